@@ -1,0 +1,23 @@
+"""Every option of the program, as frozen dataclasses. Numpy-free, jax-free.
+
+Each field has a comment, the vetted default as its value, and its own check
+in `__post_init__`; checks that span nodes live in `posttrain.config`.
+"""
+
+from posttrain.schema.algorithms import Sft as Sft
+from posttrain.schema.base import FieldError as FieldError
+from posttrain.schema.envs import Arithmetic as Arithmetic
+from posttrain.schema.envs import Rows as Rows
+from posttrain.schema.model import PRESETS as PRESETS
+from posttrain.schema.model import Model as Model
+from posttrain.schema.model import Tokenizer as Tokenizer
+from posttrain.schema.optim import Optim as Optim
+from posttrain.schema.run import Checkpoint as Checkpoint
+from posttrain.schema.run import Mesh as Mesh
+from posttrain.schema.run import Metrics as Metrics
+from posttrain.schema.run import Run as Run
+from posttrain.schema.samplers import Dataset as Dataset
+from posttrain.schema.stage import Batch as Batch
+from posttrain.schema.stage import EnvEntry as EnvEntry
+from posttrain.schema.stage import Eval as Eval
+from posttrain.schema.stage import Stage as Stage

@@ -1,0 +1,94 @@
+"""Options of one stage: its environments, batch, optimizer, evaluation."""
+
+import dataclasses
+from typing import Any
+
+from posttrain.schema import algorithms, base, samplers
+from posttrain.schema import envs as env_types
+from posttrain.schema import optim as optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvEntry:
+  """One environment of a stage, with the algorithm and sampler it trains by."""
+
+  # Each a node with a `type`; another type replaces the whole node.
+  env: Any = env_types.Arithmetic()
+  algorithm: Any = algorithms.Sft()
+  sampler: Any = samplers.Dataset()
+  # Rollouts per task.
+  group_size: int = 1
+  # Share of the groups, relative to the other environments' ratios.
+  ratio: float = 1.0
+
+  def __post_init__(self):
+    base.require_positive(self, 'group_size', 'ratio')
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """How much goes into a step, and in which shape."""
+
+  # Tasks (groups) per step, over all environments and devices.
+  prompts_per_step: int = 64
+  # Tokens of one packed row: the longest sample that can train.
+  row_tokens: int = 256
+  # Tokens of a micro-batch, over all devices; gradients accumulate over them.
+  micro_batch_tokens: int = 1024
+
+  def __post_init__(self):
+    base.require_positive(
+        self, 'prompts_per_step', 'row_tokens', 'micro_batch_tokens'
+    )
+    base.require(
+        self.micro_batch_tokens % self.row_tokens == 0, 'micro_batch_tokens',
+        f'be a multiple of row_tokens={self.row_tokens}',
+        self.micro_batch_tokens,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+  """Greedy answers to held-out tasks, at a stage's start and end."""
+
+  # Also every so many steps; None = only at the start and the end.
+  every: int | None = None
+  # Held-out tasks per environment (at most as many as it has).
+  prompts: int = 500
+  # Prompts answered at a time.
+  batch: int = 100
+  # Longest answer, in tokens.
+  max_tokens: int = 64
+
+  def __post_init__(self):
+    base.require_positive(self, 'prompts', 'batch', 'max_tokens')
+    base.require(
+        self.every is None or self.every > 0, 'every', 'be None or > 0',
+        self.every,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """One stage of a run."""
+
+  # What a training example is: 'tokens' (streams per token).
+  kind: str = 'tokens'
+  # 'random', 'stage:NAME', or the path of a workdir or checkpoint.
+  init: str = 'random'
+  # Batches to train on.
+  steps: int = 1000
+  envs: dict[str, EnvEntry] = dataclasses.field(default_factory=dict)
+  batch: Batch = Batch()
+  optim: optimizer.Optim = optimizer.Optim()
+  eval: Eval = Eval()
+
+  def __post_init__(self):
+    base.require_choice(self, 'kind', ('tokens',))
+    base.require_positive(self, 'steps')
+    base.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
+    base.require(
+        self.init == 'random' or self.init[:6] != 'stage:'
+        or len(self.init) > 6,
+        'init', "be 'random', 'stage:NAME' or a path", self.init,
+    )

@@ -1,0 +1,140 @@
+"""Host types: what flows from a task to a packed batch. Numpy only, no jax.
+
+The way of the data: `Task` -> `Rollout` (of `Sample`s, with a `Score`) ->
+streams stamped on the samples -> `Batch`.
+
+Axes: T tokens of one sample; M micro-batches, B rows, R tokens of a row.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Message = Mapping[str, Any]  # {'role': 'user', 'content': 'What is 1 + 2?'}
+Messages = tuple[Message, ...]
+
+ROLES = ('system', 'user', 'assistant', 'tool')  # index = `Sample.roles`
+COMPONENTS = ('rl', 'ce', 'ref_kl')
+STOP_REASONS = (
+    'eos', 'max_tokens', 'max_turns', 'env_done', 'overflow', 'error'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One problem instance: data only, drawn from an environment's source."""
+
+  id: str  # unique within its environment; names the row in error messages
+  env: str
+  prompt: Messages
+  answer: Any = None
+  # What a perfect policy would say next (assistant turns, and the
+  # environment's turns between them); None where nobody knows.
+  demonstration: Messages | None = None
+  info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """An episode's grade. None means "not scorable", never "zero"."""
+
+  reward: float | None
+  correct: bool | None = None
+  formatted: bool | None = None  # the answer could be parsed
+  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOut:
+  """What one environment move gives back."""
+
+  messages: Messages = ()
+  reward: float = 0.0
+  done: bool = True
+  info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+  """A token sequence that trains. Every array is [T].
+
+  The sampler fills the first block, `algorithms.streams.finalize` the second.
+  `advantages=None` means "no credit was assigned", which is not "all zero".
+  """
+
+  env: str
+  row: str  # id of the task it came from, for error messages
+  ids: np.ndarray  # i32
+  mask: np.ndarray  # bool, completion tokens, whoever sampled them
+  roles: np.ndarray  # i8, index into ROLES
+  is_content: np.ndarray  # bool, False on chat-template scaffold
+  sampler_logprobs: np.ndarray  # f32, nats; 0 where not sampled
+  temperatures: np.ndarray  # f32
+  versions: np.ndarray  # i32, step of the weights that sampled; -1 = nobody
+
+  advantages: np.ndarray | None = None  # f32
+  rl_weights: np.ndarray | None = None  # f32
+  ce_weights: np.ndarray | None = None  # f32
+  ref_kl_weights: np.ndarray | None = None  # f32
+  ref_logprobs: np.ndarray | None = None  # f32, nats
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+  """One complete attempt at a task."""
+
+  uid: int  # unique over the whole run
+  task: Task
+  messages: Messages  # prompt and everything after it
+  samples: tuple[Sample, ...]  # several only if the history was rewritten
+  score: Score
+  stop_reason: str
+
+
+# Per-token fields that `Sample` and `Batch` share, with their dtypes. Their
+# pad value is 0, but for temperatures (1) and versions (-1).
+TOKEN_FIELDS = {
+    'ids': np.int32,
+    'mask': np.bool_,
+    'sampler_logprobs': np.float32,
+    'temperatures': np.float32,
+    'versions': np.int32,
+    'advantages': np.float32,
+    'rl_weights': np.float32,
+    'ce_weights': np.float32,
+    'ref_kl_weights': np.float32,
+    'ref_logprobs': np.float32,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Packed samples: `[M, B, R]` per-token arrays (a pytree, see `arrays`).
+
+  Only the first `live` micro-batches hold tokens; the rest is padding that
+  keeps the shape fixed. The counts are those of member tokens (weight != 0)
+  over the whole global batch; they are the losses' denominators.
+  """
+
+  ids: np.ndarray  # i32
+  mask: np.ndarray  # bool
+  sampler_logprobs: np.ndarray  # f32, nats
+  temperatures: np.ndarray  # f32
+  versions: np.ndarray  # i32
+  advantages: np.ndarray  # f32
+  rl_weights: np.ndarray  # f32
+  ce_weights: np.ndarray  # f32
+  ref_kl_weights: np.ndarray  # f32
+  ref_logprobs: np.ndarray  # f32, nats
+  segment_ids: np.ndarray  # i32, 1, 2, ... within a row; 0 = pad
+  positions: np.ndarray  # i32, RoPE index, restarts per segment
+  env_ids: np.ndarray  # i32, index into the stage's environments; -1 = pad
+  rl_count: np.ndarray  # f32[]
+  ce_count: np.ndarray  # f32[]
+  ref_kl_count: np.ndarray  # f32[]
+  live: np.ndarray  # i32[], live micro-batches
