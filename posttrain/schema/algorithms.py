@@ -8,6 +8,3 @@ class Sft:
   """Supervised fine-tuning: cross-entropy on the completion tokens."""
 
   type: str = 'sft'
-
-
-TYPES = {'sft': Sft}

@@ -15,6 +15,3 @@ class Dataset:
 
   def __post_init__(self):
     base.require_choice(self, 'too_long', ('error', 'truncate'))
-
-
-TYPES = {'dataset': Dataset}

@@ -1,10 +1,10 @@
 """Options of one stage: its environments, batch, optimizer, evaluation."""
 
 import dataclasses
-from typing import Any
 
 from posttrain.schema import algorithms, base, samplers
 from posttrain.schema import envs as env_types
+from posttrain.schema import model as models
 from posttrain.schema import optim as optimizer
 
 
@@ -13,9 +13,9 @@ class EnvEntry:
   """One environment of a stage, with the algorithm and sampler it trains by."""
 
   # Each a node with a `type`; another type replaces the whole node.
-  env: Any = env_types.Arithmetic()
-  algorithm: Any = algorithms.Sft()
-  sampler: Any = samplers.Dataset()
+  env: env_types.Arithmetic | env_types.Rows = env_types.Arithmetic()
+  algorithm: algorithms.Sft = algorithms.Sft()
+  sampler: samplers.Dataset = samplers.Dataset()
   # Rollouts per task.
   group_size: int = 1
   # Share of the groups, relative to the other environments' ratios.
@@ -76,6 +76,8 @@ class Stage:
   kind: str = 'tokens'
   # 'random', 'stage:NAME', or the path of a workdir or checkpoint.
   init: str = 'random'
+  # Another model than the run's; None = the run's.
+  model: models.Model | None = None
   # Batches to train on.
   steps: int = 1000
   envs: dict[str, EnvEntry] = dataclasses.field(default_factory=dict)

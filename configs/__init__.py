@@ -1,0 +1,1 @@
+"""Recipes: one file each, loaded by path; `common` makes the ConfigDict."""

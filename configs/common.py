@@ -1,0 +1,57 @@
+"""From the schema's dataclasses to the ConfigDict that a recipe returns.
+
+Every key of the schema exists in the result, once, with its default; the
+result is locked, so a misspelt key is an error and not a new key.
+"""
+
+import dataclasses
+import types
+import typing
+
+from ml_collections import config_dict
+
+from posttrain import schema
+
+
+def get_config(run: schema.Run) -> config_dict.ConfigDict:
+  """Returns the locked ConfigDict of a run.
+
+  `run.stages` becomes the tuple `stages` (names, in order) and one subtree
+  per stage under its own name.
+  """
+  config = _node(run)
+  del config['stages']
+  config['stages'] = tuple(run.stages)
+  for name, stage in run.stages.items():
+    if name in config:
+      raise ValueError(
+          f'a stage must not be named like a shared key: got {name!r}'
+      )
+    config[name] = _node(stage)
+  return config.lock()
+
+
+def _node(node) -> config_dict.ConfigDict:
+  """One dataclass as a ConfigDict; None becomes a typed placeholder."""
+  hints = typing.get_type_hints(type(node))
+  config = config_dict.ConfigDict()
+  for field in dataclasses.fields(node):
+    value = getattr(node, field.name)
+    if value is None:
+      config[field.name] = config_dict.placeholder(_type(hints[field.name]))
+    elif dataclasses.is_dataclass(value):
+      config[field.name] = _node(value)
+    elif isinstance(value, dict):
+      config[field.name] = config_dict.ConfigDict(
+          {key: _node(child) for key, child in value.items()}
+      )
+    else:
+      config[field.name] = value
+  return config
+
+
+def _type(hint) -> type:
+  """The type that an optional field takes when it is set."""
+  assert isinstance(hint, types.UnionType), hint
+  (kind,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
+  return config_dict.ConfigDict if dataclasses.is_dataclass(kind) else kind

@@ -1,0 +1,284 @@
+"""ConfigDict <-> schema, overrides from the command line, cross-checks.
+
+1. `load(path)` runs a recipe file and returns its ConfigDict.
+2. `override(config, 'sft.optim.lr', '1e-4')` changes one key or node.
+3. `build(config)` turns it into `schema.Run`: unknown keys name the nearest
+   one, every value has the declared type, every node passes its own checks.
+4. `validate(run)` checks what spans nodes. All before any compilation.
+"""
+
+import ast
+import dataclasses
+import difflib
+import importlib.util
+import json
+import os
+import re
+import types
+import typing
+from typing import Any
+
+from ml_collections import config_dict
+
+from posttrain import schema
+
+# Keys that may differ when a run is resumed: they change where it ends, what
+# is written and shown, and when, but not what any step computes.
+RESUMABLE = (
+    r'^[^.]+\.steps$', r'^[^.]+\.eval\.every$', r'^metrics\.',
+    r'^checkpoint\.', r'^compilation_cache$',
+)  # fmt: skip
+
+
+def load(spec: str) -> config_dict.ConfigDict:
+  """Loads `FILE.py` or `FILE.py:ARGUMENT`.
+
+  Raises:
+    ValueError: the file is missing or has no `get_config`.
+  """
+  path, _, argument = spec.partition(':')
+  if not os.path.isfile(path):
+    raise ValueError(f'--config must name a file: got {path!r}')
+  name = os.path.splitext(os.path.basename(path))[0]
+  module_spec = importlib.util.spec_from_file_location(f'recipe_{name}', path)
+  module = importlib.util.module_from_spec(module_spec)
+  module_spec.loader.exec_module(module)
+  if not hasattr(module, 'get_config'):
+    raise ValueError(f'{path} must define get_config(argument)')
+  return module.get_config(argument) if argument else module.get_config()
+
+
+def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
+  """Sets the dotted `key` of `config`, in place, to the value in `text`.
+
+  Scalars and tuples are read as Python or JSON literals, anything else is a
+  string. A node takes a JSON object (missing keys take their defaults); the
+  model also takes a preset's name.
+  """
+  *parents, leaf = key.split('.')
+  node, path = config, 'config'
+  for name in parents:
+    node = _child(node, name, path)
+    path += f'.{name}'
+    if not isinstance(node, config_dict.ConfigDict):
+      raise ValueError(f'{path} must be a node to have a key {leaf!r}')
+  _child(node, leaf, path)
+  value = text if node.get_type(leaf) is str else _literal(text)
+  value = None if text == 'None' else value
+  if isinstance(value, dict):
+    value = config_dict.ConfigDict(value)
+  with node.unlocked(), node.ignore_type():
+    node[leaf] = value
+
+
+def _child(node, name: str, path: str):
+  if name not in node:
+    raise ValueError(_unknown(path, name, node.keys()))
+  return node[name]
+
+
+def _unknown(path: str, name: str, known) -> str:
+  near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+  hint = f'did you mean {path}.{near[0]}?' if near else 'it has no keys'
+  return f'{path}.{name} must be a key of the schema: it is unknown; {hint}'
+
+
+def _literal(text: str) -> Any:
+  for read in (json.loads, ast.literal_eval):
+    try:
+      return read(text)
+    except (ValueError, SyntaxError):
+      pass
+  return text
+
+
+def build(config: config_dict.ConfigDict) -> schema.Run:
+  """Turns a ConfigDict into the checked `schema.Run`.
+
+  Raises:
+    ValueError: one line with the dotted key, what it must be, what it is.
+  """
+  values = dict(config.items())
+  names = values.get('stages') or ()
+  if not isinstance(names, tuple | list):
+    raise ValueError(f'config.stages must be a tuple of names: got {names!r}')
+  stages = {}
+  for name in names:
+    if name not in values:
+      raise ValueError(f'config.stages must name subtrees: no config.{name}')
+    stages[name] = _build(values.pop(name), schema.Stage, f'config.{name}')
+  values['stages'] = stages
+  return _build(values, schema.Run, 'config')
+
+
+def _build(value, kind, path: str):
+  """Checks `value` against the annotation `kind`; returns what it declares."""
+  kinds = typing.get_args(kind) if _is_union(kind) else (kind,)
+  if type(None) in kinds:
+    if value is None:
+      return None
+    (kind,) = kinds = tuple(k for k in kinds if k is not type(None))
+  if all(hasattr(k, 'type') for k in kinds):
+    kind = _pick(value, kinds, path)
+  if dataclasses.is_dataclass(kind):
+    return _build_node(value, kind, path)
+  origin = typing.get_origin(kind)
+  if origin is dict:
+    if not isinstance(value, dict | config_dict.ConfigDict):
+      raise ValueError(f'{path} must be a node: got {value!r}')
+    _, child = typing.get_args(kind)
+    return {k: _build(v, child, f'{path}.{k}') for k, v in value.items()}
+  if origin is tuple:
+    if not isinstance(value, tuple | list):
+      raise ValueError(f'{path} must be a tuple: got {value!r}')
+    item = typing.get_args(kind)[0]
+    return tuple(_build(v, item, f'{path}[{i}]') for i, v in enumerate(value))
+  if kind is float and type(value) is int:
+    value = float(value)
+  # bool is an int to Python, but not here.
+  if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+    raise ValueError(
+        f'{path} must be of type {kind.__name__}: got {value!r} '
+        f'({type(value).__name__})'
+    )
+  return value
+
+
+def _is_union(kind) -> bool:
+  return isinstance(kind, types.UnionType)
+
+
+def _pick(value, kinds, path: str):
+  """Of several node types, the one that `type` names."""
+  by_type = {kind.type: kind for kind in kinds}
+  is_node = isinstance(value, dict | config_dict.ConfigDict)
+  name = value.get('type') if is_node else value
+  if name not in by_type:
+    raise ValueError(
+        f'{path}.type must be one of {tuple(by_type)}: got {name!r}'
+    )
+  return by_type[name]
+
+
+def _build_node(value, kind, path: str):
+  if dataclasses.is_dataclass(value):  # a stage that is built already
+    return value
+  if isinstance(value, str) and hasattr(kind, 'type'):
+    return kind()
+  if kind is schema.Model and isinstance(value, str):
+    if value not in schema.PRESETS:
+      raise ValueError(
+          f'{path} must be one of {tuple(schema.PRESETS)}: got {value!r}'
+      )
+    return schema.PRESETS[value]
+  if not isinstance(value, dict | config_dict.ConfigDict):
+    raise ValueError(f'{path} must be a node: got {value!r}')
+  hints = typing.get_type_hints(kind)
+  for name in value:
+    if name not in hints:
+      raise ValueError(_unknown(path, name, hints))
+  built = {k: _build(v, hints[k], f'{path}.{k}') for k, v in value.items()}
+  try:
+    return kind(**built)
+  except schema.FieldError as error:
+    raise ValueError(f'{path}.{error.field} {error.detail}') from None
+
+
+def validate(run: schema.Run) -> None:
+  """Checks what spans nodes: impossible combinations and unread keys.
+
+  Raises:
+    ValueError: one line with the dotted key and what to do.
+  """
+  earlier = []
+  for name, stage in run.stages.items():
+    path = f'config.{name}'
+    kind, _, target = stage.init.partition(':')
+    if kind == 'stage' and target not in earlier:
+      raise ValueError(
+          f"{path}.init must name an earlier stage: got {stage.init!r}, "
+          f'expected one of {tuple(earlier)}'
+      )
+    earlier.append(name)
+    if stage.optim.schedule == 'constant':
+      _unread(stage.optim, 'final_lr_fraction', f'{path}.optim',
+              "schedule is 'constant'")
+    if stage.optim.warmup_steps >= stage.steps:
+      raise ValueError(
+          f'{path}.optim.warmup_steps must be < steps={stage.steps}: got '
+          f'{stage.optim.warmup_steps}'
+      )
+    for env_name, entry in stage.envs.items():
+      _validate_env(entry, f'{path}.envs.{env_name}')
+
+
+def _validate_env(entry: schema.EnvEntry, path: str) -> None:
+  if not re.fullmatch(r'[A-Za-z0-9_-]+', path.rpartition('.')[2]):
+    raise ValueError(
+        f'{path} must be named with letters, digits, _ and -: metric names '
+        'and file names are made of it'
+    )
+  if entry.sampler.type == 'dataset' and entry.group_size != 1:
+    raise ValueError(
+        f'{path}.group_size must be 1 with a dataset sampler: got '
+        f'{entry.group_size}; a data set has one demonstration per task'
+    )
+  if isinstance(entry.env, schema.Arithmetic):
+    if 'x' not in entry.env.ops:
+      _unread(entry.env, 'max_factor', f'{path}.env', "ops has no 'x'")
+    if entry.env.ops == ('x',):
+      _unread(entry.env, 'max_operand', f'{path}.env', "ops is ('x',)")
+
+
+def _unread(node, field: str, path: str, why: str) -> None:
+  """Refuses a key that was set although nothing would read it."""
+  (default,) = (
+      f.default for f in dataclasses.fields(node) if f.name == field
+  )
+  value = getattr(node, field)
+  if value != default:
+    raise ValueError(
+        f'{path}.{field} must be left at {default!r}: got {value!r}, but '
+        f'nothing reads it where {why}'
+    )
+
+
+def to_dict(run: schema.Run) -> dict[str, Any]:
+  """Returns the resolved config as plain JSON types, stages by name."""
+  values = dataclasses.asdict(run)
+  stages = values.pop('stages')
+  return json.loads(json.dumps({**values, 'stages': list(stages), **stages}))
+
+
+def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
+  """Refuses to resume under a config that would change the numbers.
+
+  Args:
+    old: `to_dict` of the run that made the workdir.
+    new: `to_dict` of the run that wants to resume in it.
+  """
+  before, after = _flat(old), _flat(new)
+  changed = [
+      key
+      for key in sorted(before.keys() | after.keys())
+      if before.get(key) != after.get(key)
+      and not any(re.search(rule, key) for rule in RESUMABLE)
+  ]
+  if changed:
+    lines = ', '.join(
+        f'config.{k} ({before.get(k)!r} -> {after.get(k)!r})' for k in changed
+    )
+    raise ValueError(
+        f'a resumed run must keep its config: changed {lines}; use another '
+        '--workdir, or undo the change'
+    )
+
+
+def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat = {}
+  for key, value in tree.items():
+    if isinstance(value, dict):
+      flat.update(_flat(value, f'{prefix}{key}.'))
+    else:
+      flat[prefix + key] = value
+  return flat
