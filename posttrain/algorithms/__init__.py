@@ -1,0 +1,10 @@
+"""The algorithms, by `type`. Reading a class top to bottom is the method."""
+
+from posttrain.algorithms import base, sft
+
+TYPES = {'sft': sft.Sft}
+
+
+def make(cfg) -> base.Algorithm:
+  """Builds the algorithm that a schema node describes."""
+  return TYPES[cfg.type](cfg)

@@ -1,0 +1,19 @@
+"""Supervised fine-tuning: cross-entropy on completion tokens."""
+
+from posttrain import schema
+from posttrain.algorithms import base
+
+
+class Sft(base.Algorithm):
+  """Maximum likelihood of the demonstrated completion.
+
+      loss = - sum_t log pi(token_t | <t) / N_ce    over completion tokens t
+
+  Streams: `ce_weights = 1` on the completion mask; no credit, no reference.
+  A rollout with no completion token trains nothing and is dropped.
+  """
+
+  component = 'ce'
+
+  def __init__(self, cfg: schema.Sft):
+    del cfg  # no options

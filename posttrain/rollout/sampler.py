@@ -1,0 +1,81 @@
+"""Samplers: an environment's tasks in, groups of rollouts out."""
+
+import numpy as np
+
+from posttrain import schema, types
+from posttrain.chat import renderer as chat
+
+
+class DatasetSampler:
+  """Replays the demonstration that a task carries, as if it were sampled.
+
+  The rollout's mask is on the assistant's turns (content and closing token),
+  whoever wrote them; its tokens have no sampler logprob and no version.
+  """
+
+  def __init__(
+      self, cfg: schema.Dataset, renderer: chat.Renderer, max_tokens: int
+  ):
+    self._cfg = cfg
+    self._renderer = renderer
+    self._max_tokens = max_tokens
+
+  def rollout(self, task: types.Task, uid: int) -> types.Rollout:
+    """Returns the one rollout of the task.
+
+    Raises:
+      ValueError: no demonstration, no live label, or too long; names the row.
+    """
+    where = f'row {task.id} of environment {task.env}'
+    if task.demonstration is None:
+      raise ValueError(
+          f'{where} must carry a demonstration: a dataset sampler has nothing '
+          'else to replay'
+      )
+    messages = (*task.prompt, *task.demonstration)
+    try:
+      rendered = self._renderer.render(messages)
+    except ValueError as error:
+      raise ValueError(f'{where}: {error}') from None
+    self._check(rendered, where)
+    sample = _sample(task, rendered, min(len(rendered.ids), self._max_tokens))
+    return types.Rollout(
+        uid, task, messages, (sample,), types.Score(None),
+        'eos' if len(sample) == len(rendered.ids) else 'max_tokens',
+    )
+
+  def _check(self, rendered: chat.Rendered, where: str) -> None:
+    """Refuses what would train on nothing, or on a cut answer unasked."""
+    labels = np.flatnonzero(rendered.sampled)
+    if not labels.size:
+      raise ValueError(
+          f'{where} must have a live label: none of its '
+          f'{len(rendered.ids)} tokens is an assistant token; check its '
+          'messages'
+      )
+    if labels[0] >= self._max_tokens:
+      raise ValueError(
+          f'{where} must have a prompt below batch.row_tokens='
+          f'{self._max_tokens}: got {labels[0]} tokens; raise row_tokens, or '
+          'shorten the prompt'
+      )
+    if len(rendered.ids) > self._max_tokens and self._cfg.too_long == 'error':
+      raise ValueError(
+          f'{where} must fit into batch.row_tokens={self._max_tokens}: got '
+          f'{len(rendered.ids)} tokens; raise row_tokens, or set the '
+          "sampler's too_long to 'truncate'"
+      )
+
+
+def _sample(task: types.Task, rendered: chat.Rendered, n: int) -> types.Sample:
+  return types.Sample(
+      env=task.env,
+      row=task.id,
+      ids=rendered.ids[:n],
+      mask=rendered.sampled[:n],
+      roles=rendered.roles[:n],
+      is_content=rendered.is_content[:n],
+      sampler_logprobs=np.zeros(n, np.float32),
+      temperatures=np.ones(n, np.float32),
+      versions=np.full(n, -1, np.int32),
+  )
