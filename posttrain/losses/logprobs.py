@@ -1,0 +1,255 @@
+"""Log probabilities of target tokens, straight from hidden states.
+
+The output matrix and the log-softmax are one operation with one derivative:
+logits are made, used and dropped, chunk by chunk, and made again in the
+backward pass. For small problems the whole is a single chunk, which keeps its
+logits instead.
+
+With z = softcap(h W) / T:
+
+    lse     = log sum_v exp(z_v)            logprob = z_y - lse
+    mean    = sum_v p_v z_v                 entropy = lse - mean
+    d logprob / d z_v = [v = y] - p_v
+    d entropy / d z_v = -p_v (z_v - mean)
+
+Axes: N tokens (all leading dimensions, flattened), D model, V vocab.
+"""
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+_PLAIN_BYTES = 64 * 2**20  # of logits; above, the vocabulary is chunked
+_MIN_CHUNK = 2048
+
+
+class _Plan(NamedTuple):
+  """What is static: the cap on the logits and the chunk sizes."""
+
+  softcap: float | None
+  columns: int
+  rows: int
+
+
+def linear(
+    hidden: jax.Array,
+    weight: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array | float = 1.0,
+    *,
+    softcap: float | None = None,
+    vocab_chunk: int | None = None,
+    row_chunk: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Log probability of each target, and entropy, under a linear head.
+
+  log softmax(softcap(h W) / T)[target],  softcap(x) = c tanh(x / c)
+
+  Both outputs are differentiable in `hidden` and `weight`; `temperature` and
+  `targets` get no gradient. First-order reverse mode only.
+
+  Args:
+    hidden: float[..., D].
+    weight: f32[D, V], cast to hidden's dtype for the product, whose result
+      (and gradient) is accumulated in float32.
+    targets: i32[...], in [0, V).
+    temperature: f32 scalar or f32[...], > 0.
+    softcap: bound c on the logits' magnitude; None = none.
+    vocab_chunk: columns of logits at a time; None = all if the logits fit in
+      64 MiB, else as many as do (2048 at least).
+    row_chunk: tokens at a time; None = all, because rows may be sharded and
+      the micro-batch already bounds their number.
+
+  Returns:
+    (logprobs f32[...] in nats, entropy f32[...] of the tempered law, in nats).
+  """
+  shape, (depth, vocab) = targets.shape, weight.shape
+  chex.assert_shape(hidden, (*shape, depth))
+  count = targets.size
+  if vocab_chunk is None:
+    vocab_chunk = vocab
+    if 4 * count * vocab > _PLAIN_BYTES and row_chunk is None:
+      vocab_chunk = max(_PLAIN_BYTES // (4 * count), _MIN_CHUNK)
+  plan = _Plan(softcap, min(vocab_chunk, vocab), min(row_chunk or count, count))
+  temperature = jnp.asarray(temperature, jnp.float32)
+  temperature = jnp.broadcast_to(temperature, shape).reshape(count)
+  logprobs, entropy = _linear(
+      plan, hidden.reshape(count, depth), weight, targets.reshape(count),
+      jax.lax.stop_gradient(temperature),
+  )
+  return logprobs.reshape(shape), entropy.reshape(shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _linear(plan, hidden, weight, targets, temperature):
+  return _forward(plan, hidden, weight, targets, temperature)[0]
+
+
+def _forward(plan, hidden, weight, targets, temperature):
+  inputs = (hidden, weight, targets, temperature)
+  if (plan.rows, plan.columns) == (len(hidden), weight.shape[1]):
+    z = _tempered(plan.softcap, hidden, weight, temperature)
+    top = jnp.max(z, axis=-1)
+    e = jnp.exp(z - top[:, None])
+    total, weighted = jnp.sum(e, axis=-1), jnp.sum(e * z, axis=-1)
+    target = jnp.take_along_axis(z, targets[:, None], axis=1)[:, 0]
+  else:
+    z = None
+    top, total, weighted, target = _chunked_sums(plan, *inputs)
+  lse, mean = top + jnp.log(total), weighted / total
+  return (target - lse, lse - mean), (inputs, z, lse, mean)
+
+
+def _backward(plan, residuals, cotangents):
+  inputs, z, lse, mean = residuals
+  hidden, weight, targets, temperature = inputs
+  if z is not None:
+    dz = _logit_gradient(
+        plan.softcap, z, targets, temperature, lse, mean, *cotangents
+    ).astype(hidden.dtype)
+    d_hidden, d_weight = _products(hidden, weight, dz)
+  else:
+    d_hidden, d_weight = _chunked_gradients(
+        plan, inputs, (lse, mean, *cotangents)
+    )
+  return (
+      d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype), None, None
+  )
+
+
+_linear.defvjp(_forward, _backward)
+
+
+def _tempered(softcap, hidden, weight, temperature):
+  """z, f32[N, V]."""
+  z = jnp.dot(
+      hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
+  )
+  if softcap is not None:
+    z = softcap * jnp.tanh(z / softcap)
+  return z / temperature[:, None]
+
+
+def _logit_gradient(
+    softcap, z, targets, temperature, lse, mean, d_logprob, d_entropy
+):
+  """Gradient with respect to the raw logits h W, f32[N, V]."""
+  column = functools.partial(jnp.expand_dims, axis=1)
+  p = jnp.exp(z - column(lse))
+  dz = -p * (column(d_logprob) + column(d_entropy) * (z - column(mean)))
+  hit = column(targets) == jnp.arange(z.shape[1])
+  dz = jnp.where(hit, dz + column(d_logprob), dz) / column(temperature)
+  if softcap is not None:  # d tanh = 1 - tanh^2
+    dz *= 1.0 - jnp.square(z * column(temperature) / softcap)
+  return dz
+
+
+def _products(hidden, weight, dz):
+  """(dz W^T, h^T dz), accumulated in float32."""
+  weight = weight.astype(hidden.dtype)
+  dot = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
+  return dot(dz, weight.T), dot(hidden.T, dz)
+
+
+def _chunks(size, chunk):
+  """Number of chunks, and chunk index -> (start, columns that are new).
+
+  The last chunk is shifted left to end at `size`, so no input is padded; what
+  it shares with the one before is masked by `new`.
+  """
+  def place(i):
+    start = jnp.minimum(i * chunk, size - chunk)
+    return start, start + jnp.arange(chunk) >= i * chunk
+
+  return -(-size // chunk), place
+
+
+def _chunked_sums(plan, hidden, weight, targets, temperature):
+  """Running (max, sum of e^(z - max), sum of z e^(z - max), z_y), each [N]."""
+  count, vocab = len(hidden), weight.shape[1]
+  row_chunks, place_rows = _chunks(count, plan.rows)
+  chunks, place = _chunks(vocab, plan.columns)
+
+  def one_block(i, sums, rows):
+    hidden, targets, temperature = rows
+    top, total, weighted, target = sums
+    start, new = place(i)
+    part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
+    z = _tempered(plan.softcap, hidden, part, temperature)
+    higher = jnp.maximum(top, jnp.max(z, axis=-1))
+    e = jnp.where(new, jnp.exp(z - higher[:, None]), 0.0)
+    shrink = jnp.exp(top - higher)
+    local = targets - start
+    inside = (local >= 0) & (local < plan.columns)
+    local = jnp.clip(local, 0, plan.columns - 1)
+    hit = jnp.take_along_axis(z, local[:, None], axis=1)[:, 0]
+    return (
+        higher,
+        total * shrink + jnp.sum(e, axis=-1),
+        weighted * shrink + jnp.sum(e * z, axis=-1),
+        jnp.where(inside, hit, target),
+    )
+
+  def one_row_chunk(r, out):
+    start, _ = place_rows(r)  # rows seen twice get the same sums twice
+    rows = _slices((hidden, targets, temperature), start, plan.rows)
+    zeros = jnp.zeros(plan.rows, jnp.float32)
+    # -inf would make top - higher NaN only if z were -inf as well.
+    init = (jnp.full(plan.rows, -jnp.inf), zeros, zeros, zeros)
+    sums = jax.lax.fori_loop(
+        0, chunks, functools.partial(one_block, rows=rows), init
+    )
+    return _write(out, sums, start)
+
+  empty = tuple(jnp.zeros(count, jnp.float32) for _ in range(4))
+  return jax.lax.fori_loop(0, row_chunks, one_row_chunk, empty)
+
+
+def _chunked_gradients(plan, inputs, per_row):
+  """Gradients of hidden and weight, f32; per_row as `_logit_gradient` wants."""
+  hidden, weight, targets, temperature = inputs
+  row_chunks, place_rows = _chunks(len(hidden), plan.rows)
+  chunks, place = _chunks(weight.shape[1], plan.columns)
+
+  def one_block(step, carry):
+    d_hidden, d_weight = carry
+    row_start, new_rows = place_rows(step // chunks)
+    start, new = place(step % chunks)
+    h, y, t, *rest = _slices(
+        (hidden, targets, temperature, *per_row), row_start, plan.rows
+    )
+    part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
+    z = _tempered(plan.softcap, h, part, t)
+    dz = _logit_gradient(plan.softcap, z, y - start, t, *rest)
+    dz = jnp.where(new_rows[:, None] & new, dz, 0.0).astype(h.dtype)
+    more_hidden, more_weight = _products(h, part, dz)
+    return (
+        _add(d_hidden, more_hidden, (row_start, 0)),
+        _add(d_weight, more_weight, (0, start)),
+    )
+
+  init = (
+      jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(weight.shape, jnp.float32)
+  )
+  return jax.lax.fori_loop(0, row_chunks * chunks, one_block, init)
+
+
+def _slices(arrays, start, size):
+  return tuple(
+      jax.lax.dynamic_slice_in_dim(x, start, size, 0) for x in arrays
+  )
+
+
+def _write(arrays, parts, start):
+  return tuple(
+      jax.lax.dynamic_update_slice_in_dim(x, part, start, 0)
+      for x, part in zip(arrays, parts, strict=True)
+  )
+
+
+def _add(array, part, start):
+  old = jax.lax.dynamic_slice(array, start, part.shape)
+  return jax.lax.dynamic_update_slice(array, old + part, start)

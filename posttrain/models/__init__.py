@@ -1,0 +1,1 @@
+"""Models: the only importer of flax.linen, used purely functionally."""

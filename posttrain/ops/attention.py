@@ -1,0 +1,121 @@
+"""Attention over per-query key intervals.
+
+One mask language for everything: query t of a row sees the keys
+`k_start[t] <= s < k_end[t]`. Causality, packing, padding (an empty interval),
+sliding windows and ragged lengths are all such intervals.
+
+Axes: B rows, T queries, S keys, N query heads, K kv heads, G = N / K query
+heads per kv head, H head dim.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+_MASKED = -1e30  # finite: -inf - (-inf) would be NaN in a row without keys
+
+
+def intervals(
+    segment_ids: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Causal intervals of packed rows: a token sees its segment up to itself.
+
+  Args:
+    segment_ids: i32[B, T], packed example id; 0 = pad.
+    positions: i32[B, T], index of a token within its segment.
+
+  Returns:
+    (k_start, k_end), i32[B, T] each; both 0 on pads.
+  """
+  index = jnp.arange(segment_ids.shape[-1], dtype=jnp.int32)
+  live = segment_ids != 0
+  start = jnp.where(live, index - positions, 0)
+  return start, jnp.where(live, index + 1, 0)
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_start: jax.Array,
+    k_end: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+  """Attends each query to the keys of its interval.
+
+  out[t] = sum_s softmax_s(scale q[t] . k[s]) v[s],  k_start[t] <= s < k_end[t]
+
+  Query head n reads kv head n // G. A query with an empty interval gives
+  exactly 0, and no gradient flows from it.
+
+  Args:
+    q: float[B, T, N, H].
+    k: float[B, S, K, H].
+    v: float[B, S, K, H].
+    k_start: i32[B, T], first key a query sees.
+    k_end: i32[B, T], one past the last key a query sees.
+    scale: factor on the scores.
+
+  Returns:
+    float[B, T, N, H] in q's dtype; scores and softmax are float32.
+  """
+  b, t, n, h = q.shape
+  kv = k.shape[2]
+  assert n % kv == 0, f'{n} query heads over {kv} kv heads'
+  # Heads before time, and the G query heads of a kv head folded into rows:
+  # every contraction is then a plain batched matmul, which is what CPUs (and
+  # everybody else) multiply fastest.
+  q = (q * scale).reshape(b, t, kv, n // kv, h)
+  q = q.transpose(0, 2, 3, 1, 4).reshape(b, kv, n // kv * t, h)
+  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  out = _folded(q, k, v, k_start, k_end)
+  out = out.reshape(b, kv, n // kv, t, h).transpose(0, 3, 1, 2, 4)
+  return out.reshape(b, t, n, h)
+
+
+@jax.custom_vjp
+def _folded(q, k, v, k_start, k_end):
+  """Attention of q [B, K, G*T, H] over k, v [B, K, S, H]; q is scaled."""
+  return _folded_fwd(q, k, v, k_start, k_end)[0]
+
+
+_matmul = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+
+
+def _folded_fwd(q, k, v, k_start, k_end):
+  b, kv, rows, _ = q.shape
+  t, s = k_start.shape[1], k.shape[2]
+  scores = _matmul(q, k.mT).reshape(b, kv, rows // t, t, s)
+  keys = jnp.arange(s, dtype=jnp.int32)
+  mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
+  mask = mask[:, None, None]  # [B, 1, 1, T, S]
+  top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)
+  # Masked scores may exceed `top`; they must not reach exp at all.
+  unnormalized = jnp.exp(jnp.where(mask, scores - top, _MASKED))
+  total = jnp.sum(unnormalized, axis=-1).reshape(b, kv, rows, 1)
+  # 0 / 1 where there is no key; otherwise the top key alone contributes 1.
+  inverse = 1.0 / jnp.maximum(total, 1.0)
+  weights = unnormalized.reshape(b, kv, rows, s).astype(v.dtype)
+  out = _matmul(weights, v) * inverse
+  out = out.astype(q.dtype)
+  return out, (q, k, v, weights, inverse, out)
+
+
+def _folded_bwd(residuals, g):
+  """With p = e / l:  dv = p^T g,  ds = p (g v^T - g . out),  dq = ds k.
+
+  e is kept instead of p: dividing g by l touches H numbers per row, not S.
+  """
+  q, k, v, weights, inverse, out = residuals
+  scaled = g.astype(jnp.float32) * inverse
+  delta = jnp.sum(scaled * out, axis=-1, keepdims=True)
+  scaled = scaled.astype(v.dtype)
+  dv = _matmul(weights.mT, scaled)
+  ds = (weights * (_matmul(scaled, v.mT) - delta)).astype(k.dtype)
+  dq, dk = _matmul(ds, k), _matmul(ds.mT, q)
+  return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
+
+
+_folded.defvjp(_folded_fwd, _folded_bwd)

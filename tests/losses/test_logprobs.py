@@ -1,0 +1,153 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from posttrain.losses import logprobs
+
+N, D, V = 13, 6, 50
+
+
+def make_inputs(seed=0, n=N, d=D, v=V, dtype=jnp.float32):
+  keys = jax.random.split(jax.random.key(seed), 4)
+  hidden = jax.random.normal(keys[0], (n, d)).astype(dtype)
+  weight = jax.random.normal(keys[1], (d, v)) / np.sqrt(d)
+  targets = jax.random.randint(keys[2], (n,), 0, v)
+  temperature = jax.random.uniform(keys[3], (n,), minval=0.5, maxval=2.0)
+  return hidden, weight, targets, temperature
+
+
+def naive(hidden, weight, targets, temperature, softcap=None):
+  """The formula, by full logits."""
+  logits = hidden.astype(jnp.float32) @ weight
+  if softcap is not None:
+    logits = softcap * jnp.tanh(logits / softcap)
+  logits = logits / jnp.broadcast_to(temperature, targets.shape)[..., None]
+  law = jax.nn.log_softmax(logits)
+  picked = jnp.take_along_axis(law, targets[..., None], axis=-1)[..., 0]
+  return picked, -jnp.sum(jnp.exp(law) * law, axis=-1)
+
+
+def test_by_hand():
+  # Logits log 2, 0, 0 under h = 1: probabilities 1/2, 1/4, 1/4.
+  weight = jnp.log(jnp.array([[2.0, 1.0, 1.0]]))
+  out = logprobs.linear(jnp.ones((2, 1)), weight, jnp.array([0, 2]))
+  np.testing.assert_allclose(out[0], np.log([0.5, 0.25]), rtol=1e-6)
+  np.testing.assert_allclose(out[1], [1.5 * np.log(2)] * 2, rtol=1e-6)
+  # At T = 1/2 the weights are squared: 4/6, 1/6, 1/6.
+  out = logprobs.linear(jnp.ones((2, 1)), weight, jnp.array([0, 2]), 0.5)
+  np.testing.assert_allclose(out[0], np.log([4 / 6, 1 / 6]), rtol=1e-6)
+
+
+def test_uniform_law():
+  out = logprobs.linear(jnp.zeros((3, 2)), jnp.zeros((2, V)), jnp.arange(3))
+  np.testing.assert_allclose(out[0], [-np.log(V)] * 3, rtol=1e-6)
+  np.testing.assert_allclose(out[1], [np.log(V)] * 3, rtol=1e-6)
+
+
+CHUNKS = [
+    {}, {'vocab_chunk': 16}, {'vocab_chunk': 25}, {'row_chunk': 5},
+    {'vocab_chunk': 7, 'row_chunk': 4}, {'vocab_chunk': 99, 'row_chunk': 99},
+]
+
+
+@pytest.mark.parametrize('softcap', [None, 1.5])
+@pytest.mark.parametrize('chunks', CHUNKS)
+def test_matches_formula(chunks, softcap):
+  hidden, weight, targets, temperature = make_inputs()
+  cotangents = tuple(jax.random.normal(jax.random.key(5), (2, N)))
+
+  def run(fn):
+    def call(h, w):
+      return fn(h, w, targets, temperature, softcap=softcap)
+    out, vjp = jax.vjp(call, hidden, weight)
+    return *out, *vjp(cotangents)
+
+  ours = run(functools.partial(logprobs.linear, **chunks))
+  for a, b in zip(ours, run(naive), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize('chunks', [{}, {'vocab_chunk': 16, 'row_chunk': 5}])
+@pytest.mark.parametrize('output', [0, 1])
+def test_gradients_by_finite_differences(chunks, output):
+  hidden, weight, targets, _ = make_inputs(n=7, v=20)
+  check_grads(
+      lambda h, w: logprobs.linear(
+          h, w, targets, 1.3, softcap=2.0, **chunks
+      )[output],
+      (hidden, weight), order=1, modes=['rev'], atol=1e-2, rtol=1e-2,
+  )
+
+
+def test_leading_dimensions():
+  hidden, weight, targets, temperature = make_inputs(n=12)
+  flat = logprobs.linear(hidden, weight, targets, temperature)
+  shaped = logprobs.linear(
+      hidden.reshape(3, 4, D), weight, targets.reshape(3, 4),
+      temperature.reshape(3, 4),
+  )
+  for a, b in zip(shaped, flat, strict=True):
+    assert a.shape == (3, 4)
+    np.testing.assert_array_equal(a.reshape(12), b)
+
+
+def test_temperature_gets_no_gradient():
+  hidden, weight, targets, temperature = make_inputs()
+  grad = jax.grad(
+      lambda t: sum(logprobs.linear(hidden, weight, targets, t)).sum()
+  )(temperature)
+  assert not grad.any()
+
+
+@pytest.mark.parametrize('chunks', [{}, {'vocab_chunk': 16}])
+def test_bfloat16_hidden(chunks):
+  hidden, weight, targets, _ = make_inputs(dtype=jnp.bfloat16)
+
+  def total(h, w, fn, **kwargs):
+    return sum(fn(h, w, targets, 1.0, **kwargs)[0])
+
+  out = logprobs.linear(hidden, weight, targets, **chunks)
+  assert out[0].dtype == out[1].dtype == jnp.float32
+  rounded = weight.astype(jnp.bfloat16).astype(jnp.float32)
+  for a, b in zip(out, naive(hidden, rounded, targets, 1.0), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+  ours = jax.grad(total, (0, 1))(hidden, weight, logprobs.linear, **chunks)
+  expected = jax.grad(total, (0, 1))(hidden, rounded, naive)
+  assert ours[0].dtype == jnp.bfloat16 and ours[1].dtype == jnp.float32
+  for a, b in zip(ours, expected, strict=True):
+    top = float(jnp.abs(b).max())
+    np.testing.assert_allclose(
+        a.astype(np.float32), b.astype(np.float32), atol=2e-2 * top
+    )
+
+
+def test_large_logits_stay_finite():
+  hidden, weight, targets, _ = make_inputs()
+  for chunks in CHUNKS[:2]:
+    call = functools.partial(logprobs.linear, **chunks)
+    out = call(1e4 * hidden, weight, targets)
+    assert jnp.isfinite(out[0]).all() and jnp.isfinite(out[1]).all()
+
+
+def test_chunks_save_memory():
+  n, d, v = 1024, 16, 32768
+  inputs = make_inputs(n=n, d=d, v=v)
+
+  def temp_bytes(fn):
+    def loss(hidden, weight, targets):
+      return fn(hidden, weight, targets, 1.0)[0].sum()
+
+    grad = jax.jit(jax.grad(loss, (0, 1)))
+    stats = grad.lower(*inputs[:3]).compile().memory_analysis()
+    return stats.temp_size_in_bytes
+
+  chunked = temp_bytes(functools.partial(logprobs.linear, vocab_chunk=1024))
+  plain = temp_bytes(naive)
+  automatic = temp_bytes(logprobs.linear)
+  assert plain >= 4 * n * v
+  assert chunked < plain / 12
+  assert automatic < 2 * 2**26 + 4 * d * v

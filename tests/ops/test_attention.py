@@ -1,0 +1,170 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from kernels import reference
+from posttrain.ops import attention
+
+B, T, N, K, H = 2, 24, 4, 2, 8
+SCALE = H**-0.5
+
+
+def make_inputs(seed=0, n=N, k=K, t=T, dtype=jnp.float32):
+  keys = jax.random.split(jax.random.key(seed), 3)
+  shapes = ((B, t, n, H), (B, t, k, H), (B, t, k, H))
+  return tuple(
+      jax.random.normal(key, shape, dtype)
+      for key, shape in zip(keys, shapes, strict=True)
+  )
+
+
+def packed(lengths, t=T):
+  """(segment_ids, positions) of one row, tiled over B."""
+  ids = np.zeros(t, np.int32)
+  positions = np.zeros(t, np.int32)
+  start = 0
+  for i, length in enumerate(lengths):
+    ids[start:start + length] = i + 1
+    positions[start:start + length] = np.arange(length)
+    start += length
+  return jnp.tile(ids, (B, 1)), jnp.tile(positions, (B, 1))
+
+
+def make_intervals(kind):
+  if kind == 'packed':
+    return attention.intervals(*packed((7, 10, 3)))
+  if kind == 'causal':
+    return attention.intervals(*packed((T,)))
+  rng = np.random.default_rng(0)  # anything, a fifth of it empty
+  start = rng.integers(0, T, (B, T)).astype(np.int32)
+  width = rng.integers(0, 5, (B, T)) * 3
+  end = np.minimum(start + width, T).astype(np.int32)
+  return jnp.asarray(start), jnp.asarray(end)
+
+
+def test_intervals_by_hand():
+  ids = jnp.array([[1, 1, 1, 2, 2, 0]])
+  positions = jnp.array([[0, 1, 2, 0, 1, 0]])
+  start, end = attention.intervals(ids, positions)
+  assert start.tolist() == [[0, 0, 0, 3, 3, 0]]
+  assert end.tolist() == [[1, 2, 3, 4, 5, 0]]
+
+
+def test_oracle_by_hand():
+  # Two keys with scores log 3 and 0: weights 3/4 and 1/4.
+  q = jnp.ones((1, 2, 1, 1))
+  k = jnp.array([np.log(3.0), 0.0], jnp.float32).reshape(1, 2, 1, 1)
+  v = jnp.array([4.0, 8.0]).reshape(1, 2, 1, 1)
+  start, end = jnp.array([[0, 1]]), jnp.array([[2, 2]])
+  out = reference.attention(q, k, v, start, end, scale=1.0)
+  np.testing.assert_allclose(out.ravel(), [5.0, 8.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize('kind', ['causal', 'packed', 'any'])
+def test_matches_oracle(kind):
+  q, k, v = make_inputs()
+  start, end = make_intervals(kind)
+  g = jax.random.normal(jax.random.key(9), q.shape)
+
+  def run(fn):
+    def call(*x):
+      return fn(*x, start, end, scale=SCALE)
+    out, vjp = jax.vjp(call, q, k, v)
+    return out, vjp(g)
+
+  ours, expected = run(attention.attention), run(reference.attention)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected),
+                  strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+def test_bfloat16():
+  start, end = make_intervals('packed')
+  q, k, v = make_inputs(dtype=jnp.bfloat16)
+  out = attention.attention(q, k, v, start, end, scale=SCALE)
+  expected = reference.attention(q, k, v, start, end, scale=SCALE)
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_allclose(
+      out.astype(np.float32), expected.astype(np.float32), atol=2e-2
+  )
+
+
+def test_keys_outside_every_interval_change_nothing():
+  q, k, v = make_inputs()
+  start = jnp.full((B, T), 5, jnp.int32)
+  end = jnp.full((B, T), 9, jnp.int32)
+  outside = (jnp.arange(T) < 5) | (jnp.arange(T) >= 9)
+
+  def edited(x):
+    return jnp.where(outside[:, None, None], 1e4 * x + 7.0, x)
+
+  ours = attention.attention(q, k, v, start, end, scale=SCALE)
+  other = attention.attention(
+      q, edited(k), edited(v), start, end, scale=SCALE
+  )
+  np.testing.assert_array_equal(ours, other)
+
+
+def test_packed_equals_separate():
+  q, k, v = make_inputs()
+  lengths = (7, 10, 3)
+  whole = attention.attention(
+      q, k, v, *attention.intervals(*packed(lengths)), scale=SCALE
+  )
+  start = 0
+  for length in lengths:
+    part = [x[:, start:start + length] for x in (q, k, v)]
+    alone = attention.attention(
+        *part, *attention.intervals(*packed((length,), length)), scale=SCALE
+    )
+    np.testing.assert_allclose(
+        whole[:, start:start + length], alone, atol=2e-6
+    )
+    start += length
+
+
+def test_grouped_heads_equal_repeated_heads():
+  q, k, v = make_inputs()
+  start, end = make_intervals('packed')
+  grouped = attention.attention(q, k, v, start, end, scale=SCALE)
+  k, v = (jnp.repeat(x, N // K, axis=2) for x in (k, v))
+  repeated = attention.attention(q, k, v, start, end, scale=SCALE)
+  np.testing.assert_allclose(grouped, repeated, atol=2e-6)
+
+
+def test_padding_is_zero_and_has_no_gradient():
+  inputs = make_inputs()
+  start, end = make_intervals('packed')  # 20 of 24 tokens are live
+
+  def loss(q, k, v):
+    out = attention.attention(q, k, v, start, end, scale=SCALE)
+    return jnp.sum(out * jnp.arange(1.0, out.size + 1).reshape(out.shape)), out
+
+  grads, out = jax.grad(loss, (0, 1, 2), has_aux=True)(*inputs)
+  assert not out[:, 20:].any()
+  for g in grads:
+    assert jnp.isfinite(g).all() and g[:, :20].any()
+    assert not g[:, 20:].any()
+
+
+@pytest.mark.parametrize('size', [1e2, 1e4])
+def test_finite_at_large_scores(size):
+  q, k, v = make_inputs()
+  start, end = make_intervals('causal')
+
+  def loss(q, k, v):
+    return attention.attention(q * size, k, v, start, end, scale=1.0).sum()
+
+  for g in jax.grad(loss, (0, 1, 2))(q, k, v):
+    assert jnp.isfinite(g).all()
+
+
+def test_gradients_by_finite_differences():
+  q, k, v = make_inputs(t=6)
+  start, end = attention.intervals(*packed((3, 2), 6))
+  check_grads(
+      lambda *x: attention.attention(*x, start, end, scale=SCALE),
+      (q, k, v), order=1, modes=['rev'], atol=1e-2, rtol=1e-2,
+  )

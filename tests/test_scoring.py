@@ -1,0 +1,88 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain import schema, scoring
+from posttrain.models import transformer
+
+CFG = schema.Model(
+    vocab_size=40, layers=2, embed_dim=32, heads=4, kv_heads=2, head_dim=8,
+    mlp_dim=48, tied_head=False,
+)
+LENGTHS = (5, 1, 7)
+T = 16  # 13 live tokens
+
+
+@pytest.fixture(scope='module')
+def params():
+  return transformer.init(jax.random.key(0), CFG)
+
+
+@pytest.fixture(scope='module')
+def row():
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, 40, (1, T)).astype(np.int32)
+  temperatures = rng.uniform(0.5, 2.0, (1, T)).astype(np.float32)
+  positions, segments = np.zeros((2, 1, T), np.int32)
+  start = 0
+  for i, length in enumerate(LENGTHS):
+    positions[0, start:start + length] = np.arange(length)
+    segments[0, start:start + length] = i + 1
+    start += length
+  return ids, positions, segments, temperatures
+
+
+def test_alignment_and_temperature(params, row):
+  ids, _, _, temperatures = (x[:, :7] for x in row)
+  positions = np.arange(7, dtype=np.int32)[None]
+  segments = np.ones((1, 7), np.int32)
+  ours, entropy = scoring.score(
+      params, CFG, ids, positions, segments, temperatures
+  )
+  hidden, _ = transformer.trunk(params, CFG, ids, positions, segments)
+  logits = np.asarray(hidden @ params['head']['kernel'], np.float64)[0]
+  for t in range(1, 7):
+    z = logits[t - 1] / temperatures[0, t]
+    law = z - np.log(np.exp(z).sum())
+    np.testing.assert_allclose(ours[0, t], law[ids[0, t]], rtol=1e-5)
+    expected = -(np.exp(law) * law).sum()
+    np.testing.assert_allclose(entropy[0, t], expected, rtol=1e-5)
+
+
+def test_firsts_and_pads_are_zero(params, row):
+  firsts_and_pads = [0, 5, 6, 13, 14, 15]
+  for x in scoring.score(params, CFG, *row):
+    assert x.shape == (1, T) and x.dtype == jnp.float32
+    assert np.flatnonzero(x[0] == 0.0).tolist() == firsts_and_pads
+
+
+def test_packed_equals_separate(params, row):
+  packed = scoring.score(params, CFG, *row)
+  start = 0
+  for length in LENGTHS:
+    part = slice(start, start + length)
+    ids, positions, _, temperatures = (x[:, part] for x in row)
+    alone = scoring.score(
+        params, CFG, ids, positions, np.ones_like(ids), temperatures
+    )
+    for a, b in zip(packed, alone, strict=True):
+      np.testing.assert_allclose(a[:, part], b, atol=1e-5)
+    start += length
+
+
+def test_pads_have_no_gradient(params, row):
+  ids, positions, segments, temperatures = row
+  other = np.where(segments == 0, 3, ids)
+
+  @jax.jit
+  def grads(ids):
+    def loss(params):
+      out = scoring.score(
+          params, CFG, ids, positions, segments, temperatures
+      )
+      return out[0].sum() + out[1].sum()
+
+    return jax.grad(loss)(params)
+
+  jax.tree.map(np.testing.assert_array_equal, grads(ids), grads(other))
