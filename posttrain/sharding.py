@@ -58,18 +58,18 @@ def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
   Raises:
     ValueError: a dimension does not divide over its mesh axis.
   """
-  rules = (*rules, (r'', ()))
+  specs = [(regex, PartitionSpec(*axes)) for regex, axes in rules]
+  specs = tree.match_rules([*specs, ('', PartitionSpec())], like)
 
-  def resolve(path: str, leaf) -> NamedSharding:
+  def place(path: str, leaf, spec) -> NamedSharding:
     if leaf.ndim == 0:
-      return NamedSharding(mesh, PartitionSpec())
-    axes = tree.match(rules, path)
-    for size, axis in zip(leaf.shape, axes, strict=False):
+      spec = PartitionSpec()
+    for size, axis in zip(leaf.shape, spec, strict=False):
       if axis is not None and size % mesh.shape[axis]:
         raise ValueError(
             f'{path} must divide over config.mesh.{axis}='
             f'{mesh.shape[axis]}: got shape {leaf.shape}; choose a divisor'
         )
-    return NamedSharding(mesh, PartitionSpec(*axes))
+    return NamedSharding(mesh, spec)
 
-  return tree.map_with_path(resolve, like)
+  return tree.map_with_path(place, like, specs)

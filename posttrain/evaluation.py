@@ -1,0 +1,180 @@
+"""Greedy answers to held-out tasks, graded by their environments.
+
+Every answer token costs a full forward over the padded prompt and answer; no
+cache is kept.
+
+Axes: B prompts answered at a time, T tokens of the longest prompt and answer.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posttrain import envs, schema, types
+from posttrain.chat import renderer as chat
+from posttrain.models import transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """One greedy attempt at a held-out task."""
+
+  env: str
+  id: str
+  prompt: str
+  text: str
+  answer: Any
+  correct: bool | None
+  formatted: bool | None
+  reward: float | None
+  stop_reason: str
+  tokens: int
+
+
+class Evaluator:
+  """Answers the evaluation tasks of every environment of a stage."""
+
+  def __init__(
+      self,
+      env_by_name: dict[str, envs.base.Env],
+      renderer: chat.Renderer,
+      model: schema.Model,
+      cfg: schema.Eval,
+      seed: int,
+  ):
+    self._renderer = renderer
+    self._cfg = cfg
+    self._tasks = {
+        name: (env, env.source('eval', seed).take(cfg.prompts))
+        for name, env in env_by_name.items()
+    }
+    self._greedy = jax.jit(
+        functools.partial(
+            _greedy, cfg=model, max_tokens=cfg.max_tokens,
+            stop_ids=tuple(sorted(renderer.stop_ids)),
+        )
+    )  # fmt: skip
+
+  def __call__(self, params) -> tuple[dict[str, float], list[Answer]]:
+    """Returns metrics `eval/<name>/<env>` and every answer."""
+    metrics, answers = {}, []
+    for name, (env, tasks) in self._tasks.items():
+      if not tasks:
+        continue
+      done = self._answer(params, env, tasks)
+      metrics.update(
+          {f'eval/{key}/{name}': v for key, v in summarize(done).items()}
+      )
+      answers.extend(done)
+    return metrics, answers
+
+  def _answer(self, params, env, tasks) -> list[Answer]:
+    episodes = [env.make(task) for task in tasks]
+    prompts = [
+        self._renderer.render(episode.reset(), add_generation_prompt=True).ids
+        for episode in episodes
+    ]
+    width = max(len(ids) for ids in prompts)
+    answers = []
+    for start in range(0, len(tasks), self._cfg.batch):
+      chunk = slice(start, start + self._cfg.batch)
+      ids, lengths = _pad(prompts[chunk], self._cfg.batch, width)
+      tokens, counts = jax.device_get(self._greedy(params, ids, lengths))
+      answers.extend(
+          self._grade(task, episode, row[:n])
+          for task, episode, row, n in zip(
+              tasks[chunk], episodes[chunk], tokens, counts, strict=False
+          )
+      )
+    return answers
+
+  def _grade(self, task: types.Task, episode, ids: np.ndarray) -> Answer:
+    stopped = ids.size and int(ids[-1]) in self._renderer.stop_ids
+    text = self._renderer.tokenizer.decode(ids.tolist())
+    episode.step(text, truncated=not stopped)
+    score = episode.grade()
+    episode.close()
+    return Answer(
+        env=task.env,
+        id=task.id,
+        prompt=task.prompt[-1]['content'],
+        text=text,
+        answer=task.answer,
+        correct=score.correct,
+        formatted=score.formatted,
+        reward=score.reward,
+        stop_reason='eos' if stopped else 'max_tokens',
+        tokens=len(ids),
+    )
+
+
+def summarize(answers: list[Answer]) -> dict[str, float]:
+  """Means over what is scorable; a name is absent where nothing is."""
+  lengths = [answer.tokens for answer in answers]
+  cut = [answer.stop_reason == 'max_tokens' for answer in answers]
+  metrics = {'length': lengths, 'truncated': cut}
+  for name, field in (
+      ('pass_rate', 'correct'), ('format_rate', 'formatted'),
+      ('reward', 'reward'),
+  ):  # fmt: skip
+    values = [getattr(answer, field) for answer in answers]
+    metrics[name] = [value for value in values if value is not None]
+  return {k: float(np.mean(v)) for k, v in metrics.items() if v}
+
+
+def _pad(prompts, rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+  """Right-pads to [rows, width]; missing rows repeat the first prompt."""
+  prompts = [*prompts, *[prompts[0]] * (rows - len(prompts))]
+  ids = np.zeros((rows, width), np.int32)
+  for row, prompt in zip(ids, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  return ids, np.array([len(prompt) for prompt in prompts], np.int32)
+
+
+def _greedy(params, prompts, lengths, *, cfg, max_tokens, stop_ids):
+  """Greedy completions.
+
+  Args:
+    params: the model's parameters.
+    prompts: i32[B, P], right-padded.
+    lengths: i32[B], tokens of each prompt.
+
+  Returns:
+    (tokens i32[B, max_tokens], counts i32[B]): the completions, with their
+    stop token where one came.
+  """
+  rows = jnp.arange(prompts.shape[0])
+  buffer = jnp.pad(prompts, ((0, 0), (0, max_tokens)))
+  positions = jnp.broadcast_to(jnp.arange(buffer.shape[1]), buffer.shape)
+  weight, softcap = transformer.head(params, cfg)
+  assert softcap is None
+  stops = jnp.array(stop_ids, jnp.int32)
+
+  def more(carry):
+    step, _, _, done = carry
+    return (step < max_tokens) & ~done.all()
+
+  def one(carry):
+    step, buffer, counts, done = carry
+    hidden, _ = transformer.trunk(
+        params, cfg, buffer, positions, jnp.ones_like(buffer), None
+    )
+    last = hidden[rows, lengths + counts - 1].astype(jnp.float32)
+    token = jnp.argmax(last @ weight, axis=-1).astype(jnp.int32)
+    buffer = buffer.at[rows, lengths + counts].set(
+        jnp.where(done, buffer[rows, lengths + counts], token), mode='drop'
+    )
+    counts = counts + ~done
+    stopped = (token[:, None] == stops).any(-1)
+    return step + 1, buffer, counts, done | stopped
+
+  _, buffer, counts, _ = jax.lax.while_loop(
+      more, one,
+      (0, buffer, jnp.zeros_like(lengths), jnp.zeros(lengths.shape, bool)),
+  )  # fmt: skip
+  index = jnp.arange(max_tokens) + lengths[:, None]
+  return jnp.take_along_axis(buffer, index, axis=1), counts

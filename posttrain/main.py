@@ -1,0 +1,129 @@
+"""Runs a recipe.
+
+    python -m posttrain.main --config=FILE[:ARGUMENT] --workdir=DIR
+        [--config.KEY=VALUE ...] [--dry_run]
+
+Started again with the same workdir, a run goes on where its newest checkpoint
+stands. The last line on stdout is one JSON object with the final evaluation.
+Exit codes: 0 done, 1 the run failed, 2 the command or config is wrong, 75
+stopped by SIGTERM with everything saved.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from posttrain import config, preemption, schema
+
+
+@dataclasses.dataclass
+class Flags:
+  """The command line."""
+
+  config: str
+  workdir: str | None
+  overrides: list[tuple[str, str]]
+  dry_run: bool
+
+
+def parse(argv: Sequence[str]) -> Flags:
+  """Reads the command line; ValueError names the argument that is wrong."""
+  flags = Flags('', None, [], False)
+  for argument in argv:
+    name, _, value = argument.partition('=')
+    if name == '--dry_run' and value in ('', 'true', 'false'):
+      flags.dry_run = value != 'false'
+    elif name == '--config' and value:
+      flags.config = value
+    elif name == '--workdir' and value:
+      flags.workdir = value
+    elif name.startswith('--config.') and value:
+      flags.overrides.append((name.removeprefix('--config.'), value))
+    else:
+      raise ValueError(
+          f'arguments must be --config=FILE, --workdir=DIR, '
+          f'--config.KEY=VALUE or --dry_run: got {argument!r}'
+      )
+  if not flags.config:
+    raise ValueError('--config=FILE must be given; see configs/')
+  if not flags.workdir and not flags.dry_run:
+    raise ValueError('--workdir=DIR must be given, or --dry_run')
+  return flags
+
+
+def resolve(flags: Flags) -> schema.Run:
+  """The checked options that a command line stands for."""
+  node = config.load(flags.config)
+  for key, value in flags.overrides:
+    config.override(node, key, value)
+  run = config.build(node)
+  config.validate(run)
+  return run
+
+
+def claim(workdir: str, run: schema.Run) -> None:
+  """Writes config.json; in a used workdir, refuses another config."""
+  path = os.path.join(workdir, 'config.json')
+  values = config.to_dict(run)
+  if os.path.exists(path):
+    with open(path) as f:
+      config.check_resume(json.load(f), values)
+  os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
+  with open(path + '.tmp', 'w') as f:
+    json.dump(values, f, indent=2)
+  os.replace(path + '.tmp', path)
+
+
+def launch(run: schema.Run, workdir: str | None, dry_run: bool) -> None:
+  """Prints the plan, then trains and reports, unless it is a dry run."""
+  # Late, so that a mistake in the command line is answered at once.
+  import jax
+
+  from posttrain import instrument, job, plan, report, train
+  from posttrain.chat import renderer
+
+  instrument.keep_freed_memory()
+  size = renderer.load(run.tokenizer).tokenizer.vocab_size
+  for name, stage in run.stages.items():
+    model = job.resolve_model(run, stage, size)
+    table = plan.make(name, stage, model, run.mesh, jax.device_count())
+    print('\n'.join(table.lines()), file=sys.stderr)
+  if dry_run:
+    return
+  claim(workdir, run)
+  instrument.enable_compilation_cache(run.compilation_cache)
+  final = train.run(run, workdir)
+  report.write(workdir)
+  print(json.dumps(final))
+
+
+def main(argv: Sequence[str]) -> int:
+  """Returns the exit code."""
+  try:
+    flags = parse(argv)
+    launch(resolve(flags), flags.workdir, flags.dry_run)
+  except preemption.Preempted as stopped:
+    print(f'saved and stopped at {stopped}; start again to go on',
+          file=sys.stderr)  # fmt: skip
+    return preemption.EXIT_CODE
+  except (ValueError, RuntimeError) as error:
+    if not _ours(error):
+      raise
+    print(f'error: {error}', file=sys.stderr)
+    return 2 if isinstance(error, ValueError) else 1
+  return 0
+
+
+def _ours(error: Exception) -> bool:
+  """Whether our own code raised it, to say something to the user."""
+  trace = error.__traceback__
+  while trace.tb_next:
+    trace = trace.tb_next
+  raised_in = trace.tb_frame.f_globals.get('__name__', '')
+  return raised_in == '__main__' or raised_in.startswith('posttrain.')
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""Tasks -> groups -> streams -> batch, as one iterator with a state.
+
+    source -> sampler -> algorithm -> packing
+
+For each of `prompts_per_step` groups an environment is chosen, a task drawn
+from its source, rollouts made by its sampler, and streams written by its
+algorithm. The samples of all environments are packed into one batch.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from posttrain import algorithms, envs, packing, schema, types
+from posttrain.algorithms import streams
+from posttrain.chat import renderer as chat
+from posttrain.rollout import sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """What one step trains on, and the pipeline's state after it."""
+
+  batch: types.Batch
+  metrics: dict[str, float]
+  state: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvRun:
+  """An environment with all that makes training samples of its tasks."""
+
+  env: envs.base.Env
+  source: Any  # of tasks: an iterator with get_state and set_state
+  sampler: sampler.DatasetSampler
+  algorithm: algorithms.base.Algorithm
+  ratio: float
+
+
+class Pipeline:
+  """Infinite iterator of `Item`s; deterministic in the seed and the state."""
+
+  def __init__(
+      self, stage: schema.Stage, renderer: chat.Renderer, seed: int
+  ):
+    self._batch = stage.batch
+    self._seed = seed
+    self._uid = 0  # rollouts drawn so far: unique over the whole run
+    self.envs = {
+        name: _make_env(name, entry, stage.batch, renderer, seed)
+        for name, entry in stage.envs.items()
+    }
+    ratios = np.array([run.ratio for run in self.envs.values()])
+    self._ratios = np.cumsum(ratios) / ratios.sum()
+
+  @property
+  def shape(self) -> tuple[int, int, int]:
+    """[micro_batches, rows, row_tokens]: room for one row per sample."""
+    rows = self._batch.micro_batch_tokens // self._batch.row_tokens
+    samples = self._batch.prompts_per_step
+    return math.ceil(samples / rows), rows, self._batch.row_tokens
+
+  def __iter__(self):
+    return self
+
+  def __next__(self) -> Item:
+    samples = [
+        sample
+        for _ in range(self._batch.prompts_per_step)
+        for sample in self._group()
+    ]
+    micro_batches, rows, row_tokens = self.shape
+    batch, leftover = packing.pack(
+        samples, row_tokens=row_tokens, rows=rows,
+        micro_batches=micro_batches, envs=tuple(self.envs),
+    )  # fmt: skip
+    assert not leftover, 'a batch has a row for every sample'
+    return Item(batch, _metrics(batch, len(samples)), self.get_state())
+
+  def _group(self) -> list[types.Sample]:
+    uid, self._uid = self._uid, self._uid + 1
+    run = self._pick(uid)
+    task = next(run.source)
+    return streams.finalize(run.algorithm, [run.sampler.rollout(task, uid)])
+
+  def _pick(self, uid: int) -> EnvRun:
+    """Chooses by ratio, from (seed, uid) alone."""
+    runs = list(self.envs.values())
+    if len(runs) == 1:
+      return runs[0]
+    draw = np.random.default_rng([self._seed, uid]).random()
+    return runs[int(np.searchsorted(self._ratios, draw, side='right'))]
+
+  def get_state(self) -> dict[str, Any]:
+    """JSON-able; with the seed it determines everything that follows."""
+    return {
+        'uid': self._uid,
+        'sources': {k: run.source.get_state() for k, run in self.envs.items()},
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    self._uid = state['uid']
+    for name, run in self.envs.items():
+      run.source.set_state(state['sources'][name])
+
+
+def _make_env(
+    name: str,
+    entry: schema.EnvEntry,
+    batch: schema.Batch,
+    renderer: chat.Renderer,
+    seed: int,
+) -> EnvRun:
+  env = envs.make(name, entry.env)
+  return EnvRun(
+      env=env,
+      source=env.source('train', seed),
+      sampler=sampler.DatasetSampler(
+          entry.sampler, renderer, batch.row_tokens
+      ),
+      algorithm=algorithms.make(entry.algorithm),
+      ratio=entry.ratio,
+  )
+
+
+def _metrics(batch: types.Batch, samples: int) -> dict[str, float]:
+  tokens = int((batch.segment_ids > 0).sum())
+  _, rows, row_tokens = batch.ids.shape
+  return {
+      'batch/samples': samples,
+      'batch/tokens': tokens,
+      'batch/completion_tokens': int(batch.mask.sum()),
+      'batch/micro_batches': int(batch.live),
+      'batch/fill': tokens / max(int(batch.live) * rows * row_tokens, 1),
+  }

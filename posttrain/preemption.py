@@ -1,0 +1,33 @@
+"""SIGTERM asks a run to save and leave; the answer comes between batches."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+
+# Exit code of a run that saved itself and can be started again (EX_TEMPFAIL).
+EXIT_CODE = 75
+
+
+class Preempted(Exception):
+  """The run stopped early, on request, with everything saved."""
+
+
+class Signal:
+  """Whether somebody asked the run to stop."""
+
+  def __init__(self):
+    self.requested = False
+
+  def request(self, *_) -> None:
+    self.requested = True
+
+
+@contextlib.contextmanager
+def on_sigterm() -> Iterator[Signal]:
+  """Turns SIGTERM into a request while the context lasts."""
+  stop = Signal()
+  before = signal.signal(signal.SIGTERM, stop.request)
+  try:
+    yield stop
+  finally:
+    signal.signal(signal.SIGTERM, before)
