@@ -1,0 +1,320 @@
+"""Checkpoints: `folder/<step>/{state,host}`, through Orbax.
+
+`state` is a pytree of arrays (a `TrainState`). `host` is JSON: the caller's
+dict, so that a step describes itself, and the checksums of both items.
+
+Saving:
+  1. checksum every array where it lives (integer sums: any sharding agrees);
+  2. Orbax copies the arrays off the device, and the call returns;
+  3. it writes to a temporary folder and renames that when all is there, so a
+     half-written step never has a step's name;
+  4. it deletes what the keep rules no longer want.
+
+Restoring: the newest step that can be read and whose checksums agree. Storage
+detects a file that is gone or cut short, but not a flipped bit inside an
+array, which is what the checksums are for. A damaged step is dropped with a
+warning and the one before it is tried. A step that is whole but of another
+shape is the user's mistake and never deleted.
+"""
+
+import json
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from posttrain import instrument, schema, tree
+
+State = Any  # a pytree of arrays
+Host = dict[str, Any]
+
+
+class Damaged(Exception):
+  """A step cannot be read, or is not what was written."""
+
+
+class Checkpointer:
+  """Saves and restores the steps of one folder."""
+
+  def __init__(self, folder: str, keep: schema.Checkpoint):
+    """Opens (or makes) a folder, and clears half-written steps out of it."""
+    instrument.quiet('orbax')
+    self._folder = epath.Path(folder).expanduser().resolve()
+    policies = ocp.checkpoint_managers
+    kept = [policies.LatestN(keep.keep_last)]
+    if keep.keep_every is not None:
+      kept.append(policies.EveryNSteps(keep.keep_every))
+    self._manager = ocp.CheckpointManager(
+        self._folder,
+        item_names=('state', 'host'),
+        item_handlers={
+            'state': ocp.PyTreeCheckpointHandler(),
+            'host': ocp.JsonCheckpointHandler(),
+        },
+        options=ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy(kept),
+            cleanup_tmp_directories=True,
+        ),
+    )
+
+  def save(self, step: int, state: State, host: Host) -> None:
+    """Starts to save; returns once `state` may be overwritten or donated.
+
+    Existing steps from `step` on belong to a run that was given up (they can
+    only be there if an older one was restored) and are deleted first.
+
+    Args:
+      step: its number, the name of its folder.
+      state: pytree of arrays.
+      host: JSON-able dict; tuples come back as lists, keys as strings.
+    """
+    for old in self.steps():
+      if old >= step:
+        self.wait()
+        self._manager.delete(old)
+    host = json.loads(json.dumps(host))
+    sums = tree.checksums(state)
+    record = {'host': host, 'state_sums': sums, 'crc': _crc(host, sums)}
+    saved = self._manager.save(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(record)
+        ),
+    )
+    assert saved, f'Orbax declined to save step {step} to {self._folder}'
+
+  def steps(self) -> list[int]:
+    """Returns the steps in the folder, oldest first."""
+    return sorted(self._manager.all_steps())
+
+  def latest(self) -> int | None:
+    """Returns the newest step, which may yet prove damaged; or None."""
+    steps = self.steps()
+    return steps[-1] if steps else None
+
+  def restore(
+      self, like: State, step: int | None = None
+  ) -> tuple[State, Host] | None:
+    """Restores the newest sound step.
+
+    Args:
+      like: pytree of arrays or ShapeDtypeStructs; the result takes its
+        structure and shardings. Dtypes and shapes must be the saved ones.
+      step: this step and no other; None = the newest that is sound.
+
+    Returns:
+      (state, host), or None if the folder holds no sound step. Damaged steps
+      newer than the result are deleted; if no sound one is left, they are
+      renamed to `<step>.damaged`, since they are all there is.
+
+    Raises:
+      ValueError: `step` was given and is missing or damaged; or `like`
+        differs from what was saved.
+    """
+    self.wait()
+    if step is not None:
+      return _restore_exactly(self._folder / str(step), like)
+    damaged = []
+    for number in reversed(self.steps()):
+      folder = self._folder / str(number)
+      try:
+        found = _read(folder, like)
+      except Damaged as error:
+        warnings.warn(
+            f'checkpoint {folder} is damaged and will not be used: {error}',
+            stacklevel=2,
+        )
+        damaged.append(number)
+        continue
+      for bad in damaged:
+        self._manager.delete(bad)
+      return found
+    if damaged:
+      self._set_aside(damaged)
+    return None
+
+  def wait(self) -> None:
+    """Blocks until what was saved is on disk; raises what went wrong."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits, then frees Orbax's threads."""
+    self._manager.close()
+
+  def _set_aside(self, damaged: list[int]) -> None:
+    if jax.process_index() == 0:
+      for number in damaged:
+        aside = self._folder / f'{number}.damaged'
+        if aside.exists():
+          aside.rmtree()
+        (self._folder / str(number)).rename(aside)
+    self._manager.reload()
+    warnings.warn(
+        f'no sound checkpoint is left in {self._folder}: steps {damaged} are '
+        f'damaged and were renamed to <step>.damaged; training starts again '
+        f'from the beginning of the stage',
+        stacklevel=3,
+    )
+
+
+def restore_params(path: str, like: State) -> State:
+  """Restores the `params` of a run, for `init: PATH`.
+
+  Args:
+    path: a workdir, one of its `checkpoints/<stage>` folders, or one step's.
+      Of a workdir the stage saved last is taken, of a stage the newest step.
+    like: the params to restore, as arrays or ShapeDtypeStructs.
+
+  Returns:
+    The params, in the shardings of `like`.
+
+  Raises:
+    ValueError: nothing is there, it is damaged, or its params differ from
+      `like`; the first that differs is named.
+  """
+  instrument.quiet('orbax')
+  folder = find(path)
+  state, _ = _restore_exactly(folder, {'params': like}, partial=True)
+  return state['params']
+
+
+def read_host(path: str) -> Host:
+  """Returns the `host` dict of a step; `path` as in `restore_params`."""
+  instrument.quiet('orbax')
+  folder = find(path)
+  try:
+    return _read_record(folder)['host']
+  except Damaged as error:
+    raise _damaged(folder, error) from error
+
+
+def find(path: str) -> epath.Path:
+  """Resolves a workdir, stage folder or step folder to a step folder."""
+  root = epath.Path(path).expanduser().resolve()
+  if (root / 'state').exists() and (root / 'host').exists():
+    return root
+  stages = [root]
+  if (root / 'checkpoints').exists():
+    stages = list((root / 'checkpoints').iterdir())
+  steps = [
+      max(numbered, key=lambda step: int(step.name))
+      for stage in stages
+      if (numbered := _numbered(stage))
+  ]
+  if not steps:
+    raise ValueError(
+        'a checkpoint path must be a workdir, a checkpoints/<stage> folder or '
+        f'a step folder: got {path!r}, where no saved step was found'
+    )
+  return max(steps, key=lambda step: step.stat().mtime)
+
+
+def _restore_exactly(folder, like, partial=False) -> tuple[State, Host]:
+  if not folder.exists():
+    raise ValueError(f'a checkpoint must exist: got {folder}')
+  try:
+    return _read(folder, like, partial)
+  except Damaged as error:
+    raise _damaged(folder, error) from error
+
+
+def _damaged(folder, error) -> ValueError:
+  return ValueError(
+      f'a checkpoint must be sound: got {folder}, which is damaged ({error}); '
+      f'delete it or name another step'
+  )
+
+
+def _read(folder, like: State, partial=False) -> tuple[State, Host]:
+  """Reads a step and proves it, or raises `Damaged`."""
+  like = jax.tree.map(_abstract, like)
+  record = _read_record(folder)
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    saved = _try(reader.metadata, folder / 'state')
+    saved = _try(lambda: tree.flat(saved.item_metadata.tree))
+    if saved.keys() != record['state_sums'].keys():
+      raise Damaged('its arrays are not those that were written')
+    _check_same(folder, saved, tree.flat(like), partial)
+    state = _try(
+        reader.restore,
+        folder / 'state',
+        args=ocp.args.PyTreeRestore(
+            item=like,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+            partial_restore=partial,
+        ),
+    )
+  for path, total in _try(tree.checksums, state).items():
+    if total != record['state_sums'][path]:
+      raise Damaged(f'the checksum of {path!r} is wrong')
+  return state, record['host']
+
+
+def _read_record(folder) -> dict[str, Any]:
+  """Reads and proves the `host` item."""
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+    record = _try(reader.restore, folder / 'host')
+  if not isinstance(record, Mapping) or record.get('crc') != _crc(
+      record.get('host'), record.get('state_sums')
+  ):
+    raise Damaged('the checksum of its host item is wrong')
+  return record
+
+
+def _try(read, *args, **kwargs) -> Any:
+  """Calls `read`; whatever a broken file makes it raise is `Damaged`.
+
+  Broken files raise nearly every type there is, plain `Exception` among them.
+  What says nothing about the file (memory, permission) passes through.
+  """
+  try:
+    return read(*args, **kwargs)
+  except (MemoryError, PermissionError):
+    raise
+  except Exception as error:
+    if instrument.is_oom(error):
+      raise
+    text = (str(error).strip().splitlines() or [''])[0][:200]
+    raise Damaged(f'{type(error).__name__}: {text}') from error
+
+
+def _check_same(folder, saved: dict, like: dict, partial: bool) -> None:
+  """Refuses a `like` that is not what was saved, naming the first path."""
+  prefix = 'params/' if partial else ''
+  for path in dict.fromkeys([*like, *saved]):
+    if not path.startswith(prefix):
+      continue
+    want, got = (
+        f'{np.dtype(side[path].dtype)}{list(side[path].shape)}'
+        if path in side else 'nothing' for side in (like, saved)
+    )
+    if want != got:
+      raise ValueError(
+          f'the checkpoint {folder} must hold the same arrays as this run: '
+          f'got {got} at {path!r}, expected {want}; use the model and '
+          f'optimizer it was saved with'
+      )
+
+
+def _abstract(leaf) -> jax.ShapeDtypeStruct:
+  sharding = getattr(leaf, 'sharding', None)
+  return jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype,
+      sharding=sharding
+      or jax.sharding.SingleDeviceSharding(jax.local_devices()[0]),
+  )
+
+
+def _crc(host: Any, sums: Any) -> int:
+  return zlib.crc32(json.dumps([host, sums], sort_keys=True).encode())
+
+
+def _numbered(folder) -> list:
+  if not folder.is_dir():
+    return []
+  return [path for path in folder.iterdir() if path.name.isdigit()]

@@ -1,0 +1,101 @@
+"""Trees by path: names of leaves, `(regex, value)` rules, sizes, checksums.
+
+A path joins the keys from the root with slashes: `params/block/attn/query`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def path_str(path: Sequence[Any]) -> str:
+  """Joins a key path of `jax.tree_util` into 'a/b/c' ('' for the root)."""
+  return jax.tree_util.keystr(tuple(path), simple=True, separator='/')
+
+
+def paths(tree: Any) -> list[str]:
+  """Returns the path of every leaf, in the order of `jax.tree.leaves`."""
+  return list(flat(tree))
+
+
+def flat(tree: Any) -> dict[str, Any]:
+  """Returns {path: leaf}, in the order of `jax.tree.leaves`."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {path_str(path): leaf for path, leaf in leaves}
+
+
+def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+  """Maps `fn(path, leaf, *leaves of rest)` over the leaves."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, *leaves: fn(path_str(path), *leaves), tree, *rest
+  )
+
+
+def match(rules: Sequence[tuple[str, Any]], path: str) -> Any:
+  """Returns the value of the first rule whose regex is found in `path`.
+
+  Args:
+    rules: `(regex, value)` pairs, searched (not full-matched) in order.
+    path: of a leaf.
+
+  Raises:
+    ValueError: no rule matches.
+  """
+  for regex, value in rules:
+    if re.search(regex, path):
+      return value
+  raise ValueError(
+      f'rules must match every leaf: got none for {path!r}, expected one of '
+      f"{[regex for regex, _ in rules]}; end the list with ('.*', value)"
+  )
+
+
+def match_rules(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
+  """Returns a tree like `tree` that holds every leaf's `match`."""
+  return map_with_path(lambda path, _: match(rules, path), tree)
+
+
+def num_params(tree: Any) -> int:
+  """Counts the elements of all leaves (arrays or ShapeDtypeStructs)."""
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def num_bytes(tree: Any) -> int:
+  """Counts the bytes of all leaves (arrays or ShapeDtypeStructs)."""
+  return sum(
+      math.prod(leaf.shape) * leaf.dtype.itemsize
+      for leaf in jax.tree.leaves(tree)
+  )
+
+
+def checksums(tree: Any) -> dict[str, int]:
+  """Returns {path: sum of words, each times an odd weight, mod 2^32}.
+
+  An odd factor is invertible mod 2^32, so any one changed element changes the
+  sum; the weights follow the position, so elements that swapped places do
+  too. Integer sums do not depend on their order: every sharding agrees.
+  """
+  by_path = flat(tree)
+  sums = jax.device_get(_sum_words(tuple(by_path.values())))
+  return {path: int(total) for path, total in zip(by_path, sums, strict=True)}
+
+
+@jax.jit
+def _sum_words(leaves):
+  return tuple(_sum_leaf(jnp.asarray(leaf)) for leaf in leaves)
+
+
+def _sum_leaf(x):
+  if x.dtype == jnp.bool_:
+    x = x.astype(jnp.uint8)
+  words = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+  x = jax.lax.bitcast_convert_type(x, words).astype(jnp.uint32)
+  weight = jnp.zeros(x.shape, jnp.uint32)
+  for axis in range(x.ndim):
+    index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    weight = weight * jnp.uint32(0x9E3779B1) + index
+  return jnp.sum(x * (2 * weight + 1), dtype=jnp.uint32)
