@@ -1,0 +1,200 @@
+"""Text <-> token ids: raw bytes, or any HuggingFace `tokenizer.json`.
+
+`encode` reads its argument as plain text: a literal '<|end|>' inside a
+message never becomes the special id, so content cannot forge a turn. Only
+`encode_scaffold`, which the renderer calls on template text, sees specials.
+"""
+
+import functools
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from posttrain import schema
+
+SPECIALS = (
+    '<|pad|>', '<|end|>', '<|system|>', '<|user|>', '<|assistant|>', '<|tool|>'
+)
+
+
+class Tokenizer(Protocol):
+  """What the rest of the program knows of a tokenizer."""
+
+  vocab_size: int
+  eos: str  # text of eos_id; ends an assistant turn
+  eos_id: int
+  pad_id: int  # never eos_id
+  bos: str  # '' where there is none
+  bos_id: int | None
+  fingerprint: str  # sha256, hex: two equal ones give equal ids
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of plain text."""
+
+  def encode_scaffold(self, text: str) -> list[int]:
+    """Returns the ids of template text, special tokens included."""
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Returns the text; special ids are skipped, broken UTF-8 is replaced."""
+
+  def special_id(self, text: str) -> int | None:
+    """Returns the id of a special token; None where there is no such."""
+
+
+def load(cfg: schema.Tokenizer) -> Tokenizer:
+  """Makes the tokenizer that the config names.
+
+  Raises:
+    ValueError: the file is missing or no tokenizer.json; `eos` is unknown or
+      not given; `pad` is unknown or equal to eos.
+  """
+  if cfg.path is None:
+    return Bytes(cfg.eos, cfg.pad)
+  return File(cfg.path, cfg.eos, cfg.pad)
+
+
+class Bytes:
+  """Ids 0 to 255 are the bytes of UTF-8; then `SPECIALS`; needs no file."""
+
+  bos = ''
+  bos_id = None
+
+  def __init__(self, eos: str | None = None, pad: str | None = None):
+    self._specials = {text: 256 + i for i, text in enumerate(SPECIALS)}
+    self._split = re.compile('(' + '|'.join(map(re.escape, SPECIALS)) + ')')
+    # A multiple of 8 suits the hardware; the ids above 261 are never used.
+    self.vocab_size = -(-(256 + len(SPECIALS)) // 8) * 8
+    self.eos = '<|end|>' if eos is None else eos
+    self.eos_id = _known(self.special_id(self.eos), 'eos', eos, SPECIALS)
+    self.pad_id = _known(
+        self.special_id(pad or '<|pad|>'), 'pad', pad, SPECIALS
+    )
+    _check_pad(self.pad_id, self.eos_id, self.eos)
+    self.fingerprint = _fingerprint(
+        ' '.join(SPECIALS).encode(), self.eos_id, self.pad_id
+    )
+
+  def encode(self, text: str) -> list[int]:
+    return list(text.encode('utf-8', 'replace'))
+
+  def encode_scaffold(self, text: str) -> list[int]:
+    ids = []
+    for piece in self._split.split(text):
+      special = self._specials.get(piece)
+      ids += self.encode(piece) if special is None else [special]
+    return ids
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return bytes(i for i in ids if i < 256).decode('utf-8', 'replace')
+
+  def special_id(self, text: str) -> int | None:
+    return self._specials.get(text)
+
+
+class File:
+  """A `tokenizer.json`, through the `tokenizers` library."""
+
+  def __init__(self, path: str, eos: str | None, pad: str | None = None):
+    self._file = _read(path)
+    self._plain = self._library(eos)
+    self._plain.encode_special_tokens = True  # read them as plain text
+    self._ids = self._plain.get_vocab(with_added_tokens=True)
+    self._specials = {
+        token.content: i
+        for i, token in self._plain.get_added_tokens_decoder().items()
+        if token.special
+    }
+    self.vocab_size = max(self._ids.values()) + 1
+    self.eos = eos
+    self.eos_id = _known(self._ids.get(eos), 'eos', eos, self._specials)
+    if self.eos_id in self.encode(eos):
+      raise ValueError(
+          'tokenizer.eos must not be spelled by ordinary text: got '
+          f'{eos!r}, which plain text encodes to; name a special token'
+      )
+    self.pad_id = self._pad(pad)
+    # The file's own post-processor knows the token that opens a text.
+    opening = self._marking.encode('', add_special_tokens=True).ids[:1]
+    self.bos_id = next((i for i in opening if i != self.eos_id), None)
+    self.bos = '' if self.bos_id is None else self._plain.id_to_token(
+        self.bos_id
+    )
+    self.fingerprint = _fingerprint(self._file, self.eos_id, self.pad_id)
+
+  def _library(self, eos: str | None):
+    import tokenizers  # here, because bytes do without
+
+    try:
+      made = tokenizers.Tokenizer.from_str(self._file.decode())
+    except Exception as error:  # the library raises bare Exception
+      raise ValueError(
+          f'tokenizer.path must name a HuggingFace tokenizer.json: {error}'
+      ) from error
+    made.no_truncation()
+    made.no_padding()
+    if eos is not None and made.token_to_id(eos) is not None:
+      made.add_special_tokens([eos])  # keeps its id, marks it special
+    return made
+
+  @functools.cached_property
+  def _marking(self):
+    return self._library(self.eos)
+
+  def _pad(self, pad: str | None) -> int:
+    if pad is not None:
+      pad_id = _known(self._ids.get(pad), 'pad', pad, self._specials)
+      _check_pad(pad_id, self.eos_id, self.eos)
+      return pad_id
+    names = ('<|padding|>', '<|pad|>', '<pad>', '[PAD]')
+    ids = [self._specials[name] for name in names if name in self._specials]
+    return next(i for i in (*ids, 0, 1) if i != self.eos_id)
+
+  def encode(self, text: str) -> list[int]:
+    text = text.encode('utf-8', 'replace').decode()  # lone surrogates
+    return self._plain.encode(text, add_special_tokens=False).ids
+
+  def encode_scaffold(self, text: str) -> list[int]:
+    return self._marking.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids: Sequence[int]) -> str:
+    # Rows of a padded embedding table have no text: skipped like specials.
+    known = [int(i) for i in ids if i < self.vocab_size]
+    return self._plain.decode(known, skip_special_tokens=True)
+
+  def special_id(self, text: str) -> int | None:
+    return self._specials.get(text)
+
+
+def _read(path: str) -> bytes:
+  file = pathlib.Path(path).expanduser()
+  if not file.is_file():
+    raise ValueError(
+        f'tokenizer.path must name an existing file: got {path!r}; give the '
+        'path of a tokenizer.json, or None for the byte tokenizer'
+    )
+  return file.read_bytes()
+
+
+def _known(token_id: int | None, field: str, text: str | None, specials):
+  if token_id is None:
+    must = 'be given' if text is None else 'be a token of the vocabulary'
+    raise ValueError(
+        f'tokenizer.{field} must {must}: got {text!r}, expected for example '
+        f'one of {sorted(specials)[:12]}'
+    )
+  return token_id
+
+
+def _check_pad(pad_id: int, eos_id: int, eos: str) -> None:
+  if pad_id == eos_id:
+    raise ValueError(
+        f'tokenizer.pad must differ from tokenizer.eos: got {eos!r} for both; '
+        'a model whose eos counts as padding never learns to stop'
+    )
+
+
+def _fingerprint(content: bytes, *ids: int) -> str:
+  return hashlib.sha256(content + json.dumps(ids).encode()).hexdigest()

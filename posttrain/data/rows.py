@@ -1,0 +1,91 @@
+"""One row of conversation data, whatever file it came from.
+
+Accepted columns: `prompt` + `completion`, each a string or a list of
+messages; or `messages`, which is cut before its first assistant turn. Other
+columns are kept in `info`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain import types
+
+COLUMNS = ('prompt', 'completion', 'messages')
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What is given, and what a perfect policy would say next."""
+
+  prompt: types.Messages  # may hold assistant turns: given, not trained
+  completion: types.Messages  # holds at least one assistant turn
+  where: str  # 'file:line', for error messages
+  info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def parse(raw: Any, where: str) -> Row:
+  """Reads a row.
+
+  Args:
+    raw: a mapping with the columns above.
+    where: names the row in error messages.
+
+  Raises:
+    ValueError: a column is missing, contradicts another, or has another form.
+  """
+  if not isinstance(raw, Mapping):
+    raise ValueError(f'{where}: a row must be an object: got {raw!r}')
+  named = tuple(column for column in COLUMNS if column in raw)
+  info = {key: value for key, value in raw.items() if key not in COLUMNS}
+  if named == ('messages',):
+    messages = _messages(raw['messages'], 'messages', where)
+    first = next(
+        (i for i, m in enumerate(messages) if m['role'] == 'assistant'),
+        len(messages),
+    )
+    prompt, completion = messages[:first], messages[first:]
+  elif named == ('prompt', 'completion'):
+    prompt = _turns(raw['prompt'], 'prompt', 'user', where)
+    completion = _turns(raw['completion'], 'completion', 'assistant', where)
+  else:
+    raise ValueError(
+        f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
+        f'got columns {sorted(raw)}; rename or convert them'
+    )
+  if not any(message['role'] == 'assistant' for message in completion):
+    raise ValueError(
+        f'{where}: {named[-1]} must hold an assistant turn: got '
+        f'{raw[named[-1]]!r}; nothing would be trained on'
+    )
+  return Row(prompt, completion, where, info)
+
+
+def _turns(value: Any, column: str, role: str, where: str) -> types.Messages:
+  if isinstance(value, str):
+    return ({'role': role, 'content': value},)
+  return _messages(value, column, where)
+
+
+def _messages(value: Any, column: str, where: str) -> types.Messages:
+  if not isinstance(value, list | tuple):
+    expected = (
+        'a list of messages' if column == 'messages'
+        else 'a string or a list of messages'
+    )
+    raise ValueError(f'{where}: {column} must be {expected}: got {value!r}')
+  for index, message in enumerate(value):
+    place = f'{where}: {column}[{index}]'
+    if not isinstance(message, Mapping):
+      raise ValueError(
+          f'{place} must be an object: got {message!r}, expected '
+          "{'role': ..., 'content': ...}"
+      )
+    role, content = message.get('role'), message.get('content')
+    if role not in types.ROLES:
+      raise ValueError(
+          f'{place}.role must be one of {types.ROLES}: got {role!r}'
+      )
+    if not isinstance(content, str):
+      raise ValueError(f'{place}.content must be a string: got {content!r}')
+  return tuple(value)

@@ -1,0 +1,152 @@
+"""Rows as a TFDS data set in ArrayRecord, written and read without tensorflow.
+
+Columns of what `write` makes: `prompt` and `completion`, each a sequence of
+`{'role', 'content'}`, and `info_json`. `read` takes any data set that has the
+columns of `posttrain.data.rows`. TFDS orders examples by a hash of their key,
+so the order is fixed but not that of insertion; texts come back as bytes.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from posttrain.data import rows
+
+VERSION = '1.0.0'
+# What a data set may call the split that is held out, in order of preference.
+_HELD_OUT = ('eval', 'validation', 'test')
+
+
+def write(
+    splits: Mapping[str, Sequence[rows.Row]], name: str,
+    folder: str | pathlib.Path,
+) -> pathlib.Path:
+  """Writes rows as `folder/name/1.0.0`.
+
+  Args:
+    splits: rows per split; messages hold `role` and `content` only.
+    name: of the data set, in lower_snake_case.
+    folder: where TFDS keeps its data sets.
+
+  Returns:
+    The folder to give to `read`.
+
+  Raises:
+    ValueError: the data set exists already, or a message has other fields.
+  """
+  target = pathlib.Path(folder).expanduser().absolute() / name / VERSION
+  if target.exists():
+    raise ValueError(
+        f'the data set to write must not exist yet: got {str(target)!r}; '
+        'remove it, or choose another folder'
+    )
+  examples = {
+      split: [_example(row) for row in found]
+      for split, found in splits.items()
+  }
+  _builder(examples, name, target.parent.parent).download_and_prepare()
+  return target
+
+
+def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
+  """Reads the rows of a split.
+
+  Args:
+    folder: of a data set, or one above that holds a single data set.
+    split: 'train'; or 'eval', which also stands for 'validation' or 'test'.
+
+  Raises:
+    ValueError: no data set, no such split, or a row is malformed.
+  """
+  import tensorflow_datasets as tfds  # here, because it is slow to import
+
+  found = sorted(pathlib.Path(folder).rglob('dataset_info.json'))
+  if len(found) != 1:
+    raise ValueError(
+        'a TFDS folder must hold one data set: got '
+        f'{[str(file.parent) for file in found]} in {str(folder)!r}; name the '
+        'folder of one version'
+    )
+  builder = tfds.builder_from_directory(found[0].parent)
+  names = _HELD_OUT if split == 'eval' else (split,)
+  held = [name for name in names if name in builder.info.splits]
+  if not held:
+    raise ValueError(
+        f'{folder}: the data set must have a split named one of {names}: got '
+        f'{sorted(builder.info.splits)}'
+    )
+  source = builder.as_data_source(split=held[0])
+  return tuple(
+      _row(source[i], f'{folder}:{held[0]}:{i + 1}')
+      for i in range(len(source))
+  )
+
+
+def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
+  import tensorflow_datasets as tfds
+
+  tfds.disable_progress_bar()
+  messages = tfds.features.Sequence(
+      {'role': tfds.features.Text(), 'content': tfds.features.Text()}
+  )
+  features = tfds.features.FeaturesDict({
+      'prompt': messages, 'completion': messages,
+      'info_json': tfds.features.Text(),
+  })
+  with tfds.core.registered.skip_registration():
+
+    class Builder(tfds.core.GeneratorBasedBuilder):
+      """Conversations."""
+
+      def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+      def _split_generators(self, dl_manager):
+        del dl_manager
+        return {split: enumerate(held) for split, held in examples.items()}
+
+      def _generate_examples(self):
+        raise AssertionError('the splits are given as iterables')
+
+  Builder.name, Builder.VERSION = name, tfds.core.Version(VERSION)
+  return Builder(data_dir=folder, file_format='array_record')
+
+
+def _example(row: rows.Row) -> dict[str, Any]:
+  for message in (*row.prompt, *row.completion):
+    if set(message) != {'role', 'content'}:
+      raise ValueError(
+          f'{row.where}: a message must hold role and content only: got '
+          f'{dict(message)!r}'
+      )
+  return {
+      'prompt': [dict(message) for message in row.prompt],
+      'completion': [dict(message) for message in row.completion],
+      'info_json': json.dumps(dict(row.info)),
+  }
+
+
+def _row(example: Mapping[str, Any], where: str) -> rows.Row:
+  raw = {key: _host(value) for key, value in example.items()}
+  for column in rows.COLUMNS:
+    if isinstance(raw.get(column), Mapping):  # a sequence comes back turned
+      fields = raw[column]
+      raw[column] = [
+          dict(zip(fields, values, strict=True))
+          for values in zip(*fields.values(), strict=True)
+      ]
+  return rows.parse({**raw, **json.loads(raw.pop('info_json', '{}'))}, where)
+
+
+def _host(value: Any) -> Any:
+  """Turns what TFDS gives (bytes, arrays) into what JSON would give."""
+  if isinstance(value, bytes):
+    return value.decode()
+  if isinstance(value, Mapping):
+    return {key: _host(held) for key, held in value.items()}
+  if isinstance(value, np.ndarray | list | tuple):
+    return [_host(held) for held in value]
+  return value.item() if isinstance(value, np.generic) else value

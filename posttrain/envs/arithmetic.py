@@ -1,0 +1,229 @@
+"""`What is A op B?`, answered with `\\boxed{N}`; graded by `grade`.
+
+1. The key space: every (a, op, b) of the options, a and b from 0 up.
+2. A fixed hash of the key sets a fifth of it aside for evaluation. The hash
+   knows no option and no seed, so no evaluation question is trained on, by
+   whatever other stage; `a + b` and `b + a` lie on the same side.
+3. The operator is drawn first, so that operators are balanced; then its
+   operands, each key at most once. Where an operator has fewer keys than its
+   share (`x` with small factors), the others take the rest.
+
+The evaluation tasks depend on the options alone; the training tasks also on
+the seed of the source, which shuffles their order too.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from posttrain import schema, types
+from posttrain.data import sources
+from posttrain.envs import base
+
+OPS = ('+', '-', 'x')  # index = the hash's; never reorder
+EVAL_SHARE = 5  # one key in so many is set aside for evaluation
+_BOXED = re.compile(r'\\boxed\{ *([+-]?[0-9]{1,18}) *\}')
+
+
+def parse_answer(text: str) -> int | None:
+  r"""Returns the integer of the last `\boxed{...}`; None if there is none.
+
+  An optional sign, ASCII digits (18 at most), spaces around: nothing else.
+  `\boxed{1,234}`, `\boxed{3.0}` and an unclosed brace are no answers, and an
+  earlier box does not help: what comes last is what is meant.
+  """
+  start = text.rfind('\\boxed')
+  found = _BOXED.match(text, start) if start >= 0 else None
+  return None if found is None else int(found[1])
+
+
+def grade(text: str, answer: int) -> types.Score:
+  """Grades an assistant turn: reward 1 if its boxed integer is the answer."""
+  parsed = parse_answer(text)
+  return types.Score(
+      reward=float(parsed == answer), correct=parsed == answer,
+      formatted=parsed is not None,
+  )
+
+
+def solve(a: int, op: str, b: int) -> int:
+  return a + b if op == '+' else a - b if op == '-' else a * b
+
+
+def demonstrate(a: int, op: str, b: int, *, worked: bool) -> str:
+  r"""Writes a perfect answer.
+
+  The worked form of + and - goes place by place, always tens at least, and
+  never borrows: `47-85` is `40-80=-40, 7-5=2, -40+2=\boxed{-38}`. Products
+  are those of the places that are not 0, summed one by one. Each step
+  is about few digits that stand in the question or in the step before, and
+  which form comes next never hangs on a comparison of whole numbers, so that
+  a small byte-level model learns it. The length does not depend on options:
+  37 bytes at most for two digits, 68 for three, 90 for `99x99`.
+  """
+  answer = solve(a, op, b)
+  if not worked:
+    return f'\\boxed{{{answer}}}'
+  if op == 'x':
+    terms = [(p, q) for p in _places(a) for q in _places(b) if p and q]
+    terms = terms or [(a, b)]
+  else:
+    width = max(2, len(str(max(a, b))))
+    terms = list(zip(_places(a, width), _places(b, width), strict=True))
+  values = [solve(p, op, q) for p, q in terms]
+  totals = list(itertools.accumulate(values))
+  steps = [f'{p}{op}{q}={v}' for (p, q), v in zip(terms, values, strict=True)]
+  steps += [
+      f'{before}{value:+d}={total}'
+      for before, value, total in zip(
+          totals[:-1], values[1:], totals[1:], strict=True
+      )
+  ]
+  *shown, last = steps
+  left, _, _ = last.partition('=')
+  return ', '.join([*shown, f'{left}=\\boxed{{{answer}}}'])
+
+
+def _places(number: int, width: int = 1) -> list[int]:
+  """Returns the value of each digit, the highest first: 47 -> [40, 7]."""
+  digits = str(number).zfill(width)
+  return [
+      int(digit) * 10 ** (len(digits) - 1 - i)
+      for i, digit in enumerate(digits)
+  ]
+
+
+class Arithmetic:
+  """`schema.Arithmetic`, single turn."""
+
+  max_turns = 1
+
+  def __init__(self, name: str, cfg: schema.Arithmetic):
+    """Counts the keys of both splits.
+
+    Raises:
+      ValueError: a split asks for more tasks than it has keys (four fifths
+        of all for training, one fifth for evaluation).
+    """
+    self.name, self._cfg = name, cfg
+    for split in base.SPLITS:
+      field = f'{split}_tasks'
+      have = sum(len(_keys(op, self._largest(op), split)) for op in cfg.ops)
+      if getattr(cfg, field) > have:
+        raise ValueError(
+            f'envs.{name}.env.{field} must be at most {have}, the distinct '
+            f'questions of that split: got {getattr(cfg, field)!r}; lower it, '
+            'or raise max_operand or max_factor'
+        )
+
+  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+    """Returns the tasks of a split; evaluation ones are the same ever."""
+    base.check_split(split)
+    ops = self._cfg.ops
+    pools = [_keys(op, self._largest(op), split) for op in ops]
+    count = getattr(self._cfg, f'{split}_tasks')
+    shares = _shares(count, [len(pool) for pool in pools])
+    keys = []
+    for op, pool, share in zip(ops, pools, shares, strict=True):
+      if split == 'train':
+        order = sources.permutation(len(pool), seed, OPS.index(op))
+        pool = pool[order]
+      keys.append(pool[:share])
+    drawn = np.concatenate(keys)
+    # By hash, so that the first n hold all operators.
+    drawn = drawn[np.argsort(_hash(drawn), kind='stable')]
+    return sources.Shuffled(_Tasks(self, drawn), seed)
+
+  def make(self, task: types.Task) -> 'Episode':
+    return Episode(task)
+
+  def task(self, a: int, op: str, b: int) -> types.Task:
+    """Returns the task of a key."""
+    says = demonstrate(a, op, b, worked=self._cfg.worked)
+    return types.Task(
+        id=f'{a}{op}{b}', env=self.name,
+        prompt=({'role': 'user', 'content': f'What is {a} {op} {b}?'},),
+        answer=solve(a, op, b),
+        demonstration=({'role': 'assistant', 'content': says},),
+        info={'op': op},
+    )
+
+  def _largest(self, op: str) -> int:
+    return self._cfg.max_factor if op == 'x' else self._cfg.max_operand
+
+
+class Episode:
+  """One answer to one question."""
+
+  def __init__(self, task: types.Task):
+    self._task, self._text = task, None
+
+  def reset(self) -> types.Messages:
+    self._text = None
+    return self._task.prompt
+
+  def step(self, text: str, truncated: bool) -> types.StepOut:
+    del truncated  # a cut-off answer lacks its box, or has it
+    self._text = text
+    return types.StepOut(reward=grade(text, self._task.answer).reward)
+
+  def grade(self) -> types.Score:
+    """Grades the answer; without one the task is not scorable."""
+    if self._text is None:
+      return types.Score(reward=None)
+    return grade(self._text, self._task.answer)
+
+  def close(self) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tasks(Sequence):
+  """Tasks made when asked for: a million of them cost nothing up front."""
+
+  env: Arithmetic
+  keys: np.ndarray  # i64[tasks, 3]: operator's index, a, b
+
+  def __len__(self) -> int:
+    return len(self.keys)
+
+  def __getitem__(self, index: int) -> types.Task:
+    op, a, b = self.keys[index].tolist()
+    return self.env.task(a, OPS[op], b)
+
+
+def _keys(op: str, largest: int, split: str) -> np.ndarray:
+  """Returns a split's keys of an operator, in order of hash: i64[keys, 3]."""
+  a, b = (side.ravel() for side in np.indices((largest + 1, largest + 1)))
+  keys = np.stack([np.full_like(a, OPS.index(op)), a, b], axis=1)
+  # a + b and b + a share their side, hence the hash of the sorted operands.
+  paired = keys if op == '-' else np.column_stack(
+      [keys[:, 0], np.minimum(a, b), np.maximum(a, b)]
+  )
+  held_out = _hash(paired) % np.uint64(EVAL_SHARE) == 0
+  keys = keys[held_out == (split == 'eval')]
+  return keys[np.argsort(_hash(keys), kind='stable')]
+
+
+def _hash(keys: np.ndarray) -> np.ndarray:
+  """Mixes keys by the finalizer of splitmix64 (Steele et al.): u64[keys]."""
+  op, a, b = keys.astype(np.uint64).T
+  x = (op << np.uint64(40) | a << np.uint64(20) | b) + np.uint64(1)
+  x *= np.uint64(0x9E3779B97F4A7C15)
+  x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+  return x ^ x >> np.uint64(31)
+
+
+def _shares(count: int, sizes: Sequence[int]) -> list[int]:
+  """Splits a count evenly, as far as the sizes allow; earlier ones round up."""
+  shares = [0] * len(sizes)
+  left = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
+  while left:
+    i = left.pop(0)
+    shares[i] = min(sizes[i], -(-count // (len(left) + 1)))
+    count -= shares[i]
+  return shares

@@ -1,0 +1,75 @@
+"""Rows of a data file as tasks; demonstrations to imitate, not graded."""
+
+import dataclasses
+import os
+import pathlib
+
+from posttrain import schema, types
+from posttrain.data import jsonl, sources, tfds
+from posttrain.data import rows as data_rows
+from posttrain.envs import base
+
+
+class Rows:
+  """`schema.Rows`: a JSONL file, or a TFDS folder in ArrayRecord.
+
+  A row's task prompts with what comes before the first assistant turn of
+  `messages` (or with `prompt`), and demonstrates the rest: further user
+  turns are part of the demonstration, as the environment's moves.
+  """
+
+  max_turns = 1
+
+  def __init__(self, name: str, cfg: schema.Rows):
+    self.name, self._cfg = name, cfg
+
+  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+    """Returns the rows of `path`, or of `eval_path`, in the file's order.
+
+    Raises:
+      ValueError: no such file, no such split, or a row is malformed.
+    """
+    base.check_split(split)
+    field = 'path' if split == 'train' else 'eval_path'
+    path = getattr(self._cfg, field)
+    key = f'envs.{self.name}.env.{field}'
+    if path is None:
+      raise ValueError(
+          f'{key} must name a file or folder for evaluation: got None'
+      )
+    file = pathlib.Path(os.path.expandvars(path)).expanduser()
+    if not file.exists():
+      raise ValueError(
+          f'{key} must name an existing file or folder: got {path!r}'
+      )
+    read = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
+    return sources.Shuffled([self._task(row) for row in read], seed)
+
+  def make(self, task: types.Task) -> 'Episode':
+    return Episode(task)
+
+  def _task(self, row: data_rows.Row) -> types.Task:
+    return types.Task(
+        id=row.where, env=self.name, prompt=row.prompt,
+        demonstration=row.completion, info=row.info,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+  """One turn, whatever it says; nobody can grade it."""
+
+  task: types.Task
+
+  def reset(self) -> types.Messages:
+    return self.task.prompt
+
+  def step(self, text: str, truncated: bool) -> types.StepOut:
+    del text, truncated
+    return types.StepOut()
+
+  def grade(self) -> types.Score:
+    return types.Score(reward=None)
+
+  def close(self) -> None:
+    pass
