@@ -1,0 +1,190 @@
+"""Samples -> a batch of fixed shape.
+
+1. `check` refuses a sample whose streams contradict each other, by name.
+2. Samples without a member token (weight != 0) are dropped.
+3. First-fit-decreasing by length: the longest first (ties in order of
+   arrival), each into the first row that has room. Rows fill up to
+   `micro_batches * rows`; what fits nowhere is handed back.
+4. Rows are laid out in order: row r is `[r // rows, r % rows]`, so the live
+   micro-batches come first. They are not evened out: every live micro-batch
+   costs the same, because its shape is fixed.
+
+Axes: T tokens of a sample; M micro-batches, B rows, R tokens of a row.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from posttrain import types
+
+_PADS = {'temperatures': 1, 'versions': -1}  # all else pads with 0
+_WEIGHTS = {name: f'{name}_weights' for name in types.COMPONENTS}
+
+
+def pack(
+    samples: Sequence[types.Sample], *, row_tokens: int, rows: int,
+    micro_batches: int, envs: tuple[str, ...],
+) -> tuple[types.Batch, list[types.Sample]]:
+  """Packs samples into `[micro_batches, rows, row_tokens]`.
+
+  `rl_weights` are multiplied by the mask, so that from here on membership
+  is `weight != 0` for every component. The counts are those of the packed
+  samples; leftovers are counted by the batch that takes them. No samples
+  give a batch of padding with `live` = 0.
+
+  Args:
+    samples: with their streams stamped on.
+    row_tokens: R.
+    rows: B.
+    micro_batches: M.
+    envs: names of the stage's environments; `env_ids` are indices into it.
+
+  Returns:
+    The batch, and the samples that found no room, in order of arrival.
+
+  Raises:
+    ValueError: see `check`.
+  """
+  for sample in samples:
+    check(sample, row_tokens=row_tokens, envs=envs)
+  kept = [sample for sample in samples if any(
+      _weights(sample, component).any() for component in types.COMPONENTS
+  )]
+  placed, left = _first_fit([len(s) for s in kept], row_tokens,
+                            rows * micro_batches)
+  shape = (micro_batches * rows, row_tokens)
+  arrays = {
+      field: np.full(shape, _PADS.get(field, 0), dtype)
+      for field, dtype in types.TOKEN_FIELDS.items()
+  }
+  arrays['segment_ids'] = np.zeros(shape, np.int32)
+  arrays['positions'] = np.zeros(shape, np.int32)
+  arrays['env_ids'] = np.full(shape, -1, np.int32)
+  for row, members in enumerate(placed):
+    start = 0
+    for segment, index in enumerate(members, 1):
+      place = (row, slice(start, start + len(kept[index])))
+      _lay(arrays, place, kept[index], segment, envs)
+      start = place[1].stop
+  counts = {
+      f'{component}_count': np.float32(np.count_nonzero(arrays[weights]))
+      for component, weights in _WEIGHTS.items()
+  }
+  batch = types.Batch(
+      **{
+          field: array.reshape(micro_batches, rows, row_tokens)
+          for field, array in arrays.items()
+      },
+      **{field: np.asarray(count) for field, count in counts.items()},
+      live=np.asarray(-(-len(placed) // rows), np.int32),
+  )
+  return batch, [kept[index] for index in left]
+
+
+def check(
+    sample: types.Sample, *, row_tokens: int, envs: tuple[str, ...]
+) -> None:
+  """Refuses a sample that cannot train as it says.
+
+  Raises:
+    ValueError: the environment is unknown; the sample is empty or longer
+      than a row; fields differ in length; a weight is missing or stands on
+      token 0, which nothing predicts; an rl member has no advantage, or a
+      ref_kl member no reference logprob; a number is not finite or a
+      temperature not positive.
+  """
+  name = f'sample of env {sample.env!r}, row {sample.row!r}:'
+  _require(sample.env in envs, name, 'env', 'be an environment of the stage',
+           sample.env, expected=envs)
+  _require(0 < len(sample) <= row_tokens, name, 'length',
+           'be in [1, batch.row_tokens]', len(sample), expected=row_tokens,
+           hint='raise batch.row_tokens, or drop or truncate the row')
+  fields = (*types.TOKEN_FIELDS, 'roles', 'is_content')
+  present = [field for field in fields if getattr(sample, field) is not None]
+  for field in present:
+    value = getattr(sample, field)
+    _require(np.shape(value) == (len(sample),), name, field,
+             'have one entry per token', np.shape(value),
+             expected=(len(sample),))
+    _require(np.isfinite(value).all(), name, field, 'be finite',
+             _first_bad(value))
+  for field in set(fields) - set(present):
+    _check_absent(sample, field, name)
+  _require((sample.temperatures > 0).all(), name, 'temperatures', 'be > 0',
+           sample.temperatures.min())
+  for component, field in _WEIGHTS.items():
+    first = _weights(sample, component)[0]
+    _require(first == 0, name, f'{field}[0]',
+             'be 0 (nothing predicts token 0)', float(first))
+
+
+def _check_absent(sample: types.Sample, field: str, name: str) -> None:
+  """Streams may be absent only where no member token reads them."""
+  reader = {'advantages': 'rl', 'ref_logprobs': 'ref_kl'}.get(field)
+  _require(
+      reader is not None and not _weights(sample, reader).any(), name, field,
+      f'be given where {reader} has member tokens' if reader else 'be given',
+      None, hint='streams.finalize stamps them on',
+  )
+
+
+def _require(
+    ok: bool, name: str, field: str, must: str, got, *, expected=None,
+    hint: str = '',
+) -> None:
+  if not ok:
+    raise ValueError(
+        f'{name} {field} must {must}: got {got!r}'
+        + ('' if expected is None else f', expected {expected!r}')
+        + (f'; {hint}' if hint else '')
+    )
+
+
+def _first_bad(value: np.ndarray) -> str:
+  at = int(np.argmin(np.isfinite(value)))
+  return f'{value[at]} at token {at}'
+
+
+def _weights(sample: types.Sample, component: str) -> np.ndarray:
+  """Returns a component's weights: f32[T]; rl's only on the completion."""
+  weights = getattr(sample, _WEIGHTS[component])
+  if weights is None:
+    return np.zeros(len(sample), np.float32)  # refused by `check`
+  return np.where(sample.mask, weights, 0) if component == 'rl' else weights
+
+
+def _first_fit(
+    lengths: Sequence[int], room: int, limit: int
+) -> tuple[list[list[int]], list[int]]:
+  """First-fit-decreasing: (indices per bin, indices that found no bin)."""
+  bins, used, left = [], [], []
+  for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    length = lengths[index]
+    fit = next(
+        (b for b, taken in enumerate(used) if taken + length <= room),
+        len(bins),
+    )
+    if fit == limit:
+      left.append(index)
+      continue
+    if fit == len(bins):
+      bins.append([])
+      used.append(0)
+    bins[fit].append(index)
+    used[fit] += length
+  return bins, sorted(left)
+
+
+def _lay(
+    arrays: dict[str, np.ndarray], place: tuple, sample: types.Sample,
+    segment: int, envs: tuple[str, ...],
+) -> None:
+  """Writes one sample into its place (row, slice of tokens)."""
+  for field in types.TOKEN_FIELDS:
+    value = getattr(sample, field)
+    arrays[field][place] = 0 if value is None else value
+  arrays['rl_weights'][place] = _weights(sample, 'rl')
+  arrays['segment_ids'][place] = segment
+  arrays['positions'][place] = np.arange(len(sample))
+  arrays['env_ids'][place] = envs.index(sample.env)
