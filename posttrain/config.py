@@ -100,13 +100,20 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
   """
   values = dict(config.items())
   names = values.get('stages') or ()
-  if not isinstance(names, tuple | list):
+  if not isinstance(names, tuple | list) or not names:
     raise ValueError(f'config.stages must be a tuple of names: got {names!r}')
   stages = {}
   for name in names:
     if name not in values:
       raise ValueError(f'config.stages must name subtrees: no config.{name}')
     stages[name] = _build(values.pop(name), schema.Stage, f'config.{name}')
+  shared = {field.name for field in dataclasses.fields(schema.Run)}
+  for name in values.keys() - shared:
+    if isinstance(values[name], config_dict.ConfigDict):
+      raise ValueError(
+          f'config.{name} must be listed in config.stages: got {names!r}; '
+          'nothing reads a stage that does not run'
+      )
   values['stages'] = stages
   return _build(values, schema.Run, 'config')
 

@@ -1,0 +1,62 @@
+"""The dataset sampler: what it replays, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from posttrain import schema, types
+from posttrain.chat import renderer as chat
+from posttrain.rollout import sampler
+
+USER = {'role': 'user', 'content': 'What is 1 + 2?'}
+SAYS = {'role': 'assistant', 'content': '\\boxed{3}'}
+
+
+def _task(prompt=(USER,), demonstration=(SAYS,)):
+  return types.Task('row-7', 'e', prompt, demonstration=demonstration)
+
+
+def _rollout(task, max_tokens=64, **options):
+  return sampler.DatasetSampler(
+      schema.Dataset(**options), chat.load(schema.Tokenizer()), max_tokens
+  ).rollout(task, uid=5)
+
+
+def test_the_mask_is_what_the_assistant_says_and_its_end():
+  rollout = _rollout(_task())
+  (sample,) = rollout.samples
+  renderer = chat.load(schema.Tokenizer())
+  said = sample.ids[sample.mask]
+  assert renderer.tokenizer.decode(said.tolist()) == SAYS['content']
+  assert said[-1] == renderer.tokenizer.eos_id
+  assert rollout.uid == 5 and rollout.stop_reason == 'eos'
+  assert rollout.score.reward is None  # not graded, which is not zero
+  assert not sample.sampler_logprobs.any()
+  np.testing.assert_array_equal(sample.versions, -1)
+
+
+def test_every_assistant_turn_of_a_conversation_is_trained():
+  more = (SAYS, USER, {'role': 'assistant', 'content': 'yes'})
+  (sample,) = _rollout(_task(demonstration=more)).samples
+  renderer = chat.load(schema.Tokenizer())
+  text = renderer.tokenizer.decode(sample.ids[sample.mask].tolist())
+  assert text == SAYS['content'] + 'yes'
+
+
+def test_too_long_is_an_error_or_cut_on_request():
+  with pytest.raises(ValueError, match=r'row row-7 of environment e must fit'):
+    _rollout(_task(), max_tokens=20)
+  rollout = _rollout(_task(), max_tokens=20, too_long='truncate')
+  assert len(rollout.samples[0]) == 20
+  assert rollout.stop_reason == 'max_tokens'
+
+
+@pytest.mark.parametrize('too_long', ['error', 'truncate'])
+def test_rows_that_train_nothing_are_refused_by_name(too_long):
+  with pytest.raises(ValueError, match='row-7 .* must carry a demonstration'):
+    _rollout(_task(demonstration=None), too_long=too_long)
+  with pytest.raises(ValueError, match='row-7 .* must have a live label'):
+    _rollout(_task(demonstration=(USER,)), too_long=too_long)
+  with pytest.raises(ValueError, match='row-7 .* must have a prompt below'):
+    _rollout(_task(), max_tokens=10, too_long=too_long)
+  with pytest.raises(ValueError, match='row-7 of environment e: messages'):
+    _rollout(_task(prompt=({'role': 'robot', 'content': ''},)))

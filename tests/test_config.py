@@ -1,0 +1,176 @@
+"""Config: overrides, one-line errors, round trips, resume."""
+
+import dataclasses
+import glob
+import json
+
+import pytest
+
+from configs import common
+from posttrain import config, schema
+
+RECIPES = sorted(
+    path for path in glob.glob('configs/*.py')
+    if not path.endswith(('__init__.py', 'common.py'))
+)  # fmt: skip
+
+
+def _node(**stage):
+  entry = schema.EnvEntry()
+  sft = schema.Stage(envs={'a': entry}, **stage)
+  return common.get_config(schema.Run(stages={'sft': sft}))
+
+
+def _resolve(*overrides, node=None):
+  node = node or _node()
+  for key, text in overrides:
+    config.override(node, key, text)
+  run = config.build(node)
+  config.validate(run)
+  return run
+
+
+def test_build_inverts_get_config():
+  run = schema.Run(
+      seed=3,
+      model=schema.PRESETS['qwen3_0p6b'],
+      stages={
+          'a': schema.Stage(envs={'x': schema.EnvEntry()}),
+          'b': schema.Stage(
+              init='stage:a',
+              model=schema.Model(layers=2),
+              envs={'y': schema.EnvEntry(env=schema.Rows(path='f.jsonl'))},
+          ),
+      },
+  )
+  assert config.build(common.get_config(run)) == run
+  assert list(config.build(common.get_config(run)).stages) == ['a', 'b']
+
+
+@pytest.mark.parametrize(
+    ('key', 'text', 'read'),
+    [
+        ('sft.optim.lr', '1e-4', lambda r: r.stages['sft'].optim.lr == 1e-4),
+        ('sft.optim.lr', '1', lambda r: r.stages['sft'].optim.lr == 1.0),
+        ('sft.init', '123', lambda r: r.stages['sft'].init == '123'),
+        ('sft.optim.average', '0.9',
+         lambda r: r.stages['sft'].optim.average == 0.9),
+        ('compilation_cache', 'None', lambda r: r.compilation_cache is None),
+        ('sft.envs.a.env.ops', '("+", "x")',
+         lambda r: r.stages['sft'].envs['a'].env.ops == ('+', 'x')),
+        ('sft.envs.a.env.ops', '["-"]',
+         lambda r: r.stages['sft'].envs['a'].env.ops == ('-',)),
+        ('metrics.progress', 'false', lambda r: not r.metrics.progress),
+        ('metrics.progress', 'False', lambda r: not r.metrics.progress),
+        ('model', 'qwen3_1p7b',
+         lambda r: r.model == schema.PRESETS['qwen3_1p7b']),
+        ('sft.model', 'tiny',
+         lambda r: r.stages['sft'].model == schema.PRESETS['tiny']),
+        ('model', '{"layers": 2}', lambda r: r.model == schema.Model(layers=2)),
+        ('sft.envs.a.env', '{"type": "rows", "path": "f"}',
+         lambda r: r.stages['sft'].envs['a'].env == schema.Rows(path='f')),
+        ('sft.envs.a.algorithm', 'sft',
+         lambda r: r.stages['sft'].envs['a'].algorithm == schema.Sft()),
+    ],
+)  # fmt: skip
+def test_override(key, text, read):
+  assert read(_resolve((key, text)))
+
+
+@pytest.mark.parametrize(
+    ('key', 'text', 'message'),
+    [
+        ('sft.optim.lrr', '1', 'config.sft.optim.lrr .* config.sft.optim.lr?'),
+        ('sft.optm.lr', '1', r'did you mean config\.sft\.optim'),
+        ('sed', '1', r'did you mean config\.seed'),
+        ('seed.x', '1', r'config\.seed must be a node'),
+        ('sft.optim.lr', 'fast', r'config\.sft\.optim\.lr must be of type fl'),
+        ('sft.optim.lr', '-1.0', r'config\.sft\.optim\.lr must be > 0: got -1'),
+        ('seed', '1.5', r'config\.seed must be of type int'),
+        ('seed', 'true', r'config\.seed must be of type int: got True'),
+        ('seed', 'None', r'config\.seed must be of type int: got None'),
+        ('metrics.progress', '1', r'config\.metrics\.progress must be of type'),
+        ('model', 'qwen', r"config\.model must be one of \('tiny'"),
+        ('model', '{"layer": 1}', r'did you mean config\.model\.layers'),
+        ('sft.envs.a.algorithm', 'ppo', r'algorithm\.type must be one of'),
+        ('sft.envs.a.env', '{"typ": "rows"}', r'env\.type must be one of'),
+        ('sft.envs.a.env.ops', '3', r'env\.ops must be a tuple'),
+        ('sft.envs.a.env.ops', '("/",)', r'config\.sft\.envs\.a\.env\.ops'),
+        ('sft.envs.a.env.ops', '(1,)', r'env\.ops\[0\] must be of type str'),
+        ('sft.envs.a.env.max_operand', '1000', r'max_operand must be in'),
+        ('sft.envs.a.env.max_factor', '5', 'nothing reads it where ops has'),
+        ('sft.envs.a.group_size', '2', r'group_size must be 1 with a dataset'),
+        ('sft.envs', '{"a/b": {}}', r'must be named with letters'),
+        ('sft.envs', '{}', r'config\.sft\.envs must hold an environment'),
+        ('sft.batch.row_tokens', '100', r'must be a multiple of row_tokens'),
+        ('sft.init', 'stage:x', r'config\.sft\.init must name an earlier'),
+        ('sft.kind', 'tokenz', r'config\.sft\.kind must be one of'),
+        ('sft.optim.warmup_steps', '1000', r'warmup_steps must be < steps'),
+        ('stages', '("a",)', r'no config\.a'),
+        ('stages', '()', 'config.stages must'),
+        ('mesh.fsdp', '0', r'config\.mesh\.fsdp must be -1 or > 0'),
+        ('model.kv_heads', '3', r'config\.model\.kv_heads must divide heads=4'),
+    ],
+)
+def test_mistakes_are_one_clear_line(key, text, message):
+  with pytest.raises(ValueError, match=message) as error:
+    _resolve((key, text))
+  assert '\n' not in str(error.value)
+
+
+def test_key_that_nothing_reads_is_refused():
+  with pytest.raises(ValueError, match="nothing reads it where schedule is"):
+    _resolve(
+        ('sft.optim.schedule', 'constant'),
+        ('sft.optim.final_lr_fraction', '0.5'),
+    )
+
+
+def test_load_names_what_is_missing(tmp_path):
+  with pytest.raises(ValueError, match='--config must name a file'):
+    config.load('configs/no_such.py')
+  empty = tmp_path / 'empty.py'
+  empty.write_text('x = 1\n')
+  with pytest.raises(ValueError, match='must define get_config'):
+    config.load(str(empty))
+
+
+@pytest.mark.parametrize('path', RECIPES)
+@pytest.mark.parametrize('argument', ['', ':tiny'])
+def test_every_recipe_builds(path, argument):
+  run = config.build(config.load(path + argument))
+  config.validate(run)
+  json.dumps(config.to_dict(run))
+
+
+def test_resume_allows_only_declared_keys():
+  old = config.to_dict(_resolve())
+  allowed = config.to_dict(
+      _resolve(
+          ('sft.steps', '2000'), ('sft.eval.every', '7'),
+          ('metrics.progress', 'false'), ('checkpoint.every', '9'),
+      )
+  )  # fmt: skip
+  config.check_resume(old, allowed)
+  with pytest.raises(ValueError, match=r'config\.sft\.optim\.lr \(0\.0003 ->'):
+    config.check_resume(old, config.to_dict(_resolve(('sft.optim.lr', '1.0'))))
+  with pytest.raises(ValueError, match=r'config\.seed \(0 -> 1\)'):
+    config.check_resume(old, config.to_dict(_resolve(('seed', '1'))))
+
+
+def test_every_field_of_the_schema_has_a_comment():
+  import inspect
+  import pathlib
+
+  for path in pathlib.Path('posttrain/schema').glob('*.py'):
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines):
+      declares = line.startswith('  ') and not line.startswith('   ')
+      if declares and ': ' in line and ' = ' in line and 'def ' not in line:
+        name = line.split(':')[0].strip()
+        before = lines[number - 1].strip()
+        commented = before.startswith('#') or name in ('type', 'seed') or (
+            ':' in before and ' = ' in before  # a block of kindred fields
+        )
+        assert commented, f'{path}:{number + 1}: {name} needs a comment'
+  assert inspect.isclass(schema.Run) and dataclasses.is_dataclass(schema.Run)
