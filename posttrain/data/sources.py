@@ -16,12 +16,7 @@ class Shuffled(Generic[Item]):
   """
 
   def __init__(self, items: Sequence[Item], seed: int):
-    """Args: items: at least one; seed: >= 0."""
-    if not len(items):
-      raise ValueError(
-          'a source must hold items: got none; check the data file or the '
-          "environment's number of tasks"
-      )
+    """Args: items: none makes a source that cannot be drawn from."""
     self._items, self._seed = items, int(seed)
     self._seek(0, 0)
 
@@ -33,6 +28,11 @@ class Shuffled(Generic[Item]):
     return self
 
   def __next__(self) -> Item:
+    if not len(self):
+      raise ValueError(
+          'a source must hold items to draw from: got none; check the data '
+          'file, or the number of tasks of the environment'
+      )
     if self._index == len(self):
       self._seek(self._epoch + 1, 0)
     item = self._items[int(self._order[self._index])]

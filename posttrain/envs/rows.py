@@ -24,7 +24,7 @@ class Rows:
     self.name, self._cfg = name, cfg
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the rows of `path`, or of `eval_path`, in the file's order.
+    """Returns the rows of `path`, or of `eval_path`; none where it is None.
 
     Raises:
       ValueError: no such file, no such split, or a row is malformed.
@@ -32,15 +32,13 @@ class Rows:
     base.check_split(split)
     field = 'path' if split == 'train' else 'eval_path'
     path = getattr(self._cfg, field)
-    key = f'envs.{self.name}.env.{field}'
     if path is None:
-      raise ValueError(
-          f'{key} must name a file or folder for evaluation: got None'
-      )
+      return sources.Shuffled((), seed)
     file = pathlib.Path(os.path.expandvars(path)).expanduser()
     if not file.exists():
       raise ValueError(
-          f'{key} must name an existing file or folder: got {path!r}'
+          f'envs.{self.name}.env.{field} must name an existing file or '
+          f'folder: got {path!r}'
       )
     read = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
     return sources.Shuffled([self._task(row) for row in read], seed)
