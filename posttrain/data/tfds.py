@@ -99,7 +99,9 @@ def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
   with tfds.core.registered.skip_registration():
 
     class Builder(tfds.core.GeneratorBasedBuilder):
-      """Conversations."""
+      """Conversations; nothing is downloaded, hence no checksums to find."""
+
+      url_infos = _checksums_path = None
 
       def _info(self):
         return tfds.core.DatasetInfo(builder=self, features=features)
@@ -138,7 +140,8 @@ def _row(example: Mapping[str, Any], where: str) -> rows.Row:
           dict(zip(fields, values, strict=True))
           for values in zip(*fields.values(), strict=True)
       ]
-  return rows.parse({**raw, **json.loads(raw.pop('info_json', '{}'))}, where)
+  info = json.loads(raw.pop('info_json', '{}'))
+  return rows.parse({**raw, **info}, where)
 
 
 def _host(value: Any) -> Any:
