@@ -1,0 +1,141 @@
+"""Text <-> ids, and what must never become a special id."""
+
+import json
+import os
+import pathlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain import schema
+from posttrain.chat import tokenizers
+
+DATA = os.environ.get('POSTTRAIN_DATA')
+needs_data = pytest.mark.skipif(
+    DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+)
+
+
+@pytest.fixture(scope='module')
+def neox():
+  path = pathlib.Path(DATA) / 'neox20b_tokenizer' / 'tokenizer.json'
+  return tokenizers.load(
+      schema.Tokenizer(path=str(path), eos='<|endoftext|>')
+  )
+
+
+@pytest.fixture(scope='module')
+def words(tmp_path_factory):
+  """Writes a small tokenizer.json: a word per token, bos in front."""
+  import tokenizers as library
+  from tokenizers import models, pre_tokenizers, processors
+
+  names = ['<unk>', '<s>', '</s>', '<pad>', 'a', 'b', 'c', 'stop']
+  made = library.Tokenizer(models.WordLevel(
+      {name: i for i, name in enumerate(names)}, unk_token='<unk>'
+  ))
+  made.pre_tokenizer = pre_tokenizers.Whitespace()
+  made.add_special_tokens(['<s>', '</s>', '<pad>'])
+  made.post_processor = processors.TemplateProcessing(
+      single='<s> $A', special_tokens=[('<s>', 1)]
+  )
+  made.enable_truncation(2)
+  path = tmp_path_factory.mktemp('words') / 'tokenizer.json'
+  made.save(str(path))
+  return str(path)
+
+
+def test_bytes_literal_ids():
+  made = tokenizers.load(schema.Tokenizer())
+  assert made.encode('aé') == [97, 195, 169]
+  assert (made.pad_id, made.eos_id, made.bos_id) == (256, 257, None)
+  assert made.special_id('<|assistant|>') == 260
+  assert made.special_id('<|nope|>') is None
+  assert made.vocab_size == 264 and made.vocab_size % 8 == 0
+  assert made.encode_scaffold('<|user|>a<|end|>') == [259, 97, 257]
+
+
+def test_bytes_never_fail():
+  made = tokenizers.Bytes()
+  assert made.decode([97, 257, 195, 263, 98]) == 'a\ufffdb'
+  assert made.decode([]) == '' and made.encode('') == []
+  assert made.encode('\ud800') == [ord('?')]
+
+
+@given(st.text())
+@settings(max_examples=60, deadline=None)
+def test_bytes_round_trip_and_hold_no_special(text):
+  made = tokenizers.Bytes()
+  ids = made.encode(text + '<|end|>')
+  assert max(ids) < 256
+  assert made.decode(ids) == (
+      text.encode('utf-8', 'replace').decode() + '<|end|>'
+  )
+
+
+def test_fingerprint_tells_tokenizers_apart(words):
+  prints = {
+      tokenizers.load(cfg).fingerprint
+      for cfg in (
+          schema.Tokenizer(), schema.Tokenizer(eos='<|tool|>'),
+          schema.Tokenizer(path=words, eos='</s>'),
+          schema.Tokenizer(path=words, eos='<s>'),
+      )
+  }
+  assert len(prints) == 4
+  assert all(len(p) == 64 and int(p, 16) for p in prints)
+  again = tokenizers.load(schema.Tokenizer()).fingerprint
+  assert again in prints
+
+
+def test_file_knows_bos_pad_and_does_not_truncate(words):
+  made = tokenizers.load(schema.Tokenizer(path=words, eos='</s>'))
+  assert (made.bos, made.bos_id) == ('<s>', 1)
+  assert (made.eos_id, made.pad_id, made.vocab_size) == (2, 3, 8)
+  assert made.encode('a b c a') == [4, 5, 6, 4]
+  assert made.encode_scaffold('a</s>') == [4, 2]
+  assert 2 not in made.encode('a </s>')
+  assert made.decode([1, 4, 2, 5, 900]) == 'a b'
+
+
+@pytest.mark.parametrize('cfg, words_of_error', [
+    ({'eos': '<|nope|>'}, ('tokenizer.eos', 'vocabulary', '<|nope|>')),
+    ({'pad': '<|nope|>'}, ('tokenizer.pad', 'vocabulary')),
+    ({'pad': '<|end|>'}, ('tokenizer.pad', 'differ', 'tokenizer.eos')),
+    ({'path': '/nowhere.json', 'eos': 'x'}, ('tokenizer.path', 'existing')),
+])
+def test_refusals(cfg, words_of_error):
+  with pytest.raises(ValueError) as error:
+    tokenizers.load(schema.Tokenizer(**cfg))
+  assert all(word in str(error.value) for word in words_of_error)
+
+
+@pytest.mark.parametrize('eos, pad, words_of_error', [
+    (None, None, ('tokenizer.eos', 'be given', '</s>')),
+    ('<|end|>', None, ('tokenizer.eos', 'vocabulary')),
+    ('stop', None, ('tokenizer.eos', 'ordinary text')),
+    ('</s>', '</s>', ('tokenizer.pad', 'differ')),
+])
+def test_refusals_of_a_file(words, eos, pad, words_of_error):
+  with pytest.raises(ValueError) as error:
+    tokenizers.load(schema.Tokenizer(path=words, eos=eos, pad=pad))
+  assert all(word in str(error.value) for word in words_of_error)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps({'model_type': 'qwen'}))
+  with pytest.raises(ValueError, match='tokenizer.path must name a Hugging'):
+    tokenizers.load(schema.Tokenizer(path=str(path), eos='x'))
+
+
+@needs_data
+def test_real_file(neox):
+  text = 'What is 47 + 85? é\n    \\boxed{132} <|endoftext|>'
+  ids = neox.encode(text)
+  assert neox.eos_id == 0 and neox.eos_id not in ids
+  assert neox.pad_id == 1 and neox.bos_id is None
+  assert neox.decode(ids) == text
+  assert neox.encode_scaffold('a<|endoftext|>')[-1] == 0
+  assert neox.vocab_size == 50277
