@@ -1,0 +1,1 @@
+"""Launchers, notebooks and benchmarks: may import anything."""

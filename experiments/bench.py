@@ -1,0 +1,270 @@
+"""Benchmarks, one JSON line per result.
+
+    python -m experiments.bench train_step --shape=S --threads=1
+    python -m experiments.bench logprobs --vocab=32768
+
+`train_step` alternates our train step with the yardstick of `plain_jax`, so
+that both meet the same noise, and measures the machine's matrix product in
+between. On a shared machine, tokens per CPU second is the number to read.
+`logprobs` compares the chunked linear head with full logits, each in a
+process of its own: peak memory is a property of a process.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+
+def main(argv=None) -> None:
+  args = parse(argv)
+  if args.threads:
+    # Both are read when jax creates its client: before it is imported.
+    os.environ['NPROC'] = str(args.threads)
+    if args.threads == 1:
+      flag = '--xla_cpu_multi_thread_eigen=false'
+      os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'
+  args.run(args)
+
+
+def parse(argv):
+  parser = argparse.ArgumentParser(prog='python -m experiments.bench')
+  commands = parser.add_subparsers(required=True)
+  step = commands.add_parser('train_step')
+  step.set_defaults(run=train_step)
+  step.add_argument('--shape', choices=('S', 'M'), default='S')
+  step.add_argument('--micro-rows', type=int, default=8)
+  step.add_argument('--dtype', default='float32')
+  step.add_argument('--remat', default='none')
+  logprobs = commands.add_parser('logprobs')
+  logprobs.set_defaults(run=logprobs_)
+  logprobs.add_argument('--vocab', type=int, default=32768)
+  logprobs.add_argument('--tokens', type=int, default=2048)
+  logprobs.add_argument('--embed-dim', type=int, default=256)
+  logprobs.add_argument('--vocab-chunk', type=int)
+  logprobs.add_argument('--impl', choices=('chunked', 'plain'))
+  for command in (step, logprobs):
+    command.add_argument('--threads', type=int, help='default: all')
+    command.add_argument('--repeats', type=int, default=5)
+  return parser.parse_args(argv)
+
+
+def emit(**fields) -> None:
+  print(json.dumps(fields), flush=True)
+
+
+def rounded(x: float) -> float:
+  return float(f'{x:.4g}')
+
+
+class Clock:
+  """Wall and CPU seconds of the repeats of one piece of work."""
+
+  def __init__(self, work):
+    self._work, self.wall, self.cpu = work, [], []
+
+  def run(self) -> None:
+    wall, cpu = time.perf_counter(), time.process_time()
+    self._work()
+    self.wall.append(time.perf_counter() - wall)
+    self.cpu.append(time.process_time() - cpu)
+
+  def rates(self, amount: float, unit: str) -> dict:
+    """Medians, and the spread (max - min) / median, of amount per second."""
+    out = {}
+    for name, seconds in (('', self.wall), ('cpu_', self.cpu)):
+      rate = [amount / s for s in seconds]
+      median = statistics.median(rate)
+      out[f'{unit}_per_{name}s'] = rounded(median)
+      out[f'{name}spread'] = rounded((max(rate) - min(rate)) / median)
+    return out
+
+
+def train_step(args) -> None:
+  """Tokens per second of a whole step: 64 rows of 160 tokens, CE on all."""
+  import jax
+
+  from experiments import plain_jax
+
+  shape = plain_jax.SHAPES[args.shape]
+  size = (plain_jax.ROWS, plain_jax.TOKENS)
+  ids = jax.random.randint(jax.random.key(1), size, 0, shape.vocab_size)
+  clocks, compile_s = {'matmul': matmul_clock()}, {}
+  for name, make in (('ours', ours), ('plain', plain)):
+    start = time.perf_counter()
+    work = make(args, shape, ids)
+    work()  # compiles
+    compile_s[name] = time.perf_counter() - start
+    clocks[name] = Clock(work)
+  for clock in clocks.values():
+    clock.run()  # warm
+    clock.wall, clock.cpu = [], []
+  for _ in range(args.repeats):
+    for clock in clocks.values():
+      clock.run()
+  gflops = clocks['matmul'].rates(MATMUL_GFLOP, 'gflop')
+  emit(bench='matmul', threads=args.threads, **gflops)
+  for name, seconds in compile_s.items():
+    emit(
+        bench='train_step', impl=name, shape=args.shape, threads=args.threads,
+        micro_tokens=args.micro_rows * size[1],
+        **clocks[name].rates(ids.size, 'tokens'),
+        first_step_s=rounded(seconds),
+        peak_rss_mib=peak_rss_mib(),
+    )
+
+
+MATMUL_GFLOP = 8 * 2 * 1024**3 / 1e9
+
+
+def matmul_clock() -> Clock:
+  import jax
+
+  x = jax.random.normal(jax.random.key(0), (1024, 1024))
+  matmul = jax.jit(lambda a, b: a @ b)
+
+  def work():
+    for _ in range(8):
+      matmul(x, x).block_until_ready()
+
+  work()
+  return Clock(work)
+
+
+def plain(args, shape, ids):
+  """The yardstick's step, as a function of nothing."""
+  import jax
+
+  from experiments import plain_jax
+
+  init_state, step = plain_jax.make_step(shape, args.micro_rows)
+  state = init_state(jax.random.key(0))
+
+  def work():
+    nonlocal state
+    state, loss = step(state, ids)
+    loss.block_until_ready()
+
+  return work
+
+
+def ours(args, shape, ids):
+  """Our step on the same tokens, as a function of nothing."""
+  import jax
+
+  from posttrain import objectives, optim, schema, sharding
+  from posttrain import train_step as train_steps
+  from posttrain.models import transformer
+
+  cfg = schema.Model(
+      **dataclasses.asdict(shape), dtype=args.dtype, remat=args.remat
+  )
+  optim_cfg = schema.Optim()
+  optimizer = optim.make(optim_cfg, 1000)
+  step = train_steps.make_train_step(
+      objectives.TokenComponents(cfg, ('bench',)), optimizer,
+      mesh=sharding.make_mesh(schema.Mesh()),
+      rules=transformer.SHARDING_RULES,
+  )
+  state = train_steps.init_state(
+      transformer.init(jax.random.key(0), cfg), optimizer, average=False
+  )
+  batch = make_batch(ids, args.micro_rows)
+
+  def work():
+    nonlocal state
+    state, metrics = step(state, batch)
+    metrics['loss/total'].block_until_ready()
+
+  return work
+
+
+def make_batch(ids, rows: int):
+  """One row per sequence, all its tokens but the first in `ce`."""
+  import numpy as np
+
+  from posttrain import types
+
+  micro = (-1, rows, ids.shape[1])
+  ids = np.asarray(ids).reshape(micro)
+  fields = {
+      name: np.zeros(ids.shape, dtype)
+      for name, dtype in types.TOKEN_FIELDS.items()
+  }
+  positions = np.broadcast_to(np.arange(ids.shape[-1], dtype=np.int32),
+                              ids.shape)
+  weights = (positions > 0).astype(np.float32)
+  fields |= {
+      'ids': ids, 'mask': positions > 0, 'ce_weights': weights,
+      'temperatures': np.ones_like(weights),
+  }
+  return types.Batch(
+      **fields, segment_ids=np.ones_like(ids), positions=positions,
+      env_ids=np.zeros_like(ids), rl_count=np.float32(0),
+      ce_count=np.float32(weights.sum()), ref_kl_count=np.float32(0),
+      live=np.int32(len(ids)),
+  )
+
+
+def logprobs_(args) -> None:
+  """Forward and backward of the linear head, chunked against full logits."""
+  if args.impl is None:
+    for impl in ('chunked', 'plain'):
+      command = [sys.executable, '-m', 'experiments.bench', *sys.argv[1:]]
+      subprocess.run([*command, f'--impl={impl}'], check=True)
+    return
+  import jax
+
+  n, d, v = args.tokens, args.embed_dim, args.vocab
+  keys = jax.random.split(jax.random.key(0), 3)
+  hidden = jax.random.normal(keys[0], (n, d))
+  weight = jax.random.normal(keys[1], (d, v)) / d**0.5
+  targets = jax.random.randint(keys[2], (n,), 0, v)
+  before = peak_rss_mib()
+  start = time.perf_counter()
+  step = jax.jit(jax.value_and_grad(logprobs_loss(args), (0, 1)))
+  step = step.lower(hidden, weight, targets).compile()
+  compile_s = time.perf_counter() - start
+  clock = Clock(lambda: jax.block_until_ready(step(hidden, weight, targets)))
+  clock.run()
+  clock.wall, clock.cpu = [], []
+  for _ in range(args.repeats):
+    clock.run()
+  temp = step.memory_analysis().temp_size_in_bytes
+  emit(
+      bench='logprobs', impl=args.impl, vocab=v, tokens=n, embed_dim=d,
+      threads=args.threads, **clock.rates(n, 'tokens'),
+      compile_s=rounded(compile_s), temp_mib=rounded(temp / 2**20),
+      peak_rss_mib=peak_rss_mib(), rss_before_mib=before,
+  )
+
+
+def logprobs_loss(args):
+  """(hidden, weight, targets) -> sum of logprobs."""
+  import jax
+  import jax.numpy as jnp
+
+  from posttrain.losses import logprobs
+
+  def chunked(hidden, weight, targets):
+    chunk = args.vocab_chunk
+    return logprobs.linear(hidden, weight, targets, vocab_chunk=chunk)[0].sum()
+
+  def full(hidden, weight, targets):
+    law = jax.nn.log_softmax(hidden @ weight)
+    return jnp.take_along_axis(law, targets[:, None], axis=1).sum()
+
+  return {'chunked': chunked, 'plain': full}[args.impl]
+
+
+def peak_rss_mib() -> int:
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+if __name__ == '__main__':
+  main()
