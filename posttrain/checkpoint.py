@@ -4,23 +4,20 @@
 dict, so that a step describes itself, and the checksums of both items.
 
 Saving:
-  1. checksum every array where it lives (integer sums: any sharding agrees);
+  1. checksum every array where it lives;
   2. Orbax copies the arrays off the device, and the call returns;
-  3. it writes to a temporary folder and renames that when all is there, so a
-     half-written step never has a step's name;
+  3. it writes to a temporary folder and renames that once all is there;
   4. it deletes what the keep rules no longer want.
 
 Restoring: the newest step that can be read and whose checksums agree. Storage
-detects a file that is gone or cut short, but not a flipped bit inside an
-array, which is what the checksums are for. A damaged step is dropped with a
-warning and the one before it is tried. A step that is whole but of another
-shape is the user's mistake and never deleted.
+notices a file that is gone or cut short, but not a flipped bit inside an
+array; the checksums do. A damaged step is dropped with a warning. A sound one
+of other shapes is the user's mistake and never deleted.
 """
 
 import json
 import warnings
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,6 +26,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from posttrain import instrument, schema, tree
+
+instrument.quiet('orbax')  # it logs every save, through absl
 
 State = Any  # a pytree of arrays
 Host = dict[str, Any]
@@ -43,7 +42,6 @@ class Checkpointer:
 
   def __init__(self, folder: str, keep: schema.Checkpoint):
     """Opens (or makes) a folder, and clears half-written steps out of it."""
-    instrument.quiet('orbax')
     self._folder = epath.Path(folder).expanduser().resolve()
     policies = ocp.checkpoint_managers
     kept = [policies.LatestN(keep.keep_last)]
@@ -51,7 +49,6 @@ class Checkpointer:
       kept.append(policies.EveryNSteps(keep.keep_every))
     self._manager = ocp.CheckpointManager(
         self._folder,
-        item_names=('state', 'host'),
         item_handlers={
             'state': ocp.PyTreeCheckpointHandler(),
             'host': ocp.JsonCheckpointHandler(),
@@ -65,11 +62,11 @@ class Checkpointer:
   def save(self, step: int, state: State, host: Host) -> None:
     """Starts to save; returns once `state` may be overwritten or donated.
 
-    Existing steps from `step` on belong to a run that was given up (they can
-    only be there if an older one was restored) and are deleted first.
+    Steps from `step` on that exist already were given up when an older one
+    was restored, and are deleted first.
 
     Args:
-      step: its number, the name of its folder.
+      step: the name of its folder.
       state: pytree of arrays.
       host: JSON-able dict; tuples come back as lists, keys as strings.
     """
@@ -94,8 +91,7 @@ class Checkpointer:
 
   def latest(self) -> int | None:
     """Returns the newest step, which may yet prove damaged; or None."""
-    steps = self.steps()
-    return steps[-1] if steps else None
+    return max(self.steps(), default=None)
 
   def restore(
       self, like: State, step: int | None = None
@@ -118,7 +114,7 @@ class Checkpointer:
     """
     self.wait()
     if step is not None:
-      return _restore_exactly(self._folder / str(step), like)
+      return _exactly(self._folder / str(step), _read, like)
     damaged = []
     for number in reversed(self.steps()):
       folder = self._folder / str(number)
@@ -150,14 +146,12 @@ class Checkpointer:
     if jax.process_index() == 0:
       for number in damaged:
         aside = self._folder / f'{number}.damaged'
-        if aside.exists():
-          aside.rmtree()
+        aside.rmtree(missing_ok=True)
         (self._folder / str(number)).rename(aside)
     self._manager.reload()
     warnings.warn(
         f'no sound checkpoint is left in {self._folder}: steps {damaged} are '
-        f'damaged and were renamed to <step>.damaged; training starts again '
-        f'from the beginning of the stage',
+        'damaged and were renamed to <step>.damaged; the stage starts again',
         stacklevel=3,
     )
 
@@ -170,27 +164,17 @@ def restore_params(path: str, like: State) -> State:
       Of a workdir the stage saved last is taken, of a stage the newest step.
     like: the params to restore, as arrays or ShapeDtypeStructs.
 
-  Returns:
-    The params, in the shardings of `like`.
-
   Raises:
     ValueError: nothing is there, it is damaged, or its params differ from
       `like`; the first that differs is named.
   """
-  instrument.quiet('orbax')
-  folder = find(path)
-  state, _ = _restore_exactly(folder, {'params': like}, partial=True)
+  state, _ = _exactly(find(path), _read, {'params': like}, True)
   return state['params']
 
 
 def read_host(path: str) -> Host:
   """Returns the `host` dict of a step; `path` as in `restore_params`."""
-  instrument.quiet('orbax')
-  folder = find(path)
-  try:
-    return _read_record(folder)['host']
-  except Damaged as error:
-    raise _damaged(folder, error) from error
+  return _exactly(find(path), _read_record)['host']
 
 
 def find(path: str) -> epath.Path:
@@ -214,20 +198,17 @@ def find(path: str) -> epath.Path:
   return max(steps, key=lambda step: step.stat().mtime)
 
 
-def _restore_exactly(folder, like, partial=False) -> tuple[State, Host]:
+def _exactly(folder, read, *args) -> Any:
+  """Reads a step that was asked for by name, so there is no falling back."""
   if not folder.exists():
     raise ValueError(f'a checkpoint must exist: got {folder}')
   try:
-    return _read(folder, like, partial)
+    return read(folder, *args)
   except Damaged as error:
-    raise _damaged(folder, error) from error
-
-
-def _damaged(folder, error) -> ValueError:
-  return ValueError(
-      f'a checkpoint must be sound: got {folder}, which is damaged ({error}); '
-      f'delete it or name another step'
-  )
+    raise ValueError(
+        f'a checkpoint must be sound: got {folder}, which is damaged '
+        f'({error}); delete it or name another step'
+    ) from error
 
 
 def _read(folder, like: State, partial=False) -> tuple[State, Host]:
@@ -259,7 +240,7 @@ def _read_record(folder) -> dict[str, Any]:
   """Reads and proves the `host` item."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
     record = _try(reader.restore, folder / 'host')
-  if not isinstance(record, Mapping) or record.get('crc') != _crc(
+  if not isinstance(record, dict) or record.get('crc') != _crc(
       record.get('host'), record.get('state_sums')
   ):
     raise Damaged('the checksum of its host item is wrong')
@@ -267,17 +248,16 @@ def _read_record(folder) -> dict[str, Any]:
 
 
 def _try(read, *args, **kwargs) -> Any:
-  """Calls `read`; whatever a broken file makes it raise is `Damaged`.
+  """Calls `read`; whatever a broken file makes it raise becomes `Damaged`.
 
-  Broken files raise nearly every type there is, plain `Exception` among them.
-  What says nothing about the file (memory, permission) passes through.
+  That is nearly every type there is, plain `Exception` among them. What says
+  nothing about the file (memory, permission) passes through.
   """
   try:
     return read(*args, **kwargs)
-  except (MemoryError, PermissionError):
-    raise
   except Exception as error:
-    if instrument.is_oom(error):
+    passes = (MemoryError, PermissionError)
+    if isinstance(error, passes) or instrument.is_oom(error):
       raise
     text = (str(error).strip().splitlines() or [''])[0][:200]
     raise Damaged(f'{type(error).__name__}: {text}') from error
@@ -315,6 +295,5 @@ def _crc(host: Any, sums: Any) -> int:
 
 
 def _numbered(folder) -> list:
-  if not folder.is_dir():
-    return []
-  return [path for path in folder.iterdir() if path.name.isdigit()]
+  found = folder.iterdir() if folder.is_dir() else ()
+  return [path for path in found if path.name.isdigit()]

@@ -45,16 +45,15 @@ def _module(name: str, path: str) -> Any:
   parent = ''
   for part in name.split('.'):
     here = f'{parent}.{part}' if parent else part
-    if importlib.util.find_spec(here) is None:
-      raise ValueError(_message(path, f'module {here!r}', part, _siblings(
-          parent
-      )))
+    try:
+      spec = importlib.util.find_spec(here)
+    except ModuleNotFoundError:  # the parent is no package
+      spec = None
+    if spec is None:
+      raise ValueError(
+          _message(path, f'module {here!r}', part, _siblings(parent))
+      )
     module = importlib.import_module(here)
-    if here != name and not hasattr(module, '__path__'):
-      raise ValueError(_message(
-          path, f'package {here!r} (it is a module; put a colon behind it)',
-          '', ()
-      ))
     parent = here
   return module
 
@@ -71,7 +70,9 @@ def _submodule(found: Any, name: str, path: str) -> Any:
 
 def _siblings(parent: str) -> list[str]:
   """Names of the modules beside a missing one."""
-  where = importlib.import_module(parent).__path__ if parent else None
+  where = None  # sys.path
+  if parent:
+    where = getattr(importlib.import_module(parent), '__path__', ())
   return [module.name for module in pkgutil.iter_modules(where)]
 
 

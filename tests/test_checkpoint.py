@@ -1,5 +1,6 @@
 """Checkpoints come back bit for bit, or not at all."""
 
+import gc
 import json
 import os
 import pathlib
@@ -16,6 +17,18 @@ import optax
 import pytest
 
 from posttrain import arrays, checkpoint, schema
+
+# A read that failed leaves Orbax's futures behind, whose errors nobody fetched.
+pytestmark = pytest.mark.filterwarnings(
+    'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
+
+@pytest.fixture(autouse=True)
+def collect_garbage():
+  """So that those futures end within the test that made them."""
+  yield
+  gc.collect()
 
 
 def make_state(seed):

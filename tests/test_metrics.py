@@ -1,0 +1,129 @@
+"""metrics.jsonl is strict JSON, and a resume leaves no seam."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain import metrics
+
+
+def strict(text):
+  def refuse(name):
+    raise AssertionError(f'{name} is not JSON')
+
+  return json.loads(text, parse_constant=refuse)
+
+
+def write(path, position, steps, stage='sft'):
+  writer = metrics.Writer(str(path), position, None)
+  positions = []
+  for step in steps:
+    writer.write(stage, step, {'loss/total': 1 / (step + 1)})
+    positions.append(writer.position())
+  writer.close()
+  return positions
+
+
+def test_a_line_is_flat_plain_and_strict_json(tmp_path):
+  path = tmp_path / 'new' / 'metrics.jsonl'
+  writer = metrics.Writer(str(path), 0, None)
+  writer.write(
+      'sft', 3,
+      {
+          'loss': {'total': jnp.float32(0.5), 'ce': jnp.bfloat16(2.0)},
+          'count': np.int64(7), 'ok': np.bool_(True), 'note': 'a',
+          'none': None, 'bad': float('nan'), 'worse': jnp.inf, 'py': 3,
+      },
+  )
+  writer.close()
+  assert strict(path.read_text()) == {
+      'stage': 'sft', 'step': 3, 'loss/total': 0.5, 'loss/ce': 2.0,
+      'count': 7, 'ok': True, 'note': 'a', 'none': None, 'bad': None,
+      'worse': None, 'py': 3, 'nonfinite': ['bad', 'worse'],
+  }
+
+
+@pytest.mark.parametrize(
+    'values', [{'x': np.zeros(2)}, {'step': 1}, {'a': {'b': 1}, 'a/b': 2}]
+)
+def test_vectors_and_double_names_are_our_bug(values):
+  with pytest.raises(AssertionError):
+    metrics.to_row('sft', 1, values)
+
+
+def test_resuming_gives_the_bytes_of_an_unbroken_run(tmp_path):
+  whole, broken = tmp_path / 'whole.jsonl', tmp_path / 'broken.jsonl'
+  write(whole, 0, range(6))
+  positions = write(broken, 0, range(5))
+  with open(broken, 'a') as f:
+    f.write('{"stage": "sft", "st')  # killed while writing
+  write(broken, positions[2], range(3, 6))
+  assert broken.read_bytes() == whole.read_bytes()
+
+
+def test_opening_alone_changes_nothing(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  positions = write(path, 0, range(4))
+  before = path.read_bytes()
+  writer = metrics.Writer(str(path), positions[1], None)
+  assert writer.position() == positions[1]
+  writer.close()
+  writer.close()
+  assert writer.position() == positions[1]
+  assert path.read_bytes() == before
+
+
+def test_a_step_is_written_once_also_across_a_resume(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  (*_, position) = write(path, 0, range(3))
+  write(path, position, [0, 1], stage='grpo')
+  writer = metrics.Writer(str(path), position, None)
+  with pytest.raises(AssertionError, match='stage sft step 2 after step 2'):
+    writer.write('sft', 2, {})
+  writer.close()
+
+
+@pytest.mark.parametrize('left', ['', '{"stage": "sft", "step": 0}\n{"sta'])
+def test_a_file_shorter_than_the_position_warns_and_goes_on(tmp_path, left):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_text(left)
+  with pytest.warns(UserWarning, match='must hold the 5000 bytes'):
+    write(path, 5000, [7])
+  steps = [row['step'] for row in metrics.read(str(path))]
+  assert steps == ([0, 7] if left else [7])
+
+
+def test_reading_skips_a_line_under_way(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  assert metrics.read(str(path)) == []
+  path.write_text('{"stage": "sft", "step": 0}\n{"stage"')
+  assert metrics.read(str(path)) == [{'stage': 'sft', 'step': 0}]
+
+
+def test_tensorboard_files(tmp_path):
+  pytest.importorskip('tensorboardX')
+  writer = metrics.Writer(str(tmp_path / 'm.jsonl'), 0, str(tmp_path / 'tb'))
+  writer.write('sft', 1, {'loss/total': 0.5, 'bad': float('nan'), 'a': 'b'})
+  writer.close()
+  (events,) = (tmp_path / 'tb').iterdir()
+  data = events.read_bytes()
+  assert b'sft/loss/total' in data
+  assert b'sft/bad' not in data
+
+
+def test_tensorboard_missing_is_one_clear_error(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tensorboardX', None)
+  with pytest.raises(ValueError, match=r"pip install 'posttrain\[tensorboard"):
+    metrics.Writer(str(tmp_path / 'm.jsonl'), 0, str(tmp_path / 'tb'))
+
+
+def test_progress_shows_numbers_on_a_terminal_only(monkeypatch, capsys):
+  for on, terminal in ((True, False), (False, True), (True, True)):
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda t=terminal: t)
+    with metrics.Progress('sft', 10, start=4, on=on) as bar:
+      bar.update(10, {'loss': np.float32(0.25)})
+    shown = capsys.readouterr().err
+    assert ('10/10' in shown and 'loss=0.25' in shown) == (on and terminal)

@@ -1,0 +1,71 @@
+"""Paths, rules, sizes and checksums of trees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from posttrain import tree
+
+PARAMS = {
+    'block': {'query': jnp.zeros((2, 3)), 'scale': jnp.zeros(3)},
+    'list': [jnp.zeros((), jnp.bfloat16), None],
+}
+
+
+def test_paths_join_every_kind_of_key():
+  assert tree.paths(PARAMS) == ['block/query', 'block/scale', 'list/0']
+  assert tree.paths(jnp.zeros(1)) == ['']
+  assert tree.paths({}) == []
+  state = optax.adam(0.1).init({'w': jnp.zeros(2)})
+  assert tree.paths(state) == ['0/count', '0/mu/w', '0/nu/w']
+  assert tree.flat({'a': {'b': 3}}) == {'a/b': 3}
+
+
+def test_map_with_path():
+  named = tree.map_with_path(lambda path, leaf: (path, leaf.ndim), PARAMS)
+  assert named['block']['query'] == ('block/query', 2)
+  assert named['list'] == [('list/0', 0), None]
+
+
+def test_the_first_rule_that_matches_wins():
+  rules = ((r'scale$', 'a'), (r'block/', 'b'), (r'.*', None))
+  assert tree.match_rules(rules, PARAMS) == {
+      'block': {'query': 'b', 'scale': 'a'}, 'list': [None, None],
+  }
+  assert tree.match(rules, 'x/scale') == 'a'
+
+
+def test_an_unmatched_path_is_named():
+  with pytest.raises(ValueError, match="got none for 'list/0'.*'block'"):
+    tree.match_rules(((r'block', 1),), PARAMS)
+
+
+def test_sizes_of_arrays_and_of_shapes():
+  shapes = jax.eval_shape(lambda: PARAMS)
+  for params in (PARAMS, shapes):
+    assert tree.num_params(params) == 6 + 3 + 1
+    assert tree.num_bytes(params) == 4 * 9 + 2
+  assert tree.num_params({}) == tree.num_bytes({}) == 0
+
+
+def test_checksum_literals():
+  # Words times 1, 3, 5 for a vector: 1*1 + 2*3 + 3*5.
+  assert tree.checksums({'a': jnp.array([1, 2, 3])}) == {'a': 22}
+  assert tree.checksums({'a': jnp.float32(1.0)}) == {'a': 0x3F800000}
+  assert tree.checksums({'a': jnp.array([True, True])}) == {'a': 4}
+  assert tree.checksums({'a': jnp.zeros((0, 2)), 'b': None}) == {'a': 0}
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'int32'])
+def test_a_checksum_sees_every_flipped_bit_and_every_swap(dtype):
+  x = np.arange(12).reshape(3, 4).astype(jnp.dtype(dtype))
+  (sound,) = tree.checksums([x]).values()
+  for at in range(0, 8 * x.nbytes, 5):
+    data = bytearray(x.tobytes())
+    data[at // 8] ^= 1 << at % 8
+    flipped = np.frombuffer(bytes(data), x.dtype).reshape(x.shape)
+    assert tree.checksums([flipped])['0'] != sound
+  assert tree.checksums([x[::-1]])['0'] != sound
+  assert tree.checksums([x[:, ::-1]])['0'] != sound
