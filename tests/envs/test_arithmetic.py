@@ -1,0 +1,205 @@
+"""Arithmetic: the checker, the demonstrations, and disjoint splits."""
+
+import collections
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain import envs, schema
+from posttrain.envs import arithmetic
+
+
+def make(**options):
+  return envs.make('sums', schema.Arithmetic(**options))
+
+
+def ids(env, split, seed=0):
+  source = env.source(split, seed)
+  return [task.id for task in source.take(len(source))]
+
+
+@pytest.mark.parametrize('text, answer', [
+    (r'\boxed{132}', 132), (r'so \boxed{ -38 }.', -38), (r'\boxed{+7}', 7),
+    (r'\boxed{007}', 7), (r'\boxed{1} then \boxed{2}', 2),
+    (r'\boxed{1,234}', None), (r'\boxed{3.0}', None), (r'\boxed{- 3}', None),
+    (r'\boxed{}', None), (r'\boxed{1', None), ('132', None), ('', None),
+    (r'\boxed{\text{3}}', None), (r'\boxed{٣}', None), ('\\boxed{−3}', None),
+    (r'boxed{3}', None), ('\\boxed{3\n}', None),
+    # What comes last is what is meant, also where it is cut off.
+    (r'\boxed{1} \boxed{x}', None), (r'\boxed{1} \boxed{13', None),
+    (r'\boxed{' + '9' * 5000 + '}', None),
+])
+def test_parse_answer(text, answer):
+  assert arithmetic.parse_answer(text) == answer
+
+
+def test_grade_tells_wrong_from_unparseable():
+  right, wrong, neither = (
+      arithmetic.grade(text, 3) for text in (r'\boxed{3}', r'\boxed{4}', '3')
+  )
+  assert (right.reward, right.correct, right.formatted) == (1.0, True, True)
+  assert (wrong.reward, wrong.correct, wrong.formatted) == (0.0, False, True)
+  assert (neither.reward, neither.formatted) == (0.0, False)
+
+
+@pytest.mark.parametrize('a, op, b, text', [
+    (47, '+', 85, r'40+80=120, 7+5=12, 120+12=\boxed{132}'),
+    (47, '-', 85, r'40-80=-40, 7-5=2, -40+2=\boxed{-38}'),
+    (52, '-', 18, r'50-10=40, 2-8=-6, 40-6=\boxed{34}'),
+    (3, '-', 3, r'0-0=0, 3-3=0, 0+0=\boxed{0}'),
+    (123, '+', 8, '100+0=100, 20+0=20, 3+8=11, 100+20=120, '
+                  r'120+11=\boxed{131}'),
+    (7, 'x', 8, r'7x8=\boxed{56}'), (0, 'x', 25, r'0x25=\boxed{0}'),
+    (47, 'x', 80, r'40x80=3200, 7x80=560, 3200+560=\boxed{3760}'),
+])
+def test_worked_form(a, op, b, text):
+  assert arithmetic.demonstrate(a, op, b, worked=True) == text
+
+
+def holds(equation):
+  """Checks `left=right` by Python's own arithmetic."""
+  left, right = equation.split('=')
+  right = right.removeprefix('\\boxed{').removesuffix('}')
+  return eval(left.replace('x', '*')) == int(right)  # digits and + - * only
+
+
+@given(
+    st.one_of(
+        st.tuples(st.integers(0, 999), st.sampled_from('+-'),
+                  st.integers(0, 999)),
+        st.tuples(st.integers(0, 99), st.just('x'), st.integers(0, 99)),
+    ), st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_demonstrations_are_true(key, worked):
+  a, op, b = key
+  text = arithmetic.demonstrate(a, op, b, worked=worked)
+  answer = {'+': a + b, '-': a - b, 'x': a * b}[op]
+  assert arithmetic.grade(text, answer).correct
+  assert arithmetic.parse_answer(text) == answer
+  if worked:
+    steps = text.split(', ')
+    assert all(holds(step) for step in steps)
+    assert all('boxed' not in step for step in steps[:-1])
+  assert len(text) <= (37 if max(a, b) < 100 and op != 'x' else 90)
+
+
+def test_the_checker_grades_every_task_of_the_default_environment():
+  env = make()
+  for split in ('train', 'eval'):
+    source = env.source(split, 0)
+    for task in source.take(len(source)):
+      episode = env.make(task)
+      assert episode.reset() == task.prompt
+      (message,) = task.demonstration
+      step = episode.step(message['content'], truncated=False)
+      assert step.done and step.reward == episode.grade().reward == 1.0
+      assert not arithmetic.grade(message['content'], task.answer + 1).correct
+      episode.close()
+
+
+def test_a_task():
+  task = make().task(47, '-', 85)
+  assert task.prompt == ({'role': 'user', 'content': 'What is 47 - 85?'},)
+  assert (task.id, task.env, task.answer) == ('47-85', 'sums', -38)
+  short = make(worked=False).task(47, '-', 85).demonstration
+  assert short == ({'role': 'assistant', 'content': r'\boxed{-38}'},)
+
+
+def test_an_episode_without_an_answer_is_not_scorable():
+  env = make()
+  episode = env.make(env.task(1, '+', 2))
+  episode.reset()
+  assert episode.grade().reward is None
+
+
+OPTIONS = st.builds(
+    dict,
+    ops=st.lists(
+        st.sampled_from('+-x'), min_size=1, max_size=3, unique=True
+    ).map(tuple),
+    max_operand=st.sampled_from([30, 99]), max_factor=st.sampled_from([25, 40]),
+    train_tasks=st.integers(1, 400), eval_tasks=st.integers(1, 80),
+)
+
+
+@given(OPTIONS, OPTIONS, st.integers(0, 9), st.integers(0, 9))
+@settings(max_examples=25, deadline=None)
+def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
+  train, held = ids(make(**one), 'train', seed), ids(make(**other), 'eval')
+  assert len(set(train)) == len(train) == one['train_tasks']
+  assert len(set(held)) == len(held) == other['eval_tasks']
+  swapped = {
+      op.join(reversed(key.split(op)))
+      for key in held for op in '+x' if op in key
+  }
+  assert not set(train) & (set(held) | swapped)
+  assert held == ids(make(**other), 'eval', seed2)
+
+
+def test_the_seed_chooses_the_training_tasks():
+  env = make()
+  assert ids(env, 'train', 5) == ids(make(), 'train', 5)
+  assert set(ids(env, 'train', 5)) != set(ids(env, 'train', 6))
+  draws = [[next(env.source('train', s)).id for _ in '1'] for s in (5, 5)]
+  assert draws[0] == draws[1]
+
+
+@pytest.mark.parametrize('split', ['train', 'eval'])
+def test_operators_are_balanced_where_they_can_be(split):
+  env = make(ops=('x', '-', '+'), train_tasks=3000, eval_tasks=90)
+  source = env.source(split, 0)
+  counts = collections.Counter(t.info['op'] for t in source.take(len(source)))
+  x = len(arithmetic._keys('x', 9, split))
+  assert counts['x'] == min(x, len(source) // 3)
+  assert abs(counts['+'] - counts['-']) <= 1
+  assert counts.total() == len(source)
+
+
+def test_the_first_tasks_hold_every_operator():
+  firsts = make().source('eval', 0).take(100)
+  counts = collections.Counter(task.info['op'] for task in firsts)
+  assert min(counts['+'], counts['-']) > 30
+
+
+def test_the_split_partitions_the_keys():
+  for op, largest in (('+', 99), ('-', 99), ('x', 9)):
+    train, held = (
+        {tuple(key) for key in arithmetic._keys(op, largest, split).tolist()}
+        for split in ('train', 'eval')
+    )
+    assert len(train) + len(held) == len(train | held) == (largest + 1) ** 2
+    assert 0.15 < len(held) / len(train | held) < 0.26
+
+
+def test_which_questions_are_held_out_is_pinned():
+  """An evaluation question must stay one in every later version."""
+  assert ids(make(), 'eval')[:4] == ['95-55', '18-64', '57+51', '7+78']
+
+
+def test_operands_cover_their_range():
+  tasks = make(train_tasks=8000).source('train', 0).take(8000)
+  firsts = collections.Counter(int(t.id.replace('-', '+').split('+')[0])
+                               for t in tasks)
+  assert set(firsts) == set(range(100))
+  # Binomial(8000, 1/100): mean 80, standard deviation 8.9.
+  assert 30 < min(firsts.values()) and max(firsts.values()) < 130
+
+
+@pytest.mark.parametrize('options, words', [
+    ({'max_operand': 9}, ('envs.sums.env.train_tasks', '8000', 'max_operand')),
+    ({'eval_tasks': 5000}, ('envs.sums.env.eval_tasks', '5000')),
+    ({'ops': ('x',), 'train_tasks': 90}, ('envs.sums.env.train_tasks', '75')),
+])
+def test_requests_beyond_the_key_space_are_refused(options, words):
+  with pytest.raises(ValueError) as error:
+    make(**options)
+  assert all(word in str(error.value) for word in words)
+
+
+def test_the_largest_options_work():
+  env = make(ops=('+', '-', 'x'), max_operand=999, max_factor=99)
+  source = env.source('train', 0)
+  largest = max(abs(next(source).answer) for _ in range(2000))
+  assert 1000 < largest <= 9801
