@@ -1,0 +1,67 @@
+"""Installs posttrain: `pip install -e .`, with extras as `.[test,hf]`."""
+
+import re
+from pathlib import Path
+
+import setuptools
+
+_ROOT = Path(__file__).parent
+_README = _ROOT / 'README.md'
+
+CORE = [
+    'absl-py',
+    'array_record',
+    'chex',
+    'flax',
+    'httpx',
+    'jax>=0.10.2,<0.13',
+    'jinja2',
+    'matplotlib',
+    'ml-collections',
+    'numpy',
+    'optax',
+    'orbax-checkpoint>=0.12.8',
+    'safetensors',
+    'tensorflow-datasets',
+    'tokenizers',
+    'tqdm',
+]
+TENSORBOARD = ['tensorboardX']
+EXTRAS = {
+    'test': ['hypothesis', 'pytest', 'ruff', 'setuptools', *TENSORBOARD],
+    'serve': ['starlette', 'uvicorn'],
+    'hf': ['transformers'],
+    'notebook': ['ipykernel', 'jupyterlab'],
+    'parity': ['torch', 'transformers'],
+    'tensorboard': TENSORBOARD,
+    'launch': ['xmanager'],
+}
+
+
+def version() -> str:
+  """Reads the version out of the package, without importing it."""
+  text = (_ROOT / 'posttrain' / '__init__.py').read_text()
+  return re.search(r"__version__ = '(.+)'", text).group(1)
+
+
+if __name__ == '__main__':
+  setuptools.setup(
+      name='posttrain',
+      version=version(),
+      description='Post-training of language models in JAX: SFT, RL and '
+      'distillation',
+      long_description=_README.read_text() if _README.exists() else '',
+      long_description_content_type='text/markdown',
+      license='Apache-2.0',
+      python_requires='>=3.11',
+      packages=setuptools.find_namespace_packages(
+          include=[
+              f'{name}{rest}'
+              for name in ('posttrain', 'kernels', 'configs', 'experiments')
+              for rest in ('', '.*')
+          ]
+      ),
+      package_data={'posttrain': ['**/*.jinja', '**/*.json', '**/*.html']},
+      install_requires=CORE,
+      extras_require=EXTRAS,
+  )

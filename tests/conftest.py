@@ -1,0 +1,30 @@
+"""Strict on purpose: what is only suspicious elsewhere fails here.
+
+CPU unless `-m gpu` asks for the GPU tests; rank promotion raises; warnings are
+errors, but for the allow-list in .pytest.ini.
+"""
+
+import os
+import re
+
+import pytest
+
+
+def pytest_configure(config):
+  """Settles the platform before anything imports jax."""
+  wants_gpu = re.search(r'(?<!not )\bgpu\b', config.getoption('-m') or '')
+  if not wants_gpu:
+    os.environ['JAX_PLATFORMS'] = 'cpu'  # subprocesses inherit it
+  import jax
+
+  jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+def pytest_collection_modifyitems(items):
+  """Skips the GPU tests that another mark brought in on a CPU."""
+  import jax
+
+  marked = [item for item in items if item.get_closest_marker('gpu')]
+  if marked and jax.default_backend() != 'gpu':
+    for item in marked:
+      item.add_marker(pytest.mark.skip(reason='needs a GPU and -m gpu'))

@@ -1,0 +1,181 @@
+"""The floor table: a file imports only from strictly lower floors.
+
+`FLOORS` names every module and sub-package; inside a sub-package imports are
+free. Imports are read from the syntax tree, those inside functions included.
+"""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGES = ('kernels', 'posttrain', 'configs', 'experiments')
+
+FLOORS = {
+    'kernels': 0,
+    'posttrain': 0,  # its __init__.py
+    'posttrain.types': 0,
+    'posttrain.schema': 0,
+    'posttrain.tree': 0,
+    'posttrain.instrument': 0,
+    'posttrain.imports': 0,
+    'posttrain.preemption': 0,
+    'posttrain.arrays': 1,
+    'posttrain.sharding': 1,
+    'posttrain.ops': 1,
+    'posttrain.chat': 1,
+    'posttrain.losses': 2,
+    'posttrain.models': 2,
+    'posttrain.data': 2,
+    'posttrain.rewards': 2,
+    'posttrain.packing': 2,
+    'posttrain.scoring': 3,
+    'posttrain.checkpoint': 3,
+    'posttrain.envs': 3,
+    'posttrain.plan': 3,
+    'posttrain.decode': 4,
+    'posttrain.rollout': 5,
+    'posttrain.algorithms': 6,
+    'posttrain.objectives': 6,
+    'posttrain.optim': 6,
+    'posttrain.train_step': 7,
+    'posttrain.pipeline': 7,
+    'posttrain.metrics': 7,
+    'posttrain.config': 8,
+    'posttrain.evaluation': 8,
+    'posttrain.report': 8,
+    'posttrain.job': 8.5,  # what floor 9 drives, built from floor 8
+    'posttrain.train': 9,
+    'posttrain.serve': 9,
+    'posttrain.main': 10,
+    'posttrain.generate': 10,
+    'posttrain.evaluate': 10,
+    'posttrain.make_pairs': 10,
+}
+# Rooms that import numpy and the standard library, but no jax.
+NUMPY_ROOMS = (
+    'posttrain.types', 'posttrain.schema', 'posttrain.imports',
+    'posttrain.preemption', 'posttrain.chat', 'posttrain.data',
+    'posttrain.rewards', 'posttrain.packing', 'posttrain.envs',
+)
+# Who alone may import what.
+ONLY = {
+    'kernels': ('kernels', 'posttrain.ops'),
+    'flax': ('posttrain.models',),
+    'experiments': ('experiments',),
+    'configs': ('configs', 'experiments'),
+    'tensorflow': (),
+    'torch': (),
+}
+
+
+def module_of(path):
+  parts = path.relative_to(ROOT).with_suffix('').parts
+  return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+FILES = {
+    module_of(path): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob('*.py'))
+}
+
+
+def place_of(module):
+  """'posttrain.losses.rl' -> 'posttrain.losses'; others: the package."""
+  parts = module.split('.')
+  return '.'.join(parts[: 2 if parts[0] == 'posttrain' else 1])
+
+
+def imports_of(module):
+  """Yields (line, dotted name) for every import in a module."""
+  for node in ast.walk(ast.parse(FILES[module].read_text())):
+    if isinstance(node, ast.Import):
+      for alias in node.names:
+        yield node.lineno, alias.name
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f'{module}:{node.lineno}: a relative import'
+      for alias in node.names:
+        full = f'{node.module}.{alias.name}'
+        ours = node.module.split('.')[0] in PACKAGES
+        is_module = full in FILES or full in FLOORS or not ours
+        yield node.lineno, full if is_module else node.module
+
+
+def test_every_module_has_a_floor():
+  places = {place_of(m) for m in FILES if m.startswith(('posttrain', 'kern'))}
+  entry = {m for m in FILES if m.endswith('.__main__')}
+  assert not (missing := places - FLOORS.keys() - entry), (
+      f'give these a floor in FLOORS of {__file__}: {sorted(missing)}'
+  )
+
+
+@pytest.mark.parametrize('module', [
+    m for m in FILES if m.startswith(('posttrain', 'kernels'))
+])
+def test_imports_go_down(module):
+  place = place_of(module)
+  floor = 10 if module.endswith('.__main__') else FLOORS.get(place, 0)
+  for line, name in imports_of(module):
+    target = place_of(name)
+    if target == place or name.split('.')[0] not in ('posttrain', 'kernels'):
+      continue
+    assert target in FLOORS, f'{module}:{line} imports {name}: no such place'
+    assert FLOORS[target] < floor, (
+        f'{module}:{line} (floor {floor}) imports {name} (floor '
+        f'{FLOORS[target]}); it may import strictly lower floors'
+    )
+
+
+@pytest.mark.parametrize('module', FILES)
+def test_some_packages_are_for_some_places_only(module):
+  for line, name in imports_of(module):
+    allowed = ONLY.get(name.split('.')[0])
+    if allowed is not None and not module.startswith('experiments'):
+      assert place_of(module) in allowed, (
+          f'{module}:{line} imports {name}; only {allowed or "tests"} may'
+      )
+
+
+@pytest.mark.parametrize('module', [m for m in FILES if m[:7] == 'configs'])
+def test_recipes_import_little(module):
+  allowed = {'configs', 'configs.common', 'posttrain.schema'}
+  for line, name in imports_of(module):
+    top = name.split('.')[0]
+    ok = (
+        top == 'ml_collections' or top in sys.stdlib_module_names
+        or name in allowed or place_of(name) == 'posttrain.schema'
+    )
+    assert ok, f'{module}:{line} imports {name}; a recipe is data'
+
+
+def loaded(modules, watched):
+  """Imports the modules in one fresh process; says which brought what."""
+  code = (
+      'import importlib, sys\n'
+      f'for name in {modules!r}:\n'
+      '  importlib.import_module(name)\n'
+      f'  for bad in {watched!r}:\n'
+      '    if bad in sys.modules: sys.exit(f"{name} imports {bad}")\n'
+  )
+  return subprocess.run(
+      [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+
+
+def test_numpy_rooms_import_no_jax():
+  rooms = [m for m in FILES if place_of(m) in NUMPY_ROOMS]
+  done = loaded(rooms, ['jax', 'jaxlib', 'tensorflow', 'torch'])
+  assert done.returncode == 0, done.stderr
+
+
+def test_importing_everything_brings_no_tensorflow_and_no_torch():
+  modules = [
+      m for m in FILES
+      if m.startswith(('posttrain', 'configs')) and not m.endswith('__main__')
+  ]
+  done = loaded(modules, ['tensorflow', 'torch', 'transformers'])
+  assert done.returncode == 0, done.stderr

@@ -1,0 +1,144 @@
+"""What an installation holds, and what a stranger sees in the checkout."""
+
+import ast
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import kernels
+import posttrain
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VISIBLE = {
+    'setup.py', 'posttrain', 'configs', 'kernels', 'experiments', 'tests',
+    'README.md', 'LICENSE',
+}
+EXTRAS = {
+    'test', 'serve', 'hf', 'notebook', 'parity', 'tensorboard', 'launch'
+}
+
+
+def tracked():
+  """Paths of the files in the repository, or None outside a checkout."""
+  done = subprocess.run(
+      ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
+      cwd=ROOT, capture_output=True, text=True,
+  )
+  if done.returncode:
+    pytest.skip('not a git checkout')
+  return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope='module')
+def setup():
+  """What setup.py would hand to setuptools, without installing."""
+  setuptools = pytest.importorskip('setuptools')
+  spec = importlib.util.spec_from_file_location('setup', ROOT / 'setup.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  module.found = setuptools.find_namespace_packages(
+      str(ROOT), include=['posttrain*', 'kernels*', 'configs*', 'experiments*']
+  )
+  return module
+
+
+def test_versions_agree_and_stay_below_what_transformers_looks_for(setup):
+  assert setup.version() == posttrain.__version__ == kernels.__version__
+  major, minor, _ = map(int, posttrain.__version__.split('.'))
+  assert (major, minor) < (0, 9)
+  assert kernels.OWNER == 'posttrain'
+
+
+def test_kernels_init_imports_nothing():
+  body = ast.parse((ROOT / 'kernels' / '__init__.py').read_text()).body
+  assert not [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
+
+
+def test_every_folder_with_code_is_a_package_of_the_installation(setup):
+  folders = {
+      '.'.join(pathlib.Path(name).parent.parts)
+      for name in tracked()
+      if name.endswith('.py') and not name.startswith('tests')
+  } - {''}
+  assert folders <= set(setup.found)
+
+
+def test_extras_are_the_fixed_ones(setup):
+  assert set(setup.EXTRAS) == EXTRAS
+  names = {re.split('[<>=]', line)[0] for line in setup.CORE}
+  assert not names & {'kernels', 'tensorflow', 'torch', 'transformers'}
+  assert {'jax', 'flax', 'optax', 'orbax-checkpoint'} <= names
+
+
+def test_every_import_of_the_program_is_declared(setup):
+  import_names = {
+      'absl-py': 'absl', 'ml-collections': 'ml_collections',
+      'orbax-checkpoint': 'orbax', 'tensorflow-datasets': 'tensorflow_datasets',
+  }
+  lines = setup.CORE + sum(setup.EXTRAS.values(), [])
+  names = [re.split('[<>=]', line)[0] for line in lines]
+  declared = {import_names.get(name, name) for name in names}
+  declared |= {'posttrain', 'kernels', 'configs', 'experiments'}
+  declared |= {'etils'}  # orbax-checkpoint's paths
+  for path in sorted((ROOT / 'posttrain').rglob('*.py')):
+    for node in ast.walk(ast.parse(path.read_text())):
+      found = []
+      if isinstance(node, ast.Import):
+        found = [alias.name for alias in node.names]
+      elif isinstance(node, ast.ImportFrom):
+        found = [node.module]
+      for name in found:
+        top = name.split('.')[0]
+        assert top in declared or top in sys.stdlib_module_names, (
+            f'{path.relative_to(ROOT)} imports {top}, which setup.py lacks'
+        )
+
+
+def test_the_visible_top_level_is_as_fixed():
+  tops = {pathlib.Path(name).parts[0] for name in tracked()}
+  assert {top for top in tops if not top.startswith('.')} <= VISIBLE
+
+
+def test_no_file_names_a_machine():
+  places = '|'.join(('work', 'home', 'root', 'Users', 'opt/venvs'))
+  paths = re.compile(rf"(?<![\w.:/<}}*-])/({places})/\w")
+  found = []
+  for name in tracked():
+    path = ROOT / name
+    if path.suffix in ('.png', '.safetensors', '.npz', '.array_record'):
+      continue
+    for number, line in enumerate(
+        path.read_text(errors='replace').splitlines(), 1
+    ):
+      if paths.search(line):
+        found.append(f'{name}:{number}: {line.strip()[:80]}')
+  assert not found, '\n'.join(found)
+
+
+TRANSFORMERS = """
+import kernels
+assert kernels.OWNER == 'posttrain', kernels.__file__
+import torch, transformers
+config = transformers.LlamaConfig(
+    vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=1,
+)
+model = transformers.LlamaForCausalLM(config)
+print(tuple(model(torch.tensor([[1, 2, 3]])).logits.shape))
+"""
+
+
+def test_transformers_works_where_our_kernels_package_is_importable():
+  for name in ('transformers', 'torch'):
+    if importlib.util.find_spec(name) is None:
+      pytest.skip(f'{name} is not installed')
+  done = subprocess.run(
+      [sys.executable, '-c', TRANSFORMERS], cwd=ROOT, capture_output=True,
+      text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.split('\n')[-2] == '(1, 3, 16)'
