@@ -83,8 +83,8 @@ class Timers:
     timers = Timers()
     with timers('data'):
       batch = next(pipeline)
-    timers.pop()  # {'time/data': 0.01}; the next step starts at zero
-    timers.totals()  # {'time/data': 0.01}; since the beginning
+    timers.take()  # {'data': 0.01}; the next step starts at zero
+    timers.totals()  # {'data': 0.01}; since the beginning
   """
 
   def __init__(self):
@@ -97,14 +97,14 @@ class Timers:
     try:
       yield
     finally:
-      self._now[f'time/{name}'] += time.perf_counter() - start
+      self._now[name] += time.perf_counter() - start
 
-  def pop(self) -> dict[str, float]:
-    """Returns the seconds since the last pop, and starts from zero."""
-    popped = dict(self._now)
-    self._before.update(popped)
+  def take(self) -> dict[str, float]:
+    """Returns the seconds since the last take, and starts from zero."""
+    taken = dict(self._now)
+    self._before.update(taken)
     self._now.clear()
-    return popped
+    return taken
 
   def totals(self) -> dict[str, float]:
     """Returns the seconds since the beginning."""
