@@ -47,6 +47,7 @@ class Job:
   checkpointer: checkpoint.Checkpointer
   save_every: int
   writer: metrics.Writer
+  progress: metrics.Progress
   clock: instrument.Timers
   about: dict[str, Any]  # what makes a checkpoint self-describing
 
@@ -80,6 +81,15 @@ class Job:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
     self.writer.write(self.name, step, {**values, **times})
+    self.progress.update(
+        step,
+        {
+            key.removeprefix('eval/'): value
+            for key, value in values.items()
+            if key in ('loss/total', 'batch/tokens')
+            or key.startswith('eval/pass_rate')
+        },
+    )
 
   def check_finite(self, step: int, measured, item: pipelines.Item) -> None:
     """Saves the batch and aborts after `optim.max_skipped` bad gradients.
@@ -128,6 +138,7 @@ class Job:
     """Waits for a checkpoint under way; closes the files."""
     self.checkpointer.close()
     self.writer.close()
+    self.progress.close()
 
 
 def resolve_model(
@@ -174,12 +185,13 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> Job:
   if host:
     pipeline.set_state(host['pipeline'])
     position = host['metrics_position']
+  step = host.get('step', 0)
   return Job(
       name=name,
       cfg=stage,
       workdir=workdir,
       plan=plan.make(name, stage, model, cfg.mesh, jax.device_count()),
-      step=host['step'] if host else 0,
+      step=step,
       state=state,
       pipeline=pipeline,
       update=train_step.make_train_step(
@@ -196,6 +208,9 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> Job:
           os.path.join(workdir, 'metrics.jsonl'), position,
           os.path.join(workdir, 'tensorboard')
           if cfg.metrics.tensorboard else None,
+      ),
+      progress=metrics.Progress(
+          name, stage.steps, step, cfg.metrics.progress
       ),
       clock=instrument.Timers(),
       about={

@@ -52,7 +52,11 @@ class TrainStep:
     self._update = jax.jit(traced, donate_argnums=0)
 
   def __call__(self, state: arrays.TrainState, batch: arrays.Batch):
-    return self._update(state, jax.device_put(batch, self._batch_shardings))
+    return self._update(state, self.place(batch))
+
+  def place(self, batch: arrays.Batch) -> arrays.Batch:
+    """Moves a host batch to the devices that will read it."""
+    return jax.device_put(batch, self._batch_shardings)
 
 
 def make_train_step(
@@ -74,11 +78,11 @@ def make_train_step(
   """
 
   def update(state: arrays.TrainState, batch: arrays.Batch):
-    grads, sums, loss = _accumulate(objective, state.params, batch)
+    grads, sums, loss = accumulate(objective, state.params, batch)
     grads = jax.lax.with_sharding_constraint(
         grads, sharding.shardings(grads, rules, mesh)
     )
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     ok = jnp.isfinite(norm) & jnp.isfinite(loss)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -103,7 +107,7 @@ def make_train_step(
   return TrainStep(update, _batch_shardings(mesh))
 
 
-def _accumulate(objective, params, batch: arrays.Batch):
+def accumulate(objective, params, batch: arrays.Batch):
   """Sums gradients, metric pairs and loss over the live micro-batches."""
   grad_fn = jax.value_and_grad(objective, has_aux=True)
 
@@ -143,9 +147,3 @@ def _batch_shardings(mesh: Mesh) -> arrays.Batch:
       **{name: scalar if name in scalars else tokens for name in fields}
   )
 
-
-def state_shardings(
-    like: Any, rules: sharding.Rules, mesh: Mesh
-) -> arrays.TrainState:
-  """Shardings of a whole TrainState (of arrays or shapes)."""
-  return sharding.shardings(like, rules, mesh)

@@ -1,0 +1,73 @@
+"""Small things that several tests build: a stage, its batches, its step."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from posttrain import (
+    objectives,
+    optim,
+    pipeline,
+    schema,
+    sharding,
+    train_step,
+)
+from posttrain.chat import renderer as chat
+from posttrain.models import transformer
+
+RENDERER = chat.load(schema.Tokenizer())
+MODEL = dataclasses.replace(
+    schema.PRESETS['tiny'], vocab_size=RENDERER.tokenizer.vocab_size
+)
+OPTIM = schema.Optim(lr=1e-2, schedule='constant')
+
+
+def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):
+  """A stage of two-digit additions in rows of one sample or two."""
+  env = schema.Arithmetic(ops=('+',), train_tasks=100, eval_tasks=4)
+  return schema.Stage(
+      envs={'arithmetic': schema.EnvEntry(env=env)},
+      batch=schema.Batch(
+          prompts_per_step=prompts, row_tokens=row_tokens,
+          micro_batch_tokens=micro_batch_tokens,
+      ),
+      **options,
+  )  # fmt: skip
+
+
+def batches(count, **options):
+  """The first batches of a pipeline."""
+  source = pipeline.Pipeline(stage(**options), RENDERER, seed=0)
+  return [next(source).batch for _ in range(count)]
+
+
+def make(mesh=None, average=None, objective=None, cfg=OPTIM):
+  """(step, fresh state) of the tiny model on a mesh."""
+  mesh = sharding.make_mesh(mesh or schema.Mesh())
+  optimizer = optim.make(cfg, steps=10)
+  step = train_step.make_train_step(
+      objective or objectives.TokenComponents(MODEL, ('arithmetic',)),
+      optimizer, mesh=mesh, rules=transformer.SHARDING_RULES, average=average,
+  )  # fmt: skip
+
+  def fresh():
+    return train_step.init_state(
+        transformer.init(jax.random.key(0), MODEL), optimizer,
+        average=average is not None,
+    )  # fmt: skip
+
+  places = sharding.shardings(
+      jax.eval_shape(fresh), transformer.SHARDING_RULES, mesh
+  )
+  return step, jax.jit(fresh, out_shardings=places)()
+
+
+def worst(a, b):
+  """Largest difference of two trees, relative to the largest entry."""
+  pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+  return max(
+      float(np.max(np.abs(np.asarray(x) - np.asarray(y))))
+      / max(float(np.max(np.abs(np.asarray(x)))), 1e-8)
+      for x, y in pairs
+  )
