@@ -36,6 +36,7 @@ class CompileCounter:
     self.count = 0
     self.cached = 0
     self.seconds = 0.0
+    self._taken = 0.0
 
   def __enter__(self) -> 'CompileCounter':
     _listen()
@@ -48,6 +49,11 @@ class CompileCounter:
   def open(self) -> 'CompileCounter':
     """Starts counting without a `with` block."""
     return self.__enter__()
+
+  def take(self) -> float:
+    """Returns the seconds since the last take."""
+    seconds, self._taken = self.seconds - self._taken, self.seconds
+    return seconds
 
   def close(self) -> None:
     """Stops counting; the numbers stay."""

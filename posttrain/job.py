@@ -49,6 +49,7 @@ class Job:
   writer: metrics.Writer
   progress: metrics.Progress
   clock: instrument.Timers
+  compiling: instrument.CompileCounter
   about: dict[str, Any]  # what makes a checkpoint self-describing
 
   @property
@@ -77,6 +78,7 @@ class Job:
 
   def log(self, step: int, values: dict[str, Any]) -> None:
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
+    times['time/compile'] = self.compiling.take()
     if 'batch/tokens' in values:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
@@ -139,6 +141,7 @@ class Job:
     self.checkpointer.close()
     self.writer.close()
     self.progress.close()
+    self.compiling.close()
 
 
 def resolve_model(
@@ -213,6 +216,7 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> Job:
           name, stage.steps, step, cfg.metrics.progress
       ),
       clock=instrument.Timers(),
+      compiling=instrument.CompileCounter().open(),
       about={
           'stage': name,
           'model': dataclasses.asdict(model),

@@ -17,6 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import arrays, optim, sharding
+from posttrain.losses import combine
 
 
 def init_state(
@@ -36,9 +37,8 @@ def init_state(
 class TrainStep:
   """`step(state, batch) -> (state, metrics)`; the given state is donated.
 
-  Metrics are f32 scalars: the objective's means, `loss/total`,
-  `optim/grad_norm` (before clipping), `optim/lr`, `optim/skipped` and
-  `optim/skipped_in_row`.
+  Metrics are f32 scalars: the objective's means, `optim/grad_norm` (before
+  clipping), `optim/lr`, `optim/skipped` and `optim/skipped_in_row`.
   """
 
   def __init__(self, update: Callable, batch_shardings: arrays.Batch):
@@ -95,8 +95,7 @@ def make_train_step(
         skipped_in_row=jnp.where(ok, 0, state.skipped_in_row + 1),
     )
     metrics = {
-        **{k: total / jnp.maximum(n, 1) for k, (total, n) in sums.items()},
-        'loss/total': loss,
+        **combine.means(sums),
         'optim/grad_norm': norm,
         'optim/lr': optim.learning_rate(opt_state),
         'optim/skipped': new.skipped,

@@ -31,7 +31,7 @@ def total(
 
   Returns:
     The loss, f32[], and the metrics: `<component>/<name>` as given, and
-    `loss/<component>` with `loss` as this micro-batch's shares of the mean.
+    `loss/<component>` with `loss/total` as this micro-batch's shares of the mean.
     A share is already divided by the global count, so its pair is
     (share, 0): shares add up over the micro-batches of one update.
   """
@@ -43,7 +43,7 @@ def total(
     loss = loss + share
     metrics |= {f'{component}/{name}': x for name, x in named.items()}
     metrics[f'loss/{component}'] = (jax.lax.stop_gradient(share), zero)
-  metrics['loss'] = (jax.lax.stop_gradient(loss), zero)
+  metrics['loss/total'] = (jax.lax.stop_gradient(loss), zero)
   return loss, metrics
 
 

@@ -15,7 +15,7 @@ def test_by_hand():
   assert loss == 2.25
   assert combine.means(metrics) == {
       'rl/clipped': 0.5, 'ce/nll': 0.5, 'loss/rl': 2.0, 'loss/ce': 0.25,
-      'loss': 2.25,
+      'loss/total': 2.25,
   }
 
 
@@ -24,7 +24,7 @@ def test_golden_ce_scales():
   parts = {'ce': ce.loss(logprobs, weights)}
   loss, metrics = combine.total(parts, {'ce': jnp.float32(2)})
   np.testing.assert_allclose(loss, 0.15, rtol=1e-6)
-  assert set(metrics) == {'ce/nll', 'loss/ce', 'loss'}
+  assert set(metrics) == {'ce/nll', 'loss/ce', 'loss/total'}
 
 
 def test_nothing_counted_gives_zero_and_gradient_zero():
