@@ -44,6 +44,7 @@ FLOORS = {
     'posttrain.train_step': 7,
     'posttrain.pipeline': 7,
     'posttrain.metrics': 7,
+    'posttrain.curves': 7,
     'posttrain.config': 8,
     'posttrain.evaluation': 8,
     'posttrain.report': 8,

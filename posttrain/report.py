@@ -1,0 +1,239 @@
+"""The picture of a run: `WORKDIR/report.html`, and its curves as a PNG.
+
+  1. read config.json, metrics.jsonl and the first and last answers of
+     evaluation (`rollouts/<stage>_eval_<step>.jsonl`);
+  2. draw the learning curves, stages side by side on one axis;
+  3. lay out one HTML file that needs no other: the result, the curves, the
+     same prompts answered before and after, the seconds, the config.
+
+What is missing is left out: a run that was stopped has a report, too.
+"""
+
+import html
+import io
+import json
+import os
+import re
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from posttrain import curves, metrics
+
+SHOWN = 12  # prompts in the table of answers
+STYLE = """
+:root { --ink: #1f2933; --muted: #66727f; --rule: #e3e7eb; --soft: #f6f7f9;
+  --good: #2f7a46; --bad: #b4432f; }
+* { box-sizing: border-box; }
+body { font: 16px/1.55 system-ui, -apple-system, 'Segoe UI', sans-serif;
+  color: var(--ink); max-width: 62rem; margin: 3rem auto; padding: 0 1.5rem; }
+h1 { font-size: 1.9rem; letter-spacing: -0.02em; margin: 0; }
+h2 { font-size: 1.1rem; margin: 2.8rem 0 0.8rem; }
+p.note { color: var(--muted); margin: 0.3rem 0 1rem; font-size: 0.9rem; }
+table { border-collapse: collapse; width: 100%; font-size: 0.92rem; }
+th { text-align: left; color: var(--muted); font-weight: 500;
+  border-bottom: 1px solid var(--rule); }
+th, td { padding: 0.45rem 1rem 0.45rem 0; vertical-align: top; }
+td { border-bottom: 1px solid var(--rule); }
+.n { text-align: right; font-variant-numeric: tabular-nums; }
+b.n { font-size: 1.05rem; }
+.text { font: 0.82rem/1.5 ui-monospace, Menlo, Consolas, monospace;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+.good { color: var(--good); } .bad { color: var(--bad); }
+.bar { display: flex; height: 0.8rem; border-radius: 3px; overflow: hidden;
+  margin: 0.4rem 0 0.8rem; background: var(--soft); }
+.dot { display: inline-block; width: 0.65rem; height: 0.65rem;
+  border-radius: 2px; margin-right: 0.5rem; }
+svg { width: 100%; height: auto; }
+details { margin-top: 2.8rem; } summary { cursor: pointer; font-weight: 600; }
+pre { background: var(--soft); padding: 1rem; overflow-x: auto;
+  font-size: 0.8rem; border-radius: 4px; }
+"""
+
+Rows = list[dict[str, Any]]
+
+
+def write(workdir: str) -> str:
+  """Writes the report of a run; returns the path of `report.html`."""
+  rows = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
+  config = _config(workdir)
+  name = config.get('name') or os.path.basename(os.path.abspath(workdir))
+  parts = [
+      f'<h1>{html.escape(str(name))}</h1>', _subtitle(rows), _results(rows),
+      _curves(rows), _answers(workdir, curves.stages(rows)), _seconds(rows),
+      _details(config),
+  ]
+  path = os.path.join(workdir, 'report.html')
+  with open(path, 'w', encoding='utf-8') as f:
+    f.write(
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<title>{html.escape(str(name))}</title><style>{STYLE}</style>'
+        f'</head><body>\n{"".join(parts)}\n</body></html>\n'
+    )
+  return path
+
+
+def figure(workdir: str, png_path: str) -> None:
+  """Saves the learning curves alone, as a PNG."""
+  rows = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
+  drawn = curves.draw(rows)
+  if drawn is None:
+    raise ValueError(
+        f'{workdir} must hold a metrics.jsonl with something to draw: got '
+        f'{len(rows)} lines; train first'
+    )
+  drawn.savefig(png_path, dpi=160)
+
+
+def _config(workdir: str) -> dict[str, Any]:
+  path = os.path.join(workdir, 'config.json')
+  if not os.path.exists(path):
+    return {}
+  with open(path, encoding='utf-8') as f:
+    return json.load(f)
+
+
+def _subtitle(rows: Rows) -> str:
+  lasts = {row['stage']: row['step'] for row in rows}
+  text = ', '.join(f'{name}: {step:,} steps' for name, step in lasts.items())
+  return f'<p class="note">{html.escape(text or "No metrics yet.")}</p>'
+
+
+def _results(rows: Rows) -> str:
+  """A table of the first and the last evaluation per environment."""
+  values = {}  # (environment, metric) -> values in the order of the run
+  for row in rows:
+    for key, value in row.items():
+      group, _, env = key.rpartition('/')
+      if group in ('eval/pass_rate', 'eval/format_rate') and value is not None:
+        values.setdefault(env, {}).setdefault(group[5:], []).append(value)
+  if not values:
+    return ''
+  body = ''
+  for env, found in values.items():
+    cells = [f'<td>{html.escape(env)}</td>']
+    for name in ('pass_rate', 'format_rate'):
+      first, last = (
+          f'{found[name][at]:.1%}' if name in found else 'n/a' for at in (0, -1)
+      )
+      cells += (
+          f'<td class="n">{first}</td>', f'<td class="n"><b>{last}</b></td>'
+      )
+    body += f'<tr>{"".join(cells)}</tr>'
+  heads = ''.join(
+      f'<th class="n">{name}</th>' for name in (
+          'pass rate before', 'after', 'format rate before', 'after'
+      )
+  )
+  return (
+      '<h2>Final evaluation</h2><table><tr><th>environment</th>'
+      f'{heads}</tr>{body}</table>'
+  )
+
+
+def _curves(rows: Rows) -> str:
+  drawn = curves.draw(rows)
+  if drawn is None:
+    return ''
+  text = io.StringIO()
+  with matplotlib.rc_context({'svg.hashsalt': 'posttrain'}):
+    nothing = dict.fromkeys(('Date', 'Creator', 'Format', 'Type'))
+    drawn.savefig(text, format='svg', metadata=nothing)
+  svg = text.getvalue()
+  return f'<h2>Learning curves</h2>{svg[svg.index("<svg") :]}'
+
+
+def _answers(workdir: str, stages: list[str]) -> str:
+  """The first prompts of the evaluation, answered before and after."""
+  files = _answer_files(os.path.join(workdir, 'rollouts'), stages)
+  if not files:
+    return ''
+  before, after = (
+      {(row['env'], row['id']): row for row in metrics.read(path)}
+      for path in (files[0], files[-1])
+  )
+  both = [key for key in before if key in after][:SHOWN]
+  body = ''.join(
+      '<tr>'
+      f'<td class="text">{html.escape(str(after[key].get("prompt", "")))}</td>'
+      f'<td class="text">{html.escape(str(after[key].get("answer", "")))}</td>'
+      f'{_answer(before[key])}{_answer(after[key])}</tr>'
+      for key in both
+  )
+  return (
+      '<h2>The same prompts, before and after</h2><p class="note">The first '
+      f'{len(both)} of {len(before)} evaluation prompts, answered greedily; '
+      'not selected.</p><table><tr><th>prompt</th><th>expected</th>'
+      f'<th>before</th><th>after</th></tr>{body}</table>'
+  )
+
+
+def _answer_files(folder: str, stages: list[str]) -> list[str]:
+  """Paths of the evaluations' answers, in the order of the run."""
+  found = []
+  for name in os.listdir(folder) if os.path.isdir(folder) else ():
+    match = re.fullmatch(r'(.+)_eval_(\d+)\.jsonl', name)
+    if match:
+      stage, step = match[1], int(match[2])
+      place = stages.index(stage) if stage in stages else len(stages)
+      found.append((place, step, os.path.join(folder, name)))
+  return [path for _, _, path in sorted(found)]
+
+
+def _answer(row: dict[str, Any]) -> str:
+  kind = {True: 'good', False: 'bad'}.get(row.get('correct'), '')
+  mark = {'good': '&#10003; ', 'bad': '&#10007; '}.get(kind, '')
+  text = html.escape(str(row.get('text', '')).strip() or '(empty)')
+  if len(text) > 600:
+    text = text[:600].rsplit('&', 1)[0] + ' ...'
+  return f'<td class="text {kind}">{mark}{text}</td>'
+
+
+def _seconds(rows: Rows) -> str:
+  """Per stage: a bar of where the time went, and its numbers."""
+  parts = ''
+  for stage in curves.stages(rows):
+    mine = [row for row in rows if row['stage'] == stage]
+    speeds, totals = [], {}
+    for row in mine:
+      speeds.append(row.get('time/tokens_per_second'))
+      for key, value in row.items():
+        name = key.removeprefix('time/')
+        if name != key and name != 'tokens_per_second' and value:
+          totals[name] = totals.get(name, 0.0) + value
+    if totals:
+      speeds = [speed for speed in speeds if speed]
+      speed = f', {np.median(speeds):,.0f} tokens/s (median)' if speeds else ''
+      parts += _bar(stage, totals, speed)
+  return f'<h2>Where the seconds went</h2>{parts}' if parts else ''
+
+
+def _bar(stage: str, totals: dict[str, float], speed: str) -> str:
+  whole = sum(totals.values())
+  bar, legend = '', ''
+  ordered = sorted(totals.items(), key=lambda item: -item[1])
+  for at, (name, seconds) in enumerate(ordered):
+    color = curves.COLORS[at] if at < len(curves.COLORS) else curves.MUTED
+    bar += (
+        f'<span style="width:{seconds / whole:.2%};background:{color}"></span>'
+    )
+    legend += (
+        f'<tr><td><span class="dot" style="background:{color}"></span>'
+        f'{html.escape(name)}</td><td class="n">{seconds:,.1f} s</td>'
+        f'<td class="n">{seconds / whole:.1%}</td></tr>'
+    )
+  return (
+      f'<p class="note">{html.escape(stage)}: {whole:,.1f} s{speed}</p>'
+      f'<div class="bar">{bar}</div><table>{legend}</table>'
+  )
+
+
+def _details(config: dict[str, Any]) -> str:
+  if not config:
+    return ''
+  return (
+      '<details><summary>Resolved config</summary><pre>'
+      f'{html.escape(json.dumps(config, indent=2))}</pre></details>'
+  )

@@ -1,0 +1,122 @@
+"""The report: self-contained, escaped, and written from whatever is there."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from posttrain import metrics, report
+
+
+def make_run(folder):
+  """A run of two stages with answers, some of them hostile."""
+  rng = np.random.default_rng(0)
+  writer = metrics.Writer(str(folder / 'metrics.jsonl'), 0, None)
+  for stage, first in (('sft', 0), ('grpo', 0.6)):
+    for step in range(first != 0, 121):
+      share = step / 120
+      values = {
+          'loss/total': 2.5 * np.exp(-4 * share) + 0.1 * rng.random(),
+          'optim/grad_norm': np.nan if step == 7 else 1 + rng.random(),
+          'optim/lr': 3e-3 * (1 - share), 'batch/tokens': 4096,
+          'time/data': 0.01, 'time/update': 0.2, 'time/compile': 3.0 * (
+              step == 1
+          ), 'time/tokens_per_second': 20_000 + step,
+      }
+      if step == 0:
+        values = {}
+      if step % 60 == 0:
+        values['eval/pass_rate/arithmetic'] = first + 0.4 * share
+        values['eval/format_rate/arithmetic'] = min(1.0, first + share)
+      writer.write(stage, step, values)
+  writer.close()
+  (folder / 'rollouts').mkdir()
+  for stage, step, right in (('sft', 0, False), ('grpo', 120, True)):
+    with open(folder / 'rollouts' / f'{stage}_eval_{step:06d}.jsonl', 'w') as f:
+      for i in range(15):
+        f.write(json.dumps({
+            'env': 'arithmetic', 'id': str(i), 'answer': 3 + i,
+            'prompt': f'What is 1 + {i + 2}?', 'formatted': right,
+            'text': f'\\boxed{{{3 + i}}}' if right else '<script>x</script>',
+            'correct': right, 'stop_reason': 'eos', 'tokens': 4,
+        }) + '\n')
+  (folder / 'config.json').write_text('{"seed": 0, "note": "</pre><b>"}')
+
+
+@pytest.fixture
+def run(tmp_path):
+  folder = tmp_path / 'arithmetic_sft'
+  folder.mkdir()
+  make_run(folder)
+  return folder
+
+
+def test_the_whole_report(run):
+  path = report.write(str(run))
+  assert path == str(run / 'report.html')
+  text = (run / 'report.html').read_text()
+  assert '<title>arithmetic_sft</title>' in text
+  for head in (
+      'Final evaluation', 'Learning curves', 'The same prompts',
+      'Where the seconds went', 'Resolved config',
+  ):
+    assert head in text
+  # First and last pass rate of the run, not of a stage.
+  assert '0.0%</td><td class="n"><b>100.0%' in text
+  assert 'sft: 120 steps, grpo: 120 steps' in text
+  assert '28.2 s, 20,060 tokens/s (median)' in text  # 120 * .21 + 3
+
+
+def test_it_loads_nothing_and_runs_nothing(run):
+  report.write(str(run))
+  text = (run / 'report.html').read_text()
+  assert '<script' not in text
+  assert '</pre><b>' not in text
+  assert '&lt;script&gt;' in text
+  assert not re.search(r'(src|href)="(?!#)', text.replace('xlink:', ''))
+  assert '@import' not in text
+  assert 'url(http' not in text
+
+
+def test_answers_are_paired_and_coloured(run):
+  report.write(str(run))
+  text = (run / 'report.html').read_text()
+  rows = re.findall(r'<tr><td class="text">What is 1 \+ .*?</tr>', text)
+  assert len(rows) == 12
+  assert all('class="text bad"' in row for row in rows)
+  assert all('class="text good"' in row for row in rows)
+  assert 'The first 12 of 15 evaluation prompts' in text
+
+
+def test_it_says_the_same_twice(run):
+  report.write(str(run))
+  before = (run / 'report.html').read_bytes()
+  report.write(str(run))
+  assert (run / 'report.html').read_bytes() == before
+
+
+def test_a_folder_with_nothing_has_a_report_too(tmp_path):
+  report.write(str(tmp_path))
+  assert 'No metrics yet.' in (tmp_path / 'report.html').read_text()
+  with pytest.raises(ValueError, match='must hold a metrics.jsonl'):
+    report.figure(str(tmp_path), str(tmp_path / 'curves.png'))
+
+
+@pytest.mark.parametrize('row', [
+    {},
+    {'loss/total': None},
+    {'eval/pass_rate/a': 0.5},
+    {'time/update': 1.0},
+    {'optim/lr': 0.0, 'batch/tokens': 3},
+])
+def test_partial_rows(tmp_path, row):
+  line = json.dumps({'stage': 'sft', 'step': 0} | row) + '\n'
+  (tmp_path / 'metrics.jsonl').write_text(line + '{"stage": "sft", "st')
+  report.write(str(tmp_path))
+  assert 'sft: 0 steps' in (tmp_path / 'report.html').read_text()
+
+
+def test_the_figure_is_a_png(run):
+  report.figure(str(run), str(run / 'curves.png'))
+  assert (run / 'curves.png').read_bytes()[:4] == b'\x89PNG'
