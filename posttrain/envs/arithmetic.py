@@ -57,8 +57,8 @@ def demonstrate(a: int, op: str, b: int, *, worked: bool) -> str:
   r"""Writes a perfect answer.
 
   The worked form of + and - goes place by place, always tens at least, and
-  never borrows: `47-85` is `40-80=-40, 7-5=2, -40+2=\boxed{-38}`. Products
-  are those of the places that are not 0, summed one by one. Each step
+  borrows only in the sums: `47-85` is `40-80=-40, 7-5=2, -40+2=\boxed{-38}`.
+  Products are those of the places that are not 0, summed one by one. Each step
   is about few digits that stand in the question or in the step before, and
   which form comes next never hangs on a comparison of whole numbers, so that
   a small byte-level model learns it. The length does not depend on options:
@@ -77,7 +77,7 @@ def demonstrate(a: int, op: str, b: int, *, worked: bool) -> str:
   totals = list(itertools.accumulate(values))
   steps = [f'{p}{op}{q}={v}' for (p, q), v in zip(terms, values, strict=True)]
   steps += [
-      f'{before}{value:+d}={total}'
+      f'{before}{_sign(value, before)}{abs(value)}={total}'
       for before, value, total in zip(
           totals[:-1], values[1:], totals[1:], strict=True
       )
@@ -85,6 +85,15 @@ def demonstrate(a: int, op: str, b: int, *, worked: bool) -> str:
   *shown, last = steps
   left, _, _ = last.partition('=')
   return ', '.join([*shown, f'{left}=\\boxed{{{answer}}}'])
+
+
+def _sign(value: int, before: int) -> str:
+  """Returns the sign to join by; a zero takes that of what stands before.
+
+  So equal signs always join digits, and unequal ones always borrow: under
+  `-50+0` small models borrowed, and answered -40.
+  """
+  return '-' if value < 0 or (value == 0 and before < 0) else '+'
 
 
 def _places(number: int, width: int = 1) -> list[int]:
