@@ -18,7 +18,7 @@ import numpy as np
 
 from posttrain import types
 
-_PADS = {'temperatures': 1, 'versions': -1}  # all else pads with 0
+_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}  # all else pads with 0
 _WEIGHTS = {name: f'{name}_weights' for name in types.COMPONENTS}
 
 
@@ -51,16 +51,10 @@ def pack(
   kept = [sample for sample in samples if any(
       _weights(sample, component).any() for component in types.COMPONENTS
   )]
-  placed, left = _first_fit([len(s) for s in kept], row_tokens,
-                            rows * micro_batches)
-  shape = (micro_batches * rows, row_tokens)
-  arrays = {
-      field: np.full(shape, _PADS.get(field, 0), dtype)
-      for field, dtype in types.TOKEN_FIELDS.items()
-  }
-  arrays['segment_ids'] = np.zeros(shape, np.int32)
-  arrays['positions'] = np.zeros(shape, np.int32)
-  arrays['env_ids'] = np.full(shape, -1, np.int32)
+  placed, left = _first_fit(
+      [len(sample) for sample in kept], row_tokens, rows * micro_batches
+  )
+  arrays = _blank((micro_batches * rows, row_tokens))
   for row, members in enumerate(placed):
     start = 0
     for segment, index in enumerate(members, 1):
@@ -68,16 +62,15 @@ def pack(
       _lay(arrays, place, kept[index], segment, envs)
       start = place[1].stop
   counts = {
-      f'{component}_count': np.float32(np.count_nonzero(arrays[weights]))
+      f'{component}_count': np.asarray(
+          np.count_nonzero(arrays[weights]), np.float32
+      )
       for component, weights in _WEIGHTS.items()
   }
+  shape = (micro_batches, rows, row_tokens)
   batch = types.Batch(
-      **{
-          field: array.reshape(micro_batches, rows, row_tokens)
-          for field, array in arrays.items()
-      },
-      **{field: np.asarray(count) for field, count in counts.items()},
-      live=np.asarray(-(-len(placed) // rows), np.int32),
+      **{field: array.reshape(shape) for field, array in arrays.items()},
+      **counts, live=np.asarray(-(-len(placed) // rows), np.int32),
   )
   return batch, [kept[index] for index in left]
 
@@ -174,6 +167,17 @@ def _first_fit(
     bins[fit].append(index)
     used[fit] += length
   return bins, sorted(left)
+
+
+def _blank(shape: tuple[int, int]) -> dict[str, np.ndarray]:
+  """Returns padding for every per-token field of a batch."""
+  arrays = {
+      field: np.full(shape, _PADS.get(field, 0), dtype)
+      for field, dtype in types.TOKEN_FIELDS.items()
+  }
+  for field in ('segment_ids', 'positions', 'env_ids'):
+    arrays[field] = np.full(shape, _PADS.get(field, 0), np.int32)
+  return arrays
 
 
 def _lay(
