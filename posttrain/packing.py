@@ -18,7 +18,7 @@ import numpy as np
 
 from posttrain import types
 
-_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}  # all else pads with 0
+_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}  # else 0
 _WEIGHTS = {name: f'{name}_weights' for name in types.COMPONENTS}
 
 
