@@ -16,6 +16,7 @@ of other shapes is the user's mistake and never deleted.
 """
 
 import json
+import time
 import warnings
 import zlib
 from typing import Any
@@ -74,9 +75,12 @@ class Checkpointer:
       if old >= step:
         self.wait()
         self._manager.delete(old)
-    host = json.loads(json.dumps(host))
-    sums = tree.checksums(state)
-    record = {'host': host, 'state_sums': sums, 'crc': _crc(host, sums)}
+    record = {
+        'host': json.loads(json.dumps(host)),
+        'state_sums': tree.checksums(state),
+        'time': time.time(),
+    }
+    record['crc'] = _crc(record)
     saved = self._manager.save(
         step,
         args=ocp.args.Composite(
@@ -99,18 +103,17 @@ class Checkpointer:
     """Restores the newest sound step.
 
     Args:
-      like: pytree of arrays or ShapeDtypeStructs; the result takes its
-        structure and shardings. Dtypes and shapes must be the saved ones.
+      like: pytree of arrays or ShapeDtypeStructs of the saved shapes and
+        dtypes; the result takes its structure and shardings.
       step: this step and no other; None = the newest that is sound.
 
     Returns:
-      (state, host), or None if the folder holds no sound step. Damaged steps
-      newer than the result are deleted; if no sound one is left, they are
-      renamed to `<step>.damaged`, since they are all there is.
+      (state, host), or None if no step is sound. Damaged steps newer than
+      the result are deleted; if there is no result, all are renamed to
+      `<step>.damaged`.
 
     Raises:
-      ValueError: `step` was given and is missing or damaged; or `like`
-        differs from what was saved.
+      ValueError: `step` is missing or damaged, or `like` differs.
     """
     self.wait()
     if step is not None:
@@ -122,20 +125,18 @@ class Checkpointer:
         found = _read(folder, like)
       except Damaged as error:
         warnings.warn(
-            f'checkpoint {folder} is damaged and will not be used: {error}',
-            stacklevel=2,
+            f'checkpoint {folder} is damaged, not used: {error}', stacklevel=2
         )
         damaged.append(number)
-        continue
-      for bad in damaged:
-        self._manager.delete(bad)
-      return found
-    if damaged:
-      self._set_aside(damaged)
+      else:
+        for bad in damaged:
+          self._manager.delete(bad)
+        return found
+    self._set_aside(damaged)
     return None
 
   def wait(self) -> None:
-    """Blocks until what was saved is on disk; raises what went wrong."""
+    """Blocks until all is on disk; raises what went wrong."""
     self._manager.wait_until_finished()
 
   def close(self) -> None:
@@ -143,6 +144,8 @@ class Checkpointer:
     self._manager.close()
 
   def _set_aside(self, damaged: list[int]) -> None:
+    if not damaged:
+      return
     if jax.process_index() == 0:
       for number in damaged:
         aside = self._folder / f'{number}.damaged'
@@ -182,9 +185,8 @@ def find(path: str) -> epath.Path:
   root = epath.Path(path).expanduser().resolve()
   if (root / 'state').exists() and (root / 'host').exists():
     return root
-  stages = [root]
-  if (root / 'checkpoints').exists():
-    stages = list((root / 'checkpoints').iterdir())
+  inside = root / 'checkpoints'
+  stages = inside.iterdir() if inside.exists() else [root]
   steps = [
       max(numbered, key=lambda step: int(step.name))
       for stage in stages
@@ -195,11 +197,18 @@ def find(path: str) -> epath.Path:
         'a checkpoint path must be a workdir, a checkpoints/<stage> folder or '
         f'a step folder: got {path!r}, where no saved step was found'
     )
-  return max(steps, key=lambda step: step.stat().mtime)
+  return steps[0] if len(steps) == 1 else max(steps, key=_saved_at)
+
+
+def _saved_at(folder) -> float:
+  try:
+    return _read_record(folder)['time']
+  except Damaged:
+    return 0.0
 
 
 def _exactly(folder, read, *args) -> Any:
-  """Reads a step that was asked for by name, so there is no falling back."""
+  """Reads a step that was asked for by name: no falling back."""
   if not folder.exists():
     raise ValueError(f'a checkpoint must exist: got {folder}')
   try:
@@ -240,22 +249,16 @@ def _read_record(folder) -> dict[str, Any]:
   """Reads and proves the `host` item."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
     record = _try(reader.restore, folder / 'host')
-  if not isinstance(record, dict) or record.get('crc') != _crc(
-      record.get('host'), record.get('state_sums')
-  ):
+  if not isinstance(record, dict) or record.pop('crc', None) != _crc(record):
     raise Damaged('the checksum of its host item is wrong')
   return record
 
 
 def _try(read, *args, **kwargs) -> Any:
-  """Calls `read`; whatever a broken file makes it raise becomes `Damaged`.
-
-  That is nearly every type there is, plain `Exception` among them. What says
-  nothing about the file (memory, permission) passes through.
-  """
+  """Calls `read`; turns what it raises about a broken file into `Damaged`."""
   try:
     return read(*args, **kwargs)
-  except Exception as error:
+  except Exception as error:  # plain `Exception` is among what is raised
     passes = (MemoryError, PermissionError)
     if isinstance(error, passes) or instrument.is_oom(error):
       raise
@@ -275,23 +278,20 @@ def _check_same(folder, saved: dict, like: dict, partial: bool) -> None:
     )
     if want != got:
       raise ValueError(
-          f'the checkpoint {folder} must hold the same arrays as this run: '
-          f'got {got} at {path!r}, expected {want}; use the model and '
-          f'optimizer it was saved with'
+          f'the checkpoint {folder} must hold this run\'s arrays: got {got} '
+          f'at {path!r}, expected {want}; use the model it was saved with'
       )
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:
   sharding = getattr(leaf, 'sharding', None)
-  return jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype,
-      sharding=sharding
-      or jax.sharding.SingleDeviceSharding(jax.local_devices()[0]),
-  )
+  if sharding is None:
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _crc(host: Any, sums: Any) -> int:
-  return zlib.crc32(json.dumps([host, sums], sort_keys=True).encode())
+def _crc(record: dict[str, Any]) -> int:
+  return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
 def _numbered(folder) -> list:

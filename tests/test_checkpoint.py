@@ -282,8 +282,8 @@ def test_params_and_host_of_a_workdir_stage_or_step(folder, tmp_path):
   workdir = tmp_path / 'run'
   stage = workdir / 'checkpoints' / 'sft'
   shutil.copytree(folder, stage)
-  older = shutil.copytree(folder / '10', workdir / 'checkpoints' / 'a' / '900')
-  os.utime(older, (1, 1))
+  # Of an earlier stage, however large its number.
+  shutil.copytree(folder / '10', workdir / 'checkpoints' / 'a' / '900')
   like = make_state(0).params
   with warnings.catch_warnings():
     warnings.simplefilter('error')
@@ -325,3 +325,34 @@ def test_survives_a_kill_during_a_save(tmp_path):
   state, host = open_at(tmp_path).restore({'x': jnp.zeros(2_000_000)})
   assert host['step'] in (1, 2)  # 2 if the writer won the race
   np.testing.assert_array_equal(state['x'], float(host['step']))
+
+
+RESHARDED = """
+import sys, warnings
+warnings.simplefilter('error')
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from posttrain import checkpoint, schema
+mesh = jax.make_mesh((4,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))
+x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
+split, whole = NamedSharding(mesh, P('x')), NamedSharding(mesh, P(None, 'x'))
+saver = checkpoint.Checkpointer(sys.argv[1], schema.Checkpoint())
+saver.save(1, {'x': jax.device_put(x, split)}, {})
+saver.wait()
+for to in (split, whole, jax.sharding.SingleDeviceSharding(jax.devices()[2])):
+  like = {'x': jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)}
+  state, _ = saver.restore(like)
+  assert state['x'].sharding == to
+  np.testing.assert_array_equal(state['x'], x)
+saver.close()
+"""
+
+
+def test_restores_into_another_sharding(tmp_path):
+  flags = '--xla_force_host_platform_device_count=4'
+  done = subprocess.run(
+      [sys.executable, '-c', RESHARDED, str(tmp_path)],
+      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
+      capture_output=True, text=True,
+  )
+  assert done.returncode == 0, done.stderr
