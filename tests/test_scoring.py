@@ -13,6 +13,8 @@ CFG = schema.Model(
 LENGTHS = (5, 1, 7)
 T = 16  # 13 live tokens
 
+score = jax.jit(scoring.score, static_argnames='cfg')
+
 
 @pytest.fixture(scope='module')
 def params():
@@ -37,7 +39,7 @@ def test_alignment_and_temperature(params, row):
   ids, _, _, temperatures = (x[:, :7] for x in row)
   positions = np.arange(7, dtype=np.int32)[None]
   segments = np.ones((1, 7), np.int32)
-  ours, entropy = scoring.score(
+  ours, entropy = score(
       params, CFG, ids, positions, segments, temperatures
   )
   hidden, _ = transformer.trunk(params, CFG, ids, positions, segments)
@@ -52,18 +54,18 @@ def test_alignment_and_temperature(params, row):
 
 def test_firsts_and_pads_are_zero(params, row):
   firsts_and_pads = [0, 5, 6, 13, 14, 15]
-  for x in scoring.score(params, CFG, *row):
+  for x in score(params, CFG, *row):
     assert x.shape == (1, T) and x.dtype == jnp.float32
     assert np.flatnonzero(x[0] == 0.0).tolist() == firsts_and_pads
 
 
 def test_packed_equals_separate(params, row):
-  packed = scoring.score(params, CFG, *row)
+  packed = score(params, CFG, *row)
   start = 0
   for length in LENGTHS:
     part = slice(start, start + length)
     ids, positions, _, temperatures = (x[:, part] for x in row)
-    alone = scoring.score(
+    alone = score(
         params, CFG, ids, positions, np.ones_like(ids), temperatures
     )
     for a, b in zip(packed, alone, strict=True):
@@ -78,7 +80,7 @@ def test_pads_have_no_gradient(params, row):
   @jax.jit
   def grads(ids):
     def loss(params):
-      out = scoring.score(
+      out = score(
           params, CFG, ids, positions, segments, temperatures
       )
       return out[0].sum() + out[1].sum()

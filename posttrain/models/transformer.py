@@ -27,6 +27,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from posttrain import schema
 from posttrain.ops import attention as attention_op
@@ -47,6 +48,14 @@ SHARDING_RULES = (
     (r'final_norm/scale$', (None,)),
     (r'norm/scale$', (None, None)),
 )
+
+# What a block keeps for its backward pass. 'none' recomputes no matrix
+# product: it keeps what they made, under the name 'kept', and redoes only the
+# cheap arithmetic in between, which costs less than storing its results.
+REMAT = {
+    'none': jax.checkpoint_policies.save_only_these_names('kept'),
+    'block': jax.checkpoint_policies.nothing_saveable,
+}
 
 
 class RMSNorm(nn.Module):
@@ -74,11 +83,12 @@ class Linear(nn.Module):
     fan_in = x.shape[-1]
     normal = nn.initializers.normal(self.scale / math.sqrt(fan_in))
     kernel = self.param('kernel', normal, (fan_in, self.features))
-    y = x @ kernel.astype(x.dtype)
+    # Two dimensions: the gradient then needs no transposed copy of x.
+    y = x.reshape(-1, fan_in) @ kernel.astype(x.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y = y + bias.astype(x.dtype)
-    return y
+    return y.reshape(*x.shape[:-1], self.features)
 
 
 class Attention(nn.Module):
@@ -93,6 +103,8 @@ class Attention(nn.Module):
 
     def heads(name, count):
       y = Linear(count * size, cfg.qkv_bias, name=name)(x)
+      if cfg.qk_norm:  # otherwise its gradient does not need it
+        y = checkpoint_name(y, 'kept')
       return y.reshape(*x.shape[:-1], count, size)
 
     q, k = heads('q', cfg.heads), heads('k', cfg.kv_heads)
@@ -116,8 +128,8 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x):
     cfg = self.cfg
-    gate = Linear(cfg.mlp_dim, name='gate')(x)
-    up = Linear(cfg.mlp_dim, name='up')(x)
+    gate = checkpoint_name(Linear(cfg.mlp_dim, name='gate')(x), 'kept')
+    up = checkpoint_name(Linear(cfg.mlp_dim, name='up')(x), 'kept')
     down = Linear(cfg.embed_dim, scale=residual_scale(cfg), name='down')
     return down(nn.silu(gate) * up)
 
@@ -132,6 +144,7 @@ class Block(nn.Module):
     cfg = self.cfg
     y = RMSNorm(cfg.norm_eps, name='attention_norm')(x)
     x = x + Attention(cfg, name='attention')(y, rope, k_start, k_end)
+    x = checkpoint_name(x, 'kept')
     y = RMSNorm(cfg.norm_eps, name='mlp_norm')(x)
     return x + MLP(cfg, name='mlp')(y), None
 
@@ -161,11 +174,9 @@ class Transformer(nn.Module):
     x = Embed(cfg, name='embed')(tokens)
     rope = rope_table(positions, cfg.head_dim, cfg.rope_theta)
     k_start, k_end = attention_op.intervals(segment_ids, positions)
-    block = Block
-    if cfg.remat == 'block':
-      block = nn.remat(Block, prevent_cse=False)
     layers = nn.scan(
-        block, variable_axes={'params': 0}, split_rngs={'params': True},
+        nn.remat(Block, prevent_cse=False, policy=REMAT[cfg.remat]),
+        variable_axes={'params': 0}, split_rngs={'params': True},
         in_axes=nn.broadcast, length=cfg.layers,
     )
     x, _ = layers(cfg, name='layers')(x, rope, k_start, k_end)

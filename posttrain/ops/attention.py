@@ -12,6 +12,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 _MASKED = -1e30  # finite: -inf - (-inf) would be NaN in a row without keys
 
@@ -100,7 +101,9 @@ def _folded_fwd(q, k, v, k_start, k_end):
   weights = unnormalized.reshape(b, kv, rows, s).astype(v.dtype)
   out = _matmul(weights, v) * inverse
   out = out.astype(q.dtype)
-  return out, (q, k, v, weights, inverse, out)
+  residuals = (q, k, v, weights, inverse, out)
+  # By this name a remat policy knows what is cheaper to keep than to redo.
+  return out, checkpoint_name(residuals, 'kept')
 
 
 def _folded_bwd(residuals, g):

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import re
 
 import jax
@@ -23,6 +24,7 @@ def make_tokens(rows=2, length=12, seed=0):
   return tokens, positions, np.ones_like(tokens)
 
 
+@functools.partial(jax.jit, static_argnames='cfg')
 def logits(params, cfg, *inputs):
   hidden, _ = transformer.trunk(params, cfg, *inputs)
   weight, softcap = transformer.head(params, cfg)

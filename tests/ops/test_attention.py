@@ -10,6 +10,8 @@ from posttrain.ops import attention
 B, T, N, K, H = 2, 24, 4, 2, 8
 SCALE = H**-0.5
 
+attend = jax.jit(attention.attention, static_argnames='scale')
+
 
 def make_inputs(seed=0, n=N, k=K, t=T, dtype=jnp.float32):
   keys = jax.random.split(jax.random.key(seed), 3)
@@ -69,21 +71,22 @@ def test_matches_oracle(kind):
   g = jax.random.normal(jax.random.key(9), q.shape)
 
   def run(fn):
+    @jax.jit
     def call(*x):
-      return fn(*x, start, end, scale=SCALE)
-    out, vjp = jax.vjp(call, q, k, v)
-    return out, vjp(g)
+      out, vjp = jax.vjp(lambda *x: fn(*x, start, end, scale=SCALE), *x)
+      return out, vjp(g)
 
-  ours, expected = run(attention.attention), run(reference.attention)
-  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected),
-                  strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+    return call(q, k, v)
+
+  ours, expected = run(attend), run(reference.attention)
+  for a, b in zip(*map(jax.tree.leaves, (ours, expected)), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
 def test_bfloat16():
   start, end = make_intervals('packed')
   q, k, v = make_inputs(dtype=jnp.bfloat16)
-  out = attention.attention(q, k, v, start, end, scale=SCALE)
+  out = attend(q, k, v, start, end, scale=SCALE)
   expected = reference.attention(q, k, v, start, end, scale=SCALE)
   assert out.dtype == jnp.bfloat16
   np.testing.assert_allclose(
@@ -100,8 +103,8 @@ def test_keys_outside_every_interval_change_nothing():
   def edited(x):
     return jnp.where(outside[:, None, None], 1e4 * x + 7.0, x)
 
-  ours = attention.attention(q, k, v, start, end, scale=SCALE)
-  other = attention.attention(
+  ours = attend(q, k, v, start, end, scale=SCALE)
+  other = attend(
       q, edited(k), edited(v), start, end, scale=SCALE
   )
   np.testing.assert_array_equal(ours, other)
@@ -110,13 +113,13 @@ def test_keys_outside_every_interval_change_nothing():
 def test_packed_equals_separate():
   q, k, v = make_inputs()
   lengths = (7, 10, 3)
-  whole = attention.attention(
+  whole = attend(
       q, k, v, *attention.intervals(*packed(lengths)), scale=SCALE
   )
   start = 0
   for length in lengths:
     part = [x[:, start:start + length] for x in (q, k, v)]
-    alone = attention.attention(
+    alone = attend(
         *part, *attention.intervals(*packed((length,), length)), scale=SCALE
     )
     np.testing.assert_allclose(
@@ -128,9 +131,9 @@ def test_packed_equals_separate():
 def test_grouped_heads_equal_repeated_heads():
   q, k, v = make_inputs()
   start, end = make_intervals('packed')
-  grouped = attention.attention(q, k, v, start, end, scale=SCALE)
+  grouped = attend(q, k, v, start, end, scale=SCALE)
   k, v = (jnp.repeat(x, N // K, axis=2) for x in (k, v))
-  repeated = attention.attention(q, k, v, start, end, scale=SCALE)
+  repeated = attend(q, k, v, start, end, scale=SCALE)
   np.testing.assert_allclose(grouped, repeated, atol=2e-6)
 
 
@@ -139,10 +142,10 @@ def test_padding_is_zero_and_has_no_gradient():
   start, end = make_intervals('packed')  # 20 of 24 tokens are live
 
   def loss(q, k, v):
-    out = attention.attention(q, k, v, start, end, scale=SCALE)
+    out = attend(q, k, v, start, end, scale=SCALE)
     return jnp.sum(out * jnp.arange(1.0, out.size + 1).reshape(out.shape)), out
 
-  grads, out = jax.grad(loss, (0, 1, 2), has_aux=True)(*inputs)
+  grads, out = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*inputs)
   assert not out[:, 20:].any()
   for g in grads:
     assert jnp.isfinite(g).all() and g[:, :20].any()
@@ -155,9 +158,9 @@ def test_finite_at_large_scores(size):
   start, end = make_intervals('causal')
 
   def loss(q, k, v):
-    return attention.attention(q * size, k, v, start, end, scale=1.0).sum()
+    return attend(q * size, k, v, start, end, scale=1.0).sum()
 
-  for g in jax.grad(loss, (0, 1, 2))(q, k, v):
+  for g in jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, v):
     assert jnp.isfinite(g).all()
 
 
@@ -165,6 +168,6 @@ def test_gradients_by_finite_differences():
   q, k, v = make_inputs(t=6)
   start, end = attention.intervals(*packed((3, 2), 6))
   check_grads(
-      lambda *x: attention.attention(*x, start, end, scale=SCALE),
+      lambda *x: attend(*x, start, end, scale=SCALE),
       (q, k, v), order=1, modes=['rev'], atol=1e-2, rtol=1e-2,
   )
