@@ -2,7 +2,8 @@
 
     python -m experiments.kill_resume --kills=20 --saving=5 --seed=0
 
-1. A run goes to its end undisturbed: the truth.
+1. A run goes to its end undisturbed, twice: with an empty compilation cache,
+   and with a full one, which is the truth.
 2. The same run is started again and again, and killed (SIGKILL) a uniformly
    random time after its start, until it gets through; then from the beginning
    again, until there were enough kills, and enough of them while a checkpoint
@@ -23,10 +24,11 @@ import sys
 import tempfile
 import time
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from posttrain import metrics, tree
+from posttrain import checkpoint, metrics, tree
 
 STAGE = 'sft'
 
@@ -36,7 +38,7 @@ def command(recipe: str, workdir: pathlib.Path, cache: pathlib.Path):
   return [
       sys.executable, '-m', 'posttrain.main', f'--config={recipe}',
       f'--workdir={workdir}', f'--config.compilation_cache={cache}',
-      '--config.checkpoint.every=2',
+      '--config.checkpoint.every=2', f'--config.{STAGE}.steps=60',
   ]  # fmt: skip
 
 
@@ -55,15 +57,18 @@ def finish(process: subprocess.Popen) -> None:
 
 def outcome(workdir: pathlib.Path) -> dict:
   """What a finished run left: every array, and every metric but the time."""
-  folder = workdir / 'checkpoints' / STAGE
-  step = max(int(path.name) for path in folder.iterdir())
+  folder = checkpoint.find(str(workdir))
   with ocp.PyTreeCheckpointer() as reader:
-    arrays = tree.flat(reader.restore(folder / str(step) / 'state'))
+    saved = reader.metadata(folder / 'state').item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), saved)
+    arrays = tree.flat(
+        reader.restore(folder / 'state', restore_args=as_numpy)
+    )
   rows = [
       {k: v for k, v in row.items() if not k.startswith('time/')}
       for row in metrics.read(str(workdir / 'metrics.jsonl'))
   ]
-  return {'step': step, 'arrays': arrays, 'rows': rows}
+  return {'step': int(folder.name), 'arrays': arrays, 'rows': rows}
 
 
 def differences(truth: dict, other: dict) -> list[str]:
@@ -84,6 +89,7 @@ def kill_at_random(
     argv, workdir: pathlib.Path, rng: random.Random, longest: float
 ) -> dict | None:
   """Starts a run and kills it; None if it got through before."""
+  launched = time.time()
   process = launch(argv)
   delay = rng.uniform(0.0, longest)
   start = time.monotonic()
@@ -96,7 +102,10 @@ def kill_at_random(
   process.wait()
   process.stderr.close()
   folder = workdir / 'checkpoints' / STAGE
-  saving = any('tmp' in path.name for path in folder.glob('*'))
+  saving = any(  # by this process, not by one that was killed before it
+      'tmp' in path.name and path.stat().st_mtime > launched
+      for path in folder.glob('*')
+  )
   rows = metrics.read(str(workdir / 'metrics.jsonl'))
   at = rows[-1]['step'] if rows else None
   return {'killed_after_s': round(delay, 2), 'step': at, 'saving': saving}
@@ -115,14 +124,16 @@ def main() -> None:
 
 
 def check(args, rng: random.Random, scratch: pathlib.Path) -> None:
-  cache, truth_dir = scratch / 'compiled', scratch / 'truth'
+  cache = scratch / 'compiled'
+  finish(launch(command(args.config, scratch / 'cold', cache)))
   start = time.monotonic()
-  finish(launch(command(args.config, truth_dir, cache)))
+  finish(launch(command(args.config, scratch / 'warm', cache)))
   longest = time.monotonic() - start
-  truth = outcome(truth_dir)
+  truth = outcome(scratch / 'warm')
+  wrong = differences(truth, outcome(scratch / 'cold'))
   print(json.dumps({'seed': args.seed, 'undisturbed_s': round(longest, 1),
                     'steps': truth['step']}), flush=True)  # fmt: skip
-  kills, saving, trial, wrong = 0, 0, 0, []
+  kills, saving, trial = 0, 0, 0
   while kills < args.kills or saving < args.saving:
     workdir = scratch / f'trial_{trial}'
     argv = command(args.config, workdir, cache)
@@ -134,10 +145,12 @@ def check(args, rng: random.Random, scratch: pathlib.Path) -> None:
       print(json.dumps({'trial': trial, **killed}), flush=True)
     if not (workdir / 'report.html').exists():
       finish(launch(argv))
-    wrong += differences(truth, outcome(workdir))
+    differs = differences(truth, outcome(workdir))
+    print(json.dumps({'trial': trial, 'differs': differs}), flush=True)
+    wrong += differs
     trial += 1
   print(json.dumps({'kills': kills, 'while_saving': saving, 'runs': trial,
-                    'differences': wrong}))  # fmt: skip
+                    'differences': len(wrong)}))  # fmt: skip
   assert kills >= args.kills and saving >= args.saving
   if wrong:
     sys.exit('a killed run differs from the undisturbed one')

@@ -101,7 +101,7 @@ class Evaluator:
     return Answer(
         env=task.env,
         id=task.id,
-        prompt=task.prompt[-1]['content'],
+        prompt='\n'.join(turn['content'] for turn in task.prompt),
         text=text,
         answer=task.answer,
         correct=score.correct,

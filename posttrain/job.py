@@ -103,7 +103,6 @@ class Job:
       return
     path = os.path.join(self.workdir, f'bad_batch_{self.name}_{step}.npz')
     np.savez_compressed(path, **vars(item.batch))
-    self.close()
     raise NonFiniteError(
         f'gradients must be finite: {self.cfg.optim.max_skipped} in a row '
         f'were not, the last at step {step} of stage {self.name}; its batch '
@@ -198,8 +197,9 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> Job:
       state=state,
       pipeline=pipeline,
       update=train_step.make_train_step(
-          objectives.TokenComponents(model, tuple(pipeline.envs)), optimizer,
-          mesh=mesh, rules=transformer.SHARDING_RULES, average=stage.optim.average,
+          objectives.KINDS[stage.kind](model, tuple(pipeline.envs)),
+          optimizer, mesh=mesh, rules=transformer.SHARDING_RULES,
+          average=stage.optim.average,
       ),
       evaluator=evaluation.Evaluator(
           {k: run.env for k, run in pipeline.envs.items()}, renderer, model,

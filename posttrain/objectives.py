@@ -61,3 +61,6 @@ class TokenComponents:
 def _mean(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
   total = jnp.sum(jnp.where(where, jax.lax.stop_gradient(values), 0.0))
   return total, jnp.sum(where.astype(jnp.float32))
+
+
+KINDS = {'tokens': TokenComponents}

@@ -36,6 +36,7 @@ class EnvRun:
   source: Any  # of tasks: an iterator with get_state and set_state
   sampler: sampler.DatasetSampler
   algorithm: algorithms.base.Algorithm
+  group_size: int
   ratio: float
 
 
@@ -59,7 +60,8 @@ class Pipeline:
   def shape(self) -> tuple[int, int, int]:
     """[micro_batches, rows, row_tokens]: room for one row per sample."""
     rows = self._batch.micro_batch_tokens // self._batch.row_tokens
-    samples = self._batch.prompts_per_step
+    group_size = max(run.group_size for run in self.envs.values())
+    samples = self._batch.prompts_per_step * group_size
     return math.ceil(samples / rows), rows, self._batch.row_tokens
 
   def __iter__(self):
@@ -80,17 +82,20 @@ class Pipeline:
     return Item(batch, _metrics(batch, len(samples)), self.get_state())
 
   def _group(self) -> list[types.Sample]:
-    uid, self._uid = self._uid, self._uid + 1
-    run = self._pick(uid)
+    """Draws a task; returns the samples of its finished group."""
+    run = self._pick()
     task = next(run.source)
-    return streams.finalize(run.algorithm, [run.sampler.rollout(task, uid)])
+    uids = range(self._uid, self._uid + run.group_size)
+    self._uid = uids.stop
+    group = [run.sampler.rollout(task, uid) for uid in uids]
+    return streams.finalize(run.algorithm, group)
 
-  def _pick(self, uid: int) -> EnvRun:
-    """Chooses by ratio, from (seed, uid) alone."""
+  def _pick(self) -> EnvRun:
+    """Chooses an environment by ratio, from (seed, next uid) alone."""
     runs = list(self.envs.values())
     if len(runs) == 1:
       return runs[0]
-    draw = np.random.default_rng([self._seed, uid]).random()
+    draw = np.random.default_rng([self._seed, self._uid]).random()
     return runs[int(np.searchsorted(self._ratios, draw, side='right'))]
 
   def get_state(self) -> dict[str, Any]:
@@ -121,6 +126,7 @@ def _make_env(
           entry.sampler, renderer, batch.row_tokens
       ),
       algorithm=algorithms.make(entry.algorithm),
+      group_size=entry.group_size,
       ratio=entry.ratio,
   )
 

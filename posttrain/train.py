@@ -3,6 +3,7 @@
     for item in pipeline: update; log; maybe evaluate; maybe save
 """
 
+import contextlib
 import os
 from typing import Any
 
@@ -45,9 +46,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> dict[str, Any]:
       with clock('save'):
         job.save(step, state, item.state)
     if stop.requested:
-      job.close()
       raise preemption.Preempted(f'stage {job.name}, step {step}')
-  job.close()
   return record
 
 
@@ -60,11 +59,12 @@ def run(cfg: schema.Run, workdir: str) -> dict[str, Any]:
   position = 0
   with preemption.on_sigterm() as stop:
     for name in cfg.stages:
-      job = jobs.make(cfg, name, workdir, position)
-      if job.step < job.steps:
-        train(job, stop)
-      position = job.position()
-      job.close()
+      with contextlib.closing(
+          jobs.make(cfg, name, workdir, position)
+      ) as job:
+        if job.step < job.steps:
+          train(job, stop)
+        position = job.position()
   *_, last = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
   return {
       key: value

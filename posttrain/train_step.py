@@ -9,7 +9,6 @@ does not depend on how it is cut.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -76,8 +76,8 @@ def test_it_learns_one_batch_and_compiles_once():
 def _like(big, small):
   """`small` with as many (dead) micro-batches as `big`."""
   short = len(big.ids) - len(small.ids)
-  grow = lambda x: np.pad(x, ((0, short), (0, 0), (0, 0))) if x.ndim else x
-  return jax.tree.map(grow, small)
+  pad = ((0, short), (0, 0), (0, 0))
+  return jax.tree.map(lambda x: np.pad(x, pad) if x.ndim else x, small)
 
 
 class Poisoned(objectives.TokenComponents):

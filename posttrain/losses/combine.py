@@ -31,8 +31,8 @@ def total(
 
   Returns:
     The loss, f32[], and the metrics: `<component>/<name>` as given, and
-    `loss/<component>` with `loss/total` as this micro-batch's shares of the mean.
-    A share is already divided by the global count, so its pair is
+    `loss/<component>` with `loss/total` as this micro-batch's shares of the
+    mean. A share is already divided by the global count, so its pair is
     (share, 0): shares add up over the micro-batches of one update.
   """
   metrics = {}

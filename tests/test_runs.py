@@ -1,0 +1,181 @@
+"""Runs of more than one stage or environment, and that every key is read."""
+
+import collections
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from configs import common
+from posttrain import config, main, metrics, preemption, schema, train
+
+ROWS = [
+    {'prompt': 'Say yes.', 'completion': 'yes'},
+    {'messages': [
+        {'role': 'system', 'content': 'Be brief.'},
+        {'role': 'user', 'content': 'Say no.'},
+        {'role': 'assistant', 'content': 'no'},
+    ]},
+]  # fmt: skip
+
+
+def _arithmetic(**options):
+  options = {'train_tasks': 50, 'eval_tasks': 4, **options}
+  return schema.EnvEntry(env=schema.Arithmetic(**options))
+
+
+def _stage(envs, **options):
+  return schema.Stage(
+      envs=envs,
+      batch=schema.Batch(
+          prompts_per_step=4, row_tokens=64, micro_batch_tokens=128
+      ),
+      eval=schema.Eval(every=2, prompts=4, batch=4, max_tokens=8),
+      **options,
+  )  # fmt: skip
+
+
+def _run(stages, **options):
+  return schema.Run(
+      model=schema.PRESETS['tiny'], compilation_cache=None, stages=stages,
+      metrics=schema.Metrics(progress=False), **options,
+  )  # fmt: skip
+
+
+def _go(run, workdir):
+  """Claims the workdir and trains, as `main.launch` does."""
+  main.claim(str(workdir), run)
+  return train.run(run, str(workdir))
+
+
+def _rows(workdir):
+  rows = metrics.read(str(workdir / 'metrics.jsonl'))
+  return [
+      {k: v for k, v in row.items() if not k.startswith('time/')}
+      for row in rows
+  ]
+
+
+def test_environments_mix_in_one_batch(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
+  rows = schema.Rows(path=str(path), eval_path=str(path))
+  envs = {
+      'sums': dataclasses.replace(_arithmetic(), ratio=1.0),
+      'chat': schema.EnvEntry(env=rows, ratio=3.0),
+  }
+  final = _go(_run({'sft': _stage(envs, steps=3)}), tmp_path / 'run')
+  last = _rows(tmp_path / 'run')[-1]
+  assert last['batch/samples'] == 4
+  assert 'nll/sums' in last and 'nll/chat' in last
+  assert 'eval/pass_rate/sums' in final
+  # Rows are not graded: there is no rate, which is not a rate of zero.
+  assert 'eval/pass_rate/chat' not in final and 'eval/length/chat' in final
+
+
+def test_the_ratio_decides_how_often_an_environment_comes():
+  from posttrain import pipeline
+  from tests import fixtures
+
+  envs = {
+      'a': dataclasses.replace(_arithmetic(), ratio=1.0),
+      'b': dataclasses.replace(_arithmetic(), ratio=3.0),
+  }
+  source = pipeline.Pipeline(_stage(envs), fixtures.RENDERER, seed=0)
+  counts = collections.Counter()
+  for _ in range(100):
+    batch = next(source).batch
+    starts = (batch.positions == 0) & (batch.segment_ids > 0)
+    counts.update(batch.env_ids[starts].tolist())
+  assert sum(counts.values()) == 400
+  assert 0.19 < counts[0] / 400 < 0.31  # 0.25, and 0.0217 is one sigma
+
+
+def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
+  envs = {'sums': _arithmetic()}
+  run = _run({
+      'warm': _stage(envs, steps=2),
+      'main': _stage(envs, steps=4, init='stage:warm'),
+  })  # fmt: skip
+  _go(run, tmp_path / 'whole')
+  rows = _rows(tmp_path / 'whole')
+  assert [(row['stage'], row['step']) for row in rows] == [
+      *[('warm', i) for i in range(3)], *[('main', i) for i in range(5)],
+  ]  # fmt: skip
+
+  calls = []
+
+  def stop_in_main(self, step, record):
+    calls.append((self.name, step))
+    if calls[-1] == ('main', 2):
+      stopper[0].requested = True
+    return log(self, step, record)
+
+  from posttrain import job
+
+  stopper, log, signal = [], job.Job.log, preemption.Signal
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(job.Job, 'log', stop_in_main)
+    patch.setattr(
+        preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
+    )
+    with pytest.raises(preemption.Preempted, match='stage main, step 2'):
+      _go(run, tmp_path / 'cut')
+  _go(run, tmp_path / 'cut')
+  assert _rows(tmp_path / 'cut') == rows
+
+
+def test_every_key_is_read(tmp_path, monkeypatch):
+  """A recording config: what nothing reads must not be declared."""
+  path = tmp_path / 'rows.jsonl'
+  long = {'prompt': 'Say it.', 'completion': 'a' * 100}
+  lines = [json.dumps(row) + '\n' for row in (*ROWS, long)]
+  path.write_text(''.join(lines))
+  classes = _schema_classes()
+  read = collections.defaultdict(set)
+  for kind in classes:
+    monkeypatch.setattr(kind, '__getattribute__', _recorder(kind, read))
+  rows = schema.Rows(path=str(path), eval_path=str(path))
+  cut = schema.Dataset(too_long='truncate')
+  envs = {'chat': schema.EnvEntry(env=rows, sampler=cut),
+          'sums': _arithmetic(ops=('+', 'x'))}  # fmt: skip
+  stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
+  node = common.get_config(
+      _run({'warm': stage, 'main': dataclasses.replace(
+          stage, init='stage:warm')}))  # fmt: skip
+  run = config.build(node)
+  config.validate(run)
+  main.launch(
+      dataclasses.replace(run, compilation_cache=str(tmp_path / 'cache')),
+      str(tmp_path / 'run'), dry_run=False,
+  )  # fmt: skip
+  unread = {
+      f'{kind.__name__}.{field.name}'
+      for kind in classes
+      for field in dataclasses.fields(kind)
+      # `config.build` itself reads the tag that tells node types apart.
+      if field.name not in read[kind] | {'type'}
+  }
+  assert not unread
+
+
+def _schema_classes():
+  return [
+      kind for kind in vars(schema).values()
+      if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+  ]  # fmt: skip
+
+
+def _recorder(kind, read):
+  """Notes who reads a field, unless that is the config's own machinery."""
+  ours = ('posttrain.schema', 'posttrain.config', 'posttrain.plan',
+          'configs', 'dataclasses', 'copy', 'tests', 'test_')  # fmt: skip
+
+  def get(self, name):
+    reader = sys._getframe(1).f_globals.get('__name__', '')
+    if not reader.startswith(ours):
+      read[kind].add(name)
+    return object.__getattribute__(self, name)
+
+  return get

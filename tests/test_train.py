@@ -1,0 +1,189 @@
+"""A whole run: its files, its last line, stop and resume, aborts."""
+
+import json
+import os
+import pathlib
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import kill_resume
+from posttrain import checkpoint, main, metrics, train, train_step
+
+TINY = ['--config=configs/arithmetic_sft.py:tiny']
+
+
+def _args(workdir, *more):
+  return [*TINY, f'--workdir={workdir}',
+          '--config.compilation_cache=None', *more]  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """(workdir, exit code) of an undisturbed run."""
+  workdir = tmp_path_factory.mktemp('finished')
+  return workdir, main.main(_args(workdir))
+
+
+def _rows(workdir):
+  rows = metrics.read(str(workdir / 'metrics.jsonl'))
+  return [
+      {k: v for k, v in row.items() if not k.startswith('time/')}
+      for row in rows
+  ]
+
+
+def test_the_files_that_tools_rely_on(finished, capsys):
+  workdir, code = finished
+  assert code == 0
+  rows = _rows(workdir)
+  assert [row['step'] for row in rows] == list(range(21))
+  assert {row['stage'] for row in rows} == {'sft'}
+  for name in ('loss/total', 'optim/lr', 'batch/tokens', 'compiles'):
+    assert all(name in row for row in rows[1:]), name
+  assert [row['compiles'] for row in rows[1:]] == [1] * 20
+  for step in (0, 10, 20):
+    for name in ('pass_rate', 'format_rate', 'length', 'truncated'):
+      assert f'eval/{name}/arithmetic' in rows[step]
+    path = workdir / 'rollouts' / f'sft_eval_{step:06d}.jsonl'
+    assert len(path.read_text().splitlines()) == 20
+  timed = metrics.read(str(workdir / 'metrics.jsonl'))
+  assert 0 < timed[5]['time/update'] and timed[5]['time/compile'] == 0
+  assert json.loads((workdir / 'config.json').read_text())['stages'] == ['sft']
+  steps = {path.name for path in (workdir / 'checkpoints' / 'sft').iterdir()}
+  assert steps == {'10', '20'}
+  assert '<svg' in (workdir / 'report.html').read_text()
+
+
+def test_a_finished_run_does_nothing_and_says_the_same(finished, capsys):
+  workdir, _ = finished
+  before = (workdir / 'metrics.jsonl').read_bytes()
+  assert main.main(_args(workdir)) == 0
+  assert (workdir / 'metrics.jsonl').read_bytes() == before
+  last = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert last['stage'] == 'sft' and last['step'] == 20
+  assert last['eval/pass_rate/arithmetic'] == _rows(workdir)[-1][
+      'eval/pass_rate/arithmetic'
+  ]
+
+
+class TermAfter(train_step.TrainStep):
+  """Sends this process a SIGTERM within the given call."""
+
+  calls = 3
+
+  def __call__(self, state, batch):
+    TermAfter.calls -= 1
+    if TermAfter.calls == 0:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return super().__call__(state, batch)
+
+
+def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
+    finished, tmp_path, monkeypatch, capsys
+):
+  with monkeypatch.context() as patch:
+    patch.setattr(train_step, 'TrainStep', TermAfter)
+    assert main.main(_args(tmp_path)) == 75
+  assert 'start again to go on' in capsys.readouterr().err
+  assert checkpoint.find(str(tmp_path)).name == '3'
+  assert main.main(_args(tmp_path)) == 0
+  truth = kill_resume.outcome(finished[0])
+  assert len(truth['arrays']) > 20 and len(truth['rows']) == 21
+  assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))
+
+
+def test_resume_refuses_another_config(finished, capsys):
+  workdir, _ = finished
+  assert main.main(_args(workdir, '--config.sft.optim.lr=1e-4')) == 2
+  assert 'config.sft.optim.lr (0.003 -> 0.0001)' in capsys.readouterr().err
+
+
+def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
+  workdir = tmp_path / 'none'
+  assert main.main(_args(workdir, '--dry_run')) == 0
+  text = capsys.readouterr().err
+  for word in ('prompts_per_step', 'group_size', 'micro_batch_tokens',
+               'parameters', 'memory estimate'):  # fmt: skip
+    assert word in text
+  assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ('argument', 'message'),
+    [
+        ('--config.sft.optim.lrr=1', 'did you mean config.sft.optim.lr?'),
+        ('--confg=x', 'arguments must be'),
+        ('--config.sft.init=/no/such', "got '/no/such'"),
+        ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
+        ('--config.model.vocab_size=100', "must hold the tokenizer's"),
+        ('--config.mesh.fsdp=3', 'config.mesh must multiply'),
+        ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
+        ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(
+    tmp_path, capsys, argument, message
+):
+  assert main.main(_args(tmp_path / 'run', argument)) == 2
+  *_, line = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ') and message in line
+
+
+def _broken(*, oom=False):
+  """A TrainStep whose loss is NaN, or that runs out of memory."""
+
+  class Broken(train_step.TrainStep):
+
+    def __call__(self, state, batch):
+      if oom:
+        raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: 9 GiB wanted')
+      state, measured = super().__call__(state, batch)
+      Broken.row = getattr(Broken, 'row', 0) + 1
+      return state, {**measured, 'optim/skipped_in_row': Broken.row,
+                     'loss/total': np.float32(np.nan)}  # fmt: skip
+
+  return Broken
+
+
+def test_bad_gradients_in_a_row_abort_with_the_batch(
+    tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(train_step, 'TrainStep', _broken())
+  assert main.main(_args(tmp_path, '--config.sft.optim.max_skipped=2')) == 1
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert '2 in a row were not' in error and 'config.sft.optim.lr' in error
+  saved = np.load(tmp_path / 'bad_batch_sft_2.npz')
+  assert saved['ids'].shape == (2, 4, 64) and saved['ce_count'] > 0
+  rows = metrics.read(str(tmp_path / 'metrics.jsonl'))
+  assert rows[-1]['loss/total'] is None
+  assert rows[-1]['nonfinite'] == ['loss/total']
+
+
+def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(train_step, 'TrainStep', _broken(oom=True))
+  assert main.main(_args(tmp_path)) == 1
+  error = capsys.readouterr().err
+  assert 'micro_batch_tokens=256' in error and 'row_tokens=64' in error
+  assert 'config.sft.batch.micro_batch_tokens' in error
+  assert 'config.model.remat' in error
+
+
+def test_a_stage_starts_from_another(finished, tmp_path):
+  """`init: PATH` takes the params of a run; `stage:NAME` those of a stage."""
+  workdir, _ = finished
+  more = ['--config.sft.steps=1', '--config.sft.optim.warmup_steps=0']
+  assert main.main(_args(tmp_path, f'--config.sft.init={workdir}', *more)) == 0
+  key = 'eval/format_rate/arithmetic'
+  assert _rows(tmp_path)[0][key] == _rows(workdir)[-1][key]
+  first = pathlib.Path(tmp_path / 'rollouts' / 'sft_eval_000000.jsonl')
+  last = pathlib.Path(workdir / 'rollouts' / 'sft_eval_000020.jsonl')
+  assert first.read_text() == last.read_text()
+
+
+def test_the_loop_fits_on_one_screen():
+  import inspect
+
+  assert len(inspect.getsource(train.train).splitlines()) <= 60
