@@ -39,7 +39,7 @@ def attention(
   scores = scale * jnp.einsum(
       'btnh,bsnh->bnts', q, k, precision='highest'
   )
-  keys = jnp.arange(k.shape[1])
+  keys = jnp.arange(k.shape[1])[None, None]
   mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
   mask = mask[:, None]  # [B, 1, T, S]
   # Without a key, a softmax over the finite fill would be uniform, not 0.

@@ -140,7 +140,7 @@ def _logit_gradient(
   column = functools.partial(jnp.expand_dims, axis=1)
   p = jnp.exp(z - column(lse))
   dz = -p * (column(d_logprob) + column(d_entropy) * (z - column(mean)))
-  hit = column(targets) == jnp.arange(z.shape[1])
+  hit = column(targets) == jnp.arange(z.shape[1])[None]
   dz = jnp.where(hit, dz + column(d_logprob), dz) / column(temperature)
   if softcap is not None:  # d tanh = 1 - tanh^2
     dz *= 1.0 - jnp.square(z * column(temperature) / softcap)
@@ -180,7 +180,7 @@ def _chunked_sums(plan, hidden, weight, targets, temperature):
     part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
     z = _tempered(plan.softcap, hidden, part, temperature)
     higher = jnp.maximum(top, jnp.max(z, axis=-1))
-    e = jnp.where(new, jnp.exp(z - higher[:, None]), 0.0)
+    e = jnp.where(new[None], jnp.exp(z - higher[:, None]), 0.0)
     shrink = jnp.exp(top - higher)
     local = targets - start
     inside = (local >= 0) & (local < plan.columns)
@@ -224,7 +224,7 @@ def _chunked_gradients(plan, inputs, per_row):
     part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
     z = _tempered(plan.softcap, h, part, t)
     dz = _logit_gradient(plan.softcap, z, y - start, t, *rest)
-    dz = jnp.where(new_rows[:, None] & new, dz, 0.0).astype(h.dtype)
+    dz = jnp.where(new_rows[:, None] & new[None], dz, 0.0).astype(h.dtype)
     more_hidden, more_weight = _products(h, part, dz)
     return (
         _add(d_hidden, more_hidden, (row_start, 0)),

@@ -66,6 +66,7 @@ class RMSNorm(nn.Module):
   @nn.compact
   def __call__(self, x):
     scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
+    scale = jnp.expand_dims(scale, range(x.ndim - 1))
     y = x.astype(jnp.float32)
     mean = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
     return (y * jax.lax.rsqrt(mean + self.eps) * scale).astype(x.dtype)
@@ -87,7 +88,7 @@ class Linear(nn.Module):
     y = x.reshape(-1, fan_in) @ kernel.astype(x.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
-      y = y + bias.astype(x.dtype)
+      y = y + bias.astype(x.dtype)[None]
     return y.reshape(*x.shape[:-1], self.features)
 
 
@@ -199,7 +200,8 @@ def rope_table(
   References: Su et al., RoFormer, arXiv 2104.09864.
   """
   exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-  angles = positions[..., None].astype(jnp.float32) * theta**-exponents
+  frequencies = (theta**-exponents)[None, None]
+  angles = positions[..., None].astype(jnp.float32) * frequencies
   return jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
 
 

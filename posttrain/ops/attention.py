@@ -29,7 +29,7 @@ def intervals(
   Returns:
     (k_start, k_end), i32[B, T] each; both 0 on pads.
   """
-  index = jnp.arange(segment_ids.shape[-1], dtype=jnp.int32)
+  index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
   live = segment_ids != 0
   start = jnp.where(live, index - positions, 0)
   return start, jnp.where(live, index + 1, 0)
@@ -89,7 +89,7 @@ def _folded_fwd(q, k, v, k_start, k_end):
   b, kv, rows, _ = q.shape
   t, s = k_start.shape[1], k.shape[2]
   scores = _matmul(q, k.mT).reshape(b, kv, rows // t, t, s)
-  keys = jnp.arange(s, dtype=jnp.int32)
+  keys = jnp.arange(s, dtype=jnp.int32)[None, None]
   mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
   mask = mask[:, None, None]  # [B, 1, 1, T, S]
   top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)

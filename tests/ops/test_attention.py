@@ -101,7 +101,7 @@ def test_keys_outside_every_interval_change_nothing():
   outside = (jnp.arange(T) < 5) | (jnp.arange(T) >= 9)
 
   def edited(x):
-    return jnp.where(outside[:, None, None], 1e4 * x + 7.0, x)
+    return jnp.where(outside[None, :, None, None], 1e4 * x + 7.0, x)
 
   ours = attend(q, k, v, start, end, scale=SCALE)
   other = attend(
