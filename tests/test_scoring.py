@@ -36,15 +36,15 @@ def row():
 
 
 def test_alignment_and_temperature(params, row):
-  ids, _, _, temperatures = (x[:, :7] for x in row)
-  positions = np.arange(7, dtype=np.int32)[None]
-  segments = np.ones((1, 7), np.int32)
+  ids, _, _, temperatures = row
+  positions = np.arange(T, dtype=np.int32)[None]
+  segments = np.ones((1, T), np.int32)
   ours, entropy = score(
       params, CFG, ids, positions, segments, temperatures
   )
   hidden, _ = transformer.trunk(params, CFG, ids, positions, segments)
   logits = np.asarray(hidden @ params['head']['kernel'], np.float64)[0]
-  for t in range(1, 7):
+  for t in range(1, T):
     z = logits[t - 1] / temperatures[0, t]
     law = z - np.log(np.exp(z).sum())
     np.testing.assert_allclose(ours[0, t], law[ids[0, t]], rtol=1e-5)
@@ -63,13 +63,13 @@ def test_packed_equals_separate(params, row):
   packed = score(params, CFG, *row)
   start = 0
   for length in LENGTHS:
-    part = slice(start, start + length)
-    ids, positions, _, temperatures = (x[:, part] for x in row)
-    alone = score(
-        params, CFG, ids, positions, np.ones_like(ids), temperatures
-    )
+    moved = [np.roll(x, -start, axis=1) for x in row]
+    moved[2] = np.where(np.arange(T) < length, 1, 0)[None]
+    alone = score(params, CFG, *moved)
     for a, b in zip(packed, alone, strict=True):
-      np.testing.assert_allclose(a[:, part], b, atol=1e-5)
+      np.testing.assert_allclose(
+          a[:, start:start + length], b[:, :length], atol=1e-5
+      )
     start += length
 
 

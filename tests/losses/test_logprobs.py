@@ -52,8 +52,24 @@ def test_uniform_law():
   np.testing.assert_allclose(out[1], [np.log(V)] * 3, rtol=1e-6)
 
 
+@functools.cache
+def values_and_gradients(fn, softcap, **chunks):
+  hidden, weight, targets, temperature = make_inputs()
+  cotangents = tuple(jax.random.normal(jax.random.key(5), (2, N)))
+
+  def call(h, w):
+    return fn(h, w, targets, temperature, softcap=softcap, **chunks)
+
+  @jax.jit
+  def both(h, w):
+    out, vjp = jax.vjp(call, h, w)
+    return *out, *vjp(cotangents)
+
+  return both(hidden, weight)
+
+
 CHUNKS = [
-    {}, {'vocab_chunk': 16}, {'vocab_chunk': 25}, {'row_chunk': 5},
+    {}, {'vocab_chunk': 16}, {'row_chunk': 5},
     {'vocab_chunk': 7, 'row_chunk': 4}, {'vocab_chunk': 99, 'row_chunk': 99},
 ]
 
@@ -61,21 +77,8 @@ CHUNKS = [
 @pytest.mark.parametrize('softcap', [None, 1.5])
 @pytest.mark.parametrize('chunks', CHUNKS)
 def test_matches_formula(chunks, softcap):
-  hidden, weight, targets, temperature = make_inputs()
-  cotangents = tuple(jax.random.normal(jax.random.key(5), (2, N)))
-
-  def run(fn):
-    @jax.jit
-    def call(h, w):
-      out, vjp = jax.vjp(
-          lambda h, w: fn(h, w, targets, temperature, softcap=softcap), h, w
-      )
-      return *out, *vjp(cotangents)
-
-    return call(hidden, weight)
-
-  ours = run(functools.partial(linear, **chunks))
-  for a, b in zip(ours, run(naive), strict=True):
+  ours = values_and_gradients(linear, softcap, **chunks)
+  for a, b in zip(ours, values_and_gradients(naive, softcap), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
