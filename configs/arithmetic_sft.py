@@ -38,7 +38,7 @@ def get_config(argument: str = ''):
       optim=schema.Optim(lr=3e-3, schedule='cosine', warmup_steps=10),
       eval=schema.Eval(
           every=10 if tiny else None, prompts=20 if tiny else 500,
-          batch=20 if tiny else 100, max_tokens=48,
+          batch=20 if tiny else 100, max_tokens=40,
       ),
   )  # fmt: skip
   run = schema.Run(

@@ -1,7 +1,6 @@
 """Greedy answers to held-out tasks, graded by their environments.
 
-Every answer token costs a full forward over the padded prompt and answer; no
-cache is kept.
+No cache is kept: answers come from full forwards over prompt and answer.
 
 Axes: B prompts answered at a time, T tokens of the longest prompt and answer.
 """
@@ -17,6 +16,8 @@ import numpy as np
 from posttrain import envs, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.models import transformer
+
+STRIDE = 10  # tokens by which the forward of `greedy` widens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Evaluator:
     }
     self._greedy = jax.jit(
         functools.partial(
-            _greedy, cfg=model, max_tokens=cfg.max_tokens,
+            greedy, cfg=model, max_tokens=cfg.max_tokens,
             stop_ids=tuple(sorted(renderer.stop_ids)),
         )
     )  # fmt: skip
@@ -135,46 +136,53 @@ def _pad(prompts, rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
   return ids, np.array([len(prompt) for prompt in prompts], np.int32)
 
 
-def _greedy(params, prompts, lengths, *, cfg, max_tokens, stop_ids):
-  """Greedy completions.
+def greedy(params, prompts, lengths, *, cfg, max_tokens, stop_ids):
+  """Greedy completions, one full forward per token.
+
+  The forward covers what can have been written so far, in strides.
 
   Args:
     params: the model's parameters.
     prompts: i32[B, P], right-padded.
     lengths: i32[B], tokens of each prompt.
+    cfg: model options.
+    max_tokens: longest completion.
+    stop_ids: ids that end one.
 
   Returns:
     (tokens i32[B, max_tokens], counts i32[B]): the completions, with their
-    stop token where one came.
+    stop token where one came; what lies behind `counts` means nothing.
   """
-  rows = jnp.arange(prompts.shape[0])
-  buffer = jnp.pad(prompts, ((0, 0), (0, max_tokens)))
-  positions = jnp.broadcast_to(jnp.arange(buffer.shape[1]), buffer.shape)
+  rows = jnp.arange(len(prompts))
+  index = jnp.broadcast_to(
+      jnp.arange(prompts.shape[1] + max_tokens),
+      (len(prompts), prompts.shape[1] + max_tokens),
+  )
   weight, softcap = transformer.head(params, cfg)
   assert softcap is None
-  stops = jnp.array(stop_ids, jnp.int32)
 
-  def more(carry):
-    step, _, _, done = carry
-    return (step < max_tokens) & ~done.all()
-
-  def one(carry):
-    step, buffer, counts, done = carry
+  def one(carry, width):
+    step, ids, counts, done = carry
     hidden, _ = transformer.trunk(
-        params, cfg, buffer, positions, jnp.ones_like(buffer), None
-    )
-    last = hidden[rows, lengths + counts - 1].astype(jnp.float32)
-    token = jnp.argmax(last @ weight, axis=-1).astype(jnp.int32)
-    buffer = buffer.at[rows, lengths + counts].set(
-        jnp.where(done, buffer[rows, lengths + counts], token), mode='drop'
-    )
-    counts = counts + ~done
-    stopped = (token[:, None] == stops).any(-1)
-    return step + 1, buffer, counts, done | stopped
+        params, cfg, ids[:, :width], index[:, :width],
+        jnp.ones_like(ids[:, :width]),
+    )  # fmt: skip
+    place = lengths + counts
+    logits = hidden[rows, place - 1].astype(jnp.float32) @ weight
+    token = jnp.argmax(logits, axis=-1).astype(ids.dtype)
+    ids = ids.at[rows, place].set(jnp.where(done, ids[rows, place], token))
+    stopped = jnp.isin(token, jnp.array(stop_ids))
+    return step + 1, ids, counts + ~done, done | stopped
 
-  _, buffer, counts, _ = jax.lax.while_loop(
-      more, one,
-      (0, buffer, jnp.zeros_like(lengths), jnp.zeros(lengths.shape, bool)),
+  carry = (
+      0, jnp.pad(prompts, ((0, 0), (0, max_tokens))),
+      jnp.zeros_like(lengths), jnp.zeros(lengths.shape, bool),
   )  # fmt: skip
-  index = jnp.arange(max_tokens) + lengths[:, None]
-  return jnp.take_along_axis(buffer, index, axis=1), counts
+  for end in (*range(STRIDE, max_tokens, STRIDE), max_tokens):
+    carry = jax.lax.while_loop(
+        lambda carry, end=end: (carry[0] < end) & ~carry[3].all(),
+        functools.partial(one, width=prompts.shape[1] + end), carry,
+    )  # fmt: skip
+  _, ids, counts, _ = carry
+  places = jnp.arange(max_tokens)[None] + lengths[:, None]
+  return jnp.take_along_axis(ids, places, axis=1), counts
