@@ -38,7 +38,7 @@ def parse(argv):
   step = commands.add_parser('train_step')
   step.set_defaults(run=train_step)
   step.add_argument('--shape', choices=('S', 'M'), default='S')
-  step.add_argument('--micro-rows', type=int, default=8)
+  step.add_argument('--micro-rows', type=int, default=4)
   step.add_argument('--dtype', default='float32')
   step.add_argument('--remat', default='none')
   logprobs = commands.add_parser('logprobs')
@@ -90,7 +90,9 @@ def train_step(args) -> None:
   import jax
 
   from experiments import plain_jax
+  from posttrain import instrument
 
+  instrument.keep_freed_memory()  # as `posttrain.main` does; serves both
   shape = plain_jax.SHAPES[args.shape]
   size = (plain_jax.ROWS, plain_jax.TOKENS)
   ids = jax.random.randint(jax.random.key(1), size, 0, shape.vocab_size)

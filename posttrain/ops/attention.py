@@ -101,9 +101,10 @@ def _folded_fwd(q, k, v, k_start, k_end):
   weights = unnormalized.reshape(b, kv, rows, s).astype(v.dtype)
   out = _matmul(weights, v) * inverse
   out = out.astype(q.dtype)
-  residuals = (q, k, v, weights, inverse, out)
   # By this name a remat policy knows what is cheaper to keep than to redo.
-  return out, checkpoint_name(residuals, 'kept')
+  residuals = (q, k, v, weights, inverse, out)
+  *_, out = residuals = checkpoint_name(residuals, 'kept')
+  return out, residuals
 
 
 def _folded_bwd(residuals, g):
