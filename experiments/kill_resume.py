@@ -16,7 +16,6 @@ Prints one JSON object per line; exits non-zero where something differs.
 
 import argparse
 import json
-import os
 import pathlib
 import random
 import subprocess
@@ -111,13 +110,13 @@ def kill_at_random(
   return {'killed_after_s': round(delay, 2), 'step': at, 'saving': saving}
 
 
-def main() -> None:
+def main(argv=None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--config', default='configs/arithmetic_sft.py:tiny')
   parser.add_argument('--kills', type=int, default=20)
   parser.add_argument('--saving', type=int, default=5)
   parser.add_argument('--seed', type=int, default=0)
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   rng = random.Random(args.seed)
   with tempfile.TemporaryDirectory() as scratch:
     check(args, rng, pathlib.Path(scratch))
@@ -157,5 +156,4 @@ def check(args, rng: random.Random, scratch: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   main()

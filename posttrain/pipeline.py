@@ -102,13 +102,21 @@ class Pipeline:
     """JSON-able; with the seed it determines everything that follows."""
     return {
         'uid': self._uid,
-        'sources': {k: run.source.get_state() for k, run in self.envs.items()},
+        'envs': {
+            name: {
+                'source': run.source.get_state(),
+                'algorithm': run.algorithm.get_state(),
+            }
+            for name, run in self.envs.items()
+        },
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on where `get_state` was called."""
     self._uid = state['uid']
     for name, run in self.envs.items():
-      run.source.set_state(state['sources'][name])
+      run.source.set_state(state['envs'][name]['source'])
+      run.algorithm.set_state(state['envs'][name]['algorithm'])
 
 
 def _make_env(

@@ -8,7 +8,8 @@ Hooks return and never write; `streams.finalize` stamps what they return.
 3. `score(samples, scorer)`: logprobs under a reference, before packing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,3 +40,11 @@ class Algorithm:
   ) -> Sequence[np.ndarray] | None:
     """Returns one f32[T] of reference logprobs per sample, or None."""
     del samples, scorer
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what it has learned so far, as JSON can hold it."""
+    return {}
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Goes on where `get_state` was called."""
+    assert not state, f'{type(self).__name__} keeps no state: got {state}'
