@@ -1,5 +1,7 @@
 """Samplers: an environment's tasks in, groups of rollouts out."""
 
+import dataclasses
+
 import numpy as np
 
 from posttrain import schema, types
@@ -9,8 +11,9 @@ from posttrain.chat import renderer as chat
 class DatasetSampler:
   """Replays the demonstration that a task carries, as if it were sampled.
 
-  The rollout's mask is on the assistant's turns (content and closing token),
-  whoever wrote them; its tokens have no sampler logprob and no version.
+  The rollout's mask is on the demonstration's assistant turns (content and
+  closing token), whoever wrote them; those of the prompt are given, not
+  trained. Its tokens have no sampler logprob and no version.
   """
 
   def __init__(
@@ -32,26 +35,37 @@ class DatasetSampler:
           f'{where} must carry a demonstration: a dataset sampler has nothing '
           'else to replay'
       )
-    messages = (*task.prompt, *task.demonstration)
     try:
-      rendered = self._renderer.render(messages)
+      rendered = self._render(task)
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
     self._check(rendered, where)
     sample = _sample(task, rendered, min(len(rendered.ids), self._max_tokens))
     return types.Rollout(
-        uid, task, messages, (sample,), types.Score(None),
+        uid, task, (*task.prompt, *task.demonstration), (sample,),
+        types.Score(None),
         'eos' if len(sample) == len(rendered.ids) else 'max_tokens',
     )
 
+  def _render(self, task: types.Task) -> chat.Rendered:
+    """Renders the whole task; `sampled` is off on all of the prompt."""
+    prompt = self._renderer.render(task.prompt)
+    whole = self._renderer.extend(prompt, task.prompt, task.demonstration)
+    given = np.arange(len(whole)) < len(prompt)
+    return dataclasses.replace(whole, sampled=whole.sampled & ~given)
+
   def _check(self, rendered: chat.Rendered, where: str) -> None:
-    """Refuses what would train on nothing, or on a cut answer unasked."""
+    """Refuses what would train on nothing, or on a cut answer unasked.
+
+    A cut keeps the first `max_tokens` tokens, so that a live label is left
+    exactly if the first one is among them.
+    """
     labels = np.flatnonzero(rendered.sampled)
     if not labels.size:
       raise ValueError(
           f'{where} must have a live label: none of its '
-          f'{len(rendered.ids)} tokens is an assistant token; check its '
-          'messages'
+          f'{len(rendered.ids)} tokens is an assistant token of the '
+          'demonstration; check its messages'
       )
     if labels[0] >= self._max_tokens:
       raise ValueError(

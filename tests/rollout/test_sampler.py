@@ -42,6 +42,39 @@ def test_every_assistant_turn_of_a_conversation_is_trained():
   assert text == SAYS['content'] + 'yes'
 
 
+FEW_SHOT = (
+    {'role': 'user', 'content': 'Q1'}, {'role': 'assistant', 'content': 'SHOT'},
+    {'role': 'user', 'content': 'Q2'},
+)
+ANSWER = {'role': 'assistant', 'content': 'ANSWER'}
+
+
+def test_an_assistant_turn_of_the_prompt_is_given_not_trained():
+  rollout = _rollout(_task(prompt=FEW_SHOT, demonstration=(ANSWER,)))
+  (sample,) = rollout.samples
+  renderer = chat.load(schema.Tokenizer())
+  said = sample.ids[sample.mask].tolist()
+  assert said == [*b'ANSWER', renderer.tokenizer.eos_id]
+  assert rollout.messages == (*FEW_SHOT, ANSWER)
+  whole = renderer.render(rollout.messages)
+  np.testing.assert_array_equal(sample.ids, whole.ids)
+  np.testing.assert_array_equal(sample.roles, whole.roles)
+
+
+@pytest.mark.parametrize('too_long', ['error', 'truncate'])
+def test_a_shot_of_the_prompt_is_no_live_label(too_long):
+  task = _task(prompt=FEW_SHOT, demonstration=(USER,))
+  with pytest.raises(ValueError, match='row-7 .* must have a live label'):
+    _rollout(task, too_long=too_long)
+  # 15 tokens of prompt and the header: the shot fits, but no label does.
+  task = _task(prompt=FEW_SHOT, demonstration=(ANSWER,))
+  for max_tokens in (10, 15):
+    with pytest.raises(ValueError, match='row-7 .* must have a prompt below'):
+      _rollout(task, max_tokens=max_tokens, too_long=too_long)
+  (sample,) = _rollout(task, max_tokens=16, too_long='truncate').samples
+  assert bytes(sample.ids[sample.mask].tolist()) == b'A'
+
+
 def test_too_long_is_an_error_or_cut_on_request():
   with pytest.raises(ValueError, match=r'row row-7 of environment e must fit'):
     _rollout(_task(), max_tokens=20)
