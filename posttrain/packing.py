@@ -9,7 +9,8 @@
    micro-batches come first. They are not evened out: every live micro-batch
    costs the same, because its shape is fixed.
 
-Axes: T tokens of a sample; M micro-batches, B rows, R tokens of a row.
+Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
+rows.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ import numpy as np
 
 from posttrain import types
 
-_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}  # else 0
+_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}  # else 0, but ids
 _WEIGHTS = {name: f'{name}_weights' for name in types.COMPONENTS}
 
 
 def pack(
     samples: Sequence[types.Sample], *, row_tokens: int, rows: int,
-    micro_batches: int, envs: tuple[str, ...],
+    micro_batches: int, envs: tuple[str, ...], pad_id: int = 0,
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -35,10 +36,12 @@ def pack(
 
   Args:
     samples: with their streams stamped on.
-    row_tokens: R.
+    row_tokens: T of a row.
     rows: B.
     micro_batches: M.
     envs: names of the stage's environments; `env_ids` are indices into it.
+    pad_id: what fills `ids` behind a row's last sample. Nothing attends to
+      it and nothing is scored on it: segment 0 says what is padding.
 
   Returns:
     The batch, and the samples that found no room, in order of arrival.
@@ -54,24 +57,8 @@ def pack(
   placed, left = _first_fit(
       [len(sample) for sample in kept], row_tokens, rows * micro_batches
   )
-  arrays = _blank((micro_batches * rows, row_tokens))
-  for row, members in enumerate(placed):
-    start = 0
-    for segment, index in enumerate(members, 1):
-      place = (row, slice(start, start + len(kept[index])))
-      _lay(arrays, place, kept[index], segment, envs)
-      start = place[1].stop
-  counts = {
-      f'{component}_count': np.asarray(
-          np.count_nonzero(arrays[weights]), np.float32
-      )
-      for component, weights in _WEIGHTS.items()
-  }
-  shape = (micro_batches, rows, row_tokens)
-  batch = types.Batch(
-      **{field: array.reshape(shape) for field, array in arrays.items()},
-      **counts, live=np.asarray(-(-len(placed) // rows), np.int32),
-  )
+  members = [[kept[index] for index in row] for row in placed]
+  batch = _batch(members, (micro_batches, rows, row_tokens), envs, pad_id)
   return batch, [kept[index] for index in left]
 
 
@@ -85,7 +72,7 @@ def check(
       than a row; fields differ in length; a weight is missing or stands on
       token 0, which nothing predicts; an rl member has no advantage, or a
       ref_kl member no reference logprob; a number is not finite or a
-      temperature not positive.
+      temperature not positive; a ce member has a temperature other than 1.
   """
   name = f'sample of env {sample.env!r}, row {sample.row!r}:'
   _require(sample.env in envs, name, 'env', 'be an environment of the stage',
@@ -104,12 +91,30 @@ def check(
              _first_bad(value))
   for field in set(fields) - set(present):
     _check_absent(sample, field, name)
-  _require((sample.temperatures > 0).all(), name, 'temperatures', 'be > 0',
-           sample.temperatures.min())
+  _check_temperatures(sample, name)
   for component, field in _WEIGHTS.items():
     first = _weights(sample, component)[0]
     _require(first == 0, name, f'{field}[0]',
              'be 0 (nothing predicts token 0)', float(first))
+
+
+def _check_temperatures(sample: types.Sample, name: str) -> None:
+  """All are positive; those of ce members are 1, since ce is always at 1.
+
+  Per token: a rollout sampled at another temperature may have ce members,
+  say its observations, where their own temperature is 1. A token that is
+  also a member of another component has one temperature for both, so that
+  it is refused with the rest.
+  """
+  temperatures = sample.temperatures
+  _require((temperatures > 0).all(), name, 'temperatures', 'be > 0',
+           float(temperatures.min()))
+  hot = (_weights(sample, 'ce') != 0) & (temperatures != 1)
+  at = int(np.argmax(hot))
+  _require(not hot.any(), name, 'temperatures',
+           'be 1 where ce_weights is not 0',
+           f'{temperatures[at]} at token {at}', expected=1, hint='ce is a loss at temperature 1; set its weight '
+           'there to 0, or the temperature to 1')
 
 
 def _check_absent(sample: types.Sample, field: str, name: str) -> None:
@@ -169,7 +174,32 @@ def _first_fit(
   return bins, sorted(left)
 
 
-def _blank(shape: tuple[int, int]) -> dict[str, np.ndarray]:
+def _batch(
+    placed: Sequence[Sequence[types.Sample]], shape: tuple[int, int, int],
+    envs: tuple[str, ...], pad_id: int,
+) -> types.Batch:
+  """Lays samples, given per row, into a batch of a shape [M, B, T]."""
+  micro_batches, rows, row_tokens = shape
+  arrays = _blank((micro_batches * rows, row_tokens), pad_id)
+  for row, members in enumerate(placed):
+    start = 0
+    for segment, sample in enumerate(members, 1):
+      place = (row, slice(start, start + len(sample)))
+      _lay(arrays, place, sample, segment, envs)
+      start = place[1].stop
+  counts = {
+      f'{component}_count': np.asarray(
+          np.count_nonzero(arrays[weights]), np.float32
+      )
+      for component, weights in _WEIGHTS.items()
+  }
+  return types.Batch(
+      **{field: array.reshape(shape) for field, array in arrays.items()},
+      **counts, live=np.asarray(-(-len(placed) // rows), np.int32),
+  )
+
+
+def _blank(shape: tuple[int, int], pad_id: int) -> dict[str, np.ndarray]:
   """Returns padding for every per-token field of a batch."""
   arrays = {
       field: np.full(shape, _PADS.get(field, 0), dtype)
@@ -177,6 +207,7 @@ def _blank(shape: tuple[int, int]) -> dict[str, np.ndarray]:
   }
   for field in ('segment_ids', 'positions', 'env_ids'):
     arrays[field] = np.full(shape, _PADS.get(field, 0), np.int32)
+  arrays['ids'][:] = pad_id
   return arrays
 
 
