@@ -22,8 +22,9 @@ from ml_collections import config_dict
 
 from posttrain import schema
 
-# Keys that may differ when a run is resumed: they change where it ends, what
-# is written and shown, and when, but not what any step computes.
+RECIPE_PREFIX = 'recipe_'  # of the module name that a recipe file gets
+# Keys that may differ when a run is resumed: where it ends (and with it the
+# rest of a decaying schedule), what is written and shown, and when.
 RESUMABLE = (
     r'^[^.]+\.steps$', r'^[^.]+\.eval\.every$', r'^metrics\.',
     r'^checkpoint\.', r'^compilation_cache$',
@@ -40,7 +41,9 @@ def load(spec: str) -> config_dict.ConfigDict:
   if not os.path.isfile(path):
     raise ValueError(f'--config must name a file: got {path!r}')
   name = os.path.splitext(os.path.basename(path))[0]
-  module_spec = importlib.util.spec_from_file_location(f'recipe_{name}', path)
+  module_spec = importlib.util.spec_from_file_location(
+      RECIPE_PREFIX + name, path
+  )
   module = importlib.util.module_from_spec(module_spec)
   module_spec.loader.exec_module(module)
   if not hasattr(module, 'get_config'):
@@ -102,6 +105,8 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
   names = values.get('stages') or ()
   if not isinstance(names, tuple | list) or not names:
     raise ValueError(f'config.stages must be a tuple of names: got {names!r}')
+  if len(set(names)) < len(names):
+    raise ValueError(f'config.stages must name each stage once: got {names!r}')
   stages = {}
   for name in names:
     if name not in values:
@@ -200,6 +205,7 @@ def validate(run: schema.Run) -> None:
   earlier = []
   for name, stage in run.stages.items():
     path = f'config.{name}'
+    _check_name(name, path)
     kind, _, target = stage.init.partition(':')
     if kind == 'stage' and target not in earlier:
       raise ValueError(
@@ -216,15 +222,22 @@ def validate(run: schema.Run) -> None:
           f'{stage.optim.warmup_steps}'
       )
     for env_name, entry in stage.envs.items():
+      _check_name(env_name, f'{path}.envs.{env_name}')
       _validate_env(entry, f'{path}.envs.{env_name}')
+      if len(stage.envs) == 1:
+        _unread(entry, 'ratio', f'{path}.envs.{env_name}',
+                'there is one environment')
 
 
-def _validate_env(entry: schema.EnvEntry, path: str) -> None:
-  if not re.fullmatch(r'[A-Za-z0-9_-]+', path.rpartition('.')[2]):
+def _check_name(name: str, path: str) -> None:
+  if not re.fullmatch(r'[A-Za-z0-9_-]+', name):
     raise ValueError(
         f'{path} must be named with letters, digits, _ and -: metric names '
         'and file names are made of it'
     )
+
+
+def _validate_env(entry: schema.EnvEntry, path: str) -> None:
   if entry.sampler.type == 'dataset' and entry.group_size != 1:
     raise ValueError(
         f'{path}.group_size must be 1 with a dataset sampler: got '

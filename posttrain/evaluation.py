@@ -49,10 +49,13 @@ class Evaluator:
   ):
     self._renderer = renderer
     self._cfg = cfg
-    self._tasks = {
-        name: (env, env.source('eval', seed).take(cfg.prompts))
+    self._envs = {
+        name: (env, [
+            (task, self._prompt(task))
+            for task in env.source('eval', seed).take(cfg.prompts)
+        ])
         for name, env in env_by_name.items()
-    }
+    }  # fmt: skip
     self._greedy = jax.jit(
         functools.partial(
             greedy, cfg=model, max_tokens=cfg.max_tokens,
@@ -63,7 +66,7 @@ class Evaluator:
   def __call__(self, params) -> tuple[dict[str, float], list[Answer]]:
     """Returns metrics `eval/<name>/<env>` and every answer."""
     metrics, answers = {}, []
-    for name, (env, tasks) in self._tasks.items():
+    for name, (env, tasks) in self._envs.items():
       if not tasks:
         continue
       done = self._answer(params, env, tasks)
@@ -73,29 +76,32 @@ class Evaluator:
       answers.extend(done)
     return metrics, answers
 
+  def _prompt(self, task: types.Task) -> np.ndarray:
+    """The ids that an answer follows; errors name the row."""
+    try:
+      return self._renderer.render(task.prompt, add_generation_prompt=True).ids
+    except ValueError as error:
+      raise ValueError(
+          f'row {task.id} of environment {task.env}: {error}'
+      ) from None
+
   def _answer(self, params, env, tasks) -> list[Answer]:
-    episodes = [env.make(task) for task in tasks]
-    prompts = [
-        self._renderer.render(episode.reset(), add_generation_prompt=True).ids
-        for episode in episodes
-    ]
-    width = max(len(ids) for ids in prompts)
+    width = max(len(ids) for _, ids in tasks)
     answers = []
     for start in range(0, len(tasks), self._cfg.batch):
-      chunk = slice(start, start + self._cfg.batch)
-      ids, lengths = _pad(prompts[chunk], self._cfg.batch, width)
+      chunk = tasks[start : start + self._cfg.batch]
+      ids, lengths = _pad([ids for _, ids in chunk], self._cfg.batch, width)
       tokens, counts = jax.device_get(self._greedy(params, ids, lengths))
       answers.extend(
-          self._grade(task, episode, row[:n])
-          for task, episode, row, n in zip(
-              tasks[chunk], episodes[chunk], tokens, counts, strict=False
-          )
+          self._grade(task, env.make(task), row[:n])
+          for (task, _), row, n in zip(chunk, tokens, counts, strict=False)
       )
     return answers
 
   def _grade(self, task: types.Task, episode, ids: np.ndarray) -> Answer:
     stopped = ids.size and int(ids[-1]) in self._renderer.stop_ids
     text = self._renderer.tokenizer.decode(ids.tolist())
+    episode.reset()
     episode.step(text, truncated=not stopped)
     score = episode.grade()
     episode.close()

@@ -64,39 +64,43 @@ def resolve(flags: Flags) -> schema.Run:
 
 
 def claim(workdir: str, run: schema.Run) -> None:
-  """Writes config.json; in a used workdir, refuses another config."""
+  """Writes config.json; in a used workdir, refuses another config.
+
+  Raises:
+    ValueError: the config differs, or the folder cannot be written.
+  """
   path = os.path.join(workdir, 'config.json')
   values = config.to_dict(run)
-  if os.path.exists(path):
+  used = os.path.exists(os.path.join(workdir, 'metrics.jsonl'))
+  if used and os.path.exists(path):
     with open(path) as f:
       config.check_resume(json.load(f), values)
-  os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
-  with open(path + '.tmp', 'w') as f:
-    json.dump(values, f, indent=2)
-  os.replace(path + '.tmp', path)
+  try:
+    os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
+    with open(path + '.tmp', 'w') as f:
+      json.dump(values, f, indent=2)
+    os.replace(path + '.tmp', path)
+  except OSError as error:
+    raise ValueError(f'--workdir must be writable: {error}') from error
 
 
 def launch(run: schema.Run, workdir: str | None, dry_run: bool) -> None:
   """Prints the plan, then trains and reports, unless it is a dry run."""
-  # Late, so that a mistake in the command line is answered at once.
-  import jax
+  with preemption.on_sigterm() as stop:
+    # Late, so that a mistake in the command line is answered at once.
+    from posttrain import build, instrument, report, train
 
-  from posttrain import instrument, job, plan, report, train
-  from posttrain.chat import renderer
-
-  instrument.keep_freed_memory()
-  size = renderer.load(run.tokenizer).tokenizer.vocab_size
-  for name, stage in run.stages.items():
-    model = job.resolve_model(run, stage, size)
-    table = plan.make(name, stage, model, run.mesh, jax.device_count())
-    print('\n'.join(table.lines()), file=sys.stderr)
-  if dry_run:
-    return
-  claim(workdir, run)
-  instrument.enable_compilation_cache(run.compilation_cache)
-  final = train.run(run, workdir)
-  report.write(workdir)
-  print(json.dumps(final))
+    instrument.keep_freed_memory()
+    plans = build.preflight(run)
+    for plan in plans.values():
+      print('\n'.join(plan.lines()), file=None if dry_run else sys.stderr)
+    if dry_run:
+      return
+    claim(workdir, run)
+    instrument.enable_compilation_cache(run.compilation_cache)
+    final = train.run(run, workdir, plans, stop)
+    report.write(workdir)
+    print(json.dumps(final))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -122,7 +126,8 @@ def _ours(error: Exception) -> bool:
   while trace.tb_next:
     trace = trace.tb_next
   raised_in = trace.tb_frame.f_globals.get('__name__', '')
-  return raised_in == '__main__' or raised_in.startswith('posttrain.')
+  ours = ('posttrain.', 'configs.', config.RECIPE_PREFIX)
+  return raised_in == '__main__' or raised_in.startswith(ours)
 
 
 if __name__ == '__main__':

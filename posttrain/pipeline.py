@@ -9,6 +9,7 @@ algorithm. The samples of all environments are packed into one batch.
 
 import dataclasses
 import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from posttrain import algorithms, envs, packing, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import renderer as chat
 from posttrain.rollout import sampler
+
+UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
+CHECKED = 2000  # tasks of a source that `check` looks at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +48,19 @@ class Pipeline:
   """Infinite iterator of `Item`s; deterministic in the seed and the state."""
 
   def __init__(
-      self, stage: schema.Stage, renderer: chat.Renderer, seed: int
+      self,
+      stage: schema.Stage,
+      renderer: chat.Renderer,
+      seed: int,
+      index: int = 0,
   ):
+    """Args: seed: of the run; index: of the stage within the run."""
     self._batch = stage.batch
     self._seed = seed
-    self._uid = 0  # rollouts drawn so far: unique over the whole run
+    self._uid = index * UIDS_PER_STAGE
+    self._pad_id = renderer.tokenizer.pad_id
     self.envs = {
-        name: _make_env(name, entry, stage.batch, renderer, seed)
+        name: _make_env(name, entry, stage.batch, renderer, seed, index)
         for name, entry in stage.envs.items()
     }
     ratios = np.array([run.ratio for run in self.envs.values()])
@@ -67,6 +77,18 @@ class Pipeline:
   def __iter__(self):
     return self
 
+  def check(self) -> None:
+    """Renders the first tasks of every source; draws none.
+
+    Raises:
+      ValueError: naming the row that cannot train, or a source without any.
+    """
+    for name, run in self.envs.items():
+      if not len(run.source):
+        raise ValueError(f'environment {name} must have tasks: got none')
+      for task in run.source.take(CHECKED):
+        run.sampler.rollout(task, uid=0)
+
   def __next__(self) -> Item:
     samples = [
         sample
@@ -77,6 +99,7 @@ class Pipeline:
     batch, leftover = packing.pack(
         samples, row_tokens=row_tokens, rows=rows,
         micro_batches=micro_batches, envs=tuple(self.envs),
+        pad_id=self._pad_id,
     )  # fmt: skip
     assert not leftover, 'a batch has a row for every sample'
     return Item(batch, _metrics(batch, len(samples)), self.get_state())
@@ -125,11 +148,14 @@ def _make_env(
     batch: schema.Batch,
     renderer: chat.Renderer,
     seed: int,
+    index: int,
 ) -> EnvRun:
   env = envs.make(name, entry.env)
+  # Another order for every stage and environment, from one seed.
+  mixed = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
   return EnvRun(
       env=env,
-      source=env.source('train', seed),
+      source=env.source('train', int(mixed.generate_state(1)[0])),
       sampler=sampler.DatasetSampler(
           entry.sampler, renderer, batch.row_tokens
       ),

@@ -21,6 +21,11 @@ class Signal:
   def request(self, *_) -> None:
     self.requested = True
 
+  def check(self, where: str) -> None:
+    """Raises `Preempted` if it was asked; call it when all is saved."""
+    if self.requested:
+      raise Preempted(where)
+
 
 @contextlib.contextmanager
 def on_sigterm() -> Iterator[Signal]:

@@ -9,32 +9,29 @@ from typing import Any
 
 import jax
 
+from posttrain import build, metrics, plan, preemption, schema
 from posttrain import job as jobs
-from posttrain import metrics, preemption, schema
 
 
-def train(job: jobs.Job, stop: preemption.Signal) -> dict[str, Any]:
+def train(job: jobs.Job, stop: preemption.Signal) -> None:
   """Trains one stage from where it stands to its end.
 
   Args:
     job: the stage, built and restored.
     stop: asks the loop to save and leave at the next batch boundary.
 
-  Returns:
-    The values logged at the last step, evaluation included.
-
   Raises:
     Preempted: `stop` was requested; everything is saved.
     NonFiniteError: too many gradients in a row were not finite.
   """
-  state, clock, record = job.state, job.clock, {}
+  state, clock = job.state, job.clock
   if job.step == 0:
-    record = job.evaluate(state, 0)
-    job.log(0, record)
+    job.log(0, job.evaluate(state, 0))
+  stop.check(f'stage {job.name}, step {job.step}')
   for step in range(job.step + 1, job.steps + 1):
     with clock('data'):
       item = next(job.pipeline)
-    with clock('update'), job.explain_oom():
+    with clock('update'):
       state, measured = job.update(state, item.batch)
       measured = jax.device_get(measured)
     record = {**item.metrics, **measured, 'compiles': job.update.compiles}
@@ -45,30 +42,42 @@ def train(job: jobs.Job, stop: preemption.Signal) -> dict[str, Any]:
     if job.saves_at(step) or stop.requested:
       with clock('save'):
         job.save(step, state, item.state)
-    if stop.requested:
-      raise preemption.Preempted(f'stage {job.name}, step {step}')
-  return record
+    stop.check(f'stage {job.name}, step {step}')
 
 
-def run(cfg: schema.Run, workdir: str) -> dict[str, Any]:
+def run(
+    cfg: schema.Run,
+    workdir: str,
+    plans: dict[str, plan.Plan],
+    stop: preemption.Signal,
+) -> dict[str, Any]:
   """Runs the stages in order; resumes what `workdir` holds already.
+
+  Args:
+    cfg: the options.
+    workdir: of this run, claimed by `main.claim`.
+    plans: what `build.preflight` found.
+    stop: asks to save and leave.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
   """
   position = 0
-  with preemption.on_sigterm() as stop:
-    for name in cfg.stages:
-      with contextlib.closing(
-          jobs.make(cfg, name, workdir, position)
-      ) as job:
-        if job.step < job.steps:
-          train(job, stop)
-        position = job.position()
+  for name in cfg.stages:
+    end = build.end_of(cfg, name, workdir)
+    if end is not None:
+      position = end
+      continue
+    build.check_order(cfg, name, workdir)
+    with (
+        jobs.explain_oom(plans[name]),
+        contextlib.closing(build.make(cfg, name, workdir, position)) as job,
+    ):
+      train(job, stop)
+      position = job.writer.position()
   *_, last = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
   return {
       key: value
       for key, value in last.items()
       if key in ('stage', 'step') or key.startswith('eval/')
   }
-

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from posttrain import arrays, optim, sharding
+from posttrain import arrays, instrument, optim, sharding
 from posttrain.losses import combine
 
 
@@ -41,17 +41,16 @@ class TrainStep:
   """
 
   def __init__(self, update: Callable, batch_shardings: arrays.Batch):
-    self.compiles = 0  # times the update was traced, hence compiled
+    self.compiles = 0  # programs that calls have compiled (or loaded)
     self._batch_shardings = batch_shardings
-
-    def traced(state, batch):
-      self.compiles += 1
-      return update(state, batch)
-
-    self._update = jax.jit(traced, donate_argnums=0)
+    self._update = jax.jit(update, donate_argnums=0)
 
   def __call__(self, state: arrays.TrainState, batch: arrays.Batch):
-    return self._update(state, self.place(batch))
+    batch = self.place(batch)
+    with instrument.CompileCounter() as compiling:
+      result = self._update(state, batch)
+    self.compiles += compiling.count
+    return result
 
   def place(self, batch: arrays.Batch) -> arrays.Batch:
     """Moves a host batch to the devices that will read it."""
@@ -78,9 +77,6 @@ def make_train_step(
 
   def update(state: arrays.TrainState, batch: arrays.Batch):
     grads, sums, loss = accumulate(objective, state.params, batch)
-    grads = jax.lax.with_sharding_constraint(
-        grads, sharding.shardings(grads, rules, mesh)
-    )
     norm = optax.tree.norm(grads)
     ok = jnp.isfinite(norm) & jnp.isfinite(loss)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -92,6 +88,9 @@ def make_train_step(
         average=_average(state.average, params, ok, average),
         skipped=state.skipped + ~ok,
         skipped_in_row=jnp.where(ok, 0, state.skipped_in_row + 1),
+    )
+    new = jax.lax.with_sharding_constraint(
+        new, sharding.shardings(new, rules, mesh)
     )
     metrics = {
         **combine.means(sums),

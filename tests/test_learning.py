@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from posttrain import main, metrics, schema, train
+from posttrain import main, metrics, schema
 
 COIN = 0.75  # how often the answer is 'a'
 
@@ -35,8 +35,7 @@ def test_the_loss_falls_to_the_entropy_of_the_data(tmp_path):
       stages={'sft': stage}, metrics=schema.Metrics(progress=False),
   )  # fmt: skip
   workdir = str(tmp_path / 'run')
-  main.claim(workdir, run)
-  train.run(run, workdir)
+  main.launch(run, workdir, dry_run=False)
   rows = metrics.read(workdir + '/metrics.jsonl')
   losses = [row.get('ce/nll') for row in rows]
   entropy = -(COIN * math.log(COIN) + (1 - COIN) * math.log(1 - COIN)) / 2

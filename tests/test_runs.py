@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from configs import common
-from posttrain import config, main, metrics, preemption, schema, train
+from posttrain import config, job, main, metrics, preemption, schema
 
 ROWS = [
     {'prompt': 'Say yes.', 'completion': 'yes'},
@@ -36,17 +36,11 @@ def _stage(envs, **options):
   )  # fmt: skip
 
 
-def _run(stages, **options):
+def _run(stages):
   return schema.Run(
       model=schema.PRESETS['tiny'], compilation_cache=None, stages=stages,
-      metrics=schema.Metrics(progress=False), **options,
+      metrics=schema.Metrics(progress=False),
   )  # fmt: skip
-
-
-def _go(run, workdir):
-  """Claims the workdir and trains, as `main.launch` does."""
-  main.claim(str(workdir), run)
-  return train.run(run, str(workdir))
 
 
 def _rows(workdir):
@@ -65,13 +59,14 @@ def test_environments_mix_in_one_batch(tmp_path):
       'sums': dataclasses.replace(_arithmetic(), ratio=1.0),
       'chat': schema.EnvEntry(env=rows, ratio=3.0),
   }
-  final = _go(_run({'sft': _stage(envs, steps=3)}), tmp_path / 'run')
+  run = _run({'sft': _stage(envs, steps=3)})
+  main.launch(run, str(tmp_path / 'run'), dry_run=False)
   last = _rows(tmp_path / 'run')[-1]
   assert last['batch/samples'] == 4
   assert 'nll/sums' in last and 'nll/chat' in last
-  assert 'eval/pass_rate/sums' in final
+  assert 'eval/pass_rate/sums' in last
   # Rows are not graded: there is no rate, which is not a rate of zero.
-  assert 'eval/pass_rate/chat' not in final and 'eval/length/chat' in final
+  assert 'eval/pass_rate/chat' not in last and 'eval/length/chat' in last
 
 
 def test_the_ratio_decides_how_often_an_environment_comes():
@@ -98,7 +93,7 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
       'warm': _stage(envs, steps=2),
       'main': _stage(envs, steps=4, init='stage:warm'),
   })  # fmt: skip
-  _go(run, tmp_path / 'whole')
+  main.launch(run, str(tmp_path / 'whole'), dry_run=False)
   rows = _rows(tmp_path / 'whole')
   assert [(row['stage'], row['step']) for row in rows] == [
       *[('warm', i) for i in range(3)], *[('main', i) for i in range(5)],
@@ -112,8 +107,6 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
       stopper[0].requested = True
     return log(self, step, record)
 
-  from posttrain import job
-
   stopper, log, signal = [], job.Job.log, preemption.Signal
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(job.Job, 'log', stop_in_main)
@@ -121,8 +114,18 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
         preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
     )
     with pytest.raises(preemption.Preempted, match='stage main, step 2'):
-      _go(run, tmp_path / 'cut')
-  _go(run, tmp_path / 'cut')
+      main.launch(run, str(tmp_path / 'cut'), dry_run=False)
+  main.launch(run, str(tmp_path / 'cut'), dry_run=False)
+  assert _rows(tmp_path / 'cut') == rows
+  # A stage that a later one was built upon is not trained any further.
+  warm = dataclasses.replace(run.stages['warm'], steps=3)
+  more = dataclasses.replace(run, stages={**run.stages, 'warm': warm})
+  with pytest.raises(ValueError, match="'warm' must end before stage 'main'"):
+    main.launch(more, str(tmp_path / 'cut'), dry_run=False)
+  fewer = dataclasses.replace(warm, steps=1)
+  less = dataclasses.replace(run, stages={**run.stages, 'warm': fewer})
+  with pytest.raises(ValueError, match='warm.steps must be at least the 2'):
+    main.launch(less, str(tmp_path / 'cut'), dry_run=False)
   assert _rows(tmp_path / 'cut') == rows
 
 
