@@ -113,8 +113,9 @@ def _check_temperatures(sample: types.Sample, name: str) -> None:
   at = int(np.argmax(hot))
   _require(not hot.any(), name, 'temperatures',
            'be 1 where ce_weights is not 0',
-           f'{temperatures[at]} at token {at}', expected=1, hint='ce is a loss at temperature 1; set its weight '
-           'there to 0, or the temperature to 1')
+           f'{temperatures[at]} at token {at}', expected=1,
+           hint='ce is a loss at temperature 1; set its weight there to 0, or '
+           'the temperature to 1')
 
 
 def _check_absent(sample: types.Sample, field: str, name: str) -> None:

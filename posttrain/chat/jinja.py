@@ -47,7 +47,7 @@ class Jinja:
       self._template = sandbox.from_string(source)
     except self._error as error:
       raise ValueError(
-          f'tokenizer.chat_template must be a Jinja template: {error}'
+          f'config.tokenizer.chat_template must be a Jinja template: {error}'
       ) from error
 
   def _raise(self, message: str):
@@ -61,8 +61,8 @@ class Jinja:
       )
     except self._error as error:
       raise ValueError(
-          'messages must be ones that tokenizer.chat_template renders: got '
-          f'roles {[m["role"] for m in messages]}; it says: {error}'
+          'messages must be ones that config.tokenizer.chat_template renders: '
+          f'got roles {[m["role"] for m in messages]}; it says: {error}'
       ) from error
 
   def _before(self, messages: types.Messages) -> str:
@@ -97,8 +97,8 @@ class Jinja:
     )
     if content is None or _MARK in after:
       raise ValueError(
-          'tokenizer.chat_template must show each content once and unchanged: '
-          f'got {added!r} for messages[{index}]'
+          'config.tokenizer.chat_template must show each content once and '
+          f'unchanged: got {added!r} for messages[{index}]'
       )
     if message['role'] != 'assistant':
       return Turn(header=header, content=content, end=after)
@@ -106,8 +106,8 @@ class Jinja:
     end, eos, tail = after.partition(self._eos)
     if not eos:
       raise ValueError(
-          'tokenizer.chat_template must close an assistant turn with '
-          f'tokenizer.eos: got {after!r}, expected {self._eos!r} in it'
+          'config.tokenizer.chat_template must close an assistant turn with '
+          f'config.tokenizer.eos: got {after!r}, expected {self._eos!r} in it'
       )
     lead = _rest(header, prompt, 'open an assistant turn as it prompts for one')
     return Turn(prompt, content, end + eos, lead, tail)
@@ -116,8 +116,9 @@ class Jinja:
 def _rest(text: str, prefix: str, must: str) -> str:
   if not text.startswith(prefix):
     raise ValueError(
-        f'tokenizer.chat_template must {must}: got {text!r}, expected it to '
-        f'begin with {prefix!r}; use a template that only appends'
+        f'config.tokenizer.chat_template must {must}: got {text!r}, '
+        f'expected it to begin with {prefix!r}; use a template that only '
+        'appends'
     )
   return text[len(prefix):]
 

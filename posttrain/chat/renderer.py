@@ -11,6 +11,8 @@ Axes: T tokens.
 """
 
 import dataclasses
+import hashlib
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,6 +21,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import jinja, tokenizers
+from posttrain.chat import messages as forms
 
 # The built-in template, for every role. {end} is the tokenizer's eos; the
 # markers are single ids where the tokenizer has them as special tokens (the
@@ -71,7 +74,7 @@ def load(cfg: schema.Tokenizer) -> 'Renderer':
   path = pathlib.Path(cfg.chat_template).expanduser()
   if not path.is_file():
     raise ValueError(
-        'tokenizer.chat_template must name an existing file: got '
+        'config.tokenizer.chat_template must name an existing file: got '
         f'{cfg.chat_template!r}; None means the built-in template'
     )
   return Renderer(tokenizer, path.read_text())
@@ -85,6 +88,8 @@ class Renderer:
   ):
     """Args: template: source of a Jinja chat template; None = `TEMPLATE`."""
     self.tokenizer = tokenizer
+    # sha256, hex: two equal ones render equal messages to equal ids.
+    self.fingerprint = _fingerprint(tokenizer.fingerprint, template)
     self.stop_ids = (tokenizer.eos_id,)
     self._template: Template = (
         _BuiltIn(tokenizer) if template is None
@@ -127,7 +132,7 @@ class Renderer:
     """
     messages, start = (*messages, *new), len(messages)
     for index, message in enumerate(messages[start:], start):
-      _check(message, index)
+      forms.check(message, f'messages[{index}]')
     cut = rendered.open and len(rendered) > 0 and rendered.sampled[-1]
     pieces = [rendered]
     if cut:
@@ -198,7 +203,7 @@ class _BuiltIn:
       raise ValueError(
           f'messages[{index}] must be plain text under the built-in template: '
           'got tool_calls; write the call into content, or set '
-          'tokenizer.chat_template'
+          'config.tokenizer.chat_template'
       )
     return jinja.Turn(
         header=self._header(message['role'], first=index == 0),
@@ -214,17 +219,12 @@ class _BuiltIn:
     return self._bos + header if first else header
 
 
-def _check(message: types.Message, index: int) -> None:
-  if message.get('role') not in types.ROLES:
-    raise ValueError(
-        f'messages[{index}].role must be one of {types.ROLES}: got '
-        f'{message.get("role")!r}'
-    )
-  if not isinstance(message.get('content'), str):
-    raise ValueError(
-        f'messages[{index}].content must be a string: got '
-        f'{message.get("content")!r}'
-    )
+def _fingerprint(tokenizer: str, template: str | None) -> str:
+  kind, text = ('built-in', TEMPLATE) if template is None else (
+      'jinja', template
+  )
+  parts = json.dumps([tokenizer, kind, text])
+  return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _join(pieces: Sequence[Rendered], *, open: bool) -> Rendered:

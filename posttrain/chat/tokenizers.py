@@ -112,7 +112,7 @@ class File:
     self.eos_id = _known(self._ids.get(eos), 'eos', eos, self._specials)
     if self.eos_id in self.encode(eos):
       raise ValueError(
-          'tokenizer.eos must not be spelled by ordinary text: got '
+          'config.tokenizer.eos must not be spelled by ordinary text: got '
           f'{eos!r}, which plain text encodes to; name a special token'
       )
     self.pad_id = self._pad(pad)
@@ -131,7 +131,8 @@ class File:
       made = tokenizers.Tokenizer.from_str(self._file.decode())
     except Exception as error:  # the library raises bare Exception
       raise ValueError(
-          f'tokenizer.path must name a HuggingFace tokenizer.json: {error}'
+          'config.tokenizer.path must name a HuggingFace tokenizer.json: '
+          f'{error}'
       ) from error
     made.no_truncation()
     made.no_padding()
@@ -172,8 +173,8 @@ def _read(path: str) -> bytes:
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
     raise ValueError(
-        f'tokenizer.path must name an existing file: got {path!r}; give the '
-        'path of a tokenizer.json, or None for the byte tokenizer'
+        f'config.tokenizer.path must name an existing file: got {path!r}; '
+        'give the path of a tokenizer.json, or None for the byte tokenizer'
     )
   return file.read_bytes()
 
@@ -182,8 +183,8 @@ def _known(token_id: int | None, field: str, text: str | None, specials):
   if token_id is None:
     must = 'be given' if text is None else 'be a token of the vocabulary'
     raise ValueError(
-        f'tokenizer.{field} must {must}: got {text!r}, expected for example '
-        f'one of {sorted(specials)[:12]}'
+        f'config.tokenizer.{field} must {must}: got {text!r}, expected for '
+        f'example one of {sorted(specials)[:12]}'
     )
   return token_id
 
@@ -191,8 +192,9 @@ def _known(token_id: int | None, field: str, text: str | None, specials):
 def _check_pad(pad_id: int, eos_id: int, eos: str) -> None:
   if pad_id == eos_id:
     raise ValueError(
-        f'tokenizer.pad must differ from tokenizer.eos: got {eos!r} for both; '
-        'a model whose eos counts as padding never learns to stop'
+        'config.tokenizer.pad must differ from config.tokenizer.eos: got '
+        f'{eos!r} for both; whoever masks padding by its id would mask every '
+        'eos, and a model trained so never learns to stop'
     )
 
 

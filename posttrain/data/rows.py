@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import types
+from posttrain.chat import messages
 
 COLUMNS = ('prompt', 'completion', 'messages')
 
@@ -39,12 +40,12 @@ def parse(raw: Any, where: str) -> Row:
   named = tuple(column for column in COLUMNS if column in raw)
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
   if named == ('messages',):
-    messages = _messages(raw['messages'], 'messages', where)
+    turns = _messages(raw['messages'], 'messages', where)
     first = next(
-        (i for i, m in enumerate(messages) if m['role'] == 'assistant'),
-        len(messages),
+        (i for i, turn in enumerate(turns) if turn['role'] == 'assistant'),
+        len(turns),
     )
-    prompt, completion = messages[:first], messages[first:]
+    prompt, completion = turns[:first], turns[first:]
   elif named == ('prompt', 'completion'):
     prompt = _turns(raw['prompt'], 'prompt', 'user', where)
     completion = _turns(raw['completion'], 'completion', 'assistant', where)
@@ -75,17 +76,5 @@ def _messages(value: Any, column: str, where: str) -> types.Messages:
     )
     raise ValueError(f'{where}: {column} must be {expected}: got {value!r}')
   for index, message in enumerate(value):
-    place = f'{where}: {column}[{index}]'
-    if not isinstance(message, Mapping):
-      raise ValueError(
-          f'{place} must be an object: got {message!r}, expected '
-          "{'role': ..., 'content': ...}"
-      )
-    role, content = message.get('role'), message.get('content')
-    if role not in types.ROLES:
-      raise ValueError(
-          f'{place}.role must be one of {types.ROLES}: got {role!r}'
-      )
-    if not isinstance(content, str):
-      raise ValueError(f'{place}.content must be a string: got {content!r}')
+    messages.check(message, f'{where}: {column}[{index}]')
   return tuple(value)

@@ -83,5 +83,6 @@ class Tokenizer:
   # The token that ends an assistant turn; None = the tokenizer's own
   # (the byte tokenizer's <|end|>; a tokenizer.json must be told).
   eos: str | None = None
-  # The padding token; None = the tokenizer's own, else any id but eos.
+  # The token that fills the rest of a packed row, never eos; None = the
+  # tokenizer's own, else any id but eos.
   pad: str | None = None

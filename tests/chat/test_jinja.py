@@ -49,7 +49,7 @@ def test_template_that_rewrites_earlier_turns_is_refused():
 @pytest.mark.parametrize('source, error', [
     ('{% for', 'must be a Jinja template'),
     ('{{ raise_exception("no tools here") }}', 'no tools here'),
-    ('{{ messages.nope.nope }}', 'must be ones that tokenizer.chat_template'),
+    ('{{ messages.nope.nope }}', 'must be ones that config.tokenizer.ch'),
     ('{% for m in messages %}{{ m.content | upper }}{% endfor %}',
      'unchanged'),
     ('{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}',

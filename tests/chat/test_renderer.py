@@ -39,6 +39,17 @@ def assert_same(a, b):
   assert a.open == b.open
 
 
+def test_the_fingerprint_tells_tokenizers_and_templates_apart():
+  prints = [
+      renderer.Renderer(tokenizer, template).fingerprint
+      for tokenizer in (tokenizers.Bytes(), tokenizers.Bytes('<|tool|>'))
+      for template in (None, CHATML, CHATML + ' ', renderer.TEMPLATE)
+  ]
+  assert len(set(prints)) == 8
+  assert all(len(p) == 64 and int(p, 16) for p in prints)
+  assert make(CHATML).fingerprint == prints[1]
+
+
 def test_literal_ids():
   made = make().render(say('uhi', 'ayo'))
   assert made.ids.tolist() == [259, 104, 105, 257, 260, 121, 111, 257]
@@ -117,6 +128,7 @@ def test_sampled_ids_are_kept_and_the_turn_is_closed(template, stopped):
 @pytest.mark.parametrize('message, error', [
     ({'role': 'robot', 'content': ''}, r'messages\[1\].role must be one of'),
     ({'role': 'user', 'content': None}, r'messages\[1\].content must be a s'),
+    ('hi', r'messages\[1\] must be an object'),
     ({'role': 'user'}, r'messages\[1\].content must be a string'),
     ({'role': 'assistant', 'content': '', 'tool_calls': [{}]}, 'tool_calls'),
 ])
@@ -126,7 +138,7 @@ def test_malformed_messages_are_refused(message, error):
 
 
 def test_missing_template_file_is_refused():
-  with pytest.raises(ValueError, match='tokenizer.chat_template must name an'):
+  with pytest.raises(ValueError, match='config.tokenizer.chat_template must '):
     renderer.load(schema.Tokenizer(chat_template='/nowhere.jinja'))
 
 

@@ -100,10 +100,11 @@ def test_file_knows_bos_pad_and_does_not_truncate(words):
 
 
 @pytest.mark.parametrize('cfg, words_of_error', [
-    ({'eos': '<|nope|>'}, ('tokenizer.eos', 'vocabulary', '<|nope|>')),
-    ({'pad': '<|nope|>'}, ('tokenizer.pad', 'vocabulary')),
-    ({'pad': '<|end|>'}, ('tokenizer.pad', 'differ', 'tokenizer.eos')),
-    ({'path': '/nowhere.json', 'eos': 'x'}, ('tokenizer.path', 'existing')),
+    ({'eos': '<|nope|>'}, ('config.tokenizer.eos', 'vocabulary', '<|nope|>')),
+    ({'pad': '<|nope|>'}, ('config.tokenizer.pad', 'vocabulary')),
+    ({'pad': '<|end|>'}, ('config.tokenizer.pad', 'differ', 'tokenizer.eos')),
+    ({'path': '/nowhere.json', 'eos': 'x'},
+     ('config.tokenizer.path', 'existing')),
 ])
 def test_refusals(cfg, words_of_error):
   with pytest.raises(ValueError) as error:
@@ -112,10 +113,10 @@ def test_refusals(cfg, words_of_error):
 
 
 @pytest.mark.parametrize('eos, pad, words_of_error', [
-    (None, None, ('tokenizer.eos', 'be given', '</s>')),
-    ('<|end|>', None, ('tokenizer.eos', 'vocabulary')),
-    ('stop', None, ('tokenizer.eos', 'ordinary text')),
-    ('</s>', '</s>', ('tokenizer.pad', 'differ')),
+    (None, None, ('config.tokenizer.eos', 'be given', '</s>')),
+    ('<|end|>', None, ('config.tokenizer.eos', 'vocabulary')),
+    ('stop', None, ('config.tokenizer.eos', 'ordinary text')),
+    ('</s>', '</s>', ('config.tokenizer.pad', 'differ')),
 ])
 def test_refusals_of_a_file(words, eos, pad, words_of_error):
   with pytest.raises(ValueError) as error:

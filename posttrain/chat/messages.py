@@ -1,0 +1,30 @@
+"""What every message must be, whoever wrote it: a file or an environment."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain import types
+
+
+def check(message: Any, place: str) -> None:
+  """Refuses what is no message.
+
+  Args:
+    message: must be a mapping with a role of `types.ROLES` and a text.
+    place: names it in the error, such as 'rows.jsonl:3: messages[0]'.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  if not isinstance(message, Mapping):
+    raise ValueError(
+        f'{place} must be an object: got {message!r}, expected '
+        "{'role': ..., 'content': ...}"
+    )
+  role, content = message.get('role'), message.get('content')
+  if role not in types.ROLES:
+    raise ValueError(
+        f'{place}.role must be one of {types.ROLES}: got {role!r}'
+    )
+  if not isinstance(content, str):
+    raise ValueError(f'{place}.content must be a string: got {content!r}')
