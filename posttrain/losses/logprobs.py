@@ -5,14 +5,14 @@ logits are made, used and dropped, chunk by chunk, and made again in the
 backward pass. For small problems the whole is a single chunk, which keeps its
 logits instead.
 
-With z = softcap(h W) / T:
+With z = softcap(h W) / tau, tau the temperature:
 
     lse     = log sum_v exp(z_v)            logprob = z_y - lse
     mean    = sum_v p_v z_v                 entropy = lse - mean
     d logprob / d z_v = [v = y] - p_v
     d entropy / d z_v = -p_v (z_v - mean)
 
-Axes: N tokens (all leading dimensions, flattened), D model, V vocab.
+Axes: T tokens (all leading dimensions, flattened), D model, V vocab.
 """
 
 import functools
@@ -22,8 +22,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-_PLAIN_BYTES = 64 * 2**20  # of logits; above, the vocabulary is chunked
-_MIN_CHUNK = 2048
+_PLAIN_BYTES = 64 * 2**20  # of logits; above, they are made in chunks
+_MIN_CHUNK = 2048  # columns; below, the tokens are chunked as well
 
 
 class _Plan(NamedTuple):
@@ -31,7 +31,7 @@ class _Plan(NamedTuple):
 
   softcap: float | None
   columns: int
-  rows: int
+  row_chunks: int
 
 
 def linear(
@@ -46,7 +46,7 @@ def linear(
 ) -> tuple[jax.Array, jax.Array]:
   """Log probability of each target, and entropy, under a linear head.
 
-  log softmax(softcap(h W) / T)[target],  softcap(x) = c tanh(x / c)
+  log softmax(softcap(h W) / tau)[target],  softcap(x) = c tanh(x / c)
 
   Both outputs are differentiable in `hidden` and `weight`; `temperature` and
   `targets` get no gradient. First-order reverse mode only.
@@ -59,9 +59,10 @@ def linear(
     temperature: f32 scalar or f32[...], > 0.
     softcap: bound c on the logits' magnitude; None = none.
     vocab_chunk: columns of logits at a time; None = all if the logits fit in
-      64 MiB, else as many as do (2048 at least).
-    row_chunk: tokens at a time; None = all, because rows may be sharded and
-      the micro-batch already bounds their number.
+      64 MiB or `row_chunk` is given, else as many as do (2048 at least).
+    row_chunk: tokens at a time; None = all, unless even 2048 columns of all
+      tokens exceed 64 MiB (8192 tokens, counted over all devices) and
+      `vocab_chunk` is None: then as many as do not.
 
   Returns:
     (logprobs f32[...] in nats, entropy f32[...] of the tempered law, in nats).
@@ -69,18 +70,30 @@ def linear(
   shape, (depth, vocab) = targets.shape, weight.shape
   chex.assert_shape(hidden, (*shape, depth))
   count = targets.size
-  if vocab_chunk is None:
-    vocab_chunk = vocab
-    if 4 * count * vocab > _PLAIN_BYTES and row_chunk is None:
-      vocab_chunk = max(_PLAIN_BYTES // (4 * count), _MIN_CHUNK)
-  plan = _Plan(softcap, min(vocab_chunk, vocab), min(row_chunk or count, count))
+  if vocab_chunk is None and row_chunk is None:
+    vocab_chunk, row_chunk = _default_chunks(count, vocab)
+  row_chunks = -(-count // (row_chunk or count))
+  plan = _Plan(softcap, min(vocab_chunk or vocab, vocab), row_chunks)
   temperature = jnp.asarray(temperature, jnp.float32)
   temperature = jnp.broadcast_to(temperature, shape).reshape(count)
-  logprobs, entropy = _linear(
-      plan, hidden.reshape(count, depth), weight, targets.reshape(count),
-      jax.lax.stop_gradient(temperature),
+  extra = -count % row_chunks  # rows of zeros, dropped from the result
+  hidden, targets, temperature = (
+      jnp.pad(x, ((0, extra), *[(0, 0)] * (x.ndim - 1)), constant_values=fill)
+      for x, fill in (
+          (hidden.reshape(count, depth), 0), (targets.reshape(count), 0),
+          (jax.lax.stop_gradient(temperature), 1),
+      )
   )
-  return logprobs.reshape(shape), entropy.reshape(shape)
+  outputs = _linear(plan, hidden, weight, targets, temperature)
+  return tuple(x[:count].reshape(shape) for x in outputs)
+
+
+def _default_chunks(count, vocab):
+  """(columns, rows) of a block of logits of at most `_PLAIN_BYTES`."""
+  size = _PLAIN_BYTES // 4
+  columns = min(max(size // count, _MIN_CHUNK), vocab)
+  # Only where one block of the narrowest kind is too large, cut the tokens.
+  return columns, count if count * columns <= size else size // columns
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -90,7 +103,7 @@ def _linear(plan, hidden, weight, targets, temperature):
 
 def _forward(plan, hidden, weight, targets, temperature):
   inputs = (hidden, weight, targets, temperature)
-  if (plan.rows, plan.columns) == (len(hidden), weight.shape[1]):
+  if (plan.row_chunks, plan.columns) == (1, weight.shape[1]):
     z = _tempered(plan.softcap, hidden, weight, temperature)
     top = jnp.max(z, axis=-1)
     e = jnp.exp(z - top[:, None])
@@ -124,7 +137,7 @@ _linear.defvjp(_forward, _backward)
 
 
 def _tempered(softcap, hidden, weight, temperature):
-  """z, f32[N, V]."""
+  """z, f32[T, V]."""
   z = jnp.dot(
       hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
   )
@@ -136,7 +149,7 @@ def _tempered(softcap, hidden, weight, temperature):
 def _logit_gradient(
     softcap, z, targets, temperature, lse, mean, d_logprob, d_entropy
 ):
-  """Gradient with respect to the raw logits h W, f32[N, V]."""
+  """Gradient with respect to the raw logits h W, f32[T, V]."""
   column = functools.partial(jnp.expand_dims, axis=1)
   p = jnp.exp(z - column(lse))
   dz = -p * (column(d_logprob) + column(d_entropy) * (z - column(mean)))
@@ -168,9 +181,9 @@ def _chunks(size, chunk):
 
 
 def _chunked_sums(plan, hidden, weight, targets, temperature):
-  """Running (max, sum of e^(z - max), sum of z e^(z - max), z_y), each [N]."""
+  """Running (max, sum of e^(z - max), sum of z e^(z - max), z_y), each [T]."""
   count, vocab = len(hidden), weight.shape[1]
-  row_chunks, place_rows = _chunks(count, plan.rows)
+  size = count // plan.row_chunks
   chunks, place = _chunks(vocab, plan.columns)
 
   def one_block(i, sums, rows):
@@ -194,59 +207,67 @@ def _chunked_sums(plan, hidden, weight, targets, temperature):
     )
 
   def one_row_chunk(r, out):
-    start, _ = place_rows(r)  # rows seen twice get the same sums twice
-    rows = _slices((hidden, targets, temperature), start, plan.rows)
-    zeros = jnp.zeros(plan.rows, jnp.float32)
+    rows = _rows(r, plan.row_chunks, hidden, targets, temperature)
+    zeros = jnp.zeros(size, jnp.float32)
     # -inf would make top - higher NaN only if z were -inf as well.
-    init = (jnp.full(plan.rows, -jnp.inf), zeros, zeros, zeros)
+    init = (jnp.full(size, -jnp.inf), zeros, zeros, zeros)
     sums = jax.lax.fori_loop(
         0, chunks, functools.partial(one_block, rows=rows), init
     )
-    return _write(out, sums, start)
+    return tuple(
+        jax.lax.dynamic_update_index_in_dim(x, part, r, 1)
+        for x, part in zip(out, sums, strict=True)
+    )
 
-  empty = tuple(jnp.zeros(count, jnp.float32) for _ in range(4))
-  return jax.lax.fori_loop(0, row_chunks, one_row_chunk, empty)
+  empty = (jnp.zeros((size, plan.row_chunks), jnp.float32),) * 4
+  out = jax.lax.fori_loop(0, plan.row_chunks, one_row_chunk, empty)
+  return tuple(x.reshape(count) for x in out)
 
 
 def _chunked_gradients(plan, inputs, per_row):
   """Gradients of hidden and weight, f32; per_row as `_logit_gradient` wants."""
   hidden, weight, targets, temperature = inputs
-  row_chunks, place_rows = _chunks(len(hidden), plan.rows)
   chunks, place = _chunks(weight.shape[1], plan.columns)
 
   def one_block(step, carry):
     d_hidden, d_weight = carry
-    row_start, new_rows = place_rows(step // chunks)
+    r = step // chunks
     start, new = place(step % chunks)
-    h, y, t, *rest = _slices(
-        (hidden, targets, temperature, *per_row), row_start, plan.rows
+    h, y, t, *rest = _rows(
+        r, plan.row_chunks, hidden, targets, temperature, *per_row
     )
     part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
     z = _tempered(plan.softcap, h, part, t)
     dz = _logit_gradient(plan.softcap, z, y - start, t, *rest)
-    dz = jnp.where(new_rows[:, None] & new[None], dz, 0.0).astype(h.dtype)
+    dz = jnp.where(new[None], dz, 0.0).astype(h.dtype)
     more_hidden, more_weight = _products(h, part, dz)
     return (
-        _add(d_hidden, more_hidden, (row_start, 0)),
+        _add(d_hidden, more_hidden[:, None], (0, r, 0)),
         _add(d_weight, more_weight, (0, start)),
     )
 
+  strided = (-1, plan.row_chunks, hidden.shape[1])
   init = (
-      jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(weight.shape, jnp.float32)
+      jnp.zeros(hidden.shape, jnp.float32).reshape(strided),
+      jnp.zeros(weight.shape, jnp.float32),
   )
-  return jax.lax.fori_loop(0, row_chunks * chunks, one_block, init)
-
-
-def _slices(arrays, start, size):
-  return tuple(
-      jax.lax.dynamic_slice_in_dim(x, start, size, 0) for x in arrays
+  d_hidden, d_weight = jax.lax.fori_loop(
+      0, plan.row_chunks * chunks, one_block, init
   )
+  return d_hidden.reshape(hidden.shape), d_weight
 
 
-def _write(arrays, parts, start):
+def _rows(r, chunks, *arrays):
+  """Rows r, r + chunks, r + 2 chunks, ...
+
+  Tokens may be sharded by contiguous parts: strided chunks take as many from
+  each, so nothing is gathered.
+  """
   return tuple(
-      jax.lax.dynamic_update_slice_in_dim(x, part, start, 0)
-      for x, part in zip(arrays, parts, strict=True)
+      jax.lax.dynamic_index_in_dim(
+          x.reshape(-1, chunks, *x.shape[1:]), r, 1, keepdims=False
+      )
+      for x in arrays
   )
 
 

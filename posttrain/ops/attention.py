@@ -4,8 +4,8 @@ One mask language for everything: query t of a row sees the keys
 `k_start[t] <= s < k_end[t]`. Causality, packing, padding (an empty interval),
 sliding windows and ragged lengths are all such intervals.
 
-Axes: B rows, T queries, S keys, N query heads, K kv heads, G = N / K query
-heads per kv head, H head dim.
+Axes: B rows, T queries, S keys, N query heads, K kv heads (each read by N/K
+query heads), H head dim.
 """
 
 import functools
@@ -48,7 +48,7 @@ def attention(
 
   out[t] = sum_s softmax_s(scale q[t] . k[s]) v[s],  k_start[t] <= s < k_end[t]
 
-  Query head n reads kv head n // G. A query with an empty interval gives
+  Query head n reads kv head n // (N/K). A query with an empty interval gives
   exactly 0, and no gradient flows from it.
 
   Args:
@@ -65,7 +65,7 @@ def attention(
   b, t, n, h = q.shape
   kv = k.shape[2]
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
-  # Heads before time, and the G query heads of a kv head folded into rows:
+  # Heads before time, and the N/K query heads of a kv head folded into rows:
   # every contraction is then a plain batched matmul, which is what CPUs (and
   # everybody else) multiply fastest.
   q = (q * scale).reshape(b, t, kv, n // kv, h)
@@ -78,7 +78,7 @@ def attention(
 
 @jax.custom_vjp
 def _folded(q, k, v, k_start, k_end):
-  """Attention of q [B, K, G*T, H] over k, v [B, K, S, H]; q is scaled."""
+  """Attention of q [B, K, N/K*T, H] over k, v [B, K, S, H]; q is scaled."""
   return _folded_fwd(q, k, v, k_start, k_end)[0]
 
 

@@ -8,14 +8,14 @@ from jax.test_util import check_grads
 
 from posttrain.losses import logprobs
 
-N, D, V = 13, 6, 50
+T, D, V = 13, 6, 50
 
 linear = jax.jit(
     logprobs.linear, static_argnames=('softcap', 'vocab_chunk', 'row_chunk')
 )
 
 
-def make_inputs(seed=0, n=N, d=D, v=V, dtype=jnp.float32):
+def make_inputs(seed=0, n=T, d=D, v=V, dtype=jnp.float32):
   keys = jax.random.split(jax.random.key(seed), 4)
   hidden = jax.random.normal(keys[0], (n, d)).astype(dtype)
   weight = jax.random.normal(keys[1], (d, v)) / np.sqrt(d)
@@ -55,7 +55,7 @@ def test_uniform_law():
 @functools.cache
 def values_and_gradients(fn, softcap, **chunks):
   hidden, weight, targets, temperature = make_inputs()
-  cotangents = tuple(jax.random.normal(jax.random.key(5), (2, N)))
+  cotangents = tuple(jax.random.normal(jax.random.key(5), (2, T)))
 
   def call(h, w):
     return fn(h, w, targets, temperature, softcap=softcap, **chunks)
@@ -144,21 +144,41 @@ def test_large_logits_stay_finite():
     assert jnp.isfinite(out[0]).all() and jnp.isfinite(out[1]).all()
 
 
+def temp_bytes(fn, inputs):
+  def loss(hidden, weight, targets):
+    return fn(hidden, weight, targets, 1.0)[0].sum()
+
+  grad = jax.jit(jax.grad(loss, (0, 1)))
+  stats = grad.lower(*inputs[:3]).compile().memory_analysis()
+  return stats.temp_size_in_bytes
+
+
 def test_chunks_save_memory():
   n, d, v = 1024, 16, 32768
   inputs = make_inputs(n=n, d=d, v=v)
-
-  def temp_bytes(fn):
-    def loss(hidden, weight, targets):
-      return fn(hidden, weight, targets, 1.0)[0].sum()
-
-    grad = jax.jit(jax.grad(loss, (0, 1)))
-    stats = grad.lower(*inputs[:3]).compile().memory_analysis()
-    return stats.temp_size_in_bytes
-
-  chunked = temp_bytes(functools.partial(logprobs.linear, vocab_chunk=1024))
-  plain = temp_bytes(naive)
-  automatic = temp_bytes(logprobs.linear)
+  fn = functools.partial(logprobs.linear, vocab_chunk=1024)
+  chunked = temp_bytes(fn, inputs)
+  plain = temp_bytes(naive, inputs)
+  automatic = temp_bytes(logprobs.linear, inputs)
   assert plain >= 4 * n * v
   assert chunked < plain / 12
   assert automatic < 2 * 2**26 + 4 * d * v
+
+
+def test_many_tokens_are_chunked_too(monkeypatch):
+  n, d, v = 16384, 8, 1024
+  limit, columns = 2**20, 128
+  monkeypatch.setattr(logprobs, '_PLAIN_BYTES', limit)
+  monkeypatch.setattr(logprobs, '_MIN_CHUNK', columns)
+  inputs = make_inputs(n=n, d=d, v=v)
+  fn = functools.partial(logprobs.linear, vocab_chunk=columns)
+  assert temp_bytes(fn, inputs) >= 4 * n * columns == 8 * limit
+  assert temp_bytes(logprobs.linear, inputs) < 5 * limit
+
+
+def test_default_chunks():
+  assert logprobs._default_chunks(1024, 16384) == (16384, 1024)  # 64 MiB
+  assert logprobs._default_chunks(1024, 151_936) == (16384, 1024)
+  assert logprobs._default_chunks(8192, 151_936) == (2048, 8192)
+  assert logprobs._default_chunks(65_536, 151_936) == (2048, 8192)
+  assert logprobs._default_chunks(65_536, 256) == (256, 65_536)
