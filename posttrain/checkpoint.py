@@ -11,11 +11,13 @@ Saving:
 
 Restoring: the newest step that can be read and whose checksums agree. Storage
 notices a file that is gone or cut short, but not a flipped bit inside an
-array; the checksums do. A damaged step is dropped with a warning. A sound one
-of other shapes is the user's mistake and never deleted.
+array; the checksums do. A damaged step is renamed to `<step>.damaged`, with a
+warning, where an older one is sound; where none is, that is an error. So is a
+sound step of other shapes, and whatever says nothing about the file.
 """
 
 import json
+import re
 import time
 import warnings
 import zlib
@@ -32,6 +34,8 @@ instrument.quiet('orbax')  # it logs every save, through absl
 
 State = Any  # a pytree of arrays
 Host = dict[str, Any]
+# What storage answers that says nothing about the file.
+TRANSIENT = 'CANCELLED|DEADLINE_EXCEEDED|UNAVAILABLE|RESOURCE_EXHAUSTED'
 
 
 class Damaged(Exception):
@@ -108,12 +112,11 @@ class Checkpointer:
       step: this step and no other; None = the newest that is sound.
 
     Returns:
-      (state, host), or None if no step is sound. Damaged steps newer than
-      the result are deleted; if there is no result, all are renamed to
-      `<step>.damaged`.
+      (state, host), or None if the folder has no step. Damaged steps newer
+      than the result are renamed to `<step>.damaged`.
 
     Raises:
-      ValueError: `step` is missing or damaged, or `like` differs.
+      ValueError: `step` is missing, all are damaged, or `like` differs.
     """
     self.wait()
     if step is not None:
@@ -129,10 +132,13 @@ class Checkpointer:
         )
         damaged.append(number)
       else:
-        for bad in damaged:
-          self._manager.delete(bad)
+        self._set_aside(damaged)
         return found
-    self._set_aside(damaged)
+    if damaged:
+      raise ValueError(
+          f'{self._folder} must hold a sound checkpoint: got steps {damaged}, '
+          'all damaged; rename or delete the folder to start the stage again'
+      )
     return None
 
   def wait(self) -> None:
@@ -144,19 +150,12 @@ class Checkpointer:
     self._manager.close()
 
   def _set_aside(self, damaged: list[int]) -> None:
-    if not damaged:
-      return
-    if jax.process_index() == 0:
-      for number in damaged:
-        aside = self._folder / f'{number}.damaged'
-        aside.rmtree(missing_ok=True)
-        (self._folder / str(number)).rename(aside)
-    self._manager.reload()
-    warnings.warn(
-        f'no sound checkpoint is left in {self._folder}: steps {damaged} are '
-        'damaged and were renamed to <step>.damaged; the stage starts again',
-        stacklevel=3,
-    )
+    for number in damaged if jax.process_index() == 0 else ():
+      aside = self._folder / f'{number}.damaged'
+      aside.rmtree(missing_ok=True)
+      (self._folder / str(number)).rename(aside)
+    if damaged:
+      self._manager.reload()
 
 
 def restore_params(path: str, like: State) -> State:
@@ -259,10 +258,11 @@ def _try(read, *args, **kwargs) -> Any:
   try:
     return read(*args, **kwargs)
   except Exception as error:  # plain `Exception` is among what is raised
-    passes = (MemoryError, PermissionError)
-    if isinstance(error, passes) or instrument.is_oom(error):
-      raise
     text = (str(error).strip().splitlines() or [''])[0][:200]
+    passes = isinstance(error, (MemoryError, OSError))
+    passes = passes or re.search(TRANSIENT, text) or instrument.is_oom(error)
+    if passes and not isinstance(error, FileNotFoundError):
+      raise
     raise Damaged(f'{type(error).__name__}: {text}') from error
 
 

@@ -201,24 +201,35 @@ def test_falls_back_from_a_damaged_step_and_saves_over_it(folder, kind):
   assert_same_bits(state, make_state(10))
   assert host == make_host(10)
   assert saver.steps() == [10]
+  assert sorted(os.listdir(folder)) == ['10', '20.damaged']
   saver.save(20, make_state(21), make_host(20))
   saver.wait()
   assert_same_bits(saver.restore(make_state(0))[0], make_state(21))
   saver.close()
+  assert open_at(folder).steps() == [10, 20]
 
 
-def test_when_none_is_sound_they_are_set_aside_with_a_warning(folder):
+def test_a_step_damaged_again_replaces_the_one_set_aside(folder):
+  (folder / '20.damaged').mkdir()
+  (folder / '20.damaged' / 'old').touch()
+  DAMAGE['host cut'](folder / '20')
+  saver = open_at(folder)
+  with pytest.warns(UserWarning, match='is damaged'):
+    assert saver.restore(make_state(0))[1]['step'] == 10
+  assert sorted(os.listdir(folder)) == ['10', '20.damaged']
+  assert not (folder / '20.damaged' / 'old').exists()
+  assert (folder / '20.damaged' / 'host').exists()
+
+
+def test_when_none_is_sound_that_is_an_error_and_all_stay(folder):
   for step in (10, 20):
     DAMAGE['data zeroed'](folder / str(step))
-  saver = open_at(folder)
-  with pytest.warns(UserWarning) as caught:
-    assert saver.restore(make_state(0)) is None
-  assert 'no sound checkpoint is left' in str(caught[-1].message)
-  assert sorted(os.listdir(folder)) == ['10.damaged', '20.damaged']
-  assert saver.latest() is None
-  saver.save(10, make_state(1), make_host(10))
-  saver.close()
-  assert saver.steps() == [10]
+  message = rf'{folder} must hold a sound.*got steps \[20, 10\].*delete'
+  for _ in range(2):
+    with pytest.warns(UserWarning, match='is damaged'):
+      with pytest.raises(ValueError, match=message):
+        open_at(folder).restore(make_state(0))
+  assert sorted(os.listdir(folder)) == ['10', '20']
 
 
 def test_saving_an_old_step_replaces_the_future_that_was_given_up(folder):
@@ -267,15 +278,25 @@ def test_another_model_is_an_error_and_nothing_is_deleted(
     checkpoint.restore_params(str(folder), params)
 
 
-def test_out_of_memory_is_not_damage(folder, monkeypatch):
+@pytest.mark.parametrize('error', [
+    RuntimeError('RESOURCE_EXHAUSTED: out of memory'),
+    ValueError('UNAVAILABLE: Error reading "state/d/0"'),
+    TimeoutError('timed out'),
+    OSError(24, 'Too many open files'),
+    PermissionError(13, 'Permission denied'),
+    MemoryError(),
+], ids=lambda error: type(error).__name__)
+def test_what_says_nothing_about_the_file_is_not_damage(
+    folder, monkeypatch, error
+):
   def fail(*args, **kwargs):
-    raise RuntimeError('RESOURCE_EXHAUSTED: out of memory')
+    raise error
 
   monkeypatch.setattr(checkpoint.tree, 'checksums', fail)
   saver = open_at(folder)
-  with pytest.raises(RuntimeError, match='RESOURCE_EXHAUSTED'):
+  with pytest.raises(type(error)):
     saver.restore(make_state(0))
-  assert saver.steps() == [10, 20]
+  assert sorted(os.listdir(folder)) == ['10', '20']
 
 
 def test_params_and_host_of_a_workdir_stage_or_step(folder, tmp_path):
