@@ -1,7 +1,8 @@
 """The one forward that turns tokens into logprobs.
 
 The train step, the engine's scoring and frozen references all call `score`,
-so their logprobs agree to rounding.
+so their logprobs agree to rounding; who chooses tokens calls `next_logits`,
+whose law is the one that `score` reads.
 
 Axes: B rows, T tokens, D model, V vocab.
 """
@@ -54,3 +55,20 @@ def score(
   return tuple(
       jnp.where(predicted, jnp.roll(x, 1, axis=1), 0.0) for x in outputs
   )
+
+
+def next_logits(
+    params: Any, cfg: schema.Model, hidden: jax.Array
+) -> jax.Array:
+  """Logits of the token that follows each hidden state.
+
+  Args:
+    params: the model's parameters.
+    cfg: model options, with `vocab_size` resolved.
+    hidden: float[..., D] of `transformer.trunk`, in the compute dtype.
+
+  Returns:
+    f32[..., V]; log_softmax(logits / temperature) is what `score` reads.
+  """
+  weight, softcap = transformer.head(params, cfg)
+  return logprobs_lib.logits(hidden, weight, softcap=softcap)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,3 +90,29 @@ def test_pads_have_no_gradient(params, row):
     return jax.grad(loss)(params)
 
   jax.tree.map(np.testing.assert_array_equal, grads(ids), grads(other))
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'tolerance'), [('float32', 1e-6), ('bfloat16', 1e-5)]
+)
+def test_next_logits_have_the_law_that_is_scored(params, row, dtype, tolerance):
+  cfg = dataclasses.replace(CFG, dtype=dtype)
+  ids, positions, segments, _ = row
+
+  @jax.jit
+  def both(params):
+    hidden, _ = transformer.trunk(params, cfg, ids, positions, segments)
+    logits = scoring.next_logits(params, cfg, hidden)
+    at_one = jnp.ones(ids.shape)
+    scored, _ = scoring.score(
+        params, cfg, ids, positions, segments, at_one
+    )
+    return logits, scored
+
+  logits, scored = both(params)
+  assert logits.dtype == jnp.float32 and logits.shape == (1, T, 40)
+  law = np.asarray(jax.nn.log_softmax(logits))[0]
+  for t in np.flatnonzero((positions[0] > 0) & (segments[0] != 0)):
+    np.testing.assert_allclose(
+        law[t - 1, ids[0, t]], scored[0, t], atol=tolerance, rtol=tolerance
+    )

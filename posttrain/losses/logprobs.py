@@ -88,6 +88,24 @@ def linear(
   return tuple(x[:count].reshape(shape) for x in outputs)
 
 
+def logits(
+    hidden: jax.Array, weight: jax.Array, *, softcap: float | None = None
+) -> jax.Array:
+  """The logits whose law `linear` reads, at temperature 1.
+
+  Args:
+    hidden: float[..., D].
+    weight: f32[D, V], cast and accumulated as in `linear`.
+    softcap: as in `linear`.
+
+  Returns:
+    f32[..., V].
+  """
+  rows = hidden.reshape(-1, hidden.shape[-1])
+  z = _tempered(softcap, rows, weight, jnp.ones(len(rows), jnp.float32))
+  return z.reshape(*hidden.shape[:-1], weight.shape[1])
+
+
 def _default_chunks(count, vocab):
   """(columns, rows) of a block of logits of at most `_PLAIN_BYTES`."""
   size = _PLAIN_BYTES // 4
