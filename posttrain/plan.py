@@ -6,9 +6,10 @@ quoted when the device runs out of memory.
 """
 
 import dataclasses
-import math
+from collections.abc import Mapping
 
 from posttrain import schema
+from posttrain.losses import logprobs
 from posttrain.models import transformer
 
 
@@ -52,8 +53,8 @@ class Plan:
 
 
 def make(
-    name: str, stage: schema.Stage, model: schema.Model, mesh: schema.Mesh,
-    devices: int,
+    name: str, stage: schema.Stage, model: schema.Model,
+    sizes: Mapping[str, int],
 ) -> Plan:  # fmt: skip
   """Resolves the sizes of a stage.
 
@@ -61,54 +62,54 @@ def make(
     name: of the stage.
     stage: its options.
     model: the model's options with the vocabulary resolved.
-    mesh: the mesh's options.
-    devices: how many devices there are.
+    sizes: devices per mesh axis, from `sharding.mesh_sizes`.
   """
   batch = stage.batch
-  ways = _ways(mesh, devices)
+  batch_ways = sizes['data'] * sizes['fsdp']
   parameters = transformer.num_params(model)
   # f32 weights, gradients and two moments, and the average where kept.
   copies = 4 + (stage.optim.average is not None)
   group_size = {k: entry.group_size for k, entry in stage.envs.items()}
-  tokens = batch.micro_batch_tokens / (ways['data'] * ways['fsdp'])
+  tokens = batch.micro_batch_tokens
+  token_bytes = _token_bytes(model, batch.row_tokens, sizes['tensor'])
+  # One block of f32 logits and its gradient.
+  logits = 2 * min(4 * tokens * model.vocab_size, logprobs.BLOCK_BYTES)
   return Plan(
       stage=name,
       steps=stage.steps,
       prompts_per_step=batch.prompts_per_step,
       group_size=group_size,
       samples_per_step=batch.prompts_per_step * max(group_size.values()),
-      micro_batch_tokens=batch.micro_batch_tokens,
-      rows_per_micro_batch=batch.micro_batch_tokens // batch.row_tokens,
+      micro_batch_tokens=tokens,
+      rows_per_micro_batch=tokens // batch.row_tokens,
       row_tokens=batch.row_tokens,
       parameters=parameters,
-      state_bytes=int(
-          4 * copies * parameters / (ways['fsdp'] * ways['tensor'])
-      ),
-      activation_bytes=int(
-          tokens * _token_bytes(model, batch.row_tokens) / ways['tensor']
-      ),
+      state_bytes=4 * copies * parameters // (sizes['fsdp'] * sizes['tensor']),
+      activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
   )
 
 
-def _ways(mesh: schema.Mesh, devices: int) -> dict[str, int]:
-  sizes = dataclasses.asdict(mesh)
-  rest = devices // max(math.prod(v for v in sizes.values() if v > 0), 1)
-  return {k: max(rest, 1) if v == -1 else v for k, v in sizes.items()}
+def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:
+  """Activations per token: what all layers keep, and what one works on.
 
-
-def _token_bytes(model: schema.Model, row_tokens: int) -> int:
-  """Activations kept per token: what a layer saves, layers, f32 logits."""
+  The residual stream is whole on every device of the `tensor` axis; heads
+  and MLP width are split over it.
+  """
   width = 2 if model.dtype == 'bfloat16' else 4
-  heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
-  # Residual stream and norms, projections, gate and up with their product,
-  # and the f32 attention matrix (scores and probabilities).
-  layer = width * (4 * model.embed_dim + heads + 4 * model.mlp_dim)
-  layer += 4 * 2 * model.heads * row_tokens
-  kept = layer * model.layers
-  if model.remat == 'block':
-    kept = width * model.embed_dim * model.layers + layer
-  # The chunked logprob keeps at most about 64 MB of logits, not counted.
-  return kept
+  heads = model.heads + model.kv_heads
+  # Attention keeps q, k, v, its output, and the unnormalized weights with
+  # their f32 sums; qk_norm keeps q and k from before the norm as well.
+  numbers = (3 if model.qk_norm else 2) * heads * model.head_dim
+  numbers += model.heads * row_tokens + 2 * model.mlp_dim  # gate and up
+  inside = (width * numbers + 4 * model.heads) / tensor
+  # The stream between attention and MLP; that before a layer is always kept.
+  inside += width * model.embed_dim
+  between = width * model.embed_dim
+  # Not kept: f32 scores with their exponentials or gradients, or the MLP's
+  # product with the gradients of gate and up.
+  work = max(8 * model.heads * row_tokens, 3 * width * model.mlp_dim) / tensor
+  kept_layers = {'none': model.layers, 'block': 1}[model.remat]
+  return model.layers * between + kept_layers * inside + work
 
 
 def _size(count: int) -> str:

@@ -20,6 +20,24 @@ BATCH = PartitionSpec(None, ('data', 'fsdp'))
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
+def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
+  """Devices per axis, with the -1 resolved.
+
+  Raises:
+    ValueError: the axis sizes do not multiply to the number of devices.
+  """
+  sizes = {axis: getattr(cfg, axis) for axis in AXES}
+  known = math.prod(size for size in sizes.values() if size != -1)
+  sizes = {k: devices // known if v == -1 else v for k, v in sizes.items()}
+  if math.prod(sizes.values()) != devices:
+    raise ValueError(
+        f'config.mesh must multiply to the {devices} devices: got '
+        f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; -1 on one '
+        'axis takes all that remain'
+    )
+  return sizes
+
+
 def make_mesh(cfg: schema.Mesh, devices=None) -> Mesh:
   """Lays the devices out on the three axes.
 
@@ -27,14 +45,7 @@ def make_mesh(cfg: schema.Mesh, devices=None) -> Mesh:
     ValueError: the axis sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else devices
-  sizes = [cfg.data, cfg.fsdp, cfg.tensor]
-  known = math.prod(size for size in sizes if size != -1)
-  sizes = [len(devices) // known if size == -1 else size for size in sizes]
-  if math.prod(sizes) != len(devices):
-    raise ValueError(
-        f'config.mesh must multiply to the {len(devices)} devices: got '
-        f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}'
-    )
+  sizes = tuple(mesh_sizes(cfg, len(devices)).values())
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
   return jax.make_mesh(sizes, AXES, axis_types=types, devices=devices)
 
@@ -53,23 +64,21 @@ def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
   """Resolves `rules` for a tree of arrays or shapes.
 
   Optimizer state resolves like the parameters it mirrors, because its paths
-  end in theirs. Scalars are replicated.
+  end in theirs. Scalars need no rule: they are replicated.
 
   Raises:
-    ValueError: a dimension does not divide over its mesh axis.
+    ValueError: no rule matches an array, or a dimension does not divide over
+      its mesh axis.
   """
-  specs = [(regex, PartitionSpec(*axes)) for regex, axes in rules]
-  specs = tree.match_rules([*specs, ('', PartitionSpec())], like)
 
-  def place(path: str, leaf, spec) -> NamedSharding:
-    if leaf.ndim == 0:
-      spec = PartitionSpec()
-    for size, axis in zip(leaf.shape, spec, strict=False):
+  def place(path: str, leaf) -> NamedSharding:
+    axes = tree.match(rules, path) if leaf.ndim else ()
+    for size, axis in zip(leaf.shape, axes, strict=False):
       if axis is not None and size % mesh.shape[axis]:
         raise ValueError(
             f'{path} must divide over config.mesh.{axis}='
             f'{mesh.shape[axis]}: got shape {leaf.shape}; choose a divisor'
         )
-    return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, PartitionSpec(*axes))
 
-  return tree.map_with_path(place, like, specs)
+  return tree.map_with_path(place, like)

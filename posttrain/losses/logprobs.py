@@ -22,7 +22,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-_PLAIN_BYTES = 64 * 2**20  # of logits; above, they are made in chunks
+BLOCK_BYTES = 64 * 2**20  # of logits; above, they are made in chunks
 _MIN_CHUNK = 2048  # columns; below, the tokens are chunked as well
 
 
@@ -107,8 +107,8 @@ def logits(
 
 
 def _default_chunks(count, vocab):
-  """(columns, rows) of a block of logits of at most `_PLAIN_BYTES`."""
-  size = _PLAIN_BYTES // 4
+  """(columns, rows) of a block of logits of at most `BLOCK_BYTES`."""
+  size = BLOCK_BYTES // 4
   columns = min(max(size // count, _MIN_CHUNK), vocab)
   # Only where one block of the narrowest kind is too large, cut the tokens.
   return columns, count if count * columns <= size else size // columns

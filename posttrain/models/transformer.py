@@ -50,8 +50,9 @@ SHARDING_RULES = (
 )
 
 # What a block keeps for its backward pass. 'none' recomputes no matrix
-# product: it keeps what they made, under the name 'kept', and redoes only the
-# cheap arithmetic in between, which costs less than storing its results.
+# product: it keeps what they made, under the name 'kept', and redoes only
+# elementwise work (norms, RoPE, SwiGLU), which costs less than storing its
+# results. 'block' keeps a block's input alone and redoes all of it.
 REMAT = {
     'none': jax.checkpoint_policies.save_only_these_names('kept'),
     'block': jax.checkpoint_policies.nothing_saveable,

@@ -168,7 +168,7 @@ def test_chunks_save_memory():
 def test_many_tokens_are_chunked_too(monkeypatch):
   n, d, v = 16384, 8, 1024
   limit, columns = 2**20, 128
-  monkeypatch.setattr(logprobs, '_PLAIN_BYTES', limit)
+  monkeypatch.setattr(logprobs, 'BLOCK_BYTES', limit)
   monkeypatch.setattr(logprobs, '_MIN_CHUNK', columns)
   inputs = make_inputs(n=n, d=d, v=v)
   fn = functools.partial(logprobs.linear, vocab_chunk=columns)
