@@ -7,7 +7,8 @@ those values, because JSON knows neither NaN nor Infinity.
 
 A checkpoint stores `Writer.position()`. A resumed run opens the file with it,
 and the first line it writes cuts off what came after, so that no step appears
-twice, none is missing, and a line that a kill cut in two is gone.
+twice, none is missing, and a line that a kill cut in two is gone. TensorBoard
+gets a folder per stage, and on a resume is told from which step on to forget.
 """
 
 import json
@@ -36,7 +37,8 @@ class Writer:
     Args:
       path: of metrics.jsonl; made, with its folder, at the first write.
       position: bytes of it that count, as from `position()`; 0 = none.
-      tensorboard_dir: where to write event files too; None = nowhere.
+      tensorboard_dir: where to write event files too, into a folder per
+        stage, each from its first write on; None = nowhere.
 
     Raises:
       ValueError: TensorBoard was asked for and its package is missing.
@@ -54,9 +56,10 @@ class Writer:
     self._position = position
     self._file = None
     self._last_step: dict[str, int] = {}  # per stage
-    self._tensorboard = None
+    self._events = {}  # per stage, its event file
+    self._events_dir = tensorboard_dir
     if tensorboard_dir is not None:
-      self._tensorboard = _tensorboard(tensorboard_dir)
+      _tensorboard()
 
   def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
     """Appends a line and flushes it.
@@ -66,6 +69,9 @@ class Writer:
       step: above every step that this stage has a line for.
       values: numbers, bools, strings or None; numpy and jax scalars count as
         numbers. Nested dicts are flattened with slashes.
+
+    Raises:
+      ValueError: at the first write, if `position` lies inside a line.
     """
     if self._file is None:
       self._open()
@@ -76,11 +82,8 @@ class Writer:
     self._file.write(json.dumps(row, allow_nan=False).encode() + b'\n')
     self._file.flush()
     self._position = self._file.tell()
-    if self._tensorboard is not None:
-      for name, value in row.items():
-        if name != 'step' and isinstance(value, int | float):
-          self._tensorboard.add_scalar(f'{stage}/{name}', value, step)
-      self._tensorboard.flush()
+    if self._events_dir is not None:
+      self._write_events(stage, row)
 
   def position(self) -> int:
     """Returns the file's length in bytes up to the last line written."""
@@ -88,12 +91,33 @@ class Writer:
 
   def close(self) -> None:
     """Closes the files; may be called again."""
-    for opened in (self._file, self._tensorboard):
-      if opened is not None:
-        opened.close()
-    self._file = self._tensorboard = None
+    if self._file is not None:
+      self._file.close()
+    for events in self._events.values():
+      events.close()
+    self._file, self._events = None, {}
+
+  def _write_events(self, stage: str, row: Row) -> None:
+    step = row['step']
+    if stage not in self._events:
+      # Purging hides later steps of the whole folder, so each stage has one.
+      self._events[stage] = _tensorboard().SummaryWriter(
+          os.path.join(self._events_dir, stage), purge_step=step,
+          filename_suffix=f'.{step:09d}',  # a name has whole seconds only
+      )
+    for name, value in row.items():
+      if name != 'step' and isinstance(value, int | float):
+        self._events[stage].add_scalar(name, value, step)
+    self._events[stage].flush()
 
   def _open(self) -> None:
+    if not _ends_a_line(self._path, self._position):
+      raise ValueError(
+          f'{self._path} must have the end of a line at the position that the '
+          f'checkpoint counted: got byte {self._position}, inside of a line; '
+          'put back the file that this run wrote, or delete it to go on '
+          'without the metrics of earlier steps'
+      )
     os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
     self._file = open(self._path, 'ab')
     self._file.truncate(self._position)
@@ -185,7 +209,16 @@ def _end_of_lines(path: str, size: int) -> int:
     return f.read().rfind(b'\n') + 1
 
 
-def _tensorboard(folder: str) -> Any:
+def _ends_a_line(path: str, position: int) -> bool:
+  """Whether a line, or nothing at all, ends just before `position`."""
+  if not position:
+    return True
+  with open(path, 'rb') as f:
+    f.seek(position - 1)
+    return f.read(1) == b'\n'
+
+
+def _tensorboard() -> Any:
   try:
     import tensorboardX
   except ImportError as error:
@@ -194,4 +227,4 @@ def _tensorboard(folder: str) -> Any:
         "an installation without it; run pip install 'posttrain[tensorboard]', "
         'or set config.metrics.tensorboard=False'
     ) from error
-  return tensorboardX.SummaryWriter(folder)
+  return tensorboardX

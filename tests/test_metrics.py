@@ -103,15 +103,61 @@ def test_reading_skips_a_line_under_way(tmp_path):
   assert metrics.read(str(path)) == [{'stage': 'sft', 'step': 0}]
 
 
+@pytest.mark.parametrize('at', [-1, -5])
+def test_a_position_inside_a_line_is_refused_and_nothing_is_cut(tmp_path, at):
+  path = tmp_path / 'metrics.jsonl'
+  (*_, end) = write(path, 0, range(3))
+  before = path.read_bytes()
+  with pytest.raises(ValueError, match=f'got byte {end + at}, inside of a'):
+    write(path, end + at, [3])
+  assert path.read_bytes() == before
+
+
 def test_tensorboard_files(tmp_path):
   pytest.importorskip('tensorboardX')
-  writer = metrics.Writer(str(tmp_path / 'm.jsonl'), 0, str(tmp_path / 'tb'))
+  folder = tmp_path / 'tb'
+  metrics.Writer(str(tmp_path / 'm.jsonl'), 0, str(folder)).close()
+  assert not folder.exists()
+  writer = metrics.Writer(str(tmp_path / 'm.jsonl'), 0, str(folder))
   writer.write('sft', 1, {'loss/total': 0.5, 'bad': float('nan'), 'a': 'b'})
   writer.close()
-  (events,) = (tmp_path / 'tb').iterdir()
+  (events,) = (folder / 'sft').iterdir()
   data = events.read_bytes()
-  assert b'sft/loss/total' in data
-  assert b'sft/bad' not in data
+  assert b'loss/total' in data
+  assert b'bad' not in data
+
+
+def session_starts(folder):
+  """The steps at which TensorBoard is told to forget what came later."""
+  from tensorboardX.proto import event_pb2
+
+  found = []
+  for path in folder.iterdir():
+    data = path.read_bytes()
+    while data:  # records: u64 length, u32 checksum, bytes, u32 checksum
+      end = 12 + int.from_bytes(data[:8], 'little')
+      event = event_pb2.Event.FromString(data[12:end])
+      if event.HasField('session_log'):
+        found.append(event.step)
+      data = data[end + 4 :]
+  return sorted(found)
+
+
+def test_tensorboard_forgets_the_steps_that_are_redone(tmp_path):
+  pytest.importorskip('tensorboardX')
+  path, folder = str(tmp_path / 'm.jsonl'), tmp_path / 'tb'
+  writer = metrics.Writer(path, 0, str(folder))
+  for step in range(1, 5):
+    writer.write('sft', step, {'x': step})
+    if step == 2:
+      position = writer.position()
+  writer.close()
+  writer = metrics.Writer(path, position, str(folder))
+  writer.write('sft', 3, {'x': 3})
+  writer.write('grpo', 1, {'x': 1})
+  writer.close()
+  assert session_starts(folder / 'sft') == [1, 3]
+  assert session_starts(folder / 'grpo') == [1]
 
 
 def test_tensorboard_missing_is_one_clear_error(tmp_path, monkeypatch):
