@@ -1,5 +1,7 @@
 """Resumable, deterministic sources of items."""
 
+import hashlib
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -12,12 +14,22 @@ class Shuffled(Generic[Item]):
   """Iterates over items forever; each epoch has its own permutation.
 
   The permutation depends on (seed, epoch) and on nothing else, so that the
-  state is two numbers, and resuming costs nothing however far it is.
+  position is two numbers, and resuming costs nothing however far it is.
   """
 
-  def __init__(self, items: Sequence[Item], seed: int):
-    """Args: items: none makes a source that cannot be drawn from."""
+  def __init__(
+      self, items: Sequence[Item], seed: int, fingerprint: str = ''
+  ):
+    """Makes a source at its beginning.
+
+    Args:
+      items: none makes a source that cannot be drawn from.
+      seed: of the permutations.
+      fingerprint: a hash of the items (`fingerprint`, `file_fingerprint`);
+        a resumed source must have the one it was saved with.
+    """
     self._items, self._seed = items, int(seed)
+    self._fingerprint = fingerprint
     self._seek(0, 0)
 
   def __len__(self) -> int:
@@ -46,31 +58,63 @@ class Shuffled(Generic[Item]):
     """
     return tuple(self._items[i] for i in range(min(count, len(self))))
 
-  def get_state(self) -> dict[str, int]:
+  def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` needs, as JSON can hold it."""
     return {
         'epoch': self._epoch, 'index': self._index, 'length': len(self),
-        'seed': self._seed,
+        'seed': self._seed, 'fingerprint': self._fingerprint,
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Continues where `get_state` was called.
 
     Raises:
-      ValueError: the state is that of a source of other length or seed.
+      ValueError: the state is that of a source of other length, seed or
+        items.
     """
-    for field, mine in (('length', len(self)), ('seed', self._seed)):
+    for field, mine in (
+        ('length', len(self)), ('seed', self._seed),
+        ('fingerprint', self._fingerprint),
+    ):
       if state[field] != mine:
         raise ValueError(
             f'the {field} of a resumed source must be the one it was saved '
-            f'with: got {mine!r}, expected {state[field]!r}; restore the data '
-            'or start a new run'
+            f'with: got {mine!r}, expected {state[field]!r}; restore the data and '
+            'options, or start a new run'
         )
     self._seek(int(state['epoch']), int(state['index']))
 
   def _seek(self, epoch: int, index: int) -> None:
     self._epoch, self._index = epoch, index
     self._order = permutation(len(self), self._seed, epoch)
+
+
+def fingerprint(*parts: bytes) -> str:
+  """Returns the sha256, hex, of parts; where one ends makes a difference."""
+  made = hashlib.sha256()
+  for part in parts:
+    made.update(len(part).to_bytes(8, 'big') + part)
+  return made.hexdigest()
+
+
+def file_fingerprint(path: pathlib.Path) -> str:
+  """Returns the sha256, hex, of a data file, wherever it lies.
+
+  Args:
+    path: a file; or a folder of TFDS, of which the records and their features
+      count, by name and content.
+  """
+  if not path.is_dir():
+    return fingerprint(_file_hash(path))
+  files = sorted({*path.rglob('*.array_record*'), *path.rglob('features.json')})
+  return fingerprint(*(
+      part for file in files for part in (file.name.encode(), _file_hash(file))
+  ))
+
+
+def _file_hash(path: pathlib.Path) -> bytes:
+  with path.open('rb') as file:
+    return hashlib.file_digest(file, 'sha256').digest()
 
 
 def permutation(length: int, *seed: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """`What is A op B?`, answered with `\\boxed{N}`; graded by `grade`.
 
-1. The key space: every (a, op, b) of the options, a and b from 0 up.
+1. The key space: every (a, op, b) of the options, a and b in their range.
 2. A fixed hash of the key sets a fifth of it aside for evaluation. The hash
    knows no option and no seed, so no evaluation question is trained on, by
    whatever other stage; `a + b` and `b + a` lie on the same side.
@@ -32,10 +32,12 @@ def parse_answer(text: str) -> int | None:
   r"""Returns the integer of the last `\boxed{...}`; None if there is none.
 
   An optional sign, ASCII digits (18 at most), spaces around: nothing else.
-  `\boxed{1,234}`, `\boxed{3.0}` and an unclosed brace are no answers, and an
-  earlier box does not help: what comes last is what is meant.
+  A box begins with `\boxed{`; the word without a brace is none, so that
+  `\boxed{5}, the \boxed answer` says 5. `\boxed{1,234}`, `\boxed{3.0}` and an
+  unclosed brace are boxes without an answer, and an earlier box does not help
+  then: what comes last is what is meant, and guesses do not add up.
   """
-  start = text.rfind('\\boxed')
+  start = text.rfind('\\boxed{')
   found = _BOXED.match(text, start) if start >= 0 else None
   return None if found is None else int(found[1])
 
@@ -120,19 +122,19 @@ class Arithmetic:
     self.name, self._cfg = name, cfg
     for split in base.SPLITS:
       field = f'{split}_tasks'
-      have = sum(len(_keys(op, self._largest(op), split)) for op in cfg.ops)
+      have = sum(len(_keys(op, *self._range(op), split)) for op in cfg.ops)
       if getattr(cfg, field) > have:
         raise ValueError(
             f'envs.{name}.env.{field} must be at most {have}, the distinct '
             f'questions of that split: got {getattr(cfg, field)!r}; lower it, '
-            'or raise max_operand or max_factor'
+            'or widen min_operand to max_operand or min_factor to max_factor'
         )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; evaluation ones are the same ever."""
     base.check_split(split)
     ops = self._cfg.ops
-    pools = [_keys(op, self._largest(op), split) for op in ops]
+    pools = [_keys(op, *self._range(op), split) for op in ops]
     count = getattr(self._cfg, f'{split}_tasks')
     shares = _shares(count, [len(pool) for pool in pools])
     keys = []
@@ -144,7 +146,8 @@ class Arithmetic:
     drawn = np.concatenate(keys)
     # By hash, so that the first n hold all operators.
     drawn = drawn[np.argsort(_hash(drawn), kind='stable')]
-    return sources.Shuffled(_Tasks(self, drawn), seed)
+    made_of = sources.fingerprint(repr(self._cfg).encode(), drawn.tobytes())
+    return sources.Shuffled(_Tasks(self, drawn), seed, made_of)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task)
@@ -160,8 +163,12 @@ class Arithmetic:
         info={'op': op},
     )
 
-  def _largest(self, op: str) -> int:
-    return self._cfg.max_factor if op == 'x' else self._cfg.max_operand
+  def _range(self, op: str) -> tuple[int, int]:
+    """Returns the smallest and the largest operand."""
+    cfg = self._cfg
+    if op == 'x':
+      return cfg.min_factor, cfg.max_factor
+    return cfg.min_operand, cfg.max_operand
 
 
 class Episode:
@@ -204,9 +211,10 @@ class _Tasks(Sequence):
     return self.env.task(a, OPS[op], b)
 
 
-def _keys(op: str, largest: int, split: str) -> np.ndarray:
+def _keys(op: str, smallest: int, largest: int, split: str) -> np.ndarray:
   """Returns a split's keys of an operator, in order of hash: i64[keys, 3]."""
-  a, b = (side.ravel() for side in np.indices((largest + 1, largest + 1)))
+  size = largest - smallest + 1
+  a, b = (smallest + side.ravel() for side in np.indices((size, size)))
   keys = np.stack([np.full_like(a, OPS.index(op)), a, b], axis=1)
   # a + b and b + a share their side, hence the hash of the sorted operands.
   paired = keys if op == '-' else np.column_stack(

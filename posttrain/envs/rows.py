@@ -41,7 +41,10 @@ class Rows:
           f'folder: got {path!r}'
       )
     read = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
-    return sources.Shuffled([self._task(row) for row in read], seed)
+    return sources.Shuffled(
+        [self._task(row) for row in read], seed,
+        sources.file_fingerprint(file),
+    )
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task)

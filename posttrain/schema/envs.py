@@ -9,16 +9,23 @@ from posttrain.schema import base
 class Arithmetic:
   """`What is A op B?`, answered with `\\boxed{N}`."""
 
+  # Which environment this is; fixed.
   type: str = 'arithmetic'
   # Operators to draw from: '+', '-', 'x'.
   ops: tuple[str, ...] = ('+', '-')
-  # Largest operand of + and -, at most 999; of x, at most 99.
+  # Smallest operand of + and -.
+  min_operand: int = 0
+  # Largest operand of + and -, at most 999.
   max_operand: int = 99
+  # Smallest factor of x.
+  min_factor: int = 0
+  # Largest factor of x, at most 99.
   max_factor: int = 9
   # Demonstrations show the work (tens, then units) before the boxed answer.
   worked: bool = True
-  # Distinct questions of the training split and of the evaluation split.
+  # Distinct questions of the training split.
   train_tasks: int = 8000
+  # Distinct questions of the evaluation split, none of them trained on.
   eval_tasks: int = 500
 
   def __post_init__(self):
@@ -35,6 +42,13 @@ class Arithmetic:
         1 <= self.max_factor <= 99, 'max_factor', 'be in [1, 99]',
         self.max_factor,
     )
+    for of in ('operand', 'factor'):
+      smallest = getattr(self, f'min_{of}')
+      largest = getattr(self, f'max_{of}')
+      base.require(
+          0 <= smallest <= largest, f'min_{of}',
+          f'be in [0, max_{of}={largest}]', smallest,
+      )
     base.require_positive(self, 'train_tasks', 'eval_tasks')
 
 
@@ -42,6 +56,7 @@ class Arithmetic:
 class Rows:
   """Rows of a file: `prompt` + `completion`, or `messages`. Not graded."""
 
+  # Which environment this is; fixed.
   type: str = 'rows'
   # A JSONL file, or the folder of a TFDS data set in ArrayRecord.
   path: str = ''
@@ -50,6 +65,3 @@ class Rows:
 
   def __post_init__(self):
     base.require(bool(self.path), 'path', 'name a file or folder', self.path)
-
-
-TYPES = {'arithmetic': Arithmetic, 'rows': Rows}

@@ -63,11 +63,29 @@ def test_take_keeps_the_order_and_moves_nothing():
 @pytest.mark.parametrize('other, field', [
     (sources.Shuffled('abcd', 0), 'length'),
     (sources.Shuffled('abc', 1), 'seed'),
+    (sources.Shuffled('abd', 0, 'of abd'), 'fingerprint'),
 ])
 def test_state_of_another_source_is_refused(other, field):
   source = sources.Shuffled('abc', 0)
   with pytest.raises(ValueError, match=f'the {field} of a resumed source'):
     source.set_state(other.get_state())
+
+
+def test_fingerprints_know_where_a_part_ends():
+  prints = {
+      sources.fingerprint(*parts)
+      for parts in ((), (b'',), (b'ab',), (b'a', b'b'), (b'', b'ab'))
+  }
+  assert len(prints) == 5
+
+
+def test_fingerprint_of_a_file_is_that_of_its_content(tmp_path):
+  one, two = tmp_path / 'one', tmp_path / 'two'
+  one.write_text('rows')
+  two.write_text('rows')
+  assert sources.file_fingerprint(one) == sources.file_fingerprint(two)
+  two.write_text('sows')
+  assert sources.file_fingerprint(one) != sources.file_fingerprint(two)
 
 
 def test_empty_source_has_nothing_to_draw():

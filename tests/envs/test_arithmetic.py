@@ -1,6 +1,7 @@
 """Arithmetic: the checker, the demonstrations, and disjoint splits."""
 
 import collections
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +30,11 @@ def ids(env, split, seed=0):
     # What comes last is what is meant, also where it is cut off.
     (r'\boxed{1} \boxed{x}', None), (r'\boxed{1} \boxed{13', None),
     (r'\boxed{' + '9' * 5000 + '}', None),
+    # The bare word is no box; a box that says nothing is one.
+    (r'\boxed{5}, i.e. the \boxed answer', 5), (r'\boxed{5} \boxed', 5),
+    (r'\boxed{5} \boxed 6', 5), (r'\boxed 6', None),
+    (r'\boxed{5} \boxed{}', None), (r'\boxed{5} \boxed{x} \boxed', None),
+    (r'\boxed{1} \boxed{2} \boxed{3} \boxed{six}', None),
 ])
 def test_parse_answer(text, answer):
   assert arithmetic.parse_answer(text) == answer
@@ -121,9 +127,18 @@ OPTIONS = st.builds(
     ops=st.lists(
         st.sampled_from('+-x'), min_size=1, max_size=3, unique=True
     ).map(tuple),
-    max_operand=st.sampled_from([30, 99]), max_factor=st.sampled_from([25, 40]),
+    min_operand=st.sampled_from([0, 5]), max_operand=st.sampled_from([30, 99]),
+    min_factor=st.sampled_from([0, 2]), max_factor=st.sampled_from([26, 40]),
     train_tasks=st.integers(1, 400), eval_tasks=st.integers(1, 80),
 )
+
+
+def in_range(key, options):
+  of = 'factor' if 'x' in key else 'operand'
+  return all(
+      options[f'min_{of}'] <= int(number) <= options[f'max_{of}']
+      for number in re.findall(r'\d+', key)
+  )
 
 
 @given(OPTIONS, OPTIONS, st.integers(0, 9), st.integers(0, 9))
@@ -137,6 +152,8 @@ def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
       for key in held for op in '+x' if op in key
   }
   assert not set(train) & (set(held) | swapped)
+  assert all(in_range(key, one) for key in train)
+  assert all(in_range(key, other) for key in held)
   assert held == ids(make(**other), 'eval', seed2)
 
 
@@ -153,7 +170,7 @@ def test_operators_are_balanced_where_they_can_be(split):
   env = make(ops=('x', '-', '+'), train_tasks=3000, eval_tasks=90)
   source = env.source(split, 0)
   counts = collections.Counter(t.info['op'] for t in source.take(len(source)))
-  x = len(arithmetic._keys('x', 9, split))
+  x = len(arithmetic._keys('x', 0, 9, split))
   assert counts['x'] == min(x, len(source) // 3)
   assert abs(counts['+'] - counts['-']) <= 1
   assert counts.total() == len(source)
@@ -166,12 +183,14 @@ def test_the_first_tasks_hold_every_operator():
 
 
 def test_the_split_partitions_the_keys():
-  for op, largest in (('+', 99), ('-', 99), ('x', 9)):
+  for op, *ends in (('+', 0, 99), ('-', 10, 99), ('x', 0, 9), ('x', 2, 20)):
     train, held = (
-        {tuple(key) for key in arithmetic._keys(op, largest, split).tolist()}
+        {tuple(key) for key in arithmetic._keys(op, *ends, split).tolist()}
         for split in ('train', 'eval')
     )
-    assert len(train) + len(held) == len(train | held) == (largest + 1) ** 2
+    numbers = set(range(ends[0], ends[1] + 1))
+    assert len(train) + len(held) == len(train | held) == len(numbers) ** 2
+    assert {n for key in train | held for n in key[1:]} == numbers
     assert 0.15 < len(held) / len(train | held) < 0.26
 
 
@@ -190,6 +209,7 @@ def test_operands_cover_their_range():
 
 
 @pytest.mark.parametrize('options, words', [
+    ({'min_operand': 90}, ('envs.sums.env.train_tasks', 'min_operand')),
     ({'max_operand': 9}, ('envs.sums.env.train_tasks', '8000', 'max_operand')),
     ({'eval_tasks': 5000}, ('envs.sums.env.eval_tasks', '5000')),
     ({'ops': ('x',), 'train_tasks': 90}, ('envs.sums.env.train_tasks', '75')),
@@ -198,6 +218,35 @@ def test_requests_beyond_the_key_space_are_refused(options, words):
   with pytest.raises(ValueError) as error:
     make(**options)
   assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize('options, words', [
+    ({'min_operand': -1}, r'min_operand must be in \[0, max_operand=99\]'),
+    ({'min_operand': 100}, 'min_operand must be in .*got 100'),
+    ({'min_factor': 10}, r'min_factor must be in \[0, max_factor=9\]'),
+])
+def test_ranges_that_hold_nothing_are_refused(options, words):
+  with pytest.raises(ValueError, match=words):
+    schema.Arithmetic(**options)
+
+
+def test_a_small_range():
+  env = make(ops=('x',), min_factor=7, max_factor=8, train_tasks=1,
+             eval_tasks=1)
+  for split in ('train', 'eval'):
+    assert in_range(ids(env, split)[0], {'min_factor': 7, 'max_factor': 8})
+
+
+@pytest.mark.parametrize('options', [
+    {'worked': False}, {'ops': ('-', '+')}, {'max_operand': 98},
+])
+def test_resuming_with_other_options_is_refused(options):
+  state = make().source('train', 0).get_state()
+  make().source('train', 0).set_state(state)
+  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
+    make(**{'train_tasks': 8000, 'eval_tasks': 500, **options}).source(
+        'train', 0
+    ).set_state(state)
 
 
 def test_the_largest_options_work():

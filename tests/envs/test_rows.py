@@ -1,12 +1,14 @@
 """Rows as tasks: what is the prompt, what is to be imitated."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
 from posttrain import envs, schema
+from posttrain.data import sources
 from posttrain.envs import export
 
 ROWS = [
@@ -66,10 +68,29 @@ def test_missing_file_names_the_key(split, field, tmp_path):
     env.source(split, 0)
 
 
+def test_resuming_with_edited_rows_is_refused(path, tmp_path):
+  env = envs.make('chats', schema.Rows(path=path))
+  state = env.source('train', 0).get_state()
+  moved = tmp_path / 'moved.jsonl'
+  text = (tmp_path / 'rows.jsonl').read_text()
+  moved.write_text(text)
+  env = envs.make('chats', schema.Rows(path=str(moved)))
+  env.source('train', 0).set_state(state)  # the same rows, elsewhere
+  moved.write_text(text.replace('"b"', '"c"'))
+  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
+    env.source('train', 0).set_state(state)
+
+
 def test_exported_arithmetic_is_read_as_rows(tmp_path):
   options = schema.Arithmetic(train_tasks=40, eval_tasks=10)
   env = envs.make('sums', options)
   folder = str(export.export(env, tmp_path, seed=4))
+  other = export.export(env, tmp_path / 'again', seed=5)
+  again = export.export(env, tmp_path / 'same', seed=4)
+  prints = [
+      sources.file_fingerprint(pathlib.Path(p)) for p in (folder, other, again)
+  ]
+  assert prints[0] != prints[1] and prints[0] == prints[2]
   again = envs.make('rows', schema.Rows(path=folder, eval_path=folder))
   for split, count in (('train', 40), ('eval', 10)):
     made, read = (
