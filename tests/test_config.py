@@ -1,8 +1,9 @@
 """Config: overrides, one-line errors, round trips, resume."""
 
-import dataclasses
+import ast
 import glob
 import json
+import pathlib
 
 import pytest
 
@@ -86,6 +87,13 @@ def test_override(key, text, read):
         ('seed.x', '1', r'config\.seed must be a node'),
         ('sft.optim.lr', 'fast', r'config\.sft\.optim\.lr must be of type fl'),
         ('sft.optim.lr', '-1.0', r'config\.sft\.optim\.lr must be > 0: got -1'),
+        ('sft.optim.lr', '1e999', r'optim\.lr must be finite: got inf'),
+        ('sft.optim.weight_decay', '1e999', 'weight_decay must be finite'),
+        ('sft.optim.beta1', '1.0', r'beta1 must be in \[0, 1\): got 1.0'),
+        ('sft.optim.beta2', '1.0', r'beta2 must be in \[0, 1\): got 1.0'),
+        ('sft.optim.no_decay', '(scale', r'no_decay must be a regex: got'),
+        ('sft.envs.a.ratio', '1e999', 'ratio must be finite'),
+        ('model.rope_theta', '1e999', 'rope_theta must be finite'),
         ('seed', '1.5', r'config\.seed must be of type int'),
         ('seed', 'true', r'config\.seed must be of type int: got True'),
         ('seed', 'None', r'config\.seed must be of type int: got None'),
@@ -159,18 +167,21 @@ def test_resume_allows_only_declared_keys():
 
 
 def test_every_field_of_the_schema_has_a_comment():
-  import inspect
-  import pathlib
-
+  # Each names the field above it in the same breath.
+  shared = {'Arithmetic.max_factor', 'Arithmetic.eval_tasks'}
+  fields = 0
   for path in pathlib.Path('posttrain/schema').glob('*.py'):
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines):
-      declares = line.startswith('  ') and not line.startswith('   ')
-      if declares and ': ' in line and ' = ' in line and 'def ' not in line:
-        name = line.split(':')[0].strip()
-        before = lines[number - 1].strip()
-        commented = before.startswith('#') or name in ('type', 'seed') or (
-            ':' in before and ' = ' in before  # a block of kindred fields
-        )
-        assert commented, f'{path}:{number + 1}: {name} needs a comment'
-  assert inspect.isclass(schema.Run) and dataclasses.is_dataclass(schema.Run)
+    text = path.read_text()
+    lines = text.splitlines()
+    for owner in ast.walk(ast.parse(text)):
+      if not isinstance(owner, ast.ClassDef):
+        continue
+      for node in owner.body:
+        if isinstance(node, ast.AnnAssign) and node.target.id != 'type':
+          fields += 1
+          name = f'{owner.name}.{node.target.id}'
+          above = lines[node.lineno - 2].strip()
+          assert above.startswith('# ') or name in shared, (
+              f'{path}:{node.lineno}: {name} needs a comment above it'
+          )
+  assert fields > 50

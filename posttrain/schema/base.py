@@ -1,4 +1,6 @@
-"""How a schema says no: one error class, one helper."""
+"""How a schema says no: one error class, and helpers that raise it."""
+
+import math
 
 
 class FieldError(ValueError):
@@ -20,6 +22,14 @@ def require_positive(node, *fields: str) -> None:
   for field in fields:
     value = getattr(node, field)
     require(value > 0, field, 'be > 0', value)
+    require(math.isfinite(value), field, 'be finite', value)
+
+
+def require_non_negative(node, *fields: str) -> None:
+  for field in fields:
+    value = getattr(node, field)
+    require(value >= 0, field, 'be >= 0', value)
+    require(math.isfinite(value), field, 'be finite', value)
 
 
 def require_choice(node, field: str, choices: tuple) -> None:

@@ -11,15 +11,21 @@ class Model:
 
   # Rows of the embedding table; None = the tokenizer's size.
   vocab_size: int | None = None
+  # Blocks of attention and MLP.
   layers: int = 3
+  # Width of the residual stream.
   embed_dim: int = 128
-  # Query heads, key/value heads (grouped-query attention), size of each.
+  # Query heads.
   heads: int = 4
+  # Key/value heads (grouped-query attention); divides heads.
   kv_heads: int = 2
+  # Size of every head; even, because RoPE turns pairs.
   head_dim: int = 32
   # Hidden width of the SwiGLU MLP.
   mlp_dim: int = 384
+  # Base of the RoPE wavelengths; larger = longer contexts.
   rope_theta: float = 10_000.0
+  # Added to the mean square in every RMSNorm.
   norm_eps: float = 1e-6
   # RMSNorm on queries and keys, per head (Qwen3).
   qk_norm: bool = False
@@ -29,7 +35,8 @@ class Model:
   tied_head: bool = True
   # Compute dtype: float32 or bfloat16. Master weights and logits are float32.
   dtype: str = 'float32'
-  # What the backward pass recomputes: 'none', or 'block' (each layer).
+  # What the backward pass redoes: 'none' = elementwise work only (norms, RoPE,
+  # SwiGLU; matrix products are kept), 'block' = every layer from its input.
   remat: str = 'none'
 
   def __post_init__(self):

@@ -1,6 +1,7 @@
 """Options of the optimizer."""
 
 import dataclasses
+import re
 
 from posttrain.schema import base
 
@@ -17,11 +18,15 @@ class Optim:
   warmup_steps: int = 0
   # Where the decay ends, as a fraction of lr.
   final_lr_fraction: float = 0.0
+  # Decay of the first moment (the mean gradient), in [0, 1).
   beta1: float = 0.9
+  # Decay of the second moment (the mean squared gradient), in [0, 1).
   beta2: float = 0.95
+  # Added to the root of the second moment.
   eps: float = 1e-8
+  # Shrinks weights by lr times this per update, apart from the gradient.
   weight_decay: float = 0.1
-  # Parameters whose path matches are not decayed (norm scales, biases).
+  # Regex; parameters whose path it finds are not decayed (scales, biases).
   no_decay: str = r'(scale|bias)$'
   # Global gradient norm above which the gradient is scaled down.
   clip_norm: float = 1.0
@@ -33,15 +38,20 @@ class Optim:
   def __post_init__(self):
     base.require_positive(self, 'lr', 'eps', 'clip_norm', 'max_skipped')
     base.require_choice(self, 'schedule', ('constant', 'linear', 'cosine'))
-    base.require(
-        self.warmup_steps >= 0, 'warmup_steps', 'be >= 0', self.warmup_steps
-    )
-    base.require(
-        self.weight_decay >= 0, 'weight_decay', 'be >= 0', self.weight_decay
-    )
-    for field in ('beta1', 'beta2', 'final_lr_fraction'):
+    base.require_non_negative(self, 'warmup_steps', 'weight_decay')
+    for field in ('beta1', 'beta2'):  # 1 would divide by 1 - beta = 0
       value = getattr(self, field)
-      base.require(0 <= value <= 1, field, 'be in [0, 1]', value)
+      base.require(0 <= value < 1, field, 'be in [0, 1)', value)
+    base.require(
+        0 <= self.final_lr_fraction <= 1, 'final_lr_fraction', 'be in [0, 1]',
+        self.final_lr_fraction,
+    )
+    try:
+      re.compile(self.no_decay)
+    except re.error as error:
+      raise base.FieldError(
+          'no_decay', 'be a regex', self.no_decay, str(error)
+      ) from None
     base.require(
         self.average is None or 0 < self.average < 1, 'average',
         'be None or in (0, 1)', self.average,

@@ -59,13 +59,19 @@ class Metrics:
 class Run:
   """The whole tree: shared keys, and one subtree per stage."""
 
+  # Of the weights, the tasks and their order.
   seed: int = 0
   # Folder of the persistent compilation cache; None = off.
   compilation_cache: str | None = '~/.cache/posttrain/compiled'
+  # What is trained, unless a stage names its own.
   model: models.Model = models.Model()
+  # Text to tokens, the same in every stage.
   tokenizer: models.Tokenizer = models.Tokenizer()
+  # How the devices are laid out.
   mesh: Mesh = Mesh()
+  # When state is saved.
   checkpoint: Checkpoint = Checkpoint()
+  # Where numbers are shown.
   metrics: Metrics = Metrics()
   # Name -> stage, in the order in which they run.
   stages: dict[str, stage.Stage] = dataclasses.field(default_factory=dict)

@@ -12,9 +12,12 @@ from posttrain.schema import optim as optimizer
 class EnvEntry:
   """One environment of a stage, with the algorithm and sampler it trains by."""
 
-  # Each a node with a `type`; another type replaces the whole node.
+  # Tasks and their grader. This and the next two are nodes with a `type`:
+  # another type replaces the whole node.
   env: env_types.Arithmetic | env_types.Rows = env_types.Arithmetic()
+  # What turns rollouts into a training signal.
   algorithm: algorithms.Sft = algorithms.Sft()
+  # Where rollouts come from.
   sampler: samplers.Dataset = samplers.Dataset()
   # Rollouts per task.
   group_size: int = 1
@@ -80,9 +83,13 @@ class Stage:
   model: models.Model | None = None
   # Batches to train on.
   steps: int = 1000
+  # Name -> environment; every batch mixes them by their ratios.
   envs: dict[str, EnvEntry] = dataclasses.field(default_factory=dict)
+  # Size and shape of a step.
   batch: Batch = Batch()
+  # The optimizer, made anew for every stage.
   optim: optimizer.Optim = optimizer.Optim()
+  # The held-out measurement.
   eval: Eval = Eval()
 
   def __post_init__(self):
