@@ -1,0 +1,77 @@
+"""The figures of a plan, by hand."""
+
+import dataclasses
+
+import pytest
+
+from posttrain import plan, schema
+
+# 3200 embedding + 3072 attention + 6144 MLP + 96 norm scales.
+PARAMETERS = 12_512
+MODEL = dataclasses.replace(schema.PRESETS['tiny'], vocab_size=100)
+STAGE = schema.Stage(
+    envs={'a': schema.EnvEntry()},
+    batch=schema.Batch(
+        prompts_per_step=8, row_tokens=16, micro_batch_tokens=64
+    ),
+)
+# Bytes per token of a layer in float32: the stream twice (2 x 32 x 4), q, k,
+# v and output (96), weights (2 x 16), gate and up (128), all x 4; sums 2 x 4.
+STREAM, INSIDE = 256, 4 * (96 + 32 + 128) + 8
+WORK = 3 * 4 * 64  # more than 8 x 2 x 16 bytes of scores
+LOGITS = 2 * 4 * 64 * 100
+
+
+def _make(data=1, fsdp=1, tensor=1, stage=STAGE, **model):
+  sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
+  return plan.make('sft', stage, dataclasses.replace(MODEL, **model), sizes)
+
+
+def test_one_device():
+  made = _make()
+  assert made.parameters == PARAMETERS
+  assert made.state_bytes == 200_192 == 16 * PARAMETERS
+  assert made.activation_bytes == 182_784
+  assert made.activation_bytes == 64 * (STREAM + INSIDE + WORK) + LOGITS
+  assert (made.rows_per_micro_batch, made.row_tokens) == (4, 16)
+  assert (made.prompts_per_step, made.samples_per_step) == (8, 8)
+  text = '\n'.join(made.lines())
+  assert '4 x 16' in text and '12,512' in text and '374 KiB per dev' in text
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'state', 'activations'),
+    [
+        ({'data': 4}, 200_192, 45_696),  # the batch alone is split
+        ({'fsdp': 4}, 50_048, 45_696),
+        # The stream (16,384) and the logits (51,200) are not split.
+        ({'tensor': 2}, 100_096, 125_184),
+        ({'data': 2, 'fsdp': 2, 'tensor': 2}, 50_048, 31_296),
+    ],
+)
+def test_bytes_per_device(sizes, state, activations):
+  made = _make(**sizes)
+  assert (made.state_bytes, made.activation_bytes) == (state, activations)
+
+
+def test_an_average_is_a_fifth_copy():
+  optim = schema.Optim(average=0.9)
+  made = _make(stage=dataclasses.replace(STAGE, optim=optim))
+  assert made.state_bytes == 20 * PARAMETERS
+
+
+def test_remat_keeps_the_stream_of_all_layers_and_the_inside_of_one():
+  kept = {
+      remat: _make(layers=5, remat=remat).activation_bytes - LOGITS
+      for remat in ('none', 'block')
+  }
+  # Of the stream, half is kept before a layer and half inside it.
+  assert kept['none'] == 64 * (5 * (STREAM + INSIDE) + WORK)
+  assert kept['block'] == 64 * (5 * 128 + 128 + INSIDE + WORK)
+
+
+def test_logits_are_counted_by_the_block():
+  # 64 tokens x 1M columns are 256 MB, made in blocks of 64 MiB.
+  few = _make(vocab_size=100).activation_bytes - LOGITS
+  many = _make(vocab_size=1_000_000).activation_bytes
+  assert many == few + 2 * 64 * 2**20

@@ -1,0 +1,84 @@
+"""Meshes, and the rules that place arrays on them."""
+
+import types
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from posttrain import optim, schema, sharding
+from posttrain.models import transformer
+
+RULES = ((r'kernel$', ('fsdp', 'tensor')), (r'bias$', (None,)))
+
+
+def _shape(*shape):
+  return jax.ShapeDtypeStruct(shape, 'float32')
+
+
+@pytest.mark.parametrize(
+    ('mesh', 'devices', 'expected'),
+    [
+        ((-1, 1, 1), 8, (8, 1, 1)),
+        ((2, -1, 2), 8, (2, 2, 2)),
+        ((1, 4, -1), 4, (1, 4, 1)),
+        ((2, 2, 2), 8, (2, 2, 2)),
+    ],
+)
+def test_mesh_sizes(mesh, devices, expected):
+  sizes = sharding.mesh_sizes(schema.Mesh(*mesh), devices)
+  assert sizes == dict(zip(('data', 'fsdp', 'tensor'), expected, strict=True))
+
+
+@pytest.mark.parametrize('mesh', [(3, -1, 1), (1, 16, -1), (2, 2, 1)])
+def test_mesh_sizes_that_do_not_fit(mesh):
+  with pytest.raises(ValueError, match='must multiply to the 8 devices: got'):
+    sharding.mesh_sizes(schema.Mesh(*mesh), 8)
+
+
+def test_check_batch():
+  mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 3, 'tensor': 5})
+  sharding.check_batch(mesh, 12, 'config.sft.batch')
+  with pytest.raises(ValueError, match='data x fsdp = 6 rows: got 10 rows'):
+    sharding.check_batch(mesh, 10, 'config.sft.batch')
+
+
+def _specs(like, rules=RULES):
+  placed = sharding.shardings(like, rules, sharding.make_mesh(schema.Mesh()))
+  return jax.tree.map(lambda place: place.spec, placed)
+
+
+def test_scalars_are_replicated_and_other_arrays_need_a_rule():
+  like = {'a': {'kernel': _shape(4, 6), 'bias': _shape(6)}, 'step': _shape()}
+  assert _specs(like) == {
+      'a': {'kernel': P('fsdp', 'tensor'), 'bias': P(None)}, 'step': P()
+  }  # fmt: skip
+  with pytest.raises(ValueError, match="got none for 'a/scale'"):
+    _specs({'a': {'scale': _shape(6)}})
+
+
+def test_dimensions_must_divide():
+  mesh = jax.sharding.AbstractMesh((1, 4, 1), sharding.AXES)
+  with pytest.raises(ValueError, match=r'a/kernel must divide .*fsdp=4'):
+    sharding.shardings({'a': {'kernel': _shape(6, 4)}}, RULES, mesh)
+
+
+@pytest.mark.parametrize('options', [
+    {}, {'qk_norm': True, 'qkv_bias': True, 'tied_head': False},
+])  # fmt: skip
+def test_every_array_of_model_and_optimizer_has_a_rule(options):
+  cfg = schema.Model(vocab_size=8, **options)
+  params = jax.eval_shape(
+      lambda: transformer.init(jax.random.key(0), cfg)
+  )
+  state = jax.eval_shape(optim.make(schema.Optim(), steps=10).init, params)
+  rules = transformer.SHARDING_RULES
+  placed = jax.tree.leaves(_specs(params, rules), is_leaf=_is_spec)
+  assert len(placed) == len(jax.tree.leaves(params))
+  moments = _specs(state, rules)[1].inner_state[0]
+  assert jax.tree.leaves(moments.mu, is_leaf=_is_spec) == placed
+  assert moments.count == P()
+
+
+def _is_spec(x):
+  return isinstance(x, P)
