@@ -58,9 +58,9 @@ def write(workdir: str) -> str:
   """Writes the report of a run; returns the path of `report.html`."""
   rows = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
   config = _config(workdir)
-  name = config.get('name') or os.path.basename(os.path.abspath(workdir))
+  name = html.escape(os.path.basename(os.path.abspath(workdir)))
   parts = [
-      f'<h1>{html.escape(str(name))}</h1>', _subtitle(rows), _results(rows),
+      f'<h1>{name}</h1>', _subtitle(rows), _results(rows),
       _curves(rows), _answers(workdir, curves.stages(rows)), _seconds(rows),
       _details(config),
   ]
@@ -69,7 +69,7 @@ def write(workdir: str) -> str:
     f.write(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f'<title>{html.escape(str(name))}</title><style>{STYLE}</style>'
+        f'<title>{name}</title><style>{STYLE}</style>'
         f'</head><body>\n{"".join(parts)}\n</body></html>\n'
     )
   return path
@@ -96,9 +96,19 @@ def _config(workdir: str) -> dict[str, Any]:
 
 
 def _subtitle(rows: Rows) -> str:
-  lasts = {row['stage']: row['step'] for row in rows}
-  text = ', '.join(f'{name}: {step:,} steps' for name, step in lasts.items())
-  return f'<p class="note">{html.escape(text or "No metrics yet.")}</p>'
+  """Per stage: steps, tokens per second, and programs compiled."""
+  parts = []
+  for stage in curves.stages(rows):
+    mine = [row for row in rows if row['stage'] == stage]
+    text = f'{stage}: {mine[-1]["step"]:,} steps'
+    speeds = [s for row in mine if (s := row.get('time/tokens_per_second'))]
+    if speeds:
+      text += f', {np.median(speeds):,.0f} tokens/s (median)'
+    if (compiles := mine[-1].get('compiles')) is not None:
+      text += f', {compiles} compilation{"s" if compiles != 1 else ""}'
+    parts.append(text)
+  text = '; '.join(parts) or 'No metrics yet.'
+  return f'<p class="note">{html.escape(text)}</p>'
 
 
 def _results(rows: Rows) -> str:
@@ -185,32 +195,48 @@ def _answer_files(folder: str, stages: list[str]) -> list[str]:
 def _answer(row: dict[str, Any]) -> str:
   kind = {True: 'good', False: 'bad'}.get(row.get('correct'), '')
   mark = {'good': '&#10003; ', 'bad': '&#10007; '}.get(kind, '')
-  text = html.escape(str(row.get('text', '')).strip() or '(empty)')
+  text = str(row.get('text', '')).strip() or '(empty)'
   if len(text) > 600:
-    text = text[:600].rsplit('&', 1)[0] + ' ...'
-  return f'<td class="text {kind}">{mark}{text}</td>'
+    text = text[:600] + ' ...'
+  return f'<td class="text {kind}">{mark}{html.escape(text)}</td>'
 
 
 def _seconds(rows: Rows) -> str:
   """Per stage: a bar of where the time went, and its numbers."""
   parts = ''
   for stage in curves.stages(rows):
-    mine = [row for row in rows if row['stage'] == stage]
-    speeds, totals = [], {}
-    for row in mine:
-      speeds.append(row.get('time/tokens_per_second'))
-      for key, value in row.items():
-        name = key.removeprefix('time/')
-        if name != key and name != 'tokens_per_second' and value:
-          totals[name] = totals.get(name, 0.0) + value
+    totals = {}
+    for row in rows:
+      if row['stage'] == stage:
+        for name, seconds in _slices(row).items():
+          totals[name] = totals.get(name, 0.0) + seconds
     if totals:
-      speeds = [speed for speed in speeds if speed]
-      speed = f', {np.median(speeds):,.0f} tokens/s (median)' if speeds else ''
-      parts += _bar(stage, totals, speed)
+      parts += _bar(stage, totals)
   return f'<h2>Where the seconds went</h2>{parts}' if parts else ''
 
 
-def _bar(stage: str, totals: dict[str, float], speed: str) -> str:
+def _slices(row: dict[str, Any]) -> dict[str, float]:
+  """Returns a row's seconds by name, each of them counted once.
+
+  Compiling happens inside of the update or the evaluation, and was measured
+  there, too: it is taken out, so that the sum stays what the clock showed.
+  """
+  found = {
+      key.removeprefix('time/'): value for key, value in row.items()
+      if key.startswith('time/') and value
+      and key not in ('time/compile', 'time/tokens_per_second')
+  }
+  left = row.get('time/compile') or 0.0
+  for name in ('update', 'eval'):
+    inside = min(left, found.get(name, 0.0))
+    if inside > 0:
+      left -= inside
+      found[name] -= inside
+      found['compile'] = found.get('compile', 0.0) + inside
+  return found
+
+
+def _bar(stage: str, totals: dict[str, float]) -> str:
   whole = sum(totals.values())
   bar, legend = '', ''
   ordered = sorted(totals.items(), key=lambda item: -item[1])
@@ -225,7 +251,7 @@ def _bar(stage: str, totals: dict[str, float], speed: str) -> str:
         f'<td class="n">{seconds / whole:.1%}</td></tr>'
     )
   return (
-      f'<p class="note">{html.escape(stage)}: {whole:,.1f} s{speed}</p>'
+      f'<p class="note">{html.escape(stage)}: {whole:,.1f} s</p>'
       f'<div class="bar">{bar}</div><table>{legend}</table>'
   )
 

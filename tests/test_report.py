@@ -20,9 +20,9 @@ def make_run(folder):
           'loss/total': 2.5 * np.exp(-4 * share) + 0.1 * rng.random(),
           'optim/grad_norm': np.nan if step == 7 else 1 + rng.random(),
           'optim/lr': 3e-3 * (1 - share), 'batch/tokens': 4096,
-          'time/data': 0.01, 'time/update': 0.2, 'time/compile': 3.0 * (
-              step == 1
-          ), 'time/tokens_per_second': 20_000 + step,
+          'time/data': 0.01, 'time/update': 0.2 + 3.0 * (step == 1),
+          'time/compile': 3.0 * (step == 1),
+          'time/tokens_per_second': 20_000 + step, 'compiles': 1,
       }
       if step == 0:
         values = {}
@@ -64,8 +64,30 @@ def test_the_whole_report(run):
     assert head in text
   # First and last pass rate of the run, not of a stage.
   assert '0.0%</td><td class="n"><b>100.0%' in text
-  assert 'sft: 120 steps, grpo: 120 steps' in text
-  assert '28.2 s, 20,060 tokens/s (median)' in text  # 120 * .21 + 3
+  about = '120 steps, 20,060 tokens/s (median), 1 compilation'
+  assert f'sft: {about}; grpo: {about}</p>' in text
+  assert 'sft: 28.2 s</p>' in text  # 120 * .21 + 3
+
+
+@pytest.mark.parametrize('row, want', [
+    ({'update': 5.0, 'compile': 3.0}, {'update': 2.0, 'compile': 3.0}),
+    ({'eval': 5.0, 'compile': 3.0}, {'eval': 2.0, 'compile': 3.0}),
+    (  # the evaluation's, of a run that was resumed
+        {'update': 1.0, 'eval': 5.0, 'compile': 3.0},
+        {'update': 0.0, 'eval': 3.0, 'compile': 3.0},
+    ),
+    ({'setup': 4.0, 'save': 1.0, 'compile': 9.0}, {'setup': 4.0, 'save': 1.0}),
+    ({'data': 1.0, 'update': None, 'tokens_per_second': 7.0}, {'data': 1.0}),
+])
+def test_compiling_is_counted_once(row, want):
+  got = report._slices({f'time/{name}': value for name, value in row.items()})
+  assert got == want
+
+
+def test_a_long_answer_is_cut_before_it_is_escaped():
+  cell = report._answer({'text': '<' * 700})
+  assert cell.count('&lt;') == 600
+  assert '&lt; ...</td>' in cell
 
 
 def test_it_loads_nothing_and_runs_nothing(run):
