@@ -61,7 +61,6 @@ if __name__ == '__main__':
               for rest in ('', '.*')
           ]
       ),
-      package_data={'posttrain': ['**/*.jinja', '**/*.json', '**/*.html']},
       install_requires=CORE,
       extras_require=EXTRAS,
   )

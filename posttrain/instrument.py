@@ -90,12 +90,10 @@ class Timers:
     with timers('data'):
       batch = next(pipeline)
     timers.take()  # {'data': 0.01}; the next step starts at zero
-    timers.totals()  # {'data': 0.01}; since the beginning
   """
 
   def __init__(self):
     self._now = collections.Counter()
-    self._before = collections.Counter()
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
@@ -108,13 +106,8 @@ class Timers:
   def take(self) -> dict[str, float]:
     """Returns the seconds since the last take, and starts from zero."""
     taken = dict(self._now)
-    self._before.update(taken)
     self._now.clear()
     return taken
-
-  def totals(self) -> dict[str, float]:
-    """Returns the seconds since the beginning."""
-    return dict(self._before + self._now)
 
 
 def enable_compilation_cache(folder: str | None) -> None:
@@ -145,19 +138,6 @@ def keep_freed_memory() -> bool:
   large = 2**31 - 1
   # Off 64-bit glibc the largest allowed mmap threshold is lower.
   return bool(mallopt(mmap_threshold, large) and mallopt(trim_threshold, large))
-
-
-def peak_memory() -> int | None:
-  """Returns the most bytes ever in use: of device 0, or of this process."""
-  stats = jax.local_devices()[0].memory_stats()
-  if stats and 'peak_bytes_in_use' in stats:
-    return stats['peak_bytes_in_use']
-  try:
-    import resource
-  except ImportError:
-    return None
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return peak if sys.platform == 'darwin' else peak * 1024
 
 
 class OutOfDeviceMemory(RuntimeError):

@@ -1,9 +1,8 @@
-"""Trees by path: names of leaves, `(regex, value)` rules, sizes, checksums.
+"""Trees by path: names of leaves, `(regex, value)` rules, checksums.
 
 A path joins the keys from the root with slashes: `params/block/attn/query`.
 """
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,11 +14,6 @@ import jax.numpy as jnp
 def path_str(path: Sequence[Any]) -> str:
   """Joins a key path of `jax.tree_util` into 'a/b/c' ('' for the root)."""
   return jax.tree_util.keystr(tuple(path), simple=True, separator='/')
-
-
-def paths(tree: Any) -> list[str]:
-  """Returns the path of every leaf, in the order of `jax.tree.leaves`."""
-  return list(flat(tree))
 
 
 def flat(tree: Any) -> dict[str, Any]:
@@ -57,19 +51,6 @@ def match(rules: Sequence[tuple[str, Any]], path: str) -> Any:
 def match_rules(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
   """Returns a tree like `tree` that holds every leaf's `match`."""
   return map_with_path(lambda path, _: match(rules, path), tree)
-
-
-def num_params(tree: Any) -> int:
-  """Counts the elements of all leaves (arrays or ShapeDtypeStructs)."""
-  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-
-
-def num_bytes(tree: Any) -> int:
-  """Counts the bytes of all leaves (arrays or ShapeDtypeStructs)."""
-  return sum(
-      math.prod(leaf.shape) * leaf.dtype.itemsize
-      for leaf in jax.tree.leaves(tree)
-  )
 
 
 def checksums(tree: Any) -> dict[str, int]:

@@ -53,7 +53,7 @@ def test_programs_from_the_persistent_cache_count_and_are_told(tmp_path):
 
 
 def test_timers_accumulate_until_taken(monkeypatch):
-  now = iter([0.0, 1.0, 10.0, 12.0, 20.0, 24.0])
+  now = iter([0.0, 1.0, 10.0, 12.0])
   monkeypatch.setattr(instrument.time, 'perf_counter', lambda: next(now))
   timers = instrument.Timers()
   with timers('data'):
@@ -62,9 +62,6 @@ def test_timers_accumulate_until_taken(monkeypatch):
     raise KeyError
   assert timers.take() == {'data': 3.0}
   assert timers.take() == {}
-  with timers('update'):
-    pass
-  assert timers.totals() == {'data': 3.0, 'update': 4.0}
 
 
 def test_freed_memory_is_kept_on_glibc():
@@ -79,10 +76,6 @@ def test_freed_memory_is_kept_on_glibc():
 def test_elsewhere_than_on_linux_nothing_happens(monkeypatch):
   monkeypatch.setattr(instrument.sys, 'platform', 'darwin')
   assert not instrument.keep_freed_memory()
-
-
-def test_peak_memory_is_in_bytes():
-  assert instrument.peak_memory() > 50e6
 
 
 SIZES = {'rows': 4, 'row_tokens': 256}

@@ -21,7 +21,6 @@ FLOORS = {
     'posttrain.schema': 0,
     'posttrain.tree': 0,
     'posttrain.instrument': 0,
-    'posttrain.imports': 0,
     'posttrain.preemption': 0,
     'posttrain.arrays': 1,
     'posttrain.sharding': 1,
@@ -49,6 +48,7 @@ FLOORS = {
     'posttrain.evaluation': 8,
     'posttrain.report': 8,
     'posttrain.job': 8.5,  # what floor 9 drives, built from floor 8
+    'posttrain.build': 8.75,  # makes jobs
     'posttrain.train': 9,
     'posttrain.serve': 9,
     'posttrain.main': 10,
@@ -58,9 +58,9 @@ FLOORS = {
 }
 # Rooms that import numpy and the standard library, but no jax.
 NUMPY_ROOMS = (
-    'posttrain.types', 'posttrain.schema', 'posttrain.imports',
-    'posttrain.preemption', 'posttrain.chat', 'posttrain.data',
-    'posttrain.rewards', 'posttrain.packing', 'posttrain.envs',
+    'posttrain.types', 'posttrain.schema', 'posttrain.preemption',
+    'posttrain.chat', 'posttrain.data', 'posttrain.rewards',
+    'posttrain.packing', 'posttrain.envs',
 )
 # Who alone may import what.
 ONLY = {
@@ -139,6 +139,36 @@ def test_some_packages_are_for_some_places_only(module):
       assert place_of(module) in allowed, (
           f'{module}:{line} imports {name}; only {allowed or "tests"} may'
       )
+
+
+@pytest.mark.parametrize('module', [
+    m for m in FILES if place_of(m) == 'posttrain.losses'
+])
+def test_losses_see_no_config(module):
+  for line, name in imports_of(module):
+    assert place_of(name) not in ('posttrain.schema', 'posttrain.models'), (
+        f'{module}:{line} imports {name}; a loss takes arrays and numbers'
+    )
+
+
+@pytest.mark.parametrize('module', [
+    m for m in FILES
+    if m != 'posttrain.main' and not m.endswith('.__main__')
+    and not m.startswith('experiments')
+])
+def test_only_programs_read_the_command_line(module):
+  readers = {'argparse', 'absl.flags', 'absl.app', 'sys.argv'}
+  used = {
+      (line, '.'.join(name.split('.')[:parts]))
+      for line, name in imports_of(module) for parts in (1, 2)
+  }
+  used |= {
+      (node.lineno, ast.unparse(node))
+      for node in ast.walk(ast.parse(FILES[module].read_text()))
+      if isinstance(node, ast.Attribute)
+  }
+  found = sorted(use for use in used if use[1] in readers)
+  assert not found, f'{module} reads the command line: {found}'
 
 
 @pytest.mark.parametrize('module', [m for m in FILES if m[:7] == 'configs'])
