@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain import envs, schema, types
+from posttrain import envs, schema, scoring, types
 from posttrain.chat import renderer as chat
 from posttrain.models import transformer
 
@@ -159,27 +159,6 @@ def greedy(params, prompts, lengths, *, cfg, max_tokens, stop_ids):
     (tokens i32[B, max_tokens], counts i32[B]): the completions, with their
     stop token where one came; what lies behind `counts` means nothing.
   """
-  rows = jnp.arange(len(prompts))
-  index = jnp.broadcast_to(
-      jnp.arange(prompts.shape[1] + max_tokens),
-      (len(prompts), prompts.shape[1] + max_tokens),
-  )
-  weight, softcap = transformer.head(params, cfg)
-  assert softcap is None
-
-  def one(carry, width):
-    step, ids, counts, done = carry
-    hidden, _ = transformer.trunk(
-        params, cfg, ids[:, :width], index[:, :width],
-        jnp.ones_like(ids[:, :width]),
-    )  # fmt: skip
-    place = lengths + counts
-    logits = hidden[rows, place - 1].astype(jnp.float32) @ weight
-    token = jnp.argmax(logits, axis=-1).astype(ids.dtype)
-    ids = ids.at[rows, place].set(jnp.where(done, ids[rows, place], token))
-    stopped = jnp.isin(token, jnp.array(stop_ids))
-    return step + 1, ids, counts + ~done, done | stopped
-
   carry = (
       0, jnp.pad(prompts, ((0, 0), (0, max_tokens))),
       jnp.zeros_like(lengths), jnp.zeros(lengths.shape, bool),
@@ -187,8 +166,28 @@ def greedy(params, prompts, lengths, *, cfg, max_tokens, stop_ids):
   for end in (*range(STRIDE, max_tokens, STRIDE), max_tokens):
     carry = jax.lax.while_loop(
         lambda carry, end=end: (carry[0] < end) & ~carry[3].all(),
-        functools.partial(one, width=prompts.shape[1] + end), carry,
+        functools.partial(
+            _next, params=params, lengths=lengths, cfg=cfg,
+            width=prompts.shape[1] + end, stop_ids=stop_ids,
+        ),
+        carry,
     )  # fmt: skip
   _, ids, counts, _ = carry
   places = jnp.arange(max_tokens)[None] + lengths[:, None]
   return jnp.take_along_axis(ids, places, axis=1), counts
+
+
+def _next(carry, *, params, lengths, cfg, width, stop_ids):
+  """Adds a token to every answer that has not ended."""
+  step, ids, counts, done = carry
+  rows, place = jnp.arange(len(ids)), lengths + counts
+  seen = ids[:, :width]
+  positions = jnp.broadcast_to(jnp.arange(width), seen.shape)
+  hidden, _ = transformer.trunk(
+      params, cfg, seen, positions, jnp.ones_like(seen)
+  )
+  logits = scoring.next_logits(params, cfg, hidden[rows, place - 1])
+  token = jnp.argmax(logits, axis=-1).astype(ids.dtype)
+  ids = ids.at[rows, place].set(jnp.where(done, ids[rows, place], token))
+  stopped = jnp.isin(token, jnp.array(stop_ids))
+  return step + 1, ids, counts + ~done, done | stopped

@@ -148,8 +148,8 @@ def test_bad_gradients_in_a_row_abort_with_the_batch(tmp_path, capsys):
   assert '2 in a row were not' in error and 'config.sft.optim.lr' in error
   rows = metrics.read(str(tmp_path / 'metrics.jsonl'))
   assert [row.get('optim/skipped_in_row') for row in rows] == [None, 0, 1, 2]
-  assert rows[-1]['loss/total'] is None
-  assert 'loss/total' in rows[-1]['nonfinite']
+  assert rows[-1]['optim/grad_norm'] is None
+  assert 'optim/grad_norm' in rows[-1]['nonfinite']
   saved = np.load(tmp_path / 'bad_batch_sft_3.npz')
   assert saved['ids'].shape == (2, 4, 64) and saved['ce_count'] > 0
 
