@@ -6,6 +6,12 @@
 `train_step` alternates our train step with the yardstick of `plain_jax`, so
 that both meet the same noise, and measures the machine's matrix product in
 between. On a shared machine, tokens per CPU second is the number to read.
+
+`REFERENCE` holds reference figures of another machine, with one thread: of
+plain JAX, and the aim. `scaled_plain` and `scaled_aim` are these times this
+machine's matrix product over that one's; `to_plain` and `to_aim` are the
+measured rate over the scaled ones. With more threads they are rough.
+
 `logprobs` compares the chunked linear head with full logits, each in a
 process of its own: peak memory is a property of a process.
 """
@@ -19,6 +25,12 @@ import statistics
 import subprocess
 import sys
 import time
+
+# Tokens per CPU second, and the GFLOP per CPU second of the matrix product.
+REFERENCE = {
+    'S': {'plain': 6758, 'aim': 7702}, 'M': {'plain': 954, 'aim': 1000},
+}
+REFERENCE_GFLOPS = 190
 
 
 def main(argv=None) -> None:
@@ -112,13 +124,23 @@ def train_step(args) -> None:
   gflops = clocks['matmul'].rates(MATMUL_GFLOP, 'gflop')
   emit(bench='matmul', threads=args.threads, **gflops)
   for name, seconds in compile_s.items():
+    rates = clocks[name].rates(ids.size, 'tokens')
     emit(
         bench='train_step', impl=name, shape=args.shape, threads=args.threads,
         micro_tokens=args.micro_rows * size[1],
-        **clocks[name].rates(ids.size, 'tokens'),
-        first_step_s=rounded(seconds),
-        peak_rss_mib=peak_rss_mib(),
+        **rates, first_step_s=rounded(seconds),
+        **scaled(args.shape, rates, gflops['gflop_per_cpu_s']),
     )
+
+
+def scaled(shape: str, rates: dict, gflops: float) -> dict[str, float]:
+  """The reference figures on this machine, and the measured over them."""
+  out = {}
+  for name, figure in REFERENCE[shape].items():
+    here = figure * gflops / REFERENCE_GFLOPS
+    out[f'scaled_{name}'] = rounded(here)
+    out[f'to_{name}'] = rounded(rates['tokens_per_cpu_s'] / here)
+  return out
 
 
 MATMUL_GFLOP = 8 * 2 * 1024**3 / 1e9
@@ -217,8 +239,13 @@ def logprobs_(args) -> None:
   """Forward and backward of the linear head, chunked against full logits."""
   if args.impl is None:
     for impl in ('chunked', 'plain'):
-      command = [sys.executable, '-m', 'experiments.bench', *sys.argv[1:]]
-      subprocess.run([*command, f'--impl={impl}'], check=True)
+      command = [sys.executable, '-m', 'experiments.bench', 'logprobs']
+      command += [
+          f'--{name.replace("_", "-")}={value}'
+          for name, value in {**vars(args), 'impl': impl}.items()
+          if name != 'run' and value is not None
+      ]
+      subprocess.run(command, check=True)
     return
   import jax
 
