@@ -79,8 +79,8 @@ class Shuffled(Generic[Item]):
       if state[field] != mine:
         raise ValueError(
             f'the {field} of a resumed source must be the one it was saved '
-            f'with: got {mine!r}, expected {state[field]!r}; restore the data and '
-            'options, or start a new run'
+            f'with: got {mine!r}, expected {state[field]!r}; restore the '
+            'data and options, or start a new run'
         )
     self._seek(int(state['epoch']), int(state['index']))
 

@@ -86,6 +86,11 @@ def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
 
 
 def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
+  """Makes the TFDS builder of examples, given per split.
+
+  The class stands in here because its base is TFDS's, which is slow to
+  import; it stays out of TFDS's registry, since it has no data of its own.
+  """
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()
@@ -98,8 +103,8 @@ def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
   })
   with tfds.core.registered.skip_registration():
 
-    class Builder(tfds.core.GeneratorBasedBuilder):
-      """Conversations; nothing is downloaded, hence no checksums to find."""
+    class Conversations(tfds.core.GeneratorBasedBuilder):
+      """Prompts and completions; nothing is downloaded, so no checksums."""
 
       url_infos = _checksums_path = None
 
@@ -113,8 +118,9 @@ def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
       def _generate_examples(self):
         raise AssertionError('the splits are given as iterables')
 
-  Builder.name, Builder.VERSION = name, tfds.core.Version(VERSION)
-  return Builder(data_dir=folder, file_format='array_record')
+  Conversations.name = name
+  Conversations.VERSION = tfds.core.Version(VERSION)
+  return Conversations(data_dir=folder, file_format='array_record')
 
 
 def _example(row: rows.Row) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Arithmetic:
 
   def __post_init__(self):
     base.require(
-        self.ops and set(self.ops) <= {'+', '-', 'x'}
+        self.ops and all(op in ('+', '-', 'x') for op in self.ops)
         and len(set(self.ops)) == len(self.ops),
         'ops', "hold one or more of '+', '-', 'x', each once", self.ops,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from posttrain import envs, schema
 from posttrain.data import sources
+from posttrain.envs import __main__ as command_line
 from posttrain.envs import export
 
 ROWS = [
@@ -108,14 +109,33 @@ def test_exported_arithmetic_is_read_as_rows(tmp_path):
 def test_command_line(tmp_path):
   command = [
       sys.executable, '-m', 'posttrain.envs', 'arithmetic', str(tmp_path),
-      '--train_tasks=5', '--eval_tasks=3',
+      '--train_tasks=5', '--eval_tasks=3', "--ops=('x',)", '--worked=False',
   ]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   folder = done.stdout.splitlines()[-1]
   env = envs.make('rows', schema.Rows(path=folder))
-  assert len(env.source('train', 0)) == 5
+  tasks = env.source('train', 0).take(9)
+  assert len(tasks) == 5 and {task.info['op'] for task in tasks} == {'x'}
+  assert all(
+      task.demonstration[0]['content'].startswith('\\boxed') for task in tasks
+  )
   done = subprocess.run(command, capture_output=True, text=True, check=False)
   assert done.returncode == 2 and 'must not exist yet' in done.stderr
+
+
+@pytest.mark.parametrize('flag, words', [
+    ('--ops=+', 'argument --ops: must be a literal of type tuple'),
+    ("--ops=('/',)", "ops must hold one or more of '+', '-', 'x'"),
+    ('--worked=1', 'argument --worked: must be a literal of type bool'),
+    ('--train_tasks=True', 'argument --train_tasks: must be a literal of ty'),
+    ('--ops=(1, [])', 'ops must hold'),
+])
+def test_command_line_refuses(flag, words, tmp_path, monkeypatch, capsys):
+  argv = ['posttrain.envs', 'arithmetic', str(tmp_path), flag]
+  monkeypatch.setattr(sys, 'argv', argv)
+  with pytest.raises(SystemExit):
+    command_line.main()
+  assert words in capsys.readouterr().err
 
 
 HEAVY = """
