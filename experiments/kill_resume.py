@@ -84,11 +84,23 @@ def differences(truth: dict, other: dict) -> list[str]:
   return wrong
 
 
+def unfinished(folder: pathlib.Path) -> set[tuple[str, int]]:
+  """(name, inode) of the steps that are half written.
+
+  Not the times: clearing out an old one changes those, too.
+  """
+  return {
+      (path.name, path.stat().st_ino)
+      for path in folder.glob('*') if 'tmp' in path.name
+  }
+
+
 def kill_at_random(
     argv, workdir: pathlib.Path, rng: random.Random, longest: float
 ) -> dict | None:
   """Starts a run and kills it; None if it got through before."""
-  launched = time.time()
+  folder = workdir / 'checkpoints' / STAGE
+  before = unfinished(folder)
   process = launch(argv)
   delay = rng.uniform(0.0, longest)
   start = time.monotonic()
@@ -100,11 +112,8 @@ def kill_at_random(
   process.kill()
   process.wait()
   process.stderr.close()
-  folder = workdir / 'checkpoints' / STAGE
-  saving = any(  # by this process, not by one that was killed before it
-      'tmp' in path.name and path.stat().st_mtime > launched
-      for path in folder.glob('*')
-  )
+  # By this process, not by one that was killed before it.
+  saving = bool(unfinished(folder) - before)
   rows = metrics.read(str(workdir / 'metrics.jsonl'))
   at = rows[-1]['step'] if rows else None
   return {'killed_after_s': round(delay, 2), 'step': at, 'saving': saving}
