@@ -244,10 +244,11 @@ def _validate_env(entry: schema.EnvEntry, path: str) -> None:
         f'{entry.group_size}; a data set has one demonstration per task'
     )
   if isinstance(entry.env, schema.Arithmetic):
-    if 'x' not in entry.env.ops:
-      _unread(entry.env, 'max_factor', f'{path}.env', "ops has no 'x'")
-    if entry.env.ops == ('x',):
-      _unread(entry.env, 'max_operand', f'{path}.env', "ops is ('x',)")
+    for end in ('min', 'max'):
+      if 'x' not in entry.env.ops:
+        _unread(entry.env, f'{end}_factor', f'{path}.env', "ops has no 'x'")
+      if entry.env.ops == ('x',):
+        _unread(entry.env, f'{end}_operand', f'{path}.env', "ops is ('x',)")
 
 
 def _unread(node, field: str, path: str, why: str) -> None:

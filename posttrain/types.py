@@ -3,7 +3,7 @@
 The way of the data: `Task` -> `Rollout` (of `Sample`s, with a `Score`) ->
 streams stamped on the samples -> `Batch`.
 
-Axes: T tokens of one sample; M micro-batches, B rows, R tokens of a row.
+Axes: T tokens of a sample or a row; M micro-batches, B rows.
 """
 
 import dataclasses
@@ -96,8 +96,8 @@ class Rollout:
   stop_reason: str
 
 
-# Per-token fields that `Sample` and `Batch` share, with their dtypes. Their
-# pad value is 0, but for temperatures (1) and versions (-1).
+# Per-token fields that `Sample` and `Batch` share, with their dtypes. They
+# are padded with 0, but ids (the pad id), temperatures (1), versions (-1).
 TOKEN_FIELDS = {
     'ids': np.int32,
     'mask': np.bool_,
@@ -114,7 +114,7 @@ TOKEN_FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Packed samples: `[M, B, R]` per-token arrays (a pytree, see `arrays`).
+  """Packed samples: `[M, B, T]` per-token arrays (a pytree, see `arrays`).
 
   Only the first `live` micro-batches hold tokens; the rest is padding that
   keeps the shape fixed. The counts are those of member tokens (weight != 0)
