@@ -6,7 +6,8 @@
 Started again with the same workdir, a run goes on where its newest checkpoint
 stands. The last line on stdout is one JSON object with the final evaluation.
 Exit codes: 0 done, 1 the run failed, 2 the command or config is wrong, 75
-stopped by SIGTERM with everything saved.
+stopped by SIGTERM with everything saved, 130 interrupted. Every KEY, with its
+default and meaning: posttrain/schema/.
 """
 
 import dataclasses
@@ -105,9 +106,16 @@ def launch(run: schema.Run, workdir: str | None, dry_run: bool) -> None:
 
 def main(argv: Sequence[str]) -> int:
   """Returns the exit code."""
+  if '--help' in argv:
+    print(__doc__)
+    return 0
   try:
     flags = parse(argv)
     launch(resolve(flags), flags.workdir, flags.dry_run)
+  except KeyboardInterrupt:
+    print('interrupted; start again to go on from the newest checkpoint',
+          file=sys.stderr)  # fmt: skip
+    return 130
   except preemption.Preempted as stopped:
     print(f'saved and stopped at {stopped}; start again to go on',
           file=sys.stderr)  # fmt: skip

@@ -182,6 +182,18 @@ def test_a_stage_starts_from_another(finished, tmp_path):
   assert first.read_text() == last.read_text()
 
 
+def test_ctrl_c_and_help_are_not_tracebacks(tmp_path, monkeypatch, capsys):
+  assert main.main(['--help']) == 0
+  assert '--dry_run' in capsys.readouterr().out
+
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(main, 'launch', interrupted)
+  assert main.main(_args(tmp_path)) == 130
+  assert 'start again to go on' in capsys.readouterr().err
+
+
 def test_the_loop_fits_on_one_screen():
   import inspect
 

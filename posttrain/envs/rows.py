@@ -52,6 +52,7 @@ class Rows:
   def _task(self, row: data_rows.Row) -> types.Task:
     return types.Task(
         id=row.where, env=self.name, prompt=row.prompt,
+        answer=row.completion[0]['content'],  # shown beside what is said
         demonstration=row.completion, info=row.info,
     )
 

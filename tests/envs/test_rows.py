@@ -35,7 +35,7 @@ def test_tasks_of_rows(path):
   assert single.prompt == ({'role': 'user', 'content': 'a'},)
   assert single.demonstration == ({'role': 'assistant', 'content': 'b'},)
   assert (single.env, single.id, single.answer, single.info) == (
-      'chats', f'{path}:1', None, {'level': 3}
+      'chats', f'{path}:1', 'b', {'level': 3}
   )
   assert [m['content'] for m in multi.prompt] == ['s', 'u']
   assert [m['content'] for m in multi.demonstration] == ['x', 'v', 'y']
