@@ -93,7 +93,8 @@ class Rollout:
   messages: Messages  # prompt and everything after it
   samples: tuple[Sample, ...]  # several only if the history was rewritten
   score: Score
-  stop_reason: str
+  stop_reason: str  # of `STOP_REASONS`
+  error: str | None = None  # what went wrong, where stop_reason is 'error'
 
 
 # Per-token fields that `Sample` and `Batch` share, with their dtypes. They

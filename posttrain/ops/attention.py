@@ -62,18 +62,69 @@ def attention(
   Returns:
     float[B, T, N, H] in q's dtype; scores and softmax are float32.
   """
+  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  return cached(q, k, v, k_start, k_end, scale=scale)
+
+
+def cached(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_start: jax.Array,
+    k_end: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+  """`attention` over keys that lie in a cache, heads before time.
+
+  Args:
+    q: float[B, T, N, H].
+    k: float[B, K, S, H].
+    v: float[B, K, S, H].
+    k_start: i32[B, T], first key a query sees.
+    k_end: i32[B, T], one past the last key a query sees.
+    scale: factor on the scores.
+
+  Returns:
+    float[B, T, N, H] in q's dtype.
+  """
   b, t, n, h = q.shape
-  kv = k.shape[2]
+  kv = k.shape[1]
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
   # Heads before time, and the N/K query heads of a kv head folded into rows:
   # every contraction is then a plain batched matmul, which is what CPUs (and
   # everybody else) multiply fastest.
   q = (q * scale).reshape(b, t, kv, n // kv, h)
   q = q.transpose(0, 2, 3, 1, 4).reshape(b, kv, n // kv * t, h)
-  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
   out = _folded(q, k, v, k_start, k_end)
   out = out.reshape(b, kv, n // kv, t, h).transpose(0, 3, 1, 2, 4)
   return out.reshape(b, t, n, h)
+
+
+def decode(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_start: jax.Array,
+    k_end: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+  """`cached` with one query per row.
+
+  Args:
+    q: float[B, N, H].
+    k: float[B, K, S, H].
+    v: float[B, K, S, H].
+    k_start: i32[B], first key a row sees.
+    k_end: i32[B], one past the last key a row sees.
+    scale: factor on the scores.
+
+  Returns:
+    float[B, N, H] in q's dtype.
+  """
+  q, k_start, k_end = (x[:, None] for x in (q, k_start, k_end))
+  return cached(q, k, v, k_start, k_end, scale=scale)[:, 0]
 
 
 @jax.custom_vjp

@@ -1,0 +1,57 @@
+"""What the engine is asked for and what it answers. Host types, numpy only."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """The law that tokens are drawn from.
+
+  Truncation comes in this order: top-k, top-p over what that leaves, min-p.
+  Tokens tied with a threshold are kept.
+  """
+
+  temperature: float = 1.0  # 0 = greedy
+  top_k: int = 0  # keep the k most likely tokens; 0 = all
+  top_p: float = 1.0  # keep the likeliest tokens whose mass reaches this
+  min_p: float = 0.0  # keep tokens this likely relative to the likeliest
+
+  def __post_init__(self):
+    _require(self.temperature >= 0, 'temperature', '>= 0', self.temperature)
+    _require(self.top_k >= 0, 'top_k', '>= 0 (0 = off)', self.top_k)
+    _require(0 < self.top_p <= 1, 'top_p', 'in (0, 1] (1 = off)', self.top_p)
+    _require(0 <= self.min_p < 1, 'min_p', 'in [0, 1) (0 = off)', self.min_p)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A prompt to continue."""
+
+  # Names the request; with the engine's seed and a token's position it alone
+  # decides which random number the token is drawn with. Below 2**63.
+  id: int
+  ids: np.ndarray  # i32[P], at least one token
+  max_tokens: int  # of the completion, at least 1
+  stop_ids: tuple[int, ...] = ()
+  sampling: Sampling = Sampling()
+  hold: bool = False  # keep the slot when it stops, for `extend`
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """What followed a prompt, or an extension of it."""
+
+  id: int  # of the request
+  ids: np.ndarray  # i32[n], with the stop token where one came
+  # f32[n], log_softmax(logits / temperature) of the law before truncation,
+  # in nats; at temperature 0 that of temperature 1.
+  logprobs: np.ndarray
+  stop_reason: str  # 'eos', 'max_tokens', or 'overflow': the cache was full
+  version: int  # of the weights
+
+
+def _require(ok: bool, field: str, must: str, got) -> None:
+  if not ok:
+    raise ValueError(f'sampling {field} must be {must}: got {got!r}')
