@@ -5,6 +5,11 @@ import dataclasses
 import numpy as np
 
 
+def _require(ok: bool, field: str, must: str, got) -> None:
+  if not ok:
+    raise ValueError(f'sampling {field} must be {must}: got {got!r}')
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampling:
   """The law that tokens are drawn from.
@@ -50,8 +55,3 @@ class Completion:
   logprobs: np.ndarray
   stop_reason: str  # 'eos', 'max_tokens', or 'overflow': the cache was full
   version: int  # of the weights
-
-
-def _require(ok: bool, field: str, must: str, got) -> None:
-  if not ok:
-    raise ValueError(f'sampling {field} must be {must}: got {got!r}')
