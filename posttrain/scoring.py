@@ -7,12 +7,15 @@ whose law is the one that `score` reads.
 Axes: B rows, T tokens, D model, V vocab.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from posttrain import schema
+from posttrain import packing, schema, sharding
 from posttrain.losses import logprobs as logprobs_lib
 from posttrain.models import transformer
 
@@ -72,3 +75,103 @@ def next_logits(
   """
   weight, softcap = transformer.head(params, cfg)
   return logprobs_lib.logits(hidden, weight, softcap=softcap)
+
+
+class Scorer:
+  """`score` of sequences of any number and length, by one compiled program.
+
+  They are packed first-fit into arrays of one shape, [B, T].
+  """
+
+  def __init__(
+      self,
+      cfg: schema.Model,
+      rows: int,
+      row_tokens: int,
+      mesh: jax.sharding.Mesh | None = None,
+  ):
+    """Fixes the shape.
+
+    Args:
+      cfg: model options, with `vocab_size` resolved.
+      rows: B.
+      row_tokens: T, the longest sequence that can be scored.
+      mesh: splits the rows over `data` and `fsdp`; None = nothing is split.
+    """
+    self._rows, self._row_tokens = rows, row_tokens
+    self._place, whole = None, None
+    if mesh is not None:
+      self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
+      whole = NamedSharding(mesh, PartitionSpec())
+    self._score = jax.jit(
+        lambda params, row: score(params, cfg, *row)[0], out_shardings=whole
+    )
+
+  def __call__(
+      self,
+      params: Any,
+      ids: Sequence[np.ndarray],
+      temperatures: Sequence[np.ndarray],
+  ) -> list[np.ndarray]:
+    """Log probability of every token given those before it.
+
+    Args:
+      params: the model's parameters.
+      ids: one i32[n] per sequence.
+      temperatures: one f32[n] per sequence, > 0.
+
+    Returns:
+      One f32[n] per sequence, in nats; entry 0 is 0.
+
+    Raises:
+      ValueError: a sequence is longer than a row.
+    """
+    lengths = [len(sequence) for sequence in ids]
+    assert lengths == [len(values) for values in temperatures]
+    self._check(lengths)
+    bins, _ = packing._first_fit(lengths, self._row_tokens, len(lengths))
+    chunks = [
+        list(_places(bins[start : start + self._rows], lengths))
+        for start in range(0, len(bins), self._rows)
+    ]
+    # All are under way before the first is waited for.
+    running = [
+        self._score(params, self._lay(places, ids, temperatures))
+        for places in chunks
+    ]
+    scored = [None] * len(lengths)
+    for places, logprobs in zip(chunks, jax.device_get(running), strict=True):
+      for index, place in places:
+        scored[index] = logprobs[place].copy()
+    return scored
+
+  def _check(self, lengths: Sequence[int]) -> None:
+    for index, length in enumerate(lengths):
+      if length > self._row_tokens:
+        raise ValueError(
+            f'sequence {index} must fit into a row to be scored: got {length} '
+            f'tokens, expected at most {self._row_tokens}; raise '
+            'batch.row_tokens, or shorten it'
+        )
+
+  def _lay(self, places, ids, temperatures) -> tuple:
+    """Lays out (ids, positions, segment_ids, temperatures), [B, T] each."""
+    shape = (self._rows, self._row_tokens)
+    tokens, positions, segments = np.zeros((3, *shape), np.int32)
+    heat = np.ones(shape, np.float32)
+    for segment, (index, place) in enumerate(places, 1):
+      tokens[place] = ids[index]
+      positions[place] = np.arange(len(ids[index]))
+      segments[place] = segment
+      heat[place] = temperatures[index]
+    row = tokens, positions, segments, heat
+    return row if self._place is None else jax.device_put(row, self._place)
+
+
+def _places(rows, lengths):
+  """Yields (sequence, (row, slice of tokens)) for the members of rows."""
+  for row, members in enumerate(rows):
+    start = 0
+    for index in members:
+      yield index, (row, slice(start, start + lengths[index]))
+      start += lengths[index]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import schema, scoring
+from posttrain import instrument, schema, scoring, sharding
 from posttrain.models import transformer
 
 CFG = schema.Model(
@@ -116,3 +116,41 @@ def test_next_logits_have_the_law_that_is_scored(params, row, dtype, tolerance):
     np.testing.assert_allclose(
         law[t - 1, ids[0, t]], scored[0, t], atol=tolerance, rtol=tolerance
     )
+
+
+def _sequences(lengths, seed=1):
+  rng = np.random.default_rng(seed)
+  ids = [rng.integers(0, 40, n).astype(np.int32) for n in lengths]
+  temperatures = [rng.uniform(0.5, 2.0, n).astype(np.float32) for n in lengths]
+  return ids, temperatures
+
+
+@pytest.mark.parametrize('mesh', [None, schema.Mesh()])
+def test_scorer_packs_what_comes_into_one_program(params, mesh):
+  mesh = mesh and sharding.make_mesh(mesh)
+  scorer = scoring.Scorer(CFG, rows=2, row_tokens=T, mesh=mesh)
+  with instrument.CompileCounter() as compiling:
+    scorer(params, *_sequences([3]))
+  assert compiling.count >= 1
+  for lengths in ([5, 1, 7, 16, 2, 9, 16, 3], [16], [0, 2], []):
+    ids, temperatures = _sequences(lengths)
+    with instrument.CompileCounter() as compiling:
+      scored = scorer(params, ids, temperatures)
+    assert compiling.count == 0
+    assert [len(x) for x in scored] == lengths
+    for tokens, heat, ours in zip(ids, temperatures, scored, strict=True):
+      assert ours.dtype == np.float32 and not ours[:1].any()
+      pad = (0, T - len(tokens))
+      alone, _ = score(
+          params, CFG, np.pad(tokens, pad)[None],
+          np.arange(T, dtype=np.int32)[None],
+          (np.arange(T) < len(tokens)).astype(np.int32)[None],
+          np.pad(heat, pad, constant_values=1)[None],
+      )
+      np.testing.assert_allclose(ours, alone[0, :len(tokens)], atol=1e-5)
+
+
+def test_scorer_refuses_a_sequence_that_is_longer_than_a_row(params):
+  scorer = scoring.Scorer(CFG, rows=2, row_tokens=T)
+  with pytest.raises(ValueError, match='sequence 1 must fit .* got 17 tokens'):
+    scorer(params, *_sequences([3, 17]))

@@ -1,1 +1,1 @@
-"""Where rollouts come from: one sampler per environment."""
+"""Where rollouts come from: demonstrations replayed, or episodes played."""

@@ -15,3 +15,23 @@ class Dataset:
 
   def __post_init__(self):
     base.require_choice(self, 'too_long', ('error', 'truncate'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """Samples from the policy that is trained.
+
+  There is no top-p, top-k or min-p on purpose: `sampler_logprobs` are those
+  of the untruncated law, and tokens drawn from a truncated one would be
+  weighed against a law that they were not drawn from. Evaluation and serving
+  have them.
+  """
+
+  type: str = 'policy'
+  # Logits are divided by it; the losses compare logprobs at the same one.
+  temperature: float = 1.0
+  # Longest turn, in tokens; an episode may have several.
+  max_tokens: int = 64
+
+  def __post_init__(self):
+    base.require_positive(self, 'temperature', 'max_tokens')

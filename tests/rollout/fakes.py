@@ -1,0 +1,131 @@
+"""A game of a few turns, and an engine that says what it was told to."""
+
+import dataclasses
+
+import numpy as np
+
+from posttrain import types
+from posttrain.chat import renderer as chat
+from posttrain.chat import tokenizers
+from posttrain.decode import requests
+from posttrain.rollout import driver
+
+RENDERER = chat.Renderer(tokenizers.Bytes())
+EOS = RENDERER.tokenizer.eos_id
+
+
+@dataclasses.dataclass
+class Recall:
+  """The policy names something, is told a word, and names it again.
+
+  The task's answer is the number of turns after which the game is done. A
+  hook named in `fails` does what is given there.
+  """
+
+  max_turns: int = 2
+  name: str = 'recall'
+  prompt: types.Messages = ({'role': 'user', 'content': 'name'},)
+  fails: dict = dataclasses.field(default_factory=dict)
+  closed: list = dataclasses.field(default_factory=list)
+
+  def hook(self, name, value=None):
+    return self.fails[name]() if name in self.fails else value
+
+  def make(self, task):
+    self.hook('make')
+    return RecallEpisode(self, task)
+
+
+class RecallEpisode:
+  def __init__(self, env, task):
+    self._env, self._task = env, task
+    self.heard = []
+
+  def reset(self):
+    return self._env.hook('reset', self._env.prompt)
+
+  def step(self, text, truncated):
+    self.heard.append((text, truncated))
+    says = {'role': 'user', 'content': f'{len(self.heard)}?'}
+    return self._env.hook('step', types.StepOut(
+        messages=(says,), done=len(self.heard) == self._task.answer
+    ))
+
+  def grade(self):
+    texts = [text for text, _ in self.heard]
+    right = len(set(texts)) == 1
+    return self._env.hook('grade', types.Score(
+        float(right), correct=right, metrics={'cut': self.heard[-1][1]}
+    ))
+
+  def close(self):
+    self._env.closed.append(self._task.id)
+    self._env.hook('close')
+
+
+def play(uid, env=None, turns=2, temperature=1.0, max_tokens=8, task='t'):
+  task = types.Task(f'{task}{uid}', 'recall', (), answer=turns)
+  return driver.Play(uid, env or Recall(), task, temperature, max_tokens)
+
+
+def raises(error):
+  def fail():
+    raise error
+  return fail
+
+
+class Engine:
+  """Says what the script of each uid says, one text per turn.
+
+  A text ends with eos, unless max_tokens or the capacity cuts it. Token t of
+  a sequence has the logprob -t / 8; `pick` chooses from the uids in flight,
+  oldest first, those that stop next.
+  """
+
+  def __init__(self, scripts, pick=lambda uids: uids[:1], capacity=10**6):
+    self.scripts = {uid: list(texts) for uid, texts in scripts.items()}
+    self.pick, self.capacity = pick, capacity
+    self.requests, self.released = [], []
+    self.ids = {}  # all that a slot has held
+    self.running, self.held, self.version = {}, set(), 3
+
+  def submit(self, request):
+    self.requests.append(request)
+    self.ids[request.id] = np.zeros(0, np.int32)
+    self._go(request, request.ids, request.max_tokens)
+
+  def extend(self, id, ids, max_tokens):
+    self.held.remove(id)
+    self._go(self._request(id), ids, max_tokens)
+
+  def _go(self, request, ids, max_tokens):
+    self.ids[request.id] = np.concatenate([self.ids[request.id], ids])
+    self.running[request.id] = max_tokens
+
+  def _request(self, id):
+    (request,) = (r for r in self.requests if r.id == id)
+    return request
+
+  def poll(self):
+    return [self._stop(uid) for uid in self.pick(list(self.running))]
+
+  def _stop(self, uid):
+    max_tokens, held = self.running.pop(uid), self.ids[uid]
+    says = np.array([*self.scripts[uid].pop(0).encode(), EOS], np.int32)
+    room = min(max_tokens, self.capacity - len(held))
+    reason = 'max_tokens' if room == max_tokens else 'overflow'
+    if len(says) <= room:
+      reason = 'eos'
+    says = says[:max(room, 0)]
+    self.ids[uid] = np.concatenate([held, says])
+    if self._request(uid).hold:
+      self.held.add(uid)
+    self.version += 1
+    return requests.Completion(
+        uid, says, -np.arange(len(held), len(self.ids[uid])) / np.float32(8),
+        reason, self.version,
+    )
+
+  def release(self, id):
+    self.held.remove(id)
+    self.released.append(id)

@@ -1,0 +1,328 @@
+"""The driver: whose token is whose, how episodes end, who is disturbed."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from posttrain import packing, types
+from posttrain.rollout import driver
+from tests.rollout import fakes
+from tests.rollout.fakes import EOS, RENDERER, Recall, play, raises
+
+USER, SAYS = 259, 260  # headers
+PROMPT = [USER, *b'name', EOS, SAYS]
+# What the environment says after the first turn.
+REPLY = [USER, *b'1?', EOS, SAYS]
+WHOLE = [*PROMPT, *b'red', EOS, *REPLY, *b'red', EOS]
+
+
+def run(plays, scripts, max_length=64, **options):
+  engine = fakes.Engine(scripts, **options)
+  rollouts = driver.Driver(engine, RENDERER, max_length).play(plays)
+  assert not engine.held and not engine.running
+  return rollouts, engine
+
+
+def one(script, max_length=64, capacity=10**6, **options):
+  """The rollout of one episode, its closed slots and its environment."""
+  made = play(7, **options)
+  (rollout,), engine = run([made], {7: script}, max_length, capacity=capacity)
+  held = [r.id for r in engine.requests if r.hold]
+  assert engine.released == held and made.env.closed == [made.task.id]
+  return rollout
+
+
+def assert_same(a, b):
+  for name in ('uid', 'messages', 'stop_reason', 'score', 'error'):
+    assert getattr(a, name) == getattr(b, name)
+  for x, y in zip(a.samples, b.samples, strict=True):
+    for field in dataclasses.fields(x):
+      left, right = getattr(x, field.name), getattr(y, field.name)
+      if field.name != 'versions':  # the fake engine counts its answers
+        np.testing.assert_array_equal(left, right, err_msg=field.name)
+
+
+def test_two_turns_in_literal_tokens():
+  made = play(7, temperature=0.5)
+  (rollout,), engine = run([made], {7: ['red', 'red']})
+  (sample,) = rollout.samples
+  assert sample.ids.tolist() == WHOLE == engine.ids[7].tolist()
+  mask = [False] * 7 + [True] * 4 + [False] * 5 + [True] * 4
+  assert sample.mask.tolist() == mask
+  assert sample.roles.tolist() == (
+      [1] * 6 + [2] * 5 + [1] * 4 + [2] * 5
+  )
+  assert sample.is_content.tolist() == (
+      [False] + [True] * 4 + [False] * 2 + [True] * 3 + [False] * 2
+      + [True] * 2 + [False] * 2 + [True] * 3 + [False]
+  )
+  np.testing.assert_array_equal(
+      sample.sampler_logprobs, np.where(mask, -np.arange(20) / 8, 0)
+  )
+  assert sample.temperatures.tolist() == [0.5 if m else 1.0 for m in mask]
+  assert sample.versions.tolist() == (
+      [-1] * 7 + [4] * 4 + [-1] * 5 + [5] * 4
+  )
+  for field, kind in {
+      **types.TOKEN_FIELDS, 'roles': np.int8, 'is_content': np.bool_
+  }.items():
+    value = getattr(sample, field)
+    assert value is None or value.dtype == kind
+  assert (sample.env, sample.row) == ('recall', 't7')
+  assert rollout.uid == 7 and rollout.task is made.task
+  assert rollout.stop_reason == 'env_done' and rollout.score.reward == 1
+  # All that was said, the environment's last word included.
+  assert [m['content'] for m in rollout.messages] == [
+      'name', 'red', '1?', 'red', '2?'
+  ]
+  rendered = RENDERER.render(rollout.messages).ids
+  np.testing.assert_array_equal(rendered[:len(sample)], sample.ids)
+
+
+def test_the_sample_passes_the_check_of_packing():
+  (sample,) = one(['red', 'blue'], temperature=0.0).samples
+  zeros = np.zeros(len(sample), np.float32)
+  sample = dataclasses.replace(
+      sample, rl_weights=zeros, ce_weights=zeros, ref_kl_weights=zeros
+  )
+  packing.check(sample, row_tokens=64, envs=('recall',))
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.7])
+def test_the_engine_is_asked_as_the_play_says(temperature):
+  made = play(7, temperature=temperature, max_tokens=5)
+  (rollout,), engine = run([made], {7: ['red', 'red']})
+  (request,) = engine.requests
+  assert request.sampling.temperature == temperature and request.hold
+  assert request.max_tokens == 5 and request.stop_ids == (EOS,)
+  sample = rollout.samples[0]
+  # A greedy turn says 1, at which its logprobs are.
+  expected = np.float32(temperature or 1)
+  assert (sample.temperatures[sample.mask] == expected).all()
+
+
+@pytest.mark.parametrize('pick', [
+    lambda uids: uids[:1], lambda uids: uids[-1:], lambda uids: uids,
+    lambda uids: uids[::-1][:2], lambda uids: sorted(uids, key=lambda u: u % 3),
+])
+def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
+  turns = {10: 3, 4: 1, 25: 2, 3: 4, 17: 3}
+  scripts = {
+      uid: [f'{uid}{"abcd"[i]}' for i in range(n)] for uid, n in turns.items()
+  }
+  plays = [play(uid, Recall(max_turns=9), n) for uid, n in turns.items()]
+  rollouts, engine = run(plays, scripts, pick=pick)
+  assert [rollout.uid for rollout in rollouts] == list(turns)
+  for rollout, made in zip(rollouts, plays, strict=True):
+    (alone,), _ = run([made], scripts)
+    assert_same(rollout, alone)
+    sample, uid = rollout.samples[0], rollout.uid
+    assert rollout.stop_reason == 'env_done'
+    np.testing.assert_array_equal(sample.ids, engine.ids[uid])
+    assert sample.ids[sample.mask].tolist() == list(itertools.chain(
+        *([*text.encode(), EOS] for text in scripts[uid])
+    ))
+
+
+def test_members_of_a_group_are_submitted_side_by_side():
+  prompts = [({'role': 'user', 'content': word},) for word in 'ab']
+  plays = [
+      play(uid, Recall(max_turns=1, prompt=prompts[uid // 3]), turns=1)
+      for uid in range(6)
+  ]
+  _, engine = run(plays, {uid: ['x'] for uid in range(6)})
+  assert [request.id for request in engine.requests] == list(range(6))
+  asked = [request.ids.tolist() for request in engine.requests]
+  assert asked == [asked[0]] * 3 + [asked[3]] * 3
+  # The one turn of an episode needs its slot no longer than it takes.
+  assert not any(request.hold for request in engine.requests)
+
+
+@pytest.mark.parametrize('max_turns, turns, script, max_tokens, reason', [
+    (1, 1, ['red'], 8, 'eos'),
+    (1, 9, ['red'], 8, 'eos'),  # it has one turn, whatever it says
+    (1, 1, ['red'], 3, 'max_tokens'),
+    (3, 1, ['red'], 8, 'env_done'),
+    (3, 3, ['red', 'blue', 'red'], 8, 'env_done'),
+    (2, 9, ['red', 'red'], 8, 'max_turns'),
+    (2, 9, ['red', 'crimson'], 4, 'max_tokens'),
+    (2, 2, ['red', 'crimson'], 4, 'max_tokens'),
+])
+def test_stop_reasons(max_turns, turns, script, max_tokens, reason):
+  rollout = one(
+      script, env=Recall(max_turns), turns=turns, max_tokens=max_tokens
+  )
+  assert rollout.stop_reason == reason
+  assert rollout.samples[0].mask.sum() == sum(
+      min(len(text) + 1, max_tokens) for text in script
+  )
+  assert rollout.score.metrics['cut'] == (reason == 'max_tokens')
+
+
+def test_a_turn_that_was_cut_is_closed_by_nobody_and_goes_on():
+  (sample,) = one(['crimson', 'red'], max_tokens=4).samples
+  assert sample.ids.tolist() == [
+      *PROMPT, *b'crim', EOS, *REPLY, *b'red', EOS
+  ]
+  assert sample.mask.tolist() == (
+      [False] * 7 + [True] * 4 + [False] * 6 + [True] * 4
+  )
+  assert sample.roles[11] == types.ROLES.index('assistant')
+  assert sample.versions[11] == -1 and sample.sampler_logprobs[11] == 0
+  # One that ends the episode stays open.
+  (sample,) = one(['red', 'crimson'], max_tokens=4).samples
+  assert sample.ids.tolist() == [*WHOLE[:-4], *b'crim']
+
+
+def test_ids_that_no_text_has_are_kept():
+  class Garbled(fakes.Engine):
+    def poll(self):
+      (said,) = super().poll()
+      ids = said.ids.copy()
+      ids[0], self.ids[said.id][-len(ids)] = 255, 255
+      return [dataclasses.replace(said, ids=ids)]
+
+  engine = Garbled({7: ['red', 'red']})
+  (rollout,) = driver.Driver(engine, RENDERER, 64).play([play(7)])
+  sample = rollout.samples[0]
+  np.testing.assert_array_equal(sample.ids, engine.ids[7])
+  assert (sample.ids[sample.mask] == 255).sum() == 2
+  assert rollout.messages[1]['content'] == '\ufffded'
+
+
+def test_an_assistant_turn_of_the_prompt_was_sampled_by_nobody():
+  shot = (
+      {'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'},
+      {'role': 'user', 'content': 'q'},
+  )
+  (sample,) = one(['x'], env=Recall(prompt=shot), turns=1).samples
+  assert sample.ids[sample.mask].tolist() == [ord('x'), EOS]
+
+
+# WHOLE has 20 tokens: a prompt of 7, 4 sampled, a reply of 5, 4 sampled.
+@pytest.mark.parametrize('max_length, reason, length, reward, turns', [
+    (20, 'env_done', 20, 1, 2),
+    (19, 'overflow', 19, 1, 2),  # the second eos; the text is all there
+    (17, 'overflow', 17, 0, 2),
+    (16, 'overflow', 11, 1, 1),  # no room behind the reply
+    (12, 'overflow', 11, 1, 1),
+    (11, 'overflow', 11, 1, 1),
+    (9, 'overflow', 9, 1, 1),
+])
+def test_overflow_of_the_episode(max_length, reason, length, reward, turns):
+  rollout = one(['red', 'red'], max_length)
+  assert rollout.stop_reason == reason
+  assert rollout.samples[0].ids.tolist() == WHOLE[:length]
+  assert rollout.score.reward == reward
+  said = [m for m in rollout.messages if m['role'] == 'assistant']
+  assert len(said) == turns
+
+
+@pytest.mark.parametrize('max_length', [5, 7])
+def test_a_prompt_without_room_is_nobodys_answer(max_length):
+  made = play(7)
+  (rollout,), engine = run([made], {}, max_length)
+  assert not engine.requests and made.env.closed == ['t7']
+  assert rollout.stop_reason == 'overflow' and rollout.error is None
+  assert rollout.samples == () and rollout.score == types.Score(None)
+  assert rollout.messages == made.env.prompt
+
+
+@pytest.mark.parametrize('capacity, length, reward', [
+    (18, 18, 0), (16, 11, 1), (13, 11, 1), (9, 9, 1), (7, None, None),
+    (5, None, None),
+])
+def test_overflow_of_the_engine(capacity, length, reward):
+  rollout = one(['red', 'red'], capacity=capacity)
+  assert rollout.stop_reason == 'overflow' and rollout.score.reward == reward
+  if length is None:
+    assert rollout.samples == ()
+  else:
+    assert rollout.samples[0].ids.tolist() == WHOLE[:length]
+
+
+def nan_score():
+  return types.Score(float('nan'))
+
+
+HOOKS = {
+    'make': (raises(OSError('no file')), 'OSError: no file'),
+    'reset': (raises(KeyError('x')), "KeyError: 'x'"),
+    'step': (raises(AssertionError('theirs')), 'AssertionError: theirs'),
+    'grade': (raises(StopIteration('end')), 'StopIteration: end'),
+    'close': (raises(RuntimeError('late')), 'RuntimeError: late'),
+}
+ANSWERS = {
+    'reset': (lambda: None, "TypeError: 'NoneType'"),
+    'step': (
+        lambda: types.StepOut(({'role': 'x', 'content': ''},), done=False),
+        r'ValueError: messages\[0\] of the environment.role must be',
+    ),
+    'grade': (nan_score, 'ValueError: reward must be finite: got nan'),
+}
+REFUSED = {
+    'reset': (
+        lambda: ({'role': 'user', 'content': '', 'tool_calls': [1]},),
+        r'ValueError: messages\[0\] must be plain text',
+    ),
+}
+
+
+@pytest.mark.parametrize('hook, does, says', [
+    (hook, *case) for cases in (HOOKS, ANSWERS, REFUSED)
+    for hook, case in cases.items()
+])
+def test_an_error_costs_its_own_episode_alone(hook, does, says):
+  broken = Recall(fails={hook: does})
+  plays = [play(1), play(2, broken), play(3)]
+  rollouts, engine = run(plays, {uid: ['red', 'red'] for uid in (1, 2, 3)})
+  for rollout in rollouts[::2]:
+    assert rollout.stop_reason == 'env_done' and rollout.score.reward == 1
+    assert rollout.samples[0].ids.tolist() == WHOLE
+  failed = rollouts[1]
+  assert failed.stop_reason == 'error' and failed.uid == 2
+  assert failed.score == types.Score(None) and failed.samples == ()
+  pytest.raises(ValueError, _raise, failed.error).match('^recall/t2: ' + says)
+  assert broken.closed == ([] if hook == 'make' else ['t2'])  # once
+  assert (2 in engine.released) == (hook not in ('make', 'reset'))
+
+
+def _raise(text):
+  raise ValueError(text)
+
+
+def test_the_first_error_is_told():
+  env = Recall(fails={'step': raises(OSError('a')), 'close': raises(OSError())})
+  rollout = one(['red'], env=env)
+  assert rollout.error == 'recall/t7: OSError: a'
+  assert [m['content'] for m in rollout.messages] == ['name', 'red']
+
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt(), SystemExit(1)])
+def test_an_interrupt_passes_and_closes_what_is_open(error):
+  env, others = Recall(fails={'step': raises(error)}), Recall()
+  engine = fakes.Engine({1: ['red'], 2: ['red']}, pick=lambda uids: uids)
+  with pytest.raises(type(error)):
+    driver.Driver(engine, RENDERER, 64).play([play(1, env), play(2, others)])
+  assert env.closed == ['t1'] and others.closed == ['t2']
+
+
+def test_bugs_of_ours_are_no_errors_of_the_environment():
+  class Broken(fakes.Engine):
+    def _stop(self, uid):
+      return dataclasses.replace(super()._stop(uid), stop_reason='eos')
+
+  engine, env = Broken({1: ['crimson']}), Recall()
+  with pytest.raises(AssertionError, match='eos is a stop token'):
+    driver.Driver(engine, RENDERER, 64).play([play(1, env, max_tokens=3)])
+  assert env.closed == ['t1']
+  with pytest.raises(AssertionError, match='the engine must answer'):
+    run([play(1)], {}, pick=lambda uids: [])
+  with pytest.raises(AssertionError, match='unique'):
+    run([play(1), play(1)], {})
+
+
+def test_no_plays_are_no_rollouts():
+  assert run([], {})[0] == []
