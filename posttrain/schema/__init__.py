@@ -17,6 +17,7 @@ from posttrain.schema.run import Mesh as Mesh
 from posttrain.schema.run import Metrics as Metrics
 from posttrain.schema.run import Run as Run
 from posttrain.schema.samplers import Dataset as Dataset
+from posttrain.schema.samplers import Policy as Policy
 from posttrain.schema.stage import Batch as Batch
 from posttrain.schema.stage import EnvEntry as EnvEntry
 from posttrain.schema.stage import Eval as Eval

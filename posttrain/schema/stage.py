@@ -18,7 +18,7 @@ class EnvEntry:
   # What turns rollouts into a training signal.
   algorithm: algorithms.Sft = algorithms.Sft()
   # Where rollouts come from.
-  sampler: samplers.Dataset = samplers.Dataset()
+  sampler: samplers.Dataset | samplers.Policy = samplers.Dataset()
   # Rollouts per task.
   group_size: int = 1
   # Share of the groups, relative to the other environments' ratios.
