@@ -1,0 +1,199 @@
+"""The jitted parts of the engine: prefill, admission, and the decode loop.
+
+1. `prefill`: new tokens of R rows go through the model, chunk by chunk, into a
+   scratch cache; it ends with the logits behind each row's last token.
+2. `admit`: rows of the scratch cache are copied into slots, several slots from
+   one row where they share a prompt; every slot draws its own next token.
+3. `decode`: a `while_loop`; each turn feeds every live slot its last token and
+   draws the next, until all have stopped or so many turns are done.
+
+A token at position p of its sequence is drawn with the number that the
+request's key and p give, whatever slot, chunk or company it has.
+
+Axes: B slots, R scratch rows, C tokens of a prefill chunk, S cache slots,
+V vocab, E stop ids.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from posttrain import schema, scoring
+from posttrain.decode import sampling
+from posttrain.models import transformer
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+  """What decoding carries along; donated from call to call."""
+
+  cache: transformer.Cache  # of B slots
+  length: jax.Array  # i32[B], tokens in the cache
+  token: jax.Array  # i32[B], drawn last, at position `length`; not in the cache
+  active: jax.Array  # bool[B]
+  ids: jax.Array  # i32[B, S], what was drawn, by position
+  logprobs: jax.Array  # f32[B, S], of what was drawn
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Slots:
+  """What the requests in the slots ask for. Traced: nothing recompiles."""
+
+  keys: jax.Array  # u32[B, 2], a PRNG key per request
+  limit: jax.Array  # i32[B], the last token's position is below this
+  stop_ids: jax.Array  # i32[B, E], padded with -1
+  temperature: jax.Array  # f32[B]
+  top_k: jax.Array  # i32[B]
+  top_p: jax.Array  # f32[B]
+  min_p: jax.Array  # f32[B]
+
+
+def init(cfg: schema.Model, slots: int, capacity: int) -> State:
+  """Empty slots of `capacity` tokens."""
+  return State(
+      cache=transformer.empty_cache(cfg, slots, capacity),
+      length=jnp.zeros(slots, jnp.int32),
+      token=jnp.zeros(slots, jnp.int32),
+      active=jnp.zeros(slots, bool),
+      ids=jnp.zeros((slots, capacity), jnp.int32),
+      logprobs=jnp.zeros((slots, capacity), jnp.float32),
+  )
+
+
+def prefill(
+    view: Any,
+    cfg: schema.Model,
+    scratch: transformer.Cache,
+    logits: jax.Array,
+    tokens: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
+) -> tuple[transformer.Cache, jax.Array]:
+  """Feeds each row its next chunk.
+
+  Args:
+    view: `transformer.decode_view` of the parameters.
+    cfg: model options.
+    scratch: cache of R rows, holding `start` tokens of each.
+    logits: f32[R, V], kept for rows that get no token.
+    tokens: i32[R, C], right-padded.
+    start: i32[R], position of the chunk's first token.
+    count: i32[R], tokens of it that are real.
+
+  Returns:
+    (scratch, logits behind each row's last token).
+  """
+  rows, width = tokens.shape
+  index = jnp.arange(width, dtype=jnp.int32)[None]
+  live = (index < count[:, None]).astype(jnp.int32)
+  hidden, scratch = transformer.trunk(
+      view, cfg, tokens, start[:, None] + index, live, scratch
+  )
+  last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
+  new = scoring.next_logits(view, cfg, last)
+  return scratch, jnp.where(count[:, None] > 0, new, logits)
+
+
+def load(cache: transformer.Cache, slots: jax.Array) -> transformer.Cache:
+  """Copies slots i32[R] of a cache into scratch rows; -1 = whatever."""
+  return jax.tree.map(lambda x: x[slots], cache)
+
+
+def admit(
+    state: State,
+    slots: Slots,
+    scratch: transformer.Cache,
+    logits: jax.Array,
+    place: jax.Array,
+    row: jax.Array,
+    length: jax.Array,
+) -> State:
+  """Puts scratch rows into slots and draws the token that follows each.
+
+  Args:
+    state: of all slots.
+    slots: what the requests ask for, the new ones included.
+    scratch: cache of R rows.
+    logits: f32[R, V], behind each row's last token.
+    place: i32[B], slots to fill; B or more = none.
+    row: i32[B], the scratch row that goes into it.
+    length: i32[B], the tokens that this row holds.
+  """
+  count = len(state.length)
+  place_of = jnp.full(count, -1).at[place].set(jnp.arange(count), mode='drop')
+  new = place_of >= 0  # [B] slots that are filled
+  from_row = row[place_of]
+  cache = jax.tree.map(
+      lambda old, rows: old.at[place].set(rows[row], mode='drop'),
+      state.cache, scratch,
+  )  # fmt: skip
+  state = dataclasses.replace(
+      state, cache=cache, length=jnp.where(new, length[place_of], state.length)
+  )
+  return _draw(state, slots, logits[from_row], new)
+
+
+def decode(
+    view: Any, cfg: schema.Model, state: State, slots: Slots, steps: jax.Array
+) -> State:
+  """Draws up to `steps` (i32[], traced) tokens for every active slot."""
+
+  def go_on(carry):
+    i, state = carry
+    return (i < steps) & jnp.any(state.active)
+
+  def step(carry):
+    i, state = carry
+    hidden, cache = transformer.trunk(
+        view, cfg, state.token[:, None], state.length[:, None],
+        state.active[:, None].astype(jnp.int32), state.cache,
+    )  # fmt: skip
+    logits = scoring.next_logits(view, cfg, hidden[:, 0])
+    state = dataclasses.replace(
+        state, cache=cache, length=state.length + state.active
+    )
+    return i + 1, _draw(state, slots, logits, state.active)
+
+  return jax.lax.while_loop(go_on, step, (0, state))[1]
+
+
+def request_keys(seed: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
+  """u32[B, 2]: the key of each request id, given as two u32[B] words."""
+  key = jax.random.key(seed)
+  fold = jax.vmap(
+      lambda high, low: jax.random.fold_in(jax.random.fold_in(key, high), low)
+  )
+  return jax.random.key_data(fold(high, low))
+
+
+def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
+  """f32[B] in [0, 1): the number of the token at each position."""
+
+  def one(key, position):
+    key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
+    return jax.random.uniform(key)
+
+  return jax.vmap(one)(keys, positions)
+
+
+def _draw(state: State, slots: Slots, logits, live) -> State:
+  """Draws the token at position `length` of the slots that are live."""
+  tokens, logprobs = sampling.draw(
+      logits, uniforms(slots.keys, state.length), slots.temperature,
+      slots.top_k, slots.top_p, slots.min_p,
+  )  # fmt: skip
+  stopped = jnp.any(slots.stop_ids == tokens[:, None], axis=1)
+  stopped |= state.length + 1 >= slots.limit
+  rows = jnp.arange(len(tokens))
+  places = jnp.where(live, state.length, state.ids.shape[1])
+  return dataclasses.replace(
+      state,
+      token=jnp.where(live, tokens, state.token),
+      active=jnp.where(live, ~stopped, state.active),
+      ids=state.ids.at[rows, places].set(tokens, mode='drop'),
+      logprobs=state.logprobs.at[rows, places].set(logprobs, mode='drop'),
+  )
