@@ -104,7 +104,7 @@ class Scorer:
       self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
       whole = NamedSharding(mesh, PartitionSpec())
     self._score = jax.jit(
-        lambda params, row: score(params, cfg, *row)[0], out_shardings=whole
+        lambda params, rows: score(params, cfg, *rows)[0], out_shardings=whole
     )
 
   def __call__(
@@ -130,17 +130,11 @@ class Scorer:
     assert lengths == [len(values) for values in temperatures]
     self._check(lengths)
     bins, _ = packing._first_fit(lengths, self._row_tokens, len(lengths))
-    chunks = [
-        list(_places(bins[start : start + self._rows], lengths))
-        for start in range(0, len(bins), self._rows)
-    ]
-    # All are under way before the first is waited for.
-    running = [
-        self._score(params, self._lay(places, ids, temperatures))
-        for places in chunks
-    ]
     scored = [None] * len(lengths)
-    for places, logprobs in zip(chunks, jax.device_get(running), strict=True):
+    for start in range(0, len(bins), self._rows):
+      places = list(_places(bins[start : start + self._rows], lengths))
+      rows = self._lay(places, ids, temperatures)
+      logprobs = jax.device_get(self._score(params, rows))
       for index, place in places:
         scored[index] = logprobs[place].copy()
     return scored
@@ -164,8 +158,8 @@ class Scorer:
       positions[place] = np.arange(len(ids[index]))
       segments[place] = segment
       heat[place] = temperatures[index]
-    row = tokens, positions, segments, heat
-    return row if self._place is None else jax.device_put(row, self._place)
+    laid = tokens, positions, segments, heat
+    return laid if self._place is None else jax.device_put(laid, self._place)
 
 
 def _places(rows, lengths):

@@ -1,4 +1,7 @@
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +151,37 @@ def test_scorer_packs_what_comes_into_one_program(params, mesh):
           np.pad(heat, pad, constant_values=1)[None],
       )
       np.testing.assert_allclose(ours, alone[0, :len(tokens)], atol=1e-5)
+
+
+SPLIT = """
+import jax, numpy as np
+from posttrain import schema, scoring, sharding
+from posttrain.models import transformer
+cfg = schema.Model(**{cfg})
+mesh = sharding.make_mesh(schema.Mesh(data=2, fsdp=2, tensor=1))
+whole = transformer.init(jax.random.key(0), cfg)
+params = jax.device_put(
+    whole, sharding.shardings(whole, transformer.SHARDING_RULES, mesh)
+)
+rng = np.random.default_rng(0)
+ids = [rng.integers(0, 40, n).astype(np.int32) for n in range(1, 17)]
+heat = [rng.uniform(0.5, 2.0, len(x)).astype(np.float32) for x in ids]
+split = scoring.Scorer(cfg, 4, 16, mesh)(params, ids, heat)
+alone = scoring.Scorer(cfg, 4, 16)(whole, ids, heat)
+for a, b in zip(split, alone, strict=True):
+  np.testing.assert_allclose(a, b, atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_scorer_splits_its_rows_over_devices():
+  flags = '--xla_force_host_platform_device_count=4'
+  code = SPLIT.format(cfg=dataclasses.asdict(CFG))
+  done = subprocess.run(
+      [sys.executable, '-c', code], capture_output=True, text=True,
+      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
+  )
+  assert done.returncode == 0, done.stderr
 
 
 def test_scorer_refuses_a_sequence_that_is_longer_than_a_row(params):

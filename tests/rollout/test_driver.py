@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from posttrain import packing, types
+from posttrain.chat import renderer as chat
+from posttrain.chat import tokenizers
 from posttrain.rollout import driver
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, play, raises
@@ -174,6 +176,23 @@ def test_a_turn_that_was_cut_is_closed_by_nobody_and_goes_on():
   # One that ends the episode stays open.
   (sample,) = one(['red', 'crimson'], max_tokens=4).samples
   assert sample.ids.tolist() == [*WHOLE[:-4], *b'crim']
+
+
+def test_what_a_template_says_behind_eos_is_nobodys():
+  renderer = chat.Renderer(tokenizers.Bytes(), (
+      '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n\n'
+      '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
+  ))
+  engine = fakes.Engine({7: ['crimson', 'red', 'red']})
+  made = play(7, Recall(max_turns=3), 3, max_tokens=5)
+  (rollout,) = driver.Driver(engine, renderer, 64).play([made])
+  sample = rollout.samples[0]
+  assert sample.ids.tolist() == renderer.render(
+      rollout.messages
+  ).ids[:len(sample)].tolist()
+  said = sample.ids[sample.mask].tolist()
+  assert said == [*b'crims', *b'red', EOS, *b'red', EOS]
+  np.testing.assert_array_equal(sample.ids, engine.ids[7])
 
 
 def test_ids_that_no_text_has_are_kept():

@@ -1,9 +1,12 @@
 """The dataset sampler: what it replays, and what it refuses."""
 
+import json
+
 import numpy as np
 import pytest
 
-from posttrain import schema, types
+from configs import common
+from posttrain import config, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.rollout import sampler
 
@@ -93,3 +96,20 @@ def test_rows_that_train_nothing_are_refused_by_name(too_long):
     _rollout(_task(), max_tokens=10, too_long=too_long)
   with pytest.raises(ValueError, match='row-7 of environment e: messages'):
     _rollout(_task(prompt=({'role': 'robot', 'content': ''},)))
+
+
+@pytest.mark.parametrize('field, value', [
+    ('temperature', 0.0), ('temperature', float('inf')), ('max_tokens', 0),
+    ('top_p', 0.9), ('top_k', 5), ('min_p', 0.1),
+])
+def test_the_policy_is_sampled_from_its_whole_law(field, value):
+  entry = schema.EnvEntry(sampler=schema.Policy())
+  made = common.get_config(
+      schema.Run(stages={'grpo': schema.Stage(envs={'e': entry})})
+  )
+  key = 'grpo.envs.e.sampler'
+  assert config.build(made).stages['grpo'].envs['e'].sampler == schema.Policy()
+  node = json.dumps({'type': 'policy', field: value})
+  config.override(made, key, node)
+  with pytest.raises(ValueError, match=f'config.{key}.{field} must be'):
+    config.build(made)
