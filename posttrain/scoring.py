@@ -7,6 +7,7 @@ whose law is the one that `score` reads.
 Axes: B rows, T tokens, D model, V vocab.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,6 +78,15 @@ def next_logits(
   return logprobs_lib.logits(hidden, weight, softcap=softcap)
 
 
+# Here and not in `Scorer`, so that all scorers of a shape share a program.
+@functools.partial(jax.jit, static_argnames=('cfg', 'place'))
+def _logprobs(params, rows, cfg, place):
+  logprobs, _ = score(params, cfg, *rows)
+  if place is None:
+    return logprobs
+  return jax.lax.with_sharding_constraint(logprobs, place)
+
+
 class Scorer:
   """`score` of sequences of any number and length, by one compiled program.
 
@@ -98,14 +108,11 @@ class Scorer:
       row_tokens: T, the longest sequence that can be scored.
       mesh: splits the rows over `data` and `fsdp`; None = nothing is split.
     """
-    self._rows, self._row_tokens = rows, row_tokens
-    self._place, whole = None, None
+    self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
+    self._place = self._whole = None
     if mesh is not None:
       self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
-      whole = NamedSharding(mesh, PartitionSpec())
-    self._score = jax.jit(
-        lambda params, rows: score(params, cfg, *rows)[0], out_shardings=whole
-    )
+      self._whole = NamedSharding(mesh, PartitionSpec())
 
   def __call__(
       self,
@@ -134,7 +141,9 @@ class Scorer:
     for start in range(0, len(bins), self._rows):
       places = list(_places(bins[start : start + self._rows], lengths))
       rows = self._lay(places, ids, temperatures)
-      logprobs = jax.device_get(self._score(params, rows))
+      logprobs = jax.device_get(
+          _logprobs(params, rows, self._cfg, self._whole)
+      )
       for index, place in places:
         scored[index] = logprobs[place].copy()
     return scored
