@@ -4,6 +4,9 @@ One mask language for everything: query t of a row sees the keys
 `k_start[t] <= s < k_end[t]`. Causality, packing, padding (an empty interval),
 sliding windows and ragged lengths are all such intervals.
 
+`impl` names an implementation (see `posttrain.ops.dispatch`). What it is when
+left alone: on a CPU the XLA code below, on one GPU or TPU the Pallas kernels.
+
 Axes: B rows, T queries, S keys, N query heads, K kv heads (each read by N/K
 query heads), H head dim.
 """
@@ -13,6 +16,9 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+
+from kernels import attention as kernels
+from posttrain.ops import dispatch
 
 _MASKED = -1e30  # finite: -inf - (-inf) would be NaN in a row without keys
 
@@ -43,6 +49,7 @@ def attention(
     k_end: jax.Array,
     *,
     scale: float,
+    impl: str = 'auto',
 ) -> jax.Array:
   """Attends each query to the keys of its interval.
 
@@ -58,12 +65,16 @@ def attention(
     k_start: i32[B, T], first key a query sees.
     k_end: i32[B, T], one past the last key a query sees.
     scale: factor on the scores.
+    impl: one of `dispatch.IMPLS`.
 
   Returns:
     float[B, T, N, H] in q's dtype; scores and softmax are float32.
+
+  Raises:
+    NotImplementedError: the implementation that is named cannot serve.
   """
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-  return cached(q, k, v, k_start, k_end, scale=scale)
+  return cached(q, k, v, k_start, k_end, scale=scale, impl=impl)
 
 
 def cached(
@@ -74,6 +85,7 @@ def cached(
     k_end: jax.Array,
     *,
     scale: float,
+    impl: str = 'auto',
 ) -> jax.Array:
   """`attention` over keys that lie in a cache, heads before time.
 
@@ -84,10 +96,14 @@ def cached(
     k_start: i32[B, T], first key a query sees.
     k_end: i32[B, T], one past the last key a query sees.
     scale: factor on the scores.
+    impl: one of `dispatch.IMPLS`.
 
   Returns:
     float[B, T, N, H] in q's dtype.
   """
+  chosen = _choose(impl, q, k, v)
+  if chosen != 'xla':
+    return _kernel(kernels.cached, chosen, q, k, v, k_start, k_end, scale)
   b, t, n, h = q.shape
   kv = k.shape[1]
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
@@ -109,6 +125,7 @@ def decode(
     k_end: jax.Array,
     *,
     scale: float,
+    impl: str = 'auto',
 ) -> jax.Array:
   """`cached` with one query per row.
 
@@ -119,12 +136,36 @@ def decode(
     k_start: i32[B], first key a row sees.
     k_end: i32[B], one past the last key a row sees.
     scale: factor on the scores.
+    impl: one of `dispatch.IMPLS`.
 
   Returns:
     float[B, N, H] in q's dtype.
   """
+  chosen = _choose(impl, q, k, v)
+  if chosen != 'xla':
+    return _kernel(kernels.decode, chosen, q, k, v, k_start, k_end, scale)
   q, k_start, k_end = (x[:, None] for x in (q, k_start, k_end))
-  return cached(q, k, v, k_start, k_end, scale=scale)[:, 0]
+  return cached(q, k, v, k_start, k_end, scale=scale, impl='xla')[:, 0]
+
+
+def _choose(impl, q, k, v):
+  def refuses(backend):
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+      return f'dtypes must agree: got {q.dtype}, {k.dtype}, {v.dtype}'
+    return kernels.refuses(backend, q.shape[-1], q.dtype)
+
+  return dispatch.choose(impl, refuses)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 7))
+def _kernel(fn, chosen, q, k, v, k_start, k_end, scale):
+  """Calls a kernel; under jit, so that layers share one tracing of it."""
+  interpret = chosen == 'interpret'
+  backend = 'triton' if interpret else chosen
+  return fn(
+      q, k, v, k_start, k_end,
+      scale=scale, backend=backend, interpret=interpret,
+  )
 
 
 @jax.custom_vjp

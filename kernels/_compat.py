@@ -1,0 +1,44 @@
+"""Everything that differs between versions of jax, or between backends.
+
+Parameters of a compiler are built per backend: a lowering for one refuses
+those of another. Interpreted calls get none.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plgpu
+
+load, store = plgpu.load, plgpu.store
+PrefetchScalarGridSpec = pltpu.PrefetchScalarGridSpec
+VMEM = pltpu.VMEM
+
+
+def triton(
+    interpret: bool, *, num_warps: int, num_stages: int
+) -> dict[str, Any]:
+  """Keywords of a `pl.pallas_call` for the Triton backend."""
+  if interpret:
+    return {'interpret': True}
+  params = plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages)
+  return {'compiler_params': params}
+
+
+def mosaic_tpu(interpret: bool, *semantics: str) -> dict[str, Any]:
+  """Keywords of a `pl.pallas_call` for TPUs; a word per grid dimension."""
+  if interpret:
+    return {'interpret': True}
+  params = pltpu.CompilerParams(dimension_semantics=semantics)
+  return {'compiler_params': params}
+
+
+def struct(
+    shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array
+) -> jax.ShapeDtypeStruct:
+  """The result of a kernel that varies over mesh axes as `like` does."""
+  vma = getattr(jax.typeof(like), 'vma', None)
+  if not vma:
+    return jax.ShapeDtypeStruct(shape, dtype)
+  return jax.ShapeDtypeStruct(shape, dtype, vma=vma)

@@ -1,0 +1,171 @@
+"""Attention by Pallas kernels: the public functions.
+
+    attention   queries and keys in time order: training, scoring
+    cached      queries over a cache, heads before time: prefill
+    decode      one query per row over a cache
+
+`attention` and `cached` have gradients, `decode` has none. One mask language:
+every query sees an interval of keys (see `kernels.masks`). The oracles, with
+the same signatures but for the choice of a backend, are `kernels.reference`.
+
+`backend` is 'triton' (GPU), 'mosaic_tpu', 'reference' (the oracle), or 'auto':
+the kernels of the platform that the program is lowered for, the oracle on any
+other and for heads that a kernel refuses. `interpret` runs a kernel as plain
+jax on any platform, for tests; always call it under `jax.jit`.
+
+A kernel knows nothing of several devices: call it within `jax.shard_map`.
+
+Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels import decode_tpu, decode_triton, flash, reference
+
+BACKENDS = ('auto', 'reference', *flash.MODULES)
+
+
+def refuses(
+    backend: str, head_dim: int, dtype: jnp.dtype
+) -> str | None:
+  """Why a backend's kernels cannot serve such heads; None: they can."""
+  return flash.MODULES[backend].refuses(head_dim, jnp.dtype(dtype))
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_start: jax.Array,
+    k_end: jax.Array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    backend: str = 'auto',
+    interpret: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """Attends each query to the keys of its interval.
+
+  z[t, s] = scale q[t] . k[s],  or  softcap tanh(scale q[t] . k[s] / softcap)
+  out[t] = sum_s softmax_s(z[t, s]) v[s],             k_start[t] <= s < k_end[t]
+  lse[t] = log sum_s exp z[t, s]
+
+  Query head n reads kv head n // (N / K). A query with an empty interval
+  gives exactly 0, an lse of -1e30, and no gradient flows from it.
+
+  Args:
+    q: float[B, T, N, H].
+    k: float[B, S, K, H], q's dtype.
+    v: float[B, S, K, H], q's dtype.
+    k_start: i32[B, T], first key a query sees.
+    k_end: i32[B, T], one past the last key a query sees.
+    scale: factor on the scores.
+    softcap: bound of the scores; None: none.
+    return_lse: whether to return lse as well.
+    backend: one of BACKENDS.
+    interpret: whether to interpret the kernels.
+
+  Returns:
+    float[B, T, N, H] in q's dtype; scores and softmax are float32. With
+    `return_lse`, (that, f32[B, N, T] in nats).
+
+  Raises:
+    NotImplementedError: the named backend cannot serve such heads.
+
+  References:
+    Dao, FlashAttention-2, arXiv 2307.08691.
+  """
+  return cached(
+      q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), k_start, k_end,
+      scale=scale, softcap=softcap, return_lse=return_lse, backend=backend,
+      interpret=interpret,
+  )
+
+
+def cached(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_start: jax.Array,
+    k_end: jax.Array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    backend: str = 'auto',
+    interpret: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """`attention` over keys that lie in a cache: k, v are [B, K, S, H]."""
+  options = flash.Options(scale, softcap, backend, interpret)
+  _check(q, k, v, options)
+  q = q.transpose(0, 2, 1, 3)
+  out, lse = flash.flash(options, q, k, v, k_start, k_end)
+  out = out.transpose(0, 2, 1, 3)
+  return (out, lse) if return_lse else out
+
+
+def decode(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_start: jax.Array,
+    k_end: jax.Array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    backend: str = 'auto',
+    interpret: bool = False,
+    splits: int | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+  """`cached` with one query per row: q [B, N, H], intervals i32[B].
+
+  Args:
+    splits: programs among which Triton deals the keys of a row and kv head;
+      None: as many as keep a GPU busy. The other backends do not split.
+
+  Returns:
+    float[B, N, H] in q's dtype; with `return_lse`, (that, f32[B, N]).
+  """
+  options = flash.Options(scale, softcap, backend, interpret)
+  _check(q, k, v, options)
+  plain = functools.partial(
+      reference.decode, scale=scale, softcap=softcap, return_lse=True
+  )
+  calls = {
+      'triton': functools.partial(decode_triton.forward, options, splits),
+      'mosaic_tpu': functools.partial(decode_tpu.forward, options),
+      'reference': plain,
+  }
+  if backend != 'auto':
+    out, lse = calls[backend](q, k, v, k_start, k_end)
+  else:
+    able = {
+        name: plain if refuses(name, q.shape[-1], q.dtype) else calls[name]
+        for name in flash.MODULES
+    }
+    out, lse = lax.platform_dependent(
+        q, k, v, k_start, k_end,
+        cuda=able['triton'], tpu=able['mosaic_tpu'], default=plain,
+    )
+  return (out, lse) if return_lse else out
+
+
+def _check(q, k, v, options):
+  n, kv = q.shape[-2], k.shape[1]
+  assert options.backend in BACKENDS, f'no backend {options.backend!r}'
+  assert n % kv == 0, f'{n} query heads over {kv} kv heads'
+  assert k.shape == v.shape, f'k {k.shape} and v {v.shape} differ'
+  if q.dtype != k.dtype or q.dtype != v.dtype:
+    raise NotImplementedError(
+        f'q, k and v must have one dtype: got {q.dtype}, {k.dtype}, {v.dtype}'
+    )
+  if options.backend in flash.MODULES:
+    reason = refuses(options.backend, q.shape[-1], q.dtype)
+    if reason:
+      raise NotImplementedError(f'{options.backend}: {reason}')

@@ -1,0 +1,137 @@
+"""Decode attention for GPUs: one query per row, split over keys.
+
+A program of the Triton backend handles one (row, kv head, split): the query
+heads of a kv head share what is read of the cache. The blocks between
+`k_start` and `k_end` are dealt evenly to the splits, so that none idles in a
+short row; their results are put together by their lse:
+
+    out = sum_i out_i exp(lse_i - lse),     lse = log sum_i exp lse_i
+
+Axes: B rows, S cache slots, N query heads, K kv heads, H head dim, G query
+heads of a kv head.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from kernels import _compat, masks, tiles
+
+BLOCK, TILE_BYTES = 128, 1 << 15  # keys of a tile, both at most
+LEAST_ROWS = 16  # of a tile that is multiplied; fewer queries are padded
+# Programs that keep a large GPU busy (two per multiprocessor of an H200), and
+# the least share of the cache that is worth a program.
+PROGRAMS, LEAST_KEYS, MOST_SPLITS = 264, 128, 16
+
+
+def forward(options, splits, q, k, v, k_start, k_end):
+  """(out [B, N, H], lse f32[B, N]) of q over k, v [B, K, S, H].
+
+  A cache whose length is no multiple of 16 is copied, to be padded.
+  """
+  b, n, h = q.shape
+  kv, s = k.shape[1:3]
+  group = n // kv
+  most = min(BLOCK, TILE_BYTES // (h * k.dtype.itemsize))
+  block, padded = masks.fit(s, most, 16)
+  k, v = masks.pad(k, 2, padded), masks.pad(v, 2, padded)
+  ends = jnp.stack(masks.clip(k_start, k_end, s), axis=1)
+  splits = splits or default_splits(b * kv, s)
+  rows = max(LEAST_ROWS, 1 << (group - 1).bit_length())
+  plan = _Plan(kv, group, rows, h, block, splits)
+  dtype = q.dtype if splits == 1 else jnp.float32
+  out, lse = pl.pallas_call(
+      functools.partial(_kernel, options, plan),
+      out_shape=(
+          _compat.struct((b, kv, splits, group, h), dtype, q),
+          _compat.struct((b, kv, splits, group), jnp.float32, q),
+      ),
+      grid=(b * kv, splits),
+      in_specs=plan.inputs(padded),
+      out_specs=(plan.partial(h), plan.partial()),
+      name='decode',
+      **_compat.triton(options.interpret, num_warps=4, num_stages=3),
+  )(ends, q.reshape(b, kv, group, h), k, v)
+  out, lse = _combine(out, lse)
+  return out.astype(q.dtype).reshape(b, n, h), lse.reshape(b, n)
+
+
+def default_splits(programs: int, size: int) -> int:
+  """Power of two that keeps a GPU busy with `programs` rows times kv heads."""
+  splits = 1
+  while (
+      splits < MOST_SPLITS
+      and splits * programs < PROGRAMS
+      and size // (2 * splits) >= LEAST_KEYS
+  ):
+    splits *= 2
+  return splits
+
+
+class _Plan(NamedTuple):
+  kv: int
+  group: int
+  rows: int  # group, padded
+  h: int
+  block: int
+  splits: int
+
+  def inputs(self, size):
+    kv = self.kv
+    ends = pl.BlockSpec((None, 2), lambda x, i: (x // kv, 0))
+    rows = pl.BlockSpec(
+        (None, None, self.rows, self.h), lambda x, i: (x // kv, x % kv, 0, 0)
+    )
+    keys = pl.BlockSpec(
+        (None, None, size, self.h), lambda x, i: (x // kv, x % kv, 0, 0)
+    )
+    return [ends, rows, keys, keys]
+
+  def partial(self, *last):
+    zeros = (0,) * (1 + len(last))
+    return pl.BlockSpec(
+        (None, None, None, self.rows, *last),
+        lambda x, i: (x // self.kv, x % self.kv, i, *zeros),
+    )
+
+
+def _kernel(options, plan, ends_ref, q_ref, k_ref, v_ref, out_ref, lse_ref):
+  # Blocks of queries and results are wider than the arrays: what lies outside
+  # is neither read nor written.
+  live = lax.iota(jnp.int32, plan.rows) < plan.group
+  tile = jnp.broadcast_to(live[:, None], (plan.rows, plan.h))
+  q = _compat.load(q_ref, mask=tile, other=0.0)
+  start, end = ends_ref[0], ends_ref[1]
+  first, last = start // plan.block, (end + plan.block - 1) // plan.block
+  split, count = pl.program_id(1), last - first
+  lo = first + count * split // plan.splits
+  hi = first + count * (split + 1) // plan.splits
+
+  def step(j, state):
+    at = pl.ds(j * plan.block, plan.block)
+    s = tiles.scores(q, k_ref[at, :], options.scale, options.softcap)
+    keys = j * plan.block + lax.iota(jnp.int32, plan.block)
+    mask = tiles.sees(start, end, keys)[None]
+    mask = jnp.broadcast_to(mask, (plan.rows, plan.block))
+    return tiles.step(state, s, v_ref[at, :], mask)
+
+  state = lax.fori_loop(lo, hi, step, tiles.start(plan.rows, plan.h))
+  out, lse = tiles.finish(state)
+  _compat.store(out_ref, out.astype(out_ref.dtype), mask=tile)
+  _compat.store(lse_ref, lse[:, 0], mask=live)
+
+
+def _combine(out, lse):
+  """Merges axis 2: out [B, K, splits, G, H], lse f32[B, K, splits, G]."""
+  if out.shape[2] == 1:
+    return out[:, :, 0], lse[:, :, 0]
+  top = jnp.max(lse, axis=2, keepdims=True)
+  weights = jnp.exp(lse - top)  # all 1 where no split has a key: 1 * 0 = 0
+  total = jnp.sum(weights, axis=2)
+  out = jnp.sum(out * weights[..., None], axis=2) / total[..., None]
+  empty = top[:, :, 0] <= tiles.MASKED
+  lse = jnp.where(empty, tiles.MASKED, top[:, :, 0] + jnp.log(total))
+  return out, lse

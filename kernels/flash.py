@@ -1,0 +1,123 @@
+"""Flash attention with a gradient, over whichever backend lowers it.
+
+1. forward: (out, lse) from q, k, v and the intervals; these are what is kept.
+2. delta = sum_h g out - (gradient of lse), in XLA.
+3. backward: two kernels, dq over blocks of queries, dk and dv over blocks of
+   keys, both making p again from lse. No atomics: two runs agree bitwise.
+
+Backends: 'triton' (GPU), 'mosaic_tpu', 'reference' (plain jnp), and 'auto',
+which leaves the choice to the platform that the program is lowered for.
+
+Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from kernels import flash_tpu, flash_triton, reference
+
+MODULES = {'triton': flash_triton, 'mosaic_tpu': flash_tpu}
+
+
+class Options(NamedTuple):
+  """What a kernel is compiled for; hashable."""
+
+  scale: float
+  softcap: float | None
+  backend: str
+  interpret: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def flash(
+    options: Options,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_start: jax.Array,
+    k_end: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Attends, heads before time.
+
+  Args:
+    options: static.
+    q: float[B, N, T, H].
+    k: float[B, K, S, H].
+    v: float[B, K, S, H].
+    k_start: i32[B, T].
+    k_end: i32[B, T].
+
+  Returns:
+    (out [B, N, T, H] in q's dtype, lse f32[B, N, T] in nats); 0 and -1e30
+    for a query without keys.
+  """
+  return _run(options, 'forward', q, k, v, k_start, k_end)
+
+
+def _forward(options, q, k, v, k_start, k_end):
+  out, lse = flash(options, q, k, v, k_start, k_end)
+  # By this name a remat policy knows what is cheaper to keep than to redo.
+  residuals = checkpoint_name((q, k, v, out, lse), 'kept')
+  *_, out, lse = residuals
+  return (out, lse), (residuals, k_start, k_end)
+
+
+def _backward(options, saved, gradients):
+  (q, k, v, out, lse), k_start, k_end = saved
+  g, g_lse = gradients
+  # d lse / d s = p: the gradient of lse joins delta, with the other sign.
+  delta = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+  args = (q, k, v, k_start, k_end, lse, delta - g_lse, g.astype(q.dtype))
+  return (*_run(options, 'backward', *args), None, None)
+
+
+flash.defvjp(_forward, _backward)
+
+
+def _run(options, direction, q, k, *args):
+  """Calls `direction` of the backend, or of the one of the platform."""
+  def of(backend):
+    return functools.partial(getattr(backend, direction), options)
+
+  if options.backend in MODULES:
+    return of(MODULES[options.backend])(q, k, *args)
+  plain = of(_Plain)
+  if options.backend == 'reference':
+    return plain(q, k, *args)
+  able = {
+      name: of(module) if module.refuses(q.shape[-1], q.dtype) is None
+      else plain
+      for name, module in MODULES.items()
+  }
+  return lax.platform_dependent(
+      q, k, *args,
+      cuda=able['triton'], tpu=able['mosaic_tpu'], default=plain,
+  )
+
+
+class _Plain:
+  """The oracle, in the place of a module of kernels."""
+
+  @staticmethod
+  def forward(options, q, k, v, k_start, k_end):
+    out, lse = reference.cached(
+        q.transpose(0, 2, 1, 3), k, v, k_start, k_end,
+        scale=options.scale, softcap=options.softcap, return_lse=True,
+    )
+    return out.transpose(0, 2, 1, 3), lse
+
+  @staticmethod
+  def backward(options, q, k, v, k_start, k_end, lse, delta, g):
+    del lse
+
+    def run(q, k, v):
+      return _Plain.forward(options, q, k, v, k_start, k_end)
+
+    (out, _), vjp = jax.vjp(run, q, k, v)
+    inner = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    return vjp((g, inner - delta))

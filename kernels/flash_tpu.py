@@ -1,0 +1,305 @@
+"""Flash attention for TPUs: Pallas kernels on the Mosaic backend.
+
+    forward   grid (row, query head, block of queries, block of keys)
+    dq        the same
+    dkv       grid (row, kv head, block of keys, query head of the kv head,
+              block of queries): dk and dv are added up in scratch memory
+
+The last dimensions run one after the other and carry their state in scratch
+memory. The blocks that an interval leaves alive are prefetched as scalars: a
+dead step computes nothing, and asks for the block already there, so that
+nothing is copied for it.
+
+Numbers per query lie along lanes in memory, [1, T]; a column [T, 1] would
+take 128 times its size.
+
+Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim,
+I blocks of queries, J blocks of keys.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from kernels import _compat, masks, tiles
+
+BLOCK = 512  # queries and keys of a tile
+LANES = 128  # least width of one among several blocks of numbers per query
+
+
+def refuses(head_dim: int, dtype: jnp.dtype) -> str | None:
+  """Why the Mosaic kernels cannot serve such heads; None: they can."""
+  if head_dim % 8 or not 16 <= head_dim <= 256:
+    return f'head_dim must be a multiple of 8 from 16 to 256: got {head_dim}'
+  if dtype not in (jnp.float32, jnp.bfloat16):
+    return f'dtype must be float32 or bfloat16: got {dtype}'
+  return None
+
+
+def forward(options, q, k, v, k_start, k_end):
+  """(out [B, N, T, H], lse f32[B, N, T]) of q over k, v [B, K, S, H]."""
+  t = q.shape[2]
+  blocks, args, plan = _prepare(q, k, v, k_start, k_end)
+  q = args[1]
+  stats = (*q.shape[:2], 1, plan.t)
+  column = _compat.VMEM((plan.block_q, 1), jnp.float32)
+  out, lse = pl.pallas_call(
+      functools.partial(_forward_kernel, options, plan),
+      out_shape=(
+          _compat.struct(q.shape, q.dtype, q),
+          _compat.struct(stats, jnp.float32, q),
+      ),
+      grid_spec=_compat.PrefetchScalarGridSpec(
+          num_scalar_prefetch=1,
+          grid=plan.query_grid(),
+          in_specs=plan.inputs(),
+          out_specs=(plan.rows(), plan.stats()),
+          scratch_shapes=[column, column, plan.scratch(plan.block_q)],
+      ),
+      name='flash_forward',
+      **_compat.mosaic_tpu(options.interpret, *_PARALLEL, _SERIAL),
+  )(blocks.reshape(-1), *args)
+  return out[:, :, :t], lse[:, :, 0, :t]
+
+
+def backward(options, q, k, v, k_start, k_end, lse, delta, g):
+  """(dq, dk, dv) from g [B, N, T, H], lse and delta f32[B, N, T]."""
+  t, s = q.shape[2], k.shape[2]
+  blocks, args, plan = _prepare(q, k, v, k_start, k_end)
+  args += tuple(masks.pad(x[:, :, None], 3, plan.t) for x in (lse, delta))
+  args += (masks.pad(g, 2, plan.t),)
+  dq = pl.pallas_call(
+      functools.partial(_dq_kernel, options, plan),
+      out_shape=_compat.struct(args[1].shape, q.dtype, q),
+      grid_spec=_compat.PrefetchScalarGridSpec(
+          num_scalar_prefetch=1,
+          grid=plan.query_grid(),
+          in_specs=[*plan.inputs(), plan.stats(), plan.stats(), plan.rows()],
+          out_specs=plan.rows(),
+          scratch_shapes=[plan.scratch(plan.block_q)],
+      ),
+      name='flash_dq',
+      **_compat.mosaic_tpu(options.interpret, *_PARALLEL, _SERIAL),
+  )(blocks.reshape(-1), *args)
+  blocks = masks.query_blocks(blocks, plan.s // plan.block_k)
+  specs, grid = plan.key_side()
+  like = args[2]
+  dk, dv = pl.pallas_call(
+      functools.partial(_dkv_kernel, options, plan),
+      out_shape=(
+          _compat.struct(like.shape, k.dtype, k),
+          _compat.struct(like.shape, v.dtype, v),
+      ),
+      grid_spec=_compat.PrefetchScalarGridSpec(
+          num_scalar_prefetch=1,
+          grid=grid,
+          in_specs=specs,
+          out_specs=(specs[2], specs[3]),
+          scratch_shapes=[plan.scratch(plan.block_k)] * 2,
+      ),
+      name='flash_dkv',
+      **_compat.mosaic_tpu(options.interpret, *_PARALLEL, _SERIAL, _SERIAL),
+  )(blocks.reshape(-1), *args)
+  return dq[:, :, :t], dk[:, :, :s], dv[:, :, :s]
+
+
+_PARALLEL, _SERIAL = ('parallel',) * 3, 'arbitrary'
+
+
+class _Plan(NamedTuple):
+  """Sizes (t and s padded) and who reads which block of what."""
+
+  b: int
+  n: int
+  kv: int
+  t: int
+  s: int
+  h: int
+  block_q: int
+  block_k: int
+
+  def scratch(self, rows):
+    return _compat.VMEM((rows, self.h), jnp.float32)
+
+  def query_grid(self):
+    return self.b, self.n, self.t // self.block_q, self.s // self.block_k
+
+  def inputs(self):
+    group, count = self.n // self.kv, self.t // self.block_q
+
+    def key_block(b, n, i, j, blocks):
+      lo, _, _, hi = _range(blocks, b * count + i)
+      return b, n // group, jnp.clip(j, lo, jnp.maximum(hi - 1, lo)), 0
+
+    keys = pl.BlockSpec((None, None, self.block_k, self.h), key_block)
+    vector = pl.BlockSpec(
+        (None, 2, self.block_q), lambda b, n, i, j, _: (b, 0, i)
+    )
+    return [vector, self.rows(), keys, keys]
+
+  def rows(self):
+    return pl.BlockSpec(
+        (None, None, self.block_q, self.h),
+        lambda b, n, i, j, _: (b, n, i, 0),
+    )
+
+  def stats(self):
+    return pl.BlockSpec(
+        (None, None, 1, self.block_q), lambda b, n, i, j, _: (b, n, 0, i)
+    )
+
+  def key_side(self):
+    group, count = self.n // self.kv, self.s // self.block_k
+    grid = (self.b, self.kv, count, group, self.t // self.block_q)
+
+    def query(b, j, i, blocks):
+      lo, _, _, hi = _range(blocks, b * count + j)
+      return jnp.clip(i, lo, jnp.maximum(hi - 1, lo))
+
+    def of(shape, place):
+      return pl.BlockSpec(
+          (None, *shape),
+          lambda b, h, j, n, i, blocks: (
+              b, *place(h, j, h * group + n, query(b, j, i, blocks))
+          ),
+      )
+
+    vector = of((2, self.block_q), lambda h, j, n, i: (0, i))
+    rows = of((None, self.block_q, self.h), lambda h, j, n, i: (n, i, 0))
+    stats = of((None, 1, self.block_q), lambda h, j, n, i: (n, 0, i))
+    keys = of((None, self.block_k, self.h), lambda h, j, n, i: (h, j, 0))
+    return [vector, rows, keys, keys, stats, stats, rows], grid
+
+
+def _prepare(q, k, v, k_start, k_end):
+  """Blocks, padded (intervals [B, 2, T], q, k, v), and the plan."""
+  b, n, t, h = q.shape
+  kv, s = k.shape[1:3]
+  block_q, t = masks.fit(t, BLOCK, LANES)
+  block_k, padded = masks.fit(s, BLOCK, LANES)
+  k_start, k_end = (
+      masks.pad(x, 1, t) for x in masks.clip(k_start, k_end, s)
+  )
+  blocks = masks.key_blocks(k_start, k_end, block_q, block_k)
+  q, k, v = (
+      masks.pad(x, 2, size) for x, size in ((q, t), (k, padded), (v, padded))
+  )
+  plan = _Plan(b, n, kv, t, padded, h, block_q, block_k)
+  return blocks, (jnp.stack([k_start, k_end], axis=1), q, k, v), plan
+
+
+def _range(blocks_ref, at):
+  """(lo, inner, outer, hi) of a flat list of ranges."""
+  return tuple(blocks_ref[at * 4 + i] for i in range(4))
+
+
+def _visit(blocks_ref, at, block, step):
+  """Calls step(masked) where `block` is alive."""
+  lo, inner, outer, hi = _range(blocks_ref, at)
+  whole = (inner <= block) & (block < outer)
+  pl.when(whole)(lambda: step(False))
+  pl.when((lo <= block) & (block < hi) & ~whole)(lambda: step(True))
+
+
+def _keys(j, block, axis):
+  shape = (1, block) if axis else (block, 1)
+  return j * block + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def _forward_kernel(
+    options, plan, blocks_ref, vector_ref, q_ref, k_ref, v_ref,
+    out_ref, lse_ref, *state_refs,
+):
+  b, i, j = pl.program_id(0), pl.program_id(2), pl.program_id(3)
+
+  @pl.when(j == 0)
+  def _():
+    for ref, x in zip(
+        state_refs, tiles.start(plan.block_q, plan.h), strict=True
+    ):
+      ref[...] = x
+
+  def step(masked):
+    s = tiles.scores(q_ref[...], k_ref[...], options.scale, options.softcap)
+    mask = None
+    if masked:
+      start, end = (vector_ref[x:x + 1].T for x in range(2))
+      mask = tiles.sees(start, end, _keys(j, plan.block_k, 1))
+    state = tiles.step(tuple(r[...] for r in state_refs), s, v_ref[...], mask)
+    for ref, x in zip(state_refs, state, strict=True):
+      ref[...] = x
+
+  _visit(blocks_ref, b * (plan.t // plan.block_q) + i, j, step)
+
+  @pl.when(j == plan.s // plan.block_k - 1)
+  def _():
+    out, lse = tiles.finish(tuple(r[...] for r in state_refs))
+    out_ref[...] = out.astype(out_ref.dtype)
+    lse_ref[...] = lse.T
+
+
+def _dq_kernel(
+    options, plan, blocks_ref, vector_ref, q_ref, k_ref, v_ref,
+    lse_ref, delta_ref, g_ref, dq_ref, sum_ref,
+):
+  b, i, j = pl.program_id(0), pl.program_id(2), pl.program_id(3)
+
+  @pl.when(j == 0)
+  def _():
+    sum_ref[...] = jnp.zeros_like(sum_ref)
+
+  def step(masked):
+    k = k_ref[...]
+    s = tiles.scores(q_ref[...], k, options.scale, options.softcap)
+    dp = tiles.dot(g_ref[...], v_ref[...], (1, 1))
+    mask = None
+    if masked:
+      start, end = (vector_ref[x:x + 1].T for x in range(2))
+      mask = tiles.sees(start, end, _keys(j, plan.block_k, 1))
+    lse, delta = lse_ref[...].T, delta_ref[...].T
+    _, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
+    sum_ref[...] += tiles.dot(ds.astype(k.dtype), k, (1, 0))
+
+  _visit(blocks_ref, b * (plan.t // plan.block_q) + i, j, step)
+
+  @pl.when(j == plan.s // plan.block_k - 1)
+  def _():
+    dq_ref[...] = (sum_ref[...] * options.scale).astype(dq_ref.dtype)
+
+
+def _dkv_kernel(
+    options, plan, blocks_ref, vector_ref, q_ref, k_ref, v_ref,
+    lse_ref, delta_ref, g_ref, dk_ref, dv_ref, dk_sum_ref, dv_sum_ref,
+):
+  b, j, n, i = (pl.program_id(x) for x in (0, 2, 3, 4))
+
+  @pl.when((n == 0) & (i == 0))
+  def _():
+    dk_sum_ref[...] = jnp.zeros_like(dk_sum_ref)
+    dv_sum_ref[...] = jnp.zeros_like(dv_sum_ref)
+
+  def step(masked):  # tiles lie as [keys, queries]
+    q, g = q_ref[...], g_ref[...]
+    s = tiles.scores(k_ref[...], q, options.scale, options.softcap)
+    dp = tiles.dot(v_ref[...], g, (1, 1))
+    mask = None
+    if masked:
+      keys = _keys(j, plan.block_k, 0)
+      mask = tiles.sees(vector_ref[0:1], vector_ref[1:2], keys)
+    p, ds = tiles.gradient(
+        s, dp, lse_ref[...], delta_ref[...], mask, options.softcap
+    )
+    dv_sum_ref[...] += tiles.dot(p.astype(g.dtype), g, (1, 0))
+    dk_sum_ref[...] += tiles.dot(ds.astype(q.dtype), q, (1, 0))
+
+  _visit(blocks_ref, b * (plan.s // plan.block_k) + j, i, step)
+
+  last = (n == plan.n // plan.kv - 1) & (i == plan.t // plan.block_q - 1)
+
+  @pl.when(last)
+  def _():
+    dk_ref[...] = (dk_sum_ref[...] * options.scale).astype(dk_ref.dtype)
+    dv_ref[...] = dv_sum_ref[...].astype(dv_ref.dtype)

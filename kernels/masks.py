@@ -1,0 +1,104 @@
+"""Intervals of keys: the one mask language, and the blocks it leaves alive.
+
+Query t of a row sees the keys `k_start[t] <= s < k_end[t]`; an interval with
+`k_end <= k_start` is empty. Causality, packing, padding, sliding windows and
+ragged lengths are all such intervals, so a kernel compares no segment ids.
+
+A kernel walks over blocks. What it may leave out, and where it need not mask,
+follows from the least and greatest ends within a block: (lo, inner, outer,
+hi), blocks [lo, hi) hold all keys that anybody sees, blocks [inner, outer)
+only keys that everybody sees.
+
+Axes: B rows, T queries, S keys, I blocks of queries, J blocks of keys.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def fit(size: int, most: int, least: int) -> tuple[int, int]:
+  """(block, size padded to a multiple of it) for an axis of `size`.
+
+  The largest power of two from `least` to `most` that divides the axis;
+  where none does, the axis is padded, which copies the array.
+  """
+  block = most
+  while block > least and size % block:
+    block //= 2
+  if size % block:
+    block = min(most, max(16, 1 << (size - 1).bit_length()))
+  return block, -(-size // block) * block
+
+
+def pad(x: jax.Array, axis: int, size: int) -> jax.Array:
+  """Zeros at the end of an axis, up to `size`; for intervals: empty ones."""
+  if x.shape[axis] == size:
+    return x
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, size - x.shape[axis])
+  return jnp.pad(x, widths)
+
+
+def clip(
+    k_start: jax.Array, k_end: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array]:
+  """Keeps intervals within `size` keys; every empty one becomes [0, 0)."""
+  k_start, k_end = jnp.maximum(k_start, 0), jnp.minimum(k_end, size)
+  live = k_start < k_end
+  return jnp.where(live, k_start, 0), jnp.where(live, k_end, 0)
+
+
+def key_blocks(
+    k_start: jax.Array, k_end: jax.Array, block_q: int, block_k: int
+) -> jax.Array:
+  """Which blocks of keys a block of queries sees.
+
+  Args:
+    k_start: i32[B, T], clipped.
+    k_end: i32[B, T], clipped.
+    block_q: divides T.
+    block_k: keys of a block.
+
+  Returns:
+    i32[B, I, 4], (lo, inner, outer, hi) in blocks of keys, ascending.
+  """
+  shape = (k_start.shape[0], -1, block_q)
+  start, end = k_start.reshape(shape), k_end.reshape(shape)
+  far = jnp.iinfo(jnp.int32).max
+  hi = (jnp.max(end, -1) + block_k - 1) // block_k
+  lo = jnp.min(jnp.where(end > 0, start, far), -1) // block_k
+  lo = jnp.minimum(lo, hi)
+  inner = (jnp.max(start, -1) + block_k - 1) // block_k
+  inner = jnp.clip(inner, lo, hi)
+  outer = jnp.clip(jnp.min(end, -1) // block_k, inner, hi)
+  return jnp.stack([lo, inner, outer, hi], axis=-1).astype(jnp.int32)
+
+
+def query_blocks(blocks: jax.Array, count: int) -> jax.Array:
+  """Which blocks of queries see a block of keys: `key_blocks`, turned around.
+
+  Args:
+    blocks: i32[B, I, 4], as from `key_blocks`.
+    count: J, blocks of keys.
+
+  Returns:
+    i32[B, J, 4], (lo, inner, outer, hi) in blocks of queries, ascending. The
+    inner range is left empty where it would have gaps.
+  """
+  lo, inner, outer, hi = (blocks[..., i, None] for i in range(4))
+  j = jnp.arange(count, dtype=jnp.int32)[None, None]
+  lo, hi, _ = _extent((lo <= j) & (j < hi))
+  inner, outer, whole = _extent((inner <= j) & (j < outer))
+  inner, outer = jnp.where(whole, inner, hi), jnp.where(whole, outer, hi)
+  return jnp.stack([lo, inner, outer, hi], axis=-1)
+
+
+def _extent(live):
+  """[first, last + 1) of the true entries along axis 1; any, without gaps."""
+  size = live.shape[1]
+  index = jnp.arange(size, dtype=jnp.int32)[None, :, None]
+  end = jnp.max(jnp.where(live, index + 1, 0), axis=1)
+  start = jnp.min(jnp.where(live, index, size), axis=1)
+  start = jnp.minimum(start, end)
+  whole = jnp.sum(live, axis=1, dtype=jnp.int32) == end - start
+  return start, end, whole & (end > start)
