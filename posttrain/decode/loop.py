@@ -15,10 +15,12 @@ V vocab, E stop ids.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, scoring
 from posttrain.decode import sampling
@@ -52,9 +54,52 @@ class Slots:
   min_p: jax.Array  # f32[B]
 
 
-def init(cfg: schema.Model, slots: int, capacity: int) -> State:
-  """Empty slots of `capacity` tokens."""
-  return State(
+def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
+  """How the slots lie on the mesh; None on one device.
+
+  Raises:
+    ValueError: they do not divide over its axes data and fsdp.
+  """
+  if mesh is None or mesh.size == 1:
+    return None
+  ways = mesh.shape['data'] * mesh.shape['fsdp']
+  if slots % ways:
+    raise ValueError(
+        f'config rollout.slots must be a multiple of data x fsdp = {ways}: got '
+        f'{slots}; choose a multiple'
+    )
+  return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+
+
+def _pin(state: State, place: NamedSharding | None) -> State:
+  if place is None:
+    return state
+  return jax.lax.with_sharding_constraint(state, place)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def view(params: Any, cfg: schema.Model, place: NamedSharding | None) -> Any:
+  """`transformer.decode_view`, whole on every device."""
+  made = transformer.decode_view(params, cfg)
+  if place is None:
+    return made
+  whole = NamedSharding(place.mesh, PartitionSpec())
+  return jax.lax.with_sharding_constraint(made, whole)
+
+
+def fit(
+    state: State | None, cfg: schema.Model, slots: int, capacity: int,
+    place: NamedSharding | None,
+) -> State:  # fmt: skip
+  """Returns the state, made wider where it has no room for so many tokens."""
+  if state is not None and state.ids.shape[1] >= capacity:
+    return state
+  return _widen(state, cfg, slots, capacity, place)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _widen(state, cfg, slots, capacity, place):
+  wide = State(
       cache=transformer.empty_cache(cfg, slots, capacity),
       length=jnp.zeros(slots, jnp.int32),
       token=jnp.zeros(slots, jnp.int32),
@@ -62,8 +107,24 @@ def init(cfg: schema.Model, slots: int, capacity: int) -> State:
       ids=jnp.zeros((slots, capacity), jnp.int32),
       logprobs=jnp.zeros((slots, capacity), jnp.float32),
   )
+  if state is not None:
+    wide = jax.tree.map(
+        lambda x, old: jax.lax.dynamic_update_slice(x, old, (0,) * old.ndim),
+        wide, state,
+    )  # fmt: skip
+  return _pin(wide, place)
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def load(
+    state: State, cfg: schema.Model, slots: jax.Array
+) -> tuple[transformer.Cache, jax.Array]:
+  """Copies slots i32[R] into a scratch cache; also logits of 0, f32[R, V]."""
+  logits = jnp.zeros((len(slots), cfg.vocab_size), jnp.float32)
+  return jax.tree.map(lambda x: x[slots], state.cache), logits
+
+
+@functools.partial(jax.jit, static_argnums=1, donate_argnums=(2, 3))
 def prefill(
     view: Any,
     cfg: schema.Model,
@@ -98,11 +159,7 @@ def prefill(
   return scratch, jnp.where(count[:, None] > 0, new, logits)
 
 
-def load(cache: transformer.Cache, slots: jax.Array) -> transformer.Cache:
-  """Copies slots i32[R] of a cache into scratch rows; -1 = whatever."""
-  return jax.tree.map(lambda x: x[slots], cache)
-
-
+@functools.partial(jax.jit, static_argnums=7, donate_argnums=0)
 def admit(
     state: State,
     slots: Slots,
@@ -111,6 +168,7 @@ def admit(
     place: jax.Array,
     row: jax.Array,
     length: jax.Array,
+    sharding: NamedSharding | None,
 ) -> State:
   """Puts scratch rows into slots and draws the token that follows each.
 
@@ -122,6 +180,7 @@ def admit(
     place: i32[B], slots to fill; B or more = none.
     row: i32[B], the scratch row that goes into it.
     length: i32[B], the tokens that this row holds.
+    sharding: of the state.
   """
   count = len(state.length)
   place_of = jnp.full(count, -1).at[place].set(jnp.arange(count), mode='drop')
@@ -134,12 +193,14 @@ def admit(
   state = dataclasses.replace(
       state, cache=cache, length=jnp.where(new, length[place_of], state.length)
   )
-  return _draw(state, slots, logits[from_row], new)
+  return _pin(_draw(state, slots, logits[from_row], new), sharding)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 5), donate_argnums=2)
 def decode(
-    view: Any, cfg: schema.Model, state: State, slots: Slots, steps: jax.Array
-) -> State:
+    view: Any, cfg: schema.Model, state: State, slots: Slots, steps: jax.Array,
+    sharding: NamedSharding | None,
+) -> State:  # fmt: skip
   """Draws up to `steps` (i32[], traced) tokens for every active slot."""
 
   def go_on(carry):
@@ -158,9 +219,10 @@ def decode(
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
-  return jax.lax.while_loop(go_on, step, (0, state))[1]
+  return _pin(jax.lax.while_loop(go_on, step, (0, state))[1], sharding)
 
 
+@jax.jit
 def request_keys(seed: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
   """u32[B, 2]: the key of each request id, given as two u32[B] words."""
   key = jax.random.key(seed)

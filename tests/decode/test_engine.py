@@ -295,13 +295,13 @@ def test_the_view_survives_donated_params():
 
 def test_each_prompt_of_a_group_is_prefilled_once(monkeypatch):
   fed = []
-  prefill = engines._prefill
+  prefill = loop.prefill
 
   def spy(view, model, scratch, logits, tokens, start, count):
     fed.append(int(np.sum(count)))
     return prefill(view, model, scratch, logits, tokens, start, count)
 
-  monkeypatch.setattr(engines, '_prefill', spy)
+  monkeypatch.setattr(loop, 'prefill', spy)
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 256, n) for n in (5, 9, 13, 6)]
   asked = [
@@ -314,7 +314,7 @@ def test_each_prompt_of_a_group_is_prefilled_once(monkeypatch):
 
 def test_the_loop_stops_when_all_rows_have(monkeypatch):
   steps = []
-  decode = engines._decode
+  decode = loop.decode
 
   def spy(*args):
     before = np.asarray(args[2].length)
@@ -322,7 +322,7 @@ def test_the_loop_stops_when_all_rows_have(monkeypatch):
     steps.append(int((np.asarray(state.length) - before).max()))
     return state
 
-  monkeypatch.setattr(engines, '_decode', spy)
+  monkeypatch.setattr(loop, 'decode', spy)
   make(slots=4).generate(
       [requests.Request(i, np.arange(4), 3 + i) for i in range(4)]
   )
