@@ -96,7 +96,9 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
   compiling = instrument.CompileCounter().open()
   with clock('setup'):
     built = parts(cfg, name)
-    optimizer = optim.make(stage.optim, stage.steps)
+    optimizer = optim.make(
+        stage.optim, stage.steps * stage.updates_per_rollout
+    )
     checkpointer = checkpoint.Checkpointer(
         os.path.join(workdir, 'checkpoints', name), cfg.checkpoint
     )
@@ -113,9 +115,11 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
       name=name, cfg=stage, workdir=workdir, step=step, state=state,
       pipeline=built.pipeline,
       update=train_step.make_train_step(
-          objectives.KINDS[stage.kind](built.model, tuple(built.pipeline.envs)),
+          objectives.KINDS[stage.kind](
+              built.model, tuple(built.pipeline.envs), stage.loss
+          ),
           optimizer, mesh=built.mesh, rules=transformer.SHARDING_RULES,
-          average=stage.optim.average,
+          average=stage.optim.average, updates=stage.updates_per_rollout,
       ),
       evaluator=_evaluator(cfg, stage, built),
       checkpointer=checkpointer, save_every=cfg.checkpoint.every,

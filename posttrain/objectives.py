@@ -1,32 +1,51 @@
 """What a train step minimizes: functions (params, micro-batch) -> loss.
 
 An objective returns `(loss, metrics)`: `loss` is this micro-batch's share of
-the step's loss, so micro-batches add up to it; metrics are
-`{name: (sum, count)}` pairs, which add up too.
+the step's loss, so micro-batches add up to it; metrics merge, see
+`losses.combine`.
 
 Axes: B rows, T tokens of one micro-batch.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
 from posttrain import arrays, schema, scoring
-from posttrain.losses import ce, combine
-
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
+from posttrain.losses import ce, combine, ratio, ref_kl, rl
 
 
 class TokenComponents:
-  """Sum of the token components, each over its own global member count."""
+  """Sum of the token components, each over its own global member count.
 
-  def __init__(self, model: schema.Model, envs: tuple[str, ...]):
-    """`model` with its vocabulary resolved; `envs` in `env_ids` order."""
+      rl / N_rl + ce / N_ce + ref_kl / N_ref_kl
+
+  All are computed for every batch: who has no member adds 0, and costs a
+  handful of element-wise operations.
+  """
+
+  def __init__(
+      self,
+      model: schema.Model,
+      envs: tuple[str, ...],
+      loss: schema.Loss | None = None,
+  ):
+    """Reads the options.
+
+    Args:
+      model: with its vocabulary resolved.
+      envs: names in `env_ids` order.
+      loss: options of the components; None = the defaults.
+    """
     self._model = model
     self._envs = envs
+    loss = loss or schema.Loss()
+    self._rl, self._ref_kl = _options(loss.rl), _options(loss.ref_kl)
 
   def __call__(
       self, params, micro: arrays.Batch
-  ) -> tuple[jax.Array, Metrics]:
+  ) -> tuple[jax.Array, combine.Metrics]:
     """Scores the micro-batch once and applies the components to it.
 
     Args:
@@ -38,29 +57,62 @@ class TokenComponents:
         micro.temperatures,
     )  # fmt: skip
     loss, metrics = combine.total(
-        {'ce': ce.loss(logprobs, micro.ce_weights)},
-        {'ce': micro.ce_count},
-    )
+        {
+            'rl': rl.loss(
+                logprobs, micro.sampler_logprobs, micro.advantages,
+                micro.rl_weights, **self._rl,
+            ),
+            'ce': ce.loss(logprobs, micro.ce_weights),
+            'ref_kl': ref_kl.loss(
+                logprobs, micro.sampler_logprobs, micro.ref_logprobs,
+                micro.ref_kl_weights, **self._ref_kl,
+            ),
+        },
+        {
+            'rl': micro.rl_count,
+            'ce': micro.ce_count,
+            'ref_kl': micro.ref_kl_count,
+        },
+    )  # fmt: skip
     return loss, {
         **metrics,
-        **self._diagnostics(micro, logprobs, jax.lax.stop_gradient(entropy)),
+        **self._diagnostics(micro, logprobs, entropy),
+        **_mismatch(micro, logprobs, self._rl['max_log_ratio']),
     }
 
-  def _diagnostics(self, micro, logprobs, entropy) -> Metrics:
+  def _diagnostics(self, micro, logprobs, entropy) -> combine.Metrics:
     """Means over completion tokens; per environment where there are more."""
     mask = micro.mask & (micro.positions > 0)
-    metrics = {'entropy': _mean(entropy, mask)}
+    metrics = {'entropy': combine.pair(entropy, mask)}
     if len(self._envs) > 1:
       for i, name in enumerate(self._envs):
         here = mask & (micro.env_ids == i)
-        metrics[f'entropy/{name}'] = _mean(entropy, here)
-        metrics[f'nll/{name}'] = _mean(-logprobs, here)
+        metrics[f'entropy/{name}'] = combine.pair(entropy, here)
+        metrics[f'nll/{name}'] = combine.pair(-logprobs, here)
     return metrics
 
 
-def _mean(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
-  total = jnp.sum(jnp.where(where, jax.lax.stop_gradient(values), 0.0))
-  return total, jnp.sum(where.astype(jnp.float32))
+def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
+  """Sampler against trainer, on the tokens that some policy sampled.
+
+  Zero but for rounding where both ran under the same parameters; `k3`
+  estimates KL(sampler || trainer). Members or not: what is pruned counts.
+  """
+  here = micro.mask & (micro.versions >= 0) & (micro.positions > 0)
+  at = ratio.moved(
+      jax.lax.stop_gradient(logprobs), micro.sampler_logprobs,
+      here.astype(jnp.float32), max_log_ratio,
+  )  # fmt: skip
+  distance = jnp.abs(at.log_ratio)
+  return {
+      'mismatch/abs_mean': combine.pair(distance, here),
+      'mismatch/max': combine.largest(distance, here),
+      'mismatch/k3': combine.pair(at.k3, here),
+  }
+
+
+def _options(node) -> dict[str, float | str]:
+  return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
 
 
 KINDS = {'tokens': TokenComponents}

@@ -111,7 +111,7 @@ class Pipeline:
     uids = range(self._uid, self._uid + run.group_size)
     self._uid = uids.stop
     group = [run.sampler.rollout(task, uid) for uid in uids]
-    return streams.finalize(run.algorithm, group)
+    return streams.finalize(run.algorithm, [group])
 
   def _pick(self) -> EnvRun:
     """Chooses an environment by ratio, from (seed, next uid) alone."""

@@ -1,13 +1,21 @@
-"""One update from one batch: loop over live micro-batches, then optimize.
+"""Updates from one batch: loop over live micro-batches, then optimize.
 
     grads = sum over micro-batches of d objective / d params
-    params, opt_state = optimizer(grads)      unless a gradient is not finite
+    params, opt_state = optimizer(grads)
+
+An update is skipped if a gradient is not finite, or if the batch has no
+member token: nothing is learned from nothing, but momentum and weight decay
+would move the weights all the same.
 
 The number of live micro-batches is traced, so a shorter batch does not
 recompile. The objective divides by the whole batch's counts, so the result
 does not depend on how it is cut.
+
+`updates` of these follow each other on the same batch, each a pass over all
+of it (TRL's num_iterations, verl's ppo_epochs; neither cuts the batch here).
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -36,8 +44,12 @@ def init_state(
 class TrainStep:
   """`step(state, batch) -> (state, metrics)`; the given state is donated.
 
-  Metrics are f32 scalars: the objective's means, `optim/grad_norm` (before
-  clipping), `optim/lr`, `optim/skipped` and `optim/skipped_in_row`.
+  Metrics are scalars: the objective's, `optim/grad_norm` (before clipping),
+  `optim/lr`, `optim/empty` (1 for a batch without a member token),
+  `optim/skipped` and `optim/skipped_in_row` (updates whose gradient was not
+  finite). With several updates per batch they are means over the passes, but
+  for `mismatch/*`, which is the first pass's: later the parameters are no
+  longer those that sampled; and `optim/*` other than the norm, the last's.
   """
 
   def __init__(self, update: Callable, batch_shardings: arrays.Batch):
@@ -64,30 +76,36 @@ def make_train_step(
     mesh: Mesh,
     rules: sharding.Rules,
     average: float | None = None,
+    updates: int = 1,
 ) -> TrainStep:
   """Builds the jitted update.
 
   Args:
-    objective: `(params, micro) -> (loss, {name: (sum, count)})`.
+    objective: `(params, micro) -> (loss, combine.Metrics)`.
     optimizer: from `optim.make`.
     mesh: where batch and state live.
     rules: sharding of the parameters and all that mirrors them.
-    average: decay of the moving average of the weights; None = none kept.
+    average: decay of the moving average of the weights, by update; None =
+      none kept.
+    updates: optimizer updates per batch; the gradient's code is compiled
+      once for all of them.
   """
 
-  def update(state: arrays.TrainState, batch: arrays.Batch):
+  def one(state: arrays.TrainState, batch: arrays.Batch):
     grads, sums, loss = accumulate(objective, state.params, batch)
     norm = optax.tree.norm(grads)
-    ok = jnp.isfinite(norm) & jnp.isfinite(loss)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
+    empty = batch.rl_count + batch.ce_count + batch.ref_kl_count == 0
+    ok = ~bad & ~empty
+    change, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, change)
     new = arrays.TrainState(
-        step=state.step + 1,
+        step=state.step,
         params=_select(ok, params, state.params),
         opt_state=_select(ok, opt_state, state.opt_state),
         average=_average(state.average, params, ok, average),
-        skipped=state.skipped + ~ok,
-        skipped_in_row=jnp.where(ok, 0, state.skipped_in_row + 1),
+        skipped=state.skipped + bad,
+        skipped_in_row=(state.skipped_in_row + bad) * ~ok,
     )
     new = jax.lax.with_sharding_constraint(
         new, sharding.shardings(new, rules, mesh)
@@ -96,16 +114,39 @@ def make_train_step(
         **combine.means(sums),
         'optim/grad_norm': norm,
         'optim/lr': optim.learning_rate(opt_state),
+        'optim/empty': empty.astype(jnp.float32),
         'optim/skipped': new.skipped,
         'optim/skipped_in_row': new.skipped_in_row,
     }
     return new, metrics
 
+  def update(state: arrays.TrainState, batch: arrays.Batch):
+    state = dataclasses.replace(state, step=state.step + 1)
+    if updates == 1:
+      return one(state, batch)
+    state, metrics = jax.lax.scan(
+        lambda s, _: one(s, batch), state, length=updates
+    )
+    return state, _over_passes(metrics)
+
   return TrainStep(update, _batch_shardings(mesh))
 
 
+def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """One value per metric from those of all passes, see `TrainStep`."""
+
+  def one(name: str, values: jax.Array) -> jax.Array:
+    if name.startswith('mismatch/'):
+      return values[0]
+    if name.startswith('optim/') and name != 'optim/grad_norm':
+      return values[-1]
+    return jnp.mean(values)
+
+  return {name: one(name, values) for name, values in metrics.items()}
+
+
 def accumulate(objective, params, batch: arrays.Batch):
-  """Sums gradients, metric pairs and loss over the live micro-batches."""
+  """Sums gradients and loss over the live micro-batches; merges metrics."""
   grad_fn = jax.value_and_grad(objective, has_aux=True)
 
   def one(i):
@@ -116,9 +157,13 @@ def accumulate(objective, params, batch: arrays.Batch):
   zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0)
   )
-  return jax.lax.fori_loop(
-      0, batch.live, lambda i, acc: jax.tree.map(jnp.add, acc, one(i)), zeros
-  )
+
+  def add(i, sums):
+    (grads, metrics, loss), new = sums, one(i)
+    grads, loss = jax.tree.map(jnp.add, (grads, loss), (new[0], new[2]))
+    return grads, combine.merge(metrics, new[1]), loss
+
+  return jax.lax.fori_loop(0, batch.live, add, zeros)
 
 
 def _select(ok, new, old):

@@ -42,13 +42,14 @@ def batches(count, **options):
   return [next(source).batch for _ in range(count)]
 
 
-def make(mesh=None, average=None, objective=None, cfg=OPTIM):
+def make(mesh=None, average=None, objective=None, cfg=OPTIM, updates=1):
   """(step, fresh state) of the tiny model on a mesh."""
   mesh = sharding.make_mesh(mesh or schema.Mesh())
-  optimizer = optim.make(cfg, steps=10)
+  optimizer = optim.make(cfg, steps=10 * updates)
   step = train_step.make_train_step(
       objective or objectives.TokenComponents(MODEL, ('arithmetic',)),
       optimizer, mesh=mesh, rules=transformer.SHARDING_RULES, average=average,
+      updates=updates,
   )  # fmt: skip
 
   def fresh():

@@ -1,8 +1,8 @@
 """The algorithms, by `type`. Reading a class top to bottom is the method."""
 
-from posttrain.algorithms import base, sft
+from posttrain.algorithms import base, grpo, sft
 
-TYPES = {'sft': sft.Sft}
+TYPES = {'sft': sft.Sft, 'grpo': grpo.Grpo}
 
 
 def make(cfg) -> base.Algorithm:

@@ -1,15 +1,18 @@
 """What an algorithm is: a writer of per-token streams, nothing else.
 
-Hooks return and never write; `streams.finalize` stamps what they return.
+Hooks return and never write; `streams.finalize` stamps what they return, for
+all finished groups of an environment and a step at once:
 
 1. `observation_weights(rollout)`: CE weight per token the policy did not
    sample (default: none).
 2. `assign(group)`: credit when the group is complete.
-3. `score(samples, scorer)`: logprobs under a reference, before packing.
+3. `rescale(groups, credits)`: the credit of all groups, side by side
+   (default: as assigned).
+4. `score(samples, scorer)`: logprobs under a reference, before packing.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,12 +21,39 @@ from posttrain import types
 # Per rollout: a scalar for every completion token, an array over the tokens
 # of its samples, or None for "no credit".
 Credit = float | np.ndarray | None
+Group = Sequence[types.Rollout]
+
+
+class Scorer(Protocol):
+  """Logprobs under a frozen model (or the policy)."""
+
+  def __call__(
+      self, reference: str, samples: Sequence[types.Sample]
+  ) -> Sequence[np.ndarray]:
+    """Scores samples under a reference.
+
+    Args:
+      reference: 'init', 'policy', 'stage:NAME', or a path.
+      samples: whose tokens to score, each at its own temperatures.
+
+    Returns:
+      One f32[T] per sample: log q(token_t | <t) in nats; 0 at token 0.
+    """
+    ...
 
 
 class Algorithm:
-  """Base class. A subclass states which component its mask tokens train."""
+  """Base class. A subclass states which component its mask tokens train.
+
+  The attributes below are what `streams.finalize` reads, besides the hooks.
+  """
 
   component: str  # 'rl', 'ce' or 'ref_kl'
+  # Weight of the KL to `reference` on all mask tokens: the leash. 0 = none.
+  kl_beta: float = 0.0
+  reference: str = 'init'  # what the default `score` asks for
+  # Whether tokens with advantage 0 leave the rl component.
+  prune_zero_advantage: bool = True
 
   def observation_weights(
       self, rollout: types.Rollout
@@ -31,15 +61,31 @@ class Algorithm:
     """Returns one f32[T] per sample of CE weights, or None for no weight."""
     del rollout
 
-  def assign(self, group: Sequence[types.Rollout]) -> Sequence[Credit]:
+  def assign(self, group: Group) -> Sequence[Credit]:
     """Returns the credit of each rollout of the finished group."""
     return [None] * len(group)
 
+  def rescale(
+      self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]
+  ) -> Sequence[Sequence[Credit]]:
+    """Returns the credit of each rollout of each group, as `assign` does.
+
+    Args:
+      groups: all of the step and this environment.
+      credits: what `assign` returned for each.
+    """
+    del groups
+    return credits
+
   def score(
-      self, samples: Sequence[types.Sample], scorer
-  ) -> Sequence[np.ndarray] | None:
-    """Returns one f32[T] of reference logprobs per sample, or None."""
-    del samples, scorer
+      self, samples: Sequence[types.Sample], scorer: Scorer
+  ) -> Sequence[np.ndarray]:
+    """Returns one f32[T] of reference logprobs per sample.
+
+    Asked once per step, for the samples with ref_kl members; not if there
+    are none.
+    """
+    return scorer(self.reference, samples)
 
   def get_state(self) -> dict[str, Any]:
     """Returns what it has learned so far, as JSON can hold it."""

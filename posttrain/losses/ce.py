@@ -28,6 +28,4 @@ def loss(
   member = weights != 0
   # Masked before it is multiplied: 0 * inf is NaN, in the gradient as well.
   nll = -jnp.where(member, logprobs, 0.0)
-  count = jnp.sum(member, dtype=jnp.float32)
-  total = jnp.sum(nll * weights)
-  return total, {'nll': (jax.lax.stop_gradient(jnp.sum(nll)), count)}
+  return jnp.sum(nll * weights), {'nll': combine.pair(nll, member)}

@@ -1,16 +1,48 @@
-"""Component sums to one loss, and the arithmetic of metric pairs.
+"""Component sums to one loss, and the arithmetic of metrics.
 
 A metric is a pair (sum, count). Pairs of micro-batches (or devices) add, entry
 by entry; afterwards the metric's value is `sum / max(count, 1)`, see `means`.
 So a count of 0 marks a sum that is no mean of anything: it is only added up.
+What is not a mean but a largest value is a `Max`; see `merge`.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+class Max(NamedTuple):
+  """A largest value: merged by maximum, from 0 on, so never of negatives."""
+
+  value: jax.Array  # f32[]
+
+
+Metrics = dict[str, tuple[jax.Array, jax.Array] | Max]
+
+
+def pair(
+    values: jax.Array, where: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The metric `mean of values over where`; other values may be inf or NaN."""
+  values = jnp.where(where, jax.lax.stop_gradient(values), 0.0)
+  return jnp.sum(values), jnp.sum(where, dtype=jnp.float32)
+
+
+def largest(values: jax.Array, where: jax.Array) -> Max:
+  """The metric `max of values (>= 0) over where`; 0 if there is none."""
+  return Max(jnp.max(jnp.where(where, jax.lax.stop_gradient(values), 0.0)))
+
+
+def merge(a: Metrics, b: Metrics) -> Metrics:
+  """Metrics of two micro-batches -> of both; zeros are the neutral ones."""
+  return {
+      name: jax.tree.map(
+          jnp.maximum if isinstance(x, Max) else jnp.add, x, b[name]
+      )
+      for name, x in a.items()
+  }
 
 
 def total(
@@ -48,8 +80,8 @@ def total(
 
 
 def means(metrics: Metrics) -> dict[str, jax.Array]:
-  """Turns accumulated (sum, count) pairs into values; nothing counted is 0."""
+  """Turns merged metrics into values; nothing counted is 0."""
   return {
-      name: value / jnp.maximum(count, 1.0)
-      for name, (value, count) in metrics.items()
+      name: x.value if isinstance(x, Max) else x[0] / jnp.maximum(x[1], 1.0)
+      for name, x in metrics.items()
   }

@@ -4,10 +4,15 @@ Each field has a comment, the vetted default as its value, and its own check
 in `__post_init__`; checks that span nodes live in `posttrain.config`.
 """
 
+from posttrain.schema.algorithms import Grpo as Grpo
 from posttrain.schema.algorithms import Sft as Sft
 from posttrain.schema.base import FieldError as FieldError
 from posttrain.schema.envs import Arithmetic as Arithmetic
 from posttrain.schema.envs import Rows as Rows
+from posttrain.schema.losses import Clip as Clip
+from posttrain.schema.losses import Dppo as Dppo
+from posttrain.schema.losses import Loss as Loss
+from posttrain.schema.losses import RefKl as RefKl
 from posttrain.schema.model import PRESETS as PRESETS
 from posttrain.schema.model import Model as Model
 from posttrain.schema.model import Tokenizer as Tokenizer

@@ -35,3 +35,12 @@ def require_non_negative(node, *fields: str) -> None:
 def require_choice(node, field: str, choices: tuple) -> None:
   value = getattr(node, field)
   require(value in choices, field, f'be one of {choices}', value)
+
+
+def require_reference(node, field: str) -> None:
+  """Of a frozen model: 'init', 'policy', 'stage:NAME' or a path."""
+  value = getattr(node, field)
+  require(
+      value not in ('', 'stage:'), field,
+      "be 'init', 'policy', 'stage:NAME' or a path", value,
+  )

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from posttrain.schema import algorithms, base, samplers
+from posttrain.schema import algorithms, base, losses, samplers
 from posttrain.schema import envs as env_types
 from posttrain.schema import model as models
 from posttrain.schema import optim as optimizer
@@ -16,7 +16,7 @@ class EnvEntry:
   # another type replaces the whole node.
   env: env_types.Arithmetic | env_types.Rows = env_types.Arithmetic()
   # What turns rollouts into a training signal.
-  algorithm: algorithms.Sft = algorithms.Sft()
+  algorithm: algorithms.Sft | algorithms.Grpo = algorithms.Sft()
   # Where rollouts come from.
   sampler: samplers.Dataset | samplers.Policy = samplers.Dataset()
   # Rollouts per task.
@@ -87,6 +87,10 @@ class Stage:
   envs: dict[str, EnvEntry] = dataclasses.field(default_factory=dict)
   # Size and shape of a step.
   batch: Batch = Batch()
+  # The loss components' own options.
+  loss: losses.Loss = losses.Loss()
+  # Optimizer updates per batch, each a pass over all of it.
+  updates_per_rollout: int = 1
   # The optimizer, made anew for every stage.
   optim: optimizer.Optim = optimizer.Optim()
   # The held-out measurement.
@@ -94,7 +98,7 @@ class Stage:
 
   def __post_init__(self):
     base.require_choice(self, 'kind', ('tokens',))
-    base.require_positive(self, 'steps')
+    base.require_positive(self, 'steps', 'updates_per_rollout')
     base.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
     base.require(
         self.init == 'random' or self.init[:6] != 'stage:'

@@ -1,5 +1,7 @@
 """Streams: routing per component, credit aligned with tokens."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -12,9 +14,11 @@ MASK = [False, False, True, True, False, True]
 class Writer(base.Algorithm):
   """Returns what it is told to."""
 
-  def __init__(self, component, credits=None, observed=None):
+  def __init__(self, component, credits=None, observed=None, **options):
     self.component = component
     self._credits, self._observed = credits, observed
+    for name, value in options.items():
+      setattr(self, name, value)
 
   def assign(self, group):
     return self._credits or super().assign(group)
@@ -38,8 +42,22 @@ def _rollout(*samples):
   return types.Rollout(0, task, (), samples, types.Score(1.0), 'eos')
 
 
+class Scorer:
+  """Says -0.5 everywhere (or `answer`), and remembers who asked for what."""
+
+  def __init__(self, answer=lambda s: np.full(len(s), -0.5)):
+    self.calls = []
+    self._answer = answer
+
+  def __call__(self, reference, samples):
+    self.calls.append((reference, [s.row for s in samples]))
+    return [self._answer(sample) for sample in samples]
+
+
 def _one(algorithm, sample=None):
-  (sample,) = streams.finalize(algorithm, [_rollout(sample or _sample())])
+  (sample,) = streams.finalize(
+      algorithm, [[_rollout(sample or _sample())]], Scorer()
+  )
   return sample
 
 
@@ -79,21 +97,23 @@ def test_scalar_credit_covers_the_mask():
 def test_token_credit_is_cut_at_the_samples():
   rollout = _rollout(_sample(), _sample(start=7))
   credit = np.arange(12, dtype=np.float32)
-  first, second = streams.finalize(Writer('rl', credits=[credit]), [rollout])
+  first, second = streams.finalize(
+      Writer('rl', credits=[credit]), [[rollout]]
+  )
   np.testing.assert_array_equal(first.advantages, credit[:6])
   np.testing.assert_array_equal(second.advantages, credit[6:])
 
 
 def test_misaligned_words_are_refused():
-  rollout = _rollout(_sample())
+  groups = [[_rollout(_sample())]]
   with pytest.raises(ValueError, match='align with the tokens of task t: got'):
-    streams.finalize(Writer('rl', credits=[np.ones(1)]), [rollout])
+    streams.finalize(Writer('rl', credits=[np.ones(1)]), groups)
   with pytest.raises(ValueError, match='one credit per rollout: got 2'):
-    streams.finalize(Writer('rl', credits=[1.0, 2.0]), [rollout])
+    streams.finalize(Writer('rl', credits=[1.0, 2.0]), groups)
   with pytest.raises(ValueError, match='must span the tokens of each sample'):
-    streams.finalize(Writer('rl', observed=[[0.0] * 5]), [rollout])
+    streams.finalize(Writer('rl', observed=[[0.0] * 5]), groups)
   with pytest.raises(ValueError, match='must span the tokens of each sample'):
-    streams.finalize(Writer('rl', observed=[]), [rollout])
+    streams.finalize(Writer('rl', observed=[]), groups)
 
 
 def test_the_first_token_is_a_member_of_nothing():
@@ -108,3 +128,95 @@ def test_sft_is_cross_entropy_on_the_completion():
   sample = _one(sft.Sft(schema.Sft()))
   np.testing.assert_array_equal(sample.ce_weights, np.float32(MASK))
   assert not sample.rl_weights.any() and not sample.ref_kl_weights.any()
+
+
+def test_pruned_tokens_leave_rl_and_stay_what_else_they_are():
+  credit = np.float32([0, 0, 0.5, 0, 0, -1])
+  options = {
+      'credits': [credit], 'observed': [[0, 0, 0, 0.3, 0.1, 0]],
+      'kl_beta': 0.05,
+  }  # fmt: skip
+  pruned = _one(Writer('rl', **options))
+  np.testing.assert_array_equal(pruned.rl_weights, [0, 0, 1, 0, 0, 1])
+  kept = _one(Writer('rl', prune_zero_advantage=False, **options))
+  np.testing.assert_array_equal(kept.rl_weights, MASK)
+  for sample in (pruned, kept):
+    np.testing.assert_array_equal(sample.advantages, credit)
+    np.testing.assert_array_equal(
+        sample.ce_weights, np.float32([0, 0, 0, 0.3, 0.1, 0])
+    )
+    np.testing.assert_array_equal(
+        sample.ref_kl_weights, np.float32(0.05) * np.float32(MASK)
+    )
+
+
+def test_no_credit_is_not_pruned():
+  """A missing advantage is refused by `packing`, not turned into a zero."""
+  sample = _one(Writer('rl'))
+  assert sample.advantages is None
+  np.testing.assert_array_equal(sample.rl_weights, MASK)
+
+
+def _rows(*names, mask=MASK):
+  return [
+      _rollout(dataclasses.replace(_sample(mask), row=name)) for name in names
+  ]
+
+
+def test_the_scorer_is_asked_once_for_the_readers_alone():
+  groups = [_rows('a', 'b'), _rows('c', mask=[False] * 6), _rows('d')]
+  algorithm = Writer('rl', kl_beta=0.1, reference='stage:sft')
+  algorithm.assign = lambda group: [0.0] * len(group)
+  scorer = Scorer()
+  samples = streams.finalize(algorithm, groups, scorer)
+  assert scorer.calls == [('stage:sft', ['a', 'b', 'd'])]
+  assert [s.row for s in samples] == ['a', 'b', 'c', 'd']
+  for sample in samples:
+    expected = 0.0 if sample.row == 'c' else -0.5
+    np.testing.assert_array_equal(sample.ref_logprobs, [expected] * 6)
+    assert sample.ref_logprobs.dtype == np.float32
+  algorithm = Writer('rl', credits=[1.0])
+  streams.finalize(algorithm, [_rows('a'), _rows('b')], scorer)
+  streams.finalize(algorithm, [], scorer)
+  assert len(scorer.calls) == 1  # nobody has a reference: not asked
+
+
+@pytest.mark.parametrize(
+    ('answer', 'message'),
+    [
+        (lambda s: np.zeros(5), "tokens of row 'a' of environment 'e': got sh"),
+        (lambda s: np.zeros((6, 1)), r'got shape \(6, 1\), expected \(6,\)'),
+        (lambda s: np.where(s.ids == 3, np.nan, 0), 'got nan at token 2'),
+    ],
+)
+def test_a_bad_reference_is_refused(answer, message):
+  with pytest.raises(ValueError, match=message):
+    streams.finalize(Writer('ref_kl'), [_rows('a')], Scorer(answer))
+
+
+@pytest.mark.parametrize('found', [None, [], [np.zeros(6)] * 2])
+def test_another_number_of_references_is_refused(found):
+  algorithm = Writer('ref_kl', score=lambda samples, scorer: found)
+  with pytest.raises(ValueError, match='one array per sample: got .*cted 1'):
+    streams.finalize(algorithm, [_rows('a')], Scorer())
+
+
+def test_rescale_sees_all_groups_and_is_checked():
+  seen = []
+
+  def rescale(groups, credits):
+    seen.append(([len(group) for group in groups], credits))
+    return [[10 * c for c in group] for group in credits]
+
+  algorithm = Writer('rl', rescale=rescale)
+  algorithm.assign = lambda group: [float(len(group))] * len(group)
+  groups = [_rows('a', 'b'), _rows('c')]
+  samples = streams.finalize(algorithm, groups)
+  assert seen == [([2, 1], [[2.0, 2.0], [1.0]])]
+  assert [s.advantages.max() for s in samples] == [20.0, 20.0, 10.0]
+  algorithm.rescale = lambda groups, credits: credits[:1]
+  with pytest.raises(ValueError, match='each group: got 1, expected 2'):
+    streams.finalize(algorithm, groups)
+  algorithm.rescale = lambda groups, credits: [[1.0], [1.0]]
+  with pytest.raises(ValueError, match='per rollout: got 1, expected 2'):
+    streams.finalize(algorithm, groups)

@@ -63,3 +63,27 @@ def test_components_may_overlap():
   parts = {'rl': ce.loss(logprobs, one), 'ce': ce.loss(logprobs, half)}
   loss, _ = combine.total(parts, counts)
   np.testing.assert_allclose(loss, 1.0 / 4 + 0.15 / 8, rtol=1e-6)
+
+
+def test_pair_and_largest_ignore_what_is_elsewhere():
+  values = jnp.array([1.0, jnp.nan, 3.0, jnp.inf])
+  where = jnp.array([True, False, True, False])
+  assert combine.pair(values, where) == (4.0, 2.0)
+  assert combine.largest(values, where) == combine.Max(jnp.float32(3))
+  assert combine.pair(values, 0 * where != 0) == (0.0, 0.0)
+  assert combine.largest(values, 0 * where != 0).value == 0.0
+
+
+def test_merge_adds_pairs_and_takes_the_largest():
+  def metrics(total, count, top):
+    return {
+        'mean': (jnp.float32(total), jnp.float32(count)),
+        'top': combine.Max(jnp.float32(top)),
+    }
+
+  parts = [metrics(1, 2, 5), metrics(3, 4, 7), metrics(5, 2, 6)]
+  merged = metrics(0, 0, 0)  # neutral
+  for part in parts:
+    merged = combine.merge(merged, part)
+  assert combine.means(merged) == {'mean': 9 / 8, 'top': 7.0}
+  assert isinstance(merged['top'], combine.Max)
