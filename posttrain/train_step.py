@@ -107,9 +107,7 @@ def make_train_step(
         skipped=state.skipped + bad,
         skipped_in_row=(state.skipped_in_row + bad) * ~ok,
     )
-    new = jax.lax.with_sharding_constraint(
-        new, sharding.shardings(new, rules, mesh)
-    )
+    new = _place(new, rules, mesh)
     metrics = {
         **combine.means(sums),
         'optim/grad_norm': norm,
@@ -127,9 +125,16 @@ def make_train_step(
     state, metrics = jax.lax.scan(
         lambda s, _: one(s, batch), state, length=updates
     )
-    return state, _over_passes(metrics)
+    # A scan may choose a layout of its own, and the next call would compile.
+    return _place(state, rules, mesh), _over_passes(metrics)
 
   return TrainStep(update, _batch_shardings(mesh))
+
+
+def _place(state: arrays.TrainState, rules, mesh: Mesh) -> arrays.TrainState:
+  return jax.lax.with_sharding_constraint(
+      state, sharding.shardings(state, rules, mesh)
+  )
 
 
 def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -42,6 +42,23 @@ def batches(count, **options):
   return [next(source).batch for _ in range(count)]
 
 
+def sampled(batch, seed=0):
+  """The batch as a policy might have sampled it: rl and ref_kl are live."""
+  rng = np.random.default_rng(seed)
+  weights = np.float32(batch.mask & (batch.positions > 0))
+  count = np.float32(weights.sum())
+
+  def normal(mean, sigma):
+    return np.float32(rng.normal(mean, sigma, batch.ids.shape))
+
+  return dataclasses.replace(
+      batch, rl_weights=weights, ref_kl_weights=0.1 * weights,
+      rl_count=count, ref_kl_count=count, advantages=normal(0, 1),
+      sampler_logprobs=normal(-4, 0.3), ref_logprobs=normal(-4, 0.3),
+      versions=np.zeros_like(batch.versions),
+  )  # fmt: skip
+
+
 def make(mesh=None, average=None, objective=None, cfg=OPTIM, updates=1):
   """(step, fresh state) of the tiny model on a mesh."""
   mesh = sharding.make_mesh(mesh or schema.Mesh())

@@ -1,6 +1,7 @@
 """The train step: the cut does not matter, bad gradients do no harm."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -90,11 +91,34 @@ class Poisoned(objectives.TokenComponents):
     return loss * jnp.where(bad, jnp.nan, 1.0), metrics
 
 
-def test_a_bad_gradient_changes_nothing_and_is_counted():
+def _batches(count):
+  return fixtures.batches(count, micro_batch_tokens=256)
+
+
+def _bad(batch):
+  return dataclasses.replace(batch, versions=np.full_like(batch.versions, 99))
+
+
+@functools.cache
+def _made(updates):
   objective = Poisoned(fixtures.MODEL, ('arithmetic',))
-  step, state = fixtures.make(objective=objective, average=0.5)
-  good, second = fixtures.batches(2)
-  bad = dataclasses.replace(second, versions=np.full_like(second.versions, 99))
+  step, state = fixtures.make(
+      objective=objective, average=0.75, updates=updates
+  )
+  places = jax.tree.map(lambda x: x.sharding, state)
+  return step, jax.device_get(state), places
+
+
+def _shared(updates=1):
+  """(step, fresh state), compiled once for all tests that use it."""
+  step, state, places = _made(updates)
+  return step, jax.device_put(state, places)
+
+
+def test_a_bad_gradient_changes_nothing_and_is_counted():
+  step, state = _shared()
+  good, second = _batches(2)
+  bad = _bad(second)
   state, _ = step(state, good)
   before = jax.device_get(state)
   for row in (1, 2):
@@ -112,10 +136,76 @@ def test_a_bad_gradient_changes_nothing_and_is_counted():
   assert fixtures.worst(before.params, state.params) > 0
 
 
+def test_two_updates_are_two_calls():
+  """The same program twice; `step` counts the batch, optax the updates."""
+  batch = fixtures.sampled(*_batches(1))
+  once, state = _shared(updates=1)
+  measured = []
+  for _ in range(2):
+    state, metrics = once(state, batch)
+    measured.append(jax.device_get(metrics))
+  twice, both = _shared(updates=2)
+  both, metrics = twice(both, batch)
+  assert int(both.step) == 1 and int(state.step) == 2
+  for name in ('params', 'opt_state', 'average'):
+    assert fixtures.worst(getattr(state, name), getattr(both, name)) < 1e-6
+  assert metrics.keys() == measured[0].keys()
+  first, last = measured
+  assert first['mismatch/max'] != last['mismatch/max'] > 0
+  for name, value in metrics.items():
+    mean = (first[name] + last[name]) / 2
+    if name.startswith('mismatch/'):
+      mean = first[name]
+    np.testing.assert_allclose(value, mean, rtol=1e-4, err_msg=name)
+
+
+def test_metrics_of_several_passes():
+  values = jnp.array([1.0, 2.0, 6.0])
+  names = ('mismatch/max', 'optim/lr', 'optim/skipped', 'optim/grad_norm',
+           'loss/total')  # fmt: skip
+  merged = train_step._over_passes({name: values for name in names})
+  assert list(merged.values()) == [1.0, 6.0, 6.0, 3.0, 3.0]
+
+
+def test_two_updates_count_what_they_skip():
+  step, state = _shared(updates=2)
+  good, second = _batches(2)
+  for batch, skipped, in_row in ((good, 0, 0), (_bad(second), 2, 2),
+                                 (good, 2, 0)):  # fmt: skip
+    state, metrics = step(state, batch)
+    assert metrics['optim/skipped'] == skipped
+    assert metrics['optim/skipped_in_row'] == in_row
+  assert int(state.step) == 3 and step.compiles == 1
+
+
+@pytest.mark.parametrize('updates', [1, 2])
+def test_a_batch_without_members_moves_nothing(updates):
+  """Neither momentum nor weight decay: all rollouts were pruned."""
+  step, state = _shared(updates)
+  batch, _ = _batches(2)
+  state, metrics = step(state, batch)
+  assert metrics['optim/empty'] == 0
+  state, _ = step(state, _bad(batch))
+  before = jax.device_get(state)
+  none = np.zeros_like(batch.ce_weights)
+  empty = dataclasses.replace(batch, ce_weights=none, ce_count=np.float32(0))
+  for live in (batch.live, np.zeros_like(batch.live)):
+    state, metrics = step(state, dataclasses.replace(empty, live=live))
+    assert metrics['optim/empty'] == 1 and metrics['loss/total'] == 0
+  # Nor does it end a row of bad gradients.
+  for name in ('params', 'opt_state', 'average', 'skipped', 'skipped_in_row'):
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        getattr(before, name), jax.device_get(getattr(state, name)),
+    )  # fmt: skip
+  assert metrics['optim/skipped_in_row'] == updates
+  assert int(state.step) == 4 and step.compiles == 1
+
+
 def test_the_average_follows_the_weights():
-  step, state = fixtures.make(average=0.75)
+  step, state = _shared()
   old = jax.device_get(state.average)
-  state, _ = step(state, *fixtures.batches(1))
+  state, _ = step(state, *_batches(1))
   jax.tree.map(
       lambda a, p, now: np.testing.assert_allclose(
           now, 0.75 * a + 0.25 * p, rtol=1e-5, atol=1e-7
@@ -130,9 +220,10 @@ import jax, numpy as np
 from posttrain import objectives, schema, train_step, tree
 from tests import fixtures
 objective = objectives.TokenComponents(fixtures.MODEL, ('arithmetic',))
-batches = fixtures.batches(2, micro_batch_tokens=256)
-for name, mesh in (('a', (1, 2, 2)), ('b', (2, 2, 1))):
-  step, state = fixtures.make(mesh=schema.Mesh(*mesh))
+batches = [
+    fixtures.sampled(x) for x in fixtures.batches(2, micro_batch_tokens=256)]
+for name, mesh, updates in (('1', (1, 2, 2), 1), ('2', (2, 2, 1), 2)):
+  step, state = fixtures.make(mesh=schema.Mesh(*mesh), updates=updates)
   kernel = state.params['layers']['mlp']['up']['kernel']
   assert len(kernel.sharding.device_set) == 4
   shard = kernel.addressable_shards[0].data.shape
@@ -143,7 +234,7 @@ for name, mesh in (('a', (1, 2, 2)), ('b', (2, 2, 1))):
   losses = [float(loss)]
   for batch in batches:
     state, metrics = step(state, batch)
-    losses.append(float(metrics['loss/total']))
+    losses += [float(metrics[k]) for k in ('loss/total', 'mismatch/max')]
   assert step.compiles == 1
   np.savez(sys.argv[1] + name, losses=losses, **{
       k.replace('/', '.'): v for k, v in tree.flat(grads).items()})
@@ -151,7 +242,7 @@ for name, mesh in (('a', (1, 2, 2)), ('b', (2, 2, 1))):
 
 
 def test_one_device_equals_four(tmp_path):
-  """fsdp x tensor, and data x fsdp, against a single device."""
+  """fsdp x tensor, and data x fsdp with two updates, against one device."""
   flags = '--xla_force_host_platform_device_count=4'
   # Told of more threads, the collectives of 4 devices do not deadlock.
   env = {**os.environ, 'XLA_FLAGS': flags, 'NPROC': '16'}
@@ -160,19 +251,19 @@ def test_one_device_equals_four(tmp_path):
       capture_output=True, text=True, timeout=300,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr[-2000:]
-  batches = fixtures.batches(2, micro_batch_tokens=256)
+  batches = [fixtures.sampled(batch) for batch in _batches(2)]
   grads, _, loss = _grads(batches[0])
-  step, state = fixtures.make()
-  losses = [float(loss)]
-  for batch in batches:
-    state, metrics = step(state, batch)
-    losses.append(float(metrics['loss/total']))
-  for name in 'ab':
-    saved = dict(np.load(tmp_path / f'mesh_{name}.npz'))
+  for updates in (1, 2):
+    step, state = _shared(updates)
+    losses = [float(loss)]
+    for batch in batches:
+      state, metrics = step(state, batch)
+      losses += [float(metrics[k]) for k in ('loss/total', 'mismatch/max')]
+    saved = dict(np.load(tmp_path / f'mesh_{updates}.npz'))
     np.testing.assert_allclose(losses, saved.pop('losses'), rtol=1e-5)
     mine = {k.replace('/', '.'): v for k, v in tree.flat(grads).items()}
     assert mine.keys() == saved.keys()
-    assert fixtures.worst(mine, saved) < 1e-5, name
+    assert fixtures.worst(mine, saved) < 1e-5, updates
 
 
 @pytest.mark.parametrize(
