@@ -40,8 +40,9 @@ def get_config(argument: str = ''):
       optim=schema.Optim(lr=3e-3, schedule='cosine', warmup_steps=10),
       eval=schema.Eval(
           every=10 if tiny else 100, prompts=20 if tiny else 500,
-          batch=20 if tiny else 100, max_tokens=40,
+          samples=2 if tiny else 8, max_tokens=40,
       ),
+      rollout=schema.Rollout(slots=16 if tiny else 256),
   )  # fmt: skip
   run = schema.Run(
       model=schema.PRESETS['tiny' if tiny else 'small'],

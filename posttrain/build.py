@@ -22,12 +22,16 @@ from posttrain import (
     optim,
     plan,
     schema,
+    scoring,
     sharding,
     train_step,
 )
 from posttrain import pipeline as pipelines
 from posttrain.chat import renderer as chat
+from posttrain.decode import engine as engines
 from posttrain.models import transformer
+from posttrain.rollout import driver as drivers
+from posttrain.rollout import references as refs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Parts:
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh
   pipeline: pipelines.Pipeline
+  evaluator: evaluation.Evaluator
+  capacity: int  # tokens of the longest episode, trained on or not
   plan: plan.Plan
 
 
@@ -62,8 +68,15 @@ def parts(cfg: schema.Run, name: str) -> Parts:
       stage, renderer, cfg.seed, list(cfg.stages).index(name)
   )
   sharding.check_batch(mesh, pipeline.shape[1], f'config.{name}.batch')
-  table = plan.make(name, stage, model, dict(mesh.shape))
-  return Parts(renderer, model, mesh, pipeline, table)
+  evaluator = evaluation.Evaluator(
+      {name: run.env for name, run in pipeline.envs.items()}, renderer,
+      stage.eval, cfg.seed,
+  )  # fmt: skip
+  capacity = evaluator.max_length
+  if pipeline.live:
+    capacity = max(capacity, stage.batch.row_tokens)
+  table = plan.make(name, stage, model, dict(mesh.shape), capacity)
+  return Parts(renderer, model, mesh, pipeline, evaluator, capacity, table)
 
 
 def preflight(cfg: schema.Run) -> dict[str, plan.Plan]:
@@ -76,7 +89,6 @@ def preflight(cfg: schema.Run) -> dict[str, plan.Plan]:
   for name, stage in cfg.stages.items():
     built = parts(cfg, name)
     built.pipeline.check()
-    _evaluator(cfg, stage, built)  # renders the prompts
     if stage.init != 'random' and not stage.init.startswith('stage:'):
       _check_init(stage.init, built.renderer)
     plans[name] = built.plan
@@ -103,8 +115,10 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
         os.path.join(workdir, 'checkpoints', name), cfg.checkpoint
     )
     state, host = _restore(stage, built, optimizer, checkpointer)
+    start = host.get('start') or _start(stage.init, workdir)
     if not host:
-      state = _initial(cfg, stage, built, optimizer, workdir)
+      state = _initial(cfg, stage, built, optimizer, workdir, start)
+    engine, references = _connect(cfg, stage, built, optimizer, workdir, start)
   if host:
     _check_same_tokens(host, built.renderer)
     built.pipeline.set_state(host['pipeline'])
@@ -121,7 +135,7 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
           optimizer, mesh=built.mesh, rules=transformer.SHARDING_RULES,
           average=stage.optim.average, updates=stage.updates_per_rollout,
       ),
-      evaluator=_evaluator(cfg, stage, built),
+      engine=engine, references=references, evaluator=built.evaluator,
       checkpointer=checkpointer, save_every=cfg.checkpoint.every,
       writer=metrics.Writer(
           os.path.join(workdir, 'metrics.jsonl'), position,
@@ -134,6 +148,7 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
           'model': dataclasses.asdict(built.model),
           'tokenizer': built.renderer.fingerprint,
           'config': config.to_dict(cfg),
+          'start': start,
       },
   )  # fmt: skip
 
@@ -180,11 +195,30 @@ def _has_steps(folder: str) -> bool:
   )
 
 
-def _evaluator(cfg, stage, built: Parts) -> evaluation.Evaluator:
-  envs = {name: run.env for name, run in built.pipeline.envs.items()}
-  return evaluation.Evaluator(
-      envs, built.renderer, built.model, stage.eval, cfg.seed
+def _connect(cfg, stage, built: Parts, optimizer, workdir, start: str):
+  """Makes the engine and the references, and introduces them."""
+  rollout, rows = stage.rollout, built.pipeline.shape[1]
+  engine = engines.Engine(
+      built.model, slots=rollout.slots, capacity=built.capacity,
+      chunk=rollout.chunk, prefill_rows=rollout.prefill_rows,
+      prefill_tokens=rollout.prefill_tokens, seed=cfg.seed, mesh=built.mesh,
+  )  # fmt: skip
+  like = _like(stage, built, optimizer).params
+  references = refs.References(
+      scoring.Scorer(built.model, rows, stage.batch.row_tokens, built.mesh),
+      refs.Loader(
+          lambda: _initial(cfg, stage, built, optimizer, workdir, start).params,
+          workdir, like, built.renderer.fingerprint,
+      ),
+  )  # fmt: skip
+  built.pipeline.connect(
+      drivers.Driver(engine, built.renderer, stage.batch.row_tokens),
+      references,
   )
+  built.evaluator.connect(
+      drivers.Driver(engine, built.renderer, built.capacity)
+  )
+  return engine, references
 
 
 def _restore(stage, built: Parts, optimizer, checkpointer):
@@ -196,7 +230,24 @@ def _restore(stage, built: Parts, optimizer, checkpointer):
   return checkpointer.restore(like) or (None, {})
 
 
-def _initial(cfg, stage, built: Parts, optimizer, workdir):
+def _start(init: str, workdir: str) -> str:
+  """Resolves `init` to what it means now: 'random', or a step's folder.
+
+  Checkpoints keep it, so that a resumed stage finds its initial parameters
+  again, whatever was trained since where they came from.
+  """
+  if init == 'random':
+    return init
+  kind, _, target = init.partition(':')
+  path = init
+  if kind == 'stage':
+    path = os.path.join(workdir, 'checkpoints', target)
+  found, root = str(checkpoint.find(path)), os.path.realpath(workdir)
+  inside = os.path.commonpath([found, root]) == root
+  return os.path.relpath(found, root) if inside else found
+
+
+def _initial(cfg, stage, built: Parts, optimizer, workdir, start: str):
   """The state before the first step: random, or another run's weights."""
   like = _like(stage, built, optimizer)
   places = jax.tree.map(lambda x: x.sharding, like)
@@ -205,17 +256,14 @@ def _initial(cfg, stage, built: Parts, optimizer, workdir):
   def fresh(params):
     return train_step.init_state(params, optimizer, average=average)
 
-  if stage.init == 'random':
+  if start == 'random':
     key = jax.random.key(cfg.seed)
     init = jax.jit(
         lambda: fresh(transformer.init(key, built.model)),
         out_shardings=places,
     )
     return init()
-  kind, _, target = stage.init.partition(':')
-  path = stage.init
-  if kind == 'stage':
-    path = os.path.join(workdir, 'checkpoints', target)
+  path = os.path.join(workdir, start)
   _check_init(path, built.renderer)
   params = checkpoint.restore_params(path, like.params)
   return jax.jit(fresh, out_shardings=places)(params)

@@ -221,9 +221,12 @@ def validate(run: schema.Run) -> None:
           f'{path}.optim.warmup_steps must be < steps={stage.steps}: got '
           f'{stage.optim.warmup_steps}'
       )
+    _validate_losses(stage, path)
     for env_name, entry in stage.envs.items():
       _check_name(env_name, f'{path}.envs.{env_name}')
       _validate_env(entry, f'{path}.envs.{env_name}')
+      _validate_sampler(entry, stage, f'{path}.envs.{env_name}')
+      _validate_reference(entry, earlier, f'{path}.envs.{env_name}')
       if len(stage.envs) == 1:
         _unread(entry, 'ratio', f'{path}.envs.{env_name}',
                 'there is one environment')
@@ -234,6 +237,59 @@ def _check_name(name: str, path: str) -> None:
     raise ValueError(
         f'{path} must be named with letters, digits, _ and -: metric names '
         'and file names are made of it'
+    )
+
+
+def _validate_losses(stage: schema.Stage, path: str) -> None:
+  """A loss that no algorithm of the stage trains by is read by nobody."""
+  trained = [entry.algorithm for entry in stage.envs.values()]
+  if not any(isinstance(x, schema.Grpo) for x in trained):
+    _unread(stage.loss, 'rl', f'{path}.loss', 'no algorithm trains rl')
+    _unread(stage.rollout, 'max_errors', f'{path}.rollout',
+            'no environment is played')
+  if not any(getattr(x, 'kl_beta', 0) for x in trained):
+    _unread(stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta')
+
+
+def _validate_sampler(
+    entry: schema.EnvEntry, stage: schema.Stage, path: str
+) -> None:
+  """Which algorithm learns from whose rollouts, and whether they fit."""
+  needs = 'dataset' if entry.algorithm.type == 'sft' else 'policy'
+  if entry.sampler.type != needs:
+    raise ValueError(
+        f'{path}.sampler.type must be {needs!r} for algorithm '
+        f'{entry.algorithm.type!r}: got {entry.sampler.type!r}; '
+        + ('its own samples would be imitated unseen' if needs == 'dataset'
+           else 'a demonstration has no probability under the policy that '
+           'sampled it')
+    )
+  if needs == 'dataset':
+    return
+  if entry.group_size < 2:
+    raise ValueError(
+        f'{path}.group_size must be at least 2 for algorithm '
+        f'{entry.algorithm.type!r}: got {entry.group_size}; a rollout alone is '
+        'its own baseline, and every advantage 0'
+    )
+  if entry.sampler.max_tokens >= stage.batch.row_tokens:
+    raise ValueError(
+        f'{path}.sampler.max_tokens must be below batch.row_tokens='
+        f'{stage.batch.row_tokens}, which holds the prompt too: got '
+        f'{entry.sampler.max_tokens}; raise row_tokens'
+    )
+
+
+def _validate_reference(
+    entry: schema.EnvEntry, stages: list[str], path: str
+) -> None:
+  """A reference may be what an earlier stage ended with; or this one began."""
+  name = getattr(entry.algorithm, 'reference', 'init')
+  kind, _, target = name.partition(':')
+  if kind == 'stage' and target not in stages[:-1]:
+    raise ValueError(
+        f'{path}.algorithm.reference must name an earlier stage: got {name!r}, '
+        f'expected one of {tuple(stages[:-1])}'
     )
 
 

@@ -20,6 +20,8 @@ from posttrain import (
     train_step,
 )
 from posttrain import pipeline as pipelines
+from posttrain.decode import engine as engines
+from posttrain.rollout import references as refs
 
 
 class NonFiniteError(RuntimeError):
@@ -37,6 +39,8 @@ class Job:
   state: arrays.TrainState
   pipeline: pipelines.Pipeline
   update: train_step.TrainStep
+  engine: engines.Engine
+  references: refs.References
   evaluator: evaluation.Evaluator
   checkpointer: checkpoint.Checkpointer
   save_every: int
@@ -57,11 +61,18 @@ class Job:
   def saves_at(self, step: int) -> bool:
     return step == self.steps or step % self.save_every == 0
 
+  def hand_over(self, state: arrays.TrainState, step: int) -> None:
+    """Lets the next batch be sampled and scored by these weights."""
+    if self.pipeline.live:
+      self.engine.set_params(state.params, step)
+      self.references.set_policy(state.params)
+
   def evaluate(self, state: arrays.TrainState, step: int) -> dict[str, float]:
-    """Greedy answers under the averaged weights where there are such."""
+    """Answers under the averaged weights where there are such."""
     params = state.params if state.average is None else state.average
     with self.clock('eval'):
-      values, answers = self.evaluator(params)
+      self.engine.set_params(params, step)
+      values, answers = self.evaluator()
     path = os.path.join(
         self.workdir, 'rollouts', f'{self.name}_eval_{step:06d}.jsonl'
     )
@@ -70,13 +81,22 @@ class Job:
         f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
     return values
 
-  def log(self, step: int, values: dict[str, Any]) -> None:
+  def log(self, step: int, values: dict[str, Any], errors=()) -> None:
     """Writes a row, with the seconds since the last one, and the bar.
 
-    `time/compile` lies within `time/update` and `time/eval`.
+    `time/programs` counts what the stage has compiled so far, whoever asked
+    for it; `time/compile` lies within the other times.
     """
+    if errors:
+      path = os.path.join(
+          self.workdir, 'rollouts', f'{self.name}_errors.jsonl'
+      )
+      with open(path, 'a') as f:
+        for error in errors:
+          f.write(json.dumps({'step': step, 'error': error}) + '\n')
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
     times['time/compile'] = self.compiling.take()
+    times['time/programs'] = self.compiling.count
     if 'batch/tokens' in values:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
@@ -87,7 +107,7 @@ class Job:
             key.removeprefix('eval/'): value
             for key, value in values.items()
             if key in ('loss/total', 'batch/tokens')
-            or key.startswith('eval/pass_rate')
+            or key.startswith(('eval/pass_rate', 'rollout/reward'))
         },
     )
 
@@ -132,7 +152,7 @@ class Job:
 def explain_oom(table: plan.Plan) -> Iterator[None]:
   """Out of device memory ends with the resolved sizes and what to turn."""
   knobs = [
-      f'{table.stage}.batch.micro_batch_tokens', f'{table.stage}.eval.batch',
+      f'{table.stage}.batch.micro_batch_tokens', f'{table.stage}.rollout.slots',
       "model.remat (set it to 'block')", 'mesh.fsdp (raise it)',
   ]  # fmt: skip
   with instrument.explain_oom(dataclasses.asdict(table), knobs):

@@ -54,7 +54,7 @@ def pack(
   kept = [sample for sample in samples if any(
       _weights(sample, component).any() for component in types.COMPONENTS
   )]
-  placed, left = _first_fit(
+  placed, left = first_fit(
       [len(sample) for sample in kept], row_tokens, rows * micro_batches
   )
   members = [[kept[index] for index in row] for row in placed]
@@ -153,7 +153,7 @@ def _weights(sample: types.Sample, component: str) -> np.ndarray:
   return np.where(sample.mask, weights, 0) if component == 'rl' else weights
 
 
-def _first_fit(
+def first_fit(
     lengths: Sequence[int], room: int, limit: int
 ) -> tuple[list[list[int]], list[int]]:
   """First-fit-decreasing: (indices per bin, indices that found no bin)."""

@@ -2,14 +2,20 @@
 
     source -> sampler -> algorithm -> packing
 
-For each of `prompts_per_step` groups an environment is chosen, a task drawn
-from its source, rollouts made by its sampler, and streams written by its
-algorithm. The samples of all environments are packed into one batch.
+1. For each of `prompts_per_step` groups an environment is chosen and a task
+   drawn from its source.
+2. The samplers make the rollouts; episodes of all environments are played at
+   once. Those that failed, or that cannot be graded, are dropped from their
+   groups and counted.
+3. Each environment's algorithm writes streams on its groups.
+4. The samples of all environments are packed into one batch.
 """
 
+import collections
 import dataclasses
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +23,18 @@ import numpy as np
 from posttrain import algorithms, envs, packing, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import renderer as chat
-from posttrain.rollout import sampler
+from posttrain.rollout import driver as drivers
+from posttrain.rollout import sampler as samplers
+from posttrain.rollout import summary
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 CHECKED = 2000  # tasks of a source that `check` looks at
+
+Groups = list[list[types.Rollout]]
+
+
+class TooManyErrors(RuntimeError):
+  """Environments failed more often in one step than the budget allows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +44,7 @@ class Item:
   batch: types.Batch
   metrics: dict[str, float]
   state: dict[str, Any]
+  errors: tuple[str, ...] = ()  # of environments, one per dropped episode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +53,7 @@ class EnvRun:
 
   env: envs.base.Env
   source: Any  # of tasks: an iterator with get_state and set_state
-  sampler: sampler.DatasetSampler
+  sampler: samplers.DatasetSampler | samplers.PolicySampler
   algorithm: algorithms.base.Algorithm
   group_size: int
   ratio: float
@@ -55,16 +70,32 @@ class Pipeline:
       index: int = 0,
   ):
     """Args: seed: of the run; index: of the stage within the run."""
+    self._stage = stage
     self._batch = stage.batch
     self._seed = seed
     self._uid = index * UIDS_PER_STAGE
     self._pad_id = renderer.tokenizer.pad_id
+    self._driver = self._scorer = None
     self.envs = {
         name: _make_env(name, entry, stage.batch, renderer, seed, index)
         for name, entry in stage.envs.items()
     }
     ratios = np.array([run.ratio for run in self.envs.values()])
     self._ratios = np.cumsum(ratios) / ratios.sum()
+
+  def connect(
+      self, driver: drivers.Driver, scorer: algorithms.base.Scorer
+  ) -> None:
+    """Gives it who plays episodes and who scores under references."""
+    self._driver, self._scorer = driver, scorer
+
+  @property
+  def live(self) -> bool:
+    """Whether what it gives depends on the policy's weights."""
+    return any(
+        run.sampler.live or run.algorithm.reference == 'policy'
+        for run in self.envs.values()
+    )
 
   @property
   def shape(self) -> tuple[int, int, int]:
@@ -87,14 +118,67 @@ class Pipeline:
       if not len(run.source):
         raise ValueError(f'environment {name} must have tasks: got none')
       for task in run.source.take(CHECKED):
-        run.sampler.rollout(task, uid=0)
+        run.sampler.check(task)
 
   def __next__(self) -> Item:
-    samples = [
-        sample
-        for _ in range(self._batch.prompts_per_step)
-        for sample in self._group()
-    ]
+    names, draws = zip(
+        *(self._draw() for _ in range(self._batch.prompts_per_step)),
+        strict=True,
+    )
+    groups = collections.defaultdict(list)
+    for name, group in zip(
+        names, samplers.sample(draws, self._driver), strict=True
+    ):
+      groups[name].append(group)
+    errors = self._errors(groups)
+    samples, metrics = [], {}
+    for name, played in groups.items():
+      run = self.envs[name]
+      kept = [_usable(run, group) for group in played]
+      samples += streams.finalize(run.algorithm, kept, self._scorer)
+      if run.sampler.live:
+        metrics |= _rollout_metrics(name, played, kept)
+    batch = self._pack(samples)
+    metrics |= _batch_metrics(batch, len(samples))
+    return Item(batch, metrics, self.get_state(), errors)
+
+  def _draw(self) -> tuple[str, samplers.Draw]:
+    """Draws an environment, one of its tasks, and the group's uids."""
+    name = self._pick()
+    run = self.envs[name]
+    uids = range(self._uid, self._uid + run.group_size)
+    draw = samplers.Draw(next(run.source), run.sampler, uids)
+    self._uid = uids.stop
+    return name, draw
+
+  def _pick(self) -> str:
+    """Chooses an environment by ratio, from (seed, next uid) alone."""
+    names = list(self.envs)
+    if len(names) == 1:
+      return names[0]
+    draw = np.random.default_rng([self._seed, self._uid]).random()
+    return names[int(np.searchsorted(self._ratios, draw, side='right'))]
+
+  def _errors(self, groups: dict[str, Groups]) -> tuple[str, ...]:
+    """The environments' errors.
+
+    Raises:
+      TooManyErrors: they are more than `rollout.max_errors`.
+    """
+    errors = tuple(
+        rollout.error for played in groups.values() for group in played
+        for rollout in group if rollout.stop_reason == 'error'
+    )  # fmt: skip
+    budget = self._stage.rollout.max_errors
+    if len(errors) > budget:
+      raise TooManyErrors(
+          f'environments must fail at most rollout.max_errors={budget} times a '
+          f'step: got {len(errors)}, the first: {errors[0]}; mend the '
+          'environment, or raise the budget'
+      )
+    return errors
+
+  def _pack(self, samples: list[types.Sample]) -> types.Batch:
     micro_batches, rows, row_tokens = self.shape
     batch, leftover = packing.pack(
         samples, row_tokens=row_tokens, rows=rows,
@@ -102,24 +186,7 @@ class Pipeline:
         pad_id=self._pad_id,
     )  # fmt: skip
     assert not leftover, 'a batch has a row for every sample'
-    return Item(batch, _metrics(batch, len(samples)), self.get_state())
-
-  def _group(self) -> list[types.Sample]:
-    """Draws a task; returns the samples of its finished group."""
-    run = self._pick()
-    task = next(run.source)
-    uids = range(self._uid, self._uid + run.group_size)
-    self._uid = uids.stop
-    group = [run.sampler.rollout(task, uid) for uid in uids]
-    return streams.finalize(run.algorithm, [group])
-
-  def _pick(self) -> EnvRun:
-    """Chooses an environment by ratio, from (seed, next uid) alone."""
-    runs = list(self.envs.values())
-    if len(runs) == 1:
-      return runs[0]
-    draw = np.random.default_rng([self._seed, self._uid]).random()
-    return runs[int(np.searchsorted(self._ratios, draw, side='right'))]
+    return batch
 
   def get_state(self) -> dict[str, Any]:
     """JSON-able; with the seed it determines everything that follows."""
@@ -153,19 +220,54 @@ def _make_env(
   env = envs.make(name, entry.env)
   # Another order for every stage and environment, from one seed.
   mixed = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
+  if isinstance(entry.sampler, schema.Policy):
+    sampler = samplers.PolicySampler(
+        entry.sampler, env, renderer, batch.row_tokens
+    )
+  else:
+    sampler = samplers.DatasetSampler(
+        entry.sampler, renderer, batch.row_tokens
+    )
   return EnvRun(
       env=env,
       source=env.source('train', int(mixed.generate_state(1)[0])),
-      sampler=sampler.DatasetSampler(
-          entry.sampler, renderer, batch.row_tokens
-      ),
+      sampler=sampler,
       algorithm=algorithms.make(entry.algorithm),
       group_size=entry.group_size,
       ratio=entry.ratio,
   )
 
 
-def _metrics(batch: types.Batch, samples: int) -> dict[str, float]:
+def _usable(
+    run: EnvRun, group: Sequence[types.Rollout]
+) -> list[types.Rollout]:
+  """What a group is without failed rollouts, and those without a reward.
+
+  A component that reads no reward trains on what cannot be graded as well.
+  """
+  graded = run.sampler.live and run.algorithm.component == 'rl'
+  return [
+      rollout for rollout in group if rollout.stop_reason != 'error'
+      and not (graded and rollout.score.reward is None)
+  ]  # fmt: skip
+
+
+def _rollout_metrics(
+    name: str, played: Groups, kept: Groups
+) -> dict[str, float]:
+  """What the policy did in one environment."""
+  rollouts = [rollout for group in played for rollout in group]
+  alive = summary.survivors(rollouts)
+  values = {
+      **summary.summarize(rollouts), **summary.entropy(rollouts),
+      **summary.mixed_groups(kept),
+      'errors': len(rollouts) - len(alive),
+      'ungraded': len(alive) - sum(len(group) for group in kept),
+  }  # fmt: skip
+  return {f'rollout/{key}/{name}': value for key, value in values.items()}
+
+
+def _batch_metrics(batch: types.Batch, samples: int) -> dict[str, float]:
   tokens = int((batch.segment_ids > 0).sum())
   _, rows, row_tokens = batch.ids.shape
   return {
@@ -174,4 +276,8 @@ def _metrics(batch: types.Batch, samples: int) -> dict[str, float]:
       'batch/completion_tokens': int(batch.mask.sum()),
       'batch/micro_batches': int(batch.live),
       'batch/fill': tokens / max(int(batch.live) * rows * row_tokens, 1),
+      **{
+          f'batch/{name}_tokens': int(getattr(batch, f'{name}_count'))
+          for name in types.COMPONENTS
+      },
   }

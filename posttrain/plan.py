@@ -28,11 +28,14 @@ class Plan:
   parameters: int
   state_bytes: int  # weights, gradients, optimizer moments, average
   activation_bytes: int  # of one micro-batch, forward and backward
+  slots: int  # sequences decoded at a time
+  slot_tokens: int  # longest of them
+  decode_bytes: int  # KV cache of the slots, and the decode view
 
   def lines(self) -> list[str]:
     """The table that people read."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
-    total = self.state_bytes + self.activation_bytes
+    total = self.state_bytes + self.activation_bytes + self.decode_bytes
     rows = (
         ('prompts_per_step', f'{self.prompts_per_step}'),
         ('group_size', groups),
@@ -40,11 +43,14 @@ class Plan:
         ('micro_batch_tokens', f'{self.micro_batch_tokens}'),
         ('  rows x tokens', f'{self.rows_per_micro_batch} x '
                             f'{self.row_tokens}'),
+        ('rollout.slots', f'{self.slots}'),
+        ('  tokens each', f'{self.slot_tokens}'),
         ('steps', f'{self.steps}'),
         ('parameters', f'{self.parameters:,}'),
         ('memory estimate', f'{_size(total)} per device'),
         ('  training state', _size(self.state_bytes)),
         ('  activations', _size(self.activation_bytes)),
+        ('  decoding', _size(self.decode_bytes)),
     )  # fmt: skip
     return [
         f'stage {self.stage}',
@@ -54,7 +60,7 @@ class Plan:
 
 def make(
     name: str, stage: schema.Stage, model: schema.Model,
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, int], slot_tokens: int,
 ) -> Plan:  # fmt: skip
   """Resolves the sizes of a stage.
 
@@ -63,6 +69,7 @@ def make(
     stage: its options.
     model: the model's options with the vocabulary resolved.
     sizes: devices per mesh axis, from `sharding.mesh_sizes`.
+    slot_tokens: tokens of the longest episode.
   """
   batch = stage.batch
   batch_ways = sizes['data'] * sizes['fsdp']
@@ -86,6 +93,11 @@ def make(
       parameters=parameters,
       state_bytes=4 * copies * parameters // (sizes['fsdp'] * sizes['tensor']),
       activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
+      slots=stage.rollout.slots,
+      slot_tokens=slot_tokens,
+      decode_bytes=_decode_bytes(
+          model, stage.rollout.slots * slot_tokens // batch_ways, parameters
+      ),
   )
 
 
@@ -110,6 +122,14 @@ def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:
   work = max(8 * model.heads * row_tokens, 3 * width * model.mlp_dim) / tensor
   kept_layers = {'none': model.layers, 'block': 1}[model.remat]
   return model.layers * between + kept_layers * inside + work
+
+
+def _decode_bytes(model: schema.Model, tokens: int, parameters: int) -> int:
+  """Keys and values of all layers, and a copy of the weights to decode with."""
+  width = 2 if model.dtype == 'bfloat16' else 4
+  cache = 2 * model.layers * model.kv_heads * model.head_dim * tokens
+  head = model.vocab_size * model.embed_dim * model.tied_head
+  return width * (cache + parameters + head)
 
 
 def _size(count: int) -> str:

@@ -136,7 +136,7 @@ class Scorer:
     lengths = [len(sequence) for sequence in ids]
     assert lengths == [len(values) for values in temperatures]
     self._check(lengths)
-    bins, _ = packing._first_fit(lengths, self._row_tokens, len(lengths))
+    bins, _ = packing.first_fit(lengths, self._row_tokens, len(lengths))
     scored = [None] * len(lengths)
     for start in range(0, len(bins), self._rows):
       places = list(_places(bins[start : start + self._rows], lengths))

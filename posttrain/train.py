@@ -29,7 +29,8 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     job.log(0, job.evaluate(state, 0))
   stop.check(f'stage {job.name}, step {job.step}')
   for step in range(job.step + 1, job.steps + 1):
-    with clock('data'):
+    with clock('rollout'):
+      job.hand_over(state, step - 1)
       item = next(job.pipeline)
     with clock('update'):
       state, measured = job.update(state, item.batch)
@@ -37,7 +38,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     record = {**item.metrics, **measured, 'compiles': job.update.compiles}
     if job.evaluates_at(step):
       record |= job.evaluate(state, step)
-    job.log(step, record)
+    job.log(step, record, item.errors)
     job.check_finite(step, measured, item)
     if job.saves_at(step) or stop.requested:
       with clock('save'):

@@ -66,7 +66,7 @@ def test_lengths_with_a_single_token_need_a_member_elsewhere():
   """[7, 5, 3, 2, 2, 1] in rows of 8; the 1 trains nothing and is dropped."""
   batch, left = pack([make(n) for n in (7, 5, 3, 2, 2, 1)])
   assert lengths(batch) == [[7], [5, 3], [2, 2]] and not left
-  bins, _ = packing._first_fit([7, 5, 3, 2, 2, 1], 8, 9)
+  bins, _ = packing.first_fit([7, 5, 3, 2, 2, 1], 8, 9)
   assert bins == [[0, 5], [1, 2], [3, 4]]
 
 

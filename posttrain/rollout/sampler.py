@@ -1,11 +1,80 @@
-"""Samplers: an environment's tasks in, groups of rollouts out."""
+"""Samplers: an environment's tasks in, groups of rollouts out.
+
+One per environment. It owns where rollouts come from, and whether the policy
+made them (`live`): they then have a reward, logprobs and a version.
+"""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import renderer as chat
+from posttrain.envs import base
+from posttrain.rollout import driver as drivers
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+  """A task that was drawn, and who makes which rollouts of it."""
+
+  task: types.Task
+  sampler: 'DatasetSampler | PolicySampler'
+  uids: Sequence[int]
+
+
+def sample(
+    draws: Sequence[Draw], driver: drivers.Driver | None
+) -> list[list[types.Rollout]]:
+  """Returns a group of rollouts per draw; all episodes are played at once."""
+  plays = [
+      draw.sampler.play(draw.task, uid)
+      for draw in draws if draw.sampler.live for uid in draw.uids
+  ]  # fmt: skip
+  played = iter(driver.play(plays) if plays else ())
+  return [
+      [
+          next(played) if draw.sampler.live
+          else draw.sampler.rollout(draw.task, uid)
+          for uid in draw.uids
+      ]
+      for draw in draws
+  ]  # fmt: skip
+
+
+class PolicySampler:
+  """Plays episodes with the policy that is trained."""
+
+  live = True
+
+  def __init__(
+      self, cfg: schema.Policy, env: base.Env, renderer: chat.Renderer,
+      max_tokens: int,
+  ):  # fmt: skip
+    """Args: max_tokens: of an episode, prompt included."""
+    self._cfg, self._env = cfg, env
+    self._renderer = renderer
+    self._max_tokens = max_tokens
+
+  def play(self, task: types.Task, uid: int) -> drivers.Play:
+    """Returns the episode to play."""
+    cfg = self._cfg
+    return drivers.Play(uid, self._env, task, cfg.temperature, cfg.max_tokens)
+
+  def check(self, task: types.Task) -> None:
+    """Refuses a prompt that leaves no room for an answer; names the row."""
+    where = f'row {task.id} of environment {task.env}'
+    try:
+      prompt = self._renderer.render(task.prompt, add_generation_prompt=True)
+    except ValueError as error:
+      raise ValueError(f'{where}: {error}') from None
+    if len(prompt) >= self._max_tokens:
+      raise ValueError(
+          f'{where} must have a prompt below batch.row_tokens='
+          f'{self._max_tokens}: got {len(prompt)} tokens; raise row_tokens, or '
+          'shorten the prompt'
+      )
 
 
 class DatasetSampler:
@@ -15,6 +84,8 @@ class DatasetSampler:
   closing token), whoever wrote them; those of the prompt are given, not
   trained. Its tokens have no sampler logprob and no version.
   """
+
+  live = False
 
   def __init__(
       self, cfg: schema.Dataset, renderer: chat.Renderer, max_tokens: int
@@ -46,6 +117,10 @@ class DatasetSampler:
         types.Score(None),
         'eos' if len(sample) == len(rendered.ids) else 'max_tokens',
     )
+
+  def check(self, task: types.Task) -> None:
+    """Refuses a task that cannot train; see `rollout`."""
+    self.rollout(task, uid=0)
 
   def _render(self, task: types.Task) -> chat.Rendered:
     """Renders the whole task; `sampled` is off on all of the prompt."""

@@ -26,4 +26,5 @@ from posttrain.schema.samplers import Policy as Policy
 from posttrain.schema.stage import Batch as Batch
 from posttrain.schema.stage import EnvEntry as EnvEntry
 from posttrain.schema.stage import Eval as Eval
+from posttrain.schema.stage import Rollout as Rollout
 from posttrain.schema.stage import Stage as Stage

@@ -51,20 +51,47 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rollout:
+  """The decode engine, for training and evaluation alike."""
+
+  # Sequences decoded at a time, over all devices.
+  slots: int = 128
+  # Tokens between two looks at the slots, while an episode waits for one or
+  # has turns to come.
+  chunk: int = 16
+  # Prompts prefilled at a time.
+  prefill_rows: int = 32
+  # Tokens of a prompt that are prefilled at a time.
+  prefill_tokens: int = 32
+  # Environment errors in one step above which the run stops. Each one drops
+  # its episode; it is never a reward.
+  max_errors: int = 10
+
+  def __post_init__(self):
+    base.require_positive(
+        self, 'slots', 'chunk', 'prefill_rows', 'prefill_tokens'
+    )
+    base.require_non_negative(self, 'max_errors')
+
+
+@dataclasses.dataclass(frozen=True)
 class Eval:
-  """Greedy answers to held-out tasks, at a stage's start and end."""
+  """Answers to held-out tasks, at a stage's start and end."""
 
   # Also every so many steps; None = only at the start and the end.
   every: int | None = None
   # Held-out tasks per environment (at most as many as it has).
   prompts: int = 500
-  # Prompts answered at a time.
-  batch: int = 100
-  # Longest answer, in tokens.
+  # Answers to each of them at temperature 1, beside the greedy one; 0 = none.
+  samples: int = 8
+  # Longest answer (assistant turn), in tokens.
   max_tokens: int = 64
 
   def __post_init__(self):
-    base.require_positive(self, 'prompts', 'batch', 'max_tokens')
+    base.require_positive(self, 'prompts', 'max_tokens')
+    base.require(
+        0 <= self.samples <= 1000, 'samples', 'be in [0, 1000]', self.samples
+    )
     base.require(
         self.every is None or self.every > 0, 'every', 'be None or > 0',
         self.every,
@@ -87,6 +114,8 @@ class Stage:
   envs: dict[str, EnvEntry] = dataclasses.field(default_factory=dict)
   # Size and shape of a step.
   batch: Batch = Batch()
+  # How rollouts and answers are decoded.
+  rollout: Rollout = Rollout()
   # The loss components' own options.
   loss: losses.Loss = losses.Loss()
   # Optimizer updates per batch, each a pass over all of it.

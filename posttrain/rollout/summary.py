@@ -1,0 +1,76 @@
+"""What rollouts say about the policy: the same means for training and tests.
+
+Means are over what is known: a value that is None (not graded) counts for
+nothing, and a name is absent where nothing is known.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from posttrain import types
+
+
+def survivors(rollouts: Sequence[types.Rollout]) -> list[types.Rollout]:
+  """Returns the rollouts that no environment error ended."""
+  return [r for r in rollouts if r.stop_reason != 'error']
+
+
+def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
+  """Returns means over the survivors.
+
+  reward; pass_rate and format_rate, of what is graded; length, sampled tokens
+  of an episode; truncated, the share that a budget cut.
+  """
+  rollouts = survivors(rollouts)
+  return _means({
+      'reward': [r.score.reward for r in rollouts],
+      'pass_rate': [r.score.correct for r in rollouts],
+      'format_rate': [r.score.formatted for r in rollouts],
+      'length': [sum(s.mask.sum() for s in r.samples) for r in rollouts],
+      'truncated': [
+          r.stop_reason in ('max_tokens', 'overflow') for r in rollouts
+      ],
+  })
+
+
+def entropy(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
+  """Returns {'entropy': E[-log p]} of what was sampled: nats per token.
+
+  An unbiased estimate for rollouts at the temperature of their law.
+  """
+  return _means({
+      'entropy': [
+          -x for r in rollouts for s in r.samples
+          for x in s.sampler_logprobs[s.mask].tolist()
+      ]
+  })  # fmt: skip
+
+
+def mixed_groups(groups: Sequence[Sequence[types.Rollout]]) -> dict[str, float]:
+  """Returns the share of groups whose rewards differ.
+
+  Only they leave a signal behind a baseline.
+  """
+  rewards = [
+      [r.score.reward for r in group if r.score.reward is not None]
+      for group in groups
+  ]
+  return _means({'mixed_groups': [max(x) > min(x) for x in rewards if x]})
+
+
+def pass_at(groups: Sequence[Sequence[types.Rollout]], k: int) -> float | None:
+  """Returns the share of tasks that one of k answers solves; None if unknown.
+
+  The unbiased estimator of Chen et al. (arXiv 2107.03374), 1 - C(n - c, k) /
+  C(n, k) for c correct of n answers, at n = k. Tasks with fewer graded
+  answers are left out.
+  """
+  correct = [[r.score.correct for r in survivors(group)] for group in groups]
+  full = [x for x in correct if len(x) == k and None not in x]
+  return float(np.mean([any(x) for x in full])) if full else None
+
+
+def _means(values: dict[str, list]) -> dict[str, float]:
+  known = {k: [v for v in x if v is not None] for k, x in values.items()}
+  return {k: float(np.mean(x)) for k, x in known.items() if x}

@@ -1,0 +1,54 @@
+"""Inputs for the tests of attention: arrays, and intervals of every kind."""
+
+import jax.numpy as jnp
+import numpy as np
+
+KINDS = ('causal', 'packed', 'window', 'packed window', 'any', 'one key')
+
+
+def draw(seed, *shapes, dtype=jnp.float32):
+  """Unit normal arrays; by numpy, which has nothing to compile."""
+  rng = np.random.default_rng(seed)
+  return tuple(
+      jnp.asarray(rng.standard_normal(shape, np.float32).astype(dtype))
+      for shape in shapes
+  )
+
+
+def packed(lengths, t):
+  """Causal intervals of segments in a row of t, i32[t] each; then pads."""
+  start, end = np.zeros((2, t), np.int32)
+  first = 0
+  for length in lengths:
+    at = slice(first, first + length)
+    start[at], end[at] = first, np.arange(first, first + length) + 1
+    first += length
+  return start, end
+
+
+def intervals(kind, t, s=None):
+  """(k_start, k_end), i32[t] each, over s >= t keys; queries come last."""
+  s = s or t
+  rng = np.random.default_rng(0)
+  start, end = packed((t // 4, t // 2 - 1, t // 8), t)  # an eighth is pad
+  if kind == 'packed':
+    return start, end
+  if kind == 'packed window':
+    return np.maximum(start, end - 7), end
+  if kind == 'any':  # in no order, a third of it empty, some out of range
+    start = rng.integers(-3, s + 3, t)
+    return start, start + rng.integers(-s // 2, s, t)
+  start, end = np.zeros(t, np.int32), np.arange(s - t, s) + 1
+  if kind == 'window':
+    start = np.maximum(start, end - t // 3)
+  if kind == 'one key':
+    start = end - 1
+  return start, end
+
+
+def every_kind(t, s=None):
+  """The kinds as rows of a batch: i32[len(KINDS), t] each."""
+  rows = [intervals(kind, t, s) for kind in KINDS]
+  return tuple(
+      jnp.asarray(np.stack(x), jnp.int32) for x in zip(*rows, strict=True)
+  )

@@ -1,0 +1,136 @@
+"""Decode attention, interpreted, against the oracle and flash attention."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import attention, decode_tpu, decode_triton, reference
+from tests.kernels import inputs
+
+S, N, K, H = 64, 6, 2, 16  # groups of three
+SCALE = H**-0.5
+FAST = {'xla_backend_optimization_level': 0}  # of tests, to compile
+# Empty, one key, a window, out of range, everything, a ragged length.
+START = np.array([9, 63, 17, -5, 0, 0], np.int32)
+END = np.array([9, 64, 44, 70, 64, 37], np.int32)
+B = len(START)
+# (backend, splits); 16 are more than there are blocks.
+CASES = [('triton', 1), ('triton', 16), ('mosaic_tpu', None)]
+cases = pytest.mark.parametrize('case', CASES, ids=str)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def small_blocks():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(decode_triton, 'BLOCK', 16)
+    patch.setattr(decode_tpu, 'BLOCK', 16)
+    patch.setattr(decode_tpu, 'LEAST', 16)
+    yield
+
+
+@functools.cache
+def make_run(case, softcap=None):
+  """Jitted (q, k, v, k_start, k_end) -> (out, lse)."""
+  options = dict(scale=SCALE, softcap=softcap, return_lse=True)
+  if case == 'oracle':
+    return jax.jit(functools.partial(reference.decode, **options))
+  backend, splits = case
+  decode = functools.partial(
+      attention.decode, **options, backend=backend, splits=splits,
+      interpret=True,
+  )
+  return jax.jit(decode, compiler_options=FAST)
+
+
+@functools.cache
+def make_flash(backend):
+  """Jitted (q [B, 16, N, H], k, v, k_start, k_end) -> (out, lse)."""
+  cached = functools.partial(
+      attention.cached, scale=SCALE, return_lse=True, backend=backend,
+      interpret=True,
+  )
+  return jax.jit(cached, compiler_options=FAST)
+
+
+def make_inputs(dtype=jnp.float32, s=S):
+  return inputs.draw(
+      0, (B, N, H), (B, K, s, H), (B, K, s, H), dtype=dtype
+  )
+
+
+@cases
+@pytest.mark.parametrize('softcap, s, dtype', [
+    (None, S, jnp.float32), (2.0, 50, jnp.bfloat16),
+], ids=['float32', 'bfloat16 softcap odd'])
+def test_matches_oracle(case, softcap, s, dtype):
+  arrays = make_inputs(dtype, s)
+  out, lse = make_run(case, softcap)(*arrays, START, END)
+  assert out.dtype == dtype and lse.dtype == jnp.float32
+  expected, expected_lse = make_run('oracle', softcap)(
+      *(x.astype(jnp.float32) for x in arrays), START, END
+  )
+  exact = dtype == jnp.float32
+  np.testing.assert_allclose(
+      np.asarray(out, np.float32), expected, rtol=0,
+      atol=2e-6 if exact else 1e-2,
+  )
+  np.testing.assert_allclose(
+      lse, expected_lse, rtol=0, atol=1e-5 if exact else 5e-3
+  )
+  assert not np.asarray(out, np.float32)[0].any() and (lse[0] == -1e30).all()
+
+
+def test_splits_agree():
+  arrays = make_inputs()
+  one, many = (make_run(case)(*arrays, START, END) for case in CASES[:2])
+  np.testing.assert_allclose(one[0], many[0], rtol=0, atol=2e-6)
+  np.testing.assert_allclose(one[1], many[1], rtol=0, atol=1e-5)
+
+
+@cases
+def test_equals_the_last_row_of_flash(case):
+  q, k, v = make_inputs()
+  out, lse = make_run(case)(q, k, v, START, END)
+  queries = np.stack([np.zeros_like(q)] * 15 + [q], axis=1)
+  start, end = (
+      np.stack([np.zeros_like(x)] * 15 + [x], axis=1) for x in (START, END)
+  )
+  flash, flash_lse = make_flash(case[0])(queries, k, v, start, end)
+  np.testing.assert_allclose(out, flash[:, -1], rtol=0, atol=5e-6)
+  np.testing.assert_allclose(lse, flash_lse[..., -1], rtol=0, atol=1e-5)
+
+
+@cases
+def test_keys_outside_the_interval_change_nothing_bitwise(case):
+  q, k, v = make_inputs()
+  keys = np.arange(S)[None]
+  outside = ~((START[:, None] <= keys) & (keys < END[:, None]))
+  outside = outside[:, None, :, None]
+  run = make_run(case)
+  ours = run(q, k, v, START, END)
+  other = run(
+      q, *(np.where(outside, 1e4 * x + 7.0, x) for x in (k, v)), START, END
+  )
+  for a, b in zip(ours, other, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+@cases
+def test_finite_at_large_scores_and_exact_with_one_key(case):
+  q, k, v = make_inputs()
+  for size in (1e4, -1e4):
+    out, lse = make_run(case)(q * size / SCALE, k, v, START, END)
+    assert np.isfinite(out).all() and np.isfinite(lse).all()
+    np.testing.assert_allclose(  # row 1 sees the last key alone
+        out[1], np.repeat(v[1, :, -1], N // K, axis=0), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize('programs, size, expected', [
+    (512, 4096, 1), (64, 4096, 8), (8, 4096, 16), (8, 256, 2), (8, 64, 1),
+])
+def test_splits_keep_a_gpu_busy_but_not_with_crumbs(programs, size, expected):
+  assert decode_triton.default_splits(programs, size) == expected

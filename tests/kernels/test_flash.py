@@ -1,0 +1,288 @@
+"""Flash attention, interpreted, against the oracle; and what must hold exactly.
+
+All kinds of intervals are rows of one batch, and the blocks are small, so that
+a few compilations cross every edge.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from jax.test_util import check_grads
+
+from kernels import attention, flash_tpu, flash_triton, reference
+from tests.kernels import inputs
+
+B, T, N, K, H = len(inputs.KINDS), 32, 4, 2, 16
+SCALE = H**-0.5
+# Nearly all the time of these tests is compilation.
+FAST = {'xla_backend_optimization_level': 0}
+backends = pytest.mark.parametrize('backend', ['triton', 'mosaic_tpu'])
+
+
+@pytest.fixture(autouse=True, scope='module')
+def small_blocks():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(flash_triton, 'BLOCK', 16)
+    patch.setattr(flash_tpu, 'BLOCK', 16)
+    patch.setattr(flash_tpu, 'LANES', 16)
+    yield
+
+
+@functools.cache
+def make_run(backend, name='attention', softcap=None, scale=SCALE):
+  """Jitted (q, k, v, intervals, g, g_lse) -> out, lse, dq, dk, dv."""
+  fn = getattr(reference, name)
+  if backend != 'oracle':
+    fn = functools.partial(
+        getattr(attention, name), backend=backend, interpret=True
+    )
+
+  def run(q, k, v, start, end, g, g_lse):
+    def call(q, k, v):
+      return fn(
+          q, k, v, start, end, scale=scale, softcap=softcap, return_lse=True
+      )
+
+    (out, lse), vjp = jax.vjp(call, q, k, v)
+    return out, lse, *vjp((g.astype(out.dtype), g_lse))
+
+  return jax.jit(run, compiler_options=FAST)
+
+
+def make_inputs(seed=0, b=B, t=T, n=N, k=K, h=H, dtype=jnp.float32):
+  """(q, k, v), (g, g_lse)."""
+  q, k, v, g = inputs.draw(
+      seed, (b, t, n, h), (b, t, k, h), (b, t, k, h), (b, t, n, h),
+      dtype=dtype,
+  )
+  return (q, k, v), (g, *inputs.draw(seed + 1, (b, n, t)))
+
+
+def rows(kind):
+  """One kind of intervals for each of B rows."""
+  start, end = inputs.intervals(kind, T)
+  return tuple(np.tile(x.astype(np.int32), (B, 1)) for x in (start, end))
+
+
+def compare(ours, expected, dtype):
+  """The table of tolerances; gradients relative to their largest entry."""
+  exact = dtype == jnp.float32
+  names = ('out', 'lse', 'dq', 'dk', 'dv')
+  for name, a, b in zip(names, ours, expected, strict=True):
+    assert a.dtype == (jnp.float32 if name == 'lse' else dtype)
+    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+    assert np.isfinite(a).all(), name
+    error = np.abs(a - b).max()
+    if name == 'out':
+      assert error <= (2e-6 if exact else 1e-2), (name, error)
+    elif name == 'lse':
+      assert error <= (1e-5 if exact else 5e-3), (name, error)
+    else:
+      assert error <= (1e-5 if exact else 2e-2) * np.abs(b).max(), (name, error)
+      cosine = (a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum())
+      assert cosine >= 0.9999, (name, cosine)
+
+
+@backends
+@pytest.mark.parametrize('t, n, k, h, dtype', [
+    (T, N, K, H, jnp.float32), (50, 4, 1, 64, jnp.bfloat16),
+], ids=['float32', 'bfloat16'])
+def test_matches_oracle(backend, t, n, k, h, dtype):
+  start, end = inputs.every_kind(t)
+  arrays, gradients = make_inputs(3, B, t, n, k, h, dtype)
+  ours = make_run(backend)(*arrays, start, end, *gradients)
+  arrays = [x.astype(jnp.float32) for x in arrays]
+  expected = make_run('oracle')(*arrays, start, end, *gradients)
+  compare(ours, expected, dtype)
+  empty = np.minimum(end, t) <= np.maximum(start, 0)
+  assert empty.sum() > t // 8
+  out, lse, dq = (np.asarray(x, np.float32) for x in ours[:3])
+  assert not out[empty].any() and not dq[empty].any()
+  assert (lse.transpose(0, 2, 1)[empty] == -1e30).all()
+
+
+@backends
+def test_odd_prefill_over_a_cache_matches_oracle(backend):
+  t, s, n, h = 21, 57, 6, 32  # no multiples of anything; groups of three
+  q, k, v, g, g_lse = inputs.draw(
+      4, (B, t, n, h), (B, K, s, h), (B, K, s, h), (B, t, n, h), (B, n, t)
+  )
+  args = (q, k, v, *inputs.every_kind(t, s), g, g_lse)
+  ours = make_run(backend, 'cached', softcap=3.0)(*args)
+  expected = make_run('oracle', 'cached', softcap=3.0)(*args)
+  compare(ours, expected, jnp.float32)
+
+
+@backends
+def test_keys_outside_every_interval_change_nothing_bitwise(backend):
+  (q, k, v), gradients = make_inputs()
+  intervals = np.full((B, T), 5, np.int32), np.full((B, T), 19, np.int32)
+  outside = (np.arange(T) < 5) | (np.arange(T) >= 19)
+
+  def edited(x):
+    return np.where(outside[:, None, None], 1e4 * x + 7.0, x)
+
+  run = make_run(backend)
+  ours = run(q, k, v, *intervals, *gradients)
+  other = run(q, edited(k), edited(v), *intervals, *gradients)
+  for a, b in zip(ours, other, strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert not any(np.asarray(x)[:, outside].any() for x in ours[3:])
+
+
+@backends
+def test_packed_equals_separate(backend):
+  arrays, (g, g_lse) = make_inputs()
+  lengths = (T // 4, T // 2 - 1, T // 8)
+  run = make_run(backend)
+  whole = run(*arrays, *rows('packed'), g, g_lse)
+  first = 0
+  for length in lengths:
+    def moved(x, axis=1, first=first):
+      return np.roll(x, -first, axis)
+
+    live = np.arange(T) < length  # g of other segments must not count
+    interval = [np.tile(x, (B, 1)) for x in inputs.packed((length,), T)]
+    alone = run(
+        *map(moved, arrays), *interval,
+        moved(g) * live[:, None, None], moved(g_lse, 2) * live,
+    )
+    for i, (a, b) in enumerate(zip(whole, alone, strict=True)):
+      a, b = (
+          np.moveaxis(np.asarray(x), 2, 1) if i == 1 else np.asarray(x)
+          for x in (a, b)
+      )
+      a, b = a[:, first:first + length], b[:, :length]
+      np.testing.assert_allclose(a, b, atol=1e-5 if i == 1 else 5e-6)
+    first += length
+
+
+@backends
+def test_gradient_of_padding_is_zero(backend):
+  arrays, gradients = make_inputs()
+  start, end = rows('packed')
+  pad = end[0] == 0
+  out, lse, *grads = map(
+      np.asarray, make_run(backend)(*arrays, start, end, *gradients)
+  )
+  assert pad.any() and not out[:, pad].any() and (lse[..., pad] == -1e30).all()
+  for grad in grads:
+    assert grad[:, ~pad].any() and not grad[:, pad].any()
+
+
+@backends
+def test_grouped_heads_equal_repeated_heads(backend):
+  (q, k, v), gradients = make_inputs()
+  repeated = [np.repeat(x, N // K, axis=2) for x in (k, v)]
+  run = make_run(backend)
+  grouped = run(q, k, v, *rows('packed'), *gradients)
+  full = run(q, *repeated, *rows('packed'), *gradients)
+  summed = [
+      np.asarray(x).reshape(B, T, K, N // K, H).sum(3) for x in full[3:]
+  ]
+  for a, b in zip(grouped, (*full[:3], *summed), strict=True):
+    np.testing.assert_allclose(a, b, atol=5e-6)
+
+
+@backends
+def test_wide_window_is_causal_bitwise(backend):
+  arrays, gradients = make_inputs()
+  start, end = rows('causal')
+  run = make_run(backend)
+  causal = run(*arrays, start, end, *gradients)
+  for size in (T, 10 * T):
+    wide = run(*arrays, np.maximum(start, end - size), end, *gradients)
+    for a, b in zip(causal, wide, strict=True):
+      np.testing.assert_array_equal(a, b)
+
+
+@backends
+def test_high_softcap_is_none(backend):
+  arrays, gradients = make_inputs()
+  args = (*arrays, *rows('packed'), *gradients)
+  plain = make_run(backend)(*args)
+  capped = make_run(backend, softcap=1e6)(*args)
+  for a, b in zip(plain, capped, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@backends
+def test_gradients_by_finite_differences(backend):
+  arrays, (g, g_lse) = make_inputs()
+  run, intervals = make_run(backend), rows('packed')
+
+  def pads_apart(out, lse):  # an lse of -1e30 drowns all differences
+    return out, jnp.where(lse > -1e29, lse, 0.0)
+
+  @jax.custom_vjp
+  def call(*x):
+    return pads_apart(*run(*x, *intervals, g, g_lse)[:2])
+
+  call.defvjp(
+      lambda *x: (call(*x), x),
+      lambda x, g: run(*x, *intervals, *g)[2:],
+  )
+  check_grads(call, arrays, order=1, modes=['rev'], atol=1e-2, rtol=1e-2)
+
+
+@backends
+def test_finite_at_large_scores_and_rows_with_one_key(backend):
+  (q, k, v), gradients = make_inputs()
+  for kind, size in (('causal', 1e4), ('causal', -1e4), ('one key', 1e4)):
+    run = make_run(backend)
+    ours = run(q * size / SCALE, k, v, *rows(kind), *gradients)
+    for x in ours:
+      assert np.isfinite(x).all()
+  np.testing.assert_allclose(  # of one key, the last, out is its value
+      ours[0], np.repeat(v, N // K, axis=2), rtol=1e-6
+  )
+
+
+@backends
+def test_two_runs_agree_bitwise(backend):
+  arrays, gradients = make_inputs()
+  run = make_run(backend)
+  one, two = (
+      run(*arrays, *rows('packed'), *gradients) for _ in range(2)
+  )
+  for a, b in zip(one, two, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+@backends
+def test_vmap_and_shard_map_agree(backend):
+  arrays, gradients = make_inputs()
+  args = (*arrays, *rows('packed'), *gradients)
+  run = make_run(backend)
+  mesh = jax.make_mesh((1,), ('data',), (jax.sharding.AxisType.Auto,))
+  spec = PartitionSpec('data')
+  wrapped = jax.jit(
+      jax.shard_map(
+          jax.vmap(run.__wrapped__), mesh=mesh, in_specs=spec, out_specs=spec,
+          check_vma=False,
+      ), compiler_options=FAST,
+  )(*(x.reshape(2, B // 2, *x.shape[1:]) for x in args))
+  for a, b in zip(run(*args), wrapped, strict=True):
+    np.testing.assert_allclose(a, b.reshape(a.shape), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize('backend, h, dtype', [
+    ('triton', 96, 'float32'), ('triton', 8, 'float32'),
+    ('triton', 64, 'float64'), ('mosaic_tpu', 20, 'float32'),
+    ('mosaic_tpu', 64, 'float16'),
+])
+def test_refuses_heads_that_it_cannot_serve(backend, h, dtype):
+  x = np.zeros((1, 2, 2, h), dtype)
+  at = np.zeros((1, 2), np.int32)
+  with pytest.raises(NotImplementedError, match=f'{backend}: .* must be'):
+    attention.attention(x, x, x, at, at, scale=1.0, backend=backend)
+
+
+def test_refuses_mixed_dtypes():
+  x, at = np.zeros((1, 2, 2, 16), np.float32), np.zeros((1, 2), np.int32)
+  with pytest.raises(NotImplementedError, match='one dtype'):
+    attention.attention(x, x.astype(np.float16), x, at, at, scale=1.0)

@@ -1,0 +1,87 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import masks
+from tests.kernels import inputs
+
+key_blocks = jax.jit(masks.key_blocks, static_argnums=(2, 3))
+query_blocks = jax.jit(masks.query_blocks, static_argnums=1)
+clip = jax.jit(masks.clip, static_argnums=2)
+
+
+@pytest.mark.parametrize('size, most, least, expected', [
+    (256, 64, 16, (64, 256)),
+    (160, 64, 16, (32, 160)),  # divides: no padding, hence no copy
+    (100, 64, 16, (64, 128)),
+    (24, 64, 16, (32, 32)),
+    (1, 64, 16, (16, 16)),
+    (1000, 512, 128, (512, 1024)),
+    (768, 512, 128, (256, 768)),
+])
+def test_fit_by_hand(size, most, least, expected):
+  assert masks.fit(size, most, least) == expected
+
+
+def test_clip_makes_one_kind_of_empty():
+  start = jnp.array([[-2, 3, 5, 7, 9]])
+  end = jnp.array([[2, 3, 4, 12, 12]])
+  start, end = clip(start, end, 8)
+  assert start.tolist() == [[0, 0, 0, 7, 0]]
+  assert end.tolist() == [[2, 0, 0, 8, 0]]
+
+
+def test_blocks_by_hand():
+  # Two segments of 4 and 3 tokens and a pad, in blocks of 2.
+  start = jnp.array([[0, 0, 0, 0, 4, 4, 4, 0]])
+  end = jnp.array([[1, 2, 3, 4, 5, 6, 7, 0]])
+  blocks = key_blocks(start, end, 2, 2)
+  assert blocks.tolist() == [
+      [[0, 0, 0, 1], [0, 0, 1, 2], [2, 2, 2, 3], [2, 2, 2, 4]]
+  ]
+  turned = query_blocks(blocks, 4)
+  assert turned[..., 0].tolist() == [[0, 1, 2, 3]]
+  assert turned[..., 3].tolist() == [[2, 2, 4, 4]]
+  assert turned[0, 0].tolist() == [0, 1, 2, 2]  # block 1 needs no mask
+
+
+def test_no_key_no_block():
+  zero = jnp.zeros((1, 8), jnp.int32)
+  blocks = key_blocks(zero, zero, 4, 4)
+  assert not blocks.any()
+  assert not query_blocks(blocks, 2).any()
+
+
+@pytest.mark.parametrize('block_q, block_k', [(16, 16), (8, 32)])
+def test_blocks_cover_what_is_seen_and_inner_ones_need_no_mask(
+    block_q, block_k
+):
+  t = 64
+  start, end = clip(*inputs.every_kind(t), t)
+  start, end = np.asarray(start), np.asarray(end)
+  keys = np.arange(t)
+  mask = (start[..., None] <= keys) & (keys < end[..., None])
+  tiled = np.asarray(mask).reshape(
+      -1, t // block_q, block_q, t // block_k, block_k
+  )
+  some, every = tiled.any((2, 4)), tiled.all((2, 4))
+  blocks = key_blocks(start, end, block_q, block_k)
+  turned = query_blocks(blocks, t // block_k)
+  for found, live, whole in (
+      (blocks, some, every), (turned, some.mT, every.mT)
+  ):
+    assert (np.diff(found, axis=-1) >= 0).all()
+    lo, inner, outer, hi = (np.asarray(found)[..., i, None] for i in range(4))
+    index = np.arange(live.shape[-1])
+    assert ((lo <= index) & (index < hi))[live].all()
+    assert whole[(inner <= index) & (index < outer)].all()
+  # Of a causal row all blocks below the diagonal are inner ones.
+  assert blocks[0, -1].tolist() == [
+      0, 0, (t - block_q + 1) // block_k, t // block_k
+  ]
+
+
+def test_window_keeps_the_last_keys():
+  start, end = inputs.packed((4, 3), 8)
+  assert masks.window(start, end, 2).tolist() == [0, 0, 1, 2, 4, 4, 5, 0]

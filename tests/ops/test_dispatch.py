@@ -1,0 +1,140 @@
+"""Which implementation runs where; kernels behind the ops."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import reference
+from posttrain.ops import attention, dispatch
+from tests.kernels import inputs, lowering
+
+B, T, S, N, K, H = 2, 32, 64, 4, 2, 64
+SCALE = 0.125
+
+
+def shapes(h=H, dtype=jnp.bfloat16):
+  """{name of an op: (op, its arguments)}."""
+  def of(*shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  q, k, cache = of(B, T, N, h), of(B, T, K, h), of(B, K, S, h)
+  at, one = (jax.ShapeDtypeStruct(x, jnp.int32) for x in ((B, T), (B,)))
+  return {
+      'attention': (attention.attention, (q, k, k, at, at)),
+      'cached': (attention.cached, (q, cache, cache, at, at)),
+      'decode': (attention.decode, (of(B, N, h), cache, cache, one, one)),
+  }
+
+
+def lower(name, target, impl='auto', **kwargs):
+  op, args = shapes(**kwargs)[name]
+  op = functools.partial(op, scale=SCALE, impl=impl)
+  return lowering.lower(op, *args, target=target)
+
+
+def counts(text):
+  return [
+      text.count(name) for name in (lowering.TRITON, lowering.MOSAIC_TPU)
+  ]
+
+
+@pytest.mark.parametrize('name', ['attention', 'cached', 'decode'])
+@pytest.mark.parametrize('target, expected', [
+    ('cpu', [0, 0]), ('h200', [1, 0]), ('v5e', [0, 1]),
+])
+def test_auto_takes_the_kernels_of_the_platform(name, target, expected):
+  assert counts(lower(name, target)) == expected
+
+
+def test_explicit_xla_has_no_kernel():
+  assert counts(lower('decode', 'h200', 'xla')) == [0, 0]
+
+
+def test_auto_falls_through_and_says_so_once(caplog):
+  dispatch._log.cache_clear()
+  with caplog.at_level(logging.INFO, 'absl'):
+    for _ in range(2):
+      assert counts(lower('cached', 'h200', h=80)) == [0, 0]
+  assert [x.message for x in caplog.records] == [
+      'attention runs as XLA, not as triton: head_dim must be a power of two '
+      'from 16 to 256: got 80'
+  ]
+
+
+@pytest.mark.parametrize('impl, target, h, message', [
+    ('triton', 'h200', 80, 'head_dim must be a power of two'),
+    ('triton', 'v5e', 64, "got 'tpu'"),
+    ('mosaic_tpu', 'cpu', 64, "got 'cpu'"),
+    ('interpret', 'cpu', 80, 'head_dim'),
+])
+def test_a_named_one_that_cannot_serve_is_refused(impl, target, h, message):
+  with pytest.raises(NotImplementedError, match=message):
+    lower('attention', target, impl, h=h)
+
+
+def test_unknown_name():
+  with pytest.raises(ValueError, match="impl must be one of .* got 'cuda'"):
+    lower('decode', 'cpu', 'cuda')
+
+
+def test_several_devices_are_xla_unless_manual(monkeypatch):
+  mesh = jax.sharding.AbstractMesh(
+      (2,), ('data',), (jax.sharding.AxisType.Auto,)
+  )
+  assert dispatch.alone()
+  with jax.sharding.use_abstract_mesh(mesh):
+    assert not dispatch.alone()
+    monkeypatch.setattr(dispatch, 'platform', lambda: 'gpu')
+    assert dispatch.choose('auto', lambda name: None) == 'xla'
+  manual = jax.sharding.AbstractMesh(
+      (2,), ('data',), (jax.sharding.AxisType.Manual,)
+  )
+  with jax.sharding.use_abstract_mesh(manual):
+    assert dispatch.choose('auto', lambda name: None) == 'auto'
+  monkeypatch.setattr(jax, 'device_count', lambda: 8)
+  assert not dispatch.alone()
+
+
+@pytest.mark.parametrize('target', ['h200', 'v5e'])
+def test_backward_of_a_rematerialized_layer_runs_forward_once(target):
+  op, args = shapes()['attention']
+  policy = jax.checkpoint_policies.save_only_these_names('kept')
+
+  def loss(q, *rest):
+    @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
+    def layer(x, _):
+      return x + jnp.sin(op(x, *rest, scale=SCALE)), None
+
+    return jax.lax.scan(layer, q, length=3)[0].astype(jnp.float32).sum()
+
+  text = lowering.lower(jax.grad(loss, (0, 1, 2)), *args, target=target)
+  assert text.count(lowering.CUSTOM_CALLS[target]) == 3  # forward, dq, dkv
+
+
+def test_interpreted_kernels_agree_with_xla():
+  b = len(inputs.KINDS)
+  q, k, v, g = inputs.draw(
+      0, (b, T, N, H), (b, T, K, H), (b, T, K, H), (b, T, N, H),
+      dtype=jnp.bfloat16,
+  )
+  at = inputs.every_kind(T)
+
+  def run(fn, q, k, v, g):
+    out, vjp = jax.vjp(lambda *x: fn(*x, *at, scale=SCALE), q, k, v)
+    return out, *vjp(g)
+
+  def call(fn, *args, **kwargs):
+    fn = functools.partial(run, functools.partial(fn, **kwargs))
+    return [np.asarray(x, np.float32) for x in jax.jit(fn)(*args)]
+
+  xla = call(attention.attention, q, k, v, g, impl='xla')
+  ours = call(attention.attention, q, k, v, g, impl='interpret')
+  exact = call(
+      reference.attention, *(x.astype(jnp.float32) for x in (q, k, v, g))
+  )
+  for a, b, c in zip(ours, xla, exact, strict=True):
+    assert np.abs(a - c).max() <= 1.5 * np.abs(b - c).max()
