@@ -1,5 +1,6 @@
 """GRPO: advantages by hand, scales by numpy, leash and pruning."""
 
+import itertools
 import subprocess
 import sys
 
@@ -112,6 +113,22 @@ def test_a_group_is_its_own_baseline():
   assert both == [*_advantages([1, 0]), *_advantages([5, 3])]
   # A shift changes nothing, a factor comes through.
   assert _advantages([4.0, 2.0]) == _advantages([5.0, 3.0]) == [1.0, -1.0]
+
+
+@pytest.mark.parametrize('size', [1, 2, 4])
+def test_expected_gradient_is_that_of_the_pass_rate(size):
+  """Up to (N - 1) / N: a rollout is part of its own baseline.
+
+  All outcomes of a Bernoulli policy, whose score function in the logit is
+  y - p, and d p / d logit = p (1 - p): 0.09 at p = 0.1, so 0.0675 for N = 4.
+  """
+  algorithm, p, expected = algorithms.make(schema.Grpo()), 0.1, 0.0
+  for outcome in itertools.product([0.0, 1.0], repeat=size):
+    chance = np.prod([p if y else 1 - p for y in outcome])
+    credit = algorithm.assign(_group(outcome))
+    scores = [y - p for y in outcome]
+    expected += chance * np.dot(credit, scores) / size
+  np.testing.assert_allclose(expected, (size - 1) / size * 0.09, rtol=1e-5)
 
 
 def test_credit_spreads_over_the_samples_of_a_rollout():
