@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from kernels import _compat, masks, tiles
 
-BLOCK = 512  # keys of a block, at most
+BLOCK, LEAST = 512, 128  # keys of a block, at most and at least
 BLOCK_BYTES = 1 << 20  # of keys; twice that with values, twice again in flight
 
 
@@ -31,9 +31,9 @@ def forward(options, q, k, v, k_start, k_end):
   kv, s = k.shape[1:3]
   group = n // kv
   most = BLOCK
-  while most > 128 and most * kv * h * k.dtype.itemsize > BLOCK_BYTES:
+  while most > LEAST and most * kv * h * k.dtype.itemsize > BLOCK_BYTES:
     most //= 2
-  block, padded = masks.fit(s, most, 128)
+  block, padded = masks.fit(s, most, LEAST)
   k, v = masks.pad(k, 2, padded), masks.pad(v, 2, padded)
   k_start, k_end = masks.clip(k_start, k_end, s)
 

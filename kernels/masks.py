@@ -48,6 +48,11 @@ def clip(
   return jnp.where(live, k_start, 0), jnp.where(live, k_end, 0)
 
 
+def window(k_start: jax.Array, k_end: jax.Array, size: int) -> jax.Array:
+  """k_start of causal intervals that keep their last `size` keys at most."""
+  return jnp.maximum(k_start, k_end - size)
+
+
 def key_blocks(
     k_start: jax.Array, k_end: jax.Array, block_q: int, block_k: int
 ) -> jax.Array:

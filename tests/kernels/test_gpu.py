@@ -10,10 +10,7 @@ import pytest
 from kernels import attention, reference
 from tests.kernels import inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings('ignore:The Pallas Triton backend'),
-]
+pytestmark = pytest.mark.gpu
 B, T, N, K = len(inputs.KINDS), 512, 8, 2
 dtypes = pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16], ids=str)
 
