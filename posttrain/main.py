@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from posttrain import config, preemption, schema
+from posttrain import config, preemption, schema, validation
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ def resolve(flags: Flags) -> schema.Run:
   for key, value in flags.overrides:
     config.override(node, key, value)
   run = config.build(node)
-  config.validate(run)
+  validation.check(run)
   return run
 
 

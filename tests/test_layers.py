@@ -45,6 +45,7 @@ FLOORS = {
     'posttrain.metrics': 7,
     'posttrain.curves': 7,
     'posttrain.config': 8,
+    'posttrain.validation': 8,  # of the options alone; main asks both
     'posttrain.evaluation': 8,
     'posttrain.report': 8,
     'posttrain.job': 8.4,  # what floor 9 drives,

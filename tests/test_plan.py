@@ -14,17 +14,20 @@ STAGE = schema.Stage(
     batch=schema.Batch(
         prompts_per_step=8, row_tokens=16, micro_batch_tokens=64
     ),
+    rollout=schema.Rollout(slots=8),
 )
 # Bytes per token of a layer in float32: the stream twice (2 x 32 x 4), q, k,
 # v and output (96), weights (2 x 16), gate and up (128), all x 4; sums 2 x 4.
 STREAM, INSIDE = 256, 4 * (96 + 32 + 128) + 8
 WORK = 3 * 4 * 64  # more than 8 x 2 x 16 bytes of scores
 LOGITS = 2 * 4 * 64 * 100
+SLOT_TOKENS = 10
 
 
 def _make(data=1, fsdp=1, tensor=1, stage=STAGE, **model):
   sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
-  return plan.make('sft', stage, dataclasses.replace(MODEL, **model), sizes)
+  model = dataclasses.replace(MODEL, **model)
+  return plan.make('sft', stage, model, sizes, SLOT_TOKENS)
 
 
 def test_one_device():
@@ -36,7 +39,9 @@ def test_one_device():
   assert (made.rows_per_micro_batch, made.row_tokens) == (4, 16)
   assert (made.prompts_per_step, made.samples_per_step) == (8, 8)
   text = '\n'.join(made.lines())
-  assert '4 x 16' in text and '12,512' in text and '374 KiB per dev' in text
+  assert '4 x 16' in text and '12,512' in text and '445 KiB per dev' in text
+  for line in ('rollout.slots        8', 'tokens each        10'):
+    assert line in text
 
 
 @pytest.mark.parametrize(
@@ -75,3 +80,21 @@ def test_logits_are_counted_by_the_block():
   few = _make(vocab_size=100).activation_bytes - LOGITS
   many = _make(vocab_size=1_000_000).activation_bytes
   assert many == few + 2 * 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'options', 'decoding'),
+    [
+        # 8 slots of 10 tokens, each a key and a value of 16 numbers; a copy
+        # of the weights, and the head apart from the embedding (3200).
+        ({}, {}, 4 * (80 * 32 + PARAMETERS + 3200)),
+        # The slots are split, the weights are not.
+        ({'data': 2, 'fsdp': 2, 'tensor': 2}, {},
+         4 * (20 * 32 + PARAMETERS + 3200)),
+        ({}, {'dtype': 'bfloat16'}, 2 * (80 * 32 + PARAMETERS + 3200)),
+        ({}, {'layers': 3, 'kv_heads': 2, 'tied_head': False},
+         4 * (80 * 6 * 32 + 6400 + 3 * (4096 + 6144 + 64) + 32)),
+    ],
+)  # fmt: skip
+def test_decoding(sizes, options, decoding):
+  assert _make(**sizes, **options).decode_bytes == decoding

@@ -1,0 +1,134 @@
+"""Cross-checks of a run's options: what spans nodes.
+
+Impossible combinations, and keys that were set although nothing would read
+them. Each is one line with the dotted key and what to do.
+"""
+
+import dataclasses
+import re
+
+from posttrain import schema
+
+
+def check(run: schema.Run) -> None:
+  """Checks what spans nodes: impossible combinations and unread keys.
+
+  Raises:
+    ValueError: one line with the dotted key and what to do.
+  """
+  earlier = []
+  for name, stage in run.stages.items():
+    path = f'config.{name}'
+    _check_name(name, path)
+    kind, _, target = stage.init.partition(':')
+    if kind == 'stage' and target not in earlier:
+      raise ValueError(
+          f"{path}.init must name an earlier stage: got {stage.init!r}, "
+          f'expected one of {tuple(earlier)}'
+      )
+    earlier.append(name)
+    if stage.optim.schedule == 'constant':
+      _unread(stage.optim, 'final_lr_fraction', f'{path}.optim',
+              "schedule is 'constant'")
+    if stage.optim.warmup_steps >= stage.steps:
+      raise ValueError(
+          f'{path}.optim.warmup_steps must be < steps={stage.steps}: got '
+          f'{stage.optim.warmup_steps}'
+      )
+    _check_losses(stage, path)
+    for env_name, entry in stage.envs.items():
+      _check_name(env_name, f'{path}.envs.{env_name}')
+      _check_sampler(entry, stage, f'{path}.envs.{env_name}')
+      _check_env(entry, f'{path}.envs.{env_name}')
+      _check_reference(entry, earlier, f'{path}.envs.{env_name}')
+      if len(stage.envs) == 1:
+        _unread(entry, 'ratio', f'{path}.envs.{env_name}',
+                'there is one environment')
+
+
+def _check_name(name: str, path: str) -> None:
+  if not re.fullmatch(r'[A-Za-z0-9_-]+', name):
+    raise ValueError(
+        f'{path} must be named with letters, digits, _ and -: metric names '
+        'and file names are made of it'
+    )
+
+
+def _check_losses(stage: schema.Stage, path: str) -> None:
+  """A loss that no algorithm of the stage trains by is read by nobody."""
+  trained = [entry.algorithm for entry in stage.envs.values()]
+  if not any(isinstance(x, schema.Grpo) for x in trained):
+    _unread(stage.loss, 'rl', f'{path}.loss', 'no algorithm trains rl')
+    _unread(stage.rollout, 'max_errors', f'{path}.rollout',
+            'no environment is played')
+  if not any(getattr(x, 'kl_beta', 0) for x in trained):
+    _unread(stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta')
+
+
+def _check_sampler(
+    entry: schema.EnvEntry, stage: schema.Stage, path: str
+) -> None:
+  """Which algorithm learns from whose rollouts, and whether they fit."""
+  needs = 'dataset' if entry.algorithm.type == 'sft' else 'policy'
+  if entry.sampler.type != needs:
+    raise ValueError(
+        f'{path}.sampler.type must be {needs!r} for algorithm '
+        f'{entry.algorithm.type!r}: got {entry.sampler.type!r}; '
+        + ('its own samples would be imitated unseen' if needs == 'dataset'
+           else 'a demonstration has no probability under the policy that '
+           'sampled it')
+    )
+  if needs == 'dataset':
+    return
+  if entry.group_size < 2:
+    raise ValueError(
+        f'{path}.group_size must be at least 2 for algorithm '
+        f'{entry.algorithm.type!r}: got {entry.group_size}; a rollout alone is '
+        'its own baseline, and every advantage 0'
+    )
+  if entry.sampler.max_tokens >= stage.batch.row_tokens:
+    raise ValueError(
+        f'{path}.sampler.max_tokens must be below batch.row_tokens='
+        f'{stage.batch.row_tokens}, which holds the prompt too: got '
+        f'{entry.sampler.max_tokens}; raise row_tokens'
+    )
+
+
+def _check_reference(
+    entry: schema.EnvEntry, stages: list[str], path: str
+) -> None:
+  """A reference may be what an earlier stage ended with; or this one began."""
+  name = getattr(entry.algorithm, 'reference', 'init')
+  kind, _, target = name.partition(':')
+  if kind == 'stage' and target not in stages[:-1]:
+    raise ValueError(
+        f'{path}.algorithm.reference must name an earlier stage: got {name!r}, '
+        f'expected one of {tuple(stages[:-1])}'
+    )
+
+
+def _check_env(entry: schema.EnvEntry, path: str) -> None:
+  if entry.sampler.type == 'dataset' and entry.group_size != 1:
+    raise ValueError(
+        f'{path}.group_size must be 1 with a dataset sampler: got '
+        f'{entry.group_size}; a data set has one demonstration per task'
+    )
+  if isinstance(entry.env, schema.Arithmetic):
+    for end in ('min', 'max'):
+      if 'x' not in entry.env.ops:
+        _unread(entry.env, f'{end}_factor', f'{path}.env', "ops has no 'x'")
+      if entry.env.ops == ('x',):
+        _unread(entry.env, f'{end}_operand', f'{path}.env', "ops is ('x',)")
+
+
+def _unread(node, field: str, path: str, why: str) -> None:
+  """Refuses a key that was set although nothing would read it."""
+  (default,) = (
+      f.default for f in dataclasses.fields(node) if f.name == field
+  )
+  value = getattr(node, field)
+  if value != default:
+    raise ValueError(
+        f'{path}.{field} must be left at {default!r}: got {value!r}, but '
+        f'nothing reads it where {why}'
+    )

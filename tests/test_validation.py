@@ -1,0 +1,88 @@
+"""What spans nodes: impossible combinations, and keys that nothing reads."""
+
+import json
+
+import pytest
+
+from configs import common
+from posttrain import config, schema, validation
+
+GRPO = schema.EnvEntry(
+    algorithm=schema.Grpo(), sampler=schema.Policy(), group_size=4
+)
+
+
+def _resolve(*overrides):
+  """Two stages, each with an environment `a`: `sft`, then `grpo`."""
+  node = common.get_config(schema.Run(stages={
+      'sft': schema.Stage(envs={'a': schema.EnvEntry()}),
+      'grpo': schema.Stage(init='stage:sft', envs={'a': GRPO}),
+  }))  # fmt: skip
+  for key, value in overrides:
+    text = value if isinstance(value, str) else json.dumps(value)
+    config.override(node, key, text)
+  run = config.build(node)
+  validation.check(run)
+  return run
+
+
+def test_what_is_possible():
+  leash = {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:sft'}
+  run = _resolve(
+      ('grpo.envs.a.algorithm', leash),
+      ('grpo.loss.ref_kl', {'estimator': 'k3'}),
+      ('grpo.loss.rl', {'type': 'clip', 'high': 0.3}),
+      ('grpo.rollout.max_errors', '3'), ('sft.rollout.slots', '3'),
+  )  # fmt: skip
+  assert run.stages['grpo'].envs['a'].algorithm.kl_beta == 0.1
+
+
+@pytest.mark.parametrize(
+    ('key', 'value', 'message'),
+    [
+        ('sft.init', 'stage:x', r"config\.sft\.init must name an earlier"),
+        ('sft.init', 'stage:grpo', r'earlier stage: .*expected one of \(\)'),
+        ('grpo.init', 'stage:grpo', r"grpo\.init must .* one of \('sft',\)"),
+        ('sft.envs', {'a/b': {}}, 'must be named with letters'),
+        ('sft.optim.warmup_steps', '1000', 'warmup_steps must be < steps'),
+        ('sft.envs.a.env.max_factor', '5', 'nothing reads it where ops has'),
+        ('sft.envs.a.ratio', '2.0', 'where there is one environment'),
+        ('sft.envs.a.group_size', '2', 'group_size must be 1 with a dataset'),
+        # Who learns from whose rollouts.
+        ('grpo.envs.a.sampler', 'dataset',
+         "config.grpo.envs.a.sampler.type must be 'policy' for algorithm 'gr"),
+        ('sft.envs.a.sampler', 'policy',
+         "config.sft.envs.a.sampler.type must be 'dataset' for algorithm 'sft"),
+        ('grpo.envs.a.group_size', '1',
+         "config.grpo.envs.a.group_size must be at least 2 for algorithm 'gr"),
+        ('grpo.envs.a.sampler.max_tokens', '256',
+         'sampler.max_tokens must be below batch.row_tokens=256'),
+        # What nothing reads.
+        ('sft.loss.rl', {'type': 'clip', 'high': 0.3},
+         'config.sft.loss.rl must be left at .* no algorithm trains rl'),
+        ('grpo.loss.ref_kl', {'estimator': 'k3'},
+         'config.grpo.loss.ref_kl must be left .* no algorithm has a kl_beta'),
+        ('sft.rollout.max_errors', '3',
+         'config.sft.rollout.max_errors .* where no environment is played'),
+        # Whose references.
+        ('grpo.envs.a.algorithm',
+         {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:grpo'},
+         r"a\.algorithm\.reference must name an earlier stage: got "
+         r"'stage:grpo', expected one of \('sft',\)"),
+        ('grpo.envs.a.algorithm',
+         {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:x'},
+         "got 'stage:x'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_clear_line(key, value, message):
+  with pytest.raises(ValueError, match=message) as error:
+    _resolve((key, value))
+  assert '\n' not in str(error.value)
+
+
+def test_a_key_that_no_schedule_reads_is_refused():
+  with pytest.raises(ValueError, match='nothing reads it where schedule is'):
+    _resolve(
+        ('sft.optim.schedule', 'constant'),
+        ('sft.optim.final_lr_fraction', '0.5'),
+    )
