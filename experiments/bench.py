@@ -1,16 +1,14 @@
 """Benchmarks, one JSON line per result.
 
     python -m experiments.bench train_step --shape=S --threads=1
+    python -m experiments.bench decode --shape=S --threads=1
     python -m experiments.bench logprobs --vocab=32768
 
 `train_step` alternates our train step with the yardstick of `plain_jax`, so
 that both meet the same noise, and measures the machine's matrix product in
 between. On a shared machine, tokens per CPU second is the number to read.
 
-`REFERENCE` holds reference figures of another machine, with one thread: of
-plain JAX, and the aim. `scaled_plain` and `scaled_aim` are these times this
-machine's matrix product over that one's; `to_plain` and `to_aim` are the
-measured rate over the scaled ones. With more threads they are rough.
+`decode` does the same with the engine, see `bench_decode`.
 
 `logprobs` compares the chunked linear head with full logits, each in a
 process of its own: peak memory is a property of a process.
@@ -18,19 +16,13 @@ process of its own: peak memory is a property of a process.
 
 import argparse
 import dataclasses
-import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
 
-# Tokens per CPU second, and the GFLOP per CPU second of the matrix product.
-REFERENCE = {
-    'S': {'plain': 6758, 'aim': 7702}, 'M': {'plain': 954, 'aim': 1000},
-}
-REFERENCE_GFLOPS = 190
+from experiments import bench_decode, timing
 
 
 def main(argv=None) -> None:
@@ -53,6 +45,9 @@ def parse(argv):
   step.add_argument('--micro-rows', type=int, default=4)
   step.add_argument('--dtype', default='float32')
   step.add_argument('--remat', default='none')
+  decode = commands.add_parser('decode')
+  decode.set_defaults(run=bench_decode.main)
+  decode.add_argument('--shape', choices=('S', 'M'), default='S')
   logprobs = commands.add_parser('logprobs')
   logprobs.set_defaults(run=logprobs_)
   logprobs.add_argument('--vocab', type=int, default=32768)
@@ -60,41 +55,10 @@ def parse(argv):
   logprobs.add_argument('--embed-dim', type=int, default=256)
   logprobs.add_argument('--vocab-chunk', type=int)
   logprobs.add_argument('--impl', choices=('chunked', 'plain'))
-  for command in (step, logprobs):
+  for command in (step, decode, logprobs):
     command.add_argument('--threads', type=int, help='default: all')
     command.add_argument('--repeats', type=int, default=5)
   return parser.parse_args(argv)
-
-
-def emit(**fields) -> None:
-  print(json.dumps(fields), flush=True)
-
-
-def rounded(x: float) -> float:
-  return float(f'{x:.4g}')
-
-
-class Clock:
-  """Wall and CPU seconds of the repeats of one piece of work."""
-
-  def __init__(self, work):
-    self._work, self.wall, self.cpu = work, [], []
-
-  def run(self) -> None:
-    wall, cpu = time.perf_counter(), time.process_time()
-    self._work()
-    self.wall.append(time.perf_counter() - wall)
-    self.cpu.append(time.process_time() - cpu)
-
-  def rates(self, amount: float, unit: str) -> dict:
-    """Medians, and the spread (max - min) / median, of amount per second."""
-    out = {}
-    for name, seconds in (('', self.wall), ('cpu_', self.cpu)):
-      rate = [amount / s for s in seconds]
-      median = statistics.median(rate)
-      out[f'{unit}_per_{name}s'] = rounded(median)
-      out[f'{name}spread'] = rounded((max(rate) - min(rate)) / median)
-    return out
 
 
 def train_step(args) -> None:
@@ -108,56 +72,27 @@ def train_step(args) -> None:
   shape = plain_jax.SHAPES[args.shape]
   size = (plain_jax.ROWS, plain_jax.TOKENS)
   ids = jax.random.randint(jax.random.key(1), size, 0, shape.vocab_size)
-  clocks, compile_s = {'matmul': matmul_clock()}, {}
+  clocks, compile_s = {'matmul': timing.matmul_clock()}, {}
   for name, make in (('ours', ours), ('plain', plain)):
     start = time.perf_counter()
     work = make(args, shape, ids)
     work()  # compiles
     compile_s[name] = time.perf_counter() - start
-    clocks[name] = Clock(work)
-  for clock in clocks.values():
-    clock.run()  # warm
-    clock.wall, clock.cpu = [], []
-  for _ in range(args.repeats):
-    for clock in clocks.values():
-      clock.run()
-  gflops = clocks['matmul'].rates(MATMUL_GFLOP, 'gflop')
-  emit(bench='matmul', threads=args.threads, **gflops)
+    clocks[name] = timing.Clock(work)
+  timing.alternate(clocks, args.repeats)
+  gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
+  timing.emit(bench='matmul', threads=args.threads, **gflops)
   for name, seconds in compile_s.items():
     rates = clocks[name].rates(ids.size, 'tokens')
-    emit(
+    timing.emit(
         bench='train_step', impl=name, shape=args.shape, threads=args.threads,
         micro_tokens=args.micro_rows * size[1],
-        **rates, first_step_s=rounded(seconds),
-        **scaled(args.shape, rates, gflops['gflop_per_cpu_s']),
+        **rates, first_step_s=timing.rounded(seconds),
+        **timing.scaled(
+            'train_step', args.shape, rates['tokens_per_cpu_s'],
+            gflops['gflop_per_cpu_s'],
+        ),
     )
-
-
-def scaled(shape: str, rates: dict, gflops: float) -> dict[str, float]:
-  """The reference figures on this machine, and the measured over them."""
-  out = {}
-  for name, figure in REFERENCE[shape].items():
-    here = figure * gflops / REFERENCE_GFLOPS
-    out[f'scaled_{name}'] = rounded(here)
-    out[f'to_{name}'] = rounded(rates['tokens_per_cpu_s'] / here)
-  return out
-
-
-MATMUL_GFLOP = 8 * 2 * 1024**3 / 1e9
-
-
-def matmul_clock() -> Clock:
-  import jax
-
-  x = jax.random.normal(jax.random.key(0), (1024, 1024))
-  matmul = jax.jit(lambda a, b: a @ b)
-
-  def work():
-    for _ in range(8):
-      matmul(x, x).block_until_ready()
-
-  work()
-  return Clock(work)
 
 
 def plain(args, shape, ids):
@@ -259,16 +194,16 @@ def logprobs_(args) -> None:
   step = jax.jit(jax.value_and_grad(logprobs_loss(args), (0, 1)))
   step = step.lower(hidden, weight, targets).compile()
   compile_s = time.perf_counter() - start
-  clock = Clock(lambda: jax.block_until_ready(step(hidden, weight, targets)))
-  clock.run()
-  clock.wall, clock.cpu = [], []
-  for _ in range(args.repeats):
-    clock.run()
+  clock = timing.Clock(
+      lambda: jax.block_until_ready(step(hidden, weight, targets))
+  )
+  timing.alternate({'work': clock}, args.repeats)
   temp = step.memory_analysis().temp_size_in_bytes
-  emit(
+  timing.emit(
       bench='logprobs', impl=args.impl, vocab=v, tokens=n, embed_dim=d,
       threads=args.threads, **clock.rates(n, 'tokens'),
-      compile_s=rounded(compile_s), temp_mib=rounded(temp / 2**20),
+      compile_s=timing.rounded(compile_s),
+      temp_mib=timing.rounded(temp / 2**20),
       peak_rss_mib=peak_rss_mib(), rss_before_mib=before,
   )
 

@@ -1,0 +1,95 @@
+"""`bench decode`: our engine against plain JAX, new tokens per second.
+
+64 sequences of 32 prompt and 128 new tokens each, no stop token. `ours` has
+64 prompts, `ours_groups` 8 prompts for 8 sequences each; the yardstick does
+not care. All alternate in one process.
+"""
+
+import dataclasses
+import time
+
+from experiments import timing
+
+BATCH, PROMPT, NEW, GROUP = 64, 32, 128, 8
+
+
+def main(args) -> None:
+  from experiments import plain_jax
+  from posttrain import instrument
+
+  instrument.keep_freed_memory()  # as `posttrain.main` does; serves all
+  shape = plain_jax.SHAPES[args.shape]
+  works = {
+      'ours': ours(shape, BATCH), 'ours_groups': ours(shape, BATCH // GROUP),
+      'plain': plain(shape),
+  }  # fmt: skip
+  clocks, first = {'matmul': timing.matmul_clock()}, {}
+  for name, work in works.items():
+    start = time.perf_counter()
+    work()  # compiles; our second line finds its programs compiled
+    first[name] = time.perf_counter() - start
+    clocks[name] = timing.Clock(work)
+  timing.alternate(clocks, args.repeats)
+  gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
+  timing.emit(bench='matmul', threads=args.threads, **gflops)
+  for name in works:
+    rates = clocks[name].rates(BATCH * NEW, 'tokens')
+    rate = rates['tokens_per_cpu_s']
+    timing.emit(
+        bench='decode', impl=name, shape=args.shape, threads=args.threads,
+        **rates, first_s=timing.rounded(first[name]),
+        **timing.scaled(
+            'decode', args.shape, rate, gflops['gflop_per_cpu_s']
+        ),
+    )  # fmt: skip
+
+
+def prompts(vocab: int, count: int):
+  import numpy as np
+
+  return np.random.default_rng(0).integers(0, vocab, (count, PROMPT), np.int32)
+
+
+def ours(shape, count: int):
+  """The engine's work, as a function of nothing; `count` distinct prompts."""
+  import jax
+
+  from posttrain import schema
+  from posttrain.decode import engine as engines
+  from posttrain.decode import requests
+  from posttrain.models import transformer
+
+  cfg = schema.Model(**dataclasses.asdict(shape))
+  engine = engines.Engine(
+      cfg, slots=BATCH, capacity=PROMPT + NEW, prefill_rows=BATCH,
+      prefill_tokens=PROMPT,
+  )
+  engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
+  asked = [
+      requests.Request(i, ids, NEW)
+      for i, ids in enumerate(
+          prompts(shape.vocab_size, count).repeat(BATCH // count, 0)
+      )
+  ]
+
+  def work():
+    done = engine.generate(asked)
+    assert all(len(completion.ids) == NEW for completion in done)
+
+  return work
+
+
+def plain(shape):
+  """The yardstick's work, as a function of nothing."""
+  import jax
+
+  from experiments import plain_jax, plain_jax_decode
+
+  params = plain_jax.init(jax.random.key(0), shape)
+  ids = prompts(shape.vocab_size, BATCH)
+  key = jax.random.key(1)
+
+  def work():
+    jax.device_get(plain_jax_decode.generate(params, shape, ids, key, NEW))
+
+  return work

@@ -1,0 +1,190 @@
+"""The yardstick of decoding and GRPO: plain JAX, with nothing of ours.
+
+`generate`: prompts of one length go through a prefill of all rows, then a
+`while_loop` draws a token per row: weights and cache per layer, the cache
+[B, K, S, H] just as long as needed and updated in place at the one position
+that all rows share, the query group folded, an inverse CDF at temperature 1.
+All in one program.
+
+`grpo`: every sample's prompt is prefilled, a rule on the host gives rewards,
+and one PPO-clip update with AdamW goes over all rows, whatever they won.
+
+Axes: B rows, T tokens, S cache slots, N query heads, K kv heads, G = N / K,
+H head dim, D model, V vocab, L layers.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import plain_jax
+
+PROMPT = 32  # tokens
+
+
+@functools.partial(jax.jit, static_argnames=('shape', 'new'))
+def generate(params, shape: plain_jax.Shape, prompts, key, new: int):
+  """Draws `new` tokens behind each prompt.
+
+  Args:
+    params: of `plain_jax.init`.
+    shape: of the model.
+    prompts: i32[B, P].
+    key: PRNG key.
+    new: tokens.
+
+  Returns:
+    (ids i32[B, new], logprobs f32[B, new] in nats).
+  """
+  rows, length = prompts.shape
+  layers = [
+      jax.tree.map(lambda x, i=i: x[i], params['layers'])
+      for i in range(shape.layers)
+  ]
+  size = (rows, shape.kv_heads, length + new, shape.head_dim)
+  empty = [(jnp.zeros(size), jnp.zeros(size)) for _ in layers]
+  numbers = jax.random.uniform(key, (new, rows))
+
+  def feed(ids, start, cache):
+    return _forward(params, layers, shape, ids, start, cache)
+
+  def step(carry):
+    i, token, cache, ids, logprobs = carry
+    logits, cache = feed(token[:, None], length + i - 1, cache)
+    return draw(i, logits, cache, ids, logprobs)
+
+  def draw(i, logits, cache, ids, logprobs):
+    token, logprob = _draw(logits, numbers[i])
+    ids = jax.lax.dynamic_update_slice(ids, token[:, None], (0, i))
+    logprobs = jax.lax.dynamic_update_slice(
+        logprobs, logprob[:, None], (0, i)
+    )
+    return i + 1, token, cache, ids, logprobs
+
+  logits, cache = feed(prompts, 0, empty)
+  out = jnp.zeros((rows, new), jnp.int32), jnp.zeros((rows, new))
+  carry = draw(0, logits, cache, *out)
+  *_, ids, logprobs = jax.lax.while_loop(lambda c: c[0] < new, step, carry)
+  return ids, logprobs
+
+
+def _forward(params, layers, shape, ids, start, cache):
+  """(logits f32[B, V] behind the last token, cache with the new tokens)."""
+  positions = start + jnp.arange(ids.shape[1])
+  angles = positions[:, None, None] * 10_000.0 ** (
+      -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
+  )
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  x, new = params['embed'][ids], []
+  for p, (keys, values) in zip(layers, cache, strict=True):
+    y = plain_jax.rms_norm(x, p['norm1'])
+    q, k, v = (
+        (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim)
+        for name in 'qkv'
+    )
+    q, k = (plain_jax.rotate(z, cos, sin) for z in (q, k))
+    keys, values = (
+        jax.lax.dynamic_update_slice(
+            old, z.transpose(0, 2, 1, 3), (0, 0, start, 0)
+        )
+        for old, z in ((keys, k), (values, v))
+    )
+    new.append((keys, values))
+    x = x + _attend(q, keys, values, positions) @ p['o']
+    y = plain_jax.rms_norm(x, p['norm2'])
+    x = x + (jax.nn.silu(y @ p['gate']) * (y @ p['up'])) @ p['down']
+  x = plain_jax.rms_norm(x[:, -1], params['norm'])
+  return x @ params['embed'].T, new
+
+
+def _attend(q, k, v, positions):
+  """q [B, T, N, H] over a cache [B, K, S, H], the group folded into rows."""
+  b, t, n, h = q.shape
+  kv, s = k.shape[1:3]
+  q = q.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
+  q = q.reshape(b, kv, n // kv * t, h)
+  scores = (q @ k.mT / math.sqrt(h)).reshape(b, kv, n // kv, t, s)
+  scores = jnp.where(jnp.arange(s) <= positions[:, None], scores, -1e30)
+  weights = jax.nn.softmax(scores).reshape(b, kv, n // kv * t, s)
+  out = (weights @ v).reshape(b, kv, n // kv, t, h)
+  return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n * h)
+
+
+def _draw(logits, numbers):
+  """Inverse CDF: how many tokens have their cumulative mass below."""
+  law = jax.nn.log_softmax(logits)
+  mass = jnp.cumsum(jnp.exp(law), axis=-1)
+  below = mass <= numbers[:, None] * mass[:, -1:]
+  token = jnp.minimum(jnp.sum(below, axis=-1), logits.shape[1] - 1)
+  return token, jnp.take_along_axis(law, token[:, None], axis=1)[:, 0]
+
+
+def clip_loss(params, shape, ids, old, advantages, prompt: int):
+  """Sum over completions of -min(rho A, clip(rho, 0.8, 1.28) A)."""
+  logits = plain_jax.forward(params, shape, ids)[:, prompt - 1 : -1]
+  law = jax.nn.log_softmax(logits)
+  new = jnp.take_along_axis(law, ids[:, prompt:, None], axis=-1)[..., 0]
+  ratio, a = jnp.exp(new - old), advantages[:, None]
+  return -jnp.minimum(ratio * a, jnp.clip(ratio, 0.8, 1.28) * a).sum()
+
+
+def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
+  """Returns (optimizer, jitted update); `rows` sequences per micro-batch."""
+  optimizer = optax.chain(
+      optax.clip_by_global_norm(1.0),
+      optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1),
+  )
+
+  def update(state, prompts, ids, old, advantages):
+    params, opt_state = state
+
+    def one(grads, micro):
+      more = jax.grad(clip_loss)(params, shape, *micro, prompt)
+      return jax.tree.map(jnp.add, grads, more), None
+
+    whole = jnp.concatenate([prompts, ids], axis=1)
+    micros = jax.tree.map(
+        lambda x: x.reshape(-1, rows, *x.shape[1:]), (whole, old, advantages)
+    )
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    grads, _ = jax.lax.scan(one, zeros, micros)
+    grads = jax.tree.map(lambda g: g / ids.size, grads)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  return optimizer, jax.jit(update, donate_argnums=0)
+
+
+def make_grpo(shape: plain_jax.Shape, *, prompts, group: int, new: int,
+              rows: int, reward):  # fmt: skip
+  """Returns a function of nothing that does one GRPO step.
+
+  Args:
+    shape: of the model.
+    prompts: i32[P, T], the same at every step.
+    group: samples of each prompt.
+    new: tokens of a sample.
+    rows: sequences per micro-batch.
+    reward: (task, ids i32[new]) -> float, on the host.
+  """
+  optimizer, update = make_update(shape, rows, prompts.shape[1])
+  params = plain_jax.init(jax.random.key(0), shape)
+  state, key = (params, optimizer.init(params)), jax.random.key(1)
+  repeated = np.repeat(prompts, group, axis=0)
+
+  def step():
+    nonlocal state, key
+    key, now = jax.random.split(key)
+    ids, logprobs = generate(state[0], shape, repeated, now, new)
+    rewards = np.array([
+        reward(row // group, said) for row, said in enumerate(np.asarray(ids))
+    ], np.float32).reshape(-1, group)  # fmt: skip
+    advantages = rewards - rewards.mean(1, keepdims=True)
+    state = update(state, repeated, ids, logprobs, advantages.reshape(-1))
+    jax.block_until_ready(state)
+
+  return step
