@@ -13,9 +13,16 @@ from matplotlib import figure as mpl_figure
 INK, MUTED, RULE = '#1f2933', '#7b8794', '#d9dee4'
 COLORS = ('#2f6f9f', '#c8553d', '#4a8c5c', '#8a6fb0', '#b58a2c')
 PANELS = (  # title, metric or its prefix, how it is drawn
-    ('Training loss', 'loss/total', 'noisy'),
-    ('Pass rate', 'eval/pass_rate/', 'rate'),
+    ('Pass rate, greedy', 'eval/pass_rate/', 'rate'),
+    ('Pass rate, sampled', 'eval/sampled_pass_rate/', 'rate'),
+    ('Pass rate of k answers', 'eval/pass@', 'rate'),
     ('Format rate', 'eval/format_rate/', 'rate'),
+    ('Reward of rollouts', 'rollout/reward/', 'noisy'),
+    ('Entropy, nats per token', 'eval/entropy/', 'plain'),
+    ('Length of answers, tokens', 'eval/length/', 'plain'),
+    ('KL to the reference', 'ref_kl/kl', 'noisy'),
+    ('Sampler against trainer, |nats|', 'mismatch/', 'log'),
+    ('Training loss', 'loss/total', 'noisy'),
     ('Gradient norm', 'optim/grad_norm', 'noisy'),
     ('Learning rate', 'optim/lr', 'plain'),
     ('Tokens trained on', 'batch/tokens', 'sum'),
@@ -34,14 +41,14 @@ def _series(rows: Rows, key: str) -> dict[str, list[np.ndarray]]:
 
   Args:
     rows: of metrics.jsonl.
-    key: a metric's name, or the prefix of several, which ends in a slash.
+    key: a metric's name, or the prefix of several, which ends in / or @.
   """
   found, start = {}, 0
   for stage in stages(rows):
     mine = [row for row in rows if row['stage'] == stage]
     names = dict.fromkeys(
         name for row in mine for name in row
-        if name == key or key.endswith('/') and name.startswith(key)
+        if name == key or key[-1] in '/@' and name.startswith(key)
     )
     for name in names:
       points = [
@@ -102,11 +109,14 @@ def _panel(axis, panel, series) -> None:
   if kind == 'rate':
     axis.set_ylim(-0.03, 1.03)
     axis.yaxis.set_major_formatter(lambda value, _: f'{value:.0%}')
-  else:
+  elif kind != 'log':
     axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
   if kind == 'sum':
     axis.yaxis.set_major_formatter(_short)
-  if kind == 'rate' and len(series) > 1:
+  points = [y for parts in series.values() for _, y in parts]
+  if kind == 'log' and any((y > 0).any() for y in points):
+    axis.set_yscale('log')
+  if len(series) > 1:
     axis.legend(frameon=False, fontsize=8)
 
 

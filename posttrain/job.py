@@ -18,6 +18,7 @@ from posttrain import (
     plan,
     schema,
     train_step,
+    types,
 )
 from posttrain import pipeline as pipelines
 from posttrain.decode import engine as engines
@@ -80,6 +81,23 @@ class Job:
       for answer in answers:
         f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
     return values
+
+  def record(self, item: pipelines.Item, measured) -> dict[str, Any]:
+    """A step's numbers, without those that nothing was measured for.
+
+    The step computes every component of every batch; of one without members
+    it tells zeros, which are no measurement.
+    """
+    batch, silent = item.batch, ()
+    for name in types.COMPONENTS:
+      if not getattr(batch, f'{name}_count'):
+        silent += (f'{name}/', f'loss/{name}')
+    if not (batch.mask & (batch.versions >= 0)).any():
+      silent += ('mismatch/',)
+    if not batch.live:
+      silent += ('entropy', 'loss/')
+    known = {k: v for k, v in measured.items() if not k.startswith(silent)}
+    return {**item.metrics, **known, 'compiles': self.update.compiles}
 
   def log(self, step: int, values: dict[str, Any], errors=()) -> None:
     """Writes a row, with the seconds since the last one, and the bar.

@@ -1,6 +1,6 @@
 """The picture of a run: `WORKDIR/report.html`, and its curves as a PNG.
 
-  1. read config.json, metrics.jsonl and the first and last answers of
+  1. read config.json, metrics.jsonl and the last answers of
      evaluation (`rollouts/<stage>_eval_<step>.jsonl`);
   2. draw the learning curves, stages side by side on one axis;
   3. lay out one HTML file that needs no other: the result, the curves, the
@@ -22,6 +22,14 @@ import numpy as np
 from posttrain import curves, metrics
 
 SHOWN = 12  # prompts in the table of answers
+RESULTS = (  # metric, what it is called ({} = the metric), how it is written
+    ('pass_rate', 'pass rate, greedy', '{:.1%}'),
+    ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
+    (r'pass@\d+', '{}', '{:.1%}'),
+    ('format_rate', 'format rate, greedy', '{:.1%}'),
+    ('entropy', 'entropy, nats per token', '{:.4f}'),
+    ('length', 'length, tokens', '{:.1f}'),
+)
 STYLE = """
 :root { --ink: #1f2933; --muted: #66727f; --rule: #e3e7eb; --soft: #f6f7f9;
   --good: #2f7a46; --bad: #b4432f; }
@@ -105,42 +113,50 @@ def _subtitle(rows: Rows) -> str:
     if speeds:
       text += f', {np.median(speeds):,.0f} tokens/s (median)'
     if (compiles := mine[-1].get('compiles')) is not None:
-      text += f', {compiles} compilation{"s" if compiles != 1 else ""}'
+      times = f'{compiles} time{"s" if compiles != 1 else ""}'
+      text += f', update compiled {times}'
     parts.append(text)
   text = '; '.join(parts) or 'No metrics yet.'
   return f'<p class="note">{html.escape(text)}</p>'
 
 
 def _results(rows: Rows) -> str:
-  """A table of the first and the last evaluation per environment."""
-  values = {}  # (environment, metric) -> values in the order of the run
-  for row in rows:
-    for key, value in row.items():
-      group, _, env = key.rpartition('/')
-      if group in ('eval/pass_rate', 'eval/format_rate') and value is not None:
-        values.setdefault(env, {}).setdefault(group[5:], []).append(value)
-  if not values:
+  """Per environment: the first evaluation, and the last of every stage."""
+  found = [(r, _evaluated(r)) for r in rows]
+  found = [(row, values) for row, values in found if values]
+  if not found:
     return ''
+  columns = {'start': found[0][1]}
+  columns |= {f'after {row["stage"]}': values for row, values in found}
+  heads = ''.join(f'<th class="n">{html.escape(name)}</th>' for name in columns)
   body = ''
-  for env, found in values.items():
-    cells = [f'<td>{html.escape(env)}</td>']
-    for name in ('pass_rate', 'format_rate'):
-      first, last = (
-          f'{found[name][at]:.1%}' if name in found else 'n/a' for at in (0, -1)
-      )
-      cells += (
-          f'<td class="n">{first}</td>', f'<td class="n"><b>{last}</b></td>'
-      )
-    body += f'<tr>{"".join(cells)}</tr>'
-  heads = ''.join(
-      f'<th class="n">{name}</th>' for name in (
-          'pass rate before', 'after', 'format rate before', 'after'
-      )
-  )
+  for env, name, style in dict.fromkeys(
+      key for values in columns.values() for key in values
+  ):
+    cells = ''.join(
+        f'<td class="n">{style.format(values[env, name, style])}</td>'
+        if (env, name, style) in values else '<td class="n">n/a</td>'
+        for values in columns.values()
+    )
+    body += (
+        f'<tr><td>{html.escape(env)}</td><td>{html.escape(name)}</td>{cells}'
+        '</tr>'
+    )
   return (
-      '<h2>Final evaluation</h2><table><tr><th>environment</th>'
+      '<h2>Held-out evaluation</h2><table><tr><th>environment</th><th></th>'
       f'{heads}</tr>{body}</table>'
   )
+
+
+def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str, str], float]:
+  """(environment, what it is called, format) -> value, in a fixed order."""
+  found = {}
+  for pattern, title, style in RESULTS:
+    for key, value in row.items():
+      match = re.fullmatch(f'eval/({pattern})/(.+)', key)
+      if match and value is not None:
+        found[match[2], title.format(match[1]), style] = value
+  return dict(sorted(found.items(), key=lambda item: item[0][0]))
 
 
 def _curves(rows: Rows) -> str:
@@ -156,40 +172,51 @@ def _curves(rows: Rows) -> str:
 
 
 def _answers(workdir: str, stages: list[str]) -> str:
-  """The first prompts of the evaluation, answered before and after."""
+  """The first prompts of the evaluation, answered at several times."""
   files = _answer_files(os.path.join(workdir, 'rollouts'), stages)
   if not files:
     return ''
-  before, after = (
+  # The last of every stage; with one stage, also the first.
+  times = {f'after {stage}': path for stage, _, path in files}
+  if len(times) == 1:
+    times = {'start': files[0][2], **times}
+  answers = [
       {(row['env'], row['id']): row for row in metrics.read(path)}
-      for path in (files[0], files[-1])
-  )
-  both = [key for key in before if key in after][:SHOWN]
-  body = ''.join(
-      '<tr>'
-      f'<td class="text">{html.escape(str(after[key].get("prompt", "")))}</td>'
-      f'<td class="text">{html.escape(str(after[key].get("answer", "")))}</td>'
-      f'{_answer(before[key])}{_answer(after[key])}</tr>'
-      for key in both
-  )
+      for path in times.values()
+  ]
+  shared = [key for key in answers[0] if all(key in x for x in answers)]
+  body = ''
+  for key in shared[:SHOWN]:
+    last = answers[-1][key]
+    cells = ''.join(_answer(found[key]) for found in answers)
+    body += (
+        f'<tr><td class="text">{html.escape(str(last.get("prompt", "")))}</td>'
+        f'<td class="text">{html.escape(str(last.get("answer", "")))}</td>'
+        f'{cells}</tr>'
+    )
+  heads = ''.join(f'<th>{html.escape(name)}</th>' for name in times)
   return (
       '<h2>The same prompts, before and after</h2><p class="note">The first '
-      f'{len(both)} of {len(before)} evaluation prompts, answered greedily; '
-      'not selected.</p><table><tr><th>prompt</th><th>expected</th>'
-      f'<th>before</th><th>after</th></tr>{body}</table>'
+      f'{min(SHOWN, len(shared))} of {len(answers[0])} evaluation prompts, '
+      'answered greedily; not selected.</p><table><tr><th>prompt</th>'
+      f'<th>expected</th>{heads}</tr>{body}</table>'
   )
 
 
-def _answer_files(folder: str, stages: list[str]) -> list[str]:
-  """Paths of the evaluations' answers, in the order of the run."""
+def _answer_files(
+    folder: str, stages: list[str]
+) -> list[tuple[str, int, str]]:
+  """(stage, step, path) of the evaluations' answers, in the run's order."""
   found = []
   for name in os.listdir(folder) if os.path.isdir(folder) else ():
     match = re.fullmatch(r'(.+)_eval_(\d+)\.jsonl', name)
     if match:
       stage, step = match[1], int(match[2])
-      place = stages.index(stage) if stage in stages else len(stages)
-      found.append((place, step, os.path.join(folder, name)))
-  return [path for _, _, path in sorted(found)]
+      found.append((stage, step, os.path.join(folder, name)))
+  order = {stage: place for place, stage in enumerate(stages)}
+  return sorted(
+      found, key=lambda x: (order.get(x[0], len(order)), x[1], x[2])
+  )
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -218,16 +245,18 @@ def _seconds(rows: Rows) -> str:
 def _slices(row: dict[str, Any]) -> dict[str, float]:
   """Returns a row's seconds by name, each of them counted once.
 
-  Compiling happens inside of the update or the evaluation, and was measured
-  there, too: it is taken out, so that the sum stays what the clock showed.
+  Compiling happens inside of the other parts, and was measured there, too: it
+  is taken out, so that the sum stays what the clock showed.
   """
   found = {
       key.removeprefix('time/'): value for key, value in row.items()
       if key.startswith('time/') and value
-      and key not in ('time/compile', 'time/tokens_per_second')
+      and key not in (
+          'time/compile', 'time/programs', 'time/tokens_per_second'
+      )
   }
   left = row.get('time/compile') or 0.0
-  for name in ('update', 'eval'):
+  for name in ('update', 'eval', 'rollout'):
     inside = min(left, found.get(name, 0.0))
     if inside > 0:
       left -= inside

@@ -35,7 +35,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     with clock('update'):
       state, measured = job.update(state, item.batch)
       measured = jax.device_get(measured)
-    record = {**item.metrics, **measured, 'compiles': job.update.compiles}
+    record = job.record(item, measured)
     if job.evaluates_at(step):
       record |= job.evaluate(state, step)
     job.log(step, record, item.errors)

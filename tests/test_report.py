@@ -58,13 +58,16 @@ def test_the_whole_report(run):
   text = (run / 'report.html').read_text()
   assert '<title>arithmetic_sft</title>' in text
   for head in (
-      'Final evaluation', 'Learning curves', 'The same prompts',
+      'Held-out evaluation', 'Learning curves', 'The same prompts',
       'Where the seconds went', 'Resolved config',
   ):
     assert head in text
-  # First and last pass rate of the run, not of a stage.
-  assert '0.0%</td><td class="n"><b>100.0%' in text
-  about = '120 steps, 20,060 tokens/s (median), 1 compilation'
+  # The run's first pass rate, and the last of every stage.
+  heads = ('start', 'after sft', 'after grpo')
+  assert ''.join(f'<th class="n">{head}</th>' for head in heads) in text
+  rates = ('0.0%', '40.0%', '100.0%')
+  assert ''.join(f'<td class="n">{rate}</td>' for rate in rates) in text
+  about = '120 steps, 20,060 tokens/s (median), update compiled 1 time'
   assert f'sft: {about}; grpo: {about}</p>' in text
   assert 'sft: 28.2 s</p>' in text  # 120 * .21 + 3
 
@@ -77,7 +80,14 @@ def test_the_whole_report(run):
         {'update': 0.0, 'eval': 3.0, 'compile': 3.0},
     ),
     ({'setup': 4.0, 'save': 1.0, 'compile': 9.0}, {'setup': 4.0, 'save': 1.0}),
-    ({'data': 1.0, 'update': None, 'tokens_per_second': 7.0}, {'data': 1.0}),
+    (
+        {'data': 1.0, 'update': None, 'tokens_per_second': 7.0, 'programs': 9},
+        {'data': 1.0},
+    ),
+    (  # what only the first evaluation, or the first rollouts, compile
+        {'rollout': 4.0, 'eval': 2.0, 'compile': 5.0},
+        {'rollout': 1.0, 'eval': 0.0, 'compile': 5.0},
+    ),
 ])
 def test_compiling_is_counted_once(row, want):
   got = report._slices({f'time/{name}': value for name, value in row.items()})
