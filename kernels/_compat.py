@@ -1,4 +1,4 @@
-"""Everything that differs between versions of jax, or between backends.
+"""What differs, or will, between versions of jax, and between backends.
 
 Parameters of a compiler are built per backend: a lowering for one refuses
 those of another. Interpreted calls get none.
@@ -38,7 +38,5 @@ def struct(
     shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array
 ) -> jax.ShapeDtypeStruct:
   """The result of a kernel that varies over mesh axes as `like` does."""
-  vma = getattr(jax.typeof(like), 'vma', None)
-  if not vma:
-    return jax.ShapeDtypeStruct(shape, dtype)
-  return jax.ShapeDtypeStruct(shape, dtype, vma=vma)
+  varies = jax.typeof(like).manual_axis_type
+  return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varies)

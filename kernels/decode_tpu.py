@@ -35,17 +35,13 @@ def forward(options, q, k, v, k_start, k_end):
     most //= 2
   block, padded = masks.fit(s, most, LEAST)
   k, v = masks.pad(k, 2, padded), masks.pad(v, 2, padded)
-  k_start, k_end = masks.clip(k_start, k_end, s)
-
-  def key_block(i, j, start, end):
-    first = start[i] // block
-    last = jnp.maximum((end[i] + block - 1) // block - 1, first)
-    return i, 0, jnp.clip(j, first, last), 0
-
   rows = pl.BlockSpec((None, kv, group, h), lambda i, j, *_: (i, 0, 0, 0))
   stats = pl.BlockSpec((None, kv, group, 1), lambda i, j, *_: (i, 0, 0, 0))
-  keys = pl.BlockSpec((None, kv, block, h), key_block)
+  keys = pl.BlockSpec(
+      (None, kv, block, h), functools.partial(_key_block, block)
+  )
   column = _compat.VMEM((kv, group, 1), jnp.float32)
+  acc = _compat.VMEM((kv, group, h), jnp.float32)
   out, lse = pl.pallas_call(
       functools.partial(_kernel, options),
       out_shape=(
@@ -57,14 +53,19 @@ def forward(options, q, k, v, k_start, k_end):
           grid=(b, padded // block),
           in_specs=[rows, keys, keys],
           out_specs=(rows, stats),
-          scratch_shapes=[
-              column, column, _compat.VMEM((kv, group, h), jnp.float32)
-          ],
+          scratch_shapes=[column, column, acc],
       ),
       name='decode',
       **_compat.mosaic_tpu(options.interpret, 'parallel', 'arbitrary'),
-  )(k_start, k_end, q.reshape(b, kv, group, h), k, v)
+  )(*masks.clip(k_start, k_end, s), q.reshape(b, kv, group, h), k, v)
   return out.reshape(b, n, h), lse.reshape(b, n)
+
+
+def _key_block(block, i, j, start_ref, end_ref):
+  """Which block step j of row i reads: dead steps stay at a live one."""
+  first = start_ref[i] // block
+  last = jnp.maximum((end_ref[i] + block - 1) // block - 1, first)
+  return i, 0, jnp.clip(j, first, last), 0
 
 
 def _kernel(

@@ -46,21 +46,15 @@ def forward(options, q, k, v, k_start, k_end):
   q = args[1]
   stats = (*q.shape[:2], 1, plan.t)
   column = _compat.VMEM((plan.block_q, 1), jnp.float32)
-  out, lse = pl.pallas_call(
-      functools.partial(_forward_kernel, options, plan),
+  out, lse = _call(
+      options, plan, _forward_kernel, 'flash_forward', plan.query_grid(),
+      in_specs=plan.inputs(),
+      out_specs=(plan.rows(), plan.stats()),
       out_shape=(
           _compat.struct(q.shape, q.dtype, q),
           _compat.struct(stats, jnp.float32, q),
       ),
-      grid_spec=_compat.PrefetchScalarGridSpec(
-          num_scalar_prefetch=1,
-          grid=plan.query_grid(),
-          in_specs=plan.inputs(),
-          out_specs=(plan.rows(), plan.stats()),
-          scratch_shapes=[column, column, plan.scratch(plan.block_q)],
-      ),
-      name='flash_forward',
-      **_compat.mosaic_tpu(options.interpret, *_PARALLEL, _SERIAL),
+      scratch_shapes=[column, column, plan.scratch(plan.block_q)],
   )(blocks.reshape(-1), *args)
   return out[:, :, :t], lse[:, :, 0, :t]
 
@@ -71,42 +65,37 @@ def backward(options, q, k, v, k_start, k_end, lse, delta, g):
   blocks, args, plan = _prepare(q, k, v, k_start, k_end)
   args += tuple(masks.pad(x[:, :, None], 3, plan.t) for x in (lse, delta))
   args += (masks.pad(g, 2, plan.t),)
-  dq = pl.pallas_call(
-      functools.partial(_dq_kernel, options, plan),
+  dq = _call(
+      options, plan, _dq_kernel, 'flash_dq', plan.query_grid(),
+      in_specs=[*plan.inputs(), plan.stats(), plan.stats(), plan.rows()],
+      out_specs=plan.rows(),
       out_shape=_compat.struct(args[1].shape, q.dtype, q),
-      grid_spec=_compat.PrefetchScalarGridSpec(
-          num_scalar_prefetch=1,
-          grid=plan.query_grid(),
-          in_specs=[*plan.inputs(), plan.stats(), plan.stats(), plan.rows()],
-          out_specs=plan.rows(),
-          scratch_shapes=[plan.scratch(plan.block_q)],
-      ),
-      name='flash_dq',
-      **_compat.mosaic_tpu(options.interpret, *_PARALLEL, _SERIAL),
+      scratch_shapes=[plan.scratch(plan.block_q)],
   )(blocks.reshape(-1), *args)
   blocks = masks.query_blocks(blocks, plan.s // plan.block_k)
   specs, grid = plan.key_side()
-  like = args[2]
-  dk, dv = pl.pallas_call(
-      functools.partial(_dkv_kernel, options, plan),
-      out_shape=(
-          _compat.struct(like.shape, k.dtype, k),
-          _compat.struct(like.shape, v.dtype, v),
-      ),
-      grid_spec=_compat.PrefetchScalarGridSpec(
-          num_scalar_prefetch=1,
-          grid=grid,
-          in_specs=specs,
-          out_specs=(specs[2], specs[3]),
-          scratch_shapes=[plan.scratch(plan.block_k)] * 2,
-      ),
-      name='flash_dkv',
-      **_compat.mosaic_tpu(options.interpret, *_PARALLEL, _SERIAL, _SERIAL),
+  dk, dv = _call(
+      options, plan, _dkv_kernel, 'flash_dkv', grid,
+      in_specs=specs,
+      out_specs=(specs[2], specs[3]),
+      out_shape=(_compat.struct(args[2].shape, k.dtype, k),) * 2,
+      scratch_shapes=[plan.scratch(plan.block_k)] * 2,
   )(blocks.reshape(-1), *args)
   return dq[:, :, :t], dk[:, :, :s], dv[:, :, :s]
 
 
-_PARALLEL, _SERIAL = ('parallel',) * 3, 'arbitrary'
+def _call(options, plan, kernel, name, grid, *, out_shape, **specs):
+  """A `pallas_call` with prefetched blocks; it may divide three dimensions."""
+  serial = ('arbitrary',) * (len(grid) - 3)
+  return pl.pallas_call(
+      functools.partial(kernel, options, plan),
+      out_shape=out_shape,
+      grid_spec=_compat.PrefetchScalarGridSpec(
+          num_scalar_prefetch=1, grid=grid, **specs
+      ),
+      name=name,
+      **_compat.mosaic_tpu(options.interpret, *('parallel',) * 3, *serial),
+  )
 
 
 class _Plan(NamedTuple):

@@ -100,6 +100,28 @@ def test_several_devices_are_xla_unless_manual(monkeypatch):
 
 
 @pytest.mark.parametrize('target', ['h200', 'v5e'])
+def test_every_device_of_a_shard_map_runs_the_kernels(target):
+  (kind, cores, platform), lowered = lowering.TARGETS[target]
+  mesh = jax.sharding.AbstractMesh(
+      (2,), ('data',), (jax.sharding.AxisType.Auto,),
+      abstract_device=jax.sharding.AbstractDevice(
+          device_kind=kind, num_cores=cores, platform=platform
+      ),
+  )
+  split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+  op, args = shapes()['decode']
+  call = jax.jit(jax.shard_map(
+      functools.partial(op, scale=SCALE), mesh=mesh, in_specs=split.spec,
+      out_specs=split.spec,
+  ))
+  args = [
+      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for x in args
+  ]
+  text = call.trace(*args).lower(lowering_platforms=(lowered,)).as_text()
+  assert text.count(lowering.CUSTOM_CALLS[target]) == 1
+
+
+@pytest.mark.parametrize('target', ['h200', 'v5e'])
 def test_backward_of_a_rematerialized_layer_runs_forward_once(target):
   op, args = shapes()['attention']
   policy = jax.checkpoint_policies.save_only_these_names('kept')
