@@ -1,0 +1,110 @@
+"""The whole decode chunk, prefill and admission lower for GPUs and TPUs."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from posttrain import schema
+from posttrain.decode import loop, schedule
+from posttrain.models import transformer
+from tests.kernels import lowering
+
+SLOTS, ROWS, CAPACITY, CHUNK = 16, 4, 512, 128
+
+
+def model(dtype):
+  return schema.Model(
+      vocab_size=1024, layers=2, embed_dim=256, heads=4, kv_heads=2,
+      head_dim=128, mlp_dim=512, qk_norm=True, dtype=dtype,
+  )  # fmt: skip
+
+
+def shapes(model):
+  """(view, state, slots) as shapes."""
+  view = jax.eval_shape(
+      lambda: loop.view(transformer.init(jax.random.key(0), model), model, None)
+  )
+  state = jax.eval_shape(lambda: loop.fit(None, model, SLOTS, CAPACITY, None))
+  def column(dtype, *more):
+    return jax.ShapeDtypeStruct((SLOTS, *more), dtype)
+
+  slots = loop.Slots(
+      keys=column(jnp.uint32, 2), limit=column(jnp.int32),
+      stop_ids=column(jnp.int32, schedule.STOP_IDS),
+      temperature=column(jnp.float32), top_k=column(jnp.int32),
+      top_p=column(jnp.float32), min_p=column(jnp.float32),
+  )  # fmt: skip
+  return view, state, slots
+
+
+def kernel_calls(text, target):
+  """How often kernels are called: equal ones share a function."""
+  functions = re.split(r'\n  func\.func ', text)
+  calls = {
+      re.match(r'\w+ @([\w.]+)', function)[1]: (
+          function.count(lowering.CUSTOM_CALLS[target]),
+          re.findall(r'(?<!custom_)call @([\w.]+)\(', function),
+      )
+      for function in functions[1:]
+  }
+
+  def total(name):
+    own, others = calls[name]
+    return own + sum(total(other) for other in others)
+
+  return total('main')
+
+
+@pytest.mark.parametrize('target', ['h200', 'v5e', 'v6e'])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_decode_chunk_lowers(target, dtype):
+  cfg = model(dtype)
+  view, state, slots = shapes(cfg)
+
+  def chunk(view, state, slots, steps):
+    return loop.decode(view, cfg, state, slots, steps, None)
+
+  steps = jax.ShapeDtypeStruct((), jnp.int32)
+  text = lowering.lower(chunk, view, state, slots, steps, target=target)
+  assert kernel_calls(text, target) == cfg.layers
+  assert 'stablehlo.while' in text
+  assert 'callback' not in text
+
+
+@pytest.mark.parametrize('target', ['h200', 'v5e', 'v6e'])
+def test_prefill_and_admission_lower(target):
+  cfg = model('bfloat16')
+  view, state, slots = shapes(cfg)
+  scratch, logits = jax.eval_shape(
+      lambda state, rows: loop.load(state, cfg, rows),
+      state, jnp.zeros(ROWS, jnp.int32),
+  )  # fmt: skip
+
+  def fill(view, state, slots, scratch, logits, tokens, row, place):
+    scratch, logits = loop.prefill(
+        view, cfg, scratch, logits, tokens, row, row
+    )
+    return loop.admit(
+        state, slots, scratch, logits, place, place, place, None
+    )
+
+  tokens = jax.ShapeDtypeStruct((ROWS, CHUNK), jnp.int32)
+  row = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+  place = jax.ShapeDtypeStruct((SLOTS,), jnp.int32)
+  text = lowering.lower(
+      fill, view, state, slots, scratch, logits, tokens, row, place,
+      target=target,
+  )  # fmt: skip
+  assert kernel_calls(text, target) == cfg.layers
+
+
+def test_on_a_cpu_there_is_no_kernel():
+  cfg = model('float32')
+  view, state, slots = shapes(cfg)
+  text = lowering.lower(
+      lambda *args: loop.decode(args[0], cfg, *args[1:], None),
+      view, state, slots, jax.ShapeDtypeStruct((), jnp.int32), target='cpu',
+  )  # fmt: skip
+  assert not any(call in text for call in lowering.CUSTOM_CALLS.values())
