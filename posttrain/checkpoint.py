@@ -158,20 +158,22 @@ class Checkpointer:
       self._manager.reload()
 
 
-def restore_params(path: str, like: State) -> State:
+def restore_params(path: str, like: State, *, average=False) -> State:
   """Restores the `params` of a run, for `init: PATH`.
 
   Args:
     path: a workdir, one of its `checkpoints/<stage>` folders, or one step's.
       Of a workdir the stage saved last is taken, of a stage the newest step.
     like: the params to restore, as arrays or ShapeDtypeStructs.
+    average: restore their moving average instead, which evaluation measures.
 
   Raises:
     ValueError: nothing is there, it is damaged, or its params differ from
       `like`; the first that differs is named.
   """
-  state, _ = _exactly(find(path), _read, {'params': like}, True)
-  return state['params']
+  item = 'average' if average else 'params'
+  state, _ = _exactly(find(path), _read, {item: like}, f'{item}/')
+  return state[item]
 
 
 def read_host(path: str) -> Host:
@@ -219,8 +221,8 @@ def _exactly(folder, read, *args) -> Any:
     ) from error
 
 
-def _read(folder, like: State, partial=False) -> tuple[State, Host]:
-  """Reads a step and proves it, or raises `Damaged`."""
+def _read(folder, like: State, prefix='') -> tuple[State, Host]:
+  """Reads what of a step has the prefix; proves it, or raises `Damaged`."""
   like = jax.tree.map(_abstract, like)
   record = _read_record(folder)
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
@@ -228,14 +230,14 @@ def _read(folder, like: State, partial=False) -> tuple[State, Host]:
     saved = _try(lambda: tree.flat(saved.item_metadata.tree))
     if saved.keys() != record['state_sums'].keys():
       raise Damaged('its arrays are not those that were written')
-    _check_same(folder, saved, tree.flat(like), partial)
+    _check_same(folder, saved, tree.flat(like), prefix)
     state = _try(
         reader.restore,
         folder / 'state',
         args=ocp.args.PyTreeRestore(
             item=like,
             restore_args=ocp.checkpoint_utils.construct_restore_args(like),
-            partial_restore=partial,
+            partial_restore=bool(prefix),
         ),
     )
   for path, total in _try(tree.checksums, state).items():
@@ -266,9 +268,8 @@ def _try(read, *args, **kwargs) -> Any:
     raise Damaged(f'{type(error).__name__}: {text}') from error
 
 
-def _check_same(folder, saved: dict, like: dict, partial: bool) -> None:
+def _check_same(folder, saved: dict, like: dict, prefix: str) -> None:
   """Refuses a `like` that is not what was saved, naming the first path."""
-  prefix = 'params/' if partial else ''
   for path in dict.fromkeys([*like, *saved]):
     if not path.startswith(prefix):
       continue

@@ -314,6 +314,27 @@ def test_params_and_host_of_a_workdir_stage_or_step(folder, tmp_path):
       assert checkpoint.read_host(str(path)) == make_host(step)
 
 
+def test_the_average_of_the_weights_is_restored_by_itself(tmp_path):
+  state = make_state(1)
+  average = jax.tree.map(lambda x: x + 1, state.params)
+  saver = open_at(tmp_path)
+  saver.save(1, arrays.TrainState(**(vars(state) | {'average': average})), {})
+  saver.close()
+  like = abstract(state.params)
+  got = checkpoint.restore_params(str(tmp_path), like, average=True)
+  assert_same_bits(got, average)
+  assert_same_bits(checkpoint.restore_params(str(tmp_path), like), state.params)
+  del like['embed']
+  with pytest.raises(ValueError, match="at 'average/embed', expected nothing"):
+    checkpoint.restore_params(str(tmp_path), like, average=True)
+
+
+def test_a_run_without_an_average_has_none_to_restore(folder):
+  like = make_state(0).params
+  with pytest.raises(ValueError, match="got nothing at 'average/"):
+    checkpoint.restore_params(str(folder), like, average=True)
+
+
 @pytest.mark.parametrize('read', [
     lambda path: checkpoint.restore_params(path, {}), checkpoint.read_host,
 ], ids=['params', 'host'])

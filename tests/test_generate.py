@@ -1,0 +1,204 @@
+"""A trained policy answers from the command line."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from posttrain import checkpoint, generate, main, schema, scoring
+from posttrain.models import transformer
+from tests import fixtures
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RECIPE = [
+    '--config=configs/arithmetic_sft.py:tiny',
+    '--config.compilation_cache=None', '--config.metrics.progress=False',
+    '--config.sft.optim.warmup_steps=0', '--config.sft.eval.every=None',
+    '--config.sft.eval.prompts=1', '--config.sft.eval.samples=0',
+    '--config.sft.rollout.slots=2',
+]  # fmt: skip
+QUESTION = 'What is 1 + 2?'
+IDS = fixtures.RENDERER.render(
+    [{'role': 'user', 'content': QUESTION}], add_generation_prompt=True
+).ids.tolist()
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A run of six steps that keeps an average of its weights."""
+  path = tmp_path_factory.mktemp('run')
+  argv = [*RECIPE, f'--workdir={path}', '--config.sft.steps=6',
+          '--config.sft.optim.average=0.5']  # fmt: skip
+  assert main.main(argv) == 0
+  return path
+
+
+@pytest.fixture
+def ask(workdir, capsys):
+  """Answers as --json prints them."""
+
+  def run(*argv, path=workdir):
+    capsys.readouterr()
+    assert generate.main([f'--checkpoint={path}', '--json', *argv]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+  return run
+
+
+def average(workdir):
+  like = jax.eval_shape(
+      lambda: transformer.init(jax.random.key(0), fixtures.MODEL)
+  )
+  return checkpoint.restore_params(str(workdir), like, average=True)
+
+
+def logits(params, ids):
+  """f32[T, V] of a full forward."""
+  ids = np.array([ids])
+  hidden, _ = transformer.trunk(
+      params, fixtures.MODEL, ids, np.arange(ids.size)[None],
+      np.ones_like(ids),
+  )  # fmt: skip
+  return np.asarray(scoring.next_logits(params, fixtures.MODEL, hidden))[0]
+
+
+def test_greedy_is_the_argmax_of_a_full_forward(ask, workdir):
+  """And the logprobs are those of the averaged weights, at temperature 1."""
+  said = ask(f'--prompt={QUESTION}', '--max_tokens=12')
+  assert said.keys() == {
+      'prompt_ids', 'ids', 'logprobs', 'text', 'stop_reason'
+  }
+  assert said['prompt_ids'] == IDS
+  params, whole = average(workdir), IDS + said['ids']
+  want = logits(params, whole)[len(IDS) - 1 : -1].argmax(-1)
+  assert said['ids'] == want.tolist()
+  score = scoring.Scorer(fixtures.MODEL, 1, 64)
+  (scored,) = score(params, [np.array(whole)], [np.ones(len(whole))])
+  np.testing.assert_allclose(said['logprobs'], scored[len(IDS) :], atol=1e-5)
+  assert said['text'] == fixtures.RENDERER.tokenizer.decode(said['ids'])
+  stopped = said['ids'][-1] == fixtures.RENDERER.tokenizer.eos_id
+  assert said['stop_reason'] == ('eos' if stopped else 'max_tokens')
+  assert stopped or len(said['ids']) == 12
+
+
+def test_the_weights_are_the_average_where_there_is_one(workdir):
+  params = generate.load(str(workdir)).params
+  trained = checkpoint.restore_params(str(workdir), params)
+  pairs = list(zip(*map(jax.tree.leaves, (params, trained, average(workdir))),
+                   strict=True))  # fmt: skip
+  assert all(np.array_equal(a, c) for a, _, c in pairs)
+  assert not any(np.array_equal(a, b) for a, b, _ in pairs)
+
+
+def test_text_and_ids_ask_the_same(ask, workdir):
+  ids = f'--prompt_ids={",".join(map(str, IDS))}'
+  step = workdir / 'checkpoints' / 'sft' / '6'
+  said = ask(f'--prompt={QUESTION}', '--max_tokens=4')
+  for path in (workdir, step.parent, step):
+    assert ask(ids, '--max_tokens=4', path=path) == said
+
+
+def test_an_answer_is_as_long_as_evaluations_by_default(ask):
+  said = ask('--prompt=x', '--temperature=1')
+  assert len(said['ids']) == 40 or said['stop_reason'] == 'eos'
+
+
+def test_a_seed_draws_the_same_answer_again(ask):
+  hot = ('--prompt=x', '--temperature=1.5', '--max_tokens=12')
+  said = [ask(*hot, f'--seed={seed}')['ids'] for seed in (0, 1, 0)]
+  assert said[0] == said[2] != said[1] and ask(*hot)['ids'] == said[0]
+  # Each of these truncates the law to its mode.
+  greedy = ask('--prompt=x', '--max_tokens=12')['ids']
+  for one in ('--top_k=1', '--top_p=1e-6', '--min_p=0.999'):
+    assert ask('--prompt=x', '--max_tokens=12', '--temperature=1', one)[
+        'ids'
+    ] == greedy  # fmt: skip
+
+
+def test_without_json_it_prints_the_text(ask, workdir, capsys):
+  said = ask('--prompt=x', '--max_tokens=5')
+  argv = [f'--checkpoint={workdir}', '--prompt=x', '--max_tokens=5']
+  assert generate.main(argv) == 0
+  assert capsys.readouterr().out == said['text'] + '\n'
+  assert generate.main(['--help']) == 0
+  assert '--prompt_ids=1,2,3' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('argv', 'message'),
+    [
+        (['--checkpoint=/no/such', '--prompt=x'], "got '/no/such'"),
+        (['--prompt=x'], '--checkpoint=PATH must be given'),
+        (['--checkpoint=.'], 'must be given: got neither'),
+        (['--checkpoint=.', '--prompt=x', '--prompt_ids=1'], 'got both'),
+        (['--checkpoint=.', '--promt=x'], "got '--promt=x'"),
+        (['--checkpoint=.', '--prompt'], "got '--prompt'"),
+        (['prompt=x'], "got 'prompt=x'"),
+        (['--json=1'], "got '--json=1'"),
+        (['--max_tokens=many'], "--max_tokens must be a whole number: got 'm"),
+        (['--prompt_ids=1,,2'], '--prompt_ids must be whole numbers'),
+        (['--temperature=hot'], "--temperature must be a number: got 'hot'"),
+        (['--max_tokens=0'], '--max_tokens must be > 0: got 0'),
+        (['--temperature=-1'], 'temperature must be >= 0: got -1.0'),
+        (['--temperature=nan'], '--temperature must be finite: got nan'),
+        (['--top_p=0'], 'top_p must be in (0, 1]'),
+        (['--top_k=-1'], 'top_k must be >= 0'),
+        (['--min_p=1'], 'min_p must be in [0, 1)'),
+        (['--seed=-1'], '--seed must be in [0, 2**31): got -1'),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, message):
+  if not any('checkpoint' in x or 'prompt=' in x for x in argv):
+    asks = not any('prompt_ids' in x for x in argv)
+    argv = [*argv, '--checkpoint=/no', *['--prompt=x'] * asks]
+  assert generate.main(argv) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ') and message in line
+
+
+@pytest.mark.parametrize('bad', ['264', '5,-1'])
+def test_ids_must_be_in_the_vocabulary(workdir, capsys, bad):
+  argv = [f'--checkpoint={workdir}', f'--prompt_ids={bad}']
+  assert generate.main(argv) == 2
+  assert 'must be in [0, 264), the vocabulary' in capsys.readouterr().err
+
+
+def test_another_tokenizer_or_a_damaged_file_is_refused(
+    workdir, tmp_path, monkeypatch, capsys
+):
+  copy = shutil.copytree(workdir, tmp_path / 'copy')
+  argv = [f'--checkpoint={copy}', '--prompt=x']
+  with monkeypatch.context() as patch:
+    made = generate.chat.load(schema.Tokenizer())
+    made.fingerprint = 'f' * 64
+    patch.setattr(generate.chat, 'load', lambda _: made)
+    assert generate.main(argv) == 2
+  assert 'its fingerprint is ffffffffffff' in capsys.readouterr().err
+  for path in (copy / 'checkpoints' / 'sft' / '6' / 'state').rglob('*'):
+    if path.is_file():
+      path.write_bytes(path.read_bytes()[:-20])
+  assert generate.main(argv) == 2
+  assert 'a checkpoint must be sound' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_on_two_devices_answers_on_one(tmp_path, ask):
+  """The process that trains has two devices and splits every weight."""
+  flags = '--xla_force_host_platform_device_count=2'
+  done = subprocess.run(
+      [sys.executable, '-m', 'posttrain.main', *RECIPE,
+       f'--workdir={tmp_path}', '--config.sft.steps=1',
+       '--config.mesh.data=1', '--config.mesh.fsdp=2'],
+      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
+      cwd=ROOT, capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert len(jax.devices()) == 1
+  said = ask(f'--prompt={QUESTION}', '--max_tokens=3', path=tmp_path)
+  assert len(said['ids']) == 3 and said['prompt_ids'] == IDS
