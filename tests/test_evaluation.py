@@ -1,111 +1,283 @@
-"""Evaluation: greedy answers, what is counted, what is not scorable."""
+"""Evaluation: answers of the engine, what is counted, what is not scorable."""
+
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import envs, evaluation, schema
+from posttrain import envs, evaluation, schema, types
+from posttrain.data import sources
+from posttrain.decode import requests
 from posttrain.models import transformer
-from tests import fixtures
+from posttrain.rollout import driver as drivers
+from tests import fixtures, toys
+from tests.test_pipeline import _equal
 
-STOPS = (3, 7)
+WIDTH = 32  # of every forward, and the engine's capacity
+RENDERER = fixtures.RENDERER
+TOY = toys.Letters('toy', schema.Arithmetic())
 
 
 @jax.jit
-def _next(params, row, length):
-  """The greedy successor of the first `length` of 16 tokens."""
+def _law(params, row):
+  """f32[WIDTH, V]: log softmax of what follows each of WIDTH tokens."""
   hidden, _ = transformer.trunk(
-      params, fixtures.MODEL, row[None], jnp.arange(16)[None],
-      jnp.ones((1, 16), jnp.int32),
+      params, fixtures.MODEL, row[None], jnp.arange(WIDTH)[None],
+      jnp.ones((1, WIDTH), jnp.int32),
   )  # fmt: skip
   weight, _ = transformer.head(params, fixtures.MODEL)
-  return jnp.argmax(hidden[0, length - 1] @ weight)
+  return jax.nn.log_softmax(hidden[0] @ weight)
 
 
-def _naive(params, prompt, max_tokens):
+def _logprobs(params, ids):
+  row = np.pad(np.array(ids, np.int32), (0, WIDTH - len(ids)))
+  return np.asarray(_law(params, row))
+
+
+def _greedy(params, prompt, max_tokens):
   """One token at a time, each from a forward of its own."""
   ids = list(prompt)
   while len(ids) - len(prompt) < max_tokens:
-    row = np.pad(np.array(ids, np.int32), (0, 16 - len(ids)))
-    ids.append(int(_next(params, row, len(ids))))
-    if ids[-1] in STOPS:
+    ids.append(int(_logprobs(params, ids)[len(ids) - 1].argmax()))
+    if ids[-1] in RENDERER.stop_ids:
       break
   return ids[len(prompt) :]
 
 
-@pytest.mark.parametrize('max_tokens', [1, 6])
-def test_greedy_is_one_argmax_after_another(max_tokens, monkeypatch):
-  monkeypatch.setattr(evaluation, 'STRIDE', 4)  # two strides of six
-  rng = np.random.default_rng(0)
-  params = transformer.init(jax.random.key(1), fixtures.MODEL)
-  # A sharp law over few tokens, so that stop tokens come, early and late.
-  table = 3.0 * params['embed']['table']
-  params['embed']['table'] = table.at[10:].multiply(0.1)
-  prompts = [rng.integers(0, 10, n).tolist() for n in (1, 5, 3, 5, 2, 4)]
-  ids = np.zeros((6, 5), np.int32)
-  for row, prompt in zip(ids, prompts, strict=True):
-    row[: len(prompt)] = prompt
-  tokens, counts = jax.jit(
-      lambda p, i, n: evaluation.greedy(
-          p, i, n, cfg=fixtures.MODEL, max_tokens=max_tokens, stop_ids=STOPS
-      )
-  )(params, ids, np.array([len(p) for p in prompts], np.int32))
-  expected = [_naive(params, prompt, max_tokens) for prompt in prompts]
-  got = [row[:n].tolist() for row, n in zip(tokens, counts, strict=True)]
-  assert got == expected
-  if max_tokens > 1:
-    assert len({len(answer) for answer in expected}) > 1
+def _sharp():
+  """Weights whose greedy answers differ in length."""
+  params = toys.params(seed=2)
+  return {**params, 'embed': {'table': 2.0 * params['embed']['table']}}
 
 
-def _answer(**fields):
-  return evaluation.Answer(**{
-      'env': 'e', 'id': '1', 'prompt': '', 'text': '', 'answer': 1,
-      'correct': None, 'formatted': None, 'reward': None,
-      'stop_reason': 'eos', 'tokens': 4, **fields,
-  })  # fmt: skip
+def _evaluator(env=TOY, params=None, engine=None, **options):
+  """An evaluator of one environment, and the driver that it plays with."""
+  options = {'prompts': 4, 'samples': 3, 'max_tokens': 8, **options}
+  made = evaluation.Evaluator(
+      {'toy': env}, RENDERER, schema.Eval(**options), seed=0
+  )
+  assert made.max_length <= WIDTH
+  engine = engine or toys.engine()
+  engine.set_params(toys.params() if params is None else params, 0)
+  driver = Recorder(engine, RENDERER, WIDTH)
+  made.connect(driver)
+  return made, driver
 
 
-def test_what_is_not_scorable_is_left_out_of_the_mean():
-  answers = [
-      _answer(correct=True, formatted=True, reward=1.0),
-      _answer(correct=False, formatted=True, reward=0.0, tokens=8,
-              stop_reason='max_tokens'),
-      _answer(),
-  ]  # fmt: skip
-  assert evaluation.summarize(answers) == {
-      'pass_rate': 0.5, 'format_rate': 1.0, 'reward': 0.5,
-      'length': pytest.approx(16 / 3), 'truncated': pytest.approx(1 / 3),
-  }  # fmt: skip
-  assert set(evaluation.summarize([_answer()])) == {'length', 'truncated'}
+class Recorder(toys.Driver):
+  """Remembers everything that it played."""
+
+  played = ()
+
+  def play(self, plays):
+    self.played = (*self.played, *(rollouts := super().play(plays)))
+    return rollouts
 
 
-def test_an_evaluator_that_always_knows_scores_one(monkeypatch):
-  """The whole way from task to rate, with the model's word replaced."""
-  env = envs.make('sums', schema.Arithmetic(train_tasks=10, eval_tasks=7))
-  renderer, eos = fixtures.RENDERER, fixtures.RENDERER.tokenizer.eos_id
+def test_greedy_answers_are_one_argmax_after_another():
+  params = _sharp()
+  evaluator, _ = _evaluator(params=params, samples=0)
+  values, answers = evaluator()
+  lengths = set()
+  for task, answer in zip(
+      TOY.source('eval', 0).take(4), answers, strict=True
+  ):
+    prompt = RENDERER.render(task.prompt, add_generation_prompt=True).ids
+    ids = _greedy(params, prompt, 8)
+    ended = ids[-1] in RENDERER.stop_ids
+    text = RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
+    assert (answer.text, answer.tokens) == (text, len(ids))
+    assert answer.stop_reason == ('eos' if ended else 'max_tokens')
+    assert answer.id == task.id and answer.answer == task.answer
+    assert answer.prompt == task.prompt[0]['content']
+    assert answer.correct == TOY.grade(task, text).correct
+    lengths.add(len(ids))
+  assert len(lengths) > 1
+  assert values['eval/pass_rate/toy'] == np.mean([x.correct for x in answers])
+  assert values['eval/length/toy'] == np.mean([x.tokens for x in answers])
+  assert {name.split('/')[1] for name in values} == {
+      'reward', 'pass_rate', 'format_rate', 'length', 'truncated', 'errors'
+  }
+
+
+def test_max_length_is_that_of_the_longest_episode():
+  # 18 bytes of 'yes, and more of it' and one, 3 of the template, the answer.
+  assert _evaluator()[0].max_length == 19 + 3 + 8
+  env = toys.Letters('toy', schema.Arithmetic())
+  env.max_turns = 3
+  made = evaluation.Evaluator(
+      {'toy': env}, RENDERER, schema.Eval(max_tokens=8), seed=0
+  )
+  assert made.max_length == 19 + 3 + 3 * 8
+
+
+def test_sampled_rates_by_hand():
+  params = toys.params()
+  evaluator, driver = _evaluator(params=params)
+  values, answers = evaluator()
+  assert len(answers) == 4 and len(driver.played) == 4 + 12
+  sampled = driver.played[4:]
+  texts = [rollout.messages[-1]['content'] for rollout in sampled]
+  right = np.array([
+      text[:1].isascii() == rollout.task.prompt[0]['content'].startswith('y')
+      for text, rollout in zip(texts, sampled, strict=True)
+  ])  # fmt: skip
+  assert 0 < right.mean() < 1
+  assert values['eval/sampled_pass_rate/toy'] == right.mean()
+  assert values['eval/pass@3/toy'] == right.reshape(4, 3).any(1).mean()
+  formatted = [len(text) > 2 for text in texts]
+  assert values['eval/sampled_format_rate/toy'] == np.mean(formatted)
+  surprise = []
+  for rollout in sampled:
+    (sample,) = rollout.samples
+    law = _logprobs(params, sample.ids)
+    at = np.flatnonzero(sample.mask)
+    surprise += list(-law[at - 1, sample.ids[at]])
+  np.testing.assert_allclose(
+      values['eval/entropy/toy'], np.mean(surprise), rtol=1e-5
+  )
+  # No two answers to a task are drawn with the same numbers.
+  assert len({rollout.uid for rollout in driver.played}) == 16
+  assert min(r.uid for r in driver.played) >= evaluation.FIRST_UID
+  assert len({sample.samples[0].ids.tobytes() for sample in sampled}) == 12
+
+
+def test_what_is_not_graded_is_answered_once(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  rows = [{'prompt': f'Say {i}.', 'completion': f'{i}'} for i in range(3)]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  cfg = schema.Rows(path=str(path), eval_path=str(path))
+  evaluator, driver = _evaluator(envs.make('toy', cfg))
+  values, answers = evaluator()
+  assert len(driver.played) == 3
+  assert [answer.answer for answer in answers] == ['0', '1', '2']
+  assert {answer.correct for answer in answers} == {None}
+  assert values.keys() == {
+      'eval/length/toy', 'eval/truncated/toy', 'eval/errors/toy'
+  }
+  nothing, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
+  assert nothing() == ({}, []) and driver.played == ()
+
+
+class Failing(toys.Letters):
+  """Cannot grade answers of an odd length."""
+
+  def grade(self, task, text):
+    if len(text) % 2:
+      raise RuntimeError('odd')
+    return super().grade(task, text)
+
+
+def test_errors_are_counted_and_left_out_of_the_means():
+  params = _sharp()
+  evaluator, driver = _evaluator(
+      Failing('toy', schema.Arithmetic()), params, samples=8
+  )
+  values, answers = evaluator()
+  failed = [r for r in driver.played if r.stop_reason == 'error']
+  assert 0 < len(failed) < len(driver.played) == 36
+  assert values['eval/errors/toy'] == len(failed)
+  alive = [r for r in driver.played if r not in failed]
+  rewards = [r.score.reward for r in alive if r.uid % 2**12]
+  assert values['eval/sampled_pass_rate/toy'] == np.mean(rewards)
+  for answer, rollout in zip(answers, driver.played[:4], strict=True):
+    assert (answer.error is None) == (rollout not in failed)
+    assert answer.error is None or answer.error.endswith('RuntimeError: odd')
+  known = [a.correct for a in answers if a.error is None]
+  assert 0 < len(known) < 4
+  assert values['eval/pass_rate/toy'] == np.mean(known)
+
+
+class Broken(toys.Letters):
+  def grade(self, task, text):
+    raise RuntimeError('broken')
+
+
+def test_where_all_fails_there_is_no_rate():
+  values, answers = _evaluator(Broken('toy', schema.Arithmetic()))[0]()
+  assert values == {'eval/errors/toy': 4}
+  assert all('broken' in answer.error for answer in answers)
+
+
+def test_the_same_weights_give_the_same_numbers():
+  engine = toys.engine()
+  evaluator, _ = _evaluator(engine=engine)
+  first = evaluator()
+  assert evaluator() == first
+  engine.set_params(toys.params(seed=1), 1)
+  assert evaluator() != first
+  engine.set_params(toys.params(), 2)
+  assert evaluator() == first
+
+
+@pytest.mark.parametrize('weights', [0, 1])
+def test_it_does_not_disturb_training(monkeypatch, weights):
+  """Bit by bit: the engine is shared, and so is its cache."""
+  toys.install(monkeypatch)
+  alone, _ = toys.connected(toys.stage())
+  expected = [next(alone) for _ in range(3)]
+  source, driver = toys.connected(toys.stage())
+  evaluator, _ = _evaluator()
+  evaluator.connect(driver)
+  engine = driver._engine
+  for item in expected:
+    engine.set_params(toys.params(seed=weights), 9)
+    evaluator()
+    engine.set_params(toys.params(), 5)
+    again = next(source)
+    _equal(item.batch, again.batch)
+    assert (item.state, item.metrics) == (again.state, again.metrics)
+
+
+def test_a_prompt_that_cannot_be_rendered_names_its_row():
+  class Robots(toys.Letters):
+    def source(self, split, seed):
+      task = types.Task('row-3', 'toy', ({'role': 'robot', 'content': ''},))
+      return sources.Shuffled([task], seed)
+
+  with pytest.raises(ValueError, match='row row-3 of environment toy: '):
+    _evaluator(Robots('toy', schema.Arithmetic()))
+
+
+def test_an_evaluator_that_always_knows_scores_one():
+  """The whole way from task to rate, with the engine's word replaced."""
+  env = envs.make('toy', schema.Arithmetic(train_tasks=10, eval_tasks=7))
   evaluator = evaluation.Evaluator(
-      {'sums': env}, renderer, fixtures.MODEL,
-      schema.Eval(prompts=7, batch=3, max_tokens=48), seed=0,
-  )  # fmt: skip
-  said = []
+      {'toy': env}, RENDERER, schema.Eval(max_tokens=48, samples=2), seed=0
+  )
+  evaluator.connect(drivers.Driver(Oracle(env), RENDERER, 128))
+  values, answers = evaluator()
+  assert len(answers) == 7
+  for name in ('pass_rate', 'format_rate', 'sampled_pass_rate', 'pass@2'):
+    assert values[f'eval/{name}/toy'] == 1
+  assert values['eval/truncated/toy'] == 0 == values['eval/errors/toy']
+  assert answers[0].text == env.source('eval', 0).take(1)[0].demonstration[0][
+      'content'
+  ]
 
-  def knows(params, ids, lengths):
-    tokens = np.zeros((len(ids), 48), np.int32)
-    counts = np.zeros(len(ids), np.int32)
-    for row, prompt in enumerate(ids):
-      question = renderer.tokenizer.decode(prompt[: lengths[row]].tolist())
-      a, op, b = question.removeprefix('What is ').rstrip('?').split()
-      task = env.task(int(a), op, int(b))
-      text = task.demonstration[0]['content']
-      said.append(text)
-      answer = [*renderer.tokenizer.encode(text), eos]
-      tokens[row, : len(answer)], counts[row] = answer, len(answer)
-    return tokens, counts
 
-  monkeypatch.setattr(evaluator, '_greedy', knows)
-  values, answers = evaluator({})
-  assert len(answers) == 7 and len(said) == 9  # 3 batches of 3
-  assert values['eval/pass_rate/sums'] == values['eval/format_rate/sums'] == 1
-  assert values['eval/truncated/sums'] == 0
-  assert answers[0].text == said[0] and answers[0].stop_reason == 'eos'
+class Oracle:
+  """An engine that looks up the demonstration of what it is asked."""
+
+  def __init__(self, env):
+    self._waiting = []
+    self._says = {
+        RENDERER.render(task.prompt, add_generation_prompt=True).ids.tobytes():
+            RENDERER.render(task.prompt + task.demonstration).ids
+        for task in env.source('eval', 0).take(100)
+    }  # fmt: skip
+
+  def submit(self, request):
+    self._waiting.append(request)
+
+  def poll(self):
+    asked, self._waiting = self._waiting, []
+    return [self._answer(request) for request in asked]
+
+  def _answer(self, request):
+    ids = self._says[request.ids.tobytes()][len(request.ids) :]
+    return requests.Completion(
+        request.id, ids, np.full(len(ids), -1, np.float32), 'eos', 0
+    )

@@ -2,6 +2,9 @@
 
 E is what the engine says, R a full forward over prompt + E (teacher forcing),
 so that one flip does not hide the rest.
+
+Programs are shared by engines of one shape, and compiling is all the time that
+this takes: the shapes are `make()`, `SMALL` and `WIDE`, and one in bfloat16.
 """
 
 import dataclasses
@@ -23,6 +26,8 @@ MODEL = schema.Model(
 )  # fmt: skip
 EOS = 257
 WIDTH = 48  # of every reference forward
+SMALL = {'slots': 2, 'prefill_rows': 2}
+WIDE = {'capacity': 96}
 
 
 @functools.cache
@@ -122,7 +127,7 @@ def test_g1_greedy_is_the_argmax_of_a_full_forward():
 
 
 def test_g2_greedy_bfloat16_differs_only_at_ties():
-  model = dataclasses.replace(MODEL, dtype='bfloat16')
+  model = dataclasses.replace(MODEL, dtype='bfloat16', layers=1)
   asked = ask(24, sampling=GREEDY)
   done = make(model).generate(asked)
   worst, errors, flips, total = 0.0, [], [], 0
@@ -175,8 +180,8 @@ def test_g4_slots_company_chunks_and_capacity_do_not_matter():
   assert same(back, expected)
   assert same(make(chunk=1).generate(asked), expected)
   assert same(make(chunk=64, prefill_tokens=32).generate(asked), expected)
-  assert same(make(capacity=64).generate(asked), expected)
-  assert same(make(slots=3, prefill_rows=2).generate(asked), expected)
+  assert same(make(**WIDE).generate(asked), expected)
+  assert same(make(**SMALL).generate(asked), expected)
   alone = [make(slots=8).generate([request])[0] for request in asked[:3]]
   assert same(alone, expected[:3])
 
@@ -323,7 +328,7 @@ def test_the_loop_stops_when_all_rows_have(monkeypatch):
     return state
 
   monkeypatch.setattr(loop, 'decode', spy)
-  make(slots=4).generate(
+  make().generate(
       [requests.Request(i, np.arange(4), 3 + i) for i in range(4)]
   )
   # The first token comes with the prompt; the longest has 5 more.
@@ -332,7 +337,7 @@ def test_the_loop_stops_when_all_rows_have(monkeypatch):
 
 def test_extend_goes_on_as_if_it_had_all_been_the_prompt():
   asked = ask(3, seed=6, max_tokens=6, hold=True)
-  engine = make(slots=3)
+  engine = make()
   for request in asked:
     engine.submit(request)
   first = {c.id: c for c in poll(engine, 3)}
@@ -354,7 +359,7 @@ def test_extend_goes_on_as_if_it_had_all_been_the_prompt():
 
 
 def test_queued_requests_go_on_beside_held_ones():
-  engine = make(slots=2)
+  engine = make(**SMALL)
   engine.submit(requests.Request(1, np.arange(3), 4, hold=True))
   for i in range(2, 6):
     engine.submit(requests.Request(i, np.arange(i), 4))
@@ -363,19 +368,20 @@ def test_queued_requests_go_on_beside_held_ones():
 
 
 def test_a_pool_of_held_slots_says_so():
-  engine = make(slots=1)
-  engine.submit(requests.Request(1, np.arange(3), 4, hold=True))
-  engine.submit(requests.Request(2, np.arange(3), 4))
-  engine.poll()
-  with pytest.raises(ValueError, match='all 1 are held; extend or release'):
+  engine = make(**SMALL)
+  for i in (1, 2):
+    engine.submit(requests.Request(i, np.arange(3), 4, hold=True))
+  engine.submit(requests.Request(3, np.arange(3), 4))
+  poll(engine, 2)
+  with pytest.raises(ValueError, match='all 2 are held; extend or release'):
     engine.poll()
 
 
 def test_extensions_overflow():
-  engine = make(slots=1, capacity=16)
+  engine = make()
   engine.submit(requests.Request(1, np.arange(4), 4, hold=True))
   engine.poll()
-  engine.extend(1, np.arange(5), 100)
+  engine.extend(1, np.arange(37), 100)
   (completion,) = engine.poll()
   assert completion.stop_reason == 'overflow' and len(completion.ids) == 3
   engine.extend(1, np.arange(5), 100)
@@ -388,21 +394,28 @@ def test_extensions_overflow():
 def test_capacity_grows_in_buckets():
   asked, expected = baseline()
   engine = make(capacity=None)
-  assert same(engine.generate(asked[:2]), expected[:2])
-  longest = max(len(request.ids) + 16 for request in asked[:2])
-  assert engine.capacity == engines.bucket(longest) < 96
-  engine.submit(requests.Request(99, np.arange(40), 30, hold=True))
-  engine.submit(dataclasses.replace(asked[4]))
-  done = poll(engine, 2)
-  (held,) = (c for c in done if c.id == 99)
-  assert same([c for c in done if c.id != 99], [expected[4]])
+  assert same(engine.generate(asked), expected)
+  longest = max(len(request.ids) + 16 for request in asked)
+  assert engine.capacity == engines.bucket(longest) == WIDTH
+  engine.submit(requests.Request(99, np.arange(9), 10, hold=True))
+  (held,) = poll(engine, 1)
+  # It grows around what is held, for another and for itself.
+  long = requests.Request(98, np.arange(40), 30)
+  engine.submit(long)
+  engine.submit(asked[4])
   assert engine.capacity == 96
-  engine.extend(99, np.arange(30), 10)
+  done = sorted(poll(engine, 2), key=lambda c: c.id)
+  assert same(done, [*make(**WIDE).generate([long]), expected[4]])
+  engine.extend(99, np.arange(30), 20)
   (more,) = poll(engine, 1)
-  assert engine.capacity == 128 and len(more.ids) == 10
-  whole = np.concatenate([np.arange(40), held.ids, np.arange(30)])
-  (fresh,) = make(capacity=128).generate([requests.Request(99, whole, 10)])
+  assert engine.capacity == 96 and len(more.ids) == 20
+  whole = np.concatenate([np.arange(9), held.ids, np.arange(30)])
+  (fresh,) = make(**WIDE).generate([requests.Request(99, whole, 20)])
   assert same([more], [fresh])
+  with pytest.raises(ValueError, match='request 99 must ask for a token'):
+    engine.extend(99, np.arange(200), 0)
+  engine.extend(99, np.zeros(0), 50)  # an extension, too, may ask for more
+  assert engine.capacity == 128
 
 
 @pytest.mark.parametrize(

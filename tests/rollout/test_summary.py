@@ -1,0 +1,83 @@
+"""Means over rollouts, by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from posttrain import types
+from posttrain.rollout import summary
+
+TASK = types.Task('t', 'e', ())
+
+
+def _rollout(reward=None, correct=None, formatted=None, stop_reason='eos',
+             logprobs=(-1.0, -2.0)):
+  """Two tokens of a prompt, then what was sampled with these logprobs."""
+  n = 2 + len(logprobs)
+  mask = np.arange(n) >= 2
+  sample = types.Sample(
+      env='e', row='t', ids=np.zeros(n, np.int32), mask=mask,
+      roles=np.zeros(n, np.int8), is_content=mask,
+      sampler_logprobs=np.array([0, 0, *logprobs], np.float32),
+      temperatures=np.ones(n, np.float32), versions=np.zeros(n, np.int32),
+  )  # fmt: skip
+  failed = stop_reason == 'error'
+  return types.Rollout(
+      0, TASK, (), () if failed else (sample,),
+      types.Score(reward, correct, formatted), stop_reason,
+      error='it broke' if failed else None,
+  )  # fmt: skip
+
+
+def test_means_are_over_what_is_known():
+  rollouts = [
+      _rollout(1.0, True, True),
+      _rollout(0.25, False, True, 'max_tokens', [-1.0] * 6),
+      _rollout(None, None, False, 'overflow', [-1.0]),  # not graded
+      _rollout(stop_reason='error'),
+  ]
+  assert summary.survivors(rollouts) == rollouts[:3]
+  assert summary.summarize(rollouts) == {
+      'reward': 0.625, 'pass_rate': 0.5, 'format_rate': pytest.approx(2 / 3),
+      'length': 3.0, 'truncated': pytest.approx(2 / 3),
+  }  # fmt: skip
+
+
+def test_what_nobody_knows_has_no_name():
+  assert summary.summarize([_rollout()]) == {'length': 2.0, 'truncated': 0.0}
+  failed = [_rollout(stop_reason='error')]
+  assert summary.summarize(failed) == {} == summary.summarize([])
+  assert summary.entropy(failed) == {} == summary.mixed_groups([[], []])
+  assert summary.pass_at([], 2) is None is summary.pass_at([failed * 2], 2)
+
+
+def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
+  rollouts = [_rollout(logprobs=[-1.0]), _rollout(logprobs=[-3.0, -4.0, -8.0])]
+  assert summary.entropy(rollouts) == {'entropy': 4.0}
+
+
+def test_entropy_is_unbiased():
+  p = np.array([0.5, 0.25, 0.25])
+  tokens = np.repeat(np.arange(3), (50, 25, 25))  # as often as they come
+  rollout = _rollout(logprobs=np.log(p)[tokens])
+  assert summary.entropy([rollout])['entropy'] == pytest.approx(
+      1.5 * math.log(2)
+  )
+
+
+def test_mixed_groups():
+  groups = [
+      [_rollout(1.0), _rollout(0.0)], [_rollout(1.0), _rollout(1.0)],
+      [_rollout(0.0), _rollout(None)], [_rollout(None)], [],
+  ]  # fmt: skip
+  assert summary.mixed_groups(groups) == {'mixed_groups': pytest.approx(1 / 3)}
+
+
+def test_pass_at_k_is_that_one_of_k_is_right():
+  right, wrong = _rollout(1.0, True), _rollout(0.0, False)
+  groups = [[right, wrong], [wrong, wrong], [right, right], [wrong, right]]
+  assert summary.pass_at(groups, 2) == 0.75
+  # One with a failure or an ungraded answer has fewer than k answers.
+  groups += [[right, _rollout(stop_reason='error')], [right, _rollout()]]
+  assert summary.pass_at(groups, 2) == 0.75

@@ -1,0 +1,123 @@
+"""A toy environment and all that a pipeline needs to play it."""
+
+import jax
+
+from posttrain import envs, pipeline, schema, scoring, types
+from posttrain.data import sources
+from posttrain.decode import engine as engines
+from posttrain.models import transformer
+from posttrain.rollout import driver as drivers
+from posttrain.rollout import references
+from tests import fixtures
+
+ROW_TOKENS = 32
+
+
+class Letters:
+  """Asks for an answer that begins with an ASCII character, or does not.
+
+  Random weights get about half of it right; what to do is in the prompt,
+  whose length differs from task to task.
+  """
+
+  max_turns = 1
+  prompts = ('yes', 'no', 'yes, and more of it', 'no, and none of it')
+
+  def __init__(self, name, cfg):
+    self.name, self._cfg = name, cfg
+
+  def source(self, split, seed):
+    return sources.Shuffled([
+        types.Task(
+            prompt, self.name, ({'role': 'user', 'content': prompt},),
+            answer=prompt[0] == 'y',
+        )
+        for prompt in self.prompts
+    ], seed)  # fmt: skip
+
+  def make(self, task):
+    return Episode(self, task)
+
+  def grade(self, task, text):
+    correct = text[:1].isascii() == task.answer
+    return types.Score(float(correct), correct, formatted=len(text) > 2)
+
+
+class Episode:
+  def __init__(self, env, task):
+    self._env, self._task, self._text = env, task, ''
+
+  def reset(self):
+    return self._task.prompt
+
+  def step(self, text, truncated):
+    self._text = text
+    return types.StepOut()
+
+  def grade(self):
+    return self._env.grade(self._task, self._text)
+
+  def close(self):
+    pass
+
+
+def install(monkeypatch, env=Letters):
+  """Puts it where the config says 'arithmetic'."""
+  monkeypatch.setitem(envs.TYPES, schema.Arithmetic, env)
+
+
+def entry(group_size=4, max_tokens=6, ratio=1.0, temperature=1.0, **grpo):
+  return schema.EnvEntry(
+      algorithm=schema.Grpo(**grpo), group_size=group_size, ratio=ratio,
+      sampler=schema.Policy(temperature=temperature, max_tokens=max_tokens),
+  )  # fmt: skip
+
+
+def stage(prompts=4, envs=None, **options):
+  return schema.Stage(
+      envs=envs or {'toy': entry()},
+      batch=schema.Batch(
+          prompts_per_step=prompts, row_tokens=ROW_TOKENS,
+          micro_batch_tokens=4 * ROW_TOKENS,
+      ),
+      rollout=options.pop('rollout', schema.Rollout(slots=8, prefill_rows=4)),
+      **options,
+  )  # fmt: skip
+
+
+def params(seed=0):
+  """Of the tiny model, made to end some of its turns early."""
+  made = transformer.init(jax.random.key(seed), fixtures.MODEL)
+  table = made['embed']['table']
+  eos = fixtures.RENDERER.tokenizer.eos_id
+  made['embed']['table'] = table.at[eos].multiply(4)
+  return made
+
+
+def engine(capacity=ROW_TOKENS, mesh=None):
+  return engines.Engine(
+      fixtures.MODEL, slots=8, capacity=capacity, prefill_rows=4, mesh=mesh
+  )
+
+
+class Driver(drivers.Driver):
+  """Remembers what it played."""
+
+  def play(self, plays):
+    self.plays, self.rollouts = plays, super().play(plays)
+    return self.rollouts
+
+
+def connected(cfg, weights=None, init=None, seed=3, mesh=None):
+  """A pipeline with an engine that samples by `weights`, and its driver."""
+  made = pipeline.Pipeline(cfg, fixtures.RENDERER, seed, index=1)
+  weights = params() if weights is None else weights
+  player = engine(mesh=mesh)
+  player.set_params(weights, 5)
+  driver = Driver(player, fixtures.RENDERER, ROW_TOKENS)
+  refs = references.References(
+      scoring.Scorer(fixtures.MODEL, 4, ROW_TOKENS, mesh), lambda name: init
+  )
+  refs.set_policy(weights)
+  made.connect(driver, refs)
+  return made, driver
