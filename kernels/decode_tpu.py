@@ -6,6 +6,10 @@ prefetched as scalars: blocks outside are neither copied nor computed.
 
 A TPU core runs its steps one after the other, so keys are not split.
 
+The cache must lie with H along lanes. Loops over a cache with heads of less
+than 128 are laid out otherwise by XLA (seen in programs compiled for a v5e),
+which then copies the cache to and from the kernel at every step.
+
 Axes: B rows, S cache slots, N query heads, K kv heads, H head dim, G query
 heads of a kv head.
 """

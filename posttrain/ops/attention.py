@@ -141,15 +141,19 @@ def decode(
   Returns:
     float[B, N, H] in q's dtype.
   """
-  chosen = _choose(impl, q, k, v)
+  chosen = _choose(impl, q, k, v, again=True)
   if chosen != 'xla':
     return _kernel(kernels.decode, chosen, q, k, v, k_start, k_end, scale)
-  q, k_start, k_end = (x[:, None] for x in (q, k_start, k_end))
-  return cached(q, k, v, k_start, k_end, scale=scale, impl='xla')[:, 0]
+  return _decode(q * scale, k, v, k_start, k_end)
 
 
-def _choose(impl, q, k, v):
+def _choose(impl, q, k, v, again=False):
+  """`again`: the op is called at every step of a loop that carries k and v."""
   def refuses(backend):
+    narrow = backend == 'mosaic_tpu' and k.shape[3] % 128
+    if again and narrow and impl == 'auto':
+      # The kernel wants H along lanes, XLA lays out such a loop otherwise.
+      return f'head_dim {k.shape[3]}: the cache would be copied at every step'
     if q.dtype != k.dtype or q.dtype != v.dtype:
       return f'dtypes must agree: got {q.dtype}, {k.dtype}, {v.dtype}'
     return kernels.refuses(backend, q.shape[-1], q.dtype)
@@ -168,6 +172,34 @@ def _kernel(fn, chosen, q, k, v, k_start, k_end, scale):
   )
 
 
+def _decode(q, k, v, k_start, k_end):
+  """Attention of q [B, N, H], which is scaled, over k, v [B, K, S, H]."""
+  b, n, h = q.shape
+  kv, s = k.shape[1:3]
+  assert n % kv == 0, f'{n} query heads over {kv} kv heads'
+  # A product per head of the group: on CPUs, batched products of so few rows
+  # cost two to three times as much as all of these together.
+  q = q.reshape(b, kv, n // kv, h)
+  dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  heads = [dot('bkh,bksh->bks', q[:, :, g], k) for g in range(n // kv)]
+  scores = jnp.stack(heads, axis=2)
+  keys = jnp.arange(s, dtype=jnp.int32)[None]
+  mask = (k_start[:, None] <= keys) & (keys < k_end[:, None])
+  weights, inverse = _exponentials(scores, mask[:, None, None])
+  out = dot('bkgs,bksh->bkgh', weights.astype(v.dtype), v) * inverse
+  return out.astype(q.dtype).reshape(b, n, h)
+
+
+def _exponentials(scores, mask):
+  """(exp(scores - their maximum), inverse of its sum), 0 where masked."""
+  top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)
+  # Masked scores may exceed `top`; they must not reach exp at all.
+  unnormalized = jnp.exp(jnp.where(mask, scores - top, _MASKED))
+  total = jnp.sum(unnormalized, axis=-1, keepdims=True)
+  # 0 / 1 where there is no key; otherwise the top key alone contributes 1.
+  return unnormalized, 1.0 / jnp.maximum(total, 1.0)
+
+
 @jax.custom_vjp
 def _folded(q, k, v, k_start, k_end):
   """Attention of q [B, K, N/K*T, H] over k, v [B, K, S, H]; q is scaled."""
@@ -183,13 +215,9 @@ def _folded_fwd(q, k, v, k_start, k_end):
   scores = _matmul(q, k.mT).reshape(b, kv, rows // t, t, s)
   keys = jnp.arange(s, dtype=jnp.int32)[None, None]
   mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
-  mask = mask[:, None, None]  # [B, 1, 1, T, S]
-  top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)
-  # Masked scores may exceed `top`; they must not reach exp at all.
-  unnormalized = jnp.exp(jnp.where(mask, scores - top, _MASKED))
-  total = jnp.sum(unnormalized, axis=-1).reshape(b, kv, rows, 1)
-  # 0 / 1 where there is no key; otherwise the top key alone contributes 1.
-  inverse = 1.0 / jnp.maximum(total, 1.0)
+  # [B, 1, 1, T, S]
+  unnormalized, inverse = _exponentials(scores, mask[:, None, None])
+  inverse = inverse.reshape(b, kv, rows, 1)
   weights = unnormalized.reshape(b, kv, rows, s).astype(v.dtype)
   out = _matmul(weights, v) * inverse
   out = out.astype(q.dtype)

@@ -12,7 +12,7 @@ from kernels import reference
 from posttrain.ops import attention, dispatch
 from tests.kernels import inputs, lowering
 
-B, T, S, N, K, H = 2, 32, 64, 4, 2, 64
+B, T, S, N, K, H = 2, 32, 64, 4, 2, 128
 SCALE = 0.125
 
 
@@ -63,6 +63,12 @@ def test_auto_falls_through_and_says_so_once(caplog):
       'attention runs as XLA, not as triton: head_dim must be a power of two '
       'from 16 to 256: got 80'
   ]
+
+
+def test_narrow_heads_are_not_decoded_by_the_tpu_kernel_unless_named():
+  assert counts(lower('decode', 'v5e', h=64)) == [0, 0]
+  assert counts(lower('decode', 'v5e', 'mosaic_tpu', h=64)) == [0, 1]
+  assert counts(lower('cached', 'v5e', h=64)) == [0, 1]  # a copy per prefill
 
 
 @pytest.mark.parametrize('impl, target, h, message', [
@@ -138,9 +144,9 @@ def test_backward_of_a_rematerialized_layer_runs_forward_once(target):
 
 
 def test_interpreted_kernels_agree_with_xla():
-  b = len(inputs.KINDS)
+  b, h = len(inputs.KINDS), 32
   q, k, v, g = inputs.draw(
-      0, (b, T, N, H), (b, T, K, H), (b, T, K, H), (b, T, N, H),
+      0, (b, T, N, h), (b, T, K, h), (b, T, K, h), (b, T, N, h),
       dtype=jnp.bfloat16,
   )
   at = inputs.every_kind(T)
