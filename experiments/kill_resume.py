@@ -1,23 +1,31 @@
-"""Kills a run at random times, many times, and compares what comes of it.
+"""Kills a run of SFT and GRPO many times, and compares what comes of it.
 
     python -m experiments.kill_resume --kills=20 --saving=5 --seed=0
+        [--each=2] [--phases=rollout,update,save,eval,random]
 
 1. A run goes to its end undisturbed, twice: with an empty compilation cache,
-   and with a full one, which is the truth.
-2. The same run is started again and again, and killed (SIGKILL) a uniformly
-   random time after its start, until it gets through; then from the beginning
-   again, until there were enough kills, and enough of them while a checkpoint
-   was being written (its temporary folder is left behind).
+   and with a full one, which is the truth. GRPO must have moved every weight
+   that SFT ended with, or there would be nothing to lose.
+2. The same run is started again and again, and killed (SIGKILL) on purpose in
+   a phase, a few milliseconds after it was entered for the n-th time, or a
+   uniformly random time after its start, until it gets through; then from the
+   beginning again, until there were enough kills in all, in each phase, and
+   while a checkpoint was being written (its temporary folder is left behind).
 3. Parameters, optimizer state and metrics (but `time/*`) of every run that got
-   through must equal the truth bit by bit.
+   through must equal the truth bit by bit, in both stages.
+
+How a process is made to die in a phase: `experiments/doomed.py`.
 
 Prints one JSON object per line; exits non-zero where something differs.
 """
 
 import argparse
+import collections
+import dataclasses
 import json
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,22 +37,45 @@ import orbax.checkpoint as ocp
 
 from posttrain import checkpoint, metrics, tree
 
-STAGE = 'sft'
+# Phase -> within so many seconds of its beginning the kill comes.
+PHASES = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
+# Questions so easy that a tiny model soon answers some of them, and that
+# rewards differ within nearly every group; fewer slots than episodes, so that
+# some wait and the engine decodes chunk by chunk.
+TASKS = {
+    'ops': "('+',)", 'max_operand': 4, 'worked': False, 'train_tasks': 15,
+    'eval_tasks': 2,
+}  # fmt: skip
+SETTING = {
+    'checkpoint.every': 2, 'metrics.progress': False,
+    'sft.steps': 40, 'sft.optim.lr': 1e-2, 'grpo.steps': 20,
+    'grpo.rollout.slots': 8, 'grpo.rollout.chunk': 4,
+    'grpo.envs.arithmetic.sampler.max_tokens': 16,
+    **{
+        f'{stage}.envs.arithmetic.env.{key}': value
+        for stage in ('sft', 'grpo') for key, value in TASKS.items()
+    },
+}  # fmt: skip
 
 
-def command(recipe: str, workdir: pathlib.Path, cache: pathlib.Path):
-  """The run that is killed: it saves often, to be caught at it."""
+def command(workdir: pathlib.Path, cache: pathlib.Path) -> list[str]:
+  """Arguments of the run that is killed: it saves often."""
   return [
-      sys.executable, '-m', 'posttrain.main', f'--config={recipe}',
-      f'--workdir={workdir}', f'--config.compilation_cache={cache}',
-      '--config.checkpoint.every=2', f'--config.{STAGE}.steps=60',
+      '--config=configs/arithmetic.py:tiny', f'--workdir={workdir}',
+      f'--config.compilation_cache={cache}',
+      *(f'--config.{key}={value}' for key, value in SETTING.items()),
   ]  # fmt: skip
 
 
-def launch(argv) -> subprocess.Popen:
+def launch(argv, **watch) -> subprocess.Popen:
+  """Starts a run; a watched one where options of `doomed` are given."""
+  program = ['posttrain.main']
+  if watch:
+    program = ['experiments.doomed', json.dumps(watch)]
   return subprocess.Popen(
-      argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-  )
+      [sys.executable, '-m', *program, *argv],
+      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -55,19 +86,21 @@ def finish(process: subprocess.Popen) -> None:
 
 
 def outcome(workdir: pathlib.Path) -> dict:
-  """What a finished run left: every array, and every metric but the time."""
-  folder = checkpoint.find(str(workdir))
-  with ocp.PyTreeCheckpointer() as reader:
-    saved = reader.metadata(folder / 'state').item_metadata.tree
-    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), saved)
-    arrays = tree.flat(
-        reader.restore(folder / 'state', restore_args=as_numpy)
-    )
+  """What a finished run left: the arrays of every stage, and every metric
+  but the time."""
+  arrays = {}
+  for stage in sorted((workdir / 'checkpoints').iterdir()):
+    folder = checkpoint.find(str(stage))
+    with ocp.PyTreeCheckpointer() as reader:
+      saved = reader.metadata(folder / 'state').item_metadata.tree
+      as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), saved)
+      state = reader.restore(folder / 'state', restore_args=as_numpy)
+    arrays |= {f'{stage.name}/{k}': x for k, x in tree.flat(state).items()}
   rows = [
       {k: v for k, v in row.items() if not k.startswith('time/')}
       for row in metrics.read(str(workdir / 'metrics.jsonl'))
   ]
-  return {'step': int(folder.name), 'arrays': arrays, 'rows': rows}
+  return {'arrays': arrays, 'rows': rows}
 
 
 def differences(truth: dict, other: dict) -> list[str]:
@@ -84,72 +117,148 @@ def differences(truth: dict, other: dict) -> list[str]:
   return wrong
 
 
-def unfinished(folder: pathlib.Path) -> set[tuple[str, int]]:
+def check_moved(truth: dict) -> int:
+  """Asserts that GRPO changed every weight array; returns its live updates."""
+  arrays = truth['arrays']
+  for path in arrays:
+    if path.startswith('grpo/params/'):
+      before = arrays[path.replace('grpo/', 'sft/', 1)]
+      assert (before != arrays[path]).any(), f'GRPO must train: not {path}'
+  rows = truth['rows']
+  return sum(r['stage'] == 'grpo' and r.get('optim/empty') == 0 for r in rows)
+
+
+def unfinished(workdir: pathlib.Path) -> set[tuple[str, int]]:
   """(name, inode) of the steps that are half written.
 
   Not the times: clearing out an old one changes those, too.
   """
   return {
       (path.name, path.stat().st_ino)
-      for path in folder.glob('*') if 'tmp' in path.name
+      for path in workdir.glob('checkpoints/*/*') if 'tmp' in path.name
   }
 
 
-def kill_at_random(
-    argv, workdir: pathlib.Path, rng: random.Random, longest: float
-) -> dict | None:
-  """Starts a run and kills it; None if it got through before."""
-  folder = workdir / 'checkpoints' / STAGE
-  before = unfinished(folder)
-  process = launch(argv)
-  delay = rng.uniform(0.0, longest)
-  start = time.monotonic()
-  while time.monotonic() - start < delay and process.poll() is None:
-    time.sleep(0.005)
-  if process.poll() is not None:
-    finish(process)
-    return None
-  process.kill()
-  process.wait()
-  process.stderr.close()
-  # By this process, not by one that was killed before it.
-  saving = bool(unfinished(folder) - before)
-  rows = metrics.read(str(workdir / 'metrics.jsonl'))
-  at = rows[-1]['step'] if rows else None
-  return {'killed_after_s': round(delay, 2), 'step': at, 'saving': saving}
+@dataclasses.dataclass
+class Killer:
+  """Starts runs and kills them."""
+
+  rng: random.Random
+  report: pathlib.Path  # written by a watched run
+  seconds: float  # of an undisturbed run
+  entries: dict[str, int]  # of it, by phase
+  rows: list[dict]  # of its metrics
+
+  def kill(self, phase: str, argv, workdir: pathlib.Path) -> dict | None:
+    """Runs and kills; None if the run got through before."""
+    before = unfinished(workdir)
+    hit = self._at_random if phase == 'random' else self._in_phase
+    killed = hit(phase, argv, workdir)
+    if killed is None:
+      return None
+    # By this process, not by one that was killed before it.
+    saving = bool(unfinished(workdir) - before)
+    # Writing goes on in the background when the call has returned.
+    inside = killed.pop('inside') or (phase == 'save' and saving)
+    last = (metrics.read(str(workdir / 'metrics.jsonl')) or [{}])[-1]
+    return {
+        'phase': phase if inside else 'between', **killed,
+        'stage': last.get('stage'), 'step': last.get('step'), 'saving': saving,
+    }  # fmt: skip
+
+  def _in_phase(self, phase: str, argv, workdir) -> dict | None:
+    left = self._left('grpo' if phase == 'rollout' else '', workdir)
+    entry = self.rng.randint(1, max(1, round(left * self.entries[phase])))
+    delay = self.rng.uniform(0.0, PHASES[phase])
+    self.report.unlink(missing_ok=True)
+    process = launch(
+        argv, report=str(self.report), phase=phase, entry=entry, delay=delay
+    )
+    process.wait()
+    if process.returncode != -signal.SIGKILL:
+      finish(process)
+      return None
+    process.stderr.close()
+    inside = json.loads(self.report.read_text()) == [phase]
+    return {'entry': entry, 'delay_ms': round(1e3 * delay, 1), 'inside': inside}
+
+  def _at_random(self, phase: str, argv, workdir) -> dict | None:
+    process = launch(argv)
+    delay = self.rng.uniform(0.0, self.seconds)
+    try:
+      process.wait(delay)
+    except subprocess.TimeoutExpired:
+      process.kill()
+    if process.wait() != -signal.SIGKILL:
+      finish(process)
+      return None
+    process.stderr.close()
+    return {'killed_after_s': round(delay, 2), 'inside': True}
+
+  def _left(self, stage: str, workdir) -> float:
+    """Which share of the rows (of a stage) is still to come."""
+    def count(rows):
+      return sum(stage in row['stage'] for row in rows)
+
+    rows = metrics.read(str(workdir / 'metrics.jsonl'))
+    return 1.0 - count(rows) / count(self.rows)
 
 
 def main(argv=None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--config', default='configs/arithmetic_sft.py:tiny')
   parser.add_argument('--kills', type=int, default=20)
+  parser.add_argument('--each', type=int, default=1)
   parser.add_argument('--saving', type=int, default=5)
+  parser.add_argument('--phases', default=','.join([*PHASES, 'random']))
   parser.add_argument('--seed', type=int, default=0)
   args = parser.parse_args(argv)
-  rng = random.Random(args.seed)
+  args.phases = args.phases.split(',')
+  if unknown := set(args.phases) - {*PHASES, 'random'}:
+    parser.error(f'--phases must be of {[*PHASES, "random"]}: got {unknown}')
   with tempfile.TemporaryDirectory() as scratch:
-    check(args, rng, pathlib.Path(scratch))
+    check(args, pathlib.Path(scratch))
 
 
-def check(args, rng: random.Random, scratch: pathlib.Path) -> None:
-  cache = scratch / 'compiled'
-  finish(launch(command(args.config, scratch / 'cold', cache)))
+def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
+  """Makes the truth; returns (killer, truth, what differs already)."""
+  cold, warm, cache = (scratch / x for x in ('cold', 'warm', 'compiled'))
+  report = scratch / 'watch.json'
+  finish(launch(command(cold, cache), report=str(report)))
   start = time.monotonic()
-  finish(launch(command(args.config, scratch / 'warm', cache)))
-  longest = time.monotonic() - start
-  truth = outcome(scratch / 'warm')
-  wrong = differences(truth, outcome(scratch / 'cold'))
-  print(json.dumps({'seed': args.seed, 'undisturbed_s': round(longest, 1),
-                    'steps': truth['step']}), flush=True)  # fmt: skip
-  kills, saving, trial = 0, 0, 0
-  while kills < args.kills or saving < args.saving:
+  finish(launch(command(warm, cache)))
+  seconds = time.monotonic() - start
+  truth, entries = outcome(warm), json.loads(report.read_text())
+  live = check_moved(truth)
+  print(json.dumps({
+      'seed': args.seed, 'undisturbed_s': round(seconds, 1),
+      'rows': len(truth['rows']), 'grpo_updates': live, 'entries': entries,
+  }), flush=True)  # fmt: skip
+  killer = Killer(
+      random.Random(args.seed), report, seconds, entries, truth['rows']
+  )
+  return killer, truth, differences(truth, outcome(cold))
+
+
+def check(args, scratch: pathlib.Path) -> None:
+  killer, truth, wrong = undisturbed(args, scratch)
+  done, trial = collections.Counter(), 0
+
+  def wanted() -> list[str]:
+    """Phases to choose the next kill from; none when there were enough."""
+    short = [phase for phase in args.phases if done[phase] < args.each]
+    if not short and done['saving'] < args.saving:
+      short = ['save']
+    enough = done['kills'] >= args.kills
+    return short or ([] if enough else args.phases)
+
+  while wanted():
     workdir = scratch / f'trial_{trial}'
-    argv = command(args.config, workdir, cache)
-    while kills < args.kills or saving < args.saving:
-      killed = kill_at_random(argv, workdir, rng, longest)
+    argv = command(workdir, scratch / 'compiled')
+    while phases := wanted():
+      killed = killer.kill(killer.rng.choice(phases), argv, workdir)
       if killed is None:
         break
-      kills, saving = kills + 1, saving + killed['saving']
+      done.update([killed['phase'], 'kills', *['saving'] * killed['saving']])
       print(json.dumps({'trial': trial, **killed}), flush=True)
     if not (workdir / 'report.html').exists():
       finish(launch(argv))
@@ -157,9 +266,10 @@ def check(args, rng: random.Random, scratch: pathlib.Path) -> None:
     print(json.dumps({'trial': trial, 'differs': differs}), flush=True)
     wrong += differs
     trial += 1
-  print(json.dumps({'kills': kills, 'while_saving': saving, 'runs': trial,
-                    'differences': len(wrong)}))  # fmt: skip
-  assert kills >= args.kills and saving >= args.saving
+  print(json.dumps({
+      'kills': done.pop('kills'), 'while_saving': done.pop('saving', 0),
+      'by_phase': done, 'runs': trial, 'differences': len(wrong),
+  }))  # fmt: skip
   if wrong:
     sys.exit('a killed run differs from the undisturbed one')
 
