@@ -20,6 +20,7 @@ truncation), text, stop_reason ('eos' or 'max_tokens'). Exit codes: 0 done, 2
 the command is wrong, 130 interrupted.
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -140,7 +141,9 @@ def load(path: str) -> Policy:
   folder = str(checkpoint.find(path))
   host = checkpoint.read_host(folder)
   config, stage = host['config'], host['config'][host['stage']]
-  instrument.enable_compilation_cache(config['compilation_cache'])
+  # It was trained on another machine, maybe: the cache only saves time.
+  with contextlib.suppress(OSError):
+    instrument.enable_compilation_cache(config['compilation_cache'])
   renderer = chat.load(schema.Tokenizer(**config['tokenizer']))
   if renderer.fingerprint != host['tokenizer']:
     raise ValueError(

@@ -11,7 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import checkpoint, generate, main, schema, scoring
+from posttrain import (
+    checkpoint,
+    generate,
+    instrument,
+    main,
+    schema,
+    scoring,
+)
 from posttrain.models import transformer
 from tests import fixtures
 
@@ -185,6 +192,15 @@ def test_another_tokenizer_or_a_damaged_file_is_refused(
       path.write_bytes(path.read_bytes()[:-20])
   assert generate.main(argv) == 2
   assert 'a checkpoint must be sound' in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(ask, monkeypatch):
+  def denied(folder):
+    raise PermissionError(13, 'Permission denied', folder)
+
+  said = ask('--prompt=x', '--max_tokens=5')
+  monkeypatch.setattr(instrument, 'enable_compilation_cache', denied)
+  assert ask('--prompt=x', '--max_tokens=5') == said
 
 
 @pytest.mark.slow
