@@ -28,7 +28,8 @@ def test_the_loss_falls_to_the_entropy_of_the_data(tmp_path):
           prompts_per_step=8, row_tokens=64, micro_batch_tokens=128
       ),
       optim=schema.Optim(lr=1e-2, weight_decay=0.0),
-      eval=schema.Eval(prompts=1, batch=1, max_tokens=4),
+      eval=schema.Eval(prompts=1, samples=0, max_tokens=4),
+      rollout=schema.Rollout(slots=8, prefill_rows=4),
   )  # fmt: skip
   run = schema.Run(
       model=schema.PRESETS['tiny'], compilation_cache=None,

@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from configs import common
-from posttrain import config, job, main, metrics, preemption, schema
+from posttrain import (
+    config,
+    job,
+    main,
+    metrics,
+    preemption,
+    schema,
+    validation,
+)
 
 ROWS = [
     {'prompt': 'Say yes.', 'completion': 'yes'},
@@ -31,7 +39,8 @@ def _stage(envs, **options):
       batch=schema.Batch(
           prompts_per_step=4, row_tokens=64, micro_batch_tokens=128
       ),
-      eval=schema.Eval(every=2, prompts=4, batch=4, max_tokens=8),
+      eval=schema.Eval(every=2, prompts=4, samples=2, max_tokens=8),
+      rollout=schema.Rollout(slots=8, prefill_rows=4),
       **options,
   )  # fmt: skip
 
@@ -101,11 +110,11 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
 
   calls = []
 
-  def stop_in_main(self, step, record):
+  def stop_in_main(self, step, *args):
     calls.append((self.name, step))
     if calls[-1] == ('main', 2):
       stopper[0].requested = True
-    return log(self, step, record)
+    return log(self, step, *args)
 
   stopper, log, signal = [], job.Job.log, preemption.Signal
   with pytest.MonkeyPatch.context() as patch:
@@ -141,14 +150,22 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(kind, '__getattribute__', _recorder(kind, read))
   rows = schema.Rows(path=str(path), eval_path=str(path))
   cut = schema.Dataset(too_long='truncate')
-  envs = {'chat': schema.EnvEntry(env=rows, sampler=cut),
-          'sums': _arithmetic(ops=('+', 'x'))}  # fmt: skip
+  envs = {
+      'chat': schema.EnvEntry(env=rows, sampler=cut),
+      'sums': _arithmetic(ops=('+', 'x')),
+      'play': dataclasses.replace(
+          _arithmetic(), algorithm=schema.Grpo(kl_beta=0.1), group_size=2,
+          sampler=schema.Policy(max_tokens=8),
+      ),
+  }  # fmt: skip
   stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
-  node = common.get_config(
-      _run({'warm': stage, 'main': dataclasses.replace(
-          stage, init='stage:warm')}))  # fmt: skip
+  clip = schema.Loss(rl=schema.Clip())
+  node = common.get_config(_run({
+      'warm': stage,
+      'main': dataclasses.replace(stage, init='stage:warm', loss=clip),
+  }))  # fmt: skip
   run = config.build(node)
-  config.validate(run)
+  validation.check(run)
   main.launch(
       dataclasses.replace(run, compilation_cache=str(tmp_path / 'cache')),
       str(tmp_path / 'run'), dry_run=False,
@@ -172,8 +189,9 @@ def _schema_classes():
 
 def _recorder(kind, read):
   """Notes who reads a field, unless that is the config's own machinery."""
-  ours = ('posttrain.schema', 'posttrain.config', 'posttrain.plan',
-          'configs', 'dataclasses', 'copy', 'tests', 'test_')  # fmt: skip
+  ours = ('posttrain.schema', 'posttrain.config', 'posttrain.validation',
+          'posttrain.plan', 'configs', 'dataclasses', 'copy', 'tests',
+          'test_')  # fmt: skip
 
   def get(self, name):
     reader = sys._getframe(1).f_globals.get('__name__', '')
