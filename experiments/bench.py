@@ -2,13 +2,15 @@
 
     python -m experiments.bench train_step --shape=S --threads=1
     python -m experiments.bench decode --shape=S --threads=1
+    python -m experiments.bench grpo --shape=S --threads=1 [--first]
     python -m experiments.bench logprobs --vocab=32768
 
 `train_step` alternates our train step with the yardstick of `plain_jax`, so
 that both meet the same noise, and measures the machine's matrix product in
 between. On a shared machine, tokens per CPU second is the number to read.
 
-`decode` does the same with the engine, see `bench_decode`.
+`decode` and `grpo` do the same with the engine and with a whole GRPO step:
+see `bench_decode` and `bench_grpo`.
 
 `logprobs` compares the chunked linear head with full logits, each in a
 process of its own: peak memory is a property of a process.
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import time
 
-from experiments import bench_decode, timing
+from experiments import bench_decode, bench_grpo, timing
 
 
 def main(argv=None) -> None:
@@ -48,6 +50,13 @@ def parse(argv):
   decode = commands.add_parser('decode')
   decode.set_defaults(run=bench_decode.main)
   decode.add_argument('--shape', choices=('S', 'M'), default='S')
+  grpo = commands.add_parser('grpo')
+  grpo.set_defaults(run=bench_grpo.main)
+  grpo.add_argument('--shape', choices=('S', 'M'), default='S')
+  grpo.add_argument('--first', action='store_true', help='first steps')
+  grpo.add_argument('--impl', choices=bench_grpo.makers(),
+                    help='the first step of this one, in this process')
+  grpo.add_argument('--cache', help='cold:FOLDER or warm:FOLDER, with --impl')
   logprobs = commands.add_parser('logprobs')
   logprobs.set_defaults(run=logprobs_)
   logprobs.add_argument('--vocab', type=int, default=32768)
@@ -55,7 +64,7 @@ def parse(argv):
   logprobs.add_argument('--embed-dim', type=int, default=256)
   logprobs.add_argument('--vocab-chunk', type=int)
   logprobs.add_argument('--impl', choices=('chunked', 'plain'))
-  for command in (step, decode, logprobs):
+  for command in (step, decode, grpo, logprobs):
     command.add_argument('--threads', type=int, help='default: all')
     command.add_argument('--repeats', type=int, default=5)
   return parser.parse_args(argv)
