@@ -168,7 +168,8 @@ class Killer:
 
   def _in_phase(self, phase: str, argv, workdir) -> dict | None:
     left = self._left('grpo' if phase == 'rollout' else '', workdir)
-    entry = self.rng.randint(1, max(1, round(left * self.entries[phase])))
+    # One too many now and then: else no run would ever get past its last step.
+    entry = self.rng.randint(1, 1 + round(left * self.entries[phase]))
     delay = self.rng.uniform(0.0, PHASES[phase])
     self.report.unlink(missing_ok=True)
     process = launch(
