@@ -7,7 +7,7 @@ them. Each is one line with the dotted key and what to do.
 import dataclasses
 import re
 
-from posttrain import schema
+from posttrain import algorithms, schema
 
 
 def check(run: schema.Run) -> None:
@@ -30,10 +30,11 @@ def check(run: schema.Run) -> None:
     if stage.optim.schedule == 'constant':
       _unread(stage.optim, 'final_lr_fraction', f'{path}.optim',
               "schedule is 'constant'")
-    if stage.optim.warmup_steps >= stage.steps:
+    updates = stage.steps * stage.updates_per_rollout
+    if stage.optim.warmup_steps >= updates:
       raise ValueError(
-          f'{path}.optim.warmup_steps must be < steps={stage.steps}: got '
-          f'{stage.optim.warmup_steps}'
+          f"{path}.optim.warmup_steps must be < the stage's {updates} "
+          f'updates: got {stage.optim.warmup_steps}'
       )
     _check_losses(stage, path)
     for env_name, entry in stage.envs.items():
@@ -56,20 +57,28 @@ def _check_name(name: str, path: str) -> None:
 
 def _check_losses(stage: schema.Stage, path: str) -> None:
   """A loss that no algorithm of the stage trains by is read by nobody."""
-  trained = [entry.algorithm for entry in stage.envs.values()]
-  if not any(isinstance(x, schema.Grpo) for x in trained):
+  entries = stage.envs.values()
+  trained = {_component(entry) for entry in entries}
+  if 'rl' not in trained:
     _unread(stage.loss, 'rl', f'{path}.loss', 'no algorithm trains rl')
+  if 'ref_kl' not in trained and not any(
+      getattr(entry.algorithm, 'kl_beta', 0) for entry in entries
+  ):
+    _unread(stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta')
+  if all(entry.sampler.type == 'dataset' for entry in entries):
     _unread(stage.rollout, 'max_errors', f'{path}.rollout',
             'no environment is played')
-  if not any(getattr(x, 'kl_beta', 0) for x in trained):
-    _unread(stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta')
+
+
+def _component(entry: schema.EnvEntry) -> str:
+  return algorithms.TYPES[entry.algorithm.type].component
 
 
 def _check_sampler(
     entry: schema.EnvEntry, stage: schema.Stage, path: str
 ) -> None:
   """Which algorithm learns from whose rollouts, and whether they fit."""
-  needs = 'dataset' if entry.algorithm.type == 'sft' else 'policy'
+  needs = 'dataset' if _component(entry) == 'ce' else 'policy'
   if entry.sampler.type != needs:
     raise ValueError(
         f'{path}.sampler.type must be {needs!r} for algorithm '
