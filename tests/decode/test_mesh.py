@@ -1,0 +1,108 @@
+"""Decoding and a GRPO step on four devices: what one device does, too.
+
+    python -m tests.decode.test_mesh FILE    # on the devices that there are
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from posttrain import objectives, schema, sharding, tree, types
+from posttrain.decode import engine as engines
+from posttrain.decode import requests
+from tests import fixtures, toys
+
+STEPS = 2  # the second is sampled by what the first one made
+
+
+def _answers(mesh, params):
+  """Ragged prompts, some of them shared, more than there are slots."""
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 256, n) for n in (5, 5, 12, 1, 9, 20, 3)]
+  asked = [
+      requests.Request(
+          3 * i + j, prompt, 4 + i, tuple(range(0, 256, 32)),
+          requests.Sampling(temperature=(1.0, 0.7, 0.0)[j]),
+      )
+      for i, prompt in enumerate(prompts) for j in range(3)
+  ]  # fmt: skip
+  engine = toys.engine(mesh=mesh)
+  engine.set_params(params, 0)
+  done = engine.generate(asked)
+  return {
+      'ids': np.concatenate([c.ids for c in done]),
+      'logprobs': np.concatenate([c.logprobs for c in done]),
+      'lengths': [len(c.ids) for c in done],
+      'reasons': [types.STOP_REASONS.index(c.stop_reason) for c in done],
+  }
+
+
+def _steps(mesh, state, step, patch):
+  """Batches that the pipeline sampled, and what the steps make of them."""
+  toys.install(patch)
+  cfg = toys.stage(envs={'toy': toys.entry(kl_beta=0.1, reference='policy')})
+  source, driver = toys.connected(cfg, state.params, mesh=mesh)
+  engine, references = driver._engine, source._scorer
+  found = {}
+  for i in range(STEPS):
+    batch = next(source).batch
+    state, measured = step(state, batch)
+    measured = jax.device_get(measured)
+    engine.set_params(state.params, i)
+    references.set_policy(state.params)
+    found |= {f'{i}/batch/{k}': v for k, v in vars(batch).items()}
+    found |= {f'{i}/metrics/{k}': v for k, v in measured.items()}
+  return found | {
+      f'params/{k}': np.asarray(v) for k, v in tree.flat(state.params).items()
+  }
+
+
+def outcome(mesh):
+  """All that should not depend on the number of devices, flat."""
+  step, state = fixtures.make(
+      mesh=mesh, objective=objectives.TokenComponents(fixtures.MODEL, ('toy',)),
+      # A large eps: Adam's division by small gradients magnifies rounding.
+      cfg=dataclasses.replace(fixtures.OPTIM, eps=1e-3),
+  )  # fmt: skip
+  mesh = sharding.make_mesh(mesh)
+  found = _answers(mesh, state.params)
+  with pytest.MonkeyPatch.context() as patch:
+    return found | _steps(mesh, state, step, patch)
+
+
+def test_four_devices_equal_one(tmp_path):
+  flags = '--xla_force_host_platform_device_count=4'
+  # Told of more threads, the collectives of 4 devices do not deadlock.
+  env = {**os.environ, 'XLA_FLAGS': flags, 'NPROC': '16'}
+  done = subprocess.run(
+      [sys.executable, '-m', 'tests.decode.test_mesh', str(tmp_path / 'four')],
+      env=env, capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr[-2000:]
+  four, one = dict(np.load(tmp_path / 'four.npz')), outcome(schema.Mesh())
+  assert four.pop('devices') == 4 and four.keys() == one.keys()
+  assert len(set(one['reasons'])) == 2 and one['0/batch/rl_count'] > 0
+  for name, value in one.items():
+    exact = np.asarray(value).dtype.kind in 'ib' and 'metrics' not in name
+    np.testing.assert_allclose(
+        four[name], value, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5,
+        err_msg=name,
+    )  # fmt: skip
+
+
+def test_slots_must_divide_over_the_mesh():
+  mesh = jax.sharding.AbstractMesh((2, 2, 1), sharding.AXES)
+  with pytest.raises(ValueError, match='slots must be a multiple of .*= 4: go'):
+    engines.Engine(fixtures.MODEL, slots=6, mesh=mesh)
+
+
+if __name__ == '__main__':
+  np.savez(
+      sys.argv[1], devices=jax.device_count(),
+      **outcome(schema.Mesh(data=2, fsdp=2)),
+  )
