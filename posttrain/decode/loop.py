@@ -55,12 +55,16 @@ class Slots:
 
 
 def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
-  """How the slots lie on the mesh; None on one device.
+  """How the slots lie on the mesh; None without one.
+
+  A mesh of one device counts: what comes from there, like the weights, would
+  otherwise meet a state that lies nowhere yet, and every program that takes
+  both would be compiled again once the state has been through it.
 
   Raises:
     ValueError: they do not divide over its axes data and fsdp.
   """
-  if mesh is None or mesh.size == 1:
+  if mesh is None:
     return None
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   if slots % ways:

@@ -1,0 +1,30 @@
+"""Weights that come from a mesh of one device, as the train step's do."""
+
+import jax
+import numpy as np
+
+from posttrain import instrument, schema, sharding
+from posttrain.decode import engine as engines
+from posttrain.decode import requests
+from posttrain.models import transformer
+from tests import fixtures
+
+
+def test_the_second_batch_compiles_nothing():
+  mesh = sharding.make_mesh(schema.Mesh(data=1))
+  params = transformer.init(jax.random.key(0), fixtures.MODEL)
+  places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
+  params = jax.device_put(params, places)
+  engine = engines.Engine(
+      fixtures.MODEL, slots=2, capacity=16, prefill_rows=2, prefill_tokens=4,
+      mesh=mesh,
+  )  # fmt: skip
+  asked = [requests.Request(i, np.arange(3 + i), 4) for i in range(2)]
+  engine.set_params(params, 0)
+  first = engine.generate(asked)
+  with instrument.CompileCounter() as compiles:
+    engine.set_params(params, 1)
+    second = engine.generate(asked)
+  assert compiles.count == 0
+  for a, b in zip(first, second, strict=True):
+    np.testing.assert_array_equal(a.ids, b.ids)
