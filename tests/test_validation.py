@@ -33,6 +33,8 @@ def test_what_is_possible():
       ('grpo.loss.ref_kl', {'estimator': 'k3'}),
       ('grpo.loss.rl', {'type': 'clip', 'high': 0.3}),
       ('grpo.rollout.max_errors', '3'), ('sft.rollout.slots', '3'),
+      # Warmup is counted in updates, of which there are two a step.
+      ('grpo.updates_per_rollout', '2'), ('grpo.optim.warmup_steps', '1500'),
   )  # fmt: skip
   assert run.stages['grpo'].envs['a'].algorithm.kl_beta == 0.1
 
@@ -44,7 +46,8 @@ def test_what_is_possible():
         ('sft.init', 'stage:grpo', r'earlier stage: .*expected one of \(\)'),
         ('grpo.init', 'stage:grpo', r"grpo\.init must .* one of \('sft',\)"),
         ('sft.envs', {'a/b': {}}, 'must be named with letters'),
-        ('sft.optim.warmup_steps', '1000', 'warmup_steps must be < steps'),
+        ('sft.optim.warmup_steps', '1000',
+         "warmup_steps must be < the stage's 1000 updates: got 1000"),
         ('sft.envs.a.env.max_factor', '5', 'nothing reads it where ops has'),
         ('sft.envs.a.ratio', '2.0', 'where there is one environment'),
         ('sft.envs.a.group_size', '2', 'group_size must be 1 with a dataset'),
