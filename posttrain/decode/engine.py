@@ -180,7 +180,7 @@ class Engine:
     Returns:
       f32[T] each, in nats, by `scoring.score`; entry 0 is 0.
     """
-    width = bucket(max(len(ids) for ids in sequences))
+    width = schedule.bucket(max(len(ids) for ids in sequences))
     scorer = scoring.Scorer(self._model, self._rows, width)
     temperatures = [
         np.full(len(ids), temperature, np.float32) for ids in sequences
@@ -194,7 +194,7 @@ class Engine:
     )
     if self._grows:
       end = start + len(ids) + max_tokens
-      self.capacity = max(self.capacity or 0, bucket(end))
+      self.capacity = max(self.capacity or 0, schedule.bucket(end))
     if not self._schedule.begin(seat, ids, start, max_tokens, self.capacity):
       self._finish(seat, [], [], 'overflow')
 
@@ -284,16 +284,6 @@ class Engine:
         seat.request.id, ids, logprobs, reason, self._version
     ))  # fmt: skip
     self._schedule.finish(seat)
-
-
-def bucket(tokens: int) -> int:
-  """The capacity for so many tokens: 32, 48, 64, 96, 128, 192, ..."""
-  size = 32
-  while size < tokens:
-    size += size // 2
-    if size < tokens:
-      size = size // 3 * 4
-  return size
 
 
 def _check_same(old, new) -> None:

@@ -165,3 +165,13 @@ class Schedule:
 def require(ok: bool, id: int, must: str, got) -> None:
   if not ok:
     raise ValueError(f'request {id} must {must}: got {got!r}')
+
+
+def bucket(tokens: int) -> int:
+  """The capacity for so many tokens: 32, 48, 64, 96, 128, 192, ..."""
+  size = 32
+  while size < tokens:
+    size += size // 2
+    if size < tokens:
+      size = size // 3 * 4
+  return size

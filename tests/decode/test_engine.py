@@ -17,7 +17,7 @@ import pytest
 
 from posttrain import instrument, schema, scoring
 from posttrain.decode import engine as engines
-from posttrain.decode import loop, requests
+from posttrain.decode import loop, requests, schedule
 from posttrain.models import transformer
 
 MODEL = schema.Model(
@@ -396,7 +396,7 @@ def test_capacity_grows_in_buckets():
   engine = make(capacity=None)
   assert same(engine.generate(asked), expected)
   longest = max(len(request.ids) + 16 for request in asked)
-  assert engine.capacity == engines.bucket(longest) == WIDTH
+  assert engine.capacity == schedule.bucket(longest) == WIDTH
   engine.submit(requests.Request(99, np.arange(9), 10, hold=True))
   (held,) = poll(engine, 1)
   # It grows around what is held, for another and for itself.
@@ -423,7 +423,7 @@ def test_capacity_grows_in_buckets():
                      (129, 192), (1000, 1024)]
 )  # fmt: skip
 def test_buckets(tokens, size):
-  assert engines.bucket(tokens) == size
+  assert schedule.bucket(tokens) == size
 
 
 def test_errors_name_what_is_wrong():
