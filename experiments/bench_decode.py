@@ -61,7 +61,7 @@ def ours(shape, count: int):
 
   cfg = schema.Model(**dataclasses.asdict(shape))
   engine = engines.Engine(
-      cfg, slots=BATCH, capacity=PROMPT + NEW, prefill_rows=BATCH,
+      cfg, slots=BATCH, capacity=PROMPT + NEW, prefill_rows=min(count, 32),
       prefill_tokens=PROMPT,
   )
   engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
