@@ -20,6 +20,7 @@ PANELS = (  # title, metric or its prefix, how it is drawn
     ('Reward of rollouts', 'rollout/reward/', 'noisy'),
     ('Entropy, nats per token', 'eval/entropy/', 'plain'),
     ('Length of answers, tokens', 'eval/length/', 'plain'),
+    ('KL to the start, nats per token', 'eval/kl/', 'plain'),
     ('KL to the reference', 'ref_kl/kl', 'noisy'),
     ('Sampler against trainer, |nats|', 'mismatch/', 'log'),
     ('Training loss', 'loss/total', 'noisy'),

@@ -8,7 +8,10 @@ weights alone.
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from posttrain import envs, schema, types
+from posttrain.algorithms import base as algorithms
 from posttrain.chat import renderer as chat
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import summary
@@ -50,7 +53,7 @@ class Evaluator:
       ValueError: a prompt cannot be rendered; names the row.
     """
     self._cfg = cfg
-    self._driver = None
+    self._driver = self._scorer = None
     self._tasks = {
         name: (env, env.source('eval', seed).take(cfg.prompts))
         for name, env in env_by_name.items()
@@ -61,9 +64,11 @@ class Evaluator:
         for env, tasks in self._tasks.values() for task in tasks
     ), default=0)  # fmt: skip
 
-  def connect(self, driver: drivers.Driver) -> None:
-    """Gives it who plays episodes."""
-    self._driver = driver
+  def connect(
+      self, driver: drivers.Driver, scorer: algorithms.Scorer | None = None
+  ) -> None:
+    """Gives it who plays episodes; `scorer` is asked for 'init' with `kl`."""
+    self._driver, self._scorer = driver, scorer
 
   def __call__(self) -> tuple[dict[str, float], list[Answer]]:
     """Plays with the engine's weights; values `eval/<name>/<env>`, answers."""
@@ -93,10 +98,23 @@ class Evaluator:
           'sampled_format_rate': sampled.get('format_rate'),
           f'pass@{k}': summary.pass_at(groups, k),
           **summary.entropy(flat),
+          **self._kl([group[0] for group in groups]),
       }
       errors += len(flat) - len(summary.survivors(flat))
     return {**{k: v for k, v in found.items() if v is not None},
             'errors': errors}  # fmt: skip
+
+  def _kl(self, rollouts: list[types.Rollout]) -> dict[str, float]:
+    """{'kl': E[log p - log p_init]} of what was sampled, nats per token."""
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    if not (self._cfg.kl and samples):
+      return {}
+    scored = self._scorer('init', samples)
+    drift = [
+        (sample.sampler_logprobs - logprobs)[sample.mask]
+        for sample, logprobs in zip(samples, scored, strict=True)
+    ]
+    return {'kl': float(np.mean(np.concatenate(drift)))}
 
   def _play(
       self, env, tasks, uid: int, temperature: float, count: int

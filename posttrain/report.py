@@ -28,6 +28,7 @@ RESULTS = (  # metric, what it is called ({} = the metric), how it is written
     (r'pass@\d+', '{}', '{:.1%}'),
     ('format_rate', 'format rate, greedy', '{:.1%}'),
     ('entropy', 'entropy, nats per token', '{:.4f}'),
+    ('kl', 'KL to the start of the stage, nats per token', '{:.4f}'),
     ('length', 'length, tokens', '{:.1f}'),
 )
 STYLE = """

@@ -113,6 +113,34 @@ def test_max_length_is_that_of_the_longest_episode():
   assert made.max_length == 19 + 3 + 3 * 8
 
 
+def test_kl_is_the_drift_from_the_initial_parameters():
+  now, start = _sharp(), toys.params()
+  evaluator, driver = _evaluator(params=now, kl=True)
+  asked = []
+
+  def scorer(reference, samples):
+    asked.append(reference)
+    return [_scored(start, sample) for sample in samples]
+
+  evaluator.connect(driver, scorer)
+  values, _ = evaluator()
+  firsts = driver.played[4::3]  # one sampled answer of three, behind 4 greedy
+  drift = [
+      (_scored(now, s) - _scored(start, s))[s.mask]
+      for rollout in firsts for s in rollout.samples
+  ]  # fmt: skip
+  expected = np.concatenate(drift).mean()
+  np.testing.assert_allclose(values['eval/kl/toy'], expected, atol=1e-5)
+  assert asked == ['init'] and expected > 0.01
+
+
+def _scored(params, sample):
+  """f32[T]: log probability of each token, 0 for the first."""
+  law = _logprobs(params, sample.ids)
+  at = np.arange(len(sample.ids) - 1)
+  return np.concatenate([[0.0], law[at, sample.ids[1:]]])
+
+
 def test_sampled_rates_by_hand():
   params = toys.params()
   evaluator, driver = _evaluator(params=params)

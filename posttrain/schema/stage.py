@@ -84,6 +84,9 @@ class Eval:
   prompts: int = 500
   # Answers to each of them at temperature 1, beside the greedy one; 0 = none.
   samples: int = 8
+  # Also measure the KL of the policy to the stage's initial parameters, on one
+  # sampled answer per task; keeps a copy of those parameters on the devices.
+  kl: bool = False
   # Longest answer (assistant turn), in tokens.
   max_tokens: int = 64
 
