@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from posttrain import schema, scoring
+from posttrain import schema, scoring, tree
 from posttrain.decode import loop, requests, schedule
 
 
@@ -71,6 +71,7 @@ class Engine:
     self._rows, self._width = min(prefill_rows, slots), prefill_tokens
     self._place = loop.placement(mesh, slots)
     self._params = self._view = self._state = self._asked = None
+    self._like: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
     self._schedule = schedule.Schedule(slots)
     self._ready: list[requests.Completion] = []
@@ -85,16 +86,16 @@ class Engine:
 
     Raises:
       ValueError: a request is in flight, whose cache the old weights made; or
-        the tree differs from the last one's.
+        a leaf's path, shape, dtype or sharding is not what the last one's was.
     """
     if len(self._schedule):
       raise ValueError(
           'weights must be set while no request is in flight: got '
           f'{len(self._schedule)}; poll and release them first'
       )
-    if self._params is not None:
-      _check_same(self._params, params)
-    self._params, self._version = params, version
+    like = _describe(params)
+    _check_same(self._like or like, like)
+    self._params, self._version, self._like = params, version, like
     self._view = loop.view(params, self._model, self._place)
 
   def submit(self, request: requests.Request) -> None:
@@ -104,6 +105,7 @@ class Engine:
       ValueError: its id is in flight or out of range, its prompt is empty, it
         has too many stop ids, or asks for no token.
     """
+    self._schedule.check(request)
     seat = self._schedule.new(request)
     self._begin(seat, seat.request.ids, 0, request.max_tokens)
 
@@ -119,6 +121,7 @@ class Engine:
       ValueError: the request is not held, or asks for no token.
     """
     seat = self._schedule.held(id, 'extended')
+    schedule.require(max_tokens > 0, id, 'ask for a token at least', max_tokens)
     ids = np.concatenate([[seat.token], np.asarray(ids)]).astype(np.int32)
     self._begin(seat, ids, seat.length, max_tokens)
 
@@ -133,9 +136,9 @@ class Engine:
       What has stopped, in the order of submission.
 
     Raises:
-      ValueError: requests wait, and every slot is held.
+      ValueError: no weights are set; or requests wait, and all slots are held.
     """
-    assert self._view is not None, 'set_params comes first'
+    self._need_weights()
     while not self._ready and self._schedule.running:
       self._admit()
       if all(seat.held for seat in self._schedule.seated):
@@ -159,8 +162,14 @@ class Engine:
   def generate(
       self, asked: Sequence[requests.Request]
   ) -> list[requests.Completion]:
-    """Answers all requests, in their order; none may be held."""
-    assert not any(request.hold for request in asked), 'poll what you hold'
+    """Answers all requests, in their order; or queues none of them.
+
+    Raises:
+      ValueError: no weights are set; others are in flight or not yet polled;
+        two have one id; one asks to be held, or `submit` refuses it.
+    """
+    self._need_weights()
+    self._schedule.check_all(asked, {done.id for done in self._ready})
     for request in asked:
       self.submit(request)
     done = {}
@@ -179,7 +188,11 @@ class Engine:
 
     Returns:
       f32[T] each, in nats, by `scoring.score`; entry 0 is 0.
+
+    Raises:
+      ValueError: no weights are set.
     """
+    self._need_weights()
     width = schedule.bucket(max(len(ids) for ids in sequences))
     scorer = scoring.Scorer(self._model, self._rows, width)
     temperatures = [
@@ -187,11 +200,14 @@ class Engine:
     ]
     return scorer(self._params, sequences, temperatures)
 
+  def _need_weights(self) -> None:
+    if self._view is None:
+      raise ValueError(
+          'weights must be set before decoding: got None; call set_params first'
+      )
+
   def _begin(self, seat: schedule.Seat, ids, start: int, max_tokens: int):
     """Starts a turn, or ends it at once where there is no room for it."""
-    schedule.require(
-        max_tokens > 0, seat.request.id, 'ask for a token at least', max_tokens
-    )
     if self._grows:
       end = start + len(ids) + max_tokens
       self.capacity = max(self.capacity or 0, schedule.bucket(end))
@@ -211,15 +227,9 @@ class Engine:
 
   def _fill(self, entries: list[list[schedule.Seat]]) -> None:
     """Prefills a scratch row per entry, and puts it into the entry's slots."""
-    heads = [entry[0] for entry in entries]
-    longest = max(len(seat.feed) for seat in heads)
-    chunks = -(-longest // self._width)
-    tokens = np.zeros((self._rows, chunks * self._width), np.int32)
-    start, count, source = np.zeros((3, self._rows), np.int32)
-    for row, seat in enumerate(heads):
-      tokens[row, : len(seat.feed)] = seat.feed
-      start[row], count[row] = seat.start, len(seat.feed)
-      source[row] = seat.slot  # what it holds comes before; a new one: nothing
+    tokens, start, count, source = schedule.feeds(
+        entries, self._rows, self._width
+    )
     scratch, logits = loop.load(self._state, self._model, source)
     for at in range(0, tokens.shape[1], self._width):
       scratch, logits = loop.prefill(
@@ -227,36 +237,16 @@ class Engine:
           tokens[:, at : at + self._width], start + at,
           np.clip(count - at, 0, self._width),
       )  # fmt: skip
-    place = np.full(self.slots, self.slots, np.int32)
-    row, length = np.zeros((2, self.slots), np.int32)
-    filled = [(r, seat) for r, entry in enumerate(entries) for seat in entry]
-    for i, (r, seat) in enumerate(filled):
-      place[i], row[i], length[i] = seat.slot, r, seat.prompt_end
     self._state = loop.admit(
-        self._state, self._asked, scratch, logits, place, row, length,
-        self._place,
+        self._state, self._asked, scratch, logits,
+        *schedule.places(entries, self.slots), self._place,
     )  # fmt: skip
 
   def _ask(self) -> loop.Slots:
     """What the slots' requests ask for, as arrays."""
-    fields = {
-        'high': np.uint32, 'low': np.uint32, 'limit': np.int32,
-        'temperature': np.float32, 'top_k': np.int32, 'top_p': np.float32,
-        'min_p': np.float32,
-    }  # fmt: skip
-    fields = {k: np.zeros(self.slots, kind) for k, kind in fields.items()}
-    stop_ids = np.full((self.slots, schedule.STOP_IDS), -1, np.int32)
-    for seat in self._schedule.seated:
-      request = seat.request
-      asks = {
-          **vars(request.sampling), 'limit': seat.limit,
-          'high': request.id >> 32, 'low': request.id & 0xFFFFFFFF,
-      }  # fmt: skip
-      for name, value in asks.items():
-        fields[name][seat.slot] = value
-      stop_ids[seat.slot, : len(request.stop_ids)] = request.stop_ids
+    fields = self._schedule.asks()
     keys = loop.request_keys(self._seed, fields.pop('high'), fields.pop('low'))
-    return loop.Slots(keys=keys, stop_ids=stop_ids, **fields)
+    return loop.Slots(keys=keys, **fields)
 
   def _harvest(self) -> None:
     """Collects what has stopped."""
@@ -286,13 +276,24 @@ class Engine:
     self._schedule.finish(seat)
 
 
-def _check_same(old, new) -> None:
-  """Raises unless two trees agree in structure, shapes and dtypes."""
-  def describe(params):
-    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), params)
+def _describe(params) -> dict[str, jax.ShapeDtypeStruct]:
+  """Leaves by path, without their numbers: those may be donated later."""
+  def of(x):
+    sharding = getattr(x, 'sharding', None)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-  if describe(old) != describe(new):
-    raise ValueError(
-        'weights must keep their tree, shapes and dtypes: got '
-        f'{describe(new)}, expected {describe(old)}'
-    )
+  return {path: of(x) for path, x in tree.flat(params).items()}
+
+
+def _check_same(old, new) -> None:
+  """Raises for the first leaf that is not described alike."""
+  for path in [*old, *(path for path in new if path not in old)]:
+    a, b = old.get(path), new.get(path)
+    same = None not in (a, b) and (a.shape, a.dtype) == (b.shape, b.dtype)
+    if same and None not in (a.sharding, b.sharding):
+      same = a.sharding.is_equivalent_to(b.sharding, len(a.shape))
+    if not same:
+      raise ValueError(
+          f'weights must stay alike: got {path} = {b}, expected {a}; make an '
+          'engine for other weights'
+      )

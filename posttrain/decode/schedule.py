@@ -10,7 +10,7 @@ Order depends on submission and token counts alone.
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -69,12 +69,8 @@ class Schedule:
     """Whether a request in flight has not stopped."""
     return any(not seat.held for seat in self._in_flight.values())
 
-  def new(self, request: requests.Request) -> Seat:
-    """Checks a request and opens a seat for it.
-
-    Raises:
-      ValueError: see `Engine.submit`.
-    """
+  def check(self, request: requests.Request) -> None:
+    """Raises ValueError for a request that `Engine.submit` must refuse."""
     ids = np.asarray(request.ids, np.int32)
     for ok, must, got in (
         (request.id not in self._in_flight, 'not be in flight', request.id),
@@ -82,8 +78,35 @@ class Schedule:
         (ids.ndim == 1 and ids.size, 'have a prompt of some tokens', ids.shape),
         (len(request.stop_ids) <= STOP_IDS, f'have at most {STOP_IDS} stop ids',
          request.stop_ids),
+        (request.max_tokens > 0, 'ask for a token at least',
+         request.max_tokens),
     ):  # fmt: skip
       require(ok, request.id, must, got)
+
+  def check_all(
+      self, asked: Sequence[requests.Request], unread: set[int]
+  ) -> None:
+    """Raises ValueError for what `Engine.generate` must refuse.
+
+    Args:
+      asked: requests.
+      unread: ids of completions that have not been polled.
+    """
+    for request in asked:
+      require(not request.hold, request.id, 'not ask to be held', request.hold,
+              'submit and poll it')  # fmt: skip
+      self.check(request)
+    for id, times in collections.Counter(r.id for r in asked).items():
+      require(times == 1, id, 'be asked for once', times)
+    if others := self._in_flight.keys() | unread:
+      raise ValueError(
+          f'generate must find no request in flight: got {sorted(others)[:8]}, '
+          'expected none; poll and release them first'
+      )
+
+  def new(self, request: requests.Request) -> Seat:
+    """Opens a seat for a request that has been checked."""
+    ids = np.asarray(request.ids, np.int32)
     seat = Seat(dataclasses.replace(request, ids=ids), self._submitted)
     self._submitted += 1
     return seat
@@ -122,13 +145,14 @@ class Schedule:
     """Gives out free slots, to what fits into so many scratch rows.
 
     Extensions come first, each with its own row. Of the queue, neighbours with
-    the same prompt share a row, and wait until there are slots for all.
+    the same prompt share a row, and wait until there are slots for all; of
+    those that are more than the slots that are not held, the first go alone.
     """
     entries = []
     while self._extended and len(entries) < rows:
       entries.append([self._extended.popleft()])
     free = [slot for slot, seat in enumerate(self._slots) if seat is None]
-    while self._queue and len(entries) < rows:
+    while self._queue and free and len(entries) < rows:
       run = self._run()
       if len(run) > len(free):
         break
@@ -139,12 +163,43 @@ class Schedule:
       entries.append(run)
     return entries
 
+  def asks(self) -> dict[str, np.ndarray]:
+    """What the seated requests ask for, by slot.
+
+    Returns:
+      `loop.Slots` by field, but for the keys: their ids as two u32[B] words,
+      `high` and `low`. Zeros, and no stop ids, where nobody sits.
+    """
+    fields = {
+        'high': np.uint32, 'low': np.uint32, 'limit': np.int32,
+        'temperature': np.float32, 'top_k': np.int32, 'top_p': np.float32,
+        'min_p': np.float32,
+    }  # fmt: skip
+    size = len(self._slots)
+    fields = {k: np.zeros(size, kind) for k, kind in fields.items()}
+    stop_ids = np.full((size, STOP_IDS), -1, np.int32)
+    for seat in self.seated:
+      request = seat.request
+      asks = {
+          **vars(request.sampling), 'limit': seat.limit,
+          'high': request.id >> 32, 'low': request.id & 0xFFFFFFFF,
+      }  # fmt: skip
+      for name, value in asks.items():
+        fields[name][seat.slot] = value
+      stop_ids[seat.slot, : len(request.stop_ids)] = request.stop_ids
+    return {**fields, 'stop_ids': stop_ids}
+
   def _run(self) -> list[Seat]:
-    """The queue's head and what follows it with the same prompt."""
+    """The queue's head and what follows it with the same prompt.
+
+    At most as many as will have slots once all that runs has stopped: nobody
+    may wait for a slot that is held, since it can be held until they answer.
+    """
+    most = len(self._slots) - sum(seat.held for seat in self.seated)
     first, run = self._queue[0], []
     for seat in self._queue:
       same = np.array_equal(seat.feed, first.feed)
-      if not same or len(run) == len(self._slots):
+      if not same or len(run) == most:
         break
       run.append(seat)
     return run
@@ -162,9 +217,47 @@ class Schedule:
       self._slots[seat.slot] = None
 
 
-def require(ok: bool, id: int, must: str, got) -> None:
+def feeds(
+    entries: list[list[Seat]], rows: int, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Lays out what goes into so many scratch rows, an entry in each.
+
+  Returns:
+    (tokens i32[R, T], start i32[R], count i32[R], slot i32[R]): the tokens,
+    right-padded, T a multiple of `width`; the first one's position; how many;
+    and the slot that holds what comes before.
+  """
+  heads = [entry[0] for entry in entries]
+  chunks = -(-max(len(seat.feed) for seat in heads) // width)
+  tokens = np.zeros((rows, chunks * width), np.int32)
+  start, count, slot = np.zeros((3, rows), np.int32)
+  for row, seat in enumerate(heads):
+    tokens[row, : len(seat.feed)] = seat.feed
+    start[row], count[row], slot[row] = seat.start, len(seat.feed), seat.slot
+  return tokens, start, count, slot
+
+
+def places(
+    entries: list[list[Seat]], slots: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Says which scratch row goes where, for each of so many slots.
+
+  Returns:
+    (slot i32[B], row i32[B], length i32[B]): a slot to fill, B = none; the row
+    that goes into it; and the tokens that this row then holds.
+  """
+  slot = np.full(slots, slots, np.int32)
+  row, length = np.zeros((2, slots), np.int32)
+  filled = [(r, seat) for r, entry in enumerate(entries) for seat in entry]
+  for i, (r, seat) in enumerate(filled):
+    slot[i], row[i], length[i] = seat.slot, r, seat.prompt_end
+  return slot, row, length
+
+
+def require(ok: bool, id: int, must: str, got, then: str = '') -> None:
   if not ok:
-    raise ValueError(f'request {id} must {must}: got {got!r}')
+    then = then and f'; {then}'
+    raise ValueError(f'request {id} must {must}: got {got!r}{then}')
 
 
 def bucket(tokens: int) -> int:

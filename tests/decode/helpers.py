@@ -1,0 +1,76 @@
+"""What the tests of the engine share: a model, engines of few shapes, requests.
+
+Programs are shared by engines of one shape, and compiling is all the time that
+the tests take: the shapes are `make()`, `SMALL` and `WIDE`.
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+from posttrain import schema
+from posttrain.decode import engine as engines
+from posttrain.decode import requests
+from posttrain.models import transformer
+
+MODEL = schema.Model(
+    vocab_size=264, layers=2, embed_dim=64, heads=4, kv_heads=2, head_dim=16,
+    mlp_dim=96, qk_norm=True,
+)  # fmt: skip
+EOS = 257
+WIDTH = 48  # of every reference forward
+SMALL = {'slots': 2, 'prefill_rows': 2}
+WIDE = {'capacity': 96}
+GREEDY = requests.Sampling(temperature=0.0)
+
+
+@functools.cache
+def params(model=MODEL, seed=0):
+  made = transformer.init(jax.random.key(seed), model)
+  # Spread logits: a random model is nearly uniform, and its argmax a toss-up.
+  return jax.tree.map(lambda x: 1.5 * x if x.ndim > 1 else x, made)
+
+
+def make(model=MODEL, slots=8, capacity=WIDTH, **options):
+  options = {'prefill_rows': 4, 'prefill_tokens': 8, 'chunk': 4, **options}
+  engine = engines.Engine(model, slots=slots, capacity=capacity, **options)
+  engine.set_params(params(model), 0)
+  return engine
+
+
+def ask(count, seed=0, sampling=None, max_tokens=16, **options):
+  """Requests of ragged prompts, 1 to 20 tokens long."""
+  rng = np.random.default_rng(seed)
+  sampling = sampling or requests.Sampling()
+  return [
+      requests.Request(
+          1000 * seed + i, rng.integers(0, 256, rng.integers(1, 21)),
+          max_tokens, (EOS,), sampling, **options,
+      )
+      for i in range(count)
+  ]  # fmt: skip
+
+
+@functools.cache
+def baseline():
+  """Some requests, and what they get in the plainest way."""
+  asked = ask(12, seed=1)
+  return asked, make().generate(asked)
+
+
+def poll(engine, count):
+  """Polls until so many requests have stopped."""
+  done = []
+  while len(done) < count:
+    done += engine.poll()
+  assert len(done) == count
+  return done
+
+
+def same(a, b):
+  return all(
+      x.id == y.id and np.array_equal(x.ids, y.ids)
+      and x.stop_reason == y.stop_reason
+      for x, y in zip(a, b, strict=True)
+  )  # fmt: skip
