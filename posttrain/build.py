@@ -7,6 +7,7 @@
 
 import dataclasses
 import os
+from typing import Any
 
 import jax
 
@@ -51,7 +52,7 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   """Builds the parts of a stage.
 
   Raises:
-    ValueError: mesh, batch, vocabulary, environments or data do not fit.
+    ValueError: mesh, batch, slots, vocabulary, environments or data do not fit.
   """
   stage = cfg.stages[name]
   renderer = chat.load(cfg.tokenizer)
@@ -75,7 +76,12 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   capacity = evaluator.max_length
   if pipeline.live:
     capacity = max(capacity, stage.batch.row_tokens)
-  table = plan.make(name, stage, model, dict(mesh.shape), capacity)
+  _check_slots(mesh, stage.rollout.slots, f'config.{name}.rollout.slots')
+  held = {*pipeline.references, *(['init'] if stage.eval.kl else [])}
+  room = plan.slot_tokens(capacity, jax.default_backend())
+  table = plan.make(
+      name, stage, model, dict(mesh.shape), room, len(held - {'policy'})
+  )
   return Parts(renderer, model, mesh, pipeline, evaluator, capacity, table)
 
 
@@ -89,8 +95,7 @@ def preflight(cfg: schema.Run) -> dict[str, plan.Plan]:
   for name, stage in cfg.stages.items():
     built = parts(cfg, name)
     built.pipeline.check()
-    if stage.init != 'random' and not stage.init.startswith('stage:'):
-      _check_init(stage.init, built.renderer)
+    _check_paths(name, stage, built)
     plans[name] = built.plan
   return plans
 
@@ -108,48 +113,27 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
   compiling = instrument.CompileCounter().open()
   with clock('setup'):
     built = parts(cfg, name)
-    optimizer = optim.make(
-        stage.optim, stage.steps * stage.updates_per_rollout
-    )
+    update, fresh, like = _trainer(stage, built)
     checkpointer = checkpoint.Checkpointer(
         os.path.join(workdir, 'checkpoints', name), cfg.checkpoint
     )
-    state, host = _restore(stage, built, optimizer, checkpointer)
-    start = host.get('start') or _start(stage.init, workdir)
-    if not host:
-      state = _initial(cfg, stage, built, optimizer, workdir, start)
-    engine, references = _connect(cfg, stage, built, optimizer, workdir, start)
-  if host:
-    _check_same_tokens(host, built.renderer)
-    built.pipeline.set_state(host['pipeline'])
-    position = host['metrics_position']
+    state, host = checkpointer.restore(like) or (None, {})
+    about = _about(cfg, name, built, workdir, host)
+    loader = _loader(cfg, built, workdir, about, like.params)
+    if host:
+      built.pipeline.set_state(host['pipeline'])
+    else:
+      state = fresh(loader('init'))
+    engine, references = _connect(cfg, stage, built, loader)
   step = host.get('step', 0)
-  folder = os.path.join(workdir, 'tensorboard')
   return job.Job(
       name=name, cfg=stage, workdir=workdir, step=step, state=state,
-      pipeline=built.pipeline,
-      update=train_step.make_train_step(
-          objectives.KINDS[stage.kind](
-              built.model, tuple(built.pipeline.envs), stage.loss
-          ),
-          optimizer, mesh=built.mesh, rules=transformer.SHARDING_RULES,
-          average=stage.optim.average, updates=stage.updates_per_rollout,
-      ),
-      engine=engine, references=references, evaluator=built.evaluator,
+      pipeline=built.pipeline, update=update, engine=engine,
+      references=references, evaluator=built.evaluator,
       checkpointer=checkpointer, save_every=cfg.checkpoint.every,
-      writer=metrics.Writer(
-          os.path.join(workdir, 'metrics.jsonl'), position,
-          folder if cfg.metrics.tensorboard else None,
-      ),
+      writer=_writer(cfg, workdir, host.get('metrics_position', position)),
       progress=metrics.Progress(name, stage.steps, step, cfg.metrics.progress),
-      clock=clock, compiling=compiling,
-      about={
-          'stage': name,
-          'model': dataclasses.asdict(built.model),
-          'tokenizer': built.renderer.fingerprint,
-          'config': config.to_dict(cfg),
-          'start': start,
-      },
+      clock=clock, compiling=compiling, about=about,
   )  # fmt: skip
 
 
@@ -195,104 +179,121 @@ def _has_steps(folder: str) -> bool:
   )
 
 
-def _connect(cfg, stage, built: Parts, optimizer, workdir, start: str):
+def _check_slots(mesh: jax.sharding.Mesh, slots: int, key: str) -> None:
+  ways = mesh.shape['data'] * mesh.shape['fsdp']
+  if slots % ways:
+    raise ValueError(
+        f'{key} must be a multiple of data x fsdp = {ways}: got {slots}'
+    )
+
+
+def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
+  """Refuses weights from outside of the run that are of another model."""
+  like = jax.eval_shape(
+      lambda: transformer.init(jax.random.key(0), built.model)
+  )
+  named = [(stage.init, f'config.{name}.init')]
+  for reference, env in built.pipeline.references.items():
+    named.append((reference, f'config.{name}.envs.{env}.algorithm.reference'))
+  for path, key in named:
+    try:
+      if refs.is_path(path):
+        refs.check(path, like, built.renderer.fingerprint)
+    except ValueError as error:
+      raise ValueError(
+          f'{key} must name weights of this model: got {path!r}; {error}'
+      ) from error
+
+
+def _about(cfg, name, built: Parts, workdir, host) -> dict[str, Any]:
+  """What every checkpoint of the stage says of itself; `host` did already."""
+  if host:
+    chat.check_fingerprint(
+        built.renderer.fingerprint, host['tokenizer'], 'config.tokenizer',
+        'the checkpoint to go on from',
+    )  # fmt: skip
+  start, pinned = host.get('start'), host.get('references')
+  if start is None:
+    start = refs.resolve(cfg.stages[name].init, workdir)
+  if pinned is None:
+    pinned = {x: refs.resolve(x, workdir) for x in built.pipeline.references}
+  return {
+      'stage': name,
+      'model': dataclasses.asdict(built.model),
+      'tokenizer': built.renderer.fingerprint,
+      'config': config.to_dict(cfg),
+      'start': start,
+      'references': pinned,
+  }
+
+
+def _loader(cfg, built: Parts, workdir, about, like) -> refs.Loader:
+  """Makes initial weights and references; `like`: shapes and shardings."""
+  return refs.Loader(
+      jax.jit(
+          lambda: transformer.init(jax.random.key(cfg.seed), built.model),
+          out_shardings=jax.tree.map(lambda x: x.sharding, like),
+      ),
+      workdir, {**about['references'], 'init': about['start']}, like,
+      built.renderer.fingerprint,
+  )  # fmt: skip
+
+
+def _writer(cfg, workdir, position: int) -> metrics.Writer:
+  folder = os.path.join(workdir, 'tensorboard')
+  return metrics.Writer(
+      os.path.join(workdir, 'metrics.jsonl'), position,
+      folder if cfg.metrics.tensorboard else None,
+  )  # fmt: skip
+
+
+def _connect(cfg, stage, built: Parts, loader: refs.Loader):
   """Makes the engine and the references, and introduces them."""
   rollout, rows = stage.rollout, built.pipeline.shape[1]
   engine = engines.Engine(
-      built.model, slots=rollout.slots, capacity=built.capacity,
+      built.model, slots=rollout.slots, capacity=built.plan.slot_tokens,
       chunk=rollout.chunk, prefill_rows=rollout.prefill_rows,
       prefill_tokens=rollout.prefill_tokens, seed=cfg.seed, mesh=built.mesh,
   )  # fmt: skip
-  like = _like(stage, built, optimizer).params
-  references = refs.References(
-      scoring.Scorer(built.model, rows, stage.batch.row_tokens, built.mesh),
-      refs.Loader(
-          lambda: _initial(cfg, stage, built, optimizer, workdir, start).params,
-          workdir, like, built.renderer.fingerprint,
-      ),
-  )  # fmt: skip
+  scorer = scoring.Scorer(built.model, rows, built.capacity, built.mesh)
+  references = refs.References(scorer, loader)
   built.pipeline.connect(
       drivers.Driver(engine, built.renderer, stage.batch.row_tokens),
       references,
   )
   built.evaluator.connect(
-      drivers.Driver(engine, built.renderer, built.capacity)
+      drivers.Driver(engine, built.renderer, built.capacity), references
   )
   return engine, references
 
 
-def _restore(stage, built: Parts, optimizer, checkpointer):
-  """The newest checkpoint's (state, host), or (None, {}).
+def _trainer(stage: schema.Stage, built: Parts):
+  """What trains a stage.
 
-  Every array is read straight into its sharding.
+  Returns:
+    (the update; what makes its first state, of which the given parameters
+    become a part; shapes, dtypes and shardings of the state).
   """
-  like = _like(stage, built, optimizer)
-  return checkpointer.restore(like) or (None, {})
+  optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
+  objective = objectives.KINDS[stage.kind](
+      built.model, tuple(built.pipeline.envs), stage.loss
+  )
+  update = train_step.make_train_step(
+      objective, optimizer, mesh=built.mesh, rules=transformer.SHARDING_RULES,
+      average=stage.optim.average, updates=stage.updates_per_rollout,
+  )  # fmt: skip
 
-
-def _start(init: str, workdir: str) -> str:
-  """Resolves `init` to what it means now: 'random', or a step's folder.
-
-  Checkpoints keep it, so that a resumed stage finds its initial parameters
-  again, whatever was trained since where they came from.
-  """
-  if init == 'random':
-    return init
-  kind, _, target = init.partition(':')
-  path = init
-  if kind == 'stage':
-    path = os.path.join(workdir, 'checkpoints', target)
-  found, root = str(checkpoint.find(path)), os.path.realpath(workdir)
-  inside = os.path.commonpath([found, root]) == root
-  return os.path.relpath(found, root) if inside else found
-
-
-def _initial(cfg, stage, built: Parts, optimizer, workdir, start: str):
-  """The state before the first step: random, or another run's weights."""
-  like = _like(stage, built, optimizer)
-  places = jax.tree.map(lambda x: x.sharding, like)
-  average = stage.optim.average is not None
-
-  def fresh(params):
+  def fresh(params) -> arrays.TrainState:
+    average = stage.optim.average is not None
     return train_step.init_state(params, optimizer, average=average)
 
-  if start == 'random':
-    key = jax.random.key(cfg.seed)
-    init = jax.jit(
-        lambda: fresh(transformer.init(key, built.model)),
-        out_shardings=places,
-    )
-    return init()
-  path = os.path.join(workdir, start)
-  _check_init(path, built.renderer)
-  params = checkpoint.restore_params(path, like.params)
-  return jax.jit(fresh, out_shardings=places)(params)
-
-
-def _like(stage, built: Parts, optimizer) -> arrays.TrainState:
-  """Shapes, dtypes and shardings of the stage's state."""
   like = jax.eval_shape(
-      lambda: train_step.init_state(
-          transformer.init(jax.random.key(0), built.model), optimizer,
-          average=stage.optim.average is not None,
-      )
-  )  # fmt: skip
+      lambda: fresh(transformer.init(jax.random.key(0), built.model))
+  )
   places = sharding.shardings(like, transformer.SHARDING_RULES, built.mesh)
-  return jax.tree.map(
+  like = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       like, places,
   )  # fmt: skip
-
-
-def _check_init(path: str, renderer: chat.Renderer) -> None:
-  """Refuses weights that were trained on other tokens."""
-  _check_same_tokens(checkpoint.read_host(path), renderer, f' of {path}')
-
-
-def _check_same_tokens(host, renderer: chat.Renderer, where='') -> None:
-  if host['tokenizer'] != renderer.fingerprint:
-    raise ValueError(
-        f'config.tokenizer must be what the checkpoint{where} was trained '
-        'with, template included: its fingerprint is '
-        f'{renderer.fingerprint[:12]}, expected {host["tokenizer"][:12]}'
-    )
+  fresh = jax.jit(fresh, out_shardings=places, donate_argnums=0)
+  return update, fresh, like

@@ -145,12 +145,10 @@ def load(path: str) -> Policy:
   with contextlib.suppress(OSError):
     instrument.enable_compilation_cache(config['compilation_cache'])
   renderer = chat.load(schema.Tokenizer(**config['tokenizer']))
-  if renderer.fingerprint != host['tokenizer']:
-    raise ValueError(
-        f'the tokenizer {config["tokenizer"]} of {folder} must be what it was '
-        f'trained with: its fingerprint is {renderer.fingerprint[:12]}, '
-        f'expected {host["tokenizer"][:12]}; put the old file back'
-    )
+  chat.check_fingerprint(
+      renderer.fingerprint, host['tokenizer'],
+      f'the tokenizer {config["tokenizer"]}', folder,
+  )  # fmt: skip
   model = schema.Model(**host['model'])
   like = jax.eval_shape(lambda: transformer.init(jax.random.key(0), model))
   average = stage['optim']['average'] is not None

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,33 @@ class Job:
       self.engine.set_params(state.params, step)
       self.references.set_policy(state.params)
 
+  def next_item(self, step: int) -> pipelines.Item:
+    """The step's batch; what environments failed at is written down.
+
+    Raises:
+      TooManyErrors: written down as well.
+    """
+    try:
+      item = next(self.pipeline)
+    except pipelines.TooManyErrors as error:
+      self._write_errors(step, error.errors)
+      raise
+    self._write_errors(step, item.errors)
+    return item
+
+  def _write_errors(self, step: int, errors: Sequence[str]) -> None:
+    """A file per step, so that one that is done again replaces its own."""
+    path = os.path.join(
+        self.workdir, 'rollouts', f'{self.name}_errors_{step:06d}.jsonl'
+    )
+    if not errors:
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+      return
+    with open(path, 'w') as f:
+      for error in errors:
+        f.write(json.dumps({'error': error}) + '\n')
+
   def evaluate(self, state: arrays.TrainState, step: int) -> dict[str, float]:
     """Answers under the averaged weights where there are such."""
     params = state.params if state.average is None else state.average
@@ -99,19 +126,12 @@ class Job:
     known = {k: v for k, v in measured.items() if not k.startswith(silent)}
     return {**item.metrics, **known, 'compiles': self.update.compiles}
 
-  def log(self, step: int, values: dict[str, Any], errors=()) -> None:
+  def log(self, step: int, values: dict[str, Any]) -> None:
     """Writes a row, with the seconds since the last one, and the bar.
 
     `time/programs` counts what the stage has compiled so far, whoever asked
     for it; `time/compile` lies within the other times.
     """
-    if errors:
-      path = os.path.join(
-          self.workdir, 'rollouts', f'{self.name}_errors.jsonl'
-      )
-      with open(path, 'a') as f:
-        for error in errors:
-          f.write(json.dumps({'step': step, 'error': error}) + '\n')
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
     times['time/compile'] = self.compiling.take()
     times['time/programs'] = self.compiling.count

@@ -36,6 +36,10 @@ Groups = list[list[types.Rollout]]
 class TooManyErrors(RuntimeError):
   """Environments failed more often in one step than the budget allows."""
 
+  def __init__(self, message: str, errors: tuple[str, ...]):
+    super().__init__(message)
+    self.errors = errors  # one per dropped episode
+
 
 @dataclasses.dataclass(frozen=True)
 class Item:
@@ -96,6 +100,14 @@ class Pipeline:
         run.sampler.live or run.algorithm.reference == 'policy'
         for run in self.envs.values()
     )
+
+  @property
+  def references(self) -> dict[str, str]:
+    """What algorithms score under, each with an environment that does."""
+    return {
+        run.algorithm.reference: name for name, run in self.envs.items()
+        if run.algorithm.kl_beta or run.algorithm.component == 'ref_kl'
+    }  # fmt: skip
 
   @property
   def shape(self) -> tuple[int, int, int]:
@@ -174,7 +186,8 @@ class Pipeline:
       raise TooManyErrors(
           f'environments must fail at most rollout.max_errors={budget} times a '
           f'step: got {len(errors)}, the first: {errors[0]}; mend the '
-          'environment, or raise the budget'
+          'environment, or raise the budget',
+          errors,
       )
     return errors
 

@@ -29,13 +29,15 @@ class Plan:
   state_bytes: int  # weights, gradients, optimizer moments, average
   activation_bytes: int  # of one micro-batch, forward and backward
   slots: int  # sequences decoded at a time
-  slot_tokens: int  # longest of them
+  slot_tokens: int  # room for the longest of them
   decode_bytes: int  # KV cache of the slots, and the decode view
+  reference_bytes: int  # weights of references held beside the policy
 
   def lines(self) -> list[str]:
     """The table that people read."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
-    total = self.state_bytes + self.activation_bytes + self.decode_bytes
+    total = self.state_bytes + self.activation_bytes
+    total += self.decode_bytes + self.reference_bytes
     rows = (
         ('prompts_per_step', f'{self.prompts_per_step}'),
         ('group_size', groups),
@@ -51,6 +53,7 @@ class Plan:
         ('  training state', _size(self.state_bytes)),
         ('  activations', _size(self.activation_bytes)),
         ('  decoding', _size(self.decode_bytes)),
+        ('  references', _size(self.reference_bytes)),
     )  # fmt: skip
     return [
         f'stage {self.stage}',
@@ -58,9 +61,18 @@ class Plan:
     ]
 
 
+def slot_tokens(longest: int, backend: str) -> int:
+  """Room in a slot, in whole tiles of the decode kernel of a jax backend.
+
+  A cache of any other length would be copied at every token, to be padded.
+  """
+  tile = 128 if backend == 'tpu' else 16
+  return -(-longest // tile) * tile
+
+
 def make(
     name: str, stage: schema.Stage, model: schema.Model,
-    sizes: Mapping[str, int], slot_tokens: int,
+    sizes: Mapping[str, int], slot_tokens: int, references: int = 0,
 ) -> Plan:  # fmt: skip
   """Resolves the sizes of a stage.
 
@@ -69,36 +81,34 @@ def make(
     stage: its options.
     model: the model's options with the vocabulary resolved.
     sizes: devices per mesh axis, from `sharding.mesh_sizes`.
-    slot_tokens: tokens of the longest episode.
+    slot_tokens: that a slot has room for.
+    references: models held beside the policy, of its shape.
   """
   batch = stage.batch
   batch_ways = sizes['data'] * sizes['fsdp']
   parameters = transformer.num_params(model)
   # f32 weights, gradients and two moments, and the average where kept.
   copies = 4 + (stage.optim.average is not None)
+  weight_ways = sizes['fsdp'] * sizes['tensor']
   group_size = {k: entry.group_size for k, entry in stage.envs.items()}
   tokens = batch.micro_batch_tokens
   token_bytes = _token_bytes(model, batch.row_tokens, sizes['tensor'])
   # One block of f32 logits and its gradient.
   logits = 2 * min(4 * tokens * model.vocab_size, logprobs.BLOCK_BYTES)
+  cached = stage.rollout.slots * slot_tokens // batch_ways
   return Plan(
-      stage=name,
-      steps=stage.steps,
-      prompts_per_step=batch.prompts_per_step,
+      stage=name, steps=stage.steps, prompts_per_step=batch.prompts_per_step,
       group_size=group_size,
       samples_per_step=batch.prompts_per_step * max(group_size.values()),
       micro_batch_tokens=tokens,
       rows_per_micro_batch=tokens // batch.row_tokens,
-      row_tokens=batch.row_tokens,
-      parameters=parameters,
-      state_bytes=4 * copies * parameters // (sizes['fsdp'] * sizes['tensor']),
+      row_tokens=batch.row_tokens, parameters=parameters,
+      state_bytes=4 * copies * parameters // weight_ways,
       activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
-      slots=stage.rollout.slots,
-      slot_tokens=slot_tokens,
-      decode_bytes=_decode_bytes(
-          model, stage.rollout.slots * slot_tokens // batch_ways, parameters
-      ),
-  )
+      slots=stage.rollout.slots, slot_tokens=slot_tokens,
+      decode_bytes=_decode_bytes(model, cached, parameters),
+      reference_bytes=4 * references * parameters // weight_ways,
+  )  # fmt: skip
 
 
 def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:

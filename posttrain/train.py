@@ -23,6 +23,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
   Raises:
     Preempted: `stop` was requested; everything is saved.
     NonFiniteError: too many gradients in a row were not finite.
+    TooManyErrors: of environments, in one step.
   """
   state, clock = job.state, job.clock
   if job.step == 0:
@@ -31,14 +32,14 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
   for step in range(job.step + 1, job.steps + 1):
     with clock('rollout'):
       job.hand_over(state, step - 1)
-      item = next(job.pipeline)
+      item = job.next_item(step)
     with clock('update'):
       state, measured = job.update(state, item.batch)
       measured = jax.device_get(measured)
     record = job.record(item, measured)
     if job.evaluates_at(step):
       record |= job.evaluate(state, step)
-    job.log(step, record, item.errors)
+    job.log(step, record)
     job.check_finite(step, measured, item)
     if job.saves_at(step) or stop.requested:
       with clock('save'):

@@ -98,3 +98,27 @@ def test_logits_are_counted_by_the_block():
 )  # fmt: skip
 def test_decoding(sizes, options, decoding):
   assert _make(**sizes, **options).decode_bytes == decoding
+
+
+def test_references_lie_beside_the_policy():
+  def make(count, **sizes):
+    sizes = {'data': 1, 'fsdp': 1, 'tensor': 1, **sizes}
+    return plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, count)
+
+  assert make(0).reference_bytes == 0
+  assert make(2).reference_bytes == 8 * PARAMETERS
+  # As the weights of the policy: over fsdp and tensor.
+  assert make(2, data=2, fsdp=2, tensor=2).reference_bytes == 2 * PARAMETERS
+  more = 4 * 20 * PARAMETERS  # enough to see among the rest
+  assert make(20).reference_bytes == more
+  assert f'references         {more / 1024:.0f} KiB' in '\n'.join(
+      make(20).lines()
+  )
+
+
+@pytest.mark.parametrize(('longest', 'backend', 'room'), [
+    (1, 'cpu', 16), (16, 'cpu', 16), (17, 'gpu', 32), (70, 'gpu', 80),
+    (70, 'tpu', 128), (128, 'tpu', 128), (129, 'tpu', 256),
+])  # fmt: skip
+def test_slots_have_room_for_whole_tiles(longest, backend, room):
+  assert plan.slot_tokens(longest, backend) == room

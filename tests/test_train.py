@@ -182,6 +182,18 @@ def test_a_stage_starts_from_another(finished, tmp_path):
   assert first.read_text() == last.read_text()
 
 
+def test_weights_of_another_model_are_found_before_the_run(
+    finished, tmp_path, capsys
+):
+  argv = [f'--config.sft.init={finished[0]}', '--config.model.mlp_dim=96']
+  assert main.main(_args(tmp_path / 'run', *argv)) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  for words in ('config.sft.init must name weights of this model: got',
+                'must hold weights of this model: got [', "mlp/"):
+    assert words in line
+  assert not (tmp_path / 'run').exists()
+
+
 def test_ctrl_c_and_help_are_not_tracebacks(tmp_path, monkeypatch, capsys):
   assert main.main(['--help']) == 0
   assert '--dry_run' in capsys.readouterr().out

@@ -80,6 +80,26 @@ def load(cfg: schema.Tokenizer) -> 'Renderer':
   return Renderer(tokenizer, path.read_text())
 
 
+def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
+  """Refuses to read a checkpoint's ids as other texts.
+
+  Args:
+    ours: fingerprint of the renderer that is at hand.
+    theirs: of the one that the checkpoint was trained with.
+    what: names where ours is from: a config key, say.
+    where: names the checkpoint.
+
+  Raises:
+    ValueError: they differ.
+  """
+  if ours != theirs:
+    raise ValueError(
+        f'{what} must be what {where} was trained with, template included: '
+        f'its fingerprint is {ours[:12]}, expected {theirs[:12]}; put the old '
+        'files back, or use another checkpoint'
+    )
+
+
 class Renderer:
   """Renders conversations with one tokenizer and one template."""
 

@@ -7,16 +7,23 @@
 
 The grammar is that of `init`; references are of the policy's shape and
 vocabulary, and lie on the devices as it does.
+
+1. `check`: before the run, that what a path holds can stand for the policy.
+2. `resolve`: when a stage begins, the step that a name means from then on.
+3. `Loader`: the parameters of that step.
 """
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from posttrain import checkpoint, scoring, types
+from posttrain import checkpoint, schema, scoring, tree, types
+from posttrain.chat import renderer as chat
+from posttrain.models import transformer
 
 Params = Any
 
@@ -69,42 +76,99 @@ class References:
     )
 
 
+def is_path(name: str) -> bool:
+  """Whether a reference, or an `init`, lies outside of the run."""
+  known = name in ('policy', 'init', 'random')
+  return not known and not name.startswith('stage:')
+
+
+def resolve(name: str, workdir: str) -> str:
+  """The step folder that 'stage:NAME' or a path means now.
+
+  A checkpoint keeps it, so that a resumed stage finds the same weights again,
+  whatever was trained since where they came from.
+
+  Args:
+    name: of a reference, or an `init`.
+    workdir: of the run.
+
+  Returns:
+    The name itself where it is 'init', 'policy' or 'random'; else the folder,
+    relative to the workdir if it lies inside.
+
+  Raises:
+    ValueError: no step was saved there.
+  """
+  kind, _, target = name.partition(':')
+  if kind == 'stage':
+    path = os.path.join(workdir, 'checkpoints', target)
+  elif is_path(name):
+    path = name
+  else:
+    return name
+  found, root = str(checkpoint.find(path)), os.path.realpath(workdir)
+  inside = os.path.commonpath([found, root]) == root
+  return os.path.relpath(found, root) if inside else found
+
+
+def check(path: str, like: Params, fingerprint: str) -> None:
+  """Refuses weights that cannot stand for the policy; reads none of them.
+
+  Args:
+    path: as `checkpoint.restore_params` takes it.
+    like: the policy's, as arrays or ShapeDtypeStructs.
+    fingerprint: of the policy's tokenizer and template.
+
+  Raises:
+    ValueError: there are none, or they are of other shapes or other tokens.
+  """
+  host = checkpoint.read_host(path)
+  chat.check_fingerprint(
+      fingerprint, host['tokenizer'], 'config.tokenizer',
+      f'the checkpoint {path}',
+  )  # fmt: skip
+  model = schema.Model(**host['model'])
+  theirs, ours = (
+      {name: list(leaf.shape) for name, leaf in tree.flat(params).items()}
+      for params in (
+          jax.eval_shape(lambda: transformer.init(jax.random.key(0), model)),
+          like,
+      )
+  )
+  for name in [*ours, *theirs]:
+    got, expected = theirs.get(name), ours.get(name)
+    if got != expected:
+      raise ValueError(
+          f'the checkpoint {path} must hold weights of this model: got {got} '
+          f'at {name!r}, expected {expected}; use the model it was saved with'
+      )
+
+
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """Resolves a reference's name to parameters: `References`' `load`."""
+  """Finds the parameters that a name stands for: `References`' `load`."""
 
-  init: Callable[[], Params]  # makes the stage's initial parameters
+  random: Callable[[], Params]  # makes the parameters of a fresh model
   workdir: str  # of the run
+  folders: Mapping[str, str]  # name -> what `resolve` said of it, or 'random'
   like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
   fingerprint: str  # of the policy's tokenizer and template
 
-  def __call__(self, reference: str) -> Params:
-    """Restores a reference.
+  def __call__(self, name: str) -> Params:
+    """Makes or restores the parameters, anew at every call.
 
     Raises:
       ValueError: no such checkpoint, another model, or other tokens.
     """
-    if reference == 'init':
-      return self.init()
-    kind, _, name = reference.partition(':')
-    path = reference
-    if kind == 'stage':
-      path = os.path.join(self.workdir, 'checkpoints', name)
+    folder = self.folders[name]
+    if folder == 'random':
+      return self.random()
+    path = os.path.join(self.workdir, folder)
     try:
-      self._check_tokens(path)
+      check(path, self.like, self.fingerprint)
       return checkpoint.restore_params(path, self.like)
     except ValueError as error:
       raise ValueError(
-          "an algorithm's reference must be 'policy', 'init', 'stage:NAME' or "
-          "the path of a checkpoint of the policy's model: got "
-          f'{reference!r}; {error}'
+          f'weights by the name of {name!r} must still be what they were when '
+          f'the stage began, at {path}; {error}'
       ) from error
-
-  def _check_tokens(self, path: str) -> None:
-    """Refuses a model whose ids mean other texts."""
-    theirs = checkpoint.read_host(path)['tokenizer']
-    if theirs != self.fingerprint:
-      raise ValueError(
-          "its tokenizer must be the policy's, template included: got "
-          f'fingerprint {theirs[:12]}, expected {self.fingerprint[:12]}'
-      )

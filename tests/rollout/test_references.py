@@ -1,5 +1,7 @@
 """References: whose logprobs they are, at whose temperatures."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -102,39 +104,65 @@ def workdir(tmp_path_factory):
   saver = checkpoint.Checkpointer(
       str(folder / 'checkpoints' / 'sft'), schema.Checkpoint()
   )
-  saver.save(3, {'params': params(1)}, {'tokenizer': PRINT})
+  saver.save(3, {'params': params(1)}, {
+      'tokenizer': PRINT, 'model': dataclasses.asdict(fixtures.MODEL),
+  })  # fmt: skip
   saver.close()
   return folder
 
 
-def loader(workdir, init=refuse, fingerprint=PRINT, like=None):
+def loader(workdir, fingerprint=PRINT, like=None, **folders):
   return references.Loader(
-      init, str(workdir), params(0) if like is None else like, fingerprint
-  )
+      lambda: 'fresh', str(workdir), folders,
+      params(0) if like is None else like, fingerprint,
+  )  # fmt: skip
 
 
-def test_the_loader_knows_the_grammar(workdir):
-  load = loader(workdir, init=lambda: 'fresh')
-  assert load('init') == 'fresh'
-  paths = (workdir, workdir / 'checkpoints/sft', workdir / 'checkpoints/sft/3')
-  for name in ('stage:sft', *map(str, paths)):
-    jax.tree.map(np.testing.assert_array_equal, load(name), params(1))
+def test_names_are_resolved_to_steps(workdir, tmp_path):
+  step = 'checkpoints/sft/3'
+  names = ('stage:sft', *(str(workdir / x) for x in (
+      '', 'checkpoints/sft', step
+  )))  # fmt: skip
+  for name in names:
+    assert references.resolve(name, str(workdir)) == step
+  for name in names[1:]:
+    outside = references.resolve(name, str(tmp_path))
+    assert outside == str((workdir / step).resolve())
+    assert references.is_path(name)
+  for name in ('init', 'policy', 'random'):
+    assert references.resolve(name, str(workdir)) == name
+  for name in ('init', 'policy', 'random', 'stage:sft'):
+    assert not references.is_path(name)
 
 
 @pytest.mark.parametrize('name, says', [
     ('stage:grpo', 'must be a workdir, .* got .*grpo'),
     ('stage:', 'no saved step'),
-    ('polcy', "must be 'policy', .* got 'polcy'; a checkpoint path must be"),
+    ('polcy', "a checkpoint path must be .* got 'polcy'"),
     ('/nowhere', "got '/nowhere'"),
 ])
 def test_unknown_names_are_refused(workdir, name, says):
+  with pytest.raises(ValueError, match=says):
+    references.resolve(name, str(workdir))
+
+
+def test_the_loader_gives_what_was_resolved(workdir):
+  step = 'checkpoints/sft/3'
+  load = loader(
+      workdir, init='random', inside=step, outside=str(workdir / step)
+  )
+  assert load('init') == 'fresh'
+  for name in ('inside', 'outside'):
+    jax.tree.map(np.testing.assert_array_equal, load(name), params(1))
+
+
+@pytest.mark.parametrize('options, says', [
+    ({'fingerprint': '0' * 64}, 'config.tokenizer must be what the checkpoint'),
+    ({'like': {'x': np.zeros(2, np.float32)}}, "got None at 'x', expected .2"),
+    ({'x': 'checkpoints/sft/2'}, 'a checkpoint must exist|no saved step'),
+])
+def test_what_changed_meanwhile_is_refused(workdir, options, says):
+  load = loader(workdir, **{'x': 'checkpoints/sft/3', **options})
   with pytest.raises(ValueError, match=says) as error:
-    loader(workdir)(name)
-  assert str(error.value).startswith("an algorithm's reference must be")
-
-
-def test_another_model_or_other_tokens_are_refused(workdir):
-  with pytest.raises(ValueError, match="'stage:sft'; its tokenizer must be"):
-    loader(workdir, fingerprint='0' * 64)('stage:sft')
-  with pytest.raises(ValueError, match="'stage:sft'; the checkpoint .* must"):
-    loader(workdir, like={'x': np.zeros(2, np.float32)})('stage:sft')
+    load('x')
+  assert str(error.value).startswith("weights by the name of 'x' must still be")
