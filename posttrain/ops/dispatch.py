@@ -15,6 +15,7 @@ platform that the program is really lowered for.
 
 With several devices 'auto' is XLA: a compiler that partitions a program
 cannot partition a kernel, and an op does not know the mesh of its arguments.
+Whatever keeps 'auto' from the kernels of an accelerator is a warning, once.
 Within `jax.shard_map` every axis is manual, and an op is alone again.
 """
 
@@ -71,7 +72,7 @@ def choose(impl: str, refuses: Callable[[str], str | None]) -> str:
     if not alone():
       reason = 'several devices in use; call the op within jax.shard_map'
     if reason:
-      _log(f'attention runs as XLA, not as {KERNELS[here]}: {reason}')
+      _warn(f'attention runs as XLA, not as {KERNELS[here]}: {reason}')
     return 'xla' if reason else 'auto'
   reason = refuses('triton' if impl == 'interpret' else impl)
   if impl != 'interpret' and KERNELS.get(here) != impl:
@@ -82,5 +83,5 @@ def choose(impl: str, refuses: Callable[[str], str | None]) -> str:
 
 
 @functools.cache  # once per message
-def _log(message):
-  logging.getLogger('absl').info(message)
+def _warn(message):
+  logging.getLogger('absl').warning(message)  # absl hides what is less

@@ -3,7 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-KINDS = ('causal', 'packed', 'window', 'packed window', 'any', 'one key')
+KINDS = (
+    'causal', 'packed', 'window', 'packed window', 'any', 'one key', 'ragged',
+    'empty',
+)
 
 
 def draw(seed, *shapes, dtype=jnp.float32):
@@ -33,6 +36,10 @@ def intervals(kind, t, s=None):
   start, end = packed((t // 4, t // 2 - 1, t // 8), t)  # an eighth is pad
   if kind == 'packed':
     return start, end
+  if kind == 'ragged':  # ends within a block, wherever blocks end
+    return packed((2 * t // 3 - 1,), t)
+  if kind == 'empty':
+    return packed((), t)
   if kind == 'packed window':
     return np.maximum(start, end - 7), end
   if kind == 'any':  # in no order, a third of it empty, some out of range

@@ -13,13 +13,12 @@ import pytest
 from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 
-from kernels import attention, flash_tpu, flash_triton, reference
-from tests.kernels import inputs
+from kernels import attention, flash_tpu, flash_triton, masks
+from tests.kernels import gates, inputs
 
 B, T, N, K, H = len(inputs.KINDS), 32, 4, 2, 16
 SCALE = H**-0.5
-# Nearly all the time of these tests is compilation.
-FAST = {'xla_backend_optimization_level': 0}
+make_inputs = functools.partial(gates.make_inputs, b=B, t=T, n=N, k=K, h=H)
 backends = pytest.mark.parametrize('backend', ['triton', 'mosaic_tpu'])
 
 
@@ -32,34 +31,8 @@ def small_blocks():
     yield
 
 
-@functools.cache
-def make_run(backend, name='attention', softcap=None, scale=SCALE):
-  """Jitted (q, k, v, intervals, g, g_lse) -> out, lse, dq, dk, dv."""
-  fn = getattr(reference, name)
-  if backend != 'oracle':
-    fn = functools.partial(
-        getattr(attention, name), backend=backend, interpret=True
-    )
-
-  def run(q, k, v, start, end, g, g_lse):
-    def call(q, k, v):
-      return fn(
-          q, k, v, start, end, scale=scale, softcap=softcap, return_lse=True
-      )
-
-    (out, lse), vjp = jax.vjp(call, q, k, v)
-    return out, lse, *vjp((g.astype(out.dtype), g_lse))
-
-  return jax.jit(run, compiler_options=FAST)
-
-
-def make_inputs(seed=0, b=B, t=T, n=N, k=K, h=H, dtype=jnp.float32):
-  """(q, k, v), (g, g_lse)."""
-  q, k, v, g = inputs.draw(
-      seed, (b, t, n, h), (b, t, k, h), (b, t, k, h), (b, t, n, h),
-      dtype=dtype,
-  )
-  return (q, k, v), (g, *inputs.draw(seed + 1, (b, n, t)))
+def make_run(backend, name='attention', softcap=None):
+  return gates.make_run(backend, SCALE, name, softcap)
 
 
 def rows(kind):
@@ -68,41 +41,18 @@ def rows(kind):
   return tuple(np.tile(x.astype(np.int32), (B, 1)) for x in (start, end))
 
 
-def compare(ours, expected, dtype):
-  """The table of tolerances; gradients relative to their largest entry."""
-  exact = dtype == jnp.float32
-  names = ('out', 'lse', 'dq', 'dk', 'dv')
-  for name, a, b in zip(names, ours, expected, strict=True):
-    assert a.dtype == (jnp.float32 if name == 'lse' else dtype)
-    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    assert np.isfinite(a).all(), name
-    error = np.abs(a - b).max()
-    if name == 'out':
-      assert error <= (2e-6 if exact else 1e-2), (name, error)
-    elif name == 'lse':
-      assert error <= (1e-5 if exact else 5e-3), (name, error)
-    else:
-      assert error <= (1e-5 if exact else 2e-2) * np.abs(b).max(), (name, error)
-      cosine = (a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum())
-      assert cosine >= 0.9999, (name, cosine)
-
-
 @backends
 @pytest.mark.parametrize('t, n, k, h, dtype', [
     (T, N, K, H, jnp.float32), (50, 4, 1, 64, jnp.bfloat16),
 ], ids=['float32', 'bfloat16'])
 def test_matches_oracle(backend, t, n, k, h, dtype):
   start, end = inputs.every_kind(t)
-  arrays, gradients = make_inputs(3, B, t, n, k, h, dtype)
+  arrays, gradients = gates.make_inputs(3, B, t, n, k, h, dtype)
   ours = make_run(backend)(*arrays, start, end, *gradients)
   arrays = [x.astype(jnp.float32) for x in arrays]
   expected = make_run('oracle')(*arrays, start, end, *gradients)
-  compare(ours, expected, dtype)
-  empty = np.minimum(end, t) <= np.maximum(start, 0)
-  assert empty.sum() > t // 8
-  out, lse, dq = (np.asarray(x, np.float32) for x in ours[:3])
-  assert not out[empty].any() and not dq[empty].any()
-  assert (lse.transpose(0, 2, 1)[empty] == -1e30).all()
+  gates.compare(ours, expected, dtype)
+  gates.check_empty(ours, start, end)
 
 
 @backends
@@ -114,12 +64,12 @@ def test_odd_prefill_over_a_cache_matches_oracle(backend):
   args = (q, k, v, *inputs.every_kind(t, s), g, g_lse)
   ours = make_run(backend, 'cached', softcap=3.0)(*args)
   expected = make_run('oracle', 'cached', softcap=3.0)(*args)
-  compare(ours, expected, jnp.float32)
+  gates.compare(ours, expected, jnp.float32)
 
 
 @backends
 def test_keys_outside_every_interval_change_nothing_bitwise(backend):
-  (q, k, v), gradients = make_inputs()
+  (q, k, v), gradients = make_inputs(0)
   intervals = np.full((B, T), 5, np.int32), np.full((B, T), 19, np.int32)
   outside = (np.arange(T) < 5) | (np.arange(T) >= 19)
 
@@ -136,7 +86,7 @@ def test_keys_outside_every_interval_change_nothing_bitwise(backend):
 
 @backends
 def test_packed_equals_separate(backend):
-  arrays, (g, g_lse) = make_inputs()
+  arrays, (g, g_lse) = make_inputs(0)
   lengths = (T // 4, T // 2 - 1, T // 8)
   run = make_run(backend)
   whole = run(*arrays, *rows('packed'), g, g_lse)
@@ -163,7 +113,7 @@ def test_packed_equals_separate(backend):
 
 @backends
 def test_gradient_of_padding_is_zero(backend):
-  arrays, gradients = make_inputs()
+  arrays, gradients = make_inputs(0)
   start, end = rows('packed')
   pad = end[0] == 0
   out, lse, *grads = map(
@@ -176,7 +126,7 @@ def test_gradient_of_padding_is_zero(backend):
 
 @backends
 def test_grouped_heads_equal_repeated_heads(backend):
-  (q, k, v), gradients = make_inputs()
+  (q, k, v), gradients = make_inputs(0)
   repeated = [np.repeat(x, N // K, axis=2) for x in (k, v)]
   run = make_run(backend)
   grouped = run(q, k, v, *rows('packed'), *gradients)
@@ -190,19 +140,19 @@ def test_grouped_heads_equal_repeated_heads(backend):
 
 @backends
 def test_wide_window_is_causal_bitwise(backend):
-  arrays, gradients = make_inputs()
+  arrays, gradients = make_inputs(0)
   start, end = rows('causal')
   run = make_run(backend)
   causal = run(*arrays, start, end, *gradients)
   for size in (T, 10 * T):
-    wide = run(*arrays, np.maximum(start, end - size), end, *gradients)
+    wide = run(*arrays, masks.window(start, end, size), end, *gradients)
     for a, b in zip(causal, wide, strict=True):
       np.testing.assert_array_equal(a, b)
 
 
 @backends
 def test_high_softcap_is_none(backend):
-  arrays, gradients = make_inputs()
+  arrays, gradients = make_inputs(0)
   args = (*arrays, *rows('packed'), *gradients)
   plain = make_run(backend)(*args)
   capped = make_run(backend, softcap=1e6)(*args)
@@ -212,7 +162,7 @@ def test_high_softcap_is_none(backend):
 
 @backends
 def test_gradients_by_finite_differences(backend):
-  arrays, (g, g_lse) = make_inputs()
+  arrays, (g, g_lse) = make_inputs(0)
   run, intervals = make_run(backend), rows('packed')
 
   def pads_apart(out, lse):  # an lse of -1e30 drowns all differences
@@ -231,7 +181,7 @@ def test_gradients_by_finite_differences(backend):
 
 @backends
 def test_finite_at_large_scores_and_rows_with_one_key(backend):
-  (q, k, v), gradients = make_inputs()
+  (q, k, v), gradients = make_inputs(0)
   for kind, size in (('causal', 1e4), ('causal', -1e4), ('one key', 1e4)):
     run = make_run(backend)
     ours = run(q * size / SCALE, k, v, *rows(kind), *gradients)
@@ -244,7 +194,7 @@ def test_finite_at_large_scores_and_rows_with_one_key(backend):
 
 @backends
 def test_two_runs_agree_bitwise(backend):
-  arrays, gradients = make_inputs()
+  arrays, gradients = make_inputs(0)
   run = make_run(backend)
   one, two = (
       run(*arrays, *rows('packed'), *gradients) for _ in range(2)
@@ -255,7 +205,7 @@ def test_two_runs_agree_bitwise(backend):
 
 @backends
 def test_vmap_and_shard_map_agree(backend):
-  arrays, gradients = make_inputs()
+  arrays, gradients = make_inputs(0)
   args = (*arrays, *rows('packed'), *gradients)
   run = make_run(backend)
   mesh = jax.make_mesh((1,), ('data',), (jax.sharding.AxisType.Auto,))
@@ -264,7 +214,7 @@ def test_vmap_and_shard_map_agree(backend):
       jax.shard_map(
           jax.vmap(run.__wrapped__), mesh=mesh, in_specs=spec, out_specs=spec,
           check_vma=False,
-      ), compiler_options=FAST,
+      ), compiler_options=gates.FAST,
   )(*(x.reshape(2, B // 2, *x.shape[1:]) for x in args))
   for a, b in zip(run(*args), wrapped, strict=True):
     np.testing.assert_allclose(a, b.reshape(a.shape), atol=1e-6, rtol=1e-6)

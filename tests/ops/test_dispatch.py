@@ -55,14 +55,14 @@ def test_explicit_xla_has_no_kernel():
 
 
 def test_auto_falls_through_and_says_so_once(caplog):
-  dispatch._log.cache_clear()
-  with caplog.at_level(logging.INFO, 'absl'):
-    for _ in range(2):
-      assert counts(lower('cached', 'h200', h=80)) == [0, 0]
-  assert [x.message for x in caplog.records] == [
+  dispatch._warn.cache_clear()
+  for _ in range(2):
+    assert counts(lower('cached', 'h200', h=80)) == [0, 0]
+  assert [(x.levelno, x.message) for x in caplog.records] == [(
+      logging.WARNING,
       'attention runs as XLA, not as triton: head_dim must be a power of two '
-      'from 16 to 256: got 80'
-  ]
+      'from 16 to 256: got 80',
+  )]
 
 
 def test_narrow_heads_are_not_decoded_by_the_tpu_kernel_unless_named():
@@ -103,6 +103,24 @@ def test_several_devices_are_xla_unless_manual(monkeypatch):
     assert dispatch.choose('auto', lambda name: None) == 'auto'
   monkeypatch.setattr(jax, 'device_count', lambda: 8)
   assert not dispatch.alone()
+
+
+@pytest.mark.parametrize('here, kernel', [
+    ('cpu', None), ('gpu', 'triton'), ('tpu', 'mosaic_tpu'),
+])
+def test_several_devices_are_a_warning_on_accelerators(
+    monkeypatch, caplog, here, kernel
+):
+  dispatch._warn.cache_clear()
+  monkeypatch.setattr(dispatch, 'platform', lambda: here)
+  monkeypatch.setattr(jax, 'device_count', lambda: 8)
+  for _ in range(2):
+    assert dispatch.choose('auto', lambda name: None) == 'xla'
+  assert [(x.levelno, x.message) for x in caplog.records] == [(
+      logging.WARNING,
+      f'attention runs as XLA, not as {kernel}: several devices in use; call '
+      'the op within jax.shard_map',
+  )] * (kernel is not None)
 
 
 @pytest.mark.parametrize('target', ['h200', 'v5e'])
