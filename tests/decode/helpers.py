@@ -7,9 +7,10 @@ the tests take: the shapes are `make()`, `SMALL` and `WIDE`.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from posttrain import schema
+from posttrain import schema, tree
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
 from posttrain.models import transformer
@@ -20,16 +21,29 @@ MODEL = schema.Model(
 )  # fmt: skip
 EOS = 257
 WIDTH = 48  # of every reference forward
-SMALL = {'slots': 2, 'prefill_rows': 2}
+SMALL = {'slots': 2, 'prefill_rows': 2, 'prefill_tokens': 32}
 WIDE = {'capacity': 96}
 GREEDY = requests.Sampling(temperature=0.0)
 
 
 @functools.cache
 def params(model=MODEL, seed=0):
-  made = transformer.init(jax.random.key(seed), model)
-  # Spread logits: a random model is nearly uniform, and its argmax a toss-up.
-  return jax.tree.map(lambda x: 1.5 * x if x.ndim > 1 else x, made)
+  """Drawn by numpy, since `init` takes longer to compile than prefill.
+
+  Logits are spread: a random model's law is nearly uniform, and its argmax a
+  toss-up.
+  """
+  rng = np.random.default_rng(seed)
+  like = jax.eval_shape(
+      functools.partial(transformer.init, cfg=model), jax.random.key(0)
+  )
+
+  def draw(path, x):
+    if path.endswith('scale'):
+      return jnp.asarray(np.full(x.shape, 1.5, x.dtype))
+    return jnp.asarray(0.15 * rng.standard_normal(x.shape, x.dtype))
+
+  return tree.map_with_path(draw, like)
 
 
 def make(model=MODEL, slots=8, capacity=WIDTH, **options):

@@ -1,5 +1,7 @@
 """Weights that come from a mesh of one device, as the train step's do."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -7,17 +9,18 @@ from posttrain import instrument, schema, sharding
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
 from posttrain.models import transformer
-from tests import fixtures
+from tests.decode import helpers
+
+MODEL = dataclasses.replace(helpers.MODEL, layers=1)
 
 
 def test_the_second_batch_compiles_nothing():
   mesh = sharding.make_mesh(schema.Mesh(data=1))
-  params = transformer.init(jax.random.key(0), fixtures.MODEL)
+  params = helpers.params(MODEL)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
   params = jax.device_put(params, places)
   engine = engines.Engine(
-      fixtures.MODEL, slots=2, capacity=16, prefill_rows=2, prefill_tokens=4,
-      mesh=mesh,
+      MODEL, slots=2, capacity=16, prefill_rows=2, prefill_tokens=4, mesh=mesh
   )  # fmt: skip
   asked = [requests.Request(i, np.arange(3 + i), 4) for i in range(2)]
   engine.set_params(params, 0)
