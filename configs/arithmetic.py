@@ -3,6 +3,8 @@
     python -m posttrain.main --config=configs/arithmetic.py --workdir=DIR
 """
 
+import dataclasses
+
 from configs import common
 from posttrain import schema
 
@@ -19,13 +21,13 @@ def get_config(argument: str = ''):
       slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
   )
   evaluation = schema.Eval(
-      every=10 if tiny else 50, prompts=20 if tiny else 500,
+      every=10 if tiny else 30, prompts=20 if tiny else 500,
       samples=2 if tiny else 8, max_tokens=40,
   )  # fmt: skip
   # First by example: until answers look right, and are right now and then.
   sft = schema.Stage(
       init='random',
-      steps=20 if tiny else 180,
+      steps=20 if tiny else 210,
       envs={'arithmetic': schema.EnvEntry(
           env=env, algorithm=schema.Sft(), sampler=schema.Dataset()
       )},
@@ -34,12 +36,12 @@ def get_config(argument: str = ''):
           micro_batch_tokens=256 if tiny else 1024,
       ),
       optim=schema.Optim(lr=3e-3, schedule='cosine', warmup_steps=10),
-      rollout=rollout, eval=evaluation,
+      rollout=rollout, eval=dataclasses.replace(evaluation, every=None),
   )  # fmt: skip
   # Then by trial: what was right more often than the group's mean.
   grpo = schema.Stage(
       init='stage:sft',
-      steps=20 if tiny else 100,
+      steps=20 if tiny else 150,
       envs={'arithmetic': schema.EnvEntry(
           env=env, algorithm=schema.Grpo(),
           sampler=schema.Policy(temperature=1.0, max_tokens=40),
@@ -51,10 +53,10 @@ def get_config(argument: str = ''):
       ),
       loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
       optim=schema.Optim(
-          lr=1e-4, schedule='constant', warmup_steps=10, beta2=0.99,
-          weight_decay=0.0,
+          lr=3e-4, schedule='linear', final_lr_fraction=0.1,
+          warmup_steps=10, beta2=0.99, weight_decay=0.0, average=0.95,
       ),
-      rollout=rollout, eval=evaluation,
+      rollout=rollout, eval=dataclasses.replace(evaluation, kl=True),
   )  # fmt: skip
   run = schema.Run(
       model=schema.PRESETS['tiny' if tiny else 'small'],

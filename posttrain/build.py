@@ -71,10 +71,11 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   sharding.check_batch(mesh, pipeline.shape[1], f'config.{name}.batch')
   evaluator = evaluation.Evaluator(
       {name: run.env for name, run in pipeline.envs.items()}, renderer,
-      stage.eval, cfg.seed,
+      stage.eval, cfg.seed, stage.rollout.max_errors,
   )  # fmt: skip
   capacity = evaluator.max_length
-  if pipeline.live:
+  turns = max(run.env.max_turns for run in pipeline.envs.values())
+  if pipeline.live or turns > 1:  # what an environment adds between is unknown
     capacity = max(capacity, stage.batch.row_tokens)
   _check_slots(mesh, stage.rollout.slots, f'config.{name}.rollout.slots')
   held = {*pipeline.references, *(['init'] if stage.eval.kl else [])}

@@ -46,14 +46,24 @@ class Evaluator:
       renderer: chat.Renderer,
       cfg: schema.Eval,
       seed: int,
+      max_errors: int = 0,
   ):
     """Draws the tasks and renders their prompts.
+
+    Args:
+      env_by_name: the environments.
+      renderer: of the prompts.
+      cfg: the options.
+      seed: of the tasks.
+      max_errors: of environments, that an evaluation puts up with.
 
     Raises:
       ValueError: a prompt cannot be rendered; names the row.
     """
     self._cfg = cfg
+    self._max_errors = max_errors
     self._driver = self._scorer = None
+    self._played: list[types.Rollout] = []  # in this evaluation
     self._tasks = {
         name: (env, env.source('eval', seed).take(cfg.prompts))
         for name, env in env_by_name.items()
@@ -71,8 +81,12 @@ class Evaluator:
     self._driver, self._scorer = driver, scorer
 
   def __call__(self) -> tuple[dict[str, float], list[Answer]]:
-    """Plays with the engine's weights; values `eval/<name>/<env>`, answers."""
-    metrics, answers = {}, []
+    """Plays with the engine's weights; values `eval/<name>/<env>`, answers.
+
+    Raises:
+      TooManyErrors: environments failed too often.
+    """
+    metrics, answers, self._played = {}, [], []
     for index, (name, (env, tasks)) in enumerate(self._tasks.items()):
       if not tasks:
         continue
@@ -81,6 +95,7 @@ class Evaluator:
       found = self._measure(env, tasks, uid, greedy)
       metrics |= {f'eval/{key}/{name}': v for key, v in found.items()}
       answers += [_answer(rollout) for (rollout,) in greedy]
+    summary.errors(self._played, self._max_errors)
     return metrics, answers
 
   def _measure(self, env, tasks, uid: int, greedy) -> dict[str, float]:
@@ -121,13 +136,15 @@ class Evaluator:
   ) -> list[list[types.Rollout]]:
     """Plays every task so many times; a group per task."""
     assert self._driver is not None, 'connect comes first'
-    played = iter(self._driver.play([
+    played = self._driver.play([
         drivers.Play(
             uid + index * _TASK_UIDS + i, env, task, temperature,
             self._cfg.max_tokens,
         )
         for index, task in enumerate(tasks) for i in range(count)
-    ]))  # fmt: skip
+    ])  # fmt: skip
+    self._played += played
+    played = iter(played)
     return [[next(played) for _ in range(count)] for _ in tasks]
 
 

@@ -23,6 +23,7 @@ from posttrain import (
 from posttrain import pipeline as pipelines
 from posttrain.decode import engine as engines
 from posttrain.rollout import references as refs
+from posttrain.rollout import summary
 
 
 class NonFiniteError(RuntimeError):
@@ -76,7 +77,7 @@ class Job:
     """
     try:
       item = next(self.pipeline)
-    except pipelines.TooManyErrors as error:
+    except summary.TooManyErrors as error:
       self._write_errors(step, error.errors)
       raise
     self._write_errors(step, item.errors)

@@ -33,14 +33,6 @@ CHECKED = 2000  # tasks of a source that `check` looks at
 Groups = list[list[types.Rollout]]
 
 
-class TooManyErrors(RuntimeError):
-  """Environments failed more often in one step than the budget allows."""
-
-  def __init__(self, message: str, errors: tuple[str, ...]):
-    super().__init__(message)
-    self.errors = errors  # one per dropped episode
-
-
 @dataclasses.dataclass(frozen=True)
 class Item:
   """What one step trains on, and the pipeline's state after it."""
@@ -142,7 +134,10 @@ class Pipeline:
         names, samplers.sample(draws, self._driver), strict=True
     ):
       groups[name].append(group)
-    errors = self._errors(groups)
+    errors = summary.errors(
+        [r for played in groups.values() for group in played for r in group],
+        self._stage.rollout.max_errors,
+    )
     samples, metrics = [], {}
     for name, played in groups.items():
       run = self.envs[name]
@@ -170,26 +165,6 @@ class Pipeline:
       return names[0]
     draw = np.random.default_rng([self._seed, self._uid]).random()
     return names[int(np.searchsorted(self._ratios, draw, side='right'))]
-
-  def _errors(self, groups: dict[str, Groups]) -> tuple[str, ...]:
-    """The environments' errors.
-
-    Raises:
-      TooManyErrors: they are more than `rollout.max_errors`.
-    """
-    errors = tuple(
-        rollout.error for played in groups.values() for group in played
-        for rollout in group if rollout.stop_reason == 'error'
-    )  # fmt: skip
-    budget = self._stage.rollout.max_errors
-    if len(errors) > budget:
-      raise TooManyErrors(
-          f'environments must fail at most rollout.max_errors={budget} times a '
-          f'step: got {len(errors)}, the first: {errors[0]}; mend the '
-          'environment, or raise the budget',
-          errors,
-      )
-    return errors
 
   def _pack(self, samples: list[types.Sample]) -> types.Batch:
     micro_batches, rows, row_tokens = self.shape

@@ -65,9 +65,6 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
       getattr(entry.algorithm, 'kl_beta', 0) for entry in entries
   ):
     _unread(stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta')
-  if all(entry.sampler.type == 'dataset' for entry in entries):
-    _unread(stage.rollout, 'max_errors', f'{path}.rollout',
-            'no environment is played')
 
 
 def _component(entry: schema.EnvEntry) -> str:

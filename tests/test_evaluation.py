@@ -12,6 +12,7 @@ from posttrain.data import sources
 from posttrain.decode import requests
 from posttrain.models import transformer
 from posttrain.rollout import driver as drivers
+from posttrain.rollout import summary
 from tests import fixtures, toys
 from tests.test_pipeline import _equal
 
@@ -52,12 +53,13 @@ def _sharp():
   return {**params, 'embed': {'table': 2.0 * params['embed']['table']}}
 
 
-def _evaluator(env=TOY, params=None, engine=None, **options):
+def _evaluator(env=TOY, params=None, engine=None, budget=100, **options):
   """An evaluator of one environment, and the driver that it plays with."""
   options = {'prompts': 4, 'samples': 3, 'max_tokens': 8, **options}
   made = evaluation.Evaluator(
-      {'toy': env}, RENDERER, schema.Eval(**options), seed=0
-  )
+      {'toy': env}, RENDERER, schema.Eval(**options), seed=0,
+      max_errors=budget,
+  )  # fmt: skip
   assert made.max_length <= WIDTH
   engine = engine or toys.engine()
   engine.set_params(toys.params() if params is None else params, 0)
@@ -227,6 +229,13 @@ def test_where_all_fails_there_is_no_rate():
   values, answers = _evaluator(Broken('toy', schema.Arithmetic()))[0]()
   assert values == {'eval/errors/toy': 4}
   assert all('broken' in answer.error for answer in answers)
+
+
+def test_too_many_errors_stop_the_run():
+  env = Broken('toy', schema.Arithmetic())
+  _evaluator(env, budget=4)[0]()
+  with pytest.raises(summary.TooManyErrors, match='got 4, the first: toy/'):
+    _evaluator(env, budget=3)[0]()
 
 
 def test_the_same_weights_give_the_same_numbers():

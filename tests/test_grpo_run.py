@@ -14,11 +14,11 @@ from posttrain import (
     job,
     main,
     metrics,
-    pipeline,
     preemption,
     schema,
     validation,
 )
+from posttrain.rollout import summary
 from tests import toys
 
 STEPS, SAVED = 80, 15  # SAVED: the first checkpoint's step
@@ -158,7 +158,7 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
   counts = [len(lines) for _, lines in sorted(_errors(finished).items())]
   run = _run(steps=1, max_errors=counts[0] - 1)
   for _ in range(2):
-    with pytest.raises(pipeline.TooManyErrors, match='mend the environment'):
+    with pytest.raises(summary.TooManyErrors, match='mend the environment'):
       _launch(tmp_path, run)
     assert _errors(tmp_path) == {1: _errors(finished)[1]}
   # The environment is mended: nothing is left of them.

@@ -46,8 +46,31 @@ def test_the_loss_falls_to_the_entropy_of_the_data(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_main_job(tmp_path, capsys):
+  """SFT gets some answers right, GRPO nearly all."""
+  argv = ['--config=configs/arithmetic.py', f'--workdir={tmp_path}']
+  assert main.main(argv) == 0
+  first, *_, last = (
+      {key.split('/')[1]: x for key, x in row.items() if key[:5] == 'eval/'}
+      for row in metrics.read(str(tmp_path / 'metrics.jsonl'))
+      if row['stage'] == 'grpo' and 'eval/pass_rate/arithmetic' in row
+  )
+  assert first['sampled_pass_rate'] <= 0.7
+  assert last['sampled_pass_rate'] >= max(
+      0.8, first['sampled_pass_rate'] + 0.15
+  )
+  assert last['pass_rate'] >= max(0.94, first['pass_rate'])
+  assert last['pass@8'] >= first['pass@8'] - 0.02
+  mismatch = [
+      row.get('mismatch/abs_mean', 0.0)
+      for row in metrics.read(str(tmp_path / 'metrics.jsonl'))
+  ]
+  assert 0.0 < max(mismatch) <= 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, 1, 2])
-def test_the_main_job(tmp_path, capsys, seed):
+def test_sft_alone(tmp_path, capsys, seed):
   argv = ['--config=configs/arithmetic_sft.py', f'--workdir={tmp_path}',
           f'--config.seed={seed}']  # fmt: skip
   assert main.main(argv) == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from posttrain import pipeline, schema, scoring, types
+from posttrain.rollout import summary
 from tests import fixtures, toys
 from tests.test_pipeline import _equal
 
@@ -180,11 +181,12 @@ def test_more_errors_than_the_budget_stop_the_run(monkeypatch):
     if budget == exact:
       next(source)
       continue
-    with pytest.raises(pipeline.TooManyErrors) as error:
+    with pytest.raises(summary.TooManyErrors) as error:
       next(source)
     first = next(r for r in driver.rollouts if r.error)
     words = str(error.value)
-    assert f'rollout.max_errors={budget} times a step: got {exact}' in words
+    assert f'rollout.max_errors={budget} times in a step' in words
+    assert f'got {exact}, the first: toy/' in words
     assert f'the first: toy/{first.task.id}: RuntimeError: no grade' in words
 
 

@@ -65,8 +65,6 @@ def test_what_is_possible():
          'config.sft.loss.rl must be left at .* no algorithm trains rl'),
         ('grpo.loss.ref_kl', {'estimator': 'k3'},
          'config.grpo.loss.ref_kl must be left .* no algorithm has a kl_beta'),
-        ('sft.rollout.max_errors', '3',
-         'config.sft.rollout.max_errors .* where no environment is played'),
         # Whose references.
         ('grpo.envs.a.algorithm',
          {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:grpo'},

@@ -11,6 +11,33 @@ import numpy as np
 from posttrain import types
 
 
+class TooManyErrors(RuntimeError):
+  """Environments failed more often than the budget allows."""
+
+  def __init__(self, message: str, errors: tuple[str, ...]):
+    super().__init__(message)
+    self.errors = errors  # one per dropped episode
+
+
+def errors(
+    rollouts: Sequence[types.Rollout], budget: int
+) -> tuple[str, ...]:
+  """Returns what environments said when they failed.
+
+  Raises:
+    TooManyErrors: that is more often than `budget` (`rollout.max_errors`).
+  """
+  found = tuple(r.error for r in rollouts if r.stop_reason == 'error')
+  if len(found) > budget:
+    raise TooManyErrors(
+        f'environments must fail at most rollout.max_errors={budget} times in '
+        f'a step or an evaluation: got {len(found)}, the first: {found[0]}; '
+        'mend the environment, or raise the budget',
+        found,
+    )
+  return found
+
+
 def survivors(rollouts: Sequence[types.Rollout]) -> list[types.Rollout]:
   """Returns the rollouts that no environment error ended."""
   return [r for r in rollouts if r.stop_reason != 'error']

@@ -63,8 +63,8 @@ class Rollout:
   prefill_rows: int = 32
   # Tokens of a prompt that are prefilled at a time.
   prefill_tokens: int = 32
-  # Environment errors in one step above which the run stops. Each one drops
-  # its episode; it is never a reward.
+  # Environment errors in one step, or one evaluation, above which the run
+  # stops. Each one drops its episode; it is never a reward.
   max_errors: int = 10
 
   def __post_init__(self):
