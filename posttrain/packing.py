@@ -87,8 +87,9 @@ def check(
     _require(np.shape(value) == (len(sample),), name, field,
              'have one entry per token', np.shape(value),
              expected=(len(sample),))
-    _require(np.isfinite(value).all(), name, field, 'be finite',
-             _first_bad(value))
+    finite = bool(np.isfinite(value).all())
+    _require(finite, name, field, 'be finite',
+             None if finite else _first_bad(value))
   for field in set(fields) - set(present):
     _check_absent(sample, field, name)
   _check_temperatures(sample, name)
