@@ -1,6 +1,15 @@
 """SFT, then GRPO, on two-digit arithmetic, from random weights, on a laptop.
 
     python -m posttrain.main --config=configs/arithmetic.py --workdir=DIR
+
+A byte-level transformer of 0.6 M parameters sees demonstrations that show
+their work until it gets some answers right, then tries every question eight
+times and learns from what was right. Measured on two cores, seed 0, 500 unseen
+questions: greedy pass rate 0.88 after SFT and 0.98 after GRPO, sampled 0.65 and
+0.96, in five or six minutes. Other seeds start GRPO from a better or worse
+SFT, and end accordingly; see experiments/results.
+
+`:tiny` runs every part of it in seconds and learns nothing.
 """
 
 import dataclasses
