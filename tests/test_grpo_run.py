@@ -166,6 +166,7 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
   assert not _errors(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_reference_stays_what_it_was(finished, tmp_path):
   """Another run trains on, between the kill and the resume."""
   other = tmp_path / 'other'
