@@ -18,7 +18,11 @@ import tempfile
 import time
 import zlib
 
+import numpy as np
+
 from experiments import timing
+from posttrain import types
+from posttrain.data import sources
 
 PROMPTS, GROUP, PROMPT, NEW, MICRO_ROWS = 8, 8, 32, 32, 16
 
@@ -170,68 +174,73 @@ def rule(said: bytes) -> float:
   return zlib.crc32(said) / 2**32
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Of the benchmark's environment."""
+
+  type: str = 'bench'
+  prompts: tuple[str, ...] = ()
+  tied: int = 0  # the first so many groups have equal rewards
+
+
+class Env:
+  """Fixed prompts, and a reward by `rule`."""
+
+  max_turns = 1
+
+  def __init__(self, name, cfg):
+    self.name, self._cfg = name, cfg
+
+  def source(self, split, seed):
+    del split
+    return sources.Shuffled([
+        types.Task(
+            str(i), self.name, user(text), info={'graded': i >= self._cfg.tied}
+        )
+        for i, text in enumerate(self._cfg.prompts)
+    ], seed)  # fmt: skip
+
+  def make(self, task):
+    return Episode(task)
+
+
+class Episode:
+  """One answer."""
+
+  def __init__(self, task):
+    self._task, self._said = task, None
+
+  def reset(self):
+    return self._task.prompt
+
+  def step(self, text, truncated):
+    del truncated
+    self._said = text
+    return types.StepOut()
+
+  def grade(self):
+    graded = self._task.info['graded']
+    return types.Score(reward=rule(self._said.encode()) * graded)
+
+  def close(self):
+    pass
+
+
+def user(text: str) -> types.Messages:
+  return ({'role': 'user', 'content': text},)
+
+
 def make_stage(renderer, tied: int):
   """The stage's options: GRPO on tasks whose prompts have 32 tokens."""
-  import numpy as np
+  from posttrain import envs, schema
 
-  from posttrain import envs, schema, types
-  from posttrain.data import sources
-
-  def prompt(text):
-    return ({'role': 'user', 'content': text},)
-
-  room = PROMPT - len(renderer.render(prompt(''), add_generation_prompt=True))
+  room = PROMPT - len(renderer.render(user(''), add_generation_prompt=True))
   letters = np.random.default_rng(0).integers(97, 123, (PROMPTS, room))
-
-  @dataclasses.dataclass(frozen=True)
-  class Episode:
-    task: types.Task
-    said: list = dataclasses.field(default_factory=list)
-
-    def reset(self):
-      return self.task.prompt
-
-    def step(self, text, truncated):
-      del truncated
-      self.said.append(text)
-      return types.StepOut()
-
-    def grade(self):
-      graded = self.task.info['graded']
-      return types.Score(reward=rule(self.said[0].encode()) * graded)
-
-    def close(self):
-      pass
-
-  class Env:
-    max_turns = 1
-
-    def __init__(self, name, cfg):
-      del cfg
-      self.name = name
-
-    def source(self, split, seed):
-      del split
-      tasks = [
-          types.Task(
-              str(i), self.name, prompt(bytes(line.tolist()).decode()),
-              info={'graded': i >= tied},
-          )
-          for i, line in enumerate(letters)
-      ]  # fmt: skip
-      return sources.Shuffled(tasks, seed)
-
-    def make(self, task):
-      return Episode(task)
-
-  @dataclasses.dataclass(frozen=True)
-  class Options:
-    type: str = 'bench'
-
+  prompts = tuple(bytes(line.tolist()).decode() for line in letters)
   envs.TYPES[Options] = Env
   return schema.Stage(
       envs={'bench': schema.EnvEntry(
-          env=Options(), algorithm=schema.Grpo(),
+          env=Options(prompts=prompts, tied=tied), algorithm=schema.Grpo(),
           sampler=schema.Policy(max_tokens=NEW), group_size=GROUP,
       )},
       batch=schema.Batch(
@@ -248,8 +257,6 @@ def make_stage(renderer, tied: int):
 
 def plain(shape):
   """The yardstick's whole step, as a function of nothing."""
-  import numpy as np
-
   from experiments import plain_jax_decode
 
   return plain_jax_decode.make_grpo(

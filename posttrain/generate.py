@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import schema
+from posttrain import errors, schema
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 
@@ -208,7 +208,7 @@ def main(argv: Sequence[str]) -> int:
   except KeyboardInterrupt:
     return 130
   except ValueError as error:
-    if not _ours(error):
+    if not errors.is_ours(error):
       raise
     print(f'error: {error}', file=sys.stderr)
     return 2
@@ -216,15 +216,6 @@ def main(argv: Sequence[str]) -> int:
   if flags.json:
     print(json.dumps(said))
   return 0
-
-
-def _ours(error: Exception) -> bool:
-  """Whether our own code raised it, to say something to the user."""
-  trace = error.__traceback__
-  while trace.tb_next:
-    trace = trace.tb_next
-  raised_in = trace.tb_frame.f_globals.get('__name__', '')
-  return raised_in == '__main__' or raised_in.startswith('posttrain.')
 
 
 if __name__ == '__main__':

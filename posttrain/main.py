@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from posttrain import config, preemption, schema, validation
+from posttrain import config, errors, preemption, schema, validation
 
 
 @dataclasses.dataclass
@@ -121,21 +121,11 @@ def main(argv: Sequence[str]) -> int:
           file=sys.stderr)  # fmt: skip
     return preemption.EXIT_CODE
   except (ValueError, RuntimeError) as error:
-    if not _ours(error):
+    if not errors.is_ours(error, 'configs.', config.RECIPE_PREFIX):
       raise
     print(f'error: {error}', file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1
   return 0
-
-
-def _ours(error: Exception) -> bool:
-  """Whether our own code raised it, to say something to the user."""
-  trace = error.__traceback__
-  while trace.tb_next:
-    trace = trace.tb_next
-  raised_in = trace.tb_frame.f_globals.get('__name__', '')
-  ours = ('posttrain.', 'configs.', config.RECIPE_PREFIX)
-  return raised_in == '__main__' or raised_in.startswith(ours)
 
 
 if __name__ == '__main__':

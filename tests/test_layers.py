@@ -22,6 +22,7 @@ FLOORS = {
     'posttrain.tree': 0,
     'posttrain.instrument': 0,
     'posttrain.preemption': 0,
+    'posttrain.errors': 0,
     'posttrain.arrays': 1,
     'posttrain.sharding': 1,
     'posttrain.ops': 1,
@@ -60,6 +61,7 @@ FLOORS = {
 # Rooms that import numpy and the standard library, but no jax.
 NUMPY_ROOMS = (
     'posttrain.types', 'posttrain.schema', 'posttrain.preemption',
+    'posttrain.errors',
     'posttrain.chat', 'posttrain.data', 'posttrain.rewards',
     'posttrain.packing', 'posttrain.envs',
 )
