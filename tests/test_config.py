@@ -106,6 +106,7 @@ def test_override(key, text, read):
         ('sft.envs.a.env.ops', '("/",)', r'config\.sft\.envs\.a\.env\.ops'),
         ('sft.envs.a.env.ops', '(1,)', r'env\.ops\[0\] must be of type str'),
         ('sft.envs.a.env.max_operand', '1000', r'max_operand must be in'),
+        ('sft.envs.a.env.mistakes', '1.5', r'mistakes must be in \[0, 1\]'),
         ('sft.envs', '{}', r'config\.sft\.envs must hold an environment'),
         ('sft.batch.row_tokens', '100', r'must be a multiple of row_tokens'),
         ('sft.kind', 'tokenz', r'config\.sft\.kind must be one of'),

@@ -13,7 +13,6 @@ the seed of the source, which shuffles their order too.
 """
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Sequence
 
@@ -55,8 +54,10 @@ def solve(a: int, op: str, b: int) -> int:
   return a + b if op == '+' else a - b if op == '-' else a * b
 
 
-def demonstrate(a: int, op: str, b: int, *, worked: bool) -> str:
-  r"""Writes a perfect answer.
+def demonstrate(
+    a: int, op: str, b: int, *, worked: bool, mistake: int = 0
+) -> str:
+  r"""Writes an answer: a perfect one, or one with a wrong step.
 
   The worked form of + and - goes place by place, always tens at least, and
   borrows only in the sums: `47-85` is `40-80=-40, 7-5=2, -40+2=\boxed{-38}`.
@@ -65,27 +66,42 @@ def demonstrate(a: int, op: str, b: int, *, worked: bool) -> str:
   which form comes next never hangs on a comparison of whole numbers, so that
   a small byte-level model learns it. The length does not depend on options:
   37 bytes at most for two digits, 68 for three, 90 for `99x99`.
+
+  Args:
+    a, op, b: the key.
+    worked: show the steps; otherwise the answer is the only step.
+    mistake: 0 = none; +-n = the n-th step, counted round and round, comes out
+      too large or too small: by ten where it is a multiple of ten, else by
+      one. What follows is right about the wrong number.
   """
-  answer = solve(a, op, b)
+  steps = []
+
+  def result(value: int, of: int) -> int:
+    """Returns what the writer takes the next of so many steps to be."""
+    if not mistake or (abs(mistake) - 1) % of != len(steps):
+      return value
+    return value + (10 if value and value % 10 == 0 else 1) * (
+        1 if mistake > 0 else -1
+    )
+
   if not worked:
-    return f'\\boxed{{{answer}}}'
+    return f'\\boxed{{{result(solve(a, op, b), 1)}}}'
   if op == 'x':
     terms = [(p, q) for p in _places(a) for q in _places(b) if p and q]
     terms = terms or [(a, b)]
   else:
     width = max(2, len(str(max(a, b))))
     terms = list(zip(_places(a, width), _places(b, width), strict=True))
-  values = [solve(p, op, q) for p, q in terms]
-  totals = list(itertools.accumulate(values))
-  steps = [f'{p}{op}{q}={v}' for (p, q), v in zip(terms, values, strict=True)]
-  steps += [
-      f'{before}{_sign(value, before)}{abs(value)}={total}'
-      for before, value, total in zip(
-          totals[:-1], values[1:], totals[1:], strict=True
-      )
-  ]
+  of, values = 2 * len(terms) - 1, []
+  for p, q in terms:
+    values.append(result(solve(p, op, q), of))
+    steps.append(f'{p}{op}{q}={values[-1]}')
+  total = values[0]
+  for value in values[1:]:
+    before, total = total, result(total + value, of)
+    steps.append(f'{before}{_sign(value, before)}{abs(value)}={total}')
   *shown, last = steps
-  left, _, _ = last.partition('=')
+  left, _, answer = last.rpartition('=')
   return ', '.join([*shown, f'{left}=\\boxed{{{answer}}}'])
 
 
@@ -154,7 +170,9 @@ class Arithmetic:
 
   def task(self, a: int, op: str, b: int) -> types.Task:
     """Returns the task of a key."""
-    says = demonstrate(a, op, b, worked=self._cfg.worked)
+    says = demonstrate(
+        a, op, b, worked=self._cfg.worked, mistake=self._mistake(a, op, b)
+    )
     return types.Task(
         id=f'{a}{op}{b}', env=self.name,
         prompt=({'role': 'user', 'content': f'What is {a} {op} {b}?'},),
@@ -162,6 +180,13 @@ class Arithmetic:
         demonstration=({'role': 'assistant', 'content': says},),
         info={'op': op},
     )
+
+  def _mistake(self, a: int, op: str, b: int) -> int:
+    """Draws what `demonstrate` makes of a key; the same ever."""
+    rng = np.random.default_rng([OPS.index(op), a, b])
+    if rng.random() >= self._cfg.mistakes:
+      return 0
+    return int(rng.integers(1, 1000) * rng.choice([-1, 1]))
 
   def _range(self, op: str) -> tuple[int, int]:
     """Returns the smallest and the largest operand."""

@@ -23,6 +23,9 @@ class Arithmetic:
   max_factor: int = 9
   # Demonstrations show the work (tens, then units) before the boxed answer.
   worked: bool = True
+  # Fraction of the demonstrations in which one step is wrong, and with it the
+  # answer: those of a teacher who errs. Grading knows the right answer.
+  mistakes: float = 0.0
   # Distinct questions of the training split.
   train_tasks: int = 8000
   # Distinct questions of the evaluation split, none of them trained on.
@@ -49,6 +52,9 @@ class Arithmetic:
           0 <= smallest <= largest, f'min_{of}',
           f'be in [0, max_{of}={largest}]', smallest,
       )
+    base.require(
+        0 <= self.mistakes <= 1, 'mistakes', 'be in [0, 1]', self.mistakes
+    )
     base.require_positive(self, 'train_tasks', 'eval_tasks')
 
 

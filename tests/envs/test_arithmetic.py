@@ -65,6 +65,21 @@ def test_worked_form(a, op, b, text):
   assert arithmetic.demonstrate(a, op, b, worked=True) == text
 
 
+@pytest.mark.parametrize('key, mistake, text', [
+    ((47, '+', 85), 1, r'40+80=130, 7+5=12, 130+12=\boxed{142}'),
+    ((47, '+', 85), -2, r'40+80=120, 7+5=11, 120+11=\boxed{131}'),
+    ((47, '+', 85), 3, r'40+80=120, 7+5=12, 120+12=\boxed{133}'),
+    ((47, '+', 85), 4, r'40+80=130, 7+5=12, 130+12=\boxed{142}'),
+    ((3, '-', 3), -1, r'0-0=-1, 3-3=0, -1-0=\boxed{-1}'),
+    ((7, 'x', 8), 5, r'7x8=\boxed{57}'),
+])
+def test_a_wrong_step(key, mistake, text):
+  assert arithmetic.demonstrate(*key, worked=True, mistake=mistake) == text
+  assert arithmetic.demonstrate(47, '+', 85, worked=False, mistake=-3) == (
+      r'\boxed{131}'
+  )
+
+
 def holds(equation):
   """Checks `left=right` by Python's own arithmetic."""
   left, right = equation.split('=')
@@ -72,13 +87,50 @@ def holds(equation):
   return eval(left.replace('x', '*')) == int(right)  # digits and + - * only
 
 
-@given(
-    st.one_of(
-        st.tuples(st.integers(0, 999), st.sampled_from('+-'),
-                  st.integers(0, 999)),
-        st.tuples(st.integers(0, 99), st.just('x'), st.integers(0, 99)),
-    ), st.booleans(),
-)
+keys = st.one_of(
+    st.tuples(st.integers(0, 999), st.sampled_from('+-'),
+              st.integers(0, 999)),
+    st.tuples(st.integers(0, 99), st.just('x'), st.integers(0, 99)),
+)  # fmt: skip
+
+
+@given(keys, st.integers(1, 99), st.sampled_from([-1, 1]))
+@settings(max_examples=400, deadline=None)
+def test_one_step_is_wrong_and_the_answer(key, mistake, sign):
+  a, op, b = key
+  text = arithmetic.demonstrate(a, op, b, worked=True, mistake=sign * mistake)
+  answer = {'+': a + b, '-': a - b, 'x': a * b}[op]
+  assert arithmetic.parse_answer(text) not in (None, answer)
+  assert [holds(step) for step in text.split(', ')].count(False) == 1
+  assert len(text) <= (38 if max(a, b) < 100 and op != 'x' else 92)
+
+
+def test_a_teacher_who_errs():
+  """So many demonstrations are wrong, ever the same; grading is not."""
+  sure, unsure = make(), make(mistakes=0.3)
+  said = {}
+  for env in (sure, unsure):
+    tasks = env.source('train', 0).take(8000)
+    said[env] = {t.id: (t.answer, t.demonstration) for t in tasks}
+  assert said[sure].keys() == said[unsure].keys()
+  wrong = [
+      key for key, (answer, (message,)) in said[unsure].items()
+      if not arithmetic.grade(message['content'], answer).correct
+  ]  # fmt: skip
+  assert 0.28 < len(wrong) / 8000 < 0.32
+  assert {key: said[sure][key][0] for key in said[sure]} == {
+      key: said[unsure][key][0] for key in said[unsure]
+  }
+  assert all(
+      (key in wrong) == (said[sure][key] != said[unsure][key])
+      for key in said[sure]
+  )
+  tasks = make(mistakes=0.3).source('train', 1).take(8000)
+  again = {t.id: (t.answer, t.demonstration) for t in tasks}
+  assert all(said[unsure][k] == again[k] for k in again if k in said[unsure])
+
+
+@given(keys, st.booleans())
 @settings(max_examples=400, deadline=None)
 def test_demonstrations_are_true(key, worked):
   a, op, b = key
