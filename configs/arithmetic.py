@@ -2,12 +2,13 @@
 
     python -m posttrain.main --config=configs/arithmetic.py --workdir=DIR
 
-A byte-level transformer of 0.6 M parameters sees demonstrations that show
-their work until it gets some answers right, then tries every question eight
-times and learns from what was right. Measured on two cores, seed 0, 500 unseen
-questions: greedy pass rate 0.88 after SFT and 0.98 after GRPO, sampled 0.65 and
-0.96, in five or six minutes. Other seeds start GRPO from a better or worse
-SFT, and end accordingly; see experiments/results.
+A byte-level transformer of 0.6 M parameters imitates a teacher who shows the
+work but errs in three demonstrations of ten, until it is right about as often;
+then it tries every question eight times and learns from what was right.
+Measured on two cores, seeds 0 to 5, 500 unseen questions: sampled pass rate
+0.49 to 0.64 after SFT, 0.86 to 0.97 after GRPO; greedy 0.91 to 0.98, then 0.96
+to 1.00; five minutes with everything. SFT alone for as long (seed 0): 0.75
+sampled, 1.00 greedy.
 
 `:tiny` runs every part of it in seconds and learns nothing.
 """
@@ -23,20 +24,20 @@ def get_config(argument: str = ''):
     raise ValueError(f"the argument must be '' or 'tiny': got {argument!r}")
   tiny = argument == 'tiny'
 
-  # What is learned: the questions, and how their answers are shown.
-  env = schema.Arithmetic(ops=('+', '-'), max_operand=99, worked=True)
+  # What is learned: the questions, and how (well) their answers are shown.
+  env = schema.Arithmetic(ops=('+', '-'), max_operand=99, mistakes=0.3)
   # How answers are decoded, and how well they do on unseen questions.
   rollout = schema.Rollout(
       slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
   )
   evaluation = schema.Eval(
-      every=10 if tiny else 30, prompts=20 if tiny else 500,
+      every=10 if tiny else 50, prompts=20 if tiny else 500,
       samples=2 if tiny else 8, max_tokens=40,
   )  # fmt: skip
-  # First by example: until answers look right, and are right now and then.
+  # First by example: whoever copies a teacher copies the mistakes.
   sft = schema.Stage(
       init='random',
-      steps=20 if tiny else 204,
+      steps=20 if tiny else 320,
       envs={'arithmetic': schema.EnvEntry(
           env=env, algorithm=schema.Sft(), sampler=schema.Dataset()
       )},
@@ -44,7 +45,7 @@ def get_config(argument: str = ''):
           prompts_per_step=8 if tiny else 64, row_tokens=64,
           micro_batch_tokens=256 if tiny else 1024,
       ),
-      optim=schema.Optim(lr=3e-3, schedule='cosine', warmup_steps=10),
+      optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
       rollout=rollout, eval=dataclasses.replace(evaluation, every=None),
   )  # fmt: skip
   # Then by trial: what was right more often than the group's mean.
@@ -62,8 +63,8 @@ def get_config(argument: str = ''):
       ),
       loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
       optim=schema.Optim(
-          lr=3e-4, schedule='linear', final_lr_fraction=0.1,
-          warmup_steps=10, beta2=0.99, weight_decay=0.0, average=0.95,
+          lr=3e-4, schedule='linear', warmup_steps=10, beta2=0.99,
+          weight_decay=0.0, average=0.95,
       ),
       rollout=rollout, eval=dataclasses.replace(evaluation, kl=True),
   )  # fmt: skip
