@@ -26,6 +26,7 @@ from posttrain import (
     scoring,
     sharding,
     train_step,
+    tree,
 )
 from posttrain import pipeline as pipelines
 from posttrain.chat import renderer as chat
@@ -125,6 +126,7 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
       built.pipeline.set_state(host['pipeline'])
     else:
       state = fresh(loader('init'))
+    tree.checksums(state)  # here, so that the first save compiles nothing
     engine, references = _connect(cfg, stage, built, loader)
   step = host.get('step', 0)
   return job.Job(
@@ -269,12 +271,7 @@ def _connect(cfg, stage, built: Parts, loader: refs.Loader):
 
 
 def _trainer(stage: schema.Stage, built: Parts):
-  """What trains a stage.
-
-  Returns:
-    (the update; what makes its first state, of which the given parameters
-    become a part; shapes, dtypes and shardings of the state).
-  """
+  """(Update, params -> first state, that state's shapes and shardings)."""
   optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
   objective = objectives.KINDS[stage.kind](
       built.model, tuple(built.pipeline.envs), stage.loss

@@ -11,6 +11,7 @@ from experiments import kill_resume
 from posttrain import (
     build,
     checkpoint,
+    curves,
     job,
     main,
     metrics,
@@ -109,10 +110,12 @@ def test_nothing_recompiles(rows):
   lengths = {row['rollout/length/toy'] for row in rows[1:]}
   assert len(lengths) > 3  # of tokens that were sampled, on average
   assert any(0 < row['rollout/truncated/toy'] < 1 for row in rows[1:])
-  # The first checkpoint is copied and summed by programs of its own.
-  for part in (rows[1 : SAVED + 1], rows[SAVED + 1 :]):
-    assert len({row['time/programs'] for row in part}) == 1
+  assert len({row['time/programs'] for row in rows[1:]}) == 1
   assert all(row['compiles'] == 1 for row in rows[1:])
+
+
+def test_all_of_it_is_drawn(rows):
+  assert _panels(rows) == [m for _, m, _ in curves.PANELS if m != 'eval/kl/']
 
 
 def test_it_learns_what_is_asked(rows):
@@ -253,6 +256,7 @@ def test_the_recipe(tmp_path, capsys):
                    'sampled_pass_rate', 'pass@2', 'entropy'):
         assert f'eval/{name}/arithmetic' in stage[step], name
       assert stage[step]['eval/errors/arithmetic'] == 0
+      assert ('eval/kl/arithmetic' in stage[step]) == (stage[step] in rows[21:])
     assert len({row['time/programs'] for row in stage[1:]}) == 1
   # The second stage starts with what the first one ended with.
   for name in ('pass_rate', 'length', 'entropy'):
@@ -265,3 +269,12 @@ def test_the_recipe(tmp_path, capsys):
     if row['batch/rl_tokens'] or row['batch/ref_kl_tokens']:
       assert row['mismatch/abs_mean'] <= 1e-5
   assert '<svg' in (tmp_path / 'report.html').read_text()
+  # Without a leash, and without a reward in so few steps.
+  without = ('ref_kl/kl', 'mismatch/')
+  assert _panels(rows) == [m for _, m, _ in curves.PANELS if m not in without]
+
+
+def _panels(rows):
+  """The metrics of the panels that are drawn."""
+  titles = [axis.get_title(loc='left') for axis in curves.draw(rows).axes]
+  return [m for title, m, _ in curves.PANELS if title in titles]

@@ -46,9 +46,11 @@ def test_the_loss_falls_to_the_entropy_of_the_data(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_main_job(tmp_path, capsys):
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_the_main_job(tmp_path, capsys, seed):
   """SFT gets some answers right, GRPO nearly all."""
-  argv = ['--config=configs/arithmetic.py', f'--workdir={tmp_path}']
+  argv = ['--config=configs/arithmetic.py', f'--workdir={tmp_path}',
+          f'--config.seed={seed}']  # fmt: skip
   assert main.main(argv) == 0
   first, *_, last = (
       {key.split('/')[1]: x for key, x in row.items() if key[:5] == 'eval/'}

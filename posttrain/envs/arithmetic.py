@@ -65,14 +65,15 @@ def demonstrate(
   is about few digits that stand in the question or in the step before, and
   which form comes next never hangs on a comparison of whole numbers, so that
   a small byte-level model learns it. The length does not depend on options:
-  37 bytes at most for two digits, 68 for three, 90 for `99x99`.
+  37 bytes at most for two digits, 68 for three, 90 for `99x99`; a mistake may
+  add two.
 
   Args:
     a, op, b: the key.
     worked: show the steps; otherwise the answer is the only step.
     mistake: 0 = none; +-n = the n-th step, counted round and round, comes out
-      too large or too small: by ten where it is a multiple of ten, else by
-      one. What follows is right about the wrong number.
+      too large or too small: by ten where it is a multiple of ten but not 0,
+      else by one. What follows is right about the wrong number.
   """
   steps = []
 
@@ -182,7 +183,9 @@ class Arithmetic:
     )
 
   def _mistake(self, a: int, op: str, b: int) -> int:
-    """Draws what `demonstrate` makes of a key; the same ever."""
+    """Draws what `demonstrate` makes of a key; the same for every seed."""
+    if not self._cfg.mistakes:
+      return 0
     rng = np.random.default_rng([OPS.index(op), a, b])
     if rng.random() >= self._cfg.mistakes:
       return 0
