@@ -48,8 +48,7 @@ if __name__ == '__main__':
   setuptools.setup(
       name='posttrain',
       version=version(),
-      description='Post-training of language models in JAX: SFT, RL and '
-      'distillation',
+      description='Post-training of language models in JAX: SFT and RL',
       long_description=_README.read_text() if _README.exists() else '',
       long_description_content_type='text/markdown',
       license='Apache-2.0',

@@ -52,7 +52,8 @@ def get_config(argument: str = ''):
       init='stage:sft',
       steps=20 if tiny else 150,
       envs={'arithmetic': schema.EnvEntry(
-          env=env, algorithm=schema.Grpo(),
+          # No answer of the tiny one is right: pruned, nothing would be left.
+          env=env, algorithm=schema.Grpo(prune_zero_advantage=not tiny),
           sampler=schema.Policy(temperature=1.0, max_tokens=40),
           group_size=4 if tiny else 8,
       )},

@@ -34,7 +34,7 @@ def check(run: schema.Run) -> None:
     if stage.optim.warmup_steps >= updates:
       raise ValueError(
           f"{path}.optim.warmup_steps must be < the stage's {updates} "
-          f'updates: got {stage.optim.warmup_steps}'
+          f'updates: got {stage.optim.warmup_steps}; lower it too'
       )
     _check_losses(stage, path)
     for env_name, entry in stage.envs.items():

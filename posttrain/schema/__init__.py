@@ -1,7 +1,7 @@
 """Every option of the program, as frozen dataclasses. Numpy-free, jax-free.
 
 Each field has a comment, the vetted default as its value, and its own check
-in `__post_init__`; checks that span nodes live in `posttrain.config`.
+in `__post_init__`; checks that span nodes live in `posttrain.validation`.
 """
 
 from posttrain.schema.algorithms import Grpo as Grpo

@@ -58,7 +58,7 @@ class Clip:
 
 @dataclasses.dataclass(frozen=True)
 class RefKl:
-  """KL to a reference: what opd trains by, and the leash of `kl_beta`."""
+  """KL to a reference: the leash of `kl_beta`."""
 
   # 'reverse' (policy gradient of the reverse KL) or 'k3' (the k3 estimator in
   # the loss, as in TRL and the GRPO paper; another gradient).
