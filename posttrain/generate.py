@@ -149,7 +149,7 @@ def load(path: str) -> Policy:
       renderer.fingerprint, host['tokenizer'],
       f'the tokenizer {config["tokenizer"]}', folder,
   )  # fmt: skip
-  model = schema.Model(**host['model'])
+  model = schema.Model.from_json(host['model'])
   like = jax.eval_shape(lambda: transformer.init(jax.random.key(0), model))
   average = stage['optim']['average'] is not None
   params = checkpoint.restore_params(folder, like, average=average)

@@ -1,6 +1,7 @@
 """Config: overrides, one-line errors, round trips, resume."""
 
 import ast
+import dataclasses
 import glob
 import json
 import pathlib
@@ -114,6 +115,13 @@ def test_override(key, text, read):
         ('stages', '()', 'config.stages must'),
         ('mesh.fsdp', '0', r'config\.mesh\.fsdp must be -1 or > 0'),
         ('model.kv_heads', '3', r'config\.model\.kv_heads must divide heads=4'),
+        ('model.local_layers', '(3,)', r'local_layers must be in \[0, la'),
+        ('model.local_layers', '(0,)', r'window must be given with local_la'),
+        ('model.logit_softcap', '0.0', r'logit_softcap must be None or > 0'),
+        ('model.activation', 'relu', r'model\.activation must be one of'),
+        ('model.rope_scaling.kind', 'yarn', r'rope_scaling\.kind must be one'),
+        ('model.rope_scaling', '{"kind": "llama3", "high_frequency": 1.0}',
+         r'rope_scaling\.high_frequency must exceed low_frequency=1\.0'),
     ],
 )
 def test_mistakes_are_one_clear_line(key, text, message):
@@ -173,3 +181,15 @@ def test_every_field_of_the_schema_has_a_comment():
               f'{path}:{node.lineno}: {name} needs a comment above it'
           )
   assert fields > 50
+
+
+def test_a_model_comes_back_from_json():
+  model = schema.Model(
+      local_layers=(0, 2), window=4,
+      rope_scaling=schema.RopeScaling('linear', 2.0),
+  )
+  values = json.loads(json.dumps(dataclasses.asdict(model)))
+  assert schema.Model.from_json(values) == model
+  for name in ('rope_scaling', 'local_layers', 'window'):  # none of an old one
+    del values[name]
+  assert schema.Model.from_json(values) == schema.Model()

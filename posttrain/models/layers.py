@@ -16,17 +16,23 @@ from posttrain.ops import attention as attention_op
 
 
 class RMSNorm(nn.Module):
-  """x / rms(x) * scale, in float32 (Zhang and Sennrich, arXiv 1910.07467)."""
+  """x / rms(x) * scale, in float32 (Zhang and Sennrich, arXiv 1910.07467).
 
-  eps: float
+  With `norm_offset` the parameter is what the scale exceeds 1 by.
+  """
+
+  cfg: schema.Model
 
   @nn.compact
   def __call__(self, x):
-    scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
+    offset = self.cfg.norm_offset
+    start = nn.initializers.zeros if offset else nn.initializers.ones
+    scale = self.param('scale', start, x.shape[-1:])
+    scale = 1.0 + scale if offset else scale
     scale = jnp.expand_dims(scale, range(x.ndim - 1))
     y = x.astype(jnp.float32)
     mean = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
-    return (y * jax.lax.rsqrt(mean + self.eps) * scale).astype(x.dtype)
+    return (y * jax.lax.rsqrt(mean + self.cfg.norm_eps) * scale).astype(x.dtype)
 
 
 class Linear(nn.Module):
@@ -72,10 +78,13 @@ class Attention(nn.Module):
     else:
       q, k, v = (project(name, count) for name, count in counts.items())
     if cfg.qk_norm:
-      q = RMSNorm(cfg.norm_eps, name='q_norm')(q)
-      k = RMSNorm(cfg.norm_eps, name='k_norm')(k)
+      q = RMSNorm(cfg, name='q_norm')(q)
+      k = RMSNorm(cfg, name='k_norm')(k)
     q, k = rotate(q, rope), rotate(k, rope)
-    options = {'scale': 1.0 / math.sqrt(cfg.head_dim)}
+    options = {
+        'scale': 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
+        'softcap': cfg.attention_softcap,
+    }
     if cache is None:
       out = attention_op.attention(q, k, v, k_start, k_end, **options)
     else:
@@ -97,7 +106,7 @@ def _attend(q, cache, k_start, k_end, options):
 
 
 class MLP(nn.Module):
-  """SwiGLU: (silu(x gate) * x up) down (Shazeer, arXiv 2002.05202)."""
+  """Gated: (silu(x gate) * x up) down (Shazeer, arXiv 2002.05202)."""
 
   cfg: schema.Model
   fused: bool = False
@@ -112,28 +121,44 @@ class MLP(nn.Module):
       gate = checkpoint_name(Linear(cfg.mlp_dim, name='gate')(x), 'kept')
       up = checkpoint_name(Linear(cfg.mlp_dim, name='up')(x), 'kept')
     down = Linear(cfg.embed_dim, scale=residual_scale(cfg), name='down')
-    return down(nn.silu(gate) * up)
+    activate = nn.silu if cfg.activation == 'silu' else nn.gelu
+    return down(activate(gate) * up)
 
 
 class Block(nn.Module):
   """One layer: pre-norm attention and MLP on a residual stream.
 
-  `fused`: the parameters are those of a decode view. `places` and `cache` are
-  None, or where to write keys and values, i32[B, T], and what to attend to.
+  `fused`: the parameters are those of a decode view. `sights` holds what layers
+  see by, (rope, k_start) pairs; with two, `local` (bool[]) says which is meant.
+  `places` and `cache` are None, or where to write keys and values, i32[B, T],
+  and what to attend to.
   """
 
   cfg: schema.Model
   fused: bool = False
 
   @nn.compact
-  def __call__(self, x, rope, places, k_start, k_end, cache=None):
+  def __call__(self, x, local, sights, k_end, places=None, cache=None):
     cfg = self.cfg
-    y = RMSNorm(cfg.norm_eps, name='attention_norm')(x)
+    rope, k_start = sights[0]
+    if local is not None:
+      rope, k_start = jax.tree.map(
+          lambda wide, near: jnp.where(local, near, wide), *sights
+      )
+
+    def norm(name, y):
+      return RMSNorm(cfg, name=name)(y)
+
+    y = norm('attention_norm', x)
     attention = Attention(cfg, self.fused, name='attention')
     y, cache = attention(y, rope, places, k_start, k_end, cache)
+    if cfg.post_norms:
+      y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
     x = checkpoint_name(x + y, 'kept')
-    y = RMSNorm(cfg.norm_eps, name='mlp_norm')(x)
-    return x + MLP(cfg, self.fused, name='mlp')(y), cache
+    y = MLP(cfg, self.fused, name='mlp')(norm('mlp_norm', x))
+    if cfg.post_norms:
+      y = norm('mlp_post_norm', checkpoint_name(y, 'kept'))
+    return x + y, cache
 
 
 class Embed(nn.Module):
@@ -147,7 +172,10 @@ class Embed(nn.Module):
     normal = nn.initializers.normal(1.0 / math.sqrt(cfg.embed_dim))
     shape = (cfg.vocab_size, cfg.embed_dim)
     table = self.param('table', normal, shape)
-    return jnp.take(table, tokens, axis=0).astype(cfg.dtype)
+    x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
+    if cfg.scale_embeddings:  # by a root that has been rounded as x is
+      x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
+    return x
 
 
 def residual_scale(cfg: schema.Model) -> float:
@@ -155,16 +183,58 @@ def residual_scale(cfg: schema.Model) -> float:
   return 1.0 / math.sqrt(2 * cfg.layers)
 
 
-def rope_table(
-    positions: jax.Array, head_dim: int, theta: float
-) -> tuple[jax.Array, jax.Array]:
-  """(cos, sin) of `positions * theta^(-2i / H)`, f32[B, T, 1, H / 2] each.
+def sights(
+    cfg: schema.Model, positions: jax.Array, index: jax.Array,
+    k_start: jax.Array, k_end: jax.Array,
+) -> tuple:  # fmt: skip
+  """What layers see by: (rope, k_start), and the same of local ones if any.
+
+  Args:
+    cfg: model options.
+    positions: i32[B, T], RoPE index.
+    index: i32[B or 1, T], where among the keys a query stands itself.
+    k_start: i32[B, T], the first key of its sequence.
+    k_end: i32[B, T], one past the last key that it sees.
+  """
+  wide = rope_table(positions, frequencies(cfg, False)), k_start
+  if not cfg.local_layers:
+    return (wide,)
+  near = jnp.clip(index - cfg.window + 1, k_start, k_end)
+  return wide, (rope_table(positions, frequencies(cfg, True)), near)
+
+
+def frequencies(cfg: schema.Model, local: bool) -> jax.Array:
+  """Radians per token by which RoPE turns each pair of a head: f32[H / 2].
+
+      theta^(-2i / H),  stretched as `rope_scaling` says
+
+  `llama3`, with w = original_length / wavelength: pairs that turn w >=
+  high_frequency times within the original context stay, those that turn w <=
+  low_frequency times are divided by the factor, between the two is a straight
+  line in w. Layers that are local by a base of their own are never stretched.
 
   References: Su et al., RoFormer, arXiv 2104.09864.
   """
-  exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-  frequencies = (theta**-exponents)[None, None]
-  angles = positions[..., None].astype(jnp.float32) * frequencies
+  own = local and cfg.local_rope_theta is not None
+  theta = cfg.local_rope_theta if own else cfg.rope_theta
+  exponents = jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim
+  turns, scaling = theta**-exponents, cfg.rope_scaling
+  if own or scaling.kind == 'none':
+    return turns
+  slow = turns / scaling.factor
+  if scaling.kind == 'linear':
+    return slow
+  low, high = scaling.low_frequency, scaling.high_frequency
+  w = scaling.original_length * turns / (2 * math.pi)
+  keep = jnp.clip((w - low) / (high - low), 0.0, 1.0)
+  return (1.0 - keep) * slow + keep * turns
+
+
+def rope_table(
+    positions: jax.Array, turns: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """(cos, sin) of `positions * turns`, f32[B, T, 1, H / 2] each."""
+  angles = positions[..., None].astype(jnp.float32) * turns[None, None]
   return jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
 
 

@@ -1,4 +1,4 @@
-"""A decoder-only transformer of the Llama, Qwen2 or Qwen3 shape.
+"""A decoder-only transformer of the Llama, Qwen or Gemma shape.
 
 Pure functions of a params tree: `init` makes it, `trunk` turns tokens into
 hidden states, `head` gives the matrix that turns those into logits. One
@@ -12,6 +12,7 @@ of its parameters; decoding, with a cache, unrolls it over a `decode_view`.
     layers/attention/{q_norm,k_norm}/scale        [L, H]           qk_norm
     layers/attention/o/kernel                     [L, N*H, D]
     layers/mlp_norm/scale                         [L, D]
+    layers/{attention,mlp}_post_norm/scale        [L, D]           post_norms
     layers/mlp/{gate,up}/kernel                   [L, D, F]
     layers/mlp/down/kernel                        [L, F, D]
     final_norm/scale                              [D]
@@ -76,15 +77,19 @@ class Transformer(nn.Module):
   def __call__(self, tokens, positions, segment_ids):
     cfg = self.cfg
     x = layers.Embed(cfg, name='embed')(tokens)
-    rope = layers.rope_table(positions, cfg.head_dim, cfg.rope_theta)
     k_start, k_end = attention_op.intervals(segment_ids, positions)
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    sights = layers.sights(cfg, positions, index, k_start, k_end)
+    local = None
+    if cfg.local_layers:
+      local = jnp.array([i in cfg.local_layers for i in range(cfg.layers)])
     blocks = nn.scan(
         nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat]),
         variable_axes={'params': 0}, split_rngs={'params': True},
-        in_axes=nn.broadcast, length=cfg.layers,
+        in_axes=(0, nn.broadcast, nn.broadcast), length=cfg.layers,
     )
-    x, _ = blocks(cfg, name='layers')(x, rope, None, k_start, k_end)
-    x = layers.RMSNorm(cfg.norm_eps, name='final_norm')(x)
+    x, _ = blocks(cfg, name='layers')(x, local, sights, k_end)
+    x = layers.RMSNorm(cfg, name='final_norm')(x)
     if self.is_initializing() and not cfg.tied_head:
       layers.Linear(cfg.vocab_size, name='head')(x)  # `head` reads the kernel
     return x
@@ -145,14 +150,15 @@ def trunk(
   live, capacity = segment_ids != 0, cache[0][0].shape[2]
   k_end = jnp.where(live, positions + 1, 0)
   places = jnp.where(live, positions, capacity)
-  rope = layers.rope_table(positions, cfg.head_dim, cfg.rope_theta)
+  start = jnp.zeros_like(k_end)
+  sights = layers.sights(cfg, positions, positions, start, k_end)
   block, new = layers.Block(cfg, fused=True), []
   x = apply(layers.Embed(cfg), params['embed'], tokens)
-  for layer, old in zip(params['layers'], cache, strict=True):
-    start = jnp.zeros_like(k_end)
-    x, written = apply(block, layer, x, rope, places, start, k_end, old)
+  for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
+    sight = sights[i in cfg.local_layers]
+    x, written = apply(block, layer, x, None, (sight,), k_end, places, old)
     new.append(written)
-  x = apply(layers.RMSNorm(cfg.norm_eps), params['final_norm'], x)
+  x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
   return x, tuple(new)
 
 
@@ -199,12 +205,14 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
   )
 
 
-def head(params: Params, cfg: schema.Model) -> tuple[jax.Array, None]:
+def head(
+    params: Params, cfg: schema.Model
+) -> tuple[jax.Array, float | None]:
   """The output matrix, float[D, V], and its softcap (None: logits = h W)."""
   if 'head' in params:  # always there in a decode view
-    return params['head']['kernel'], None
+    return params['head']['kernel'], cfg.logit_softcap
   assert cfg.tied_head, 'a model has a head, or its embedding table is one'
-  return params['embed']['table'].T, None
+  return params['embed']['table'].T, cfg.logit_softcap
 
 
 def num_params(cfg: schema.Model) -> int:

@@ -49,11 +49,14 @@ def attention(
     k_end: jax.Array,
     *,
     scale: float,
+    softcap: float | None = None,
     impl: str = 'auto',
 ) -> jax.Array:
   """Attends each query to the keys of its interval.
 
   out[t] = sum_s softmax_s(scale q[t] . k[s]) v[s],  k_start[t] <= s < k_end[t]
+
+  with scores bounded first where there is a softcap.
 
   Query head n reads kv head n // (N/K). A query with an empty interval gives
   exactly 0, and no gradient flows from it.
@@ -65,6 +68,7 @@ def attention(
     k_start: i32[B, T], first key a query sees.
     k_end: i32[B, T], one past the last key a query sees.
     scale: factor on the scores.
+    softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `dispatch.IMPLS`.
 
   Returns:
@@ -74,7 +78,8 @@ def attention(
     NotImplementedError: the implementation that is named cannot serve.
   """
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-  return cached(q, k, v, k_start, k_end, scale=scale, impl=impl)
+  options = {'scale': scale, 'softcap': softcap, 'impl': impl}
+  return cached(q, k, v, k_start, k_end, **options)
 
 
 def cached(
@@ -85,6 +90,7 @@ def cached(
     k_end: jax.Array,
     *,
     scale: float,
+    softcap: float | None = None,
     impl: str = 'auto',
 ) -> jax.Array:
   """`attention` over keys that lie in a cache, heads before time.
@@ -96,6 +102,7 @@ def cached(
     k_start: i32[B, T], first key a query sees.
     k_end: i32[B, T], one past the last key a query sees.
     scale: factor on the scores.
+    softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `dispatch.IMPLS`.
 
   Returns:
@@ -103,7 +110,8 @@ def cached(
   """
   chosen = _choose(impl, q, k, v)
   if chosen != 'xla':
-    return _kernel(kernels.cached, chosen, q, k, v, k_start, k_end, scale)
+    args = q, k, v, k_start, k_end
+    return _kernel(kernels.cached, chosen, scale, softcap, *args)
   b, t, n, h = q.shape
   kv = k.shape[1]
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
@@ -112,7 +120,7 @@ def cached(
   # everybody else) multiply fastest.
   q = (q * scale).reshape(b, t, kv, n // kv, h)
   q = q.transpose(0, 2, 3, 1, 4).reshape(b, kv, n // kv * t, h)
-  out = _folded(q, k, v, k_start, k_end)
+  out = _folded(softcap, q, k, v, k_start, k_end)
   out = out.reshape(b, kv, n // kv, t, h).transpose(0, 3, 1, 2, 4)
   return out.reshape(b, t, n, h)
 
@@ -125,6 +133,7 @@ def decode(
     k_end: jax.Array,
     *,
     scale: float,
+    softcap: float | None = None,
     impl: str = 'auto',
 ) -> jax.Array:
   """`cached` with one query per row.
@@ -136,6 +145,7 @@ def decode(
     k_start: i32[B], first key a row sees.
     k_end: i32[B], one past the last key a row sees.
     scale: factor on the scores.
+    softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `dispatch.IMPLS`.
 
   Returns:
@@ -143,8 +153,9 @@ def decode(
   """
   chosen = _choose(impl, q, k, v, again=True)
   if chosen != 'xla':
-    return _kernel(kernels.decode, chosen, q, k, v, k_start, k_end, scale)
-  return _decode(q * scale, k, v, k_start, k_end)
+    args = q, k, v, k_start, k_end
+    return _kernel(kernels.decode, chosen, scale, softcap, *args)
+  return _decode(softcap, q * scale, k, v, k_start, k_end)
 
 
 def _choose(impl, q, k, v, again=False):
@@ -161,18 +172,18 @@ def _choose(impl, q, k, v, again=False):
   return dispatch.choose(impl, refuses)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 7))
-def _kernel(fn, chosen, q, k, v, k_start, k_end, scale):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _kernel(fn, chosen, scale, softcap, q, k, v, k_start, k_end):
   """Calls a kernel; under jit, so that layers share one tracing of it."""
   interpret = chosen == 'interpret'
   backend = 'triton' if interpret else chosen
   return fn(
       q, k, v, k_start, k_end,
-      scale=scale, backend=backend, interpret=interpret,
+      scale=scale, softcap=softcap, backend=backend, interpret=interpret,
   )
 
 
-def _decode(q, k, v, k_start, k_end):
+def _decode(softcap, q, k, v, k_start, k_end):
   """Attention of q [B, N, H], which is scaled, over k, v [B, K, S, H]."""
   b, n, h = q.shape
   kv, s = k.shape[1:3]
@@ -182,12 +193,16 @@ def _decode(q, k, v, k_start, k_end):
   q = q.reshape(b, kv, n // kv, h)
   dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   heads = [dot('bkh,bksh->bks', q[:, :, g], k) for g in range(n // kv)]
-  scores = jnp.stack(heads, axis=2)
+  scores = _capped(jnp.stack(heads, axis=2), softcap)
   keys = jnp.arange(s, dtype=jnp.int32)[None]
   mask = (k_start[:, None] <= keys) & (keys < k_end[:, None])
   weights, inverse = _exponentials(scores, mask[:, None, None])
   out = dot('bkgs,bksh->bkgh', weights.astype(v.dtype), v) * inverse
   return out.astype(q.dtype).reshape(b, n, h)
+
+
+def _capped(scores, softcap):
+  return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
 def _exponentials(scores, mask):
@@ -200,19 +215,19 @@ def _exponentials(scores, mask):
   return unnormalized, 1.0 / jnp.maximum(total, 1.0)
 
 
-@jax.custom_vjp
-def _folded(q, k, v, k_start, k_end):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _folded(softcap, q, k, v, k_start, k_end):
   """Attention of q [B, K, N/K*T, H] over k, v [B, K, S, H]; q is scaled."""
-  return _folded_fwd(q, k, v, k_start, k_end)[0]
+  return _folded_fwd(softcap, q, k, v, k_start, k_end)[0]
 
 
 _matmul = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
-def _folded_fwd(q, k, v, k_start, k_end):
+def _folded_fwd(softcap, q, k, v, k_start, k_end):
   b, kv, rows, _ = q.shape
   t, s = k_start.shape[1], k.shape[2]
-  scores = _matmul(q, k.mT).reshape(b, kv, rows // t, t, s)
+  scores = _capped(_matmul(q, k.mT), softcap).reshape(b, kv, rows // t, t, s)
   keys = jnp.arange(s, dtype=jnp.int32)[None, None]
   mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
   # [B, 1, 1, T, S]
@@ -221,23 +236,28 @@ def _folded_fwd(q, k, v, k_start, k_end):
   weights = unnormalized.reshape(b, kv, rows, s).astype(v.dtype)
   out = _matmul(weights, v) * inverse
   out = out.astype(q.dtype)
+  slope = None  # d tanh = 1 - tanh^2
+  if softcap is not None:
+    slope = 1.0 - jnp.square(scores.reshape(weights.shape) / softcap)
   # By this name a remat policy knows what is cheaper to keep than to redo.
-  residuals = (q, k, v, weights, inverse, out)
+  residuals = (slope, q, k, v, weights, inverse, out)
   *_, out = residuals = checkpoint_name(residuals, 'kept')
   return out, residuals
 
 
-def _folded_bwd(residuals, g):
+def _folded_bwd(softcap, residuals, g):
   """With p = e / l:  dv = p^T g,  ds = p (g v^T - g . out),  dq = ds k.
 
   e is kept instead of p: dividing g by l touches H numbers per row, not S.
   """
-  q, k, v, weights, inverse, out = residuals
+  del softcap
+  slope, q, k, v, weights, inverse, out = residuals
   scaled = g.astype(jnp.float32) * inverse
   delta = jnp.sum(scaled * out, axis=-1, keepdims=True)
   scaled = scaled.astype(v.dtype)
   dv = _matmul(weights.mT, scaled)
-  ds = (weights * (_matmul(scaled, v.mT) - delta)).astype(k.dtype)
+  ds = weights * (_matmul(scaled, v.mT) - delta)
+  ds = (ds if slope is None else ds * slope).astype(k.dtype)
   dq, dk = _matmul(ds, k), _matmul(ds.mT, q)
   return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
 

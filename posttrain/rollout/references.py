@@ -127,7 +127,7 @@ def check(path: str, like: Params, fingerprint: str) -> None:
       fingerprint, host['tokenizer'], 'config.tokenizer',
       f'the checkpoint {path}',
   )  # fmt: skip
-  model = schema.Model(**host['model'])
+  model = schema.Model.from_json(host['model'])
   theirs, ours = (
       {name: list(leaf.shape) for name, leaf in tree.flat(params).items()}
       for params in (

@@ -15,6 +15,7 @@ from posttrain.schema.losses import Loss as Loss
 from posttrain.schema.losses import RefKl as RefKl
 from posttrain.schema.model import PRESETS as PRESETS
 from posttrain.schema.model import Model as Model
+from posttrain.schema.model import RopeScaling as RopeScaling
 from posttrain.schema.model import Tokenizer as Tokenizer
 from posttrain.schema.optim import Optim as Optim
 from posttrain.schema.run import Checkpoint as Checkpoint

@@ -1,13 +1,43 @@
 """Options of the model and its tokenizer, and the named presets."""
 
 import dataclasses
+from typing import Any
 
 from posttrain.schema import base
 
 
 @dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """Stretches RoPE for contexts longer than those of pretraining."""
+
+  # 'none'; 'linear' = all wavelengths by factor (Chen et al., arXiv
+  # 2306.15595); 'llama3' = the long ones by factor, the short ones not (Llama
+  # 3.1, arXiv 2407.21783).
+  kind: str = 'none'
+  # How much longer the wavelengths become.
+  factor: float = 1.0
+  # llama3: tokens of context in pretraining.
+  original_length: int = 8192
+  # llama3: wavelengths above original_length / this are stretched in full.
+  low_frequency: float = 1.0
+  # llama3: wavelengths below original_length / this stay; between, a blend.
+  high_frequency: float = 4.0
+
+  def __post_init__(self):
+    base.require_choice(self, 'kind', ('none', 'linear', 'llama3'))
+    base.require_positive(
+        self, 'factor', 'original_length', 'low_frequency', 'high_frequency'
+    )
+    base.require(
+        self.kind != 'llama3' or self.low_frequency < self.high_frequency,
+        'high_frequency', f'exceed low_frequency={self.low_frequency}',
+        self.high_frequency,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Model:
-  """A decoder-only transformer of the Llama, Qwen2 or Qwen3 shape."""
+  """A decoder-only transformer of the Llama, Qwen or Gemma shape."""
 
   # Rows of the embedding table; None = the tokenizer's size.
   vocab_size: int | None = None
@@ -21,16 +51,39 @@ class Model:
   kv_heads: int = 2
   # Size of every head; even, because RoPE turns pairs.
   head_dim: int = 32
-  # Hidden width of the SwiGLU MLP.
+  # Hidden width of the gated MLP.
   mlp_dim: int = 384
+  # What its gate passes through: 'silu', or 'gelu' by tanh (Gemma).
+  activation: str = 'silu'
   # Base of the RoPE wavelengths; larger = longer contexts.
   rope_theta: float = 10_000.0
+  # Stretches the wavelengths of layers that are not local.
+  rope_scaling: RopeScaling = RopeScaling()
+  # Layers (from 0) that see only the last `window` tokens; () = none.
+  local_layers: tuple[int, ...] = ()
+  # Tokens that a local layer sees, the asking one included.
+  window: int | None = None
+  # rope_theta of local layers (Gemma 3); None = that of the others, with its
+  # scaling.
+  local_rope_theta: float | None = None
   # Added to the mean square in every RMSNorm.
   norm_eps: float = 1e-6
+  # Every RMSNorm multiplies by 1 + its weight, not by its weight (Gemma).
+  norm_offset: bool = False
+  # Another RMSNorm on what attention and MLP give to the residual (Gemma 2).
+  post_norms: bool = False
   # RMSNorm on queries and keys, per head (Qwen3).
   qk_norm: bool = False
   # Biases on the q, k and v projections (Qwen2).
   qkv_bias: bool = False
+  # Attention scores are divided by the root of this; None = head_dim.
+  query_scale: float | None = None
+  # Bounds attention scores s: c tanh(s / c) (Gemma 2); None = off.
+  attention_softcap: float | None = None
+  # Bounds logits alike; None = off.
+  logit_softcap: float | None = None
+  # Embeddings enter multiplied by the root of embed_dim (Gemma).
+  scale_embeddings: bool = False
   # The output head is the embedding table.
   tied_head: bool = True
   # Compute dtype: float32 or bfloat16. Master weights and logits are float32.
@@ -56,8 +109,30 @@ class Model:
         self.head_dim % 2 == 0, 'head_dim', 'be even (RoPE turns pairs)',
         self.head_dim,
     )
+    for name in (
+        'window', 'local_rope_theta', 'query_scale', 'attention_softcap',
+        'logit_softcap',
+    ):  # fmt: skip
+      value = getattr(self, name)
+      base.require(value is None or value > 0, name, 'be None or > 0', value)
+    base.require(
+        all(0 <= layer < self.layers for layer in self.local_layers),
+        'local_layers', f'be in [0, layers={self.layers})', self.local_layers,
+    )
+    base.require(
+        not self.local_layers or self.window is not None,
+        'window', 'be given with local_layers', self.window,
+    )
+    base.require_choice(self, 'activation', ('silu', 'gelu'))
     base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
     base.require_choice(self, 'remat', ('none', 'block'))
+
+  @classmethod
+  def from_json(cls, values: dict[str, Any]) -> 'Model':
+    """The model that a checkpoint's JSON describes; older ones say less."""
+    scaling = RopeScaling(**values.get('rope_scaling', {}))
+    local = tuple(values.get('local_layers', ()))
+    return cls(**{**values, 'rope_scaling': scaling, 'local_layers': local})
 
 
 # `--config.model=NAME` replaces the whole node by one of these.

@@ -7,14 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import schema
-from posttrain.models import transformer
+from posttrain import schema, scoring
+from posttrain.models import layers, transformer
 
 CFG = schema.Model(
     vocab_size=48, layers=2, embed_dim=32, heads=4, kv_heads=2, head_dim=8,
     mlp_dim=64,
 )
 FULL = dataclasses.replace(CFG, qk_norm=True, qkv_bias=True, tied_head=False)
+GEMMA = dataclasses.replace(
+    CFG, qk_norm=True, norm_offset=True, post_norms=True, activation='gelu',
+    scale_embeddings=True, local_layers=(1,), window=3, local_rope_theta=50.0,
+    rope_scaling=schema.RopeScaling('linear', 4.0), query_scale=20.0,
+    attention_softcap=2.0, logit_softcap=3.0,
+)
+kinds = pytest.mark.parametrize('cfg', [FULL, GEMMA], ids=['full', 'gemma'])
 
 
 def make_tokens(rows=2, length=12, seed=0):
@@ -27,9 +34,7 @@ def make_tokens(rows=2, length=12, seed=0):
 @functools.partial(jax.jit, static_argnames='cfg')
 def logits(params, cfg, *inputs):
   hidden, _ = transformer.trunk(params, cfg, *inputs)
-  weight, softcap = transformer.head(params, cfg)
-  assert softcap is None
-  return jnp.dot(hidden, weight, preferred_element_type=jnp.float32)
+  return scoring.next_logits(params, cfg, hidden)
 
 
 @functools.cache
@@ -99,7 +104,7 @@ def test_num_params_of_a_preset():
 @pytest.mark.parametrize('dims', [(1, 2, 2), (2, 4, 4)])
 def test_sharding_rules_match_and_divide(dims):
   sizes = dict(zip(('data', 'fsdp', 'tensor'), dims, strict=True))
-  for cfg in (FULL, schema.PRESETS['qwen3_0p6b']):
+  for cfg in (FULL, GEMMA, schema.PRESETS['qwen3_0p6b']):
     for path, leaf in paths(shapes(cfg)).items():
       axes = next(
           axes for regex, axes in transformer.SHARDING_RULES
@@ -110,36 +115,95 @@ def test_sharding_rules_match_and_divide(dims):
         assert axis is None or size % sizes[axis] == 0, path
 
 
-def test_causal():
-  params = make_params(CFG)
+@kinds
+def test_causal(cfg):
+  params = make_params(cfg)
   tokens, *rest = make_tokens()
   changed = tokens.copy()
   changed[:, 7:] = (changed[:, 7:] + 1) % 48
-  a, b = (logits(params, CFG, x, *rest) for x in (tokens, changed))
+  a, b = (logits(params, cfg, x, *rest) for x in (tokens, changed))
   np.testing.assert_array_equal(a[:, :7], b[:, :7])
   assert (a[:, 7:] != b[:, 7:]).any(-1).all()
 
 
-def test_packed_equals_separate():
+@kinds
+def test_packed_equals_separate(cfg):
   # Row 0 packs segments of 5 and 8 tokens; rows 1 and 2 hold one of them.
   tokens, positions, segments = make_tokens(rows=3, length=16)
   positions[0] = [*range(5), *range(8), 0, 0, 0]
   segments[0] = [1] * 5 + [2] * 8 + [0] * 3
   tokens[1, :5], tokens[2, :8] = tokens[0, :5], tokens[0, 5:13]
   segments[1, 5:] = segments[2, 8:] = 0
-  out = logits(make_params(FULL), FULL, tokens, positions, segments)
+  out = logits(make_params(cfg), cfg, tokens, positions, segments)
   assert jnp.isfinite(out).all()
   np.testing.assert_allclose(out[0, :5], out[1, :5], atol=1e-5)
   np.testing.assert_allclose(out[0, 5:13], out[2, :8], atol=1e-5)
 
 
-def test_remat_changes_nothing():
-  inputs, params = make_tokens(), make_params(CFG)
+@kinds
+def test_cached_in_chunks_equals_the_full_forward(cfg):
+  params, (tokens, positions, segments) = make_params(cfg), make_tokens()
+  expected = logits(params, cfg, tokens, positions, segments)
+
+  @jax.jit
+  def feed(cache, tokens, positions, segments):
+    view = transformer.decode_view(params, cfg)
+    hidden, cache = transformer.trunk(
+        view, cfg, tokens, positions, segments, cache
+    )
+    return scoring.next_logits(view, cfg, hidden), cache
+
+  cache, got = transformer.empty_cache(cfg, 2, 16), []
+  for part in (slice(0, 7), slice(7, 11), slice(11, 12)):
+    out, cache = feed(
+        cache, *(x[:, part] for x in (tokens, positions, segments))
+    )
+    got.append(out)
+  np.testing.assert_allclose(
+      np.concatenate(got, axis=1), expected, atol=2e-5 * np.abs(expected).max()
+  )
+
+
+def test_a_local_layer_sees_its_window_only():
+  cfg = dataclasses.replace(GEMMA, layers=1, local_layers=(0,))
+  params, (tokens, *rest) = make_params(cfg), make_tokens()
+  changed = tokens.copy()
+  changed[:, 2] = (changed[:, 2] + 1) % 48
+  a, b = (logits(params, cfg, x, *rest) for x in (tokens, changed))
+  differs = (a != b).any((0, 2)).tolist()
+  assert differs == [False] * 2 + [True] * 3 + [False] * 7
+
+
+@pytest.mark.parametrize('scaling, expected', [
+    (schema.RopeScaling(), [1.0, 0.1]),
+    (schema.RopeScaling('linear', 4.0), [0.25, 0.025]),
+    # 16 tokens are 2.546 turns of the first pair, 0.255 of the second: the
+    # first keeps (2.546 - 1) / (4 - 1) = 0.5155 of itself.
+    (schema.RopeScaling('llama3', 8.0, 16, 1.0, 4.0), [0.57605, 0.0125]),
+    # Both within the unstretched part.
+    (schema.RopeScaling('llama3', 8.0, 16, 0.1, 0.2), [1.0, 0.1]),
+])
+def test_rope_frequencies(scaling, expected):
+  cfg = dataclasses.replace(
+      CFG, head_dim=4, rope_theta=100.0, rope_scaling=scaling
+  )
+  turns = layers.frequencies(cfg, local=False)
+  np.testing.assert_allclose(turns, expected, rtol=1e-4)
+  own = dataclasses.replace(cfg, local_rope_theta=10_000.0)
+  np.testing.assert_allclose(
+      layers.frequencies(own, local=True), [1.0, 0.01], rtol=1e-6
+  )
+
+
+@kinds
+def test_remat_changes_nothing(cfg):
+  inputs, params = make_tokens(), make_params(cfg)
 
   def run(remat):
-    cfg = dataclasses.replace(CFG, remat=remat)
     def loss(p):
-      return jnp.square(logits(p, cfg, *inputs)).mean()
+      redone = dataclasses.replace(cfg, remat=remat)
+      return jnp.square(logits(p, redone, *inputs)).mean()
+
     return jax.jit(jax.value_and_grad(loss))(params)
 
   jax.tree.map(
@@ -158,79 +222,3 @@ def test_bfloat16():
   ours, exact = (logits(params, c, *inputs) for c in (cfg, FULL))
   assert ours.dtype == jnp.float32
   assert float(jnp.abs(ours - exact).max()) < 0.05 * float(jnp.abs(exact).max())
-
-
-PEERS = {
-    'Llama': {'attention_bias': False},
-    'Qwen2': {'use_sliding_window': False},
-    'Qwen3': {'use_sliding_window': False},
-}
-
-
-@pytest.mark.parametrize(
-    'name, tied',
-    [('Llama', False), ('Qwen2', True), ('Qwen3', True), ('Qwen3', False)],
-)
-def test_parity_with_transformers(name, tied):
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  cfg = dataclasses.replace(
-      CFG, tied_head=tied, rope_theta=5000.0, norm_eps=1e-5,
-      qk_norm=name == 'Qwen3', qkv_bias=name == 'Qwen2',
-  )
-  torch.manual_seed(0)
-  peer_cfg = getattr(transformers, f'{name}Config')(
-      vocab_size=cfg.vocab_size, hidden_size=cfg.embed_dim,
-      num_hidden_layers=cfg.layers, num_attention_heads=cfg.heads,
-      num_key_value_heads=cfg.kv_heads, head_dim=cfg.head_dim,
-      intermediate_size=cfg.mlp_dim, rms_norm_eps=cfg.norm_eps,
-      rope_parameters={'rope_type': 'default', 'rope_theta': cfg.rope_theta},
-      tie_word_embeddings=tied, initializer_range=0.3,
-      attn_implementation='eager', **PEERS[name],
-  )
-  peer = getattr(transformers, f'{name}ForCausalLM')(peer_cfg).eval()
-  for _key, value in peer.named_parameters():  # norms and biases off 1 and 0
-    if value.ndim == 1:
-      value.data += 0.2 * torch.randn_like(value)
-  params = from_peer(peer.state_dict(), cfg)
-  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes(cfg))
-  tokens, *rest = make_tokens(length=20)
-  with torch.no_grad():
-    expected = peer(torch.tensor(tokens).long()).logits.numpy()
-  ours = logits(params, cfg, tokens, *rest)
-  assert np.abs(ours - expected).max() <= 2e-4 * np.abs(expected).max()
-
-
-def from_peer(state, cfg):
-  """Our tree from a transformers state dict (kernels transposed, stacked)."""
-  def stacked(name):
-    layers = [state[f'model.layers.{i}.{name}'] for i in range(cfg.layers)]
-    return np.stack([x.numpy().T for x in layers])
-
-  def attention(part):
-    out = {'kernel': stacked(f'self_attn.{part}_proj.weight')}
-    if cfg.qkv_bias and part != 'o':
-      out['bias'] = stacked(f'self_attn.{part}_proj.bias')
-    return out
-
-  layers = {
-      'attention': {part: attention(part) for part in 'qkvo'},
-      'mlp': {
-          part: {'kernel': stacked(f'mlp.{part}_proj.weight')}
-          for part in ('gate', 'up', 'down')
-      },
-      'attention_norm': {'scale': stacked('input_layernorm.weight')},
-      'mlp_norm': {'scale': stacked('post_attention_layernorm.weight')},
-  }
-  if cfg.qk_norm:
-    for part in ('q_norm', 'k_norm'):
-      scale = stacked(f'self_attn.{part}.weight')
-      layers['attention'][part] = {'scale': scale}
-  params = {
-      'embed': {'table': state['model.embed_tokens.weight'].numpy()},
-      'layers': layers,
-      'final_norm': {'scale': state['model.norm.weight'].numpy()},
-  }
-  if not cfg.tied_head:
-    params['head'] = {'kernel': state['lm_head.weight'].numpy().T}
-  return params

@@ -10,8 +10,9 @@ from posttrain.ops import attention
 B, T, N, K, H = 2, 24, 4, 2, 8
 SCALE = H**-0.5
 
-attend = jax.jit(attention.attention, static_argnames='scale')
-oracle = jax.jit(reference.attention, static_argnames='scale')
+STATIC = ('scale', 'softcap')
+attend = jax.jit(attention.attention, static_argnames=STATIC)
+oracle = jax.jit(reference.attention, static_argnames=STATIC)
 
 
 def make_inputs(seed=0, n=N, k=K, t=T, dtype=jnp.float32):
@@ -65,8 +66,10 @@ def test_oracle_by_hand():
   np.testing.assert_allclose(out.ravel(), [5.0, 8.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize('softcap', [None, 0.8])
 @pytest.mark.parametrize('kind', ['causal', 'packed', 'any'])
-def test_matches_oracle(kind):
+def test_matches_oracle(kind, softcap):
+  options = {'scale': SCALE, 'softcap': softcap}
   q, k, v = make_inputs()
   start, end = make_intervals(kind)
   g = jax.random.normal(jax.random.key(9), q.shape)
@@ -74,7 +77,7 @@ def test_matches_oracle(kind):
   def run(fn):
     @jax.jit
     def call(*x):
-      out, vjp = jax.vjp(lambda *x: fn(*x, start, end, scale=SCALE), *x)
+      out, vjp = jax.vjp(lambda *x: fn(*x, start, end, **options), *x)
       return out, vjp(g)
 
     return call(q, k, v)
@@ -161,10 +164,11 @@ def test_finite_at_large_scores(size):
     assert jnp.isfinite(g).all()
 
 
-def test_gradients_by_finite_differences():
+@pytest.mark.parametrize('softcap', [None, 0.8])
+def test_gradients_by_finite_differences(softcap):
   q, k, v = make_inputs(t=6)
   start, end = attention.intervals(*packed((3, 2), 6))
   check_grads(
-      lambda *x: attend(*x, start, end, scale=SCALE),
+      lambda *x: attend(*x, start, end, scale=SCALE, softcap=softcap),
       (q, k, v), order=1, modes=['rev'], atol=1e-2, rtol=1e-2,
   )

@@ -1,0 +1,247 @@
+"""Weights of HuggingFace directories <-> our tree, tensor by tensor.
+
+1. A table gives each of our leaves its tensors: one, or one per layer.
+2. `load` checks all names, shapes and dtypes before it reads any weight; then
+   each tensor goes alone to its place in a leaf that lies sharded already.
+3. `save` writes files of about a gibibyte, and config.json and the index last:
+   a directory that is not whole is not loadable.
+
+Our kernels are [in, out], theirs [out, in]. Only safetensors: no pickle.
+"""
+
+import functools
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from safetensors import numpy as writer
+
+from posttrain import schema, tree
+from posttrain.models import hf_config, hf_files, transformer
+
+SHARD_BYTES = 2**30  # of a file that `save` writes, unless one tensor is larger
+_LAYER = 'model.layers.{}.'
+_NAMES = {
+    'embed/table': 'model.embed_tokens.weight',
+    'final_norm/scale': 'model.norm.weight',
+    'head/kernel': 'lm_head.weight',
+    'layers/attention_norm/scale': _LAYER + 'input_layernorm.weight',
+    **{
+        f'layers/attention/{x}/kernel': f'{_LAYER}self_attn.{x}_proj.weight'
+        for x in 'qkvo'
+    },
+    **{
+        f'layers/attention/{x}/bias': f'{_LAYER}self_attn.{x}_proj.bias'
+        for x in 'qkv'
+    },
+    **{
+        f'layers/attention/{x}_norm/scale': f'{_LAYER}self_attn.{x}_norm.weight'
+        for x in 'qk'
+    },
+    **{
+        f'layers/mlp/{x}/kernel': f'{_LAYER}mlp.{x}_proj.weight'
+        for x in ('gate', 'up', 'down')
+    },
+}
+# The norm before the MLP is called after what stands before it, or after what
+# stands behind it where attention has a norm of its own behind.
+_MLP_NORM = {
+    False: {'layers/mlp_norm/scale': 'post_attention_layernorm'},
+    True: {
+        'layers/attention_post_norm/scale': 'post_attention_layernorm',
+        'layers/mlp_norm/scale': 'pre_feedforward_layernorm',
+        'layers/mlp_post_norm/scale': 'post_feedforward_layernorm',
+    },
+}
+
+
+class Tensor(NamedTuple):
+  """One of theirs, and where it lies in ours."""
+
+  path: str  # of our leaf
+  layer: int | None  # index into its leading axis, if it is stacked
+  shape: tuple[int, ...]  # theirs
+
+  @property
+  def transposed(self) -> bool:
+    return self.path.endswith('kernel')
+
+
+def tensors(cfg: schema.Model) -> dict[str, Tensor]:
+  """Returns all tensors of a model by their HuggingFace names."""
+  names = _NAMES | {
+      path: f'{_LAYER}{name}.weight'
+      for path, name in _MLP_NORM[cfg.post_norms].items()
+  }
+  found = {}
+  for path, leaf in tree.flat(_shapes(cfg)).items():
+    stacked = path.startswith('layers/')
+    shape = leaf.shape[1:] if stacked else leaf.shape
+    shape = shape[::-1] if path.endswith('kernel') else shape
+    for layer in range(cfg.layers) if stacked else (None,):
+      found[names[path].format(layer)] = Tensor(path, layer, shape)
+  return found
+
+
+def load(
+    folder: str | pathlib.Path, cfg: schema.Model, places: Any = None
+) -> transformer.Params:
+  """Reads the weights of a directory into float32 parameters.
+
+  At any time the host holds one tensor, besides what lies on its own devices.
+
+  Args:
+    folder: of `config.json` and safetensors files.
+    cfg: as `hf_config.read` gives it, with any dtype and remat.
+    places: a `jax.sharding.Sharding` per leaf, in a tree like the parameters;
+      None = the default device.
+
+  Raises:
+    ValueError: names a tensor that is missing, unknown, of another shape, or
+      of a dtype other than float32, float16 and bfloat16.
+  """
+  expected = tensors(cfg)
+  files = hf_files.find(pathlib.Path(folder), _theirs(expected))
+
+  def zeros():
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _shapes(cfg))
+
+  params = tree.flat(jax.jit(zeros, out_shardings=places)())
+  for name, array in hf_files.read(files):
+    tensor = expected[name]
+    leaf = params[tensor.path]
+    array = jax.device_put(array, _place(leaf, tensor))
+    params[tensor.path] = jax.block_until_ready(
+        _put(leaf, array, tensor.layer, tensor.transposed)
+    )
+  return jax.tree.unflatten(jax.tree.structure(_shapes(cfg)), params.values())
+
+
+def save(
+    params: transformer.Params,
+    cfg: schema.Model,
+    folder: str | pathlib.Path,
+    *,
+    like: str | pathlib.Path | None = None,
+    dtype: str = 'bfloat16',
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+  """Writes a directory that HuggingFace tools load.
+
+  Args:
+    params: the parameters.
+    cfg: the model, with `vocab_size` resolved.
+    folder: a new or an empty one.
+    like: the directory the model came from: its config.json, tokenizer, chat
+      template and generation config are copied, and its tensors' dtypes kept.
+    dtype: of the tensors, without `like`: float32, float16 or bfloat16.
+    shard_bytes: of a file, unless one tensor is larger.
+
+  Raises:
+    ValueError: `folder` is not empty, `like` is another model, or no
+      architecture computes this one.
+  """
+  folder = pathlib.Path(folder)
+  if folder.exists() and any(folder.iterdir()):
+    raise ValueError(f'{folder} must be empty: got files; name a new folder')
+  expected, leaves = tensors(cfg), tree.flat(params)
+  dtypes = dict.fromkeys(expected, jnp.dtype(dtype))
+  if like is None:
+    config = hf_config.write(cfg) | {'torch_dtype': dtype}
+  else:
+    _check_like(pathlib.Path(like), cfg)
+    dtypes = hf_files.dtypes(pathlib.Path(like), _theirs(expected))
+  folder.mkdir(parents=True, exist_ok=True)
+  index, shards = {}, list(_shards(expected, dtypes, shard_bytes))
+  for number, names in enumerate(shards, 1):
+    file = f'model-{number:05}-of-{len(shards):05}.safetensors'
+    file = file if len(shards) > 1 else 'model.safetensors'
+    writer.save_file(
+        {name: _host(leaves, expected[name], dtypes[name]) for name in names},
+        folder / file, metadata={'format': 'pt'},
+    )
+    index |= dict.fromkeys(names, file)
+  if len(shards) > 1:
+    total = sum(_nbytes(expected[n], dtypes[n]) for n in expected)
+    text = {'metadata': {'total_size': total}, 'weight_map': index}
+    (folder / hf_files.INDEX).write_text(json.dumps(text, indent=2))
+  if like is None:
+    (folder / 'config.json').write_text(json.dumps(config, indent=2))
+  else:
+    _copy_rest(pathlib.Path(like), folder)
+
+
+def _theirs(expected: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+  return {name: tensor.shape for name, tensor in expected.items()}
+
+
+def _shapes(cfg: schema.Model) -> Any:
+  return jax.eval_shape(
+      lambda: transformer.init(jax.random.key(0), cfg)
+  )
+
+
+def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding | None:
+  """How a tensor has to lie to be put into its leaf without moving."""
+  if not isinstance(leaf.sharding, NamedSharding):
+    return leaf.sharding
+  spec = (*leaf.sharding.spec, *(None,) * leaf.ndim)[:leaf.ndim]
+  spec = spec if tensor.layer is None else spec[1:]
+  spec = spec[::-1] if tensor.transposed else spec
+  return NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
+
+
+@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _put(leaf, array, layer, transposed):
+  array = (array.T if transposed else array).astype(leaf.dtype)
+  if layer is None:
+    return array
+  return jax.lax.dynamic_update_index_in_dim(leaf, array, layer, 0)
+
+
+def _host(leaves, tensor: Tensor, dtype) -> np.ndarray:
+  """A tensor as they want it: f[shape], contiguous."""
+  leaf = leaves[tensor.path]
+  array = leaf if tensor.layer is None else leaf[tensor.layer]
+  array = np.asarray(array.astype(dtype))
+  return np.ascontiguousarray(array.T if tensor.transposed else array)
+
+
+def _nbytes(tensor: Tensor, dtype) -> int:
+  return int(np.prod(tensor.shape)) * dtype.itemsize
+
+
+def _shards(expected, dtypes, shard_bytes: int) -> Iterator[list[str]]:
+  """Cuts the tensors, in order, into files."""
+  names, size = [], 0
+  for name, tensor in expected.items():
+    nbytes = _nbytes(tensor, dtypes[name])
+    if names and size + nbytes > shard_bytes:
+      yield names
+      names, size = [], 0
+    names.append(name)
+    size += nbytes
+  yield names
+
+
+def _check_like(like: pathlib.Path, cfg: schema.Model) -> None:
+  theirs = hf_config.read(like)
+  if not hf_config.same(theirs, cfg):
+    raise ValueError(
+        f'{like}/config.json must describe the model to be saved: got {theirs},'
+        f' expected {cfg}; leave `like` out'
+    )
+
+
+def _copy_rest(like: pathlib.Path, folder: pathlib.Path) -> None:
+  """Copies the small files: config, tokenizer, templates, licence."""
+  for path in sorted(like.iterdir()):
+    small = path.suffix in ('.json', '.jinja', '.model', '.txt', '.md')
+    if path.is_file() and small and path.name != hf_files.INDEX:
+      shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,338 @@
+"""HuggingFace directories, both ways, against transformers itself."""
+
+import dataclasses
+import functools
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from posttrain import schema, scoring, tree
+from posttrain.decode import engine, requests
+from posttrain.models import hf, hf_config, hf_files, transformer
+
+LLAMA3 = {
+    'rope_type': 'llama3', 'rope_theta': 100.0, 'factor': 8.0,
+    'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+    'original_max_position_embeddings': 16,
+}  # fmt: skip
+LINEAR = {'rope_type': 'linear', 'rope_theta': 500.0, 'factor': 4.0}
+PLAIN = {'rope_type': 'default', 'rope_theta': 5000.0}
+CASES = {
+    'llama3-rope': ('Llama', {'rope_parameters': LLAMA3, 'head_dim': 24}),
+    'llama-linear-tied-mha': ('Llama', {
+        'rope_parameters': LINEAR, 'tie_word_embeddings': True,
+        'num_key_value_heads': 4,
+    }),
+    'qwen2': ('Qwen2', {'rope_parameters': PLAIN}),
+    'qwen2-window-tied': ('Qwen2', {
+        'use_sliding_window': True, 'sliding_window': 5,
+        'max_window_layers': 1, 'tie_word_embeddings': True,
+    }),
+    'qwen3': ('Qwen3', {'head_dim': 16, 'num_key_value_heads': 1}),
+    'qwen3-tied': ('Qwen3', {
+        'rope_parameters': PLAIN, 'head_dim': 8, 'tie_word_embeddings': True,
+    }),
+    'gemma2': ('Gemma2', {
+        'attn_logit_softcapping': 5.0, 'final_logit_softcapping': 3.0,
+        'sliding_window': 4, 'query_pre_attn_scalar': 20, 'head_dim': 16,
+    }),
+    'gemma2-no-caps': ('Gemma2', {
+        'attn_logit_softcapping': None, 'final_logit_softcapping': None,
+        'sliding_window': 7, 'query_pre_attn_scalar': 8, 'head_dim': 8,
+        'rope_parameters': LINEAR,
+    }),
+    'gemma3': ('Gemma3', {
+        'num_hidden_layers': 7, 'sliding_window': 4, 'head_dim': 16,
+        'query_pre_attn_scalar': 24, 'rope_parameters': {
+            'full_attention': LINEAR, 'sliding_attention': PLAIN,
+        },
+    }),
+    'gemma3-untied': ('Gemma3', {
+        'sliding_window': 3, 'head_dim': 8, 'query_pre_attn_scalar': 8,
+        'tie_word_embeddings': False,
+    }),
+}  # fmt: skip
+each = pytest.mark.parametrize('case', CASES)
+
+
+@functools.cache
+def make_peer(case):
+  """A randomly initialized model of transformers, norms and biases off 1, 0."""
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  family, options = CASES[case]
+  config = 'Gemma3Text' if family == 'Gemma3' else family
+  cfg = getattr(transformers, f'{config}Config')(**{
+      'vocab_size': 48, 'hidden_size': 32, 'num_hidden_layers': 3,
+      'num_attention_heads': 4, 'num_key_value_heads': 2,
+      'intermediate_size': 64, 'rms_norm_eps': 1e-5,
+      'initializer_range': 0.3, 'pad_token_id': None, 'bos_token_id': None,
+      'eos_token_id': None, 'attn_implementation': 'eager', **options,
+  })  # fmt: skip
+  torch.manual_seed(0)
+  peer = getattr(transformers, f'{family}ForCausalLM')(cfg).eval()
+  for value in peer.parameters():
+    if value.ndim == 1:
+      value.data += 0.2 * torch.randn_like(value)
+  return peer
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Saves a case's peer; returns where."""
+  root = tmp_path_factory.mktemp('hf')
+
+  def get(case):
+    path = root / case
+    if not path.exists():
+      make_peer(case).save_pretrained(path)
+    return path
+
+  return get
+
+
+def read(path):
+  cfg = hf_config.read(path)
+  return cfg, hf.load(path, cfg)
+
+
+def tensors_of(path):
+  files = sorted(path.glob('*.safetensors'))
+  return {k: v for f in files for k, v in safetensors.load_file(f).items()}
+
+
+def rows(length=24):
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, 48, (2, length)).astype(np.int32)
+  return ids, np.tile(np.arange(length, dtype=np.int32), (2, 1))
+
+
+@functools.partial(jax.jit, static_argnames='cfg')
+def logits(params, cfg, ids, positions):
+  hidden, _ = transformer.trunk(
+      params, cfg, ids, positions, jnp.ones_like(ids)
+  )
+  return scoring.next_logits(params, cfg, hidden)
+
+
+def peer_logits(peer, ids):
+  torch = pytest.importorskip('torch')
+  with torch.no_grad():
+    return peer(torch.tensor(ids).long()).logits.numpy()
+
+
+@each
+def test_logits_equal_those_of_transformers(case, folder):
+  cfg, params = read(folder(case))
+  ids, positions = rows()
+  expected = peer_logits(make_peer(case), ids)
+  ours = logits(params, cfg, ids, positions)
+  assert np.abs(ours - expected).max() <= 2e-4 * np.abs(expected).max()
+
+
+@each
+def test_greedy_answers_equal_those_of_transformers(case, folder):
+  torch = pytest.importorskip('torch')
+  cfg, params = read(folder(case))
+  prompts, new = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 8]], 64
+  ours = engine.Engine(
+      cfg, slots=2, capacity=128, prefill_rows=2, prefill_tokens=8
+  )
+  ours.set_params(params, 0)
+  answers = ours.generate([
+      requests.Request(
+          id=i, ids=np.array(prompt, np.int32), max_tokens=new, stop_ids=(),
+          sampling=requests.Sampling(temperature=0.0), hold=False,
+      )
+      for i, prompt in enumerate(prompts)
+  ])
+  for prompt, answer in zip(prompts, answers, strict=True):
+    with torch.no_grad():
+      expected = make_peer(case).generate(
+          torch.tensor([prompt]), do_sample=False, max_new_tokens=new
+      )
+    assert answer.ids.tolist() == expected[0, len(prompt):].tolist()
+
+
+@each
+def test_there_and_back_is_bitwise(case, folder, tmp_path):
+  path = folder(case)
+  cfg, params = read(path)
+  hf.save(params, cfg, tmp_path / 'back', like=path)
+  before, after = tensors_of(path), tensors_of(tmp_path / 'back')
+  assert before.keys() == after.keys()
+  for name in before:
+    np.testing.assert_array_equal(before[name], after[name])
+  ours = (tmp_path / 'back' / 'config.json').read_text()
+  assert ours == (path / 'config.json').read_text()
+
+
+@each
+def test_transformers_loads_what_we_write(case, folder, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  cfg, params = read(folder(case))
+  out = tmp_path / 'ours'
+  hf.save(params, cfg, out, dtype='float32', shard_bytes=20_000)
+  index = json.loads((out / hf_files.INDEX).read_text())
+  assert len(set(index['weight_map'].values())) > 1
+  assert hf_config.read(out) == cfg
+  shapes = {k: v.shape for k, v in tensors_of(folder(case)).items()}
+  assert {k: v.shape for k, v in tensors_of(out).items()} == shapes
+  peer = transformers.AutoModelForCausalLM.from_pretrained(
+      out, attn_implementation='eager'
+  ).eval()
+  ids, _ = rows()
+  np.testing.assert_array_equal(
+      peer_logits(peer, ids), peer_logits(make_peer(case), ids)
+  )
+
+
+SMALL = schema.Model(
+    vocab_size=40, layers=2, embed_dim=16, heads=2, kv_heads=1, head_dim=8,
+    mlp_dim=24,
+)
+GEMMA = dataclasses.replace(
+    SMALL, norm_offset=True, post_norms=True, scale_embeddings=True,
+    activation='gelu', local_layers=(0,), window=4, query_scale=8.0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+  """A directory of ours, which needs no oracle, and its parameters."""
+  path = tmp_path_factory.mktemp('ours') / 'model'
+  params = transformer.init(jax.random.key(1), GEMMA)
+  hf.save(params, GEMMA, path)
+  return path, params
+
+
+@pytest.fixture
+def copy(written, tmp_path):
+  return shutil.copytree(written[0], tmp_path / 'copy')
+
+
+def test_bfloat16_rounds_once(written):
+  path, params = written
+  assert hf_config.read(path) == GEMMA
+  back = hf.load(path, GEMMA)
+  for (name, a), b in zip(
+      tree.flat(params).items(), jax.tree.leaves(back), strict=True
+  ):
+    rounded = a.astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(rounded, b, err_msg=name)
+  assert all(x.dtype == jnp.bfloat16 for x in tensors_of(path).values())
+
+
+def test_leaves_lie_where_they_are_wanted(written):
+  path, _ = written
+  mesh = jax.make_mesh(
+      (1, 1), ('fsdp', 'tensor'),
+      axis_types=(jax.sharding.AxisType.Auto,) * 2,
+  )
+  rules = transformer.SHARDING_RULES
+  places = tree.map_with_path(
+      lambda name, x: jax.sharding.NamedSharding(
+          mesh, jax.sharding.PartitionSpec(*tree.match(rules, name))
+      ), written[1],
+  )  # fmt: skip
+  loaded = hf.load(path, GEMMA, places)
+  for x, place in zip(
+      jax.tree.leaves(loaded), jax.tree.leaves(places), strict=True
+  ):
+    assert x.sharding.is_equivalent_to(place, x.ndim)
+  jax.tree.map(np.testing.assert_array_equal, loaded, hf.load(path, GEMMA))
+
+
+def edit(path, change):
+  """Rewrites the tensors of a directory."""
+  tensors = tensors_of(path)
+  change(tensors)
+  safetensors.save_file(tensors, path / 'model.safetensors')
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda t: t.pop('model.norm.weight'),
+     r'must hold tensor model\.norm\.weight: got none'),
+    (lambda t: t.update(extra=np.zeros(3)),
+     'tensor extra must belong to the model'),
+    (lambda t: t.update({'model.norm.weight': np.zeros(17, np.float32)}),
+     r'model\.norm\.weight must have shape \(16,\), .*got \(17,\)'),
+    (lambda t: t.update({'model.norm.weight': np.zeros(16, np.int8)}),
+     r'model\.norm\.weight must be of dtype F32, F16, BF16: got I8'),
+])
+def test_another_tensor_is_refused_by_name(copy, change, message):
+  edit(copy, change)
+  with pytest.raises(ValueError, match=message) as error:
+    hf.load(copy, GEMMA)
+  assert str(copy) in str(error.value)
+
+
+def test_what_config_json_says_already_is_no_tensor_too_many(copy):
+  def change(tensors):
+    table = tensors['model.embed_tokens.weight']
+    tensors['lm_head.weight'] = table.copy()
+    tensors['model.layers.0.self_attn.rotary_emb.inv_freq'] = np.ones(4)
+
+  before = hf.load(copy, GEMMA)
+  edit(copy, change)
+  jax.tree.map(
+      np.testing.assert_array_equal, before, hf.load(copy, GEMMA)
+  )
+
+
+def test_pickles_are_not_read(copy):
+  (copy / 'model.safetensors').rename(copy / 'pytorch_model.bin')
+  with pytest.raises(ValueError, match='must hold model.safetensors: got'):
+    hf.load(copy, GEMMA)
+
+
+@pytest.mark.parametrize('key, value, message', [
+    ('model_type', 'mamba', "model_type must be one of .*got 'mamba'"),
+    ('architectures', ['Gemma2Model'], r"architectures \['Gemma2Model'\]"),
+    ('hidden_size', None, 'hidden_size must be given: got none'),
+    ('attention_bias', True, 'attention_bias must be False: got True'),
+    ('quantization_config', {'bits': 4}, 'quantization_config must be None'),
+    ('rope_scaling', {'rope_type': 'yarn'}, "rope_type must be .*got 'yarn'"),
+    ('hidden_activation', 'relu', "activation of a gemma2 is not 'relu'"),
+    ('layer_types', ['full_attention'], 'layer_types must name'),
+    ('layer_types', ['full_attention', 'chunked'], 'layer_types must name'),
+    ('num_key_value_heads', 3, 'kv_heads must divide heads=2: got 3'),
+])
+def test_another_config_is_refused_by_key(copy, key, value, message):
+  path = copy / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+  with pytest.raises(ValueError, match=message) as error:
+    hf_config.read(copy)
+  assert str(path) in str(error.value)
+
+
+def test_no_config_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r'must hold a config\.json: got none'):
+    hf_config.read(tmp_path)
+  (tmp_path / 'config.json').write_text('{')
+  with pytest.raises(ValueError, match=r'config\.json must be JSON'):
+    hf_config.read(tmp_path)
+
+
+def test_a_model_that_no_architecture_computes_is_not_written(
+    written, tmp_path
+):
+  params = written[1]
+  for change, message in (
+      ({'post_norms': False}, 'model must be of one architecture'),
+      ({'query_scale': None}, r'model\.query_scale must be 8\.0 to be written'),
+  ):
+    cfg = dataclasses.replace(GEMMA, **change)
+    with pytest.raises(ValueError, match=message):
+      hf.save(params, cfg, tmp_path / 'out')
+  assert not (tmp_path / 'out').exists()
+  with pytest.raises(ValueError, match='must be empty: got files'):
+    hf.save(params, GEMMA, written[0])
+  other = dataclasses.replace(GEMMA, window=5)
+  with pytest.raises(ValueError, match='must describe the model to be saved'):
+    hf.save(params, other, tmp_path / 'out', like=written[0])
