@@ -160,10 +160,15 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   }  # fmt: skip
   stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
   clip = schema.Loss(rl=schema.Clip())
-  node = common.get_config(_run({
+  run = _run({
       'warm': stage,
       'main': dataclasses.replace(stage, init='stage:warm', loss=clip),
-  }))  # fmt: skip
+  })  # fmt: skip
+  model = dataclasses.replace(
+      run.model, local_layers=(0,), window=4, local_rope_theta=100.0,
+      rope_scaling=schema.RopeScaling('llama3', 2.0),
+  )
+  node = common.get_config(dataclasses.replace(run, model=model))
   run = config.build(node)
   validation.check(run)
   main.launch(
