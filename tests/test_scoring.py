@@ -155,7 +155,7 @@ SPLIT = """
 import jax, numpy as np
 from posttrain import schema, scoring, sharding
 from posttrain.models import transformer
-cfg = schema.Model(**{cfg})
+cfg = schema.Model.from_json({cfg})
 mesh = sharding.make_mesh(schema.Mesh(data=2, fsdp=2, tensor=1))
 whole = transformer.init(jax.random.key(0), cfg)
 params = jax.device_put(
