@@ -117,6 +117,7 @@ def test_override(key, text, read):
         ('model.kv_heads', '3', r'config\.model\.kv_heads must divide heads=4'),
         ('model.local_layers', '(3,)', r'local_layers must be in \[0, la'),
         ('model.local_layers', '(0,)', r'window must be given with local_la'),
+        ('model.window', '8', 'window must be given with .* and only then'),
         ('model.logit_softcap', '0.0', r'logit_softcap must be None or > 0'),
         ('model.activation', 'relu', r'model\.activation must be one of'),
         ('model.rope_scaling.kind', 'yarn', r'rope_scaling\.kind must be one'),

@@ -85,6 +85,10 @@ def read(folder: str | pathlib.Path) -> schema.Model:
     return _parse(json.loads(path.read_text()))
   except json.JSONDecodeError as error:
     raise ValueError(f'{path} must be JSON: {error}') from error
+  except KeyError as error:  # of the nested ones; `_parse` asks for the others
+    raise ValueError(
+        f'{path}: {error.args[0]} must be given: got none'
+    ) from error
   except (_Refused, schema.FieldError) as error:
     raise ValueError(f'{path}: {error}') from error
 

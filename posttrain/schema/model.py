@@ -57,7 +57,7 @@ class Model:
   activation: str = 'silu'
   # Base of the RoPE wavelengths; larger = longer contexts.
   rope_theta: float = 10_000.0
-  # Stretches the wavelengths of layers that are not local.
+  # Stretches the wavelengths, but those of layers with a base of their own.
   rope_scaling: RopeScaling = RopeScaling()
   # Layers (from 0) that see only the last `window` tokens; () = none.
   local_layers: tuple[int, ...] = ()
@@ -120,8 +120,8 @@ class Model:
         'local_layers', f'be in [0, layers={self.layers})', self.local_layers,
     )
     base.require(
-        not self.local_layers or self.window is not None,
-        'window', 'be given with local_layers', self.window,
+        bool(self.local_layers) == (self.window is not None),
+        'window', 'be given with local_layers, and only then', self.window,
     )
     base.require_choice(self, 'activation', ('silu', 'gelu'))
     base.require_choice(self, 'dtype', ('float32', 'bfloat16'))

@@ -298,6 +298,7 @@ def test_pickles_are_not_read(copy):
     ('attention_bias', True, 'attention_bias must be False: got True'),
     ('quantization_config', {'bits': 4}, 'quantization_config must be None'),
     ('rope_scaling', {'rope_type': 'yarn'}, "rope_type must be .*got 'yarn'"),
+    ('rope_scaling', {'rope_type': 'linear'}, 'factor must be given: got n'),
     ('hidden_activation', 'relu', "activation of a gemma2 is not 'relu'"),
     ('layer_types', ['full_attention'], 'layer_types must name'),
     ('layer_types', ['full_attention', 'chunked'], 'layer_types must name'),
