@@ -192,9 +192,7 @@ def _check_slots(mesh: jax.sharding.Mesh, slots: int, key: str) -> None:
 
 def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
   """Refuses weights from outside of the run that are of another model."""
-  like = jax.eval_shape(
-      lambda: transformer.init(jax.random.key(0), built.model)
-  )
+  like = transformer.shapes(built.model)
   named = [(stage.init, f'config.{name}.init')]
   for reference, env in built.pipeline.references.items():
     named.append((reference, f'config.{name}.envs.{env}.algorithm.reference'))
@@ -285,9 +283,7 @@ def _trainer(stage: schema.Stage, built: Parts):
     average = stage.optim.average is not None
     return train_step.init_state(params, optimizer, average=average)
 
-  like = jax.eval_shape(
-      lambda: fresh(transformer.init(jax.random.key(0), built.model))
-  )
+  like = jax.eval_shape(fresh, transformer.shapes(built.model))
   places = sharding.shardings(like, transformer.SHARDING_RULES, built.mesh)
   like = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),

@@ -133,8 +133,6 @@ def load(path: str) -> Policy:
     ValueError: nothing is there, it is damaged, or its tokenizer is gone or
       another one by now.
   """
-  import jax
-
   from posttrain import checkpoint, instrument
   from posttrain.models import transformer
 
@@ -150,7 +148,7 @@ def load(path: str) -> Policy:
       f'the tokenizer {config["tokenizer"]}', folder,
   )  # fmt: skip
   model = schema.Model.from_json(host['model'])
-  like = jax.eval_shape(lambda: transformer.init(jax.random.key(0), model))
+  like = transformer.shapes(model)
   average = stage['optim']['average'] is not None
   params = checkpoint.restore_params(folder, like, average=average)
   return Policy(params, model, renderer, stage['eval']['max_tokens'])

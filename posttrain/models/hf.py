@@ -80,7 +80,7 @@ def tensors(cfg: schema.Model) -> dict[str, Tensor]:
       for path, name in _MLP_NORM[cfg.post_norms].items()
   }
   found = {}
-  for path, leaf in tree.flat(_shapes(cfg)).items():
+  for path, leaf in tree.flat(transformer.shapes(cfg)).items():
     stacked = path.startswith('layers/')
     shape = leaf.shape[1:] if stacked else leaf.shape
     shape = shape[::-1] if path.endswith('kernel') else shape
@@ -106,11 +106,11 @@ def load(
     ValueError: names a tensor that is missing, unknown, of another shape, or
       of a dtype other than float32, float16 and bfloat16.
   """
-  expected = tensors(cfg)
+  expected, shapes = tensors(cfg), transformer.shapes(cfg)
   files = hf_files.find(pathlib.Path(folder), _theirs(expected))
 
   def zeros():
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _shapes(cfg))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
   params = tree.flat(jax.jit(zeros, out_shardings=places)())
   for name, array in hf_files.read(files):
@@ -120,7 +120,7 @@ def load(
     params[tensor.path] = jax.block_until_ready(
         _put(leaf, array, tensor.layer, tensor.transposed)
     )
-  return jax.tree.unflatten(jax.tree.structure(_shapes(cfg)), params.values())
+  return jax.tree.unflatten(jax.tree.structure(shapes), params.values())
 
 
 def save(
@@ -179,12 +179,6 @@ def save(
 
 def _theirs(expected: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
   return {name: tensor.shape for name, tensor in expected.items()}
-
-
-def _shapes(cfg: schema.Model) -> Any:
-  return jax.eval_shape(
-      lambda: transformer.init(jax.random.key(0), cfg)
-  )
 
 
 def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding | None:

@@ -215,7 +215,11 @@ def head(
   return params['embed']['table'].T, cfg.logit_softcap
 
 
+def shapes(cfg: schema.Model) -> Params:
+  """The parameters as `jax.ShapeDtypeStruct`s: nothing is made."""
+  return jax.eval_shape(lambda: init(jax.random.key(0), cfg))
+
+
 def num_params(cfg: schema.Model) -> int:
   """Counts the parameters without making them."""
-  shapes = jax.eval_shape(lambda key: init(key, cfg), jax.random.key(0))
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(cfg)))

@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from posttrain import checkpoint, schema, scoring, tree, types
@@ -130,10 +129,7 @@ def check(path: str, like: Params, fingerprint: str) -> None:
   model = schema.Model.from_json(host['model'])
   theirs, ours = (
       {name: list(leaf.shape) for name, leaf in tree.flat(params).items()}
-      for params in (
-          jax.eval_shape(lambda: transformer.init(jax.random.key(0), model)),
-          like,
-      )
+      for params in (transformer.shapes(model), like)
   )
   for name in [*ours, *theirs]:
     got, expected = theirs.get(name), ours.get(name)
