@@ -72,6 +72,7 @@ class Pipeline:
     self._uid = index * UIDS_PER_STAGE
     self._pad_id = renderer.tokenizer.pad_id
     self._driver = self._scorer = None
+    self._room = 1  # in units of `shape`
     self.envs = {
         name: _make_env(name, entry, stage.batch, renderer, seed, index)
         for name, entry in stage.envs.items()
@@ -103,11 +104,11 @@ class Pipeline:
 
   @property
   def shape(self) -> tuple[int, int, int]:
-    """[micro_batches, rows, row_tokens]: room for one row per sample."""
+    """[micro_batches, rows, row_tokens]: room for one row per rollout."""
     rows = self._batch.micro_batch_tokens // self._batch.row_tokens
     group_size = max(run.group_size for run in self.envs.values())
-    samples = self._batch.prompts_per_step * group_size
-    return math.ceil(samples / rows), rows, self._batch.row_tokens
+    rollouts = self._batch.prompts_per_step * group_size
+    return math.ceil(rollouts / rows), rows, self._batch.row_tokens
 
   def __iter__(self):
     return self
@@ -167,14 +168,21 @@ class Pipeline:
     return names[int(np.searchsorted(self._ratios, draw, side='right'))]
 
   def _pack(self, samples: list[types.Sample]) -> types.Batch:
+    """Packs all samples; makes room where rollouts have more than one.
+
+    The room stays, because the train step compiles anew for another shape.
+    """
     micro_batches, rows, row_tokens = self.shape
-    batch, leftover = packing.pack(
-        samples, row_tokens=row_tokens, rows=rows,
-        micro_batches=micro_batches, envs=tuple(self.envs),
-        pad_id=self._pad_id,
-    )  # fmt: skip
-    assert not leftover, 'a batch has a row for every sample'
-    return batch
+    while True:
+      batch, leftover = packing.pack(
+          samples, row_tokens=row_tokens, rows=rows,
+          micro_batches=micro_batches * self._room, envs=tuple(self.envs),
+          pad_id=self._pad_id,
+      )  # fmt: skip
+      if not leftover:
+        return batch
+      assert len(samples) > micro_batches * self._room * rows
+      self._room *= 2
 
   def get_state(self) -> dict[str, Any]:
     """JSON-able; with the seed it determines everything that follows."""

@@ -5,8 +5,10 @@ import json
 
 import numpy as np
 
-from posttrain import algorithms, pipeline
+from posttrain import algorithms, pipeline, schema
 from posttrain.algorithms import sft
+from posttrain.chat import renderer as chat
+from posttrain.chat import tokenizers
 from tests import fixtures
 
 
@@ -35,6 +37,31 @@ def test_a_batch_holds_every_completion_token_once():
   assert (batch.versions == -1).all()  # nobody sampled it
   starts = (batch.positions == 0) & (batch.segment_ids > 0)
   assert starts.sum() == 8
+
+
+def test_there_is_room_for_rollouts_of_several_samples(tmp_path):
+  """A template that forgets: a sample per assistant turn, all of them fit."""
+  renderer = chat.Renderer(tokenizers.Bytes(), (
+      '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}'
+      '{{ "!" if loop.last and m.role == "assistant" }}<|end|>{% endfor %}'
+      '{% if add_generation_prompt %}<|assistant|>{% endif %}'
+  ))
+  turns = [
+      {'role': role, 'content': 'x' * 5}
+      for _ in range(3) for role in ('user', 'assistant')
+  ]  # fmt: skip
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(json.dumps({'messages': turns}) + '\n')
+  stage = dataclasses.replace(
+      fixtures.stage(prompts=2, row_tokens=48, micro_batch_tokens=96),
+      envs={'mine': schema.EnvEntry(env=schema.Rows(path=str(path)))},
+  )  # fmt: skip
+  source = pipeline.Pipeline(stage, renderer, seed=0)
+  batch = next(source).batch
+  # 15, 29 and 43 tokens, twice: two rows hold 15 + 29, two hold 43.
+  assert batch.ids.shape == (2, 2, 48) and batch.live == 2
+  assert batch.mask.sum() == batch.ce_count == 2 * 3 * 7
+  assert next(source).batch.ids.shape == batch.ids.shape
 
 
 def test_it_goes_on_from_a_state_that_went_through_json():

@@ -1,11 +1,12 @@
 """Messages -> token ids, with role, content and sampled attribution.
 
-1. A template turns the message at an index into a `Turn` of text pieces:
-   header, lead, content, end, tail.
+1. A template makes text of a conversation; `layout` cuts it into pieces by
+   author, content and scaffold.
 2. Each piece is tokenized on its own and never again: what a later turn adds
    cannot change an earlier id, whatever the tokenizer merges.
-3. `sampled` marks what the policy would say: from behind the header of an
-   assistant turn up to and with its eos.
+3. A template may show earlier turns otherwise once others follow (reasoning
+   models' forget thoughts). Nothing is appended then: `extend` raises
+   `Rewritten`, and the conversation goes on as a new sample.
 
 Axes: T tokens.
 """
@@ -13,22 +14,16 @@ Axes: T tokens.
 import dataclasses
 import hashlib
 import json
-import pathlib
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import jinja, tokenizers
+from posttrain.chat import layout, pretrained, templates, tokenizers
 from posttrain.chat import messages as forms
 
-# The built-in template, for every role. {end} is the tokenizer's eos; the
-# markers are single ids where the tokenizer has them as special tokens (the
-# byte tokenizer does), and ordinary text where not. A conversation begins
-# with the tokenizer's bos, where there is one.
-TEMPLATE = '<|{role}|>{content}{end}'
-
+Rewritten = layout.Rewritten
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
@@ -37,13 +32,19 @@ class Rendered:
   ids: np.ndarray  # i32
   roles: np.ndarray  # i8, index into types.ROLES
   is_content: np.ndarray  # bool, False on template scaffold
-  sampled: np.ndarray  # bool, what the policy would sample
+  sampled: np.ndarray  # bool, what the policy sampled, or is to imitate
+  text: str = ''  # what the ids stand for, but those that were sampled last
   # The last assistant turn is not closed: a generation prompt comes last, or
   # sampled ids follow it.
   open: bool = False
 
   def __len__(self) -> int:
     return len(self.ids)
+
+  @property
+  def spoken(self) -> bool:
+    """Whether sampled ids follow the generation prompt."""
+    return self.open and len(self) > 0 and bool(self.sampled[-1])
 
 
 EMPTY = Rendered(
@@ -52,45 +53,25 @@ EMPTY = Rendered(
 )
 
 
-class Template(Protocol):
-  """Turns messages into text pieces."""
-
-  def turn(self, messages: types.Messages, index: int) -> jinja.Turn:
-    """Returns what `messages[index]` adds to those before it."""
-
-  def prompt(self, messages: types.Messages) -> str:
-    """Returns the header of an assistant turn that follows `messages`."""
-
-
 def load(cfg: schema.Tokenizer) -> 'Renderer':
   """Makes tokenizer and template of the config.
 
   Raises:
-    ValueError: see `tokenizers.load`; or the template file is missing.
+    ValueError: see `tokenizers.load` and `pretrained.resolve`.
   """
-  tokenizer = tokenizers.load(cfg)
-  if cfg.chat_template is None:
-    return Renderer(tokenizer)
-  path = pathlib.Path(cfg.chat_template).expanduser()
-  if not path.is_file():
-    raise ValueError(
-        'config.tokenizer.chat_template must name an existing file: got '
-        f'{cfg.chat_template!r}; None means the built-in template'
-    )
-  return Renderer(tokenizer, path.read_text())
+  found = pretrained.resolve(cfg)
+  return Renderer(
+      tokenizers.load(found.tokenizer), found.template, found.stop_ids,
+      found.variables,
+  )
 
 
 def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
   """Refuses to read a checkpoint's ids as other texts.
 
   Args:
-    ours: fingerprint of the renderer that is at hand.
-    theirs: of the one that the checkpoint was trained with.
-    what: names where ours is from: a config key, say.
-    where: names the checkpoint.
-
-  Raises:
-    ValueError: they differ.
+    ours, theirs: fingerprints of the renderer at hand, and of the checkpoint's.
+    what, where: name in the error where ours is from, and the checkpoint.
   """
   if ours != theirs:
     raise ValueError(
@@ -104,23 +85,35 @@ class Renderer:
   """Renders conversations with one tokenizer and one template."""
 
   def __init__(
-      self, tokenizer: tokenizers.Tokenizer, template: str | None = None
+      self, tokenizer: tokenizers.Tokenizer, template: str | None = None,
+      stop_ids: Sequence[int] = (), variables: Mapping[str, Any] | None = None,
   ):
-    """Args: template: source of a Jinja chat template; None = `TEMPLATE`."""
+    """Makes a renderer.
+
+    Args:
+      tokenizer: its eos ends assistant turns.
+      template: source of a Jinja chat template; None = built in.
+      stop_ids: tokens that end a turn besides eos.
+      variables: what a Jinja template is shown; None = bos and eos.
+    """
     self.tokenizer = tokenizer
+    self.stop_ids = tuple(dict.fromkeys((tokenizer.eos_id, *stop_ids)))
+    names = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
     # sha256, hex: two equal ones render equal messages to equal ids.
-    self.fingerprint = _fingerprint(tokenizer.fingerprint, template)
-    self.stop_ids = (tokenizer.eos_id,)
-    self._template: Template = (
-        _BuiltIn(tokenizer) if template is None
-        else jinja.Jinja(template, tokenizer.bos, tokenizer.eos)
+    self.fingerprint = _fingerprint(
+        tokenizer.fingerprint, template, self.stop_ids[1:], variables or {}
+    )
+    self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
+    self._template: layout.Template = (
+        templates.BuiltIn(tokenizer.bos, tokenizer.eos) if template is None
+        else templates.Jinja(template, {**names, **(variables or {})})
     )
 
   def render(
       self, messages: Sequence[types.Message], *,
       add_generation_prompt: bool = False,
   ) -> Rendered:
-    """Renders a whole conversation.
+    """Renders a whole conversation as the template shows it; all is given.
 
     Args:
       messages: the turns; roles of `types.ROLES`, contents of type str.
@@ -140,7 +133,8 @@ class Renderer:
     """Appends what `new` adds; the ids already there stay as they are.
 
     `extend(render(a), a, b) == render(a + b)`, also when `render(a)` ends in
-    a generation prompt and b begins with the assistant's turn.
+    a generation prompt and b begins with the assistant's turn; unless the
+    template rewrites a.
 
     Args:
       rendered: what stands for `messages`. Where it ends in sampled ids
@@ -149,27 +143,28 @@ class Renderer:
       messages: the turns that `rendered` covers.
       new: the turns to append.
       add_generation_prompt: append the header of an assistant turn.
+
+    Raises:
+      Rewritten: with `new`, the template shows `messages` otherwise.
+      ValueError: as `render`.
     """
     messages, start = (*messages, *new), len(messages)
     for index, message in enumerate(messages[start:], start):
       forms.check(message, f'messages[{index}]')
-    cut = rendered.open and len(rendered) > 0 and rendered.sampled[-1]
-    pieces = [rendered]
-    if cut:
-      turn = self._template.turn(messages, start - 1)
-      if rendered.ids[-1] not in self.stop_ids:
-        pieces.append(self._piece(turn.end, 'assistant'))
-      pieces.append(self._piece(turn.tail, 'assistant'))
-    for index in range(start, len(messages)):
-      pieces += self._turn(
-          messages, index,
-          opened=rendered.open and not cut and index == start,
+    if rendered.open and not rendered.spoken and not new:
+      return rendered
+    text = self._template.text(messages, add_generation_prompt)
+    skip = self._covered(rendered, messages[:start], text)
+    if skip is None:
+      raise Rewritten(
+          'config.tokenizer.chat_template must keep earlier turns as they '
+          f'were: got {text!r} for {len(messages)} messages, expected it to '
+          f'begin with {rendered.text!r}'
       )
-    still_open = rendered.open and not cut and not new
-    if add_generation_prompt and not still_open:
-      header = self._template.prompt(messages)
-      pieces.append(self._piece(header, 'assistant'))
-    return _join(pieces, open=add_generation_prompt or still_open)
+    return self._encode([rendered], layout.pieces(
+        self._template, messages, text, prompt=add_generation_prompt,
+        start=start, skip=skip,
+    ), text, open=add_generation_prompt)  # fmt: skip
 
   def append(self, rendered: Rendered, ids: Sequence[int]) -> Rendered:
     """Appends ids that were sampled after a generation prompt, verbatim."""
@@ -180,75 +175,126 @@ class Renderer:
         roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
         is_content=~np.isin(ids, self.stop_ids),
         sampled=np.ones(len(ids), bool),
-    )], open=True)
+    )], rendered.text, open=True)
 
-  def _turn(self, messages, index: int, *, opened: bool) -> list[Rendered]:
-    """Tokenizes one turn; `opened` = its header is already there."""
-    turn, role = self._template.turn(messages, index), messages[index]['role']
-    says = role == 'assistant'
-    assert says or not opened, 'an assistant turn follows its header'
-    return [
-        self._piece('' if opened else turn.header, role),
-        self._piece(turn.lead, role, sampled=says),
-        self._piece(turn.content, role, sampled=says, is_content=True),
-        self._piece(turn.end, role, sampled=says),
-        self._piece(turn.tail, role),
-    ]
+  def demonstrate(
+      self, messages: Sequence[types.Message], given: int = 0
+  ) -> list[Rendered]:
+    """Renders what is to be imitated: assistant turns, each in one sample.
 
-  def _piece(
-      self, text: str, role: str, *, sampled: bool = False,
-      is_content: bool = False,
-  ) -> Rendered:
-    encode = (
-        self.tokenizer.encode if is_content else self.tokenizer.encode_scaffold
-    )
-    ids = np.asarray(encode(text), np.int32)
-    return Rendered(
-        ids=ids,
-        roles=np.full(len(ids), types.ROLES.index(role), np.int8),
-        is_content=np.full(len(ids), is_content),
-        sampled=np.full(len(ids), sampled),
-    )
+    Such a turn is `sampled` from behind its generation prompt up to and with
+    its eos. A template that rewrites earlier turns begins another sample,
+    whose earlier turns are as it shows them then, and given. What follows the
+    last assistant turn is left out.
 
+    Args:
+      messages: the conversation.
+      given: so many messages are only given.
 
-class _BuiltIn:
-  """`TEMPLATE`, as text pieces."""
+    Raises:
+      ValueError: as `render`; or the template gives a turn another header
+        than its generation prompt, or closes it without a stop token.
+    """
+    samples, done = [EMPTY], 0
+    for index, message in enumerate(messages):
+      forms.check(message, f'messages[{index}]')
+      if message['role'] != 'assistant' or index < given:
+        continue
+      try:
+        opened = self.extend(
+            samples[-1], messages[:done], messages[done:index],
+            add_generation_prompt=True,
+        )  # fmt: skip
+      except Rewritten:
+        samples.append(EMPTY)
+        opened = self.render(messages[:index], add_generation_prompt=True)
+      samples[-1] = self._say(opened, tuple(messages[: index + 1]))
+      done = index + 1
+    return samples if done else []
 
-  def __init__(self, tokenizer: tokenizers.Tokenizer):
-    self._bos, self._end = tokenizer.bos, tokenizer.eos
-
-  def turn(self, messages: types.Messages, index: int) -> jinja.Turn:
-    message = messages[index]
-    if message.get('tool_calls'):
+  def _say(self, opened: Rendered, messages: types.Messages) -> Rendered:
+    """Appends the last message, as a turn that the policy would sample."""
+    text, start = self._template.text(messages), len(opened.text)
+    if not text.startswith(opened.text):
       raise ValueError(
-          f'messages[{index}] must be plain text under the built-in template: '
-          'got tool_calls; write the call into content, or set '
-          'config.tokenizer.chat_template'
+          'config.tokenizer.chat_template must open an assistant turn as it '
+          f'prompts for one: got {text!r}, expected it to begin with '
+          f'{opened.text!r}; such a template cannot be imitated'
       )
-    return jinja.Turn(
-        header=self._header(message['role'], first=index == 0),
-        content=message['content'],
-        end=TEMPLATE.partition('{content}')[2].format(end=self._end),
-    )
+    begin, end = layout.span(self._template, messages, len(messages) - 1, text)
+    begin, end = max(begin or start, start), max(end or start, start)
+    ends = [
+        text.index(stop, end) + len(stop)
+        for stop in self._stops if stop in text[end:]
+    ]  # fmt: skip
+    if not ends:
+      raise ValueError(
+          'config.tokenizer.chat_template must close an assistant turn with '
+          f'config.tokenizer.eos: got {text[end:]!r}, expected one of '
+          f'{self._stops} in it'
+      )
+    over = min(ends)
+    return self._encode([opened], [
+        layout.Piece(text[start:begin], 'assistant', sampled=True),
+        layout.Piece(text[begin:end], 'assistant', True, sampled=True),
+        layout.Piece(text[end:over], 'assistant', sampled=True),
+        layout.Piece(text[over:], 'assistant'),
+    ], text, open=False)
 
-  def prompt(self, messages: types.Messages) -> str:
-    return self._header('assistant', first=not messages)
+  def _covered(
+      self, rendered: Rendered, messages: types.Messages, text: str
+  ) -> int | None:
+    """Characters of the text that the ids stand for; None = it is another.
 
-  def _header(self, role: str, *, first: bool) -> str:
-    header = TEMPLATE.partition('{content}')[0].format(role=role)
-    return self._bos + header if first else header
+    Sampled ids stand for their text, which a template may trim.
+    """
+    if not rendered.spoken:
+      return len(rendered.text) if text.startswith(rendered.text) else None
+    content, stopped = messages[-1]['content'], rendered.ids[-1]
+    for said in (content, content.strip()):
+      shown = rendered.text + said
+      if not text.startswith(shown):
+        continue
+      if stopped not in self.stop_ids:
+        return len(shown)
+      for stop in self._stops:
+        if text.startswith(stop, len(shown)):
+          return len(shown) + len(stop)
+    return None
+
+  def _encode(
+      self, before: list[Rendered], pieces: Sequence[layout.Piece], text: str,
+      *, open: bool,
+  ) -> Rendered:
+    """Tokenizes pieces, each on its own, and appends them."""
+    scaffold, content = self.tokenizer.encode_scaffold, self.tokenizer.encode
+    parts = []
+    for piece in pieces:
+      encode = content if piece.is_content else scaffold
+      ids = np.asarray(encode(piece.text), np.int32)
+      parts.append(Rendered(
+          ids=ids,
+          roles=np.full(len(ids), types.ROLES.index(piece.role), np.int8),
+          is_content=np.full(len(ids), piece.is_content),
+          sampled=np.full(len(ids), piece.sampled),
+      ))
+    return _join([*before, *parts], text, open=open)
 
 
-def _fingerprint(tokenizer: str, template: str | None) -> str:
-  kind, text = ('built-in', TEMPLATE) if template is None else (
-      'jinja', template
-  )
-  parts = json.dumps([tokenizer, kind, text])
-  return hashlib.sha256(parts.encode()).hexdigest()
+def _fingerprint(
+    tokenizer: str, template: str | None, stop_ids: Sequence[int],
+    variables: Mapping[str, Any],
+) -> str:  # fmt: skip
+  parts = [tokenizer, 'jinja', template]
+  if template is None:
+    parts = [tokenizer, 'built-in', templates.BUILT_IN]
+  if stop_ids or variables:
+    parts += [list(stop_ids), dict(sorted(variables.items()))]
+  return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _join(pieces: Sequence[Rendered], *, open: bool) -> Rendered:
+def _join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
   return Rendered(*(
       np.concatenate([getattr(piece, field) for piece in pieces])
       for field in ('ids', 'roles', 'is_content', 'sampled')
-  ), open=open)
+  ), text, open)

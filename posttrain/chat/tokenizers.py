@@ -43,6 +43,9 @@ class Tokenizer(Protocol):
   def special_id(self, text: str) -> int | None:
     """Returns the id of a special token; None where there is no such."""
 
+  def text(self, token_id: int) -> str | None:
+    """Returns a special token as template text has it; None if unknown."""
+
 
 def load(cfg: schema.Tokenizer) -> Tokenizer:
   """Makes the tokenizer that the config names.
@@ -92,6 +95,9 @@ class Bytes:
 
   def special_id(self, text: str) -> int | None:
     return self._specials.get(text)
+
+  def text(self, token_id: int) -> str | None:
+    return SPECIALS[token_id - 256]
 
 
 class File:
@@ -167,6 +173,9 @@ class File:
 
   def special_id(self, text: str) -> int | None:
     return self._specials.get(text)
+
+  def text(self, token_id: int) -> str | None:
+    return self._plain.id_to_token(token_id)
 
 
 def _read(path: str) -> bytes:

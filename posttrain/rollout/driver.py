@@ -5,14 +5,13 @@
    their common prompt once.
 2. The engine is polled. Each turn that stops goes to its episode at once,
    which answers; the slot is extended and goes on, or it is released and the
-   episode graded. Nobody waits for another's turn.
+   episode graded. Nobody waits for another's turn. An episode whose history
+   the chat template rewrites goes on in another slot, with a new prompt.
 3. Rollouts come back in the order of the plays.
 
-Order depends on completions as the engine returns them, never on time.
-
-An environment that raises costs its own episode and no other: the rollout is
-an 'error' with the exception's words, no samples and no reward. What our own
-code raises passes through.
+Order depends on completions as the engine returns them, never on time. An
+environment that raises costs its own episode and no other: the rollout is an
+'error' with the exception's words, no samples and no reward.
 """
 
 import contextlib
@@ -29,6 +28,9 @@ from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 from posttrain.envs import base
 from posttrain.rollout import transcript as transcripts
+
+# Where in a request's id the restarts are counted; the other bits are the uid.
+_RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +76,9 @@ class Driver:
   def play(self, plays: Sequence[Play]) -> list[types.Rollout]:
     """Returns one rollout per play, in order.
 
-    A rollout's `messages` are all that was said; its one sample ends with the
-    last token that the policy sampled. How it stops:
+    A rollout's `messages` are all that was said; its one sample (or several,
+    see `transcript`) ends with the last token that the policy sampled. How it
+    stops:
 
       error: the environment raised, its messages cannot be rendered, or its
         reward is not finite. `error` says '<env>/<task id>: <Type>: <words>'.
@@ -98,7 +101,7 @@ class Driver:
         completions = self._engine.poll()
         assert completions, f'the engine must answer requests {waiting}'
         for completion in completions:
-          uid = completion.id
+          uid = _uid(completion.id)
           rollouts[uid] = self._turn(games[uid], completion)
           if rollouts[uid] is not None:
             waiting.remove(uid)
@@ -112,13 +115,15 @@ class Driver:
         return game.finish('overflow')
     except _EnvError as error:
       return game.fail(error)
+    return self._submit(game, prompt)
+
+  def _submit(self, game: '_Game', prompt: np.ndarray) -> None:
     self._engine.submit(requests.Request(
-        id=game.play.uid, ids=prompt, max_tokens=self._budget(game),
+        id=game.request_id, ids=prompt, max_tokens=self._budget(game),
         stop_ids=self._renderer.stop_ids,
         sampling=requests.Sampling(temperature=game.play.temperature),
         hold=game.holds,
     ))
-    return None
 
   def _turn(
       self, game: '_Game', completion: requests.Completion
@@ -132,7 +137,7 @@ class Driver:
     except _EnvError as error:
       rollout = game.fail(error)
     if game.holds:
-      self._engine.release(game.play.uid)
+      self._engine.release(completion.id)
     return rollout
 
   def _advance(
@@ -149,7 +154,11 @@ class Driver:
     ids = game.answer()
     if self._room(game) < 1:
       return 'overflow'
-    self._engine.extend(game.play.uid, ids, self._budget(game))
+    if game.request_id == completion.id:
+      self._engine.extend(completion.id, ids, self._budget(game))
+    else:
+      self._engine.release(completion.id)
+      self._submit(game, ids)
     return None
 
   def _room(self, game: '_Game') -> int:
@@ -180,6 +189,11 @@ def _stop_reason(game: '_Game', cut: str | None, done: bool) -> str | None:
   if cut is not None:
     return cut
   return 'eos' if max_turns == 1 else 'env_done' if done else 'max_turns'
+
+
+def _uid(request_id: int) -> int:
+  """The episode of a request, see `_Game.request_id`."""
+  return request_id & ~((_MAX_RESTARTS - 1) << _RESTART_BIT)
 
 
 class _EnvError(Exception):
@@ -213,6 +227,13 @@ class _Game:
     self.transcript = transcripts.Transcript(renderer)
     self._episode: base.Episode | None = None
     self._answer: types.Messages = ()
+    assert _uid(play.uid) == play.uid, f'uids leave bits for restarts: {play}'
+
+  @property
+  def request_id(self) -> int:
+    """Another after each restart, and with it other random numbers."""
+    assert self.transcript.restarts < _MAX_RESTARTS
+    return self.play.uid | self.transcript.restarts << _RESTART_BIT
 
   def reset(self) -> np.ndarray:
     """Returns the ids of the prompt."""
@@ -242,7 +263,7 @@ class _Game:
     play, score, samples = self.play, types.Score(None), ()
     if self.transcript.turns:
       score = self._grade()
-      samples = (self.transcript.sample(play.task, play.temperature or 1.0),)
+      samples = self.transcript.samples(play.task, play.temperature or 1.0)
     with _guard(play.task):
       self._close()
     return types.Rollout(

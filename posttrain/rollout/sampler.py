@@ -82,7 +82,9 @@ class DatasetSampler:
 
   The rollout's mask is on the demonstration's assistant turns (content and
   closing token), whoever wrote them; those of the prompt are given, not
-  trained. Its tokens have no sampler logprob and no version.
+  trained. Its tokens have no sampler logprob and no version. A chat template
+  that rewrites earlier turns makes several samples of it, each turn live in
+  one of them.
   """
 
   live = False
@@ -106,57 +108,54 @@ class DatasetSampler:
           f'{where} must carry a demonstration: a dataset sampler has nothing '
           'else to replay'
       )
+    messages = (*task.prompt, *task.demonstration)
     try:
-      rendered = self._render(task)
+      parts = self._renderer.demonstrate(messages, len(task.prompt))
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
-    self._check(rendered, where)
-    sample = _sample(task, rendered, min(len(rendered.ids), self._max_tokens))
+    self._check(parts, where)
+    samples = [_sample(task, part, self._max_tokens) for part in parts]
+    whole = all(len(part) <= self._max_tokens for part in parts)
     return types.Rollout(
-        uid, task, (*task.prompt, *task.demonstration), (sample,),
-        types.Score(None),
-        'eos' if len(sample) == len(rendered.ids) else 'max_tokens',
-    )
+        uid, task, messages, tuple(s for s in samples if s.mask.any()),
+        types.Score(None), 'eos' if whole else 'max_tokens',
+    )  # fmt: skip
 
   def check(self, task: types.Task) -> None:
     """Refuses a task that cannot train; see `rollout`."""
     self.rollout(task, uid=0)
 
-  def _render(self, task: types.Task) -> chat.Rendered:
-    """Renders the whole task; `sampled` is off on all of the prompt."""
-    prompt = self._renderer.render(task.prompt)
-    whole = self._renderer.extend(prompt, task.prompt, task.demonstration)
-    given = np.arange(len(whole)) < len(prompt)
-    return dataclasses.replace(whole, sampled=whole.sampled & ~given)
-
-  def _check(self, rendered: chat.Rendered, where: str) -> None:
+  def _check(self, parts: Sequence[chat.Rendered], where: str) -> None:
     """Refuses what would train on nothing, or on a cut answer unasked.
 
-    A cut keeps the first `max_tokens` tokens, so that a live label is left
-    exactly if the first one is among them.
+    A cut keeps the first `max_tokens` tokens of a part, so that a live label
+    is left exactly if the first one is among them.
     """
-    labels = np.flatnonzero(rendered.sampled)
-    if not labels.size:
+    if not any(part.sampled.any() for part in parts):
       raise ValueError(
-          f'{where} must have a live label: none of its '
-          f'{len(rendered.ids)} tokens is an assistant token of the '
-          'demonstration; check its messages'
+          f'{where} must have a live label: no token of the demonstration is '
+          "an assistant's; check its messages"
       )
-    if labels[0] >= self._max_tokens:
+    first = min(int(np.argmax(part.sampled)) for part in parts)
+    if first >= self._max_tokens:
       raise ValueError(
           f'{where} must have a prompt below batch.row_tokens='
-          f'{self._max_tokens}: got {labels[0]} tokens; raise row_tokens, or '
+          f'{self._max_tokens}: got {first} tokens; raise row_tokens, or '
           'shorten the prompt'
       )
-    if len(rendered.ids) > self._max_tokens and self._cfg.too_long == 'error':
+    longest = max(len(part) for part in parts)
+    if longest > self._max_tokens and self._cfg.too_long == 'error':
       raise ValueError(
           f'{where} must fit into batch.row_tokens={self._max_tokens}: got '
-          f'{len(rendered.ids)} tokens; raise row_tokens, or set the '
-          "sampler's too_long to 'truncate'"
+          f'{longest} tokens; raise row_tokens, or set the sampler\'s too_long '
+          "to 'truncate'"
       )
 
 
-def _sample(task: types.Task, rendered: chat.Rendered, n: int) -> types.Sample:
+def _sample(
+    task: types.Task, rendered: chat.Rendered, max_tokens: int
+) -> types.Sample:
+  n = min(len(rendered), max_tokens)
   return types.Sample(
       env=task.env,
       row=task.id,

@@ -47,7 +47,8 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   """Returns means over the survivors.
 
   reward; pass_rate and format_rate, of what is graded; length, sampled tokens
-  of an episode; truncated, the share that a budget cut.
+  of an episode; samples, those of an episode (more than one where the chat
+  template rewrote its history); truncated, the share that a budget cut.
   """
   rollouts = survivors(rollouts)
   return _means({
@@ -55,6 +56,7 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
       'pass_rate': [r.score.correct for r in rollouts],
       'format_rate': [r.score.formatted for r in rollouts],
       'length': [sum(s.mask.sum() for s in r.samples) for r in rollouts],
+      'samples': [len(r.samples) or None for r in rollouts],
       'truncated': [
           r.stop_reason in ('max_tokens', 'overflow') for r in rollouts
       ],

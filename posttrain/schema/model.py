@@ -1,6 +1,7 @@
 """Options of the model and its tokenizer, and the named presets."""
 
 import dataclasses
+import json
 from typing import Any
 
 from posttrain.schema import base
@@ -158,13 +159,27 @@ PRESETS = {
 class Tokenizer:
   """Bytes by default, or any HuggingFace `tokenizer.json`."""
 
-  # Path of a tokenizer.json; None = the byte tokenizer, which needs no file.
+  # Path of a tokenizer.json, or of the HuggingFace directory that holds one;
+  # None = the byte tokenizer, which needs no file.
   path: str | None = None
-  # Path of a Jinja chat template; None = the built-in template.
+  # Path of a Jinja chat template; None = the directory's, or the built-in one.
   chat_template: str | None = None
-  # The token that ends an assistant turn; None = the tokenizer's own
-  # (the byte tokenizer's <|end|>; a tokenizer.json must be told).
+  # What the template is shown besides messages and special tokens: a JSON
+  # object, such as {"enable_thinking": false}.
+  template_variables: str = '{}'
+  # The token that ends an assistant turn; None = the tokenizer's own (the byte
+  # tokenizer's <|end|>, or what the directory's template ends turns with; a
+  # tokenizer.json alone must be told).
   eos: str | None = None
   # The token that fills the rest of a packed row, never eos; None = the
   # tokenizer's own, else any id but eos.
   pad: str | None = None
+
+  def __post_init__(self):
+    try:
+      ok = isinstance(json.loads(self.template_variables), dict)
+    except json.JSONDecodeError:
+      ok = False
+    base.require(
+        ok, 'template_variables', 'be a JSON object', self.template_variables
+    )

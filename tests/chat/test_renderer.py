@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain import schema, types
-from posttrain.chat import renderer, tokenizers
+from posttrain.chat import renderer, templates, tokenizers
 
 CHATML = """{{ bos_token }}{% for m in messages -%}
 <|{{ m.role }}|>
@@ -43,7 +43,7 @@ def test_the_fingerprint_tells_tokenizers_and_templates_apart():
   prints = [
       renderer.Renderer(tokenizer, template).fingerprint
       for tokenizer in (tokenizers.Bytes(), tokenizers.Bytes('<|tool|>'))
-      for template in (None, CHATML, CHATML + ' ', renderer.TEMPLATE)
+      for template in (None, CHATML, CHATML + ' ', templates.BUILT_IN)
   ]
   assert len(set(prints)) == 8
   assert all(len(p) == 64 and int(p, 16) for p in prints)
@@ -51,7 +51,7 @@ def test_the_fingerprint_tells_tokenizers_and_templates_apart():
 
 
 def test_literal_ids():
-  made = make().render(say('uhi', 'ayo'))
+  (made,) = make().demonstrate(say('uhi', 'ayo'))
   assert made.ids.tolist() == [259, 104, 105, 257, 260, 121, 111, 257]
   assert made.roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
   assert made.is_content.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
@@ -59,10 +59,19 @@ def test_literal_ids():
   assert (made.ids.dtype, made.roles.dtype) == (np.int32, np.int8)
 
 
-def test_every_assistant_turn_is_sampled():
-  made = make().render(say('sx', 'ua', 'ab', 'tc', 'ad'))
-  assert bytes(i for i in made.ids[made.sampled] if i < 256) == b'bd'
-  assert (made.ids[made.sampled] == 257).sum() == 2
+@TEMPLATES
+def test_every_assistant_turn_is_demonstrated_but_given_ones(template):
+  messages = say('sx', 'ua', 'ab', 'tc', 'ad')
+  for first, said in ((0, b'bd'), (3, b'd')):
+    (made,) = make(template).demonstrate([*messages, *say('ue')], first)
+    assert bytes(i for i in made.ids[made.sampled] if i < 256) == said
+    assert (made.ids[made.sampled] == 257).sum() == len(said)
+    # The same ids as those of what is only shown.
+    shown = make(template).render(messages)
+    np.testing.assert_array_equal(made.ids, shown.ids)
+    np.testing.assert_array_equal(made.roles, shown.roles)
+    assert not shown.sampled.any()
+  assert make(template).demonstrate(messages, 5) == []
 
 
 def test_generation_prompt_is_the_assistants_header():

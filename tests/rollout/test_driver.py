@@ -195,6 +195,50 @@ def test_what_a_template_says_behind_eos_is_nobodys():
   np.testing.assert_array_equal(sample.ids, engine.ids[7])
 
 
+class Restarting(fakes.Engine):
+  """Scripts are by uid; requests of an episode that restarts have others."""
+
+  def submit(self, request):
+    uid = driver._uid(request.id)
+    self.scripts[request.id] = self.scripts[uid]
+    super().submit(request)
+
+
+def test_a_template_that_forgets_thoughts_starts_a_new_sample():
+  renderer = chat.Renderer(tokenizers.Bytes(), (
+      '{% for m in messages %}<|{{ m.role }}|>'
+      "{{ m.content if loop.last else m.content.split('#')[-1] }}<|end|>"
+      '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
+  ))
+  engine = Restarting({7: ['a#red', 'red', 'b#red', 'red']})
+  made = play(7, Recall(max_turns=4), 4, temperature=0.5)
+  (rollout,) = driver.Driver(engine, renderer, 64).play([made])
+  assert not engine.held and not engine.running
+  first, second, third = rollout.samples
+  name = [USER, *b'name', EOS, SAYS]
+  assert first.ids.tolist() == [*name, *b'a#red', EOS]
+  told = [*name, *b'red', EOS, USER, *b'1?', EOS, SAYS]
+  more = [*told, *b'red', EOS, USER, *b'2?', EOS, SAYS]
+  assert second.ids.tolist() == [*more, *b'b#red', EOS]
+  last = [*more, *b'red', EOS, USER, *b'3?', EOS, SAYS]
+  assert third.ids.tolist() == [*last, *b'red', EOS]
+  # Each token that was sampled is live once, the same words as history never.
+  assert [np.flatnonzero(s.mask).tolist() for s in rollout.samples] == [
+      list(range(7, 13)),
+      [*range(len(told), len(told) + 4), *range(len(more), len(more) + 6)],
+      list(range(len(last), len(last) + 4)),
+  ]
+  assert sum(s.mask.sum() for s in rollout.samples) == 6 + 4 + 6 + 4
+  # What was sampled anew has other random numbers, and slots are given back.
+  ids = [request.id for request in engine.requests]
+  assert len(set(ids)) == 3 and {driver._uid(i) for i in ids} == {7}
+  assert engine.released == ids
+  for request, sample in zip(engine.requests, rollout.samples, strict=True):
+    np.testing.assert_array_equal(engine.ids[request.id], sample.ids)
+    assert (sample.temperatures[sample.mask] == 0.5).all()
+  assert rollout.stop_reason == 'env_done' and len(rollout.messages) == 9
+
+
 def test_ids_that_no_text_has_are_kept():
   class Garbled(fakes.Engine):
     def poll(self):

@@ -40,12 +40,14 @@ def test_means_are_over_what_is_known():
   assert summary.survivors(rollouts) == rollouts[:3]
   assert summary.summarize(rollouts) == {
       'reward': 0.625, 'pass_rate': 0.5, 'format_rate': pytest.approx(2 / 3),
-      'length': 3.0, 'truncated': pytest.approx(2 / 3),
+      'length': 3.0, 'samples': 1.0, 'truncated': pytest.approx(2 / 3),
   }  # fmt: skip
 
 
 def test_what_nobody_knows_has_no_name():
-  assert summary.summarize([_rollout()]) == {'length': 2.0, 'truncated': 0.0}
+  assert summary.summarize([_rollout()]) == {
+      'length': 2.0, 'samples': 1.0, 'truncated': 0.0
+  }  # fmt: skip
   failed = [_rollout(stop_reason='error')]
   assert summary.summarize(failed) == {} == summary.summarize([])
   assert summary.entropy(failed) == {} == summary.mixed_groups([[], []])

@@ -1,0 +1,107 @@
+"""Chat templates: messages -> text; the built-in one and HuggingFace's Jinja.
+
+Jinja runs in a sandbox. A template sees what transformers shows it
+(`messages`, `tools`, `add_generation_prompt`, the tokenizer's special tokens,
+and what `config.tokenizer.template_variables` adds) but no clock:
+`strftime_now` is undefined, so that a run is the same on every day. Templates
+that ask whether it is defined fall back to a date of their own; others need a
+variable.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain import types
+
+# For every role. {end} is the tokenizer's eos; the markers are single ids
+# where the tokenizer has them as special tokens (the byte tokenizer does), and
+# ordinary text where not. A conversation begins with the tokenizer's bos, where
+# there is one.
+BUILT_IN = '<|{role}|>{content}{end}'
+
+
+class BuiltIn:
+  """`BUILT_IN`."""
+
+  def __init__(self, bos: str, eos: str):
+    self._bos, self._eos = bos, eos
+
+  def text(self, messages: types.Messages, prompt: bool = False) -> str:
+    """Renders messages; `prompt`: with the header of an assistant turn.
+
+    Raises:
+      ValueError: a message is more than text.
+    """
+    said = ''
+    for index, message in enumerate(messages):
+      if message.get('tool_calls'):
+        raise ValueError(
+            f'messages[{index}] must be plain text under the built-in '
+            'template: got tool_calls; write the call into content, or set '
+            'config.tokenizer.chat_template'
+        )
+      said += BUILT_IN.format(
+          role=message['role'], content=message['content'], end=self._eos
+      )
+    if prompt:
+      said += BUILT_IN.partition('{content}')[0].format(role='assistant')
+    return self._bos + said if said else said
+
+
+class Jinja:
+  """A chat template, in jinja2's sandbox."""
+
+  def __init__(self, source: str, variables: Mapping[str, Any]):
+    """Args: source: the template; variables: such as bos_token."""
+    import jinja2.ext  # here, because the built-in template does without
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+      """`{% generation %}` marks what is trained; here that is known."""
+
+      tags = frozenset(['generation'])
+
+      def parse(self, parser):
+        next(parser.stream)
+        end = ('name:endgeneration',)
+        return parser.parse_statements(end, drop_needle=True)
+
+    self._error = jinja2.TemplateError
+    self._variables = dict(variables)
+    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True,
+        extensions=[Generation, 'jinja2.ext.loopcontrols'],
+    )
+    sandbox.filters['tojson'] = _tojson
+    sandbox.globals['raise_exception'] = self._raise
+    try:
+      self._template = sandbox.from_string(source)
+    except self._error as error:
+      raise ValueError(
+          f'config.tokenizer.chat_template must be a Jinja template: {error}'
+      ) from error
+
+  def _raise(self, message: str):
+    raise self._error(message)
+
+  def text(self, messages: types.Messages, prompt: bool = False) -> str:
+    """Renders messages; `prompt`: with the header of an assistant turn.
+
+    Raises:
+      ValueError: the template refuses them.
+    """
+    try:
+      return self._template.render(
+          messages=list(messages), add_generation_prompt=prompt,
+          **{'tools': None, 'documents': None, **self._variables},
+      )
+    except (self._error, TypeError) as error:  # of None + text, say
+      raise ValueError(
+          'messages must be ones that config.tokenizer.chat_template renders: '
+          f'got roles {[m["role"] for m in messages]}; it says: {error}'
+      ) from error
+
+
+def _tojson(value, **options) -> str:
+  return json.dumps(value, ensure_ascii=False, **options)

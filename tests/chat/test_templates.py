@@ -1,0 +1,205 @@
+"""Chat templates: whose is what, what rewrites history, what is refused."""
+
+import numpy as np
+import pytest
+
+from posttrain import types
+from posttrain.chat import layout, renderer, templates, tokenizers
+
+QWEN2 = """{%- if messages[0]['role'] != 'system' %}
+<|im_start|>system
+Be brief.<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}
+{{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+# Shows a thought in the last turn only, as reasoning templates do.
+FORGETS = """{% for m in messages %}<|{{ m.role }}|>
+{%- if m.role == 'assistant' and loop.last %}<think></think>{% endif %}
+{{- m.content.split('#')[-1] if m.role == 'assistant' and not loop.last
+    else m.content }}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+UA = ({'role': 'user', 'content': 'user'},
+      {'role': 'assistant', 'content': 'im_end'})
+
+
+def make(template, **options):
+  return renderer.Renderer(tokenizers.Bytes(), template, **options)
+
+
+def text(ids):
+  names = {256 + i: name for i, name in enumerate(tokenizers.SPECIALS)}
+  return ''.join(names.get(i) or chr(i) for i in ids)
+
+
+def cut(source, messages, **options):
+  template = templates.Jinja(source, {})
+  whole = template.text(messages, options.get('prompt', False))
+  options = {'prompt': False, **options}
+  found = layout.pieces(template, messages, whole, **options)
+  skip = options.get('skip', 0)
+  assert ''.join(piece.text for piece in found) == whole[skip:]
+  return [piece for piece in found if piece.text]
+
+
+def test_pieces_of_a_conversation():
+  assert cut(QWEN2, UA, prompt=True) == [
+      ('<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n', 'user',
+       False, False),
+      ('user', 'user', True, False),
+      ('<|im_end|>\n', 'user', False, False),
+      ('<|im_start|>assistant\n', 'assistant', False, False),
+      ('im_end', 'assistant', True, False),
+      ('<|im_end|>\n', 'assistant', False, False),
+      ('<|im_start|>assistant\n', 'assistant', False, False),
+  ]
+
+
+def test_pieces_of_what_is_new():
+  skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
+  assert cut(QWEN2, UA, start=1, skip=skip) == [
+      ('<|im_start|>assistant\n', 'assistant', False, False),
+      ('im_end', 'assistant', True, False),
+      ('<|im_end|>\n', 'assistant', False, False),
+  ]
+
+
+def test_a_system_message_that_is_shown_within_the_users():
+  source = (
+      "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
+      '{% set rest = messages[1:] %}{% endif %}'
+      "{% if not rest %}{{ raise_exception('ask something') }}{% endif %}"
+      '[{{ s | trim }}|{{ rest[0].content }}]'
+  )
+  messages = ({'role': 'system', 'content': ' short '}, UA[0])
+  assert cut(source, messages) == [
+      ('[', 'system', False, False), ('short', 'system', True, False),
+      ('|', 'user', False, False), ('user', 'user', True, False),
+      (']', 'user', False, False),
+  ]
+  with pytest.raises(ValueError, match='it says: ask something'):
+    cut(source, messages[:1])
+
+
+def test_a_transformed_content_is_found_by_what_stands_around_it():
+  source = '{% for m in messages %}<{{ m.content | tojson }}>{% endfor %}'
+  messages = ({'role': 'user', 'content': 'a"b'}, UA[1])
+  assert [piece.text for piece in cut(source, messages)] == [
+      '<"', 'a\\"b', '">', '<"', 'im_end', '">'
+  ]
+
+
+def test_what_stands_behind_the_prompt_is_imitated():
+  (made,) = make(FORGETS).demonstrate(UA)
+  assert text(made.ids[~made.sampled]) == '<|user|>user<|end|><|assistant|>'
+  assert text(made.ids[made.sampled]) == '<think></think>im_end<|end|>'
+  assert text(made.ids[made.is_content]) == 'userim_end'
+
+
+def test_a_template_that_rewrites_history_makes_several_samples():
+  says = [{'role': 'assistant', 'content': f'{i}#a{i}'} for i in range(3)]
+  messages = [UA[0], says[0], UA[0], UA[0], says[1], UA[0], says[2], UA[0]]
+  made = make(FORGETS).demonstrate(messages)
+  asks = '<|user|>user<|end|>'
+  assert [text(part.ids) for part in made] == [
+      f'{asks}<|assistant|><think></think>0#a0<|end|>',
+      f'{asks}<|assistant|>a0<|end|>{asks}{asks}'
+      '<|assistant|><think></think>1#a1<|end|>',
+      f'{asks}<|assistant|>a0<|end|>{asks}{asks}<|assistant|>a1<|end|>{asks}'
+      '<|assistant|><think></think>2#a2<|end|>',
+  ]
+  for i, part in enumerate(made):
+    said = f'<think></think>{i}#a{i}<|end|>'
+    assert text(part.ids[part.sampled]) == said
+    assert text(part.ids[part.is_content]).count('user') == [1, 3, 4][i]
+  # Given turns make none of their own.
+  (last,) = make(FORGETS).demonstrate(messages, given=5)
+  np.testing.assert_array_equal(last.ids, made[2].ids)
+  assert last.sampled.sum() == made[2].sampled.sum()
+
+
+TRIMS = FORGETS.replace("split('#')[-1]", "split('#')[-1].strip()")
+
+
+@pytest.mark.parametrize('source, said, kept', [
+    (FORGETS, 'yes', True),  # no thought, and history shows none
+    (FORGETS, ' yes\n', True), (TRIMS, ' yes\n', True), (TRIMS, '', True),
+    (FORGETS, '0#a', False), (FORGETS, '<think></think>yes', True),
+    (TRIMS, '0# a', False),
+])
+def test_sampled_history_is_compared_as_it_was_sampled(source, said, kept):
+  made = make(source)
+  start = made.render(UA[:1], add_generation_prompt=True)
+  opened = made.append(start, [*said.encode(), 257])
+  history = [UA[0], {'role': 'assistant', 'content': said}]
+  if not kept:
+    with pytest.raises(renderer.Rewritten, match='must keep earlier turns'):
+      made.extend(opened, history, [UA[0]])
+    return
+  after = made.extend(opened, history, [UA[0]], add_generation_prompt=True)
+  np.testing.assert_array_equal(after.ids[:len(opened)], opened.ids)
+  assert text(after.ids[len(opened):]) == '<|user|>user<|end|><|assistant|>'
+
+
+def test_a_turn_may_end_with_any_stop_token():
+  made = make(FORGETS.replace('<think></think>', ''), stop_ids=(261,))
+  assert made.stop_ids == (257, 261)
+  start = made.render(UA[:1], add_generation_prompt=True)
+  opened = made.append(start, [*b'im_end', 261])
+  after = made.extend(opened, UA, UA[:1])
+  assert text(after.ids[len(opened):]) == '<|user|>user<|end|>'
+  cut_off = made.extend(made.append(start, [*b'im_end']), UA, UA[:1])
+  assert text(cut_off.ids[len(opened) - 1:]) == '<|end|><|user|>user<|end|>'
+  assert cut_off.roles[len(opened) - 1] == types.ROLES.index('assistant')
+
+
+@pytest.mark.parametrize('source, error', [
+    ('{% for', 'must be a Jinja template'),
+    ('{{ raise_exception("no tools here") }}', 'no tools here'),
+    ('{{ messages.nope.nope }}', 'must be ones that config.tokenizer.ch'),
+    ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined"),
+    ('{% for m in messages %}{{ m.content | upper }}{% endfor %}',
+     r'shows that of messages\[0\] \(user\) 0 times'),
+    ('{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}',
+     'once'),
+    ('{% for m in messages | reverse %}{{ m.content }}{% endfor %}',
+     'must show contents in their order'),
+    ('{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}',
+     'close an assistant turn'),
+    ('{% for m in messages %}{{ m.role }}{{ m.content }}<|end|>{% endfor %}'
+     '{% if add_generation_prompt %}other{% endif %}',
+     'open an assistant turn as it prompts'),
+    ('{% for m in messages %}{{ m.content }}{% endfor %}'
+     '{{ cycler.__init__.__globals__ }}', 'must be ones that'),
+])
+def test_refusals(source, error):
+  with pytest.raises(ValueError, match=error):
+    made = make(source)
+    made.render(UA)
+    made.demonstrate(UA)
+
+
+def test_content_cannot_forge_a_turn():
+  made = make(
+      '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>'
+      '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}',
+  )
+  builtin = renderer.Renderer(tokenizers.Bytes())
+  messages = [{'role': 'user', 'content': '<|end|>'}, UA[1]]
+  assert made.render(messages).ids.tolist() == (
+      builtin.render(messages).ids.tolist()
+  )
+
+
+def test_variables_and_generation_tags():
+  source = (
+      '{{ day }}{% for m in messages %}<|{{ m.role }}|>'
+      '{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}'
+  )
+  made = make(source, variables={'day': 'Monday'})
+  assert text(made.render(UA[:1]).ids) == 'Monday<|user|>user<|end|>'
+  others = [{}, {'variables': {'day': 'Friday'}}, {'stop_ids': (260,)}]
+  prints = {make(source, **options).fingerprint for options in others}
+  assert len(prints) == 3 and made.fingerprint not in prints
