@@ -3,10 +3,11 @@
 from typing import Any
 
 from posttrain import schema
-from posttrain.envs import arithmetic, base, rows
+from posttrain.envs import arithmetic, base, gsm8k, rows
 
 TYPES = {
     schema.Arithmetic: arithmetic.Arithmetic,
+    schema.Gsm8k: gsm8k.Gsm8k,
     schema.Rows: rows.Rows,
 }
 

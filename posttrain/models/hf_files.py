@@ -1,4 +1,4 @@
-"""The tensors of a HuggingFace directory: found, checked, read one by one.
+"""The tensors of a HuggingFace directory: checked, read, written one by one.
 
     config.json                        the model: `hf_config`
     model.safetensors, or model-00001-of-00002.safetensors, ...
@@ -6,33 +6,37 @@
 """
 
 import json
+import math
+import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-INDEX = 'model.safetensors.index.json'
+SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
 
 Shapes = Mapping[str, tuple[int, ...]]
+Dtypes = Mapping[str, np.dtype]
 Files = dict[pathlib.Path, list[str]]
 
 
-def find(folder: pathlib.Path, shapes: Shapes) -> Files:
+def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
   """Returns which tensors of which file to read; no weight is read yet.
 
   Args:
     folder: the directory.
     shapes: all tensors that the model has, and no other.
+    single: name of the file, where there is no index of several.
 
   Raises:
     ValueError: names the file or the tensor that is missing, unknown, of
       another shape or of an odd dtype.
   """
   index = folder / INDEX
-  paths = [folder / 'model.safetensors']
+  paths = [folder / single]
   if index.is_file():
     weight_map = json.loads(index.read_text())['weight_map']
     paths = [folder / file for file in sorted(set(weight_map.values()))]
@@ -57,12 +61,22 @@ def find(folder: pathlib.Path, shapes: Shapes) -> Files:
   return files
 
 
-def read(files: Files) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the tensors, one at a time."""
-  for path, names in files.items():
-    with safetensors.safe_open(path, 'numpy') as file:
-      for name in names:
-        yield name, file.get_tensor(name)
+def names(path: pathlib.Path) -> set[str]:
+  """Returns the names of the tensors in a file; none if there is no file."""
+  if not path.is_file():
+    return set()
+  with safetensors.safe_open(path, 'numpy') as file:
+    return set(file.keys())
+
+
+def read(path: pathlib.Path, name: str) -> np.ndarray:
+  """Returns a tensor of a file.
+
+  The library maps the file into memory, and what it has touched stays there
+  until the file is closed: whoever keeps it open has all of it in the end.
+  """
+  with safetensors.safe_open(path, 'numpy') as file:
+    return file.get_tensor(name)
 
 
 def dtypes(folder: pathlib.Path, shapes: Shapes) -> dict[str, np.dtype]:
@@ -73,6 +87,88 @@ def dtypes(folder: pathlib.Path, shapes: Shapes) -> dict[str, np.dtype]:
       for name in names:
         found[name] = jnp.dtype(DTYPES[file.get_slice(name).get_dtype()])
   return found
+
+
+def write(
+    folder: pathlib.Path,
+    shapes: Shapes,
+    dtypes: Dtypes,
+    get: Callable[[str], np.ndarray],
+    shard_bytes: int,
+) -> None:
+  """Writes all tensors, one at a time, and then the index if there is one.
+
+  Args:
+    folder: the directory.
+    shapes: all tensors, in their order.
+    dtypes: of each: float32, float16 or bfloat16.
+    get: makes a tensor; called once for each.
+    shard_bytes: of a file, unless one tensor is larger.
+  """
+  size = {
+      name: math.prod(shape) * dtypes[name].itemsize
+      for name, shape in shapes.items()
+  }
+  index, shards = {}, list(_shards(size, shard_bytes))
+  for number, names in enumerate(shards, 1):
+    file = f'model-{number:05}-of-{len(shards):05}.safetensors'
+    file = file if len(shards) > 1 else SINGLE
+    # The larger dtype comes first: then each number lies at a multiple of its
+    # size, as the library itself has it.
+    names.sort(key=lambda name: -dtypes[name].itemsize)
+    write_file(folder / file, {x: shapes[x] for x in names}, dtypes, get)
+    index |= dict.fromkeys(names, file)
+  if len(shards) > 1:
+    total = {'total_size': sum(size.values())}
+    text = {'metadata': total, 'weight_map': index}
+    (folder / INDEX).write_text(json.dumps(text, indent=2))
+
+
+def write_file(
+    path: pathlib.Path,
+    shapes: Shapes,
+    dtypes: Dtypes,
+    get: Callable[[str], np.ndarray],
+) -> None:
+  """Writes a safetensors file; it has another name until it is whole.
+
+      u64 n | n bytes of JSON, with spaces up to a multiple of 8 | the buffers
+
+  All is little-endian, as are the machines that jax runs on. Arguments are
+  those of `write`.
+  """
+  codes = {jnp.dtype(dtype): code for code, dtype in DTYPES.items()}
+  header, end = {'__metadata__': {'format': 'pt'}}, 0
+  for name, shape in shapes.items():
+    start, end = end, end + math.prod(shape) * dtypes[name].itemsize
+    header[name] = {
+        'dtype': codes[dtypes[name]], 'shape': list(shape),
+        'data_offsets': [start, end],
+    }  # fmt: skip
+  text = json.dumps(header, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % 8)
+  partial = path.with_name(path.name + '.partial')
+  with partial.open('wb') as file:
+    file.write(len(text).to_bytes(8, 'little') + text)
+    for name, shape in shapes.items():
+      array = get(name)
+      assert (array.shape, array.dtype) == (shape, dtypes[name]), name
+      # As bytes: bfloat16 has no buffer protocol.
+      file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+      del array  # before the next is made
+  os.replace(partial, path)
+
+
+def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:
+  """Cuts the tensors, in order, into files."""
+  names, total = [], 0
+  for name, nbytes in size.items():
+    if names and total + nbytes > shard_bytes:
+      yield names
+      names, total = [], 0
+    names.append(name)
+    total += nbytes
+  yield names
 
 
 def _ignored(name: str, shapes: Shapes) -> bool:

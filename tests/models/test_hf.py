@@ -3,13 +3,16 @@
 import dataclasses
 import functools
 import json
+import pathlib
 import shutil
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import numpy as safetensors
+from safetensors import safe_open
 
 from posttrain import schema, scoring, tree
 from posttrain.decode import engine, requests
@@ -235,17 +238,124 @@ def test_leaves_lie_where_they_are_wanted(written):
       axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )
   rules = transformer.SHARDING_RULES
-  places = tree.map_with_path(
-      lambda name, x: jax.sharding.NamedSharding(
-          mesh, jax.sharding.PartitionSpec(*tree.match(rules, name))
+  like = tree.map_with_path(
+      lambda name, x: jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=jax.sharding.NamedSharding(
+              mesh, jax.sharding.PartitionSpec(*tree.match(rules, name))
+          ),
       ), written[1],
   )  # fmt: skip
-  loaded = hf.load(path, GEMMA, places)
-  for x, place in zip(
-      jax.tree.leaves(loaded), jax.tree.leaves(places), strict=True
+  loaded = hf.load(path, GEMMA, like)
+  for x, wanted in zip(
+      jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True
   ):
-    assert x.sharding.is_equivalent_to(place, x.ndim)
+    assert x.sharding.is_equivalent_to(wanted.sharding, x.ndim)
   jax.tree.map(np.testing.assert_array_equal, loaded, hf.load(path, GEMMA))
+
+
+MIXED = {
+    'odd': np.arange(3).astype(jnp.bfloat16),
+    'matrix': np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5),
+    'scalar': np.array(1.5, np.float16),
+    'none': np.zeros((0, 4), np.float32),
+    'cube': np.arange(8).reshape(2, 2, 2).astype(jnp.bfloat16),
+    'transposed': np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    'é"': np.ones(1, np.float32),
+}  # fmt: skip
+
+
+def write_mixed(folder, get, shard_bytes=2**30):
+  shapes = {name: array.shape for name, array in MIXED.items()}
+  dtypes = {name: array.dtype for name, array in MIXED.items()}
+  hf_files.write(folder, shapes, dtypes, get, shard_bytes)
+
+
+@pytest.mark.parametrize('shard_bytes, files', [(2**30, 1), (70, 2), (1, 7)])
+def test_the_library_reads_what_we_write(tmp_path, shard_bytes, files):
+  write_mixed(tmp_path, MIXED.get, shard_bytes)
+  found = tensors_of(tmp_path)
+  assert found.keys() == MIXED.keys()
+  for name, array in MIXED.items():
+    assert found[name].dtype == array.dtype
+    np.testing.assert_array_equal(found[name], array, strict=True)
+  paths = sorted(tmp_path.glob('*.safetensors'))
+  assert len(paths) == files
+  for path in paths:
+    with safe_open(path, 'numpy') as file:
+      assert file.metadata() == {'format': 'pt'}
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], 'little')
+    assert size % 8 == 0
+    header = json.loads(raw[8 : 8 + size])
+    for name in header.keys() & MIXED.keys():
+      start, end = header[name]['data_offsets']
+      assert start % MIXED[name].dtype.itemsize == 0
+      assert raw[8 + size :][start:end] == MIXED[name].tobytes()
+
+
+def test_a_tensor_is_gone_before_the_next_is_written(tmp_path):
+  made = []
+
+  def get(name):
+    assert all(array() is None for array in made)
+    array = MIXED[name].copy()
+    made.append(weakref.ref(array))
+    return array
+
+  write_mixed(tmp_path, get)
+  assert len(made) == len(MIXED)
+
+
+@pytest.mark.parametrize('shape', [(4, 6), (3, 4, 6)])
+@pytest.mark.parametrize('transposed', [False, True])
+def test_a_leaf_is_filled_in_place(shape, transposed):
+  leaf = jnp.zeros(shape)
+  place, layer = leaf.unsafe_buffer_pointer(), 1 if len(shape) == 3 else None
+  array = np.arange(24, dtype=jnp.bfloat16).reshape(4, 6)
+  filled = hf._put(leaf, array.T if transposed else array, layer, transposed)
+  assert filled.unsafe_buffer_pointer() == place and leaf.is_deleted()
+  expected = np.zeros(shape, np.float32)
+  expected[layer if layer is not None else ...] = array
+  np.testing.assert_array_equal(filled, expected)
+
+
+def test_no_file_stays_mapped_while_its_tensors_are_read(written, monkeypatch):
+  maps, fill = pathlib.Path('/proc/self/maps'), hf._fill
+  if not maps.exists():
+    pytest.skip('needs /proc')
+
+  def watched(*args):
+    assert str(written[0]) not in maps.read_text()
+    return fill(*args)
+
+  monkeypatch.setattr(hf, '_fill', watched)
+  hf.load(written[0], GEMMA)
+
+
+@pytest.mark.parametrize('shard_bytes', [2000, 2**30])
+@pytest.mark.parametrize('whole', [0, 1, 12, -1])
+def test_a_crash_leaves_nothing_that_looks_whole(
+    tmp_path, monkeypatch, whole, shard_bytes
+):
+  host, left = hf._host, [whole % len(hf.tensors(SMALL))]
+
+  def doomed(*args):
+    if not left[0]:
+      raise KeyboardInterrupt
+    left[0] -= 1
+    return host(*args)
+
+  monkeypatch.setattr(hf, '_host', doomed)
+  params = transformer.init(jax.random.key(1), SMALL)
+  with pytest.raises(KeyboardInterrupt):
+    hf.save(params, SMALL, tmp_path, shard_bytes=shard_bytes)
+  assert any(tmp_path.glob('*.partial'))
+  for path in tmp_path.glob('*.safetensors'):  # those before it
+    safetensors.load_file(path)
+  with pytest.raises(ValueError, match=r'must hold model\.safetensors: got no'):
+    hf.load(tmp_path, SMALL)
+  with pytest.raises(ValueError, match=r'must hold a config\.json: got none'):
+    hf_config.read(tmp_path)
 
 
 def edit(path, change):

@@ -1,0 +1,1 @@
+"""Rewards: pure functions of what was said and what is right (np)."""

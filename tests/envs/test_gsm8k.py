@@ -1,0 +1,232 @@
+r"""GSM8K: rows become tasks, answers are graded by their number."""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+import pytest
+
+from configs import common
+from posttrain import config, envs, schema
+from posttrain.envs import gsm8k
+from posttrain.rewards import numeric
+
+DATA = os.environ.get('POSTTRAIN_DATA')
+needs_data = pytest.mark.skipif(
+    DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+)
+ROWS = [
+    {'question': 'How many clips?',
+     'answer': 'In May 48/2 = <<48/2=24>>24.\nSo 48+24=<<72>>72.\n#### 72'},
+    {'question': ' How cold? ', 'answer': 'Cold.\n####  -1,234.50 \n', 'no': 3},
+]  # fmt: skip
+
+
+def write(path, *rows):
+  path.write_text('\n'.join(
+      row if isinstance(row, str) else json.dumps(row) for row in rows
+  ), encoding='utf-8')  # fmt: skip
+  return str(path)
+
+
+@pytest.fixture
+def path(tmp_path):
+  return write(tmp_path / 'train.jsonl', *ROWS)
+
+
+def make(path, **options):
+  return envs.make('words', schema.Gsm8k(path=path, **options))
+
+
+def test_tasks_of_rows(path):
+  env = make(path, instruction='Box it.')
+  first, second = env.source('train', 0).take(9)
+  assert first.prompt == (
+      {'role': 'user', 'content': 'How many clips?\n\nBox it.'},
+  )
+  assert first.demonstration == ({'role': 'assistant', 'content': (
+      'In May 48/2 = 24.\nSo 48+24=72.\nThe answer is \\boxed{72}.'
+  )},)  # fmt: skip
+  assert (first.env, first.id, first.answer, first.info) == (
+      'words', f'{path}:1', '72', {}
+  )
+  assert second.prompt[0]['content'] == 'How cold?\n\nBox it.'
+  assert second.demonstration[0]['content'] == (
+      'Cold.\nThe answer is \\boxed{-1234.50}.'
+  )
+  assert (second.answer, second.info) == ('-1234.50', {'no': 3})
+  assert json.loads(json.dumps(second.answer)) == second.answer
+
+
+def test_the_default_instruction_asks_for_steps_and_a_box(path):
+  asks = make(path).source('train', 0).take(1)[0].prompt[0]['content']
+  assert asks == (
+      'How many clips?\n\nReason step by step, and put the final answer in '
+      r'\boxed{}.'
+  )
+  bare = make(path, instruction='').source('train', 0).take(1)[0]
+  assert bare.prompt[0]['content'] == 'How many clips?'
+
+
+def test_an_answer_without_a_solution(tmp_path):
+  path = write(tmp_path / 'a.jsonl', {'question': 'a', 'answer': '#### 3/4'})
+  (task,) = make(path).source('train', 0).take(9)
+  assert task.demonstration[0]['content'] == r'The answer is \boxed{3/4}.'
+  assert task.answer == '3/4'
+
+
+@pytest.mark.parametrize('text, strict, lenient, formatted', [
+    (r'It is \boxed{72}.', 1, 1, True), (r'\boxed{\$72.00}', 1, 1, True),
+    (r'72, so \boxed{71}', 0, 0, True), (r'72, so \boxed{x}', 0, 0, False),
+    (r'72, so \boxed{72', 0, 0, False), (r'\boxed{72} \boxed{}', 0, 0, False),
+    ('It is 72', 0, 1, False), ('so\n#### 72', 1, 1, False),
+    ('#### 71\nor 72', 0, 0, False), ('', 0, 0, False),
+    ('72 of 99', 0, 0, False), ('\ud800\0', 0, 0, False),
+    ('7' * 100_000, 0, 0, False),
+])  # fmt: skip
+def test_grades(path, text, strict, lenient, formatted):
+  for option, reward in ((False, strict), (True, lenient)):
+    env = make(path, lenient=option)
+    episode = env.make(env.source('train', 0).take(1)[0])
+    assert episode.reset()[0]['role'] == 'user'
+    step, score = episode.step(text, truncated=False), episode.grade()
+    assert step.done and not step.messages
+    assert step.reward == score.reward == float(reward)
+    assert score.correct is bool(reward) and score.formatted is formatted
+    episode.close()
+
+
+@pytest.mark.parametrize('text, reward', [
+    ('so it is 72', 0), ('#### 72', 0), ('#### 72\nNow', 1),
+    (r'is \boxed{72}', 1), (r'is \boxed{72', 0),
+])
+def test_a_turn_that_was_cut_off(path, text, reward):
+  env = make(path, lenient=True)
+  episode = env.make(env.source('train', 0).take(1)[0])
+  episode.reset()
+  assert episode.step(text, truncated=True).reward == reward
+  assert episode.grade().correct is bool(reward)
+
+
+def test_an_episode_without_an_answer_is_not_scorable(path):
+  env = make(path)
+  episode = env.make(env.source('train', 0).take(1)[0])
+  episode.reset()
+  assert episode.grade().reward is None and episode.grade().correct is None
+  episode.step(r'\boxed{72}', truncated=False)
+  episode.reset()
+  assert episode.grade().reward is None
+
+
+def test_evaluation_rows(path, monkeypatch):
+  assert env_count(make(path), 'eval') == 0
+  folder, name = os.path.split(path)
+  monkeypatch.setenv('SOMEWHERE', folder)
+  env = make('${SOMEWHERE}/' + name, eval_path='$SOMEWHERE/' + name)
+  assert env_count(env, 'train') == env_count(env, 'eval') == 2
+
+
+def env_count(env, split):
+  return len(env.source(split, 0))
+
+
+@pytest.mark.parametrize('split, field', [
+    ('train', 'path'), ('eval', 'eval_path')
+])
+def test_missing_file_names_the_key(split, field, tmp_path):
+  for gone in (tmp_path / 'gone.jsonl', tmp_path):  # a folder is no file
+    env = make(str(gone), eval_path=str(gone))
+    with pytest.raises(ValueError, match=rf'envs\.words\.env\.{field} must '):
+      env.source(split, 0)
+
+
+@pytest.mark.parametrize('options, words', [
+    ({}, 'path must name a file'),
+    ({'path': 'a', 'eval_path': ''}, 'eval_path must be None or name a file'),
+])
+def test_paths_that_name_nothing_are_refused(options, words):
+  with pytest.raises(schema.FieldError, match=words):
+    schema.Gsm8k(**options)
+
+
+@pytest.mark.parametrize('row, words', [
+    ('{"question": ', ('one JSON object',)),
+    ('[1]', ('must be an object',)),
+    ({'question': 'a'}, ('answer must be a string', 'None', "['question']")),
+    ({'answer': '#### 1'}, ('question must be a string', 'got None')),
+    ({'prompt': 'a', 'completion': '1'}, ("'question' and 'answer'", 'prompt')),
+    ({'question': 3, 'answer': '#### 1'}, ('question must be', 'got 3')),
+    ({'question': ' ', 'answer': '#### 1'}, ('question must be', "' '")),
+    ({'question': 'a', 'answer': ''}, ('answer must be', "''")),
+    ({'question': 'a', 'answer': 'is 5'}, ('end in a line `#### N`', 'is 5')),
+    ({'question': 'a', 'answer': '#### 5\nso'}, ('end in a line', "'so'")),
+    ({'question': 'a', 'answer': 'so #### 5'}, ('end in a line', 'so #### 5')),
+    ({'question': 'a', 'answer': 'b\n####'}, ('must be digits', "''")),
+    ({'question': 'a', 'answer': '#### five'}, ('must be digits', "'five'")),
+    ({'question': 'a', 'answer': '#### 5 cm'}, ('must be digits', "'5 cm'")),
+    ({'question': 'a', 'answer': '#### 12,34'}, ('must be digits', "'12,34'")),
+    ({'question': 'a', 'answer': '#### 5/0'}, ('must be digits', "'5/0'")),
+    ({'question': 'a', 'answer': '#### 1e3'}, ('must be digits', "'1e3'")),
+    ({'question': 'a', 'answer': '#### ٣'}, ('must be digits', "'٣'")),
+    ({'question': 'a', 'answer': '#### ' + '9' * 65}, ('must be digits',)),
+])
+def test_errors_name_file_and_line(tmp_path, row, words):
+  path = write(tmp_path / 'rows.jsonl', ROWS[0], '', row, ROWS[1])
+  with pytest.raises(ValueError) as error:
+    make(path).source('train', 0)
+  assert str(error.value).startswith(f'{path}:3: ')
+  assert all(word in str(error.value) for word in words)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='must hold rows'):
+    make(write(tmp_path / 'none.jsonl', '')).source('train', 0)
+
+
+def test_resuming_with_an_edited_file_is_refused(path, tmp_path):
+  state = make(path).source('train', 0).get_state()
+  text = pathlib.Path(path).read_text()
+  moved = tmp_path / 'moved.jsonl'
+  moved.write_text(text)
+  make(str(moved)).source('train', 0).set_state(state)  # the same, elsewhere
+  moved.write_text(text.replace('72', '73'))
+  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
+    make(str(moved)).source('train', 0).set_state(state)
+
+
+def test_options_come_from_a_config(path):
+  entry = schema.EnvEntry(env=schema.Gsm8k(path=path, lenient=False))
+  run = schema.Run(stages={'sft': schema.Stage(envs={'words': entry})})
+  built = config.build(common.get_config(run)).stages['sft'].envs['words']
+  assert built.env == entry.env
+  assert isinstance(envs.make('words', built.env), gsm8k.Gsm8k)
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    built.env.lenient = True
+
+
+@needs_data
+@pytest.mark.parametrize('file, count', [
+    ('train.jsonl', 7473), ('test.jsonl', 1319)
+])
+def test_every_row_of_the_real_files(file, count):
+  """Each demonstration is right by its own task, and no other is needed."""
+  env = envs.make('words', schema.Gsm8k(
+      path='$POSTTRAIN_DATA/gsm8k/' + file, lenient=False
+  ))  # fmt: skip
+  source = env.source('train', 0)
+  tasks = source.take(len(source))
+  assert len(tasks) == len({task.id for task in tasks}) == count
+  for task in tasks:
+    (message,) = task.demonstration
+    said = message['content']
+    episode = env.make(task)
+    episode.reset()
+    episode.step(said, truncated=False)
+    score = episode.grade()
+    assert score.correct and score.formatted and score.reward == 1.0
+    assert '<<' not in said and '####' not in said and ',' not in task.answer
+    solution, _, last = said.rpartition('\n')
+    assert solution and last == f'The answer is \\boxed{{{task.answer}}}.'
+    off = str(numeric.parse(task.answer) + 1)
+    assert not gsm8k.grade(said, off, lenient=True).correct

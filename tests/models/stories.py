@@ -1,0 +1,172 @@
+"""The 260k-parameter stories model: its two files, and a forward in numpy.
+
+    stories260K.bin   i32[7] sizes, then f32: the arrays of `read`, in order
+    tok512.bin        i32 longest piece, then per id f32 score, i32 n, n bytes
+
+A witness independent of ours: RoPE turns neighbours (2i, 2i + 1), as the file
+has it, and nothing here comes from posttrain but the tree of `convert`.
+
+Axes: T tokens, L layers, N query heads, K kv heads, H head dim, D model, F mlp,
+V vocab. Matrices are [L, out, in].
+"""
+
+import dataclasses
+import math
+import pathlib
+import struct
+
+import numpy as np
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM = 5, 8, 4, 8
+EPS, THETA = 1e-5, 10_000.0
+BOS = 1
+_BYTES = 3  # the id of byte 0
+
+
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Reads the weights."""
+  raw = path.read_bytes()
+  sizes = struct.unpack('<7i', raw[:28])
+  assert sizes == (64, 172, LAYERS, HEADS, KV_HEADS, 512, 512), sizes
+  shapes = {
+      'embed': (512, 64), 'attention_norm': (5, 64), 'q': (5, 64, 64),
+      'k': (5, 32, 64), 'v': (5, 32, 64), 'o': (5, 64, 64),
+      'mlp_norm': (5, 64), 'gate': (5, 172, 64), 'down': (5, 64, 172),
+      'up': (5, 172, 64), 'final_norm': (64,),
+      # Of RoPE, which `forward` computes.
+      'cos': (512, 4), 'sin': (512, 4),
+  }  # fmt: skip
+  numbers, arrays, at = np.frombuffer(raw, '<f4', offset=28), {}, 0
+  for name, shape in shapes.items():
+    count = math.prod(shape)
+    arrays[name] = numbers[at : at + count].reshape(shape)
+    at += count
+  assert at == len(numbers)
+  return arrays
+
+
+def forward(w: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+  """Logits f32[T, V] of one sequence, each token seeing those up to itself."""
+  count = len(ids)
+  turns = THETA ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+  angles = np.arange(count)[:, None, None] * turns
+  turn = np.exp(1j * angles)  # [T, 1, H / 2]
+  seen = np.tril(np.ones((count, count), bool))
+  x = w['embed'][ids]
+  for i in range(LAYERS):
+    y = _norm(x, w['attention_norm'][i])
+    q = _rotate((y @ w['q'][i].T).reshape(count, HEADS, HEAD_DIM), turn)
+    k = _rotate((y @ w['k'][i].T).reshape(count, KV_HEADS, HEAD_DIM), turn)
+    v = (y @ w['v'][i].T).reshape(count, KV_HEADS, HEAD_DIM)
+    heads = []
+    for head in range(HEADS):
+      group = head // (HEADS // KV_HEADS)
+      scores = q[:, head] @ k[:, group].T / math.sqrt(HEAD_DIM)
+      law = np.exp(log_softmax(np.where(seen, scores, -np.inf)))
+      heads.append(law @ v[:, group])
+    x = x + np.concatenate(heads, 1) @ w['o'][i].T
+    y = _norm(x, w['mlp_norm'][i])
+    gate = y @ w['gate'][i].T
+    y = gate / (1 + np.exp(-gate)) * (y @ w['up'][i].T)
+    x = x + y @ w['down'][i].T
+  return _norm(x, w['final_norm']) @ w['embed'].T
+
+
+def greedy(w, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
+  """The likeliest continuation, and the logits f32[new, V] it comes from."""
+  ids, logits = list(ids), []
+  for _ in range(new):
+    logits.append(forward(w, np.array(ids))[-1])
+    ids.append(int(logits[-1].argmax()))
+  return ids[-new:], np.stack(logits)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+  x = x - x.max(-1, keepdims=True)
+  return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def _norm(x, scale):
+  return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * scale
+
+
+def _rotate(x, turn):
+  pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * turn
+  return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape).astype('f4')
+
+
+def convert(w: dict[str, np.ndarray]) -> dict:
+  """The weights as our tree: kernels [in, out], RoPE of halves.
+
+  Ours turns (x[i], x[i + H/2]) where the file's turns (x[2i], x[2i + 1]): the
+  rows of q and k change places within each head, even ones first.
+  """
+  order = np.concatenate([np.arange(0, HEAD_DIM, 2), np.arange(1, HEAD_DIM, 2)])
+
+  def halves(x):
+    heads = x.reshape(LAYERS, -1, HEAD_DIM, x.shape[-1])
+    return heads[:, :, order].reshape(x.shape)
+
+  def kernel(x):
+    return {'kernel': np.swapaxes(x, 1, 2)}
+
+  return {
+      'embed': {'table': w['embed']},
+      'layers': {
+          'attention_norm': {'scale': w['attention_norm']},
+          'attention': {
+              'q': kernel(halves(w['q'])), 'k': kernel(halves(w['k'])),
+              'v': kernel(w['v']), 'o': kernel(w['o']),
+          },
+          'mlp_norm': {'scale': w['mlp_norm']},
+          'mlp': {name: kernel(w[name]) for name in ('gate', 'up', 'down')},
+      },
+      'final_norm': {'scale': w['final_norm']},
+  }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+  """Pieces by id, and how readily each is merged from two others."""
+
+  pieces: list[bytes]
+  scores: list[float]
+
+  def encode(self, text: str) -> list[int]:
+    """Characters (bytes, where one is no piece) after a space, merged: the
+    neighbours of the highest score first, the leftmost of equals."""
+    known = {piece: i for i, piece in enumerate(self.pieces)}
+    ids = []
+    for char in ' ' + text:
+      raw = char.encode()
+      ids += [known[raw]] if raw in known else [_BYTES + x for x in raw]
+    while True:
+      merges = [
+          (-self.scores[new], at, new)
+          for at, (a, b) in enumerate(zip(ids, ids[1:], strict=False))
+          if (new := known.get(self.pieces[a] + self.pieces[b])) is not None
+      ]
+      if not merges:
+        return ids
+      _, at, new = min(merges)
+      ids[at : at + 2] = [new]
+
+  def decode(self, ids: list[int]) -> str:
+    """The text, without the space in front."""
+    raw = b''.join(
+        bytes([i - _BYTES]) if _BYTES <= i < _BYTES + 256 else self.pieces[i]
+        for i in ids if i >= _BYTES
+    )  # fmt: skip
+    return raw.decode().removeprefix(' ')
+
+
+def tokenizer(path: pathlib.Path) -> Tokenizer:
+  """Reads a tokenizer."""
+  raw, at, pieces, scores = path.read_bytes(), 4, [], []
+  while at < len(raw):
+    score, count = struct.unpack_from('<fi', raw, at)
+    pieces.append(raw[at + 8 : at + 8 + count])
+    scores.append(score)
+    at += 8 + count
+  assert len(pieces) == 512, len(pieces)
+  return Tokenizer(pieces, scores)
