@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from posttrain import (
     arrays,
@@ -27,11 +28,12 @@ from posttrain import (
     sharding,
     train_step,
     tree,
+    weights,
 )
 from posttrain import pipeline as pipelines
 from posttrain.chat import renderer as chat
 from posttrain.decode import engine as engines
-from posttrain.models import transformer
+from posttrain.models import lora, transformer
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 
@@ -81,6 +83,8 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   _check_slots(mesh, stage.rollout.slots, f'config.{name}.rollout.slots')
   held = {*pipeline.references, *(['init'] if stage.eval.kl else [])}
   room = plan.slot_tokens(capacity, jax.default_backend())
+  if stage.lora.rank:
+    held -= {'init'}  # it is the frozen weights
   table = plan.make(
       name, stage, model, dict(mesh.shape), room, len(held - {'policy'})
   )
@@ -115,22 +119,26 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
   compiling = instrument.CompileCounter().open()
   with clock('setup'):
     built = parts(cfg, name)
-    update, fresh, like = _trainer(stage, built)
+    optimizer, like, whole = _shapes(stage, built)
     checkpointer = checkpoint.Checkpointer(
         os.path.join(workdir, 'checkpoints', name), cfg.checkpoint
     )
     state, host = checkpointer.restore(like) or (None, {})
     about = _about(cfg, name, built, workdir, host)
-    loader = _loader(cfg, built, workdir, about, like.params)
+    loader = _loader(cfg, built, workdir, about, whole)
+    base = None
+    if stage.lora.rank:
+      base = lora.Base(loader('init'), lora.scale(stage.lora))
     if host:
       built.pipeline.set_state(host['pipeline'])
     else:
-      state = fresh(loader('init'))
+      state = _fresh(cfg, stage, optimizer, like, loader, whole)
     tree.checksums(state)  # here, so that the first save compiles nothing
-    engine, references = _connect(cfg, stage, built, loader)
+    update = _update(stage, built, optimizer, base)
+    engine, references = _connect(cfg, stage, built, loader, base)
   step = host.get('step', 0)
   return job.Job(
-      name=name, cfg=stage, workdir=workdir, step=step, state=state,
+      name=name, cfg=stage, workdir=workdir, step=step, state=state, base=base,
       pipeline=built.pipeline, update=update, engine=engine,
       references=references, evaluator=built.evaluator,
       checkpointer=checkpointer, save_every=cfg.checkpoint.every,
@@ -192,14 +200,13 @@ def _check_slots(mesh: jax.sharding.Mesh, slots: int, key: str) -> None:
 
 def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
   """Refuses weights from outside of the run that are of another model."""
-  like = transformer.shapes(built.model)
   named = [(stage.init, f'config.{name}.init')]
   for reference, env in built.pipeline.references.items():
     named.append((reference, f'config.{name}.envs.{env}.algorithm.reference'))
   for path, key in named:
     try:
       if refs.is_path(path):
-        refs.check(path, like, built.renderer.fingerprint)
+        weights.check(weights.find(path), built.model, built.renderer)
     except ValueError as error:
       raise ValueError(
           f'{key} must name weights of this model: got {path!r}; {error}'
@@ -236,7 +243,7 @@ def _loader(cfg, built: Parts, workdir, about, like) -> refs.Loader:
           out_shardings=jax.tree.map(lambda x: x.sharding, like),
       ),
       workdir, {**about['references'], 'init': about['start']}, like,
-      built.renderer.fingerprint,
+      built.model, built.renderer,
   )  # fmt: skip
 
 
@@ -248,7 +255,7 @@ def _writer(cfg, workdir, position: int) -> metrics.Writer:
   )  # fmt: skip
 
 
-def _connect(cfg, stage, built: Parts, loader: refs.Loader):
+def _connect(cfg, stage, built: Parts, loader: refs.Loader, base):
   """Makes the engine and the references, and introduces them."""
   rollout, rows = stage.rollout, built.pipeline.shape[1]
   engine = engines.Engine(
@@ -257,7 +264,8 @@ def _connect(cfg, stage, built: Parts, loader: refs.Loader):
       prefill_tokens=rollout.prefill_tokens, seed=cfg.seed, mesh=built.mesh,
   )  # fmt: skip
   scorer = scoring.Scorer(built.model, rows, built.capacity, built.mesh)
-  references = refs.References(scorer, loader)
+  held = None if base is None else {'init': base.params}
+  references = refs.References(scorer, loader, held)
   built.pipeline.connect(
       drivers.Driver(engine, built.renderer, stage.batch.row_tokens),
       references,
@@ -268,26 +276,57 @@ def _connect(cfg, stage, built: Parts, loader: refs.Loader):
   return engine, references
 
 
-def _trainer(stage: schema.Stage, built: Parts):
-  """(Update, params -> first state, that state's shapes and shardings)."""
+def _shapes(stage: schema.Stage, built: Parts):
+  """(Optimizer, the state's shapes and places, those of the whole weights).
+
+  The weights are whole where all of them train; where an adapter does, they
+  are frozen, and in the compute dtype.
+  """
   optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
+  whole = params = transformer.shapes(built.model)
+  if stage.lora.rank:
+    whole = jax.eval_shape(lambda x: lora.frozen(x, built.model.dtype), whole)
+    params = lora.shapes(stage.lora, params)
+  like = jax.eval_shape(lambda: _state(stage, optimizer, jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), params
+  )))  # fmt: skip
+
+  def placed(shapes):
+    places = sharding.shardings(shapes, transformer.SHARDING_RULES, built.mesh)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        shapes, places,
+    )  # fmt: skip
+
+  return optimizer, placed(like), placed(whole)
+
+
+def _state(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
+  average = stage.optim.average is not None
+  return train_step.init_state(params, optimizer, average=average)
+
+
+def _fresh(cfg, stage, optimizer, like, loader: refs.Loader, whole):
+  """The state before the first step."""
+  places = jax.tree.map(lambda x: x.sharding, like)
+  if stage.lora.rank:
+    key = jax.random.key(cfg.seed)
+    return jax.jit(
+        lambda: _state(stage, optimizer, lora.init(key, stage.lora, whole)),
+        out_shardings=places,
+    )()
+  return jax.jit(
+      lambda params: _state(stage, optimizer, params),
+      out_shardings=places, donate_argnums=0,
+  )(loader('init'))  # fmt: skip
+
+
+def _update(stage: schema.Stage, built: Parts, optimizer, base):
   objective = objectives.KINDS[stage.kind](
       built.model, tuple(built.pipeline.envs), stage.loss
   )
-  update = train_step.make_train_step(
+  return train_step.make_train_step(
       objective, optimizer, mesh=built.mesh, rules=transformer.SHARDING_RULES,
       average=stage.optim.average, updates=stage.updates_per_rollout,
+      base=base,
   )  # fmt: skip
-
-  def fresh(params) -> arrays.TrainState:
-    average = stage.optim.average is not None
-    return train_step.init_state(params, optimizer, average=average)
-
-  like = jax.eval_shape(fresh, transformer.shapes(built.model))
-  places = sharding.shardings(like, transformer.SHARDING_RULES, built.mesh)
-  like = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      like, places,
-  )  # fmt: skip
-  fresh = jax.jit(fresh, out_shardings=places, donate_argnums=0)
-  return update, fresh, like

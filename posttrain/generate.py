@@ -5,14 +5,16 @@
         [--temperature=T] [--top_k=N] [--top_p=P] [--min_p=P] [--seed=N]
         [--json]
 
-PATH is a run's workdir, one of its checkpoints/<stage> folders, or one step's.
-Model and tokenizer are what the checkpoint says of itself. The weights are
-their moving average where the checkpoint has one, which is what evaluation
-measured; else those that were trained.
+PATH is a run's workdir, one of its checkpoints/<stage> folders, or one step's;
+or a HuggingFace directory. Model, tokenizer and chat template are what the
+checkpoint, or the directory, says of itself. The weights are their moving
+average where a checkpoint has one, which is what evaluation measured; else
+those that were trained, and a LoRA is merged into what it corrects.
 
---prompt is asked as a user's message; --prompt_ids go in as they are. The
-answer is greedy (--temperature=0) unless told otherwise, and as long as those
-of the stage's evaluation; the same --seed (default 0) draws the same answer.
+--prompt is asked as a user's message; --prompt_ids go in as they are, and need
+no tokenizer. The answer is greedy (--temperature=0) unless told otherwise, and
+as long as those of the stage's evaluation, or 256 tokens; the same --seed
+(default 0) draws the same answer.
 
 Prints the text. With --json the last line on stdout is one object: prompt_ids,
 ids, logprobs (in nats, at the temperature, or at 1 where it is 0; before any
@@ -33,6 +35,8 @@ from posttrain import errors, schema
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 
+DEFAULT_MAX_TOKENS = 256  # of an answer, where no evaluation says how many
+
 
 @dataclasses.dataclass
 class Flags:
@@ -41,7 +45,7 @@ class Flags:
   checkpoint: str = ''
   prompt: str | None = None
   prompt_ids: tuple[int, ...] | None = None
-  max_tokens: int | None = None  # None = as in the stage's evaluation
+  max_tokens: int | None = None  # None = as in the stage's evaluation, or 256
   temperature: float = 0.0
   top_k: int = 0
   top_p: float = 1.0
@@ -62,8 +66,18 @@ class Policy:
 
   params: Any
   model: schema.Model  # with its vocabulary
-  renderer: chat.Renderer
+  renderer: chat.Renderer | None  # None = there is no tokenizer
   max_tokens: int  # of an answer, in the evaluation of its stage
+
+  @property
+  def stop_ids(self) -> tuple[int, ...]:
+    return () if self.renderer is None else self.renderer.stop_ids
+
+  def text(self, ids: Sequence[int]) -> str:
+    """Ids as text; as numbers, where there is no tokenizer."""
+    if self.renderer is None:
+      return ','.join(map(str, ids))
+    return self.renderer.tokenizer.decode(ids)
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -127,31 +141,28 @@ def load(path: str) -> Policy:
   """Loads a policy onto one device, whatever mesh it was trained on.
 
   Args:
-    path: of a workdir, a stage's folder or a step's.
+    path: of a workdir, a stage's folder or a step's, or of a HuggingFace
+      directory.
 
   Raises:
     ValueError: nothing is there, it is damaged, or its tokenizer is gone or
       another one by now.
   """
-  from posttrain import checkpoint, instrument
+  from posttrain import checkpoint, instrument, weights
   from posttrain.models import transformer
 
-  folder = str(checkpoint.find(path))
-  host = checkpoint.read_host(folder)
-  config, stage = host['config'], host['config'][host['stage']]
-  # It was trained on another machine, maybe: the cache only saves time.
-  with contextlib.suppress(OSError):
-    instrument.enable_compilation_cache(config['compilation_cache'])
-  renderer = chat.load(schema.Tokenizer(**config['tokenizer']))
-  chat.check_fingerprint(
-      renderer.fingerprint, host['tokenizer'],
-      f'the tokenizer {config["tokenizer"]}', folder,
-  )  # fmt: skip
-  model = schema.Model.from_json(host['model'])
-  like = transformer.shapes(model)
-  average = stage['optim']['average'] is not None
-  params = checkpoint.restore_params(folder, like, average=average)
-  return Policy(params, model, renderer, stage['eval']['max_tokens'])
+  folder = weights.find(path)
+  max_tokens = DEFAULT_MAX_TOKENS
+  if not weights.is_hf(folder):
+    host = checkpoint.read_host(folder)
+    config = host['config']
+    max_tokens = config[host['stage']]['eval']['max_tokens']
+    # It was trained on another machine, maybe: the cache only saves time.
+    with contextlib.suppress(OSError):
+      instrument.enable_compilation_cache(config['compilation_cache'])
+  renderer, model = weights.renderer(folder), weights.model(folder)
+  params = weights.load(folder, transformer.shapes(model), average=True)
+  return Policy(params, model, renderer, max_tokens)
 
 
 def prompt_of(flags: Flags, policy: Policy) -> np.ndarray:
@@ -161,6 +172,11 @@ def prompt_of(flags: Flags, policy: Policy) -> np.ndarray:
     ValueError: an id is not in the vocabulary.
   """
   if flags.prompt_ids is None:
+    if policy.renderer is None:
+      raise ValueError(
+          f'--prompt_ids must be given: {flags.checkpoint} has no '
+          'tokenizer.json to read a --prompt by'
+      )
     message = {'role': 'user', 'content': flags.prompt}
     return policy.renderer.render([message], add_generation_prompt=True).ids
   size = policy.model.vocab_size
@@ -183,14 +199,14 @@ def answer(flags: Flags) -> dict[str, Any]:
   engine.set_params(policy.params, 0)
   (completion,) = engine.generate([requests.Request(
       id=0, ids=prompt, max_tokens=flags.max_tokens or policy.max_tokens,
-      stop_ids=policy.renderer.stop_ids, sampling=flags.sampling,
+      stop_ids=policy.stop_ids, sampling=flags.sampling,
   )])  # fmt: skip
   ids = completion.ids.tolist()
   return {
       'prompt_ids': prompt.tolist(),
       'ids': ids,
       'logprobs': completion.logprobs.tolist(),
-      'text': policy.renderer.tokenizer.decode(ids),
+      'text': policy.text(ids),
       'stop_reason': completion.stop_reason,
   }
 

@@ -22,6 +22,7 @@ from posttrain import (
 )
 from posttrain import pipeline as pipelines
 from posttrain.decode import engine as engines
+from posttrain.models import lora
 from posttrain.rollout import references as refs
 from posttrain.rollout import summary
 
@@ -39,6 +40,7 @@ class Job:
   workdir: str
   step: int
   state: arrays.TrainState
+  base: lora.Base | None  # what the state's parameters correct, if they do
   pipeline: pipelines.Pipeline
   update: train_step.TrainStep
   engine: engines.Engine
@@ -56,6 +58,10 @@ class Job:
   def steps(self) -> int:
     return self.cfg.steps
 
+  def policy(self, params: Any) -> Any:
+    """The whole model of what trains."""
+    return params if self.base is None else self.base.attach(params)
+
   def evaluates_at(self, step: int) -> bool:
     every = self.cfg.eval.every
     return step == self.steps or bool(every) and step % every == 0
@@ -66,8 +72,9 @@ class Job:
   def hand_over(self, state: arrays.TrainState, step: int) -> None:
     """Lets the next batch be sampled and scored by these weights."""
     if self.pipeline.live:
-      self.engine.set_params(state.params, step)
-      self.references.set_policy(state.params)
+      policy = self.policy(state.params)
+      self.engine.set_params(policy, step)
+      self.references.set_policy(policy)
 
   def next_item(self, step: int) -> pipelines.Item:
     """The step's batch; what environments failed at is written down.
@@ -100,7 +107,7 @@ class Job:
     """Answers under the averaged weights where there are such."""
     params = state.params if state.average is None else state.average
     with self.clock('eval'):
-      self.engine.set_params(params, step)
+      self.engine.set_params(self.policy(params), step)
       values, answers = self.evaluator()
     path = os.path.join(
         self.workdir, 'rollouts', f'{self.name}_eval_{step:06d}.jsonl'

@@ -6,11 +6,14 @@ quoted when the device runs out of memory.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
+
+import jax
 
 from posttrain import schema
 from posttrain.losses import logprobs
-from posttrain.models import transformer
+from posttrain.models import lora, transformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Plan:
   rows_per_micro_batch: int
   row_tokens: int
   parameters: int
+  trained: int  # of them; with LoRA, the correction's instead
   state_bytes: int  # weights, gradients, optimizer moments, average
   activation_bytes: int  # of one micro-batch, forward and backward
   slots: int  # sequences decoded at a time
@@ -49,6 +53,7 @@ class Plan:
         ('  tokens each', f'{self.slot_tokens}'),
         ('steps', f'{self.steps}'),
         ('parameters', f'{self.parameters:,}'),
+        ('  that train', f'{self.trained:,}'),
         ('memory estimate', f'{_size(total)} per device'),
         ('  training state', _size(self.state_bytes)),
         ('  activations', _size(self.activation_bytes)),
@@ -87,6 +92,11 @@ def make(
   batch = stage.batch
   batch_ways = sizes['data'] * sizes['fsdp']
   parameters = transformer.num_params(model)
+  trained, frozen = parameters, 0
+  if stage.lora.rank:
+    adapter = lora.shapes(stage.lora, transformer.shapes(model))
+    trained = sum(math.prod(x.shape) for x in jax.tree.leaves(adapter))
+    frozen = parameters * (2 if model.dtype == 'bfloat16' else 4)
   # f32 weights, gradients and two moments, and the average where kept.
   copies = 4 + (stage.optim.average is not None)
   weight_ways = sizes['fsdp'] * sizes['tensor']
@@ -102,8 +112,8 @@ def make(
       samples_per_step=batch.prompts_per_step * max(group_size.values()),
       micro_batch_tokens=tokens,
       rows_per_micro_batch=tokens // batch.row_tokens,
-      row_tokens=batch.row_tokens, parameters=parameters,
-      state_bytes=4 * copies * parameters // weight_ways,
+      row_tokens=batch.row_tokens, parameters=parameters, trained=trained,
+      state_bytes=(4 * copies * trained + frozen) // weight_ways,
       activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
       slots=stage.rollout.slots, slot_tokens=slot_tokens,
       decode_bytes=_decode_bytes(model, cached, parameters),

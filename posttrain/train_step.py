@@ -17,6 +17,7 @@ of it (TRL's num_iterations, verl's ppo_epochs; neither cuts the batch here).
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,15 +53,17 @@ class TrainStep:
   longer those that sampled; and `optim/*` other than the norm, the last's.
   """
 
-  def __init__(self, update: Callable, batch_shardings: arrays.Batch):
+  def __init__(
+      self, update: Callable, batch_shardings: arrays.Batch, base: Any
+  ):
     self.compiles = 0  # programs that calls have compiled (or loaded)
-    self._batch_shardings = batch_shardings
+    self._batch_shardings, self._base = batch_shardings, base
     self._update = jax.jit(update, donate_argnums=0)
 
   def __call__(self, state: arrays.TrainState, batch: arrays.Batch):
     batch = self.place(batch)
     with instrument.CompileCounter() as compiling:
-      result = self._update(state, batch)
+      result = self._update(state, batch, self._base)
     self.compiles += compiling.count
     return result
 
@@ -77,6 +80,7 @@ def make_train_step(
     rules: sharding.Rules,
     average: float | None = None,
     updates: int = 1,
+    base: Any = None,
 ) -> TrainStep:
   """Builds the jitted update.
 
@@ -89,10 +93,16 @@ def make_train_step(
       none kept.
     updates: optimizer updates per batch; the gradient's code is compiled
       once for all of them.
+    base: a pytree that does not train; `base.attach(params)` is then what the
+      objective sees. None = it sees what trains.
   """
 
-  def one(state: arrays.TrainState, batch: arrays.Batch):
-    grads, sums, loss = accumulate(objective, state.params, batch)
+  def one(state: arrays.TrainState, batch: arrays.Batch, base):
+    attach = base.attach if base is not None else lambda params: params
+    grads, sums, loss = accumulate(
+        lambda params, micro: objective(attach(params), micro),
+        state.params, batch,
+    )  # fmt: skip
     norm = optax.tree.norm(grads)
     bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
     empty = batch.rl_count + batch.ce_count + batch.ref_kl_count == 0
@@ -118,17 +128,17 @@ def make_train_step(
     }
     return new, metrics
 
-  def update(state: arrays.TrainState, batch: arrays.Batch):
+  def update(state: arrays.TrainState, batch: arrays.Batch, base):
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
-      return one(state, batch)
+      return one(state, batch, base)
     state, metrics = jax.lax.scan(
-        lambda s, _: one(s, batch), state, length=updates
+        lambda s, _: one(s, batch, base), state, length=updates
     )
     # A scan may choose a layout of its own, and the next call would compile.
     return _place(state, rules, mesh), _over_passes(metrics)
 
-  return TrainStep(update, _batch_shardings(mesh))
+  return TrainStep(update, _batch_shardings(mesh), base)
 
 
 def _place(state: arrays.TrainState, rules, mesh: Mesh) -> arrays.TrainState:

@@ -37,6 +37,7 @@ def check(run: schema.Run) -> None:
           f'updates: got {stage.optim.warmup_steps}; lower it too'
       )
     _check_losses(stage, path)
+    _check_lora(stage, path)
     for env_name, entry in stage.envs.items():
       _check_name(env_name, f'{path}.envs.{env_name}')
       _check_sampler(entry, stage, f'{path}.envs.{env_name}')
@@ -65,6 +66,19 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
       getattr(entry.algorithm, 'kl_beta', 0) for entry in entries
   ):
     _unread(stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta')
+
+
+def _check_lora(stage: schema.Stage, path: str) -> None:
+  """What a correction is made of, and of what."""
+  if not stage.lora.rank:
+    for field in ('alpha', 'rslora', 'targets'):
+      _unread(stage.lora, field, f'{path}.lora', 'rank is 0')
+  elif stage.init == 'random':
+    raise ValueError(
+        f"{path}.lora.rank must be 0 where init is 'random': got "
+        f'{stage.lora.rank}; a correction of random weights learns little, and '
+        'they would be frozen'
+    )
 
 
 def _component(entry: schema.EnvEntry) -> str:

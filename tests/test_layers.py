@@ -36,6 +36,7 @@ FLOORS = {
     'posttrain.checkpoint': 3,
     'posttrain.envs': 3,
     'posttrain.plan': 3,
+    'posttrain.weights': 4,
     'posttrain.decode': 4,
     'posttrain.rollout': 5,
     'posttrain.algorithms': 6,
@@ -55,6 +56,7 @@ FLOORS = {
     'posttrain.serve': 9,
     'posttrain.main': 10,
     'posttrain.generate': 10,
+    'posttrain.export': 10,
     'posttrain.evaluate': 10,
     'posttrain.make_pairs': 10,
 }

@@ -144,6 +144,8 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   long = {'prompt': 'Say it.', 'completion': 'a' * 100}
   lines = [json.dumps(row) + '\n' for row in (*ROWS, long)]
   path.write_text(''.join(lines))
+  problems = tmp_path / 'problems.jsonl'
+  problems.write_text('{"question": "Two?", "answer": "So.\\n#### 2"}\n')
   classes = _schema_classes()
   read = collections.defaultdict(set)
   for kind in classes:
@@ -153,6 +155,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   envs = {
       'chat': schema.EnvEntry(env=rows, sampler=cut),
       'sums': _arithmetic(ops=('+', 'x')),
+      'words': schema.EnvEntry(env=schema.Gsm8k(
+          path=str(problems), eval_path=str(problems), instruction='Box it.'
+      )),
       'play': dataclasses.replace(
           _arithmetic(), algorithm=schema.Grpo(kl_beta=0.1), group_size=2,
           sampler=schema.Policy(max_tokens=8),
@@ -162,7 +167,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   clip = schema.Loss(rl=schema.Clip())
   run = _run({
       'warm': stage,
-      'main': dataclasses.replace(stage, init='stage:warm', loss=clip),
+      'main': dataclasses.replace(
+          stage, init='stage:warm', loss=clip, lora=schema.Lora(rank=2)
+      ),
   })  # fmt: skip
   model = dataclasses.replace(
       run.model, local_layers=(0,), window=4, local_rope_theta=100.0,

@@ -9,13 +9,14 @@ What the config says goes before what the directory says.
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema
-from posttrain.chat import templates
+from posttrain.chat import templates, tokenizers
 
 _SPECIAL = (
     'bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token',
@@ -69,6 +70,57 @@ def resolve(cfg: schema.Tokenizer) -> Text:
     pad = special.get('pad_token')
   told = dataclasses.replace(cfg, path=str(file), eos=eos, pad=pad)
   return Text(told, template, stops, variables)
+
+
+def write(renderer, folder: str | pathlib.Path) -> None:
+  """Writes what makes a directory speak as a renderer does.
+
+  A directory that has the same tokens, template and stops already is left as
+  it is.
+
+  Args:
+    renderer: a `renderer.Renderer`.
+    folder: an existing one.
+  """
+  folder, tokenizer = pathlib.Path(folder), renderer.tokenizer
+  template = renderer.template or templates.BUILT_IN_JINJA
+  file = folder / 'tokenizer.json'
+  if file.is_file() and file.read_bytes() == tokenizer.content:
+    found = resolve(schema.Tokenizer(path=str(folder)))
+    if found.template == renderer.template and (
+        found.tokenizer.eos == tokenizer.eos
+    ):
+      return
+  file.write_bytes(tokenizer.content)
+  (folder / 'chat_template.jinja').write_text(template)
+  about = _json(folder / 'tokenizer_config.json')
+  about = {'tokenizer_class': 'PreTrainedTokenizerFast', **about} | {
+      'eos_token': tokenizer.eos, 'pad_token': tokenizer.text(tokenizer.pad_id),
+      'bos_token': tokenizer.bos or None,
+  }  # fmt: skip
+  (folder / 'tokenizer_config.json').write_text(json.dumps(about, indent=2))
+  stops = _json(folder / 'generation_config.json') | {
+      'eos_token_id': list(renderer.stop_ids), 'pad_token_id': tokenizer.pad_id
+  }
+  (folder / 'generation_config.json').write_text(json.dumps(stops, indent=2))
+
+
+def check(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
+  """Refuses a directory whose tokens are others; one without says nothing.
+
+  Raises:
+    ValueError: its tokenizer.json is another file.
+  """
+  file = pathlib.Path(folder) / 'tokenizer.json'
+  if not file.is_file():
+    return
+  digest = hashlib.sha256(file.read_bytes()).hexdigest()
+  if digest != tokenizer.digest:
+    raise ValueError(
+        f'config.tokenizer.path must name the tokenizer of {folder}, whose '
+        'tokens its weights know: it is another one; '
+        f'--config.tokenizer.path={folder} takes it, and its template'
+    )
 
 
 def _closing(template, variables, stops: list[str]) -> str | None:

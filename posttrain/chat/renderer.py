@@ -96,7 +96,7 @@ class Renderer:
       stop_ids: tokens that end a turn besides eos.
       variables: what a Jinja template is shown; None = bos and eos.
     """
-    self.tokenizer = tokenizer
+    self.tokenizer, self.template = tokenizer, template
     self.stop_ids = tuple(dict.fromkeys((tokenizer.eos_id, *stop_ids)))
     names = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
     # sha256, hex: two equal ones render equal messages to equal ids.
@@ -246,20 +246,25 @@ class Renderer:
   ) -> int | None:
     """Characters of the text that the ids stand for; None = it is another.
 
-    Sampled ids stand for their text, which a template may trim.
+    Sampled ids stand for their text; a template may show it with other space
+    around it.
     """
+    start, rest = len(rendered.text), text[len(rendered.text):]
+    if not text.startswith(rendered.text):
+      return None
     if not rendered.spoken:
-      return len(rendered.text) if text.startswith(rendered.text) else None
-    content, stopped = messages[-1]['content'], rendered.ids[-1]
-    for said in (content, content.strip()):
-      shown = rendered.text + said
-      if not text.startswith(shown):
+      return start
+    content, space = messages[-1]['content'], len(rest) - len(rest.lstrip())
+    for lead, said in ((0, content), (0, content.strip()),
+                       (space, content.strip())):  # fmt: skip
+      end = start + lead + len(said)
+      if not rest.startswith(said, lead):
         continue
-      if stopped not in self.stop_ids:
-        return len(shown)
+      if rendered.ids[-1] not in self.stop_ids:
+        return end
       for stop in self._stops:
-        if text.startswith(stop, len(shown)):
-          return len(shown) + len(stop)
+        if text.startswith(stop, end):
+          return end + len(stop)
     return None
 
   def _encode(

@@ -2,12 +2,13 @@
 
 Jinja runs in a sandbox. A template sees what transformers shows it
 (`messages`, `tools`, `add_generation_prompt`, the tokenizer's special tokens,
-and what `config.tokenizer.template_variables` adds) but no clock:
-`strftime_now` is undefined, so that a run is the same on every day. Templates
-that ask whether it is defined fall back to a date of their own; others need a
-variable.
+and what `config.tokenizer.template_variables` adds) but no clock, so that a run
+is the same on every day: `strftime_now` tells the variable `today`, such as
+2025-01-31, and is undefined without it. Many templates have a date of their
+own for that.
 """
 
+import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,12 @@ from posttrain import types
 # ordinary text where not. A conversation begins with the tokenizer's bos, where
 # there is one.
 BUILT_IN = '<|{role}|>{content}{end}'
+# The same for tools that know Jinja only.
+BUILT_IN_JINJA = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>"
+    "{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    '{% if add_generation_prompt %}<|assistant|>{% endif %}'
+)
 
 
 class BuiltIn:
@@ -69,6 +76,9 @@ class Jinja:
 
     self._error = jinja2.TemplateError
     self._variables = dict(variables)
+    if 'today' in variables:
+      day = datetime.date.fromisoformat(variables['today'])
+      self._variables['strftime_now'] = day.strftime
     sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True,
         extensions=[Generation, 'jinja2.ext.loopcontrols'],
@@ -97,9 +107,15 @@ class Jinja:
           **{'tools': None, 'documents': None, **self._variables},
       )
     except (self._error, TypeError) as error:  # of None + text, say
+      hint = ''
+      if 'strftime_now' in str(error):
+        hint = (
+            '; it asks for the date, which config.tokenizer.template_variables'
+            '=\'{"today": "2025-01-31"}\' would tell it'
+        )
       raise ValueError(
           'messages must be ones that config.tokenizer.chat_template renders: '
-          f'got roles {[m["role"] for m in messages]}; it says: {error}'
+          f'got roles {[m["role"] for m in messages]}; it says: {error}{hint}'
       ) from error
 
 

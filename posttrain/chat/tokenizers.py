@@ -30,6 +30,8 @@ class Tokenizer(Protocol):
   bos: str  # '' where there is none
   bos_id: int | None
   fingerprint: str  # sha256, hex: two equal ones give equal ids
+  content: bytes  # of a tokenizer.json that says the same
+  digest: str  # sha256, hex, of the content; eos and pad may differ
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of plain text."""
@@ -80,6 +82,29 @@ class Bytes:
         ' '.join(SPECIALS).encode(), self.eos_id, self.pad_id
     )
 
+  @functools.cached_property
+  def content(self) -> bytes:
+    """As the library does bytes: a printable character stands for each."""
+    import tokenizers as library
+
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [i for i in range(256) if i not in visible]
+    shown = {i: chr(i) for i in visible}
+    shown |= {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    made = library.Tokenizer(library.models.BPE(
+        vocab={text: byte for byte, text in shown.items()}, merges=[]
+    ))  # fmt: skip
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    made.decoder = library.decoders.ByteLevel()
+    made.add_special_tokens(list(SPECIALS))
+    return made.to_str().encode()
+
+  @functools.cached_property
+  def digest(self) -> str:
+    return hashlib.sha256(self.content).hexdigest()
+
   def encode(self, text: str) -> list[int]:
     return list(text.encode('utf-8', 'replace'))
 
@@ -104,7 +129,8 @@ class File:
   """A `tokenizer.json`, through the `tokenizers` library."""
 
   def __init__(self, path: str, eos: str | None, pad: str | None = None):
-    self._file = _read(path)
+    self.content = _read(path)
+    self.digest = hashlib.sha256(self.content).hexdigest()
     self._plain = self._library(eos)
     self._plain.encode_special_tokens = True  # read them as plain text
     self._ids = self._plain.get_vocab(with_added_tokens=True)
@@ -128,13 +154,13 @@ class File:
     self.bos = '' if self.bos_id is None else self._plain.id_to_token(
         self.bos_id
     )
-    self.fingerprint = _fingerprint(self._file, self.eos_id, self.pad_id)
+    self.fingerprint = _fingerprint(self.content, self.eos_id, self.pad_id)
 
   def _library(self, eos: str | None):
     import tokenizers  # here, because bytes do without
 
     try:
-      made = tokenizers.Tokenizer.from_str(self._file.decode())
+      made = tokenizers.Tokenizer.from_str(self.content.decode())
     except Exception as error:  # the library raises bare Exception
       raise ValueError(
           'config.tokenizer.path must name a HuggingFace tokenizer.json: '

@@ -3,7 +3,8 @@
 1. A table gives each of our leaves its tensors: one, or one per layer.
 2. `load` checks all names, shapes and dtypes before it reads any weight; then
    each tensor goes alone to its place in a leaf that lies sharded already.
-3. `save` writes files of about a gibibyte, and config.json and the index last:
+3. `save` makes one tensor at a time for files of about a gibibyte, which have
+   their names once they are whole, and writes the index and config.json last:
    a directory that is not whole is not loadable.
 
 Our kernels are [in, out], theirs [out, in]. Only safetensors: no pickle.
@@ -13,14 +14,12 @@ import functools
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from safetensors import numpy as writer
 
 from posttrain import schema, tree
 from posttrain.models import hf_config, hf_files, transformer
@@ -90,37 +89,40 @@ def tensors(cfg: schema.Model) -> dict[str, Tensor]:
 
 
 def load(
-    folder: str | pathlib.Path, cfg: schema.Model, places: Any = None
+    folder: str | pathlib.Path, cfg: schema.Model, like: Any = None
 ) -> transformer.Params:
-  """Reads the weights of a directory into float32 parameters.
+  """Reads the weights of a directory into parameters.
 
-  At any time the host holds one tensor, besides what lies on its own devices.
+  At any time the host holds one tensor, twice at most, besides what lies on its
+  own devices.
 
   Args:
     folder: of `config.json` and safetensors files.
     cfg: as `hf_config.read` gives it, with any dtype and remat.
-    places: a `jax.sharding.Sharding` per leaf, in a tree like the parameters;
-      None = the default device.
+    like: arrays or ShapeDtypeStructs of the parameters, with their dtypes and
+      shardings; None = float32 on the default device.
 
   Raises:
     ValueError: names a tensor that is missing, unknown, of another shape, or
       of a dtype other than float32, float16 and bfloat16.
   """
-  expected, shapes = tensors(cfg), transformer.shapes(cfg)
+  expected, like = tensors(cfg), like or transformer.shapes(cfg)
   files = hf_files.find(pathlib.Path(folder), _theirs(expected))
+  places = jax.tree.map(lambda x: x.sharding, like)
 
   def zeros():
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
+  # A tree without a sharding has no leaves: it says nothing.
+  places = places if jax.tree.leaves(places) else None
   params = tree.flat(jax.jit(zeros, out_shardings=places)())
-  for name, array in hf_files.read(files):
-    tensor = expected[name]
-    leaf = params[tensor.path]
-    array = jax.device_put(array, _place(leaf, tensor))
-    params[tensor.path] = jax.block_until_ready(
-        _put(leaf, array, tensor.layer, tensor.transposed)
-    )
-  return jax.tree.unflatten(jax.tree.structure(shapes), params.values())
+  for file, names in files.items():
+    for name in names:  # no variable keeps one tensor while the next is read
+      path = expected[name].path
+      params[path] = _fill(
+          params[path], expected[name], hf_files.read(file, name)
+      )
+  return jax.tree.unflatten(jax.tree.structure(like), params.values())
 
 
 def save(
@@ -148,8 +150,7 @@ def save(
       architecture computes this one.
   """
   folder = pathlib.Path(folder)
-  if folder.exists() and any(folder.iterdir()):
-    raise ValueError(f'{folder} must be empty: got files; name a new folder')
+  check_empty(folder)
   expected, leaves = tensors(cfg), tree.flat(params)
   dtypes = dict.fromkeys(expected, jnp.dtype(dtype))
   if like is None:
@@ -158,27 +159,32 @@ def save(
     _check_like(pathlib.Path(like), cfg)
     dtypes = hf_files.dtypes(pathlib.Path(like), _theirs(expected))
   folder.mkdir(parents=True, exist_ok=True)
-  index, shards = {}, list(_shards(expected, dtypes, shard_bytes))
-  for number, names in enumerate(shards, 1):
-    file = f'model-{number:05}-of-{len(shards):05}.safetensors'
-    file = file if len(shards) > 1 else 'model.safetensors'
-    writer.save_file(
-        {name: _host(leaves, expected[name], dtypes[name]) for name in names},
-        folder / file, metadata={'format': 'pt'},
-    )
-    index |= dict.fromkeys(names, file)
-  if len(shards) > 1:
-    total = sum(_nbytes(expected[n], dtypes[n]) for n in expected)
-    text = {'metadata': {'total_size': total}, 'weight_map': index}
-    (folder / hf_files.INDEX).write_text(json.dumps(text, indent=2))
+  hf_files.write(
+      folder, _theirs(expected), dtypes,
+      lambda name: _host(leaves, expected[name], dtypes[name]), shard_bytes,
+  )  # fmt: skip
   if like is None:
     (folder / 'config.json').write_text(json.dumps(config, indent=2))
   else:
     _copy_rest(pathlib.Path(like), folder)
 
 
+def check_empty(folder: pathlib.Path) -> None:
+  """Raises ValueError if there is something to be overwritten."""
+  if folder.exists() and any(folder.iterdir()):
+    raise ValueError(f'{folder} must be empty: got files; name a new folder')
+
+
 def _theirs(expected: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
   return {name: tensor.shape for name, tensor in expected.items()}
+
+
+def _fill(leaf: jax.Array, tensor: Tensor, array: np.ndarray) -> jax.Array:
+  """Puts a tensor into its leaf, which is given up."""
+  array = jax.device_put(array, _place(leaf, tensor))
+  return jax.block_until_ready(
+      _put(leaf, array, tensor.layer, tensor.transposed)
+  )
 
 
 def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding | None:
@@ -194,42 +200,32 @@ def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding | None:
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _put(leaf, array, layer, transposed):
   array = (array.T if transposed else array).astype(leaf.dtype)
-  if layer is None:
-    return array
+  if layer is None:  # an update too: the leaf's memory serves the result
+    return jax.lax.dynamic_update_slice(leaf, array, (0,) * leaf.ndim)
   return jax.lax.dynamic_update_index_in_dim(leaf, array, layer, 0)
 
 
 def _host(leaves, tensor: Tensor, dtype) -> np.ndarray:
-  """A tensor as they want it: f[shape], contiguous."""
+  """A tensor as they want it."""
   leaf = leaves[tensor.path]
-  array = leaf if tensor.layer is None else leaf[tensor.layer]
-  array = np.asarray(array.astype(dtype))
-  return np.ascontiguousarray(array.T if tensor.transposed else array)
+  return np.asarray(_get(leaf, tensor.layer, tensor.transposed, dtype))
 
 
-def _nbytes(tensor: Tensor, dtype) -> int:
-  return int(np.prod(tensor.shape)) * dtype.itemsize
-
-
-def _shards(expected, dtypes, shard_bytes: int) -> Iterator[list[str]]:
-  """Cuts the tensors, in order, into files."""
-  names, size = [], 0
-  for name, tensor in expected.items():
-    nbytes = _nbytes(tensor, dtypes[name])
-    if names and size + nbytes > shard_bytes:
-      yield names
-      names, size = [], 0
-    names.append(name)
-    size += nbytes
-  yield names
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _get(leaf, layer, transposed, dtype):
+  """One program, so that nothing between leaf and result is ever stored."""
+  if layer is not None:
+    leaf = jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False)
+  return (leaf.T if transposed else leaf).astype(dtype)
 
 
 def _check_like(like: pathlib.Path, cfg: schema.Model) -> None:
   theirs = hf_config.read(like)
-  if not hf_config.same(theirs, cfg):
+  for field in hf_config.differing(theirs, cfg):
     raise ValueError(
-        f'{like}/config.json must describe the model to be saved: got {theirs},'
-        f' expected {cfg}; leave `like` out'
+        f'{like}/config.json must describe the model to be saved: its {field} '
+        f'is {getattr(theirs, field)!r}, expected {getattr(cfg, field)!r}; '
+        'leave `like` out'
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from posttrain import schema
 
 # What in a schema is not part of the model's law.
-_OURS = {'dtype': 'float32', 'remat': 'none'}
+_OURS = ('dtype', 'remat')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +111,16 @@ def write(cfg: schema.Model) -> dict[str, Any]:
   return given
 
 
-def same(a: schema.Model, b: schema.Model) -> bool:
-  """Whether two models compute the same, dtype and remat apart."""
-  return dataclasses.replace(a, **_OURS) == dataclasses.replace(b, **_OURS)
+def differing(a: schema.Model, b: schema.Model) -> list[str]:
+  """Names the fields by which two models compute differently.
+
+  Not so dtype and remat, which are ours to choose.
+  """
+  names = [field.name for field in dataclasses.fields(schema.Model)]
+  return [
+      name for name in names
+      if name not in _OURS and getattr(a, name) != getattr(b, name)
+  ]  # fmt: skip
 
 
 class _Refused(Exception):

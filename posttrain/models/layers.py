@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from posttrain import schema
+from posttrain.models import lora
 from posttrain.ops import attention as attention_op
 
 
@@ -36,7 +37,10 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-  """x @ kernel (+ bias) in x's dtype; normal init, scale / sqrt(fan in)."""
+  """x @ kernel (+ bias) in x's dtype; normal init, scale / sqrt(fan in).
+
+  The kernel may be one with a low-rank correction, see `lora`.
+  """
 
   features: int
   use_bias: bool = False
@@ -48,7 +52,7 @@ class Linear(nn.Module):
     normal = nn.initializers.normal(self.scale / math.sqrt(fan_in))
     kernel = self.param('kernel', normal, (fan_in, self.features))
     # Two dimensions: the gradient then needs no transposed copy of x.
-    y = x.reshape(-1, fan_in) @ kernel.astype(x.dtype)
+    y = lora.matmul(x.reshape(-1, fan_in), kernel)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y = y + bias.astype(x.dtype)[None]

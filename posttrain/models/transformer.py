@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from posttrain import schema
-from posttrain.models import layers
+from posttrain.models import layers, lora
 from posttrain.ops import attention as attention_op
 
 Params = Any
@@ -54,6 +54,10 @@ SHARDING_RULES = (
     (r'attention/o/kernel$', (None, 'tensor', 'fsdp')),
     (r'mlp/(gate|up)/kernel$', (None, 'fsdp', 'tensor')),
     (r'mlp/down/kernel$', (None, 'tensor', 'fsdp')),
+    (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, 'fsdp', None)),
+    (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, 'tensor')),
+    (r'(attention/o|mlp/down)/kernel/a$', (None, 'tensor', None)),
+    (r'(attention/o|mlp/down)/kernel/b$', (None, None, 'fsdp')),
     (r'final_norm/scale$', (None,)),
     (r'norm/scale$', (None, None)),
 )
@@ -178,7 +182,7 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
   step; a fused product is one kernel instead of two or three.
 
   Args:
-    params: as made by `init`.
+    params: as made by `init`; adapted kernels are merged.
     cfg: model options.
 
   Returns:
@@ -189,7 +193,7 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
     return jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *parts)
 
   def layer(i):
-    p = jax.tree.map(lambda x: x[i], params['layers'])
+    p = lora.merge(jax.tree.map(lambda x: x[i], params['layers']))
     attention, mlp = dict(p['attention']), dict(p['mlp'])
     attention['qkv'] = fuse([attention.pop(name) for name in 'qkv'])
     mlp['gate_up'] = fuse([mlp.pop('gate'), mlp.pop('up')])

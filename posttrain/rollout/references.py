@@ -3,14 +3,13 @@
     'policy'      the live parameters, those of the last `set_policy`
     'init'        the stage's initial parameters
     'stage:NAME'  what an earlier stage of the run ended with
-    PATH          of a workdir, a stage's folder or a step, see `checkpoint`
+    PATH          of a run's or of HuggingFace's, see `weights`
 
 The grammar is that of `init`; references are of the policy's shape and
 vocabulary, and lie on the devices as it does.
 
-1. `check`: before the run, that what a path holds can stand for the policy.
-2. `resolve`: when a stage begins, the step that a name means from then on.
-3. `Loader`: the parameters of that step.
+1. `resolve`: when a stage begins, the folder that a name means from then on.
+2. `Loader`: the parameters that lie there.
 """
 
 import dataclasses
@@ -20,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import checkpoint, schema, scoring, tree, types
+from posttrain import schema, scoring, types, weights
 from posttrain.chat import renderer as chat
-from posttrain.models import transformer
 
 Params = Any
 
@@ -31,18 +29,20 @@ class References:
   """The algorithms' scorer: `references(reference, samples)`."""
 
   def __init__(
-      self, scorer: scoring.Scorer, load: Callable[[str], Params]
-  ):
+      self, scorer: scoring.Scorer, load: Callable[[str], Params],
+      held: Mapping[str, Params] | None = None,
+  ):  # fmt: skip
     """Holds nothing yet.
 
     Args:
       scorer: scores sequences under given parameters.
       load: returns the parameters that a name other than 'policy' stands
         for; called once per name, when it is first asked for.
+      held: parameters by name that somebody holds anyway.
     """
     self._scorer = scorer
     self._load = load
-    self._params: dict[str, Params] = {}
+    self._params: dict[str, Params] = dict(held or {})
 
   def set_policy(self, params: Params) -> None:
     """Makes these the live parameters; they must not be donated meanwhile."""
@@ -96,7 +96,7 @@ def resolve(name: str, workdir: str) -> str:
     relative to the workdir if it lies inside.
 
   Raises:
-    ValueError: no step was saved there.
+    ValueError: no weights lie there.
   """
   kind, _, target = name.partition(':')
   if kind == 'stage':
@@ -105,39 +105,9 @@ def resolve(name: str, workdir: str) -> str:
     path = name
   else:
     return name
-  found, root = str(checkpoint.find(path)), os.path.realpath(workdir)
+  found, root = weights.find(path), os.path.realpath(workdir)
   inside = os.path.commonpath([found, root]) == root
   return os.path.relpath(found, root) if inside else found
-
-
-def check(path: str, like: Params, fingerprint: str) -> None:
-  """Refuses weights that cannot stand for the policy; reads none of them.
-
-  Args:
-    path: as `checkpoint.restore_params` takes it.
-    like: the policy's, as arrays or ShapeDtypeStructs.
-    fingerprint: of the policy's tokenizer and template.
-
-  Raises:
-    ValueError: there are none, or they are of other shapes or other tokens.
-  """
-  host = checkpoint.read_host(path)
-  chat.check_fingerprint(
-      fingerprint, host['tokenizer'], 'config.tokenizer',
-      f'the checkpoint {path}',
-  )  # fmt: skip
-  model = schema.Model.from_json(host['model'])
-  theirs, ours = (
-      {name: list(leaf.shape) for name, leaf in tree.flat(params).items()}
-      for params in (transformer.shapes(model), like)
-  )
-  for name in [*ours, *theirs]:
-    got, expected = theirs.get(name), ours.get(name)
-    if got != expected:
-      raise ValueError(
-          f'the checkpoint {path} must hold weights of this model: got {got} '
-          f'at {name!r}, expected {expected}; use the model it was saved with'
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +118,8 @@ class Loader:
   workdir: str  # of the run
   folders: Mapping[str, str]  # name -> what `resolve` said of it, or 'random'
   like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
-  fingerprint: str  # of the policy's tokenizer and template
+  model: schema.Model  # the policy's
+  renderer: chat.Renderer  # the policy's
 
   def __call__(self, name: str) -> Params:
     """Makes or restores the parameters, anew at every call.
@@ -161,8 +132,8 @@ class Loader:
       return self.random()
     path = os.path.join(self.workdir, folder)
     try:
-      check(path, self.like, self.fingerprint)
-      return checkpoint.restore_params(path, self.like)
+      weights.check(path, self.model, self.renderer)
+      return weights.load(path, self.like)
     except ValueError as error:
       raise ValueError(
           f'weights by the name of {name!r} must still be what they were when '

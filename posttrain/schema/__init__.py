@@ -8,7 +8,9 @@ from posttrain.schema.algorithms import Grpo as Grpo
 from posttrain.schema.algorithms import Sft as Sft
 from posttrain.schema.base import FieldError as FieldError
 from posttrain.schema.envs import Arithmetic as Arithmetic
+from posttrain.schema.envs import Gsm8k as Gsm8k
 from posttrain.schema.envs import Rows as Rows
+from posttrain.schema.lora import Lora as Lora
 from posttrain.schema.losses import Clip as Clip
 from posttrain.schema.losses import Dppo as Dppo
 from posttrain.schema.losses import Loss as Loss

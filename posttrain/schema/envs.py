@@ -59,6 +59,32 @@ class Arithmetic:
 
 
 @dataclasses.dataclass(frozen=True)
+class Gsm8k:
+  """Word problems of GSM8K, or of any file of its form; graded by number."""
+
+  # Which environment this is; fixed.
+  type: str = 'gsm8k'
+  # A JSONL file of `question` and `answer`, which ends in a line `#### N`.
+  path: str = ''
+  # The same for evaluation; None = no evaluation on this environment.
+  eval_path: str | None = None
+  # What the prompt says after the question; '' = nothing.
+  instruction: str = (
+      'Reason step by step, and put the final answer in \\boxed{}.'
+  )
+  # An answer without a box and without `#### N` is the last result that was
+  # said, unless the turn was cut off; otherwise it is none.
+  lenient: bool = True
+
+  def __post_init__(self):
+    base.require(bool(self.path), 'path', 'name a file', self.path)
+    base.require(
+        self.eval_path != '', 'eval_path', 'be None or name a file',
+        self.eval_path,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Rows:
   """Rows of a file: `prompt` + `completion`, or `messages`. Not graded."""
 

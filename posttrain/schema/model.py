@@ -165,7 +165,8 @@ class Tokenizer:
   # Path of a Jinja chat template; None = the directory's, or the built-in one.
   chat_template: str | None = None
   # What the template is shown besides messages and special tokens: a JSON
-  # object, such as {"enable_thinking": false}.
+  # object, such as {"enable_thinking": false}; {"today": "2025-01-31"} is the
+  # date of templates that ask for it.
   template_variables: str = '{}'
   # The token that ends an assistant turn; None = the tokenizer's own (the byte
   # tokenizer's <|end|>, or what the directory's template ends turns with; a

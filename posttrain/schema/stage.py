@@ -4,6 +4,7 @@ import dataclasses
 
 from posttrain.schema import algorithms, base, losses, samplers
 from posttrain.schema import envs as env_types
+from posttrain.schema import lora as adapters
 from posttrain.schema import model as models
 from posttrain.schema import optim as optimizer
 
@@ -14,7 +15,9 @@ class EnvEntry:
 
   # Tasks and their grader. This and the next two are nodes with a `type`:
   # another type replaces the whole node.
-  env: env_types.Arithmetic | env_types.Rows = env_types.Arithmetic()
+  env: env_types.Arithmetic | env_types.Gsm8k | env_types.Rows = (
+      env_types.Arithmetic()
+  )
   # What turns rollouts into a training signal.
   algorithm: algorithms.Sft | algorithms.Grpo = algorithms.Sft()
   # Where rollouts come from.
@@ -107,10 +110,13 @@ class Stage:
 
   # What a training example is: 'tokens' (streams per token).
   kind: str = 'tokens'
-  # 'random', 'stage:NAME', or the path of a workdir or checkpoint.
+  # 'random', 'stage:NAME', or the path of a workdir, a checkpoint or a
+  # HuggingFace directory.
   init: str = 'random'
   # Another model than the run's; None = the run's.
   model: models.Model | None = None
+  # Trains a correction of what `init` says, and leaves that as it is.
+  lora: adapters.Lora = adapters.Lora()
   # Batches to train on.
   steps: int = 1000
   # Name -> environment; every batch mixes them by their ratios.

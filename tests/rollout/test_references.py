@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from posttrain import checkpoint, schema, scoring, types
+from posttrain.chat import renderer as chat
 from posttrain.models import transformer
 from posttrain.rollout import references
 from tests import fixtures
@@ -106,16 +107,18 @@ def workdir(tmp_path_factory):
   )
   saver.save(3, {'params': params(1)}, {
       'tokenizer': PRINT, 'model': dataclasses.asdict(fixtures.MODEL),
+      'stage': 'sft', 'config': {'sft': {}},
   })  # fmt: skip
   saver.close()
   return folder
 
 
-def loader(workdir, fingerprint=PRINT, like=None, **folders):
+def loader(
+    workdir, renderer=fixtures.RENDERER, model=fixtures.MODEL, **folders
+):
   return references.Loader(
-      lambda: 'fresh', str(workdir), folders,
-      params(0) if like is None else like, fingerprint,
-  )  # fmt: skip
+      lambda: 'fresh', str(workdir), folders, params(0), model, renderer
+  )
 
 
 def test_names_are_resolved_to_steps(workdir, tmp_path):
@@ -157,8 +160,10 @@ def test_the_loader_gives_what_was_resolved(workdir):
 
 
 @pytest.mark.parametrize('options, says', [
-    ({'fingerprint': '0' * 64}, 'config.tokenizer must be what the checkpoint'),
-    ({'like': {'x': np.zeros(2, np.float32)}}, "got None at 'x', expected .2"),
+    ({'renderer': chat.load(schema.Tokenizer(eos='<|tool|>'))},
+     'config.tokenizer must be what the checkpoint'),
+    ({'model': dataclasses.replace(fixtures.MODEL, rope_theta=5e5)},
+     'its rope_theta is 10000.0, and config.model.rope_theta is 500000.0'),
     ({'x': 'checkpoints/sft/2'}, 'a checkpoint must exist|no saved step'),
 ])
 def test_what_changed_meanwhile_is_refused(workdir, options, says):

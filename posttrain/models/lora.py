@@ -1,0 +1,150 @@
+"""LoRA: frozen weights with a low-rank correction, as functions on trees.
+
+    W' = W + s A B,   A: [in, R], B: [R, out],   s = alpha / R
+    rsLoRA:                                      s = alpha / sqrt(R)
+
+1. `init` draws an adapter: a tree that has a leaf `a` and a leaf `b` where the
+   model's has a kernel that is a target. It is what trains.
+2. `Base.attach` joins the two: an adapted kernel is then an `Adapted`, by which
+   `layers.Linear` multiplies as x W + s (x A) B. Of W no gradient is made.
+3. `merge` makes a plain kernel of it; decoding does so layer by layer.
+
+B starts at 0, so that an adapter changes nothing until it has been trained.
+
+Axes: L layers, R rank.
+
+References: Hu et al., LoRA, arXiv 2106.09685; Kalajdzievski, A rank
+stabilization scaling factor (rsLoRA), arXiv 2312.03732.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from posttrain import schema, tree
+
+Params = Any
+Adapter = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+  """A kernel with its correction; leading axes are those of the kernel."""
+
+  kernel: jax.Array  # [..., in, out]
+  a: jax.Array  # [..., in, R]
+  b: jax.Array  # [..., R, out]
+  scale: float = dataclasses.field(metadata={'static': True})
+
+  def merge(self) -> jax.Array:
+    """W + s A B in float32: f32[..., in, out]."""
+    product = jnp.matmul(self.a, self.b, precision='highest')
+    return self.kernel.astype(jnp.float32) + self.scale * product
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Base:
+  """The frozen parameters of a model, and how much its adapter counts."""
+
+  params: Params
+  scale: float = dataclasses.field(metadata={'static': True})
+
+  def attach(self, adapter: Adapter) -> Params:
+    """The model's parameters; shares all arrays, and copies none."""
+    return _attach(self.params, adapter, self.scale)
+
+
+def scale(cfg: schema.Lora) -> float:
+  """s of the module's formula."""
+  return cfg.alpha / (math.sqrt(cfg.rank) if cfg.rslora else cfg.rank)
+
+
+def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
+  """Draws an adapter: A uniform in +-1/sqrt(in), as PEFT does, B zero.
+
+  Args:
+    key: PRNG key.
+    cfg: options, rank > 0.
+    like: the model's parameters, as arrays or ShapeDtypeStructs.
+
+  Returns:
+    Float32 leaves `<path of kernel>/a` and `/b`.
+
+  Raises:
+    ValueError: the targets match nothing, or more than kernels of layers.
+  """
+  assert cfg.rank > 0, 'rank 0 means no adapter'
+  flat = tree.flat(like)
+  targets = [path for path in flat if re.search(cfg.targets, path)]
+  for path in targets or ['nothing']:
+    if not re.fullmatch(r'layers/.*/kernel', path):
+      raise ValueError(
+          'lora.targets must match kernels of layers, and only these: '
+          f'{cfg.targets!r} matches {path}, expected some of '
+          f'{[p for p in flat if re.fullmatch("layers/.*/kernel", p)]}'
+      )
+  adapter = {}
+  keys = jax.random.split(key, len(targets))
+  for path, key in zip(targets, keys, strict=True):
+    *lead, rows, columns = flat[path].shape
+    bound, node = 1 / math.sqrt(rows), adapter
+    for name in path.split('/'):
+      node = node.setdefault(name, {})
+    node['a'] = jax.random.uniform(
+        key, (*lead, rows, cfg.rank), jnp.float32, -bound, bound
+    )
+    node['b'] = jnp.zeros((*lead, cfg.rank, columns), jnp.float32)
+  return adapter
+
+
+def shapes(cfg: schema.Lora, like: Params) -> Adapter:
+  """The adapter as `jax.ShapeDtypeStruct`s: nothing is made."""
+  return jax.eval_shape(lambda: init(jax.random.key(0), cfg, like))
+
+
+def frozen(params: Params, dtype: str) -> Params:
+  """Matrices in the compute dtype: frozen ones are read in no other."""
+  return tree.map_with_path(
+      lambda path, x: x.astype(dtype) if is_matrix(path) else x, params
+  )
+
+
+def is_matrix(path: str) -> bool:
+  return path.endswith(('kernel', 'table'))
+
+
+def merge(params: Params) -> Params:
+  """Returns plain parameters; merged kernels are float32."""
+  return jax.tree.map(
+      lambda x: x.merge() if isinstance(x, Adapted) else x, params,
+      is_leaf=lambda x: isinstance(x, Adapted),
+  )  # fmt: skip
+
+
+def matmul(x: jax.Array, kernel: jax.Array | Adapted) -> jax.Array:
+  """x W, or x W + s (x A) B, in x's dtype.
+
+  Args:
+    x: float[T, in].
+    kernel: [in, out], or an `Adapted` of it.
+  """
+  if not isinstance(kernel, Adapted):
+    return x @ kernel.astype(x.dtype)
+  low = x @ kernel.a.astype(x.dtype)
+  correction = (kernel.scale * low) @ kernel.b.astype(x.dtype)
+  return x @ kernel.kernel.astype(x.dtype) + correction
+
+
+def _attach(params: Params, adapter: Adapter, scale: float) -> Params:
+  if not isinstance(params, dict):
+    return Adapted(params, adapter['a'], adapter['b'], scale)
+  return {
+      name: _attach(child, adapter[name], scale) if name in adapter else child
+      for name, child in params.items()
+  }

@@ -1,0 +1,197 @@
+"""LoRA: merged equals unmerged, who gets gradients, what is adapted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain import (
+    objectives,
+    optim,
+    schema,
+    scoring,
+    sharding,
+    train_step,
+    tree,
+)
+from posttrain.decode import engine, requests
+from posttrain.models import lora, transformer
+from tests import fixtures
+
+CFG = schema.Lora(rank=4, alpha=8.0)
+MODEL = dataclasses.replace(fixtures.MODEL, layers=2, qkv_bias=True)
+PARAMS = transformer.init(jax.random.key(0), MODEL)
+BASE = lora.Base(PARAMS, lora.scale(CFG))
+ROWS = (
+    np.arange(40, dtype=np.int32).reshape(2, 20) * 7 % 256,
+    np.tile(np.arange(20, dtype=np.int32), (2, 1)),
+    np.ones((2, 20), np.int32), np.ones((2, 20), np.float32),
+)  # fmt: skip
+
+
+def trained(cfg=CFG, params=PARAMS, seed=1):
+  """An adapter whose B is no longer 0."""
+  adapter = lora.init(jax.random.key(seed), cfg, params)
+  return tree.map_with_path(
+      lambda path, x: x if path.endswith('a') else jax.random.normal(
+          jax.random.key(len(path)), x.shape
+      ) / 10, adapter,
+  )  # fmt: skip
+
+
+@jax.jit
+def logprobs(params):
+  return scoring.score(params, MODEL, *ROWS)[0]
+
+
+def test_a_fresh_adapter_changes_nothing():
+  adapter = lora.init(jax.random.key(1), CFG, PARAMS)
+  np.testing.assert_array_equal(
+      logprobs(BASE.attach(adapter)), logprobs(PARAMS)
+  )
+  jax.tree.map(
+      np.testing.assert_array_equal, lora.merge(BASE.attach(adapter)), PARAMS
+  )
+
+
+def test_an_adapter_has_the_shapes_of_its_targets():
+  cfg = dataclasses.replace(CFG, targets='attention/[qv]/kernel|mlp/down')
+  adapter = lora.init(jax.random.key(1), cfg, PARAMS)
+  assert {path: x.shape for path, x in tree.flat(adapter).items()} == {
+      'layers/attention/q/kernel/a': (2, 32, 4),
+      'layers/attention/q/kernel/b': (2, 4, 32),
+      'layers/attention/v/kernel/a': (2, 32, 4),
+      'layers/attention/v/kernel/b': (2, 4, 16),
+      'layers/mlp/down/kernel/a': (2, 64, 4),
+      'layers/mlp/down/kernel/b': (2, 4, 32),
+  }
+  a = adapter['layers']['mlp']['down']['kernel']['a']
+  assert 0.9 / 8 < np.abs(a).max() <= 1 / 8  # uniform within 1 / sqrt(64)
+  assert jax.tree.structure(adapter) == jax.tree.structure(
+      lora.shapes(cfg, transformer.shapes(MODEL))
+  )
+  assert len(jax.tree.leaves(lora.init(jax.random.key(0), CFG, PARAMS))) == 14
+
+
+@pytest.mark.parametrize('targets', ['embed', 'nothing', 'q/', ''])
+def test_targets_are_matrices_of_layers(targets):
+  cfg = dataclasses.replace(CFG, targets=targets)
+  with pytest.raises(ValueError, match='lora.targets must match kernels of la'):
+    lora.shapes(cfg, PARAMS)
+
+
+def test_the_scale():
+  assert lora.scale(schema.Lora(rank=16, alpha=32.0)) == 2.0
+  assert lora.scale(schema.Lora(rank=16, alpha=32.0, rslora=True)) == 8.0
+
+
+def test_a_merged_kernel_in_literal_numbers():
+  adapted = lora.Adapted(
+      jnp.eye(2), jnp.array([[1.0], [2.0]]), jnp.array([[3.0, -1.0]]), 0.5
+  )
+  np.testing.assert_array_equal(adapted.merge(), [[2.5, -0.5], [3.0, 0.0]])
+  np.testing.assert_array_equal(
+      lora.matmul(jnp.array([[1.0, 1.0]]), adapted), [[5.5, -0.5]]
+  )
+
+
+def test_merged_equals_unmerged():
+  params = BASE.attach(trained())
+  merged = lora.merge(params)
+  assert jax.tree.structure(merged) == jax.tree.structure(PARAMS)
+  apart, whole = logprobs(params), logprobs(merged)
+  assert np.abs(whole - logprobs(PARAMS)).max() > 0.1
+  np.testing.assert_allclose(apart, whole, atol=1e-5)
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+      transformer.decode_view(params, MODEL),
+      transformer.decode_view(merged, MODEL),
+  )
+
+
+def test_the_engine_decodes_and_scores_the_merged_view():
+  request = requests.Request(0, np.arange(5, dtype=np.int32), 20)
+  said = {}
+  for name, params in (
+      ('adapted', BASE.attach(trained())),
+      ('merged', lora.merge(BASE.attach(trained()))),
+  ):
+    made = engine.Engine(MODEL, slots=2)
+    made.set_params(params, 0)
+    said[name] = made.generate([request])[0]
+    ids = np.concatenate([request.ids, said[name].ids])
+    np.testing.assert_allclose(
+        made.score([ids])[0][5:], said[name].logprobs, atol=1e-5
+    )
+  np.testing.assert_array_equal(said['adapted'].ids, said['merged'].ids)
+
+
+def test_gradients_reach_the_adapter_alone_and_are_those_of_the_product():
+  """dA = s dW B^T and dB = s A^T dW, of the gradient of merged weights."""
+  adapter = trained()
+  of_adapter = jax.jit(jax.grad(
+      lambda x: logprobs(BASE.attach(x)).sum()
+  ))(adapter)
+  dense = jax.jit(jax.grad(lambda p: logprobs(p).sum()))(
+      lora.merge(BASE.attach(adapter))
+  )
+  assert jax.tree.structure(of_adapter) == jax.tree.structure(adapter)
+  for path, dw in tree.flat(dense).items():
+    if not path.endswith('kernel'):
+      continue
+    a, b = (tree.flat(adapter)[f'{path}/{x}'] for x in 'ab')
+    found = {x: tree.flat(of_adapter)[f'{path}/{x}'] for x in 'ab'}
+    for x, expected in (
+        ('a', BASE.scale * dw @ b.swapaxes(1, 2)),
+        ('b', BASE.scale * a.swapaxes(1, 2) @ dw),
+    ):
+      scale = np.abs(expected).max()
+      assert scale > 0
+      np.testing.assert_allclose(found[x], expected, atol=1e-4 * scale)
+
+
+def test_a_frozen_base_in_the_compute_dtype_scores_to_the_bit():
+  cfg = dataclasses.replace(MODEL, dtype='bfloat16')
+  small = lora.frozen(PARAMS, 'bfloat16')
+  assert {x.dtype.name for x in jax.tree.leaves(small)} == {
+      'bfloat16', 'float32'
+  }
+  score = jax.jit(lambda params: scoring.score(params, cfg, *ROWS)[0])
+  np.testing.assert_array_equal(score(small), score(PARAMS))
+
+
+def test_a_step_trains_the_adapter_and_leaves_the_base():
+  cfg = schema.Optim(lr=1e-2, schedule='constant')
+  optimizer = optim.make(cfg, 10)
+  mesh = sharding.make_mesh(schema.Mesh())
+  params = transformer.init(jax.random.key(0), fixtures.MODEL)
+  kept = jax.tree.map(np.array, params)
+  adapter = lora.init(jax.random.key(1), CFG, params)
+  start = jax.tree.map(np.array, adapter)
+  state = train_step.init_state(adapter, optimizer, average=True)
+  state = jax.device_put(state, sharding.shardings(
+      state, transformer.SHARDING_RULES, mesh
+  ))  # fmt: skip
+  mirrored = {
+      x.shape for path, x in tree.flat(state.opt_state).items() if x.ndim
+  }
+  assert mirrored == {x.shape for x in jax.tree.leaves(adapter)}
+  step = train_step.make_train_step(
+      objectives.TokenComponents(fixtures.MODEL, ('arithmetic',)), optimizer,
+      mesh=mesh, rules=transformer.SHARDING_RULES, average=0.5,
+      base=lora.Base(params, lora.scale(CFG)),
+  )  # fmt: skip
+  losses = []
+  (batch,) = fixtures.batches(1)
+  for _ in range(8):
+    state, metrics = step(state, batch)
+    losses.append(float(metrics['loss/total']))
+  assert step.compiles == 1
+  assert losses[-1] < losses[0] - 0.3
+  jax.tree.map(np.testing.assert_array_equal, params, kept)
+  moved = jax.tree.map(
+      lambda a, b: float(np.abs(a - b).max()), state.params, start
+  )
+  assert min(jax.tree.leaves(moved)) > 1e-3
