@@ -32,7 +32,7 @@ EXTRAS = {
     'serve': ['starlette', 'uvicorn'],
     'hf': ['transformers'],
     'notebook': ['ipykernel', 'jupyterlab'],
-    'parity': ['torch', 'transformers'],
+    'parity': ['peft', 'torch', 'transformers'],
     'tensorboard': TENSORBOARD,
     'launch': ['xmanager'],
 }

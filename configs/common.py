@@ -5,12 +5,14 @@ result is locked, so a misspelt key is an error and not a new key.
 """
 
 import dataclasses
+import os
 import types
 import typing
 
 from ml_collections import config_dict
 
 from posttrain import schema
+from posttrain.models import hf_config
 
 
 def get_config(run: schema.Run) -> config_dict.ConfigDict:
@@ -29,6 +31,34 @@ def get_config(run: schema.Run) -> config_dict.ConfigDict:
       )
     config[name] = _node(stage)
   return config.lock()
+
+
+def words(
+    argument: str, known: tuple[str, ...]
+) -> tuple[str | None, set[str]]:
+  """Reads `DIR`, `WORD` or `DIR,WORD,WORD` behind a recipe's name.
+
+  Returns:
+    The directory, None if none is named, and the words.
+  """
+  parts = argument.split(',')
+  folder = None if parts[0] in known else parts.pop(0)
+  unknown = set(parts) - set(known)
+  if unknown or folder == '':
+    raise ValueError(
+        'the argument must be a HuggingFace directory, words of '
+        f'{known}, or both with commas between them: got {argument!r}'
+    )
+  return folder, set(parts)
+
+
+def pretrained(folder: str | None) -> tuple[schema.Model, schema.Tokenizer]:
+  """Model and tokenizer of a HuggingFace directory; None = tiny, on bytes."""
+  if folder is None:
+    return schema.PRESETS['tiny'], schema.Tokenizer()
+  model = hf_config.read(os.path.expanduser(folder))
+  model = dataclasses.replace(model, dtype='bfloat16', remat='block')
+  return model, schema.Tokenizer(path=folder)
 
 
 def _node(node) -> config_dict.ConfigDict:

@@ -10,10 +10,8 @@ import os
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from posttrain import (
-    arrays,
     checkpoint,
     config,
     evaluation,
@@ -26,6 +24,7 @@ from posttrain import (
     schema,
     scoring,
     sharding,
+    states,
     train_step,
     tree,
     weights,
@@ -119,7 +118,10 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
   compiling = instrument.CompileCounter().open()
   with clock('setup'):
     built = parts(cfg, name)
-    optimizer, like, whole = _shapes(stage, built)
+    optimizer = optim.make(
+        stage.optim, stage.steps * stage.updates_per_rollout
+    )
+    like, whole = states.shapes(stage, built.model, optimizer, built.mesh)
     checkpointer = checkpoint.Checkpointer(
         os.path.join(workdir, 'checkpoints', name), cfg.checkpoint
     )
@@ -132,7 +134,7 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
     if host:
       built.pipeline.set_state(host['pipeline'])
     else:
-      state = _fresh(cfg, stage, optimizer, like, loader, whole)
+      state = states.fresh(stage, optimizer, like, base, loader, cfg.seed)
     tree.checksums(state)  # here, so that the first save compiles nothing
     update = _update(stage, built, optimizer, base)
     engine, references = _connect(cfg, stage, built, loader, base)
@@ -274,51 +276,6 @@ def _connect(cfg, stage, built: Parts, loader: refs.Loader, base):
       drivers.Driver(engine, built.renderer, built.capacity), references
   )
   return engine, references
-
-
-def _shapes(stage: schema.Stage, built: Parts):
-  """(Optimizer, the state's shapes and places, those of the whole weights).
-
-  The weights are whole where all of them train; where an adapter does, they
-  are frozen, and in the compute dtype.
-  """
-  optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
-  whole = params = transformer.shapes(built.model)
-  if stage.lora.rank:
-    whole = jax.eval_shape(lambda x: lora.frozen(x, built.model.dtype), whole)
-    params = lora.shapes(stage.lora, params)
-  like = jax.eval_shape(lambda: _state(stage, optimizer, jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), params
-  )))  # fmt: skip
-
-  def placed(shapes):
-    places = sharding.shardings(shapes, transformer.SHARDING_RULES, built.mesh)
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        shapes, places,
-    )  # fmt: skip
-
-  return optimizer, placed(like), placed(whole)
-
-
-def _state(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
-  average = stage.optim.average is not None
-  return train_step.init_state(params, optimizer, average=average)
-
-
-def _fresh(cfg, stage, optimizer, like, loader: refs.Loader, whole):
-  """The state before the first step."""
-  places = jax.tree.map(lambda x: x.sharding, like)
-  if stage.lora.rank:
-    key = jax.random.key(cfg.seed)
-    return jax.jit(
-        lambda: _state(stage, optimizer, lora.init(key, stage.lora, whole)),
-        out_shardings=places,
-    )()
-  return jax.jit(
-      lambda params: _state(stage, optimizer, params),
-      out_shardings=places, donate_argnums=0,
-  )(loader('init'))  # fmt: skip
 
 
 def _update(stage: schema.Stage, built: Parts, optimizer, base):

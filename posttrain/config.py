@@ -22,6 +22,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from posttrain import schema
+from posttrain.models import hf_config
 
 RECIPE_PREFIX = 'recipe_'  # of the module name that a recipe file gets
 # Keys that may differ when a run is resumed: where it ends (and with it the
@@ -57,7 +58,8 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
 
   Scalars and tuples are read as Python or JSON literals, anything else is a
   string. A node takes a JSON object (missing keys take their defaults); the
-  model also takes a preset's name.
+  model also takes a preset's name, or a HuggingFace directory, with the dtype
+  and remat that it has.
   """
   *parents, leaf = key.split('.')
   node, path = config, 'config'
@@ -69,6 +71,9 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   _child(node, leaf, path)
   value = text if node.get_type(leaf) is str else _literal(text)
   value = None if text == 'None' else value
+  if leaf == 'model' and isinstance(value, str):
+    named = _named_model(value, f'{path}.{leaf}', node[leaf])
+    value = dataclasses.asdict(named)
   if isinstance(value, dict):
     value = config_dict.ConfigDict(value)
   with node.unlocked(), node.ignore_type():
@@ -179,11 +184,7 @@ def _build_node(value, kind, path: str):
   if isinstance(value, str) and hasattr(kind, 'type'):
     return kind()
   if kind is schema.Model and isinstance(value, str):
-    if value not in schema.PRESETS:
-      raise ValueError(
-          f'{path} must be one of {tuple(schema.PRESETS)}: got {value!r}'
-      )
-    return schema.PRESETS[value]
+    return _named_model(value, path)
   if not isinstance(value, dict | config_dict.ConfigDict):
     raise ValueError(f'{path} must be a node: got {value!r}')
   hints = typing.get_type_hints(kind)
@@ -195,6 +196,29 @@ def _build_node(value, kind, path: str):
     return kind(**built)
   except schema.FieldError as error:
     raise ValueError(f'{path}.{error.field} {error.detail}') from None
+
+
+def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
+  """The model of a preset, or of a HuggingFace directory.
+
+  Args:
+    name: of the preset, or the directory.
+    path: of the key, for errors.
+    now: the node that is replaced: dtype and remat, of which a directory says
+      nothing, stay.
+  """
+  if name in schema.PRESETS:
+    return schema.PRESETS[name]
+  folder = os.path.expanduser(name)
+  if not os.path.isdir(folder):
+    raise ValueError(
+        f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
+        f'directory: got {name!r}'
+    )
+  model = hf_config.read(folder)
+  if now is None:
+    return model
+  return dataclasses.replace(model, dtype=now['dtype'], remat=now['remat'])
 
 
 def to_dict(run: schema.Run) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def export(flags: Flags) -> None:
   folder = weights.find(flags.checkpoint)
   if weights.is_hf(folder):
     raise ValueError(
-        f'--checkpoint must be of a run: got {flags.checkpoint!r}, which is a '
-        'HuggingFace directory already'
+        f'--checkpoint must be of a run, or of PEFT: got {flags.checkpoint!r}, '
+        'which is a HuggingFace directory already'
     )
   if flags.format == 'peft':
     _adapter(flags, folder)

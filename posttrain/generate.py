@@ -6,8 +6,8 @@
         [--json]
 
 PATH is a run's workdir, one of its checkpoints/<stage> folders, or one step's;
-or a HuggingFace directory. Model, tokenizer and chat template are what the
-checkpoint, or the directory, says of itself. The weights are their moving
+or a HuggingFace or PEFT directory. Model, tokenizer and chat template are what
+the checkpoint, or the directory, says of itself. The weights are their moving
 average where a checkpoint has one, which is what evaluation measured; else
 those that were trained, and a LoRA is merged into what it corrects.
 
@@ -141,8 +141,8 @@ def load(path: str) -> Policy:
   """Loads a policy onto one device, whatever mesh it was trained on.
 
   Args:
-    path: of a workdir, a stage's folder or a step's, or of a HuggingFace
-      directory.
+    path: of a workdir, a stage's folder or a step's, or of a HuggingFace or
+      PEFT directory.
 
   Raises:
     ValueError: nothing is there, it is damaged, or its tokenizer is gone or
@@ -153,7 +153,7 @@ def load(path: str) -> Policy:
 
   folder = weights.find(path)
   max_tokens = DEFAULT_MAX_TOKENS
-  if not weights.is_hf(folder):
+  if weights.is_run(folder):
     host = checkpoint.read_host(folder)
     config = host['config']
     max_tokens = config[host['stage']]['eval']['max_tokens']

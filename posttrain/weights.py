@@ -40,6 +40,11 @@ def is_peft(path: str) -> bool:
   return (pathlib.Path(path).expanduser() / peft.CONFIG).is_file()
 
 
+def is_run(folder: str) -> bool:
+  """Whether a folder, of `find`, is a step of a run."""
+  return not (is_hf(folder) or is_peft(folder))
+
+
 def find(path: str) -> str:
   """Returns the step folder, or the directory, that a path means.
 

@@ -143,6 +143,10 @@ def test_load_names_what_is_missing(tmp_path):
 @pytest.mark.parametrize('path', RECIPES)
 @pytest.mark.parametrize('argument', ['', ':tiny'])
 def test_every_recipe_builds(path, argument):
+  if 'gsm8k' in path and not argument:  # nothing runs without a model
+    with pytest.raises(ValueError, match='must be a HuggingFace directory'):
+      config.load(path)
+    return
   run = config.build(config.load(path + argument))
   validation.check(run)
   json.dumps(config.to_dict(run))

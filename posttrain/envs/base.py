@@ -10,6 +10,8 @@ A bad answer is no error: it is an observation or a low reward. What cannot
 be graded scores None, which is excluded from its group, never 0.
 """
 
+import os
+import pathlib
 from typing import Protocol
 
 from posttrain import types
@@ -45,6 +47,28 @@ class Env(Protocol):
 
   def make(self, task: types.Task) -> Episode:
     """Returns a fresh episode of a task."""
+
+
+def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
+  """Returns an existing data file, with variables and ~ expanded.
+
+  Args:
+    env: name of the environment.
+    field: of its options that says `path`.
+    path: as it was given.
+    folders: whether a folder will do.
+
+  Raises:
+    ValueError: there is none; names the key.
+  """
+  file = pathlib.Path(os.path.expandvars(path)).expanduser()
+  if file.exists() if folders else file.is_file():
+    return file
+  unset = '; a variable in it is not set' if '$' in str(file) else ''
+  raise ValueError(
+      f'envs.{env}.env.{field} must name an existing file'
+      f'{" or folder" if folders else ""}: got {path!r}{unset}'
+  )
 
 
 def check_split(split: str) -> None:

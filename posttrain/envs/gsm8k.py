@@ -12,8 +12,6 @@ References: Cobbe et al., Training Verifiers to Solve Math Word Problems,
 arXiv 2110.14168.
 """
 
-import os
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -69,12 +67,7 @@ class Gsm8k:
     path = getattr(self._cfg, field)
     if path is None:
       return sources.Shuffled((), seed)
-    file = pathlib.Path(os.path.expandvars(path)).expanduser()
-    if not file.is_file():
-      raise ValueError(
-          f'envs.{self.name}.env.{field} must name an existing JSONL file: '
-          f'got {path!r}'
-      )
+    file = base.find(self.name, field, path, folders=False)
     return sources.Shuffled(
         [self._task(raw, where) for raw, where in jsonl.objects(file)], seed,
         sources.file_fingerprint(file),

@@ -1,8 +1,6 @@
 """Rows of a data file as tasks; demonstrations to imitate, not graded."""
 
 import dataclasses
-import os
-import pathlib
 
 from posttrain import schema, types
 from posttrain.data import jsonl, sources, tfds
@@ -34,12 +32,7 @@ class Rows:
     path = getattr(self._cfg, field)
     if path is None:
       return sources.Shuffled((), seed)
-    file = pathlib.Path(os.path.expandvars(path)).expanduser()
-    if not file.exists():
-      raise ValueError(
-          f'envs.{self.name}.env.{field} must name an existing file or '
-          f'folder: got {path!r}'
-      )
+    file = base.find(self.name, field, path, folders=True)
     read = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
     return sources.Shuffled(
         [self._task(row) for row in read], seed,

@@ -1,0 +1,82 @@
+"""The train state of a stage: shapes, places, and how it begins.
+
+Where all weights train, the state's parameters are the model's. With LoRA they
+are an adapter's, and the model's are frozen: they lie in the compute dtype,
+outside of the state and its checkpoints.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from posttrain import arrays, schema, sharding, train_step
+from posttrain.models import lora, transformer
+
+
+def shapes(
+    stage: schema.Stage, model: schema.Model,
+    optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh,
+) -> tuple[arrays.TrainState, Any]:  # fmt: skip
+  """Returns (the state, the model's whole weights), as ShapeDtypeStructs.
+
+  Both with their shardings; nothing is made.
+
+  Args:
+    stage: its options.
+    model: the model's options, with the vocabulary resolved.
+    optimizer: from `optim.make`.
+    mesh: where they will lie.
+  """
+  whole = params = transformer.shapes(model)
+  if stage.lora.rank:
+    whole = jax.eval_shape(lambda x: lora.frozen(x, model.dtype), whole)
+    params = lora.shapes(stage.lora, params)
+  state = jax.eval_shape(lambda: _make(stage, optimizer, jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), params
+  )))  # fmt: skip
+
+  def placed(tree):
+    places = sharding.shardings(tree, transformer.SHARDING_RULES, mesh)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        tree, places,
+    )  # fmt: skip
+
+  return placed(state), placed(whole)
+
+
+def fresh(
+    stage: schema.Stage, optimizer: optax.GradientTransformation,
+    like: arrays.TrainState, base: lora.Base | None,
+    load: Callable[[str], Any], seed: int,
+) -> arrays.TrainState:  # fmt: skip
+  """Makes the state before the first step.
+
+  Args:
+    stage: its options.
+    optimizer: from `optim.make`.
+    like: of `shapes`.
+    base: the frozen weights, with LoRA.
+    load: returns the weights that the stage begins with, for 'init'.
+    seed: of the adapter.
+  """
+  places = jax.tree.map(lambda x: x.sharding, like)
+  if base is not None:
+    key = jax.random.key(seed)
+    return jax.jit(
+        lambda: _make(
+            stage, optimizer, lora.init(key, stage.lora, base.params)
+        ), out_shardings=places,
+    )()  # fmt: skip
+  return jax.jit(
+      lambda params: _make(stage, optimizer, params),
+      out_shardings=places, donate_argnums=0,
+  )(load('init'))  # fmt: skip
+
+
+def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
+  average = stage.optim.average is not None
+  return train_step.init_state(params, optimizer, average=average)
