@@ -137,11 +137,11 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
       state = states.fresh(stage, optimizer, like, base, loader, cfg.seed)
     tree.checksums(state)  # here, so that the first save compiles nothing
     update = _update(stage, built, optimizer, base)
-    engine, references = _connect(cfg, stage, built, loader, base)
+    decoder, references = _connect(cfg, stage, built, loader, base)
   step = host.get('step', 0)
   return job.Job(
       name=name, cfg=stage, workdir=workdir, step=step, state=state, base=base,
-      pipeline=built.pipeline, update=update, engine=engine,
+      pipeline=built.pipeline, update=update, engine=decoder,
       references=references, evaluator=built.evaluator,
       checkpointer=checkpointer, save_every=cfg.checkpoint.every,
       writer=_writer(cfg, workdir, host.get('metrics_position', position)),
@@ -257,25 +257,32 @@ def _writer(cfg, workdir, position: int) -> metrics.Writer:
   )  # fmt: skip
 
 
-def _connect(cfg, stage, built: Parts, loader: refs.Loader, base):
-  """Makes the engine and the references, and introduces them."""
-  rollout, rows = stage.rollout, built.pipeline.shape[1]
-  engine = engines.Engine(
+def engine(
+    cfg: schema.Run, stage: schema.Stage, built: Parts
+) -> engines.Engine:
+  """Makes a stage's engine, without weights."""
+  rollout = stage.rollout
+  return engines.Engine(
       built.model, slots=rollout.slots, capacity=built.plan.slot_tokens,
       chunk=rollout.chunk, prefill_rows=rollout.prefill_rows,
       prefill_tokens=rollout.prefill_tokens, seed=cfg.seed, mesh=built.mesh,
   )  # fmt: skip
+
+
+def _connect(cfg, stage, built: Parts, loader: refs.Loader, base):
+  """Makes the engine and the references, and introduces them."""
+  made, rows = engine(cfg, stage, built), built.pipeline.shape[1]
   scorer = scoring.Scorer(built.model, rows, built.capacity, built.mesh)
   held = None if base is None else {'init': base.params}
   references = refs.References(scorer, loader, held)
   built.pipeline.connect(
-      drivers.Driver(engine, built.renderer, stage.batch.row_tokens),
+      drivers.Driver(made, built.renderer, stage.batch.row_tokens),
       references,
   )
   built.evaluator.connect(
-      drivers.Driver(engine, built.renderer, built.capacity), references
+      drivers.Driver(made, built.renderer, built.capacity), references
   )
-  return engine, references
+  return made, references
 
 
 def _update(stage: schema.Stage, built: Parts, optimizer, base):

@@ -228,6 +228,13 @@ def to_dict(run: schema.Run) -> dict[str, Any]:
   return json.loads(json.dumps({**values, 'stages': list(stages), **stages}))
 
 
+def from_dict(values: dict[str, Any]) -> config_dict.ConfigDict:
+  """Returns the ConfigDict of `to_dict`'s result: what a checkpoint holds."""
+  node = config_dict.ConfigDict(values)
+  node.stages = tuple(values['stages'])
+  return node.lock()
+
+
 def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   """Refuses to resume under a config that would change the numbers.
 

@@ -82,3 +82,11 @@ def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
     return NamedSharding(mesh, PartitionSpec(*axes))
 
   return tree.map_with_path(place, like)
+
+
+def placed(like: Any, rules: Rules, mesh: Mesh) -> Any:
+  """Shapes, dtypes and `shardings` of a tree, as ShapeDtypeStructs."""
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      like, shardings(like, rules, mesh),
+  )  # fmt: skip

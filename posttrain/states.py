@@ -38,14 +38,10 @@ def shapes(
       lambda x: jnp.zeros(x.shape, x.dtype), params
   )))  # fmt: skip
 
-  def placed(tree):
-    places = sharding.shardings(tree, transformer.SHARDING_RULES, mesh)
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        tree, places,
-    )  # fmt: skip
-
-  return placed(state), placed(whole)
+  rules = transformer.SHARDING_RULES
+  return (
+      sharding.placed(state, rules, mesh), sharding.placed(whole, rules, mesh)
+  )
 
 
 def fresh(

@@ -1,0 +1,156 @@
+"""Measures a policy on a recipe's held-out tasks; trains nothing.
+
+    python -m posttrain.evaluate --checkpoint=PATH [--stage=NAME]
+        [--config=FILE[:ARGUMENT]] [--config.KEY=VALUE ...] [--answers=FILE]
+
+PATH is as for posttrain.generate: of a run, or a HuggingFace or PEFT
+directory. A run is asked the tasks of the stage it was saved in, by its own
+config; --config takes a recipe instead, which a directory needs, and --stage
+another stage of it (default: the last). The keys that matter are a stage's
+`eval`, `envs` and `rollout`.
+
+Prints a table, and as the last line on stdout one JSON object. --answers
+writes each greedy answer as a line of JSON. Exit codes: 0 done, 1 environments
+failed too often, 2 the command is wrong, 130 interrupted.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain import config, errors, schema, validation
+
+
+@dataclasses.dataclass
+class Flags:
+  """The command line."""
+
+  checkpoint: str = ''
+  config: str | None = None
+  stage: str | None = None
+  answers: str | None = None
+  overrides: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+
+def parse(argv: Sequence[str]) -> Flags:
+  """Reads the command line; ValueError names the argument that is wrong."""
+  flags = Flags()
+  for argument in argv:
+    name, _, value = argument.removeprefix('--').partition('=')
+    if argument.startswith('--config.') and value:
+      flags.overrides.append((name.removeprefix('config.'), value))
+    elif argument.startswith('--') and value and name in (
+        'checkpoint', 'config', 'stage', 'answers'
+    ):  # fmt: skip
+      setattr(flags, name, value)
+    else:
+      raise ValueError(
+          'arguments must be --checkpoint=PATH, --config=FILE, --stage=NAME, '
+          f'--answers=FILE or --config.KEY=VALUE: got {argument!r}'
+      )
+  if not flags.checkpoint:
+    raise ValueError('--checkpoint=PATH must be given')
+  return flags
+
+
+def resolve(flags: Flags, folder: str) -> tuple[schema.Run, str]:
+  """The options, and the name of the stage whose tasks are asked."""
+  from posttrain import checkpoint, weights
+
+  name = flags.stage
+  if flags.config is not None:
+    node = config.load(flags.config)
+  elif not weights.is_run(folder):
+    raise ValueError(
+        f'--config=FILE must be given: {folder} says nothing of tasks'
+    )
+  else:
+    host = checkpoint.read_host(folder)
+    node, name = config.from_dict(host['config']), name or host['stage']
+  for key, value in flags.overrides:
+    config.override(node, key, value)
+  run = config.build(node)
+  validation.check(run)
+  name = name or list(run.stages)[-1]
+  if name not in run.stages:
+    raise ValueError(
+        f'--stage must be one of {tuple(run.stages)}: got {name!r}'
+    )
+  return run, name
+
+
+def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
+  """Answers the tasks; returns metrics by name, and the greedy answers.
+
+  Raises:
+    ValueError: the command is wrong, or weights and config do not fit.
+    TooManyErrors: of environments.
+  """
+  # Late, so that a mistake in the command line is answered at once.
+  from posttrain import build, instrument, sharding, weights
+  from posttrain.models import transformer
+  from posttrain.rollout import driver
+
+  folder = weights.find(flags.checkpoint)
+  run, name = resolve(flags, folder)
+  instrument.keep_freed_memory()
+  instrument.enable_compilation_cache(run.compilation_cache)
+  stage = run.stages[name]
+  # How far the policy has drifted is known to those who train it.
+  stage = dataclasses.replace(
+      stage, eval=dataclasses.replace(stage.eval, kl=False)
+  )
+  run = dataclasses.replace(run, stages={**run.stages, name: stage})
+  built = build.parts(run, name)
+  weights.check(folder, built.model, built.renderer)
+  like = sharding.placed(
+      transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh
+  )
+  engine = build.engine(run, stage, built)
+  engine.set_params(weights.load(folder, like, average=True), 0)
+  evaluator = built.evaluator
+  evaluator.connect(driver.Driver(engine, built.renderer, built.capacity))
+  return evaluator()
+
+
+def table(values: dict[str, float]) -> list[str]:
+  """Lines of metric, environment and value."""
+  rows = [
+      (*name.removeprefix('eval/').split('/', 1), f'{value:.4f}')
+      for name, value in values.items()
+  ]
+  widths = [max(len(row[i]) for row in rows) for i in range(2)]
+  return [
+      f'{metric:<{widths[0]}}  {env:<{widths[1]}}  {value:>10}'
+      for metric, env, value in rows
+  ]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Returns the exit code."""
+  if '--help' in argv:
+    print(__doc__)
+    return 0
+  try:
+    flags = parse(argv)
+    values, answers = measure(flags)
+    if flags.answers:
+      with open(flags.answers, 'w') as f:
+        for answer in answers:
+          f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
+  except KeyboardInterrupt:
+    return 130
+  except (ValueError, RuntimeError) as error:
+    if not errors.is_ours(error, 'configs.', config.RECIPE_PREFIX):
+      raise
+    print(f'error: {error}', file=sys.stderr)
+    return 2 if isinstance(error, ValueError) else 1
+  print('\n'.join(table(values)))
+  print(json.dumps(values))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
