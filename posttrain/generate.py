@@ -152,14 +152,15 @@ def load(path: str) -> Policy:
   from posttrain.models import transformer
 
   folder = weights.find(path)
-  max_tokens = DEFAULT_MAX_TOKENS
+  max_tokens, cache = DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
   if weights.is_run(folder):
     host = checkpoint.read_host(folder)
     config = host['config']
     max_tokens = config[host['stage']]['eval']['max_tokens']
-    # It was trained on another machine, maybe: the cache only saves time.
-    with contextlib.suppress(OSError):
-      instrument.enable_compilation_cache(config['compilation_cache'])
+    cache = config['compilation_cache']
+  # It was trained on another machine, maybe: the cache only saves time.
+  with contextlib.suppress(OSError):
+    instrument.enable_compilation_cache(cache)
   renderer, model = weights.renderer(folder), weights.model(folder)
   params = weights.load(folder, transformer.shapes(model), average=True)
   return Policy(params, model, renderer, max_tokens)

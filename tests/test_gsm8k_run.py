@@ -22,9 +22,9 @@ from posttrain import (
 from posttrain.models import hf, transformer
 
 DATA = os.environ.get('POSTTRAIN_DATA')
-pytestmark = pytest.mark.skipif(
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
-)
+)]  # fmt: skip
 MODEL = schema.Model(
     vocab_size=50_304, layers=2, embed_dim=32, heads=2, kv_heads=1,
     head_dim=16, mlp_dim=64, qk_norm=True, rope_theta=1e6,
@@ -125,17 +125,6 @@ def test_a_directory_is_evaluated_by_a_recipe(folder, tmp_path, capsys):
   values = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert values['eval/pass_rate/gsm8k'] == 0.0
   assert len((tmp_path / 'answers.jsonl').read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(('argv', 'says'), [
-    ([], '--checkpoint=PATH must be given'),
-    (['--checkpoint=/nowhere'], "got '/nowhere', where no saved step was"),
-    (['--chekpoint=x'], "got '--chekpoint=x'"),
-])  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, says):
-  assert evaluate.main(argv) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('error: ') and says in line
 
 
 def test_weights_of_another_model_are_not_evaluated(folder, capsys):

@@ -14,6 +14,7 @@ import safetensors.numpy
 from posttrain import (
     build,
     checkpoint,
+    evaluate,
     export,
     generate,
     job,
@@ -168,6 +169,30 @@ def test_the_reference_is_the_base_itself(folder, tmp_path):
   made.close()
 
 
+def test_evaluation_alone_repeats_that_of_the_run(workdir, tmp_path, capsys):
+  last = rows(workdir)[-1]
+  argv = [f'--checkpoint={workdir}', f'--answers={tmp_path / "answers.jsonl"}']
+  assert evaluate.main(argv) == 0
+  *table, values = capsys.readouterr().out.splitlines()
+  values = json.loads(values)
+  assert values == {k: v for k, v in last.items() if k.startswith('eval/')}
+  assert len(table) == len(values) and 'pass_rate' in ''.join(table)
+  answers = (workdir / 'rollouts/grpo_eval_000003.jsonl').read_text()
+  assert (tmp_path / 'answers.jsonl').read_text() == answers
+
+
+@pytest.mark.parametrize(('argv', 'says'), [
+    ([], '--checkpoint=PATH must be given'),
+    (['--checkpoint=/nowhere'], "got '/nowhere', where no saved step was"),
+    (['--chekpoint=x'], "got '--chekpoint=x'"),
+])  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, says):
+  assert evaluate.main(argv) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ') and says in line
+
+
+@pytest.mark.slow
 def test_resumed_as_if_never_cut(folder, workdir, tmp_path, monkeypatch):
   log = job.Job.log
   stopper, signal = [], preemption.Signal
