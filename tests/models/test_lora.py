@@ -1,6 +1,10 @@
 """LoRA: merged equals unmerged, who gets gradients, what is adapted."""
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +17,7 @@ from posttrain import (
     schema,
     scoring,
     sharding,
+    states,
     train_step,
     tree,
 )
@@ -162,36 +167,67 @@ def test_a_frozen_base_in_the_compute_dtype_scores_to_the_bit():
   np.testing.assert_array_equal(score(small), score(PARAMS))
 
 
-def test_a_step_trains_the_adapter_and_leaves_the_base():
-  cfg = schema.Optim(lr=1e-2, schedule='constant')
-  optimizer = optim.make(cfg, 10)
-  mesh = sharding.make_mesh(schema.Mesh())
-  params = transformer.init(jax.random.key(0), fixtures.MODEL)
-  kept = jax.tree.map(np.array, params)
-  adapter = lora.init(jax.random.key(1), CFG, params)
-  start = jax.tree.map(np.array, adapter)
-  state = train_step.init_state(adapter, optimizer, average=True)
-  state = jax.device_put(state, sharding.shardings(
-      state, transformer.SHARDING_RULES, mesh
-  ))  # fmt: skip
-  mirrored = {
-      x.shape for path, x in tree.flat(state.opt_state).items() if x.ndim
-  }
-  assert mirrored == {x.shape for x in jax.tree.leaves(adapter)}
+def train(mesh, steps=8, **options):
+  """(Losses, base before, base after, first and last state) on a mesh."""
+  mesh = sharding.make_mesh(schema.Mesh(*mesh))
+  stage = fixtures.stage(
+      lora=CFG, optim=schema.Optim(lr=1e-2, schedule='constant', average=0.5)
+  )
+  optimizer = optim.make(stage.optim, 10)
+  like, whole = states.shapes(stage, fixtures.MODEL, optimizer, mesh)
+  params = jax.device_put(
+      transformer.init(jax.random.key(0), fixtures.MODEL),
+      jax.tree.map(lambda x: x.sharding, whole),
+  )  # fmt: skip
+  kept = jax.device_get(params)
+  base = lora.Base(params, lora.scale(CFG))
+  state = states.fresh(stage, optimizer, like, base, None, seed=1)
+  first = jax.device_get(state)
   step = train_step.make_train_step(
       objectives.TokenComponents(fixtures.MODEL, ('arithmetic',)), optimizer,
-      mesh=mesh, rules=transformer.SHARDING_RULES, average=0.5,
-      base=lora.Base(params, lora.scale(CFG)),
+      mesh=mesh, rules=transformer.SHARDING_RULES, average=0.5, base=base,
+      **options,
   )  # fmt: skip
   losses = []
-  (batch,) = fixtures.batches(1)
-  for _ in range(8):
-    state, metrics = step(state, batch)
+  (batch,) = fixtures.batches(1, micro_batch_tokens=256)
+  for _ in range(steps):
+    state, metrics = jax.block_until_ready(step(state, batch))
     losses.append(float(metrics['loss/total']))
   assert step.compiles == 1
+  return losses, kept, params, first, state
+
+
+def test_a_step_trains_the_adapter_and_leaves_the_base():
+  losses, kept, params, first, last = train((1, 1, 1))
+  mirrored = {
+      x.shape for x in jax.tree.leaves(last.opt_state) if x.ndim
+  }
+  assert mirrored == {x.shape for x in jax.tree.leaves(last.params)}
   assert losses[-1] < losses[0] - 0.3
   jax.tree.map(np.testing.assert_array_equal, params, kept)
   moved = jax.tree.map(
-      lambda a, b: float(np.abs(a - b).max()), state.params, start
+      lambda a, b: float(np.abs(a - b).max()), last.params, first.params
   )
   assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.slow
+def test_one_device_equals_four():
+  """fsdp x tensor, in a process of its own, for one update and for two."""
+  script = (
+      'import json; from tests.models import test_lora as t; print(json.dumps('
+      '[t.train((1, 2, 2), 3)[0], t.train((2, 2, 1), 3, updates=2)[0]]))'
+  )
+  flags = '--xla_force_host_platform_device_count=4'
+  # Told of more threads, the collectives of 4 devices do not deadlock.
+  env = {**os.environ, 'XLA_FLAGS': flags, 'NPROC': '16'}
+  done = subprocess.run(
+      [sys.executable, '-c', script], env=env, capture_output=True, text=True,
+      timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr[-2000:]
+  once, twice = json.loads(done.stdout.splitlines()[-1])
+  np.testing.assert_allclose(once, train((1, 1, 1), 3)[0], rtol=1e-5)
+  alone = train((1, 1, 1), 3, updates=2)[0]
+  np.testing.assert_allclose(twice, alone, rtol=1e-5)
+  assert once[1:] != twice[1:]
