@@ -305,6 +305,24 @@ def test_lora_wants_something_to_correct(folder):
     validation.check(dataclasses.replace(cfg, stages={'sft': bad}))
 
 
+def test_transformers_reads_bytes_and_the_built_in_template(folder):
+  transformers = pytest.importorskip('transformers')
+  theirs = transformers.AutoTokenizer.from_pretrained(folder)
+  messages = [
+      {'role': 'system', 'content': 'Brief!\n'},
+      {'role': 'user', 'content': 'Is é or € longer? \0'},
+      {'role': 'assistant', 'content': ' no '},
+      {'role': 'user', 'content': '😀'},
+  ]
+  for prompt in (False, True):
+    options = {'add_generation_prompt': prompt}
+    expected = fixtures.RENDERER.render(messages, **options).ids.tolist()
+    assert expected == theirs.apply_chat_template(
+        messages, return_dict=False, **options
+    )
+  assert theirs.eos_token_id == fixtures.RENDERER.tokenizer.eos_id
+
+
 # --- against the PEFT library -------------------------------------------------
 
 
