@@ -149,7 +149,7 @@ def test_sampler_and_trainer_agree_and_the_reference_is_the_start(workdir):
   assert len(steps) == 3
   assert all(row['mismatch/abs_mean'] < 1e-5 for row in steps)
   first, *others = [abs(row['ref_kl/kl']) for row in steps]
-  assert first < 1e-9 < min(others)
+  assert first < 1e-7 < min(others)
 
 
 def test_the_reference_is_the_base_itself(folder, tmp_path):
