@@ -41,6 +41,7 @@ def main(argv=None) -> None:
   if args.child:
     timing.emit(**CHILDREN[args.child](pathlib.Path(args.folder)))
     return
+  pathlib.Path(args.folder).mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=args.folder) as root:
     folder = pathlib.Path(root)
     row = make(folder / 'model', args.gigabytes)

@@ -58,14 +58,10 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   """
   stage = cfg.stages[name]
   renderer = chat.load(cfg.tokenizer)
-  size = renderer.tokenizer.vocab_size
   model = stage.model or cfg.model
-  if model.vocab_size is not None and model.vocab_size < size:
-    raise ValueError(
-        f"config.model.vocab_size must hold the tokenizer's {size} tokens: "
-        f'got {model.vocab_size}'
-    )
-  model = dataclasses.replace(model, vocab_size=model.vocab_size or size)
+  size = model.vocab_size or renderer.tokenizer.vocab_size
+  renderer.fit(size)
+  model = dataclasses.replace(model, vocab_size=size)
   mesh = sharding.make_mesh(cfg.mesh)
   pipeline = pipelines.Pipeline(
       stage, renderer, cfg.seed, list(cfg.stages).index(name)
@@ -84,9 +80,14 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   room = plan.slot_tokens(capacity, jax.default_backend())
   if stage.lora.rank:
     held -= {'init'}  # it is the frozen weights
-  table = plan.make(
-      name, stage, model, dict(mesh.shape), room, len(held - {'policy'})
-  )
+  try:
+    table = plan.make(
+        name, stage, model, dict(mesh.shape), room, len(held - {'policy'})
+    )
+  except schema.FieldError as error:
+    raise ValueError(
+        f'config.{name}.lora.{error.field} {error.detail}'
+    ) from None
   return Parts(renderer, model, mesh, pipeline, evaluator, capacity, table)
 
 
@@ -122,19 +123,25 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
         stage.optim, stage.steps * stage.updates_per_rollout
     )
     like, whole = states.shapes(stage, built.model, optimizer, built.mesh)
-    checkpointer = checkpoint.Checkpointer(
-        os.path.join(workdir, 'checkpoints', name), cfg.checkpoint
-    )
+    folder = os.path.join(workdir, 'checkpoints', name)
+    checkpointer = checkpoint.Checkpointer(folder, cfg.checkpoint)
     state, host = checkpointer.restore(like) or (None, {})
     about = _about(cfg, name, built, workdir, host)
     loader = _loader(cfg, built, workdir, about, whole)
     base = None
     if stage.lora.rank:
       base = lora.Base(loader('init'), lora.scale(stage.lora))
+      about['base'] = weights.base_sums(base.params)
+    if host and base is not None:
+      weights.check_base(weights.find(folder), base.params)
     if host:
       built.pipeline.set_state(host['pipeline'])
     else:
-      state = states.fresh(stage, optimizer, like, base, loader, cfg.seed)
+      index = list(cfg.stages).index(name)
+      state = states.fresh(
+          stage, optimizer, like, base, loader,
+          jax.random.fold_in(jax.random.key(cfg.seed), index),
+      )  # fmt: skip
     tree.checksums(state)  # here, so that the first save compiles nothing
     update = _update(stage, built, optimizer, base)
     decoder, references = _connect(cfg, stage, built, loader, base)

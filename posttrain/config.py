@@ -126,7 +126,25 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
           'nothing reads a stage that does not run'
       )
   values['stages'] = stages
-  return _build(values, schema.Run, 'config')
+  return _absolute(_build(values, schema.Run, 'config'))
+
+
+def _absolute(run: schema.Run) -> schema.Run:
+  """Weights and tokenizers by paths that mean the same from anywhere."""
+
+  def of(path):
+    name = path and path != 'random' and os.path.expanduser(path)
+    return os.path.abspath(name) if name and os.path.exists(name) else path
+
+  names = ('path', 'chat_template')
+  tokenizer = {name: of(getattr(run.tokenizer, name)) for name in names}
+  return dataclasses.replace(
+      run, tokenizer=dataclasses.replace(run.tokenizer, **tokenizer),
+      stages={
+          name: dataclasses.replace(stage, init=of(stage.init))
+          for name, stage in run.stages.items()
+      },
+  )  # fmt: skip
 
 
 def _build(value, kind, path: str):

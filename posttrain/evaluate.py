@@ -16,9 +16,10 @@ failed too often, 2 the command is wrong, 130 interrupted.
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from posttrain import config, errors, schema, validation
 
@@ -112,7 +113,13 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
   engine.set_params(weights.load(folder, like, average=True), 0)
   evaluator = built.evaluator
   evaluator.connect(driver.Driver(engine, built.renderer, built.capacity))
-  return evaluator()
+  values, answers = evaluator()
+  if not values:
+    raise ValueError(
+        f'stage {name!r} must have held-out tasks: no environment of it has; '
+        f'set config.{name}.envs.NAME.env.eval_path, say'
+    )
+  return values, answers
 
 
 def table(values: dict[str, float]) -> list[str]:
@@ -128,6 +135,14 @@ def table(values: dict[str, float]) -> list[str]:
   ]
 
 
+def _writable(path: str | None) -> TextIO:
+  """The file for the answers, before any is asked for; None = nowhere."""
+  try:
+    return open(path or os.devnull, 'w')
+  except OSError as error:
+    raise ValueError(f'--answers must be writable: {error}') from error
+
+
 def main(argv: Sequence[str]) -> int:
   """Returns the exit code."""
   if '--help' in argv:
@@ -135,11 +150,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
   try:
     flags = parse(argv)
-    values, answers = measure(flags)
-    if flags.answers:
-      with open(flags.answers, 'w') as f:
-        for answer in answers:
-          f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
+    with _writable(flags.answers) as f:
+      values, answers = measure(flags)
+      print('\n'.join(table(values)))
+      print(json.dumps(values))
+      for answer in answers:
+        f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
   except KeyboardInterrupt:
     return 130
   except (ValueError, RuntimeError) as error:
@@ -147,8 +163,6 @@ def main(argv: Sequence[str]) -> int:
       raise
     print(f'error: {error}', file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1
-  print('\n'.join(table(values)))
-  print(json.dumps(values))
   return 0
 
 

@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from posttrain import errors
+from posttrain import errors, schema
 
 FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 
@@ -101,8 +101,37 @@ def _adapter(flags: Flags, folder: str) -> None:
         f'--like must name the base of the adapter: its stage began with '
         f'{start}; export that with --format=hf, and name its folder here'
     )
-  base = os.path.abspath(flags.like or start)
-  peft.save(*found, weights.model(folder), flags.folder, base)
+  base, model = flags.like or start, weights.model(folder)
+  if flags.like is not None:
+    _check_base(base, start, model)
+  peft.save(*found, model, flags.folder, os.path.abspath(base))
+
+
+def _check_base(base: str, start: str, model: schema.Model) -> None:
+  """Refuses a base that is not, but for its dtypes, what the stage began with.
+
+  Raises:
+    ValueError: names the first tensor that differs.
+  """
+  import jax.numpy as jnp
+
+  from posttrain import tree, weights
+  from posttrain.models import hf, transformer
+
+  if not weights.is_hf(base):
+    raise ValueError(
+        f'--like must name a HuggingFace directory: got {base!r}'
+    )
+  hf.check_like(base, model)
+  like = transformer.shapes(model)
+  theirs = tree.flat(hf.load(base, model))
+  for path, ours in tree.flat(weights.load(start, like)).items():
+    apart = jnp.abs(ours - theirs[path]).max() / jnp.abs(ours).max()
+    if not apart < 2**-7:  # bfloat16 rounds by half of that
+      raise ValueError(
+          f'--like must hold what the adapter was trained on, {start}: '
+          f'{path} differs by {apart:.1%}; export that with --format=hf'
+      )
 
 
 def _whole(flags: Flags, folder: str) -> None:
@@ -117,7 +146,9 @@ def _whole(flags: Flags, folder: str) -> None:
   hf.save(
       params, model, flags.folder, like=like, dtype=flags.dtype or 'bfloat16'
   )
-  pretrained.write(weights.renderer(folder), flags.folder)
+  renderer = weights.renderer(folder)
+  if renderer is not None:
+    pretrained.write(renderer, flags.folder)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import errors, schema
+from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 
@@ -67,11 +68,8 @@ class Policy:
   params: Any
   model: schema.Model  # with its vocabulary
   renderer: chat.Renderer | None  # None = there is no tokenizer
+  stop_ids: tuple[int, ...]
   max_tokens: int  # of an answer, in the evaluation of its stage
-
-  @property
-  def stop_ids(self) -> tuple[int, ...]:
-    return () if self.renderer is None else self.renderer.stop_ids
 
   def text(self, ids: Sequence[int]) -> str:
     """Ids as text; as numbers, where there is no tokenizer."""
@@ -137,12 +135,14 @@ def _check(flags: Flags) -> None:
   flags.sampling  # noqa: B018 - checks itself
 
 
-def load(path: str) -> Policy:
+def load(path: str, *, text: bool = True) -> Policy:
   """Loads a policy onto one device, whatever mesh it was trained on.
 
   Args:
     path: of a workdir, a stage's folder or a step's, or of a HuggingFace or
       PEFT directory.
+    text: whether there is any to be read: a directory whose tokenizer cannot
+      be used is refused only then.
 
   Raises:
     ValueError: nothing is there, it is damaged, or its tokenizer is gone or
@@ -161,9 +161,20 @@ def load(path: str) -> Policy:
   # It was trained on another machine, maybe: the cache only saves time.
   with contextlib.suppress(OSError):
     instrument.enable_compilation_cache(cache)
-  renderer, model = weights.renderer(folder), weights.model(folder)
+  try:
+    renderer = weights.renderer(folder)
+  except ValueError:
+    if text or weights.is_run(folder):
+      raise
+    renderer = None
+  model = weights.model(folder)
+  if renderer is None:
+    stops = pretrained.stop_ids(folder)
+  else:
+    renderer.fit(model.vocab_size)
+    stops = renderer.stop_ids
   params = weights.load(folder, transformer.shapes(model), average=True)
-  return Policy(params, model, renderer, max_tokens)
+  return Policy(params, model, renderer, stops, max_tokens)
 
 
 def prompt_of(flags: Flags, policy: Policy) -> np.ndarray:
@@ -194,7 +205,7 @@ def answer(flags: Flags) -> dict[str, Any]:
   # Late, so that a mistake in the command line is answered at once.
   from posttrain.decode import engine as engines
 
-  policy = load(flags.checkpoint)
+  policy = load(flags.checkpoint, text=flags.prompt is not None)
   prompt = prompt_of(flags, policy)
   engine = engines.Engine(policy.model, slots=1, seed=flags.seed)
   engine.set_params(policy.params, 0)

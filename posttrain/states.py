@@ -47,7 +47,7 @@ def shapes(
 def fresh(
     stage: schema.Stage, optimizer: optax.GradientTransformation,
     like: arrays.TrainState, base: lora.Base | None,
-    load: Callable[[str], Any], seed: int,
+    load: Callable[[str], Any], key: jax.Array,
 ) -> arrays.TrainState:  # fmt: skip
   """Makes the state before the first step.
 
@@ -57,11 +57,10 @@ def fresh(
     like: of `shapes`.
     base: the frozen weights, with LoRA.
     load: returns the weights that the stage begins with, for 'init'.
-    seed: of the adapter.
+    key: PRNG key of the adapter.
   """
   places = jax.tree.map(lambda x: x.sharding, like)
   if base is not None:
-    key = jax.random.key(seed)
     return jax.jit(
         lambda: _make(
             stage, optimizer, lora.init(key, stage.lora, base.params)

@@ -17,8 +17,9 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from posttrain import checkpoint, schema
+from posttrain import checkpoint, schema, sharding, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
 from posttrain.models import hf, hf_config, lora, peft, transformer
@@ -110,6 +111,8 @@ def check(folder: str, cfg: schema.Model, tokens: chat.Renderer) -> None:
         tokens.fingerprint, checkpoint.read_host(folder)['tokenizer'],
         'config.tokenizer', f'the checkpoint {folder}',
     )  # fmt: skip
+  if is_run(folder) and adapter_options(folder):
+    start(folder)  # it must be there, too
   theirs = model(folder)
   for field in hf_config.differing(theirs, cfg):
     raise ValueError(
@@ -129,29 +132,31 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
     average: the moving average, where a run kept one.
 
   Raises:
-    ValueError: the weights are missing, damaged, or of other shapes.
+    ValueError: the weights are missing, damaged, or of other shapes; or what
+      a correction was made for has changed.
   """
   if is_hf(folder):
     return hf.load(folder, model(folder), like)
-  found = adapter(folder, average=average)
+  found = adapter(folder, like, average=average)
   if found is None:
     params = checkpoint.restore_params(
         folder, _stored(like), average=average and _has_average(folder)
     )
-    return _cast(params, like)
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
   base = load(start(folder), like)
-  attached = lora.Base(base, lora.scale(found[1])).attach(found[0])
-  merged = jax.jit(lora.merge, out_shardings=_places(like))(attached)
-  return _cast(merged, like)
+  if is_run(folder):
+    check_base(folder, base)
+  return lora.absorb(base, found[0], lora.scale(found[1]))
 
 
 def adapter(
-    folder: str, *, average: bool = False
+    folder: str, like: Params | None = None, *, average: bool = False
 ) -> tuple[lora.Adapter, schema.Lora] | None:
   """What a folder corrects its start by, and how that was made.
 
   Args:
     folder: of `find`.
+    like: the whole weights', whose devices it shall lie on; None = the first.
     average: the moving average, where a run kept one.
 
   Returns:
@@ -160,14 +165,66 @@ def adapter(
   if is_hf(folder):
     return None
   if is_peft(folder):
-    return peft.load(folder, model(folder))
-  options = _stage(folder).get('lora') or {'rank': 0}
-  if not options['rank']:
+    made, options = peft.load(folder, model(folder))
+    places = _adapter_like(options, folder, like)
+    return jax.tree.map(
+        lambda x, y: jax.device_put(x, y.sharding), made, places
+    ), options
+  options = adapter_options(folder)
+  if options is None:
     return None
-  options = schema.Lora(**options)
-  like = lora.shapes(options, transformer.shapes(model(folder)))
-  average = average and _has_average(folder)
-  return checkpoint.restore_params(folder, like, average=average), options
+  params = checkpoint.restore_params(
+      folder, _adapter_like(options, folder, like),
+      average=average and _has_average(folder),
+  )  # fmt: skip
+  return params, options
+
+
+def adapter_options(folder: str) -> schema.Lora | None:
+  """How a run's adapter was made; None if it trained all weights."""
+  options = _stage(folder).get('lora')  # older runs have none
+  if not options or not options['rank']:
+    return None
+  return schema.Lora(**options)
+
+
+def _adapter_like(options: schema.Lora, folder: str, like: Params | None):
+  """Shapes of an adapter, on the mesh of the weights that it is to correct."""
+  shapes = lora.shapes(options, transformer.shapes(model(folder)))
+  place = jax.tree.leaves(like)[0].sharding if like is not None else None
+  if not isinstance(place, jax.sharding.NamedSharding):
+    return shapes
+  return sharding.placed(shapes, transformer.SHARDING_RULES, place.mesh)
+
+
+def base_sums(base: Params) -> dict[str, Any]:
+  """What tells frozen weights from others: their dtypes, and checksums."""
+  dtypes = {path: x.dtype.name for path, x in tree.flat(base).items()}
+  return {'dtypes': dtypes, 'sums': tree.checksums(base)}
+
+
+def check_base(folder: str, base: Params) -> None:
+  """Refuses to correct other weights than a correction was trained on.
+
+  Args:
+    folder: a step of a run with LoRA.
+    base: what lies now where its stage began, in any dtype as wide as those
+      that were corrected; a narrower one is not checked.
+
+  Raises:
+    ValueError: they have changed; names the first.
+  """
+  known = checkpoint.read_host(folder).get('base')
+  for path, leaf in tree.flat(base).items() if known else ():
+    dtype = jnp.dtype(known['dtypes'][path])
+    if leaf.dtype.itemsize < dtype.itemsize:
+      continue
+    (total,) = tree.checksums([leaf.astype(dtype)]).values()
+    if total != known['sums'][path]:
+      raise ValueError(
+          f'{start(folder)} must hold the weights that {folder} corrects: '
+          f'{path} has changed since it was trained; put the old files back'
+      )
 
 
 def start(folder: str) -> str:
@@ -181,12 +238,24 @@ def start(folder: str) -> str:
       )
     return find(name)
   name = checkpoint.read_host(folder)['start']
-  workdir = pathlib.Path(folder).parents[2]
-  return name if name == 'random' else find(os.path.join(workdir, name))
+  if name == 'random':
+    return name
+  path = os.path.join(pathlib.Path(folder).parents[2], name)
+  try:
+    return find(path)
+  except ValueError as error:
+    raise ValueError(
+        f'{folder} began with {path}, where that must still be: got nothing '
+        'like it; put it, or a link to it, there'
+    ) from error
 
 
 def origin(folder: str) -> str | None:
-  """The HuggingFace directory that all began with; None if random weights."""
+  """The HuggingFace directory that all began with; None if random weights.
+
+  Raises:
+    ValueError: something on the way is gone.
+  """
   while not (is_hf(folder) or folder == 'random'):
     folder = start(folder)
   return None if folder == 'random' else folder
@@ -208,13 +277,3 @@ def _stored(like: Params) -> Params:
       lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
       like,
   )
-
-
-def _places(like: Params) -> Params | None:
-  places = jax.tree.map(lambda x: x.sharding, like)
-  return places if jax.tree.leaves(places) else None
-
-
-def _cast(params: Params, like: Params) -> Params:
-  """Parameters in the dtypes of `like`; those that have them stay."""
-  return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -193,6 +196,41 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, says):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('axis', ['fsdp', 'tensor'])
+def test_two_devices_do_the_same(folder, workdir, tmp_path, axis):
+  """A LoRA, one on top of it, and what `evaluate` makes of that."""
+  script = (
+      'import dataclasses, sys\n'
+      'from posttrain import evaluate, main, schema\n'
+      'from tests import test_weights as t\n'
+      'folder, workdir, axis = sys.argv[1:]\n'
+      "mesh = schema.Mesh(**{'data': 1, axis: 2})\n"
+      'run = dataclasses.replace(t.options(folder), mesh=mesh)\n'
+      'main.launch(run, workdir, dry_run=False)\n'
+      "sys.exit(evaluate.main([f'--checkpoint={workdir}']))\n"
+  )
+  flags = '--xla_force_host_platform_device_count=2'
+  done = subprocess.run(
+      [sys.executable, '-c', script, str(folder), str(tmp_path), axis],
+      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
+      capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr[-2000:]
+  pairs = list(zip(rows(tmp_path), rows(workdir), strict=True))
+  losses = [
+      (mine['loss/total'], alone['loss/total']) for mine, alone in pairs
+      if alone['stage'] == 'sft' and alone['step']
+  ]  # fmt: skip
+  np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
+  sft = 'checkpoints/sft'
+  close(weights_at(tmp_path / sft), weights_at(workdir / sft), atol=1e-4)
+  # What is sampled may differ by a rounding; not so who says how likely it is.
+  sampled = [mine for mine, _ in pairs if 'mismatch/abs_mean' in mine]
+  assert len(sampled) == 3
+  assert all(row['mismatch/abs_mean'] < 1e-5 for row in sampled)
+
+
+@pytest.mark.slow
 def test_resumed_as_if_never_cut(folder, workdir, tmp_path, monkeypatch):
   log = job.Job.log
   stopper, signal = [], preemption.Signal
@@ -252,6 +290,77 @@ def test_an_adapter_of_another_start_needs_its_base(workdir, tmp_path, capsys):
   ]) == 0  # fmt: skip
   assert export.main([*argv, f'--like={base}']) == 0
   close(weights_at(tmp_path / 'adapter'), weights_at(workdir))
+
+
+def test_weights_that_changed_meanwhile_are_not_corrected(
+    folder, workdir, tmp_path, capsys
+):
+  """A step of a LoRA run says what it corrects; its base is overwritten."""
+  base, run = tmp_path / 'base', tmp_path / 'run'
+  step = run / 'checkpoints/sft/3'
+  shutil.copytree(folder, base)
+  shutil.copytree(workdir / 'checkpoints/sft/3', step)
+  host = checkpoint.read_host(str(step))
+  monkey = checkpoint.read_host
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+        checkpoint, 'read_host', lambda path: {**monkey(path), 'start': base}
+    )
+    close(weights_at(step), weights_at(workdir / 'checkpoints/sft'))
+    shutil.rmtree(base)
+    params = hf.load(folder, MODEL)
+    params['layers']['mlp']['up']['kernel'] *= 1.01
+    hf.save(params, MODEL, base, dtype='float32')
+    with pytest.raises(ValueError, match='mlp/up/kernel has changed since it'):
+      weights_at(step)
+    shutil.rmtree(base)
+    with pytest.raises(ValueError, match='began with .*base, where that must'):
+      weights.check(str(step), MODEL, weights.renderer(str(folder)))
+  assert host['base']['sums'].keys() == tree.flat(params).keys()
+
+
+def test_an_adapter_is_not_published_for_another_base(
+    workdir, folder, tmp_path, capsys
+):
+  other = tmp_path / 'other'
+  params = transformer.init(jax.random.key(9), MODEL)
+  hf.save(params, MODEL, other, dtype='float32')
+  argv = [f'--checkpoint={workdir / "checkpoints/sft"}', '--format=peft',
+          f'--folder={tmp_path / "out"}']  # fmt: skip
+  for like, says in ((other, 'differs by'), ('Qwen/Qwen3', 'must name a Hug')):
+    assert export.main([*argv, f'--like={like}']) == 2
+    assert says in capsys.readouterr().err
+  assert not (tmp_path / 'out').exists()
+  assert export.main([*argv, f'--like={folder}']) == 0
+
+
+@pytest.mark.parametrize(('name', 'content', 'says'), [
+    ('model.safetensors', 'version https://git-lfs', 'must be a whole safeten'),
+    ('model.safetensors.index.json', '{}', "be JSON with a 'weight_map'"),
+    ('config.json', '{"model_type": "qwen3", "num_hidden_layers": "2"}',
+     r'config.json'),
+    ('tokenizer_config.json', '{"eos_token": 3}', 'eos_token must be a text'),
+    ('generation_config.json', '{"eos_token_id": -1}', 'eos_token_id must'),
+])
+def test_a_broken_file_is_one_line(
+    folder, tmp_path, capsys, name, content, says
+):
+  path = shutil.copytree(folder, tmp_path / 'copy')
+  (path / name).write_text(content)
+  assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert name in line and says in line
+
+
+def test_ids_are_answered_whatever_the_tokenizer(folder, tmp_path, capsys):
+  path = shutil.copytree(folder, tmp_path / 'copy')
+  expected = ask(path, capsys, f'--prompt_ids={IDS}')
+  (path / 'tokenizer.json').write_text('{}')
+  said = ask(path, capsys, f'--prompt_ids={IDS}')
+  assert (said['ids'], said['logprobs']) == (
+      expected['ids'], expected['logprobs']
+  )
+  assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
 
 
 def test_a_directory_without_a_tokenizer_takes_ids(folder, tmp_path, capsys):
@@ -385,9 +494,14 @@ def test_peft_loads_ours_and_we_load_theirs(
 
 
 @pytest.mark.parametrize(('change', 'says'), [
-    ({'use_dora': True}, 'use_dora must be False: got True'),
-    ({'rank_pattern': {'q_proj': 8}}, 'rank_pattern must be {}'),
-    ({'peft_type': 'IA3'}, "peft_type must be 'LORA'"),
+    ({'use_dora': True}, 'use_dora must not be True'),
+    ({'rank_pattern': {'q_proj': 8}}, 'rank_pattern must not be'),
+    ({'init_lora_weights': 'pissa'}, "init_lora_weights must not be 'pissa'"),
+    ({'layer_replication': [[0, 2]]}, 'layer_replication must not be'),
+    ({'of_the_future': 3}, 'of_the_future must not be 3'),
+    ({'peft_type': 'IA3'}, "with peft_type 'LORA'"),
+    ({'r': 0}, 'r must be a number > 0: got 0'),
+    ({'lora_alpha': 'x'}, "lora_alpha must be a number > 0: got 'x'"),
     ({'r': 4}, r'must have shape \(4, 32\), by config.json: got \(3, 32\)'),
     ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
 ])

@@ -94,26 +94,39 @@ def span(
   Raises:
     ValueError: a content is not shown, or twice.
   """
-  message = messages[index]
-  content = message['content']
-  marked = template.text(
-      (*messages[:index], {**message, 'content': _MARK}, *messages[index + 1:]),
-      prompt,
-  )  # fmt: skip
+  content = messages[index]['content']
+  marked = _marked(template, messages, index, _MARK, prompt)
   shown = marked.count(_MARK)
   if not shown and not content.strip():
     return None, None
   if shown != 1:
     raise ValueError(
         'config.tokenizer.chat_template must show each content once: it shows '
-        f'that of messages[{index}] ({message["role"]}) {shown} times'
+        f'that of messages[{index}] ({messages[index]["role"]}) {shown} times'
     )
   before, _, after = marked.partition(_MARK)
   for kept in (content, content.strip()):
     if text == before + kept + after:
       return len(before), len(before) + len(kept)
+  # Some look at how contents begin and end (Qwen3), and show other turns by it.
+  half = len(content) // 2
+  head, tail = content[:half], content[half:]
+  marked = _marked(template, messages, index, head + _MARK + tail, prompt)
+  at = marked.find(_MARK)
+  for a, b in ((head, tail), (head.lstrip(), tail.rstrip())):
+    if marked == text[:at] + _MARK + text[at:] and (
+        text[:at].endswith(a) and text[at:].startswith(b)
+    ):
+      return at - len(a), at + len(b)
   begin = _common(before, text)
   return begin, len(text) - _common(after[::-1], text[begin:][::-1])
+
+
+def _marked(template, messages, index: int, content: str, prompt: bool) -> str:
+  """The text, with another content in place of one."""
+  other = {**messages[index], 'content': content}
+  messages = (*messages[:index], other, *messages[index + 1:])
+  return template.text(messages, prompt)
 
 
 def _end(template, messages, index, text, low: int, high: int) -> int:

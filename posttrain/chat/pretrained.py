@@ -59,13 +59,13 @@ def resolve(cfg: schema.Tokenizer) -> Text:
         'which has none (other formats are not read)'
     )
   about = _json(folder / 'tokenizer_config.json')
-  special = {k: _token(about[k]) for k in _SPECIAL if about.get(k)}
+  special = _special(folder / 'tokenizer_config.json', about)
   template = template or _template(folder, about)
   variables = {**special, **variables}
-  stops = _stop_ids(folder)
+  stops = stop_ids(folder)
   eos, pad = cfg.eos, cfg.pad
   if eos is None:
-    eos = _closing(template, variables, _texts(file, stops))
+    eos = _closing(template, variables, file, stops)
   if pad is None and special.get('pad_token') != eos:
     pad = special.get('pad_token')
   told = dataclasses.replace(cfg, path=str(file), eos=eos, pad=pad)
@@ -75,34 +75,51 @@ def resolve(cfg: schema.Tokenizer) -> Text:
 def write(renderer, folder: str | pathlib.Path) -> None:
   """Writes what makes a directory speak as a renderer does.
 
-  A directory that has the same tokens, template and stops already is left as
-  it is.
+  A directory that does so already is left as it is. Variables of the template
+  are set at its head, but for the day: other tools have a clock.
 
   Args:
     renderer: a `renderer.Renderer`.
     folder: an existing one.
   """
   folder, tokenizer = pathlib.Path(folder), renderer.tokenizer
-  template = renderer.template or templates.BUILT_IN_JINJA
+  variables = renderer.variables
   file = folder / 'tokenizer.json'
   if file.is_file() and file.read_bytes() == tokenizer.content:
     found = resolve(schema.Tokenizer(path=str(folder)))
-    if found.template == renderer.template and (
-        found.tokenizer.eos == tokenizer.eos
+    if renderer.template is not None and (
+        (found.template, found.tokenizer.eos, dict(found.variables))
+        == (renderer.template, tokenizer.eos, dict(variables))
     ):
       return
+  head = ''.join(
+      f'{{% set {name} = {_literal(value)} %}}\n'
+      for name, value in variables.items() if name not in (*_SPECIAL, 'today')
+  )  # fmt: skip
   file.write_bytes(tokenizer.content)
-  (folder / 'chat_template.jinja').write_text(template)
-  about = _json(folder / 'tokenizer_config.json')
-  about = {'tokenizer_class': 'PreTrainedTokenizerFast', **about} | {
-      'eos_token': tokenizer.eos, 'pad_token': tokenizer.text(tokenizer.pad_id),
-      'bos_token': tokenizer.bos or None,
-  }  # fmt: skip
-  (folder / 'tokenizer_config.json').write_text(json.dumps(about, indent=2))
-  stops = _json(folder / 'generation_config.json') | {
-      'eos_token_id': list(renderer.stop_ids), 'pad_token_id': tokenizer.pad_id
-  }
-  (folder / 'generation_config.json').write_text(json.dumps(stops, indent=2))
+  template = renderer.template or templates.BUILT_IN_JINJA
+  (folder / 'chat_template.jinja').write_text(head + template)
+  pad = tokenizer.text(tokenizer.pad_id)
+  pad = {'pad_token': pad} if tokenizer.special_id(pad) is not None else {}
+  _update(folder / 'tokenizer_config.json', {
+      'tokenizer_class': 'PreTrainedTokenizerFast',
+      **_json(folder / 'tokenizer_config.json'), **pad,
+      'bos_token': variables.get('bos_token', tokenizer.bos) or None,
+      'eos_token': variables.get('eos_token', tokenizer.eos),
+      'chat_template': head + template,
+  })  # fmt: skip
+  _update(folder / 'generation_config.json', {
+      'eos_token_id': list(renderer.stop_ids)
+  })
+
+
+def _update(path: pathlib.Path, values: dict[str, Any]) -> None:
+  path.write_text(json.dumps({**_json(path), **values}, indent=2))
+
+
+def _literal(value: Any) -> str:
+  """A JSON value as Jinja writes it."""
+  return 'none' if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def check(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
@@ -123,18 +140,35 @@ def check(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
     )
 
 
-def _closing(template, variables, stops: list[str]) -> str | None:
-  """The token that closes an assistant turn; None if that is not known."""
+def _closing(
+    template: str | None, variables: Mapping[str, Any], file: pathlib.Path,
+    stops: tuple[int, ...],
+) -> str | None:  # fmt: skip
+  """The token that closes an assistant turn; None if nothing is known.
+
+  One of those that end a generation, if the template sets one behind an
+  answer; else the first special token there (a base model may have a chat
+  template, but end its texts with something else).
+  """
+  added = _json(file).get('added_tokens') or []
+  ends = [x['content'] for x in added if x['id'] in stops]
   eos = variables.get('eos_token')
+  ends = [*ends, eos] if eos else ends
   if template is None:
-    return eos or next(iter(stops), None)
+    return eos or next(iter(ends), None)
   question = {'role': 'user', 'content': 'question'}
   answer = {'role': 'assistant', 'content': _MARK}
-  text = templates.Jinja(template, variables).text((question, answer))
+  try:
+    text = templates.Jinja(template, variables).text((question, answer))
+  except ValueError:  # it says so again, to who renders
+    return next(iter(ends), None)
   rest = text.partition(_MARK)[2]
-  stops = [stop for stop in (*stops, eos) if stop and stop in rest]
-  found = {rest.index(stop): stop for stop in stops}
-  return found[min(found)] if found else None
+  special = [x['content'] for x in added if x.get('special')]
+  for known in (ends, special):
+    found = {rest.index(x): x for x in known if x in rest}
+    if found:
+      return found[min(found)]
+  return next(iter(ends), None)
 
 
 def _template_file(name: str) -> str:
@@ -164,23 +198,33 @@ def _template(folder: pathlib.Path, about: Mapping[str, Any]) -> str | None:
   return named['default']
 
 
-def _stop_ids(folder: pathlib.Path) -> tuple[int, ...]:
+def stop_ids(folder: str | pathlib.Path) -> tuple[int, ...]:
   """What generation may end with: nothing known is ()."""
   for name in ('generation_config.json', 'config.json'):
-    found = _json(folder / name).get('eos_token_id')
-    if found is not None:
-      return tuple(found) if isinstance(found, list) else (found,)
+    path = pathlib.Path(folder) / name
+    found = _json(path).get('eos_token_id')
+    if found is None:
+      continue
+    ids = found if isinstance(found, list) else [found]
+    if not all(type(i) is int and i >= 0 for i in ids):
+      raise ValueError(
+          f'{path}: eos_token_id must be a token id, or a list of them: got '
+          f'{found!r}'
+      )
+    return tuple(ids)
   return ()
 
 
-def _texts(file: pathlib.Path, ids: tuple[int, ...]) -> list[str]:
-  """Added tokens by their ids, as the tokenizer file spells them."""
-  added = {x['id']: x['content'] for x in _json(file)['added_tokens']}
-  return [added[i] for i in ids if i in added]
-
-
-def _token(value: Any) -> str:
-  return value['content'] if isinstance(value, Mapping) else value
+def _special(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, str]:
+  """Special tokens by their roles."""
+  found = {}
+  for role in _SPECIAL:
+    value = about.get(role)
+    value = value.get('content') if isinstance(value, Mapping) else value
+    if value is not None and not isinstance(value, str):
+      raise ValueError(f'{path}: {role} must be a text: got {about[role]!r}')
+    found |= {role: value} if value else {}
+  return found
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

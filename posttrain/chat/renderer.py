@@ -97,17 +97,37 @@ class Renderer:
       variables: what a Jinja template is shown; None = bos and eos.
     """
     self.tokenizer, self.template = tokenizer, template
+    self.variables = variables or {}
     self.stop_ids = tuple(dict.fromkeys((tokenizer.eos_id, *stop_ids)))
     names = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
     # sha256, hex: two equal ones render equal messages to equal ids.
     self.fingerprint = _fingerprint(
-        tokenizer.fingerprint, template, self.stop_ids[1:], variables or {}
+        tokenizer.fingerprint, template, self.stop_ids[1:], self.variables
     )
+    self._rows = tokenizer.vocab_size
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
     self._template: layout.Template = (
         templates.BuiltIn(tokenizer.bos, tokenizer.eos) if template is None
-        else templates.Jinja(template, {**names, **(variables or {})})
+        else templates.Jinja(template, {**names, **self.variables})
     )
+
+  def fit(self, rows: int) -> None:
+    """Renders for a model with so many rows of embeddings.
+
+    A tokenizer may have more special tokens than a model that shares it
+    (Gemma 3's text models have no row for images): they are refused where they
+    are used.
+
+    Raises:
+      ValueError: the model cannot hold the text of the tokenizer.
+    """
+    needed = max(self.tokenizer.text_size, *(i + 1 for i in self.stop_ids))
+    if rows < needed:
+      raise ValueError(
+          f"config.model.vocab_size must hold the tokenizer's {needed} tokens: "
+          f'got {rows}'
+      )
+    self._rows = rows
 
   def render(
       self, messages: Sequence[types.Message], *,
@@ -277,6 +297,11 @@ class Renderer:
     for piece in pieces:
       encode = content if piece.is_content else scaffold
       ids = np.asarray(encode(piece.text), np.int32)
+      if ids.max(initial=0) >= self._rows:
+        raise ValueError(
+            'messages must be made of tokens that the model has rows for: got '
+            f'{self.tokenizer.text(int(ids.max()))!r} in {piece.text!r}'
+        )
       parts.append(Rendered(
           ids=ids,
           roles=np.full(len(ids), types.ROLES.index(piece.role), np.int8),

@@ -106,7 +106,7 @@ class Jinja:
           messages=list(messages), add_generation_prompt=prompt,
           **{'tools': None, 'documents': None, **self._variables},
       )
-    except (self._error, TypeError) as error:  # of None + text, say
+    except Exception as error:  # whatever a program of others may raise
       hint = ''
       if 'strftime_now' in str(error):
         hint = (

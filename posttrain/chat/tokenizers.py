@@ -23,7 +23,8 @@ SPECIALS = (
 class Tokenizer(Protocol):
   """What the rest of the program knows of a tokenizer."""
 
-  vocab_size: int
+  vocab_size: int  # special tokens included
+  text_size: int  # what plain text is made of
   eos: str  # text of eos_id; ends an assistant turn
   eos_id: int
   pad_id: int  # never eos_id
@@ -66,6 +67,7 @@ class Bytes:
 
   bos = ''
   bos_id = None
+  text_size = 256
 
   def __init__(self, eos: str | None = None, pad: str | None = None):
     self._specials = {text: 256 + i for i, text in enumerate(SPECIALS)}
@@ -140,6 +142,8 @@ class File:
         if token.special
     }
     self.vocab_size = max(self._ids.values()) + 1
+    special = set(self._specials.values())
+    self.text_size = 1 + max(set(self._ids.values()) - special, default=0)
     self.eos = eos
     self.eos_id = _known(self._ids.get(eos), 'eos', eos, self._specials)
     if self.eos_id in self.encode(eos):

@@ -156,7 +156,7 @@ def save(
   if like is None:
     config = hf_config.write(cfg) | {'torch_dtype': dtype}
   else:
-    _check_like(pathlib.Path(like), cfg)
+    check_like(like, cfg)
     dtypes = hf_files.dtypes(pathlib.Path(like), _theirs(expected))
   folder.mkdir(parents=True, exist_ok=True)
   hf_files.write(
@@ -171,6 +171,8 @@ def save(
 
 def check_empty(folder: pathlib.Path) -> None:
   """Raises ValueError if there is something to be overwritten."""
+  if folder.exists() and not folder.is_dir():
+    raise ValueError(f'{folder} must be a folder: got a file; name another')
   if folder.exists() and any(folder.iterdir()):
     raise ValueError(f'{folder} must be empty: got files; name a new folder')
 
@@ -219,13 +221,14 @@ def _get(leaf, layer, transposed, dtype):
   return (leaf.T if transposed else leaf).astype(dtype)
 
 
-def _check_like(like: pathlib.Path, cfg: schema.Model) -> None:
+def check_like(like: str | pathlib.Path, cfg: schema.Model) -> None:
+  """Raises ValueError unless a directory is of this model."""
   theirs = hf_config.read(like)
   for field in hf_config.differing(theirs, cfg):
     raise ValueError(
         f'{like}/config.json must describe the model to be saved: its {field} '
         f'is {getattr(theirs, field)!r}, expected {getattr(cfg, field)!r}; '
-        'leave `like` out'
+        'name another directory, or none'
     )
 
 

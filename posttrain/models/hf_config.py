@@ -91,6 +91,11 @@ def read(folder: str | pathlib.Path) -> schema.Model:
     ) from error
   except (_Refused, schema.FieldError) as error:
     raise ValueError(f'{path}: {error}') from error
+  except (TypeError, AttributeError, ValueError) as error:
+    raise ValueError(
+        f'{path} must hold values of the kinds that transformers writes: '
+        f'{error}'
+    ) from error
 
 
 def write(cfg: schema.Model) -> dict[str, Any]:

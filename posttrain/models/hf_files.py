@@ -5,6 +5,7 @@
     model.safetensors.index.json       which file has which tensor, if several
 """
 
+import contextlib
 import json
 import math
 import os
@@ -38,8 +39,7 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
   index = folder / INDEX
   paths = [folder / single]
   if index.is_file():
-    weight_map = json.loads(index.read_text())['weight_map']
-    paths = [folder / file for file in sorted(set(weight_map.values()))]
+    paths = [folder / file for file in _indexed(index)]
   files = {}
   for path in paths:
     if not path.is_file():
@@ -47,7 +47,7 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
           f'{folder} must hold {path.name}: got none; download all safetensors '
           'files (other formats are not read)'
       )
-    with safetensors.safe_open(path, 'numpy') as file:
+    with _open(path) as file:
       files[path] = [x for x in file.keys() if not _ignored(x, shapes)]
       for name in files[path]:
         _check(path, name, file.get_slice(name), shapes)
@@ -65,7 +65,7 @@ def names(path: pathlib.Path) -> set[str]:
   """Returns the names of the tensors in a file; none if there is no file."""
   if not path.is_file():
     return set()
-  with safetensors.safe_open(path, 'numpy') as file:
+  with _open(path) as file:
     return set(file.keys())
 
 
@@ -75,7 +75,7 @@ def read(path: pathlib.Path, name: str) -> np.ndarray:
   The library maps the file into memory, and what it has touched stays there
   until the file is closed: whoever keeps it open has all of it in the end.
   """
-  with safetensors.safe_open(path, 'numpy') as file:
+  with _open(path) as file:
     return file.get_tensor(name)
 
 
@@ -83,7 +83,7 @@ def dtypes(folder: pathlib.Path, shapes: Shapes) -> dict[str, np.dtype]:
   """Returns the dtype of each tensor; raises as `find` does."""
   found = {}
   for path, names in find(folder, shapes).items():
-    with safetensors.safe_open(path, 'numpy') as file:
+    with _open(path) as file:
       for name in names:
         found[name] = jnp.dtype(DTYPES[file.get_slice(name).get_dtype()])
   return found
@@ -157,6 +157,28 @@ def write_file(
       file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
       del array  # before the next is made
   os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def _open(path: pathlib.Path):
+  """The file, by the library; what that says of a broken one names it."""
+  try:
+    with safetensors.safe_open(path, 'numpy') as file:
+      yield file
+  except safetensors.SafetensorError as error:
+    raise ValueError(
+        f'{path} must be a whole safetensors file: {error}; download it again'
+    ) from error
+
+
+def _indexed(index: pathlib.Path) -> list[str]:
+  """The files that an index names."""
+  try:
+    return sorted(set(json.loads(index.read_text())['weight_map'].values()))
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(
+        f"{index} must be JSON with a 'weight_map' of tensors to files: {error}"
+    ) from error
 
 
 def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:

@@ -18,6 +18,7 @@ stabilization scaling factor (rsLoRA), arXiv 2312.03732.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -84,11 +85,11 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
   targets = [path for path in flat if re.search(cfg.targets, path)]
   for path in targets or ['nothing']:
     if not re.fullmatch(r'layers/.*/kernel', path):
-      raise ValueError(
-          'lora.targets must match kernels of layers, and only these: '
-          f'{cfg.targets!r} matches {path}, expected some of '
-          f'{[p for p in flat if re.fullmatch("layers/.*/kernel", p)]}'
-      )
+      kernels = [p for p in flat if re.fullmatch('layers/.*/kernel', p)]
+      raise schema.FieldError(
+          'targets', 'match kernels of layers, and only these', cfg.targets,
+          f'it matches {path}, expected some of {kernels}',
+      )  # fmt: skip
   adapter = {}
   keys = jax.random.split(key, len(targets))
   for path, key in zip(targets, keys, strict=True):
@@ -117,6 +118,23 @@ def frozen(params: Params, dtype: str) -> Params:
 
 def is_matrix(path: str) -> bool:
   return path.endswith(('kernel', 'table'))
+
+
+def absorb(params: Params, adapter: Adapter, scale: float) -> Params:
+  """Returns the merged parameters, in their dtypes; `params` are given up.
+
+  One kernel at a time, so that no second copy of all of them is ever there.
+  """
+  flat, low = tree.flat(params), tree.flat(adapter)
+  for path in {name.rpartition('/')[0] for name in low}:
+    a, b = low[f'{path}/a'], low[f'{path}/b']
+    flat[path] = _absorb(flat[path], a, b, scale)
+  return jax.tree.unflatten(jax.tree.structure(params), flat.values())
+
+
+@functools.partial(jax.jit, static_argnames='scale', donate_argnums=0)
+def _absorb(kernel, a, b, scale):
+  return Adapted(kernel, a, b, scale).merge().astype(kernel.dtype)
 
 
 def merge(params: Params) -> Params:

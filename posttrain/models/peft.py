@@ -20,14 +20,16 @@ from posttrain import schema, tree
 from posttrain.models import hf, hf_files, lora, transformer
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-# Keys that would let PEFT compute something else than W + s A B.
-_PLAIN = {
-    'peft_type': 'LORA', 'bias': 'none', 'fan_in_fan_out': False,
-    'use_dora': False, 'lora_bias': False, 'use_qalora': False,
-    'modules_to_save': None, 'layers_to_transform': None, 'rank_pattern': {},
-    'alpha_pattern': {}, 'target_parameters': None,
-    'trainable_token_indices': None,
+# Keys that change nothing of W + s A B, and those that must be thus.
+_FREE = {
+    'auto_mapping', 'base_model_name_or_path', 'eva_config', 'exclude_modules',
+    'inference_mode', 'layers_pattern', 'lora_alpha', 'lora_dropout',
+    'megatron_config', 'megatron_core', 'peft_type', 'peft_version',
+    'qalora_group_size', 'r', 'revision', 'runtime_config', 'target_modules',
+    'task_type', 'use_rslora', 'init_lora_weights',
 }  # fmt: skip
+# Others begin with a changed base.
+_STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva')
 
 
 def save(
@@ -82,12 +84,19 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
     config = json.loads(path.read_text())
   except json.JSONDecodeError as error:
     raise ValueError(f'{path} must be JSON: {error}') from error
-  for key, value in _PLAIN.items():
-    if config.get(key) not in (None, value, [], {}):
+  if not isinstance(config, dict) or config.get('peft_type') != 'LORA':
+    raise ValueError(f"{path} must be an object with peft_type 'LORA'")
+  for key, value in config.items():
+    plain = key in _FREE or value in (None, False, [], {}, '', 'none')
+    if not plain or (key == 'init_lora_weights' and value not in _STARTS):
       raise ValueError(
-          f'{path}: {key} must be {value!r}: got {config[key]!r}; merge it '
-          'into its base with PEFT first'
+          f'{path}: {key} must not be {value!r}: that is no plain LoRA; merge '
+          'it into its base with PEFT first'
       )
+  for key, kinds in (('r', int), ('lora_alpha', int | float)):
+    value = config.get(key)
+    if not isinstance(value, kinds) or isinstance(value, bool) or value <= 0:
+      raise ValueError(f'{path}: {key} must be a number > 0: got {value!r}')
   return config
 
 
@@ -105,33 +114,28 @@ def load(
       matrices in all layers of this model.
   """
   folder, config = pathlib.Path(folder), read(folder)
-  file = folder / WEIGHTS
-  theirs = hf_files.names(file)
-  targets = sorted({
-      path.removesuffix('/a')
-      for name, (path, _) in _places(cfg).items() if name in theirs
-      and path.endswith('/a')
-  })  # fmt: skip
+  theirs, known = hf_files.names(folder / WEIGHTS), _places(cfg)
+  kernels = {known[x][0].rpartition('/')[0] for x in theirs if x in known}
+  if not kernels:
+    raise ValueError(
+        f'{folder / WEIGHTS} must hold lora_A and lora_B of a matrix of this '
+        f'model: got {sorted(theirs)[:3]}, expected some of {list(known)[:3]}'
+    )
   options = schema.Lora(
       rank=config['r'], alpha=float(config['lora_alpha']),
-      rslora=config.get('use_rslora', False),
-      targets='^(' + '|'.join(map(re.escape, targets)) + ')$',
+      rslora=bool(config.get('use_rslora')),
+      targets='^(' + '|'.join(map(re.escape, sorted(kernels))) + ')$',
   )
-  if not targets:
-    raise ValueError(
-        f'{file} must hold lora_A and lora_B of a matrix of this model: got '
-        f'{sorted(theirs)[:3]}, expected some of {list(_places(cfg))[:3]}'
-    )
   like = lora.shapes(options, transformer.shapes(cfg))
-  leaves = {path: np.zeros(x.shape, np.float32)
-            for path, x in tree.flat(like).items()}  # fmt: skip
-  places = _places(cfg, leaves)
-  shapes = {
-      name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()
+  leaves = {
+      path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
   }
-  hf_files.find(folder, shapes, WEIGHTS)
+  places = _places(cfg, leaves)
+  hf_files.find(folder, {
+      name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()
+  }, WEIGHTS)  # fmt: skip
   for name, (path, layer) in places.items():
-    leaves[path][layer] = hf_files.read(file, name).T
+    leaves[path][layer] = hf_files.read(folder / WEIGHTS, name).T
   adapter = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
   return adapter, options
 

@@ -20,11 +20,12 @@ _COMMANDS = {
     **dict.fromkeys(('frac', 'dfrac', 'tfrac', 'cfrac'), '\\frac'),
     **dict.fromkeys(('times', 'cdot'), '×'),
     **dict.fromkeys(('circ', 'degree'), '°'),
-    **{sign: sign for sign in '$%'}, 'pounds': '£', 'euro': '€',
+    **{sign: sign for sign in '$%_'}, 'pounds': '£', 'euro': '€',
     '{': '(', '}': ')',
 }  # fmt: skip
 _CHARS = str.maketrans({
-    '\u2212': '-', '\xa0': _THIN, '\u202f': _THIN, '~': ' ', '\u200b': ' ',
+    **dict.fromkeys('\u2212\u2013\u2012', '-'),  # minus, en and figure dash
+    **dict.fromkeys('\xa0\u202f', _THIN), **dict.fromkeys('~\u200b', ' '),
 })  # fmt: skip
 _VULGAR = {
     char: unicodedata.normalize('NFKC', char).replace('\u2044', '/')

@@ -5,7 +5,9 @@ r"""Numbers in answers: which one a text ends on, exactly.
    meant: where it cannot be read there is no answer, and an earlier one does
    not help, because guesses do not add up.
 2. `latex.plain` takes the LaTeX off: `\frac{3}{4}` is `3/4`.
-3. `_NUMBER` finds what looks like a number, `_found` says what it is worth.
+3. `words.signed` makes characters of written signs: `minus 5` is `-5`.
+4. `_NUMBER` finds what looks like a number, `_found` says what it is worth,
+   and `words.scale` what it is multiplied by: `5 million`.
 
 What a number is: ASCII digits, 64 at most, as `7`, `1,234,567`, `1,234.50`,
 `.5`, `3.`, `3/4`, `2 1/2`, `1.5e3`, `1.5 x 10^3`; `$`, `£` or `€` may come
@@ -15,8 +17,8 @@ no digit, letter, closing bracket, `%` or other sign: `5-3` and `COVID-19`
 hold no negative number. Commas that do not group by three separate. What is
 no number at all: digits behind a letter (`H2O`), exponents and indices
 (`cm^2`, `x_1`), clock times and ratios (`5:30`). What is one that cannot be
-read: `2^5`, `1/0`, `1.2.3`, too many digits, `5²`, digits of other scripts
-beside ASCII ones.
+read: `2^5`, `1/0`, `1.2.3`, `5_000`, too many digits, `5²`, digits of other
+scripts beside ASCII ones.
 
 Everything is a `Fraction`: no rounding, no infinity. No text raises, and
 none is slow: the patterns are linear, the lengths have bounds.
@@ -27,7 +29,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from posttrain.rewards import latex
+from posttrain.rewards import latex, words
 
 DIGITS = 64  # of a number at most
 LENGTH = 1000  # of a box or `####` line at most, in characters
@@ -59,6 +61,7 @@ _DECIMAL = re.compile(r'[0-9]*\.?[0-9]+')
 _OPERATION = re.compile(
     r'[\\+*<>|!×÷√π∞±≠≤≥≈]|(?<![^\W\d_])-|-(?![^\W\d_])'
 )
+_INDEXED = re.compile(r'_[^\W_]')  # 5_000, 101_2
 _DIVIDES = re.compile(r'/\s*\Z')  # before it,
 # behind it: a power, a division by no unit, a sentence after the first one.
 _GOES_ON = re.compile(r'[\s})\]]*\^|\s*/(?!\s*[^\W\d_])|\.\s*\w')
@@ -102,7 +105,7 @@ def final_answer(
     return parse(box)
   marked = None
   for found in _HASHES.finditer(text):
-    if not _HEADING.match(found[1]):
+    if not _HEADING.match(words.signed(found[1])):
       marked = found
   if marked is not None:
     return None if truncated and not marked[2] else parse(marked[1])
@@ -119,8 +122,9 @@ def parse(text: str) -> _Fraction | None:
   r"""Returns the one number that a short text holds, LaTeX or plain.
 
   Words and units may stand beside it (`x = 5`, `5 \text{ km/h}`); a second
-  number, an operation (`5!`, `\sqrt{5}`, `x - 5`) or a LaTeX command that is
-  not known makes it none.
+  number, an operation (`5!`, `\sqrt{5}`, `x - 5`), words that operate on it
+  (`half of 5`, `at least 5`, `5 squared`: `words.operate`), a letter that may
+  be metres or millions (`5m`) or an unknown LaTeX command makes it none.
 
   Args:
     text: of 1000 characters at most; a longer one holds none.
@@ -129,14 +133,15 @@ def parse(text: str) -> _Fraction | None:
     return None
   plain = latex.plain(text).strip(' \t\r\n*')
   plain = re.sub(r'\A([+-])\s+', r'\1', plain)
+  plain = words.signed(plain)
   plain = re.sub(r'(?<=[0-9])\s*/\s*(?=[0-9])', '/', plain)
-  found = list(_numbers(plain))
+  found = list(_numbers(plain, dozens=True))
   if len(found) != 1 or len(found[0].values) != 1:
     return None
   before, after = plain[:found[0].start], plain[found[0].end:]
   if (
       _OPERATION.search(f'{before} {after}') or _DIVIDES.search(before)
-      or _GOES_ON.match(after)
+      or _GOES_ON.match(after) or words.operate(before, after)
   ):
     return None
   return found[0].values[0]
@@ -160,8 +165,8 @@ def _last(text: str) -> _Fraction | None:
   if len(text) > TAIL:
     # From a space on, so that no number is cut in two.
     text = re.sub(r'\A\S*', '', text[-TAIL:])
-  plain = latex.plain(text)
-  found = list(_numbers(plain))
+  plain = words.signed(latex.plain(text))
+  found = list(_numbers(plain, dozens=False))
   if not found:
     return None
   end = found[-1].start
@@ -190,10 +195,11 @@ def _box(text: str) -> str | None:
   return ''
 
 
-def _numbers(text: str) -> Iterator[_Found]:
+def _numbers(text: str, *, dozens: bool) -> Iterator[_Found]:
   """Yields what a plain text has of numbers, in order."""
   for match in _NUMBER.finditer(text):
     start, end = match.span()
+    scale, end = words.scale(text, start, end, dozens=dozens)
     before, after = text[max(start - 4, 0):start], text[end:end + 2]
     behind, digit = before[-1:], _is_digit(before[-2:-1])
     if (
@@ -205,18 +211,26 @@ def _numbers(text: str) -> Iterator[_Found]:
         or (after[:1] == ':' and _is_digit(after[1:]))
     ):  # fmt: skip
       continue
-    yield _found(match, before, after[:1])
+    found = _found(match, before, after)
+    if scale is None:
+      found.values[-1] = None
+    elif found.values[-1] is not None:
+      found.values[-1] *= scale
+    yield found._replace(end=end)
 
 
 def _found(match: re.Match, before: str, after: str) -> _Found:
-  """Reads a match, given a few characters before it and one after."""
+  """Reads a match, given a few characters before it and two after."""
   start = match.start('digits')
   signs = (match['sign'] or '') + (match['late'] or '')
   behind = before.rstrip('$}')[-1:]  # $5$-$3$, {5}-3, \text{now }-3
   tied = _is_digit(behind) or _is_letter(behind) or behind in tuple(')]%+-')
   signed = len(signs) == 1 and not tied
   values = _ratio(match) if match['over'] else _decimals(match, tied)
-  if after == '^' or _is_foreign(before[-1:]) or _is_foreign(after):
+  if (
+      after[:1] == '^' or _INDEXED.match(after)
+      or _is_foreign(before[-1:]) or _is_foreign(after[:1])
+  ):
     values = [None]
   if signs == '-' and signed and values[0] is not None:
     values[0] = -values[0]

@@ -197,6 +197,16 @@ def test_a_system_message_is_shown_or_refused(folders, name):
   assert text(made, shown.ids[here]) == S['content']
 
 
+def test_a_content_that_decides_how_others_are_shown(folders):
+  """Qwen3 takes a user's message of this form for a tool's answer."""
+  made = load(folders, 'qwen3')
+  asks = {'role': 'user', 'content': '<tool_response>\n7\n</tool_response>'}
+  thinks = {'role': 'assistant', 'content': '<think>\nhm\n</think>\n\nyes'}
+  shown = made.render((U, thinks, asks), add_generation_prompt=True)
+  said = text(made, shown.ids[shown.is_content])
+  assert said == f'{U["content"]}{thinks["content"]}{asks["content"]}'
+
+
 def test_variables_reach_a_template(folders):
   made = renderer.load(schema.Tokenizer(
       path=str(folders['qwen3']),

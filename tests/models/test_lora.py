@@ -83,7 +83,7 @@ def test_an_adapter_has_the_shapes_of_its_targets():
 @pytest.mark.parametrize('targets', ['embed', 'nothing', 'q/', ''])
 def test_targets_are_matrices_of_layers(targets):
   cfg = dataclasses.replace(CFG, targets=targets)
-  with pytest.raises(ValueError, match='lora.targets must match kernels of la'):
+  with pytest.raises(ValueError, match='targets must match kernels of la'):
     lora.shapes(cfg, PARAMS)
 
 
@@ -181,7 +181,8 @@ def train(mesh, steps=8, **options):
   )  # fmt: skip
   kept = jax.device_get(params)
   base = lora.Base(params, lora.scale(CFG))
-  state = states.fresh(stage, optimizer, like, base, None, seed=1)
+  key = jax.random.key(1)
+  state = states.fresh(stage, optimizer, like, base, None, key)
   first = jax.device_get(state)
   step = train_step.make_train_step(
       objectives.TokenComponents(fixtures.MODEL, ('arithmetic',)), optimizer,

@@ -1,0 +1,126 @@
+r"""English words that change a number, and how much of them is understood.
+
+1. Signs: `negative 5` is -5 anywhere, `minus 5` only where nothing can be
+   that 5 is taken from: at the start, behind `=`, `:`, `is` and the like.
+2. Scales multiply: `5 million`, `5\text{ Thousand}`, `2.5 hundred million`,
+   `2 dozen`, `5-billion`, `5k`. More than three, one that others adjoin
+   (`5 thousand 300`, `5 hundred-dollar bills`, `a hundred and 5`) cannot be
+   read.
+3. Operations: a short list of words that make another number of one they
+   stand by (`half of`, `twice`, `at least`, `squared`), or, as `plus`, of any
+   in a box. Numbers with them are not read. `about 5` and `5 or so` are 5.
+
+Words that are not listed here change nothing. In the last result of a text a
+dozen is a unit: who is asked how many dozens says `24 / 12 = 2 dozen`.
+"""
+
+import fractions
+import math
+import re
+
+SCALES = {
+    'hundred': 100, 'thousand': 10**3, 'million': 10**6, 'billion': 10**9,
+    'trillion': 10**12, 'dozen': 12, 'k': 10**3,
+}  # fmt: skip
+
+_PLACE = '|'.join(name for name in SCALES if name not in ('dozen', 'k'))
+_SCALE = rf'(?ai:{_PLACE}|dozen)'
+_SPELLED = (
+    'one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half'
+    '|(?:thir|four|fif|six|seven|eigh|nine)teen'
+    f'|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:a )?(?:{_PLACE})'
+)
+_SPACE = r'[^\S\n]'
+_GAP = rf'(?:{_SPACE}|[{{}}$*)])*+\n?(?:{_SPACE}|[{{}}$*])*+-?'
+
+_SIGN = re.compile(
+    r"""
+    ( (?<![A-Za-z0-9_-]) (?P<negative>negative)
+    | (?P<before>
+        (?: \A | [=:] | \b(?:is|are|was|be|to|at|of|about|equals)\b )
+        [\s{}(*$]*+
+      ) (?: minus | (?P<plus>plus) )
+    ) [\s{}]++ (?= [$£€]?\ ?\.?[0-9] )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_SCALED = re.compile(
+    rf'(?:[{{}}$*]*+(?ai:k)(?![^\W_]))?(?:{_GAP}{_SCALE}(?ai:s?)(?![^\W_]))*+'
+)
+_NAMES = re.compile(rf'{_SCALE}|(?ai:k)')
+_ADDED = re.compile(
+    rf'[{{}}$*]*+(?:{_SPACE}++and)?{_SPACE}++(?:[0-9]|(?:{_SPELLED})\b)', re.I
+)
+_ADJOINED = re.compile(
+    rf'(?:{_PLACE})s?}}?(?:{_SPACE}{{1,3}}and)?{_SPACE}{{1,3}}\Z', re.I
+)
+_COMPOUND = re.compile(r'-[^\W\d_]')  # `5 hundred-dollar bills`
+_BY_NUMBER = rf'\s+(?:(?:{_SPELLED})\b(?!-)|[b-hj-z]\b)'  # `times two`, `by x`
+_BEFORE = re.compile(
+    r"""
+    \b (?: half | twice | thrice | double | triple | quadruple | times | not
+      | than | at\ (?:least|most) | up\ to | (?<!-)negative
+      | (?: thirds? | quarters? | fourths? | fifths? | tenths? | percent
+        | square | cube | root ) \s+ of )
+    (?: \s+ (?:of|the|an?|about|exactly|or\ equal\ to) )*+ [\s{}($£€]* \Z""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_AFTER = re.compile(
+    rf"""
+    (?-i: [{{}}$*]*+ (?:[mMbB]|bn)(?![^\W_]|\^) )  # metres or millions
+    | [\s{{}})$*-]*+ (?: and\s+ )?
+      (?: squared | cubed | factorial | halves | a\ half | one\ half
+      | (?:an?|one|two|three)\ (?:third|quarter|fourth|fifth|tenth)s?
+      | (?:third|fourth|fifth|sixth|eighth|tenth)s | tenth | bn | quadrillions?
+      | at\ (?:least|most) | or\ (?:more|less|fewer|greater|above|below)
+      | (?:times|point|over|by|more\ than|less\ than){_BY_NUMBER} )\b
+    | [\s{{}}()$*-]*+ (?:{_PLACE}|dozen)(?:ths?|s)?(?![^\W\d_])""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_ANYWHERE = re.compile(
+    r'\b(?:plus|minus|(?:divided|multiplied)\s+by'
+    rf'|in\s+(?:{_PLACE}|dozen)s?)\b', re.I,
+)  # fmt: skip
+
+
+def signed(text: str) -> str:
+  """Returns a text whose written signs of numbers are characters."""
+  return _SIGN.sub(
+      lambda m: f'{m["before"] or ""}{"+" if m["plus"] else "-"}', text
+  )
+
+
+def scale(
+    text: str, start: int, end: int, *, dozens: bool
+) -> tuple[fractions.Fraction | None, int]:
+  """Reads the scale of the number at `text[start:end]`.
+
+  Args:
+    text: plain.
+    start: of the number, its sign and currency.
+    end: of the number.
+    dozens: whether a dozen is 12, or else a unit.
+
+  Returns:
+    What to multiply the number by, 1 where it has no scale and None where it
+    cannot be read; and where its scale ends.
+  """
+  adjoined = _ADJOINED.search(text, max(start - 20, 0), start)
+  found = _SCALED.match(text, end)
+  names = [name.lower() for name in _NAMES.findall(found[0])]
+  end = found.end()
+  if adjoined or len(names) > 3:
+    return None, end
+  if names and names[-1] not in ('dozen', 'k') and _ADDED.match(text, end):
+    return None, end
+  if names and '-' not in found[0] and _COMPOUND.match(text, end):
+    return None, end
+  factors = [SCALES[name] for name in names if dozens or name != 'dozen']
+  return fractions.Fraction(math.prod(factors)), end
+
+
+def operate(before: str, after: str) -> bool:
+  """Returns whether words about a number make another number of it."""
+  return bool(
+      _BEFORE.search(before) or _AFTER.match(after)
+      or _ANYWHERE.search(before) or _ANYWHERE.search(after)
+  )
