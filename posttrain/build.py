@@ -132,16 +132,14 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
     if stage.lora.rank:
       base = lora.Base(loader('init'), lora.scale(stage.lora))
       about['base'] = weights.base_sums(base.params)
-    if host and base is not None:
-      weights.check_base(weights.find(folder), base.params)
+      if host:
+        weights.check_base(weights.find(folder), base.params)
     if host:
       built.pipeline.set_state(host['pipeline'])
     else:
-      index = list(cfg.stages).index(name)
-      state = states.fresh(
-          stage, optimizer, like, base, loader,
-          jax.random.fold_in(jax.random.key(cfg.seed), index),
-      )  # fmt: skip
+      key = jax.random.key(cfg.seed)
+      key = jax.random.fold_in(key, list(cfg.stages).index(name))
+      state = states.fresh(stage, optimizer, like, base, loader, key)
     tree.checksums(state)  # here, so that the first save compiles nothing
     update = _update(stage, built, optimizer, base)
     decoder, references = _connect(cfg, stage, built, loader, base)
@@ -264,9 +262,7 @@ def _writer(cfg, workdir, position: int) -> metrics.Writer:
   )  # fmt: skip
 
 
-def engine(
-    cfg: schema.Run, stage: schema.Stage, built: Parts
-) -> engines.Engine:
+def engine(cfg: schema.Run, stage, built: Parts) -> engines.Engine:
   """Makes a stage's engine, without weights."""
   rollout = stage.rollout
   return engines.Engine(

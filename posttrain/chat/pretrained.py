@@ -92,12 +92,16 @@ def write(renderer, folder: str | pathlib.Path) -> None:
         == (renderer.template, tokenizer.eos, dict(variables))
     ):
       return
+  given = {k: v for k, v in variables.items() if k not in (*_SPECIAL, 'today')}
+  template = renderer.template
+  if template is None:  # its bos is what the tokenizer begins a text with
+    template = templates.BUILT_IN_JINJA
+    given = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
   head = ''.join(
       f'{{% set {name} = {_literal(value)} %}}\n'
-      for name, value in variables.items() if name not in (*_SPECIAL, 'today')
-  )  # fmt: skip
+      for name, value in given.items()
+  )
   file.write_bytes(tokenizer.content)
-  template = renderer.template or templates.BUILT_IN_JINJA
   (folder / 'chat_template.jinja').write_text(head + template)
   pad = tokenizer.text(tokenizer.pad_id)
   pad = {'pad_token': pad} if tokenizer.special_id(pad) is not None else {}

@@ -11,7 +11,6 @@
 Axes: T tokens.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -22,35 +21,10 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import layout, pretrained, templates, tokenizers
 from posttrain.chat import messages as forms
+from posttrain.chat import rendered as tokens
 
 Rewritten = layout.Rewritten
-
-@dataclasses.dataclass(frozen=True)
-class Rendered:
-  """Token ids of a conversation; every array is [T]."""
-
-  ids: np.ndarray  # i32
-  roles: np.ndarray  # i8, index into types.ROLES
-  is_content: np.ndarray  # bool, False on template scaffold
-  sampled: np.ndarray  # bool, what the policy sampled, or is to imitate
-  text: str = ''  # what the ids stand for, but those that were sampled last
-  # The last assistant turn is not closed: a generation prompt comes last, or
-  # sampled ids follow it.
-  open: bool = False
-
-  def __len__(self) -> int:
-    return len(self.ids)
-
-  @property
-  def spoken(self) -> bool:
-    """Whether sampled ids follow the generation prompt."""
-    return self.open and len(self) > 0 and bool(self.sampled[-1])
-
-
-EMPTY = Rendered(
-    np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, bool),
-    np.zeros(0, bool),
-)
+EMPTY, Rendered = tokens.EMPTY, tokens.Rendered
 
 
 def load(cfg: schema.Tokenizer) -> 'Renderer':
@@ -190,7 +164,7 @@ class Renderer:
     """Appends ids that were sampled after a generation prompt, verbatim."""
     assert rendered.open, 'sampled ids follow a generation prompt'
     ids = np.asarray(ids, np.int32)
-    return _join([rendered, Rendered(
+    return tokens.join([rendered, Rendered(
         ids=ids,
         roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
         is_content=~np.isin(ids, self.stop_ids),
@@ -308,7 +282,7 @@ class Renderer:
           is_content=np.full(len(ids), piece.is_content),
           sampled=np.full(len(ids), piece.sampled),
       ))
-    return _join([*before, *parts], text, open=open)
+    return tokens.join([*before, *parts], text, open=open)
 
 
 def _fingerprint(
@@ -321,10 +295,3 @@ def _fingerprint(
   if stop_ids or variables:
     parts += [list(stop_ids), dict(sorted(variables.items()))]
   return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
-  return Rendered(*(
-      np.concatenate([getattr(piece, field) for piece in pieces])
-      for field in ('ids', 'roles', 'is_content', 'sampled')
-  ), text, open)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import pathlib
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -159,6 +160,12 @@ class File:
         self.bos_id
     )
     self.fingerprint = _fingerprint(self.content, self.eos_id, self.pad_id)
+    if self._plain.encode('a', add_special_tokens=False).tokens[0][0] == '▁':
+      warnings.warn(
+          f'the tokenizer {path} begins every text with a space, and templates '
+          'are read piece by piece: ids may differ from those of transformers '
+          'by such spaces', stacklevel=2,
+      )
 
   def _library(self, eos: str | None):
     import tokenizers  # here, because bytes do without

@@ -37,8 +37,7 @@ _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 class Play:
   """An episode to play."""
 
-  # Unique over the whole run; with the engine's seed it decides which random
-  # numbers the episode is sampled with.
+  # Unique over the whole run; with the engine's seed it decides all draws.
   uid: int
   env: base.Env
   task: types.Task

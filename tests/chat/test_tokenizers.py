@@ -140,3 +140,24 @@ def test_real_file(neox):
   assert neox.decode(ids) == text
   assert neox.encode_scaffold('a<|endoftext|>')[-1] == 0
   assert neox.vocab_size == 50277
+
+
+@pytest.mark.parametrize('scheme', ['always', 'never'])
+def test_a_tokenizer_that_adds_spaces_warns(tmp_path, scheme):
+  import warnings
+
+  import tokenizers as library
+
+  made = library.Tokenizer(library.models.BPE(
+      vocab={'\u2581': 0, 'a': 1, '</s>': 2}, merges=[], fuse_unk=True
+  ))
+  made.pre_tokenizer = library.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+  made.add_special_tokens(['</s>'])
+  made.save(str(tmp_path / 'tokenizer.json'))
+  cfg = schema.Tokenizer(path=str(tmp_path / 'tokenizer.json'), eos='</s>')
+  with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter('always')
+    tokenizers.load(cfg)
+  assert ['begins every text' in str(x.message) for x in said] == (
+      [True] if scheme == 'always' else []
+  )

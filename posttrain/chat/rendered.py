@@ -1,0 +1,45 @@
+"""Token ids of a conversation, with whose each of them is.
+
+Axes: T tokens.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+  """Token ids of a conversation; every array is [T]."""
+
+  ids: np.ndarray  # i32
+  roles: np.ndarray  # i8, index into types.ROLES
+  is_content: np.ndarray  # bool, False on template scaffold
+  sampled: np.ndarray  # bool, what the policy sampled, or is to imitate
+  text: str = ''  # what the ids stand for, but those that were sampled last
+  # The last assistant turn is not closed: a generation prompt comes last, or
+  # sampled ids follow it.
+  open: bool = False
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+  @property
+  def spoken(self) -> bool:
+    """Whether sampled ids follow the generation prompt."""
+    return self.open and len(self) > 0 and bool(self.sampled[-1])
+
+
+EMPTY = Rendered(
+    np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, bool),
+    np.zeros(0, bool),
+)
+
+
+def join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
+  """One behind the other; `text` and `open` are those of the whole."""
+  return Rendered(*(
+      np.concatenate([getattr(piece, field) for piece in pieces])
+      for field in ('ids', 'roles', 'is_content', 'sampled')
+  ), text, open)
