@@ -61,7 +61,7 @@ _DECIMAL = re.compile(r'[0-9]*\.?[0-9]+')
 _OPERATION = re.compile(
     r'[\\+*<>|!×÷√π∞±≠≤≥≈]|(?<![^\W\d_])-|-(?![^\W\d_])'
 )
-_INDEXED = re.compile(r'_[^\W_]')  # 5_000, 101_2
+_INDEXED = re.compile(r'_\{?[^\W_]')  # 5_000, 101_2
 _DIVIDES = re.compile(r'/\s*\Z')  # before it,
 # behind it: a power, a division by no unit, a sentence after the first one.
 _GOES_ON = re.compile(r'[\s})\]]*\^|\s*/(?!\s*[^\W\d_])|\.\s*\w')
@@ -200,7 +200,7 @@ def _numbers(text: str, *, dozens: bool) -> Iterator[_Found]:
   for match in _NUMBER.finditer(text):
     start, end = match.span()
     scale, end = words.scale(text, start, end, dozens=dozens)
-    before, after = text[max(start - 4, 0):start], text[end:end + 2]
+    before, after = text[max(start - 4, 0):start], text[end:end + 3]
     behind, digit = before[-1:], _is_digit(before[-2:-1])
     if (
         behind in ('^', '_')
@@ -208,7 +208,7 @@ def _numbers(text: str, *, dozens: bool) -> Iterator[_Found]:
             and _is_letter(behind)
             and not (digit and behind in ('x', 'X')))  # 3x4
         or (behind == ':' and digit)
-        or (after[:1] == ':' and _is_digit(after[1:]))
+        or (after[:1] == ':' and _is_digit(after[1:2]))
     ):  # fmt: skip
       continue
     found = _found(match, before, after)
@@ -220,7 +220,7 @@ def _numbers(text: str, *, dozens: bool) -> Iterator[_Found]:
 
 
 def _found(match: re.Match, before: str, after: str) -> _Found:
-  """Reads a match, given a few characters before it and two after."""
+  """Reads a match, given a few characters before it and three after."""
   start = match.start('digits')
   signs = (match['sign'] or '') + (match['late'] or '')
   behind = before.rstrip('$}')[-1:]  # $5$-$3$, {5}-3, \text{now }-3

@@ -11,7 +11,8 @@ r"""English words that change a number, and how much of them is understood.
    in a box. Numbers with them are not read. `about 5` and `5 or so` are 5.
 
 Words that are not listed here change nothing. In the last result of a text a
-dozen is a unit: who is asked how many dozens says `24 / 12 = 2 dozen`.
+dozen is a unit (who is asked how many dozens says `24 / 12 = 2 dozen`), and
+only signs and scales are read.
 """
 
 import fractions
@@ -66,14 +67,14 @@ _BEFORE = re.compile(
 )
 _AFTER = re.compile(
     rf"""
-    (?-i: [{{}}$*]*+ (?:[mMbB]|bn)(?![^\W_]|\^) )  # metres or millions
+    (?-i: [{{}}$*]*+ (?:[mMbB]|bn)(?![^\W_]|\^|/s\b) )  # metres, millions?
     | [\s{{}})$*-]*+ (?: and\s+ )?
       (?: squared | cubed | factorial | halves | a\ half | one\ half
       | (?:an?|one|two|three)\ (?:third|quarter|fourth|fifth|tenth)s?
       | (?:third|fourth|fifth|sixth|eighth|tenth)s | tenth | bn | quadrillions?
       | at\ (?:least|most) | or\ (?:more|less|fewer|greater|above|below)
       | (?:times|point|over|by|more\ than|less\ than){_BY_NUMBER} )\b
-    | [\s{{}}()$*-]*+ (?:{_PLACE}|dozen)(?:ths?|s)?(?![^\W\d_])""",
+    | [\s{{}}()$*-]*+ (?:{_PLACE}|dozen)(?:ths?|s)?(?![a-z])""",
     re.VERBOSE | re.IGNORECASE,
 )
 _ANYWHERE = re.compile(

@@ -84,6 +84,90 @@ def test_what_holds_no_single_number(text):
 
 
 @pytest.mark.parametrize('text, value', [
+    # Signs: in words, and en and figure dashes, but not those of ranges.
+    ('negative 5', -5), ('Minus 5', -5), ('minus $1,234.50', F(-2469, 2)),
+    ('negative 1 1/2', F(-3, 2)), ('negative .5', F(-1, 2)), ('plus 5', 5),
+    ('x = minus 5', -5), ('about negative 5', -5), ('it is minus 5', -5),
+    (r'\text{minus }5', -5), (r'\text{negative } \frac{3}{4}', F(-3, 4)),
+    ('非negative 5', -5), ('non-negative 5', 5), ('\u20135', -5),
+    ('\u20125', -5), ('\u2013 5', -5), ('x=\u20135', -5), ('$\u20135', -5),
+    ('\u2013$5', -5), ('\u20145', 5),
+    # Scales,
+    ('5 hundred', 500), ('5 Thousand', 5000), ('5 millions', 5 * 10**6),
+    ('5 BILLION', 5 * 10**9), ('5 trillion', 5 * 10**12), ('2 dozen', 24),
+    ('2 dozens of eggs', 24), ('5k', 5000), ('5K', 5000), ('0.1k', 100),
+    ('$5k/month', 5000), ('1/3 thousand', F(1000, 3)), ('2½ million', 2500000),
+    ('1.005 thousand', 1005), ('0.3 hundred', 30), ('1e3 million', 10**9),
+    ('5 hundred thousand', 500_000), ('5-million', 5 * 10**6),
+    ('5million', 5 * 10**6), ('5k million', 5 * 10**9), ('5\ndozen', 60),
+    (r'\$5\text{ billion}', 5 * 10**9), (r'\text{5}\,\text{dozen}', 60),
+    (r'5\text{k}', 5000), ('$5$ million', 5 * 10**6), ('**5** dozen', 60),
+    ('minus 5 million', -5 * 10**6), ('5 million-dollar', None),
+    # and what is none;
+    ('5km', 5), ('5kg', 5), ('5 K', 5), ('5 m', 5), ('5m^2', 5), ('5m²', 5),
+    ('5m/s', 5), ('5 b', 5), ('5 millionaires', 5), ('$5 per dozen', 5),
+    ('5/dozen', 5), ('5 in a dozen', 5), ('million dollar question: 5', 5),
+    # words that change nothing.
+    ('about 5', 5), ('5 or so', 5), ('5 times a day', 5), ('5 times', 5),
+    ('5 more than Tom', 5), ('5 meters squared', 5), ('half the price: 5', 5),
+    ('the most, 5', 5), ('5 quarters', 5), ('5 points', 5),
+])  # fmt: skip
+def test_words(text, value):
+  assert numeric.parse(text) == value
+  assert numeric.boxed(f'3 \\boxed{{{text}}} 4') == value
+
+
+@pytest.mark.parametrize('text', [
+    # Scales that cannot be read,
+    '5m', '5M', '5b', '5B', '5bn', '5 bn', '$5m/year', r'5\text{m}',
+    '5 thousand 300', '5 thousand and 20', '5 hundred twenty',
+    '5 hundred-dollar bills', 'a hundred and 5', '5 quadrillion',
+    '5 million million million million', '5 million^2', '5 million²', '5k^2',
+    '5 hundredths', '5 (million)', '5 (in thousands)', 'in thousands: 5',
+    '1,2 million', '5k-10k', '5 thou\u017fands',
+    # numerals of other notations,
+    '5_000', r'5\_000', '1_000_000', '101_{2}', r'11_{\text{two}}',
+    # signs of no number, or too many,
+    '10 minus 5', 'x minus 5', 'ten minus 5', 'minus (5)', 'negative -5',
+    '3\u20135', '3 \u2013 5', 'x \u2013 5', 'x\u20125', '\u2013\u20135',
+    # and words that operate.
+    '5 squared', '5 Cubed', r'5\text{ squared}', 'half of 5', 'Half 5',
+    'half of the 5 apples', 'a third of 5', 'twice 5', 'double 5', 'triple $5',
+    'less than 5', 'no more than 5', 'greater than 5', 'at least 5',
+    r'\text{at most }5', 'less than or equal to 5', '5 at least', '5 or more',
+    'not 5', '5 times two', '5 times x', 'two times 5', '5 plus two',
+    'x plus 5', '5 divided by two', '5 over two', '5 point five', '5 halves',
+    '5 and a half', '5 tenths', 'square root of 5', '5 factorial',
+])  # fmt: skip
+def test_words_that_make_it_none(text):
+  assert numeric.parse(text) is None
+  assert numeric.boxed(f'\\boxed{{1}} is 2 \\boxed{{{text}}}') is None
+
+
+@pytest.mark.parametrize('text, value', [
+    # A sign in words is no heading.
+    ('#### minus 5\n8', -5), ('4\n#### Negative $5\n8', -5),
+    ('#### Minus points\n8', 8), ('#### 5 million\n8', 5 * 10**6),
+    ('#### 5_000\n8', None), ('#### 5 squared\n8', None), ('#### 2 dozen', 24),
+    # The last result: signs and scales, but a dozen is a unit,
+    ('They sold 5 million.', 5 * 10**6), ('4 and 5k', 5000), ('-5k', -5000),
+    ('2 = 5 million of 3', 5 * 10**6), ('so 24/12 = 2 dozens of eggs', 2),
+    ('it is minus 5', -5), ('it was negative 5', -5), ('= minus 5', -5),
+    ('= \u20135', -5), ('3 \u20135', -5),
+    # no sign is what something is taken from,
+    ('3\u20135', 5), ('3 \u2013 5', 5), ('10 minus 5', 5),
+    ('apples minus 5', 5),
+    # what cannot be read is the last one, too,
+    ('3 is 5_000', None), ('3 is 5 thousand 300', None),
+    ('3 = 5 thousand 300', None), ('3 is 5 hundred-dollar bills', None),
+    # and other words leave it.
+    ('it is at least 5', 5), ('it is 5m', 5), ('it is half of 5', 5),
+])  # fmt: skip
+def test_words_outside_of_boxes(text, value):
+  assert numeric.final_answer(text) == value
+
+
+@pytest.mark.parametrize('text, value', [
     # The last box, whatever stands around it,
     (r'\boxed{1} then \boxed{2}', 2), (r'\boxed{1} #### 2', 1),
     (r'#### 2 \boxed{1} 3', 1), (r'\boxed{\boxed{5}}', 5),
@@ -168,6 +252,8 @@ def test_limits_are_as_stated():
     r'\boxed{', '{', '}', r'\frac', r'\frac{1}', '\\', '1/', '1 1/', '1/1 ',
     '1\u2009234', '1\u2009', ',000', '$', '+-', '½', '٣', 'x10^', '1x10^',
     '1:', '1e', ' ', '\n', '\0', '\ud800', '10 ', r'\text{', '^{', 'a5-',
+    ' million', '5 million ', '5 hundred and ', 'negative ', 'is ', 'minus ',
+    'is minus ', 'half ', ' of', '= ', ' and', '5 times ', '5k', '*', '5**',
 ])
 @pytest.mark.parametrize('head', ['', r'\boxed{', '#### ', '1'])
 def test_no_text_is_slow(piece, head):
@@ -182,9 +268,15 @@ def test_no_text_is_slow(piece, head):
 def test_short_texts_that_may_be_slow():
   """Patterns that backtrack would show at the bounds of what is parsed."""
   start = time.process_time()
-  for piece in ('1', '1,', '1 1/', '1\u2009', '-', '/', '{', ' ', r'\frac{1}'):
+  for piece in (
+      '1', '1,', '1 1/', '1\u2009', '-', '/', '{', ' ', r'\frac{1}', ' million',
+      'half ', 'half of ', 'is ', 'negative ', 'minus', ' the', 'in ', '_', '*',
+  ):
     for length in (numeric.LENGTH, numeric.TAIL):
       text = (' ' + piece * length)[:length]
+      for near in ('5' + text[:-1], text[:-1] + '5', 'half' + text[:-5] + '5'):
+        numeric.parse(near)
+        numeric.final_answer(near)
       numeric.parse(text)
       latex.plain(text)
       numeric.final_answer(text)
@@ -211,18 +303,37 @@ def joined(parts, **sizes):
   return pairs.map(lambda found: ''.join(a + b for a, b in found))
 
 
+SCALES = {
+    ' hundred': 100, ' Thousand': 1000, ' millions': 10**6, '-million': 10**6,
+    ' BILLION': 10**9, '\ntrillion': 10**12, 'k': 1000, 'K': 1000,
+    ' hundred thousand': 10**5, r'\text{ million}': 10**6, r'\text{k}': 1000,
+}  # fmt: skip
+LINE = tuple(scale for scale in SCALES if '\n' not in scale)
+MINUSES = ('-', '\u2212', '\u2013', '\u2012', 'negative ', 'Minus ')
+
+
 @st.composite
-def known(draw):
-  """(a number as somebody may write it, its value)."""
+def known(draw, words=(*SCALES, ' dozen', 'minus')):
+  """(a number as somebody may write it, its value).
+
+  Args:
+    draw: hypothesis'.
+    words: scales, and whether `minus` may stand for a sign.
+  """
   digits, places = draw(st.integers(0, 10**9)), draw(st.integers(0, 3))
   whole, rest = divmod(digits, 10**places)
   text = draw(st.sampled_from([f'{whole:,}', str(whole)]))
   text += f'.{rest:0{places}}' if places else draw(st.sampled_from(['', '.0']))
-  sign = draw(st.sampled_from(['', '', '+', '-', '\u2212']))
+  signs = MINUSES if 'minus' in words else MINUSES[:-1]
+  sign = draw(st.sampled_from(['', '', '', '+', *signs]))
   coin = draw(st.sampled_from(['', '', '$', '£', '€']))
-  text = draw(st.sampled_from([sign + coin, coin + sign])) + text
+  order = [sign + coin] + [coin + sign] * (not sign[:1].isalpha())
+  text = draw(st.sampled_from(order)) + text
   value = fractions.Fraction(digits, 10**places)
-  return text, -value if sign in ('-', '\u2212') else value
+  scales = [word for word in words if word != 'minus']
+  scale = draw(st.sampled_from(['', '', *scales]))
+  value *= {**SCALES, '': 1, ' dozen': 12}[scale]
+  return text + scale, -value if sign in MINUSES else value
 
 
 def dress(draw, text):
@@ -255,7 +366,8 @@ def boxed_texts(draw):
 
 @st.composite
 def marked_texts(draw):
-  text, value = draw(known())
+  # A line ends with the number; a dozen is none of a last result.
+  text, value = draw(known(words=(*LINE, ' dozen', 'minus')))
   before = draw(joined(st.one_of(WORDS, NUMBERS), max_size=6)).rstrip('#')
   after = draw(joined(st.one_of(WORDS, NUMBERS), max_size=4))
   unit = draw(st.sampled_from(['', '.', ' ', ' apples', '%', '\r']))
@@ -264,14 +376,16 @@ def marked_texts(draw):
 
 @st.composite
 def last_texts(draw):
-  text, value = draw(known())
+  text, value = draw(known(words=LINE))
   before = draw(joined(st.one_of(WORDS, NUMBERS), max_size=6))
   # A mark before the number would be about it; a thin space joins digits.
   before = before.rstrip(' \t\xa0\u200b') + draw(
       st.sampled_from(['\n', ' is ', ' = ', '\nis: ', ' (', ' **'])
   )
   unit = draw(st.sampled_from(['', '.', ' kg', ')', '**', '%', ', or so', ';']))
-  return f'{before}{text}{unit} ' + draw(joined(WORDS, max_size=4)), value
+  # What adjoins a scale would be about it.
+  noise = WORDS if text[-1].isdigit() else WORDS.filter(lambda w: w != '10:2')
+  return f'{before}{text}{unit} ' + draw(joined(noise, max_size=4)), value
 
 
 @given(st.one_of(boxed_texts(), marked_texts(), last_texts()))
