@@ -186,7 +186,8 @@ class Child:
     if cfg.rank:
       base = lora.Base(self.load(), lora.scale(cfg))
     state = states.fresh(
-        self.stage, self.optimizer, self.like, base, self.load, seed=0
+        self.stage, self.optimizer, self.like, base, self.load,
+        jax.random.key(0),
     )
     return base, state
 

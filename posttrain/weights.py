@@ -114,12 +114,14 @@ def check(folder: str, cfg: schema.Model, tokens: chat.Renderer) -> None:
   if is_run(folder) and adapter_options(folder):
     start(folder)  # it must be there, too
   theirs = model(folder)
+  remedy = 'use the model it was saved with'
+  if is_hf(folder):
+    remedy = f'--config.model={folder} takes all of its model'
   for field in hf_config.differing(theirs, cfg):
     raise ValueError(
         f'{folder} must hold weights of this model: its {field} is '
         f'{getattr(theirs, field)!r}, and config.model.{field} is '
-        f'{getattr(cfg, field)!r}; --config.model={folder} takes all of its '
-        'model'
+        f'{getattr(cfg, field)!r}; {remedy}'
     )
 
 
