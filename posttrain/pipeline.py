@@ -256,7 +256,7 @@ def _rollout_metrics(
   alive = summary.survivors(rollouts)
   values = {
       **summary.summarize(rollouts), **summary.entropy(rollouts),
-      **summary.mixed_groups(kept),
+      **summary.samples(rollouts), **summary.mixed_groups(kept),
       'errors': len(rollouts) - len(alive),
       'ungraded': len(alive) - sum(len(group) for group in kept),
   }  # fmt: skip

@@ -47,8 +47,7 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   """Returns means over the survivors.
 
   reward; pass_rate and format_rate, of what is graded; length, sampled tokens
-  of an episode; samples, those of an episode (more than one where the chat
-  template rewrote its history); truncated, the share that a budget cut.
+  of an episode; truncated, the share that a budget cut.
   """
   rollouts = survivors(rollouts)
   return _means({
@@ -56,7 +55,6 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
       'pass_rate': [r.score.correct for r in rollouts],
       'format_rate': [r.score.formatted for r in rollouts],
       'length': [sum(s.mask.sum() for s in r.samples) for r in rollouts],
-      'samples': [len(r.samples) or None for r in rollouts],
       'truncated': [
           r.stop_reason in ('max_tokens', 'overflow') for r in rollouts
       ],
@@ -74,6 +72,14 @@ def entropy(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
           for x in s.sampler_logprobs[s.mask].tolist()
       ]
   })  # fmt: skip
+
+
+def samples(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
+  """Returns {'samples': samples of an episode}, of those that have any.
+
+  More than one where the chat template rewrote its history.
+  """
+  return _means({'samples': [len(r.samples) or None for r in rollouts]})
 
 
 def mixed_groups(groups: Sequence[Sequence[types.Rollout]]) -> dict[str, float]:

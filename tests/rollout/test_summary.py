@@ -1,5 +1,6 @@
 """Means over rollouts, by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -30,6 +31,14 @@ def _rollout(reward=None, correct=None, formatted=None, stop_reason='eos',
   )  # fmt: skip
 
 
+def test_samples_of_an_episode():
+  one, failed = _rollout(), _rollout(stop_reason='error')
+  two = dataclasses.replace(one, samples=one.samples * 2)
+  none = dataclasses.replace(failed, samples=())
+  assert summary.samples([one, two, none]) == {'samples': 1.5}
+  assert summary.samples([none]) == {}
+
+
 def test_means_are_over_what_is_known():
   rollouts = [
       _rollout(1.0, True, True),
@@ -40,14 +49,12 @@ def test_means_are_over_what_is_known():
   assert summary.survivors(rollouts) == rollouts[:3]
   assert summary.summarize(rollouts) == {
       'reward': 0.625, 'pass_rate': 0.5, 'format_rate': pytest.approx(2 / 3),
-      'length': 3.0, 'samples': 1.0, 'truncated': pytest.approx(2 / 3),
+      'length': 3.0, 'truncated': pytest.approx(2 / 3),
   }  # fmt: skip
 
 
 def test_what_nobody_knows_has_no_name():
-  assert summary.summarize([_rollout()]) == {
-      'length': 2.0, 'samples': 1.0, 'truncated': 0.0
-  }  # fmt: skip
+  assert summary.summarize([_rollout()]) == {'length': 2.0, 'truncated': 0.0}
   failed = [_rollout(stop_reason='error')]
   assert summary.summarize(failed) == {} == summary.summarize([])
   assert summary.entropy(failed) == {} == summary.mixed_groups([[], []])
