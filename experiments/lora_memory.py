@@ -179,6 +179,8 @@ class Child:
 
   def make(self):
     """(The frozen base or None, the state before the first step)."""
+    import jax
+
     from posttrain import states
     from posttrain.models import lora
 
@@ -188,7 +190,7 @@ class Child:
     state = states.fresh(
         self.stage, self.optimizer, self.like, base, self.load,
         jax.random.key(0),
-    )
+    )  # fmt: skip
     return base, state
 
   def load(self, name: str = 'init'):

@@ -63,7 +63,7 @@ def pass_rates(workdir):
 def test_a_lora_learns_what_its_base_cannot_do(
     tmp_path, monkeypatch, capsys, seed
 ):
-  """Seeds 0 to 2 end at RATES."""
+  """Measured, seeds 0, 1, 2: at most 0.01, then 0.995, 0.97, 0.915."""
   made, build_make = [], build.make
 
   def make(*args):
