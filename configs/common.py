@@ -43,11 +43,12 @@ def words(
   """
   parts = argument.split(',')
   folder = None if parts[0] in known else parts.pop(0)
-  unknown = set(parts) - set(known)
-  if unknown or folder == '':
+  there = folder and os.path.isdir(os.path.expanduser(folder))
+  bare = folder is None and 'lora' not in parts  # that corrects a directory's
+  if set(parts) - set(known) or not (there or bare):
     raise ValueError(
-        'the argument must be a HuggingFace directory, words of '
-        f'{known}, or both with commas between them: got {argument!r}'
+        'the argument behind the recipe must be a HuggingFace directory that '
+        f'exists, then words of {known}, as in FILE:DIR,lora: got {argument!r}'
     )
   return folder, set(parts)
 

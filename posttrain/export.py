@@ -88,7 +88,7 @@ def export(flags: Flags) -> None:
 
 def _adapter(flags: Flags, folder: str) -> None:
   from posttrain import weights
-  from posttrain.models import peft
+  from posttrain.models import peft, transformer
 
   found, start = weights.adapter(folder, average=True), weights.start(folder)
   if found is None:
@@ -104,6 +104,9 @@ def _adapter(flags: Flags, folder: str) -> None:
   base, model = flags.like or start, weights.model(folder)
   if flags.like is not None:
     _check_base(base, start, model)
+  elif weights.is_run(folder):
+    like = transformer.shapes(model)
+    weights.check_base(folder, weights.load(start, like))
   peft.save(*found, model, flags.folder, os.path.abspath(base))
 
 

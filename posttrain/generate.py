@@ -14,7 +14,8 @@ those that were trained, and a LoRA is merged into what it corrects.
 --prompt is asked as a user's message; --prompt_ids go in as they are, and need
 no tokenizer. The answer is greedy (--temperature=0) unless told otherwise, and
 as long as those of the stage's evaluation, or 256 tokens; the same --seed
-(default 0) draws the same answer.
+(default 0) draws the same answer. --template_variables='{"enable_thinking":
+false}' is shown to a directory's chat template; a run has its own.
 
 Prints the text. With --json the last line on stdout is one object: prompt_ids,
 ids, logprobs (in nats, at the temperature, or at 1 where it is 0; before any
@@ -52,6 +53,7 @@ class Flags:
   top_p: float = 1.0
   min_p: float = 0.0
   seed: int = 0
+  template_variables: str = '{}'
   json: bool = False
 
   @property
@@ -92,6 +94,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     'top_p': (float, 'a number'),
     'min_p': (float, 'a number'),
     'seed': (int, 'a whole number'),
+    'template_variables': (str, 'a JSON object'),
 }
 
 
@@ -135,7 +138,7 @@ def _check(flags: Flags) -> None:
   flags.sampling  # noqa: B018 - checks itself
 
 
-def load(path: str, *, text: bool = True) -> Policy:
+def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
   """Loads a policy onto one device, whatever mesh it was trained on.
 
   Args:
@@ -143,6 +146,7 @@ def load(path: str, *, text: bool = True) -> Policy:
       PEFT directory.
     text: whether there is any to be read: a directory whose tokenizer cannot
       be used is refused only then.
+    variables: of a directory's template; a run has its own.
 
   Raises:
     ValueError: nothing is there, it is damaged, or its tokenizer is gone or
@@ -162,7 +166,7 @@ def load(path: str, *, text: bool = True) -> Policy:
   with contextlib.suppress(OSError):
     instrument.enable_compilation_cache(cache)
   try:
-    renderer = weights.renderer(folder)
+    renderer = weights.renderer(folder, variables)
   except ValueError:
     if text or weights.is_run(folder):
       raise
@@ -205,7 +209,10 @@ def answer(flags: Flags) -> dict[str, Any]:
   # Late, so that a mistake in the command line is answered at once.
   from posttrain.decode import engine as engines
 
-  policy = load(flags.checkpoint, text=flags.prompt is not None)
+  policy = load(
+      flags.checkpoint, text=flags.prompt is not None,
+      variables=flags.template_variables,
+  )
   prompt = prompt_of(flags, policy)
   engine = engines.Engine(policy.model, slots=1, seed=flags.seed)
   engine.set_params(policy.params, 0)

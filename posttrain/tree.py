@@ -54,11 +54,13 @@ def match_rules(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
 
 
 def checksums(tree: Any) -> dict[str, int]:
-  """Returns {path: sum of words, each times an odd weight, mod 2^32}.
+  """Returns {path: sum of mixed words, each times an odd weight, mod 2^32}.
 
-  An odd factor is invertible mod 2^32, so any one changed element changes the
-  sum; the weights follow the position, so elements that swapped places do
-  too. Integer sums do not depend on their order: every sharding agrees.
+  Mixing maps words one to one, and an odd factor is invertible mod 2^32, so
+  any one changed element changes the sum; the weights follow the position, so
+  elements that swapped places do too. Without mixing a constant bfloat16
+  vector of 2^n elements would sum to 0, whatever the constant. Integer sums do
+  not depend on their order: every sharding agrees.
   """
   by_path = flat(tree)
   sums = jax.device_get([_sum_leaf(leaf) for leaf in by_path.values()])
@@ -71,6 +73,11 @@ def _sum_leaf(x):
     x = x.astype(jnp.uint8)
   words = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
   x = jax.lax.bitcast_convert_type(x, words).astype(jnp.uint32)
+  x ^= x >> 16  # the finalizer of MurmurHash3 (Appleby)
+  x *= jnp.uint32(0x85EBCA6B)
+  x ^= x >> 13
+  x *= jnp.uint32(0xC2B2AE35)
+  x ^= x >> 16
   weight = jnp.zeros(x.shape, jnp.uint32)
   for axis in range(x.ndim):
     index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)

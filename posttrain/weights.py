@@ -72,10 +72,11 @@ def model(folder: str) -> schema.Model:
   return schema.Model.from_json(checkpoint.read_host(folder)['model'])
 
 
-def renderer(folder: str) -> chat.Renderer | None:
+def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
   """Tokenizer and template of whoever wrote the folder.
 
-  None for a directory without a tokenizer.json.
+  None for a directory without a tokenizer.json, whose template is shown the
+  variables (JSON); a run has its own.
 
   Raises:
     ValueError: they are gone, or other ones by now.
@@ -83,9 +84,11 @@ def renderer(folder: str) -> chat.Renderer | None:
   if is_hf(folder):
     if not os.path.isfile(os.path.join(folder, 'tokenizer.json')):
       return None
-    return chat.load(schema.Tokenizer(path=folder))
+    return chat.load(
+        schema.Tokenizer(path=folder, template_variables=variables)
+    )
   if is_peft(folder):
-    return renderer(start(folder))
+    return renderer(start(folder), variables)
   host = checkpoint.read_host(folder)
   options = host['config']['tokenizer']
   made = chat.load(schema.Tokenizer(**options))

@@ -144,7 +144,7 @@ def test_load_names_what_is_missing(tmp_path):
 @pytest.mark.parametrize('argument', ['', ':tiny'])
 def test_every_recipe_builds(path, argument):
   if 'gsm8k' in path and not argument:  # nothing runs without a model
-    with pytest.raises(ValueError, match='must be a HuggingFace directory'):
+    with pytest.raises(ValueError, match='must be a HuggingFace direct'):
       config.load(path)
     return
   run = config.build(config.load(path + argument))

@@ -41,12 +41,34 @@ def test_an_unmatched_path_is_named():
     tree.match_rules(((r'block', 1),), PARAMS)
 
 
+def mixed(x):
+  """The finalizer of MurmurHash3, in Python's integers."""
+  x ^= x >> 16
+  x = x * 0x85EBCA6B % 2**32
+  x ^= x >> 13
+  x = x * 0xC2B2AE35 % 2**32
+  return x ^ x >> 16
+
+
 def test_checksum_literals():
-  # Words times 1, 3, 5 for a vector: 1*1 + 2*3 + 3*5.
-  assert tree.checksums({'a': jnp.array([1, 2, 3])}) == {'a': 22}
-  assert tree.checksums({'a': jnp.float32(1.0)}) == {'a': 0x3F800000}
-  assert tree.checksums({'a': jnp.array([True, True])}) == {'a': 4}
+  # Mixed words times 1, 3, 5 for a vector.
+  expected = (mixed(1) + 3 * mixed(2) + 5 * mixed(3)) % 2**32
+  assert tree.checksums({'a': jnp.array([1, 2, 3])}) == {'a': expected}
+  assert expected == 2178938508 and mixed(0) == 0
+  one = {'a': mixed(0x3F800000)}
+  assert tree.checksums({'a': jnp.float32(1.0)}) == one
+  twice = {'a': 4 * mixed(1) % 2**32}
+  assert tree.checksums({'a': jnp.array([True, True])}) == twice
   assert tree.checksums({'a': jnp.zeros((0, 2)), 'b': None}) == {'a': 0}
+
+
+def test_constants_are_told_apart():
+  """Words that end in zeros, times weights whose sum does: norms have both."""
+  sums = {
+      tree.checksums({'a': jnp.full(size, value)})['a']
+      for size in (32, 1024) for value in (0.5, 1.0, 1.5, 2.0)
+  }
+  assert len(sums) == 8
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'int32'])

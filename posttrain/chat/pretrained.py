@@ -51,6 +51,7 @@ def resolve(cfg: schema.Tokenizer) -> Text:
     template = _template_file(cfg.chat_template)
   folder = cfg.path and pathlib.Path(cfg.path).expanduser()
   if not folder or not folder.is_dir():
+    _check_read(template, variables)
     return Text(cfg, template, (), variables)
   file = folder / 'tokenizer.json'
   if not file.is_file():
@@ -61,6 +62,7 @@ def resolve(cfg: schema.Tokenizer) -> Text:
   about = _json(folder / 'tokenizer_config.json')
   special = _special(folder / 'tokenizer_config.json', about)
   template = template or _template(folder, about)
+  _check_read(template, variables)
   variables = {**special, **variables}
   stops = stop_ids(folder)
   eos, pad = cfg.eos, cfg.pad
@@ -119,6 +121,19 @@ def write(renderer, folder: str | pathlib.Path) -> None:
 
 def _update(path: pathlib.Path, values: dict[str, Any]) -> None:
   path.write_text(json.dumps({**_json(path), **values}, indent=2))
+
+
+def _check_read(template: str | None, variables: Mapping[str, Any]) -> None:
+  """Refuses variables that a template does not look at."""
+  reads = set()
+  if template is not None:
+    reads = set(templates.Jinja(template, {}).reads)
+  reads |= {'today'} if 'strftime_now' in reads else set()
+  for name in variables.keys() - reads:
+    raise ValueError(
+        'config.tokenizer.template_variables must be some that the chat '
+        f'template reads: got {name!r}, expected some of {sorted(reads)}'
+    )
 
 
 def _literal(value: Any) -> str:

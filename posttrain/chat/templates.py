@@ -62,6 +62,7 @@ class Jinja:
   def __init__(self, source: str, variables: Mapping[str, Any]):
     """Args: source: the template; variables: such as bos_token."""
     import jinja2.ext  # here, because the built-in template does without
+    import jinja2.meta
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
@@ -91,6 +92,9 @@ class Jinja:
       raise ValueError(
           f'config.tokenizer.chat_template must be a Jinja template: {error}'
       ) from error
+
+    meta = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
+    self.reads = frozenset(meta)  # names of variables
 
   def _raise(self, message: str):
     raise self._error(message)

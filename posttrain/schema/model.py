@@ -1,6 +1,7 @@
 """Options of the model and its tokenizer, and the named presets."""
 
 import dataclasses
+import datetime
 import json
 from typing import Any
 
@@ -178,9 +179,13 @@ class Tokenizer:
 
   def __post_init__(self):
     try:
-      ok = isinstance(json.loads(self.template_variables), dict)
-    except json.JSONDecodeError:
+      variables = json.loads(self.template_variables)
+      datetime.date.fromisoformat(variables.get('today', '2025-01-31'))
+      ok = True
+    except (ValueError, TypeError, AttributeError):
       ok = False
     base.require(
-        ok, 'template_variables', 'be a JSON object', self.template_variables
+        ok, 'template_variables',
+        'be a JSON object, whose "today" is a date such as "2025-01-31"',
+        self.template_variables,
     )

@@ -76,6 +76,8 @@ def test_the_token_that_closes_a_turn(tmp_path, options, eos):
 def test_what_is_written_speaks_as_the_renderer_does(
     tmp_path, template, options
 ):
+  if template is None and 'template_variables' in options:
+    pytest.skip('nothing reads them')
   path = write(tmp_path / 'd', template, stops=['<eos>', '<turn>'])
   made = load(path, **options)
   before = {p.name: p.read_bytes() for p in path.iterdir()}
@@ -132,6 +134,16 @@ def test_the_config_goes_before_the_directory(tmp_path):
   prints = {made.fingerprint, load(path).fingerprint,
             load(path, template_variables='{"think": 1}').fingerprint}
   assert len(prints) == 3
+
+
+def test_variables_that_nothing_reads_are_refused(tmp_path):
+  path = write(tmp_path / 'd')
+  for variables in ('{"thinks": true}', '{"today": "2025-01-31"}'):
+    with pytest.raises(ValueError, match=r"expected some of .*'think'"):
+      load(path, template_variables=variables)
+  for variables in ('{"today": 5}', '{"today": "31 Jan"}', '[]', '{'):
+    with pytest.raises(ValueError, match='template_variables must be a JSON '):
+      load(path, template_variables=variables)
 
 
 @pytest.mark.parametrize(('name', 'content', 'says'), [
