@@ -1,6 +1,7 @@
 """How a schema says no: one error class, and helpers that raise it."""
 
 import math
+import re
 
 
 class FieldError(ValueError):
@@ -35,6 +36,14 @@ def require_non_negative(node, *fields: str) -> None:
 def require_choice(node, field: str, choices: tuple) -> None:
   value = getattr(node, field)
   require(value in choices, field, f'be one of {choices}', value)
+
+
+def require_regex(node, field: str) -> None:
+  value = getattr(node, field)
+  try:
+    re.compile(value)
+  except re.error as error:
+    raise FieldError(field, 'be a regex', value, str(error)) from None
 
 
 def require_reference(node, field: str) -> None:

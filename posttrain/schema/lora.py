@@ -1,7 +1,6 @@
 """Options of low-rank adaptation."""
 
 import dataclasses
-import re
 
 from posttrain.schema import base
 
@@ -24,9 +23,4 @@ class Lora:
   def __post_init__(self):
     base.require_non_negative(self, 'rank')
     base.require_positive(self, 'alpha')
-    try:
-      re.compile(self.targets)
-    except re.error as error:
-      raise base.FieldError(
-          'targets', 'be a regex', self.targets, str(error)
-      ) from None
+    base.require_regex(self, 'targets')

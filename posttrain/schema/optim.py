@@ -1,7 +1,6 @@
 """Options of the optimizer."""
 
 import dataclasses
-import re
 
 from posttrain.schema import base
 
@@ -46,12 +45,7 @@ class Optim:
         0 <= self.final_lr_fraction <= 1, 'final_lr_fraction', 'be in [0, 1]',
         self.final_lr_fraction,
     )
-    try:
-      re.compile(self.no_decay)
-    except re.error as error:
-      raise base.FieldError(
-          'no_decay', 'be a regex', self.no_decay, str(error)
-      ) from None
+    base.require_regex(self, 'no_decay')
     base.require(
         self.average is None or 0 < self.average < 1, 'average',
         'be None or in (0, 1)', self.average,
