@@ -16,10 +16,9 @@ failed too often, 2 the command is wrong, 130 interrupted.
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from posttrain import config, errors, schema, validation
 
@@ -135,10 +134,11 @@ def table(values: dict[str, float]) -> list[str]:
   ]
 
 
-def _writable(path: str | None) -> TextIO:
-  """The file for the answers, before any is asked for; None = nowhere."""
+def _check_writable(path: str | None) -> None:
+  """Refuses a file for the answers before any is asked for; changes none."""
   try:
-    return open(path or os.devnull, 'w')
+    if path:
+      open(path, 'a').close()
   except OSError as error:
     raise ValueError(f'--answers must be writable: {error}') from error
 
@@ -150,19 +150,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
   try:
     flags = parse(argv)
-    with _writable(flags.answers) as f:
-      values, answers = measure(flags)
-      print('\n'.join(table(values)))
-      print(json.dumps(values))
-      for answer in answers:
-        f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
+    _check_writable(flags.answers)
+    values, answers = measure(flags)
+    print('\n'.join(table(values)))
+    print(json.dumps(values))
+    if flags.answers:
+      with open(flags.answers, 'w') as f:
+        for answer in answers:
+          f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
   except KeyboardInterrupt:
     return 130
   except (ValueError, RuntimeError) as error:
-    if not errors.is_ours(error, 'configs.', config.RECIPE_PREFIX):
-      raise
-    print(f'error: {error}', file=sys.stderr)
-    return 2 if isinstance(error, ValueError) else 1
+    return errors.report(error, 'configs.', config.RECIPE_PREFIX)
   return 0
 
 

@@ -164,10 +164,7 @@ def main(argv: Sequence[str]) -> int:
   except KeyboardInterrupt:
     return 130
   except ValueError as error:
-    if not errors.is_ours(error):
-      raise
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+    return errors.report(error)
   return 0
 
 

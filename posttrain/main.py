@@ -121,10 +121,7 @@ def main(argv: Sequence[str]) -> int:
           file=sys.stderr)  # fmt: skip
     return preemption.EXIT_CODE
   except (ValueError, RuntimeError) as error:
-    if not errors.is_ours(error, 'configs.', config.RECIPE_PREFIX):
-      raise
-    print(f'error: {error}', file=sys.stderr)
-    return 2 if isinstance(error, ValueError) else 1
+    return errors.report(error, 'configs.', config.RECIPE_PREFIX)
   return 0
 
 

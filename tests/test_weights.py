@@ -188,6 +188,7 @@ def test_evaluation_alone_repeats_that_of_the_run(workdir, tmp_path, capsys):
     ([], '--checkpoint=PATH must be given'),
     (['--checkpoint=/nowhere'], "got '/nowhere', where no saved step was"),
     (['--chekpoint=x'], "got '--chekpoint=x'"),
+    (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
 ])  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, says):
   assert evaluate.main(argv) == 2
