@@ -23,6 +23,7 @@ FLOORS = {
     'posttrain.instrument': 0,
     'posttrain.preemption': 0,
     'posttrain.errors': 0,
+    'posttrain.imports': 0,
     'posttrain.arrays': 1,
     'posttrain.sharding': 1,
     'posttrain.ops': 1,
@@ -64,7 +65,7 @@ FLOORS = {
 # Rooms that import numpy and the standard library, but no jax.
 NUMPY_ROOMS = (
     'posttrain.types', 'posttrain.schema', 'posttrain.preemption',
-    'posttrain.errors',
+    'posttrain.errors', 'posttrain.imports',
     'posttrain.chat', 'posttrain.data', 'posttrain.rewards',
     'posttrain.packing', 'posttrain.envs',
 )

@@ -20,6 +20,8 @@ from posttrain.schema.model import Model as Model
 from posttrain.schema.model import RopeScaling as RopeScaling
 from posttrain.schema.model import Tokenizer as Tokenizer
 from posttrain.schema.optim import Optim as Optim
+from posttrain.schema.references import Endpoint as Endpoint
+from posttrain.schema.references import Reference as Reference
 from posttrain.schema.run import Checkpoint as Checkpoint
 from posttrain.schema.run import Mesh as Mesh
 from posttrain.schema.run import Metrics as Metrics
