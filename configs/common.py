@@ -74,7 +74,10 @@ def _node(node) -> config_dict.ConfigDict:
       config[field.name] = _node(value)
     elif isinstance(value, dict):
       config[field.name] = config_dict.ConfigDict(
-          {key: _node(child) for key, child in value.items()}
+          {
+              key: _node(child) if dataclasses.is_dataclass(child) else child
+              for key, child in value.items()
+          }
       )
     else:
       config[field.name] = value
@@ -84,5 +87,6 @@ def _node(node) -> config_dict.ConfigDict:
 def _type(hint) -> type:
   """The type that an optional field takes when it is set."""
   assert isinstance(hint, types.UnionType), hint
-  (kind,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
-  return config_dict.ConfigDict if dataclasses.is_dataclass(kind) else kind
+  kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+  plain = [kind for kind in kinds if not dataclasses.is_dataclass(kind)]
+  return plain[0] if plain else config_dict.ConfigDict

@@ -175,7 +175,7 @@ def make_batch(ids, rows: int):
       **fields, segment_ids=np.ones_like(ids), positions=positions,
       env_ids=np.zeros_like(ids), rl_count=np.float32(0),
       ce_count=np.float32(weights.sum()), ref_kl_count=np.float32(0),
-      live=np.int32(len(ids)),
+      rl_sequences=np.float32(0), live=np.int32(len(ids)),
   )
 
 

@@ -150,12 +150,17 @@ def _absolute(run: schema.Run) -> schema.Run:
 def _build(value, kind, path: str):
   """Checks `value` against the annotation `kind`; returns what it declares."""
   kinds = typing.get_args(kind) if _is_union(kind) else (kind,)
-  if type(None) in kinds:
-    if value is None:
-      return None
-    (kind,) = kinds = tuple(k for k in kinds if k is not type(None))
-  if all(hasattr(k, 'type') for k in kinds):
-    kind = _pick(value, kinds, path)
+  if type(None) in kinds and value is None:
+    return None
+  kinds = tuple(k for k in kinds if k is not type(None))
+  nodes = tuple(k for k in kinds if hasattr(k, 'type'))
+  if str in kinds and nodes:  # a name, or a node: {...} on the command line
+    value = _literal(value) if str(value).startswith('{') else value
+    nodes = () if isinstance(value, str) else nodes
+  kind = _pick(value, nodes, path) if nodes else kinds[0]
+  if kind is Any:  # JSON, without the containers of ConfigDict
+    is_node = isinstance(value, config_dict.ConfigDict)
+    return value.to_dict() if is_node else value
   if dataclasses.is_dataclass(kind):
     return _build_node(value, kind, path)
   origin = typing.get_origin(kind)
@@ -200,7 +205,7 @@ def _build_node(value, kind, path: str):
   if dataclasses.is_dataclass(value):  # a stage that is built already
     return value
   if isinstance(value, str) and hasattr(kind, 'type'):
-    return kind()
+    value = {}  # its name alone: all defaults
   if kind is schema.Model and isinstance(value, str):
     return _named_model(value, path)
   if not isinstance(value, dict | config_dict.ConfigDict):

@@ -17,6 +17,7 @@ from posttrain import (
     metrics,
     plan,
     schema,
+    token_export,
     train_step,
     types,
 )
@@ -48,6 +49,7 @@ class Job:
   evaluator: evaluation.Evaluator
   checkpointer: checkpoint.Checkpointer
   save_every: int
+  exporter: token_export.Exporter
   writer: metrics.Writer
   progress: metrics.Progress
   clock: instrument.Timers
@@ -73,8 +75,9 @@ class Job:
     """Lets the next batch be sampled and scored by these weights."""
     if self.pipeline.live:
       policy = self.policy(state.params)
+      late = {k: self.policy(v) for k, v in (state.late or {}).items()}
       self.engine.set_params(policy, step)
-      self.references.set_policy(policy)
+      self.references.set_live({'policy': policy, **late})
 
   def next_item(self, step: int) -> pipelines.Item:
     """The step's batch; what environments failed at is written down.
@@ -103,6 +106,14 @@ class Job:
       for error in errors:
         f.write(json.dumps({'error': error}) + '\n')
 
+  def export_tokens(
+      self, step: int, state: arrays.TrainState, item: pipelines.Item
+  ) -> None:
+    """Writes what the step trains on, where it is due; before its update."""
+    if self.exporter.due(step):
+      with self.clock('export'):
+        self.exporter(step, self.policy(state.params), item.batch)
+
   def evaluate(self, state: arrays.TrainState, step: int) -> dict[str, float]:
     """Answers under the averaged weights where there are such."""
     params = state.params if state.average is None else state.average
@@ -120,8 +131,9 @@ class Job:
   def record(self, item: pipelines.Item, measured) -> dict[str, Any]:
     """A step's numbers, without those that nothing was measured for.
 
-    The step computes every component of every batch; of one without members
-    it tells zeros, which are no measurement.
+    The step computes every component of every batch; of one without members,
+    in the batch or in an environment, it tells zeros, which are no
+    measurement.
     """
     batch, silent = item.batch, ()
     for name in types.COMPONENTS:
@@ -131,7 +143,19 @@ class Job:
       silent += ('mismatch/',)
     if not batch.live:
       silent += ('entropy', 'loss/')
-    known = {k: v for k, v in measured.items() if not k.startswith(silent)}
+    # Exact names from here on: an environment's may begin with another's.
+    nobody = {
+        key for key, value in measured.items()
+        if key.startswith('tokens/') and not value
+    }
+    nobody |= {key.replace('tokens/', 'loss/', 1) for key in nobody}
+    for i, name in enumerate(self.pipeline.envs):
+      if not (batch.mask & (batch.env_ids == i)).any():
+        nobody |= {f'entropy/{name}', f'nll/{name}'}
+    known = {
+        key: value for key, value in measured.items()
+        if not key.startswith(silent) and key not in nobody
+    }
     return {**item.metrics, **known, 'compiles': self.update.compiles}
 
   def log(self, step: int, values: dict[str, Any]) -> None:
@@ -188,6 +212,7 @@ class Job:
 
   def close(self) -> None:
     """Waits for a checkpoint under way; closes the files."""
+    self.references.close()
     self.checkpointer.close()
     self.writer.close()
     self.progress.close()

@@ -8,11 +8,12 @@ Axes: B rows, T tokens of one micro-batch.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from posttrain import arrays, schema, scoring
+from posttrain import arrays, imports, schema, scoring, types
 from posttrain.losses import ce, combine, ratio, ref_kl, rl
 
 
@@ -22,7 +23,14 @@ class TokenComponents:
       rl / N_rl + ce / N_ce + ref_kl / N_ref_kl
 
   All are computed for every batch: who has no member adds 0, and costs a
-  handful of element-wise operations.
+  handful of element-wise operations. The rl component may be a mean over
+  sequences instead, see `rl.denominator`.
+
+  Metrics, besides those of the components: `loss/<component>` and
+  `loss/total`, `entropy` and `mismatch/*`; where there are several
+  environments, also `entropy/<env>` and `nll/<env>`, and
+  `loss/<component>/<env>` and `tokens/<component>/<env>`, an environment's
+  share of the loss (these add up) and its member tokens.
   """
 
   def __init__(
@@ -42,6 +50,11 @@ class TokenComponents:
     self._envs = envs
     loss = loss or schema.Loss()
     self._rl, self._ref_kl = _options(loss.rl), _options(loss.ref_kl)
+    self._constant_tokens = self._rl.pop('constant_tokens')
+    if 'import_path' in self._rl:
+      self._rl['function'] = imports.function(
+          self._rl.pop('import_path'), 'config.<stage>.loss.rl.import_path'
+      )
 
   def __call__(
       self, params, micro: arrays.Batch
@@ -56,29 +69,48 @@ class TokenComponents:
         params, self._model, micro.ids, micro.positions, micro.segment_ids,
         micro.temperatures,
     )  # fmt: skip
-    loss, metrics = combine.total(
-        {
-            'rl': rl.loss(
-                logprobs, micro.sampler_logprobs, micro.advantages,
-                micro.rl_weights, **self._rl,
-            ),
-            'ce': ce.loss(logprobs, micro.ce_weights),
-            'ref_kl': ref_kl.loss(
-                logprobs, micro.sampler_logprobs, micro.ref_logprobs,
-                micro.ref_kl_weights, **self._ref_kl,
-            ),
-        },
-        {
-            'rl': micro.rl_count,
-            'ce': micro.ce_count,
-            'ref_kl': micro.ref_kl_count,
-        },
-    )  # fmt: skip
+    parts = {
+        'rl': rl.loss(
+            logprobs, micro.sampler_logprobs, micro.advantages,
+            micro.rl_weights, micro.segment_ids, entropy, **self._rl,
+        ),
+        'ce': ce.loss(logprobs, micro.ce_weights),
+        'ref_kl': ref_kl.loss(
+            logprobs, micro.sampler_logprobs, micro.ref_logprobs,
+            micro.ref_kl_weights, **self._ref_kl,
+        ),
+    }  # fmt: skip
+    counts = {
+        'rl': rl.denominator(
+            micro.rl_count, micro.rl_sequences,
+            aggregation=self._rl['aggregation'],
+            constant_tokens=self._constant_tokens,
+        ),
+        'ce': micro.ce_count,
+        'ref_kl': micro.ref_kl_count,
+    }  # fmt: skip
+    loss, metrics = combine.total(parts, counts)
+    if len(self._envs) > 1:
+      metrics |= self._per_env(micro, parts, counts)
     return loss, {
         **metrics,
         **self._diagnostics(micro, logprobs, entropy),
         **_mismatch(micro, logprobs, self._rl['max_log_ratio']),
     }
+
+  def _per_env(self, micro, parts, counts) -> combine.Metrics:
+    """Every component's loss and member tokens, environment by environment."""
+    groups = {
+        name: micro.env_ids == i for i, name in enumerate(self._envs)
+    }
+    metrics = combine.shares(parts, counts, groups)
+    for component in types.COMPONENTS:
+      member = getattr(micro, f'{component}_weights') != 0
+      for name, here in groups.items():
+        metrics[f'tokens/{component}/{name}'] = (
+            jnp.sum(member & here, dtype=jnp.float32), jnp.zeros(())
+        )  # fmt: skip
+    return metrics
 
   def _diagnostics(self, micro, logprobs, entropy) -> combine.Metrics:
     """Means over completion tokens; per environment where there are more."""
@@ -111,7 +143,7 @@ def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
   }
 
 
-def _options(node) -> dict[str, float | str]:
+def _options(node) -> dict[str, Any]:
   return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
 
 

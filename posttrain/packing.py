@@ -195,9 +195,13 @@ def _batch(
       )
       for component, weights in _WEIGHTS.items()
   }
+  sequences = sum(
+      bool(_weights(sample, 'rl').any()) for row in placed for sample in row
+  )
   return types.Batch(
       **{field: array.reshape(shape) for field, array in arrays.items()},
-      **counts, live=np.asarray(-(-len(placed) // rows), np.int32),
+      **counts, rl_sequences=np.asarray(sequences, np.float32),
+      live=np.asarray(-(-len(placed) // rows), np.int32),
   )
 
 

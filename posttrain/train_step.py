@@ -16,7 +16,7 @@ of it (TRL's num_iterations, verl's ppo_epochs; neither cuts the batch here).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,19 +24,28 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from posttrain import arrays, instrument, optim, sharding
+from posttrain import arrays, instrument, optim, schema, sharding
 from posttrain.losses import combine
 
 
 def init_state(
-    params, optimizer: optax.GradientTransformation, *, average: bool
-) -> arrays.TrainState:
-  """Returns the state before the first batch; `average` keeps a mean of it."""
+    params, optimizer: optax.GradientTransformation, *, average: bool,
+    late: Sequence[str] = (),
+) -> arrays.TrainState:  # fmt: skip
+  """Returns the state before the first batch.
+
+  Args:
+    params: to train.
+    optimizer: from `optim.make`.
+    average: keep a moving average of them.
+    late: references to keep, see `late`.
+  """
   return arrays.TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
       opt_state=optimizer.init(params),
       average=jax.tree.map(jnp.copy, params) if average else None,
+      late={x: jax.tree.map(jnp.copy, params) for x in late} or None,
       skipped=jnp.zeros((), jnp.int32),
       skipped_in_row=jnp.zeros((), jnp.int32),
   )
@@ -109,8 +118,8 @@ def make_train_step(
     ok = ~bad & ~empty
     change, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, change)
-    new = arrays.TrainState(
-        step=state.step,
+    new = dataclasses.replace(
+        state,
         params=_select(ok, params, state.params),
         opt_state=_select(ok, opt_state, state.opt_state),
         average=_average(state.average, params, ok, average),
@@ -131,12 +140,17 @@ def make_train_step(
   def update(state: arrays.TrainState, batch: arrays.Batch, base):
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
-      return one(state, batch, base)
-    state, metrics = jax.lax.scan(
-        lambda s, _: one(s, batch, base), state, length=updates
+      state, metrics = one(state, batch, base)
+    else:
+      state, metrics = jax.lax.scan(
+          lambda s, _: one(s, batch, base), state, length=updates
+      )
+      metrics = _over_passes(metrics)
+    state = dataclasses.replace(
+        state, late=late(state.late, state.params, state.step)
     )
     # A scan may choose a layout of its own, and the next call would compile.
-    return _place(state, rules, mesh), _over_passes(metrics)
+    return _place(state, rules, mesh), metrics
 
   return TrainStep(update, _batch_shardings(mesh), base)
 
@@ -195,10 +209,37 @@ def _average(average, params, ok, decay):
   )  # fmt: skip
 
 
+def late(old, params, step: jax.Array):
+  """Moves the references that follow the policy, behind a step's updates.
+
+      'ema:D'       r <- D r + (1 - D) params
+      'snapshot:N'  r <- params at every N-th step, else r
+
+  Args:
+    old: name -> parameters, or None.
+    params: after the step.
+    step: i32[], the number of steps done.
+  """
+  if old is None:
+    return None
+  moved = {}
+  for name, before in old.items():
+    kind, number = schema.late(name)
+    keep = number if kind == 'ema' else step % int(number) != 0
+    moved[name] = jax.tree.map(
+        # Not keep * r + ...: a snapshot is the policy to the bit.
+        lambda r, p, keep=keep: (
+            keep * r + (1 - keep) * p if isinstance(keep, float)
+            else jnp.where(keep, r, p)
+        ), before, params,
+    )  # fmt: skip
+  return moved
+
+
 def _batch_shardings(mesh: Mesh) -> arrays.Batch:
   tokens = NamedSharding(mesh, sharding.BATCH)
   scalar = NamedSharding(mesh, PartitionSpec())
-  scalars = ('rl_count', 'ce_count', 'ref_kl_count', 'live')
+  scalars = ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences', 'live')
   fields = arrays.Batch.__dataclass_fields__
   return arrays.Batch(
       **{name: scalar if name in scalars else tokens for name in fields}

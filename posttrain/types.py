@@ -73,6 +73,9 @@ class Sample:
   sampler_logprobs: np.ndarray  # f32, nats; 0 where not sampled
   temperatures: np.ndarray  # f32
   versions: np.ndarray  # i32, step of the weights that sampled; -1 = nobody
+  # i32, of which of the rollout's messages; -1 = sampled, or a header.
+  message_ids: np.ndarray | None = None
+  task: Task | None = None
 
   advantages: np.ndarray | None = None  # f32
   rl_weights: np.ndarray | None = None  # f32
@@ -119,7 +122,8 @@ class Batch:
 
   Only the first `live` micro-batches hold tokens; the rest is padding that
   keeps the shape fixed. The counts are those of member tokens (weight != 0)
-  over the whole global batch; they are the losses' denominators.
+  over the whole global batch, and of samples that have one; they are the
+  losses' denominators.
   """
 
   ids: np.ndarray  # i32
@@ -138,4 +142,5 @@ class Batch:
   rl_count: np.ndarray  # f32[]
   ce_count: np.ndarray  # f32[]
   ref_kl_count: np.ndarray  # f32[]
+  rl_sequences: np.ndarray  # f32[], samples with an rl member
   live: np.ndarray  # i32[], live micro-batches

@@ -6,8 +6,9 @@ them. Each is one line with the dotted key and what to do.
 
 import dataclasses
 import re
+import warnings
 
-from posttrain import algorithms, schema
+from posttrain import algorithms, envs, imports, schema
 
 
 def check(run: schema.Run) -> None:
@@ -42,7 +43,9 @@ def check(run: schema.Run) -> None:
       _check_name(env_name, f'{path}.envs.{env_name}')
       _check_sampler(entry, stage, f'{path}.envs.{env_name}')
       _check_env(entry, f'{path}.envs.{env_name}')
-      _check_reference(entry, earlier, f'{path}.envs.{env_name}')
+      _check_group(entry, f'{path}.envs.{env_name}')
+      _check_references(entry, earlier, f'{path}.envs.{env_name}')
+      _check_rewards(entry, f'{path}.envs.{env_name}')
       if len(stage.envs) == 1:
         _unread(entry, 'ratio', f'{path}.envs.{env_name}',
                 'there is one environment')
@@ -66,6 +69,16 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
       getattr(entry.algorithm, 'kl_beta', 0) for entry in entries
   ):
     _unread(stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta')
+  rl, path = stage.loss.rl, f'{path}.loss.rl'
+  if rl.sampler_is_mode != 'none' and stage.updates_per_rollout > 1:
+    raise ValueError(
+        f"{path}.sampler_is_mode must be 'none' where updates_per_rollout is "
+        f'{stage.updates_per_rollout}: got {rl.sampler_is_mode!r}; after the '
+        'first update the policy is no longer the old one that it stands for; '
+        'set updates_per_rollout to 1'
+    )
+  if isinstance(rl, schema.CustomRl):
+    imports.function(rl.import_path, f'{path}.import_path')
 
 
 def _check_lora(stage: schema.Stage, path: str) -> None:
@@ -89,23 +102,21 @@ def _check_sampler(
     entry: schema.EnvEntry, stage: schema.Stage, path: str
 ) -> None:
   """Which algorithm learns from whose rollouts, and whether they fit."""
-  needs = 'dataset' if _component(entry) == 'ce' else 'policy'
-  if entry.sampler.type != needs:
+  imitates, kind = _component(entry) == 'ce', entry.sampler.type
+  name = entry.algorithm.type
+  if imitates and kind == 'policy':
     raise ValueError(
-        f'{path}.sampler.type must be {needs!r} for algorithm '
-        f'{entry.algorithm.type!r}: got {entry.sampler.type!r}; '
-        + ('its own samples would be imitated unseen' if needs == 'dataset'
-           else 'a demonstration has no probability under the policy that '
-           'sampled it')
+        f"{path}.sampler.type must be 'dataset' or 'frozen' for algorithm "
+        f'{name!r}: got {kind!r}; the policy would imitate its own samples'
     )
-  if needs == 'dataset':
+  if not imitates and kind != 'policy':
+    raise ValueError(
+        f"{path}.sampler.type must be 'policy' for algorithm {name!r}: got "
+        f'{kind!r}; what others said has no probability under the policy that '
+        "said it; algorithm 'sft' imitates it"
+    )
+  if kind == 'dataset':
     return
-  if entry.group_size < 2:
-    raise ValueError(
-        f'{path}.group_size must be at least 2 for algorithm '
-        f'{entry.algorithm.type!r}: got {entry.group_size}; a rollout alone is '
-        'its own baseline, and every advantage 0'
-    )
   if entry.sampler.max_tokens >= stage.batch.row_tokens:
     raise ValueError(
         f'{path}.sampler.max_tokens must be below batch.row_tokens='
@@ -114,25 +125,59 @@ def _check_sampler(
     )
 
 
-def _check_reference(
-    entry: schema.EnvEntry, stages: list[str], path: str
-) -> None:
-  """A reference may be what an earlier stage ended with; or this one began."""
-  name = getattr(entry.algorithm, 'reference', 'init')
-  kind, _, target = name.partition(':')
-  if kind == 'stage' and target not in stages[:-1]:
-    raise ValueError(
-        f'{path}.algorithm.reference must name an earlier stage: got {name!r}, '
-        f'expected one of {tuple(stages[:-1])}'
-    )
-
-
-def _check_env(entry: schema.EnvEntry, path: str) -> None:
+def _check_group(entry: schema.EnvEntry, path: str) -> None:
+  """Whether a group is what its algorithm and its sampler make of it."""
   if entry.sampler.type == 'dataset' and entry.group_size != 1:
     raise ValueError(
         f'{path}.group_size must be 1 with a dataset sampler: got '
         f'{entry.group_size}; a data set has one demonstration per task'
     )
+  algorithm = algorithms.TYPES[entry.algorithm.type]
+  if algorithm.group_relative and entry.group_size < 2:
+    warnings.warn(
+        f'{path}.group_size should be at least 2 for algorithm '
+        f'{entry.algorithm.type!r}: got {entry.group_size}; a rollout alone is '
+        'its own baseline, and its advantage 0: no reward is learned from',
+        stacklevel=3,
+    )
+
+
+def _check_references(
+    entry: schema.EnvEntry, stages: list[str], path: str
+) -> None:
+  """A reference may be what an earlier stage ended with; or this one began."""
+  named = {
+      'algorithm.reference': getattr(entry.algorithm, 'reference', None),
+      'sampler.model': getattr(entry.sampler, 'model', None),
+      'judge': entry.judge,
+      **{f'rewards.{k}.judge': one.judge for k, one in entry.rewards.items()},
+  }
+  for key, name in named.items():
+    kind, _, target = name.partition(':') if isinstance(name, str) else [''] * 3
+    if kind == 'stage' and target not in stages[:-1]:
+      raise ValueError(
+          f'{path}.{key} must name an earlier stage: got {name!r}, expected '
+          f'one of {tuple(stages[:-1])}'
+      )
+
+
+def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
+  """Who grades, and whether anybody asks."""
+  if entry.rewards and entry.sampler.type == 'dataset':
+    raise ValueError(
+        f'{path}.rewards must be left empty: got {sorted(entry.rewards)}, but '
+        'nothing reads them where sampler replays a data set'
+    )
+  grades = hasattr(envs.TYPES[type(entry.env)], 'judge')
+  if entry.judge is not None and not grades:
+    raise ValueError(
+        f'{path}.judge must be left out: got {str(entry.judge)!r}, but '
+        f'environment {entry.env.type!r} grades without one; '
+        f'{path}.rewards.NAME.judge hands it to a reward function'
+    )
+
+
+def _check_env(entry: schema.EnvEntry, path: str) -> None:
   if isinstance(entry.env, schema.Arithmetic):
     for end in ('min', 'max'):
       if 'x' not in entry.env.ops:

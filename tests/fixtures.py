@@ -53,13 +53,26 @@ def sampled(batch, seed=0):
 
   return dataclasses.replace(
       batch, rl_weights=weights, ref_kl_weights=0.1 * weights,
-      rl_count=count, ref_kl_count=count, advantages=normal(0, 1),
+      rl_count=count, ref_kl_count=count,
+      rl_sequences=sequences(batch.segment_ids, weights),
+      advantages=normal(0, 1),
       sampler_logprobs=normal(-4, 0.3), ref_logprobs=normal(-4, 0.3),
       versions=np.zeros_like(batch.versions),
   )  # fmt: skip
 
 
-def make(mesh=None, average=None, objective=None, cfg=OPTIM, updates=1):
+def sequences(segment_ids, weights):
+  """How many of the packed samples have a member token."""
+  rows = segment_ids.reshape(-1, segment_ids.shape[-1])
+  weights = weights.reshape(rows.shape)
+  return np.float32(sum(
+      np.unique(row[w != 0]).size for row, w in zip(rows, weights, strict=True)
+  ))
+
+
+def make(
+    mesh=None, average=None, objective=None, cfg=OPTIM, updates=1, late=()
+):
   """(step, fresh state) of the tiny model on a mesh."""
   mesh = sharding.make_mesh(mesh or schema.Mesh())
   optimizer = optim.make(cfg, steps=10 * updates)
@@ -72,7 +85,7 @@ def make(mesh=None, average=None, objective=None, cfg=OPTIM, updates=1):
   def fresh():
     return train_step.init_state(
         transformer.init(jax.random.key(0), MODEL), optimizer,
-        average=average is not None,
+        average=average is not None, late=late,
     )  # fmt: skip
 
   places = sharding.shardings(

@@ -12,7 +12,7 @@ from configs import common
 from posttrain import config, schema, validation
 
 RECIPES = sorted(
-    path for path in glob.glob('configs/*.py')
+    path for path in glob.glob('configs/**/*.py', recursive=True)
     if not path.endswith(('__init__.py', 'common.py'))
 )  # fmt: skip
 
@@ -47,6 +47,22 @@ def test_build_inverts_get_config():
   )
   assert config.build(common.get_config(run)) == run
   assert list(config.build(common.get_config(run)).stages) == ['a', 'b']
+
+
+def test_kwargs_of_a_custom_loss_may_be_any_json():
+  kwargs = {'low': 0.1, 'names': ['a', 'b'], 'deep': {'flag': True, 'n': None}}
+  rl = schema.CustomRl(import_path='a.b:loss', kwargs=kwargs)
+  node = _node(loss=schema.Loss(rl=rl))
+  run = config.build(node)
+  assert run.stages['sft'].loss.rl == rl
+  again = config.build(config.from_dict(config.to_dict(run)))
+  assert again.stages['sft'].loss.rl == rl
+  config.override(node, 'sft.loss.rl.kwargs.low', '0.2')
+  config.override(node, 'sft.loss.rl.kwargs.deep', '{"n": [1]}')
+  changed = config.build(node).stages['sft'].loss.rl.kwargs
+  assert changed == {**kwargs, 'low': 0.2, 'deep': {'n': [1]}}
+  config.override(node, 'sft.loss.rl', '{"type": "clip", "delta": 4.0}')
+  assert config.build(node).stages['sft'].loss.rl == schema.Clip(delta=4.0)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def _batch(seed=0, micro_batches=2, rows=2, tokens=16):
       ref_logprobs=np.float32(-4 + 0.3 * rng.normal(size=shape)),
       segment_ids=segments, positions=positions,
       env_ids=np.where(segments > 0, segments - 1, -1).astype(np.int32),
+      rl_sequences=fixtures.sequences(segments, streams['rl_weights']),
       live=np.int32(micro_batches), **streams,
       **{name.replace('weights', 'count'): np.float32(np.count_nonzero(x))
          for name, x in streams.items()},
@@ -134,6 +135,115 @@ def test_options_reach_the_components():
     np.testing.assert_allclose(metrics['ref_kl/kl'], -gap.mean(), rtol=1e-4)
 
 
+def _scored(monkeypatch):
+  """A model that is quick to compile: a table of logprobs, and of entropies."""
+  def score(params, cfg, ids, positions, segment_ids, temperatures):
+    predicted = (positions > 0) & (segment_ids != 0)
+    return tuple(jnp.where(predicted, x[ids], 0.0) for x in params)
+
+  monkeypatch.setattr(objectives.scoring, 'score', score)
+  rng = np.random.default_rng(3)
+  shape = (2, fixtures.MODEL.vocab_size)
+  return tuple(np.float32(-4 + 0.3 * rng.normal(size=shape)))
+
+
+@pytest.mark.parametrize('aggregation', ['token', 'sequence', 'constant'])
+def test_the_cut_does_not_matter(monkeypatch, aggregation):
+  """As 4 micro-batches of a row, and as one; and as the mean by a loop."""
+  params = _scored(monkeypatch)
+  constant = 11 if aggregation == 'constant' else None
+  node = schema.Gspo(
+      low=0.05, high=0.05, aggregation=aggregation, constant_tokens=constant,
+      entropy_coef=0.2,
+  )  # fmt: skip
+  objective = objectives.TokenComponents(
+      fixtures.MODEL, ENVS, schema.Loss(rl=node)
+  )
+  accumulate = jax.jit(functools.partial(train_step.accumulate, objective))
+  batch, results = _only(_batch(), 'rl'), []
+  batch = dataclasses.replace(
+      batch, advantages=np.float32(batch.segment_ids - 1.5)
+  )
+  for count in (4, 1) if aggregation == 'sequence' else (4,):
+    cut = jax.tree.map(
+        lambda x: x.reshape(count, 4 // count, 16) if x.ndim else x,  # noqa: B023
+        dataclasses.replace(batch, live=np.int32(count)),
+    )  # fmt: skip
+    grads, metrics, total = accumulate(params, cut)
+    results.append((grads, combine.means(metrics), total))
+  for whole in results[1:]:
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+        results[0], whole,
+    )  # fmt: skip
+  values, entropies = (x[batch.ids] for x in params)
+  weights = batch.rl_weights
+  means, sums, sizes = [], [], []
+  for place in np.ndindex(2, 2, 2):
+    *row, segment = place
+    here = batch.segment_ids[tuple(row)] == segment + 1
+    here &= weights[tuple(row)] != 0
+    if not here.any():
+      continue
+    new, old, w, h = (
+        x[tuple(row)][here]
+        for x in (values, batch.sampler_logprobs, weights, entropies)
+    )
+    s, a = np.exp(np.mean(new - old)), segment - 0.5
+    each = -w * min(s * a, np.clip(s, 0.95, 1.05) * a) - 0.2 * h
+    means.append(each.mean())
+    sums.append(each.sum())
+    sizes.append(each.size)
+  expected = {
+      'token': np.sum(sums) / np.sum(sizes), 'sequence': np.mean(means),
+      'constant': np.mean(sums) / 11,
+  }[aggregation]  # fmt: skip
+  assert len(sizes) == batch.rl_sequences and min(sizes) < max(sizes)
+  np.testing.assert_allclose(results[0][2], expected, rtol=1e-4)
+
+
+def test_every_type_reads_its_options(monkeypatch):
+  """Traced, so that a constant that no function takes is an error."""
+  params, batch = _scored(monkeypatch), _batch()
+  for node in (
+      schema.Dppo(), schema.Ipo(), schema.Clip(delta=3.0), schema.Gspo(),
+      schema.Cispo(sampler_is_mode='token_mask'),
+      schema.CustomRl(
+          import_path='tests.losses.helpers:mirror', entropy_coef=0.1
+      ),
+  ):  # fmt: skip
+    objective = objectives.TokenComponents(
+        fixtures.MODEL, ENVS, schema.Loss(rl=node)
+    )
+    _, metrics, _ = jax.eval_shape(
+        functools.partial(train_step.accumulate, objective), params, batch
+    )
+    corrected = node.sampler_is_mode != 'none'
+    assert ('rl/sampler_is_cut' in metrics) is corrected
+    assert ('rl/ratio' in metrics) is (node.type == 'custom')
+
+
+def test_shares_of_environments_add_up():
+  batch = _batch()
+  _, metrics, _ = _measure(batch)
+  for component in types.COMPONENTS:
+    shares = [metrics[f'loss/{component}/{name}'] for name in ENVS]
+    np.testing.assert_allclose(
+        sum(shares), metrics[f'loss/{component}'], rtol=1e-5
+    )
+    assert all(shares)
+    weights = getattr(batch, f'{component}_weights')
+    for i, name in enumerate(ENVS):
+      count = np.count_nonzero(weights[batch.env_ids == i])
+      # A sum and no mean, so also over several micro-batches.
+      assert metrics[f'tokens/{component}/{name}'] == count > 0
+  logprobs = _logprobs(batch)
+  ce = np.where(batch.env_ids == 1, -batch.ce_weights * logprobs, 0.0)
+  np.testing.assert_allclose(
+      metrics['loss/ce/b'], ce.sum() / batch.ce_count, rtol=1e-4
+  )
+
+
 def test_mismatch_is_over_what_a_policy_sampled():
   """Whatever its weights; largest over all micro-batches, not their sum."""
   batch = _batch()
@@ -182,7 +292,9 @@ def test_ce_alone_is_unchanged_by_the_others():
   np.testing.assert_allclose(total, value, rtol=1e-5)
   assert fixtures.worst(grads, expected) < 1e-5
   for name, value in metrics.items():
-    if name.startswith(('rl/', 'ref_kl/', 'mismatch/', 'loss/r')):
+    if name.startswith(
+        ('rl/', 'ref_kl/', 'mismatch/', 'loss/r', 'tokens/r')
+    ):
       assert value == 0, name
 
 
@@ -206,6 +318,27 @@ def test_entropy_and_nll_are_per_environment():
         (schema.Dppo, {'max_log_ratio': 89.0}, r'max_log_ratio must be in \(0'),
         (schema.Clip, {'high': float('inf')}, 'high must be finite'),
         (schema.Clip, {'max_log_ratio': 0.0}, r'max_log_ratio must be in \(0'),
+        (schema.Ipo, {'threshold': -1.0}, 'threshold must be >= 0'),
+        (schema.Clip, {'high': 0.5, 'delta': 1.5},
+         r'delta must be None or > 1 \+ high=1.5: got 1.5'),
+        (schema.Dppo, {'aggregation': 'mean'}, 'aggregation must be one of'),
+        (schema.Clip, {'aggregation': 'constant'},
+         "constant_tokens must be > 0 where aggregation is 'constant': got No"),
+        (schema.Clip, {'constant_tokens': 9},
+         "constant_tokens must be left at None: got 9; nothing reads it where"),
+        (schema.Dppo, {'entropy_coef': -1.0}, 'entropy_coef must be >= 0'),
+        (schema.Dppo, {'sampler_is_mode': 'tis'}, 'sampler_is_mode must be on'),
+        (schema.Dppo, {'sampler_is_clip_max': 2.0},
+         "sampler_is_clip_max must be left at 3.0: .* sampler_is_mode is 'no"),
+        (schema.Dppo, {'sampler_is_norm': 'mean',
+                       'sampler_is_mode': 'token_mask'},
+         "sampler_is_norm must be left at 'sum': .* is 'token_mask'"),
+        (schema.Dppo, {'sampler_is_clip_min': 4.0,
+                       'sampler_is_mode': 'token_mask'},
+         r'sampler_is_clip_min must be None or in \[0, sampler_is_clip_max=3'),
+        (schema.Clip, {'low': 0.1, 'sampler_is_mode': 'token_mask'},
+         "low must be left at 0.2: .* the loss's own ratio is 1"),
+        (schema.CustomRl, {}, "import_path must be an import path"),
         (schema.RefKl, {'estimator': 'k1'}, 'estimator must be one of'),
         (schema.RefKl, {'estimator': 'k3', 'kl_tau': 0.0},
          r"kl_tau must be left at 0.001: got 0.0; nothing reads it where"),

@@ -156,6 +156,15 @@ def test_counts_are_of_members_not_sums_of_weights():
   assert (batch.rl_count, batch.ce_count, batch.ref_kl_count) == (2, 1, 3)
 
 
+def test_sequences_are_samples_with_an_rl_member():
+  quiet = make(3, rl_weights=f32(0, 0, 0), ce_weights=f32(0, 1, 1))
+  unmasked = make(3, start=3, rl_weights=f32(0, 1, 1), ce_weights=f32(0, 1, 0))
+  batch, left = pack([make(4), quiet, make(2), unmasked, make(8)],
+                     micro_batches=2)
+  assert batch.rl_sequences == 2 and batch.rl_sequences.dtype == np.float32
+  assert left and batch.rl_count == 10
+
+
 def test_rl_weights_count_only_on_the_mask():
   sample = make(
       4, start=2, rl_weights=f32(1, 1, 1, 1), ce_weights=f32(0, 1, 0, 0)
@@ -269,6 +278,9 @@ def test_every_sample_once_whole_and_unchanged(case):
     assert getattr(batch, f'{component}_count') == (
         sum(np.count_nonzero(w) for w in weights)
     )
+  assert batch.rl_sequences == sum(
+      bool(segment['rl_weights'].any()) for segment in found
+  )
   used = sum(map(bool, lengths(batch)))
   assert batch.live == -(-used // shape['rows'])
   if left:  # nothing is handed back while a row is free or has room

@@ -15,6 +15,11 @@ from posttrain import objectives, schema, train_step, tree
 from posttrain.losses import combine
 from tests import fixtures
 
+# Whatever looks at whole sequences of a row.
+SEQUENCES = schema.Loss(rl=schema.Gspo(
+    sampler_is_mode='sequence_truncate', entropy_coef=0.1
+))  # fmt: skip
+
 
 def _grads(batch, objective=None):
   objective = objective or objectives.TokenComponents(
@@ -219,7 +224,10 @@ import sys
 import jax, numpy as np
 from posttrain import objectives, schema, train_step, tree
 from tests import fixtures
-objective = objectives.TokenComponents(fixtures.MODEL, ('arithmetic',))
+from tests import test_train_step
+makes = [
+    objectives.TokenComponents(fixtures.MODEL, ('arithmetic',), loss)
+    for loss in (test_train_step.SEQUENCES, None)]
 batches = [
     fixtures.sampled(x) for x in fixtures.batches(2, micro_batch_tokens=256)]
 for name, mesh, updates in (('1', (1, 2, 2), 1), ('2', (2, 2, 1), 2)):
@@ -228,10 +236,15 @@ for name, mesh, updates in (('1', (1, 2, 2), 1), ('2', (2, 2, 1), 2)):
   assert len(kernel.sharding.device_set) == 4
   shard = kernel.addressable_shards[0].data.shape
   assert shard == (1, 32 // mesh[1], 64 // mesh[2]), shard
-  grads, _, loss = jax.block_until_ready(jax.jit(
-      lambda p, b: train_step.accumulate(objective, p, b)
-  )(state.params, step.place(batches[0])))
-  losses = [float(loss)]
+  losses = []
+  for objective in makes if name == '1' else makes[1:]:
+    grads, _, loss = jax.block_until_ready(jax.jit(
+        lambda p, b: train_step.accumulate(objective, p, b)
+    )(state.params, step.place(batches[0])))
+    losses.append(float(loss))
+    if objective is makes[0]:
+      np.savez(sys.argv[1] + 'sequences', **{
+          k.replace('/', '.'): v for k, v in tree.flat(grads).items()})
   for batch in batches:
     state, metrics = step(state, batch)
     losses += [float(metrics[k]) for k in ('loss/total', 'mismatch/max')]
@@ -252,10 +265,17 @@ def test_one_device_equals_four(tmp_path):
   )  # fmt: skip
   assert done.returncode == 0, done.stderr[-2000:]
   batches = [fixtures.sampled(batch) for batch in _batches(2)]
+  objective = objectives.TokenComponents(
+      fixtures.MODEL, ('arithmetic',), SEQUENCES
+  )
+  mine, _, other = _grads(batches[0], objective)
+  saved = dict(np.load(tmp_path / 'mesh_sequences.npz'))
+  mine = {k.replace('/', '.'): v for k, v in tree.flat(mine).items()}
+  assert fixtures.worst(mine, saved) < 1e-5
   grads, _, loss = _grads(batches[0])
   for updates in (1, 2):
     step, state = _shared(updates)
-    losses = [float(loss)]
+    losses = [float(other), float(loss)] if updates == 1 else [float(loss)]
     for batch in batches:
       state, metrics = step(state, batch)
       losses += [float(metrics[k]) for k in ('loss/total', 'mismatch/max')]
@@ -273,3 +293,22 @@ def test_one_device_equals_four(tmp_path):
 def test_a_mesh_that_does_not_fit_is_refused(sizes, message):
   with pytest.raises(ValueError, match=message):
     fixtures.make(mesh=schema.Mesh(*sizes))
+
+
+@pytest.mark.parametrize('updates', [1, 2])
+def test_references_follow_the_policy(updates):
+  """By the step and not by the update; a snapshot is the policy to the bit."""
+  names = ('ema:0.75', 'snapshot:2')
+  step, state = fixtures.make(updates=updates, late=names)
+  start = ema = jax.device_get(state.params)
+  snapshot = start
+  for i, batch in enumerate(fixtures.batches(3), 1):
+    state, _ = step(state, batch)
+    params = jax.device_get(state.params)
+    ema = jax.tree.map(lambda r, p: 0.75 * r + 0.25 * p, ema, params)
+    snapshot = params if i == 2 else snapshot
+    late = jax.device_get(state.late)
+    jax.tree.map(np.testing.assert_array_equal, late['snapshot:2'], snapshot)
+    assert fixtures.worst(late['ema:0.75'], ema) < 1e-6
+  assert fixtures.worst(start, params) > 1e-3
+  assert step.compiles == 1

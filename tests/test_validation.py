@@ -54,10 +54,10 @@ def test_what_is_possible():
         # Who learns from whose rollouts.
         ('grpo.envs.a.sampler', 'dataset',
          "config.grpo.envs.a.sampler.type must be 'policy' for algorithm 'gr"),
+        ('grpo.envs.a.sampler', {'type': 'frozen', 'model': 'stage:sft'},
+         "sampler.type must be 'policy' for .*'frozen'.* 'sft' imitates it"),
         ('sft.envs.a.sampler', 'policy',
-         "config.sft.envs.a.sampler.type must be 'dataset' for algorithm 'sft"),
-        ('grpo.envs.a.group_size', '1',
-         "config.grpo.envs.a.group_size must be at least 2 for algorithm 'gr"),
+         "sft.envs.a.sampler.type must be 'dataset' or 'frozen' for algorithm"),
         ('grpo.envs.a.sampler.max_tokens', '256',
          'sampler.max_tokens must be below batch.row_tokens=256'),
         # What nothing reads.
@@ -65,6 +65,12 @@ def test_what_is_possible():
          'config.sft.loss.rl must be left at .* no algorithm trains rl'),
         ('grpo.loss.ref_kl', {'estimator': 'k3'},
          'config.grpo.loss.ref_kl must be left .* no algorithm has a kl_beta'),
+        ('grpo.loss.rl', {'type': 'custom', 'import_path': 'no.such:loss'},
+         r'config.grpo.loss.rl.import_path must be importable: got .no.such'),
+        ('grpo.loss.rl', {'type': 'custom', 'import_path': 'math:pi'},
+         'config.grpo.loss.rl.import_path must name a function'),
+        ('grpo.loss.rl', {'type': 'clip', 'aggregation': 'constant'},
+         'config.grpo.loss.rl.constant_tokens must be > 0 where aggregation'),
         # Whose references.
         ('grpo.envs.a.algorithm',
          {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:grpo'},
@@ -73,6 +79,17 @@ def test_what_is_possible():
         ('grpo.envs.a.algorithm',
          {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:x'},
          "got 'stage:x'"),
+        ('grpo.envs.a.algorithm', {'type': 'opd', 'reference': 'stage:grpo'},
+         r'config.grpo.envs.a.algorithm.reference must name an earlier stage'),
+        ('sft.envs.a.sampler', {'type': 'frozen', 'model': 'stage:grpo'},
+         r'config.sft.envs.a.sampler.model must name an earlier .*one of \(\)'),
+        ('grpo.envs.a.rewards', {'x': {'fn': 'json:loads', 'judge': 'stage:y'}},
+         'config.grpo.envs.a.rewards.x.judge must name an earlier stage'),
+        # Who grades.
+        ('sft.envs.a.rewards', {'x': {'fn': 'json:loads'}},
+         'config.sft.envs.a.rewards must be left empty: .* replays a data set'),
+        ('grpo.envs.a.judge', 'stage:sft',
+         "config.grpo.envs.a.judge must be left out: .*'arithmetic' grades"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_clear_line(key, value, message):
@@ -87,3 +104,27 @@ def test_a_key_that_no_schedule_reads_is_refused():
         ('sft.optim.schedule', 'constant'),
         ('sft.optim.final_lr_fraction', '0.5'),
     )
+
+
+def test_a_correction_wants_one_update_per_batch():
+  mode = ('grpo.loss.rl.sampler_is_mode', 'token_truncate')
+  assert _resolve(mode).stages['grpo'].loss.rl.sampler_is_mode == mode[1]
+  with pytest.raises(
+      ValueError, match=r"config.grpo.loss.rl.sampler_is_mode must be 'none' "
+      'where updates_per_rollout is 2: got .token_truncate',
+  ):  # fmt: skip
+    _resolve(mode, ('grpo.updates_per_rollout', '2'))
+
+
+def test_a_rollout_alone_is_warned_about():
+  for name, words in (('grpo', 'group_size should be'), ('max_rl', 'max_rl')):
+    with pytest.warns(UserWarning, match=words) as said:
+      _resolve(
+          ('grpo.envs.a.algorithm', {'type': name}),
+          ('grpo.envs.a.group_size', '1'),
+      )
+    assert 'config.grpo.envs.a.group_size' in str(said[0].message)
+  _resolve(
+      ('grpo.envs.a.algorithm', {'type': 'reward'}),
+      ('grpo.envs.a.group_size', '1'),
+  )

@@ -1,5 +1,6 @@
 """Losses: pure functions of arrays. No model, no config object, no flax.
 
-A core returns `(sum, metrics)`: the sum over its member tokens, not their
-mean, and metrics as `(sum, count)` pairs; `combine` divides.
+The core of a component returns `(terms, metrics)`: one term per token, with
+its weight, exactly 0 at non-members; and metrics as `(sum, count)` pairs.
+`combine` sums the terms and divides by the global count.
 """

@@ -49,17 +49,18 @@ def total(
     parts: Mapping[str, tuple[jax.Array, Metrics]],
     counts: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, Metrics]:
-  """Divides each component's sum by its count, and adds.
+  """Divides the sum of each component's terms by its count, and adds.
 
-  loss = sum_c sum_c / max(N_c, 1)
+  loss = sum_c (sum_t terms_ct) / max(N_c, 1)
 
-  N_c counts the member tokens of the whole global batch, so the losses (and
-  gradients) of its micro-batches add up to those of the batch. A component
-  without members adds 0.
+  N_c counts over the whole global batch, so the losses (and gradients) of its
+  micro-batches add up to those of the batch. A component without members
+  adds 0.
 
   Args:
-    parts: component -> (sum over this micro-batch, metrics).
-    counts: component -> f32[], member tokens of the global batch.
+    parts: component -> (terms f32[...] of this micro-batch, metrics).
+    counts: component -> f32[], of the global batch: member tokens, or what
+      else the component is a mean over.
 
   Returns:
     The loss, f32[], and the metrics: `<component>/<name>` as given, and
@@ -70,13 +71,39 @@ def total(
   metrics = {}
   loss = jnp.zeros((), jnp.float32)
   zero = jnp.zeros((), jnp.float32)
-  for component, (value, named) in parts.items():
-    share = value / jnp.maximum(counts[component], 1.0)
+  for component, (terms, named) in parts.items():
+    share = jnp.sum(terms) / jnp.maximum(counts[component], 1.0)
     loss = loss + share
     metrics |= {f'{component}/{name}': x for name, x in named.items()}
     metrics[f'loss/{component}'] = (jax.lax.stop_gradient(share), zero)
   metrics['loss/total'] = (jax.lax.stop_gradient(loss), zero)
   return loss, metrics
+
+
+def shares(
+    parts: Mapping[str, tuple[jax.Array, Metrics]],
+    counts: Mapping[str, jax.Array],
+    groups: Mapping[str, jax.Array],
+) -> Metrics:
+  """Splits every component's loss by groups of tokens.
+
+  Args:
+    parts, counts: see `total`.
+    groups: name -> bool[...], the terms that are its.
+
+  Returns:
+    `loss/<component>/<group>` as (share, 0): those of groups that cover all
+    tokens add up to `loss/<component>`.
+  """
+  zero = jnp.zeros((), jnp.float32)
+  metrics = {}
+  for component, (terms, _) in parts.items():
+    count = jnp.maximum(counts[component], 1.0)
+    terms = jax.lax.stop_gradient(terms)
+    for name, here in groups.items():
+      share = jnp.sum(jnp.where(here, terms, 0.0)) / count
+      metrics[f'loss/{component}/{name}'] = (share, zero)
+  return metrics
 
 
 def means(metrics: Metrics) -> dict[str, jax.Array]:

@@ -17,6 +17,7 @@ class Moved(NamedTuple):
 
   member: jax.Array  # bool, weight != 0
   log_ratio: jax.Array  # f32, log pi - log mu in nats, never clamped
+  bounded: jax.Array  # f32, the same, clamped
   ratio: jax.Array  # f32, pi / mu, its logarithm clamped
   probability: jax.Array  # f32, pi - mu, without gradient
   k3: jax.Array  # f32, ratio - log ratio - 1, without gradient
@@ -44,7 +45,7 @@ def moved(
   bounded = jnp.clip(log_ratio, -max_log_ratio, max_log_ratio)
   ratio = jnp.exp(bounded)
   return Moved(
-      member, log_ratio, ratio,
+      member, log_ratio, bounded, ratio,
       jax.lax.stop_gradient(jnp.exp(new) - jnp.exp(old)),
       jax.lax.stop_gradient(ratio - bounded - 1.0),
       jnp.abs(log_ratio) > max_log_ratio,

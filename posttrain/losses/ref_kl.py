@@ -25,15 +25,15 @@ def loss(
     kl_tau: float = 1e-3,
     max_log_ratio: float = 20.0,
 ) -> Result:
-  """Sums the weighted KL to the reference over the member tokens.
+  """Returns the weighted KL to the reference of the member tokens.
 
-  'reverse':  sum w (-keep s rho + kl_tau (log rho)^2)
+  'reverse':  w (-keep s rho + kl_tau (log rho)^2)
               s = stop_gradient(log q - log pi),  keep = pi - mu >= -mask_low
 
   Policy gradient with s as the credit. Its expectation under mu is the
   gradient of KL(pi || q) of the token's law, so it is what it says.
 
-  'k3':       sum w (q / pi - log(q / pi) - 1)
+  'k3':       w (q / pi - log(q / pi) - 1)
 
   As in TRL and the GRPO paper. As a value it estimates KL(pi || q) without
   bias where mu = pi, and is never negative; but its gradient in the loss is
@@ -41,9 +41,9 @@ def loss(
   direction, and only where mu = pi: no ratio corrects it. It reads neither
   sampler_logprobs (but for its metrics) nor mask_low and kl_tau.
 
-  A token with weight 0 adds exactly 0 to value and gradient, whatever its
-  other inputs (also inf or NaN); no member gives 0. A reference equal to the
-  policy gives value and gradient 0, but for the kl_tau term where mu != pi.
+  A token with weight 0 has a term of exactly 0, and no gradient, whatever its
+  other inputs (also inf or NaN). A reference equal to the policy gives value
+  and gradient 0, but for the kl_tau term where mu != pi.
 
   Args:
     logprobs: f32[...], log pi of each token under the trained parameters, at
@@ -58,7 +58,7 @@ def loss(
       before exp; beyond it, the term has no gradient.
 
   Returns:
-    The sum, f32[], and metrics over the members: `kl`, the mean of
+    The terms, f32[...], and metrics over the members: `kl`, the mean of
     log pi - log q, which estimates KL(pi || q) and is positive in
     expectation where mu = pi; with 'reverse' those of `ratio.masking`; with
     'k3' its mean `k3`, and `clamped`.
@@ -76,19 +76,19 @@ def loss(
       at.member, logprobs, 0.0
   )
   if estimator == 'reverse':
-    total, metrics = _reverse(at, gap, weights, mask_low, kl_tau)
+    terms, metrics = _reverse(at, gap, weights, mask_low, kl_tau)
   else:
     assert estimator == 'k3', estimator
-    total, metrics = _k3(at, gap, weights, max_log_ratio)
-  return total, {'kl': combine.pair(-gap, at.member), **metrics}
+    terms, metrics = _k3(at, gap, weights, max_log_ratio)
+  return terms, {'kl': combine.pair(-gap, at.member), **metrics}
 
 
 def _reverse(at: ratio.Moved, gap, weights, mask_low, kl_tau) -> Result:
   dropped = at.probability < -mask_low
   signal = jnp.where(dropped, 0.0, jax.lax.stop_gradient(gap))
   penalty = kl_tau * jnp.square(at.log_ratio)
-  total = jnp.sum(weights * (penalty - signal * at.ratio))
-  return total, ratio.masking(at, dropped)
+  terms = weights * (penalty - signal * at.ratio)
+  return terms, ratio.masking(at, dropped)
 
 
 def _k3(at: ratio.Moved, gap, weights, max_log_ratio) -> Result:
@@ -96,7 +96,7 @@ def _k3(at: ratio.Moved, gap, weights, max_log_ratio) -> Result:
   # the gradient of the other, which points away from the reference.
   bounded = jnp.minimum(gap, max_log_ratio)
   k3 = jnp.exp(bounded) - bounded - 1.0
-  return jnp.sum(weights * k3), {
+  return weights * k3, {
       'k3': combine.pair(k3, at.member),
       'clamped': combine.pair(gap > max_log_ratio, at.member),
   }

@@ -1,155 +1,137 @@
-"""Policy-gradient losses of a token: `dppo` and `clip`.
+"""The rl component: policy gradient, in all its types.
 
-Both weigh the advantage with the ratio pi / mu of policy and sampler, and
-take the gradient away from tokens that have moved far enough in the direction
-it would push them; they differ in what "far" means. rho below is pi / mu.
+1. A type of `rl_types` (or a user's, `rl_custom`) gives a loss per token.
+2. `sampler_is` may weigh it with the ratio of policy and sampler.
+3. The token's own weight, the entropy bonus, the aggregation.
 
-Axes: any; all arrays have the same shape.
+Axes: T tokens of a row; any dimensions before it.
 """
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from posttrain.losses import combine, ratio
+from posttrain.losses import (
+    combine,
+    ratio,
+    rl_custom,
+    rl_types,
+    sampler_is,
+    segments,
+)
+
+TYPES = {
+    'dppo': rl_types.dppo,
+    'ipo': rl_types.ipo,
+    'clip': rl_types.clip,
+    'gspo': rl_types.gspo,
+    'cispo': rl_types.cispo,
+    'custom': rl_custom.custom,
+}
+AGGREGATIONS = ('token', 'sequence', 'constant')
 
 
 def loss(
-    logprobs: jax.Array,
-    sampler_logprobs: jax.Array,
-    advantages: jax.Array,
-    weights: jax.Array,
-    *,
-    type: str = 'dppo',
-    **constants: float,
-) -> tuple[jax.Array, combine.Metrics]:
-  """Sums the weighted policy-gradient loss of a type over the members.
-
-  A token with weight 0 adds exactly 0 to value and gradient, whatever its
-  other inputs (also inf or NaN). No member gives 0.
-
-  Args:
-    logprobs: f32[...], log pi of each token under the trained parameters, at
-      the temperature it was sampled at, in nats.
-    sampler_logprobs: f32[...], log mu, the same when it was sampled.
-    advantages: f32[...], credit.
-    weights: f32[...]; a token is a member where this is not 0.
-    type: 'dppo' or 'clip'.
-    **constants: of that function.
-
-  Returns:
-    The sum, f32[], and metrics over the member tokens, as (sum, count).
-  """
-  return TYPES[type](
-      logprobs, sampler_logprobs, advantages, weights, **constants
-  )
-
-
-def dppo(
     logprobs: jax.Array, sampler_logprobs: jax.Array, advantages: jax.Array,
-    weights: jax.Array, *, low: float = 0.2, high: float = 0.2,
-    adv_tau: float = 1.0, kl_tau: float = 1e-3, max_log_ratio: float = 20.0,
+    weights: jax.Array, segment_ids: jax.Array, entropy: jax.Array, *,
+    type: str = 'dppo', aggregation: str = 'token', entropy_coef: float = 0.0,
+    sampler_is_mode: str = 'none', sampler_is_clip_min: float | None = None,
+    sampler_is_clip_max: float = 3.0, sampler_is_norm: str = 'sum',
+    max_log_ratio: float = 20.0, **constants,
 ) -> tuple[jax.Array, combine.Metrics]:  # fmt: skip
-  """Masks by the change of probability; squares the log ratio as a KL.
+  """Returns the weighted policy-gradient loss of the member tokens.
 
-  sum w (-keep adv_tau A rho + kl_tau (log rho)^2)
-  keep = pi - mu <= high   where A > 0
-         pi - mu >= -low   else, zero advantage included
+  (c w l - entropy_coef H) / n
 
-  The mask is one-sided: a token that moved against its advantage is kept.
-  A masked token keeps the squared term, whose gradient pulls it back.
-  low, high >= 1 mask nothing; then, with kl_tau = 0, this is importance-
-  weighted policy gradient, and plain policy gradient where rho = 1.
+  l: the type's loss; w: the weight; H: the token's entropy; n: the number of
+  members of its sequence with aggregation 'sequence', else 1. The sum of
+  these, divided by `denominator`, is the component's loss.
+
+  c = 1 with sampler_is_mode 'none': rho = pi / mu inside l corrects for the
+  sampler, as far as the type's bounds let it. With another mode the type sees
+  the policy itself in the sampler's place, so that rho = pi / sg(pi) is 1 and
+  has the gradient of log pi; no bound of the type bites, squared log ratios
+  are 0, and so are its metrics; and c is the ratio sg(pi) / mu, truncated or
+  masked by `sampler_is.weigh`. A token that is masked stays in the
+  denominator. This is what TRL does at one update per batch, and wants one:
+  from the second on the policy itself is no longer the old one.
+
+  A token with weight 0 has a term of exactly 0, and no gradient, whatever its
+  other inputs (also inf or NaN).
 
   Args:
-    logprobs, sampler_logprobs, advantages, weights: see `loss`.
-    low, high: largest fall and rise of a probability.
-    adv_tau: factor of the policy gradient.
-    kl_tau: factor of the squared log ratio.
-    max_log_ratio: bound on |log rho| before exp; above it, a token has no
-      policy gradient. (Not in the paper: rho overflows without it.)
+    logprobs: f32[..., T], log pi of each token under the trained parameters,
+      at the temperature it was sampled at, in nats.
+    sampler_logprobs: f32[..., T], log mu, the same when it was sampled.
+    advantages: f32[..., T], credit.
+    weights: f32[..., T]; a token is a member where this is not 0.
+    segment_ids: i32[..., T], which sequence of the row; see `segments`.
+    entropy: f32[..., T], of the law of each token, in nats.
+    type: of `TYPES`.
+    aggregation: of `AGGREGATIONS`; see `denominator`.
+    entropy_coef: factor of the entropy bonus, which no weight multiplies.
+    sampler_is_mode: of `sampler_is.MODES`.
+    sampler_is_clip_min, sampler_is_clip_max, sampler_is_norm: clip_min,
+      clip_max and norm of `sampler_is.weigh`.
+    max_log_ratio: bound on |log rho| before exp; above it, no gradient passes
+      through the ratio. (Not in the papers: rho overflows without it.)
+    **constants: of the type's function.
 
   Returns:
-    The sum, f32[], and the metrics of `ratio.masking` with
-    is_masked_low, is_masked_high: fraction of the members that are masked
-      and have A < 0, A > 0.
-    masked_advantage_negative, masked_advantage_positive: fraction of the
-      masked tokens with A < 0, A > 0.
-
-  References:
-    Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning",
-    arXiv 2602.04879 (the mask). Kimi Team, "Kimi K2.5", arXiv 2602.02276
-    (the squared log ratio).
+    The terms, f32[..., T], and metrics over the member tokens, as
+    (sum, count), of the type and of `sampler_is.weigh`.
   """
-  at, advantages = _inputs(
-      logprobs, sampler_logprobs, advantages, weights, max_log_ratio
-  )
-  too_far = jnp.where(
-      advantages > 0, at.probability > high, at.probability < -low
-  )
-  dropped = at.member & too_far
-  gain = jnp.where(dropped, 0.0, adv_tau * advantages * at.ratio)
-  total = jnp.sum(weights * (kl_tau * jnp.square(at.log_ratio) - gain))
-  positive, negative = advantages > 0, advantages < 0
-  return total, {
-      **ratio.masking(at, dropped),
-      'is_masked_low': combine.pair(dropped & negative, at.member),
-      'is_masked_high': combine.pair(dropped & positive, at.member),
-      'masked_advantage_negative': combine.pair(negative, dropped),
-      'masked_advantage_positive': combine.pair(positive, dropped),
-  }
-
-
-def clip(
-    logprobs: jax.Array, sampler_logprobs: jax.Array, advantages: jax.Array,
-    weights: jax.Array, *, low: float = 0.2, high: float = 0.28,
-    max_log_ratio: float = 20.0,
-) -> tuple[jax.Array, combine.Metrics]:  # fmt: skip
-  """Clips the ratio as PPO does, with a bound of its own for each side.
-
-  sum -w min(rho A, clip(rho, 1 - low, 1 + high) A)
-
-  The old policy of the papers is the sampler itself: there is no third set
-  of logprobs. No KL term: that is the ref_kl component. Infinite low and
-  high clip nothing; rho = 1 gives plain policy gradient.
-
-  Args:
-    logprobs, sampler_logprobs, advantages, weights: see `loss`.
-    low, high: how far below and above 1 a ratio has a gradient; high > low
-      is DAPO's "clip-higher".
-    max_log_ratio: bound on |log rho| before exp; above it, no gradient.
-
-  Returns:
-    The sum, f32[], and the metrics of `ratio.masking`, masked meaning
-    clipped, with `clip_low` and `clip_high`: fraction of the members that
-    are clipped below (A < 0), above (A > 0).
-
-  References:
-    Schulman et al., "Proximal Policy Optimization Algorithms", arXiv
-    1707.06347. Shao et al., "DeepSeekMath" (GRPO), arXiv 2402.03300. Yu et
-    al., "DAPO", arXiv 2503.14476 (two bounds, one mean over all tokens).
-  """
-  at, advantages = _inputs(
-      logprobs, sampler_logprobs, advantages, weights, max_log_ratio
-  )
-  # min(rho A, clip(rho) A) is the second where A's sign has rho pass its
-  # bound, else the first. Spelled out, a tie has a whole gradient, not half.
-  above = (advantages > 0) & (at.ratio > 1 + high)
-  below = (advantages < 0) & (at.ratio < 1 - low)
-  bounded = jnp.where(above, 1 + high, jnp.where(below, 1 - low, at.ratio))
-  total = -jnp.sum(weights * advantages * bounded)
-  return total, {
-      **ratio.masking(at, above | below),
-      'clip_low': combine.pair(below, at.member),
-      'clip_high': combine.pair(above, at.member),
-  }
-
-
-def _inputs(logprobs, sampler_logprobs, advantages, weights, max_log_ratio):
-  """(what moved, advantages), both with nothing at non-members."""
-  chex.assert_equal_shape([advantages, weights])
+  chex.assert_equal_shape([advantages, weights, segment_ids, entropy])
   at = ratio.moved(logprobs, sampler_logprobs, weights, max_log_ratio)
-  return at, jnp.where(at.member, advantages, 0.0)
+  correction, metrics = None, {}
+  if sampler_is_mode != 'none':
+    correction, metrics = sampler_is.weigh(
+        at, segment_ids, mode=sampler_is_mode, clip_min=sampler_is_clip_min,
+        clip_max=sampler_is_clip_max, norm=sampler_is_norm,
+        max_log_ratio=max_log_ratio,
+    )  # fmt: skip
+    sampler_logprobs = jax.lax.stop_gradient(logprobs)
+    at = ratio.moved(logprobs, sampler_logprobs, weights, max_log_ratio)
+  floats = (
+      jnp.where(at.member, x, 0.0)
+      for x in (logprobs, sampler_logprobs, advantages, weights)
+  )
+  inputs = rl_types.Inputs(*floats, segment_ids)
+  values, named = TYPES[type](inputs, at, **constants)
+  terms = weights * (values if correction is None else correction * values)
+  if entropy_coef:
+    terms -= entropy_coef * jnp.where(at.member, entropy, 0.0)
+  if aggregation == 'sequence':
+    terms /= jnp.maximum(segments.totals(at.member, segment_ids), 1.0)
+  return terms, {**named, **metrics}
 
 
-TYPES = {'dppo': dppo, 'clip': clip}
+def denominator(
+    tokens: jax.Array, sequences: jax.Array, *, aggregation: str = 'token',
+    constant_tokens: int | None = None,
+) -> jax.Array:  # fmt: skip
+  """Returns what the sum of all terms is divided by.
+
+  token:     member tokens: one mean over all, so a long sequence counts more
+  sequence:  sequences: the mean over them of the mean over their members
+  constant:  sequences x constant_tokens: the mean over sequences of their
+             sums, in units of a length that no batch and no policy changes
+
+  Sequences of the same length make the first two equal, and all three where
+  constant_tokens is that length.
+
+  Args:
+    tokens: f32[], members of the whole global batch.
+    sequences: f32[], sequences of it that have a member.
+    aggregation: of `AGGREGATIONS`.
+    constant_tokens: read with 'constant' alone.
+
+  References:
+    Yu et al., "DAPO", arXiv 2503.14476 (token). Shao et al., "DeepSeekMath",
+    arXiv 2402.03300 (sequence). Liu et al., "Understanding R1-Zero-Like
+    Training", arXiv 2503.20783 (constant).
+  """
+  assert aggregation in AGGREGATIONS, aggregation
+  if aggregation == 'token':
+    return tokens
+  return sequences * (constant_tokens if aggregation == 'constant' else 1)
