@@ -140,7 +140,8 @@ def ours(shape, tied: int):
       chunk=stage.rollout.chunk, prefill_rows=stage.rollout.prefill_rows,
       prefill_tokens=stage.rollout.prefill_tokens, mesh=mesh,
   )  # fmt: skip
-  pipeline.connect(drivers.Driver(engine, renderer, PROMPT + NEW), None)
+  driver = drivers.Driver(engine, renderer, PROMPT + NEW)
+  pipeline.connect({'policy': driver}, None)
   optimizer = optim.make(stage.optim, stage.steps)
   update = train_step.make_train_step(
       objectives.TokenComponents(cfg, tuple(stage.envs), stage.loss),

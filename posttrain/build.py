@@ -5,6 +5,7 @@
 3. `make`: the state, restored or initial, and the job around it.
 """
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 from posttrain import (
     checkpoint,
     config,
+    connect,
     evaluation,
     instrument,
     job,
@@ -22,18 +24,17 @@ from posttrain import (
     optim,
     plan,
     schema,
-    scoring,
     sharding,
     states,
+    token_export,
     train_step,
     tree,
     weights,
 )
 from posttrain import pipeline as pipelines
 from posttrain.chat import renderer as chat
-from posttrain.decode import engine as engines
 from posttrain.models import lora, transformer
-from posttrain.rollout import driver as drivers
+from posttrain.rollout import endpoint
 from posttrain.rollout import references as refs
 
 
@@ -76,19 +77,34 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   if pipeline.live or turns > 1:  # what an environment adds between is unknown
     capacity = max(capacity, stage.batch.row_tokens)
   _check_slots(mesh, stage.rollout.slots, f'config.{name}.rollout.slots')
-  held = {*pipeline.references, *(['init'] if stage.eval.kl else [])}
   room = plan.slot_tokens(capacity, jax.default_backend())
-  if stage.lora.rank:
-    held -= {'init'}  # it is the frozen weights
   try:
     table = plan.make(
-        name, stage, model, dict(mesh.shape), room, len(held - {'policy'})
-    )
+        name, stage, model, dict(mesh.shape), room,
+        _held(stage, pipeline, model), states.late(stage),
+    )  # fmt: skip
   except schema.FieldError as error:
     raise ValueError(
         f'config.{name}.lora.{error.field} {error.detail}'
     ) from None
   return Parts(renderer, model, mesh, pipeline, evaluator, capacity, table)
+
+
+def _held(stage, pipeline: pipelines.Pipeline, model: schema.Model) -> int:
+  """Parameters of the models that are held beside the policy."""
+  names = {*pipeline.references, *(['init'] if stage.eval.kl else [])}
+  if stage.lora.rank:
+    names -= {'init'}  # it is the frozen weights
+  total = 0
+  for name in names:
+    if isinstance(name, schema.Endpoint) or refs.is_live(name):
+      continue
+    theirs = model
+    if refs.is_path(name):
+      with contextlib.suppress(ValueError):  # preflight says what is wrong
+        theirs = weights.model(weights.find(name))
+    total += transformer.num_params(theirs)
+  return total
 
 
 def preflight(cfg: schema.Run) -> dict[str, plan.Plan]:
@@ -127,10 +143,10 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
     checkpointer = checkpoint.Checkpointer(folder, cfg.checkpoint)
     state, host = checkpointer.restore(like) or (None, {})
     about = _about(cfg, name, built, workdir, host)
-    loader = _loader(cfg, built, workdir, about, whole)
+    loader = connect.loader(cfg, built, workdir, about, whole)
     base = None
     if stage.lora.rank:
-      base = lora.Base(loader('init'), lora.scale(stage.lora))
+      base = lora.Base(loader.init(), lora.scale(stage.lora))
       about['base'] = weights.base_sums(base.params)
       if host:
         weights.check_base(weights.find(folder), base.params)
@@ -139,16 +155,17 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
     else:
       key = jax.random.key(cfg.seed)
       key = jax.random.fold_in(key, list(cfg.stages).index(name))
-      state = states.fresh(stage, optimizer, like, base, loader, key)
+      state = states.fresh(stage, optimizer, like, base, loader.init, key)
     tree.checksums(state)  # here, so that the first save compiles nothing
     update = _update(stage, built, optimizer, base)
-    decoder, references = _connect(cfg, stage, built, loader, base)
+    decoder, references = connect.connect(cfg, stage, built, loader, base)
   step = host.get('step', 0)
   return job.Job(
       name=name, cfg=stage, workdir=workdir, step=step, state=state, base=base,
       pipeline=built.pipeline, update=update, engine=decoder,
       references=references, evaluator=built.evaluator,
       checkpointer=checkpointer, save_every=cfg.checkpoint.every,
+      exporter=_exporter(cfg, name, workdir, built),
       writer=_writer(cfg, workdir, host.get('metrics_position', position)),
       progress=metrics.Progress(name, stage.steps, step, cfg.metrics.progress),
       clock=clock, compiling=compiling, about=about,
@@ -207,16 +224,19 @@ def _check_slots(mesh: jax.sharding.Mesh, slots: int, key: str) -> None:
 
 def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
   """Refuses weights from outside of the run that are of another model."""
-  named = [(stage.init, f'config.{name}.init')]
-  for reference, env in built.pipeline.references.items():
-    named.append((reference, f'config.{name}.envs.{env}.algorithm.reference'))
-  for path, key in named:
+  named = [(stage.init, 'init', weights.check)]
+  for reference, key in built.pipeline.references.items():
+    named.append((reference, key, refs.check))
+  for model, key, check in named:
     try:
-      if refs.is_path(path):
-        weights.check(weights.find(path), built.model, built.renderer)
+      if isinstance(model, schema.Endpoint):
+        endpoint.Endpoint(model, 'preflight').close()  # finds its API key
+      elif refs.is_path(model):
+        check(weights.find(model), built.model, built.renderer)
     except ValueError as error:
       raise ValueError(
-          f'{key} must name weights of this model: got {path!r}; {error}'
+          f'config.{name}.{key} must name weights of this model, or of one '
+          f'with its tokens: got {str(model)!r}; {error}'
       ) from error
 
 
@@ -231,7 +251,10 @@ def _about(cfg, name, built: Parts, workdir, host) -> dict[str, Any]:
   if start is None:
     start = refs.resolve(cfg.stages[name].init, workdir)
   if pinned is None:
-    pinned = {x: refs.resolve(x, workdir) for x in built.pipeline.references}
+    pinned = {
+        x: refs.resolve(x, workdir) for x in built.pipeline.references
+        if isinstance(x, str)
+    }  # fmt: skip
   return {
       'stage': name,
       'model': dataclasses.asdict(built.model),
@@ -242,18 +265,6 @@ def _about(cfg, name, built: Parts, workdir, host) -> dict[str, Any]:
   }
 
 
-def _loader(cfg, built: Parts, workdir, about, like) -> refs.Loader:
-  """Makes initial weights and references; `like`: shapes and shardings."""
-  return refs.Loader(
-      jax.jit(
-          lambda: transformer.init(jax.random.key(cfg.seed), built.model),
-          out_shardings=jax.tree.map(lambda x: x.sharding, like),
-      ),
-      workdir, {**about['references'], 'init': about['start']}, like,
-      built.model, built.renderer,
-  )  # fmt: skip
-
-
 def _writer(cfg, workdir, position: int) -> metrics.Writer:
   folder = os.path.join(workdir, 'tensorboard')
   return metrics.Writer(
@@ -262,30 +273,11 @@ def _writer(cfg, workdir, position: int) -> metrics.Writer:
   )  # fmt: skip
 
 
-def engine(cfg: schema.Run, stage, built: Parts) -> engines.Engine:
-  """Makes a stage's engine, without weights."""
-  rollout = stage.rollout
-  return engines.Engine(
-      built.model, slots=rollout.slots, capacity=built.plan.slot_tokens,
-      chunk=rollout.chunk, prefill_rows=rollout.prefill_rows,
-      prefill_tokens=rollout.prefill_tokens, seed=cfg.seed, mesh=built.mesh,
-  )  # fmt: skip
-
-
-def _connect(cfg, stage, built: Parts, loader: refs.Loader, base):
-  """Makes the engine and the references, and introduces them."""
-  made, rows = engine(cfg, stage, built), built.pipeline.shape[1]
-  scorer = scoring.Scorer(built.model, rows, built.capacity, built.mesh)
-  held = None if base is None else {'init': base.params}
-  references = refs.References(scorer, loader, held)
-  built.pipeline.connect(
-      drivers.Driver(made, built.renderer, stage.batch.row_tokens),
-      references,
+def _exporter(cfg, name, workdir, built: Parts) -> token_export.Exporter:
+  return token_export.Exporter(
+      cfg.metrics.export_tokens, workdir, name, built.model,
+      tuple(built.pipeline.envs), built.mesh,
   )
-  built.evaluator.connect(
-      drivers.Driver(made, built.renderer, built.capacity), references
-  )
-  return made, references
 
 
 def _update(stage: schema.Stage, built: Parts, optimizer, base):

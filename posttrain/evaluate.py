@@ -89,7 +89,7 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
     TooManyErrors: of environments.
   """
   # Late, so that a mistake in the command line is answered at once.
-  from posttrain import build, instrument, sharding, weights
+  from posttrain import build, connect, instrument, sharding, weights
   from posttrain.models import transformer
   from posttrain.rollout import driver
 
@@ -108,7 +108,7 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
   like = sharding.placed(
       transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh
   )
-  engine = build.engine(run, stage, built)
+  engine = connect.engine(run, stage, built)
   engine.set_params(weights.load(folder, like, average=True), 0)
   evaluator = built.evaluator
   evaluator.connect(driver.Driver(engine, built.renderer, built.capacity))

@@ -14,23 +14,19 @@
 import collections
 import dataclasses
 import math
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from posttrain import algorithms, envs, packing, schema, types
-from posttrain.algorithms import streams
+from posttrain import algorithms, env_runs, packing, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.rollout import driver as drivers
+from posttrain.rollout import references as refs
+from posttrain.rollout import rewarding, summary
 from posttrain.rollout import sampler as samplers
-from posttrain.rollout import summary
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
-CHECKED = 2000  # tasks of a source that `check` looks at
-
-Groups = list[list[types.Rollout]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +37,6 @@ class Item:
   metrics: dict[str, float]
   state: dict[str, Any]
   errors: tuple[str, ...] = ()  # of environments, one per dropped episode
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvRun:
-  """An environment with all that makes training samples of its tasks."""
-
-  env: envs.base.Env
-  source: Any  # of tasks: an iterator with get_state and set_state
-  sampler: samplers.DatasetSampler | samplers.PolicySampler
-  algorithm: algorithms.base.Algorithm
-  group_size: int
-  ratio: float
 
 
 class Pipeline:
@@ -71,42 +55,59 @@ class Pipeline:
     self._seed = seed
     self._uid = index * UIDS_PER_STAGE
     self._pad_id = renderer.tokenizer.pad_id
-    self._driver = self._scorer = None
+    self._players = self._scorer = None
     self._room = 1  # in units of `shape`
     self.envs = {
-        name: _make_env(name, entry, stage.batch, renderer, seed, index)
+        name: env_runs.make(
+            name, entry, stage.batch.row_tokens, renderer, seed, index
+        )
         for name, entry in stage.envs.items()
     }
-    ratios = np.array([run.ratio for run in self.envs.values()])
+    ratios = np.array([run.entry.ratio for run in self.envs.values()])
     self._ratios = np.cumsum(ratios) / ratios.sum()
 
   def connect(
-      self, driver: drivers.Driver, scorer: algorithms.base.Scorer
-  ) -> None:
-    """Gives it who plays episodes and who scores under references."""
-    self._driver, self._scorer = driver, scorer
+      self, players: Mapping[schema.Reference, drivers.Driver],
+      scorer: algorithms.base.Scorer,
+      judge: Callable[[schema.Reference], rewarding.Judge] | None = None,
+  ) -> None:  # fmt: skip
+    """Gives it who plays episodes, who scores under references, who judges.
+
+    Args:
+      players: by the model they play with; 'policy' is the one that trains.
+      scorer: of the algorithms' references.
+      judge: makes the one that goes by a name.
+    """
+    self._players, self._scorer = players, scorer
+    for run in self.envs.values():
+      run.connect(judge)
 
   @property
   def live(self) -> bool:
     """Whether what it gives depends on the policy's weights."""
-    return any(
-        run.sampler.live or run.algorithm.reference == 'policy'
-        for run in self.envs.values()
+    return any(run.sampler.live for run in self.envs.values()) or any(
+        refs.is_live(reference) for reference in self.references
     )
 
   @property
-  def references(self) -> dict[str, str]:
-    """What algorithms score under, each with an environment that does."""
+  def references(self) -> dict[schema.Reference, str]:
+    """All models that are asked, each with a key of the stage that says so."""
     return {
-        run.algorithm.reference: name for name, run in self.envs.items()
-        if run.algorithm.kl_beta or run.algorithm.component == 'ref_kl'
+        reference: key for run in self.envs.values()
+        for reference, key in run.references.items()
     }  # fmt: skip
+
+  @property
+  def players(self) -> set[schema.Reference]:
+    """Frozen models that play episodes."""
+    models = {run.sampler.model for run in self.envs.values()}
+    return models - {None, 'policy'}
 
   @property
   def shape(self) -> tuple[int, int, int]:
     """[micro_batches, rows, row_tokens]: room for one row per rollout."""
     rows = self._batch.micro_batch_tokens // self._batch.row_tokens
-    group_size = max(run.group_size for run in self.envs.values())
+    group_size = max(run.entry.group_size for run in self.envs.values())
     rollouts = self._batch.prompts_per_step * group_size
     return math.ceil(rollouts / rows), rows, self._batch.row_tokens
 
@@ -119,11 +120,8 @@ class Pipeline:
     Raises:
       ValueError: naming the row that cannot train, or a source without any.
     """
-    for name, run in self.envs.items():
-      if not len(run.source):
-        raise ValueError(f'environment {name} must have tasks: got none')
-      for task in run.source.take(CHECKED):
-        run.sampler.check(task)
+    for run in self.envs.values():
+      run.check()
 
   def __next__(self) -> Item:
     names, draws = zip(
@@ -132,7 +130,7 @@ class Pipeline:
     )
     groups = collections.defaultdict(list)
     for name, group in zip(
-        names, samplers.sample(draws, self._driver), strict=True
+        names, samplers.sample(draws, self._players), strict=True
     ):
       groups[name].append(group)
     errors = summary.errors(
@@ -141,11 +139,9 @@ class Pipeline:
     )
     samples, metrics = [], {}
     for name, played in groups.items():
-      run = self.envs[name]
-      kept = [_usable(run, group) for group in played]
-      samples += streams.finalize(run.algorithm, kept, self._scorer)
-      if run.sampler.live:
-        metrics |= _rollout_metrics(name, played, kept)
+      made, found = self.envs[name].train_on(played, self._scorer)
+      samples += made
+      metrics |= found
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
     return Item(batch, metrics, self.get_state(), errors)
@@ -154,7 +150,7 @@ class Pipeline:
     """Draws an environment, one of its tasks, and the group's uids."""
     name = self._pick()
     run = self.envs[name]
-    uids = range(self._uid, self._uid + run.group_size)
+    uids = range(self._uid, self._uid + run.entry.group_size)
     draw = samplers.Draw(next(run.source), run.sampler, uids)
     self._uid = uids.stop
     return name, draw
@@ -203,64 +199,6 @@ class Pipeline:
     for name, run in self.envs.items():
       run.source.set_state(state['envs'][name]['source'])
       run.algorithm.set_state(state['envs'][name]['algorithm'])
-
-
-def _make_env(
-    name: str,
-    entry: schema.EnvEntry,
-    batch: schema.Batch,
-    renderer: chat.Renderer,
-    seed: int,
-    index: int,
-) -> EnvRun:
-  env = envs.make(name, entry.env)
-  # Another order for every stage and environment, from one seed.
-  mixed = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
-  if isinstance(entry.sampler, schema.Policy):
-    sampler = samplers.PolicySampler(
-        entry.sampler, env, renderer, batch.row_tokens
-    )
-  else:
-    sampler = samplers.DatasetSampler(
-        entry.sampler, renderer, batch.row_tokens
-    )
-  return EnvRun(
-      env=env,
-      source=env.source('train', int(mixed.generate_state(1)[0])),
-      sampler=sampler,
-      algorithm=algorithms.make(entry.algorithm),
-      group_size=entry.group_size,
-      ratio=entry.ratio,
-  )
-
-
-def _usable(
-    run: EnvRun, group: Sequence[types.Rollout]
-) -> list[types.Rollout]:
-  """What a group is without failed rollouts, and those without a reward.
-
-  A component that reads no reward trains on what cannot be graded as well.
-  """
-  graded = run.sampler.live and run.algorithm.component == 'rl'
-  return [
-      rollout for rollout in group if rollout.stop_reason != 'error'
-      and not (graded and rollout.score.reward is None)
-  ]  # fmt: skip
-
-
-def _rollout_metrics(
-    name: str, played: Groups, kept: Groups
-) -> dict[str, float]:
-  """What the policy did in one environment."""
-  rollouts = [rollout for group in played for rollout in group]
-  alive = summary.survivors(rollouts)
-  values = {
-      **summary.summarize(rollouts), **summary.entropy(rollouts),
-      **summary.samples(rollouts), **summary.mixed_groups(kept),
-      'errors': len(rollouts) - len(alive),
-      'ungraded': len(alive) - sum(len(group) for group in kept),
-  }  # fmt: skip
-  return {f'rollout/{key}/{name}': value for key, value in values.items()}
 
 
 def _batch_metrics(batch: types.Batch, samples: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ quoted when the device runs out of memory.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -30,7 +30,7 @@ class Plan:
   row_tokens: int
   parameters: int
   trained: int  # of them; with LoRA, the correction's instead
-  state_bytes: int  # weights, gradients, optimizer moments, average
+  state_bytes: int  # weights, gradients, moments, average, copies of late
   activation_bytes: int  # of one micro-batch, forward and backward
   slots: int  # sequences decoded at a time
   slot_tokens: int  # room for the longest of them
@@ -78,6 +78,7 @@ def slot_tokens(longest: int, backend: str) -> int:
 def make(
     name: str, stage: schema.Stage, model: schema.Model,
     sizes: Mapping[str, int], slot_tokens: int, references: int = 0,
+    late: Sequence[str] = (),
 ) -> Plan:  # fmt: skip
   """Resolves the sizes of a stage.
 
@@ -87,7 +88,8 @@ def make(
     model: the model's options with the vocabulary resolved.
     sizes: devices per mesh axis, from `sharding.mesh_sizes`.
     slot_tokens: that a slot has room for.
-    references: models held beside the policy, of its shape.
+    references: parameters of the models held beside the policy.
+    late: copies of what trains, as it was of late.
   """
   batch = stage.batch
   batch_ways = sizes['data'] * sizes['fsdp']
@@ -98,7 +100,7 @@ def make(
     trained = sum(math.prod(x.shape) for x in jax.tree.leaves(adapter))
     frozen = parameters * (2 if model.dtype == 'bfloat16' else 4)
   # f32 weights, gradients and two moments, and the average where kept.
-  copies = 4 + (stage.optim.average is not None)
+  copies = 4 + (stage.optim.average is not None) + len(late)
   weight_ways = sizes['fsdp'] * sizes['tensor']
   group_size = {k: entry.group_size for k, entry in stage.envs.items()}
   tokens = batch.micro_batch_tokens
@@ -117,7 +119,7 @@ def make(
       activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
       slots=stage.rollout.slots, slot_tokens=slot_tokens,
       decode_bytes=_decode_bytes(model, cached, parameters),
-      reference_bytes=4 * references * parameters // weight_ways,
+      reference_bytes=4 * references // weight_ways,
   )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def shapes(
 def fresh(
     stage: schema.Stage, optimizer: optax.GradientTransformation,
     like: arrays.TrainState, base: lora.Base | None,
-    load: Callable[[str], Any], key: jax.Array,
+    load: Callable[[], Any], key: jax.Array,
 ) -> arrays.TrainState:  # fmt: skip
   """Makes the state before the first step.
 
@@ -56,7 +56,7 @@ def fresh(
     optimizer: from `optim.make`.
     like: of `shapes`.
     base: the frozen weights, with LoRA.
-    load: returns the weights that the stage begins with, for 'init'.
+    load: returns the weights that the stage begins with.
     key: PRNG key of the adapter.
   """
   places = jax.tree.map(lambda x: x.sharding, like)
@@ -69,9 +69,20 @@ def fresh(
   return jax.jit(
       lambda params: _make(stage, optimizer, params),
       out_shardings=places, donate_argnums=0,
-  )(load('init'))  # fmt: skip
+  )(load())  # fmt: skip
+
+
+def late(stage: schema.Stage) -> tuple[str, ...]:
+  """References of a stage to the policy as it was of late, by name."""
+  names = {
+      getattr(entry.algorithm, 'reference', 'init')
+      for entry in stage.envs.values()
+  }
+  return tuple(sorted(name for name in names if schema.late(name)))
 
 
 def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
-  average = stage.optim.average is not None
-  return train_step.init_state(params, optimizer, average=average)
+  return train_step.init_state(
+      params, optimizer, average=stage.optim.average is not None,
+      late=late(stage),
+  )  # fmt: skip

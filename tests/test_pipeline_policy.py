@@ -1,5 +1,6 @@
 """The pipeline with the policy as its sampler, against the real engine."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -269,3 +270,61 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_the_run(monkeypatch):
   source, _ = toys.connected(toys.stage())
   with pytest.raises(ValueError, match='row yesyes.* of environment toy must'):
     source.check()
+
+
+class Backwards(toys.Driver):
+  """Returns what it played in the opposite order."""
+
+  def play(self, plays):
+    return super().play(plays)[::-1]
+
+
+def test_groups_are_formed_by_id(monkeypatch):
+  """Whatever order rollouts come back in: each group has its own mean."""
+  straight = next(toys.connected(toys.stage())[0]).batch
+  monkeypatch.setattr(toys, 'Driver', Backwards)
+  turned = next(toys.connected(toys.stage())[0]).batch
+  for field, value in vars(straight).items():
+    np.testing.assert_array_equal(getattr(turned, field), value)
+
+
+def _frozen(entry, **options):
+  return dataclasses.replace(
+      entry, algorithm=schema.Sft(),
+      sampler=schema.Frozen(model='stage:a', max_tokens=6, **options),
+  )
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.5])
+def test_a_frozen_model_is_imitated_at_temperature_1(temperature):
+  cfg = toys.stage(envs={
+      'frozen': _frozen(toys.entry(group_size=2), temperature=temperature)
+  })
+  source, driver = toys.connected(cfg)
+  assert source.references == {'stage:a': 'envs.frozen.sampler.model'}
+  assert source.players == {'stage:a'} and not source.live
+  source.connect({'stage:a': driver}, None)
+  item = next(source)
+  batch = item.batch
+  assert batch.ce_count == batch.mask.sum() > 0
+  assert not (batch.rl_count or batch.sampler_logprobs.any())
+  assert (batch.temperatures == 1).all() and (batch.versions == -1).all()
+  assert 'rollout/reward/frozen' in item.metrics  # what the teacher is worth
+  assert 'rollout/entropy/frozen' not in item.metrics
+  groups = _groups(driver.rollouts, 2)
+  same = [a.messages == b.messages for a, b in groups]
+  assert all(same) if temperature == 0 else not all(same)
+
+
+def test_each_model_plays_its_own_environments():
+  cfg = toys.stage(prompts=8, envs={
+      'toy': toys.entry(), 'frozen': _frozen(toys.entry())
+  })
+  source, driver = toys.connected(cfg)
+  other = toys.connected(cfg, weights=toys.params(1))[1]
+  source.connect({'policy': driver, 'stage:a': other}, None)
+  batch = next(source).batch
+  for name, player in (('toy', driver), ('frozen', other)):
+    assert {r.task.env for r in player.rollouts} == {name}
+  found = set(batch.env_ids[batch.mask].tolist())
+  assert found == {0, 1}

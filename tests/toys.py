@@ -116,8 +116,11 @@ def connected(cfg, weights=None, init=None, seed=3, mesh=None):
   player.set_params(weights, 5)
   driver = Driver(player, fixtures.RENDERER, ROW_TOKENS)
   refs = references.References(
-      scoring.Scorer(fixtures.MODEL, 4, ROW_TOKENS, mesh), lambda name: init
+      fixtures.MODEL, fixtures.RENDERER,
+      lambda model, width: scoring.Scorer(model, 4, width, mesh),
+      capacity=ROW_TOKENS,
+      load=lambda name: references.Model(init, fixtures.MODEL),
   )
-  refs.set_policy(weights)
-  made.connect(driver, refs)
+  refs.set_live({'policy': weights})
+  made.connect({'policy': driver}, refs)
   return made, driver

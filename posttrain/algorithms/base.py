@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from posttrain import types
+from posttrain import schema, types
 
 # Per rollout: a scalar for every completion token, an array over the tokens
 # of its samples, or None for "no credit".
@@ -28,13 +28,15 @@ class Scorer(Protocol):
   """Logprobs under a frozen model (or the policy)."""
 
   def __call__(
-      self, reference: str, samples: Sequence[types.Sample]
-  ) -> Sequence[np.ndarray]:
+      self, reference: schema.Reference, samples: Sequence[types.Sample],
+      hints: Sequence[types.Messages] | None = None,
+  ) -> Sequence[np.ndarray]:  # fmt: skip
     """Scores samples under a reference.
 
     Args:
-      reference: 'init', 'policy', 'stage:NAME', or a path.
+      reference: as the config names it, see `rollout.references`.
       samples: whose tokens to score, each at its own temperatures.
+      hints: what the reference reads before each sample; None = nothing.
 
     Returns:
       One f32[T] per sample: log q(token_t | <t) in nats; 0 at token 0.
@@ -49,11 +51,22 @@ class Algorithm:
   """
 
   component: str  # 'rl', 'ce' or 'ref_kl'
+  # Whether credit is relative to the rest of the group: one alone has none.
+  group_relative: bool = False
   # Weight of the KL to `reference` on all mask tokens: the leash. 0 = none.
   kl_beta: float = 0.0
-  reference: str = 'init'  # what the default `score` asks for
+  reference: schema.Reference = 'init'  # what the default `score` asks for
   # Whether tokens with advantage 0 leave the rl component.
   prune_zero_advantage: bool = True
+
+  def __init__(self, cfg: Any):
+    """Args: cfg: of this type; the options above are read where it has them."""
+    self.cfg = cfg
+    for name in ('kl_beta', 'reference', 'prune_zero_advantage'):
+      setattr(self, name, getattr(cfg, name, getattr(type(self), name)))
+
+  def check(self, task: types.Task) -> None:
+    """Refuses a task that it cannot learn from; names the row."""
 
   def observation_weights(
       self, rollout: types.Rollout

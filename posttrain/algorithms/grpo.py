@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from posttrain import schema
-from posttrain.algorithms import base
+from posttrain.algorithms import base, credit
 
 _EPS = 1e-4  # added to a standard deviation, as in TRL
 
@@ -16,6 +15,8 @@ class Grpo(base.Algorithm):
       s = 1 ('none'), or sigma + 1e-4, sigma the standard deviation (unbiased,
       ddof 1) of the group's rewards ('group') or of all rewards of the
       environment in the step ('batch')
+
+  r is the environment's reward, behind `length_penalty` where there is one.
 
   Streams: `advantages`; `rl_weights = 1` on the completion mask, 0 where the
   advantage is exactly 0 (unless told otherwise); with `kl_beta` also
@@ -35,33 +36,24 @@ class Grpo(base.Algorithm):
   """
 
   component = 'rl'
-
-  def __init__(self, cfg: schema.Grpo):
-    self.kl_beta = cfg.kl_beta
-    self.reference = cfg.reference
-    self.prune_zero_advantage = cfg.prune_zero_advantage
-    self._scale = cfg.scale_rewards
+  group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:
-    rewards = _rewards([group])
-    if not rewards.size or rewards.min() == rewards.max():
-      # The mean of equal floats may differ from them in the last bit.
-      return [0.0] * len(group)
-    advantages = rewards - rewards.mean()
-    if self._scale == 'group':
-      advantages /= rewards.std(ddof=1) + np.float32(_EPS)
+    advantages = credit.centered(
+        credit.rewards(group, self.cfg.length_penalty)
+    )
+    if self.cfg.scale_rewards == 'group' and advantages.any():
+      sigma = credit.rewards(group, self.cfg.length_penalty).std(ddof=1)
+      advantages = advantages / (sigma + np.float32(_EPS))
     return advantages.tolist()
 
   def rescale(self, groups, credits):
-    rewards = _rewards(groups)
-    if self._scale != 'batch' or rewards.size < 2:
+    if self.cfg.scale_rewards != 'batch':
+      return credits
+    rewards = np.concatenate(
+        [credit.rewards(group, self.cfg.length_penalty) for group in groups]
+    )
+    if rewards.size < 2:
       return credits
     scale = rewards.std(ddof=1) + np.float32(_EPS)
-    return [[credit / scale for credit in group] for group in credits]
-
-
-def _rewards(groups) -> np.ndarray:
-  rollouts = [rollout for group in groups for rollout in group]
-  for rollout in rollouts:
-    assert rollout.stop_reason != 'error' and rollout.score.reward is not None
-  return np.array([r.score.reward for r in rollouts], np.float32)
+    return [[value / scale for value in group] for group in credits]

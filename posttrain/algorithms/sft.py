@@ -1,11 +1,10 @@
 """Supervised fine-tuning: cross-entropy on completion tokens."""
 
-from posttrain import schema
 from posttrain.algorithms import base
 
 
 class Sft(base.Algorithm):
-  """Maximum likelihood of the demonstrated completion.
+  """Maximum likelihood of what a data set, or a frozen model, says.
 
       loss = - sum_t log pi(token_t | <t) / N_ce    over completion tokens t
 
@@ -14,6 +13,3 @@ class Sft(base.Algorithm):
   """
 
   component = 'ce'
-
-  def __init__(self, cfg: schema.Sft):
-    del cfg  # no options

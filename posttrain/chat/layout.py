@@ -34,6 +34,7 @@ class Piece(NamedTuple):
   role: str
   is_content: bool = False
   sampled: bool = False  # the policy would say it
+  message: int = -1  # its index; -1 = the header of a turn to come
 
 
 def pieces(
@@ -59,7 +60,8 @@ def pieces(
   found, at = [], skip
   if start:
     at = _end(template, messages, start - 1, text, skip, len(text))
-    found.append(Piece(text[skip:at], messages[start - 1]['role']))
+    role = messages[start - 1]['role']
+    found.append(Piece(text[skip:at], role, message=start - 1))
   spans = [
       span(template, messages, i, text, prompt=prompt)
       for i in range(start, len(messages))
@@ -75,9 +77,12 @@ def pieces(
           'config.tokenizer.chat_template must show contents in their order: '
           f'got that of messages[{i}] at {begin} to {end} of {text!r}'
       )
-    found += [Piece(text[at:begin], role), Piece(text[begin:end], role, True)]
+    found += [
+        Piece(text[at:begin], role, message=i),
+        Piece(text[begin:end], role, True, message=i),
+    ]
     at = _end(template, messages, i, text, end, limit)
-    found.append(Piece(text[end:at], role))
+    found.append(Piece(text[end:at], role, message=i))
   last = 'assistant' if prompt or not messages else messages[-1]['role']
   return [*found, Piece(text[at:], last)]
 

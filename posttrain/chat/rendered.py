@@ -17,6 +17,7 @@ class Rendered:
   roles: np.ndarray  # i8, index into types.ROLES
   is_content: np.ndarray  # bool, False on template scaffold
   sampled: np.ndarray  # bool, what the policy sampled, or is to imitate
+  messages: np.ndarray  # i32, of which message; -1 = sampled, or a header
   text: str = ''  # what the ids stand for, but those that were sampled last
   # The last assistant turn is not closed: a generation prompt comes last, or
   # sampled ids follow it.
@@ -33,7 +34,7 @@ class Rendered:
 
 EMPTY = Rendered(
     np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, bool),
-    np.zeros(0, bool),
+    np.zeros(0, bool), np.zeros(0, np.int32),
 )
 
 
@@ -41,5 +42,5 @@ def join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
   """One behind the other; `text` and `open` are those of the whole."""
   return Rendered(*(
       np.concatenate([getattr(piece, field) for piece in pieces])
-      for field in ('ids', 'roles', 'is_content', 'sampled')
+      for field in ('ids', 'roles', 'is_content', 'sampled', 'messages')
   ), text, open)

@@ -169,6 +169,7 @@ class Renderer:
         roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
         is_content=~np.isin(ids, self.stop_ids),
         sampled=np.ones(len(ids), bool),
+        messages=np.full(len(ids), -1, np.int32),
     )], rendered.text, open=True)
 
   def demonstrate(
@@ -281,6 +282,7 @@ class Renderer:
           roles=np.full(len(ids), types.ROLES.index(piece.role), np.int8),
           is_content=np.full(len(ids), piece.is_content),
           sampled=np.full(len(ids), piece.sampled),
+          messages=np.full(len(ids), piece.message, np.int32),
       ))
     return tokens.join([*before, *parts], text, open=open)
 

@@ -1,63 +1,117 @@
-"""Model references: frozen models that score samples, held in process.
+"""Model references: models that score (or sample, or judge) and do not train.
 
-    'policy'      the live parameters, those of the last `set_policy`
-    'init'        the stage's initial parameters
-    'stage:NAME'  what an earlier stage of the run ended with
-    PATH          of a run's or of HuggingFace's, see `weights`
+    'policy'          the live parameters, those of the last `set_live`
+    'ema:DECAY', 'snapshot:STEPS'   the policy as it was of late, see
+                      `train_step.late`; live as well
+    'init'            the stage's initial parameters
+    'stage:NAME'      what an earlier stage of the run ended with
+    PATH              of a run's or of HuggingFace's, see `weights`
+    schema.Endpoint   a model that a server answers for, see `endpoint`
 
-The grammar is that of `init`; references are of the policy's shape and
-vocabulary, and lie on the devices as it does.
+The grammar is that of `init`. A model in this process lies on the devices as
+the policy does; one of a path may be of another shape. All speak the policy's
+tokens. Whoever names the same reference shares it.
 
 1. `resolve`: when a stage begins, the folder that a name means from then on.
-2. `Loader`: the parameters that lie there.
+2. `Loader`: the model that lies there.
+3. `References`: the algorithms' scorer.
 """
 
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from posttrain import schema, scoring, types, weights
+from posttrain import schema, scoring, sharding, types, weights
 from posttrain.chat import renderer as chat
+from posttrain.models import hf_config, transformer
+from posttrain.rollout import endpoint as endpoints
 
 Params = Any
+
+
+class Model(NamedTuple):
+  """A model in this process."""
+
+  params: Params
+  cfg: schema.Model  # with its vocabulary
 
 
 class References:
   """The algorithms' scorer: `references(reference, samples)`."""
 
   def __init__(
-      self, scorer: scoring.Scorer, load: Callable[[str], Params],
+      self, model: schema.Model, renderer: chat.Renderer,
+      scorer: Callable[[schema.Model, int], scoring.Scorer], *,
+      capacity: int, load: Callable[[str], Model],
       held: Mapping[str, Params] | None = None,
   ):  # fmt: skip
     """Holds nothing yet.
 
     Args:
-      scorer: scores sequences under given parameters.
-      load: returns the parameters that a name other than 'policy' stands
-        for; called once per name, when it is first asked for.
-      held: parameters by name that somebody holds anyway.
+      model: the policy's.
+      renderer: the policy's.
+      scorer: makes one of a model's sequences, of so many tokens at most.
+      capacity: tokens of the longest sample.
+      load: returns the model that a name stands for which is neither live nor
+        held; called once per name, when it is first asked for.
+      held: parameters of the policy's shape that somebody holds anyway.
     """
-    self._scorer = scorer
-    self._load = load
-    self._params: dict[str, Params] = dict(held or {})
+    self._model, self._renderer = model, renderer
+    self._scorer, self._capacity, self._load = scorer, capacity, load
+    self._scorers: dict[tuple[schema.Model, int], scoring.Scorer] = {}
+    self._models = {k: Model(v, model) for k, v in (held or {}).items()}
+    self._endpoints: dict[schema.Endpoint, endpoints.Endpoint] = {}
 
-  def set_policy(self, params: Params) -> None:
-    """Makes these the live parameters; they must not be donated meanwhile."""
-    self._params['policy'] = params
+  def set_live(self, params: Mapping[str, Params]) -> None:
+    """Makes these the policy, now and of late; not to be donated meanwhile."""
+    self._models |= {k: Model(v, self._model) for k, v in params.items()}
+
+  def model(self, reference: str) -> Model:
+    """Returns a model of this process; loads it where nobody has.
+
+    Raises:
+      ValueError: nothing goes by that name.
+    """
+    if reference not in self._models:
+      assert not is_live(reference), 'set_live comes before the first score'
+      self._models[reference] = self._load(reference)
+    return self._models[reference]
+
+  def endpoint(self, reference: schema.Endpoint) -> endpoints.Endpoint:
+    """Returns who speaks with a server; asks it first who it is.
+
+    Raises:
+      ValueError: it serves another model, or other tokens.
+    """
+    if reference not in self._endpoints:
+      made = endpoints.Endpoint(reference, 'the run')
+      made.check(self._renderer)
+      self._endpoints[reference] = made
+    return self._endpoints[reference]
+
+  def close(self) -> None:
+    """Hangs up wherever there is a server."""
+    for one in self._endpoints.values():
+      one.close()
 
   def __call__(
-      self, reference: str, samples: Sequence[types.Sample]
-  ) -> list[np.ndarray]:
+      self, reference: schema.Reference, samples: Sequence[types.Sample],
+      hints: Sequence[types.Messages] | None = None,
+  ) -> list[np.ndarray]:  # fmt: skip
     """Logprobs of each sample's tokens under a reference.
 
-    At the sample's own temperatures, as the losses compute the policy's.
+    At the sample's own temperatures, as the losses compute the policy's; an
+    endpoint scores all tokens at that of the sampled ones.
 
     Args:
-      reference: a name, see the module.
+      reference: a name or an endpoint, see the module.
       samples: of any environment, in any number.
+      hints: messages that the reference reads in front of each sample, rendered
+        as a conversation of their own; a bos is not repeated behind them.
 
     Returns:
       One f32[T] per sample, in nats; entry 0 is 0.
@@ -65,19 +119,55 @@ class References:
     Raises:
       ValueError: nothing goes by that name, or a sample is too long.
     """
-    if reference not in self._params:
-      assert reference != 'policy', 'set_policy comes before the first score'
-      self._params[reference] = self._load(reference)
-    return self._scorer(
-        self._params[reference],
-        [sample.ids for sample in samples],
-        [sample.temperatures for sample in samples],
-    )
+    ids = [sample.ids for sample in samples]
+    if hints is not None:
+      pairs = zip(hints, ids, strict=True)
+      ids = [self._behind(hint, own) for hint, own in pairs]
+    heat = [
+        np.concatenate([np.ones(len(i) - len(s), np.float32), s.temperatures])
+        for i, s in zip(ids, samples, strict=True)
+    ]
+    if isinstance(reference, schema.Endpoint):
+      # A server scores a whole sequence at one temperature: that of what the
+      # policy sampled, which is all that is read.
+      hot = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
+      heat = [np.full_like(x, t) for x, t in zip(heat, hot, strict=True)]
+      names = ', '.join(sorted({sample.env for sample in samples}))
+      found = self.endpoint(reference).score(ids, heat, f'environment {names}')
+    else:
+      found = self._score(self.model(reference), ids, heat)
+    # Token 0 has no prediction, hint or not.
+    return [
+        np.append(np.float32(0), x[len(x) - len(s) + 1 :])
+        for x, s in zip(found, samples, strict=True)
+    ]
+
+  def _behind(self, hint: types.Messages, ids: np.ndarray) -> np.ndarray:
+    """The hint's ids and then these; a bos that both have stands once."""
+    head = self._renderer.render(hint).ids
+    if len(head) and head[0] == ids[0] == self._renderer.tokenizer.bos_id:
+      return np.concatenate([head, ids[1:]])
+    return np.concatenate([head, ids])
+
+  def _score(self, model: Model, ids, heat) -> list[np.ndarray]:
+    width = self._capacity
+    longest = max(map(len, ids), default=0)
+    while width < longest:  # a hint makes it longer; few widths compile
+      width *= 2
+    key = (model.cfg, width)
+    if key not in self._scorers:
+      self._scorers[key] = self._scorer(*key)
+    return self._scorers[key](model.params, ids, heat)
+
+
+def is_live(reference: schema.Reference) -> bool:
+  """Whether it changes while a stage trains."""
+  return reference == 'policy' or schema.late(reference) is not None
 
 
 def is_path(name: str) -> bool:
   """Whether a reference, or an `init`, lies outside of the run."""
-  known = name in ('policy', 'init', 'random')
+  known = name in ('init', 'random') or is_live(name)
   return not known and not name.startswith('stage:')
 
 
@@ -92,7 +182,7 @@ def resolve(name: str, workdir: str) -> str:
     workdir: of the run.
 
   Returns:
-    The name itself where it is 'init', 'policy' or 'random'; else the folder,
+    The name itself where it is 'init', 'random' or live; else the folder,
     relative to the workdir if it lies inside.
 
   Raises:
@@ -112,7 +202,7 @@ def resolve(name: str, workdir: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """Finds the parameters that a name stands for: `References`' `load`."""
+  """Finds the model that a name stands for: `References`' `load`."""
 
   random: Callable[[], Params]  # makes the parameters of a fresh model
   workdir: str  # of the run
@@ -120,22 +210,63 @@ class Loader:
   like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
   model: schema.Model  # the policy's
   renderer: chat.Renderer  # the policy's
+  mesh: jax.sharding.Mesh
 
-  def __call__(self, name: str) -> Params:
-    """Makes or restores the parameters, anew at every call.
+  def __call__(self, name: str) -> Model:
+    """Makes or restores a model, anew at every call.
 
     Raises:
-      ValueError: no such checkpoint, another model, or other tokens.
+      ValueError: no such checkpoint, other tokens, or 'init' is of another
+        model.
     """
     folder = self.folders[name]
     if folder == 'random':
-      return self.random()
+      return Model(self.random(), self.model)
     path = os.path.join(self.workdir, folder)
     try:
-      weights.check(path, self.model, self.renderer)
-      return weights.load(path, self.like)
+      return self._load(path, same=name == 'init')
     except ValueError as error:
       raise ValueError(
           f'weights by the name of {name!r} must still be what they were when '
           f'the stage began, at {path}; {error}'
       ) from error
+
+  def init(self) -> Params:
+    """What the stage begins with."""
+    return self('init').params
+
+  def _load(self, path: str, same: bool) -> Model:
+    if same:
+      weights.check(path, self.model, self.renderer)
+    cfg = self.model if same else check(path, self.model, self.renderer)
+    if cfg == self.model:
+      return Model(weights.load(path, self.like), cfg)
+    like = sharding.placed(
+        transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
+    )
+    return Model(weights.load(path, like), cfg)
+
+
+def check(
+    folder: str, policy: schema.Model, renderer: chat.Renderer
+) -> schema.Model:
+  """Refuses a reference that speaks other tokens; reads no weight.
+
+  Returns:
+    Its model: the policy's where it is of that shape. One of another computes
+    in the policy's dtype.
+
+  Raises:
+    ValueError: its tokens are others, or it does not know them all.
+  """
+  cfg = weights.model(folder)
+  weights.check(folder, cfg, renderer)
+  if not hf_config.differing(cfg, policy):
+    return policy
+  if cfg.vocab_size < renderer.tokenizer.vocab_size:
+    raise ValueError(
+        f'{folder} must know the {renderer.tokenizer.vocab_size} tokens of '
+        f'config.tokenizer: got {cfg.vocab_size}; use a reference of the same '
+        'tokenizer'
+    )
+  return dataclasses.replace(cfg, dtype=policy.dtype, remat='none')

@@ -1,11 +1,12 @@
 """Samplers: an environment's tasks in, groups of rollouts out.
 
 One per environment. It owns where rollouts come from, and whether the policy
-made them (`live`): they then have a reward, logprobs and a version.
+made them (`live`): they then have logprobs and a version.
 """
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,47 +21,70 @@ class Draw:
   """A task that was drawn, and who makes which rollouts of it."""
 
   task: types.Task
-  sampler: 'DatasetSampler | PolicySampler'
+  sampler: 'DatasetSampler | ModelSampler'
   uids: Sequence[int]
 
 
 def sample(
-    draws: Sequence[Draw], driver: drivers.Driver | None
+    draws: Sequence[Draw], players: Mapping[schema.Reference, drivers.Driver]
 ) -> list[list[types.Rollout]]:
-  """Returns a group of rollouts per draw; all episodes are played at once."""
-  plays = [
-      draw.sampler.play(draw.task, uid)
-      for draw in draws if draw.sampler.live for uid in draw.uids
-  ]  # fmt: skip
-  played = iter(driver.play(plays) if plays else ())
-  return [
-      [
-          next(played) if draw.sampler.live
-          else draw.sampler.rollout(draw.task, uid)
-          for uid in draw.uids
-      ]
-      for draw in draws
-  ]  # fmt: skip
+  """Returns a group of rollouts per draw; all of a model's are played at once.
+
+  Args:
+    draws: in any order; uids are unique.
+    players: by the model that a sampler plays with.
+  """
+  plays = collections.defaultdict(list)
+  rollouts = {}
+  for draw in draws:
+    for uid in draw.uids:
+      if draw.sampler.model is None:
+        rollouts[uid] = draw.sampler.rollout(draw.task, uid)
+      else:
+        plays[draw.sampler.model].append((draw.sampler, draw.task, uid))
+  for model, asked in plays.items():
+    played = players[model].play([who.play(*what) for who, *what in asked])
+    samplers = {uid: who for who, _, uid in asked}
+    rollouts |= {r.uid: samplers[r.uid].finish(r) for r in played}
+  # By id and not by place, whatever order they came back in.
+  return [[rollouts[uid] for uid in draw.uids] for draw in draws]
 
 
-class PolicySampler:
-  """Plays episodes with the policy that is trained."""
-
-  live = True
+class ModelSampler:
+  """Plays episodes with the policy that is trained, or with a frozen model."""
 
   def __init__(
-      self, cfg: schema.Policy, env: base.Env, renderer: chat.Renderer,
-      max_tokens: int,
+      self, cfg: schema.Policy | schema.Frozen, env: base.Env,
+      renderer: chat.Renderer, max_tokens: int,
   ):  # fmt: skip
     """Args: max_tokens: of an episode, prompt included."""
     self._cfg, self._env = cfg, env
     self._renderer = renderer
     self._max_tokens = max_tokens
+    self.live = isinstance(cfg, schema.Policy)
+    self.model = 'policy' if self.live else cfg.model
 
   def play(self, task: types.Task, uid: int) -> drivers.Play:
     """Returns the episode to play."""
     cfg = self._cfg
     return drivers.Play(uid, self._env, task, cfg.temperature, cfg.max_tokens)
+
+  def finish(self, rollout: types.Rollout) -> types.Rollout:
+    """Returns a played rollout as it trains.
+
+    Of a frozen model, as if it were a data set: its logprobs are not the
+    policy's, and what it says is learned at temperature 1.
+    """
+    if self.live:
+      return rollout
+    samples = tuple(
+        dataclasses.replace(
+            sample, sampler_logprobs=np.zeros_like(sample.sampler_logprobs),
+            temperatures=np.ones_like(sample.temperatures),
+            versions=np.full_like(sample.versions, -1),
+        ) for sample in rollout.samples
+    )  # fmt: skip
+    return dataclasses.replace(rollout, samples=samples)
 
   def check(self, task: types.Task) -> None:
     """Refuses a prompt that leaves no room for an answer; names the row."""
@@ -87,7 +111,7 @@ class DatasetSampler:
   one of them.
   """
 
-  live = False
+  live, model = False, None
 
   def __init__(
       self, cfg: schema.Dataset, renderer: chat.Renderer, max_tokens: int
@@ -166,4 +190,6 @@ def _sample(
       sampler_logprobs=np.zeros(n, np.float32),
       temperatures=np.ones(n, np.float32),
       versions=np.full(n, -1, np.int32),
+      message_ids=rendered.messages[:n],
+      task=task,
   )

@@ -139,4 +139,6 @@ class _Part:
         sampler_logprobs=logprobs,
         temperatures=np.where(mask, temperature, 1).astype(np.float32),
         versions=versions,
+        message_ids=self.rendered.messages[:n],
+        task=task,
     )

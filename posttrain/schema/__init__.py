@@ -4,15 +4,32 @@ Each field has a comment, the vetted default as its value, and its own check
 in `__post_init__`; checks that span nodes live in `posttrain.validation`.
 """
 
+from posttrain.schema.algorithms import Custom as Custom
+from posttrain.schema.algorithms import Echo as Echo
+from posttrain.schema.algorithms import EchoFilter as EchoFilter
+from posttrain.schema.algorithms import EchoRole as EchoRole
+from posttrain.schema.algorithms import Efficiency as Efficiency
 from posttrain.schema.algorithms import Grpo as Grpo
+from posttrain.schema.algorithms import Linear as Linear
+from posttrain.schema.algorithms import MaxRl as MaxRl
+from posttrain.schema.algorithms import Opd as Opd
+from posttrain.schema.algorithms import Opsd as Opsd
+from posttrain.schema.algorithms import Reward as Reward
+from posttrain.schema.algorithms import Rloo as Rloo
 from posttrain.schema.algorithms import Sft as Sft
 from posttrain.schema.base import FieldError as FieldError
+from posttrain.schema.envs import AlphabetSort as AlphabetSort
 from posttrain.schema.envs import Arithmetic as Arithmetic
 from posttrain.schema.envs import Gsm8k as Gsm8k
+from posttrain.schema.envs import ReverseText as ReverseText
 from posttrain.schema.envs import Rows as Rows
 from posttrain.schema.lora import Lora as Lora
+from posttrain.schema.losses import Cispo as Cispo
 from posttrain.schema.losses import Clip as Clip
+from posttrain.schema.losses import CustomRl as CustomRl
 from posttrain.schema.losses import Dppo as Dppo
+from posttrain.schema.losses import Gspo as Gspo
+from posttrain.schema.losses import Ipo as Ipo
 from posttrain.schema.losses import Loss as Loss
 from posttrain.schema.losses import RefKl as RefKl
 from posttrain.schema.model import PRESETS as PRESETS
@@ -22,11 +39,14 @@ from posttrain.schema.model import Tokenizer as Tokenizer
 from posttrain.schema.optim import Optim as Optim
 from posttrain.schema.references import Endpoint as Endpoint
 from posttrain.schema.references import Reference as Reference
+from posttrain.schema.references import late as late
+from posttrain.schema.rewards import RewardFn as RewardFn
 from posttrain.schema.run import Checkpoint as Checkpoint
 from posttrain.schema.run import Mesh as Mesh
 from posttrain.schema.run import Metrics as Metrics
 from posttrain.schema.run import Run as Run
 from posttrain.schema.samplers import Dataset as Dataset
+from posttrain.schema.samplers import Frozen as Frozen
 from posttrain.schema.samplers import Policy as Policy
 from posttrain.schema.stage import Batch as Batch
 from posttrain.schema.stage import EnvEntry as EnvEntry

@@ -46,10 +46,10 @@ def require_regex(node, field: str) -> None:
     raise FieldError(field, 'be a regex', value, str(error)) from None
 
 
-def require_reference(node, field: str) -> None:
-  """Of a frozen model: 'init', 'policy', 'stage:NAME' or a path."""
+def require_import_path(node, field: str) -> None:
   value = getattr(node, field)
+  module, _, name = value.partition(':')
   require(
-      value not in ('', 'stage:'), field,
-      "be 'init', 'policy', 'stage:NAME' or a path", value,
+      bool(module and name), field,
+      "be an import path 'package.module:function'", value,
   )

@@ -26,6 +26,9 @@ class Arithmetic:
   # Fraction of the demonstrations in which one step is wrong, and with it the
   # answer: those of a teacher who errs. Grading knows the right answer.
   mistakes: float = 0.0
+  # A system message in front of the question, with {demonstration} in it, such
+  # as opsd shows its teacher; '' = none.
+  hint: str = ''
   # Distinct questions of the training split.
   train_tasks: int = 8000
   # Distinct questions of the evaluation split, none of them trained on.
@@ -56,6 +59,10 @@ class Arithmetic:
         0 <= self.mistakes <= 1, 'mistakes', 'be in [0, 1]', self.mistakes
     )
     base.require_positive(self, 'train_tasks', 'eval_tasks')
+    base.require(
+        self.hint.count('{demonstration}') == bool(self.hint), 'hint',
+        "be '' or hold {demonstration} once", self.hint,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,3 +104,62 @@ class Rows:
 
   def __post_init__(self):
     base.require(bool(self.path), 'path', 'name a file or folder', self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseText:
+  """`Reverse: abcd`, answered with `dcba`."""
+
+  # Which environment this is; fixed.
+  type: str = 'reverse_text'
+  # Letters of the shortest text.
+  min_length: int = 3
+  # Letters of the longest text, at most 64.
+  max_length: int = 8
+  # What texts are made of: lower-case letters, each once.
+  alphabet: str = 'abcdefghijklmnopqrstuvwxyz'
+  # Distinct texts of the training split.
+  train_tasks: int = 8000
+  # Distinct texts of the evaluation split, none of them trained on.
+  eval_tasks: int = 500
+
+  def __post_init__(self):
+    base.require(
+        1 <= self.max_length <= 64, 'max_length', 'be in [1, 64]',
+        self.max_length,
+    )
+    base.require(
+        1 <= self.min_length <= self.max_length, 'min_length',
+        f'be in [1, max_length={self.max_length}]', self.min_length,
+    )
+    base.require(
+        self.alphabet and all('a' <= letter <= 'z' for letter in self.alphabet)
+        and len(set(self.alphabet)) == len(self.alphabet),
+        'alphabet', 'hold letters of a to z, each once', self.alphabet,
+    )
+    base.require_positive(self, 'train_tasks', 'eval_tasks')
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphabetSort:
+  """Names to sort, and more of them every turn."""
+
+  # Which environment this is; fixed.
+  type: str = 'alphabet_sort'
+  # Turns of an episode: 2 or 3.
+  turns: int = 2
+  # Names of the first turn.
+  first: int = 3
+  # Names that every further turn adds.
+  more: int = 2
+  # Whose words the environment's are between turns: 'user' or 'tool'.
+  role: str = 'user'
+  # Tasks of the training split, no two with the same first names.
+  train_tasks: int = 8000
+  # Tasks of the evaluation split, whose first names are never trained on.
+  eval_tasks: int = 500
+
+  def __post_init__(self):
+    base.require_choice(self, 'turns', (2, 3))
+    base.require_choice(self, 'role', ('user', 'tool'))
+    base.require_positive(self, 'first', 'more', 'train_tasks', 'eval_tasks')

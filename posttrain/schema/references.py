@@ -5,6 +5,7 @@ one that a server answers for.
 """
 
 import dataclasses
+import re
 
 from posttrain.schema import base
 
@@ -43,3 +44,43 @@ class Endpoint:
 
 
 Reference = str | Endpoint
+
+_LATE = {'ema': r'0\.\d+', 'snapshot': r'[1-9]\d*'}  # with what follows
+
+
+def late(reference: Reference) -> tuple[str, float] | None:
+  """Reads 'ema:DECAY' and 'snapshot:STEPS': the policy as it was of late.
+
+  Returns:
+    The kind and its number; None for other references.
+  """
+  if not isinstance(reference, str):
+    return None
+  kind, _, number = reference.partition(':')
+  if kind not in _LATE or not re.fullmatch(_LATE[kind], number):
+    return None
+  return kind, float(number)
+
+
+def require(node, field: str) -> None:
+  """Of a reference: a string must be of the grammar of references."""
+  value = getattr(node, field)
+  if isinstance(value, Endpoint):
+    return
+  kind = value.partition(':')[0]
+  base.require(
+      value not in ('', 'random', 'stage:')
+      and (kind not in _LATE or late(value) is not None),
+      field, "be 'init', 'policy', 'ema:0.99', 'snapshot:50', 'stage:NAME', a "
+      'path or an endpoint', value,
+  )
+
+
+def require_frozen(node, field: str) -> None:
+  """Of a reference that must not change while a stage trains."""
+  require(node, field)
+  value = getattr(node, field)
+  base.require(
+      value != 'policy' and late(value) is None, field, 'be frozen', value,
+      "'init', 'stage:NAME', a path and an endpoint are",
+  )

@@ -53,6 +53,15 @@ class Metrics:
   tensorboard: bool = False
   # Show a progress bar on stderr.
   progress: bool = True
+  # Every so many steps, also write each packed sequence with every stream of
+  # its tokens to WORKDIR/token_exports; None = never.
+  export_tokens: int | None = None
+
+  def __post_init__(self):
+    base.require(
+        self.export_tokens is None or self.export_tokens > 0, 'export_tokens',
+        'be None or > 0', self.export_tokens,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

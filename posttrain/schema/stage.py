@@ -2,11 +2,12 @@
 
 import dataclasses
 
-from posttrain.schema import algorithms, base, losses, samplers
+from posttrain.schema import algorithms, base, losses, references, samplers
 from posttrain.schema import envs as env_types
 from posttrain.schema import lora as adapters
 from posttrain.schema import model as models
 from posttrain.schema import optim as optimizer
+from posttrain.schema import rewards as reward_fns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +16,22 @@ class EnvEntry:
 
   # Tasks and their grader. This and the next two are nodes with a `type`:
   # another type replaces the whole node.
-  env: env_types.Arithmetic | env_types.Gsm8k | env_types.Rows = (
-      env_types.Arithmetic()
-  )
+  env: (
+      env_types.Arithmetic | env_types.ReverseText | env_types.AlphabetSort
+      | env_types.Gsm8k | env_types.Rows
+  ) = env_types.Arithmetic()
   # What turns rollouts into a training signal.
-  algorithm: algorithms.Sft | algorithms.Grpo = algorithms.Sft()
+  algorithm: algorithms.Algorithm = algorithms.Sft()
   # Where rollouts come from.
-  sampler: samplers.Dataset | samplers.Policy = samplers.Dataset()
+  sampler: samplers.Dataset | samplers.Policy | samplers.Frozen = (
+      samplers.Dataset()
+  )
+  # Name -> what is added up to the reward; {} = the environment's own grade.
+  rewards: dict[str, reward_fns.RewardFn] = dataclasses.field(
+      default_factory=dict
+  )
+  # A model that the environment grades with, where it can; None = none.
+  judge: references.Reference | None = None
   # Rollouts per task.
   group_size: int = 1
   # Share of the groups, relative to the other environments' ratios.
@@ -29,6 +39,14 @@ class EnvEntry:
 
   def __post_init__(self):
     base.require_positive(self, 'group_size', 'ratio')
+    for name, reward in self.rewards.items():
+      base.require(
+          (reward.fn is None) == (name == 'env'), 'rewards',
+          "name a function for each but 'env', the environment's own grade",
+          name, f'set rewards.{name}.fn',
+      )
+    if self.judge is not None:
+      references.require_frozen(self, 'judge')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,8 +44,20 @@ def cut(source, messages, **options):
   return [piece for piece in found if piece.text]
 
 
+def shown(*args, **options):
+  return [piece[:4] for piece in cut(*args, **options)]
+
+
+def test_pieces_know_their_message():
+  found = [piece.message for piece in cut(QWEN2, UA, prompt=True)]
+  assert found == [0, 0, 0, 1, 1, 1, -1]
+  skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
+  found = [piece.message for piece in cut(QWEN2, UA, start=1, skip=skip)]
+  assert found == [1, 1, 1]
+
+
 def test_pieces_of_a_conversation():
-  assert cut(QWEN2, UA, prompt=True) == [
+  assert shown(QWEN2, UA, prompt=True) == [
       ('<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n', 'user',
        False, False),
       ('user', 'user', True, False),
@@ -59,7 +71,7 @@ def test_pieces_of_a_conversation():
 
 def test_pieces_of_what_is_new():
   skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
-  assert cut(QWEN2, UA, start=1, skip=skip) == [
+  assert shown(QWEN2, UA, start=1, skip=skip) == [
       ('<|im_start|>assistant\n', 'assistant', False, False),
       ('im_end', 'assistant', True, False),
       ('<|im_end|>\n', 'assistant', False, False),
@@ -74,7 +86,7 @@ def test_a_system_message_that_is_shown_within_the_users():
       '[{{ s | trim }}|{{ rest[0].content }}]'
   )
   messages = ({'role': 'system', 'content': ' short '}, UA[0])
-  assert cut(source, messages) == [
+  assert shown(source, messages) == [
       ('[', 'system', False, False), ('short', 'system', True, False),
       ('|', 'user', False, False), ('user', 'user', True, False),
       (']', 'user', False, False),

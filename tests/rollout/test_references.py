@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import checkpoint, schema, scoring, types
+from posttrain import checkpoint, schema, scoring, sharding, types
 from posttrain.chat import renderer as chat
 from posttrain.models import transformer
 from posttrain.rollout import references
@@ -26,9 +26,12 @@ def params(seed):
   return transformer.init(jax.random.key(seed), fixtures.MODEL)
 
 
-@pytest.fixture(scope='module')
-def scorer():
-  return scoring.Scorer(fixtures.MODEL, ROWS, T)
+def make(load, tokens=fixtures.RENDERER, capacity=T, **options):
+  return references.References(
+      fixtures.MODEL, tokens,
+      lambda model, width: scoring.Scorer(model, ROWS, width),
+      capacity=capacity, load=load, **options,
+  )  # fmt: skip
 
 
 def samples(temperature=None):
@@ -53,11 +56,11 @@ def refuse(name):
 
 @pytest.mark.parametrize('temperature', [None, 1.0])
 def test_the_policy_is_scored_to_the_bit_at_the_samples_temperatures(
-    scorer, temperature
+    temperature
 ):
   given = samples(temperature)
-  made = references.References(scorer, refuse)
-  made.set_policy(params(0))
+  made = make(refuse)
+  made.set_live({'policy': params(0)})
   scored = made('policy', given)
   ids, positions, segments = np.zeros((3, ROWS, T), np.int32)
   heat = np.ones((ROWS, T), np.float32)
@@ -74,20 +77,20 @@ def test_the_policy_is_scored_to_the_bit_at_the_samples_temperatures(
     )
 
 
-def test_each_name_has_its_parameters_and_is_loaded_once(scorer):
+def test_each_name_has_its_parameters_and_is_loaded_once():
   asked = []
 
   def load(name):
     asked.append(name)
-    return params(int(name[-1]))
+    return references.Model(params(int(name[-1])), fixtures.MODEL)
 
-  made, given = references.References(scorer, load), samples()
+  made, given = make(load), samples()
   assert not asked
   first = made('stage:1', given)
-  made.set_policy(params(1))
+  made.set_live({'policy': params(1)})
   for a, b in zip(first, made('policy', given), strict=True):
     np.testing.assert_array_equal(a, b)
-  made.set_policy(params(2))
+  made.set_live({'policy': params(2)})
   for a, b, c in zip(
       made('policy', given), made('stage:2', given), made('stage:1', given),
       strict=True,
@@ -95,8 +98,8 @@ def test_each_name_has_its_parameters_and_is_loaded_once(scorer):
     np.testing.assert_array_equal(a, b)
     assert np.abs(a - c).max() > 1e-3
   assert asked == ['stage:1', 'stage:2']
-  with pytest.raises(AssertionError, match='set_policy comes before'):
-    references.References(scorer, refuse)('policy', given)
+  with pytest.raises(AssertionError, match='set_live comes before'):
+    make(refuse)('policy', given)
 
 
 @pytest.fixture(scope='module')
@@ -117,7 +120,8 @@ def loader(
     workdir, renderer=fixtures.RENDERER, model=fixtures.MODEL, **folders
 ):
   return references.Loader(
-      lambda: 'fresh', str(workdir), folders, params(0), model, renderer
+      lambda: 'fresh', str(workdir), folders, params(0), model, renderer,
+      sharding.make_mesh(schema.Mesh()),
   )
 
 
@@ -154,9 +158,12 @@ def test_the_loader_gives_what_was_resolved(workdir):
   load = loader(
       workdir, init='random', inside=step, outside=str(workdir / step)
   )
-  assert load('init') == 'fresh'
+  assert load('init') == ('fresh', fixtures.MODEL)
+  assert load.init() == 'fresh'
   for name in ('inside', 'outside'):
-    jax.tree.map(np.testing.assert_array_equal, load(name), params(1))
+    found = load(name)
+    jax.tree.map(np.testing.assert_array_equal, found.params, params(1))
+    assert found.cfg == fixtures.MODEL
 
 
 @pytest.mark.parametrize('options, says', [
@@ -164,10 +171,123 @@ def test_the_loader_gives_what_was_resolved(workdir):
      'config.tokenizer must be what the checkpoint'),
     ({'model': dataclasses.replace(fixtures.MODEL, rope_theta=5e5)},
      'its rope_theta is 10000.0, and config.model.rope_theta is 500000.0'),
-    ({'x': 'checkpoints/sft/2'}, 'a checkpoint must exist|no saved step'),
+    ({'init': 'checkpoints/sft/2'}, 'a checkpoint must exist|no saved step'),
 ])
 def test_what_changed_meanwhile_is_refused(workdir, options, says):
-  load = loader(workdir, **{'x': 'checkpoints/sft/3', **options})
+  load = loader(workdir, **{'init': 'checkpoints/sft/3', **options})
   with pytest.raises(ValueError, match=says) as error:
-    load('x')
-  assert str(error.value).startswith("weights by the name of 'x' must still be")
+    load('init')
+  assert str(error.value).startswith("weights by the name of 'init' must still")
+
+
+HINT = ({'role': 'system', 'content': 'It is 7.'},)
+
+
+class Bos:
+  """The byte tokenizer with a bos, which the template sets first."""
+
+  def __init__(self, renderer):
+    self.tokenizer = dataclasses.replace(
+        Tokenizer(), bos_id=renderer.tokenizer.pad_id
+    )
+    self._renderer = renderer
+
+  def render(self, messages):
+    made = self._renderer.render(messages)
+    ids = np.concatenate([[self.tokenizer.bos_id], made.ids]).astype(np.int32)
+    return dataclasses.replace(made, ids=ids)
+
+
+@dataclasses.dataclass
+class Tokenizer:
+  bos_id: int | None = None
+
+
+@pytest.mark.parametrize('bos', [False, True])
+def test_a_hint_stands_in_front_and_changes_nothing_else(bos):
+  """Against the forward of the whole sequence, laid out by hand."""
+  tokens = Bos(fixtures.RENDERER) if bos else fixtures.RENDERER
+  given = samples(1.0)
+  if bos:  # each begins with it, as the hint does
+    for sample in given:
+      sample.ids[0] = tokens.tokenizer.bos_id
+  made = make(refuse, tokens)
+  made.set_live({'policy': params(0)})
+  scored = made('policy', given, [HINT] * len(given))
+  head = tokens.render(HINT).ids
+  for sample, found in zip(given, scored, strict=True):
+    ids = np.concatenate([head, sample.ids[1:] if bos else sample.ids])[None]
+    places = np.arange(ids.size, dtype=np.int32)[None]
+    whole = score(
+        params(0), ids, places, np.ones_like(places),
+        np.ones(ids.shape, np.float32),
+    )[0]
+    assert found.shape == (len(sample),) and found[0] == 0
+    np.testing.assert_allclose(
+        found[1:], whole[-len(sample) + 1 :], atol=2e-5
+    )
+  assert np.abs(scored[0] - made('policy', given)[0]).max() > 1e-3
+
+
+def test_a_model_of_another_shape_scores_with_its_own(tmp_path):
+  """A teacher is larger than its student, as a rule."""
+  bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)
+  weights = transformer.init(jax.random.key(5), bigger)
+  saver = checkpoint.Checkpointer(
+      str(tmp_path / 'checkpoints' / 'sft'), schema.Checkpoint()
+  )
+  saver.save(1, {'params': weights}, {
+      'tokenizer': PRINT, 'model': dataclasses.asdict(bigger),
+      'stage': 'sft', 'config': {'sft': {}},
+  })  # fmt: skip
+  saver.close()
+  load = loader(tmp_path, big='checkpoints/sft/1', init='checkpoints/sft/1')
+  model = load('big')
+  assert model.cfg == bigger
+  jax.tree.map(np.testing.assert_array_equal, model.params, weights)
+  given = samples(1.0)
+  found = make(load)('big', given)
+  expected = scoring.Scorer(bigger, ROWS, T)(
+      weights, [s.ids for s in given], [s.temperatures for s in given]
+  )
+  for a, b in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(a, b)
+  with pytest.raises(ValueError, match='its layers is 3, and config.model'):
+    load('init')
+  few = dataclasses.replace(fixtures.MODEL, vocab_size=100)
+  for policy, theirs in ((fixtures.MODEL, few),):
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(references.weights, 'model', lambda folder: theirs)
+      patch.setattr(references.weights, 'check', lambda *args: None)
+      with pytest.raises(ValueError, match='must know the 2.. tokens .* 100'):
+        references.check('x', policy, fixtures.RENDERER)
+
+
+def test_who_names_the_same_server_shares_it(monkeypatch):
+  made = []
+
+  class Server:
+    def __init__(self, cfg, who):
+      made.append(cfg)
+
+    def check(self, renderer):
+      assert renderer is fixtures.RENDERER
+
+    def score(self, ids, heat, who):
+      self.heat = heat
+      assert who == 'environment e'
+      return [np.full(len(x), -1, np.float32) for x in ids]
+
+    def close(self):
+      made.append('closed')
+
+  monkeypatch.setattr(references.endpoints, 'Endpoint', Server)
+  a = schema.Endpoint(name='m', base_url='http://h/v1')
+  found = make(refuse)
+  for name in (a, dataclasses.replace(a), a):
+    scored = found(name, samples(0.5))
+    assert all(x[0] == 0 and (x[1:] == -1).all() for x in scored)
+  assert made == [a]
+  assert all((x == 0.5).all() for x in found.endpoint(a).heat)
+  found.close()
+  assert made == [a, 'closed']

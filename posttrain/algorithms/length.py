@@ -1,0 +1,104 @@
+"""Rewards with a price on length: what counts, and two ways to charge it.
+
+1. `count`: tokens and turns of a rollout.
+2. `shaped`: the rewards of a group behind a penalty.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from posttrain import schema, types
+
+_TOOL = types.ROLES.index('tool')
+
+
+class Count(NamedTuple):
+  """What an episode took."""
+
+  output: int  # tokens that the policy sampled
+  input: int  # all others, the prompt's among them
+  tool: int  # of those, what a tool said
+  turns: int  # of the policy
+
+
+def count(rollout: types.Rollout) -> Count:
+  """Counts a rollout; of a history that was rewritten, what is live."""
+  output = total = tool = turns = 0
+  for sample in rollout.samples:
+    mask = sample.mask
+    output, total = output + int(mask.sum()), total + len(sample)
+    tool += int(((sample.roles == _TOOL) & sample.is_content & ~mask).sum())
+    # A turn begins where the mask does: between two stands a header.
+    turns += int((mask[1:] & ~mask[:-1]).sum() + mask[:1].sum())
+  return Count(output, total - output, tool, turns)
+
+
+def shaped(
+    rewards: np.ndarray, counts: Sequence[Count],
+    penalty: schema.Efficiency | schema.Linear | None,
+) -> np.ndarray:  # fmt: skip
+  """Returns what the rewards of a group are worth, f32[G].
+
+  Args:
+    rewards: f32[G].
+    counts: of each rollout.
+    penalty: its options; None = the rewards as they are.
+  """
+  if isinstance(penalty, schema.Efficiency):
+    cost = np.array([
+        penalty.completion_weight * c.output + penalty.tool_weight * c.tool
+        + penalty.turn_weight * c.turns for c in counts
+    ], np.float32)  # fmt: skip
+    return efficiency(rewards, cost)
+  if isinstance(penalty, schema.Linear):
+    return linear(
+        rewards,
+        np.array([[c.output, c.input, c.turns] for c in counts], np.float32),
+        (penalty.output_weight, penalty.input_weight, penalty.turn_weight),
+    )
+  return rewards
+
+
+def efficiency(rewards: np.ndarray, cost: np.ndarray) -> np.ndarray:
+  """Pays a bonus for what is right and cheap.
+
+      r_i (1 + [r_i = max r] clip(1 - c_i / c, 0, 1))
+      c the mean cost of those whose reward is the group's largest
+
+  The rewards as they are where none is positive, or where the right ones
+  cost nothing.
+
+  Args:
+    rewards: f32[G].
+    cost: f32[G], >= 0.
+  """
+  if not rewards.size or rewards.max() <= 0:
+    return rewards
+  best = rewards >= rewards.max()
+  typical = cost[best].mean()
+  if typical <= 0:
+    return rewards
+  bonus = np.clip(1 - cost / typical, 0, 1)
+  return rewards * (1 + bonus * best)
+
+
+def linear(
+    rewards: np.ndarray, counts: np.ndarray, weights: Sequence[float]
+) -> np.ndarray:
+  """Charges every count, the more the oftener the group is right.
+
+      r_i - mean(r) sum_k w_k n_ik / max(max_j n_jk, 1)
+
+  A group that is never right pays nothing.
+
+  Args:
+    rewards: f32[G].
+    counts: f32[G, K], >= 0.
+    weights: K prices.
+  """
+  if not rewards.size:
+    return rewards
+  share = counts / np.maximum(counts.max(axis=0, keepdims=True), 1)
+  return rewards - rewards.mean() * (share @ np.float32(weights))

@@ -1,0 +1,50 @@
+"""Maximum-likelihood RL: rewards relative to the group's success rate."""
+
+import numpy as np
+
+from posttrain.algorithms import base, credit
+
+
+class MaxRl(base.Algorithm):
+  """Policy gradient that approaches that of the log of the pass rate.
+
+      A_i = (r_i - m) / m     baseline
+      A_i = r_i / m           no baseline         m = mean(r); all 0 if m <= 0
+
+  For rewards of 0 and 1, p = E[r] and N rollouts, the expected gradient is
+
+      (1 - (1 - p)^K) / p  d p,    K = N - 1 with the baseline, N without
+
+  that is, the Taylor series of log p in (1 - p), truncated after K terms: K = 1
+  is the policy gradient of p, K = infinity that of log p. So a task that is
+  solved rarely weighs more, at most K times. (The baseline costs an order: N
+  with it would take A_i = -1 for all of a group without a success, which says
+  no more than "less of all this"; here such a group has no gradient.)
+
+  Streams: `advantages`, `rl_weights`, and the leash, as `grpo`.
+
+  One rollout gives 0 with the baseline (K = 0), and REINFORCE without. Equal
+  rewards give exactly 0 with the baseline. Rewards must not be negative: a mean
+  near 0 would blow credit up that no success has earned.
+
+  References:
+    Tajwar et al., "Maximum Likelihood Reinforcement Learning", arXiv
+    2602.02710.
+  """
+
+  component = 'rl'
+  group_relative = True
+
+  def assign(self, group: base.Group) -> list[float]:
+    rewards = credit.rewards(group)
+    if rewards.size and rewards.min() < 0:
+      raise ValueError(
+          'rewards must be >= 0 for algorithm max_rl: got '
+          f'{rewards.min():g} for task {group[0].task.id} of environment '
+          f'{group[0].task.env}; use grpo, or another reward'
+      )
+    mean = rewards.mean() if rewards.size else 0
+    if mean <= 0:
+      return np.zeros_like(rewards).tolist()
+    gain = credit.centered(rewards) if self.cfg.baseline else rewards
+    return (gain / mean).tolist()

@@ -1,0 +1,32 @@
+"""REINFORCE leave-one-out: the others of the group are the baseline."""
+
+from posttrain.algorithms import base, credit
+
+
+class Rloo(base.Algorithm):
+  """Policy gradient with an unbiased baseline from the group.
+
+      A_i = r_i - mean_{j != i} r_j = G / (G - 1) (r_i - mean(r))
+
+  The policy gradient of E[r] without bias, where `grpo`'s is (G - 1) / G of it.
+  r is the environment's reward, behind `length_penalty` where there is one. TRL
+  takes the KL off the reward here; ours is the leash, as everywhere.
+
+  Streams: `advantages`, `rl_weights`, and the leash, as `grpo`.
+
+  One rollout has no others: 0. Equal rewards give exactly 0.
+
+  References:
+    Kool et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!", 2019.
+    Ahmadian et al., "Back to Basics", arXiv 2402.14740.
+  """
+
+  component = 'rl'
+  group_relative = True
+
+  def assign(self, group: base.Group) -> list[float]:
+    advantages = credit.centered(
+        credit.rewards(group, self.cfg.length_penalty)
+    )
+    scale = len(group) / max(len(group) - 1, 1)
+    return (scale * advantages).tolist()

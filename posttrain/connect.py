@@ -1,0 +1,113 @@
+"""Makes the models of a stage, and introduces them to who asks them.
+
+    engine       decodes by the policy's weights, for training and evaluation
+    references   score under the policy, of late or at first, and others
+    players      one engine more per frozen model that samples
+    judges       one more per model that is asked for its opinion
+"""
+
+import functools
+from typing import Any
+
+import jax
+
+from posttrain import schema, scoring
+from posttrain.decode import engine as engines
+from posttrain.models import transformer
+from posttrain.rollout import driver as drivers
+from posttrain.rollout import endpoint_engine, rewarding
+from posttrain.rollout import references as refs
+
+
+def engine(cfg: schema.Run, stage: schema.Stage, built) -> engines.Engine:
+  """Makes a stage's engine, without weights; `built` are its parts."""
+  return _engine(cfg, stage, built, built.model)
+
+
+def _engine(cfg, stage, built, model: schema.Model) -> engines.Engine:
+  rollout = stage.rollout
+  return engines.Engine(
+      model, slots=rollout.slots, capacity=built.plan.slot_tokens,
+      chunk=rollout.chunk, prefill_rows=rollout.prefill_rows,
+      prefill_tokens=rollout.prefill_tokens, seed=cfg.seed, mesh=built.mesh,
+  )  # fmt: skip
+
+
+def loader(
+    cfg: schema.Run, built, workdir: str, about: dict[str, Any], like: Any
+) -> refs.Loader:
+  """Makes initial weights and references; `like`: shapes and shardings."""
+  return refs.Loader(
+      jax.jit(
+          lambda: transformer.init(jax.random.key(cfg.seed), built.model),
+          out_shardings=jax.tree.map(lambda x: x.sharding, like),
+      ),
+      workdir, {**about['references'], 'init': about['start']}, like,
+      built.model, built.renderer, built.mesh,
+  )  # fmt: skip
+
+
+def connect(
+    cfg: schema.Run, stage: schema.Stage, built, load: refs.Loader, base: Any
+) -> tuple[engines.Engine, refs.References]:
+  """Makes the engine and the references, and introduces them.
+
+  Args:
+    cfg: the whole run's options.
+    stage: this one's.
+    built: its parts.
+    load: of `loader`.
+    base: the frozen weights, with LoRA.
+  """
+  made, rows = engine(cfg, stage, built), built.pipeline.shape[1]
+  references = refs.References(
+      built.model, built.renderer,
+      lambda model, width: scoring.Scorer(model, rows, width, built.mesh),
+      capacity=built.capacity, load=load,
+      held=None if base is None else {'init': base.params},
+  )  # fmt: skip
+  row_tokens = stage.batch.row_tokens
+  players = {
+      model: drivers.Driver(
+          _player(cfg, stage, built, references, model), built.renderer,
+          row_tokens,
+      )
+      for model in built.pipeline.players
+  }  # fmt: skip
+  players['policy'] = drivers.Driver(made, built.renderer, row_tokens)
+  built.pipeline.connect(
+      players, references,
+      functools.partial(_judge, cfg, stage, built, references),
+  )
+  built.evaluator.connect(
+      drivers.Driver(made, built.renderer, built.capacity), references
+  )
+  return made, references
+
+
+def _player(cfg, stage, built, references: refs.References, model):
+  """An engine that plays by a frozen model."""
+  if isinstance(model, schema.Endpoint):
+    names = [
+        name for name, run in built.pipeline.envs.items()
+        if run.sampler.model == model
+    ]  # fmt: skip
+    who = f'environment {", ".join(names)}'
+    return endpoint_engine.Engine(references.endpoint(model), who)
+  frozen = references.model(model)
+  made = _engine(cfg, stage, built, frozen.cfg)
+  made.set_params(frozen.params, -1)
+  return made
+
+
+def _judge(
+    cfg, stage, built, references: refs.References, model: schema.Reference
+) -> rewarding.Judge:
+  """An engine of its own: who is asked may be asked while others decode."""
+  if isinstance(model, schema.Endpoint):
+    return references.endpoint(model).chat
+  frozen = references.model(model)
+  # Of any length: what is asked of a judge is longer than what trains.
+  made = engines.Engine(frozen.cfg, slots=stage.rollout.slots, seed=cfg.seed)
+  made.set_params(frozen.params, -1)
+  return rewarding.LocalJudge(made, built.renderer)

@@ -1,0 +1,146 @@
+"""An environment with all that makes training samples of its tasks.
+
+    source -> sampler -> rewards -> algorithm
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from posttrain import algorithms, envs, schema, types
+from posttrain.algorithms import streams
+from posttrain.chat import renderer as chat
+from posttrain.rollout import rewarding, summary
+from posttrain.rollout import sampler as samplers
+
+CHECKED = 2000  # tasks of a source that `check` looks at
+
+Groups = list[list[types.Rollout]]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvRun:
+  """One environment of a stage."""
+
+  name: str
+  entry: schema.EnvEntry
+  env: envs.base.Env
+  source: Any  # of tasks: an iterator with get_state and set_state
+  sampler: samplers.DatasetSampler | samplers.ModelSampler
+  rewards: rewarding.Rewards
+  algorithm: algorithms.base.Algorithm
+
+  @property
+  def scored_by(self) -> schema.Reference | None:
+    """The reference that its algorithm reads; None = none."""
+    algorithm = self.algorithm
+    reads = algorithm.kl_beta or algorithm.component == 'ref_kl'
+    return algorithm.reference if reads else None
+
+  @property
+  def references(self) -> dict[schema.Reference, str]:
+    """All models it asks, each with the key of the stage that says so."""
+    key, entry = f'envs.{self.name}', self.entry
+    named = {
+        f'{key}.algorithm.reference': self.scored_by,
+        f'{key}.judge': entry.judge,
+        **{
+            f'{key}.rewards.{name}.judge': one.judge
+            for name, one in entry.rewards.items()
+        },
+    }
+    if not self.sampler.live:
+      named[f'{key}.sampler.model'] = self.sampler.model
+    return {model: key for key, model in named.items() if model is not None}
+
+  def connect(
+      self, judge: Callable[[schema.Reference], rewarding.Judge] | None
+  ) -> None:
+    """Hands out judges, by the names that the config has for them."""
+    self.rewards.connect(judge)
+    if self.entry.judge is not None:
+      self.env.judge = judge(self.entry.judge)
+
+  def check(self) -> None:
+    """Looks at the first tasks; draws none.
+
+    Raises:
+      ValueError: naming the row that cannot train, or a source without any.
+    """
+    if not len(self.source):
+      raise ValueError(f'environment {self.name} must have tasks: got none')
+    for task in self.source.take(CHECKED):
+      self.sampler.check(task)
+      self.algorithm.check(task)
+
+  def train_on(
+      self, played: Groups, scorer: algorithms.base.Scorer | None
+  ) -> tuple[list[types.Sample], dict[str, float]]:
+    """Turns finished groups into samples with streams, and metrics."""
+    flat, found = self.rewards([r for group in played for r in group])
+    rewarded = iter(flat)
+    played = [[next(rewarded) for _ in group] for group in played]
+    kept = [self._usable(group) for group in played]
+    samples = streams.finalize(self.algorithm, kept, scorer)
+    if self.sampler.model is not None:
+      found |= self._metrics(played, kept)
+    return samples, {f'{key}/{self.name}': v for key, v in found.items()}
+
+  def _usable(self, group: Sequence[types.Rollout]) -> list[types.Rollout]:
+    """What a group is without failed rollouts, and those without a reward.
+
+    A component that reads no reward trains on what cannot be graded as well.
+    """
+    graded = self.sampler.live and self.algorithm.component == 'rl'
+    return [
+        rollout for rollout in group if rollout.stop_reason != 'error'
+        and not (graded and rollout.score.reward is None)
+    ]  # fmt: skip
+
+  def _metrics(self, played: Groups, kept: Groups) -> dict[str, float]:
+    """What was done."""
+    rollouts = [rollout for group in played for rollout in group]
+    alive = summary.survivors(rollouts)
+    values = {
+        **summary.summarize(rollouts),
+        **(summary.entropy(rollouts) if self.sampler.live else {}),
+        **summary.samples(rollouts), **summary.mixed_groups(kept),
+        'errors': len(rollouts) - len(alive),
+        'ungraded': len(alive) - sum(len(group) for group in kept),
+    }  # fmt: skip
+    found = {f'rollout/{key}': value for key, value in values.items()}
+    if 'reward' in values:
+      found['reward/mean'] = values['reward']
+    return found
+
+
+def make(
+    name: str, entry: schema.EnvEntry, row_tokens: int,
+    renderer: chat.Renderer, seed: int, index: int,
+) -> EnvRun:  # fmt: skip
+  """Builds an environment's run.
+
+  Args:
+    name: of the environment.
+    entry: its options.
+    row_tokens: the longest sample that can train.
+    renderer: of its messages.
+    seed: of the run.
+    index: of the stage within the run.
+  """
+  env = envs.make(name, entry.env)
+  # Another order for every stage and environment, from one seed.
+  mixed = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
+  if isinstance(entry.sampler, schema.Dataset):
+    sampler = samplers.DatasetSampler(entry.sampler, renderer, row_tokens)
+  else:
+    sampler = samplers.ModelSampler(entry.sampler, env, renderer, row_tokens)
+  return EnvRun(
+      name=name, entry=entry, env=env,
+      source=env.source('train', int(mixed.generate_state(1)[0])),
+      sampler=sampler, rewards=rewarding.Rewards(name, entry.rewards),
+      algorithm=algorithms.make(entry.algorithm),
+  )  # fmt: skip

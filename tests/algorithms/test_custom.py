@@ -1,0 +1,56 @@
+"""Credit by a function: its lengths are checked, its numbers are laid out."""
+
+import numpy as np
+import pytest
+
+from posttrain import algorithms, schema
+from posttrain.algorithms import streams
+from tests.algorithms import two_turns
+
+
+def make(name, **kwargs):
+  return algorithms.make(
+      schema.Custom(import_path=f'tests.algorithms.credits:{name}',
+                    kwargs=kwargs)
+  )
+
+
+def test_credit_lands_on_the_sampled_tokens():
+  (sample,) = streams.finalize(make('ramp'), [two_turns.group(1.0)])
+  assert sample.advantages.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 3]
+  # Of several samples, one behind the other.
+  first, second = streams.finalize(
+      make('ramp'), [two_turns.group(1.0, samples=2)]
+  )
+  assert first.advantages.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 3]
+  assert second.advantages.tolist() == [0, 0, 4, 5, 0, 0, 0, 6, 7]
+
+
+def test_broadcast_is_grpo():
+  ours = streams.finalize(make('centered'), [two_turns.group(1.0, 0.0, 0.5)])
+  grpo = streams.finalize(
+      algorithms.make(schema.Grpo()), [two_turns.group(1.0, 0.0, 0.5)]
+  )
+  for a, b in zip(ours, grpo, strict=True):
+    np.testing.assert_array_equal(a.advantages, b.advantages)
+    np.testing.assert_array_equal(a.rl_weights, b.rl_weights)
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('short', r'number per sampled token: got shape \(3,\) for rollout 0'),
+        ('one', 'broadcast must get one value per rollout: got 1, expected 2'),
+        ('infinite', 'finite numbers'),
+    ],
+)
+def test_what_is_misaligned_is_refused(name, message):
+  with pytest.raises(ValueError, match=message):
+    make(name).assign(two_turns.group(1.0, 0.0))
+
+
+def test_the_path_must_name_something():
+  with pytest.raises(schema.FieldError, match='import path'):
+    schema.Custom()
+  with pytest.raises(ValueError, match='algorithm.import_path must be import'):
+    make('nothing')

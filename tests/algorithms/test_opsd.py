@@ -1,0 +1,102 @@
+"""Self-distillation: what the teacher is shown, and where it comes from."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from posttrain import algorithms, schema
+from posttrain.algorithms import streams
+from tests.algorithms import two_turns
+
+
+def hints(task=two_turns.TASK, **options):
+  scorer = two_turns.Scorer()
+  streams.finalize(
+      algorithms.make(schema.Opsd(template='See: {demonstration}.', **options)),
+      [[two_turns.rollout(task=task)]], scorer,
+  )  # fmt: skip
+  ((reference, (hint,)),) = scorer.calls
+  (message,) = hint
+  assert reference == options.get('reference', 'policy')
+  return message
+
+
+def system(text):
+  return {'role': 'system', 'content': f'See: {text}.'}
+
+
+@pytest.mark.parametrize(
+    ('options', 'text'),
+    [
+        ({}, '3 + 4 is 7'),
+        ({'demonstration': 'answer'}, '7'),
+        ({'demonstration': 'info.hint'}, 'add'),
+        ({'demonstration': 'tests.algorithms.credits:told'},
+         'the answer to t is hidden'),
+        ({'reference': 'ema:0.9'}, '3 + 4 is 7'),
+    ],
+)  # fmt: skip
+def test_where_a_demonstration_comes_from(options, text):
+  assert hints(**options) == system(text)
+
+
+def test_a_demonstration_of_several_turns_says_who_speaks():
+  task = dataclasses.replace(
+      two_turns.TASK, demonstration=two_turns.MESSAGES[1:]
+  )
+  assert hints(task) == system('assistant: a\ntool: o\nassistant: b')
+  assert hints(role='user')['role'] == 'user'
+
+
+def test_braces_in_a_template_or_a_demonstration_are_text():
+  scorer = two_turns.Scorer()
+  task = dataclasses.replace(two_turns.TASK, answer='{x} \\boxed{7}')
+  algorithm = algorithms.make(schema.Opsd(
+      template='{a} {demonstration} {b', demonstration='answer'
+  ))
+  streams.finalize(algorithm, [[two_turns.rollout(task=task)]], scorer)
+  (_, ((message,),)), = scorer.calls
+  assert message['content'] == '{a} {x} \\boxed{7} {b'
+
+
+@pytest.mark.parametrize('key', ['nothing', 'blank', 'number'])
+def test_a_missing_demonstration_names_the_row(key):
+  algorithm = algorithms.make(schema.Opsd(demonstration=f'info.{key}'))
+  with pytest.raises(ValueError, match='row t of environment e .* opsd: got'):
+    algorithm.check(two_turns.TASK)
+
+
+def test_a_demonstration_that_is_the_answer_is_warned_about():
+  with pytest.warns(UserWarning, match="of task t is its answer, '7'"):
+    algorithms.make(schema.Opsd(demonstration='answer')).check(two_turns.TASK)
+  algorithms.make(schema.Opsd()).check(two_turns.TASK)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'demonstration': 'info.'}, 'demonstration must be'),
+        ({'demonstration': 'key'}, 'demonstration must be'),
+        ({'template': 'none'}, 'must hold {demonstration} once'),
+        ({'role': 'tool'}, 'role must be one of'),
+        ({'reference': ''}, 'reference must be'),
+        ({'reference': 'ema:1.5'}, 'reference must be'),
+        ({'reference': 'snapshot:0'}, 'reference must be'),
+    ],
+)
+def test_options_that_mean_nothing(options, message):
+  with pytest.raises(schema.FieldError, match=message):
+    schema.Opsd(**options)
+
+
+def test_a_teacher_must_be_another():
+  with pytest.raises(schema.FieldError, match='reference must name a teacher'):
+    schema.Opd()
+  with pytest.raises(schema.FieldError, match='KL of the policy to itself'):
+    schema.Opd(reference='policy')
+  with pytest.raises(schema.FieldError, match='base_url must begin'):
+    schema.Opd(reference=schema.Endpoint(name='x'))
+  np.testing.assert_equal(schema.late('ema:0.99'), ('ema', 0.99))
+  np.testing.assert_equal(schema.late('snapshot:50'), ('snapshot', 50))
+  assert schema.late('stage:ema') is None

@@ -1,0 +1,174 @@
+"""One table over all algorithms: options, streams, and a step on them."""
+
+import dataclasses
+import json
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from configs import common
+from posttrain import algorithms, config, packing, schema
+from posttrain.algorithms import streams
+from tests import fixtures
+from tests.algorithms import two_turns
+
+CREDITS = 'tests.algorithms.credits'
+ONE, NONE = two_turns.MASK.astype(float), np.zeros(9)
+TOOL = np.array([0, 0, 0, 0, 0, 1, 1, 0, 0])  # what the tool's message holds
+
+
+class Row(NamedTuple):
+  """An algorithm, and what it writes on rewards 1 and 0, in this order."""
+
+  cfg: Any
+  credit: tuple | None  # None = no credit is assigned
+  rl: np.ndarray = NONE
+  ce: np.ndarray = NONE
+  ref_kl: np.ndarray = NONE
+  prunes: bool = False  # the second rollout leaves the rl component
+  reference: Any = None
+
+
+ROWS = {
+    'grpo': Row(schema.Grpo(), (0.5, -0.5), rl=ONE),
+    'grpo with a leash': Row(
+        schema.Grpo(kl_beta=0.1, reference='ema:0.9'), (0.5, -0.5), rl=ONE,
+        ref_kl=0.1 * ONE, reference='ema:0.9',
+    ),
+    'max_rl': Row(schema.MaxRl(), (1, -1), rl=ONE),
+    'max_rl of full order': Row(
+        schema.MaxRl(baseline=False), (2, 0), rl=ONE, prunes=True
+    ),
+    'rloo': Row(schema.Rloo(), (1, -1), rl=ONE),
+    'reward': Row(schema.Reward(), (1, 0), rl=ONE, prunes=True),
+    'custom': Row(
+        schema.Custom(import_path=f'{CREDITS}:centered', kwargs={'scale': 3}),
+        (1.5, -1.5), rl=ONE,
+    ),
+    'echo': Row(schema.Echo(), (0.5, -0.5), rl=ONE, ce=0.1 * TOOL),
+    'opd': Row(
+        schema.Opd(reference='stage:sft'), None, ref_kl=ONE,
+        reference='stage:sft',
+    ),
+    'opsd': Row(schema.Opsd(), None, ref_kl=ONE, reference='policy'),
+    'sft': Row(schema.Sft(), None, ce=ONE),
+}  # fmt: skip
+TABLE = pytest.mark.parametrize('row', ROWS.values(), ids=ROWS.keys())
+
+
+def test_the_table_is_whole():
+  assert {row.cfg.type for row in ROWS.values()} == set(algorithms.TYPES)
+
+
+def entry(cfg):
+  """An environment that such an algorithm can learn from."""
+  if cfg.type == 'sft':
+    return schema.EnvEntry(algorithm=cfg)
+  return schema.EnvEntry(
+      algorithm=cfg, sampler=schema.Policy(), group_size=2
+  )
+
+
+@TABLE
+def test_options_survive_the_config(row):
+  """As a recipe, as JSON, and from the command line."""
+  made = entry(row.cfg)
+  run = schema.Run(stages={'main': schema.Stage(envs={'a': made})})
+  node = common.get_config(run)
+  assert config.build(node) == config.build(config.from_dict(
+      config.to_dict(config.build(node))
+  ))
+  assert config.build(node).stages['main'].envs['a'] == made
+  plain = common.get_config(schema.Run(stages={
+      'main': schema.Stage(envs={
+          'a': dataclasses.replace(made, algorithm=schema.Grpo())
+      })
+  }))
+  config.override(
+      plain, 'main.envs.a.algorithm', json.dumps(dataclasses.asdict(row.cfg))
+  )
+  assert config.build(plain).stages['main'].envs['a'] == made
+
+
+def _finalize(row, scorer=None):
+  return streams.finalize(
+      algorithms.make(row.cfg), [two_turns.group(1.0, 0.0)],
+      scorer or two_turns.Scorer(),
+  )
+
+
+@TABLE
+def test_streams_position_by_position(row):
+  scorer = two_turns.Scorer()
+  for i, sample in enumerate(_finalize(row, scorer)):
+    if row.credit is None:
+      assert sample.advantages is None
+    else:
+      np.testing.assert_allclose(sample.advantages, row.credit[i] * ONE)
+    live = NONE if row.prunes and i else row.rl
+    np.testing.assert_array_equal(sample.rl_weights, live)
+    np.testing.assert_array_equal(sample.ce_weights, np.float32(row.ce))
+    np.testing.assert_array_equal(sample.ref_kl_weights, np.float32(row.ref_kl))
+    said = -0.5 if row.reference else 0.0
+    np.testing.assert_array_equal(sample.ref_logprobs, np.full(9, said))
+  assert [call[0] for call in scorer.calls] == (
+      [row.reference] if row.reference else []
+  )
+
+
+@pytest.fixture(scope='module')
+def stepper():
+  """(batch -> metrics, per leaf how far it moved) of the tiny model."""
+  step, state = fixtures.make()
+
+  def run(batch):
+    copy = jax.tree.map(lambda x: x.copy(), state)
+    moved, measured = step(copy, batch)
+    return jax.device_get(measured), fixtures.worst(state.params, moved.params)
+
+  return run
+
+
+@TABLE
+def test_a_step_trains_on_them(row, stepper):
+  samples = _finalize(row)
+  if row.reference == 'policy':  # as a hint would have it
+    samples = [
+        dataclasses.replace(s, ref_logprobs=s.ref_logprobs - 1) for s in samples
+    ]
+  batch, left = packing.pack(
+      [dataclasses.replace(s, env='arithmetic') for s in samples],
+      row_tokens=32, rows=1, micro_batches=2, envs=('arithmetic',),
+  )  # fmt: skip
+  assert not left
+  measured, moved = stepper(batch)
+  counts = {
+      'rl': 4 * row.rl.any() * (1 if row.prunes else 2),
+      'ce': 2 * np.count_nonzero(row.ce),
+      'ref_kl': 2 * np.count_nonzero(row.ref_kl),
+  }
+  for component, count in counts.items():
+    assert getattr(batch, f'{component}_count') == count
+    assert (measured[f'loss/{component}'] != 0) == (count > 0)
+  assert measured['optim/grad_norm'] > 0 and moved > 0
+  assert measured['optim/skipped'] == 0
+
+
+def test_packing_order_does_not_matter(stepper):
+  """Of the samples of all algorithms at once, forwards and backwards."""
+  samples = []
+  for row in ROWS.values():
+    samples += [
+        dataclasses.replace(s, env='arithmetic') for s in _finalize(row)
+    ]
+  found = []
+  for order in (samples, samples[::-1]):
+    batch, left = packing.pack(
+        order, row_tokens=32, rows=1, micro_batches=12, envs=('arithmetic',)
+    )
+    assert not left
+    found.append(stepper(batch)[0])
+  for key in ('loss/rl', 'loss/ce', 'loss/ref_kl', 'optim/grad_norm'):
+    np.testing.assert_allclose(found[0][key], found[1][key], rtol=2e-6)
