@@ -27,9 +27,13 @@ CORE = [
     'tqdm',
 ]
 TENSORBOARD = ['tensorboardX']
+SERVE = ['starlette', 'uvicorn']
 EXTRAS = {
-    'test': ['hypothesis', 'pytest', 'ruff', 'setuptools', *TENSORBOARD],
-    'serve': ['starlette', 'uvicorn'],
+    'test': [
+        'hypothesis', 'openai', 'pytest', 'ruff', 'setuptools', *SERVE,
+        *TENSORBOARD,
+    ],
+    'serve': SERVE,
     'hf': ['transformers'],
     'notebook': ['ipykernel', 'jupyterlab'],
     'parity': ['peft', 'torch', 'transformers'],

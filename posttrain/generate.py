@@ -23,7 +23,6 @@ truncation), text, stop_reason ('eos' or 'max_tokens'). Exit codes: 0 done, 2
 the command is wrong, 130 interrupted.
 """
 
-import contextlib
 import dataclasses
 import json
 import sys
@@ -32,12 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import errors, schema
-from posttrain.chat import pretrained
-from posttrain.chat import renderer as chat
+from posttrain import errors, policies
 from posttrain.decode import requests
-
-DEFAULT_MAX_TOKENS = 256  # of an answer, where no evaluation says how many
 
 
 @dataclasses.dataclass
@@ -61,23 +56,6 @@ class Flags:
     return requests.Sampling(
         self.temperature, self.top_k, self.top_p, self.min_p
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-  """What a checkpoint holds of a policy."""
-
-  params: Any
-  model: schema.Model  # with its vocabulary
-  renderer: chat.Renderer | None  # None = there is no tokenizer
-  stop_ids: tuple[int, ...]
-  max_tokens: int  # of an answer, in the evaluation of its stage
-
-  def text(self, ids: Sequence[int]) -> str:
-    """Ids as text; as numbers, where there is no tokenizer."""
-    if self.renderer is None:
-      return ','.join(map(str, ids))
-    return self.renderer.tokenizer.decode(ids)
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -138,50 +116,7 @@ def _check(flags: Flags) -> None:
   flags.sampling  # noqa: B018 - checks itself
 
 
-def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
-  """Loads a policy onto one device, whatever mesh it was trained on.
-
-  Args:
-    path: of a workdir, a stage's folder or a step's, or of a HuggingFace or
-      PEFT directory.
-    text: whether there is any to be read: a directory whose tokenizer cannot
-      be used is refused only then.
-    variables: of a directory's template; a run has its own.
-
-  Raises:
-    ValueError: nothing is there, it is damaged, or its tokenizer is gone or
-      another one by now.
-  """
-  from posttrain import checkpoint, instrument, weights
-  from posttrain.models import transformer
-
-  folder = weights.find(path)
-  max_tokens, cache = DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
-  if weights.is_run(folder):
-    host = checkpoint.read_host(folder)
-    config = host['config']
-    max_tokens = config[host['stage']]['eval']['max_tokens']
-    cache = config['compilation_cache']
-  # It was trained on another machine, maybe: the cache only saves time.
-  with contextlib.suppress(OSError):
-    instrument.enable_compilation_cache(cache)
-  try:
-    renderer = weights.renderer(folder, variables)
-  except ValueError:
-    if text or weights.is_run(folder):
-      raise
-    renderer = None
-  model = weights.model(folder)
-  if renderer is None:
-    stops = pretrained.stop_ids(folder)
-  else:
-    renderer.fit(model.vocab_size)
-    stops = renderer.stop_ids
-  params = weights.load(folder, transformer.shapes(model), average=True)
-  return Policy(params, model, renderer, stops, max_tokens)
-
-
-def prompt_of(flags: Flags, policy: Policy) -> np.ndarray:
+def prompt_of(flags: Flags, policy: policies.Policy) -> np.ndarray:
   """The ids to continue: i32[P].
 
   Raises:
@@ -209,7 +144,7 @@ def answer(flags: Flags) -> dict[str, Any]:
   # Late, so that a mistake in the command line is answered at once.
   from posttrain.decode import engine as engines
 
-  policy = load(
+  policy = policies.load(
       flags.checkpoint, text=flags.prompt is not None,
       variables=flags.template_variables,
   )

@@ -16,6 +16,7 @@ from posttrain import (
     generate,
     instrument,
     main,
+    policies,
     schema,
     scoring,
 )
@@ -95,7 +96,7 @@ def test_greedy_is_the_argmax_of_a_full_forward(ask, workdir):
 
 
 def test_the_weights_are_the_average_where_there_is_one(workdir):
-  params = generate.load(str(workdir)).params
+  params = policies.load(str(workdir)).params
   trained = checkpoint.restore_params(str(workdir), params)
   pairs = list(zip(*map(jax.tree.leaves, (params, trained, average(workdir))),
                    strict=True))  # fmt: skip
@@ -182,9 +183,9 @@ def test_another_tokenizer_or_a_damaged_file_is_refused(
   copy = shutil.copytree(workdir, tmp_path / 'copy')
   argv = [f'--checkpoint={copy}', '--prompt=x']
   with monkeypatch.context() as patch:
-    made = generate.chat.load(schema.Tokenizer())
+    made = policies.chat.load(schema.Tokenizer())
     made.fingerprint = 'f' * 64
-    patch.setattr(generate.chat, 'load', lambda _: made)
+    patch.setattr(policies.chat, 'load', lambda _: made)
     assert generate.main(argv) == 2
   assert 'its fingerprint is ffffffffffff' in capsys.readouterr().err
   for path in (copy / 'checkpoints' / 'sft' / '6' / 'state').rglob('*'):

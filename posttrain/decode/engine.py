@@ -28,8 +28,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from posttrain import schema, scoring, tree
-from posttrain.decode import loop, requests, schedule
+from posttrain import schema, scoring
+from posttrain.decode import feeds, likeness, loop, requests, schedule
 
 
 class Engine:
@@ -46,6 +46,7 @@ class Engine:
       prefill_tokens: int = 32,
       seed: int = 0,
       mesh: Mesh | None = None,
+      patient: bool = True,
   ):
     """Makes an engine without weights.
 
@@ -61,6 +62,8 @@ class Engine:
       seed: of every draw.
       mesh: splits slots over its axes data and fsdp; weights are whole on
         every device. None = one device.
+      patient: neighbours with the same prompt wait for slots for all of them,
+        rather than some go ahead and their prompt is prefilled once more.
 
     Raises:
       ValueError: the slots do not divide over the mesh.
@@ -73,7 +76,7 @@ class Engine:
     self._params = self._view = self._state = self._asked = None
     self._like: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
-    self._schedule = schedule.Schedule(slots)
+    self._schedule = schedule.Schedule(slots, patient)
     self._ready: list[requests.Completion] = []
 
   def set_params(self, params: Any, version: int) -> None:
@@ -93,8 +96,8 @@ class Engine:
           'weights must be set while no request is in flight: got '
           f'{len(self._schedule)}; poll and release them first'
       )
-    like = _describe(params)
-    _check_same(self._like or like, like)
+    like = likeness.describe(params)
+    likeness.check_same(self._like or like, like)
     self._params, self._version, self._like = params, version, like
     self._view = loop.view(params, self._model, self._place)
 
@@ -140,24 +143,45 @@ class Engine:
     """
     self._need_weights()
     while not self._ready and self._schedule.running:
-      self._admit()
-      if all(seat.held for seat in self._schedule.seated):
-        raise ValueError(
-            f'{self._schedule.waiting} requests must find free slots: all '
-            f'{self.slots} are held; extend or release held requests before '
-            'polling, or raise the number of slots'
-        )
-      # Whoever holds a slot may have something to say, and a free one is used.
-      waits = self._schedule.waiting or any(
-          seat.request.hold for seat in self._schedule.seated
-      )
-      self._state = loop.decode(
-          self._view, self._model, self._state, self._asked,
-          self._chunk if waits else self.capacity, self._place,
-      )  # fmt: skip
-      self._harvest()
+      self._turn()
     done, self._ready = self._ready, []
     return done
+
+  def step(self) -> list[requests.Completion]:
+    """Admits what waits and decodes a chunk; returns what has stopped."""
+    self._need_weights()
+    if self._schedule.running:
+      self._turn(self._chunk)
+    done, self._ready = self._ready, []
+    return done
+
+  def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """What those that are decoding have drawn: (i32[n], f32[n]) by id.
+
+    Ids and logprobs of the turn so far, as the completion will have them.
+    """
+    if self._state is None:
+      return {}
+    length, ids, logprobs = jax.device_get(
+        (self._state.length, self._state.ids, self._state.logprobs)
+    )
+    return {
+        seat.request.id: (ids[turn].copy(), logprobs[turn].copy())
+        for seat in self._schedule.seated if not seat.held
+        for turn in [seat.turn(length[seat.slot])]
+    }
+
+  def cancel(self, id: int) -> None:
+    """Forgets a request, and a completion not collected; its slot is free.
+
+    Raises:
+      ValueError: no such request is in flight.
+    """
+    ready = [done for done in self._ready if done.id != id]
+    if len(ready) == len(self._ready) or self._schedule.knows(id):
+      if (slot := self._schedule.cancel(id)) is not None:
+        self._state = loop.stop(self._state, slot, self._place)
+    self._ready = ready
 
   def generate(
       self, asked: Sequence[requests.Request]
@@ -193,12 +217,10 @@ class Engine:
       ValueError: no weights are set.
     """
     self._need_weights()
-    width = schedule.bucket(max(len(ids) for ids in sequences))
+    width = schedule.bucket(max(map(len, sequences)))
     scorer = scoring.Scorer(self._model, self._rows, width)
-    temperatures = [
-        np.full(len(ids), temperature, np.float32) for ids in sequences
-    ]
-    return scorer(self._params, sequences, temperatures)
+    heat = [np.full(len(ids), temperature, np.float32) for ids in sequences]
+    return scorer(self._params, sequences, heat)
 
   def _need_weights(self) -> None:
     if self._view is None:
@@ -227,9 +249,7 @@ class Engine:
 
   def _fill(self, entries: list[list[schedule.Seat]]) -> None:
     """Prefills a scratch row per entry, and puts it into the entry's slots."""
-    tokens, start, count, source = schedule.feeds(
-        entries, self._rows, self._width
-    )
+    tokens, start, count, source = feeds.lay(entries, self._rows, self._width)
     scratch, logits = loop.load(self._state, self._model, source)
     for at in range(0, tokens.shape[1], self._width):
       scratch, logits = loop.prefill(
@@ -239,8 +259,20 @@ class Engine:
       )  # fmt: skip
     self._state = loop.admit(
         self._state, self._asked, scratch, logits,
-        *schedule.places(entries, self.slots), self._place,
+        *feeds.places(entries, self.slots), self._place,
     )  # fmt: skip
+
+  def _turn(self, steps: int | None = None) -> None:
+    """Admits, decodes so many tokens or as many as poll may, and harvests."""
+    self._admit()
+    self._schedule.check_some_run()
+    # Whoever holds a slot may have something to say, and a free one is used.
+    most = self._chunk if self._schedule.pressing else self.capacity
+    self._state = loop.decode(
+        self._view, self._model, self._state, self._asked, steps or most,
+        self._place,
+    )  # fmt: skip
+    self._harvest()
 
   def _ask(self) -> loop.Slots:
     """What the slots' requests ask for, as arrays."""
@@ -251,22 +283,14 @@ class Engine:
   def _harvest(self) -> None:
     """Collects what has stopped."""
     active, length = jax.device_get((self._state.active, self._state.length))
-    done = [
-        seat for seat in self._schedule.seated
-        if not seat.held and not active[seat.slot]
-    ]  # fmt: skip
-    if not done:
+    if not (done := self._schedule.stopped(active)):
       return
     ids, logprobs = jax.device_get((self._state.ids, self._state.logprobs))
-    for seat in sorted(done, key=lambda seat: seat.order):
+    for seat in done:
       seat.length = int(length[seat.slot])
-      turn = (seat.slot, slice(seat.prompt_end, seat.length + 1))
+      turn = seat.turn(seat.length)
       seat.token = int(ids[turn][-1])
-      if seat.token in seat.request.stop_ids:
-        reason = 'eos'
-      else:
-        reason = 'overflow' if seat.cut else 'max_tokens'
-      self._finish(seat, ids[turn], logprobs[turn], reason)
+      self._finish(seat, ids[turn], logprobs[turn], seat.stop_reason)
 
   def _finish(self, seat: schedule.Seat, ids, logprobs, reason: str) -> None:
     ids, logprobs = np.array(ids, np.int32), np.array(logprobs, np.float32)
@@ -274,26 +298,3 @@ class Engine:
         seat.request.id, ids, logprobs, reason, self._version
     ))  # fmt: skip
     self._schedule.finish(seat)
-
-
-def _describe(params) -> dict[str, jax.ShapeDtypeStruct]:
-  """Leaves by path, without their numbers: those may be donated later."""
-  def of(x):
-    sharding = getattr(x, 'sharding', None)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-  return {path: of(x) for path, x in tree.flat(params).items()}
-
-
-def _check_same(old, new) -> None:
-  """Raises for the first leaf that is not described alike."""
-  for path in [*old, *(path for path in new if path not in old)]:
-    a, b = old.get(path), new.get(path)
-    same = None not in (a, b) and (a.shape, a.dtype) == (b.shape, b.dtype)
-    if same and None not in (a.sharding, b.sharding):
-      same = a.sharding.is_equivalent_to(b.sharding, len(a.shape))
-    if not same:
-      raise ValueError(
-          f'weights must stay alike: got {path} = {b}, expected {a}; make an '
-          'engine for other weights'
-      )

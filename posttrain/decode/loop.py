@@ -226,6 +226,15 @@ def decode(
   return _pin(jax.lax.while_loop(go_on, step, (0, state))[1], sharding)
 
 
+@functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
+def stop(
+    state: State, slot: jax.Array, sharding: NamedSharding | None
+) -> State:
+  """Nothing more is drawn for a slot, i32[]."""
+  active = state.active.at[slot].set(False)
+  return _pin(dataclasses.replace(state, active=active), sharding)
+
+
 @jax.jit
 def request_keys(seed: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
   """u32[B, 2]: the key of each request id, given as two u32[B] words."""

@@ -42,6 +42,12 @@ class Request:
   stop_ids: tuple[int, ...] = ()
   sampling: Sampling = Sampling()
   hold: bool = False  # keep the slot when it stops, for `extend`
+  # Decides on random numbers in place of the id, which then only names.
+  key: int | None = None
+
+  @property
+  def numbers(self) -> int:
+    return self.id if self.key is None else self.key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,11 +41,24 @@ class Seat:
   def prompt_end(self) -> int:
     return self.start + len(self.feed)
 
+  @property
+  def stop_reason(self) -> str:
+    """Of the turn, once its last token is known."""
+    if self.token in self.request.stop_ids:
+      return 'eos'
+    return 'overflow' if self.cut else 'max_tokens'
+
+  def turn(self, length: int) -> tuple[int, slice]:
+    """Where what the turn drew lies, once so many tokens are in the cache."""
+    return self.slot, slice(self.prompt_end, int(length) + 1)
+
 
 class Schedule:
   """The requests of an engine with so many slots."""
 
-  def __init__(self, slots: int):
+  def __init__(self, slots: int, patient: bool = True):
+    """Args: slots: of the engine; patient: as of `Engine`."""
+    self._patient = patient
     self._slots: list[Seat | None] = [None] * slots
     self._in_flight: dict[int, Seat] = {}
     self._queue: collections.deque[Seat] = collections.deque()
@@ -69,12 +82,28 @@ class Schedule:
     """Whether a request in flight has not stopped."""
     return any(not seat.held for seat in self._in_flight.values())
 
+  @property
+  def pressing(self) -> bool:
+    """Whether somebody waits for a slot, or may have something to say."""
+    return bool(self.waiting) or any(s.request.hold for s in self.seated)
+
+  def check_some_run(self) -> None:
+    """Raises ValueError where nothing that is seated will ever stop."""
+    if all(seat.held for seat in self.seated):
+      slots = len(self._slots)
+      raise ValueError(
+          f'{self.waiting} requests must find free slots: all {slots} are '
+          'held; extend or release held requests before polling, or raise the '
+          'number of slots'
+      )
+
   def check(self, request: requests.Request) -> None:
     """Raises ValueError for a request that `Engine.submit` must refuse."""
     ids = np.asarray(request.ids, np.int32)
     for ok, must, got in (
         (request.id not in self._in_flight, 'not be in flight', request.id),
         (0 <= request.id < 2**63, 'have an id in [0, 2**63)', request.id),
+        (0 <= request.numbers < 2**63, 'have a key in [0, 2**63)', request.key),
         (ids.ndim == 1 and ids.size, 'have a prompt of some tokens', ids.shape),
         (len(request.stop_ids) <= STOP_IDS, f'have at most {STOP_IDS} stop ids',
          request.stop_ids),
@@ -147,6 +176,7 @@ class Schedule:
     Extensions come first, each with its own row. Of the queue, neighbours with
     the same prompt share a row, and wait until there are slots for all; of
     those that are more than the slots that are not held, the first go alone.
+    Who is not patient takes the slots that there are.
     """
     entries = []
     while self._extended and len(entries) < rows:
@@ -155,7 +185,9 @@ class Schedule:
     while self._queue and free and len(entries) < rows:
       run = self._run()
       if len(run) > len(free):
-        break
+        if self._patient:
+          break
+        run = run[: len(free)]
       for seat in run:
         self._queue.popleft()
         seat.slot = free.pop(0)
@@ -182,7 +214,7 @@ class Schedule:
       request = seat.request
       asks = {
           **vars(request.sampling), 'limit': seat.limit,
-          'high': request.id >> 32, 'low': request.id & 0xFFFFFFFF,
+          'high': request.numbers >> 32, 'low': request.numbers & 0xFFFFFFFF,
       }  # fmt: skip
       for name, value in asks.items():
         fields[name][seat.slot] = value
@@ -204,54 +236,36 @@ class Schedule:
       run.append(seat)
     return run
 
+  def stopped(self, active: np.ndarray) -> list[Seat]:
+    """Those whose slots, bool[B], are not active any more, by submission."""
+    done = (s for s in self.seated if not s.held and not active[s.slot])
+    return sorted(done, key=lambda seat: seat.order)
+
   def finish(self, seat: Seat) -> None:
     """The turn has ended: the slot is held, or free."""
     seat.held = True
     if not seat.request.hold:
       self.leave(seat)
 
+  def knows(self, id: int) -> bool:
+    """Whether a request is in flight."""
+    return id in self._in_flight
+
+  def cancel(self, id: int) -> int | None:
+    """Forgets a request that may run; returns the slot that it sat in."""
+    seat = self._in_flight.get(id)
+    require(seat is not None, id, 'be in flight to be cancelled', None)
+    for queue in (self._queue, self._extended):
+      for at in [i for i, other in enumerate(queue) if other is seat]:
+        del queue[at]
+    self.leave(seat)
+    return seat.slot
+
   def leave(self, seat: Seat) -> None:
     """Forgets a request; its slot is free."""
     del self._in_flight[seat.request.id]
     if seat.slot is not None:
       self._slots[seat.slot] = None
-
-
-def feeds(
-    entries: list[list[Seat]], rows: int, width: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Lays out what goes into so many scratch rows, an entry in each.
-
-  Returns:
-    (tokens i32[R, T], start i32[R], count i32[R], slot i32[R]): the tokens,
-    right-padded, T a multiple of `width`; the first one's position; how many;
-    and the slot that holds what comes before.
-  """
-  heads = [entry[0] for entry in entries]
-  chunks = -(-max(len(seat.feed) for seat in heads) // width)
-  tokens = np.zeros((rows, chunks * width), np.int32)
-  start, count, slot = np.zeros((3, rows), np.int32)
-  for row, seat in enumerate(heads):
-    tokens[row, : len(seat.feed)] = seat.feed
-    start[row], count[row], slot[row] = seat.start, len(seat.feed), seat.slot
-  return tokens, start, count, slot
-
-
-def places(
-    entries: list[list[Seat]], slots: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Says which scratch row goes where, for each of so many slots.
-
-  Returns:
-    (slot i32[B], row i32[B], length i32[B]): a slot to fill, B = none; the row
-    that goes into it; and the tokens that this row then holds.
-  """
-  slot = np.full(slots, slots, np.int32)
-  row, length = np.zeros((2, slots), np.int32)
-  filled = [(r, seat) for r, entry in enumerate(entries) for seat in entry]
-  for i, (r, seat) in enumerate(filled):
-    slot[i], row[i], length[i] = seat.slot, r, seat.prompt_end
-  return slot, row, length
 
 
 def require(ok: bool, id: int, must: str, got, then: str = '') -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain.decode import engine as engines
-from posttrain.decode import loop, requests, schedule
+from posttrain.decode import likeness, loop, requests, schedule
 from tests.decode import helpers
 
 
@@ -254,10 +254,10 @@ def test_weights_come_first():
 ])
 def test_weights_must_stay_alike(changed, got):
   weights = {'embed': np.ones((2, 2)), 'norm': np.zeros(2, np.float32)}
-  old = engines._describe(weights)
-  engines._check_same(old, engines._describe(jax.tree.map(np.copy, weights)))
+  old = likeness.describe(weights)
+  likeness.check_same(old, likeness.describe(jax.tree.map(np.copy, weights)))
   with pytest.raises(ValueError, match=f'weights must stay alike: got {got}'):
-    engines._check_same(old, engines._describe({**weights, **changed}))
+    likeness.check_same(old, likeness.describe({**weights, **changed}))
 
 
 def test_weights_must_stay_where_they_are():
@@ -267,11 +267,11 @@ def test_weights_must_stay_where_they_are():
   def described(*axes):
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
     like = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=place)
-    return engines._describe({'a': {'kernel': like}})
+    return likeness.describe({'a': {'kernel': like}})
 
-  engines._check_same(described('fsdp'), described('fsdp', None))
+  likeness.check_same(described('fsdp'), described('fsdp', None))
   with pytest.raises(ValueError, match='got a/kernel = .*None, .fsdp.*; make'):
-    engines._check_same(described('fsdp'), described(None, 'fsdp'))
+    likeness.check_same(described('fsdp'), described(None, 'fsdp'))
   weights = jax.tree.map(jnp.copy, helpers.params())
   engine = engines.Engine(helpers.MODEL, slots=2)
   engine.set_params(weights, 0)

@@ -1,0 +1,217 @@
+"""The routes: who may ask, for what, and how much.
+
+    GET  /health                 what is under way; asks for no key
+    GET  /v1/models              the one model
+    POST /v1/completions
+    POST /v1/chat/completions
+
+Every refusal is an error object in OpenAI's form.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette import applications, exceptions, requests, responses, routing
+
+import posttrain
+from posttrain.serve import call as calls
+from posttrain.serve import fields, protocol, texts
+from posttrain.serve import worker as workers
+
+Handler = Callable[[requests.Request], Awaitable[responses.Response]]
+
+
+def make(
+    served: texts.Served, worker: workers.Worker, *, api_key: str | None,
+    max_body_bytes: int,
+) -> applications.Starlette:  # fmt: skip
+  """Makes the application.
+
+  Args:
+    served: the policy, and its limits.
+    worker: that has been started.
+    api_key: what a request must bear; None = nothing.
+    max_body_bytes: of a request.
+  """
+  routes = _Routes(served, worker, api_key, max_body_bytes)
+  return applications.Starlette(
+      routes=[
+          routing.Route('/health', routes.health),
+          routing.Route('/v1/models', routes.models),
+          routing.Route(
+              '/v1/completions', routes.completions, methods=['POST']
+          ),
+          routing.Route(
+              '/v1/chat/completions', routes.chat, methods=['POST']
+          ),
+      ],
+      exception_handlers={
+          fields.Refused: _refused, exceptions.HTTPException: _no_route,
+          Exception: _failed,
+      },
+  )  # fmt: skip
+
+
+class _Routes:
+  """The handlers, and what they share."""
+
+  def __init__(self, served, worker, api_key, max_body_bytes):
+    self._served, self._worker = served, worker
+    self._api_key, self._max_body_bytes = api_key, max_body_bytes
+    self._created = int(time.time())
+
+  async def health(self, request: requests.Request) -> responses.Response:
+    over = self._worker.over
+    return _json({
+        'status': 'ok' if over is None else over.message,
+        **self._worker.counts(),
+    }, 200 if over is None else 503)  # fmt: skip
+
+  async def models(self, request: requests.Request) -> responses.Response:
+    self._check_key(request)
+    policy = self._served.policy
+    return _json({'object': 'list', 'data': [{
+        'id': self._served.name, 'object': 'model', 'created': self._created,
+        'owned_by': 'posttrain', 'max_model_len': self._served.capacity,
+        'tokenizer': policy.renderer and policy.renderer.fingerprint,
+        'vocab_size': policy.model.vocab_size,
+        'version': posttrain.__version__,
+    }]})  # fmt: skip
+
+  async def completions(self, request: requests.Request):
+    return await self._answer(request, chat=False)
+
+  async def chat(self, request: requests.Request):
+    return await self._answer(request, chat=True)
+
+  async def _answer(self, request, chat: bool) -> responses.Response:
+    self._check_key(request)
+    content = await self._body(request)
+    # Templates and tokenizers may take their time.
+    ask = await asyncio.to_thread(
+        protocol.read, content, self._served, chat=chat
+    )
+    call = calls.Call(
+        ask, self._worker, self._served.policy, self._served.name
+    )
+    if ask.stream:
+      return _Stream(call)
+    try:
+      answer = await _unless_gone(request, call.whole())
+    finally:
+      call.close()
+    if answer is None:
+      return responses.Response(status_code=499)  # nobody reads it
+    return _json(answer)
+
+  def _check_key(self, request: requests.Request) -> None:
+    if self._api_key is None:
+      return
+    kind, _, key = request.headers.get('authorization', '').partition(' ')
+    same = hmac.compare_digest(key.encode(), self._api_key.encode())
+    if kind.lower() != 'bearer' or not same:
+      raise fields.Refused(
+          401, "the header Authorization must be 'Bearer' and the server's "
+          f'API key: got {"another key" if key else "none"}',
+          code='invalid_api_key',
+      )  # fmt: skip
+
+  async def _body(self, request: requests.Request) -> bytes:
+    """Reads no more than is allowed."""
+    parts, size = [], 0
+    async for part in request.stream():
+      parts.append(part)
+      size += len(part)
+      if size > self._max_body_bytes:
+        raise fields.Refused(
+            413, f'the body must be of at most {self._max_body_bytes} bytes: '
+            'got more', code='request_too_large',
+        )  # fmt: skip
+    return b''.join(parts)
+
+
+async def _unless_gone(
+    request: requests.Request, answer: Awaitable[dict[str, Any]]
+) -> dict[str, Any] | None:
+  """Waits for an answer; None if the client hangs up before it is there."""
+  async def hang_up():
+    while (await request.receive())['type'] != 'http.disconnect':
+      pass
+
+  tasks = [asyncio.ensure_future(x) for x in (answer, hang_up())]
+  try:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return tasks[0].result() if tasks[0].done() else None
+  finally:
+    for task in tasks:
+      task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Stream(responses.StreamingResponse):
+  """A call's chunks as they come, while the client listens."""
+
+  def __init__(self, call: calls.Call):
+    super().__init__(
+        _events(call), media_type='text/event-stream',
+        headers={'Cache-Control': 'no-cache'},
+    )  # fmt: skip
+    self._call = call
+
+  async def __call__(self, scope, receive, send) -> None:
+    try:
+      await super().__call__(scope, receive, send)
+    finally:  # also where nothing was sent, since nobody was there any more
+      self._call.close()
+
+
+async def _events(call: calls.Call) -> AsyncIterator[str]:
+  """Server-sent events; the last one says [DONE]."""
+  try:
+    async with contextlib.aclosing(call.chunks()) as chunks:
+      async for chunk in chunks:
+        yield f'data: {_dumps(chunk)}\n\n'
+    yield 'data: [DONE]\n\n'
+  except fields.Refused as error:  # too late for a status
+    yield f'data: {_dumps(error.body)}\n\n'
+
+
+def _dumps(value: Any) -> str:
+  # ASCII: text may hold halves of characters, which UTF-8 has no bytes for.
+  return json.dumps(value, allow_nan=False, separators=(',', ':'))
+
+
+def _json(value: Any, status: int = 200, headers=None) -> responses.Response:
+  return responses.Response(
+      _dumps(value), status, headers, media_type='application/json'
+  )
+
+
+async def _refused(request, error: fields.Refused) -> responses.Response:
+  headers = {
+      401: {'WWW-Authenticate': 'Bearer'}, 429: {'Retry-After': '1'},
+      503: {'Retry-After': '5'},
+  }.get(error.status)  # fmt: skip
+  return _json(error.body, error.status, headers)
+
+
+async def _no_route(request, error) -> responses.Response:
+  what = f'{request.method} {request.url.path}'
+  must = {
+      404: 'the path must be one that is served',
+      405: 'the method must be one that the path takes',
+  }.get(error.status_code, str(error.detail))
+  refused = fields.Refused(error.status_code, f'{must}: got {what!r:.200}')
+  return _json(refused.body, error.status_code, error.headers)
+
+
+async def _failed(request, error: Exception) -> responses.Response:
+  logging.getLogger('absl').error('a request failed', exc_info=error)
+  refused = fields.Refused(500, 'the server failed; its log says why')
+  return _json(refused.body, 500)

@@ -1,0 +1,127 @@
+"""OpenAI's own client, and the program as a process."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from posttrain.serve import __main__ as program
+from tests.serve import conftest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MESSAGES = [{'role': 'user', 'content': 'hi'}]
+
+
+@pytest.fixture(scope='module')
+def client(served):
+  openai = pytest.importorskip('openai')
+  with openai.OpenAI(
+      base_url=f'{served.url}/v1', api_key='none', max_retries=0
+  ) as made:
+    yield made
+
+
+def test_the_official_client_completes(client):
+  ask = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 9, 'seed': 1}
+  whole = client.completions.create(**ask, logprobs=1, n=2)
+  assert [choice.index for choice in whole.choices] == [0, 1]
+  assert len(whole.choices[0].logprobs.token_logprobs) == 9
+  assert whole.usage.completion_tokens == 18
+  chunks = list(client.completions.create(**ask, stream=True))
+  said = ''.join(chunk.choices[0].text for chunk in chunks)
+  assert said == whole.choices[0].text
+  assert chunks[-1].choices[0].finish_reason == 'length'
+
+
+def test_the_official_client_chats(client):
+  ask = {'model': conftest.NAME, 'messages': MESSAGES, 'seed': 1,
+         'max_completion_tokens': 12}  # fmt: skip
+  whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
+  (choice,) = whole.choices
+  assert choice.message.role == 'assistant'
+  assert len(choice.logprobs.content) == whole.usage.completion_tokens
+  chunks = list(client.chat.completions.create(
+      **ask, stream=True, stream_options={'include_usage': True}
+  ))  # fmt: skip
+  assert chunks[0].choices[0].delta.role == 'assistant'
+  said = ''.join(c.choices[0].delta.content or '' for c in chunks[:-1])
+  assert said == choice.message.content
+  assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+
+
+def test_the_official_client_lists_and_raises(client, policy):
+  import openai
+
+  (model,) = client.models.list().data
+  about = model.model_dump()
+  assert model.id == conftest.NAME
+  assert about['tokenizer'] == policy.renderer.fingerprint
+  assert (about['max_model_len'], about['vocab_size']) == (96, 264)
+  with pytest.raises(openai.BadRequestError, match='temperature must be 0'):
+    client.completions.create(
+        model=conftest.NAME, prompt='x', temperature=-1
+    )
+  with pytest.raises(openai.NotFoundError, match='must be one that is served'):
+    client.chat.completions.create(model='other', messages=MESSAGES)
+
+
+@pytest.mark.parametrize(('argv', 'says'), [
+    ([], '--checkpoint=PATH must be given'),
+    (['--checkpoint=x', '--prot=1'], "got '--prot=1'"),
+    (['--checkpoint=x', '--port=http'], '--port must be a whole number'),
+    (['--checkpoint=x', '--port=70000'], 'at most 65535'),
+    (['--checkpoint=x', '--slots=0'], '--slots must be at least 1: got 0'),
+    (['--checkpoint=x', '--api_key_env=NO_SUCH'], "got 'NO_SUCH', which is"),
+    (['--checkpoint=/no/such', '--port=0'], "got '/no/such'"),
+    (['--checkpoint=x', '--host=256.1.1.1'], '--host and --port must be free'),
+])  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, argv, says):
+  monkeypatch.setattr(signal, 'signal', lambda *_: None)
+  assert program.main(argv) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ') and says in line
+
+
+def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
+  monkeypatch.setattr(signal, 'signal', lambda *_: None)
+  for name in ('app', 'server', 'starlette', 'uvicorn'):
+    for module in [m for m in sys.modules if m in (
+        f'posttrain.serve.{name}', name
+    )]:  # fmt: skip
+      monkeypatch.delitem(sys.modules, module)
+  import posttrain.serve
+
+  monkeypatch.delattr(posttrain.serve, 'app', raising=False)
+  monkeypatch.setitem(sys.modules, 'starlette', None)
+  assert program.main(['--checkpoint=x', '--port=0']) == 2
+  assert "pip install 'posttrain[serve]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('kind', 'code'), [
+    (signal.SIGTERM, 0),
+    pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+])
+def test_a_signal_ends_it_also_while_it_answers(folder, kind, code):
+  with subprocess.Popen(
+      [sys.executable, '-m', 'posttrain.serve', f'--checkpoint={folder}',
+       '--port=0', '--slots=2', '--max_model_len=4096', '--name=x'],
+      cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True,
+  ) as process:  # fmt: skip
+    try:
+      url = process.stdout.readline().split()[-1]
+      body = {'model': 'x', 'prompt': [1, 2], 'max_tokens': 4000,
+              'ignore_eos': True, 'stream': True}  # fmt: skip
+      with httpx.stream(
+          'POST', f'{url}/completions', json=body, timeout=60
+      ) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith('data: ')
+        process.send_signal(kind)
+        assert 'it shuts down' in ''.join(lines)
+      assert process.wait(30) == code
+    finally:
+      process.kill()

@@ -1,0 +1,208 @@
+"""What is refused, and how: the status, and the name of the field."""
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.serve import conftest
+
+ASK = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
+CHAT = {
+    'model': conftest.NAME, 'max_tokens': 2,
+    'messages': [{'role': 'user', 'content': 'hi'}],
+}  # fmt: skip
+
+
+def message(answer):
+  error = answer.json()['error']
+  assert error.keys() == {'message', 'type', 'param', 'code'}
+  return error['message']
+
+
+@pytest.mark.parametrize(('change', 'param', 'says'), [
+    ({'prompt': None}, 'prompt', 'must be a text, token ids'),
+    ({'prompt': ''}, 'prompt', 'not be empty'),
+    ({'prompt': []}, 'prompt', 'not be empty'),
+    ({'prompt': [[1], []]}, 'prompt', r'prompt\[1\] must have a token'),
+    ({'prompt': ['a', '']}, 'prompt', r'prompt\[1\] must have a token'),
+    ({'prompt': 7}, 'prompt', 'must be a text'),
+    ({'prompt': [1, 'a']}, 'prompt[0]', 'must be a text'),
+    ({'prompt': [1, True]}, 'prompt[0]', 'must be a text'),
+    ({'prompt': [1, 264]}, 'prompt', r'ids in \[0, 264\).*got 264'),
+    ({'prompt': [[-1]]}, 'prompt', 'got -1'),
+    ({'prompt': [1] * 97}, 'prompt', 'context of 96 tokens: got 97'),
+    ({'prompt': [1] * 96, 'max_tokens': None}, 'prompt', 'leave room'),
+    ({'max_tokens': 95}, 'max_tokens', 'got 95 behind a prompt of 2'),
+    ({'max_tokens': 0}, 'max_tokens', 'whole number in'),
+    ({'max_tokens': 2.5}, 'max_tokens', 'whole number in'),
+    ({'max_tokens': '2'}, 'max_tokens', "got '2'"),
+    ({'max_tokens': True}, 'max_tokens', 'got True'),
+    ({'temperature': -1}, 'temperature', 'must be 0'),
+    ({'temperature': 1e-30}, 'temperature', 'must be 0'),
+    ({'temperature': 10**400}, 'temperature', 'must be 0'),
+    ({'temperature': [1]}, 'temperature', 'must be 0'),
+    ({'top_p': 0}, 'top_p', r'in \(0, 1\]'),
+    ({'top_p': 1.5}, 'top_p', r'in \(0, 1\]'),
+    ({'top_k': -2}, 'top_k', 'whole number'),
+    ({'min_p': 1}, 'min_p', r'in \[0, 1\)'),
+    ({'n': 0}, 'n', r'in \[1, 128\]'),
+    ({'n': 129}, 'n', r'in \[1, 128\]'),
+    ({'n': 128}, 'n', 'at most 72 sequences'),
+    ({'prompt': [[1]] * 40, 'prompt_logprobs': 0}, 'n', 'over 40 prompts'),
+    ({'seed': 'x'}, 'seed', 'whole number'),
+    ({'seed': 2**63}, 'seed', 'whole number'),
+    ({'stop': ['a'] * 5}, 'stop', 'at most 4'),
+    ({'stop': ['']}, 'stop', 'be a text'),
+    ({'stop': 3}, 'stop', 'be a text'),
+    ({'stop_token_ids': [264]}, 'stop_token_ids', r'ids in \[0, 264\)'),
+    ({'stop_token_ids': [*range(9)]}, 'stop_token_ids', 'at most 8 ids'),
+    ({'logprobs': 6}, 'logprobs', r'in \[0, 5\]'),
+    ({'logprobs': True}, 'logprobs', 'whole number'),
+    ({'prompt_logprobs': -1}, 'prompt_logprobs', r'in \[0, 5\]'),
+    ({'echo': 1}, 'echo', 'true or false'),
+    ({'stream': 'yes'}, 'stream', 'true or false'),
+    ({'stream': True, 'logprobs': 2}, 'stream', 'be false where'),
+    ({'stream': True, 'prompt_logprobs': 1}, 'stream', 'be false where'),
+    ({'stream_options': {}, 'stream': True, 'logit_bias': {'1': 2}},
+     'logit_bias', 'does not support'),
+    ({'stream_options': {'include_usage': True}}, 'stream_options', 'left out'),
+    ({'best_of': 2}, 'best_of', 'does not support'),
+    ({'presence_penalty': 0.5}, 'presence_penalty', 'does not support'),
+    ({'frequency_penalty': 1}, 'frequency_penalty', 'does not support'),
+    ({'suffix': 'x'}, 'suffix', 'does not support'),
+    ({'temprature': 1}, 'temprature', "did you mean 'temperature'"),
+    ({'messages': CHAT['messages']}, 'messages', 'no such field'),
+    ({'model': None}, 'model', "name of a model, 'tiny'"),
+])  # fmt: skip
+def test_a_bad_completion_is_refused_by_the_name_of_its_field(
+    served, change, param, says
+):
+  answer = served.client.post('/v1/completions', json={**ASK, **change})
+  assert answer.status_code == 400, answer.text
+  assert answer.json()['error']['param'] == param
+  assert answer.json()['error']['type'] == 'invalid_request_error'
+  with pytest.raises(AssertionError, match=says):
+    raise AssertionError(message(answer))
+  assert param.partition('[')[0] in message(answer)
+
+
+@pytest.mark.parametrize(('change', 'param', 'says'), [
+    ({'messages': None}, 'messages', 'list of some messages'),
+    ({'messages': []}, 'messages', 'list of some messages'),
+    ({'messages': ['hi']}, 'messages[0]', 'be an object'),
+    ({'messages': [{'role': 'me', 'content': ''}]}, 'messages', "got 'me'"),
+    ({'messages': [{'role': 'user'}]}, 'messages', 'content must be a string'),
+    ({'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]},
+     'messages[0].content', 'parts of text'),
+    ({'messages': [{'role': 'user', 'content': 'x' * 200}]}, 'messages',
+     'context of 96'),
+    ({'top_logprobs': 2}, 'top_logprobs', '0 where logprobs is false'),
+    ({'logprobs': 1}, 'logprobs', 'true or false'),
+    ({'logprobs': True, 'top_logprobs': 9}, 'top_logprobs', r'in \[0, 5\]'),
+    ({'stream': True, 'logprobs': True, 'top_logprobs': 1}, 'stream',
+     'be false where'),
+    ({'max_completion_tokens': 3}, 'max_tokens', 'agree with'),
+    ({'tools': [{'type': 'function'}]}, 'tools', 'does not support'),
+    ({'response_format': {'type': 'json_object'}}, 'response_format',
+     'does not support'),
+    ({'prompt': 'x'}, 'prompt', 'no such field'),
+    ({'echo': True}, 'echo', 'no such field'),
+])  # fmt: skip
+def test_a_bad_chat_is_refused_by_the_name_of_its_field(
+    served, change, param, says
+):
+  answer = served.client.post('/v1/chat/completions', json={**CHAT, **change})
+  assert answer.status_code == 400, answer.text
+  assert answer.json()['error']['param'] == param
+  with pytest.raises(AssertionError, match=says):
+    raise AssertionError(message(answer))
+
+
+@pytest.mark.parametrize('content', [
+    b'', b'{', b'[1]', b'"x"', b'\xff\xfe', b'[' * 50_000, b'{"a": 1} x',
+    b'{"n": ' + b'9' * 5000 + b'}',
+])  # fmt: skip
+def test_what_is_no_json_object_is_refused(served, content):
+  answer = served.client.post('/v1/completions', content=content)
+  assert answer.status_code == 400
+  assert 'the body must be' in message(answer)
+
+
+def test_another_model_or_route_or_method_is_not_found(served):
+  client = served.client
+  answer = client.post('/v1/completions', json={**ASK, 'model': 'gpt-4'})
+  assert answer.status_code == 404
+  assert answer.json()['error']['code'] == 'model_not_found'
+  assert "got 'gpt-4', expected 'tiny'" in message(answer)
+  assert client.get('/v1/embeddings').status_code == 404
+  assert 'path must be' in message(client.get('/v1/embeddings'))
+  for wrong in (
+      client.get('/v1/completions'), client.post('/v1/models'),
+      client.delete('/health'),
+  ):  # fmt: skip
+    assert wrong.status_code == 405 and 'method must be' in message(wrong)
+
+
+def test_fields_that_change_nothing_are_accepted(post):
+  said = [
+      post(**{k: v for k, v in ASK.items() if k != 'model'}, temperature=0, **x)
+      for x in (
+          {},
+          {'user': 'me', 'presence_penalty': 0, 'frequency_penalty': 0.0,
+           'logit_bias': {}, 'suffix': None, 'best_of': None, 'n': 1,
+           'repetition_penalty': 1.0, 'metadata': {'a': 'b'}},
+      )
+  ]  # fmt: skip
+  assert said[0]['choices'] == said[1]['choices']
+
+
+def test_large_bodies_are_refused(served):
+  body = json.dumps({**ASK, 'user': 'x' * 2**16})
+  answer = served.client.post('/v1/completions', content=body)
+  assert answer.status_code == 413 and '65536 bytes' in message(answer)
+
+  def pieces():  # without a length
+    yield from [b' ' * 1000] * 70
+
+  answer = served.client.post('/v1/completions', content=pieces())
+  assert answer.status_code == 413
+
+
+def test_the_key_is_asked_for_where_there_is_one(start):
+  with start(api_key='secret') as one:
+    for headers in (
+        {}, {'Authorization': 'Bearer wrong'}, {'Authorization': 'secret'},
+        {'Authorization': 'Basic secret'},
+    ):  # fmt: skip
+      for answer in (
+          one.client.get('/v1/models', headers=headers),
+          one.client.post('/v1/completions', json=ASK, headers=headers),
+          one.client.post('/v1/chat/completions', json=CHAT, headers=headers),
+      ):
+        assert answer.status_code == 401 and 'Authorization' in message(answer)
+    good = {'Authorization': 'Bearer secret'}
+    assert one.client.get('/v1/models', headers=good).status_code == 200
+    assert one.client.get('/health').status_code == 200
+
+
+def test_who_comes_when_all_is_full_is_told_to_come_later(start):
+  with start(room=2) as one:
+    gate, done, step = threading.Event(), [], one.worker._engine.step
+    one.worker._engine.step = lambda: gate.wait(60) and step()
+    with httpx.Client(base_url=one.url, timeout=60) as other:
+      thread = threading.Thread(target=lambda: done.append(
+          other.post('/v1/completions', json={**ASK, 'n': 2})
+      ))  # fmt: skip
+      thread.start()
+      while one.client.get('/health').json()['under_way'] < 2:
+        time.sleep(0.01)
+      answer = one.client.post('/v1/completions', json=ASK)
+      assert answer.status_code == 429 and 'have room' in message(answer)
+      assert int(answer.headers['Retry-After']) > 0
+      gate.set()
+      thread.join()
+    assert done[0].status_code == 200
+    assert one.client.post('/v1/completions', json=ASK).status_code == 200
