@@ -3,10 +3,19 @@
 from typing import Any
 
 from posttrain import schema
-from posttrain.envs import arithmetic, base, gsm8k, rows
+from posttrain.envs import (
+    alphabet_sort,
+    arithmetic,
+    base,
+    gsm8k,
+    reverse_text,
+    rows,
+)
 
 TYPES = {
     schema.Arithmetic: arithmetic.Arithmetic,
+    schema.ReverseText: reverse_text.ReverseText,
+    schema.AlphabetSort: alphabet_sort.AlphabetSort,
     schema.Gsm8k: gsm8k.Gsm8k,
     schema.Rows: rows.Rows,
 }

@@ -174,9 +174,12 @@ class Arithmetic:
     says = demonstrate(
         a, op, b, worked=self._cfg.worked, mistake=self._mistake(a, op, b)
     )
+    prompt = ({'role': 'user', 'content': f'What is {a} {op} {b}?'},)
+    if self._cfg.hint:
+      told = self._cfg.hint.replace('{demonstration}', says)
+      prompt = ({'role': 'system', 'content': told}, *prompt)
     return types.Task(
-        id=f'{a}{op}{b}', env=self.name,
-        prompt=({'role': 'user', 'content': f'What is {a} {op} {b}?'},),
+        id=f'{a}{op}{b}', env=self.name, prompt=prompt,
         answer=solve(a, op, b),
         demonstration=({'role': 'assistant', 'content': says},),
         info={'op': op},

@@ -1,0 +1,29 @@
+"""echo: grpo that also learns to foresee what the environment says.
+
+    python -m posttrain.main --config=configs/algorithms/echo.py --workdir=DIR
+"""
+
+from configs import algorithms
+from posttrain import schema
+
+
+def get_config(argument: str = ''):
+  tiny = algorithms.is_tiny(argument)
+  env = schema.AlphabetSort(
+      turns=2, first=2, more=1, role='tool', train_tasks=1000, eval_tasks=250
+  )
+  names = schema.EnvEntry(
+      env=env, sampler=schema.Policy(temperature=1.0, max_tokens=24),
+      group_size=4,
+      algorithm=schema.Echo(
+          roles={'tool': schema.EchoRole(alpha=0.1)},
+          prune_zero_advantage=not tiny,
+      ),
+  )
+  return algorithms.run(
+      tiny,
+      start=algorithms.warm(tiny, 300, row_tokens=128, names=env),
+      main=algorithms.trial(
+          tiny, 60, prompts=32, row_tokens=128, lr=3e-4, names=names
+      ),
+  )

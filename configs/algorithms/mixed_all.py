@@ -1,0 +1,53 @@
+"""All algorithms in one run, mixed in every batch; the trainer sees streams.
+
+    python -m posttrain.main --config=configs/algorithms/mixed_all.py \\
+        --workdir=DIR
+"""
+
+import dataclasses
+
+from configs import algorithms
+from posttrain import schema
+
+HINT = 'Do it like this: {demonstration}'
+
+
+def get_config(argument: str = ''):
+  tiny = algorithms.is_tiny(argument)
+
+  def sums(algorithm, group_size=4, **options):
+    return schema.EnvEntry(
+        env=algorithms.SUMS, algorithm=algorithm, group_size=group_size,
+        **{'sampler': algorithms.SAMPLED, **options},
+    )
+
+  names = schema.AlphabetSort(
+      turns=2, first=2, more=1, role='tool', train_tasks=1000, eval_tasks=250
+  )
+  told = dataclasses.replace(algorithms.RIGHT, hint=HINT)
+  known = dict(sums=algorithms.RIGHT, told=told, names=names)
+  taught = dict(sums=algorithms.SUMS, names=names)
+  return algorithms.run(
+      tiny,
+      teacher=algorithms.warm(tiny, 300, row_tokens=128, **known),
+      start=algorithms.warm(tiny, 150, row_tokens=128, **taught),
+      main=algorithms.trial(
+          tiny, 60, row_tokens=128,
+          grpo=sums(schema.Grpo()),
+          max_rl=sums(schema.MaxRl()),
+          reward=sums(schema.Reward(prune_zero_advantage=False)),
+          custom=sums(schema.Custom(
+              import_path='configs.algorithms.custom:centered',
+              kwargs={'price': 0.002},
+          )),
+          echo=schema.EnvEntry(
+              env=names, algorithm=schema.Echo(), group_size=4,
+              sampler=algorithms.SAMPLED,
+          ),
+          opd=sums(schema.Opd(reference='stage:teacher'), 1),
+          opsd=sums(schema.Opsd(template=HINT, reference='stage:teacher'), 1),
+          sft=sums(schema.Sft(), 1, sampler=schema.Frozen(
+              model='stage:teacher', max_tokens=40
+          )),
+      ),
+  )  # fmt: skip

@@ -1,0 +1,33 @@
+"""Two environments, two algorithms: sums by grpo, differences by opd.
+
+    python -m posttrain.main --config=configs/algorithms/mixed_grpo_opd.py \\
+        --workdir=DIR
+"""
+
+import dataclasses
+
+from configs import algorithms
+from posttrain import schema
+
+
+def get_config(argument: str = ''):
+  tiny = algorithms.is_tiny(argument)
+  sums = schema.EnvEntry(
+      env=algorithms.SUMS, sampler=algorithms.SAMPLED, group_size=8,
+      algorithm=schema.Grpo(prune_zero_advantage=not tiny),
+  )
+  differences = schema.EnvEntry(
+      env=algorithms.DIFFERENCES, sampler=algorithms.SAMPLED,
+      algorithm=schema.Opd(reference='stage:teacher'),
+  )
+  known = dataclasses.replace(algorithms.DIFFERENCES, mistakes=0.0)
+  return algorithms.run(
+      tiny,
+      teacher=algorithms.warm(tiny, 300, differences=known),
+      start=algorithms.warm(
+          tiny, 200, sums=algorithms.SUMS, differences=algorithms.DIFFERENCES
+      ),
+      main=algorithms.trial(
+          tiny, 60, prompts=128, lr=1e-3, sums=sums, differences=differences
+      ),
+  )
