@@ -224,10 +224,10 @@ def _check_slots(mesh: jax.sharding.Mesh, slots: int, key: str) -> None:
 
 def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
   """Refuses weights from outside of the run that are of another model."""
-  named = [(stage.init, 'init', weights.check)]
+  named = [(stage.init, 'init', 'weights of this model', weights.check)]
   for reference, key in built.pipeline.references.items():
-    named.append((reference, key, refs.check))
-  for model, key, check in named:
+    named.append((reference, key, 'a model with these tokens', refs.check))
+  for model, key, what, check in named:
     try:
       if isinstance(model, schema.Endpoint):
         endpoint.Endpoint(model, 'preflight').close()  # finds its API key
@@ -235,8 +235,7 @@ def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
         check(weights.find(model), built.model, built.renderer)
     except ValueError as error:
       raise ValueError(
-          f'config.{name}.{key} must name weights of this model, or of one '
-          f'with its tokens: got {str(model)!r}; {error}'
+          f'config.{name}.{key} must name {what}: got {str(model)!r}; {error}'
       ) from error
 
 

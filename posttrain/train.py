@@ -33,6 +33,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     with clock('rollout'):
       job.hand_over(state, step - 1)
       item = job.next_item(step)
+    job.export_tokens(step, state, item)
     with clock('update'):
       state, measured = job.update(state, item.batch)
       measured = jax.device_get(measured)

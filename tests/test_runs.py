@@ -4,7 +4,9 @@ import collections
 import dataclasses
 import json
 import sys
+import types
 
+import numpy as np
 import pytest
 
 from configs import common
@@ -13,6 +15,7 @@ from posttrain import (
     job,
     main,
     metrics,
+    objectives,
     preemption,
     schema,
     validation,
@@ -72,10 +75,43 @@ def test_environments_mix_in_one_batch(tmp_path):
   main.launch(run, str(tmp_path / 'run'), dry_run=False)
   last = _rows(tmp_path / 'run')[-1]
   assert last['batch/samples'] == 4
-  assert 'nll/sums' in last and 'nll/chat' in last
+  seen = set()
+  for row in _rows(tmp_path / 'run'):
+    here = {name for name in envs if f'nll/{name}' in row}
+    assert here == {name for name in envs if row.get(f'tokens/ce/{name}')}
+    assert here == {name for name in envs if f'loss/ce/{name}' in row}
+    shares = sum(row[f'loss/ce/{name}'] for name in here)
+    assert shares == pytest.approx(row.get('loss/ce', 0), rel=1e-5)
+    # Nothing of components that have no member.
+    assert not any(key.startswith(('tokens/r', 'loss/r')) for key in row)
+    seen |= here
+  assert seen == set(envs)
   assert 'eval/pass_rate/sums' in last
   # Rows are not graded: there is no rate, which is not a rate of zero.
   assert 'eval/pass_rate/chat' not in last and 'eval/length/chat' in last
+
+
+def test_an_environment_without_members_tells_nothing():
+  """By exact names: 'a' is silent here, 'ab' is not."""
+  batch = types.SimpleNamespace(
+      rl_count=3, ce_count=0, ref_kl_count=0, mask=np.ones(1, bool),
+      versions=np.zeros(1), env_ids=np.ones(1), live=1,
+  )
+  item = types.SimpleNamespace(batch=batch, metrics={'batch/tokens': 9})
+  measured = {
+      'loss/total': 1.0, 'loss/rl': 1.0, 'loss/rl/a': 0.0, 'loss/rl/ab': 1.0,
+      'tokens/rl/a': 0.0, 'tokens/rl/ab': 3.0, 'loss/ce': 0.0,
+      'loss/ce/a': 0.0, 'loss/ce/ab': 0.0, 'tokens/ce/a': 0.0,
+      'tokens/ce/ab': 0.0, 'ce/nll': 0.0, 'rl/is_masked': 0.0,
+  }
+  this = types.SimpleNamespace(
+      update=types.SimpleNamespace(compiles=1),
+      pipeline=types.SimpleNamespace(envs=('a', 'ab')),
+  )
+  assert job.Job.record(this, item, measured) == {
+      'batch/tokens': 9, 'compiles': 1, 'loss/total': 1.0, 'loss/rl': 1.0,
+      'loss/rl/ab': 1.0, 'tokens/rl/ab': 3.0, 'rl/is_masked': 0.0,
+  }
 
 
 def test_the_ratio_decides_how_often_an_environment_comes():
@@ -175,13 +211,30 @@ def test_every_key_is_read(tmp_path, monkeypatch):
       run.model, local_layers=(0,), window=4, local_rope_theta=100.0,
       rope_scaling=schema.RopeScaling('llama3', 2.0),
   )
-  node = common.get_config(dataclasses.replace(run, model=model))
+  exporting = schema.Metrics(progress=False, export_tokens=2)
+  node = common.get_config(
+      dataclasses.replace(run, model=model, metrics=exporting)
+  )
   run = config.build(node)
   validation.check(run)
   main.launch(
       dataclasses.replace(run, compilation_cache=str(tmp_path / 'cache')),
       str(tmp_path / 'run'), dry_run=False,
   )  # fmt: skip
+  exported = (tmp_path / 'run' / 'token_exports').iterdir()
+  assert sorted(path.name for path in exported) == [
+      'main_000002.jsonl', 'warm_000002.jsonl'
+  ]
+  _ask_the_rest()
+  # Losses that no stage of it has; that every option which the objective
+  # reads reaches its type is `test_objectives`'.
+  for kind in (schema.Ipo, schema.Gspo, schema.Cispo, schema.CustomRl):
+    options = {}
+    if kind is schema.CustomRl:
+      options = {'import_path': 'tests.losses.helpers:mirror'}
+    objectives.TokenComponents(
+        run.model, tuple(envs), schema.Loss(rl=kind(**options))
+    )
   unread = {
       f'{kind.__name__}.{field.name}'
       for kind in classes
@@ -190,6 +243,48 @@ def test_every_key_is_read(tmp_path, monkeypatch):
       if field.name not in read[kind] | {'type'}
   }
   assert not unread
+
+
+def _ask_the_rest():
+  """What no environment of the run has, and other environments."""
+  from posttrain import env_runs, envs
+  from posttrain.algorithms import streams
+  from posttrain.rollout import rewarding
+  from tests import fixtures
+  from tests.algorithms import test_table, two_turns
+  from tests.rollout import servers
+
+  for cfg in (schema.ReverseText(), schema.AlphabetSort()):
+    env = envs.make('a', cfg)
+    for split in ('train', 'eval'):
+      env.make(next(env.source(split, 0)))
+  priced = (
+      schema.Grpo(length_penalty=penalty)
+      for penalty in (schema.Efficiency(), schema.Linear())
+  )
+  filtered = schema.Echo(filter=schema.EchoFilter(
+      f'{test_table.CREDITS}:all_but', {'ids': [6]}
+  ))
+  for cfg in (
+      *(row.cfg for row in test_table.ROWS.values()), *priced, filtered
+  ):
+    made = env_runs.make(
+        'a', test_table.entry(cfg), 64, fixtures.RENDERER, seed=0, index=0
+    )
+    streams.finalize(
+        made.algorithm, [two_turns.group(1.0, 0.0)], two_turns.Scorer()
+    )
+  frozen = schema.EnvEntry(sampler=schema.Frozen(model='init'))
+  made = env_runs.make('a', frozen, 64, fixtures.RENDERER, seed=0, index=0)
+  made.sampler.play(two_turns.TASK, 0)
+  assert made.references == {'init': 'envs.a.sampler.model'}
+  rewards = {'x': schema.RewardFn('tests.rollout.judged:slow', judge='init')}
+  made = rewarding.Rewards('a', rewards)
+  made.connect(lambda name: None)
+  made(two_turns.group(1.0))
+  endpoint = servers.connect(servers.Server())
+  endpoint.check(fixtures.RENDERER)
+  endpoint.close()
 
 
 def _schema_classes():

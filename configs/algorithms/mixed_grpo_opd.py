@@ -18,7 +18,8 @@ def get_config(argument: str = ''):
   )
   differences = schema.EnvEntry(
       env=algorithms.DIFFERENCES, sampler=algorithms.SAMPLED,
-      algorithm=schema.Opd(reference='stage:teacher'),
+      # One answer each, so that four times as many cost half as much.
+      algorithm=schema.Opd(reference='stage:teacher'), ratio=4.0,
   )
   known = dataclasses.replace(algorithms.DIFFERENCES, mistakes=0.0)
   return algorithms.run(
@@ -28,6 +29,6 @@ def get_config(argument: str = ''):
           tiny, 200, sums=algorithms.SUMS, differences=algorithms.DIFFERENCES
       ),
       main=algorithms.trial(
-          tiny, 60, prompts=128, lr=1e-3, sums=sums, differences=differences
+          tiny, 80, prompts=160, sums=sums, differences=differences
       ),
   )

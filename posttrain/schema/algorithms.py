@@ -112,8 +112,6 @@ class MaxRl(_PolicyGradient):
   type: str = 'max_rl'
   # Subtract the mean before dividing by it: less noise, one order less.
   baseline: bool = True
-  # What length costs; None = nothing.
-  length_penalty: Efficiency | Linear | None = None
 
 
 @dataclasses.dataclass(frozen=True)
