@@ -103,7 +103,8 @@ def test_decoding(sizes, options, decoding):
 def test_references_lie_beside_the_policy():
   def make(count, **sizes):
     sizes = {'data': 1, 'fsdp': 1, 'tensor': 1, **sizes}
-    return plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, count)
+    held = count * PARAMETERS
+    return plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, held)
 
   assert make(0).reference_bytes == 0
   assert make(2).reference_bytes == 8 * PARAMETERS
@@ -114,6 +115,15 @@ def test_references_lie_beside_the_policy():
   assert f'references         {more / 1024:.0f} KiB' in '\n'.join(
       make(20).lines()
   )
+
+
+def test_the_policy_of_late_is_a_part_of_the_state():
+  sizes = {'data': 1, 'fsdp': 1, 'tensor': 1}
+  plain, late = (
+      plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, late=names)
+      for names in ((), ('ema:0.9', 'snapshot:5'))
+  )
+  assert late.state_bytes == plain.state_bytes + 8 * PARAMETERS
 
 
 @pytest.mark.parametrize(('longest', 'backend', 'room'), [

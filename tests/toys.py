@@ -108,7 +108,9 @@ class Driver(drivers.Driver):
     return self.rollouts
 
 
-def connected(cfg, weights=None, init=None, seed=3, mesh=None):
+def connected(
+    cfg, weights=None, init=None, seed=3, mesh=None, judge=None
+):
   """A pipeline with an engine that samples by `weights`, and its driver."""
   made = pipeline.Pipeline(cfg, fixtures.RENDERER, seed, index=1)
   weights = params() if weights is None else weights
@@ -122,5 +124,5 @@ def connected(cfg, weights=None, init=None, seed=3, mesh=None):
       load=lambda name: references.Model(init, fixtures.MODEL),
   )
   refs.set_live({'policy': weights})
-  made.connect({'policy': driver}, refs)
+  made.connect({'policy': driver}, refs, judge)
   return made, driver

@@ -80,7 +80,7 @@ def test_columns_are_those_of_trl():
 
 
 def test_a_judge_is_handed_over_and_answers_alike():
-  engine = toys.engine(capacity=128)
+  engine = toys.engine(capacity=64)
   engine.set_params(toys.params(), -1)
   judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
   asked = []
@@ -139,3 +139,32 @@ def test_rewards_are_what_an_algorithm_learns_from(monkeypatch):
   )
   assert item.metrics['rewards/slow/toy'] == item.metrics['reward/mean/toy']
   assert item.batch.advantages.any()
+
+
+class Judged(toys.Letters):
+  """Asks a model what an answer is worth."""
+
+  judge = None
+
+  def grade(self, task, text):
+    (said,) = self.judge([[{'role': 'user', 'content': text}]], max_tokens=3)
+    return types.Score(float(len(said)))
+
+
+def test_an_environment_is_handed_its_judge(monkeypatch):
+  """Which decodes by an engine of its own, while the policy's is at work."""
+  toys.install(monkeypatch, Judged)
+  entry = dataclasses.replace(toys.entry(group_size=2), judge='stage:sft')
+  engine = toys.engine(capacity=64)
+  engine.set_params(toys.params(1), -1)
+  judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
+  source, driver = toys.connected(
+      toys.stage(prompts=2, envs={'toy': entry}), judge=lambda name: judge
+  )
+  assert source.references == {'stage:sft': 'envs.toy.judge'}
+  metrics = next(source).metrics
+  said = [
+      len(judge([[r.messages[-1] | {'role': 'user'}]], max_tokens=3)[0])
+      for r in driver.rollouts
+  ]
+  assert metrics['reward/mean/toy'] == np.mean(said)
