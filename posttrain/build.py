@@ -74,7 +74,8 @@ def parts(cfg: schema.Run, name: str) -> Parts:
   )  # fmt: skip
   capacity = evaluator.max_length
   turns = max(run.env.max_turns for run in pipeline.envs.values())
-  if pipeline.live or turns > 1:  # what an environment adds between is unknown
+  # What an environment adds between turns is unknown.
+  if pipeline.live or pipeline.players or turns > 1:
     capacity = max(capacity, stage.batch.row_tokens)
   _check_slots(mesh, stage.rollout.slots, f'config.{name}.rollout.slots')
   room = plan.slot_tokens(capacity, jax.default_backend())
@@ -82,6 +83,7 @@ def parts(cfg: schema.Run, name: str) -> Parts:
     table = plan.make(
         name, stage, model, dict(mesh.shape), room,
         _held(stage, pipeline, model), states.late(stage),
+        len([x for x in pipeline.players if isinstance(x, str)]),
     )  # fmt: skip
   except schema.FieldError as error:
     raise ValueError(

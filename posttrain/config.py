@@ -30,6 +30,8 @@ RECIPE_PREFIX = 'recipe_'  # of the module name that a recipe file gets
 RESUMABLE = (
     r'^[^.]+\.steps$', r'^[^.]+\.eval\.every$', r'^metrics\.',
     r'^checkpoint\.', r'^compilation_cache$',
+    # Where a server is and how it is asked; not which model it serves.
+    r'\.(base_url|api_key_env|timeout|tries|concurrency)$',
 )  # fmt: skip
 
 

@@ -66,6 +66,9 @@ def connect(
       capacity=built.capacity, load=load,
       held=None if base is None else {'init': base.params},
   )  # fmt: skip
+  for model in built.pipeline.references:
+    if isinstance(model, schema.Endpoint):
+      references.endpoint(model)  # who is not there is missed before the run
   row_tokens = stage.batch.row_tokens
   players = {
       model: drivers.Driver(

@@ -78,7 +78,7 @@ def slot_tokens(longest: int, backend: str) -> int:
 def make(
     name: str, stage: schema.Stage, model: schema.Model,
     sizes: Mapping[str, int], slot_tokens: int, references: int = 0,
-    late: Sequence[str] = (),
+    late: Sequence[str] = (), players: int = 0,
 ) -> Plan:  # fmt: skip
   """Resolves the sizes of a stage.
 
@@ -90,6 +90,7 @@ def make(
     slot_tokens: that a slot has room for.
     references: parameters of the models held beside the policy.
     late: copies of what trains, as it was of late.
+    players: frozen models that sample, taken to be of the policy's shape.
   """
   batch = stage.batch
   batch_ways = sizes['data'] * sizes['fsdp']
@@ -118,7 +119,7 @@ def make(
       state_bytes=(4 * copies * trained + frozen) // weight_ways,
       activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
       slots=stage.rollout.slots, slot_tokens=slot_tokens,
-      decode_bytes=_decode_bytes(model, cached, parameters),
+      decode_bytes=(1 + players) * _decode_bytes(model, cached, parameters),
       reference_bytes=4 * references // weight_ways,
   )  # fmt: skip
 

@@ -214,3 +214,21 @@ def test_a_model_comes_back_from_json():
   for name in ('rope_scaling', 'local_layers', 'window'):  # none of an old one
     del values[name]
   assert schema.Model.from_json(values) == schema.Model()
+
+
+def test_a_server_may_move_and_not_change():
+  def resolved(**changes):
+    teacher = schema.Endpoint(
+        **{'name': 'a', 'base_url': 'http://h/v1', **changes}
+    )
+    entry = schema.EnvEntry(
+        algorithm=schema.Opd(reference=teacher), sampler=schema.Policy()
+    )
+    stage = schema.Stage(envs={'x': entry})
+    return config.to_dict(schema.Run(stages={'main': stage}))
+
+  config.check_resume(
+      resolved(), resolved(base_url='http://i/v1', tries=3, timeout=5.0)
+  )
+  with pytest.raises(ValueError, match=r"algorithm\.reference\.name \('a' ->"):
+    config.check_resume(resolved(), resolved(name='b'))

@@ -30,7 +30,7 @@ class Opsd(base.Algorithm):
 
   def __init__(self, cfg):
     super().__init__(cfg)
-    self._fn = None
+    self._fn, self._warned = None, False
     if ':' in cfg.demonstration:
       self._fn = imports.function(cfg.demonstration, 'algorithm.demonstration')
 
@@ -39,7 +39,9 @@ class Opsd(base.Algorithm):
     return scorer(self.reference, samples, hints)
 
   def check(self, task: types.Task) -> None:
-    if self._demonstration(task) == str(task.answer).strip():
+    bare = self._demonstration(task) == str(task.answer).strip()
+    if bare and not self._warned:
+      self._warned = True
       warnings.warn(
           f'environment {task.env}: the demonstration of task {task.id} is its '
           f'answer, {task.answer!r}: the teacher is told what to say, and not '
