@@ -196,7 +196,7 @@ def _pick(value, kinds, path: str):
   by_type = {kind.type: kind for kind in kinds}
   is_node = isinstance(value, dict | config_dict.ConfigDict)
   name = value.get('type') if is_node else value
-  if name not in by_type:
+  if not isinstance(name, str) or name not in by_type:
     raise ValueError(
         f'{path}.type must be one of {tuple(by_type)}: got {name!r}'
     )

@@ -96,7 +96,7 @@ def _player(cfg, stage, built, references: refs.References, model):
         if run.sampler.model == model
     ]  # fmt: skip
     who = f'environment {", ".join(names)}'
-    return endpoint_engine.Engine(references.endpoint(model), who)
+    return endpoint_engine.Engine(references.endpoint(model), who, cfg.seed)
   frozen = references.model(model)
   made = _engine(cfg, stage, built, frozen.cfg)
   made.set_params(frozen.params, -1)
@@ -108,7 +108,8 @@ def _judge(
 ) -> rewarding.Judge:
   """An engine of its own: who is asked may be asked while others decode."""
   if isinstance(model, schema.Endpoint):
-    return references.endpoint(model).chat
+    who = built.pipeline.references[model]  # the key that names it
+    return functools.partial(references.endpoint(model).chat, who=who)
   frozen = references.model(model)
   # Of any length: what is asked of a judge is longer than what trains.
   made = engines.Engine(frozen.cfg, slots=stage.rollout.slots, seed=cfg.seed)

@@ -84,7 +84,8 @@ class EnvRun:
     rewarded = iter(flat)
     played = [[next(rewarded) for _ in group] for group in played]
     kept = [self._usable(group) for group in played]
-    samples = streams.finalize(self.algorithm, kept, scorer)
+    alive = [group for group in kept if group]
+    samples = streams.finalize(self.algorithm, alive, scorer)
     if self.sampler.model is not None:
       found |= self._metrics(played, kept)
     return samples, {f'{key}/{self.name}': v for key, v in found.items()}

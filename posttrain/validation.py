@@ -5,8 +5,10 @@ them. Each is one line with the dotted key and what to do.
 """
 
 import dataclasses
+import inspect
 import re
 import warnings
+from typing import Any
 
 from posttrain import algorithms, envs, imports, schema
 
@@ -46,6 +48,7 @@ def check(run: schema.Run) -> None:
       _check_group(entry, f'{path}.envs.{env_name}')
       _check_references(entry, earlier, f'{path}.envs.{env_name}')
       _check_rewards(entry, f'{path}.envs.{env_name}')
+      _check_functions(entry, f'{path}.envs.{env_name}')
       if len(stage.envs) == 1:
         _unread(entry, 'ratio', f'{path}.envs.{env_name}',
                 'there is one environment')
@@ -174,6 +177,35 @@ def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
         f'{path}.judge must be left out: got {str(entry.judge)!r}, but '
         f'environment {entry.env.type!r} grades without one; '
         f'{path}.rewards.NAME.judge hands it to a reward function'
+    )
+
+
+def _check_functions(entry: schema.EnvEntry, path: str) -> None:
+  """Imports what the config names, and sees whether its kwargs fit."""
+  algorithm, key = entry.algorithm, f'{path}.algorithm'
+  if isinstance(algorithm, schema.Custom):
+    _check_function(
+        algorithm.import_path, algorithm.kwargs, f'{key}.import_path'
+    )
+  if isinstance(algorithm, schema.Echo) and algorithm.filter.import_path:
+    of = algorithm.filter
+    _check_function(of.import_path, of.kwargs, f'{key}.filter.import_path')
+  if isinstance(algorithm, schema.Opsd) and ':' in algorithm.demonstration:
+    _check_function(algorithm.demonstration, {}, f'{key}.demonstration')
+  for name, one in entry.rewards.items():
+    if one.fn is not None:
+      _check_function(one.fn, one.kwargs, f'{path}.rewards.{name}.fn')
+
+
+def _check_function(name: str, kwargs: dict[str, Any], key: str) -> None:
+  """A function must take each of its kwargs."""
+  parameters = inspect.signature(imports.function(name, key)).parameters
+  if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    return
+  if wrong := sorted(kwargs.keys() - parameters.keys()):
+    raise ValueError(
+        f'{key} must take its kwargs: got {wrong}, expected some of '
+        f'{tuple(parameters)}'
     )
 
 

@@ -328,3 +328,21 @@ def test_each_model_plays_its_own_environments():
     assert {r.task.env for r in player.rollouts} == {name}
   found = set(batch.env_ids[batch.mask].tolist())
   assert found == {0, 1}
+
+
+def test_tokens_that_the_policy_has_no_row_for_are_refused():
+  entry = schema.EnvEntry(
+      algorithm=schema.Sft(), sampler=schema.Frozen(model='stage:a')
+  )
+  source, driver = toys.connected(toys.stage(envs={'frozen': entry}))
+  source.connect({'stage:a': driver}, None)
+  rollout = next(iter(_play_one(driver)))
+  rollout.samples[0].ids[-1] = fixtures.RENDERER.rows
+  with pytest.raises(ValueError, match='stage:a must say tokens that the pol'):
+    source.envs['frozen'].sampler.finish(rollout)
+
+
+def _play_one(driver):
+  made = pipeline.Pipeline(toys.stage(), fixtures.RENDERER, seed=0).envs['toy']
+  (task,) = made.source.take(1)
+  return driver.play([made.sampler.play(task, 0)])

@@ -9,13 +9,14 @@ from posttrain import schema
 
 def get_config(argument: str = ''):
   tiny = algorithms.is_tiny(argument)
-  sums = schema.EnvEntry(
-      env=algorithms.SUMS, sampler=algorithms.SAMPLED, group_size=8,
+  hard = schema.EnvEntry(
+      env=algorithms.DIFFERENCES, sampler=algorithms.SAMPLED, group_size=16,
       algorithm=schema.MaxRl(prune_zero_advantage=not tiny),
   )
   return algorithms.run(
       tiny,
-      # So little of it that most questions are hard.
-      start=algorithms.warm(tiny, 80, sums=algorithms.SUMS),
-      main=algorithms.trial(tiny, 80, prompts=32, lr=3e-4, sums=sums),
+      start=algorithms.warm(
+          tiny, 200, sums=algorithms.SUMS, differences=algorithms.DIFFERENCES
+      ),
+      main=algorithms.trial(tiny, 60, prompts=32, lr=2e-4, differences=hard),
   )

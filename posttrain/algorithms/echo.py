@@ -3,7 +3,7 @@
 import numpy as np
 
 from posttrain import imports, types
-from posttrain.algorithms import base, grpo
+from posttrain.algorithms import base, grpo, observed
 
 
 class Echo(base.Algorithm):
@@ -11,9 +11,9 @@ class Echo(base.Algorithm):
 
       loss = grpo - sum_o alpha_o log pi(token_o | <o) / N_ce
 
-  over observation tokens o: what messages of a role in `roles` contain, behind
-  the first token that the policy sampled (so not the prompt), without what the
-  chat template adds around them. `tools` chooses among tool messages by name;
+  over observation tokens o: what messages of a role in `roles` contain behind
+  the prompt, each once, without what the chat template adds around them
+  (`observed`). `tools` chooses among tool messages by name;
   `filter` narrows further. The denominator counts tokens: alpha times the mean
   negative log-likelihood of what is chosen is what is added.
 
@@ -47,17 +47,20 @@ class Echo(base.Algorithm):
     return self._grpo.rescale(groups, credits)
 
   def observation_weights(self, rollout: types.Rollout) -> list[np.ndarray]:
-    weights = [self._weights(rollout, s) for s in rollout.samples]
+    weights = [
+        self._weights(rollout, sample, chosen)
+        for sample, chosen in zip(
+            rollout.samples, observed.contents(rollout), strict=True
+        )
+    ]
     if self._filter is None:
       return weights
     kept = self._kept(rollout)
     return [np.where(k, w, 0) for k, w in zip(kept, weights, strict=True)]
 
-  def _weights(self, rollout, sample: types.Sample) -> np.ndarray:
-    chosen = sample.is_content & ~sample.mask
-    chosen &= np.cumsum(sample.mask) > 0  # behind the first sampled token
+  def _weights(self, rollout, sample: types.Sample, chosen) -> np.ndarray:
     if self.cfg.tools:
-      chosen &= self._by_tool(rollout, sample)
+      chosen = chosen & self._by_tool(rollout, sample)
     weights = np.zeros(len(sample), np.float32)
     for role, alpha in self._alphas.items():
       weights[chosen & (sample.roles == role)] = alpha
@@ -69,7 +72,7 @@ class Echo(base.Algorithm):
         m['role'] != 'tool' or m.get('name') in self.cfg.tools
         for m in rollout.messages
     ])  # fmt: skip
-    return (sample.message_ids < 0) | named[sample.message_ids]
+    return named[sample.message_ids]
 
   def _kept(self, rollout: types.Rollout) -> list[np.ndarray]:
     """The filter's word, a bool per token of each sample."""

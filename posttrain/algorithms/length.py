@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from posttrain import schema, types
+from posttrain.algorithms import observed
 
 _TOOL = types.ROLES.index('tool')
 
@@ -18,18 +19,19 @@ class Count(NamedTuple):
   """What an episode took."""
 
   output: int  # tokens that the policy sampled
-  input: int  # all others, the prompt's among them
-  tool: int  # of those, what a tool said
+  input: int  # all others of its samples, the prompt's among them
+  tool: int  # what tools said, each word once
   turns: int  # of the policy
 
 
 def count(rollout: types.Rollout) -> Count:
-  """Counts a rollout; of a history that was rewritten, what is live."""
+  """Counts a rollout; a history that was rewritten has been read again."""
   output = total = tool = turns = 0
-  for sample in rollout.samples:
+  said = observed.contents(rollout)
+  for sample, here in zip(rollout.samples, said, strict=True):
     mask = sample.mask
     output, total = output + int(mask.sum()), total + len(sample)
-    tool += int(((sample.roles == _TOOL) & sample.is_content & ~mask).sum())
+    tool += int((here & (sample.roles == _TOOL)).sum())
     # A turn begins where the mask does: between two stands a header.
     turns += int((mask[1:] & ~mask[:-1]).sum() + mask[:1].sum())
   return Count(output, total - output, tool, turns)

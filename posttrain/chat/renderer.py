@@ -78,7 +78,7 @@ class Renderer:
     self.fingerprint = _fingerprint(
         tokenizer.fingerprint, template, self.stop_ids[1:], self.variables
     )
-    self._rows = tokenizer.vocab_size
+    self.rows = tokenizer.vocab_size
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
     self._template: layout.Template = (
         templates.BuiltIn(tokenizer.bos, tokenizer.eos) if template is None
@@ -101,7 +101,7 @@ class Renderer:
           f"config.model.vocab_size must hold the tokenizer's {needed} tokens: "
           f'got {rows}'
       )
-    self._rows = rows
+    self.rows = rows
 
   def render(
       self, messages: Sequence[types.Message], *,
@@ -272,7 +272,7 @@ class Renderer:
     for piece in pieces:
       encode = content if piece.is_content else scaffold
       ids = np.asarray(encode(piece.text), np.int32)
-      if ids.max(initial=0) >= self._rows:
+      if ids.max(initial=0) >= self.rows:
         raise ValueError(
             'messages must be made of tokens that the model has rows for: got '
             f'{self.tokenizer.text(int(ids.max()))!r} in {piece.text!r}'

@@ -138,15 +138,16 @@ class Endpoint:
 
   def sample(
       self, request: requests.Request, prompt: np.ndarray, max_tokens: int,
-      who: str | None = None,
+      who: str | None = None, seed: int = 0,
   ) -> concurrent.futures.Future:  # fmt: skip
     """Samples what follows a prompt; `result()` waits for it.
 
     Args:
-      request: stop tokens, law, and the id that seeds it.
+      request: stop tokens and law.
       prompt: i32[n], instead of the request's own.
       max_tokens: instead of the request's own.
       who: waits for it.
+      seed: of the draws, below 2**31.
 
     Returns:
       The future of a `requests.Completion`, version -1. Its logprobs are as
@@ -154,7 +155,7 @@ class Endpoint:
     """
     return self._client.submit(
         self._sample, request, np.asarray(prompt), max_tokens,
-        who or self._who,
+        who or self._who, seed,
     )  # fmt: skip
 
   def chat(
@@ -188,12 +189,14 @@ class Endpoint:
     body = {'messages': messages, **options}
     return answers.text(self._post('chat/completions', body, who), str(self))
 
-  def _sample(self, request, prompt, max_tokens, who) -> requests.Completion:
+  def _sample(
+      self, request, prompt, max_tokens, who, seed
+  ) -> requests.Completion:
     law = request.sampling
     answer = self._post('completions', {
         'prompt': prompt.tolist(),
         'max_tokens': max_tokens,
-        'seed': request.id % 2**31,
+        'seed': seed,
         'logprobs': 0,  # of the sampled tokens, and no alternatives
         'stop_token_ids': list(request.stop_ids),
         # The law as it is written here, and not as the files of the model

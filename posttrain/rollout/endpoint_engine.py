@@ -24,10 +24,15 @@ class Engine:
   """`driver.Engine` of one environment; one thread may use it."""
 
   def __init__(
-      self, endpoint: endpoints.Endpoint, who: str | None = None
-  ):
-    """Args: who: waits for the completions, as in 'environment sums'."""
-    self._endpoint, self._who = endpoint, who
+      self, endpoint: endpoints.Endpoint, who: str | None = None,
+      seed: int = 0,
+  ):  # fmt: skip
+    """Args:
+      endpoint: of whose model.
+      who: waits for the completions, as in 'environment sums'.
+      seed: of all draws, with a request's id and the length of its prompt.
+    """
+    self._endpoint, self._who, self._seed = endpoint, who, seed
     self._sequences: dict[int, _Sequence] = {}
     # By request, in the order of submission.
     self._running: dict[int, concurrent.futures.Future] = {}
@@ -72,8 +77,10 @@ class Engine:
 
   def _go(self, id: int, max_tokens: int) -> None:
     sequence = self._sequences[id]
+    entropy = [self._seed, id, len(sequence.ids)]
+    (word,) = np.random.SeedSequence(entropy).generate_state(1)
     self._running[id] = self._endpoint.sample(
-        sequence.request, sequence.ids, max_tokens, self._who
+        sequence.request, sequence.ids, max_tokens, self._who, int(word) >> 1
     )
 
   def _stop(

@@ -150,6 +150,13 @@ class References:
     return np.concatenate([head, ids])
 
   def _score(self, model: Model, ids, heat) -> list[np.ndarray]:
+    highest = max((int(x.max()) for x in ids), default=0)
+    if highest >= model.cfg.vocab_size:
+      raise ValueError(
+          'a reference must know the tokens that it scores: got token '
+          f'{highest}, expected less than {model.cfg.vocab_size}; the policy '
+          'has more rows than it, and sampled one that no text has'
+      )
     width = self._capacity
     longest = max(map(len, ids), default=0)
     while width < longest:  # a hint makes it longer; few widths compile

@@ -6,8 +6,10 @@
 TRL's signature: lists with one entry per rollout. `completions` are the
 messages behind the prompt, `completion_ids` the sampled ids; the columns are
 what the tasks carry: `answer`, and each key of `info`. It may also take
-`rollouts` (ours), `judge` (of its config), and `log_metric(name, value)`. None
-is "not scorable": it is left out of the sum. It may be a coroutine.
+`rollouts` (ours), `judge` (of its config), `log_metric(name, value)` and
+`log_extra(name, values)`: the mean of what is a number is logged, for there is
+no table of completions to put the rest in. None is "not scorable": it is left
+out of the sum. It may be a coroutine. There is no `trainer_state`.
 """
 
 import asyncio
@@ -123,13 +125,19 @@ class Rewards:
     if cfg.fn is None:
       return [r.score.reward for r in rollouts]
     fn = self._functions[name]
-    given = {**columns(rollouts), **cfg.kwargs, 'rollouts': rollouts}
-    given['log_metric'] = lambda key, value: metrics.setdefault(
-        f'rewards/{name}/{key}', []
-    ).append(float(value))
+
+    def log(key, *values):
+      logged = metrics.setdefault(f'rewards/{name}/{key}', [])
+      logged += [float(x) for x in values if isinstance(x, int | float)]
+
+    given = {
+        **columns(rollouts), **cfg.kwargs, 'rollouts': rollouts,
+        'log_metric': log, 'log_extra': lambda key, values: log(key, *values),
+    }  # fmt: skip
     if cfg.judge is not None:
       given['judge'] = self._judges[cfg.judge]
-    found = fn(**_accepted(fn, given))
+    key = f'envs.{self._env}.rewards.{name}: {cfg.fn}'
+    found = fn(**_accepted(fn, given, key))
     if inspect.iscoroutine(found):  # in a thread: a notebook runs a loop here
       with concurrent.futures.ThreadPoolExecutor(1) as pool:
         found = pool.submit(asyncio.run, found).result()
@@ -166,9 +174,21 @@ def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
   }
 
 
-def _accepted(fn: Callable, given: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted(
+    fn: Callable, given: Mapping[str, Any], name: str
+) -> dict[str, Any]:
   """Of what is given, what the function takes by name."""
   parameters = inspect.signature(fn).parameters
+  missing = [
+      key for key, p in parameters.items()
+      if p.default is p.empty and key not in given
+      and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+  ]  # fmt: skip
+  if missing:
+    raise ValueError(
+        f'{name} must ask for what there is: got {missing}, expected some of '
+        f'{sorted(given)}'
+    )
   if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
     return dict(given)
   return {key: value for key, value in given.items() if key in parameters}

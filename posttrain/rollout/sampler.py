@@ -74,9 +74,20 @@ class ModelSampler:
 
     Of a frozen model, as if it were a data set: its logprobs are not the
     policy's, and what it says is learned at temperature 1.
+
+    Raises:
+      ValueError: a frozen model said a token that the policy has no row for.
     """
     if self.live:
       return rollout
+    for sample in rollout.samples:
+      if sample.ids.max() >= self._renderer.rows:
+        raise ValueError(
+            f'{self.model} must say tokens that the policy has rows for: got '
+            f'{sample.ids.max()} in row {sample.row!r} of environment '
+            f'{sample.env!r}, expected less than {self._renderer.rows}; it has '
+            'more rows than the tokenizer has texts, and sampled one of them'
+        )
     samples = tuple(
         dataclasses.replace(
             sample, sampler_logprobs=np.zeros_like(sample.sampler_logprobs),

@@ -45,7 +45,8 @@ class Endpoint:
 
 Reference = str | Endpoint
 
-_LATE = {'ema': r'0\.\d+', 'snapshot': r'[1-9]\d*'}  # with what follows
+# With what follows: more than none, and more than the last step's.
+_LATE = {'ema': r'0\.\d*[1-9]\d*', 'snapshot': r'[2-9]|[1-9]\d+'}
 
 
 def late(reference: Reference) -> tuple[str, float] | None:

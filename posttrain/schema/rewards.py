@@ -1,6 +1,7 @@
 """Options of a reward: what is added up to the scalar of a rollout."""
 
 import dataclasses
+import math
 from typing import Any
 
 from posttrain.schema import base, references
@@ -21,6 +22,9 @@ class RewardFn:
   judge: references.Reference | None = None
 
   def __post_init__(self):
+    base.require(
+        math.isfinite(self.weight), 'weight', 'be finite', self.weight
+    )
     if self.fn is not None:
       base.require_import_path(self, 'fn')
     for field in ('kwargs', 'judge') if self.fn is None else ():

@@ -92,7 +92,10 @@ class _Routes:
 
   async def _answer(self, request, chat: bool) -> responses.Response:
     self._check_key(request)
-    content = await self._body(request)
+    try:
+      content = await self._body(request)
+    except requests.ClientDisconnect:
+      return responses.Response(status_code=499)  # nobody reads it
     # Templates and tokenizers may take their time.
     ask = await asyncio.to_thread(
         protocol.read, content, self._served, chat=chat

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from posttrain import algorithms, schema
+from posttrain import algorithms, schema, types
+from posttrain.algorithms import length
 from tests.algorithms import two_turns
 
 CREDITS = 'tests.algorithms.credits'
@@ -53,12 +54,36 @@ def test_roles_by_what_they_say():
   ]
 
 
-def test_the_prompt_is_not_chosen_and_each_sample_begins_anew():
+def test_the_prompt_is_not_chosen_nor_anything_twice():
   late = np.array([0, 0, 0, 0, 0, 0, 0, 1, 1], bool)
   assert weights(two_turns.rollout(mask=late)) == [[0] * 9]
+  # The second sample shows the same messages.
   assert weights(two_turns.rollout(samples=2), roles=role(tool=0.5)) == [
-      [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0]
-  ] * 2
+      [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0], [0] * 9
+  ]
+
+
+def test_what_is_said_between_samples_is_learned_once():
+  """A history that was rewritten begins the next sample, all of it given."""
+  first = two_turns.sample()
+  # prompt, own turn, tool's first word, its second one | own turn | tool's
+  # third word | own turn
+  second = two_turns.sample(
+      mask=np.array([0, 0, 0, 0, 0, 1, 0, 0, 1], bool),
+      roles=np.array([1, 2, 3, 2, 3, 2, 3, 3, 2], np.int8),
+      is_content=np.ones(9, bool),
+      message_ids=np.array([0, 1, 2, 3, 4, -1, 6, 6, -1], np.int32),
+  )
+  says = two_turns.rollout()
+  both = types.Rollout(
+      0, two_turns.TASK, two_turns.MESSAGES * 2, (first, second), says.score,
+      'eos',
+  )
+  options = {'roles': role(tool=0.5, assistant=0.25)}
+  assert weights(both, **options) == [
+      [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0], [0, 0, 0, 0, 0.5, 0, 0.5, 0.5, 0]
+  ]
+  assert length.count(both).tool == 5
 
 
 def test_assistant_turns_that_nobody_sampled():

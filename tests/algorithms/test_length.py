@@ -10,7 +10,7 @@ from tests.algorithms import two_turns
 
 def test_what_is_counted():
   assert length.count(two_turns.rollout()) == (4, 5, 2, 2)
-  assert length.count(two_turns.rollout(samples=2)) == (8, 10, 4, 4)
+  assert length.count(two_turns.rollout(samples=2)) == (8, 10, 2, 4)
   first = np.array([1, 1, 0, 0, 0, 0, 0, 0, 1], bool)  # from the first token
   assert length.count(two_turns.rollout(mask=first)).turns == 2
 

@@ -28,3 +28,18 @@ def one(rollouts):
 
 def infinite(rollouts):
   return [float('inf') for _ in rollouts]
+
+
+def logs(completions, log_metric, log_extra):
+  log_metric('count', len(completions))
+  log_extra('length', [len(c) for c in completions])
+  log_extra('text', ['a' for _ in completions])
+  return [0.0 for _ in completions]
+
+
+def wants(trainer_state, rollouts):
+  return [0.0 for _ in rollouts]
+
+
+def takes(rollouts, scale=1.0):
+  return [scale for _ in rollouts]

@@ -62,7 +62,7 @@ def test_the_driver_plays_two_turns():
   assert first['prompt'] == PROMPT and second['prompt'] == WHOLE[:-4]
   for body in server.bodies:
     assert body['temperature'] == 0.5 and body['max_tokens'] == 8
-    assert body['stop_token_ids'] == [EOS] and body['seed'] == 7
+    assert body['stop_token_ids'] == [EOS]
     assert body['return_token_ids'] is True and body['ignore_eos'] is True
     # What a model's files would have otherwise.
     assert (body['top_k'], body['top_p'], body['min_p']) == (0, 1, 0)
@@ -98,7 +98,7 @@ class Promises:
   def __init__(self):
     self.futures = {}
 
-  def sample(self, request, prompt, max_tokens, who):
+  def sample(self, request, prompt, max_tokens, who, seed):
     self.futures[request.id] = concurrent.futures.Future()
     return self.futures[request.id]
 
@@ -131,12 +131,12 @@ def test_poll_waits_for_the_first():
   class Slow(Server):
     def __call__(self, request):
       response = super().__call__(request)
-      if json.loads(request.content)['seed'] == 1:
+      if json.loads(request.content)['prompt'] == [1]:
         assert slow.wait(20)
       return response
   engine = endpoint_engine.Engine(connect(Slow(says={(): said(RED)})))
   for id in (1, 2):
-    engine.submit(requests.Request(id, np.array([9]), 8, (EOS,)))
+    engine.submit(requests.Request(id, np.array([id]), 8, (EOS,)))
   assert [c.id for c in engine.poll()] == [2]
   slow.set()
   assert [c.id for c in engine.poll()] == [1]
@@ -205,12 +205,22 @@ def test_a_stop_token_that_nobody_names_is_refused():
     one(said(b'red'), stop_ids=(EOS, 9))
 
 
-def test_the_seed_is_of_31_bits():
-  server = Server(says={(): said(RED)})
-  engine = endpoint_engine.Engine(connect(server))
-  engine.submit(requests.Request(2**50 + 2**31 + 6, np.array([9]), 8, (EOS,)))
-  engine.poll()
-  assert server.bodies[0]['seed'] == 6
+def test_seeds_differ_by_run_request_and_turn():
+  """And are those of the same run, whatever else it asks."""
+  def seeds(seed, *ids):
+    server = Server(says={(): said(RED)})
+    engine = endpoint_engine.Engine(connect(server, concurrency=1), seed=seed)
+    for id in ids:
+      engine.submit(requests.Request(id, np.array([9]), 8, (EOS,), hold=True))
+      engine.poll()
+      engine.extend(id, np.array([9]), 8)
+      engine.poll()
+    return [body['seed'] for body in server.bodies]
+
+  first = seeds(0, 6, 2**50 + 6)
+  assert len({*first, *seeds(1, 6)}) == 6
+  assert seeds(0, 6) == first[:2]
+  assert all(0 <= seed < 2**31 for seed in first)
 
 
 def test_a_failure_leaves_nothing_behind():

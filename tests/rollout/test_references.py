@@ -292,3 +292,13 @@ def test_who_names_the_same_server_shares_it(monkeypatch):
   assert all((x == 0.5).all() for x in found.endpoint(a).heat)
   found.close()
   assert made == [a, 'closed']
+
+
+def test_tokens_that_a_reference_has_no_row_for_are_refused():
+  """A policy may have more rows than its tokenizer has texts, and use them."""
+  few = dataclasses.replace(fixtures.MODEL, vocab_size=200)
+  made = make(lambda name: references.Model(None, few))
+  sample = samples()[0]
+  sample.ids[3] = 250
+  with pytest.raises(ValueError, match='got token 2.., expected less than 200'):
+    made('stage:a', [sample])

@@ -64,11 +64,20 @@ def test_what_failed_is_not_asked_about():
     [
         ('one', r'envs.e.rewards.one: .* a reward per rollout: got 1, expec'),
         ('infinite', 'finite rewards: got inf for rollout 0; None says'),
+        ('wants', r"must ask for what there is: got \['trainer_state'\], exp"),
     ],
 )
 def test_bad_rewards_are_refused(name, message):
   with pytest.raises(ValueError, match=message):
     run(two_turns.group(1.0, 0.0), functions(**{name: {}}))
+
+
+def test_what_a_function_logs():
+  _, metrics = run(two_turns.group(1.0, 0.0), functions(logs={}))
+  assert metrics == {
+      'rewards/logs': 0.0, 'rewards/logs/count': 2.0,
+      'rewards/logs/length': 3.0,
+  }
 
 
 def test_columns_are_those_of_trl():
@@ -117,6 +126,7 @@ def test_a_judge_draws_by_what_it_is_asked():
         ({'fn': 'json.loads'}, 'fn must be an import path'),
         ({'judge': 'init'}, 'nothing reads it without fn'),
         ({'kwargs': {'a': 1}}, 'nothing reads it without fn'),
+        ({'fn': 'json:loads', 'weight': float('nan')}, 'weight must be fin'),
         ({'fn': 'json:loads', 'judge': 'policy'}, 'judge must be frozen'),
         ({'fn': 'json:loads', 'judge': 'ema:0.9'}, 'judge must be frozen'),
     ],
