@@ -16,6 +16,7 @@ from posttrain import (
     instrument,
     metrics,
     plan,
+    preemption,
     schema,
     token_export,
     train_step,
@@ -24,8 +25,8 @@ from posttrain import (
 from posttrain import pipeline as pipelines
 from posttrain.decode import engine as engines
 from posttrain.models import lora
+from posttrain.rollout import endpoint, summary
 from posttrain.rollout import references as refs
-from posttrain.rollout import summary
 
 
 class NonFiniteError(RuntimeError):
@@ -79,16 +80,26 @@ class Job:
       self.engine.set_params(policy, step)
       self.references.set_live({'policy': policy, **late})
 
-  def next_item(self, step: int) -> pipelines.Item:
+  def next_item(
+      self, step: int, state: arrays.TrainState, stop: preemption.Signal
+  ) -> pipelines.Item:
     """The step's batch; what environments failed at is written down.
 
     Raises:
       TooManyErrors: written down as well.
+      EndpointError: a server did not answer; the step before is saved.
+      Preempted: the same, since `stop` ended the wait for it.
     """
+    before = self.pipeline.get_state()
     try:
       item = next(self.pipeline)
     except summary.TooManyErrors as error:
       self._write_errors(step, error.errors)
+      raise
+    except endpoint.EndpointError:
+      if step - 1 > self.step and not self.saves_at(step - 1):
+        self.save(step - 1, state, before)
+      stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self._write_errors(step, item.errors)
     return item

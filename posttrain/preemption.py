@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # Exit code of a run that saved itself and can be started again (EX_TEMPFAIL).
 EXIT_CODE = 75
@@ -17,9 +17,16 @@ class Signal:
 
   def __init__(self):
     self.requested = False
+    self._wakes: list[Callable[[], None]] = []
 
   def request(self, *_) -> None:
     self.requested = True
+    for wake in self._wakes:
+      wake()
+
+  def wakes(self, wake: Callable[[], None]) -> None:
+    """Has a request end what would otherwise be waited for."""
+    self._wakes.append(wake)
 
   def check(self, where: str) -> None:
     """Raises `Preempted` if it was asked; call it when all is saved."""

@@ -24,15 +24,17 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     Preempted: `stop` was requested; everything is saved.
     NonFiniteError: too many gradients in a row were not finite.
     TooManyErrors: of environments, in one step.
+    EndpointError: a model behind a server is away; everything is saved.
   """
   state, clock = job.state, job.clock
+  stop.wakes(job.references.close)
   if job.step == 0:
     job.log(0, job.evaluate(state, 0))
   stop.check(f'stage {job.name}, step {job.step}')
   for step in range(job.step + 1, job.steps + 1):
     with clock('rollout'):
       job.hand_over(state, step - 1)
-      item = job.next_item(step)
+      item = job.next_item(step, state, stop)
     job.export_tokens(step, state, item)
     with clock('update'):
       state, measured = job.update(state, item.batch)

@@ -193,8 +193,12 @@ def _check_functions(entry: schema.EnvEntry, path: str) -> None:
   if isinstance(algorithm, schema.Opsd) and ':' in algorithm.demonstration:
     _check_function(algorithm.demonstration, {}, f'{key}.demonstration')
   for name, one in entry.rewards.items():
+    _check_name(name, f'{path}.rewards.{name}')
     if one.fn is not None:
-      _check_function(one.fn, one.kwargs, f'{path}.rewards.{name}.fn')
+      judge = {} if one.judge is None else {'judge': one.judge}
+      _check_function(
+          one.fn, {**one.kwargs, **judge}, f'{path}.rewards.{name}.fn'
+      )
 
 
 def _check_function(name: str, kwargs: dict[str, Any], key: str) -> None:
@@ -224,6 +228,11 @@ def _unread(node, field: str, path: str, why: str) -> None:
       f.default for f in dataclasses.fields(node) if f.name == field
   )
   value = getattr(node, field)
+  if value != default and type(value) is type(default) and (
+      dataclasses.is_dataclass(value)
+  ):
+    for part in dataclasses.fields(value):  # name the key that was set
+      _unread(value, part.name, f'{path}.{field}', why)
   if value != default:
     raise ValueError(
         f'{path}.{field} must be left at {default!r}: got {value!r}, but '

@@ -20,6 +20,7 @@ from posttrain import (
     schema,
     validation,
 )
+from posttrain.rollout import endpoint
 
 ROWS = [
     {'prompt': 'Say yes.', 'completion': 'yes'},
@@ -112,6 +113,42 @@ def test_an_environment_without_members_tells_nothing():
       'batch/tokens': 9, 'compiles': 1, 'loss/total': 1.0, 'loss/rl': 1.0,
       'loss/rl/ab': 1.0, 'tokens/rl/ab': 3.0, 'rl/is_masked': 0.0,
   }
+
+
+@pytest.mark.parametrize('requested', [False, True])
+def test_a_server_that_is_away_costs_no_step(requested):
+  """The step before is saved, with the pipeline as it was before it."""
+  saved = []
+
+  class Pipeline:
+    def get_state(self):
+      return 'before'
+
+    def __next__(self):
+      raise endpoint.EndpointError('away')
+
+  this = types.SimpleNamespace(
+      name='main', pipeline=Pipeline(), step=2, saves_at=lambda step: step == 4,
+      save=lambda *args: saved.append(args),
+  )
+  stop = preemption.Signal()
+  if requested:
+    stop.request()
+  error = preemption.Preempted if requested else endpoint.EndpointError
+  for step in (3, 5):  # the start's, and one that is saved already
+    with pytest.raises(error):
+      job.Job.next_item(this, step, 'state', stop)
+  assert saved == []
+  with pytest.raises(error, match='step 5' if requested else 'away'):
+    job.Job.next_item(this, 6, 'state', stop)
+  assert saved == [(5, 'state', 'before')]
+
+
+def test_a_request_to_stop_ends_a_wait():
+  stop, woken = preemption.Signal(), []
+  stop.wakes(lambda: woken.append(1))
+  stop.request()
+  assert stop.requested and woken == [1]
 
 
 def test_the_ratio_decides_how_often_an_environment_comes():

@@ -16,7 +16,8 @@ def get_config(argument: str = ''):
       env=env, sampler=schema.Policy(temperature=1.0, max_tokens=24),
       group_size=4,
       algorithm=schema.Echo(
-          roles={'tool': schema.EchoRole(alpha=0.1)},
+          # The default, 0.1, is for models that know language already.
+          roles={'tool': schema.EchoRole(alpha=0.01)},
           prune_zero_advantage=not tiny,
       ),
   )

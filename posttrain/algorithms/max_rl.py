@@ -23,6 +23,10 @@ class MaxRl(base.Algorithm):
 
   Streams: `advantages`, `rl_weights`, and the leash, as `grpo`.
 
+  The expectation is per group. A token mean divides by the tokens of the step,
+  and where zeros are pruned (without the baseline: all failures) by those of
+  the successes: the same direction, at another scale from step to step.
+
   One rollout gives 0 with the baseline (K = 0), and REINFORCE without. Equal
   rewards give exactly 0 with the baseline. Rewards must not be negative: a mean
   near 0 would blow credit up that no success has earned.

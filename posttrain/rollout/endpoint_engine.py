@@ -67,6 +67,10 @@ class Engine:
       )
       done = [id for id, future in self._running.items() if future.done()]
       return [self._stop(id, self._running.pop(id).result()) for id in done]
+    except concurrent.futures.CancelledError as error:
+      self._drop()
+      words = f'{self._endpoint} must be open for {self._who}: got closed'
+      raise endpoints.EndpointError(words) from error
     except BaseException:
       self._drop()
       raise

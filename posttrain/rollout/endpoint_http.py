@@ -99,6 +99,13 @@ class Client:
     """Calls a function that sends requests, in one of the threads."""
     return self._pool.submit(ask, *args)
 
+  def result(self, future: concurrent.futures.Future) -> Any:
+    """What came of a call; EndpointError where `close` dropped it."""
+    try:
+      return future.result()
+    except concurrent.futures.CancelledError as error:
+      raise EndpointError(f'{self._cfg} must be open: got closed') from error
+
   def each(
       self, ask: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
   ) -> list[Any]:
@@ -108,7 +115,7 @@ class Client:
     """
     futures = [self.submit(ask, *job) for job in jobs]
     try:
-      return [future.result() for future in futures]
+      return [self.result(future) for future in futures]
     finally:
       for future in futures:
         future.cancel()

@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -146,12 +147,14 @@ class Rewards:
 
   def _check(self, name: str, found, count: int) -> None:
     key = f'envs.{self._env}.rewards.{name}: {self._cfg[name].fn} must return'
-    if len(found) != count:
+    got = len(found) if hasattr(found, '__len__') else repr(found)
+    if got != count:
       raise ValueError(
-          f'{key} a reward per rollout: got {len(found)}, expected {count}'
+          f'{key} a reward per rollout: got {got}, expected {count}'
       )
     for i, value in enumerate(found):
-      if value is not None and not math.isfinite(value):
+      number = isinstance(value, numbers.Real) and math.isfinite(value)
+      if value is not None and not number:
         raise ValueError(
             f'{key} finite rewards: got {value!r} for rollout {i}; None says '
             'that one is not scorable'

@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.schema import base, references
 
 ROLES = ('system', 'user', 'assistant', 'tool')
-# What a reward, a hint or a weight cannot be.
+# Where a hint's template shows the demonstration.
 PLACE = '{demonstration}'
 
 

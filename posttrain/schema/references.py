@@ -33,8 +33,8 @@ class Endpoint:
   def __post_init__(self):
     base.require(bool(self.name), 'name', 'name a model', self.name)
     base.require(
-        self.base_url.startswith(('http://', 'https://')), 'base_url',
-        "begin with 'http://' or 'https://'", self.base_url,
+        re.match(r'https?://[^/]', self.base_url) is not None, 'base_url',
+        "begin with 'http://' or 'https://' and a host", self.base_url,
         'a model behind a server needs the address of its API',
     )
     base.require_positive(self, 'timeout', 'tries', 'concurrency')
@@ -68,6 +68,11 @@ def require(node, field: str) -> None:
   value = getattr(node, field)
   if isinstance(value, Endpoint):
     return
+  base.require(
+      not value.startswith(('http://', 'https://')), field,
+      'be a node, where a server answers for the model', value,
+      '{"type": "endpoint", "name": ..., "base_url": ...}',
+  )
   kind = value.partition(':')[0]
   base.require(
       value not in ('', 'random', 'stage:')

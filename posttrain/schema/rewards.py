@@ -23,7 +23,8 @@ class RewardFn:
 
   def __post_init__(self):
     base.require(
-        math.isfinite(self.weight), 'weight', 'be finite', self.weight
+        math.isfinite(self.weight) and self.weight != 0, 'weight',
+        'be finite and not 0', self.weight,
     )
     if self.fn is not None:
       base.require_import_path(self, 'fn')

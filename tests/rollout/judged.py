@@ -43,3 +43,11 @@ def wants(trainer_state, rollouts):
 
 def takes(rollouts, scale=1.0):
   return [scale for _ in rollouts]
+
+
+def nothing(rollouts):
+  return None
+
+
+def words(rollouts):
+  return ['good' for _ in rollouts]

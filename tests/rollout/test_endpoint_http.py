@@ -153,10 +153,10 @@ def test_the_key_is_sent_and_never_shown(monkeypatch):
     connect(server, api_key_env='TEACHER_KEY')
 
 
-@pytest.mark.parametrize('url', ['http://', 'http://a:b/v1'])
+@pytest.mark.parametrize('url', ['http://', 'http:///v1', 'http://a:b/v1'])
 def test_an_address_that_is_none_is_refused(url):
-  cfg = schema.Endpoint(name='teacher', base_url=url)
-  with pytest.raises(ValueError, match='base_url must be an address'):
+  with pytest.raises(ValueError, match='base_url must be'):
+    cfg = schema.Endpoint(name='teacher', base_url=url)
     endpoint.Endpoint(cfg, 'environment sums').check(None)
 
 

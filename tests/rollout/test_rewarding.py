@@ -63,6 +63,8 @@ def test_what_failed_is_not_asked_about():
     ('name', 'message'),
     [
         ('one', r'envs.e.rewards.one: .* a reward per rollout: got 1, expec'),
+        ('nothing', 'a reward per rollout: got None, expected 2'),
+        ('words', "finite rewards: got 'good' for rollout 0"),
         ('infinite', 'finite rewards: got inf for rollout 0; None says'),
         ('wants', r"must ask for what there is: got \['trainer_state'\], exp"),
     ],
@@ -127,6 +129,7 @@ def test_a_judge_draws_by_what_it_is_asked():
         ({'judge': 'init'}, 'nothing reads it without fn'),
         ({'kwargs': {'a': 1}}, 'nothing reads it without fn'),
         ({'fn': 'json:loads', 'weight': float('nan')}, 'weight must be fin'),
+        ({'weight': 0.0}, 'weight must be finite and not 0'),
         ({'fn': 'json:loads', 'judge': 'policy'}, 'judge must be frozen'),
         ({'fn': 'json:loads', 'judge': 'ema:0.9'}, 'judge must be frozen'),
     ],
