@@ -78,10 +78,8 @@ def connect(
       for model in built.pipeline.players
   }  # fmt: skip
   players['policy'] = drivers.Driver(made, built.renderer, row_tokens)
-  built.pipeline.connect(
-      players, references,
-      functools.partial(_judge, cfg, stage, built, references),
-  )
+  judge = functools.partial(_judge, cfg, stage, built, references)
+  built.pipeline.connect(players, references, functools.cache(judge))
   built.evaluator.connect(
       drivers.Driver(made, built.renderer, built.capacity), references
   )
