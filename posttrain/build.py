@@ -7,6 +7,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 from typing import Any
 
@@ -23,6 +24,7 @@ from posttrain import (
     objectives,
     optim,
     plan,
+    preemption,
     schema,
     sharding,
     states,
@@ -124,7 +126,10 @@ def preflight(cfg: schema.Run) -> dict[str, plan.Plan]:
   return plans
 
 
-def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
+def make(
+    cfg: schema.Run, name: str, workdir: str, position: int,
+    stop: preemption.Signal,
+) -> job.Job:  # fmt: skip
   """Builds a stage and restores its newest checkpoint, if it has one.
 
   Args:
@@ -132,6 +137,7 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
     name: of the stage.
     workdir: where the run lives.
     position: end of metrics.jsonl for a stage that has no checkpoint.
+    stop: ends waits for servers.
   """
   clock, stage = instrument.Timers(), cfg.stages[name]
   compiling = instrument.CompileCounter().open()
@@ -160,7 +166,9 @@ def make(cfg: schema.Run, name: str, workdir: str, position: int) -> job.Job:
       state = states.fresh(stage, optimizer, like, base, loader.init, key)
     tree.checksums(state)  # here, so that the first save compiles nothing
     update = _update(stage, built, optimizer, base)
-    decoder, references = connect.connect(cfg, stage, built, loader, base)
+    decoder, references = connect.connect(
+        cfg, stage, built, loader, base, stop
+    )
   step = host.get('step', 0)
   return job.Job(
       name=name, cfg=stage, workdir=workdir, step=step, state=state, base=base,
@@ -232,13 +240,25 @@ def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
   for model, key, what, check in named:
     try:
       if isinstance(model, schema.Endpoint):
-        endpoint.Endpoint(model, 'preflight').close()  # finds its API key
+        _meet(model, built.renderer, f'config.{name}.{key}')
       elif refs.is_path(model):
         check(weights.find(model), built.model, built.renderer)
     except ValueError as error:
       raise ValueError(
           f'config.{name}.{key} must name {what}: got {str(model)!r}; {error}'
       ) from error
+
+
+def _meet(model: schema.Endpoint, renderer: chat.Renderer, key: str) -> None:
+  """Asks a server who it is, once: it may come up later than the run."""
+  once = dataclasses.replace(model, tries=1, timeout=min(model.timeout, 10.0))
+  with contextlib.closing(endpoint.Endpoint(once, key)) as made:
+    try:
+      made.check(renderer)
+    except endpoint.EndpointError as error:
+      if error.status is not None:
+        raise ValueError(str(error)) from error
+      logging.getLogger('absl').warning('not there yet: %s', error)
 
 
 def _about(cfg, name, built: Parts, workdir, host) -> dict[str, Any]:

@@ -36,7 +36,7 @@ RESUMABLE = (
 
 
 def load(spec: str) -> config_dict.ConfigDict:
-  """Loads `FILE.py` or `FILE.py:ARGUMENT`.
+  """Loads `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
 
   Raises:
     ValueError: the file is missing or has no `get_config`.
@@ -44,6 +44,9 @@ def load(spec: str) -> config_dict.ConfigDict:
   path, _, argument = spec.partition(':')
   if not os.path.isfile(path):
     raise ValueError(f'--config must name a file: got {path!r}')
+  if path.endswith('.json'):  # of a workdir: all options of a run
+    with open(path) as f:
+      return from_dict(json.load(f))
   name = os.path.splitext(os.path.basename(path))[0]
   module_spec = importlib.util.spec_from_file_location(
       RECIPE_PREFIX + name, path
@@ -70,7 +73,14 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
     path += f'.{name}'
     if not isinstance(node, config_dict.ConfigDict):
       raise ValueError(f'{path} must be a node to have a key {leaf!r}')
-  _child(node, leaf, path)
+  now = _child(node, leaf, path)
+  if leaf == 'type' and now != text:
+    parent = '.'.join(parents)
+    raise ValueError(
+        f'{path} must be set whole to be of another type, its options with it: '
+        f"got .type={text}, expected --config.{parent}={text}, or "
+        f"""--config.{parent}='{{"type": "{text}", ...}}'"""
+    )
   value = text if node.get_type(leaf) is str else _literal(text)
   value = None if text == 'None' else value
   if leaf == 'model' and isinstance(value, str):
@@ -90,7 +100,10 @@ def _child(node, name: str, path: str):
 
 def _unknown(path: str, name: str, known) -> str:
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-  hint = f'did you mean {path}.{near[0]}?' if near else 'it has no keys'
+  hint = f'did you mean {path}.{near[0]}?' if near else (
+      f"it has none yet: --config{path.removeprefix('config')}="
+      f"""'{{"{name}": {{...}}}}' sets it"""
+  )
   return f'{path}.{name} must be a key of the schema: it is unknown; {hint}'
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 
-from posttrain import schema, scoring
+from posttrain import preemption, schema, scoring
 from posttrain.decode import engine as engines
 from posttrain.models import transformer
 from posttrain.rollout import driver as drivers
-from posttrain.rollout import endpoint_engine, rewarding
+from posttrain.rollout import endpoint, endpoint_engine, rewarding
 from posttrain.rollout import references as refs
 
 
@@ -48,8 +48,9 @@ def loader(
 
 
 def connect(
-    cfg: schema.Run, stage: schema.Stage, built, load: refs.Loader, base: Any
-) -> tuple[engines.Engine, refs.References]:
+    cfg: schema.Run, stage: schema.Stage, built, load: refs.Loader, base: Any,
+    stop: preemption.Signal,
+) -> tuple[engines.Engine, refs.References]:  # fmt: skip
   """Makes the engine and the references, and introduces them.
 
   Args:
@@ -58,6 +59,12 @@ def connect(
     built: its parts.
     load: of `loader`.
     base: the frozen weights, with LoRA.
+    stop: ends waits for servers.
+
+  Raises:
+    ValueError: a reference is not what it was, or speaks other tokens.
+    EndpointError: a server is not there.
+    Preempted: `stop` ended the wait for it.
   """
   made, rows = engine(cfg, stage, built), built.pipeline.shape[1]
   references = refs.References(
@@ -66,9 +73,14 @@ def connect(
       capacity=built.capacity, load=load,
       held=None if base is None else {'init': base.params},
   )  # fmt: skip
-  for model in built.pipeline.references:
-    if isinstance(model, schema.Endpoint):
-      references.endpoint(model)  # who is not there is missed before the run
+  stop.wakes(references.close)
+  for model, key in built.pipeline.references.items():
+    if isinstance(model, schema.Endpoint):  # missed now, if it is not there
+      try:
+        references.endpoint(model, key)
+      except endpoint.EndpointError:
+        stop.check(f'{key}, before its stage')
+        raise
   row_tokens = stage.batch.row_tokens
   players = {
       model: drivers.Driver(

@@ -24,13 +24,18 @@ def load(path: str, key: str) -> Any:
     )
   try:
     found: Any = importlib.import_module(module)
-    for part in name.split('.'):
-      found = getattr(found, part)
-  except (ImportError, AttributeError) as error:
+  except ImportError as error:
     raise ValueError(
         f'{key} must be importable: got {path!r}; {error}; its folder must be '
         'on the PYTHONPATH'
     ) from error
+  for part in name.split('.'):
+    if not hasattr(found, part):
+      raise ValueError(
+          f'{key} must name what is there: got {path!r}, but {module} has no '
+          f'{name!r}'
+      )
+    found = getattr(found, part)
   return found
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -102,6 +103,12 @@ class Job:
       stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self._write_errors(step, item.errors)
+    if not item.batch.live:
+      logging.getLogger('absl').warning(
+          'step %d of stage %s trains on nothing: no token has a weight; where '
+          'all rewards of a group are equal, prune_zero_advantage drops it',
+          step, self.name,
+      )
     return item
 
   def _write_errors(self, step: int, errors: Sequence[str]) -> None:

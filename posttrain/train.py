@@ -27,7 +27,6 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     EndpointError: a model behind a server is away; everything is saved.
   """
   state, clock = job.state, job.clock
-  stop.wakes(job.references.close)
   if job.step == 0:
     job.log(0, job.evaluate(state, 0))
   stop.check(f'stage {job.name}, step {job.step}')
@@ -76,7 +75,9 @@ def run(
     build.check_order(cfg, name, workdir)
     with (
         jobs.explain_oom(plans[name]),
-        contextlib.closing(build.make(cfg, name, workdir, position)) as job,
+        contextlib.closing(
+            build.make(cfg, name, workdir, position, stop)
+        ) as job,
     ):
       train(job, stop)
       position = job.writer.position()

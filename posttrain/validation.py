@@ -81,7 +81,7 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
         'set updates_per_rollout to 1'
     )
   if isinstance(rl, schema.CustomRl):
-    imports.function(rl.import_path, f'{path}.import_path')
+    _check_takes('inputs', rl.import_path, rl.kwargs, f'{path}.import_path')
 
 
 def _check_lora(stage: schema.Stage, path: str) -> None:
@@ -184,25 +184,41 @@ def _check_functions(entry: schema.EnvEntry, path: str) -> None:
   """Imports what the config names, and sees whether its kwargs fit."""
   algorithm, key = entry.algorithm, f'{path}.algorithm'
   if isinstance(algorithm, schema.Custom):
-    _check_function(
-        algorithm.import_path, algorithm.kwargs, f'{key}.import_path'
+    _check_takes(
+        'inputs', algorithm.import_path, algorithm.kwargs, f'{key}.import_path'
     )
   if isinstance(algorithm, schema.Echo) and algorithm.filter.import_path:
     of = algorithm.filter
-    _check_function(of.import_path, of.kwargs, f'{key}.filter.import_path')
+    _check_takes(
+        'rollout', of.import_path, of.kwargs, f'{key}.filter.import_path'
+    )
   if isinstance(algorithm, schema.Opsd) and ':' in algorithm.demonstration:
-    _check_function(algorithm.demonstration, {}, f'{key}.demonstration')
+    _check_takes('task', algorithm.demonstration, {}, f'{key}.demonstration')
   for name, one in entry.rewards.items():
     _check_name(name, f'{path}.rewards.{name}')
     if one.fn is not None:
       judge = {} if one.judge is None else {'judge': one.judge}
-      _check_function(
+      _check_reward(
           one.fn, {**one.kwargs, **judge}, f'{path}.rewards.{name}.fn'
       )
 
 
-def _check_function(name: str, kwargs: dict[str, Any], key: str) -> None:
-  """A function must take each of its kwargs."""
+def _check_takes(
+    what: str, name: str, kwargs: dict[str, Any], key: str
+) -> None:
+  """A function must take one thing, and its kwargs."""
+  signature = inspect.signature(imports.function(name, key))
+  try:
+    signature.bind(None, **kwargs)
+  except TypeError as error:
+    raise ValueError(
+        f'{key} must be a function of ({what}, **kwargs): got {name}'
+        f'{signature}, kwargs {kwargs}; {error}'
+    ) from None
+
+
+def _check_reward(name: str, kwargs: dict[str, Any], key: str) -> None:
+  """A reward function must take each of its kwargs."""
   parameters = inspect.signature(imports.function(name, key)).parameters
   if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
     return

@@ -216,6 +216,23 @@ def test_a_model_comes_back_from_json():
   assert schema.Model.from_json(values) == schema.Model()
 
 
+def test_another_type_is_another_node():
+  for key, text in (('sft.loss.rl', 'clip'), ('sft.envs.a.algorithm', 'rloo')):
+    with pytest.raises(ValueError, match=f'--config.{key}={text}, or --config'):
+      _resolve((f'{key}.type', text))
+  _resolve(('sft.loss.rl.type', 'dppo'))  # what it is already
+  node = _node()
+  config.override(node, 'sft.loss.rl', 'clip')
+  assert config.build(node).stages['sft'].loss.rl == schema.Clip()
+
+
+def test_a_workdirs_config_is_a_recipe(tmp_path):
+  run = _resolve(('sft.optim.average', '0.9'))
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps(config.to_dict(run)))
+  assert config.build(config.load(str(path))) == run
+
+
 def test_a_server_may_move_and_not_change():
   def resolved(**changes):
     teacher = schema.Endpoint(

@@ -19,7 +19,7 @@ def test_a_path_names_an_object():
         ('json.loads', "'package.module:name'"),
         ('', "'package.module:name'"),
         ('no_such_module_here:f', 'PYTHONPATH'),
-        ('json:nothing', 'nothing'),
+        ('json:nothing', "json has no 'nothing'"),
     ],
 )
 def test_what_is_not_there_names_the_key(path, words):

@@ -25,6 +25,6 @@ def get_config(argument: str = ''):
       tiny,
       start=algorithms.warm(tiny, 300, row_tokens=128, names=env),
       main=algorithms.trial(
-          tiny, 60, prompts=32, row_tokens=128, lr=3e-4, names=names
+          tiny, 80, prompts=64, row_tokens=128, lr=1e-4, names=names
       ),
   )

@@ -30,9 +30,9 @@ def get_config(argument: str = ''):
   return algorithms.run(
       tiny,
       teacher=algorithms.warm(tiny, 300, row_tokens=128, **known),
-      start=algorithms.warm(tiny, 150, row_tokens=128, **taught),
+      start=algorithms.warm(tiny, 250, row_tokens=128, **taught),
       main=algorithms.trial(
-          tiny, 60, row_tokens=128,
+          tiny, 60, prompts=128, row_tokens=128, lr=2e-4,
           grpo=sums(schema.Grpo()),
           max_rl=sums(schema.MaxRl()),
           reward=sums(schema.Reward(prune_zero_advantage=False)),
@@ -41,12 +41,18 @@ def get_config(argument: str = ''):
               kwargs={'price': 0.002},
           )),
           echo=schema.EnvEntry(
-              env=names, algorithm=schema.Echo(), group_size=4,
-              sampler=algorithms.SAMPLED,
+              env=names, group_size=4, sampler=algorithms.SAMPLED,
+              algorithm=schema.Echo(
+                  roles={'tool': schema.EchoRole(alpha=0.01)}
+              ),
           ),
-          opd=sums(schema.Opd(reference='stage:teacher'), 1),
-          opsd=sums(schema.Opsd(template=HINT, reference='stage:teacher'), 1),
-          sft=sums(schema.Sft(), 1, sampler=schema.Frozen(
+          # One rollout per task, so more tasks.
+          opd=sums(schema.Opd(reference='stage:teacher'), 1, ratio=4.0),
+          opsd=sums(
+              schema.Opsd(template=HINT, reference='stage:teacher'), 1,
+              ratio=4.0,
+          ),
+          sft=sums(schema.Sft(), 1, ratio=4.0, sampler=schema.Frozen(
               model='stage:teacher', max_tokens=40
           )),
       ),

@@ -18,6 +18,6 @@ def get_config(argument: str = ''):
       teacher=algorithms.warm(tiny, 300, sums=algorithms.RIGHT),
       start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
       main=algorithms.trial(
-          tiny, 100, prompts=256, lr=7e-4, sums=sums
+          tiny, 120, prompts=256, lr=7e-4, sums=sums
       ),
   )

@@ -25,6 +25,6 @@ def get_config(argument: str = ''):
           tiny, 250, row_tokens=128, sums=algorithms.SUMS, told=told
       ),
       main=algorithms.trial(
-          tiny, 100, prompts=256, lr=7e-4, sums=sums
+          tiny, 120, prompts=256, lr=7e-4, sums=sums
       ),
   )

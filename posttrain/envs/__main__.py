@@ -3,7 +3,8 @@
     python -m posttrain.envs arithmetic DIR --train_tasks=8000 \\
         --ops="('+', 'x')" --worked=False
 
-Every option of `schema.Arithmetic` is a flag, its value a Python literal.
+Every option of `schema.Arithmetic` is a flag, its value a Python literal, or a
+text as it is.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from posttrain.envs import export
 
 def _literal(kind: type) -> Callable[[str], Any]:
   """Returns a parser of literals of exactly that type: True is no int."""
+  if kind is str:
+    return str
 
   def parse(text: str) -> Any:
     try:

@@ -81,16 +81,22 @@ class References:
       self._models[reference] = self._load(reference)
     return self._models[reference]
 
-  def endpoint(self, reference: schema.Endpoint) -> endpoints.Endpoint:
+  def endpoint(
+      self, reference: schema.Endpoint, who: str = 'the run'
+  ) -> endpoints.Endpoint:
     """Returns who speaks with a server; asks it first who it is.
+
+    Args:
+      reference: which server and model.
+      who: waits for it, if this is the first to ask.
 
     Raises:
       ValueError: it serves another model, or other tokens.
     """
     if reference not in self._endpoints:
-      made = endpoints.Endpoint(reference, 'the run')
+      made = endpoints.Endpoint(reference, who)
+      self._endpoints[reference] = made  # before it is asked: `close` ends that
       made.check(self._renderer)
-      self._endpoints[reference] = made
     return self._endpoints[reference]
 
   def close(self) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 from posttrain import imports, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
+from posttrain.rollout import endpoint
 
 
 class Judge(Protocol):
@@ -138,10 +139,7 @@ class Rewards:
     if cfg.judge is not None:
       given['judge'] = self._judges[cfg.judge]
     key = f'envs.{self._env}.rewards.{name}: {cfg.fn}'
-    found = fn(**_accepted(fn, given, key))
-    if inspect.iscoroutine(found):  # in a thread: a notebook runs a loop here
-      with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        found = pool.submit(asyncio.run, found).result()
+    found = _call(fn, _accepted(fn, given, key), key)
     self._check(name, found, len(rollouts))
     return [None if x is None else float(x) for x in found]
 
@@ -195,6 +193,23 @@ def _accepted(
   if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
     return dict(given)
   return {key: value for key, value in given.items() if key in parameters}
+
+
+def _call(fn: Callable, given: Mapping[str, Any], key: str) -> Any:
+  """What the function returns; whatever it raises says which one it is."""
+  try:
+    found = fn(**given)
+    if inspect.iscoroutine(found):  # in a thread: a notebook runs a loop here
+      with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(asyncio.run, found).result()
+    return found
+  except endpoint.EndpointError:  # of a judge
+    raise
+  except Exception as error:
+    raise RuntimeError(
+        f'{key} must return rewards: it raised {type(error).__name__}: '
+        f'{error}; None says that a rollout is not scorable'
+    ) from error
 
 
 def _total(parts: Sequence[tuple[float, float | None]]) -> float | None:

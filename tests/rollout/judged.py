@@ -51,3 +51,7 @@ def nothing(rollouts):
 
 def words(rollouts):
   return ['good' for _ in rollouts]
+
+
+def broken(rollouts):
+  raise KeyError('no')

@@ -74,6 +74,11 @@ def test_bad_rewards_are_refused(name, message):
     run(two_turns.group(1.0, 0.0), functions(**{name: {}}))
 
 
+def test_a_function_that_raises_is_named():
+  with pytest.raises(RuntimeError, match='rewards.broken: .*KeyError: .no. *'):
+    run(two_turns.group(1.0), functions(broken={}))
+
+
 def test_what_a_function_logs():
   _, metrics = run(two_turns.group(1.0, 0.0), functions(logs={}))
   assert metrics == {
