@@ -63,8 +63,10 @@ def finished(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pipeline.Pipeline, '__next__', sampled)
     patch.setattr(job.Job, 'evaluate', lambda *args: {})
-    with contextlib.closing(build.make(RUN, 'first', str(workdir), 0)) as made:
-      train.train(made, preemption.Signal())
+    stop = preemption.Signal()
+    made = build.make(RUN, 'first', str(workdir), 0, stop)
+    with contextlib.closing(made):
+      train.train(made, stop)
   return workdir
 
 

@@ -161,8 +161,8 @@ def test_the_reference_is_the_base_itself(folder, tmp_path):
       cfg.stages['grpo'], init=str(folder)
   )})  # fmt: skip
   (tmp_path / 'rollouts').mkdir()
-  made = build.make(cfg, 'grpo', str(tmp_path), 0)
-  held = made.references._params['init']
+  made = build.make(cfg, 'grpo', str(tmp_path), 0, preemption.Signal())
+  held = made.references.model('init').params
   for a, b in zip(
       jax.tree.leaves(held), jax.tree.leaves(made.base.params), strict=True
   ):
