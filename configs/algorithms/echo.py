@@ -1,6 +1,14 @@
 """echo: grpo that also learns to foresee what the environment says.
 
     python -m posttrain.main --config=configs/algorithms/echo.py --workdir=DIR
+
+Names to sort, more of them in a second turn; in between the environment says
+what was right. The start imitates the answers alone; then 80 steps of 64 tasks
+x 4 episodes. Measured with seed 0 on two busy cores: the negative
+log-likelihood of the environment's words falls from 6.6 to 2 nats per token,
+and 250 unseen tasks are right 0.762 of the time (sampled) after the start,
+0.701 after: a model of this size pays for what else it learns. With alpha 0.1
+and lr 3e-4 it is 0.7 nats, and 0.142 of the tasks. Seven minutes.
 """
 
 from configs import algorithms

@@ -1,6 +1,12 @@
 """grpo: the mean reward of the group is the baseline.
 
     python -m posttrain.main --config=configs/algorithms/grpo.py --workdir=DIR
+
+A start that imitates mistakes, then 60 steps of 32 questions x 8 answers.
+Measured with seed 0 on two busy cores, 250 unseen questions, 8 sampled answers
+each: right 0.576 of the time after the start, 0.716 after; greedy 0.968, then
+0.820; three minutes. `configs/arithmetic.py` goes further, with more of
+everything.
 """
 
 from configs import algorithms

@@ -1,6 +1,12 @@
 """max_rl: what is solved rarely weighs more; made for hard questions.
 
     python -m posttrain.main --config=configs/algorithms/max_rl.py --workdir=DIR
+
+A start that is right a quarter of the time, then 60 steps of 32 questions x 16
+answers. Measured with seed 0 on two busy cores, 250 unseen questions, sampled
+/ greedy / any of 8: 0.247 / 0.540 / 0.752 after the start, 0.427 / 0.628 /
+0.856 after; with `--config.main.envs.differences.algorithm=grpo` 0.435 / 0.572
+/ 0.788: as many right answers, to fewer of the questions. Five minutes.
 """
 
 from configs import algorithms

@@ -2,6 +2,12 @@
 
     python -m posttrain.main --config=configs/algorithms/mixed_all.py \\
         --workdir=DIR
+
+Sums by grpo, max_rl, reward, custom, opd, opsd and sft, names to sort by echo,
+all in one batch. Measured with seed 0 on two busy cores: sampled answers to 250
+unseen sums are right 0.57 of the time after the start, 0.80 after 60 steps;
+greedy 0.972, then 0.980; names 0.576, then 0.506 (see echo.py). Ten minutes,
+half of them the teacher, the start, and eight evaluations.
 """
 
 import dataclasses

@@ -2,6 +2,12 @@
 
     python -m posttrain.main --config=configs/algorithms/mixed_grpo_opd.py \\
         --workdir=DIR
+
+A teacher of differences is trained, a start on both with mistakes; then every
+step has some 32 sums x 8 answers, learned from by their rewards, and 128
+differences, by the teacher's word. Measured with seed 0 on two busy cores, 250
+unseen questions each, sampled: sums 0.413 after the start, 0.526 after;
+differences 0.247, then 0.564; six minutes.
 """
 
 import dataclasses

@@ -1,6 +1,15 @@
 """opsd: the policy that was shown how teaches the policy that was not.
 
     python -m posttrain.main --config=configs/algorithms/opsd.py --workdir=DIR
+
+The start learns to add, from demonstrations with mistakes, and to follow a
+hint. Then it samples 256 answers a step without one, and is scored as it was
+at the start, with the right way in front of it. No reward is read. Measured
+with seed 0 on two busy cores, 250 unseen questions: sampled answers right
+0.565 of the time after the start, 0.948 after; greedy 0.960, then 0.984; six
+minutes. With the live policy for a teacher (reference 'policy', the default)
+and 64 answers a step it fell to 0.084: who teaches and who learns then lose
+the way together.
 """
 
 import dataclasses
