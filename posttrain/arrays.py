@@ -21,6 +21,7 @@ class TrainState:
   params: Any  # f32 master weights
   opt_state: Any  # optax state
   average: Any  # moving average of params for evaluation, or None
-  late: Any  # name -> params of late, see `train_step.late`; None = no names
   skipped: jax.Array  # i32[], updates skipped for a non-finite gradient
   skipped_in_row: jax.Array  # i32[], those since the last good update
+  # Name -> params of late, see `train_step.late`; None = no names.
+  late: Any = None

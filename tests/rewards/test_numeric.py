@@ -262,7 +262,7 @@ def test_no_text_is_slow(piece, head):
   start = time.process_time()
   for read in (numeric.final_answer, numeric.boxed, numeric.parse):
     read(text)
-  assert time.process_time() - start < 1
+  assert time.process_time() - start < 10
 
 
 def test_short_texts_that_may_be_slow():
