@@ -4,9 +4,9 @@
 
 A teacher is trained on demonstrations without mistakes, a student on some with
 mistakes; then the student samples 256 answers a step, and the teacher scores
-their tokens. Measured with seed 0 on two busy cores, 250 unseen questions:
+their tokens. Measured with seed 0 on two cores, 250 unseen questions:
 sampled answers right 0.986 of the time (teacher), 0.447 (student), 0.967
-(after 120 steps); greedy 1.000, 0.840, 0.996; five to six minutes.
+(after 120 steps); greedy 1.000, 0.840, 0.996; 282 s.
 
 `--config.main.envs.sums.algorithm.reference='{"type": "endpoint", "name": ...,
 "base_url": "http://127.0.0.1:8000/v1"}'` takes a teacher that a server holds,
