@@ -39,12 +39,10 @@ class Grpo(base.Algorithm):
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:
-    advantages = credit.centered(
-        credit.rewards(group, self.cfg.length_penalty)
-    )
+    rewards = credit.rewards(group, self.cfg.length_penalty)
+    advantages = credit.centered(rewards)
     if self.cfg.scale_rewards == 'group' and advantages.any():
-      sigma = credit.rewards(group, self.cfg.length_penalty).std(ddof=1)
-      advantages = advantages / (sigma + np.float32(_EPS))
+      advantages = advantages / (rewards.std(ddof=1) + np.float32(_EPS))
     return advantages.tolist()
 
   def rescale(self, groups, credits):

@@ -129,18 +129,20 @@ class References:
     if hints is not None:
       pairs = zip(hints, ids, strict=True)
       ids = [self._behind(hint, own) for hint, own in pairs]
-    heat = [
-        np.concatenate([np.ones(len(i) - len(s), np.float32), s.temperatures])
-        for i, s in zip(ids, samples, strict=True)
-    ]
     if isinstance(reference, schema.Endpoint):
       # A server scores a whole sequence at one temperature: that of what the
       # policy sampled, which is all that is read.
       hot = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
-      heat = [np.full_like(x, t) for x, t in zip(heat, hot, strict=True)]
+      heat = [
+          np.full(len(i), t, np.float32) for i, t in zip(ids, hot, strict=True)
+      ]
       names = ', '.join(sorted({sample.env for sample in samples}))
       found = self.endpoint(reference).score(ids, heat, f'environment {names}')
     else:
+      heat = [
+          np.append(np.ones(len(i) - len(s), np.float32), s.temperatures)
+          for i, s in zip(ids, samples, strict=True)
+      ]
       found = self._score(self.model(reference), ids, heat)
     # Token 0 has no prediction, hint or not.
     return [
