@@ -85,16 +85,19 @@ def connect(
   players = {
       model: drivers.Driver(
           _player(cfg, stage, built, references, model), built.renderer,
-          row_tokens,
+          row_tokens, stage.rollout,
       )
       for model in built.pipeline.players
   }  # fmt: skip
-  players['policy'] = drivers.Driver(made, built.renderer, row_tokens)
+  players['policy'] = drivers.Driver(
+      made, built.renderer, row_tokens, stage.rollout
+  )
   judge = functools.partial(_judge, cfg, stage, built, references)
   built.pipeline.connect(players, references, functools.cache(judge))
   built.evaluator.connect(
-      drivers.Driver(made, built.renderer, built.capacity), references
-  )
+      drivers.Driver(made, built.renderer, built.capacity, stage.rollout),
+      references,
+  )  # fmt: skip
   return made, references
 
 

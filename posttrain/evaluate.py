@@ -111,7 +111,9 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
   engine = connect.engine(run, stage, built)
   engine.set_params(weights.load(folder, like, average=True), 0)
   evaluator = built.evaluator
-  evaluator.connect(driver.Driver(engine, built.renderer, built.capacity))
+  evaluator.connect(driver.Driver(
+      engine, built.renderer, built.capacity, stage.rollout
+  ))  # fmt: skip
   values, answers = evaluator()
   if not values:
     raise ValueError(

@@ -35,6 +35,10 @@ class Answer:
   stop_reason: str
   tokens: int
   error: str | None
+  question: str  # the last message of the prompt
+  messages: tuple[types.Message, ...]  # all behind the prompt
+  turn_rewards: tuple[float, ...]  # the policy's turns, as they came
+  metrics: dict[str, float]  # of the score
 
 
 class Evaluator:
@@ -70,7 +74,7 @@ class Evaluator:
     }
     # Tokens of the longest prompt with all turns that may follow it.
     self.max_length = max((
-        _prompt_length(renderer, task) + env.max_turns * cfg.max_tokens
+        _prompt_length(renderer, task) + _growth(env, cfg)
         for env, tasks in self._tasks.values() for task in tasks
     ), default=0)  # fmt: skip
 
@@ -94,7 +98,7 @@ class Evaluator:
       greedy = self._play(env, tasks, uid, 0.0, 1)
       found = self._measure(env, tasks, uid, greedy)
       metrics |= {f'eval/{key}/{name}': v for key, v in found.items()}
-      answers += [_answer(rollout) for (rollout,) in greedy]
+      answers += [answer(rollout) for (rollout,) in greedy]
     summary.errors(self._played, self._max_errors)
     return metrics, answers
 
@@ -139,13 +143,23 @@ class Evaluator:
     played = self._driver.play([
         drivers.Play(
             uid + index * _TASK_UIDS + i, env, task, temperature,
-            self._cfg.max_tokens,
+            self._cfg.max_tokens, self._cfg.max_episode_tokens,
+            self._cfg.keep_exchanges,
         )
         for index, task in enumerate(tasks) for i in range(count)
     ])  # fmt: skip
     self._played += played
     played = iter(played)
     return [[next(played) for _ in range(count)] for _ in tasks]
+
+
+def _growth(env: envs.base.Env, cfg: schema.Eval) -> int:
+  """Tokens that an episode may add to its prompt."""
+  said, budget = env.max_turns * cfg.max_tokens, cfg.max_episode_tokens
+  if budget is None:
+    return said
+  # The environment speaks as well, if there is a turn to come.
+  return budget if env.max_turns > 1 else min(said, budget)
 
 
 def _prompt_length(renderer: chat.Renderer, task: types.Task) -> int:
@@ -157,7 +171,8 @@ def _prompt_length(renderer: chat.Renderer, task: types.Task) -> int:
     ) from None
 
 
-def _answer(rollout: types.Rollout) -> Answer:
+def answer(rollout: types.Rollout) -> Answer:
+  """Returns what is kept of an attempt: all that was said and earned."""
   task, score = rollout.task, rollout.score
   said = rollout.messages[len(task.prompt) :]
   text = said[0]['content'] if len(said) == 1 else '\n'.join(
@@ -175,4 +190,10 @@ def _answer(rollout: types.Rollout) -> Answer:
       stop_reason=rollout.stop_reason,
       tokens=int(sum(sample.mask.sum() for sample in rollout.samples)),
       error=rollout.error,
+      question=task.prompt[-1]['content'],
+      messages=tuple(
+          {'role': turn['role'], 'content': turn['content']} for turn in said
+      ),
+      turn_rewards=tuple(float(turn.reward) for turn in rollout.turns),
+      metrics={key: float(value) for key, value in score.metrics.items()},
   )

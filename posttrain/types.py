@@ -88,16 +88,34 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
+class Turn:
+  """One turn of the policy, as tokens.
+
+  Every turn was answered by the environment, the last one of an episode that
+  was cut off too: its reward is for what had been said by then.
+  """
+
+  sample: int  # which of the rollout's samples it is in
+  start: int  # its first token there
+  length: int  # sampled tokens
+  reward: float  # `StepOut.reward`; no part of the episode's grade
+  stop_reason: str  # eos, max_tokens or overflow: how the turn ended
+
+
+@dataclasses.dataclass(frozen=True)
 class Rollout:
   """One complete attempt at a task."""
 
   uid: int  # unique over the whole run
   task: Task
   messages: Messages  # prompt and everything after it
-  samples: tuple[Sample, ...]  # several only if the history was rewritten
+  # Several only if the history was rewritten, or not all of it kept.
+  samples: tuple[Sample, ...]
   score: Score
   stop_reason: str  # of `STOP_REASONS`
   error: str | None = None  # what went wrong, where stop_reason is 'error'
+  # In order; none where nobody played, or an error ended it.
+  turns: tuple[Turn, ...] = ()
 
 
 # Per-token fields that `Sample` and `Batch` share, with their dtypes. They

@@ -1,5 +1,6 @@
 """Evaluation: answers of the engine, what is counted, what is not scorable."""
 
+import dataclasses
 import json
 
 import jax
@@ -113,6 +114,46 @@ def test_max_length_is_that_of_the_longest_episode():
       {'toy': env}, RENDERER, schema.Eval(max_tokens=8), seed=0
   )
   assert made.max_length == 19 + 3 + 3 * 8
+
+
+@pytest.mark.parametrize('turns, budget, added', [
+    (1, 30, 8), (1, 5, 5), (3, 5, 5), (3, 100, 100)  # the answers have 24
+])
+def test_max_length_is_bounded_by_the_budget_of_an_episode(
+    turns, budget, added
+):
+  env = toys.Letters('toy', schema.Arithmetic())
+  env.max_turns = turns
+  made = evaluation.Evaluator(
+      {'toy': env}, RENDERER,
+      schema.Eval(max_tokens=8, max_episode_tokens=budget), seed=0,
+  )
+  assert made.max_length == 19 + 3 + added
+
+
+def test_plays_have_the_budgets_of_an_evaluation():
+  evaluator, driver = _evaluator(max_episode_tokens=5, keep_exchanges=2)
+  _, answers = evaluator()
+  for play in driver.plays:
+    assert (play.max_tokens, play.max_episode_tokens) == (8, 5)
+    assert play.keep_exchanges == 2
+  assert {answer.stop_reason for answer in answers} <= {'eos', 'overflow'}
+  assert max(answer.tokens for answer in answers) == 5
+
+
+class Counting(toys.Letters):
+  """Has metrics."""
+
+  def grade(self, task, text):
+    score = super().grade(task, text)
+    return dataclasses.replace(score, metrics={'letters': len(text)})
+
+
+def test_metrics_of_the_greedy_answers_are_measured():
+  evaluator, _ = _evaluator(Counting('toy', schema.Arithmetic()))
+  values, answers = evaluator()
+  letters = [len(answer.text) for answer in answers]
+  assert values['eval/letters/toy'] == np.mean(letters)
 
 
 def test_kl_is_the_drift_from_the_initial_parameters():

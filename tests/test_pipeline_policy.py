@@ -1,5 +1,6 @@
 """The pipeline with the policy as its sampler, against the real engine."""
 
+import collections
 import dataclasses
 import json
 
@@ -91,6 +92,10 @@ def test_groups_become_streams():
     assert metrics['rollout/reward/toy'] == np.mean(rewards)
     assert metrics['rollout/mixed_groups/toy'] == mixed
     assert metrics['rollout/errors/toy'] == 0
+    stops = collections.Counter(r.stop_reason for r in driver.rollouts)
+    assert {k: v for k, v in metrics.items() if '/stop/' in k} == {
+        f'rollout/stop/{k}/toy': n / 16 for k, n in stops.items()
+    }
     assert metrics['batch/samples'] == 16
     assert metrics['batch/rl_tokens'] == item.batch.rl_count
   assert pruned > 0

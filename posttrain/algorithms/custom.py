@@ -1,4 +1,4 @@
-"""Credit by a function of yours, token by token."""
+"""Credit by a function of yours, turn by turn or token by token."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,6 +18,14 @@ class Inputs:
   # Sampled tokens of each rollout, of all its samples one behind the other.
   completion_lengths: Sequence[int]
 
+  @property
+  def turn_rewards(self) -> list[np.ndarray]:
+    """Per rollout, what the environment gave for each turn: f32[turns]."""
+    return [
+        np.array([turn.reward for turn in rollout.turns], np.float32)
+        for rollout in self.rollouts
+    ]
+
   def broadcast(self, values: Sequence[float]) -> list[list[float]]:
     """Returns one value per rollout as one per sampled token."""
     if len(values) != len(self.rollouts):
@@ -27,6 +35,22 @@ class Inputs:
       )
     pairs = zip(values, self.completion_lengths, strict=True)
     return [[float(value)] * length for value, length in pairs]
+
+  def broadcast_turns(
+      self, values: Sequence[Sequence[float]]
+  ) -> list[list[float]]:
+    """Returns one value per rollout and turn as one per sampled token."""
+    turns = [[turn.length for turn in r.turns] for r in self.rollouts]
+    if [len(row) for row in values] != [len(row) for row in turns]:
+      raise ValueError(
+          'broadcast_turns must get one value per rollout and turn: got '
+          f'{[len(row) for row in values]}, expected '
+          f'{[len(row) for row in turns]}'
+      )
+    return [
+        np.repeat(np.asarray(row, float), lengths).tolist()
+        for row, lengths in zip(values, turns, strict=True)
+    ]
 
 
 class Custom(base.Algorithm):
@@ -42,7 +66,15 @@ class Custom(base.Algorithm):
         rewards = inputs.rewards - inputs.rewards.mean()
         return inputs.broadcast(scale * rewards)
 
-  is `grpo` with a factor. It must not write to what it is given.
+  is `grpo` with a factor. `inputs.turn_rewards` are what the environment gave
+  turn by turn, and `inputs.broadcast_turns` lays out one number per turn. This
+  credits each with all that was given from it on (no baseline is taken off):
+
+      def reward_to_go(inputs):
+        rewards = inputs.turn_rewards
+        return inputs.broadcast_turns([r[::-1].cumsum()[::-1] for r in rewards])
+
+  It must not write to what it is given.
 
   Streams: `advantages`, `rl_weights`, and the leash, as `grpo`.
   """

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from posttrain import types
+from posttrain.chat import layout
+
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
@@ -44,3 +47,22 @@ def join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
       np.concatenate([getattr(piece, field) for piece in pieces])
       for field in ('ids', 'roles', 'is_content', 'sampled', 'messages')
   ), text, open)
+
+
+def lay(
+    pieces: Sequence[layout.Piece], ids: Sequence[Sequence[int]]
+) -> Rendered:
+  """Lays out pieces, each with its token ids; without their text."""
+  lengths = [len(some) for some in ids]
+
+  # All at once: a turn has many pieces, of a few tokens each.
+  def spread(values, kind) -> np.ndarray:
+    return np.repeat(np.array(list(values), kind), lengths)
+
+  return Rendered(
+      ids=np.array([i for some in ids for i in some], np.int32),
+      roles=spread((types.ROLES.index(p.role) for p in pieces), np.int8),
+      is_content=spread((p.is_content for p in pieces), bool),
+      sampled=spread((p.sampled for p in pieces), bool),
+      messages=spread((p.message for p in pieces), np.int32),
+  )

@@ -164,10 +164,13 @@ class Renderer:
     """Appends ids that were sampled after a generation prompt, verbatim."""
     assert rendered.open, 'sampled ids follow a generation prompt'
     ids = np.asarray(ids, np.int32)
+    content = np.ones(len(ids), bool)
+    for stop in self.stop_ids:  # a few: `np.isin` takes ten times as long
+      content &= ids != stop
     return tokens.join([rendered, Rendered(
         ids=ids,
         roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
-        is_content=~np.isin(ids, self.stop_ids),
+        is_content=content,
         sampled=np.ones(len(ids), bool),
         messages=np.full(len(ids), -1, np.int32),
     )], rendered.text, open=True)
@@ -268,23 +271,18 @@ class Renderer:
   ) -> Rendered:
     """Tokenizes pieces, each on its own, and appends them."""
     scaffold, content = self.tokenizer.encode_scaffold, self.tokenizer.encode
-    parts = []
-    for piece in pieces:
-      encode = content if piece.is_content else scaffold
-      ids = np.asarray(encode(piece.text), np.int32)
-      if ids.max(initial=0) >= self.rows:
+    found = [
+        (content if piece.is_content else scaffold)(piece.text)
+        for piece in pieces
+    ]
+    for piece, ids in zip(pieces, found, strict=True):
+      if max(ids, default=0) >= self.rows:
         raise ValueError(
             'messages must be made of tokens that the model has rows for: got '
-            f'{self.tokenizer.text(int(ids.max()))!r} in {piece.text!r}'
+            f'{self.tokenizer.text(max(ids))!r} in {piece.text!r}'
         )
-      parts.append(Rendered(
-          ids=ids,
-          roles=np.full(len(ids), types.ROLES.index(piece.role), np.int8),
-          is_content=np.full(len(ids), piece.is_content),
-          sampled=np.full(len(ids), piece.sampled),
-          messages=np.full(len(ids), piece.message, np.int32),
-      ))
-    return tokens.join([*before, *parts], text, open=open)
+    new = tokens.lay(pieces, found)
+    return tokens.join([*before, new], text, open=open)
 
 
 def _fingerprint(

@@ -9,6 +9,8 @@ or, for whoever has something to say between the turns:
     for completion in engine.poll(): # decodes until something has stopped
       engine.extend(completion.id, ids, max_tokens)   # or engine.release(id)
 
+`launch` lets the device go on meanwhile; `step` is a poll of one chunk.
+
 1. Queued requests wait for free slots. Neighbours with the same prompt are
    admitted together, and their prompt is prefilled once.
 2. The loop runs until all have stopped; while a request waits for a slot, or
@@ -17,8 +19,6 @@ or, for whoever has something to say between the turns:
    on its slot, its company and the chunks only as far as matrix products round
    differently. Scheduling depends on token counts alone, so that a rerun is
    bitwise the same.
-
-Axes: B slots, R scratch rows, C tokens of a prefill chunk, S cache slots.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from posttrain import schema, scoring
-from posttrain.decode import feeds, likeness, loop, requests, schedule
+from posttrain.decode import admission, likeness, loop, requests, schedule
 
 
 class Engine:
@@ -70,14 +70,17 @@ class Engine:
     """
     self.slots, self.capacity = slots, capacity
     self._grows = capacity is None
-    self._model, self._seed, self._chunk = model, seed, chunk
-    self._rows, self._width = min(prefill_rows, slots), prefill_tokens
+    self._model, self._chunk = model, chunk
     self._place = loop.placement(mesh, slots)
+    self._shapes = admission.Shapes(
+        slots, min(prefill_rows, slots), prefill_tokens, seed, self._place
+    )
     self._params = self._view = self._state = self._asked = None
     self._like: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
     self._schedule = schedule.Schedule(slots, patient)
     self._ready: list[requests.Completion] = []
+    self._launched: set[int] | None = None  # seats that a chunk decodes for
 
   def set_params(self, params: Any, version: int) -> None:
     """Decodes with other weights from here on.
@@ -142,18 +145,32 @@ class Engine:
       ValueError: no weights are set; or requests wait, and all slots are held.
     """
     self._need_weights()
+    self._harvest()  # what has been launched
     while not self._ready and self._schedule.running:
-      self._turn()
-    done, self._ready = self._ready, []
-    return done
+      self._decode()
+      self._schedule.check_some_run()
+      self._harvest()
+    return self._collect()
 
   def step(self) -> list[requests.Completion]:
-    """Admits what waits and decodes a chunk; returns what has stopped."""
+    """Admits what waits and decodes a chunk; returns what has stopped.
+
+    The chunk is the one that was launched, if one was. Where all slots are
+    held, nothing happens.
+    """
+    self.launch()
+    self._harvest()
+    return self._collect()
+
+  def launch(self) -> None:
+    """Starts the chunk that `step` or `poll` will wait for.
+
+    The caller goes on while the device decodes: what is submitted, extended or
+    released until then is seen to after the chunk.
+    """
     self._need_weights()
-    if self._schedule.running:
-      self._turn(self._chunk)
-    done, self._ready = self._ready, []
-    return done
+    if self._launched is None:
+      self._decode(self._chunk)
 
   def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """What those that are decoding have drawn: (i32[n], f32[n]) by id.
@@ -218,7 +235,7 @@ class Engine:
     """
     self._need_weights()
     width = schedule.bucket(max(map(len, sequences)))
-    scorer = scoring.Scorer(self._model, self._rows, width)
+    scorer = scoring.Scorer(self._model, self._shapes.rows, width)
     heat = [np.full(len(ids), temperature, np.float32) for ids in sequences]
     return scorer(self._params, sequences, heat)
 
@@ -236,54 +253,32 @@ class Engine:
     if not self._schedule.begin(seat, ids, start, max_tokens, self.capacity):
       self._finish(seat, [], [], 'overflow')
 
-  def _admit(self) -> None:
-    """Fills free slots with what waits."""
-    if not self._schedule.waiting:
-      return
-    self._state = loop.fit(
-        self._state, self._model, self.slots, self.capacity, self._place
-    )
-    while entries := self._schedule.seat_next(self._rows):
-      self._asked = self._ask()
-      self._fill(entries)
-
-  def _fill(self, entries: list[list[schedule.Seat]]) -> None:
-    """Prefills a scratch row per entry, and puts it into the entry's slots."""
-    tokens, start, count, source = feeds.lay(entries, self._rows, self._width)
-    scratch, logits = loop.load(self._state, self._model, source)
-    for at in range(0, tokens.shape[1], self._width):
-      scratch, logits = loop.prefill(
-          self._view, self._model, scratch, logits,
-          tokens[:, at : at + self._width], start + at,
-          np.clip(count - at, 0, self._width),
-      )  # fmt: skip
-    self._state = loop.admit(
-        self._state, self._asked, scratch, logits,
-        *feeds.places(entries, self.slots), self._place,
+  def _decode(self, steps: int | None = None) -> None:
+    """Admits, and starts on so many tokens, or as many as poll may."""
+    self._state, self._asked = admission.admit(
+        self._schedule, self._state, self._asked, self._view, self._model,
+        self.capacity, self._shapes,
     )  # fmt: skip
-
-  def _turn(self, steps: int | None = None) -> None:
-    """Admits, decodes so many tokens or as many as poll may, and harvests."""
-    self._admit()
-    self._schedule.check_some_run()
+    running = {seat.order for seat in self._schedule.seated if not seat.held}
+    if not running:
+      return
     # Whoever holds a slot may have something to say, and a free one is used.
     most = self._chunk if self._schedule.pressing else self.capacity
     self._state = loop.decode(
         self._view, self._model, self._state, self._asked, steps or most,
         self._place,
     )  # fmt: skip
-    self._harvest()
-
-  def _ask(self) -> loop.Slots:
-    """What the slots' requests ask for, as arrays."""
-    fields = self._schedule.asks()
-    keys = loop.request_keys(self._seed, fields.pop('high'), fields.pop('low'))
-    return loop.Slots(keys=keys, **fields)
+    self._launched = running
 
   def _harvest(self) -> None:
-    """Collects what has stopped."""
+    """Waits for the device; takes what has stopped."""
+    launched, self._launched = self._launched, None
+    if launched is None:
+      return
     active, length = jax.device_get((self._state.active, self._state.length))
-    if not (done := self._schedule.stopped(active)):
+    # Those extended meanwhile are not active either, and have not begun.
+    done = [s for s in self._schedule.stopped(active) if s.order in launched]
+    if not done:
       return
     ids, logprobs = jax.device_get((self._state.ids, self._state.logprobs))
     for seat in done:
@@ -291,6 +286,10 @@ class Engine:
       turn = seat.turn(seat.length)
       seat.token = int(ids[turn][-1])
       self._finish(seat, ids[turn], logprobs[turn], seat.stop_reason)
+
+  def _collect(self) -> list[requests.Completion]:
+    done, self._ready = self._ready, []
+    return done
 
   def _finish(self, seat: schedule.Seat, ids, logprobs, reason: str) -> None:
     ids, logprobs = np.array(ids, np.int32), np.array(logprobs, np.float32)

@@ -67,7 +67,10 @@ class ModelSampler:
   def play(self, task: types.Task, uid: int) -> drivers.Play:
     """Returns the episode to play."""
     cfg = self._cfg
-    return drivers.Play(uid, self._env, task, cfg.temperature, cfg.max_tokens)
+    return drivers.Play(
+        uid, self._env, task, cfg.temperature, cfg.max_tokens,
+        cfg.max_episode_tokens, cfg.keep_exchanges,
+    )  # fmt: skip
 
   def finish(self, rollout: types.Rollout) -> types.Rollout:
     """Returns a played rollout as it trains.

@@ -4,6 +4,7 @@ Means are over what is known: a value that is None (not graded) counts for
 nothing, and a name is absent where nothing is known.
 """
 
+import collections
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,10 +48,14 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   """Returns means over the survivors.
 
   reward; pass_rate and format_rate, of what is graded; length, sampled tokens
-  of an episode; truncated, the share that a budget cut.
+  of an episode; truncated, the share that a budget cut; and the metrics of the
+  scores, but for one that has the name of another.
   """
   rollouts = survivors(rollouts)
+  found = [rollout.score.metrics for rollout in rollouts]
+  names = dict.fromkeys(name for metrics in found for name in metrics)
   return _means({
+      **{name: [metrics.get(name) for metrics in found] for name in names},
       'reward': [r.score.reward for r in rollouts],
       'pass_rate': [r.score.correct for r in rollouts],
       'format_rate': [r.score.formatted for r in rollouts],
@@ -59,6 +64,12 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
           r.stop_reason in ('max_tokens', 'overflow') for r in rollouts
       ],
   })
+
+
+def stops(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
+  """Returns {'stop/<reason>': its share}, of the stop reasons that occur."""
+  count = collections.Counter(rollout.stop_reason for rollout in rollouts)
+  return {f'stop/{k}': n / len(rollouts) for k, n in sorted(count.items())}
 
 
 def entropy(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
@@ -77,7 +88,8 @@ def entropy(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
 def samples(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   """Returns {'samples': samples of an episode}, of those that have any.
 
-  More than one where the chat template rewrote its history.
+  More than one where the chat template rewrote its history, or the policy saw
+  no more than the end of it.
   """
   return _means({'samples': [len(r.samples) or None for r in rollouts]})
 

@@ -5,6 +5,15 @@ import dataclasses
 from posttrain.schema import base, references
 
 
+def require_budgets(node) -> None:
+  """Refuses budgets of an episode that leave it nothing."""
+  for field in ('max_episode_tokens', 'keep_exchanges'):
+    value = getattr(node, field)
+    base.require(
+        value is None or value > 0, field, 'be None or > 0', value
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Dataset:
   """Replays the demonstrations that the environment's tasks carry."""
@@ -34,9 +43,17 @@ class Policy:
   temperature: float = 1.0
   # Longest turn, in tokens; an episode may have several.
   max_tokens: int = 64
+  # Tokens that an episode may add to its prompt, the environment's words
+  # included; None = what a row holds.
+  max_episode_tokens: int | None = None
+  # Behind the prompt the policy sees at most so many of the last exchanges (a
+  # turn and what the environment said to it); None = all. Each turn that sees
+  # less than the one before is a sample of its own.
+  keep_exchanges: int | None = None
 
   def __post_init__(self):
     base.require_positive(self, 'temperature', 'max_tokens')
+    require_budgets(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +68,13 @@ class Frozen:
   temperature: float = 1.0
   # Longest turn, in tokens; an episode may have several.
   max_tokens: int = 64
+  # Tokens that an episode may add to its prompt, the environment's words
+  # included; None = what a row holds.
+  max_episode_tokens: int | None = None
+  # Behind the prompt the policy sees at most so many of the last exchanges (a
+  # turn and what the environment said to it); None = all. Each turn that sees
+  # less than the one before is a sample of its own.
+  keep_exchanges: int | None = None
 
   def __post_init__(self):
     base.require(
@@ -60,3 +84,4 @@ class Frozen:
     references.require_frozen(self, 'model')
     base.require_positive(self, 'max_tokens')
     base.require_non_negative(self, 'temperature')
+    require_budgets(self)

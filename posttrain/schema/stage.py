@@ -2,7 +2,15 @@
 
 import dataclasses
 
-from posttrain.schema import algorithms, base, losses, references, samplers
+from posttrain.schema import adapters as env_adapters
+from posttrain.schema import (
+    algorithms,
+    base,
+    losses,
+    references,
+    samplers,
+    sql,
+)
 from posttrain.schema import envs as env_types
 from posttrain.schema import lora as adapters
 from posttrain.schema import model as models
@@ -18,7 +26,8 @@ class EnvEntry:
   # another type replaces the whole node.
   env: (
       env_types.Arithmetic | env_types.ReverseText | env_types.AlphabetSort
-      | env_types.Gsm8k | env_types.Rows
+      | env_types.Gsm8k | env_types.Rows | sql.Sql | env_adapters.OpenEnv
+      | env_adapters.Trl | env_adapters.Verifiers
   ) = env_types.Arithmetic()
   # What turns rollouts into a training signal.
   algorithm: algorithms.Algorithm = algorithms.Sft()
@@ -34,11 +43,13 @@ class EnvEntry:
   judge: references.Reference | None = None
   # Rollouts per task.
   group_size: int = 1
-  # Share of the groups, relative to the other environments' ratios.
+  # Share of the groups, relative to the other environments' ratios; 0 = it is
+  # evaluated, and not trained on.
   ratio: float = 1.0
 
   def __post_init__(self):
-    base.require_positive(self, 'group_size', 'ratio')
+    base.require_positive(self, 'group_size')
+    base.require_non_negative(self, 'ratio')
     for name, reward in self.rewards.items():
       base.require(
           (reward.fn is None) == (name == 'env'), 'rewards',
@@ -87,11 +98,20 @@ class Rollout:
   # Environment errors in one step, or one evaluation, above which the run
   # stops. Each one drops its episode; it is never a reward.
   max_errors: int = 10
+  # Threads for environments that wait for something: a network, a process.
+  env_threads: int = 32
+  # Chunks that are decoded between a turn and their answer to it, if others
+  # decode. What takes longer is waited for.
+  env_chunks: int = 4
+  # Whether the other environments answer while the device decodes the next
+  # chunk of those that still speak, rather than before.
+  overlap: bool = False
 
   def __post_init__(self):
     base.require_positive(
-        self, 'slots', 'chunk', 'prefill_rows', 'prefill_tokens'
-    )
+        self, 'slots', 'chunk', 'prefill_rows', 'prefill_tokens',
+        'env_threads', 'env_chunks',
+    )  # fmt: skip
     base.require_non_negative(self, 'max_errors')
 
 
@@ -110,9 +130,17 @@ class Eval:
   kl: bool = False
   # Longest answer (assistant turn), in tokens.
   max_tokens: int = 64
+  # Tokens that an episode may add to its prompt, the environment's words
+  # included; None = as many as its answers alone may have, so that what an
+  # environment says between them is at their cost.
+  max_episode_tokens: int | None = None
+  # Behind the prompt the policy sees at most so many of the last exchanges;
+  # None = all.
+  keep_exchanges: int | None = None
 
   def __post_init__(self):
     base.require_positive(self, 'prompts', 'max_tokens')
+    samplers.require_budgets(self)
     base.require(
         0 <= self.samples <= 1000, 'samples', 'be in [0, 1000]', self.samples
     )
@@ -156,6 +184,10 @@ class Stage:
     base.require_choice(self, 'kind', ('tokens',))
     base.require_positive(self, 'steps', 'updates_per_rollout')
     base.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
+    base.require(
+        any(entry.ratio for entry in self.envs.values()), 'envs',
+        'hold an environment with a ratio > 0', sorted(self.envs),
+    )
     base.require(
         self.init == 'random' or self.init[:6] != 'stage:'
         or len(self.init) > 6,

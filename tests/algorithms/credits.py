@@ -21,6 +21,15 @@ def infinite(inputs):
   return inputs.broadcast([float('inf')] * len(inputs.rollouts))
 
 
+def reward_to_go(inputs):
+  rewards = inputs.turn_rewards
+  return inputs.broadcast_turns([r[::-1].cumsum()[::-1] for r in rewards])
+
+
+def last_turn(inputs):
+  return inputs.broadcast_turns([r[-1:] for r in inputs.turn_rewards])
+
+
 def all_but(rollout, ids=()):
   return [[bool(i not in ids) for i in s.ids] for s in rollout.samples]
 

@@ -5,7 +5,9 @@ import pytest
 
 from posttrain import algorithms, schema
 from posttrain.algorithms import streams
+from posttrain.rollout import driver
 from tests.algorithms import two_turns
+from tests.rollout import fakes
 
 
 def make(name, **kwargs):
@@ -36,11 +38,33 @@ def test_broadcast_is_grpo():
     np.testing.assert_array_equal(a.rl_weights, b.rl_weights)
 
 
+def test_a_turn_is_credited_with_what_came_from_it_on():
+  (sample,) = streams.finalize(make('reward_to_go'), [two_turns.group(1.0)])
+  assert sample.advantages.tolist() == [0, 0, 0.75, 0.75, 0, 0, 0, 0.5, 0.5]
+  # Over several samples of an episode, too.
+  first, second = streams.finalize(
+      make('reward_to_go'), [two_turns.group(1.0, samples=2)]
+  )
+  assert first.advantages[first.mask].tolist() == [1.5, 1.5, 1.25, 1.25]
+  assert second.advantages[second.mask].tolist() == [0.75, 0.75, 0.5, 0.5]
+
+
+def test_turns_of_a_game_are_credited_where_they_were_said():
+  engine = fakes.Restarting({7: ['a', 'bcd', 'e']})
+  rollouts = driver.Driver(engine, fakes.RENDERER, 64).play(
+      [fakes.play(7, fakes.Recall(3), 3, keep_exchanges=1)]
+  )
+  first, second = streams.finalize(make('reward_to_go'), [rollouts])
+  assert first.advantages[first.mask].tolist() == [3.0] * 2 + [2.5] * 4
+  assert second.advantages[second.mask].tolist() == [1.5] * 2
+
+
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
         ('short', r'number per sampled token: got shape \(3,\) for rollout 0'),
         ('one', 'broadcast must get one value per rollout: got 1, expected 2'),
+        ('last_turn', r'turn: got \[1, 1\], expected \[2, 2\]'),
         ('infinite', 'finite numbers'),
     ],
 )

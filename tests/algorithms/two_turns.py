@@ -44,7 +44,10 @@ def rollout(reward=1.0, uid=0, samples=1, task=TASK, **changes):
   return types.Rollout(
       uid, task, MESSAGES,
       tuple(sample(task=task, **changes) for _ in range(samples)),
-      types.Score(reward), 'env_done',
+      types.Score(reward), 'env_done', turns=tuple(
+          types.Turn(i, start, 2, value, 'eos')
+          for i in range(samples) for start, value in ((2, 0.25), (7, 0.5))
+      ),
   )  # fmt: skip
 
 

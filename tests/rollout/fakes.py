@@ -8,7 +8,7 @@ from posttrain import types
 from posttrain.chat import renderer as chat
 from posttrain.chat import tokenizers
 from posttrain.decode import requests
-from posttrain.rollout import driver
+from posttrain.rollout import driver, games
 
 RENDERER = chat.Renderer(tokenizers.Bytes())
 EOS = RENDERER.tokenizer.eos_id
@@ -18,12 +18,14 @@ EOS = RENDERER.tokenizer.eos_id
 class Recall:
   """The policy names something, is told a word, and names it again.
 
-  The task's answer is the number of turns after which the game is done. A
-  hook named in `fails` does what is given there.
+  The task's answer is the number of turns after which the game is done; turn
+  by turn it gives 1/2, 1, 3/2, ... A hook named in `fails` does what is given
+  there.
   """
 
   max_turns: int = 2
   name: str = 'recall'
+  blocking: bool = False
   prompt: types.Messages = ({'role': 'user', 'content': 'name'},)
   fails: dict = dataclasses.field(default_factory=dict)
   closed: list = dataclasses.field(default_factory=list)
@@ -48,7 +50,8 @@ class RecallEpisode:
     self.heard.append((text, truncated))
     says = {'role': 'user', 'content': f'{len(self.heard)}?'}
     return self._env.hook('step', types.StepOut(
-        messages=(says,), done=len(self.heard) == self._task.answer
+        messages=(says,), reward=len(self.heard) / 2,
+        done=len(self.heard) == self._task.answer,
     ))
 
   def grade(self):
@@ -63,9 +66,13 @@ class RecallEpisode:
     self._env.hook('close')
 
 
-def play(uid, env=None, turns=2, temperature=1.0, max_tokens=8, task='t'):
+def play(
+    uid, env=None, turns=2, temperature=1.0, max_tokens=8, task='t', **budgets
+):
   task = types.Task(f'{task}{uid}', 'recall', (), answer=turns)
-  return driver.Play(uid, env or Recall(), task, temperature, max_tokens)
+  return driver.Play(
+      uid, env or Recall(), task, temperature, max_tokens, **budgets
+  )
 
 
 def raises(error):
@@ -129,3 +136,12 @@ class Engine:
   def release(self, id):
     self.held.remove(id)
     self.released.append(id)
+
+
+class Restarting(Engine):
+  """Scripts are by uid; requests of an episode that restarts have others."""
+
+  def submit(self, request):
+    uid = games.uid_of(request.id)
+    self.scripts[request.id] = self.scripts[uid]
+    super().submit(request)

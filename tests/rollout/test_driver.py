@@ -9,7 +9,7 @@ import pytest
 from posttrain import packing, types
 from posttrain.chat import renderer as chat
 from posttrain.chat import tokenizers
-from posttrain.rollout import driver
+from posttrain.rollout import driver, games
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, play, raises
 
@@ -195,22 +195,13 @@ def test_what_a_template_says_behind_eos_is_nobodys():
   np.testing.assert_array_equal(sample.ids, engine.ids[7])
 
 
-class Restarting(fakes.Engine):
-  """Scripts are by uid; requests of an episode that restarts have others."""
-
-  def submit(self, request):
-    uid = driver._uid(request.id)
-    self.scripts[request.id] = self.scripts[uid]
-    super().submit(request)
-
-
 def test_a_template_that_forgets_thoughts_starts_a_new_sample():
   renderer = chat.Renderer(tokenizers.Bytes(), (
       '{% for m in messages %}<|{{ m.role }}|>'
       "{{ m.content if loop.last else m.content.split('#')[-1] }}<|end|>"
       '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
   ))
-  engine = Restarting({7: ['a#red', 'red', 'b#red', 'red']})
+  engine = fakes.Restarting({7: ['a#red', 'red', 'b#red', 'red']})
   made = play(7, Recall(max_turns=4), 4, temperature=0.5)
   (rollout,) = driver.Driver(engine, renderer, 64).play([made])
   assert not engine.held and not engine.running
@@ -231,7 +222,7 @@ def test_a_template_that_forgets_thoughts_starts_a_new_sample():
   assert sum(s.mask.sum() for s in rollout.samples) == 6 + 4 + 6 + 4
   # What was sampled anew has other random numbers, and slots are given back.
   ids = [request.id for request in engine.requests]
-  assert len(set(ids)) == 3 and {driver._uid(i) for i in ids} == {7}
+  assert len(set(ids)) == 3 and {games.uid_of(i) for i in ids} == {7}
   assert engine.released == ids
   for request, sample in zip(engine.requests, rollout.samples, strict=True):
     np.testing.assert_array_equal(engine.ids[request.id], sample.ids)
@@ -333,12 +324,19 @@ REFUSED = {
 }
 
 
+REWARDS = {'step': (
+    lambda: types.StepOut(reward=float('inf')),
+    'ValueError: reward of a step must be finite: got inf',
+)}
+
+
+@pytest.mark.parametrize('blocking', [False, True])
 @pytest.mark.parametrize('hook, does, says', [
-    (hook, *case) for cases in (HOOKS, ANSWERS, REFUSED)
+    (hook, *case) for cases in (HOOKS, ANSWERS, REFUSED, REWARDS)
     for hook, case in cases.items()
 ])
-def test_an_error_costs_its_own_episode_alone(hook, does, says):
-  broken = Recall(fails={hook: does})
+def test_an_error_costs_its_own_episode_alone(hook, does, says, blocking):
+  broken = Recall(fails={hook: does}, blocking=blocking)
   plays = [play(1), play(2, broken), play(3)]
   rollouts, engine = run(plays, {uid: ['red', 'red'] for uid in (1, 2, 3)})
   for rollout in rollouts[::2]:
@@ -363,9 +361,11 @@ def test_the_first_error_is_told():
   assert [m['content'] for m in rollout.messages] == ['name', 'red']
 
 
+@pytest.mark.parametrize('blocking', [False, True])
 @pytest.mark.parametrize('error', [KeyboardInterrupt(), SystemExit(1)])
-def test_an_interrupt_passes_and_closes_what_is_open(error):
-  env, others = Recall(fails={'step': raises(error)}), Recall()
+def test_an_interrupt_passes_and_closes_what_is_open(error, blocking):
+  env = Recall(fails={'step': raises(error)}, blocking=blocking)
+  others = Recall(blocking=blocking)
   engine = fakes.Engine({1: ['red'], 2: ['red']}, pick=lambda uids: uids)
   with pytest.raises(type(error)):
     driver.Driver(engine, RENDERER, 64).play([play(1, env), play(2, others)])
@@ -389,3 +389,15 @@ def test_bugs_of_ours_are_no_errors_of_the_environment():
 
 def test_no_plays_are_no_rollouts():
   assert run([], {})[0] == []
+
+
+def test_seconds_of_environments_add_up(monkeypatch):
+  ticks = itertools.count()
+  monkeypatch.setattr(driver.time, 'perf_counter', lambda: next(ticks))
+  made = driver.Driver(
+      fakes.Engine({i: ['red'] * 2 for i in range(4)}), RENDERER, 64
+  )
+  made.play([play(0), play(1)])
+  assert made.env_seconds == 2 * 4  # begin, two steps, end
+  made.play([play(2, Recall(blocking=True)), play(3)])
+  assert made.env_seconds == 3 * 4

@@ -61,6 +61,29 @@ def test_what_nobody_knows_has_no_name():
   assert summary.pass_at([], 2) is None is summary.pass_at([failed * 2], 2)
 
 
+def test_metrics_of_the_scores_are_means_of_those_that_have_them():
+  rollouts = [
+      dataclasses.replace(_rollout(1.0), score=types.Score(reward, metrics=m))
+      for reward, m in (
+          (1.0, {'steps': 3, 'reward': 9.0}),
+          (0.0, {'steps': 4, 'asked': True}), (None, {}),
+      )
+  ]  # fmt: skip
+  rollouts.append(_rollout(stop_reason='error'))
+  assert summary.summarize(rollouts) == {
+      'steps': 3.5, 'asked': 1.0, 'reward': 0.5, 'length': 2.0,
+      'truncated': 0.0,
+  }
+
+
+def test_stop_reasons_are_shares_of_all_rollouts():
+  reasons = ('eos', 'error', 'max_turns', 'eos')
+  assert summary.stops([_rollout(stop_reason=x) for x in reasons]) == {
+      'stop/eos': 0.5, 'stop/error': 0.25, 'stop/max_turns': 0.25
+  }
+  assert summary.stops([]) == {}
+
+
 def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
   rollouts = [_rollout(logprobs=[-1.0]), _rollout(logprobs=[-3.0, -4.0, -8.0])]
   assert summary.entropy(rollouts) == {'entropy': 4.0}
