@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, TextIO
 
 from posttrain import config, errors, preemption, schema, validation
 
@@ -54,10 +55,20 @@ def parse(argv: Sequence[str]) -> Flags:
   return flags
 
 
-def resolve(flags: Flags) -> schema.Run:
-  """The checked options that a command line stands for."""
-  node = config.load(flags.config)
-  for key, value in flags.overrides:
+def load(
+    path: str, overrides: Sequence[tuple[str, str]] = ()
+) -> schema.Run:
+  """Reads a recipe: its checked options.
+
+  Args:
+    path: `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
+    overrides: (dotted key, value as on the command line), in their order.
+
+  Raises:
+    ValueError: naming the key that is wrong, and what it must be.
+  """
+  node = config.load(path)
+  for key, value in overrides:
     config.override(node, key, value)
   run = config.build(node)
   validation.check(run)
@@ -85,23 +96,52 @@ def claim(workdir: str, run: schema.Run) -> None:
     raise ValueError(f'--workdir must be writable: {error}') from error
 
 
-def launch(run: schema.Run, workdir: str | None, dry_run: bool) -> None:
-  """Prints the plan, then trains and reports, unless it is a dry run."""
+def train(run: schema.Run, workdir: str) -> dict[str, Any]:
+  """Trains what a workdir lacks of a run; writes its report.
+
+  The plan goes to stderr; nothing goes to stdout.
+
+  Args:
+    run: of `load`.
+    workdir: new, or that of the same run, which goes on where it stands.
+
+  Returns:
+    The final evaluation: `stage`, `step` and every `eval/*` value.
+
+  Raises:
+    ValueError: something does not fit; before anything is compiled.
+    Preempted: SIGTERM asked it to stop; everything is saved.
+  """
   with preemption.on_sigterm() as stop:
     # Late, so that a mistake in the command line is answered at once.
-    from posttrain import build, instrument, report, train
+    from posttrain import instrument, report
+    from posttrain import train as loop
 
-    instrument.keep_freed_memory()
-    plans = build.preflight(run)
-    for plan in plans.values():
-      print('\n'.join(plan.lines()), file=None if dry_run else sys.stderr)
-    if dry_run:
-      return
+    plans = _plan(run, sys.stderr)
     claim(workdir, run)
     instrument.enable_compilation_cache(run.compilation_cache)
-    final = train.run(run, workdir, plans, stop)
+    final = loop.run(run, workdir, plans, stop)
     report.write(workdir)
-    print(json.dumps(final))
+    return final
+
+
+def _plan(run: schema.Run, file: TextIO) -> dict[str, Any]:
+  """Prints what the stages are going to need; returns it by stage."""
+  from posttrain import build, instrument
+
+  instrument.keep_freed_memory()
+  plans = build.preflight(run)
+  for plan in plans.values():
+    print('\n'.join(plan.lines()), file=file)
+  return plans
+
+
+def launch(run: schema.Run, workdir: str | None, dry_run: bool) -> None:
+  """Prints the plan and, unless it is a dry run, trains."""
+  if dry_run:
+    _plan(run, sys.stdout)
+  else:
+    print(json.dumps(train(run, workdir)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,7 +151,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
   try:
     flags = parse(argv)
-    launch(resolve(flags), flags.workdir, flags.dry_run)
+    run = load(flags.config, flags.overrides)
+    launch(run, flags.workdir, flags.dry_run)
   except KeyboardInterrupt:
     print('interrupted; start again to go on from the newest checkpoint',
           file=sys.stderr)  # fmt: skip

@@ -156,14 +156,17 @@ def read(path: str) -> list[Row]:
 class Progress:
   """A bar on stderr with a few numbers; silent where nobody looks.
 
+  Somebody looks at a terminal, and at a notebook.
+
     with Progress('sft', 400, start=100) as bar:
       bar.update(101, {'loss': 0.4})
   """
 
   def __init__(self, stage: str, steps: int, start: int = 0, on: bool = True):
+    watched = sys.stderr.isatty() or 'ipykernel' in sys.modules
     self._bar = tqdm.tqdm(
         desc=stage, total=steps, initial=start, unit='step', leave=True,
-        dynamic_ncols=True, disable=not (on and sys.stderr.isatty()),
+        dynamic_ncols=True, disable=not (on and watched),
     )
 
   def __enter__(self) -> 'Progress':

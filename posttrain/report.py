@@ -19,11 +19,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from posttrain import curves, metrics
+from posttrain import answers, curves, metrics, transcripts
 
-SHOWN = 12  # prompts in the table of answers
 RESULTS = (  # metric, what it is called ({} = the metric), how it is written
     ('pass_rate', 'pass rate, greedy', '{:.1%}'),
+    (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # of a part of the tasks
     ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
     (r'pass@\d+', '{}', '{:.1%}'),
     ('format_rate', 'format rate, greedy', '{:.1%}'),
@@ -31,12 +31,15 @@ RESULTS = (  # metric, what it is called ({} = the metric), how it is written
     ('kl', 'KL to the start of the stage, nats per token', '{:.4f}'),
     ('length', 'length, tokens', '{:.1f}'),
 )
-STYLE = """
-:root { --ink: #1f2933; --muted: #66727f; --rule: #e3e7eb; --soft: #f6f7f9;
-  --good: #2f7a46; --bad: #b4432f; }
+STYLE = f"""
+:root {{ color-scheme: light dark; {transcripts.LIGHT} }}
+@media screen and (prefers-color-scheme: dark) {{
+  :root {{ {transcripts.DARK} }} }}
+""" + """
 * { box-sizing: border-box; }
 body { font: 16px/1.55 system-ui, -apple-system, 'Segoe UI', sans-serif;
-  color: var(--ink); max-width: 62rem; margin: 3rem auto; padding: 0 1.5rem; }
+  background: var(--paper); color: var(--ink); max-width: 62rem;
+  margin: 3rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.9rem; letter-spacing: -0.02em; margin: 0; }
 h2 { font-size: 1.1rem; margin: 2.8rem 0 0.8rem; }
 p.note { color: var(--muted); margin: 0.3rem 0 1rem; font-size: 0.9rem; }
@@ -54,11 +57,11 @@ b.n { font-size: 1.05rem; }
   margin: 0.4rem 0 0.8rem; background: var(--soft); }
 .dot { display: inline-block; width: 0.65rem; height: 0.65rem;
   border-radius: 2px; margin-right: 0.5rem; }
-svg { width: 100%; height: auto; }
+svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
 details { margin-top: 2.8rem; } summary { cursor: pointer; font-weight: 600; }
 pre { background: var(--soft); padding: 1rem; overflow-x: auto;
   font-size: 0.8rem; border-radius: 4px; }
-"""
+""" + transcripts.STYLE
 
 Rows = list[dict[str, Any]]
 
@@ -69,8 +72,8 @@ def write(workdir: str) -> str:
   config = _config(workdir)
   name = html.escape(os.path.basename(os.path.abspath(workdir)))
   parts = [
-      f'<h1>{name}</h1>', _subtitle(rows), _results(rows),
-      _curves(rows), _answers(workdir, curves.stages(rows)), _seconds(rows),
+      f'<h1>{name}</h1>', _subtitle(rows), _results(rows), _curves(rows),
+      answers.write(workdir, curves.stages(rows)), _seconds(rows),
       _details(config),
   ]
   path = os.path.join(workdir, 'report.html')
@@ -170,63 +173,6 @@ def _curves(rows: Rows) -> str:
     drawn.savefig(text, format='svg', metadata=nothing)
   svg = text.getvalue()
   return f'<h2>Learning curves</h2>{svg[svg.index("<svg") :]}'
-
-
-def _answers(workdir: str, stages: list[str]) -> str:
-  """The first prompts of the evaluation, answered at several times."""
-  files = _answer_files(os.path.join(workdir, 'rollouts'), stages)
-  if not files:
-    return ''
-  # The last of every stage; with one stage, also the first.
-  times = {f'after {stage}': path for stage, _, path in files}
-  if len(times) == 1:
-    times = {'start': files[0][2], **times}
-  answers = [
-      {(row['env'], row['id']): row for row in metrics.read(path)}
-      for path in times.values()
-  ]
-  shared = [key for key in answers[0] if all(key in x for x in answers)]
-  body = ''
-  for key in shared[:SHOWN]:
-    last = answers[-1][key]
-    cells = ''.join(_answer(found[key]) for found in answers)
-    body += (
-        f'<tr><td class="text">{html.escape(str(last.get("prompt", "")))}</td>'
-        f'<td class="text">{html.escape(str(last.get("answer", "")))}</td>'
-        f'{cells}</tr>'
-    )
-  heads = ''.join(f'<th>{html.escape(name)}</th>' for name in times)
-  return (
-      '<h2>The same prompts, before and after</h2><p class="note">The first '
-      f'{min(SHOWN, len(shared))} of {len(answers[0])} evaluation prompts, '
-      'answered greedily; not selected.</p><table><tr><th>prompt</th>'
-      f'<th>expected</th>{heads}</tr>{body}</table>'
-  )
-
-
-def _answer_files(
-    folder: str, stages: list[str]
-) -> list[tuple[str, int, str]]:
-  """(stage, step, path) of the evaluations' answers, in the run's order."""
-  found = []
-  for name in os.listdir(folder) if os.path.isdir(folder) else ():
-    match = re.fullmatch(r'(.+)_eval_(\d+)\.jsonl', name)
-    if match:
-      stage, step = match[1], int(match[2])
-      found.append((stage, step, os.path.join(folder, name)))
-  order = {stage: place for place, stage in enumerate(stages)}
-  return sorted(
-      found, key=lambda x: (order.get(x[0], len(order)), x[1], x[2])
-  )
-
-
-def _answer(row: dict[str, Any]) -> str:
-  kind = {True: 'good', False: 'bad'}.get(row.get('correct'), '')
-  mark = {'good': '&#10003; ', 'bad': '&#10007; '}.get(kind, '')
-  text = str(row.get('text', '')).strip() or '(empty)'
-  if len(text) > 600:
-    text = text[:600] + ' ...'
-  return f'<td class="text {kind}">{mark}{html.escape(text)}</td>'
 
 
 def _seconds(rows: Rows) -> str:

@@ -50,6 +50,8 @@ FLOORS = {
     'posttrain.metrics': 7,
     'posttrain.token_export': 7,
     'posttrain.curves': 7,
+    'posttrain.transcripts': 7,
+    'posttrain.answers': 7.5,
     'posttrain.config': 8,
     'posttrain.validation': 8,  # of the options alone; main asks both
     'posttrain.evaluation': 8,

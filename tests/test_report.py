@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from posttrain import metrics, report
+from posttrain import answers, metrics, report
 
 
 def make_run(folder):
@@ -95,7 +95,7 @@ def test_compiling_is_counted_once(row, want):
 
 
 def test_a_long_answer_is_cut_before_it_is_escaped():
-  cell = report._answer({'text': '<' * 700})
+  cell = answers._answer({'text': '<' * 700})
   assert cell.count('&lt;') == 600
   assert '&lt; ...</td>' in cell
 
@@ -119,6 +119,71 @@ def test_answers_are_paired_and_coloured(run):
   assert all('class="text bad"' in row for row in rows)
   assert all('class="text good"' in row for row in rows)
   assert 'The first 12 of 15 evaluation prompts' in text
+
+
+def play(env, id, *said, rewards=(), correct=False, **more):
+  """An attempt: a policy and an environment that answer each other."""
+  roles = ('assistant', 'tool')
+  return {
+      'env': env, 'id': id, 'prompt': f'rules\nq {id}', 'question': f'q {id}',
+      'answer': 3, 'text': '', 'correct': correct, 'reward': sum(rewards),
+      'stop_reason': 'env_done', 'tokens': 4, 'error': None,
+      'messages': [
+          {'role': roles[i % 2], 'content': text} for i, text in enumerate(said)
+      ],
+      'turn_rewards': list(rewards), **more,
+  }  # fmt: skip
+
+
+def save(run, stage, step, rows):
+  path = run / 'rollouts' / f'{stage}_eval_{step:06d}.jsonl'
+  with open(path, 'a') as f:
+    f.writelines(json.dumps(row) + '\n' for row in rows)
+
+
+def test_several_turns_are_shown_beside_each_other(run):
+  save(run, 'sft', 0, [play('sql', f't{i}', 'ANSWER x') for i in range(8)])
+  save(run, 'grpo', 120, [
+      play('sql', f't{i}', 'QUERY: SELECT 1', 'one', 'ANSWER: 3',
+           rewards=(0.01, 1.0), correct=True)
+      for i in range(8)
+  ])  # fmt: skip
+  report.write(str(run))
+  text = (run / 'report.html').read_text()
+  _, part = text.split('<h2>The same tasks of sql, before and after</h2>')
+  part, _ = part.split('<h2>Where the seconds went')
+  assert 'The first 6 of 8 evaluation tasks' in part
+  tasks = part.split('<section')[1:]
+  assert [re.search('q t(.)', task)[1] for task in tasks] == list('012345')
+  for task in tasks:
+    heads = re.findall('<h4>(.*?)</h4>', task)
+    assert heads == ['start', 'after sft', 'after grpo']
+    assert task.count('wrong') == 2  # the one file of sft is start and end
+    assert task.count('correct') == 1
+    assert 'rules' not in task
+  # The table of what is answered at once is as it would be without them.
+  assert 'The first 12 of 15 evaluation prompts' in text
+  table = text[text.index('>prompt<') : text.index('of sql, before')]
+  assert 'SELECT' not in table and table.count('<tr><td') == 12
+
+
+def test_a_run_of_several_turns_alone_has_no_table(tmp_path):
+  (tmp_path / 'rollouts').mkdir()
+  row = play('a&b', 't', 'SAMPLE x', 'no', 'ANSWER 3')
+  save(tmp_path, 'main', 0, [row])
+  (tmp_path / 'metrics.jsonl').write_text('{"stage": "main", "step": 0}\n')
+  report.write(str(tmp_path))
+  text = (tmp_path / 'report.html').read_text()
+  assert 'The same tasks of a&amp;b, before' in text
+  assert 'The same prompts' not in text
+
+
+def test_a_stage_without_an_environment_has_no_column_for_it(run):
+  row = play('sql', 't', 'SAMPLE x', 'no', 'ANSWER 3')
+  save(run, 'grpo', 120, [row])
+  report.write(str(run))
+  text = (run / 'report.html').read_text()
+  assert re.findall('<h4>(.*?)</h4>', text) == ['after grpo']
 
 
 def test_it_says_the_same_twice(run):
