@@ -26,19 +26,23 @@ CORE = [
     'tokenizers',
     'tqdm',
 ]
+NOTEBOOK = ['ipykernel', 'nbclient', 'nbformat']
 TENSORBOARD = ['tensorboardX']
 SERVE = ['starlette', 'uvicorn']
+OPENENV = ['websockets']
 EXTRAS = {
     'test': [
-        'hypothesis', 'openai', 'pytest', 'ruff', 'setuptools', *SERVE,
-        *TENSORBOARD,
+        'hypothesis', 'openai', 'pytest', 'ruff', 'setuptools', *NOTEBOOK,
+        *OPENENV, *SERVE, *TENSORBOARD,
     ],
     'serve': SERVE,
     'hf': ['transformers'],
-    'notebook': ['ipykernel', 'jupyterlab'],
+    'notebook': ['jupyterlab', *NOTEBOOK],
     'parity': ['peft', 'torch', 'transformers'],
     'tensorboard': TENSORBOARD,
     'launch': ['xmanager'],
+    'openenv': OPENENV,
+    'verifiers': ['verifiers>=0.4,<0.5'],
 }
 
 

@@ -18,7 +18,8 @@ VISIBLE = {
     'README.md', 'LICENSE',
 }
 EXTRAS = {
-    'test', 'serve', 'hf', 'notebook', 'parity', 'tensorboard', 'launch'
+    'test', 'serve', 'hf', 'notebook', 'parity', 'tensorboard', 'launch',
+    'openenv', 'verifiers',
 }
 
 

@@ -289,8 +289,10 @@ def _ask_the_rest():
   from posttrain.rollout import rewarding
   from tests import fixtures
   from tests.algorithms import test_table, two_turns
+  from tests.envs.adapters import asked
   from tests.rollout import servers
 
+  asked.ask()
   for cfg in (schema.ReverseText(), schema.AlphabetSort()):
     env = envs.make('a', cfg)
     for split in ('train', 'eval'):

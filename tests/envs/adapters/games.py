@@ -1,0 +1,62 @@
+"""Classes of the form that TRL's `environment_factory` takes."""
+
+from typing import Literal
+
+
+class Guess:
+  """Guess a number; `low` and `secret` come from the row."""
+
+  def __init__(self):
+    self.tries, self.secret, self.row = 0, None, None
+
+  def reset(self, secret: int = 5, **row) -> str | None:
+    self.tries, self.secret, self.row = 0, secret, row
+    return row.get('says')
+
+  def guess(self, number: int, mood: Literal['good', 'bad'] = 'good') -> str:
+    """Says whether the number is too small or too large.
+
+    Args:
+      number: what you think it is.
+      mood: of the answer.
+    """
+    self.tries += 1
+    if number < 0:
+      raise ValueError('numbers are not negative')
+    if number == self.secret:
+      return 'right'
+    return f'too {"small" if number < self.secret else "large"}, {mood}'
+
+  async def wait(self) -> int:
+    """Waits."""
+    return self.tries
+
+  def undocumented(self, values: list[int]):
+    return values
+
+  @property
+  def broken(self):
+    raise AssertionError('nobody asks a property')
+
+  def _private(self):
+    """No tool."""
+
+  def get_reward(self) -> float:
+    return 1 / self.tries if self.tries else 0
+
+
+class Silent:
+  """Without a reward of its own, without tools."""
+
+  def reset(self, **row):
+    return None
+
+
+class Judged(Silent):
+
+  async def get_reward(self):
+    return None
+
+
+def no_environment():
+  return 3

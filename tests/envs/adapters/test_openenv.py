@@ -1,0 +1,247 @@
+"""The client of OpenEnv servers, against one in a thread."""
+
+import json
+import sys
+
+import pytest
+
+from posttrain import envs, schema
+from posttrain.rollout import driver
+from posttrain.schema import adapters
+from tests.envs.adapters import servers
+from tests.rollout import fakes
+
+
+@pytest.fixture
+def server():
+  made = servers.Server()
+  with made.running() as url:
+    made.url = url
+    yield made
+
+
+def make(url, **options):
+  return envs.make('g', schema.OpenEnv(url=url, max_turns=4, **options))
+
+
+def begin(env, seed):
+  """An episode that is reset, and what that said."""
+  (task,) = (
+      task for task in env.source('train', 0).take(100) if task.id == str(seed)
+  )
+  episode = env.make(task)
+  return episode, episode.reset()
+
+
+def says(number):
+  return json.dumps({'number': number})
+
+
+def test_an_episode_of_guesses(server):
+  env = make(server.url, prompt='Guess.', correct_at=1.0)
+  assert env.blocking and env.max_turns == 4
+  episode, messages = begin(env, 7)
+  assert messages == (
+      {'role': 'system', 'content': 'Guess.'},
+      {'role': 'user', 'content': '{"hint": "guess", "tries": 0}'},
+  )
+  out = episode.step(says(3), False)
+  assert out.messages == (
+      {'role': 'user', 'content': '{"hint": "higher", "tries": 1}'},
+  )
+  assert (out.reward, out.done) == (0.25, False)
+  out = episode.step(says(9), False)
+  assert (out.reward, out.done) == (0.0, False)
+  assert episode.grade().correct is False
+  out = episode.step(says(7), False)
+  assert (out.reward, out.done) == (1.0, True)
+  score = episode.grade()
+  assert (score.reward, score.correct) == (1.25, True)
+  assert score.metrics == {'refused': 0}
+  episode.close()
+  assert server.closed == 1 and server.seeds == [7]
+
+
+def test_a_task_stands_in_for_what_only_the_server_knows(server):
+  env = make(server.url, prompt='Guess.')
+  task = env.source('train', 0).take(8)[7]
+  _, messages = begin(env, 7)
+  assert task.prompt[0] == messages[0]
+  assert task.prompt[1] == {'role': 'user', 'content': 'reset(seed=7)'}
+  assert len(task.prompt) == len(messages)
+
+
+def test_seeds_of_the_splits_are_disjoint():
+  env = make('ws://nowhere/ws', train_tasks=5, eval_tasks=3)
+  train, held = env.source('train', 3), env.source('eval', 0)
+  assert [task.info['seed'] for task in train.take(9)] == [0, 1, 2, 3, 4]
+  assert sorted(next(train).id for _ in range(5)) == list('01234')
+  assert [task.info['seed'] for task in held.take(9)] == [
+      1_000_000, 1_000_001, 1_000_002
+  ]
+  assert adapters.MAX_SEEDS == 1_000_000
+  other = make('ws://elsewhere/ws', train_tasks=5, message_timeout=9.0)
+  other.source('train', 3).set_state(train.get_state())
+  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
+    make('ws://a', train_tasks=5, prompt='x').source('train', 3).set_state(
+        train.get_state()
+    )
+
+
+@pytest.mark.parametrize(
+    ('text', 'words'), [
+        ('{}', 'error: Invalid message; number: Field required'),
+        ('{"number": "x"}', 'error: Invalid message; number: Field required'),
+        ('{"number": 11}', 'error: trouble 11'),  # INVALID_JSON
+        ('guess 3', 'error: an action must be a JSON object; Expecting'),
+        ('[3]', 'error: an action must be a JSON object'),
+        ('{"number": 3', 'error: an action must be a JSON object; Expecting'),
+        ('[' * 100_000, 'error: an action must be a JSON object'),
+        ('', 'error: an action must be a JSON object; Expecting'),
+    ],
+)
+def test_a_bad_action_is_an_observation(server, text, words):
+  episode, _ = begin(make(server.url), 7)
+  out = episode.step(text, False)
+  assert (out.reward, out.done) == (0.0, False)
+  (message,) = out.messages
+  assert message['role'] == 'user' and message['content'].startswith(words)
+  # Nobody gave a reward: that is not zero.
+  assert episode.grade().reward is None
+  assert episode.grade().metrics == {'refused': 1}
+  assert episode.step(says(7), False).done
+  assert episode.grade().reward == 1.0
+  episode.close()
+
+
+@pytest.mark.parametrize(
+    ('number', 'error', 'words'), [
+        (12, RuntimeError, 'answers a step with EXECUTION_ERROR: trouble 12'),
+        (13, RuntimeError, 'answers a step with UNKNOWN_TYPE'),
+        (14, RuntimeError, 'answers a step with SESSION_ERROR'),
+        (servers.DROPS, ConnectionError, 'must stay connected'),
+    ],
+)
+def test_trouble_of_the_server_raises(server, number, error, words):
+  episode, _ = begin(make(server.url), 7)
+  with pytest.raises(error, match=words):
+    episode.step(says(number), False)
+  episode.close()
+  episode.close()
+
+
+def test_a_server_that_does_not_answer(server):
+  episode, _ = begin(make(server.url), 7)
+  episode._session._wait = 0.01  # the reset may take its time
+  with pytest.raises(TimeoutError, match='a step in message_timeout=0.01 s'):
+    episode.step(says(servers.HANGS), False)
+  server.ended.set()
+  episode.close()
+
+
+@pytest.mark.parametrize('code', ['FACTORY_ERROR', 'VALIDATION_ERROR'])
+def test_a_session_that_is_refused(code):
+  with servers.Server(refuses=code).running() as url:
+    with pytest.raises(RuntimeError, match=f'a reset with {code}: no place'):
+      begin(make(url), 7)
+
+
+def test_no_server():
+  with servers.Server().running() as url:
+    pass
+  with pytest.raises(ConnectionError, match='url must name a server'):
+    begin(make(url), 7)
+
+
+def test_a_full_server_says_so_and_a_place_is_free_after_close():
+  made = servers.Server(capacity=1)
+  with made.running() as url:
+    env = make(url)
+    first, _ = begin(env, 1)
+    with pytest.raises(RuntimeError, match='CAPACITY_REACHED: no place'):
+      begin(env, 2)
+    first.close()
+    for seed in range(20):  # close waits until the server knows
+      episode, _ = begin(env, seed)
+      episode.close()
+  assert made.most == 1
+
+
+def test_two_sessions_side_by_side(server):
+  env = make(server.url)
+  (a, _), (b, _) = begin(env, 2), begin(env, 8)
+  assert not a.step(says(8), False).done and not b.step(says(2), False).done
+  assert b.step(says(8), False).done and a.step(says(2), False).done
+  assert (a.grade().reward, b.grade().reward) == (1.0, 1.25)
+  a.close()
+  b.close()
+  assert server.most == 2
+
+
+def test_fields_of_texts(server):
+  options = {'observation_field': 'hint', 'action_field': 'number'}
+  episode, (asks,) = begin(make(server.url, **options), 7)
+  assert asks == {'role': 'user', 'content': 'guess'}
+  # The text is the field, whatever it is: here the server wants a number.
+  (said,) = episode.step('7', False).messages
+  assert said['content'].startswith('error: Invalid message')
+  episode.close()
+  episode, (asks,) = begin(make(server.url, observation_field='tries'), 7)
+  assert asks['content'] == '0'
+  episode.close()
+  with pytest.raises(ValueError, match="got 'reward', expected one of"):
+    begin(make(server.url, observation_field='reward'), 7)
+
+
+def test_a_whole_run_through_the_driver(server):
+  env = make(server.url, correct_at=1.0)
+  tasks = env.source('train', 0).take(10)
+  scripts = {
+      1: [says(1)],
+      2: [says(5), 'what?', says(2)],
+      3: [says(servers.DROPS)],
+      4: [says(9)] * 4,
+  }
+  engine = fakes.Engine(scripts)
+  rollouts = driver.Driver(engine, fakes.RENDERER, 1000).play([
+      driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts
+  ])
+  assert [r.stop_reason for r in rollouts] == [
+      'env_done', 'env_done', 'error', 'max_turns'
+  ]
+  assert [r.score.reward for r in rollouts] == [1.0, 1.0, None, None]
+  assert [r.score.correct for r in rollouts] == [True, True, None, None]
+  assert 'g/3: ConnectionError' in rollouts[2].error
+  assert [m['role'] for m in rollouts[1].messages] == [
+      *['user', 'assistant'] * 3, 'user'
+  ]
+  assert rollouts[1].messages[0]['content'] == '{"hint": "guess", "tries": 0}'
+  assert sorted(server.seeds) == [1, 2, 3, 4] and server.closed == 3
+
+
+@pytest.mark.parametrize('url', ['http://localhost:8000', 'https://a/ws'])
+def test_http_is_refused_with_the_reason(url):
+  with pytest.raises(ValueError, match='no episode has a second step'):
+    schema.OpenEnv(url=url)
+
+
+@pytest.mark.parametrize(
+    ('options', 'words'), [
+        ({'url': 'localhost:8000'}, 'url must be ws://'),
+        ({'action_field': ''}, 'action_field must be None or name a field'),
+        ({'observation_field': ''}, 'observation_field must be None'),
+        ({'train_tasks': 1_000_001}, 'train_tasks must be <= 1000000'),
+        ({'message_timeout': 0.0}, 'message_timeout must be > 0'),
+    ],
+)
+def test_options_are_checked(options, words):
+  with pytest.raises(ValueError, match=words):
+    schema.OpenEnv(**options)
+
+
+def test_without_the_package(monkeypatch):
+  for name in [name for name in sys.modules if name[:11] == 'websockets.']:
+    monkeypatch.delitem(sys.modules, name)
+  monkeypatch.setitem(sys.modules, 'websockets', None)
+  with pytest.raises(ValueError, match=r"pip install 'posttrain\[openenv\]'"):
+    make('ws://nowhere/ws')

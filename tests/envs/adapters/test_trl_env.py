@@ -1,0 +1,255 @@
+"""Classes of TRL's `environment_factory` as environments."""
+
+import json
+
+import pytest
+
+from posttrain import envs, schema
+from posttrain.rollout import driver
+from tests.envs.adapters import games
+from tests.rollout import fakes
+
+GAMES = 'tests.envs.adapters.games'
+TOOLS = """\
+Tools:
+- guess(number: int, mood: Literal['good', 'bad'] = 'good'): \
+Says whether the number is too small or too large.
+- undocumented(values: list[int])
+- wait(): Waits.
+Call a tool by writing NAME({"ARGUMENT": VALUE, ...}), the arguments as one \
+JSON object."""
+ROWS = [
+    {'prompt': 'A number. ', 'secret': 3, 'says': 'Go.', 'answer': '3'},
+    {'prompt': [
+        {'role': 'system', 'content': 'Be brief.'},
+        {'role': 'user', 'content': 'Guess.'},
+    ]},
+    {'secret': 9},
+]  # fmt: skip
+
+
+def make(**options):
+  options = {'factory': f'{GAMES}:Guess', **options}
+  return envs.make('g', schema.Trl(**options))
+
+
+@pytest.fixture
+def path(tmp_path):
+  file = tmp_path / 'rows.jsonl'
+  file.write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
+  return str(file)
+
+
+def begin(env, index=0):
+  episode = env.make(env.source('train', 0).take(9)[index])
+  return episode, episode.reset()
+
+
+def answer(episode, text):
+  """What is said to a turn with one call."""
+  out = episode.step(text, False)
+  ((message,), done) = out.messages, out.done
+  assert message['role'] == 'tool' and not done and out.reward == 0
+  return message['content']
+
+
+def test_a_row_becomes_a_prompt(path):
+  env = make(path=path)
+  _, (system, user) = begin(env)
+  assert system == {'role': 'system', 'content': TOOLS}
+  assert user == {'role': 'user', 'content': 'A number. Go.'}
+  episode, (system, user) = begin(env, 1)
+  assert system['content'] == f'Be brief.\n\n{TOOLS}'
+  assert user == {'role': 'user', 'content': 'Guess.'}
+  assert episode._env.row == {'prompt': ROWS[1]['prompt']}
+  assert episode._env.secret == 5
+  episode, (_, user) = begin(env, 2)
+  assert user['content'] == '' and episode._env.secret == 9
+  task = env.source('train', 0).take(1)[0]
+  assert task.id == f'{path}:1' and task.answer == '3'
+  assert task.info == ROWS[0] and len(task.prompt) == 2
+  assert len(env.source('eval', 0)) == 0
+  assert len(make(path=path, eval_path=path).source('eval', 0)) == 3
+
+
+def test_empty_rows():
+  env = make(train_tasks=4, eval_tasks=2)
+  assert [len(env.source(s, 0)) for s in ('train', 'eval')] == [4, 2]
+  episode, (_, user) = begin(env)
+  assert user == {'role': 'user', 'content': ''}
+  assert episode._env.row == {}
+  ids = {t.id for s in ('train', 'eval') for t in env.source(s, 0).take(9)}
+  assert len(ids) == 6
+
+
+def test_an_episode_of_calls():
+  episode, _ = begin(make(correct_at=0.5))
+  assert answer(episode, 'guess({"number": 9})') == 'too large, good'
+  out = episode.step('So: guess({"number": 5}). And wait()', False)
+  assert out.messages == (
+      {'role': 'tool', 'name': 'guess', 'content': 'right'},
+      {'role': 'tool', 'name': 'wait', 'content': '2'},
+  )
+  out = episode.step('It is 5.', False)
+  assert out.done and out.messages == ()
+  score = episode.grade()
+  assert (score.reward, score.correct) == (0.5, True)
+  assert score.metrics == {'calls': 3, 'failures': 0}
+  episode.reset()
+  assert episode.grade().metrics == {'calls': 0, 'failures': 0}
+  assert episode.grade().reward == 0.0 and episode.grade().correct is False
+  episode.close()
+
+
+@pytest.mark.parametrize(
+    'text', [
+        'guess({"number": 4})',
+        'I try guess( {"number": 4} ) now.',
+        '{"name": "guess", "arguments": {"number": 4}}',
+        'Let me: {"name": "guess", "arguments": {"number": 4}} {}',
+        '<tool_call>\n{"name": "guess", "arguments": {"number": 4}}\n'
+        '</tool_call>',
+        '<tool_call>guess({"number": 4})</tool_call>',
+        '<tool_call>{"name": "guess", "arguments": {"number": 4}}',
+        'f(x) = {guess({"number": 4})',
+        'wait({"x" wait <tool_call>guess({"number": 4})</tool_call> wait()',
+        'print(guess({"number": 4}))',
+    ],
+)
+def test_forms_of_a_call(text):
+  episode, _ = begin(make())
+  assert answer(episode, text) == 'too small, good'
+
+
+@pytest.mark.parametrize(
+    'text', [
+        '', 'It is 4.', 'guess', 'f(x)', '{"number": 4}', '{"name": "Bob"}',
+        '{"name": 3, "arguments": {}}', '{{{{', '[1, 2]', '}guess{', 'a(b',
+        '{"a": ' * 2000, 'x' * 10_000, '{"name": "a"' * 500,
+    ],
+)
+def test_a_turn_without_a_call_ends_the_episode(text):
+  episode, _ = begin(make())
+  out = episode.step(text, False)
+  assert out.done and out.messages == () and episode.grade().reward == 0
+
+
+@pytest.mark.parametrize(
+    ('text', 'words'), [
+        ('look({"at": 1})', 'the tool must be one of [\'guess\', '
+         "'undocumented', 'wait']: got 'look'"),
+        ('{"name": "reset", "arguments": {}}', 'the tool must be one of'),
+        ('{"name": "get_reward", "arguments": {}}', 'the tool must be one of'),
+        ('_private({})', 'the tool must be one of'),
+        ('broken({})', 'the tool must be one of'),
+        ('guess({})', "missing a required argument: 'number'"),
+        ('guess()', "missing a required argument: 'number'"),
+        ('{"name": "guess"}', "missing a required argument: 'number'"),
+        ('guess({"number": 1, "x": 2})', "unexpected keyword argument 'x'"),
+        ('guess({"self": 1, "number": 1})', 'unexpected keyword argument'),
+        ('guess(3)', 'a call must be one that can be read. Call a tool by'),
+        ('guess(number=3)', 'a call must be one that can be read'),
+        ('guess({"number": 3', 'a call must be one that can be read'),
+        ('{"name": "guess", "arguments": "3"}', 'can be read'),
+        ('<tool_call>guess 3</tool_call>', 'can be read'),
+        ('<tool_call>', 'can be read'),
+        ('guess({"number": -1})', 'numbers are not negative'),
+        ('guess({"number": "x"})', "'<' not supported between"),
+    ],
+)  # fmt: skip
+def test_a_bad_call_is_answered_by_its_error(text, words):
+  episode, _ = begin(make())
+  said = answer(episode, text)
+  assert said.startswith('error: ') and words in said
+  assert episode.grade().metrics == {'calls': 1, 'failures': 1}
+  assert answer(episode, 'guess({"number": 5})') == 'right'
+
+
+def test_a_whole_run_through_the_driver(path):
+  env = make(path=path, max_turns=3)
+  tasks = env.source('train', 0).take(3)
+  scripts = {
+      0: ['guess({"number": 3})', 'It is 3.'],
+      1: ['guess(3)', '{"name": "wait", "arguments": {}}', 'wait()'],
+      2: ['no'],
+  }
+  engine = fakes.Engine(scripts)
+  rollouts = driver.Driver(engine, fakes.RENDERER, 4000).play([
+      driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts
+  ])
+  assert [r.stop_reason for r in rollouts] == [
+      'env_done', 'max_turns', 'env_done'
+  ]
+  assert [r.score.reward for r in rollouts] == [1.0, 0.0, 0.0]
+  assert [m['role'] for m in rollouts[0].messages] == [
+      'system', 'user', 'assistant', 'tool', 'assistant'
+  ]
+  # A call in the last turn is run, and answered to nobody.
+  assert rollouts[1].messages[-1]['content'] == '0'
+
+
+def test_instances_are_an_episodes_own():
+  env = make()
+  (a, _), (b, _) = begin(env), begin(env)
+  a.step('guess({"number": 1})', False)
+  assert (a.grade().reward, b.grade().reward) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize('name', ['Silent', 'Judged'])
+def test_no_reward_is_not_zero(name):
+  episode, messages = begin(make(factory=f'{GAMES}:{name}'))
+  assert messages[0]['content'].startswith('Tools:\nCall')
+  assert episode.step('hello', False).done
+  assert episode.grade().reward is None and episode.grade().correct is None
+
+
+def test_an_event_loop_that_runs_already():
+  """As in a notebook."""
+  import asyncio
+
+  async def play():
+    return answer(begin(make())[0], 'wait()')
+
+  assert asyncio.run(play()) == '0'
+
+
+@pytest.mark.parametrize(
+    ('row', 'words'), [
+        ({'prompt': 3}, 'rows.jsonl:1: prompt must be a string or a list'),
+        ({'prompt': []}, 'rows.jsonl:1: prompt must be a string or a list'),
+        ({'prompt': [{'role': 'x'}]}, r'prompt\[0\].role must be one of'),
+        ({'prompt': [{'role': 'system', 'content': 'a'}]}, 'end in a user'),
+        ({'prompt': [{'role': 'assistant', 'content': 'a'}]}, 'end in a user'),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, row, words):
+  file = tmp_path / 'rows.jsonl'
+  file.write_text(json.dumps(row))
+  with pytest.raises(ValueError, match=words):
+    make(path=str(file)).source('train', 0)
+
+
+@pytest.mark.parametrize(
+    ('options', 'words'), [
+        ({'factory': 'guess'}, 'factory must be an import path'),
+        ({'factory': f'{GAMES}:Nobody'}, r'envs\.g\.env\.factory must name'),
+        ({'factory': f'{GAMES}:no_environment'},
+         r'envs\.g\.env\.factory must make what has a method reset: got .*int'),
+        ({'eval_path': 'x'}, 'eval_path must be None where path is None'),
+        ({'path': ''}, 'path must be None or name a file'),
+        ({'max_turns': 0}, 'max_turns must be > 0'),
+    ],
+)  # fmt: skip
+def test_options_are_checked(options, words):
+  with pytest.raises(ValueError, match=words):
+    make(**options)
+
+
+def test_a_missing_file_is_named():
+  with pytest.raises(ValueError, match=r'envs\.g\.env\.path must name'):
+    make(path='nowhere.jsonl').source('train', 0)
+
+
+def test_blocking_is_as_asked():
+  assert not make().blocking and make(blocking=True).blocking
+  assert games.Guess().reset() is None

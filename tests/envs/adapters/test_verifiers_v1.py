@@ -1,0 +1,148 @@
+"""Tasksets of `verifiers` v1 as environments."""
+
+import sys
+
+import pytest
+
+from posttrain import envs, schema
+from posttrain.rollout import driver
+from tests.rollout import fakes
+
+SETS = 'tests.envs.adapters.tasksets'
+
+
+def needs_verifiers():
+  pytest.importorskip('verifiers.v1', reason='verifiers is not installed')
+
+
+def make(taskset='Sums', **options):
+  needs_verifiers()
+  options = {'train_tasks': 5, 'eval_tasks': 3, **options}
+  return envs.make(
+      'v', schema.Verifiers(taskset=f'{SETS}:{taskset}', **options)
+  )
+
+
+def play(env, text, truncated=False, index=0):
+  episode = env.make(env.source('train', 0).take(9)[index])
+  episode.reset()
+  out = episode.step(text, truncated)
+  assert out.done and out.reward == (episode.grade().reward or 0)
+  episode.close()
+  return episode.grade()
+
+
+def test_tasks_of_an_endless_set():
+  env = make()
+  assert env.max_turns == 1 and not env.blocking
+  (first, *_), held = env.source('train', 7).take(9), env.source('eval', 7)
+  assert first.prompt == (
+      {'role': 'system', 'content': 'Add.'},
+      {'role': 'user', 'content': '3 + 1 = ?'},
+  )
+  assert first.answer == '4' and first.info['answer'] == '4'
+  assert first.info['idx'] == 3 and first.id == 'train:0'
+  assert [t.answer for t in held.take(9)] == ['1', '2', '3']
+  assert [t.answer for t in env.source('train', 0).take(9)] == list('45678')
+
+
+def test_options_of_the_set():
+  env = make(options={'first': 20, 'last': 24, 'system': None})
+  (task,) = env.source('train', 0).take(9)
+  assert task.prompt == ({'role': 'user', 'content': '23 + 1 = ?'},)
+  env = make(options={'last': 24, 'first': 20}, eval_options={'first': 23})
+  assert [t.answer for t in env.source('train', 0).take(9)] == [
+      '21', '22', '23', '24'
+  ]
+  assert [t.answer for t in env.source('eval', 0).take(9)] == ['24']
+  with pytest.raises(ValueError, match=r'env\.options must be those of Config'):
+    make(options={'nope': 1}).source('train', 0)
+
+
+def test_the_state_of_a_source_knows_the_tasks():
+  state = make().source('train', 0).get_state()
+  make().source('train', 0).set_state(state)
+  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
+    make(options={'first': 1}).source('train', 0).set_state(state)
+
+
+def test_scores():
+  score = play(make(correct_at=1.5), '4')
+  assert (score.reward, score.correct) == (1.5, True)
+  assert score.metrics == {'right': 1.0, 'brief': 1.0, 'cut': 0.0, 'turns': 1.0}
+  score = play(make(correct_at=1.5), 'It may be 4, or 5.')
+  assert (score.reward, score.correct) == (0.0, False)
+  score = play(make(), '5', truncated=True)
+  assert (score.reward, score.correct) == (0.5, None)
+  assert score.metrics['cut'] == 1.0
+  assert play(make(), '8', index=4).reward == 1.5
+
+
+def test_a_prompt_of_messages():
+  env = make('Conversations')
+  task = env.source('train', 0).take(1)[0]
+  assert [m['role'] for m in task.prompt] == [
+      'system', 'user', 'assistant', 'user'
+  ]
+  # What the prompt says in the assistant's name is not taken for an answer.
+  assert play(env, '4').metrics['turns'] == 1.0
+  assert play(env, '').reward == 0.5
+
+
+def test_no_reward_is_not_zero():
+  assert play(make('NoRewards', correct_at=1.0), '4').reward is None
+  assert play(make('NoRewards', correct_at=1.0), '4').correct is None
+
+
+@pytest.mark.parametrize(
+    ('taskset', 'words'), [
+        ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
+        ('NeedsSetups', 'needs a runtime for setup'),
+        ('NeedsContainers', 'needs a container'),
+        ('Listening', 'needs a user who speaks first'),
+        ('Images', 'train:0: a message must be a text'),
+    ],
+)
+def test_what_needs_more_than_a_turn_is_refused(taskset, words):
+  with pytest.raises(ValueError, match=f'environment v, task.*{words}'):
+    make(taskset).source('train', 0)
+
+
+def test_a_runtime_that_may_be_none():
+  assert play(make('HasRuntimes'), '4').reward == 3.5
+
+
+def test_a_whole_run_through_the_driver():
+  env = make(correct_at=1.5)
+  tasks = env.source('train', 0).take(3)
+  engine = fakes.Engine({0: ['4'], 1: ['4'], 2: ['6']})
+  rollouts = driver.Driver(engine, fakes.RENDERER, 200).play([
+      driver.Play(uid, env, tasks[uid], 1.0, 16) for uid in range(3)
+  ])
+  assert [r.score.correct for r in rollouts] == [True, False, True]
+  assert {r.stop_reason for r in rollouts} == {'eos'}
+
+
+def test_a_reward_that_raises_costs_the_episode():
+  env = make('Breaking')
+  engine = fakes.Engine({0: ['4']})
+  (rollout,) = driver.Driver(engine, fakes.RENDERER, 200).play([
+      driver.Play(0, env, env.source('train', 0).take(1)[0], 1.0, 16)
+  ])
+  assert rollout.stop_reason == 'error' and rollout.score.reward is None
+  assert 'KeyError' in rollout.error and 'v/train:0' in rollout.error
+
+
+def test_without_the_package(monkeypatch):
+  for name in [name for name in sys.modules if name[:10] == 'verifiers.']:
+    monkeypatch.delitem(sys.modules, name)
+  monkeypatch.setitem(sys.modules, 'verifiers', None)
+  with pytest.raises(ValueError, match=r"pip install 'posttrain\[verifiers\]'"):
+    envs.make('v', schema.Verifiers(taskset='a:B'))
+
+
+def test_options_are_checked():
+  with pytest.raises(ValueError, match='taskset must be an import path'):
+    schema.Verifiers()
+  with pytest.raises(ValueError, match='train_tasks must be > 0'):
+    schema.Verifiers(taskset='a:B', train_tasks=0)
