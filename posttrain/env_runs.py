@@ -34,6 +34,12 @@ class EnvRun:
   algorithm: algorithms.base.Algorithm
 
   @property
+  def learns_by_trial(self) -> bool:
+    """Whether it trains on rewards of what the policy itself does."""
+    graded = self.sampler.live and self.algorithm.component == 'rl'
+    return graded and self.entry.ratio > 0
+
+  @property
   def scored_by(self) -> schema.Reference | None:
     """The reference that its algorithm reads; None = none."""
     algorithm = self.algorithm
@@ -106,7 +112,7 @@ class EnvRun:
     rollouts = [rollout for group in played for rollout in group]
     alive = summary.survivors(rollouts)
     values = {
-        **summary.summarize(rollouts),
+        **summary.summarize(rollouts), **summary.stops(rollouts),
         **(summary.entropy(rollouts) if self.sampler.live else {}),
         **summary.samples(rollouts), **summary.mixed_groups(kept),
         'errors': len(rollouts) - len(alive),

@@ -29,6 +29,8 @@ from posttrain.models import lora
 from posttrain.rollout import endpoint, summary
 from posttrain.rollout import references as refs
 
+WARM = 0.1  # pass rate from which trial and error finds what to reinforce
+
 
 class NonFiniteError(RuntimeError):
   """Too many gradients in a row were NaN or infinite."""
@@ -144,7 +146,23 @@ class Job:
     with open(path, 'w') as f:
       for answer in answers:
         f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
+    if step == 0:
+      self._warn_if_cold(values)
     return values
+
+  def _warn_if_cold(self, values: dict[str, float]) -> None:
+    """Says where trial and error will find next to nothing to reinforce."""
+    for name, run in self.pipeline.envs.items():
+      rate = values.get(
+          f'eval/sampled_pass_rate/{name}', values.get(f'eval/pass_rate/{name}')
+      )
+      if run.learns_by_trial and rate is not None and rate < WARM:
+        logging.getLogger('absl').warning(
+            'stage %s begins with a pass rate of %.1f%% on %s, below %.0f%%: '
+            'most groups have no right answer to learn from; imitate longer '
+            'before it, or ask easier questions',
+            self.name, 100 * rate, name, 100 * WARM,
+        )  # fmt: skip
 
   def record(self, item: pipelines.Item, measured) -> dict[str, Any]:
     """A step's numbers, without those that nothing was measured for.

@@ -115,13 +115,14 @@ class Pipeline:
     return self
 
   def check(self) -> None:
-    """Renders the first tasks of every source; draws none.
+    """Renders the first tasks of every source it draws from; draws none.
 
     Raises:
       ValueError: naming the row that cannot train, or a source without any.
     """
     for run in self.envs.values():
-      run.check()
+      if run.entry.ratio:
+        run.check()
 
   def __next__(self) -> Item:
     names, draws = zip(

@@ -11,6 +11,8 @@ from posttrain.envs import (
     reverse_text,
     rows,
 )
+from posttrain.envs.adapters import openenv, trl_env, verifiers_v1
+from posttrain.envs.sql import env as sql
 
 TYPES = {
     schema.Arithmetic: arithmetic.Arithmetic,
@@ -18,6 +20,10 @@ TYPES = {
     schema.AlphabetSort: alphabet_sort.AlphabetSort,
     schema.Gsm8k: gsm8k.Gsm8k,
     schema.Rows: rows.Rows,
+    schema.Sql: sql.Sql,
+    schema.OpenEnv: openenv.OpenEnv,
+    schema.Trl: trl_env.Trl,
+    schema.Verifiers: verifiers_v1.Verifiers,
 }
 
 

@@ -37,7 +37,12 @@ class Episode(Protocol):
 
 
 class Env(Protocol):
-  """A distribution of tasks, and the rules by which they are played."""
+  """A distribution of tasks, and the rules by which they are played.
+
+  One whose calls may wait for something (a network, a process) says
+  `blocking = True`: `make` and the calls of its episodes then come from other
+  threads, those of different episodes at a time.
+  """
 
   name: str
   max_turns: int  # assistant turns of an episode

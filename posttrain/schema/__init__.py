@@ -4,6 +4,9 @@ Each field has a comment, the vetted default as its value, and its own check
 in `__post_init__`; checks that span nodes live in `posttrain.validation`.
 """
 
+from posttrain.schema.adapters import OpenEnv as OpenEnv
+from posttrain.schema.adapters import Trl as Trl
+from posttrain.schema.adapters import Verifiers as Verifiers
 from posttrain.schema.algorithms import Custom as Custom
 from posttrain.schema.algorithms import Echo as Echo
 from posttrain.schema.algorithms import EchoFilter as EchoFilter
@@ -48,6 +51,11 @@ from posttrain.schema.run import Run as Run
 from posttrain.schema.samplers import Dataset as Dataset
 from posttrain.schema.samplers import Frozen as Frozen
 from posttrain.schema.samplers import Policy as Policy
+from posttrain.schema.sql import Sql as Sql
+from posttrain.schema.sql import SqlFiles as SqlFiles
+from posttrain.schema.sql import SqlReward as SqlReward
+from posttrain.schema.sql import SqlSynth as SqlSynth
+from posttrain.schema.sql import SqlTeacher as SqlTeacher
 from posttrain.schema.stage import Batch as Batch
 from posttrain.schema.stage import EnvEntry as EnvEntry
 from posttrain.schema.stage import Eval as Eval

@@ -1,0 +1,129 @@
+"""Prints what runs of configs/sql.py learned, as Markdown: rates, transcripts.
+
+    python -m experiments.sql_story RUN [RUN ...] [--tasks=5] [--first=0]
+
+Rates are of the greedy episodes that evaluation left in RUN/rollouts, with 95 %
+intervals (Wilson, 1927); of several runs, the last row has the mean of the
+rates. The transcripts are of the first run, and of the first evaluation tasks,
+or of others in a row; they are not selected. Random actions are played anew.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain import config, envs, evaluation, metrics
+from posttrain.envs.sql import players
+
+NAMES = ('sql', 'sql_hard')  # environments of the recipe
+
+Rows = list[dict[str, Any]]
+
+
+def interval(right: int, count: int) -> str:
+  """Writes a rate with its 95 % interval by Wilson's score."""
+  z, p = 1.96, right / count
+  middle = (p + z * z / (2 * count)) / (1 + z * z / count)
+  half = z / (1 + z * z / count) * math.sqrt(
+      p * (1 - p) / count + z * z / (4 * count * count)
+  )
+  return f'{p:.1%} ({middle - half:.1%} to {middle + half:.1%})'
+
+
+def episodes(run: pathlib.Path, stage: str, step: int) -> Rows:
+  """Returns the greedy episodes of an evaluation."""
+  return metrics.read(str(run / 'rollouts' / f'{stage}_eval_{step:06}.jsonl'))
+
+
+def evaluations(run: pathlib.Path) -> list[tuple[str, int]]:
+  """Returns (stage, step) of the start and of every stage's end."""
+  rows = metrics.read(str(run / 'metrics.jsonl'))
+  ends = {row['stage']: row['step'] for row in rows}
+  return [(rows[0]['stage'], 0), *ends.items()]
+
+
+def rates(runs: Sequence[pathlib.Path]) -> str:
+  """Returns a table of greedy pass rates, by run, stage and environment."""
+  lines = [
+      '| run | after | questions | greedy pass rate |', '|---|---|---|---|'
+  ]  # fmt: skip
+  means: dict[tuple[str, str], list[float]] = {}
+  for run in runs:
+    for stage, step in evaluations(run):
+      found = episodes(run, stage, step)
+      for name in NAMES:
+        right = [row['correct'] for row in found if row['env'] == name]
+        if right:
+          when = stage if step else 'nothing'
+          means.setdefault((when, name), []).append(sum(right) / len(right))
+          lines.append(
+              f'| {run.name} | {when} | {name} | '
+              f'{interval(sum(right), len(right))} |'
+          )
+  if len(runs) > 1:
+    lines += [
+        f'| mean of {len(x)} | {when} | {name} | {sum(x) / len(x):.1%} |'
+        for (when, name), x in means.items()
+    ]
+  return '\n'.join(lines)
+
+
+def transcripts(run: pathlib.Path, first: int, count: int) -> str:
+  """Returns episodes of some tasks, at random and after each stage."""
+  cfg = config.build(
+      config.from_dict(json.loads((run / 'config.json').read_text()))
+  )
+  stages = evaluations(run)[1:]
+  env = envs.make(NAMES[0], cfg.stages[stages[-1][0]].envs[NAMES[0]].env)
+  parts = []
+  for task in env.source('eval', cfg.seed).take(first + count)[first:]:
+    chance = players.play(env, task, players.chance, seed=cfg.seed)
+    attempts = {'random actions': vars(evaluation.answer(chance))} | {
+        f'after {stage}': next(
+            row for row in episodes(run, stage, step)
+            if (row['env'], row['id']) == (NAMES[0], task.id)
+        ) for stage, step in stages
+    }  # fmt: skip
+    parts.append(_side_by_side(task, attempts))
+  return '\n\n'.join(parts)
+
+
+def _side_by_side(task, attempts: dict[str, dict[str, Any]]) -> str:
+  """A table with a column per attempt, and a row per turn."""
+  asked = task.prompt[-1]['content'].replace('\n', '; ')
+  columns = [_turns(row) for row in attempts.values()]
+  lines = [
+      f'**{asked}** (expected: `{task.answer}`)', '',
+      '| ' + ' | '.join(attempts) + ' |', '|---' * len(attempts) + '|',
+  ]  # fmt: skip
+  for at in range(max(map(len, columns))):
+    cells = (column[at] if at < len(column) else '' for column in columns)
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  return '\n'.join(lines)
+
+
+def _turns(row: dict[str, Any]) -> list[str]:
+  said = [
+      ('`{}`' if message['role'] == 'assistant' else '{}').format(
+          message['content'].partition('\nleft:')[0].replace('|', '\\|')
+      ) for message in row['messages']
+  ]  # fmt: skip
+  return [*said, '**right**' if row['correct'] else '**wrong**']
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(prog='python -m experiments.sql_story')
+  parser.add_argument('runs', metavar='RUN', nargs='+', type=pathlib.Path)
+  parser.add_argument('--tasks', type=int, default=5)
+  parser.add_argument('--first', type=int, default=0)
+  args = parser.parse_args()
+  print(rates(args.runs))
+  print()
+  print(transcripts(args.runs[0], args.first, args.tasks))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,299 @@
+"""SQLite databases that a language model may ask anything of.
+
+Nothing it writes can hang, write, or read outside of the one database:
+
+1. The connection is read-only, and an authorizer lets through nothing but
+   SELECTs over the tables that were there when it was opened, and `FUNCTIONS`.
+2. A query has a budget of virtual machine instructions, and so ends alike on
+   any machine with the same SQLite. Time is but a backstop to slow ones.
+3. `Limits` and `HEAP` bound what a query and its result may weigh.
+
+Views can be read, but are not listed. Virtual tables cannot be read.
+"""
+
+import collections
+import dataclasses
+import math
+import pathlib
+import re
+import sqlite3
+import time
+
+from posttrain.envs.sql import record
+
+# Cheap, and their result depends on nothing but their arguments. The functions
+# of dates are missing: any argument may come to mean 'now'.
+FUNCTIONS = frozenset(
+    'abs avg coalesce count group_concat ifnull instr length like lower max '
+    'min nullif round substr sum total trim upper'.split()
+)
+HEAP = 2**30  # bytes that SQLite may hold, in the whole process
+_TICK = 1000  # instructions between two looks at the budget
+_QUERY = re.compile(  # possessive: comments match in one way only
+    r'(?>\s|--[^\n]*|/\*.*?\*/)*+(?:select|with)\b', re.IGNORECASE | re.DOTALL
+)
+_WORD = re.compile(  # or a comment
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|"[^"]*"|'[^']*'|`[^`]*`|\[[^]]*]|\*|"""
+    r'[\w$\x80-\U0010ffff]+', re.DOTALL,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a query may cost; from `length` on by the names SQLite has."""
+
+  steps: int = 200_000  # instructions; 20_000_000 suits files from elsewhere
+  seconds: float = 2.0  # of processor time, after which `Timeout` is raised
+  growth: int = 10_000  # see `_growth`
+  result: int = 100_000  # UTF-8 bytes of a result; a number weighs 1
+  # Bytes of a string, blob or row, also in between. With 100_000, and the
+  # steps above, one query ran for 6 s, and another held 1.2 GB.
+  length: int = 10_000
+  sql_length: int = 2_000  # UTF-8 bytes of the query
+  column: int = 64  # columns of a result
+  expr_depth: int = 50
+  compound_select: int = 8  # SELECTs joined by UNION and the like
+  vdbe_op: int = 25_000  # instructions that the query compiles to
+  function_arg: int = 8
+  like_pattern_length: int = 100
+  attached: int = 0
+  variable_number: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What came of a query."""
+
+  rows: record.Rows = ()  # at most as many as were asked for
+  columns: tuple[str, ...] = ()
+  more: bool = False  # there were more rows than asked for
+  error: str | None = None  # words for the agent; there is nothing else then
+
+
+class Timeout(Exception):
+  """A query ran out of time before it ran out of instructions.
+
+  Whether it does depends on the machine: nothing may be learnt from it.
+  """
+
+
+class Database:
+  """One database; threads may take turns with it."""
+
+  def __init__(self, connection: sqlite3.Connection, limits: Limits):
+    """Takes a connection over; `from_bytes` and `from_file` make one."""
+    self._connection, self._limits = connection, limits
+    self._refusal: str | None = None  # why SQLite was told to stop
+    self._ticks, self._late, self._start = 0, False, 0.0
+    connection.text_factory = _decode
+    connection.executescript(
+        'PRAGMA query_only = ON; PRAGMA trusted_schema = OFF; '
+        f'PRAGMA temp_store = MEMORY; PRAGMA hard_heap_limit = {HEAP}'
+    )
+    self._columns = _read_schema(connection)
+    if not self._columns:
+      raise ValueError('there is no table')
+    views = "SELECT name FROM sqlite_master WHERE type = 'view'"
+    self._known = {table.lower() for table in self._columns} | {
+        view.lower() for view, in connection.execute(views)
+    }
+    for name, bound in list(dataclasses.asdict(limits).items())[4:]:
+      number = getattr(sqlite3, f'SQLITE_LIMIT_{name.upper()}')
+      connection.setlimit(number, bound)
+    connection.set_progress_handler(self._tick, _TICK)
+    connection.set_authorizer(self._authorize)
+
+  @classmethod
+  def from_bytes(cls, data: bytes, limits: Limits = Limits()) -> 'Database':
+    """Opens a copy, in memory, of the bytes of a database file.
+
+    Raises:
+      ValueError: they are no database with tables.
+    """
+    return cls._open(':memory:', 'the bytes', limits, data)
+
+  @classmethod
+  def from_file(
+      cls, path: str | pathlib.Path, limits: Limits = Limits()
+  ) -> 'Database':
+    """Opens a database file, which must not change from now on.
+
+    Raises:
+      ValueError: there is none, or it is no database with tables.
+    """
+    if not pathlib.Path(path).is_file():
+      raise ValueError(f'{path} must be a SQLite file: there is none')
+    uri = pathlib.Path(path).absolute().as_uri()
+    return cls._open(f'{uri}?mode=ro&immutable=1', path, limits)
+
+  @classmethod
+  def _open(cls, uri, source, limits, data=None) -> 'Database':
+    """Connects, and names the source in what goes wrong."""
+    connection = None
+    try:
+      connection = sqlite3.connect(
+          uri, uri=True, isolation_level=None, cached_statements=0,
+          check_same_thread=False,
+      )
+      if data is not None:
+        connection.deserialize(data)
+      return cls(connection, limits)
+    except (sqlite3.Error, ValueError, MemoryError) as error:
+      if connection:
+        connection.close()
+      raise ValueError(f'{source} must be a SQLite file: {error}') from error
+
+  @property
+  def tables(self) -> tuple[str, ...]:
+    """The tables' names as written, in the order they were made."""
+    return tuple(self._columns)
+
+  def describe(self, table: str) -> tuple[tuple[str, str], ...]:
+    """Returns the name and the declared type of each column of a table."""
+    return self._columns[table]
+
+  def count(self, table: str) -> int:
+    """Returns the number of rows of a table.
+
+    Raises:
+      ValueError: the database is damaged.
+    """
+    result = self.query(f'SELECT count(*) FROM {_quote(table)}', 1)
+    if result.error:
+      raise ValueError(f'table {table!r}: {result.error}')
+    return result.rows[0][0]
+
+  def find(self, name: str) -> str | None:
+    """Returns the table a name means, if any: in its case, or else in any."""
+    if name in self._columns:
+      return name
+    return next((t for t in self.tables if t.lower() == name.lower()), None)
+
+  def sample(self, table: str, rows: int) -> Result:
+    """Returns the first rows of a table."""
+    return self.query(f'SELECT * FROM {_quote(table)}', rows)
+
+  def query(self, sql: str, rows: int) -> Result:
+    """Runs a query, whatever it says.
+
+    Args:
+      sql: one SELECT; comments and a last semicolon do no harm.
+      rows: how many rows the result has at most.
+
+    Returns:
+      the rows, blobs read as text; or in `error` why there are none.
+
+    Raises:
+      Timeout: its time ran out before its instructions.
+    """
+    self._refusal, self._ticks, self._late = None, 0, False
+    self._start = time.thread_time()
+    try:
+      refusal = _check(sql, self._limits)
+      return Result(error=refusal) if refusal else self._run(sql, rows)
+    except MemoryError:  # of `vdbe_op` or `HEAP`
+      return Result(error='the query is too complex')
+    except (sqlite3.Error, sqlite3.Warning) as error:
+      if self._late:
+        raise Timeout(f'a query took over {self._limits.seconds} s') from error
+      if 'one statement' in str(error):
+        return Result(error='only one SELECT at a time is allowed')
+      return Result(error=(self._refusal or str(error))[:200])
+    except (ValueError, OverflowError):  # of words that Python cannot take
+      return Result(error='the query is not valid SQL')
+
+  def close(self) -> None:
+    self._connection.close()
+
+  def _run(self, sql: str, rows: int) -> Result:
+    cursor = self._connection.execute(sql)
+    try:
+      columns = tuple(column for column, *_ in cursor.description)
+      found, size = [], 0
+      while len(found) < rows and (row := cursor.fetchone()):
+        cells = [_decode(c) if isinstance(c, bytes) else c for c in row]
+        size += sum(len(c.encode()) if isinstance(c, str) else 1 for c in cells)
+        found.append(tuple(cells))
+        if size > self._limits.result:
+          return Result(error='the result is too big; select less')
+      return Result(tuple(found), columns, cursor.fetchone() is not None)
+    finally:
+      cursor.close()  # or the query would stay open
+
+  def _tick(self) -> bool:
+    """Says whether to stop, every `_TICK` instructions."""
+    self._ticks += 1
+    if self._ticks * _TICK >= self._limits.steps:
+      self._refusal = 'the query took too long; ask for less'
+      return True
+    self._late = time.thread_time() - self._start > self._limits.seconds
+    return self._late
+
+  def _authorize(self, action: int, first: str, second: str, *_) -> int:
+    """Says whether a query, as it is compiled, may do something."""
+    words = None
+    if action == sqlite3.SQLITE_READ:
+      # Without a column, the name may also be one that WITH gave.
+      name = first.lower()
+      secret = second or name.startswith(('sqlite_', 'pragma_'))
+      if secret and name not in self._known:
+        words = f'no such table: {first}'
+    elif action == sqlite3.SQLITE_FUNCTION:
+      if second.lower() not in FUNCTIONS:
+        words = f'the function {second} is not allowed'
+    elif action == sqlite3.SQLITE_RECURSIVE:
+      words = 'WITH RECURSIVE is not allowed'
+    elif action != sqlite3.SQLITE_SELECT:
+      words = 'only SELECT is allowed'
+    self._refusal = self._refusal or words
+    return sqlite3.SQLITE_DENY if words else sqlite3.SQLITE_OK
+
+
+def _read_schema(connection: sqlite3.Connection) -> dict[str, tuple]:
+  """Returns, by table, the name and the declared type of each column."""
+  tables = connection.execute(
+      "SELECT name FROM sqlite_master WHERE type = 'table' AND "
+      "name NOT LIKE 'sqlite!_%' ESCAPE '!' AND "
+      "sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY rowid"
+  ).fetchall()
+  info = 'SELECT name, type FROM pragma_table_xinfo(?)'
+  return {name: tuple(connection.execute(info, (name,))) for name, in tables}
+
+
+def _check(sql: str, limits: Limits) -> str | None:
+  """Returns why a query must not even be compiled, or None."""
+  size = len(sql.encode('utf-8', 'surrogatepass'))
+  if size > limits.sql_length:
+    return f'the query is longer than {limits.sql_length} bytes'
+  if '\0' in sql or re.search('[\ud800-\udfff]', sql):
+    return 'the query is not valid text'
+  if not _QUERY.match(sql):
+    return 'only SELECT is allowed'
+  return 'the query is too complex' if _growth(sql) > limits.growth else None
+
+
+def _growth(sql: str) -> int:
+  """Bounds how often a part of a query is copied while it is compiled.
+
+  SQLite copies what a name stands for to wherever the name stands, before it
+  looks at any limit: a name r times in each of n SELECTs, each of which uses
+  the one before, makes r^n copies. So this is the product, over the SELECTs,
+  of 1 + how often the most frequent word comes from there to the next one.
+  """
+  counts = [collections.Counter()]
+  for word in _WORD.findall(sql):
+    word = word.strip('"\'`[]').lower()
+    if word in ('select', 'values'):
+      counts.append(collections.Counter())
+    elif not word.startswith(('--', '/*')):
+      counts[-1][word] += 1
+  return math.prod(1 + max(count.values(), default=0) for count in counts)
+
+
+def _decode(data: bytes) -> str:
+  return data.decode('utf-8', 'replace')
+
+
+def _quote(name: str) -> str:
+  """Writes a name so that SQL takes it as one."""
+  return '"' + name.replace('"', '""') + '"'

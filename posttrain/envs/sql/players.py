@@ -1,0 +1,185 @@
+"""Players that need no model: a teacher, and policies to compare with.
+
+A player is a generator: it is sent what the environment said, and yields what
+it says next.
+
+    oracle    describes, queries by the gold SQL, answers what the result says
+    chance    any action, of tables and columns that it has seen
+    farmer    explores for ever, for the rewards of exploring; never answers
+"""
+
+import random
+import re
+from collections.abc import Callable, Generator
+
+from posttrain import schema, types
+from posttrain.envs import base
+from posttrain.envs.sql import actions, observations, verifier, words
+
+# (task, says a colon, random numbers) -> its turns.
+Turns = Generator[str, str, None]
+Player = Callable[[types.Task, bool, random.Random], Turns]
+
+_SIBLINGS = {
+    column: columns for columns in words.CONCEPTS.values()
+    for column in columns
+}  # fmt: skip
+
+
+def play(
+    env: base.Env, task: types.Task, player: Player, seed: int = 0
+) -> types.Rollout:
+  """Plays one episode to its end.
+
+  Args:
+    env: a `Sql` environment.
+    task: of it.
+    player: who plays.
+    seed: of the player, beside the task's id.
+
+  Returns:
+    Its messages, score and rewards per turn; no samples, for nobody sampled a
+    token.
+  """
+  episode = env.make(task)
+  messages = list(episode.reset())
+  turns = player(
+      task, env.cfg.style == 'verbose', random.Random(f'{seed}:{task.id}')
+  )
+  said, stop_reason, taken = next(turns), 'max_turns', []
+  for _ in range(env.max_turns):
+    out = episode.step(said, truncated=False)
+    messages += [{'role': 'assistant', 'content': said}, *out.messages]
+    taken.append(types.Turn(0, 0, 0, out.reward, 'eos'))
+    if out.done:
+      stop_reason = 'env_done'
+      break
+    said = turns.send(out.messages[-1]['content'])
+  score = episode.grade()
+  episode.close()
+  return types.Rollout(
+      0, task, tuple(messages), (), score, stop_reason, turns=tuple(taken)
+  )
+
+
+def oracle(teacher: schema.SqlTeacher) -> Player:
+  """Returns the player of demonstrations.
+
+      easy     QUERY, ANSWER
+      medium   DESCRIBE, QUERY, ANSWER
+      hard     DESCRIBE, DESCRIBE, QUERY, ANSWER
+
+  Where questions come with real databases, every table that the gold SQL
+  reads is described first, whatever the difficulty.
+  """
+
+  def player(task, colon, rng):
+    info, sql = task.info, task.info['gold_sql']
+    detour, error, mistake = (
+        rng.random() < share
+        for share in (teacher.detour, teacher.error, teacher.mistakes)
+    )
+    if detour:
+      yield actions.write(
+          rng.choice(('SAMPLE', 'DESCRIBE')), rng.choice(_tables(task)),
+          colon=colon,
+      )  # fmt: skip
+    guessed = _replaced(sql, _guesses, rng) if error else None
+    if guessed is not None:
+      yield actions.write('QUERY', guessed, colon=colon)
+    described = {}
+    if not info['template'].startswith('E'):
+      for table in info['tables']:
+        described[table] = yield actions.write('DESCRIBE', table, colon=colon)
+    if mistake:
+      sql = _replaced(sql, _others(described), rng) or sql
+    shown = yield actions.write('QUERY', sql, colon=colon)
+    answer = shown_result(shown)
+    if answer is None or answer.endswith(' ...'):  # does not say all of it
+      answer = verifier.answer(info['gold_rows'], info['answer_type'])
+    yield actions.write('ANSWER', answer, colon=colon)
+
+  return player
+
+
+def chance(task: types.Task, colon: bool, rng: random.Random) -> Turns:
+  """Acts at random, with words that it has seen."""
+  seen = ['id', 'name', '1']
+  tables = _tables(task)
+  while True:
+    kind, table = rng.choice(actions.TYPES), rng.choice(tables)
+    said = {
+        'QUERY': f'SELECT {rng.choice(seen)} FROM {table}',
+        'ANSWER': rng.choice(seen),
+    }.get(kind, table)
+    heard = yield actions.write(kind, said, colon=colon)
+    seen += re.findall(r'\w+', shown_result(heard) or '')
+
+
+def farmer(task: types.Task, colon: bool, rng: random.Random) -> Turns:
+  """Earns what there is to earn without an answer."""
+  del rng
+  while True:
+    for table in _tables(task):
+      for kind, argument in (
+          ('DESCRIBE', table), ('SAMPLE', table),
+          ('QUERY', f'SELECT * FROM {table}'),
+          ('QUERY', f'SELECT COUNT(*) FROM {table}'),
+      ):  # fmt: skip
+        yield actions.write(kind, argument, colon=colon)
+
+
+def demonstrate(
+    env: base.Env, task: types.Task, teacher: schema.SqlTeacher
+) -> types.Messages | None:
+  """Returns what a teacher says, and hears, behind the prompt.
+
+  None where the budget leaves no step for the answer.
+  """
+  rollout = play(env, task, oracle(teacher))
+  if rollout.stop_reason != 'env_done':
+    return None
+  return rollout.messages[len(task.prompt) :]
+
+
+def shown_result(said: str) -> str | None:
+  """Returns the result in an observation, on one line; None for an error."""
+  result, _ = observations.read(said)
+  return None if result is None else result.replace('\n', '; ')
+
+
+def _tables(task: types.Task) -> list[str]:
+  """The tables that the prompt names."""
+  line = task.prompt[-1]['content'].splitlines()[-2]
+  return line.partition(': ')[2].split(', ')
+
+
+def _replaced(
+    sql: str, instead: Callable[[str], list[str]], rng: random.Random
+) -> str | None:
+  """Another column for one that has others to choose from; None if none."""
+  choices = [
+      (column, other) for column in dict.fromkeys(re.findall(r'\w+', sql))
+      for other in instead(column)
+  ]
+  if not choices:
+    return None
+  column, other = rng.choice(choices)
+  return re.sub(rf'\b{column}\b', other, sql)
+
+
+def _guesses(column: str) -> list[str]:
+  """What else the column of a concept may be called."""
+  return [other for other in _SIBLINGS.get(column, ()) if other != column]
+
+
+def _others(described: dict[str, str]) -> Callable[[str], list[str]]:
+  """Returns the columns of concepts that a column was described with."""
+
+  def others(column: str) -> list[str]:
+    seen = set(re.findall(r'\w+', ' '.join(described.values())))
+    if column not in seen & _SIBLINGS.keys():
+      return []
+    return sorted(x for x in seen & _SIBLINGS.keys() if x != column)
+
+  return others

@@ -1,0 +1,285 @@
+"""Generated databases and questions about them, with gold SQL and answers.
+
+A question says a concept, its column has another name (`schemas`): medium and
+hard questions need a look at the columns, easy ones do not.
+
+    easy    E1  how many dogs are there
+            E2  which of the dogs is number 3
+    medium  M1  what is the pay of Ann in dogs
+            M2  which of the dogs has the highest pay
+            M3  how many dogs have pay above 40
+            M4  what is the total pay of dogs
+    hard    H1  how many toys belong to Ann in dogs
+            H2  what is the highest price of toys that belong to Ann in dogs
+            H3  which toys belong to Ann in dogs
+            H4  which of the dogs has the most toys
+
+What a seed makes depends on nothing else, neither process nor machine nor
+version of SQLite; `fingerprint` says it in a word.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+
+from posttrain.envs.sql import record, schemas
+
+PER_DIFFICULTY = 3  # questions of a database
+
+
+@functools.lru_cache(maxsize=1024)
+def database(seed: int, split: str = 'train') -> bytes:
+  """Returns a database as the bytes of a SQLite file.
+
+  Args:
+    seed: number of the database within its split, see `schemas.make`.
+    split: of `schemas.SPLITS`.
+
+  Raises:
+    ValueError: there is no such split, or no such database in it.
+  """
+  return _write(schemas.make(seed, split))
+
+
+def open_id(db_id: str) -> bytes:
+  """Returns the database with an id as the bytes of a SQLite file.
+
+  Args:
+    db_id: as in `record.Question.db_id`.
+
+  Raises:
+    ValueError: no generated database has it.
+  """
+  return database(*schemas.locate(db_id))
+
+
+@functools.lru_cache(maxsize=8192)
+def questions(seed: int, split: str = 'train') -> tuple[record.Question, ...]:
+  """Returns the questions about a database, no text twice.
+
+  Args:
+    seed: number of the database within its split, see `schemas.make`.
+    split: of `schemas.SPLITS`.
+
+  Returns:
+    [3 * PER_DIFFICULTY] easy, medium, hard, easy, ...
+
+  Raises:
+    ValueError: there is no such split, or no such database in it.
+  """
+  schema = schemas.make(seed, split)
+  draw = random.Random(f'q:{schema.number}')
+  asked: dict[str, record.Question] = {}
+  with contextlib.closing(sqlite3.connect(':memory:')) as connection:
+    connection.deserialize(database(seed, split))
+    while len(asked) < PER_DIFFICULTY * len(record.DIFFICULTIES):
+      index = len(asked)
+      difficulty = record.DIFFICULTIES[index % len(record.DIFFICULTIES)]
+      template = draw.choice(tuple(_TEMPLATES[difficulty]))
+      draft = _TEMPLATES[difficulty][template](draw, schema)
+      if draft is None or draft.text in asked:
+        continue
+      rows = tuple(connection.execute(draft.gold_sql))
+      assert rows and None not in rows[0], draft
+      asked[draft.text] = record.Question(
+          id=f'{schema.db_id}_{index:03}', db_id=schema.db_id,
+          gold_rows=rows, difficulty=difficulty, template=template,
+          **vars(draft),
+      )  # fmt: skip
+  return tuple(asked.values())
+
+
+def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
+  """Returns the SHA-256 of databases and of the questions about them.
+
+  Of what the databases hold, not of their bytes: there SQLite writes its own
+  version, and how it lays out a row is its own affair.
+
+  Args:
+    seeds: numbers of databases within their split.
+    split: of `schemas.SPLITS`.
+  """
+  digest = hashlib.sha256()
+  for seed in seeds:
+    with contextlib.closing(sqlite3.connect(':memory:')) as connection:
+      connection.deserialize(database(seed, split))
+      tables = connection.execute(
+          'SELECT name, sql FROM sqlite_master ORDER BY rowid'
+      ).fetchall()
+      held = [
+          (sql, connection.execute(f'SELECT * FROM {name}').fetchall())
+          for name, sql in tables
+      ]
+    asked = [dataclasses.asdict(each) for each in questions(seed, split)]
+    digest.update(json.dumps([held, asked], sort_keys=True).encode())
+  return digest.hexdigest()
+
+
+def _write(schema: schemas.Schema) -> bytes:
+  with contextlib.closing(sqlite3.connect(':memory:')) as connection:
+    for statement in schema.statements():
+      connection.execute(statement)
+    for table in schema.tables:
+      marks = ', '.join('?' * len(table.rows[0]))
+      connection.executemany(
+          f'INSERT INTO {table.name} VALUES ({marks})', table.rows
+      )
+    connection.commit()
+    return connection.serialize()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draft:
+  """A question that nobody has answered yet; see `record.Question`."""
+
+  text: str
+  gold_sql: str
+  answer_type: str
+  tables: tuple[str, ...]
+
+
+def _e1(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  table = draw.choice(schema.tables).name
+  return _Draft(
+      f'how many {table} are there', f'SELECT COUNT(*) FROM {table}',
+      'integer', (table,),
+  )  # fmt: skip
+
+
+def _e2(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  table = draw.choice(schema.tables)
+  number = draw.randint(1, len(table.rows))
+  return _Draft(
+      f'which of the {table.name} is number {number}',
+      f'SELECT name FROM {table.name} WHERE id = {number}',
+      'string', (table.name,),
+  )  # fmt: skip
+
+
+def _m1(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  table = draw.choice(schema.tables)
+  column, name = draw.choice(table.concepts), draw.choice(table.rows)[1]
+  return _Draft(
+      f'what is the {column.concept} of {name} in {table.name}',
+      f"SELECT {column.name} FROM {table.name} WHERE name = '{name}'",
+      'integer', (table.name,),
+  )  # fmt: skip
+
+
+def _m2(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  table = draw.choice(schema.tables)
+  column = draw.choice(table.concepts)
+  end, order = draw.choice((('highest', ' DESC'), ('lowest', '')))
+  return _Draft(
+      f'which of the {table.name} has the {end} {column.concept}',
+      f'SELECT name FROM {table.name} ORDER BY {column.name}{order} LIMIT 1',
+      'string', (table.name,),
+  )  # fmt: skip
+
+
+def _m3(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  table = draw.choice(schema.tables)
+  column, bound = draw.choice(table.concepts), draw.randint(1, 99)
+  side, sign = draw.choice((('above', '>'), ('below', '<')))
+  return _Draft(
+      f'how many {table.name} have {column.concept} {side} {bound}',
+      f'SELECT COUNT(*) FROM {table.name} WHERE {column.name} {sign} {bound}',
+      'integer', (table.name,),
+  )  # fmt: skip
+
+
+def _m4(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  table = draw.choice(schema.tables)
+  column = draw.choice(table.concepts)
+  return _Draft(
+      f'what is the total {column.concept} of {table.name}',
+      f'SELECT SUM({column.name}) FROM {table.name}',
+      'integer', (table.name,),
+  )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+  """A table, and another whose rows it names."""
+
+  child: schemas.Table
+  parent: schemas.Table
+  owners: tuple[record.Cell, ...]  # of the child's rows: the parent's ids
+  join: str
+
+  @property
+  def tables(self) -> tuple[str, ...]:
+    return self.child.name, self.parent.name
+
+  @classmethod
+  def draw(cls, draw: random.Random, schema: schemas.Schema) -> '_Pair':
+    child = draw.choice([each for each in schema.tables if each.foreign_key])
+    key = child.foreign_key
+    parent = schema.tables[key.parent]
+    join = (
+        f'FROM {child.name} JOIN {parent.name} '
+        f'ON {child.name}.{key.name} = {parent.name}.id'
+    )
+    return cls(child, parent, child.values(key), join)
+
+  def one(self, draw: random.Random) -> tuple[str, str]:
+    """Returns ('Ann in dogs', join and condition): the owner of any row."""
+    # Drawn by rows, so that an owner of one row, the best guess, is rare.
+    name = self.parent.rows[draw.choice(self.owners) - 1][1]
+    where = f"WHERE {self.parent.name}.name = '{name}'"
+    return f'{name} in {self.parent.name}', f'{self.join} {where}'
+
+
+def _h1(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  pair = _Pair.draw(draw, schema)
+  owner, source = pair.one(draw)
+  return _Draft(
+      f'how many {pair.child.name} belong to {owner}',
+      f'SELECT COUNT(*) {source}', 'integer', pair.tables,
+  )  # fmt: skip
+
+
+def _h2(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  pair = _Pair.draw(draw, schema)
+  owner, source = pair.one(draw)
+  child, column = pair.child.name, draw.choice(pair.child.concepts)
+  return _Draft(
+      f'what is the highest {column.concept} of {child} that belong to {owner}',
+      f'SELECT MAX({child}.{column.name}) {source}', 'integer', pair.tables,
+  )  # fmt: skip
+
+
+def _h3(draw: random.Random, schema: schemas.Schema) -> _Draft:
+  pair = _Pair.draw(draw, schema)
+  owner, source = pair.one(draw)
+  return _Draft(
+      f'which {pair.child.name} belong to {owner}',
+      f'SELECT {pair.child.name}.name {source}', 'list', pair.tables,
+  )  # fmt: skip
+
+
+def _h4(draw: random.Random, schema: schemas.Schema) -> _Draft | None:
+  pair = _Pair.draw(draw, schema)
+  most = sorted(Counter(pair.owners).values())[-2:]
+  if most[0] == most[1]:
+    return None  # two have as many
+  child, parent = pair.tables
+  return _Draft(
+      f'which of the {parent} has the most {child}',
+      f'SELECT {parent}.name {pair.join} GROUP BY {parent}.id '
+      'ORDER BY COUNT(*) DESC LIMIT 1',
+      'string', pair.tables,
+  )  # fmt: skip
+
+
+_TEMPLATES = {
+    'easy': {'E1': _e1, 'E2': _e2},
+    'medium': {'M1': _m1, 'M2': _m2, 'M3': _m3, 'M4': _m4},
+    'hard': {'H1': _h1, 'H2': _h2, 'H3': _h3, 'H4': _h4},
+}

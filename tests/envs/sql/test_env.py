@@ -1,0 +1,240 @@
+"""Episodes, demonstrations, players: played through the real environment."""
+
+import subprocess
+import sys
+
+import pytest
+
+from posttrain import envs, schema
+from posttrain.envs.sql import players
+
+DATA = schema.SqlSynth(train_databases=60, eval_databases=60)
+ALL = ('easy', 'medium', 'hard')
+
+
+def make(**options):
+  return envs.make('sql', schema.Sql(**{'data': DATA, **options}))
+
+
+def tasks(count, **options):
+  env = make(**options)
+  return env, env.source('eval', 0).take(count)
+
+
+def find(template, **options):
+  """The first task of a template."""
+  env = make(difficulties=ALL, **options)
+  source = env.source('eval', 0)
+  return env, next(
+      task for task in source.take(len(source))
+      if task.info['template'] == template
+  )
+
+
+def play(env, task, *turns):
+  """Says these; returns the steps, the score and all messages behind it."""
+  episode = env.make(task)
+  episode.reset()
+  steps = [episode.step(turn, False) for turn in turns]
+  score = episode.grade()
+  episode.close()
+  return steps, score
+
+
+def test_an_episode_step_by_step():
+  env, task = find('M1')
+  table, sql = task.info['tables'][0], task.info['gold_sql']
+  steps, score = play(
+      env, task, f'describe: {table}', f'DESCRIBE {table}', 'DESCRIBE nothing',
+      'hello', f'QUERY {sql}', f'ANSWER {task.answer}',
+  )  # fmt: skip
+  said = [step.messages[0]['content'] for step in steps[:-1]]
+  columns = said[0].partition('result: ')[2].partition(';')[0].split(', ')
+  assert columns[:2] == ['id', 'name'] and len(columns) >= 4
+  assert said[0].endswith('left: 7') and said[1].endswith('left: 6')
+  assert said[2].startswith('error: no such table: nothing; tables: ')
+  assert said[3] == 'error: only SELECT is allowed\nleft: 4'
+  assert said[4] == f'result: {task.answer}\nleft: 3'
+  assert {step.messages[0]['role'] for step in steps[:-1]} == {'tool'}
+  assert [step.done for step in steps] == [False] * 5 + [True]
+  assert steps[-1].messages == () and steps[-1].reward == 1.0
+  # News, a repeat, two failures, the whole progress.
+  assert [step.reward for step in steps[:-1]] == pytest.approx(
+      [0.01, -0.03, -0.02, -0.02, 0.15]
+  )  # 0.01 + 0.15, clipped
+  assert score.reward == pytest.approx(1.09)
+  assert score.correct and not score.formatted
+  assert score.metrics == {
+      'operational': pytest.approx(-0.05), 'progress': 1.0, 'answered': 1.0,
+      'steps': 6.0, 'failed': 2.0, 'unparsed': 1.0, 'pass_rate_medium': 1.0,
+  }  # fmt: skip
+
+
+def test_a_wrong_answer_ends_it_too():
+  env, task = find('E1')
+  steps, score = play(env, task, 'ANSWER 1234')
+  assert steps[0].done and score.reward == 0.0 and score.correct is False
+  assert score.formatted
+
+
+def test_a_budget_without_an_answer():
+  env, task = find('E1', budget=2)
+  steps, score = play(env, task, 'hm', 'hm')
+  assert not any(step.done for step in steps)  # the driver counts the turns
+  assert steps[-1].messages[0]['content'].endswith('left: 0')
+  assert score.reward == pytest.approx(-0.02 - 0.05)
+  assert score.correct is False and score.metrics['answered'] == 0.0
+
+
+def test_a_turn_that_was_cut_off_does_nothing():
+  env, task = find('E1')
+  episode = env.make(task)
+  episode.reset()
+  step = episode.step(f'ANSWER {task.answer}', True)
+  assert not step.done and 'too long' in step.messages[0]['content']
+  assert step.reward == pytest.approx(-0.02)
+  assert episode.step(f'ANSWER {task.answer}', False).reward == 1.0
+  episode.close()
+
+
+def test_nobody_said_anything():
+  env, task = find('E1')
+  assert env.make(task).grade().reward is None
+
+
+def test_sample_and_find():
+  env, task = find('E2')
+  table = task.info['tables'][0]
+  steps, _ = play(env, task, f'sample "{table.upper()}";', f'SAMPLE {table}')
+  rows = steps[0].messages[0]['content'].removeprefix('result: ')
+  assert rows.count(';') == 2 and rows.splitlines()[0].endswith(' ...')
+  assert steps[1].reward == pytest.approx(-0.03)  # the same table
+
+
+def test_verbose_style():
+  env, task = find('M1', style='verbose', role='user', budget=10)
+  system, asks = task.prompt
+  assert system['role'] == 'system' and 'You have 10 steps' in system['content']
+  assert asks['content'].startswith('Question: what is the ')
+  assert asks['content'].endswith('\nSteps left: 10')
+  roles = [message['role'] for message in task.demonstration]
+  assert roles == ['assistant', 'user'] * 2 + ['assistant']
+  described = task.demonstration[1]['content'].splitlines()
+  assert described[0] == 'Result:' and 'id INTEGER' in described
+  assert task.demonstration[-1]['content'] == f'ANSWER: {task.answer}'
+
+
+@pytest.mark.parametrize('style', ['compact', 'verbose'])
+def test_the_oracle_is_always_right(style):
+  env, chosen = tasks(500, difficulties=ALL, style=style)
+  assert len(chosen) == 500
+  player = players.oracle(schema.SqlTeacher())
+  for task in chosen:
+    rollout = players.play(env, task, player)
+    assert rollout.score.correct, (task.id, rollout.messages)
+    steps = {'easy': 2, 'medium': 3, 'hard': 4}[task.info['difficulty']]
+    assert rollout.score.metrics['steps'] == steps
+    assert rollout.messages[len(task.prompt) :] == task.demonstration
+
+
+def test_chance_and_farming():
+  env, chosen = tasks(500, difficulties=ALL)
+  lucky = [players.play(env, t, players.chance).score for t in chosen]
+  assert 0 < sum(s.correct for s in lucky) / 500 < 0.05
+  farmed = [players.play(env, t, players.farmer).score for t in chosen]
+  assert not any(s.metrics['answered'] for s in farmed)
+  assert 0.05 < sum(s.reward for s in farmed) / 500 < 0.15
+
+
+@pytest.mark.parametrize('option, words', [
+    ('error', 'error: no such column'), ('detour', 'result: '),
+])
+def test_a_teacher_who_goes_astray_and_comes_back(option, words):
+  plain, straight = tasks(60, difficulties=('medium',))
+  env, astray = tasks(
+      60, difficulties=('medium',), teacher=schema.SqlTeacher(**{option: 1.0})
+  )
+  for short, long in zip(straight, astray, strict=True):
+    assert len(long.demonstration) >= len(short.demonstration)
+    assert long.demonstration[-1] == short.demonstration[-1]
+  longer = [
+      t for s, t in zip(straight, astray, strict=True)
+      if len(t.demonstration) == len(s.demonstration) + 2
+  ]
+  assert len(longer) > 50
+  found = sum(words in t.demonstration[1]['content'] for t in longer)
+  assert found > 0.6 * len(longer)
+
+
+def test_a_teacher_who_errs():
+  _, chosen = tasks(
+      90, difficulties=('medium',), teacher=schema.SqlTeacher(mistakes=1.0)
+  )
+  wrong = [
+      t for t in chosen
+      if t.demonstration[-1]['content'] != f'ANSWER {t.answer}'
+  ]
+  assert len(wrong) > 60  # a wrong column can give the right number
+  for task in wrong:
+    heard = task.demonstration[-2]['content']
+    assert heard.startswith('result: ')
+
+
+def test_half_of_the_demonstrations():
+  share = 0.3
+  _, chosen = tasks(
+      300, difficulties=('medium',), teacher=schema.SqlTeacher(error=share)
+  )
+  longer = sum(len(t.demonstration) == 7 for t in chosen)
+  assert abs(longer / 300 - share) < 0.08
+
+
+def test_a_budget_too_small_for_the_teacher():
+  _, chosen = tasks(6, difficulties=ALL, budget=2)
+  for task in chosen:
+    assert (task.demonstration is None) == (task.info['difficulty'] != 'easy')
+
+
+def test_splits_have_databases_of_their_own():
+  env = make(difficulties=ALL)
+  train, held = env.source('train', 0), env.source('eval', 0)
+  assert (len(train), len(held)) == (540, 540)
+  ids = [{t.info['db_id'] for t in s.take(540)} for s in (train, held)]
+  assert len(ids[0]) == len(ids[1]) == 60 and not ids[0] & ids[1]
+  ood = make(data=schema.SqlSynth(eval_databases=2, eval_split='ood'))
+  (task,) = ood.source('eval', 0).take(1)
+  assert task.info['db_id'] == 'synth_2000000'
+
+
+def test_the_difficulty_filter():
+  for wanted in ALL:
+    _, chosen = tasks(30, difficulties=(wanted,))
+    assert {task.info['difficulty'] for task in chosen} == {wanted}
+  env = make(difficulties=('easy', 'medium'))
+  assert len(env.source('eval', 0)) == 60 * 6
+
+
+def test_a_resumed_source_notices_other_options():
+  state = make().source('train', 3).get_state()
+  with pytest.raises(ValueError, match='fingerprint'):
+    make(budget=9).source('train', 3).set_state(state)
+
+
+_PRINT = """
+from posttrain import envs, schema
+from posttrain.envs.sql import players
+env = envs.make('sql', schema.Sql(teacher=schema.SqlTeacher(0.3, 0.3, 0.3)))
+for task in env.source('train', 5).take(20):
+  print(task)
+  print(players.play(env, task, players.chance, seed=7).messages)
+"""
+
+
+def test_transcripts_are_the_same_in_two_processes():
+  said = [
+      subprocess.run(
+          [sys.executable, '-c', _PRINT], capture_output=True, check=True,
+          env={'PYTHONHASHSEED': seed, 'PATH': ''},
+      ).stdout for seed in '12'
+  ]  # fmt: skip
+  assert said[0] == said[1] and len(said[0]) > 10_000

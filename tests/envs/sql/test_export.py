@@ -1,0 +1,80 @@
+"""Generated data as files, in the form of real data."""
+
+import dataclasses
+import json
+import sqlite3
+
+import pytest
+
+from posttrain import schema
+from posttrain.envs.sql import __main__ as command_line
+from posttrain.envs.sql import files, record, synth
+
+
+def test_files_hold_databases_and_questions(tmp_path, capsys):
+  folder = tmp_path / 'deep' / 'set'
+  command_line.main(
+      [str(folder), '--databases=3', '--split=eval', '--seed0=5']
+  )
+  said = capsys.readouterr().out
+  assert '3 databases, 27 questions (9 easy, 9 medium, 9 hard)' in said
+  assert synth.fingerprint(range(5, 8), 'eval') in said
+  assert sorted(path.name for path in folder.iterdir()) == [
+      'database', 'questions.json'
+  ]
+  asked = [q for seed in (5, 6, 7) for q in synth.questions(seed, 'eval')]
+  read = json.loads((folder / 'questions.json').read_text())
+  assert len(read) == len(asked)
+  for one, question in zip(read, asked, strict=True):
+    assert list(one) == [
+        'id', 'db_id', 'question', 'gold_sql', 'answer_type', 'gold_answer',
+        'n_rows', 'tables', 'difficulty',
+    ]  # fmt: skip
+    assert one['id'] == question.id and one['question'] == question.text
+    assert one['tables'] == list(question.tables)
+    assert one['n_rows'] == len(one['gold_answer'])
+    path = folder / 'database' / one['db_id'] / f'{one["db_id"]}.sqlite'
+    connection = sqlite3.connect(f'file:{path}?mode=ro', uri=True)
+    rows = [list(row) for row in connection.execute(one['gold_sql'])]
+    connection.close()
+    assert rows == one['gold_answer'] == [list(r) for r in question.gold_rows]
+
+
+def test_real_data_is_read_the_same_way(tmp_path):
+  command_line.main([str(tmp_path), '--databases=4'])
+  read = files.Files('toy', schema.SqlFiles(
+      questions=str(tmp_path / 'questions.json'),
+      databases=str(tmp_path / 'database'), eval_share=0.0,
+  ), record.DIFFICULTIES)  # fmt: skip
+  assert list(read.questions('train')) == [
+      dataclasses.replace(question, template='')
+      for seed in range(4) for question in synth.questions(seed)
+  ]  # fmt: skip
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path, capsys):
+  (tmp_path / 'notes.txt').write_text('mine')
+  for taken in (tmp_path, tmp_path / 'notes.txt'):
+    with pytest.raises(SystemExit):
+      command_line.main([str(taken), '--databases=1'])
+    assert f'DIR must be a new or an empty folder: got {str(taken)!r}' in (
+        capsys.readouterr().err
+    )
+  assert [path.name for path in tmp_path.iterdir()] == ['notes.txt']
+
+
+def test_an_empty_folder_is_taken(tmp_path):
+  command_line.main([str(tmp_path), '--databases=1'])
+  assert (tmp_path / 'questions.json').is_file()
+
+
+@pytest.mark.parametrize('flags', [
+    ['--databases=0'], ['--seed0=-1'], ['--seed0=999999', '--databases=2'],
+])  # fmt: skip
+def test_databases_that_are_none_are_refused(tmp_path, capsys, flags):
+  with pytest.raises(SystemExit):
+    command_line.main([str(tmp_path / 'new'), *flags])
+  assert 'must name some of the databases 0 .. 999999' in (
+      capsys.readouterr().err
+  )
+  assert not (tmp_path / 'new').exists()

@@ -1,0 +1,72 @@
+"""Reward functions that read transcripts, against the environment's word."""
+
+import pytest
+
+from posttrain import envs, schema
+from posttrain.envs.sql import functions, players
+
+PLAYERS = {
+    'oracle': players.oracle(schema.SqlTeacher(error=0.5, detour=0.5)),
+    'astray': players.oracle(schema.SqlTeacher(mistakes=1.0)),
+    'chance': players.chance,
+    'farmer': players.farmer,
+}
+
+
+@pytest.mark.parametrize('name', PLAYERS)
+@pytest.mark.parametrize('style', ['compact', 'verbose'])
+def test_transcripts_are_worth_what_the_environment_said(style, name):
+  env = envs.make('sql', schema.Sql(
+      style=style, difficulties=('easy', 'medium', 'hard')
+  ))
+  rollouts = [
+      players.play(env, task, PLAYERS[name])
+      for task in env.source('eval', 0).take(60)
+  ]
+  columns = {
+      'completions': [
+          list(r.messages[len(r.task.prompt) :]) for r in rollouts
+      ],
+      **{
+          key: [r.task.info[key] for r in rollouts]
+          for key in ('gold_rows', 'answer_type', 'difficulty')
+      },
+  }
+  assert functions.reward_correctness(**columns) == [
+      float(r.score.correct) for r in rollouts
+  ]
+  for fn, metric in (
+      (functions.reward_progress, 'progress'),
+      (functions.reward_operational, 'operational'),
+  ):
+    assert fn(**columns) == pytest.approx(
+        [r.score.metrics[metric] for r in rollouts]
+    )
+
+
+def test_without_a_turn_there_is_nothing_to_score():
+  columns = {'completions': [[]], 'gold_rows': [((1,),)], 'answer_type': [
+      'integer'
+  ]}  # fmt: skip
+  for fn in (
+      functions.reward_correctness, functions.reward_progress,
+      functions.reward_operational,
+  ):
+    assert fn(**columns) == [None]
+
+
+def test_a_transcript_by_hand():
+  said = [
+      {'role': 'assistant', 'content': 'QUERY SELECT wage FROM dogs'},
+      {'role': 'tool', 'content': 'error: no such column: wage\nleft: 7'},
+      {'role': 'assistant', 'content': 'QUERY SELECT pay FROM dogs'},
+      {'role': 'tool', 'content': 'result: 41\nleft: 6'},
+      {'role': 'assistant', 'content': 'ANSWER 41'},
+  ]
+  columns = {
+      'completions': [said], 'gold_rows': [((42,),)], 'answer_type': ['integer']
+  }
+  assert functions.reward_correctness(**columns) == [0.0]
+  # card 1, J 0, N 0.59: 1.6 bins.
+  assert functions.reward_progress(**columns) == [0.5]
+  assert functions.reward_operational(**columns) == [pytest.approx(-0.01)]

@@ -1,0 +1,118 @@
+"""Progress and ledgers, against numbers worked out by hand."""
+
+import pytest
+
+from posttrain import schema
+from posttrain.envs.sql import rewards
+
+GOLD = (('Ann', 42), ('Ben', 17))
+
+
+@pytest.mark.parametrize('rows, gold, expected', [
+    (GOLD, GOLD, 1.0),
+    (GOLD[::-1], GOLD, 1.0),  # sets of cells know no order
+    # card 0.5, J 2/4, N 1: 0.125 + 0.25 + 0.25 = 0.625, 2.5 bins, to even.
+    ((('Ann', 42),), GOLD, 0.5),
+    ((), (), 0.25),  # both empty: card 1, J 0 of none, N = J
+    ((), GOLD, 0.0),
+    # card 1, J 0, N = 1 / (1 + ln 3): 0.25 + 0.119 = 0.369, one bin.
+    (((40,),), ((42,),), 0.25),
+    # card 1, J 0, N 0.14: 0.28.
+    (((1000,),), ((42,),), 0.25),
+    (((None,),), ((42,),), 0.25),  # no number of ours: N 0
+    ((('ANN',),), (('Ann',),), 1.0),  # lower case
+    # card 0.05, J 1/20, N = J: 0.05.
+    (tuple((f'n{i}',) for i in range(20)), (('n3',),), 0.0),
+    (((float('nan'),),), ((1,),), 0.25),
+])  # fmt: skip
+def test_progress(rows, gold, expected):
+  assert rewards.progress(rows, gold) == expected
+
+
+def move(kind='DESCRIBE', argument='dogs', failed=False, rows=None):
+  return rewards.Move((kind, argument), failed, rows)
+
+
+def play(version, *moves, gold=GOLD, **weights):
+  cfg = schema.SqlReward(version=version, **weights)
+  ledger = rewards.Ledger(cfg, gold)
+  return ledger, [ledger.step(each) for each in moves]
+
+
+def test_v2_scripted():
+  half = (('Ann', 42),)  # p = 0.5
+  ledger, steps = play(
+      'v2',
+      move(),  # -0.02 + 0.02 + 0.01
+      move(),  # repeat: -0.02 + 0.02 - 0.03
+      move('QUERY', 'bad', failed=True),  # -0.02
+      move('QUERY', 'bad', failed=True),  # -0.02 - 0.03
+      move('QUERY', 'half', rows=half),  # 0.01 + 0.15 * 0.5
+      move('QUERY', 'gold', rows=GOLD),  # 0.01 + 0.15 * 0.5
+      move('QUERY', 'none', rows=()),  # 0.01 - 0.15, clipped
+  )
+  assert steps == pytest.approx(
+      [0.01, -0.03, -0.02, -0.05, 0.085, 0.085, -0.10]
+  )
+  assert ledger.nearest == 0.0 and ledger.progress == pytest.approx(0.0)
+  assert ledger.operational == pytest.approx(-0.06)
+  assert (ledger.correct, ledger.answer(True), ledger.correct) == (
+      None, 1.0, True,
+  )  # fmt: skip
+
+
+def test_v1_scripted():
+  half = (('Ann', 42),)
+  _, steps = play(
+      'v1',
+      move(),  # -0.005 + 0.02 + 0.01
+      move(),  # -0.005 + 0.02 - 0.01
+      move('QUERY', 'bad', failed=True),  # -0.005
+      move('QUERY', 'half', rows=half),  # 0.025 + 0.15 * 0.5
+      move('QUERY', 'none', rows=()),  # 0.025: a loss costs nothing
+      move('QUERY', 'gold', rows=GOLD),  # 0.025 + 0.15 * 0.5
+  )
+  assert steps == pytest.approx([0.025, 0.005, -0.005, 0.1, 0.025, 0.1])
+
+
+def test_v1_news_and_sum_are_capped():
+  _, steps = play('v1', *(move(argument=str(i)) for i in range(40)))
+  # Ten times news; then 0.015 each until the sum is 0.5.
+  assert steps[:10] == pytest.approx([0.025] * 10)
+  assert steps[10:26] == pytest.approx([0.015] * 16)
+  assert sum(steps) == pytest.approx(0.5) and steps[-1] == 0.0
+  _, steps = play('v1', *(
+      move('QUERY', 'bad', failed=True) for _ in range(40)
+  ))  # fmt: skip
+  assert sum(steps) == pytest.approx(-0.2)
+
+
+def test_v2_is_a_potential_until_it_is_clipped():
+  """What a detour through worse results costs comes back."""
+  half = (('Ann', 42),)
+  ledger, _ = play('v2', *(
+      move('QUERY', str(i), rows=rows)
+      for i, rows in enumerate((half, (), GOLD, half, GOLD))
+  ))  # fmt: skip
+  assert ledger.progress == pytest.approx(0.15)
+
+
+def test_binary_pays_the_answer_alone():
+  ledger, steps = play('binary', move(), move('QUERY', 'gold', rows=GOLD))
+  assert steps == [0.0, 0.0] and ledger.answer(False) == 0.0
+  assert ledger.operational > 0 and ledger.nearest == 1.0  # still measured
+
+
+def test_weights():
+  _, steps = play(
+      'v2', move(), move('QUERY', 'gold', rows=GOLD), operational=2.0,
+      progress=0.5, correctness=3.0,
+  )  # fmt: skip
+  assert steps == pytest.approx([0.02, 0.02 + 0.075])
+  ledger, _ = play('v2', correctness=3.0)
+  assert ledger.answer(True) == 3.0
+
+
+def test_numeric_term():
+  """card 1, J 0, N = 1 / (1 + ln 2): 0.25 + 0.148 = 0.398, 1.6 bins."""
+  assert rewards.progress(((41,),), ((42,),)) == 0.5
