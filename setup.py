@@ -68,6 +68,7 @@ if __name__ == '__main__':
               for rest in ('', '.*')
           ]
       ),
+      package_data={'configs': ['*.json'], 'experiments': ['*.ipynb']},
       install_requires=CORE,
       extras_require=EXTRAS,
   )

@@ -18,28 +18,8 @@ not to: `--config.tokenizer.template_variables='{"enable_thinking": false}'`.
 Long episodes: `--config.grpo.envs.sql.sampler.keep_exchanges=3` forgets older
 ones.
 
-The names that are used elsewhere, and ours (NAME is `grpo`, the stage):
-
-    model_name                      the DIR behind the recipe's name
-    num_generations                 NAME.envs.sql.group_size
-    max_new_tokens, max_completion_length (of a turn)
-                                    NAME.envs.sql.sampler.max_tokens
-    max_episode_tokens              NAME.envs.sql.sampler.max_episode_tokens
-    step_budget, max_turns          NAME.envs.sql.env.budget
-    difficulty_filter               NAME.envs.sql.env.difficulties
-    questions_path, db_dir          NAME.envs.sql.env.data.questions, .databases
-    reward_funcs, reward_weights    NAME.envs.sql.env.reward, or .rewards
-    beta (of the KL)                NAME.envs.sql.algorithm.kl_beta
-    epsilon, epsilon_high           NAME.loss.rl.low, .high
-    learning_rate                   NAME.optim.lr
-    per_device_train_batch_size x gradient_accumulation_steps
-                                    NAME.batch.prompts_per_step (tasks a step)
-    max_steps, num_train_epochs     NAME.steps
-    temperature                     NAME.envs.sql.sampler.temperature
-    seed                            seed
-    output_dir                      --workdir
-    logging_steps                   every step is logged
-    save_steps                      checkpoint.every
+What others call the options is in the table of configs/sql.py; their model_name
+is the DIR.
 
 `:tiny` runs every part on bytes and random weights and learns nothing;
 `:DIR,tiny` does so with the directory's model and tokenizer. Nothing of it has

@@ -147,10 +147,10 @@ class Job:
       for answer in answers:
         f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
     if step == 0:
-      self._warn_if_cold(values)
+      self.warn_if_cold(values)
     return values
 
-  def _warn_if_cold(self, values: dict[str, float]) -> None:
+  def warn_if_cold(self, values: dict[str, float]) -> None:
     """Says where trial and error will find next to nothing to reinforce."""
     for name, run in self.pipeline.envs.items():
       rate = values.get(

@@ -187,7 +187,8 @@ def test_only_programs_read_the_command_line(module):
 @pytest.mark.parametrize('module', [m for m in FILES if m[:7] == 'configs'])
 def test_recipes_import_little(module):
   allowed = {
-      'configs', 'configs.common', 'configs.algorithms', 'posttrain.schema'
+      'configs', 'configs.common', 'configs.algorithms', 'configs.sql',
+      'posttrain.schema',
   }
   if module == 'configs.common':  # a model may be what a directory says
     allowed.add('posttrain.models.hf_config')

@@ -15,14 +15,16 @@ class SqlSynth:
   type: str = 'synth'
   # Databases of the training split, at most a million.
   train_databases: int = 3000
-  # Databases of the evaluation split; none of them is trained on.
+  # Databases of the evaluation split, none of which is trained on; 0 = no
+  # evaluation on this environment.
   eval_databases: int = 200
   # What evaluation asks about: 'eval' (new databases of known words), or 'ood'
   # (tables and names that no training database has).
   eval_split: str = 'eval'
 
   def __post_init__(self):
-    base.require_positive(self, 'train_databases', 'eval_databases')
+    base.require_positive(self, 'train_databases')
+    base.require_non_negative(self, 'eval_databases')
     for field in ('train_databases', 'eval_databases'):
       count = getattr(self, field)
       base.require(count <= 1_000_000, field, 'be <= 1000000', count)
@@ -87,9 +89,12 @@ class SqlTeacher:
   error: float = 0.0
   # Share of them that ask for the wrong column, and answer what it says.
   mistakes: float = 0.0
+  # Share of them that do not look at all: they guess what a column is called,
+  # and where there is none of that name give up: `ANSWER null`.
+  haste: float = 0.0
 
   def __post_init__(self):
-    for field in ('detour', 'error', 'mistakes'):
+    for field in ('detour', 'error', 'mistakes', 'haste'):
       value = getattr(self, field)
       base.require(0 <= value <= 1, field, 'be in [0, 1]', value)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 
 from posttrain import schema, types
 from posttrain.envs import base
-from posttrain.envs.sql import actions, observations, verifier, words
+from posttrain.envs.sql import actions, cells, observations, verifier, words
 
 # (task, says a colon, random numbers) -> its turns.
 Turns = Generator[str, str, None]
@@ -75,16 +75,22 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
 
   def player(task, colon, rng):
     info, sql = task.info, task.info['gold_sql']
-    detour, error, mistake = (
-        rng.random() < share
-        for share in (teacher.detour, teacher.error, teacher.mistakes)
-    )
+    detour, error, mistake, haste = (
+        rng.random() < share for share in (
+            teacher.detour, teacher.error, teacher.mistakes, teacher.haste
+        )
+    )  # fmt: skip
+    if haste and (guessed := _replaced(sql, _guesses, rng)) is not None:
+      shown = yield actions.write('QUERY', guessed, colon=colon)
+      answer = shown_result(shown) or cells.NULL
+      yield actions.write('ANSWER', answer, colon=colon)
+      return
     if detour:
       yield actions.write(
           rng.choice(('SAMPLE', 'DESCRIBE')), rng.choice(_tables(task)),
           colon=colon,
       )  # fmt: skip
-    guessed = _replaced(sql, _guesses, rng) if error else None
+    guessed = _replaced(sql, _wrong_guesses, rng) if error else None
     if guessed is not None:
       yield actions.write('QUERY', guessed, colon=colon)
     described = {}
@@ -169,8 +175,13 @@ def _replaced(
 
 
 def _guesses(column: str) -> list[str]:
-  """What else the column of a concept may be called."""
-  return [other for other in _SIBLINGS.get(column, ()) if other != column]
+  """What the column of a concept may be called."""
+  return list(_SIBLINGS.get(column, ()))
+
+
+def _wrong_guesses(column: str) -> list[str]:
+  """What else it may be called."""
+  return [other for other in _guesses(column) if other != column]
 
 
 def _others(described: dict[str, str]) -> Callable[[str], list[str]]:

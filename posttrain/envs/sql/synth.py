@@ -33,7 +33,7 @@ from posttrain.envs.sql import record, schemas
 PER_DIFFICULTY = 3  # questions of a database
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=8192)
 def database(seed: int, split: str = 'train') -> bytes:
   """Returns a database as the bytes of a SQLite file.
 
@@ -123,6 +123,7 @@ def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
 
 def _write(schema: schemas.Schema) -> bytes:
   with contextlib.closing(sqlite3.connect(':memory:')) as connection:
+    connection.execute('PRAGMA page_size = 512')  # a quarter of the bytes
     for statement in schema.statements():
       connection.execute(statement)
     for table in schema.tables:

@@ -180,13 +180,12 @@ def test_a_teacher_who_errs():
     assert heard.startswith('result: ')
 
 
-def test_half_of_the_demonstrations():
-  share = 0.3
+def test_a_share_of_the_demonstrations():
   _, chosen = tasks(
-      300, difficulties=('medium',), teacher=schema.SqlTeacher(error=share)
+      180, difficulties=('medium',), teacher=schema.SqlTeacher(error=0.3)
   )
-  longer = sum(len(t.demonstration) == 7 for t in chosen)
-  assert abs(longer / 300 - share) < 0.08
+  longer = sum(len(task.demonstration) == 7 for task in chosen)
+  assert len(chosen) == 180 and abs(longer / 180 - 0.3) < 0.1
 
 
 def test_a_budget_too_small_for_the_teacher():
@@ -238,3 +237,26 @@ def test_transcripts_are_the_same_in_two_processes():
       ).stdout for seed in '12'
   ]  # fmt: skip
   assert said[0] == said[1] and len(said[0]) > 10_000
+
+
+def test_a_teacher_in_a_hurry():
+  """Never looks; right where the guess is, for a third of the columns."""
+  _, chosen = tasks(
+      180, difficulties=('medium',), teacher=schema.SqlTeacher(haste=1.0)
+  )
+  said = [[m['content'] for m in t.demonstration] for t in chosen]
+  assert all(len(turns) == 3 for turns in said)
+  assert all(turns[0].startswith('QUERY ') for turns in said)
+  gave_up = [turns for turns in said if turns[-1] == 'ANSWER null']
+  assert all('no such column' in turns[1] for turns in gave_up)
+  assert 0.2 < 1 - len(gave_up) / 180 < 0.47
+  _, easy = tasks(
+      30, difficulties=('easy',), teacher=schema.SqlTeacher(haste=1.0)
+  )
+  for task in easy:  # which has nothing to guess
+    assert task.demonstration[-1]['content'] == f'ANSWER {task.answer}'
+
+
+def test_no_databases_no_evaluation():
+  env = make(data=schema.SqlSynth(eval_databases=0))
+  assert not len(env.source('eval', 0))
