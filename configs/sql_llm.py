@@ -16,7 +16,8 @@ tools. `--config.sft.envs.sql.env.role=tool` where they do.
 that thinks first wants longer turns (`max_tokens`, `row_tokens`), or to be told
 not to: `--config.tokenizer.template_variables='{"enable_thinking": false}'`.
 Long episodes: `--config.grpo.envs.sql.sampler.keep_exchanges=3` forgets older
-ones.
+ones in training, and `--config.grpo.eval.keep_exchanges=3` in evaluation: set
+both, or it is asked to play as it never learned to.
 
 What others call the options is in the table of configs/sql.py; their model_name
 is the DIR.

@@ -4,7 +4,9 @@
 
 Rates are of the greedy episodes that evaluation left in RUN/rollouts, with 95 %
 intervals (Wilson, 1927); of several runs, the last row has the mean of the
-rates. The transcripts are of the first run, and of the first evaluation tasks,
+rates. What the last stage of several adds to the one before it is told on the
+same questions; over several runs, each question of each run counts as one more.
+The transcripts are of the first run, and of the first evaluation tasks,
 or of others in a row; they are not selected. Random actions are played anew.
 """
 
@@ -12,6 +14,8 @@ import argparse
 import json
 import math
 import pathlib
+import re
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +23,8 @@ from posttrain import config, envs, evaluation, metrics
 from posttrain.envs.sql import players
 
 NAMES = ('sql', 'sql_hard')  # environments of the recipe
+_LEFT = re.compile(r'\n(?:left|Steps left): \d+$')  # of observations
+_MARKS = re.compile(r'[\\`*_~<>&|\[\]]')  # that Markdown reads
 
 Rows = list[dict[str, Any]]
 
@@ -30,7 +36,26 @@ def interval(right: int, count: int) -> str:
   half = z / (1 + z * z / count) * math.sqrt(
       p * (1 - p) / count + z * z / (4 * count * count)
   )
-  return f'{p:.1%} ({middle - half:.1%} to {middle + half:.1%})'
+  low, high = max(middle - half, 0.0), min(middle + half, 1.0)
+  return f'{p:.1%} ({low:.1%} to {high:.1%})'
+
+
+def difference(pairs: Sequence[tuple[bool, bool]]) -> str:
+  """Writes by how much a rate rose on the same questions.
+
+      mean(d) +- 1.96 sd(d) / sqrt(n)    d = after - before, of each question
+
+  Args:
+    pairs: (right before, right after); two at least.
+
+  Returns:
+    The points, with their 95 % interval by the normal approximation.
+  """
+  rose = [after - before for before, after in pairs]
+  mean = statistics.fmean(rose)
+  half = 1.96 * statistics.stdev(rose) / math.sqrt(len(rose))
+  low, high = mean - half, mean + half
+  return f'{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) points'
 
 
 def episodes(run: pathlib.Path, stage: str, step: int) -> Rows:
@@ -71,6 +96,37 @@ def rates(runs: Sequence[pathlib.Path]) -> str:
   return '\n'.join(lines)
 
 
+def differences(runs: Sequence[pathlib.Path]) -> str:
+  """Returns a table of what last stages add; '' without two of them."""
+  lines = [
+      '| run | after | questions | more than before |', '|---|---|---|---|'
+  ]  # fmt: skip
+  pooled: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
+  for run in runs:
+    stages = evaluations(run)[1:]
+    if len(stages) < 2:
+      continue
+    before, after = (
+        {(row['env'], row['id']): row['correct']
+         for row in episodes(run, *time)} for time in stages[-2:]
+    )  # fmt: skip
+    for name in NAMES:
+      pairs = [
+          (before[key], right) for key, right in after.items()
+          if key[0] == name and key in before
+      ]
+      if len(pairs) > 1:
+        when = f'{stages[-1][0]}, not {stages[-2][0]}'
+        pooled.setdefault((when, name), []).extend(pairs)
+        lines.append(f'| {run.name} | {when} | {name} | {difference(pairs)} |')
+  if len(runs) > 1:
+    lines += [
+        f'| all {len(runs)} | {when} | {name} | {difference(pairs)} |'
+        for (when, name), pairs in pooled.items()
+    ]
+  return '\n'.join(lines) if pooled else ''
+
+
 def transcripts(run: pathlib.Path, first: int, count: int) -> str:
   """Returns episodes of some tasks, at random and after each stage."""
   cfg = config.build(
@@ -93,10 +149,10 @@ def transcripts(run: pathlib.Path, first: int, count: int) -> str:
 
 def _side_by_side(task, attempts: dict[str, dict[str, Any]]) -> str:
   """A table with a column per attempt, and a row per turn."""
-  asked = task.prompt[-1]['content'].replace('\n', '; ')
+  asked = _plain(task.prompt[-1]['content'].replace('\n', '; '))
   columns = [_turns(row) for row in attempts.values()]
   lines = [
-      f'**{asked}** (expected: `{task.answer}`)', '',
+      f'**{asked}** (expected: {_code(str(task.answer))})', '',
       '| ' + ' | '.join(attempts) + ' |', '|---' * len(attempts) + '|',
   ]  # fmt: skip
   for at in range(max(map(len, columns))):
@@ -107,11 +163,27 @@ def _side_by_side(task, attempts: dict[str, dict[str, Any]]) -> str:
 
 def _turns(row: dict[str, Any]) -> list[str]:
   said = [
-      ('`{}`' if message['role'] == 'assistant' else '{}').format(
-          message['content'].partition('\nleft:')[0].replace('|', '\\|')
-      ) for message in row['messages']
+      _code(message['content']) if message['role'] == 'assistant'
+      else _plain(_LEFT.sub('', message['content']))
+      for message in row['messages']
   ]  # fmt: skip
   return [*said, '**right**' if row['correct'] else '**wrong**']
+
+
+def _plain(text: str) -> str:
+  """Any text as it stands, in a cell of a table."""
+  return '<br>'.join(_MARKS.sub(r'\\\g<0>', text).splitlines())
+
+
+def _code(text: str) -> str:
+  """Any text as code, in a cell of a table; each line on its own."""
+  return '<br>'.join(map(_code_line, text.strip().splitlines())) or '(empty)'
+
+
+def _code_line(line: str) -> str:
+  longest = max(map(len, re.findall('`+', line)), default=0)
+  line, ticks = line.replace('|', '\\|'), '`' * (longest + 1)
+  return f'{ticks} {line} {ticks}' if longest else f'{ticks}{line}{ticks}'
 
 
 def main() -> None:
@@ -122,6 +194,9 @@ def main() -> None:
   args = parser.parse_args()
   print(rates(args.runs))
   print()
+  if found := differences(args.runs):
+    print(found)
+    print()
   print(transcripts(args.runs[0], args.first, args.tasks))
 
 

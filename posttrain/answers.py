@@ -32,16 +32,16 @@ def write(workdir: str, stages: list[str]) -> str:
   files = _files(os.path.join(workdir, 'rollouts'), stages)
   if not files:
     return ''
-  # The first, and the last of every stage.
-  times = {'start': files[0][2]}
-  times |= {f'after {stage}': path for stage, _, path in files}
+  # Before the first step, and the last of every stage.
+  times = {} if files[0][1] else {'start': files[0][2]}
+  times |= {f'after {stage}': path for stage, step, path in files if step}
   attempts = {name: metrics.read(path) for name, path in times.items()}
   played = transcripts.multi_turn(
       row for rows in attempts.values() for row in rows
   )
   parts = [_transcripts(env, attempts) for env in sorted(played)]
   if len(attempts) > 2:  # a table has no room for the start as well
-    del attempts['start']
+    attempts.pop('start', None)
   return ''.join([_table(attempts, played), *parts])
 
 

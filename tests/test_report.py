@@ -157,14 +157,29 @@ def test_several_turns_are_shown_beside_each_other(run):
   assert [re.search('q t(.)', task)[1] for task in tasks] == list('012345')
   for task in tasks:
     heads = re.findall('<h4>(.*?)</h4>', task)
-    assert heads == ['start', 'after sft', 'after grpo']
-    assert task.count('wrong') == 2  # the one file of sft is start and end
+    assert heads == ['start', 'after grpo']  # sft was never asked at its end
+    assert task.count('wrong') == 1
     assert task.count('correct') == 1
     assert 'rules' not in task
   # The table of what is answered at once is as it would be without them.
   assert 'The first 12 of 15 evaluation prompts' in text
   table = text[text.index('>prompt<') : text.index('of sql, before')]
   assert 'SELECT' not in table and table.count('<tr><td') == 12
+
+
+@pytest.mark.parametrize('steps, heads', [
+    ((0,), ['start']), ((50,), ['after sft']), ((50, 90), ['after sft']),
+    ((0, 50, 90), ['start', 'after sft']),
+])  # fmt: skip
+def test_the_start_is_before_the_first_step(tmp_path, steps, heads):
+  (tmp_path / 'rollouts').mkdir()
+  for step in steps:
+    save(tmp_path, 'sft', step, [
+        play('sql', 't', f'QUERY {step}', 'no', 'ANSWER 3')
+    ])  # fmt: skip
+  text = answers.write(str(tmp_path), ['sft'])
+  assert re.findall('<h4>(.*?)</h4>', text) == heads
+  assert f'</b> {steps[-1]}</p>' in text
 
 
 def test_a_run_of_several_turns_alone_has_no_table(tmp_path):

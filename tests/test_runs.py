@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import sys
+import tempfile
 import types
 
 import numpy as np
@@ -293,6 +294,7 @@ def _ask_the_rest():
   from tests.rollout import servers
 
   asked.ask()
+  _explore(envs)
   for cfg in (schema.ReverseText(), schema.AlphabetSort()):
     env = envs.make('a', cfg)
     for split in ('train', 'eval'):
@@ -324,6 +326,26 @@ def _ask_the_rest():
   endpoint = servers.connect(servers.Server())
   endpoint.check(fixtures.RENDERER)
   endpoint.close()
+
+
+def _explore(envs):
+  """Generated databases, and the same as files."""
+  from posttrain.envs.sql import __main__ as exporter
+
+  with tempfile.TemporaryDirectory() as folder:
+    exporter.export(f'{folder}/sql', range(2), 'train')
+    files = schema.SqlFiles(
+        questions=f'{folder}/sql/questions.json',
+        databases=f'{folder}/sql/database',
+    )
+    for data in (schema.SqlSynth(), files):
+      env = envs.make('a', schema.Sql(data=data))
+      task = next(env.source('train', 0))
+      env.source('eval', 0)
+      episode = env.make(task)
+      for turn in ('DESCRIBE x', f'ANSWER {task.answer}'):
+        episode.step(turn, False)
+      episode.close()
 
 
 def _schema_classes():

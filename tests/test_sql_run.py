@@ -3,6 +3,7 @@
 `python -m pytest -m slow tests/test_sql_run.py`
 """
 
+import html
 import os
 import types
 
@@ -34,7 +35,13 @@ def test_echo_reads_what_queries_give(tmp_path):
   assert 'eval/pass_rate_hard/sql_hard' in last
   assert 'rollout/reward/sql_hard' not in last  # it is not trained on
   report = (tmp_path / 'report.html').read_text()
-  assert 'DESCRIBE' in report or 'error:' in report
+  asked = next(
+      row['question']
+      for row in metrics.read(str(tmp_path / 'rollouts/grpo_eval_000003.jsonl'))
+      if row['env'] == 'sql'
+  )
+  assert f'<p class="ask">{html.escape(asked)}</p>' in report
+  assert '<div class="play ' in report
 
 
 @pytest.mark.slow

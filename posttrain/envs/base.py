@@ -10,9 +10,11 @@ A bad answer is no error: it is an observation or a low reward. What cannot
 be graded scores None, which is excluded from its group, never 0.
 """
 
+import dataclasses
 import os
 import pathlib
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from posttrain import types
 from posttrain.data import sources
@@ -52,6 +54,20 @@ class Env(Protocol):
 
   def make(self, task: types.Task) -> Episode:
     """Returns a fresh episode of a task."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks(Sequence):
+  """Tasks made when asked for."""
+
+  keys: Sequence
+  make: Callable[[Any], types.Task]
+
+  def __len__(self) -> int:
+    return len(self.keys)
+
+  def __getitem__(self, index: int) -> types.Task:
+    return self.make(self.keys[index])
 
 
 def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:

@@ -45,7 +45,7 @@ class SqlFiles:
   # Share of the databases that are kept for evaluation; 0 = no evaluation.
   eval_share: float = 0.3
   # Instructions of SQLite's virtual machine that a query may take.
-  query_steps: int = 20_000_000
+  query_steps: int = 1_000_000
 
   def __post_init__(self):
     for field in ('questions', 'databases'):
@@ -87,14 +87,12 @@ class SqlTeacher:
   # Share of them that ask for a column that is not there, read the error, and
   # look first then.
   error: float = 0.0
-  # Share of them that ask for the wrong column, and answer what it says.
-  mistakes: float = 0.0
-  # Share of them that do not look at all: they guess what a column is called,
-  # and where there is none of that name give up: `ANSWER null`.
+  # Share of them, of medium and hard questions, that look at a sample of rows
+  # alone, and answer with a value that they saw there.
   haste: float = 0.0
 
   def __post_init__(self):
-    for field in ('detour', 'error', 'mistakes', 'haste'):
+    for field in ('detour', 'error', 'haste'):
       value = getattr(self, field)
       base.require(0 <= value <= 1, field, 'be in [0, 1]', value)
 

@@ -1,10 +1,9 @@
 """What the adapters share: optional packages, awaiting, grades."""
 
 import asyncio
-import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent import futures
 from types import ModuleType
 from typing import Any
@@ -68,17 +67,3 @@ def score(
       reward=reward, correct=reward >= correct_at if known else None,
       metrics=metrics,
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class Tasks(Sequence):
-  """Tasks made when asked for."""
-
-  keys: Sequence
-  make: Callable[[Any], types.Task]
-
-  def __len__(self) -> int:
-    return len(self.keys)
-
-  def __getitem__(self, index: int) -> types.Task:
-    return self.make(self.keys[index])

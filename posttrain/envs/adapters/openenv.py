@@ -42,9 +42,7 @@ class OpenEnv:
     first = 0 if split == 'train' else options.MAX_SEEDS
     seeds = range(first, first + getattr(self._cfg, f'{split}_tasks'))
     made_of = sources.fingerprint(repr((self._cfg.prompt, seeds)).encode())
-    return sources.Shuffled(
-        common.Tasks(seeds, self._task), seed, made_of
-    )
+    return sources.Shuffled(base.Tasks(seeds, self._task), seed, made_of)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task, self._cfg)

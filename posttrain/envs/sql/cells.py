@@ -73,7 +73,16 @@ def write(
   text = between.join(texts) if texts else EMPTY
   if not more and len(text) <= limit:
     return text, False
-  return text[: limit - len(CUT)].rstrip() + CUT, True
+  return _marked(text, limit), True
+
+
+def cut(text: str, limit: int) -> str:
+  """Returns at most so many characters of a text, those of ` ...` included."""
+  return text if len(text) <= limit else _marked(text, limit)
+
+
+def _marked(text: str, limit: int) -> str:
+  return text[: limit - len(CUT)].rstrip() + CUT
 
 
 def read(text: str, *, between: str = '|') -> list[list[str | None]]:

@@ -14,13 +14,14 @@
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.sql import (
   actions,
+  cells,
   database,
   files,
   generated,
@@ -30,6 +31,8 @@ from posttrain.envs.sql import (
   rewards,
   verifier,
 )
+
+_NAME = 20  # characters of a name that is no table's, in the error
 
 
 class Sql:
@@ -57,23 +60,28 @@ class Sql:
     base.check_split(split)
     questions = self._data.questions(split)
     return sources.Shuffled(
-        _Tasks(self, questions), seed,
+        base.Tasks(questions, self.task), seed,
         sources.fingerprint(
             repr(self.cfg).encode(), self._data.fingerprint(split).encode()
         ),
     )
 
   def make(self, task: types.Task) -> 'Episode':
-    """Opens the task's database."""
+    """Returns an episode, which opens the task's database when it acts."""
+    db_id = task.info['db_id']
     return Episode(
-        self._data.open(task.info['db_id']), task, self.cfg, self._says
+        lambda: self._data.open(db_id), task, self.cfg, self._says
     )
 
   def task(self, question: record.Question) -> types.Task:
-    """Returns the task of a question, with how a teacher explores it."""
+    """Returns the task of a question, with how a teacher explores it.
+
+    Raises:
+      ValueError: the question's gold SQL does not run.
+    """
     tables = self._data.tables(question.db_id)
     task = types.Task(
-        id=question.id, env=self.name, info=vars(question),
+        id=question.id, env=self.name, info=dict(vars(question)),
         prompt=self._says.prompt(question.text, tables, self.cfg.budget),
         answer=verifier.answer(question.gold_rows, question.answer_type),
     )
@@ -85,11 +93,12 @@ class Episode:
   """One question, explored."""
 
   def __init__(
-      self, db: database.Database, task: types.Task, cfg: schema.Sql,
-      says: observations.Observations,
+      self, connect: Callable[[], database.Database], task: types.Task,
+      cfg: schema.Sql, says: observations.Observations,
   ):
-    """Args: db: is closed with the episode; says: writes observations."""
-    self._db, self._task, self._cfg, self._says = db, task, cfg, says
+    """Args: connect: opens the database; says: writes observations."""
+    self._connect, self._opened = connect, None
+    self._task, self._cfg, self._says = task, cfg, says
     self._ledger = rewards.Ledger(cfg.reward, task.info['gold_rows'])
     self._taken: list[float] = []  # reward per step
     self._failed = self._unparsed = 0
@@ -145,7 +154,15 @@ class Episode:
     )  # fmt: skip
 
   def close(self) -> None:
-    self._db.close()
+    if self._opened is not None:
+      self._opened.close()
+
+  @property
+  def _db(self) -> database.Database:
+    """The database; an episode that waits for its turn holds no file."""
+    if self._opened is None:
+      self._opened = self._connect()
+    return self._opened
 
   @property
   def _left(self) -> int:
@@ -161,8 +178,9 @@ class Episode:
       )
     table = self._db.find(action.argument)
     if table is None:
+      name = cells.cut(action.argument, _NAME)
       known = ', '.join(self._db.tables)
-      return None, f'no such table: {action.argument}; tables: {known}', None
+      return None, f'no such table: {name}; tables: {known}', None
     if action.type == 'DESCRIBE':
       return self._says.table(self._db, table), None, None
     return self._show(self._db.sample(table, self._says.sample_rows), False)
@@ -172,18 +190,3 @@ class Episode:
       return None, result.error, None
     text, _ = self._says.rows(result.rows, result.more)
     return text, None, result.rows if graded else None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tasks(Sequence):
-  """Tasks made when asked for."""
-
-  env: Sql
-  questions: Sequence[record.Question]
-
-  def __len__(self) -> int:
-    return len(self.questions)
-
-  def __getitem__(self, index: int) -> types.Task:
-    return self.env.task(self.questions[index])
-

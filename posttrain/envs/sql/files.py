@@ -6,17 +6,18 @@ that there is more of it, which the database then tells; a difficulty that it
 does not say is told by the number of tables: 1 easy, 2 medium, more hard.
 """
 
+import codecs
 import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.data import sources
+from posttrain.data import jsonl, sources
 from posttrain.envs import base
 from posttrain.envs.sql import database, record
 
@@ -53,10 +54,13 @@ class Files:
     self._folder = base.find(
         name, 'data.databases', cfg.databases, folders=True
     )
-    found = [
-        self._whole(_question(row, f'{self._path}:{at}'), row, at)
-        for at, row in _read(self._path)
+    read = [
+        (_question(row, where), row.get('n_rows'), where)
+        for row, where in _read(self._path)
     ]
+    ids = sorted({question.db_id for question, *_ in read})
+    self._tables = {db_id: self._look(db_id) for db_id in ids}
+    found = [self._whole(*each) for each in read]
     _check_unique(found, self._path)
     self._questions = [q for q in found if q.difficulty in difficulties]
     if not self._questions:
@@ -65,8 +69,6 @@ class Files:
           f'{self._path} has: got {tuple(difficulties)}, expected some of '
           f'{sorted({q.difficulty for q in found})}'
       )
-    ids = sorted({question.db_id for question in found})
-    self._tables = {db_id: self._look(db_id) for db_id in ids}
     count = round(cfg.eval_share * len(ids))
     self._kept = set(sorted(ids, key=_hash)[:count])
 
@@ -93,20 +95,29 @@ class Files:
     return self._tables[db_id]
 
   def _whole(
-      self, question: record.Question, row: Mapping[str, Any], at: int
+      self, question: record.Question, count: Any, where: str
   ) -> record.Question:
     """Completes a gold answer of which the file has the first rows alone."""
-    count = row.get('n_rows', len(question.gold_rows))
-    if count == len(question.gold_rows):
+    has = len(question.gold_rows)
+    count = has if count is None else count
+    if type(count) is not int or count < has:
+      raise ValueError(
+          f"{where} must have 'n_rows', the rows of the whole gold answer: got "
+          f'{count!r}, expected a whole number, {has} or more'
+      )
+    if count == has:
       return question
     limits = dataclasses.replace(self._limits, result=100_000_000)
     path = self._database(question.db_id)
-    with contextlib.closing(database.Database.from_file(path, limits)) as db:
-      found = db.query(question.gold_sql, count)
+    try:
+      with contextlib.closing(database.Database.from_file(path, limits)) as db:
+        found = db.query(question.gold_sql, count)
+    except database.Timeout as error:
+      found = database.Result(error=str(error))
     if found.error or found.more or len(found.rows) != count:
       raise ValueError(
-          f'{self._path}:{at} must say how many rows its gold_sql gives: got '
-          f'n_rows={count}, expected {found.error or len(found.rows)}'
+          f'{where} must say how many rows its gold_sql gives: got n_rows='
+          f'{count}, expected {found.error or len(found.rows)}'
       )
     return dataclasses.replace(question, gold_rows=found.rows)
 
@@ -125,41 +136,65 @@ class Files:
     return self._folder / db_id / f'{db_id}.sqlite'
 
 
-def _read(path: pathlib.Path) -> list[tuple[int, Any]]:
+def _read(path: pathlib.Path) -> Iterable[tuple[Any, str]]:
   """Returns the rows of a JSON list, or of JSONL, with their places."""
-  text = path.read_text()
+  data = path.read_bytes()
+  if not data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'['):
+    return jsonl.objects(path)
   try:
-    if text.lstrip().startswith('['):
-      return list(enumerate(json.loads(text), start=1))
-    lines = enumerate(text.splitlines(), start=1)
-    return [(at, json.loads(line)) for at, line in lines if line.strip()]
-  except ValueError as error:
+    rows = json.loads(data)
+  except ValueError as error:  # also what bad UTF-8 raises
     raise ValueError(
-        f'{path} must be a JSON list of questions, or JSONL: {error}'
-    ) from None
+        f'{path} must be a JSON list of questions, or JSONL, in UTF-8: {error}'
+    ) from error
+  return [(row, f'{path}:{at}') for at, row in enumerate(rows, start=1)]
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str) and bool(value.strip())
+
+
+# Field of a question -> (what it must be, whether a value is).
+_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    'id': (
+        'a text or a whole number', lambda x: _is_text(x) or type(x) is int
+    ),
+    'db_id': (
+        'the name of a folder',
+        lambda x: _is_text(x) and x == pathlib.PurePath(x).name and x != '..',
+    ),
+    'text': ('a text', _is_text),
+    'gold_sql': ('a text', _is_text),
+    'gold_rows': ('rows of cells', lambda x: x not in (None, [], '')),
+    'answer_type': (
+        f'one of {record.ANSWER_TYPES}', lambda x: x in record.ANSWER_TYPES
+    ),
+    'tables': (
+        'a list of names',
+        lambda x: isinstance(x, list) and bool(x) and all(map(_is_text, x)),
+    ),
+    'difficulty': (
+        f'one of {record.DIFFICULTIES}', lambda x: x in record.DIFFICULTIES
+    ),
+}  # fmt: skip
 
 
 def _question(row: Any, where: str) -> record.Question:
   if not isinstance(row, Mapping):
     raise ValueError(f'{where} must be an object: got {row!r}')
-  fields = {
-      field: next((row[name] for name in names if name in row), None)
-      for field, names in _NAMES.items()
-  }
-  if fields['difficulty'] is None and fields['tables']:
-    most = min(len(fields['tables']), len(record.DIFFICULTIES))
-    fields['difficulty'] = record.DIFFICULTIES[most - 1]
-  for field, value in fields.items():
-    if value in (None, '', []):
+  fields = {}
+  for field, (what, fits) in _FORMS.items():
+    names = _NAMES[field]
+    value = next((row[name] for name in names if name in row), None)
+    if field == 'difficulty' and value is None:
+      most = min(len(fields['tables']), len(record.DIFFICULTIES))
+      value = record.DIFFICULTIES[most - 1]
+    if not fits(value):
       raise ValueError(
-          f'{where} must have {_NAMES[field][0]!r}: got {value!r}, the fields '
-          f'are {sorted(row)}'
+          f'{where} must have {names[0]!r}: got {value!r}, expected {what}; '
+          f'the fields are {sorted(row)}'
       )
-  _check_choice(fields, 'answer_type', record.ANSWER_TYPES, where)
-  _check_choice(fields, 'difficulty', record.DIFFICULTIES, where)
-  db_id = fields['db_id']
-  if db_id != pathlib.PurePath(str(db_id)).name:
-    raise ValueError(f'{where} must name a folder as db_id: got {db_id!r}')
+    fields[field] = value
   rows = _rows(fields['gold_rows'], where)
   _check_shape(rows, fields['answer_type'], where)
   return record.Question(**{
@@ -172,18 +207,25 @@ def _rows(value: Any, where: str) -> record.Rows:
   """Reads a gold answer: rows of cells; a cell or a list stands for rows."""
   rows = value if isinstance(value, list) else [value]
   rows = tuple(tuple(r) if isinstance(r, list) else (r,) for r in rows)
-  for row in rows:
-    for cell in row:
-      if not isinstance(cell, int | float | str | None):
-        raise ValueError(
-            f'{where} must have cells that are numbers, texts or null in its '
-            f'gold answer: got {cell!r}'
-        )
+  cells = [cell for row in rows for cell in row]
+  for cell in cells:
+    if type(cell) not in (int, float, str, type(None)):
+      raise ValueError(
+          f'{where} must have cells that are numbers, texts or null in its '
+          f'gold answer: got {cell!r}'
+      )
+    if isinstance(cell, float) and not math.isfinite(cell):
+      raise ValueError(f'{where} must have finite numbers: got {cell}')
+  if all(cell is None for cell in cells):  # who gives up says so too
+    raise ValueError(
+        f'{where} must have a gold answer with a value that is not null: got '
+        f'{value!r}'
+    )
   return rows
 
 
 def _check_shape(rows: record.Rows, answer_type: str, where: str) -> None:
-  """Refuses an answer that is not of its type, or holds no finite number."""
+  """Refuses an answer that is not of its type."""
   widths, one = {len(row) for row in rows}, len(rows) == 1
   fits = len(widths) == 1 and (
       answer_type == 'table' or widths == {1} and (one or answer_type == 'list')
@@ -193,16 +235,11 @@ def _check_shape(rows: record.Rows, answer_type: str, where: str) -> None:
         f'{where} must have a gold answer that is one {answer_type}: got '
         f'{len(rows)} rows of {sorted(widths)} cells'
     )
-  for row in rows:
-    for cell in row:
-      if isinstance(cell, float) and not math.isfinite(cell):
-        raise ValueError(f'{where} must have finite numbers: got {cell}')
-
-
-def _check_choice(fields, field: str, choices, where: str) -> None:
-  if fields[field] not in choices:
+  kinds = {'integer': int, 'float': int | float, 'string': str}
+  if not isinstance(rows[0][0], kinds.get(answer_type, record.Cell)):
     raise ValueError(
-        f'{where} must have a {field} of {choices}: got {fields[field]!r}'
+        f'{where} must have a gold answer that is one {answer_type}: got '
+        f'{rows[0][0]!r}'
     )
 
 

@@ -7,9 +7,11 @@ observations of either style in between; the columns are what tasks carry. They
 ask no environment, so they also grade episodes that were recorded elsewhere:
 `--config.grpo.envs.sql.rewards='{"right": {"fn":
 "posttrain.envs.sql.functions:reward_correctness", "weight": 1.0}}'`. An episode
-without a turn is not scorable.
+without a turn is not scorable. An answer that got an observation was cut off,
+and counts as a step that failed.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 
 from posttrain import schema, types
@@ -23,6 +25,8 @@ from posttrain.envs.sql import (
 )  # fmt: skip
 
 Completion = Sequence[types.Message]
+# As `cells` writes them.
+_NUMBER = re.compile(r'-?[0-9]{1,300}((?:\.[0-9]+)?(?:e[+-][0-9]+)?)')
 
 
 def reward_correctness(
@@ -36,7 +40,7 @@ def reward_correctness(
       completions, gold_rows, answer_type, strict=True
   ):
     moves = list(_moves(said))
-    answers = [a.argument for a, _ in moves if a.type == 'ANSWER']
+    answers = [a.argument for a, heard in moves if _answers(a, heard)]
     right = bool(answers) and verifier.correct(answers[0], gold, kind)
     found.append(float(right) if moves else None)
   return found
@@ -69,7 +73,7 @@ def _replay(completions, gold_rows, columns) -> Iterator[rewards.Ledger | None]:
   for said, gold in zip(completions, gold_rows, strict=True):
     ledger, moves = rewards.Ledger(schema.SqlReward(), gold), list(_moves(said))
     for action, heard in moves:
-      if action.type == 'ANSWER':
+      if _answers(action, heard):
         break
       result, _ = observations.read(heard)
       rows = None
@@ -77,6 +81,10 @@ def _replay(completions, gold_rows, columns) -> Iterator[rewards.Ledger | None]:
         rows = _rows(result)
       ledger.step(rewards.Move(rewards.key(action), result is None, rows))
     yield ledger if moves else None
+
+
+def _answers(action: actions.Action, heard: str) -> bool:
+  return action.type == 'ANSWER' and not heard
 
 
 def _moves(said: Completion) -> Iterator[tuple[actions.Action, str]]:
@@ -91,16 +99,11 @@ def _rows(result: str) -> record.Rows:
   """Reads shown rows; what reads as a number is one."""
   if result == 'empty':
     return ()
-  text = result.removesuffix(' ...')
+  text = result.removesuffix(cells.CUT)
   return tuple(tuple(map(_cell, row)) for row in cells.read(text))
 
 
 def _cell(text: str | None) -> record.Cell:
-  if text is None:
-    return None
-  for kind in (int, float):
-    try:
-      return kind(text)
-    except ValueError:
-      continue
-  return text
+  if text is None or not (number := _NUMBER.fullmatch(text)):
+    return text
+  return float(text) if number[1] else int(text)

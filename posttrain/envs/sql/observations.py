@@ -91,8 +91,7 @@ class Observations:
 
   def error(self, text: str, action: str, left: int) -> types.Messages:
     """Shows what was wrong with an action."""
-    most = self._words.error_characters
-    text = text if len(text) <= most else f'{text[: most - 4]} ...'
+    text = cells.cut(text, self._words.error_characters)
     return self._say(self._words.error + text, action, left)
 
   def rows(self, rows: record.Rows, more: bool) -> tuple[str, bool]:
@@ -106,10 +105,10 @@ class Observations:
     columns, count = db.describe(table), db.count(table)
     if self._style == 'compact':
       names = ', '.join(name for name, _ in columns)
-      return f'{names}; {count} rows'[: self._words.characters]
+      return cells.cut(f'{names}; {count} rows', self._words.characters)
     lines = [f'{table}, {count} rows']
     lines += [f'{name} {kind}'.rstrip() for name, kind in columns]
-    return '\n'.join(lines)[: self._words.characters]
+    return cells.cut('\n'.join(lines), self._words.characters)
 
   def _say(self, text: str, action: str, left: int) -> types.Messages:
     named = {'name': action.lower()} if self._role == 'tool' else {}

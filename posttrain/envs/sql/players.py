@@ -8,13 +8,22 @@ it says next.
     farmer    explores for ever, for the rewards of exploring; never answers
 """
 
+import contextlib
 import random
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 from posttrain import schema, types
 from posttrain.envs import base
-from posttrain.envs.sql import actions, cells, observations, verifier, words
+from posttrain.envs.sql import (
+  actions,
+  cells,
+  database,
+  observations,
+  verifier,
+  words,
+)  # fmt: skip
 
 # (task, says a colon, random numbers) -> its turns.
 Turns = Generator[str, str, None]
@@ -41,22 +50,21 @@ def play(
     Its messages, score and rewards per turn; no samples, for nobody sampled a
     token.
   """
-  episode = env.make(task)
-  messages = list(episode.reset())
   turns = player(
       task, env.cfg.style == 'verbose', random.Random(f'{seed}:{task.id}')
   )
   said, stop_reason, taken = next(turns), 'max_turns', []
-  for _ in range(env.max_turns):
-    out = episode.step(said, truncated=False)
-    messages += [{'role': 'assistant', 'content': said}, *out.messages]
-    taken.append(types.Turn(0, 0, 0, out.reward, 'eos'))
-    if out.done:
-      stop_reason = 'env_done'
-      break
-    said = turns.send(out.messages[-1]['content'])
-  score = episode.grade()
-  episode.close()
+  with contextlib.closing(env.make(task)) as episode:
+    messages = list(episode.reset())
+    for _ in range(env.max_turns):
+      out = episode.step(said, truncated=False)
+      messages += [{'role': 'assistant', 'content': said}, *out.messages]
+      taken.append(types.Turn(0, 0, 0, out.reward, 'eos'))
+      if out.done:
+        stop_reason = 'env_done'
+        break
+      said = turns.send(out.messages[-1]['content'])
+    score = episode.grade()
   return types.Rollout(
       0, task, tuple(messages), (), score, stop_reason, turns=tuple(taken)
   )
@@ -70,38 +78,37 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
       hard     DESCRIBE, DESCRIBE, QUERY, ANSWER
 
   Where questions come with real databases, every table that the gold SQL
-  reads is described first, whatever the difficulty.
+  reads is described first, whatever the difficulty. Its turns raise ValueError
+  where the gold SQL has no result.
   """
 
   def player(task, colon, rng):
     info, sql = task.info, task.info['gold_sql']
-    detour, error, mistake, haste = (
-        rng.random() < share for share in (
-            teacher.detour, teacher.error, teacher.mistakes, teacher.haste
-        )
-    )  # fmt: skip
-    if haste and (guessed := _replaced(sql, _guesses, rng)) is not None:
-      shown = yield actions.write('QUERY', guessed, colon=colon)
-      answer = shown_result(shown) or cells.NULL
-      yield actions.write('ANSWER', answer, colon=colon)
+    detour, error, haste = (
+        rng.random() < share
+        for share in (teacher.detour, teacher.error, teacher.haste)
+    )
+    looks = not info['template'].startswith('E')
+    if haste and looks:
+      shown = yield actions.write('SAMPLE', info['tables'][0], colon=colon)
+      yield actions.write('ANSWER', _seen(shown, info, rng), colon=colon)
       return
     if detour:
       yield actions.write(
           rng.choice(('SAMPLE', 'DESCRIBE')), rng.choice(_tables(task)),
           colon=colon,
       )  # fmt: skip
-    guessed = _replaced(sql, _wrong_guesses, rng) if error else None
+    guessed = _guessed(sql, rng) if error else None
     if guessed is not None:
       yield actions.write('QUERY', guessed, colon=colon)
-    described = {}
-    if not info['template'].startswith('E'):
+    if looks:
       for table in info['tables']:
-        described[table] = yield actions.write('DESCRIBE', table, colon=colon)
-    if mistake:
-      sql = _replaced(sql, _others(described), rng) or sql
+        yield actions.write('DESCRIBE', table, colon=colon)
     shown = yield actions.write('QUERY', sql, colon=colon)
     answer = shown_result(shown)
-    if answer is None or answer.endswith(' ...'):  # does not say all of it
+    if answer is None:
+      raise ValueError(observations.read(shown)[1])
+    if answer.endswith(cells.CUT):  # does not say all of it
       answer = verifier.answer(info['gold_rows'], info['answer_type'])
     yield actions.write('ANSWER', answer, colon=colon)
 
@@ -141,8 +148,17 @@ def demonstrate(
   """Returns what a teacher says, and hears, behind the prompt.
 
   None where the budget leaves no step for the answer.
+
+  Raises:
+    ValueError: the gold SQL does not run; names the question.
   """
-  rollout = play(env, task, oracle(teacher))
+  try:
+    rollout = play(env, task, oracle(teacher))
+  except (database.Timeout, ValueError) as error:
+    raise ValueError(
+        f'question {task.id} of envs.{env.name} must have a gold_sql that its '
+        f'database answers: got {task.info["gold_sql"]!r}, and: {error}'
+    ) from error
   if rollout.stop_reason != 'env_done':
     return None
   return rollout.messages[len(task.prompt) :]
@@ -160,13 +176,11 @@ def _tables(task: types.Task) -> list[str]:
   return line.partition(': ')[2].split(', ')
 
 
-def _replaced(
-    sql: str, instead: Callable[[str], list[str]], rng: random.Random
-) -> str | None:
-  """Another column for one that has others to choose from; None if none."""
+def _guessed(sql: str, rng: random.Random) -> str | None:
+  """Calls a column what its concept may also be called; None if none may."""
   choices = [
       (column, other) for column in dict.fromkeys(re.findall(r'\w+', sql))
-      for other in instead(column)
+      for other in _SIBLINGS.get(column, ()) if other != column
   ]
   if not choices:
     return None
@@ -174,23 +188,11 @@ def _replaced(
   return re.sub(rf'\b{column}\b', other, sql)
 
 
-def _guesses(column: str) -> list[str]:
-  """What the column of a concept may be called."""
-  return list(_SIBLINGS.get(column, ()))
-
-
-def _wrong_guesses(column: str) -> list[str]:
-  """What else it may be called."""
-  return [other for other in _guesses(column) if other != column]
-
-
-def _others(described: dict[str, str]) -> Callable[[str], list[str]]:
-  """Returns the columns of concepts that a column was described with."""
-
-  def others(column: str) -> list[str]:
-    seen = set(re.findall(r'\w+', ' '.join(described.values())))
-    if column not in seen & _SIBLINGS.keys():
-      return []
-    return sorted(x for x in seen & _SIBLINGS.keys() if x != column)
-
-  return others
+def _seen(said: str, info: Mapping[str, Any], rng: random.Random) -> str:
+  """A value that a sample of rows shows, of the kind that is asked for."""
+  rows = cells.read((shown_result(said) or '').removesuffix(cells.CUT))
+  values = [value for row in rows for value in row if value]
+  numbers = [value for value in values if value.lstrip('-').isdigit()]
+  others = [value for value in values if value not in numbers]
+  wanted = numbers if info['answer_type'] == 'integer' else others
+  return rng.choice(wanted or values or [cells.NULL])

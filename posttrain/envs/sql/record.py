@@ -2,8 +2,10 @@
 
 import dataclasses
 
+from posttrain.schema import sql
+
 ANSWER_TYPES = ('integer', 'float', 'string', 'list', 'table')
-DIFFICULTIES = ('easy', 'medium', 'hard')
+DIFFICULTIES = sql.DIFFICULTIES
 
 Cell = int | float | str | None
 Rows = tuple[tuple[Cell, ...], ...]

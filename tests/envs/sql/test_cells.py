@@ -61,6 +61,12 @@ def test_a_text_is_cut_at_the_limit():
   assert cells.write(rows, style='compact', limit=4) == (' ...', True)
 
 
+def test_any_text_is_cut_in_the_same_way():
+  assert cells.cut('abc def', 7) == 'abc def'
+  assert cells.cut('abc defg', 7) == 'abc ...'
+  assert cells.cut('abc  defg', 8) == 'abc ...'
+
+
 def test_rows_that_are_missing_are_marked():
   rows = [('abc', 1)]
   assert cells.write(rows, style='verbose', limit=99, more=True) == (

@@ -13,11 +13,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from posttrain import schema
 from posttrain.envs.sql import database
 
-_BIG = (  # one row with a string of 9000 letters
+_BIG = (  # one row with a string of 1800 letters
     f"(SELECT group_concat('{'a' * 900}', '') s FROM "
-    '(SELECT 1 FROM pet, pet p LIMIT 10)) x'
+    '(SELECT 1 FROM pet LIMIT 2)) x'
 )
 
 
@@ -30,6 +31,7 @@ def _make() -> bytes:
       CREATE TABLE "odd ""name""; --" (a, "b c" VARCHAR(3), k AS (a || 'k'));
       CREATE TABLE Pet_Owner (x BLOB);
       CREATE VIEW heavy AS SELECT Name FROM pet WHERE weight > 48;
+      CREATE VIEW fourth AS SELECT Name FROM pet WHERE Name LIKE 'PET4%';
   """)
   connection.executemany(
       'INSERT INTO pet VALUES (?, ?, ?)',
@@ -139,8 +141,10 @@ REFUSED = {
         'too many arguments on function max',
     'SELECT 1' + '+1' * 50:
         'Expression tree is too large (maximum depth 50)',
-    f"SELECT Name LIKE '{'a' * 101}' FROM pet":
-        'LIKE or GLOB pattern too complex',
+    "SELECT Name LIKE 'a' ESCAPE 'ab' FROM pet":
+        'ESCAPE expression must be a single character',
+    "SELECT instr(CAST(x AS TEXT), 'a') FROM Pet_Owner":
+        'only text in UTF-8 can be searched',
     f"SELECT group_concat('{'a' * 500}') FROM pet": 'string or blob too big',
     'SELECT ?': 'too many SQL variables',
     'SELECT :name': 'too many SQL variables',
@@ -189,6 +193,9 @@ def test_cannot_write_even_without_the_authorizer(db):
     ('SELECT count(*) FROM (SELECT 1 UNION SELECT 2)', ((2,),)),
     ('SELECT Name FROM pet WHERE Name LIKE "%T50"', (('pet50',),)),
     ('SELECT count(*), max(Name) FROM heavy', ((0, None),)),
+    ('SELECT count(*) FROM fourth', ((11,),)),
+    ("SELECT count(*) FROM pet WHERE Name NOT LIKE '%!_%' ESCAPE '!'",
+     ((50,),)),
     ("SELECT 'é' || '\U0001f600'", (('é\U0001f600',),)),
     ("SELECT x'00ff41', x''", (('\0\ufffdA', ''),)),
     ('SELECT x FROM Pet_Owner', (('A\ufffd',), ('\ufffd(',))),
@@ -266,6 +273,7 @@ def _bombs() -> dict[str, tuple[str, str]]:
   eight = ', '.join(f'pet p{i}' for i in range(8))
   three = f'{_BIG}, pet a, pet b, pet c'
   text = 'x.s || a.id || b.id || c.id'
+  ids = ' || '.join(f'p{i}.id' for i in range(8))
   chain = ', '.join(f'c{i} AS (SELECT 1 FROM c{i - 1}, c{i - 1})'
                     for i in range(1, 40))
   value = ', '.join(f'c{i} AS (VALUES (1 IN c{i - 1}), (2 IN c{i - 1}))'
@@ -277,6 +285,26 @@ def _bombs() -> dict[str, tuple[str, str]]:
       'join sorted': (f'SELECT 1 FROM {eight} ORDER BY p0.id + p7.id', late),
       'join distinct': (f'SELECT DISTINCT p0.id FROM {eight}', late),
       'no rows': (f'SELECT 1 FROM {eight} WHERE p0.id + p7.id < 0', late),
+      'like': (f"SELECT count(*) FROM {three} WHERE {text} LIKE "
+               f"'%{'a' * 80}b%'", late),
+      'like over group_concat': (
+          f"WITH s AS (SELECT group_concat('{'a' * 1300}', '') g FROM "
+          f"(SELECT 1 FROM pet LIMIT 1)) SELECT count(*) FROM s, {eight} "
+          f"WHERE g || {ids} LIKE '%{'a' * 80}b%'", late),
+      'like _': (f"SELECT count(*) FROM {three} WHERE {text} LIKE "
+                 f"'%{'_a' * 40}b%'", late),
+      'like like': (f"SELECT count(*) FROM {three} WHERE {text} LIKE {text}",
+                    late),
+      'like many': (f"SELECT count(*) FROM {three} WHERE {text} LIKE "
+                    f"'{'%a' * 400}b%'", late),
+      'like short': (f"SELECT count(*) FROM {eight} WHERE {ids} LIKE 'x'",
+                     late),
+      'like escape': (f"SELECT count(*) FROM {eight} WHERE 'b' LIKE {ids} || "
+                      f"'{'b' * 900}' ESCAPE '!'", late),
+      'instr': (f"SELECT count(*) FROM {three} WHERE "
+                f"instr({text}, '{'a' * 500}b')", late),
+      'trim': (f"SELECT count(*) FROM {three} WHERE "
+               f"trim({text}, '{'bcdefghijklm' * 60}a') = 1", late),
       'upper': (f'SELECT count(*) FROM {three} WHERE upper({text}) = 1', late),
       'sort of long text': (f'SELECT {text} FROM {three} ORDER BY 1', late),
       'many WITHs': (f'WITH c0 AS (SELECT 1), {chain} SELECT 1 FROM c39', deep),
@@ -308,13 +336,20 @@ def test_steps_decide_when_a_query_is_too_long():
     db.close()
 
 
-def test_what_is_slow_but_short_is_no_result():
-  # Each LIKE compares 90 letters at each of 9000 places.
-  sql = (
-      f'SELECT count(*) FROM {_BIG}, pet a, pet b, pet c WHERE '
-      f"(x.s || a.id || b.id || c.id) LIKE '%{'a' * 90}b%'"
-  )
-  db = database.Database.from_bytes(DATA, database.Limits(seconds=0.05))
+def test_a_collation_leaves_a_fifth_of_the_steps():
+  sql = 'SELECT count(*) FROM pet a, pet b'  # 2500 rows
+  db = database.Database.from_bytes(DATA, database.Limits(steps=20_000))
+  assert db.query(sql, 1).rows == ((2500,),)
+  error = db.query(f"{sql} WHERE a.Name > '' COLLATE NOCASE", 1).error
+  assert error == 'the query took too long; ask for less'
+  assert db.query("SELECT 'A' = 'a' COLLATE NOCASE", 1).rows == ((1,),)
+  db.close()
+
+
+def test_what_is_slow_is_no_result():
+  sql = 'SELECT count(*) FROM pet, pet, pet, pet, pet, pet, pet, pet'
+  limits = database.Limits(steps=10**12, seconds=0.05)
+  db = database.Database.from_bytes(DATA, limits)
   with pytest.raises(database.Timeout, match=r'0\.05 s'):
     db.query(sql, 1)
   assert db.query('SELECT 1', 1).rows == ((1,),)
@@ -323,7 +358,7 @@ def test_what_is_slow_but_short_is_no_result():
 
 def test_a_query_cannot_take_all_memory():
   # In a process of its own: SQLite never raises this limit again.
-  sql = f'SELECT x.s || a.id FROM {_BIG}, pet a, pet b ORDER BY 1'
+  sql = f'SELECT x.s || a.id FROM {_BIG}, pet a, pet b, pet c ORDER BY 1'
   script = f"""
 import sqlite3
 from posttrain.envs.sql import database
@@ -333,7 +368,7 @@ maker.execute('CREATE TABLE pet AS SELECT 1 AS id')
 maker.executemany('INSERT INTO pet VALUES (?)', [(i,) for i in range(50)])
 maker.commit()
 db = database.Database.from_bytes(
-    maker.serialize(), database.Limits(steps=20_000_000)
+    maker.serialize(), database.Limits(steps=1_000_000)
 )
 print(db.query({sql!r}, 1))
 print(db.query('SELECT count(*) FROM pet', 1).rows)
@@ -480,7 +515,7 @@ def test_fuzz_long(tmp_path, monkeypatch):
 def test_real_queries_give_the_real_rows():
   folder = pathlib.Path(os.environ['POSTTRAIN_DATA'], 'spider_mini')
   questions = json.loads((folder / 'questions.json').read_text())
-  limits = database.Limits(steps=20_000_000)
+  limits = database.Limits(steps=schema.SqlFiles.query_steps)
   opened = {
       name: database.Database.from_file(
           folder / 'database' / name / f'{name}.sqlite', limits

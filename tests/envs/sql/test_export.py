@@ -20,7 +20,7 @@ def test_files_hold_databases_and_questions(tmp_path, capsys):
   assert '3 databases, 27 questions (9 easy, 9 medium, 9 hard)' in said
   assert synth.fingerprint(range(5, 8), 'eval') in said
   assert sorted(path.name for path in folder.iterdir()) == [
-      'database', 'questions.json'
+      'database', 'questions.json', 'tokenizer.json'
   ]
   asked = [q for seed in (5, 6, 7) for q in synth.questions(seed, 'eval')]
   read = json.loads((folder / 'questions.json').read_text())

@@ -10,7 +10,7 @@ import pytest
 
 from posttrain import envs, schema
 from posttrain.envs.sql import __main__ as exporter
-from posttrain.envs.sql import actions, observations
+from posttrain.envs.sql import actions, database, observations
 
 ALL = ('easy', 'medium', 'hard')
 
@@ -91,13 +91,38 @@ def test_jsonl_and_the_names_of_sqlenv(copied):
 @pytest.mark.parametrize('fields, words', [
     ({'id': None}, "questions.json:2 must have 'id'"),
     ({'gold_answer': []}, "questions.json:2 must have 'gold_answer'"),
-    ({'answer_type': 'number'}, 'must have a answer_type of'),
-    ({'difficulty': 'fiendish'}, 'must have a difficulty of'),
+    ({'answer_type': 'number'}, "must have 'answer_type': got 'number', expec"),
+    ({'answer_type': ['list']}, "got ['list'], expected one of ('integer', "),
+    ({'difficulty': 'fiendish'}, "must have 'difficulty': got 'fiendish', exp"),
+    ({'id': 1.5}, "'id': got 1.5, expected a text or a whole number"),
+    ({'question': 7}, "'question': got 7, expected a text"),
+    ({'question': '  '}, "'question': got '  ', expected a text"),
+    ({'gold_sql': 9}, "'gold_sql': got 9, expected a text"),
+    ({'tables': 'drums'}, "'tables': got 'drums', expected a list of names"),
+    ({'tables': 5}, "'tables': got 5, expected a list of names"),
+    ({'tables': []}, "'tables': got [], expected a list of names"),
+    ({'tables': ['a', 3]}, "'tables': got ['a', 3], expected a list of names"),
+    ({'gold_answer': [[]], 'answer_type': 'table'}, 'value that is not null'),
+    ({'gold_answer': [[None]]}, 'value that is not null: got [[None]]'),
+    ({'gold_answer': [[None], [None]], 'answer_type': 'list'}, 'not null'),
+    ({'gold_answer': [[1], []], 'answer_type': 'table'}, 'of [0, 1] cells'),
+    ({'gold_answer': [['a']], 'answer_type': 'integer'}, "integer: got 'a'"),
+    ({'gold_answer': [[2.5]], 'answer_type': 'integer'}, 'integer: got 2.5'),
+    ({'gold_answer': [['a']], 'answer_type': 'float'}, "one float: got 'a'"),
+    ({'gold_answer': [[3]], 'answer_type': 'string'}, 'one string: got 3'),
+    ({'gold_answer': [[True]]}, 'must have cells that are'),
+    ({'n_rows': '3'}, "got '3', expected a whole number, 1 or more"),
+    ({'n_rows': True}, 'got True, expected a whole number, 1 or more'),
+    ({'n_rows': 0}, 'got 0, expected a whole number, 1 or more'),
+    ({'n_rows': 7, 'gold_sql': 'DROP TABLE x'}, 'only SELECT is allowed'),
+    ({'n_rows': 7, 'db_id': 'gone'}, 'data.databases must hold the database'),
+    ({'db_id': '..'}, 'expected the name of a folder'),
+    ({'db_id': '.'}, 'expected the name of a folder'),
     ({'gold_answer': [[{}]]}, 'must have cells that are'),
     ({'gold_answer': [[1], [2]], 'answer_type': 'integer'}, 'one integer'),
     ({'gold_answer': [[1, 2]], 'answer_type': 'list'}, 'one list'),
     ({'gold_answer': [[float('nan')]]}, 'must have finite numbers'),
-    ({'db_id': '../x'}, 'must name a folder as db_id'),
+    ({'db_id': '../x'}, 'expected the name of a folder'),
     ({'db_id': 'nowhere'}, 'nowhere/nowhere.sqlite'),
     ({'id': 'synth_0_000'}, "each id once: got 'synth_0_000'"),
     ({'n_rows': 7}, 'got n_rows=7, expected 1'),
@@ -107,6 +132,54 @@ def test_malformed_questions(copied, fields, words):
   with pytest.raises(ValueError) as error:
     make(copied)
   assert words in str(error.value)
+  assert 'db_id' in fields or 'questions.json' in str(error.value)
+
+
+@pytest.mark.parametrize('data, words', [
+    (b'[{"id": "\xff"}]', 'questions.json must be a JSON list of questions'),
+    (b'{"id": 1}\n{"id": "\xff"}', "questions.json:1 must have 'db_id'"),
+    (b'\n{"id": "\xff"}', 'questions.json:2: a line must be one JSON object'),
+    (b'7', 'questions.json:1: a row must be an object: got 7'),
+    (b'', 'must hold rows: got none'),
+    (b'[7]', 'questions.json:1 must be an object: got 7'),
+])  # fmt: skip
+def test_files_that_are_none(copied, data, words):
+  (copied / 'questions.json').write_bytes(data)
+  with pytest.raises(ValueError) as error:
+    make(copied)
+  assert words in str(error.value)
+
+
+def test_a_byte_order_mark_is_no_harm(copied):
+  path = copied / 'questions.json'
+  before = len(make(copied).source('train', 0))
+  path.write_bytes(b'\xef\xbb\xbf' + path.read_bytes())
+  assert len(make(copied).source('train', 0)) == before
+
+
+@pytest.mark.parametrize('sql, words', [
+    ('DROP TABLE x', 'only SELECT is allowed'),
+    ('SELECT x FROM nowhere', 'no such table: nowhere'),
+])
+def test_gold_sql_that_does_not_run(copied, sql, words):
+  edit(copied, gold_sql=sql)
+  source = make(copied, data={'eval_share': 0.0}).source('train', 0)
+  with pytest.raises(ValueError, match=words) as error:
+    source.take(2)
+  assert 'question synth_0_001 of envs.sql must have a gold_sql' in str(
+      error.value
+  )
+
+
+def test_gold_sql_that_takes_too_long(exported, monkeypatch):
+  source = make(exported, data={'eval_share': 0.0}).source('train', 0)
+
+  def late(*args):
+    raise database.Timeout('a query took over 2.0 s')
+
+  monkeypatch.setattr(database.Database, 'query', late)
+  with pytest.raises(ValueError, match='must have a gold_sql .* over 2.0 s'):
+    source.take(1)
 
 
 def test_missing_files(exported, tmp_path):

@@ -7,7 +7,7 @@ from posttrain.envs.sql import functions, players
 
 PLAYERS = {
     'oracle': players.oracle(schema.SqlTeacher(error=0.5, detour=0.5)),
-    'astray': players.oracle(schema.SqlTeacher(mistakes=1.0)),
+    'astray': players.oracle(schema.SqlTeacher(haste=1.0)),
     'chance': players.chance,
     'farmer': players.farmer,
 }
@@ -53,6 +53,37 @@ def test_without_a_turn_there_is_nothing_to_score():
       functions.reward_operational,
   ):
     assert fn(**columns) == [None]
+
+
+def test_an_answer_that_was_cut_off_is_none():
+  """It was heard and refused; the next one counts."""
+  env = envs.make('sql', schema.Sql())
+  (task,) = env.source('eval', 0).take(1)
+  episode, said = env.make(task), []
+  for text, truncated in (
+      ('ANSWER wrong', True), ('ANSWER wrong', True),
+      (f'ANSWER {task.answer}', False),
+  ):  # fmt: skip
+    out = episode.step(text, truncated)
+    said += [{'role': 'assistant', 'content': text}, *out.messages]
+  columns = {'completions': [said], 'gold_rows': [task.info['gold_rows']]}
+  assert functions.reward_correctness(
+      answer_type=[task.info['answer_type']], **columns
+  ) == [1.0]
+  # Two failures, the second of which is a repeat.
+  assert functions.reward_operational(**columns) == [pytest.approx(-0.07)]
+  assert episode.grade().metrics['operational'] == pytest.approx(-0.07)
+
+
+@pytest.mark.parametrize('text, cell', [
+    ('3', 3), ('-7', -7), ('2.5', 2.5), ('1e+20', 1e20), ('-1.5e-07', -1.5e-7),
+    ('1_000', '1_000'), ('inf', 'inf'), ('nan', 'nan'), ('1e5', '1e5'),
+    ('+3', '+3'), ('.5', '.5'), ('٣', '٣'), ('9' * 5000, '9' * 5000),
+    (None, None),
+])  # fmt: skip
+def test_numbers_are_read_as_they_are_written(text, cell):
+  found = functions._cell(text)
+  assert (found, type(found)) == (cell, type(cell))
 
 
 def test_a_transcript_by_hand():

@@ -236,10 +236,7 @@ def test_fuzzed_episodes_of_a_real_database(tmp_path, monkeypatch):
   monkeypatch.chdir(cwd)
   before = {path: path.is_file() and path.read_bytes()
             for path in tmp_path.rglob('*')}  # fmt: skip
-  # Fewer than the default: a query must end by their number on slow machines.
-  data = schema.SqlFiles(
-      questions=str(questions), databases=str(databases), query_steps=1_000_000
-  )
+  data = schema.SqlFiles(questions=str(questions), databases=str(databases))
   cfg = schema.Sql(data=data, difficulties=ALL, style='verbose', budget=10)
   _fuzz(cfg, 1_000, Fuzzer(2, cwd))
   assert before == {path: path.is_file() and path.read_bytes()

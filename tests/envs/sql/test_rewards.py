@@ -97,6 +97,26 @@ def test_v2_is_a_potential_until_it_is_clipped():
   assert ledger.progress == pytest.approx(0.15)
 
 
+def test_v2_pays_for_losing_and_winning_back():
+  """The clip at -0.10 is worth 0.03 a round: 0.32 in eight steps at most."""
+  half = (('Ann', 42),)
+  _, steps = play('v2', *(
+      move('QUERY', str(i), rows=rows)
+      for i, rows in enumerate((half, GOLD, (), GOLD, (), GOLD, (), GOLD))
+  ))  # fmt: skip
+  assert steps == pytest.approx([0.085, 0.085, *[-0.10, 0.15] * 3])
+
+  def most(progress, left):
+    """Tries every progress that any step may lead to."""
+    return max((
+        min(max(0.01 + 0.15 * (new - progress), -0.10), 0.15)
+        + most(new, left - 1) for new in (0, 0.25, 0.5, 0.75, 1)
+    ), default=0.0) if left else 0.0  # fmt: skip
+
+  assert most(0, 5) == pytest.approx(0.25)
+  assert sum(steps) == pytest.approx(0.32)
+
+
 def test_binary_pays_the_answer_alone():
   ledger, steps = play('binary', move(), move('QUERY', 'gold', rows=GOLD))
   assert steps == [0.0, 0.0] and ledger.answer(False) == 0.0
