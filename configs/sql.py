@@ -33,6 +33,8 @@ The names that are used elsewhere, and ours (NAME is `grpo`, the stage):
     logging_steps                   every step is logged
     save_steps                      checkpoint.every
 
+`:sft` is the first stage alone, to compare with (`--config.sft.steps=1000`, and
+`--config.sft.envs.medium.env.teacher.haste=0.0` for a teacher with time).
 `:tiny` runs every part of it and learns nothing.
 """
 
@@ -53,8 +55,10 @@ GRPO = schema.Grpo(kl_beta=0.01)
 def get_config(
     argument: str = '', algorithm: schema.Grpo | schema.Echo = GRPO
 ):
-  if argument not in ('', 'tiny'):
-    raise ValueError(f"the argument must be '' or 'tiny': got {argument!r}")
+  if argument not in ('', 'tiny', 'sft'):
+    raise ValueError(
+        f"the argument must be '', 'tiny' or 'sft': got {argument!r}"
+    )
   tiny = argument == 'tiny'
 
   # What is asked, of thousands of databases; evaluation has its own.
@@ -128,5 +132,5 @@ def get_config(
   return common.get_config(schema.Run(
       model=schema.PRESETS['tiny' if tiny else 'small'], tokenizer=TOKENIZER,
       checkpoint=schema.Checkpoint(every=10 if tiny else 100),
-      stages={'sft': sft, 'grpo': grpo},
+      stages={'sft': sft} if argument == 'sft' else {'sft': sft, 'grpo': grpo},
   ))

@@ -1,6 +1,7 @@
 """Prints what runs of configs/sql.py learned, as Markdown: rates, transcripts.
 
     python -m experiments.sql_story RUN [RUN ...] [--tasks=5] [--first=0]
+        [--png=FILE]
 
 Rates are of the greedy episodes that evaluation left in RUN/rollouts, with 95 %
 intervals (Wilson, 1927); of several runs, the last row has the mean of the
@@ -8,6 +9,7 @@ rates. What the last stage of several adds to the one before it is told on the
 same questions; over several runs, each question of each run counts as one more.
 The transcripts are of the first run, and of the first evaluation tasks,
 or of others in a row; they are not selected. Random actions are played anew.
+FILE gets the learning curves of the first run.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain import config, envs, evaluation, metrics
+from posttrain import config, envs, evaluation, metrics, report
 from posttrain.envs.sql import players
 
 NAMES = ('sql', 'sql_hard')  # environments of the recipe
@@ -191,7 +193,10 @@ def main() -> None:
   parser.add_argument('runs', metavar='RUN', nargs='+', type=pathlib.Path)
   parser.add_argument('--tasks', type=int, default=5)
   parser.add_argument('--first', type=int, default=0)
+  parser.add_argument('--png')
   args = parser.parse_args()
+  if args.png:
+    report.figure(str(args.runs[0]), args.png)
   print(rates(args.runs))
   print()
   if found := differences(args.runs):

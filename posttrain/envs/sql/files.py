@@ -47,7 +47,8 @@ class Files:
         its place), or none is left.
     """
     self._name, self._cfg = name, cfg
-    self._limits = database.Limits(steps=cfg.query_steps)
+    # Rows of real tables are longer than generated ones.
+    self._limits = database.Limits(steps=cfg.query_steps, length=10_000)
     self._path = base.find(
         name, 'data.questions', cfg.questions, folders=False
     )
