@@ -45,7 +45,7 @@ def get_config(argument: str = ''):
           databases='$POSTTRAIN_DATA/spider_mini/database',
       ),
       difficulties=('easy', 'medium'), style='verbose', role='user',
-      budget=3 if tiny else 10,
+      budget=4 if tiny else 10,
   )  # fmt: skip
   # How long a turn and an episode may be. The longest demonstration has 3,300
   # bytes.

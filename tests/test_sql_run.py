@@ -13,7 +13,7 @@ from posttrain import job, main, metrics
 from tests import test_gsm8k_run
 
 QUIET = ['--config.metrics.progress=False', '--config.compilation_cache=None']
-SHORT = [f'--config.{stage}.steps=3' for stage in ('sft', 'grpo')]
+SHORT = ['--config.sft.steps=11', '--config.grpo.steps=4']
 folder = test_gsm8k_run.folder  # a fixture
 
 
@@ -28,8 +28,8 @@ def run(recipe, workdir, *flags):
 def test_echo_reads_what_queries_give(tmp_path):
   rows = run('sql_echo.py:tiny', tmp_path, *SHORT)
   last = rows[-1]
-  assert (last['stage'], last['step']) == ('grpo', 3)
-  # Hasty at random, it queries now and then; what it hears is learned.
+  assert (last['stage'], last['step']) == ('grpo', 4)
+  # What is no action is a query, and what it hears is learned.
   assert any(row['batch/ce_tokens'] for row in rows if row['stage'] == 'grpo'
              and row['step'])  # fmt: skip
   assert 'eval/pass_rate_hard/sql_hard' in last
@@ -37,7 +37,7 @@ def test_echo_reads_what_queries_give(tmp_path):
   report = (tmp_path / 'report.html').read_text()
   asked = next(
       row['question']
-      for row in metrics.read(str(tmp_path / 'rollouts/grpo_eval_000003.jsonl'))
+      for row in metrics.read(str(tmp_path / 'rollouts/grpo_eval_000004.jsonl'))
       if row['env'] == 'sql'
   )
   assert f'<p class="ask">{html.escape(asked)}</p>' in report
