@@ -63,31 +63,7 @@ def get_config(
     )
   tiny = argument == 'tiny'
 
-  # What is asked, of thousands of databases; evaluation has its own.
-  data = schema.SqlSynth(
-      train_databases=40 if tiny else 4000, eval_databases=20 if tiny else 200
-  )
-  sql = schema.Sql(data=data, difficulties=('easy', 'medium'))
-  measured = {
-      'sql': schema.EnvEntry(env=sql, ratio=0.0),
-      'sql_hard': schema.EnvEntry(
-          env=dataclasses.replace(sql, difficulties=('hard',)), ratio=0.0
-      ),
-  }
-  # Who shows how: a teacher in a hurry, who mostly answers with something that
-  # a sample of rows has shown. Easy questions need few demonstrations.
-  shown = dataclasses.replace(
-      sql, data=dataclasses.replace(data, eval_databases=0),
-      teacher=schema.SqlTeacher(haste=0.6),
-  )
-  taught = {
-      'easy': schema.EnvEntry(
-          env=dataclasses.replace(shown, difficulties=('easy',)), ratio=0.2
-      ),
-      'medium': schema.EnvEntry(
-          env=dataclasses.replace(shown, difficulties=('medium',)), ratio=0.8
-      ),
-  }
+  sql, measured, taught = _environments(tiny)
   # How episodes are played: short turns, so looks at the slots are frequent.
   rollout = schema.Rollout(
       slots=16 if tiny else 128, prefill_rows=8 if tiny else 32,
@@ -136,3 +112,33 @@ def get_config(
       checkpoint=schema.Checkpoint(every=10 if tiny else 100),
       stages={'sft': sft} if argument == 'sft' else {'sft': sft, 'grpo': grpo},
   ))
+
+
+def _environments(tiny: bool):
+  """Returns what is asked, what is measured alone, and what is taught."""
+  # What is asked, of thousands of databases; evaluation has its own.
+  data = schema.SqlSynth(
+      train_databases=40 if tiny else 4000, eval_databases=20 if tiny else 200
+  )
+  sql = schema.Sql(data=data, difficulties=('easy', 'medium'))
+  measured = {
+      'sql': schema.EnvEntry(env=sql, ratio=0.0),
+      'sql_hard': schema.EnvEntry(
+          env=dataclasses.replace(sql, difficulties=('hard',)), ratio=0.0
+      ),
+  }
+  # Who shows how: a teacher in a hurry, who mostly answers with something that
+  # a sample of rows has shown. Easy questions need few demonstrations.
+  shown = dataclasses.replace(
+      sql, data=dataclasses.replace(data, eval_databases=0),
+      teacher=schema.SqlTeacher(haste=0.6),
+  )
+  taught = {
+      'easy': schema.EnvEntry(
+          env=dataclasses.replace(shown, difficulties=('easy',)), ratio=0.2
+      ),
+      'medium': schema.EnvEntry(
+          env=dataclasses.replace(shown, difficulties=('medium',)), ratio=0.8
+      ),
+  }
+  return sql, measured, taught

@@ -36,8 +36,11 @@ class EnvRun:
   @property
   def learns_by_trial(self) -> bool:
     """Whether it trains on rewards of what the policy itself does."""
-    graded = self.sampler.live and self.algorithm.component == 'rl'
-    return graded and self.entry.ratio > 0
+    return self._reads_rewards and self.entry.ratio > 0
+
+  @property
+  def _reads_rewards(self) -> bool:
+    return self.sampler.live and self.algorithm.component == 'rl'
 
   @property
   def scored_by(self) -> schema.Reference | None:
@@ -101,10 +104,9 @@ class EnvRun:
 
     A component that reads no reward trains on what cannot be graded as well.
     """
-    graded = self.sampler.live and self.algorithm.component == 'rl'
     return [
         rollout for rollout in group if rollout.stop_reason != 'error'
-        and not (graded and rollout.score.reward is None)
+        and not (self._reads_rewards and rollout.score.reward is None)
     ]  # fmt: skip
 
   def _metrics(self, played: Groups, kept: Groups) -> dict[str, float]:

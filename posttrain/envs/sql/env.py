@@ -20,16 +20,16 @@ from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.sql import (
-  actions,
-  cells,
-  database,
-  files,
-  generated,
-  observations,
-  players,
-  record,
-  rewards,
-  verifier,
+    actions,
+    cells,
+    database,
+    files,
+    generated,
+    observations,
+    players,
+    record,
+    rewards,
+    verifier,
 )
 
 _NAME = 20  # characters of a name that is no table's, in the error
@@ -188,5 +188,5 @@ class Episode:
   def _show(self, result: database.Result, graded: bool):
     if result.error is not None:
       return None, result.error, None
-    text, _ = self._says.rows(result.rows, result.more)
+    text = self._says.rows(result.rows, result.more)
     return text, None, result.rows if graded else None

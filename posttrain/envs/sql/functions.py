@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 
 from posttrain import schema, types
 from posttrain.envs.sql import (
-  actions,
-  cells,
-  observations,
-  record,
-  rewards,
-  verifier,
-)  # fmt: skip
+    actions,
+    cells,
+    observations,
+    record,
+    rewards,
+    verifier,
+)
 
 Completion = Sequence[types.Message]
 # As `cells` writes them.
@@ -51,9 +51,10 @@ def reward_progress(
     **columns,
 ) -> list[float | None]:  # fmt: skip
   """Returns how near the last query came to the gold rows, in [0, 1]."""
+  del columns
   return [
       None if ledger is None else ledger.nearest
-      for ledger in _replay(completions, gold_rows, columns)
+      for ledger in _replay(completions, gold_rows)
   ]
 
 
@@ -62,14 +63,14 @@ def reward_operational(
     **columns,
 ) -> list[float | None]:  # fmt: skip
   """Returns the sum of what single steps are worth, by version 2."""
+  del columns
   return [
       None if ledger is None else ledger.operational
-      for ledger in _replay(completions, gold_rows, columns)
+      for ledger in _replay(completions, gold_rows)
   ]
 
 
-def _replay(completions, gold_rows, columns) -> Iterator[rewards.Ledger | None]:
-  del columns
+def _replay(completions, gold_rows) -> Iterator[rewards.Ledger | None]:
   for said, gold in zip(completions, gold_rows, strict=True):
     ledger, moves = rewards.Ledger(schema.SqlReward(), gold), list(_moves(said))
     for action, heard in moves:

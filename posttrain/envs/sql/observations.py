@@ -71,7 +71,6 @@ class Observations:
     self._style, self._role = style, role
     self._words = _STYLES[style]
     self.sample_rows = self._words.sample_rows
-    self.colon = style == 'verbose'  # of actions in demonstrations
 
   def prompt(
       self, question: str, tables: tuple[str, ...], budget: int
@@ -94,11 +93,12 @@ class Observations:
     text = cells.cut(text, self._words.error_characters)
     return self._say(self._words.error + text, action, left)
 
-  def rows(self, rows: record.Rows, more: bool) -> tuple[str, bool]:
-    """Writes rows; also says whether rows or characters were cut."""
-    return cells.write(
+  def rows(self, rows: record.Rows, more: bool) -> str:
+    """Writes rows; `more`: there are others."""
+    text, _ = cells.write(
         rows, style=self._style, more=more, limit=self._words.characters
     )
+    return text
 
   def table(self, db: database.Database, table: str) -> str:
     """Describes a table."""

@@ -17,13 +17,13 @@ from typing import Any
 from posttrain import schema, types
 from posttrain.envs import base
 from posttrain.envs.sql import (
-  actions,
-  cells,
-  database,
-  observations,
-  verifier,
-  words,
-)  # fmt: skip
+    actions,
+    cells,
+    database,
+    observations,
+    verifier,
+    words,
+)
 
 # (task, says a colon, random numbers) -> its turns.
 Turns = Generator[str, str, None]

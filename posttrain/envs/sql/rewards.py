@@ -75,15 +75,16 @@ def key(action: actions.Action) -> tuple[str, str]:
 class Ledger:
   """The rewards of one episode, step by step.
 
-  `operational` and `progress` are the sums of their layers so far, `correct`
-  the answer's, None before it; `nearest` is the last query's p.
+  `operational` is the sum of its layer so far, `nearest` the last query's p,
+  `correct` what the answer was, None before it.
   """
 
   def __init__(self, cfg: schema.SqlReward, gold: record.Rows):
     self._cfg, self._gold = cfg, gold
     self._seen: set[tuple[str, str]] = set()
-    self._news = self._best = self._sum = 0.0
-    self.operational = self.progress = self.nearest = 0.0
+    self._news = 0  # steps that worked and were new
+    self._best = self._sum = 0.0
+    self.operational = self.nearest = 0.0
     self.correct: bool | None = None
 
   def step(self, move: Move) -> float:
@@ -91,7 +92,6 @@ class Ledger:
     operational, gained = self._operational(move), self._progress(move)
     self._seen.add(move.key)
     self.operational += operational
-    self.progress += gained
     cfg = self._cfg
     if cfg.version == 'binary':
       return 0.0
@@ -111,9 +111,9 @@ class Ledger:
     value = -0.005 if v1 else -0.02
     if not move.failed:
       value += 0.02
-      if not repeat and not (v1 and self._news > 0.095):
+      if not repeat and not (v1 and self._news == 10):
         value += 0.01
-        self._news += 0.01
+        self._news += 1
     return value - (0.01 if v1 else 0.03) * repeat
 
   def _progress(self, move: Move) -> float:

@@ -54,7 +54,7 @@ def test_v2_scripted():
   assert steps == pytest.approx(
       [0.01, -0.03, -0.02, -0.05, 0.085, 0.085, -0.10]
   )
-  assert ledger.nearest == 0.0 and ledger.progress == pytest.approx(0.0)
+  assert ledger.nearest == 0.0
   assert ledger.operational == pytest.approx(-0.06)
   assert (ledger.correct, ledger.answer(True), ledger.correct) == (
       None, 1.0, True,
@@ -90,11 +90,12 @@ def test_v1_news_and_sum_are_capped():
 def test_v2_is_a_potential_until_it_is_clipped():
   """What a detour through worse results costs comes back."""
   half = (('Ann', 42),)
-  ledger, _ = play('v2', *(
+  _, steps = play('v2', *(
       move('QUERY', str(i), rows=rows)
       for i, rows in enumerate((half, (), GOLD, half, GOLD))
-  ))  # fmt: skip
-  assert ledger.progress == pytest.approx(0.15)
+  ), operational=0.0)  # fmt: skip
+  assert steps == pytest.approx([0.075, -0.075, 0.15, -0.075, 0.075])
+  assert sum(steps) == pytest.approx(0.15)
 
 
 def test_v2_pays_for_losing_and_winning_back():
