@@ -32,8 +32,8 @@ SERVE = ['starlette', 'uvicorn']
 OPENENV = ['websockets']
 EXTRAS = {
     'test': [
-        'hypothesis', 'openai', 'pytest', 'ruff', 'setuptools', *NOTEBOOK,
-        *OPENENV, *SERVE, *TENSORBOARD,
+        'hypothesis', 'openai', 'pytest', 'pytest-xdist', 'ruff', 'setuptools',
+        *NOTEBOOK, *OPENENV, *SERVE, *TENSORBOARD,
     ],
     'serve': SERVE,
     'hf': ['transformers'],

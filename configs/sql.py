@@ -81,7 +81,8 @@ def get_config(
           micro_batch_tokens=512 if tiny else 1024,
       ),
       optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
-      rollout=rollout, eval=evaluation,
+      rollout=rollout,
+      eval=dataclasses.replace(evaluation, every=10 if tiny else 200),
   )  # fmt: skip
   # Then by trial, near what it was.
   grpo = schema.Stage(

@@ -59,6 +59,7 @@ class Job:
   clock: instrument.Timers
   compiling: instrument.CompileCounter
   about: dict[str, Any]  # what makes a checkpoint self-describing
+  ahead: pipelines.Item | None = None  # the next step's, if it is made already
 
   @property
   def steps(self) -> int:
@@ -95,7 +96,7 @@ class Job:
     """
     before = self.pipeline.get_state()
     try:
-      item = next(self.pipeline)
+      item, self.ahead = self.ahead or next(self.pipeline), None
     except summary.TooManyErrors as error:
       self._write_errors(step, error.errors)
       raise
@@ -112,6 +113,13 @@ class Job:
           step, self.name,
       )
     return item
+
+  def look_ahead(self, step: int) -> None:
+    """Makes the next batch while the device works; not if models make it."""
+    if step < self.steps and not (
+        self.pipeline.live or self.pipeline.references
+    ):
+      self.ahead = next(self.pipeline)
 
   def _write_errors(self, step: int, errors: Sequence[str]) -> None:
     """A file per step, so that one that is done again replaces its own."""

@@ -37,6 +37,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     job.export_tokens(step, state, item)
     with clock('update'):
       state, measured = job.update(state, item.batch)
+      job.look_ahead(step)
       measured = jax.device_get(measured)
     record = job.record(item, measured)
     if job.evaluates_at(step):

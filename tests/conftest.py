@@ -1,7 +1,8 @@
 """Strict on purpose: what is only suspicious elsewhere fails here.
 
 CPU unless `-m gpu` asks for the GPU tests; rank promotion raises; warnings are
-errors, but for the allow-list in .pytest.ini.
+errors, but for the allow-list in .pytest.ini. Quick tests compile with hardly
+an optimization, which halves their time; slow and GPU tests as runs do.
 """
 
 import os
@@ -12,9 +13,12 @@ import pytest
 
 def pytest_configure(config):
   """Settles the platform before anything imports jax."""
-  wants_gpu = re.search(r'(?<!not )\bgpu\b', config.getoption('-m') or '')
-  if not wants_gpu:
-    os.environ['JAX_PLATFORMS'] = 'cpu'  # subprocesses inherit it
+  wanted = re.findall(r'(?<!not )\b(gpu|slow)\b', config.getoption('-m') or '')
+  # Subprocesses inherit what is said by way of the environment.
+  if 'gpu' not in wanted:
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+  if not wanted:
+    os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')

@@ -116,6 +116,27 @@ def test_an_environment_without_members_tells_nothing():
   }
 
 
+@pytest.mark.parametrize(
+    ('live', 'references', 'made'),
+    [(False, {}, 1), (True, {}, 0), (False, {'init': 'config.main'}, 0)],
+)
+def test_the_next_batch_is_made_ahead_unless_models_make_it(
+    live, references, made
+):
+  class Pipeline:
+    taken = 0
+
+    def __next__(self):
+      self.taken += 1
+
+  this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
+  this.pipeline.live, this.pipeline.references = live, references
+  job.Job.look_ahead(this, 2)
+  assert this.pipeline.taken == made
+  job.Job.look_ahead(this, 3)  # the last step
+  assert this.pipeline.taken == made
+
+
 @pytest.mark.parametrize('requested', [False, True])
 def test_a_server_that_is_away_costs_no_step(requested):
   """The step before is saved, with the pipeline as it was before it."""
@@ -130,7 +151,7 @@ def test_a_server_that_is_away_costs_no_step(requested):
 
   this = types.SimpleNamespace(
       name='main', pipeline=Pipeline(), step=2, saves_at=lambda step: step == 4,
-      save=lambda *args: saved.append(args),
+      save=lambda *args: saved.append(args), ahead=None,
   )
   stop = preemption.Signal()
   if requested:

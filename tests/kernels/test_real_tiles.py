@@ -34,6 +34,15 @@ GRID = (
 )
 
 
+@pytest.fixture(autouse=True)
+def optimized():
+  """Here most of the time is spent running."""
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', False)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
 def name(case):
   *rest, dtype = case
   return '-'.join(map(str, (*rest, dtype.__name__)))

@@ -280,7 +280,7 @@ def test_short_texts_that_may_be_slow():
       numeric.parse(text)
       latex.plain(text)
       numeric.final_answer(text)
-  assert time.process_time() - start < 2
+  assert time.process_time() - start < 10
 
 
 # --- a known number among distractors ---------------------------------------
