@@ -75,14 +75,14 @@ def get_config(
   )  # fmt: skip
   # First by example, whole episodes.
   sft = schema.Stage(
-      init='random', steps=20 if tiny else 600, envs={**taught, **measured},
+      init='random', steps=20 if tiny else 500, envs={**taught, **measured},
       batch=schema.Batch(
           prompts_per_step=8 if tiny else 64, row_tokens=128,
           micro_batch_tokens=512 if tiny else 1024,
       ),
       optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
       rollout=rollout,
-      eval=dataclasses.replace(evaluation, every=10 if tiny else 200),
+      eval=dataclasses.replace(evaluation, every=10 if tiny else 250),
   )  # fmt: skip
   # Then by trial, near what it was.
   grpo = schema.Stage(
