@@ -181,7 +181,7 @@ def admit(
     slots: what the requests ask for, the new ones included.
     scratch: cache of R rows.
     logits: f32[R, V], behind each row's last token.
-    place: i32[B], slots to fill; B or more = none.
+    place: i32[B], slots to fill, and then B or more = none.
     row: i32[B], the scratch row that goes into it.
     length: i32[B], the tokens that this row holds.
     sharding: of the state.
@@ -190,14 +190,33 @@ def admit(
   place_of = jnp.full(count, -1).at[place].set(jnp.arange(count), mode='drop')
   new = place_of >= 0  # [B] slots that are filled
   from_row = row[place_of]
-  cache = jax.tree.map(
-      lambda old, rows: old.at[place].set(rows[row], mode='drop'),
-      state.cache, scratch,
-  )  # fmt: skip
+  cache = _put(state.cache, scratch, place, row)
   state = dataclasses.replace(
       state, cache=cache, length=jnp.where(new, length[place_of], state.length)
   )
   return _pin(_draw(state, slots, logits[from_row], new), sharding)
+
+
+def _put(cache, scratch, place, row):
+  """Copies R rows at a time, as often as there are slots left to fill.
+
+  All at once, a few new rows would cost a pass over the cache of all slots.
+  """
+  count, rows = len(place), len(jax.tree.leaves(scratch)[0])
+  fill = -count % rows
+  place = jnp.pad(place, (0, fill), constant_values=count)
+  row = jnp.pad(row, (0, fill))
+
+  def put(i, cache):
+    to, of = (
+        jax.lax.dynamic_slice(x, (i * rows,), (rows,)) for x in (place, row)
+    )
+    return jax.tree.map(
+        lambda old, new: old.at[to].set(new[of], mode='drop'), cache, scratch
+    )
+
+  left = jnp.sum(place < count)
+  return jax.lax.fori_loop(0, (left + rows - 1) // rows, put, cache)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 5), donate_argnums=2)
