@@ -9,9 +9,9 @@ and learns to look what the columns are called, and to query.
     python -m posttrain.main --config=configs/sql.py --workdir=DIR
 
 Measured on two cores of an Intel Xeon (2.5 GHz), 400 unseen questions, seeds 0,
-1 and 2: greedy pass rate 0.532, 0.542, 0.545 after SFT, then 0.932, 0.945, 0.842
-after GRPO; hard questions 0.060, 0.095, 0.072, then 0.038, 0.032, 0.030; eleven
-minutes with everything.
+1 and 2: greedy pass rate 0.532, 0.542, 0.545 after SFT, then 0.932, 0.945,
+0.842 after GRPO; hard questions 0.060, 0.095, 0.072, then 0.038, 0.032, 0.030;
+eleven minutes with everything.
 
 The names that are used elsewhere, and ours (NAME is `grpo`, the stage):
 
