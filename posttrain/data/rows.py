@@ -47,8 +47,8 @@ def parse(raw: Any, where: str) -> Row:
     )
     prompt, completion = turns[:first], turns[first:]
   elif named == ('prompt', 'completion'):
-    prompt = _turns(raw['prompt'], 'prompt', 'user', where)
-    completion = _turns(raw['completion'], 'completion', 'assistant', where)
+    prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
+    completion = turns_of(raw['completion'], 'completion', 'assistant', where)
   else:
     raise ValueError(
         f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
@@ -62,7 +62,12 @@ def parse(raw: Any, where: str) -> Row:
   return Row(prompt, completion, where, info)
 
 
-def _turns(value: Any, column: str, role: str, where: str) -> types.Messages:
+def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:
+  """Reads a column: a string is one message of the role.
+
+  Raises:
+    ValueError: it is neither a string nor a list of messages.
+  """
   if isinstance(value, str):
     return ({'role': role, 'content': value},)
   return _messages(value, column, where)

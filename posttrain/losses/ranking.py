@@ -1,0 +1,33 @@
+"""The loss of a reward model, by Bradley and Terry. Axes: any, one per pair."""
+
+import jax
+import jax.numpy as jnp
+
+
+def loss(
+    chosen: jax.Array, rejected: jax.Array, *,
+    margins: jax.Array | float = 0.0, center_coef: float = 0.0,
+) -> jax.Array:  # fmt: skip
+  """Returns how unlikely it is that the chosen answer wins.
+
+      -log s(r_c - r_r - m) + c (r_c + r_r)^2
+
+  Only the difference counts, so rewards are known up to a constant; c > 0
+  picks the one around which they lie.
+
+  Args:
+    chosen, rejected: f32[...], the rewards r of each pair's answers.
+    margins: m, by how much the chosen one is to win; broadcasts.
+    center_coef: c >= 0.
+
+  Returns:
+    f32[...], a term per pair; log 2 for equal rewards, where m = 0 and c = 0.
+
+  References:
+    Bradley and Terry, "Rank Analysis of Incomplete Block Designs", 1952.
+    Touvron et al., "Llama 2", arXiv 2307.09288, eq. 2 (the margin). Eisenstein
+    et al., "Helping or Herding?", arXiv 2312.09244 (the centre).
+  """
+  return -jax.nn.log_sigmoid(chosen - rejected - margins) + (
+      center_coef * jnp.square(chosen + rejected)
+  )
