@@ -2,5 +2,6 @@
 
 The core of a component returns `(terms, metrics)`: one term per token, with
 its weight, exactly 0 at non-members; and metrics as `(sum, count)` pairs.
-`combine` sums the terms and divides by the global count.
+`combine` sums the terms and divides by the global count. `preference` and
+`ranking` return a term per pair, or per answer.
 """
