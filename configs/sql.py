@@ -2,9 +2,9 @@
 
 An agent is asked about a database that it cannot see, and has eight steps to
 find the answer: DESCRIBE, SAMPLE, QUERY, ANSWER. A word-level transformer of
-0.7 M parameters imitates a teacher in a hurry, who to three questions of five
-answers with a value that a sample of rows has shown; then it plays by itself,
-and learns to look what the columns are called, and to query.
+0.7 M parameters imitates a teacher in a hurry, who answers three medium
+questions of five with a value that a sample of rows has shown; then it plays by
+itself, and learns to look what the columns are called, and to query.
 
     python -m posttrain.main --config=configs/sql.py --workdir=DIR
 
@@ -36,7 +36,7 @@ The names that are used elsewhere, and ours (NAME is `grpo`, the stage):
     logging_steps                   every step is logged
     save_steps                      checkpoint.every
 
-`:sft` is the first stage alone, to compare with (`--config.sft.steps=830`, and
+`:sft` is the first stage alone, to compare with (`--config.sft.steps=1000`, and
 `--config.sft.envs.medium.env.teacher.haste=0.0` for a teacher with time).
 `:tiny` runs every part of it and learns nothing.
 """

@@ -51,10 +51,13 @@ def difference(pairs: Sequence[tuple[bool, bool]]) -> str:
     pairs: (right before, right after); two at least.
 
   Returns:
-    The points, with their 95 % interval by the normal approximation.
+    The points, with their 95 % interval by the normal approximation, which
+    knows none where all questions are alike.
   """
   rose = [after - before for before, after in pairs]
   mean = statistics.fmean(rose)
+  if len(set(rose)) == 1:
+    return f'{100 * mean:+.1f} points'
   half = 1.96 * statistics.stdev(rose) / math.sqrt(len(rose))
   low, high = mean - half, mean + half
   return f'{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) points'

@@ -26,7 +26,7 @@ def test_a_paired_difference():
   back = [(after, before) for before, after in pairs]
   assert sql_story.difference(back) == '-25.0 (-74.0 to +24.0) points'
   alike = [(True, True)] * 2
-  assert sql_story.difference(alike) == '+0.0 (+0.0 to +0.0) points'
+  assert sql_story.difference(alike) == '+0.0 points'
 
 
 def make_run(folder, stages):
@@ -60,7 +60,7 @@ def test_what_the_last_stage_adds(tmp_path):
   # half 1.96 * 0.5 / 4 = 0.245.
   assert sql_story.differences(runs).splitlines()[2:] == [
       one,
-      '| b | grpo, not sft | sql | +0.0 (+0.0 to +0.0) points |',
+      '| b | grpo, not sft | sql | +0.0 points |',
       '| all 2 | grpo, not sft | sql | +12.5 (-12.0 to +37.0) points |',
   ]
   assert '| a | nothing | sql | 0.0% ' in sql_story.rates(runs)
