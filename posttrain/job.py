@@ -115,11 +115,18 @@ class Job:
     return item
 
   def look_ahead(self, step: int) -> None:
-    """Makes the next batch while the device works; not if models make it."""
-    if step < self.steps and not (
-        self.pipeline.live or self.pipeline.references
-    ):
-      self.ahead = next(self.pipeline)
+    """Makes the next batch while the device works; not if models make it.
+
+    What fails is tried again when the batch is due, behind this step's save.
+    """
+    pipeline = self.pipeline
+    if step == self.steps or pipeline.live or pipeline.references:
+      return
+    before = pipeline.get_state()
+    try:
+      self.ahead = next(pipeline)
+    except Exception:
+      pipeline.set_state(before)
 
   def _write_errors(self, step: int, errors: Sequence[str]) -> None:
     """A file per step, so that one that is done again replaces its own."""

@@ -24,6 +24,17 @@ def pytest_configure(config):
   jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
+@pytest.fixture
+def optimized():
+  """Compiles as runs do, also where the test is a quick one."""
+  import jax
+
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', False)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
 def pytest_collection_modifyitems(items):
   """Skips the GPU tests that another mark brought in on a CPU."""
   import jax

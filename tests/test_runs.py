@@ -126,6 +126,9 @@ def test_the_next_batch_is_made_ahead_unless_models_make_it(
   class Pipeline:
     taken = 0
 
+    def get_state(self):
+      return self.taken
+
     def __next__(self):
       self.taken += 1
 
@@ -135,6 +138,27 @@ def test_the_next_batch_is_made_ahead_unless_models_make_it(
   assert this.pipeline.taken == made
   job.Job.look_ahead(this, 3)  # the last step
   assert this.pipeline.taken == made
+
+
+def test_a_row_that_fails_ahead_fails_when_it_is_due():
+  class Pipeline:
+    live, references, taken = False, {}, 0
+
+    def get_state(self):
+      return self.taken
+
+    def set_state(self, state):
+      self.taken = state
+
+    def __next__(self):
+      self.taken += 1
+      raise ValueError('row 7')
+
+  this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
+  job.Job.look_ahead(this, 2)
+  assert this.ahead is None and this.pipeline.taken == 0
+  with pytest.raises(ValueError, match='row 7'):
+    job.Job.next_item(this, 3, None, None)
 
 
 @pytest.mark.parametrize('requested', [False, True])

@@ -99,7 +99,7 @@ def parse(raw: Mapping[str, Any], where: str) -> Pair:
   else:
     prompt, answers = _divide(*answers)
   for column, answer in zip(('chosen', 'rejected'), answers, strict=True):
-    _check_answer(answer, column, raw, where)
+    rows.require_answer(answer, raw, column, where)
   if answers[0] == answers[1]:
     raise ValueError(
         f'{where}: rejected must be another answer than chosen: got '
@@ -110,7 +110,7 @@ def parse(raw: Mapping[str, Any], where: str) -> Pair:
 
 def _labelled(raw, info, where: str) -> Pair:
   answer = rows.turns_of(raw['completion'], 'completion', 'assistant', where)
-  _check_answer(answer, 'completion', raw, where)
+  rows.require_answer(answer, raw, 'completion', where)
   if not isinstance(raw['label'], bool):
     raise ValueError(
         f'{where}: label must be true or false: got {raw["label"]!r}'
@@ -135,14 +135,6 @@ def _divide(chosen: types.Messages, rejected: types.Messages):
   while shared and chosen[shared - 1]['role'] == 'assistant':
     shared -= 1
   return chosen[:shared], [chosen[shared:], rejected[shared:]]
-
-
-def _check_answer(answer, column: str, raw, where: str) -> None:
-  if not any(message['role'] == 'assistant' for message in answer):
-    raise ValueError(
-        f'{where}: {column} must hold an assistant turn behind what is asked: '
-        f'got {raw[column]!r}'
-    )
 
 
 def _margin(raw, where: str) -> float:

@@ -54,12 +54,19 @@ def parse(raw: Any, where: str) -> Row:
         f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
         f'got columns {sorted(raw)}; rename or convert them'
     )
-  if not any(message['role'] == 'assistant' for message in completion):
-    raise ValueError(
-        f'{where}: {named[-1]} must hold an assistant turn: got '
-        f'{raw[named[-1]]!r}; nothing would be trained on'
-    )
+  require_answer(completion, raw, named[-1], where)
   return Row(prompt, completion, where, info)
+
+
+def require_answer(
+    turns: types.Messages, raw: Mapping[str, Any], column: str, where: str
+) -> None:
+  """Raises ValueError unless an assistant speaks in what a column says."""
+  if not any(message['role'] == 'assistant' for message in turns):
+    raise ValueError(
+        f'{where}: {column} must hold an assistant turn: got '
+        f'{raw[column]!r}; nothing would be trained on'
+    )
 
 
 def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:

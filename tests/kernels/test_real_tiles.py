@@ -34,13 +34,8 @@ GRID = (
 )
 
 
-@pytest.fixture(autouse=True)
-def optimized():
-  """Here most of the time is spent running."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', False)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
+# Most of the time is spent running.
+pytestmark = pytest.mark.usefixtures('optimized')
 
 
 def name(case):

@@ -265,22 +265,23 @@ def test_no_text_is_slow(piece, head):
   assert time.process_time() - start < 10
 
 
-def test_short_texts_that_may_be_slow():
+@pytest.mark.parametrize('piece', [
+    '1', '1,', '1 1/', '1\u2009', '-', '/', '{', ' ', r'\frac{1}', ' million',
+    'half ', 'half of ', 'is ', 'negative ', 'minus', ' the', 'in ', '_', '*',
+])
+def test_short_texts_that_may_be_slow(piece):
   """Patterns that backtrack would show at the bounds of what is parsed."""
-  start = time.process_time()
-  for piece in (
-      '1', '1,', '1 1/', '1\u2009', '-', '/', '{', ' ', r'\frac{1}', ' million',
-      'half ', 'half of ', 'is ', 'negative ', 'minus', ' the', 'in ', '_', '*',
-  ):
-    for length in (numeric.LENGTH, numeric.TAIL):
-      text = (' ' + piece * length)[:length]
-      for near in ('5' + text[:-1], text[:-1] + '5', 'half' + text[:-5] + '5'):
-        numeric.parse(near)
-        numeric.final_answer(near)
-      numeric.parse(text)
-      latex.plain(text)
-      numeric.final_answer(text)
-  assert time.process_time() - start < 10
+  start = time.thread_time()
+  for length in (numeric.LENGTH, numeric.TAIL):
+    text = (' ' + piece * length)[:length]
+    for near in ('5' + text[:-1], text[:-1] + '5', 'half' + text[:-5] + '5'):
+      numeric.parse(near)
+      numeric.final_answer(near)
+    numeric.parse(text)
+    latex.plain(text)
+    numeric.final_answer(text)
+  # A neighbour on the core may double it; 0.1 s is what one takes alone.
+  assert time.thread_time() - start < 1
 
 
 # --- a known number among distractors ---------------------------------------
