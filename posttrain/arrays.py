@@ -7,9 +7,10 @@ import jax
 
 from posttrain import types
 
-# The host's Batch, registered as a pytree: numpy in the pipeline, jax arrays
-# once the train step has placed it.
+# The host's batches, registered as pytrees: numpy in the pipeline, jax arrays
+# once the train step has placed them.
 Batch = jax.tree_util.register_dataclass(types.Batch)
+ChoiceBatch = jax.tree_util.register_dataclass(types.ChoiceBatch)
 
 
 @jax.tree_util.register_dataclass

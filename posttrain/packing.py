@@ -155,14 +155,24 @@ def _weights(sample: types.Sample, component: str) -> np.ndarray:
 
 
 def first_fit(
-    lengths: Sequence[int], room: int, limit: int
+    lengths: Sequence[int], room: int, limit: int, per_bin: int | None = None
 ) -> tuple[list[list[int]], list[int]]:
-  """First-fit-decreasing: (indices per bin, indices that found no bin)."""
+  """First-fit-decreasing: (indices per bin, indices that found no bin).
+
+  Args:
+    lengths: of the items.
+    room: of a bin.
+    limit: bins there may be.
+    per_bin: items a bin may hold; None = any number.
+  """
   bins, used, left = [], [], []
   for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
     length = lengths[index]
     fit = next(
-        (b for b, taken in enumerate(used) if taken + length <= room),
+        (
+            b for b, taken in enumerate(used)
+            if taken + length <= room and len(bins[b]) != per_bin
+        ),
         len(bins),
     )
     if fit == limit:

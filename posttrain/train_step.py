@@ -27,6 +27,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from posttrain import arrays, instrument, optim, schema, sharding
 from posttrain.losses import combine
 
+Batch = arrays.Batch | arrays.ChoiceBatch
+
 
 def init_state(
     params, optimizer: optax.GradientTransformation, *, average: bool,
@@ -62,23 +64,25 @@ class TrainStep:
   longer those that sampled; and `optim/*` other than the norm, the last's.
   """
 
-  def __init__(
-      self, update: Callable, batch_shardings: arrays.Batch, base: Any
-  ):
+  def __init__(self, update: Callable, mesh: Mesh, base: Any):
     self.compiles = 0  # programs that calls have compiled (or loaded)
-    self._batch_shardings, self._base = batch_shardings, base
+    self._rows = NamedSharding(mesh, sharding.BATCH)
+    self._whole = NamedSharding(mesh, PartitionSpec())
+    self._base = base
     self._update = jax.jit(update, donate_argnums=0)
 
-  def __call__(self, state: arrays.TrainState, batch: arrays.Batch):
+  def __call__(self, state: arrays.TrainState, batch: Batch):
     batch = self.place(batch)
     with instrument.CompileCounter() as compiling:
       result = self._update(state, batch, self._base)
     self.compiles += compiling.count
     return result
 
-  def place(self, batch: arrays.Batch) -> arrays.Batch:
+  def place(self, batch: Batch) -> Batch:
     """Moves a host batch to the devices that will read it."""
-    return jax.device_put(batch, self._batch_shardings)
+    return jax.device_put(batch, jax.tree.map(
+        lambda x: self._rows if x.ndim else self._whole, batch
+    ))  # fmt: skip
 
 
 def make_train_step(
@@ -94,7 +98,7 @@ def make_train_step(
   """Builds the jitted update.
 
   Args:
-    objective: `(params, micro) -> (loss, combine.Metrics)`.
+    objective: one of `objectives`.
     optimizer: from `optim.make`.
     mesh: where batch and state live.
     rules: sharding of the parameters and all that mirrors them.
@@ -106,15 +110,16 @@ def make_train_step(
       objective sees. None = it sees what trains.
   """
 
-  def one(state: arrays.TrainState, batch: arrays.Batch, base):
+  def one(state: arrays.TrainState, batch: Batch, base):
     attach = base.attach if base is not None else lambda params: params
+    batch = objective.prepare(attach(state.params), batch)
     grads, sums, loss = accumulate(
         lambda params, micro: objective(attach(params), micro),
         state.params, batch,
     )  # fmt: skip
     norm = optax.tree.norm(grads)
     bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
-    empty = batch.rl_count + batch.ce_count + batch.ref_kl_count == 0
+    empty = batch.members == 0
     ok = ~bad & ~empty
     change, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, change)
@@ -137,7 +142,7 @@ def make_train_step(
     }
     return new, metrics
 
-  def update(state: arrays.TrainState, batch: arrays.Batch, base):
+  def update(state: arrays.TrainState, batch: Batch, base):
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
       state, metrics = one(state, batch, base)
@@ -152,7 +157,7 @@ def make_train_step(
     # A scan may choose a layout of its own, and the next call would compile.
     return _place(state, rules, mesh), metrics
 
-  return TrainStep(update, _batch_shardings(mesh), base)
+  return TrainStep(update, mesh, base)
 
 
 def _place(state: arrays.TrainState, rules, mesh: Mesh) -> arrays.TrainState:
@@ -174,7 +179,7 @@ def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
   return {name: one(name, values) for name, values in metrics.items()}
 
 
-def accumulate(objective, params, batch: arrays.Batch):
+def accumulate(objective, params, batch: Batch):
   """Sums gradients and loss over the live micro-batches; merges metrics."""
   grad_fn = jax.value_and_grad(objective, has_aux=True)
 
@@ -234,14 +239,3 @@ def late(old, params, step: jax.Array):
         ), before, params,
     )  # fmt: skip
   return moved
-
-
-def _batch_shardings(mesh: Mesh) -> arrays.Batch:
-  tokens = NamedSharding(mesh, sharding.BATCH)
-  scalar = NamedSharding(mesh, PartitionSpec())
-  scalars = ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences', 'live')
-  fields = arrays.Batch.__dataclass_fields__
-  return arrays.Batch(
-      **{name: scalar if name in scalars else tokens for name in fields}
-  )
-

@@ -118,6 +118,17 @@ class Rollout:
   turns: tuple[Turn, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """Answers to one prompt: the chosen and the rejected; or one of them."""
+
+  chosen: Sample | None
+  rejected: Sample | None
+  # f32[2], log probability of each answer under the reference, nats.
+  ref_logprobs: np.ndarray
+  margin: float = 0.0  # by which a reward model is to tell them apart
+
+
 # Per-token fields that `Sample` and `Batch` share, with their dtypes. They
 # are padded with 0, but ids (the pad id), temperatures (1), versions (-1).
 TOKEN_FIELDS = {
@@ -162,3 +173,38 @@ class Batch:
   ref_kl_count: np.ndarray  # f32[]
   rl_sequences: np.ndarray  # f32[], samples with an rl member
   live: np.ndarray  # i32[], live micro-batches
+
+  @property
+  def members(self) -> np.ndarray:
+    """f32[]; where it is 0 there is nothing to train on."""
+    return self.rl_count + self.ce_count + self.ref_kl_count
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceBatch:
+  """Packed choices: per-token arrays `[M, B, T]`, per-choice `[M, B, K]`.
+
+  A choice lies whole in its row. Answer a (0 chosen, 1 rejected) of choice k
+  of a row is segment 2 k + a + 1 there, prompt included.
+
+  The first `live` micro-batches train. Those behind them, up to `scored`, hold
+  answers to other prompts, with which KTO compares (as `chosen`).
+  """
+
+  ids: np.ndarray  # i32
+  mask: np.ndarray  # bool, tokens of the answers
+  segment_ids: np.ndarray  # i32, see above; 0 = pad
+  positions: np.ndarray  # i32, RoPE index, restarts per segment
+  present: np.ndarray  # bool[M, B, K, 2], answers that are there
+  ref_logprobs: np.ndarray  # f32[M, B, K, 2], see `Choice`
+  margins: np.ndarray  # f32[M, B, K]
+  pairs: np.ndarray  # f32[], choices that have both answers, of `live`
+  answers: np.ndarray  # f32[], answers, of `live`
+  live: np.ndarray  # i32[], micro-batches that train
+  scored: np.ndarray  # i32[], those, and the ones behind them
+  baseline: np.ndarray  # f32[], KTO's z, once it is known
+
+  @property
+  def members(self) -> np.ndarray:
+    """f32[]; where it is 0 there is nothing to train on."""
+    return self.answers

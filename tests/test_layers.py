@@ -33,6 +33,7 @@ FLOORS = {
     'posttrain.data': 2,
     'posttrain.rewards': 2,
     'posttrain.packing': 2,
+    'posttrain.packing_choices': 2.5,
     'posttrain.scoring': 3,
     'posttrain.checkpoint': 3,
     'posttrain.envs': 3,
@@ -73,7 +74,7 @@ NUMPY_ROOMS = (
     'posttrain.types', 'posttrain.schema', 'posttrain.preemption',
     'posttrain.errors', 'posttrain.imports',
     'posttrain.chat', 'posttrain.data', 'posttrain.rewards',
-    'posttrain.packing', 'posttrain.envs',
+    'posttrain.packing', 'posttrain.packing_choices', 'posttrain.envs',
 )
 # Who alone may import what.
 ONLY = {

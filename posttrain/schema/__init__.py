@@ -40,6 +40,14 @@ from posttrain.schema.model import Model as Model
 from posttrain.schema.model import RopeScaling as RopeScaling
 from posttrain.schema.model import Tokenizer as Tokenizer
 from posttrain.schema.optim import Optim as Optim
+from posttrain.schema.preferences import IpoNorm as IpoNorm
+from posttrain.schema.preferences import IpoPairs as IpoPairs
+from posttrain.schema.preferences import Kto as Kto
+from posttrain.schema.preferences import Preference as Preference
+from posttrain.schema.preferences import Ranking as Ranking
+from posttrain.schema.preferences import Sigmoid as Sigmoid
+from posttrain.schema.preferences import SigmoidNorm as SigmoidNorm
+from posttrain.schema.preferences import SimPo as SimPo
 from posttrain.schema.references import Endpoint as Endpoint
 from posttrain.schema.references import Reference as Reference
 from posttrain.schema.references import late as late

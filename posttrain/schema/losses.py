@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from posttrain.schema import base
+from posttrain.schema import base, preferences
 
 _MAX_LOG_RATIO = 80.0  # exp of it is still far from float32's largest number
 
@@ -257,3 +257,8 @@ class Loss:
   rl: Dppo | Ipo | Clip | Gspo | Cispo | CustomRl = Dppo()
   # The KL to a reference.
   ref_kl: RefKl = RefKl()
+  # What a stage of kind 'preference' minimizes: a node with a `type`,
+  # 'sigmoid' (DPO), 'sigmoid_norm', 'ipo', 'ipo_norm', 'simpo' or 'kto'.
+  preference: preferences.Preference = preferences.Sigmoid()
+  # What a stage of kind 'ranking' minimizes.
+  ranking: preferences.Ranking = preferences.Ranking()
