@@ -218,7 +218,7 @@ class Preference:
     both = micro.present.all(-1)
     if self._type == 'kto':
       terms = self._function(
-          values, jnp.array([True, False]), micro.baseline, **self._options
+          values, jnp.array([[[True, False]]]), micro.baseline, **self._options
       )
       where, count = micro.present, micro.answers
     else:
@@ -281,7 +281,7 @@ class Ranking:
   ) -> tuple[jax.Array, combine.Metrics]:
     """Reads what both answers of every choice are worth in one forward."""
     whose = _whose(micro)
-    places = jnp.arange(micro.ids.shape[-1])
+    places = jnp.arange(micro.ids.shape[-1])[None, None, None]
     ends = jnp.max(jnp.where(whose, places, 0), axis=-1)
     rewards = reward_head.rewards(
         params, self._model, micro.ids, micro.positions, micro.segment_ids,
@@ -308,7 +308,7 @@ class Ranking:
 def _whose(micro: arrays.ChoiceBatch) -> jax.Array:
   """bool[B, K, 2, T]: which tokens are an answer's, its prompt included."""
   choices = micro.present.shape[-2]
-  segments = jnp.arange(1, 2 * choices + 1).reshape(choices, 2, 1)
+  segments = jnp.arange(1, 2 * choices + 1).reshape(1, choices, 2, 1)
   return micro.segment_ids[:, None, None] == segments
 
 
