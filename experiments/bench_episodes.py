@@ -39,7 +39,7 @@ import jax
 import numpy as np
 
 import configs
-from posttrain import build, connect, instrument, main, policies
+from posttrain import connect, instrument, main, parts, policies
 from posttrain.decode import requests
 from posttrain.models import transformer
 from posttrain.rollout import driver
@@ -184,7 +184,7 @@ def ways(args) -> dict[str, Way]:
     overrides.append(('grpo.envs.sql.env.budget', '3'))
   recipe = pathlib.Path(configs.__file__).with_name('sql.py')
   run = main.load(str(recipe), overrides)
-  stage, built = run.stages['grpo'], build.parts(run, 'grpo')
+  stage, built = run.stages['grpo'], parts.make(run, 'grpo')
   engine = connect.engine(run, stage, built)
   engine.set_params(_params(args.checkpoint, built.model), 0)
   entry = built.pipeline.envs['sql']

@@ -181,6 +181,15 @@ def read_host(path: str) -> Host:
   return _exactly(find(path), _read_record)['host']
 
 
+def read_sums(path: str) -> dict[str, int]:
+  """Returns the checksums of a step's parameters, by path in the state."""
+  record = _exactly(find(path), _read_record)
+  return {
+      key: value for key, value in record['state_sums'].items()
+      if key.startswith('params/')
+  }
+
+
 def find(path: str) -> epath.Path:
   """Resolves a workdir, stage folder or step folder to a step folder."""
   root = epath.Path(path).expanduser().resolve()

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from posttrain import pipeline as pipelines
 from posttrain import preemption, schema, scoring
 from posttrain.decode import engine as engines
 from posttrain.models import transformer
@@ -66,25 +67,19 @@ def connect(
     EndpointError: a server is not there.
     Preempted: `stop` ended the wait for it.
   """
-  made, rows = engine(cfg, stage, built), built.pipeline.shape[1]
-  references = refs.References(
-      built.model, built.renderer,
-      lambda model, width: scoring.Scorer(model, rows, width, built.mesh),
-      capacity=built.capacity, load=load,
-      held=None if base is None else {'init': base.params},
-  )  # fmt: skip
-  stop.wakes(references.close)
+  made = engine(cfg, stage, built)
+  models = references(built, load, base, stop)
   for model, key in built.pipeline.references.items():
     if isinstance(model, schema.Endpoint):  # missed now, if it is not there
       try:
-        references.endpoint(model, key)
+        models.endpoint(model, key)
       except endpoint.EndpointError:
         stop.check(f'{key}, before its stage')
         raise
   row_tokens = stage.batch.row_tokens
   players = {
       model: drivers.Driver(
-          _player(cfg, stage, built, references, model), built.renderer,
+          _player(cfg, stage, built, models, model), built.renderer,
           row_tokens, stage.rollout,
       )
       for model in built.pipeline.players
@@ -92,13 +87,32 @@ def connect(
   players['policy'] = drivers.Driver(
       made, built.renderer, row_tokens, stage.rollout
   )
-  judge = functools.partial(_judge, cfg, stage, built, references)
-  built.pipeline.connect(players, references, functools.cache(judge))
+  judge = functools.partial(_judge, cfg, stage, built, models)
+  if isinstance(built.pipeline, pipelines.Pipeline):
+    built.pipeline.connect(players, models, functools.cache(judge))
   built.evaluator.connect(
       drivers.Driver(made, built.renderer, built.capacity, stage.rollout),
-      references,
+      models,
   )  # fmt: skip
-  return made, references
+  return made, models
+
+
+def references(
+    built, load: refs.Loader, base: Any, stop: preemption.Signal
+) -> refs.References:
+  """Makes the references of a stage, which hold no model yet.
+
+  Args: as of `connect`.
+  """
+  rows = built.pipeline.shape[1]
+  made = refs.References(
+      built.model, built.renderer,
+      lambda model, width: scoring.Scorer(model, rows, width, built.mesh),
+      capacity=built.capacity, load=load,
+      held=None if base is None else {'init': base.params},
+  )  # fmt: skip
+  stop.wakes(made.close)
+  return made
 
 
 def _player(cfg, stage, built, references: refs.References, model):

@@ -89,7 +89,7 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
     TooManyErrors: of environments.
   """
   # Late, so that a mistake in the command line is answered at once.
-  from posttrain import build, connect, instrument, sharding, weights
+  from posttrain import connect, instrument, parts, sharding, weights
   from posttrain.models import transformer
   from posttrain.rollout import driver
 
@@ -103,7 +103,7 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
       stage, eval=dataclasses.replace(stage.eval, kl=False)
   )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  built = build.parts(run, name)
+  built = parts.make(run, name)
   weights.check(folder, built.model, built.renderer)
   like = sharding.placed(
       transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh

@@ -78,6 +78,11 @@ class Evaluator:
         for env, tasks in self._tasks.values() for task in tasks
     ), default=0)  # fmt: skip
 
+  @property
+  def asks(self) -> bool:
+    """Whether there is anything to be answered."""
+    return any(tasks for _, tasks in self._tasks.values())
+
   def connect(
       self, driver: drivers.Driver, scorer: algorithms.Scorer | None = None
   ) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from posttrain import (
     arrays,
     checkpoint,
+    choice_pipeline,
     evaluation,
     instrument,
     metrics,
@@ -21,7 +22,6 @@ from posttrain import (
     schema,
     token_export,
     train_step,
-    types,
 )
 from posttrain import pipeline as pipelines
 from posttrain.decode import engine as engines
@@ -46,8 +46,10 @@ class Job:
   step: int
   state: arrays.TrainState
   base: lora.Base | None  # what the state's parameters correct, if they do
-  pipeline: pipelines.Pipeline
+  pipeline: pipelines.Pipeline | choice_pipeline.Choices
+  objective: Any  # of `objectives`
   update: train_step.TrainStep
+  measure: Callable[[Any], dict[str, float]] | None  # held-out pairs
   engine: engines.Engine
   references: refs.References
   evaluator: evaluation.Evaluator
@@ -120,7 +122,7 @@ class Job:
     What fails is tried again when the batch is due, behind this step's save.
     """
     pipeline = self.pipeline
-    if step == self.steps or pipeline.live or pipeline.references:
+    if step == self.steps or not pipeline.ahead:
       return
     before = pipeline.get_state()
     try:
@@ -153,8 +155,12 @@ class Job:
     """Answers under the averaged weights where there are such."""
     params = state.params if state.average is None else state.average
     with self.clock('eval'):
-      self.engine.set_params(self.policy(params), step)
-      values, answers = self.evaluator()
+      values, answers = {}, []
+      if self.evaluator.asks:
+        self.engine.set_params(self.policy(params), step)
+        values, answers = self.evaluator()
+      if self.measure is not None:
+        values |= self.measure(params)
     path = os.path.join(
         self.workdir, 'rollouts', f'{self.name}_eval_{step:06d}.jsonl'
     )
@@ -180,33 +186,9 @@ class Job:
         )  # fmt: skip
 
   def record(self, item: pipelines.Item, measured) -> dict[str, Any]:
-    """A step's numbers, without those that nothing was measured for.
-
-    The step computes every component of every batch; of one without members,
-    in the batch or in an environment, it tells zeros, which are no
-    measurement.
-    """
-    batch, silent = item.batch, ()
-    for name in types.COMPONENTS:
-      if not getattr(batch, f'{name}_count'):
-        silent += (f'{name}/', f'loss/{name}')
-    if not (batch.mask & (batch.versions >= 0)).any():
-      silent += ('mismatch/',)
-    if not batch.live:
-      silent += ('entropy', 'loss/')
-    # Exact names from here on: an environment's may begin with another's.
-    nobody = {
-        key for key, value in measured.items()
-        if key.startswith('tokens/') and not value
-    }
-    nobody |= {key.replace('tokens/', 'loss/', 1) for key in nobody}
-    for i, name in enumerate(self.pipeline.envs):
-      if not (batch.mask & (batch.env_ids == i)).any():
-        nobody |= {f'entropy/{name}', f'nll/{name}'}
-    known = {
-        key: value for key, value in measured.items()
-        if not key.startswith(silent) and key not in nobody
-    }
+    """A step's numbers, without those that nothing was measured for."""
+    nobody = self.objective.unmeasured(item.batch, measured)
+    known = {k: v for k, v in measured.items() if k not in nobody}
     return {**item.metrics, **known, 'compiles': self.update.compiles}
 
   def log(self, step: int, values: dict[str, Any]) -> None:

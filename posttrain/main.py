@@ -127,10 +127,10 @@ def train(run: schema.Run, workdir: str) -> dict[str, Any]:
 
 def _plan(run: schema.Run, file: TextIO) -> dict[str, Any]:
   """Prints what the stages are going to need; returns it by stage."""
-  from posttrain import build, instrument
+  from posttrain import instrument, parts
 
   instrument.keep_freed_memory()
-  plans = build.preflight(run)
+  plans = parts.preflight(run)
   for plan in plans.values():
     print('\n'.join(plan.lines()), file=file)
   return plans

@@ -3,28 +3,26 @@
 An objective returns `(loss, metrics)`: `loss` is this micro-batch's share of
 the step's loss, so micro-batches add up to it; metrics merge, see
 `losses.combine`. Before the first of them, `prepare(params, batch)` completes
-the batch by what takes a look at all of it.
+the batch by what takes a look at all of it. `unmeasured` tells which metrics of
+a step say nothing. `KINDS` has one objective per kind of a stage.
 
-Axes: B rows, T tokens of one micro-batch; K choices of a row.
+Axes: B rows, T tokens of one micro-batch.
 """
 
-import dataclasses
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
-from posttrain import arrays, imports, schema, scoring, types
-from posttrain.losses import (
-    ce,
-    combine,
-    preference,
-    ranking,
-    ratio,
-    ref_kl,
-    rl,
+from posttrain import (
+    arrays,
+    choice_objectives,
+    imports,
+    schema,
+    scoring,
+    types,
 )
-from posttrain.models import reward_head
+from posttrain.losses import ce, combine, ratio, ref_kl, rl
 
 
 class TokenComponents:
@@ -59,7 +57,7 @@ class TokenComponents:
     self._model = model
     self._envs = envs
     loss = loss or schema.Loss()
-    self._rl, self._ref_kl = _options(loss.rl), _options(loss.ref_kl)
+    self._rl, self._ref_kl = dict(vars(loss.rl)), dict(vars(loss.ref_kl))
     self._constant_tokens = self._rl.pop('constant_tokens')
     if 'import_path' in self._rl:
       self._rl['function'] = imports.function(
@@ -70,6 +68,38 @@ class TokenComponents:
     """All is there already."""
     del params
     return batch
+
+  def unmeasured(
+      self, batch: types.Batch, measured: Mapping[str, float]
+  ) -> set[str]:
+    """Names of metrics that say nothing: 0, for want of anything to measure.
+
+    Every component is computed for every batch; of one without members, in
+    the batch or in an environment, it tells zeros, which are no measurement.
+
+    Args:
+      batch: of the step, on the host.
+      measured: what the step told.
+    """
+    silent = tuple(
+        prefix for name in types.COMPONENTS
+        if not getattr(batch, f'{name}_count')
+        for prefix in (f'{name}/', f'loss/{name}')
+    )
+    if not (batch.mask & (batch.versions >= 0)).any():
+      silent += ('mismatch/',)
+    if not batch.live:
+      silent += ('entropy', 'loss/')
+    # Exact names from here on: an environment's may begin with another's.
+    nobody = {
+        key for key, value in measured.items()
+        if key.startswith('tokens/') and not value
+    }
+    nobody |= {key.replace('tokens/', 'loss/', 1) for key in nobody}
+    for i, name in enumerate(self._envs):
+      if not (batch.mask & (batch.env_ids == i)).any():
+        nobody |= {f'entropy/{name}', f'nll/{name}'}
+    return nobody | {key for key in measured if key.startswith(silent)}
 
   def __call__(
       self, params, micro: arrays.Batch
@@ -158,171 +188,7 @@ def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
   }
 
 
-class Preference:
-  """The mean of a preference loss over pairs, or with KTO over answers.
-
-  Metrics, in nats: `rewards/chosen` and `rewards/rejected`, the implicit
-  rewards beta h (with SimPO, beta l); over pairs `rewards/margins`, and
-  `rewards/accuracies`, the share whose margin is positive; `logps/*`, the log
-  probability of answers; `drift/*`, h per token. With KTO also `kto/baseline`.
-  """
-
-  # Of h (or l, with SimPO), and whether it is one per token.
-  _FUNCTIONS = {
-      'sigmoid': (preference.sigmoid, False),
-      'sigmoid_norm': (preference.sigmoid, True),
-      'ipo': (preference.ipo, False),
-      'ipo_norm': (preference.ipo, True),
-      'simpo': (preference.simpo, True),
-      'kto': (preference.kto, False),
-  }
-
-  def __init__(
-      self, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
-  ):
-    """Args: model: with its vocabulary resolved; envs: not read."""
-    del envs
-    self._model, self._options = model, _options(loss.preference)
-    self._type = self._options.pop('type')
-    self._function, self._per_token = self._FUNCTIONS[self._type]
-
-  def prepare(
-      self, params, batch: arrays.ChoiceBatch
-  ) -> arrays.ChoiceBatch:
-    """Finds KTO's baseline, from the micro-batches behind those that train."""
-    if self._type != 'kto':
-      return batch
-
-    def add(i, sums):
-      micro = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
-      _, log_ratio, _ = self._score(params, micro)
-      here = micro.present[..., 0]
-      value = jnp.sum(jnp.where(here, log_ratio[..., 0], 0.0))
-      return sums[0] + value, sums[1] + jnp.sum(here, dtype=jnp.float32)
-
-    total, count = jax.lax.fori_loop(
-        batch.live, batch.scored, add, (jnp.zeros(()), jnp.zeros(()))
-    )
-    mean = total / jnp.maximum(count, 1.0)
-    baseline = preference.kto_baseline(mean, count > 0)
-    return dataclasses.replace(batch, baseline=baseline)
-
-  def __call__(
-      self, params, micro: arrays.ChoiceBatch
-  ) -> tuple[jax.Array, combine.Metrics]:
-    """Scores both answers of every choice in one forward."""
-    logps, log_ratio, lengths = self._score(params, micro)
-    values = logps if self._type == 'simpo' else log_ratio
-    if self._per_token:
-      values = values / lengths
-    both = micro.present.all(-1)
-    if self._type == 'kto':
-      terms = self._function(
-          values, jnp.array([[[True, False]]]), micro.baseline, **self._options
-      )
-      where, count = micro.present, micro.answers
-    else:
-      terms = self._function(values[..., 0], values[..., 1], **self._options)
-      where, count = both, micro.pairs
-    loss, metrics = combine.total(
-        {'preference': (jnp.where(where, terms, 0.0), {})},
-        {'preference': count},
-    )
-    rewards = self._options['beta'] * values
-    margins = rewards[..., 0] - rewards[..., 1]
-    return loss, {
-        **metrics,
-        'rewards/margins': combine.pair(margins, both),
-        'rewards/accuracies': combine.pair(margins > 0, both),
-        **_by_answer('rewards', rewards, micro.present),
-        **_by_answer('logps', logps, micro.present),
-        **({} if self._type == 'simpo' else _by_answer(
-            'drift', log_ratio / lengths, micro.present
-        )),
-        **({'kto/baseline': combine.largest(micro.baseline, True)}
-           if self._type == 'kto' else {}),
-    }
-
-  def _score(self, params, micro):
-    """(log probability, log ratio, tokens) of answers, f32[B, K, 2] each."""
-    logprobs, _ = scoring.score(
-        params, self._model, micro.ids, micro.positions, micro.segment_ids,
-        jnp.ones(micro.ids.shape, jnp.float32),
-    )  # fmt: skip
-    mask = _whose(micro) & micro.mask[:, None, None]
-    logps = preference.seq_logprob(logprobs[:, None, None], mask)
-    log_ratio = jnp.where(micro.present, logps - micro.ref_logprobs, 0.0)
-    return logps, log_ratio, jnp.maximum(jnp.sum(mask, axis=-1), 1)
-
-
-class Ranking:
-  """The mean of the reward model's loss over pairs.
-
-  Metrics: `rewards/chosen`, `rewards/rejected`, `rewards/margins` and
-  `rewards/accuracies`, as `Preference`, of the rewards themselves.
-  """
-
-  def __init__(
-      self, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
-  ):
-    """Args: model: with its vocabulary resolved; envs: not read."""
-    del envs
-    self._model, self._options = model, _options(loss.ranking)
-
-  def prepare(
-      self, params, batch: arrays.ChoiceBatch
-  ) -> arrays.ChoiceBatch:
-    """All is there already."""
-    del params
-    return batch
-
-  def __call__(
-      self, params, micro: arrays.ChoiceBatch
-  ) -> tuple[jax.Array, combine.Metrics]:
-    """Reads what both answers of every choice are worth in one forward."""
-    whose = _whose(micro)
-    places = jnp.arange(micro.ids.shape[-1])[None, None, None]
-    ends = jnp.max(jnp.where(whose, places, 0), axis=-1)
-    rewards = reward_head.rewards(
-        params, self._model, micro.ids, micro.positions, micro.segment_ids,
-        ends.reshape(ends.shape[0], -1),
-    ).reshape(ends.shape)  # fmt: skip
-    terms = ranking.loss(
-        rewards[..., 0], rewards[..., 1], margins=micro.margins,
-        **self._options,
-    )
-    both = micro.present.all(-1)
-    loss, metrics = combine.total(
-        {'ranking': (jnp.where(both, terms, 0.0), {})},
-        {'ranking': micro.pairs},
-    )
-    margins = rewards[..., 0] - rewards[..., 1]
-    return loss, {
-        **metrics,
-        'rewards/margins': combine.pair(margins, both),
-        'rewards/accuracies': combine.pair(margins > 0, both),
-        **_by_answer('rewards', rewards, micro.present),
-    }
-
-
-def _whose(micro: arrays.ChoiceBatch) -> jax.Array:
-  """bool[B, K, 2, T]: which tokens are an answer's, its prompt included."""
-  choices = micro.present.shape[-2]
-  segments = jnp.arange(1, 2 * choices + 1).reshape(1, choices, 2, 1)
-  return micro.segment_ids[:, None, None] == segments
-
-
-def _by_answer(name: str, values, present) -> combine.Metrics:
-  return {
-      f'{name}/{which}': combine.pair(values[..., i], present[..., i])
-      for i, which in enumerate(('chosen', 'rejected'))
-  }
-
-
-def _options(node) -> dict[str, Any]:
-  return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
-
-
 KINDS = {
-    'tokens': TokenComponents, 'preference': Preference, 'ranking': Ranking,
+    'tokens': TokenComponents, 'preference': choice_objectives.Preference,
+    'ranking': choice_objectives.Ranking,
 }  # fmt: skip

@@ -21,7 +21,8 @@ def length(choice: types.Choice) -> int:
 
 
 def pack(
-    choices: Sequence[types.Choice], others: Sequence[types.Choice] = (), *,
+    choices: Sequence[types.Choice],
+    others: Sequence[types.Choice | None] = (), *,
     rows: int, row_tokens: int, per_row: int, pad_id: int = 0,
 ) -> types.ChoiceBatch:  # fmt: skip
   """Packs choices into `[M, rows, row_tokens]`.
@@ -31,7 +32,8 @@ def pack(
 
   Args:
     choices: that train.
-    others: that KTO compares with, of one answer each, as `chosen`.
+    others: that KTO compares with, of one answer each, as `chosen`; None = it
+      has none for that choice.
     rows: B.
     row_tokens: T.
     per_row: K; rows with room for more stay as they are.
@@ -40,7 +42,10 @@ def pack(
   Raises:
     ValueError: a choice is longer than a row; names the data row.
   """
-  placed = [_place(x, row_tokens, per_row) for x in (choices, others)]
+  placed = [
+      _place([c for c in x if c is not None], row_tokens, per_row)
+      for x in (choices, others)
+  ]
   room = [math.ceil(len(x) / rows) for x in (choices, others)]
   live, behind = (math.ceil(len(x) / rows) for x in placed)
   shape = (sum(room) * rows, row_tokens)

@@ -90,6 +90,11 @@ class Pipeline:
     )
 
   @property
+  def ahead(self) -> bool:
+    """Whether a batch may be made while a step runs: no model makes it."""
+    return not (self.live or self.references)
+
+  @property
   def references(self) -> dict[schema.Reference, str]:
     """All models that are asked, each with a key of the stage that says so."""
     return {

@@ -104,6 +104,8 @@ def make(
   copies = 4 + (stage.optim.average is not None) + len(late)
   weight_ways = sizes['fsdp'] * sizes['tensor']
   group_size = {k: entry.group_size for k, entry in stage.envs.items()}
+  if stage.kind != 'tokens':
+    group_size = {'pairs': 2}
   tokens = batch.micro_batch_tokens
   token_bytes = _token_bytes(model, batch.row_tokens, sizes['tensor'])
   # One block of f32 logits and its gradient.

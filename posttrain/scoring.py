@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import packing, schema, sharding
 from posttrain.losses import logprobs as logprobs_lib
-from posttrain.models import transformer
+from posttrain.models import reward_head, transformer
 
 
 def score(
@@ -87,6 +87,14 @@ def _logprobs(params, rows, cfg, place):
   return jax.lax.with_sharding_constraint(logprobs, place)
 
 
+@functools.partial(jax.jit, static_argnames=('cfg', 'place'))
+def _rewards(params, rows, cfg, place):
+  rewards = reward_head.rewards(params, cfg, *rows[:3])
+  if place is None:
+    return rewards
+  return jax.lax.with_sharding_constraint(rewards, place)
+
+
 class Scorer:
   """`score` of sequences of any number and length, by one compiled program.
 
@@ -99,6 +107,7 @@ class Scorer:
       rows: int,
       row_tokens: int,
       mesh: jax.sharding.Mesh | None = None,
+      reward: bool = False,
   ):
     """Fixes the shape.
 
@@ -107,7 +116,9 @@ class Scorer:
       rows: B.
       row_tokens: T, the longest sequence that can be scored.
       mesh: splits the rows over `data` and `fsdp`; None = nothing is split.
+      reward: of a reward model; what is read is `reward_head.rewards`.
     """
+    self._read = _rewards if reward else _logprobs
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
     self._place = self._whole = None
     if mesh is not None:
@@ -120,7 +131,7 @@ class Scorer:
       ids: Sequence[np.ndarray],
       temperatures: Sequence[np.ndarray],
   ) -> list[np.ndarray]:
-    """Log probability of every token given those before it.
+    """Log probability of every token given those before it, or its reward.
 
     Args:
       params: the model's parameters.
@@ -128,7 +139,7 @@ class Scorer:
       temperatures: one f32[n] per sequence, > 0.
 
     Returns:
-      One f32[n] per sequence, in nats; entry 0 is 0.
+      One f32[n] per sequence, logprobs in nats, of which entry 0 is 0.
 
     Raises:
       ValueError: a sequence is longer than a row.
@@ -141,11 +152,9 @@ class Scorer:
     for start in range(0, len(bins), self._rows):
       places = list(_places(bins[start : start + self._rows], lengths))
       rows = self._lay(places, ids, temperatures)
-      logprobs = jax.device_get(
-          _logprobs(params, rows, self._cfg, self._whole)
-      )
+      found = jax.device_get(self._read(params, rows, self._cfg, self._whole))
       for index, place in places:
-        scored[index] = logprobs[place].copy()
+        scored[index] = found[place].copy()
     return scored
 
   def _check(self, lengths: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """The train state of a stage: shapes, places, and how it begins.
 
-Where all weights train, the state's parameters are the model's. With LoRA they
-are an adapter's, and the model's are frozen: they lie in the compute dtype,
-outside of the state and its checkpoints.
+Where all weights train, the state's parameters are the model's; a reward
+model's end in its head. With LoRA they are an adapter's, and the model's are
+frozen: they lie in the compute dtype, outside of the state and its checkpoints.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from posttrain import arrays, schema, sharding, train_step
-from posttrain.models import lora, transformer
+from posttrain.models import lora, reward_head, transformer
 
 
 def shapes(
@@ -34,6 +34,8 @@ def shapes(
   if stage.lora.rank:
     whole = jax.eval_shape(lambda x: lora.frozen(x, model.dtype), whole)
     params = lora.shapes(stage.lora, params)
+  if stage.kind == 'ranking':
+    params = jax.eval_shape(reward_head.add, params)
   state = jax.eval_shape(lambda: _make(stage, optimizer, jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), params
   )))  # fmt: skip
@@ -66,10 +68,13 @@ def fresh(
             stage, optimizer, lora.init(key, stage.lora, base.params)
         ), out_shardings=places,
     )()  # fmt: skip
-  return jax.jit(
-      lambda params: _make(stage, optimizer, params),
-      out_shardings=places, donate_argnums=0,
-  )(load())  # fmt: skip
+
+  def begin(params):
+    if stage.kind == 'ranking':
+      params = reward_head.add(params)
+    return _make(stage, optimizer, params)
+
+  return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())
 
 
 def late(stage: schema.Stage) -> tuple[str, ...]:

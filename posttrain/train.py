@@ -61,7 +61,7 @@ def run(
   Args:
     cfg: the options.
     workdir: of this run, claimed by `main.claim`.
-    plans: what `build.preflight` found.
+    plans: what `parts.preflight` found.
     stop: asks to save and leave.
 
   Returns:

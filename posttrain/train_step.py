@@ -183,19 +183,51 @@ def accumulate(objective, params, batch: Batch):
   """Sums gradients and loss over the live micro-batches; merges metrics."""
   grad_fn = jax.value_and_grad(objective, has_aux=True)
 
-  def one(i):
-    micro = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+  def one(micro):
     (loss, metrics), grads = grad_fn(params, micro)
-    return grads, metrics, loss
+    return (grads, loss), metrics
+
+  (grads, loss), metrics = _over_live(one, batch)
+  return grads, metrics, loss
+
+
+def make_measure(objective: Callable, base: Any = None) -> Callable:
+  """Builds the jitted measurement of a batch that does not train.
+
+  Args:
+    objective: one of `objectives`.
+    base: see `make_train_step`.
+
+  Returns:
+    `(params, batch) -> metrics`, the objective's.
+  """
+
+  def measure(params, batch: Batch, base):
+    whole = base.attach(params) if base is not None else params
+    batch = objective.prepare(whole, batch)
+    _, metrics = _over_live(lambda micro: objective(whole, micro), batch)
+    return combine.means(metrics)
+
+  compiled = jax.jit(measure)
+  return lambda params, batch: compiled(params, batch, base)
+
+
+def _over_live(one: Callable, batch: Batch):
+  """Adds up `one(micro) -> (sums, metrics)` over the live micro-batches."""
+
+  def at(i):
+    return one(jax.tree.map(lambda x: x[i] if x.ndim else x, batch))
 
   zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0)
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, 0)
   )
 
-  def add(i, sums):
-    (grads, metrics, loss), new = sums, one(i)
-    grads, loss = jax.tree.map(jnp.add, (grads, loss), (new[0], new[2]))
-    return grads, combine.merge(metrics, new[1]), loss
+  def add(i, before):
+    sums, metrics = at(i)
+    return (
+        jax.tree.map(jnp.add, before[0], sums),
+        combine.merge(before[1], metrics),
+    )
 
   return jax.lax.fori_loop(0, batch.live, add, zeros)
 

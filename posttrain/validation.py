@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from posttrain import algorithms, envs, imports, schema
@@ -39,8 +40,12 @@ def check(run: schema.Run) -> None:
           f"{path}.optim.warmup_steps must be < the stage's {updates} "
           f'updates: got {stage.optim.warmup_steps}; lower it too'
       )
+    _check_kind(stage, path)
     _check_losses(stage, path)
     _check_lora(stage, path)
+    if stage.kind != 'tokens':
+      _check_pairs(stage, earlier, path)
+      continue
     for env_name, entry in stage.envs.items():
       _check_name(env_name, f'{path}.envs.{env_name}')
       _check_sampler(entry, stage, f'{path}.envs.{env_name}')
@@ -62,9 +67,43 @@ def _check_name(name: str, path: str) -> None:
     )
 
 
+def _check_kind(stage: schema.Stage, path: str) -> None:
+  """What stages of other kinds read."""
+  why = f'kind is {stage.kind!r}'
+  for kind in ('preference', 'ranking'):
+    if stage.kind != kind:
+      _unread(stage.loss, kind, f'{path}.loss', why)
+  if stage.kind == 'tokens':
+    _unread(stage, 'pairs', path, why)
+
+
+def _check_pairs(
+    stage: schema.Stage, stages: Sequence[str], path: str
+) -> None:
+  """A stage on pairs: nobody's rollouts train, and no reward is read."""
+  why = f'kind is {stage.kind!r}'
+  for name, entry in stage.envs.items():
+    here = f'{path}.envs.{name}'
+    _check_name(name, here)
+    _check_env(entry, here)
+    for field in ('algorithm', 'sampler', 'rewards', 'judge', 'group_size'):
+      _unread(entry, field, here, why)
+  if stage.kind == 'preference':
+    reference = getattr(stage.loss.preference, 'reference', None)
+    _check_earlier(reference, stages, f'{path}.loss.preference.reference')
+    return
+  for field in ('prompts', 'samples', 'kl', 'max_tokens'):
+    _unread(stage.eval, field, f'{path}.eval', f'{why}, which has no words')
+  if stage.lora.rank:
+    raise ValueError(
+        f"{path}.lora.rank must be 0 where kind is 'ranking': got "
+        f'{stage.lora.rank}; the head of a reward model trains with the rest'
+    )
+
+
 def _check_losses(stage: schema.Stage, path: str) -> None:
   """A loss that no algorithm of the stage trains by is read by nobody."""
-  entries = stage.envs.values()
+  entries = stage.envs.values() if stage.kind == 'tokens' else ()
   trained = {_component(entry) for entry in entries}
   if 'rl' not in trained:
     _unread(stage.loss, 'rl', f'{path}.loss', 'no algorithm trains rl')
@@ -156,12 +195,19 @@ def _check_references(
       **{f'rewards.{k}.judge': one.judge for k, one in entry.rewards.items()},
   }
   for key, name in named.items():
-    kind, _, target = name.partition(':') if isinstance(name, str) else [''] * 3
-    if kind == 'stage' and target not in stages[:-1]:
-      raise ValueError(
-          f'{path}.{key} must name an earlier stage: got {name!r}, expected '
-          f'one of {tuple(stages[:-1])}'
-      )
+    _check_earlier(name, stages, f'{path}.{key}')
+
+
+def _check_earlier(
+    name: schema.Reference | None, stages: Sequence[str], key: str
+) -> None:
+  """A stage that a reference names must come before the last one."""
+  kind, _, target = name.partition(':') if isinstance(name, str) else [''] * 3
+  if kind == 'stage' and target not in stages[:-1]:
+    raise ValueError(
+        f'{key} must name an earlier stage: got {name!r}, expected one of '
+        f'{tuple(stages[:-1])}'
+    )
 
 
 def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
@@ -240,10 +286,10 @@ def _check_env(entry: schema.EnvEntry, path: str) -> None:
 
 def _unread(node, field: str, path: str, why: str) -> None:
   """Refuses a key that was set although nothing would read it."""
-  (default,) = (
-      f.default for f in dataclasses.fields(node) if f.name == field
-  )
-  value = getattr(node, field)
+  (declared,) = (f for f in dataclasses.fields(node) if f.name == field)
+  default, value = declared.default, getattr(node, field)
+  if declared.default_factory is not dataclasses.MISSING:
+    default = declared.default_factory()
   if value != default and type(value) is type(default) and (
       dataclasses.is_dataclass(value)
   ):

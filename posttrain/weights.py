@@ -11,6 +11,7 @@
    directory, hold a correction alone; it is merged into what it corrects.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 from posttrain import checkpoint, schema, sharding, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
+from posttrain.data import sources
 from posttrain.models import hf, hf_config, lora, peft, transformer
 
 Params = Any
@@ -98,12 +100,17 @@ def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
   return made
 
 
-def check(folder: str, cfg: schema.Model, tokens: chat.Renderer) -> None:
+def check(
+    folder: str, cfg: schema.Model, tokens: chat.Renderer, *,
+    reward: bool = False,
+) -> None:  # fmt: skip
   """Refuses weights that cannot stand for a model; reads none of them.
 
   Raises:
-    ValueError: they are of another model, or of other tokens.
+    ValueError: they are of another model, or of other tokens; or of a reward
+      model, unless `reward` wants one.
   """
+  check_kind(folder, reward=reward)
   if is_peft(folder):
     check(start(folder), cfg, tokens)
     return
@@ -128,6 +135,47 @@ def check(folder: str, cfg: schema.Model, tokens: chat.Renderer) -> None:
     )
 
 
+def fingerprint(folder: str) -> str:
+  """Returns a hash of what a folder's weights are; reads no array of a run.
+
+  That of the model is part of it, and of what a correction corrects.
+
+  Args:
+    folder: of `find`.
+  """
+  parts = [json.dumps(dataclasses.asdict(model(folder)), sort_keys=True)]
+  if is_run(folder):
+    parts.append(json.dumps(checkpoint.read_sums(folder), sort_keys=True))
+    corrects = adapter_options(folder)
+  else:
+    files = sorted(pathlib.Path(folder).glob('*.safetensors'))
+    parts += [sources.file_fingerprint(file) for file in files]
+    corrects = is_peft(folder)
+  if corrects:
+    parts.append(fingerprint(start(folder)))
+  return sources.fingerprint(*(part.encode() for part in parts))
+
+
+def is_reward_model(folder: str) -> bool:
+  """Whether a folder's model ends in a number instead of tokens."""
+  return is_run(folder) and _stage(folder).get('kind') == 'ranking'
+
+
+def check_kind(folder: str, *, reward: bool = False) -> None:
+  """Refuses a reward model where a policy is wanted, and the reverse.
+
+  Raises:
+    ValueError: it is the other one.
+  """
+  if is_reward_model(folder) != reward:
+    kinds = ('a model that speaks', "a reward model, of a stage of kind "
+             "'ranking'")  # fmt: skip
+    raise ValueError(
+        f'{folder} must hold {kinds[reward]}: got {kinds[not reward]}; name '
+        'another stage'
+    )
+
+
 def load(folder: str, like: Params, *, average: bool = False) -> Params:
   """Reads weights into the shapes, dtypes and shardings of `like`.
 
@@ -138,8 +186,10 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
 
   Raises:
     ValueError: the weights are missing, damaged, or of other shapes; or what
-      a correction was made for has changed.
+      a correction was made for has changed; or it is a reward model, and
+      `like` has no such head.
   """
+  check_kind(folder, reward='reward' in like)
   if is_hf(folder):
     return hf.load(folder, model(folder), like)
   found = adapter(folder, like, average=average)

@@ -8,15 +8,15 @@ import pytest
 
 from experiments import kill_resume
 from posttrain import (
-    build,
-    checkpoint,
-    curves,
-    job,
-    main,
-    metrics,
-    preemption,
-    schema,
-    validation,
+  checkpoint,
+  curves,
+  job,
+  main,
+  metrics,
+  parts,
+  preemption,
+  schema,
+  validation,
 )
 from posttrain.rollout import summary
 from tests import toys
@@ -212,17 +212,17 @@ def test_what_does_not_fit_is_found_before_the_run(
     options['tokenizer'] = schema.Tokenizer(chat_template=str(path))
   if 'slots' in options:
     mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 1, 'tensor': 1})
-    monkeypatch.setattr(build.sharding, 'make_mesh', lambda _: mesh)
+    monkeypatch.setattr(parts.sharding, 'make_mesh', lambda _: mesh)
   run = _run(**{'kl_beta': 0.1, 'reference': str(finished), **options})
   with pytest.raises(ValueError, match=f'^config.grpo.*{says}'):
-    build.preflight(run)
+    parts.preflight(run)
 
 
 def test_a_plan_counts_references_and_whole_tiles(finished, monkeypatch):
   toys.install(monkeypatch, Ragged)
 
   def plan(**options):
-    return build.preflight(_run(**options))['grpo']
+    return parts.preflight(_run(**options))['grpo']
 
   made = plan()
   assert made.reference_bytes == 4 * made.parameters > 0

@@ -34,6 +34,7 @@ FLOORS = {
     'posttrain.rewards': 2,
     'posttrain.packing': 2,
     'posttrain.packing_choices': 2.5,
+    'posttrain.choices': 2.7,
     'posttrain.scoring': 3,
     'posttrain.checkpoint': 3,
     'posttrain.envs': 3,
@@ -43,11 +44,13 @@ FLOORS = {
     'posttrain.policies': 5,
     'posttrain.rollout': 5,
     'posttrain.algorithms': 6,
+    'posttrain.choice_objectives': 5.5,
     'posttrain.objectives': 6,
     'posttrain.optim': 6,
     'posttrain.train_step': 7,
     'posttrain.env_runs': 6.5,
     'posttrain.pipeline': 7,
+    'posttrain.choice_pipeline': 7.2,
     'posttrain.metrics': 7,
     'posttrain.token_export': 7,
     'posttrain.curves': 7,
@@ -58,7 +61,9 @@ FLOORS = {
     'posttrain.evaluation': 8,
     'posttrain.report': 8,
     'posttrain.states': 8,
+    'posttrain.parts': 8.1,
     'posttrain.connect': 8.2,
+    'posttrain.prepare': 8.3,
     'posttrain.job': 8.4,  # what floor 9 drives,
     'posttrain.build': 8.6,  # and who builds it from floor 8
     'posttrain.train': 9,
@@ -74,7 +79,8 @@ NUMPY_ROOMS = (
     'posttrain.types', 'posttrain.schema', 'posttrain.preemption',
     'posttrain.errors', 'posttrain.imports',
     'posttrain.chat', 'posttrain.data', 'posttrain.rewards',
-    'posttrain.packing', 'posttrain.packing_choices', 'posttrain.envs',
+    'posttrain.packing', 'posttrain.packing_choices', 'posttrain.choices',
+    'posttrain.envs',
 )
 # Who alone may import what.
 ONLY = {

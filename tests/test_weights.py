@@ -15,18 +15,19 @@ import pytest
 import safetensors.numpy
 
 from posttrain import (
-    build,
-    checkpoint,
-    evaluate,
-    export,
-    generate,
-    job,
-    main,
-    metrics,
-    preemption,
-    schema,
-    tree,
-    weights,
+  build,
+  checkpoint,
+  evaluate,
+  export,
+  generate,
+  job,
+  main,
+  metrics,
+  parts,
+  preemption,
+  schema,
+  tree,
+  weights,
 )
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
@@ -397,10 +398,10 @@ def test_what_does_not_fit_is_refused_before_the_run(
     )}  # fmt: skip
   cfg = dataclasses.replace(options(folder), **change)
   if says is None:  # the same tokens under another name
-    build.preflight(cfg)
+    parts.preflight(cfg)
     return
   with pytest.raises(ValueError, match=says):
-    build.preflight(cfg)
+    parts.preflight(cfg)
 
 
 def test_lora_wants_something_to_correct(folder):

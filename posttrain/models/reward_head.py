@@ -2,8 +2,8 @@
 
     reward/kernel    [D]
 
-beside the parameters of `transformer`, whose own head is not read. It begins
-at 0, so that every answer is worth the same.
+in place of the head that `transformer` has where it is not tied. It begins at
+0, so that every answer is worth the same.
 """
 
 from typing import Any
@@ -20,14 +20,20 @@ Params = Any
 def add(params: Params) -> Params:
   """Returns a transformer's parameters with a new head."""
   (width,) = params['final_norm']['scale'].shape
-  return {**params, 'reward': {'kernel': jnp.zeros(width, jnp.float32)}}
+  trunk = {name: x for name, x in params.items() if name != 'head'}
+  return {**trunk, 'reward': {'kernel': jnp.zeros(width, jnp.float32)}}
+
+
+def shapes(cfg: schema.Model) -> Params:
+  """The parameters as `jax.ShapeDtypeStruct`s: nothing is made."""
+  return jax.eval_shape(add, transformer.shapes(cfg))
 
 
 def rewards(
     params: Params, cfg: schema.Model, ids: jax.Array, positions: jax.Array,
-    segment_ids: jax.Array, ends: jax.Array,
+    segment_ids: jax.Array,
 ) -> jax.Array:  # fmt: skip
-  """Returns what sequences are worth, by the hidden states at their ends.
+  """Returns what a sequence would be worth if it ended at each token.
 
   Args:
     params: of `add`.
@@ -35,11 +41,10 @@ def rewards(
     ids: i32[B, T], packed rows.
     positions: i32[B, T], RoPE index, restarting at 0 in every segment.
     segment_ids: i32[B, T], packed example id; 0 = pad.
-    ends: i32[B, N], where in its row each sequence has its last token.
 
   Returns:
-    f32[B, N].
+    f32[B, T]; a sequence's reward is that of its last token.
   """
   hidden, _ = transformer.trunk(params, cfg, ids, positions, segment_ids)
-  last = jnp.take_along_axis(hidden, ends[..., None], axis=1)
-  return last.astype(jnp.float32) @ params['reward']['kernel']
+  kernel = params['reward']['kernel']
+  return jnp.sum(hidden.astype(jnp.float32) * kernel, axis=-1)

@@ -60,6 +60,7 @@ SHARDING_RULES = (
     (r'(attention/o|mlp/down)/kernel/b$', (None, None, 'fsdp')),
     (r'final_norm/scale$', (None,)),
     (r'norm/scale$', (None, None)),
+    (r'reward/kernel$', (None,)),
 )
 
 # What a block keeps for its backward pass. 'none' recomputes no matrix

@@ -40,6 +40,9 @@ from posttrain.schema.model import Model as Model
 from posttrain.schema.model import RopeScaling as RopeScaling
 from posttrain.schema.model import Tokenizer as Tokenizer
 from posttrain.schema.optim import Optim as Optim
+from posttrain.schema.pairs import MadePairs as MadePairs
+from posttrain.schema.pairs import PairFile as PairFile
+from posttrain.schema.pairs import Pairs as Pairs
 from posttrain.schema.preferences import IpoNorm as IpoNorm
 from posttrain.schema.preferences import IpoPairs as IpoPairs
 from posttrain.schema.preferences import Kto as Kto

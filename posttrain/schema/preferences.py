@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from posttrain.schema import base
+from posttrain.schema import base, references
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,12 +10,15 @@ class Sigmoid:
   """DPO."""
 
   type: str = 'sigmoid'
+  # The frozen model that it is compared with.
+  reference: references.Reference = 'init'
   # How near to the reference; the larger, the nearer.
   beta: float = 0.1
   # How often a label is taken to be wrong.
   label_smoothing: float = 0.0
 
   def __post_init__(self):
+    references.require_frozen(self, 'reference')
     base.require_positive(self, 'beta')
     base.require(
         0 <= self.label_smoothing < 0.5, 'label_smoothing', 'be in [0, 0.5)',
@@ -35,10 +38,13 @@ class IpoPairs:
   """IPO, as in the paper: sums over the answer."""
 
   type: str = 'ipo'
+  # The frozen model that it is compared with.
+  reference: references.Reference = 'init'
   # The margin is 1 / (2 beta).
   beta: float = 0.1
 
   def __post_init__(self):
+    references.require_frozen(self, 'reference')
     base.require_positive(self, 'beta')
 
 
@@ -69,6 +75,8 @@ class Kto:
   """KTO: each answer for itself, chosen or not."""
 
   type: str = 'kto'
+  # The frozen model that it is compared with.
+  reference: references.Reference = 'init'
   # How near to the reference; the larger, the nearer.
   beta: float = 0.1
   # Factor of the chosen ones.
@@ -77,6 +85,7 @@ class Kto:
   undesirable_weight: float = 1.0
 
   def __post_init__(self):
+    references.require_frozen(self, 'reference')
     base.require_positive(
         self, 'beta', 'desirable_weight', 'undesirable_weight'
     )

@@ -15,6 +15,7 @@ from posttrain.schema import envs as env_types
 from posttrain.schema import lora as adapters
 from posttrain.schema import model as models
 from posttrain.schema import optim as optimizer
+from posttrain.schema import pairs as pair_sources
 from posttrain.schema import rewards as reward_fns
 
 
@@ -64,9 +65,10 @@ class EnvEntry:
 class Batch:
   """How much goes into a step, and in which shape."""
 
-  # Tasks (groups) per step, over all environments and devices.
+  # Tasks (groups), or pairs, per step, over all environments and devices.
   prompts_per_step: int = 64
-  # Tokens of one packed row: the longest sample that can train.
+  # Tokens of one packed row: the longest sample that can train; or the longest
+  # pair, the prompt before each of its answers.
   row_tokens: int = 256
   # Tokens of a micro-batch, over all devices; gradients accumulate over them.
   micro_batch_tokens: int = 1024
@@ -154,7 +156,9 @@ class Eval:
 class Stage:
   """One stage of a run."""
 
-  # What a training example is: 'tokens' (streams per token).
+  # What a training example is: 'tokens' (streams per token), 'preference' (two
+  # answers to a prompt: DPO and its kin), or 'ranking' (the same, for a reward
+  # model).
   kind: str = 'tokens'
   # 'random', 'stage:NAME', or the path of a workdir, a checkpoint or a
   # HuggingFace directory.
@@ -165,8 +169,11 @@ class Stage:
   lora: adapters.Lora = adapters.Lora()
   # Batches to train on.
   steps: int = 1000
-  # Name -> environment; every batch mixes them by their ratios.
+  # Name -> environment; every batch mixes them by their ratios. Of a stage on
+  # pairs: who asks for them where they are made, and what is evaluated.
   envs: dict[str, EnvEntry] = dataclasses.field(default_factory=dict)
+  # What a stage of another kind than 'tokens' trains on.
+  pairs: pair_sources.Pairs = pair_sources.MadePairs()
   # Size and shape of a step.
   batch: Batch = Batch()
   # How rollouts and answers are decoded.
@@ -181,15 +188,19 @@ class Stage:
   eval: Eval = Eval()
 
   def __post_init__(self):
-    base.require_choice(self, 'kind', ('tokens',))
+    base.require_choice(self, 'kind', ('tokens', 'preference', 'ranking'))
     base.require_positive(self, 'steps', 'updates_per_rollout')
-    base.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
-    base.require(
-        any(entry.ratio for entry in self.envs.values()), 'envs',
-        'hold an environment with a ratio > 0', sorted(self.envs),
-    )
+    if self.kind == 'tokens' or self.pairs.type == 'made':
+      self._require_envs()
     base.require(
         self.init == 'random' or self.init[:6] != 'stage:'
         or len(self.init) > 6,
         'init', "be 'random', 'stage:NAME' or a path", self.init,
+    )
+
+  def _require_envs(self):
+    base.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
+    base.require(
+        any(entry.ratio for entry in self.envs.values()), 'envs',
+        'hold an environment with a ratio > 0', sorted(self.envs),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain import (
-    objectives,
+    choice_objectives,
     packing_choices,
     schema,
     scoring,
@@ -59,10 +59,10 @@ def _pack(choices, others=(), rows=2):
 def _run(kind):
   """Gradients, metrics and loss of a batch; compiled once per shape."""
   if kind == 'ranking':
-    objective = objectives.Ranking(fixtures.MODEL, (), schema.Loss())
+    objective = choice_objectives.Ranking(fixtures.MODEL, (), schema.Loss())
   else:
     loss = schema.Loss(preference=kind)
-    objective = objectives.Preference(fixtures.MODEL, (), loss)
+    objective = choice_objectives.Preference(fixtures.MODEL, (), loss)
 
   def run(params, batch):
     batch = objective.prepare(params, batch)
@@ -187,9 +187,9 @@ def test_a_reward_is_read_at_the_last_token():
   n = len(sample)
   value = reward_head.rewards(
       params, fixtures.MODEL, sample.ids[None], jnp.arange(n)[None],
-      jnp.ones((1, n), jnp.int32), jnp.array([[n - 1]]),
-  )  # fmt: skip
-  np.testing.assert_allclose(alone['rewards/rejected'], value[0, 0], rtol=1e-5)
+      jnp.ones((1, n), jnp.int32),
+  )
+  np.testing.assert_allclose(alone['rewards/rejected'], value[0, -1], rtol=1e-5)
 
 
 def test_a_fresh_head_knows_nothing():

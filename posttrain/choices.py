@@ -1,0 +1,166 @@
+"""Pairs as tokens: what `choice_pipeline` draws from and packs.
+
+    data.pairs -> `lay_out` -> types.Choice
+
+Each answer is rendered behind its prompt. KTO also compares with `mismatched`
+answers: those to other prompts.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from posttrain import packing_choices, types
+from posttrain.chat import renderer as chat
+from posttrain.data import pairs as pair_data
+from posttrain.data import sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Laid:
+  """Choices, and for each the mismatched answer that KTO compares with.
+
+  `others` is empty where the loss compares with none. An answer that does not
+  fit into a row behind another's prompt is None.
+  """
+
+  choices: tuple[types.Choice, ...]
+  others: tuple[types.Choice | None, ...] = ()
+
+  @property
+  def samples(self) -> list[types.Sample]:
+    """All answers, in a fixed order."""
+    return [
+        answer for choice in (*self.choices, *self.others)
+        if choice is not None
+        for answer in (choice.chosen, choice.rejected) if answer is not None
+    ]  # fmt: skip
+
+  @property
+  def fingerprint(self) -> str:
+    """A hash of all that they are but what a reference says of them."""
+    return sources.fingerprint(*(
+        part for choice in (*self.choices, *self.others) if choice is not None
+        for part in (
+            np.float64(choice.margin).tobytes(),
+            *(part for answer in (choice.chosen, choice.rejected)
+              for part in _bytes(answer)),
+        )
+    ))  # fmt: skip
+
+
+def lay_out(
+    pairs: Sequence[pair_data.Pair], renderer: chat.Renderer, row_tokens: int,
+    too_long: str,
+) -> tuple[types.Choice, ...]:  # fmt: skip
+  """Renders pairs as choices that nobody has scored yet.
+
+  Args:
+    pairs: of a file.
+    renderer: of their messages.
+    row_tokens: what a choice may take of a row, prompts and answers.
+    too_long: 'error', or 'drop': leave such a pair out, and say how many.
+
+  Raises:
+    ValueError: a pair cannot be rendered, or is too long; names its row.
+  """
+  choices = []
+  for pair in pairs:
+    made = types.Choice(
+        _sample(pair, pair.chosen, renderer),
+        _sample(pair, pair.rejected, renderer),
+        np.zeros(2, np.float32), pair.margin,
+    )  # fmt: skip
+    length = packing_choices.length(made)
+    if length <= row_tokens:
+      choices.append(made)
+    elif too_long == 'error':
+      raise ValueError(
+          f'{pair.where}: both answers, with the prompt before each, must fit '
+          f'into batch.row_tokens={row_tokens}: got {length} tokens; raise it, '
+          "or set pairs.too_long to 'drop'"
+      )
+  if dropped := len(pairs) - len(choices):
+    logging.getLogger('absl').warning(
+        '%d of %d pairs are left out: longer than batch.row_tokens=%d',
+        dropped, len(pairs), row_tokens,
+    )  # fmt: skip
+  return tuple(choices)
+
+
+def mismatched(
+    choices: Sequence[types.Choice], row_tokens: int
+) -> tuple[types.Choice | None, ...]:
+  """Returns each prompt with an answer to the next: what KTO compares with.
+
+  The answer is the chosen one where there is one; None where that is too long.
+  """
+  sides = [x.chosen or x.rejected for x in choices]
+  made = [
+      types.Choice(_swap(ours, theirs), None, np.zeros(2, np.float32))
+      for ours, theirs in zip(sides, [*sides[1:], *sides[:1]], strict=True)
+  ]
+  return tuple(
+      x if packing_choices.length(x) <= row_tokens else None for x in made
+  )
+
+
+def _swap(ours: types.Sample, theirs: types.Sample) -> types.Sample:
+  """One's prompt with the other's answer."""
+  begins, begin = int(np.argmax(ours.mask)), int(np.argmax(theirs.mask))
+  return dataclasses.replace(ours, **{
+      field: np.concatenate(
+          [getattr(ours, field)[:begins], getattr(theirs, field)[begin:]]
+      ) for field in (
+          'ids', 'mask', 'roles', 'is_content', 'sampler_logprobs',
+          'temperatures', 'versions',
+      )
+  })  # fmt: skip
+
+
+def stamp(laid: Laid, told: Iterator[float]) -> Laid:
+  """Takes what the reference says of each of `laid.samples`, in nats."""
+
+  def one(choice):
+    if choice is None:
+      return None
+    sides = choice.chosen, choice.rejected
+    values = [0.0 if x is None else next(told) for x in sides]
+    return dataclasses.replace(choice, ref_logprobs=np.float32(values))
+
+  return Laid(*(tuple(map(one, x)) for x in (laid.choices, laid.others)))
+
+
+def _bytes(sample: types.Sample | None) -> tuple[bytes, ...]:
+  if sample is None:
+    return (b'', b'')
+  return sample.ids.tobytes(), sample.mask.tobytes()
+
+
+def _sample(
+    pair: pair_data.Pair, answer: types.Messages | None,
+    renderer: chat.Renderer,
+) -> types.Sample | None:  # fmt: skip
+  """An answer behind its prompt, as tokens."""
+  if answer is None:
+    return None
+  try:
+    parts = renderer.demonstrate((*pair.prompt, *answer), len(pair.prompt))
+  except ValueError as error:
+    raise ValueError(f'{pair.where}: {error}') from None
+  if len(parts) != 1:
+    raise ValueError(
+        f'{pair.where}: an answer must be one sequence of tokens: got '
+        f'{len(parts)}; the chat template shows earlier turns otherwise once '
+        'others follow; use answers of one turn'
+    )
+  (part,) = parts
+  n = len(part)
+  return types.Sample(
+      env='', row=pair.where, ids=part.ids, mask=part.sampled,
+      roles=part.roles, is_content=part.is_content,
+      sampler_logprobs=np.zeros(n, np.float32),
+      temperatures=np.ones(n, np.float32), versions=np.full(n, -1, np.int32),
+  )  # fmt: skip

@@ -1,0 +1,157 @@
+"""What a stage on pairs needs before its first step; one model at a time.
+
+1. Its pairs, unless a file has them: answers of the model that it begins with,
+   in WORKDIR/pairs/<stage>.jsonl.
+2. What the reference says of all their answers, in
+   WORKDIR/pairs/<stage>_reference.npz, so that it is not held while the stage
+   trains. It is kept with what it was made of; where that is something else by
+   now, the reference is asked again.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from posttrain import (
+    choice_pipeline,
+    connect,
+    preemption,
+    schema,
+    types,
+    weights,
+)
+from posttrain.data import pairs as pair_data
+from posttrain.data import sources
+from posttrain.rollout import driver, pairing
+from posttrain.rollout import references as refs
+
+
+def prepare(
+    cfg: schema.Run, name: str, built, load: refs.Loader, base: Any,
+    workdir: str, stop: preemption.Signal,
+) -> None:  # fmt: skip
+  """Completes a stage's `choice_pipeline`; does nothing for another.
+
+  Args:
+    cfg: the whole run's options.
+    name: of the stage.
+    built: its parts.
+    load: of `connect.loader`.
+    base: the frozen weights, with LoRA.
+    workdir: of the run.
+    stop: ends waits for servers.
+
+  Raises:
+    ValueError: there are no pairs to be had, or none that fit.
+    TooManyErrors: of environments.
+  """
+  stage, choices = cfg.stages[name], built.pipeline
+  if not isinstance(choices, choice_pipeline.Choices):
+    return
+  path = os.path.join(workdir, 'pairs', f'{name}.jsonl')
+  if isinstance(stage.pairs, schema.MadePairs):
+    if not os.path.exists(path):
+      pair_data.write(path, _make(cfg, stage, built, load, base))
+    choices.open(pair_data.read(path))
+  for reference in choices.references:
+    key = {
+        'dataset': choices.fingerprint,
+        'model': _fingerprint(cfg, built, load, workdir, reference),
+        'tokenizer': built.renderer.fingerprint,
+    }
+    cache = os.path.join(workdir, 'pairs', f'{name}_reference.npz')
+    choices.score(functools.partial(
+        cached, cache, key,
+        functools.partial(_score, built, load, base, stop, reference),
+    ))  # fmt: skip
+
+
+def cached(
+    path: str, key: dict[str, str],
+    score: Callable[[Sequence[types.Sample]], Sequence[float]],
+    samples: Sequence[types.Sample],
+) -> np.ndarray:  # fmt: skip
+  """Returns what is kept in a file, if it was made of what `key` says.
+
+  Args:
+    path: an npz.
+    key: what the numbers depend on, by name.
+    score: makes the numbers that are kept from then on.
+    samples: that are scored.
+  """
+  known = _read(path)
+  if known is not None:
+    stale = [part for part in key if known[0].get(part) != key[part]]
+    if not stale:
+      return known[1]
+    logging.getLogger('absl').warning(
+        '%s is stale: the %s is another by now; the reference is asked again',
+        path, ' and the '.join(stale),
+    )
+  values = np.float32(score(samples))
+  os.makedirs(os.path.dirname(path), exist_ok=True)
+  with open(path + '.tmp', 'wb') as file:
+    np.savez(file, logprobs=values, key=np.str_(json.dumps(key)))
+  os.replace(path + '.tmp', path)
+  return values
+
+
+def _read(path: str) -> tuple[dict[str, str], np.ndarray] | None:
+  if not os.path.exists(path):
+    return None
+  try:
+    with np.load(path) as found:
+      return json.loads(str(found['key'])), found['logprobs']
+  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    logging.getLogger('absl').warning(
+        '%s cannot be read (%s); the reference is asked again', path, error
+    )
+    return None
+
+
+def _make(cfg, stage, built, load: refs.Loader, base) -> list[pair_data.Pair]:
+  """Asks the model that the stage begins with."""
+  engine = connect.engine(cfg, stage, built)
+  engine.set_params(load.init() if base is None else base.params, 0)
+  pairs, count = pairing.make(
+      {k: env for k, env in built.envs.items() if stage.envs[k].ratio},
+      driver.Driver(engine, built.renderer, built.capacity, stage.rollout),
+      stage.pairs, cfg.seed, stage.rollout.max_errors,
+  )  # fmt: skip
+  print(f'made {count.line()}', file=sys.stderr)
+  return pairs
+
+
+def _score(
+    built, load, base, stop, reference: schema.Reference,
+    samples: Sequence[types.Sample],
+) -> list[float]:  # fmt: skip
+  """Log probability of each answer behind its prompt, nats."""
+  models = connect.references(built, load, base, stop)
+  scored = models(reference, samples)
+  models.close()
+  return [
+      float(np.sum(logprobs[sample.mask], dtype=np.float64))
+      for logprobs, sample in zip(scored, samples, strict=True)
+  ]
+
+
+def _fingerprint(
+    cfg, built, load: refs.Loader, workdir: str, reference: schema.Reference
+) -> str:
+  """What tells a reference from another."""
+  if isinstance(reference, schema.Endpoint):
+    return str(reference)
+  folder = load.folders[reference]
+  if folder != 'random':
+    return weights.fingerprint(os.path.join(workdir, folder))
+  model = json.dumps(dataclasses.asdict(built.model), sort_keys=True)
+  return sources.fingerprint(f'random {cfg.seed} {model}'.encode())

@@ -1,0 +1,68 @@
+"""Options of where preferences come from."""
+
+import dataclasses
+
+from posttrain.schema import base
+
+
+@dataclasses.dataclass(frozen=True)
+class MadePairs:
+  """Answers of what the stage begins with, told apart by environments.
+
+  Of each answered task a correct answer is chosen, an incorrect one rejected.
+  They are made once, and kept in WORKDIR/pairs/<stage>.jsonl.
+  """
+
+  type: str = 'made'
+  # Tasks that are asked, of each environment whose ratio is not 0.
+  prompts: int = 1000
+  # Answers to each of them.
+  samples: int = 8
+  # Of those answers.
+  temperature: float = 1.0
+  # Longest answer (assistant turn), in tokens.
+  max_tokens: int = 64
+  # Pairs of a task, at most; no two of them share an answer.
+  per_prompt: int = 1
+  # Share of the prompts that is held out, and measured at every evaluation.
+  eval_fraction: float = 0.1
+
+  def __post_init__(self):
+    base.require_positive(
+        self, 'prompts', 'temperature', 'max_tokens', 'per_prompt'
+    )
+    base.require(
+        2 <= self.samples <= 1000, 'samples', 'be in [2, 1000]', self.samples
+    )
+    _require_fraction(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairFile:
+  """A JSONL file of them, see `posttrain.data.pairs`."""
+
+  type: str = 'file'
+  # The file.
+  path: str = ''
+  # A file of those that are held out; None = a share of `path`.
+  eval_path: str | None = None
+  # Share of the prompts of `path` that is held out, where eval_path is None.
+  eval_fraction: float = 0.1
+  # What to do with a pair longer than batch.row_tokens: 'error', or 'drop' it
+  # and say how many there were.
+  too_long: str = 'error'
+
+  def __post_init__(self):
+    base.require(bool(self.path), 'path', 'name a file', self.path)
+    base.require_choice(self, 'too_long', ('error', 'drop'))
+    _require_fraction(self)
+
+
+def _require_fraction(node) -> None:
+  base.require(
+      0 <= node.eval_fraction < 1, 'eval_fraction', 'be in [0, 1)',
+      node.eval_fraction,
+  )
+
+
+Pairs = MadePairs | PairFile
