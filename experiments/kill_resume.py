@@ -1,11 +1,12 @@
-"""Kills a run of SFT and GRPO many times, and compares what comes of it.
+"""Kills a run of SFT and another stage many times; compares what comes of it.
 
     python -m experiments.kill_resume --kills=20 --saving=5 --seed=0
-        [--each=2] [--phases=rollout,update,save,eval,random]
+        [--stage=grpo|dpo|rm] [--each=2]
+        [--phases=rollout,update,save,eval,random]
 
 1. A run goes to its end undisturbed, twice: with an empty compilation cache,
-   and with a full one, which is the truth. GRPO must have moved every weight
-   that SFT ended with, or there would be nothing to lose.
+   and with a full one, which is the truth. The second stage must have moved
+   every weight that SFT ended with, or there would be nothing to lose.
 2. The same run is started again and again, and killed (SIGKILL) on purpose in
    a phase, a few milliseconds after it was entered for the n-th time, or a
    uniformly random time after its start, until it gets through; then from the
@@ -46,24 +47,35 @@ TASKS = {
     'ops': "('+',)", 'max_operand': 4, 'worked': False, 'train_tasks': 15,
     'eval_tasks': 2,
 }  # fmt: skip
-SETTING = {
-    'checkpoint.every': 2, 'metrics.progress': False,
-    'sft.steps': 40, 'sft.optim.lr': 1e-2, 'grpo.steps': 20,
-    'grpo.rollout.slots': 8, 'grpo.rollout.chunk': 4,
-    'grpo.envs.arithmetic.sampler.max_tokens': 16,
-    **{
-        f'{stage}.envs.arithmetic.env.{key}': value
-        for stage in ('sft', 'grpo') for key, value in TASKS.items()
-    },
+RECIPES = {  # of the second stage; where it plays, 'rollout' is a phase
+    'grpo': 'arithmetic', 'dpo': 'arithmetic_dpo',
+    'rm': 'arithmetic_reward_model',
 }  # fmt: skip
 
 
-def command(workdir: pathlib.Path, cache: pathlib.Path) -> list[str]:
+def setting(stage: str) -> dict:
+  """What of a recipe's options is another, by key."""
+  own = {'grpo.envs.arithmetic.sampler.max_tokens': 16}
+  return {
+      'checkpoint.every': 2, 'metrics.progress': False,
+      'sft.steps': 40, 'sft.optim.lr': 1e-2, f'{stage}.steps': 20,
+      f'{stage}.rollout.slots': 8, f'{stage}.rollout.chunk': 4,
+      **{key: x for key, x in own.items() if key.startswith(stage)},
+      **{
+          f'{name}.envs.arithmetic.env.{key}': value
+          for name in ('sft', stage) for key, value in TASKS.items()
+      },
+  }  # fmt: skip
+
+
+def command(
+    workdir: pathlib.Path, cache: pathlib.Path, stage: str = 'grpo'
+) -> list[str]:
   """Arguments of the run that is killed: it saves often."""
   return [
-      '--config=configs/arithmetic.py:tiny', f'--workdir={workdir}',
+      f'--config=configs/{RECIPES[stage]}.py:tiny', f'--workdir={workdir}',
       f'--config.compilation_cache={cache}',
-      *(f'--config.{key}={value}' for key, value in SETTING.items()),
+      *(f'--config.{key}={value}' for key, value in setting(stage).items()),
   ]  # fmt: skip
 
 
@@ -117,15 +129,16 @@ def differences(truth: dict, other: dict) -> list[str]:
   return wrong
 
 
-def check_moved(truth: dict) -> int:
-  """Asserts that GRPO changed every weight array; returns its live updates."""
+def check_moved(truth: dict, stage: str = 'grpo') -> int:
+  """Asserts that a stage changed every weight array; returns live updates."""
   arrays = truth['arrays']
   for path in arrays:
-    if path.startswith('grpo/params/'):
-      before = arrays[path.replace('grpo/', 'sft/', 1)]
-      assert (before != arrays[path]).any(), f'GRPO must train: not {path}'
+    if path.startswith(f'{stage}/params/'):
+      # A reward model's head begins at 0.
+      before = arrays.get(path.replace(stage, 'sft', 1), 0)
+      assert (before != arrays[path]).any(), f'{stage} must train: not {path}'
   rows = truth['rows']
-  return sum(r['stage'] == 'grpo' and r.get('optim/empty') == 0 for r in rows)
+  return sum(r['stage'] == stage and r.get('optim/empty') == 0 for r in rows)
 
 
 def unfinished(workdir: pathlib.Path) -> set[tuple[str, int]]:
@@ -145,6 +158,7 @@ class Killer:
 
   rng: random.Random
   report: pathlib.Path  # written by a watched run
+  stage: str  # the second one
   seconds: float  # of an undisturbed run
   entries: dict[str, int]  # of it, by phase
   rows: list[dict]  # of its metrics
@@ -167,7 +181,7 @@ class Killer:
     }  # fmt: skip
 
   def _in_phase(self, phase: str, argv, workdir) -> dict | None:
-    left = self._left('grpo' if phase == 'rollout' else '', workdir)
+    left = self._left(self.stage if phase == 'rollout' else '', workdir)
     # One too many now and then: else no run would ever get past its last step.
     entry = self.rng.randint(1, 1 + round(left * self.entries[phase]))
     delay = self.rng.uniform(0.0, PHASES[phase])
@@ -208,6 +222,7 @@ class Killer:
 def main(argv=None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--kills', type=int, default=20)
+  parser.add_argument('--stage', choices=RECIPES, default='grpo')
   parser.add_argument('--each', type=int, default=1)
   parser.add_argument('--saving', type=int, default=5)
   parser.add_argument('--phases', default=','.join([*PHASES, 'random']))
@@ -224,19 +239,21 @@ def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
   """Makes the truth; returns (killer, truth, what differs already)."""
   cold, warm, cache = (scratch / x for x in ('cold', 'warm', 'compiled'))
   report = scratch / 'watch.json'
-  finish(launch(command(cold, cache), report=str(report)))
+  finish(launch(command(cold, cache, args.stage), report=str(report)))
   start = time.monotonic()
-  finish(launch(command(warm, cache)))
+  finish(launch(command(warm, cache, args.stage)))
   seconds = time.monotonic() - start
   truth, entries = outcome(warm), json.loads(report.read_text())
-  live = check_moved(truth)
+  live = check_moved(truth, args.stage)
   print(json.dumps({
       'seed': args.seed, 'undisturbed_s': round(seconds, 1),
-      'rows': len(truth['rows']), 'grpo_updates': live, 'entries': entries,
+      'rows': len(truth['rows']), 'stage': args.stage, 'updates': live,
+      'entries': entries,
   }), flush=True)  # fmt: skip
   killer = Killer(
-      random.Random(args.seed), report, seconds, entries, truth['rows']
-  )
+      random.Random(args.seed), report, args.stage, seconds, entries,
+      truth['rows'],
+  )  # fmt: skip
   return killer, truth, differences(truth, outcome(cold))
 
 
@@ -254,7 +271,7 @@ def check(args, scratch: pathlib.Path) -> None:
 
   while wanted():
     workdir = scratch / f'trial_{trial}'
-    argv = command(workdir, scratch / 'compiled')
+    argv = command(workdir, scratch / 'compiled', args.stage)
     while phases := wanted():
       killed = killer.kill(killer.rng.choice(phases), argv, workdir)
       if killed is None:

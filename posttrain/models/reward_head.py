@@ -46,5 +46,5 @@ def rewards(
     f32[B, T]; a sequence's reward is that of its last token.
   """
   hidden, _ = transformer.trunk(params, cfg, ids, positions, segment_ids)
-  kernel = params['reward']['kernel']
+  kernel = params['reward']['kernel'][None, None]
   return jnp.sum(hidden.astype(jnp.float32) * kernel, axis=-1)
