@@ -30,8 +30,9 @@ RECIPE_PREFIX = 'recipe_'  # of the module name that a recipe file gets
 RESUMABLE = (
     r'^[^.]+\.steps$', r'^[^.]+\.eval\.every$', r'^metrics\.',
     r'^checkpoint\.', r'^compilation_cache$',
-    # Where a server is and how it is asked; not which model it serves.
-    r'\.(base_url|api_key_env|timeout|tries|concurrency)$',
+    # Where a server is and how it is asked, not which model it serves; how
+    # long a reward function may take, and how often it may fail.
+    r'\.(base_url|api_key_env|timeout|tries|concurrency|max_faults)$',
 )  # fmt: skip
 
 

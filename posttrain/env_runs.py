@@ -87,9 +87,12 @@ class EnvRun:
 
   def train_on(
       self, played: Groups, scorer: algorithms.base.Scorer | None
-  ) -> tuple[list[types.Sample], dict[str, float]]:
-    """Turns finished groups into samples with streams, and metrics."""
-    flat, found = self.rewards([r for group in played for r in group])
+  ) -> tuple[list[types.Sample], dict[str, float], tuple[str, ...]]:
+    """Turns finished groups into samples with streams, metrics, and errors.
+
+    The errors are of its reward functions, which may fail a few times.
+    """
+    flat, found, errors = self.rewards([r for group in played for r in group])
     rewarded = iter(flat)
     played = [[next(rewarded) for _ in group] for group in played]
     kept = [self._usable(group) for group in played]
@@ -97,7 +100,7 @@ class EnvRun:
     samples = streams.finalize(self.algorithm, alive, scorer)
     if self.sampler.model is not None:
       found |= self._metrics(played, kept)
-    return samples, {f'{key}/{self.name}': v for key, v in found.items()}
+    return samples, {f'{k}/{self.name}': v for k, v in found.items()}, errors
 
   def _usable(self, group: Sequence[types.Rollout]) -> list[types.Rollout]:
     """What a group is without failed rollouts, and those without a reward.

@@ -26,7 +26,7 @@ from posttrain import (
 from posttrain import pipeline as pipelines
 from posttrain.decode import engine as engines
 from posttrain.models import lora
-from posttrain.rollout import endpoint, summary
+from posttrain.rollout import endpoint, rewarding, summary
 from posttrain.rollout import references as refs
 
 WARM = 0.1  # pass rate from which trial and error finds what to reinforce
@@ -89,17 +89,18 @@ class Job:
   def next_item(
       self, step: int, state: arrays.TrainState, stop: preemption.Signal
   ) -> pipelines.Item:
-    """The step's batch; what environments failed at is written down.
+    """The step's batch; what environments and rewards failed at is written.
 
     Raises:
-      TooManyErrors: written down as well.
+      TooManyErrors: of environments; written down as well.
+      TooManyFaults: of a reward function; the same.
       EndpointError: a server did not answer; the step before is saved.
       Preempted: the same, since `stop` ended the wait for it.
     """
     before = self.pipeline.get_state()
     try:
       item, self.ahead = self.ahead or next(self.pipeline), None
-    except summary.TooManyErrors as error:
+    except (summary.TooManyErrors, rewarding.TooManyFaults) as error:
       self._write_errors(step, error.errors)
       raise
     except endpoint.EndpointError:

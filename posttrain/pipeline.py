@@ -36,7 +36,8 @@ class Item:
   batch: types.Batch
   metrics: dict[str, float]
   state: dict[str, Any]
-  errors: tuple[str, ...] = ()  # of environments, one per dropped episode
+  # Of environments, one per dropped episode; of reward functions, per call.
+  errors: tuple[str, ...] = ()
 
 
 class Pipeline:
@@ -145,9 +146,13 @@ class Pipeline:
     )
     samples, metrics = [], {}
     for name, played in groups.items():
-      made, found = self.envs[name].train_on(played, self._scorer)
-      samples += made
-      metrics |= found
+      try:
+        made, found, failed = self.envs[name].train_on(played, self._scorer)
+      except rewarding.TooManyFaults as error:
+        error.errors = errors + error.errors
+        raise
+      samples, metrics = samples + made, metrics | found
+      errors += failed
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
     return Item(batch, metrics, self.get_state(), errors)

@@ -24,6 +24,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     Preempted: `stop` was requested; everything is saved.
     NonFiniteError: too many gradients in a row were not finite.
     TooManyErrors: of environments, in one step.
+    TooManyFaults: of a reward function, in a row.
     EndpointError: a model behind a server is away; everything is saved.
   """
   state, clock = job.state, job.clock

@@ -1,5 +1,6 @@
 """GRPO as a run: the recipe, sampler against trainer, resume, learning."""
 
+import dataclasses
 import json
 import shutil
 import types
@@ -18,7 +19,7 @@ from posttrain import (
   schema,
   validation,
 )
-from posttrain.rollout import summary
+from posttrain.rollout import rewarding, summary
 from tests import toys
 
 STEPS, SAVED = 80, 15  # SAVED: the first checkpoint's step
@@ -37,11 +38,12 @@ class Ragged(toys.Letters):
 
 def _run(
     steps=STEPS, every=SAVED, slots=8, max_errors=64, answer=4, kl_beta=1e-3,
-    reference='init', **options,
+    reference='init', rewards=None, **options,
 ):  # fmt: skip
   entry = toys.entry(
       group_size=16, max_tokens=4, kl_beta=kl_beta, reference=reference
   )
+  entry = dataclasses.replace(entry, rewards=rewards or {})
   stage = toys.stage(
       envs={'toy': entry}, steps=steps,
       rollout=schema.Rollout(
@@ -166,6 +168,29 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
   # The environment is mended: nothing is left of them.
   _launch(tmp_path, run, toys.Letters)
   assert not _errors(tmp_path)
+
+
+def test_what_reward_functions_fail_at_is_written_down(tmp_path):
+  """Behind the environments' errors, until it is too much."""
+  answers = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
+  rewards = {'x': schema.RewardFn(
+      'tests.rollout.judged:by_turns', kwargs={'answers': answers},
+      max_faults=1,
+  )}  # fmt: skip
+  run = _run(steps=6, rewards=rewards)
+  with pytest.raises(rewarding.TooManyFaults, match='max_faults=1 times in'):
+    _launch(tmp_path, run)
+  errors = {
+      step: [x for x in lines if not x.startswith('toy/')]
+      for step, lines in _errors(tmp_path).items()
+  }
+  assert _errors(tmp_path)[1] and not errors[1]
+  assert [len(errors.get(step, ())) for step in range(1, 6)] == [0, 1, 0, 1, 1]
+  faults = [
+      row['rewards/x/faults/toy']
+      for row in metrics.read(str(tmp_path / 'metrics.jsonl'))[1:]
+  ]
+  assert faults == [0, 1, 0, 1]  # the fifth step has no row
 
 
 @pytest.mark.slow

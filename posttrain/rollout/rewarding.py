@@ -9,16 +9,13 @@ what the tasks carry: `answer`, and each key of `info`. It may also take
 `rollouts` (ours), `judge` (of its config), `log_metric(name, value)` and
 `log_extra(name, values)`: the mean of what is a number is logged, for there is
 no table of completions to put the rest in. None is "not scorable": it is left
-out of the sum. It may be a coroutine. There is no `trainer_state`.
+out of the sum. It may be a coroutine. There is no `trainer_state`. It runs in
+a thread (`reward_calls`), for a limited time, and may fail a few times
+(`reward_functions`): what it should have scored then has no reward.
 """
 
-import asyncio
-import concurrent.futures
 import dataclasses
 import hashlib
-import inspect
-import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,7 +24,9 @@ import numpy as np
 from posttrain import imports, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
-from posttrain.rollout import endpoint
+from posttrain.rollout import reward_functions as functions
+
+TooManyFaults = functions.TooManyFaults
 
 
 class Judge(Protocol):
@@ -77,11 +76,13 @@ class Rewards:
 
   def __init__(self, env: str, cfg: Mapping[str, schema.RewardFn]):
     """Args: env: its name; cfg: {} = its own grade as it is."""
-    self._env, self._cfg = env, cfg
+    self._cfg = cfg
+    keys = {name: f'envs.{env}.rewards.{name}' for name in cfg}
     self._functions = {
-        name: imports.function(one.fn, f'envs.{env}.rewards.{name}.fn')
-        for name, one in cfg.items() if one.fn is not None
-    }
+        name: functions.Function(
+            keys[name], one, imports.function(one.fn, f'{keys[name]}.fn')
+        ) for name, one in cfg.items() if one.fn is not None
+    }  # fmt: skip
     self._judges: dict[schema.Reference, Judge] = {}
 
   def connect(self, judge: Callable[[schema.Reference], Judge]) -> None:
@@ -91,72 +92,45 @@ class Rewards:
 
   def __call__(
       self, rollouts: Sequence[types.Rollout]
-  ) -> tuple[list[types.Rollout], dict[str, float]]:
-    """Returns the rollouts with their rewards, and what was measured.
+  ) -> tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]:
+    """Returns the rollouts with their rewards, what was measured, and faults.
 
         reward = sum_k weight_k r_k    over those that are not None
 
-    None if all are; a rollout that failed stays as it is.
+    None if all are, or if a function failed to say what it should have said:
+    a part of the sum is no reward. A rollout that failed stays as it is.
 
     Raises:
-      ValueError: a function returns another number of rewards, or one that is
-        not finite.
+      ValueError: a function asks for what there is not.
+      TooManyFaults: one fails again and again.
+      EndpointError: of a judge.
     """
     alive = [r for r in rollouts if r.samples]
     if not self._cfg or not alive:
-      return list(rollouts), {}
-    metrics: dict[str, list[float]] = {}
-    parts = {
-        name: self._ask(name, alive, metrics) for name in self._cfg
-    }
-    for name, values in parts.items():
-      metrics[f'rewards/{name}'] = [v for v in values if v is not None]
+      return list(rollouts), {}, ()
+    asked = {name: self._ask(name, alive) for name in self._cfg}
+    errors = tuple(x.error for x in asked.values() if x.error is not None)
+    for function in self._functions.values():
+      function.check(errors)
+    failed = frozenset().union(*(x.failed for x in asked.values()))
     totals = {
-        rollout.uid: _total(
-            [(self._cfg[k].weight, parts[k][i]) for k in parts]
+        rollout.uid: None if i in failed else _total(
+            [(self._cfg[k].weight, x.rewards[i]) for k, x in asked.items()]
         ) for i, rollout in enumerate(alive)
     }  # fmt: skip
     return [
         dataclasses.replace(r, score=dataclasses.replace(
             r.score, reward=totals[r.uid]
         )) if r.uid in totals else r for r in rollouts
-    ], {k: float(np.mean(v)) for k, v in metrics.items() if v}
+    ], _metrics(asked), errors
 
-  def _ask(self, name: str, rollouts, metrics) -> list[float | None]:
+  def _ask(self, name: str, rollouts) -> functions.Found:
     cfg = self._cfg[name]
     if cfg.fn is None:
-      return [r.score.reward for r in rollouts]
-    fn = self._functions[name]
-
-    def log(key, *values):
-      logged = metrics.setdefault(f'rewards/{name}/{key}', [])
-      logged += [float(x) for x in values if isinstance(x, int | float)]
-
-    given = {
-        **columns(rollouts), **cfg.kwargs, 'rollouts': rollouts,
-        'log_metric': log, 'log_extra': lambda key, values: log(key, *values),
-    }  # fmt: skip
-    if cfg.judge is not None:
-      given['judge'] = self._judges[cfg.judge]
-    key = f'envs.{self._env}.rewards.{name}: {cfg.fn}'
-    found = _call(fn, _accepted(fn, given, key), key)
-    self._check(name, found, len(rollouts))
-    return [None if x is None else float(x) for x in found]
-
-  def _check(self, name: str, found, count: int) -> None:
-    key = f'envs.{self._env}.rewards.{name}: {self._cfg[name].fn} must return'
-    got = len(found) if hasattr(found, '__len__') else repr(found)
-    if got != count:
-      raise ValueError(
-          f'{key} a reward per rollout: got {got}, expected {count}'
-      )
-    for i, value in enumerate(found):
-      number = isinstance(value, numbers.Real) and math.isfinite(value)
-      if value is not None and not number:
-        raise ValueError(
-            f'{key} finite rewards: got {value!r} for rollout {i}; None says '
-            'that one is not scorable'
-        )
+      return functions.Found([r.score.reward for r in rollouts])
+    judge = None if cfg.judge is None else self._judges[cfg.judge]
+    given = {**columns(rollouts), **cfg.kwargs}
+    return self._functions[name](rollouts, given, judge)
 
 
 def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
@@ -175,41 +149,14 @@ def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
   }
 
 
-def _accepted(
-    fn: Callable, given: Mapping[str, Any], name: str
-) -> dict[str, Any]:
-  """Of what is given, what the function takes by name."""
-  parameters = inspect.signature(fn).parameters
-  missing = [
-      key for key, p in parameters.items()
-      if p.default is p.empty and key not in given
-      and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-  ]  # fmt: skip
-  if missing:
-    raise ValueError(
-        f'{name} must ask for what there is: got {missing}, expected some of '
-        f'{sorted(given)}'
-    )
-  if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-    return dict(given)
-  return {key: value for key, value in given.items() if key in parameters}
-
-
-def _call(fn: Callable, given: Mapping[str, Any], key: str) -> Any:
-  """What the function returns; whatever it raises says which one it is."""
-  try:
-    found = fn(**given)
-    if inspect.iscoroutine(found):  # in a thread: a notebook runs a loop here
-      with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        found = pool.submit(asyncio.run, found).result()
-    return found
-  except endpoint.EndpointError:  # of a judge
-    raise
-  except Exception as error:
-    raise RuntimeError(
-        f'{key} must return rewards: it raised {type(error).__name__}: '
-        f'{error}; None says that a rollout is not scorable'
-    ) from error
+def _metrics(asked: Mapping[str, functions.Found]) -> dict[str, float]:
+  metrics = {}
+  for name, found in asked.items():
+    known = [x for x in found.rewards if x is not None]
+    if known:
+      metrics[f'rewards/{name}'] = float(np.mean(known))
+    metrics |= {f'rewards/{name}/{k}': v for k, v in found.metrics.items()}
+  return metrics
 
 
 def _total(parts: Sequence[tuple[float, float | None]]) -> float | None:

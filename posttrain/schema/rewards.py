@@ -6,6 +6,9 @@ from typing import Any
 
 from posttrain.schema import base, references
 
+# How a function is called: nothing for the environment's grade.
+CALL = ('kwargs', 'judge', 'timeout', 'max_faults')
+
 
 @dataclasses.dataclass(frozen=True)
 class RewardFn:
@@ -20,6 +23,11 @@ class RewardFn:
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
   # A model that it is given as `judge`; None = none.
   judge: references.Reference | None = None
+  # Seconds that a call of it may take, without those of its judge.
+  timeout: float = 60.0
+  # Calls in a row that may fail; one more stops the run. What a failed call
+  # should have scored is left out, which is never a reward of 0.
+  max_faults: int = 3
 
   def __post_init__(self):
     base.require(
@@ -28,10 +36,12 @@ class RewardFn:
     )
     if self.fn is not None:
       base.require_import_path(self, 'fn')
-    for field in ('kwargs', 'judge') if self.fn is None else ():
+    base.require_positive(self, 'timeout')
+    base.require_non_negative(self, 'max_faults')
+    for field in CALL if self.fn is None else ():
       value = getattr(self, field)
       base.require(
-          not value, field, 'be left out', value,
+          value == getattr(RewardFn, field, {}), field, 'be left out', value,
           'nothing reads it without fn',
       )
     if self.judge is not None:

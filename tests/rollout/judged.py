@@ -1,5 +1,13 @@
 """Reward functions that the tests name by import path."""
 
+import asyncio
+import threading
+import time
+
+ended = threading.Event()  # ends `hangs`
+seen = []  # what happened behind the back of who called
+
+
 
 def length(completions, judge, answer, log_metric):
   said = judge([
@@ -55,3 +63,68 @@ def words(rollouts):
 
 def broken(rollouts):
   raise KeyError('no')
+
+
+def hangs(rollouts, log_metric, judge=None):
+  log_metric('count', 1.0)
+  ended.wait()
+  log_metric('count', 2.0)
+  try:
+    seen.append(judge([]) if judge else 'on')
+  except RuntimeError as error:
+    seen.append(str(error))
+  return [5.0 for _ in rollouts]
+
+
+async def hangs_on(rollouts):
+  try:
+    await asyncio.Event().wait()
+  except asyncio.CancelledError:
+    seen.append('cancelled')
+    raise
+
+
+async def hangs_aside(rollouts):
+  await asyncio.to_thread(ended.wait)
+
+
+def by_turns(rollouts, answers):
+  """The k-th call answers by the k-th function here."""
+  return globals()[answers.pop(0)](rollouts)
+
+
+def nan_first(rollouts):
+  return [float('nan'), *(1.0 for _ in rollouts[1:])]
+
+
+def words_last(rollouts):
+  return [*(None for _ in rollouts[1:]), 'good']
+
+
+def fine(rollouts):
+  return [1.0 for _ in rollouts]
+
+
+def unordered(rollouts):
+  return {i: 1.0 for i, _ in enumerate(rollouts)}
+
+
+def huge(rollouts):
+  return [10**400 for _ in rollouts]
+
+
+def exits(rollouts):
+  raise SystemExit(3)
+
+
+def interrupts(rollouts):
+  raise KeyboardInterrupt
+
+
+def asks(rollouts, judge):
+  return [float(len(judge([]))) for _ in rollouts]
+
+
+def sleeps(rollouts, seconds):
+  time.sleep(seconds)
+  return [1.0 for _ in rollouts]

@@ -1,14 +1,16 @@
 """Rewards that add up, and models that judge."""
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.rollout import rewarding
+from posttrain.rollout import endpoint, rewarding
 from tests import fixtures, toys
 from tests.algorithms import two_turns
+from tests.rollout import judged
 
 PATH = 'tests.rollout.judged'
 
@@ -22,11 +24,16 @@ def functions(**named):
   }  # fmt: skip
 
 
-def run(rollouts, cfg, judge=None):
-  made = rewarding.Rewards('e', cfg)
+def run(rollouts, cfg, judge=None, made=None):
+  """Rewards, and metrics but those of time."""
+  made = made or rewarding.Rewards('e', cfg)
   made.connect(judge)
-  found, metrics = made(rollouts)
-  return [r.score.reward for r in found], metrics
+  found, metrics, _ = made(rollouts)
+  timed = {f'rewards/{k}/seconds' for k, one in cfg.items() if one.fn}
+  assert timed <= metrics.keys()
+  return [r.score.reward for r in found], {
+      k: v for k, v in metrics.items() if k not in timed
+  }
 
 
 def test_the_environments_grade_is_the_default():
@@ -42,13 +49,14 @@ def test_summands_have_weights_and_none_is_left_out():
   # Four sampled tokens each; `some` scores the first rollout alone.
   assert rewards == [2 + 1 + 10, 0 + 1]
   assert metrics == {
-      'rewards/env': 0.5, 'rewards/slow': 4.0, 'rewards/some': 1.0
+      'rewards/env': 0.5, 'rewards/slow': 4.0, 'rewards/some': 1.0,
+      'rewards/slow/faults': 0.0, 'rewards/some/faults': 0.0,
   }
 
 
 def test_what_nobody_can_score_has_no_reward():
   rewards, metrics = run(two_turns.group(1.0, 0.0), functions(none={}))
-  assert rewards == [None, None] and metrics == {}
+  assert rewards == [None, None] and metrics == {'rewards/none/faults': 0.0}
 
 
 def test_what_failed_is_not_asked_about():
@@ -62,28 +70,145 @@ def test_what_failed_is_not_asked_about():
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('one', r'envs.e.rewards.one: .* a reward per rollout: got 1, expec'),
+        ('one', 'must return a reward per rollout: got 1, expected 2'),
         ('nothing', 'a reward per rollout: got None, expected 2'),
-        ('words', "finite rewards: got 'good' for rollout 0"),
-        ('infinite', 'finite rewards: got inf for rollout 0; None says'),
-        ('wants', r"must ask for what there is: got \['trainer_state'\], exp"),
+        ('unordered', 'a reward per rollout: got {0: 1.0, 1: 1.0}, expec'),
+        ('words', "finite rewards: got 'good' for rollout 0, of task 't'; No"),
+        ('infinite', 'finite rewards: got inf for rollout 0'),
+        ('huge', 'finite rewards: got 1000'),
+        ('broken', "must return rewards: it raised KeyError: 'no'; None says"),
+        ('exits', 'must return rewards: it raised SystemExit: 3;'),
+        ('hangs', 'must return within its timeout of 0.05 s: it did not'),
+        ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
     ],
 )
-def test_bad_rewards_are_refused(name, message):
-  with pytest.raises(ValueError, match=message):
-    run(two_turns.group(1.0, 0.0), functions(**{name: {}}))
+def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
+  cfg = functions(env={}, fine={}, **{name: {'timeout': 0.05}})
+  made = rewarding.Rewards('e', cfg)
+  found, metrics, (error,) = made(two_turns.group(1.0, 0.0))
+  judged.ended.set()
+  judged.ended.clear()
+  assert error.startswith(f'envs.e.rewards.{name}: {PATH}:{name} must return ')
+  assert message in error and error.endswith('; rollouts left out: 2 of 2')
+  assert error in caplog.text
+  # Neither 0 nor what the others say, which would be of another scale.
+  assert [r.score.reward for r in found] == [None, None]
+  seconds = metrics.pop(f'rewards/{name}/seconds')
+  assert (seconds >= 0.05) == name.startswith('hangs')
+  del metrics['rewards/fine/seconds']
+  assert metrics == {
+      'rewards/env': 0.5, 'rewards/fine': 1.0, 'rewards/fine/faults': 0.0,
+      f'rewards/{name}/faults': 1.0,
+  }
 
 
-def test_a_function_that_raises_is_named():
-  with pytest.raises(RuntimeError, match='rewards.broken: .*KeyError: .no. *'):
-    run(two_turns.group(1.0), functions(broken={}))
+def test_a_bad_value_is_its_own_rollouts_alone():
+  cfg = functions(env={}, nan_first={})
+  rewards, metrics = run(two_turns.group(1.0, 0.0, 1.0), cfg)
+  assert rewards == [None, 1.0, 2.0]
+  assert metrics == {
+      'rewards/env': 2 / 3, 'rewards/nan_first': 1.0,
+      'rewards/nan_first/faults': 1.0,
+  }
+  # What it had nothing to say about is no fault, beside one.
+  cfg = functions(env={}, words_last={})
+  assert run(two_turns.group(1.0, 0.0, 1.0), cfg)[0] == [1.0, 0.0, None]
+
+
+def test_too_many_faults_in_a_row_stop_the_run():
+  turns = ['broken', 'one', 'fine', 'none', 'nan_first', 'words', 'broken']
+  cfg = functions(
+      nothing={'max_faults': 9},
+      by_turns={'max_faults': 2, 'kwargs': {'answers': turns}},
+  )
+  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  for faults in (1, 1, 0, 0, 1, 1):
+    _, metrics, errors = made(rollouts)
+    assert metrics['rewards/by_turns/faults'] == faults
+    assert len(errors) == 1 + faults
+  with pytest.raises(rewarding.TooManyFaults) as stopped:
+    made(rollouts)
+  assert str(stopped.value).startswith(
+      f'envs.e.rewards.by_turns: {PATH}:by_turns must fail at most max_faults='
+      '2 times in a row: got 3, the last: must return rewards: it raised KeyE'
+  )
+  assert str(stopped.value).endswith(
+      'mend it, or raise envs.e.rewards.by_turns.max_faults'
+  )
+  assert len(stopped.value.errors) == 2  # of the step, one of each function
+  assert isinstance(stopped.value.__cause__.__cause__, KeyError)
+
+
+def test_the_first_fault_stops_a_run_without_a_budget():
+  cfg = functions(broken={'max_faults': 0})
+  with pytest.raises(rewarding.TooManyFaults, match='max_faults=0 times in'):
+    run(two_turns.group(1.0), cfg)
+
+
+def test_asking_for_what_there_is_not_is_no_fault():
+  with pytest.raises(
+      ValueError,
+      match=r"must ask for what there is: got \['trainer_state'\], exp",
+  ):
+    run(two_turns.group(1.0, 0.0), functions(wants={}))
+
+
+def test_a_servers_absence_is_no_fault():
+  def away(conversations):
+    raise endpoint.EndpointError('away')
+
+  with pytest.raises(endpoint.EndpointError, match='away'):
+    run(two_turns.group(1.0), functions(asks={'judge': 'x'}), lambda _: away)
+
+
+def test_what_comes_too_late_is_not_heard():
+  """Nor may it ask a judge, who may be at work for another."""
+  asked = []
+  cfg = functions(hangs={'timeout': 0.2, 'judge': 'x'}, logs={})
+  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  first = run(rollouts, cfg, lambda _: asked.append, made)
+  judged.ended.set()
+  _wait_for('a call that is over must not ask its judge')
+  second = run(rollouts, cfg, lambda _: len, made)
+  judged.ended.clear()
+  assert first[0] == [None, None] and second[0] == [5.0, 5.0]
+  assert first[1]['rewards/hangs/faults'] == 1.0 and not asked
+  assert 'rewards/hangs/count' not in first[1]
+  assert second[1]['rewards/hangs/count'] == 1.5
+  assert second[1]['rewards/hangs/faults'] == 0.0
+  assert first[1]['rewards/logs/count'] == second[1]['rewards/logs/count']
+
+
+def test_who_is_slow_is_told_once(caplog):
+  cfg = functions(sleeps={'timeout': 0.6, 'kwargs': {'seconds': 0.35}})
+  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  for _ in range(2):
+    rewards, metrics, errors = made(rollouts)
+    assert rewards[0].score.reward == 1.0 and not errors
+    assert 0.35 <= metrics['rewards/sleeps/seconds'] < 0.6
+  (record,) = caplog.records
+  assert record.getMessage().startswith(
+      f'envs.e.rewards.sleeps: {PATH}:sleeps took 0.3'
+  )
+  assert record.getMessage().endswith(
+      ' s of the 0.6 s that it has; make it faster, or raise '
+      'envs.e.rewards.sleeps.timeout'
+  )
+
+
+def _wait_for(word):
+  end = time.monotonic() + 5
+  while word not in judged.seen:
+    assert time.monotonic() < end, f'{word!r}: never'
+    time.sleep(0.005)
+  judged.seen.clear()
 
 
 def test_what_a_function_logs():
   _, metrics = run(two_turns.group(1.0, 0.0), functions(logs={}))
   assert metrics == {
       'rewards/logs': 0.0, 'rewards/logs/count': 2.0,
-      'rewards/logs/length': 3.0,
+      'rewards/logs/length': 3.0, 'rewards/logs/faults': 0.0,
   }
 
 
@@ -133,6 +258,11 @@ def test_a_judge_draws_by_what_it_is_asked():
         ({'fn': 'json.loads'}, 'fn must be an import path'),
         ({'judge': 'init'}, 'nothing reads it without fn'),
         ({'kwargs': {'a': 1}}, 'nothing reads it without fn'),
+        ({'timeout': 1.0}, 'timeout must be left out: got 1.0; nothing reads'),
+        ({'max_faults': 0}, 'max_faults must be left out'),
+        ({'fn': 'json:loads', 'timeout': 0.0}, 'timeout must be > 0'),
+        ({'fn': 'json:loads', 'timeout': float('inf')}, 'timeout must be fin'),
+        ({'fn': 'json:loads', 'max_faults': -1}, 'max_faults must be >= 0'),
         ({'fn': 'json:loads', 'weight': float('nan')}, 'weight must be fin'),
         ({'weight': 0.0}, 'weight must be finite and not 0'),
         ({'fn': 'json:loads', 'judge': 'policy'}, 'judge must be frozen'),
@@ -157,6 +287,28 @@ def test_rewards_are_what_an_algorithm_learns_from(monkeypatch):
   )
   assert item.metrics['rewards/slow/toy'] == item.metrics['reward/mean/toy']
   assert item.batch.advantages.any()
+
+
+def test_a_fault_is_part_of_the_step(monkeypatch):
+  """Its rollouts are not in the baseline of their group, and not trained on."""
+  toys.install(monkeypatch)
+  rewards = functions(slow={}, nan_first={'max_faults': 1})
+  entry = dataclasses.replace(toys.entry(), rewards=rewards)
+  source, driver = toys.connected(toys.stage(envs={'toy': entry}))
+  item = next(source)
+  first = driver.rollouts[:4]
+  lengths = [r.samples[0].mask.sum() for r in first]
+  assert item.metrics['rewards/nan_first/faults/toy'] == 1
+  assert item.metrics['rollout/ungraded/toy'] == 1
+  assert item.metrics['batch/samples'] == 15
+  credit = {round(float(x), 4) for x in item.batch.advantages.flat if x}
+  expected = np.array(lengths[1:]) - np.mean(lengths[1:])
+  assert {round(float(x), 4) for x in expected if x} <= credit
+  assert len(item.errors) == 1
+  assert item.errors[0].startswith('envs.toy.rewards.nan_first: ')
+  with pytest.raises(rewarding.TooManyFaults) as stopped:
+    next(source)
+  assert len(stopped.value.errors) == 1
 
 
 class Judged(toys.Letters):

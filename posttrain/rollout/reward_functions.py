@@ -1,0 +1,204 @@
+"""Reward functions, which may fail; what becomes of it.
+
+A fault is a call that raises, is not back in time, returns another number of
+rewards, or one that is neither a finite number nor None. What it could not
+score has no reward at all: all rollouts of a call, or those with a bad value.
+Each fault is logged and counted; too many in a row end the run.
+"""
+
+import dataclasses
+import inspect
+import logging
+import math
+import numbers
+import reprlib
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from posttrain import schema, types
+from posttrain.rollout import reward_calls as calls
+
+
+class TooManyFaults(RuntimeError):
+  """A reward function failed more often in a row than its budget allows."""
+
+  def __init__(self, message: str, errors: tuple[str, ...]):
+    super().__init__(message)
+    self.errors = errors  # all there were in the step
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """What one summand says of some rollouts."""
+
+  rewards: list[float | None]  # None = it is no part of the sum
+  # Indices of those whose reward should be here and is not: nobody knows what
+  # they are worth.
+  failed: frozenset[int] = frozenset()
+  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  error: str | None = None  # the fault, in a line
+
+
+class Function:
+  """A reward function, called once per step.
+
+  How often it failed in a row is no part of a checkpoint: a run that is
+  resumed counts from 0.
+  """
+
+  def __init__(self, key: str, cfg: schema.RewardFn, fn: Callable):
+    """Args: key: of the config, to this entry; fn: what `cfg.fn` names."""
+    self._key, self._cfg, self._fn = key, cfg, fn
+    self._name = f'{key}: {cfg.fn}'
+    self._last: calls.Fault | None = None  # None = the last call was sound
+    self._in_row, self._was_slow = 0, False
+
+  def __call__(
+      self, rollouts: Sequence[types.Rollout], given: Mapping[str, Any],
+      judge: Callable | None = None,
+  ) -> Found:  # fmt: skip
+    """Asks it for rewards.
+
+    Args:
+      rollouts: to score.
+      given: what it may ask for by name, beside them and what logs.
+      judge: to hand over as well; None = none.
+
+    Returns:
+      With the means of what it logged, if it returned at all; `faults`, 0 or
+      1; `seconds`, those of its judge included.
+
+    Raises:
+      ValueError: it asks for what there is not.
+      EndpointError: of the judge.
+    """
+    clock = calls.Clock(self._cfg.timeout)
+    logged: dict[str, list[float]] = {}
+    given = {**given, 'rollouts': rollouts, **_loggers(logged)}
+    if judge is not None:
+      given['judge'] = clock.without(judge)
+    given = _accepted(self._fn, given, self._name)
+    rewards, failed = [None] * len(rollouts), set(range(len(rollouts)))
+    metrics, fault = {}, None
+    try:
+      rewards = _listed(calls.call(self._fn, given, clock), len(rollouts))
+      metrics = {key: float(np.mean(x)) for key, x in [*logged.items()] if x}
+      failed = {i for i, x in enumerate(rewards) if not _is_reward(x)}
+      if failed:
+        fault = _bad(rewards, failed, rollouts)
+    except calls.Fault as error:
+      fault = error
+    self._warn_if_slow(clock.own)
+    return Found(
+        [
+            None if x is None or i in failed else float(x)
+            for i, x in enumerate(rewards)
+        ],
+        frozenset(failed),
+        {**metrics, 'faults': float(bool(fault)), 'seconds': clock.wall},
+        self._count(fault, f'{len(failed)} of {len(rollouts)}'),
+    )  # fmt: skip
+
+  def check(self, errors: tuple[str, ...]) -> None:
+    """Ends the run of a function that fails again and again.
+
+    Args:
+      errors: all there were in the step, for who writes them down.
+
+    Raises:
+      TooManyFaults: more than `max_faults` calls in a row.
+    """
+    budget = self._cfg.max_faults
+    if self._in_row > budget:
+      raise TooManyFaults(
+          f'{self._name} must fail at most max_faults={budget} times in a row: '
+          f'got {self._in_row}, the last: {self._last}; mend it, or raise '
+          f'{self._key}.max_faults',
+          errors,
+      ) from self._last
+
+  def _count(self, fault: calls.Fault | None, left_out: str) -> str | None:
+    """Returns what is said of a fault."""
+    self._last, self._in_row = fault, self._in_row + 1 if fault else 0
+    if fault is None:
+      return None
+    error = f'{self._name} {fault}; rollouts left out: {left_out}'
+    logging.getLogger('absl').warning('%s', error, exc_info=fault.__cause__)
+    return error
+
+  def _warn_if_slow(self, seconds: float) -> None:
+    """Says so once; one that is out of time is a fault anyway."""
+    timeout = self._cfg.timeout
+    if timeout / 2 < seconds < timeout and not self._was_slow:
+      self._was_slow = True
+      logging.getLogger('absl').warning(
+          '%s took %.2g s of the %.3g s that it has; make it faster, or raise '
+          '%s.timeout', self._name, seconds, timeout, self._key,
+      )  # fmt: skip
+
+
+def _loggers(logged: dict[str, list[float]]) -> dict[str, Callable]:
+  """What one call logs by; what has been read already stays as it is."""
+  def log(key, *values):
+    found = [float(x) for x in values if isinstance(x, int | float)]
+    logged.setdefault(key, []).extend(found)
+
+  return {
+      'log_metric': log, 'log_extra': lambda key, values: log(key, *values)
+  }
+
+
+def _accepted(
+    fn: Callable, given: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+  """Of what is given, what the function takes by name."""
+  parameters = inspect.signature(fn).parameters
+  missing = [
+      key for key, p in parameters.items()
+      if p.default is p.empty and key not in given
+      and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+  ]  # fmt: skip
+  if missing:
+    raise ValueError(
+        f'{name} must ask for what there is: got {missing}, expected some of '
+        f'{sorted(given)}'
+    )
+  if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    return dict(given)
+  return {key: value for key, value in given.items() if key in parameters}
+
+
+def _listed(found: Any, count: int) -> list[Any]:
+  """What was returned, if it is one value per rollout."""
+  unordered = isinstance(found, str | bytes | Mapping | Set)
+  try:
+    values = None if unordered or not hasattr(found, '__len__') else [*found]
+  except Exception:  # such as an array without axes
+    values = None
+  got = reprlib.repr(found) if values is None else len(values)
+  if got != count:
+    raise calls.Fault(
+        f'must return a reward per rollout: got {got}, expected {count}'
+    )
+  return values
+
+
+def _is_reward(value: Any) -> bool:
+  """Whether it is a finite number, or None."""
+  try:
+    return value is None or (
+        isinstance(value, numbers.Real) and math.isfinite(value)
+    )
+  except OverflowError:  # an integer that is no float
+    return False
+
+
+def _bad(values, failed: Set[int], rollouts) -> calls.Fault:
+  first = min(failed)
+  return calls.Fault(
+      f'must return finite rewards: got {reprlib.repr(values[first])} for '
+      f'rollout {first}, of task {rollouts[first].task.id!r}; None says that '
+      'one is not scorable'
+  )
