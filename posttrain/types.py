@@ -44,6 +44,9 @@ class Score:
   correct: bool | None = None
   formatted: bool | None = None  # the answer could be parsed
   metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  # What was answered, in a form that answers share if and only if they agree;
+  # None = it cannot be parsed, or the environment does not say.
+  answer: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,7 @@ def grade(text: str, answer: int) -> types.Score:
   return types.Score(
       reward=float(parsed == answer), correct=parsed == answer,
       formatted=parsed is not None,
+      answer=None if parsed is None else str(parsed),
   )
 
 
@@ -127,7 +128,7 @@ def _places(number: int, width: int = 1) -> list[int]:
 class Arithmetic:
   """`schema.Arithmetic`, single turn."""
 
-  max_turns = 1
+  max_turns, votes = 1, True
 
   def __init__(self, name: str, cfg: schema.Arithmetic):
     """Counts the keys of both splits.

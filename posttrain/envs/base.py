@@ -41,6 +41,9 @@ class Episode(Protocol):
 class Env(Protocol):
   """A distribution of tasks, and the rules by which they are played.
 
+  One whose scores have an `answer` says `votes = True`, so that the majority
+  of answers none of which can be parsed is wrong, rather than unknown.
+
   One whose calls may wait for something (a network, a process) says
   `blocking = True`: `make` and the calls of its episodes then come from other
   threads, those of different episodes at a time.

@@ -38,20 +38,22 @@ def grade(
     truncated: the text was cut off, so that its last result means nothing.
 
   Returns:
-    A score with `formatted`: whether the last box holds a number.
+    A score with `formatted`: whether the last box holds a number; and
+    `answer`, the number wherever it stood.
   """
   said = numeric.final_answer(text, lenient=lenient, truncated=truncated)
   correct = numeric.equal(said, numeric.parse(answer))
   return types.Score(
       reward=float(correct), correct=correct,
       formatted=numeric.boxed(text) is not None,
+      answer=None if said is None else str(said),  # in lowest terms
   )
 
 
 class Gsm8k:
   """`schema.Gsm8k`, single turn."""
 
-  max_turns = 1
+  max_turns, votes = 1, True
 
   def __init__(self, name: str, cfg: schema.Gsm8k):
     self.name, self._cfg = name, cfg

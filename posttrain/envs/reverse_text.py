@@ -47,14 +47,14 @@ def grade(text: str, answer: str, truncated: bool = False) -> types.Score:
   said = parse_answer(text, truncated)
   return types.Score(
       reward=0.0 if said is None else similarity.ratio(said, answer),
-      correct=said == answer, formatted=said is not None,
+      correct=said == answer, formatted=said is not None, answer=said,
   )
 
 
 class ReverseText:
   """`schema.ReverseText`, single turn."""
 
-  max_turns = 1
+  max_turns, votes = 1, True
 
   def __init__(self, name: str, cfg: schema.ReverseText):
     """Counts the texts of both splits.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from posttrain import types
+from posttrain.rollout import estimates
 
 
 class TooManyErrors(RuntimeError):
@@ -106,16 +107,67 @@ def mixed_groups(groups: Sequence[Sequence[types.Rollout]]) -> dict[str, float]:
   return _means({'mixed_groups': [max(x) > min(x) for x in rewards if x]})
 
 
-def pass_at(groups: Sequence[Sequence[types.Rollout]], k: int) -> float | None:
-  """Returns the share of tasks that one of k answers solves; None if unknown.
+def best_of(
+    groups: Sequence[Sequence[types.Rollout]], ks: Sequence[int],
+    votes: bool = False,
+) -> dict[str, float]:  # fmt: skip
+  """Returns {'pass@k', 'maj@k'} and their bounds, means over the tasks.
 
-  The unbiased estimator of Chen et al. (arXiv 2107.03374), 1 - C(n - c, k) /
-  C(n, k) for c correct of n answers, at n = k. Tasks with fewer graded
-  answers are left out.
+  What k of a task's n answers are worth if the best counts, or what most of
+  them say: `estimates.pass_at` and `estimates.majority_at`. Tasks with fewer
+  than n graded answers are left out. maj@k is absent where no answer says what
+  it is, unless `votes`: where none can be parsed it is 0.
+
+  Args:
+    groups: the n answers to each task.
+    ks: each in [1, n].
+    votes: whether scores say what was answered.
   """
-  correct = [[r.score.correct for r in survivors(group)] for group in groups]
-  full = [x for x in correct if len(x) == k and None not in x]
-  return float(np.mean([any(x) for x in full])) if full else None
+  full = [
+      [r.score for r in group] for group in groups
+      if all(r.score.correct is not None for r in group)
+  ]
+  votes = votes or any(x.answer is not None for group in full for x in group)
+  found = {}
+  for k in sorted(set(ks)):
+    found |= _rate(f'pass@{k}', [
+        estimates.pass_at(len(group), sum(x.correct for x in group), k)
+        for group in full
+    ])  # fmt: skip
+    found |= _rate(f'maj@{k}', [
+        estimates.majority_at(
+            [x.answer for x in group], [x.correct for x in group], k
+        ) for group in full if votes
+    ])  # fmt: skip
+  return found
+
+
+def bounds(
+    name: str, tasks: Sequence[Sequence[float | None]]
+) -> dict[str, float]:
+  """Returns {'<name>_low', '<name>_high'}, of a mean over all known values.
+
+  Args:
+    name: what the mean is called.
+    tasks: the values of each task's answers, in [0, 1]; see
+      `estimates.interval`.
+  """
+  known = [[value for value in task if value is not None] for task in tasks]
+  known = [task for task in known if task]
+  if not known:
+    return {}
+  found = estimates.interval(
+      [float(np.mean(task)) for task in known], [len(task) for task in known]
+  )
+  return {
+      f'{name}{side}': value
+      for side, value in zip(estimates.BOUNDS, found, strict=True)
+  }
+
+
+def _rate(name: str, values: Sequence[float]) -> dict[str, float]:
+  """One value per task: their mean, and its bounds."""
+  return _means({name: values}) | bounds(name, [[x] for x in values])
 
 
 def _means(values: dict[str, list]) -> dict[str, float]:

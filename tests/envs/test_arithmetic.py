@@ -47,6 +47,14 @@ def test_grade_tells_wrong_from_unparseable():
   assert (right.reward, right.correct, right.formatted) == (1.0, True, True)
   assert (wrong.reward, wrong.correct, wrong.formatted) == (0.0, False, True)
   assert (neither.reward, neither.formatted) == (0.0, False)
+  assert (right.answer, wrong.answer, neither.answer) == ('3', '4', None)
+
+
+def test_answers_that_agree_are_written_alike():
+  texts = (r'\boxed{7}', r'\boxed{ +7 }', r'\boxed{1}, no, \boxed{007}')
+  assert {arithmetic.grade(text, 3).answer for text in texts} == {'7'}
+  assert arithmetic.grade(r'\boxed{-0}', 3).answer == '0'
+  assert make().votes
 
 
 @pytest.mark.parametrize('a, op, b, text', [

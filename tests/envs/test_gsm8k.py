@@ -76,6 +76,17 @@ def test_an_answer_without_a_solution(tmp_path):
   assert task.answer == '3/4'
 
 
+@pytest.mark.parametrize('text, answer', [
+    (r'\boxed{72}', '72'), (r'\boxed{\$72.00}', '72'), ('#### 72', '72'),
+    (r'\boxed{0.5}', '1/2'), (r'\boxed{\frac{2}{4}}', '1/2'),
+    ('so it is 1,072', '1072'), (r'\boxed{-0}', '0'), (r'\boxed{many}', None),
+    ('', None),
+])  # fmt: skip
+def test_answers_that_agree_are_written_alike(path, text, answer):
+  assert gsm8k.grade(text, '3', lenient=True).answer == answer
+  assert make(path).votes
+
+
 @pytest.mark.parametrize('text, strict, lenient, formatted', [
     (r'It is \boxed{72}.', 1, 1, True), (r'\boxed{\$72.00}', 1, 1, True),
     (r'72, so \boxed{71}', 0, 0, True), (r'72, so \boxed{x}', 0, 0, False),

@@ -41,6 +41,7 @@ def test_grade(text, reward, correct):
   score = reverse_text.grade(text, 'edcba')
   assert score.reward == pytest.approx(reward)
   assert (score.correct, score.formatted) == (correct, True)
+  assert score.answer == text.strip() and ENV.votes
 
 
 @pytest.mark.parametrize('text, truncated', [
@@ -49,6 +50,7 @@ def test_grade(text, reward, correct):
 def test_what_cannot_be_read_is_worth_nothing(text, truncated):
   score = reverse_text.grade(text, 'edcba', truncated)
   assert (score.reward, score.correct, score.formatted) == (0.0, False, False)
+  assert score.answer is None
 
 
 ENV = make()

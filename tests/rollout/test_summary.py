@@ -13,7 +13,7 @@ TASK = types.Task('t', 'e', ())
 
 
 def _rollout(reward=None, correct=None, formatted=None, stop_reason='eos',
-             logprobs=(-1.0, -2.0)):
+             logprobs=(-1.0, -2.0), answer=None):
   """Two tokens of a prompt, then what was sampled with these logprobs."""
   n = 2 + len(logprobs)
   mask = np.arange(n) >= 2
@@ -26,7 +26,7 @@ def _rollout(reward=None, correct=None, formatted=None, stop_reason='eos',
   failed = stop_reason == 'error'
   return types.Rollout(
       0, TASK, (), () if failed else (sample,),
-      types.Score(reward, correct, formatted), stop_reason,
+      types.Score(reward, correct, formatted, answer=answer), stop_reason,
       error='it broke' if failed else None,
   )  # fmt: skip
 
@@ -58,7 +58,8 @@ def test_what_nobody_knows_has_no_name():
   failed = [_rollout(stop_reason='error')]
   assert summary.summarize(failed) == {} == summary.summarize([])
   assert summary.entropy(failed) == {} == summary.mixed_groups([[], []])
-  assert summary.pass_at([], 2) is None is summary.pass_at([failed * 2], 2)
+  assert summary.best_of([], [2]) == {} == summary.best_of([failed * 2], [2])
+  assert summary.bounds('x', []) == {} == summary.bounds('x', [[], [None]])
 
 
 def test_metrics_of_the_scores_are_means_of_those_that_have_them():
@@ -109,7 +110,40 @@ def test_mixed_groups():
 def test_pass_at_k_is_that_one_of_k_is_right():
   right, wrong = _rollout(1.0, True), _rollout(0.0, False)
   groups = [[right, wrong], [wrong, wrong], [right, right], [wrong, right]]
-  assert summary.pass_at(groups, 2) == 0.75
+  found = summary.best_of(groups, [2])
+  bounds = summary.bounds('pass@2', [[1], [1], [1], [0]])
+  assert found == {'pass@2': 0.75, **bounds}
   # One with a failure or an ungraded answer has fewer than k answers.
   groups += [[right, _rollout(stop_reason='error')], [right, _rollout()]]
-  assert summary.pass_at(groups, 2) == 0.75
+  assert summary.best_of(groups, [2]) == found
+
+
+def test_maj_at_k_needs_to_know_what_was_answered():
+  a, b, none = (
+      _rollout(float(said == 'a'), said == 'a', answer=said)
+      for said in ('a', 'b', None)
+  )
+  groups = [[a, a, b], [b, a, none], [none, none, none]]
+  found = summary.best_of(groups, [3, 1, 3])
+  assert [key for key in found if '_' not in key] == [
+      'pass@1', 'maj@1', 'pass@3', 'maj@3'
+  ]
+  assert found['maj@3'] == pytest.approx((1 + 1 / 2) / 3)  # b and a are tied
+  assert found['maj@1'] == pytest.approx((2 / 3 + 1 / 3) / 3)
+  assert found['pass@3'] == pytest.approx(2 / 3)
+  # Where none says what it is, nobody can vote; or nobody did.
+  assert 'maj@3' not in summary.best_of(groups[2:], [3])
+  assert summary.best_of(groups[2:], [3], votes=True)['maj@3'] == 0
+  assert summary.best_of([], [3], votes=True) == {}
+
+
+def test_bounds_are_over_tasks_and_of_what_is_known():
+  assert summary.bounds('x', [[1], [0], [None], [1], []]) == {
+      'x_low': pytest.approx(0.207660, abs=1e-6),
+      'x_high': pytest.approx(0.938508, abs=1e-6),
+  }
+  # Answers to one task are no more evidence than its mean.
+  several = summary.bounds('x', [[1] * 8, [0] * 8, [1] * 8])
+  assert several == pytest.approx(summary.bounds('x', [[1], [0], [1]]))
+  uneven = summary.bounds('x', [[1] * 8, [0, None], [1] * 8])
+  assert uneven['x_low'] > several['x_low']
