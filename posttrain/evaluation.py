@@ -2,10 +2,12 @@
 
 Every task is answered once greedily and `samples` times at temperature 1, the
 same random numbers at every evaluation, so that two of them differ by their
-weights alone.
+weights alone. The prompts of a suite are answered greedily as well, and graded
+by nobody.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from posttrain import envs, schema, types
 from posttrain.algorithms import base as algorithms
 from posttrain.chat import renderer as chat
+from posttrain.envs import suite as suites
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import summary
 
@@ -39,6 +42,19 @@ class Answer:
   messages: tuple[types.Message, ...]  # all behind the prompt
   turn_rewards: tuple[float, ...]  # the policy's turns, as they came
   metrics: dict[str, float]  # of the score
+  # Which of the answers to the task at temperature 1 were correct; None = not
+  # graded.
+  sampled: tuple[bool | None, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteAnswer:
+  """The greedy answer to a prompt of the suite."""
+
+  prompt: str
+  text: str
+  stop_reason: str
+  tokens: int
 
 
 class Evaluator:
@@ -72,16 +88,20 @@ class Evaluator:
         name: (env, env.source('eval', seed).take(cfg.prompts))
         for name, env in env_by_name.items()
     }
+    self._suite = suites.Suite(cfg.suite)
     # Tokens of the longest prompt with all turns that may follow it.
     self.max_length = max((
-        _prompt_length(renderer, task) + _growth(env, cfg)
-        for env, tasks in self._tasks.values() for task in tasks
+        *(_prompt_length(renderer, task) + _growth(env, cfg)
+          for env, tasks in self._tasks.values() for task in tasks),
+        *(_prompt_length(renderer, task) + cfg.max_tokens
+          for task in self._suite.tasks),
     ), default=0)  # fmt: skip
 
   @property
   def asks(self) -> bool:
     """Whether there is anything to be answered."""
-    return any(tasks for _, tasks in self._tasks.values())
+    asked = [tasks for _, tasks in self._tasks.values()]
+    return any((*asked, self._suite.tasks))
 
   def connect(
       self, driver: drivers.Driver, scorer: algorithms.Scorer | None = None
@@ -100,31 +120,62 @@ class Evaluator:
       if not tasks:
         continue
       uid = FIRST_UID + index * _ENV_UIDS
-      greedy = self._play(env, tasks, uid, 0.0, 1)
-      found = self._measure(env, tasks, uid, greedy)
+      first = [one for (one,) in self._play(env, tasks, uid, 0.0, 1)]
+      groups = self._sample(env, tasks, uid + 1, first)
+      found = self._measure(env, first, groups)
       metrics |= {f'eval/{key}/{name}': v for key, v in found.items()}
-      answers += [answer(rollout) for (rollout,) in greedy]
+      answers += [
+          answer(one, group)
+          for one, group in zip(first, groups or [()] * len(first), strict=True)
+      ]
     summary.errors(self._played, self._max_errors)
     return metrics, answers
 
-  def _measure(self, env, tasks, uid: int, greedy) -> dict[str, float]:
+  def answer_suite(self) -> list[SuiteAnswer]:
+    """Answers the prompts of `eval.suite`, in their order."""
+    uid = FIRST_UID + len(self._tasks) * _ENV_UIDS
+    plays = [
+        drivers.Play(
+            uid + index * _TASK_UIDS, self._suite, task, 0.0,
+            self._cfg.max_tokens,
+        )
+        for index, task in enumerate(self._suite.tasks)
+    ]  # fmt: skip
+    found = [answer(one) for one in self._driver.play(plays)] if plays else []
+    return [
+        SuiteAnswer(x.prompt, x.text, x.stop_reason, x.tokens) for x in found
+    ]
+
+  def _sample(self, env, tasks, uid: int, first):
+    """Answers to each task at temperature 1; [] where there is no need."""
+    graded = any(one.score.correct is not None for one in first)
+    if not (self._cfg.samples and graded):
+      return []  # what is not graded is not worth sampling
+    return self._play(env, tasks, uid, 1.0, self._cfg.samples)
+
+  def _measure(self, env, first, groups) -> dict[str, float]:
     """One environment's values, without their prefix and suffix."""
-    first = [rollout for (rollout,) in greedy]
-    found = summary.summarize(first)
-    errors = len(first) - len(summary.survivors(first))
-    k = self._cfg.samples
-    if k and 'pass_rate' in found:  # what is not graded is not worth sampling
-      groups = self._play(env, tasks, uid + 1, 1.0, k)
-      flat = [rollout for group in groups for rollout in group]
+    found = {
+        **summary.summarize(first), **summary.stops(first),
+        **summary.bounds('pass_rate', [[x.score.correct] for x in first]),
+        **summary.bounds('format_rate', [[x.score.formatted] for x in first]),
+    }
+    flat = [rollout for group in groups for rollout in group]
+    if groups:
       sampled = summary.summarize(flat)
       found |= {
           'sampled_pass_rate': sampled.get('pass_rate'),
+          **summary.bounds('sampled_pass_rate', [
+              [x.score.correct for x in group] for group in groups
+          ]),
           'sampled_format_rate': sampled.get('format_rate'),
-          f'pass@{k}': summary.pass_at(groups, k),
-          **summary.entropy(flat),
-          **self._kl([group[0] for group in groups]),
-      }
-      errors += len(flat) - len(summary.survivors(flat))
+          **summary.best_of(
+              groups, (*self._cfg.ks, self._cfg.samples),
+              getattr(env, 'votes', False),
+          ),
+          **summary.entropy(flat), **self._kl([group[0] for group in groups]),
+      }  # fmt: skip
+    errors = sum(x.stop_reason == 'error' for x in (*first, *flat))
     return {**{k: v for k, v in found.items() if v is not None},
             'errors': errors}  # fmt: skip
 
@@ -176,8 +227,15 @@ def _prompt_length(renderer: chat.Renderer, task: types.Task) -> int:
     ) from None
 
 
-def answer(rollout: types.Rollout) -> Answer:
-  """Returns what is kept of an attempt: all that was said and earned."""
+def answer(
+    rollout: types.Rollout, sampled: Sequence[types.Rollout] = ()
+) -> Answer:
+  """Returns what is kept of an attempt: all that was said and earned.
+
+  Args:
+    rollout: the greedy one.
+    sampled: others at the same task, of which the grades are kept.
+  """
   task, score = rollout.task, rollout.score
   said = rollout.messages[len(task.prompt) :]
   text = said[0]['content'] if len(said) == 1 else '\n'.join(
@@ -201,4 +259,5 @@ def answer(rollout: types.Rollout) -> Answer:
       ),
       turn_rewards=tuple(float(turn.reward) for turn in rollout.turns),
       metrics={key: float(value) for key, value in score.metrics.items()},
+      sampled=tuple(other.score.correct for other in sampled),
   )

@@ -26,7 +26,7 @@ from posttrain import (
 from posttrain import pipeline as pipelines
 from posttrain.decode import engine as engines
 from posttrain.models import lora
-from posttrain.rollout import endpoint, rewarding, summary
+from posttrain.rollout import endpoint, estimates, rewarding, summary
 from posttrain.rollout import references as refs
 
 WARM = 0.1  # pass rate from which trial and error finds what to reinforce
@@ -156,21 +156,27 @@ class Job:
     """Answers under the averaged weights where there are such."""
     params = state.params if state.average is None else state.average
     with self.clock('eval'):
-      values, answers = {}, []
+      values, answers, suite = {}, [], []
       if self.evaluator.asks:
         self.engine.set_params(self.policy(params), step)
         values, answers = self.evaluator()
+        suite = self.evaluator.answer_suite()
       if self.measure is not None:
         values |= self.measure(params)
+    self._write_answers('eval', step, answers)
+    if suite:
+      self._write_answers('suite', step, suite)
+    if step == 0:
+      self.warn_if_cold(values)
+    return values
+
+  def _write_answers(self, what: str, step: int, answers) -> None:
     path = os.path.join(
-        self.workdir, 'rollouts', f'{self.name}_eval_{step:06d}.jsonl'
+        self.workdir, 'rollouts', f'{self.name}_{what}_{step:06d}.jsonl'
     )
     with open(path, 'w') as f:
       for answer in answers:
         f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
-    if step == 0:
-      self.warn_if_cold(values)
-    return values
 
   def warn_if_cold(self, values: dict[str, float]) -> None:
     """Says where trial and error will find next to nothing to reinforce."""
@@ -212,6 +218,7 @@ class Job:
             for key, value in values.items()
             if key in ('loss/total', 'batch/tokens')
             or key.startswith(('eval/pass_rate', 'rollout/reward'))
+            and not estimates.is_bound(key, values)
         },
     )
 

@@ -92,7 +92,7 @@ def _check_pairs(
     reference = getattr(stage.loss.preference, 'reference', None)
     _check_earlier(reference, stages, f'{path}.loss.preference.reference')
     return
-  for field in ('prompts', 'samples', 'kl', 'max_tokens'):
+  for field in ('prompts', 'samples', 'ks', 'suite', 'kl', 'max_tokens'):
     _unread(stage.eval, field, f'{path}.eval', f'{why}, which has no words')
   if stage.lora.rank:
     raise ValueError(

@@ -1,6 +1,7 @@
 """Evaluation: answers of the engine, what is counted, what is not scorable."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -13,7 +14,7 @@ from posttrain.data import sources
 from posttrain.decode import requests
 from posttrain.models import transformer
 from posttrain.rollout import driver as drivers
-from posttrain.rollout import summary
+from posttrain.rollout import estimates, summary
 from tests import fixtures, toys
 from tests.test_pipeline import _equal
 
@@ -100,9 +101,19 @@ def test_greedy_answers_are_one_argmax_after_another():
   assert len(lengths) > 1
   assert values['eval/pass_rate/toy'] == np.mean([x.correct for x in answers])
   assert values['eval/length/toy'] == np.mean([x.tokens for x in answers])
-  assert {name.split('/')[1] for name in values} == {
-      'reward', 'pass_rate', 'format_rate', 'length', 'truncated', 'errors'
-  }
+  stops = [f'stop/{x}' for x in {answer.stop_reason for answer in answers}]
+  for stop in stops:
+    assert values[f'eval/{stop}/toy'] == np.mean(
+        [f'stop/{answer.stop_reason}' == stop for answer in answers]
+    )
+  assert {name.split('/', 1)[1] for name in values} == {
+      f'{name}/toy' for name in (
+          'reward', 'pass_rate', 'pass_rate_low', 'pass_rate_high',
+          'format_rate', 'format_rate_low', 'format_rate_high', 'length',
+          'truncated', 'errors', *stops,
+      )
+  }  # fmt: skip
+  assert {answer.sampled for answer in answers} == {()}
 
 
 def test_max_length_is_that_of_the_longest_episode():
@@ -198,6 +209,13 @@ def test_sampled_rates_by_hand():
   assert 0 < right.mean() < 1
   assert values['eval/sampled_pass_rate/toy'] == right.mean()
   assert values['eval/pass@3/toy'] == right.reshape(4, 3).any(1).mean()
+  assert [x.sampled for x in answers] == [
+      tuple(row) for row in right.reshape(4, 3).tolist()
+  ]
+  low, high = estimates.interval(right.reshape(4, 3).mean(1))
+  assert values['eval/sampled_pass_rate_low/toy'] == pytest.approx(low)
+  assert values['eval/sampled_pass_rate_high/toy'] == pytest.approx(high)
+  assert not any('maj@' in name for name in values)  # toys do not say what
   formatted = [len(text) > 2 for text in texts]
   assert values['eval/sampled_format_rate/toy'] == np.mean(formatted)
   surprise = []
@@ -215,6 +233,105 @@ def test_sampled_rates_by_hand():
   assert len({sample.samples[0].ids.tobytes() for sample in sampled}) == 12
 
 
+class Initials(toys.Letters):
+  """Says what was answered: whether it begins with an ASCII character."""
+
+  votes = True
+
+  def grade(self, task, text):
+    score = super().grade(task, text)
+    said = None if text.endswith(' ') else str(text[:1].isascii())
+    return dataclasses.replace(score, answer=said)
+
+
+def test_further_k_by_all_subsets():
+  """Of the same answers, enumerated."""
+  values, answers = _evaluator(
+      Initials('toy', schema.Arithmetic()), samples=5, ks=(2, 4, 4)
+  )[0]()
+  plain, _ = _evaluator(samples=5)[0]()
+  assert {k: v for k, v in values.items() if k in plain} == plain
+  assert values.keys() - plain.keys() == {
+      f'eval/{name}{side}/toy' for side in ('', *estimates.BOUNDS)
+      for name in ('pass@2', 'pass@4', 'maj@2', 'maj@4', 'maj@5')
+  }
+  for k in (2, 4):
+    solved = [
+        any(subset) for answer in answers
+        for subset in itertools.combinations(answer.sampled, k)
+    ]
+    assert values[f'eval/pass@{k}/toy'] == pytest.approx(np.mean(solved))
+
+
+class Mute(Initials):
+  """Reads no answer."""
+
+  def grade(self, task, text):
+    return dataclasses.replace(super().grade(task, text), answer=None)
+
+
+def test_where_nothing_can_be_read_the_majority_is_wrong():
+  values, _ = _evaluator(Mute('toy', schema.Arithmetic()))[0]()
+  assert values['eval/maj@3/toy'] == 0 < values['eval/pass@3/toy']
+
+
+SUITE = ('Hello.', 'yes', 'What is 1 + 2?')
+
+
+def test_the_suite_is_answered_greedily_in_one_turn():
+  params = _sharp()
+  evaluator, driver = _evaluator(
+      params=params, suite=SUITE, max_episode_tokens=5
+  )
+  answers = evaluator.answer_suite()
+  assert [answer.prompt for answer in answers] == list(SUITE)
+  lengths = set()
+  for answer in answers:
+    prompt = RENDERER.render(
+        [{'role': 'user', 'content': answer.prompt}],
+        add_generation_prompt=True,
+    ).ids
+    ids = _greedy(params, prompt, 8)  # eval.max_tokens, whatever an episode has
+    ended = ids[-1] in RENDERER.stop_ids
+    assert answer.text == RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
+    assert answer.tokens == len(ids)
+    assert answer.stop_reason == ('eos' if ended else 'max_tokens')
+    lengths.add(len(ids))
+  assert max(lengths) == 8
+  assert evaluator.answer_suite() == answers
+  # It is no environment of the evaluation, nor does it change another's draws.
+  values, _ = evaluator()
+  assert values == _evaluator(params=params, max_episode_tokens=5)[0]()[0]
+  assert len({rollout.uid for rollout in driver.played}) == 3 + 16
+  assert _evaluator()[0].answer_suite() == []
+
+
+def test_the_longest_prompt_of_the_suite_needs_room():
+  made = evaluation.Evaluator(
+      {'toy': TOY}, RENDERER,
+      schema.Eval(max_tokens=8, max_episode_tokens=2, suite=('a', 'b' * 40)),
+      seed=0,
+  )
+  assert made.max_length == 40 + 3 + 8
+  alone = evaluation.Evaluator(
+      {}, RENDERER, schema.Eval(max_tokens=8, suite=('abc',)), seed=0
+  )
+  assert alone.max_length == 3 + 3 + 8
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'ks': (1,)}, r'ks must hold numbers above 1, up to samples=8: got \(1,'),
+    ({'ks': (2, 9)}, 'ks must hold numbers above 1, up to samples=8'),
+    ({'ks': (2,), 'samples': 0}, 'ks must hold .* up to samples=0'),
+    ({'suite': ('a', ' ')}, 'suite must hold prompts with text, each once'),
+    ({'suite': ('a', 'a')}, 'suite must hold prompts with text, each once'),
+])  # fmt: skip
+def test_what_cannot_be_asked_for(options, message):
+  with pytest.raises(ValueError, match=message):
+    schema.Eval(**options)
+  assert schema.Eval(ks=(8,)).ks == (8,)
+
+
 def test_what_is_not_graded_is_answered_once(tmp_path):
   path = tmp_path / 'rows.jsonl'
   rows = [{'prompt': f'Say {i}.', 'completion': f'{i}'} for i in range(3)]
@@ -226,7 +343,8 @@ def test_what_is_not_graded_is_answered_once(tmp_path):
   assert [answer.answer for answer in answers] == ['0', '1', '2']
   assert {answer.correct for answer in answers} == {None}
   assert values.keys() == {
-      'eval/length/toy', 'eval/truncated/toy', 'eval/errors/toy'
+      'eval/length/toy', 'eval/truncated/toy', 'eval/errors/toy',
+      'eval/stop/max_tokens/toy',
   }
   nothing, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
   assert nothing() == ({}, []) and driver.played == ()
@@ -268,7 +386,7 @@ class Broken(toys.Letters):
 
 def test_where_all_fails_there_is_no_rate():
   values, answers = _evaluator(Broken('toy', schema.Arithmetic()))[0]()
-  assert values == {'eval/errors/toy': 4}
+  assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
   assert all('broken' in answer.error for answer in answers)
 
 
@@ -328,8 +446,14 @@ def test_an_evaluator_that_always_knows_scores_one():
   evaluator.connect(drivers.Driver(Oracle(env), RENDERER, 128))
   values, answers = evaluator()
   assert len(answers) == 7
-  for name in ('pass_rate', 'format_rate', 'sampled_pass_rate', 'pass@2'):
+  for name in (
+      'pass_rate', 'format_rate', 'sampled_pass_rate', 'pass@2', 'maj@2'
+  ):
     assert values[f'eval/{name}/toy'] == 1
+    # 7 of 7, by Wilson: 7 / (7 + 1.96^2)
+    assert values[f'eval/{name}_low/toy'] == pytest.approx(0.645670, abs=1e-6)
+    assert values[f'eval/{name}_high/toy'] == 1
+  assert values['eval/stop/eos/toy'] == 1
   assert values['eval/truncated/toy'] == 0 == values['eval/errors/toy']
   assert answers[0].text == env.source('eval', 0).take(1)[0].demonstration[0][
       'content'

@@ -127,6 +127,12 @@ class Eval:
   prompts: int = 500
   # Answers to each of them at temperature 1, beside the greedy one; 0 = none.
   samples: int = 8
+  # Also measure pass@k and maj@k for these k, by all subsets of k of the
+  # answers at temperature 1; k = samples is measured anyway.
+  ks: tuple[int, ...] = ()
+  # Also answer these prompts (user messages) greedily in one turn, whatever the
+  # environments; shown before and after, and not graded.
+  suite: tuple[str, ...] = ()
   # Also measure the KL of the policy to the stage's initial parameters, on one
   # sampled answer per task; keeps a copy of those parameters on the devices.
   kl: bool = False
@@ -145,6 +151,16 @@ class Eval:
     samplers.require_budgets(self)
     base.require(
         0 <= self.samples <= 1000, 'samples', 'be in [0, 1000]', self.samples
+    )
+    base.require(
+        all(1 < k <= self.samples for k in self.ks), 'ks',
+        f'hold numbers above 1, up to samples={self.samples}', self.ks,
+        'k = 1 is sampled_pass_rate',
+    )
+    base.require(
+        all(prompt.strip() for prompt in self.suite)
+        and len(set(self.suite)) == len(self.suite), 'suite',
+        'hold prompts with text, each once', self.suite,
     )
     base.require(
         self.every is None or self.every > 0, 'every', 'be None or > 0',
