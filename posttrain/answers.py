@@ -2,7 +2,8 @@
 
 Read from `rollouts/<stage>_eval_<step>.jsonl`, where evaluation leaves its
 greedy answers. Questions with one answer share a table; what is played in
-several turns is shown as `transcripts`.
+several turns is shown as `transcripts`. The prompts of a suite, read from
+`rollouts/<stage>_suite_<step>.jsonl`, have a table of their own.
 """
 
 import html
@@ -29,13 +30,9 @@ def write(workdir: str, stages: list[str]) -> str:
   Returns:
     HTML for a page with the style of `report`; '' if nothing was answered.
   """
-  files = _files(os.path.join(workdir, 'rollouts'), stages)
-  if not files:
+  attempts = _attempts(workdir, stages, 'eval')
+  if not attempts:
     return ''
-  # Before the first step, and the last of every stage.
-  times = {} if files[0][1] else {'start': files[0][2]}
-  times |= {f'after {stage}': path for stage, step, path in files if step}
-  attempts = {name: metrics.read(path) for name, path in times.items()}
   played = transcripts.multi_turn(
       row for rows in attempts.values() for row in rows
   )
@@ -43,6 +40,44 @@ def write(workdir: str, stages: list[str]) -> str:
   if len(attempts) > 2:  # a table has no room for the start as well
     attempts.pop('start', None)
   return ''.join([_table(attempts, played), *parts])
+
+
+def suite(workdir: str, stages: list[str]) -> str:
+  """Returns the prompts of `eval.suite` and all answers; args as of `write`.
+
+  Stages may differ in their prompts: an answer that was not asked for is n/a.
+  """
+  attempts = {
+      name: {row['prompt']: row for row in rows}
+      for name, rows in _attempts(workdir, stages, 'suite').items()
+  }
+  if not attempts:
+    return ''
+  body = ''
+  for prompt in dict.fromkeys(x for rows in attempts.values() for x in rows):
+    cells = ''.join(
+        _answer(rows[prompt]) if prompt in rows else '<td class="n">n/a</td>'
+        for rows in attempts.values()
+    )
+    body += f'<tr><td class="text">{html.escape(prompt)}</td>{cells}</tr>'
+  heads = ''.join(f'<th>{html.escape(name)}</th>' for name in attempts)
+  return (
+      '<h2>The suite of prompts, before and after</h2><p class="note">Answered '
+      'greedily, and not graded.</p>'
+      f'<table><tr><th>prompt</th>{heads}</tr>{body}</table>'
+  )
+
+
+def _attempts(workdir: str, stages: list[str], what: str) -> dict[str, Rows]:
+  """Answers before the first step, and the last of every stage."""
+  files = _files(os.path.join(workdir, 'rollouts'), stages, what)
+  if not files:
+    return {}
+  (first, step, path), times = files[0], {}
+  if step == 0:
+    times['start' if first in stages[:1] else f'before {first}'] = path
+  times |= {f'after {stage}': path for stage, step, path in files if step}
+  return {name: metrics.read(path) for name, path in times.items()}
 
 
 def _table(attempts: dict[str, Rows], played: set[str]) -> str:
@@ -92,11 +127,13 @@ def _transcripts(env: str, attempts: dict[str, Rows]) -> str:
   )
 
 
-def _files(folder: str, stages: list[str]) -> list[tuple[str, int, str]]:
+def _files(
+    folder: str, stages: list[str], what: str
+) -> list[tuple[str, int, str]]:
   """(stage, step, path) of the evaluations' answers, in the run's order."""
   found = []
   for name in os.listdir(folder) if os.path.isdir(folder) else ():
-    match = re.fullmatch(r'(.+)_eval_(\d+)\.jsonl', name)
+    match = re.fullmatch(rf'(.+)_{what}_(\d+)\.jsonl', name)
     if match:
       stage, step = match[1], int(match[2])
       found.append((stage, step, os.path.join(folder, name)))

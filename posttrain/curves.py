@@ -10,6 +10,8 @@ import matplotlib
 import numpy as np
 from matplotlib import figure as mpl_figure
 
+from posttrain.rollout import estimates
+
 INK, MUTED, RULE = '#1f2933', '#7b8794', '#d9dee4'
 COLORS = ('#2f6f9f', '#c8553d', '#4a8c5c', '#8a6fb0', '#b58a2c')
 PANELS = (  # title, metric or its prefix, how it is drawn
@@ -50,6 +52,7 @@ def _series(rows: Rows, key: str) -> dict[str, list[np.ndarray]]:
     names = dict.fromkeys(
         name for row in mine for name in row
         if name == key or key[-1] in '/@' and name.startswith(key)
+        and not estimates.is_bound(name, row)
     )
     for name in names:
       points = [

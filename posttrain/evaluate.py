@@ -1,7 +1,8 @@
 """Measures a policy on a recipe's held-out tasks; trains nothing.
 
-    python -m posttrain.evaluate --checkpoint=PATH [--stage=NAME]
-        [--config=FILE[:ARGUMENT]] [--config.KEY=VALUE ...] [--answers=FILE]
+    python -m posttrain.evaluate --checkpoint=PATH [--against=PATH]
+        [--stage=NAME] [--config=FILE[:ARGUMENT]] [--config.KEY=VALUE ...]
+        [--answers=FILE]
 
 PATH is as for posttrain.generate: of a run, or a HuggingFace or PEFT
 directory. A run is asked the tasks of the stage it was saved in, by its own
@@ -9,18 +10,22 @@ config; --config takes a recipe instead, which a directory needs, and --stage
 another stage of it (default: the last). The keys that matter are a stage's
 `eval`, `envs` and `rollout`.
 
-Prints a table, and as the last line on stdout one JSON object. --answers
-writes each greedy answer as a line of JSON. Exit codes: 0 done, 1 environments
-failed too often, 2 the command is wrong, 130 interrupted.
+Prints a table with 95 % intervals over the tasks, the answers to the prompts of
+`eval.suite`, and as the last line on stdout one JSON object. --against measures
+a second policy, of the same model, on the same tasks, and prints both: the
+suite's answers side by side, and how much more of the tasks the first gets
+right, with the normal 95 % interval of the mean of the differences per task.
+--answers writes each greedy answer of the first as a line of JSON. Exit codes:
+0 done, 1 environments failed too often, 2 the command is wrong, 130
+interrupted.
 """
 
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from posttrain import config, errors, schema, validation
+from posttrain import comparison, config, errors, schema, validation
 
 
 @dataclasses.dataclass
@@ -28,6 +33,7 @@ class Flags:
   """The command line."""
 
   checkpoint: str = ''
+  against: str | None = None
   config: str | None = None
   stage: str | None = None
   answers: str | None = None
@@ -42,13 +48,14 @@ def parse(argv: Sequence[str]) -> Flags:
     if argument.startswith('--config.') and value:
       flags.overrides.append((name.removeprefix('config.'), value))
     elif argument.startswith('--') and value and name in (
-        'checkpoint', 'config', 'stage', 'answers'
+        'checkpoint', 'against', 'config', 'stage', 'answers'
     ):  # fmt: skip
       setattr(flags, name, value)
     else:
       raise ValueError(
-          'arguments must be --checkpoint=PATH, --config=FILE, --stage=NAME, '
-          f'--answers=FILE or --config.KEY=VALUE: got {argument!r}'
+          'arguments must be --checkpoint=PATH, --against=PATH, --config=FILE, '
+          '--stage=NAME, --answers=FILE or --config.KEY=VALUE: got '
+          f'{argument!r}'
       )
   if not flags.checkpoint:
     raise ValueError('--checkpoint=PATH must be given')
@@ -69,6 +76,8 @@ def resolve(flags: Flags, folder: str) -> tuple[schema.Run, str]:
   else:
     host = checkpoint.read_host(folder)
     node, name = config.from_dict(host['config']), name or host['stage']
+    # With the keys that the program had not yet when the run was started.
+    node = config.from_dict(config.to_dict(config.build(node)))
   for key, value in flags.overrides:
     config.override(node, key, value)
   run = config.build(node)
@@ -81,8 +90,10 @@ def resolve(flags: Flags, folder: str) -> tuple[schema.Run, str]:
   return run, name
 
 
-def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
-  """Answers the tasks; returns metrics by name, and the greedy answers.
+def measure(
+    flags: Flags,
+) -> tuple[comparison.Measurement, comparison.Measurement | None]:
+  """Answers the tasks, by one policy or by two.
 
   Raises:
     ValueError: the command is wrong, or weights and config do not fit.
@@ -93,8 +104,8 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
   from posttrain.models import transformer
   from posttrain.rollout import driver
 
-  folder = weights.find(flags.checkpoint)
-  run, name = resolve(flags, folder)
+  folders = [weights.find(flags.checkpoint)]
+  run, name = resolve(flags, folders[0])
   instrument.keep_freed_memory()
   instrument.enable_compilation_cache(run.compilation_cache)
   stage = run.stages[name]
@@ -104,36 +115,48 @@ def measure(flags: Flags) -> tuple[dict[str, float], list[Any]]:
   )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
   built = parts.make(run, name)
-  weights.check(folder, built.model, built.renderer)
+  weights.check(folders[0], built.model, built.renderer)
+  if flags.against is not None:
+    folders.append(_rival(flags.against, built))
   like = sharding.placed(
       transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh
   )
   engine = connect.engine(run, stage, built)
-  engine.set_params(weights.load(folder, like, average=True), 0)
   evaluator = built.evaluator
   evaluator.connect(driver.Driver(
       engine, built.renderer, built.capacity, stage.rollout
   ))  # fmt: skip
-  values, answers = evaluator()
-  if not values:
+  found = []
+  for version, folder in enumerate(folders):
+    engine.set_params(weights.load(folder, like, average=True), version)
+    found.append(
+        comparison.Measurement(*evaluator(), evaluator.answer_suite())
+    )
+    _check_asked(name, found[-1])
+  return found[0], found[1] if len(found) > 1 else None
+
+
+def _rival(path: str, built) -> str:
+  """The folder of the second policy."""
+  from posttrain import weights
+
+  try:
+    folder = weights.find(path)
+    weights.check(folder, built.model, built.renderer)
+  except ValueError as error:
+    raise ValueError(
+        '--against must name a policy of the same model and tokens: got '
+        f'{path!r}; {error}'
+    ) from error
+  return folder
+
+
+def _check_asked(name: str, found: comparison.Measurement) -> None:
+  if not (found.values or found.suite):
     raise ValueError(
         f'stage {name!r} must have held-out tasks: no environment of it has; '
         f'set config.{name}.envs.NAME.env.eval_path, say'
     )
-  return values, answers
-
-
-def table(values: dict[str, float]) -> list[str]:
-  """Lines of metric, environment and value."""
-  rows = [
-      (*name.removeprefix('eval/').split('/', 1), f'{value:.4f}')
-      for name, value in values.items()
-  ]
-  widths = [max(len(row[i]) for row in rows) for i in range(2)]
-  return [
-      f'{metric:<{widths[0]}}  {env:<{widths[1]}}  {value:>10}'
-      for metric, env, value in rows
-  ]
 
 
 def _check_writable(path: str | None) -> None:
@@ -153,12 +176,13 @@ def main(argv: Sequence[str]) -> int:
   try:
     flags = parse(argv)
     _check_writable(flags.answers)
-    values, answers = measure(flags)
-    print('\n'.join(table(values)))
-    print(json.dumps(values))
+    mine, theirs = measure(flags)
+    print('\n'.join(comparison.table(mine, theirs)))
+    print('\n'.join([*comparison.suite(mine, theirs), '']), end='')
+    print(json.dumps(comparison.to_json(mine, theirs)))
     if flags.answers:
       with open(flags.answers, 'w') as f:
-        for answer in answers:
+        for answer in mine.answers:
           f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
   except KeyboardInterrupt:
     return 130

@@ -1,10 +1,11 @@
 """The picture of a run: `WORKDIR/report.html`, and its curves as a PNG.
 
-  1. read config.json, metrics.jsonl and the last answers of
-     evaluation (`rollouts/<stage>_eval_<step>.jsonl`);
+  1. read config.json, metrics.jsonl and the last answers of evaluation
+     (`rollouts/<stage>_eval_<step>.jsonl`, and `_suite_`);
   2. draw the learning curves, stages side by side on one axis;
   3. lay out one HTML file that needs no other: the result, the curves, the
-     same prompts answered before and after, the seconds, the config.
+     same prompts answered before and after, those of the suite as well, the
+     seconds, the config.
 
 What is missing is left out: a run that was stopped has a report, too.
 """
@@ -20,12 +21,14 @@ import matplotlib
 import numpy as np
 
 from posttrain import answers, curves, metrics, transcripts
+from posttrain.rollout import estimates
 
 RESULTS = (  # metric, what it is called ({} = the metric), how it is written
     ('pass_rate', 'pass rate, greedy', '{:.1%}'),
     (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # of a part of the tasks
     ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
     (r'pass@\d+', '{}', '{:.1%}'),
+    (r'maj@\d+', '{}, of the majority', '{:.1%}'),
     ('format_rate', 'format rate, greedy', '{:.1%}'),
     ('entropy', 'entropy, nats per token', '{:.4f}'),
     ('kl', 'KL to the start of the stage, nats per token', '{:.4f}'),
@@ -50,6 +53,7 @@ th, td { padding: 0.45rem 1rem 0.45rem 0; vertical-align: top; }
 td { border-bottom: 1px solid var(--rule); }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 b.n { font-size: 1.05rem; }
+td small { color: var(--muted); white-space: nowrap; }
 .text { font: 0.82rem/1.5 ui-monospace, Menlo, Consolas, monospace;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 .good { color: var(--good); } .bad { color: var(--bad); }
@@ -73,7 +77,8 @@ def write(workdir: str) -> str:
   name = html.escape(os.path.basename(os.path.abspath(workdir)))
   parts = [
       f'<h1>{name}</h1>', _subtitle(rows), _results(rows), _curves(rows),
-      answers.write(workdir, curves.stages(rows)), _seconds(rows),
+      answers.write(workdir, curves.stages(rows)),
+      answers.suite(workdir, curves.stages(rows)), _seconds(rows),
       _details(config),
   ]
   path = os.path.join(workdir, 'report.html')
@@ -134,32 +139,41 @@ def _results(rows: Rows) -> str:
   columns |= {f'after {row["stage"]}': values for row, values in found}
   heads = ''.join(f'<th class="n">{html.escape(name)}</th>' for name in columns)
   body = ''
-  for env, name, style in dict.fromkeys(
+  for env, name in dict.fromkeys(
       key for values in columns.values() for key in values
   ):
     cells = ''.join(
-        f'<td class="n">{style.format(values[env, name, style])}</td>'
-        if (env, name, style) in values else '<td class="n">n/a</td>'
+        f'<td class="n">{values.get((env, name), "n/a")}</td>'
         for values in columns.values()
     )
     body += (
         f'<tr><td>{html.escape(env)}</td><td>{html.escape(name)}</td>{cells}'
         '</tr>'
     )
+  known = any('<small>' in x for c in columns.values() for x in c.values())
+  note = '<p class="note">In brackets: 95 % intervals, over tasks.</p>'
   return (
-      '<h2>Held-out evaluation</h2><table><tr><th>environment</th><th></th>'
-      f'{heads}</tr>{body}</table>'
+      f'<h2>Held-out evaluation</h2>{note if known else ""}'
+      f'<table><tr><th>environment</th><th></th>{heads}</tr>{body}</table>'
   )
 
 
-def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str, str], float]:
-  """(environment, what it is called, format) -> value, in a fixed order."""
+def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str], str]:
+  """(environment, what it is called) -> HTML of it, in a fixed order."""
   found = {}
   for pattern, title, style in RESULTS:
     for key, value in row.items():
       match = re.fullmatch(f'eval/({pattern})/(.+)', key)
-      if match and value is not None:
-        found[match[2], title.format(match[1]), style] = value
+      if match and value is not None and not estimates.is_bound(key, row):
+        interval = [
+            row.get(f'eval/{match[1]}{side}/{match[2]}')
+            for side in estimates.BOUNDS
+        ]
+        shown = style.format(value)
+        if None not in interval:
+          low, high = map(style.format, interval)
+          shown += f' <small>[{low}, {high}]</small>'
+        found[match[2], title.format(match[1])] = shown
   return dict(sorted(found.items(), key=lambda item: item[0][0]))
 
 

@@ -66,6 +66,7 @@ FLOORS = {
     'posttrain.prepare': 8.3,
     'posttrain.job': 8.4,  # what floor 9 drives,
     'posttrain.build': 8.6,  # and who builds it from floor 8
+    'posttrain.comparison': 9,
     'posttrain.train': 9,
     'posttrain.serve': 9,
     'posttrain.main': 10,

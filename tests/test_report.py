@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from posttrain import answers, metrics, report
+from posttrain import answers, curves, metrics, report
 
 
 def make_run(folder):
@@ -70,6 +70,72 @@ def test_the_whole_report(run):
   about = '120 steps, 20,060 tokens/s (median), update compiled 1 time'
   assert f'sft: {about}; grpo: {about}</p>' in text
   assert 'sft: 28.2 s</p>' in text  # 120 * .21 + 3
+
+
+def test_intervals_stand_behind_their_rates(tmp_path):
+  row = {'stage': 'sft', 'step': 0, 'eval/pass_rate_hard/a': 0.125}
+  for name, value in (('pass_rate', 0.5), ('maj@8', 0.25), ('pass@8', 1.0)):
+    row[f'eval/{name}/a'] = value
+    row[f'eval/{name}_low/a'] = value / 2
+    row[f'eval/{name}_high/a'] = 1.0
+  (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+  report.write(str(tmp_path))
+  text = (tmp_path / 'report.html').read_text()
+  cells = re.findall(r'<tr><td>a</td><td>(.*?)</td><td class="n">(.*?)</', text)
+  assert cells == [
+      ('pass rate, greedy', '50.0% <small>[25.0%, 100.0%]'),
+      ('pass_rate_hard, greedy', '12.5%'),
+      ('pass@8', '100.0% <small>[50.0%, 100.0%]'),
+      ('maj@8, of the majority', '25.0% <small>[12.5%, 100.0%]'),
+  ]
+  assert '95 % intervals, over tasks' in text
+
+
+def test_bounds_are_no_curves_of_their_own():
+  rows = [
+      {'stage': 'a', 'step': step, 'eval/pass@8/e': 0.5,
+       'eval/pass@8_low/e': 0.4, 'eval/pass@8_high/e': 0.6}
+      for step in (0, 1)
+  ]  # fmt: skip
+  assert list(curves._series(rows, 'eval/pass@')) == ['eval/pass@8/e']
+
+
+def save_suite(run, stage, step, answers):
+  path = run / 'rollouts' / f'{stage}_suite_{step:06d}.jsonl'
+  path.write_text(''.join(json.dumps({
+      'prompt': prompt, 'text': text, 'stop_reason': 'eos', 'tokens': 3,
+  }) + '\n' for prompt, text in answers.items()))
+
+
+def test_the_suite_is_shown_before_and_after(run):
+  save_suite(run, 'sft', 0, {'Hello <b>.': 'nothing', 'Why?': ''})
+  save_suite(run, 'sft', 60, {'Hello <b>.': 'in between', 'Why?': 'no'})
+  save_suite(run, 'sft', 120, {'Hello <b>.': 'Hi & bye', 'Why?': 'Because'})
+  save_suite(run, 'grpo', 120, {'Hello <b>.': 'Hello', 'New?': 'Yes'})
+  report.write(str(run))
+  text = (run / 'report.html').read_text()
+  _, part = text.split('<h2>The suite of prompts, before and after</h2>')
+  part = part[: part.index('</table>')]
+  table = [
+      re.findall(r'<t[hd](?: class="[a-z ]*")?>(.*?)</t', row)
+      for row in part.split('<tr>')[1:]
+  ]
+  assert table == [
+      ['prompt', 'start', 'after sft', 'after grpo'],
+      ['Hello &lt;b&gt;.', 'nothing', 'Hi &amp; bye', 'Hello'],
+      ['Why?', '(empty)', 'Because', 'n/a'], ['New?', 'n/a', 'n/a', 'Yes'],
+  ]
+  # The answers to tasks are shown as they are without it.
+  assert 'The first 12 of 15 evaluation prompts' in text
+
+
+def test_a_suite_of_a_later_stage_alone_begins_before_it(run):
+  save_suite(run, 'grpo', 0, {'Why?': 'a'})
+  save_suite(run, 'grpo', 120, {'Why?': 'b'})
+  text = answers.suite(str(run), ['sft', 'grpo'])
+  heads = re.findall('<th>(.*?)</th>', text)
+  assert heads == ['prompt', 'before grpo', 'after grpo']
+  assert answers.suite(str(run / 'none'), ['sft']) == ''
 
 
 @pytest.mark.parametrize('row, want', [

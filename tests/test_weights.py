@@ -32,11 +32,13 @@ from posttrain import (
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
 from posttrain.models import hf, hf_config, lora, peft, transformer
+from posttrain.rollout import estimates
 from tests import fixtures
 
 MODEL = dataclasses.replace(fixtures.MODEL, layers=2, qk_norm=True)
 LORA = schema.Lora(rank=3, alpha=6.0, targets='attention/[qo]/|mlp/up')
 IDS = '1,2,3,4'
+SUITE = ('What is 1 + 2?', 'Say hello, and nothing else.')
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +62,7 @@ def stage(init, **options):
           prompts_per_step=4, row_tokens=64, micro_batch_tokens=128
       ),
       optim=schema.Optim(lr=3e-2, schedule='constant', weight_decay=0.0),
-      eval=schema.Eval(prompts=4, samples=2, max_tokens=12),
+      eval=schema.Eval(prompts=4, samples=2, max_tokens=12, suite=SUITE),
       rollout=schema.Rollout(slots=8, prefill_rows=4), **options,
   )  # fmt: skip
 
@@ -173,16 +175,111 @@ def test_the_reference_is_the_base_itself(folder, tmp_path):
   made.close()
 
 
+def test_the_suite_is_written_at_every_evaluation(workdir):
+  for stage in ('sft', 'grpo'):
+    for step in (0, 3):
+      said = metrics.read(
+          str(workdir / f'rollouts/{stage}_suite_{step:06d}.jsonl')
+      )
+      assert [x.pop('prompt') for x in said] == list(SUITE)
+      assert all(x.keys() == {'text', 'stop_reason', 'tokens'} for x in said)
+      assert {x['stop_reason'] for x in said} <= {'eos', 'max_tokens'}
+      assert all(1 <= x['tokens'] <= 12 for x in said)
+  report = (workdir / 'report.html').read_text()
+  assert '<th>start</th><th>after sft</th><th>after grpo</th>' in report
+
+
+def evaluated(capsys, *argv):
+  """(readable lines, the JSON object behind them)."""
+  assert evaluate.main(argv) == 0
+  *lines, values = capsys.readouterr().out.splitlines()
+  return lines, json.loads(values)
+
+
 def test_evaluation_alone_repeats_that_of_the_run(workdir, tmp_path, capsys):
   last = rows(workdir)[-1]
-  argv = [f'--checkpoint={workdir}', f'--answers={tmp_path / "answers.jsonl"}']
-  assert evaluate.main(argv) == 0
-  *table, values = capsys.readouterr().out.splitlines()
-  values = json.loads(values)
+  lines, values = evaluated(
+      capsys, f'--checkpoint={workdir}',
+      f'--answers={tmp_path / "answers.jsonl"}',
+  )
+  suite = values.pop('suite')
   assert values == {k: v for k, v in last.items() if k.startswith('eval/')}
-  assert len(table) == len(values) and 'pass_rate' in ''.join(table)
+  table = lines[: lines.index('')]
+  assert len(table) == 1 + len([
+      key for key in values if not estimates.is_bound(key, values)
+  ])
+  assert any(line.startswith('pass_rate ') and ']' in line for line in table)
   answers = (workdir / 'rollouts/grpo_eval_000003.jsonl').read_text()
   assert (tmp_path / 'answers.jsonl').read_text() == answers
+  saved = str(workdir / 'rollouts/grpo_suite_000003.jsonl')
+  assert suite == metrics.read(saved)
+  assert [f'> {prompt}' for prompt in SUITE] == [
+      line for line in lines if line[:2] == '> '
+  ]
+
+
+def test_two_policies_are_evaluated_on_the_same_tasks(
+    folder, workdir, capsys
+):
+  """The base that the run began with is what it was before the first step."""
+  lines, values = evaluated(
+      capsys, f'--checkpoint={workdir}', f'--against={folder}'
+  )
+  first = next(row for row in rows(workdir) if row['stage'] == 'sft')
+  last = rows(workdir)[-1]
+  for prefix, row in (('eval', last), ('against', first)):
+    assert values[f'{prefix}/length/sums'] == pytest.approx(
+        row['eval/length/sums']
+    )
+    assert values[f'{prefix}/pass_rate/sums'] == row['eval/pass_rate/sums']
+  for name in ('pass_rate', 'sampled_pass_rate'):
+    more = values[f'eval/{name}/sums'] - values[f'against/{name}/sums']
+    assert values[f'difference/{name}/sums'] == pytest.approx(more)
+    low, high = (
+        values[f'difference/{name}{side}/sums'] for side in estimates.BOUNDS
+    )
+    assert low <= more <= high
+  saved = str(workdir / 'rollouts/sft_suite_000000.jsonl')
+  assert values['against/suite'] == metrics.read(saved)
+  assert lines[0].split()[-8:] == [
+      'against', '95', '%', 'interval', 'difference', '95', '%', 'interval'
+  ]
+  assert sum('checkpoint (' in x and '| against (' in x for x in lines) == 2
+
+
+def test_against_another_model(workdir, tmp_path, capsys):
+  other = dataclasses.replace(MODEL, layers=1)
+  hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')
+  pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
+  for path, says in ((tmp_path / 'hf', 'its layers is 1'),
+                     ('/nowhere', 'where no saved step was')):
+    argv = [f'--checkpoint={workdir}', f'--against={path}']
+    assert evaluate.main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line and line.startswith(
+        'error: --against must name a policy of the same model and tokens: got'
+    )
+
+
+def test_a_run_of_an_older_program_may_be_asked_what_is_new(
+    workdir, monkeypatch
+):
+  read = checkpoint.read_host
+
+  def older(folder):
+    host = read(folder)
+    for name in ('ks', 'suite'):
+      del host['config']['grpo']['eval'][name]
+    return host
+
+  monkeypatch.setattr(checkpoint, 'read_host', older)
+  flags = evaluate.parse([
+      f'--checkpoint={workdir}', '--config.grpo.eval.suite=("One?", "Two?")'
+  ])  # fmt: skip
+  run, name = evaluate.resolve(flags, weights.find(str(workdir)))
+  assert name == 'grpo' and run.stages[name].eval == schema.Eval(
+      prompts=4, samples=2, max_tokens=12, suite=('One?', 'Two?')
+  )
 
 
 @pytest.mark.parametrize(('argv', 'says'), [
