@@ -155,8 +155,9 @@ def _about(cfg, name, built: parts.Parts, workdir, host) -> dict[str, Any]:
     start = refs.resolve(cfg.stages[name].init, workdir)
   if pinned is None:
     pinned = {
-        x: refs.resolve(x, workdir) for x in built.pipeline.references
-        if isinstance(x, str)
+        x: refs.resolve(x, workdir) for x in (
+            *built.pipeline.references, *built.pipeline.reward_models
+        ) if isinstance(x, str)
     }  # fmt: skip
   return {
       'stage': name,

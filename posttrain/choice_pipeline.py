@@ -26,7 +26,8 @@ from posttrain.data import sources
 class Choices:
   """Infinite iterator of `pipeline.Item`s, deterministic in seed and state."""
 
-  live, ahead, players, envs = False, True, frozenset(), {}
+  live, ahead, players = False, True, frozenset()
+  envs, reward_models = {}, {}
 
   def __init__(
       self, stage: schema.Stage, renderer: chat.Renderer, seed: int,

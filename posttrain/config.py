@@ -84,7 +84,7 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
     )
   value = text if node.get_type(leaf) is str else _literal(text)
   value = None if text == 'None' else value
-  if leaf == 'model' and isinstance(value, str):
+  if leaf == 'model' and len(parents) < 2 and isinstance(value, str):
     named = _named_model(value, f'{path}.{leaf}', node[leaf])
     value = dataclasses.asdict(named)
   if isinstance(value, dict):

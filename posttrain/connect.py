@@ -4,9 +4,11 @@
     references   score under the policy, of late or at first, and others
     players      one engine more per frozen model that samples
     judges       one more per model that is asked for its opinion
+    rewards      of reward models
 """
 
 import functools
+import os
 from typing import Any
 
 import jax
@@ -16,7 +18,12 @@ from posttrain import preemption, schema, scoring
 from posttrain.decode import engine as engines
 from posttrain.models import transformer
 from posttrain.rollout import driver as drivers
-from posttrain.rollout import endpoint, endpoint_engine, rewarding
+from posttrain.rollout import (
+    endpoint,
+    endpoint_engine,
+    reward_models,
+    rewarding,
+)
 from posttrain.rollout import references as refs
 
 
@@ -89,7 +96,10 @@ def connect(
   )
   judge = functools.partial(_judge, cfg, stage, built, models)
   if isinstance(built.pipeline, pipelines.Pipeline):
-    built.pipeline.connect(players, models, functools.cache(judge))
+    reward_model = functools.partial(_reward_model, built, load)
+    built.pipeline.connect(
+        players, models, functools.cache(judge), functools.cache(reward_model)
+    )
   built.evaluator.connect(
       drivers.Driver(made, built.renderer, built.capacity, stage.rollout),
       models,
@@ -128,6 +138,19 @@ def _player(cfg, stage, built, references: refs.References, model):
   made = _engine(cfg, stage, built, frozen.cfg)
   made.set_params(frozen.params, -1)
   return made
+
+
+def _reward_model(
+    built, load: refs.Loader, name: str
+) -> reward_models.RewardModel:
+  """A reward model, on the devices as long as the stage lasts."""
+  rows = built.pipeline.shape[1]
+  return reward_models.load(
+      name, os.path.join(load.workdir, load.folders[name]), built.model,
+      lambda model: scoring.Scorer(
+          model, rows, built.capacity, built.mesh, reward=True
+      ), built.mesh,
+  )  # fmt: skip
 
 
 def _judge(

@@ -65,11 +65,20 @@ class EnvRun:
       named[f'{key}.sampler.model'] = self.sampler.model
     return {model: key for key, model in named.items() if model is not None}
 
+  @property
+  def reward_models(self) -> dict[str, str]:
+    """Those it asks, each with the key of the stage that says so."""
+    return {
+        one.model: f'envs.{self.name}.rewards.{name}.model'
+        for name, one in self.entry.rewards.items() if one.model is not None
+    }  # fmt: skip
+
   def connect(
-      self, judge: Callable[[schema.Reference], rewarding.Judge] | None
-  ) -> None:
-    """Hands out judges, by the names that the config has for them."""
-    self.rewards.connect(judge)
+      self, judge: Callable[[schema.Reference], rewarding.Judge] | None,
+      reward_model: Callable[[str], rewarding.Model] | None = None,
+  ) -> None:  # fmt: skip
+    """Hands out judges and reward models, by their names in the config."""
+    self.rewards.connect(judge, reward_model)
     if self.entry.judge is not None:
       self.env.judge = judge(self.entry.judge)
 

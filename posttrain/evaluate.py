@@ -25,7 +25,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from posttrain import comparison, config, errors, schema, validation
+from posttrain import comparison, config, errors
 
 
 @dataclasses.dataclass
@@ -62,34 +62,6 @@ def parse(argv: Sequence[str]) -> Flags:
   return flags
 
 
-def resolve(flags: Flags, folder: str) -> tuple[schema.Run, str]:
-  """The options, and the name of the stage whose tasks are asked."""
-  from posttrain import checkpoint, weights
-
-  name = flags.stage
-  if flags.config is not None:
-    node = config.load(flags.config)
-  elif not weights.is_run(folder):
-    raise ValueError(
-        f'--config=FILE must be given: {folder} says nothing of tasks'
-    )
-  else:
-    host = checkpoint.read_host(folder)
-    node, name = config.from_dict(host['config']), name or host['stage']
-    # With the keys that the program had not yet when the run was started.
-    node = config.from_dict(config.to_dict(config.build(node)))
-  for key, value in flags.overrides:
-    config.override(node, key, value)
-  run = config.build(node)
-  validation.check(run)
-  name = name or list(run.stages)[-1]
-  if name not in run.stages:
-    raise ValueError(
-        f'--stage must be one of {tuple(run.stages)}: got {name!r}'
-    )
-  return run, name
-
-
 def measure(
     flags: Flags,
 ) -> tuple[comparison.Measurement, comparison.Measurement | None]:
@@ -100,35 +72,29 @@ def measure(
     TooManyErrors: of environments.
   """
   # Late, so that a mistake in the command line is answered at once.
-  from posttrain import connect, instrument, parts, sharding, weights
-  from posttrain.models import transformer
+  from posttrain import recipes, weights
   from posttrain.rollout import driver
 
   folders = [weights.find(flags.checkpoint)]
-  run, name = resolve(flags, folders[0])
-  instrument.keep_freed_memory()
-  instrument.enable_compilation_cache(run.compilation_cache)
+  run, name = recipes.stage_of(
+      folders[0], flags.config, flags.stage, flags.overrides
+  )
   stage = run.stages[name]
   # How far the policy has drifted is known to those who train it.
   stage = dataclasses.replace(
       stage, eval=dataclasses.replace(stage.eval, kl=False)
   )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  built = parts.make(run, name)
-  weights.check(folders[0], built.model, built.renderer)
+  built, engine, load = recipes.engine(run, name, folders[0])
   if flags.against is not None:
     folders.append(_rival(flags.against, built))
-  like = sharding.placed(
-      transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh
-  )
-  engine = connect.engine(run, stage, built)
   evaluator = built.evaluator
   evaluator.connect(driver.Driver(
       engine, built.renderer, built.capacity, stage.rollout
   ))  # fmt: skip
   found = []
-  for version, folder in enumerate(folders):
-    engine.set_params(weights.load(folder, like, average=True), version)
+  for folder in folders:
+    load(folder)
     found.append(
         comparison.Measurement(*evaluator(), evaluator.answer_suite())
     )

@@ -23,7 +23,7 @@ from posttrain import (
 from posttrain import pipeline as pipelines
 from posttrain.chat import renderer as chat
 from posttrain.models import transformer
-from posttrain.rollout import endpoint
+from posttrain.rollout import endpoint, reward_models
 from posttrain.rollout import references as refs
 
 
@@ -98,7 +98,7 @@ def _held(stage, pipeline, model: schema.Model) -> int:
   """Parameters of the models that are held beside the policy."""
   names = {'init'} if stage.eval.kl else set()
   if stage.kind == 'tokens':  # on pairs it is asked once, and not held
-    names |= {*pipeline.references}
+    names |= {*pipeline.references, *pipeline.reward_models}
   if stage.lora.rank:
     names -= {'init'}  # it is the frozen weights
   total = 0
@@ -141,6 +141,8 @@ def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
   named = [(stage.init, 'init', 'weights of this model', weights.check)]
   for reference, key in built.pipeline.references.items():
     named.append((reference, key, 'a model with these tokens', refs.check))
+  for name, key in built.pipeline.reward_models.items():
+    named.append((name, key, 'a reward model', reward_models.check))
   for model, key, what, check in named:
     try:
       if isinstance(model, schema.Endpoint):

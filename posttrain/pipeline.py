@@ -71,6 +71,7 @@ class Pipeline:
       self, players: Mapping[schema.Reference, drivers.Driver],
       scorer: algorithms.base.Scorer,
       judge: Callable[[schema.Reference], rewarding.Judge] | None = None,
+      reward_model: Callable[[str], rewarding.Model] | None = None,
   ) -> None:  # fmt: skip
     """Gives it who plays episodes, who scores under references, who judges.
 
@@ -78,10 +79,11 @@ class Pipeline:
       players: by the model they play with; 'policy' is the one that trains.
       scorer: of the algorithms' references.
       judge: makes the one that goes by a name.
+      reward_model: the same.
     """
     self._players, self._scorer = players, scorer
     for run in self.envs.values():
-      run.connect(judge)
+      run.connect(judge, reward_model)
 
   @property
   def live(self) -> bool:
@@ -101,6 +103,14 @@ class Pipeline:
     return {
         reference: key for run in self.envs.values()
         for reference, key in run.references.items()
+    }  # fmt: skip
+
+  @property
+  def reward_models(self) -> dict[str, str]:
+    """All that are asked, each with a key of the stage that says so."""
+    return {
+        name: key for run in self.envs.values()
+        for name, key in run.reward_models.items()
     }  # fmt: skip
 
   @property

@@ -57,12 +57,14 @@ FLOORS = {
     'posttrain.transcripts': 7,
     'posttrain.answers': 7.5,
     'posttrain.config': 8,
+    'posttrain.validation_envs': 7.5,
     'posttrain.validation': 8,  # of the options alone; main asks both
     'posttrain.evaluation': 8,
     'posttrain.report': 8,
     'posttrain.states': 8,
     'posttrain.parts': 8.1,
     'posttrain.connect': 8.2,
+    'posttrain.recipes': 8.3,
     'posttrain.prepare': 8.3,
     'posttrain.job': 8.4,  # what floor 9 drives,
     'posttrain.build': 8.6,  # and who builds it from floor 8

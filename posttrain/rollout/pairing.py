@@ -4,7 +4,6 @@ Of each task's answers those that are the same count once; an answer is in one
 pair at most. Tasks that ask the same are asked once.
 """
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -103,8 +102,10 @@ def _pairs(
     seed: tuple[int, ...], count: Count,
 ) -> list[pairs.Pair]:  # fmt: skip
   """The pairs of one task; adds to `count`."""
-  sides = collections.defaultdict(dict)
-  for rollout in group:
+  sides = {True: {}, False: {}}
+  # In random order, so that what is said often is likely to be taken.
+  order = np.random.default_rng(seed).permutation(len(group))
+  for rollout in (group[i] for i in order):
     why = _unusable(rollout)
     if why:
       setattr(count, why, getattr(count, why) + 1)
@@ -114,11 +115,6 @@ def _pairs(
     count.repeated += repr(said) in answers
     answers.setdefault(repr(said), said)
   right, wrong = (list(sides[side].values()) for side in (True, False))
-  # Sampled often or once: each that differs has the same chance.
-  rng = np.random.default_rng(seed)
-  right, wrong = (
-      [side[i] for i in rng.permutation(len(side))] for side in (right, wrong)
-  )
   chosen = list(zip(right, wrong, strict=False))[:limit]
   count.tasks += 1
   count.answers += len(group)

@@ -40,6 +40,9 @@ class Judge(Protocol):
     ...
 
 
+Model = Callable[[Sequence[types.Rollout]], functions.Found]
+
+
 class LocalJudge:
   """A judge in this process."""
 
@@ -84,11 +87,17 @@ class Rewards:
         ) for name, one in cfg.items() if one.fn is not None
     }  # fmt: skip
     self._judges: dict[schema.Reference, Judge] = {}
+    self._models: dict[str, Model] = {}
 
-  def connect(self, judge: Callable[[schema.Reference], Judge]) -> None:
-    """Hands it the judges it names."""
+  def connect(
+      self, judge: Callable[[schema.Reference], Judge] | None,
+      model: Callable[[str], Model] | None = None,
+  ) -> None:  # fmt: skip
+    """Hands it the judges and reward models that it names."""
     names = {one.judge for one in self._cfg.values()} - {None}
     self._judges = {name: judge(name) for name in names}
+    names = {one.model for one in self._cfg.values()} - {None}
+    self._models = {name: model(name) for name in names}
 
   def __call__(
       self, rollouts: Sequence[types.Rollout]
@@ -126,6 +135,8 @@ class Rewards:
 
   def _ask(self, name: str, rollouts) -> functions.Found:
     cfg = self._cfg[name]
+    if cfg.model is not None:
+      return self._models[cfg.model](rollouts)
     if cfg.fn is None:
       return functions.Found([r.score.reward for r in rollouts])
     judge = None if cfg.judge is None else self._judges[cfg.judge]

@@ -6,17 +6,21 @@ from typing import Any
 
 from posttrain.schema import base, references
 
-# How a function is called: nothing for the environment's grade.
+# How a function is called: nothing for the others.
 CALL = ('kwargs', 'judge', 'timeout', 'max_faults')
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardFn:
-  """One summand; the one by the name of `env` is the environment's grade."""
+  """One summand: of a function, or of a reward model.
 
-  # 'package.module:function', with TRL's signature, see `rollout.rewarding`;
-  # None for `env` alone.
+  The one by the name of `env` is neither: it is the environment's grade.
+  """
+
+  # 'package.module:function', with TRL's signature, see `rollout.rewarding`.
   fn: str | None = None
+  # A reward model: 'stage:NAME', or a path, of a stage of kind 'ranking'.
+  model: str | None = None
   # Factor of it in the sum.
   weight: float = 1.0
   # What else the function is given.
@@ -36,6 +40,12 @@ class RewardFn:
     )
     if self.fn is not None:
       base.require_import_path(self, 'fn')
+    if self.model is not None:
+      base.require(self.fn is None, 'fn', 'be left out beside model', self.fn)
+      references.require_frozen(self, 'model')
+      base.require(
+          self.model != 'init', 'model', "be 'stage:NAME' or a path", self.model
+      )
     base.require_positive(self, 'timeout')
     base.require_non_negative(self, 'max_faults')
     for field in CALL if self.fn is None else ():

@@ -53,9 +53,9 @@ class EnvEntry:
     base.require_non_negative(self, 'ratio')
     for name, reward in self.rewards.items():
       base.require(
-          (reward.fn is None) == (name == 'env'), 'rewards',
-          "name a function for each but 'env', the environment's own grade",
-          name, f'set rewards.{name}.fn',
+          (reward.fn is None and reward.model is None) == (name == 'env'),
+          'rewards', "name a function, or a model, for each but 'env', the "
+          "environment's own grade", name, f'set rewards.{name}.fn',
       )
     if self.judge is not None:
       references.require_frozen(self, 'judge')

@@ -1,0 +1,90 @@
+"""What commands share that ask a checkpoint: which stage, and its engine."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from posttrain import (
+    checkpoint,
+    config,
+    connect,
+    instrument,
+    parts,
+    schema,
+    sharding,
+    validation,
+    weights,
+)
+from posttrain.decode import engine as engines
+from posttrain.models import transformer
+
+
+def stage_of(
+    folder: str, path: str | None = None, stage: str | None = None,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> tuple[schema.Run, str]:  # fmt: skip
+  """Returns the options, and the name of the stage whose tasks are asked.
+
+  Args:
+    folder: of `weights.find`; a run's has the options it was trained by.
+    path: of a recipe that is taken instead, see `config.load`.
+    stage: its name; None = that of the folder, or the recipe's last.
+    overrides: (dotted key, value as on the command line), in their order.
+
+  Raises:
+    ValueError: the options are wrong, or there is no such stage.
+  """
+  if path is not None:
+    node = config.load(path)
+  elif not weights.is_run(folder):
+    raise ValueError(
+        f'--config=FILE must be given: {folder} says nothing of tasks'
+    )
+  else:
+    host = checkpoint.read_host(folder)
+    node, stage = config.from_dict(host['config']), stage or host['stage']
+    # With the keys that the program had not yet when the run was started.
+    node = config.from_dict(config.to_dict(config.build(node)))
+  for key, value in overrides:
+    config.override(node, key, value)
+  run = config.build(node)
+  validation.check(run)
+  stage = stage or list(run.stages)[-1]
+  if stage not in run.stages:
+    raise ValueError(
+        f'--stage must be one of {tuple(run.stages)}: got {stage!r}'
+    )
+  return run, stage
+
+
+def engine(
+    run: schema.Run, name: str, folder: str
+) -> tuple[parts.Parts, engines.Engine, Callable[[str], None]]:
+  """Returns a stage's parts, an engine without weights, and who loads them.
+
+  The last takes a folder; the weights are averages where a run kept such, as
+  evaluation measures.
+
+  Args:
+    run: of `stage_of`.
+    name: of the stage.
+    folder: of `weights.find`, whose weights shall fit.
+
+  Raises:
+    ValueError: something does not fit.
+  """
+  instrument.keep_freed_memory()
+  instrument.enable_compilation_cache(run.compilation_cache)
+  built = parts.make(run, name)
+  weights.check(folder, built.model, built.renderer)
+  like = sharding.placed(
+      transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh
+  )
+  made = connect.engine(run, run.stages[name], built)
+
+  versions = itertools.count()
+
+  def load(folder: str) -> None:
+    params = weights.load(folder, like, average=True)
+    made.set_params(params, next(versions))
+
+  return built, made, load
