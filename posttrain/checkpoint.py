@@ -183,11 +183,8 @@ def read_host(path: str) -> Host:
 
 def read_sums(path: str) -> dict[str, int]:
   """Returns the checksums of a step's parameters, by path in the state."""
-  record = _exactly(find(path), _read_record)
-  return {
-      key: value for key, value in record['state_sums'].items()
-      if key.startswith('params/')
-  }
+  sums = _exactly(find(path), _read_record)['state_sums']
+  return {k: total for k, total in sums.items() if k.startswith('params/')}
 
 
 def find(path: str) -> epath.Path:

@@ -23,10 +23,10 @@ import numpy as np
 from posttrain import (
     choice_pipeline,
     connect,
+    fingerprints,
     preemption,
     schema,
     types,
-    weights,
 )
 from posttrain.data import pairs as pair_data
 from posttrain.data import sources
@@ -152,6 +152,6 @@ def _fingerprint(
     return str(reference)
   folder = load.folders[reference]
   if folder != 'random':
-    return weights.fingerprint(os.path.join(workdir, folder))
+    return fingerprints.of_weights(os.path.join(workdir, folder))
   model = json.dumps(dataclasses.asdict(built.model), sort_keys=True)
   return sources.fingerprint(f'random {cfg.seed} {model}'.encode())

@@ -11,7 +11,6 @@
    directory, hold a correction alone; it is merged into what it corrects.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -23,7 +22,6 @@ import jax.numpy as jnp
 from posttrain import checkpoint, schema, sharding, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
-from posttrain.data import sources
 from posttrain.models import hf, hf_config, lora, peft, transformer
 
 Params = Any
@@ -135,43 +133,17 @@ def check(
     )
 
 
-def fingerprint(folder: str) -> str:
-  """Returns a hash of what a folder's weights are; reads no array of a run.
-
-  That of the model is part of it, and of what a correction corrects.
-
-  Args:
-    folder: of `find`.
-  """
-  parts = [json.dumps(dataclasses.asdict(model(folder)), sort_keys=True)]
-  if is_run(folder):
-    parts.append(json.dumps(checkpoint.read_sums(folder), sort_keys=True))
-    corrects = adapter_options(folder)
-  else:
-    files = sorted(pathlib.Path(folder).glob('*.safetensors'))
-    parts += [sources.file_fingerprint(file) for file in files]
-    corrects = is_peft(folder)
-  if corrects:
-    parts.append(fingerprint(start(folder)))
-  return sources.fingerprint(*(part.encode() for part in parts))
-
-
-def is_reward_model(folder: str) -> bool:
-  """Whether a folder's model ends in a number instead of tokens."""
-  return is_run(folder) and _stage(folder).get('kind') == 'ranking'
-
-
 def check_kind(folder: str, *, reward: bool = False) -> None:
   """Refuses a reward model where a policy is wanted, and the reverse.
 
   Raises:
     ValueError: it is the other one.
   """
-  if is_reward_model(folder) != reward:
-    kinds = ('a model that speaks', "a reward model, of a stage of kind "
-             "'ranking'")  # fmt: skip
+  ranks = is_run(folder) and _stage(folder).get('kind') == 'ranking'
+  if ranks != reward:
+    kinds = 'a model that speaks', "a reward model (kind 'ranking')"
     raise ValueError(
-        f'{folder} must hold {kinds[reward]}: got {kinds[not reward]}; name '
+        f'{folder} must hold {kinds[reward]}: got {kinds[ranks]}; name '
         'another stage'
     )
 

@@ -40,6 +40,7 @@ FLOORS = {
     'posttrain.envs': 3,
     'posttrain.plan': 3,
     'posttrain.weights': 4,
+    'posttrain.fingerprints': 4.5,
     'posttrain.decode': 4,
     'posttrain.policies': 5,
     'posttrain.rollout': 5,

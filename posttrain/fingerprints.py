@@ -1,0 +1,30 @@
+"""What tells weights from others, without reading a run's arrays."""
+
+import dataclasses
+import json
+import pathlib
+
+from posttrain import checkpoint, weights
+from posttrain.data import sources
+
+
+def of_weights(folder: str) -> str:
+  """Returns a hash of what a folder's weights are; reads no array of a run.
+
+  That of the model is part of it, and of what a correction corrects.
+
+  Args:
+    folder: of `weights.find`.
+  """
+  model = dataclasses.asdict(weights.model(folder))
+  parts = [json.dumps(model, sort_keys=True)]
+  if weights.is_run(folder):
+    parts.append(json.dumps(checkpoint.read_sums(folder), sort_keys=True))
+    corrects = weights.adapter_options(folder)
+  else:
+    files = sorted(pathlib.Path(folder).glob('*.safetensors'))
+    parts += [sources.file_fingerprint(file) for file in files]
+    corrects = weights.is_peft(folder)
+  if corrects:
+    parts.append(of_weights(weights.start(folder)))
+  return sources.fingerprint(*(part.encode() for part in parts))
