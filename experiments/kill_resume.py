@@ -12,8 +12,8 @@
    uniformly random time after its start, until it gets through; then from the
    beginning again, until there were enough kills in all, in each phase, and
    while a checkpoint was being written (its temporary folder is left behind).
-3. Parameters, optimizer state and metrics (but `time/*`) of every run that got
-   through must equal the truth bit by bit, in both stages.
+3. Parameters, optimizer state and metrics (but `time/*`, and the seconds that
+   reward functions took) of every run that got through must equal the truth bit by bit, in both stages.
 
 How a process is made to die in a phase: `experiments/doomed.py`.
 
@@ -26,6 +26,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ import orbax.checkpoint as ocp
 
 from posttrain import checkpoint, metrics, tree
 
+TIMED = '^time/|^rewards/.*/seconds/'  # metrics that no run has again
 # Phase -> within so many seconds of its beginning the kill comes.
 PHASES = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
 # Questions so easy that a tiny model soon answers some of them, and that
@@ -109,7 +111,7 @@ def outcome(workdir: pathlib.Path) -> dict:
       state = reader.restore(folder / 'state', restore_args=as_numpy)
     arrays |= {f'{stage.name}/{k}': x for k, x in tree.flat(state).items()}
   rows = [
-      {k: v for k, v in row.items() if not k.startswith('time/')}
+      {k: v for k, v in row.items() if not re.search(TIMED, k)}
       for row in metrics.read(str(workdir / 'metrics.jsonl'))
   ]
   return {'arrays': arrays, 'rows': rows}
