@@ -1,0 +1,53 @@
+"""`make_pairs`: a policy's answers, or GSM8K's solutions, as preferences."""
+
+import re
+
+import pytest
+
+from posttrain import main, make_pairs
+from posttrain.data import pairs
+from tests.envs import test_gsm8k_solutions as solutions
+
+
+@pytest.mark.parametrize(('argv', 'message'), [
+    (['--checkpoint=x'], '--output=FILE must be given'),
+    (['--output=x'], '--checkpoint=PATH or --gsm8k=FILE must be given'),
+    (['--output=x', '--checkpoint=a', '--gsm8k=b'], '--checkpoint=PATH or'),
+    (['--output=x', '--sampels=3'], 'arguments must be of --output'),
+    (['--output=x', '--gsm8k=b', '--samples=many'], '--samples must be of'),
+    (['--output=x', '--gsm8k=b', '--samples=1'], r'--samples must be in \[2, '),
+    (['--output=x', '--checkpoint=/nowhere'], 'a checkpoint path must be'),
+])
+def test_mistakes_are_one_clear_line(argv, message, capsys):
+  assert make_pairs.main(argv) == 2
+  err = capsys.readouterr().err
+  assert err.count('\n') == 1 and re.search(message, err)
+
+
+def test_pairs_of_a_file_of_solutions(tmp_path, capsys):
+  file = solutions._write(tmp_path / 's.jsonl')
+  output = tmp_path / 'pairs.jsonl'
+  assert make_pairs.main([f'--gsm8k={file}', f'--output={output}']) == 0
+  assert '2 pairs of 1 questions' in capsys.readouterr().out
+  assert len(pairs.read(output)) == 2
+
+
+def test_pairs_of_a_policys_answers(tmp_path, capsys):
+  assert main.main([
+      '--config=configs/arithmetic_dpo.py:tiny', f'--workdir={tmp_path}',
+      "--config.stages=('sft',)", '--config.sft.eval.samples=0',
+      '--config.compilation_cache=None', '--config.metrics.progress=False',
+  ]) == 0  # fmt: skip
+  output = tmp_path / 'pairs.jsonl'
+  argv = [f'--checkpoint={tmp_path}', f'--output={output}', '--prompts=10',
+          '--max_tokens=16', '--config.compilation_cache=None']  # fmt: skip
+  assert make_pairs.main(argv) == 0
+  first = output.read_bytes()
+  assert ' pairs of 10 tasks with 80 answers' in capsys.readouterr().out
+  for pair in pairs.read(output):
+    right, wrong = (x[0]['content'] for x in (pair.chosen, pair.rejected))
+    total = sum(map(int, pair.info['id'].split('+')))
+    assert right == f'\\boxed{{{total}}}' != wrong
+  assert make_pairs.main(argv) == 0 and output.read_bytes() == first
+  assert make_pairs.main([*argv, '--seed=1']) == 0
+  assert output.read_bytes() != first
