@@ -9,9 +9,9 @@ ended with, and answer the same 1,000 unseen questions. Started again, it goes
 on where it stands.
 
 Prints a table: what share of the greedy answers can be parsed, and is right
-(95 % interval), what share of the sampled ones is right, the minutes that a stage
-took with its evaluations; and one JSON object. What the reward model says of
-pairs that it has not seen stands below the table.
+(95 % interval), what share of the sampled ones is right, the minutes that a
+stage took with its evaluations; and one JSON object. What the reward model says
+of pairs that it has not seen stands below the table.
 """
 
 import argparse
