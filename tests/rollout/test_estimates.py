@@ -72,6 +72,15 @@ def test_majority_is_that_of_every_subset(seed):
       ), (answers, correct, k)
 
 
+@pytest.mark.parametrize('answers', ['aaabbbccc---', 'aaabbbccccd-'])
+def test_majority_among_several_that_may_tie(answers):
+  said = [None if x == '-' else x for x in answers]
+  correct = [x == 'a' for x in answers]
+  for k in range(1, 13):
+    expected = float(enumerated_majority(said, correct, k))
+    assert estimates.majority_at(said, correct, k) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize('answers, right, k, expected', [
     ('aab', 'a', 3, 1.0), ('abb', 'a', 3, 0.0),
     ('ab', 'a', 2, 1 / 2),  # a tie of two
@@ -177,6 +186,8 @@ def test_weights_are_those_of_answers():
   values = [0.0, 0.5, 1.0, 0.25]
   alone = estimates.interval(values)
   assert estimates.interval(values, [3, 3, 3, 3]) == pytest.approx(alone)
+  # p = 3/4, and (1/2 3/4)^2 = (3/2 1/4)^2 = 9/64, so that N = 2 3/16 64/9.
+  assert estimates.interval([0, 1], [1, 3]) == pytest.approx(wilson(2, 8 / 3))
   low, high = estimates.interval(values, [1, 1, 8, 1])
   assert low > alone[0] and high > alone[1]
 
