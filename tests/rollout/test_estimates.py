@@ -72,13 +72,21 @@ def test_majority_is_that_of_every_subset(seed):
       ), (answers, correct, k)
 
 
-@pytest.mark.parametrize('answers', ['aaabbbccc---', 'aaabbbccccd-'])
-def test_majority_among_several_that_may_tie(answers):
-  said = [None if x == '-' else x for x in answers]
-  correct = [x == 'a' for x in answers]
-  for k in range(1, 13):
-    expected = float(enumerated_majority(said, correct, k))
-    assert estimates.majority_at(said, correct, k) == pytest.approx(expected)
+@pytest.mark.parametrize('sizes', [(4, 4, 4, 4), (3, 6, 6, 3), (9, 2, 1, 8)])
+def test_majority_among_several_that_may_tie(sizes):
+  """The first is right; by how many of each, as there are many subsets."""
+  silent, n = 5, sum(sizes) + 5
+  said = [*np.repeat(list('abcd'), sizes), *[None] * silent]
+  ways = dict.fromkeys(range(1, n + 1), fractions.Fraction(0))
+  for *votes, rest in itertools.product(*map(range, np.add((*sizes, 5), 1))):
+    if any(votes) and votes[0] == max(votes):
+      count = math.prod(map(math.comb, (*sizes, silent), (*votes, rest)))
+      tied = votes.count(votes[0])
+      ways[sum(votes) + rest] += fractions.Fraction(count, tied)
+  for k, found in ways.items():
+    assert estimates.majority_at(
+        said, [x == 'a' for x in said], k
+    ) == pytest.approx(float(found / math.comb(n, k)))
 
 
 @pytest.mark.parametrize('answers, right, k, expected', [
