@@ -12,9 +12,8 @@
    uniformly random time after its start, until it gets through; then from the
    beginning again, until there were enough kills in all, in each phase, and
    while a checkpoint was being written (its temporary folder is left behind).
-3. Parameters, optimizer state and metrics (but `time/*`, and the seconds that
-   reward functions took) of every run that got through must equal the truth
-   bit by bit, in both stages.
+3. Parameters, optimizer state and metrics (but times) of every run that got
+   through must equal the truth bit by bit, in both stages.
 
 How a process is made to die in a phase: `experiments/doomed.py`.
 

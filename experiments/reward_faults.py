@@ -71,10 +71,8 @@ def recipe(kind: str, last: int, cache: pathlib.Path) -> schema.Run:
       'experiments.reward_faults:reward', timeout=TIMEOUT,
       kwargs={'kind': kind, 'last': last},
   )  # fmt: skip
-  entry = dataclasses.replace(
-      stage.envs['arithmetic'],
-      rewards={'env': schema.RewardFn(), 'short': fails},
-  )
+  rewards = {'env': schema.RewardFn(), 'short': fails}
+  entry = dataclasses.replace(stage.envs['arithmetic'], rewards=rewards)
   stage = dataclasses.replace(
       stage, init='random', steps=STEPS, envs={'arithmetic': entry},
       optim=schema.Optim(lr=1e-3, warmup_steps=0),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from posttrain import arrays, schema, scoring, types
+from posttrain import arrays, schema, scoring, tree, types
 from posttrain.losses import combine, preference, ranking
 from posttrain.models import reward_head
 
@@ -40,7 +40,7 @@ class Preference:
   ):
     """Args: model: with its vocabulary resolved; envs: not read."""
     del envs
-    self._model, self._options = model, dict(vars(loss.preference))
+    self._model, self._options = model, tree.fields(loss.preference)
     self._type = self._options.pop('type')
     self._options.pop('reference', None)  # its part is done, see `choices`
     self._function, self._per_token = self._FUNCTIONS[self._type]
@@ -132,7 +132,7 @@ class Ranking:
   ):
     """Args: model: with its vocabulary resolved; envs: not read."""
     del envs
-    self._model, self._options = model, dict(vars(loss.ranking))
+    self._model, self._options = model, tree.fields(loss.ranking)
 
   def prepare(
       self, params, batch: arrays.ChoiceBatch

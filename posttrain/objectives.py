@@ -20,6 +20,7 @@ from posttrain import (
     imports,
     schema,
     scoring,
+    tree,
     types,
 )
 from posttrain.losses import ce, combine, ratio, ref_kl, rl
@@ -57,7 +58,8 @@ class TokenComponents:
     self._model = model
     self._envs = envs
     loss = loss or schema.Loss()
-    self._rl, self._ref_kl = dict(vars(loss.rl)), dict(vars(loss.ref_kl))
+    self._rl = tree.fields(loss.rl)
+    self._ref_kl = tree.fields(loss.ref_kl)
     self._constant_tokens = self._rl.pop('constant_tokens')
     if 'import_path' in self._rl:
       self._rl['function'] = imports.function(

@@ -3,12 +3,18 @@
 A path joins the keys from the root with slashes: `params/block/attn/query`.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+def fields(node: Any) -> dict[str, Any]:
+  """Returns the fields of a dataclass by name; those in it stay as they are."""
+  return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
 
 
 def path_str(path: Sequence[Any]) -> str:

@@ -184,6 +184,18 @@ def test_resume_allows_only_declared_keys():
     config.check_resume(old, config.to_dict(_resolve(('seed', '1'))))
 
 
+def test_how_reward_functions_may_fail_may_change():
+  def resolved(**changes):
+    reward = schema.RewardFn('json:loads', **changes)
+    entry = schema.EnvEntry(rewards={'x': reward})
+    stage = schema.Stage(envs={'a': entry})
+    return config.to_dict(schema.Run(stages={'main': stage}))
+
+  config.check_resume(resolved(), resolved(timeout=5.0, max_faults=9))
+  with pytest.raises(ValueError, match=r'rewards\.x\.weight \(1\.0 -> 2'):
+    config.check_resume(resolved(), resolved(weight=2.0))
+
+
 def test_every_field_of_the_schema_has_a_comment():
   # Each names the field above it in the same breath.
   shared = {'Arithmetic.max_factor', 'Arithmetic.eval_tasks'}

@@ -12,6 +12,7 @@ import pytest
 
 from configs import common
 from posttrain import (
+    choice_pipeline,
     config,
     job,
     main,
@@ -22,6 +23,7 @@ from posttrain import (
     validation,
 )
 from posttrain.rollout import endpoint
+from tests import fixtures
 
 ROWS = [
     {'prompt': 'Say yes.', 'completion': 'yes'},
@@ -99,6 +101,7 @@ def test_an_environment_without_members_tells_nothing():
       rl_count=3, ce_count=0, ref_kl_count=0, mask=np.ones(1, bool),
       versions=np.zeros(1), env_ids=np.ones(1), live=1,
   )
+  objective = objectives.TokenComponents(fixtures.MODEL, ('a', 'ab'))
   item = types.SimpleNamespace(batch=batch, metrics={'batch/tokens': 9})
   measured = {
       'loss/total': 1.0, 'loss/rl': 1.0, 'loss/rl/a': 0.0, 'loss/rl/ab': 1.0,
@@ -107,8 +110,7 @@ def test_an_environment_without_members_tells_nothing():
       'tokens/ce/ab': 0.0, 'ce/nll': 0.0, 'rl/is_masked': 0.0,
   }
   this = types.SimpleNamespace(
-      update=types.SimpleNamespace(compiles=1),
-      pipeline=types.SimpleNamespace(envs=('a', 'ab')),
+      update=types.SimpleNamespace(compiles=1), objective=objective,
   )
   assert job.Job.record(this, item, measured) == {
       'batch/tokens': 9, 'compiles': 1, 'loss/total': 1.0, 'loss/rl': 1.0,
@@ -116,13 +118,8 @@ def test_an_environment_without_members_tells_nothing():
   }
 
 
-@pytest.mark.parametrize(
-    ('live', 'references', 'made'),
-    [(False, {}, 1), (True, {}, 0), (False, {'init': 'config.main'}, 0)],
-)
-def test_the_next_batch_is_made_ahead_unless_models_make_it(
-    live, references, made
-):
+@pytest.mark.parametrize(('ahead', 'made'), [(True, 1), (False, 0)])
+def test_the_next_batch_is_made_ahead_unless_models_make_it(ahead, made):
   class Pipeline:
     taken = 0
 
@@ -133,7 +130,7 @@ def test_the_next_batch_is_made_ahead_unless_models_make_it(
       self.taken += 1
 
   this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
-  this.pipeline.live, this.pipeline.references = live, references
+  this.pipeline.ahead = ahead
   job.Job.look_ahead(this, 2)
   assert this.pipeline.taken == made
   job.Job.look_ahead(this, 3)  # the last step
@@ -142,7 +139,7 @@ def test_the_next_batch_is_made_ahead_unless_models_make_it(
 
 def test_a_row_that_fails_ahead_fails_when_it_is_due():
   class Pipeline:
-    live, references, taken = False, {}, 0
+    ahead, taken = True, 0
 
     def get_state(self):
       return self.taken
@@ -284,11 +281,22 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   }  # fmt: skip
   stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
   clip = schema.Loss(rl=schema.Clip())
+  preferred = tmp_path / 'pairs.jsonl'
+  preferred.write_text(''.join(
+      json.dumps({'prompt': f'q{i}', 'chosen': 'yes', 'rejected': 'no'}) + '\n'
+      for i in range(9)
+  ))
+  on_pairs = dataclasses.replace(
+      stage, kind='preference', init='stage:warm', envs={},
+      pairs=schema.PairFile(path=str(preferred), eval_fraction=0.3),
+  )
   run = _run({
       'warm': stage,
       'main': dataclasses.replace(
           stage, init='stage:warm', loss=clip, lora=schema.Lora(rank=2)
       ),
+      'dpo': on_pairs,
+      'rm': dataclasses.replace(on_pairs, kind='ranking', eval=schema.Eval()),
   })  # fmt: skip
   model = dataclasses.replace(
       run.model, local_layers=(0,), window=4, local_rope_theta=100.0,
@@ -309,6 +317,15 @@ def test_every_key_is_read(tmp_path, monkeypatch):
       'main_000002.jsonl', 'warm_000002.jsonl'
   ]
   _ask_the_rest()
+  _make_pairs(on_pairs)
+  for kind in (schema.SigmoidNorm, schema.IpoPairs, schema.IpoNorm,
+               schema.SimPo, schema.Kto):  # fmt: skip
+    loss = schema.Loss(preference=kind())
+    objectives.KINDS['preference'](run.model, (), loss)
+    asked = choice_pipeline.Choices(
+        dataclasses.replace(on_pairs, loss=loss), fixtures.RENDERER, 0
+    ).references
+    assert len(asked) == (kind is not schema.SimPo)
   # Losses that no stage of it has; that every option which the objective
   # reads reaches its type is `test_objectives`'.
   for kind in (schema.Ipo, schema.Gspo, schema.Cispo, schema.CustomRl):
@@ -332,8 +349,8 @@ def _ask_the_rest():
   """What no environment of the run has, and other environments."""
   from posttrain import env_runs, envs
   from posttrain.algorithms import streams
+  from posttrain.rollout import reward_functions as functions
   from posttrain.rollout import rewarding
-  from tests import fixtures
   from tests.algorithms import test_table, two_turns
   from tests.envs.adapters import asked
   from tests.rollout import servers
@@ -365,12 +382,29 @@ def _ask_the_rest():
   made.sampler.play(two_turns.TASK, 0)
   assert made.references == {'init': 'envs.a.sampler.model'}
   rewards = {'x': schema.RewardFn('tests.rollout.judged:slow', judge='init')}
+  rewards['y'] = schema.RewardFn(model='stage:rm')
   made = rewarding.Rewards('a', rewards)
-  made.connect(lambda name: None)
+  made.connect(
+      lambda name: None,
+      lambda name: lambda rollouts: functions.Found([1.0] * len(rollouts)),
+  )
   made(two_turns.group(1.0))
   endpoint = servers.connect(servers.Server())
   endpoint.check(fixtures.RENDERER)
   endpoint.close()
+
+
+def _make_pairs(stage):
+  """Pairs of answers, as a stage takes them."""
+  from tests.rollout import test_pairing
+
+  made, _, _ = test_pairing.make(
+      [test_pairing.RIGHT, test_pairing.WRONG], prompts=6
+  )
+  cfg = schema.MadePairs(eval_fraction=0.2)
+  choice_pipeline.Choices(
+      dataclasses.replace(stage, pairs=cfg), fixtures.RENDERER, 0
+  ).open(made)
 
 
 def _explore(envs):

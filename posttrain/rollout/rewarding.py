@@ -8,10 +8,12 @@ messages behind the prompt, `completion_ids` the sampled ids; the columns are
 what the tasks carry: `answer`, and each key of `info`. It may also take
 `rollouts` (ours), `judge` (of its config), `log_metric(name, value)` and
 `log_extra(name, values)`: the mean of what is a number is logged, for there is
-no table of completions to put the rest in. None is "not scorable": it is left
-out of the sum. It may be a coroutine. There is no `trainer_state`. It runs in
-a thread (`reward_calls`), for a limited time, and may fail a few times
-(`reward_functions`): what it should have scored then has no reward.
+no table of completions to put the rest in; `faults` and `seconds` are ours.
+None is "not scorable": it is left out of the sum. It may be a coroutine. There
+is no `trainer_state`.
+
+It runs in a thread (`reward_calls`), for a limited time, and may fail a few
+times (`reward_functions`): what it should have scored then has no reward.
 """
 
 import dataclasses

@@ -272,7 +272,7 @@ def test_a_judge_draws_by_what_it_is_asked():
 def test_options_that_mean_nothing(options, message):
   with pytest.raises(schema.FieldError, match=message):
     schema.RewardFn(**options)
-  with pytest.raises(schema.FieldError, match="a function, or a model, for each"):
+  with pytest.raises(schema.FieldError, match="function, or a model, for each"):
     schema.EnvEntry(rewards={'x': schema.RewardFn()})
 
 
