@@ -1,7 +1,9 @@
 """Pairs out of rollouts: a correct answer is chosen, an incorrect one rejected.
 
-Of each task's answers those that are the same count once; an answer is in one
-pair at most. Tasks that ask the same are asked once.
+Of each task's answers those that are the same count once. The first pairs of a
+task share no answer; where it has fewer right ones than wrong ones, or the
+reverse, the next ones take the rarer kind again. Tasks that ask the same are
+asked once.
 """
 
 import dataclasses
@@ -115,7 +117,10 @@ def _pairs(
     count.repeated += repr(said) in answers
     answers.setdefault(repr(said), said)
   right, wrong = (list(sides[side].values()) for side in (True, False))
-  chosen = list(zip(right, wrong, strict=False))[:limit]
+  found = min(limit, max(len(right), len(wrong))) if right and wrong else 0
+  chosen = [
+      (right[i % len(right)], wrong[i % len(wrong)]) for i in range(found)
+  ]
   count.tasks += 1
   count.answers += len(group)
   count.correct += len(right)

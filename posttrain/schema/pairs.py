@@ -22,7 +22,7 @@ class MadePairs:
   temperature: float = 1.0
   # Longest answer (assistant turn), in tokens.
   max_tokens: int = 64
-  # Pairs of a task, at most; no two of them share an answer.
+  # Pairs of a task, at most.
   per_prompt: int = 1
   # Share of the prompts that is held out, and measured at every evaluation.
   eval_fraction: float = 0.1

@@ -82,21 +82,23 @@ def test_a_right_answer_is_chosen_and_a_wrong_one_rejected():
 
 
 def test_what_is_asked_or_said_twice_counts_once():
-  made, count, driver = make([RIGHT, RIGHT, WRONG], per_prompt=5)
+  made, count, driver = make([RIGHT, RIGHT, WRONG], per_prompt=1)
   prompts = {str(play.task.prompt) for play in driver.plays}
   assert len(prompts) == 6 and len(driver.plays) == 18
   assert len(made) == 6 and count.repeated == 6 and count.correct == 6
 
 
-def test_no_answer_is_in_two_pairs_of_a_prompt():
+@pytest.mark.parametrize(('limit', 'pairs'), [(1, 1), (2, 2), (9, 3)])
+def test_the_rarer_kind_is_taken_again(limit, pairs):
   made, _, _ = make(
-      ['yes 1', 'yes 2', 'no 1', 'no 2', 'no 3'], per_prompt=9
+      ['yes 1', 'yes 2', 'no 1', 'no 2', 'no 3'], per_prompt=limit
   )
-  assert len(made) == 12
-  for i in range(0, 12, 2):
-    assert made[i].prompt == made[i + 1].prompt
-    assert made[i].chosen != made[i + 1].chosen
-    assert made[i].rejected != made[i + 1].rejected
+  assert len(made) == 6 * pairs
+  for i in range(0, len(made), pairs):
+    mine = made[i : i + pairs]
+    assert len({str(x.prompt) for x in mine}) == 1
+    assert len({str(x.rejected) for x in mine}) == pairs
+    assert len({str(x.chosen) for x in mine}) == min(pairs, 2)
 
 
 def test_fewer_tasks_than_asked_for():
