@@ -1,5 +1,6 @@
 """`make_pairs`: a policy's answers, or GSM8K's solutions, as preferences."""
 
+import json
 import re
 
 import pytest
@@ -33,9 +34,13 @@ def test_pairs_of_a_file_of_solutions(tmp_path, capsys):
 
 
 def test_pairs_of_a_policys_answers(tmp_path, capsys):
+  env = {'type': 'arithmetic', 'ops': ['+'], 'max_operand': 4,
+         'worked': False, 'train_tasks': 15, 'eval_tasks': 4}  # fmt: skip
   assert main.main([
-      '--config=configs/arithmetic_dpo.py:tiny', f'--workdir={tmp_path}',
-      "--config.stages=('sft',)", '--config.sft.eval.samples=0',
+      '--config=configs/arithmetic_sft.py:tiny', f'--workdir={tmp_path}',
+      f'--config.sft.envs.arithmetic.env={json.dumps(env)}',
+      '--config.sft.steps=40', '--config.sft.optim.lr=1e-2',
+      '--config.sft.eval.samples=0', '--config.sft.eval.every=40',
       '--config.compilation_cache=None', '--config.metrics.progress=False',
   ]) == 0  # fmt: skip
   output = tmp_path / 'pairs.jsonl'
