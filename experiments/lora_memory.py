@@ -34,7 +34,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import types
 
 import numpy as np
 
@@ -138,6 +137,17 @@ def measure(args) -> dict:
   }  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What of a sample is scored."""
+
+  ids: np.ndarray
+  temperatures: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+
 class Child:
   """A stage; its shapes, places and batch, and no weight yet."""
 
@@ -213,25 +223,29 @@ class Child:
     from posttrain import scoring
     from posttrain.rollout import references
 
-    scorer = scoring.Scorer(self.model, ROWS, TOKENS, self.mesh)
-    held = None if base is None else {'init': base.params}  # as `build` does
-    made = references.References(scorer, self.load, held)
+    made = references.References(
+        self.model, None,
+        lambda model, width: scoring.Scorer(model, ROWS, width, self.mesh),
+        capacity=TOKENS,
+        load=lambda name: references.Model(self.load(name), self.model),
+        # As `connect` does.
+        held=None if base is None else {'init': base.params},
+    )  # fmt: skip
     batch = self.batch
     ids, temperatures = (
         np.asarray(x).reshape(-1, TOKENS)
         for x in (batch.ids, batch.temperatures)
     )
     scored = made('init', [
-        types.SimpleNamespace(ids=ids, temperatures=temperatures)
-        for ids, temperatures in zip(ids, temperatures, strict=True)
-    ])  # fmt: skip
+        Row(*pair) for pair in zip(ids, temperatures, strict=True)
+    ])
     batch = dataclasses.replace(
         batch, ref_logprobs=np.reshape(scored, batch.ids.shape),
         ref_kl_weights=KL_BETA * np.asarray(batch.ce_weights),
         sampler_logprobs=np.reshape(scored, batch.ids.shape),
         ref_kl_count=batch.ce_count,
     )  # fmt: skip
-    return self.step.place(batch), made._params['init']
+    return self.step.place(batch), made.model('init').params
 
 
 def planned(update) -> dict:

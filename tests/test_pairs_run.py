@@ -75,7 +75,7 @@ def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
   stage, workdir = finished
   folder = str(workdir / 'checkpoints' / stage)
   if stage == 'dpo':
-    assert policies.load(folder).answer
+    assert policies.load(folder).params
     return
   with pytest.raises(ValueError, match='hold a model that speaks: got a r'):
     policies.load(folder)
@@ -97,6 +97,7 @@ class TermAfter(train_step.TrainStep):
     return super().__call__(state, batch)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bitwise_the_same(
     finished, tmp_path, monkeypatch
 ):
