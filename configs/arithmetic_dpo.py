@@ -31,7 +31,7 @@ def get_config(argument: str = ''):
       slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
   )
   evaluation = schema.Eval(
-      prompts=4 if tiny else 1000, samples=2 if tiny else 4,
+      prompts=4 if tiny else 1000, samples=2 if tiny else 1,
       max_tokens=16 if tiny else 40,
   )  # fmt: skip
   # First by example: who copies a teacher copies the mistakes, when sampled.
@@ -54,20 +54,22 @@ def get_config(argument: str = ''):
   dpo = schema.Stage(
       kind='preference',
       init='stage:sft',
-      steps=10 if tiny else 120,
+      steps=10 if tiny else 150,
       envs={'arithmetic': schema.EnvEntry(env=env)},
       pairs=schema.MadePairs(
-          prompts=15 if tiny else 4000, samples=8,
+          prompts=15 if tiny else 4000, samples=8, per_prompt=4,
           max_tokens=16 if tiny else 40, eval_fraction=0.1,
       ),
       batch=schema.Batch(
           prompts_per_step=8 if tiny else 64, row_tokens=128,
           micro_batch_tokens=512 if tiny else 2048,
       ),
-      loss=schema.Loss(preference=schema.Sigmoid(beta=0.1)),
+      # Near the reference: what follows a slip in a wrong answer is mostly
+      # right, and is not to be unlearned with it.
+      loss=schema.Loss(preference=schema.Sigmoid(beta=3.0)),
       optim=schema.Optim(
-          lr=2e-4, schedule='linear', warmup_steps=5 if tiny else 10,
-          weight_decay=0.0,
+          lr=1e-4, schedule='linear', warmup_steps=5 if tiny else 10,
+          beta2=0.99, weight_decay=0.0, average=0.98,
       ),
       rollout=rollout, eval=evaluation,
   )  # fmt: skip

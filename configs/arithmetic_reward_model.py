@@ -47,7 +47,7 @@ def get_config(argument: str = ''):
       ),
       rollout=rollout,
       eval=schema.Eval(
-          prompts=4 if tiny else 1000, samples=2 if tiny else 4,
+          prompts=4 if tiny else 1000, samples=2 if tiny else 1,
           max_tokens=16 if tiny else 40,
       ),
   )  # fmt: skip

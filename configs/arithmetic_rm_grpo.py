@@ -33,7 +33,7 @@ def get_config(argument: str = ''):
       slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
   )
   evaluation = schema.Eval(
-      prompts=4 if tiny else 1000, samples=2 if tiny else 4,
+      prompts=4 if tiny else 1000, samples=2 if tiny else 1,
       max_tokens=16 if tiny else 40,
   )  # fmt: skip
   # First by example: a policy that is right about half of the time.

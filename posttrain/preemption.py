@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 
 # Exit code of a run that saved itself and can be started again (EX_TEMPFAIL).
@@ -17,16 +18,23 @@ class Signal:
 
   def __init__(self):
     self.requested = False
-    self._wakes: list[Callable[[], None]] = []
+    self._wakes: list[weakref.WeakMethod] = []
 
   def request(self, *_) -> None:
     self.requested = True
-    for wake in self._wakes:
-      wake()
+    for known in self._wakes:
+      wake = known()
+      if wake is not None:
+        wake()
 
   def wakes(self, wake: Callable[[], None]) -> None:
-    """Has a request end what would otherwise be waited for."""
-    self._wakes.append(wake)
+    """Has a request end what would otherwise be waited for.
+
+    Args:
+      wake: a method; called as long as somebody else holds its object, so that
+        the signal keeps nothing of a stage that is over.
+    """
+    self._wakes.append(weakref.WeakMethod(wake))
 
   def check(self, where: str) -> None:
     """Raises `Preempted` if it was asked; call it when all is saved."""

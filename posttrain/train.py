@@ -83,6 +83,7 @@ def run(
     ):
       train(job, stop)
       position = job.writer.position()
+    del job  # with its models, before the next stage makes its own
   *_, last = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
   return {
       key: value

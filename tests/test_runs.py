@@ -188,10 +188,17 @@ def test_a_server_that_is_away_costs_no_step(requested):
 
 
 def test_a_request_to_stop_ends_a_wait():
+  class Server:
+    def close(self):
+      woken.append(self)
+
   stop, woken = preemption.Signal(), []
-  stop.wakes(lambda: woken.append(1))
+  server, gone = Server(), Server()
+  stop.wakes(server.close)
+  stop.wakes(gone.close)
+  del gone  # nothing of it is kept
   stop.request()
-  assert stop.requested and woken == [1]
+  assert stop.requested and woken == [server]
 
 
 def test_the_ratio_decides_how_often_an_environment_comes():

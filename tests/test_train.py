@@ -1,5 +1,6 @@
 """A whole run: its files, its last line, stop and resume, aborts."""
 
+import gc
 import json
 import os
 import pathlib
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 
 from experiments import kill_resume
-from posttrain import checkpoint, main, metrics, train, train_step
+from posttrain import (
+    build,
+    checkpoint,
+    main,
+    metrics,
+    preemption,
+    train,
+    train_step,
+)
 
 TINY = ['--config=configs/arithmetic_sft.py:tiny']
 
@@ -168,6 +177,25 @@ def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
   assert 'micro_batch_tokens=256' in error and 'row_tokens=64' in error
   assert 'config.sft.batch.micro_batch_tokens' in error
   assert 'config.model.remat' in error
+
+
+def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
+  run = main.load(TINY[0].partition('=')[2], [
+      ('sft.steps', '2'), ('sft.optim.warmup_steps', '1'),
+      ('sft.eval.every', '2'), ('sft.eval.samples', '0'),
+      ('compilation_cache', 'None'), ('metrics.progress', 'False'),
+  ])  # fmt: skip
+  main.claim(str(tmp_path), run)
+  gc.collect()
+  before = {id(x) for x in jax.live_arrays()}
+  stop = preemption.Signal()
+  job = build.make(run, 'sft', str(tmp_path), 0, stop)
+  train.train(job, stop)
+  job.close()
+  del job
+  gc.collect()
+  left = [x.shape for x in jax.live_arrays() if id(x) not in before]
+  assert not left and not stop.requested
 
 
 def test_a_stage_starts_from_another(finished, tmp_path):
