@@ -19,43 +19,14 @@ def get_config(argument: str = ''):
     raise ValueError(f"the argument must be '' or 'tiny': got {argument!r}")
   tiny = argument == 'tiny'
 
-  # What is learned: the questions, and how (well) their answers are shown.
-  env = schema.Arithmetic(
-      ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
-  )
-  if tiny:  # so easy that some answers are right
-    env = schema.Arithmetic(
-        ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
-    )
-  rollout = schema.Rollout(
-      slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
-  )
-  evaluation = schema.Eval(
-      prompts=4 if tiny else 1000, samples=2 if tiny else 1,
-      max_tokens=16 if tiny else 40,
-  )  # fmt: skip
   # First by example: who copies a teacher copies the mistakes, when sampled.
-  sft = schema.Stage(
-      init='random',
-      steps=40 if tiny else 220,
-      envs={'arithmetic': schema.EnvEntry(
-          env=env, algorithm=schema.Sft(), sampler=schema.Dataset()
-      )},
-      batch=schema.Batch(
-          prompts_per_step=8 if tiny else 64, row_tokens=64,
-          micro_batch_tokens=256 if tiny else 1024,
-      ),
-      optim=schema.Optim(
-          lr=1e-2 if tiny else 2e-3, schedule='cosine', warmup_steps=10
-      ),
-      rollout=rollout, eval=evaluation,
-  )  # fmt: skip
+  sft = common.arithmetic_sft(tiny)
   # Then by comparison: which of two of its answers was right.
   dpo = schema.Stage(
       kind='preference',
       init='stage:sft',
       steps=10 if tiny else 150,
-      envs={'arithmetic': schema.EnvEntry(env=env)},
+      envs=common.questions(sft),
       pairs=schema.MadePairs(
           prompts=15 if tiny else 4000, samples=8, per_prompt=4,
           max_tokens=16 if tiny else 40, eval_fraction=0.1,
@@ -71,7 +42,7 @@ def get_config(argument: str = ''):
           lr=1e-4, schedule='linear', warmup_steps=5 if tiny else 10,
           beta2=0.99, weight_decay=0.0, average=0.98,
       ),
-      rollout=rollout, eval=evaluation,
+      rollout=sft.rollout, eval=sft.eval,
   )  # fmt: skip
   run = schema.Run(
       model=schema.PRESETS['tiny' if tiny else 'small'],

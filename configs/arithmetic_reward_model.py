@@ -15,48 +15,13 @@ from configs import common
 from posttrain import schema
 
 
-def get_config(argument: str = ''):
-  if argument not in ('', 'tiny'):
-    raise ValueError(f"the argument must be '' or 'tiny': got {argument!r}")
-  tiny = argument == 'tiny'
-
-  # What is learned: the questions, and how (well) their answers are shown.
-  env = schema.Arithmetic(
-      ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
-  )
-  if tiny:  # so easy that some answers are right
-    env = schema.Arithmetic(
-        ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
-    )
-  rollout = schema.Rollout(
-      slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
-  )
-  # First by example: a policy that is right about half of the time.
-  sft = schema.Stage(
-      init='random',
-      steps=40 if tiny else 220,
-      envs={'arithmetic': schema.EnvEntry(
-          env=env, algorithm=schema.Sft(), sampler=schema.Dataset()
-      )},
-      batch=schema.Batch(
-          prompts_per_step=8 if tiny else 64, row_tokens=64,
-          micro_batch_tokens=256 if tiny else 1024,
-      ),
-      optim=schema.Optim(
-          lr=1e-2 if tiny else 2e-3, schedule='cosine', warmup_steps=10
-      ),
-      rollout=rollout,
-      eval=schema.Eval(
-          prompts=4 if tiny else 1000, samples=2 if tiny else 1,
-          max_tokens=16 if tiny else 40,
-      ),
-  )  # fmt: skip
-  # Then what an answer is worth: of two, the right one more.
-  rm = schema.Stage(
+def reward_model(tiny: bool, sft: schema.Stage) -> schema.Stage:
+  """What an answer is worth: of two, the right one more."""
+  return schema.Stage(
       kind='ranking',
       init='stage:sft',
       steps=10 if tiny else 300,
-      envs={'arithmetic': schema.EnvEntry(env=env)},
+      envs=common.questions(sft),
       pairs=schema.MadePairs(
           prompts=15 if tiny else 6000, samples=8,
           per_prompt=1 if tiny else 2,
@@ -68,8 +33,19 @@ def get_config(argument: str = ''):
       ),
       loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01)),
       optim=schema.Optim(lr=1e-3, schedule='cosine', warmup_steps=5),
-      rollout=rollout, eval=schema.Eval(every=5 if tiny else 50),
+      rollout=sft.rollout, eval=schema.Eval(every=5 if tiny else 50),
   )  # fmt: skip
+
+
+def get_config(argument: str = ''):
+  if argument not in ('', 'tiny'):
+    raise ValueError(f"the argument must be '' or 'tiny': got {argument!r}")
+  tiny = argument == 'tiny'
+
+  # First by example: a policy that is right about half of the time.
+  sft = common.arithmetic_sft(tiny)
+  # Then which of two of its answers was right.
+  rm = reward_model(tiny, sft)
   run = schema.Run(
       model=schema.PRESETS['tiny' if tiny else 'small'],
       checkpoint=schema.Checkpoint(every=10 if tiny else 100),

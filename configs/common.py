@@ -62,6 +62,48 @@ def pretrained(folder: str | None) -> tuple[schema.Model, schema.Tokenizer]:
   return model, schema.Tokenizer(path=folder)
 
 
+def arithmetic_sft(tiny: bool) -> schema.Stage:
+  """The first rung of the ladder: by example, of a teacher who errs.
+
+  Sampled, two-digit arithmetic is then right less than half of the time; the
+  tiny one's questions are so easy that some of its answers are right as well.
+  """
+  env = schema.Arithmetic(
+      ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
+  )
+  if tiny:
+    env = schema.Arithmetic(
+        ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
+    )
+  return schema.Stage(
+      init='random',
+      steps=40 if tiny else 220,
+      envs={'arithmetic': schema.EnvEntry(env=env)},
+      batch=schema.Batch(
+          prompts_per_step=8 if tiny else 64, row_tokens=64,
+          micro_batch_tokens=256 if tiny else 1024,
+      ),
+      optim=schema.Optim(
+          lr=1e-2 if tiny else 2e-3, schedule='cosine', warmup_steps=10
+      ),
+      rollout=schema.Rollout(
+          slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
+      ),
+      eval=schema.Eval(
+          prompts=4 if tiny else 1000, samples=2 if tiny else 1,
+          max_tokens=16 if tiny else 40,
+      ),
+  )  # fmt: skip
+
+
+def questions(stage: schema.Stage) -> dict[str, schema.EnvEntry]:
+  """The environments of a stage, for one on pairs: they ask, and grade."""
+  return {
+      name: schema.EnvEntry(env=entry.env)
+      for name, entry in stage.envs.items()
+  }
+
+
 def _node(node) -> config_dict.ConfigDict:
   """One dataclass as a ConfigDict; None becomes a typed placeholder."""
   hints = typing.get_type_hints(type(node))

@@ -12,9 +12,12 @@ from experiments import doomed, kill_resume
 
 
 @pytest.mark.slow
-def test_killed_runs_end_bitwise_the_same(capsys):
+@pytest.mark.parametrize('stage', kill_resume.RECIPES)
+def test_killed_runs_end_bitwise_the_same(stage, capsys):
   """At least one kill in every phase, and one at a random time."""
-  kill_resume.main(['--kills=5', '--each=1', '--saving=1', '--seed=0'])
+  kill_resume.main(
+      ['--kills=5', '--each=1', '--saving=1', '--seed=0', f'--stage={stage}']
+  )
   last = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert last['kills'] >= 5 and last['while_saving'] >= 1
   phases = {'rollout', 'update', 'save', 'eval', 'random'}
