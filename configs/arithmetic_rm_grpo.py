@@ -12,7 +12,7 @@ reward model likes instead.
 `:tiny` runs every part of it in seconds and learns next to nothing.
 """
 
-from configs import arithmetic_reward_model, common
+from configs import common
 from posttrain import schema
 
 
@@ -24,7 +24,7 @@ def get_config(argument: str = ''):
   # First by example: a policy that is right about half of the time.
   sft = common.arithmetic_sft(tiny)
   # Then which of two of its answers was right.
-  rm = arithmetic_reward_model.reward_model(tiny, sft)
+  rm = common.arithmetic_reward_model(tiny, sft)
   # Then by trial: what the reward model likes more than the group's mean.
   grpo = schema.Stage(
       init='stage:sft',

@@ -183,16 +183,19 @@ def build(flags: Flags, run: schema.Run) -> job.Job:
   mesh = sharding.make_mesh(run.mesh)
   optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
   state, base = _begin(flags, run, model, renderer, mesh, optimizer)
+  objective = objectives.TokenComponents(
+      model, tuple(stage.envs), stage.loss
+  )
   update = train_step.make_train_step(
-      objectives.KINDS[stage.kind](model, tuple(stage.envs), stage.loss),
-      optimizer, mesh=mesh, rules=transformer.SHARDING_RULES,
+      objective, optimizer, mesh=mesh, rules=transformer.SHARDING_RULES,
       average=stage.optim.average, updates=stage.updates_per_rollout,
       base=base,
   )  # fmt: skip
   return job.Job(
       name=name, cfg=stage, workdir=flags.workdir, step=0, state=state,
-      base=base, update=update, engine=None, references=None, evaluator=None,
-      checkpointer=None, save_every=1, exporter=None,
+      base=base, objective=objective, update=update, measure=None,
+      engine=None, references=None, evaluator=None, checkpointer=None,
+      save_every=1, exporter=None,
       pipeline=Packer(stage, renderer.tokenizer.pad_id),
       writer=metrics.Writer(
           os.path.join(flags.workdir, 'metrics.jsonl'), 0, None

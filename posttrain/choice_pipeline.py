@@ -66,23 +66,13 @@ class Choices:
     count = math.ceil(batch.prompts_per_step / rows)
     return count, rows, batch.row_tokens
 
-  @property
-  def known(self) -> bool:
-    """Whether the pairs are there."""
-    return bool(self._train.choices)
-
   def open(self, pairs: Sequence[pair_data.Pair]) -> None:
     """Takes pairs that were made for the stage.
 
     Raises:
       ValueError: there are none left to train on.
     """
-    fraction = self._stage.pairs.eval_fraction
-    held = [pair_data.held_out(pair, fraction) for pair in pairs]
-    self._take(
-        [x for x, out in zip(pairs, held, strict=True) if not out],
-        [x for x, out in zip(pairs, held, strict=True) if out], 'drop',
-    )  # fmt: skip
+    self._take(*_split(pairs, self._stage.pairs.eval_fraction), 'drop')
 
   def check(self) -> None:
     """All of a file was looked at when it was read."""
@@ -150,11 +140,7 @@ class Choices:
     if cfg.eval_path is not None:
       self._take(pairs, pair_data.read(cfg.eval_path), cfg.too_long)
       return
-    out = [pair_data.held_out(pair, cfg.eval_fraction) for pair in pairs]
-    self._take(
-        [x for x, held in zip(pairs, out, strict=True) if not held],
-        [x for x, held in zip(pairs, out, strict=True) if held], cfg.too_long,
-    )  # fmt: skip
+    self._take(*_split(pairs, cfg.eval_fraction), cfg.too_long)
 
   def _take(self, train, held_out, too_long: str) -> None:
     """Lays pairs out, of those that train and those that are held out."""
@@ -183,6 +169,14 @@ class Choices:
     self._source = sources.Shuffled(
         range(len(self._train.choices)), self._seed, self._train.fingerprint
     )
+
+
+def _split(pairs: Sequence[pair_data.Pair], fraction: float):
+  """(Pairs that train, pairs that are held out), by their prompts."""
+  sides = [], []
+  for pair in pairs:
+    sides[pair_data.held_out(pair, fraction)].append(pair)
+  return sides
 
 
 def _require_both(pairs: Sequence[pair_data.Pair]) -> None:

@@ -95,16 +95,23 @@ def mismatched(
 ) -> tuple[types.Choice | None, ...]:
   """Returns each prompt with an answer to the next: what KTO compares with.
 
-  The answer is the chosen one where there is one; None where that is too long.
+  The next one that is another. The answer is the chosen one where there is one;
+  None where it is too long, or all ask the same.
   """
   sides = [x.chosen or x.rejected for x in choices]
-  made = [
-      types.Choice(_swap(ours, theirs), None, np.zeros(2, np.float32))
-      for ours, theirs in zip(sides, [*sides[1:], *sides[:1]], strict=True)
-  ]
-  return tuple(
-      x if packing_choices.length(x) <= row_tokens else None for x in made
-  )
+  prompts = [x.ids[: np.argmax(x.mask)].tobytes() for x in sides]
+  made = []
+  for i, ours in enumerate(sides):
+    behind = (j % len(sides) for j in range(i + 1, i + len(sides)))
+    other = next((j for j in behind if prompts[j] != prompts[i]), None)
+    swapped = None
+    if other is not None:
+      swapped = types.Choice(
+          _swap(ours, sides[other]), None, np.zeros(2, np.float32)
+      )
+    fits = swapped and packing_choices.length(swapped) <= row_tokens
+    made.append(swapped if fits else None)
+  return tuple(made)
 
 
 def _swap(ours: types.Sample, theirs: types.Sample) -> types.Sample:

@@ -25,6 +25,8 @@ PANELS = (  # title, metric or its prefix, how it is drawn
     ('KL to the start, nats per token', 'eval/kl/', 'plain'),
     ('KL to the reference', 'ref_kl/kl', 'noisy'),
     ('Sampler against trainer, |nats|', 'mismatch/', 'log'),
+    ('Unseen pairs told apart', 'eval/pairs/rewards/accuracies', 'rate'),
+    ('Margin between the answers of pairs', 'rewards/margins', 'noisy'),
     ('Training loss', 'loss/total', 'noisy'),
     ('Gradient norm', 'optim/grad_norm', 'noisy'),
     ('Learning rate', 'optim/lr', 'plain'),

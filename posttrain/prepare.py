@@ -108,7 +108,7 @@ def _read(path: str) -> tuple[dict[str, str], np.ndarray] | None:
   if not os.path.exists(path):
     return None
   try:
-    with np.load(path) as found:
+    with open(path, 'rb') as file, np.load(file) as found:
       return json.loads(str(found['key'])), found['logprobs']
   except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
     logging.getLogger('absl').warning(

@@ -136,6 +136,21 @@ def test_a_mismatched_answer_that_does_not_fit_is_left_out():
   assert others[0] is not None and others[1] is None
 
 
+def test_a_mismatched_answer_is_to_another_prompt():
+  rows = [
+      {'prompt': prompt, 'completion': answer, 'label': True}
+      for prompt, answer in (('q', 'a'), ('q', 'b'), ('p', 'c'))
+  ]
+  made = [pairs.parse(row, f'a:{i}') for i, row in enumerate(rows)]
+  laid = choices.lay_out(made, fixtures.RENDERER, 64, 'error')
+  said = [
+      fixtures.RENDERER.tokenizer.decode(x.chosen.ids[x.chosen.mask].tolist())
+      for x in choices.mismatched(laid, 64)
+  ]
+  assert [text[0] for text in said] == ['c', 'c', 'a']
+  assert choices.mismatched(laid[:2], 64) == (None, None)
+
+
 def test_too_long_is_an_error_or_left_out(tmp_path, caplog):
   rows = [*ROWS, {'prompt': 'q', 'chosen': 'x' * 99, 'rejected': 'y'}]
   file = write(tmp_path / 'long.jsonl', rows)

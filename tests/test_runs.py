@@ -410,7 +410,8 @@ def _make_pairs(stage):
   )
   cfg = schema.MadePairs(eval_fraction=0.2)
   choice_pipeline.Choices(
-      dataclasses.replace(stage, pairs=cfg), fixtures.RENDERER, 0
+      dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
+      fixtures.RENDERER, 0,
   ).open(made)
 
 

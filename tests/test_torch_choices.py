@@ -11,7 +11,7 @@ import functools
 import numpy as np
 import pytest
 
-from posttrain import objectives, packing_choices, schema, types
+from posttrain import choice_objectives, packing_choices, schema, types
 from tests import torch_peer, torch_trajectories
 
 torch = pytest.importorskip('torch')
@@ -93,7 +93,7 @@ PAIRS = {
 
 
 def _preference(options):
-  return objectives.Preference(TIED, (), schema.Loss(preference=options))
+  return choice_objectives.Preference(TIED, (), schema.Loss(preference=options))
 
 
 @pytest.mark.parametrize('name', PAIRS)
@@ -171,6 +171,6 @@ def test_ranking():
 
   options = schema.Loss(ranking=schema.Ranking(center_coef=0.01))
   torch_trajectories.compare(
-      objectives.Ranking(TIED, (), options),
+      choice_objectives.Ranking(TIED, (), options),
       torch_trajectories.start(TIED, ranks=True), _batches(), theirs,
   )  # fmt: skip

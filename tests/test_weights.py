@@ -15,19 +15,20 @@ import pytest
 import safetensors.numpy
 
 from posttrain import (
-  build,
-  checkpoint,
-  evaluate,
-  export,
-  generate,
-  job,
-  main,
-  metrics,
-  parts,
-  preemption,
-  schema,
-  tree,
-  weights,
+    build,
+    checkpoint,
+    evaluate,
+    export,
+    generate,
+    job,
+    main,
+    metrics,
+    parts,
+    preemption,
+    recipes,
+    schema,
+    tree,
+    weights,
 )
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
@@ -273,10 +274,10 @@ def test_a_run_of_an_older_program_may_be_asked_what_is_new(
     return host
 
   monkeypatch.setattr(checkpoint, 'read_host', older)
-  flags = evaluate.parse([
-      f'--checkpoint={workdir}', '--config.grpo.eval.suite=("One?", "Two?")'
-  ])  # fmt: skip
-  run, name = evaluate.resolve(flags, weights.find(str(workdir)))
+  run, name = recipes.stage_of(
+      weights.find(str(workdir)),
+      overrides=[('grpo.eval.suite', '("One?", "Two?")')],
+  )
   assert name == 'grpo' and run.stages[name].eval == schema.Eval(
       prompts=4, samples=2, max_tokens=12, suite=('One?', 'Two?')
   )

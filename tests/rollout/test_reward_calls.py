@@ -67,6 +67,8 @@ def test_judges_may_be_asked_side_by_side():
 
 
 def test_an_interrupt_goes_through():
+  # Who runs behind a shell may have been told to ignore it.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
   with pytest.raises(KeyboardInterrupt):
     call(judged.interrupts)
   main = threading.main_thread().ident
@@ -75,6 +77,7 @@ def test_an_interrupt_goes_through():
   with pytest.raises(KeyboardInterrupt):
     call(judged.hangs, 30.0, log_metric=lambda *_: None)
   assert time.monotonic() - start < 10
+  signal.signal(signal.SIGINT, before)
   judged.ended.set()
   judged.ended.clear()
 
