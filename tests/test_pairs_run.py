@@ -23,7 +23,9 @@ def _run(recipe, workdir, *more):
   ])  # fmt: skip
 
 
-@pytest.fixture(scope='module', params=RECIPES)
+@pytest.fixture(scope='module', params=[
+    'dpo', pytest.param('rm', marks=pytest.mark.slow)
+])
 def finished(request, tmp_path_factory):
   """(stage, workdir) of an undisturbed run."""
   workdir = tmp_path_factory.mktemp(request.param)

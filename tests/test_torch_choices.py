@@ -15,6 +15,7 @@ from posttrain import choice_objectives, packing_choices, schema, types
 from tests import torch_peer, torch_trajectories
 
 torch = pytest.importorskip('torch')
+pytestmark = pytest.mark.slow  # a program is compiled per objective
 
 STEPS = torch_trajectories.STEPS
 TIED = torch_trajectories.TIED

@@ -17,6 +17,7 @@ from posttrain.algorithms import streams
 from tests import torch_peer, torch_trajectories
 
 torch = pytest.importorskip('torch')
+pytestmark = pytest.mark.slow  # a program is compiled per objective
 
 STEPS, PROMPT = torch_trajectories.STEPS, torch_trajectories.PROMPT
 START = {
