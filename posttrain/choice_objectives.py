@@ -93,13 +93,9 @@ class Preference:
         {'preference': (jnp.where(where, terms, 0.0), {})},
         {'preference': count},
     )
-    rewards = self._options['beta'] * values
-    margins = rewards[..., 0] - rewards[..., 1]
     return loss, {
         **metrics,
-        'rewards/margins': combine.pair(margins, both),
-        'rewards/accuracies': combine.pair(margins > 0, both),
-        **_by_answer('rewards', rewards, micro.present),
+        **_told_apart(self._options['beta'] * values, micro.present),
         **_by_answer('logps', logps, micro.present),
         **({} if self._type == 'simpo' else _by_answer(
             'drift', log_ratio / lengths, micro.present
@@ -168,13 +164,7 @@ class Ranking:
         {'ranking': (jnp.where(both, terms, 0.0), {})},
         {'ranking': micro.pairs},
     )
-    margins = rewards[..., 0] - rewards[..., 1]
-    return loss, {
-        **metrics,
-        'rewards/margins': combine.pair(margins, both),
-        'rewards/accuracies': combine.pair(margins > 0, both),
-        **_by_answer('rewards', rewards, micro.present),
-    }
+    return loss, {**metrics, **_told_apart(rewards, micro.present)}
 
 
 def _whose(micro: arrays.ChoiceBatch) -> jax.Array:
@@ -182,6 +172,16 @@ def _whose(micro: arrays.ChoiceBatch) -> jax.Array:
   choices = micro.present.shape[-2]
   segments = jnp.arange(1, 2 * choices + 1).reshape(1, choices, 2, 1)
   return micro.segment_ids[:, None, None] == segments
+
+
+def _told_apart(rewards, present) -> combine.Metrics:
+  """Of the rewards of answers, f32[B, K, 2], and of their pairs."""
+  margins, both = rewards[..., 0] - rewards[..., 1], present.all(-1)
+  return {
+      'rewards/margins': combine.pair(margins, both),
+      'rewards/accuracies': combine.pair(margins > 0, both),
+      **_by_answer('rewards', rewards, present),
+  }
 
 
 def _by_answer(name: str, values, present) -> combine.Metrics:
