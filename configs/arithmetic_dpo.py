@@ -7,7 +7,8 @@ three demonstrations of ten. It then answers training questions eight times
 each; of one right and one wrong answer to a question it learns to prefer the
 right one. The pairs are in DIR/pairs/dpo.jsonl.
 
-`:tiny` runs every part of it in seconds and learns next to nothing.
+`:sums` asks what arithmetic_reward_model.py does. `:tiny` runs every part of it
+in seconds and learns next to nothing.
 """
 
 from configs import common
@@ -15,12 +16,14 @@ from posttrain import schema
 
 
 def get_config(argument: str = ''):
-  if argument not in ('', 'tiny'):
-    raise ValueError(f"the argument must be '' or 'tiny': got {argument!r}")
-  tiny = argument == 'tiny'
+  if argument not in ('', 'sums', 'tiny'):
+    raise ValueError(
+        f"the argument must be '', 'sums' or 'tiny': got {argument!r}"
+    )
+  tiny, sums = argument == 'tiny', argument == 'sums'
 
   # First by example: who copies a teacher copies the mistakes, when sampled.
-  sft = common.arithmetic_sft(tiny)
+  sft = common.arithmetic_sft(tiny, sums)
   # Then by comparison: which of two of its answers was right.
   dpo = schema.Stage(
       kind='preference',
@@ -28,7 +31,8 @@ def get_config(argument: str = ''):
       steps=10 if tiny else 150,
       envs=common.questions(sft),
       pairs=schema.MadePairs(
-          prompts=15 if tiny else 4000, samples=8, per_prompt=4,
+          prompts=15 if tiny else 1950 if sums else 4000, samples=8,
+          per_prompt=4,
           max_tokens=16 if tiny else 40, eval_fraction=0.1,
       ),
       batch=schema.Batch(

@@ -3,10 +3,11 @@
     python -m posttrain.main --config=configs/arithmetic_reward_model.py \\
         --workdir=DIR
 
-The same policy as in arithmetic_dpo.py answers training questions eight times
-each; a copy of it, whose head is a number, learns which of two answers to a
-question was right. `eval/pairs/rewards/accuracies` is how often it is right
-about pairs of questions that it has not seen.
+A policy like that of arithmetic_dpo.py, but of additions up to 49, answers
+training questions 16 times each; a copy of it, whose head is a number, learns
+which of two answers to a question was right. `eval/pairs/rewards/accuracies` is
+how often it is right about pairs of questions of which it was shown none. (It
+read the questions in SFT, with mistakes in three demonstrations of ten.)
 
 `:tiny` runs every part of it in seconds and learns next to nothing.
 """
@@ -21,7 +22,7 @@ def get_config(argument: str = ''):
   tiny = argument == 'tiny'
 
   # First by example: a policy that is right about half of the time.
-  sft = common.arithmetic_sft(tiny)
+  sft = common.arithmetic_sft(tiny, sums=True)
   # Then which of two of its answers was right.
   rm = common.arithmetic_reward_model(tiny, sft)
   run = schema.Run(

@@ -22,13 +22,13 @@ def get_config(argument: str = ''):
   tiny = argument == 'tiny'
 
   # First by example: a policy that is right about half of the time.
-  sft = common.arithmetic_sft(tiny)
+  sft = common.arithmetic_sft(tiny, sums=True)
   # Then which of two of its answers was right.
   rm = common.arithmetic_reward_model(tiny, sft)
   # Then by trial: what the reward model likes more than the group's mean.
   grpo = schema.Stage(
       init='stage:sft',
-      steps=10 if tiny else 100,
+      steps=10 if tiny else 60,
       envs={'arithmetic': schema.EnvEntry(
           env=sft.envs['arithmetic'].env, algorithm=schema.Grpo(),
           sampler=schema.Policy(

@@ -62,22 +62,28 @@ def pretrained(folder: str | None) -> tuple[schema.Model, schema.Tokenizer]:
   return model, schema.Tokenizer(path=folder)
 
 
-def arithmetic_sft(tiny: bool) -> schema.Stage:
+def arithmetic_sft(tiny: bool, sums: bool = False) -> schema.Stage:
   """The first rung of the ladder: by example, of a teacher who errs.
 
   Sampled, two-digit arithmetic is then right less than half of the time; the
   tiny one's questions are so easy that some of its answers are right as well.
+  `sums` are additions up to 49: few enough facts for a small reward model,
+  which has to find out by itself where an answer errs.
   """
   env = schema.Arithmetic(
       ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
   )
+  if sums:
+    env = dataclasses.replace(
+        env, ops=('+',), max_operand=49, train_tasks=1950, eval_tasks=450
+    )
   if tiny:
     env = schema.Arithmetic(
         ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
     )
   return schema.Stage(
       init='random',
-      steps=40 if tiny else 220,
+      steps=40 if tiny else 120 if sums else 220,
       envs={'arithmetic': schema.EnvEntry(env=env)},
       batch=schema.Batch(
           prompts_per_step=8 if tiny else 64, row_tokens=64,
@@ -90,7 +96,7 @@ def arithmetic_sft(tiny: bool) -> schema.Stage:
           slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
       ),
       eval=schema.Eval(
-          prompts=4 if tiny else 1000, samples=2 if tiny else 1,
+          prompts=4 if tiny else env.eval_tasks, samples=2 if tiny else 1,
           max_tokens=16 if tiny else 40,
       ),
   )  # fmt: skip
@@ -101,19 +107,22 @@ def arithmetic_reward_model(tiny: bool, sft: schema.Stage) -> schema.Stage:
   return schema.Stage(
       kind='ranking',
       init='stage:sft',
-      steps=10 if tiny else 300,
+      steps=10 if tiny else 600,
       envs=questions(sft),
       pairs=schema.MadePairs(
-          prompts=15 if tiny else 6000, samples=8,
-          per_prompt=1 if tiny else 2,
+          prompts=15 if tiny else 1950, samples=8 if tiny else 16,
+          per_prompt=1 if tiny else 6,
           max_tokens=16 if tiny else 40, eval_fraction=0.1,
       ),
       batch=schema.Batch(
           prompts_per_step=8 if tiny else 64, row_tokens=128,
           micro_batch_tokens=512 if tiny else 2048,
       ),
-      loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01)),
-      optim=schema.Optim(lr=1e-3, schedule='cosine', warmup_steps=5),
+      # What it knows of sums as a language model is what it judges by.
+      loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
+      optim=schema.Optim(
+          lr=1e-3, schedule='cosine', warmup_steps=5 if tiny else 20
+      ),
       rollout=sft.rollout, eval=schema.Eval(every=5 if tiny else 50),
   )  # fmt: skip
 

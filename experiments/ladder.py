@@ -2,11 +2,11 @@
 
     python -m experiments.ladder --workdir=DIR [--seed=0] [--tiny]
 
-One run of five stages, those of the recipes `configs/arithmetic_dpo.py` and
-`configs/arithmetic_rm_grpo.py`, and the latter's GRPO once more with the
+One run of five stages, those of the recipes `configs/arithmetic_dpo.py:sums`
+and `configs/arithmetic_rm_grpo.py`, and the latter's GRPO once more with the
 environment's own grade for a reward. All of them but SFT begin with what it
-ended with, and answer the same 1,000 unseen questions. Started again, it goes
-on where it stands.
+ended with, and answer the same 450 unseen questions. Started again, it goes on
+where it stands.
 
 Prints a table: what share of the greedy answers can be parsed, and is right
 (95 % interval), what share of the sampled ones is right, the minutes that a
@@ -45,10 +45,12 @@ def main(argv=None) -> None:
 
 def recipe(seed: int, tiny: bool) -> schema.Run:
   """The stages of the two recipes, from one SFT."""
-  overrides = [('seed', str(seed))]
+  words = (':tiny', ':tiny') if tiny else (':sums', '')
   dpo, learned = (
-      program.load(f'configs/{name}.py{":tiny" * tiny}', overrides)
-      for name in ('arithmetic_dpo', 'arithmetic_rm_grpo')
+      program.load(f'configs/{name}.py{word}', [('seed', str(seed))])
+      for name, word in zip(
+          ('arithmetic_dpo', 'arithmetic_rm_grpo'), words, strict=True
+      )
   )
   if dpo.stages['sft'] != learned.stages['sft'] or dpo.model != learned.model:
     raise ValueError(

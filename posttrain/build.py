@@ -68,7 +68,9 @@ def make(
       about['base'] = weights.base_sums(base.params)
       if host:
         weights.check_base(weights.find(folder), base.params)
-    prepare.prepare(cfg, name, built, loader, base, workdir, stop)
+    prepare.prepare(
+        cfg, name, built, loader, base, workdir, stop, fresh=not host
+    )
     if host:
       built.pipeline.set_state(host['pipeline'])
     else:

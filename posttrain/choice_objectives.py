@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from posttrain import arrays, schema, scoring, tree, types
 from posttrain.losses import combine, preference, ranking
-from posttrain.models import reward_head
+from posttrain.models import reward_head, transformer
 
 
 class Preference:
@@ -119,6 +119,10 @@ class Preference:
 class Ranking:
   """The mean of the reward model's loss over pairs.
 
+  With `lm_coef` = c also how unlikely the chosen answers y are as text:
+
+      mean over pairs of ranking.loss - c / |y| sum_t log pi(y_t | y_<t)
+
   Metrics: `rewards/chosen`, `rewards/rejected`, `rewards/margins` and
   `rewards/accuracies`, as `Preference`, of the rewards themselves.
   """
@@ -129,6 +133,7 @@ class Ranking:
     """Args: model: with its vocabulary resolved; envs: not read."""
     del envs
     self._model, self._options = model, tree.fields(loss.ranking)
+    self._lm_coef = self._options.pop('lm_coef')
 
   def prepare(
       self, params, batch: arrays.ChoiceBatch
@@ -147,12 +152,12 @@ class Ranking:
       self, params, micro: arrays.ChoiceBatch
   ) -> tuple[jax.Array, combine.Metrics]:
     """Reads what both answers of every choice are worth in one forward."""
+    rows = micro.ids, micro.positions, micro.segment_ids
+    hidden, _ = transformer.trunk(params, self._model, *rows)
     answers = _whose(micro) & micro.mask[:, None, None]
     places = jnp.arange(micro.ids.shape[-1])[None, None, None]
     ends = jnp.max(jnp.where(answers, places, 0), axis=-1)
-    values = reward_head.rewards(
-        params, self._model, micro.ids, micro.positions, micro.segment_ids
-    )
+    values = reward_head.rewards(params, hidden)
     rewards = jnp.take_along_axis(values[:, None, None], ends[..., None], -1)
     rewards = rewards[..., 0]
     terms = ranking.loss(
@@ -160,10 +165,17 @@ class Ranking:
         **self._options,
     )
     both = micro.present.all(-1)
-    loss, metrics = combine.total(
-        {'ranking': (jnp.where(both, terms, 0.0), {})},
-        {'ranking': micro.pairs},
-    )
+    parts = {'ranking': (jnp.where(both, terms, 0.0), {})}
+    if self._lm_coef:
+      logprobs, _ = scoring.score_hidden(
+          params, self._model, hidden, *rows,
+          jnp.ones(micro.ids.shape, jnp.float32),
+      )  # fmt: skip
+      chosen = answers[..., 0, :]
+      nll = -preference.seq_logprob(logprobs[:, None], chosen)
+      nll /= jnp.maximum(jnp.sum(chosen, axis=-1), 1)
+      parts['lm'] = jnp.where(both, self._lm_coef * nll, 0.0), {}
+    loss, metrics = combine.total(parts, dict.fromkeys(parts, micro.pairs))
     return loss, {**metrics, **_told_apart(rewards, micro.present)}
 
 

@@ -11,10 +11,10 @@ What spans nodes is `validation.check`'s. All before any compilation.
 import ast
 import dataclasses
 import difflib
-import importlib.util
 import json
 import os
 import re
+import runpy
 import types
 import typing
 from typing import Any
@@ -49,14 +49,10 @@ def load(spec: str) -> config_dict.ConfigDict:
     with open(path) as f:
       return from_dict(json.load(f))
   name = os.path.splitext(os.path.basename(path))[0]
-  module_spec = importlib.util.spec_from_file_location(
-      RECIPE_PREFIX + name, path
-  )
-  module = importlib.util.module_from_spec(module_spec)
-  module_spec.loader.exec_module(module)
-  if not hasattr(module, 'get_config'):
+  recipe = runpy.run_path(path, run_name=RECIPE_PREFIX + name)
+  if 'get_config' not in recipe:
     raise ValueError(f'{path} must define get_config(argument)')
-  return module.get_config(argument) if argument else module.get_config()
+  return recipe['get_config'](*([argument] if argument else []))
 
 
 def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
@@ -301,8 +297,6 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
 def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
   flat = {}
   for key, value in tree.items():
-    if isinstance(value, dict):
-      flat.update(_flat(value, f'{prefix}{key}.'))
-    else:
-      flat[prefix + key] = value
+    inner = isinstance(value, dict)
+    flat |= _flat(value, f'{prefix}{key}.') if inner else {prefix + key: value}
   return flat

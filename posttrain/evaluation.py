@@ -91,8 +91,8 @@ class Evaluator:
     self._suite = suites.Suite(cfg.suite)
     # Tokens of the longest prompt with all turns that may follow it.
     self.max_length = max((
-        *(_prompt_length(renderer, task) + _growth(env, cfg)
-          for env, tasks in self._tasks.values() for task in tasks),
+        *(longest(renderer, env, tasks, cfg)
+          for env, tasks in self._tasks.values()),
         *(_prompt_length(renderer, task) + cfg.max_tokens
           for task in self._suite.tasks),
     ), default=0)  # fmt: skip
@@ -146,6 +146,12 @@ class Evaluator:
         SuiteAnswer(x.prompt, x.text, x.stop_reason, x.tokens) for x in found
     ]
 
+  @property
+  def _ks(self) -> tuple[int, ...]:
+    """Whose best and whose votes are measured; one answer has neither."""
+    n = self._cfg.samples
+    return (*self._cfg.ks, n) if n > 1 else self._cfg.ks
+
   def _sample(self, env, tasks, uid: int, first):
     """Answers to each task at temperature 1; [] where there is no need."""
     graded = any(one.score.correct is not None for one in first)
@@ -169,10 +175,7 @@ class Evaluator:
               [x.score.correct for x in group] for group in groups
           ]),
           'sampled_format_rate': sampled.get('format_rate'),
-          **summary.best_of(
-              groups, (*self._cfg.ks, self._cfg.samples),
-              getattr(env, 'votes', False),
-          ),
+          **summary.best_of(groups, self._ks, getattr(env, 'votes', False)),
           **summary.entropy(flat), **self._kl([group[0] for group in groups]),
       }  # fmt: skip
     errors = sum(x.stop_reason == 'error' for x in (*first, *flat))
@@ -216,6 +219,21 @@ def _growth(env: envs.base.Env, cfg: schema.Eval) -> int:
     return said
   # The environment speaks as well, if there is a turn to come.
   return budget if env.max_turns > 1 else min(said, budget)
+
+
+def longest(
+    renderer: chat.Renderer, env: envs.base.Env, tasks: Sequence[types.Task],
+    cfg: schema.Eval,
+) -> int:  # fmt: skip
+  """Tokens of the longest prompt with all turns that may follow it.
+
+  Raises:
+    ValueError: a prompt cannot be rendered; names the row.
+  """
+  return max(
+      (_prompt_length(renderer, task) + _growth(env, cfg) for task in tasks),
+      default=0,
+  )
 
 
 def _prompt_length(renderer: chat.Renderer, task: types.Task) -> int:

@@ -116,7 +116,9 @@ def _ask(flags: Flags):
       stage.eval, max_tokens=flags.pairs.max_tokens
   ))  # fmt: skip
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  built, engine, load = recipes.engine(run, name, folder)
+  built, engine, load = recipes.engine(
+      run, name, folder, _room(run, name, flags)
+  )
   load(folder)
   made, count = pairing.make(
       {k: env for k, env in built.envs.items() if stage.envs[k].ratio},
@@ -124,6 +126,25 @@ def _ask(flags: Flags):
       flags.pairs, flags.seed, stage.rollout.max_errors,
   )  # fmt: skip
   return made, count.line()
+
+
+def _room(run: schema.Run, name: str, flags: Flags) -> int:
+  """Tokens of the longest question that will be asked, and its answer."""
+  from posttrain import envs, evaluation
+  from posttrain.chat import renderer as chat
+  from posttrain.rollout import pairing
+
+  stage, renderer = run.stages[name], chat.load(run.tokenizer)
+  made = [
+      envs.make(key, entry.env) for key, entry in stage.envs.items()
+      if entry.ratio
+  ]
+  return max((
+      evaluation.longest(
+          renderer, env, pairing.asked(env, flags.pairs, flags.seed),
+          stage.eval,
+      ) for env in made
+  ), default=0)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:

@@ -41,8 +41,13 @@ class Parts:
   plan: plan.Plan
 
 
-def make(cfg: schema.Run, name: str) -> Parts:
+def make(cfg: schema.Run, name: str, room: int = 0) -> Parts:
   """Builds the parts of a stage.
+
+  Args:
+    cfg: the whole run's options.
+    name: of the stage.
+    room: tokens that an episode may have, whatever the stage needs itself.
 
   Raises:
     ValueError: mesh, batch, slots, vocabulary, environments or data do not fit.
@@ -60,7 +65,7 @@ def make(cfg: schema.Run, name: str) -> Parts:
       {} if stage.kind == 'ranking' else asked,  # it has no words
       renderer, stage.eval, cfg.seed, stage.rollout.max_errors,
   )  # fmt: skip
-  capacity = evaluator.max_length
+  capacity = max(evaluator.max_length, room)
   turns = max((env.max_turns for env in asked.values()), default=1)
   # What an environment adds between turns is unknown.
   if stage.kind != 'tokens' or (

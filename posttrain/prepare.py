@@ -4,8 +4,10 @@
    in WORKDIR/pairs/<stage>.jsonl.
 2. What the reference says of all their answers, in
    WORKDIR/pairs/<stage>_reference.npz, so that it is not held while the stage
-   trains. It is kept with what it was made of; where that is something else by
-   now, the reference is asked again.
+   trains.
+
+Both are kept with what they were made of, and made again where that is
+something else by now; pairs only as long as the stage has not been saved.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ import functools
 import json
 import logging
 import os
+import pathlib
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
@@ -26,6 +29,7 @@ from posttrain import (
     fingerprints,
     preemption,
     schema,
+    tree,
     types,
 )
 from posttrain.data import pairs as pair_data
@@ -36,7 +40,7 @@ from posttrain.rollout import references as refs
 
 def prepare(
     cfg: schema.Run, name: str, built, load: refs.Loader, base: Any,
-    workdir: str, stop: preemption.Signal,
+    workdir: str, stop: preemption.Signal, fresh: bool,
 ) -> None:  # fmt: skip
   """Completes a stage's `choice_pipeline`; does nothing for another.
 
@@ -48,6 +52,7 @@ def prepare(
     base: the frozen weights, with LoRA.
     workdir: of the run.
     stop: ends waits for servers.
+    fresh: it begins now, and does not go on from a checkpoint.
 
   Raises:
     ValueError: there are no pairs to be had, or none that fit.
@@ -56,10 +61,15 @@ def prepare(
   stage, choices = cfg.stages[name], built.pipeline
   if not isinstance(choices, choice_pipeline.Choices):
     return
-  path = os.path.join(workdir, 'pairs', f'{name}.jsonl')
+  folder = os.path.join(workdir, 'pairs')
   if isinstance(stage.pairs, schema.MadePairs):
-    if not os.path.exists(path):
-      pair_data.write(path, _make(cfg, stage, built, load, base))
+    path, of = (os.path.join(folder, name + x) for x in ('.jsonl', '_of.json'))
+    if fresh or not os.path.exists(path):
+      made_of(path, of, {
+          'model': _fingerprint(cfg, built, load, workdir, 'init'),
+          'tokenizer': built.renderer.fingerprint,
+          'recipe': _recipe(cfg, stage),
+      }, functools.partial(_make, cfg, stage, built, load, base))  # fmt: skip
     choices.open(pair_data.read(path))
   for reference in choices.references:
     key = {
@@ -67,11 +77,45 @@ def prepare(
         'model': _fingerprint(cfg, built, load, workdir, reference),
         'tokenizer': built.renderer.fingerprint,
     }
-    cache = os.path.join(workdir, 'pairs', f'{name}_reference.npz')
+    cache = os.path.join(folder, f'{name}_reference.npz')
     choices.score(functools.partial(
         cached, cache, key,
         functools.partial(_score, built, load, base, stop, reference),
     ))  # fmt: skip
+
+
+def made_of(
+    path: str, of: str, key: dict[str, str],
+    make: Callable[[], Sequence[pair_data.Pair]],
+) -> None:  # fmt: skip
+  """Writes pairs, unless those are there that are made of what `key` says.
+
+  Args:
+    path: JSONL.
+    of: JSON: what they were made of, by name.
+    key: what they shall be made of.
+    make: them.
+  """
+  if os.path.exists(path):
+    known = json.loads(pathlib.Path(of).read_text()) if (
+        os.path.exists(of)) else {}  # fmt: skip
+    stale = _stale(known, key)
+    if not stale:
+      return
+    logging.getLogger('absl').warning(
+        '%s is stale: the %s is another by now; the pairs are made again',
+        path, stale,
+    )  # fmt: skip
+    os.remove(path)
+  made = make()
+  os.makedirs(os.path.dirname(of), exist_ok=True)
+  pathlib.Path(of).write_text(json.dumps(key))
+  pair_data.write(path, made)
+
+
+def _stale(known: dict[str, str], key: dict[str, str]) -> str:
+  """Names what is not as it was; '' = nothing."""
+  return ' and the '.join(k for k in key if known.get(k) != key[k])
 
 
 def cached(
@@ -89,12 +133,12 @@ def cached(
   """
   known = _read(path)
   if known is not None:
-    stale = [part for part in key if known[0].get(part) != key[part]]
-    if not stale:
+    stale = _stale(known[0], key)
+    if not stale and len(known[1]) == len(samples):
       return known[1]
     logging.getLogger('absl').warning(
         '%s is stale: the %s is another by now; the reference is asked again',
-        path, ' and the '.join(stale),
+        path, stale or 'number of answers',
     )
   values = np.float32(score(samples))
   os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -142,6 +186,19 @@ def _score(
       float(np.sum(logprobs[sample.mask], dtype=np.float64))
       for logprobs, sample in zip(scored, samples, strict=True)
   ]
+
+
+def _recipe(cfg: schema.Run, stage: schema.Stage) -> str:
+  """What tells questions, and how they are asked, from others."""
+  envs = {name: entry.env for name, entry in stage.envs.items()}
+  said = {'seed': cfg.seed, 'pairs': tree.fields(stage.pairs)}
+  said['envs'] = {
+      name: [type(env).__name__, dataclasses.asdict(env)]
+      for name, env in envs.items()
+  }
+  said['ratios'] = {name: x.ratio for name, x in stage.envs.items()}
+  text = json.dumps(said, sort_keys=True, default=str)
+  return sources.fingerprint(text.encode())
 
 
 def _fingerprint(

@@ -57,7 +57,7 @@ def stage_of(
 
 
 def engine(
-    run: schema.Run, name: str, folder: str
+    run: schema.Run, name: str, folder: str, room: int = 0
 ) -> tuple[parts.Parts, engines.Engine, Callable[[str], None]]:
   """Returns a stage's parts, an engine without weights, and who loads them.
 
@@ -68,13 +68,14 @@ def engine(
     run: of `stage_of`.
     name: of the stage.
     folder: of `weights.find`, whose weights shall fit.
+    room: tokens that an episode may have, whatever the stage needs itself.
 
   Raises:
     ValueError: something does not fit.
   """
   instrument.keep_freed_memory()
   instrument.enable_compilation_cache(run.compilation_cache)
-  built = parts.make(run, name)
+  built = parts.make(run, name, room)
   weights.check(folder, built.model, built.renderer)
   like = sharding.placed(
       transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh

@@ -49,6 +49,15 @@ def score(
     drawn from, in nats).
   """
   hidden, _ = transformer.trunk(params, cfg, ids, positions, segment_ids)
+  return score_hidden(
+      params, cfg, hidden, ids, positions, segment_ids, temperatures
+  )
+
+
+def score_hidden(
+    params, cfg, hidden, ids, positions, segment_ids, temperatures
+) -> tuple[jax.Array, jax.Array]:
+  """As `score`, of the hidden states [B, T, D] of `transformer.trunk`."""
   weight, softcap = transformer.head(params, cfg)
   # Each place predicts its right neighbour; the last one's answer is dropped.
   outputs = logprobs_lib.linear(
@@ -89,7 +98,8 @@ def _logprobs(params, rows, cfg, place):
 
 @functools.partial(jax.jit, static_argnames=('cfg', 'place'))
 def _rewards(params, rows, cfg, place):
-  rewards = reward_head.rewards(params, cfg, *rows[:3])
+  hidden, _ = transformer.trunk(params, cfg, *rows[:3])
+  rewards = reward_head.rewards(params, hidden)
   if place is None:
     return rewards
   return jax.lax.with_sharding_constraint(rewards, place)

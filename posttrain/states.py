@@ -35,7 +35,8 @@ def shapes(
     whole = jax.eval_shape(lambda x: lora.frozen(x, model.dtype), whole)
     params = lora.shapes(stage.lora, params)
   if stage.kind == 'ranking':
-    params = jax.eval_shape(reward_head.add, params)
+    speaks = stage.loss.ranking.lm_coef > 0
+    params = jax.eval_shape(lambda x: reward_head.add(x, speaks), params)
   state = jax.eval_shape(lambda: _make(stage, optimizer, jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), params
   )))  # fmt: skip
@@ -71,7 +72,7 @@ def fresh(
 
   def begin(params):
     if stage.kind == 'ranking':
-      params = reward_head.add(params)
+      params = reward_head.add(params, stage.loss.ranking.lm_coef > 0)
     return _make(stage, optimizer, params)
 
   return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())

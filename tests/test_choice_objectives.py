@@ -185,11 +185,42 @@ def test_a_reward_is_read_at_the_last_token():
   )
   sample = choices[0].rejected
   n = len(sample)
-  value = reward_head.rewards(
+  hidden, _ = transformer.trunk(
       params, fixtures.MODEL, sample.ids[None], jnp.arange(n)[None],
       jnp.ones((1, n), jnp.int32),
   )
+  value = reward_head.rewards(params, hidden)
   np.testing.assert_allclose(alone['rewards/rejected'], value[0, -1], rtol=1e-5)
+
+
+def test_a_reward_model_that_still_speaks():
+  """`lm_coef` adds the mean over the chosen of what a token costs."""
+  choices, params = _choices(), _params('ranking')
+  batch = _pack(choices)
+  _, plain, _ = _run('ranking')(params, batch)
+  objective = choice_objectives.Ranking(
+      fixtures.MODEL, (), schema.Loss(ranking=schema.Ranking(lm_coef=0.3))
+  )
+  _, metrics, loss = jax.jit(
+      lambda p, b: train_step.accumulate(objective, p, b)
+  )(params, batch)
+  metrics = combine.means(metrics)
+  answers = [x.chosen for x in choices if x.rejected and x.chosen]
+  nll = -_logprobs(answers) / [x.mask.sum() for x in answers]
+  np.testing.assert_allclose(metrics['loss/lm'], 0.3 * nll.mean(), rtol=1e-5)
+  np.testing.assert_allclose(
+      metrics['loss/ranking'], plain['loss/ranking'], rtol=1e-6
+  )
+  np.testing.assert_allclose(
+      loss, plain['loss/ranking'] + 0.3 * nll.mean(), rtol=1e-5
+  )
+
+
+def test_a_head_stays_where_it_is_needed():
+  untied = dataclasses.replace(fixtures.MODEL, tied_head=False)
+  assert 'head' not in reward_head.shapes(untied)
+  assert 'head' in reward_head.shapes(untied, speaks=True)
+  assert 'head' not in reward_head.shapes(fixtures.MODEL, speaks=True)
 
 
 def test_a_fresh_head_knows_nothing():

@@ -43,7 +43,10 @@ def test_it_begins_where_both_answers_are_alike(finished):
   stage, workdir = finished
   rows = _rows(workdir, stage)
   start = {k: v for k, v in rows[0].items() if k.startswith('eval/pairs/')}
-  assert start['eval/pairs/loss/total'] == pytest.approx(math.log(2), rel=1e-5)
+  loss = 'preference' if stage == 'dpo' else 'ranking'
+  assert start[f'eval/pairs/loss/{loss}'] == pytest.approx(
+      math.log(2), rel=1e-5
+  )
   for name in ('chosen', 'rejected', 'margins'):
     assert start[f'eval/pairs/rewards/{name}'] == pytest.approx(0, abs=1e-5)
   last = rows[-1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from posttrain import prepare
+from posttrain.data import pairs
 
 KEY = {'dataset': 'a', 'model': 'b', 'tokenizer': 'c'}
 
@@ -19,14 +20,14 @@ def asked(tmp_path):
       return [1.5, len(calls)]
 
     path = str(tmp_path / 'pairs' / 'x.npz')
-    return prepare.cached(path, {**KEY, **changes}, score, 'samples').tolist()
+    return prepare.cached(path, {**KEY, **changes}, score, 'ab').tolist()
 
   return ask, calls
 
 
 def test_the_reference_is_asked_once(asked, caplog):
   ask, calls = asked
-  assert ask() == ask() == [1.5, 1.0] and calls == ['samples']
+  assert ask() == ask() == [1.5, 1.0] and calls == ['ab']
   assert not caplog.text
 
 
@@ -46,3 +47,33 @@ def test_a_damaged_file_is_made_again(asked, tmp_path, caplog):
   path.write_bytes(path.read_bytes()[:100])
   assert ask() == [1.5, 2.0] and 'cannot be read' in caplog.text
   assert np.float32(ask()).tolist() == [1.5, 2.0] and len(calls) == 2
+
+
+def test_numbers_of_other_answers_are_stale(tmp_path, caplog):
+  path = str(tmp_path / 'x.npz')
+  prepare.cached(path, KEY, lambda samples: [1.0, 2.0], 'ab')
+  found = prepare.cached(path, KEY, lambda samples: [3.0], 'a')
+  assert found.tolist() == [3.0] and 'number of answers' in caplog.text
+
+
+def test_pairs_are_made_again_of_another_model(tmp_path, caplog):
+  path, of = tmp_path / 'pairs' / 'x.jsonl', tmp_path / 'pairs' / 'x_of.json'
+  asked = []
+
+  def made(prompt, **key):
+    def make():
+      asked.append(prompt)
+      said = ({'role': 'assistant', 'content': x} for x in 'yn')
+      user = {'role': 'user', 'content': prompt}
+      return [pairs.Pair((user,), *((x,) for x in said), 'here')]
+
+    prepare.made_of(str(path), str(of), {'model': 'a', **key}, make)
+    (pair,) = pairs.read(path)
+    return pair.prompt[0]['content']
+
+  assert made('one') == made('two') == 'one' and not caplog.text
+  assert made('three', model='b') == 'three'
+  assert 'the model is another by now; the pairs are made again' in caplog.text
+  of.unlink()
+  assert made('four', model='b') == made('five', model='b') == 'four'
+  assert asked == ['one', 'three', 'four']

@@ -156,7 +156,8 @@ def test_kto():
   assert min(baselines) == 0 and np.count_nonzero(baselines) >= STEPS // 3
 
 
-def test_ranking():
+@pytest.mark.parametrize('lm_coef', [0.0, 0.5])
+def test_ranking(lm_coef):
   """Bradley and Terry, with a margin (arXiv 2307.09288, eq. 2), centred."""
 
   def theirs(params, i):
@@ -167,10 +168,16 @@ def test_ranking():
           for x in (choice.chosen, choice.rejected)
       )
       wins = torch.sigmoid(chosen - rejected - choice.margin)
-      terms.append(0.01 * (chosen + rejected) ** 2 - torch.log(wins))
+      said = torch_trajectories.answer(params, TIED, choice.chosen)
+      terms.append(
+          0.01 * (chosen + rejected) ** 2 - torch.log(wins)
+          - lm_coef * said.mean()
+      )
     return torch.stack(terms).mean()
 
-  options = schema.Loss(ranking=schema.Ranking(center_coef=0.01))
+  options = schema.Loss(
+      ranking=schema.Ranking(center_coef=0.01, lm_coef=lm_coef)
+  )
   torch_trajectories.compare(
       choice_objectives.Ranking(TIED, (), options),
       torch_trajectories.start(TIED, ranks=True), _batches(), theirs,

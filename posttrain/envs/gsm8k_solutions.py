@@ -2,9 +2,9 @@ r"""GSM8K's `example_model_solutions.jsonl` as preferences.
 
 A row has a `question`, and solutions of four models, each with `solution` and
 `is_correct`. Every pair of a correct and an incorrect one is a preference; what
-two models say alike counts once. The
-prompt is that of the environment; an answer is a solution without calculator
-marks, whose last line `A: 18` becomes `The answer is \boxed{18}.`
+two models say alike counts once. The prompt is that of the environment; an
+answer is a solution without calculator marks, whose last line `A: 18` becomes
+`The answer is \boxed{18}.`
 
 The questions are those of GSM8K's test split: a policy that has seen them must
 not be measured there.

@@ -2,8 +2,8 @@
 
     reward/kernel    [D]
 
-in place of the head that `transformer` has where it is not tied. It begins at
-0, so that every answer is worth the same.
+beside what `transformer` has, but for a head that is not tied and not needed.
+It begins at 0, so that every answer is worth the same.
 """
 
 from typing import Any
@@ -17,34 +17,32 @@ from posttrain.models import transformer
 Params = Any
 
 
-def add(params: Params) -> Params:
-  """Returns a transformer's parameters with a new head."""
+def add(params: Params, speaks: bool = False) -> Params:
+  """Returns a transformer's parameters with a new head.
+
+  Args:
+    params: of `transformer.init`.
+    speaks: it is to predict tokens as well, so that their head stays.
+  """
   (width,) = params['final_norm']['scale'].shape
-  trunk = {name: x for name, x in params.items() if name != 'head'}
+  trunk = {k: x for k, x in params.items() if speaks or k != 'head'}
   return {**trunk, 'reward': {'kernel': jnp.zeros(width, jnp.float32)}}
 
 
-def shapes(cfg: schema.Model) -> Params:
+def shapes(cfg: schema.Model, speaks: bool = False) -> Params:
   """The parameters as `jax.ShapeDtypeStruct`s: nothing is made."""
-  return jax.eval_shape(add, transformer.shapes(cfg))
+  return jax.eval_shape(lambda p: add(p, speaks), transformer.shapes(cfg))
 
 
-def rewards(
-    params: Params, cfg: schema.Model, ids: jax.Array, positions: jax.Array,
-    segment_ids: jax.Array,
-) -> jax.Array:  # fmt: skip
+def rewards(params: Params, hidden: jax.Array) -> jax.Array:
   """Returns what a sequence would be worth if it ended at each token.
 
   Args:
     params: of `add`.
-    cfg: model options.
-    ids: i32[B, T], packed rows.
-    positions: i32[B, T], RoPE index, restarting at 0 in every segment.
-    segment_ids: i32[B, T], packed example id; 0 = pad.
+    hidden: [B, T, D] of `transformer.trunk`.
 
   Returns:
     f32[B, T]; a sequence's reward is that of its last token.
   """
-  hidden, _ = transformer.trunk(params, cfg, ids, positions, segment_ids)
   kernel = params['reward']['kernel'][None, None]
   return jnp.sum(hidden.astype(jnp.float32) * kernel, axis=-1)

@@ -67,7 +67,7 @@ def make(
   """
   made, count, played = [], Count(), []
   for index, (name, env) in enumerate(envs.items()):
-    tasks = _distinct(env.source('train', seed), cfg.prompts)
+    tasks = asked(env, cfg, seed)
     first = FIRST_UID + index * 2**40
     rollouts = iter(driver.play([
         drivers.Play(
@@ -88,11 +88,13 @@ def make(
   return made, count
 
 
-def _distinct(source, count: int) -> list[types.Task]:
-  """The first tasks of a source in its order, each prompt once."""
-  found = {}
+def asked(
+    env: base.Env, cfg: schema.MadePairs, seed: int
+) -> list[types.Task]:
+  """The first training tasks in the order of a seed, each prompt once."""
+  source, found = env.source('train', seed), {}
   for _ in range(len(source)):
-    if len(found) == count:
+    if len(found) == cfg.prompts:
       break
     task = next(source)
     found.setdefault(repr(task.prompt), task)

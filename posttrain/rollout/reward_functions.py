@@ -41,19 +41,48 @@ class Found:
   error: str | None = None  # the fault, in a line
 
 
-class Function:
-  """A reward function, called once per step.
+class Budget:
+  """How often in a row a reward may fail.
 
-  How often it failed in a row is no part of a checkpoint: a run that is
-  resumed counts from 0.
+  That is no part of a checkpoint: a run that is resumed counts from 0.
   """
+
+  def __init__(self, key: str, name: str, most: int):
+    """Args: key: of the config's entry; name: for errors; most: faults."""
+    self._key, self._name, self._most = key, name, most
+    self._last, self._in_row = None, 0
+
+  def count(self, fault: calls.Fault | str | None) -> None:
+    """Takes what went wrong in a call; None = nothing."""
+    self._last, self._in_row = fault, self._in_row + 1 if fault else 0
+
+  def check(self, errors: tuple[str, ...]) -> None:
+    """Ends the run of a reward that fails again and again.
+
+    Args:
+      errors: all there were in the step, for who writes them down.
+
+    Raises:
+      TooManyFaults: more than `max_faults` calls in a row.
+    """
+    if self._in_row > self._most:
+      raise TooManyFaults(
+          f'{self._name} must fail at most max_faults={self._most} times in a '
+          f'row: got {self._in_row}, the last: {self._last}; mend it, or raise '
+          f'{self._key}.max_faults',
+          errors,
+      ) from (self._last if isinstance(self._last, Exception) else None)
+
+
+class Function:
+  """A reward function, called once per step."""
 
   def __init__(self, key: str, cfg: schema.RewardFn, fn: Callable):
     """Args: key: of the config, to this entry; fn: what `cfg.fn` names."""
     self._key, self._cfg, self._fn = key, cfg, fn
     self._name = f'{key}: {cfg.fn}'
-    self._last: calls.Fault | None = None  # None = the last call was sound
-    self._in_row, self._was_slow = 0, False
+    self._was_slow = False
+    self.budget = Budget(key, self._name, cfg.max_faults)
 
   def __call__(
       self, rollouts: Sequence[types.Rollout], given: Mapping[str, Any],
@@ -101,27 +130,9 @@ class Function:
         self._count(fault, f'{len(failed)} of {len(rollouts)}'),
     )  # fmt: skip
 
-  def check(self, errors: tuple[str, ...]) -> None:
-    """Ends the run of a function that fails again and again.
-
-    Args:
-      errors: all there were in the step, for who writes them down.
-
-    Raises:
-      TooManyFaults: more than `max_faults` calls in a row.
-    """
-    budget = self._cfg.max_faults
-    if self._in_row > budget:
-      raise TooManyFaults(
-          f'{self._name} must fail at most max_faults={budget} times in a row: '
-          f'got {self._in_row}, the last: {self._last}; mend it, or raise '
-          f'{self._key}.max_faults',
-          errors,
-      ) from self._last
-
   def _count(self, fault: calls.Fault | None, left_out: str) -> str | None:
     """Returns what is said of a fault."""
-    self._last, self._in_row = fault, self._in_row + 1 if fault else 0
+    self.budget.count(fault)
     if fault is None:
       return None
     error = f'{self._name} {fault}; rollouts left out: {left_out}'

@@ -1,8 +1,9 @@
 """Trained reward models as a source of rewards.
 
 A rollout is worth what its last sample is worth at the last token that was
-sampled, as in training (`choice_objectives.Ranking`). All rollouts of a step
-are scored in packed rows of one shape, by one compiled program.
+sampled, as in training (`choice_objectives.Ranking`). So are answers that a
+budget cut, though pairs that a policy made have no such answer. All rollouts of
+a step are scored in packed rows of one shape, by one compiled program.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import schema, scoring, sharding, types, weights
+from posttrain import checkpoint, schema, scoring, sharding, types, weights
 from posttrain.models import reward_head, transformer
 from posttrain.rollout import reward_functions as functions
 
@@ -69,8 +70,11 @@ def load(
   cfg = dataclasses.replace(
       weights.model(folder), dtype=policy.dtype, remat='none'
   )
+  speaks = any(
+      path.startswith('params/head/') for path in checkpoint.read_sums(folder)
+  )
   like = sharding.placed(
-      reward_head.shapes(cfg), transformer.SHARDING_RULES, mesh
+      reward_head.shapes(cfg, speaks), transformer.SHARDING_RULES, mesh
   )
   # Averages where it has such: those were measured.
   params = weights.load(folder, like, average=True)

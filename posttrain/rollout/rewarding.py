@@ -88,6 +88,12 @@ class Rewards:
             keys[name], one, imports.function(one.fn, f'{keys[name]}.fn')
         ) for name, one in cfg.items() if one.fn is not None
     }  # fmt: skip
+    self._budgets = {
+        name: self._functions[name].budget if name in self._functions
+        else functions.Budget(
+            keys[name], f'{keys[name]}: {one.model}', one.max_faults
+        ) for name, one in cfg.items()
+    }  # fmt: skip
     self._judges: dict[schema.Reference, Judge] = {}
     self._models: dict[str, Model] = {}
 
@@ -113,7 +119,7 @@ class Rewards:
 
     Raises:
       ValueError: a function asks for what there is not.
-      TooManyFaults: one fails again and again.
+      TooManyFaults: a function or a model fails again and again.
       EndpointError: of a judge.
     """
     alive = [r for r in rollouts if r.samples]
@@ -121,8 +127,8 @@ class Rewards:
       return list(rollouts), {}, ()
     asked = {name: self._ask(name, alive) for name in self._cfg}
     errors = tuple(x.error for x in asked.values() if x.error is not None)
-    for function in self._functions.values():
-      function.check(errors)
+    for budget in self._budgets.values():
+      budget.check(errors)
     failed = frozenset().union(*(x.failed for x in asked.values()))
     totals = {
         rollout.uid: None if i in failed else _total(
@@ -138,7 +144,9 @@ class Rewards:
   def _ask(self, name: str, rollouts) -> functions.Found:
     cfg = self._cfg[name]
     if cfg.model is not None:
-      return self._models[cfg.model](rollouts)
+      found = self._models[cfg.model](rollouts)
+      self._budgets[name].count(found.error)
+      return found
     if cfg.fn is None:
       return functions.Found([r.score.reward for r in rollouts])
     judge = None if cfg.judge is None else self._judges[cfg.judge]

@@ -97,9 +97,13 @@ class Ranking:
 
   # Factor of (r_chosen + r_rejected)^2, which keeps rewards around 0.
   center_coef: float = 0.0
+  # Factor of the chosen answers' negative log likelihood, per token: what the
+  # model knows of text helps it judge, and is not unlearned (Cobbe et al.,
+  # arXiv 2110.14168; Yang et al., arXiv 2406.10216).
+  lm_coef: float = 0.0
 
   def __post_init__(self):
-    base.require_non_negative(self, 'center_coef')
+    base.require_non_negative(self, 'center_coef', 'lm_coef')
 
 
 Preference = Sigmoid | SigmoidNorm | IpoPairs | IpoNorm | SimPo | Kto

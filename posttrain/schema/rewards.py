@@ -7,7 +7,7 @@ from typing import Any
 from posttrain.schema import base, references
 
 # How a function is called: nothing for the others.
-CALL = ('kwargs', 'judge', 'timeout', 'max_faults')
+CALL = ('kwargs', 'judge', 'timeout')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,9 @@ class RewardFn:
   judge: references.Reference | None = None
   # Seconds that a call of it may take, without those of its judge.
   timeout: float = 60.0
-  # Calls in a row that may fail; one more stops the run. What a failed call
-  # should have scored is left out, which is never a reward of 0.
+  # Calls in a row that may fail, of a function, or of a model, whose rewards
+  # must be finite; one more stops the run. What a failed call should have
+  # scored is left out, which is never a reward of 0.
   max_faults: int = 3
 
   def __post_init__(self):
@@ -48,7 +49,10 @@ class RewardFn:
       )
     base.require_positive(self, 'timeout')
     base.require_non_negative(self, 'max_faults')
-    for field in CALL if self.fn is None else ():
+    unread = CALL if self.fn is None else ()
+    if self.fn is None and self.model is None:
+      unread += ('max_faults',)
+    for field in unread:
       value = getattr(self, field)
       base.require(
           value == getattr(RewardFn, field, {}), field, 'be left out', value,

@@ -98,3 +98,7 @@ def test_what_is_not_finite_is_no_reward(params, scorer):
   assert [rollout.score.reward for rollout in done] == [None, None]
   assert metrics['rewards/learned/faults'] == 1
   assert 'reward model stage:rm must return finite rewards' in errors[0]
+  made(_rollouts())
+  made(_rollouts())
+  with pytest.raises(rewarding.TooManyFaults, match='max_faults=3 times in a'):
+    made(_rollouts())
