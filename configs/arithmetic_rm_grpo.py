@@ -30,7 +30,9 @@ def get_config(argument: str = ''):
       init='stage:sft',
       steps=10 if tiny else 60,
       envs={'arithmetic': schema.EnvEntry(
-          env=sft.envs['arithmetic'].env, algorithm=schema.Grpo(),
+          env=sft.envs['arithmetic'].env,
+          # Where it strays far, it finds what the reward model errs about.
+          algorithm=schema.Grpo(kl_beta=0.5),
           sampler=schema.Policy(
               temperature=1.0, max_tokens=16 if tiny else 40
           ),

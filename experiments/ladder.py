@@ -4,7 +4,7 @@
 
 One run of five stages, those of the recipes `configs/arithmetic_dpo.py:sums`
 and `configs/arithmetic_rm_grpo.py`, and the latter's GRPO once more with the
-environment's own grade for a reward. All of them but SFT begin with what it
+environment's own grade for a reward and no leash. All of them but SFT begin with what it
 ended with, and answer the same 450 unseen questions. Started again, it goes on
 where it stands.
 
@@ -60,8 +60,10 @@ def recipe(seed: int, tiny: bool) -> schema.Run:
   last = learned.stages['grpo']
   (name, entry), = last.envs.items()
   graded = dataclasses.replace(
-      last, envs={name: dataclasses.replace(entry, rewards={})}
-  )
+      last, envs={name: dataclasses.replace(
+          entry, rewards={}, algorithm=schema.Grpo()
+      )},
+  )  # fmt: skip
   run = dataclasses.replace(dpo, stages={
       'sft': dpo.stages['sft'], 'dpo': dpo.stages['dpo'], 'grpo': graded,
       'rm': learned.stages['rm'], 'rm_grpo': last,
