@@ -2,14 +2,11 @@
 
 CPU unless `-m gpu` asks for the GPU tests; rank promotion raises; warnings are
 errors, but for the allow-list in .pytest.ini. Quick tests compile with hardly
-an optimization, which halves their time, and keep what they compiled for one
-another; slow and GPU tests compile as runs do.
+an optimization, which halves their time; slow and GPU tests as runs do.
 """
 
 import os
 import re
-import shutil
-import tempfile
 
 import pytest
 
@@ -22,12 +19,6 @@ def pytest_configure(config):
     os.environ['JAX_PLATFORMS'] = 'cpu'
   if not wanted:
     os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
-    # What several tests compile is compiled once by each worker.
-    folder = tempfile.mkdtemp()
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    os.environ['JAX_COMPILATION_CACHE_DIR'] = folder
-    os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
-    os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')
