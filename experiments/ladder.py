@@ -4,9 +4,9 @@
 
 One run of five stages, those of the recipes `configs/arithmetic_dpo.py:sums`
 and `configs/arithmetic_rm_grpo.py`, and the latter's GRPO once more with the
-environment's own grade for a reward and no leash. All of them but SFT begin with what it
-ended with, and answer the same 450 unseen questions. Started again, it goes on
-where it stands.
+environment's own grade for a reward and no leash. All of them but SFT begin
+with what it ended with, and answer the same 450 unseen questions. Started
+again, it goes on where it stands.
 
 Prints a table: what share of the greedy answers can be parsed, and is right
 (95 % interval), what share of the sampled ones is right, the minutes that a
