@@ -29,7 +29,6 @@ from posttrain import (
     fingerprints,
     preemption,
     schema,
-    tree,
     types,
 )
 from posttrain.data import pairs as pair_data
@@ -190,15 +189,12 @@ def _score(
 
 def _recipe(cfg: schema.Run, stage: schema.Stage) -> str:
   """What tells questions, and how they are asked, from others."""
-  envs = {name: entry.env for name, entry in stage.envs.items()}
-  said = {'seed': cfg.seed, 'pairs': tree.fields(stage.pairs)}
-  said['envs'] = {
-      name: [type(env).__name__, dataclasses.asdict(env)]
-      for name, env in envs.items()
+  envs = {
+      name: [entry.ratio, dataclasses.asdict(entry.env)]
+      for name, entry in stage.envs.items()
   }
-  said['ratios'] = {name: x.ratio for name, x in stage.envs.items()}
-  text = json.dumps(said, sort_keys=True, default=str)
-  return sources.fingerprint(text.encode())
+  said = [cfg.seed, dataclasses.asdict(stage.pairs), envs]
+  return sources.fingerprint(json.dumps(said, sort_keys=True).encode())
 
 
 def _fingerprint(

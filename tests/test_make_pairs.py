@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from posttrain import main, make_pairs
+from posttrain import main, make_pairs, parts, schema
 from posttrain.data import pairs
 from tests.envs import test_gsm8k_solutions as solutions
 
@@ -31,6 +31,25 @@ def test_pairs_of_a_file_of_solutions(tmp_path, capsys):
   assert make_pairs.main([f'--gsm8k={file}', f'--output={output}']) == 0
   assert '2 pairs of 1 questions' in capsys.readouterr().out
   assert len(pairs.read(output)) == 2
+
+
+def test_room_for_the_longest_question_that_is_asked(tmp_path):
+  """Training questions may be longer than those of evaluations."""
+  files = []
+  for name, length in (('train', 300), ('eval', 5)):
+    files.append(tmp_path / f'{name}.jsonl')
+    row = {'question': 'x' * length, 'answer': 'So.\n#### 2'}
+    files[-1].write_text(json.dumps(row) + '\n')
+  env = schema.Gsm8k(path=str(files[0]), eval_path=str(files[1]))
+  stage = schema.Stage(
+      envs={'words': schema.EnvEntry(env=env)}, eval=schema.Eval(max_tokens=50)
+  )
+  run = schema.Run(model=schema.PRESETS['tiny'], stages={'sft': stage})
+  flags = make_pairs.parse(['--output=x', '--checkpoint=y', '--prompts=1'])
+  room = make_pairs._room(run, 'sft', flags)
+  assert 350 < room < 500
+  assert parts.make(run, 'sft').capacity < 350
+  assert parts.make(run, 'sft', room).capacity == room
 
 
 def test_pairs_of_a_policys_answers(tmp_path, capsys):
