@@ -197,7 +197,7 @@ def find(path: str) -> epath.Path:
   steps = [
       max(numbered, key=lambda step: int(step.name))
       for stage in stages
-      if (numbered := _numbered(stage))
+      if (numbered := [x for x in stage.glob('*') if x.name.isdigit()])
   ]
   if not steps:
     raise ValueError(
@@ -238,14 +238,11 @@ def _read(folder, like: State, prefix='') -> tuple[State, Host]:
       raise Damaged('its arrays are not those that were written')
     _check_same(folder, saved, tree.flat(like), prefix)
     state = _try(
-        reader.restore,
-        folder / 'state',
-        args=ocp.args.PyTreeRestore(
-            item=like,
+        reader.restore, folder / 'state', args=ocp.args.PyTreeRestore(
+            item=like, partial_restore=bool(prefix),
             restore_args=ocp.checkpoint_utils.construct_restore_args(like),
-            partial_restore=bool(prefix),
         ),
-    )
+    )  # fmt: skip
   for path, total in _try(tree.checksums, state).items():
     if total != record['state_sums'][path]:
       raise Damaged(f'the checksum of {path!r} is wrong')
@@ -299,8 +296,3 @@ def _abstract(leaf) -> jax.ShapeDtypeStruct:
 
 def _crc(record: dict[str, Any]) -> int:
   return zlib.crc32(json.dumps(record, sort_keys=True).encode())
-
-
-def _numbered(folder) -> list:
-  found = folder.iterdir() if folder.is_dir() else ()
-  return [path for path in found if path.name.isdigit()]

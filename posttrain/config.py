@@ -161,7 +161,8 @@ def _absolute(run: schema.Run) -> schema.Run:
 
 def _build(value, kind, path: str):
   """Checks `value` against the annotation `kind`; returns what it declares."""
-  kinds = typing.get_args(kind) if _is_union(kind) else (kind,)
+  union = isinstance(kind, types.UnionType)
+  kinds = typing.get_args(kind) if union else (kind,)
   if type(None) in kinds and value is None:
     return None
   kinds = tuple(k for k in kinds if k is not type(None))
@@ -195,10 +196,6 @@ def _build(value, kind, path: str):
         f'({type(value).__name__})'
     )
   return value
-
-
-def _is_union(kind) -> bool:
-  return isinstance(kind, types.UnionType)
 
 
 def _pick(value, kinds, path: str):

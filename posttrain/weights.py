@@ -84,9 +84,8 @@ def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
   if is_hf(folder):
     if not os.path.isfile(os.path.join(folder, 'tokenizer.json')):
       return None
-    return chat.load(
-        schema.Tokenizer(path=folder, template_variables=variables)
-    )
+    made = schema.Tokenizer(path=folder, template_variables=variables)
+    return chat.load(made)
   if is_peft(folder):
     return renderer(start(folder), variables)
   host = checkpoint.read_host(folder)
@@ -166,8 +165,12 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
     return hf.load(folder, model(folder), like)
   found = adapter(folder, like, average=average)
   if found is None:
+    stored = jax.tree.map(  # in float32, as checkpoints hold them
+        lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
+        like,
+    )
     params = checkpoint.restore_params(
-        folder, _stored(like), average=average and _has_average(folder)
+        folder, stored, average=average and _has_average(folder)
     )
     return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
   base = load(start(folder), like)
@@ -210,9 +213,7 @@ def adapter(
 def adapter_options(folder: str) -> schema.Lora | None:
   """How a run's adapter was made; None if it trained all weights."""
   options = _stage(folder).get('lora')  # older runs have none
-  if not options or not options['rank']:
-    return None
-  return schema.Lora(**options)
+  return schema.Lora(**options) if options and options['rank'] else None
 
 
 def _adapter_like(options: schema.Lora, folder: str, like: Params | None):
@@ -296,11 +297,3 @@ def _stage(folder: str) -> dict[str, Any]:
 
 def _has_average(folder: str) -> bool:
   return _stage(folder)['optim']['average'] is not None
-
-
-def _stored(like: Params) -> Params:
-  """As checkpoints hold them: in float32."""
-  return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
-      like,
-  )

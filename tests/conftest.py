@@ -2,13 +2,17 @@
 
 CPU unless `-m gpu` asks for the GPU tests; rank promotion raises; warnings are
 errors, but for the allow-list in .pytest.ini. Quick tests compile with hardly
-an optimization, which halves their time; slow and GPU tests as runs do.
+an optimization, in a quarter of the time; slow and GPU tests as runs do.
 """
 
+import importlib.metadata
 import os
 import re
 
 import pytest
+
+# Halves the time that XLA compiles for CPUs; jaxlib 0.11 dies of the flag.
+FLAG = '--xla_cpu_use_fusion_emitters=false'
 
 
 def pytest_configure(config):
@@ -19,6 +23,10 @@ def pytest_configure(config):
     os.environ['JAX_PLATFORMS'] = 'cpu'
   if not wanted:
     os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+    flags = os.environ.get('XLA_FLAGS', '')
+    known = importlib.metadata.version('jaxlib').startswith('0.10.')
+    if known and FLAG not in flags:
+      os.environ['XLA_FLAGS'] = f'{flags} {FLAG}'
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')

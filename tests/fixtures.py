@@ -1,6 +1,10 @@
 """Small things that several tests build: a stage, its batches, its step."""
 
 import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -21,6 +25,23 @@ MODEL = dataclasses.replace(
     schema.PRESETS['tiny'], vocab_size=RENDERER.tokenizer.vocab_size
 )
 OPTIM = schema.Optim(lr=1e-2, schedule='constant')
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def run_on_devices(count, *argv):
+  """Runs Python in a process with so many CPU devices; returns its stdout."""
+  split = f'--xla_force_host_platform_device_count={count}'
+  env = {
+      **os.environ, 'XLA_FLAGS': f'{os.environ.get("XLA_FLAGS", "")} {split}',
+      # Told of more threads, the collectives of the devices do not deadlock.
+      'NPROC': '16',
+  }  # fmt: skip
+  done = subprocess.run(
+      [sys.executable, *argv], env=env, cwd=ROOT, capture_output=True,
+      text=True, timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr[-2000:]
+  return done.stdout
 
 
 def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):

@@ -17,6 +17,7 @@ import optax
 import pytest
 
 from posttrain import arrays, checkpoint, schema
+from tests import fixtures
 
 # A read that failed leaves Orbax's futures behind, whose errors nobody fetched.
 pytestmark = pytest.mark.filterwarnings(
@@ -391,10 +392,4 @@ saver.close()
 
 
 def test_restores_into_another_sharding(tmp_path):
-  flags = '--xla_force_host_platform_device_count=4'
-  done = subprocess.run(
-      [sys.executable, '-c', RESHARDED, str(tmp_path)],
-      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
-      capture_output=True, text=True,
-  )
-  assert done.returncode == 0, done.stderr
+  fixtures.run_on_devices(4, '-c', RESHARDED, str(tmp_path))

@@ -1,11 +1,7 @@
 """A trained policy answers from the command line."""
 
 import json
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -23,7 +19,6 @@ from posttrain import (
 from posttrain.models import transformer
 from tests import fixtures
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECIPE = [
     '--config=configs/arithmetic_sft.py:tiny',
     '--config.compilation_cache=None', '--config.metrics.progress=False',
@@ -207,15 +202,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(ask, monkeypatch):
 @pytest.mark.slow
 def test_a_run_on_two_devices_answers_on_one(tmp_path, ask):
   """The process that trains has two devices and splits every weight."""
-  flags = '--xla_force_host_platform_device_count=2'
-  done = subprocess.run(
-      [sys.executable, '-m', 'posttrain.main', *RECIPE,
-       f'--workdir={tmp_path}', '--config.sft.steps=1',
-       '--config.mesh.data=1', '--config.mesh.fsdp=2'],
-      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
-      cwd=ROOT, capture_output=True, text=True,
+  fixtures.run_on_devices(
+      2, '-m', 'posttrain.main', *RECIPE, f'--workdir={tmp_path}',
+      '--config.sft.steps=1', '--config.mesh.data=1', '--config.mesh.fsdp=2',
   )  # fmt: skip
-  assert done.returncode == 0, done.stderr
   assert len(jax.devices()) == 1
   said = ask(f'--prompt={QUESTION}', '--max_tokens=3', path=tmp_path)
   assert len(said['ids']) == 3 and said['prompt_ids'] == IDS

@@ -128,6 +128,7 @@ def test_it_learns_what_is_asked(rows):
     assert rows[-1][f'eval/{name}/toy'] == 1.0, name
 
 
+@pytest.mark.slow
 def test_resumed_in_the_middle_it_is_bitwise_the_same(finished, tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     _stop_at(patch, 7)
@@ -259,6 +260,7 @@ def test_a_plan_counts_references_and_whole_tiles(finished, monkeypatch):
     assert plan(answer=answer).slot_tokens == room
 
 
+@pytest.mark.slow
 def test_the_recipe(tmp_path, capsys):
   """Both stages of configs/arithmetic.py, as the command line runs them."""
   argv = ['--config=configs/arithmetic.py:tiny', f'--workdir={tmp_path}',

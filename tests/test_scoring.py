@@ -1,7 +1,4 @@
 import dataclasses
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +7,7 @@ import pytest
 
 from posttrain import instrument, schema, scoring, sharding
 from posttrain.models import transformer
+from tests import fixtures
 
 CFG = schema.Model(
     vocab_size=40, layers=2, embed_dim=32, heads=4, kv_heads=2, head_dim=8,
@@ -155,6 +153,7 @@ SPLIT = """
 import jax, numpy as np
 from posttrain import schema, scoring, sharding
 from posttrain.models import transformer
+from tests import fixtures
 cfg = schema.Model.from_json({cfg})
 mesh = sharding.make_mesh(schema.Mesh(data=2, fsdp=2, tensor=1))
 whole = transformer.init(jax.random.key(0), cfg)
@@ -173,13 +172,8 @@ for a, b in zip(split, alone, strict=True):
 
 @pytest.mark.slow
 def test_scorer_splits_its_rows_over_devices():
-  flags = '--xla_force_host_platform_device_count=4'
   code = SPLIT.format(cfg=dataclasses.asdict(CFG))
-  done = subprocess.run(
-      [sys.executable, '-c', code], capture_output=True, text=True,
-      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
-  )
-  assert done.returncode == 0, done.stderr
+  fixtures.run_on_devices(4, '-c', code)
 
 
 def test_scorers_of_a_shape_share_a_program(params):

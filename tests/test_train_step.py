@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
 import sys
 
 import jax
@@ -21,14 +19,19 @@ SEQUENCES = schema.Loss(rl=schema.Gspo(
 ))  # fmt: skip
 
 
-def _grads(batch, objective=None):
-  objective = objective or objectives.TokenComponents(
-      fixtures.MODEL, ('arithmetic',)
-  )
+@functools.cache
+def _program():
+  """(gradients of a batch at some parameters, such parameters)."""
+  objective = objectives.TokenComponents(fixtures.MODEL, ('arithmetic',))
   _, state = fixtures.make()
   return jax.jit(
       lambda params, b: train_step.accumulate(objective, params, b)
-  )(state.params, batch)
+  ), state.params
+
+
+def _grads(batch):
+  program, params = _program()
+  return program(params, batch)
 
 
 def test_micro_batches_add_up_to_the_whole():
@@ -153,7 +156,7 @@ def test_two_updates_are_two_calls():
   both, metrics = twice(both, batch)
   assert int(both.step) == 1 and int(state.step) == 2
   for name in ('params', 'opt_state', 'average'):
-    assert fixtures.worst(getattr(state, name), getattr(both, name)) < 1e-6
+    assert fixtures.worst(getattr(state, name), getattr(both, name)) < 2e-6
   assert metrics.keys() == measured[0].keys()
   first, last = measured
   assert first['mismatch/max'] != last['mismatch/max'] > 0
@@ -219,71 +222,48 @@ def test_the_average_follows_the_weights():
   )  # fmt: skip
 
 
-MANY = """
-import sys
-import jax, numpy as np
-from posttrain import objectives, schema, train_step, tree
-from tests import fixtures
-from tests import test_train_step
-makes = [
-    objectives.TokenComponents(fixtures.MODEL, ('arithmetic',), loss)
-    for loss in (test_train_step.SEQUENCES, None)]
-batches = [
-    fixtures.sampled(x) for x in fixtures.batches(2, micro_batch_tokens=256)]
-for name, mesh, updates in (('1', (1, 2, 2), 1), ('2', (2, 2, 1), 2)):
-  step, state = fixtures.make(mesh=schema.Mesh(*mesh), updates=updates)
+CUTS = (  # mesh (data, fsdp, tensor), updates, loss
+    ((1, 2, 2), 1, SEQUENCES), ((1, 2, 2), 1, None), ((2, 2, 1), 2, None)
+)
+
+
+def _outcome(mesh, updates, loss):
+  """A batch's loss and gradients, and what two steps say, on a mesh."""
+  objective = objectives.TokenComponents(
+      fixtures.MODEL, ('arithmetic',), loss
+  )
+  step, state = fixtures.make(
+      mesh=schema.Mesh(*mesh), objective=objective, updates=updates
+  )
   kernel = state.params['layers']['mlp']['up']['kernel']
-  assert len(kernel.sharding.device_set) == 4
   shard = kernel.addressable_shards[0].data.shape
   assert shard == (1, 32 // mesh[1], 64 // mesh[2]), shard
-  losses = []
-  for objective in makes if name == '1' else makes[1:]:
-    grads, _, loss = jax.block_until_ready(jax.jit(
-        lambda p, b: train_step.accumulate(objective, p, b)
-    )(state.params, step.place(batches[0])))
-    losses.append(float(loss))
-    if objective is makes[0]:
-      np.savez(sys.argv[1] + 'sequences', **{
-          k.replace('/', '.'): v for k, v in tree.flat(grads).items()})
+  batches = [fixtures.sampled(batch) for batch in _batches(2)]
+  grads, _, loss = jax.block_until_ready(jax.jit(
+      lambda p, b: train_step.accumulate(objective, p, b)
+  )(state.params, step.place(batches[0])))  # fmt: skip
+  numbers = [loss]
   for batch in batches:
     state, metrics = step(state, batch)
-    losses += [float(metrics[k]) for k in ('loss/total', 'mismatch/max')]
+    numbers += [metrics[k] for k in ('loss/total', 'mismatch/max')]
   assert step.compiles == 1
-  np.savez(sys.argv[1] + name, losses=losses, **{
-      k.replace('/', '.'): v for k, v in tree.flat(grads).items()})
-"""
+  return {'numbers': np.array(numbers)} | {
+      name: np.asarray(x) for name, x in tree.flat(grads).items()
+  }
 
 
-def test_one_device_equals_four(tmp_path):
+@pytest.mark.parametrize('cut', [
+    0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))
+])  # fmt: skip
+def test_one_device_equals_four(cut, tmp_path):
   """fsdp x tensor, and data x fsdp with two updates, against one device."""
-  flags = '--xla_force_host_platform_device_count=4'
-  # Told of more threads, the collectives of 4 devices do not deadlock.
-  env = {**os.environ, 'XLA_FLAGS': flags, 'NPROC': '16'}
-  done = subprocess.run(
-      [sys.executable, '-c', MANY, str(tmp_path / 'mesh_')], env=env,
-      capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr[-2000:]
-  batches = [fixtures.sampled(batch) for batch in _batches(2)]
-  objective = objectives.TokenComponents(
-      fixtures.MODEL, ('arithmetic',), SEQUENCES
-  )
-  mine, _, other = _grads(batches[0], objective)
-  saved = dict(np.load(tmp_path / 'mesh_sequences.npz'))
-  mine = {k.replace('/', '.'): v for k, v in tree.flat(mine).items()}
-  assert fixtures.worst(mine, saved) < 1e-5
-  grads, _, loss = _grads(batches[0])
-  for updates in (1, 2):
-    step, state = _shared(updates)
-    losses = [float(other), float(loss)] if updates == 1 else [float(loss)]
-    for batch in batches:
-      state, metrics = step(state, batch)
-      losses += [float(metrics[k]) for k in ('loss/total', 'mismatch/max')]
-    saved = dict(np.load(tmp_path / f'mesh_{updates}.npz'))
-    np.testing.assert_allclose(losses, saved.pop('losses'), rtol=1e-5)
-    mine = {k.replace('/', '.'): v for k, v in tree.flat(grads).items()}
-    assert mine.keys() == saved.keys()
-    assert fixtures.worst(mine, saved) < 1e-5, updates
+  path = tmp_path / 'four.npz'
+  fixtures.run_on_devices(4, '-m', 'tests.test_train_step', str(path), str(cut))
+  four, one = dict(np.load(path)), _outcome((1, 1, 1), *CUTS[cut][1:])
+  numbers = four.pop('numbers')
+  np.testing.assert_allclose(numbers, one.pop('numbers'), rtol=1e-5)
+  assert len(one) > 5 and four.keys() == one.keys()
+  assert fixtures.worst(one, four) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -312,3 +292,8 @@ def test_references_follow_the_policy(updates):
     assert fixtures.worst(late['ema:0.75'], ema) < 1e-6
   assert fixtures.worst(start, params) > 1e-3
   assert step.compiles == 1
+
+
+if __name__ == '__main__':
+  assert jax.device_count() == 4
+  np.savez(sys.argv[1], **_outcome(*CUTS[int(sys.argv[2])]))

@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -309,13 +306,7 @@ def test_two_devices_do_the_same(folder, workdir, tmp_path, axis):
       'main.launch(run, workdir, dry_run=False)\n'
       "sys.exit(evaluate.main([f'--checkpoint={workdir}']))\n"
   )
-  flags = '--xla_force_host_platform_device_count=2'
-  done = subprocess.run(
-      [sys.executable, '-c', script, str(folder), str(tmp_path), axis],
-      env=os.environ | {'XLA_FLAGS': flags, 'NPROC': '16'},
-      capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr[-2000:]
+  fixtures.run_on_devices(2, '-c', script, str(folder), str(tmp_path), axis)
   pairs = list(zip(rows(tmp_path), rows(workdir), strict=True))
   losses = [
       (mine['loss/total'], alone['loss/total']) for mine, alone in pairs

@@ -4,8 +4,6 @@
 """
 
 import dataclasses
-import os
-import subprocess
 import sys
 
 import jax
@@ -76,15 +74,9 @@ def outcome(mesh):
 
 
 def test_four_devices_equal_one(tmp_path):
-  flags = '--xla_force_host_platform_device_count=4'
-  # Told of more threads, the collectives of 4 devices do not deadlock.
-  env = {**os.environ, 'XLA_FLAGS': flags, 'NPROC': '16'}
-  done = subprocess.run(
-      [sys.executable, '-m', 'tests.decode.test_mesh', str(tmp_path / 'four')],
-      env=env, capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr[-2000:]
-  four, one = dict(np.load(tmp_path / 'four.npz')), outcome(schema.Mesh())
+  path = tmp_path / 'four.npz'
+  fixtures.run_on_devices(4, '-m', 'tests.decode.test_mesh', str(path))
+  four, one = dict(np.load(path)), outcome(schema.Mesh())
   assert four.pop('devices') == 4 and four.keys() == one.keys()
   assert len(set(one['reasons'])) == 2 and one['0/batch/rl_count'] > 0
   for name, value in one.items():

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -219,15 +216,8 @@ def test_one_device_equals_four():
       'import json; from tests.models import test_lora as t; print(json.dumps('
       '[t.train((1, 2, 2), 3)[0], t.train((2, 2, 1), 3, updates=2)[0]]))'
   )
-  flags = '--xla_force_host_platform_device_count=4'
-  # Told of more threads, the collectives of 4 devices do not deadlock.
-  env = {**os.environ, 'XLA_FLAGS': flags, 'NPROC': '16'}
-  done = subprocess.run(
-      [sys.executable, '-c', script], env=env, capture_output=True, text=True,
-      timeout=300,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr[-2000:]
-  once, twice = json.loads(done.stdout.splitlines()[-1])
+  said = fixtures.run_on_devices(4, '-c', script)
+  once, twice = json.loads(said.splitlines()[-1])
   np.testing.assert_allclose(once, train((1, 1, 1), 3)[0], rtol=1e-5)
   alone = train((1, 1, 1), 3, updates=2)[0]
   np.testing.assert_allclose(twice, alone, rtol=1e-5)
