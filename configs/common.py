@@ -107,23 +107,23 @@ def arithmetic_reward_model(tiny: bool, sft: schema.Stage) -> schema.Stage:
   return schema.Stage(
       kind='ranking',
       init='stage:sft',
-      steps=10 if tiny else 600,
+      steps=10 if tiny else 900,
       envs=questions(sft),
       pairs=schema.MadePairs(
           prompts=15 if tiny else 1950, samples=8 if tiny else 16,
           per_prompt=1 if tiny else 6,
-          max_tokens=16 if tiny else 40, eval_fraction=0.1,
+          max_tokens=16 if tiny else 40, eval_prompts=None if tiny else 450,
       ),
       batch=schema.Batch(
-          prompts_per_step=8 if tiny else 64, row_tokens=128,
-          micro_batch_tokens=512 if tiny else 2048,
+          prompts_per_step=8 if tiny else 32, row_tokens=120,
+          micro_batch_tokens=480 if tiny else 1920,
       ),
       # What it knows of sums as a language model is what it judges by.
       loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
       optim=schema.Optim(
           lr=1e-3, schedule='cosine', warmup_steps=5 if tiny else 20
       ),
-      rollout=sft.rollout, eval=schema.Eval(every=5 if tiny else 50),
+      rollout=sft.rollout, eval=schema.Eval(every=5 if tiny else 100),
   )  # fmt: skip
 
 

@@ -66,13 +66,22 @@ class Choices:
     count = math.ceil(batch.prompts_per_step / rows)
     return count, rows, batch.row_tokens
 
-  def open(self, pairs: Sequence[pair_data.Pair]) -> None:
+  def open(
+      self, pairs: Sequence[pair_data.Pair],
+      held_out: Sequence[pair_data.Pair] | None = None,
+  ) -> None:  # fmt: skip
     """Takes pairs that were made for the stage.
+
+    Args:
+      pairs: all, or those that train.
+      held_out: for evaluation; None = a share of `pairs` is.
 
     Raises:
       ValueError: there are none left to train on.
     """
-    self._take(*_split(pairs, self._stage.pairs.eval_fraction), 'drop')
+    if held_out is None:
+      pairs, held_out = _split(pairs, self._stage.pairs.eval_fraction)
+    self._take(pairs, held_out, 'drop')
 
   def check(self) -> None:
     """All of a file was looked at when it was read."""

@@ -1,7 +1,7 @@
 """What a stage on pairs needs before its first step; one model at a time.
 
 1. Its pairs, unless a file has them: answers of the model that it begins with,
-   in WORKDIR/pairs/<stage>.jsonl.
+   in WORKDIR/pairs/<stage>.jsonl, to held-out questions in <stage>_eval.jsonl.
 2. What the reference says of all their answers, in
    WORKDIR/pairs/<stage>_reference.npz, so that it is not held while the stage
    trains.
@@ -33,7 +33,7 @@ from posttrain import (
 )
 from posttrain.data import pairs as pair_data
 from posttrain.data import sources
-from posttrain.rollout import driver, pairing
+from posttrain.rollout import driver, endpoint, pairing
 from posttrain.rollout import references as refs
 
 
@@ -62,14 +62,16 @@ def prepare(
     return
   folder = os.path.join(workdir, 'pairs')
   if isinstance(stage.pairs, schema.MadePairs):
-    path, of = (os.path.join(folder, name + x) for x in ('.jsonl', '_of.json'))
-    if fresh or not os.path.exists(path):
-      made_of(path, of, {
+    files = {'train': os.path.join(folder, f'{name}.jsonl')}
+    if stage.pairs.eval_prompts is not None:
+      files['eval'] = os.path.join(folder, f'{name}_eval.jsonl')
+    if fresh or not all(map(os.path.exists, files.values())):
+      made_of(files, os.path.join(folder, f'{name}_of.json'), {
           'model': _fingerprint(cfg, built, load, workdir, 'init'),
           'tokenizer': built.renderer.fingerprint,
-          'recipe': _recipe(cfg, stage),
+          'recipe': _recipe(cfg, stage, built, files),
       }, functools.partial(_make, cfg, stage, built, load, base))  # fmt: skip
-    choices.open(pair_data.read(path))
+    choices.open(*map(pair_data.read, files.values()))
   for reference in choices.references:
     key = {
         'dataset': choices.fingerprint,
@@ -84,32 +86,41 @@ def prepare(
 
 
 def made_of(
-    path: str, of: str, key: dict[str, str],
-    make: Callable[[], Sequence[pair_data.Pair]],
+    files: dict[str, str], of: str, key: dict[str, str],
+    make: Callable[[str], Sequence[pair_data.Pair]],
 ) -> None:  # fmt: skip
   """Writes pairs, unless those are there that are made of what `key` says.
 
   Args:
-    path: JSONL.
+    files: split -> path of its JSONL.
     of: JSON: what they were made of, by name.
     key: what they shall be made of.
-    make: them.
+    make: those of a split.
   """
-  if os.path.exists(path):
-    known = json.loads(pathlib.Path(of).read_text()) if (
-        os.path.exists(of)) else {}  # fmt: skip
-    stale = _stale(known, key)
-    if not stale:
-      return
+  known, there = _known(of), [x for x in files.values() if os.path.exists(x)]
+  stale = _stale(known, key)
+  if there and stale:
     logging.getLogger('absl').warning(
         '%s is stale: the %s is another by now; the pairs are made again',
-        path, stale,
+        there[0], stale,
     )  # fmt: skip
-    os.remove(path)
-  made = make()
-  os.makedirs(os.path.dirname(of), exist_ok=True)
-  pathlib.Path(of).write_text(json.dumps(key))
-  pair_data.write(path, made)
+    for path in there:
+      os.remove(path)
+  for split, path in files.items():
+    if os.path.exists(path):
+      continue
+    made = make(split)
+    os.makedirs(os.path.dirname(of), exist_ok=True)
+    pathlib.Path(of).write_text(json.dumps(key))
+    pair_data.write(path, made)
+
+
+def _known(of: str) -> dict[str, str]:
+  """What pairs were made of; a file that is gone or damaged says nothing."""
+  try:
+    return json.loads(pathlib.Path(of).read_text())
+  except (OSError, ValueError):
+    return {}
 
 
 def _stale(known: dict[str, str], key: dict[str, str]) -> str:
@@ -153,23 +164,25 @@ def _read(path: str) -> tuple[dict[str, str], np.ndarray] | None:
   try:
     with open(path, 'rb') as file, np.load(file) as found:
       return json.loads(str(found['key'])), found['logprobs']
-  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+  except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
     logging.getLogger('absl').warning(
         '%s cannot be read (%s); the reference is asked again', path, error
     )
     return None
 
 
-def _make(cfg, stage, built, load: refs.Loader, base) -> list[pair_data.Pair]:
+def _make(
+    cfg, stage, built, load: refs.Loader, base, split: str
+) -> list[pair_data.Pair]:
   """Asks the model that the stage begins with."""
   engine = connect.engine(cfg, stage, built)
   engine.set_params(load.init() if base is None else base.params, 0)
   pairs, count = pairing.make(
       {k: env for k, env in built.envs.items() if stage.envs[k].ratio},
       driver.Driver(engine, built.renderer, built.capacity, stage.rollout),
-      stage.pairs, cfg.seed, stage.rollout.max_errors,
+      stage.pairs, cfg.seed, stage.rollout.max_errors, split,
   )  # fmt: skip
-  print(f'made {count.line()}', file=sys.stderr)
+  print(f'made {count.line()}, {split} split', file=sys.stderr)
   return pairs
 
 
@@ -179,20 +192,28 @@ def _score(
 ) -> list[float]:  # fmt: skip
   """Log probability of each answer behind its prompt, nats."""
   models = connect.references(built, load, base, stop)
-  scored = models(reference, samples)
-  models.close()
+  try:
+    scored = models(reference, samples)
+  except endpoint.EndpointError:
+    stop.check('what the reference says of pairs')
+    raise
+  finally:
+    models.close()
   return [
       float(np.sum(logprobs[sample.mask], dtype=np.float64))
       for logprobs, sample in zip(scored, samples, strict=True)
   ]
 
 
-def _recipe(cfg: schema.Run, stage: schema.Stage) -> str:
+def _recipe(cfg: schema.Run, stage: schema.Stage, built, splits) -> str:
   """What tells questions, and how they are asked, from others."""
   envs = {
-      name: [entry.ratio, dataclasses.asdict(entry.env)]
-      for name, entry in stage.envs.items()
-  }
+      name: [
+          entry.ratio, dataclasses.asdict(entry.env),
+          *(built.envs[name].source(split, cfg.seed).get_state()
+            for split in splits),
+      ] for name, entry in stage.envs.items()
+  }  # fmt: skip
   said = [cfg.seed, dataclasses.asdict(stage.pairs), envs]
   return sources.fingerprint(json.dumps(said, sort_keys=True).encode())
 
@@ -202,7 +223,7 @@ def _fingerprint(
 ) -> str:
   """What tells a reference from another."""
   if isinstance(reference, schema.Endpoint):
-    return str(reference)
+    return f'{reference.name} behind a server'  # wherever that is by now
   folder = load.folders[reference]
   if folder != 'random':
     return fingerprints.of_weights(os.path.join(workdir, folder))

@@ -44,9 +44,11 @@ def test_a_damaged_file_is_made_again(asked, tmp_path, caplog):
   ask, calls = asked
   ask()
   path = tmp_path / 'pairs' / 'x.npz'
-  path.write_bytes(path.read_bytes()[:100])
-  assert ask() == [1.5, 2.0] and 'cannot be read' in caplog.text
-  assert np.float32(ask()).tolist() == [1.5, 2.0] and len(calls) == 2
+  for count, left in enumerate((100, 0), 2):
+    path.write_bytes(path.read_bytes()[:left])
+    assert ask() == [1.5, count] and 'cannot be read' in caplog.text
+    caplog.clear()
+    assert np.float32(ask()).tolist() == [1.5, count] and len(calls) == count
 
 
 def test_numbers_of_other_answers_are_stale(tmp_path, caplog):
@@ -57,23 +59,33 @@ def test_numbers_of_other_answers_are_stale(tmp_path, caplog):
 
 
 def test_pairs_are_made_again_of_another_model(tmp_path, caplog):
-  path, of = tmp_path / 'pairs' / 'x.jsonl', tmp_path / 'pairs' / 'x_of.json'
+  path, held_out, of = (
+      tmp_path / 'pairs' / x for x in ('x.jsonl', 'x_eval.jsonl', 'x_of.json')
+  )
   asked = []
 
   def made(prompt, **key):
-    def make():
-      asked.append(prompt)
+    def make(split):
+      asked.append((prompt, split))
       said = ({'role': 'assistant', 'content': x} for x in 'yn')
       user = {'role': 'user', 'content': prompt}
       return [pairs.Pair((user,), *((x,) for x in said), 'here')]
 
-    prepare.made_of(str(path), str(of), {'model': 'a', **key}, make)
-    (pair,) = pairs.read(path)
-    return pair.prompt[0]['content']
+    files = {'train': str(path), 'eval': str(held_out)}
+    prepare.made_of(files, str(of), {'model': 'a', **key}, make)
+    (one,), (other,) = map(pairs.read, files.values())
+    return one.prompt[0]['content'], other.prompt[0]['content']
 
-  assert made('one') == made('two') == 'one' and not caplog.text
-  assert made('three', model='b') == 'three'
+  assert made('one') == made('two') == ('one', 'one') and not caplog.text
+  assert made('three', model='b') == ('three', 'three')
   assert 'the model is another by now; the pairs are made again' in caplog.text
-  of.unlink()
-  assert made('four', model='b') == made('five', model='b') == 'four'
-  assert asked == ['one', 'three', 'four']
+  for damage in (of.unlink, lambda: of.write_text('{"mod')):
+    damage()
+    assert made('four', model='b') == made('five', model='b') == ('four',) * 2
+  # Killed between the two files.
+  held_out.unlink()
+  assert made('six', model='b') == ('four', 'six')
+  assert asked == [
+      (x, split) for x in ('one', 'three', 'four', 'four')
+      for split in ('train', 'eval')
+  ] + [('six', 'eval')]

@@ -408,11 +408,17 @@ def _make_pairs(stage):
   made, _, _ = test_pairing.make(
       [test_pairing.RIGHT, test_pairing.WRONG], prompts=6
   )
+  held_out, _, _ = test_pairing.make(
+      [test_pairing.RIGHT, test_pairing.WRONG], split='eval', eval_prompts=2
+  )
   cfg = schema.MadePairs(eval_fraction=0.2)
-  choice_pipeline.Choices(
-      dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
-      fixtures.RENDERER, 0,
-  ).open(made)
+  for sides in ((made,), (made, held_out)):
+    choices = choice_pipeline.Choices(
+        dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
+        fixtures.RENDERER, 0,
+    )
+    choices.open(*sides)
+  assert len(choices.held_out.choices) == 2
 
 
 def _explore(envs):

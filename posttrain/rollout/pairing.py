@@ -51,8 +51,9 @@ class Count:
 def make(
     envs: Mapping[str, base.Env], driver: drivers.Driver,
     cfg: schema.MadePairs, seed: int, max_errors: int = 0,
+    split: str = 'train',
 ) -> tuple[list[pairs.Pair], Count]:  # fmt: skip
-  """Plays training tasks of every environment, and pairs what was answered.
+  """Plays tasks of every environment, and pairs what was answered.
 
   Args:
     envs: whose tasks are asked, `cfg.prompts` of each.
@@ -60,6 +61,7 @@ def make(
     cfg: how many, and how answers are sampled.
     seed: of the tasks and of the choice among answers.
     max_errors: of environments, that are put up with.
+    split: 'train', or 'eval': `cfg.eval_prompts` of the held-out tasks.
 
   Raises:
     TooManyErrors: environments failed too often.
@@ -67,8 +69,8 @@ def make(
   """
   made, count, played = [], Count(), []
   for index, (name, env) in enumerate(envs.items()):
-    tasks = asked(env, cfg, seed)
-    first = FIRST_UID + index * 2**40
+    tasks = asked(env, cfg, seed, split)
+    first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
     rollouts = iter(driver.play([
         drivers.Play(
             first + i * _TASK_UIDS + k, env, task, cfg.temperature,
@@ -89,12 +91,13 @@ def make(
 
 
 def asked(
-    env: base.Env, cfg: schema.MadePairs, seed: int
+    env: base.Env, cfg: schema.MadePairs, seed: int, split: str = 'train'
 ) -> list[types.Task]:
-  """The first training tasks in the order of a seed, each prompt once."""
-  source, found = env.source('train', seed), {}
+  """The first tasks of a split in the order of a seed, each prompt once."""
+  count = cfg.eval_prompts if split == 'eval' else cfg.prompts
+  source, found = env.source(split, seed), {}
   for _ in range(len(source)):
-    if len(found) == cfg.prompts:
+    if len(found) == count:
       break
     task = next(source)
     found.setdefault(repr(task.prompt), task)

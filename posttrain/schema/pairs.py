@@ -10,7 +10,8 @@ class MadePairs:
   """Answers of what the stage begins with, told apart by environments.
 
   Of each answered task a correct answer is chosen, an incorrect one rejected.
-  They are made once, and kept in WORKDIR/pairs/<stage>.jsonl.
+  They are made once, and kept in WORKDIR/pairs/<stage>.jsonl, those that are
+  held out beside it.
   """
 
   type: str = 'made'
@@ -24,12 +25,19 @@ class MadePairs:
   max_tokens: int = 64
   # Pairs of a task, at most.
   per_prompt: int = 1
-  # Share of the prompts that is held out, and measured at every evaluation.
+  # Held-out tasks that are asked as well; their pairs are measured at every
+  # evaluation. None = those of a share of the prompts are held out instead.
+  eval_prompts: int | None = None
+  # That share, where eval_prompts is None.
   eval_fraction: float = 0.1
 
   def __post_init__(self):
     base.require_positive(
         self, 'prompts', 'temperature', 'max_tokens', 'per_prompt'
+    )
+    base.require(
+        self.eval_prompts is None or self.eval_prompts > 0, 'eval_prompts',
+        'be > 0 or None', self.eval_prompts,
     )
     base.require(
         2 <= self.samples <= 1000, 'samples', 'be in [2, 1000]', self.samples

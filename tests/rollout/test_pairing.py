@@ -20,9 +20,8 @@ class Env:
     self.tasks = tasks
 
   def source(self, split, seed):
-    assert split == 'train'
     return sources.Shuffled([
-        types.Task(f't{i}', 'e', _user(f'q{i // 2}'))
+        types.Task(f'{split}{i}', 'e', _user(f'{split} q{i // 2}'))
         for i in range(2 * self.tasks)
     ], seed)  # fmt: skip
 
@@ -56,12 +55,14 @@ def _says(text):
   return ({'role': 'assistant', 'content': text},)
 
 
-def make(script, seed=0, max_errors=0, tasks=6, **options):
+def make(script, seed=0, max_errors=0, tasks=6, split='train', **options):
   cfg = schema.MadePairs(
       **{'prompts': 6, 'samples': len(script), **options}
   )
   driver = Driver(script)
-  made, count = pairing.make({'e': Env(tasks)}, driver, cfg, seed, max_errors)
+  made, count = pairing.make(
+      {'e': Env(tasks)}, driver, cfg, seed, max_errors, split
+  )
   return made, count, driver
 
 
@@ -103,6 +104,14 @@ def test_the_rarer_kind_is_taken_again(limit, pairs):
 
 def test_fewer_tasks_than_asked_for():
   assert len(make([RIGHT, WRONG], tasks=2)[0]) == 2
+
+
+def test_held_out_tasks_are_others():
+  made, count, driver = make([RIGHT, WRONG], split='eval', eval_prompts=4)
+  assert count.tasks == len(made) == 4
+  assert all(pair.prompt[0]['content'].startswith('eval') for pair in made)
+  training = make([RIGHT, WRONG])[2].plays
+  assert not {x.uid for x in driver.plays} & {x.uid for x in training}
 
 
 def test_one_kind_of_answer_makes_no_pair():
