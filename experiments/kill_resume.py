@@ -136,8 +136,9 @@ def check_moved(truth: dict, stage: str = 'grpo') -> int:
   arrays = truth['arrays']
   for path in arrays:
     if path.startswith(f'{stage}/params/'):
+      was = path.replace(stage, 'sft', 1)
       # A reward model's head begins at 0.
-      before = arrays.get(path.replace(stage, 'sft', 1), 0)
+      before = 0 if path.endswith('params/reward/kernel') else arrays[was]
       assert (before != arrays[path]).any(), f'{stage} must train: not {path}'
   rows = truth['rows']
   return sum(r['stage'] == stage and r.get('optim/empty') == 0 for r in rows)

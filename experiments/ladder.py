@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import json
 import os
+import time
 
 from posttrain import main as program
 from posttrain import metrics, schema, validation
@@ -36,10 +37,13 @@ def main(argv=None) -> None:
   parser.add_argument('--tiny', action='store_true',
                       help='every part in a minute; learns next to nothing')
   args = parser.parse_args(argv)
+  start = time.monotonic()
   program.train(recipe(args.seed, args.tiny), args.workdir)
+  wall = time.monotonic() - start
   rows = metrics.read(os.path.join(args.workdir, 'metrics.jsonl'))
   found = summary(rows)
   print('\n'.join(table(found)))
+  print(f'This time {wall / 60:.1f} minutes by the clock.')
   print(json.dumps({'seed': args.seed, **found}))
 
 

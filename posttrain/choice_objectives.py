@@ -70,7 +70,8 @@ class Preference:
       self, batch: types.ChoiceBatch, measured: Mapping[str, float]
   ) -> set[str]:
     """Names of metrics that say nothing, see `objectives`."""
-    return _unmeasured(batch, measured)
+    silent = _unmeasured(batch, measured)
+    return silent if batch.scored > batch.live else {*silent, 'kto/baseline'}
 
   def __call__(
       self, params, micro: arrays.ChoiceBatch

@@ -10,6 +10,7 @@ What `pipeline` is for token components; stages on pairs draw from it.
    epoch, and packs them; with KTO also the answers that it compares with.
 """
 
+import logging
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -99,6 +100,17 @@ class Choices:
     self.held_out = choices.stamp(self.held_out, told)
 
   @property
+  def line(self) -> str:
+    """What people read."""
+    train, held_out = (
+        sum(x.chosen is not None and x.rejected is not None for x in choices)
+        for choices in (self._train.choices, self.held_out.choices)
+    )
+    alone = len(self._train.choices) - train
+    single = f' and {alone} single answers' if alone else ''
+    return f'{train} pairs{single} train, {held_out} pairs are held out'
+
+  @property
   def fingerprint(self) -> str:
     """A hash of the pairs, of those held out too."""
     return sources.fingerprint(
@@ -172,6 +184,14 @@ class Choices:
           'a stage on pairs must have some to train on: got '
           f'{len(train)} pairs, of which none fits into batch.row_tokens='
           f'{row_tokens}; raise it, or look at what makes them'
+      )
+    missing = [
+        side for side in ('chosen', 'rejected')
+        if all(getattr(x, side) is None for x in self._train.choices)
+    ]
+    if missing:
+      logging.getLogger('absl').warning(
+          'no %s answer to train on: kto learns from both', missing[0]
       )
     every = (*self._train.choices, *self.held_out.choices)
     self._per_row = row_tokens // min(map(packing_choices.length, every))

@@ -100,17 +100,22 @@ def mismatched(
   """
   sides = [x.chosen or x.rejected for x in choices]
   prompts = [x.ids[: np.argmax(x.mask)].tobytes() for x in sides]
-  made = []
-  for i, ours in enumerate(sides):
-    behind = (j % len(sides) for j in range(i + 1, i + len(sides)))
-    other = next((j for j in behind if prompts[j] != prompts[i]), None)
-    swapped = None
-    if other is not None:
+  made, count, other = [None] * len(sides), len(sides), None
+  for i in reversed(range(2 * count)):  # around the end, once
+    if prompts[i % count] != prompts[(i + 1) % count]:
+      other = (i + 1) % count
+    if i < count and other is not None:
       swapped = types.Choice(
-          _swap(ours, sides[other]), None, np.zeros(2, np.float32)
+          _swap(sides[i], sides[other]), None, np.zeros(2, np.float32)
       )
-    fits = swapped and packing_choices.length(swapped) <= row_tokens
-    made.append(swapped if fits else None)
+      if packing_choices.length(swapped) <= row_tokens:
+        made[i] = swapped
+  if missing := made.count(None):
+    logging.getLogger('absl').warning(
+        "%d of %d prompts have no other's answer that kto could compare with: "
+        'all ask the same, or it does not fit into batch.row_tokens=%d',
+        missing, count, row_tokens,
+    )  # fmt: skip
   return tuple(made)
 
 

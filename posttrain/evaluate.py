@@ -80,6 +80,11 @@ def measure(
       folders[0], flags.config, flags.stage, flags.overrides
   )
   stage = run.stages[name]
+  if stage.kind == 'ranking':
+    raise ValueError(
+        f'stage {name!r} must train a model that speaks: got a reward model; '
+        'what it is right about is eval/pairs/* of its run\'s metrics.jsonl'
+    )
   # How far the policy has drifted is known to those who train it.
   stage = dataclasses.replace(
       stage, eval=dataclasses.replace(stage.eval, kl=False)

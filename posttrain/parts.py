@@ -146,8 +146,8 @@ def _check_paths(name: str, stage: schema.Stage, built: Parts) -> None:
   named = [(stage.init, 'init', 'weights of this model', weights.check)]
   for reference, key in built.pipeline.references.items():
     named.append((reference, key, 'a model with these tokens', refs.check))
-  for name, key in built.pipeline.reward_models.items():
-    named.append((name, key, 'a reward model', reward_models.check))
+  for model, key in built.pipeline.reward_models.items():
+    named.append((model, key, 'a reward model', reward_models.check))
   for model, key, what, check in named:
     try:
       if isinstance(model, schema.Endpoint):

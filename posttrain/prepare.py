@@ -72,6 +72,7 @@ def prepare(
           'recipe': _recipe(cfg, stage, built, files),
       }, functools.partial(_make, cfg, stage, built, load, base))  # fmt: skip
     choices.open(*map(pair_data.read, files.values()))
+  print(f'stage {name}: {choices.line}', file=sys.stderr)
   for reference in choices.references:
     key = {
         'dataset': choices.fingerprint,
@@ -191,6 +192,7 @@ def _score(
     samples: Sequence[types.Sample],
 ) -> list[float]:  # fmt: skip
   """Log probability of each answer behind its prompt, nats."""
+  print(f'asking {reference} about {len(samples)} answers', file=sys.stderr)
   models = connect.references(built, load, base, stop)
   try:
     scored = models(reference, samples)

@@ -92,7 +92,8 @@ def sequences(segment_ids, weights):
 
 
 def make(
-    mesh=None, average=None, objective=None, cfg=OPTIM, updates=1, late=()
+    mesh=None, average=None, objective=None, cfg=OPTIM, updates=1, late=(),
+    init=None,
 ):
   """(step, fresh state) of the tiny model on a mesh."""
   mesh = sharding.make_mesh(mesh or schema.Mesh())
@@ -104,10 +105,10 @@ def make(
   )  # fmt: skip
 
   def fresh():
+    params = init() if init else transformer.init(jax.random.key(0), MODEL)
     return train_step.init_state(
-        transformer.init(jax.random.key(0), MODEL), optimizer,
-        average=average is not None, late=late,
-    )  # fmt: skip
+        params, optimizer, average=average is not None, late=late
+    )
 
   places = sharding.shardings(
       jax.eval_shape(fresh), transformer.SHARDING_RULES, mesh

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from posttrain import (
     schema,
     scoring,
     train_step,
+    tree,
     types,
 )
 from posttrain.losses import combine
@@ -31,10 +33,13 @@ PROMPT = 3
 
 
 def _sample(rng, length):
+  """Behind the answer stands what a chat template might end a turn with."""
   ids = rng.integers(0, fixtures.MODEL.vocab_size, length).astype(np.int32)
   zeros = np.zeros(length, np.float32)
   return types.Sample(
-      env='', row='', ids=ids, mask=np.arange(length) >= PROMPT, roles=zeros,
+      env='', row='', ids=ids,
+      mask=(np.arange(length) >= PROMPT) & (np.arange(length) < length - 1),
+      roles=zeros,
       is_content=zeros, sampler_logprobs=zeros, temperatures=zeros + 1,
       versions=zeros,
   )  # fmt: skip
@@ -62,14 +67,17 @@ def _pack(choices, others=(), rows=2):
   )  # fmt: skip
 
 
+def _objective(kind):
+  if kind == 'ranking':
+    return choice_objectives.Ranking(fixtures.MODEL, (), schema.Loss())
+  loss = schema.Loss(preference=kind)
+  return choice_objectives.Preference(fixtures.MODEL, (), loss)
+
+
 @functools.cache
 def _run(kind):
   """Gradients, metrics and loss of a batch."""
-  if kind == 'ranking':
-    objective = choice_objectives.Ranking(fixtures.MODEL, (), schema.Loss())
-  else:
-    loss = schema.Loss(preference=kind)
-    objective = choice_objectives.Preference(fixtures.MODEL, (), loss)
+  objective = _objective(kind)
 
   def run(params, batch):
     batch = objective.prepare(params, batch)
@@ -123,13 +131,18 @@ def _logprobs(samples):
   )
 
 
-def test_a_policy_that_is_its_reference():
-  """log 2, no reward, no drift; half of KTO's weight."""
-  choices = [
+def _undecided():
+  """Choices whose reference is the policy at first."""
+  return [
       dataclasses.replace(
           x, ref_logprobs=np.float32(_logprobs([x.chosen, x.rejected]))
       ) for x in _choices()
   ]  # fmt: skip
+
+
+def test_a_policy_that_is_its_reference():
+  """log 2, no reward, no drift; half of KTO's weight."""
+  choices = _undecided()
   dpo = schema.Sigmoid(beta=0.3)
   _, metrics, loss = _run(dpo)(PARAMS, _pack(choices))
   np.testing.assert_allclose(loss, np.log(2), rtol=1e-5)
@@ -185,7 +198,7 @@ def test_answers_alone_are_for_kto():
   assert 0 < loss < 1 and np.isfinite(metrics['rewards/rejected'])
 
 
-def test_a_reward_is_read_at_the_last_token():
+def test_a_reward_is_read_at_the_answers_last_token():
   """Whatever stands behind it in its row, and nothing of what it follows."""
   choices, params = _choices(1), _params('ranking')
   _, alone, _ = _run('ranking')(params, _pack(choices))
@@ -200,7 +213,8 @@ def test_a_reward_is_read_at_the_last_token():
       jnp.ones((1, n), jnp.int32),
   )
   value = reward_head.rewards(params, hidden)
-  np.testing.assert_allclose(alone['rewards/rejected'], value[0, -1], rtol=1e-5)
+  # Of the answer, not of the sequence: a token follows that is none of its.
+  np.testing.assert_allclose(alone['rewards/rejected'], value[0, -2], rtol=1e-5)
 
 
 def test_a_reward_model_that_still_speaks():
@@ -238,3 +252,56 @@ def test_a_fresh_head_knows_nothing():
   grads, metrics, loss = _run('ranking')(params, _pack(_choices()))
   assert metrics['rewards/accuracies'] == metrics['rewards/chosen'] == 0
   assert loss > 0 and np.abs(grads['reward']['kernel']).max() > 0
+
+
+@pytest.mark.parametrize('kind', [LOSSES[0], 'ranking'], ids=_name)
+def test_it_learns_to_tell_answers_apart(kind):
+  """From where both are alike: margins rise, the loss falls."""
+  init = (lambda: reward_head.add(PARAMS)) if kind == 'ranking' else None
+  step, state = fixtures.make(objective=_objective(kind), init=init)
+  batch = _pack([dataclasses.replace(x, margin=0.0) for x in _undecided()])
+  measured = []
+  for _ in range(12):
+    state, metrics = step(state, batch)
+    measured.append(jax.device_get(metrics))
+  first, last = measured[0], measured[-1]
+  assert abs(first['rewards/margins']) < 1e-5 and last['rewards/margins'] > 1
+  assert last['rewards/accuracies'] == 1
+  assert last['loss/total'] < 0.7 * first['loss/total']
+
+
+def _outcome(mesh, kind):
+  """What two steps on a mesh measure, and leave."""
+  step, state = fixtures.make(
+      mesh=schema.Mesh(*mesh), objective=_objective(kind),
+      # A large eps: Adam's division by small gradients magnifies rounding.
+      cfg=dataclasses.replace(fixtures.OPTIM, eps=1e-3),
+      init=lambda: _params(kind),
+  )  # fmt: skip
+  batch, found = _pack(_choices(), _choices(4, seed=1)), {}
+  for i in range(2):
+    state, metrics = step(state, batch)
+    found |= {f'{i}/{k}': np.asarray(v) for k, v in metrics.items()}
+  return found | {k: np.asarray(v) for k, v in tree.flat(state.params).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('kind', 'mesh'), [
+    (LOSSES[-1], (1, 2, 2)), ('ranking', (2, 1, 2))
+], ids=_name)  # fmt: skip
+def test_one_device_equals_four(kind, mesh, tmp_path):
+  path = tmp_path / 'four.npz'
+  words = map(str, (path, KINDS.index(kind), *mesh))
+  fixtures.run_on_devices(4, '-m', 'tests.test_choice_objectives', *words)
+  four, one = dict(np.load(path)), _outcome((1, 1, 1), kind)
+  assert four.keys() == one.keys()
+  for name, value in one.items():
+    np.testing.assert_allclose(
+        four[name], value, rtol=1e-5, atol=1e-5, err_msg=name
+    )
+
+
+if __name__ == '__main__':
+  assert jax.device_count() == 4
+  _, file, which, *sizes = sys.argv
+  np.savez(file, **_outcome(map(int, sizes), KINDS[int(which)]))

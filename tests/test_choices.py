@@ -124,6 +124,35 @@ def test_kto_takes_answers_alone_and_mismatched_ones(tmp_path):
     assert f'q{i}' in text and text.count(str((i + 1) % 6)) >= 1
 
 
+def _alone(prompt, completion, label=True):
+  return {'prompt': prompt, 'completion': completion, 'label': label}
+
+
+@pytest.mark.parametrize(('prompts', 'others'), [
+    ('aab', '220'), ('abb', '100'), ('abcc', '1200'), ('aa', '--')
+])  # fmt: skip
+def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
+  rows = [
+      pairs.parse(_alone(prompt, f'answer {i}'), 'a:1')
+      for i, prompt in enumerate(prompts)
+  ]
+  made = choices.lay_out(rows, fixtures.RENDERER, 64, 'error')
+  for i, other in enumerate(choices.mismatched(made, 64)):
+    if others[i] == '-':
+      assert other is None and '2 of 2 prompts have no other' in caplog.text
+      continue
+    text = fixtures.RENDERER.tokenizer.decode(other.chosen.ids.tolist())
+    assert f'answer {others[i]}' in text and prompts[i] in text.split('ans')[0]
+
+
+def test_kto_wants_both_kinds(tmp_path, caplog):
+  rows = [_alone(f'q{i}', 'x') for i in range(3)]
+  file = write(tmp_path / 'right.jsonl', rows)
+  made = pipeline(file, loss=schema.Kto(), eval_fraction=0.0)
+  assert 'no rejected answer to train on' in caplog.text
+  assert made.line == '0 pairs and 3 single answers train, 0 pairs are held out'
+
+
 def test_a_mismatched_answer_that_does_not_fit_is_left_out():
   long = pairs.parse(
       {'prompt': 'q', 'completion': 'x' * 40, 'label': True}, 'a:1'
@@ -134,21 +163,6 @@ def test_a_mismatched_answer_that_does_not_fit_is_left_out():
   made = choices.lay_out((long, short), fixtures.RENDERER, 64, 'error')
   others = choices.mismatched(made, 64)
   assert others[0] is not None and others[1] is None
-
-
-def test_a_mismatched_answer_is_to_another_prompt():
-  rows = [
-      {'prompt': prompt, 'completion': answer, 'label': True}
-      for prompt, answer in (('q', 'a'), ('q', 'b'), ('p', 'c'))
-  ]
-  made = [pairs.parse(row, f'a:{i}') for i, row in enumerate(rows)]
-  laid = choices.lay_out(made, fixtures.RENDERER, 64, 'error')
-  said = [
-      fixtures.RENDERER.tokenizer.decode(x.chosen.ids[x.chosen.mask].tolist())
-      for x in choices.mismatched(laid, 64)
-  ]
-  assert [text[0] for text in said] == ['c', 'c', 'a']
-  assert choices.mismatched(laid[:2], 64) == (None, None)
 
 
 def test_too_long_is_an_error_or_left_out(tmp_path, caplog):

@@ -226,6 +226,8 @@ def test_a_reference_stays_what_it_was(finished, tmp_path):
      "these tokens: got '/no/such'; a checkpoint path must be"),
     ({'tokenizer': True}, 'algorithm.reference must .*; config.tokenizer must '
      'be what the checkpoint .* was trained with'),
+    ({'rewards': {'x': schema.RewardFn(model='/no/such')}}, 'envs.toy.rewards.'
+     "x.model must name a reward model: got '/no/such'"),
     ({'slots': 3}, 'rollout.slots must be a multiple of data x fsdp = 2: got'),
 ])  # fmt: skip
 def test_what_does_not_fit_is_found_before_the_run(

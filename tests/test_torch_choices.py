@@ -86,8 +86,16 @@ def _simpo(values, lengths):
   return -torch.log(torch.sigmoid(chosen - rejected - 0.5))
 
 
+def _per_token(formula):
+  return lambda values, lengths: formula(
+      [x / n for x, n in zip(values, lengths, strict=True)], lengths
+  )
+
+
 PAIRS = {
     'dpo': (schema.Sigmoid(beta=0.3), _dpo),
+    'dpo_norm': (schema.SigmoidNorm(beta=0.3), _per_token(_dpo)),
+    'ipo_norm': (schema.IpoNorm(beta=0.3), _per_token(_ipo)),
     'ipo': (schema.IpoPairs(beta=0.3), _ipo),
     'simpo': (schema.SimPo(gamma=0.5), _simpo),
 }

@@ -42,7 +42,7 @@ def rewards(params: Params, hidden: jax.Array) -> jax.Array:
     hidden: [B, T, D] of `transformer.trunk`.
 
   Returns:
-    f32[B, T]; a sequence's reward is that of its last token.
+    f32[B, T]; an answer's reward is that of its last token.
   """
   kernel = params['reward']['kernel'][None, None]
   return jnp.sum(hidden.astype(jnp.float32) * kernel, axis=-1)

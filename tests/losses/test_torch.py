@@ -1,4 +1,4 @@
-"""Every loss core against PyTorch: values and gradients, from formulas alone.
+"""Loss cores against PyTorch: values and gradients, from formulas alone.
 
 The PyTorch side is written as a paper would write it, token by token where
 that is clearer, in float32; it shares nothing with the code under test.

@@ -1,0 +1,63 @@
+"""The whole ladder, in small; in it GRPO on a reward model, as a run."""
+
+import json
+import shutil
+
+import pytest
+
+from experiments import kill_resume, ladder
+from posttrain import metrics, preemption
+from tests import test_grpo_run
+
+STAGES = ['sft', 'dpo', 'grpo', 'rm', 'rm_grpo']
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def climbed(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('ladder') / 'run'
+  ladder.main([f'--workdir={workdir}', '--tiny'])
+  return workdir
+
+
+def test_every_rung_has_its_row(climbed, capsys):
+  """Started again, it trains nothing and prints what there is."""
+  ladder.main([f'--workdir={climbed}', '--tiny'])
+  *table, last = capsys.readouterr().out.splitlines()
+  found = json.loads(last)
+  assert list(found) == ['seed', 'base', *STAGES]
+  assert [line for line in table if line.startswith('| ')][1:] == [
+      line for line in ladder.table({k: v for k, v in found.items()
+                                     if k != 'seed'})
+      if line.startswith('| ')
+  ][1:]  # fmt: skip
+  assert 0 <= found['rm']['pairs'] <= 1
+  for name in ladder.ROWS:
+    assert 0 <= found[name]['sampled_pass_rate'] <= 1
+    assert (found[name]['minutes'] > 0) == (name != 'base')
+
+
+def test_the_reward_is_what_the_model_says(climbed):
+  rows = metrics.read(str(climbed / 'metrics.jsonl'))
+  rows = [row for row in rows if row['stage'] == 'rm_grpo'][1:]
+  assert len(rows) == 10
+  for row in rows:
+    assert row['rewards/learned/faults/arithmetic'] == 0
+    reward = row['rollout/reward/arithmetic']
+    assert reward == pytest.approx(row['rewards/learned/arithmetic'])
+  # Not a grade of 0 or 1.
+  assert any(not 0 <= row['rollout/reward/arithmetic'] <= 1 for row in rows)
+
+
+def test_resumed_on_a_reward_model_it_is_bitwise_the_same(climbed, tmp_path):
+  cut = tmp_path / 'run'
+  shutil.copytree(climbed, cut)
+  shutil.rmtree(cut / 'checkpoints' / 'rm_grpo')
+  with pytest.MonkeyPatch.context() as patch:
+    test_grpo_run._stop_at(patch, 4)
+    with pytest.raises(preemption.Preempted, match='stage rm_grpo, step 4'):
+      ladder.main([f'--workdir={cut}', '--tiny'])
+  ladder.main([f'--workdir={cut}', '--tiny'])
+  truth = kill_resume.outcome(climbed)
+  assert not kill_resume.differences(truth, kill_resume.outcome(cut))
