@@ -214,7 +214,7 @@ def _recipe(cfg: schema.Run, stage: schema.Stage, built, splits) -> str:
           entry.ratio, dataclasses.asdict(entry.env),
           *(built.envs[name].source(split, cfg.seed).get_state()
             for split in splits),
-      ] for name, entry in stage.envs.items()
+      ] for name, entry in stage.envs.items() if entry.ratio
   }  # fmt: skip
   said = [cfg.seed, dataclasses.asdict(stage.pairs), envs]
   return sources.fingerprint(json.dumps(said, sort_keys=True).encode())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import kill_resume
-from posttrain import checkpoint, main, metrics, policies, train_step
+from posttrain import checkpoint, evaluate, main, metrics, policies, train_step
 from posttrain.data import pairs
 
 RECIPES = {'dpo': 'arithmetic_dpo', 'rm': 'arithmetic_reward_model'}
@@ -84,6 +84,8 @@ def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
     return
   with pytest.raises(ValueError, match='hold a model that speaks: got a r'):
     policies.load(folder)
+  assert evaluate.main([f'--checkpoint={folder}']) == 2
+  assert 'must train a model that speaks' in capsys.readouterr().err
   assert _run('dpo', tmp_path, f'--config.dpo.init={folder}') == 2
   assert 'config.dpo.init must name weights of this model' in (
       capsys.readouterr().err
