@@ -91,12 +91,14 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
 
 def _child(node, name: str, path: str):
   if name not in node:
-    raise ValueError(_unknown(path, name, node.keys()))
+    raise ValueError(_unknown(path, name, node))
   return node[name]
 
 
 def _unknown(path: str, name: str, known) -> str:
-  near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+  inner = known.to_dict() if isinstance(known, config_dict.ConfigDict) else {}
+  below = [key for key in _flat(inner) if key.endswith(f'.{name}')]
+  near = below or difflib.get_close_matches(name, list(known), 1, cutoff=0.0)
   hint = f'did you mean {path}.{near[0]}?' if near else (
       f"it has none yet: --config{path.removeprefix('config')}="
       f"""'{{"{name}": {{...}}}}' sets it"""
@@ -276,11 +278,9 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   """
   before, after = _flat(old), _flat(new)
   changed = [
-      key
-      for key in sorted(before.keys() | after.keys())
-      if before.get(key) != after.get(key)
+      key for key in sorted(before | after) if before.get(key) != after.get(key)
       and not any(re.search(rule, key) for rule in RESUMABLE)
-  ]
+  ]  # fmt: skip
   if changed:
     lines = ', '.join(
         f'config.{k} ({before.get(k)!r} -> {after.get(k)!r})' for k in changed

@@ -95,7 +95,10 @@ def _pipeline(cfg: schema.Run, name: str, renderer: chat.Renderer):
   if stage.kind == 'tokens':
     made = pipelines.Pipeline(stage, renderer, cfg.seed, index)
     return made, {name: run.env for name, run in made.envs.items()}
-  made = choice_pipeline.Choices(stage, renderer, cfg.seed, index)
+  try:
+    made = choice_pipeline.Choices(stage, renderer, cfg.seed, index)
+  except ValueError as error:
+    raise ValueError(f'config.{name}.pairs cannot be used: {error}') from error
   return made, {k: envs.make(k, entry.env) for k, entry in stage.envs.items()}
 
 

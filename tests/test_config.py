@@ -101,6 +101,7 @@ def test_override(key, text, read):
         ('sft.optim.lrr', '1', 'config.sft.optim.lrr .* config.sft.optim.lr?'),
         ('sft.optm.lr', '1', r'did you mean config\.sft\.optim'),
         ('sed', '1', r'did you mean config\.seed'),
+        ('sft.lr', '1', r'did you mean config\.sft\.optim\.lr\?'),
         ('seed.x', '1', r'config\.seed must be a node'),
         ('sft.optim.lr', 'fast', r'config\.sft\.optim\.lr must be of type fl'),
         ('sft.optim.lr', '-1.0', r'config\.sft\.optim\.lr must be > 0: got -1'),

@@ -76,6 +76,15 @@ def test_pairs_and_what_the_reference_says_are_files(finished):
       }
 
 
+def test_a_missing_file_names_its_key_before_anything_runs(tmp_path, capsys):
+  node = {'type': 'file', 'path': str(tmp_path / 'none.jsonl')}
+  argument = f'--config.rm.pairs={json.dumps(node)}'
+  assert _run('rm', tmp_path / 'run', argument) == 2
+  error = capsys.readouterr().err
+  assert 'config.rm.pairs cannot be used: a JSONL file must exist' in error
+  assert not (tmp_path / 'run').exists()
+
+
 def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
   stage, workdir = finished
   folder = str(workdir / 'checkpoints' / stage)
