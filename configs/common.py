@@ -107,7 +107,7 @@ def arithmetic_reward_model(tiny: bool, sft: schema.Stage) -> schema.Stage:
   return schema.Stage(
       kind='ranking',
       init='stage:sft',
-      steps=10 if tiny else 900,
+      steps=10 if tiny else 1400,
       envs=questions(sft),
       pairs=schema.MadePairs(
           prompts=15 if tiny else 1950, samples=8 if tiny else 16,
@@ -123,7 +123,7 @@ def arithmetic_reward_model(tiny: bool, sft: schema.Stage) -> schema.Stage:
       optim=schema.Optim(
           lr=1e-3, schedule='cosine', warmup_steps=5 if tiny else 20
       ),
-      rollout=sft.rollout, eval=schema.Eval(every=5 if tiny else 100),
+      rollout=sft.rollout, eval=schema.Eval(every=5 if tiny else 200),
   )  # fmt: skip
 
 

@@ -1,17 +1,28 @@
 """The whole ladder, in small; in it GRPO on a reward model, as a run."""
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 
 from experiments import kill_resume, ladder
-from posttrain import metrics, preemption
+from posttrain import main, metrics, preemption, schema
 from tests import test_grpo_run
 
 STAGES = ['sft', 'dpo', 'grpo', 'rm', 'rm_grpo']
 
-pytestmark = pytest.mark.slow
+
+def test_full_size_it_is_the_recipes_but_for_the_reward_models_steps():
+  """It has all checks behind it that a run begins with."""
+  run = ladder.recipe(seed=3, tiny=False)
+  assert list(run.stages) == STAGES and run.seed == 3
+  cfg = main.load('configs/arithmetic_rm_grpo.py', [('seed', '3')])
+  rm = dataclasses.replace(cfg.stages['rm'], steps=ladder.RM_STEPS)
+  assert run.stages['rm'] == rm != cfg.stages['rm']
+  assert run.stages['rm_grpo'] == cfg.stages['grpo']
+  (graded,) = run.stages['grpo'].envs.values()
+  assert not graded.rewards and graded.algorithm == schema.Grpo()
 
 
 @pytest.fixture(scope='module')
@@ -21,6 +32,7 @@ def climbed(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_every_rung_has_its_row(climbed, capsys):
   """Started again, it trains nothing and prints what there is."""
   before = (climbed / 'metrics.jsonl').read_bytes()
@@ -39,6 +51,7 @@ def test_every_rung_has_its_row(climbed, capsys):
     assert (found[name]['minutes'] > 0) == (name != 'base')
 
 
+@pytest.mark.slow
 def test_the_reward_is_what_the_model_says(climbed):
   rows = metrics.read(str(climbed / 'metrics.jsonl'))
   rows = [row for row in rows if row['stage'] == 'rm_grpo'][1:]
@@ -52,6 +65,7 @@ def test_the_reward_is_what_the_model_says(climbed):
   assert any(abs(reward - round(reward)) > 1e-3 for reward in rewards)
 
 
+@pytest.mark.slow
 def test_resumed_on_a_reward_model_it_is_bitwise_the_same(climbed, tmp_path):
   cut = tmp_path / 'run'
   shutil.copytree(climbed, cut)
