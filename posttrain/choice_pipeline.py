@@ -159,7 +159,9 @@ class Choices:
     """Takes the pairs of a file, or of two."""
     pairs = pair_data.read(cfg.path)
     if cfg.eval_path is not None:
-      self._take(pairs, pair_data.read(cfg.eval_path), cfg.too_long)
+      held_out = pair_data.read(cfg.eval_path)
+      _warn_of_both(pairs, held_out)
+      self._take(pairs, held_out, cfg.too_long)
       return
     self._take(*_split(pairs, cfg.eval_fraction), cfg.too_long)
 
@@ -196,7 +198,7 @@ class Choices:
     every = (*self._train.choices, *self.held_out.choices)
     self._per_row = row_tokens // min(map(packing_choices.length, every))
     self._source = sources.Shuffled(
-        range(len(self._train.choices)), self._seed, self._train.fingerprint
+        range(len(self._train.choices)), self._seed, self.fingerprint
     )
 
 
@@ -206,6 +208,19 @@ def _split(pairs: Sequence[pair_data.Pair], fraction: float):
   for pair in pairs:
     sides[pair_data.held_out(pair, fraction)].append(pair)
   return sides
+
+
+def _warn_of_both(
+    pairs: Sequence[pair_data.Pair], held_out: Sequence[pair_data.Pair]
+) -> None:
+  """Says how many held-out prompts train as well."""
+  train, others = ({repr(x.prompt) for x in y} for y in (pairs, held_out))
+  if train & others:
+    logging.getLogger('absl').warning(
+        '%d of the %d prompts of pairs.eval_path are in pairs.path as well: '
+        'what is measured on them is not held out', len(train & others),
+        len(others),
+    )  # fmt: skip
 
 
 def _require_both(pairs: Sequence[pair_data.Pair]) -> None:

@@ -76,7 +76,9 @@ def connect(
   """
   made = engine(cfg, stage, built)
   models = references(built, load, base, stop)
-  for model, key in built.pipeline.references.items():
+  plays = isinstance(built.pipeline, pipelines.Pipeline)
+  asked = built.pipeline.references if plays else {}  # of pairs: they were
+  for model, key in asked.items():
     if isinstance(model, schema.Endpoint):  # missed now, if it is not there
       try:
         models.endpoint(model, key)
@@ -95,7 +97,7 @@ def connect(
       made, built.renderer, row_tokens, stage.rollout
   )
   judge = functools.partial(_judge, cfg, stage, built, models)
-  if isinstance(built.pipeline, pipelines.Pipeline):
+  if plays:
     reward_model = functools.partial(_reward_model, built, load)
     built.pipeline.connect(
         players, models, functools.cache(judge), functools.cache(reward_model)

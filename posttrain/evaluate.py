@@ -21,11 +21,10 @@ interrupted.
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 
-from posttrain import comparison, config, errors
+from posttrain import comparison, config, errors, metrics
 
 
 @dataclasses.dataclass
@@ -150,11 +149,11 @@ def main(argv: Sequence[str]) -> int:
     mine, theirs = measure(flags)
     print('\n'.join(comparison.table(mine, theirs)))
     print('\n'.join([*comparison.suite(mine, theirs), '']), end='')
-    print(json.dumps(comparison.to_json(mine, theirs)))
+    print(metrics.dumps(comparison.to_json(mine, theirs)))
     if flags.answers:
       with open(flags.answers, 'w') as f:
         for answer in mine.answers:
-          f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
+          f.write(metrics.dumps(dataclasses.asdict(answer)) + '\n')
   except KeyboardInterrupt:
     return 130
   except (ValueError, RuntimeError) as error:

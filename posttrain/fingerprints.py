@@ -22,8 +22,9 @@ def of_weights(folder: str) -> str:
     parts.append(json.dumps(checkpoint.read_sums(folder), sort_keys=True))
     corrects = weights.adapter_options(folder)
   else:
-    files = sorted(pathlib.Path(folder).glob('*.safetensors'))
-    parts += [sources.file_fingerprint(file) for file in files]
+    every = pathlib.Path(folder)  # a PEFT adapter is its options as well
+    files = [*every.glob('*.safetensors'), *every.glob('adapter_config.json')]
+    parts += [sources.file_fingerprint(file) for file in sorted(files)]
     corrects = weights.is_peft(folder)
   if corrects:
     parts.append(of_weights(weights.start(folder)))

@@ -176,7 +176,7 @@ class Job:
     )
     with open(path, 'w') as f:
       for answer in answers:
-        f.write(json.dumps(dataclasses.asdict(answer)) + '\n')
+        f.write(metrics.dumps(dataclasses.asdict(answer)) + '\n')
 
   def warn_if_cold(self, values: dict[str, float]) -> None:
     """Says where trial and error will find next to nothing to reinforce."""

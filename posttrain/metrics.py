@@ -140,6 +140,19 @@ def to_row(stage: str, step: int, values: Mapping[str, Any]) -> Row:
   return row
 
 
+def dumps(value: Any) -> str:
+  """JSON, with null for what is not finite."""
+  def known(node):
+    if isinstance(node, Mapping):
+      return {key: known(child) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+      return [known(child) for child in node]
+    bad = isinstance(node, float) and not math.isfinite(node)
+    return None if bad else node
+
+  return json.dumps(known(value), allow_nan=False)
+
+
 def read(path: str) -> list[Row]:
   """Returns the lines of a metrics.jsonl; [] if there is none.
 

@@ -67,7 +67,7 @@ def prepare(
       files['eval'] = os.path.join(folder, f'{name}_eval.jsonl')
     if fresh or not all(map(os.path.exists, files.values())):
       made_of(files, os.path.join(folder, f'{name}_of.json'), {
-          'model': _fingerprint(cfg, built, load, workdir, 'init'),
+          'model': _fingerprint(cfg, name, built, load, workdir, 'init'),
           'tokenizer': built.renderer.fingerprint,
           'recipe': _recipe(cfg, stage, built, files),
       }, functools.partial(_make, cfg, stage, built, load, base))  # fmt: skip
@@ -76,7 +76,7 @@ def prepare(
   for reference in choices.references:
     key = {
         'dataset': choices.fingerprint,
-        'model': _fingerprint(cfg, built, load, workdir, reference),
+        'model': _fingerprint(cfg, name, built, load, workdir, reference),
         'tokenizer': built.renderer.fingerprint,
     }
     cache = os.path.join(folder, f'{name}_reference.npz')
@@ -221,13 +221,17 @@ def _recipe(cfg: schema.Run, stage: schema.Stage, built, splits) -> str:
 
 
 def _fingerprint(
-    cfg, built, load: refs.Loader, workdir: str, reference: schema.Reference
-) -> str:
-  """What tells a reference from another."""
+    cfg: schema.Run, name: str, built, load: refs.Loader, workdir: str,
+    reference: schema.Reference,
+) -> str:  # fmt: skip
+  """What tells a reference from another, and how it is computed."""
   if isinstance(reference, schema.Endpoint):
     return f'{reference.name} behind a server'  # wherever that is by now
   folder = load.folders[reference]
-  if folder != 'random':
-    return fingerprints.of_weights(os.path.join(workdir, folder))
-  model = json.dumps(dataclasses.asdict(built.model), sort_keys=True)
-  return sources.fingerprint(f'random {cfg.seed} {model}'.encode())
+  if folder == 'random':
+    model = json.dumps(dataclasses.asdict(built.model), sort_keys=True)
+    found = sources.fingerprint(f'random {cfg.seed} {model}'.encode())
+  else:
+    found = fingerprints.of_weights(os.path.join(workdir, folder))
+  frozen = ', frozen' if cfg.stages[name].lora.rank else ''
+  return f'{found} in {built.model.dtype}{frozen}'

@@ -1,5 +1,6 @@
 """What commands share that ask a checkpoint: which stage, and its engine."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -75,7 +76,7 @@ def engine(
   """
   instrument.keep_freed_memory()
   instrument.enable_compilation_cache(run.compilation_cache)
-  built = parts.make(run, name, room)
+  built = parts.make(without_pairs(run, name), name, room)
   weights.check(folder, built.model, built.renderer)
   like = sharding.placed(
       transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh
@@ -89,3 +90,12 @@ def engine(
     made.set_params(params, next(versions))
 
   return built, made, load
+
+
+def without_pairs(run: schema.Run, name: str) -> schema.Run:
+  """Returns a run whose stage reads no file of pairs: who asks needs none."""
+  stage = run.stages[name]
+  if not isinstance(stage.pairs, schema.PairFile):
+    return run
+  stage = dataclasses.replace(stage, pairs=schema.MadePairs())
+  return dataclasses.replace(run, stages={**run.stages, name: stage})

@@ -65,14 +65,25 @@ def test_an_epoch_has_every_pair_once(file):
   assert not made.held_out.choices
 
 
-def test_what_is_held_out_is_not_trained_on(file, tmp_path):
+def test_what_is_held_out_is_not_trained_on(file, tmp_path, caplog):
   made = pipeline(file, eval_fraction=0.4)
   held = {x.row for x in made.held_out.samples}
   seen = {x.row for x in made._train.samples}
   assert held and seen and not held & seen and len(held | seen) == 12
+  assert not caplog.text
   other = write(tmp_path / 'eval.jsonl', ROWS[:2])
   made = pipeline(file, eval_path=other)
   assert len(made.held_out.choices) == 2 and len(made._train.choices) == 12
+  # Of a file of one's own it is said.
+  assert '2 of the 2 prompts of pairs.eval_path are in' in caplog.text
+
+
+def test_a_resumed_stage_has_the_pairs_that_it_measured(file, tmp_path):
+  other = write(tmp_path / 'eval.jsonl', ROWS[:2])
+  state = pipeline(file, eval_path=other).get_state()
+  write(tmp_path / 'eval.jsonl', ROWS[2:4])
+  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
+    pipeline(file, eval_path=other).set_state(state)
 
 
 def test_it_goes_on_where_it_was(file):

@@ -1,6 +1,7 @@
 """metrics.jsonl is strict JSON, and a resume leaves no seam."""
 
 import json
+import math
 import sys
 
 import jax.numpy as jnp
@@ -173,3 +174,8 @@ def test_progress_shows_numbers_on_a_terminal_only(monkeypatch, capsys):
       bar.update(10, {'loss': np.float32(0.25)})
     shown = capsys.readouterr().err
     assert ('10/10' in shown and 'loss=0.25' in shown) == (on and terminal)
+
+
+def test_json_has_null_for_what_is_not_finite():
+  found = metrics.dumps({'a': math.nan, 'b': (math.inf, 1.5), 'c': {'d': 'x'}})
+  assert strict(found) == {'a': None, 'b': [None, 1.5], 'c': {'d': 'x'}}

@@ -136,8 +136,9 @@ class References:
       heat = [
           np.full(len(i), t, np.float32) for i, t in zip(ids, hot, strict=True)
       ]
-      names = ', '.join(sorted({sample.env for sample in samples}))
-      found = self.endpoint(reference).score(ids, heat, f'environment {names}')
+      names = ', '.join(sorted({sample.env for sample in samples} - {''}))
+      who = f'environment {names}' if names else 'a stage on pairs'
+      found = self.endpoint(reference).score(ids, heat, who)
     else:
       heat = [
           np.append(np.ones(len(i) - len(s), np.float32), s.temperatures)
