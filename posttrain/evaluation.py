@@ -255,14 +255,14 @@ def answer(
     sampled: others at the same task, of which the grades are kept.
   """
   task, score = rollout.task, rollout.score
-  said = rollout.messages[len(task.prompt) :]
+  said = rollout.said
   text = said[0]['content'] if len(said) == 1 else '\n'.join(
       f'{turn["role"]}: {turn["content"]}' for turn in said
   )
   return Answer(
       env=task.env,
       id=task.id,
-      prompt='\n'.join(turn['content'] for turn in task.prompt),
+      prompt='\n'.join(turn['content'] for turn in rollout.prompt),
       text=text,
       answer=task.answer,
       correct=score.correct,
@@ -271,7 +271,7 @@ def answer(
       stop_reason=rollout.stop_reason,
       tokens=int(sum(sample.mask.sum() for sample in rollout.samples)),
       error=rollout.error,
-      question=task.prompt[-1]['content'],
+      question=rollout.prompt[-1]['content'],
       messages=tuple(
           {'role': turn['role'], 'content': turn['content']} for turn in said
       ),

@@ -70,15 +70,26 @@ def parse(argv: Sequence[str]) -> Flags:
           f'arguments must be of {expected} or --config.KEY=VALUE: got '
           f'{argument!r}'
       )
-  if not flags.output:
-    raise ValueError('--output=FILE must be given')
-  if (flags.checkpoint is None) == (flags.gsm8k is None):
-    raise ValueError('--checkpoint=PATH or --gsm8k=FILE must be given')
+  _check_given(flags, argv)
   try:
     flags.pairs = schema.MadePairs(**made)
   except schema.FieldError as error:
     raise ValueError(f'--{error.field} {error.detail}') from None
   return flags
+
+
+def _check_given(flags: Flags, argv: Sequence[str]) -> None:
+  """Refuses what is missing, and what nothing would read."""
+  if not flags.output:
+    raise ValueError('--output=FILE must be given')
+  if (flags.checkpoint is None) == (flags.gsm8k is None):
+    raise ValueError('--checkpoint=PATH or --gsm8k=FILE must be given')
+  unread = [x for x in argv if not x.startswith(('--output=', '--gsm8k='))]
+  if flags.gsm8k is not None and unread:
+    raise ValueError(
+        '--gsm8k=FILE must be given with --output=FILE alone: got '
+        f'{" ".join(unread)} too; nothing reads that, as no policy is asked'
+    )
 
 
 def make(flags: Flags) -> str:
@@ -92,6 +103,10 @@ def make(flags: Flags) -> str:
   from posttrain.data import pairs
   from posttrain.envs import gsm8k_solutions
 
+  try:
+    pairs.check_writable(flags.output)
+  except OSError as error:
+    raise ValueError(f'--output must be writable: {error}') from error
   if flags.gsm8k is not None:
     made = gsm8k_solutions.read(flags.gsm8k)
     asked = {str(pair.prompt) for pair in made}

@@ -120,6 +120,20 @@ class Rollout:
   # In order; none where nobody played, or an error ended it.
   turns: tuple[Turn, ...] = ()
 
+  @property
+  def prompt(self) -> Messages:
+    """What was asked.
+
+    An environment may make it of the task's, of as many messages. Where it
+    failed before there were any, the task's.
+    """
+    return self.messages[: len(self.task.prompt)] or self.task.prompt
+
+  @property
+  def said(self) -> Messages:
+    """What came after the prompt."""
+    return self.messages[len(self.task.prompt) :]
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:

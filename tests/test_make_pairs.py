@@ -16,13 +16,29 @@ from tests.envs import test_gsm8k_solutions as solutions
     (['--output=x', '--checkpoint=a', '--gsm8k=b'], '--checkpoint=PATH or'),
     (['--output=x', '--sampels=3'], 'arguments must be of --output'),
     (['--output=x', '--gsm8k=b', '--samples=many'], '--samples must be of'),
-    (['--output=x', '--gsm8k=b', '--samples=1'], r'--samples must be in \[2, '),
+    (['--output=x', '--checkpoint=b', '--samples=1'],
+     r'--samples must be in \[2, '),
+    (['--output=x', '--gsm8k=b', '--seed=0', '--stage=s', '--config.a=1'],
+     '--gsm8k=FILE must .*: got --seed=0 --stage=s --config.a=1 too'),
     (['--output=x', '--checkpoint=/nowhere'], 'a checkpoint path must be'),
 ])
 def test_mistakes_are_one_clear_line(argv, message, capsys):
   assert make_pairs.main(argv) == 2
   err = capsys.readouterr().err
   assert err.count('\n') == 1 and re.search(message, err)
+
+
+@pytest.mark.parametrize('source', ['gsm8k', 'checkpoint'])
+def test_a_file_that_cannot_be_written_is_an_early_mistake(
+    source, tmp_path, capsys
+):
+  (tmp_path / 'file').write_text('x')
+  for output in (tmp_path, tmp_path / 'file' / 'x.jsonl'):
+    argv = [f'--output={output}', f'--{source}=/nowhere']
+    assert make_pairs.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count('\n') == 1 and '--output must be writable: ' in err
+  assert [x.name for x in tmp_path.iterdir()] == ['file']
 
 
 def test_pairs_of_a_file_of_solutions(tmp_path, capsys):

@@ -154,8 +154,9 @@ def test_an_attempt_is_kept_whole():
   score = types.Score(0.5, True, metrics={'progress': 1})
   turns = [types.Turn(0, 0, 1, reward, 'eos') for reward in (0.1, 0.4)]
   kept = evaluation.answer(types.Rollout(
-      7, types.Task('t', 'sql', prompt, 'y'), (*prompt, *said), (), score,
-      'env_done', turns=tuple(turns),
+      # What the environment asked, not what stands for it in the task.
+      7, types.Task('t', 'sql', (prompt[0], said[1]), 'y'), (*prompt, *said),
+      (), score, 'env_done', turns=tuple(turns),
   ))
   assert (kept.prompt, kept.question) == ('S\nQ', 'Q')
   assert kept.messages == said and kept.turn_rewards == (0.1, 0.4)

@@ -42,6 +42,10 @@ def test_what_is_possible():
   assert run.stages['dpo'].loss.preference == schema.SimPo()
   assert run.stages['grpo'].envs['a'].rewards['learned'].model == 'stage:rm'
   _resolve(('dpo.loss.preference', {'type': 'kto', 'reference': 'stage:sft'}))
+  _resolve(
+      ('dpo.pairs', {'type': 'made', 'eval_prompts': 5, 'eval_fraction': 0.1}),
+      ('rm.pairs', {'type': 'file', 'path': 'p', 'eval_path': 'q'}),
+  )
 
 
 @pytest.mark.parametrize(('key', 'value', 'message'), [
@@ -73,6 +77,12 @@ def test_what_is_possible():
     ('dpo.pairs.samples', '1', r'dpo.pairs.samples must be in \[2, 1000\]'),
     ('dpo.pairs.eval_fraction', '1.0', r'eval_fraction must be in \[0, 1\)'),
     ('dpo.pairs', {'type': 'file'}, 'dpo.pairs.path must name a file'),
+    ('dpo.pairs', {'type': 'made', 'eval_prompts': 5, 'eval_fraction': 0.5},
+     'dpo.pairs.eval_fraction must be left at 0.1: got 0.5; nothing reads it '
+     'where eval_prompts is set'),
+    ('rm.pairs', {'type': 'file', 'path': 'p', 'eval_path': 'q',
+                  'eval_fraction': 0.0},
+     'rm.pairs.eval_fraction must be left at 0.1: .* where eval_path is set'),
     ('dpo.envs', '{}', 'dpo.envs must hold an environment'),
     ('dpo.kind', 'dpo', 'config.dpo.kind must be one of'),
 ])

@@ -4,13 +4,15 @@
     {"prompt": ..., "completion": ..., "label": true}    one answer, for KTO
 
 Each of prompt, chosen, rejected and completion is a string or a list of
-messages. Where `prompt` is missing, chosen and rejected are whole
-conversations, and the prompt is what both begin with, up to the last message
-that is not an assistant's. A pair may have a `margin`, by which a reward model
-should tell the answers apart. Other columns are kept in `info`.
+messages; an answer that begins with the prompt is what follows it. Where
+`prompt` is missing, chosen and rejected are whole conversations, and the prompt
+is what both begin with, up to the last message that is not an assistant's. A
+pair may have a `margin`, by which a reward model should tell the answers apart.
+Other columns are kept in `info`.
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -48,13 +50,24 @@ def read(path: str | pathlib.Path) -> tuple[Pair, ...]:
 
 def write(path: str | pathlib.Path, pairs: Sequence[Pair]) -> None:
   """Writes pairs that `read` reads; the file is there whole, or not at all."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
+  partial = _partial(path)
   with partial.open('w') as file:
     for pair in pairs:
       file.write(json.dumps(_raw(pair)) + '\n')
   os.replace(partial, path)
+
+
+def check_writable(path: str | pathlib.Path) -> None:
+  """Refuses a path that `write` would fail at; leaves what is there as it is.
+
+  Raises:
+    OSError: says why.
+  """
+  if pathlib.Path(path).is_dir():
+    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+  partial = _partial(path)
+  partial.open('a').close()
+  partial.unlink()
 
 
 def held_out(pair: Pair, fraction: float) -> bool:
@@ -90,16 +103,13 @@ def parse(raw: Mapping[str, Any], where: str) -> Pair:
         "or 'prompt', 'completion' and 'label': got columns "
         f'{sorted(raw)}; rename or convert them'
     )
-  answers = [
-      rows.turns_of(raw[column], column, 'assistant', where)
-      for column in ('chosen', 'rejected')
-  ]
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
   else:
-    prompt, answers = _divide(*answers)
-  for column, answer in zip(('chosen', 'rejected'), answers, strict=True):
-    rows.require_answer(answer, raw, column, where)
+    prompt = _shared(raw, where)
+  answers = [
+      _answer(raw, column, prompt, where) for column in ('chosen', 'rejected')
+  ]
   if answers[0] == answers[1]:
     raise ValueError(
         f'{where}: rejected must be another answer than chosen: got '
@@ -109,8 +119,8 @@ def parse(raw: Mapping[str, Any], where: str) -> Pair:
 
 
 def _labelled(raw, info, where: str) -> Pair:
-  answer = rows.turns_of(raw['completion'], 'completion', 'assistant', where)
-  rows.require_answer(answer, raw, 'completion', where)
+  prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
+  answer = _answer(raw, 'completion', prompt, where)
   if not isinstance(raw['label'], bool):
     raise ValueError(
         f'{where}: label must be true or false: got {raw["label"]!r}'
@@ -121,12 +131,31 @@ def _labelled(raw, info, where: str) -> Pair:
         'is one answer'
     )
   both = (answer, None) if raw['label'] else (None, answer)
-  prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
   return Pair(prompt, *both, where, info=info)
 
 
-def _divide(chosen: types.Messages, rejected: types.Messages):
-  """Finds the prompt of two conversations: (prompt, [the rest of each])."""
+def _answer(
+    raw: Mapping[str, Any], column: str, prompt: types.Messages, where: str
+) -> types.Messages:
+  """Reads an answer, which a whole conversation has behind the prompt."""
+  turns = rows.turns_of(raw[column], column, 'assistant', where)
+  if turns[: len(prompt)] == prompt:
+    turns = turns[len(prompt) :]
+  rows.require_answer(turns, raw, column, where)
+  if turns[0]['role'] not in ('assistant', 'tool'):
+    raise ValueError(
+        f'{where}: {column} must begin with an assistant or tool turn, or with '
+        f'all of the prompt: got {turns[0]!r} first; leave out what is asked'
+    )
+  return turns
+
+
+def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
+  """The prompt of a row without one: what both conversations begin with."""
+  chosen, rejected = (
+      rows.turns_of(raw[column], column, 'assistant', where)
+      for column in ('chosen', 'rejected')
+  )
   shared = 0
   for ours, theirs in zip(chosen, rejected, strict=False):
     if ours != theirs:
@@ -134,7 +163,21 @@ def _divide(chosen: types.Messages, rejected: types.Messages):
     shared += 1
   while shared and chosen[shared - 1]['role'] == 'assistant':
     shared -= 1
-  return chosen[:shared], [chosen[shared:], rejected[shared:]]
+  if all(turn['role'] == 'system' for turn in chosen[:shared]):
+    raise ValueError(
+        f'{where}: chosen and rejected must be lists of messages that begin '
+        "with the same question, where there is no column 'prompt': got "
+        f'{raw["chosen"]!r:.60} and {raw["rejected"]!r:.60}; put what is asked '
+        "into 'prompt', or at the beginning of both"
+    )
+  return chosen[:shared]
+
+
+def _partial(path: str | pathlib.Path) -> pathlib.Path:
+  """Where a file is written until it is whole; makes the folder."""
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  return path.with_name(path.name + '.partial')
 
 
 def _margin(raw, where: str) -> float:

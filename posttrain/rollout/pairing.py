@@ -2,8 +2,9 @@
 
 Of each task's answers those that are the same count once. The first pairs of a
 task share no answer; where it has fewer right ones than wrong ones, or the
-reverse, the next ones take the rarer kind again. Tasks that ask the same are
-asked once.
+reverse, the next ones take the rarer kind again. Tasks that are the same are
+asked once. Where an environment shows a task by several prompts, each is paired
+for itself.
 """
 
 import dataclasses
@@ -20,17 +21,23 @@ from posttrain.rollout import summary
 # Neither of a rollout that trains, nor of an evaluation.
 FIRST_UID = 2**62 + 2**49
 _TASK_UIDS = 2**12
+_ADVICE = {
+    'train': 'ask another policy, or more often',
+    'eval': 'raise pairs.eval_prompts or pairs.samples, or set eval_prompts to '
+            'None: a share of the training prompts is held out then',
+}  # fmt: skip
 
 
 @dataclasses.dataclass
 class Count:
   """What became of the answers; see `line`."""
 
-  tasks: int = 0
+  tasks: int = 0  # each as often as there are prompts that it was shown by
   answers: int = 0
   errors: int = 0
-  cut: int = 0  # by a budget: such an answer has no end
+  cut: int = 0  # by a budget: such an answer, or a turn of it, has no end
   ungraded: int = 0
+  contradicted: int = 0  # correct and incorrect ones that say the same
   repeated: int = 0
   correct: int = 0  # of those that are left
   incorrect: int = 0
@@ -43,8 +50,8 @@ class Count:
         f'{self.pairs} pairs of {self.tasks} tasks with {self.answers} answers '
         f'({self.correct} correct and {self.incorrect} incorrect ones that '
         f'differ; {self.repeated} repeated, {self.cut} cut, {self.ungraded} '
-        f'not graded, {self.errors} failed); {self.one_sided} tasks had but '
-        'one kind'
+        f'not graded, {self.contradicted} graded both ways, {self.errors} '
+        f'failed); {self.one_sided} tasks had but one kind'
     )
 
 
@@ -84,8 +91,8 @@ def make(
   summary.errors(played, max_errors)
   if not made:
     raise ValueError(
-        'answers must be correct and incorrect to make pairs of: got '
-        f'{count.line()}; ask another policy, or more often'
+        f'answers to the {split} split must be correct and incorrect to make '
+        f'pairs of: got {count.line()}; {_ADVICE[split]}'
     )
   return made, count
 
@@ -93,14 +100,17 @@ def make(
 def asked(
     env: base.Env, cfg: schema.MadePairs, seed: int, split: str = 'train'
 ) -> list[types.Task]:
-  """The first tasks of a split in the order of a seed, each prompt once."""
+  """The first tasks of a split in the order of a seed, each once.
+
+  By more than their prompts: an environment may show others than its tasks'.
+  """
   count = cfg.eval_prompts if split == 'eval' else cfg.prompts
   source, found = env.source(split, seed), {}
   for _ in range(len(source)):
     if len(found) == count:
       break
     task = next(source)
-    found.setdefault(repr(task.prompt), task)
+    found.setdefault(repr((task.prompt, task.answer, task.info)), task)
   return list(found.values())
 
 
@@ -109,34 +119,46 @@ def _pairs(
     seed: tuple[int, ...], count: Count,
 ) -> list[pairs.Pair]:  # fmt: skip
   """The pairs of one task; adds to `count`."""
-  sides = {True: {}, False: {}}
+  shown = {}  # prompt -> answers to it that may be used
   # In random order, so that what is said often is likely to be taken.
   order = np.random.default_rng(seed).permutation(len(group))
   for rollout in (group[i] for i in order):
     why = _unusable(rollout)
     if why:
       setattr(count, why, getattr(count, why) + 1)
-      continue
-    said = rollout.messages[len(task.prompt) :]
-    answers = sides[rollout.score.correct]
-    count.repeated += repr(said) in answers
-    answers.setdefault(repr(said), said)
-  right, wrong = (list(sides[side].values()) for side in (True, False))
-  found = min(limit, max(len(right), len(wrong))) if right and wrong else 0
-  chosen = [
-      (right[i % len(right)], wrong[i % len(wrong)]) for i in range(found)
-  ]
-  count.tasks += 1
+    else:
+      shown.setdefault(repr(rollout.prompt), []).append(rollout)
   count.answers += len(group)
-  count.correct += len(right)
-  count.incorrect += len(wrong)
-  count.one_sided += not chosen
-  count.pairs += len(chosen)
   return [
       pairs.Pair(
-          task.prompt, yes, no, f'{env}/{task.id}',
+          rollouts[0].prompt, yes, no, f'{env}/{task.id}',
           info={'env': env, 'id': task.id},
-      ) for yes, no in chosen
+      ) for rollouts in (list(shown.values()) or [[]])
+      for yes, no in _choose(rollouts, limit, count)
+  ]  # fmt: skip
+
+
+def _choose(
+    rollouts: Sequence[types.Rollout], limit: int, count: Count
+) -> list[tuple[types.Messages, types.Messages]]:
+  """(Right, wrong) answers to one prompt; adds to `count`."""
+  sides = {True: {}, False: {}}
+  for rollout in rollouts:
+    answers = sides[rollout.score.correct]
+    count.repeated += repr(rollout.said) in answers
+    answers.setdefault(repr(rollout.said), rollout.said)
+  for said in sides[True].keys() & sides[False].keys():
+    count.contradicted += 2
+    del sides[True][said], sides[False][said]
+  right, wrong = (list(sides[side].values()) for side in (True, False))
+  found = min(limit, max(len(right), len(wrong))) if right and wrong else 0
+  count.tasks += 1
+  count.correct += len(right)
+  count.incorrect += len(wrong)
+  count.one_sided += not found
+  count.pairs += found
+  return [
+      (right[i % len(right)], wrong[i % len(wrong)]) for i in range(found)
   ]
 
 
@@ -144,6 +166,9 @@ def _unusable(rollout: types.Rollout) -> str | None:
   """Why an answer is in no pair: a field of `Count`; None if it may be."""
   if rollout.stop_reason == 'error':
     return 'errors'
-  if rollout.stop_reason in ('max_tokens', 'overflow'):
+  # An episode may go on behind a turn that was cut off.
+  if rollout.stop_reason in ('max_tokens', 'overflow') or any(
+      turn.stop_reason != 'eos' for turn in rollout.turns
+  ):
     return 'cut'
   return 'ungraded' if rollout.score.correct is None else None

@@ -9,6 +9,8 @@ from posttrain.data import pairs
 USER = {'role': 'user', 'content': 'What is 1 + 2?'}
 YES = {'role': 'assistant', 'content': '3'}
 NO = {'role': 'assistant', 'content': '4'}
+SYSTEM = {'role': 'system', 'content': 'Add.'}
+TOOL = {'role': 'tool', 'content': '3'}
 
 
 def parse(**raw):
@@ -34,6 +36,25 @@ def test_a_conversation_is_divided_behind_the_last_question():
   assert pair.rejected == (YES, more, NO)
 
 
+@pytest.mark.parametrize('prompt', [
+    USER['content'], [USER], [SYSTEM, USER], [USER, NO, USER],
+])
+def test_a_conversation_begins_with_the_prompt_that_it_is_given(prompt):
+  asked = tuple(prompt) if isinstance(prompt, list) else (USER,)
+  whole = parse(prompt=prompt, chosen=[*asked, YES], rejected=[*asked, NO])
+  assert whole == parse(prompt=prompt, chosen='3', rejected='4')
+  assert whole == parse(prompt=prompt, chosen=[*asked, YES], rejected='4')
+  assert whole.prompt == asked and whole.chosen == (YES,)
+  one = parse(prompt=prompt, completion=[*asked, YES], label=False)
+  assert (one.prompt, one.rejected) == (asked, (YES,))
+
+
+def test_a_system_message_is_part_of_the_prompt():
+  pair = parse(chosen=[SYSTEM, USER, YES], rejected=[SYSTEM, USER, NO])
+  assert pair.prompt == (SYSTEM, USER)
+  assert parse(prompt='a', chosen=[TOOL, YES], rejected='b').chosen[0] == TOOL
+
+
 def test_one_answer_with_a_label():
   good = parse(prompt='1 + 2?', completion='3', label=True, source='me')
   bad = parse(prompt='1 + 2?', completion='4', label=False)
@@ -57,6 +78,21 @@ def test_one_answer_with_a_label():
          'margin must be a finite number: got True'),
         ({'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'label': True},
          'got columns'),
+        # Answers that begin with another question.
+        ({'prompt': '?', 'chosen': 'b', 'rejected': [USER, YES]},
+         'rejected must begin with an assistant or tool turn'),
+        ({'prompt': '?', 'completion': [SYSTEM, YES], 'label': True},
+         'completion must begin with'),
+        ({'prompt': [USER], 'chosen': [USER], 'rejected': [USER, NO]},
+         'chosen must hold an assistant turn'),
+        # Nothing was asked.
+        ({'chosen': 'Human: a AI: b', 'rejected': 'Human: a AI: c'},
+         "lists of messages that begin with the same question, where there is "
+         "no column 'prompt': got 'Human: a"),
+        ({'chosen': [USER, YES], 'rejected': [TOOL, NO]}, 'the same question'),
+        ({'chosen': [SYSTEM, USER, YES], 'rejected': [SYSTEM, YES]},
+         'the same question'),
+        ({'chosen': [YES], 'rejected': 'b'}, "put what is asked into 'prompt'"),
     ],
 )  # fmt: skip
 def test_refused(raw, says):
@@ -78,6 +114,18 @@ def test_there_and_back(tmp_path):
   assert found[1].where == f'{path}:2'
   assert [x.name for x in path.parent.iterdir()] == ['pairs.jsonl']
   assert json.loads(path.read_text().splitlines()[0])['margin'] == 0.5
+
+
+def test_where_a_file_can_be_written(tmp_path):
+  there = tmp_path / 'there.jsonl'
+  there.write_text('x')
+  for path in (there, tmp_path / 'a' / 'new.jsonl'):
+    pairs.check_writable(path)
+  assert there.read_text() == 'x' and not list((tmp_path / 'a').iterdir())
+  for path in (tmp_path, there / 'x.jsonl'):
+    with pytest.raises(OSError, match=str(path.parent)):
+      pairs.check_writable(path)
+  assert {x.name for x in tmp_path.iterdir()} == {'a', 'there.jsonl'}
 
 
 def test_all_of_a_prompt_is_held_out_or_none():

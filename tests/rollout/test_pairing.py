@@ -1,12 +1,15 @@
 """Pairs of rollouts: right against wrong, each answer once, seeded."""
 
 import collections
+import dataclasses
 
 import pytest
 
 from posttrain import schema, types
 from posttrain.data import pairs, sources
+from posttrain.rollout import driver as drivers
 from posttrain.rollout import pairing
+from tests.rollout import fakes
 
 RIGHT, WRONG = 'yes', 'no'
 
@@ -26,15 +29,31 @@ class Env:
     ], seed)  # fmt: skip
 
 
-class Driver:
-  """Gives each play the next of `script`: a text, or why it has none."""
+class StandIns(Env):
+  """Tasks of one prompt, told apart by what else they have."""
 
-  def __init__(self, script):
-    self.script = script
+  def source(self, split, seed):
+    return sources.Shuffled([
+        types.Task(f'{i}', 'e', _user('reset'), i // 4, info={'x': i // 2})
+        for i in range(2 * self.tasks)
+    ], seed)  # fmt: skip
+
+
+class Driver:
+  """Gives each play the next of `script`: a text, or why it has none.
+
+  `change` makes another rollout of (its place in the script, it).
+  """
+
+  def __init__(self, script, change):
+    self.script, self.change = script, change
 
   def play(self, plays):
     self.plays = plays
-    return [self._one(i, play) for i, play in enumerate(plays)]
+    return [
+        self.change(i % len(self.script), self._one(i, play))
+        for i, play in enumerate(plays)
+    ]
 
   def _one(self, i, play):
     text = self.script[i % len(self.script)]
@@ -55,11 +74,14 @@ def _says(text):
   return ({'role': 'assistant', 'content': text},)
 
 
-def make(script, seed=0, max_errors=0, tasks=6, split='train', **options):
+def make(
+    script, seed=0, max_errors=0, tasks=6, split='train',
+    change=lambda i, rollout: rollout, **options,
+):  # fmt: skip
   cfg = schema.MadePairs(
       **{'prompts': 6, 'samples': len(script), **options}
   )
-  driver = Driver(script)
+  driver = Driver(script, change)
   made, count = pairing.make(
       {'e': Env(tasks)}, driver, cfg, seed, max_errors, split
   )
@@ -117,6 +139,100 @@ def test_held_out_tasks_are_others():
 def test_one_kind_of_answer_makes_no_pair():
   with pytest.raises(ValueError, match='got 0 pairs of 6 tasks .* 6 tasks had'):
     make([RIGHT, 'yes 2'])
+
+
+def test_what_is_to_be_done_about_no_held_out_pair():
+  with pytest.raises(ValueError, match='answers to the train split') as error:
+    make([RIGHT, 'yes 2'], eval_prompts=4)
+  assert 'eval_prompts' not in str(error.value)
+  with pytest.raises(
+      ValueError, match='the eval split .* 0 pairs of 4 .* pairs.eval_prompts'
+  ):
+    make([RIGHT, 'yes 2'], split='eval', eval_prompts=4)
+
+
+def test_a_rollout_knows_what_was_asked():
+  task = types.Task('3', 'e', _user('reset(seed=3)'))
+  whole = types.Rollout(
+      0, task, (*_user('A maze.'), *_says('N'), *_user('Out.')), (),
+      types.Score(1.0), 'env_done',
+  )  # fmt: skip
+  assert whole.prompt == _user('A maze.')
+  assert whole.said == (*_says('N'), *_user('Out.'))
+  failed = dataclasses.replace(whole, messages=(), stop_reason='error')
+  assert (failed.prompt, failed.said) == (task.prompt, ())
+
+
+def test_tasks_that_are_shown_otherwise_are_told_apart():
+  """Twelve tasks of one prompt; two each have the same answer and info."""
+  found = pairing.asked(StandIns(), schema.MadePairs(), 0)
+  assert sorted(task.info['x'] for task in found) == list(range(6))
+
+
+def test_a_pair_answers_one_prompt_as_it_was_shown():
+  def show(i, rollout):
+    asks = rollout.task.prompt[0]['content']
+    shown = _user(f'{asks}, door {i % 2}')
+    failed = rollout.stop_reason == 'error'
+    return dataclasses.replace(
+        rollout, messages=() if failed else (*shown, *rollout.said)
+    )
+
+  made, count, _ = make(
+      ['yes 0', 'yes 1', 'no 0', 'no 1', 'error'], max_errors=6, per_prompt=9,
+      change=show,
+  )
+  assert (count.tasks, count.one_sided, count.errors) == (12, 0, 6)
+  assert count.pairs == len(made) == len({str(x.prompt) for x in made}) == 12
+  for pair in made:
+    door = pair.prompt[0]['content'][-1]
+    assert (pair.chosen, pair.rejected) == (
+        _says(f'yes {door}'), _says(f'no {door}')
+    )
+  with pytest.raises(ValueError, match='0 pairs of 12 tasks .* 12 tasks had'):
+    make([RIGHT, WRONG], change=show)
+
+
+@pytest.mark.parametrize('reason', ['max_tokens', 'overflow'])
+def test_an_episode_with_a_turn_that_was_cut_is_in_no_pair(reason):
+  def end(i, rollout):
+    how = ('eos', reason if i == 2 else 'eos')
+    turns = tuple(types.Turn(0, 0, 1, 0.0, x) for x in how)
+    return dataclasses.replace(rollout, stop_reason='env_done', turns=turns)
+
+  made, count, _ = make([RIGHT, WRONG, 'no, cut'], per_prompt=9, change=end)
+  assert (count.cut, count.incorrect) == (6, 6)
+  assert all(pair.rejected == _says(WRONG) for pair in made)
+
+
+@pytest.mark.parametrize(('says', 'why'), [
+    (['red', 'red'], None), (['reddish', 'red'], 'cut'),
+    (['red', 'reddish'], 'cut'),
+])
+def test_cut_turns_of_the_driver(says, why):
+  play = fakes.play(7, max_tokens=4)
+  (rollout,) = drivers.Driver(
+      fakes.Engine({7: says}), fakes.RENDERER, 64
+  ).play([play])
+  assert len(rollout.turns) == 2 and pairing._unusable(rollout) == why
+
+
+def test_what_is_graded_both_ways_is_in_no_pair():
+  def grade(i, rollout):
+    score = dataclasses.replace(rollout.score, correct=i in (0, 2, 4))
+    return dataclasses.replace(rollout, score=score)
+
+  made, count, _ = make(
+      [RIGHT, WRONG, 'maybe', 'maybe', 'maybe'], per_prompt=9, change=grade
+  )
+  assert [(x.chosen, x.rejected) for x in made] == [
+      (_says(RIGHT), _says(WRONG))
+  ] * 6
+  assert (count.contradicted, count.repeated) == (12, 6)
+  assert (count.correct, count.incorrect, count.answers) == (6, 6, 30)
+  assert '12 graded both ways' in count.line()
+  with pytest.raises(ValueError, match='0 pairs .* 6 tasks had but one kind'):
+    make(['maybe', 'maybe'], change=grade)
 
 
 def test_errors_have_a_budget():

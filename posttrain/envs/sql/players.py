@@ -161,7 +161,7 @@ def demonstrate(
     ) from error
   if rollout.stop_reason != 'env_done':
     return None
-  return rollout.messages[len(task.prompt) :]
+  return rollout.said
 
 
 def shown_result(said: str) -> str | None:
