@@ -108,7 +108,8 @@ def parse(raw: Mapping[str, Any], where: str) -> Pair:
   else:
     prompt = _shared(raw, where)
   answers = [
-      _answer(raw, column, prompt, where) for column in ('chosen', 'rejected')
+      rows.answer_of(raw, column, prompt, where)
+      for column in ('chosen', 'rejected')
   ]
   if answers[0] == answers[1]:
     raise ValueError(
@@ -120,7 +121,7 @@ def parse(raw: Mapping[str, Any], where: str) -> Pair:
 
 def _labelled(raw, info, where: str) -> Pair:
   prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
-  answer = _answer(raw, 'completion', prompt, where)
+  answer = rows.answer_of(raw, 'completion', prompt, where)
   if not isinstance(raw['label'], bool):
     raise ValueError(
         f'{where}: label must be true or false: got {raw["label"]!r}'
@@ -132,22 +133,6 @@ def _labelled(raw, info, where: str) -> Pair:
     )
   both = (answer, None) if raw['label'] else (None, answer)
   return Pair(prompt, *both, where, info=info)
-
-
-def _answer(
-    raw: Mapping[str, Any], column: str, prompt: types.Messages, where: str
-) -> types.Messages:
-  """Reads an answer, which a whole conversation has behind the prompt."""
-  turns = rows.turns_of(raw[column], column, 'assistant', where)
-  if turns[: len(prompt)] == prompt:
-    turns = turns[len(prompt) :]
-  rows.require_answer(turns, raw, column, where)
-  if turns[0]['role'] not in ('assistant', 'tool'):
-    raise ValueError(
-        f'{where}: {column} must begin with an assistant or tool turn, or with '
-        f'all of the prompt: got {turns[0]!r} first; leave out what is asked'
-    )
-  return turns
 
 
 def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:

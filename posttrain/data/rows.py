@@ -1,8 +1,8 @@
 """One row of conversation data, whatever file it came from.
 
 Accepted columns: `prompt` + `completion`, each a string or a list of
-messages; or `messages`, which is cut before its first assistant turn. Other
-columns are kept in `info`.
+messages, the latter with the prompt in front or without; or `messages`, which
+is cut before its first assistant turn. Other columns are kept in `info`.
 """
 
 import dataclasses
@@ -48,17 +48,33 @@ def parse(raw: Any, where: str) -> Row:
     prompt, completion = turns[:first], turns[first:]
   elif named == ('prompt', 'completion'):
     prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
-    completion = turns_of(raw['completion'], 'completion', 'assistant', where)
+    completion = answer_of(raw, 'completion', prompt, where)
   else:
     raise ValueError(
         f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
         f'got columns {sorted(raw)}; rename or convert them'
     )
-  require_answer(completion, raw, named[-1], where)
+  _require_answer(completion, raw, named[-1], where)
   return Row(prompt, completion, where, info)
 
 
-def require_answer(
+def answer_of(
+    raw: Mapping[str, Any], column: str, prompt: types.Messages, where: str
+) -> types.Messages:
+  """Reads an answer; one that begins with the prompt is what follows it."""
+  turns = turns_of(raw[column], column, 'assistant', where)
+  if turns[: len(prompt)] == prompt:
+    turns = turns[len(prompt) :]
+  _require_answer(turns, raw, column, where)
+  if turns[0]['role'] not in ('assistant', 'tool'):
+    raise ValueError(
+        f'{where}: {column} must begin with an assistant or tool turn, or with '
+        f'all of the prompt: got {turns[0]!r} first; leave out what is asked'
+    )
+  return turns
+
+
+def _require_answer(
     turns: types.Messages, raw: Mapping[str, Any], column: str, where: str
 ) -> None:
   """Raises ValueError unless an assistant speaks in what a column says."""

@@ -35,6 +35,8 @@ def read_one(tmp_path, row):
     # A prompt's assistant turns are given (few-shot), not trained.
     ({'prompt': [USER, SAYS, USER], 'completion': 'yo'},
      (USER, SAYS, USER), (SAYS,)),
+    # The whole conversation over again.
+    ({'prompt': 'hé', 'completion': [USER, SAYS]}, (USER,), (SAYS,)),
     ({'messages': [USER, SAYS]}, (USER,), (SAYS,)),
     ({'messages': [USER, SAYS, USER, SAYS]}, (USER,), (SAYS, USER, SAYS)),
 ])
@@ -66,6 +68,8 @@ def test_blank_lines_count_but_hold_nothing(tmp_path):
     ({'messages': [USER]}, ('messages must hold an assistant turn',)),
     ({'prompt': 'a', 'completion': [USER]},
      ('completion must hold an assistant turn',)),
+    ({'prompt': 'a', 'completion': [USER, SAYS]},
+     ('completion must begin with an assistant or tool turn', 'hé')),
     ({'messages': [USER, {'role': 'gpt', 'content': ''}]},
      ('messages[1].role must be one of', "'gpt'")),
     ({'messages': [USER, {'role': 'assistant', 'content': None}]},
