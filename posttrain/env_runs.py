@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -159,9 +160,15 @@ def make(
     sampler = samplers.DatasetSampler(entry.sampler, renderer, row_tokens)
   else:
     sampler = samplers.ModelSampler(entry.sampler, env, renderer, row_tokens)
+  source = env.source('train', int(mixed.generate_state(1)[0]))
   return EnvRun(
-      name=name, entry=entry, env=env,
-      source=env.source('train', int(mixed.generate_state(1)[0])),
-      sampler=sampler, rewards=rewarding.Rewards(name, entry.rewards),
-      algorithm=algorithms.make(entry.algorithm),
+      name=name, entry=entry, env=env, source=source, sampler=sampler,
+      rewards=rewarding.Rewards(
+          name, entry.rewards, functools.partial(_columns, source)
+      ), algorithm=algorithms.make(entry.algorithm),
   )  # fmt: skip
+
+
+def _columns(source: Any) -> set[str]:
+  """Each key of `info` that some task has; makes all tasks."""
+  return {key for task in source.take(len(source)) for key in task.info}

@@ -91,9 +91,10 @@ def linear(
 ) -> np.ndarray:
   """Charges every count, the more the oftener the group is right.
 
-      r_i - mean(r) sum_k w_k n_ik / max(max_j n_jk, 1)
+      r_i - max(mean(r), 0) sum_k w_k n_ik / max(max_j n_jk, 1)
 
-  A group that is never right pays nothing.
+  A group that is never right pays nothing, nor does one whose mean is negative:
+  that would be a prize on length.
 
   Args:
     rewards: f32[G].
@@ -103,4 +104,5 @@ def linear(
   if not rewards.size:
     return rewards
   share = counts / np.maximum(counts.max(axis=0, keepdims=True), 1)
-  return rewards - rewards.mean() * (share @ np.float32(weights))
+  price = np.maximum(rewards.mean(), 0)
+  return rewards - price * (share @ np.float32(weights))

@@ -12,7 +12,6 @@ thread, the environment is called; the transcript is the driving thread's.
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from posttrain.chat import messages as forms
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 from posttrain.envs import base
+from posttrain.rollout import reward_functions as functions
 from posttrain.rollout import transcript as transcripts
 
 # Where in a request's id the restarts are counted; the other bits are the uid.
@@ -237,19 +237,20 @@ class _Side:
   ) -> tuple[types.Messages, float, bool]:
     """Takes a turn; returns what is said to it, its reward, and if it ends."""
     out = self._episode.step(text, truncated)
-    if not math.isfinite(out.reward):
+    if not abs(out.reward) <= functions.LARGEST:  # or NaN
       raise ValueError(
-          f'reward of a step must be finite: got {out.reward!r}'
+          'reward of a step must be finite, of a size of at most '
+          f'{functions.LARGEST:g}: got {out.reward!r}'
       )
     return _checked(out.messages), float(out.reward), bool(out.done)
 
   def end(self, played: bool) -> types.Score:
     """Grades the episode, if anybody has played it, and closes it."""
     score = self._episode.grade() if played else types.Score(None)
-    if score.reward is not None and not math.isfinite(score.reward):
+    if not abs(score.reward or 0) <= functions.LARGEST:  # or NaN
       raise ValueError(
-          f'reward must be finite: got {score.reward!r}; None says that an '
-          'episode is not scorable'
+          f'reward must be finite, of a size of at most {functions.LARGEST:g}: '
+          f'got {score.reward!r}; None says that an episode is not scorable'
       )
     self._close()
     return score

@@ -1,6 +1,9 @@
 """Calls that may hang: each in a daemon thread, with a limit to its time.
 
 1. `call` runs a function, or the coroutine that it makes, and waits for it.
+   Coroutines share one event loop, for what a module keeps from call to call
+   (a semaphore, an HTTP client) belongs to a loop. Whoever blocks that loop
+   costs the next call a second, and the module what it kept.
 2. What is not back in time is abandoned: a coroutine is cancelled, a thread is
    left to itself, and nobody reads what it says later. An exit does not wait
    for it.
@@ -9,10 +12,12 @@
 
 A thread cannot have signals (`signal.alarm` raises in it), and nothing can
 leave one that never lets go of the interpreter, such as a regex that
-backtracks. Threads that a function makes by itself are its own affair.
+backtracks. Threads and tasks that a function makes by itself are its own
+affair.
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import inspect
@@ -23,8 +28,10 @@ from typing import Any
 
 from posttrain.rollout import endpoint
 
-WORKERS = 32  # threads that `asyncio.to_thread` has at a time
+WORKERS = 32  # threads that `asyncio.to_thread` has at a time, in a call
+PATIENCE = 1.0  # seconds that a loop has to answer behind an abandoned call
 POLL = 0.02, 60.0  # seconds between two looks at the clock: at least, at most
+RAISED = endpoint.EndpointError, KeyboardInterrupt  # which are no faults
 
 
 class Fault(Exception):
@@ -103,7 +110,7 @@ def call(fn: Callable, given: Mapping[str, Any], clock: Clock) -> Any:
 
   Raises:
     Fault: it raised, which is the fault's cause, or did not return in time.
-    EndpointError: a server that judges is away.
+    EndpointError: a server that judges is away; the first of a group.
     KeyboardInterrupt: somebody wants all of this to end.
   """
   made = _Call(fn, given)
@@ -116,8 +123,8 @@ def call(fn: Callable, given: Mapping[str, Any], clock: Clock) -> Any:
   finally:
     clock.stop()
     made.abandon()
-  error = made.error
-  if isinstance(error, endpoint.EndpointError | KeyboardInterrupt):
+  error = _leaf(made.error)
+  if isinstance(error, RAISED):
     raise error
   if error is not None:
     raise Fault(
@@ -127,6 +134,16 @@ def call(fn: Callable, given: Mapping[str, Any], clock: Clock) -> Any:
   return made.found
 
 
+def _leaf(error: BaseException | None) -> BaseException | None:
+  """Of a group, the first that is no fault, if it has one; else itself."""
+  if not isinstance(error, BaseExceptionGroup):
+    return error
+  found = error.subgroup(RAISED)
+  while isinstance(found, BaseExceptionGroup):
+    found = found.exceptions[0]
+  return found or error
+
+
 class _Call:
   """A call under way."""
 
@@ -134,7 +151,10 @@ class _Call:
     self.found: Any = None
     self.error: BaseException | None = None
     self.done = threading.Event()
-    self._cancel, self._abandoned = None, False
+    # Of a coroutine.
+    self._loop: _Loop | None = None
+    self._future: concurrent.futures.Future | None = None
+    self._abandoned = False
     threading.Thread(
         target=self._run, args=(fn, given), name=f'reward {fn}', daemon=True
     ).start()
@@ -142,27 +162,74 @@ class _Call:
   def abandon(self) -> None:
     """Cancels what can be cancelled; nothing where it is done."""
     self._abandoned = True
-    if self._cancel is not None:
-      with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-        self._cancel()
+    if self._future is not None and not self.done.is_set():
+      self._cancel()
 
   def _run(self, fn, given) -> None:
     try:
       found = fn(**given)
       if inspect.iscoroutine(found):
-        found = asyncio.run(self._finish(found))
+        self._submit(found)
+        return
       self.found = found
     except BaseException as error:  # for `call` to raise
       self.error = error
     self.done.set()
 
-  async def _finish(self, coroutine) -> Any:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    loop.set_default_executor(_Threads())
-    self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+  def _submit(self, coroutine) -> None:
+    self._loop = _Loop.get()
+    self._future = self._loop.submit(self._finish(coroutine))
     if self._abandoned:  # before there was something to cancel
-      task.cancel()
-    return await coroutine
+      self._cancel()
+
+  def _cancel(self) -> None:
+    self._future.cancel()
+    self._loop.doubt()
+
+  async def _finish(self, coroutine) -> None:
+    try:
+      self.found = await coroutine
+    except BaseException as error:  # for `call` to raise, and not for the loop
+      self.error = error
+    self.done.set()
+
+
+class _Loop:
+  """An event loop, in a daemon thread of its own."""
+
+  _lock, _latest = threading.Lock(), None
+
+  def __init__(self):
+    self._answered = threading.Event()
+    self._answered.set()
+    self._loop = asyncio.new_event_loop()
+    threading.Thread(target=self._run, name='reward loop', daemon=True).start()
+
+  @classmethod
+  def get(cls) -> '_Loop':
+    """Returns that of all calls, or a new one if somebody blocks it."""
+    with cls._lock:
+      if cls._latest is None or not cls._latest._answered.wait(PATIENCE):
+        cls._latest = cls()
+      return cls._latest
+
+  def submit(self, coroutine) -> concurrent.futures.Future:
+    """Runs a coroutine; what hangs in other calls' threads takes it no room."""
+    self._loop.call_soon_threadsafe(
+        lambda: self._loop.set_default_executor(_Threads())
+    )
+    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+  def doubt(self) -> None:
+    """Asks for a sign of life, which `get` waits for."""
+    self._answered = answered = threading.Event()
+    self._loop.call_soon_threadsafe(answered.set)
+
+  def _run(self) -> None:
+    while True:  # whoever stops it
+      # Of a task that a function made: whoever awaits it hears of it as well.
+      with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        self._loop.run_forever()
 
 
 class _Threads(concurrent.futures.ThreadPoolExecutor):
@@ -170,19 +237,28 @@ class _Threads(concurrent.futures.ThreadPoolExecutor):
 
   def __init__(self):
     super().__init__()
-    self._free = threading.Semaphore(WORKERS)
+    self._asked = collections.deque()  # (future, fn, args, kwargs)
+    self._lock, self._alive = threading.Lock(), 0
 
   def submit(self, fn, /, *args, **kwargs):
     future = concurrent.futures.Future()
-
-    def run():
-      with self._free:
-        if not future.set_running_or_notify_cancel():
-          return
-        try:
-          future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-          future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    with self._lock:
+      self._asked.append((future, fn, args, kwargs))
+      if self._alive < WORKERS:
+        threading.Thread(target=self._work, daemon=True).start()
+        self._alive += 1
     return future
+
+  def _work(self) -> None:
+    while True:
+      with self._lock:
+        if not self._asked:
+          self._alive -= 1
+          return
+        future, fn, args, kwargs = self._asked.popleft()
+      if not future.set_running_or_notify_cancel():
+        continue
+      try:
+        future.set_result(fn(*args, **kwargs))
+      except BaseException as error:
+        future.set_exception(error)

@@ -1,9 +1,10 @@
 """Reward functions, which may fail; what becomes of it.
 
 A fault is a call that raises, is not back in time, returns another number of
-rewards, or one that is neither a finite number nor None. What it could not
-score has no reward at all: all rollouts of a call, or those with a bad value.
-Each fault is logged and counted; too many in a row end the run.
+rewards, or one that is neither None nor a number that a float32 can square,
+with its weight or without. What it could not score has no reward at all: all
+rollouts of a call, or those with a bad value. Each fault is logged and counted;
+too many in a row end the run.
 """
 
 import dataclasses
@@ -12,13 +13,15 @@ import logging
 import math
 import numbers
 import reprlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from posttrain import schema, types
 from posttrain.rollout import reward_calls as calls
+
+LARGEST = 1e18  # of a reward's size: advantages are float32, and are squared
 
 
 class TooManyFaults(RuntimeError):
@@ -77,9 +80,20 @@ class Budget:
 class Function:
   """A reward function, called once per step."""
 
-  def __init__(self, key: str, cfg: schema.RewardFn, fn: Callable):
-    """Args: key: of the config, to this entry; fn: what `cfg.fn` names."""
-    self._key, self._cfg, self._fn = key, cfg, fn
+  def __init__(
+      self, key: str, cfg: schema.RewardFn, fn: Callable,
+      columns: Callable[[], Iterable[str]] = tuple,
+  ):  # fmt: skip
+    """Makes one that was never called.
+
+    Args:
+      key: of the config, to this entry.
+      cfg: its options.
+      fn: what `cfg.fn` names.
+      columns: returns the names of what tasks may carry; asked when those of a
+        step all lack what the function needs.
+    """
+    self._key, self._cfg, self._fn, self._columns = key, cfg, fn, columns
     self._name = f'{key}: {cfg.fn}'
     self._was_slow = False
     self.budget = Budget(key, self._name, cfg.max_faults)
@@ -103,20 +117,22 @@ class Function:
       ValueError: it asks for what there is not.
       EndpointError: of the judge.
     """
-    clock = calls.Clock(self._cfg.timeout)
     logged: dict[str, list[float]] = {}
     given = {**given, 'rollouts': rollouts, **_loggers(logged)}
     if judge is not None:
+      given['judge'] = judge
+    given = self._accepted(given)
+    clock = calls.Clock(self._cfg.timeout)
+    if judge is not None and 'judge' in given:
       given['judge'] = clock.without(judge)
-    given = _accepted(self._fn, given, self._name)
     rewards, failed = [None] * len(rollouts), set(range(len(rollouts)))
     metrics, fault = {}, None
     try:
       rewards = _listed(calls.call(self._fn, given, clock), len(rollouts))
       metrics = {key: float(np.mean(x)) for key, x in [*logged.items()] if x}
-      failed = {i for i, x in enumerate(rewards) if not _is_reward(x)}
+      failed = {i for i, x in enumerate(rewards) if not self._is_reward(x)}
       if failed:
-        fault = _bad(rewards, failed, rollouts)
+        fault = self._bad(rewards, failed, rollouts)
     except calls.Fault as error:
       fault = error
     self._warn_if_slow(clock.own)
@@ -129,6 +145,49 @@ class Function:
         {**metrics, 'faults': float(bool(fault)), 'seconds': clock.wall},
         self._count(fault, f'{len(failed)} of {len(rollouts)}'),
     )  # fmt: skip
+
+  def _accepted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what is given, what the function takes by name.
+
+    What only tasks of other steps carry is None for each of these.
+    """
+    if _missing(self._fn, given):
+      none = {key: [None] * len(given['rollouts']) for key in self._columns()}
+      given = {**none, **given}
+    missing = _missing(self._fn, given)
+    if missing:
+      raise ValueError(
+          f'{self._name} must ask for what there is: got {missing}, expected '
+          f'some of {sorted(given)}'
+      )
+    parameters = inspect.signature(self._fn).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+      return dict(given)
+    return {key: value for key, value in given.items() if key in parameters}
+
+  def _is_reward(self, value: Any) -> bool:
+    """Whether it is a number that is not too large, or None."""
+    factor = max(1.0, abs(self._cfg.weight))
+    try:
+      return value is None or (
+          isinstance(value, numbers.Real) and abs(value) * factor <= LARGEST
+      )
+    except OverflowError:  # an integer that is no float
+      return False
+
+  def _bad(self, values, failed: Set[int], rollouts) -> calls.Fault:
+    first = min(failed)
+    value, wanted = values[first], 'finite rewards'
+    if isinstance(value, numbers.Real) and abs(value) < math.inf:
+      wanted = (
+          f'rewards of a size of at most {LARGEST:g}, with the weight of '
+          f'{self._cfg.weight:g} as well'
+      )
+    return calls.Fault(
+        f'must return {wanted}: got {reprlib.repr(value)} for rollout {first}, '
+        f'of task {rollouts[first].task.id!r}; None says that one is not '
+        'scorable'
+    )
 
   def _count(self, fault: calls.Fault | None, left_out: str) -> str | None:
     """Returns what is said of a fault."""
@@ -152,40 +211,37 @@ class Function:
 
 def _loggers(logged: dict[str, list[float]]) -> dict[str, Callable]:
   """What one call logs by; what has been read already stays as it is."""
-  def log(key, *values):
-    found = [float(x) for x in values if isinstance(x, int | float)]
-    logged.setdefault(key, []).extend(found)
+  def log_extra(column, values):
+    values = [_plain(x) for x in values]
+    found = [float(x) for x in values if isinstance(x, numbers.Real)]
+    logged.setdefault(column, []).extend(found)
 
-  return {
-      'log_metric': log, 'log_extra': lambda key, values: log(key, *values)
-  }
+  def log_metric(name, value):
+    log_extra(name, [value])
+
+  return {'log_metric': log_metric, 'log_extra': log_extra}
 
 
-def _accepted(
-    fn: Callable, given: Mapping[str, Any], name: str
-) -> dict[str, Any]:
-  """Of what is given, what the function takes by name."""
-  parameters = inspect.signature(fn).parameters
-  missing = [
-      key for key, p in parameters.items()
+def _plain(value: Any) -> Any:
+  """A scalar of numpy, jax or torch as Python's; others as they are."""
+  return value.item() if getattr(value, 'ndim', None) == 0 else value
+
+
+def _missing(fn: Callable, given: Mapping[str, Any]) -> list[str]:
+  """What the function needs by name, and is not given."""
+  return [
+      key for key, p in inspect.signature(fn).parameters.items()
       if p.default is p.empty and key not in given
       and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
   ]  # fmt: skip
-  if missing:
-    raise ValueError(
-        f'{name} must ask for what there is: got {missing}, expected some of '
-        f'{sorted(given)}'
-    )
-  if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-    return dict(given)
-  return {key: value for key, value in given.items() if key in parameters}
 
 
 def _listed(found: Any, count: int) -> list[Any]:
   """What was returned, if it is one value per rollout."""
   unordered = isinstance(found, str | bytes | Mapping | Set)
+  listed = not unordered and hasattr(found, '__len__')
   try:
-    values = None if unordered or not hasattr(found, '__len__') else [*found]
+    values = [_plain(x) for x in found] if listed else None
   except Exception:  # such as an array without axes
     values = None
   got = reprlib.repr(found) if values is None else len(values)
@@ -194,22 +250,3 @@ def _listed(found: Any, count: int) -> list[Any]:
         f'must return a reward per rollout: got {got}, expected {count}'
     )
   return values
-
-
-def _is_reward(value: Any) -> bool:
-  """Whether it is a finite number, or None."""
-  try:
-    return value is None or (
-        isinstance(value, numbers.Real) and math.isfinite(value)
-    )
-  except OverflowError:  # an integer that is no float
-    return False
-
-
-def _bad(values, failed: Set[int], rollouts) -> calls.Fault:
-  first = min(failed)
-  return calls.Fault(
-      f'must return finite rewards: got {reprlib.repr(values[first])} for '
-      f'rollout {first}, of task {rollouts[first].task.id!r}; None says that '
-      'one is not scorable'
-  )

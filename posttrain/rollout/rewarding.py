@@ -5,20 +5,23 @@
 
 TRL's signature: lists with one entry per rollout. `completions` are the
 messages behind the prompt, `completion_ids` the sampled ids; the columns are
-what the tasks carry: `answer`, and each key of `info`. It may also take
-`rollouts` (ours), `judge` (of its config), `log_metric(name, value)` and
-`log_extra(name, values)`: the mean of what is a number is logged, for there is
-no table of completions to put the rest in; `faults` and `seconds` are ours.
-None is "not scorable": it is left out of the sum. It may be a coroutine. There
-is no `trainer_state`.
+what the tasks carry: `answer`, and each key of `info`, None for a task without
+it. It may also take `rollouts` (ours), `judge` (of its config),
+`log_metric(name, value)` and `log_extra(column, values)`: the mean of what is a
+number is logged, for there is no table of completions to put the rest in;
+`faults` and `seconds` are ours. None is "not scorable": it is left out of the
+sum. It may be a coroutine. There is no `trainer_state`.
 
-It runs in a thread (`reward_calls`), for a limited time, and may fail a few
-times (`reward_functions`): what it should have scored then has no reward.
+It runs in a thread, and a coroutine in an event loop that all of them share
+(`reward_calls`), for a limited time, and may fail a few times
+(`reward_functions`): what it should have scored then has no reward.
 """
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +54,7 @@ class LocalJudge:
   def __init__(self, engine: Any, renderer: chat.Renderer):
     """Args: engine: of its own, with weights."""
     self._engine, self._renderer = engine, renderer
+    self._lock = threading.Lock()  # a function may ask from many threads
 
   def __call__(self, conversations, *, max_tokens=64, temperature=0.0):
     prompts = [
@@ -67,7 +71,8 @@ class LocalJudge:
             sampling=requests.Sampling(temperature=temperature),
         ) for id, prompt in zip(ids, prompts, strict=True)
     }  # fmt: skip
-    done = self._engine.generate(list(asked.values()))
+    with self._lock:
+      done = self._engine.generate(list(asked.values()))
     texts = {
         x.id: self._renderer.tokenizer.decode(
             [i for i in x.ids.tolist() if i not in self._renderer.stop_ids]
@@ -79,13 +84,24 @@ class LocalJudge:
 class Rewards:
   """What the rollouts of one environment are worth."""
 
-  def __init__(self, env: str, cfg: Mapping[str, schema.RewardFn]):
-    """Args: env: its name; cfg: {} = its own grade as it is."""
-    self._cfg = cfg
+  def __init__(
+      self, env: str, cfg: Mapping[str, schema.RewardFn],
+      columns: Callable[[], Iterable[str]] = tuple,
+  ):  # fmt: skip
+    """Makes them without judges and models, see `connect`.
+
+    Args:
+      env: its name.
+      cfg: {} = its own grade as it is.
+      columns: returns each key of `info` that some task has; asked once, when
+        those of a step all lack what a function needs.
+    """
+    self._cfg, columns = cfg, functools.cache(columns)
     keys = {name: f'envs.{env}.rewards.{name}' for name in cfg}
     self._functions = {
         name: functions.Function(
-            keys[name], one, imports.function(one.fn, f'{keys[name]}.fn')
+            keys[name], one, imports.function(one.fn, f'{keys[name]}.fn'),
+            columns,
         ) for name, one in cfg.items() if one.fn is not None
     }  # fmt: skip
     self._budgets = {
@@ -161,8 +177,8 @@ def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
   return {
       **{key: [task.info.get(key) for task in tasks] for key in sorted(keys)},
       'answer': [task.answer for task in tasks],
-      'prompts': [list(task.prompt) for task in tasks],
-      'completions': [list(r.messages[len(r.task.prompt) :]) for r in rollouts],
+      'prompts': [list(rollout.prompt) for rollout in rollouts],
+      'completions': [list(rollout.said) for rollout in rollouts],
       'completion_ids': [
           np.concatenate([s.ids[s.mask] for s in r.samples]).tolist()
           for r in rollouts

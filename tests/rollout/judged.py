@@ -8,7 +8,6 @@ ended = threading.Event()  # ends `hangs`
 seen = []  # what happened behind the back of who called
 
 
-
 def length(completions, judge, answer, log_metric):
   said = judge([
       [{'role': 'user', 'content': f'{turns[-1]["content"]} or {right}?'}]
@@ -43,6 +42,20 @@ def logs(completions, log_metric, log_extra):
   log_extra('length', [len(c) for c in completions])
   log_extra('text', ['a' for _ in completions])
   return [0.0 for _ in completions]
+
+
+def logs_one(rollouts, log_metric, log_extra, value):
+  log_metric(name='metric', value=value)
+  log_extra(column='extra', values=[value, 'a'])
+  return [0.0 for _ in rollouts]
+
+
+def says(rollouts, values):
+  return values
+
+
+def wants_level(rollouts, level):
+  return [0.0 if x is None else x for x in level]
 
 
 def wants(trainer_state, rollouts):

@@ -314,7 +314,10 @@ ANSWERS = {
         lambda: types.StepOut(({'role': 'x', 'content': ''},), done=False),
         r'ValueError: messages\[0\] of the environment.role must be',
     ),
-    'grade': (nan_score, 'ValueError: reward must be finite: got nan'),
+    'grade': (
+        nan_score, 'ValueError: reward must be finite, of a size of at most 1e'
+        r'\+18: got nan',
+    ),
 }
 REFUSED = {
     'reset': (
@@ -324,10 +327,16 @@ REFUSED = {
 }
 
 
-REWARDS = {'step': (
-    lambda: types.StepOut(reward=float('inf')),
-    'ValueError: reward of a step must be finite: got inf',
-)}
+# A float32 cannot square them.
+REWARDS = {
+    'step': (
+        lambda: types.StepOut(reward=float('inf')),
+        'ValueError: reward of a step must be finite, of a size .*: got inf',
+    ),
+    'grade': (
+        lambda: types.Score(-1e39), 'ValueError: reward must be .*: got -1e.39'
+    ),
+}
 
 
 @pytest.mark.parametrize('blocking', [False, True])

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from posttrain.rollout import reward_calls
+from posttrain.rollout import endpoint, reward_calls
 from tests.rollout import judged
 
 
@@ -123,3 +123,136 @@ def test_a_coroutine_may_use_threads():
 
   total, error = call(work, 5.0)
   assert total == 3.0 and isinstance(error, ValueError)
+
+
+def test_what_a_module_keeps_for_coroutines_serves_all_calls():
+  kept = asyncio.Semaphore(1)
+
+  async def limited(rollouts):
+    async def one():
+      async with kept:
+        await asyncio.sleep(0)
+      return asyncio.get_running_loop()
+
+    return await asyncio.gather(*(one() for _ in rollouts))
+
+  loops = {loop for _ in range(3) for loop in call(limited, 5.0)}
+  assert len(loops) == 1
+
+
+async def loop_of(rollouts):
+  return asyncio.get_running_loop()
+
+
+@pytest.mark.parametrize('error', [
+    KeyError, asyncio.CancelledError, SystemExit, KeyboardInterrupt,
+])  # fmt: skip
+def test_what_a_coroutine_raises_costs_its_call_alone(error):
+  async def fails(rollouts):
+    raise error
+
+  async def fails_aside(rollouts):
+    await asyncio.gather(asyncio.create_task(fails(rollouts)))
+
+  before = call(loop_of, 5.0)
+  for fn in (fails, fails_aside):
+    with pytest.raises(
+        KeyboardInterrupt if error is KeyboardInterrupt else reward_calls.Fault
+    ):
+      call(fn, 5.0)
+  assert call(loop_of, 5.0) is before
+
+
+def test_a_coroutine_that_comes_too_late_is_cancelled():
+  judged.seen.clear()
+
+  def late(rollouts):
+    judged.ended.wait(5)
+    return judged.hangs_on(rollouts)
+
+  with pytest.raises(reward_calls.Fault, match='within its timeout'):
+    call(late)
+  judged.ended.set()
+  end = time.monotonic() + 5
+  while judged.seen != ['cancelled']:
+    assert time.monotonic() < end
+    time.sleep(0.005)
+  judged.ended.clear()
+
+
+def test_a_loop_that_somebody_blocks_is_left_to_itself(monkeypatch):
+  monkeypatch.setattr(reward_calls, 'PATIENCE', 0.1)
+  ended = threading.Event()
+
+  async def blocks(rollouts):
+    ended.wait(5)
+
+  first = call(loop_of, 5.0)
+  with pytest.raises(reward_calls.Fault, match='within its timeout'):
+    call(blocks)
+  second = call(loop_of, 5.0)
+  ended.set()
+  assert call(loop_of, 5.0) is second is not first
+
+
+def test_nobody_stops_the_loop():
+  async def stops(rollouts):
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
+    return asyncio.get_running_loop()
+
+  assert call(stops, 5.0) is call(loop_of, 5.0)
+
+
+def test_hung_threads_are_few_and_take_no_room():
+  ended = threading.Event()
+
+  async def hangs(rollouts):
+    await asyncio.gather(*(asyncio.to_thread(ended.wait) for _ in range(512)))
+
+  async def swallows(rollouts):
+    waits = asyncio.to_thread
+    hung = [asyncio.create_task(waits(ended.wait)) for _ in 'ab' * 20]
+    await asyncio.wait(hung, timeout=0.02)
+
+  async def works(rollouts):
+    return await asyncio.to_thread(sum, [1.0, 2.0])
+
+  assert call(works, 5.0) == 3.0
+  before = threading.active_count()
+  with pytest.raises(reward_calls.Fault, match='within its timeout'):
+    call(hangs, 0.2)
+  assert threading.active_count() <= before + reward_calls.WORKERS
+  assert call(works, 5.0) == 3.0
+  call(swallows, 5.0)
+  assert call(works, 5.0) == 3.0
+  ended.set()
+
+
+def test_threads_do_all_that_they_are_asked():
+  async def many(rollouts):
+    return await asyncio.gather(*(asyncio.to_thread(int, i) for i in range(99)))
+
+  assert call(many, 5.0) == list(range(99))
+
+
+def test_a_servers_absence_within_a_group_is_no_fault():
+  async def away(error):
+    raise error
+
+  async def asks(rollouts):
+    async with asyncio.TaskGroup() as group:
+      group.create_task(away(KeyError('x')))
+      group.create_task(away(ExceptionGroup('', [
+          endpoint.EndpointError('first'), endpoint.EndpointError('second'),
+      ])))  # fmt: skip
+
+  with pytest.raises(endpoint.EndpointError, match='first'):
+    call(asks, 5.0)
+
+  async def fails(rollouts):
+    async with asyncio.TaskGroup() as group:
+      group.create_task(away(KeyError('x')))
+
+  with pytest.raises(reward_calls.Fault, match='raised ExceptionGroup'):
+    call(fails, 5.0)
