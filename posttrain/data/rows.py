@@ -46,6 +46,7 @@ def parse(raw: Any, where: str) -> Row:
         len(turns),
     )
     prompt, completion = turns[:first], turns[first:]
+    _require_answer(completion, raw, 'messages', where)
   elif named == ('prompt', 'completion'):
     prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
     completion = answer_of(raw, 'completion', prompt, where)
@@ -54,7 +55,6 @@ def parse(raw: Any, where: str) -> Row:
         f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
         f'got columns {sorted(raw)}; rename or convert them'
     )
-  _require_answer(completion, raw, named[-1], where)
   return Row(prompt, completion, where, info)
 
 
