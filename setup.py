@@ -9,40 +9,48 @@ _ROOT = Path(__file__).parent
 _README = _ROOT / 'README.md'
 
 CORE = [
-    'absl-py',
-    'array_record',
-    'chex',
-    'flax',
-    'httpx',
-    'jax>=0.10.2,<0.13',
-    'jinja2',
-    'matplotlib',
-    'ml-collections',
-    'numpy',
-    'optax',
-    'orbax-checkpoint>=0.12.8',
-    'safetensors',
-    'tensorflow-datasets',
-    'tokenizers',
-    'tqdm',
+  'absl-py',
+  'array_record',
+  'chex',
+  'flax',
+  'httpx',
+  'jax>=0.10.2,<0.13',
+  'jinja2',
+  'matplotlib',
+  'ml-collections',
+  'numpy',
+  'optax',
+  'orbax-checkpoint>=0.12.8',
+  'safetensors',
+  'tensorflow-datasets',
+  'tokenizers',
+  'tqdm',
 ]
 NOTEBOOK = ['ipykernel', 'nbclient', 'nbformat']
 TENSORBOARD = ['tensorboardX']
 SERVE = ['starlette', 'uvicorn']
 OPENENV = ['websockets']
 EXTRAS = {
-    'test': [
-        'hypothesis', 'openai', 'pytest', 'pytest-xdist', 'ruff', 'setuptools',
-        *NOTEBOOK, *OPENENV, *SERVE, *TENSORBOARD,
-    ],
-    'serve': SERVE,
-    'hf': ['transformers'],
-    'notebook': ['jupyterlab', *NOTEBOOK],
-    'parity': ['peft', 'torch', 'transformers'],
-    'tensorboard': TENSORBOARD,
-    'launch': ['xmanager'],
-    'openenv': OPENENV,
-    'verifiers': ['verifiers>=0.4,<0.5'],
+  'test': [
+    'hypothesis',
+    'openai',
+    'pytest',
+    'pytest-xdist',
+    'ruff',
+    'setuptools',
+    *NOTEBOOK,
+    *OPENENV,
+    *SERVE,
+    *TENSORBOARD,
+  ],
+  'serve': SERVE,
+  'hf': ['transformers'],
+  'notebook': ['jupyterlab', *NOTEBOOK],
+  'parity': ['peft', 'torch', 'transformers'],
+  'tensorboard': TENSORBOARD,
+  'launch': ['xmanager'],
+  'openenv': OPENENV,
+  'verifiers': ['verifiers>=0.4,<0.5'],
 }
 
 
@@ -54,21 +62,21 @@ def version() -> str:
 
 if __name__ == '__main__':
   setuptools.setup(
-      name='posttrain',
-      version=version(),
-      description='Post-training of language models in JAX: SFT and RL',
-      long_description=_README.read_text() if _README.exists() else '',
-      long_description_content_type='text/markdown',
-      license='Apache-2.0',
-      python_requires='>=3.11',
-      packages=setuptools.find_namespace_packages(
-          include=[
-              f'{name}{rest}'
-              for name in ('posttrain', 'kernels', 'configs', 'experiments')
-              for rest in ('', '.*')
-          ]
-      ),
-      package_data={'configs': ['*.json'], 'experiments': ['*.ipynb']},
-      install_requires=CORE,
-      extras_require=EXTRAS,
+    name='posttrain',
+    version=version(),
+    description='Post-training of language models in JAX: SFT and RL',
+    long_description=_README.read_text() if _README.exists() else '',
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    python_requires='>=3.11',
+    packages=setuptools.find_namespace_packages(
+      include=[
+        f'{name}{rest}'
+        for name in ('posttrain', 'kernels', 'configs', 'experiments')
+        for rest in ('', '.*')
+      ]
+    ),
+    package_data={'configs': ['*.json'], 'experiments': ['*.ipynb']},
+    install_requires=CORE,
+    extras_require=EXTRAS,
   )

@@ -27,50 +27,65 @@ def get_config(argument: str = ''):
   env = schema.Arithmetic(ops=('+', '-'), max_operand=99, mistakes=0.3)
   # How answers are decoded, and how well they do on unseen questions.
   rollout = schema.Rollout(
-      slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
+    slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
   )
   evaluation = schema.Eval(
-      every=10 if tiny else 50, prompts=20 if tiny else 500,
-      samples=2 if tiny else 8, max_tokens=40,
-  )  # fmt: skip
+    every=10 if tiny else 50,
+    prompts=20 if tiny else 500,
+    samples=2 if tiny else 8,
+    max_tokens=40,
+  )
   # First by example: who copies a teacher copies the mistakes, when sampled.
   sft = schema.Stage(
-      init='random',
-      steps=20 if tiny else 320,
-      envs={'arithmetic': schema.EnvEntry(
-          env=env, algorithm=schema.Sft(), sampler=schema.Dataset()
-      )},
-      batch=schema.Batch(
-          prompts_per_step=8 if tiny else 64, row_tokens=64,
-          micro_batch_tokens=256 if tiny else 1024,
-      ),
-      optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
-      rollout=rollout, eval=dataclasses.replace(evaluation, every=None),
-  )  # fmt: skip
+    init='random',
+    steps=20 if tiny else 320,
+    envs={
+      'arithmetic': schema.EnvEntry(
+        env=env, algorithm=schema.Sft(), sampler=schema.Dataset()
+      )
+    },
+    batch=schema.Batch(
+      prompts_per_step=8 if tiny else 64,
+      row_tokens=64,
+      micro_batch_tokens=256 if tiny else 1024,
+    ),
+    optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
+    rollout=rollout,
+    eval=dataclasses.replace(evaluation, every=None),
+  )
   # Then by trial: what was right more often than the group's mean.
   grpo = schema.Stage(
-      init='stage:sft',
-      steps=20 if tiny else 150,
-      envs={'arithmetic': schema.EnvEntry(
-          # No answer of the tiny one is right: pruned, nothing would be left.
-          env=env, algorithm=schema.Grpo(prune_zero_advantage=not tiny),
-          sampler=schema.Policy(temperature=1.0, max_tokens=40),
-          group_size=4 if tiny else 8,
-      )},
-      batch=schema.Batch(
-          prompts_per_step=4 if tiny else 64, row_tokens=64,
-          micro_batch_tokens=256 if tiny else 1024,
-      ),
-      loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
-      optim=schema.Optim(
-          lr=3e-4, schedule='linear', warmup_steps=10, beta2=0.99,
-          weight_decay=0.0, average=0.95,
-      ),
-      rollout=rollout, eval=dataclasses.replace(evaluation, kl=True),
-  )  # fmt: skip
+    init='stage:sft',
+    steps=20 if tiny else 150,
+    envs={
+      'arithmetic': schema.EnvEntry(
+        # No answer of the tiny one is right: pruned, nothing would be left.
+        env=env,
+        algorithm=schema.Grpo(prune_zero_advantage=not tiny),
+        sampler=schema.Policy(temperature=1.0, max_tokens=40),
+        group_size=4 if tiny else 8,
+      )
+    },
+    batch=schema.Batch(
+      prompts_per_step=4 if tiny else 64,
+      row_tokens=64,
+      micro_batch_tokens=256 if tiny else 1024,
+    ),
+    loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+    optim=schema.Optim(
+      lr=3e-4,
+      schedule='linear',
+      warmup_steps=10,
+      beta2=0.99,
+      weight_decay=0.0,
+      average=0.95,
+    ),
+    rollout=rollout,
+    eval=dataclasses.replace(evaluation, kl=True),
+  )
   run = schema.Run(
-      model=schema.PRESETS['tiny' if tiny else 'small'],
-      checkpoint=schema.Checkpoint(every=10 if tiny else 100),
-      stages={'sft': sft, 'grpo': grpo},
+    model=schema.PRESETS['tiny' if tiny else 'small'],
+    checkpoint=schema.Checkpoint(every=10 if tiny else 100),
+    stages={'sft': sft, 'grpo': grpo},
   )
   return common.get_config(run)

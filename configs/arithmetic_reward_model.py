@@ -26,8 +26,8 @@ def get_config(argument: str = ''):
   # Then which of two of its answers was right.
   rm = common.arithmetic_reward_model(tiny, sft)
   run = schema.Run(
-      model=schema.PRESETS['tiny' if tiny else 'small'],
-      checkpoint=schema.Checkpoint(every=10 if tiny else 100),
-      stages={'sft': sft, 'rm': rm},
+    model=schema.PRESETS['tiny' if tiny else 'small'],
+    checkpoint=schema.Checkpoint(every=10 if tiny else 100),
+    stages={'sft': sft, 'rm': rm},
   )
   return common.get_config(run)

@@ -22,31 +22,34 @@ def get_config(argument: str = ''):
 
   # What is learned: the questions, and how their answers are shown.
   arithmetic = schema.EnvEntry(
-      env=schema.Arithmetic(ops=('+', '-'), max_operand=99, worked=True),
-      algorithm=schema.Sft(),
-      sampler=schema.Dataset(),
+    env=schema.Arithmetic(ops=('+', '-'), max_operand=99, worked=True),
+    algorithm=schema.Sft(),
+    sampler=schema.Dataset(),
   )
   # How much of it at a time. No demonstration is longer than 57 tokens.
   batch = schema.Batch(
-      prompts_per_step=8 if tiny else 64, row_tokens=64,
-      micro_batch_tokens=256 if tiny else 1024,
-  )  # fmt: skip
+    prompts_per_step=8 if tiny else 64,
+    row_tokens=64,
+    micro_batch_tokens=256 if tiny else 1024,
+  )
   # How it is learned.
   sft = schema.Stage(
-      init='random',
-      steps=20 if tiny else 350,
-      envs={'arithmetic': arithmetic},
-      batch=batch,
-      optim=schema.Optim(lr=3e-3, schedule='cosine', warmup_steps=10),
-      eval=schema.Eval(
-          every=10 if tiny else 100, prompts=20 if tiny else 500,
-          samples=2 if tiny else 8, max_tokens=40,
-      ),
-      rollout=schema.Rollout(slots=16 if tiny else 256),
-  )  # fmt: skip
+    init='random',
+    steps=20 if tiny else 350,
+    envs={'arithmetic': arithmetic},
+    batch=batch,
+    optim=schema.Optim(lr=3e-3, schedule='cosine', warmup_steps=10),
+    eval=schema.Eval(
+      every=10 if tiny else 100,
+      prompts=20 if tiny else 500,
+      samples=2 if tiny else 8,
+      max_tokens=40,
+    ),
+    rollout=schema.Rollout(slots=16 if tiny else 256),
+  )
   run = schema.Run(
-      model=schema.PRESETS['tiny' if tiny else 'small'],
-      checkpoint=schema.Checkpoint(every=10 if tiny else 100),
-      stages={'sft': sft},
+    model=schema.PRESETS['tiny' if tiny else 'small'],
+    checkpoint=schema.Checkpoint(every=10 if tiny else 100),
+    stages={'sft': sft},
   )
   return common.get_config(run)

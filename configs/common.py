@@ -27,15 +27,13 @@ def get_config(run: schema.Run) -> config_dict.ConfigDict:
   for name, stage in run.stages.items():
     if name in config:
       raise ValueError(
-          f'a stage must not be named like a shared key: got {name!r}'
+        f'a stage must not be named like a shared key: got {name!r}'
       )
     config[name] = _node(stage)
   return config.lock()
 
 
-def words(
-    argument: str, known: tuple[str, ...]
-) -> tuple[str | None, set[str]]:
+def words(argument: str, known: tuple[str, ...]) -> tuple[str | None, set[str]]:
   """Reads `DIR`, `WORD` or `DIR,WORD,WORD` behind a recipe's name.
 
   Returns:
@@ -47,8 +45,8 @@ def words(
   bare = folder is None and 'lora' not in parts  # that corrects a directory's
   if set(parts) - set(known) or not (there or bare):
     raise ValueError(
-        'the argument behind the recipe must be a HuggingFace directory that '
-        f'exists, then words of {known}, as in FILE:DIR,lora: got {argument!r}'
+      'the argument behind the recipe must be a HuggingFace directory that '
+      f'exists, then words of {known}, as in FILE:DIR,lora: got {argument!r}'
     )
   return folder, set(parts)
 
@@ -71,67 +69,72 @@ def arithmetic_sft(tiny: bool, sums: bool = False) -> schema.Stage:
   which has to find out by itself where an answer errs.
   """
   env = schema.Arithmetic(
-      ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
+    ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
   )
   if sums:
     env = dataclasses.replace(
-        env, ops=('+',), max_operand=49, train_tasks=1950, eval_tasks=450
+      env, ops=('+',), max_operand=49, train_tasks=1950, eval_tasks=450
     )
   if tiny:
     env = schema.Arithmetic(
-        ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
+      ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
     )
   return schema.Stage(
-      init='random',
-      steps=40 if tiny else 120 if sums else 220,
-      envs={'arithmetic': schema.EnvEntry(env=env)},
-      batch=schema.Batch(
-          prompts_per_step=8 if tiny else 64, row_tokens=64,
-          micro_batch_tokens=256 if tiny else 1024,
-      ),
-      optim=schema.Optim(
-          lr=1e-2 if tiny else 2e-3, schedule='cosine', warmup_steps=10
-      ),
-      rollout=schema.Rollout(
-          slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
-      ),
-      eval=schema.Eval(
-          prompts=4 if tiny else env.eval_tasks, samples=2 if tiny else 1,
-          max_tokens=16 if tiny else 40,
-      ),
-  )  # fmt: skip
+    init='random',
+    steps=40 if tiny else 120 if sums else 220,
+    envs={'arithmetic': schema.EnvEntry(env=env)},
+    batch=schema.Batch(
+      prompts_per_step=8 if tiny else 64,
+      row_tokens=64,
+      micro_batch_tokens=256 if tiny else 1024,
+    ),
+    optim=schema.Optim(
+      lr=1e-2 if tiny else 2e-3, schedule='cosine', warmup_steps=10
+    ),
+    rollout=schema.Rollout(
+      slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
+    ),
+    eval=schema.Eval(
+      prompts=4 if tiny else env.eval_tasks,
+      samples=2 if tiny else 1,
+      max_tokens=16 if tiny else 40,
+    ),
+  )
 
 
 def arithmetic_reward_model(tiny: bool, sft: schema.Stage) -> schema.Stage:
   """What an answer is worth: of two, the right one more."""
   return schema.Stage(
-      kind='ranking',
-      init='stage:sft',
-      steps=10 if tiny else 1400,
-      envs=questions(sft),
-      pairs=schema.MadePairs(
-          prompts=15 if tiny else 1950, samples=8 if tiny else 16,
-          per_prompt=1 if tiny else 6,
-          max_tokens=16 if tiny else 40, eval_prompts=None if tiny else 450,
-      ),
-      batch=schema.Batch(
-          prompts_per_step=8 if tiny else 32, row_tokens=120,
-          micro_batch_tokens=480 if tiny else 1920,
-      ),
-      # What it knows of sums as a language model is what it judges by.
-      loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
-      optim=schema.Optim(
-          lr=1e-3, schedule='cosine', warmup_steps=5 if tiny else 20
-      ),
-      rollout=sft.rollout, eval=schema.Eval(every=5 if tiny else 200),
-  )  # fmt: skip
+    kind='ranking',
+    init='stage:sft',
+    steps=10 if tiny else 1400,
+    envs=questions(sft),
+    pairs=schema.MadePairs(
+      prompts=15 if tiny else 1950,
+      samples=8 if tiny else 16,
+      per_prompt=1 if tiny else 6,
+      max_tokens=16 if tiny else 40,
+      eval_prompts=None if tiny else 450,
+    ),
+    batch=schema.Batch(
+      prompts_per_step=8 if tiny else 32,
+      row_tokens=120,
+      micro_batch_tokens=480 if tiny else 1920,
+    ),
+    # What it knows of sums as a language model is what it judges by.
+    loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
+    optim=schema.Optim(
+      lr=1e-3, schedule='cosine', warmup_steps=5 if tiny else 20
+    ),
+    rollout=sft.rollout,
+    eval=schema.Eval(every=5 if tiny else 200),
+  )
 
 
 def questions(stage: schema.Stage) -> dict[str, schema.EnvEntry]:
   """The environments of a stage, for one on pairs: they ask, and grade."""
   return {
-      name: schema.EnvEntry(env=entry.env)
-      for name, entry in stage.envs.items()
+    name: schema.EnvEntry(env=entry.env) for name, entry in stage.envs.items()
   }
 
 
@@ -147,10 +150,10 @@ def _node(node) -> config_dict.ConfigDict:
       config[field.name] = _node(value)
     elif isinstance(value, dict):
       config[field.name] = config_dict.ConfigDict(
-          {
-              key: _node(child) if dataclasses.is_dataclass(child) else child
-              for key, child in value.items()
-          }
+        {
+          key: _node(child) if dataclasses.is_dataclass(child) else child
+          for key, child in value.items()
+        }
       )
     else:
       config[field.name] = value

@@ -37,44 +37,56 @@ def get_config(argument: str = ''):
   # What is asked, and what an answer is worth.
   answer = 8 if tiny else 512
   gsm8k = schema.EnvEntry(
-      env=schema.Gsm8k(
-          path='$POSTTRAIN_DATA/gsm8k/train.jsonl',
-          eval_path='$POSTTRAIN_DATA/gsm8k/test.jsonl',
-      ),
-      # No answer of the tiny one is right: pruned, nothing would be left.
-      algorithm=schema.Grpo(prune_zero_advantage=not tiny),
-      sampler=schema.Policy(temperature=1.0, max_tokens=answer),
-      group_size=2 if tiny else 8,
-  )  # fmt: skip
+    env=schema.Gsm8k(
+      path='$POSTTRAIN_DATA/gsm8k/train.jsonl',
+      eval_path='$POSTTRAIN_DATA/gsm8k/test.jsonl',
+    ),
+    # No answer of the tiny one is right: pruned, nothing would be left.
+    algorithm=schema.Grpo(prune_zero_advantage=not tiny),
+    sampler=schema.Policy(temperature=1.0, max_tokens=answer),
+    group_size=2 if tiny else 8,
+  )
   # How much of it at a time. The longest question has 245 tokens of GPT-NeoX,
   # 1,050 bytes.
   row_tokens = 768 if folder else 1536
   batch = schema.Batch(
-      prompts_per_step=2 if tiny else 64, row_tokens=row_tokens,
-      micro_batch_tokens=row_tokens if tiny else 16 * row_tokens,
-  )  # fmt: skip
+    prompts_per_step=2 if tiny else 64,
+    row_tokens=row_tokens,
+    micro_batch_tokens=row_tokens if tiny else 16 * row_tokens,
+  )
   # How it is learned. A LoRA wants ten times the rate of full training.
   grpo = schema.Stage(
-      init=folder or 'random',
-      lora=schema.Lora(rank=32) if lora else schema.Lora(),
-      steps=2 if tiny else 200,
-      envs={'gsm8k': gsm8k}, batch=batch,
-      loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
-      optim=schema.Optim(
-          lr=1e-5 if lora else 1e-6, schedule='constant',
-          warmup_steps=0 if tiny else 5, weight_decay=0.0, beta2=0.99,
-      ),
-      # How answers are decoded, and how many are asked for.
-      rollout=schema.Rollout(
-          slots=4 if tiny else 256, prefill_rows=4 if tiny else 16,
-          prefill_tokens=64,
-      ),
-      eval=schema.Eval(
-          every=None if tiny else 50, prompts=2 if tiny else 500,
-          samples=1 if tiny else 4, max_tokens=answer,
-      ),
-  )  # fmt: skip
-  return common.get_config(schema.Run(
-      model=model, tokenizer=tokenizer, stages={'grpo': grpo},
+    init=folder or 'random',
+    lora=schema.Lora(rank=32) if lora else schema.Lora(),
+    steps=2 if tiny else 200,
+    envs={'gsm8k': gsm8k},
+    batch=batch,
+    loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+    optim=schema.Optim(
+      lr=1e-5 if lora else 1e-6,
+      schedule='constant',
+      warmup_steps=0 if tiny else 5,
+      weight_decay=0.0,
+      beta2=0.99,
+    ),
+    # How answers are decoded, and how many are asked for.
+    rollout=schema.Rollout(
+      slots=4 if tiny else 256,
+      prefill_rows=4 if tiny else 16,
+      prefill_tokens=64,
+    ),
+    eval=schema.Eval(
+      every=None if tiny else 50,
+      prompts=2 if tiny else 500,
+      samples=1 if tiny else 4,
+      max_tokens=answer,
+    ),
+  )
+  return common.get_config(
+    schema.Run(
+      model=model,
+      tokenizer=tokenizer,
+      stages={'grpo': grpo},
       checkpoint=schema.Checkpoint(every=50, keep_last=1),
-  ))
+    )
+  )

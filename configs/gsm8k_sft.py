@@ -32,40 +32,52 @@ def get_config(argument: str = ''):
 
   # What is learned: the questions, and how their answers are worked out.
   gsm8k = schema.EnvEntry(
-      env=schema.Gsm8k(
-          path='$POSTTRAIN_DATA/gsm8k/train.jsonl',
-          eval_path='$POSTTRAIN_DATA/gsm8k/test.jsonl',
-      ),
-      algorithm=schema.Sft(), sampler=schema.Dataset(),
-  )  # fmt: skip
+    env=schema.Gsm8k(
+      path='$POSTTRAIN_DATA/gsm8k/train.jsonl',
+      eval_path='$POSTTRAIN_DATA/gsm8k/test.jsonl',
+    ),
+    algorithm=schema.Sft(),
+    sampler=schema.Dataset(),
+  )
   # How much of it at a time. The longest has 445 tokens of GPT-NeoX, 1,450
   # bytes.
   row_tokens = 512 if folder else 1536
   batch = schema.Batch(
-      prompts_per_step=4 if tiny else 64, row_tokens=row_tokens,
-      micro_batch_tokens=row_tokens if tiny else 16 * row_tokens,
-  )  # fmt: skip
+    prompts_per_step=4 if tiny else 64,
+    row_tokens=row_tokens,
+    micro_batch_tokens=row_tokens if tiny else 16 * row_tokens,
+  )
   # How it is learned. A LoRA wants ten times the rate of full training.
   sft = schema.Stage(
-      init=folder or 'random',
-      lora=schema.Lora(rank=32) if lora else schema.Lora(),
-      steps=2 if tiny else 234,
-      envs={'gsm8k': gsm8k}, batch=batch,
-      optim=schema.Optim(
-          lr=1e-4 if lora else 1e-5, schedule='cosine',
-          warmup_steps=0 if tiny else 10, weight_decay=0.0,
-      ),
-      # How answers are decoded, and how many are asked for.
-      rollout=schema.Rollout(
-          slots=4 if tiny else 128, prefill_rows=4 if tiny else 16,
-          prefill_tokens=64,
-      ),
-      eval=schema.Eval(
-          every=None if tiny else 117, prompts=2 if tiny else 500,
-          samples=1 if tiny else 4, max_tokens=8 if tiny else 320,
-      ),
-  )  # fmt: skip
-  return common.get_config(schema.Run(
-      model=model, tokenizer=tokenizer, stages={'sft': sft},
+    init=folder or 'random',
+    lora=schema.Lora(rank=32) if lora else schema.Lora(),
+    steps=2 if tiny else 234,
+    envs={'gsm8k': gsm8k},
+    batch=batch,
+    optim=schema.Optim(
+      lr=1e-4 if lora else 1e-5,
+      schedule='cosine',
+      warmup_steps=0 if tiny else 10,
+      weight_decay=0.0,
+    ),
+    # How answers are decoded, and how many are asked for.
+    rollout=schema.Rollout(
+      slots=4 if tiny else 128,
+      prefill_rows=4 if tiny else 16,
+      prefill_tokens=64,
+    ),
+    eval=schema.Eval(
+      every=None if tiny else 117,
+      prompts=2 if tiny else 500,
+      samples=1 if tiny else 4,
+      max_tokens=8 if tiny else 320,
+    ),
+  )
+  return common.get_config(
+    schema.Run(
+      model=model,
+      tokenizer=tokenizer,
+      stages={'sft': sft},
       checkpoint=schema.Checkpoint(every=100, keep_last=1),
-  ))
+    )
+  )

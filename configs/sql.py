@@ -49,98 +49,113 @@ from posttrain import schema
 
 # Words of the generated databases; see `posttrain.envs.sql.tokenizer`.
 TOKENIZER = schema.Tokenizer(
-    path=str(pathlib.Path(__file__).with_name('sql_tokenizer.json')),
-    eos='<|end|>',
+  path=str(pathlib.Path(__file__).with_name('sql_tokenizer.json')),
+  eos='<|end|>',
 )
 GRPO = schema.Grpo(kl_beta=0.01)
 
 
-def get_config(
-    argument: str = '', algorithm: schema.Grpo | schema.Echo = GRPO
-):
+def get_config(argument: str = '', algorithm: schema.Grpo | schema.Echo = GRPO):
   if argument not in ('', 'tiny', 'sft'):
     raise ValueError(
-        f"the argument must be '', 'tiny' or 'sft': got {argument!r}"
+      f"the argument must be '', 'tiny' or 'sft': got {argument!r}"
     )
   tiny = argument == 'tiny'
 
   sql, measured, taught = _environments(tiny)
   # How episodes are played: short turns, so looks at the slots are frequent.
   rollout = schema.Rollout(
-      slots=16 if tiny else 128, prefill_rows=8 if tiny else 32,
-      prefill_tokens=16, chunk=4,
-  )  # fmt: skip
+    slots=16 if tiny else 128,
+    prefill_rows=8 if tiny else 32,
+    prefill_tokens=16,
+    chunk=4,
+  )
   evaluation = schema.Eval(
-      prompts=10 if tiny else 400, samples=1, max_tokens=40,
-      max_episode_tokens=144,
-  )  # fmt: skip
+    prompts=10 if tiny else 400,
+    samples=1,
+    max_tokens=40,
+    max_episode_tokens=144,
+  )
   # First by example, whole episodes.
   sft = schema.Stage(
-      init='random', steps=20 if tiny else 500, envs={**taught, **measured},
-      batch=schema.Batch(
-          prompts_per_step=8 if tiny else 64, row_tokens=128,
-          micro_batch_tokens=512 if tiny else 1024,
-      ),
-      optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
-      rollout=rollout,
-      eval=dataclasses.replace(evaluation, every=10 if tiny else 250),
-  )  # fmt: skip
+    init='random',
+    steps=20 if tiny else 500,
+    envs={**taught, **measured},
+    batch=schema.Batch(
+      prompts_per_step=8 if tiny else 64,
+      row_tokens=128,
+      micro_batch_tokens=512 if tiny else 1024,
+    ),
+    optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
+    rollout=rollout,
+    eval=dataclasses.replace(evaluation, every=10 if tiny else 250),
+  )
   # Then by trial, near what it was.
   grpo = schema.Stage(
-      init='stage:sft', steps=20 if tiny else 24,
-      envs={**measured, 'sql': schema.EnvEntry(
-          env=sql,
-          # No answer of the tiny one is right: pruned, nothing would be left.
-          algorithm=dataclasses.replace(
-              algorithm, prune_zero_advantage=not tiny
-          ),
-          sampler=schema.Policy(temperature=1.0, max_tokens=40),
-          group_size=4 if tiny else 8,
-      )},
-      batch=schema.Batch(
-          prompts_per_step=4 if tiny else 48, row_tokens=128,
-          micro_batch_tokens=512 if tiny else 1024,
+    init='stage:sft',
+    steps=20 if tiny else 24,
+    envs={
+      **measured,
+      'sql': schema.EnvEntry(
+        env=sql,
+        # No answer of the tiny one is right: pruned, nothing would be left.
+        algorithm=dataclasses.replace(algorithm, prune_zero_advantage=not tiny),
+        sampler=schema.Policy(temperature=1.0, max_tokens=40),
+        group_size=4 if tiny else 8,
       ),
-      loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
-      optim=schema.Optim(
-          lr=3e-4, schedule='linear', warmup_steps=3, beta2=0.99,
-          weight_decay=0.0,
-      ),
-      rollout=rollout,
-      eval=dataclasses.replace(evaluation, every=10 if tiny else 12),
-  )  # fmt: skip
-  return common.get_config(schema.Run(
-      model=schema.PRESETS['tiny' if tiny else 'small'], tokenizer=TOKENIZER,
+    },
+    batch=schema.Batch(
+      prompts_per_step=4 if tiny else 48,
+      row_tokens=128,
+      micro_batch_tokens=512 if tiny else 1024,
+    ),
+    loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+    optim=schema.Optim(
+      lr=3e-4,
+      schedule='linear',
+      warmup_steps=3,
+      beta2=0.99,
+      weight_decay=0.0,
+    ),
+    rollout=rollout,
+    eval=dataclasses.replace(evaluation, every=10 if tiny else 12),
+  )
+  return common.get_config(
+    schema.Run(
+      model=schema.PRESETS['tiny' if tiny else 'small'],
+      tokenizer=TOKENIZER,
       checkpoint=schema.Checkpoint(every=10 if tiny else 100),
       stages={'sft': sft} if argument == 'sft' else {'sft': sft, 'grpo': grpo},
-  ))
+    )
+  )
 
 
 def _environments(tiny: bool):
   """Returns what is asked, what is measured alone, and what is taught."""
   # What is asked, of thousands of databases; evaluation has its own.
   data = schema.SqlSynth(
-      train_databases=40 if tiny else 4000, eval_databases=20 if tiny else 200
+    train_databases=40 if tiny else 4000, eval_databases=20 if tiny else 200
   )
   sql = schema.Sql(data=data, difficulties=('easy', 'medium'))
   measured = {
-      'sql': schema.EnvEntry(env=sql, ratio=0.0),
-      'sql_hard': schema.EnvEntry(
-          env=dataclasses.replace(sql, difficulties=('hard',)), ratio=0.0
-      ),
+    'sql': schema.EnvEntry(env=sql, ratio=0.0),
+    'sql_hard': schema.EnvEntry(
+      env=dataclasses.replace(sql, difficulties=('hard',)), ratio=0.0
+    ),
   }
   # Who shows how: a teacher in a hurry, who mostly answers with something that
   # a sample of rows has shown. Easy questions need few demonstrations.
   shown = dataclasses.replace(
-      sql, data=dataclasses.replace(data, eval_databases=0),
-      teacher=schema.SqlTeacher(haste=0.6),
+    sql,
+    data=dataclasses.replace(data, eval_databases=0),
+    teacher=schema.SqlTeacher(haste=0.6),
   )
   taught = {
-      'easy': schema.EnvEntry(
-          env=dataclasses.replace(shown, difficulties=('easy',)), ratio=0.2
-      ),
-      'medium': schema.EnvEntry(
-          env=dataclasses.replace(shown, difficulties=('medium',)), ratio=0.8
-      ),
+    'easy': schema.EnvEntry(
+      env=dataclasses.replace(shown, difficulties=('easy',)), ratio=0.2
+    ),
+    'medium': schema.EnvEntry(
+      env=dataclasses.replace(shown, difficulties=('medium',)), ratio=0.8
+    ),
   }
   return sql, measured, taught

@@ -15,8 +15,9 @@ from posttrain import schema
 
 def get_config(argument: str = ''):
   echo = schema.Echo(
-      kl_beta=sql.GRPO.kl_beta, tools=('query',),
-      # The default, 0.1, is for models that know language already.
-      roles={'tool': schema.EchoRole(alpha=0.01)},
+    kl_beta=sql.GRPO.kl_beta,
+    tools=('query',),
+    # The default, 0.1, is for models that know language already.
+    roles={'tool': schema.EchoRole(alpha=0.01)},
   )
   return sql.get_config(argument, echo)

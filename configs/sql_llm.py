@@ -40,63 +40,90 @@ def get_config(argument: str = ''):
 
   # What is asked about which databases, and how it is said.
   env = schema.Sql(
-      data=schema.SqlFiles(
-          questions='$POSTTRAIN_DATA/spider_mini/questions.json',
-          databases='$POSTTRAIN_DATA/spider_mini/database',
-      ),
-      difficulties=('easy', 'medium'), style='verbose', role='user',
-      budget=4 if tiny else 10,
-  )  # fmt: skip
+    data=schema.SqlFiles(
+      questions='$POSTTRAIN_DATA/spider_mini/questions.json',
+      databases='$POSTTRAIN_DATA/spider_mini/database',
+    ),
+    difficulties=('easy', 'medium'),
+    style='verbose',
+    role='user',
+    budget=4 if tiny else 10,
+  )
   # How long a turn and an episode may be. The longest demonstration has 3,300
   # bytes.
   turn, row_tokens = 16 if tiny else 256, 4096
   batch = schema.Batch(
-      prompts_per_step=2 if tiny else 32, row_tokens=row_tokens,
-      micro_batch_tokens=row_tokens if tiny else 8 * row_tokens,
-  )  # fmt: skip
+    prompts_per_step=2 if tiny else 32,
+    row_tokens=row_tokens,
+    micro_batch_tokens=row_tokens if tiny else 8 * row_tokens,
+  )
   rollout = schema.Rollout(
-      slots=4 if tiny else 128, prefill_rows=4 if tiny else 16,
-      prefill_tokens=128,
-  )  # fmt: skip
+    slots=4 if tiny else 128,
+    prefill_rows=4 if tiny else 16,
+    prefill_tokens=128,
+  )
   evaluation = schema.Eval(
-      prompts=2 if tiny else 200, samples=1 if tiny else 4, max_tokens=turn,
-      max_episode_tokens=64 if tiny else 3072,
-  )  # fmt: skip
+    prompts=2 if tiny else 200,
+    samples=1 if tiny else 4,
+    max_tokens=turn,
+    max_episode_tokens=64 if tiny else 3072,
+  )
   adapter = schema.Lora(rank=32) if lora else schema.Lora()
   optim = schema.Optim(
-      lr=1e-4 if lora else 1e-5, schedule='cosine',
-      warmup_steps=0 if tiny else 5, weight_decay=0.0, beta2=0.99,
-  )  # fmt: skip
+    lr=1e-4 if lora else 1e-5,
+    schedule='cosine',
+    warmup_steps=0 if tiny else 5,
+    weight_decay=0.0,
+    beta2=0.99,
+  )
   # Whole episodes of a teacher who looks first: what the protocol is.
   sft = schema.Stage(
-      init=folder or 'random', lora=adapter, steps=2 if tiny else 40,
-      envs={'sql': schema.EnvEntry(
-          env=env, algorithm=schema.Sft(),
-          sampler=schema.Dataset(too_long='truncate'),
-      )},
-      batch=batch, optim=optim, rollout=rollout, eval=evaluation,
-  )  # fmt: skip
+    init=folder or 'random',
+    lora=adapter,
+    steps=2 if tiny else 40,
+    envs={
+      'sql': schema.EnvEntry(
+        env=env,
+        algorithm=schema.Sft(),
+        sampler=schema.Dataset(too_long='truncate'),
+      )
+    },
+    batch=batch,
+    optim=optim,
+    rollout=rollout,
+    eval=evaluation,
+  )
   # Then by trial, near what it was.
   grpo = schema.Stage(
-      init='stage:sft', lora=adapter, steps=2 if tiny else 200,
-      envs={'sql': schema.EnvEntry(
-          env=env,
-          # No answer of the tiny one is right: pruned, nothing would be left.
-          algorithm=schema.Grpo(kl_beta=0.04, prune_zero_advantage=not tiny),
-          sampler=schema.Policy(
-              temperature=1.0, max_tokens=turn,
-              max_episode_tokens=64 if tiny else 3072,
-          ),
-          group_size=2 if tiny else 8,
-      )},
-      batch=batch, loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
-      optim=dataclasses.replace(
-          optim, lr=1e-5 if lora else 1e-6, schedule='constant'
-      ),
-      rollout=rollout,
-      eval=dataclasses.replace(evaluation, every=None if tiny else 50),
-  )  # fmt: skip
-  return common.get_config(schema.Run(
-      model=model, tokenizer=tokenizer, stages={'sft': sft, 'grpo': grpo},
+    init='stage:sft',
+    lora=adapter,
+    steps=2 if tiny else 200,
+    envs={
+      'sql': schema.EnvEntry(
+        env=env,
+        # No answer of the tiny one is right: pruned, nothing would be left.
+        algorithm=schema.Grpo(kl_beta=0.04, prune_zero_advantage=not tiny),
+        sampler=schema.Policy(
+          temperature=1.0,
+          max_tokens=turn,
+          max_episode_tokens=64 if tiny else 3072,
+        ),
+        group_size=2 if tiny else 8,
+      )
+    },
+    batch=batch,
+    loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+    optim=dataclasses.replace(
+      optim, lr=1e-5 if lora else 1e-6, schedule='constant'
+    ),
+    rollout=rollout,
+    eval=dataclasses.replace(evaluation, every=None if tiny else 50),
+  )
+  return common.get_config(
+    schema.Run(
+      model=model,
+      tokenizer=tokenizer,
+      stages={'sft': sft, 'grpo': grpo},
       checkpoint=schema.Checkpoint(every=50, keep_last=1),
-  ))
+    )
+  )

@@ -54,8 +54,11 @@ def parse(argv):
   grpo.set_defaults(run=bench_grpo.main)
   grpo.add_argument('--shape', choices=('S', 'M'), default='S')
   grpo.add_argument('--first', action='store_true', help='first steps')
-  grpo.add_argument('--impl', choices=bench_grpo.makers(),
-                    help='the first step of this one, in this process')
+  grpo.add_argument(
+    '--impl',
+    choices=bench_grpo.makers(),
+    help='the first step of this one, in this process',
+  )
   grpo.add_argument('--cache', help='cold:FOLDER or warm:FOLDER, with --impl')
   logprobs = commands.add_parser('logprobs')
   logprobs.set_defaults(run=logprobs_)
@@ -75,9 +78,9 @@ def train_step(args) -> None:
   import jax
 
   from experiments import plain_jax
-  from posttrain import instrument
+  from posttrain.util import memory
 
-  instrument.keep_freed_memory()  # as `posttrain.main` does; serves both
+  memory.keep_freed_memory()  # as `posttrain.main` does; serves both
   shape = plain_jax.SHAPES[args.shape]
   size = (plain_jax.ROWS, plain_jax.TOKENS)
   ids = jax.random.randint(jax.random.key(1), size, 0, shape.vocab_size)
@@ -94,13 +97,19 @@ def train_step(args) -> None:
   for name, seconds in compile_s.items():
     rates = clocks[name].rates(ids.size, 'tokens')
     timing.emit(
-        bench='train_step', impl=name, shape=args.shape, threads=args.threads,
-        micro_tokens=args.micro_rows * size[1],
-        **rates, first_step_s=timing.rounded(seconds),
-        **timing.scaled(
-            'train_step', args.shape, rates['tokens_per_cpu_s'],
-            gflops['gflop_per_cpu_s'],
-        ),
+      bench='train_step',
+      impl=name,
+      shape=args.shape,
+      threads=args.threads,
+      micro_tokens=args.micro_rows * size[1],
+      **rates,
+      first_step_s=timing.rounded(seconds),
+      **timing.scaled(
+        'train_step',
+        args.shape,
+        rates['tokens_per_cpu_s'],
+        gflops['gflop_per_cpu_s'],
+      ),
     )
 
 
@@ -125,22 +134,24 @@ def ours(args, shape, ids):
   """Our step on the same tokens, as a function of nothing."""
   import jax
 
-  from posttrain import objectives, optim, schema, sharding
-  from posttrain import train_step as train_steps
+  from posttrain import schema, sharding
   from posttrain.models import transformer
+  from posttrain.training import objectives, optim
+  from posttrain.training import step as train_steps
 
   cfg = schema.Model(
-      **dataclasses.asdict(shape), dtype=args.dtype, remat=args.remat
+    **dataclasses.asdict(shape), dtype=args.dtype, remat=args.remat
   )
   optim_cfg = schema.Optim()
   optimizer = optim.make(optim_cfg, 1000)
   step = train_steps.make_train_step(
-      objectives.TokenComponents(cfg, ('bench',)), optimizer,
-      mesh=sharding.make_mesh(schema.Mesh()),
-      rules=transformer.SHARDING_RULES,
+    objectives.TokenComponents(cfg, ('bench',)),
+    optimizer,
+    mesh=sharding.make_mesh(schema.Mesh()),
+    rules=transformer.SHARDING_RULES,
   )
   state = train_steps.init_state(
-      transformer.init(jax.random.key(0), cfg), optimizer, average=False
+    transformer.init(jax.random.key(0), cfg), optimizer, average=False
   )
   batch = make_batch(ids, args.micro_rows)
 
@@ -161,21 +172,29 @@ def make_batch(ids, rows: int):
   micro = (-1, rows, ids.shape[1])
   ids = np.asarray(ids).reshape(micro)
   fields = {
-      name: np.zeros(ids.shape, dtype)
-      for name, dtype in types.TOKEN_FIELDS.items()
+    name: np.zeros(ids.shape, dtype)
+    for name, dtype in types.TOKEN_FIELDS.items()
   }
-  positions = np.broadcast_to(np.arange(ids.shape[-1], dtype=np.int32),
-                              ids.shape)
+  positions = np.broadcast_to(
+    np.arange(ids.shape[-1], dtype=np.int32), ids.shape
+  )
   weights = (positions > 0).astype(np.float32)
   fields |= {
-      'ids': ids, 'mask': positions > 0, 'ce_weights': weights,
-      'temperatures': np.ones_like(weights),
+    'ids': ids,
+    'mask': positions > 0,
+    'ce_weights': weights,
+    'temperatures': np.ones_like(weights),
   }
   return types.Batch(
-      **fields, segment_ids=np.ones_like(ids), positions=positions,
-      env_ids=np.zeros_like(ids), rl_count=np.float32(0),
-      ce_count=np.float32(weights.sum()), ref_kl_count=np.float32(0),
-      rl_sequences=np.float32(0), live=np.int32(len(ids)),
+    **fields,
+    segment_ids=np.ones_like(ids),
+    positions=positions,
+    env_ids=np.zeros_like(ids),
+    rl_count=np.float32(0),
+    ce_count=np.float32(weights.sum()),
+    ref_kl_count=np.float32(0),
+    rl_sequences=np.float32(0),
+    live=np.int32(len(ids)),
   )
 
 
@@ -185,9 +204,9 @@ def logprobs_(args) -> None:
     for impl in ('chunked', 'plain'):
       command = [sys.executable, '-m', 'experiments.bench', 'logprobs']
       command += [
-          f'--{name.replace("_", "-")}={value}'
-          for name, value in {**vars(args), 'impl': impl}.items()
-          if name != 'run' and value is not None
+        f'--{name.replace("_", "-")}={value}'
+        for name, value in {**vars(args), 'impl': impl}.items()
+        if name != 'run' and value is not None
       ]
       subprocess.run(command, check=True)
     return
@@ -204,16 +223,22 @@ def logprobs_(args) -> None:
   step = step.lower(hidden, weight, targets).compile()
   compile_s = time.perf_counter() - start
   clock = timing.Clock(
-      lambda: jax.block_until_ready(step(hidden, weight, targets))
+    lambda: jax.block_until_ready(step(hidden, weight, targets))
   )
   timing.alternate({'work': clock}, args.repeats)
   temp = step.memory_analysis().temp_size_in_bytes
   timing.emit(
-      bench='logprobs', impl=args.impl, vocab=v, tokens=n, embed_dim=d,
-      threads=args.threads, **clock.rates(n, 'tokens'),
-      compile_s=timing.rounded(compile_s),
-      temp_mib=timing.rounded(temp / 2**20),
-      peak_rss_mib=peak_rss_mib(), rss_before_mib=before,
+    bench='logprobs',
+    impl=args.impl,
+    vocab=v,
+    tokens=n,
+    embed_dim=d,
+    threads=args.threads,
+    **clock.rates(n, 'tokens'),
+    compile_s=timing.rounded(compile_s),
+    temp_mib=timing.rounded(temp / 2**20),
+    peak_rss_mib=peak_rss_mib(),
+    rss_before_mib=before,
   )
 
 

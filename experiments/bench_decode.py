@@ -15,14 +15,15 @@ BATCH, PROMPT, NEW, GROUP = 64, 32, 128, 8
 
 def main(args) -> None:
   from experiments import plain_jax
-  from posttrain import instrument
+  from posttrain.util import memory
 
-  instrument.keep_freed_memory()  # as `posttrain.main` does; serves all
+  memory.keep_freed_memory()  # as `posttrain.main` does; serves all
   shape = plain_jax.SHAPES[args.shape]
   works = {
-      'ours': ours(shape, BATCH), 'ours_groups': ours(shape, BATCH // GROUP),
-      'plain': plain(shape),
-  }  # fmt: skip
+    'ours': ours(shape, BATCH),
+    'ours_groups': ours(shape, BATCH // GROUP),
+    'plain': plain(shape),
+  }
   clocks, first = {'matmul': timing.matmul_clock()}, {}
   for name, work in works.items():
     start = time.perf_counter()
@@ -36,12 +37,14 @@ def main(args) -> None:
     rates = clocks[name].rates(BATCH * NEW, 'tokens')
     rate = rates['tokens_per_cpu_s']
     timing.emit(
-        bench='decode', impl=name, shape=args.shape, threads=args.threads,
-        **rates, first_s=timing.rounded(first[name]),
-        **timing.scaled(
-            'decode', args.shape, rate, gflops['gflop_per_cpu_s']
-        ),
-    )  # fmt: skip
+      bench='decode',
+      impl=name,
+      shape=args.shape,
+      threads=args.threads,
+      **rates,
+      first_s=timing.rounded(first[name]),
+      **timing.scaled('decode', args.shape, rate, gflops['gflop_per_cpu_s']),
+    )
 
 
 def prompts(vocab: int, count: int):
@@ -61,15 +64,18 @@ def ours(shape, count: int):
 
   cfg = schema.Model(**dataclasses.asdict(shape))
   engine = engines.Engine(
-      cfg, slots=BATCH, capacity=PROMPT + NEW, prefill_rows=min(count, 32),
-      prefill_tokens=PROMPT,
+    cfg,
+    slots=BATCH,
+    capacity=PROMPT + NEW,
+    prefill_rows=min(count, 32),
+    prefill_tokens=PROMPT,
   )
   engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
   asked = [
-      requests.Request(i, ids, NEW)
-      for i, ids in enumerate(
-          prompts(shape.vocab_size, count).repeat(BATCH // count, 0)
-      )
+    requests.Request(i, ids, NEW)
+    for i, ids in enumerate(
+      prompts(shape.vocab_size, count).repeat(BATCH // count, 0)
+    )
   ]
 
   def work():

@@ -39,10 +39,14 @@ import jax
 import numpy as np
 
 import configs
-from posttrain import connect, instrument, main, parts, policies
+from posttrain import main
+from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.models import transformer
 from posttrain.rollout import driver
+from posttrain.stage import components
+from posttrain.stage import models as stage_models
+from posttrain.util import memory
 
 GROUP = 8  # episodes of a task, as in the recipe
 
@@ -60,16 +64,18 @@ class LockStep:
 
   def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
     history = self._histories[id]
-    self._asked.append(dataclasses.replace(
+    self._asked.append(
+      dataclasses.replace(
         history, ids=np.concatenate([history.ids, ids]), max_tokens=max_tokens
-    ))  # fmt: skip
+      )
+    )
 
   def poll(self) -> list[requests.Completion]:
     asked, self._asked = self._asked, []
     done = self._engine.generate(asked)
     for request, turn in zip(asked, done, strict=True):
       self._histories[request.id] = dataclasses.replace(
-          request, ids=np.concatenate([request.ids, turn.ids])
+        request, ids=np.concatenate([request.ids, turn.ids])
       )
     return done
 
@@ -130,9 +136,11 @@ class Way:
     """Args: plays: the episodes; options: of the rollout, in other ways."""
     self._watched, self._plays = Watched(engine), plays
     self._driver = driver.Driver(
-        self._watched, renderer, stage.batch.row_tokens,
-        dataclasses.replace(stage.rollout, **options),
-    )  # fmt: skip
+      self._watched,
+      renderer,
+      stage.batch.row_tokens,
+      dataclasses.replace(stage.rollout, **options),
+    )
     self.said: dict[int, list[int]] = {}  # sampled tokens, by episode
     self.seconds: list[tuple[float, float, float]] = []  # wall, env, engine
 
@@ -140,10 +148,13 @@ class Way:
     self._watched.seconds = self._driver.env_seconds = 0.0
     start = time.perf_counter()
     rollouts = self._driver.play(self._plays)
-    self.seconds.append((
-        time.perf_counter() - start, self._driver.env_seconds,
+    self.seconds.append(
+      (
+        time.perf_counter() - start,
+        self._driver.env_seconds,
         self._watched.seconds,
-    ))  # fmt: skip
+      )
+    )
     said = {r.uid: _sampled(r) for r in rollouts}
     assert self.said in ({}, said), 'a rerun must sample the same tokens'
     self.said = said
@@ -155,20 +166,24 @@ class Way:
   def row(self, lock_step: 'Way', held: 'Way') -> list[str]:
     """Returns its row of the table."""
     env, engine = (
-        statistics.median(times[i] / times[0] for times in self.seconds)
-        for i in (1, 2)
+      statistics.median(times[i] / times[0] for times in self.seconds)
+      for i in (1, 2)
     )
     # Of the same repeat: whatever else the machine did, it did to both.
     ratio = statistics.median(
-        theirs[0] / ours[0]
-        for theirs, ours in zip(lock_step.seconds, self.seconds, strict=True)
+      theirs[0] / ours[0]
+      for theirs, ours in zip(lock_step.seconds, self.seconds, strict=True)
     )
     other = sum(held.said[uid] != ids for uid, ids in self.said.items())
     tokens = sum(map(len, self.said.values()))
     return [
-        f'{len(self.said) / self.wall:.1f}', f'{tokens / self.wall:.0f}',
-        f'{ratio:.2f}', f'{env:.1%}', f'{engine:.1%}',
-        f'{1 - env - engine:.1%}', str(other),
+      f'{len(self.said) / self.wall:.1f}',
+      f'{tokens / self.wall:.0f}',
+      f'{ratio:.2f}',
+      f'{env:.1%}',
+      f'{engine:.1%}',
+      f'{1 - env - engine:.1%}',
+      str(other),
     ]
 
 
@@ -184,8 +199,8 @@ def ways(args) -> dict[str, Way]:
     overrides.append(('grpo.envs.sql.env.budget', '3'))
   recipe = pathlib.Path(configs.__file__).with_name('sql.py')
   run = main.load(str(recipe), overrides)
-  stage, built = run.stages['grpo'], parts.make(run, 'grpo')
-  engine = connect.engine(run, stage, built)
+  stage, built = run.stages['grpo'], components.make(run, 'grpo')
+  engine = stage_models.engine(run, stage, built)
   engine.set_params(_params(args.checkpoint, built.model), 0)
   entry = built.pipeline.envs['sql']
   plays, task = [], None
@@ -197,19 +212,21 @@ def ways(args) -> dict[str, Way]:
     return Way(engine, built.renderer, stage, plays, **options)
 
   found = {
-      'lock-step': way(LockStep(engine)), 'held': way(engine),
-      'held overlap': way(engine, overlap=True),
-  }  # fmt: skip
+    'lock-step': way(LockStep(engine)),
+    'held': way(engine),
+    'held overlap': way(engine, overlap=True),
+  }
   if args.slow_ms:
     slow, threads = (
-        [dataclasses.replace(play, env=env) for play in plays]
-        for blocking in (False, True)
-        for env in [Slow(entry.env, args.slow_ms / 1000, blocking)]
+      [dataclasses.replace(play, env=env) for play in plays]
+      for blocking in (False, True)
+      for env in [Slow(entry.env, args.slow_ms / 1000, blocking)]
     )
     found |= {
-        'slow lock-step': way(LockStep(engine), slow),
-        'slow held': way(engine, slow), 'slow threads': way(engine, threads),
-    }  # fmt: skip
+      'slow lock-step': way(LockStep(engine), slow),
+      'slow held': way(engine, slow),
+      'slow threads': way(engine, threads),
+    }
   return found
 
 
@@ -224,15 +241,23 @@ def _params(path: str, model):
   policy = policies.load(path)
   if policy.model != model:
     raise ValueError(
-        f'--checkpoint must be of configs/sql.py: got {policy.model!r}, '
-        f'expected {model!r}; train it with that recipe'
+      f'--checkpoint must be of configs/sql.py: got {policy.model!r}, '
+      f'expected {model!r}; train it with that recipe'
     )
   return policy.params
 
 
 def report(found: dict[str, Way], heading: str) -> None:
-  head = ('', 'episodes/s', 'tokens/s', 'to lock-step', 'env', 'engine',
-          'rest', 'other')  # fmt: skip
+  head = (
+    '',
+    'episodes/s',
+    'tokens/s',
+    'to lock-step',
+    'env',
+    'engine',
+    'rest',
+    'other',
+  )
   print(heading)
   print('| ' + ' | '.join(head) + ' |')
   print('|---' * len(head) + '|')
@@ -246,11 +271,14 @@ def run(argv: list[str]) -> None:
   parser = argparse.ArgumentParser(prog='python -m experiments.bench_episodes')
   parser.add_argument('--checkpoint', default='', metavar='RUN')
   for name, default in (
-      ('episodes', 256), ('slots', 256), ('repeats', 3), ('slow_ms', 20)
+    ('episodes', 256),
+    ('slots', 256),
+    ('repeats', 3),
+    ('slow_ms', 20),
   ):
     parser.add_argument(f'--{name}', type=int, default=default)
   args = parser.parse_args(argv)
-  instrument.keep_freed_memory()  # as `posttrain.main` does
+  memory.keep_freed_memory()  # as `posttrain.main` does
   found = ways(args)
   for way in found.values():
     way.run()  # compiles

@@ -38,18 +38,18 @@ def main(args) -> None:
 
 def makers() -> dict:
   return {
-      'ours_live': lambda shape: ours(shape, tied=0),
-      'ours_mixed': lambda shape: ours(shape, tied=PROMPTS // 2),
-      'plain': plain,
+    'ours_live': lambda shape: ours(shape, tied=0),
+    'ours_mixed': lambda shape: ours(shape, tied=PROMPTS // 2),
+    'plain': plain,
   }
 
 
 def alternate(args) -> None:
   """Steps in turns, after the first ones."""
   from experiments import plain_jax
-  from posttrain import instrument
+  from posttrain.util import memory
 
-  instrument.keep_freed_memory()  # as `posttrain.main` does; serves all
+  memory.keep_freed_memory()  # as `posttrain.main` does; serves all
   shape = plain_jax.SHAPES[args.shape]
   clocks = {'matmul': timing.matmul_clock()}
   for name, make in makers().items():
@@ -61,15 +61,20 @@ def alternate(args) -> None:
   for name in makers():
     rates = clocks[name].rates(1, 'steps')
     timing.emit(
-        bench='grpo', impl=name, shape=args.shape, threads=args.threads,
-        **rates,
-        seconds=timing.rounded(1 / rates['steps_per_s']),
-        cpu_seconds=timing.rounded(1 / rates['steps_per_cpu_s']),
-        **timing.scaled(
-            'grpo', args.shape, rates['steps_per_cpu_s'],
-            gflops['gflop_per_cpu_s'],
-        ),
-    )  # fmt: skip
+      bench='grpo',
+      impl=name,
+      shape=args.shape,
+      threads=args.threads,
+      **rates,
+      seconds=timing.rounded(1 / rates['steps_per_s']),
+      cpu_seconds=timing.rounded(1 / rates['steps_per_cpu_s']),
+      **timing.scaled(
+        'grpo',
+        args.shape,
+        rates['steps_per_cpu_s'],
+        gflops['gflop_per_cpu_s'],
+      ),
+    )
 
 
 def first_steps(args) -> None:
@@ -79,9 +84,13 @@ def first_steps(args) -> None:
       with tempfile.TemporaryDirectory() as folder:
         for cache in ('cold', 'warm'):
           command = [
-              sys.executable, '-m', 'experiments.bench', 'grpo',
-              f'--impl={name}', f'--shape={args.shape}',
-              f'--cache={cache}:{folder}',
+            sys.executable,
+            '-m',
+            'experiments.bench',
+            'grpo',
+            f'--impl={name}',
+            f'--shape={args.shape}',
+            f'--cache={cache}:{folder}',
           ]
           if args.threads:
             command.append(f'--threads={args.threads}')
@@ -93,14 +102,15 @@ def child(args) -> None:
   import jax
 
   from experiments import plain_jax, plain_jax_decode  # noqa: F401
-  from posttrain import build, instrument  # noqa: F401
+  from posttrain import compilation
+  from posttrain.util import memory
 
   jax.devices()
   cache, _, folder = (args.cache or 'off').partition(':')
-  instrument.keep_freed_memory()
-  instrument.enable_compilation_cache(folder or None)
+  memory.keep_freed_memory()
+  compilation.enable_compilation_cache(folder or None)
   wall, cpu = time.perf_counter(), time.process_time()
-  with instrument.CompileCounter() as compiling:
+  with compilation.CompileCounter() as compiling:
     step = makers()[args.impl](plain_jax.SHAPES[args.shape])
     built = time.perf_counter()
     step()
@@ -108,44 +118,57 @@ def child(args) -> None:
   clock = timing.Clock(step)
   clock.run()
   timing.emit(
-      bench='grpo_first', impl=args.impl, shape=args.shape, cache=cache,
-      threads=args.threads, first_step_s=timing.rounded(end - wall),
-      first_step_cpu_s=timing.rounded(end_cpu - cpu),
-      process_cpu_s=timing.rounded(end_cpu),
-      build_s=timing.rounded(built - wall),
-      programs=compiling.count, compile_s=timing.rounded(compiling.seconds),
-      second_step_cpu_s=timing.rounded(clock.cpu[0]),
-  )  # fmt: skip
+    bench='grpo_first',
+    impl=args.impl,
+    shape=args.shape,
+    cache=cache,
+    threads=args.threads,
+    first_step_s=timing.rounded(end - wall),
+    first_step_cpu_s=timing.rounded(end_cpu - cpu),
+    process_cpu_s=timing.rounded(end_cpu),
+    build_s=timing.rounded(built - wall),
+    programs=compiling.count,
+    compile_s=timing.rounded(compiling.seconds),
+    second_step_cpu_s=timing.rounded(clock.cpu[0]),
+  )
 
 
 def ours(shape, tied: int):
   """Our whole step, as a function of nothing; so many groups are tied."""
   import jax
 
-  from posttrain import objectives, optim, schema, sharding, train_step
-  from posttrain import pipeline as pipelines
+  from posttrain import schema, sharding
   from posttrain.chat import renderer as chat
   from posttrain.decode import engine as engines
   from posttrain.models import transformer
+  from posttrain.pipeline import tokens as token_pipeline
   from posttrain.rollout import driver as drivers
+  from posttrain.training import objectives, optim
+  from posttrain.training import step as train_step
 
   renderer = chat.load(schema.Tokenizer())
   renderer.stop_ids = ()  # every sample has its 32 tokens
   stage = make_stage(renderer, tied)
   cfg = schema.Model(**dataclasses.asdict(shape))
-  pipeline = pipelines.Pipeline(stage, renderer, seed=0)
+  pipeline = token_pipeline.Pipeline(stage, renderer, seed=0)
   mesh = sharding.make_mesh(schema.Mesh())
   engine = engines.Engine(
-      cfg, slots=stage.rollout.slots, capacity=PROMPT + NEW,
-      chunk=stage.rollout.chunk, prefill_rows=stage.rollout.prefill_rows,
-      prefill_tokens=stage.rollout.prefill_tokens, mesh=mesh,
-  )  # fmt: skip
+    cfg,
+    slots=stage.rollout.slots,
+    capacity=PROMPT + NEW,
+    chunk=stage.rollout.chunk,
+    prefill_rows=stage.rollout.prefill_rows,
+    prefill_tokens=stage.rollout.prefill_tokens,
+    mesh=mesh,
+  )
   driver = drivers.Driver(engine, renderer, PROMPT + NEW)
   pipeline.connect({'policy': driver}, None)
   optimizer = optim.make(stage.optim, stage.steps)
   update = train_step.make_train_step(
-      objectives.TokenComponents(cfg, tuple(stage.envs), stage.loss),
-      optimizer, mesh=mesh, rules=transformer.SHARDING_RULES,
+    objectives.TokenComponents(cfg, tuple(stage.envs), stage.loss),
+    optimizer,
+    mesh=mesh,
+    rules=transformer.SHARDING_RULES,
   )
 
   def init():
@@ -153,7 +176,7 @@ def ours(shape, tied: int):
     return train_step.init_state(params, optimizer, average=False)
 
   places = sharding.shardings(
-      jax.eval_shape(init), transformer.SHARDING_RULES, mesh
+    jax.eval_shape(init), transformer.SHARDING_RULES, mesh
   )
   state, version = jax.jit(init, out_shardings=places)(), 0
 
@@ -194,12 +217,15 @@ class Env:
 
   def source(self, split, seed):
     del split
-    return sources.Shuffled([
+    return sources.Shuffled(
+      [
         types.Task(
-            str(i), self.name, user(text), info={'graded': i >= self._cfg.tied}
+          str(i), self.name, user(text), info={'graded': i >= self._cfg.tied}
         )
         for i, text in enumerate(self._cfg.prompts)
-    ], seed)  # fmt: skip
+      ],
+      seed,
+    )
 
   def make(self, task):
     return Episode(task)
@@ -240,20 +266,25 @@ def make_stage(renderer, tied: int):
   prompts = tuple(bytes(line.tolist()).decode() for line in letters)
   envs.TYPES[Options] = Env
   return schema.Stage(
-      envs={'bench': schema.EnvEntry(
-          env=Options(prompts=prompts, tied=tied), algorithm=schema.Grpo(),
-          sampler=schema.Policy(max_tokens=NEW), group_size=GROUP,
-      )},
-      batch=schema.Batch(
-          prompts_per_step=PROMPTS, row_tokens=PROMPT + NEW,
-          micro_batch_tokens=MICRO_ROWS * (PROMPT + NEW),
-      ),
-      rollout=schema.Rollout(
-          slots=PROMPTS * GROUP, prefill_rows=PROMPTS, prefill_tokens=PROMPT
-      ),
-      loss=schema.Loss(rl=schema.Clip()),
-      optim=schema.Optim(lr=1e-4, schedule='constant'),
-  )  # fmt: skip
+    envs={
+      'bench': schema.EnvEntry(
+        env=Options(prompts=prompts, tied=tied),
+        algorithm=schema.Grpo(),
+        sampler=schema.Policy(max_tokens=NEW),
+        group_size=GROUP,
+      )
+    },
+    batch=schema.Batch(
+      prompts_per_step=PROMPTS,
+      row_tokens=PROMPT + NEW,
+      micro_batch_tokens=MICRO_ROWS * (PROMPT + NEW),
+    ),
+    rollout=schema.Rollout(
+      slots=PROMPTS * GROUP, prefill_rows=PROMPTS, prefill_tokens=PROMPT
+    ),
+    loss=schema.Loss(rl=schema.Clip()),
+    optim=schema.Optim(lr=1e-4, schedule='constant'),
+  )
 
 
 def plain(shape):
@@ -261,7 +292,10 @@ def plain(shape):
   from experiments import plain_jax_decode
 
   return plain_jax_decode.make_grpo(
-      shape, group=GROUP, new=NEW, rows=MICRO_ROWS,
-      prompts=np.random.default_rng(0).integers(97, 123, (PROMPTS, PROMPT)),
-      reward=lambda task, ids: rule(ids.tobytes()),
+    shape,
+    group=GROUP,
+    new=NEW,
+    rows=MICRO_ROWS,
+    prompts=np.random.default_rng(0).integers(97, 123, (PROMPTS, PROMPT)),
+    reward=lambda task, ids: rule(ids.tobytes()),
   )

@@ -37,7 +37,7 @@ def publish(preset: str, folder: pathlib.Path) -> None:
 
   renderer = chat.load(schema.Tokenizer())
   model = dataclasses.replace(
-      schema.PRESETS[preset], vocab_size=renderer.tokenizer.vocab_size
+    schema.PRESETS[preset], vocab_size=renderer.tokenizer.vocab_size
   )
   params = transformer.init(jax.random.key(0), model)
   hf.save(params, model, folder, dtype='float32')
@@ -47,12 +47,16 @@ def publish(preset: str, folder: pathlib.Path) -> None:
 def bodies(args) -> list[dict]:
   """Distinct prompts of ids; no stop token, so that all are as long."""
   return [
-      {'model': 'bench', 'prompt': [(7 * i + j * j) % 256
-                                    for j in range(args.prompt)],
-       'max_tokens': args.new, 'seed': i, 'ignore_eos': True,
-       'return_token_ids': True}
-      for i in range(args.requests)
-  ]  # fmt: skip
+    {
+      'model': 'bench',
+      'prompt': [(7 * i + j * j) % 256 for j in range(args.prompt)],
+      'max_tokens': args.new,
+      'seed': i,
+      'ignore_eos': True,
+      'return_token_ids': True,
+    }
+    for i in range(args.requests)
+  ]
 
 
 async def ask(client: httpx.AsyncClient, body: dict) -> list[int]:
@@ -66,7 +70,7 @@ async def measure(url: str, args, at_once: tuple[bool, ...]) -> list[float]:
   asked, seconds = bodies(args), [[] for _ in at_once]
   limits = httpx.Limits(max_connections=args.requests)
   async with httpx.AsyncClient(
-      base_url=url, timeout=None, limits=limits
+    base_url=url, timeout=None, limits=limits
   ) as client:
     expected = [await ask(client, body) for body in asked]  # compiles, too
     assert all(len(ids) == args.new for ids in expected)
@@ -86,11 +90,18 @@ async def measure(url: str, args, at_once: tuple[bool, ...]) -> list[float]:
 def serve(folder: str, args, slots: int, at_once: tuple[bool, ...]):
   """`measure`, of a server with so many slots."""
   with subprocess.Popen(
-      [sys.executable, '-m', 'posttrain.serve', '--port=0',
-       f'--checkpoint={folder}/bench', f'--slots={slots}',
-       f'--max_model_len={args.prompt + args.new}'],
-      stdout=subprocess.PIPE, text=True,
-  ) as server:  # fmt: skip
+    [
+      sys.executable,
+      '-m',
+      'posttrain.serve',
+      '--port=0',
+      f'--checkpoint={folder}/bench',
+      f'--slots={slots}',
+      f'--max_model_len={args.prompt + args.new}',
+    ],
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as server:
     try:
       url = server.stdout.readline().split()[-1]
       return asyncio.run(measure(url, args, at_once))
@@ -102,22 +113,30 @@ def main(argv: list[str]) -> None:
   parser = argparse.ArgumentParser(prog='python -m experiments.bench_serve')
   parser.add_argument('--preset', default='small')
   for name, default in (
-      ('requests', 64), ('prompt', 32), ('new', 64), ('slots', 64),
-      ('repeats', 1),
-  ):  # fmt: skip
+    ('requests', 64),
+    ('prompt', 32),
+    ('new', 64),
+    ('slots', 64),
+    ('repeats', 1),
+  ):
     parser.add_argument(f'--{name}', type=int, default=default)
   args = parser.parse_args(argv)
   with tempfile.TemporaryDirectory() as folder:
     publish(args.preset, pathlib.Path(folder) / 'bench')
     together, alone = serve(folder, args, args.slots, (True, False))
     (one_slot,) = serve(folder, args, 1, (False,))
-  print(json.dumps({
-      **vars(args), 'together_tokens_per_s': round(together, 1),
-      'one_by_one_tokens_per_s': round(alone, 1),
-      'ratio': round(together / alone, 2),
-      'one_slot_tokens_per_s': round(one_slot, 1),
-      'ratio_to_one_slot': round(together / one_slot, 2),
-  }))  # fmt: skip
+  print(
+    json.dumps(
+      {
+        **vars(args),
+        'together_tokens_per_s': round(together, 1),
+        'one_by_one_tokens_per_s': round(alone, 1),
+        'ratio': round(together / alone, 2),
+        'one_slot_tokens_per_s': round(one_slot, 1),
+        'ratio_to_one_slot': round(together / one_slot, 2),
+      }
+    )
+  )
 
 
 if __name__ == '__main__':

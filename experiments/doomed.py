@@ -15,9 +15,12 @@ import threading
 
 import jax
 
-from posttrain import checkpoint, evaluation, main, train_step
+from posttrain import main
+from posttrain.checkpoints import store
 from posttrain.decode import engine
+from posttrain.evaluation import evaluator
 from posttrain.rollout import driver
+from posttrain.training import step as train_step
 
 
 class Watch:
@@ -72,11 +75,11 @@ class Watch:
 def run(options: str, *argv: str) -> int:
   """Returns the exit code of `posttrain.main`."""
   watch = Watch(**json.loads(options))
-  watch.wrap('eval', evaluation.Evaluator, '__call__')
+  watch.wrap('eval', evaluator.Evaluator, '__call__')
   watch.wrap('rollout', driver.Driver, 'play', counts=False)
   watch.wrap('rollout', engine.Engine, 'poll')  # once per chunk and stop
   watch.wrap('update', train_step.TrainStep, '__call__')
-  watch.wrap('save', checkpoint.Checkpointer, 'save')
+  watch.wrap('save', store.Checkpointer, 'save')
   code = main.main(argv)
   watch.tell(watch.entries)
   return code

@@ -49,25 +49,33 @@ def main(argv=None) -> None:
   more = held['peak'] - cached['peak']
   if more < 0.8 * held['reference']:
     sys.exit(
-        f'a second model must show in the peak: got {more:.3f} GB more, its '
-        f'weights are {held["reference"]:.3f}'
+      f'a second model must show in the peak: got {more:.3f} GB more, its '
+      f'weights are {held["reference"]:.3f}'
     )
   timing.emit(
-      bench='dpo_memory', impl='held over cached',
-      peak=timing.rounded(held['peak'] / cached['peak']),
-      peak_more=timing.rounded(more),
-      reference=held['reference'],
-  )  # fmt: skip
+    bench='dpo_memory',
+    impl='held over cached',
+    peak=timing.rounded(held['peak'] / cached['peak']),
+    peak_more=timing.rounded(more),
+    reference=held['reference'],
+  )
 
 
 def launch(name: str, shape: str, workdir: str) -> dict:
   """Measures one of the two in a process of its own; prints its row."""
   done = subprocess.run(
-      [sys.executable, '-m', 'experiments.dpo_memory', f'--child={name}',
-       f'--shape={shape}', f'--workdir={workdir}'],
-      env={**os.environ, 'JAX_PLATFORMS': 'cpu'}, stdout=subprocess.PIPE,
-      text=True,
-  )  # fmt: skip
+    [
+      sys.executable,
+      '-m',
+      'experiments.dpo_memory',
+      f'--child={name}',
+      f'--shape={shape}',
+      f'--workdir={workdir}',
+    ],
+    env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+    stdout=subprocess.PIPE,
+    text=True,
+  )
   if done.returncode:
     sys.exit(f'{name} failed')
   row = json.loads(done.stdout.splitlines()[-1])
@@ -85,26 +93,35 @@ def recipe(shape: str, workdir: str):
     return ''.join(map(chr, rng.integers(97, 123, length)))
 
   path = pathlib.Path(workdir) / 'pairs.jsonl'
-  path.write_text(''.join(json.dumps({
-      'prompt': text(40), 'chosen': text(60), 'rejected': text(60)
-  }) + '\n' for _ in range(PAIRS)))  # fmt: skip
+  path.write_text(
+    ''.join(
+      json.dumps({'prompt': text(40), 'chosen': text(60), 'rejected': text(60)})
+      + '\n'
+      for _ in range(PAIRS)
+    )
+  )
   model = schema.Model(
-      **dict(zip(
-          lora_memory.SIZES, lora_memory.SHAPES[shape], strict=True
-      )), heads=8, kv_heads=4, remat='block',
-  )  # fmt: skip
+    **dict(zip(lora_memory.SIZES, lora_memory.SHAPES[shape], strict=True)),
+    heads=8,
+    kv_heads=4,
+    remat='block',
+  )
   stage = schema.Stage(
-      kind='preference', steps=STEPS,
-      pairs=schema.PairFile(path=str(path), eval_fraction=0.0),
-      batch=schema.Batch(
-          prompts_per_step=2 * ROWS, row_tokens=TOKENS,
-          micro_batch_tokens=ROWS * TOKENS,
-      ),
-      optim=schema.Optim(lr=1e-5, schedule='constant'),
-  )  # fmt: skip
+    kind='preference',
+    steps=STEPS,
+    pairs=schema.PairFile(path=str(path), eval_fraction=0.0),
+    batch=schema.Batch(
+      prompts_per_step=2 * ROWS,
+      row_tokens=TOKENS,
+      micro_batch_tokens=ROWS * TOKENS,
+    ),
+    optim=schema.Optim(lr=1e-5, schedule='constant'),
+  )
   return schema.Run(
-      model=model, stages={'dpo': stage}, compilation_cache=None,
-      metrics=schema.Metrics(progress=False),
+    model=model,
+    stages={'dpo': stage},
+    compilation_cache=None,
+    metrics=schema.Metrics(progress=False),
   )
 
 
@@ -112,9 +129,10 @@ def measure(args) -> dict:
   """The row of `args.child`."""
   import jax
 
-  from posttrain import build, instrument, preemption
+  from posttrain.stage import build
+  from posttrain.util import memory, preemption
 
-  instrument.keep_freed_memory()
+  memory.keep_freed_memory()
   run = recipe(args.shape, args.workdir)
   start, meter = lora_memory.resident(), hf_memory.Meter()
   job = build.make(run, 'dpo', args.workdir, 0, preemption.Signal())
@@ -130,11 +148,13 @@ def measure(args) -> dict:
   row['peak'] = meter.read()['peak'] - start
   row['reference'] = 0.0 if reference is None else lora_memory.size(reference)
   return {
-      'bench': 'dpo_memory', 'impl': args.child, 'shape': args.shape,
-      'parameters': lora_memory.count(state.params),
-      'loss': float(metrics['loss/total']),
-      **{name: timing.rounded(x) for name, x in row.items()},
-  }  # fmt: skip
+    'bench': 'dpo_memory',
+    'impl': args.child,
+    'shape': args.shape,
+    'parameters': lora_memory.count(state.params),
+    'loss': float(metrics['loss/total']),
+    **{name: timing.rounded(x) for name, x in row.items()},
+  }
 
 
 def scorer(job):
@@ -144,10 +164,11 @@ def scorer(job):
   import jax
   import jax.numpy as jnp
 
-  from posttrain import choice_objectives, schema
+  from posttrain import schema
+  from posttrain.training import pair_objectives
 
-  objective = choice_objectives.Preference(
-      job.objective._model, (), schema.Loss(preference=schema.SimPo())
+  objective = pair_objectives.Preference(
+    job.objective._model, (), schema.Loss(preference=schema.SimPo())
   )  # of the policy's log probabilities alone
   reference = jax.tree.map(jnp.copy, job.state.params)
 

@@ -67,8 +67,8 @@ def parse(argv):
   args = parser.parse_args(argv)
   if args.gigabytes < 1:
     parser.error(
-        f'--gigabytes must be >= 1: got {args.gigabytes}; the embedding alone '
-        'has 0.6'
+      f'--gigabytes must be >= 1: got {args.gigabytes}; the embedding alone '
+      'has 0.6'
     )
   return args
 
@@ -76,11 +76,17 @@ def parse(argv):
 def launch(child: str, folder: pathlib.Path) -> dict:
   """Runs one of `CHILDREN` in a process of its own."""
   done = subprocess.run(
-      [sys.executable, '-m', 'experiments.hf_memory', f'--child={child}',
-       f'--folder={folder}'],
-      env={**os.environ, 'JAX_PLATFORMS': 'cpu'}, stdout=subprocess.PIPE,
-      text=True,
-  )  # fmt: skip
+    [
+      sys.executable,
+      '-m',
+      'experiments.hf_memory',
+      f'--child={child}',
+      f'--folder={folder}',
+    ],
+    env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+    stdout=subprocess.PIPE,
+    text=True,
+  )
   if done.returncode:
     sys.exit(f'{child} failed')
   return json.loads(done.stdout)
@@ -116,10 +122,10 @@ def make(folder: pathlib.Path, gigabytes: float) -> dict:
   (folder / 'config.json').write_text(text)
   files = list(folder.glob('*.safetensors'))
   return {
-      'files': len(files),
-      'directory': sum(path.stat().st_size for path in files) / 1e9,
-      'largest': 2 * max(np.prod(shape) for shape in shapes.values()) / 1e9,
-      'parameters': 4 * count / 1e9,
+    'files': len(files),
+    'directory': sum(path.stat().st_size for path in files) / 1e9,
+    'largest': 2 * max(np.prod(shape) for shape in shapes.values()) / 1e9,
+    'parameters': 4 * count / 1e9,
   }
 
 
@@ -130,9 +136,9 @@ def equal(a: pathlib.Path, b: pathlib.Path) -> bool:
 
   def where(folder):
     return {
-        name: path
-        for path in sorted(folder.glob('*.safetensors'))
-        for name in safetensors.safe_open(path, 'numpy').keys()
+      name: path
+      for path in sorted(folder.glob('*.safetensors'))
+      for name in safetensors.safe_open(path, 'numpy').keys()
     }
 
   def bits(path, name):
@@ -142,7 +148,7 @@ def equal(a: pathlib.Path, b: pathlib.Path) -> bool:
 
   ours, theirs = where(a), where(b)
   return ours.keys() == theirs.keys() and all(
-      bits(ours[name], name) == bits(theirs[name], name) for name in ours
+    bits(ours[name], name) == bits(theirs[name], name) for name in ours
   )
 
 
@@ -165,8 +171,8 @@ class Meter:
   def _look(self) -> float:
     status = pathlib.Path('/proc/self/status').read_text()
     found = {
-        name: int(kib) * 1024 / 1e9
-        for name, kib in re.findall(r'(VmHWM|RssFile):\s+(\d+) kB', status)
+      name: int(kib) * 1024 / 1e9
+      for name, kib in re.findall(r'(VmHWM|RssFile):\s+(\d+) kB', status)
     }
     self._file = max(self._file, found['RssFile'])
     return found['VmHWM']

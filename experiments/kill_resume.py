@@ -37,7 +37,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from posttrain import checkpoint, metrics, tree
+from posttrain import tree
+from posttrain.checkpoints import store
+from posttrain.metrics import writers
 
 TIMED = '^time/|^rewards/.*/seconds/'  # metrics that no run has again
 # Phase -> within so many seconds of its beginning the kill comes.
@@ -46,39 +48,49 @@ PHASES = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
 # rewards differ within nearly every group; fewer slots than episodes, so that
 # some wait and the engine decodes chunk by chunk.
 TASKS = {
-    'ops': "('+',)", 'max_operand': 4, 'worked': False, 'train_tasks': 15,
-    'eval_tasks': 2,
-}  # fmt: skip
+  'ops': "('+',)",
+  'max_operand': 4,
+  'worked': False,
+  'train_tasks': 15,
+  'eval_tasks': 2,
+}
 RECIPES = {  # of the second stage; where it plays, 'rollout' is a phase
-    'grpo': 'arithmetic', 'dpo': 'arithmetic_dpo',
-    'rm': 'arithmetic_reward_model',
-}  # fmt: skip
+  'grpo': 'arithmetic',
+  'dpo': 'arithmetic_dpo',
+  'rm': 'arithmetic_reward_model',
+}
 
 
 def setting(stage: str) -> dict:
   """What of a recipe's options is another, by key."""
   own = {'grpo.envs.arithmetic.sampler.max_tokens': 16}
   return {
-      'checkpoint.every': 2, 'metrics.progress': False,
-      'sft.steps': 40, 'sft.optim.lr': 1e-2, f'{stage}.steps': 20,
-      f'{stage}.rollout.slots': 8, f'{stage}.rollout.chunk': 4,
-      **{key: x for key, x in own.items() if key.startswith(stage)},
-      **{
-          f'{name}.envs.arithmetic.env.{key}': value
-          for name in ('sft', stage) for key, value in TASKS.items()
-      },
-  }  # fmt: skip
+    'checkpoint.every': 2,
+    'metrics.progress': False,
+    'sft.steps': 40,
+    'sft.optim.lr': 1e-2,
+    f'{stage}.steps': 20,
+    f'{stage}.rollout.slots': 8,
+    f'{stage}.rollout.chunk': 4,
+    **{key: x for key, x in own.items() if key.startswith(stage)},
+    **{
+      f'{name}.envs.arithmetic.env.{key}': value
+      for name in ('sft', stage)
+      for key, value in TASKS.items()
+    },
+  }
 
 
 def command(
-    workdir: pathlib.Path, cache: pathlib.Path, stage: str = 'grpo'
+  workdir: pathlib.Path, cache: pathlib.Path, stage: str = 'grpo'
 ) -> list[str]:
   """Arguments of the run that is killed: it saves often."""
   return [
-      f'--config=configs/{RECIPES[stage]}.py:tiny', f'--workdir={workdir}',
-      f'--config.compilation_cache={cache}',
-      *(f'--config.{key}={value}' for key, value in setting(stage).items()),
-  ]  # fmt: skip
+    f'--config=configs/{RECIPES[stage]}.py:tiny',
+    f'--workdir={workdir}',
+    f'--config.compilation_cache={cache}',
+    *(f'--config.{key}={value}' for key, value in setting(stage).items()),
+  ]
 
 
 def launch(argv, **watch) -> subprocess.Popen:
@@ -87,9 +99,11 @@ def launch(argv, **watch) -> subprocess.Popen:
   if watch:
     program = ['experiments.doomed', json.dumps(watch)]
   return subprocess.Popen(
-      [sys.executable, '-m', *program, *argv],
-      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-  )  # fmt: skip
+    [sys.executable, '-m', *program, *argv],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -104,15 +118,15 @@ def outcome(workdir: pathlib.Path) -> dict:
   but the time."""
   arrays = {}
   for stage in sorted((workdir / 'checkpoints').iterdir()):
-    folder = checkpoint.find(str(stage))
+    folder = store.find(str(stage))
     with ocp.PyTreeCheckpointer() as reader:
       saved = reader.metadata(folder / 'state').item_metadata.tree
       as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), saved)
       state = reader.restore(folder / 'state', restore_args=as_numpy)
     arrays |= {f'{stage.name}/{k}': x for k, x in tree.flat(state).items()}
   rows = [
-      {k: v for k, v in row.items() if not re.search(TIMED, k)}
-      for row in metrics.read(str(workdir / 'metrics.jsonl'))
+    {k: v for k, v in row.items() if not re.search(TIMED, k)}
+    for row in writers.read(str(workdir / 'metrics.jsonl'))
   ]
   return {'arrays': arrays, 'rows': rows}
 
@@ -150,8 +164,9 @@ def unfinished(workdir: pathlib.Path) -> set[tuple[str, int]]:
   Not the times: clearing out an old one changes those, too.
   """
   return {
-      (path.name, path.stat().st_ino)
-      for path in workdir.glob('checkpoints/*/*') if 'tmp' in path.name
+    (path.name, path.stat().st_ino)
+    for path in workdir.glob('checkpoints/*/*')
+    if 'tmp' in path.name
   }
 
 
@@ -177,11 +192,14 @@ class Killer:
     saving = bool(unfinished(workdir) - before)
     # Writing goes on in the background when the call has returned.
     inside = killed.pop('inside') or (phase == 'save' and saving)
-    last = (metrics.read(str(workdir / 'metrics.jsonl')) or [{}])[-1]
+    last = (writers.read(str(workdir / 'metrics.jsonl')) or [{}])[-1]
     return {
-        'phase': phase if inside else 'between', **killed,
-        'stage': last.get('stage'), 'step': last.get('step'), 'saving': saving,
-    }  # fmt: skip
+      'phase': phase if inside else 'between',
+      **killed,
+      'stage': last.get('stage'),
+      'step': last.get('step'),
+      'saving': saving,
+    }
 
   def _in_phase(self, phase: str, argv, workdir) -> dict | None:
     left = self._left(self.stage if phase == 'rollout' else '', workdir)
@@ -190,7 +208,7 @@ class Killer:
     delay = self.rng.uniform(0.0, PHASES[phase])
     self.report.unlink(missing_ok=True)
     process = launch(
-        argv, report=str(self.report), phase=phase, entry=entry, delay=delay
+      argv, report=str(self.report), phase=phase, entry=entry, delay=delay
     )
     process.wait()
     if process.returncode != -signal.SIGKILL:
@@ -215,10 +233,11 @@ class Killer:
 
   def _left(self, stage: str, workdir) -> float:
     """Which share of the rows (of a stage) is still to come."""
+
     def count(rows):
       return sum(stage in row['stage'] for row in rows)
 
-    rows = metrics.read(str(workdir / 'metrics.jsonl'))
+    rows = writers.read(str(workdir / 'metrics.jsonl'))
     return 1.0 - count(rows) / count(self.rows)
 
 
@@ -248,15 +267,27 @@ def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
   seconds = time.monotonic() - start
   truth, entries = outcome(warm), json.loads(report.read_text())
   live = check_moved(truth, args.stage)
-  print(json.dumps({
-      'seed': args.seed, 'undisturbed_s': round(seconds, 1),
-      'rows': len(truth['rows']), 'stage': args.stage, 'updates': live,
-      'entries': entries,
-  }), flush=True)  # fmt: skip
+  print(
+    json.dumps(
+      {
+        'seed': args.seed,
+        'undisturbed_s': round(seconds, 1),
+        'rows': len(truth['rows']),
+        'stage': args.stage,
+        'updates': live,
+        'entries': entries,
+      }
+    ),
+    flush=True,
+  )
   killer = Killer(
-      random.Random(args.seed), report, args.stage, seconds, entries,
-      truth['rows'],
-  )  # fmt: skip
+    random.Random(args.seed),
+    report,
+    args.stage,
+    seconds,
+    entries,
+    truth['rows'],
+  )
   return killer, truth, differences(truth, outcome(cold))
 
 
@@ -287,10 +318,17 @@ def check(args, scratch: pathlib.Path) -> None:
     print(json.dumps({'trial': trial, 'differs': differs}), flush=True)
     wrong += differs
     trial += 1
-  print(json.dumps({
-      'kills': done.pop('kills'), 'while_saving': done.pop('saving', 0),
-      'by_phase': done, 'runs': trial, 'differences': len(wrong),
-  }))  # fmt: skip
+  print(
+    json.dumps(
+      {
+        'kills': done.pop('kills'),
+        'while_saving': done.pop('saving', 0),
+        'by_phase': done,
+        'runs': trial,
+        'differences': len(wrong),
+      }
+    )
+  )
   if wrong:
     sys.exit('a killed run differs from the undisturbed one')
 

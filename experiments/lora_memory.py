@@ -45,9 +45,9 @@ KL_BETA = 0.1
 SIZES = ('layers', 'embed_dim', 'head_dim', 'mlp_dim', 'vocab_size')
 # S and M are those of `plain_jax`; eight heads, four for keys and values.
 SHAPES = {
-    'S': (4, 256, 32, 768, 512),
-    'M': (8, 512, 64, 1536, 8192),
-    'L': (12, 1024, 128, 3072, 32768),
+  'S': (4, 256, 32, 768, 512),
+  'M': (8, 512, 64, 1536, 8192),
+  'L': (12, 1024, 128, 3072, 32768),
 }
 
 
@@ -58,9 +58,9 @@ def main(argv=None) -> None:
     return
   full, lora = (launch(name, args) for name in ('full', 'lora'))
   ratios = {
-      name: timing.rounded(full[name] / lora[name])
-      for name in full
-      if isinstance(full[name], float) and full[name] and lora[name]
+    name: timing.rounded(full[name] / lora[name])
+    for name in full
+    if isinstance(full[name], float) and full[name] and lora[name]
   }
   timing.emit(bench='lora_memory', impl='full over lora', **ratios)
 
@@ -69,12 +69,17 @@ def parse(argv):
   parser = argparse.ArgumentParser(prog='python -m experiments.lora_memory')
   parser.add_argument('--rank', type=int, default=8)
   parser.add_argument('--shape', choices=SHAPES, default='L')
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'),
-                      default='float32')
-  parser.add_argument('--folder', default=tempfile.gettempdir(),
-                      help='where the checkpoint goes, and is deleted again')
-  parser.add_argument('--child', choices=('full', 'lora'),
-                      help=argparse.SUPPRESS)
+  parser.add_argument(
+    '--dtype', choices=('float32', 'bfloat16'), default='float32'
+  )
+  parser.add_argument(
+    '--folder',
+    default=tempfile.gettempdir(),
+    help='where the checkpoint goes, and is deleted again',
+  )
+  parser.add_argument(
+    '--child', choices=('full', 'lora'), help=argparse.SUPPRESS
+  )
   args = parser.parse_args(argv)
   if args.rank < 1:
     parser.error(f'--rank must be >= 1: got {args.rank}')
@@ -85,12 +90,14 @@ def launch(name: str, args) -> dict:
   """Measures one of the two in a process of its own; prints its row."""
   command = [sys.executable, '-m', 'experiments.lora_memory', f'--child={name}']
   command += [
-      f'--{key}={value}' for key, value in vars(args).items() if key != 'child'
+    f'--{key}={value}' for key, value in vars(args).items() if key != 'child'
   ]
   done = subprocess.run(
-      command, env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
-      stdout=subprocess.PIPE, text=True,
-  )  # fmt: skip
+    command,
+    env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+    stdout=subprocess.PIPE,
+    text=True,
+  )
   if done.returncode:
     sys.exit(f'{name} failed')
   row = json.loads(done.stdout)
@@ -124,17 +131,21 @@ def measure(args) -> dict:
   row['peak_with_reference'], metrics = peak_of(batch, 1)
   assert metrics['ref_kl/kl'] != 0, 'the leash was not read'
   own = {id(x) for x in jax.tree.leaves(base)}
-  row['reference'] = size([
-      x for x in jax.tree.leaves(reference) if id(x) not in own
-  ])
+  row['reference'] = size(
+    [x for x in jax.tree.leaves(reference) if id(x) not in own]
+  )
   row['held'] = row['state'] + row['base']
   row['held_with_reference'] = row['held'] + row['reference']
   return {
-      'bench': 'lora_memory', 'impl': args.child, 'shape': args.shape,
-      'rank': child.stage.lora.rank, 'dtype': args.dtype,
-      'micro_tokens': ROWS * TOKENS, **counts,
-      **{name: timing.rounded(x) for name, x in row.items()},
-  }  # fmt: skip
+    'bench': 'lora_memory',
+    'impl': args.child,
+    'shape': args.shape,
+    'rank': child.stage.lora.rank,
+    'dtype': args.dtype,
+    'micro_tokens': ROWS * TOKENS,
+    **counts,
+    **{name: timing.rounded(x) for name, x in row.items()},
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,37 +164,46 @@ class Child:
 
   def __init__(self, args):
     from experiments import bench
-    from posttrain import optim, schema, sharding, states
+    from posttrain import schema, sharding
+    from posttrain.training import optim
+    from posttrain.training import state as train_state
 
     self.model = schema.Model(
-        **dict(zip(SIZES, SHAPES[args.shape], strict=True)), heads=8,
-        kv_heads=4, dtype=args.dtype, remat='block',
-    )  # fmt: skip
+      **dict(zip(SIZES, SHAPES[args.shape], strict=True)),
+      heads=8,
+      kv_heads=4,
+      dtype=args.dtype,
+      remat='block',
+    )
     rank = args.rank if args.child == 'lora' else 0
     self.stage = schema.Stage(
-        lora=schema.Lora(rank=rank), envs={'bench': schema.EnvEntry()}
+      lora=schema.Lora(rank=rank), envs={'bench': schema.EnvEntry()}
     )
     self.optimizer = optim.make(self.stage.optim, 1000)
     self.mesh = sharding.make_mesh(schema.Mesh())
-    self.like, self.whole = states.shapes(
-        self.stage, self.model, self.optimizer, self.mesh
+    self.like, self.whole = train_state.shapes(
+      self.stage, self.model, self.optimizer, self.mesh
     )
     ids = np.random.default_rng(0).integers(
-        self.model.vocab_size, size=(2 * ROWS, TOKENS), dtype=np.int32
+      self.model.vocab_size, size=(2 * ROWS, TOKENS), dtype=np.int32
     )
     self.batch = bench.make_batch(ids, ROWS)
 
   def compile(self):
     """The program of a `TrainStep`; also puts the batch where it reads it."""
-    from posttrain import objectives, train_step
     from posttrain.models import lora, transformer
+    from posttrain.training import objectives
+    from posttrain.training import step as train_step
 
     cfg = self.stage.lora
     base = lora.Base(self.whole, lora.scale(cfg)) if cfg.rank else None
     self.step = train_step.make_train_step(
-        objectives.TokenComponents(self.model, ('bench',)), self.optimizer,
-        mesh=self.mesh, rules=transformer.SHARDING_RULES, base=base,
-    )  # fmt: skip
+      objectives.TokenComponents(self.model, ('bench',)),
+      self.optimizer,
+      mesh=self.mesh,
+      rules=transformer.SHARDING_RULES,
+      base=base,
+    )
     self.batch = self.step.place(self.batch)
     return self.step._update.lower(self.like, self.batch, base).compile()
 
@@ -191,16 +211,20 @@ class Child:
     """(The frozen base or None, the state before the first step)."""
     import jax
 
-    from posttrain import states
     from posttrain.models import lora
+    from posttrain.training import state as train_state
 
     cfg, base = self.stage.lora, None
     if cfg.rank:
       base = lora.Base(self.load(), lora.scale(cfg))
-    state = states.fresh(
-        self.stage, self.optimizer, self.like, base, self.load,
-        jax.random.key(0),
-    )  # fmt: skip
+    state = train_state.fresh(
+      self.stage,
+      self.optimizer,
+      self.like,
+      base,
+      self.load,
+      jax.random.key(0),
+    )
     return base, state
 
   def load(self, name: str = 'init'):
@@ -224,27 +248,28 @@ class Child:
     from posttrain.rollout import references
 
     made = references.References(
-        self.model, None,
-        lambda model, width: scoring.Scorer(model, ROWS, width, self.mesh),
-        capacity=TOKENS,
-        load=lambda name: references.Model(self.load(name), self.model),
-        # As `connect` does.
-        held=None if base is None else {'init': base.params},
-    )  # fmt: skip
+      self.model,
+      None,
+      lambda model, width: scoring.Scorer(model, ROWS, width, self.mesh),
+      capacity=TOKENS,
+      load=lambda name: references.Model(self.load(name), self.model),
+      # As `connect` does.
+      held=None if base is None else {'init': base.params},
+    )
     batch = self.batch
     ids, temperatures = (
-        np.asarray(x).reshape(-1, TOKENS)
-        for x in (batch.ids, batch.temperatures)
+      np.asarray(x).reshape(-1, TOKENS) for x in (batch.ids, batch.temperatures)
     )
-    scored = made('init', [
-        Row(*pair) for pair in zip(ids, temperatures, strict=True)
-    ])
+    scored = made(
+      'init', [Row(*pair) for pair in zip(ids, temperatures, strict=True)]
+    )
     batch = dataclasses.replace(
-        batch, ref_logprobs=np.reshape(scored, batch.ids.shape),
-        ref_kl_weights=KL_BETA * np.asarray(batch.ce_weights),
-        sampler_logprobs=np.reshape(scored, batch.ids.shape),
-        ref_kl_count=batch.ce_count,
-    )  # fmt: skip
+      batch,
+      ref_logprobs=np.reshape(scored, batch.ids.shape),
+      ref_kl_weights=KL_BETA * np.asarray(batch.ce_weights),
+      sampler_logprobs=np.reshape(scored, batch.ids.shape),
+      ref_kl_count=batch.ce_count,
+    )
     return self.step.place(batch), made.model('init').params
 
 
@@ -252,8 +277,8 @@ def planned(update) -> dict:
   """XLA's figures of a compiled program; `planned` is their sum."""
   found = update.memory_analysis()
   row = {
-      name: getattr(found, f'{name}_size_in_bytes') / 1e9
-      for name in ('argument', 'output', 'alias', 'temp')
+    name: getattr(found, f'{name}_size_in_bytes') / 1e9
+    for name in ('argument', 'output', 'alias', 'temp')
   }
   total = row['argument'] + row['output'] - row['alias'] + row['temp']
   return {**row, 'planned': total}
@@ -269,10 +294,11 @@ def resident() -> float:
 
 def saved(state, folder: str) -> float:
   """Saves a checkpoint; returns its size."""
-  from posttrain import checkpoint, schema
+  from posttrain import schema
+  from posttrain.checkpoints import store
 
   with tempfile.TemporaryDirectory(dir=folder) as root:
-    checkpointer = checkpoint.Checkpointer(root, schema.Checkpoint())
+    checkpointer = store.Checkpointer(root, schema.Checkpoint())
     checkpointer.save(STEPS, state, {})
     checkpointer.close()
     files = pathlib.Path(root).rglob('*')

@@ -31,8 +31,8 @@ class Shape:
 
 
 SHAPES = {
-    'S': Shape(4, 256, 8, 4, 32, 768, 512),
-    'M': Shape(8, 512, 8, 4, 64, 1536, 8192),
+  'S': Shape(4, 256, 8, 4, 32, 768, 512),
+  'M': Shape(8, 512, 8, 4, 64, 1536, 8192),
 }
 ROWS, TOKENS = 64, 160  # of a step
 
@@ -42,20 +42,23 @@ def init(key: jax.Array, shape: Shape) -> dict:
   d, f = shape.embed_dim, shape.mlp_dim
   q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
   sizes = {
-      'q': (d, q), 'k': (d, kv), 'v': (d, kv), 'o': (q, d),
-      'gate': (d, f), 'up': (d, f), 'down': (f, d),
+    'q': (d, q),
+    'k': (d, kv),
+    'v': (d, kv),
+    'o': (q, d),
+    'gate': (d, f),
+    'up': (d, f),
+    'down': (f, d),
   }
   keys = dict(zip([*sizes, 'embed'], jax.random.split(key, 8), strict=True))
   layers = {
-      name: jax.random.normal(keys[name], (shape.layers, *size))
-      / math.sqrt(size[0])
-      for name, size in sizes.items()
+    name: jax.random.normal(keys[name], (shape.layers, *size))
+    / math.sqrt(size[0])
+    for name, size in sizes.items()
   }
   layers |= {name: jnp.ones((shape.layers, d)) for name in ('norm1', 'norm2')}
   table = jax.random.normal(keys['embed'], (shape.vocab_size, d))
-  return {
-      'embed': table / math.sqrt(d), 'layers': layers, 'norm': jnp.ones(d)
-  }
+  return {'embed': table / math.sqrt(d), 'layers': layers, 'norm': jnp.ones(d)}
 
 
 def rms_norm(x, scale):
@@ -85,15 +88,14 @@ def attend(q, k, v):
 def forward(params, shape: Shape, ids):
   """Logits f32[B, T, V]."""
   angles = jnp.arange(ids.shape[1])[:, None, None] * 10_000.0 ** (
-      -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
+    -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
   )
   cos, sin = jnp.cos(angles), jnp.sin(angles)  # [T, 1, H / 2]
 
   def block(x, p):
     y = rms_norm(x, p['norm1'])
     q, k, v = (
-        (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim)
-        for name in 'qkv'
+      (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim) for name in 'qkv'
     )
     x = x + attend(rotate(q, cos, sin), rotate(k, cos, sin), v) @ p['o']
     y = rms_norm(x, p['norm2'])
@@ -112,8 +114,8 @@ def loss(params, shape: Shape, ids):
 def make_step(shape: Shape, rows: int):
   """Returns (init_state, jitted step); `rows` sequences per micro-batch."""
   optimizer = optax.chain(
-      optax.clip_by_global_norm(1.0),
-      optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1),
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1),
   )
 
   def init_state(key):

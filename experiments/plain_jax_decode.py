@@ -42,8 +42,8 @@ def generate(params, shape: plain_jax.Shape, prompts, key, new: int):
   """
   rows, length = prompts.shape
   layers = [
-      jax.tree.map(lambda x, i=i: x[i], params['layers'])
-      for i in range(shape.layers)
+    jax.tree.map(lambda x, i=i: x[i], params['layers'])
+    for i in range(shape.layers)
   ]
   size = (rows, shape.kv_heads, length + new, shape.head_dim)
   empty = [(jnp.zeros(size), jnp.zeros(size)) for _ in layers]
@@ -60,9 +60,7 @@ def generate(params, shape: plain_jax.Shape, prompts, key, new: int):
   def draw(i, logits, cache, ids, logprobs):
     token, logprob = _draw(logits, numbers[i])
     ids = jax.lax.dynamic_update_slice(ids, token[:, None], (0, i))
-    logprobs = jax.lax.dynamic_update_slice(
-        logprobs, logprob[:, None], (0, i)
-    )
+    logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, i))
     return i + 1, token, cache, ids, logprobs
 
   logits, cache = feed(prompts, 0, empty)
@@ -76,7 +74,7 @@ def _forward(params, layers, shape, ids, start, cache):
   """(logits f32[B, V] behind the last token, cache with the new tokens)."""
   positions = start + jnp.arange(ids.shape[1])
   angles = positions[:, None, None] * 10_000.0 ** (
-      -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
+    -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
   )
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   rows = jnp.arange(len(ids))[:, None]
@@ -84,13 +82,12 @@ def _forward(params, layers, shape, ids, start, cache):
   for p, (keys, values) in zip(layers, cache, strict=True):
     y = plain_jax.rms_norm(x, p['norm1'])
     q, k, v = (
-        (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim)
-        for name in 'qkv'
+      (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim) for name in 'qkv'
     )
     q, k = (plain_jax.rotate(z, cos, sin) for z in (q, k))
     keys, values = (
-        old.at[rows, :, positions[None]].set(z)
-        for old, z in ((keys, k), (values, v))
+      old.at[rows, :, positions[None]].set(z)
+      for old, z in ((keys, k), (values, v))
     )
     new.append((keys, values))
     x = x + _attend(q, keys, values, positions) @ p['o']
@@ -134,8 +131,8 @@ def clip_loss(params, shape, ids, old, advantages, prompt: int):
 def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
   """Returns (optimizer, jitted update); `rows` sequences per micro-batch."""
   optimizer = optax.chain(
-      optax.clip_by_global_norm(1.0),
-      optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1),
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1),
   )
 
   def update(state, prompts, ids, old, advantages):
@@ -147,7 +144,7 @@ def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
 
     whole = jnp.concatenate([prompts, ids], axis=1)
     micros = jax.tree.map(
-        lambda x: x.reshape(-1, rows, *x.shape[1:]), (whole, old, advantages)
+      lambda x: x.reshape(-1, rows, *x.shape[1:]), (whole, old, advantages)
     )
     zeros = jax.tree.map(jnp.zeros_like, params)
     grads, _ = jax.lax.scan(one, zeros, micros)
@@ -158,8 +155,9 @@ def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
   return optimizer, jax.jit(update, donate_argnums=0)
 
 
-def make_grpo(shape: plain_jax.Shape, *, prompts, group: int, new: int,
-              rows: int, reward):  # fmt: skip
+def make_grpo(
+  shape: plain_jax.Shape, *, prompts, group: int, new: int, rows: int, reward
+):
   """Returns a function of nothing that does one GRPO step.
 
   Args:
@@ -179,9 +177,10 @@ def make_grpo(shape: plain_jax.Shape, *, prompts, group: int, new: int,
     nonlocal state, key
     key, now = jax.random.split(key)
     ids, logprobs = generate(state[0], shape, repeated, now, new)
-    rewards = np.array([
-        reward(row // group, said) for row, said in enumerate(np.asarray(ids))
-    ], np.float32).reshape(-1, group)  # fmt: skip
+    rewards = np.array(
+      [reward(row // group, said) for row, said in enumerate(np.asarray(ids))],
+      np.float32,
+    ).reshape(-1, group)
     advantages = rewards - rewards.mean(1, keepdims=True)
     state = update(state, repeated, ids, logprobs, advantages.reshape(-1))
     jax.block_until_ready(state)

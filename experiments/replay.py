@@ -32,28 +32,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from posttrain import (
-    arrays,
-    config,
-    errors,
-    instrument,
-    job,
-    metrics,
-    objectives,
-    optim,
-    packing,
-    pipeline,
-    schema,
-    sharding,
-    states,
-    token_export,
-    train_step,
-    types,
-    validation,
-)
+from posttrain import compilation, schema, sharding, types
 from posttrain.chat import renderer as chat
+from posttrain.config import checks
+from posttrain.config import load as config
+from posttrain.data import packing
+from posttrain.metrics import writers
 from posttrain.models import lora, transformer
+from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import references as refs
+from posttrain.stage import job
+from posttrain.training import arrays, objectives, optim, token_export
+from posttrain.training import state as train_state
+from posttrain.training import step as train_step
+from posttrain.util import errors, timers
 
 
 @dataclasses.dataclass
@@ -77,14 +69,16 @@ def parse(argv: Sequence[str]) -> Flags:
       flags.overrides.append((name.removeprefix('config.'), value))
     elif argument.startswith('--steps=') and re.fullmatch(r'[1-9]\d*', value):
       flags.steps = int(value)
-    elif argument.startswith('--') and value and name in (
-        'config', 'exports', 'stage', 'workdir'
-    ):  # fmt: skip
+    elif (
+      argument.startswith('--')
+      and value
+      and name in ('config', 'exports', 'stage', 'workdir')
+    ):
       setattr(flags, name, value)
     else:
       raise ValueError(
-          'arguments must be --config=FILE, --config.KEY=VALUE, --exports=DIR, '
-          f'--stage=NAME, --workdir=DIR or --steps=N: got {argument!r}'
+        'arguments must be --config=FILE, --config.KEY=VALUE, --exports=DIR, '
+        f'--stage=NAME, --workdir=DIR or --steps=N: got {argument!r}'
       )
   for name in ('config', 'exports', 'stage', 'workdir'):
     if not getattr(flags, name):
@@ -101,13 +95,14 @@ def files(exports: str, stage: str) -> dict[int, str]:
   pattern = re.compile(rf'{re.escape(stage)}_(\d{{6,}})\.jsonl')
   names = os.listdir(exports) if os.path.isdir(exports) else []
   found = {
-      int(match[1]): os.path.join(exports, name) for name in names
-      if (match := pattern.fullmatch(name))
-  }  # fmt: skip
+    int(match[1]): os.path.join(exports, name)
+    for name in names
+    if (match := pattern.fullmatch(name))
+  }
   if not found:
     raise ValueError(
-        f'--exports must be a folder with files {stage}_<step>.jsonl: got '
-        f'{exports!r}; set config.metrics.export_tokens in the run'
+      f'--exports must be a folder with files {stage}_<step>.jsonl: got '
+      f'{exports!r}; set config.metrics.export_tokens in the run'
     )
   return dict(sorted(found.items()))
 
@@ -120,8 +115,8 @@ def read(path: str) -> list[types.Sample]:
   """
   with open(path) as f:
     return [
-        sample(json.loads(line), f'{path}:{number}')
-        for number, line in enumerate(f, 1)
+      sample(json.loads(line), f'{path}:{number}')
+      for number, line in enumerate(f, 1)
     ]
 
 
@@ -135,19 +130,22 @@ def sample(record: dict[str, Any], where: str) -> types.Sample:
   version = record.get('schema_version')
   if version != token_export.SCHEMA_VERSION:
     raise ValueError(
-        f'{where}: schema_version must be {token_export.SCHEMA_VERSION}: got '
-        f'{version!r}; export anew'
+      f'{where}: schema_version must be {token_export.SCHEMA_VERSION}: got '
+      f'{version!r}; export anew'
     )
   streams = {
-      name: np.array(record[name], dtype)
-      for name, dtype in types.TOKEN_FIELDS.items()
+    name: np.array(record[name], dtype)
+    for name, dtype in types.TOKEN_FIELDS.items()
   }
   tokens = len(streams['ids'])
   return types.Sample(
-      env=record['env'], row=where, **streams,
-      # Whose words they were: read by those who write streams, not after.
-      roles=np.zeros(tokens, np.int8), is_content=np.zeros(tokens, bool),
-  )  # fmt: skip
+    env=record['env'],
+    row=where,
+    **streams,
+    # Whose words they were: read by those who write streams, not after.
+    roles=np.zeros(tokens, np.int8),
+    is_content=np.zeros(tokens, bool),
+  )
 
 
 class Packer:
@@ -164,10 +162,13 @@ class Packer:
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     while True:
       batch, leftover = packing.pack(
-          samples, row_tokens=self._row_tokens, rows=self._rows,
-          micro_batches=self._micro_batches, envs=self.envs,
-          pad_id=self._pad_id,
-      )  # fmt: skip
+        samples,
+        row_tokens=self._row_tokens,
+        rows=self._rows,
+        micro_batches=self._micro_batches,
+        envs=self.envs,
+        pad_id=self._pad_id,
+      )
       if not leftover:
         return batch
       self._micro_batches *= 2
@@ -183,49 +184,68 @@ def build(flags: Flags, run: schema.Run) -> job.Job:
   mesh = sharding.make_mesh(run.mesh)
   optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
   state, base = _begin(flags, run, model, renderer, mesh, optimizer)
-  objective = objectives.TokenComponents(
-      model, tuple(stage.envs), stage.loss
-  )
+  objective = objectives.TokenComponents(model, tuple(stage.envs), stage.loss)
   update = train_step.make_train_step(
-      objective, optimizer, mesh=mesh, rules=transformer.SHARDING_RULES,
-      average=stage.optim.average, updates=stage.updates_per_rollout,
-      base=base,
-  )  # fmt: skip
+    objective,
+    optimizer,
+    mesh=mesh,
+    rules=transformer.SHARDING_RULES,
+    average=stage.optim.average,
+    updates=stage.updates_per_rollout,
+    base=base,
+  )
   return job.Job(
-      name=name, cfg=stage, workdir=flags.workdir, step=0, state=state,
-      base=base, objective=objective, update=update, measure=None,
-      engine=None, references=None, evaluator=None, checkpointer=None,
-      save_every=1, exporter=None,
-      pipeline=Packer(stage, renderer.tokenizer.pad_id),
-      writer=metrics.Writer(
-          os.path.join(flags.workdir, 'metrics.jsonl'), 0, None
-      ),
-      progress=metrics.Progress(name, stage.steps, 0, run.metrics.progress),
-      clock=instrument.Timers(), about={},
-      compiling=instrument.CompileCounter().open(),
-  )  # fmt: skip
+    name=name,
+    cfg=stage,
+    workdir=flags.workdir,
+    step=0,
+    state=state,
+    base=base,
+    objective=objective,
+    update=update,
+    measure=None,
+    engine=None,
+    references=None,
+    evaluator=None,
+    checkpointer=None,
+    save_every=1,
+    exporter=None,
+    pipeline=Packer(stage, renderer.tokenizer.pad_id),
+    writer=writers.Writer(
+      os.path.join(flags.workdir, 'metrics.jsonl'), 0, None
+    ),
+    progress=writers.Progress(name, stage.steps, 0, run.metrics.progress),
+    clock=timers.Timers(),
+    about={},
+    compiling=compilation.CompileCounter().open(),
+  )
 
 
 def _begin(
-    flags: Flags, run: schema.Run, model, renderer, mesh, optimizer
+  flags: Flags, run: schema.Run, model, renderer, mesh, optimizer
 ) -> tuple[arrays.TrainState, lora.Base | None]:
   """Makes the state that the stage began with."""
   stage, index = run.stages[flags.stage], list(run.stages).index(flags.stage)
   root = os.path.dirname(os.path.abspath(flags.exports))
-  like, whole = states.shapes(stage, model, optimizer, mesh)
+  like, whole = train_state.shapes(stage, model, optimizer, mesh)
   random = jax.jit(
-      lambda: transformer.init(jax.random.key(run.seed), model),
-      out_shardings=jax.tree.map(lambda x: x.sharding, whole),
+    lambda: transformer.init(jax.random.key(run.seed), model),
+    out_shardings=jax.tree.map(lambda x: x.sharding, whole),
   )
   load = refs.Loader(
-      random, root, {'init': refs.resolve(stage.init, root)}, whole, model,
-      renderer, mesh,
-  )  # fmt: skip
+    random,
+    root,
+    {'init': refs.resolve(stage.init, root)},
+    whole,
+    model,
+    renderer,
+    mesh,
+  )
   base = None
   if stage.lora.rank:
     base = lora.Base(load.init(), lora.scale(stage.lora))
   key = jax.random.fold_in(jax.random.key(run.seed), index)
-  return states.fresh(stage, optimizer, like, base, load.init, key), base
+  return train_state.fresh(stage, optimizer, like, base, load.init, key), base
 
 
 def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
@@ -238,13 +258,13 @@ def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
   """
   if flags.stage not in run.stages:
     raise ValueError(
-        f'--stage must be one of {tuple(run.stages)}: got {flags.stage!r}'
+      f'--stage must be one of {tuple(run.stages)}: got {flags.stage!r}'
     )
   path = os.path.join(flags.workdir, 'metrics.jsonl')
   if os.path.exists(path):
     raise ValueError(f'--workdir must be new: got one that holds {path}')
   found = files(flags.exports, flags.stage)
-  instrument.enable_compilation_cache(run.compilation_cache)
+  compilation.enable_compilation_cache(run.compilation_cache)
   made = build(flags, run)
   state = made.state
   try:
@@ -256,16 +276,16 @@ def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
         state, measured = made.update(state, batch)
         measured = jax.device_get(measured)
       seen = {
-          'batch/samples': len(samples),
-          'batch/tokens': sum(len(sample) for sample in samples),
-      }  # fmt: skip
-      item = pipeline.Item(batch, seen, {})
+        'batch/samples': len(samples),
+        'batch/tokens': sum(len(sample) for sample in samples),
+      }
+      item = token_pipeline.Item(batch, seen, {})
       made.log(step, made.record(item, measured))
       made.check_finite(step, measured, item)
   finally:
     for part in (made.writer, made.progress, made.compiling):
       part.close()
-  return metrics.read(path)[-1]
+  return writers.read(path)[-1]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -279,13 +299,13 @@ def main(argv: Sequence[str]) -> int:
     for key, value in flags.overrides:
       config.override(node, key, value)
     run = config.build(node)
-    validation.check(run)
+    checks.check(run)
     print(json.dumps(replay(flags, run)))
   except KeyboardInterrupt:
     return 130
   except (ValueError, RuntimeError) as error:
     return errors.report(
-        error, 'configs.', 'experiments.', config.RECIPE_PREFIX
+      error, 'configs.', 'experiments.', config.RECIPE_PREFIX
     )
   return 0
 

@@ -21,16 +21,25 @@ import tempfile
 import time
 from unittest import mock
 
-from posttrain import config, main, metrics, report, schema
+from posttrain import main, schema
+from posttrain.config import load as config
+from posttrain.metrics import writers
+from posttrain.report import page
 
 STEPS, FAILS_AT, TIMEOUT = 6, 2, 1.0
 ROLLOUTS = 16  # of a step of this recipe
 BUDGET = schema.RewardFn().max_faults
 # Kind of fault -> rollouts that a step with it must do without; 0 = no fault.
 KINDS = {
-    'raises': 16, 'hangs': 16, 'hangs (async)': 16, 'NaN': 16,
-    'one NaN': 1, 'wrong length': 16, 'None': 0, 'slow': 0,
-}  # fmt: skip
+  'raises': 16,
+  'hangs': 16,
+  'hangs (async)': 16,
+  'NaN': 16,
+  'one NaN': 1,
+  'wrong length': 16,
+  'None': 0,
+  'slow': 0,
+}
 MINE = 'rewards.short: experiments.reward_faults:reward '
 
 
@@ -68,18 +77,22 @@ def recipe(kind: str, last: int, cache: pathlib.Path) -> schema.Run:
   run = main.load('configs/arithmetic.py:tiny')
   stage = run.stages['grpo']
   fails = schema.RewardFn(
-      'experiments.reward_faults:reward', timeout=TIMEOUT,
-      kwargs={'kind': kind, 'last': last},
-  )  # fmt: skip
+    'experiments.reward_faults:reward',
+    timeout=TIMEOUT,
+    kwargs={'kind': kind, 'last': last},
+  )
   rewards = {'env': schema.RewardFn(), 'short': fails}
   entry = dataclasses.replace(stage.envs['arithmetic'], rewards=rewards)
   stage = dataclasses.replace(
-      stage, init='random', steps=STEPS, envs={'arithmetic': entry},
-      optim=schema.Optim(lr=1e-3, warmup_steps=0),
-      eval=schema.Eval(prompts=2, samples=0, max_tokens=8),
-  )  # fmt: skip
+    stage,
+    init='random',
+    steps=STEPS,
+    envs={'arithmetic': entry},
+    optim=schema.Optim(lr=1e-3, warmup_steps=0),
+    eval=schema.Eval(prompts=2, samples=0, max_tokens=8),
+  )
   return dataclasses.replace(
-      run, stages={'grpo': stage}, compilation_cache=str(cache)
+    run, stages={'grpo': stage}, compilation_cache=str(cache)
   )
 
 
@@ -90,20 +103,22 @@ def play(kind: str, last: int, scratch: pathlib.Path) -> dict:
   run = recipe(kind, last, scratch / 'compiled')
   path.write_text(json.dumps(config.to_dict(run)))
   with (
-      contextlib.redirect_stdout(io.StringIO()),
-      contextlib.redirect_stderr(io.StringIO()) as said,
-      mock.patch.object(logging.getLogger('absl'), 'handle', warnings.append),
-      mock.patch.object(report, 'write'),  # takes longer than the rest
+    contextlib.redirect_stdout(io.StringIO()),
+    contextlib.redirect_stderr(io.StringIO()) as said,
+    mock.patch.object(logging.getLogger('absl'), 'handle', warnings.append),
+    mock.patch.object(page, 'write'),  # takes longer than the rest
   ):
     code = main.main([f'--config={path}', f'--workdir={workdir}'])
-  rows = metrics.read(str(workdir / 'metrics.jsonl'))[1:]
+  rows = writers.read(str(workdir / 'metrics.jsonl'))[1:]
   errors = list(workdir.glob('rollouts/grpo_errors_*.jsonl'))
   return {
-      'exit': code, 'steps': len(rows), 'said': said.getvalue(),
-      'faults': sum(len(x.read_text().splitlines()) for x in errors),
-      'excluded': [int(row['rollout/ungraded/arithmetic']) for row in rows],
-      'warned': sum(MINE in warning.getMessage() for warning in warnings),
-      'counted': sum(row['rewards/short/faults/arithmetic'] for row in rows),
+    'exit': code,
+    'steps': len(rows),
+    'said': said.getvalue(),
+    'faults': sum(len(x.read_text().splitlines()) for x in errors),
+    'excluded': [int(row['rollout/ungraded/arithmetic']) for row in rows],
+    'warned': sum(MINE in warning.getMessage() for warning in warnings),
+    'counted': sum(row['rewards/short/faults/arithmetic'] for row in rows),
   }
 
 
@@ -114,10 +129,12 @@ def check(kind: str, persists: bool, did: dict) -> str:
   bad = range(FAILS_AT, 1 + (STEPS if persists else FAILS_AT))
   faults = (BUDGET + 1 if stops else len(bad)) * (excluded > 0)
   expected = {
-      'exit': int(stops), 'steps': steps, 'faults': faults,
-      'counted': faults - stops,  # the step that stopped has no metrics
-      'excluded': [excluded * (i in bad) for i in range(1, steps + 1)],
-      'warned': 1 if kind == 'slow' else faults,
+    'exit': int(stops),
+    'steps': steps,
+    'faults': faults,
+    'counted': faults - stops,  # the step that stopped has no metrics
+    'excluded': [excluded * (i in bad) for i in range(1, steps + 1)],
+    'warned': 1 if kind == 'slow' else faults,
   }
   got = {key: did[key] for key in expected}
   assert got == expected, f'{kind} must do {expected}: got {did}'
@@ -131,17 +148,23 @@ def check(kind: str, persists: bool, did: dict) -> str:
 
 
 def table() -> None:
-  print(f'| fault | in | what the run did | steps of {STEPS} | faults | '
-        'rollouts left out | exit |\n' + 7 * '|---' + '|')  # fmt: skip
+  print(
+    f'| fault | in | what the run did | steps of {STEPS} | faults | '
+    'rollouts left out | exit |\n' + 7 * '|---' + '|'
+  )
   with tempfile.TemporaryDirectory() as scratch:
     for kind in KINDS:
       for last in (FAILS_AT, STEPS):
         did = play(kind, last, pathlib.Path(scratch))
         cells = (
-            kind, 'one step' if last == FAILS_AT else 'every step',
-            check(kind, last == STEPS, did), did['steps'], did['faults'],
-            sum(did['excluded']), did['exit'],
-        )  # fmt: skip
+          kind,
+          'one step' if last == FAILS_AT else 'every step',
+          check(kind, last == STEPS, did),
+          did['steps'],
+          did['faults'],
+          sum(did['excluded']),
+          did['exit'],
+        )
         print('|', ' | '.join(map(str, cells)), '|', flush=True)
 
 

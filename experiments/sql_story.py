@@ -21,8 +21,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain import config, envs, evaluation, metrics, report
+from posttrain import envs
+from posttrain.config import load as config
 from posttrain.envs.sql import players
+from posttrain.evaluation import evaluator
+from posttrain.metrics import writers
+from posttrain.report import page
 
 NAMES = ('sql', 'sql_hard')  # environments of the recipe
 _LEFT = re.compile(r'\n(?:left|Steps left): \d+$')  # of observations
@@ -35,8 +39,10 @@ def interval(right: int, count: int) -> str:
   """Writes a rate with its 95 % interval by Wilson's score."""
   z, p = 1.96, right / count
   middle = (p + z * z / (2 * count)) / (1 + z * z / count)
-  half = z / (1 + z * z / count) * math.sqrt(
-      p * (1 - p) / count + z * z / (4 * count * count)
+  half = (
+    z
+    / (1 + z * z / count)
+    * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
   )
   low, high = max(middle - half, 0.0), min(middle + half, 1.0)
   return f'{p:.1%} ({low:.1%} to {high:.1%})'
@@ -65,12 +71,12 @@ def difference(pairs: Sequence[tuple[bool, bool]]) -> str:
 
 def episodes(run: pathlib.Path, stage: str, step: int) -> Rows:
   """Returns the greedy episodes of an evaluation."""
-  return metrics.read(str(run / 'rollouts' / f'{stage}_eval_{step:06}.jsonl'))
+  return writers.read(str(run / 'rollouts' / f'{stage}_eval_{step:06}.jsonl'))
 
 
 def evaluations(run: pathlib.Path) -> list[tuple[str, int]]:
   """Returns (stage, step) of the start and of every stage's end."""
-  rows = metrics.read(str(run / 'metrics.jsonl'))
+  rows = writers.read(str(run / 'metrics.jsonl'))
   ends = {row['stage']: row['step'] for row in rows}
   return [(rows[0]['stage'], 0), *ends.items()]
 
@@ -78,8 +84,9 @@ def evaluations(run: pathlib.Path) -> list[tuple[str, int]]:
 def rates(runs: Sequence[pathlib.Path]) -> str:
   """Returns a table of greedy pass rates, by run, stage and environment."""
   lines = [
-      '| run | after | questions | greedy pass rate |', '|---|---|---|---|'
-  ]  # fmt: skip
+    '| run | after | questions | greedy pass rate |',
+    '|---|---|---|---|',
+  ]
   means: dict[tuple[str, str], list[float]] = {}
   for run in runs:
     for stage, step in evaluations(run):
@@ -90,13 +97,13 @@ def rates(runs: Sequence[pathlib.Path]) -> str:
           when = stage if step else 'nothing'
           means.setdefault((when, name), []).append(sum(right) / len(right))
           lines.append(
-              f'| {run.name} | {when} | {name} | '
-              f'{interval(sum(right), len(right))} |'
+            f'| {run.name} | {when} | {name} | '
+            f'{interval(sum(right), len(right))} |'
           )
   if len(runs) > 1:
     lines += [
-        f'| mean of {len(x)} | {when} | {name} | {sum(x) / len(x):.1%} |'
-        for (when, name), x in means.items()
+      f'| mean of {len(x)} | {when} | {name} | {sum(x) / len(x):.1%} |'
+      for (when, name), x in means.items()
     ]
   return '\n'.join(lines)
 
@@ -104,21 +111,23 @@ def rates(runs: Sequence[pathlib.Path]) -> str:
 def differences(runs: Sequence[pathlib.Path]) -> str:
   """Returns a table of what last stages add; '' without two of them."""
   lines = [
-      '| run | after | questions | more than before |', '|---|---|---|---|'
-  ]  # fmt: skip
+    '| run | after | questions | more than before |',
+    '|---|---|---|---|',
+  ]
   pooled: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
   for run in runs:
     stages = evaluations(run)[1:]
     if len(stages) < 2:
       continue
     before, after = (
-        {(row['env'], row['id']): row['correct']
-         for row in episodes(run, *time)} for time in stages[-2:]
-    )  # fmt: skip
+      {(row['env'], row['id']): row['correct'] for row in episodes(run, *time)}
+      for time in stages[-2:]
+    )
     for name in NAMES:
       pairs = [
-          (before[key], right) for key, right in after.items()
-          if key[0] == name and key in before
+        (before[key], right)
+        for key, right in after.items()
+        if key[0] == name and key in before
       ]
       if len(pairs) > 1:
         when = f'{stages[-1][0]}, not {stages[-2][0]}'
@@ -126,8 +135,8 @@ def differences(runs: Sequence[pathlib.Path]) -> str:
         lines.append(f'| {run.name} | {when} | {name} | {difference(pairs)} |')
   if len(runs) > 1:
     lines += [
-        f'| all {len(runs)} | {when} | {name} | {difference(pairs)} |'
-        for (when, name), pairs in pooled.items()
+      f'| all {len(runs)} | {when} | {name} | {difference(pairs)} |'
+      for (when, name), pairs in pooled.items()
     ]
   return '\n'.join(lines) if pooled else ''
 
@@ -135,19 +144,21 @@ def differences(runs: Sequence[pathlib.Path]) -> str:
 def transcripts(run: pathlib.Path, first: int, count: int) -> str:
   """Returns episodes of some tasks, at random and after each stage."""
   cfg = config.build(
-      config.from_dict(json.loads((run / 'config.json').read_text()))
+    config.from_dict(json.loads((run / 'config.json').read_text()))
   )
   stages = evaluations(run)[1:]
   env = envs.make(NAMES[0], cfg.stages[stages[-1][0]].envs[NAMES[0]].env)
   parts = []
   for task in env.source('eval', cfg.seed).take(first + count)[first:]:
     chance = players.play(env, task, players.chance, seed=cfg.seed)
-    attempts = {'random actions': vars(evaluation.answer(chance))} | {
-        f'after {stage}': next(
-            row for row in episodes(run, stage, step)
-            if (row['env'], row['id']) == (NAMES[0], task.id)
-        ) for stage, step in stages
-    }  # fmt: skip
+    attempts = {'random actions': vars(evaluator.answer(chance))} | {
+      f'after {stage}': next(
+        row
+        for row in episodes(run, stage, step)
+        if (row['env'], row['id']) == (NAMES[0], task.id)
+      )
+      for stage, step in stages
+    }
     parts.append(_side_by_side(task, attempts))
   return '\n\n'.join(parts)
 
@@ -157,9 +168,11 @@ def _side_by_side(task, attempts: dict[str, dict[str, Any]]) -> str:
   asked = _plain(task.prompt[-1]['content'].replace('\n', '; '))
   columns = [_turns(row) for row in attempts.values()]
   lines = [
-      f'**{asked}** (expected: {_code(str(task.answer))})', '',
-      '| ' + ' | '.join(attempts) + ' |', '|---' * len(attempts) + '|',
-  ]  # fmt: skip
+    f'**{asked}** (expected: {_code(str(task.answer))})',
+    '',
+    '| ' + ' | '.join(attempts) + ' |',
+    '|---' * len(attempts) + '|',
+  ]
   for at in range(max(map(len, columns))):
     cells = (column[at] if at < len(column) else '' for column in columns)
     lines.append('| ' + ' | '.join(cells) + ' |')
@@ -168,10 +181,11 @@ def _side_by_side(task, attempts: dict[str, dict[str, Any]]) -> str:
 
 def _turns(row: dict[str, Any]) -> list[str]:
   said = [
-      _code(message['content']) if message['role'] == 'assistant'
-      else _plain(_LEFT.sub('', message['content']))
-      for message in row['messages']
-  ]  # fmt: skip
+    _code(message['content'])
+    if message['role'] == 'assistant'
+    else _plain(_LEFT.sub('', message['content']))
+    for message in row['messages']
+  ]
   return [*said, '**right**' if row['correct'] else '**wrong**']
 
 
@@ -199,7 +213,7 @@ def main() -> None:
   parser.add_argument('--png')
   args = parser.parse_args()
   if args.png:
-    report.figure(str(args.runs[0]), args.png)
+    page.figure(str(args.runs[0]), args.png)
   print(rates(args.runs))
   print()
   if found := differences(args.runs):

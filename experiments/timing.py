@@ -14,16 +14,17 @@ from collections.abc import Callable, Mapping
 MATMUL_GFLOP = 8 * 2 * 1024**3 / 1e9
 REFERENCE_GFLOPS = 190  # of the matrix product, per CPU second
 REFERENCE = {
-    'train_step': {
-        'S': {'plain': 6758, 'aim': 7702}, 'M': {'plain': 954, 'aim': 1000},
-    },
-    'decode': {
-        'S': {'plain': 11_515, 'transformers': 4728, 'tunix': 5628},
-        'M': {'plain': 1643, 'transformers': 712, 'tunix': 803},
-    },
-    # Steps per second.
-    'grpo': {'S': {'plain': 1 / 0.72, 'trl': 1 / 1.31, 'tunix': 1 / 1.16}},
-}  # fmt: skip
+  'train_step': {
+    'S': {'plain': 6758, 'aim': 7702},
+    'M': {'plain': 954, 'aim': 1000},
+  },
+  'decode': {
+    'S': {'plain': 11_515, 'transformers': 4728, 'tunix': 5628},
+    'M': {'plain': 1643, 'transformers': 712, 'tunix': 803},
+  },
+  # Steps per second.
+  'grpo': {'S': {'plain': 1 / 0.72, 'trl': 1 / 1.31, 'tunix': 1 / 1.16}},
+}
 
 
 def emit(**fields) -> None:

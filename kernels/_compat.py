@@ -17,7 +17,7 @@ VMEM = pltpu.VMEM
 
 
 def triton(
-    interpret: bool, *, num_warps: int, num_stages: int
+  interpret: bool, *, num_warps: int, num_stages: int
 ) -> dict[str, Any]:
   """Keywords of a `pl.pallas_call` for the Triton backend."""
   if interpret:
@@ -35,7 +35,7 @@ def mosaic_tpu(interpret: bool, *semantics: str) -> dict[str, Any]:
 
 
 def struct(
-    shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array
+  shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array
 ) -> jax.ShapeDtypeStruct:
   """The result of a kernel that varies over mesh axes as `like` does."""
   varies = jax.typeof(like).manual_axis_type

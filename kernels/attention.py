@@ -29,25 +29,23 @@ from kernels import decode_tpu, decode_triton, flash, reference
 BACKENDS = ('auto', 'reference', *flash.MODULES)
 
 
-def refuses(
-    backend: str, head_dim: int, dtype: jnp.dtype
-) -> str | None:
+def refuses(backend: str, head_dim: int, dtype: jnp.dtype) -> str | None:
   """Why a backend's kernels cannot serve such heads; None: they can."""
   return flash.MODULES[backend].refuses(head_dim, jnp.dtype(dtype))
 
 
 def attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    return_lse: bool = False,
-    backend: str = 'auto',
-    interpret: bool = False,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  return_lse: bool = False,
+  backend: str = 'auto',
+  interpret: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Attends each query to the keys of its interval.
 
@@ -81,24 +79,31 @@ def attention(
     Dao, FlashAttention-2, arXiv 2307.08691.
   """
   return cached(
-      q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), k_start, k_end,
-      scale=scale, softcap=softcap, return_lse=return_lse, backend=backend,
-      interpret=interpret,
+    q,
+    k.transpose(0, 2, 1, 3),
+    v.transpose(0, 2, 1, 3),
+    k_start,
+    k_end,
+    scale=scale,
+    softcap=softcap,
+    return_lse=return_lse,
+    backend=backend,
+    interpret=interpret,
   )
 
 
 def cached(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    return_lse: bool = False,
-    backend: str = 'auto',
-    interpret: bool = False,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  return_lse: bool = False,
+  backend: str = 'auto',
+  interpret: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """`attention` over keys that lie in a cache: k, v are [B, K, S, H]."""
   options = flash.Options(scale, softcap, backend, interpret)
@@ -110,18 +115,18 @@ def cached(
 
 
 def decode(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    return_lse: bool = False,
-    backend: str = 'auto',
-    interpret: bool = False,
-    splits: int | None = None,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  return_lse: bool = False,
+  backend: str = 'auto',
+  interpret: bool = False,
+  splits: int | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """`cached` with one query per row: q [B, N, H], intervals i32[B].
 
@@ -135,23 +140,29 @@ def decode(
   options = flash.Options(scale, softcap, backend, interpret)
   _check(q, k, v, options)
   plain = functools.partial(
-      reference.decode, scale=scale, softcap=softcap, return_lse=True
+    reference.decode, scale=scale, softcap=softcap, return_lse=True
   )
   calls = {
-      'triton': functools.partial(decode_triton.forward, options, splits),
-      'mosaic_tpu': functools.partial(decode_tpu.forward, options),
-      'reference': plain,
+    'triton': functools.partial(decode_triton.forward, options, splits),
+    'mosaic_tpu': functools.partial(decode_tpu.forward, options),
+    'reference': plain,
   }
   if backend != 'auto':
     out, lse = calls[backend](q, k, v, k_start, k_end)
   else:
     able = {
-        name: plain if refuses(name, q.shape[-1], q.dtype) else calls[name]
-        for name in flash.MODULES
+      name: plain if refuses(name, q.shape[-1], q.dtype) else calls[name]
+      for name in flash.MODULES
     }
     out, lse = lax.platform_dependent(
-        q, k, v, k_start, k_end,
-        cuda=able['triton'], tpu=able['mosaic_tpu'], default=plain,
+      q,
+      k,
+      v,
+      k_start,
+      k_end,
+      cuda=able['triton'],
+      tpu=able['mosaic_tpu'],
+      default=plain,
     )
   return (out, lse) if return_lse else out
 
@@ -163,7 +174,7 @@ def _check(q, k, v, options):
   assert k.shape == v.shape, f'k {k.shape} and v {v.shape} differ'
   if q.dtype != k.dtype or q.dtype != v.dtype:
     raise NotImplementedError(
-        f'q, k and v must have one dtype: got {q.dtype}, {k.dtype}, {v.dtype}'
+      f'q, k and v must have one dtype: got {q.dtype}, {k.dtype}, {v.dtype}'
     )
   if options.backend in flash.MODULES:
     reason = refuses(options.backend, q.shape[-1], q.dtype)

@@ -42,25 +42,25 @@ def forward(options, q, k, v, k_start, k_end):
   rows = pl.BlockSpec((None, kv, group, h), lambda i, j, *_: (i, 0, 0, 0))
   stats = pl.BlockSpec((None, kv, group, 1), lambda i, j, *_: (i, 0, 0, 0))
   keys = pl.BlockSpec(
-      (None, kv, block, h), functools.partial(_key_block, block)
+    (None, kv, block, h), functools.partial(_key_block, block)
   )
   column = _compat.VMEM((kv, group, 1), jnp.float32)
   acc = _compat.VMEM((kv, group, h), jnp.float32)
   out, lse = pl.pallas_call(
-      functools.partial(_kernel, options),
-      out_shape=(
-          _compat.struct((b, kv, group, h), q.dtype, q),
-          _compat.struct((b, kv, group, 1), jnp.float32, q),
-      ),
-      grid_spec=_compat.PrefetchScalarGridSpec(
-          num_scalar_prefetch=2,
-          grid=(b, padded // block),
-          in_specs=[rows, keys, keys],
-          out_specs=(rows, stats),
-          scratch_shapes=[column, column, acc],
-      ),
-      name='decode',
-      **_compat.mosaic_tpu(options.interpret, 'parallel', 'arbitrary'),
+    functools.partial(_kernel, options),
+    out_shape=(
+      _compat.struct((b, kv, group, h), q.dtype, q),
+      _compat.struct((b, kv, group, 1), jnp.float32, q),
+    ),
+    grid_spec=_compat.PrefetchScalarGridSpec(
+      num_scalar_prefetch=2,
+      grid=(b, padded // block),
+      in_specs=[rows, keys, keys],
+      out_specs=(rows, stats),
+      scratch_shapes=[column, column, acc],
+    ),
+    name='decode',
+    **_compat.mosaic_tpu(options.interpret, 'parallel', 'arbitrary'),
   )(*masks.clip(k_start, k_end, s), q.reshape(b, kv, group, h), k, v)
   return out.reshape(b, n, h), lse.reshape(b, n)
 
@@ -73,8 +73,15 @@ def _key_block(block, i, j, start_ref, end_ref):
 
 
 def _kernel(
-    options, start_ref, end_ref, q_ref, k_ref, v_ref, out_ref, lse_ref,
-    *state_refs,
+  options,
+  start_ref,
+  end_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  out_ref,
+  lse_ref,
+  *state_refs,
 ):
   kv, group, h = q_ref.shape
   block = k_ref.shape[1]
@@ -92,9 +99,7 @@ def _kernel(
     keys = jax.lax.broadcasted_iota(jnp.int32, (group, block), 1)
     mask = tiles.sees(start, end, j * block + keys)
     for head in range(kv):
-      s = tiles.scores(
-          q_ref[head], k_ref[head], options.scale, options.softcap
-      )
+      s = tiles.scores(q_ref[head], k_ref[head], options.scale, options.softcap)
       state = tuple(ref[head] for ref in state_refs)
       state = tiles.step(state, s, v_ref[head], mask)
       for ref, x in zip(state_refs, state, strict=True):

@@ -44,16 +44,16 @@ def forward(options, splits, q, k, v, k_start, k_end):
   plan = _Plan(kv, group, rows, h, block, splits)
   dtype = q.dtype if splits == 1 else jnp.float32
   out, lse = pl.pallas_call(
-      functools.partial(_kernel, options, plan),
-      out_shape=(
-          _compat.struct((b, kv, splits, group, h), dtype, q),
-          _compat.struct((b, kv, splits, group), jnp.float32, q),
-      ),
-      grid=(b * kv, splits),
-      in_specs=plan.inputs(padded),
-      out_specs=(plan.partial(h), plan.partial()),
-      name='decode',
-      **_compat.triton(options.interpret, num_warps=4, num_stages=3),
+    functools.partial(_kernel, options, plan),
+    out_shape=(
+      _compat.struct((b, kv, splits, group, h), dtype, q),
+      _compat.struct((b, kv, splits, group), jnp.float32, q),
+    ),
+    grid=(b * kv, splits),
+    in_specs=plan.inputs(padded),
+    out_specs=(plan.partial(h), plan.partial()),
+    name='decode',
+    **_compat.triton(options.interpret, num_warps=4, num_stages=3),
   )(ends, q.reshape(b, kv, group, h), k, v)
   out, lse = _combine(out, lse)
   return out.astype(q.dtype).reshape(b, n, h), lse.reshape(b, n)
@@ -63,9 +63,9 @@ def default_splits(programs: int, size: int) -> int:
   """Power of two that keeps a GPU busy with `programs` rows times kv heads."""
   splits = 1
   while (
-      splits < MOST_SPLITS
-      and splits * programs < PROGRAMS
-      and size // (2 * splits) >= LEAST_KEYS
+    splits < MOST_SPLITS
+    and splits * programs < PROGRAMS
+    and size // (2 * splits) >= LEAST_KEYS
   ):
     splits *= 2
   return splits
@@ -83,18 +83,18 @@ class _Plan(NamedTuple):
     kv = self.kv
     ends = pl.BlockSpec((None, 2), lambda x, i: (x // kv, 0))
     rows = pl.BlockSpec(
-        (None, None, self.rows, self.h), lambda x, i: (x // kv, x % kv, 0, 0)
+      (None, None, self.rows, self.h), lambda x, i: (x // kv, x % kv, 0, 0)
     )
     keys = pl.BlockSpec(
-        (None, None, size, self.h), lambda x, i: (x // kv, x % kv, 0, 0)
+      (None, None, size, self.h), lambda x, i: (x // kv, x % kv, 0, 0)
     )
     return [ends, rows, keys, keys]
 
   def partial(self, *last):
     zeros = (0,) * (1 + len(last))
     return pl.BlockSpec(
-        (None, None, None, self.rows, *last),
-        lambda x, i: (x // self.kv, x % self.kv, i, *zeros),
+      (None, None, None, self.rows, *last),
+      lambda x, i: (x // self.kv, x % self.kv, i, *zeros),
     )
 
 

@@ -35,12 +35,12 @@ class Options(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def flash(
-    options: Options,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
+  options: Options,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Attends, heads before time.
 
@@ -81,6 +81,7 @@ flash.defvjp(_forward, _backward)
 
 def _run(options, direction, q, k, *args):
   """Calls `direction` of the backend, or of the one of the platform."""
+
   def of(backend):
     return functools.partial(getattr(backend, direction), options)
 
@@ -90,13 +91,16 @@ def _run(options, direction, q, k, *args):
   if options.backend == 'reference':
     return plain(q, k, *args)
   able = {
-      name: of(module) if module.refuses(q.shape[-1], q.dtype) is None
-      else plain
-      for name, module in MODULES.items()
+    name: of(module) if module.refuses(q.shape[-1], q.dtype) is None else plain
+    for name, module in MODULES.items()
   }
   return lax.platform_dependent(
-      q, k, *args,
-      cuda=able['triton'], tpu=able['mosaic_tpu'], default=plain,
+    q,
+    k,
+    *args,
+    cuda=able['triton'],
+    tpu=able['mosaic_tpu'],
+    default=plain,
   )
 
 
@@ -106,8 +110,14 @@ class _Plain:
   @staticmethod
   def forward(options, q, k, v, k_start, k_end):
     out, lse = reference.cached(
-        q.transpose(0, 2, 1, 3), k, v, k_start, k_end,
-        scale=options.scale, softcap=options.softcap, return_lse=True,
+      q.transpose(0, 2, 1, 3),
+      k,
+      v,
+      k_start,
+      k_end,
+      scale=options.scale,
+      softcap=options.softcap,
+      return_lse=True,
     )
     return out.transpose(0, 2, 1, 3), lse
 

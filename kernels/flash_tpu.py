@@ -47,14 +47,18 @@ def forward(options, q, k, v, k_start, k_end):
   stats = (*q.shape[:2], 1, plan.t)
   column = _compat.VMEM((plan.block_q, 1), jnp.float32)
   out, lse = _call(
-      options, plan, _forward_kernel, 'flash_forward', plan.query_grid(),
-      in_specs=plan.inputs(),
-      out_specs=(plan.rows(), plan.stats()),
-      out_shape=(
-          _compat.struct(q.shape, q.dtype, q),
-          _compat.struct(stats, jnp.float32, q),
-      ),
-      scratch_shapes=[column, column, plan.scratch(plan.block_q)],
+    options,
+    plan,
+    _forward_kernel,
+    'flash_forward',
+    plan.query_grid(),
+    in_specs=plan.inputs(),
+    out_specs=(plan.rows(), plan.stats()),
+    out_shape=(
+      _compat.struct(q.shape, q.dtype, q),
+      _compat.struct(stats, jnp.float32, q),
+    ),
+    scratch_shapes=[column, column, plan.scratch(plan.block_q)],
   )(blocks.reshape(-1), *args)
   return out[:, :, :t], lse[:, :, 0, :t]
 
@@ -66,20 +70,28 @@ def backward(options, q, k, v, k_start, k_end, lse, delta, g):
   args += tuple(masks.pad(x[:, :, None], 3, plan.t) for x in (lse, delta))
   args += (masks.pad(g, 2, plan.t),)
   dq = _call(
-      options, plan, _dq_kernel, 'flash_dq', plan.query_grid(),
-      in_specs=[*plan.inputs(), plan.stats(), plan.stats(), plan.rows()],
-      out_specs=plan.rows(),
-      out_shape=_compat.struct(args[1].shape, q.dtype, q),
-      scratch_shapes=[plan.scratch(plan.block_q)],
+    options,
+    plan,
+    _dq_kernel,
+    'flash_dq',
+    plan.query_grid(),
+    in_specs=[*plan.inputs(), plan.stats(), plan.stats(), plan.rows()],
+    out_specs=plan.rows(),
+    out_shape=_compat.struct(args[1].shape, q.dtype, q),
+    scratch_shapes=[plan.scratch(plan.block_q)],
   )(blocks.reshape(-1), *args)
   blocks = masks.query_blocks(blocks, plan.s // plan.block_k)
   specs, grid = plan.key_side()
   dk, dv = _call(
-      options, plan, _dkv_kernel, 'flash_dkv', grid,
-      in_specs=specs,
-      out_specs=(specs[2], specs[3]),
-      out_shape=(_compat.struct(args[2].shape, k.dtype, k),) * 2,
-      scratch_shapes=[plan.scratch(plan.block_k)] * 2,
+    options,
+    plan,
+    _dkv_kernel,
+    'flash_dkv',
+    grid,
+    in_specs=specs,
+    out_specs=(specs[2], specs[3]),
+    out_shape=(_compat.struct(args[2].shape, k.dtype, k),) * 2,
+    scratch_shapes=[plan.scratch(plan.block_k)] * 2,
   )(blocks.reshape(-1), *args)
   return dq[:, :, :t], dk[:, :, :s], dv[:, :, :s]
 
@@ -88,13 +100,13 @@ def _call(options, plan, kernel, name, grid, *, out_shape, **specs):
   """A `pallas_call` with prefetched blocks; it may divide three dimensions."""
   serial = ('arbitrary',) * (len(grid) - 3)
   return pl.pallas_call(
-      functools.partial(kernel, options, plan),
-      out_shape=out_shape,
-      grid_spec=_compat.PrefetchScalarGridSpec(
-          num_scalar_prefetch=1, grid=grid, **specs
-      ),
-      name=name,
-      **_compat.mosaic_tpu(options.interpret, *('parallel',) * 3, *serial),
+    functools.partial(kernel, options, plan),
+    out_shape=out_shape,
+    grid_spec=_compat.PrefetchScalarGridSpec(
+      num_scalar_prefetch=1, grid=grid, **specs
+    ),
+    name=name,
+    **_compat.mosaic_tpu(options.interpret, *('parallel',) * 3, *serial),
   )
 
 
@@ -125,19 +137,19 @@ class _Plan(NamedTuple):
 
     keys = pl.BlockSpec((None, None, self.block_k, self.h), key_block)
     vector = pl.BlockSpec(
-        (None, 2, self.block_q), lambda b, n, i, j, _: (b, 0, i)
+      (None, 2, self.block_q), lambda b, n, i, j, _: (b, 0, i)
     )
     return [vector, self.rows(), keys, keys]
 
   def rows(self):
     return pl.BlockSpec(
-        (None, None, self.block_q, self.h),
-        lambda b, n, i, j, _: (b, n, i, 0),
+      (None, None, self.block_q, self.h),
+      lambda b, n, i, j, _: (b, n, i, 0),
     )
 
   def stats(self):
     return pl.BlockSpec(
-        (None, None, 1, self.block_q), lambda b, n, i, j, _: (b, n, 0, i)
+      (None, None, 1, self.block_q), lambda b, n, i, j, _: (b, n, 0, i)
     )
 
   def key_side(self):
@@ -150,10 +162,11 @@ class _Plan(NamedTuple):
 
     def of(shape, place):
       return pl.BlockSpec(
-          (None, *shape),
-          lambda b, h, j, n, i, blocks: (
-              b, *place(h, j, h * group + n, query(b, j, i, blocks))
-          ),
+        (None, *shape),
+        lambda b, h, j, n, i, blocks: (
+          b,
+          *place(h, j, h * group + n, query(b, j, i, blocks)),
+        ),
       )
 
     vector = of((2, self.block_q), lambda h, j, n, i: (0, i))
@@ -169,12 +182,10 @@ def _prepare(q, k, v, k_start, k_end):
   kv, s = k.shape[1:3]
   block_q, t = masks.fit(t, BLOCK, LANES)
   block_k, padded = masks.fit(s, BLOCK, LANES)
-  k_start, k_end = (
-      masks.pad(x, 1, t) for x in masks.clip(k_start, k_end, s)
-  )
+  k_start, k_end = (masks.pad(x, 1, t) for x in masks.clip(k_start, k_end, s))
   blocks = masks.key_blocks(k_start, k_end, block_q, block_k)
   q, k, v = (
-      masks.pad(x, 2, size) for x, size in ((q, t), (k, padded), (v, padded))
+    masks.pad(x, 2, size) for x, size in ((q, t), (k, padded), (v, padded))
   )
   plan = _Plan(b, n, kv, t, padded, h, block_q, block_k)
   return blocks, (jnp.stack([k_start, k_end], axis=1), q, k, v), plan
@@ -199,15 +210,23 @@ def _keys(j, block, axis):
 
 
 def _forward_kernel(
-    options, plan, blocks_ref, vector_ref, q_ref, k_ref, v_ref,
-    out_ref, lse_ref, *state_refs,
+  options,
+  plan,
+  blocks_ref,
+  vector_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  out_ref,
+  lse_ref,
+  *state_refs,
 ):
   b, i, j = pl.program_id(0), pl.program_id(2), pl.program_id(3)
 
   @pl.when(j == 0)
   def _():
     for ref, x in zip(
-        state_refs, tiles.start(plan.block_q, plan.h), strict=True
+      state_refs, tiles.start(plan.block_q, plan.h), strict=True
     ):
       ref[...] = x
 
@@ -215,7 +234,7 @@ def _forward_kernel(
     s = tiles.scores(q_ref[...], k_ref[...], options.scale, options.softcap)
     mask = None
     if masked:
-      start, end = (vector_ref[x:x + 1].T for x in range(2))
+      start, end = (vector_ref[x : x + 1].T for x in range(2))
       mask = tiles.sees(start, end, _keys(j, plan.block_k, 1))
     state = tiles.step(tuple(r[...] for r in state_refs), s, v_ref[...], mask)
     for ref, x in zip(state_refs, state, strict=True):
@@ -231,8 +250,18 @@ def _forward_kernel(
 
 
 def _dq_kernel(
-    options, plan, blocks_ref, vector_ref, q_ref, k_ref, v_ref,
-    lse_ref, delta_ref, g_ref, dq_ref, sum_ref,
+  options,
+  plan,
+  blocks_ref,
+  vector_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  lse_ref,
+  delta_ref,
+  g_ref,
+  dq_ref,
+  sum_ref,
 ):
   b, i, j = pl.program_id(0), pl.program_id(2), pl.program_id(3)
 
@@ -246,7 +275,7 @@ def _dq_kernel(
     dp = tiles.dot(g_ref[...], v_ref[...], (1, 1))
     mask = None
     if masked:
-      start, end = (vector_ref[x:x + 1].T for x in range(2))
+      start, end = (vector_ref[x : x + 1].T for x in range(2))
       mask = tiles.sees(start, end, _keys(j, plan.block_k, 1))
     lse, delta = lse_ref[...].T, delta_ref[...].T
     _, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
@@ -260,8 +289,20 @@ def _dq_kernel(
 
 
 def _dkv_kernel(
-    options, plan, blocks_ref, vector_ref, q_ref, k_ref, v_ref,
-    lse_ref, delta_ref, g_ref, dk_ref, dv_ref, dk_sum_ref, dv_sum_ref,
+  options,
+  plan,
+  blocks_ref,
+  vector_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  lse_ref,
+  delta_ref,
+  g_ref,
+  dk_ref,
+  dv_ref,
+  dk_sum_ref,
+  dv_sum_ref,
 ):
   b, j, n, i = (pl.program_id(x) for x in (0, 2, 3, 4))
 
@@ -279,7 +320,7 @@ def _dkv_kernel(
       keys = _keys(j, plan.block_k, 0)
       mask = tiles.sees(vector_ref[0:1], vector_ref[1:2], keys)
     p, ds = tiles.gradient(
-        s, dp, lse_ref[...], delta_ref[...], mask, options.softcap
+      s, dp, lse_ref[...], delta_ref[...], mask, options.softcap
     )
     dv_sum_ref[...] += tiles.dot(p.astype(g.dtype), g, (1, 0))
     dk_sum_ref[...] += tiles.dot(ds.astype(q.dtype), q, (1, 0))

@@ -32,8 +32,8 @@ def refuses(head_dim: int, dtype: jnp.dtype) -> str | None:
   """Why the Triton kernels cannot serve such heads; None: they can."""
   if head_dim & (head_dim - 1) or not 16 <= head_dim <= MAX_HEAD_DIM:
     return (
-        f'head_dim must be a power of two from 16 to {MAX_HEAD_DIM}: '
-        f'got {head_dim}'
+      f'head_dim must be a power of two from 16 to {MAX_HEAD_DIM}: '
+      f'got {head_dim}'
     )
   if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f'dtype must be float32, bfloat16 or float16: got {dtype}'
@@ -47,16 +47,16 @@ def forward(options, q, k, v, k_start, k_end):
   rows, stats = plan.rows(), plan.stats()
   q = args[3]
   out, lse = pl.pallas_call(
-      functools.partial(_forward_kernel, options, plan),
-      out_shape=(
-          _compat.struct(q.shape, q.dtype, q),
-          _compat.struct(q.shape[:3], jnp.float32, q),
-      ),
-      grid=plan.query_grid(),
-      in_specs=plan.inputs(),
-      out_specs=(rows, stats),
-      name='flash_forward',
-      **_compat.triton(options.interpret, num_warps=4, num_stages=2),
+    functools.partial(_forward_kernel, options, plan),
+    out_shape=(
+      _compat.struct(q.shape, q.dtype, q),
+      _compat.struct(q.shape[:3], jnp.float32, q),
+    ),
+    grid=plan.query_grid(),
+    in_specs=plan.inputs(),
+    out_specs=(rows, stats),
+    name='flash_forward',
+    **_compat.triton(options.interpret, num_warps=4, num_stages=2),
   )(*args)
   return out[:, :, :t], lse[:, :, :t]
 
@@ -68,27 +68,28 @@ def backward(options, q, k, v, k_start, k_end, lse, delta, g):
   rest = tuple(masks.pad(x, 2, plan.t) for x in (lse, delta, g))
   params = _compat.triton(options.interpret, num_warps=8, num_stages=2)
   dq = pl.pallas_call(
-      functools.partial(_dq_kernel, options, plan),
-      out_shape=_compat.struct(args[3].shape, q.dtype, q),
-      grid=plan.query_grid(),
-      in_specs=[*plan.inputs(), plan.stats(), plan.stats(), plan.rows()],
-      out_specs=plan.rows(),
-      name='flash_dq',
-      **params,
+    functools.partial(_dq_kernel, options, plan),
+    out_shape=_compat.struct(args[3].shape, q.dtype, q),
+    grid=plan.query_grid(),
+    in_specs=[*plan.inputs(), plan.stats(), plan.stats(), plan.rows()],
+    out_specs=plan.rows(),
+    name='flash_dq',
+    **params,
   )(*args, *rest)
   blocks = masks.query_blocks(args[0], plan.s // plan.block_k)
   specs, grid = plan.key_side()
   shape = args[4].shape
   dk, dv = pl.pallas_call(
-      functools.partial(_dkv_kernel, options, plan),
-      out_shape=(
-          _compat.struct(shape, k.dtype, k), _compat.struct(shape, v.dtype, v)
-      ),
-      grid=grid,
-      in_specs=specs,
-      out_specs=(specs[4], specs[5]),
-      name='flash_dkv',
-      **params,
+    functools.partial(_dkv_kernel, options, plan),
+    out_shape=(
+      _compat.struct(shape, k.dtype, k),
+      _compat.struct(shape, v.dtype, v),
+    ),
+    grid=grid,
+    in_specs=specs,
+    out_specs=(specs[4], specs[5]),
+    name='flash_dkv',
+    **params,
   )(blocks, *args[1:], *rest)
   return dq[:, :, :t], dk[:, :, :s], dv[:, :, :s]
 
@@ -113,21 +114,21 @@ class _Plan(NamedTuple):
     n, group = self.n, self.n // self.kv
     vector = pl.BlockSpec((None, self.block_q), lambda i, x: (x // n, i))
     keys = pl.BlockSpec(
-        (None, None, self.s, self.h),
-        lambda i, x: (x // n, x % n // group, 0, 0),
+      (None, None, self.s, self.h),
+      lambda i, x: (x // n, x % n // group, 0, 0),
     )
     blocks = pl.BlockSpec((None, None, 4), lambda i, x: (x // n, i, 0))
     return [blocks, vector, vector, self.rows(), keys, keys]
 
   def rows(self):
     return pl.BlockSpec(
-        (None, None, self.block_q, self.h),
-        lambda i, x: (x // self.n, x % self.n, i, 0),
+      (None, None, self.block_q, self.h),
+      lambda i, x: (x // self.n, x % self.n, i, 0),
     )
 
   def stats(self):
     return pl.BlockSpec(
-        (None, None, self.block_q), lambda i, x: (x // self.n, x % self.n, i)
+      (None, None, self.block_q), lambda i, x: (x // self.n, x % self.n, i)
     )
 
   def key_side(self):
@@ -135,14 +136,14 @@ class _Plan(NamedTuple):
     blocks = pl.BlockSpec((None, None, 4), lambda j, x: (x // kv, j, 0))
     vector = pl.BlockSpec((None, self.t), lambda j, x: (x // kv, 0))
     rows = pl.BlockSpec(
-        (None, group, self.t, self.h), lambda j, x: (x // kv, x % kv, 0, 0)
+      (None, group, self.t, self.h), lambda j, x: (x // kv, x % kv, 0, 0)
     )
     stats = pl.BlockSpec(
-        (None, group, self.t), lambda j, x: (x // kv, x % kv, 0)
+      (None, group, self.t), lambda j, x: (x // kv, x % kv, 0)
     )
     keys = pl.BlockSpec(
-        (None, None, self.block_k, self.h),
-        lambda j, x: (x // kv, x % kv, j, 0),
+      (None, None, self.block_k, self.h),
+      lambda j, x: (x // kv, x % kv, j, 0),
     )
     specs = [blocks, vector, vector, rows, keys, keys, stats, stats, rows]
     return specs, (self.s // self.block_k, self.b * kv)
@@ -155,12 +156,10 @@ def _prepare(q, k, v, k_start, k_end):
   block_q, t = masks.fit(t, BLOCK, 16)
   # Wide heads: a tile of keys must leave room in shared memory.
   block_k, padded = masks.fit(s, BLOCK if h <= 128 else BLOCK // 2, 16)
-  k_start, k_end = (
-      masks.pad(x, 1, t) for x in masks.clip(k_start, k_end, s)
-  )
+  k_start, k_end = (masks.pad(x, 1, t) for x in masks.clip(k_start, k_end, s))
   blocks = masks.key_blocks(k_start, k_end, block_q, block_k)
   q, k, v = (
-      masks.pad(x, 2, size) for x, size in ((q, t), (k, padded), (v, padded))
+    masks.pad(x, 2, size) for x, size in ((q, t), (k, padded), (v, padded))
   )
   plan = _Plan(b, n, kv, t, padded, h, block_q, block_k)
   return (blocks, k_start, k_end, q, k, v), plan
@@ -170,7 +169,9 @@ def _walk(blocks_ref, step, state):
   """Runs step(masked, block, state) over [lo, hi); masks not the inner."""
   lo, inner, outer, hi = (blocks_ref[i] for i in range(4))
   for masked, first, last in (
-      (True, lo, inner), (False, inner, outer), (True, outer, hi)
+    (True, lo, inner),
+    (False, inner, outer),
+    (True, outer, hi),
   ):
     state = lax.fori_loop(first, last, functools.partial(step, masked), state)
   return state
@@ -181,8 +182,16 @@ def _keys(j, block):
 
 
 def _forward_kernel(
-    options, plan, blocks_ref, start_ref, end_ref, q_ref, k_ref, v_ref,
-    out_ref, lse_ref,
+  options,
+  plan,
+  blocks_ref,
+  start_ref,
+  end_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  out_ref,
+  lse_ref,
 ):
   q = q_ref[...]
   start, end = start_ref[...][:, None], end_ref[...][:, None]
@@ -201,12 +210,22 @@ def _forward_kernel(
 
 
 def _dq_kernel(
-    options, plan, blocks_ref, start_ref, end_ref, q_ref, k_ref, v_ref,
-    lse_ref, delta_ref, g_ref, dq_ref,
+  options,
+  plan,
+  blocks_ref,
+  start_ref,
+  end_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  lse_ref,
+  delta_ref,
+  g_ref,
+  dq_ref,
 ):
   q, g = q_ref[...], g_ref[...]
   start, end, lse, delta = (
-      ref[...][:, None] for ref in (start_ref, end_ref, lse_ref, delta_ref)
+    ref[...][:, None] for ref in (start_ref, end_ref, lse_ref, delta_ref)
   )
 
   def step(masked, j, dq):
@@ -225,8 +244,19 @@ def _dq_kernel(
 
 
 def _dkv_kernel(
-    options, plan, blocks_ref, start_ref, end_ref, q_ref, k_ref, v_ref,
-    lse_ref, delta_ref, g_ref, dk_ref, dv_ref,
+  options,
+  plan,
+  blocks_ref,
+  start_ref,
+  end_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  lse_ref,
+  delta_ref,
+  g_ref,
+  dk_ref,
+  dv_ref,
 ):
   k, v = k_ref[...], v_ref[...]
   keys = _keys(pl.program_id(0), plan.block_k)[:, None]

@@ -40,7 +40,7 @@ def pad(x: jax.Array, axis: int, size: int) -> jax.Array:
 
 
 def clip(
-    k_start: jax.Array, k_end: jax.Array, size: int
+  k_start: jax.Array, k_end: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
   """Keeps intervals within `size` keys; every empty one becomes [0, 0)."""
   k_start, k_end = jnp.maximum(k_start, 0), jnp.minimum(k_end, size)
@@ -54,7 +54,7 @@ def window(k_start: jax.Array, k_end: jax.Array, size: int) -> jax.Array:
 
 
 def key_blocks(
-    k_start: jax.Array, k_end: jax.Array, block_q: int, block_k: int
+  k_start: jax.Array, k_end: jax.Array, block_q: int, block_k: int
 ) -> jax.Array:
   """Which blocks of keys a block of queries sees.
 

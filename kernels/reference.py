@@ -8,15 +8,15 @@ import jax.numpy as jnp
 
 
 def attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    return_lse: bool = False,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Attends each query to the keys of its interval.
 
@@ -44,9 +44,7 @@ def attention(
   dtype, group = q.dtype, q.shape[2] // k.shape[2]
   q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
   k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-  scores = scale * jnp.einsum(
-      'btnh,bsnh->bnts', q, k, precision='highest'
-  )
+  scores = scale * jnp.einsum('btnh,bsnh->bnts', q, k, precision='highest')
   if softcap is not None:
     scores = softcap * jnp.tanh(scores / softcap)
   keys = jnp.arange(k.shape[1])[None, None]
@@ -64,34 +62,40 @@ def attention(
 
 
 def cached(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    return_lse: bool = False,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """`attention` over keys that lie in a cache: k, v are [B, K, S, H]."""
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
   return attention(
-      q, k, v, k_start, k_end,
-      scale=scale, softcap=softcap, return_lse=return_lse,
+    q,
+    k,
+    v,
+    k_start,
+    k_end,
+    scale=scale,
+    softcap=softcap,
+    return_lse=return_lse,
   )
 
 
 def decode(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    return_lse: bool = False,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """`cached` with one query per row: q [B, N, H], intervals i32[B].
 
@@ -99,8 +103,14 @@ def decode(
     float[B, N, H]; with `return_lse`, (that, f32[B, N]).
   """
   out = cached(
-      q[:, None], k, v, k_start[:, None], k_end[:, None],
-      scale=scale, softcap=softcap, return_lse=return_lse,
+    q[:, None],
+    k,
+    v,
+    k_start[:, None],
+    k_end[:, None],
+    scale=scale,
+    softcap=softcap,
+    return_lse=return_lse,
   )
   if not return_lse:
     return out[:, 0]

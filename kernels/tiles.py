@@ -32,12 +32,12 @@ def dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
   precision = None if a.dtype == jnp.float32 else lax.Precision.DEFAULT
   contract = (((axes[0],), (axes[1],)), ((), ()))
   return lax.dot_general(
-      a, b, contract, precision=precision, preferred_element_type=jnp.float32
+    a, b, contract, precision=precision, preferred_element_type=jnp.float32
   )
 
 
 def scores(
-    a: jax.Array, b: jax.Array, scale: float, softcap: float | None
+  a: jax.Array, b: jax.Array, scale: float, softcap: float | None
 ) -> jax.Array:
   """f32[rows of a, rows of b]: softcap tanh(scale a b^T / softcap)."""
   s = dot(a, b, (1, 1)) * scale
@@ -52,17 +52,17 @@ def sees(k_start: jax.Array, k_end: jax.Array, keys: jax.Array) -> jax.Array:
 def start(rows: int, head_dim: int) -> tuple[jax.Array, ...]:
   """(top, total, acc) before the first tile."""
   return (
-      jnp.full((rows, 1), MASKED, jnp.float32),
-      jnp.zeros((rows, 1), jnp.float32),
-      jnp.zeros((rows, head_dim), jnp.float32),
+    jnp.full((rows, 1), MASKED, jnp.float32),
+    jnp.zeros((rows, 1), jnp.float32),
+    jnp.zeros((rows, head_dim), jnp.float32),
   )
 
 
 def step(
-    state: tuple[jax.Array, ...],
-    s: jax.Array,
-    v: jax.Array,
-    mask: jax.Array | None,
+  state: tuple[jax.Array, ...],
+  s: jax.Array,
+  v: jax.Array,
+  mask: jax.Array | None,
 ) -> tuple[jax.Array, ...]:
   """Adds a tile of scores [queries, keys]; mask None: all keys are seen."""
   top, total, acc = state
@@ -86,12 +86,12 @@ def finish(state: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
 
 
 def gradient(
-    s: jax.Array,
-    dp: jax.Array,
-    lse: jax.Array,
-    delta: jax.Array,
-    mask: jax.Array | None,
-    softcap: float | None,
+  s: jax.Array,
+  dp: jax.Array,
+  lse: jax.Array,
+  delta: jax.Array,
+  mask: jax.Array | None,
+  softcap: float | None,
 ) -> tuple[jax.Array, jax.Array]:
   """(p, ds / scale) of a tile, in either layout; dp = g v^T."""
   p = jnp.exp(s - lse)

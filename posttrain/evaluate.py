@@ -24,7 +24,10 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from posttrain import comparison, config, errors, metrics
+from posttrain.config import load as config
+from posttrain.evaluation import comparison
+from posttrain.metrics import writers
+from posttrain.util import errors
 
 
 @dataclasses.dataclass
@@ -46,15 +49,17 @@ def parse(argv: Sequence[str]) -> Flags:
     name, _, value = argument.removeprefix('--').partition('=')
     if argument.startswith('--config.') and value:
       flags.overrides.append((name.removeprefix('config.'), value))
-    elif argument.startswith('--') and value and name in (
-        'checkpoint', 'against', 'config', 'stage', 'answers'
-    ):  # fmt: skip
+    elif (
+      argument.startswith('--')
+      and value
+      and name in ('checkpoint', 'against', 'config', 'stage', 'answers')
+    ):
       setattr(flags, name, value)
     else:
       raise ValueError(
-          'arguments must be --checkpoint=PATH, --against=PATH, --config=FILE, '
-          '--stage=NAME, --answers=FILE or --config.KEY=VALUE: got '
-          f'{argument!r}'
+        'arguments must be --checkpoint=PATH, --against=PATH, --config=FILE, '
+        '--stage=NAME, --answers=FILE or --config.KEY=VALUE: got '
+        f'{argument!r}'
       )
   if not flags.checkpoint:
     raise ValueError('--checkpoint=PATH must be given')
@@ -62,7 +67,7 @@ def parse(argv: Sequence[str]) -> Flags:
 
 
 def measure(
-    flags: Flags,
+  flags: Flags,
 ) -> tuple[comparison.Measurement, comparison.Measurement | None]:
   """Answers the tasks, by one policy or by two.
 
@@ -71,52 +76,51 @@ def measure(
     TooManyErrors: of environments.
   """
   # Late, so that a mistake in the command line is answered at once.
-  from posttrain import recipes, weights
+  from posttrain.checkpoints import weights
   from posttrain.rollout import driver
+  from posttrain.stage import from_checkpoint
 
   folders = [weights.find(flags.checkpoint)]
-  run, name = recipes.stage_of(
-      folders[0], flags.config, flags.stage, flags.overrides
+  run, name = from_checkpoint.stage_of(
+    folders[0], flags.config, flags.stage, flags.overrides
   )
   stage = run.stages[name]
   if stage.kind == 'ranking':
     raise ValueError(
-        f'stage {name!r} must train a model that speaks: got a reward model; '
-        'what it is right about is eval/pairs/* of its run\'s metrics.jsonl'
+      f'stage {name!r} must train a model that speaks: got a reward model; '
+      "what it is right about is eval/pairs/* of its run's metrics.jsonl"
     )
   # How far the policy has drifted is known to those who train it.
   stage = dataclasses.replace(
-      stage, eval=dataclasses.replace(stage.eval, kl=False)
+    stage, eval=dataclasses.replace(stage.eval, kl=False)
   )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  built, engine, load = recipes.engine(run, name, folders[0])
+  built, engine, load = from_checkpoint.engine(run, name, folders[0])
   if flags.against is not None:
     folders.append(_rival(flags.against, built))
   evaluator = built.evaluator
-  evaluator.connect(driver.Driver(
-      engine, built.renderer, built.capacity, stage.rollout
-  ))  # fmt: skip
+  evaluator.connect(
+    driver.Driver(engine, built.renderer, built.capacity, stage.rollout)
+  )
   found = []
   for folder in folders:
     load(folder)
-    found.append(
-        comparison.Measurement(*evaluator(), evaluator.answer_suite())
-    )
+    found.append(comparison.Measurement(*evaluator(), evaluator.answer_suite()))
     _check_asked(name, found[-1])
   return found[0], found[1] if len(found) > 1 else None
 
 
 def _rival(path: str, built) -> str:
   """The folder of the second policy."""
-  from posttrain import weights
+  from posttrain.checkpoints import weights
 
   try:
     folder = weights.find(path)
     weights.check(folder, built.model, built.renderer)
   except ValueError as error:
     raise ValueError(
-        '--against must name a policy of the same model and tokens: got '
-        f'{path!r}; {error}'
+      '--against must name a policy of the same model and tokens: got '
+      f'{path!r}; {error}'
     ) from error
   return folder
 
@@ -124,8 +128,8 @@ def _rival(path: str, built) -> str:
 def _check_asked(name: str, found: comparison.Measurement) -> None:
   if not (found.values or found.suite):
     raise ValueError(
-        f'stage {name!r} must have held-out tasks: no environment of it has; '
-        f'set config.{name}.envs.NAME.env.eval_path, say'
+      f'stage {name!r} must have held-out tasks: no environment of it has; '
+      f'set config.{name}.envs.NAME.env.eval_path, say'
     )
 
 
@@ -149,11 +153,11 @@ def main(argv: Sequence[str]) -> int:
     mine, theirs = measure(flags)
     print('\n'.join(comparison.table(mine, theirs)))
     print('\n'.join([*comparison.suite(mine, theirs), '']), end='')
-    print(metrics.dumps(comparison.to_json(mine, theirs)))
+    print(writers.dumps(comparison.to_json(mine, theirs)))
     if flags.answers:
       with open(flags.answers, 'w') as f:
         for answer in mine.answers:
-          f.write(metrics.dumps(dataclasses.asdict(answer)) + '\n')
+          f.write(writers.dumps(dataclasses.asdict(answer)) + '\n')
   except KeyboardInterrupt:
     return 130
   except (ValueError, RuntimeError) as error:

@@ -22,7 +22,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from posttrain import errors, schema
+from posttrain import schema
+from posttrain.util import errors
 
 FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 
@@ -57,9 +58,9 @@ def parse(argv: Sequence[str]) -> Flags:
     raise ValueError(f'--dtype must be one of {DTYPES}: got {flags.dtype!r}')
   if flags.dtype is not None and (flags.like or flags.format == 'peft'):
     raise ValueError(
-        '--dtype must not be given with --like or --format=peft: got '
-        f'{flags.dtype!r}; tensors keep the dtypes of --like, adapters are '
-        'float32'
+      '--dtype must not be given with --like or --format=peft: got '
+      f'{flags.dtype!r}; tensors keep the dtypes of --like, adapters are '
+      'float32'
     )
   return flags
 
@@ -72,13 +73,13 @@ def export(flags: Flags) -> None:
       folder is not empty, or no architecture computes this model.
   """
   # Late, so that a mistake in the command line is answered at once.
-  from posttrain import weights
+  from posttrain.checkpoints import weights
 
   folder = weights.find(flags.checkpoint)
   if weights.is_hf(folder):
     raise ValueError(
-        f'--checkpoint must be of a run, or of PEFT: got {flags.checkpoint!r}, '
-        'which is a HuggingFace directory already'
+      f'--checkpoint must be of a run, or of PEFT: got {flags.checkpoint!r}, '
+      'which is a HuggingFace directory already'
     )
   if flags.format == 'peft':
     _adapter(flags, folder)
@@ -87,19 +88,19 @@ def export(flags: Flags) -> None:
 
 
 def _adapter(flags: Flags, folder: str) -> None:
-  from posttrain import weights
+  from posttrain.checkpoints import weights
   from posttrain.models import peft, transformer
 
   found, start = weights.adapter(folder, average=True), weights.start(folder)
   if found is None:
     raise ValueError(
-        f'--checkpoint must be of a stage with lora.rank > 0: got {folder}, '
-        'all of whose weights were trained; use --format=hf'
+      f'--checkpoint must be of a stage with lora.rank > 0: got {folder}, '
+      'all of whose weights were trained; use --format=hf'
     )
   if flags.like is None and not weights.is_hf(start):
     raise ValueError(
-        f'--like must name the base of the adapter: its stage began with '
-        f'{start}; export that with --format=hf, and name its folder here'
+      f'--like must name the base of the adapter: its stage began with '
+      f'{start}; export that with --format=hf, and name its folder here'
     )
   base, model = flags.like or start, weights.model(folder)
   if flags.like is not None:
@@ -118,13 +119,12 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
   """
   import jax.numpy as jnp
 
-  from posttrain import tree, weights
+  from posttrain import tree
+  from posttrain.checkpoints import weights
   from posttrain.models import hf, transformer
 
   if not weights.is_hf(base):
-    raise ValueError(
-        f'--like must name a HuggingFace directory: got {base!r}'
-    )
+    raise ValueError(f'--like must name a HuggingFace directory: got {base!r}')
   hf.check_like(base, model)
   like = transformer.shapes(model)
   theirs = tree.flat(hf.load(base, model))
@@ -132,14 +132,14 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
     apart = jnp.abs(ours - theirs[path]).max() / jnp.abs(ours).max()
     if not apart < 2**-7:  # bfloat16 rounds by half of that
       raise ValueError(
-          f'--like must hold what the adapter was trained on, {start}: '
-          f'{path} differs by {apart:.1%}; export that with --format=hf'
+        f'--like must hold what the adapter was trained on, {start}: '
+        f'{path} differs by {apart:.1%}; export that with --format=hf'
       )
 
 
 def _whole(flags: Flags, folder: str) -> None:
-  from posttrain import weights
   from posttrain.chat import pretrained
+  from posttrain.checkpoints import weights
   from posttrain.models import hf, transformer
 
   model, like = weights.model(folder), flags.like
@@ -147,7 +147,7 @@ def _whole(flags: Flags, folder: str) -> None:
     like = weights.origin(folder)
   params = weights.load(folder, transformer.shapes(model), average=True)
   hf.save(
-      params, model, flags.folder, like=like, dtype=flags.dtype or 'bfloat16'
+    params, model, flags.folder, like=like, dtype=flags.dtype or 'bfloat16'
   )
   renderer = weights.renderer(folder)
   if renderer is not None:

@@ -31,8 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import errors, policies
+from posttrain.checkpoints import policies
 from posttrain.decode import requests
+from posttrain.util import errors
 
 
 @dataclasses.dataclass
@@ -54,7 +55,7 @@ class Flags:
   @property
   def sampling(self) -> requests.Sampling:
     return requests.Sampling(
-        self.temperature, self.top_k, self.top_p, self.min_p
+      self.temperature, self.top_k, self.top_p, self.min_p
     )
 
 
@@ -63,16 +64,16 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
-    'checkpoint': (str, 'a path'),
-    'prompt': (str, 'a text'),
-    'prompt_ids': (_ids, 'whole numbers with commas between them'),
-    'max_tokens': (int, 'a whole number'),
-    'temperature': (float, 'a number'),
-    'top_k': (int, 'a whole number'),
-    'top_p': (float, 'a number'),
-    'min_p': (float, 'a number'),
-    'seed': (int, 'a whole number'),
-    'template_variables': (str, 'a JSON object'),
+  'checkpoint': (str, 'a path'),
+  'prompt': (str, 'a text'),
+  'prompt_ids': (_ids, 'whole numbers with commas between them'),
+  'max_tokens': (int, 'a whole number'),
+  'temperature': (float, 'a number'),
+  'top_k': (int, 'a whole number'),
+  'top_p': (float, 'a number'),
+  'min_p': (float, 'a number'),
+  'seed': (int, 'a whole number'),
+  'template_variables': (str, 'a JSON object'),
 }
 
 
@@ -87,7 +88,7 @@ def parse(argv: Sequence[str]) -> Flags:
     if not argument.startswith('--') or name not in _READERS or not equals:
       expected = ', '.join(f'--{known}=...' for known in _READERS)
       raise ValueError(
-          f'arguments must be {expected} or --json: got {argument!r}'
+        f'arguments must be {expected} or --json: got {argument!r}'
       )
     read, what = _READERS[name]
     try:
@@ -105,7 +106,7 @@ def _check(flags: Flags) -> None:
   if (flags.prompt is None) == (flags.prompt_ids is None):
     got = 'neither' if flags.prompt is None else 'both'
     raise ValueError(
-        f'one of --prompt=TEXT and --prompt_ids=1,2,3 must be given: got {got}'
+      f'one of --prompt=TEXT and --prompt_ids=1,2,3 must be given: got {got}'
     )
   if flags.max_tokens is not None and flags.max_tokens < 1:
     raise ValueError(f'--max_tokens must be > 0: got {flags.max_tokens}')
@@ -125,8 +126,8 @@ def prompt_of(flags: Flags, policy: policies.Policy) -> np.ndarray:
   if flags.prompt_ids is None:
     if policy.renderer is None:
       raise ValueError(
-          f'--prompt_ids must be given: {flags.checkpoint} has no '
-          'tokenizer.json to read a --prompt by'
+        f'--prompt_ids must be given: {flags.checkpoint} has no '
+        'tokenizer.json to read a --prompt by'
       )
     message = {'role': 'user', 'content': flags.prompt}
     return policy.renderer.render([message], add_generation_prompt=True).ids
@@ -134,7 +135,7 @@ def prompt_of(flags: Flags, policy: policies.Policy) -> np.ndarray:
   wrong = [i for i in flags.prompt_ids if not 0 <= i < size]
   if wrong:
     raise ValueError(
-        f'--prompt_ids must be in [0, {size}), the vocabulary: got {wrong[0]}'
+      f'--prompt_ids must be in [0, {size}), the vocabulary: got {wrong[0]}'
     )
   return np.array(flags.prompt_ids, np.int32)
 
@@ -145,23 +146,31 @@ def answer(flags: Flags) -> dict[str, Any]:
   from posttrain.decode import engine as engines
 
   policy = policies.load(
-      flags.checkpoint, text=flags.prompt is not None,
-      variables=flags.template_variables,
+    flags.checkpoint,
+    text=flags.prompt is not None,
+    variables=flags.template_variables,
   )
   prompt = prompt_of(flags, policy)
   engine = engines.Engine(policy.model, slots=1, seed=flags.seed)
   engine.set_params(policy.params, 0)
-  (completion,) = engine.generate([requests.Request(
-      id=0, ids=prompt, max_tokens=flags.max_tokens or policy.max_tokens,
-      stop_ids=policy.stop_ids, sampling=flags.sampling,
-  )])  # fmt: skip
+  (completion,) = engine.generate(
+    [
+      requests.Request(
+        id=0,
+        ids=prompt,
+        max_tokens=flags.max_tokens or policy.max_tokens,
+        stop_ids=policy.stop_ids,
+        sampling=flags.sampling,
+      )
+    ]
+  )
   ids = completion.ids.tolist()
   return {
-      'prompt_ids': prompt.tolist(),
-      'ids': ids,
-      'logprobs': completion.logprobs.tolist(),
-      'text': policy.text(ids),
-      'stop_reason': completion.stop_reason,
+    'prompt_ids': prompt.tolist(),
+    'ids': ids,
+    'logprobs': completion.logprobs.tolist(),
+    'text': policy.text(ids),
+    'stop_reason': completion.stop_reason,
   }
 
 

@@ -17,7 +17,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from posttrain import config, errors, preemption, schema, validation
+from posttrain import schema
+from posttrain.config import checks
+from posttrain.config import load as config
+from posttrain.util import errors, preemption
 
 
 @dataclasses.dataclass
@@ -45,8 +48,8 @@ def parse(argv: Sequence[str]) -> Flags:
       flags.overrides.append((name.removeprefix('--config.'), value))
     else:
       raise ValueError(
-          f'arguments must be --config=FILE, --workdir=DIR, '
-          f'--config.KEY=VALUE or --dry_run: got {argument!r}'
+        f'arguments must be --config=FILE, --workdir=DIR, '
+        f'--config.KEY=VALUE or --dry_run: got {argument!r}'
       )
   if not flags.config:
     raise ValueError('--config=FILE must be given; see configs/')
@@ -55,9 +58,7 @@ def parse(argv: Sequence[str]) -> Flags:
   return flags
 
 
-def load(
-    path: str, overrides: Sequence[tuple[str, str]] = ()
-) -> schema.Run:
+def load(path: str, overrides: Sequence[tuple[str, str]] = ()) -> schema.Run:
   """Reads a recipe: its checked options.
 
   Args:
@@ -71,7 +72,7 @@ def load(
   for key, value in overrides:
     config.override(node, key, value)
   run = config.build(node)
-  validation.check(run)
+  checks.check(run)
   return run
 
 
@@ -114,23 +115,25 @@ def train(run: schema.Run, workdir: str) -> dict[str, Any]:
   """
   with preemption.on_sigterm() as stop:
     # Late, so that a mistake in the command line is answered at once.
-    from posttrain import instrument, report
+    from posttrain import compilation
     from posttrain import train as loop
+    from posttrain.report import page
 
     plans = _plan(run, sys.stderr)
     claim(workdir, run)
-    instrument.enable_compilation_cache(run.compilation_cache)
+    compilation.enable_compilation_cache(run.compilation_cache)
     final = loop.run(run, workdir, plans, stop)
-    report.write(workdir)
+    page.write(workdir)
     return final
 
 
 def _plan(run: schema.Run, file: TextIO) -> dict[str, Any]:
   """Prints what the stages are going to need; returns it by stage."""
-  from posttrain import instrument, parts
+  from posttrain.stage import components
+  from posttrain.util import memory
 
-  instrument.keep_freed_memory()
-  plans = parts.preflight(run)
+  memory.keep_freed_memory()
+  plans = components.preflight(run)
   for plan in plans.values():
     print('\n'.join(plan.lines()), file=file)
   return plans
@@ -154,12 +157,15 @@ def main(argv: Sequence[str]) -> int:
     run = load(flags.config, flags.overrides)
     launch(run, flags.workdir, flags.dry_run)
   except KeyboardInterrupt:
-    print('interrupted; start again to go on from the newest checkpoint',
-          file=sys.stderr)  # fmt: skip
+    print(
+      'interrupted; start again to go on from the newest checkpoint',
+      file=sys.stderr,
+    )
     return 130
   except preemption.Preempted as stopped:
-    print(f'saved and stopped at {stopped}; start again to go on',
-          file=sys.stderr)  # fmt: skip
+    print(
+      f'saved and stopped at {stopped}; start again to go on', file=sys.stderr
+    )
     return preemption.EXIT_CODE
   except (ValueError, RuntimeError) as error:
     return errors.report(error, 'configs.', config.RECIPE_PREFIX)

@@ -23,7 +23,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from posttrain import config, errors, schema
+from posttrain import schema
+from posttrain.config import load as config
+from posttrain.util import errors
 
 PLAIN = ('output', 'checkpoint', 'gsm8k', 'stage', 'config', 'seed')
 MADE = ('prompts', 'samples', 'temperature', 'max_tokens', 'per_prompt')
@@ -51,14 +53,16 @@ def parse(argv: Sequence[str]) -> Flags:
     if argument.startswith('--config.') and value:
       flags.overrides.append((name.removeprefix('config.'), value))
     elif argument.startswith('--') and value and name in (*PLAIN, *MADE):
-      kind = type(getattr(flags.pairs, name)) if name in MADE else (
-          int if name == 'seed' else str
+      kind = (
+        type(getattr(flags.pairs, name))
+        if name in MADE
+        else (int if name == 'seed' else str)
       )
       try:
         read = kind(value)
       except ValueError:
         raise ValueError(
-            f'--{name} must be of type {kind.__name__}: got {value!r}'
+          f'--{name} must be of type {kind.__name__}: got {value!r}'
         ) from None
       if name in MADE:
         made[name] = read
@@ -67,8 +71,8 @@ def parse(argv: Sequence[str]) -> Flags:
     else:
       expected = ', '.join(f'--{known}=...' for known in (*PLAIN, *MADE))
       raise ValueError(
-          f'arguments must be of {expected} or --config.KEY=VALUE: got '
-          f'{argument!r}'
+        f'arguments must be of {expected} or --config.KEY=VALUE: got '
+        f'{argument!r}'
       )
   _check_given(flags, argv)
   try:
@@ -87,8 +91,8 @@ def _check_given(flags: Flags, argv: Sequence[str]) -> None:
   unread = [x for x in argv if not x.startswith(('--output=', '--gsm8k='))]
   if flags.gsm8k is not None and unread:
     raise ValueError(
-        '--gsm8k=FILE must be given with --output=FILE alone: got '
-        f'{" ".join(unread)} too; nothing reads that, as no policy is asked'
+      '--gsm8k=FILE must be given with --output=FILE alone: got '
+      f'{" ".join(unread)} too; nothing reads that, as no policy is asked'
     )
 
 
@@ -100,11 +104,11 @@ def make(flags: Flags) -> str:
     TooManyErrors: of environments.
   """
   # Late, so that a mistake in the command line is answered at once.
-  from posttrain.data import pairs
+  from posttrain.data import preferences
   from posttrain.envs import gsm8k_solutions
 
   try:
-    pairs.check_writable(flags.output)
+    preferences.check_writable(flags.output)
   except OSError as error:
     raise ValueError(f'--output must be writable: {error}') from error
   if flags.gsm8k is not None:
@@ -113,53 +117,65 @@ def make(flags: Flags) -> str:
     line = f'{len(made)} pairs of {len(asked)} questions'
   else:
     made, line = _ask(flags)
-  pairs.write(flags.output, made)
+  preferences.write(flags.output, made)
   return f'{line}; in {flags.output}'
 
 
 def _ask(flags: Flags):
   """Pairs of what the policy of a checkpoint answers, and what became of it."""
-  from posttrain import recipes, weights
+  from posttrain.checkpoints import weights
   from posttrain.rollout import driver, pairing
+  from posttrain.stage import from_checkpoint
 
   folder = weights.find(flags.checkpoint)
-  run, name = recipes.stage_of(
-      folder, flags.config, flags.stage, flags.overrides
+  run, name = from_checkpoint.stage_of(
+    folder, flags.config, flags.stage, flags.overrides
   )
   stage = run.stages[name]
-  stage = dataclasses.replace(stage, eval=dataclasses.replace(
-      stage.eval, max_tokens=flags.pairs.max_tokens
-  ))  # fmt: skip
+  stage = dataclasses.replace(
+    stage,
+    eval=dataclasses.replace(stage.eval, max_tokens=flags.pairs.max_tokens),
+  )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  built, engine, load = recipes.engine(
-      run, name, folder, _room(run, name, flags)
+  built, engine, load = from_checkpoint.engine(
+    run, name, folder, _room(run, name, flags)
   )
   load(folder)
   made, count = pairing.make(
-      {k: env for k, env in built.envs.items() if stage.envs[k].ratio},
-      driver.Driver(engine, built.renderer, built.capacity, stage.rollout),
-      flags.pairs, flags.seed, stage.rollout.max_errors,
-  )  # fmt: skip
+    {k: env for k, env in built.envs.items() if stage.envs[k].ratio},
+    driver.Driver(engine, built.renderer, built.capacity, stage.rollout),
+    flags.pairs,
+    flags.seed,
+    stage.rollout.max_errors,
+  )
   return made, count.line()
 
 
 def _room(run: schema.Run, name: str, flags: Flags) -> int:
   """Tokens of the longest question that will be asked, and its answer."""
-  from posttrain import envs, evaluation
+  from posttrain import envs
   from posttrain.chat import renderer as chat
+  from posttrain.evaluation import evaluator
   from posttrain.rollout import pairing
 
   stage, renderer = run.stages[name], chat.load(run.tokenizer)
   made = [
-      envs.make(key, entry.env) for key, entry in stage.envs.items()
-      if entry.ratio
+    envs.make(key, entry.env)
+    for key, entry in stage.envs.items()
+    if entry.ratio
   ]
-  return max((
-      evaluation.longest(
-          renderer, env, pairing.asked(env, flags.pairs, flags.seed),
-          stage.eval,
-      ) for env in made
-  ), default=0)  # fmt: skip
+  return max(
+    (
+      evaluator.longest(
+        renderer,
+        env,
+        pairing.asked(env, flags.pairs, flags.seed),
+        stage.eval,
+      )
+      for env in made
+    ),
+    default=0,
+  )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,18 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from posttrain import packing, schema, sharding
+from posttrain import schema, sharding
+from posttrain.data import packing
 from posttrain.losses import logprobs as logprobs_lib
 from posttrain.models import reward_head, transformer
 
 
 def score(
-    params: Any,
-    cfg: schema.Model,
-    ids: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    temperatures: jax.Array,
+  params: Any,
+  cfg: schema.Model,
+  ids: jax.Array,
+  positions: jax.Array,
+  segment_ids: jax.Array,
+  temperatures: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Log probability of every token given those before it in its segment.
 
@@ -50,29 +51,30 @@ def score(
   """
   hidden, _ = transformer.trunk(params, cfg, ids, positions, segment_ids)
   return score_hidden(
-      params, cfg, hidden, ids, positions, segment_ids, temperatures
+    params, cfg, hidden, ids, positions, segment_ids, temperatures
   )
 
 
 def score_hidden(
-    params, cfg, hidden, ids, positions, segment_ids, temperatures
+  params, cfg, hidden, ids, positions, segment_ids, temperatures
 ) -> tuple[jax.Array, jax.Array]:
   """As `score`, of the hidden states [B, T, D] of `transformer.trunk`."""
   weight, softcap = transformer.head(params, cfg)
   # Each place predicts its right neighbour; the last one's answer is dropped.
   outputs = logprobs_lib.linear(
-      hidden, weight, jnp.roll(ids, -1, axis=1),
-      jnp.roll(temperatures, -1, axis=1), softcap=softcap,
+    hidden,
+    weight,
+    jnp.roll(ids, -1, axis=1),
+    jnp.roll(temperatures, -1, axis=1),
+    softcap=softcap,
   )
   predicted = (positions > 0) & (segment_ids != 0)
   return tuple(
-      jnp.where(predicted, jnp.roll(x, 1, axis=1), 0.0) for x in outputs
+    jnp.where(predicted, jnp.roll(x, 1, axis=1), 0.0) for x in outputs
   )
 
 
-def next_logits(
-    params: Any, cfg: schema.Model, hidden: jax.Array
-) -> jax.Array:
+def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
   """Logits of the token that follows each hidden state.
 
   Args:
@@ -112,12 +114,12 @@ class Scorer:
   """
 
   def __init__(
-      self,
-      cfg: schema.Model,
-      rows: int,
-      row_tokens: int,
-      mesh: jax.sharding.Mesh | None = None,
-      reward: bool = False,
+    self,
+    cfg: schema.Model,
+    rows: int,
+    row_tokens: int,
+    mesh: jax.sharding.Mesh | None = None,
+    reward: bool = False,
   ):
     """Fixes the shape.
 
@@ -136,10 +138,10 @@ class Scorer:
       self._whole = NamedSharding(mesh, PartitionSpec())
 
   def __call__(
-      self,
-      params: Any,
-      ids: Sequence[np.ndarray],
-      temperatures: Sequence[np.ndarray],
+    self,
+    params: Any,
+    ids: Sequence[np.ndarray],
+    temperatures: Sequence[np.ndarray],
   ) -> list[np.ndarray]:
     """Log probability of every token given those before it, or its reward.
 
@@ -171,9 +173,9 @@ class Scorer:
     for index, length in enumerate(lengths):
       if length > self._row_tokens:
         raise ValueError(
-            f'sequence {index} must fit into a row to be scored: got {length} '
-            f'tokens, expected at most {self._row_tokens}; raise '
-            'batch.row_tokens, or shorten it'
+          f'sequence {index} must fit into a row to be scored: got {length} '
+          f'tokens, expected at most {self._row_tokens}; raise '
+          'batch.row_tokens, or shorten it'
         )
 
   def _lay(self, places, ids, temperatures) -> tuple:

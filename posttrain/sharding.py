@@ -31,9 +31,9 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
   sizes = {k: devices // known if v == -1 else v for k, v in sizes.items()}
   if math.prod(sizes.values()) != devices:
     raise ValueError(
-        f'config.mesh must multiply to the {devices} devices: got '
-        f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; -1 on one '
-        'axis takes all that remain'
+      f'config.mesh must multiply to the {devices} devices: got '
+      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; -1 on one '
+      'axis takes all that remain'
     )
   return sizes
 
@@ -55,8 +55,8 @@ def check_batch(mesh: Mesh, rows: int, key: str) -> None:
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   if rows % ways:
     raise ValueError(
-        f'{key}.micro_batch_tokens must hold a multiple of data x fsdp = '
-        f'{ways} rows: got {rows} rows of {key}.row_tokens'
+      f'{key}.micro_batch_tokens must hold a multiple of data x fsdp = '
+      f'{ways} rows: got {rows} rows of {key}.row_tokens'
     )
 
 
@@ -76,8 +76,8 @@ def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
     for size, axis in zip(leaf.shape, axes, strict=False):
       if axis is not None and size % mesh.shape[axis]:
         raise ValueError(
-            f'{path} must divide over config.mesh.{axis}='
-            f'{mesh.shape[axis]}: got shape {leaf.shape}; choose a divisor'
+          f'{path} must divide over config.mesh.{axis}='
+          f'{mesh.shape[axis]}: got shape {leaf.shape}; choose a divisor'
         )
     return NamedSharding(mesh, PartitionSpec(*axes))
 
@@ -87,6 +87,7 @@ def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
 def placed(like: Any, rules: Rules, mesh: Mesh) -> Any:
   """Shapes, dtypes and `shardings` of a tree, as ShapeDtypeStructs."""
   return jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      like, shardings(like, rules, mesh),
-  )  # fmt: skip
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    like,
+    shardings(like, rules, mesh),
+  )

@@ -1,6 +1,6 @@
 """The loop of a stage, on one screen, and the run that strings stages up.
 
-    for item in pipeline: update; log; maybe evaluate; maybe save
+for item in pipeline: update; log; maybe evaluate; maybe save
 """
 
 import contextlib
@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 
-from posttrain import build, metrics, plan, preemption, schema
-from posttrain import job as jobs
+from posttrain import schema
+from posttrain.metrics import writers
+from posttrain.stage import build, plan
+from posttrain.stage import job as jobs
+from posttrain.util import preemption
 
 
 def train(job: jobs.Job, stop: preemption.Signal) -> None:
@@ -52,10 +55,10 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
 
 
 def run(
-    cfg: schema.Run,
-    workdir: str,
-    plans: dict[str, plan.Plan],
-    stop: preemption.Signal,
+  cfg: schema.Run,
+  workdir: str,
+  plans: dict[str, plan.Plan],
+  stop: preemption.Signal,
 ) -> dict[str, Any]:
   """Runs the stages in order; resumes what `workdir` holds already.
 
@@ -76,17 +79,15 @@ def run(
       continue
     build.check_order(cfg, name, workdir)
     with (
-        jobs.explain_oom(plans[name]),
-        contextlib.closing(
-            build.make(cfg, name, workdir, position, stop)
-        ) as job,
+      jobs.explain_oom(plans[name]),
+      contextlib.closing(build.make(cfg, name, workdir, position, stop)) as job,
     ):
       train(job, stop)
       position = job.writer.position()
     del job  # with its models, before the next stage makes its own
-  *_, last = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
+  *_, last = writers.read(os.path.join(workdir, 'metrics.jsonl'))
   return {
-      key: value
-      for key, value in last.items()
-      if key in ('stage', 'step') or key.startswith('eval/')
+    key: value
+    for key, value in last.items()
+    if key in ('stage', 'step') or key.startswith('eval/')
   }

@@ -31,7 +31,7 @@ def flat(tree: Any) -> dict[str, Any]:
 def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
   """Maps `fn(path, leaf, *leaves of rest)` over the leaves."""
   return jax.tree_util.tree_map_with_path(
-      lambda path, *leaves: fn(path_str(path), *leaves), tree, *rest
+    lambda path, *leaves: fn(path_str(path), *leaves), tree, *rest
   )
 
 
@@ -49,8 +49,8 @@ def match(rules: Sequence[tuple[str, Any]], path: str) -> Any:
     if re.search(regex, path):
       return value
   raise ValueError(
-      f'rules must match every leaf: got none for {path!r}, expected one of '
-      f"{[regex for regex, _ in rules]}; end the list with ('.*', value)"
+    f'rules must match every leaf: got none for {path!r}, expected one of '
+    f"{[regex for regex, _ in rules]}; end the list with ('.*', value)"
   )
 
 

@@ -18,7 +18,12 @@ Messages = tuple[Message, ...]
 ROLES = ('system', 'user', 'assistant', 'tool')  # index = `Sample.roles`
 COMPONENTS = ('rl', 'ce', 'ref_kl')
 STOP_REASONS = (
-    'eos', 'max_tokens', 'max_turns', 'env_done', 'overflow', 'error'
+  'eos',
+  'max_tokens',
+  'max_turns',
+  'env_done',
+  'overflow',
+  'error',
 )
 
 
@@ -149,16 +154,16 @@ class Choice:
 # Per-token fields that `Sample` and `Batch` share, with their dtypes. They
 # are padded with 0, but ids (the pad id), temperatures (1), versions (-1).
 TOKEN_FIELDS = {
-    'ids': np.int32,
-    'mask': np.bool_,
-    'sampler_logprobs': np.float32,
-    'temperatures': np.float32,
-    'versions': np.int32,
-    'advantages': np.float32,
-    'rl_weights': np.float32,
-    'ce_weights': np.float32,
-    'ref_kl_weights': np.float32,
-    'ref_logprobs': np.float32,
+  'ids': np.int32,
+  'mask': np.bool_,
+  'sampler_logprobs': np.float32,
+  'temperatures': np.float32,
+  'versions': np.int32,
+  'advantages': np.float32,
+  'rl_weights': np.float32,
+  'ce_weights': np.float32,
+  'ref_kl_weights': np.float32,
+  'ref_logprobs': np.float32,
 }
 
 

@@ -9,20 +9,16 @@ import sys
 import jax
 import numpy as np
 
-from posttrain import (
-    objectives,
-    optim,
-    pipeline,
-    schema,
-    sharding,
-    train_step,
-)
+from posttrain import schema, sharding
 from posttrain.chat import renderer as chat
 from posttrain.models import transformer
+from posttrain.pipeline import tokens as token_pipeline
+from posttrain.training import objectives, optim
+from posttrain.training import step as train_step
 
 RENDERER = chat.load(schema.Tokenizer())
 MODEL = dataclasses.replace(
-    schema.PRESETS['tiny'], vocab_size=RENDERER.tokenizer.vocab_size
+  schema.PRESETS['tiny'], vocab_size=RENDERER.tokenizer.vocab_size
 )
 OPTIM = schema.Optim(lr=1e-2, schedule='constant')
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -32,14 +28,19 @@ def run_on_devices(count, *argv):
   """Runs Python in a process with so many CPU devices; returns its stdout."""
   split = f'--xla_force_host_platform_device_count={count}'
   env = {
-      **os.environ, 'XLA_FLAGS': f'{os.environ.get("XLA_FLAGS", "")} {split}',
-      # Told of more threads, the collectives of the devices do not deadlock.
-      'NPROC': '16',
-  }  # fmt: skip
+    **os.environ,
+    'XLA_FLAGS': f'{os.environ.get("XLA_FLAGS", "")} {split}',
+    # Told of more threads, the collectives of the devices do not deadlock.
+    'NPROC': '16',
+  }
   done = subprocess.run(
-      [sys.executable, *argv], env=env, cwd=ROOT, capture_output=True,
-      text=True, timeout=300,
-  )  # fmt: skip
+    [sys.executable, *argv],
+    env=env,
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert done.returncode == 0, done.stderr[-2000:]
   return done.stdout
 
@@ -48,18 +49,19 @@ def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):
   """A stage of two-digit additions in rows of one sample or two."""
   env = schema.Arithmetic(ops=('+',), train_tasks=100, eval_tasks=4)
   return schema.Stage(
-      envs={'arithmetic': schema.EnvEntry(env=env)},
-      batch=schema.Batch(
-          prompts_per_step=prompts, row_tokens=row_tokens,
-          micro_batch_tokens=micro_batch_tokens,
-      ),
-      **options,
-  )  # fmt: skip
+    envs={'arithmetic': schema.EnvEntry(env=env)},
+    batch=schema.Batch(
+      prompts_per_step=prompts,
+      row_tokens=row_tokens,
+      micro_batch_tokens=micro_batch_tokens,
+    ),
+    **options,
+  )
 
 
 def batches(count, **options):
   """The first batches of a pipeline."""
-  source = pipeline.Pipeline(stage(**options), RENDERER, seed=0)
+  source = token_pipeline.Pipeline(stage(**options), RENDERER, seed=0)
   return [next(source).batch for _ in range(count)]
 
 
@@ -73,45 +75,59 @@ def sampled(batch, seed=0):
     return np.float32(rng.normal(mean, sigma, batch.ids.shape))
 
   return dataclasses.replace(
-      batch, rl_weights=weights, ref_kl_weights=0.1 * weights,
-      rl_count=count, ref_kl_count=count,
-      rl_sequences=sequences(batch.segment_ids, weights),
-      advantages=normal(0, 1),
-      sampler_logprobs=normal(-4, 0.3), ref_logprobs=normal(-4, 0.3),
-      versions=np.zeros_like(batch.versions),
-  )  # fmt: skip
+    batch,
+    rl_weights=weights,
+    ref_kl_weights=0.1 * weights,
+    rl_count=count,
+    ref_kl_count=count,
+    rl_sequences=sequences(batch.segment_ids, weights),
+    advantages=normal(0, 1),
+    sampler_logprobs=normal(-4, 0.3),
+    ref_logprobs=normal(-4, 0.3),
+    versions=np.zeros_like(batch.versions),
+  )
 
 
 def sequences(segment_ids, weights):
   """How many of the packed samples have a member token."""
   rows = segment_ids.reshape(-1, segment_ids.shape[-1])
   weights = weights.reshape(rows.shape)
-  return np.float32(sum(
+  return np.float32(
+    sum(
       np.unique(row[w != 0]).size for row, w in zip(rows, weights, strict=True)
-  ))
+    )
+  )
 
 
 def make(
-    mesh=None, average=None, objective=None, cfg=OPTIM, updates=1, late=(),
-    init=None,
+  mesh=None,
+  average=None,
+  objective=None,
+  cfg=OPTIM,
+  updates=1,
+  late=(),
+  init=None,
 ):
   """(step, fresh state) of the tiny model on a mesh."""
   mesh = sharding.make_mesh(mesh or schema.Mesh())
   optimizer = optim.make(cfg, steps=10 * updates)
   step = train_step.make_train_step(
-      objective or objectives.TokenComponents(MODEL, ('arithmetic',)),
-      optimizer, mesh=mesh, rules=transformer.SHARDING_RULES, average=average,
-      updates=updates,
-  )  # fmt: skip
+    objective or objectives.TokenComponents(MODEL, ('arithmetic',)),
+    optimizer,
+    mesh=mesh,
+    rules=transformer.SHARDING_RULES,
+    average=average,
+    updates=updates,
+  )
 
   def fresh():
     params = init() if init else transformer.init(jax.random.key(0), MODEL)
     return train_step.init_state(
-        params, optimizer, average=average is not None, late=late
+      params, optimizer, average=average is not None, late=late
     )
 
   places = sharding.shardings(
-      jax.eval_shape(fresh), transformer.SHARDING_RULES, mesh
+    jax.eval_shape(fresh), transformer.SHARDING_RULES, mesh
   )
   return step, jax.jit(fresh, out_shardings=places)()
 
@@ -120,7 +136,7 @@ def worst(a, b):
   """Largest difference of two trees, relative to the largest entry."""
   pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
   return max(
-      float(np.max(np.abs(np.asarray(x) - np.asarray(y))))
-      / max(float(np.max(np.abs(np.asarray(x)))), 1e-8)
-      for x, y in pairs
+    float(np.max(np.abs(np.asarray(x) - np.asarray(y))))
+    / max(float(np.max(np.abs(np.asarray(x)))), 1e-8)
+    for x, y in pairs
   )

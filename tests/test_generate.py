@@ -7,28 +7,24 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import (
-    checkpoint,
-    generate,
-    instrument,
-    main,
-    policies,
-    schema,
-    scoring,
-)
+from posttrain import compilation, generate, main, schema, scoring
+from posttrain.checkpoints import policies, store
 from posttrain.models import transformer
 from tests import fixtures
 
 RECIPE = [
-    '--config=configs/arithmetic_sft.py:tiny',
-    '--config.compilation_cache=None', '--config.metrics.progress=False',
-    '--config.sft.optim.warmup_steps=0', '--config.sft.eval.every=None',
-    '--config.sft.eval.prompts=1', '--config.sft.eval.samples=0',
-    '--config.sft.rollout.slots=2',
-]  # fmt: skip
+  '--config=configs/arithmetic_sft.py:tiny',
+  '--config.compilation_cache=None',
+  '--config.metrics.progress=False',
+  '--config.sft.optim.warmup_steps=0',
+  '--config.sft.eval.every=None',
+  '--config.sft.eval.prompts=1',
+  '--config.sft.eval.samples=0',
+  '--config.sft.rollout.slots=2',
+]
 QUESTION = 'What is 1 + 2?'
 IDS = fixtures.RENDERER.render(
-    [{'role': 'user', 'content': QUESTION}], add_generation_prompt=True
+  [{'role': 'user', 'content': QUESTION}], add_generation_prompt=True
 ).ids.tolist()
 
 
@@ -36,8 +32,12 @@ IDS = fixtures.RENDERER.render(
 def workdir(tmp_path_factory):
   """A run of six steps that keeps an average of its weights."""
   path = tmp_path_factory.mktemp('run')
-  argv = [*RECIPE, f'--workdir={path}', '--config.sft.steps=6',
-          '--config.sft.optim.average=0.5']  # fmt: skip
+  argv = [
+    *RECIPE,
+    f'--workdir={path}',
+    '--config.sft.steps=6',
+    '--config.sft.optim.average=0.5',
+  ]
   assert main.main(argv) == 0
   return path
 
@@ -56,27 +56,28 @@ def ask(workdir, capsys):
 
 def average(workdir):
   like = jax.eval_shape(
-      lambda: transformer.init(jax.random.key(0), fixtures.MODEL)
+    lambda: transformer.init(jax.random.key(0), fixtures.MODEL)
   )
-  return checkpoint.restore_params(str(workdir), like, average=True)
+  return store.restore_params(str(workdir), like, average=True)
 
 
 def logits(params, ids):
   """f32[T, V] of a full forward."""
   ids = np.array([ids])
   hidden, _ = transformer.trunk(
-      params, fixtures.MODEL, ids, np.arange(ids.size)[None],
-      np.ones_like(ids),
-  )  # fmt: skip
+    params,
+    fixtures.MODEL,
+    ids,
+    np.arange(ids.size)[None],
+    np.ones_like(ids),
+  )
   return np.asarray(scoring.next_logits(params, fixtures.MODEL, hidden))[0]
 
 
 def test_greedy_is_the_argmax_of_a_full_forward(ask, workdir):
   """And the logprobs are those of the averaged weights, at temperature 1."""
   said = ask(f'--prompt={QUESTION}', '--max_tokens=12')
-  assert said.keys() == {
-      'prompt_ids', 'ids', 'logprobs', 'text', 'stop_reason'
-  }
+  assert said.keys() == {'prompt_ids', 'ids', 'logprobs', 'text', 'stop_reason'}
   assert said['prompt_ids'] == IDS
   params, whole = average(workdir), IDS + said['ids']
   want = logits(params, whole)[len(IDS) - 1 : -1].argmax(-1)
@@ -92,9 +93,10 @@ def test_greedy_is_the_argmax_of_a_full_forward(ask, workdir):
 
 def test_the_weights_are_the_average_where_there_is_one(workdir):
   params = policies.load(str(workdir)).params
-  trained = checkpoint.restore_params(str(workdir), params)
-  pairs = list(zip(*map(jax.tree.leaves, (params, trained, average(workdir))),
-                   strict=True))  # fmt: skip
+  trained = store.restore_params(str(workdir), params)
+  pairs = list(
+    zip(*map(jax.tree.leaves, (params, trained, average(workdir))), strict=True)
+  )
   assert all(np.array_equal(a, c) for a, _, c in pairs)
   assert not any(np.array_equal(a, b) for a, b, _ in pairs)
 
@@ -119,9 +121,10 @@ def test_a_seed_draws_the_same_answer_again(ask):
   # Each of these truncates the law to its mode.
   greedy = ask('--prompt=x', '--max_tokens=12')['ids']
   for one in ('--top_k=1', '--top_p=1e-6', '--min_p=0.999'):
-    assert ask('--prompt=x', '--max_tokens=12', '--temperature=1', one)[
-        'ids'
-    ] == greedy  # fmt: skip
+    assert (
+      ask('--prompt=x', '--max_tokens=12', '--temperature=1', one)['ids']
+      == greedy
+    )
 
 
 def test_without_json_it_prints_the_text(ask, workdir, capsys):
@@ -134,28 +137,28 @@ def test_without_json_it_prints_the_text(ask, workdir, capsys):
 
 
 @pytest.mark.parametrize(
-    ('argv', 'message'),
-    [
-        (['--checkpoint=/no/such', '--prompt=x'], "got '/no/such'"),
-        (['--prompt=x'], '--checkpoint=PATH must be given'),
-        (['--checkpoint=.'], 'must be given: got neither'),
-        (['--checkpoint=.', '--prompt=x', '--prompt_ids=1'], 'got both'),
-        (['--checkpoint=.', '--promt=x'], "got '--promt=x'"),
-        (['--checkpoint=.', '--prompt'], "got '--prompt'"),
-        (['prompt=x'], "got 'prompt=x'"),
-        (['--json=1'], "got '--json=1'"),
-        (['--max_tokens=many'], "--max_tokens must be a whole number: got 'm"),
-        (['--prompt_ids=1,,2'], '--prompt_ids must be whole numbers'),
-        (['--temperature=hot'], "--temperature must be a number: got 'hot'"),
-        (['--max_tokens=0'], '--max_tokens must be > 0: got 0'),
-        (['--temperature=-1'], 'temperature must be >= 0: got -1.0'),
-        (['--temperature=nan'], '--temperature must be finite: got nan'),
-        (['--top_p=0'], 'top_p must be in (0, 1]'),
-        (['--top_k=-1'], 'top_k must be >= 0'),
-        (['--min_p=1'], 'min_p must be in [0, 1)'),
-        (['--seed=-1'], '--seed must be in [0, 2**31): got -1'),
-    ],
-)  # fmt: skip
+  ('argv', 'message'),
+  [
+    (['--checkpoint=/no/such', '--prompt=x'], "got '/no/such'"),
+    (['--prompt=x'], '--checkpoint=PATH must be given'),
+    (['--checkpoint=.'], 'must be given: got neither'),
+    (['--checkpoint=.', '--prompt=x', '--prompt_ids=1'], 'got both'),
+    (['--checkpoint=.', '--promt=x'], "got '--promt=x'"),
+    (['--checkpoint=.', '--prompt'], "got '--prompt'"),
+    (['prompt=x'], "got 'prompt=x'"),
+    (['--json=1'], "got '--json=1'"),
+    (['--max_tokens=many'], "--max_tokens must be a whole number: got 'm"),
+    (['--prompt_ids=1,,2'], '--prompt_ids must be whole numbers'),
+    (['--temperature=hot'], "--temperature must be a number: got 'hot'"),
+    (['--max_tokens=0'], '--max_tokens must be > 0: got 0'),
+    (['--temperature=-1'], 'temperature must be >= 0: got -1.0'),
+    (['--temperature=nan'], '--temperature must be finite: got nan'),
+    (['--top_p=0'], 'top_p must be in (0, 1]'),
+    (['--top_k=-1'], 'top_k must be >= 0'),
+    (['--min_p=1'], 'min_p must be in [0, 1)'),
+    (['--seed=-1'], '--seed must be in [0, 2**31): got -1'),
+  ],
+)
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, message):
   if not any('checkpoint' in x or 'prompt=' in x for x in argv):
     asks = not any('prompt_ids' in x for x in argv)
@@ -173,7 +176,7 @@ def test_ids_must_be_in_the_vocabulary(workdir, capsys, bad):
 
 
 def test_another_tokenizer_or_a_damaged_file_is_refused(
-    workdir, tmp_path, monkeypatch, capsys
+  workdir, tmp_path, monkeypatch, capsys
 ):
   copy = shutil.copytree(workdir, tmp_path / 'copy')
   argv = [f'--checkpoint={copy}', '--prompt=x']
@@ -195,7 +198,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(ask, monkeypatch):
     raise PermissionError(13, 'Permission denied', folder)
 
   said = ask('--prompt=x', '--max_tokens=5')
-  monkeypatch.setattr(instrument, 'enable_compilation_cache', denied)
+  monkeypatch.setattr(compilation, 'enable_compilation_cache', denied)
   assert ask('--prompt=x', '--max_tokens=5') == said
 
 
@@ -203,9 +206,15 @@ def test_a_cache_that_cannot_be_written_is_done_without(ask, monkeypatch):
 def test_a_run_on_two_devices_answers_on_one(tmp_path, ask):
   """The process that trains has two devices and splits every weight."""
   fixtures.run_on_devices(
-      2, '-m', 'posttrain.main', *RECIPE, f'--workdir={tmp_path}',
-      '--config.sft.steps=1', '--config.mesh.data=1', '--config.mesh.fsdp=2',
-  )  # fmt: skip
+    2,
+    '-m',
+    'posttrain.main',
+    *RECIPE,
+    f'--workdir={tmp_path}',
+    '--config.sft.steps=1',
+    '--config.mesh.data=1',
+    '--config.mesh.fsdp=2',
+  )
   assert len(jax.devices()) == 1
   said = ask(f'--prompt={QUESTION}', '--max_tokens=3', path=tmp_path)
   assert len(said['ids']) == 3 and said['prompt_ids'] == IDS

@@ -14,86 +14,67 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ('kernels', 'posttrain', 'configs', 'experiments')
 
+# From the bottom up; one entry per package and per root module.
+STOREYS = (
+  ('kernels',),
+  ('posttrain', 'posttrain.schema', 'posttrain.types', 'posttrain.util'),
+  (
+    'posttrain.chat',
+    'posttrain.compilation',
+    'posttrain.ops',
+    'posttrain.tree',
+  ),
+  ('posttrain.sharding',),
+  (
+    'posttrain.data',
+    'posttrain.losses',
+    'posttrain.metrics',
+    'posttrain.models',
+  ),
+  ('posttrain.scoring',),
+  ('posttrain.checkpoints', 'posttrain.rewards'),
+  ('posttrain.envs',),
+  ('posttrain.decode',),
+  ('posttrain.rollout',),
+  ('posttrain.algorithms',),
+  ('posttrain.training',),
+  ('posttrain.pipeline',),
+  ('posttrain.evaluation', 'posttrain.report'),
+  ('posttrain.config',),
+  ('posttrain.stage',),
+  ('posttrain.serve',),
+  ('posttrain.train',),
+  (
+    'posttrain.main',
+    'posttrain.generate',
+    'posttrain.evaluate',
+    'posttrain.make_pairs',
+    'posttrain.export',
+  ),
+)
 FLOORS = {
-    'kernels': 0,
-    'posttrain': 0,  # its __init__.py
-    'posttrain.types': 0,
-    'posttrain.schema': 0,
-    'posttrain.tree': 0,
-    'posttrain.instrument': 0,
-    'posttrain.preemption': 0,
-    'posttrain.errors': 0,
-    'posttrain.imports': 0,
-    'posttrain.arrays': 1,
-    'posttrain.sharding': 1,
-    'posttrain.ops': 1,
-    'posttrain.chat': 1,
-    'posttrain.losses': 2,
-    'posttrain.models': 2,
-    'posttrain.data': 2,
-    'posttrain.rewards': 2,
-    'posttrain.packing': 2,
-    'posttrain.packing_choices': 2.5,
-    'posttrain.choices': 2.7,
-    'posttrain.scoring': 3,
-    'posttrain.checkpoint': 3,
-    'posttrain.envs': 3,
-    'posttrain.plan': 3,
-    'posttrain.weights': 4,
-    'posttrain.fingerprints': 4.5,
-    'posttrain.decode': 4,
-    'posttrain.policies': 5,
-    'posttrain.rollout': 5,
-    'posttrain.algorithms': 6,
-    'posttrain.choice_objectives': 5.5,
-    'posttrain.objectives': 6,
-    'posttrain.optim': 6,
-    'posttrain.train_step': 7,
-    'posttrain.env_runs': 6.5,
-    'posttrain.pipeline': 7,
-    'posttrain.choice_pipeline': 7.2,
-    'posttrain.metrics': 7,
-    'posttrain.token_export': 7,
-    'posttrain.curves': 7,
-    'posttrain.transcripts': 7,
-    'posttrain.answers': 7.5,
-    'posttrain.config': 8,
-    'posttrain.validation_envs': 7.5,
-    'posttrain.validation': 8,  # of the options alone; main asks both
-    'posttrain.evaluation': 8,
-    'posttrain.report': 8,
-    'posttrain.states': 8,
-    'posttrain.parts': 8.1,
-    'posttrain.connect': 8.2,
-    'posttrain.recipes': 8.3,
-    'posttrain.prepare': 8.3,
-    'posttrain.job': 8.4,  # what floor 9 drives,
-    'posttrain.build': 8.6,  # and who builds it from floor 8
-    'posttrain.comparison': 9,
-    'posttrain.train': 9,
-    'posttrain.serve': 9,
-    'posttrain.main': 10,
-    'posttrain.generate': 10,
-    'posttrain.export': 10,
-    'posttrain.evaluate': 10,
-    'posttrain.make_pairs': 10,
+  place: floor for floor, places in enumerate(STOREYS) for place in places
 }
-# Rooms that import numpy and the standard library, but no jax.
+COMMANDS = len(STOREYS) - 1
+# Packages that import numpy and the standard library, but no jax.
 NUMPY_ROOMS = (
-    'posttrain.types', 'posttrain.schema', 'posttrain.preemption',
-    'posttrain.errors', 'posttrain.imports',
-    'posttrain.chat', 'posttrain.data', 'posttrain.rewards',
-    'posttrain.packing', 'posttrain.packing_choices', 'posttrain.choices',
-    'posttrain.envs',
+  'posttrain.types',
+  'posttrain.schema',
+  'posttrain.util',
+  'posttrain.chat',
+  'posttrain.data',
+  'posttrain.metrics',
+  'posttrain.rewards',
+  'posttrain.envs',
 )
 # Who alone may import what.
 ONLY = {
-    'kernels': ('kernels', 'posttrain.ops'),
-    'flax': ('posttrain.models',),
-    'experiments': ('experiments',),
-    'configs': ('configs', 'experiments'),
-    'tensorflow': (),
-    'torch': (),
+  'kernels': ('kernels', 'posttrain.ops'),
+  'flax': ('posttrain.models',),
+  'experiments': ('experiments',),
+  'configs': ('configs', 'experiments'),
+  'tensorflow': (),
+  'torch': (),
 }
 
 
@@ -103,9 +84,9 @@ def module_of(path):
 
 
 FILES = {
-    module_of(path): path
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob('*.py'))
+  module_of(path): path
+  for package in PACKAGES
+  for path in sorted((ROOT / package).rglob('*.py'))
 }
 
 
@@ -134,24 +115,24 @@ def test_every_module_has_a_floor():
   places = {place_of(m) for m in FILES if m.startswith(('posttrain', 'kern'))}
   entry = {m for m in FILES if m.endswith('.__main__')}
   assert not (missing := places - FLOORS.keys() - entry), (
-      f'give these a floor in FLOORS of {__file__}: {sorted(missing)}'
+    f'give these a floor in FLOORS of {__file__}: {sorted(missing)}'
   )
 
 
-@pytest.mark.parametrize('module', [
-    m for m in FILES if m.startswith(('posttrain', 'kernels'))
-])
+@pytest.mark.parametrize(
+  'module', [m for m in FILES if m.startswith(('posttrain', 'kernels'))]
+)
 def test_imports_go_down(module):
   place = place_of(module)
-  floor = 10 if module.endswith('.__main__') else FLOORS.get(place, 0)
+  floor = COMMANDS if module.endswith('.__main__') else FLOORS.get(place, 0)
   for line, name in imports_of(module):
     target = place_of(name)
     if target == place or name.split('.')[0] not in ('posttrain', 'kernels'):
       continue
     assert target in FLOORS, f'{module}:{line} imports {name}: no such place'
     assert FLOORS[target] < floor, (
-        f'{module}:{line} (floor {floor}) imports {name} (floor '
-        f'{FLOORS[target]}); it may import strictly lower floors'
+      f'{module}:{line} (floor {floor}) imports {name} (floor '
+      f'{FLOORS[target]}); it may import strictly lower floors'
     )
 
 
@@ -161,35 +142,41 @@ def test_some_packages_are_for_some_places_only(module):
     allowed = ONLY.get(name.split('.')[0])
     if allowed is not None and not module.startswith('experiments'):
       assert place_of(module) in allowed, (
-          f'{module}:{line} imports {name}; only {allowed or "tests"} may'
+        f'{module}:{line} imports {name}; only {allowed or "tests"} may'
       )
 
 
-@pytest.mark.parametrize('module', [
-    m for m in FILES if place_of(m) == 'posttrain.losses'
-])
+@pytest.mark.parametrize(
+  'module', [m for m in FILES if place_of(m) == 'posttrain.losses']
+)
 def test_losses_see_no_config(module):
   for line, name in imports_of(module):
     assert place_of(name) not in ('posttrain.schema', 'posttrain.models'), (
-        f'{module}:{line} imports {name}; a loss takes arrays and numbers'
+      f'{module}:{line} imports {name}; a loss takes arrays and numbers'
     )
 
 
-@pytest.mark.parametrize('module', [
-    m for m in FILES
-    if FLOORS.get(m) != 10 and not m.endswith('.__main__')
+@pytest.mark.parametrize(
+  'module',
+  [
+    m
+    for m in FILES
+    if FLOORS.get(m) != COMMANDS
+    and not m.endswith('.__main__')
     and not m.startswith('experiments')
-])
+  ],
+)
 def test_only_programs_read_the_command_line(module):
   readers = {'argparse', 'absl.flags', 'absl.app', 'sys.argv'}
   used = {
-      (line, '.'.join(name.split('.')[:parts]))
-      for line, name in imports_of(module) for parts in (1, 2)
+    (line, '.'.join(name.split('.')[:parts]))
+    for line, name in imports_of(module)
+    for parts in (1, 2)
   }
   used |= {
-      (node.lineno, ast.unparse(node))
-      for node in ast.walk(ast.parse(FILES[module].read_text()))
-      if isinstance(node, ast.Attribute)
+    (node.lineno, ast.unparse(node))
+    for node in ast.walk(ast.parse(FILES[module].read_text()))
+    if isinstance(node, ast.Attribute)
   }
   found = sorted(use for use in used if use[1] in readers)
   assert not found, f'{module} reads the command line: {found}'
@@ -198,16 +185,21 @@ def test_only_programs_read_the_command_line(module):
 @pytest.mark.parametrize('module', [m for m in FILES if m[:7] == 'configs'])
 def test_recipes_import_little(module):
   allowed = {
-      'configs', 'configs.common', 'configs.algorithms', 'configs.sql',
-      'posttrain.schema',
+    'configs',
+    'configs.common',
+    'configs.algorithms',
+    'configs.sql',
+    'posttrain.schema',
   }
   if module == 'configs.common':  # a model may be what a directory says
     allowed.add('posttrain.models.hf_config')
   for line, name in imports_of(module):
     top = name.split('.')[0]
     ok = (
-        top == 'ml_collections' or top in sys.stdlib_module_names
-        or name in allowed or place_of(name) == 'posttrain.schema'
+      top == 'ml_collections'
+      or top in sys.stdlib_module_names
+      or name in allowed
+      or place_of(name) == 'posttrain.schema'
     )
     assert ok, f'{module}:{line} imports {name}; a recipe is data'
 
@@ -215,14 +207,14 @@ def test_recipes_import_little(module):
 def loaded(modules, watched):
   """Imports the modules in one fresh process; says which brought what."""
   code = (
-      'import importlib, sys\n'
-      f'for name in {modules!r}:\n'
-      '  importlib.import_module(name)\n'
-      f'  for bad in {watched!r}:\n'
-      '    if bad in sys.modules: sys.exit(f"{name} imports {bad}")\n'
+    'import importlib, sys\n'
+    f'for name in {modules!r}:\n'
+    '  importlib.import_module(name)\n'
+    f'  for bad in {watched!r}:\n'
+    '    if bad in sys.modules: sys.exit(f"{name} imports {bad}")\n'
   )
   return subprocess.run(
-      [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
   )
 
 
@@ -234,8 +226,9 @@ def test_numpy_rooms_import_no_jax():
 
 def test_importing_everything_brings_no_tensorflow_and_no_torch():
   modules = [
-      m for m in FILES
-      if m.startswith(('posttrain', 'configs')) and not m.endswith('__main__')
+    m
+    for m in FILES
+    if m.startswith(('posttrain', 'configs')) and not m.endswith('__main__')
   ]
   done = loaded(modules, ['tensorflow', 'torch', 'transformers'])
   assert done.returncode == 0, done.stderr

@@ -5,23 +5,31 @@ import re
 
 import pytest
 
-from posttrain import main, make_pairs, parts, schema
-from posttrain.data import pairs
+from posttrain import main, make_pairs, schema
+from posttrain.data import preferences
+from posttrain.stage import components
 from tests.envs import test_gsm8k_solutions as solutions
 
 
-@pytest.mark.parametrize(('argv', 'message'), [
+@pytest.mark.parametrize(
+  ('argv', 'message'),
+  [
     (['--checkpoint=x'], '--output=FILE must be given'),
     (['--output=x'], '--checkpoint=PATH or --gsm8k=FILE must be given'),
     (['--output=x', '--checkpoint=a', '--gsm8k=b'], '--checkpoint=PATH or'),
     (['--output=x', '--sampels=3'], 'arguments must be of --output'),
     (['--output=x', '--gsm8k=b', '--samples=many'], '--samples must be of'),
-    (['--output=x', '--checkpoint=b', '--samples=1'],
-     r'--samples must be in \[2, '),
-    (['--output=x', '--gsm8k=b', '--seed=0', '--stage=s', '--config.a=1'],
-     '--gsm8k=FILE must .*: got --seed=0 --stage=s --config.a=1 too'),
+    (
+      ['--output=x', '--checkpoint=b', '--samples=1'],
+      r'--samples must be in \[2, ',
+    ),
+    (
+      ['--output=x', '--gsm8k=b', '--seed=0', '--stage=s', '--config.a=1'],
+      '--gsm8k=FILE must .*: got --seed=0 --stage=s --config.a=1 too',
+    ),
     (['--output=x', '--checkpoint=/nowhere'], 'a checkpoint path must be'),
-])
+  ],
+)
 def test_mistakes_are_one_clear_line(argv, message, capsys):
   assert make_pairs.main(argv) == 2
   err = capsys.readouterr().err
@@ -30,7 +38,7 @@ def test_mistakes_are_one_clear_line(argv, message, capsys):
 
 @pytest.mark.parametrize('source', ['gsm8k', 'checkpoint'])
 def test_a_file_that_cannot_be_written_is_an_early_mistake(
-    source, tmp_path, capsys
+  source, tmp_path, capsys
 ):
   (tmp_path / 'file').write_text('x')
   for output in (tmp_path, tmp_path / 'file' / 'x.jsonl'):
@@ -46,7 +54,7 @@ def test_pairs_of_a_file_of_solutions(tmp_path, capsys):
   output = tmp_path / 'pairs.jsonl'
   assert make_pairs.main([f'--gsm8k={file}', f'--output={output}']) == 0
   assert '2 pairs of 1 questions' in capsys.readouterr().out
-  assert len(pairs.read(output)) == 2
+  assert len(preferences.read(output)) == 2
 
 
 def test_room_for_the_longest_question_that_is_asked(tmp_path):
@@ -58,33 +66,53 @@ def test_room_for_the_longest_question_that_is_asked(tmp_path):
     files[-1].write_text(json.dumps(row) + '\n')
   env = schema.Gsm8k(path=str(files[0]), eval_path=str(files[1]))
   stage = schema.Stage(
-      envs={'words': schema.EnvEntry(env=env)}, eval=schema.Eval(max_tokens=50)
+    envs={'words': schema.EnvEntry(env=env)}, eval=schema.Eval(max_tokens=50)
   )
   run = schema.Run(model=schema.PRESETS['tiny'], stages={'sft': stage})
   flags = make_pairs.parse(['--output=x', '--checkpoint=y', '--prompts=1'])
   room = make_pairs._room(run, 'sft', flags)
   assert 350 < room < 500
-  assert parts.make(run, 'sft').capacity < 350
-  assert parts.make(run, 'sft', room).capacity == room
+  assert components.make(run, 'sft').capacity < 350
+  assert components.make(run, 'sft', room).capacity == room
 
 
 def test_pairs_of_a_policys_answers(tmp_path, capsys):
-  env = {'type': 'arithmetic', 'ops': ['+'], 'max_operand': 4,
-         'worked': False, 'train_tasks': 15, 'eval_tasks': 4}  # fmt: skip
-  assert main.main([
-      '--config=configs/arithmetic_sft.py:tiny', f'--workdir={tmp_path}',
-      f'--config.sft.envs.arithmetic.env={json.dumps(env)}',
-      '--config.sft.steps=40', '--config.sft.optim.lr=1e-2',
-      '--config.sft.eval.samples=0', '--config.sft.eval.every=40',
-      '--config.compilation_cache=None', '--config.metrics.progress=False',
-  ]) == 0  # fmt: skip
+  env = {
+    'type': 'arithmetic',
+    'ops': ['+'],
+    'max_operand': 4,
+    'worked': False,
+    'train_tasks': 15,
+    'eval_tasks': 4,
+  }
+  assert (
+    main.main(
+      [
+        '--config=configs/arithmetic_sft.py:tiny',
+        f'--workdir={tmp_path}',
+        f'--config.sft.envs.arithmetic.env={json.dumps(env)}',
+        '--config.sft.steps=40',
+        '--config.sft.optim.lr=1e-2',
+        '--config.sft.eval.samples=0',
+        '--config.sft.eval.every=40',
+        '--config.compilation_cache=None',
+        '--config.metrics.progress=False',
+      ]
+    )
+    == 0
+  )
   output = tmp_path / 'pairs.jsonl'
-  argv = [f'--checkpoint={tmp_path}', f'--output={output}', '--prompts=10',
-          '--max_tokens=16', '--config.compilation_cache=None']  # fmt: skip
+  argv = [
+    f'--checkpoint={tmp_path}',
+    f'--output={output}',
+    '--prompts=10',
+    '--max_tokens=16',
+    '--config.compilation_cache=None',
+  ]
   assert make_pairs.main(argv) == 0
   first = output.read_bytes()
   assert ' pairs of 10 tasks with 80 answers' in capsys.readouterr().out
-  for pair in pairs.read(output):
+  for pair in preferences.read(output):
     right, wrong = (x[0]['content'] for x in (pair.chosen, pair.rejected))
     total = sum(map(int, pair.info['id'].split('+')))
     assert right == f'\\boxed{{{total}}}' != wrong

@@ -14,20 +14,35 @@ import posttrain
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VISIBLE = {
-    'setup.py', 'posttrain', 'configs', 'kernels', 'experiments', 'tests',
-    'README.md', 'LICENSE',
+  'setup.py',
+  'posttrain',
+  'configs',
+  'kernels',
+  'experiments',
+  'tests',
+  'README.md',
+  'LICENSE',
 }
 EXTRAS = {
-    'test', 'serve', 'hf', 'notebook', 'parity', 'tensorboard', 'launch',
-    'openenv', 'verifiers',
+  'test',
+  'serve',
+  'hf',
+  'notebook',
+  'parity',
+  'tensorboard',
+  'launch',
+  'openenv',
+  'verifiers',
 }
 
 
 def tracked():
   """Paths of the files in the repository, or None outside a checkout."""
   done = subprocess.run(
-      ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
-      cwd=ROOT, capture_output=True, text=True,
+    ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
   )
   if done.returncode:
     pytest.skip('not a git checkout')
@@ -42,7 +57,7 @@ def setup():
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   module.found = setuptools.find_namespace_packages(
-      str(ROOT), include=['posttrain*', 'kernels*', 'configs*', 'experiments*']
+    str(ROOT), include=['posttrain*', 'kernels*', 'configs*', 'experiments*']
   )
   return module
 
@@ -61,9 +76,9 @@ def test_kernels_init_imports_nothing():
 
 def test_every_folder_with_code_is_a_package_of_the_installation(setup):
   folders = {
-      '.'.join(pathlib.Path(name).parent.parts)
-      for name in tracked()
-      if name.endswith('.py') and not name.startswith('tests')
+    '.'.join(pathlib.Path(name).parent.parts)
+    for name in tracked()
+    if name.endswith('.py') and not name.startswith('tests')
   } - {''}
   assert folders <= set(setup.found)
 
@@ -77,8 +92,10 @@ def test_extras_are_the_fixed_ones(setup):
 
 def test_every_import_of_the_program_is_declared(setup):
   import_names = {
-      'absl-py': 'absl', 'ml-collections': 'ml_collections',
-      'orbax-checkpoint': 'orbax', 'tensorflow-datasets': 'tensorflow_datasets',
+    'absl-py': 'absl',
+    'ml-collections': 'ml_collections',
+    'orbax-checkpoint': 'orbax',
+    'tensorflow-datasets': 'tensorflow_datasets',
   }
   lines = setup.CORE + sum(setup.EXTRAS.values(), [])
   names = [re.split('[<>=]', line)[0] for line in lines]
@@ -95,7 +112,7 @@ def test_every_import_of_the_program_is_declared(setup):
       for name in found:
         top = name.split('.')[0]
         assert top in declared or top in sys.stdlib_module_names, (
-            f'{path.relative_to(ROOT)} imports {top}, which setup.py lacks'
+          f'{path.relative_to(ROOT)} imports {top}, which setup.py lacks'
         )
 
 
@@ -106,14 +123,14 @@ def test_the_visible_top_level_is_as_fixed():
 
 def test_no_file_names_a_machine():
   places = '|'.join(('work', 'home', 'root', 'Users', 'opt/venvs'))
-  paths = re.compile(rf"(?<![\w.:/<}}*-])/({places})/\w")
+  paths = re.compile(rf'(?<![\w.:/<}}*-])/({places})/\w')
   found = []
   for name in tracked():
     path = ROOT / name
     if path.suffix in ('.png', '.safetensors', '.npz', '.array_record'):
       continue
     for number, line in enumerate(
-        path.read_text(errors='replace').splitlines(), 1
+      path.read_text(errors='replace').splitlines(), 1
     ):
       if paths.search(line):
         found.append(f'{name}:{number}: {line.strip()[:80]}')
@@ -138,8 +155,10 @@ def test_transformers_works_where_our_kernels_package_is_importable():
     if importlib.util.find_spec(name) is None:
       pytest.skip(f'{name} is not installed')
   done = subprocess.run(
-      [sys.executable, '-c', TRANSFORMERS], cwd=ROOT, capture_output=True,
-      text=True,
+    [sys.executable, '-c', TRANSFORMERS],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
   )
   assert done.returncode == 0, done.stderr
   assert done.stdout.split('\n')[-2] == '(1, 3, 16)'

@@ -5,13 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import instrument, schema, scoring, sharding
+from posttrain import compilation, schema, scoring, sharding
 from posttrain.models import transformer
 from tests import fixtures
 
 CFG = schema.Model(
-    vocab_size=40, layers=2, embed_dim=32, heads=4, kv_heads=2, head_dim=8,
-    mlp_dim=48, tied_head=False,
+  vocab_size=40,
+  layers=2,
+  embed_dim=32,
+  heads=4,
+  kv_heads=2,
+  head_dim=8,
+  mlp_dim=48,
+  tied_head=False,
 )
 LENGTHS = (5, 1, 7)
 T = 16  # 13 live tokens
@@ -32,8 +38,8 @@ def row():
   positions, segments = np.zeros((2, 1, T), np.int32)
   start = 0
   for i, length in enumerate(LENGTHS):
-    positions[0, start:start + length] = np.arange(length)
-    segments[0, start:start + length] = i + 1
+    positions[0, start : start + length] = np.arange(length)
+    segments[0, start : start + length] = i + 1
     start += length
   return ids, positions, segments, temperatures
 
@@ -42,9 +48,7 @@ def test_alignment_and_temperature(params, row):
   ids, _, _, temperatures = row
   positions = np.arange(T, dtype=np.int32)[None]
   segments = np.ones((1, T), np.int32)
-  ours, entropy = score(
-      params, CFG, ids, positions, segments, temperatures
-  )
+  ours, entropy = score(params, CFG, ids, positions, segments, temperatures)
   hidden, _ = transformer.trunk(params, CFG, ids, positions, segments)
   logits = np.asarray(hidden @ params['head']['kernel'], np.float64)[0]
   for t in range(1, T):
@@ -71,7 +75,7 @@ def test_packed_equals_separate(params, row):
     alone = score(params, CFG, *moved)
     for a, b in zip(packed, alone, strict=True):
       np.testing.assert_allclose(
-          a[:, start:start + length], b[:, :length], atol=1e-5
+        a[:, start : start + length], b[:, :length], atol=1e-5
       )
     start += length
 
@@ -83,9 +87,7 @@ def test_pads_have_no_gradient(params, row):
   @jax.jit
   def grads(ids):
     def loss(params):
-      out = score(
-          params, CFG, ids, positions, segments, temperatures
-      )
+      out = score(params, CFG, ids, positions, segments, temperatures)
       return out[0].sum() + out[1].sum()
 
     return jax.grad(loss)(params)
@@ -94,7 +96,7 @@ def test_pads_have_no_gradient(params, row):
 
 
 @pytest.mark.parametrize(
-    ('dtype', 'tolerance'), [('float32', 1e-6), ('bfloat16', 1e-5)]
+  ('dtype', 'tolerance'), [('float32', 1e-6), ('bfloat16', 1e-5)]
 )
 def test_next_logits_have_the_law_that_is_scored(params, row, dtype, tolerance):
   cfg = dataclasses.replace(CFG, dtype=dtype)
@@ -105,9 +107,7 @@ def test_next_logits_have_the_law_that_is_scored(params, row, dtype, tolerance):
     hidden, _ = transformer.trunk(params, cfg, ids, positions, segments)
     logits = scoring.next_logits(params, cfg, hidden)
     at_one = jnp.ones(ids.shape)
-    scored, _ = scoring.score(
-        params, cfg, ids, positions, segments, at_one
-    )
+    scored, _ = scoring.score(params, cfg, ids, positions, segments, at_one)
     return logits, scored
 
   logits, scored = both(params)
@@ -115,7 +115,7 @@ def test_next_logits_have_the_law_that_is_scored(params, row, dtype, tolerance):
   law = np.asarray(jax.nn.log_softmax(logits))[0]
   for t in np.flatnonzero((positions[0] > 0) & (segments[0] != 0)):
     np.testing.assert_allclose(
-        law[t - 1, ids[0, t]], scored[0, t], atol=tolerance, rtol=tolerance
+      law[t - 1, ids[0, t]], scored[0, t], atol=tolerance, rtol=tolerance
     )
 
 
@@ -133,7 +133,7 @@ def test_scorer_packs_what_comes_into_one_program(params, mesh):
   scorer(params, *_sequences([3]))
   for lengths in ([5, 1, 7, 16, 2, 9, 16, 3], [16], [0, 2], []):
     ids, temperatures = _sequences(lengths)
-    with instrument.CompileCounter() as compiling:
+    with compilation.CompileCounter() as compiling:
       scored = scorer(params, ids, temperatures)
     assert compiling.count == 0
     assert [len(x) for x in scored] == lengths
@@ -141,12 +141,14 @@ def test_scorer_packs_what_comes_into_one_program(params, mesh):
       assert ours.dtype == np.float32 and not ours[:1].any()
       pad = (0, T - len(tokens))
       alone, _ = score(
-          params, CFG, np.pad(tokens, pad)[None],
-          np.arange(T, dtype=np.int32)[None],
-          (np.arange(T) < len(tokens)).astype(np.int32)[None],
-          np.pad(heat, pad, constant_values=1)[None],
+        params,
+        CFG,
+        np.pad(tokens, pad)[None],
+        np.arange(T, dtype=np.int32)[None],
+        (np.arange(T) < len(tokens)).astype(np.int32)[None],
+        np.pad(heat, pad, constant_values=1)[None],
       )
-      np.testing.assert_allclose(ours, alone[0, :len(tokens)], atol=1e-5)
+      np.testing.assert_allclose(ours, alone[0, : len(tokens)], atol=1e-5)
 
 
 SPLIT = """
@@ -178,7 +180,7 @@ def test_scorer_splits_its_rows_over_devices():
 
 def test_scorers_of_a_shape_share_a_program(params):
   scoring.Scorer(CFG, rows=2, row_tokens=T)(params, *_sequences([3]))
-  with instrument.CompileCounter() as compiling:
+  with compilation.CompileCounter() as compiling:
     scoring.Scorer(CFG, rows=2, row_tokens=T)(params, *_sequences([5, 3]))
   assert compiling.count == 0
 

@@ -6,8 +6,9 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from posttrain import optim, schema, sharding
+from posttrain import schema, sharding
 from posttrain.models import transformer
+from posttrain.training import optim
 
 RULES = ((r'kernel$', ('fsdp', 'tensor')), (r'bias$', (None,)))
 
@@ -17,13 +18,13 @@ def _shape(*shape):
 
 
 @pytest.mark.parametrize(
-    ('mesh', 'devices', 'expected'),
-    [
-        ((-1, 1, 1), 8, (8, 1, 1)),
-        ((2, -1, 2), 8, (2, 2, 2)),
-        ((1, 4, -1), 4, (1, 4, 1)),
-        ((2, 2, 2), 8, (2, 2, 2)),
-    ],
+  ('mesh', 'devices', 'expected'),
+  [
+    ((-1, 1, 1), 8, (8, 1, 1)),
+    ((2, -1, 2), 8, (2, 2, 2)),
+    ((1, 4, -1), 4, (1, 4, 1)),
+    ((2, 2, 2), 8, (2, 2, 2)),
+  ],
 )
 def test_mesh_sizes(mesh, devices, expected):
   sizes = sharding.mesh_sizes(schema.Mesh(*mesh), devices)
@@ -51,8 +52,9 @@ def _specs(like, rules=RULES):
 def test_scalars_are_replicated_and_other_arrays_need_a_rule():
   like = {'a': {'kernel': _shape(4, 6), 'bias': _shape(6)}, 'step': _shape()}
   assert _specs(like) == {
-      'a': {'kernel': P('fsdp', 'tensor'), 'bias': P(None)}, 'step': P()
-  }  # fmt: skip
+    'a': {'kernel': P('fsdp', 'tensor'), 'bias': P(None)},
+    'step': P(),
+  }
   with pytest.raises(ValueError, match="got none for 'a/scale'"):
     _specs({'a': {'scale': _shape(6)}})
 
@@ -63,14 +65,16 @@ def test_dimensions_must_divide():
     sharding.shardings({'a': {'kernel': _shape(6, 4)}}, RULES, mesh)
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'qk_norm': True, 'qkv_bias': True, 'tied_head': False},
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'options',
+  [
+    {},
+    {'qk_norm': True, 'qkv_bias': True, 'tied_head': False},
+  ],
+)
 def test_every_array_of_model_and_optimizer_has_a_rule(options):
   cfg = schema.Model(vocab_size=8, **options)
-  params = jax.eval_shape(
-      lambda: transformer.init(jax.random.key(0), cfg)
-  )
+  params = jax.eval_shape(lambda: transformer.init(jax.random.key(0), cfg))
   state = jax.eval_shape(optim.make(schema.Optim(), steps=10).init, params)
   rules = transformer.SHARDING_RULES
   placed = jax.tree.leaves(_specs(params, rules), is_leaf=_is_spec)

@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 
 from experiments import kill_resume
-from posttrain import (
-    build,
-    checkpoint,
-    main,
-    metrics,
-    preemption,
-    train,
-    train_step,
-)
+from posttrain import main, train
+from posttrain.checkpoints import store
+from posttrain.metrics import writers
+from posttrain.stage import build
+from posttrain.training import step as train_step
+from posttrain.util import preemption
 
 TINY = ['--config=configs/arithmetic_sft.py:tiny']
 
 
 def _args(workdir, *more):
-  return [*TINY, f'--workdir={workdir}',
-          '--config.compilation_cache=None', *more]  # fmt: skip
+  return [
+    *TINY,
+    f'--workdir={workdir}',
+    '--config.compilation_cache=None',
+    *more,
+  ]
 
 
 @pytest.fixture(scope='module')
@@ -37,10 +38,9 @@ def finished(tmp_path_factory):
 
 
 def _rows(workdir):
-  rows = metrics.read(str(workdir / 'metrics.jsonl'))
+  rows = writers.read(str(workdir / 'metrics.jsonl'))
   return [
-      {k: v for k, v in row.items() if not k.startswith('time/')}
-      for row in rows
+    {k: v for k, v in row.items() if not k.startswith('time/')} for row in rows
   ]
 
 
@@ -58,7 +58,7 @@ def test_the_files_that_tools_rely_on(finished, capsys):
       assert f'eval/{name}/arithmetic' in rows[step]
     path = workdir / 'rollouts' / f'sft_eval_{step:06d}.jsonl'
     assert len(path.read_text().splitlines()) == 20
-  timed = metrics.read(str(workdir / 'metrics.jsonl'))
+  timed = writers.read(str(workdir / 'metrics.jsonl'))
   assert 0 < timed[5]['time/update'] and timed[5]['time/compile'] == 0
   assert json.loads((workdir / 'config.json').read_text())['stages'] == ['sft']
   steps = {path.name for path in (workdir / 'checkpoints' / 'sft').iterdir()}
@@ -73,9 +73,10 @@ def test_a_finished_run_does_nothing_and_says_the_same(finished, capsys):
   assert (workdir / 'metrics.jsonl').read_bytes() == before
   last = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert last['stage'] == 'sft' and last['step'] == 20
-  assert last['eval/pass_rate/arithmetic'] == _rows(workdir)[-1][
-      'eval/pass_rate/arithmetic'
-  ]
+  assert (
+    last['eval/pass_rate/arithmetic']
+    == _rows(workdir)[-1]['eval/pass_rate/arithmetic']
+  )
 
 
 class TermAfter(train_step.TrainStep):
@@ -91,13 +92,13 @@ class TermAfter(train_step.TrainStep):
 
 
 def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
-    finished, tmp_path, monkeypatch, capsys
+  finished, tmp_path, monkeypatch, capsys
 ):
   with monkeypatch.context() as patch:
     patch.setattr(train_step, 'TrainStep', TermAfter)
     assert main.main(_args(tmp_path)) == 75
   assert 'start again to go on' in capsys.readouterr().err
-  assert checkpoint.find(str(tmp_path)).name == '3'
+  assert store.find(str(tmp_path)).name == '3'
   assert main.main(_args(tmp_path)) == 0
   truth = kill_resume.outcome(finished[0])
   assert len(truth['arrays']) > 20 and len(truth['rows']) == 21
@@ -114,29 +115,34 @@ def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
   workdir = tmp_path / 'none'
   assert main.main(_args(workdir, '--dry_run')) == 0
   text = capsys.readouterr().out
-  for word in ('prompts_per_step', 'group_size', 'micro_batch_tokens',
-               'parameters', 'memory estimate'):  # fmt: skip
+  for word in (
+    'prompts_per_step',
+    'group_size',
+    'micro_batch_tokens',
+    'parameters',
+    'memory estimate',
+  ):
     assert word in text
   assert not workdir.exists()
 
 
 @pytest.mark.parametrize(
-    ('argument', 'message'),
-    [
-        ('--config.sft.optim.lrr=1', 'did you mean config.sft.optim.lr?'),
-        ('--confg=x', 'arguments must be'),
-        ('--config.sft.init=/no/such', "got '/no/such'"),
-        ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
-        ('--config.model.vocab_size=100', "must hold the tokenizer's"),
-        ('--config.mesh.fsdp=3', 'config.mesh must multiply'),
-        ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
-        ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
-        ('--config.sft.batch.row_tokens=16', 'must have a prompt below'),
-        ('--config.sft.envs.arithmetic.ratio=2.0', 'there is one environment'),
-    ],
-)  # fmt: skip
+  ('argument', 'message'),
+  [
+    ('--config.sft.optim.lrr=1', 'did you mean config.sft.optim.lr?'),
+    ('--confg=x', 'arguments must be'),
+    ('--config.sft.init=/no/such', "got '/no/such'"),
+    ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
+    ('--config.model.vocab_size=100', "must hold the tokenizer's"),
+    ('--config.mesh.fsdp=3', 'config.mesh must multiply'),
+    ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
+    ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
+    ('--config.sft.batch.row_tokens=16', 'must have a prompt below'),
+    ('--config.sft.envs.arithmetic.ratio=2.0', 'there is one environment'),
+  ],
+)
 def test_a_mistake_is_one_line_and_exit_code_2(
-    tmp_path, capsys, argument, message
+  tmp_path, capsys, argument, message
 ):
   assert main.main(_args(tmp_path / 'run', argument)) == 2
   (line,) = capsys.readouterr().err.splitlines()
@@ -149,13 +155,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_bad_gradients_in_a_row_abort_with_the_batch(tmp_path, capsys):
   """A step of absurd size makes the weights overflow, truly."""
   argv = _args(
-      tmp_path, '--config.sft.optim.max_skipped=2',
-      '--config.sft.optim.lr=1e30', '--config.sft.optim.warmup_steps=0',
-  )  # fmt: skip
+    tmp_path,
+    '--config.sft.optim.max_skipped=2',
+    '--config.sft.optim.lr=1e30',
+    '--config.sft.optim.warmup_steps=0',
+  )
   assert main.main(argv) == 1
   error = capsys.readouterr().err.splitlines()[-1]
   assert '2 in a row were not' in error and 'config.sft.optim.lr' in error
-  rows = metrics.read(str(tmp_path / 'metrics.jsonl'))
+  rows = writers.read(str(tmp_path / 'metrics.jsonl'))
   assert [row.get('optim/skipped_in_row') for row in rows] == [None, 0, 1, 2]
   assert rows[-1]['optim/grad_norm'] is None
   assert 'optim/grad_norm' in rows[-1]['nonfinite']
@@ -180,11 +188,17 @@ def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
 
 
 def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
-  run = main.load(TINY[0].partition('=')[2], [
-      ('sft.steps', '2'), ('sft.optim.warmup_steps', '1'),
-      ('sft.eval.every', '2'), ('sft.eval.samples', '0'),
-      ('compilation_cache', 'None'), ('metrics.progress', 'False'),
-  ])  # fmt: skip
+  run = main.load(
+    TINY[0].partition('=')[2],
+    [
+      ('sft.steps', '2'),
+      ('sft.optim.warmup_steps', '1'),
+      ('sft.eval.every', '2'),
+      ('sft.eval.samples', '0'),
+      ('compilation_cache', 'None'),
+      ('metrics.progress', 'False'),
+    ],
+  )
   main.claim(str(tmp_path), run)
   gc.collect()
   before = {id(x) for x in jax.live_arrays()}
@@ -211,13 +225,15 @@ def test_a_stage_starts_from_another(finished, tmp_path):
 
 
 def test_weights_of_another_model_are_found_before_the_run(
-    finished, tmp_path, capsys
+  finished, tmp_path, capsys
 ):
   argv = [f'--config.sft.init={finished[0]}', '--config.model.mlp_dim=96']
   assert main.main(_args(tmp_path / 'run', *argv)) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  for words in ('config.sft.init must name weights of this model: got',
-                'must hold weights of this model: its mlp_dim is 64'):
+  for words in (
+    'config.sft.init must name weights of this model: got',
+    'must hold weights of this model: its mlp_dim is 64',
+  ):
     assert words in line
   assert not (tmp_path / 'run').exists()
 

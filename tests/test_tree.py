@@ -8,8 +8,8 @@ import pytest
 from posttrain import tree
 
 PARAMS = {
-    'block': {'query': jnp.zeros((2, 3)), 'scale': jnp.zeros(3)},
-    'list': [jnp.zeros((), jnp.bfloat16), None],
+  'block': {'query': jnp.zeros((2, 3)), 'scale': jnp.zeros(3)},
+  'list': [jnp.zeros((), jnp.bfloat16), None],
 }
 
 
@@ -31,7 +31,8 @@ def test_map_with_path():
 def test_the_first_rule_that_matches_wins():
   rules = ((r'scale$', 'a'), (r'block/', 'b'), (r'.*', None))
   assert tree.match_rules(rules, PARAMS) == {
-      'block': {'query': 'b', 'scale': 'a'}, 'list': [None, None],
+    'block': {'query': 'b', 'scale': 'a'},
+    'list': [None, None],
   }
   assert tree.match(rules, 'x/scale') == 'a'
 
@@ -65,8 +66,9 @@ def test_checksum_literals():
 def test_constants_are_told_apart():
   """Words that end in zeros, times weights whose sum does: norms have both."""
   sums = {
-      tree.checksums({'a': jnp.full(size, value)})['a']
-      for size in (32, 1024) for value in (0.5, 1.0, 1.5, 2.0)
+    tree.checksums({'a': jnp.full(size, value)})['a']
+    for size in (32, 1024)
+    for value in (0.5, 1.0, 1.5, 2.0)
   }
   assert len(sums) == 8
 

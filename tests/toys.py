@@ -2,10 +2,11 @@
 
 import jax
 
-from posttrain import envs, pipeline, schema, scoring, types
+from posttrain import envs, schema, scoring, types
 from posttrain.data import sources
 from posttrain.decode import engine as engines
 from posttrain.models import transformer
+from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references
 from tests import fixtures
@@ -27,13 +28,18 @@ class Letters:
     self.name, self._cfg = name, cfg
 
   def source(self, split, seed):
-    return sources.Shuffled([
+    return sources.Shuffled(
+      [
         types.Task(
-            prompt, self.name, ({'role': 'user', 'content': prompt},),
-            answer=prompt[0] == 'y',
+          prompt,
+          self.name,
+          ({'role': 'user', 'content': prompt},),
+          answer=prompt[0] == 'y',
         )
         for prompt in self.prompts
-    ], seed)  # fmt: skip
+      ],
+      seed,
+    )
 
   def make(self, task):
     return Episode(self, task)
@@ -68,21 +74,24 @@ def install(monkeypatch, env=Letters):
 
 def entry(group_size=4, max_tokens=6, ratio=1.0, temperature=1.0, **grpo):
   return schema.EnvEntry(
-      algorithm=schema.Grpo(**grpo), group_size=group_size, ratio=ratio,
-      sampler=schema.Policy(temperature=temperature, max_tokens=max_tokens),
-  )  # fmt: skip
+    algorithm=schema.Grpo(**grpo),
+    group_size=group_size,
+    ratio=ratio,
+    sampler=schema.Policy(temperature=temperature, max_tokens=max_tokens),
+  )
 
 
 def stage(prompts=4, envs=None, **options):
   return schema.Stage(
-      envs=envs or {'toy': entry()},
-      batch=schema.Batch(
-          prompts_per_step=prompts, row_tokens=ROW_TOKENS,
-          micro_batch_tokens=4 * ROW_TOKENS,
-      ),
-      rollout=options.pop('rollout', schema.Rollout(slots=8, prefill_rows=4)),
-      **options,
-  )  # fmt: skip
+    envs=envs or {'toy': entry()},
+    batch=schema.Batch(
+      prompts_per_step=prompts,
+      row_tokens=ROW_TOKENS,
+      micro_batch_tokens=4 * ROW_TOKENS,
+    ),
+    rollout=options.pop('rollout', schema.Rollout(slots=8, prefill_rows=4)),
+    **options,
+  )
 
 
 def params(seed=0):
@@ -96,7 +105,7 @@ def params(seed=0):
 
 def engine(capacity=ROW_TOKENS, mesh=None):
   return engines.Engine(
-      fixtures.MODEL, slots=8, capacity=capacity, prefill_rows=4, mesh=mesh
+    fixtures.MODEL, slots=8, capacity=capacity, prefill_rows=4, mesh=mesh
   )
 
 
@@ -108,20 +117,19 @@ class Driver(drivers.Driver):
     return self.rollouts
 
 
-def connected(
-    cfg, weights=None, init=None, seed=3, mesh=None, judge=None
-):
+def connected(cfg, weights=None, init=None, seed=3, mesh=None, judge=None):
   """A pipeline with an engine that samples by `weights`, and its driver."""
-  made = pipeline.Pipeline(cfg, fixtures.RENDERER, seed, index=1)
+  made = token_pipeline.Pipeline(cfg, fixtures.RENDERER, seed, index=1)
   weights = params() if weights is None else weights
   player = engine(mesh=mesh)
   player.set_params(weights, 5)
   driver = Driver(player, fixtures.RENDERER, ROW_TOKENS)
   refs = references.References(
-      fixtures.MODEL, fixtures.RENDERER,
-      lambda model, width: scoring.Scorer(model, 4, width, mesh),
-      capacity=ROW_TOKENS,
-      load=lambda name: references.Model(init, fixtures.MODEL),
+    fixtures.MODEL,
+    fixtures.RENDERER,
+    lambda model, width: scoring.Scorer(model, 4, width, mesh),
+    capacity=ROW_TOKENS,
+    load=lambda name: references.Model(init, fixtures.MODEL),
   )
   refs.set_live({'policy': weights})
   made.connect({'policy': driver}, refs, judge)

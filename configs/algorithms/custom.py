@@ -15,16 +15,19 @@ from posttrain import schema
 def get_config(argument: str = ''):
   tiny = algorithms.is_tiny(argument)
   sums = schema.EnvEntry(
-      env=algorithms.SUMS, sampler=algorithms.SAMPLED, group_size=8,
-      algorithm=schema.Custom(
-          import_path='configs.algorithms.custom:centered',
-          kwargs={'price': 0.002}, prune_zero_advantage=not tiny,
-      ),
+    env=algorithms.SUMS,
+    sampler=algorithms.SAMPLED,
+    group_size=8,
+    algorithm=schema.Custom(
+      import_path='configs.algorithms.custom:centered',
+      kwargs={'price': 0.002},
+      prune_zero_advantage=not tiny,
+    ),
   )
   return algorithms.run(
-      tiny,
-      start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
-      main=algorithms.trial(tiny, 60, prompts=32, sums=sums),
+    tiny,
+    start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
+    main=algorithms.trial(tiny, 60, prompts=32, sums=sums),
   )
 
 

@@ -18,21 +18,22 @@ from posttrain import schema
 def get_config(argument: str = ''):
   tiny = algorithms.is_tiny(argument)
   env = schema.AlphabetSort(
-      turns=2, first=2, more=1, role='tool', train_tasks=1000, eval_tasks=250
+    turns=2, first=2, more=1, role='tool', train_tasks=1000, eval_tasks=250
   )
   names = schema.EnvEntry(
-      env=env, sampler=schema.Policy(temperature=1.0, max_tokens=24),
-      group_size=4,
-      algorithm=schema.Echo(
-          # The default, 0.1, is for models that know language already.
-          roles={'tool': schema.EchoRole(alpha=0.01)},
-          prune_zero_advantage=not tiny,
-      ),
+    env=env,
+    sampler=schema.Policy(temperature=1.0, max_tokens=24),
+    group_size=4,
+    algorithm=schema.Echo(
+      # The default, 0.1, is for models that know language already.
+      roles={'tool': schema.EchoRole(alpha=0.01)},
+      prune_zero_advantage=not tiny,
+    ),
   )
   return algorithms.run(
-      tiny,
-      start=algorithms.warm(tiny, 300, row_tokens=128, names=env),
-      main=algorithms.trial(
-          tiny, 80, prompts=64, row_tokens=128, lr=1e-4, names=names
-      ),
+    tiny,
+    start=algorithms.warm(tiny, 300, row_tokens=128, names=env),
+    main=algorithms.trial(
+      tiny, 80, prompts=64, row_tokens=128, lr=1e-4, names=names
+    ),
   )

@@ -23,43 +23,55 @@ def get_config(argument: str = ''):
 
   def sums(algorithm, group_size=4, **options):
     return schema.EnvEntry(
-        env=algorithms.SUMS, algorithm=algorithm, group_size=group_size,
-        **{'sampler': algorithms.SAMPLED, **options},
+      env=algorithms.SUMS,
+      algorithm=algorithm,
+      group_size=group_size,
+      **{'sampler': algorithms.SAMPLED, **options},
     )
 
   names = schema.AlphabetSort(
-      turns=2, first=2, more=1, role='tool', train_tasks=1000, eval_tasks=250
+    turns=2, first=2, more=1, role='tool', train_tasks=1000, eval_tasks=250
   )
   told = dataclasses.replace(algorithms.RIGHT, hint=HINT)
   known = dict(sums=algorithms.RIGHT, told=told, names=names)
   taught = dict(sums=algorithms.SUMS, names=names)
   return algorithms.run(
+    tiny,
+    teacher=algorithms.warm(tiny, 300, row_tokens=128, **known),
+    start=algorithms.warm(tiny, 250, row_tokens=128, **taught),
+    main=algorithms.trial(
       tiny,
-      teacher=algorithms.warm(tiny, 300, row_tokens=128, **known),
-      start=algorithms.warm(tiny, 250, row_tokens=128, **taught),
-      main=algorithms.trial(
-          tiny, 60, prompts=128, row_tokens=128, lr=2e-4,
-          grpo=sums(schema.Grpo()),
-          max_rl=sums(schema.MaxRl()),
-          reward=sums(schema.Reward(prune_zero_advantage=False)),
-          custom=sums(schema.Custom(
-              import_path='configs.algorithms.custom:centered',
-              kwargs={'price': 0.002},
-          )),
-          echo=schema.EnvEntry(
-              env=names, group_size=4, sampler=algorithms.SAMPLED,
-              algorithm=schema.Echo(
-                  roles={'tool': schema.EchoRole(alpha=0.01)}
-              ),
-          ),
-          # One rollout per task, so more tasks.
-          opd=sums(schema.Opd(reference='stage:teacher'), 1, ratio=4.0),
-          opsd=sums(
-              schema.Opsd(template=HINT, reference='stage:teacher'), 1,
-              ratio=4.0,
-          ),
-          sft=sums(schema.Sft(), 1, ratio=4.0, sampler=schema.Frozen(
-              model='stage:teacher', max_tokens=40
-          )),
+      60,
+      prompts=128,
+      row_tokens=128,
+      lr=2e-4,
+      grpo=sums(schema.Grpo()),
+      max_rl=sums(schema.MaxRl()),
+      reward=sums(schema.Reward(prune_zero_advantage=False)),
+      custom=sums(
+        schema.Custom(
+          import_path='configs.algorithms.custom:centered',
+          kwargs={'price': 0.002},
+        )
       ),
-  )  # fmt: skip
+      echo=schema.EnvEntry(
+        env=names,
+        group_size=4,
+        sampler=algorithms.SAMPLED,
+        algorithm=schema.Echo(roles={'tool': schema.EchoRole(alpha=0.01)}),
+      ),
+      # One rollout per task, so more tasks.
+      opd=sums(schema.Opd(reference='stage:teacher'), 1, ratio=4.0),
+      opsd=sums(
+        schema.Opsd(template=HINT, reference='stage:teacher'),
+        1,
+        ratio=4.0,
+      ),
+      sft=sums(
+        schema.Sft(),
+        1,
+        ratio=4.0,
+        sampler=schema.Frozen(model='stage:teacher', max_tokens=40),
+      ),
+    ),
+  )

@@ -19,22 +19,26 @@ from posttrain import schema
 def get_config(argument: str = ''):
   tiny = algorithms.is_tiny(argument)
   sums = schema.EnvEntry(
-      env=algorithms.SUMS, sampler=algorithms.SAMPLED, group_size=8,
-      algorithm=schema.Grpo(prune_zero_advantage=not tiny),
+    env=algorithms.SUMS,
+    sampler=algorithms.SAMPLED,
+    group_size=8,
+    algorithm=schema.Grpo(prune_zero_advantage=not tiny),
   )
   differences = schema.EnvEntry(
-      env=algorithms.DIFFERENCES, sampler=algorithms.SAMPLED,
-      # One answer each, so that four times as many cost half as much.
-      algorithm=schema.Opd(reference='stage:teacher'), ratio=4.0,
+    env=algorithms.DIFFERENCES,
+    sampler=algorithms.SAMPLED,
+    # One answer each, so that four times as many cost half as much.
+    algorithm=schema.Opd(reference='stage:teacher'),
+    ratio=4.0,
   )
   known = dataclasses.replace(algorithms.DIFFERENCES, mistakes=0.0)
   return algorithms.run(
-      tiny,
-      teacher=algorithms.warm(tiny, 300, differences=known),
-      start=algorithms.warm(
-          tiny, 200, sums=algorithms.SUMS, differences=algorithms.DIFFERENCES
-      ),
-      main=algorithms.trial(
-          tiny, 80, prompts=160, sums=sums, differences=differences
-      ),
+    tiny,
+    teacher=algorithms.warm(tiny, 300, differences=known),
+    start=algorithms.warm(
+      tiny, 200, sums=algorithms.SUMS, differences=algorithms.DIFFERENCES
+    ),
+    main=algorithms.trial(
+      tiny, 80, prompts=160, sums=sums, differences=differences
+    ),
   )

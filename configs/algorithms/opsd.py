@@ -24,15 +24,14 @@ def get_config(argument: str = ''):
   # Reading a hint has to be learned once; large models come with it.
   told = dataclasses.replace(algorithms.SUMS, hint=HINT)
   sums = schema.EnvEntry(
-      env=algorithms.RIGHT, sampler=algorithms.SAMPLED,
-      algorithm=schema.Opsd(reference='init', template=HINT),
+    env=algorithms.RIGHT,
+    sampler=algorithms.SAMPLED,
+    algorithm=schema.Opsd(reference='init', template=HINT),
   )
   return algorithms.run(
-      tiny,
-      start=algorithms.warm(
-          tiny, 250, row_tokens=128, sums=algorithms.SUMS, told=told
-      ),
-      main=algorithms.trial(
-          tiny, 100, prompts=256, lr=7e-4, sums=sums
-      ),
+    tiny,
+    start=algorithms.warm(
+      tiny, 250, row_tokens=128, sums=algorithms.SUMS, told=told
+    ),
+    main=algorithms.trial(tiny, 100, prompts=256, lr=7e-4, sums=sums),
   )

@@ -14,12 +14,14 @@ from posttrain import schema
 def get_config(argument: str = ''):
   tiny = algorithms.is_tiny(argument)
   sums = schema.EnvEntry(
-      env=algorithms.SUMS, sampler=algorithms.SAMPLED, group_size=8,
-      # Wrong answers count in the mean, or the step would not know of them.
-      algorithm=schema.Reward(prune_zero_advantage=False),
+    env=algorithms.SUMS,
+    sampler=algorithms.SAMPLED,
+    group_size=8,
+    # Wrong answers count in the mean, or the step would not know of them.
+    algorithm=schema.Reward(prune_zero_advantage=False),
   )
   return algorithms.run(
-      tiny,
-      start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
-      main=algorithms.trial(tiny, 60, prompts=32, sums=sums),
+    tiny,
+    start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
+    main=algorithms.trial(tiny, 60, prompts=32, sums=sums),
   )

@@ -28,9 +28,11 @@ class Scorer(Protocol):
   """Logprobs under a frozen model (or the policy)."""
 
   def __call__(
-      self, reference: schema.Reference, samples: Sequence[types.Sample],
-      hints: Sequence[types.Messages] | None = None,
-  ) -> Sequence[np.ndarray]:  # fmt: skip
+    self,
+    reference: schema.Reference,
+    samples: Sequence[types.Sample],
+    hints: Sequence[types.Messages] | None = None,
+  ) -> Sequence[np.ndarray]:
     """Scores samples under a reference.
 
     Args:
@@ -69,7 +71,7 @@ class Algorithm:
     """Refuses a task that it cannot learn from; names the row."""
 
   def observation_weights(
-      self, rollout: types.Rollout
+    self, rollout: types.Rollout
   ) -> Sequence[np.ndarray] | None:
     """Returns one f32[T] per sample of CE weights, or None for no weight."""
     del rollout
@@ -79,7 +81,7 @@ class Algorithm:
     return [None] * len(group)
 
   def rescale(
-      self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]
+    self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]
   ) -> Sequence[Sequence[Credit]]:
     """Returns the credit of each rollout of each group, as `assign` does.
 
@@ -91,7 +93,7 @@ class Algorithm:
     return credits
 
   def score(
-      self, samples: Sequence[types.Sample], scorer: Scorer
+    self, samples: Sequence[types.Sample], scorer: Scorer
   ) -> Sequence[np.ndarray]:
     """Returns one f32[T] of reference logprobs per sample.
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posttrain import imports, types
+from posttrain import types
 from posttrain.algorithms import base, credit
+from posttrain.util import imports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,34 +23,34 @@ class Inputs:
   def turn_rewards(self) -> list[np.ndarray]:
     """Per rollout, what the environment gave for each turn: f32[turns]."""
     return [
-        np.array([turn.reward for turn in rollout.turns], np.float32)
-        for rollout in self.rollouts
+      np.array([turn.reward for turn in rollout.turns], np.float32)
+      for rollout in self.rollouts
     ]
 
   def broadcast(self, values: Sequence[float]) -> list[list[float]]:
     """Returns one value per rollout as one per sampled token."""
     if len(values) != len(self.rollouts):
       raise ValueError(
-          f'broadcast must get one value per rollout: got {len(values)}, '
-          f'expected {len(self.rollouts)}'
+        f'broadcast must get one value per rollout: got {len(values)}, '
+        f'expected {len(self.rollouts)}'
       )
     pairs = zip(values, self.completion_lengths, strict=True)
     return [[float(value)] * length for value, length in pairs]
 
   def broadcast_turns(
-      self, values: Sequence[Sequence[float]]
+    self, values: Sequence[Sequence[float]]
   ) -> list[list[float]]:
     """Returns one value per rollout and turn as one per sampled token."""
     turns = [[turn.length for turn in r.turns] for r in self.rollouts]
     if [len(row) for row in values] != [len(row) for row in turns]:
       raise ValueError(
-          'broadcast_turns must get one value per rollout and turn: got '
-          f'{[len(row) for row in values]}, expected '
-          f'{[len(row) for row in turns]}'
+        'broadcast_turns must get one value per rollout and turn: got '
+        f'{[len(row) for row in values]}, expected '
+        f'{[len(row) for row in turns]}'
       )
     return [
-        np.repeat(np.asarray(row, float), lengths).tolist()
-        for row, lengths in zip(values, turns, strict=True)
+      np.repeat(np.asarray(row, float), lengths).tolist()
+      for row, lengths in zip(values, turns, strict=True)
     ]
 
 
@@ -87,8 +88,8 @@ class Custom(base.Algorithm):
 
   def assign(self, group: base.Group) -> list[np.ndarray]:
     masks = [
-        np.concatenate([np.zeros(0, bool), *(s.mask for s in rollout.samples)])
-        for rollout in group
+      np.concatenate([np.zeros(0, bool), *(s.mask for s in rollout.samples)])
+      for rollout in group
     ]
     lengths = [int(mask.sum()) for mask in masks]
     inputs = Inputs(group, credit.rewards(group), lengths)
@@ -100,15 +101,15 @@ class Custom(base.Algorithm):
     name = f'{self.cfg.import_path} must return'
     if len(found) != len(lengths):
       raise ValueError(
-          f'{name} one list per rollout: got {len(found)}, expected '
-          f'{len(lengths)}'
+        f'{name} one list per rollout: got {len(found)}, expected '
+        f'{len(lengths)}'
       )
     for i, (values, length) in enumerate(zip(found, lengths, strict=True)):
       if np.shape(values) != (length,):
         raise ValueError(
-            f'{name} a number per sampled token: got shape {np.shape(values)} '
-            f'for rollout {i}, expected {(length,)}; inputs.broadcast makes '
-            'one number as many'
+          f'{name} a number per sampled token: got shape {np.shape(values)} '
+          f'for rollout {i}, expected {(length,)}; inputs.broadcast makes '
+          'one number as many'
         )
       if not np.isfinite(values).all():
         raise ValueError(f'{name} finite numbers: got {values} for rollout {i}')

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from posttrain import imports, types
+from posttrain import types
 from posttrain.algorithms import base, grpo, observed
+from posttrain.util import imports
 
 
 class Echo(base.Algorithm):
@@ -32,12 +33,12 @@ class Echo(base.Algorithm):
     super().__init__(cfg)
     self._grpo = grpo.Grpo(cfg)
     self._alphas = {
-        types.ROLES.index(name): role.alpha for name, role in cfg.roles.items()
+      types.ROLES.index(name): role.alpha for name, role in cfg.roles.items()
     }
     self._filter = None
     if cfg.filter.import_path is not None:
       self._filter = imports.function(
-          cfg.filter.import_path, 'algorithm.filter.import_path'
+        cfg.filter.import_path, 'algorithm.filter.import_path'
       )
 
   def assign(self, group: base.Group) -> list[float]:
@@ -48,10 +49,10 @@ class Echo(base.Algorithm):
 
   def observation_weights(self, rollout: types.Rollout) -> list[np.ndarray]:
     weights = [
-        self._weights(rollout, sample, chosen)
-        for sample, chosen in zip(
-            rollout.samples, observed.contents(rollout), strict=True
-        )
+      self._weights(rollout, sample, chosen)
+      for sample, chosen in zip(
+        rollout.samples, observed.contents(rollout), strict=True
+      )
     ]
     if self._filter is None:
       return weights
@@ -68,10 +69,12 @@ class Echo(base.Algorithm):
 
   def _by_tool(self, rollout, sample: types.Sample) -> np.ndarray:
     """Where a token is of no tool, or of one that is asked for."""
-    named = np.array([
+    named = np.array(
+      [
         m['role'] != 'tool' or m.get('name') in self.cfg.tools
         for m in rollout.messages
-    ])  # fmt: skip
+      ]
+    )
     return named[sample.message_ids]
 
   def _kept(self, rollout: types.Rollout) -> list[np.ndarray]:
@@ -82,14 +85,14 @@ class Echo(base.Algorithm):
     if not isinstance(masks, list) or len(masks) != len(rollout.samples):
       got = len(masks) if isinstance(masks, list) else type(masks).__name__
       raise ValueError(
-          f'{name} a list with one keep-mask per sample of task '
-          f'{rollout.task.id}: got {got}, expected {len(rollout.samples)}'
+        f'{name} a list with one keep-mask per sample of task '
+        f'{rollout.task.id}: got {got}, expected {len(rollout.samples)}'
       )
     for i, (mask, s) in enumerate(zip(masks, rollout.samples, strict=True)):
       if np.shape(mask) != (len(s),) or np.asarray(mask).dtype != bool:
         raise ValueError(
-            f'{name} a bool per token: got shape {np.shape(mask)} of type '
-            f'{np.asarray(mask).dtype} for sample {i} of task '
-            f'{rollout.task.id}, expected {(len(s),)}'
+          f'{name} a bool per token: got shape {np.shape(mask)} of type '
+          f'{np.asarray(mask).dtype} for sample {i} of task '
+          f'{rollout.task.id}, expected {(len(s),)}'
         )
     return [np.asarray(mask) for mask in masks]

@@ -49,7 +49,7 @@ class Grpo(base.Algorithm):
     if self.cfg.scale_rewards != 'batch':
       return credits
     rewards = np.concatenate(
-        [credit.rewards(group, self.cfg.length_penalty) for group in groups]
+      [credit.rewards(group, self.cfg.length_penalty) for group in groups]
     )
     if rewards.size < 2:
       return credits

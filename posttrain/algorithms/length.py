@@ -38,9 +38,10 @@ def count(rollout: types.Rollout) -> Count:
 
 
 def shaped(
-    rewards: np.ndarray, counts: Sequence[Count],
-    penalty: schema.Efficiency | schema.Linear | None,
-) -> np.ndarray:  # fmt: skip
+  rewards: np.ndarray,
+  counts: Sequence[Count],
+  penalty: schema.Efficiency | schema.Linear | None,
+) -> np.ndarray:
   """Returns what the rewards of a group are worth, f32[G].
 
   Args:
@@ -49,16 +50,21 @@ def shaped(
     penalty: its options; None = the rewards as they are.
   """
   if isinstance(penalty, schema.Efficiency):
-    cost = np.array([
-        penalty.completion_weight * c.output + penalty.tool_weight * c.tool
-        + penalty.turn_weight * c.turns for c in counts
-    ], np.float32)  # fmt: skip
+    cost = np.array(
+      [
+        penalty.completion_weight * c.output
+        + penalty.tool_weight * c.tool
+        + penalty.turn_weight * c.turns
+        for c in counts
+      ],
+      np.float32,
+    )
     return efficiency(rewards, cost)
   if isinstance(penalty, schema.Linear):
     return linear(
-        rewards,
-        np.array([[c.output, c.input, c.turns] for c in counts], np.float32),
-        (penalty.output_weight, penalty.input_weight, penalty.turn_weight),
+      rewards,
+      np.array([[c.output, c.input, c.turns] for c in counts], np.float32),
+      (penalty.output_weight, penalty.input_weight, penalty.turn_weight),
     )
   return rewards
 
@@ -87,7 +93,7 @@ def efficiency(rewards: np.ndarray, cost: np.ndarray) -> np.ndarray:
 
 
 def linear(
-    rewards: np.ndarray, counts: np.ndarray, weights: Sequence[float]
+  rewards: np.ndarray, counts: np.ndarray, weights: Sequence[float]
 ) -> np.ndarray:
   """Charges every count, the more the oftener the group is right.
 

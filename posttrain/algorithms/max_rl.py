@@ -43,9 +43,9 @@ class MaxRl(base.Algorithm):
     rewards = credit.rewards(group)
     if rewards.size and rewards.min() < 0:
       raise ValueError(
-          'rewards must be >= 0 for algorithm max_rl: got '
-          f'{rewards.min():g} for task {group[0].task.id} of environment '
-          f'{group[0].task.env}; use grpo, or another reward'
+        'rewards must be >= 0 for algorithm max_rl: got '
+        f'{rewards.min():g} for task {group[0].task.id} of environment '
+        f'{group[0].task.env}; use grpo, or another reward'
       )
     mean = rewards.mean() if rewards.size else 0
     if mean <= 0:

@@ -25,8 +25,11 @@ def contents(rollout: types.Rollout) -> list[np.ndarray]:
     if seen is None:
       seen = set(ids[given].tolist())
     marked.append(
-        sample.is_content & ~sample.mask & (ids >= 0)
-        & ~np.isin(ids, list(seen)) & ~(given & (sample.roles == _ASSISTANT))
+      sample.is_content
+      & ~sample.mask
+      & (ids >= 0)
+      & ~np.isin(ids, list(seen))
+      & ~(given & (sample.roles == _ASSISTANT))
     )
     seen |= set(ids.tolist())
   return marked

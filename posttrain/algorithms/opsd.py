@@ -2,8 +2,9 @@
 
 import warnings
 
-from posttrain import imports, types
+from posttrain import types
 from posttrain.algorithms import base
+from posttrain.util import imports
 
 
 class Opsd(base.Algorithm):
@@ -43,10 +44,10 @@ class Opsd(base.Algorithm):
     if bare and not self._warned:
       self._warned = True
       warnings.warn(
-          f'environment {task.env}: the demonstration of task {task.id} is its '
-          f'answer, {task.answer!r}: the teacher is told what to say, and not '
-          'how to find it; set algorithm.demonstration to what shows the way',
-          stacklevel=2,
+        f'environment {task.env}: the demonstration of task {task.id} is its '
+        f'answer, {task.answer!r}: the teacher is told what to say, and not '
+        'how to find it; set algorithm.demonstration to what shows the way',
+        stacklevel=2,
       )
 
   def _hint(self, task: types.Task) -> types.Messages:
@@ -67,9 +68,9 @@ class Opsd(base.Algorithm):
       found = task.info.get(source.removeprefix('info.'))
     if not isinstance(found, str) or not found.strip():
       raise ValueError(
-          f'row {task.id} of environment {task.env} must have a demonstration '
-          f'for algorithm opsd: got {found!r} from {source!r}; name another '
-          'source in algorithm.demonstration'
+        f'row {task.id} of environment {task.env} must have a demonstration '
+        f'for algorithm opsd: got {found!r} from {source!r}; name another '
+        'source in algorithm.demonstration'
       )
     return found.strip()
 

@@ -25,8 +25,6 @@ class Rloo(base.Algorithm):
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:
-    advantages = credit.centered(
-        credit.rewards(group, self.cfg.length_penalty)
-    )
+    advantages = credit.centered(credit.rewards(group, self.cfg.length_penalty))
     scale = len(group) / max(len(group) - 1, 1)
     return (scale * advantages).tolist()

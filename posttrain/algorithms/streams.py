@@ -17,9 +17,9 @@ from posttrain.algorithms import base
 
 
 def finalize(
-    algorithm: base.Algorithm,
-    groups: Sequence[base.Group],
-    scorer: base.Scorer | None = None,
+  algorithm: base.Algorithm,
+  groups: Sequence[base.Group],
+  scorer: base.Scorer | None = None,
 ) -> list[types.Sample]:
   """Returns the samples of the groups with every stream materialized.
 
@@ -42,19 +42,19 @@ def finalize(
   rescaled = algorithm.rescale(groups, credits)
   if len(rescaled) != len(groups):
     raise ValueError(
-        f'rescale must return the credit of each group: got {len(rescaled)}, '
-        f'expected {len(groups)}'
+      f'rescale must return the credit of each group: got {len(rescaled)}, '
+      f'expected {len(groups)}'
     )
   samples = [
-      _stamp(algorithm, sample, advantages, observed)
-      for group, word in zip(groups, rescaled, strict=True)
-      for rollout, credit in zip(group, _check(word, group), strict=True)
-      for sample, advantages, observed in zip(
-          rollout.samples,
-          _spread(rollout, credit),
-          _observed(rollout, algorithm.observation_weights(rollout)),
-          strict=True,
-      )
+    _stamp(algorithm, sample, advantages, observed)
+    for group, word in zip(groups, rescaled, strict=True)
+    for rollout, credit in zip(group, _check(word, group), strict=True)
+    for sample, advantages, observed in zip(
+      rollout.samples,
+      _spread(rollout, credit),
+      _observed(rollout, algorithm.observation_weights(rollout)),
+      strict=True,
+    )
   ]
   return _scored(algorithm, samples, scorer)
 
@@ -62,21 +62,21 @@ def finalize(
 def _check(credits: Sequence[base.Credit], group: base.Group):
   if len(credits) != len(group):
     raise ValueError(
-        'assign and rescale must return one credit per rollout: got '
-        f'{len(credits)}, expected {len(group)}'
+      'assign and rescale must return one credit per rollout: got '
+      f'{len(credits)}, expected {len(group)}'
     )
   return credits
 
 
 def _spread(
-    rollout: types.Rollout, credit: base.Credit
+  rollout: types.Rollout, credit: base.Credit
 ) -> Iterator[np.ndarray | None]:
   """One rollout's credit as an array per sample."""
   total = sum(len(sample) for sample in rollout.samples)
   if credit is not None and np.ndim(credit) and len(credit) != total:
     raise ValueError(
-        f'credit must align with the tokens of task {rollout.task.id}: got '
-        f'{len(credit)} values, expected {total}'
+      f'credit must align with the tokens of task {rollout.task.id}: got '
+      f'{len(credit)} values, expected {total}'
     )
   start = 0
   for sample in rollout.samples:
@@ -91,7 +91,7 @@ def _spread(
 
 
 def _observed(
-    rollout: types.Rollout, weights: Sequence[np.ndarray] | None
+  rollout: types.Rollout, weights: Sequence[np.ndarray] | None
 ) -> Sequence[np.ndarray]:
   """CE weights of observations per sample, zeros where there are none."""
   lengths = [len(sample) for sample in rollout.samples]
@@ -99,18 +99,18 @@ def _observed(
     return [np.zeros(length, np.float32) for length in lengths]
   if [len(w) for w in weights] != lengths:
     raise ValueError(
-        'observation_weights must span the tokens of each sample of task '
-        f'{rollout.task.id}: got {[len(w) for w in weights]}, expected '
-        f'{lengths}'
+      'observation_weights must span the tokens of each sample of task '
+      f'{rollout.task.id}: got {[len(w) for w in weights]}, expected '
+      f'{lengths}'
     )
   return [np.array(w, np.float32) for w in weights]
 
 
 def _stamp(
-    algorithm: base.Algorithm,
-    sample: types.Sample,
-    advantages: np.ndarray | None,
-    observed: np.ndarray,
+  algorithm: base.Algorithm,
+  sample: types.Sample,
+  advantages: np.ndarray | None,
+  observed: np.ndarray,
 ) -> types.Sample:
   zeros = np.zeros(len(sample), np.float32)
   member = sample.mask.copy()
@@ -122,23 +122,23 @@ def _stamp(
     rl = np.where(advantages == 0, np.float32(0), rl)
   trains_by_kl = algorithm.component == 'ref_kl'
   return dataclasses.replace(
-      sample,
-      advantages=advantages,
-      rl_weights=rl,
-      ce_weights=(
-          np.where(member, np.float32(1), observed)
-          if algorithm.component == 'ce'
-          else observed
-      ),
-      ref_kl_weights=np.float32(trains_by_kl + algorithm.kl_beta) * action,
-      ref_logprobs=zeros,
+    sample,
+    advantages=advantages,
+    rl_weights=rl,
+    ce_weights=(
+      np.where(member, np.float32(1), observed)
+      if algorithm.component == 'ce'
+      else observed
+    ),
+    ref_kl_weights=np.float32(trains_by_kl + algorithm.kl_beta) * action,
+    ref_logprobs=zeros,
   )
 
 
 def _scored(
-    algorithm: base.Algorithm,
-    samples: list[types.Sample],
-    scorer: base.Scorer | None,
+  algorithm: base.Algorithm,
+  samples: list[types.Sample],
+  scorer: base.Scorer | None,
 ) -> list[types.Sample]:
   """Stamps the reference's logprobs on the samples that read them."""
   which = [i for i, s in enumerate(samples) if s.ref_kl_weights.any()]
@@ -149,13 +149,13 @@ def _scored(
   found = algorithm.score(readers, scorer)
   if found is None or len(found) != len(readers):
     raise ValueError(
-        'score must return one array per sample: got '
-        f'{found if found is None else len(found)}, expected {len(readers)}'
+      'score must return one array per sample: got '
+      f'{found if found is None else len(found)}, expected {len(readers)}'
     )
   samples = list(samples)
   for i, logprobs in zip(which, found, strict=True):
     samples[i] = dataclasses.replace(
-        samples[i], ref_logprobs=_reference(samples[i], logprobs)
+      samples[i], ref_logprobs=_reference(samples[i], logprobs)
     )
   return samples
 
@@ -165,13 +165,13 @@ def _reference(sample: types.Sample, logprobs: np.ndarray) -> np.ndarray:
   logprobs = np.asarray(logprobs, np.float32)
   if logprobs.shape != (len(sample),):
     raise ValueError(
-        f'score must align with the tokens {where}: got shape '
-        f'{logprobs.shape}, expected {(len(sample),)}'
+      f'score must align with the tokens {where}: got shape '
+      f'{logprobs.shape}, expected {(len(sample),)}'
     )
   if not np.isfinite(logprobs).all():
     at = int(np.argmin(np.isfinite(logprobs)))
     raise ValueError(
-        f'score must return finite logprobs {where}: got {logprobs[at]} at '
-        f'token {at}'
+      f'score must return finite logprobs {where}: got {logprobs[at]} at '
+      f'token {at}'
     )
   return logprobs

@@ -38,9 +38,14 @@ class Piece(NamedTuple):
 
 
 def pieces(
-    template: Template, messages: types.Messages, text: str, *, prompt: bool,
-    start: int = 0, skip: int = 0,
-) -> list[Piece]:  # fmt: skip
+  template: Template,
+  messages: types.Messages,
+  text: str,
+  *,
+  prompt: bool,
+  start: int = 0,
+  skip: int = 0,
+) -> list[Piece]:
   """Cuts what the messages from `start` on add to a conversation.
 
   Args:
@@ -63,23 +68,23 @@ def pieces(
     role = messages[start - 1]['role']
     found.append(Piece(text[skip:at], role, message=start - 1))
   spans = [
-      span(template, messages, i, text, prompt=prompt)
-      for i in range(start, len(messages))
+    span(template, messages, i, text, prompt=prompt)
+    for i in range(start, len(messages))
   ]
   for i, (begin, end) in enumerate(spans, start):
     role = messages[i]['role']
     if begin is None:  # no content, and the template shows none
       continue
-    following = (a for a, _ in spans[i + 1 - start:] if a is not None)
+    following = (a for a, _ in spans[i + 1 - start :] if a is not None)
     limit = next(following, len(text))
     if not at <= begin <= end <= limit:
       raise ValueError(
-          'config.tokenizer.chat_template must show contents in their order: '
-          f'got that of messages[{i}] at {begin} to {end} of {text!r}'
+        'config.tokenizer.chat_template must show contents in their order: '
+        f'got that of messages[{i}] at {begin} to {end} of {text!r}'
       )
     found += [
-        Piece(text[at:begin], role, message=i),
-        Piece(text[begin:end], role, True, message=i),
+      Piece(text[at:begin], role, message=i),
+      Piece(text[begin:end], role, True, message=i),
     ]
     at = _end(template, messages, i, text, end, limit)
     found.append(Piece(text[end:at], role, message=i))
@@ -88,9 +93,13 @@ def pieces(
 
 
 def span(
-    template: Template, messages: types.Messages, index: int, text: str, *,
-    prompt: bool = False,
-) -> tuple[int | None, int | None]:  # fmt: skip
+  template: Template,
+  messages: types.Messages,
+  index: int,
+  text: str,
+  *,
+  prompt: bool = False,
+) -> tuple[int | None, int | None]:
   """Where in the text a message's content stands: (begin, end).
 
   Of a content that the template trims or cuts: what is left of it. (None,
@@ -106,8 +115,8 @@ def span(
     return None, None
   if shown != 1:
     raise ValueError(
-        'config.tokenizer.chat_template must show each content once: it shows '
-        f'that of messages[{index}] ({messages[index]["role"]}) {shown} times'
+      'config.tokenizer.chat_template must show each content once: it shows '
+      f'that of messages[{index}] ({messages[index]["role"]}) {shown} times'
     )
   before, _, after = marked.partition(_MARK)
   for kept in (content, content.strip()):
@@ -120,7 +129,7 @@ def span(
   at = marked.find(_MARK)
   for a, b in ((head, tail), (head.lstrip(), tail.rstrip())):
     if marked == text[:at] + _MARK + text[at:] and (
-        text[:at].endswith(a) and text[at:].startswith(b)
+      text[:at].endswith(a) and text[at:].startswith(b)
     ):
       return at - len(a), at + len(b)
   begin = _common(before, text)
@@ -130,7 +139,7 @@ def span(
 def _marked(template, messages, index: int, content: str, prompt: bool) -> str:
   """The text, with another content in place of one."""
   other = {**messages[index], 'content': content}
-  messages = (*messages[:index], other, *messages[index + 1:])
+  messages = (*messages[:index], other, *messages[index + 1 :])
   return template.text(messages, prompt)
 
 

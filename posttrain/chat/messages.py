@@ -18,13 +18,11 @@ def check(message: Any, place: str) -> None:
   """
   if not isinstance(message, Mapping):
     raise ValueError(
-        f'{place} must be an object: got {message!r}, expected '
-        "{'role': ..., 'content': ...}"
+      f'{place} must be an object: got {message!r}, expected '
+      "{'role': ..., 'content': ...}"
     )
   role, content = message.get('role'), message.get('content')
   if role not in types.ROLES:
-    raise ValueError(
-        f'{place}.role must be one of {types.ROLES}: got {role!r}'
-    )
+    raise ValueError(f'{place}.role must be one of {types.ROLES}: got {role!r}')
   if not isinstance(content, str):
     raise ValueError(f'{place}.content must be a string: got {content!r}')

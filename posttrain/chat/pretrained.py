@@ -19,9 +19,14 @@ from posttrain import schema
 from posttrain.chat import templates, tokenizers
 
 _SPECIAL = (
-    'bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token',
-    'cls_token', 'mask_token',
-)  # fmt: skip
+  'bos_token',
+  'eos_token',
+  'unk_token',
+  'sep_token',
+  'pad_token',
+  'cls_token',
+  'mask_token',
+)
 _MARK = '\uf8ffanswer\uf8ff'
 
 
@@ -56,8 +61,8 @@ def resolve(cfg: schema.Tokenizer) -> Text:
   file = folder / 'tokenizer.json'
   if not file.is_file():
     raise ValueError(
-        f'config.tokenizer.path must hold a tokenizer.json: got {cfg.path!r}, '
-        'which has none (other formats are not read)'
+      f'config.tokenizer.path must hold a tokenizer.json: got {cfg.path!r}, '
+      'which has none (other formats are not read)'
     )
   about = _json(folder / 'tokenizer_config.json')
   special = _special(folder / 'tokenizer_config.json', about)
@@ -90,8 +95,8 @@ def write(renderer, folder: str | pathlib.Path) -> None:
   if file.is_file() and file.read_bytes() == tokenizer.content:
     found = resolve(schema.Tokenizer(path=str(folder)))
     if renderer.template is not None and (
-        (found.template, found.tokenizer.eos, dict(found.variables))
-        == (renderer.template, tokenizer.eos, dict(variables))
+      (found.template, found.tokenizer.eos, dict(found.variables))
+      == (renderer.template, tokenizer.eos, dict(variables))
     ):
       return
   given = {k: v for k, v in variables.items() if k not in (*_SPECIAL, 'today')}
@@ -100,23 +105,26 @@ def write(renderer, folder: str | pathlib.Path) -> None:
     template = templates.BUILT_IN_JINJA
     given = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
   head = ''.join(
-      f'{{% set {name} = {_literal(value)} %}}\n'
-      for name, value in given.items()
+    f'{{% set {name} = {_literal(value)} %}}\n' for name, value in given.items()
   )
   file.write_bytes(tokenizer.content)
   (folder / 'chat_template.jinja').write_text(head + template)
   pad = tokenizer.text(tokenizer.pad_id)
   pad = {'pad_token': pad} if tokenizer.special_id(pad) is not None else {}
-  _update(folder / 'tokenizer_config.json', {
+  _update(
+    folder / 'tokenizer_config.json',
+    {
       'tokenizer_class': 'PreTrainedTokenizerFast',
-      **_json(folder / 'tokenizer_config.json'), **pad,
+      **_json(folder / 'tokenizer_config.json'),
+      **pad,
       'bos_token': variables.get('bos_token', tokenizer.bos) or None,
       'eos_token': variables.get('eos_token', tokenizer.eos),
       'chat_template': head + template,
-  })  # fmt: skip
-  _update(folder / 'generation_config.json', {
-      'eos_token_id': list(renderer.stop_ids)
-  })
+    },
+  )
+  _update(
+    folder / 'generation_config.json', {'eos_token_id': list(renderer.stop_ids)}
+  )
 
 
 def _update(path: pathlib.Path, values: dict[str, Any]) -> None:
@@ -131,8 +139,8 @@ def _check_read(template: str | None, variables: Mapping[str, Any]) -> None:
   reads |= {'today'} if 'strftime_now' in reads else set()
   for name in variables.keys() - reads:
     raise ValueError(
-        'config.tokenizer.template_variables must be some that the chat '
-        f'template reads: got {name!r}, expected some of {sorted(reads)}'
+      'config.tokenizer.template_variables must be some that the chat '
+      f'template reads: got {name!r}, expected some of {sorted(reads)}'
     )
 
 
@@ -153,16 +161,18 @@ def check(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
   digest = hashlib.sha256(file.read_bytes()).hexdigest()
   if digest != tokenizer.digest:
     raise ValueError(
-        f'config.tokenizer.path must name the tokenizer of {folder}, whose '
-        'tokens its weights know: it is another one; '
-        f'--config.tokenizer.path={folder} takes it, and its template'
+      f'config.tokenizer.path must name the tokenizer of {folder}, whose '
+      'tokens its weights know: it is another one; '
+      f'--config.tokenizer.path={folder} takes it, and its template'
     )
 
 
 def _closing(
-    template: str | None, variables: Mapping[str, Any], file: pathlib.Path,
-    stops: tuple[int, ...],
-) -> str | None:  # fmt: skip
+  template: str | None,
+  variables: Mapping[str, Any],
+  file: pathlib.Path,
+  stops: tuple[int, ...],
+) -> str | None:
   """The token that closes an assistant turn; None if nothing is known.
 
   One of those that end a generation, if the template sets one behind an
@@ -194,8 +204,8 @@ def _template_file(name: str) -> str:
   path = pathlib.Path(name).expanduser()
   if not path.is_file():
     raise ValueError(
-        'config.tokenizer.chat_template must name an existing file: got '
-        f'{name!r}; None means that of the directory, or the built-in one'
+      'config.tokenizer.chat_template must name an existing file: got '
+      f'{name!r}; None means that of the directory, or the built-in one'
     )
   return path.read_text()
 
@@ -211,8 +221,8 @@ def _template(folder: pathlib.Path, about: Mapping[str, Any]) -> str | None:
   named = {entry['name']: entry['template'] for entry in found}
   if 'default' not in named:
     raise ValueError(
-        f'{folder}/tokenizer_config.json must have a chat template named '
-        f"'default': got {sorted(named)}; set config.tokenizer.chat_template"
+      f'{folder}/tokenizer_config.json must have a chat template named '
+      f"'default': got {sorted(named)}; set config.tokenizer.chat_template"
     )
   return named['default']
 
@@ -227,8 +237,8 @@ def stop_ids(folder: str | pathlib.Path) -> tuple[int, ...]:
     ids = found if isinstance(found, list) else [found]
     if not all(type(i) is int and i >= 0 for i in ids):
       raise ValueError(
-          f'{path}: eos_token_id must be a token id, or a list of them: got '
-          f'{found!r}'
+        f'{path}: eos_token_id must be a token id, or a list of them: got '
+        f'{found!r}'
       )
     return tuple(ids)
   return ()

@@ -36,21 +36,28 @@ class Rendered:
 
 
 EMPTY = Rendered(
-    np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, bool),
-    np.zeros(0, bool), np.zeros(0, np.int32),
+  np.zeros(0, np.int32),
+  np.zeros(0, np.int8),
+  np.zeros(0, bool),
+  np.zeros(0, bool),
+  np.zeros(0, np.int32),
 )
 
 
 def join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
   """One behind the other; `text` and `open` are those of the whole."""
-  return Rendered(*(
+  return Rendered(
+    *(
       np.concatenate([getattr(piece, field) for piece in pieces])
       for field in ('ids', 'roles', 'is_content', 'sampled', 'messages')
-  ), text, open)
+    ),
+    text,
+    open,
+  )
 
 
 def lay(
-    pieces: Sequence[layout.Piece], ids: Sequence[Sequence[int]]
+  pieces: Sequence[layout.Piece], ids: Sequence[Sequence[int]]
 ) -> Rendered:
   """Lays out pieces, each with its token ids; without their text."""
   lengths = [len(some) for some in ids]
@@ -60,9 +67,9 @@ def lay(
     return np.repeat(np.array(list(values), kind), lengths)
 
   return Rendered(
-      ids=np.array([i for some in ids for i in some], np.int32),
-      roles=spread((types.ROLES.index(p.role) for p in pieces), np.int8),
-      is_content=spread((p.is_content for p in pieces), bool),
-      sampled=spread((p.sampled for p in pieces), bool),
-      messages=spread((p.message for p in pieces), np.int32),
+    ids=np.array([i for some in ids for i in some], np.int32),
+    roles=spread((types.ROLES.index(p.role) for p in pieces), np.int8),
+    is_content=spread((p.is_content for p in pieces), bool),
+    sampled=spread((p.sampled for p in pieces), bool),
+    messages=spread((p.message for p in pieces), np.int32),
   )

@@ -35,8 +35,10 @@ def load(cfg: schema.Tokenizer) -> 'Renderer':
   """
   found = pretrained.resolve(cfg)
   return Renderer(
-      tokenizers.load(found.tokenizer), found.template, found.stop_ids,
-      found.variables,
+    tokenizers.load(found.tokenizer),
+    found.template,
+    found.stop_ids,
+    found.variables,
   )
 
 
@@ -49,9 +51,9 @@ def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
   """
   if ours != theirs:
     raise ValueError(
-        f'{what} must be what {where} was trained with, template included: '
-        f'its fingerprint is {ours[:12]}, expected {theirs[:12]}; put the old '
-        'files back, or use another checkpoint'
+      f'{what} must be what {where} was trained with, template included: '
+      f'its fingerprint is {ours[:12]}, expected {theirs[:12]}; put the old '
+      'files back, or use another checkpoint'
     )
 
 
@@ -59,8 +61,11 @@ class Renderer:
   """Renders conversations with one tokenizer and one template."""
 
   def __init__(
-      self, tokenizer: tokenizers.Tokenizer, template: str | None = None,
-      stop_ids: Sequence[int] = (), variables: Mapping[str, Any] | None = None,
+    self,
+    tokenizer: tokenizers.Tokenizer,
+    template: str | None = None,
+    stop_ids: Sequence[int] = (),
+    variables: Mapping[str, Any] | None = None,
   ):
     """Makes a renderer.
 
@@ -76,13 +81,14 @@ class Renderer:
     names = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
     # sha256, hex: two equal ones render equal messages to equal ids.
     self.fingerprint = _fingerprint(
-        tokenizer.fingerprint, template, self.stop_ids[1:], self.variables
+      tokenizer.fingerprint, template, self.stop_ids[1:], self.variables
     )
     self.rows = tokenizer.vocab_size
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
     self._template: layout.Template = (
-        templates.BuiltIn(tokenizer.bos, tokenizer.eos) if template is None
-        else templates.Jinja(template, {**names, **self.variables})
+      templates.BuiltIn(tokenizer.bos, tokenizer.eos)
+      if template is None
+      else templates.Jinja(template, {**names, **self.variables})
     )
 
   def fit(self, rows: int) -> None:
@@ -98,14 +104,16 @@ class Renderer:
     needed = max(self.tokenizer.text_size, *(i + 1 for i in self.stop_ids))
     if rows < needed:
       raise ValueError(
-          f"config.model.vocab_size must hold the tokenizer's {needed} tokens: "
-          f'got {rows}'
+        f"config.model.vocab_size must hold the tokenizer's {needed} tokens: "
+        f'got {rows}'
       )
     self.rows = rows
 
   def render(
-      self, messages: Sequence[types.Message], *,
-      add_generation_prompt: bool = False,
+    self,
+    messages: Sequence[types.Message],
+    *,
+    add_generation_prompt: bool = False,
   ) -> Rendered:
     """Renders a whole conversation as the template shows it; all is given.
 
@@ -117,12 +125,16 @@ class Renderer:
       ValueError: a message has another form, or the template refuses.
     """
     return self.extend(
-        EMPTY, (), messages, add_generation_prompt=add_generation_prompt
+      EMPTY, (), messages, add_generation_prompt=add_generation_prompt
     )
 
   def extend(
-      self, rendered: Rendered, messages: Sequence[types.Message],
-      new: Sequence[types.Message], *, add_generation_prompt: bool = False,
+    self,
+    rendered: Rendered,
+    messages: Sequence[types.Message],
+    new: Sequence[types.Message],
+    *,
+    add_generation_prompt: bool = False,
   ) -> Rendered:
     """Appends what `new` adds; the ids already there stay as they are.
 
@@ -151,14 +163,23 @@ class Renderer:
     skip = self._covered(rendered, messages[:start], text)
     if skip is None:
       raise Rewritten(
-          'config.tokenizer.chat_template must keep earlier turns as they '
-          f'were: got {text!r} for {len(messages)} messages, expected it to '
-          f'begin with {rendered.text!r}'
+        'config.tokenizer.chat_template must keep earlier turns as they '
+        f'were: got {text!r} for {len(messages)} messages, expected it to '
+        f'begin with {rendered.text!r}'
       )
-    return self._encode([rendered], layout.pieces(
-        self._template, messages, text, prompt=add_generation_prompt,
-        start=start, skip=skip,
-    ), text, open=add_generation_prompt)  # fmt: skip
+    return self._encode(
+      [rendered],
+      layout.pieces(
+        self._template,
+        messages,
+        text,
+        prompt=add_generation_prompt,
+        start=start,
+        skip=skip,
+      ),
+      text,
+      open=add_generation_prompt,
+    )
 
   def append(self, rendered: Rendered, ids: Sequence[int]) -> Rendered:
     """Appends ids that were sampled after a generation prompt, verbatim."""
@@ -167,16 +188,23 @@ class Renderer:
     content = np.ones(len(ids), bool)
     for stop in self.stop_ids:  # a few: `np.isin` takes ten times as long
       content &= ids != stop
-    return tokens.join([rendered, Rendered(
-        ids=ids,
-        roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
-        is_content=content,
-        sampled=np.ones(len(ids), bool),
-        messages=np.full(len(ids), -1, np.int32),
-    )], rendered.text, open=True)
+    return tokens.join(
+      [
+        rendered,
+        Rendered(
+          ids=ids,
+          roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
+          is_content=content,
+          sampled=np.ones(len(ids), bool),
+          messages=np.full(len(ids), -1, np.int32),
+        ),
+      ],
+      rendered.text,
+      open=True,
+    )
 
   def demonstrate(
-      self, messages: Sequence[types.Message], given: int = 0
+    self, messages: Sequence[types.Message], given: int = 0
   ) -> list[Rendered]:
     """Renders what is to be imitated: assistant turns, each in one sample.
 
@@ -200,9 +228,11 @@ class Renderer:
         continue
       try:
         opened = self.extend(
-            samples[-1], messages[:done], messages[done:index],
-            add_generation_prompt=True,
-        )  # fmt: skip
+          samples[-1],
+          messages[:done],
+          messages[done:index],
+          add_generation_prompt=True,
+        )
       except Rewritten:
         samples.append(EMPTY)
         opened = self.render(messages[:index], add_generation_prompt=True)
@@ -215,46 +245,55 @@ class Renderer:
     text, start = self._template.text(messages), len(opened.text)
     if not text.startswith(opened.text):
       raise ValueError(
-          'config.tokenizer.chat_template must open an assistant turn as it '
-          f'prompts for one: got {text!r}, expected it to begin with '
-          f'{opened.text!r}; such a template cannot be imitated'
+        'config.tokenizer.chat_template must open an assistant turn as it '
+        f'prompts for one: got {text!r}, expected it to begin with '
+        f'{opened.text!r}; such a template cannot be imitated'
       )
     begin, end = layout.span(self._template, messages, len(messages) - 1, text)
     begin, end = max(begin or start, start), max(end or start, start)
     ends = [
-        text.index(stop, end) + len(stop)
-        for stop in self._stops if stop in text[end:]
-    ]  # fmt: skip
+      text.index(stop, end) + len(stop)
+      for stop in self._stops
+      if stop in text[end:]
+    ]
     if not ends:
       raise ValueError(
-          'config.tokenizer.chat_template must close an assistant turn with '
-          f'config.tokenizer.eos: got {text[end:]!r}, expected one of '
-          f'{self._stops} in it'
+        'config.tokenizer.chat_template must close an assistant turn with '
+        f'config.tokenizer.eos: got {text[end:]!r}, expected one of '
+        f'{self._stops} in it'
       )
     over = min(ends)
-    return self._encode([opened], [
+    return self._encode(
+      [opened],
+      [
         layout.Piece(text[start:begin], 'assistant', sampled=True),
         layout.Piece(text[begin:end], 'assistant', True, sampled=True),
         layout.Piece(text[end:over], 'assistant', sampled=True),
         layout.Piece(text[over:], 'assistant'),
-    ], text, open=False)
+      ],
+      text,
+      open=False,
+    )
 
   def _covered(
-      self, rendered: Rendered, messages: types.Messages, text: str
+    self, rendered: Rendered, messages: types.Messages, text: str
   ) -> int | None:
     """Characters of the text that the ids stand for; None = it is another.
 
     Sampled ids stand for their text; a template may show it with other space
     around it.
     """
-    start, rest = len(rendered.text), text[len(rendered.text):]
+    start, rest = len(rendered.text), text[len(rendered.text) :]
     if not text.startswith(rendered.text):
       return None
     if not rendered.spoken:
       return start
     content, space = messages[-1]['content'], len(rest) - len(rest.lstrip())
-    for lead, said in ((0, content), (0, content.strip()),
-                       (space, content.strip())):  # fmt: skip
+    for lead, said in (
+      (0, content),
+      (0, content.strip()),
+      (space, content.strip()),
+    ):
       end = start + lead + len(said)
       if not rest.startswith(said, lead):
         continue
@@ -266,29 +305,35 @@ class Renderer:
     return None
 
   def _encode(
-      self, before: list[Rendered], pieces: Sequence[layout.Piece], text: str,
-      *, open: bool,
+    self,
+    before: list[Rendered],
+    pieces: Sequence[layout.Piece],
+    text: str,
+    *,
+    open: bool,
   ) -> Rendered:
     """Tokenizes pieces, each on its own, and appends them."""
     scaffold, content = self.tokenizer.encode_scaffold, self.tokenizer.encode
     found = [
-        (content if piece.is_content else scaffold)(piece.text)
-        for piece in pieces
+      (content if piece.is_content else scaffold)(piece.text)
+      for piece in pieces
     ]
     for piece, ids in zip(pieces, found, strict=True):
       if max(ids, default=0) >= self.rows:
         raise ValueError(
-            'messages must be made of tokens that the model has rows for: got '
-            f'{self.tokenizer.text(max(ids))!r} in {piece.text!r}'
+          'messages must be made of tokens that the model has rows for: got '
+          f'{self.tokenizer.text(max(ids))!r} in {piece.text!r}'
         )
     new = tokens.lay(pieces, found)
     return tokens.join([*before, new], text, open=open)
 
 
 def _fingerprint(
-    tokenizer: str, template: str | None, stop_ids: Sequence[int],
-    variables: Mapping[str, Any],
-) -> str:  # fmt: skip
+  tokenizer: str,
+  template: str | None,
+  stop_ids: Sequence[int],
+  variables: Mapping[str, Any],
+) -> str:
   parts = [tokenizer, 'jinja', template]
   if template is None:
     parts = [tokenizer, 'built-in', templates.BUILT_IN]

@@ -22,9 +22,9 @@ from posttrain import types
 BUILT_IN = '<|{role}|>{content}{end}'
 # The same for tools that know Jinja only.
 BUILT_IN_JINJA = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>"
-    "{{ m['content'] }}{{ eos_token }}{% endfor %}"
-    '{% if add_generation_prompt %}<|assistant|>{% endif %}'
+  "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>"
+  "{{ m['content'] }}{{ eos_token }}{% endfor %}"
+  '{% if add_generation_prompt %}<|assistant|>{% endif %}'
 )
 
 
@@ -44,12 +44,12 @@ class BuiltIn:
     for index, message in enumerate(messages):
       if message.get('tool_calls'):
         raise ValueError(
-            f'messages[{index}] must be plain text under the built-in '
-            'template: got tool_calls; write the call into content, or set '
-            'config.tokenizer.chat_template'
+          f'messages[{index}] must be plain text under the built-in '
+          'template: got tool_calls; write the call into content, or set '
+          'config.tokenizer.chat_template'
         )
       said += BUILT_IN.format(
-          role=message['role'], content=message['content'], end=self._eos
+        role=message['role'], content=message['content'], end=self._eos
       )
     if prompt:
       said += BUILT_IN.partition('{content}')[0].format(role='assistant')
@@ -81,8 +81,9 @@ class Jinja:
       day = datetime.date.fromisoformat(variables['today'])
       self._variables['strftime_now'] = day.strftime
     sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True,
-        extensions=[Generation, 'jinja2.ext.loopcontrols'],
+      trim_blocks=True,
+      lstrip_blocks=True,
+      extensions=[Generation, 'jinja2.ext.loopcontrols'],
     )
     sandbox.filters['tojson'] = _tojson
     sandbox.globals['raise_exception'] = self._raise
@@ -90,7 +91,7 @@ class Jinja:
       self._template = sandbox.from_string(source)
     except self._error as error:
       raise ValueError(
-          f'config.tokenizer.chat_template must be a Jinja template: {error}'
+        f'config.tokenizer.chat_template must be a Jinja template: {error}'
       ) from error
 
     meta = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
@@ -107,19 +108,20 @@ class Jinja:
     """
     try:
       return self._template.render(
-          messages=list(messages), add_generation_prompt=prompt,
-          **{'tools': None, 'documents': None, **self._variables},
+        messages=list(messages),
+        add_generation_prompt=prompt,
+        **{'tools': None, 'documents': None, **self._variables},
       )
     except Exception as error:  # whatever a program of others may raise
       hint = ''
       if 'strftime_now' in str(error):
         hint = (
-            '; it asks for the date, which config.tokenizer.template_variables'
-            '=\'{"today": "2025-01-31"}\' would tell it'
+          '; it asks for the date, which config.tokenizer.template_variables'
+          '=\'{"today": "2025-01-31"}\' would tell it'
         )
       raise ValueError(
-          'messages must be ones that config.tokenizer.chat_template renders: '
-          f'got roles {[m["role"] for m in messages]}; it says: {error}{hint}'
+        'messages must be ones that config.tokenizer.chat_template renders: '
+        f'got roles {[m["role"] for m in messages]}; it says: {error}{hint}'
       ) from error
 
 

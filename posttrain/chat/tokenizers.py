@@ -17,7 +17,12 @@ from typing import Protocol
 from posttrain import schema
 
 SPECIALS = (
-    '<|pad|>', '<|end|>', '<|system|>', '<|user|>', '<|assistant|>', '<|tool|>'
+  '<|pad|>',
+  '<|end|>',
+  '<|system|>',
+  '<|user|>',
+  '<|assistant|>',
+  '<|tool|>',
 )
 
 
@@ -78,11 +83,11 @@ class Bytes:
     self.eos = '<|end|>' if eos is None else eos
     self.eos_id = _known(self.special_id(self.eos), 'eos', eos, SPECIALS)
     self.pad_id = _known(
-        self.special_id(pad or '<|pad|>'), 'pad', pad, SPECIALS
+      self.special_id(pad or '<|pad|>'), 'pad', pad, SPECIALS
     )
     _check_pad(self.pad_id, self.eos_id, self.eos)
     self.fingerprint = _fingerprint(
-        ' '.join(SPECIALS).encode(), self.eos_id, self.pad_id
+      ' '.join(SPECIALS).encode(), self.eos_id, self.pad_id
     )
 
   @functools.cached_property
@@ -94,11 +99,13 @@ class Bytes:
     hidden = [i for i in range(256) if i not in visible]
     shown = {i: chr(i) for i in visible}
     shown |= {byte: chr(256 + i) for i, byte in enumerate(hidden)}
-    made = library.Tokenizer(library.models.BPE(
+    made = library.Tokenizer(
+      library.models.BPE(
         vocab={text: byte for byte, text in shown.items()}, merges=[]
-    ))  # fmt: skip
+      )
+    )
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
+      add_prefix_space=False, use_regex=False
     )
     made.decoder = library.decoders.ByteLevel()
     made.add_special_tokens(list(SPECIALS))
@@ -138,9 +145,9 @@ class File:
     self._plain.encode_special_tokens = True  # read them as plain text
     self._ids = self._plain.get_vocab(with_added_tokens=True)
     self._specials = {
-        token.content: i
-        for i, token in self._plain.get_added_tokens_decoder().items()
-        if token.special
+      token.content: i
+      for i, token in self._plain.get_added_tokens_decoder().items()
+      if token.special
     }
     self.vocab_size = max(self._ids.values()) + 1
     special = set(self._specials.values())
@@ -149,22 +156,23 @@ class File:
     self.eos_id = _known(self._ids.get(eos), 'eos', eos, self._specials)
     if self.eos_id in self.encode(eos):
       raise ValueError(
-          'config.tokenizer.eos must not be spelled by ordinary text: got '
-          f'{eos!r}, which plain text encodes to; name a special token'
+        'config.tokenizer.eos must not be spelled by ordinary text: got '
+        f'{eos!r}, which plain text encodes to; name a special token'
       )
     self.pad_id = self._pad(pad)
     # The file's own post-processor knows the token that opens a text.
     opening = self._marking.encode('', add_special_tokens=True).ids[:1]
     self.bos_id = next((i for i in opening if i != self.eos_id), None)
-    self.bos = '' if self.bos_id is None else self._plain.id_to_token(
-        self.bos_id
+    self.bos = (
+      '' if self.bos_id is None else self._plain.id_to_token(self.bos_id)
     )
     self.fingerprint = _fingerprint(self.content, self.eos_id, self.pad_id)
     if self._plain.encode('a', add_special_tokens=False).tokens[0][0] == '▁':
       warnings.warn(
-          f'the tokenizer {path} begins every text with a space, and templates '
-          'are read piece by piece: ids may differ from those of transformers '
-          'by such spaces', stacklevel=2,
+        f'the tokenizer {path} begins every text with a space, and templates '
+        'are read piece by piece: ids may differ from those of transformers '
+        'by such spaces',
+        stacklevel=2,
       )
 
   def _library(self, eos: str | None):
@@ -174,8 +182,7 @@ class File:
       made = tokenizers.Tokenizer.from_str(self.content.decode())
     except Exception as error:  # the library raises bare Exception
       raise ValueError(
-          'config.tokenizer.path must name a HuggingFace tokenizer.json: '
-          f'{error}'
+        f'config.tokenizer.path must name a HuggingFace tokenizer.json: {error}'
       ) from error
     made.no_truncation()
     made.no_padding()
@@ -219,8 +226,8 @@ def _read(path: str) -> bytes:
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
     raise ValueError(
-        f'config.tokenizer.path must name an existing file: got {path!r}; '
-        'give the path of a tokenizer.json, or None for the byte tokenizer'
+      f'config.tokenizer.path must name an existing file: got {path!r}; '
+      'give the path of a tokenizer.json, or None for the byte tokenizer'
     )
   return file.read_bytes()
 
@@ -229,8 +236,8 @@ def _known(token_id: int | None, field: str, text: str | None, specials):
   if token_id is None:
     must = 'be given' if text is None else 'be a token of the vocabulary'
     raise ValueError(
-        f'config.tokenizer.{field} must {must}: got {text!r}, expected for '
-        f'example one of {sorted(specials)[:12]}'
+      f'config.tokenizer.{field} must {must}: got {text!r}, expected for '
+      f'example one of {sorted(specials)[:12]}'
     )
   return token_id
 
@@ -238,9 +245,9 @@ def _known(token_id: int | None, field: str, text: str | None, specials):
 def _check_pad(pad_id: int, eos_id: int, eos: str) -> None:
   if pad_id == eos_id:
     raise ValueError(
-        'config.tokenizer.pad must differ from config.tokenizer.eos: got '
-        f'{eos!r} for both; whoever masks padding by its id would mask every '
-        'eos, and a model trained so never learns to stop'
+      'config.tokenizer.pad must differ from config.tokenizer.eos: got '
+      f'{eos!r} for both; whoever masks padding by its id would mask every '
+      'eos, and a model trained so never learns to stop'
     )
 
 

@@ -18,7 +18,7 @@ def read(path: str | pathlib.Path) -> tuple[rows.Row, ...]:
 
 
 def objects(
-    path: str | pathlib.Path,
+  path: str | pathlib.Path,
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
   """Yields (object, 'file:line') for every line that is not blank.
 
@@ -46,8 +46,8 @@ def _object(line: bytes, where: str) -> Mapping[str, Any]:
     found = json.loads(line.decode('utf-8-sig'))
   except ValueError as error:  # also what bad UTF-8 raises
     raise ValueError(
-        f'{where}: a line must be one JSON object in UTF-8: got '
-        f'{line[:60]!r} ({error})'
+      f'{where}: a line must be one JSON object in UTF-8: got '
+      f'{line[:60]!r} ({error})'
     ) from error
   if not isinstance(found, Mapping):
     raise ValueError(f'{where}: a row must be an object: got {found!r}')

@@ -42,8 +42,8 @@ def parse(raw: Any, where: str) -> Row:
   if named == ('messages',):
     turns = _messages(raw['messages'], 'messages', where)
     first = next(
-        (i for i, turn in enumerate(turns) if turn['role'] == 'assistant'),
-        len(turns),
+      (i for i, turn in enumerate(turns) if turn['role'] == 'assistant'),
+      len(turns),
     )
     prompt, completion = turns[:first], turns[first:]
     _require_answer(completion, raw, 'messages', where)
@@ -52,14 +52,14 @@ def parse(raw: Any, where: str) -> Row:
     completion = answer_of(raw, 'completion', prompt, where)
   else:
     raise ValueError(
-        f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
-        f'got columns {sorted(raw)}; rename or convert them'
+      f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
+      f'got columns {sorted(raw)}; rename or convert them'
     )
   return Row(prompt, completion, where, info)
 
 
 def answer_of(
-    raw: Mapping[str, Any], column: str, prompt: types.Messages, where: str
+  raw: Mapping[str, Any], column: str, prompt: types.Messages, where: str
 ) -> types.Messages:
   """Reads an answer; one that begins with the prompt is what follows it."""
   turns = turns_of(raw[column], column, 'assistant', where)
@@ -68,20 +68,20 @@ def answer_of(
   _require_answer(turns, raw, column, where)
   if turns[0]['role'] not in ('assistant', 'tool'):
     raise ValueError(
-        f'{where}: {column} must begin with an assistant or tool turn, or with '
-        f'all of the prompt: got {turns[0]!r} first; leave out what is asked'
+      f'{where}: {column} must begin with an assistant or tool turn, or with '
+      f'all of the prompt: got {turns[0]!r} first; leave out what is asked'
     )
   return turns
 
 
 def _require_answer(
-    turns: types.Messages, raw: Mapping[str, Any], column: str, where: str
+  turns: types.Messages, raw: Mapping[str, Any], column: str, where: str
 ) -> None:
   """Raises ValueError unless an assistant speaks in what a column says."""
   if not any(message['role'] == 'assistant' for message in turns):
     raise ValueError(
-        f'{where}: {column} must hold an assistant turn: got '
-        f'{raw[column]!r}; nothing would be trained on'
+      f'{where}: {column} must hold an assistant turn: got '
+      f'{raw[column]!r}; nothing would be trained on'
     )
 
 
@@ -99,8 +99,9 @@ def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:
 def _messages(value: Any, column: str, where: str) -> types.Messages:
   if not isinstance(value, list | tuple):
     expected = (
-        'a list of messages' if column == 'messages'
-        else 'a string or a list of messages'
+      'a list of messages'
+      if column == 'messages'
+      else 'a string or a list of messages'
     )
     raise ValueError(f'{where}: {column} must be {expected}: got {value!r}')
   for index, message in enumerate(value):

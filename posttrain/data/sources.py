@@ -17,9 +17,7 @@ class Shuffled(Generic[Item]):
   position is two numbers, and resuming costs nothing however far it is.
   """
 
-  def __init__(
-      self, items: Sequence[Item], seed: int, fingerprint: str = ''
-  ):
+  def __init__(self, items: Sequence[Item], seed: int, fingerprint: str = ''):
     """Makes a source at its beginning.
 
     Args:
@@ -42,8 +40,8 @@ class Shuffled(Generic[Item]):
   def __next__(self) -> Item:
     if not len(self):
       raise ValueError(
-          'a source must hold items to draw from: got none; check the data '
-          'file, or the number of tasks of the environment'
+        'a source must hold items to draw from: got none; check the data '
+        'file, or the number of tasks of the environment'
       )
     if self._index == len(self):
       self._seek(self._epoch + 1, 0)
@@ -61,8 +59,11 @@ class Shuffled(Generic[Item]):
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` needs, as JSON can hold it."""
     return {
-        'epoch': self._epoch, 'index': self._index, 'length': len(self),
-        'seed': self._seed, 'fingerprint': self._fingerprint,
+      'epoch': self._epoch,
+      'index': self._index,
+      'length': len(self),
+      'seed': self._seed,
+      'fingerprint': self._fingerprint,
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
@@ -73,14 +74,15 @@ class Shuffled(Generic[Item]):
         items.
     """
     for field, mine in (
-        ('length', len(self)), ('seed', self._seed),
-        ('fingerprint', self._fingerprint),
+      ('length', len(self)),
+      ('seed', self._seed),
+      ('fingerprint', self._fingerprint),
     ):
       if state[field] != mine:
         raise ValueError(
-            f'the {field} of a resumed source must be the one it was saved '
-            f'with: got {mine!r}, expected {state[field]!r}; restore the '
-            'data and options, or start a new run'
+          f'the {field} of a resumed source must be the one it was saved '
+          f'with: got {mine!r}, expected {state[field]!r}; restore the '
+          'data and options, or start a new run'
         )
     self._seek(int(state['epoch']), int(state['index']))
 
@@ -107,9 +109,9 @@ def file_fingerprint(path: pathlib.Path) -> str:
   if not path.is_dir():
     return fingerprint(_file_hash(path))
   files = sorted({*path.rglob('*.array_record*'), *path.rglob('features.json')})
-  return fingerprint(*(
-      part for file in files for part in (file.name.encode(), _file_hash(file))
-  ))
+  return fingerprint(
+    *(part for file in files for part in (file.name.encode(), _file_hash(file)))
+  )
 
 
 def _file_hash(path: pathlib.Path) -> bytes:

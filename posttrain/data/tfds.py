@@ -21,8 +21,9 @@ _HELD_OUT = ('eval', 'validation', 'test')
 
 
 def write(
-    splits: Mapping[str, Sequence[rows.Row]], name: str,
-    folder: str | pathlib.Path,
+  splits: Mapping[str, Sequence[rows.Row]],
+  name: str,
+  folder: str | pathlib.Path,
 ) -> pathlib.Path:
   """Writes rows as `folder/name/1.0.0`.
 
@@ -40,12 +41,11 @@ def write(
   target = pathlib.Path(folder).expanduser().absolute() / name / VERSION
   if target.exists():
     raise ValueError(
-        f'the data set to write must not exist yet: got {str(target)!r}; '
-        'remove it, or choose another folder'
+      f'the data set to write must not exist yet: got {str(target)!r}; '
+      'remove it, or choose another folder'
     )
   examples = {
-      split: [_example(row) for row in found]
-      for split, found in splits.items()
+    split: [_example(row) for row in found] for split, found in splits.items()
   }
   _builder(examples, name, target.parent.parent).download_and_prepare()
   return target
@@ -66,22 +66,21 @@ def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
   found = sorted(pathlib.Path(folder).rglob('dataset_info.json'))
   if len(found) != 1:
     raise ValueError(
-        'a TFDS folder must hold one data set: got '
-        f'{[str(file.parent) for file in found]} in {str(folder)!r}; name the '
-        'folder of one version'
+      'a TFDS folder must hold one data set: got '
+      f'{[str(file.parent) for file in found]} in {str(folder)!r}; name the '
+      'folder of one version'
     )
   builder = tfds.builder_from_directory(found[0].parent)
   names = _HELD_OUT if split == 'eval' else (split,)
   held = [name for name in names if name in builder.info.splits]
   if not held:
     raise ValueError(
-        f'{folder}: the data set must have a split named one of {names}: got '
-        f'{sorted(builder.info.splits)}'
+      f'{folder}: the data set must have a split named one of {names}: got '
+      f'{sorted(builder.info.splits)}'
     )
   source = builder.as_data_source(split=held[0])
   return tuple(
-      _row(source[i], f'{folder}:{held[0]}:{i + 1}')
-      for i in range(len(source))
+    _row(source[i], f'{folder}:{held[0]}:{i + 1}') for i in range(len(source))
   )
 
 
@@ -95,12 +94,15 @@ def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
 
   tfds.disable_progress_bar()
   messages = tfds.features.Sequence(
-      {'role': tfds.features.Text(), 'content': tfds.features.Text()}
+    {'role': tfds.features.Text(), 'content': tfds.features.Text()}
   )
-  features = tfds.features.FeaturesDict({
-      'prompt': messages, 'completion': messages,
+  features = tfds.features.FeaturesDict(
+    {
+      'prompt': messages,
+      'completion': messages,
       'info_json': tfds.features.Text(),
-  })
+    }
+  )
   with tfds.core.registered.skip_registration():
 
     class Conversations(tfds.core.GeneratorBasedBuilder):
@@ -127,13 +129,13 @@ def _example(row: rows.Row) -> dict[str, Any]:
   for message in (*row.prompt, *row.completion):
     if set(message) != {'role', 'content'}:
       raise ValueError(
-          f'{row.where}: a message must hold role and content only: got '
-          f'{dict(message)!r}'
+        f'{row.where}: a message must hold role and content only: got '
+        f'{dict(message)!r}'
       )
   return {
-      'prompt': [dict(message) for message in row.prompt],
-      'completion': [dict(message) for message in row.completion],
-      'info_json': json.dumps(dict(row.info)),
+    'prompt': [dict(message) for message in row.prompt],
+    'completion': [dict(message) for message in row.completion],
+    'info_json': json.dumps(dict(row.info)),
   }
 
 
@@ -143,8 +145,8 @@ def _row(example: Mapping[str, Any], where: str) -> rows.Row:
     if isinstance(raw.get(column), Mapping):  # a sequence comes back turned
       fields = raw[column]
       raw[column] = [
-          dict(zip(fields, values, strict=True))
-          for values in zip(*fields.values(), strict=True)
+        dict(zip(fields, values, strict=True))
+        for values in zip(*fields.values(), strict=True)
       ]
   info = json.loads(raw.pop('info_json', '{}'))
   return rows.parse({**raw, **info}, where)

@@ -25,10 +25,14 @@ class Shapes:
 
 
 def admit(
-    seats: schedule.Schedule, state: loop.State | None,
-    asked: loop.Slots | None, view: Any, model: schema.Model, capacity: int,
-    shapes: Shapes,
-) -> tuple[loop.State | None, loop.Slots | None]:  # fmt: skip
+  seats: schedule.Schedule,
+  state: loop.State | None,
+  asked: loop.Slots | None,
+  view: Any,
+  model: schema.Model,
+  capacity: int,
+  shapes: Shapes,
+) -> tuple[loop.State | None, loop.Slots | None]:
   """Seats as many as there is room for, prefills them, draws a token each.
 
   Args:
@@ -66,10 +70,19 @@ def _fill(entries, state, asked, view, model, shapes: Shapes) -> loop.State:
   scratch, logits = loop.load(state, model, source)
   for at in range(0, tokens.shape[1], width):
     scratch, logits = loop.prefill(
-        view, model, scratch, logits, tokens[:, at : at + width], start + at,
-        np.clip(count - at, 0, width),
-    )  # fmt: skip
+      view,
+      model,
+      scratch,
+      logits,
+      tokens[:, at : at + width],
+      start + at,
+      np.clip(count - at, 0, width),
+    )
   return loop.admit(
-      state, asked, scratch, logits, *feeds.places(entries, shapes.slots),
-      shapes.place,
-  )  # fmt: skip
+    state,
+    asked,
+    scratch,
+    logits,
+    *feeds.places(entries, shapes.slots),
+    shapes.place,
+  )

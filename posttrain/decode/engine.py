@@ -29,24 +29,24 @@ import numpy as np
 from jax.sharding import Mesh
 
 from posttrain import schema, scoring
-from posttrain.decode import admission, likeness, loop, requests, schedule
+from posttrain.decode import admission, loop, requests, schedule, tree_spec
 
 
 class Engine:
   """Decodes with one set of weights at a time."""
 
   def __init__(
-      self,
-      model: schema.Model,
-      *,
-      slots: int,
-      capacity: int | None = None,
-      chunk: int = 16,
-      prefill_rows: int = 16,
-      prefill_tokens: int = 32,
-      seed: int = 0,
-      mesh: Mesh | None = None,
-      patient: bool = True,
+    self,
+    model: schema.Model,
+    *,
+    slots: int,
+    capacity: int | None = None,
+    chunk: int = 16,
+    prefill_rows: int = 16,
+    prefill_tokens: int = 32,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+    patient: bool = True,
   ):
     """Makes an engine without weights.
 
@@ -73,7 +73,7 @@ class Engine:
     self._model, self._chunk = model, chunk
     self._place = loop.placement(mesh, slots)
     self._shapes = admission.Shapes(
-        slots, min(prefill_rows, slots), prefill_tokens, seed, self._place
+      slots, min(prefill_rows, slots), prefill_tokens, seed, self._place
     )
     self._params = self._view = self._state = self._asked = None
     self._like: dict[str, jax.ShapeDtypeStruct] = {}
@@ -96,11 +96,11 @@ class Engine:
     """
     if len(self._schedule):
       raise ValueError(
-          'weights must be set while no request is in flight: got '
-          f'{len(self._schedule)}; poll and release them first'
+        'weights must be set while no request is in flight: got '
+        f'{len(self._schedule)}; poll and release them first'
       )
-    like = likeness.describe(params)
-    likeness.check_same(self._like or like, like)
+    like = tree_spec.describe(params)
+    tree_spec.check_same(self._like or like, like)
     self._params, self._version, self._like = params, version, like
     self._view = loop.view(params, self._model, self._place)
 
@@ -180,12 +180,13 @@ class Engine:
     if self._state is None:
       return {}
     length, ids, logprobs = jax.device_get(
-        (self._state.length, self._state.ids, self._state.logprobs)
+      (self._state.length, self._state.ids, self._state.logprobs)
     )
     return {
-        seat.request.id: (ids[turn].copy(), logprobs[turn].copy())
-        for seat in self._schedule.seated if not seat.held
-        for turn in [seat.turn(length[seat.slot])]
+      seat.request.id: (ids[turn].copy(), logprobs[turn].copy())
+      for seat in self._schedule.seated
+      if not seat.held
+      for turn in [seat.turn(length[seat.slot])]
     }
 
   def cancel(self, id: int) -> None:
@@ -201,7 +202,7 @@ class Engine:
     self._ready = ready
 
   def generate(
-      self, asked: Sequence[requests.Request]
+    self, asked: Sequence[requests.Request]
   ) -> list[requests.Completion]:
     """Answers all requests, in their order; or queues none of them.
 
@@ -219,7 +220,7 @@ class Engine:
     return [done[request.id] for request in asked]
 
   def score(
-      self, sequences: Sequence[np.ndarray], temperature: float = 1.0
+    self, sequences: Sequence[np.ndarray], temperature: float = 1.0
   ) -> list[np.ndarray]:
     """Logprobs of every token of each sequence, under the engine's weights.
 
@@ -242,7 +243,7 @@ class Engine:
   def _need_weights(self) -> None:
     if self._view is None:
       raise ValueError(
-          'weights must be set before decoding: got None; call set_params first'
+        'weights must be set before decoding: got None; call set_params first'
       )
 
   def _begin(self, seat: schedule.Seat, ids, start: int, max_tokens: int):
@@ -256,18 +257,27 @@ class Engine:
   def _decode(self, steps: int | None = None) -> None:
     """Admits, and starts on so many tokens, or as many as poll may."""
     self._state, self._asked = admission.admit(
-        self._schedule, self._state, self._asked, self._view, self._model,
-        self.capacity, self._shapes,
-    )  # fmt: skip
+      self._schedule,
+      self._state,
+      self._asked,
+      self._view,
+      self._model,
+      self.capacity,
+      self._shapes,
+    )
     running = {seat.order for seat in self._schedule.seated if not seat.held}
     if not running:
       return
     # Whoever holds a slot may have something to say, and a free one is used.
     most = self._chunk if self._schedule.pressing else self.capacity
     self._state = loop.decode(
-        self._view, self._model, self._state, self._asked, steps or most,
-        self._place,
-    )  # fmt: skip
+      self._view,
+      self._model,
+      self._state,
+      self._asked,
+      steps or most,
+      self._place,
+    )
     self._launched = running
 
   def _harvest(self) -> None:
@@ -293,7 +303,7 @@ class Engine:
 
   def _finish(self, seat: schedule.Seat, ids, logprobs, reason: str) -> None:
     ids, logprobs = np.array(ids, np.int32), np.array(logprobs, np.float32)
-    self._ready.append(requests.Completion(
-        seat.request.id, ids, logprobs, reason, self._version
-    ))  # fmt: skip
+    self._ready.append(
+      requests.Completion(seat.request.id, ids, logprobs, reason, self._version)
+    )
     self._schedule.finish(seat)

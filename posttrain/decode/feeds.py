@@ -9,7 +9,7 @@ from posttrain.decode import schedule
 
 
 def lay(
-    entries: list[list[schedule.Seat]], rows: int, width: int
+  entries: list[list[schedule.Seat]], rows: int, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Lays out what goes into so many scratch rows, an entry in each.
 
@@ -29,7 +29,7 @@ def lay(
 
 
 def places(
-    entries: list[list[schedule.Seat]], slots: int
+  entries: list[list[schedule.Seat]], slots: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Says which scratch row goes where, for each of so many slots.
 

@@ -69,8 +69,8 @@ def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   if slots % ways:
     raise ValueError(
-        f'config rollout.slots must be a multiple of data x fsdp = {ways}: got '
-        f'{slots}; choose a multiple'
+      f'config rollout.slots must be a multiple of data x fsdp = {ways}: got '
+      f'{slots}; choose a multiple'
     )
   return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
 
@@ -92,9 +92,12 @@ def view(params: Any, cfg: schema.Model, place: NamedSharding | None) -> Any:
 
 
 def fit(
-    state: State | None, cfg: schema.Model, slots: int, capacity: int,
-    place: NamedSharding | None,
-) -> State:  # fmt: skip
+  state: State | None,
+  cfg: schema.Model,
+  slots: int,
+  capacity: int,
+  place: NamedSharding | None,
+) -> State:
   """Returns the state, made wider where it has no room for so many tokens."""
   if state is not None and state.ids.shape[1] >= capacity:
     return state
@@ -104,24 +107,25 @@ def fit(
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _widen(state, cfg, slots, capacity, place):
   wide = State(
-      cache=transformer.empty_cache(cfg, slots, capacity),
-      length=jnp.zeros(slots, jnp.int32),
-      token=jnp.zeros(slots, jnp.int32),
-      active=jnp.zeros(slots, bool),
-      ids=jnp.zeros((slots, capacity), jnp.int32),
-      logprobs=jnp.zeros((slots, capacity), jnp.float32),
+    cache=transformer.empty_cache(cfg, slots, capacity),
+    length=jnp.zeros(slots, jnp.int32),
+    token=jnp.zeros(slots, jnp.int32),
+    active=jnp.zeros(slots, bool),
+    ids=jnp.zeros((slots, capacity), jnp.int32),
+    logprobs=jnp.zeros((slots, capacity), jnp.float32),
   )
   if state is not None:
     wide = jax.tree.map(
-        lambda x, old: jax.lax.dynamic_update_slice(x, old, (0,) * old.ndim),
-        wide, state,
-    )  # fmt: skip
+      lambda x, old: jax.lax.dynamic_update_slice(x, old, (0,) * old.ndim),
+      wide,
+      state,
+    )
   return _pin(wide, place)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def load(
-    state: State, cfg: schema.Model, slots: jax.Array
+  state: State, cfg: schema.Model, slots: jax.Array
 ) -> tuple[transformer.Cache, jax.Array]:
   """Copies slots i32[R] into a scratch cache; also logits of 0, f32[R, V]."""
   logits = jnp.zeros((len(slots), cfg.vocab_size), jnp.float32)
@@ -130,13 +134,13 @@ def load(
 
 @functools.partial(jax.jit, static_argnums=1, donate_argnums=(2, 3))
 def prefill(
-    view: Any,
-    cfg: schema.Model,
-    scratch: transformer.Cache,
-    logits: jax.Array,
-    tokens: jax.Array,
-    start: jax.Array,
-    count: jax.Array,
+  view: Any,
+  cfg: schema.Model,
+  scratch: transformer.Cache,
+  logits: jax.Array,
+  tokens: jax.Array,
+  start: jax.Array,
+  count: jax.Array,
 ) -> tuple[transformer.Cache, jax.Array]:
   """Feeds each row its next chunk.
 
@@ -156,7 +160,7 @@ def prefill(
   index = jnp.arange(width, dtype=jnp.int32)[None]
   live = (index < count[:, None]).astype(jnp.int32)
   hidden, scratch = transformer.trunk(
-      view, cfg, tokens, start[:, None] + index, live, scratch
+    view, cfg, tokens, start[:, None] + index, live, scratch
   )
   last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
   new = scoring.next_logits(view, cfg, last)
@@ -165,14 +169,14 @@ def prefill(
 
 @functools.partial(jax.jit, static_argnums=7, donate_argnums=0)
 def admit(
-    state: State,
-    slots: Slots,
-    scratch: transformer.Cache,
-    logits: jax.Array,
-    place: jax.Array,
-    row: jax.Array,
-    length: jax.Array,
-    sharding: NamedSharding | None,
+  state: State,
+  slots: Slots,
+  scratch: transformer.Cache,
+  logits: jax.Array,
+  place: jax.Array,
+  row: jax.Array,
+  length: jax.Array,
+  sharding: NamedSharding | None,
 ) -> State:
   """Puts scratch rows into slots and draws the token that follows each.
 
@@ -192,7 +196,7 @@ def admit(
   from_row = row[place_of]
   cache = _put(state.cache, scratch, place, row)
   state = dataclasses.replace(
-      state, cache=cache, length=jnp.where(new, length[place_of], state.length)
+    state, cache=cache, length=jnp.where(new, length[place_of], state.length)
   )
   return _pin(_draw(state, slots, logits[from_row], new), sharding)
 
@@ -209,10 +213,10 @@ def _put(cache, scratch, place, row):
 
   def put(i, cache):
     to, of = (
-        jax.lax.dynamic_slice(x, (i * rows,), (rows,)) for x in (place, row)
+      jax.lax.dynamic_slice(x, (i * rows,), (rows,)) for x in (place, row)
     )
     return jax.tree.map(
-        lambda old, new: old.at[to].set(new[of], mode='drop'), cache, scratch
+      lambda old, new: old.at[to].set(new[of], mode='drop'), cache, scratch
     )
 
   left = jnp.sum(place < count)
@@ -221,9 +225,13 @@ def _put(cache, scratch, place, row):
 
 @functools.partial(jax.jit, static_argnums=(1, 5), donate_argnums=2)
 def decode(
-    view: Any, cfg: schema.Model, state: State, slots: Slots, steps: jax.Array,
-    sharding: NamedSharding | None,
-) -> State:  # fmt: skip
+  view: Any,
+  cfg: schema.Model,
+  state: State,
+  slots: Slots,
+  steps: jax.Array,
+  sharding: NamedSharding | None,
+) -> State:
   """Draws up to `steps` (i32[], traced) tokens for every active slot."""
 
   def go_on(carry):
@@ -233,12 +241,16 @@ def decode(
   def step(carry):
     i, state = carry
     hidden, cache = transformer.trunk(
-        view, cfg, state.token[:, None], state.length[:, None],
-        state.active[:, None].astype(jnp.int32), state.cache,
-    )  # fmt: skip
+      view,
+      cfg,
+      state.token[:, None],
+      state.length[:, None],
+      state.active[:, None].astype(jnp.int32),
+      state.cache,
+    )
     logits = scoring.next_logits(view, cfg, hidden[:, 0])
     state = dataclasses.replace(
-        state, cache=cache, length=state.length + state.active
+      state, cache=cache, length=state.length + state.active
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
@@ -247,7 +259,7 @@ def decode(
 
 @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
 def stop(
-    state: State, slot: jax.Array, sharding: NamedSharding | None
+  state: State, slot: jax.Array, sharding: NamedSharding | None
 ) -> State:
   """Nothing more is drawn for a slot, i32[]."""
   active = state.active.at[slot].set(False)
@@ -259,7 +271,7 @@ def request_keys(seed: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
   """u32[B, 2]: the key of each request id, given as two u32[B] words."""
   key = jax.random.key(seed)
   fold = jax.vmap(
-      lambda high, low: jax.random.fold_in(jax.random.fold_in(key, high), low)
+    lambda high, low: jax.random.fold_in(jax.random.fold_in(key, high), low)
   )
   return jax.random.key_data(fold(high, low))
 
@@ -277,17 +289,21 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
 def _draw(state: State, slots: Slots, logits, live) -> State:
   """Draws the token at position `length` of the slots that are live."""
   tokens, logprobs = sampling.draw(
-      logits, uniforms(slots.keys, state.length), slots.temperature,
-      slots.top_k, slots.top_p, slots.min_p,
-  )  # fmt: skip
+    logits,
+    uniforms(slots.keys, state.length),
+    slots.temperature,
+    slots.top_k,
+    slots.top_p,
+    slots.min_p,
+  )
   stopped = jnp.any(slots.stop_ids == tokens[:, None], axis=1)
   stopped |= state.length + 1 >= slots.limit
   rows = jnp.arange(len(tokens))
   places = jnp.where(live, state.length, state.ids.shape[1])
   return dataclasses.replace(
-      state,
-      token=jnp.where(live, tokens, state.token),
-      active=jnp.where(live, ~stopped, state.active),
-      ids=state.ids.at[rows, places].set(tokens, mode='drop'),
-      logprobs=state.logprobs.at[rows, places].set(logprobs, mode='drop'),
+    state,
+    token=jnp.where(live, tokens, state.token),
+    active=jnp.where(live, ~stopped, state.active),
+    ids=state.ids.at[rows, places].set(tokens, mode='drop'),
+    logprobs=state.logprobs.at[rows, places].set(logprobs, mode='drop'),
   )

@@ -13,12 +13,12 @@ _BITS = 30  # of a float32 in [0, 1], as an integer that orders the same
 
 
 def draw(
-    logits: jax.Array,
-    uniforms: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array,
-    top_p: jax.Array,
-    min_p: jax.Array,
+  logits: jax.Array,
+  uniforms: jax.Array,
+  temperature: jax.Array,
+  top_k: jax.Array,
+  top_p: jax.Array,
+  min_p: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Draws a token per row.
 
@@ -43,9 +43,14 @@ def draw(
   log_total = jnp.log(jnp.sum(mass, axis=-1))
   truncated = (top_k > 0) | (top_p < 1) | (min_p > 0)
   kept = jax.lax.cond(
-      jnp.any(truncated), _truncate, lambda mass, *_: mass,
-      mass, top_k, top_p, min_p,
-  )  # fmt: skip
+    jnp.any(truncated),
+    _truncate,
+    lambda mass, *_: mass,
+    mass,
+    top_k,
+    top_p,
+    min_p,
+  )
   # XLA's argmax is slow on CPUs; a maximum and the first that equals it is not.
   best = _first(z == top)
   tokens = jnp.where(temperature > 0, _invert(kept, uniforms), best)

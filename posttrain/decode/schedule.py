@@ -92,28 +92,30 @@ class Schedule:
     if all(seat.held for seat in self.seated):
       slots = len(self._slots)
       raise ValueError(
-          f'{self.waiting} requests must find free slots: all {slots} are '
-          'held; extend or release held requests before polling, or raise the '
-          'number of slots'
+        f'{self.waiting} requests must find free slots: all {slots} are '
+        'held; extend or release held requests before polling, or raise the '
+        'number of slots'
       )
 
   def check(self, request: requests.Request) -> None:
     """Raises ValueError for a request that `Engine.submit` must refuse."""
     ids = np.asarray(request.ids, np.int32)
     for ok, must, got in (
-        (request.id not in self._in_flight, 'not be in flight', request.id),
-        (0 <= request.id < 2**63, 'have an id in [0, 2**63)', request.id),
-        (0 <= request.numbers < 2**63, 'have a key in [0, 2**63)', request.key),
-        (ids.ndim == 1 and ids.size, 'have a prompt of some tokens', ids.shape),
-        (len(request.stop_ids) <= STOP_IDS, f'have at most {STOP_IDS} stop ids',
-         request.stop_ids),
-        (request.max_tokens > 0, 'ask for a token at least',
-         request.max_tokens),
-    ):  # fmt: skip
+      (request.id not in self._in_flight, 'not be in flight', request.id),
+      (0 <= request.id < 2**63, 'have an id in [0, 2**63)', request.id),
+      (0 <= request.numbers < 2**63, 'have a key in [0, 2**63)', request.key),
+      (ids.ndim == 1 and ids.size, 'have a prompt of some tokens', ids.shape),
+      (
+        len(request.stop_ids) <= STOP_IDS,
+        f'have at most {STOP_IDS} stop ids',
+        request.stop_ids,
+      ),
+      (request.max_tokens > 0, 'ask for a token at least', request.max_tokens),
+    ):
       require(ok, request.id, must, got)
 
   def check_all(
-      self, asked: Sequence[requests.Request], unread: set[int]
+    self, asked: Sequence[requests.Request], unread: set[int]
   ) -> None:
     """Raises ValueError for what `Engine.generate` must refuse.
 
@@ -122,15 +124,20 @@ class Schedule:
       unread: ids of completions that have not been polled.
     """
     for request in asked:
-      require(not request.hold, request.id, 'not ask to be held', request.hold,
-              'submit and poll it')  # fmt: skip
+      require(
+        not request.hold,
+        request.id,
+        'not ask to be held',
+        request.hold,
+        'submit and poll it',
+      )
       self.check(request)
     for id, times in collections.Counter(r.id for r in asked).items():
       require(times == 1, id, 'be asked for once', times)
     if others := self._in_flight.keys() | unread:
       raise ValueError(
-          f'generate must find no request in flight: got {sorted(others)[:8]}, '
-          'expected none; poll and release them first'
+        f'generate must find no request in flight: got {sorted(others)[:8]}, '
+        'expected none; poll and release them first'
       )
 
   def new(self, request: requests.Request) -> Seat:
@@ -148,9 +155,13 @@ class Schedule:
     return seat
 
   def begin(
-      self, seat: Seat, ids: np.ndarray, start: int, max_tokens: int,
-      capacity: int,
-  ) -> bool:  # fmt: skip
+    self,
+    seat: Seat,
+    ids: np.ndarray,
+    start: int,
+    max_tokens: int,
+    capacity: int,
+  ) -> bool:
     """Starts a turn; False if the cache has no room for a token of it.
 
     Args:
@@ -203,19 +214,25 @@ class Schedule:
       `high` and `low`. Zeros, and no stop ids, where nobody sits.
     """
     fields = {
-        'high': np.uint32, 'low': np.uint32, 'limit': np.int32,
-        'temperature': np.float32, 'top_k': np.int32, 'top_p': np.float32,
-        'min_p': np.float32,
-    }  # fmt: skip
+      'high': np.uint32,
+      'low': np.uint32,
+      'limit': np.int32,
+      'temperature': np.float32,
+      'top_k': np.int32,
+      'top_p': np.float32,
+      'min_p': np.float32,
+    }
     size = len(self._slots)
     fields = {k: np.zeros(size, kind) for k, kind in fields.items()}
     stop_ids = np.full((size, STOP_IDS), -1, np.int32)
     for seat in self.seated:
       request = seat.request
       asks = {
-          **vars(request.sampling), 'limit': seat.limit,
-          'high': request.numbers >> 32, 'low': request.numbers & 0xFFFFFFFF,
-      }  # fmt: skip
+        **vars(request.sampling),
+        'limit': seat.limit,
+        'high': request.numbers >> 32,
+        'low': request.numbers & 0xFFFFFFFF,
+      }
       for name, value in asks.items():
         fields[name][seat.slot] = value
       stop_ids[seat.slot, : len(request.stop_ids)] = request.stop_ids

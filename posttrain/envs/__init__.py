@@ -4,26 +4,26 @@ from typing import Any
 
 from posttrain import schema
 from posttrain.envs import (
-    alphabet_sort,
-    arithmetic,
-    base,
-    gsm8k,
-    reverse_text,
-    rows,
+  alphabet_sort,
+  arithmetic,
+  base,
+  gsm8k,
+  reverse_text,
+  rows,
 )
 from posttrain.envs.adapters import openenv, trl_env, verifiers_v1
 from posttrain.envs.sql import env as sql
 
 TYPES = {
-    schema.Arithmetic: arithmetic.Arithmetic,
-    schema.ReverseText: reverse_text.ReverseText,
-    schema.AlphabetSort: alphabet_sort.AlphabetSort,
-    schema.Gsm8k: gsm8k.Gsm8k,
-    schema.Rows: rows.Rows,
-    schema.Sql: sql.Sql,
-    schema.OpenEnv: openenv.OpenEnv,
-    schema.Trl: trl_env.Trl,
-    schema.Verifiers: verifiers_v1.Verifiers,
+  schema.Arithmetic: arithmetic.Arithmetic,
+  schema.ReverseText: reverse_text.ReverseText,
+  schema.AlphabetSort: alphabet_sort.AlphabetSort,
+  schema.Gsm8k: gsm8k.Gsm8k,
+  schema.Rows: rows.Rows,
+  schema.Sql: sql.Sql,
+  schema.OpenEnv: openenv.OpenEnv,
+  schema.Trl: trl_env.Trl,
+  schema.Verifiers: verifiers_v1.Verifiers,
 }
 
 

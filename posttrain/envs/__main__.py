@@ -29,7 +29,7 @@ def _literal(kind: type) -> Callable[[str], Any]:
       value = None
     if type(value) is not kind:
       raise argparse.ArgumentTypeError(
-          f'must be a literal of type {kind.__name__}: got {text!r}'
+        f'must be a literal of type {kind.__name__}: got {text!r}'
       )
     return value
 
@@ -42,19 +42,25 @@ def main() -> None:
   parser.add_argument('folder', help='where TFDS keeps its data sets')
   parser.add_argument('--seed', type=int, default=0)
   fields = [
-      field for field in dataclasses.fields(schema.Arithmetic)
-      if field.name != 'type'
+    field
+    for field in dataclasses.fields(schema.Arithmetic)
+    if field.name != 'type'
   ]
   for field in fields:
     parser.add_argument(
-        f'--{field.name}', type=_literal(type(field.default)),
-        default=field.default, help=f'default: {field.default!r}',
+      f'--{field.name}',
+      type=_literal(type(field.default)),
+      default=field.default,
+      help=f'default: {field.default!r}',
     )
   args = parser.parse_args()
   try:
-    env = envs.make('arithmetic', schema.Arithmetic(
+    env = envs.make(
+      'arithmetic',
+      schema.Arithmetic(
         **{field.name: getattr(args, field.name) for field in fields}
-    ))
+      ),
+    )
     print(export.export(env, args.folder, seed=args.seed))
   except ValueError as error:
     parser.error(str(error))

@@ -33,17 +33,15 @@ from posttrain.rewards import similarity
 # In order; of two to four letters, so that lists stay short. One name more
 # changes every task.
 NAMES = tuple(
-    'Abo Ada Alm Ane Bax Bel Bim Bru Cal Cio Cob Dag Dea Dov Dus Eba Eli Emo '
-    'Fen Fia Gav Gil Goro Hal Hedo Hux Iba Ilo Ivo Jax Jem Juno Kal Kemi Kip '
-    'Lam Leo Lux Mab Mio Mox Nad Neve Nim Oda Oli Ozo Pax Pim Qin Rae Rolo '
-    'Sim Sol Tad Tovi Uma Vex Wim Yara Zed'.split()
+  'Abo Ada Alm Ane Bax Bel Bim Bru Cal Cio Cob Dag Dea Dov Dus Eba Eli Emo '
+  'Fen Fia Gav Gil Goro Hal Hedo Hux Iba Ilo Ivo Jax Jem Juno Kal Kemi Kip '
+  'Lam Leo Lux Mab Mio Mox Nad Neve Nim Oda Oli Ozo Pax Pim Qin Rae Rolo '
+  'Sim Sol Tad Tovi Uma Vex Wim Yara Zed'.split()
 )
 _LIST = re.compile(r'[A-Za-z]+(?:, *[A-Za-z]+)*')
 
 
-def parse_answer(
-    text: str, truncated: bool = False
-) -> tuple[str, ...] | None:
+def parse_answer(text: str, truncated: bool = False) -> tuple[str, ...] | None:
   """Returns the names of a reply, if it is one line of names and commas.
 
   Anything else is no answer, and neither is a reply that was cut off.
@@ -55,7 +53,7 @@ def parse_answer(
 
 
 def grade_turn(
-    text: str, answer: Sequence[str], truncated: bool = False
+  text: str, answer: Sequence[str], truncated: bool = False
 ) -> float:
   """Returns what the names of a reply share with the sorted list.
 
@@ -81,29 +79,36 @@ class AlphabetSort:
     needs = cfg.first + cfg.more * (cfg.turns - 1)
     if needs > len(NAMES):
       raise ValueError(
-          f'envs.{name}.env.first must leave names for all turns: got {needs} '
-          f'names in {cfg.turns} turns, expected at most {len(NAMES)}; lower '
-          'first or more'
+        f'envs.{name}.env.first must leave names for all turns: got {needs} '
+        f'names in {cfg.turns} turns, expected at most {len(NAMES)}; lower '
+        'first or more'
       )
-    self._spaces = [draws.Space(
+    self._spaces = [
+      draws.Space(
         math.comb(len(NAMES), cfg.first), functools.partial(_key, cfg.first)
-    )]
+      )
+    ]
     for split in base.SPLITS:
       draws.check_room(
-          name, split, getattr(cfg, f'{split}_tasks'), self._spaces,
-          'raise first',
+        name,
+        split,
+        getattr(cfg, f'{split}_tasks'),
+        self._spaces,
+        'raise first',
       )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; evaluation ones are the same ever."""
     base.check_split(split)
     keys = draws.draw(
-        self._spaces, split, getattr(self._cfg, f'{split}_tasks'),
-        seed if split == 'train' else 0,
+      self._spaces,
+      split,
+      getattr(self._cfg, f'{split}_tasks'),
+      seed if split == 'train' else 0,
     )
-    made_of = sources.fingerprint(repr(self._cfg).encode(), *(
-        part.encode() for part in (*NAMES, *keys)
-    ))
+    made_of = sources.fingerprint(
+      repr(self._cfg).encode(), *(part.encode() for part in (*NAMES, *keys))
+    )
     return sources.Shuffled(_Tasks(self, keys), seed, made_of)
 
   def make(self, task: types.Task) -> 'Episode':
@@ -124,22 +129,24 @@ class AlphabetSort:
         says.append(_observe(True, answer, names, self._cfg.role))
     asks = f'Sort these names: {", ".join(turns[0])}'
     return types.Task(
-        id=key, env=self.name, prompt=({'role': 'user', 'content': asks},),
-        answer=', '.join(answers[-1]), demonstration=tuple(says),
-        info={'turns': [list(names) for names in turns]},
+      id=key,
+      env=self.name,
+      prompt=({'role': 'user', 'content': asks},),
+      answer=', '.join(answers[-1]),
+      demonstration=tuple(says),
+      info={'turns': [list(names) for names in turns]},
     )
 
   def _turns(self, key: str) -> list[list[str]]:
     """Returns the names that each turn brings, in the order it says them."""
     cfg, first = self._cfg, key.split(',')
     order = [
-        NAMES[i] for i in sources.permutation(
-            len(NAMES), zlib.crc32(key.encode())
-        )
-    ]  # fmt: skip
+      NAMES[i]
+      for i in sources.permutation(len(NAMES), zlib.crc32(key.encode()))
+    ]
     later = [name for name in order if name not in first]
     return [[name for name in order if name in first]] + [
-        later[cfg.more * i : cfg.more * (i + 1)] for i in range(cfg.turns - 1)
+      later[cfg.more * i : cfg.more * (i + 1)] for i in range(cfg.turns - 1)
     ]
 
 
@@ -166,9 +173,9 @@ class Episode:
     self._said.append((worth, parse_answer(text, truncated) is not None))
     reward, messages = worth / len(self._turns), ()
     if turn + 1 < len(self._turns):
-      messages = (_observe(
-          worth == 1, answer, self._turns[turn + 1], self._role
-      ),)  # fmt: skip
+      messages = (
+        _observe(worth == 1, answer, self._turns[turn + 1], self._role),
+      )
     return types.StepOut(messages, reward, done=not messages)
 
   def grade(self) -> types.Score:
@@ -182,9 +189,9 @@ class Episode:
     worths, readable = zip(*self._said, strict=True)
     whole = len(worths) == len(self._turns)
     return types.Score(
-        reward=sum(worths) / len(self._turns),
-        correct=whole and all(worth == 1 for worth in worths),
-        formatted=whole and all(readable),
+      reward=sum(worths) / len(self._turns),
+      correct=whole and all(worth == 1 for worth in worths),
+      formatted=whole and all(readable),
     )
 
   def close(self) -> None:
@@ -208,13 +215,13 @@ class _Tasks(Sequence):
 def _answers(turns: Sequence[Sequence[str]]) -> list[list[str]]:
   """Returns the sorted list of all names so far, per turn."""
   return [
-      sorted(name for names in turns[: i + 1] for name in names)
-      for i in range(len(turns))
+    sorted(name for names in turns[: i + 1] for name in names)
+    for i in range(len(turns))
   ]
 
 
 def _observe(
-    right: bool, answer: Sequence[str], names: Sequence[str], role: str
+  right: bool, answer: Sequence[str], names: Sequence[str], role: str
 ) -> types.Message:
   """Writes what the environment says after a turn that is not the last."""
   says = f'{"Yes" if right else "No"}: {", ".join(answer)}.'
@@ -229,9 +236,7 @@ def _key(count: int, index: int) -> str:
   """
   chosen, top = [], len(NAMES)
   for left in range(count, 0, -1):
-    top = next(
-        c for c in range(top - 1, -1, -1) if math.comb(c, left) <= index
-    )
+    top = next(c for c in range(top - 1, -1, -1) if math.comb(c, left) <= index)
     index -= math.comb(top, left)
     chosen.append(NAMES[top])
   return ','.join(reversed(chosen))

@@ -45,9 +45,10 @@ def grade(text: str, answer: int) -> types.Score:
   """Grades an assistant turn: reward 1 if its boxed integer is the answer."""
   parsed = parse_answer(text)
   return types.Score(
-      reward=float(parsed == answer), correct=parsed == answer,
-      formatted=parsed is not None,
-      answer=None if parsed is None else str(parsed),
+    reward=float(parsed == answer),
+    correct=parsed == answer,
+    formatted=parsed is not None,
+    answer=None if parsed is None else str(parsed),
   )
 
 
@@ -56,7 +57,7 @@ def solve(a: int, op: str, b: int) -> int:
 
 
 def demonstrate(
-    a: int, op: str, b: int, *, worked: bool, mistake: int = 0
+  a: int, op: str, b: int, *, worked: bool, mistake: int = 0
 ) -> str:
   r"""Writes an answer: a perfect one, or one with a wrong step.
 
@@ -83,7 +84,7 @@ def demonstrate(
     if not mistake or (abs(mistake) - 1) % of != len(steps):
       return value
     return value + (10 if value and value % 10 == 0 else 1) * (
-        1 if mistake > 0 else -1
+      1 if mistake > 0 else -1
     )
 
   if not worked:
@@ -120,8 +121,7 @@ def _places(number: int, width: int = 1) -> list[int]:
   """Returns the value of each digit, the highest first: 47 -> [40, 7]."""
   digits = str(number).zfill(width)
   return [
-      int(digit) * 10 ** (len(digits) - 1 - i)
-      for i, digit in enumerate(digits)
+    int(digit) * 10 ** (len(digits) - 1 - i) for i, digit in enumerate(digits)
   ]
 
 
@@ -143,9 +143,9 @@ class Arithmetic:
       have = sum(len(_keys(op, *self._range(op), split)) for op in cfg.ops)
       if getattr(cfg, field) > have:
         raise ValueError(
-            f'envs.{name}.env.{field} must be at most {have}, the distinct '
-            f'questions of that split: got {getattr(cfg, field)!r}; lower it, '
-            'or widen min_operand to max_operand or min_factor to max_factor'
+          f'envs.{name}.env.{field} must be at most {have}, the distinct '
+          f'questions of that split: got {getattr(cfg, field)!r}; lower it, '
+          'or widen min_operand to max_operand or min_factor to max_factor'
         )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
@@ -173,17 +173,19 @@ class Arithmetic:
   def task(self, a: int, op: str, b: int) -> types.Task:
     """Returns the task of a key."""
     says = demonstrate(
-        a, op, b, worked=self._cfg.worked, mistake=self._mistake(a, op, b)
+      a, op, b, worked=self._cfg.worked, mistake=self._mistake(a, op, b)
     )
     prompt = ({'role': 'user', 'content': f'What is {a} {op} {b}?'},)
     if self._cfg.hint:
       told = self._cfg.hint.replace('{demonstration}', says)
       prompt = ({'role': 'system', 'content': told}, *prompt)
     return types.Task(
-        id=f'{a}{op}{b}', env=self.name, prompt=prompt,
-        answer=solve(a, op, b),
-        demonstration=({'role': 'assistant', 'content': says},),
-        info={'op': op},
+      id=f'{a}{op}{b}',
+      env=self.name,
+      prompt=prompt,
+      answer=solve(a, op, b),
+      demonstration=({'role': 'assistant', 'content': says},),
+      info={'op': op},
     )
 
   def _mistake(self, a: int, op: str, b: int) -> int:
@@ -249,8 +251,10 @@ def _keys(op: str, smallest: int, largest: int, split: str) -> np.ndarray:
   a, b = (smallest + side.ravel() for side in np.indices((size, size)))
   keys = np.stack([np.full_like(a, OPS.index(op)), a, b], axis=1)
   # a + b and b + a share their side, hence the hash of the sorted operands.
-  paired = keys if op == '-' else np.column_stack(
-      [keys[:, 0], np.minimum(a, b), np.maximum(a, b)]
+  paired = (
+    keys
+    if op == '-'
+    else np.column_stack([keys[:, 0], np.minimum(a, b), np.maximum(a, b)])
   )
   held_out = _hash(paired) % np.uint64(EVAL_SHARE) == 0
   keys = keys[held_out == (split == 'eval')]

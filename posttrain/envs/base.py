@@ -90,8 +90,8 @@ def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
     return file
   unset = '; a variable in it is not set' if '$' in str(file) else ''
   raise ValueError(
-      f'envs.{env}.env.{field} must name an existing file'
-      f'{" or folder" if folders else ""}: got {path!r}{unset}'
+    f'envs.{env}.env.{field} must name an existing file'
+    f'{" or folder" if folders else ""}: got {path!r}{unset}'
   )
 
 

@@ -57,7 +57,7 @@ class Space:
 
 
 def draw(
-    spaces: Sequence[Space], split: str, count: int, seed: int
+  spaces: Sequence[Space], split: str, count: int, seed: int
 ) -> list[str]:
   """Returns distinct keys, as many of one space as of another.
 
@@ -71,10 +71,10 @@ def draw(
     seed: 0 or more.
   """
   walks = [
-      itertools.islice(
-          space.walk(split, (seed, i)), min(count, space.room(split))
-      )
-      for i, space in enumerate(spaces)
+    itertools.islice(
+      space.walk(split, (seed, i)), min(count, space.room(split))
+    )
+    for i, space in enumerate(spaces)
   ]
   keys: list[str] = []
   while len(keys) < count:
@@ -85,7 +85,7 @@ def draw(
 
 
 def check_room(
-    name: str, split: str, count: int, spaces: Sequence[Space], widen: str
+  name: str, split: str, count: int, spaces: Sequence[Space], widen: str
 ) -> None:
   """Refuses a number of tasks that a split has no room for.
 
@@ -102,8 +102,8 @@ def check_room(
   have = sum(space.room(split) for space in spaces)
   if count > have:
     raise ValueError(
-        f'envs.{name}.env.{split}_tasks must be at most {have}, the distinct '
-        f'tasks of that split: got {count!r}; lower it, or {widen}'
+      f'envs.{name}.env.{split}_tasks must be at most {have}, the distinct '
+      f'tasks of that split: got {count!r}; lower it, or {widen}'
     )
 
 

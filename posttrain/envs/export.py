@@ -7,7 +7,7 @@ from posttrain.envs import base
 
 
 def export(
-    env: base.Env, folder: str | pathlib.Path, *, seed: int = 0
+  env: base.Env, folder: str | pathlib.Path, *, seed: int = 0
 ) -> pathlib.Path:
   """Writes every task of both splits as TFDS in ArrayRecord.
 
@@ -23,11 +23,12 @@ def export(
   for split in base.SPLITS:
     source = env.source(split, seed)
     splits[split] = [
-        rows.Row(
-            prompt=task.prompt, completion=task.demonstration,
-            where=f'{env.name}:{split}:{task.id}',
-            info={'id': task.id, 'answer': task.answer, **task.info},
-        )
-        for task in source.take(len(source))
+      rows.Row(
+        prompt=task.prompt,
+        completion=task.demonstration,
+        where=f'{env.name}:{split}:{task.id}',
+        info={'id': task.id, 'answer': task.answer, **task.info},
+      )
+      for task in source.take(len(source))
     ]
   return tfds.write(splits, env.name, folder)

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r'-?[0-9.,/]+')
 
 
 def grade(
-    text: str, answer: str, *, lenient: bool, truncated: bool = False
+  text: str, answer: str, *, lenient: bool, truncated: bool = False
 ) -> types.Score:
   """Grades an assistant turn: reward 1 if its number is the answer's.
 
@@ -44,9 +44,10 @@ def grade(
   said = numeric.final_answer(text, lenient=lenient, truncated=truncated)
   correct = numeric.equal(said, numeric.parse(answer))
   return types.Score(
-      reward=float(correct), correct=correct,
-      formatted=numeric.boxed(text) is not None,
-      answer=None if said is None else str(said),  # in lowest terms
+    reward=float(correct),
+    correct=correct,
+    formatted=numeric.boxed(text) is not None,
+    answer=None if said is None else str(said),  # in lowest terms
   )
 
 
@@ -71,8 +72,9 @@ class Gsm8k:
       return sources.Shuffled((), seed)
     file = base.find(self.name, field, path, folders=False)
     return sources.Shuffled(
-        [self._task(raw, where) for raw, where in jsonl.objects(file)], seed,
-        sources.file_fingerprint(file),
+      [self._task(raw, where) for raw, where in jsonl.objects(file)],
+      seed,
+      sources.file_fingerprint(file),
     )
 
   def make(self, task: types.Task) -> 'Episode':
@@ -81,15 +83,16 @@ class Gsm8k:
   def _task(self, raw: Mapping[str, Any], where: str) -> types.Task:
     question, solution, answer = parse_row(raw, where)
     asks = '\n\n'.join(filter(None, (question, self._cfg.instruction)))
-    says = '\n'.join(filter(None, (
-        solution, f'The answer is \\boxed{{{answer}}}.'
-    )))  # fmt: skip
+    says = '\n'.join(
+      filter(None, (solution, f'The answer is \\boxed{{{answer}}}.'))
+    )
     return types.Task(
-        id=where, env=self.name,
-        prompt=({'role': 'user', 'content': asks},),
-        answer=answer,
-        demonstration=({'role': 'assistant', 'content': says},),
-        info={key: raw[key] for key in raw if key not in COLUMNS},
+      id=where,
+      env=self.name,
+      prompt=({'role': 'user', 'content': asks},),
+      answer=answer,
+      demonstration=({'role': 'assistant', 'content': says},),
+      info={key: raw[key] for key in raw if key not in COLUMNS},
     )
 
 
@@ -106,7 +109,7 @@ class Episode:
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
     self._score = grade(
-        text, self._task.answer, lenient=self._lenient, truncated=truncated
+      text, self._task.answer, lenient=self._lenient, truncated=truncated
     )
     return types.StepOut(reward=self._score.reward)
 
@@ -136,19 +139,19 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
     value = raw.get(column)
     if not isinstance(value, str) or not value.strip():
       raise ValueError(
-          f'{where}: {column} must be a string with text: got {value!r}; a '
-          f"row has 'question' and 'answer', this one {sorted(raw)}"
+        f'{where}: {column} must be a string with text: got {value!r}; a '
+        f"row has 'question' and 'answer', this one {sorted(raw)}"
       )
   solution, _, last = raw['answer'].strip().rpartition('\n')
   if not last.startswith('####'):
     raise ValueError(
-        f'{where}: answer must end in a line `#### N`: got {last!r}'
+      f'{where}: answer must end in a line `#### N`: got {last!r}'
     )
-  number = last[len('####'):].strip()
+  number = last[len('####') :].strip()
   if not _NUMBER.fullmatch(number) or numeric.parse(number) is None:
     raise ValueError(
-        f'{where}: the number of the line `#### N` must be digits, with a '
-        f'minus, thousands separators, a point or a / at most: got {number!r}'
+      f'{where}: the number of the line `#### N` must be digits, with a '
+      f'minus, thousands separators, a point or a / at most: got {number!r}'
     )
   solution = numeric.without_marks(solution).strip()
   return raw['question'].strip(), solution, number.replace(',', '')

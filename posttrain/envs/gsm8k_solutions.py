@@ -19,15 +19,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema
-from posttrain.data import jsonl, pairs
+from posttrain.data import jsonl, preferences
 from posttrain.rewards import numeric
 
 _LAST = re.compile(r'\s*\n?A: *(\S.*?)\s*$')
 
 
 def read(
-    path: str | pathlib.Path, instruction: str = schema.Gsm8k.instruction
-) -> list[pairs.Pair]:
+  path: str | pathlib.Path, instruction: str = schema.Gsm8k.instruction
+) -> list[preferences.Pair]:
   """Reads all preferences of a file, in its order.
 
   Args:
@@ -42,18 +42,20 @@ def read(
     question = _text(raw, 'question', where)
     asks = '\n\n'.join(filter(None, (question, instruction)))
     told = [
-        (_bool(value, where), _answer(_text(value, 'solution', where)))
-        for value in raw.values()
-        if isinstance(value, Mapping) and 'solution' in value
+      (_bool(value, where), _answer(_text(value, 'solution', where)))
+      for value in raw.values()
+      if isinstance(value, Mapping) and 'solution' in value
     ]
     sides = {
-        side: list(dict.fromkeys(text for right, text in told if right == side))
-        for side in (True, False)
+      side: list(dict.fromkeys(text for right, text in told if right == side))
+      for side in (True, False)
     }
     made += [
-        pairs.Pair(
-            ({'role': 'user', 'content': asks},), _turn(yes), _turn(no), where
-        ) for yes in sides[True] for no in sides[False]
+      preferences.Pair(
+        ({'role': 'user', 'content': asks},), _turn(yes), _turn(no), where
+      )
+      for yes in sides[True]
+      for no in sides[False]
     ]
   return made
 
@@ -75,7 +77,7 @@ def _text(raw: Mapping[str, Any], column: str, where: str) -> str:
   value = raw.get(column)
   if not isinstance(value, str) or not value.strip():
     raise ValueError(
-        f'{where}: {column} must be a string with text: got {value!r}'
+      f'{where}: {column} must be a string with text: got {value!r}'
     )
   return value.strip()
 
@@ -83,7 +85,7 @@ def _text(raw: Mapping[str, Any], column: str, where: str) -> str:
 def _bool(value: Mapping[str, Any], where: str) -> bool:
   if not isinstance(value.get('is_correct'), bool):
     raise ValueError(
-        f'{where}: is_correct must be true or false: got '
-        f'{value.get("is_correct")!r}'
+      f'{where}: is_correct must be true or false: got '
+      f'{value.get("is_correct")!r}'
     )
   return value['is_correct']

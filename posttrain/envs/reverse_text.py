@@ -46,8 +46,10 @@ def grade(text: str, answer: str, truncated: bool = False) -> types.Score:
   """
   said = parse_answer(text, truncated)
   return types.Score(
-      reward=0.0 if said is None else similarity.ratio(said, answer),
-      correct=said == answer, formatted=said is not None, answer=said,
+    reward=0.0 if said is None else similarity.ratio(said, answer),
+    correct=said == answer,
+    formatted=said is not None,
+    answer=said,
   )
 
 
@@ -64,28 +66,34 @@ class ReverseText:
     """
     self.name, self._cfg = name, cfg
     self._spaces = [
-        draws.Space(
-            len(cfg.alphabet) ** length,
-            functools.partial(_text, cfg.alphabet, length), _alike,
-        )
-        for length in range(cfg.min_length, cfg.max_length + 1)
+      draws.Space(
+        len(cfg.alphabet) ** length,
+        functools.partial(_text, cfg.alphabet, length),
+        _alike,
+      )
+      for length in range(cfg.min_length, cfg.max_length + 1)
     ]
     for split in base.SPLITS:
       draws.check_room(
-          name, split, getattr(cfg, f'{split}_tasks'), self._spaces,
-          'raise max_length, or add letters to alphabet',
+        name,
+        split,
+        getattr(cfg, f'{split}_tasks'),
+        self._spaces,
+        'raise max_length, or add letters to alphabet',
       )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; evaluation ones are the same ever."""
     base.check_split(split)
     texts = draws.draw(
-        self._spaces, split, getattr(self._cfg, f'{split}_tasks'),
-        seed if split == 'train' else 0,
+      self._spaces,
+      split,
+      getattr(self._cfg, f'{split}_tasks'),
+      seed if split == 'train' else 0,
     )
-    made_of = sources.fingerprint(repr(self._cfg).encode(), *(
-        text.encode() for text in texts
-    ))
+    made_of = sources.fingerprint(
+      repr(self._cfg).encode(), *(text.encode() for text in texts)
+    )
     return sources.Shuffled(_Tasks(self, texts), seed, made_of)
 
   def make(self, task: types.Task) -> 'Episode':
@@ -94,11 +102,12 @@ class ReverseText:
   def task(self, text: str) -> types.Task:
     """Returns the task of a text."""
     return types.Task(
-        id=text, env=self.name,
-        prompt=({'role': 'user', 'content': f'Reverse: {text}'},),
-        answer=text[::-1],
-        demonstration=({'role': 'assistant', 'content': text[::-1]},),
-        info={'length': len(text)},
+      id=text,
+      env=self.name,
+      prompt=({'role': 'user', 'content': f'Reverse: {text}'},),
+      answer=text[::-1],
+      demonstration=({'role': 'assistant', 'content': text[::-1]},),
+      info={'length': len(text)},
     )
 
 

@@ -35,8 +35,9 @@ class Rows:
     file = base.find(self.name, field, path, folders=True)
     read = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
     return sources.Shuffled(
-        [self._task(row) for row in read], seed,
-        sources.file_fingerprint(file),
+      [self._task(row) for row in read],
+      seed,
+      sources.file_fingerprint(file),
     )
 
   def make(self, task: types.Task) -> 'Episode':
@@ -44,9 +45,12 @@ class Rows:
 
   def _task(self, row: data_rows.Row) -> types.Task:
     return types.Task(
-        id=row.where, env=self.name, prompt=row.prompt,
-        answer=row.completion[0]['content'],  # shown beside what is said
-        demonstration=row.completion, info=row.info,
+      id=row.where,
+      env=self.name,
+      prompt=row.prompt,
+      answer=row.completion[0]['content'],  # shown beside what is said
+      demonstration=row.completion,
+      info=row.info,
     )
 
 

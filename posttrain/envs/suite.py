@@ -15,11 +15,13 @@ class Suite:
   def __init__(self, prompts: Sequence[str]):
     """Args: prompts: in the order in which they are to be shown."""
     self.tasks = tuple(
-        types.Task(
-            id=f'eval.suite[{i}]', env=self.name,
-            prompt=({'role': 'user', 'content': prompt},),
-        ) for i, prompt in enumerate(prompts)
-    )  # fmt: skip
+      types.Task(
+        id=f'eval.suite[{i}]',
+        env=self.name,
+        prompt=({'role': 'user', 'content': prompt},),
+      )
+      for i, prompt in enumerate(prompts)
+    )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the prompts; they are for evaluation alone."""

@@ -8,7 +8,7 @@ from posttrain.losses import combine
 
 
 def loss(
-    logprobs: jax.Array, weights: jax.Array
+  logprobs: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted negative log-likelihood of the member tokens.
 

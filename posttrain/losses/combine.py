@@ -22,9 +22,7 @@ class Max(NamedTuple):
 Metrics = dict[str, tuple[jax.Array, jax.Array] | Max]
 
 
-def pair(
-    values: jax.Array, where: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def pair(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
   """The metric `mean of values over where`; other values may be inf or NaN."""
   values = jnp.where(where, jax.lax.stop_gradient(values), 0.0)
   return jnp.sum(values), jnp.sum(where, dtype=jnp.float32)
@@ -38,16 +36,16 @@ def largest(values: jax.Array, where: jax.Array) -> Max:
 def merge(a: Metrics, b: Metrics) -> Metrics:
   """Metrics of two micro-batches -> of both; zeros are the neutral ones."""
   return {
-      name: jax.tree.map(
-          jnp.maximum if isinstance(x, Max) else jnp.add, x, b[name]
-      )
-      for name, x in a.items()
+    name: jax.tree.map(
+      jnp.maximum if isinstance(x, Max) else jnp.add, x, b[name]
+    )
+    for name, x in a.items()
   }
 
 
 def total(
-    parts: Mapping[str, tuple[jax.Array, Metrics]],
-    counts: Mapping[str, jax.Array],
+  parts: Mapping[str, tuple[jax.Array, Metrics]],
+  counts: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, Metrics]:
   """Divides the sum of each component's terms by its count, and adds.
 
@@ -81,9 +79,9 @@ def total(
 
 
 def shares(
-    parts: Mapping[str, tuple[jax.Array, Metrics]],
-    counts: Mapping[str, jax.Array],
-    groups: Mapping[str, jax.Array],
+  parts: Mapping[str, tuple[jax.Array, Metrics]],
+  counts: Mapping[str, jax.Array],
+  groups: Mapping[str, jax.Array],
 ) -> Metrics:
   """Splits every component's loss by groups of tokens.
 
@@ -109,6 +107,6 @@ def shares(
 def means(metrics: Metrics) -> dict[str, jax.Array]:
   """Turns merged metrics into values; nothing counted is 0."""
   return {
-      name: x.value if isinstance(x, Max) else x[0] / jnp.maximum(x[1], 1.0)
-      for name, x in metrics.items()
+    name: x.value if isinstance(x, Max) else x[0] / jnp.maximum(x[1], 1.0)
+    for name, x in metrics.items()
   }

@@ -35,14 +35,14 @@ class _Plan(NamedTuple):
 
 
 def linear(
-    hidden: jax.Array,
-    weight: jax.Array,
-    targets: jax.Array,
-    temperature: jax.Array | float = 1.0,
-    *,
-    softcap: float | None = None,
-    vocab_chunk: int | None = None,
-    row_chunk: int | None = None,
+  hidden: jax.Array,
+  weight: jax.Array,
+  targets: jax.Array,
+  temperature: jax.Array | float = 1.0,
+  *,
+  softcap: float | None = None,
+  vocab_chunk: int | None = None,
+  row_chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Log probability of each target, and entropy, under a linear head.
 
@@ -78,18 +78,19 @@ def linear(
   temperature = jnp.broadcast_to(temperature, shape).reshape(count)
   extra = -count % row_chunks  # rows of zeros, dropped from the result
   hidden, targets, temperature = (
-      jnp.pad(x, ((0, extra), *[(0, 0)] * (x.ndim - 1)), constant_values=fill)
-      for x, fill in (
-          (hidden.reshape(count, depth), 0), (targets.reshape(count), 0),
-          (jax.lax.stop_gradient(temperature), 1),
-      )
+    jnp.pad(x, ((0, extra), *[(0, 0)] * (x.ndim - 1)), constant_values=fill)
+    for x, fill in (
+      (hidden.reshape(count, depth), 0),
+      (targets.reshape(count), 0),
+      (jax.lax.stop_gradient(temperature), 1),
+    )
   )
   outputs = _linear(plan, hidden, weight, targets, temperature)
   return tuple(x[:count].reshape(shape) for x in outputs)
 
 
 def logits(
-    hidden: jax.Array, weight: jax.Array, *, softcap: float | None = None
+  hidden: jax.Array, weight: jax.Array, *, softcap: float | None = None
 ) -> jax.Array:
   """The logits whose law `linear` reads, at temperature 1.
 
@@ -139,15 +140,18 @@ def _backward(plan, residuals, cotangents):
   hidden, weight, targets, temperature = inputs
   if z is not None:
     dz = _logit_gradient(
-        plan.softcap, z, targets, temperature, lse, mean, *cotangents
+      plan.softcap, z, targets, temperature, lse, mean, *cotangents
     ).astype(hidden.dtype)
     d_hidden, d_weight = _products(hidden, weight, dz)
   else:
     d_hidden, d_weight = _chunked_gradients(
-        plan, inputs, (lse, mean, *cotangents)
+      plan, inputs, (lse, mean, *cotangents)
     )
   return (
-      d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype), None, None
+    d_hidden.astype(hidden.dtype),
+    d_weight.astype(weight.dtype),
+    None,
+    None,
   )
 
 
@@ -157,7 +161,7 @@ _linear.defvjp(_forward, _backward)
 def _tempered(softcap, hidden, weight, temperature):
   """z, f32[T, V]."""
   z = jnp.dot(
-      hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
+    hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
   )
   if softcap is not None:
     z = softcap * jnp.tanh(z / softcap)
@@ -165,7 +169,7 @@ def _tempered(softcap, hidden, weight, temperature):
 
 
 def _logit_gradient(
-    softcap, z, targets, temperature, lse, mean, d_logprob, d_entropy
+  softcap, z, targets, temperature, lse, mean, d_logprob, d_entropy
 ):
   """Gradient with respect to the raw logits h W, f32[T, V]."""
   column = functools.partial(jnp.expand_dims, axis=1)
@@ -191,6 +195,7 @@ def _chunks(size, chunk):
   The last chunk is shifted left to end at `size`, so no input is padded; what
   it shares with the one before is masked by `new`.
   """
+
   def place(i):
     start = jnp.minimum(i * chunk, size - chunk)
     return start, start + jnp.arange(chunk) >= i * chunk
@@ -218,10 +223,10 @@ def _chunked_sums(plan, hidden, weight, targets, temperature):
     local = jnp.clip(local, 0, plan.columns - 1)
     hit = jnp.take_along_axis(z, local[:, None], axis=1)[:, 0]
     return (
-        higher,
-        total * shrink + jnp.sum(e, axis=-1),
-        weighted * shrink + jnp.sum(e * z, axis=-1),
-        jnp.where(inside, hit, target),
+      higher,
+      total * shrink + jnp.sum(e, axis=-1),
+      weighted * shrink + jnp.sum(e * z, axis=-1),
+      jnp.where(inside, hit, target),
     )
 
   def one_row_chunk(r, out):
@@ -230,11 +235,11 @@ def _chunked_sums(plan, hidden, weight, targets, temperature):
     # -inf would make top - higher NaN only if z were -inf as well.
     init = (jnp.full(size, -jnp.inf), zeros, zeros, zeros)
     sums = jax.lax.fori_loop(
-        0, chunks, functools.partial(one_block, rows=rows), init
+      0, chunks, functools.partial(one_block, rows=rows), init
     )
     return tuple(
-        jax.lax.dynamic_update_index_in_dim(x, part, r, 1)
-        for x, part in zip(out, sums, strict=True)
+      jax.lax.dynamic_update_index_in_dim(x, part, r, 1)
+      for x, part in zip(out, sums, strict=True)
     )
 
   empty = (jnp.zeros((size, plan.row_chunks), jnp.float32),) * 4
@@ -252,7 +257,7 @@ def _chunked_gradients(plan, inputs, per_row):
     r = step // chunks
     start, new = place(step % chunks)
     h, y, t, *rest = _rows(
-        r, plan.row_chunks, hidden, targets, temperature, *per_row
+      r, plan.row_chunks, hidden, targets, temperature, *per_row
     )
     part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
     z = _tempered(plan.softcap, h, part, t)
@@ -260,17 +265,17 @@ def _chunked_gradients(plan, inputs, per_row):
     dz = jnp.where(new[None], dz, 0.0).astype(h.dtype)
     more_hidden, more_weight = _products(h, part, dz)
     return (
-        _add(d_hidden, more_hidden[:, None], (0, r, 0)),
-        _add(d_weight, more_weight, (0, start)),
+      _add(d_hidden, more_hidden[:, None], (0, r, 0)),
+      _add(d_weight, more_weight, (0, start)),
     )
 
   strided = (-1, plan.row_chunks, hidden.shape[1])
   init = (
-      jnp.zeros(hidden.shape, jnp.float32).reshape(strided),
-      jnp.zeros(weight.shape, jnp.float32),
+    jnp.zeros(hidden.shape, jnp.float32).reshape(strided),
+    jnp.zeros(weight.shape, jnp.float32),
   )
   d_hidden, d_weight = jax.lax.fori_loop(
-      0, plan.row_chunks * chunks, one_block, init
+    0, plan.row_chunks * chunks, one_block, init
   )
   return d_hidden.reshape(hidden.shape), d_weight
 
@@ -282,10 +287,10 @@ def _rows(r, chunks, *arrays):
   each, so nothing is gathered.
   """
   return tuple(
-      jax.lax.dynamic_index_in_dim(
-          x.reshape(-1, chunks, *x.shape[1:]), r, 1, keepdims=False
-      )
-      for x in arrays
+    jax.lax.dynamic_index_in_dim(
+      x.reshape(-1, chunks, *x.shape[1:]), r, 1, keepdims=False
+    )
+    for x in arrays
   )
 
 

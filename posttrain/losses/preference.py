@@ -31,9 +31,12 @@ def seq_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def sigmoid(
-    chosen: jax.Array, rejected: jax.Array, *, beta: float = 0.1,
-    label_smoothing: float = 0.0,
-) -> jax.Array:  # fmt: skip
+  chosen: jax.Array,
+  rejected: jax.Array,
+  *,
+  beta: float = 0.1,
+  label_smoothing: float = 0.0,
+) -> jax.Array:
   """DPO; with label smoothing, conservative DPO.
 
       -(1 - e) log s(d) - e log s(-d)    d = beta (h_c - h_r)
@@ -59,7 +62,7 @@ def sigmoid(
 
 
 def ipo(
-    chosen: jax.Array, rejected: jax.Array, *, beta: float = 0.1
+  chosen: jax.Array, rejected: jax.Array, *, beta: float = 0.1
 ) -> jax.Array:
   """IPO: a margin of 1 / (2 beta), and no more.
 
@@ -81,9 +84,12 @@ def ipo(
 
 
 def simpo(
-    chosen: jax.Array, rejected: jax.Array, *, beta: float = 2.0,
-    gamma: float = 1.0,
-) -> jax.Array:  # fmt: skip
+  chosen: jax.Array,
+  rejected: jax.Array,
+  *,
+  beta: float = 2.0,
+  gamma: float = 1.0,
+) -> jax.Array:
   """SimPO: no reference, and a margin to win by.
 
       -log s(beta (l_c - l_r) - gamma)    l = log pi(y | x) / |y|
@@ -105,10 +111,14 @@ def simpo(
 
 
 def kto(
-    log_ratios: jax.Array, desirable: jax.Array, baseline: jax.Array, *,
-    beta: float = 0.1, desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
-) -> jax.Array:  # fmt: skip
+  log_ratios: jax.Array,
+  desirable: jax.Array,
+  baseline: jax.Array,
+  *,
+  beta: float = 0.1,
+  desirable_weight: float = 1.0,
+  undesirable_weight: float = 1.0,
+) -> jax.Array:
   """KTO: answers that are good or bad, each for itself.
 
       w_d s(beta (z - h))    of a desirable answer
@@ -134,9 +144,9 @@ def kto(
   """
   gain = beta * (log_ratios - jax.lax.stop_gradient(baseline))
   return jnp.where(
-      desirable,
-      desirable_weight * jax.nn.sigmoid(-gain),
-      undesirable_weight * jax.nn.sigmoid(gain),
+    desirable,
+    desirable_weight * jax.nn.sigmoid(-gain),
+    undesirable_weight * jax.nn.sigmoid(gain),
   )
 
 

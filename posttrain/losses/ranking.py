@@ -5,9 +5,12 @@ import jax.numpy as jnp
 
 
 def loss(
-    chosen: jax.Array, rejected: jax.Array, *,
-    margins: jax.Array | float = 0.0, center_coef: float = 0.0,
-) -> jax.Array:  # fmt: skip
+  chosen: jax.Array,
+  rejected: jax.Array,
+  *,
+  margins: jax.Array | float = 0.0,
+  center_coef: float = 0.0,
+) -> jax.Array:
   """Returns how unlikely it is that the chosen answer wins.
 
       -log s(r_c - r_r - m) + c (r_c + r_r)^2
@@ -29,5 +32,5 @@ def loss(
     et al., "Helping or Herding?", arXiv 2312.09244 (the centre).
   """
   return -jax.nn.log_sigmoid(chosen - rejected - margins) + (
-      center_coef * jnp.square(chosen + rejected)
+    center_coef * jnp.square(chosen + rejected)
   )

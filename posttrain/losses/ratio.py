@@ -25,9 +25,11 @@ class Moved(NamedTuple):
 
 
 def moved(
-    logprobs: jax.Array, sampler_logprobs: jax.Array, weights: jax.Array,
-    max_log_ratio: float,
-) -> Moved:  # fmt: skip
+  logprobs: jax.Array,
+  sampler_logprobs: jax.Array,
+  weights: jax.Array,
+  max_log_ratio: float,
+) -> Moved:
   """Compares policy and sampler on the member tokens.
 
   ratio = exp(clip(log pi - log mu, -max_log_ratio, max_log_ratio))
@@ -38,17 +40,18 @@ def moved(
   member = weights != 0
   # Masked before exp and not only after it: the gradient of a where is
   # 0 * d exp, which is NaN where exp overflows.
-  new, old = (
-      jnp.where(member, x, 0.0) for x in (logprobs, sampler_logprobs)
-  )
+  new, old = (jnp.where(member, x, 0.0) for x in (logprobs, sampler_logprobs))
   log_ratio = new - old
   bounded = jnp.clip(log_ratio, -max_log_ratio, max_log_ratio)
   ratio = jnp.exp(bounded)
   return Moved(
-      member, log_ratio, bounded, ratio,
-      jax.lax.stop_gradient(jnp.exp(new) - jnp.exp(old)),
-      jax.lax.stop_gradient(ratio - bounded - 1.0),
-      jnp.abs(log_ratio) > max_log_ratio,
+    member,
+    log_ratio,
+    bounded,
+    ratio,
+    jax.lax.stop_gradient(jnp.exp(new) - jnp.exp(old)),
+    jax.lax.stop_gradient(ratio - bounded - 1.0),
+    jnp.abs(log_ratio) > max_log_ratio,
   )
 
 
@@ -62,8 +65,8 @@ def masking(at: Moved, dropped: jax.Array) -> combine.Metrics:
     clamped: fraction of the members whose log ratio is clamped.
   """
   return {
-      'is_masked': combine.pair(dropped, at.member),
-      'masked_mismatch_kl': combine.pair(at.k3, dropped),
-      'unmasked_mismatch_kl': combine.pair(at.k3, at.member & ~dropped),
-      'clamped': combine.pair(at.clamped, at.member),
+    'is_masked': combine.pair(dropped, at.member),
+    'masked_mismatch_kl': combine.pair(at.k3, dropped),
+    'unmasked_mismatch_kl': combine.pair(at.k3, at.member & ~dropped),
+    'clamped': combine.pair(at.clamped, at.member),
   }

@@ -15,15 +15,15 @@ Result = tuple[jax.Array, combine.Metrics]
 
 
 def loss(
-    logprobs: jax.Array,
-    sampler_logprobs: jax.Array,
-    ref_logprobs: jax.Array,
-    weights: jax.Array,
-    *,
-    estimator: str = 'reverse',
-    mask_low: float = 0.2,
-    kl_tau: float = 1e-3,
-    max_log_ratio: float = 20.0,
+  logprobs: jax.Array,
+  sampler_logprobs: jax.Array,
+  ref_logprobs: jax.Array,
+  weights: jax.Array,
+  *,
+  estimator: str = 'reverse',
+  mask_low: float = 0.2,
+  kl_tau: float = 1e-3,
+  max_log_ratio: float = 20.0,
 ) -> Result:
   """Returns the weighted KL to the reference of the member tokens.
 
@@ -73,7 +73,7 @@ def loss(
   at = ratio.moved(logprobs, sampler_logprobs, weights, max_log_ratio)
   # log q - log pi, each masked for itself: inf - inf is NaN.
   gap = jnp.where(at.member, ref_logprobs, 0.0) - jnp.where(
-      at.member, logprobs, 0.0
+    at.member, logprobs, 0.0
   )
   if estimator == 'reverse':
     terms, metrics = _reverse(at, gap, weights, mask_low, kl_tau)
@@ -97,6 +97,6 @@ def _k3(at: ratio.Moved, gap, weights, max_log_ratio) -> Result:
   bounded = jnp.minimum(gap, max_log_ratio)
   k3 = jnp.exp(bounded) - bounded - 1.0
   return weights * k3, {
-      'k3': combine.pair(k3, at.member),
-      'clamped': combine.pair(gap > max_log_ratio, at.member),
+    'k3': combine.pair(k3, at.member),
+    'clamped': combine.pair(gap > max_log_ratio, at.member),
   }

@@ -12,33 +12,43 @@ import jax
 import jax.numpy as jnp
 
 from posttrain.losses import (
-    combine,
-    ratio,
-    rl_custom,
-    rl_types,
-    sampler_is,
-    segments,
+  combine,
+  ratio,
+  rl_custom,
+  rl_types,
+  sampler_is,
+  segments,
 )
 
 TYPES = {
-    'dppo': rl_types.dppo,
-    'ipo': rl_types.ipo,
-    'clip': rl_types.clip,
-    'gspo': rl_types.gspo,
-    'cispo': rl_types.cispo,
-    'custom': rl_custom.custom,
+  'dppo': rl_types.dppo,
+  'ipo': rl_types.ipo,
+  'clip': rl_types.clip,
+  'gspo': rl_types.gspo,
+  'cispo': rl_types.cispo,
+  'custom': rl_custom.custom,
 }
 AGGREGATIONS = ('token', 'sequence', 'constant')
 
 
 def loss(
-    logprobs: jax.Array, sampler_logprobs: jax.Array, advantages: jax.Array,
-    weights: jax.Array, segment_ids: jax.Array, entropy: jax.Array, *,
-    type: str = 'dppo', aggregation: str = 'token', entropy_coef: float = 0.0,
-    sampler_is_mode: str = 'none', sampler_is_clip_min: float | None = None,
-    sampler_is_clip_max: float = 3.0, sampler_is_norm: str = 'sum',
-    max_log_ratio: float = 20.0, **constants,
-) -> tuple[jax.Array, combine.Metrics]:  # fmt: skip
+  logprobs: jax.Array,
+  sampler_logprobs: jax.Array,
+  advantages: jax.Array,
+  weights: jax.Array,
+  segment_ids: jax.Array,
+  entropy: jax.Array,
+  *,
+  type: str = 'dppo',
+  aggregation: str = 'token',
+  entropy_coef: float = 0.0,
+  sampler_is_mode: str = 'none',
+  sampler_is_clip_min: float | None = None,
+  sampler_is_clip_max: float = 3.0,
+  sampler_is_norm: str = 'sum',
+  max_log_ratio: float = 20.0,
+  **constants,
+) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted policy-gradient loss of the member tokens.
 
   (c w l - entropy_coef H) / n
@@ -86,15 +96,19 @@ def loss(
   correction, metrics = None, {}
   if sampler_is_mode != 'none':
     correction, metrics = sampler_is.weigh(
-        at, segment_ids, mode=sampler_is_mode, clip_min=sampler_is_clip_min,
-        clip_max=sampler_is_clip_max, norm=sampler_is_norm,
-        max_log_ratio=max_log_ratio,
-    )  # fmt: skip
+      at,
+      segment_ids,
+      mode=sampler_is_mode,
+      clip_min=sampler_is_clip_min,
+      clip_max=sampler_is_clip_max,
+      norm=sampler_is_norm,
+      max_log_ratio=max_log_ratio,
+    )
     sampler_logprobs = jax.lax.stop_gradient(logprobs)
     at = ratio.moved(logprobs, sampler_logprobs, weights, max_log_ratio)
   floats = (
-      jnp.where(at.member, x, 0.0)
-      for x in (logprobs, sampler_logprobs, advantages, weights)
+    jnp.where(at.member, x, 0.0)
+    for x in (logprobs, sampler_logprobs, advantages, weights)
   )
   inputs = rl_types.Inputs(*floats, segment_ids)
   values, named = TYPES[type](inputs, at, **constants)
@@ -107,9 +121,12 @@ def loss(
 
 
 def denominator(
-    tokens: jax.Array, sequences: jax.Array, *, aggregation: str = 'token',
-    constant_tokens: int | None = None,
-) -> jax.Array:  # fmt: skip
+  tokens: jax.Array,
+  sequences: jax.Array,
+  *,
+  aggregation: str = 'token',
+  constant_tokens: int | None = None,
+) -> jax.Array:
   """Returns what the sum of all terms is divided by.
 
   token:     member tokens: one mean over all, so a long sequence counts more

@@ -12,8 +12,11 @@ _NAME = "config.<stage>.loss.rl.import_path's function"
 
 
 def custom(
-    inputs: rl_types.Inputs, at: ratio.Moved, *, function: Callable[..., Any],
-    kwargs: Mapping[str, Any],
+  inputs: rl_types.Inputs,
+  at: ratio.Moved,
+  *,
+  function: Callable[..., Any],
+  kwargs: Mapping[str, Any],
 ) -> rl_types.Result:
   """Calls `function(inputs, **kwargs)`, which returns a loss per token.
 
@@ -47,15 +50,15 @@ def custom(
   _require_tokens(values, shape, 'a loss')
   if not isinstance(named, Mapping):
     raise ValueError(
-        f'{_NAME} must return its metrics as a dict of arrays: got '
-        f'{type(named).__name__}'
+      f'{_NAME} must return its metrics as a dict of arrays: got '
+      f'{type(named).__name__}'
     )
   for name, value in named.items():
     _require_tokens(value, shape, f'a metric {name!r}')
   dtype = jnp.promote_types(values.dtype, jnp.float32)
   values = jnp.where(at.member, values.astype(dtype), 0.0)
   return values, {
-      name: combine.pair(value, at.member) for name, value in named.items()
+    name: combine.pair(value, at.member) for name, value in named.items()
   }
 
 
@@ -64,7 +67,7 @@ def _require_tokens(value, shape: tuple[int, ...], what: str) -> None:
   if not is_array or value.shape != shape:
     got = f'shape {value.shape}' if is_array else type(value).__name__
     raise ValueError(
-        f'{_NAME} must return {what} per token: got {got}, expected shape '
-        f'{shape}; do not sum or average, weights and denominators are '
-        'applied to what it returns'
+      f'{_NAME} must return {what} per token: got {got}, expected shape '
+      f'{shape}; do not sum or average, weights and denominators are '
+      'applied to what it returns'
     )

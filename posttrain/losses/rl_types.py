@@ -33,9 +33,14 @@ class Inputs(NamedTuple):
 
 
 def dppo(
-    inputs: Inputs, at: ratio.Moved, *, low: float = 0.2, high: float = 0.2,
-    adv_tau: float = 1.0, kl_tau: float = 1e-3,
-) -> Result:  # fmt: skip
+  inputs: Inputs,
+  at: ratio.Moved,
+  *,
+  low: float = 0.2,
+  high: float = 0.2,
+  adv_tau: float = 1.0,
+  kl_tau: float = 1e-3,
+) -> Result:
   """Masks by the change of probability; squares the log ratio as a KL.
 
   -keep adv_tau A rho + kl_tau (log rho)^2
@@ -67,23 +72,27 @@ def dppo(
   """
   advantages = inputs.advantages
   too_far = jnp.where(
-      advantages > 0, at.probability > high, at.probability < -low
+    advantages > 0, at.probability > high, at.probability < -low
   )
   dropped = at.member & too_far
   positive, negative = advantages > 0, advantages < 0
   return _masked(at, advantages, dropped, adv_tau, kl_tau), {
-      **ratio.masking(at, dropped),
-      'is_masked_low': combine.pair(dropped & negative, at.member),
-      'is_masked_high': combine.pair(dropped & positive, at.member),
-      'masked_advantage_negative': combine.pair(negative, dropped),
-      'masked_advantage_positive': combine.pair(positive, dropped),
+    **ratio.masking(at, dropped),
+    'is_masked_low': combine.pair(dropped & negative, at.member),
+    'is_masked_high': combine.pair(dropped & positive, at.member),
+    'masked_advantage_negative': combine.pair(negative, dropped),
+    'masked_advantage_positive': combine.pair(positive, dropped),
   }
 
 
 def ipo(
-    inputs: Inputs, at: ratio.Moved, *, threshold: float = 0.1,
-    adv_tau: float = 1.0, kl_tau: float = 1e-3,
-) -> Result:  # fmt: skip
+  inputs: Inputs,
+  at: ratio.Moved,
+  *,
+  threshold: float = 0.1,
+  adv_tau: float = 1.0,
+  kl_tau: float = 1e-3,
+) -> Result:
   """Masks what moved far in either direction; otherwise `dppo`.
 
   -keep adv_tau A rho + kl_tau (log rho)^2,   keep = |pi - mu| <= threshold
@@ -114,9 +123,13 @@ def _masked(at, advantages, dropped, adv_tau, kl_tau):
 
 
 def clip(
-    inputs: Inputs, at: ratio.Moved, *, low: float = 0.2, high: float = 0.28,
-    delta: float | None = None,
-) -> Result:  # fmt: skip
+  inputs: Inputs,
+  at: ratio.Moved,
+  *,
+  low: float = 0.2,
+  high: float = 0.28,
+  delta: float | None = None,
+) -> Result:
   """Clips the ratio as PPO does, with a bound of its own for each side.
 
   -min(min(rho, delta) A, clip(rho, 1 - low, 1 + high) A)
@@ -148,7 +161,7 @@ def clip(
 
 
 def gspo(
-    inputs: Inputs, at: ratio.Moved, *, low: float = 3e-4, high: float = 4e-4
+  inputs: Inputs, at: ratio.Moved, *, low: float = 3e-4, high: float = 4e-4
 ) -> Result:
   """Clips the ratio of whole sequences (GSPO).
 
@@ -197,15 +210,15 @@ def _clipped(inputs, at, level, low, high, delta) -> Result:
     bounded, dropped = jnp.where(capped, delta, bounded), dropped | capped
     metrics['clip_delta'] = combine.pair(capped, at.member)
   return -advantages * bounded, {
-      **ratio.masking(at, dropped),
-      'clip_low': combine.pair(below, at.member),
-      'clip_high': combine.pair(above, at.member),
-      **metrics,
+    **ratio.masking(at, dropped),
+    'clip_low': combine.pair(below, at.member),
+    'clip_high': combine.pair(above, at.member),
+    **metrics,
   }
 
 
 def cispo(
-    inputs: Inputs, at: ratio.Moved, *, low: float = 1.0, high: float = 4.0
+  inputs: Inputs, at: ratio.Moved, *, low: float = 1.0, high: float = 4.0
 ) -> Result:
   """Clips the weight of a token, and never its gradient (CISPO).
 
@@ -234,7 +247,7 @@ def cispo(
   """
   weight = jax.lax.stop_gradient(jnp.clip(at.ratio, 1 - low, 1 + high))
   return -weight * inputs.advantages * inputs.logprobs, {
-      **ratio.masking(at, jnp.zeros_like(at.member)),
-      'clip_low': combine.pair(at.ratio < 1 - low, at.member),
-      'clip_high': combine.pair(at.ratio > 1 + high, at.member),
+    **ratio.masking(at, jnp.zeros_like(at.member)),
+    'clip_low': combine.pair(at.ratio < 1 - low, at.member),
+    'clip_high': combine.pair(at.ratio > 1 + high, at.member),
   }

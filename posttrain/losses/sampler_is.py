@@ -13,16 +13,25 @@ import jax.numpy as jnp
 from posttrain.losses import combine, ratio, segments
 
 MODES = (
-    'none', 'token_truncate', 'token_mask', 'sequence_truncate',
-    'sequence_mask',
-)  # fmt: skip
+  'none',
+  'token_truncate',
+  'token_mask',
+  'sequence_truncate',
+  'sequence_mask',
+)
 NORMS = ('sum', 'mean')
 
 
 def weigh(
-    at: ratio.Moved, segment_ids: jax.Array, *, mode: str,
-    clip_min: float | None, clip_max: float, norm: str, max_log_ratio: float,
-) -> tuple[jax.Array, combine.Metrics]:  # fmt: skip
+  at: ratio.Moved,
+  segment_ids: jax.Array,
+  *,
+  mode: str,
+  clip_min: float | None,
+  clip_max: float,
+  norm: str,
+  max_log_ratio: float,
+) -> tuple[jax.Array, combine.Metrics]:
   """Turns the ratio of policy and sampler into a bounded weight.
 
   token:     c = pi / mu of the token
@@ -70,14 +79,14 @@ def weigh(
   c = jax.lax.stop_gradient(c)
   low = 0.0 if clip_min is None else clip_min
   cut = (c < low) | (c > clip_max)
-  bounded = jnp.where(cut, 0.0, c) if action == 'mask' else (
-      jnp.clip(c, low, clip_max)
+  bounded = (
+    jnp.where(cut, 0.0, c) if action == 'mask' else (jnp.clip(c, low, clip_max))
   )
   one_each = segments.firsts(at.member, segment_ids)
   return bounded, {
-      'sampler_is_mean': combine.pair(c, at.member),
-      'sampler_is_max': combine.largest(c, at.member),
-      'sampler_is_cut': combine.pair(cut, at.member),
-      'sampler_is_sum_norm': combine.pair(sequence['sum'], one_each),
-      'sampler_is_mean_norm': combine.pair(sequence['mean'], one_each),
+    'sampler_is_mean': combine.pair(c, at.member),
+    'sampler_is_max': combine.largest(c, at.member),
+    'sampler_is_cut': combine.pair(cut, at.member),
+    'sampler_is_sum_norm': combine.pair(sequence['sum'], one_each),
+    'sampler_is_mean_norm': combine.pair(sequence['mean'], one_each),
   }

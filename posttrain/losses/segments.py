@@ -27,6 +27,7 @@ def totals(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
   Returns:
     float[..., T], bitwise equal within a segment.
   """
+
   def bring(step, sums):
     same, right = _neighbour(sums, segment_ids, -(1 << step))
     return jnp.where(same, right, sums)
@@ -42,6 +43,7 @@ def firsts(member: jax.Array, segment_ids: jax.Array) -> jax.Array:
 @jax.jit
 def running(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
   """Sums over each token and those before it in its segment."""
+
   def add(step, sums):
     same, left = _neighbour(sums, segment_ids, 1 << step)
     return sums + jnp.where(same, left, 0.0)

@@ -27,36 +27,36 @@ from posttrain.models import hf_config, hf_files, transformer
 SHARD_BYTES = 2**30  # of a file that `save` writes, unless one tensor is larger
 _LAYER = 'model.layers.{}.'
 _NAMES = {
-    'embed/table': 'model.embed_tokens.weight',
-    'final_norm/scale': 'model.norm.weight',
-    'head/kernel': 'lm_head.weight',
-    'layers/attention_norm/scale': _LAYER + 'input_layernorm.weight',
-    **{
-        f'layers/attention/{x}/kernel': f'{_LAYER}self_attn.{x}_proj.weight'
-        for x in 'qkvo'
-    },
-    **{
-        f'layers/attention/{x}/bias': f'{_LAYER}self_attn.{x}_proj.bias'
-        for x in 'qkv'
-    },
-    **{
-        f'layers/attention/{x}_norm/scale': f'{_LAYER}self_attn.{x}_norm.weight'
-        for x in 'qk'
-    },
-    **{
-        f'layers/mlp/{x}/kernel': f'{_LAYER}mlp.{x}_proj.weight'
-        for x in ('gate', 'up', 'down')
-    },
+  'embed/table': 'model.embed_tokens.weight',
+  'final_norm/scale': 'model.norm.weight',
+  'head/kernel': 'lm_head.weight',
+  'layers/attention_norm/scale': _LAYER + 'input_layernorm.weight',
+  **{
+    f'layers/attention/{x}/kernel': f'{_LAYER}self_attn.{x}_proj.weight'
+    for x in 'qkvo'
+  },
+  **{
+    f'layers/attention/{x}/bias': f'{_LAYER}self_attn.{x}_proj.bias'
+    for x in 'qkv'
+  },
+  **{
+    f'layers/attention/{x}_norm/scale': f'{_LAYER}self_attn.{x}_norm.weight'
+    for x in 'qk'
+  },
+  **{
+    f'layers/mlp/{x}/kernel': f'{_LAYER}mlp.{x}_proj.weight'
+    for x in ('gate', 'up', 'down')
+  },
 }
 # The norm before the MLP is called after what stands before it, or after what
 # stands behind it where attention has a norm of its own behind.
 _MLP_NORM = {
-    False: {'layers/mlp_norm/scale': 'post_attention_layernorm'},
-    True: {
-        'layers/attention_post_norm/scale': 'post_attention_layernorm',
-        'layers/mlp_norm/scale': 'pre_feedforward_layernorm',
-        'layers/mlp_post_norm/scale': 'post_feedforward_layernorm',
-    },
+  False: {'layers/mlp_norm/scale': 'post_attention_layernorm'},
+  True: {
+    'layers/attention_post_norm/scale': 'post_attention_layernorm',
+    'layers/mlp_norm/scale': 'pre_feedforward_layernorm',
+    'layers/mlp_post_norm/scale': 'post_feedforward_layernorm',
+  },
 }
 
 
@@ -75,8 +75,8 @@ class Tensor(NamedTuple):
 def tensors(cfg: schema.Model) -> dict[str, Tensor]:
   """Returns all tensors of a model by their HuggingFace names."""
   names = _NAMES | {
-      path: f'{_LAYER}{name}.weight'
-      for path, name in _MLP_NORM[cfg.post_norms].items()
+    path: f'{_LAYER}{name}.weight'
+    for path, name in _MLP_NORM[cfg.post_norms].items()
   }
   found = {}
   for path, leaf in tree.flat(transformer.shapes(cfg)).items():
@@ -89,7 +89,7 @@ def tensors(cfg: schema.Model) -> dict[str, Tensor]:
 
 
 def load(
-    folder: str | pathlib.Path, cfg: schema.Model, like: Any = None
+  folder: str | pathlib.Path, cfg: schema.Model, like: Any = None
 ) -> transformer.Params:
   """Reads the weights of a directory into parameters.
 
@@ -120,19 +120,19 @@ def load(
     for name in names:  # no variable keeps one tensor while the next is read
       path = expected[name].path
       params[path] = _fill(
-          params[path], expected[name], hf_files.read(file, name)
+        params[path], expected[name], hf_files.read(file, name)
       )
   return jax.tree.unflatten(jax.tree.structure(like), params.values())
 
 
 def save(
-    params: transformer.Params,
-    cfg: schema.Model,
-    folder: str | pathlib.Path,
-    *,
-    like: str | pathlib.Path | None = None,
-    dtype: str = 'bfloat16',
-    shard_bytes: int = SHARD_BYTES,
+  params: transformer.Params,
+  cfg: schema.Model,
+  folder: str | pathlib.Path,
+  *,
+  like: str | pathlib.Path | None = None,
+  dtype: str = 'bfloat16',
+  shard_bytes: int = SHARD_BYTES,
 ) -> None:
   """Writes a directory that HuggingFace tools load.
 
@@ -160,9 +160,12 @@ def save(
     dtypes = hf_files.dtypes(pathlib.Path(like), _theirs(expected))
   folder.mkdir(parents=True, exist_ok=True)
   hf_files.write(
-      folder, _theirs(expected), dtypes,
-      lambda name: _host(leaves, expected[name], dtypes[name]), shard_bytes,
-  )  # fmt: skip
+    folder,
+    _theirs(expected),
+    dtypes,
+    lambda name: _host(leaves, expected[name], dtypes[name]),
+    shard_bytes,
+  )
   if like is None:
     (folder / 'config.json').write_text(json.dumps(config, indent=2))
   else:
@@ -185,7 +188,7 @@ def _fill(leaf: jax.Array, tensor: Tensor, array: np.ndarray) -> jax.Array:
   """Puts a tensor into its leaf, which is given up."""
   array = jax.device_put(array, _place(leaf, tensor))
   return jax.block_until_ready(
-      _put(leaf, array, tensor.layer, tensor.transposed)
+    _put(leaf, array, tensor.layer, tensor.transposed)
   )
 
 
@@ -193,7 +196,7 @@ def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding | None:
   """How a tensor has to lie to be put into its leaf without moving."""
   if not isinstance(leaf.sharding, NamedSharding):
     return leaf.sharding
-  spec = (*leaf.sharding.spec, *(None,) * leaf.ndim)[:leaf.ndim]
+  spec = (*leaf.sharding.spec, *(None,) * leaf.ndim)[: leaf.ndim]
   spec = spec if tensor.layer is None else spec[1:]
   spec = spec[::-1] if tensor.transposed else spec
   return NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
@@ -226,9 +229,9 @@ def check_like(like: str | pathlib.Path, cfg: schema.Model) -> None:
   theirs = hf_config.read(like)
   for field in hf_config.differing(theirs, cfg):
     raise ValueError(
-        f'{like}/config.json must describe the model to be saved: its {field} '
-        f'is {getattr(theirs, field)!r}, expected {getattr(cfg, field)!r}; '
-        'name another directory, or none'
+      f'{like}/config.json must describe the model to be saved: its {field} '
+      f'is {getattr(theirs, field)!r}, expected {getattr(cfg, field)!r}; '
+      'name another directory, or none'
     )
 
 

@@ -1,8 +1,8 @@
 """The tensors of a HuggingFace directory: checked, read, written one by one.
 
-    config.json                        the model: `hf_config`
-    model.safetensors, or model-00001-of-00002.safetensors, ...
-    model.safetensors.index.json       which file has which tensor, if several
+config.json                        the model: `hf_config`
+model.safetensors, or model-00001-of-00002.safetensors, ...
+model.safetensors.index.json       which file has which tensor, if several
 """
 
 import contextlib
@@ -44,8 +44,8 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
   for path in paths:
     if not path.is_file():
       raise ValueError(
-          f'{folder} must hold {path.name}: got none; download all safetensors '
-          'files (other formats are not read)'
+        f'{folder} must hold {path.name}: got none; download all safetensors '
+        'files (other formats are not read)'
       )
     with _open(path) as file:
       files[path] = [x for x in file.keys() if not _ignored(x, shapes)]
@@ -55,8 +55,8 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
   missing = [name for name in shapes if name not in found]
   if missing:
     raise ValueError(
-        f'{folder} must hold tensor {missing[0]}: got none, nor '
-        f'{len(missing) - 1} others of the model that config.json describes'
+      f'{folder} must hold tensor {missing[0]}: got none, nor '
+      f'{len(missing) - 1} others of the model that config.json describes'
     )
   return files
 
@@ -90,11 +90,11 @@ def dtypes(folder: pathlib.Path, shapes: Shapes) -> dict[str, np.dtype]:
 
 
 def write(
-    folder: pathlib.Path,
-    shapes: Shapes,
-    dtypes: Dtypes,
-    get: Callable[[str], np.ndarray],
-    shard_bytes: int,
+  folder: pathlib.Path,
+  shapes: Shapes,
+  dtypes: Dtypes,
+  get: Callable[[str], np.ndarray],
+  shard_bytes: int,
 ) -> None:
   """Writes all tensors, one at a time, and then the index if there is one.
 
@@ -106,8 +106,8 @@ def write(
     shard_bytes: of a file, unless one tensor is larger.
   """
   size = {
-      name: math.prod(shape) * dtypes[name].itemsize
-      for name, shape in shapes.items()
+    name: math.prod(shape) * dtypes[name].itemsize
+    for name, shape in shapes.items()
   }
   index, shards = {}, list(_shards(size, shard_bytes))
   for number, names in enumerate(shards, 1):
@@ -125,10 +125,10 @@ def write(
 
 
 def write_file(
-    path: pathlib.Path,
-    shapes: Shapes,
-    dtypes: Dtypes,
-    get: Callable[[str], np.ndarray],
+  path: pathlib.Path,
+  shapes: Shapes,
+  dtypes: Dtypes,
+  get: Callable[[str], np.ndarray],
 ) -> None:
   """Writes a safetensors file; it has another name until it is whole.
 
@@ -142,9 +142,10 @@ def write_file(
   for name, shape in shapes.items():
     start, end = end, end + math.prod(shape) * dtypes[name].itemsize
     header[name] = {
-        'dtype': codes[dtypes[name]], 'shape': list(shape),
-        'data_offsets': [start, end],
-    }  # fmt: skip
+      'dtype': codes[dtypes[name]],
+      'shape': list(shape),
+      'data_offsets': [start, end],
+    }
   text = json.dumps(header, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)
   partial = path.with_name(path.name + '.partial')
@@ -167,7 +168,7 @@ def _open(path: pathlib.Path):
       yield file
   except safetensors.SafetensorError as error:
     raise ValueError(
-        f'{path} must be a whole safetensors file: {error}; download it again'
+      f'{path} must be a whole safetensors file: {error}; download it again'
     ) from error
 
 
@@ -177,7 +178,7 @@ def _indexed(index: pathlib.Path) -> list[str]:
     return sorted(set(json.loads(index.read_text())['weight_map'].values()))
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(
-        f"{index} must be JSON with a 'weight_map' of tensors to files: {error}"
+      f"{index} must be JSON with a 'weight_map' of tensors to files: {error}"
     ) from error
 
 
@@ -202,17 +203,17 @@ def _ignored(name: str, shapes: Shapes) -> bool:
 def _check(path: pathlib.Path, name: str, part, shapes: Shapes) -> None:
   if name not in shapes:
     raise ValueError(
-        f'{path}: tensor {name} must belong to the model that config.json '
-        'describes: it does not'
+      f'{path}: tensor {name} must belong to the model that config.json '
+      'describes: it does not'
     )
   shape, dtype = tuple(part.get_shape()), part.get_dtype()
   if shape != shapes[name]:
     raise ValueError(
-        f'{path}: tensor {name} must have shape {shapes[name]}, by '
-        f'config.json: got {shape}'
+      f'{path}: tensor {name} must have shape {shapes[name]}, by '
+      f'config.json: got {shape}'
     )
   if dtype not in DTYPES:
     raise ValueError(
-        f'{path}: tensor {name} must be of dtype {", ".join(DTYPES)}: got '
-        f'{dtype}; quantized weights are not read'
+      f'{path}: tensor {name} must be of dtype {", ".join(DTYPES)}: got '
+      f'{dtype}; quantized weights are not read'
     )

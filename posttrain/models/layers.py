@@ -86,8 +86,8 @@ class Attention(nn.Module):
       k = RMSNorm(cfg, name='k_norm')(k)
     q, k = rotate(q, rope), rotate(k, rope)
     options = {
-        'scale': 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
-        'softcap': cfg.attention_softcap,
+      'scale': 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
+      'softcap': cfg.attention_softcap,
     }
     if cache is None:
       out = attention_op.attention(q, k, v, k_start, k_end, **options)
@@ -147,7 +147,7 @@ class Block(nn.Module):
     rope, k_start = sights[0]
     if local is not None:
       rope, k_start = jax.tree.map(
-          lambda wide, near: jnp.where(local, near, wide), *sights
+        lambda wide, near: jnp.where(local, near, wide), *sights
       )
 
     def norm(name, y):
@@ -188,9 +188,12 @@ def residual_scale(cfg: schema.Model) -> float:
 
 
 def sights(
-    cfg: schema.Model, positions: jax.Array, index: jax.Array,
-    k_start: jax.Array, k_end: jax.Array,
-) -> tuple:  # fmt: skip
+  cfg: schema.Model,
+  positions: jax.Array,
+  index: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+) -> tuple:
   """What layers see by: (rope, k_start), and the same of local ones if any.
 
   Args:
@@ -235,7 +238,7 @@ def frequencies(cfg: schema.Model, local: bool) -> jax.Array:
 
 
 def rope_table(
-    positions: jax.Array, turns: jax.Array
+  positions: jax.Array, turns: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """(cos, sin) of `positions * turns`, f32[B, T, 1, H / 2] each."""
   angles = positions[..., None].astype(jnp.float32) * turns[None, None]

@@ -87,9 +87,11 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
     if not re.fullmatch(r'layers/.*/kernel', path):
       kernels = [p for p in flat if re.fullmatch('layers/.*/kernel', p)]
       raise schema.FieldError(
-          'targets', 'match kernels of layers, and only these', cfg.targets,
-          f'it matches {path}, expected some of {kernels}',
-      )  # fmt: skip
+        'targets',
+        'match kernels of layers, and only these',
+        cfg.targets,
+        f'it matches {path}, expected some of {kernels}',
+      )
   adapter = {}
   keys = jax.random.split(key, len(targets))
   for path, key in zip(targets, keys, strict=True):
@@ -98,7 +100,7 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
     for name in path.split('/'):
       node = node.setdefault(name, {})
     node['a'] = jax.random.uniform(
-        key, (*lead, rows, cfg.rank), jnp.float32, -bound, bound
+      key, (*lead, rows, cfg.rank), jnp.float32, -bound, bound
     )
     node['b'] = jnp.zeros((*lead, cfg.rank, columns), jnp.float32)
   return adapter
@@ -112,7 +114,7 @@ def shapes(cfg: schema.Lora, like: Params) -> Adapter:
 def frozen(params: Params, dtype: str) -> Params:
   """Matrices in the compute dtype: frozen ones are read in no other."""
   return tree.map_with_path(
-      lambda path, x: x.astype(dtype) if is_matrix(path) else x, params
+    lambda path, x: x.astype(dtype) if is_matrix(path) else x, params
   )
 
 
@@ -140,9 +142,10 @@ def _absorb(kernel, a, b, scale):
 def merge(params: Params) -> Params:
   """Returns plain parameters; merged kernels are float32."""
   return jax.tree.map(
-      lambda x: x.merge() if isinstance(x, Adapted) else x, params,
-      is_leaf=lambda x: isinstance(x, Adapted),
-  )  # fmt: skip
+    lambda x: x.merge() if isinstance(x, Adapted) else x,
+    params,
+    is_leaf=lambda x: isinstance(x, Adapted),
+  )
 
 
 def matmul(x: jax.Array, kernel: jax.Array | Adapted) -> jax.Array:
@@ -163,6 +166,6 @@ def _attach(params: Params, adapter: Adapter, scale: float) -> Params:
   if not isinstance(params, dict):
     return Adapted(params, adapter['a'], adapter['b'], scale)
   return {
-      name: _attach(child, adapter[name], scale) if name in adapter else child
-      for name, child in params.items()
+    name: _attach(child, adapter[name], scale) if name in adapter else child
+    for name, child in params.items()
   }

@@ -22,20 +22,38 @@ from posttrain.models import hf, hf_files, lora, transformer
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 # Keys that change nothing of W + s A B, and those that must be thus.
 _FREE = {
-    'auto_mapping', 'base_model_name_or_path', 'eva_config', 'exclude_modules',
-    'inference_mode', 'layers_pattern', 'lora_alpha', 'lora_dropout',
-    'megatron_config', 'megatron_core', 'peft_type', 'peft_version',
-    'qalora_group_size', 'r', 'revision', 'runtime_config', 'target_modules',
-    'task_type', 'use_rslora', 'init_lora_weights',
-}  # fmt: skip
+  'auto_mapping',
+  'base_model_name_or_path',
+  'eva_config',
+  'exclude_modules',
+  'inference_mode',
+  'layers_pattern',
+  'lora_alpha',
+  'lora_dropout',
+  'megatron_config',
+  'megatron_core',
+  'peft_type',
+  'peft_version',
+  'qalora_group_size',
+  'r',
+  'revision',
+  'runtime_config',
+  'target_modules',
+  'task_type',
+  'use_rslora',
+  'init_lora_weights',
+}
 # Others begin with a changed base.
 _STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva')
 
 
 def save(
-    adapter: lora.Adapter, options: schema.Lora, cfg: schema.Model,
-    folder: str | pathlib.Path, base: str,
-) -> None:  # fmt: skip
+  adapter: lora.Adapter,
+  options: schema.Lora,
+  cfg: schema.Model,
+  folder: str | pathlib.Path,
+  base: str,
+) -> None:
   """Writes a directory that PEFT loads; tensors are float32.
 
   Args:
@@ -52,7 +70,7 @@ def save(
   hf.check_empty(folder)
   places = _places(cfg, leaves)
   shapes = {
-      name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()
+    name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()
   }
 
   def get(name: str) -> np.ndarray:
@@ -63,14 +81,24 @@ def save(
   dtypes = dict.fromkeys(shapes, np.dtype(np.float32))
   hf_files.write_file(folder / WEIGHTS, shapes, dtypes, get)
   alpha = options.alpha
-  (folder / CONFIG).write_text(json.dumps({
-      'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'inference_mode': True,
-      'base_model_name_or_path': base, 'bias': 'none', 'r': options.rank,
-      'lora_alpha': int(alpha) if alpha.is_integer() else alpha,
-      'use_rslora': options.rslora, 'lora_dropout': 0.0,
-      'fan_in_fan_out': False,
-      'target_modules': sorted({name.split('.')[-3] for name in shapes}),
-  }, indent=2))  # fmt: skip
+  (folder / CONFIG).write_text(
+    json.dumps(
+      {
+        'peft_type': 'LORA',
+        'task_type': 'CAUSAL_LM',
+        'inference_mode': True,
+        'base_model_name_or_path': base,
+        'bias': 'none',
+        'r': options.rank,
+        'lora_alpha': int(alpha) if alpha.is_integer() else alpha,
+        'use_rslora': options.rslora,
+        'lora_dropout': 0.0,
+        'fan_in_fan_out': False,
+        'target_modules': sorted({name.split('.')[-3] for name in shapes}),
+      },
+      indent=2,
+    )
+  )
 
 
 def read(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -90,8 +118,8 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
     plain = key in _FREE or value in (None, False, [], {}, '', 'none')
     if not plain or (key == 'init_lora_weights' and value not in _STARTS):
       raise ValueError(
-          f'{path}: {key} must not be {value!r}: that is no plain LoRA; merge '
-          'it into its base with PEFT first'
+        f'{path}: {key} must not be {value!r}: that is no plain LoRA; merge '
+        'it into its base with PEFT first'
       )
   for key, kinds in (('r', int), ('lora_alpha', int | float)):
     value = config.get(key)
@@ -101,7 +129,7 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
 
 
 def load(
-    folder: str | pathlib.Path, cfg: schema.Model
+  folder: str | pathlib.Path, cfg: schema.Model
 ) -> tuple[lora.Adapter, schema.Lora]:
   """Reads an adapter of a model, and how it was made.
 
@@ -118,22 +146,25 @@ def load(
   kernels = {known[x][0].rpartition('/')[0] for x in theirs if x in known}
   if not kernels:
     raise ValueError(
-        f'{folder / WEIGHTS} must hold lora_A and lora_B of a matrix of this '
-        f'model: got {sorted(theirs)[:3]}, expected some of {list(known)[:3]}'
+      f'{folder / WEIGHTS} must hold lora_A and lora_B of a matrix of this '
+      f'model: got {sorted(theirs)[:3]}, expected some of {list(known)[:3]}'
     )
   options = schema.Lora(
-      rank=config['r'], alpha=float(config['lora_alpha']),
-      rslora=bool(config.get('use_rslora')),
-      targets='^(' + '|'.join(map(re.escape, sorted(kernels))) + ')$',
+    rank=config['r'],
+    alpha=float(config['lora_alpha']),
+    rslora=bool(config.get('use_rslora')),
+    targets='^(' + '|'.join(map(re.escape, sorted(kernels))) + ')$',
   )
   like = lora.shapes(options, transformer.shapes(cfg))
   leaves = {
-      path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
+    path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
   }
   places = _places(cfg, leaves)
-  hf_files.find(folder, {
-      name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()
-  }, WEIGHTS)  # fmt: skip
+  hf_files.find(
+    folder,
+    {name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()},
+    WEIGHTS,
+  )
   for name, (path, layer) in places.items():
     leaves[path][layer] = hf_files.read(folder / WEIGHTS, name).T
   adapter = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
@@ -141,7 +172,7 @@ def load(
 
 
 def _places(
-    cfg: schema.Model, leaves: Mapping[str, Any] | None = None
+  cfg: schema.Model, leaves: Mapping[str, Any] | None = None
 ) -> dict[str, tuple[str, int]]:
   """PEFT's name -> (path of our leaf, layer); of given leaves, or of all."""
   found = {}

@@ -47,20 +47,20 @@ Cache = tuple[tuple[jax.Array, jax.Array], ...]
 # wins. Megatron's split over `tensor`: what enters a block's hidden width is
 # cut by column, what leaves it by row. `fsdp` cuts the other dimension.
 SHARDING_RULES = (
-    (r'embed/table$', ('tensor', 'fsdp')),
-    (r'head/kernel$', ('fsdp', 'tensor')),
-    (r'attention/[qkv]/kernel$', (None, 'fsdp', 'tensor')),
-    (r'attention/[qkv]/bias$', (None, 'tensor')),
-    (r'attention/o/kernel$', (None, 'tensor', 'fsdp')),
-    (r'mlp/(gate|up)/kernel$', (None, 'fsdp', 'tensor')),
-    (r'mlp/down/kernel$', (None, 'tensor', 'fsdp')),
-    (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, 'fsdp', None)),
-    (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, 'tensor')),
-    (r'(attention/o|mlp/down)/kernel/a$', (None, 'tensor', None)),
-    (r'(attention/o|mlp/down)/kernel/b$', (None, None, 'fsdp')),
-    (r'final_norm/scale$', (None,)),
-    (r'norm/scale$', (None, None)),
-    (r'reward/kernel$', (None,)),
+  (r'embed/table$', ('tensor', 'fsdp')),
+  (r'head/kernel$', ('fsdp', 'tensor')),
+  (r'attention/[qkv]/kernel$', (None, 'fsdp', 'tensor')),
+  (r'attention/[qkv]/bias$', (None, 'tensor')),
+  (r'attention/o/kernel$', (None, 'tensor', 'fsdp')),
+  (r'mlp/(gate|up)/kernel$', (None, 'fsdp', 'tensor')),
+  (r'mlp/down/kernel$', (None, 'tensor', 'fsdp')),
+  (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, 'fsdp', None)),
+  (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, 'tensor')),
+  (r'(attention/o|mlp/down)/kernel/a$', (None, 'tensor', None)),
+  (r'(attention/o|mlp/down)/kernel/b$', (None, None, 'fsdp')),
+  (r'final_norm/scale$', (None,)),
+  (r'norm/scale$', (None, None)),
+  (r'reward/kernel$', (None,)),
 )
 
 # What a block keeps for its backward pass. 'none' recomputes no matrix
@@ -68,8 +68,8 @@ SHARDING_RULES = (
 # elementwise work (norms, RoPE, SwiGLU), which costs less than storing its
 # results. 'block' keeps a block's input alone and redoes all of it.
 REMAT = {
-    'none': jax.checkpoint_policies.save_only_these_names('kept'),
-    'block': jax.checkpoint_policies.nothing_saveable,
+  'none': jax.checkpoint_policies.save_only_these_names('kept'),
+  'block': jax.checkpoint_policies.nothing_saveable,
 }
 
 
@@ -89,9 +89,11 @@ class Transformer(nn.Module):
     if cfg.local_layers:
       local = jnp.array([i in cfg.local_layers for i in range(cfg.layers)])
     blocks = nn.scan(
-        nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat]),
-        variable_axes={'params': 0}, split_rngs={'params': True},
-        in_axes=(0, nn.broadcast, nn.broadcast), length=cfg.layers,
+      nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat]),
+      variable_axes={'params': 0},
+      split_rngs={'params': True},
+      in_axes=(0, nn.broadcast, nn.broadcast),
+      length=cfg.layers,
     )
     x, _ = blocks(cfg, name='layers')(x, local, sights, k_end)
     x = layers.RMSNorm(cfg, name='final_norm')(x)
@@ -117,12 +119,12 @@ def init(key: jax.Array, cfg: schema.Model) -> Params:
 
 
 def trunk(
-    params: Params,
-    cfg: schema.Model,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    cache: Cache | None = None,
+  params: Params,
+  cfg: schema.Model,
+  tokens: jax.Array,
+  positions: jax.Array,
+  segment_ids: jax.Array,
+  cache: Cache | None = None,
 ) -> tuple[jax.Array, Cache | None]:
   """Turns tokens into the hidden states that predict their successors.
 
@@ -145,7 +147,7 @@ def trunk(
   """
   if cache is None:
     hidden = Transformer(cfg).apply(
-        {'params': params}, tokens, positions, segment_ids
+      {'params': params}, tokens, positions, segment_ids
     )
     return hidden, None
 
@@ -171,8 +173,8 @@ def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:
   """A cache for `rows` sequences of up to `capacity` tokens, all zeros."""
   shape = (rows, cfg.kv_heads, capacity, cfg.head_dim)
   return tuple(
-      (jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
-      for _ in range(cfg.layers)
+    (jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
+    for _ in range(cfg.layers)
   )
 
 
@@ -201,18 +203,16 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
     return {**p, 'attention': attention, 'mlp': mlp}
 
   view = {
-      **params,
-      'layers': tuple(layer(i) for i in range(cfg.layers)),
-      'head': {'kernel': head(params, cfg)[0]},
+    **params,
+    'layers': tuple(layer(i) for i in range(cfg.layers)),
+    'head': {'kernel': head(params, cfg)[0]},
   }
   return jax.tree.map(
-      lambda x: jnp.array(x, cfg.dtype if x.ndim > 1 else None, copy=True), view
+    lambda x: jnp.array(x, cfg.dtype if x.ndim > 1 else None, copy=True), view
   )
 
 
-def head(
-    params: Params, cfg: schema.Model
-) -> tuple[jax.Array, float | None]:
+def head(params: Params, cfg: schema.Model) -> tuple[jax.Array, float | None]:
   """The output matrix, float[D, V], and its softcap (None: logits = h W)."""
   if 'head' in params:  # always there in a decode view
     return params['head']['kernel'], cfg.logit_softcap

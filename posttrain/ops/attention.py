@@ -24,7 +24,7 @@ _MASKED = -1e30  # finite: -inf - (-inf) would be NaN in a row without keys
 
 
 def intervals(
-    segment_ids: jax.Array, positions: jax.Array
+  segment_ids: jax.Array, positions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Causal intervals of packed rows: a token sees its segment up to itself.
 
@@ -42,15 +42,15 @@ def intervals(
 
 
 def attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    impl: str = 'auto',
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  impl: str = 'auto',
 ) -> jax.Array:
   """Attends each query to the keys of its interval.
 
@@ -83,15 +83,15 @@ def attention(
 
 
 def cached(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    impl: str = 'auto',
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  impl: str = 'auto',
 ) -> jax.Array:
   """`attention` over keys that lie in a cache, heads before time.
 
@@ -126,15 +126,15 @@ def cached(
 
 
 def decode(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    impl: str = 'auto',
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None = None,
+  impl: str = 'auto',
 ) -> jax.Array:
   """`cached` with one query per row.
 
@@ -160,6 +160,7 @@ def decode(
 
 def _choose(impl, q, k, v, again=False):
   """`again`: the op is called at every step of a loop that carries k and v."""
+
   def refuses(backend):
     narrow = backend == 'mosaic_tpu' and k.shape[3] % 128
     if again and narrow and impl == 'auto':
@@ -178,8 +179,15 @@ def _kernel(fn, chosen, scale, softcap, q, k, v, k_start, k_end):
   interpret = chosen == 'interpret'
   backend = 'triton' if interpret else chosen
   return fn(
-      q, k, v, k_start, k_end,
-      scale=scale, softcap=softcap, backend=backend, interpret=interpret,
+    q,
+    k,
+    v,
+    k_start,
+    k_end,
+    scale=scale,
+    softcap=softcap,
+    backend=backend,
+    interpret=interpret,
   )
 
 

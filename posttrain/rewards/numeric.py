@@ -41,7 +41,7 @@ _HASHES = re.compile(r'(?<!#)####(?!#)[^\S\n]*([^\n]*)(\n?)')
 _HEADING = re.compile(r'[*_]*[^\W\d_¼-¾⅐-⅞]')
 _INT = r'(?:[1-9][0-9]{0,2}(?:,[0-9]{3})++(?![0-9])|[0-9]++)'
 _NUMBER = re.compile(
-    rf"""
+  rf"""
     (?P<sign>[+-])? (?:[$£€]\ ?(?P<late>[+-])?)?
     (?P<digits>
       (?:(?P<whole>{_INT})\ )? (?<![0-9]/) (?P<over>{_INT}) / (?P<under>{_INT})
@@ -51,16 +51,14 @@ _NUMBER = re.compile(
       (?: [eE](?P<exp>[+-]?[0-9]++)(?![0-9A-Za-z])
         | \ ?[x×*]\ ?10\^(?P<power>[+-]?[0-9]++) )?
     )""",
-    re.VERBOSE,
+  re.VERBOSE,
 )
 _SENTENCE = re.compile(r'[\n!?]|\.\s')  # its end
 _GROUPED = re.compile(r'[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?')
 _DECIMAL = re.compile(r'[0-9]*\.?[0-9]+')
 
 # Beside the number of a box: operations, commands, a minus outside of words;
-_OPERATION = re.compile(
-    r'[\\+*<>|!×÷√π∞±≠≤≥≈]|(?<![^\W\d_])-|-(?![^\W\d_])'
-)
+_OPERATION = re.compile(r'[\\+*<>|!×÷√π∞±≠≤≥≈]|(?<![^\W\d_])-|-(?![^\W\d_])')
 _INDEXED = re.compile(r'_\{?[^\W_]')  # 5_000, 101_2
 _DIVIDES = re.compile(r'/\s*\Z')  # before it,
 # behind it: a power, a division by no unit, a sentence after the first one.
@@ -76,7 +74,7 @@ class _Found(NamedTuple):
 
 
 def final_answer(
-    text: str, *, lenient: bool = True, truncated: bool = False
+  text: str, *, lenient: bool = True, truncated: bool = False
 ) -> _Fraction | None:
   r"""Returns the number that a text gives as its answer.
 
@@ -138,10 +136,12 @@ def parse(text: str) -> _Fraction | None:
   found = list(_numbers(plain, dozens=True))
   if len(found) != 1 or len(found[0].values) != 1:
     return None
-  before, after = plain[:found[0].start], plain[found[0].end:]
+  before, after = plain[: found[0].start], plain[found[0].end :]
   if (
-      _OPERATION.search(f'{before} {after}') or _DIVIDES.search(before)
-      or _GOES_ON.match(after) or words.operate(before, after)
+    _OPERATION.search(f'{before} {after}')
+    or _DIVIDES.search(before)
+    or _GOES_ON.match(after)
+    or words.operate(before, after)
   ):
     return None
   return found[0].values[0]
@@ -183,7 +183,7 @@ def _box(text: str) -> str | None:
   if start < 0:
     return None
   start, depth, skip = start + len('\\boxed{'), 1, False
-  for i, char in enumerate(text[start:start + LENGTH + 1]):
+  for i, char in enumerate(text[start : start + LENGTH + 1]):
     if skip:
       skip = False
     elif char == '\\':
@@ -191,7 +191,7 @@ def _box(text: str) -> str | None:
     elif char in '{}':
       depth += 1 if char == '{' else -1
       if not depth:
-        return text[start:start + i]
+        return text[start : start + i]
   return ''
 
 
@@ -200,16 +200,19 @@ def _numbers(text: str, *, dozens: bool) -> Iterator[_Found]:
   for match in _NUMBER.finditer(text):
     start, end = match.span()
     scale, end = words.scale(text, start, end, dozens=dozens)
-    before, after = text[max(start - 4, 0):start], text[end:end + 3]
+    before, after = text[max(start - 4, 0) : start], text[end : end + 3]
     behind, digit = before[-1:], _is_digit(before[-2:-1])
     if (
-        behind in ('^', '_')
-        or (match[0][0] != '.' and match['digits'] == match[0]
-            and _is_letter(behind)
-            and not (digit and behind in ('x', 'X')))  # 3x4
-        or (behind == ':' and digit)
-        or (after[:1] == ':' and _is_digit(after[1:2]))
-    ):  # fmt: skip
+      behind in ('^', '_')
+      or (
+        match[0][0] != '.'
+        and match['digits'] == match[0]
+        and _is_letter(behind)
+        and not (digit and behind in ('x', 'X'))
+      )  # 3x4
+      or (behind == ':' and digit)
+      or (after[:1] == ':' and _is_digit(after[1:2]))
+    ):
       continue
     found = _found(match, before, after)
     if scale is None:
@@ -228,8 +231,10 @@ def _found(match: re.Match, before: str, after: str) -> _Found:
   signed = len(signs) == 1 and not tied
   values = _ratio(match) if match['over'] else _decimals(match, tied)
   if (
-      after[:1] == '^' or _INDEXED.match(after)
-      or _is_foreign(before[-1:]) or _is_foreign(after[:1])
+    after[:1] == '^'
+    or _INDEXED.match(after)
+    or _is_foreign(before[-1:])
+    or _is_foreign(after[:1])
   ):
     values = [None]
   if signs == '-' and signed and values[0] is not None:
@@ -252,8 +257,10 @@ def _ratio(match: re.Match) -> list[_Fraction | None]:
 def _decimals(match: re.Match, tied: bool) -> list[_Fraction | None]:
   """Returns the numbers of a run: one, or those that commas separate."""
   run = match['run']
-  if run[0] == '.' and match[0] == match['digits'] and (
-      tied or match.string[match.start() - 1:match.start()] == '.'
+  if (
+    run[0] == '.'
+    and match[0] == match['digits']
+    and (tied or match.string[match.start() - 1 : match.start()] == '.')
   ):
     run = run[1:]  # `Rs.500`, `...5`: a full stop
   pieces = [run] if _GROUPED.fullmatch(run) else run.split(',')

@@ -20,53 +20,58 @@ import math
 import re
 
 SCALES = {
-    'hundred': 100, 'thousand': 10**3, 'million': 10**6, 'billion': 10**9,
-    'trillion': 10**12, 'dozen': 12, 'k': 10**3,
-}  # fmt: skip
+  'hundred': 100,
+  'thousand': 10**3,
+  'million': 10**6,
+  'billion': 10**9,
+  'trillion': 10**12,
+  'dozen': 12,
+  'k': 10**3,
+}
 
 _PLACE = '|'.join(name for name in SCALES if name not in ('dozen', 'k'))
 _SCALE = rf'(?ai:{_PLACE}|dozen)'
 _SPELLED = (
-    'one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half'
-    '|(?:thir|four|fif|six|seven|eigh|nine)teen'
-    f'|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:a )?(?:{_PLACE})'
+  'one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half'
+  '|(?:thir|four|fif|six|seven|eigh|nine)teen'
+  f'|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:a )?(?:{_PLACE})'
 )
 _SPACE = r'[^\S\n]'
 _GAP = rf'(?:{_SPACE}|[{{}}$*)])*+\n?(?:{_SPACE}|[{{}}$*])*+-?'
 
 _SIGN = re.compile(
-    r"""
+  r"""
     ( (?<![A-Za-z0-9_-]) (?P<negative>negative)
     | (?P<before>
         (?: \A | [=:] | \b(?:is|are|was|be|to|at|of|about|equals)\b )
         [\s{}(*$]*+
       ) (?: minus | (?P<plus>plus) )
     ) [\s{}]++ (?= [$£€]?\ ?\.?[0-9] )""",
-    re.VERBOSE | re.IGNORECASE,
+  re.VERBOSE | re.IGNORECASE,
 )
 _SCALED = re.compile(
-    rf'(?:[{{}}$*]*+(?ai:k)(?![^\W_]))?(?:{_GAP}{_SCALE}(?ai:s?)(?![^\W_]))*+'
+  rf'(?:[{{}}$*]*+(?ai:k)(?![^\W_]))?(?:{_GAP}{_SCALE}(?ai:s?)(?![^\W_]))*+'
 )
 _NAMES = re.compile(rf'{_SCALE}|(?ai:k)')
 _ADDED = re.compile(
-    rf'[{{}}$*]*+(?:{_SPACE}++and)?{_SPACE}++(?:[0-9]|(?:{_SPELLED})\b)', re.I
+  rf'[{{}}$*]*+(?:{_SPACE}++and)?{_SPACE}++(?:[0-9]|(?:{_SPELLED})\b)', re.I
 )
 _ADJOINED = re.compile(
-    rf'(?:{_PLACE})s?}}?(?:{_SPACE}{{1,3}}and)?{_SPACE}{{1,3}}\Z', re.I
+  rf'(?:{_PLACE})s?}}?(?:{_SPACE}{{1,3}}and)?{_SPACE}{{1,3}}\Z', re.I
 )
 _COMPOUND = re.compile(r'-[^\W\d_]')  # `5 hundred-dollar bills`
 _BY_NUMBER = rf'\s+(?:(?:{_SPELLED})\b(?!-)|[b-hj-z]\b)'  # `times two`, `by x`
 _BEFORE = re.compile(
-    r"""
+  r"""
     \b (?: half | twice | thrice | double | triple | quadruple | times | not
       | than | at\ (?:least|most) | up\ to | (?<!-)negative
       | (?: thirds? | quarters? | fourths? | fifths? | tenths? | percent
         | square | cube | root ) \s+ of )
     (?: \s+ (?:of|the|an?|about|exactly|or\ equal\ to) )*+ [\s{}($£€]* \Z""",
-    re.VERBOSE | re.IGNORECASE,
+  re.VERBOSE | re.IGNORECASE,
 )
 _AFTER = re.compile(
-    rf"""
+  rf"""
     (?-i: [{{}}$*]*+ (?:[mMbB]|bn)(?![^\W_]|\^|/s\b) )  # metres, millions?
     | [\s{{}})$*-]*+ (?: and\s+ )?
       (?: squared | cubed | factorial | halves | a\ half | one\ half
@@ -75,23 +80,24 @@ _AFTER = re.compile(
       | at\ (?:least|most) | or\ (?:more|less|fewer|greater|above|below)
       | (?:times|point|over|by|more\ than|less\ than){_BY_NUMBER} )\b
     | [\s{{}}()$*-]*+ (?:{_PLACE}|dozen)(?:ths?|s)?(?![a-z])""",
-    re.VERBOSE | re.IGNORECASE,
+  re.VERBOSE | re.IGNORECASE,
 )
 _ANYWHERE = re.compile(
-    r'\b(?:plus|minus|(?:divided|multiplied)\s+by'
-    rf'|in\s+(?:{_PLACE}|dozen)s?)\b', re.I,
-)  # fmt: skip
+  r'\b(?:plus|minus|(?:divided|multiplied)\s+by'
+  rf'|in\s+(?:{_PLACE}|dozen)s?)\b',
+  re.I,
+)
 
 
 def signed(text: str) -> str:
   """Returns a text whose written signs of numbers are characters."""
   return _SIGN.sub(
-      lambda m: f'{m["before"] or ""}{"+" if m["plus"] else "-"}', text
+    lambda m: f'{m["before"] or ""}{"+" if m["plus"] else "-"}', text
   )
 
 
 def scale(
-    text: str, start: int, end: int, *, dozens: bool
+  text: str, start: int, end: int, *, dozens: bool
 ) -> tuple[fractions.Fraction | None, int]:
   """Reads the scale of the number at `text[start:end]`.
 
@@ -122,6 +128,8 @@ def scale(
 def operate(before: str, after: str) -> bool:
   """Returns whether words about a number make another number of it."""
   return bool(
-      _BEFORE.search(before) or _AFTER.match(after)
-      or _ANYWHERE.search(before) or _ANYWHERE.search(after)
+    _BEFORE.search(before)
+    or _AFTER.match(after)
+    or _ANYWHERE.search(before)
+    or _ANYWHERE.search(after)
   )

@@ -27,18 +27,21 @@ from typing import Any
 
 from posttrain import schema, types
 from posttrain.chat import renderer as chat
-from posttrain.rollout import games, pool
+from posttrain.rollout import episode, pool
 
-Engine, Play = games.Engine, games.Play
+Engine, Play = episode.Engine, episode.Play
 
 
 class Driver:
   """Plays episodes to their ends."""
 
   def __init__(
-      self, engine: Engine, renderer: chat.Renderer, max_length: int,
-      cfg: schema.Rollout | None = None,
-  ):  # fmt: skip
+    self,
+    engine: Engine,
+    renderer: chat.Renderer,
+    max_length: int,
+    cfg: schema.Rollout | None = None,
+  ):
     """Makes a driver.
 
     Args:
@@ -77,17 +80,18 @@ class Driver:
       eos: the one turn of a single-turn environment came to its end.
     """
     all_games = {
-        play.uid: games.Game(
-            play, self._engine, self._renderer, self._max_length
-        ) for play in plays
-    }  # fmt: skip
+      play.uid: episode.Game(
+        play, self._engine, self._renderer, self._max_length
+      )
+      for play in plays
+    }
     assert len(all_games) == len(plays), 'the uid of a play must be unique'
     rollouts: dict[int, types.Rollout] = {}
     with contextlib.ExitStack() as stack:
       for game in all_games.values():
         stack.callback(game.abandon)  # closes it where we do not get so far
       calls = stack.enter_context(
-          pool.Pool(self._cfg.env_threads, self._cfg.env_chunks)
+        pool.Pool(self._cfg.env_threads, self._cfg.env_chunks)
       )
       told = [(uid, None) for uid in all_games]
       while len(rollouts) < len(plays):
@@ -99,7 +103,7 @@ class Driver:
     return [rollouts[play.uid] for play in plays]
 
   def _go_on(
-      self, game: games.Game, uid: int, value: Any, calls: pool.Pool
+    self, game: episode.Game, uid: int, value: Any, calls: pool.Pool
   ) -> types.Rollout | None:
     """Tells a game what it waits for; a rollout if that ends it."""
     try:
@@ -130,4 +134,4 @@ class Driver:
       assert completions, f'the engine must answer {games_left} episodes'
     if self._launch is not None:
       self._launch()
-    return [(games.uid_of(done.id), done) for done in completions]
+    return [(episode.uid_of(done.id), done) for done in completions]

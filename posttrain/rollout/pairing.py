@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.data import pairs
+from posttrain.data import preferences
 from posttrain.envs import base
+from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import driver as drivers
-from posttrain.rollout import summary
 
 # Neither of a rollout that trains, nor of an evaluation.
 FIRST_UID = 2**62 + 2**49
 _TASK_UIDS = 2**12
 _ADVICE = {
-    'train': 'ask another policy, or more often',
-    'eval': 'raise pairs.eval_prompts or pairs.samples, or set eval_prompts to '
-            'None: a share of the training prompts is held out then',
-}  # fmt: skip
+  'train': 'ask another policy, or more often',
+  'eval': 'raise pairs.eval_prompts or pairs.samples, or set eval_prompts to '
+  'None: a share of the training prompts is held out then',
+}
 
 
 @dataclasses.dataclass
@@ -47,19 +47,22 @@ class Count:
   def line(self) -> str:
     """What people read."""
     return (
-        f'{self.pairs} pairs of {self.tasks} tasks with {self.answers} answers '
-        f'({self.correct} correct and {self.incorrect} incorrect ones that '
-        f'differ; {self.repeated} repeated, {self.cut} cut, {self.ungraded} '
-        f'not graded, {self.contradicted} graded both ways, {self.errors} '
-        f'failed); {self.one_sided} tasks had but one kind'
+      f'{self.pairs} pairs of {self.tasks} tasks with {self.answers} answers '
+      f'({self.correct} correct and {self.incorrect} incorrect ones that '
+      f'differ; {self.repeated} repeated, {self.cut} cut, {self.ungraded} '
+      f'not graded, {self.contradicted} graded both ways, {self.errors} '
+      f'failed); {self.one_sided} tasks had but one kind'
     )
 
 
 def make(
-    envs: Mapping[str, base.Env], driver: drivers.Driver,
-    cfg: schema.MadePairs, seed: int, max_errors: int = 0,
-    split: str = 'train',
-) -> tuple[list[pairs.Pair], Count]:  # fmt: skip
+  envs: Mapping[str, base.Env],
+  driver: drivers.Driver,
+  cfg: schema.MadePairs,
+  seed: int,
+  max_errors: int = 0,
+  split: str = 'train',
+) -> tuple[list[preferences.Pair], Count]:
   """Plays tasks of every environment, and pairs what was answered.
 
   Args:
@@ -78,27 +81,36 @@ def make(
   for index, (name, env) in enumerate(envs.items()):
     tasks = asked(env, cfg, seed, split)
     first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
-    rollouts = iter(driver.play([
-        drivers.Play(
-            first + i * _TASK_UIDS + k, env, task, cfg.temperature,
+    rollouts = iter(
+      driver.play(
+        [
+          drivers.Play(
+            first + i * _TASK_UIDS + k,
+            env,
+            task,
+            cfg.temperature,
             cfg.max_tokens,
-        ) for i, task in enumerate(tasks) for k in range(cfg.samples)
-    ]))  # fmt: skip
+          )
+          for i, task in enumerate(tasks)
+          for k in range(cfg.samples)
+        ]
+      )
+    )
     for i, task in enumerate(tasks):
       group = [next(rollouts) for _ in range(cfg.samples)]
       played += group
       made += _pairs(task, name, group, cfg.per_prompt, (seed, index, i), count)
-  summary.errors(played, max_errors)
+  rollout_metrics.errors(played, max_errors)
   if not made:
     raise ValueError(
-        f'answers to the {split} split must be correct and incorrect to make '
-        f'pairs of: got {count.line()}; {_ADVICE[split]}'
+      f'answers to the {split} split must be correct and incorrect to make '
+      f'pairs of: got {count.line()}; {_ADVICE[split]}'
     )
   return made, count
 
 
 def asked(
-    env: base.Env, cfg: schema.MadePairs, seed: int, split: str = 'train'
+  env: base.Env, cfg: schema.MadePairs, seed: int, split: str = 'train'
 ) -> list[types.Task]:
   """The first tasks of a split in the order of a seed, each once.
 
@@ -115,9 +127,13 @@ def asked(
 
 
 def _pairs(
-    task: types.Task, env: str, group: Sequence[types.Rollout], limit: int,
-    seed: tuple[int, ...], count: Count,
-) -> list[pairs.Pair]:  # fmt: skip
+  task: types.Task,
+  env: str,
+  group: Sequence[types.Rollout],
+  limit: int,
+  seed: tuple[int, ...],
+  count: Count,
+) -> list[preferences.Pair]:
   """The pairs of one task; adds to `count`."""
   shown = {}  # prompt -> answers to it that may be used
   # In random order, so that what is said often is likely to be taken.
@@ -130,16 +146,20 @@ def _pairs(
       shown.setdefault(repr(rollout.prompt), []).append(rollout)
   count.answers += len(group)
   return [
-      pairs.Pair(
-          rollouts[0].prompt, yes, no, f'{env}/{task.id}',
-          info={'env': env, 'id': task.id},
-      ) for rollouts in (list(shown.values()) or [[]])
-      for yes, no in _choose(rollouts, limit, count)
-  ]  # fmt: skip
+    preferences.Pair(
+      rollouts[0].prompt,
+      yes,
+      no,
+      f'{env}/{task.id}',
+      info={'env': env, 'id': task.id},
+    )
+    for rollouts in (list(shown.values()) or [[]])
+    for yes, no in _choose(rollouts, limit, count)
+  ]
 
 
 def _choose(
-    rollouts: Sequence[types.Rollout], limit: int, count: Count
+  rollouts: Sequence[types.Rollout], limit: int, count: Count
 ) -> list[tuple[types.Messages, types.Messages]]:
   """(Right, wrong) answers to one prompt; adds to `count`."""
   sides = {True: {}, False: {}}
@@ -157,9 +177,7 @@ def _choose(
   count.incorrect += len(wrong)
   count.one_sided += not found
   count.pairs += found
-  return [
-      (right[i % len(right)], wrong[i % len(wrong)]) for i in range(found)
-  ]
+  return [(right[i % len(right)], wrong[i % len(wrong)]) for i in range(found)]
 
 
 def _unusable(rollout: types.Rollout) -> str | None:
@@ -168,7 +186,7 @@ def _unusable(rollout: types.Rollout) -> str | None:
     return 'errors'
   # An episode may go on behind a turn that was cut off.
   if rollout.stop_reason in ('max_tokens', 'overflow') or any(
-      turn.stop_reason != 'eos' for turn in rollout.turns
+    turn.stop_reason != 'eos' for turn in rollout.turns
   ):
     return 'cut'
   return 'ungraded' if rollout.score.correct is None else None

@@ -24,7 +24,7 @@ class Pool:
     self._executor: concurrent.futures.Executor | None = None
     # (when it is due, uid, call), oldest first.
     self._calls: collections.deque[
-        tuple[int, int, concurrent.futures.Future]
+      tuple[int, int, concurrent.futures.Future]
     ] = collections.deque()
 
   def __enter__(self) -> 'Pool':

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from posttrain import schema, scoring, sharding, types, weights
+from posttrain import schema, scoring, sharding, types
 from posttrain.chat import renderer as chat
+from posttrain.checkpoints import weights
 from posttrain.models import hf_config, transformer
-from posttrain.rollout import endpoint as endpoints
+from posttrain.rollout.endpoint import client
 
 Params = Any
 
@@ -44,11 +45,15 @@ class References:
   """The algorithms' scorer: `references(reference, samples)`."""
 
   def __init__(
-      self, model: schema.Model, renderer: chat.Renderer,
-      scorer: Callable[[schema.Model, int], scoring.Scorer], *,
-      capacity: int, load: Callable[[str], Model],
-      held: Mapping[str, Params] | None = None,
-  ):  # fmt: skip
+    self,
+    model: schema.Model,
+    renderer: chat.Renderer,
+    scorer: Callable[[schema.Model, int], scoring.Scorer],
+    *,
+    capacity: int,
+    load: Callable[[str], Model],
+    held: Mapping[str, Params] | None = None,
+  ):
     """Holds nothing yet.
 
     Args:
@@ -64,7 +69,7 @@ class References:
     self._scorer, self._capacity, self._load = scorer, capacity, load
     self._scorers: dict[tuple[schema.Model, int], scoring.Scorer] = {}
     self._models = {k: Model(v, model) for k, v in (held or {}).items()}
-    self._endpoints: dict[schema.Endpoint, endpoints.Endpoint] = {}
+    self._endpoints: dict[schema.Endpoint, client.Endpoint] = {}
 
   def set_live(self, params: Mapping[str, Params]) -> None:
     """Makes these the policy, now and of late; not to be donated meanwhile."""
@@ -82,8 +87,8 @@ class References:
     return self._models[reference]
 
   def endpoint(
-      self, reference: schema.Endpoint, who: str = 'the run'
-  ) -> endpoints.Endpoint:
+    self, reference: schema.Endpoint, who: str = 'the run'
+  ) -> client.Endpoint:
     """Returns who speaks with a server; asks it first who it is.
 
     Args:
@@ -94,7 +99,7 @@ class References:
       ValueError: it serves another model, or other tokens.
     """
     if reference not in self._endpoints:
-      made = endpoints.Endpoint(reference, who)
+      made = client.Endpoint(reference, who)
       self._endpoints[reference] = made  # before it is asked: `close` ends that
       made.check(self._renderer)
     return self._endpoints[reference]
@@ -105,9 +110,11 @@ class References:
       one.close()
 
   def __call__(
-      self, reference: schema.Reference, samples: Sequence[types.Sample],
-      hints: Sequence[types.Messages] | None = None,
-  ) -> list[np.ndarray]:  # fmt: skip
+    self,
+    reference: schema.Reference,
+    samples: Sequence[types.Sample],
+    hints: Sequence[types.Messages] | None = None,
+  ) -> list[np.ndarray]:
     """Logprobs of each sample's tokens under a reference.
 
     At the sample's own temperatures, as the losses compute the policy's; an
@@ -134,21 +141,21 @@ class References:
       # policy sampled, which is all that is read.
       hot = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
       heat = [
-          np.full(len(i), t, np.float32) for i, t in zip(ids, hot, strict=True)
+        np.full(len(i), t, np.float32) for i, t in zip(ids, hot, strict=True)
       ]
       names = ', '.join(sorted({sample.env for sample in samples} - {''}))
       who = f'environment {names}' if names else 'a stage on pairs'
       found = self.endpoint(reference).score(ids, heat, who)
     else:
       heat = [
-          np.append(np.ones(len(i) - len(s), np.float32), s.temperatures)
-          for i, s in zip(ids, samples, strict=True)
+        np.append(np.ones(len(i) - len(s), np.float32), s.temperatures)
+        for i, s in zip(ids, samples, strict=True)
       ]
       found = self._score(self.model(reference), ids, heat)
     # Token 0 has no prediction, hint or not.
     return [
-        np.append(np.float32(0), x[len(x) - len(s) + 1 :])
-        for x, s in zip(found, samples, strict=True)
+      np.append(np.float32(0), x[len(x) - len(s) + 1 :])
+      for x, s in zip(found, samples, strict=True)
     ]
 
   def _behind(self, hint: types.Messages, ids: np.ndarray) -> np.ndarray:
@@ -162,9 +169,9 @@ class References:
     highest = max((int(x.max()) for x in ids), default=0)
     if highest >= model.cfg.vocab_size:
       raise ValueError(
-          'a reference must know the tokens that it scores: got token '
-          f'{highest}, expected less than {model.cfg.vocab_size}; the policy '
-          'has more rows than it, and sampled one that no text has'
+        'a reference must know the tokens that it scores: got token '
+        f'{highest}, expected less than {model.cfg.vocab_size}; the policy '
+        'has more rows than it, and sampled one that no text has'
       )
     width = self._capacity
     longest = max(map(len, ids), default=0)
@@ -243,8 +250,8 @@ class Loader:
       return self._load(path, same=name == 'init')
     except ValueError as error:
       raise ValueError(
-          f'weights by the name of {name!r} must still be what they were when '
-          f'the stage began, at {path}; {error}'
+        f'weights by the name of {name!r} must still be what they were when '
+        f'the stage began, at {path}; {error}'
       ) from error
 
   def init(self) -> Params:
@@ -258,13 +265,13 @@ class Loader:
     if cfg == self.model:
       return Model(weights.load(path, self.like), cfg)
     like = sharding.placed(
-        transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
+      transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
     )
     return Model(weights.load(path, like), cfg)
 
 
 def check(
-    folder: str, policy: schema.Model, renderer: chat.Renderer
+  folder: str, policy: schema.Model, renderer: chat.Renderer
 ) -> schema.Model:
   """Refuses a reference that speaks other tokens; reads no weight.
 
@@ -281,8 +288,8 @@ def check(
     return policy
   if cfg.vocab_size < renderer.tokenizer.vocab_size:
     raise ValueError(
-        f'{folder} must know the {renderer.tokenizer.vocab_size} tokens of '
-        f'config.tokenizer: got {cfg.vocab_size}; use a reference of the same '
-        'tokenizer'
+      f'{folder} must know the {renderer.tokenizer.vocab_size} tokens of '
+      f'config.tokenizer: got {cfg.vocab_size}; use a reference of the same '
+      'tokenizer'
     )
   return dataclasses.replace(cfg, dtype=policy.dtype, remat='none')

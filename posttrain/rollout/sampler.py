@@ -26,7 +26,7 @@ class Draw:
 
 
 def sample(
-    draws: Sequence[Draw], players: Mapping[schema.Reference, drivers.Driver]
+  draws: Sequence[Draw], players: Mapping[schema.Reference, drivers.Driver]
 ) -> list[list[types.Rollout]]:
   """Returns a group of rollouts per draw; all of a model's are played at once.
 
@@ -54,9 +54,12 @@ class ModelSampler:
   """Plays episodes with the policy that is trained, or with a frozen model."""
 
   def __init__(
-      self, cfg: schema.Policy | schema.Frozen, env: base.Env,
-      renderer: chat.Renderer, max_tokens: int,
-  ):  # fmt: skip
+    self,
+    cfg: schema.Policy | schema.Frozen,
+    env: base.Env,
+    renderer: chat.Renderer,
+    max_tokens: int,
+  ):
     """Args: max_tokens: of an episode, prompt included."""
     self._cfg, self._env = cfg, env
     self._renderer = renderer
@@ -68,9 +71,14 @@ class ModelSampler:
     """Returns the episode to play."""
     cfg = self._cfg
     return drivers.Play(
-        uid, self._env, task, cfg.temperature, cfg.max_tokens,
-        cfg.max_episode_tokens, cfg.keep_exchanges,
-    )  # fmt: skip
+      uid,
+      self._env,
+      task,
+      cfg.temperature,
+      cfg.max_tokens,
+      cfg.max_episode_tokens,
+      cfg.keep_exchanges,
+    )
 
   def finish(self, rollout: types.Rollout) -> types.Rollout:
     """Returns a played rollout as it trains.
@@ -86,18 +94,20 @@ class ModelSampler:
     for sample in rollout.samples:
       if sample.ids.max() >= self._renderer.rows:
         raise ValueError(
-            f'{self.model} must say tokens that the policy has rows for: got '
-            f'{sample.ids.max()} in row {sample.row!r} of environment '
-            f'{sample.env!r}, expected less than {self._renderer.rows}; it has '
-            'more rows than the tokenizer has texts, and sampled one of them'
+          f'{self.model} must say tokens that the policy has rows for: got '
+          f'{sample.ids.max()} in row {sample.row!r} of environment '
+          f'{sample.env!r}, expected less than {self._renderer.rows}; it has '
+          'more rows than the tokenizer has texts, and sampled one of them'
         )
     samples = tuple(
-        dataclasses.replace(
-            sample, sampler_logprobs=np.zeros_like(sample.sampler_logprobs),
-            temperatures=np.ones_like(sample.temperatures),
-            versions=np.full_like(sample.versions, -1),
-        ) for sample in rollout.samples
-    )  # fmt: skip
+      dataclasses.replace(
+        sample,
+        sampler_logprobs=np.zeros_like(sample.sampler_logprobs),
+        temperatures=np.ones_like(sample.temperatures),
+        versions=np.full_like(sample.versions, -1),
+      )
+      for sample in rollout.samples
+    )
     return dataclasses.replace(rollout, samples=samples)
 
   def check(self, task: types.Task) -> None:
@@ -109,9 +119,9 @@ class ModelSampler:
       raise ValueError(f'{where}: {error}') from None
     if len(prompt) >= self._max_tokens:
       raise ValueError(
-          f'{where} must have a prompt below batch.row_tokens='
-          f'{self._max_tokens}: got {len(prompt)} tokens; raise row_tokens, or '
-          'shorten the prompt'
+        f'{where} must have a prompt below batch.row_tokens='
+        f'{self._max_tokens}: got {len(prompt)} tokens; raise row_tokens, or '
+        'shorten the prompt'
       )
 
 
@@ -128,7 +138,7 @@ class DatasetSampler:
   live, model = False, None
 
   def __init__(
-      self, cfg: schema.Dataset, renderer: chat.Renderer, max_tokens: int
+    self, cfg: schema.Dataset, renderer: chat.Renderer, max_tokens: int
   ):
     self._cfg = cfg
     self._renderer = renderer
@@ -143,8 +153,8 @@ class DatasetSampler:
     where = f'row {task.id} of environment {task.env}'
     if task.demonstration is None:
       raise ValueError(
-          f'{where} must carry a demonstration: a dataset sampler has nothing '
-          'else to replay'
+        f'{where} must carry a demonstration: a dataset sampler has nothing '
+        'else to replay'
       )
     messages = (*task.prompt, *task.demonstration)
     try:
@@ -155,9 +165,13 @@ class DatasetSampler:
     samples = [_sample(task, part, self._max_tokens) for part in parts]
     whole = all(len(part) <= self._max_tokens for part in parts)
     return types.Rollout(
-        uid, task, messages, tuple(s for s in samples if s.mask.any()),
-        types.Score(None), 'eos' if whole else 'max_tokens',
-    )  # fmt: skip
+      uid,
+      task,
+      messages,
+      tuple(s for s in samples if s.mask.any()),
+      types.Score(None),
+      'eos' if whole else 'max_tokens',
+    )
 
   def check(self, task: types.Task) -> None:
     """Refuses a task that cannot train; see `rollout`."""
@@ -171,39 +185,39 @@ class DatasetSampler:
     """
     if not any(part.sampled.any() for part in parts):
       raise ValueError(
-          f'{where} must have a live label: no token of the demonstration is '
-          "an assistant's; check its messages"
+        f'{where} must have a live label: no token of the demonstration is '
+        "an assistant's; check its messages"
       )
     first = min(int(np.argmax(part.sampled)) for part in parts)
     if first >= self._max_tokens:
       raise ValueError(
-          f'{where} must have a prompt below batch.row_tokens='
-          f'{self._max_tokens}: got {first} tokens; raise row_tokens, or '
-          'shorten the prompt'
+        f'{where} must have a prompt below batch.row_tokens='
+        f'{self._max_tokens}: got {first} tokens; raise row_tokens, or '
+        'shorten the prompt'
       )
     longest = max(len(part) for part in parts)
     if longest > self._max_tokens and self._cfg.too_long == 'error':
       raise ValueError(
-          f'{where} must fit into batch.row_tokens={self._max_tokens}: got '
-          f'{longest} tokens; raise row_tokens, or set the sampler\'s too_long '
-          "to 'truncate'"
+        f'{where} must fit into batch.row_tokens={self._max_tokens}: got '
+        f"{longest} tokens; raise row_tokens, or set the sampler's too_long "
+        "to 'truncate'"
       )
 
 
 def _sample(
-    task: types.Task, rendered: chat.Rendered, max_tokens: int
+  task: types.Task, rendered: chat.Rendered, max_tokens: int
 ) -> types.Sample:
   n = min(len(rendered), max_tokens)
   return types.Sample(
-      env=task.env,
-      row=task.id,
-      ids=rendered.ids[:n],
-      mask=rendered.sampled[:n],
-      roles=rendered.roles[:n],
-      is_content=rendered.is_content[:n],
-      sampler_logprobs=np.zeros(n, np.float32),
-      temperatures=np.ones(n, np.float32),
-      versions=np.full(n, -1, np.int32),
-      message_ids=rendered.messages[:n],
-      task=task,
+    env=task.env,
+    row=task.id,
+    ids=rendered.ids[:n],
+    mask=rendered.sampled[:n],
+    roles=rendered.roles[:n],
+    is_content=rendered.is_content[:n],
+    sampler_logprobs=np.zeros(n, np.float32),
+    temperatures=np.ones(n, np.float32),
+    versions=np.full(n, -1, np.int32),
+    message_ids=rendered.messages[:n],
+    task=task,
   )

@@ -33,7 +33,7 @@ class Transcript:
   """The conversation of one episode, from its prompt on."""
 
   def __init__(
-      self, renderer: chat.Renderer, keep_exchanges: int | None = None
+    self, renderer: chat.Renderer, keep_exchanges: int | None = None
   ):
     """Args: keep_exchanges: that the policy sees, at least 1; None = all."""
     self._renderer, self._keep = renderer, keep_exchanges
@@ -73,19 +73,21 @@ class Transcript:
     if kept == shown:
       with contextlib.suppress(chat.Rewritten):
         after = self._renderer.extend(
-            part.rendered, tuple(everything[i] for i in part.shown), messages,
-            add_generation_prompt=True,
-        )  # fmt: skip
+          part.rendered,
+          tuple(everything[i] for i in part.shown),
+          messages,
+          add_generation_prompt=True,
+        )
     if after is not None:
       start = len(part.rendered)
       assert np.array_equal(after.ids[:start], part.rendered.ids), (
-          'the ids that the engine holds must be a prefix of those that follow'
+        'the ids that the engine holds must be a prefix of those that follow'
       )
       part.rendered, part.shown, new = after, shown, len(after) - start
     else:
       start, old = 0, len(kept) - len(messages)
       after = self._renderer.render(
-          [everything[i] for i in kept], add_generation_prompt=True
+        [everything[i] for i in kept], add_generation_prompt=True
       )
       self._parts.append(_Part(after, kept))
       new = int(((after.messages < 0) | (after.messages >= old)).sum())
@@ -126,17 +128,17 @@ class Transcript:
   def turns(self) -> tuple[types.Turn, ...]:
     """Returns the policy's turns, each of which has had its credit."""
     places = [
-        (sample, start, len(turn.ids))
-        for sample, part in enumerate(self._spoken)
-        for start, turn in part.turns
+      (sample, start, len(turn.ids))
+      for sample, part in enumerate(self._spoken)
+      for start, turn in part.turns
     ]
     return tuple(
-        types.Turn(*place, *credit)
-        for place, credit in zip(places, self._credits, strict=True)
+      types.Turn(*place, *credit)
+      for place, credit in zip(places, self._credits, strict=True)
     )
 
   def samples(
-      self, task: types.Task, temperature: float
+    self, task: types.Task, temperature: float
   ) -> tuple[types.Sample, ...]:
     """Returns the tokens up to the last one that the policy sampled.
 
@@ -163,7 +165,7 @@ class _Part:
   shown: tuple[int, ...]  # which of the conversation's messages it renders
   # (first token, turn) of the policy.
   turns: list[tuple[int, requests.Completion]] = dataclasses.field(
-      default_factory=list
+    default_factory=list
   )
 
   def sample(self, task: types.Task, temperature: float) -> types.Sample:
@@ -179,17 +181,17 @@ class _Part:
     messages = self.rendered.messages[:n]
     places = np.array(self.shown, np.int32)
     return types.Sample(
-        env=task.env,
-        row=task.id,
-        ids=self.rendered.ids[:n],
-        # Not the renderer's `sampled`: an assistant turn that came with the
-        # prompt, or from the environment, was sampled by nobody.
-        mask=mask,
-        roles=self.rendered.roles[:n],
-        is_content=self.rendered.is_content[:n],
-        sampler_logprobs=logprobs,
-        temperatures=np.where(mask, temperature, 1).astype(np.float32),
-        versions=versions,
-        message_ids=np.where(messages < 0, messages, places[messages]),
-        task=task,
+      env=task.env,
+      row=task.id,
+      ids=self.rendered.ids[:n],
+      # Not the renderer's `sampled`: an assistant turn that came with the
+      # prompt, or from the environment, was sampled by nobody.
+      mask=mask,
+      roles=self.rendered.roles[:n],
+      is_content=self.rendered.is_content[:n],
+      sampler_logprobs=logprobs,
+      temperatures=np.where(mask, temperature, 1).astype(np.float32),
+      versions=versions,
+      message_ids=np.where(messages < 0, messages, places[messages]),
+      task=task,
     )

@@ -40,22 +40,30 @@ class OpenEnv:
 
   def __post_init__(self):
     base.require(
-        not self.url.startswith(('http://', 'https://')), 'url',
-        'be a WebSocket', self.url,
-        'over HTTP every reset and step makes an environment of its own, so '
-        'that no episode has a second step; try ws://HOST:PORT/ws',
+      not self.url.startswith(('http://', 'https://')),
+      'url',
+      'be a WebSocket',
+      self.url,
+      'over HTTP every reset and step makes an environment of its own, so '
+      'that no episode has a second step; try ws://HOST:PORT/ws',
     )
     base.require(
-        self.url.startswith(('ws://', 'wss://')), 'url',
-        'be ws://HOST:PORT/ws or wss://', self.url,
+      self.url.startswith(('ws://', 'wss://')),
+      'url',
+      'be ws://HOST:PORT/ws or wss://',
+      self.url,
     )
     for field in ('observation_field', 'action_field'):
       base.require(
-          getattr(self, field) != '', field, 'be None or name a field', ''
+        getattr(self, field) != '', field, 'be None or name a field', ''
       )
     base.require_positive(
-        self, 'max_turns', 'train_tasks', 'eval_tasks', 'connect_timeout',
-        'message_timeout',
+      self,
+      'max_turns',
+      'train_tasks',
+      'eval_tasks',
+      'connect_timeout',
+      'message_timeout',
     )
     for field in ('train_tasks', 'eval_tasks'):
       count = getattr(self, field)
@@ -92,11 +100,13 @@ class Trl:
     base.require_import_path(self, 'factory')
     for field in ('path', 'eval_path'):
       base.require(
-          getattr(self, field) != '', field, 'be None or name a file', ''
+        getattr(self, field) != '', field, 'be None or name a file', ''
       )
     base.require(
-        self.path is not None or self.eval_path is None, 'eval_path',
-        'be None where path is None: the rows are empty', self.eval_path,
+      self.path is not None or self.eval_path is None,
+      'eval_path',
+      'be None where path is None: the rows are empty',
+      self.eval_path,
     )
     base.require_positive(self, 'max_turns', 'train_tasks', 'eval_tasks')
 

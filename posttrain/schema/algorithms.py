@@ -58,9 +58,11 @@ class Linear:
 def _require_weights(node, *fields: str) -> None:
   base.require_non_negative(node, *fields)
   base.require(
-      any(getattr(node, field) for field in fields), fields[0],
-      'be > 0, or another of the weights', 0.0,
-      'a penalty without a price does nothing; set length_penalty to None',
+    any(getattr(node, field) for field in fields),
+    fields[0],
+    'be > 0, or another of the weights',
+    0.0,
+    'a penalty without a price does nothing; set length_penalty to None',
   )
 
 
@@ -81,9 +83,11 @@ class _PolicyGradient:
     base.require_non_negative(self, 'kl_beta')
     references.require(self, 'reference')
     base.require(
-        self.kl_beta > 0 or self.reference == 'init', 'reference',
-        "be left at 'init'", self.reference,
-        'nothing reads it where kl_beta is 0',
+      self.kl_beta > 0 or self.reference == 'init',
+      'reference',
+      "be left at 'init'",
+      self.reference,
+      'nothing reads it where kl_beta is 0',
     )
 
 
@@ -173,8 +177,11 @@ class EchoFilter:
     if self.import_path is not None:
       base.require_import_path(self, 'import_path')
     base.require(
-        self.import_path is not None or not self.kwargs, 'kwargs',
-        'be left empty', self.kwargs, 'nothing reads it without import_path',
+      self.import_path is not None or not self.kwargs,
+      'kwargs',
+      'be left empty',
+      self.kwargs,
+      'nothing reads it without import_path',
     )
 
 
@@ -190,7 +197,7 @@ class Echo(_PolicyGradient):
   length_penalty: Efficiency | Linear | None = None
   # Role -> how much of what it says is learned. Setting it replaces the table.
   roles: dict[str, EchoRole] = dataclasses.field(
-      default_factory=lambda: {'tool': EchoRole()}
+    default_factory=lambda: {'tool': EchoRole()}
   )
   # Only tool messages of these names; empty = of all.
   tools: tuple[str, ...] = ()
@@ -201,14 +208,20 @@ class Echo(_PolicyGradient):
     super().__post_init__()
     base.require_choice(self, 'scale_rewards', ('none', 'group', 'batch'))
     base.require(
-        bool(self.roles), 'roles', f'enable one of {ROLES} at least',
-        self.roles, 'without any, this is grpo',
+      bool(self.roles),
+      'roles',
+      f'enable one of {ROLES} at least',
+      self.roles,
+      'without any, this is grpo',
     )
     for role in self.roles:
       base.require(role in ROLES, 'roles', f'name roles of {ROLES}', role)
     base.require(
-        not self.tools or 'tool' in self.roles, 'tools', 'be left empty',
-        self.tools, "roles has no 'tool' to choose from",
+      not self.tools or 'tool' in self.roles,
+      'tools',
+      'be left empty',
+      self.tools,
+      "roles has no 'tool' to choose from",
     )
 
 
@@ -224,13 +237,19 @@ class Opd:
 
   def __post_init__(self):
     base.require(
-        self.reference != '', 'reference', 'name a teacher', self.reference,
-        "'stage:NAME', a path or an endpoint",
+      self.reference != '',
+      'reference',
+      'name a teacher',
+      self.reference,
+      "'stage:NAME', a path or an endpoint",
     )
     references.require(self, 'reference')
     base.require(
-        self.reference != 'policy', 'reference', 'be another model',
-        self.reference, 'the KL of the policy to itself is 0',
+      self.reference != 'policy',
+      'reference',
+      'be another model',
+      self.reference,
+      'the KL of the policy to itself is 0',
     )
 
 
@@ -247,8 +266,8 @@ class Opsd:
   demonstration: str = 'demonstration'
   # How it is told, with {demonstration} once.
   template: str = (
-      'For this conversation you have been shown how it is done well:\n'
-      '<demonstration>\n{demonstration}\n</demonstration>'
+    'For this conversation you have been shown how it is done well:\n'
+    '<demonstration>\n{demonstration}\n</demonstration>'
   )
   # Who tells it: 'system' or 'user', for templates that know no system.
   role: str = 'system'
@@ -257,18 +276,20 @@ class Opsd:
     references.require(self, 'reference')
     known = self.demonstration in ('demonstration', 'answer')
     base.require(
-        known or ':' in self.demonstration
-        or self.demonstration[:5] == 'info.' != self.demonstration,
-        'demonstration', "be 'demonstration', 'answer', 'info.KEY' or "
-        "'package.module:function'", self.demonstration,
+      known
+      or ':' in self.demonstration
+      or self.demonstration[:5] == 'info.' != self.demonstration,
+      'demonstration',
+      "be 'demonstration', 'answer', 'info.KEY' or 'package.module:function'",
+      self.demonstration,
     )
     base.require(
-        self.template.count(PLACE) == 1, 'template', f'hold {PLACE} once',
-        self.template,
+      self.template.count(PLACE) == 1,
+      'template',
+      f'hold {PLACE} once',
+      self.template,
     )
     base.require_choice(self, 'role', ('system', 'user'))
 
 
-Algorithm = (
-    Sft | Grpo | MaxRl | Rloo | Reward | Custom | Echo | Opd | Opsd
-)
+Algorithm = Sft | Grpo | MaxRl | Rloo | Reward | Custom | Echo | Opd | Opsd

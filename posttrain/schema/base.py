@@ -50,6 +50,8 @@ def require_import_path(node, field: str) -> None:
   value = getattr(node, field)
   module, _, name = value.partition(':')
   require(
-      bool(module and name), field,
-      "be an import path 'package.module:function'", value,
+    bool(module and name),
+    field,
+    "be an import path 'package.module:function'",
+    value,
   )

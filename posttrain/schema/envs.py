@@ -36,32 +36,43 @@ class Arithmetic:
 
   def __post_init__(self):
     base.require(
-        self.ops and all(op in ('+', '-', 'x') for op in self.ops)
-        and len(set(self.ops)) == len(self.ops),
-        'ops', "hold one or more of '+', '-', 'x', each once", self.ops,
+      self.ops
+      and all(op in ('+', '-', 'x') for op in self.ops)
+      and len(set(self.ops)) == len(self.ops),
+      'ops',
+      "hold one or more of '+', '-', 'x', each once",
+      self.ops,
     )
     base.require(
-        1 <= self.max_operand <= 999, 'max_operand', 'be in [1, 999]',
-        self.max_operand,
+      1 <= self.max_operand <= 999,
+      'max_operand',
+      'be in [1, 999]',
+      self.max_operand,
     )
     base.require(
-        1 <= self.max_factor <= 99, 'max_factor', 'be in [1, 99]',
-        self.max_factor,
+      1 <= self.max_factor <= 99,
+      'max_factor',
+      'be in [1, 99]',
+      self.max_factor,
     )
     for of in ('operand', 'factor'):
       smallest = getattr(self, f'min_{of}')
       largest = getattr(self, f'max_{of}')
       base.require(
-          0 <= smallest <= largest, f'min_{of}',
-          f'be in [0, max_{of}={largest}]', smallest,
+        0 <= smallest <= largest,
+        f'min_{of}',
+        f'be in [0, max_{of}={largest}]',
+        smallest,
       )
     base.require(
-        0 <= self.mistakes <= 1, 'mistakes', 'be in [0, 1]', self.mistakes
+      0 <= self.mistakes <= 1, 'mistakes', 'be in [0, 1]', self.mistakes
     )
     base.require_positive(self, 'train_tasks', 'eval_tasks')
     base.require(
-        self.hint.count('{demonstration}') == bool(self.hint), 'hint',
-        "be '' or hold {demonstration} once", self.hint,
+      self.hint.count('{demonstration}') == bool(self.hint),
+      'hint',
+      "be '' or hold {demonstration} once",
+      self.hint,
     )
 
 
@@ -77,7 +88,7 @@ class Gsm8k:
   eval_path: str | None = None
   # What the prompt says after the question; '' = nothing.
   instruction: str = (
-      'Reason step by step, and put the final answer in \\boxed{}.'
+    'Reason step by step, and put the final answer in \\boxed{}.'
   )
   # An answer without a box and without `#### N` is the last result that was
   # said, unless the turn was cut off; otherwise it is none.
@@ -86,8 +97,10 @@ class Gsm8k:
   def __post_init__(self):
     base.require(bool(self.path), 'path', 'name a file', self.path)
     base.require(
-        self.eval_path != '', 'eval_path', 'be None or name a file',
-        self.eval_path,
+      self.eval_path != '',
+      'eval_path',
+      'be None or name a file',
+      self.eval_path,
     )
 
 
@@ -125,17 +138,24 @@ class ReverseText:
 
   def __post_init__(self):
     base.require(
-        1 <= self.max_length <= 64, 'max_length', 'be in [1, 64]',
-        self.max_length,
+      1 <= self.max_length <= 64,
+      'max_length',
+      'be in [1, 64]',
+      self.max_length,
     )
     base.require(
-        1 <= self.min_length <= self.max_length, 'min_length',
-        f'be in [1, max_length={self.max_length}]', self.min_length,
+      1 <= self.min_length <= self.max_length,
+      'min_length',
+      f'be in [1, max_length={self.max_length}]',
+      self.min_length,
     )
     base.require(
-        self.alphabet and all('a' <= letter <= 'z' for letter in self.alphabet)
-        and len(set(self.alphabet)) == len(self.alphabet),
-        'alphabet', 'hold letters of a to z, each once', self.alphabet,
+      self.alphabet
+      and all('a' <= letter <= 'z' for letter in self.alphabet)
+      and len(set(self.alphabet)) == len(self.alphabet),
+      'alphabet',
+      'hold letters of a to z, each once',
+      self.alphabet,
     )
     base.require_positive(self, 'train_tasks', 'eval_tasks')
 

@@ -12,8 +12,10 @@ _MAX_LOG_RATIO = 80.0  # exp of it is still far from float32's largest number
 def _require_log_ratio(node) -> None:
   value = node.max_log_ratio
   base.require(
-      0 < value <= _MAX_LOG_RATIO, 'max_log_ratio',
-      f'be in (0, {_MAX_LOG_RATIO:g}]', value,
+    0 < value <= _MAX_LOG_RATIO,
+    'max_log_ratio',
+    f'be in (0, {_MAX_LOG_RATIO:g}]',
+    value,
   )
 
 
@@ -23,8 +25,11 @@ def _require_defaults(node, fields: tuple[str, ...], why: str) -> None:
   for field in fields:
     value, default = getattr(node, field), defaults[field]
     base.require(
-        value == default, field, f'be left at {default!r}', value,
-        f'nothing reads it where {why}',
+      value == default,
+      field,
+      f'be left at {default!r}',
+      value,
+      f'nothing reads it where {why}',
     )
 
 
@@ -58,50 +63,60 @@ class _Rl:
   _bounds = ()  # fields of a type that a ratio of 1 never meets
 
   def __post_init__(self):
+    base.require_choice(self, 'aggregation', ('token', 'sequence', 'constant'))
     base.require_choice(
-        self, 'aggregation', ('token', 'sequence', 'constant')
-    )
-    base.require_choice(self, 'sampler_is_mode', (
-        'none', 'token_truncate', 'token_mask', 'sequence_truncate',
+      self,
+      'sampler_is_mode',
+      (
+        'none',
+        'token_truncate',
+        'token_mask',
+        'sequence_truncate',
         'sequence_mask',
-    ))  # fmt: skip
+      ),
+    )
     base.require_choice(self, 'sampler_is_norm', ('sum', 'mean'))
     base.require_non_negative(self, 'entropy_coef')
     base.require_positive(self, 'sampler_is_clip_max')
     _require_log_ratio(self)
     low, high = self.sampler_is_clip_min, self.sampler_is_clip_max
     base.require(
-        low is None or 0 <= low < high, 'sampler_is_clip_min',
-        f'be None or in [0, sampler_is_clip_max={high})', low,
+      low is None or 0 <= low < high,
+      'sampler_is_clip_min',
+      f'be None or in [0, sampler_is_clip_max={high})',
+      low,
     )
     self._check_unread()
 
   def _check_unread(self):
     if self.aggregation == 'constant':
       base.require(
-          self.constant_tokens is not None and self.constant_tokens > 0,
-          'constant_tokens', "be > 0 where aggregation is 'constant'",
-          self.constant_tokens,
+        self.constant_tokens is not None and self.constant_tokens > 0,
+        'constant_tokens',
+        "be > 0 where aggregation is 'constant'",
+        self.constant_tokens,
       )
     else:
       _require_defaults(
-          self, ('constant_tokens',), "aggregation is not 'constant'"
+        self, ('constant_tokens',), "aggregation is not 'constant'"
       )
     mode = self.sampler_is_mode
     if mode == 'none':
       names = ('clip_min', 'clip_max')
       _require_defaults(
-          self, tuple(f'sampler_is_{name}' for name in names),
-          "sampler_is_mode is 'none'",
+        self,
+        tuple(f'sampler_is_{name}' for name in names),
+        "sampler_is_mode is 'none'",
       )
     else:
       _require_defaults(
-          self, self._bounds,
-          f"sampler_is_mode is {mode!r}: the loss's own ratio is 1",
+        self,
+        self._bounds,
+        f"sampler_is_mode is {mode!r}: the loss's own ratio is 1",
       )
     if not mode.startswith('sequence'):
       _require_defaults(
-          self, ('sampler_is_norm',), f'sampler_is_mode is {mode!r}'
+        self, ('sampler_is_norm',), f'sampler_is_mode is {mode!r}'
       )
 
 
@@ -167,8 +182,10 @@ class Clip(_Rl):
   def __post_init__(self):
     base.require_non_negative(self, 'low', 'high')
     base.require(
-        self.delta is None or 1 + self.high < self.delta < math.inf, 'delta',
-        f'be None or > 1 + high={1 + self.high:g}', self.delta,
+      self.delta is None or 1 + self.high < self.delta < math.inf,
+      'delta',
+      f'be None or > 1 + high={1 + self.high:g}',
+      self.delta,
     )
     super().__post_init__()
 

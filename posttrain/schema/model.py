@@ -28,12 +28,13 @@ class RopeScaling:
   def __post_init__(self):
     base.require_choice(self, 'kind', ('none', 'linear', 'llama3'))
     base.require_positive(
-        self, 'factor', 'original_length', 'low_frequency', 'high_frequency'
+      self, 'factor', 'original_length', 'low_frequency', 'high_frequency'
     )
     base.require(
-        self.kind != 'llama3' or self.low_frequency < self.high_frequency,
-        'high_frequency', f'exceed low_frequency={self.low_frequency}',
-        self.high_frequency,
+      self.kind != 'llama3' or self.low_frequency < self.high_frequency,
+      'high_frequency',
+      f'exceed low_frequency={self.low_frequency}',
+      self.high_frequency,
     )
 
 
@@ -96,34 +97,54 @@ class Model:
 
   def __post_init__(self):
     base.require_positive(
-        self, 'layers', 'embed_dim', 'heads', 'kv_heads', 'head_dim',
-        'mlp_dim', 'rope_theta', 'norm_eps',
+      self,
+      'layers',
+      'embed_dim',
+      'heads',
+      'kv_heads',
+      'head_dim',
+      'mlp_dim',
+      'rope_theta',
+      'norm_eps',
     )
     base.require(
-        self.vocab_size is None or self.vocab_size > 1,
-        'vocab_size', 'be None or > 1', self.vocab_size,
+      self.vocab_size is None or self.vocab_size > 1,
+      'vocab_size',
+      'be None or > 1',
+      self.vocab_size,
     )
     base.require(
-        self.heads % self.kv_heads == 0, 'kv_heads',
-        f'divide heads={self.heads}', self.kv_heads,
+      self.heads % self.kv_heads == 0,
+      'kv_heads',
+      f'divide heads={self.heads}',
+      self.kv_heads,
     )
     base.require(
-        self.head_dim % 2 == 0, 'head_dim', 'be even (RoPE turns pairs)',
-        self.head_dim,
+      self.head_dim % 2 == 0,
+      'head_dim',
+      'be even (RoPE turns pairs)',
+      self.head_dim,
     )
     for name in (
-        'window', 'local_rope_theta', 'query_scale', 'attention_softcap',
-        'logit_softcap',
-    ):  # fmt: skip
+      'window',
+      'local_rope_theta',
+      'query_scale',
+      'attention_softcap',
+      'logit_softcap',
+    ):
       value = getattr(self, name)
       base.require(value is None or value > 0, name, 'be None or > 0', value)
     base.require(
-        all(0 <= layer < self.layers for layer in self.local_layers),
-        'local_layers', f'be in [0, layers={self.layers})', self.local_layers,
+      all(0 <= layer < self.layers for layer in self.local_layers),
+      'local_layers',
+      f'be in [0, layers={self.layers})',
+      self.local_layers,
     )
     base.require(
-        bool(self.local_layers) == (self.window is not None),
-        'window', 'be given with local_layers, and only then', self.window,
+      bool(self.local_layers) == (self.window is not None),
+      'window',
+      'be given with local_layers, and only then',
+      self.window,
     )
     base.require_choice(self, 'activation', ('silu', 'gelu'))
     base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
@@ -139,20 +160,36 @@ class Model:
 
 # `--config.model=NAME` replaces the whole node by one of these.
 PRESETS = {
-    'tiny': Model(
-        layers=1, embed_dim=32, heads=2, kv_heads=1, head_dim=16, mlp_dim=64
-    ),
-    'small': Model(),
-    'qwen3_0p6b': Model(
-        vocab_size=151_936, layers=28, embed_dim=1024, heads=16, kv_heads=8,
-        head_dim=128, mlp_dim=3072, rope_theta=1e6, qk_norm=True,
-        dtype='bfloat16', remat='block',
-    ),
-    'qwen3_1p7b': Model(
-        vocab_size=151_936, layers=28, embed_dim=2048, heads=16, kv_heads=8,
-        head_dim=128, mlp_dim=6144, rope_theta=1e6, qk_norm=True,
-        dtype='bfloat16', remat='block',
-    ),
+  'tiny': Model(
+    layers=1, embed_dim=32, heads=2, kv_heads=1, head_dim=16, mlp_dim=64
+  ),
+  'small': Model(),
+  'qwen3_0p6b': Model(
+    vocab_size=151_936,
+    layers=28,
+    embed_dim=1024,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    mlp_dim=3072,
+    rope_theta=1e6,
+    qk_norm=True,
+    dtype='bfloat16',
+    remat='block',
+  ),
+  'qwen3_1p7b': Model(
+    vocab_size=151_936,
+    layers=28,
+    embed_dim=2048,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    mlp_dim=6144,
+    rope_theta=1e6,
+    qk_norm=True,
+    dtype='bfloat16',
+    remat='block',
+  ),
 }
 
 
@@ -185,7 +222,8 @@ class Tokenizer:
     except (ValueError, TypeError, AttributeError):
       ok = False
     base.require(
-        ok, 'template_variables',
-        'be a JSON object, whose "today" is a date such as "2025-01-31"',
-        self.template_variables,
+      ok,
+      'template_variables',
+      'be a JSON object, whose "today" is a date such as "2025-01-31"',
+      self.template_variables,
     )

@@ -42,11 +42,15 @@ class Optim:
       value = getattr(self, field)
       base.require(0 <= value < 1, field, 'be in [0, 1)', value)
     base.require(
-        0 <= self.final_lr_fraction <= 1, 'final_lr_fraction', 'be in [0, 1]',
-        self.final_lr_fraction,
+      0 <= self.final_lr_fraction <= 1,
+      'final_lr_fraction',
+      'be in [0, 1]',
+      self.final_lr_fraction,
     )
     base.require_regex(self, 'no_decay')
     base.require(
-        self.average is None or 0 < self.average < 1, 'average',
-        'be None or in (0, 1)', self.average,
+      self.average is None or 0 < self.average < 1,
+      'average',
+      'be None or in (0, 1)',
+      self.average,
     )

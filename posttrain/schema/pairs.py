@@ -33,14 +33,16 @@ class MadePairs:
 
   def __post_init__(self):
     base.require_positive(
-        self, 'prompts', 'temperature', 'max_tokens', 'per_prompt'
+      self, 'prompts', 'temperature', 'max_tokens', 'per_prompt'
     )
     base.require(
-        self.eval_prompts is None or self.eval_prompts > 0, 'eval_prompts',
-        'be > 0 or None', self.eval_prompts,
+      self.eval_prompts is None or self.eval_prompts > 0,
+      'eval_prompts',
+      'be > 0 or None',
+      self.eval_prompts,
     )
     base.require(
-        2 <= self.samples <= 1000, 'samples', 'be in [2, 1000]', self.samples
+      2 <= self.samples <= 1000, 'samples', 'be in [2, 1000]', self.samples
     )
     _require_fraction(self, 'eval_prompts')
 
@@ -69,14 +71,18 @@ class PairFile:
 def _require_fraction(node: 'Pairs', instead: str) -> None:
   """Checks the share, which nothing reads where `instead` is set."""
   base.require(
-      0 <= node.eval_fraction < 1, 'eval_fraction', 'be in [0, 1)',
-      node.eval_fraction,
+    0 <= node.eval_fraction < 1,
+    'eval_fraction',
+    'be in [0, 1)',
+    node.eval_fraction,
   )
   default = type(node).eval_fraction
   base.require(
-      node.eval_fraction == default or getattr(node, instead) is None,
-      'eval_fraction', f'be left at {default!r}', node.eval_fraction,
-      f'nothing reads it where {instead} is set',
+    node.eval_fraction == default or getattr(node, instead) is None,
+    'eval_fraction',
+    f'be left at {default!r}',
+    node.eval_fraction,
+    f'nothing reads it where {instead} is set',
   )
 
 

@@ -21,8 +21,10 @@ class Sigmoid:
     references.require_frozen(self, 'reference')
     base.require_positive(self, 'beta')
     base.require(
-        0 <= self.label_smoothing < 0.5, 'label_smoothing', 'be in [0, 0.5)',
-        self.label_smoothing,
+      0 <= self.label_smoothing < 0.5,
+      'label_smoothing',
+      'be in [0, 0.5)',
+      self.label_smoothing,
     )
 
 
@@ -87,7 +89,7 @@ class Kto:
   def __post_init__(self):
     references.require_frozen(self, 'reference')
     base.require_positive(
-        self, 'beta', 'desirable_weight', 'undesirable_weight'
+      self, 'beta', 'desirable_weight', 'undesirable_weight'
     )
 
 

@@ -33,9 +33,11 @@ class Endpoint:
   def __post_init__(self):
     base.require(bool(self.name), 'name', 'name a model', self.name)
     base.require(
-        re.match(r'https?://[^/]', self.base_url) is not None, 'base_url',
-        "begin with 'http://' or 'https://' and a host", self.base_url,
-        'a model behind a server needs the address of its API',
+      re.match(r'https?://[^/]', self.base_url) is not None,
+      'base_url',
+      "begin with 'http://' or 'https://' and a host",
+      self.base_url,
+      'a model behind a server needs the address of its API',
     )
     base.require_positive(self, 'timeout', 'tries', 'concurrency')
 
@@ -69,16 +71,20 @@ def require(node, field: str) -> None:
   if isinstance(value, Endpoint):
     return
   base.require(
-      not value.startswith(('http://', 'https://')), field,
-      'be a node, where a server answers for the model', value,
-      '{"type": "endpoint", "name": ..., "base_url": ...}',
+    not value.startswith(('http://', 'https://')),
+    field,
+    'be a node, where a server answers for the model',
+    value,
+    '{"type": "endpoint", "name": ..., "base_url": ...}',
   )
   kind = value.partition(':')[0]
   base.require(
-      value not in ('', 'random', 'stage:')
-      and (kind not in _LATE or late(value) is not None),
-      field, "be 'init', 'policy', 'ema:0.99', 'snapshot:50', 'stage:NAME', a "
-      'path or an endpoint', value,
+    value not in ('', 'random', 'stage:')
+    and (kind not in _LATE or late(value) is not None),
+    field,
+    "be 'init', 'policy', 'ema:0.99', 'snapshot:50', 'stage:NAME', a "
+    'path or an endpoint',
+    value,
   )
 
 
@@ -87,6 +93,9 @@ def require_frozen(node, field: str) -> None:
   require(node, field)
   value = getattr(node, field)
   base.require(
-      value != 'policy' and late(value) is None, field, 'be frozen', value,
-      "'init', 'stage:NAME', a path and an endpoint are",
+    value != 'policy' and late(value) is None,
+    field,
+    'be frozen',
+    value,
+    "'init', 'stage:NAME', a path and an endpoint are",
   )

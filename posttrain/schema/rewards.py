@@ -36,8 +36,10 @@ class RewardFn:
 
   def __post_init__(self):
     base.require(
-        math.isfinite(self.weight) and self.weight != 0, 'weight',
-        'be finite and not 0', self.weight,
+      math.isfinite(self.weight) and self.weight != 0,
+      'weight',
+      'be finite and not 0',
+      self.weight,
     )
     if self.fn is not None:
       base.require_import_path(self, 'fn')
@@ -45,7 +47,7 @@ class RewardFn:
       base.require(self.fn is None, 'fn', 'be left out beside model', self.fn)
       references.require_frozen(self, 'model')
       base.require(
-          self.model != 'init', 'model', "be 'stage:NAME' or a path", self.model
+        self.model != 'init', 'model', "be 'stage:NAME' or a path", self.model
       )
     base.require_positive(self, 'timeout')
     base.require_non_negative(self, 'max_faults')
@@ -55,8 +57,11 @@ class RewardFn:
     for field in unread:
       value = getattr(self, field)
       base.require(
-          value == getattr(RewardFn, field, {}), field, 'be left out', value,
-          'nothing reads it without fn',
+        value == getattr(RewardFn, field, {}),
+        field,
+        'be left out',
+        value,
+        'nothing reads it without fn',
       )
     if self.judge is not None:
       references.require_frozen(self, 'judge')

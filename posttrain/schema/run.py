@@ -22,7 +22,7 @@ class Mesh:
     for field, size in zip(('data', 'fsdp', 'tensor'), sizes, strict=True):
       base.require(size == -1 or size > 0, field, 'be -1 or > 0', size)
     base.require(
-        sizes.count(-1) <= 1, 'data', 'be -1 on one axis at most', sizes
+      sizes.count(-1) <= 1, 'data', 'be -1 on one axis at most', sizes
     )
 
 
@@ -40,8 +40,10 @@ class Checkpoint:
   def __post_init__(self):
     base.require_positive(self, 'every', 'keep_last')
     base.require(
-        self.keep_every is None or self.keep_every > 0, 'keep_every',
-        'be None or > 0', self.keep_every,
+      self.keep_every is None or self.keep_every > 0,
+      'keep_every',
+      'be None or > 0',
+      self.keep_every,
     )
 
 
@@ -59,8 +61,10 @@ class Metrics:
 
   def __post_init__(self):
     base.require(
-        self.export_tokens is None or self.export_tokens > 0, 'export_tokens',
-        'be None or > 0', self.export_tokens,
+      self.export_tokens is None or self.export_tokens > 0,
+      'export_tokens',
+      'be None or > 0',
+      self.export_tokens,
     )
 
 

@@ -9,9 +9,7 @@ def require_budgets(node) -> None:
   """Refuses budgets of an episode that leave it nothing."""
   for field in ('max_episode_tokens', 'keep_exchanges'):
     value = getattr(node, field)
-    base.require(
-        value is None or value > 0, field, 'be None or > 0', value
-    )
+    base.require(value is None or value > 0, field, 'be None or > 0', value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +76,11 @@ class Frozen:
 
   def __post_init__(self):
     base.require(
-        self.model != '', 'model', 'name a model', self.model,
-        "'stage:NAME', a path or an endpoint",
+      self.model != '',
+      'model',
+      'name a model',
+      self.model,
+      "'stage:NAME', a path or an endpoint",
     )
     references.require_frozen(self, 'model')
     base.require_positive(self, 'max_tokens')

@@ -50,10 +50,10 @@ class SqlFiles:
   def __post_init__(self):
     for field in ('questions', 'databases'):
       base.require(
-          bool(getattr(self, field)), field, 'name a path', getattr(self, field)
+        bool(getattr(self, field)), field, 'name a path', getattr(self, field)
       )
     base.require(
-        0 <= self.eval_share < 1, 'eval_share', 'be in [0, 1)', self.eval_share
+      0 <= self.eval_share < 1, 'eval_share', 'be in [0, 1)', self.eval_share
     )
     base.require_positive(self, 'query_steps')
 
@@ -122,12 +122,15 @@ class Sql:
 
   def __post_init__(self):
     base.require(
-        self.difficulties and set(self.difficulties) <= set(DIFFICULTIES)
-        and len(set(self.difficulties)) == len(self.difficulties),
-        'difficulties', f'hold some of {DIFFICULTIES}, each once',
-        self.difficulties,
+      self.difficulties
+      and set(self.difficulties) <= set(DIFFICULTIES)
+      and len(set(self.difficulties)) == len(self.difficulties),
+      'difficulties',
+      f'hold some of {DIFFICULTIES}, each once',
+      self.difficulties,
     )
-    base.require(1 <= self.budget <= 100, 'budget', 'be in [1, 100]',
-                 self.budget)  # fmt: skip
+    base.require(
+      1 <= self.budget <= 100, 'budget', 'be in [1, 100]', self.budget
+    )
     base.require_choice(self, 'style', ('compact', 'verbose'))
     base.require_choice(self, 'role', ('tool', 'user'))

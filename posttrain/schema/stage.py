@@ -4,12 +4,12 @@ import dataclasses
 
 from posttrain.schema import adapters as env_adapters
 from posttrain.schema import (
-    algorithms,
-    base,
-    losses,
-    references,
-    samplers,
-    sql,
+  algorithms,
+  base,
+  losses,
+  references,
+  samplers,
+  sql,
 )
 from posttrain.schema import envs as env_types
 from posttrain.schema import lora as adapters
@@ -26,19 +26,25 @@ class EnvEntry:
   # Tasks and their grader. This and the next two are nodes with a `type`:
   # another type replaces the whole node.
   env: (
-      env_types.Arithmetic | env_types.ReverseText | env_types.AlphabetSort
-      | env_types.Gsm8k | env_types.Rows | sql.Sql | env_adapters.OpenEnv
-      | env_adapters.Trl | env_adapters.Verifiers
+    env_types.Arithmetic
+    | env_types.ReverseText
+    | env_types.AlphabetSort
+    | env_types.Gsm8k
+    | env_types.Rows
+    | sql.Sql
+    | env_adapters.OpenEnv
+    | env_adapters.Trl
+    | env_adapters.Verifiers
   ) = env_types.Arithmetic()
   # What turns rollouts into a training signal.
   algorithm: algorithms.Algorithm = algorithms.Sft()
   # Where rollouts come from.
   sampler: samplers.Dataset | samplers.Policy | samplers.Frozen = (
-      samplers.Dataset()
+    samplers.Dataset()
   )
   # Name -> what is added up to the reward; {} = the environment's own grade.
   rewards: dict[str, reward_fns.RewardFn] = dataclasses.field(
-      default_factory=dict
+    default_factory=dict
   )
   # A model that the environment grades with, where it can; None = none.
   judge: references.Reference | None = None
@@ -53,9 +59,12 @@ class EnvEntry:
     base.require_non_negative(self, 'ratio')
     for name, reward in self.rewards.items():
       base.require(
-          (reward.fn is None and reward.model is None) == (name == 'env'),
-          'rewards', "name a function, or a model, for each but 'env', the "
-          "environment's own grade", name, f'set rewards.{name}.fn',
+        (reward.fn is None and reward.model is None) == (name == 'env'),
+        'rewards',
+        "name a function, or a model, for each but 'env', the "
+        "environment's own grade",
+        name,
+        f'set rewards.{name}.fn',
       )
     if self.judge is not None:
       references.require_frozen(self, 'judge')
@@ -75,12 +84,13 @@ class Batch:
 
   def __post_init__(self):
     base.require_positive(
-        self, 'prompts_per_step', 'row_tokens', 'micro_batch_tokens'
+      self, 'prompts_per_step', 'row_tokens', 'micro_batch_tokens'
     )
     base.require(
-        self.micro_batch_tokens % self.row_tokens == 0, 'micro_batch_tokens',
-        f'be a multiple of row_tokens={self.row_tokens}',
-        self.micro_batch_tokens,
+      self.micro_batch_tokens % self.row_tokens == 0,
+      'micro_batch_tokens',
+      f'be a multiple of row_tokens={self.row_tokens}',
+      self.micro_batch_tokens,
     )
 
 
@@ -111,9 +121,14 @@ class Rollout:
 
   def __post_init__(self):
     base.require_positive(
-        self, 'slots', 'chunk', 'prefill_rows', 'prefill_tokens',
-        'env_threads', 'env_chunks',
-    )  # fmt: skip
+      self,
+      'slots',
+      'chunk',
+      'prefill_rows',
+      'prefill_tokens',
+      'env_threads',
+      'env_chunks',
+    )
     base.require_non_negative(self, 'max_errors')
 
 
@@ -150,21 +165,27 @@ class Eval:
     base.require_positive(self, 'prompts', 'max_tokens')
     samplers.require_budgets(self)
     base.require(
-        0 <= self.samples <= 1000, 'samples', 'be in [0, 1000]', self.samples
+      0 <= self.samples <= 1000, 'samples', 'be in [0, 1000]', self.samples
     )
     base.require(
-        all(1 < k <= self.samples for k in self.ks), 'ks',
-        f'hold numbers above 1, up to samples={self.samples}', self.ks,
-        'k = 1 is sampled_pass_rate',
+      all(1 < k <= self.samples for k in self.ks),
+      'ks',
+      f'hold numbers above 1, up to samples={self.samples}',
+      self.ks,
+      'k = 1 is sampled_pass_rate',
     )
     base.require(
-        all(prompt.strip() for prompt in self.suite)
-        and len(set(self.suite)) == len(self.suite), 'suite',
-        'hold prompts with text, each once', self.suite,
+      all(prompt.strip() for prompt in self.suite)
+      and len(set(self.suite)) == len(self.suite),
+      'suite',
+      'hold prompts with text, each once',
+      self.suite,
     )
     base.require(
-        self.every is None or self.every > 0, 'every', 'be None or > 0',
-        self.every,
+      self.every is None or self.every > 0,
+      'every',
+      'be None or > 0',
+      self.every,
     )
 
 
@@ -209,14 +230,17 @@ class Stage:
     if self.kind == 'tokens' or self.pairs.type == 'made':
       self._require_envs()
     base.require(
-        self.init == 'random' or self.init[:6] != 'stage:'
-        or len(self.init) > 6,
-        'init', "be 'random', 'stage:NAME' or a path", self.init,
+      self.init == 'random' or self.init[:6] != 'stage:' or len(self.init) > 6,
+      'init',
+      "be 'random', 'stage:NAME' or a path",
+      self.init,
     )
 
   def _require_envs(self):
     base.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
     base.require(
-        any(entry.ratio for entry in self.envs.values()), 'envs',
-        'hold an environment with a ratio > 0', sorted(self.envs),
+      any(entry.ratio for entry in self.envs.values()),
+      'envs',
+      'hold an environment with a ratio > 0',
+      sorted(self.envs),
     )

@@ -31,7 +31,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from posttrain import errors
+from posttrain.util import errors
 
 
 @dataclasses.dataclass
@@ -52,9 +52,13 @@ class Flags:
 
 
 _LEAST = {
-    'port': 0, 'slots': 1, 'max_model_len': 2, 'chunk': 1, 'max_queue': 0,
-    'max_body_bytes': 1,
-}  # fmt: skip
+  'port': 0,
+  'slots': 1,
+  'max_model_len': 2,
+  'chunk': 1,
+  'max_queue': 0,
+  'max_body_bytes': 1,
+}
 
 
 def parse(argv: Sequence[str]) -> Flags:
@@ -70,14 +74,14 @@ def parse(argv: Sequence[str]) -> Flags:
       setattr(flags, name, kinds[name](text))
     except ValueError:
       raise ValueError(
-          f'--{name} must be a whole number: got {text!r}'
+        f'--{name} must be a whole number: got {text!r}'
       ) from None
   if not flags.checkpoint:
     raise ValueError('--checkpoint=PATH must be given')
   for name, least in _LEAST.items():
     if getattr(flags, name) < least:
       raise ValueError(
-          f'--{name} must be at least {least}: got {getattr(flags, name)}'
+        f'--{name} must be at least {least}: got {getattr(flags, name)}'
       )
   if flags.port > 65535:
     raise ValueError(f'--port must be at most 65535: got {flags.port}')
@@ -91,8 +95,8 @@ def api_key(flags: Flags) -> str | None:
   key = os.environ.get(flags.api_key_env)
   if not key:
     raise ValueError(
-        '--api_key_env must name an environment variable that holds a key: '
-        f'got {flags.api_key_env!r}, which is not set'
+      '--api_key_env must name an environment variable that holds a key: '
+      f'got {flags.api_key_env!r}, which is not set'
     )
   return key
 
@@ -110,16 +114,16 @@ def serve(flags: Flags) -> int:
     if error.name not in ('starlette', 'uvicorn'):
       raise
     raise ValueError(
-        f'the package {error.name} must be installed to serve: got none; '
-        "pip install 'posttrain[serve]'"
+      f'the package {error.name} must be installed to serve: got none; '
+      "pip install 'posttrain[serve]'"
     ) from error
   with contextlib.closing(server.bind(flags.host, flags.port)) as listening:
     served, worker = load(flags)
     made = app.make(
-        served, worker, api_key=key, max_body_bytes=flags.max_body_bytes
+      served, worker, api_key=key, max_body_bytes=flags.max_body_bytes
     )
     print(
-        f'serving {served.name!r} at {server.address(listening)}/v1', flush=True
+      f'serving {served.name!r} at {server.address(listening)}/v1', flush=True
     )
     code = server.Server(made, worker).serve_on(listening)
   if not worker.stop(server.LEAVE):
@@ -132,22 +136,26 @@ def serve(flags: Flags) -> int:
 
 def load(flags: Flags):
   """Returns (`texts.Served`, a `worker.Worker` that has been started)."""
-  from posttrain import instrument, policies
+  from posttrain.checkpoints import policies
   from posttrain.serve import texts, worker
+  from posttrain.util import memory
 
-  instrument.keep_freed_memory()
+  memory.keep_freed_memory()
   policy = policies.load(
-      flags.checkpoint, text=False, variables=flags.template_variables
+    flags.checkpoint, text=False, variables=flags.template_variables
   )
   folder = pathlib.Path(flags.checkpoint).expanduser().resolve()
   room = flags.slots + flags.max_queue
   owner = worker.Worker(
-      policy, slots=flags.slots, capacity=flags.max_model_len,
-      chunk=flags.chunk, room=room,
+    policy,
+    slots=flags.slots,
+    capacity=flags.max_model_len,
+    chunk=flags.chunk,
+    room=room,
   )
   owner.start()
   return texts.Served(
-      policy, flags.name or folder.name, flags.max_model_len, room
+    policy, flags.name or folder.name, flags.max_model_len, room
   ), owner
 
 

@@ -28,9 +28,12 @@ Handler = Callable[[requests.Request], Awaitable[responses.Response]]
 
 
 def make(
-    served: texts.Served, worker: workers.Worker, *, api_key: str | None,
-    max_body_bytes: int,
-) -> applications.Starlette:  # fmt: skip
+  served: texts.Served,
+  worker: workers.Worker,
+  *,
+  api_key: str | None,
+  max_body_bytes: int,
+) -> applications.Starlette:
   """Makes the application.
 
   Args:
@@ -41,21 +44,18 @@ def make(
   """
   routes = _Routes(served, worker, api_key, max_body_bytes)
   return applications.Starlette(
-      routes=[
-          routing.Route('/health', routes.health),
-          routing.Route('/v1/models', routes.models),
-          routing.Route(
-              '/v1/completions', routes.completions, methods=['POST']
-          ),
-          routing.Route(
-              '/v1/chat/completions', routes.chat, methods=['POST']
-          ),
-      ],
-      exception_handlers={
-          fields.Refused: _refused, exceptions.HTTPException: _no_route,
-          Exception: _failed,
-      },
-  )  # fmt: skip
+    routes=[
+      routing.Route('/health', routes.health),
+      routing.Route('/v1/models', routes.models),
+      routing.Route('/v1/completions', routes.completions, methods=['POST']),
+      routing.Route('/v1/chat/completions', routes.chat, methods=['POST']),
+    ],
+    exception_handlers={
+      fields.Refused: _refused,
+      exceptions.HTTPException: _no_route,
+      Exception: _failed,
+    },
+  )
 
 
 class _Routes:
@@ -68,21 +68,34 @@ class _Routes:
 
   async def health(self, request: requests.Request) -> responses.Response:
     over = self._worker.over
-    return _json({
+    return _json(
+      {
         'status': 'ok' if over is None else over.message,
         **self._worker.counts(),
-    }, 200 if over is None else 503)  # fmt: skip
+      },
+      200 if over is None else 503,
+    )
 
   async def models(self, request: requests.Request) -> responses.Response:
     self._check_key(request)
     policy = self._served.policy
-    return _json({'object': 'list', 'data': [{
-        'id': self._served.name, 'object': 'model', 'created': self._created,
-        'owned_by': 'posttrain', 'max_model_len': self._served.capacity,
-        'tokenizer': policy.renderer and policy.renderer.fingerprint,
-        'vocab_size': policy.model.vocab_size,
-        'version': posttrain.__version__,
-    }]})  # fmt: skip
+    return _json(
+      {
+        'object': 'list',
+        'data': [
+          {
+            'id': self._served.name,
+            'object': 'model',
+            'created': self._created,
+            'owned_by': 'posttrain',
+            'max_model_len': self._served.capacity,
+            'tokenizer': policy.renderer and policy.renderer.fingerprint,
+            'vocab_size': policy.model.vocab_size,
+            'version': posttrain.__version__,
+          }
+        ],
+      }
+    )
 
   async def completions(self, request: requests.Request):
     return await self._answer(request, chat=False)
@@ -98,11 +111,9 @@ class _Routes:
       return responses.Response(status_code=499)  # nobody reads it
     # Templates and tokenizers may take their time.
     ask = await asyncio.to_thread(
-        protocol.read, content, self._served, chat=chat
+      protocol.read, content, self._served, chat=chat
     )
-    call = calls.Call(
-        ask, self._worker, self._served.policy, self._served.name
-    )
+    call = calls.Call(ask, self._worker, self._served.policy, self._served.name)
     if ask.stream:
       return _Stream(call)
     try:
@@ -120,10 +131,11 @@ class _Routes:
     same = hmac.compare_digest(key.encode(), self._api_key.encode())
     if kind.lower() != 'bearer' or not same:
       raise fields.Refused(
-          401, "the header Authorization must be 'Bearer' and the server's "
-          f'API key: got {"another key" if key else "none"}',
-          code='invalid_api_key',
-      )  # fmt: skip
+        401,
+        "the header Authorization must be 'Bearer' and the server's "
+        f'API key: got {"another key" if key else "none"}',
+        code='invalid_api_key',
+      )
 
   async def _body(self, request: requests.Request) -> bytes:
     """Reads no more than is allowed."""
@@ -133,16 +145,18 @@ class _Routes:
       size += len(part)
       if size > self._max_body_bytes:
         raise fields.Refused(
-            413, f'the body must be of at most {self._max_body_bytes} bytes: '
-            'got more', code='request_too_large',
-        )  # fmt: skip
+          413,
+          f'the body must be of at most {self._max_body_bytes} bytes: got more',
+          code='request_too_large',
+        )
     return b''.join(parts)
 
 
 async def _unless_gone(
-    request: requests.Request, answer: Awaitable[dict[str, Any]]
+  request: requests.Request, answer: Awaitable[dict[str, Any]]
 ) -> dict[str, Any] | None:
   """Waits for an answer; None if the client hangs up before it is there."""
+
   async def hang_up():
     while (await request.receive())['type'] != 'http.disconnect':
       pass
@@ -162,9 +176,10 @@ class _Stream(responses.StreamingResponse):
 
   def __init__(self, call: calls.Call):
     super().__init__(
-        _events(call), media_type='text/event-stream',
-        headers={'Cache-Control': 'no-cache'},
-    )  # fmt: skip
+      _events(call),
+      media_type='text/event-stream',
+      headers={'Cache-Control': 'no-cache'},
+    )
     self._call = call
 
   async def __call__(self, scope, receive, send) -> None:
@@ -192,23 +207,24 @@ def _dumps(value: Any) -> str:
 
 def _json(value: Any, status: int = 200, headers=None) -> responses.Response:
   return responses.Response(
-      _dumps(value), status, headers, media_type='application/json'
+    _dumps(value), status, headers, media_type='application/json'
   )
 
 
 async def _refused(request, error: fields.Refused) -> responses.Response:
   headers = {
-      401: {'WWW-Authenticate': 'Bearer'}, 429: {'Retry-After': '1'},
-      503: {'Retry-After': '5'},
-  }.get(error.status)  # fmt: skip
+    401: {'WWW-Authenticate': 'Bearer'},
+    429: {'Retry-After': '1'},
+    503: {'Retry-After': '5'},
+  }.get(error.status)
   return _json(error.body, error.status, headers)
 
 
 async def _no_route(request, error) -> responses.Response:
   what = f'{request.method} {request.url.path}'
   must = {
-      404: 'the path must be one that is served',
-      405: 'the method must be one that the path takes',
+    404: 'the path must be one that is served',
+    405: 'the method must be one that the path takes',
   }.get(error.status_code, str(error.detail))
   refused = fields.Refused(error.status_code, f'{must}: got {what!r:.200}')
   return _json(refused.body, error.status_code, error.headers)

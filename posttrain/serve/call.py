@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import policies
+from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.serve import fields, laws, output, protocol, speech
 from posttrain.serve import worker as workers
@@ -26,9 +26,12 @@ class Call:
   """Answers one request; belongs to one event loop."""
 
   def __init__(
-      self, ask: protocol.Ask, worker: workers.Worker,
-      policy: policies.Policy, name: str,
-  ):  # fmt: skip
+    self,
+    ask: protocol.Ask,
+    worker: workers.Worker,
+    policy: policies.Policy,
+    name: str,
+  ):
     """Asks the worker.
 
     Args:
@@ -44,8 +47,8 @@ class Call:
     self._writer = output.Writer(ask, policy, name)
     self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue()
     self._said = [
-        speech.Speech(policy.text, ask.stop)
-        for _ in range(len(ask.prompts) * ask.n)
+      speech.Speech(policy.text, ask.stop)
+      for _ in range(len(ask.prompts) * ask.n)
     ]
     self._reads: list[laws.Law | None] = [None] * len(ask.prompts)
     self._tops: list[laws.Law | None] = [None] * len(self._said)
@@ -95,19 +98,28 @@ class Call:
     ask, jobs = self._ask, []
     for at, prompt in enumerate(ask.prompts):
       if ask.scores_prompt:
-        jobs.append(workers.Read(
-            self._tell, at, prompt.ids, ask.temperature,
+        jobs.append(
+          workers.Read(
+            self._tell,
+            at,
+            prompt.ids,
+            ask.temperature,
             ask.prompt_alternatives,
-        ))  # fmt: skip
+          )
+        )
       for choice in range(ask.n):
         index = at * ask.n + choice
         if not ask.max_tokens[at]:
           self._said[index].hear([], [], 'max_tokens')
           continue
         asked = requests.Request(
-            -1, prompt.ids, ask.max_tokens[at], ask.stop_ids, ask.sampling,
-            key=_key(ask.seed, prompt.ids, choice),
-        )  # fmt: skip
+          -1,
+          prompt.ids,
+          ask.max_tokens[at],
+          ask.stop_ids,
+          ask.sampling,
+          key=_key(ask.seed, prompt.ids, choice),
+        )
         watched = ask.stream or bool(ask.stop)
         jobs.append(workers.Draw(self._tell, index, asked, watched))
     return jobs
@@ -119,9 +131,11 @@ class Call:
     except workers.Full as error:
       self._pending = set()
       raise fields.Refused(
-          429, f'the server must have room for the request: got {error} under '
-          'way; try again later', code='rate_limit_exceeded',
-      ) from error  # fmt: skip
+        429,
+        f'the server must have room for the request: got {error} under '
+        'way; try again later',
+        code='rate_limit_exceeded',
+      ) from error
 
   def _tell(self, job: workers.Job, event: Any) -> None:
     """Called by the worker, in its thread."""
@@ -129,7 +143,7 @@ class Call:
       self._loop.call_soon_threadsafe(self._events.put_nowait, (job, event))
 
   async def _steps(
-      self, read: list[laws.Law | None]
+    self, read: list[laws.Law | None]
   ) -> AsyncIterator[tuple[int, str]]:
     """Yields (choice, text that is new), until all jobs are done.
 
@@ -157,15 +171,20 @@ class Call:
   async def _look_beside(self) -> None:
     """Reads the alternatives of what was drawn."""
     ask = self._ask
-    self._submit([
+    self._submit(
+      [
         workers.Read(
-            self._tell, index,
-            np.append(ask.prompts[index // ask.n].ids, one.ids).astype(
-                np.int32
-            ), ask.temperature, ask.logprobs,
+          self._tell,
+          index,
+          np.append(ask.prompts[index // ask.n].ids, one.ids).astype(np.int32),
+          ask.temperature,
+          ask.logprobs,
         )
-        for index, one in enumerate(self._said) if one.ids
-    ], more=True)  # fmt: skip
+        for index, one in enumerate(self._said)
+        if one.ids
+      ],
+      more=True,
+    )
     async for _ in self._steps(self._tops):
       pass
 

@@ -11,9 +11,12 @@ class Refused(Exception):
   """A request that is not answered, with what the client is told."""
 
   def __init__(
-      self, status: int, message: str, param: str | None = None,
-      code: str | None = None,
-  ):  # fmt: skip
+    self,
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+  ):
     """Args: status: of HTTP; param: the field; code: as OpenAI calls it."""
     super().__init__(message)
     self.status, self.param, self.code = status, param, code
@@ -22,13 +25,20 @@ class Refused(Exception):
   def body(self) -> dict[str, Any]:
     """The object that says so, in OpenAI's form."""
     kinds = {
-        401: 'authentication_error', 404: 'not_found_error',
-        429: 'rate_limit_error', 500: 'server_error', 503: 'server_error',
-    }  # fmt: skip
-    return {'error': {
-        'message': str(self), 'param': self.param, 'code': self.code,
+      401: 'authentication_error',
+      404: 'not_found_error',
+      429: 'rate_limit_error',
+      500: 'server_error',
+      503: 'server_error',
+    }
+    return {
+      'error': {
+        'message': str(self),
+        'param': self.param,
+        'code': self.code,
         'type': kinds.get(self.status, 'invalid_request_error'),
-    }}  # fmt: skip
+      }
+    }
 
 
 def wrong(name: str, must: str, got: Any, code: str | None = None) -> Refused:
@@ -46,7 +56,7 @@ def parse(content: bytes) -> dict[str, Any]:
     raise Refused(400, f'the body must be JSON: {error}') from error
   if not isinstance(body, dict):
     raise Refused(
-        400, f'the body must be a JSON object: got a {type(body).__name__}'
+      400, f'the body must be a JSON object: got a {type(body).__name__}'
     )
   return body
 
@@ -64,7 +74,7 @@ class Fields:
     return self._left.pop(name, None)
 
   def whole(
-      self, name: str, default: int | None, low: int, high: int
+    self, name: str, default: int | None, low: int, high: int
   ) -> int | None:
     """Returns a whole number between two, both included."""
     value = self.take(name)
@@ -75,7 +85,7 @@ class Fields:
     return value
 
   def number(
-      self, name: str, default: float, ok: Callable[[float], bool], must: str
+    self, name: str, default: float, ok: Callable[[float], bool], must: str
   ) -> float:
     """Returns a finite number for which `ok`; `must` says which are."""
     value = self.take(name)
@@ -121,13 +131,17 @@ class Fields:
         near = difflib.get_close_matches(name, known, 1)
         hint = f'; did you mean {near[0]!r}?' if near else ''
         raise Refused(
-            400, f'{name} must be left out: there is no such field{hint}', name,
-            'unknown_field',
-        )  # fmt: skip
+          400,
+          f'{name} must be left out: there is no such field{hint}',
+          name,
+          'unknown_field',
+        )
       allowed = neutral[name]
       if not any(type(value) is type(x) and value == x for x in allowed):
         but = f', or be {json.dumps(allowed[0])}' if allowed else ''
         raise wrong(
-            name, f'be left out{but}: this server does not support it', value,
-            'unsupported_field',
-        )  # fmt: skip
+          name,
+          f'be left out{but}: this server does not support it',
+          value,
+          'unsupported_field',
+        )

@@ -39,9 +39,12 @@ class Law:
 
 
 def read(
-    params: Any, cfg: schema.Model, sequences: Sequence[np.ndarray],
-    temperatures: Sequence[float], alternatives: int | None,
-) -> list[Law]:  # fmt: skip
+  params: Any,
+  cfg: schema.Model,
+  sequences: Sequence[np.ndarray],
+  temperatures: Sequence[float],
+  alternatives: int | None,
+) -> list[Law]:
   """Scores sequences.
 
   Args:
@@ -57,8 +60,8 @@ def read(
   if alternatives is None:
     scorer = scoring.Scorer(cfg, rows, width)
     heat = [
-        np.full(len(ids), temperature, np.float32)
-        for ids, temperature in zip(sequences, temperatures, strict=True)
+      np.full(len(ids), temperature, np.float32)
+      for ids, temperature in zip(sequences, temperatures, strict=True)
     ]
     return list(map(Law, scorer(params, sequences, heat)))
   count = min(cfg.vocab_size, alternatives if alternatives < 2 else MOST)
@@ -66,7 +69,7 @@ def read(
   for start in range(0, len(sequences), rows):
     some = slice(start, start + rows)
     told += _read_rows(
-        params, cfg, sequences[some], temperatures[some], (rows, width), count
+      params, cfg, sequences[some], temperatures[some], (rows, width), count
     )
   return told
 
@@ -76,14 +79,14 @@ def _read_rows(params, cfg, sequences, temperatures, shape, count):
   ids, live = np.zeros((2, *shape), np.int32)
   heat = np.ones(shape[0], np.float32)
   for row, (sequence, temperature) in enumerate(
-      zip(sequences, temperatures, strict=True)
+    zip(sequences, temperatures, strict=True)
   ):
     ids[row, : len(sequence)], live[row, : len(sequence)] = sequence, 1
     heat[row] = temperature
   found = jax.device_get(_laws(params, ids, live, heat, cfg, count))
   return [
-      Law(*(x[row, : len(sequence)].copy() for x in found))
-      for row, sequence in enumerate(sequences)
+    Law(*(x[row, : len(sequence)].copy() for x in found))
+    for row, sequence in enumerate(sequences)
   ]
 
 
@@ -95,8 +98,9 @@ def _laws(params, ids, live, heat, cfg, count):
   hidden, _ = transformer.trunk(params, cfg, ids, positions, live)
   tokens = rows * width
   block = max(
-      k for k in range(1, tokens + 1)
-      if tokens % k == 0 and (k == 1 or k * cfg.vocab_size <= _LOGITS)
+    k
+    for k in range(1, tokens + 1)
+    if tokens % k == 0 and (k == 1 or k * cfg.vocab_size <= _LOGITS)
   )
 
   def look(inputs):
@@ -110,9 +114,9 @@ def _laws(params, ids, live, heat, cfg, count):
 
   # Each place predicts its right neighbour; what is behind the last is cut off.
   inputs = (hidden, jnp.roll(ids, -1, axis=1), jnp.repeat(heat, width))
-  told = jax.lax.map(look, jax.tree.map(
-      lambda x: x.reshape(-1, block, *x.shape[2:]), inputs
-  ))  # fmt: skip
+  told = jax.lax.map(
+    look, jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[2:]), inputs)
+  )
   return jax.tree.map(
-      lambda x: jnp.roll(x.reshape(rows, width, *x.shape[2:]), 1, axis=1), told
+    lambda x: jnp.roll(x.reshape(rows, width, *x.shape[2:]), 1, axis=1), told
   )

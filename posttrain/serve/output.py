@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import posttrain
-from posttrain import policies
+from posttrain.checkpoints import policies
 from posttrain.serve import laws, protocol, speech
 
 FINGERPRINT = f'posttrain-{posttrain.__version__}'
@@ -20,18 +20,18 @@ FINGERPRINT = f'posttrain-{posttrain.__version__}'
 class Writer:
   """Writes what came of one request."""
 
-  def __init__(
-      self, ask: protocol.Ask, policy: policies.Policy, name: str
-  ):
+  def __init__(self, ask: protocol.Ask, policy: policies.Policy, name: str):
     """Args: ask: the request; policy: whose; name: of the model."""
     self._ask, self._policy, self._name = ask, policy, name
     self._id = f'{"chatcmpl" if ask.chat else "cmpl"}-{secrets.token_hex(12)}'
     self._created = int(time.time())
 
   def whole(
-      self, said: Sequence[speech.Speech], read: Sequence[laws.Law | None],
-      tops: Sequence[laws.Law | None],
-  ) -> dict[str, Any]:  # fmt: skip
+    self,
+    said: Sequence[speech.Speech],
+    read: Sequence[laws.Law | None],
+    tops: Sequence[laws.Law | None],
+  ) -> dict[str, Any]:
     """Returns the answer.
 
     Args:
@@ -42,10 +42,10 @@ class Writer:
     ask, chat = self._ask, self._ask.chat
     answer = self._envelope('chat.completion' if chat else 'text_completion')
     answer['choices'] = [
-        (self._turn if chat else self._completion)(
-            index, one, read[index // ask.n], tops[index]
-        )
-        for index, one in enumerate(said)
+      (self._turn if chat else self._completion)(
+        index, one, read[index // ask.n], tops[index]
+      )
+      for index, one in enumerate(said)
     ]
     if chat and ask.return_token_ids:
       answer['prompt_token_ids'] = ask.prompts[0].ids.tolist()
@@ -59,9 +59,10 @@ class Writer:
     prompt = sum(len(prompt.ids) for prompt in self._ask.prompts)
     drawn = sum(len(one.ids) for one in said)
     return {
-        'prompt_tokens': prompt, 'completion_tokens': drawn,
-        'total_tokens': prompt + drawn,
-    }  # fmt: skip
+      'prompt_tokens': prompt,
+      'completion_tokens': drawn,
+      'total_tokens': prompt + drawn,
+    }
 
   def first(self, index: int) -> dict[str, Any] | None:
     """The chunk that opens a choice; None where there is none."""
@@ -79,7 +80,7 @@ class Writer:
     return opened
 
   def more(
-      self, index: int, one: speech.Speech, text: str, start: int
+    self, index: int, one: speech.Speech, text: str, start: int
   ) -> dict[str, Any]:
     """The chunk of new text, and of the tokens from `start` on."""
     body: dict[str, Any] = {'text': text}
@@ -88,8 +89,9 @@ class Writer:
     if self._ask.logprobs is not None:
       entries = (one.ids[start:], one.logprobs[start:])
       body['logprobs'] = (
-          self._chat_logprobs(*entries, None) if self._ask.chat
-          else self._legacy(*entries, None, 0)
+        self._chat_logprobs(*entries, None)
+        if self._ask.chat
+        else self._legacy(*entries, None, 0)
       )
     if self._ask.return_token_ids:
       body['token_ids'] = one.ids[start:]
@@ -101,26 +103,33 @@ class Writer:
 
   def _envelope(self, kind: str) -> dict[str, Any]:
     return {
-        'id': self._id, 'object': kind, 'created': self._created,
-        'model': self._name, 'system_fingerprint': FINGERPRINT,
-    }  # fmt: skip
+      'id': self._id,
+      'object': kind,
+      'created': self._created,
+      'model': self._name,
+      'system_fingerprint': FINGERPRINT,
+    }
 
   def _chunk(self, index, body, one: speech.Speech | None = None):
     kind = 'chat.completion.chunk' if self._ask.chat else 'text_completion'
     choice = {
-        'index': index, 'logprobs': None, **body,
-        'finish_reason': one and one.finish,
-    }  # fmt: skip
+      'index': index,
+      'logprobs': None,
+      **body,
+      'finish_reason': one and one.finish,
+    }
     chunk = {**self._envelope(kind), 'choices': [choice]}
     return {**chunk, 'usage': None} if self._ask.include_usage else chunk
 
   def _choice(self, index: int, one: speech.Speech) -> dict[str, Any]:
     stops = one.ids[-1:] if one.finish == 'stop' else []
     choice = {
-        'index': index, 'logprobs': None, 'finish_reason': one.finish,
-        # As vLLM has it: the string, or the token, that ended it.
-        'stop_reason': one.stop or next(iter(stops), None),
-    }  # fmt: skip
+      'index': index,
+      'logprobs': None,
+      'finish_reason': one.finish,
+      # As vLLM has it: the string, or the token, that ended it.
+      'stop_reason': one.stop or next(iter(stops), None),
+    }
     if self._ask.return_token_ids:
       choice['token_ids'] = one.ids
     return choice
@@ -128,11 +137,13 @@ class Writer:
   def _turn(self, index, one, read, top) -> dict[str, Any]:
     choice = self._choice(index, one)
     choice['message'] = {
-        'role': 'assistant', 'content': one.text, 'refusal': None
+      'role': 'assistant',
+      'content': one.text,
+      'refusal': None,
     }
     if self._ask.logprobs is not None:
       choice['logprobs'] = self._chat_logprobs(
-          one.ids, one.logprobs, self._alternatives(top, one, index)
+        one.ids, one.logprobs, self._alternatives(top, one, index)
       )
     return choice
 
@@ -181,27 +192,30 @@ class Writer:
     beside = None
     if tops is not None:
       beside = [
-          entry and {self._name_of(i): x for i, x in [*entry, (token, own)]}
-          for token, own, entry in zip(ids, logprobs, tops, strict=True)
+        entry and {self._name_of(i): x for i, x in [*entry, (token, own)]}
+        for token, own, entry in zip(ids, logprobs, tops, strict=True)
       ]
     return {
-        'tokens': names, 'token_logprobs': logprobs, 'top_logprobs': beside,
-        'text_offset': offsets,
-    }  # fmt: skip
+      'tokens': names,
+      'token_logprobs': logprobs,
+      'top_logprobs': beside,
+      'text_offset': offsets,
+    }
 
   def _chat_logprobs(self, ids, logprobs, tops) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
       text = text_of(self._policy, token)
       whole = None if '\ufffd' in text else list(text.encode())
-      return {
-          'token': self._name_of(token), 'logprob': logprob, 'bytes': whole
-      }
+      return {'token': self._name_of(token), 'logprob': logprob, 'bytes': whole}
 
     tops = [[]] * len(ids) if tops is None else tops
-    return {'refusal': None, 'content': [
+    return {
+      'refusal': None,
+      'content': [
         {**entry(token, own), 'top_logprobs': [entry(*x) for x in some]}
         for token, own, some in zip(ids, logprobs, tops, strict=True)
-    ]}  # fmt: skip
+      ],
+    }
 
   def _prompt_logprobs(self, prompt: int, read: laws.Law) -> list[Any]:
     """vLLM's form: the token's own entry, and the likeliest ones'."""
@@ -211,13 +225,16 @@ class Writer:
     for place in range(1, len(ids)):
       own = (ids[place], float(read.logprobs[place]), int(read.ranks[place]))
       some = [(*x, rank) for rank, x in enumerate(tops[place], 1)]
-      rows.append({
+      rows.append(
+        {
           str(token): {
-              'logprob': logprob, 'rank': rank,
-              'decoded_token': text_of(self._policy, token),
+            'logprob': logprob,
+            'rank': rank,
+            'decoded_token': text_of(self._policy, token),
           }
           for token, logprob, rank in [*some, own]
-      })  # fmt: skip
+        }
+      )
     return rows
 
 
@@ -235,7 +252,8 @@ def text_of(policy: policies.Policy, token: int) -> str:
 def _tops(law: laws.Law, count: int, start: int, end: int):
   """[(id, logprob), ...] of the likeliest tokens, per place."""
   pairs = zip(
-      law.top_ids[start:end, :count].tolist(),
-      law.top_logprobs[start:end, :count].tolist(), strict=True,
-  )  # fmt: skip
+    law.top_ids[start:end, :count].tolist(),
+    law.top_logprobs[start:end, :count].tolist(),
+    strict=True,
+  )
   return [list(zip(*pair, strict=True)) for pair in pairs]

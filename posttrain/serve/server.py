@@ -32,7 +32,7 @@ def bind(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=2048)
   except OSError as error:
     raise ValueError(
-        f'--host and --port must be free: got {host}:{port}; {error}'
+      f'--host and --port must be free: got {host}:{port}; {error}'
     ) from error
 
 
@@ -47,11 +47,16 @@ class Server(uvicorn.Server):
 
   def __init__(self, app, worker: workers.Worker):
     """Args: app: of `app.make`; worker: its, started."""
-    super().__init__(uvicorn.Config(
-        app, log_level='warning', access_log=False, lifespan='off',
+    super().__init__(
+      uvicorn.Config(
+        app,
+        log_level='warning',
+        access_log=False,
+        lifespan='off',
         ws='none',
         timeout_graceful_shutdown=LEAVE,
-    ))  # fmt: skip
+      )
+    )
     self._worker = worker
     self._code = 0
 

@@ -18,7 +18,7 @@ class Speech:
   """What a choice has said."""
 
   def __init__(
-      self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
+    self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
   ):
     """Args: decode: ids -> text; stops: strings that end it."""
     self._decode, self._stops = decode, stops
@@ -29,7 +29,7 @@ class Speech:
     self.stop: str | None = None  # the string that ended it
 
   def hear(
-      self, ids: Sequence[int], logprobs: Sequence[float], reason: str | None
+    self, ids: Sequence[int], logprobs: Sequence[float], reason: str | None
   ) -> str:
     """Adds tokens; returns the text that is sure by them.
 
@@ -51,7 +51,7 @@ class Speech:
     # A decoder may take back what it said; nothing is sent until it is again.
     if not text.startswith(self.text) and self.finish is None:
       return ''
-    new = text[len(self.text):]
+    new = text[len(self.text) :]
     self.text += new
     return new
 
@@ -69,8 +69,13 @@ class Speech:
 
   def _sure(self, text: str) -> str:
     text = text.rstrip(_BROKEN)
-    held = max((
-        size for stop in self._stops for size in range(1, len(stop))
+    held = max(
+      (
+        size
+        for stop in self._stops
+        for size in range(1, len(stop))
         if text.endswith(stop[:size])
-    ), default=0)  # fmt: skip
+      ),
+      default=0,
+    )
     return text[: len(text) - held]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import policies
+from posttrain.checkpoints import policies
 from posttrain.serve import fields as fields_lib
 
 Refused, wrong = fields_lib.Refused, fields_lib.wrong
@@ -38,9 +38,11 @@ def conversation(fields: fields_lib.Fields, served: Served) -> tuple[Prompt]:
   renderer, messages = served.policy.renderer, fields.take('messages')
   if renderer is None:
     raise Refused(
-        400, 'messages must be read by a tokenizer: the model has none; send '
-        'token ids to /v1/completions', 'messages',
-    )  # fmt: skip
+      400,
+      'messages must be read by a tokenizer: the model has none; send '
+      'token ids to /v1/completions',
+      'messages',
+    )
   if not isinstance(messages, list) or not messages:
     raise wrong('messages', 'be a list of some messages', messages)
   messages = [_message(x, f'messages[{i}]') for i, x in enumerate(messages)]
@@ -67,8 +69,9 @@ def _message(message: Any, place: str) -> Any:
 
 def prompts(fields: fields_lib.Fields, served: Served) -> tuple[Prompt, ...]:
   """Reads `prompt`, in any of its forms."""
-  prompt, specials = fields.take('prompt'), fields.flag(
-      'add_special_tokens', True
+  prompt, specials = (
+    fields.take('prompt'),
+    fields.flag('add_special_tokens', True),
   )
   must = 'be a text, token ids, or a list of either'
   if not isinstance(prompt, str | list) or not prompt:
@@ -77,7 +80,7 @@ def prompts(fields: fields_lib.Fields, served: Served) -> tuple[Prompt, ...]:
   several = [prompt] if one else prompt
   if len(several) > served.room:
     raise wrong(
-        'prompt', f'hold at most {served.room} of them', f'{len(several)}'
+      'prompt', f'hold at most {served.room} of them', f'{len(several)}'
     )
   made = []
   for index, item in enumerate(several):
@@ -96,7 +99,7 @@ def _text(text: str, place: str, served: Served, specials: bool) -> Prompt:
   """Tokenizes as other servers do: special tokens in a text are special."""
   if served.policy.renderer is None:
     raise Refused(
-        400, f'{place} must be token ids: the model has no tokenizer', 'prompt'
+      400, f'{place} must be token ids: the model has no tokenizer', 'prompt'
     )
   tokenizer = served.policy.renderer.tokenizer
   ids = list(tokenizer.encode_scaffold(text)) if text else []
@@ -115,12 +118,16 @@ def _checked(ids, place: str, served: Served) -> np.ndarray:
   bad = next((int(i) for i in ids if not 0 <= i < size), None)
   if bad is not None:
     raise Refused(
-        400, f'{place} must be of ids in [0, {size}), the vocabulary: got '
-        f'{bad}', name,
-    )  # fmt: skip
+      400,
+      f'{place} must be of ids in [0, {size}), the vocabulary: got {bad}',
+      name,
+    )
   if len(ids) > served.capacity:
     raise Refused(
-        400, f'{place} must fit into the context of {served.capacity} tokens: '
-        f'got {len(ids)}', name, 'context_length_exceeded',
-    )  # fmt: skip
+      400,
+      f'{place} must fit into the context of {served.capacity} tokens: '
+      f'got {len(ids)}',
+      name,
+      'context_length_exceeded',
+    )
   return np.asarray(ids, np.int32)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from posttrain import policies
+from posttrain.checkpoints import policies
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
 from posttrain.serve import laws
@@ -76,9 +76,14 @@ class Worker:
   """Runs jobs on one engine."""
 
   def __init__(
-      self, policy: policies.Policy, *, slots: int, capacity: int, chunk: int,
-      room: int,
-  ):  # fmt: skip
+    self,
+    policy: policies.Policy,
+    *,
+    slots: int,
+    capacity: int,
+    chunk: int,
+    room: int,
+  ):
     """Starts nothing.
 
     Args:
@@ -94,14 +99,14 @@ class Worker:
     self._lock = threading.Lock()  # of the jobs
     self._jobs: set[Job] = set()
     self._inbox: queue.SimpleQueue[tuple[str, Sequence[Job]]] = (
-        queue.SimpleQueue()
+      queue.SimpleQueue()
     )
     self._drawing: dict[int, Draw] = {}
     self._reading: list[Read] = []
     self._counts = dict.fromkeys(('accepted', 'finished', 'dropped'), 0)
     self._over: Failed | None = None  # why nothing is accepted any more
     self._thread = threading.Thread(
-        target=self._run, name='posttrain-engine', daemon=True
+      target=self._run, name='posttrain-engine', daemon=True
     )
 
   def start(self) -> None:
@@ -111,9 +116,11 @@ class Worker:
       Exception: of the engine, which cannot decode.
     """
     self._engine = self._make()
-    self._engine.submit(requests.Request(
+    self._engine.submit(
+      requests.Request(
         next(self._ids), np.zeros(1, np.int32), self.capacity - 1
-    ))
+      )
+    )
     if not self._engine.step():
       self._engine.cancel(0)
     self._thread.start()
@@ -161,9 +168,11 @@ class Worker:
     """What is under way, and what was."""
     with self._lock:
       return {
-          'slots': self.slots, 'under_way': len(self._jobs),
-          'drawing': len(self._drawing), **self._counts,
-      }  # fmt: skip
+        'slots': self.slots,
+        'under_way': len(self._jobs),
+        'drawing': len(self._drawing),
+        **self._counts,
+      }
 
   @property
   def over(self) -> Failed | None:
@@ -172,9 +181,13 @@ class Worker:
 
   def _make(self) -> engines.Engine:
     engine = engines.Engine(
-        self._policy.model, slots=self.slots, capacity=self.capacity,
-        chunk=self._chunk, patient=False, **_PREFILL,
-    )  # fmt: skip
+      self._policy.model,
+      slots=self.slots,
+      capacity=self.capacity,
+      chunk=self._chunk,
+      patient=False,
+      **_PREFILL,
+    )
     engine.set_params(self._policy.params, 0)
     return engine
 
@@ -229,9 +242,12 @@ class Worker:
     asks = self._reading[0].alternatives
     some = [j for j in self._reading if j.alternatives == asks][: laws.ROWS]
     told = laws.read(
-        self._policy.params, self._policy.model, [job.ids for job in some],
-        [job.temperature for job in some], asks,
-    )  # fmt: skip
+      self._policy.params,
+      self._policy.model,
+      [job.ids for job in some],
+      [job.temperature for job in some],
+      asks,
+    )
     self._reading = [job for job in self._reading if job not in some]
     for job, law in zip(some, told, strict=True):
       self._finish(job, law)

@@ -12,8 +12,7 @@ from tests.rollout import fakes
 
 def make(name, **kwargs):
   return algorithms.make(
-      schema.Custom(import_path=f'tests.algorithms.credits:{name}',
-                    kwargs=kwargs)
+    schema.Custom(import_path=f'tests.algorithms.credits:{name}', kwargs=kwargs)
   )
 
 
@@ -22,7 +21,7 @@ def test_credit_lands_on_the_sampled_tokens():
   assert sample.advantages.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 3]
   # Of several samples, one behind the other.
   first, second = streams.finalize(
-      make('ramp'), [two_turns.group(1.0, samples=2)]
+    make('ramp'), [two_turns.group(1.0, samples=2)]
   )
   assert first.advantages.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 3]
   assert second.advantages.tolist() == [0, 0, 4, 5, 0, 0, 0, 6, 7]
@@ -31,7 +30,7 @@ def test_credit_lands_on_the_sampled_tokens():
 def test_broadcast_is_grpo():
   ours = streams.finalize(make('centered'), [two_turns.group(1.0, 0.0, 0.5)])
   grpo = streams.finalize(
-      algorithms.make(schema.Grpo()), [two_turns.group(1.0, 0.0, 0.5)]
+    algorithms.make(schema.Grpo()), [two_turns.group(1.0, 0.0, 0.5)]
   )
   for a, b in zip(ours, grpo, strict=True):
     np.testing.assert_array_equal(a.advantages, b.advantages)
@@ -43,7 +42,7 @@ def test_a_turn_is_credited_with_what_came_from_it_on():
   assert sample.advantages.tolist() == [0, 0, 0.75, 0.75, 0, 0, 0, 0.5, 0.5]
   # Over several samples of an episode, too.
   first, second = streams.finalize(
-      make('reward_to_go'), [two_turns.group(1.0, samples=2)]
+    make('reward_to_go'), [two_turns.group(1.0, samples=2)]
   )
   assert first.advantages[first.mask].tolist() == [1.5, 1.5, 1.25, 1.25]
   assert second.advantages[second.mask].tolist() == [0.75, 0.75, 0.5, 0.5]
@@ -52,7 +51,7 @@ def test_a_turn_is_credited_with_what_came_from_it_on():
 def test_turns_of_a_game_are_credited_where_they_were_said():
   engine = fakes.Restarting({7: ['a', 'bcd', 'e']})
   rollouts = driver.Driver(engine, fakes.RENDERER, 64).play(
-      [fakes.play(7, fakes.Recall(3), 3, keep_exchanges=1)]
+    [fakes.play(7, fakes.Recall(3), 3, keep_exchanges=1)]
   )
   first, second = streams.finalize(make('reward_to_go'), [rollouts])
   assert first.advantages[first.mask].tolist() == [3.0] * 2 + [2.5] * 4
@@ -60,13 +59,13 @@ def test_turns_of_a_game_are_credited_where_they_were_said():
 
 
 @pytest.mark.parametrize(
-    ('name', 'message'),
-    [
-        ('short', r'number per sampled token: got shape \(3,\) for rollout 0'),
-        ('one', 'broadcast must get one value per rollout: got 1, expected 2'),
-        ('last_turn', r'turn: got \[1, 1\], expected \[2, 2\]'),
-        ('infinite', 'finite numbers'),
-    ],
+  ('name', 'message'),
+  [
+    ('short', r'number per sampled token: got shape \(3,\) for rollout 0'),
+    ('one', 'broadcast must get one value per rollout: got 1, expected 2'),
+    ('last_turn', r'turn: got \[1, 1\], expected \[2, 2\]'),
+    ('infinite', 'finite numbers'),
+  ],
 )
 def test_what_is_misaligned_is_refused(name, message):
   with pytest.raises(ValueError, match=message):

@@ -16,22 +16,31 @@ MASK = [False, True, True, False, True]
 def _sample(row):
   n = len(MASK)
   return types.Sample(
-      env='e', row=row, ids=np.arange(n, dtype=np.int32),
-      mask=np.array(MASK), roles=np.zeros(n, np.int8),
-      is_content=np.ones(n, bool), sampler_logprobs=np.zeros(n, np.float32),
-      temperatures=np.ones(n, np.float32), versions=np.zeros(n, np.int32),
-  )  # fmt: skip
+    env='e',
+    row=row,
+    ids=np.arange(n, dtype=np.int32),
+    mask=np.array(MASK),
+    roles=np.zeros(n, np.int8),
+    is_content=np.ones(n, bool),
+    sampler_logprobs=np.zeros(n, np.float32),
+    temperatures=np.ones(n, np.float32),
+    versions=np.zeros(n, np.int32),
+  )
 
 
 def _group(rewards, samples=1, stop_reason='eos'):
   task = types.Task('t', 'e', ())
   return [
-      types.Rollout(
-          i, task, (), tuple(_sample(f'{i}.{j}') for j in range(samples)),
-          types.Score(reward), stop_reason,
-      )
-      for i, reward in enumerate(rewards)
-  ]  # fmt: skip
+    types.Rollout(
+      i,
+      task,
+      (),
+      tuple(_sample(f'{i}.{j}') for j in range(samples)),
+      types.Score(reward),
+      stop_reason,
+    )
+    for i, reward in enumerate(rewards)
+  ]
 
 
 def _finalize(*rewards, scorer=None, samples=1, **options):
@@ -52,15 +61,15 @@ def _advantages(*rewards, **options):
 
 
 @pytest.mark.parametrize(
-    ('rewards', 'expected'),
-    [
-        ([1, 0.5, 0.8], [0.233333, -0.266667, 0.033333]),
-        ([1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
-        ([0.3, -0.7], [0.5, -0.5]),
-        ([1], [0]),
-        ([1, 1], [0, 0]),
-        ([0, 0], [0, 0]),
-    ],
+  ('rewards', 'expected'),
+  [
+    ([1, 0.5, 0.8], [0.233333, -0.266667, 0.033333]),
+    ([1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
+    ([0.3, -0.7], [0.5, -0.5]),
+    ([1], [0]),
+    ([1, 1], [0, 0]),
+    ([0, 0], [0, 0]),
+  ],
 )
 def test_golden(rewards, expected):
   np.testing.assert_allclose(_advantages(rewards), expected, atol=1e-6)
@@ -68,16 +77,14 @@ def test_golden(rewards, expected):
 
 @pytest.mark.parametrize('scale', ['none', 'group', 'batch'])
 @pytest.mark.parametrize(
-    'rewards', [[0.7], [0.1] * 3, [0.7] * 7, [1 / 3] * 11, [1e-3] * 6]
+  'rewards', [[0.7], [0.1] * 3, [0.7] * 7, [1 / 3] * 11, [1e-3] * 6]
 )
 def test_equal_rewards_give_exactly_zero_and_are_pruned(scale, rewards):
   """Also where the mean of equal floats is not that float."""
   samples = _finalize(rewards, scale_rewards=scale)
   for sample in samples:
     assert not sample.advantages.any() and not sample.rl_weights.any()
-  samples = _finalize(
-      rewards, scale_rewards=scale, prune_zero_advantage=False
-  )
+  samples = _finalize(rewards, scale_rewards=scale, prune_zero_advantage=False)
   for sample in samples:
     np.testing.assert_array_equal(sample.rl_weights, MASK)
 
@@ -91,7 +98,7 @@ def test_scaled_by_the_group():
     sigma = (squares / max(len(group) - 1, 1)) ** 0.5
     expected += [(r - mean) / (sigma + 1e-4) for r in group]
   np.testing.assert_allclose(
-      _advantages(*groups, scale_rewards='group'), expected, rtol=1e-5
+    _advantages(*groups, scale_rewards='group'), expected, rtol=1e-5
   )
 
 
@@ -100,9 +107,10 @@ def test_scaled_by_the_batch():
   sigma = np.std(np.concatenate(groups), ddof=1)
   expected = np.concatenate([np.array(g) - np.mean(g) for g in groups])
   np.testing.assert_allclose(
-      _advantages(*groups, scale_rewards='batch'), expected / (sigma + 1e-4),
-      rtol=1e-5,
-  )  # fmt: skip
+    _advantages(*groups, scale_rewards='batch'),
+    expected / (sigma + 1e-4),
+    rtol=1e-5,
+  )
   # Equal within groups, but not between them: nothing to learn.
   assert _advantages([1, 1], [0, 0], scale_rewards='batch') == [0] * 4
   assert _advantages([1], scale_rewards='batch') == [0]
@@ -136,7 +144,7 @@ def test_credit_spreads_over_the_samples_of_a_rollout():
   assert len(rest) == 2 and first.row != second.row
   for sample in (first, second):
     np.testing.assert_array_equal(
-        sample.advantages, np.where(MASK, np.float32(0.5), np.float32(0))
+      sample.advantages, np.where(MASK, np.float32(0.5), np.float32(0))
     )
     np.testing.assert_array_equal(sample.rl_weights, MASK)
     assert not sample.ref_kl_weights.any() and not sample.ref_logprobs.any()
@@ -150,13 +158,13 @@ def test_the_leash_holds_pruned_tokens_too():
     return [np.full(len(s), -0.25) for s in samples]
 
   samples = _finalize(
-      [1, 1], [1, 0], scorer=scorer, kl_beta=0.01, reference='some/path'
+    [1, 1], [1, 0], scorer=scorer, kl_beta=0.01, reference='some/path'
   )
   assert calls == [('some/path', 4)]
   for sample, live in zip(samples, [0, 0, 1, 1], strict=True):
     np.testing.assert_array_equal(sample.rl_weights, live * np.float32(MASK))
     np.testing.assert_array_equal(
-        sample.ref_kl_weights, np.float32(0.01) * np.float32(MASK)
+      sample.ref_kl_weights, np.float32(0.01) * np.float32(MASK)
     )
     assert (sample.ref_logprobs == -0.25).all()
 
@@ -168,15 +176,15 @@ def test_what_failed_must_not_come_this_far():
 
 
 @pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        ({'scale_rewards': 'std'}, 'scale_rewards must be one of'),
-        ({'kl_beta': -0.1}, 'kl_beta must be >= 0'),
-        ({'kl_beta': float('inf')}, 'kl_beta must be finite'),
-        ({'kl_beta': 0.1, 'reference': ''}, "reference must be 'init', 'pol"),
-        ({'kl_beta': 0.1, 'reference': 'stage:'}, 'reference must be'),
-        ({'reference': 'policy'}, 'nothing reads it where kl_beta is 0'),
-    ],
+  ('options', 'message'),
+  [
+    ({'scale_rewards': 'std'}, 'scale_rewards must be one of'),
+    ({'kl_beta': -0.1}, 'kl_beta must be >= 0'),
+    ({'kl_beta': float('inf')}, 'kl_beta must be finite'),
+    ({'kl_beta': 0.1, 'reference': ''}, "reference must be 'init', 'pol"),
+    ({'kl_beta': 0.1, 'reference': 'stage:'}, 'reference must be'),
+    ({'reference': 'policy'}, 'nothing reads it where kl_beta is 0'),
+  ],
 )
 def test_bad_options(options, message):
   with pytest.raises(schema.FieldError, match=message):

@@ -20,18 +20,21 @@ def centered(values):
 
 
 @pytest.mark.parametrize(
-    ('rewards', 'cost', 'expected'),
-    [
-        ([1, 1, 0, 1], [10, 30, 20, 20], [0.625, 0.125, -0.875, 0.125]),
-        ([1, 1, 1], [10, 20, 40], [1 / 3, -2 / 21, -5 / 21]),
-        ([0, 0, 0], [1, 2, 3], [0, 0, 0]),
-        ([1, 0, 0, 0], [100, 50, 200, 150], [0.75, -0.25, -0.25, -0.25]),
-        ([1, 1, 1, 0, 0], [50, 100, 200, 80, 120],
-         [0.828571, 0.4, 0.257143, -0.742857, -0.742857]),
-        ([1, 1, 0], [0, 0, 0], [1 / 3, 1 / 3, -2 / 3]),
-        ([-1, -1], [1, 2], [0, 0]),
-    ],
-)  # fmt: skip
+  ('rewards', 'cost', 'expected'),
+  [
+    ([1, 1, 0, 1], [10, 30, 20, 20], [0.625, 0.125, -0.875, 0.125]),
+    ([1, 1, 1], [10, 20, 40], [1 / 3, -2 / 21, -5 / 21]),
+    ([0, 0, 0], [1, 2, 3], [0, 0, 0]),
+    ([1, 0, 0, 0], [100, 50, 200, 150], [0.75, -0.25, -0.25, -0.25]),
+    (
+      [1, 1, 1, 0, 0],
+      [50, 100, 200, 80, 120],
+      [0.828571, 0.4, 0.257143, -0.742857, -0.742857],
+    ),
+    ([1, 1, 0], [0, 0, 0], [1 / 3, 1 / 3, -2 / 3]),
+    ([-1, -1], [1, 2], [0, 0]),
+  ],
+)
 def test_efficiency(rewards, cost, expected):
   shaped = length.efficiency(np.float32(rewards), np.float32(cost))
   np.testing.assert_allclose(centered(shaped), expected, atol=1e-6)
@@ -39,25 +42,28 @@ def test_efficiency(rewards, cost, expected):
 
 def test_efficiency_is_bounded():
   shaped = length.efficiency(
-      np.float32([1, 1, 0]), np.float32([1, 10000, 5000])
+    np.float32([1, 1, 0]), np.float32([1, 10000, 5000])
   )
   assert centered(shaped)[0] < 1.001 and shaped.max() <= 2
 
 
 @pytest.mark.parametrize(
-    ('rewards', 'counts', 'weights', 'expected'),
-    [
-        ([1, 1, 1], [[10], [20], [30]], [0.25], [1 / 12, 0, -1 / 12]),
-        ([1, 1], [[11], [111]], [0.25 * 110 / 111], None),
-        ([1, 1], [[1], [4]], [0.25], [0.09375, -0.09375]),
-        ([1, 0, 1, 0],
-         [[10, 10, 1], [20, 20, 2], [30, 20, 2], [40, 20, 4]],
-         [0.25, 0.1, 0.1], [0.58125, -0.4875, 0.48125, -0.575]),
-        ([0, 0], [[1], [9]], [0.25], [0, 0]),
-        ([-1, -1, -1], [[10], [20], [40]], [0.25], [0, 0, 0]),
-        ([-3, 0], [[1], [9]], [0.25], [-1.5, 1.5]),
-    ],
-)  # fmt: skip
+  ('rewards', 'counts', 'weights', 'expected'),
+  [
+    ([1, 1, 1], [[10], [20], [30]], [0.25], [1 / 12, 0, -1 / 12]),
+    ([1, 1], [[11], [111]], [0.25 * 110 / 111], None),
+    ([1, 1], [[1], [4]], [0.25], [0.09375, -0.09375]),
+    (
+      [1, 0, 1, 0],
+      [[10, 10, 1], [20, 20, 2], [30, 20, 2], [40, 20, 4]],
+      [0.25, 0.1, 0.1],
+      [0.58125, -0.4875, 0.48125, -0.575],
+    ),
+    ([0, 0], [[1], [9]], [0.25], [0, 0]),
+    ([-1, -1, -1], [[10], [20], [40]], [0.25], [0, 0, 0]),
+    ([-3, 0], [[1], [9]], [0.25], [-1.5, 1.5]),
+  ],
+)
 def test_linear(rewards, counts, weights, expected):
   shaped = length.linear(np.float32(rewards), np.float32(counts), weights)
   found = centered(shaped)
@@ -79,7 +85,7 @@ def test_the_options_reach_the_group():
   turns = schema.Efficiency(completion_weight=0, tool_weight=0, turn_weight=1)
   # 2 and 4 turns, 3 on average: worth 4/3 and 1.
   found = algorithms.make(schema.Grpo(length_penalty=turns)).assign(
-      [short, long]
+    [short, long]
   )
   np.testing.assert_allclose(found, [1 / 6, -1 / 6], atol=1e-6)
 
@@ -87,22 +93,23 @@ def test_the_options_reach_the_group():
 def test_a_scale_is_that_of_what_is_priced():
   cfg = schema.Grpo(scale_rewards='group', length_penalty=schema.Linear())
   found = algorithms.make(cfg).assign(
-      [two_turns.rollout(), two_turns.rollout(uid=1, samples=2)]
+    [two_turns.rollout(), two_turns.rollout(uid=1, samples=2)]
   )
   np.testing.assert_allclose(found, [0.5**0.5, -(0.5**0.5)], rtol=1e-2)
 
 
 @pytest.mark.parametrize(
-    ('kind', 'options'),
-    [
-        (schema.Efficiency, {'completion_weight': -1.0}),
-        (schema.Efficiency, {'turn_weight': float('inf')}),
-        (schema.Linear, {'input_weight': float('nan')}),
-        (schema.Linear, dict.fromkeys(
-            ('output_weight', 'input_weight', 'turn_weight'), 0.0
-        )),
-    ],
-)  # fmt: skip
+  ('kind', 'options'),
+  [
+    (schema.Efficiency, {'completion_weight': -1.0}),
+    (schema.Efficiency, {'turn_weight': float('inf')}),
+    (schema.Linear, {'input_weight': float('nan')}),
+    (
+      schema.Linear,
+      dict.fromkeys(('output_weight', 'input_weight', 'turn_weight'), 0.0),
+    ),
+  ],
+)
 def test_prices_that_are_none(kind, options):
   with pytest.raises(schema.FieldError, match=r'weight must be (>|fin)'):
     kind(**options)

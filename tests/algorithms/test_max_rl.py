@@ -14,19 +14,19 @@ def assign(cfg, *rewards):
 
 
 @pytest.mark.parametrize(
-    ('rewards', 'expected'),
-    [
-        ([1, 0, 0, 0], [3, -1, -1, -1]),
-        ([0, 0], [0, 0]),
-        ([1, 1], [0, 0]),
-        ([0.5, 1.0], [-1 / 3, 1 / 3]),
-        ([1], [0]),
-        ([0.1, 0.1, 0.1], [0, 0, 0]),
-    ],
+  ('rewards', 'expected'),
+  [
+    ([1, 0, 0, 0], [3, -1, -1, -1]),
+    ([0, 0], [0, 0]),
+    ([1, 1], [0, 0]),
+    ([0.5, 1.0], [-1 / 3, 1 / 3]),
+    ([1], [0]),
+    ([0.1, 0.1, 0.1], [0, 0, 0]),
+  ],
 )
 def test_literal_numbers(rewards, expected):
   np.testing.assert_allclose(
-      assign(schema.MaxRl(), *rewards), expected, atol=1e-6
+    assign(schema.MaxRl(), *rewards), expected, atol=1e-6
   )
 
 
@@ -61,32 +61,39 @@ def test_the_order_of_truncation(count, p):
     return (1 - (1 - p) ** order) / p * slope
 
   np.testing.assert_allclose(
-      expected_gradient(schema.MaxRl(), count, p), truncated(count - 1),
-      rtol=1e-5, atol=1e-7,
-  )  # fmt: skip
+    expected_gradient(schema.MaxRl(), count, p),
+    truncated(count - 1),
+    rtol=1e-5,
+    atol=1e-7,
+  )
   np.testing.assert_allclose(
-      expected_gradient(schema.MaxRl(baseline=False), count, p),
-      truncated(count), rtol=1e-5,
-  )  # fmt: skip
+    expected_gradient(schema.MaxRl(baseline=False), count, p),
+    truncated(count),
+    rtol=1e-5,
+  )
   np.testing.assert_allclose(
-      expected_gradient(schema.Grpo(), count, p),
-      (count - 1) / count * slope, rtol=1e-5, atol=1e-7,
-  )  # fmt: skip
+    expected_gradient(schema.Grpo(), count, p),
+    (count - 1) / count * slope,
+    rtol=1e-5,
+    atol=1e-7,
+  )
   if count > 1:
     np.testing.assert_allclose(
-        expected_gradient(schema.Rloo(), count, p), slope, rtol=1e-5
+      expected_gradient(schema.Rloo(), count, p), slope, rtol=1e-5
     )
   np.testing.assert_allclose(
-      expected_gradient(schema.Reward(), count, p), slope, rtol=1e-5
+    expected_gradient(schema.Reward(), count, p), slope, rtol=1e-5
   )
 
 
 def test_the_numbers_of_the_derivation():
   """p = 0.1, d p = 0.09, worked out elsewhere."""
   for cfg, count, value in (
-      (schema.MaxRl(), 2, 0.09), (schema.MaxRl(baseline=False), 2, 0.171),
-      (schema.MaxRl(), 4, 0.2439), (schema.MaxRl(baseline=False), 4, 0.30951),
-      (schema.Grpo(), 4, 0.0675),
+    (schema.MaxRl(), 2, 0.09),
+    (schema.MaxRl(baseline=False), 2, 0.171),
+    (schema.MaxRl(), 4, 0.2439),
+    (schema.MaxRl(baseline=False), 4, 0.30951),
+    (schema.Grpo(), 4, 0.0675),
   ):
     found = expected_gradient(cfg, count, 0.1)
     np.testing.assert_allclose(found, value, rtol=1e-4)

@@ -13,9 +13,10 @@ from tests.algorithms import two_turns
 def hints(task=two_turns.TASK, **options):
   scorer = two_turns.Scorer()
   streams.finalize(
-      algorithms.make(schema.Opsd(template='See: {demonstration}.', **options)),
-      [[two_turns.rollout(task=task)]], scorer,
-  )  # fmt: skip
+    algorithms.make(schema.Opsd(template='See: {demonstration}.', **options)),
+    [[two_turns.rollout(task=task)]],
+    scorer,
+  )
   ((reference, (hint,)),) = scorer.calls
   (message,) = hint
   assert reference == options.get('reference', 'policy')
@@ -27,23 +28,25 @@ def system(text):
 
 
 @pytest.mark.parametrize(
-    ('options', 'text'),
-    [
-        ({}, '3 + 4 is 7'),
-        ({'demonstration': 'answer'}, '7'),
-        ({'demonstration': 'info.hint'}, 'add'),
-        ({'demonstration': 'tests.algorithms.credits:told'},
-         'the answer to t is hidden'),
-        ({'reference': 'ema:0.9'}, '3 + 4 is 7'),
-    ],
-)  # fmt: skip
+  ('options', 'text'),
+  [
+    ({}, '3 + 4 is 7'),
+    ({'demonstration': 'answer'}, '7'),
+    ({'demonstration': 'info.hint'}, 'add'),
+    (
+      {'demonstration': 'tests.algorithms.credits:told'},
+      'the answer to t is hidden',
+    ),
+    ({'reference': 'ema:0.9'}, '3 + 4 is 7'),
+  ],
+)
 def test_where_a_demonstration_comes_from(options, text):
   assert hints(**options) == system(text)
 
 
 def test_a_demonstration_of_several_turns_says_who_speaks():
   task = dataclasses.replace(
-      two_turns.TASK, demonstration=two_turns.MESSAGES[1:]
+    two_turns.TASK, demonstration=two_turns.MESSAGES[1:]
   )
   assert hints(task) == system('assistant: a\ntool: o\nassistant: b')
   assert hints(role='user')['role'] == 'user'
@@ -52,11 +55,11 @@ def test_a_demonstration_of_several_turns_says_who_speaks():
 def test_braces_in_a_template_or_a_demonstration_are_text():
   scorer = two_turns.Scorer()
   task = dataclasses.replace(two_turns.TASK, answer='{x} \\boxed{7}')
-  algorithm = algorithms.make(schema.Opsd(
-      template='{a} {demonstration} {b', demonstration='answer'
-  ))
+  algorithm = algorithms.make(
+    schema.Opsd(template='{a} {demonstration} {b', demonstration='answer')
+  )
   streams.finalize(algorithm, [[two_turns.rollout(task=task)]], scorer)
-  (_, ((message,),)), = scorer.calls
+  ((_, ((message,),)),) = scorer.calls
   assert message['content'] == '{a} {x} \\boxed{7} {b'
 
 
@@ -76,16 +79,16 @@ def test_a_demonstration_that_is_the_answer_is_warned_about():
 
 
 @pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        ({'demonstration': 'info.'}, 'demonstration must be'),
-        ({'demonstration': 'key'}, 'demonstration must be'),
-        ({'template': 'none'}, 'must hold {demonstration} once'),
-        ({'role': 'tool'}, 'role must be one of'),
-        ({'reference': ''}, 'reference must be'),
-        ({'reference': 'ema:1.5'}, 'reference must be'),
-        ({'reference': 'snapshot:0'}, 'reference must be'),
-    ],
+  ('options', 'message'),
+  [
+    ({'demonstration': 'info.'}, 'demonstration must be'),
+    ({'demonstration': 'key'}, 'demonstration must be'),
+    ({'template': 'none'}, 'must hold {demonstration} once'),
+    ({'role': 'tool'}, 'role must be one of'),
+    ({'reference': ''}, 'reference must be'),
+    ({'reference': 'ema:1.5'}, 'reference must be'),
+    ({'reference': 'snapshot:0'}, 'reference must be'),
+  ],
 )
 def test_options_that_mean_nothing(options, message):
   with pytest.raises(schema.FieldError, match=message):

@@ -30,11 +30,16 @@ class Writer(base.Algorithm):
 def _sample(mask=MASK, start=1):
   n = len(mask)
   return types.Sample(
-      env='e', row='r', ids=np.arange(start, start + n, dtype=np.int32),
-      mask=np.array(mask), roles=np.zeros(n, np.int8),
-      is_content=np.ones(n, bool), sampler_logprobs=np.zeros(n, np.float32),
-      temperatures=np.ones(n, np.float32), versions=np.zeros(n, np.int32),
-  )  # fmt: skip
+    env='e',
+    row='r',
+    ids=np.arange(start, start + n, dtype=np.int32),
+    mask=np.array(mask),
+    roles=np.zeros(n, np.int8),
+    is_content=np.ones(n, bool),
+    sampler_logprobs=np.zeros(n, np.float32),
+    temperatures=np.ones(n, np.float32),
+    versions=np.zeros(n, np.int32),
+  )
 
 
 def _rollout(*samples):
@@ -56,18 +61,18 @@ class Scorer:
 
 def _one(algorithm, sample=None):
   (sample,) = streams.finalize(
-      algorithm, [[_rollout(sample or _sample())]], Scorer()
+    algorithm, [[_rollout(sample or _sample())]], Scorer()
   )
   return sample
 
 
 @pytest.mark.parametrize(
-    ('component', 'rl', 'ce', 'ref_kl'),
-    [
-        ('rl', [0, 0, 1, 1, 0, 1], [0] * 6, [0] * 6),
-        ('ce', [0] * 6, [0, 0, 1, 1, 0, 1], [0] * 6),
-        ('ref_kl', [0] * 6, [0] * 6, [0, 0, 1, 1, 0, 1]),
-    ],
+  ('component', 'rl', 'ce', 'ref_kl'),
+  [
+    ('rl', [0, 0, 1, 1, 0, 1], [0] * 6, [0] * 6),
+    ('ce', [0] * 6, [0, 0, 1, 1, 0, 1], [0] * 6),
+    ('ref_kl', [0] * 6, [0] * 6, [0, 0, 1, 1, 0, 1]),
+  ],
 )
 def test_a_component_weighs_the_mask(component, rl, ce, ref_kl):
   sample = _one(Writer(component))
@@ -78,8 +83,8 @@ def test_a_component_weighs_the_mask(component, rl, ce, ref_kl):
 
 
 @pytest.mark.parametrize(
-    ('component', 'ce'),
-    [('rl', [0, 0, 0, 0, 0.1, 0]), ('ce', [0, 0, 1, 1, 0.1, 1])],
+  ('component', 'ce'),
+  [('rl', [0, 0, 0, 0, 0.1, 0]), ('ce', [0, 0, 1, 1, 0.1, 1])],
 )
 def test_observation_weights_are_merged_into_ce(component, ce):
   observed = [[0, 0, 0, 0, 0.1, 0]]
@@ -97,9 +102,7 @@ def test_scalar_credit_covers_the_mask():
 def test_token_credit_is_cut_at_the_samples():
   rollout = _rollout(_sample(), _sample(start=7))
   credit = np.arange(12, dtype=np.float32)
-  first, second = streams.finalize(
-      Writer('rl', credits=[credit]), [[rollout]]
-  )
+  first, second = streams.finalize(Writer('rl', credits=[credit]), [[rollout]])
   np.testing.assert_array_equal(first.advantages, credit[:6])
   np.testing.assert_array_equal(second.advantages, credit[6:])
 
@@ -133,9 +136,10 @@ def test_sft_is_cross_entropy_on_the_completion():
 def test_pruned_tokens_leave_rl_and_stay_what_else_they_are():
   credit = np.float32([0, 0, 0.5, 0, 0, -1])
   options = {
-      'credits': [credit], 'observed': [[0, 0, 0, 0.3, 0.1, 0]],
-      'kl_beta': 0.05,
-  }  # fmt: skip
+    'credits': [credit],
+    'observed': [[0, 0, 0, 0.3, 0.1, 0]],
+    'kl_beta': 0.05,
+  }
   pruned = _one(Writer('rl', **options))
   np.testing.assert_array_equal(pruned.rl_weights, [0, 0, 1, 0, 0, 1])
   kept = _one(Writer('rl', prune_zero_advantage=False, **options))
@@ -143,10 +147,10 @@ def test_pruned_tokens_leave_rl_and_stay_what_else_they_are():
   for sample in (pruned, kept):
     np.testing.assert_array_equal(sample.advantages, credit)
     np.testing.assert_array_equal(
-        sample.ce_weights, np.float32([0, 0, 0, 0.3, 0.1, 0])
+      sample.ce_weights, np.float32([0, 0, 0, 0.3, 0.1, 0])
     )
     np.testing.assert_array_equal(
-        sample.ref_kl_weights, np.float32(0.05) * np.float32(MASK)
+      sample.ref_kl_weights, np.float32(0.05) * np.float32(MASK)
     )
 
 
@@ -159,7 +163,7 @@ def test_no_credit_is_not_pruned():
 
 def _rows(*names, mask=MASK):
   return [
-      _rollout(dataclasses.replace(_sample(mask), row=name)) for name in names
+    _rollout(dataclasses.replace(_sample(mask), row=name)) for name in names
   ]
 
 
@@ -182,12 +186,12 @@ def test_the_scorer_is_asked_once_for_the_readers_alone():
 
 
 @pytest.mark.parametrize(
-    ('answer', 'message'),
-    [
-        (lambda s: np.zeros(5), "tokens of row 'a' of environment 'e': got sh"),
-        (lambda s: np.zeros((6, 1)), r'got shape \(6, 1\), expected \(6,\)'),
-        (lambda s: np.where(s.ids == 3, np.nan, 0), 'got nan at token 2'),
-    ],
+  ('answer', 'message'),
+  [
+    (lambda s: np.zeros(5), "tokens of row 'a' of environment 'e': got sh"),
+    (lambda s: np.zeros((6, 1)), r'got shape \(6, 1\), expected \(6,\)'),
+    (lambda s: np.where(s.ids == 3, np.nan, 0), 'got nan at token 2'),
+  ],
 )
 def test_a_bad_reference_is_refused(answer, message):
   with pytest.raises(ValueError, match=message):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from configs import common
-from posttrain import algorithms, config, packing, schema
+from posttrain import algorithms, schema
 from posttrain.algorithms import streams
+from posttrain.config import load as config
+from posttrain.data import packing
 from tests import fixtures
 from tests.algorithms import two_turns
 
@@ -32,29 +34,35 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    'grpo': Row(schema.Grpo(), (0.5, -0.5), rl=ONE),
-    'grpo with a leash': Row(
-        schema.Grpo(kl_beta=0.1, reference='ema:0.9'), (0.5, -0.5), rl=ONE,
-        ref_kl=0.1 * ONE, reference='ema:0.9',
-    ),
-    'max_rl': Row(schema.MaxRl(), (1, -1), rl=ONE),
-    'max_rl of full order': Row(
-        schema.MaxRl(baseline=False), (2, 0), rl=ONE, prunes=True
-    ),
-    'rloo': Row(schema.Rloo(), (1, -1), rl=ONE),
-    'reward': Row(schema.Reward(), (1, 0), rl=ONE, prunes=True),
-    'custom': Row(
-        schema.Custom(import_path=f'{CREDITS}:centered', kwargs={'scale': 3}),
-        (1.5, -1.5), rl=ONE,
-    ),
-    'echo': Row(schema.Echo(), (0.5, -0.5), rl=ONE, ce=0.1 * TOOL),
-    'opd': Row(
-        schema.Opd(reference='stage:sft'), None, ref_kl=ONE,
-        reference='stage:sft',
-    ),
-    'opsd': Row(schema.Opsd(), None, ref_kl=ONE, reference='policy'),
-    'sft': Row(schema.Sft(), None, ce=ONE),
-}  # fmt: skip
+  'grpo': Row(schema.Grpo(), (0.5, -0.5), rl=ONE),
+  'grpo with a leash': Row(
+    schema.Grpo(kl_beta=0.1, reference='ema:0.9'),
+    (0.5, -0.5),
+    rl=ONE,
+    ref_kl=0.1 * ONE,
+    reference='ema:0.9',
+  ),
+  'max_rl': Row(schema.MaxRl(), (1, -1), rl=ONE),
+  'max_rl of full order': Row(
+    schema.MaxRl(baseline=False), (2, 0), rl=ONE, prunes=True
+  ),
+  'rloo': Row(schema.Rloo(), (1, -1), rl=ONE),
+  'reward': Row(schema.Reward(), (1, 0), rl=ONE, prunes=True),
+  'custom': Row(
+    schema.Custom(import_path=f'{CREDITS}:centered', kwargs={'scale': 3}),
+    (1.5, -1.5),
+    rl=ONE,
+  ),
+  'echo': Row(schema.Echo(), (0.5, -0.5), rl=ONE, ce=0.1 * TOOL),
+  'opd': Row(
+    schema.Opd(reference='stage:sft'),
+    None,
+    ref_kl=ONE,
+    reference='stage:sft',
+  ),
+  'opsd': Row(schema.Opsd(), None, ref_kl=ONE, reference='policy'),
+  'sft': Row(schema.Sft(), None, ce=ONE),
+}
 TABLE = pytest.mark.parametrize('row', ROWS.values(), ids=ROWS.keys())
 
 
@@ -66,9 +74,7 @@ def entry(cfg):
   """An environment that such an algorithm can learn from."""
   if cfg.type == 'sft':
     return schema.EnvEntry(algorithm=cfg)
-  return schema.EnvEntry(
-      algorithm=cfg, sampler=schema.Policy(), group_size=2
-  )
+  return schema.EnvEntry(algorithm=cfg, sampler=schema.Policy(), group_size=2)
 
 
 @TABLE
@@ -77,25 +83,30 @@ def test_options_survive_the_config(row):
   made = entry(row.cfg)
   run = schema.Run(stages={'main': schema.Stage(envs={'a': made})})
   node = common.get_config(run)
-  assert config.build(node) == config.build(config.from_dict(
-      config.to_dict(config.build(node))
-  ))
+  assert config.build(node) == config.build(
+    config.from_dict(config.to_dict(config.build(node)))
+  )
   assert config.build(node).stages['main'].envs['a'] == made
-  plain = common.get_config(schema.Run(stages={
-      'main': schema.Stage(envs={
-          'a': dataclasses.replace(made, algorithm=schema.Grpo())
-      })
-  }))
+  plain = common.get_config(
+    schema.Run(
+      stages={
+        'main': schema.Stage(
+          envs={'a': dataclasses.replace(made, algorithm=schema.Grpo())}
+        )
+      }
+    )
+  )
   config.override(
-      plain, 'main.envs.a.algorithm', json.dumps(dataclasses.asdict(row.cfg))
+    plain, 'main.envs.a.algorithm', json.dumps(dataclasses.asdict(row.cfg))
   )
   assert config.build(plain).stages['main'].envs['a'] == made
 
 
 def _finalize(row, scorer=None):
   return streams.finalize(
-      algorithms.make(row.cfg), [two_turns.group(1.0, 0.0)],
-      scorer or two_turns.Scorer(),
+    algorithms.make(row.cfg),
+    [two_turns.group(1.0, 0.0)],
+    scorer or two_turns.Scorer(),
   )
 
 
@@ -114,7 +125,7 @@ def test_streams_position_by_position(row):
     said = -0.5 if row.reference else 0.0
     np.testing.assert_array_equal(sample.ref_logprobs, np.full(9, said))
   assert [call[0] for call in scorer.calls] == (
-      [row.reference] if row.reference else []
+    [row.reference] if row.reference else []
   )
 
 
@@ -136,18 +147,21 @@ def test_a_step_trains_on_them(row, stepper):
   samples = _finalize(row)
   if row.reference == 'policy':  # as a hint would have it
     samples = [
-        dataclasses.replace(s, ref_logprobs=s.ref_logprobs - 1) for s in samples
+      dataclasses.replace(s, ref_logprobs=s.ref_logprobs - 1) for s in samples
     ]
   batch, left = packing.pack(
-      [dataclasses.replace(s, env='arithmetic') for s in samples],
-      row_tokens=32, rows=1, micro_batches=2, envs=('arithmetic',),
-  )  # fmt: skip
+    [dataclasses.replace(s, env='arithmetic') for s in samples],
+    row_tokens=32,
+    rows=1,
+    micro_batches=2,
+    envs=('arithmetic',),
+  )
   assert not left
   measured, moved = stepper(batch)
   counts = {
-      'rl': 4 * row.rl.any() * (1 if row.prunes else 2),
-      'ce': 2 * np.count_nonzero(row.ce),
-      'ref_kl': 2 * np.count_nonzero(row.ref_kl),
+    'rl': 4 * row.rl.any() * (1 if row.prunes else 2),
+    'ce': 2 * np.count_nonzero(row.ce),
+    'ref_kl': 2 * np.count_nonzero(row.ref_kl),
   }
   for component, count in counts.items():
     assert getattr(batch, f'{component}_count') == count
@@ -161,12 +175,12 @@ def test_packing_order_does_not_matter(stepper):
   samples = []
   for row in ROWS.values():
     samples += [
-        dataclasses.replace(s, env='arithmetic') for s in _finalize(row)
+      dataclasses.replace(s, env='arithmetic') for s in _finalize(row)
     ]
   found = []
   for order in (samples, samples[::-1]):
     batch, left = packing.pack(
-        order, row_tokens=32, rows=1, micro_batches=12, envs=('arithmetic',)
+      order, row_tokens=32, rows=1, micro_batches=12, envs=('arithmetic',)
     )
     assert not left
     found.append(stepper(batch)[0])

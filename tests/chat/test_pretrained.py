@@ -10,15 +10,15 @@ from posttrain import schema
 from posttrain.chat import pretrained, renderer, tokenizers
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
-    "{% if m['role'] == 'assistant' %}<turn>{% endif %}{% endfor %}"
-    '{% if add_generation_prompt %}[assistant]'
-    '{% if not think %}<quiet>{% endif %}{% endif %}'
+  "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+  "{% if m['role'] == 'assistant' %}<turn>{% endif %}{% endfor %}"
+  '{% if add_generation_prompt %}[assistant]'
+  '{% if not think %}<quiet>{% endif %}{% endif %}'
 )
 MESSAGES = (
-    {'role': 'user', 'content': 'hi!! ok!'},
-    {'role': 'assistant', 'content': 'é'},
-    {'role': 'user', 'content': 'so?'},
+  {'role': 'user', 'content': 'hi!! ok!'},
+  {'role': 'assistant', 'content': 'é'},
+  {'role': 'user', 'content': 'so?'},
 )
 
 
@@ -28,7 +28,7 @@ def write(path, template=TEMPLATE, special=(), stops=None, **about):
   alphabet = json.loads(tokenizers.Bytes().content)['model']['vocab']
   file = library.Tokenizer(library.models.BPE(vocab=alphabet, merges=[]))
   file.pre_tokenizer = library.pre_tokenizers.ByteLevel(
-      add_prefix_space=False, use_regex=False
+    add_prefix_space=False, use_regex=False
   )
   file.decoder = library.decoders.ByteLevel()
   file.add_special_tokens(['<s>', '<eos>', '<turn>', '<quiet>', *special])
@@ -50,17 +50,21 @@ def load(path, **options):
 
 def ids(made):
   return [
-      made.render(MESSAGES[:n], add_generation_prompt=True).ids.tolist()
-      for n in (1, 3)
+    made.render(MESSAGES[:n], add_generation_prompt=True).ids.tolist()
+    for n in (1, 3)
   ]
 
 
-@pytest.mark.parametrize(('options', 'eos'), [
+@pytest.mark.parametrize(
+  ('options', 'eos'),
+  [
     ({'stops': ['<eos>', '<turn>']}, '<turn>'),
     ({'stops': ['<eos>']}, '<turn>'),  # a base model with a chat template
-    ({}, '<turn>'), ({'template': None, 'stops': ['<eos>', '<turn>']}, '<eos>'),
+    ({}, '<turn>'),
+    ({'template': None, 'stops': ['<eos>', '<turn>']}, '<eos>'),
     ({'template': '{{ strftime_now("%Y") }}'}, '<eos>'),
-])
+  ],
+)
 def test_the_token_that_closes_a_turn(tmp_path, options, eos):
   made = load(write(tmp_path / 'd', **options))
   assert made.tokenizer.eos == eos
@@ -68,13 +72,18 @@ def test_the_token_that_closes_a_turn(tmp_path, options, eos):
   assert {made.tokenizer.text(i) for i in made.stop_ids} == {eos, *stops}
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'eos': '<eos>'}, {'template_variables': '{"think": true}'},
+@pytest.mark.parametrize(
+  'options',
+  [
+    {},
+    {'eos': '<eos>'},
+    {'template_variables': '{"think": true}'},
     {'pad': '<quiet>'},
-])
+  ],
+)
 @pytest.mark.parametrize('template', [TEMPLATE, None])
 def test_what_is_written_speaks_as_the_renderer_does(
-    tmp_path, template, options
+  tmp_path, template, options
 ):
   if template is None and 'template_variables' in options:
     pytest.skip('nothing reads them')
@@ -92,7 +101,7 @@ def test_what_is_written_speaks_as_the_renderer_does(
   # No ordinary text has become a special token.
   plain = again.tokenizer.encode('hi!! ok!')
   assert plain == list(b'hi!! ok!') and again.tokenizer.decode(plain) == (
-      'hi!! ok!'
+    'hi!! ok!'
   )
   about = json.loads((path / 'tokenizer_config.json').read_text())
   assert about.get('pad_token') in (None, '<quiet>')
@@ -101,7 +110,7 @@ def test_what_is_written_speaks_as_the_renderer_does(
   theirs = transformers.AutoTokenizer.from_pretrained(path)
   for n, expected in zip((1, 3), ids(made), strict=True):
     assert expected == theirs.apply_chat_template(
-        list(MESSAGES[:n]), add_generation_prompt=True, return_dict=False
+      list(MESSAGES[:n]), add_generation_prompt=True, return_dict=False
     )
   assert theirs('hi!! ok!', add_special_tokens=False)['input_ids'] == plain
 
@@ -131,8 +140,11 @@ def test_the_config_goes_before_the_directory(tmp_path):
   made = load(path, chat_template=str(other), eos='<eos>', pad='<s>')
   assert made.render(MESSAGES[:1]).text == '<s>(user]hi!! ok!'
   assert made.tokenizer.eos == '<eos>' and made.tokenizer.pad_id == 256
-  prints = {made.fingerprint, load(path).fingerprint,
-            load(path, template_variables='{"think": 1}').fingerprint}
+  prints = {
+    made.fingerprint,
+    load(path).fingerprint,
+    load(path, template_variables='{"think": 1}').fingerprint,
+  }
   assert len(prints) == 3
 
 
@@ -146,15 +158,20 @@ def test_variables_that_nothing_reads_are_refused(tmp_path):
       load(path, template_variables=variables)
 
 
-@pytest.mark.parametrize(('name', 'content', 'says'), [
+@pytest.mark.parametrize(
+  ('name', 'content', 'says'),
+  [
     ('tokenizer_config.json', '[', 'tokenizer_config.json must be JSON'),
     ('tokenizer_config.json', '[]', 'must hold a JSON object'),
     ('tokenizer_config.json', '{"bos_token": 3}', 'bos_token must be a text'),
     ('generation_config.json', '{"eos_token_id": "x"}', 'must be a token id'),
-    ('chat_template.json',
-     '{"chat_template": [{"name": "rag", "template": ""}]}',
-     "a chat template named 'default'"),
-])
+    (
+      'chat_template.json',
+      '{"chat_template": [{"name": "rag", "template": ""}]}',
+      "a chat template named 'default'",
+    ),
+  ],
+)
 def test_broken_files_are_named(tmp_path, name, content, says):
   path = write(tmp_path / 'd', template=None)
   (path / name).write_text(content)
@@ -163,8 +180,10 @@ def test_broken_files_are_named(tmp_path, name, content, says):
 
 
 def test_templates_by_name(tmp_path):
-  named = [{'name': 'tools', 'template': 'x'},
-           {'name': 'default', 'template': TEMPLATE}]  # fmt: skip
+  named = [
+    {'name': 'tools', 'template': 'x'},
+    {'name': 'default', 'template': TEMPLATE},
+  ]
   path = write(tmp_path / 'd', template=None, chat_template=named)
   assert load(path).template == TEMPLATE
   (path / 'tokenizer.json').unlink()

@@ -23,19 +23,23 @@ TODAY = {'today': datetime.date.today().isoformat()}
 DATED = {'granite3_3': TODAY, 'llama3_2': TODAY}
 # What a template does to the demonstration user, assistant, user, assistant.
 SAMPLES = {
-    'qwen3': 2,  # thoughts, even empty ones, are shown in the last turn only
-    'phi3': 2, 'phi3_5': 2,  # an eos_token ends whatever comes last
-}  # fmt: skip
+  'qwen3': 2,  # thoughts, even empty ones, are shown in the last turn only
+  'phi3': 2,
+  'phi3_5': 2,  # an eos_token ends whatever comes last
+}
 FORCED = 'deepseek_r1_distill'  # prompts for a thought, and shows none
 NO_SYSTEM = ('gemma2', 'mistral_7b_instruct_v0_1', 'mixtral_8x7b_instruct')
 NAMES = pytest.mark.parametrize('name', sorted(TOKENS))
 S, U, A, U2, A2 = (
-    {'role': role, 'content': content} for role, content in (
-        ('system', 'Be brief.'), ('user', 'What is\n 47 + 85?'),
-        ('assistant', 'It is *132*, é.'), ('user', 'And 1 < 2?'),
-        ('assistant', '{"yes": true}'),
-    )
-)  # fmt: skip
+  {'role': role, 'content': content}
+  for role, content in (
+    ('system', 'Be brief.'),
+    ('user', 'What is\n 47 + 85?'),
+    ('assistant', 'It is *132*, é.'),
+    ('user', 'And 1 < 2?'),
+    ('assistant', '{"yes": true}'),
+  )
+)
 
 
 @pytest.fixture(scope='module')
@@ -47,8 +51,13 @@ def folders(tmp_path_factory):
     import tokenizers as library
 
     template = (FOLDER / f'{name}.jinja').read_text()
-    special = [about['bos_token'], about['eos_token'], *about['stop_tokens'],
-               '<pad>', *re.findall(r'<[|｜][^<>{}\s]+[|｜]>', template)]
+    special = [
+      about['bos_token'],
+      about['eos_token'],
+      *about['stop_tokens'],
+      '<pad>',
+      *re.findall(r'<[|｜][^<>{}\s]+[|｜]>', template),
+    ]
     file = library.Tokenizer.from_str(tokenizers.Bytes().content.decode())
     file.add_special_tokens(list(dict.fromkeys(filter(None, special))))
     folder = made[name] = root / name
@@ -56,28 +65,34 @@ def folders(tmp_path_factory):
     file.save(str(folder / 'tokenizer.json'))
     stops = [file.token_to_id(x) for x in about['stop_tokens']]
     for path, value in {
-        'tokenizer_config.json': {
-            'tokenizer_class': 'PreTrainedTokenizerFast', 'pad_token': '<pad>',
-            'eos_token': {
-                '__type': 'AddedToken', 'content': about['eos_token'],
-                'lstrip': False, 'normalized': False, 'rstrip': False,
-                'single_word': False, 'special': True,
-            },
-            'bos_token': about['bos_token'], 'chat_template': template,
+      'tokenizer_config.json': {
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'pad_token': '<pad>',
+        'eos_token': {
+          '__type': 'AddedToken',
+          'content': about['eos_token'],
+          'lstrip': False,
+          'normalized': False,
+          'rstrip': False,
+          'single_word': False,
+          'special': True,
         },
-        'generation_config.json': {
-            'eos_token_id': stops if len(stops) > 1 else stops[0]
-        },
-    }.items():  # fmt: skip
+        'bos_token': about['bos_token'],
+        'chat_template': template,
+      },
+      'generation_config.json': {
+        'eos_token_id': stops if len(stops) > 1 else stops[0]
+      },
+    }.items():
       (folder / path).write_text(json.dumps(value))
   return made
 
 
 def load(folders, name):
   variables = json.dumps(DATED.get(name, {}))
-  return renderer.load(schema.Tokenizer(
-      path=str(folders[name]), template_variables=variables
-  ))
+  return renderer.load(
+    schema.Tokenizer(path=str(folders[name]), template_variables=variables)
+  )
 
 
 def text(made, ids):
@@ -85,7 +100,13 @@ def text(made, ids):
 
 
 CONVERSATIONS = (
-    (U,), (S, U), (U, A), (U, A, U2), (S, U, A, U2, A2), (U, U2), (A, U)
+  (U,),
+  (S, U),
+  (U, A),
+  (U, A, U2),
+  (S, U, A, U2, A2),
+  (U, U2),
+  (A, U),
 )
 
 
@@ -98,7 +119,7 @@ def test_texts_and_ids_are_those_of_transformers(folders, name):
     options = {'add_generation_prompt': prompt, **DATED.get(name, {})}
     try:
       shown = theirs.apply_chat_template(
-          list(messages), tokenize=False, **options
+        list(messages), tokenize=False, **options
       )
     except Exception as error:  # the template's own
       assert 'emplate' in type(error).__name__, error
@@ -113,7 +134,7 @@ def test_texts_and_ids_are_those_of_transformers(folders, name):
     made = ours.render(messages, add_generation_prompt=prompt)
     assert made.text == shown
     assert made.ids.tolist() == theirs.apply_chat_template(
-        list(messages), return_dict=False, **options
+      list(messages), return_dict=False, **options
     )
     for i, role in enumerate(types.ROLES):
       said = [m['content'] for m in messages if m['role'] == role]
@@ -126,8 +147,12 @@ def test_texts_and_ids_are_those_of_transformers(folders, name):
 @NAMES
 def test_the_stop_tokens_of_a_directory(folders, name):
   made, about = load(folders, name), TOKENS[name]
-  closing = {'gemma2': '<end_of_turn>', 'gemma3': '<end_of_turn>',
-             'phi3': '<|end|>', 'phi3_5': '<|end|>'}  # fmt: skip
+  closing = {
+    'gemma2': '<end_of_turn>',
+    'gemma3': '<end_of_turn>',
+    'phi3': '<|end|>',
+    'phi3_5': '<|end|>',
+  }
   assert made.tokenizer.eos == closing.get(name, about['eos_token'])
   texts = [made.tokenizer.text(i) for i in made.stop_ids]
   assert set(texts) == set(about['stop_tokens'])
@@ -151,7 +176,7 @@ def test_demonstrations(folders, name):
   gap = ' ' if name.startswith(('mistral_7b', 'mixtral')) else ''
   turns = live.replace(lead, '') if lead else live
   assert turns == f'{gap}{A["content"]}{eos}{gap}{A2["content"]}{eos}' or (
-      turns == f'{A["content"]}{eos}{A2["content"]}{eos}'
+    turns == f'{A["content"]}{eos}{A2["content"]}{eos}'
   )
   assert live.count(lead) == 2 if lead else True
   # The ids are those of the whole conversation, as it is shown in the end.
@@ -179,7 +204,7 @@ def test_a_thought_that_is_forgotten(folders, name):
     assert '132\n</think>' not in again.text and 'It is 132.' in again.text
     return
   after = made.extend(spoken, history, (U2,), add_generation_prompt=True)
-  np.testing.assert_array_equal(after.ids[:len(spoken)], spoken.ids)
+  np.testing.assert_array_equal(after.ids[: len(spoken)], spoken.ids)
   bare = {'role': 'assistant', 'content': says.strip()}
   shown = made.render((U, bare, U2), add_generation_prompt=True)
   np.testing.assert_array_equal(after.ids, shown.ids)
@@ -208,10 +233,12 @@ def test_a_content_that_decides_how_others_are_shown(folders):
 
 
 def test_variables_reach_a_template(folders):
-  made = renderer.load(schema.Tokenizer(
+  made = renderer.load(
+    schema.Tokenizer(
       path=str(folders['qwen3']),
       template_variables='{"enable_thinking": false}',
-  ))
+    )
+  )
   prompt = made.render((U,), add_generation_prompt=True)
   assert prompt.text.endswith('<think>\n\n</think>\n\n')
   with pytest.raises(schema.FieldError, match='must be a JSON object'):

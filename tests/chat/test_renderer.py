@@ -14,13 +14,14 @@ CHATML = """{{ bos_token }}{% for m in messages -%}
 {% endfor %}{% if add_generation_prompt %}<|assistant|>
 {% endif %}"""
 TEMPLATES = pytest.mark.parametrize(
-    'template', [None, CHATML], ids=['built-in', 'jinja']
+  'template', [None, CHATML], ids=['built-in', 'jinja']
 )
 TEXTS = st.text(alphabet='ab <|end|>é\n', max_size=6)
 MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {'role': st.sampled_from(types.ROLES), 'content': TEXTS}
-    ), max_size=5,
+  st.fixed_dictionaries(
+    {'role': st.sampled_from(types.ROLES), 'content': TEXTS}
+  ),
+  max_size=5,
 )
 
 
@@ -41,9 +42,9 @@ def assert_same(a, b):
 
 def test_the_fingerprint_tells_tokenizers_and_templates_apart():
   prints = [
-      renderer.Renderer(tokenizer, template).fingerprint
-      for tokenizer in (tokenizers.Bytes(), tokenizers.Bytes('<|tool|>'))
-      for template in (None, CHATML, CHATML + ' ', templates.BUILT_IN)
+    renderer.Renderer(tokenizer, template).fingerprint
+    for tokenizer in (tokenizers.Bytes(), tokenizers.Bytes('<|tool|>'))
+    for template in (None, CHATML, CHATML + ' ', templates.BUILT_IN)
   ]
   assert len(set(prints)) == 8
   assert all(len(p) == 64 and int(p, 16) for p in prints)
@@ -100,14 +101,12 @@ def test_extend_is_render_of_the_whole(template, messages, cut, prompt):
   old, new = messages[:cut], messages[cut:]
   whole = made.render(messages, add_generation_prompt=prompt)
   part = made.render(old)
-  assert_same(
-      made.extend(part, old, new, add_generation_prompt=prompt), whole
-  )
-  np.testing.assert_array_equal(whole.ids[:len(part)], part.ids)
+  assert_same(made.extend(part, old, new, add_generation_prompt=prompt), whole)
+  np.testing.assert_array_equal(whole.ids[: len(part)], part.ids)
   if new and new[0]['role'] == 'assistant':
     part = made.render(old, add_generation_prompt=True)
     assert_same(
-        made.extend(part, old, new, add_generation_prompt=prompt), whole
+      made.extend(part, old, new, add_generation_prompt=prompt), whole
     )
 
 
@@ -121,26 +120,30 @@ def test_sampled_ids_are_kept_and_the_turn_is_closed(template, stopped):
   opened = made.append(prompt, ids)
   history = [*before, *say('ay?')]
   full = made.extend(opened, history, after, add_generation_prompt=True)
-  assert full.ids[len(prompt):len(opened)].tolist() == ids
+  assert full.ids[len(prompt) : len(opened)].tolist() == ids
   assert full.sampled.sum() == len(ids)
   assert full.ids[full.sampled].tolist() == ids
-  assert full.is_content[len(prompt):len(opened)].tolist() == (
-      [True, True, False][:len(ids)]
+  assert (
+    full.is_content[len(prompt) : len(opened)].tolist()
+    == ([True, True, False][: len(ids)])
   )
   # One eos per turn, sampled or not; then the same ids as from text.
   expected = made.render([*history, *after], add_generation_prompt=True)
   np.testing.assert_array_equal(
-      full.ids[full.ids != 255], expected.ids[expected.ids != ord('?')]
+    full.ids[full.ids != 255], expected.ids[expected.ids != ord('?')]
   )
 
 
-@pytest.mark.parametrize('message, error', [
+@pytest.mark.parametrize(
+  'message, error',
+  [
     ({'role': 'robot', 'content': ''}, r'messages\[1\].role must be one of'),
     ({'role': 'user', 'content': None}, r'messages\[1\].content must be a s'),
     ('hi', r'messages\[1\] must be an object'),
     ({'role': 'user'}, r'messages\[1\].content must be a string'),
     ({'role': 'assistant', 'content': '', 'tool_calls': [{}]}, 'tool_calls'),
-])
+  ],
+)
 def test_malformed_messages_are_refused(message, error):
   with pytest.raises(ValueError, match=error):
     make().render([*say('ua'), message])

@@ -21,8 +21,10 @@ FORGETS = """{% for m in messages %}<|{{ m.role }}|>
 {{- m.content.split('#')[-1] if m.role == 'assistant' and not loop.last
     else m.content }}<|end|>{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-UA = ({'role': 'user', 'content': 'user'},
-      {'role': 'assistant', 'content': 'im_end'})
+UA = (
+  {'role': 'user', 'content': 'user'},
+  {'role': 'assistant', 'content': 'im_end'},
+)
 
 
 def make(template, **options):
@@ -58,38 +60,44 @@ def test_pieces_know_their_message():
 
 def test_pieces_of_a_conversation():
   assert shown(QWEN2, UA, prompt=True) == [
-      ('<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n', 'user',
-       False, False),
-      ('user', 'user', True, False),
-      ('<|im_end|>\n', 'user', False, False),
-      ('<|im_start|>assistant\n', 'assistant', False, False),
-      ('im_end', 'assistant', True, False),
-      ('<|im_end|>\n', 'assistant', False, False),
-      ('<|im_start|>assistant\n', 'assistant', False, False),
+    (
+      '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n',
+      'user',
+      False,
+      False,
+    ),
+    ('user', 'user', True, False),
+    ('<|im_end|>\n', 'user', False, False),
+    ('<|im_start|>assistant\n', 'assistant', False, False),
+    ('im_end', 'assistant', True, False),
+    ('<|im_end|>\n', 'assistant', False, False),
+    ('<|im_start|>assistant\n', 'assistant', False, False),
   ]
 
 
 def test_pieces_of_what_is_new():
   skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
   assert shown(QWEN2, UA, start=1, skip=skip) == [
-      ('<|im_start|>assistant\n', 'assistant', False, False),
-      ('im_end', 'assistant', True, False),
-      ('<|im_end|>\n', 'assistant', False, False),
+    ('<|im_start|>assistant\n', 'assistant', False, False),
+    ('im_end', 'assistant', True, False),
+    ('<|im_end|>\n', 'assistant', False, False),
   ]
 
 
 def test_a_system_message_that_is_shown_within_the_users():
   source = (
-      "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
-      '{% set rest = messages[1:] %}{% endif %}'
-      "{% if not rest %}{{ raise_exception('ask something') }}{% endif %}"
-      '[{{ s | trim }}|{{ rest[0].content }}]'
+    "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
+    '{% set rest = messages[1:] %}{% endif %}'
+    "{% if not rest %}{{ raise_exception('ask something') }}{% endif %}"
+    '[{{ s | trim }}|{{ rest[0].content }}]'
   )
   messages = ({'role': 'system', 'content': ' short '}, UA[0])
   assert shown(source, messages) == [
-      ('[', 'system', False, False), ('short', 'system', True, False),
-      ('|', 'user', False, False), ('user', 'user', True, False),
-      (']', 'user', False, False),
+    ('[', 'system', False, False),
+    ('short', 'system', True, False),
+    ('|', 'user', False, False),
+    ('user', 'user', True, False),
+    (']', 'user', False, False),
   ]
   with pytest.raises(ValueError, match='it says: ask something'):
     cut(source, messages[:1])
@@ -99,7 +107,12 @@ def test_a_transformed_content_is_found_by_what_stands_around_it():
   source = '{% for m in messages %}<{{ m.content | tojson }}>{% endfor %}'
   messages = ({'role': 'user', 'content': 'a"b'}, UA[1])
   assert [piece.text for piece in cut(source, messages)] == [
-      '<"', 'a\\"b', '">', '<"', 'im_end', '">'
+    '<"',
+    'a\\"b',
+    '">',
+    '<"',
+    'im_end',
+    '">',
   ]
 
 
@@ -116,11 +129,11 @@ def test_a_template_that_rewrites_history_makes_several_samples():
   made = make(FORGETS).demonstrate(messages)
   asks = '<|user|>user<|end|>'
   assert [text(part.ids) for part in made] == [
-      f'{asks}<|assistant|><think></think>0#a0<|end|>',
-      f'{asks}<|assistant|>a0<|end|>{asks}{asks}'
-      '<|assistant|><think></think>1#a1<|end|>',
-      f'{asks}<|assistant|>a0<|end|>{asks}{asks}<|assistant|>a1<|end|>{asks}'
-      '<|assistant|><think></think>2#a2<|end|>',
+    f'{asks}<|assistant|><think></think>0#a0<|end|>',
+    f'{asks}<|assistant|>a0<|end|>{asks}{asks}'
+    '<|assistant|><think></think>1#a1<|end|>',
+    f'{asks}<|assistant|>a0<|end|>{asks}{asks}<|assistant|>a1<|end|>{asks}'
+    '<|assistant|><think></think>2#a2<|end|>',
   ]
   for i, part in enumerate(made):
     said = f'<think></think>{i}#a{i}<|end|>'
@@ -135,12 +148,18 @@ def test_a_template_that_rewrites_history_makes_several_samples():
 TRIMS = FORGETS.replace("split('#')[-1]", "split('#')[-1].strip()")
 
 
-@pytest.mark.parametrize('source, said, kept', [
+@pytest.mark.parametrize(
+  'source, said, kept',
+  [
     (FORGETS, 'yes', True),  # no thought, and history shows none
-    (FORGETS, ' yes\n', True), (TRIMS, ' yes\n', True), (TRIMS, '', True),
-    (FORGETS, '0#a', False), (FORGETS, '<think></think>yes', True),
+    (FORGETS, ' yes\n', True),
+    (TRIMS, ' yes\n', True),
+    (TRIMS, '', True),
+    (FORGETS, '0#a', False),
+    (FORGETS, '<think></think>yes', True),
     (TRIMS, '0# a', False),
-])
+  ],
+)
 def test_sampled_history_is_compared_as_it_was_sampled(source, said, kept):
   made = make(source)
   start = made.render(UA[:1], add_generation_prompt=True)
@@ -151,8 +170,8 @@ def test_sampled_history_is_compared_as_it_was_sampled(source, said, kept):
       made.extend(opened, history, [UA[0]])
     return
   after = made.extend(opened, history, [UA[0]], add_generation_prompt=True)
-  np.testing.assert_array_equal(after.ids[:len(opened)], opened.ids)
-  assert text(after.ids[len(opened):]) == '<|user|>user<|end|><|assistant|>'
+  np.testing.assert_array_equal(after.ids[: len(opened)], opened.ids)
+  assert text(after.ids[len(opened) :]) == '<|user|>user<|end|><|assistant|>'
 
 
 def test_a_turn_may_end_with_any_stop_token():
@@ -161,31 +180,47 @@ def test_a_turn_may_end_with_any_stop_token():
   start = made.render(UA[:1], add_generation_prompt=True)
   opened = made.append(start, [*b'im_end', 261])
   after = made.extend(opened, UA, UA[:1])
-  assert text(after.ids[len(opened):]) == '<|user|>user<|end|>'
+  assert text(after.ids[len(opened) :]) == '<|user|>user<|end|>'
   cut_off = made.extend(made.append(start, [*b'im_end']), UA, UA[:1])
-  assert text(cut_off.ids[len(opened) - 1:]) == '<|end|><|user|>user<|end|>'
+  assert text(cut_off.ids[len(opened) - 1 :]) == '<|end|><|user|>user<|end|>'
   assert cut_off.roles[len(opened) - 1] == types.ROLES.index('assistant')
 
 
-@pytest.mark.parametrize('source, error', [
+@pytest.mark.parametrize(
+  'source, error',
+  [
     ('{% for', 'must be a Jinja template'),
     ('{{ raise_exception("no tools here") }}', 'no tools here'),
     ('{{ messages.nope.nope }}', 'must be ones that config.tokenizer.ch'),
     ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined"),
-    ('{% for m in messages %}{{ m.content | upper }}{% endfor %}',
-     r'shows that of messages\[0\] \(user\) 0 times'),
-    ('{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}',
-     'once'),
-    ('{% for m in messages | reverse %}{{ m.content }}{% endfor %}',
-     'must show contents in their order'),
-    ('{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}',
-     'close an assistant turn'),
-    ('{% for m in messages %}{{ m.role }}{{ m.content }}<|end|>{% endfor %}'
-     '{% if add_generation_prompt %}other{% endif %}',
-     'open an assistant turn as it prompts'),
-    ('{% for m in messages %}{{ m.content }}{% endfor %}'
-     '{{ cycler.__init__.__globals__ }}', 'must be ones that'),
-])
+    (
+      '{% for m in messages %}{{ m.content | upper }}{% endfor %}',
+      r'shows that of messages\[0\] \(user\) 0 times',
+    ),
+    (
+      '{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}',
+      'once',
+    ),
+    (
+      '{% for m in messages | reverse %}{{ m.content }}{% endfor %}',
+      'must show contents in their order',
+    ),
+    (
+      '{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}',
+      'close an assistant turn',
+    ),
+    (
+      '{% for m in messages %}{{ m.role }}{{ m.content }}<|end|>{% endfor %}'
+      '{% if add_generation_prompt %}other{% endif %}',
+      'open an assistant turn as it prompts',
+    ),
+    (
+      '{% for m in messages %}{{ m.content }}{% endfor %}'
+      '{{ cycler.__init__.__globals__ }}',
+      'must be ones that',
+    ),
+  ],
+)
 def test_refusals(source, error):
   with pytest.raises(ValueError, match=error):
     made = make(source)
@@ -195,20 +230,20 @@ def test_refusals(source, error):
 
 def test_content_cannot_forge_a_turn():
   made = make(
-      '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>'
-      '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}',
+    '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>'
+    '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}',
   )
   builtin = renderer.Renderer(tokenizers.Bytes())
   messages = [{'role': 'user', 'content': '<|end|>'}, UA[1]]
   assert made.render(messages).ids.tolist() == (
-      builtin.render(messages).ids.tolist()
+    builtin.render(messages).ids.tolist()
   )
 
 
 def test_variables_and_generation_tags():
   source = (
-      '{{ day }}{% for m in messages %}<|{{ m.role }}|>'
-      '{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}'
+    '{{ day }}{% for m in messages %}<|{{ m.role }}|>'
+    '{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}'
   )
   made = make(source, variables={'day': 'Monday'})
   assert text(made.render(UA[:1]).ids) == 'Monday<|user|>user<|end|>'

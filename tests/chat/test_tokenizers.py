@@ -13,16 +13,14 @@ from posttrain.chat import tokenizers
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 needs_data = pytest.mark.skipif(
-    DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+  DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
 )
 
 
 @pytest.fixture(scope='module')
 def neox():
   path = pathlib.Path(DATA) / 'neox20b_tokenizer' / 'tokenizer.json'
-  return tokenizers.load(
-      schema.Tokenizer(path=str(path), eos='<|endoftext|>')
-  )
+  return tokenizers.load(schema.Tokenizer(path=str(path), eos='<|endoftext|>'))
 
 
 @pytest.fixture(scope='module')
@@ -32,13 +30,15 @@ def words(tmp_path_factory):
   from tokenizers import models, pre_tokenizers, processors
 
   names = ['<unk>', '<s>', '</s>', '<pad>', 'a', 'b', 'c', 'stop']
-  made = library.Tokenizer(models.WordLevel(
+  made = library.Tokenizer(
+    models.WordLevel(
       {name: i for i, name in enumerate(names)}, unk_token='<unk>'
-  ))
+    )
+  )
   made.pre_tokenizer = pre_tokenizers.Whitespace()
   made.add_special_tokens(['<s>', '</s>', '<pad>'])
   made.post_processor = processors.TemplateProcessing(
-      single='<s> $A', special_tokens=[('<s>', 1)]
+    single='<s> $A', special_tokens=[('<s>', 1)]
   )
   made.enable_truncation(2)
   path = tmp_path_factory.mktemp('words') / 'tokenizer.json'
@@ -70,18 +70,19 @@ def test_bytes_round_trip_and_hold_no_special(text):
   ids = made.encode(text + '<|end|>')
   assert max(ids) < 256
   assert made.decode(ids) == (
-      text.encode('utf-8', 'replace').decode() + '<|end|>'
+    text.encode('utf-8', 'replace').decode() + '<|end|>'
   )
 
 
 def test_fingerprint_tells_tokenizers_apart(words):
   prints = {
-      tokenizers.load(cfg).fingerprint
-      for cfg in (
-          schema.Tokenizer(), schema.Tokenizer(eos='<|tool|>'),
-          schema.Tokenizer(path=words, eos='</s>'),
-          schema.Tokenizer(path=words, eos='<s>'),
-      )
+    tokenizers.load(cfg).fingerprint
+    for cfg in (
+      schema.Tokenizer(),
+      schema.Tokenizer(eos='<|tool|>'),
+      schema.Tokenizer(path=words, eos='</s>'),
+      schema.Tokenizer(path=words, eos='<s>'),
+    )
   }
   assert len(prints) == 4
   assert all(len(p) == 64 and int(p, 16) for p in prints)
@@ -99,25 +100,33 @@ def test_file_knows_bos_pad_and_does_not_truncate(words):
   assert made.decode([1, 4, 2, 5, 900]) == 'a b'
 
 
-@pytest.mark.parametrize('cfg, words_of_error', [
+@pytest.mark.parametrize(
+  'cfg, words_of_error',
+  [
     ({'eos': '<|nope|>'}, ('config.tokenizer.eos', 'vocabulary', '<|nope|>')),
     ({'pad': '<|nope|>'}, ('config.tokenizer.pad', 'vocabulary')),
     ({'pad': '<|end|>'}, ('config.tokenizer.pad', 'differ', 'tokenizer.eos')),
-    ({'path': '/nowhere.json', 'eos': 'x'},
-     ('config.tokenizer.path', 'existing')),
-])
+    (
+      {'path': '/nowhere.json', 'eos': 'x'},
+      ('config.tokenizer.path', 'existing'),
+    ),
+  ],
+)
 def test_refusals(cfg, words_of_error):
   with pytest.raises(ValueError) as error:
     tokenizers.load(schema.Tokenizer(**cfg))
   assert all(word in str(error.value) for word in words_of_error)
 
 
-@pytest.mark.parametrize('eos, pad, words_of_error', [
+@pytest.mark.parametrize(
+  'eos, pad, words_of_error',
+  [
     (None, None, ('config.tokenizer.eos', 'be given', '</s>')),
     ('<|end|>', None, ('config.tokenizer.eos', 'vocabulary')),
     ('stop', None, ('config.tokenizer.eos', 'ordinary text')),
     ('</s>', '</s>', ('config.tokenizer.pad', 'differ')),
-])
+  ],
+)
 def test_refusals_of_a_file(words, eos, pad, words_of_error):
   with pytest.raises(ValueError) as error:
     tokenizers.load(schema.Tokenizer(path=words, eos=eos, pad=pad))
@@ -148,9 +157,11 @@ def test_a_tokenizer_that_adds_spaces_warns(tmp_path, scheme):
 
   import tokenizers as library
 
-  made = library.Tokenizer(library.models.BPE(
+  made = library.Tokenizer(
+    library.models.BPE(
       vocab={'\u2581': 0, 'a': 1, '</s>': 2}, merges=[], fuse_unk=True
-  ))
+    )
+  )
   made.pre_tokenizer = library.pre_tokenizers.Metaspace(prepend_scheme=scheme)
   made.add_special_tokens(['</s>'])
   made.save(str(tmp_path / 'tokenizer.json'))
@@ -159,5 +170,5 @@ def test_a_tokenizer_that_adds_spaces_warns(tmp_path, scheme):
     warnings.simplefilter('always')
     tokenizers.load(cfg)
   assert ['begins every text' in str(x.message) for x in said] == (
-      [True] if scheme == 'always' else []
+    [True] if scheme == 'always' else []
   )

@@ -10,16 +10,19 @@ from posttrain.data import jsonl
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 needs_data = pytest.mark.skipif(
-    DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+  DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
 )
 USER = {'role': 'user', 'content': 'hé'}
 SAYS = {'role': 'assistant', 'content': 'yo'}
 
 
 def write(path, *lines):
-  path.write_text('\n'.join(
+  path.write_text(
+    '\n'.join(
       line if isinstance(line, str) else json.dumps(line) for line in lines
-  ), encoding='utf-8')
+    ),
+    encoding='utf-8',
+  )
   return path
 
 
@@ -28,18 +31,24 @@ def read_one(tmp_path, row):
   return found
 
 
-@pytest.mark.parametrize('row, prompt, completion', [
+@pytest.mark.parametrize(
+  'row, prompt, completion',
+  [
     ({'prompt': 'hé', 'completion': 'yo'}, (USER,), (SAYS,)),
     ({'prompt': [USER], 'completion': 'yo'}, (USER,), (SAYS,)),
     ({'prompt': 'hé', 'completion': [SAYS]}, (USER,), (SAYS,)),
     # A prompt's assistant turns are given (few-shot), not trained.
-    ({'prompt': [USER, SAYS, USER], 'completion': 'yo'},
-     (USER, SAYS, USER), (SAYS,)),
+    (
+      {'prompt': [USER, SAYS, USER], 'completion': 'yo'},
+      (USER, SAYS, USER),
+      (SAYS,),
+    ),
     # The whole conversation over again.
     ({'prompt': 'hé', 'completion': [USER, SAYS]}, (USER,), (SAYS,)),
     ({'messages': [USER, SAYS]}, (USER,), (SAYS,)),
     ({'messages': [USER, SAYS, USER, SAYS]}, (USER,), (SAYS, USER, SAYS)),
-])
+  ],
+)
 def test_accepted_forms(tmp_path, row, prompt, completion):
   found = read_one(tmp_path, {**row, 'level': 3})
   assert (found.prompt, found.completion) == (prompt, completion)
@@ -48,33 +57,48 @@ def test_accepted_forms(tmp_path, row, prompt, completion):
 
 def test_blank_lines_count_but_hold_nothing(tmp_path):
   row = {'prompt': 'a', 'completion': 'b'}
-  path = write(tmp_path / 'rows.jsonl', '\ufeff' + json.dumps(row), '', '  ',
-               row, '')
+  path = write(
+    tmp_path / 'rows.jsonl', '\ufeff' + json.dumps(row), '', '  ', row, ''
+  )
   assert [found.where for found in jsonl.read(path)] == [
-      f'{path}:1', f'{path}:4'
+    f'{path}:1',
+    f'{path}:4',
   ]
 
 
-@pytest.mark.parametrize('row, words', [
+@pytest.mark.parametrize(
+  'row, words',
+  [
     ('{"prompt": ', ('one JSON object',)),
     ('[1]', ('must be an object',)),
-    ({'question': 'a', 'answer': 'b'}, ("'prompt' and 'completion'",
-                                        'question')),
+    (
+      {'question': 'a', 'answer': 'b'},
+      ("'prompt' and 'completion'", 'question'),
+    ),
     ({'prompt': 'a'}, ("'prompt' and 'completion'",)),
     ({'prompt': 'a', 'completion': 'b', 'messages': []}, ('or',)),
     ({'prompt': 3, 'completion': 'b'}, ('prompt must be a string or', '3')),
     ({'messages': 'a'}, ('messages must be a list of messages',)),
     ({'messages': ['a']}, ('messages[0] must be an object',)),
     ({'messages': [USER]}, ('messages must hold an assistant turn',)),
-    ({'prompt': 'a', 'completion': [USER]},
-     ('completion must hold an assistant turn',)),
-    ({'prompt': 'a', 'completion': [USER, SAYS]},
-     ('completion must begin with an assistant or tool turn', 'hé')),
-    ({'messages': [USER, {'role': 'gpt', 'content': ''}]},
-     ('messages[1].role must be one of', "'gpt'")),
-    ({'messages': [USER, {'role': 'assistant', 'content': None}]},
-     ('messages[1].content must be a string', 'None')),
-])
+    (
+      {'prompt': 'a', 'completion': [USER]},
+      ('completion must hold an assistant turn',),
+    ),
+    (
+      {'prompt': 'a', 'completion': [USER, SAYS]},
+      ('completion must begin with an assistant or tool turn', 'hé'),
+    ),
+    (
+      {'messages': [USER, {'role': 'gpt', 'content': ''}]},
+      ('messages[1].role must be one of', "'gpt'"),
+    ),
+    (
+      {'messages': [USER, {'role': 'assistant', 'content': None}]},
+      ('messages[1].content must be a string', 'None'),
+    ),
+  ],
+)
 def test_errors_name_file_and_line(tmp_path, row, words):
   good = {'prompt': 'a', 'completion': 'b'}
   path = write(tmp_path / 'rows.jsonl', good, row)
@@ -105,10 +129,12 @@ def test_gsm8k_converts(tmp_path):
     jsonl.read(raw)
   with raw.open() as lines:
     given = [json.loads(line) for line in lines]
-  path = write(tmp_path / 'rows.jsonl', *(
-      {'prompt': row['question'], 'completion': row['answer']}
-      for row in given
-  ))
+  path = write(
+    tmp_path / 'rows.jsonl',
+    *(
+      {'prompt': row['question'], 'completion': row['answer']} for row in given
+    ),
+  )
   found = jsonl.read(path)
   assert len(found) == len(given) == 1319
   assert found[7].prompt[0]['content'] == given[7]['question']
@@ -119,13 +145,21 @@ def test_gsm8k_converts(tmp_path):
 def test_self_instruct_converts(tmp_path):
   with (pathlib.Path(DATA) / 'self_instruct' / 'seed_tasks.jsonl').open() as f:
     given = [json.loads(line) for line in f]
-  path = write(tmp_path / 'rows.jsonl', *(
-      {'messages': [
-          {'role': 'user',
-           'content': row['instruction'] + '\n' + row['instances'][0]['input']},
+  path = write(
+    tmp_path / 'rows.jsonl',
+    *(
+      {
+        'messages': [
+          {
+            'role': 'user',
+            'content': row['instruction'] + '\n' + row['instances'][0]['input'],
+          },
           {'role': 'assistant', 'content': row['instances'][0]['output']},
-      ], 'name': row['name']}
+        ],
+        'name': row['name'],
+      }
       for row in given
-  ))
+    ),
+  )
   found = jsonl.read(path)
   assert [row.info['name'] for row in found] == [row['name'] for row in given]

@@ -60,11 +60,14 @@ def test_take_keeps_the_order_and_moves_nothing():
   assert source.get_state() == state and len(source) == 3
 
 
-@pytest.mark.parametrize('other, field', [
+@pytest.mark.parametrize(
+  'other, field',
+  [
     (sources.Shuffled('abcd', 0), 'length'),
     (sources.Shuffled('abc', 1), 'seed'),
     (sources.Shuffled('abd', 0, 'of abd'), 'fingerprint'),
-])
+  ],
+)
 def test_state_of_another_source_is_refused(other, field):
   source = sources.Shuffled('abc', 0)
   with pytest.raises(ValueError, match=f'the {field} of a resumed source'):
@@ -73,8 +76,8 @@ def test_state_of_another_source_is_refused(other, field):
 
 def test_fingerprints_know_where_a_part_ends():
   prints = {
-      sources.fingerprint(*parts)
-      for parts in ((), (b'',), (b'ab',), (b'a', b'b'), (b'', b'ab'))
+    sources.fingerprint(*parts)
+    for parts in ((), (b'',), (b'ab',), (b'a', b'b'), (b'', b'ab'))
   }
   assert len(prints) == 5
 

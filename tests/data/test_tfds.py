@@ -8,28 +8,33 @@ import pytest
 from posttrain.data import rows, tfds
 
 MULTI = rows.Row(
-    prompt=({'role': 'system', 'content': ''},
-            {'role': 'user', 'content': 'hé\n'}),
-    completion=({'role': 'assistant', 'content': '\\boxed{3}'},
-                {'role': 'tool', 'content': 'ok'},
-                {'role': 'assistant', 'content': 'bye'}),
-    where='here:1', info={'answer': 3, 'tags': ['a'], 'level': None},
+  prompt=(
+    {'role': 'system', 'content': ''},
+    {'role': 'user', 'content': 'hé\n'},
+  ),
+  completion=(
+    {'role': 'assistant', 'content': '\\boxed{3}'},
+    {'role': 'tool', 'content': 'ok'},
+    {'role': 'assistant', 'content': 'bye'},
+  ),
+  where='here:1',
+  info={'answer': 3, 'tags': ['a'], 'level': None},
 )
 
 
 def single(text):
   return rows.Row(
-      prompt=({'role': 'user', 'content': text},),
-      completion=({'role': 'assistant', 'content': text.upper()},),
-      where=text,
+    prompt=({'role': 'user', 'content': text},),
+    completion=({'role': 'assistant', 'content': text.upper()},),
+    where=text,
   )
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   splits = {
-      'train': [MULTI, *(single(f'q{i}') for i in range(20))],
-      'validation': [single('held out')],
+    'train': [MULTI, *(single(f'q{i}') for i in range(20))],
+    'validation': [single('held out')],
   }
   made = tmp_path_factory.mktemp('tfds')
   return made, tfds.write(splits, 'toy_rows', made)
@@ -55,7 +60,8 @@ def test_order_is_hashed_but_fixed(folder):
   texts = [row.prompt[-1]['content'] for row in first]
   assert texts != ['hé\n', *(f'q{i}' for i in range(20))]
   assert [row.where for row in first][:2] == [
-      f'{version}:train:1', f'{version}:train:2'
+    f'{version}:train:1',
+    f'{version}:train:2',
   ]
 
 
@@ -110,7 +116,9 @@ print('fine')
 
 def test_another_data_set_is_read_and_tensorflow_never_loaded(tmp_path):
   done = subprocess.run(
-      [sys.executable, '-c', FOREIGN, str(tmp_path)], capture_output=True,
-      text=True, check=False,
+    [sys.executable, '-c', FOREIGN, str(tmp_path)],
+    capture_output=True,
+    text=True,
+    check=False,
   )
   assert done.stdout.endswith('fine\n'), done.stderr

@@ -16,9 +16,15 @@ from posttrain.decode import requests
 from posttrain.models import transformer
 
 MODEL = schema.Model(
-    vocab_size=264, layers=2, embed_dim=64, heads=4, kv_heads=2, head_dim=16,
-    mlp_dim=96, qk_norm=True,
-)  # fmt: skip
+  vocab_size=264,
+  layers=2,
+  embed_dim=64,
+  heads=4,
+  kv_heads=2,
+  head_dim=16,
+  mlp_dim=96,
+  qk_norm=True,
+)
 EOS = 257
 WIDTH = 48  # of every reference forward
 SMALL = {'slots': 2, 'prefill_rows': 2, 'prefill_tokens': 32}
@@ -35,7 +41,7 @@ def params(model=MODEL, seed=0):
   """
   rng = np.random.default_rng(seed)
   like = jax.eval_shape(
-      functools.partial(transformer.init, cfg=model), jax.random.key(0)
+    functools.partial(transformer.init, cfg=model), jax.random.key(0)
   )
 
   def draw(path, x):
@@ -58,12 +64,16 @@ def ask(count, seed=0, sampling=None, max_tokens=16, **options):
   rng = np.random.default_rng(seed)
   sampling = sampling or requests.Sampling()
   return [
-      requests.Request(
-          1000 * seed + i, rng.integers(0, 256, rng.integers(1, 21)),
-          max_tokens, (EOS,), sampling, **options,
-      )
-      for i in range(count)
-  ]  # fmt: skip
+    requests.Request(
+      1000 * seed + i,
+      rng.integers(0, 256, rng.integers(1, 21)),
+      max_tokens,
+      (EOS,),
+      sampling,
+      **options,
+    )
+    for i in range(count)
+  ]
 
 
 @functools.cache
@@ -84,7 +94,8 @@ def poll(engine, count):
 
 def same(a, b):
   return all(
-      x.id == y.id and np.array_equal(x.ids, y.ids)
-      and x.stop_reason == y.stop_reason
-      for x, y in zip(a, b, strict=True)
-  )  # fmt: skip
+    x.id == y.id
+    and np.array_equal(x.ids, y.ids)
+    and x.stop_reason == y.stop_reason
+    for x, y in zip(a, b, strict=True)
+  )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain import instrument, scoring
+from posttrain import compilation, scoring
 from posttrain.decode import loop, requests
 from posttrain.models import transformer
 from tests.decode import helpers
@@ -22,7 +22,7 @@ def forward(params, model, ids):
   """Logits f32[B, T, V]."""
   positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
   hidden, _ = transformer.trunk(
-      params, model, ids, positions, jnp.ones_like(ids)
+    params, model, ids, positions, jnp.ones_like(ids)
   )
   return scoring.next_logits(params, model, hidden)
 
@@ -39,8 +39,8 @@ def sequences(asked, done):
 def before_drawn(logits, asked, done):
   """Per request, f32[n, V], the logits before each drawn token."""
   return [
-      row[len(r.ids) - 1 : len(r.ids) - 1 + len(c.ids)]
-      for row, r, c in zip(logits, asked, done, strict=False)
+    row[len(r.ids) - 1 : len(r.ids) - 1 + len(c.ids)]
+    for row, r, c in zip(logits, asked, done, strict=False)
   ]
 
 
@@ -60,7 +60,7 @@ def cached(asked, done, model):
   one, found = np.ones(len(ids), np.int32), []
   for at in range(helpers.WIDTH):
     cache, logits = loop.prefill(
-        view, model, cache, logits, ids[:, at : at + 1], at * one, one
+      view, model, cache, logits, ids[:, at : at + 1], at * one, one
     )
     found.append(np.array(logits))  # a copy: they are donated
   return before_drawn(np.stack(found, 1), asked, done)
@@ -112,7 +112,7 @@ def test_g3_sampled_tokens_are_those_of_a_naive_sampler():
   done = helpers.make(seed=5).generate(asked)
   edges = 0
   for request, completion, logits in zip(
-      asked, done, reference(asked, done), strict=True
+    asked, done, reference(asked, done), strict=True
   ):
     count = len(completion.ids)
     high = np.full(count, request.id >> 32, np.uint32)
@@ -127,7 +127,7 @@ def test_g3_sampled_tokens_are_those_of_a_naive_sampler():
         edges += 1
         assert np.abs(cdf[i] - u[i]).min() < 1e-5
     np.testing.assert_allclose(
-        completion.logprobs, law[np.arange(count), completion.ids], atol=5e-5
+      completion.logprobs, law[np.arange(count), completion.ids], atol=5e-5
     )
   assert edges == 0
 
@@ -138,8 +138,12 @@ def test_g4_slots_company_chunks_and_capacity_do_not_matter():
   back = helpers.make().generate(asked[::-1])[::-1]
   assert helpers.same(back, expected)
   for options in (
-      {}, {'chunk': 1}, {'chunk': 64}, helpers.WIDE, helpers.SMALL,
-  ):  # fmt: skip
+    {},
+    {'chunk': 1},
+    {'chunk': 64},
+    helpers.WIDE,
+    helpers.SMALL,
+  ):
     done = helpers.make(**options).generate(asked)
     assert helpers.same(done, expected), options
   alone = [helpers.make().generate([request])[0] for request in asked[:3]]
@@ -170,22 +174,25 @@ def test_g5_a_stop_token_is_kept_and_ends_it():
   stop = int(cut.ids[5])
   first = int(np.flatnonzero(cut.ids == stop)[0])
   (short,) = helpers.make().generate(
-      [dataclasses.replace(asked[0], stop_ids=(helpers.EOS, stop))]
+    [dataclasses.replace(asked[0], stop_ids=(helpers.EOS, stop))]
   )
   assert short.stop_reason == 'eos'
   np.testing.assert_array_equal(short.ids, cut.ids[: first + 1])
   np.testing.assert_allclose(
-      short.logprobs, cut.logprobs[: first + 1], atol=1e-6
+    short.logprobs, cut.logprobs[: first + 1], atol=1e-6
   )
 
 
 def test_g5_the_first_token_may_stop_and_budgets_hold():
   asked, done = helpers.baseline()
   stop = (int(done[1].ids[0]),)
-  first, one, rest = helpers.make().generate([
+  first, one, rest = helpers.make().generate(
+    [
       dataclasses.replace(asked[1], stop_ids=stop),
-      dataclasses.replace(asked[2], max_tokens=1), asked[3],
-  ])
+      dataclasses.replace(asked[2], max_tokens=1),
+      asked[3],
+    ]
+  )
   assert first.stop_reason == 'eos' and len(first.ids) == 1
   assert one.stop_reason == 'max_tokens'
   np.testing.assert_array_equal(one.ids, done[2].ids[:1])
@@ -213,30 +220,34 @@ def test_g6_score_is_what_the_sampler_said():
     engine = helpers.make()
     done = engine.generate(asked)
     whole = [
-        np.concatenate([r.ids, c.ids]) for r, c in zip(asked, done, strict=True)
+      np.concatenate([r.ids, c.ids]) for r, c in zip(asked, done, strict=True)
     ]
     scores = engine.score(whole, temperature)
     for request, completion, score in zip(asked, done, scores, strict=True):
       np.testing.assert_allclose(
-          score[len(request.ids) :], completion.logprobs, atol=1e-5
+        score[len(request.ids) :], completion.logprobs, atol=1e-5
       )
 
 
 def test_g7_nothing_recompiles():
   engine = helpers.make()
   engine.generate(helpers.ask(10, seed=4))
-  with instrument.CompileCounter() as compiles:
+  with compilation.CompileCounter() as compiles:
     for wave in range(3):
       engine.set_params(helpers.params(seed=wave), wave)
       laws = (
-          requests.Sampling(0.5 + wave, 3 * wave, 1 - wave / 4, wave / 10),
-          requests.Sampling(0.0),
+        requests.Sampling(0.5 + wave, 3 * wave, 1 - wave / 4, wave / 10),
+        requests.Sampling(0.0),
       )
       for i, law in enumerate(laws):
-        done = engine.generate(helpers.ask(
-            7 + 5 * wave, seed=5 + 2 * wave + i, sampling=law,
+        done = engine.generate(
+          helpers.ask(
+            7 + 5 * wave,
+            seed=5 + 2 * wave + i,
+            sampling=law,
             max_tokens=3 + 7 * wave,
-        ))  # fmt: skip
+          )
+        )
         assert all(completion.version == wave for completion in done)
   assert compiles.count == 0
 

@@ -41,7 +41,7 @@ def test_what_is_drawn_so_far_is_the_beginning_of_the_completion():
     for id, (ids, logprobs) in engine.partial().items():
       np.testing.assert_array_equal(ids, whole[id].ids[: len(ids)])
       np.testing.assert_allclose(
-          logprobs, whole[id].logprobs[: len(ids)], rtol=0, atol=1e-5
+        logprobs, whole[id].logprobs[: len(ids)], rtol=0, atol=1e-5
       )
       lengths.add(len(ids))
   # A token comes with the prompt, and four with every chunk.
@@ -124,8 +124,7 @@ def test_held_and_finished_ones_can_be_cancelled_too():
 def test_a_key_stands_in_for_the_id():
   asked, expected = helpers.baseline()
   renamed = [
-      dataclasses.replace(r, id=10_000 + i, key=r.id)
-      for i, r in enumerate(asked)
+    dataclasses.replace(r, id=10_000 + i, key=r.id) for i, r in enumerate(asked)
   ]
   done = helpers.make().generate(renamed)
   for a, b in zip(done, expected, strict=True):

@@ -29,7 +29,7 @@ def test_launched_chunks_give_what_polling_gives(method):
 def test_a_chunk_is_launched_once(monkeypatch):
   decoded, real = [], loop.decode
   monkeypatch.setattr(
-      loop, 'decode', lambda *args: decoded.append(1) or real(*args)
+    loop, 'decode', lambda *args: decoded.append(1) or real(*args)
   )
   engine = helpers.make()
   engine.submit(requests.Request(1, np.arange(3), 16))
@@ -54,7 +54,7 @@ def test_who_is_extended_meanwhile_has_not_stopped():
   found = {c.id: c for c in helpers.poll(engine, 2)}
   whole = np.concatenate([first.ids, done.ids, [65, 66]])
   (fresh,) = helpers.make().generate(
-      [requests.Request(first.id, whole, 7, (helpers.EOS,))]
+    [requests.Request(first.id, whole, 7, (helpers.EOS,))]
   )
   assert helpers.same([found[first.id]], [fresh])
   (alone,) = helpers.make().generate([requests.Request(long.id, long.ids, 16)])

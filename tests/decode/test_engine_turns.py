@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain.decode import engine as engines
-from posttrain.decode import likeness, loop, requests, schedule
+from posttrain.decode import loop, requests, schedule, tree_spec
 from tests.decode import helpers
 
 
@@ -24,9 +24,10 @@ def test_each_prompt_of_a_group_is_prefilled_once(monkeypatch):
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 256, n) for n in (5, 9, 13, 6)]
   asked = [
-      requests.Request(4 * i + j, prompt, 8)
-      for i, prompt in enumerate(prompts) for j in range(4)
-  ]  # fmt: skip
+    requests.Request(4 * i + j, prompt, 8)
+    for i, prompt in enumerate(prompts)
+    for j in range(4)
+  ]
   helpers.make(slots=8).generate(asked)
   assert sum(fed) == sum(len(prompt) for prompt in prompts)
 
@@ -43,7 +44,7 @@ def test_the_loop_stops_when_all_rows_have(monkeypatch):
 
   monkeypatch.setattr(loop, 'decode', spy)
   helpers.make().generate(
-      [requests.Request(i, np.arange(4), 3 + i) for i in range(4)]
+    [requests.Request(i, np.arange(4), 3 + i) for i in range(4)]
   )
   # The first token comes with the prompt; the longest has 5 more.
   assert steps == [5]
@@ -62,11 +63,11 @@ def test_extend_goes_on_as_if_it_had_all_been_the_prompt():
   for request, ids in zip(asked, new, strict=True):
     prompt = np.concatenate([request.ids, first[request.id].ids, ids])
     (fresh,) = helpers.make().generate(
-        [requests.Request(request.id, prompt, 7, (helpers.EOS,))]
+      [requests.Request(request.id, prompt, 7, (helpers.EOS,))]
     )
     assert helpers.same([second[request.id]], [fresh])
     np.testing.assert_allclose(
-        second[request.id].logprobs, fresh.logprobs, atol=1e-5
+      second[request.id].logprobs, fresh.logprobs, atol=1e-5
     )
     engine.release(request.id)
   assert engine.poll() == []
@@ -97,10 +98,18 @@ def seat(seats, id, prompt, hold=False):
   assert seats.begin(made, made.request.ids, 0, 4, helpers.WIDTH)
 
 
-@pytest.mark.parametrize('held, group, runs', [
-    (0, 4, [4]), (0, 6, [4, 2]), (1, 4, [3, 1]), (1, 3, [3]),
-    (2, 5, [2, 2, 1]), (3, 2, [1, 1]), (4, 1, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'held, group, runs',
+  [
+    (0, 4, [4]),
+    (0, 6, [4, 2]),
+    (1, 4, [3, 1]),
+    (1, 3, [3]),
+    (2, 5, [2, 2, 1]),
+    (3, 2, [1, 1]),
+    (4, 1, []),
+  ],
+)
 def test_a_group_is_split_by_what_can_be_free(held, group, runs):
   seats = schedule.Schedule(4)
   for id in range(held):
@@ -182,9 +191,18 @@ def test_capacity_grows_in_buckets():
 
 
 @pytest.mark.parametrize(
-    'tokens, size', [(1, 32), (32, 32), (33, 48), (49, 64), (65, 96), (97, 128),
-                     (129, 192), (1000, 1024)]
-)  # fmt: skip
+  'tokens, size',
+  [
+    (1, 32),
+    (32, 32),
+    (33, 48),
+    (49, 64),
+    (65, 96),
+    (97, 128),
+    (129, 192),
+    (1000, 1024),
+  ],
+)
 def test_buckets(tokens, size):
   assert schedule.bucket(tokens) == size
 
@@ -193,10 +211,10 @@ def test_errors_name_what_is_wrong():
   engine = helpers.make()
   request = requests.Request(7, np.arange(3), 4, hold=True)
   for wrong, message in (
-      ({'ids': np.zeros(0)}, 'request 7 must have a prompt'),
-      ({'max_tokens': 0}, 'request 7 must ask for a token'),
-      ({'stop_ids': tuple(range(9))}, 'at most 8 stop ids'),
-      ({'id': -1}, 'request -1 must have an id'),
+    ({'ids': np.zeros(0)}, 'request 7 must have a prompt'),
+    ({'max_tokens': 0}, 'request 7 must ask for a token'),
+    ({'stop_ids': tuple(range(9))}, 'at most 8 stop ids'),
+    ({'id': -1}, 'request -1 must have an id'),
   ):
     with pytest.raises(ValueError, match=message):
       engine.submit(dataclasses.replace(request, **wrong))
@@ -217,10 +235,10 @@ def test_generate_queues_all_or_nothing():
   asked, expected = helpers.baseline()
   engine = helpers.make()
   for wrong, message in (
-      ({'max_tokens': 0}, 'must ask for a token at least: got 0'),
-      ({'ids': np.zeros(0)}, 'must have a prompt'),
-      ({'hold': True}, 'must not ask to be held: got True; submit and poll'),
-      ({'id': asked[0].id}, 'must be asked for once: got 2'),
+    ({'max_tokens': 0}, 'must ask for a token at least: got 0'),
+    ({'ids': np.zeros(0)}, 'must have a prompt'),
+    ({'hold': True}, 'must not ask to be held: got True; submit and poll'),
+    ({'id': asked[0].id}, 'must be asked for once: got 2'),
   ):
     bad = dataclasses.replace(asked[1], **wrong)
     with pytest.raises(ValueError, match=message):
@@ -240,24 +258,29 @@ def test_generate_queues_all_or_nothing():
 def test_weights_come_first():
   engine = engines.Engine(helpers.MODEL, slots=2)
   for call in (
-      engine.poll, lambda: engine.generate([]), lambda: engine.score([])
+    engine.poll,
+    lambda: engine.generate([]),
+    lambda: engine.score([]),
   ):
     with pytest.raises(ValueError, match='must be set before .*set_params fir'):
       call()
 
 
-@pytest.mark.parametrize('changed, got', [
+@pytest.mark.parametrize(
+  'changed, got',
+  [
     ({'norm': np.zeros(3, np.float32)}, 'norm = .*shape=\\(3,\\)'),
     ({'norm': np.zeros(2, np.float16)}, 'norm = .*float16'),
     ({'norm': None}, 'norm = None, expected Sha'),
     ({'extra': np.zeros(2, np.float32)}, 'extra = Shape.*expected None'),
-])
+  ],
+)
 def test_weights_must_stay_alike(changed, got):
   weights = {'embed': np.ones((2, 2)), 'norm': np.zeros(2, np.float32)}
-  old = likeness.describe(weights)
-  likeness.check_same(old, likeness.describe(jax.tree.map(np.copy, weights)))
+  old = tree_spec.describe(weights)
+  tree_spec.check_same(old, tree_spec.describe(jax.tree.map(np.copy, weights)))
   with pytest.raises(ValueError, match=f'weights must stay alike: got {got}'):
-    likeness.check_same(old, likeness.describe({**weights, **changed}))
+    tree_spec.check_same(old, tree_spec.describe({**weights, **changed}))
 
 
 def test_weights_must_stay_where_they_are():
@@ -267,11 +290,11 @@ def test_weights_must_stay_where_they_are():
   def described(*axes):
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
     like = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=place)
-    return likeness.describe({'a': {'kernel': like}})
+    return tree_spec.describe({'a': {'kernel': like}})
 
-  likeness.check_same(described('fsdp'), described('fsdp', None))
+  tree_spec.check_same(described('fsdp'), described('fsdp', None))
   with pytest.raises(ValueError, match='got a/kernel = .*None, .fsdp.*; make'):
-    likeness.check_same(described('fsdp'), described(None, 'fsdp'))
+    tree_spec.check_same(described('fsdp'), described(None, 'fsdp'))
   weights = jax.tree.map(jnp.copy, helpers.params())
   engine = engines.Engine(helpers.MODEL, slots=2)
   engine.set_params(weights, 0)

@@ -16,26 +16,37 @@ SLOTS, ROWS, CAPACITY, CHUNK = 16, 4, 512, 128
 
 def model(dtype):
   return schema.Model(
-      vocab_size=1024, layers=2, embed_dim=256, heads=4, kv_heads=2,
-      head_dim=128, mlp_dim=512, qk_norm=True, dtype=dtype,
-  )  # fmt: skip
+    vocab_size=1024,
+    layers=2,
+    embed_dim=256,
+    heads=4,
+    kv_heads=2,
+    head_dim=128,
+    mlp_dim=512,
+    qk_norm=True,
+    dtype=dtype,
+  )
 
 
 def shapes(model):
   """(view, state, slots) as shapes."""
   view = jax.eval_shape(
-      lambda: loop.view(transformer.init(jax.random.key(0), model), model, None)
+    lambda: loop.view(transformer.init(jax.random.key(0), model), model, None)
   )
   state = jax.eval_shape(lambda: loop.fit(None, model, SLOTS, CAPACITY, None))
+
   def column(dtype, *more):
     return jax.ShapeDtypeStruct((SLOTS, *more), dtype)
 
   slots = loop.Slots(
-      keys=column(jnp.uint32, 2), limit=column(jnp.int32),
-      stop_ids=column(jnp.int32, schedule.STOP_IDS),
-      temperature=column(jnp.float32), top_k=column(jnp.int32),
-      top_p=column(jnp.float32), min_p=column(jnp.float32),
-  )  # fmt: skip
+    keys=column(jnp.uint32, 2),
+    limit=column(jnp.int32),
+    stop_ids=column(jnp.int32, schedule.STOP_IDS),
+    temperature=column(jnp.float32),
+    top_k=column(jnp.int32),
+    top_p=column(jnp.float32),
+    min_p=column(jnp.float32),
+  )
   return view, state, slots
 
 
@@ -43,11 +54,11 @@ def kernel_calls(text, target):
   """How often kernels are called: equal ones share a function."""
   functions = re.split(r'\n  func\.func ', text)
   calls = {
-      re.match(r'\w+ @([\w.]+)', function)[1]: (
-          function.count(lowering.CUSTOM_CALLS[target]),
-          re.findall(r'(?<!custom_)call @([\w.]+)\(', function),
-      )
-      for function in functions[1:]
+    re.match(r'\w+ @([\w.]+)', function)[1]: (
+      function.count(lowering.CUSTOM_CALLS[target]),
+      re.findall(r'(?<!custom_)call @([\w.]+)\(', function),
+    )
+    for function in functions[1:]
   }
 
   def total(name):
@@ -78,25 +89,30 @@ def test_prefill_and_admission_lower(target):
   cfg = model('bfloat16')
   view, state, slots = shapes(cfg)
   scratch, logits = jax.eval_shape(
-      lambda state, rows: loop.load(state, cfg, rows),
-      state, jnp.zeros(ROWS, jnp.int32),
-  )  # fmt: skip
+    lambda state, rows: loop.load(state, cfg, rows),
+    state,
+    jnp.zeros(ROWS, jnp.int32),
+  )
 
   def fill(view, state, slots, scratch, logits, tokens, row, place):
-    scratch, logits = loop.prefill(
-        view, cfg, scratch, logits, tokens, row, row
-    )
-    return loop.admit(
-        state, slots, scratch, logits, place, place, place, None
-    )
+    scratch, logits = loop.prefill(view, cfg, scratch, logits, tokens, row, row)
+    return loop.admit(state, slots, scratch, logits, place, place, place, None)
 
   tokens = jax.ShapeDtypeStruct((ROWS, CHUNK), jnp.int32)
   row = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
   place = jax.ShapeDtypeStruct((SLOTS,), jnp.int32)
   text = lowering.lower(
-      fill, view, state, slots, scratch, logits, tokens, row, place,
-      target=target,
-  )  # fmt: skip
+    fill,
+    view,
+    state,
+    slots,
+    scratch,
+    logits,
+    tokens,
+    row,
+    place,
+    target=target,
+  )
   assert kernel_calls(text, target) == cfg.layers
 
 
@@ -104,7 +120,11 @@ def test_on_a_cpu_there_is_no_kernel():
   cfg = model('float32')
   view, state, slots = shapes(cfg)
   text = lowering.lower(
-      lambda *args: loop.decode(args[0], cfg, *args[1:], None),
-      view, state, slots, jax.ShapeDtypeStruct((), jnp.int32), target='cpu',
-  )  # fmt: skip
+    lambda *args: loop.decode(args[0], cfg, *args[1:], None),
+    view,
+    state,
+    slots,
+    jax.ShapeDtypeStruct((), jnp.int32),
+    target='cpu',
+  )
   assert not any(call in text for call in lowering.CUSTOM_CALLS.values())

@@ -1,6 +1,6 @@
 """Decoding and a GRPO step on four devices: what one device does, too.
 
-    python -m tests.decode.test_mesh FILE    # on the devices that there are
+python -m tests.decode.test_mesh FILE    # on the devices that there are
 """
 
 import dataclasses
@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import objectives, schema, sharding, tree, types
+from posttrain import schema, sharding, tree, types
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
+from posttrain.training import objectives
 from tests import fixtures, toys
 
 STEPS = 2  # the second is sampled by what the first one made
@@ -23,20 +24,24 @@ def _answers(mesh, params):
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 256, n) for n in (5, 5, 12, 1, 9, 20, 3)]
   asked = [
-      requests.Request(
-          3 * i + j, prompt, 4 + i, tuple(range(0, 256, 32)),
-          requests.Sampling(temperature=(1.0, 0.7, 0.0)[j]),
-      )
-      for i, prompt in enumerate(prompts) for j in range(3)
-  ]  # fmt: skip
+    requests.Request(
+      3 * i + j,
+      prompt,
+      4 + i,
+      tuple(range(0, 256, 32)),
+      requests.Sampling(temperature=(1.0, 0.7, 0.0)[j]),
+    )
+    for i, prompt in enumerate(prompts)
+    for j in range(3)
+  ]
   engine = toys.engine(mesh=mesh)
   engine.set_params(params, 0)
   done = engine.generate(asked)
   return {
-      'ids': np.concatenate([c.ids for c in done]),
-      'logprobs': np.concatenate([c.logprobs for c in done]),
-      'lengths': [len(c.ids) for c in done],
-      'reasons': [types.STOP_REASONS.index(c.stop_reason) for c in done],
+    'ids': np.concatenate([c.ids for c in done]),
+    'logprobs': np.concatenate([c.logprobs for c in done]),
+    'lengths': [len(c.ids) for c in done],
+    'reasons': [types.STOP_REASONS.index(c.stop_reason) for c in done],
   }
 
 
@@ -56,17 +61,18 @@ def _steps(mesh, state, step, patch):
     found |= {f'{i}/batch/{k}': v for k, v in vars(batch).items()}
     found |= {f'{i}/metrics/{k}': v for k, v in measured.items()}
   return found | {
-      f'params/{k}': np.asarray(v) for k, v in tree.flat(state.params).items()
+    f'params/{k}': np.asarray(v) for k, v in tree.flat(state.params).items()
   }
 
 
 def outcome(mesh):
   """All that should not depend on the number of devices, flat."""
   step, state = fixtures.make(
-      mesh=mesh, objective=objectives.TokenComponents(fixtures.MODEL, ('toy',)),
-      # A large eps: Adam's division by small gradients magnifies rounding.
-      cfg=dataclasses.replace(fixtures.OPTIM, eps=1e-3),
-  )  # fmt: skip
+    mesh=mesh,
+    objective=objectives.TokenComponents(fixtures.MODEL, ('toy',)),
+    # A large eps: Adam's division by small gradients magnifies rounding.
+    cfg=dataclasses.replace(fixtures.OPTIM, eps=1e-3),
+  )
   mesh = sharding.make_mesh(mesh)
   found = _answers(mesh, state.params)
   with pytest.MonkeyPatch.context() as patch:
@@ -82,9 +88,12 @@ def test_four_devices_equal_one(tmp_path):
   for name, value in one.items():
     exact = np.asarray(value).dtype.kind in 'ib' and 'metrics' not in name
     np.testing.assert_allclose(
-        four[name], value, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5,
-        err_msg=name,
-    )  # fmt: skip
+      four[name],
+      value,
+      rtol=0 if exact else 1e-5,
+      atol=0 if exact else 1e-5,
+      err_msg=name,
+    )
 
 
 def test_slots_must_divide_over_the_mesh():
@@ -95,6 +104,7 @@ def test_slots_must_divide_over_the_mesh():
 
 if __name__ == '__main__':
   np.savez(
-      sys.argv[1], devices=jax.device_count(),
-      **outcome(schema.Mesh(data=2, fsdp=2)),
+    sys.argv[1],
+    devices=jax.device_count(),
+    **outcome(schema.Mesh(data=2, fsdp=2)),
   )

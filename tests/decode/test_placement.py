@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from posttrain import instrument, schema, sharding
+from posttrain import compilation, schema, sharding
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
 from posttrain.models import transformer
@@ -20,12 +20,12 @@ def test_the_second_batch_compiles_nothing():
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
   params = jax.device_put(params, places)
   engine = engines.Engine(
-      MODEL, slots=2, capacity=16, prefill_rows=2, prefill_tokens=4, mesh=mesh
-  )  # fmt: skip
+    MODEL, slots=2, capacity=16, prefill_rows=2, prefill_tokens=4, mesh=mesh
+  )
   asked = [requests.Request(i, np.arange(3 + i), 4) for i in range(2)]
   engine.set_params(params, 0)
   first = engine.generate(asked)
-  with instrument.CompileCounter() as compiles:
+  with compilation.CompileCounter() as compiles:
     engine.set_params(params, 1)
     second = engine.generate(asked)
   assert compiles.count == 0

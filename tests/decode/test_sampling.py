@@ -23,9 +23,11 @@ def numbers(seed, count=ROWS):
 
 def options(rows=ROWS, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
   return (
-      np.full(rows, temperature, np.float32), np.full(rows, top_k, np.int32),
-      np.full(rows, top_p, np.float32), np.full(rows, min_p, np.float32),
-  )  # fmt: skip
+    np.full(rows, temperature, np.float32),
+    np.full(rows, top_k, np.int32),
+    np.full(rows, top_p, np.float32),
+    np.full(rows, min_p, np.float32),
+  )
 
 
 def law(z, temperature):
@@ -79,11 +81,20 @@ def test_temperature_zero_takes_the_first_of_the_likeliest():
   np.testing.assert_allclose(logprobs, np.log(chosen), atol=2e-6)
 
 
-@pytest.mark.parametrize('rules', [
-    {'top_k': 1}, {'top_k': 5}, {'top_k': 10_000}, {'top_p': 0.1},
-    {'top_p': 0.9}, {'top_p': 0.9999}, {'min_p': 0.2}, {'min_p': 0.999},
+@pytest.mark.parametrize(
+  'rules',
+  [
+    {'top_k': 1},
+    {'top_k': 5},
+    {'top_k': 10_000},
+    {'top_p': 0.1},
+    {'top_p': 0.9},
+    {'top_p': 0.9999},
+    {'min_p': 0.2},
+    {'min_p': 0.999},
     {'top_k': 20, 'top_p': 0.8, 'min_p': 0.05},
-])  # fmt: skip
+  ],
+)
 def test_truncation(rules):
   z, temperature = logits(2), 1.3
   u = numbers(3)
@@ -104,9 +115,11 @@ def test_tokens_tied_with_a_threshold_are_kept():
   z[:, [3, 50, 51, 200]] = np.log([0.4, 0.2, 0.2, 0.2])
   u = np.linspace(0, 0.999, ROWS)
   for rules, kept in (
-      ({'top_k': 2}, {3, 50, 51, 200}), ({'top_p': 0.5}, {3, 50, 51, 200}),
-      ({'min_p': 0.5}, {3, 50, 51, 200}), ({'top_k': 1}, {3}),
-  ):  # fmt: skip
+    ({'top_k': 2}, {3, 50, 51, 200}),
+    ({'top_p': 0.5}, {3, 50, 51, 200}),
+    ({'min_p': 0.5}, {3, 50, 51, 200}),
+    ({'top_k': 1}, {3}),
+  ):
     assert set(np.asarray(draw(z, u, *options(**rules))[0])) == kept, rules
 
 

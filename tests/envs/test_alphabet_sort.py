@@ -38,25 +38,43 @@ def test_the_names_are_distinct_and_sorted():
   assert all(name.isalpha() and name.istitle() for name in names)
 
 
-@pytest.mark.parametrize('text, names', [
-    ('Ada, Ben', ('Ada', 'Ben')), (' Ada,Ben\n', ('Ada', 'Ben')),
-    ('Ada,  Ben', ('Ada', 'Ben')), ('Ada', ('Ada',)), ('ada', ('ada',)),
-    ('', None), ('Ada, Ben.', None), ('Ada,\nBen', None), ('Ada Ben', None),
-    ('Ada,, Ben', None), ('Ada, B3n', None), ('Ada, Bén', None), (',', None),
+@pytest.mark.parametrize(
+  'text, names',
+  [
+    ('Ada, Ben', ('Ada', 'Ben')),
+    (' Ada,Ben\n', ('Ada', 'Ben')),
+    ('Ada,  Ben', ('Ada', 'Ben')),
+    ('Ada', ('Ada',)),
+    ('ada', ('ada',)),
+    ('', None),
+    ('Ada, Ben.', None),
+    ('Ada,\nBen', None),
+    ('Ada Ben', None),
+    ('Ada,, Ben', None),
+    ('Ada, B3n', None),
+    ('Ada, Bén', None),
+    (',', None),
     ('Here: Ada, Ben', None),
-])
+  ],
+)
 def test_parse_answer(text, names):
   assert alphabet_sort.parse_answer(text) == names
   assert alphabet_sort.parse_answer(text, truncated=True) is None
 
 
-@pytest.mark.parametrize('text, grade', [
+@pytest.mark.parametrize(
+  'text, grade',
+  [
     ('Ada, Ben, Cio', 1.0),
     ('Ada, Ben', 0.8),  # one of three is missing
     ('Ada, Ben, Cio, Dov', 6 / 7),  # one too many
     ('Ben, Ada, Cio', 2 / 3),  # two have changed places
-    ('Cio, Ben, Ada', 1 / 3), ('Xyz', 0.0), ('', 0.0), ('Ada Ben Cio', 0.0),
-])
+    ('Cio, Ben, Ada', 1 / 3),
+    ('Xyz', 0.0),
+    ('', 0.0),
+    ('Ada Ben Cio', 0.0),
+  ],
+)
 def test_a_turn_is_graded_by_names(text, grade):
   answer = ['Ada', 'Ben', 'Cio']
   assert alphabet_sort.grade_turn(text, answer) == pytest.approx(grade)
@@ -66,18 +84,21 @@ def test_a_turn_is_graded_by_names(text, grade):
 def test_a_task_word_by_word():
   task = make(turns=3, role='tool').task(KEY)
   assert task.prompt == (
-      {'role': 'user', 'content': 'Sort these names: Mio, Ane, Ada'},
+    {'role': 'user', 'content': 'Sort these names: Mio, Ane, Ada'},
   )
-  assert task.info == {'turns': [
-      ['Mio', 'Ane', 'Ada'], ['Gav', 'Dus'], ['Alm', 'Bru'],
-  ]}  # fmt: skip
+  assert task.info == {
+    'turns': [
+      ['Mio', 'Ane', 'Ada'],
+      ['Gav', 'Dus'],
+      ['Alm', 'Bru'],
+    ]
+  }
   assert task.demonstration == (
-      {'role': 'assistant', 'content': 'Ada, Ane, Mio'},
-      {'role': 'tool', 'content': 'Yes: Ada, Ane, Mio. Add: Gav, Dus'},
-      {'role': 'assistant', 'content': 'Ada, Ane, Dus, Gav, Mio'},
-      {'role': 'tool',
-       'content': 'Yes: Ada, Ane, Dus, Gav, Mio. Add: Alm, Bru'},
-      {'role': 'assistant', 'content': 'Ada, Alm, Ane, Bru, Dus, Gav, Mio'},
+    {'role': 'assistant', 'content': 'Ada, Ane, Mio'},
+    {'role': 'tool', 'content': 'Yes: Ada, Ane, Mio. Add: Gav, Dus'},
+    {'role': 'assistant', 'content': 'Ada, Ane, Dus, Gav, Mio'},
+    {'role': 'tool', 'content': 'Yes: Ada, Ane, Dus, Gav, Mio. Add: Alm, Bru'},
+    {'role': 'assistant', 'content': 'Ada, Alm, Ane, Bru, Dus, Gav, Mio'},
   )
   assert task.answer == 'Ada, Alm, Ane, Bru, Dus, Gav, Mio'
   assert (task.id, task.env) == (KEY, 'sort')
@@ -103,17 +124,24 @@ def test_demonstrations_are_what_would_be_said(split, turns, role):
     episode.close()
 
 
-@pytest.mark.parametrize('texts, reward, correct, formatted', [
+@pytest.mark.parametrize(
+  'texts, reward, correct, formatted',
+  [
     (['Ada, Ane, Mio', 'Ada, Ane, Dus, Gav, Mio'], 1.0, True, True),
     # The list so far is told: who errs first may yet be right.
-    (['Mio, Ane, Ada', 'Ada, Ane, Dus, Gav, Mio'], (1 / 3 + 1) / 2, False,
-     True),
+    (
+      ['Mio, Ane, Ada', 'Ada, Ane, Dus, Gav, Mio'],
+      (1 / 3 + 1) / 2,
+      False,
+      True,
+    ),
     (['Ada, Ane, Mio', 'Ada, Ane, Mio'], (1 + 3 / 4) / 2, False, True),
     (['?', 'Ada, Ane, Dus, Gav, Mio'], 0.5, False, False),
     (['Ada, Ane, Mio'], 0.5, False, False),  # the second turn never came
-])
+  ],
+)
 def test_an_episode_is_graded_by_the_mean_of_its_turns(
-    texts, reward, correct, formatted
+  texts, reward, correct, formatted
 ):
   env = make()
   episode, steps = play(env, env.task(KEY), texts)
@@ -123,8 +151,8 @@ def test_an_episode_is_graded_by_the_mean_of_its_turns(
   assert sum(step.reward for step in steps) == pytest.approx(reward)
   (says,) = steps[0].messages
   assert says['content'] == (
-      ('Yes' if texts[0] == 'Ada, Ane, Mio' else 'No')
-      + ': Ada, Ane, Mio. Add: Gav, Dus'
+    ('Yes' if texts[0] == 'Ada, Ane, Mio' else 'No')
+    + ': Ada, Ane, Mio. Add: Gav, Dus'
   )
 
 
@@ -164,10 +192,13 @@ def test_a_demonstration_replays_as_one_sample(role):
 
 
 OPTIONS = st.builds(
-    dict,
-    turns=st.sampled_from([2, 3]), first=st.sampled_from([2, 3, 4]),
-    more=st.integers(1, 3), role=st.sampled_from(['user', 'tool']),
-    train_tasks=st.integers(1, 300), eval_tasks=st.integers(1, 80),
+  dict,
+  turns=st.sampled_from([2, 3]),
+  first=st.sampled_from([2, 3, 4]),
+  more=st.integers(1, 3),
+  role=st.sampled_from(['user', 'tool']),
+  train_tasks=st.integers(1, 300),
+  eval_tasks=st.integers(1, 80),
 )
 
 
@@ -192,7 +223,7 @@ def test_every_set_of_names_has_one_number():
   names = alphabet_sort.NAMES
   pairs = {alphabet_sort._key(2, i) for i in range(math.comb(len(names), 2))}
   assert pairs == {
-      f'{a},{b}' for i, a in enumerate(names) for b in names[i + 1 :]
+    f'{a},{b}' for i, a in enumerate(names) for b in names[i + 1 :]
   }
   n = len(names)
   most = {alphabet_sort._key(n - 1, i) for i in range(n)}
@@ -202,7 +233,7 @@ def test_every_set_of_names_has_one_number():
 def test_names_come_in_any_order():
   tasks = make().source('train', 0).take(2000)
   sorted_already = [
-      task.info['turns'][0] == task.id.split(',') for task in tasks
+    task.info['turns'][0] == task.id.split(',') for task in tasks
   ]
   # One in six of three names: standard deviation 0.008.
   assert 0.13 < np.mean(sorted_already) < 0.20
@@ -210,33 +241,42 @@ def test_names_come_in_any_order():
 
 def test_the_seed_chooses_the_training_tasks():
   five, again, six = (
-      ids(make(train_tasks=500), 'train', seed) for seed in (5, 5, 6)
+    ids(make(train_tasks=500), 'train', seed) for seed in (5, 5, 6)
   )
   assert five == again and set(five) != set(six)
 
 
 def test_which_tasks_are_held_out_is_pinned():
   assert ids(make(), 'eval')[:4] == [
-      'Hal,Leo,Wim', 'Fen,Neve,Pax', 'Kip,Mab,Wim', 'Mox,Rolo,Yara'
+    'Hal,Leo,Wim',
+    'Fen,Neve,Pax',
+    'Kip,Mab,Wim',
+    'Mox,Rolo,Yara',
   ]
 
 
-@pytest.mark.parametrize('options, words', [
+@pytest.mark.parametrize(
+  'options, words',
+  [
     ({'first': 2}, ('envs.sort.env.train_tasks must be at most 1458', 'first')),
     ({'eval_tasks': 8000}, ('envs.sort.env.eval_tasks', '8000')),
     ({'first': 50, 'more': 12}, ('envs.sort.env.first must leave', '62')),
-])
+  ],
+)
 def test_more_than_the_names_give_is_refused(options, words):
   with pytest.raises(ValueError) as error:
     make(**options)
   assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize('options, words', [
+@pytest.mark.parametrize(
+  'options, words',
+  [
     ({'turns': 4}, r'turns must be one of \(2, 3\): got 4'),
     ({'role': 'system'}, 'role must be one of'),
     ({'more': 0}, 'more must be > 0'),
-])
+  ],
+)
 def test_options_that_mean_nothing_are_refused(options, words):
   with pytest.raises(ValueError, match=words):
     schema.AlphabetSort(**options)

@@ -20,29 +20,47 @@ def ids(env, split, seed=0):
   return [task.id for task in source.take(len(source))]
 
 
-@pytest.mark.parametrize('text, answer', [
-    (r'\boxed{132}', 132), (r'so \boxed{ -38 }.', -38), (r'\boxed{+7}', 7),
-    (r'\boxed{007}', 7), (r'\boxed{1} then \boxed{2}', 2),
-    (r'\boxed{1,234}', None), (r'\boxed{3.0}', None), (r'\boxed{- 3}', None),
-    (r'\boxed{}', None), (r'\boxed{1', None), ('132', None), ('', None),
-    (r'\boxed{\text{3}}', None), (r'\boxed{٣}', None), ('\\boxed{−3}', None),
-    (r'boxed{3}', None), ('\\boxed{3\n}', None),
+@pytest.mark.parametrize(
+  'text, answer',
+  [
+    (r'\boxed{132}', 132),
+    (r'so \boxed{ -38 }.', -38),
+    (r'\boxed{+7}', 7),
+    (r'\boxed{007}', 7),
+    (r'\boxed{1} then \boxed{2}', 2),
+    (r'\boxed{1,234}', None),
+    (r'\boxed{3.0}', None),
+    (r'\boxed{- 3}', None),
+    (r'\boxed{}', None),
+    (r'\boxed{1', None),
+    ('132', None),
+    ('', None),
+    (r'\boxed{\text{3}}', None),
+    (r'\boxed{٣}', None),
+    ('\\boxed{−3}', None),
+    (r'boxed{3}', None),
+    ('\\boxed{3\n}', None),
     # What comes last is what is meant, also where it is cut off.
-    (r'\boxed{1} \boxed{x}', None), (r'\boxed{1} \boxed{13', None),
+    (r'\boxed{1} \boxed{x}', None),
+    (r'\boxed{1} \boxed{13', None),
     (r'\boxed{' + '9' * 5000 + '}', None),
     # The bare word is no box; a box that says nothing is one.
-    (r'\boxed{5}, i.e. the \boxed answer', 5), (r'\boxed{5} \boxed', 5),
-    (r'\boxed{5} \boxed 6', 5), (r'\boxed 6', None),
-    (r'\boxed{5} \boxed{}', None), (r'\boxed{5} \boxed{x} \boxed', None),
+    (r'\boxed{5}, i.e. the \boxed answer', 5),
+    (r'\boxed{5} \boxed', 5),
+    (r'\boxed{5} \boxed 6', 5),
+    (r'\boxed 6', None),
+    (r'\boxed{5} \boxed{}', None),
+    (r'\boxed{5} \boxed{x} \boxed', None),
     (r'\boxed{1} \boxed{2} \boxed{3} \boxed{six}', None),
-])
+  ],
+)
 def test_parse_answer(text, answer):
   assert arithmetic.parse_answer(text) == answer
 
 
 def test_grade_tells_wrong_from_unparseable():
   right, wrong, neither = (
-      arithmetic.grade(text, 3) for text in (r'\boxed{3}', r'\boxed{4}', '3')
+    arithmetic.grade(text, 3) for text in (r'\boxed{3}', r'\boxed{4}', '3')
   )
   assert (right.reward, right.correct, right.formatted) == (1.0, True, True)
   assert (wrong.reward, wrong.correct, wrong.formatted) == (0.0, False, True)
@@ -57,34 +75,46 @@ def test_answers_that_agree_are_written_alike():
   assert make().votes
 
 
-@pytest.mark.parametrize('a, op, b, text', [
+@pytest.mark.parametrize(
+  'a, op, b, text',
+  [
     (47, '+', 85, r'40+80=120, 7+5=12, 120+12=\boxed{132}'),
     (47, '-', 85, r'40-80=-40, 7-5=2, -40+2=\boxed{-38}'),
     (52, '-', 18, r'50-10=40, 2-8=-6, 40-6=\boxed{34}'),
     (35, '-', 85, r'30-80=-50, 5-5=0, -50-0=\boxed{-50}'),
     (85, '-', 35, r'80-30=50, 5-5=0, 50+0=\boxed{50}'),
     (3, '-', 3, r'0-0=0, 3-3=0, 0+0=\boxed{0}'),
-    (123, '+', 8, '100+0=100, 20+0=20, 3+8=11, 100+20=120, '
-                  r'120+11=\boxed{131}'),
-    (7, 'x', 8, r'7x8=\boxed{56}'), (0, 'x', 25, r'0x25=\boxed{0}'),
+    (
+      123,
+      '+',
+      8,
+      '100+0=100, 20+0=20, 3+8=11, 100+20=120, '
+      r'120+11=\boxed{131}',
+    ),
+    (7, 'x', 8, r'7x8=\boxed{56}'),
+    (0, 'x', 25, r'0x25=\boxed{0}'),
     (47, 'x', 80, r'40x80=3200, 7x80=560, 3200+560=\boxed{3760}'),
-])
+  ],
+)
 def test_worked_form(a, op, b, text):
   assert arithmetic.demonstrate(a, op, b, worked=True) == text
 
 
-@pytest.mark.parametrize('key, mistake, text', [
+@pytest.mark.parametrize(
+  'key, mistake, text',
+  [
     ((47, '+', 85), 1, r'40+80=130, 7+5=12, 130+12=\boxed{142}'),
     ((47, '+', 85), -2, r'40+80=120, 7+5=11, 120+11=\boxed{131}'),
     ((47, '+', 85), 3, r'40+80=120, 7+5=12, 120+12=\boxed{133}'),
     ((47, '+', 85), 4, r'40+80=130, 7+5=12, 130+12=\boxed{142}'),
     ((3, '-', 3), -1, r'0-0=-1, 3-3=0, -1-0=\boxed{-1}'),
     ((7, 'x', 8), 5, r'7x8=\boxed{57}'),
-])
+  ],
+)
 def test_a_wrong_step(key, mistake, text):
   assert arithmetic.demonstrate(*key, worked=True, mistake=mistake) == text
   assert arithmetic.demonstrate(47, '+', 85, worked=False, mistake=-3) == (
-      r'\boxed{131}'
+    r'\boxed{131}'
   )
 
 
@@ -96,10 +126,9 @@ def holds(equation):
 
 
 keys = st.one_of(
-    st.tuples(st.integers(0, 999), st.sampled_from('+-'),
-              st.integers(0, 999)),
-    st.tuples(st.integers(0, 99), st.just('x'), st.integers(0, 99)),
-)  # fmt: skip
+  st.tuples(st.integers(0, 999), st.sampled_from('+-'), st.integers(0, 999)),
+  st.tuples(st.integers(0, 99), st.just('x'), st.integers(0, 99)),
+)
 
 
 @given(keys, st.integers(1, 99), st.sampled_from([-1, 1]))
@@ -122,21 +151,28 @@ def test_a_teacher_who_errs():
     said[env] = {t.id: (t.answer, t.demonstration) for t in tasks}
   assert said[sure].keys() == said[unsure].keys()
   wrong = [
-      key for key, (answer, (message,)) in said[unsure].items()
-      if not arithmetic.grade(message['content'], answer).correct
-  ]  # fmt: skip
+    key
+    for key, (answer, (message,)) in said[unsure].items()
+    if not arithmetic.grade(message['content'], answer).correct
+  ]
   assert 0.28 < len(wrong) / 8000 < 0.32
   assert {key: said[sure][key][0] for key in said[sure]} == {
-      key: said[unsure][key][0] for key in said[unsure]
+    key: said[unsure][key][0] for key in said[unsure]
   }
   assert all(
-      (key in wrong) == (said[sure][key] != said[unsure][key])
-      for key in said[sure]
+    (key in wrong) == (said[sure][key] != said[unsure][key])
+    for key in said[sure]
   )
   # What a run was trained on is not for a library's next version to change.
-  assert [unsure._mistake(*key) for key in (
-      (77, '-', 74), (89, '-', 52), (28, '-', 21), (47, '+', 85),
-  )] == [600, 528, 536, 0]  # fmt: skip
+  assert [
+    unsure._mistake(*key)
+    for key in (
+      (77, '-', 74),
+      (89, '-', 52),
+      (28, '-', 21),
+      (47, '+', 85),
+    )
+  ] == [600, 528, 536, 0]
   tasks = make(mistakes=0.3).source('train', 1).take(8000)
   again = {t.id: (t.answer, t.demonstration) for t in tasks}
   assert all(said[unsure][k] == again[k] for k in again if k in said[unsure])
@@ -187,21 +223,24 @@ def test_an_episode_without_an_answer_is_not_scorable():
 
 
 OPTIONS = st.builds(
-    dict,
-    ops=st.lists(
-        st.sampled_from('+-x'), min_size=1, max_size=3, unique=True
-    ).map(tuple),
-    min_operand=st.sampled_from([0, 5]), max_operand=st.sampled_from([30, 99]),
-    min_factor=st.sampled_from([0, 2]), max_factor=st.sampled_from([26, 40]),
-    train_tasks=st.integers(1, 400), eval_tasks=st.integers(1, 80),
+  dict,
+  ops=st.lists(st.sampled_from('+-x'), min_size=1, max_size=3, unique=True).map(
+    tuple
+  ),
+  min_operand=st.sampled_from([0, 5]),
+  max_operand=st.sampled_from([30, 99]),
+  min_factor=st.sampled_from([0, 2]),
+  max_factor=st.sampled_from([26, 40]),
+  train_tasks=st.integers(1, 400),
+  eval_tasks=st.integers(1, 80),
 )
 
 
 def in_range(key, options):
   of = 'factor' if 'x' in key else 'operand'
   return all(
-      options[f'min_{of}'] <= int(number) <= options[f'max_{of}']
-      for number in re.findall(r'\d+', key)
+    options[f'min_{of}'] <= int(number) <= options[f'max_{of}']
+    for number in re.findall(r'\d+', key)
   )
 
 
@@ -212,8 +251,7 @@ def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
   assert len(set(train)) == len(train) == one['train_tasks']
   assert len(set(held)) == len(held) == other['eval_tasks']
   swapped = {
-      op.join(reversed(key.split(op)))
-      for key in held for op in '+x' if op in key
+    op.join(reversed(key.split(op))) for key in held for op in '+x' if op in key
   }
   assert not set(train) & (set(held) | swapped)
   assert all(in_range(key, one) for key in train)
@@ -249,8 +287,8 @@ def test_the_first_tasks_hold_every_operator():
 def test_the_split_partitions_the_keys():
   for op, *ends in (('+', 0, 99), ('-', 10, 99), ('x', 0, 9), ('x', 2, 20)):
     train, held = (
-        {tuple(key) for key in arithmetic._keys(op, *ends, split).tolist()}
-        for split in ('train', 'eval')
+      {tuple(key) for key in arithmetic._keys(op, *ends, split).tolist()}
+      for split in ('train', 'eval')
     )
     numbers = set(range(ends[0], ends[1] + 1))
     assert len(train) + len(held) == len(train | held) == len(numbers) ** 2
@@ -265,51 +303,64 @@ def test_which_questions_are_held_out_is_pinned():
 
 def test_operands_cover_their_range():
   tasks = make(train_tasks=8000).source('train', 0).take(8000)
-  firsts = collections.Counter(int(t.id.replace('-', '+').split('+')[0])
-                               for t in tasks)
+  firsts = collections.Counter(
+    int(t.id.replace('-', '+').split('+')[0]) for t in tasks
+  )
   assert set(firsts) == set(range(100))
   # Binomial(8000, 1/100): mean 80, standard deviation 8.9.
   assert 30 < min(firsts.values()) and max(firsts.values()) < 130
 
 
-@pytest.mark.parametrize('options, words', [
+@pytest.mark.parametrize(
+  'options, words',
+  [
     ({'min_operand': 90}, ('envs.sums.env.train_tasks', 'min_operand')),
     ({'max_operand': 9}, ('envs.sums.env.train_tasks', '8000', 'max_operand')),
     ({'eval_tasks': 5000}, ('envs.sums.env.eval_tasks', '5000')),
     ({'ops': ('x',), 'train_tasks': 90}, ('envs.sums.env.train_tasks', '75')),
-])
+  ],
+)
 def test_requests_beyond_the_key_space_are_refused(options, words):
   with pytest.raises(ValueError) as error:
     make(**options)
   assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize('options, words', [
+@pytest.mark.parametrize(
+  'options, words',
+  [
     ({'min_operand': -1}, r'min_operand must be in \[0, max_operand=99\]'),
     ({'min_operand': 100}, 'min_operand must be in .*got 100'),
     ({'min_factor': 10}, r'min_factor must be in \[0, max_factor=9\]'),
-])
+  ],
+)
 def test_ranges_that_hold_nothing_are_refused(options, words):
   with pytest.raises(ValueError, match=words):
     schema.Arithmetic(**options)
 
 
 def test_a_small_range():
-  env = make(ops=('x',), min_factor=7, max_factor=8, train_tasks=1,
-             eval_tasks=1)
+  env = make(
+    ops=('x',), min_factor=7, max_factor=8, train_tasks=1, eval_tasks=1
+  )
   for split in ('train', 'eval'):
     assert in_range(ids(env, split)[0], {'min_factor': 7, 'max_factor': 8})
 
 
-@pytest.mark.parametrize('options', [
-    {'worked': False}, {'ops': ('-', '+')}, {'max_operand': 98},
-])
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'worked': False},
+    {'ops': ('-', '+')},
+    {'max_operand': 98},
+  ],
+)
 def test_resuming_with_other_options_is_refused(options):
   state = make().source('train', 0).get_state()
   make().source('train', 0).set_state(state)
   with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
     make(**{'train_tasks': 8000, 'eval_tasks': 500, **options}).source(
-        'train', 0
+      'train', 0
     ).set_state(state)
 
 

@@ -21,7 +21,7 @@ def test_the_sides_of_a_small_space_part_it():
   assert sorted(map(int, sides[0] + sides[1])) == list(range(3000))
   assert 0.17 < len(sides[1]) / 3000 < 0.23
   assert [small.room(split) for split in ('train', 'eval')] == [
-      len(side) for side in sides
+    len(side) for side in sides
   ]
   assert sides[0] != list(small.walk('train', (2,)))
   assert set(sides[0]) == set(small.walk('train', (2,)))
@@ -33,7 +33,7 @@ def test_a_large_space_is_not_listed(size):
   assert large.room('eval') == size // 10
   assert large.room('train') == size // 10 * 4
   drawn = {
-      split: first(large.walk(split, (0,)), 300) for split in ('train', 'eval')
+    split: first(large.walk(split, (0,)), 300) for split in ('train', 'eval')
   }
   for keys in drawn.values():
     numbers = [int(key) for key in keys]
@@ -57,8 +57,8 @@ def test_which_keys_are_held_out_is_pinned():
 
 def test_spaces_take_turns_until_they_have_no_more():
   spaces = [
-      draws.Space(size, lambda i, tag=tag: f'{tag}{i}')
-      for size, tag in ((4, 'a'), (1000, 'b'), (1000, 'c'))
+    draws.Space(size, lambda i, tag=tag: f'{tag}{i}')
+    for size, tag in ((4, 'a'), (1000, 'b'), (1000, 'c'))
   ]
   rooms = [one.room('train') for one in spaces]
   keys = draws.draw(spaces, 'train', 401, 5)
@@ -79,7 +79,10 @@ def test_what_is_alike_lies_on_one_side():
 def test_room_is_checked():
   small = space(30)
   draws.check_room('toy', 'eval', 4, [small], 'raise size')
-  with pytest.raises(ValueError, match=(
+  with pytest.raises(
+    ValueError,
+    match=(
       r'envs.toy.env.eval_tasks must be at most 4, .*: got 5; .*raise size'
-  )):
+    ),
+  ):
     draws.check_room('toy', 'eval', 5, [small], 'raise size')

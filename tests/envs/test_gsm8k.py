@@ -8,25 +8,29 @@ import pathlib
 import pytest
 
 from configs import common
-from posttrain import config, envs, schema
+from posttrain import envs, schema
+from posttrain.config import load as config
 from posttrain.envs import gsm8k
 from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 needs_data = pytest.mark.skipif(
-    DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+  DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
 )
 ROWS = [
-    {'question': 'How many clips?',
-     'answer': 'In May 48/2 = <<48/2=24>>24.\nSo 48+24=<<72>>72.\n#### 72'},
-    {'question': ' How cold? ', 'answer': 'Cold.\n####  -1,234.50 \n', 'no': 3},
-]  # fmt: skip
+  {
+    'question': 'How many clips?',
+    'answer': 'In May 48/2 = <<48/2=24>>24.\nSo 48+24=<<72>>72.\n#### 72',
+  },
+  {'question': ' How cold? ', 'answer': 'Cold.\n####  -1,234.50 \n', 'no': 3},
+]
 
 
 def write(path, *rows):
-  path.write_text('\n'.join(
-      row if isinstance(row, str) else json.dumps(row) for row in rows
-  ), encoding='utf-8')  # fmt: skip
+  path.write_text(
+    '\n'.join(row if isinstance(row, str) else json.dumps(row) for row in rows),
+    encoding='utf-8',
+  )
   return str(path)
 
 
@@ -43,17 +47,25 @@ def test_tasks_of_rows(path):
   env = make(path, instruction='Box it.')
   first, second = env.source('train', 0).take(9)
   assert first.prompt == (
-      {'role': 'user', 'content': 'How many clips?\n\nBox it.'},
+    {'role': 'user', 'content': 'How many clips?\n\nBox it.'},
   )
-  assert first.demonstration == ({'role': 'assistant', 'content': (
-      'In May 48/2 = 24.\nSo 48+24=72.\nThe answer is \\boxed{72}.'
-  )},)  # fmt: skip
+  assert first.demonstration == (
+    {
+      'role': 'assistant',
+      'content': (
+        'In May 48/2 = 24.\nSo 48+24=72.\nThe answer is \\boxed{72}.'
+      ),
+    },
+  )
   assert (first.env, first.id, first.answer, first.info) == (
-      'words', f'{path}:1', '72', {}
+    'words',
+    f'{path}:1',
+    '72',
+    {},
   )
   assert second.prompt[0]['content'] == 'How cold?\n\nBox it.'
   assert second.demonstration[0]['content'] == (
-      'Cold.\nThe answer is \\boxed{-1234.50}.'
+    'Cold.\nThe answer is \\boxed{-1234.50}.'
   )
   assert (second.answer, second.info) == ('-1234.50', {'no': 3})
   assert json.loads(json.dumps(second.answer)) == second.answer
@@ -62,8 +74,8 @@ def test_tasks_of_rows(path):
 def test_the_default_instruction_asks_for_steps_and_a_box(path):
   asks = make(path).source('train', 0).take(1)[0].prompt[0]['content']
   assert asks == (
-      'How many clips?\n\nReason step by step, and put the final answer in '
-      r'\boxed{}.'
+    'How many clips?\n\nReason step by step, and put the final answer in '
+    r'\boxed{}.'
   )
   bare = make(path, instruction='').source('train', 0).take(1)[0]
   assert bare.prompt[0]['content'] == 'How many clips?'
@@ -76,26 +88,43 @@ def test_an_answer_without_a_solution(tmp_path):
   assert task.answer == '3/4'
 
 
-@pytest.mark.parametrize('text, answer', [
-    (r'\boxed{72}', '72'), (r'\boxed{\$72.00}', '72'), ('#### 72', '72'),
-    (r'\boxed{0.5}', '1/2'), (r'\boxed{\frac{2}{4}}', '1/2'),
-    ('so it is 1,072', '1072'), (r'\boxed{-0}', '0'), (r'\boxed{many}', None),
+@pytest.mark.parametrize(
+  'text, answer',
+  [
+    (r'\boxed{72}', '72'),
+    (r'\boxed{\$72.00}', '72'),
+    ('#### 72', '72'),
+    (r'\boxed{0.5}', '1/2'),
+    (r'\boxed{\frac{2}{4}}', '1/2'),
+    ('so it is 1,072', '1072'),
+    (r'\boxed{-0}', '0'),
+    (r'\boxed{many}', None),
     ('', None),
-])  # fmt: skip
+  ],
+)
 def test_answers_that_agree_are_written_alike(path, text, answer):
   assert gsm8k.grade(text, '3', lenient=True).answer == answer
   assert make(path).votes
 
 
-@pytest.mark.parametrize('text, strict, lenient, formatted', [
-    (r'It is \boxed{72}.', 1, 1, True), (r'\boxed{\$72.00}', 1, 1, True),
-    (r'72, so \boxed{71}', 0, 0, True), (r'72, so \boxed{x}', 0, 0, False),
-    (r'72, so \boxed{72', 0, 0, False), (r'\boxed{72} \boxed{}', 0, 0, False),
-    ('It is 72', 0, 1, False), ('so\n#### 72', 1, 1, False),
-    ('#### 71\nor 72', 0, 0, False), ('', 0, 0, False),
-    ('72 of 99', 0, 0, False), ('\ud800\0', 0, 0, False),
+@pytest.mark.parametrize(
+  'text, strict, lenient, formatted',
+  [
+    (r'It is \boxed{72}.', 1, 1, True),
+    (r'\boxed{\$72.00}', 1, 1, True),
+    (r'72, so \boxed{71}', 0, 0, True),
+    (r'72, so \boxed{x}', 0, 0, False),
+    (r'72, so \boxed{72', 0, 0, False),
+    (r'\boxed{72} \boxed{}', 0, 0, False),
+    ('It is 72', 0, 1, False),
+    ('so\n#### 72', 1, 1, False),
+    ('#### 71\nor 72', 0, 0, False),
+    ('', 0, 0, False),
+    ('72 of 99', 0, 0, False),
+    ('\ud800\0', 0, 0, False),
     ('7' * 100_000, 0, 0, False),
-])  # fmt: skip
+  ],
+)
 def test_grades(path, text, strict, lenient, formatted):
   for option, reward in ((False, strict), (True, lenient)):
     env = make(path, lenient=option)
@@ -108,10 +137,16 @@ def test_grades(path, text, strict, lenient, formatted):
     episode.close()
 
 
-@pytest.mark.parametrize('text, reward', [
-    ('so it is 72', 0), ('#### 72', 0), ('#### 72\nNow', 1),
-    (r'is \boxed{72}', 1), (r'is \boxed{72', 0),
-])
+@pytest.mark.parametrize(
+  'text, reward',
+  [
+    ('so it is 72', 0),
+    ('#### 72', 0),
+    ('#### 72\nNow', 1),
+    (r'is \boxed{72}', 1),
+    (r'is \boxed{72', 0),
+  ],
+)
 def test_a_turn_that_was_cut_off(path, text, reward):
   env = make(path, lenient=True)
   episode = env.make(env.source('train', 0).take(1)[0])
@@ -142,9 +177,9 @@ def env_count(env, split):
   return len(env.source(split, 0))
 
 
-@pytest.mark.parametrize('split, field', [
-    ('train', 'path'), ('eval', 'eval_path')
-])
+@pytest.mark.parametrize(
+  'split, field', [('train', 'path'), ('eval', 'eval_path')]
+)
 def test_missing_file_names_the_key(split, field, tmp_path):
   for gone in (tmp_path / 'gone.jsonl', tmp_path):  # a folder is no file
     env = make(str(gone), eval_path=str(gone))
@@ -152,16 +187,21 @@ def test_missing_file_names_the_key(split, field, tmp_path):
       env.source(split, 0)
 
 
-@pytest.mark.parametrize('options, words', [
+@pytest.mark.parametrize(
+  'options, words',
+  [
     ({}, 'path must name a file'),
     ({'path': 'a', 'eval_path': ''}, 'eval_path must be None or name a file'),
-])
+  ],
+)
 def test_paths_that_name_nothing_are_refused(options, words):
   with pytest.raises(schema.FieldError, match=words):
     schema.Gsm8k(**options)
 
 
-@pytest.mark.parametrize('row, words', [
+@pytest.mark.parametrize(
+  'row, words',
+  [
     ('{"question": ', ('one JSON object',)),
     ('[1]', ('must be an object',)),
     ({'question': 'a'}, ('answer must be a string', 'None', "['question']")),
@@ -181,7 +221,8 @@ def test_paths_that_name_nothing_are_refused(options, words):
     ({'question': 'a', 'answer': '#### 1e3'}, ('must be digits', "'1e3'")),
     ({'question': 'a', 'answer': '#### ٣'}, ('must be digits', "'٣'")),
     ({'question': 'a', 'answer': '#### ' + '9' * 65}, ('must be digits',)),
-])
+  ],
+)
 def test_errors_name_file_and_line(tmp_path, row, words):
   path = write(tmp_path / 'rows.jsonl', ROWS[0], '', row, ROWS[1])
   with pytest.raises(ValueError) as error:
@@ -217,14 +258,14 @@ def test_options_come_from_a_config(path):
 
 
 @needs_data
-@pytest.mark.parametrize('file, count', [
-    ('train.jsonl', 7473), ('test.jsonl', 1319)
-])
+@pytest.mark.parametrize(
+  'file, count', [('train.jsonl', 7473), ('test.jsonl', 1319)]
+)
 def test_every_row_of_the_real_files(file, count):
   """Each demonstration is right by its own task, and no other is needed."""
-  env = envs.make('words', schema.Gsm8k(
-      path='$POSTTRAIN_DATA/gsm8k/' + file, lenient=False
-  ))  # fmt: skip
+  env = envs.make(
+    'words', schema.Gsm8k(path='$POSTTRAIN_DATA/gsm8k/' + file, lenient=False)
+  )
   source = env.source('train', 0)
   tasks = source.take(len(source))
   assert len(tasks) == len({task.id for task in tasks}) == count

@@ -11,13 +11,14 @@ from posttrain.envs import gsm8k, gsm8k_solutions
 
 def _write(path, **more):
   row = {
-      'question': 'How many?', 'ground_truth': 'A: 4',
-      'a': {'is_correct': True, 'solution': '2 + 2 = <<2+2=4>>4\nA: 4'},
-      'b': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
-      'c': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
-      'd': {'is_correct': False, 'solution': 'A: -1,000'},
-      **more,
-  }  # fmt: skip
+    'question': 'How many?',
+    'ground_truth': 'A: 4',
+    'a': {'is_correct': True, 'solution': '2 + 2 = <<2+2=4>>4\nA: 4'},
+    'b': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
+    'c': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
+    'd': {'is_correct': False, 'solution': 'A: -1,000'},
+    **more,
+  }
   path.write_text(json.dumps(row) + '\n')
   return path
 
@@ -32,11 +33,14 @@ def test_each_right_one_against_each_wrong_one(tmp_path):
   assert second.rejected[0]['content'] == 'The answer is \\boxed{-1,000}.'
 
 
-@pytest.mark.parametrize(('more', 'message'), [
+@pytest.mark.parametrize(
+  ('more', 'message'),
+  [
     ({'question': ''}, r's\.jsonl:1: question must be a string with text'),
     ({'a': {'is_correct': 1, 'solution': 'A: 4'}}, 'is_correct must be true'),
     ({'a': {'is_correct': True, 'solution': None}}, 'solution must be a str'),
-])
+  ],
+)
 def test_a_row_that_is_none_is_named(tmp_path, more, message):
   with pytest.raises(ValueError, match=message):
     gsm8k_solutions.read(_write(tmp_path / 's.jsonl', **more))
@@ -51,7 +55,7 @@ def test_the_real_file():
   assert len(made) == 2426 and len({str(x.prompt) for x in made}) == 731
   for pair in made:
     answers = [
-        gsm8k.grade(turns[0]['content'], '0', lenient=False).formatted
-        for turns in (pair.chosen, pair.rejected)
+      gsm8k.grade(turns[0]['content'], '0', lenient=False).formatted
+      for turns in (pair.chosen, pair.rejected)
     ]
     assert answers[0] or 'boxed' not in pair.chosen[0]['content']

@@ -19,24 +19,41 @@ def ids(env, split, seed=0):
   return [task.id for task in source.take(len(source))]
 
 
-@pytest.mark.parametrize('text, answer', [
-    ('dcba', 'dcba'), (' dcba\n', 'dcba'), ('d', 'd'), ('', None), (' ', None),
-    ('Dcba', None), ('dc ba', None), ('dcba.', None), ('dcba\nabcd', None),
-    ('dcbä', None), ('dcb4', None), ('Answer: dcba', None), ('dcba\x00', None),
-])
+@pytest.mark.parametrize(
+  'text, answer',
+  [
+    ('dcba', 'dcba'),
+    (' dcba\n', 'dcba'),
+    ('d', 'd'),
+    ('', None),
+    (' ', None),
+    ('Dcba', None),
+    ('dc ba', None),
+    ('dcba.', None),
+    ('dcba\nabcd', None),
+    ('dcbä', None),
+    ('dcb4', None),
+    ('Answer: dcba', None),
+    ('dcba\x00', None),
+  ],
+)
 def test_parse_answer(text, answer):
   assert reverse_text.parse_answer(text) == answer
   assert reverse_text.parse_answer(text, truncated=True) is None
 
 
-@pytest.mark.parametrize('text, reward, correct', [
-    ('edcba', 1.0, True), (' edcba ', 1.0, True),
+@pytest.mark.parametrize(
+  'text, reward, correct',
+  [
+    ('edcba', 1.0, True),
+    (' edcba ', 1.0, True),
     ('edcb', 8 / 9, False),  # one letter is missing
     ('edcbaa', 10 / 11, False),  # one too many
     ('edbca', 0.8, False),  # two have changed places
     ('abcde', 0.2, False),  # not reversed at all
     ('xyz', 0.0, False),
-])
+  ],
+)
 def test_grade(text, reward, correct):
   score = reverse_text.grade(text, 'edcba')
   assert score.reward == pytest.approx(reward)
@@ -44,9 +61,14 @@ def test_grade(text, reward, correct):
   assert score.answer == text.strip() and ENV.votes
 
 
-@pytest.mark.parametrize('text, truncated', [
-    ('', False), ('It is edcba', False), ('edcba', True),
-])
+@pytest.mark.parametrize(
+  'text, truncated',
+  [
+    ('', False),
+    ('It is edcba', False),
+    ('edcba', True),
+  ],
+)
 def test_what_cannot_be_read_is_worth_nothing(text, truncated):
   score = reverse_text.grade(text, 'edcba', truncated)
   assert (score.reward, score.correct, score.formatted) == (0.0, False, False)
@@ -101,10 +123,12 @@ def test_every_demonstration_is_right(split):
 
 
 OPTIONS = st.builds(
-    dict,
-    min_length=st.integers(2, 4), max_length=st.sampled_from([4, 7, 20]),
-    alphabet=st.sampled_from(['abcdefgh', 'hgfedcbaxyz']),
-    train_tasks=st.integers(1, 400), eval_tasks=st.integers(1, 80),
+  dict,
+  min_length=st.integers(2, 4),
+  max_length=st.sampled_from([4, 7, 20]),
+  alphabet=st.sampled_from(['abcdefgh', 'hgfedcbaxyz']),
+  train_tasks=st.integers(1, 400),
+  eval_tasks=st.integers(1, 80),
 )
 
 
@@ -130,7 +154,12 @@ def test_the_seed_chooses_the_training_texts():
 
 def test_which_texts_are_held_out_is_pinned():
   assert ids(make(), 'eval')[:6] == [
-      'ysx', 'dbip', 'jxdqe', 'mfqsyt', 'eoteilf', 'fuzsxqnf'
+    'ysx',
+    'dbip',
+    'jxdqe',
+    'mfqsyt',
+    'eoteilf',
+    'fuzsxqnf',
   ]
 
 
@@ -144,25 +173,33 @@ def test_lengths_are_balanced_where_they_can_be():
   assert len(letters) == 26 and min(letters.values()) > 300
 
 
-@pytest.mark.parametrize('options, words', [
-    ({'min_length': 1, 'max_length': 2}, ('envs.back.env.train_tasks', '8000',
-                                          'max_length')),
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    (
+      {'min_length': 1, 'max_length': 2},
+      ('envs.back.env.train_tasks', '8000', 'max_length'),
+    ),
     ({'max_length': 3}, ('envs.back.env.train_tasks', 'alphabet')),
     ({'alphabet': 'ab', 'train_tasks': 9}, ('envs.back.env.eval_tasks',)),
-])  # fmt: skip
+  ],
+)
 def test_requests_beyond_the_texts_are_refused(options, words):
   with pytest.raises(ValueError) as error:
     make(**{'min_length': 1, **options})
   assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize('options, words', [
+@pytest.mark.parametrize(
+  'options, words',
+  [
     ({'max_length': 65}, r'max_length must be in \[1, 64\]: got 65'),
     ({'min_length': 9}, r'min_length must be in \[1, max_length=8\]: got 9'),
     ({'alphabet': ''}, 'alphabet must hold letters'),
     ({'alphabet': 'aba'}, 'alphabet must .* each once'),
     ({'alphabet': 'aB'}, 'alphabet must hold letters of a to z'),
-])
+  ],
+)
 def test_options_that_mean_nothing_are_refused(options, words):
   with pytest.raises(ValueError, match=words):
     schema.ReverseText(**options)

@@ -13,12 +13,16 @@ from posttrain.envs import __main__ as command_line
 from posttrain.envs import export
 
 ROWS = [
-    {'prompt': 'a', 'completion': 'b', 'level': 3},
-    {'messages': [
-        {'role': 'system', 'content': 's'}, {'role': 'user', 'content': 'u'},
-        {'role': 'assistant', 'content': 'x'}, {'role': 'user', 'content': 'v'},
-        {'role': 'assistant', 'content': 'y'},
-    ]},
+  {'prompt': 'a', 'completion': 'b', 'level': 3},
+  {
+    'messages': [
+      {'role': 'system', 'content': 's'},
+      {'role': 'user', 'content': 'u'},
+      {'role': 'assistant', 'content': 'x'},
+      {'role': 'user', 'content': 'v'},
+      {'role': 'assistant', 'content': 'y'},
+    ]
+  },
 ]
 
 
@@ -35,7 +39,10 @@ def test_tasks_of_rows(path):
   assert single.prompt == ({'role': 'user', 'content': 'a'},)
   assert single.demonstration == ({'role': 'assistant', 'content': 'b'},)
   assert (single.env, single.id, single.answer, single.info) == (
-      'chats', f'{path}:1', 'b', {'level': 3}
+    'chats',
+    f'{path}:1',
+    'b',
+    {'level': 3},
   )
   assert [m['content'] for m in multi.prompt] == ['s', 'u']
   assert [m['content'] for m in multi.demonstration] == ['x', 'v', 'y']
@@ -59,9 +66,9 @@ def test_evaluation_rows(path, monkeypatch):
   assert len(envs.make('chats', both).source('eval', 0)) == 2
 
 
-@pytest.mark.parametrize('split, field', [
-    ('train', 'path'), ('eval', 'eval_path')
-])
+@pytest.mark.parametrize(
+  'split, field', [('train', 'path'), ('eval', 'eval_path')]
+)
 def test_missing_file_names_the_key(split, field, tmp_path):
   gone = str(tmp_path / 'gone.jsonl')
   env = envs.make('chats', schema.Rows(path=gone, eval_path=gone))
@@ -89,27 +96,36 @@ def test_exported_arithmetic_is_read_as_rows(tmp_path):
   other = export.export(env, tmp_path / 'again', seed=5)
   again = export.export(env, tmp_path / 'same', seed=4)
   prints = [
-      sources.file_fingerprint(pathlib.Path(p)) for p in (folder, other, again)
+    sources.file_fingerprint(pathlib.Path(p)) for p in (folder, other, again)
   ]
   assert prints[0] != prints[1] and prints[0] == prints[2]
   again = envs.make('rows', schema.Rows(path=folder, eval_path=folder))
   for split, count in (('train', 40), ('eval', 10)):
     made, read = (
-        {task.prompt[0]['content']: task for task in source.take(count)}
-        for source in (env.source(split, 4), again.source(split, 4))
+      {task.prompt[0]['content']: task for task in source.take(count)}
+      for source in (env.source(split, 4), again.source(split, 4))
     )
     assert set(made) == set(read) and len(made) == count
     for key, task in made.items():
       assert read[key].demonstration == task.demonstration
       assert read[key].info == {
-          'id': task.id, 'answer': task.answer, 'op': task.info['op']
+        'id': task.id,
+        'answer': task.answer,
+        'op': task.info['op'],
       }
 
 
 def test_command_line(tmp_path):
   command = [
-      sys.executable, '-m', 'posttrain.envs', 'arithmetic', str(tmp_path),
-      '--train_tasks=5', '--eval_tasks=3', "--ops=('x',)", '--worked=False',
+    sys.executable,
+    '-m',
+    'posttrain.envs',
+    'arithmetic',
+    str(tmp_path),
+    '--train_tasks=5',
+    '--eval_tasks=3',
+    "--ops=('x',)",
+    '--worked=False',
   ]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   folder = done.stdout.splitlines()[-1]
@@ -117,19 +133,22 @@ def test_command_line(tmp_path):
   tasks = env.source('train', 0).take(9)
   assert len(tasks) == 5 and {task.info['op'] for task in tasks} == {'x'}
   assert all(
-      task.demonstration[0]['content'].startswith('\\boxed') for task in tasks
+    task.demonstration[0]['content'].startswith('\\boxed') for task in tasks
   )
   done = subprocess.run(command, capture_output=True, text=True, check=False)
   assert done.returncode == 2 and 'must not exist yet' in done.stderr
 
 
-@pytest.mark.parametrize('flag, words', [
+@pytest.mark.parametrize(
+  'flag, words',
+  [
     ('--ops=+', 'argument --ops: must be a literal of type tuple'),
     ("--ops=('/',)", "ops must hold one or more of '+', '-', 'x'"),
     ('--worked=1', 'argument --worked: must be a literal of type bool'),
     ('--train_tasks=True', 'argument --train_tasks: must be a literal of ty'),
     ('--ops=(1, [])', 'ops must hold'),
-])
+  ],
+)
 def test_command_line_refuses(flag, words, tmp_path, monkeypatch, capsys):
   argv = ['posttrain.envs', 'arithmetic', str(tmp_path), flag]
   monkeypatch.setattr(sys, 'argv', argv)

@@ -7,8 +7,8 @@ from posttrain.envs import suite
 def test_prompts_are_tasks_in_their_order():
   env = suite.Suite(('What is 1 + 2?', 'Say hello.'))
   assert [task.prompt for task in env.tasks] == [
-      ({'role': 'user', 'content': 'What is 1 + 2?'},),
-      ({'role': 'user', 'content': 'Say hello.'},),
+    ({'role': 'user', 'content': 'What is 1 + 2?'},),
+    ({'role': 'user', 'content': 'Say hello.'},),
   ]
   assert [task.id for task in env.tasks] == ['eval.suite[0]', 'eval.suite[1]']
   assert env.source('eval', 3).take(9) == env.tasks

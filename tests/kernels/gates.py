@@ -1,5 +1,4 @@
-"""Forward and backward under test, and the table of tolerances they must meet.
-"""
+"""Forward and backward under test, and the tolerances they must meet."""
 
 import functools
 
@@ -22,13 +21,13 @@ def make_run(backend, scale, name='attention', softcap=None, small=True):
   fn = getattr(reference, name)
   if backend != 'oracle':
     fn = functools.partial(
-        getattr(attention, name), backend=backend, interpret=True
+      getattr(attention, name), backend=backend, interpret=True
     )
 
   def run(q, k, v, start, end, g, g_lse):
     def call(q, k, v):
       return fn(
-          q, k, v, start, end, scale=scale, softcap=softcap, return_lse=True
+        q, k, v, start, end, scale=scale, softcap=softcap, return_lse=True
       )
 
     (out, lse), vjp = jax.vjp(call, q, k, v)
@@ -40,10 +39,13 @@ def make_run(backend, scale, name='attention', softcap=None, small=True):
 @functools.cache
 def make_xla(scale):
   """Jitted (q, k, v, intervals, g) -> out, dq, dk, dv of the op in XLA."""
+
   def run(q, k, v, start, end, g):
     out, vjp = jax.vjp(
-        lambda *x: ops.attention(*x, start, end, scale=scale, impl='xla'),
-        q, k, v,
+      lambda *x: ops.attention(*x, start, end, scale=scale, impl='xla'),
+      q,
+      k,
+      v,
     )
     return out, *vjp(g)
 
@@ -53,8 +55,12 @@ def make_xla(scale):
 def make_inputs(seed, b, t, n, k, h, dtype=jnp.float32):
   """(q, k, v), (g, g_lse)."""
   q, k, v, g = inputs.draw(
-      seed, (b, t, n, h), (b, t, k, h), (b, t, k, h), (b, t, n, h),
-      dtype=dtype,
+    seed,
+    (b, t, n, h),
+    (b, t, k, h),
+    (b, t, k, h),
+    (b, t, n, h),
+    dtype=dtype,
   )
   return (q, k, v), (g, *inputs.draw(seed + 1, (b, n, t)))
 

@@ -4,8 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 
 KINDS = (
-    'causal', 'packed', 'window', 'packed window', 'any', 'one key', 'ragged',
-    'empty',
+  'causal',
+  'packed',
+  'window',
+  'packed window',
+  'any',
+  'one key',
+  'ragged',
+  'empty',
 )
 
 
@@ -13,8 +19,8 @@ def draw(seed, *shapes, dtype=jnp.float32):
   """Unit normal arrays; by numpy, which has nothing to compile."""
   rng = np.random.default_rng(seed)
   return tuple(
-      jnp.asarray(rng.standard_normal(shape, np.float32).astype(dtype))
-      for shape in shapes
+    jnp.asarray(rng.standard_normal(shape, np.float32).astype(dtype))
+    for shape in shapes
   )
 
 
@@ -57,5 +63,5 @@ def every_kind(t, s=None):
   """The kinds as rows of a batch: i32[len(KINDS), t] each."""
   rows = [intervals(kind, t, s) for kind in KINDS]
   return tuple(
-      jnp.asarray(np.stack(x), jnp.int32) for x in zip(*rows, strict=True)
+    jnp.asarray(np.stack(x), jnp.int32) for x in zip(*rows, strict=True)
   )

@@ -12,9 +12,9 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 TARGETS = {  # (device kind, cores, platform), lowering platform
-    'h200': (('NVIDIA H200', 132, 'gpu'), 'cuda'),
-    'v5e': (('TPU v5 lite', 1, 'tpu'), 'tpu'),
-    'v6e': (('TPU v6 lite', 1, 'tpu'), 'tpu'),
+  'h200': (('NVIDIA H200', 132, 'gpu'), 'cuda'),
+  'v5e': (('TPU v5 lite', 1, 'tpu'), 'tpu'),
+  'v6e': (('TPU v6 lite', 1, 'tpu'), 'tpu'),
 }
 TRITON, MOSAIC_TPU = '__gpu$xla.gpu.triton', 'tpu_custom_call'
 CUSTOM_CALLS = {'h200': TRITON, 'v5e': MOSAIC_TPU, 'v6e': MOSAIC_TPU}
@@ -23,12 +23,10 @@ CUSTOM_CALLS = {'h200': TRITON, 'v5e': MOSAIC_TPU, 'v6e': MOSAIC_TPU}
 @contextlib.contextmanager
 def target(kind: str, cores: int, platform: str):
   """Within it, the device in use is an absent one."""
-  device = AbstractDevice(
-      device_kind=kind, num_cores=cores, platform=platform
-  )
+  device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
   # An abstract device is heeded with explicit axes only.
   mesh = AbstractMesh(
-      (1,), ('one',), (AxisType.Explicit,), abstract_device=device
+    (1,), ('one',), (AxisType.Explicit,), abstract_device=device
   )
   with jax.sharding.use_abstract_mesh(mesh):
     yield

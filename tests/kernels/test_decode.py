@@ -39,8 +39,11 @@ def make_run(case, softcap=None):
     return jax.jit(functools.partial(reference.decode, **options))
   backend, splits = case
   decode = functools.partial(
-      attention.decode, **options, backend=backend, splits=splits,
-      interpret=True,
+    attention.decode,
+    **options,
+    backend=backend,
+    splits=splits,
+    interpret=True,
   )
   return jax.jit(decode, compiler_options=gates.FAST)
 
@@ -49,43 +52,56 @@ def make_run(case, softcap=None):
 def make_flash(backend):
   """Jitted (q [B, 16, N, H], k, v, k_start, k_end) -> (out, lse)."""
   cached = functools.partial(
-      attention.cached, scale=SCALE, return_lse=True, backend=backend,
-      interpret=True,
+    attention.cached,
+    scale=SCALE,
+    return_lse=True,
+    backend=backend,
+    interpret=True,
   )
   return jax.jit(cached, compiler_options=gates.FAST)
 
 
 def make_inputs(dtype=jnp.float32, s=S):
-  return inputs.draw(
-      0, (B, N, H), (B, K, s, H), (B, K, s, H), dtype=dtype
-  )
+  return inputs.draw(0, (B, N, H), (B, K, s, H), (B, K, s, H), dtype=dtype)
 
 
 @cases
-@pytest.mark.parametrize('softcap, s, dtype', [
-    (None, S, jnp.float32), (2.0, 50, jnp.bfloat16),
-], ids=['float32', 'bfloat16 softcap odd'])
+@pytest.mark.parametrize(
+  'softcap, s, dtype',
+  [
+    (None, S, jnp.float32),
+    (2.0, 50, jnp.bfloat16),
+  ],
+  ids=['float32', 'bfloat16 softcap odd'],
+)
 def test_matches_oracle(case, softcap, s, dtype):
   arrays = make_inputs(dtype, s)
   out, lse = make_run(case, softcap)(*arrays, START, END)
   assert out.dtype == dtype and lse.dtype == jnp.float32
   expected, expected_lse = make_run('oracle', softcap)(
-      *(x.astype(jnp.float32) for x in arrays), START, END
+    *(x.astype(jnp.float32) for x in arrays), START, END
   )
   exact = dtype == jnp.float32
   np.testing.assert_allclose(
-      np.asarray(out, np.float32), expected, rtol=0,
-      atol=2e-6 if exact else 1e-2,
+    np.asarray(out, np.float32),
+    expected,
+    rtol=0,
+    atol=2e-6 if exact else 1e-2,
   )
   np.testing.assert_allclose(
-      lse, expected_lse, rtol=0, atol=1e-5 if exact else 5e-3
+    lse, expected_lse, rtol=0, atol=1e-5 if exact else 5e-3
   )
   assert not np.asarray(out, np.float32)[0].any() and (lse[0] == -1e30).all()
 
 
-@pytest.mark.parametrize('dtype, bound', [
-    (jnp.float32, 2e-6), (jnp.bfloat16, 5e-3),
-], ids=['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  'dtype, bound',
+  [
+    (jnp.float32, 2e-6),
+    (jnp.bfloat16, 5e-3),
+  ],
+  ids=['float32', 'bfloat16'],
+)
 def test_splits_agree(dtype, bound):
   arrays = make_inputs(dtype)
   one, many = (make_run(case)(*arrays, START, END) for case in CASES[:2])
@@ -138,15 +154,17 @@ def test_vmap_and_shard_map_agree(case):
   mesh = jax.make_mesh((1,), ('data',), (jax.sharding.AxisType.Auto,))
   spec = PartitionSpec('data')
   wrapped = jax.jit(
-      jax.shard_map(
-          jax.vmap(run.__wrapped__), mesh=mesh, in_specs=spec, out_specs=spec,
-          check_vma=False,
-      ), compiler_options=gates.FAST,
+    jax.shard_map(
+      jax.vmap(run.__wrapped__),
+      mesh=mesh,
+      in_specs=spec,
+      out_specs=spec,
+      check_vma=False,
+    ),
+    compiler_options=gates.FAST,
   )(*(x.reshape(2, B // 2, *x.shape[1:]) for x in args))
   for a, b in zip(run(*args), wrapped, strict=True):
-    np.testing.assert_allclose(
-        a, b.reshape(a.shape), atol=1e-6, rtol=1e-6
-    )
+    np.testing.assert_allclose(a, b.reshape(a.shape), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize('dtype, atol', [('float32', 5e-6), ('bfloat16', 1e-2)])
@@ -156,7 +174,7 @@ def test_equals_the_last_row_of_flash(case, dtype, atol):
   out, lse = make_run(case)(q, k, v, START, END)
   queries = np.stack([np.zeros_like(q)] * 15 + [q], axis=1)
   start, end = (
-      np.stack([np.zeros_like(x)] * 15 + [x], axis=1) for x in (START, END)
+    np.stack([np.zeros_like(x)] * 15 + [x], axis=1) for x in (START, END)
   )
   flash, flash_lse = make_flash(case[0])(queries, k, v, start, end)
   out, last = (np.asarray(x, np.float32) for x in (out, flash[:, -1]))
@@ -173,7 +191,7 @@ def test_keys_outside_the_interval_change_nothing_bitwise(case):
   run = make_run(case)
   ours = run(q, k, v, START, END)
   other = run(
-      q, *(np.where(outside, 1e4 * x + 7.0, x) for x in (k, v)), START, END
+    q, *(np.where(outside, 1e4 * x + 7.0, x) for x in (k, v)), START, END
   )
   for a, b in zip(ours, other, strict=True):
     np.testing.assert_array_equal(a, b)
@@ -186,12 +204,19 @@ def test_finite_at_large_scores_and_exact_with_one_key(case):
     out, lse = make_run(case)(q * size / SCALE, k, v, START, END)
     assert np.isfinite(out).all() and np.isfinite(lse).all()
     np.testing.assert_allclose(  # row 1 sees the last key alone
-        out[1], np.repeat(v[1, :, -1], N // K, axis=0), rtol=1e-6
+      out[1], np.repeat(v[1, :, -1], N // K, axis=0), rtol=1e-6
     )
 
 
-@pytest.mark.parametrize('programs, size, expected', [
-    (512, 4096, 1), (64, 4096, 8), (8, 4096, 16), (8, 256, 2), (8, 64, 1),
-])
+@pytest.mark.parametrize(
+  'programs, size, expected',
+  [
+    (512, 4096, 1),
+    (64, 4096, 8),
+    (8, 4096, 16),
+    (8, 256, 2),
+    (8, 64, 1),
+  ],
+)
 def test_splits_keep_a_gpu_busy_but_not_with_crumbs(programs, size, expected):
   assert decode_triton.default_splits(programs, size) == expected

@@ -42,9 +42,14 @@ def rows(kind):
 
 
 @backends
-@pytest.mark.parametrize('t, n, k, h, dtype', [
-    (T, N, K, H, jnp.float32), (50, 4, 1, 64, jnp.bfloat16),
-], ids=['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  't, n, k, h, dtype',
+  [
+    (T, N, K, H, jnp.float32),
+    (50, 4, 1, 64, jnp.bfloat16),
+  ],
+  ids=['float32', 'bfloat16'],
+)
 def test_matches_oracle(backend, t, n, k, h, dtype):
   start, end = inputs.every_kind(t)
   arrays, gradients = gates.make_inputs(3, B, t, n, k, h, dtype)
@@ -59,7 +64,7 @@ def test_matches_oracle(backend, t, n, k, h, dtype):
 def test_odd_prefill_over_a_cache_matches_oracle(backend):
   t, s, n, h = 21, 57, 6, 32  # no multiples of anything; groups of three
   q, k, v, g, g_lse = inputs.draw(
-      4, (B, t, n, h), (B, K, s, h), (B, K, s, h), (B, t, n, h), (B, n, t)
+    4, (B, t, n, h), (B, K, s, h), (B, K, s, h), (B, t, n, h), (B, n, t)
   )
   args = (q, k, v, *inputs.every_kind(t, s), g, g_lse)
   ours = make_run(backend, 'cached', softcap=3.0)(*args)
@@ -92,21 +97,24 @@ def test_packed_equals_separate(backend):
   whole = run(*arrays, *rows('packed'), g, g_lse)
   first = 0
   for length in lengths:
+
     def moved(x, axis=1, first=first):
       return np.roll(x, -first, axis)
 
     live = np.arange(T) < length  # g of other segments must not count
     interval = [np.tile(x, (B, 1)) for x in inputs.packed((length,), T)]
     alone = run(
-        *map(moved, arrays), *interval,
-        moved(g) * live[:, None, None], moved(g_lse, 2) * live,
+      *map(moved, arrays),
+      *interval,
+      moved(g) * live[:, None, None],
+      moved(g_lse, 2) * live,
     )
     for i, (a, b) in enumerate(zip(whole, alone, strict=True)):
       a, b = (
-          np.moveaxis(np.asarray(x), 2, 1) if i == 1 else np.asarray(x)
-          for x in (a, b)
+        np.moveaxis(np.asarray(x), 2, 1) if i == 1 else np.asarray(x)
+        for x in (a, b)
       )
-      a, b = a[:, first:first + length], b[:, :length]
+      a, b = a[:, first : first + length], b[:, :length]
       np.testing.assert_allclose(a, b, atol=1e-5 if i == 1 else 5e-6)
     first += length
 
@@ -117,7 +125,7 @@ def test_gradient_of_padding_is_zero(backend):
   start, end = rows('packed')
   pad = end[0] == 0
   out, lse, *grads = map(
-      np.asarray, make_run(backend)(*arrays, start, end, *gradients)
+    np.asarray, make_run(backend)(*arrays, start, end, *gradients)
   )
   assert pad.any() and not out[:, pad].any() and (lse[..., pad] == -1e30).all()
   for grad in grads:
@@ -131,9 +139,7 @@ def test_grouped_heads_equal_repeated_heads(backend):
   run = make_run(backend)
   grouped = run(q, k, v, *rows('packed'), *gradients)
   full = run(q, *repeated, *rows('packed'), *gradients)
-  summed = [
-      np.asarray(x).reshape(B, T, K, N // K, H).sum(3) for x in full[3:]
-  ]
+  summed = [np.asarray(x).reshape(B, T, K, N // K, H).sum(3) for x in full[3:]]
   for a, b in zip(grouped, (*full[:3], *summed), strict=True):
     np.testing.assert_allclose(a, b, atol=5e-6)
 
@@ -173,8 +179,8 @@ def test_gradients_by_finite_differences(backend):
     return pads_apart(*run(*x, *intervals, g, g_lse)[:2])
 
   call.defvjp(
-      lambda *x: (call(*x), x),
-      lambda x, g: run(*x, *intervals, *g)[2:],
+    lambda *x: (call(*x), x),
+    lambda x, g: run(*x, *intervals, *g)[2:],
   )
   check_grads(call, arrays, order=1, modes=['rev'], atol=1e-2, rtol=1e-2)
 
@@ -188,7 +194,7 @@ def test_finite_at_large_scores_and_rows_with_one_key(backend):
     for x in ours:
       assert np.isfinite(x).all()
   np.testing.assert_allclose(  # of one key, the last, out is its value
-      ours[0], np.repeat(v, N // K, axis=2), rtol=1e-6
+    ours[0], np.repeat(v, N // K, axis=2), rtol=1e-6
   )
 
 
@@ -196,9 +202,7 @@ def test_finite_at_large_scores_and_rows_with_one_key(backend):
 def test_two_runs_agree_bitwise(backend):
   arrays, gradients = make_inputs(0)
   run = make_run(backend)
-  one, two = (
-      run(*arrays, *rows('packed'), *gradients) for _ in range(2)
-  )
+  one, two = (run(*arrays, *rows('packed'), *gradients) for _ in range(2))
   for a, b in zip(one, two, strict=True):
     np.testing.assert_array_equal(a, b)
 
@@ -211,20 +215,29 @@ def test_vmap_and_shard_map_agree(backend):
   mesh = jax.make_mesh((1,), ('data',), (jax.sharding.AxisType.Auto,))
   spec = PartitionSpec('data')
   wrapped = jax.jit(
-      jax.shard_map(
-          jax.vmap(run.__wrapped__), mesh=mesh, in_specs=spec, out_specs=spec,
-          check_vma=False,
-      ), compiler_options=gates.FAST,
+    jax.shard_map(
+      jax.vmap(run.__wrapped__),
+      mesh=mesh,
+      in_specs=spec,
+      out_specs=spec,
+      check_vma=False,
+    ),
+    compiler_options=gates.FAST,
   )(*(x.reshape(2, B // 2, *x.shape[1:]) for x in args))
   for a, b in zip(run(*args), wrapped, strict=True):
     np.testing.assert_allclose(a, b.reshape(a.shape), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize('backend, h, dtype', [
-    ('triton', 96, 'float32'), ('triton', 8, 'float32'),
-    ('triton', 64, 'float64'), ('mosaic_tpu', 20, 'float32'),
+@pytest.mark.parametrize(
+  'backend, h, dtype',
+  [
+    ('triton', 96, 'float32'),
+    ('triton', 8, 'float32'),
+    ('triton', 64, 'float64'),
+    ('mosaic_tpu', 20, 'float32'),
     ('mosaic_tpu', 64, 'float16'),
-])
+  ],
+)
 def test_refuses_heads_that_it_cannot_serve(backend, h, dtype):
   x = np.zeros((1, 2, 2, h), dtype)
   at = np.zeros((1, 2), np.int32)

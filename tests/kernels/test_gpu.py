@@ -32,7 +32,7 @@ def close(ours, expected, dtype, exact, rough, relative=False):
 @pytest.mark.parametrize('h', [64, 128])
 def test_flash(h, dtype):
   *arrays, g = inputs.draw(
-      0, (B, T, N, h), (B, T, K, h), (B, T, K, h), (B, T, N, h), dtype=dtype
+    0, (B, T, N, h), (B, T, K, h), (B, T, K, h), (B, T, N, h), dtype=dtype
   )
   intervals = inputs.every_kind(T)
 
@@ -43,14 +43,16 @@ def test_flash(h, dtype):
     (out, lse), vjp = jax.vjp(call, *x)
     return out, lse, *vjp((g, jnp.zeros_like(lse)))
 
-  compiled = jax.jit(functools.partial(
+  compiled = jax.jit(
+    functools.partial(
       run, functools.partial(attention.attention, backend='triton')
-  ))
+    )
+  )
   ours, again = (compiled(g, *arrays) for _ in range(2))
   for a, b in zip(ours, again, strict=True):
     np.testing.assert_array_equal(a, b)
   out, lse, *grads = jax.jit(functools.partial(run, reference.attention))(
-      *(x.astype(jnp.float32) for x in (g, *arrays))
+    *(x.astype(jnp.float32) for x in (g, *arrays))
   )
   close(ours[0], out, dtype, 2e-5, 1e-2)
   close(ours[1], lse, dtype, 1e-5, 5e-3)
@@ -62,15 +64,15 @@ def test_flash(h, dtype):
 @pytest.mark.parametrize('splits', [1, 16, None])
 def test_decode(splits, dtype):
   s, h = 2048, 128
-  q, k, v = inputs.draw(
-      1, (4, N, h), (4, K, s, h), (4, K, s, h), dtype=dtype
-  )
+  q, k, v = inputs.draw(1, (4, N, h), (4, K, s, h), (4, K, s, h), dtype=dtype)
   ends = np.array([0, 700, 0, 5], np.int32), np.array([s, 1500, 0, 6], np.int32)
-  out = jax.jit(functools.partial(
+  out = jax.jit(
+    functools.partial(
       attention.decode, scale=h**-0.5, splits=splits, backend='triton'
-  ))(q, k, v, *ends)
+    )
+  )(q, k, v, *ends)
   expected = reference.decode(
-      *(x.astype(jnp.float32) for x in (q, k, v)), *ends, scale=h**-0.5
+    *(x.astype(jnp.float32) for x in (q, k, v)), *ends, scale=h**-0.5
   )
   close(out, expected, dtype, 2e-5, 1e-2)
   assert not np.asarray(out[2], np.float32).any()

@@ -19,17 +19,22 @@ def program(backend, arrays):
   q, k, v, cache, at = arrays
   out, vjp = jax.vjp(lambda *x: call(*x, at, at), q, k, v)
   prefill = attention.cached(
-      q, cache, cache, at, at, scale=0.1, softcap=30.0, backend=backend
+    q, cache, cache, at, at, scale=0.1, softcap=30.0, backend=backend
   )
   last = attention.decode(
-      q[:, 0], cache, cache, at[:, 0], at[:, 0], scale=0.1, backend=backend
+    q[:, 0], cache, cache, at[:, 0], at[:, 0], scale=0.1, backend=backend
   )
   return vjp(out), prefill, last
 
 
-@pytest.mark.parametrize('backend, target', [
-    ('triton', 'h200'), ('mosaic_tpu', 'v5e'), ('mosaic_tpu', 'v6e'),
-])
+@pytest.mark.parametrize(
+  'backend, target',
+  [
+    ('triton', 'h200'),
+    ('mosaic_tpu', 'v5e'),
+    ('mosaic_tpu', 'v6e'),
+  ],
+)
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16], ids=str)
 @pytest.mark.parametrize('h', [64, 128])
 def test_lowers(backend, target, dtype, h):
@@ -37,7 +42,7 @@ def test_lowers(backend, target, dtype, h):
   arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
   arrays.append(jax.ShapeDtypeStruct((B, T), jnp.int32))
   text = lowering.lower(
-      functools.partial(program, backend), arrays, target=target
+    functools.partial(program, backend), arrays, target=target
   )
   assert text.count(lowering.CUSTOM_CALLS[target]) == 5
   assert all(name in text for name in NAMES)

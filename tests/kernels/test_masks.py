@@ -11,7 +11,9 @@ query_blocks = jax.jit(masks.query_blocks, static_argnums=1)
 clip = jax.jit(masks.clip, static_argnums=2)
 
 
-@pytest.mark.parametrize('size, most, least, expected', [
+@pytest.mark.parametrize(
+  'size, most, least, expected',
+  [
     (256, 64, 16, (64, 256)),
     (160, 64, 16, (32, 160)),  # divides: no padding, hence no copy
     (100, 64, 16, (64, 128)),
@@ -19,7 +21,8 @@ clip = jax.jit(masks.clip, static_argnums=2)
     (1, 64, 16, (16, 16)),
     (1000, 512, 128, (512, 1024)),
     (768, 512, 128, (256, 768)),
-])
+  ],
+)
 def test_fit_by_hand(size, most, least, expected):
   assert masks.fit(size, most, least) == expected
 
@@ -38,7 +41,7 @@ def test_blocks_by_hand():
   end = jnp.array([[1, 2, 3, 4, 5, 6, 7, 0]])
   blocks = key_blocks(start, end, 2, 2)
   assert blocks.tolist() == [
-      [[0, 0, 0, 1], [0, 0, 1, 2], [2, 2, 2, 3], [2, 2, 2, 4]]
+    [[0, 0, 0, 1], [0, 0, 1, 2], [2, 2, 2, 3], [2, 2, 2, 4]]
   ]
   turned = query_blocks(blocks, 4)
   assert turned[..., 0].tolist() == [[0, 1, 2, 3]]
@@ -55,7 +58,7 @@ def test_no_key_no_block():
 
 @pytest.mark.parametrize('block_q, block_k', [(16, 16), (8, 32)])
 def test_blocks_cover_what_is_seen_and_inner_ones_need_no_mask(
-    block_q, block_k
+  block_q, block_k
 ):
   t = 64
   start, end = clip(*inputs.every_kind(t), t)
@@ -63,13 +66,14 @@ def test_blocks_cover_what_is_seen_and_inner_ones_need_no_mask(
   keys = np.arange(t)
   mask = (start[..., None] <= keys) & (keys < end[..., None])
   tiled = np.asarray(mask).reshape(
-      -1, t // block_q, block_q, t // block_k, block_k
+    -1, t // block_q, block_q, t // block_k, block_k
   )
   some, every = tiled.any((2, 4)), tiled.all((2, 4))
   blocks = key_blocks(start, end, block_q, block_k)
   turned = query_blocks(blocks, t // block_k)
   for found, live, whole in (
-      (blocks, some, every), (turned, some.mT, every.mT)
+    (blocks, some, every),
+    (turned, some.mT, every.mT),
   ):
     assert (np.diff(found, axis=-1) >= 0).all()
     lo, inner, outer, hi = (np.asarray(found)[..., i, None] for i in range(4))
@@ -78,7 +82,10 @@ def test_blocks_cover_what_is_seen_and_inner_ones_need_no_mask(
     assert whole[(inner <= index) & (index < outer)].all()
   # Of a causal row all blocks below the diagonal are inner ones.
   assert blocks[0, -1].tolist() == [
-      0, 0, (t - block_q + 1) // block_k, t // block_k
+    0,
+    0,
+    (t - block_q + 1) // block_k,
+    t // block_k,
   ]
 
 

@@ -20,18 +20,18 @@ B, K = len(inputs.KINDS), 2
 DTYPES = (jnp.float32, jnp.bfloat16)
 # (backend, T, H, N / K, dtype) that every run of the tests takes.
 QUICK = (
-    ('triton', 256, 64, 1, jnp.bfloat16),
-    ('triton', 200, 64, 2, jnp.float32),  # padded to four tiles
-    ('mosaic_tpu', 384, 64, 1, jnp.bfloat16),  # three tiles of 128
-    ('mosaic_tpu', 200, 64, 4, jnp.float32),  # padded to one of 256
+  ('triton', 256, 64, 1, jnp.bfloat16),
+  ('triton', 200, 64, 2, jnp.float32),  # padded to four tiles
+  ('mosaic_tpu', 384, 64, 1, jnp.bfloat16),  # three tiles of 128
+  ('mosaic_tpu', 200, 64, 4, jnp.float32),  # padded to one of 256
 )
 # Long: Mosaic has three tiles of 512, the last of them mostly padding.
 GRID = (
-    *itertools.product(
-        ('triton', 'mosaic_tpu'), (200, 256), (64, 128), (1, 2, 4), DTYPES
-    ),
-    *itertools.product(('triton', 'mosaic_tpu'), (1100,), (128,), (2,), DTYPES),
-    ('mosaic_tpu', 384, 128, 2, jnp.bfloat16),
+  *itertools.product(
+    ('triton', 'mosaic_tpu'), (200, 256), (64, 128), (1, 2, 4), DTYPES
+  ),
+  *itertools.product(('triton', 'mosaic_tpu'), (1100,), (128,), (2,), DTYPES),
+  ('mosaic_tpu', 384, 128, 2, jnp.bfloat16),
 )
 
 
@@ -47,10 +47,13 @@ def name(case):
 def both(quick, grid):
   """The quick cases, and as slow ones the rest of the grid."""
   rest = [x for x in grid if x not in quick]
-  return pytest.mark.parametrize('case', [
+  return pytest.mark.parametrize(
+    'case',
+    [
       *(pytest.param(x, id=name(x)) for x in quick),
       *(pytest.param(x, id=name(x), marks=pytest.mark.slow) for x in rest),
-  ])
+    ],
+  )
 
 
 @both(QUICK, GRID)
@@ -59,7 +62,7 @@ def test_flash_matches_oracle(case):
   at = inputs.every_kind(t)
   (q, k, v), (g, g_lse) = gates.make_inputs(3, B, t, K * group, K, h, dtype)
   run, oracle = (
-      gates.make_run(x, h**-0.5, small=False) for x in (backend, 'oracle')
+    gates.make_run(x, h**-0.5, small=False) for x in (backend, 'oracle')
   )
   exact = [x.astype(jnp.float32) for x in (q, k, v)]
   ours = run(q, k, v, *at, g, g_lse)
@@ -70,9 +73,8 @@ def test_flash_matches_oracle(case):
   # The op in XLA gives no lse, so none has a gradient here.
   zero = jnp.zeros_like(g_lse)
   ours, expected = (
-      x[:1] + x[2:] for x in (
-          run(q, k, v, *at, g, zero), oracle(*exact, *at, g, zero)
-      )
+    x[:1] + x[2:]
+    for x in (run(q, k, v, *at, g, zero), oracle(*exact, *at, g, zero))
   )
   xla = gates.make_xla(h**-0.5)(q, k, v, *at, g)
   for a, b, c in zip(ours, xla, expected, strict=True):
@@ -88,30 +90,35 @@ def ragged(s):
 
 # S = 500 is padded; 640 is tiles of 128 for both, 1024 two of 512 for Mosaic.
 @both(
-    (
-        ('triton', 500, 128, 4, jnp.bfloat16),
-        ('mosaic_tpu', 640, 128, 2, jnp.float32),
-    ),
-    tuple(itertools.product(
-        ('triton', 'mosaic_tpu'), (500, 640, 1024), (64, 128), (1, 2, 4),
-        DTYPES,
-    )),
+  (
+    ('triton', 500, 128, 4, jnp.bfloat16),
+    ('mosaic_tpu', 640, 128, 2, jnp.float32),
+  ),
+  tuple(
+    itertools.product(
+      ('triton', 'mosaic_tpu'),
+      (500, 640, 1024),
+      (64, 128),
+      (1, 2, 4),
+      DTYPES,
+    )
+  ),
 )
 def test_decode_matches_oracle(case):
   backend, s, h, group, dtype = case
   start, end = ragged(s)
   b = len(start)
   arrays = inputs.draw(
-      5, (b, K * group, h), (b, K, s, h), (b, K, s, h), dtype=dtype
+    5, (b, K * group, h), (b, K, s, h), (b, K, s, h), dtype=dtype
   )
   options = dict(scale=h**-0.5, return_lse=True)
   run = functools.partial(
-      attention.decode, **options, backend=backend, interpret=True
+    attention.decode, **options, backend=backend, interpret=True
   )
   out, lse = jax.jit(run)(*arrays, start, end)
   oracle = jax.jit(functools.partial(reference.decode, **options))
   expected, expected_lse = oracle(
-      *(x.astype(jnp.float32) for x in arrays), start, end
+    *(x.astype(jnp.float32) for x in arrays), start, end
   )
   exact = dtype == jnp.float32
   assert out.dtype == dtype

@@ -42,9 +42,9 @@ def total(*arrays, **options):
 
 def grad(new, *rest, **options):
   """((sum, metrics), gradient in logprobs)."""
-  return jax.value_and_grad(
-      lambda x: total(x, *rest, **options), has_aux=True
-  )(new)
+  return jax.value_and_grad(lambda x: total(x, *rest, **options), has_aux=True)(
+    new
+  )
 
 
 def random(seed=0, spread=0.5, n=10):
@@ -63,8 +63,13 @@ def rows(seed=0):
   The last sequence of the second row has no member.
   """
   rng = np.random.default_rng(seed)
-  segments = np.array([[1] * 5 + [2] * 3 + [3] * 4 + [0] * 2,
-                       [1] * 2 + [2] * 8 + [3] * 3 + [0] * 1], np.int32)
+  segments = np.array(
+    [
+      [1] * 5 + [2] * 3 + [3] * 4 + [0] * 2,
+      [1] * 2 + [2] * 8 + [3] * 3 + [0] * 1,
+    ],
+    np.int32,
+  )
   shape = segments.shape
   new = -rng.exponential(size=shape)
   old = np.minimum(new + 0.3 * rng.normal(size=shape), -1e-3)

@@ -10,13 +10,13 @@ LOGPROBS = jnp.array([-0.1, -0.5, -0.2])
 
 
 @pytest.mark.parametrize(
-    'weights, total, nll',
-    [
-        ((1.0, 0.0, 1.0), 0.3, (0.3, 2.0)),
-        ((0.1, 0.0, 0.1), 0.03, (0.3, 2.0)),
-        ((-1.0, 2.0, 0.0), 0.9, (0.6, 2.0)),
-        ((0.0, 0.0, 0.0), 0.0, (0.0, 0.0)),
-    ],
+  'weights, total, nll',
+  [
+    ((1.0, 0.0, 1.0), 0.3, (0.3, 2.0)),
+    ((0.1, 0.0, 0.1), 0.03, (0.3, 2.0)),
+    ((-1.0, 2.0, 0.0), 0.9, (0.6, 2.0)),
+    ((0.0, 0.0, 0.0), 0.0, (0.0, 0.0)),
+  ],
 )
 def test_by_hand(weights, total, nll):
   value, metrics = ce.loss(LOGPROBS, jnp.array(weights))
@@ -30,8 +30,12 @@ def test_gradient_is_minus_the_weight():
   grad = jax.grad(lambda x: ce.loss(x, weights)[0].sum())(LOGPROBS)
   np.testing.assert_array_equal(grad, [-1.0, 0.0, 0.5])
   check_grads(
-      lambda x: ce.loss(x, weights)[0].sum(), (LOGPROBS,), order=1,
-      modes=['rev'], atol=1e-3, rtol=1e-3,
+    lambda x: ce.loss(x, weights)[0].sum(),
+    (LOGPROBS,),
+    order=1,
+    modes=['rev'],
+    atol=1e-3,
+    rtol=1e-3,
   )
 
 
@@ -39,9 +43,11 @@ def test_gradient_is_minus_the_weight():
 def test_non_members_may_be_anything(bad):
   logprobs = jnp.array([-0.1, bad, -0.2])
   weights = jnp.array([1.0, 0.0, 1.0])
+
   def loss(x):
     terms, metrics = ce.loss(x, weights)
     return terms.sum(), metrics
+
   (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(logprobs)
   np.testing.assert_allclose(value, 0.3, rtol=1e-6)
   np.testing.assert_allclose(metrics['nll'][0], 0.3, rtol=1e-6)
@@ -51,6 +57,7 @@ def test_non_members_may_be_anything(bad):
 def test_no_member_has_gradient_zero():
   def loss(x):
     return ce.loss(x, jnp.zeros(3))[0].sum()
+
   value, grad = jax.value_and_grad(loss)(LOGPROBS)
   assert value == 0.0 and not grad.any()
 

@@ -7,15 +7,18 @@ from posttrain.losses import ce, combine
 
 def test_by_hand():
   parts = {
-      'rl': (jnp.float32(6.0), {'clipped': (jnp.float32(1), jnp.float32(2))}),
-      'ce': (jnp.float32(2.0), {'nll': (jnp.float32(4), jnp.float32(8))}),
+    'rl': (jnp.float32(6.0), {'clipped': (jnp.float32(1), jnp.float32(2))}),
+    'ce': (jnp.float32(2.0), {'nll': (jnp.float32(4), jnp.float32(8))}),
   }
   counts = {'rl': jnp.float32(3), 'ce': jnp.float32(8)}
   loss, metrics = combine.total(parts, counts)
   assert loss == 2.25
   assert combine.means(metrics) == {
-      'rl/clipped': 0.5, 'ce/nll': 0.5, 'loss/rl': 2.0, 'loss/ce': 0.25,
-      'loss/total': 2.25,
+    'rl/clipped': 0.5,
+    'ce/nll': 0.5,
+    'loss/rl': 2.0,
+    'loss/ce': 0.25,
+    'loss/total': 2.25,
   }
 
 
@@ -44,8 +47,8 @@ def test_micro_batched_equals_whole():
   counts = {'ce': jnp.sum(weights != 0).astype(jnp.float32)}
   whole, expected = combine.total({'ce': ce.loss(logprobs, weights)}, counts)
   pieces = [
-      combine.total({'ce': ce.loss(logprobs[i], weights[i])}, counts)
-      for i in range(3)
+    combine.total({'ce': ce.loss(logprobs[i], weights[i])}, counts)
+    for i in range(3)
   ]
   np.testing.assert_allclose(sum(p[0] for p in pieces), whole, rtol=1e-6)
   added = jax.tree.map(lambda *x: sum(x), *(p[1] for p in pieces))
@@ -77,8 +80,8 @@ def test_pair_and_largest_ignore_what_is_elsewhere():
 def test_merge_adds_pairs_and_takes_the_largest():
   def metrics(total, count, top):
     return {
-        'mean': (jnp.float32(total), jnp.float32(count)),
-        'top': combine.Max(jnp.float32(top)),
+      'mean': (jnp.float32(total), jnp.float32(count)),
+      'top': combine.Max(jnp.float32(top)),
     }
 
   parts = [metrics(1, 2, 5), metrics(3, 4, 7), metrics(5, 2, 6)]

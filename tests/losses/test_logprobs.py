@@ -11,7 +11,7 @@ from posttrain.losses import logprobs
 T, D, V = 13, 6, 50
 
 linear = jax.jit(
-    logprobs.linear, static_argnames=('softcap', 'vocab_chunk', 'row_chunk')
+  logprobs.linear, static_argnames=('softcap', 'vocab_chunk', 'row_chunk')
 )
 
 
@@ -69,8 +69,11 @@ def values_and_gradients(fn, softcap, **chunks):
 
 
 CHUNKS = [
-    {}, {'vocab_chunk': 16}, {'row_chunk': 5},
-    {'vocab_chunk': 7, 'row_chunk': 4}, {'vocab_chunk': 99, 'row_chunk': 99},
+  {},
+  {'vocab_chunk': 16},
+  {'row_chunk': 5},
+  {'vocab_chunk': 7, 'row_chunk': 4},
+  {'vocab_chunk': 99, 'row_chunk': 99},
 ]
 
 
@@ -87,10 +90,12 @@ def test_matches_formula(chunks, softcap):
 def test_gradients_by_finite_differences(chunks, output):
   hidden, weight, targets, _ = make_inputs(n=7, v=20)
   check_grads(
-      lambda h, w: linear(
-          h, w, targets, 1.3, softcap=2.0, **chunks
-      )[output],
-      (hidden, weight), order=1, modes=['rev'], atol=1e-2, rtol=1e-2,
+    lambda h, w: linear(h, w, targets, 1.3, softcap=2.0, **chunks)[output],
+    (hidden, weight),
+    order=1,
+    modes=['rev'],
+    atol=1e-2,
+    rtol=1e-2,
   )
 
 
@@ -98,8 +103,10 @@ def test_leading_dimensions():
   hidden, weight, targets, temperature = make_inputs(n=12)
   flat = linear(hidden, weight, targets, temperature)
   shaped = linear(
-      hidden.reshape(3, 4, D), weight, targets.reshape(3, 4),
-      temperature.reshape(3, 4),
+    hidden.reshape(3, 4, D),
+    weight,
+    targets.reshape(3, 4),
+    temperature.reshape(3, 4),
   )
   for a, b in zip(shaped, flat, strict=True):
     assert a.shape == (3, 4)
@@ -108,9 +115,9 @@ def test_leading_dimensions():
 
 def test_temperature_gets_no_gradient():
   hidden, weight, targets, temperature = make_inputs()
-  grad = jax.grad(
-      lambda t: sum(linear(hidden, weight, targets, t)).sum()
-  )(temperature)
+  grad = jax.grad(lambda t: sum(linear(hidden, weight, targets, t)).sum())(
+    temperature
+  )
   assert not grad.any()
 
 

@@ -14,12 +14,12 @@ from posttrain.losses import preference
 CHOSEN = jnp.array([1.0, -2.0, 0.5])
 REJECTED = jnp.array([-1.0, -1.0, 0.5])
 PAIRED = {
-    'sigmoid': functools.partial(preference.sigmoid, beta=0.5),
-    'smoothed': functools.partial(
-        preference.sigmoid, beta=0.5, label_smoothing=0.2
-    ),
-    'ipo': functools.partial(preference.ipo, beta=0.5),
-    'simpo': functools.partial(preference.simpo, beta=0.5, gamma=0.3),
+  'sigmoid': functools.partial(preference.sigmoid, beta=0.5),
+  'smoothed': functools.partial(
+    preference.sigmoid, beta=0.5, label_smoothing=0.2
+  ),
+  'ipo': functools.partial(preference.ipo, beta=0.5),
+  'simpo': functools.partial(preference.simpo, beta=0.5, gamma=0.3),
 }
 
 
@@ -28,19 +28,25 @@ def log_sigmoid(x):
 
 
 @pytest.mark.parametrize(
-    ('name', 'expected'),
-    [
-        # d = 1, -0.5, 0
-        ('sigmoid', [0.31326169, 0.97407698, 0.69314718]),
-        ('smoothed', [0.8 * 0.31326169 + 0.2 * 1.31326169,
-                      0.8 * 0.97407698 + 0.2 * 0.47407698, 0.69314718]),
-        ('ipo', [1.0, 4.0, 1.0]),  # 2 - 1, -1 - 1, 0 - 1, squared
-        ('simpo', [0.40318605, 1.17110067, 0.85435524]),  # d = 0.7, -0.8, -0.3
-    ],
-)  # fmt: skip
+  ('name', 'expected'),
+  [
+    # d = 1, -0.5, 0
+    ('sigmoid', [0.31326169, 0.97407698, 0.69314718]),
+    (
+      'smoothed',
+      [
+        0.8 * 0.31326169 + 0.2 * 1.31326169,
+        0.8 * 0.97407698 + 0.2 * 0.47407698,
+        0.69314718,
+      ],
+    ),
+    ('ipo', [1.0, 4.0, 1.0]),  # 2 - 1, -1 - 1, 0 - 1, squared
+    ('simpo', [0.40318605, 1.17110067, 0.85435524]),  # d = 0.7, -0.8, -0.3
+  ],
+)
 def test_golden(name, expected):
   np.testing.assert_allclose(
-      PAIRED[name](CHOSEN, REJECTED), expected, rtol=1e-6
+    PAIRED[name](CHOSEN, REJECTED), expected, rtol=1e-6
   )
 
 
@@ -48,19 +54,24 @@ def test_golden_kto():
   """Gains -0.5, 0.5, 0.25 around z = 1, in the middle one undesirable."""
   h, desirable = jnp.array([0.0, 2.0, 1.5]), jnp.array([True, False, True])
   np.testing.assert_allclose(
-      preference.kto(
-          h, desirable, 1.0, beta=0.5, desirable_weight=2.0,
-          undesirable_weight=3.0,
-      ),
-      [2 * 0.62245933, 3 * 0.62245933, 2 * 0.43782350], rtol=1e-6,
-  )  # fmt: skip
+    preference.kto(
+      h,
+      desirable,
+      1.0,
+      beta=0.5,
+      desirable_weight=2.0,
+      undesirable_weight=3.0,
+    ),
+    [2 * 0.62245933, 3 * 0.62245933, 2 * 0.43782350],
+    rtol=1e-6,
+  )
 
 
 def test_seq_logprob_sums_what_is_masked():
   logprobs = jnp.array([[-1.0, -2.0, jnp.nan], [-jnp.inf, -0.5, -0.25]])
   mask = jnp.array([[True, True, False], [False, True, True]])
   np.testing.assert_array_equal(
-      preference.seq_logprob(logprobs, mask), [-3.0, -0.75]
+    preference.seq_logprob(logprobs, mask), [-3.0, -0.75]
   )
   grad = jax.grad(lambda x: preference.seq_logprob(x, mask).sum())(logprobs)
   np.testing.assert_array_equal(grad, mask.astype(jnp.float32))
@@ -70,8 +81,13 @@ def test_seq_logprob_sums_what_is_masked():
 @pytest.mark.parametrize('name', PAIRED)
 def test_gradients_by_finite_differences(name):
   check_grads(
-      lambda c, r: PAIRED[name](c, r).sum(), (CHOSEN, REJECTED), order=1,
-      modes=('rev',), eps=1e-2, atol=2e-3, rtol=2e-3,
+    lambda c, r: PAIRED[name](c, r).sum(),
+    (CHOSEN, REJECTED),
+    order=1,
+    modes=('rev',),
+    eps=1e-2,
+    atol=2e-3,
+    rtol=2e-3,
   )
 
 
@@ -84,8 +100,9 @@ def test_gradients_of_kto_and_seq_logprob_by_finite_differences():
     h = preference.seq_logprob(x, mask)
     return preference.kto(h, desirable, 0.1, beta=0.5).sum()
 
-  check_grads(loss, (logprobs,), order=1, modes=('rev',), eps=1e-2,
-              atol=2e-3, rtol=2e-3)  # fmt: skip
+  check_grads(
+    loss, (logprobs,), order=1, modes=('rev',), eps=1e-2, atol=2e-3, rtol=2e-3
+  )
 
 
 def test_a_policy_that_is_its_reference():
@@ -94,8 +111,9 @@ def test_a_policy_that_is_its_reference():
   for smoothing in (0.0, 0.3):
     losses = preference.sigmoid(zero, zero, label_smoothing=smoothing)
     np.testing.assert_allclose(losses, np.log(2), rtol=1e-6)
-  grads = jax.grad(lambda c, r: preference.sigmoid(c, r, beta=0.4).sum(),
-                   argnums=(0, 1))(zero, zero)  # fmt: skip
+  grads = jax.grad(
+    lambda c, r: preference.sigmoid(c, r, beta=0.4).sum(), argnums=(0, 1)
+  )(zero, zero)
   np.testing.assert_allclose(grads[0], -0.2, rtol=1e-6)
   np.testing.assert_allclose(grads[1], 0.2, rtol=1e-6)
   baseline = preference.kto_baseline(zero, zero == 0)
@@ -111,12 +129,14 @@ def test_no_beta_no_gradient(function, beta):
 
 
 def test_smoothing_is_the_mean_of_both_labels():
-  both = [preference.sigmoid(*pair, beta=0.5) for pair in (
-      (CHOSEN, REJECTED), (REJECTED, CHOSEN)
-  )]  # fmt: skip
+  both = [
+    preference.sigmoid(*pair, beta=0.5)
+    for pair in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))
+  ]
   np.testing.assert_allclose(
-      PAIRED['smoothed'](CHOSEN, REJECTED), 0.8 * both[0] + 0.2 * both[1],
-      rtol=1e-6,
+    PAIRED['smoothed'](CHOSEN, REJECTED),
+    0.8 * both[0] + 0.2 * both[1],
+    rtol=1e-6,
   )
 
 
@@ -132,7 +152,7 @@ def test_limits_of_kto():
   desirable = jnp.array([True, True, False, False])
   options = dict(desirable_weight=2.0, undesirable_weight=3.0)
   np.testing.assert_allclose(
-      preference.kto(far, desirable, 0.0, **options), [0, 2, 3, 0], atol=1e-6
+    preference.kto(far, desirable, 0.0, **options), [0, 2, 3, 0], atol=1e-6
   )
   grad = jax.grad(lambda h: preference.kto(h, desirable, 0.0, **options).sum())
   np.testing.assert_array_equal(grad(far), np.zeros(4))  # nothing left to learn
@@ -143,15 +163,13 @@ def test_limits_of_kto():
   assert preference.kto_baseline(h, where) == 1.5
   assert preference.kto_baseline(-h, where) == 0
   assert preference.kto_baseline(h, jnp.zeros(3, bool)) == 0
-  assert (jax.grad(
-      lambda z: preference.kto(CHOSEN, CHOSEN > 0, z).sum()
-  )(0.3) == 0)  # fmt: skip
+  assert (
+    jax.grad(lambda z: preference.kto(CHOSEN, CHOSEN > 0, z).sum())(0.3) == 0
+  )
 
 
 @pytest.mark.parametrize('name', ['sigmoid', 'smoothed', 'simpo'])
 def test_far_away_nothing_overflows(name):
   far = jnp.array([1e6, -1e6])
-  value, grad = jax.value_and_grad(
-      lambda c: PAIRED[name](c, -c).sum()
-  )(far)  # fmt: skip
+  value, grad = jax.value_and_grad(lambda c: PAIRED[name](c, -c).sum())(far)
   assert np.isfinite(value) and np.isfinite(grad).all()

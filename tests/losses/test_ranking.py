@@ -13,20 +13,23 @@ REJECTED = jnp.array([0.0, 0.5, 0.5])
 
 def test_golden():
   np.testing.assert_allclose(
-      ranking.loss(CHOSEN, REJECTED), [0.31326169, 1.31326169, 0.69314718],
-      rtol=1e-6,
-  )  # fmt: skip
+    ranking.loss(CHOSEN, REJECTED),
+    [0.31326169, 1.31326169, 0.69314718],
+    rtol=1e-6,
+  )
   np.testing.assert_allclose(
-      ranking.loss(CHOSEN, REJECTED, margins=jnp.array([1.0, -1.0, 0.0]),
-                   center_coef=0.1),
-      np.log(2) + 0.1 * np.array([1.0, 0.0, 1.0]), rtol=1e-6,
-  )  # fmt: skip
+    ranking.loss(
+      CHOSEN, REJECTED, margins=jnp.array([1.0, -1.0, 0.0]), center_coef=0.1
+    ),
+    np.log(2) + 0.1 * np.array([1.0, 0.0, 1.0]),
+    rtol=1e-6,
+  )
 
 
 def test_it_is_antisymmetric():
   """Who wins is the sign: L(c, r) - L(r, c) = -(c - r), gradients mirror."""
   there, back = (
-      ranking.loss(*pair) for pair in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))
+    ranking.loss(*pair) for pair in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))
   )
   np.testing.assert_allclose(there - back, REJECTED - CHOSEN, atol=1e-6)
   grads = jax.grad(lambda c, r: ranking.loss(c, r).sum(), argnums=(0, 1))
@@ -36,18 +39,23 @@ def test_it_is_antisymmetric():
 
 def test_a_constant_changes_nothing_until_it_is_centred():
   np.testing.assert_allclose(
-      ranking.loss(CHOSEN + 7, REJECTED + 7), ranking.loss(CHOSEN, REJECTED),
-      rtol=1e-5,
+    ranking.loss(CHOSEN + 7, REJECTED + 7),
+    ranking.loss(CHOSEN, REJECTED),
+    rtol=1e-5,
   )
   shift = jax.grad(
-      lambda k: ranking.loss(CHOSEN + k, REJECTED + k, center_coef=0.1).sum()
+    lambda k: ranking.loss(CHOSEN + k, REJECTED + k, center_coef=0.1).sum()
   )
   assert shift(7.0) > 0 > shift(-7.0)
 
 
 def test_gradients_by_finite_differences():
   check_grads(
-      lambda c, r: ranking.loss(c, r, margins=0.3, center_coef=0.1).sum(),
-      (CHOSEN, REJECTED), order=1, modes=('rev',), eps=1e-2, atol=2e-3,
-      rtol=2e-3,
+    lambda c, r: ranking.loss(c, r, margins=0.3, center_coef=0.1).sum(),
+    (CHOSEN, REJECTED),
+    order=1,
+    modes=('rev',),
+    eps=1e-2,
+    atol=2e-3,
+    rtol=2e-3,
   )

@@ -23,7 +23,7 @@ def _total(*arrays, **options):
 
 def _grad(new, *rest, **options):
   return jax.value_and_grad(
-      lambda x: _total(x, *rest, **options), has_aux=True
+    lambda x: _total(x, *rest, **options), has_aux=True
   )(new)
 
 
@@ -41,23 +41,23 @@ def test_golden_reverse():
   (total, metrics), grad = _grad(NEW, OLD, REF, ONES)
   np.testing.assert_allclose(total, -2.32637773, rtol=1e-6)
   np.testing.assert_allclose(
-      grad,
-      [0.177485484, -0.202368787, -2.50552594e-3, -1.21227161e-3, -2.30258509],
-      rtol=1e-5,
+    grad,
+    [0.177485484, -0.202368787, -2.50552594e-3, -1.21227161e-3, -2.30258509],
+    rtol=1e-5,
   )
   tokens, _ = ref_kl.loss(NEW, OLD, REF, ONES)
   np.testing.assert_allclose(
-      tokens,
-      [0.176838955, -0.202568407, 1.56941506e-3, 3.67400612e-4, -2.30258509],
-      rtol=1e-5,
+    tokens,
+    [0.176838955, -0.202568407, 1.56941506e-3, 3.67400612e-4, -2.30258509],
+    rtol=1e-5,
   )
   means = combine.means(metrics)
   expected = {
-      'kl': -0.39233170,
-      'is_masked': 0.4,
-      'masked_mismatch_kl': (0.53847725 + 0.15159035) / 2,
-      'unmasked_mismatch_kl': (0.09453489 + 0.0057506) / 3,
-      'clamped': 0.0,
+    'kl': -0.39233170,
+    'is_masked': 0.4,
+    'masked_mismatch_kl': (0.53847725 + 0.15159035) / 2,
+    'unmasked_mismatch_kl': (0.09453489 + 0.0057506) / 3,
+    'clamped': 0.0,
   }
   assert means.keys() == expected.keys()
   for name, value in expected.items():
@@ -78,9 +78,7 @@ def test_golden_k3():
 
 def test_equals_the_formula():
   new, old, ref, weights = _random(40)
-  total, metrics = _total(
-      new, old, ref, weights, mask_low=0.05, kl_tau=0.1
-  )
+  total, metrics = _total(new, old, ref, weights, mask_low=0.05, kl_tau=0.1)
   expected = kept = 0.0
   arrays = map(np.asarray, (new, old, ref, weights))
   for p, m, q, w in zip(*arrays, strict=True):
@@ -101,9 +99,9 @@ def test_expected_gradients_over_a_law():
   def expected(sampler, **options):
     # Weighing each token with the chance to sample it is the expectation.
     return jax.grad(
-        lambda z: _total(
-            jax.nn.log_softmax(z), sampler, ref, jnp.exp(sampler), **options
-        )[0]
+      lambda z: _total(
+        jax.nn.log_softmax(z), sampler, ref, jnp.exp(sampler), **options
+      )[0]
     )(logits)
 
   def kl(a, b):
@@ -122,19 +120,23 @@ def test_expected_gradients_over_a_law():
 def test_check_grads():
   with jax.enable_x64(True):
     new, old, ref, weights = (
-        jnp.asarray(np.asarray(x), 'float64') for x in _random(10, seed=1)
+      jnp.asarray(np.asarray(x), 'float64') for x in _random(10, seed=1)
     )
     gap = ref - new
     # Following the policy, the reference leaves the signal as it is: its
     # stop_gradient is then no difference to a numerical derivative.
     check_grads(
-        lambda x: _total(x, old, x + gap, weights)[0], (new,), order=1,
-        modes=['rev'],
-    )  # fmt: skip
+      lambda x: _total(x, old, x + gap, weights)[0],
+      (new,),
+      order=1,
+      modes=['rev'],
+    )
     check_grads(
-        lambda x: _total(x, old, ref, weights, estimator='k3')[0], (new,),
-        order=1, modes=['rev'],
-    )  # fmt: skip
+      lambda x: _total(x, old, ref, weights, estimator='k3')[0],
+      (new,),
+      order=1,
+      modes=['rev'],
+    )
 
 
 @pytest.mark.parametrize('estimator', ESTIMATORS)
@@ -150,7 +152,7 @@ def test_a_reference_equal_to_the_policy_is_zero(estimator):
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
 def test_non_members_may_be_anything(estimator, bad):
   (clean, wanted), wanted_grad = _grad(
-      NEW[1:4], OLD[1:4], REF[1:4], ONES[1:4], estimator=estimator
+    NEW[1:4], OLD[1:4], REF[1:4], ONES[1:4], estimator=estimator
   )
   dirty = [x.at[jnp.array([0, 4])].set(bad) for x in (NEW, OLD, REF)]
   weights = ONES.at[jnp.array([0, 4])].set(0.0)
@@ -188,9 +190,7 @@ def test_clamp_of_reverse():
 def test_clamp_of_k3():
   """Only a reference far above the policy overflows; far below is exact."""
   new, ref = jnp.array([-200.0, -0.1, -1.0]), jnp.array([-0.1, -200.0, -1.0])
-  (total, metrics), grad = _grad(
-      new, new, ref, jnp.ones(3), estimator='k3'
-  )
+  (total, metrics), grad = _grad(new, new, ref, jnp.ones(3), estimator='k3')
   np.testing.assert_allclose(total, np.exp(20.0) - 21 + 198.9, rtol=1e-5)
   np.testing.assert_allclose(grad, [0.0, 1.0, 0.0], atol=1e-6)
   assert metrics['clamped'] == (1.0, 3.0)
@@ -202,7 +202,7 @@ def test_masked_equals_sliced_and_weights_scale(estimator):
   keep = np.asarray(weights) != 0
   whole, metrics = _total(*arrays, weights, estimator=estimator)
   sliced, expected = _total(
-      *(x[keep] for x in (*arrays, weights)), estimator=estimator
+    *(x[keep] for x in (*arrays, weights)), estimator=estimator
   )
   scaled, same = _total(*arrays, 3 * weights, estimator=estimator)
   np.testing.assert_allclose([sliced, scaled / 3], [whole, whole], rtol=1e-5)

@@ -18,9 +18,7 @@ by_type = pytest.mark.parametrize('kind', helpers.TYPES, ids=helpers.name)
 def test_non_members_may_be_anything(kind):
   ends = jnp.array([0, 4])
   weights = ONES.at[ends].set(0.0)
-  (clean, wanted), wanted_grad = helpers.grad(
-      NEW, OLD, CREDIT, weights, **kind
-  )
+  (clean, wanted), wanted_grad = helpers.grad(NEW, OLD, CREDIT, weights, **kind)
   for bad in (np.nan, np.inf, -np.inf):
     dirty = (x.at[ends].set(bad) for x in (NEW, OLD, CREDIT))
     (total, metrics), grad = helpers.grad(*dirty, weights, **kind)
@@ -33,9 +31,17 @@ def test_non_members_may_be_anything(kind):
 @pytest.mark.parametrize('mode', ['none', 'sequence_mask'])
 def test_no_member_is_zero(kind, mode):
   (total, metrics), grad = helpers.grad(
-      NEW, OLD, CREDIT, 0 * ONES, None, ONES, **kind, entropy_coef=1.0,
-      aggregation='sequence', sampler_is_mode=mode,
-  )  # fmt: skip
+    NEW,
+    OLD,
+    CREDIT,
+    0 * ONES,
+    None,
+    ONES,
+    **kind,
+    entropy_coef=1.0,
+    aggregation='sequence',
+    sampler_is_mode=mode,
+  )
   assert total == 0 and not grad.any()
   assert not any(combine.means(metrics).values())
 
@@ -79,20 +85,29 @@ def test_aggregations(kind, aggregation):
   new, old, credit, weights, segments = helpers.rows()
   weights, entropy = weights * jnp.where(segments == 2, -0.5, 2.0), -0.7 * new
   each, _ = helpers.terms(
-      new, old, credit, jnp.where(weights != 0, 1.0, 0.0), segments, **kind
+    new, old, credit, jnp.where(weights != 0, 1.0, 0.0), segments, **kind
   )
   values = np.asarray(weights * each - 0.3 * entropy, float)
   constant = 14 if aggregation == 'constant' else None
   expected = _aggregated(values, segments, weights, aggregation, constant)
   terms, _ = helpers.terms(
-      new, old, credit, weights, segments, entropy, **kind, entropy_coef=0.3,
-      aggregation=aggregation,
-  )  # fmt: skip
+    new,
+    old,
+    credit,
+    weights,
+    segments,
+    entropy,
+    **kind,
+    entropy_coef=0.3,
+    aggregation=aggregation,
+  )
   tokens = np.count_nonzero(weights)
   below = rl.denominator(
-      jnp.float32(tokens), jnp.float32(5), aggregation=aggregation,
-      constant_tokens=constant,
-  )  # fmt: skip
+    jnp.float32(tokens),
+    jnp.float32(5),
+    aggregation=aggregation,
+    constant_tokens=constant,
+  )
   np.testing.assert_allclose(terms.sum() / below, expected, rtol=1e-5)
   assert not np.asarray(terms)[np.asarray(weights) == 0].any()
 
@@ -101,22 +116,25 @@ def test_sequences_of_one_length_make_aggregations_equal():
   new, old, credit, _ = helpers.random()
   segments = jnp.repeat(jnp.arange(2), 5)
   found = [
-      helpers.total(
-          new, old, credit, jnp.ones(10), segments, aggregation=name
-      )[0] / rl.denominator(
-          jnp.float32(10), jnp.float32(2), aggregation=name, constant_tokens=5
-      )
-      for name in rl.AGGREGATIONS
-  ]  # fmt: skip
+    helpers.total(new, old, credit, jnp.ones(10), segments, aggregation=name)[0]
+    / rl.denominator(
+      jnp.float32(10), jnp.float32(2), aggregation=name, constant_tokens=5
+    )
+    for name in rl.AGGREGATIONS
+  ]
   np.testing.assert_allclose(found, found[0], rtol=1e-6)
 
 
 def test_packing_does_not_matter():
   """Sequences in rows of their own, and several in one."""
   *arrays, segments = helpers.rows()
-  options = {'type': 'gspo', 'low': 0.02, 'high': 0.02,
-             'aggregation': 'sequence',
-             'sampler_is_mode': 'sequence_truncate'}  # fmt: skip
+  options = {
+    'type': 'gspo',
+    'low': 0.02,
+    'high': 0.02,
+    'aggregation': 'sequence',
+    'sampler_is_mode': 'sequence_truncate',
+  }
   whole, metrics = helpers.total(*arrays, segments, **options)
   apart, measured = 0.0, []
   for segment in range(4):
@@ -138,7 +156,7 @@ def test_the_entropy_bonus_is_of_the_members():
   @jax.value_and_grad
   def loss(entropy):
     return helpers.terms(
-        new, old, credit, weights, segments, entropy, entropy_coef=0.25
+      new, old, credit, weights, segments, entropy, entropy_coef=0.25
     )[0].sum()
 
   total, grad = loss(entropy)

@@ -20,18 +20,18 @@ def test_it_may_be_clip():
   def clip(inputs, low, high):
     ratio = jnp.exp(inputs.logprobs - inputs.sampler_logprobs)
     gain = jnp.minimum(
-        ratio * inputs.advantages,
-        jnp.clip(ratio, 1 - low, 1 + high) * inputs.advantages,
+      ratio * inputs.advantages,
+      jnp.clip(ratio, 1 - low, 1 + high) * inputs.advantages,
     )
     return -gain, {'rose': ratio > 1}
 
   for aggregation in ('token', 'sequence'):
     arrays = (new, old, credit, weights, segments)
     found, grad = helpers.grad(
-        *arrays, **_custom(clip, low=0.1, high=0.2), aggregation=aggregation
+      *arrays, **_custom(clip, low=0.1, high=0.2), aggregation=aggregation
     )
     clean, wanted = helpers.grad(
-        *arrays, type='clip', low=0.1, high=0.2, aggregation=aggregation
+      *arrays, type='clip', low=0.1, high=0.2, aggregation=aggregation
     )
     np.testing.assert_allclose(found[0], clean[0], rtol=1e-5)
     np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=1e-7)
@@ -59,19 +59,23 @@ def test_it_sees_nothing_of_non_members():
 
 
 @pytest.mark.parametrize(
-    ('function', 'message'),
-    [
-        (lambda x: x.logprobs.sum(),
-         r'must return a loss per token: got shape \(\), expected shape \(5,\)'
-         '; do not sum or average'),
-        (lambda x: x.logprobs[:3], r'got shape \(3,\)'),
-        (lambda x: 0.0, 'must return a loss per token: got float'),
-        (lambda x: None, 'a loss per token: got NoneType'),
-        (lambda x: (x.logprobs, {'a': x.logprobs.mean()}),
-         r"must return a metric 'a' per token: got shape \(\)"),
-        (lambda x: (x.logprobs, x.logprobs), 'as a dict of arrays: got'),
-    ],
-)  # fmt: skip
+  ('function', 'message'),
+  [
+    (
+      lambda x: x.logprobs.sum(),
+      r'must return a loss per token: got shape \(\), expected shape \(5,\)'
+      '; do not sum or average',
+    ),
+    (lambda x: x.logprobs[:3], r'got shape \(3,\)'),
+    (lambda x: 0.0, 'must return a loss per token: got float'),
+    (lambda x: None, 'a loss per token: got NoneType'),
+    (
+      lambda x: (x.logprobs, {'a': x.logprobs.mean()}),
+      r"must return a metric 'a' per token: got shape \(\)",
+    ),
+    (lambda x: (x.logprobs, x.logprobs), 'as a dict of arrays: got'),
+  ],
+)
 def test_what_it_returns_is_checked(function, message):
   arrays = (helpers.NEW, helpers.OLD, helpers.CREDIT, helpers.ONES)
   with pytest.raises(ValueError, match=message) as error:

@@ -11,12 +11,12 @@ from tests.losses import helpers
 from tests.losses.helpers import CREDIT, NEW, OLD, ONES
 
 OPEN = {
-    'dppo': {'low': np.inf, 'high': np.inf, 'kl_tau': 0.0},
-    'ipo': {'threshold': np.inf, 'kl_tau': 0.0},
-    'clip': {'low': np.inf, 'high': np.inf},
-    'gspo': {'low': np.inf, 'high': np.inf},
-    'cispo': {'high': np.inf},
-    'custom': {},
+  'dppo': {'low': np.inf, 'high': np.inf, 'kl_tau': 0.0},
+  'ipo': {'threshold': np.inf, 'kl_tau': 0.0},
+  'clip': {'low': np.inf, 'high': np.inf},
+  'gspo': {'low': np.inf, 'high': np.inf},
+  'cispo': {'high': np.inf},
+  'custom': {},
 }
 
 
@@ -25,7 +25,7 @@ def _check(metrics, expected):
   assert means.keys() == expected.keys()
   for name, value in expected.items():
     np.testing.assert_allclose(
-        means[name], value, rtol=1e-5, atol=1e-7, err_msg=name
+      means[name], value, rtol=1e-5, atol=1e-7, err_msg=name
     )
 
 
@@ -33,47 +33,67 @@ def test_golden_dppo():
   (total, metrics), grad = helpers.grad(NEW, OLD, CREDIT, ONES)
   np.testing.assert_allclose(total, -1.65445334, rtol=1e-6)
   np.testing.assert_allclose(
-      grad, [8.10930e-4, -1.11090039, -2.50552594e-3, -0.546666817, 0.0],
-      rtol=1e-5, atol=1e-9,
-  )  # fmt: skip
+    grad,
+    [8.10930e-4, -1.11090039, -2.50552594e-3, -0.546666817, 0.0],
+    rtol=1e-5,
+    atol=1e-9,
+  )
   tokens, _ = helpers.terms(NEW, OLD, CREDIT, ONES)
   np.testing.assert_allclose(
-      tokens, [1.64401954e-4, -1.11110001, 1.56941506e-3, -0.545087145, 0.0],
-      rtol=1e-5, atol=1e-9,
-  )  # fmt: skip
-  _check(metrics, {
-      'is_masked': 0.4, 'is_masked_low': 0.2, 'is_masked_high': 0.2,
-      'masked_mismatch_kl': 0.31650607, 'unmasked_mismatch_kl': 0.05244698,
-      'masked_advantage_positive': 0.5, 'masked_advantage_negative': 0.5,
+    tokens,
+    [1.64401954e-4, -1.11110001, 1.56941506e-3, -0.545087145, 0.0],
+    rtol=1e-5,
+    atol=1e-9,
+  )
+  _check(
+    metrics,
+    {
+      'is_masked': 0.4,
+      'is_masked_low': 0.2,
+      'is_masked_high': 0.2,
+      'masked_mismatch_kl': 0.31650607,
+      'unmasked_mismatch_kl': 0.05244698,
+      'masked_advantage_positive': 0.5,
+      'masked_advantage_negative': 0.5,
       'clamped': 0.0,
-  })  # fmt: skip
+    },
+  )
 
 
 def test_golden_ipo():
   (total, metrics), _ = helpers.grad(NEW, OLD, CREDIT, ONES, type='ipo')
   np.testing.assert_allclose(total, -1.10899879, rtol=1e-6)
   mismatch = np.array([0.09453489, 0.0057506, 0.53847725, 0.15159035, 0])
-  _check(metrics, {
-      'is_masked': 0.6, 'clamped': 0.0,
+  _check(
+    metrics,
+    {
+      'is_masked': 0.6,
+      'clamped': 0.0,
       'masked_mismatch_kl': mismatch[[0, 2, 3]].mean(),
       'unmasked_mismatch_kl': mismatch[[1, 4]].mean(),
-  })  # fmt: skip
+    },
+  )
 
 
 def test_golden_clip():
   """Ratios 1.5, 10/9, 2/7, 6/11, 1 within [0.8, 1.28], by hand."""
   (total, metrics), grad = helpers.grad(NEW, OLD, CREDIT, ONES, type='clip')
   # Clipped above, inside, clipped below, free to rise, no credit.
+  np.testing.assert_allclose(total, -(1.28 + 10 / 9 - 0.8 + 6 / 11), rtol=1e-6)
   np.testing.assert_allclose(
-      total, -(1.28 + 10 / 9 - 0.8 + 6 / 11), rtol=1e-6
+    grad, [0, -10 / 9, 0, -6 / 11, 0], rtol=1e-5, atol=1e-9
   )
-  np.testing.assert_allclose(
-      grad, [0, -10 / 9, 0, -6 / 11, 0], rtol=1e-5, atol=1e-9
+  _check(
+    metrics,
+    {
+      'is_masked': 0.4,
+      'clip_low': 0.2,
+      'clip_high': 0.2,
+      'clamped': 0.0,
+      'masked_mismatch_kl': 0.31650607,
+      'unmasked_mismatch_kl': 0.05244698,
+    },
   )
-  _check(metrics, {
-      'is_masked': 0.4, 'clip_low': 0.2, 'clip_high': 0.2, 'clamped': 0.0,
-      'masked_mismatch_kl': 0.31650607, 'unmasked_mismatch_kl': 0.05244698,
-  })  # fmt: skip
 
 
 def test_golden_delta():
@@ -82,22 +102,23 @@ def test_golden_delta():
   old = jnp.log(jnp.array([0.2, 0.2, 0.5, 0.5, 0.8]))
   credit = jnp.array([-1.0, 1.0, -1.0, 1.0, -1.0])
   (total, metrics), grad = helpers.grad(
-      new, old, credit, ONES, type='clip', delta=2.0
+    new, old, credit, ONES, type='clip', delta=2.0
   )
   np.testing.assert_allclose(total, 2 - 1.28 + 1.4 - 1.28 + 0.8, rtol=1e-6)
   np.testing.assert_allclose(grad, [0, 0, 1.4, 0, 0], rtol=1e-5)
   means = combine.means(metrics)
   np.testing.assert_allclose(
-      [means[f'clip_{name}'] for name in ('delta', 'high', 'low')],
-      [0.2, 0.4, 0.2], rtol=1e-6,
-  )  # fmt: skip
+    [means[f'clip_{name}'] for name in ('delta', 'high', 'low')],
+    [0.2, 0.4, 0.2],
+    rtol=1e-6,
+  )
   np.testing.assert_allclose(means['is_masked'], 0.8, rtol=1e-6)
 
 
 def test_golden_cispo():
   """Weights 1.5, 10/9, 2/7 -> 0.5, 6/11, 1 within [0.5, 1.4]."""
   (total, metrics), grad = helpers.grad(
-      NEW, OLD, CREDIT, ONES, type='cispo', low=0.5, high=0.4
+    NEW, OLD, CREDIT, ONES, type='cispo', low=0.5, high=0.4
   )
   weights = np.array([1.4, 10 / 9, 0.5, 6 / 11, 1.0])
   np.testing.assert_allclose(grad, -weights * CREDIT, rtol=1e-5)
@@ -105,9 +126,10 @@ def test_golden_cispo():
   np.testing.assert_allclose(total, -(weights * CREDIT * log).sum(), rtol=1e-5)
   means = combine.means(metrics)
   np.testing.assert_allclose(
-      [means['clip_low'], means['clip_high'], means['is_masked']],
-      [0.2, 0.2, 0.0], rtol=1e-6,
-  )  # fmt: skip
+    [means['clip_low'], means['clip_high'], means['is_masked']],
+    [0.2, 0.2, 0.0],
+    rtol=1e-6,
+  )
 
 
 def _dppo_numpy(new, old, credit, low, high, adv_tau, kl_tau):
@@ -126,7 +148,7 @@ def _ipo_numpy(new, old, credit, threshold, adv_tau, kl_tau):
 def _clip_numpy(new, old, credit, low, high, delta=np.inf):
   ratio = np.exp(new - old)
   return -min(
-      min(ratio, delta) * credit, np.clip(ratio, 1 - low, 1 + high) * credit
+    min(ratio, delta) * credit, np.clip(ratio, 1 - low, 1 + high) * credit
   )
 
 
@@ -135,25 +157,27 @@ def _cispo_numpy(new, old, credit, low, high):
 
 
 @pytest.mark.parametrize(
-    ('type', 'token', 'options'),
-    [
-        ('dppo', _dppo_numpy,
-         {'low': 0.05, 'high': 0.15, 'adv_tau': 1.5, 'kl_tau': 0.1}),
-        ('ipo', _ipo_numpy,
-         {'threshold': 0.05, 'adv_tau': 1.5, 'kl_tau': 0.1}),
-        ('clip', _clip_numpy, {'low': 0.1, 'high': 0.3}),
-        ('clip', _clip_numpy, {'low': 0.1, 'high': 0.2, 'delta': 1.3}),
-        ('cispo', _cispo_numpy, {'low': 0.1, 'high': 0.2}),
-    ],
-)  # fmt: skip
+  ('type', 'token', 'options'),
+  [
+    (
+      'dppo',
+      _dppo_numpy,
+      {'low': 0.05, 'high': 0.15, 'adv_tau': 1.5, 'kl_tau': 0.1},
+    ),
+    ('ipo', _ipo_numpy, {'threshold': 0.05, 'adv_tau': 1.5, 'kl_tau': 0.1}),
+    ('clip', _clip_numpy, {'low': 0.1, 'high': 0.3}),
+    ('clip', _clip_numpy, {'low': 0.1, 'high': 0.2, 'delta': 1.3}),
+    ('cispo', _cispo_numpy, {'low': 0.1, 'high': 0.2}),
+  ],
+)
 def test_equals_the_formula(type, token, options):
   new, old, credit, weights = helpers.random(n=40)
   total, metrics = helpers.total(
-      new, old, credit, weights, type=type, **options
+    new, old, credit, weights, type=type, **options
   )
   each = [
-      w * token(*map(float, x), **options)
-      for *x, w in zip(new, old, credit, np.asarray(weights), strict=True)
+    w * token(*map(float, x), **options)
+    for *x, w in zip(new, old, credit, np.asarray(weights), strict=True)
   ]
   np.testing.assert_allclose(total, sum(each), rtol=1e-5)
   means = combine.means(metrics)
@@ -182,12 +206,18 @@ def test_gspo_is_the_papers_sequence_form():
   new, old, credit, weights, segments = helpers.rows()
   options = {'low': 0.02, 'high': 0.03}
   value, expected, clipped = _gspo_numpy(
-      new, old, credit, weights, segments, **options
+    new, old, credit, weights, segments, **options
   )
   (total, metrics), grad = helpers.grad(
-      new, old, credit, weights, segments, type='gspo',
-      aggregation='sequence', **options,
-  )  # fmt: skip
+    new,
+    old,
+    credit,
+    weights,
+    segments,
+    type='gspo',
+    aggregation='sequence',
+    **options,
+  )
   np.testing.assert_allclose(total / 5, value, rtol=1e-5)
   np.testing.assert_allclose(grad / 5, expected, rtol=1e-5, atol=1e-7)
   assert metrics['is_masked'] == (clipped, weights.sum())
@@ -197,9 +227,7 @@ def test_gspo_is_the_papers_sequence_form():
 def test_gspo_of_single_tokens_is_clip():
   arrays = helpers.random()
   options = {'low': 0.1, 'high': 0.3}
-  found, grad = helpers.grad(
-      *arrays, jnp.arange(10), type='gspo', **options
-  )
+  found, grad = helpers.grad(*arrays, jnp.arange(10), type='gspo', **options)
   clean, wanted = helpers.grad(*arrays, type='clip', **options)
   np.testing.assert_allclose(found[0], clean[0], rtol=1e-6)
   np.testing.assert_allclose(grad, wanted, rtol=1e-6)
@@ -210,8 +238,7 @@ def test_check_grads(kind):
   new, old, credit, weights, segments = helpers.rows(seed=1)
   with jax.enable_x64(True):
     new, *rest = (
-        jnp.asarray(np.asarray(x), 'float64')
-        for x in (new, old, credit, weights)
+      jnp.asarray(np.asarray(x), 'float64') for x in (new, old, credit, weights)
     )
     gap = new - rest[0]
 
@@ -228,7 +255,7 @@ def test_check_grads(kind):
 def test_without_bounds_it_is_importance_weighted_policy_gradient(kind):
   new, old, credit, weights = helpers.random(spread=2.0)
   (total, metrics), grad = helpers.grad(
-      new, old, credit, weights, jnp.arange(10), **kind, **OPEN[kind['type']]
+    new, old, credit, weights, jnp.arange(10), **kind, **OPEN[kind['type']]
   )
   expected = -weights * credit * jnp.exp(new - old)
   np.testing.assert_allclose(grad, expected, rtol=1e-5)
@@ -242,11 +269,11 @@ def test_without_bounds_it_is_importance_weighted_policy_gradient(kind):
 def test_on_policy_it_is_plain_policy_gradient(kind, bounded):
   """Ratio exactly 1: also with bounds of 0, where a tie is not half."""
   new, _, credit, weights = helpers.random()
-  zero = {
-      'ipo': {'threshold': 0.0}, 'custom': {}
-  }.get(kind['type'], {'low': 0.0, 'high': 0.0})  # fmt: skip
+  zero = {'ipo': {'threshold': 0.0}, 'custom': {}}.get(
+    kind['type'], {'low': 0.0, 'high': 0.0}
+  )
   (total, metrics), grad = helpers.grad(
-      new, new, credit, weights, **kind, **(zero if bounded else {})
+    new, new, credit, weights, **kind, **(zero if bounded else {})
   )
   np.testing.assert_array_equal(grad, -weights * credit)
   if kind['type'] != 'cispo':
@@ -259,9 +286,7 @@ def test_on_policy_it_is_plain_policy_gradient(kind, bounded):
 def test_all_members_masked_have_no_policy_gradient(kind):
   new, old = jnp.log(jnp.full(5, 0.9)), jnp.log(jnp.full(5, 0.3))
   options = {'kl_tau': 0.0} if kind['type'] in ('dppo', 'ipo') else {}
-  (_, metrics), grad = helpers.grad(
-      new, old, ONES, ONES, **kind, **options
-  )
+  (_, metrics), grad = helpers.grad(new, old, ONES, ONES, **kind, **options)
   assert not grad.any()
   means = combine.means(metrics)
   assert means['is_masked'] == 1 and means['unmasked_mismatch_kl'] == 0
@@ -296,17 +321,15 @@ def test_clamp(kind, sign, credit):
   old = jnp.array([-1.0, -100 - 100.0 * sign, -0.5, -0.5, -0.5])
   options = {**kind, **OPEN[kind['type']]}
   (total, metrics), grad = helpers.grad(
-      new, old, credit * ONES, ONES, jnp.arange(5), **options
+    new, old, credit * ONES, ONES, jnp.arange(5), **options
   )
   expected = -credit * (4 + np.exp(20.0 * sign))
   np.testing.assert_allclose(total, expected, rtol=1e-5)
   np.testing.assert_allclose(
-      grad, -credit * np.array([1, 0, 1, 1, 1]), rtol=1e-6
+    grad, -credit * np.array([1, 0, 1, 1, 1]), rtol=1e-6
   )
   assert metrics['clamped'] == (1.0, 5.0)
-  _, metrics = helpers.terms(
-      new, old, new, ONES, **options, max_log_ratio=80.0
-  )
+  _, metrics = helpers.terms(new, old, new, ONES, **options, max_log_ratio=80.0)
   assert all(np.isfinite(combine.means(metrics)[name]) for name in metrics)
 
 

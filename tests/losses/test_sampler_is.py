@@ -36,8 +36,16 @@ def test_it_is_weighted_policy_gradient(kind, mode, norm):
   """-c A d log pi for every type, with c in [0.9, 1.1]."""
   new, old, credit, weights, segments = helpers.rows()
   (total, metrics), grad = helpers.grad(
-      new, old, credit, weights, segments, **kind, sampler_is_mode=mode,
-      sampler_is_clip_min=0.9, sampler_is_clip_max=1.1, sampler_is_norm=norm,
+    new,
+    old,
+    credit,
+    weights,
+    segments,
+    **kind,
+    sampler_is_mode=mode,
+    sampler_is_clip_min=0.9,
+    sampler_is_clip_max=1.1,
+    sampler_is_norm=norm,
   )
   c, raw = _weights_numpy(new, old, weights, segments, mode, 0.9, 1.1, norm)
   expected = -c * np.asarray(credit * weights)
@@ -52,8 +60,8 @@ def test_it_is_weighted_policy_gradient(kind, mode, norm):
   np.testing.assert_allclose(means['sampler_is_mean'], raw[member].mean(), 1e-4)
   np.testing.assert_allclose(means['sampler_is_max'], raw[member].max(), 1e-4)
   gaps = [
-      np.asarray(new - old, float)[row, at]
-      for row, at in helpers.sequences(segments, weights)
+    np.asarray(new - old, float)[row, at]
+    for row, at in helpers.sequences(segments, weights)
   ]
   assert metrics['sampler_is_sum_norm'][1] == len(gaps) == 5
   for name, log in (('sum', np.sum), ('mean', np.mean)):
@@ -65,7 +73,7 @@ def test_it_is_weighted_policy_gradient(kind, mode, norm):
 def test_on_policy_it_changes_nothing(mode):
   new, _, credit, weights, segments = helpers.rows()
   (_, metrics), grad = helpers.grad(
-      new, new, credit, weights, segments, sampler_is_mode=mode
+    new, new, credit, weights, segments, sampler_is_mode=mode
   )
   np.testing.assert_array_equal(grad, -weights * credit)
   means = combine.means(metrics)
@@ -78,15 +86,22 @@ def test_sequences_of_one_token_are_tokens():
   segments = jnp.arange(10)
   for action in ('truncate', 'mask'):
     grads = [
-        helpers.grad(
-            new, old, credit, weights, segments,
-            sampler_is_mode=f'{level}_{action}', sampler_is_clip_max=1.2,
-            sampler_is_norm=norm,
-        )[1]
-        for level, norm in (
-            ('token', 'sum'), ('sequence', 'sum'), ('sequence', 'mean')
-        )
-    ]  # fmt: skip
+      helpers.grad(
+        new,
+        old,
+        credit,
+        weights,
+        segments,
+        sampler_is_mode=f'{level}_{action}',
+        sampler_is_clip_max=1.2,
+        sampler_is_norm=norm,
+      )[1]
+      for level, norm in (
+        ('token', 'sum'),
+        ('sequence', 'sum'),
+        ('sequence', 'mean'),
+      )
+    ]
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-6)
     np.testing.assert_allclose(grads[2], grads[0], rtol=1e-6)
     assert grads[0].any()
@@ -97,7 +112,7 @@ def test_without_a_lower_bound_small_ratios_stay():
   new, old = low.at[1].set(high[1]), high.at[1].set(low[1])
   for mode, second in (('token_mask', 0.0), ('token_truncate', 3.0)):
     _, grad = helpers.grad(
-        new, old, helpers.ONES, helpers.ONES, sampler_is_mode=mode
+      new, old, helpers.ONES, helpers.ONES, sampler_is_mode=mode
     )
     np.testing.assert_allclose(grad[:2], [-0.02, -second], rtol=1e-5)
 
@@ -106,7 +121,7 @@ def test_without_a_lower_bound_small_ratios_stay():
 def test_non_members_may_be_anything(mode):
   new, old, credit, weights, segments = helpers.rows()
   clean, wanted = helpers.grad(
-      new, old, credit, weights, segments, sampler_is_mode=mode
+    new, old, credit, weights, segments, sampler_is_mode=mode
   )
   for bad in (np.nan, np.inf, -np.inf):
     dirty = (jnp.where(weights != 0, x, bad) for x in (new, old, credit))
@@ -122,7 +137,7 @@ def test_a_long_sequence_far_away_is_finite():
   ones = helpers.ONES
   for mode, expected in (('sequence_truncate', -3.0), ('sequence_mask', 0.0)):
     (_, metrics), grad = helpers.grad(
-        -ones, -20 * ones, ones, ones, sampler_is_mode=mode
+      -ones, -20 * ones, ones, ones, sampler_is_mode=mode
     )
     np.testing.assert_array_equal(grad, expected * ones)
     assert np.isfinite(combine.means(metrics)['sampler_is_mean'])

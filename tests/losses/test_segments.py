@@ -18,12 +18,14 @@ def test_totals_by_hand():
   ids = jnp.array([[1, 1, 2, 0], [1, 2, 2, 2]])
   values = jnp.array([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
   assert segments.totals(values, ids).tolist() == [
-      [3, 3, 4, 8], [1, 14, 14, 14]
+    [3, 3, 4, 8],
+    [1, 14, 14, 14],
   ]
   member = jnp.array([[False, True, True, False], [False, False, True, True]])
   assert segments.totals(member, ids).tolist() == [[1, 1, 1, 0], [0, 2, 2, 2]]
   assert segments.firsts(member, ids).tolist() == [
-      [False, True, True, False], [False, False, True, False]
+    [False, True, True, False],
+    [False, False, True, False],
   ]
 
 
@@ -35,7 +37,7 @@ def test_totals_equal_a_loop(shape):
     for segment in np.unique(ids[row]):
       here = ids[row] == segment
       np.testing.assert_allclose(
-          found[row][here], values[row][here].sum(), rtol=1e-5, atol=1e-6
+        found[row][here], values[row][here].sum(), rtol=1e-5, atol=1e-6
       )
       assert len(set(found[row][here])) == 1
 
@@ -53,7 +55,8 @@ def test_the_end_of_a_row_is_not_the_start_of_the_next():
   """The same id in neighbouring rows, and at both ends of what wraps."""
   ids = jnp.array([[1, 1, 2], [2, 1, 1]])
   assert segments.totals(jnp.ones((2, 3)), ids).tolist() == [
-      [2, 2, 1], [1, 2, 2]
+    [2, 2, 1],
+    [1, 2, 2],
   ]
   flat = segments.totals(jnp.ones(5), jnp.ones(5, 'int32'))
   assert flat.tolist() == [5] * 5

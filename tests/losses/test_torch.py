@@ -74,10 +74,10 @@ def _cispo(x, old, credit, low=1.0, high=4.0):
 
 
 RL = {
-    'dppo': _dppo,
-    'ipo': functools.partial(_dppo, symmetric=0.1),
-    'clip': _clip,
-    'cispo': _cispo,
+  'dppo': _dppo,
+  'ipo': functools.partial(_dppo, symmetric=0.1),
+  'clip': _clip,
+  'cispo': _cispo,
 }
 
 
@@ -88,7 +88,7 @@ def test_rl(name, seed):
 
   def ours(x):
     terms, _ = rl.loss(
-        x, old, credit, weights, segments, jnp.zeros(T), type=name
+      x, old, credit, weights, segments, jnp.zeros(T), type=name
     )
     return terms.sum()
 
@@ -100,7 +100,7 @@ def test_rl(name, seed):
 
 
 @pytest.mark.parametrize(
-    ('low', 'high'), [(0.5, 0.5), (0.05, 0.5), (0.5, 0.05)]
+  ('low', 'high'), [(0.5, 0.5), (0.05, 0.5), (0.5, 0.05)]
 )
 def test_gspo(low, high):
   """A ratio per sequence, with the mean of its members; mean of sequences."""
@@ -110,8 +110,16 @@ def test_gspo(low, high):
 
   def ours(x):
     terms, _ = rl.loss(
-        x, old, credit, np.float32(member), segments, jnp.zeros(T),
-        type='gspo', aggregation='sequence', low=low, high=high,
+      x,
+      old,
+      credit,
+      np.float32(member),
+      segments,
+      jnp.zeros(T),
+      type='gspo',
+      aggregation='sequence',
+      low=low,
+      high=high,
     )
     return terms.sum() / 2
 
@@ -129,8 +137,9 @@ def test_gspo(low, high):
 def test_ce():
   new, *_, weights, _ = _inputs()
   _compare(
-      lambda x: ce.loss(x, weights)[0].sum(),
-      lambda x: -(torch.tensor(weights) * x).sum(), new,
+    lambda x: ce.loss(x, weights)[0].sum(),
+    lambda x: -(torch.tensor(weights) * x).sum(),
+    new,
   )
 
 
@@ -151,10 +160,10 @@ def test_ref_kl(estimator):
     return total
 
   _compare(
-      lambda x: ref_kl.loss(
-          x, old, ref, weights, estimator=estimator
-      )[0].sum(), theirs, new,
-  )  # fmt: skip
+    lambda x: ref_kl.loss(x, old, ref, weights, estimator=estimator)[0].sum(),
+    theirs,
+    new,
+  )
 
 
 def _logp_of_two(x, split=7, prompt=2):
@@ -163,27 +172,29 @@ def _logp_of_two(x, split=7, prompt=2):
 
 
 PAIRS = {
-    'sigmoid': (
-        functools.partial(preference.sigmoid, beta=0.3),
-        lambda d: -torch.nn.functional.logsigmoid(0.3 * d),
+  'sigmoid': (
+    functools.partial(preference.sigmoid, beta=0.3),
+    lambda d: -torch.nn.functional.logsigmoid(0.3 * d),
+  ),
+  'smoothed': (
+    functools.partial(preference.sigmoid, beta=0.3, label_smoothing=0.1),
+    lambda d: (
+      -0.9 * torch.nn.functional.logsigmoid(0.3 * d)
+      - 0.1 * torch.nn.functional.logsigmoid(-0.3 * d)
     ),
-    'smoothed': (
-        functools.partial(preference.sigmoid, beta=0.3, label_smoothing=0.1),
-        lambda d: -0.9 * torch.nn.functional.logsigmoid(0.3 * d)
-        - 0.1 * torch.nn.functional.logsigmoid(-0.3 * d),
-    ),
-    'ipo': (
-        functools.partial(preference.ipo, beta=0.3),
-        lambda d: (d - 1 / 0.6) ** 2,
-    ),
-    'simpo': (
-        functools.partial(preference.simpo, beta=2.0, gamma=0.5),
-        lambda d: -torch.nn.functional.logsigmoid(2 * d - 0.5),
-    ),
-    'ranking': (
-        functools.partial(ranking.loss, margins=0.2),
-        lambda d: -torch.log(torch.sigmoid(d - 0.2)),
-    ),
+  ),
+  'ipo': (
+    functools.partial(preference.ipo, beta=0.3),
+    lambda d: (d - 1 / 0.6) ** 2,
+  ),
+  'simpo': (
+    functools.partial(preference.simpo, beta=2.0, gamma=0.5),
+    lambda d: -torch.nn.functional.logsigmoid(2 * d - 0.5),
+  ),
+  'ranking': (
+    functools.partial(ranking.loss, margins=0.2),
+    lambda d: -torch.log(torch.sigmoid(d - 0.2)),
+  ),
 }
 
 
@@ -200,12 +211,12 @@ def test_pairs(name):
     return preference.seq_logprob(both, mask)
 
   _compare(
-      lambda x: ours(*log_ratios(x)),
-      lambda x: theirs(
-          _logp_of_two(x)[0] - _logp_of_two(x)[1]
-          - (ref[2:7].sum() - ref[9:].sum())
-      ), new,
-  )  # fmt: skip
+    lambda x: ours(*log_ratios(x)),
+    lambda x: theirs(
+      _logp_of_two(x)[0] - _logp_of_two(x)[1] - (ref[2:7].sum() - ref[9:].sum())
+    ),
+    new,
+  )
 
 
 def test_kto():
@@ -222,8 +233,9 @@ def test_kto():
     return total
 
   _compare(
-      lambda h: preference.kto(h, desirable, 0.25, **options).sum(), theirs,
-      new,
+    lambda h: preference.kto(h, desirable, 0.25, **options).sum(),
+    theirs,
+    new,
   )
 
 
@@ -235,5 +247,5 @@ def test_ranking_centred():
     return (-torch.log(torch.sigmoid(a - b)) + 0.1 * (a + b) ** 2).sum()
 
   _compare(
-      lambda r: ranking.loss(r[:6], r[6:], center_coef=0.1).sum(), theirs, new
+    lambda r: ranking.loss(r[:6], r[6:], center_coef=0.1).sum(), theirs, new
   )

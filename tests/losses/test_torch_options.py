@@ -17,15 +17,13 @@ def _loss(x, inputs, **options):
   """Ours, summed and divided as a step does it."""
   _, old, _, credit, weights, segments = inputs
   constant = options.pop('constant_tokens', None)
-  terms, _ = rl.loss(
-      x, old, credit, weights, segments, -2 * x, **options
-  )
+  terms, _ = rl.loss(x, old, credit, weights, segments, -2 * x, **options)
   member = weights != 0
   return terms.sum() / rl.denominator(
-      jnp.float32(member.sum()),
-      jnp.float32(np.unique(segments[member]).size),
-      aggregation=options.get('aggregation', 'token'),
-      constant_tokens=constant,
+    jnp.float32(member.sum()),
+    jnp.float32(np.unique(segments[member]).size),
+    aggregation=options.get('aggregation', 'token'),
+    constant_tokens=constant,
   )
 
 
@@ -42,19 +40,19 @@ def test_clip_with_a_delta(delta):
   def theirs(x):
     rho = (x - old).exp()
     terms = -torch.minimum(
-        torch.clamp(rho, max=delta) * credit, rho.clamp(0.8, 1.28) * credit
+      torch.clamp(rho, max=delta) * credit, rho.clamp(0.8, 1.28) * credit
     )
     return (weights * terms).sum() / (weights != 0).sum()
 
   peer._compare(
-      lambda x: _loss(x, inputs, type='clip', delta=delta), theirs, inputs[0]
+    lambda x: _loss(x, inputs, type='clip', delta=delta), theirs, inputs[0]
   )
 
 
 @pytest.mark.parametrize('norm', ['sum', 'mean'])
-@pytest.mark.parametrize('mode', [
-    'token_truncate', 'token_mask', 'sequence_truncate', 'sequence_mask'
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'mode', ['token_truncate', 'token_mask', 'sequence_truncate', 'sequence_mask']
+)
 def test_importance_weights(mode, norm):
   inputs = peer._inputs()
   old, credit, weights, segments = _tensors(inputs)
@@ -75,9 +73,14 @@ def test_importance_weights(mode, norm):
 
   def ours(x):
     return _loss(
-        x, inputs, type='clip', sampler_is_mode=mode, sampler_is_norm=norm,
-        sampler_is_clip_min=low, sampler_is_clip_max=high,
-    )  # fmt: skip
+      x,
+      inputs,
+      type='clip',
+      sampler_is_mode=mode,
+      sampler_is_norm=norm,
+      sampler_is_clip_min=low,
+      sampler_is_clip_max=high,
+    )
 
   # The value of ours is -c A rho, with rho = 1: gradients are the same.
   _, grad = peer._ours(ours, inputs[0])
@@ -86,9 +89,10 @@ def test_importance_weights(mode, norm):
   assert np.abs(expected).max() > 0
 
 
-@pytest.mark.parametrize(('aggregation', 'constant'), [
-    ('token', None), ('sequence', None), ('constant', 5)
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ('aggregation', 'constant'),
+  [('token', None), ('sequence', None), ('constant', 5)],
+)
 def test_aggregation_and_entropy(aggregation, constant):
   inputs = peer._inputs()
   old, credit, weights, segments = _tensors(inputs)
@@ -96,7 +100,7 @@ def test_aggregation_and_entropy(aggregation, constant):
   def theirs(x):
     rho, member = (x - old).exp(), weights != 0
     terms = weights * -torch.minimum(
-        rho * credit, rho.clamp(0.8, 1.28) * credit
+      rho * credit, rho.clamp(0.8, 1.28) * credit
     ) - 0.3 * member * (-2 * x)
     if aggregation == 'token':
       return terms.sum() / member.sum()
@@ -106,11 +110,17 @@ def test_aggregation_and_entropy(aggregation, constant):
     return sum(x.sum() for x in each) / (2 * constant)
 
   peer._compare(
-      lambda x: _loss(
-          x, inputs, type='clip', aggregation=aggregation,
-          constant_tokens=constant, entropy_coef=0.3,
-      ), theirs, inputs[0],
-  )  # fmt: skip
+    lambda x: _loss(
+      x,
+      inputs,
+      type='clip',
+      aggregation=aggregation,
+      constant_tokens=constant,
+      entropy_coef=0.3,
+    ),
+    theirs,
+    inputs[0],
+  )
 
 
 @pytest.mark.parametrize('shift', [0.5, -0.5])
@@ -136,9 +146,13 @@ def test_linear_head(softcap, chunks):
 
   def ours(x):
     found, entropy = logprobs.linear(
-        x[:40].reshape(5, 8), x[40:].reshape(8, 11), targets, tau,
-        softcap=softcap, **chunks,
-    )  # fmt: skip
+      x[:40].reshape(5, 8),
+      x[40:].reshape(8, 11),
+      targets,
+      tau,
+      softcap=softcap,
+      **chunks,
+    )
     return (a * found + b * entropy).sum()
 
   def theirs(x):

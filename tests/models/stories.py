@@ -29,13 +29,21 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   sizes = struct.unpack('<7i', raw[:28])
   assert sizes == (64, 172, LAYERS, HEADS, KV_HEADS, 512, 512), sizes
   shapes = {
-      'embed': (512, 64), 'attention_norm': (5, 64), 'q': (5, 64, 64),
-      'k': (5, 32, 64), 'v': (5, 32, 64), 'o': (5, 64, 64),
-      'mlp_norm': (5, 64), 'gate': (5, 172, 64), 'down': (5, 64, 172),
-      'up': (5, 172, 64), 'final_norm': (64,),
-      # Of RoPE, which `forward` computes.
-      'cos': (512, 4), 'sin': (512, 4),
-  }  # fmt: skip
+    'embed': (512, 64),
+    'attention_norm': (5, 64),
+    'q': (5, 64, 64),
+    'k': (5, 32, 64),
+    'v': (5, 32, 64),
+    'o': (5, 64, 64),
+    'mlp_norm': (5, 64),
+    'gate': (5, 172, 64),
+    'down': (5, 64, 172),
+    'up': (5, 172, 64),
+    'final_norm': (64,),
+    # Of RoPE, which `forward` computes.
+    'cos': (512, 4),
+    'sin': (512, 4),
+  }
   numbers, arrays, at = np.frombuffer(raw, '<f4', offset=28), {}, 0
   for name, shape in shapes.items():
     count = math.prod(shape)
@@ -111,18 +119,20 @@ def convert(w: dict[str, np.ndarray]) -> dict:
     return {'kernel': np.swapaxes(x, 1, 2)}
 
   return {
-      'embed': {'table': w['embed']},
-      'layers': {
-          'attention_norm': {'scale': w['attention_norm']},
-          'attention': {
-              'q': kernel(halves(w['q'])), 'k': kernel(halves(w['k'])),
-              'v': kernel(w['v']), 'o': kernel(w['o']),
-          },
-          'mlp_norm': {'scale': w['mlp_norm']},
-          'mlp': {name: kernel(w[name]) for name in ('gate', 'up', 'down')},
+    'embed': {'table': w['embed']},
+    'layers': {
+      'attention_norm': {'scale': w['attention_norm']},
+      'attention': {
+        'q': kernel(halves(w['q'])),
+        'k': kernel(halves(w['k'])),
+        'v': kernel(w['v']),
+        'o': kernel(w['o']),
       },
-      'final_norm': {'scale': w['final_norm']},
-  }  # fmt: skip
+      'mlp_norm': {'scale': w['mlp_norm']},
+      'mlp': {name: kernel(w[name]) for name in ('gate', 'up', 'down')},
+    },
+    'final_norm': {'scale': w['final_norm']},
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +152,9 @@ class Tokenizer:
       ids += [known[raw]] if raw in known else [_BYTES + x for x in raw]
     while True:
       merges = [
-          (-self.scores[new], at, new)
-          for at, (a, b) in enumerate(zip(ids, ids[1:], strict=False))
-          if (new := known.get(self.pieces[a] + self.pieces[b])) is not None
+        (-self.scores[new], at, new)
+        for at, (a, b) in enumerate(zip(ids, ids[1:], strict=False))
+        if (new := known.get(self.pieces[a] + self.pieces[b])) is not None
       ]
       if not merges:
         return ids
@@ -154,9 +164,10 @@ class Tokenizer:
   def decode(self, ids: list[int]) -> str:
     """The text, without the space in front."""
     raw = b''.join(
-        bytes([i - _BYTES]) if _BYTES <= i < _BYTES + 256 else self.pieces[i]
-        for i in ids if i >= _BYTES
-    )  # fmt: skip
+      bytes([i - _BYTES]) if _BYTES <= i < _BYTES + 256 else self.pieces[i]
+      for i in ids
+      if i >= _BYTES
+    )
     return raw.decode().removeprefix(' ')
 
 

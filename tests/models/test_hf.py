@@ -14,47 +14,88 @@ from posttrain.decode import engine, requests
 from posttrain.models import hf, hf_config, hf_files, transformer
 
 LLAMA3 = {
-    'rope_type': 'llama3', 'rope_theta': 100.0, 'factor': 8.0,
-    'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
-    'original_max_position_embeddings': 16,
-}  # fmt: skip
+  'rope_type': 'llama3',
+  'rope_theta': 100.0,
+  'factor': 8.0,
+  'low_freq_factor': 1.0,
+  'high_freq_factor': 4.0,
+  'original_max_position_embeddings': 16,
+}
 LINEAR = {'rope_type': 'linear', 'rope_theta': 500.0, 'factor': 4.0}
 PLAIN = {'rope_type': 'default', 'rope_theta': 5000.0}
 CASES = {
-    'llama3-rope': ('Llama', {'rope_parameters': LLAMA3, 'head_dim': 24}),
-    'llama-linear-tied-mha': ('Llama', {
-        'rope_parameters': LINEAR, 'tie_word_embeddings': True,
-        'num_key_value_heads': 4,
-    }),
-    'qwen2': ('Qwen2', {'rope_parameters': PLAIN}),
-    'qwen2-window-tied': ('Qwen2', {
-        'use_sliding_window': True, 'sliding_window': 5,
-        'max_window_layers': 1, 'tie_word_embeddings': True,
-    }),
-    'qwen3': ('Qwen3', {'head_dim': 16, 'num_key_value_heads': 1}),
-    'qwen3-tied': ('Qwen3', {
-        'rope_parameters': PLAIN, 'head_dim': 8, 'tie_word_embeddings': True,
-    }),
-    'gemma2': ('Gemma2', {
-        'attn_logit_softcapping': 5.0, 'final_logit_softcapping': 3.0,
-        'sliding_window': 4, 'query_pre_attn_scalar': 20, 'head_dim': 16,
-    }),
-    'gemma2-no-caps': ('Gemma2', {
-        'attn_logit_softcapping': None, 'final_logit_softcapping': None,
-        'sliding_window': 7, 'query_pre_attn_scalar': 8, 'head_dim': 8,
-        'rope_parameters': LINEAR,
-    }),
-    'gemma3': ('Gemma3', {
-        'num_hidden_layers': 7, 'sliding_window': 4, 'head_dim': 16,
-        'query_pre_attn_scalar': 24, 'rope_parameters': {
-            'full_attention': LINEAR, 'sliding_attention': PLAIN,
-        },
-    }),
-    'gemma3-untied': ('Gemma3', {
-        'sliding_window': 3, 'head_dim': 8, 'query_pre_attn_scalar': 8,
-        'tie_word_embeddings': False,
-    }),
-}  # fmt: skip
+  'llama3-rope': ('Llama', {'rope_parameters': LLAMA3, 'head_dim': 24}),
+  'llama-linear-tied-mha': (
+    'Llama',
+    {
+      'rope_parameters': LINEAR,
+      'tie_word_embeddings': True,
+      'num_key_value_heads': 4,
+    },
+  ),
+  'qwen2': ('Qwen2', {'rope_parameters': PLAIN}),
+  'qwen2-window-tied': (
+    'Qwen2',
+    {
+      'use_sliding_window': True,
+      'sliding_window': 5,
+      'max_window_layers': 1,
+      'tie_word_embeddings': True,
+    },
+  ),
+  'qwen3': ('Qwen3', {'head_dim': 16, 'num_key_value_heads': 1}),
+  'qwen3-tied': (
+    'Qwen3',
+    {
+      'rope_parameters': PLAIN,
+      'head_dim': 8,
+      'tie_word_embeddings': True,
+    },
+  ),
+  'gemma2': (
+    'Gemma2',
+    {
+      'attn_logit_softcapping': 5.0,
+      'final_logit_softcapping': 3.0,
+      'sliding_window': 4,
+      'query_pre_attn_scalar': 20,
+      'head_dim': 16,
+    },
+  ),
+  'gemma2-no-caps': (
+    'Gemma2',
+    {
+      'attn_logit_softcapping': None,
+      'final_logit_softcapping': None,
+      'sliding_window': 7,
+      'query_pre_attn_scalar': 8,
+      'head_dim': 8,
+      'rope_parameters': LINEAR,
+    },
+  ),
+  'gemma3': (
+    'Gemma3',
+    {
+      'num_hidden_layers': 7,
+      'sliding_window': 4,
+      'head_dim': 16,
+      'query_pre_attn_scalar': 24,
+      'rope_parameters': {
+        'full_attention': LINEAR,
+        'sliding_attention': PLAIN,
+      },
+    },
+  ),
+  'gemma3-untied': (
+    'Gemma3',
+    {
+      'sliding_window': 3,
+      'head_dim': 8,
+      'query_pre_attn_scalar': 8,
+      'tie_word_embeddings': False,
+    },
+  ),
+}
 each = pytest.mark.parametrize('case', CASES)
 
 
@@ -65,13 +106,23 @@ def make_peer(case):
   transformers = pytest.importorskip('transformers')
   family, options = CASES[case]
   config = 'Gemma3Text' if family == 'Gemma3' else family
-  cfg = getattr(transformers, f'{config}Config')(**{
-      'vocab_size': 48, 'hidden_size': 32, 'num_hidden_layers': 3,
-      'num_attention_heads': 4, 'num_key_value_heads': 2,
-      'intermediate_size': 64, 'rms_norm_eps': 1e-5,
-      'initializer_range': 0.3, 'pad_token_id': None, 'bos_token_id': None,
-      'eos_token_id': None, 'attn_implementation': 'eager', **options,
-  })  # fmt: skip
+  cfg = getattr(transformers, f'{config}Config')(
+    **{
+      'vocab_size': 48,
+      'hidden_size': 32,
+      'num_hidden_layers': 3,
+      'num_attention_heads': 4,
+      'num_key_value_heads': 2,
+      'intermediate_size': 64,
+      'rms_norm_eps': 1e-5,
+      'initializer_range': 0.3,
+      'pad_token_id': None,
+      'bos_token_id': None,
+      'eos_token_id': None,
+      'attn_implementation': 'eager',
+      **options,
+    }
+  )
   torch.manual_seed(0)
   peer = getattr(transformers, f'{family}ForCausalLM')(cfg).eval()
   for value in peer.parameters():
@@ -112,9 +163,7 @@ def rows(length=24):
 
 @functools.partial(jax.jit, static_argnames='cfg')
 def logits(params, cfg, ids, positions):
-  hidden, _ = transformer.trunk(
-      params, cfg, ids, positions, jnp.ones_like(ids)
-  )
+  hidden, _ = transformer.trunk(params, cfg, ids, positions, jnp.ones_like(ids))
   return scoring.next_logits(params, cfg, hidden)
 
 
@@ -137,31 +186,40 @@ def test_logits_equal_those_of_transformers(case, folder):
 FIRST = ('llama3-rope', 'qwen2', 'qwen3', 'gemma2', 'gemma3')
 
 
-@pytest.mark.parametrize('case', [
+@pytest.mark.parametrize(
+  'case',
+  [
     case if case in FIRST else pytest.param(case, marks=pytest.mark.slow)
     for case in CASES
-])
+  ],
+)
 def test_greedy_answers_equal_those_of_transformers(case, folder):
   torch = pytest.importorskip('torch')
   cfg, params = read(folder(case))
   prompts, new = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 8]], 64
   ours = engine.Engine(
-      cfg, slots=2, capacity=128, prefill_rows=2, prefill_tokens=8
+    cfg, slots=2, capacity=128, prefill_rows=2, prefill_tokens=8
   )
   ours.set_params(params, 0)
-  answers = ours.generate([
+  answers = ours.generate(
+    [
       requests.Request(
-          id=i, ids=np.array(prompt, np.int32), max_tokens=new, stop_ids=(),
-          sampling=requests.Sampling(temperature=0.0), hold=False,
+        id=i,
+        ids=np.array(prompt, np.int32),
+        max_tokens=new,
+        stop_ids=(),
+        sampling=requests.Sampling(temperature=0.0),
+        hold=False,
       )
       for i, prompt in enumerate(prompts)
-  ])
+    ]
+  )
   for prompt, answer in zip(prompts, answers, strict=True):
     with torch.no_grad():
       expected = make_peer(case).generate(
-          torch.tensor([prompt]), do_sample=False, max_new_tokens=new
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=new
       )
-    assert answer.ids.tolist() == expected[0, len(prompt):].tolist()
+    assert answer.ids.tolist() == expected[0, len(prompt) :].tolist()
 
 
 @each
@@ -189,9 +247,9 @@ def test_transformers_loads_what_we_write(case, folder, tmp_path):
   shapes = {k: v.shape for k, v in tensors_of(folder(case)).items()}
   assert {k: v.shape for k, v in tensors_of(out).items()} == shapes
   peer = transformers.AutoModelForCausalLM.from_pretrained(
-      out, attn_implementation='eager'
+    out, attn_implementation='eager'
   ).eval()
   ids, _ = rows()
   np.testing.assert_array_equal(
-      peer_logits(peer, ids), peer_logits(make_peer(case), ids)
+    peer_logits(peer, ids), peer_logits(make_peer(case), ids)
   )

@@ -18,13 +18,24 @@ from posttrain.models import hf, hf_config, hf_files, transformer
 from tests.models.test_hf import tensors_of
 
 SMALL = schema.Model(
-    vocab_size=40, layers=2, embed_dim=16, heads=2, kv_heads=1, head_dim=8,
-    mlp_dim=24,
+  vocab_size=40,
+  layers=2,
+  embed_dim=16,
+  heads=2,
+  kv_heads=1,
+  head_dim=8,
+  mlp_dim=24,
 )
 GEMMA = dataclasses.replace(
-    SMALL, norm_offset=True, post_norms=True, scale_embeddings=True,
-    activation='gelu', local_layers=(0,), window=4, query_scale=8.0,
-)  # fmt: skip
+  SMALL,
+  norm_offset=True,
+  post_norms=True,
+  scale_embeddings=True,
+  activation='gelu',
+  local_layers=(0,),
+  window=4,
+  query_scale=8.0,
+)
 
 
 @pytest.fixture(scope='module')
@@ -46,7 +57,7 @@ def test_bfloat16_rounds_once(written):
   assert hf_config.read(path) == GEMMA
   back = hf.load(path, GEMMA)
   for (name, a), b in zip(
-      tree.flat(params).items(), jax.tree.leaves(back), strict=True
+    tree.flat(params).items(), jax.tree.leaves(back), strict=True
   ):
     rounded = a.astype(jnp.bfloat16).astype(jnp.float32)
     np.testing.assert_array_equal(rounded, b, err_msg=name)
@@ -56,34 +67,38 @@ def test_bfloat16_rounds_once(written):
 def test_leaves_lie_where_they_are_wanted(written):
   path, _ = written
   mesh = jax.make_mesh(
-      (1, 1), ('fsdp', 'tensor'),
-      axis_types=(jax.sharding.AxisType.Auto,) * 2,
+    (1, 1),
+    ('fsdp', 'tensor'),
+    axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )
   rules = transformer.SHARDING_RULES
   like = tree.map_with_path(
-      lambda name, x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=jax.sharding.NamedSharding(
-              mesh, jax.sharding.PartitionSpec(*tree.match(rules, name))
-          ),
-      ), written[1],
-  )  # fmt: skip
+    lambda name, x: jax.ShapeDtypeStruct(
+      x.shape,
+      x.dtype,
+      sharding=jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*tree.match(rules, name))
+      ),
+    ),
+    written[1],
+  )
   loaded = hf.load(path, GEMMA, like)
   for x, wanted in zip(
-      jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True
+    jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True
   ):
     assert x.sharding.is_equivalent_to(wanted.sharding, x.ndim)
   jax.tree.map(np.testing.assert_array_equal, loaded, hf.load(path, GEMMA))
 
 
 MIXED = {
-    'odd': np.arange(3).astype(jnp.bfloat16),
-    'matrix': np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5),
-    'scalar': np.array(1.5, np.float16),
-    'none': np.zeros((0, 4), np.float32),
-    'cube': np.arange(8).reshape(2, 2, 2).astype(jnp.bfloat16),
-    'transposed': np.arange(6, dtype=np.float32).reshape(2, 3).T,
-    'é"': np.ones(1, np.float32),
-}  # fmt: skip
+  'odd': np.arange(3).astype(jnp.bfloat16),
+  'matrix': np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5),
+  'scalar': np.array(1.5, np.float16),
+  'none': np.zeros((0, 4), np.float32),
+  'cube': np.arange(8).reshape(2, 2, 2).astype(jnp.bfloat16),
+  'transposed': np.arange(6, dtype=np.float32).reshape(2, 3).T,
+  'é"': np.ones(1, np.float32),
+}
 
 
 def write_mixed(folder, get, shard_bytes=2**30):
@@ -157,7 +172,7 @@ def test_no_file_stays_mapped_while_its_tensors_are_read(written, monkeypatch):
 @pytest.mark.parametrize('shard_bytes', [2000, 2**30])
 @pytest.mark.parametrize('whole', [0, 1, 12, -1])
 def test_a_crash_leaves_nothing_that_looks_whole(
-    tmp_path, monkeypatch, whole, shard_bytes
+  tmp_path, monkeypatch, whole, shard_bytes
 ):
   host, left = hf._host, [whole % len(hf.tensors(SMALL))]
 
@@ -187,16 +202,27 @@ def edit(path, change):
   safetensors.save_file(tensors, path / 'model.safetensors')
 
 
-@pytest.mark.parametrize('change, message', [
-    (lambda t: t.pop('model.norm.weight'),
-     r'must hold tensor model\.norm\.weight: got none'),
-    (lambda t: t.update(extra=np.zeros(3)),
-     'tensor extra must belong to the model'),
-    (lambda t: t.update({'model.norm.weight': np.zeros(17, np.float32)}),
-     r'model\.norm\.weight must have shape \(16,\), .*got \(17,\)'),
-    (lambda t: t.update({'model.norm.weight': np.zeros(16, np.int8)}),
-     r'model\.norm\.weight must be of dtype F32, F16, BF16: got I8'),
-])
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    (
+      lambda t: t.pop('model.norm.weight'),
+      r'must hold tensor model\.norm\.weight: got none',
+    ),
+    (
+      lambda t: t.update(extra=np.zeros(3)),
+      'tensor extra must belong to the model',
+    ),
+    (
+      lambda t: t.update({'model.norm.weight': np.zeros(17, np.float32)}),
+      r'model\.norm\.weight must have shape \(16,\), .*got \(17,\)',
+    ),
+    (
+      lambda t: t.update({'model.norm.weight': np.zeros(16, np.int8)}),
+      r'model\.norm\.weight must be of dtype F32, F16, BF16: got I8',
+    ),
+  ],
+)
 def test_another_tensor_is_refused_by_name(copy, change, message):
   edit(copy, change)
   with pytest.raises(ValueError, match=message) as error:
@@ -212,9 +238,7 @@ def test_what_config_json_says_already_is_no_tensor_too_many(copy):
 
   before = hf.load(copy, GEMMA)
   edit(copy, change)
-  jax.tree.map(
-      np.testing.assert_array_equal, before, hf.load(copy, GEMMA)
-  )
+  jax.tree.map(np.testing.assert_array_equal, before, hf.load(copy, GEMMA))
 
 
 def test_pickles_are_not_read(copy):
@@ -223,7 +247,9 @@ def test_pickles_are_not_read(copy):
     hf.load(copy, GEMMA)
 
 
-@pytest.mark.parametrize('key, value, message', [
+@pytest.mark.parametrize(
+  'key, value, message',
+  [
     ('model_type', 'mamba', "model_type must be one of .*got 'mamba'"),
     ('architectures', ['Gemma2Model'], r"architectures \['Gemma2Model'\]"),
     ('hidden_size', None, 'hidden_size must be given: got none'),
@@ -235,7 +261,8 @@ def test_pickles_are_not_read(copy):
     ('layer_types', ['full_attention'], 'layer_types must name'),
     ('layer_types', ['full_attention', 'chunked'], 'layer_types must name'),
     ('num_key_value_heads', 3, 'kv_heads must divide heads=2: got 3'),
-])
+  ],
+)
 def test_another_config_is_refused_by_key(copy, key, value, message):
   path = copy / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
@@ -253,12 +280,12 @@ def test_no_config_is_refused(tmp_path):
 
 
 def test_a_model_that_no_architecture_computes_is_not_written(
-    written, tmp_path
+  written, tmp_path
 ):
   params = written[1]
   for change, message in (
-      ({'post_norms': False}, 'model must be of one architecture'),
-      ({'query_scale': None}, r'model\.query_scale must be 8\.0 to be written'),
+    ({'post_norms': False}, 'model must be of one architecture'),
+    ({'query_scale': None}, r'model\.query_scale must be 8\.0 to be written'),
   ):
     cfg = dataclasses.replace(GEMMA, **change)
     with pytest.raises(ValueError, match=message):

@@ -8,18 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import (
-    objectives,
-    optim,
-    schema,
-    scoring,
-    sharding,
-    states,
-    train_step,
-    tree,
-)
+from posttrain import schema, scoring, sharding, tree
 from posttrain.decode import engine, requests
 from posttrain.models import lora, transformer
+from posttrain.training import objectives, optim
+from posttrain.training import state as train_state
+from posttrain.training import step as train_step
 from tests import fixtures
 
 CFG = schema.Lora(rank=4, alpha=8.0)
@@ -27,20 +21,24 @@ MODEL = dataclasses.replace(fixtures.MODEL, layers=2, qkv_bias=True)
 PARAMS = transformer.init(jax.random.key(0), MODEL)
 BASE = lora.Base(PARAMS, lora.scale(CFG))
 ROWS = (
-    np.arange(40, dtype=np.int32).reshape(2, 20) * 7 % 256,
-    np.tile(np.arange(20, dtype=np.int32), (2, 1)),
-    np.ones((2, 20), np.int32), np.ones((2, 20), np.float32),
-)  # fmt: skip
+  np.arange(40, dtype=np.int32).reshape(2, 20) * 7 % 256,
+  np.tile(np.arange(20, dtype=np.int32), (2, 1)),
+  np.ones((2, 20), np.int32),
+  np.ones((2, 20), np.float32),
+)
 
 
 def trained(cfg=CFG, params=PARAMS, seed=1):
   """An adapter whose B is no longer 0."""
   adapter = lora.init(jax.random.key(seed), cfg, params)
   return tree.map_with_path(
-      lambda path, x: x if path.endswith('a') else jax.random.normal(
-          jax.random.key(len(path)), x.shape
-      ) / 10, adapter,
-  )  # fmt: skip
+    lambda path, x: (
+      x
+      if path.endswith('a')
+      else jax.random.normal(jax.random.key(len(path)), x.shape) / 10
+    ),
+    adapter,
+  )
 
 
 @jax.jit
@@ -51,10 +49,10 @@ def logprobs(params):
 def test_a_fresh_adapter_changes_nothing():
   adapter = lora.init(jax.random.key(1), CFG, PARAMS)
   np.testing.assert_array_equal(
-      logprobs(BASE.attach(adapter)), logprobs(PARAMS)
+    logprobs(BASE.attach(adapter)), logprobs(PARAMS)
   )
   jax.tree.map(
-      np.testing.assert_array_equal, lora.merge(BASE.attach(adapter)), PARAMS
+    np.testing.assert_array_equal, lora.merge(BASE.attach(adapter)), PARAMS
   )
 
 
@@ -62,17 +60,17 @@ def test_an_adapter_has_the_shapes_of_its_targets():
   cfg = dataclasses.replace(CFG, targets='attention/[qv]/kernel|mlp/down')
   adapter = lora.init(jax.random.key(1), cfg, PARAMS)
   assert {path: x.shape for path, x in tree.flat(adapter).items()} == {
-      'layers/attention/q/kernel/a': (2, 32, 4),
-      'layers/attention/q/kernel/b': (2, 4, 32),
-      'layers/attention/v/kernel/a': (2, 32, 4),
-      'layers/attention/v/kernel/b': (2, 4, 16),
-      'layers/mlp/down/kernel/a': (2, 64, 4),
-      'layers/mlp/down/kernel/b': (2, 4, 32),
+    'layers/attention/q/kernel/a': (2, 32, 4),
+    'layers/attention/q/kernel/b': (2, 4, 32),
+    'layers/attention/v/kernel/a': (2, 32, 4),
+    'layers/attention/v/kernel/b': (2, 4, 16),
+    'layers/mlp/down/kernel/a': (2, 64, 4),
+    'layers/mlp/down/kernel/b': (2, 4, 32),
   }
   a = adapter['layers']['mlp']['down']['kernel']['a']
   assert 0.9 / 8 < np.abs(a).max() <= 1 / 8  # uniform within 1 / sqrt(64)
   assert jax.tree.structure(adapter) == jax.tree.structure(
-      lora.shapes(cfg, transformer.shapes(MODEL))
+    lora.shapes(cfg, transformer.shapes(MODEL))
   )
   assert len(jax.tree.leaves(lora.init(jax.random.key(0), CFG, PARAMS))) == 14
 
@@ -91,11 +89,11 @@ def test_the_scale():
 
 def test_a_merged_kernel_in_literal_numbers():
   adapted = lora.Adapted(
-      jnp.eye(2), jnp.array([[1.0], [2.0]]), jnp.array([[3.0, -1.0]]), 0.5
+    jnp.eye(2), jnp.array([[1.0], [2.0]]), jnp.array([[3.0, -1.0]]), 0.5
   )
   np.testing.assert_array_equal(adapted.merge(), [[2.5, -0.5], [3.0, 0.0]])
   np.testing.assert_array_equal(
-      lora.matmul(jnp.array([[1.0, 1.0]]), adapted), [[5.5, -0.5]]
+    lora.matmul(jnp.array([[1.0, 1.0]]), adapted), [[5.5, -0.5]]
   )
 
 
@@ -107,9 +105,9 @@ def test_merged_equals_unmerged():
   assert np.abs(whole - logprobs(PARAMS)).max() > 0.1
   np.testing.assert_allclose(apart, whole, atol=1e-5)
   jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-      transformer.decode_view(params, MODEL),
-      transformer.decode_view(merged, MODEL),
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+    transformer.decode_view(params, MODEL),
+    transformer.decode_view(merged, MODEL),
   )
 
 
@@ -117,15 +115,15 @@ def test_the_engine_decodes_and_scores_the_merged_view():
   request = requests.Request(0, np.arange(5, dtype=np.int32), 20)
   said = {}
   for name, params in (
-      ('adapted', BASE.attach(trained())),
-      ('merged', lora.merge(BASE.attach(trained()))),
+    ('adapted', BASE.attach(trained())),
+    ('merged', lora.merge(BASE.attach(trained()))),
   ):
     made = engine.Engine(MODEL, slots=2)
     made.set_params(params, 0)
     said[name] = made.generate([request])[0]
     ids = np.concatenate([request.ids, said[name].ids])
     np.testing.assert_allclose(
-        made.score([ids])[0][5:], said[name].logprobs, atol=1e-5
+      made.score([ids])[0][5:], said[name].logprobs, atol=1e-5
     )
   np.testing.assert_array_equal(said['adapted'].ids, said['merged'].ids)
 
@@ -133,11 +131,11 @@ def test_the_engine_decodes_and_scores_the_merged_view():
 def test_gradients_reach_the_adapter_alone_and_are_those_of_the_product():
   """dA = s dW B^T and dB = s A^T dW, of the gradient of merged weights."""
   adapter = trained()
-  of_adapter = jax.jit(jax.grad(
-      lambda x: logprobs(BASE.attach(x)).sum()
-  ))(adapter)
+  of_adapter = jax.jit(jax.grad(lambda x: logprobs(BASE.attach(x)).sum()))(
+    adapter
+  )
   dense = jax.jit(jax.grad(lambda p: logprobs(p).sum()))(
-      lora.merge(BASE.attach(adapter))
+    lora.merge(BASE.attach(adapter))
   )
   assert jax.tree.structure(of_adapter) == jax.tree.structure(adapter)
   for path, dw in tree.flat(dense).items():
@@ -146,8 +144,8 @@ def test_gradients_reach_the_adapter_alone_and_are_those_of_the_product():
     a, b = (tree.flat(adapter)[f'{path}/{x}'] for x in 'ab')
     found = {x: tree.flat(of_adapter)[f'{path}/{x}'] for x in 'ab'}
     for x, expected in (
-        ('a', BASE.scale * dw @ b.swapaxes(1, 2)),
-        ('b', BASE.scale * a.swapaxes(1, 2) @ dw),
+      ('a', BASE.scale * dw @ b.swapaxes(1, 2)),
+      ('b', BASE.scale * a.swapaxes(1, 2) @ dw),
     ):
       scale = np.abs(expected).max()
       assert scale > 0
@@ -158,7 +156,8 @@ def test_a_frozen_base_in_the_compute_dtype_scores_to_the_bit():
   cfg = dataclasses.replace(MODEL, dtype='bfloat16')
   small = lora.frozen(PARAMS, 'bfloat16')
   assert {x.dtype.name for x in jax.tree.leaves(small)} == {
-      'bfloat16', 'float32'
+    'bfloat16',
+    'float32',
   }
   score = jax.jit(lambda params: scoring.score(params, cfg, *ROWS)[0])
   np.testing.assert_array_equal(score(small), score(PARAMS))
@@ -168,24 +167,28 @@ def train(mesh, steps=8, **options):
   """(Losses, base before, base after, first and last state) on a mesh."""
   mesh = sharding.make_mesh(schema.Mesh(*mesh))
   stage = fixtures.stage(
-      lora=CFG, optim=schema.Optim(lr=1e-2, schedule='constant', average=0.5)
+    lora=CFG, optim=schema.Optim(lr=1e-2, schedule='constant', average=0.5)
   )
   optimizer = optim.make(stage.optim, 10)
-  like, whole = states.shapes(stage, fixtures.MODEL, optimizer, mesh)
+  like, whole = train_state.shapes(stage, fixtures.MODEL, optimizer, mesh)
   params = jax.device_put(
-      transformer.init(jax.random.key(0), fixtures.MODEL),
-      jax.tree.map(lambda x: x.sharding, whole),
-  )  # fmt: skip
+    transformer.init(jax.random.key(0), fixtures.MODEL),
+    jax.tree.map(lambda x: x.sharding, whole),
+  )
   kept = jax.device_get(params)
   base = lora.Base(params, lora.scale(CFG))
   key = jax.random.key(1)
-  state = states.fresh(stage, optimizer, like, base, None, key)
+  state = train_state.fresh(stage, optimizer, like, base, None, key)
   first = jax.device_get(state)
   step = train_step.make_train_step(
-      objectives.TokenComponents(fixtures.MODEL, ('arithmetic',)), optimizer,
-      mesh=mesh, rules=transformer.SHARDING_RULES, average=0.5, base=base,
-      **options,
-  )  # fmt: skip
+    objectives.TokenComponents(fixtures.MODEL, ('arithmetic',)),
+    optimizer,
+    mesh=mesh,
+    rules=transformer.SHARDING_RULES,
+    average=0.5,
+    base=base,
+    **options,
+  )
   losses = []
   (batch,) = fixtures.batches(1, micro_batch_tokens=256)
   for _ in range(steps):
@@ -197,14 +200,12 @@ def train(mesh, steps=8, **options):
 
 def test_a_step_trains_the_adapter_and_leaves_the_base():
   losses, kept, params, first, last = train((1, 1, 1))
-  mirrored = {
-      x.shape for x in jax.tree.leaves(last.opt_state) if x.ndim
-  }
+  mirrored = {x.shape for x in jax.tree.leaves(last.opt_state) if x.ndim}
   assert mirrored == {x.shape for x in jax.tree.leaves(last.params)}
   assert losses[-1] < losses[0] - 0.3
   jax.tree.map(np.testing.assert_array_equal, params, kept)
   moved = jax.tree.map(
-      lambda a, b: float(np.abs(a - b).max()), last.params, first.params
+    lambda a, b: float(np.abs(a - b).max()), last.params, first.params
   )
   assert min(jax.tree.leaves(moved)) > 1e-3
 
@@ -213,8 +214,8 @@ def test_a_step_trains_the_adapter_and_leaves_the_base():
 def test_one_device_equals_four():
   """fsdp x tensor, in a process of its own, for one update and for two."""
   script = (
-      'import json; from tests.models import test_lora as t; print(json.dumps('
-      '[t.train((1, 2, 2), 3)[0], t.train((2, 2, 1), 3, updates=2)[0]]))'
+    'import json; from tests.models import test_lora as t; print(json.dumps('
+    '[t.train((1, 2, 2), 3)[0], t.train((2, 2, 1), 3, updates=2)[0]]))'
   )
   said = fixtures.run_on_devices(4, '-c', script)
   once, twice = json.loads(said.splitlines()[-1])

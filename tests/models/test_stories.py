@@ -19,19 +19,25 @@ from tests.models import stories
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 pytestmark = pytest.mark.skipif(
-    DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+  DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
 )
 
 MODEL = schema.Model(
-    vocab_size=512, layers=5, embed_dim=64, heads=8, kv_heads=4, head_dim=8,
-    mlp_dim=172, norm_eps=1e-5,
-)  # fmt: skip
+  vocab_size=512,
+  layers=5,
+  embed_dim=64,
+  heads=8,
+  kv_heads=4,
+  head_dim=8,
+  mlp_dim=172,
+  norm_eps=1e-5,
+)
 NEW = 200
 BEGINNING = (
-    'Once upon a time, there was a little girl named Lily. She loved to play '
-    'outside in the park. One day, she saw a big, red ball. She wanted to play '
-    "with it, but it was too high.\nLily's mom said, "
-    '"Lily, let\'s go to the park."'
+  'Once upon a time, there was a little girl named Lily. She loved to play '
+  'outside in the park. One day, she saw a big, red ball. She wanted to play '
+  "with it, but it was too high.\nLily's mom said, "
+  '"Lily, let\'s go to the park."'
 )
 
 
@@ -65,15 +71,19 @@ def story():
 def told():
   """The engine, and what it answers."""
   teller = engine.Engine(
-      MODEL, slots=1, capacity=256, prefill_rows=1, prefill_tokens=8
+    MODEL, slots=1, capacity=256, prefill_rows=1, prefill_tokens=8
   )
   teller.set_params(params(), 0)
-  (answer,) = teller.generate([
+  (answer,) = teller.generate(
+    [
       requests.Request(
-          id=0, ids=np.array(story()[0], np.int32), max_tokens=NEW,
-          sampling=requests.Sampling(temperature=0.0),
+        id=0,
+        ids=np.array(story()[0], np.int32),
+        max_tokens=NEW,
+        sampling=requests.Sampling(temperature=0.0),
       )
-  ])  # fmt: skip
+    ]
+  )
   return teller, answer
 
 
@@ -94,8 +104,11 @@ def test_the_tokenizer_merges_and_falls_back_to_bytes():
   pieces = tokenizer().pieces
   assert tokenizer().encode('Once upon a time') == [403, 407, 261, 378]
   assert [pieces[i] for i in (403, 407, 261, 378)] == [
-      b' Once', b' upon', b' a', b' time'
-  ]  # fmt: skip
+    b' Once',
+    b' upon',
+    b' a',
+    b' time',
+  ]
   text = 'Zoë saw <s> and 日.\n'
   ids = tokenizer().encode(text)
   assert [i - 3 for i in ids if 3 <= i < 259] == list('ë日\n'.encode())
@@ -117,9 +130,7 @@ def test_logprobs_are_those_of_numpy():
   teller, answer = told()
   np.testing.assert_allclose(answer.logprobs, drawn_logprobs(), atol=1e-4)
   (scored,) = teller.score([np.array(prompt + ids, np.int32)])
-  np.testing.assert_allclose(
-      scored[len(prompt):], drawn_logprobs(), atol=1e-4
-  )
+  np.testing.assert_allclose(scored[len(prompt) :], drawn_logprobs(), atol=1e-4)
 
 
 @pytest.fixture(scope='module')
@@ -131,20 +142,18 @@ def folder(tmp_path_factory):
 
 def test_a_directory_gives_the_same_bits_back(folder):
   assert hf_config.read(folder) == MODEL
-  jax.tree.map(
-      np.testing.assert_array_equal, hf.load(folder, MODEL), params()
-  )
+  jax.tree.map(np.testing.assert_array_equal, hf.load(folder, MODEL), params())
 
 
 def test_transformers_tells_the_same_story(folder):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   peer = transformers.LlamaForCausalLM.from_pretrained(
-      folder, attn_implementation='eager'
+    folder, attn_implementation='eager'
   ).eval()
   prompt, ids, _ = story()
   with torch.no_grad():
     said = peer.generate(
-        torch.tensor([prompt]), do_sample=False, max_new_tokens=64
+      torch.tensor([prompt]), do_sample=False, max_new_tokens=64
     )
   assert said[0].tolist() == prompt + ids[:64]

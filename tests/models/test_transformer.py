@@ -11,15 +11,29 @@ from posttrain import schema, scoring
 from posttrain.models import layers, transformer
 
 CFG = schema.Model(
-    vocab_size=48, layers=2, embed_dim=32, heads=4, kv_heads=2, head_dim=8,
-    mlp_dim=64,
+  vocab_size=48,
+  layers=2,
+  embed_dim=32,
+  heads=4,
+  kv_heads=2,
+  head_dim=8,
+  mlp_dim=64,
 )
 FULL = dataclasses.replace(CFG, qk_norm=True, qkv_bias=True, tied_head=False)
 GEMMA = dataclasses.replace(
-    CFG, qk_norm=True, norm_offset=True, post_norms=True, activation='gelu',
-    scale_embeddings=True, local_layers=(1,), window=3, local_rope_theta=50.0,
-    rope_scaling=schema.RopeScaling('linear', 4.0), query_scale=20.0,
-    attention_softcap=2.0, logit_softcap=3.0,
+  CFG,
+  qk_norm=True,
+  norm_offset=True,
+  post_norms=True,
+  activation='gelu',
+  scale_embeddings=True,
+  local_layers=(1,),
+  window=3,
+  local_rope_theta=50.0,
+  rope_scaling=schema.RopeScaling('linear', 4.0),
+  query_scale=20.0,
+  attention_softcap=2.0,
+  logit_softcap=3.0,
 )
 kinds = pytest.mark.parametrize('cfg', [FULL, GEMMA], ids=['full', 'gemma'])
 
@@ -49,31 +63,31 @@ def shapes(cfg):
 def paths(tree):
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {
-      jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-      for path, leaf in leaves
+    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+    for path, leaf in leaves
   }
 
 
 def test_tree():
   params = make_params(FULL)
   assert {k: v.shape for k, v in paths(params).items()} == {
-      'embed/table': (48, 32),
-      'final_norm/scale': (32,),
-      'head/kernel': (32, 48),
-      'layers/attention/k/bias': (2, 16),
-      'layers/attention/k/kernel': (2, 32, 16),
-      'layers/attention/k_norm/scale': (2, 8),
-      'layers/attention/o/kernel': (2, 32, 32),
-      'layers/attention/q/bias': (2, 32),
-      'layers/attention/q/kernel': (2, 32, 32),
-      'layers/attention/q_norm/scale': (2, 8),
-      'layers/attention/v/bias': (2, 16),
-      'layers/attention/v/kernel': (2, 32, 16),
-      'layers/attention_norm/scale': (2, 32),
-      'layers/mlp/down/kernel': (2, 64, 32),
-      'layers/mlp/gate/kernel': (2, 32, 64),
-      'layers/mlp/up/kernel': (2, 32, 64),
-      'layers/mlp_norm/scale': (2, 32),
+    'embed/table': (48, 32),
+    'final_norm/scale': (32,),
+    'head/kernel': (32, 48),
+    'layers/attention/k/bias': (2, 16),
+    'layers/attention/k/kernel': (2, 32, 16),
+    'layers/attention/k_norm/scale': (2, 8),
+    'layers/attention/o/kernel': (2, 32, 32),
+    'layers/attention/q/bias': (2, 32),
+    'layers/attention/q/kernel': (2, 32, 32),
+    'layers/attention/q_norm/scale': (2, 8),
+    'layers/attention/v/bias': (2, 16),
+    'layers/attention/v/kernel': (2, 32, 16),
+    'layers/attention_norm/scale': (2, 32),
+    'layers/mlp/down/kernel': (2, 64, 32),
+    'layers/mlp/gate/kernel': (2, 32, 64),
+    'layers/mlp/up/kernel': (2, 32, 64),
+    'layers/mlp_norm/scale': (2, 32),
   }
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   assert type(params) is dict
@@ -88,8 +102,10 @@ def test_init_scales():
   params = paths(transformer.init(jax.random.key(0), cfg))
   residual = 8**-0.5
   for path, fan_in, scale in [
-      ('attention/q', 128, 1.0), ('attention/o', 128, residual),
-      ('mlp/up', 128, 1.0), ('mlp/down', 384, residual),
+    ('attention/q', 128, 1.0),
+    ('attention/o', 128, residual),
+    ('mlp/up', 128, 1.0),
+    ('mlp/down', 384, residual),
   ]:
     kernel = params[f'layers/{path}/kernel']
     np.testing.assert_allclose(kernel.std(), scale * fan_in**-0.5, rtol=0.02)
@@ -107,8 +123,9 @@ def test_sharding_rules_match_and_divide(dims):
   for cfg in (FULL, GEMMA, schema.PRESETS['qwen3_0p6b']):
     for path, leaf in paths(shapes(cfg)).items():
       axes = next(
-          axes for regex, axes in transformer.SHARDING_RULES
-          if re.search(regex, path)
+        axes
+        for regex, axes in transformer.SHARDING_RULES
+        if re.search(regex, path)
       )
       assert len(axes) == leaf.ndim, path
       for size, axis in zip(leaf.shape, axes, strict=True):
@@ -149,18 +166,18 @@ def test_cached_in_chunks_equals_the_full_forward(cfg):
   def feed(cache, tokens, positions, segments):
     view = transformer.decode_view(params, cfg)
     hidden, cache = transformer.trunk(
-        view, cfg, tokens, positions, segments, cache
+      view, cfg, tokens, positions, segments, cache
     )
     return scoring.next_logits(view, cfg, hidden), cache
 
   cache, got = transformer.empty_cache(cfg, 2, 16), []
   for part in (slice(0, 7), slice(7, 11), slice(11, 12)):
     out, cache = feed(
-        cache, *(x[:, part] for x in (tokens, positions, segments))
+      cache, *(x[:, part] for x in (tokens, positions, segments))
     )
     got.append(out)
   np.testing.assert_allclose(
-      np.concatenate(got, axis=1), expected, atol=2e-5 * np.abs(expected).max()
+    np.concatenate(got, axis=1), expected, atol=2e-5 * np.abs(expected).max()
   )
 
 
@@ -174,7 +191,9 @@ def test_a_local_layer_sees_its_window_only():
   assert differs == [False] * 2 + [True] * 3 + [False] * 7
 
 
-@pytest.mark.parametrize('scaling, expected', [
+@pytest.mark.parametrize(
+  'scaling, expected',
+  [
     (schema.RopeScaling(), [1.0, 0.1]),
     (schema.RopeScaling('linear', 4.0), [0.25, 0.025]),
     # 16 tokens are 2.546 turns of the first pair, 0.255 of the second: the
@@ -182,16 +201,17 @@ def test_a_local_layer_sees_its_window_only():
     (schema.RopeScaling('llama3', 8.0, 16, 1.0, 4.0), [0.57605, 0.0125]),
     # Both within the unstretched part.
     (schema.RopeScaling('llama3', 8.0, 16, 0.1, 0.2), [1.0, 0.1]),
-])
+  ],
+)
 def test_rope_frequencies(scaling, expected):
   cfg = dataclasses.replace(
-      CFG, head_dim=4, rope_theta=100.0, rope_scaling=scaling
+    CFG, head_dim=4, rope_theta=100.0, rope_scaling=scaling
   )
   turns = layers.frequencies(cfg, local=False)
   np.testing.assert_allclose(turns, expected, rtol=1e-4)
   own = dataclasses.replace(cfg, local_rope_theta=10_000.0)
   np.testing.assert_allclose(
-      layers.frequencies(own, local=True), [1.0, 0.01], rtol=1e-6
+    layers.frequencies(own, local=True), [1.0, 0.01], rtol=1e-6
   )
 
 
@@ -207,17 +227,16 @@ def test_remat_changes_nothing(cfg):
     return jax.jit(jax.value_and_grad(loss))(params)
 
   jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-      run('none'), run('block'),
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+    run('none'),
+    run('block'),
   )
 
 
 def test_bfloat16():
   cfg = dataclasses.replace(FULL, dtype='bfloat16')
   params, inputs = make_params(FULL), make_tokens()
-  hidden, _ = jax.eval_shape(
-      lambda: transformer.trunk(params, cfg, *inputs)
-  )
+  hidden, _ = jax.eval_shape(lambda: transformer.trunk(params, cfg, *inputs))
   assert hidden.dtype == jnp.bfloat16
   ours, exact = (logits(params, c, *inputs) for c in (cfg, FULL))
   assert ours.dtype == jnp.float32

@@ -19,8 +19,8 @@ def make_inputs(seed=0, n=N, k=K, t=T, dtype=jnp.float32):
   keys = jax.random.split(jax.random.key(seed), 3)
   shapes = ((B, t, n, H), (B, t, k, H), (B, t, k, H))
   return tuple(
-      jax.random.normal(key, shape, dtype)
-      for key, shape in zip(keys, shapes, strict=True)
+    jax.random.normal(key, shape, dtype)
+    for key, shape in zip(keys, shapes, strict=True)
   )
 
 
@@ -30,8 +30,8 @@ def packed(lengths, t=T):
   positions = np.zeros(t, np.int32)
   start = 0
   for i, length in enumerate(lengths):
-    ids[start:start + length] = i + 1
-    positions[start:start + length] = np.arange(length)
+    ids[start : start + length] = i + 1
+    positions[start : start + length] = np.arange(length)
     start += length
   return jnp.tile(ids, (B, 1)), jnp.tile(positions, (B, 1))
 
@@ -94,7 +94,7 @@ def test_bfloat16():
   expected = oracle(q, k, v, start, end, scale=SCALE)
   assert out.dtype == jnp.bfloat16
   np.testing.assert_allclose(
-      out.astype(np.float32), expected.astype(np.float32), atol=2e-2
+    out.astype(np.float32), expected.astype(np.float32), atol=2e-2
   )
 
 
@@ -108,9 +108,7 @@ def test_keys_outside_every_interval_change_nothing():
     return jnp.where(outside[None, :, None, None], 1e4 * x + 7.0, x)
 
   ours = attend(q, k, v, start, end, scale=SCALE)
-  other = attend(
-      q, edited(k), edited(v), start, end, scale=SCALE
-  )
+  other = attend(q, edited(k), edited(v), start, end, scale=SCALE)
   np.testing.assert_array_equal(ours, other)
 
 
@@ -123,7 +121,7 @@ def test_packed_equals_separate():
     interval = attention.intervals(*packed((length,)))
     alone = attend(*moved, *interval, scale=SCALE)
     np.testing.assert_allclose(
-        whole[:, start:start + length], alone[:, :length], atol=2e-6
+      whole[:, start : start + length], alone[:, :length], atol=2e-6
     )
     start += length
 
@@ -169,6 +167,10 @@ def test_gradients_by_finite_differences(softcap):
   q, k, v = make_inputs(t=6)
   start, end = attention.intervals(*packed((3, 2), 6))
   check_grads(
-      lambda *x: attend(*x, start, end, scale=SCALE, softcap=softcap),
-      (q, k, v), order=1, modes=['rev'], atol=1e-2, rtol=1e-2,
+    lambda *x: attend(*x, start, end, scale=SCALE, softcap=softcap),
+    (q, k, v),
+    order=1,
+    modes=['rev'],
+    atol=1e-2,
+    rtol=1e-2,
   )

@@ -18,15 +18,16 @@ SCALE = 0.125
 
 def shapes(h=H, dtype=jnp.bfloat16):
   """{name of an op: (op, its arguments)}."""
+
   def of(*shape):
     return jax.ShapeDtypeStruct(shape, dtype)
 
   q, k, cache = of(B, T, N, h), of(B, T, K, h), of(B, K, S, h)
   at, one = (jax.ShapeDtypeStruct(x, jnp.int32) for x in ((B, T), (B,)))
   return {
-      'attention': (attention.attention, (q, k, k, at, at)),
-      'cached': (attention.cached, (q, cache, cache, at, at)),
-      'decode': (attention.decode, (of(B, N, h), cache, cache, one, one)),
+    'attention': (attention.attention, (q, k, k, at, at)),
+    'cached': (attention.cached, (q, cache, cache, at, at)),
+    'decode': (attention.decode, (of(B, N, h), cache, cache, one, one)),
   }
 
 
@@ -37,15 +38,18 @@ def lower(name, target, impl='auto', **kwargs):
 
 
 def counts(text):
-  return [
-      text.count(name) for name in (lowering.TRITON, lowering.MOSAIC_TPU)
-  ]
+  return [text.count(name) for name in (lowering.TRITON, lowering.MOSAIC_TPU)]
 
 
 @pytest.mark.parametrize('name', ['attention', 'cached', 'decode'])
-@pytest.mark.parametrize('target, expected', [
-    ('cpu', [0, 0]), ('h200', [1, 0]), ('v5e', [0, 1]),
-])
+@pytest.mark.parametrize(
+  'target, expected',
+  [
+    ('cpu', [0, 0]),
+    ('h200', [1, 0]),
+    ('v5e', [0, 1]),
+  ],
+)
 def test_auto_takes_the_kernels_of_the_platform(name, target, expected):
   assert counts(lower(name, target)) == expected
 
@@ -58,11 +62,13 @@ def test_auto_falls_through_and_says_so_once(caplog):
   dispatch._warn.cache_clear()
   for _ in range(2):
     assert counts(lower('cached', 'h200', h=80)) == [0, 0]
-  assert [(x.levelno, x.message) for x in caplog.records] == [(
+  assert [(x.levelno, x.message) for x in caplog.records] == [
+    (
       logging.WARNING,
       'attention runs as XLA, not as triton: head_dim must be a power of two '
       'from 16 to 256: got 80',
-  )]
+    )
+  ]
 
 
 def test_narrow_heads_are_not_decoded_by_the_tpu_kernel_unless_named():
@@ -71,12 +77,15 @@ def test_narrow_heads_are_not_decoded_by_the_tpu_kernel_unless_named():
   assert counts(lower('cached', 'v5e', h=64)) == [0, 1]  # a copy per prefill
 
 
-@pytest.mark.parametrize('impl, target, h, message', [
+@pytest.mark.parametrize(
+  'impl, target, h, message',
+  [
     ('triton', 'h200', 80, 'head_dim must be a power of two'),
     ('triton', 'v5e', 64, "got 'tpu'"),
     ('mosaic_tpu', 'cpu', 64, "got 'cpu'"),
     ('interpret', 'cpu', 80, 'head_dim'),
-])
+  ],
+)
 def test_a_named_one_that_cannot_serve_is_refused(impl, target, h, message):
   with pytest.raises(NotImplementedError, match=message):
     lower('attention', target, impl, h=h)
@@ -89,7 +98,7 @@ def test_unknown_name():
 
 def test_several_devices_are_xla_unless_manual(monkeypatch):
   mesh = jax.sharding.AbstractMesh(
-      (2,), ('data',), (jax.sharding.AxisType.Auto,)
+    (2,), ('data',), (jax.sharding.AxisType.Auto,)
   )
   assert dispatch.alone()
   with jax.sharding.use_abstract_mesh(mesh):
@@ -97,7 +106,7 @@ def test_several_devices_are_xla_unless_manual(monkeypatch):
     monkeypatch.setattr(dispatch, 'platform', lambda: 'gpu')
     assert dispatch.choose('auto', lambda name: None) == 'xla'
   manual = jax.sharding.AbstractMesh(
-      (2,), ('data',), (jax.sharding.AxisType.Manual,)
+    (2,), ('data',), (jax.sharding.AxisType.Manual,)
   )
   with jax.sharding.use_abstract_mesh(manual):
     assert dispatch.choose('auto', lambda name: None) == 'auto'
@@ -105,42 +114,53 @@ def test_several_devices_are_xla_unless_manual(monkeypatch):
   assert not dispatch.alone()
 
 
-@pytest.mark.parametrize('here, kernel', [
-    ('cpu', None), ('gpu', 'triton'), ('tpu', 'mosaic_tpu'),
-])
+@pytest.mark.parametrize(
+  'here, kernel',
+  [
+    ('cpu', None),
+    ('gpu', 'triton'),
+    ('tpu', 'mosaic_tpu'),
+  ],
+)
 def test_several_devices_are_a_warning_on_accelerators(
-    monkeypatch, caplog, here, kernel
+  monkeypatch, caplog, here, kernel
 ):
   dispatch._warn.cache_clear()
   monkeypatch.setattr(dispatch, 'platform', lambda: here)
   monkeypatch.setattr(jax, 'device_count', lambda: 8)
   for _ in range(2):
     assert dispatch.choose('auto', lambda name: None) == 'xla'
-  assert [(x.levelno, x.message) for x in caplog.records] == [(
+  assert [(x.levelno, x.message) for x in caplog.records] == [
+    (
       logging.WARNING,
       f'attention runs as XLA, not as {kernel}: several devices in use; call '
       'the op within jax.shard_map',
-  )] * (kernel is not None)
+    )
+  ] * (kernel is not None)
 
 
 @pytest.mark.parametrize('target', ['h200', 'v5e'])
 def test_every_device_of_a_shard_map_runs_the_kernels(target):
   (kind, cores, platform), lowered = lowering.TARGETS[target]
   mesh = jax.sharding.AbstractMesh(
-      (2,), ('data',), (jax.sharding.AxisType.Auto,),
-      abstract_device=jax.sharding.AbstractDevice(
-          device_kind=kind, num_cores=cores, platform=platform
-      ),
+    (2,),
+    ('data',),
+    (jax.sharding.AxisType.Auto,),
+    abstract_device=jax.sharding.AbstractDevice(
+      device_kind=kind, num_cores=cores, platform=platform
+    ),
   )
   split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
   op, args = shapes()['decode']
-  call = jax.jit(jax.shard_map(
-      functools.partial(op, scale=SCALE), mesh=mesh, in_specs=split.spec,
+  call = jax.jit(
+    jax.shard_map(
+      functools.partial(op, scale=SCALE),
+      mesh=mesh,
+      in_specs=split.spec,
       out_specs=split.spec,
-  ))
-  args = [
-      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for x in args
-  ]
+    )
+  )
+  args = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for x in args]
   text = call.trace(*args).lower(lowering_platforms=(lowered,)).as_text()
   assert text.count(lowering.CUSTOM_CALLS[target]) == 1
 
@@ -164,8 +184,12 @@ def test_backward_of_a_rematerialized_layer_runs_forward_once(target):
 def test_interpreted_kernels_agree_with_xla():
   b, h = len(inputs.KINDS), 32
   q, k, v, g = inputs.draw(
-      0, (b, T, N, h), (b, T, K, h), (b, T, K, h), (b, T, N, h),
-      dtype=jnp.bfloat16,
+    0,
+    (b, T, N, h),
+    (b, T, K, h),
+    (b, T, K, h),
+    (b, T, N, h),
+    dtype=jnp.bfloat16,
   )
   at = inputs.every_kind(T)
 
@@ -180,7 +204,7 @@ def test_interpreted_kernels_agree_with_xla():
   xla = call(attention.attention, q, k, v, g, impl='xla')
   ours = call(attention.attention, q, k, v, g, impl='interpret')
   exact = call(
-      reference.attention, *(x.astype(jnp.float32) for x in (q, k, v, g))
+    reference.attention, *(x.astype(jnp.float32) for x in (q, k, v, g))
   )
   for a, b, c in zip(ours, xla, exact, strict=True):
     assert np.abs(a - c).max() <= 1.5 * np.abs(b - c).max()

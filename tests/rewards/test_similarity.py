@@ -7,19 +7,34 @@ from hypothesis import strategies as st
 from posttrain.rewards import similarity
 
 
-@pytest.mark.parametrize('one, other, length', [
-    ('', '', 0), ('', 'a', 0), ('abc', 'abc', 3), ('abc', 'cba', 1),
-    ('abcde', 'xaye', 2), ('aab', 'ab', 2), ('ab' * 40, 'ba' * 40, 79),
+@pytest.mark.parametrize(
+  'one, other, length',
+  [
+    ('', '', 0),
+    ('', 'a', 0),
+    ('abc', 'abc', 3),
+    ('abc', 'cba', 1),
+    ('abcde', 'xaye', 2),
+    ('aab', 'ab', 2),
+    ('ab' * 40, 'ba' * 40, 79),
     (['Ada', 'Ben', 'Cio'], ('Ada', 'Cio'), 2),
-])
+  ],
+)
 def test_lcs(one, other, length):
   assert similarity.lcs(one, other) == similarity.lcs(other, one) == length
 
 
-@pytest.mark.parametrize('one, other, ratio', [
-    ('abcd', 'abcd', 1.0), ('abcd', 'dcba', 0.25), ('abcd', 'ab', 2 / 3),
-    ('abcd', 'xyz', 0.0), ('', 'abc', 0.0), ('', '', 1.0),
-])
+@pytest.mark.parametrize(
+  'one, other, ratio',
+  [
+    ('abcd', 'abcd', 1.0),
+    ('abcd', 'dcba', 0.25),
+    ('abcd', 'ab', 2 / 3),
+    ('abcd', 'xyz', 0.0),
+    ('', 'abc', 0.0),
+    ('', '', 1.0),
+  ],
+)
 def test_ratio(one, other, ratio):
   assert similarity.ratio(one, other) == ratio
 
@@ -30,7 +45,7 @@ def table(one, other):
   for i, a in enumerate(one):
     for j, b in enumerate(other):
       best[i + 1][j + 1] = (
-          best[i][j] + 1 if a == b else max(best[i][j + 1], best[i + 1][j])
+        best[i][j] + 1 if a == b else max(best[i][j + 1], best[i + 1][j])
       )
   return best[-1][-1]
 

@@ -8,7 +8,7 @@ from posttrain import types
 from posttrain.chat import renderer as chat
 from posttrain.chat import tokenizers
 from posttrain.decode import requests
-from posttrain.rollout import driver, games
+from posttrain.rollout import driver, episode
 
 RENDERER = chat.Renderer(tokenizers.Bytes())
 EOS = RENDERER.tokenizer.eos_id
@@ -49,17 +49,24 @@ class RecallEpisode:
   def step(self, text, truncated):
     self.heard.append((text, truncated))
     says = {'role': 'user', 'content': f'{len(self.heard)}?'}
-    return self._env.hook('step', types.StepOut(
-        messages=(says,), reward=len(self.heard) / 2,
+    return self._env.hook(
+      'step',
+      types.StepOut(
+        messages=(says,),
+        reward=len(self.heard) / 2,
         done=len(self.heard) == self._task.answer,
-    ))
+      ),
+    )
 
   def grade(self):
     texts = [text for text, _ in self.heard]
     right = len(set(texts)) == 1
-    return self._env.hook('grade', types.Score(
+    return self._env.hook(
+      'grade',
+      types.Score(
         float(right), correct=right, metrics={'cut': self.heard[-1][1]}
-    ))
+      ),
+    )
 
   def close(self):
     self._env.closed.append(self._task.id)
@@ -67,17 +74,18 @@ class RecallEpisode:
 
 
 def play(
-    uid, env=None, turns=2, temperature=1.0, max_tokens=8, task='t', **budgets
+  uid, env=None, turns=2, temperature=1.0, max_tokens=8, task='t', **budgets
 ):
   task = types.Task(f'{task}{uid}', 'recall', (), answer=turns)
   return driver.Play(
-      uid, env or Recall(), task, temperature, max_tokens, **budgets
+    uid, env or Recall(), task, temperature, max_tokens, **budgets
   )
 
 
 def raises(error):
   def fail():
     raise error
+
   return fail
 
 
@@ -123,14 +131,17 @@ class Engine:
     reason = 'max_tokens' if room == max_tokens else 'overflow'
     if len(says) <= room:
       reason = 'eos'
-    says = says[:max(room, 0)]
+    says = says[: max(room, 0)]
     self.ids[uid] = np.concatenate([held, says])
     if self._request(uid).hold:
       self.held.add(uid)
     self.version += 1
     return requests.Completion(
-        uid, says, -np.arange(len(held), len(self.ids[uid])) / np.float32(8),
-        reason, self.version,
+      uid,
+      says,
+      -np.arange(len(held), len(self.ids[uid])) / np.float32(8),
+      reason,
+      self.version,
     )
 
   def release(self, id):
@@ -142,6 +153,6 @@ class Restarting(Engine):
   """Scripts are by uid; requests of an episode that restarts have others."""
 
   def submit(self, request):
-    uid = games.uid_of(request.id)
+    uid = episode.uid_of(request.id)
     self.scripts[request.id] = self.scripts[uid]
     super().submit(request)

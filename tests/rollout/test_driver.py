@@ -6,10 +6,11 @@ import itertools
 import numpy as np
 import pytest
 
-from posttrain import packing, types
+from posttrain import types
 from posttrain.chat import renderer as chat
 from posttrain.chat import tokenizers
-from posttrain.rollout import driver, games
+from posttrain.data import packing
+from posttrain.rollout import driver, episode
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, play, raises
 
@@ -53,22 +54,27 @@ def test_two_turns_in_literal_tokens():
   assert sample.ids.tolist() == WHOLE == engine.ids[7].tolist()
   mask = [False] * 7 + [True] * 4 + [False] * 5 + [True] * 4
   assert sample.mask.tolist() == mask
-  assert sample.roles.tolist() == (
-      [1] * 6 + [2] * 5 + [1] * 4 + [2] * 5
-  )
+  assert sample.roles.tolist() == ([1] * 6 + [2] * 5 + [1] * 4 + [2] * 5)
   assert sample.is_content.tolist() == (
-      [False] + [True] * 4 + [False] * 2 + [True] * 3 + [False] * 2
-      + [True] * 2 + [False] * 2 + [True] * 3 + [False]
+    [False]
+    + [True] * 4
+    + [False] * 2
+    + [True] * 3
+    + [False] * 2
+    + [True] * 2
+    + [False] * 2
+    + [True] * 3
+    + [False]
   )
   np.testing.assert_array_equal(
-      sample.sampler_logprobs, np.where(mask, -np.arange(20) / 8, 0)
+    sample.sampler_logprobs, np.where(mask, -np.arange(20) / 8, 0)
   )
   assert sample.temperatures.tolist() == [0.5 if m else 1.0 for m in mask]
-  assert sample.versions.tolist() == (
-      [-1] * 7 + [4] * 4 + [-1] * 5 + [5] * 4
-  )
+  assert sample.versions.tolist() == ([-1] * 7 + [4] * 4 + [-1] * 5 + [5] * 4)
   for field, kind in {
-      **types.TOKEN_FIELDS, 'roles': np.int8, 'is_content': np.bool_
+    **types.TOKEN_FIELDS,
+    'roles': np.int8,
+    'is_content': np.bool_,
   }.items():
     value = getattr(sample, field)
     assert value is None or value.dtype == kind
@@ -77,17 +83,21 @@ def test_two_turns_in_literal_tokens():
   assert rollout.stop_reason == 'env_done' and rollout.score.reward == 1
   # All that was said, the environment's last word included.
   assert [m['content'] for m in rollout.messages] == [
-      'name', 'red', '1?', 'red', '2?'
+    'name',
+    'red',
+    '1?',
+    'red',
+    '2?',
   ]
   rendered = RENDERER.render(rollout.messages).ids
-  np.testing.assert_array_equal(rendered[:len(sample)], sample.ids)
+  np.testing.assert_array_equal(rendered[: len(sample)], sample.ids)
 
 
 def test_the_sample_passes_the_check_of_packing():
   (sample,) = one(['red', 'blue'], temperature=0.0).samples
   zeros = np.zeros(len(sample), np.float32)
   sample = dataclasses.replace(
-      sample, rl_weights=zeros, ce_weights=zeros, ref_kl_weights=zeros
+    sample, rl_weights=zeros, ce_weights=zeros, ref_kl_weights=zeros
   )
   packing.check(sample, row_tokens=64, envs=('recall',))
 
@@ -105,14 +115,20 @@ def test_the_engine_is_asked_as_the_play_says(temperature):
   assert (sample.temperatures[sample.mask] == expected).all()
 
 
-@pytest.mark.parametrize('pick', [
-    lambda uids: uids[:1], lambda uids: uids[-1:], lambda uids: uids,
-    lambda uids: uids[::-1][:2], lambda uids: sorted(uids, key=lambda u: u % 3),
-])
+@pytest.mark.parametrize(
+  'pick',
+  [
+    lambda uids: uids[:1],
+    lambda uids: uids[-1:],
+    lambda uids: uids,
+    lambda uids: uids[::-1][:2],
+    lambda uids: sorted(uids, key=lambda u: u % 3),
+  ],
+)
 def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
   turns = {10: 3, 4: 1, 25: 2, 3: 4, 17: 3}
   scripts = {
-      uid: [f'{uid}{"abcd"[i]}' for i in range(n)] for uid, n in turns.items()
+    uid: [f'{uid}{"abcd"[i]}' for i in range(n)] for uid, n in turns.items()
   }
   plays = [play(uid, Recall(max_turns=9), n) for uid, n in turns.items()]
   rollouts, engine = run(plays, scripts, pick=pick)
@@ -123,16 +139,16 @@ def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
     sample, uid = rollout.samples[0], rollout.uid
     assert rollout.stop_reason == 'env_done'
     np.testing.assert_array_equal(sample.ids, engine.ids[uid])
-    assert sample.ids[sample.mask].tolist() == list(itertools.chain(
-        *([*text.encode(), EOS] for text in scripts[uid])
-    ))
+    assert sample.ids[sample.mask].tolist() == list(
+      itertools.chain(*([*text.encode(), EOS] for text in scripts[uid]))
+    )
 
 
 def test_members_of_a_group_are_submitted_side_by_side():
   prompts = [({'role': 'user', 'content': word},) for word in 'ab']
   plays = [
-      play(uid, Recall(max_turns=1, prompt=prompts[uid // 3]), turns=1)
-      for uid in range(6)
+    play(uid, Recall(max_turns=1, prompt=prompts[uid // 3]), turns=1)
+    for uid in range(6)
   ]
   _, engine = run(plays, {uid: ['x'] for uid in range(6)})
   assert [request.id for request in engine.requests] == list(range(6))
@@ -142,7 +158,9 @@ def test_members_of_a_group_are_submitted_side_by_side():
   assert not any(request.hold for request in engine.requests)
 
 
-@pytest.mark.parametrize('max_turns, turns, script, max_tokens, reason', [
+@pytest.mark.parametrize(
+  'max_turns, turns, script, max_tokens, reason',
+  [
     (1, 1, ['red'], 8, 'eos'),
     (1, 9, ['red'], 8, 'eos'),  # it has one turn, whatever it says
     (1, 1, ['red'], 3, 'max_tokens'),
@@ -151,25 +169,24 @@ def test_members_of_a_group_are_submitted_side_by_side():
     (2, 9, ['red', 'red'], 8, 'max_turns'),
     (2, 9, ['red', 'crimson'], 4, 'max_tokens'),
     (2, 2, ['red', 'crimson'], 4, 'max_tokens'),
-])
+  ],
+)
 def test_stop_reasons(max_turns, turns, script, max_tokens, reason):
   rollout = one(
-      script, env=Recall(max_turns), turns=turns, max_tokens=max_tokens
+    script, env=Recall(max_turns), turns=turns, max_tokens=max_tokens
   )
   assert rollout.stop_reason == reason
   assert rollout.samples[0].mask.sum() == sum(
-      min(len(text) + 1, max_tokens) for text in script
+    min(len(text) + 1, max_tokens) for text in script
   )
   assert rollout.score.metrics['cut'] == (reason == 'max_tokens')
 
 
 def test_a_turn_that_was_cut_is_closed_by_nobody_and_goes_on():
   (sample,) = one(['crimson', 'red'], max_tokens=4).samples
-  assert sample.ids.tolist() == [
-      *PROMPT, *b'crim', EOS, *REPLY, *b'red', EOS
-  ]
+  assert sample.ids.tolist() == [*PROMPT, *b'crim', EOS, *REPLY, *b'red', EOS]
   assert sample.mask.tolist() == (
-      [False] * 7 + [True] * 4 + [False] * 6 + [True] * 4
+    [False] * 7 + [True] * 4 + [False] * 6 + [True] * 4
   )
   assert sample.roles[11] == types.ROLES.index('assistant')
   assert sample.versions[11] == -1 and sample.sampler_logprobs[11] == 0
@@ -179,28 +196,35 @@ def test_a_turn_that_was_cut_is_closed_by_nobody_and_goes_on():
 
 
 def test_what_a_template_says_behind_eos_is_nobodys():
-  renderer = chat.Renderer(tokenizers.Bytes(), (
+  renderer = chat.Renderer(
+    tokenizers.Bytes(),
+    (
       '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n\n'
       '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
-  ))
+    ),
+  )
   engine = fakes.Engine({7: ['crimson', 'red', 'red']})
   made = play(7, Recall(max_turns=3), 3, max_tokens=5)
   (rollout,) = driver.Driver(engine, renderer, 64).play([made])
   sample = rollout.samples[0]
-  assert sample.ids.tolist() == renderer.render(
-      rollout.messages
-  ).ids[:len(sample)].tolist()
+  assert (
+    sample.ids.tolist()
+    == renderer.render(rollout.messages).ids[: len(sample)].tolist()
+  )
   said = sample.ids[sample.mask].tolist()
   assert said == [*b'crims', *b'red', EOS, *b'red', EOS]
   np.testing.assert_array_equal(sample.ids, engine.ids[7])
 
 
 def test_a_template_that_forgets_thoughts_starts_a_new_sample():
-  renderer = chat.Renderer(tokenizers.Bytes(), (
+  renderer = chat.Renderer(
+    tokenizers.Bytes(),
+    (
       '{% for m in messages %}<|{{ m.role }}|>'
       "{{ m.content if loop.last else m.content.split('#')[-1] }}<|end|>"
       '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
-  ))
+    ),
+  )
   engine = fakes.Restarting({7: ['a#red', 'red', 'b#red', 'red']})
   made = play(7, Recall(max_turns=4), 4, temperature=0.5)
   (rollout,) = driver.Driver(engine, renderer, 64).play([made])
@@ -215,14 +239,14 @@ def test_a_template_that_forgets_thoughts_starts_a_new_sample():
   assert third.ids.tolist() == [*last, *b'red', EOS]
   # Each token that was sampled is live once, the same words as history never.
   assert [np.flatnonzero(s.mask).tolist() for s in rollout.samples] == [
-      list(range(7, 13)),
-      [*range(len(told), len(told) + 4), *range(len(more), len(more) + 6)],
-      list(range(len(last), len(last) + 4)),
+    list(range(7, 13)),
+    [*range(len(told), len(told) + 4), *range(len(more), len(more) + 6)],
+    list(range(len(last), len(last) + 4)),
   ]
   assert sum(s.mask.sum() for s in rollout.samples) == 6 + 4 + 6 + 4
   # What was sampled anew has other random numbers, and slots are given back.
   ids = [request.id for request in engine.requests]
-  assert len(set(ids)) == 3 and {games.uid_of(i) for i in ids} == {7}
+  assert len(set(ids)) == 3 and {episode.uid_of(i) for i in ids} == {7}
   assert engine.released == ids
   for request, sample in zip(engine.requests, rollout.samples, strict=True):
     np.testing.assert_array_equal(engine.ids[request.id], sample.ids)
@@ -248,15 +272,18 @@ def test_ids_that_no_text_has_are_kept():
 
 def test_an_assistant_turn_of_the_prompt_was_sampled_by_nobody():
   shot = (
-      {'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'},
-      {'role': 'user', 'content': 'q'},
+    {'role': 'user', 'content': 'q'},
+    {'role': 'assistant', 'content': 'a'},
+    {'role': 'user', 'content': 'q'},
   )
   (sample,) = one(['x'], env=Recall(prompt=shot), turns=1).samples
   assert sample.ids[sample.mask].tolist() == [ord('x'), EOS]
 
 
 # WHOLE has 20 tokens: a prompt of 7, 4 sampled, a reply of 5, 4 sampled.
-@pytest.mark.parametrize('max_length, reason, length, reward, turns', [
+@pytest.mark.parametrize(
+  'max_length, reason, length, reward, turns',
+  [
     (20, 'env_done', 20, 1, 2),
     (19, 'overflow', 19, 1, 2),  # the second eos; the text is all there
     (17, 'overflow', 17, 0, 2),
@@ -264,7 +291,8 @@ def test_an_assistant_turn_of_the_prompt_was_sampled_by_nobody():
     (12, 'overflow', 11, 1, 1),
     (11, 'overflow', 11, 1, 1),
     (9, 'overflow', 9, 1, 1),
-])
+  ],
+)
 def test_overflow_of_the_episode(max_length, reason, length, reward, turns):
   rollout = one(['red', 'red'], max_length)
   assert rollout.stop_reason == reason
@@ -284,10 +312,17 @@ def test_a_prompt_without_room_is_nobodys_answer(max_length):
   assert rollout.messages == made.env.prompt
 
 
-@pytest.mark.parametrize('capacity, length, reward', [
-    (18, 18, 0), (16, 11, 1), (13, 11, 1), (9, 9, 1), (7, None, None),
+@pytest.mark.parametrize(
+  'capacity, length, reward',
+  [
+    (18, 18, 0),
+    (16, 11, 1),
+    (13, 11, 1),
+    (9, 9, 1),
+    (7, None, None),
     (5, None, None),
-])
+  ],
+)
 def test_overflow_of_the_engine(capacity, length, reward):
   rollout = one(['red', 'red'], capacity=capacity)
   assert rollout.stop_reason == 'overflow' and rollout.score.reward == reward
@@ -302,48 +337,54 @@ def nan_score():
 
 
 HOOKS = {
-    'make': (raises(OSError('no file')), 'OSError: no file'),
-    'reset': (raises(KeyError('x')), "KeyError: 'x'"),
-    'step': (raises(AssertionError('theirs')), 'AssertionError: theirs'),
-    'grade': (raises(StopIteration('end')), 'StopIteration: end'),
-    'close': (raises(RuntimeError('late')), 'RuntimeError: late'),
+  'make': (raises(OSError('no file')), 'OSError: no file'),
+  'reset': (raises(KeyError('x')), "KeyError: 'x'"),
+  'step': (raises(AssertionError('theirs')), 'AssertionError: theirs'),
+  'grade': (raises(StopIteration('end')), 'StopIteration: end'),
+  'close': (raises(RuntimeError('late')), 'RuntimeError: late'),
 }
 ANSWERS = {
-    'reset': (lambda: None, "TypeError: 'NoneType'"),
-    'step': (
-        lambda: types.StepOut(({'role': 'x', 'content': ''},), done=False),
-        r'ValueError: messages\[0\] of the environment.role must be',
-    ),
-    'grade': (
-        nan_score, 'ValueError: reward must be finite, of a size of at most 1e'
-        r'\+18: got nan',
-    ),
+  'reset': (lambda: None, "TypeError: 'NoneType'"),
+  'step': (
+    lambda: types.StepOut(({'role': 'x', 'content': ''},), done=False),
+    r'ValueError: messages\[0\] of the environment.role must be',
+  ),
+  'grade': (
+    nan_score,
+    'ValueError: reward must be finite, of a size of at most 1e'
+    r'\+18: got nan',
+  ),
 }
 REFUSED = {
-    'reset': (
-        lambda: ({'role': 'user', 'content': '', 'tool_calls': [1]},),
-        r'ValueError: messages\[0\] must be plain text',
-    ),
+  'reset': (
+    lambda: ({'role': 'user', 'content': '', 'tool_calls': [1]},),
+    r'ValueError: messages\[0\] must be plain text',
+  ),
 }
 
 
 # A float32 cannot square them.
 REWARDS = {
-    'step': (
-        lambda: types.StepOut(reward=float('inf')),
-        'ValueError: reward of a step must be finite, of a size .*: got inf',
-    ),
-    'grade': (
-        lambda: types.Score(-1e39), 'ValueError: reward must be .*: got -1e.39'
-    ),
+  'step': (
+    lambda: types.StepOut(reward=float('inf')),
+    'ValueError: reward of a step must be finite, of a size .*: got inf',
+  ),
+  'grade': (
+    lambda: types.Score(-1e39),
+    'ValueError: reward must be .*: got -1e.39',
+  ),
 }
 
 
 @pytest.mark.parametrize('blocking', [False, True])
-@pytest.mark.parametrize('hook, does, says', [
-    (hook, *case) for cases in (HOOKS, ANSWERS, REFUSED, REWARDS)
+@pytest.mark.parametrize(
+  'hook, does, says',
+  [
+    (hook, *case)
+    for cases in (HOOKS, ANSWERS, REFUSED, REWARDS)
     for hook, case in cases.items()
-])
+  ],
+)
 def test_an_error_costs_its_own_episode_alone(hook, does, says, blocking):
   broken = Recall(fails={hook: does}, blocking=blocking)
   plays = [play(1), play(2, broken), play(3)]
@@ -404,7 +445,7 @@ def test_seconds_of_environments_add_up(monkeypatch):
   ticks = itertools.count()
   monkeypatch.setattr(driver.time, 'perf_counter', lambda: next(ticks))
   made = driver.Driver(
-      fakes.Engine({i: ['red'] * 2 for i in range(4)}), RENDERER, 64
+    fakes.Engine({i: ['red'] * 2 for i in range(4)}), RENDERER, 64
   )
   made.play([play(0), play(1)])
   assert made.env_seconds == 2 * 4  # begin, two steps, end

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from posttrain import schema, types
-from posttrain.data import pairs, sources
+from posttrain.data import preferences, sources
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import pairing
 from tests.rollout import fakes
@@ -23,20 +23,26 @@ class Env:
     self.tasks = tasks
 
   def source(self, split, seed):
-    return sources.Shuffled([
+    return sources.Shuffled(
+      [
         types.Task(f'{split}{i}', 'e', _user(f'{split} q{i // 2}'))
         for i in range(2 * self.tasks)
-    ], seed)  # fmt: skip
+      ],
+      seed,
+    )
 
 
 class StandIns(Env):
   """Tasks of one prompt, told apart by what else they have."""
 
   def source(self, split, seed):
-    return sources.Shuffled([
+    return sources.Shuffled(
+      [
         types.Task(f'{i}', 'e', _user('reset'), i // 4, info={'x': i // 2})
         for i in range(2 * self.tasks)
-    ], seed)  # fmt: skip
+      ],
+      seed,
+    )
 
 
 class Driver:
@@ -51,8 +57,8 @@ class Driver:
   def play(self, plays):
     self.plays = plays
     return [
-        self.change(i % len(self.script), self._one(i, play))
-        for i, play in enumerate(plays)
+      self.change(i % len(self.script), self._one(i, play))
+      for i, play in enumerate(plays)
     ]
 
   def _one(self, i, play):
@@ -60,10 +66,14 @@ class Driver:
     reason = text if text in types.STOP_REASONS else 'eos'
     graded = text not in ('ungraded', *types.STOP_REASONS)
     return types.Rollout(
-        play.uid, play.task, (*play.task.prompt, *_says(text)), (),
-        types.Score(None, text.startswith(RIGHT) if graded else None), reason,
-        error='e: broken' if reason == 'error' else None,
-    )  # fmt: skip
+      play.uid,
+      play.task,
+      (*play.task.prompt, *_says(text)),
+      (),
+      types.Score(None, text.startswith(RIGHT) if graded else None),
+      reason,
+      error='e: broken' if reason == 'error' else None,
+    )
 
 
 def _user(text):
@@ -75,15 +85,18 @@ def _says(text):
 
 
 def make(
-    script, seed=0, max_errors=0, tasks=6, split='train',
-    change=lambda i, rollout: rollout, **options,
-):  # fmt: skip
-  cfg = schema.MadePairs(
-      **{'prompts': 6, 'samples': len(script), **options}
-  )
+  script,
+  seed=0,
+  max_errors=0,
+  tasks=6,
+  split='train',
+  change=lambda i, rollout: rollout,
+  **options,
+):
+  cfg = schema.MadePairs(**{'prompts': 6, 'samples': len(script), **options})
   driver = Driver(script, change)
   made, count = pairing.make(
-      {'e': Env(tasks)}, driver, cfg, seed, max_errors, split
+    {'e': Env(tasks)}, driver, cfg, seed, max_errors, split
   )
   return made, count, driver
 
@@ -114,7 +127,7 @@ def test_what_is_asked_or_said_twice_counts_once():
 @pytest.mark.parametrize(('limit', 'pairs'), [(1, 1), (2, 2), (9, 3)])
 def test_the_rarer_kind_is_taken_again(limit, pairs):
   made, _, _ = make(
-      ['yes 1', 'yes 2', 'no 1', 'no 2', 'no 3'], per_prompt=limit
+    ['yes 1', 'yes 2', 'no 1', 'no 2', 'no 3'], per_prompt=limit
   )
   assert len(made) == 6 * pairs
   for i in range(0, len(made), pairs):
@@ -146,7 +159,7 @@ def test_what_is_to_be_done_about_no_held_out_pair():
     make([RIGHT, 'yes 2'], eval_prompts=4)
   assert 'eval_prompts' not in str(error.value)
   with pytest.raises(
-      ValueError, match='the eval split .* 0 pairs of 4 .* pairs.eval_prompts'
+    ValueError, match='the eval split .* 0 pairs of 4 .* pairs.eval_prompts'
   ):
     make([RIGHT, 'yes 2'], split='eval', eval_prompts=4)
 
@@ -154,9 +167,13 @@ def test_what_is_to_be_done_about_no_held_out_pair():
 def test_a_rollout_knows_what_was_asked():
   task = types.Task('3', 'e', _user('reset(seed=3)'))
   whole = types.Rollout(
-      0, task, (*_user('A maze.'), *_says('N'), *_user('Out.')), (),
-      types.Score(1.0), 'env_done',
-  )  # fmt: skip
+    0,
+    task,
+    (*_user('A maze.'), *_says('N'), *_user('Out.')),
+    (),
+    types.Score(1.0),
+    'env_done',
+  )
   assert whole.prompt == _user('A maze.')
   assert whole.said == (*_says('N'), *_user('Out.'))
   failed = dataclasses.replace(whole, messages=(), stop_reason='error')
@@ -175,19 +192,22 @@ def test_a_pair_answers_one_prompt_as_it_was_shown():
     shown = _user(f'{asks}, door {i % 2}')
     failed = rollout.stop_reason == 'error'
     return dataclasses.replace(
-        rollout, messages=() if failed else (*shown, *rollout.said)
+      rollout, messages=() if failed else (*shown, *rollout.said)
     )
 
   made, count, _ = make(
-      ['yes 0', 'yes 1', 'no 0', 'no 1', 'error'], max_errors=6, per_prompt=9,
-      change=show,
+    ['yes 0', 'yes 1', 'no 0', 'no 1', 'error'],
+    max_errors=6,
+    per_prompt=9,
+    change=show,
   )
   assert (count.tasks, count.one_sided, count.errors) == (12, 0, 6)
   assert count.pairs == len(made) == len({str(x.prompt) for x in made}) == 12
   for pair in made:
     door = pair.prompt[0]['content'][-1]
     assert (pair.chosen, pair.rejected) == (
-        _says(f'yes {door}'), _says(f'no {door}')
+      _says(f'yes {door}'),
+      _says(f'no {door}'),
     )
   with pytest.raises(ValueError, match='0 pairs of 12 tasks .* 12 tasks had'):
     make([RIGHT, WRONG], change=show)
@@ -205,15 +225,19 @@ def test_an_episode_with_a_turn_that_was_cut_is_in_no_pair(reason):
   assert all(pair.rejected == _says(WRONG) for pair in made)
 
 
-@pytest.mark.parametrize(('says', 'why'), [
-    (['red', 'red'], None), (['reddish', 'red'], 'cut'),
+@pytest.mark.parametrize(
+  ('says', 'why'),
+  [
+    (['red', 'red'], None),
+    (['reddish', 'red'], 'cut'),
     (['red', 'reddish'], 'cut'),
-])
+  ],
+)
 def test_cut_turns_of_the_driver(says, why):
   play = fakes.play(7, max_tokens=4)
-  (rollout,) = drivers.Driver(
-      fakes.Engine({7: says}), fakes.RENDERER, 64
-  ).play([play])
+  (rollout,) = drivers.Driver(fakes.Engine({7: says}), fakes.RENDERER, 64).play(
+    [play]
+  )
   assert len(rollout.turns) == 2 and pairing._unusable(rollout) == why
 
 
@@ -223,10 +247,10 @@ def test_what_is_graded_both_ways_is_in_no_pair():
     return dataclasses.replace(rollout, score=score)
 
   made, count, _ = make(
-      [RIGHT, WRONG, 'maybe', 'maybe', 'maybe'], per_prompt=9, change=grade
+    [RIGHT, WRONG, 'maybe', 'maybe', 'maybe'], per_prompt=9, change=grade
   )
   assert [(x.chosen, x.rejected) for x in made] == [
-      (_says(RIGHT), _says(WRONG))
+    (_says(RIGHT), _says(WRONG))
   ] * 6
   assert (count.contradicted, count.repeated) == (12, 6)
   assert (count.correct, count.incorrect, count.answers) == (6, 6, 30)
@@ -244,8 +268,11 @@ def test_errors_have_a_budget():
 
 def test_a_file_of_them_is_read_as_they_are(tmp_path):
   made, _, _ = make([RIGHT, WRONG])
-  pairs.write(tmp_path / 'p.jsonl', made)
-  for a, b in zip(made, pairs.read(tmp_path / 'p.jsonl'), strict=True):
+  preferences.write(tmp_path / 'p.jsonl', made)
+  for a, b in zip(made, preferences.read(tmp_path / 'p.jsonl'), strict=True):
     assert (a.prompt, a.chosen, a.rejected, a.info) == (
-        b.prompt, b.chosen, b.rejected, b.info
+      b.prompt,
+      b.chosen,
+      b.rejected,
+      b.info,
     )

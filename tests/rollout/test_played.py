@@ -51,12 +51,18 @@ def params():
 def run(params, uids, max_length=MAX_LENGTH, more_turns=0):
   engine = Engine()
   engine.set_params(params, version=5)
-  rollouts = driver.Driver(engine, fixtures.RENDERER, max_length).play([
+  rollouts = driver.Driver(engine, fixtures.RENDERER, max_length).play(
+    [
       fakes.play(
-          uid, fakes.Recall(max_turns=1 + uid % 3 + more_turns), turns=9,
-          temperature=TEMPERATURES[uid // 3], max_tokens=9,
-      ) for uid in uids
-  ])  # fmt: skip
+        uid,
+        fakes.Recall(max_turns=1 + uid % 3 + more_turns),
+        turns=9,
+        temperature=TEMPERATURES[uid // 3],
+        max_tokens=9,
+      )
+      for uid in uids
+    ]
+  )
   engine.set_params(params, version=6)  # no slot is taken
   return rollouts, engine
 
@@ -69,7 +75,10 @@ def played(params):
 def test_all_ends_are_there(played):
   rollouts, _ = played
   assert {rollout.stop_reason for rollout in rollouts} == {
-      'eos', 'max_tokens', 'max_turns', 'overflow'
+    'eos',
+    'max_tokens',
+    'max_turns',
+    'overflow',
   }
   assert [rollout.uid for rollout in rollouts] == list(range(12))
 
@@ -78,22 +87,21 @@ def test_every_turn_is_scored_as_it_was_sampled(params, played):
   samples = [rollout.samples[0] for rollout in played[0]]
   scorer = scoring.Scorer(fixtures.MODEL, rows=4, row_tokens=64)
   scored = scorer(
-      params, [sample.ids for sample in samples],
-      [sample.temperatures for sample in samples],
+    params,
+    [sample.ids for sample in samples],
+    [sample.temperatures for sample in samples],
   )
   for sample, logprobs in zip(samples, scored, strict=True):
     np.testing.assert_allclose(
-        sample.sampler_logprobs, np.where(sample.mask, logprobs, 0), atol=1e-5
+      sample.sampler_logprobs, np.where(sample.mask, logprobs, 0), atol=1e-5
     )
-    np.testing.assert_array_equal(
-        sample.versions, np.where(sample.mask, 5, -1)
-    )
+    np.testing.assert_array_equal(sample.versions, np.where(sample.mask, 5, -1))
 
 
 def test_the_sample_is_what_the_engine_held(played):
   for rollout in played[0]:
     (sample,), held = rollout.samples, played[1].ids[rollout.uid]
-    assert sample.ids.tolist() == held[:len(sample)]
+    assert sample.ids.tolist() == held[: len(sample)]
     # What it was given last, if anything, it had no room to answer.
     assert len(held) == len(sample) or rollout.stop_reason == 'overflow'
     last = rollout.messages[:-1]  # the environment's word, heard by nobody
@@ -111,7 +119,7 @@ def test_company_and_slots_do_not_change_an_episode(params, played):
     np.testing.assert_array_equal(sample.ids, other.ids)
     np.testing.assert_array_equal(sample.mask, other.mask)
     np.testing.assert_allclose(
-        sample.sampler_logprobs, other.sampler_logprobs, atol=1e-5
+      sample.sampler_logprobs, other.sampler_logprobs, atol=1e-5
     )
 
 

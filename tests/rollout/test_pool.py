@@ -99,19 +99,20 @@ def params():
 
 def run(params, env, **options):
   """Twelve episodes of one to four turns; all slots can be held at once."""
-  engine = engines.Engine(
-      fixtures.MODEL, slots=3, capacity=48, chunk=4, seed=1
-  )
+  engine = engines.Engine(fixtures.MODEL, slots=3, capacity=48, chunk=4, seed=1)
   engine.set_params(params, version=5)
-  made = driver.Driver(
-      engine, fixtures.RENDERER, 48, schema.Rollout(**options)
-  )
-  rollouts = made.play([
+  made = driver.Driver(engine, fixtures.RENDERER, 48, schema.Rollout(**options))
+  rollouts = made.play(
+    [
       fakes.play(
-          uid, env(max_turns=1 + uid % 4, blocking=env is Slow), turns=9,
-          max_tokens=9,
-      ) for uid in range(12)
-  ])  # fmt: skip
+        uid,
+        env(max_turns=1 + uid % 4, blocking=env is Slow),
+        turns=9,
+        max_tokens=9,
+      )
+      for uid in range(12)
+    ]
+  )
   engine.set_params(params, version=6)  # no slot is taken
   return rollouts
 
@@ -119,13 +120,17 @@ def run(params, env, **options):
 def assert_same(found, expected, atol=0.0):
   for a, b in zip(found, expected, strict=True):
     assert (a.uid, a.messages, a.stop_reason, a.turns, a.score) == (
-        b.uid, b.messages, b.stop_reason, b.turns, b.score
+      b.uid,
+      b.messages,
+      b.stop_reason,
+      b.turns,
+      b.score,
     )
     (x,), (y,) = a.samples, b.samples
     np.testing.assert_array_equal(x.ids, y.ids)
     np.testing.assert_array_equal(x.mask, y.mask)
     np.testing.assert_allclose(
-        x.sampler_logprobs, y.sampler_logprobs, rtol=0, atol=atol
+      x.sampler_logprobs, y.sampler_logprobs, rtol=0, atol=atol
     )
 
 
@@ -163,14 +168,12 @@ class Together(fakes.Recall):
 def test_episodes_wait_side_by_side():
   """One after the other, none of them would ever return."""
   count = 16
-  env = Together(
-      blocking=True, fails={'barrier': threading.Barrier(count)}
-  )
+  env = Together(blocking=True, fails={'barrier': threading.Barrier(count)})
   engine = fakes.Engine(
-      {uid: ['red', 'red'] for uid in range(count)}, pick=lambda uids: uids
+    {uid: ['red', 'red'] for uid in range(count)}, pick=lambda uids: uids
   )
   rollouts = driver.Driver(engine, fakes.RENDERER, 64).play(
-      [fakes.play(uid, env) for uid in range(count)]
+    [fakes.play(uid, env) for uid in range(count)]
   )
   assert {rollout.error for rollout in rollouts} == {None}
   assert {rollout.score.reward for rollout in rollouts} == {1.0}
@@ -191,17 +194,17 @@ def test_the_engine_goes_on_while_environments_wait():
 
   turns = {1: 2, 2: 9}
   engine = Engine(
-      {uid: ['x'] * n for uid, n in turns.items()},
-      pick=lambda uids: sorted(uids)[:1],
+    {uid: ['x'] * n for uid, n in turns.items()},
+    pick=lambda uids: sorted(uids)[:1],
   )
   plays = [
-      fakes.play(uid, fakes.Recall(9, blocking=uid == 1), n)
-      for uid, n in turns.items()
+    fakes.play(uid, fakes.Recall(9, blocking=uid == 1), n)
+    for uid, n in turns.items()
   ]
   rollouts = driver.Driver(
-      engine, fakes.RENDERER, 200, schema.Rollout(env_chunks=3)
+    engine, fakes.RENDERER, 200, schema.Rollout(env_chunks=3)
   ).play(plays)
   assert [len(rollout.turns) for rollout in rollouts] == [2, 9]
   # Who blocks is begun after three turns of the other, and goes on after
   # three more.
-  assert log[:log.index(1)].count(2) == 6
+  assert log[: log.index(1)].count(2) == 6

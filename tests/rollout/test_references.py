@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import checkpoint, schema, scoring, sharding, types
+from posttrain import schema, scoring, sharding, types
 from posttrain.chat import renderer as chat
+from posttrain.checkpoints import store
 from posttrain.models import transformer
 from posttrain.rollout import references
 from tests import fixtures
@@ -28,10 +29,13 @@ def params(seed):
 
 def make(load, tokens=fixtures.RENDERER, capacity=T, **options):
   return references.References(
-      fixtures.MODEL, tokens,
-      lambda model, width: scoring.Scorer(model, ROWS, width),
-      capacity=capacity, load=load, **options,
-  )  # fmt: skip
+    fixtures.MODEL,
+    tokens,
+    lambda model, width: scoring.Scorer(model, ROWS, width),
+    capacity=capacity,
+    load=load,
+    **options,
+  )
 
 
 def samples(temperature=None):
@@ -39,14 +43,21 @@ def samples(temperature=None):
   made = []
   for n in LENGTHS:
     heat = rng.uniform(0.5, 2.0, n)
-    made.append(types.Sample(
-        env='e', row='r', ids=rng.integers(0, 256, n).astype(np.int32),
-        mask=np.arange(n) > 4, roles=np.ones(n, np.int8),
-        is_content=np.ones(n, bool), sampler_logprobs=np.zeros(n, np.float32),
-        temperatures=np.float32(heat if temperature is None else (
-            np.full(n, temperature)
-        )), versions=np.zeros(n, np.int32),
-    ))
+    made.append(
+      types.Sample(
+        env='e',
+        row='r',
+        ids=rng.integers(0, 256, n).astype(np.int32),
+        mask=np.arange(n) > 4,
+        roles=np.ones(n, np.int8),
+        is_content=np.ones(n, bool),
+        sampler_logprobs=np.zeros(n, np.float32),
+        temperatures=np.float32(
+          heat if temperature is None else (np.full(n, temperature))
+        ),
+        versions=np.zeros(n, np.int32),
+      )
+    )
   return made
 
 
@@ -56,7 +67,7 @@ def refuse(name):
 
 @pytest.mark.parametrize('temperature', [None, 1.0])
 def test_the_policy_is_scored_to_the_bit_at_the_samples_temperatures(
-    temperature
+  temperature,
 ):
   given = samples(temperature)
   made = make(refuse)
@@ -73,7 +84,7 @@ def test_the_policy_is_scored_to_the_bit_at_the_samples_temperatures(
   expected = score(params(0), ids, positions, segments, heat)
   for index, (row, start) in places.items():
     np.testing.assert_array_equal(
-        scored[index], expected[row, start:start + LENGTHS[index]]
+      scored[index], expected[row, start : start + LENGTHS[index]]
     )
 
 
@@ -92,8 +103,10 @@ def test_each_name_has_its_parameters_and_is_loaded_once():
     np.testing.assert_array_equal(a, b)
   made.set_live({'policy': params(2)})
   for a, b, c in zip(
-      made('policy', given), made('stage:2', given), made('stage:1', given),
-      strict=True,
+    made('policy', given),
+    made('stage:2', given),
+    made('stage:1', given),
+    strict=True,
   ):
     np.testing.assert_array_equal(a, b)
     assert np.abs(a - c).max() > 1e-3
@@ -105,31 +118,43 @@ def test_each_name_has_its_parameters_and_is_loaded_once():
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
-  saver = checkpoint.Checkpointer(
-      str(folder / 'checkpoints' / 'sft'), schema.Checkpoint()
+  saver = store.Checkpointer(
+    str(folder / 'checkpoints' / 'sft'), schema.Checkpoint()
   )
-  saver.save(3, {'params': params(1)}, {
-      'tokenizer': PRINT, 'model': dataclasses.asdict(fixtures.MODEL),
-      'stage': 'sft', 'config': {'sft': {}},
-  })  # fmt: skip
+  saver.save(
+    3,
+    {'params': params(1)},
+    {
+      'tokenizer': PRINT,
+      'model': dataclasses.asdict(fixtures.MODEL),
+      'stage': 'sft',
+      'config': {'sft': {}},
+    },
+  )
   saver.close()
   return folder
 
 
 def loader(
-    workdir, renderer=fixtures.RENDERER, model=fixtures.MODEL, **folders
+  workdir, renderer=fixtures.RENDERER, model=fixtures.MODEL, **folders
 ):
   return references.Loader(
-      lambda: 'fresh', str(workdir), folders, params(0), model, renderer,
-      sharding.make_mesh(schema.Mesh()),
+    lambda: 'fresh',
+    str(workdir),
+    folders,
+    params(0),
+    model,
+    renderer,
+    sharding.make_mesh(schema.Mesh()),
   )
 
 
 def test_names_are_resolved_to_steps(workdir, tmp_path):
   step = 'checkpoints/sft/3'
-  names = ('stage:sft', *(str(workdir / x) for x in (
-      '', 'checkpoints/sft', step
-  )))  # fmt: skip
+  names = (
+    'stage:sft',
+    *(str(workdir / x) for x in ('', 'checkpoints/sft', step)),
+  )
   for name in names:
     assert references.resolve(name, str(workdir)) == step
   for name in names[1:]:
@@ -142,12 +167,15 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
     assert not references.is_path(name)
 
 
-@pytest.mark.parametrize('name, says', [
+@pytest.mark.parametrize(
+  'name, says',
+  [
     ('stage:grpo', 'must be a workdir, .* got .*grpo'),
     ('stage:', 'no saved step'),
     ('polcy', "a checkpoint path must be .* got 'polcy'"),
     ('/nowhere', "got '/nowhere'"),
-])
+  ],
+)
 def test_unknown_names_are_refused(workdir, name, says):
   with pytest.raises(ValueError, match=says):
     references.resolve(name, str(workdir))
@@ -156,7 +184,7 @@ def test_unknown_names_are_refused(workdir, name, says):
 def test_the_loader_gives_what_was_resolved(workdir):
   step = 'checkpoints/sft/3'
   load = loader(
-      workdir, init='random', inside=step, outside=str(workdir / step)
+    workdir, init='random', inside=step, outside=str(workdir / step)
   )
   assert load('init') == ('fresh', fixtures.MODEL)
   assert load.init() == 'fresh'
@@ -166,13 +194,20 @@ def test_the_loader_gives_what_was_resolved(workdir):
     assert found.cfg == fixtures.MODEL
 
 
-@pytest.mark.parametrize('options, says', [
-    ({'renderer': chat.load(schema.Tokenizer(eos='<|tool|>'))},
-     'config.tokenizer must be what the checkpoint'),
-    ({'model': dataclasses.replace(fixtures.MODEL, rope_theta=5e5)},
-     'its rope_theta is 10000.0, and config.model.rope_theta is 500000.0'),
+@pytest.mark.parametrize(
+  'options, says',
+  [
+    (
+      {'renderer': chat.load(schema.Tokenizer(eos='<|tool|>'))},
+      'config.tokenizer must be what the checkpoint',
+    ),
+    (
+      {'model': dataclasses.replace(fixtures.MODEL, rope_theta=5e5)},
+      'its rope_theta is 10000.0, and config.model.rope_theta is 500000.0',
+    ),
     ({'init': 'checkpoints/sft/2'}, 'a checkpoint must exist|no saved step'),
-])
+  ],
+)
 def test_what_changed_meanwhile_is_refused(workdir, options, says):
   load = loader(workdir, **{'init': 'checkpoints/sft/3', **options})
   with pytest.raises(ValueError, match=says) as error:
@@ -188,7 +223,7 @@ class Bos:
 
   def __init__(self, renderer):
     self.tokenizer = dataclasses.replace(
-        Tokenizer(), bos_id=renderer.tokenizer.pad_id
+      Tokenizer(), bos_id=renderer.tokenizer.pad_id
     )
     self._renderer = renderer
 
@@ -219,13 +254,14 @@ def test_a_hint_stands_in_front_and_changes_nothing_else(bos):
     ids = np.concatenate([head, sample.ids[1:] if bos else sample.ids])[None]
     places = np.arange(ids.size, dtype=np.int32)[None]
     whole = score(
-        params(0), ids, places, np.ones_like(places),
-        np.ones(ids.shape, np.float32),
+      params(0),
+      ids,
+      places,
+      np.ones_like(places),
+      np.ones(ids.shape, np.float32),
     )[0]
     assert found.shape == (len(sample),) and found[0] == 0
-    np.testing.assert_allclose(
-        found[1:], whole[-len(sample) + 1 :], atol=2e-5
-    )
+    np.testing.assert_allclose(found[1:], whole[-len(sample) + 1 :], atol=2e-5)
   assert np.abs(scored[0] - made('policy', given)[0]).max() > 1e-3
 
 
@@ -233,13 +269,19 @@ def test_a_model_of_another_shape_scores_with_its_own(tmp_path):
   """A teacher is larger than its student, as a rule."""
   bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)
   weights = transformer.init(jax.random.key(5), bigger)
-  saver = checkpoint.Checkpointer(
-      str(tmp_path / 'checkpoints' / 'sft'), schema.Checkpoint()
+  saver = store.Checkpointer(
+    str(tmp_path / 'checkpoints' / 'sft'), schema.Checkpoint()
   )
-  saver.save(1, {'params': weights}, {
-      'tokenizer': PRINT, 'model': dataclasses.asdict(bigger),
-      'stage': 'sft', 'config': {'sft': {}},
-  })  # fmt: skip
+  saver.save(
+    1,
+    {'params': weights},
+    {
+      'tokenizer': PRINT,
+      'model': dataclasses.asdict(bigger),
+      'stage': 'sft',
+      'config': {'sft': {}},
+    },
+  )
   saver.close()
   load = loader(tmp_path, big='checkpoints/sft/1', init='checkpoints/sft/1')
   model = load('big')
@@ -248,7 +290,7 @@ def test_a_model_of_another_shape_scores_with_its_own(tmp_path):
   given = samples(1.0)
   found = make(load)('big', given)
   expected = scoring.Scorer(bigger, ROWS, T)(
-      weights, [s.ids for s in given], [s.temperatures for s in given]
+    weights, [s.ids for s in given], [s.temperatures for s in given]
   )
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_array_equal(a, b)

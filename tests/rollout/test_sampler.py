@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from configs import common
-from posttrain import config, schema, types
+from posttrain import schema, types
 from posttrain.chat import renderer as chat
+from posttrain.config import load as config
 from posttrain.rollout import sampler
 
 USER = {'role': 'user', 'content': 'What is 1 + 2?'}
@@ -20,7 +21,7 @@ def _task(prompt=(USER,), demonstration=(SAYS,)):
 
 def _rollout(task, max_tokens=64, **options):
   return sampler.DatasetSampler(
-      schema.Dataset(**options), chat.load(schema.Tokenizer()), max_tokens
+    schema.Dataset(**options), chat.load(schema.Tokenizer()), max_tokens
   ).rollout(task, uid=5)
 
 
@@ -46,8 +47,9 @@ def test_every_assistant_turn_of_a_conversation_is_trained():
 
 
 FEW_SHOT = (
-    {'role': 'user', 'content': 'Q1'}, {'role': 'assistant', 'content': 'SHOT'},
-    {'role': 'user', 'content': 'Q2'},
+  {'role': 'user', 'content': 'Q1'},
+  {'role': 'assistant', 'content': 'SHOT'},
+  {'role': 'user', 'content': 'Q2'},
 )
 ANSWER = {'role': 'assistant', 'content': 'ANSWER'}
 
@@ -98,14 +100,21 @@ def test_rows_that_train_nothing_are_refused_by_name(too_long):
     _rollout(_task(prompt=({'role': 'robot', 'content': ''},)))
 
 
-@pytest.mark.parametrize('field, value', [
-    ('temperature', 0.0), ('temperature', float('inf')), ('max_tokens', 0),
-    ('top_p', 0.9), ('top_k', 5), ('min_p', 0.1),
-])
+@pytest.mark.parametrize(
+  'field, value',
+  [
+    ('temperature', 0.0),
+    ('temperature', float('inf')),
+    ('max_tokens', 0),
+    ('top_p', 0.9),
+    ('top_k', 5),
+    ('min_p', 0.1),
+  ],
+)
 def test_the_policy_is_sampled_from_its_whole_law(field, value):
   entry = schema.EnvEntry(sampler=schema.Policy())
   made = common.get_config(
-      schema.Run(stages={'grpo': schema.Stage(envs={'e': entry})})
+    schema.Run(stages={'grpo': schema.Stage(envs={'e': entry})})
   )
   key = 'grpo.envs.e.sampler'
   assert config.build(made).stages['grpo'].envs['e'].sampler == schema.Policy()

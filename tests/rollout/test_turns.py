@@ -20,7 +20,7 @@ NAME = [USER, *b'name', EOS]
 def run(script, max_length=200, max_turns=9, renderer=RENDERER, **options):
   """The rollout of one episode, and its engine."""
   made = play(
-      7, Recall(max_turns), options.pop('turns', len(script)), **options
+    7, Recall(max_turns), options.pop('turns', len(script)), **options
   )
   engine = fakes.Restarting({7: script})
   (rollout,) = driver.Driver(engine, renderer, max_length).play([made])
@@ -31,10 +31,10 @@ def run(script, max_length=200, max_turns=9, renderer=RENDERER, **options):
 def test_turns_are_told_with_their_rewards():
   rollout, _ = run(['red', 'crimson', 'blue'], max_tokens=4)
   assert rollout.turns == (
-      types.Turn(0, 7, 4, 0.5, 'eos'),
-      types.Turn(0, 16, 4, 1.0, 'max_tokens'),
-      # Behind it an eos that nobody sampled, and five tokens.
-      types.Turn(0, 26, 4, 1.5, 'max_tokens'),
+    types.Turn(0, 7, 4, 0.5, 'eos'),
+    types.Turn(0, 16, 4, 1.0, 'max_tokens'),
+    # Behind it an eos that nobody sampled, and five tokens.
+    types.Turn(0, 26, 4, 1.5, 'max_tokens'),
   )
   marked = np.zeros(len(rollout.samples[0]), bool)
   for turn in rollout.turns:
@@ -54,11 +54,18 @@ def test_the_turn_that_ends_a_cut_episode_has_its_reward():
 
 
 # A prompt of 7, 4 sampled, a reply of 5, 4 sampled.
-@pytest.mark.parametrize('budget, added, reason', [
-    (None, 13, 'env_done'), (13, 13, 'env_done'), (12, 12, 'overflow'),
-    (10, 10, 'overflow'), (9, 4, 'overflow'), (4, 4, 'overflow'),
+@pytest.mark.parametrize(
+  'budget, added, reason',
+  [
+    (None, 13, 'env_done'),
+    (13, 13, 'env_done'),
+    (12, 12, 'overflow'),
+    (10, 10, 'overflow'),
+    (9, 4, 'overflow'),
+    (4, 4, 'overflow'),
     (2, 2, 'overflow'),
-])
+  ],
+)
 def test_an_episode_adds_no_more_than_its_budget(budget, added, reason):
   rollout, engine = run(['red', 'red'], max_episode_tokens=budget)
   assert len(rollout.samples[0]) == 7 + added
@@ -80,15 +87,16 @@ def test_a_history_that_is_cut_in_literal_tokens():
   ends = [np.flatnonzero(s.mask).tolist() for s in rollout.samples]
   assert ends == [[7, 8, 14, 15], [14, 15], [14, 15]]
   # Of which of the rollout's messages: name a 1? b 2? c 3? d 4?
-  assert second.message_ids.tolist() == (
-      [0] * 6 + [3] * 3 + [4] * 4 + [-1] * 3
-  )
+  assert second.message_ids.tolist() == ([0] * 6 + [3] * 3 + [4] * 4 + [-1] * 3)
   assert third.message_ids.tolist() == [0] * 6 + [5] * 3 + [6] * 4 + [-1] * 3
   assert [m['content'] for m in rollout.messages] == (
-      'name a 1? b 2? c 3? d 4?'.split()
+    'name a 1? b 2? c 3? d 4?'.split()
   )
   assert [(t.sample, t.start, t.reward) for t in rollout.turns] == [
-      (0, 7, 0.5), (0, 14, 1.0), (1, 14, 1.5), (2, 14, 2.0)
+    (0, 7, 0.5),
+    (0, 14, 1.0),
+    (1, 14, 1.5),
+    (2, 14, 2.0),
   ]
   # A slot of its own for each, given back.
   ids = [request.id for request in engine.requests]
@@ -97,16 +105,16 @@ def test_a_history_that_is_cut_in_literal_tokens():
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    script=st.lists(
-        st.text('abc', min_size=0, max_size=11), min_size=1, max_size=7
-    ),
-    keep=st.integers(1, 4),
+  script=st.lists(
+    st.text('abc', min_size=0, max_size=11), min_size=1, max_size=7
+  ),
+  keep=st.integers(1, 4),
 )
 def test_every_token_is_trained_once_and_every_word_observed_once(script, keep):
   rollout, _ = run(script, keep_exchanges=keep)
   whole, _ = run(script)
   assert [m['content'] for m in rollout.messages] == [
-      m['content'] for m in whole.messages
+    m['content'] for m in whole.messages
   ]
   assert len(rollout.samples) == max(1, len(script) - keep)
 
@@ -118,7 +126,7 @@ def test_every_token_is_trained_once_and_every_word_observed_once(script, keep):
   def words(rollout):
     said = {}
     for sample, marks in zip(
-        rollout.samples, observed.contents(rollout), strict=True
+      rollout.samples, observed.contents(rollout), strict=True
     ):
       for index in set(sample.message_ids[marks].tolist()):
         assert index not in said
@@ -126,9 +134,11 @@ def test_every_token_is_trained_once_and_every_word_observed_once(script, keep):
         said[index] = bytes(sample.ids[here].tolist()).decode()
     return said
 
-  assert words(rollout) == words(whole) == {
-      2 * i: f'{i}?' for i in range(1, len(script))
-  }
+  assert (
+    words(rollout)
+    == words(whole)
+    == {2 * i: f'{i}?' for i in range(1, len(script))}
+  )
   # A sample sees no more than it may, and has the words at their places.
   for sample in rollout.samples:
     given = np.flatnonzero(sample.mask)[-1]
@@ -143,7 +153,7 @@ def test_every_token_is_trained_once_and_every_word_observed_once(script, keep):
 def test_echo_weighs_every_word_once():
   rollout, _ = run(['a', 'b', 'c', 'd'], keep_exchanges=2)
   echo = algorithms.make(
-      schema.Echo(roles={'user': schema.EchoRole(alpha=0.5)})
+    schema.Echo(roles={'user': schema.EchoRole(alpha=0.5)})
   )
   weights = echo.observation_weights(rollout)
   assert [w.sum() for w in weights] == [2 * 2 * 0.5, 2 * 0.5]
@@ -166,18 +176,21 @@ def test_what_is_kept_fits_where_the_whole_does_not():
 
 
 def test_both_reasons_for_a_new_sample_at_once():
-  renderer = chat.Renderer(tokenizers.Bytes(), (
+  renderer = chat.Renderer(
+    tokenizers.Bytes(),
+    (
       '{% for m in messages %}<|{{ m.role }}|>'
       "{{ m.content if loop.last else m.content.split('#')[-1] }}<|end|>"
       '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
-  ))
+    ),
+  )
   rollout, _ = run(
-      ['x#a', 'b', 'c#c', 'd'], renderer=renderer, keep_exchanges=2
+    ['x#a', 'b', 'c#c', 'd'], renderer=renderer, keep_exchanges=2
   )
   asks = [s.ids[: int(np.argmax(s.mask))] for s in rollout.samples]
   shown = [
-      [m for m in dict.fromkeys(s.message_ids[: len(a)].tolist()) if m >= 0]
-      for s, a in zip(rollout.samples, asks, strict=True)
+    [m for m in dict.fromkeys(s.message_ids[: len(a)].tolist()) if m >= 0]
+    for s, a in zip(rollout.samples, asks, strict=True)
   ]
   # The thought is forgotten; then the first exchange is.
   assert shown == [[0], [0, 1, 2], [0, 3, 4, 5, 6]]
@@ -186,11 +199,11 @@ def test_both_reasons_for_a_new_sample_at_once():
 
 def test_samplers_say_the_budgets():
   for made in (
-      schema.Policy(max_episode_tokens=5, keep_exchanges=2),
-      schema.Frozen(model='init', max_episode_tokens=5, keep_exchanges=2),
+    schema.Policy(max_episode_tokens=5, keep_exchanges=2),
+    schema.Frozen(model='init', max_episode_tokens=5, keep_exchanges=2),
   ):
     found = sampler.ModelSampler(made, Recall(), RENDERER, 64).play(
-        types.Task('t', 'e', ()), 3
+      types.Task('t', 'e', ()), 3
     )
     assert (found.max_episode_tokens, found.keep_exchanges) == (5, 2)
   for cls in (schema.Policy, schema.Eval):

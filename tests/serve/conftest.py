@@ -9,8 +9,8 @@ import httpx
 import jax
 import pytest
 
-from posttrain import policies
 from posttrain.chat import pretrained
+from posttrain.checkpoints import policies
 from posttrain.models import hf
 from tests import fixtures
 from tests.decode import helpers
@@ -44,13 +44,15 @@ def start(policy):
   @contextlib.contextmanager
   def run(*, room=ROOM, api_key=None, max_body_bytes=2**16):
     owner = worker.Worker(
-        policy, slots=SLOTS, capacity=CAPACITY, chunk=4, room=room
+      policy, slots=SLOTS, capacity=CAPACITY, chunk=4, room=room
     )
     owner.start()
     made = app.make(
-        texts.Served(policy, NAME, CAPACITY, room), owner, api_key=api_key,
-        max_body_bytes=max_body_bytes,
-    )  # fmt: skip
+      texts.Served(policy, NAME, CAPACITY, room),
+      owner,
+      api_key=api_key,
+      max_body_bytes=max_body_bytes,
+    )
     listening = server.bind('127.0.0.1', 0)
     serving = server.Server(made, owner)
     thread = threading.Thread(target=serving.serve_on, args=(listening,))

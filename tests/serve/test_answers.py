@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from posttrain import generate, instrument, scoring
+from posttrain import compilation, generate, scoring
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
 from tests import fixtures
@@ -21,7 +21,7 @@ HOT = {'temperature': 1.3, 'return_token_ids': True}
 def scored(policy, ids, temperature):
   scorer = scoring.Scorer(policy.model, 1, 96)
   (logprobs,) = scorer(
-      policy.params, [np.array(ids)], [np.full(len(ids), temperature)]
+    policy.params, [np.array(ids)], [np.full(len(ids), temperature)]
   )
   return logprobs
 
@@ -35,7 +35,7 @@ def drawn(answer):
 
 @pytest.mark.parametrize('temperature', [1.0, 0.7, 0])
 def test_prompts_are_scored_as_in_process_at_the_temperature(
-    post, policy, temperature
+  post, policy, temperature
 ):
   expected = scored(policy, IDS, temperature or 1.0)[1:]
   ask = {'prompt': IDS, 'temperature': temperature, 'max_tokens': 0}
@@ -47,10 +47,10 @@ def test_prompts_are_scored_as_in_process_at_the_temperature(
   (choice,) = post(**ask, prompt_logprobs=0)['choices']
   first, *rest = choice['prompt_logprobs']
   assert first is None and [list(entry) for entry in rest] == [
-      [str(i)] for i in IDS[1:]
+    [str(i)] for i in IDS[1:]
   ]
   found = [
-      entry[str(i)]['logprob'] for entry, i in zip(rest, IDS[1:], strict=True)
+    entry[str(i)]['logprob'] for entry, i in zip(rest, IDS[1:], strict=True)
   ]
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -60,54 +60,66 @@ def test_ranks_and_alternatives_are_those_of_the_whole_law(post, policy):
   size = policy.model.vocab_size
   scorer = scoring.Scorer(policy.model, 8, 96)
   each = scorer(
-      policy.params, [np.array([*IDS, i]) for i in range(size)],
-      [np.ones(len(IDS) + 1)] * size,
-  )  # fmt: skip
+    policy.params,
+    [np.array([*IDS, i]) for i in range(size)],
+    [np.ones(len(IDS) + 1)] * size,
+  )
   law = np.array([logprobs[-1] for logprobs in each])
   order = np.argsort(-law)
   token = int(order[20])
-  (choice,) = post(
-      prompt=[*IDS, token], max_tokens=0, prompt_logprobs=5
-  )['choices']  # fmt: skip
+  (choice,) = post(prompt=[*IDS, token], max_tokens=0, prompt_logprobs=5)[
+    'choices'
+  ]
   last = choice['prompt_logprobs'][-1]
   assert [int(i) for i in last] == [*order[:5], token]
   assert [entry['rank'] for entry in last.values()] == [1, 2, 3, 4, 5, 21]
   np.testing.assert_allclose(
-      [entry['logprob'] for entry in last.values()],
-      law[[*order[:5], token]], rtol=0, atol=1e-5,
-  )  # fmt: skip
+    [entry['logprob'] for entry in last.values()],
+    law[[*order[:5], token]],
+    rtol=0,
+    atol=1e-5,
+  )
   decode = fixtures.RENDERER.tokenizer.decode
   assert last[str(token)]['decoded_token'] in (
-      decode([token]), fixtures.RENDERER.tokenizer.text(256)
+    decode([token]),
+    fixtures.RENDERER.tokenizer.text(256),
   )
 
 
 def test_drawn_tokens_have_their_logprobs_and_what_was_likelier(post, policy):
   ask = {'prompt': IDS, 'max_tokens': 10, 'seed': 3, **HOT}
-  (choice,) = post(
-      **ask, logprobs=2, return_tokens_as_token_ids=True
-  )['choices']  # fmt: skip
+  (choice,) = post(**ask, logprobs=2, return_tokens_as_token_ids=True)[
+    'choices'
+  ]
   ids = choice['token_ids']
   law = scored(policy, IDS + ids, 1.3)[len(IDS) :]
   told = choice['logprobs']
   np.testing.assert_allclose(told['token_logprobs'], law, rtol=0, atol=1e-4)
   assert told['tokens'] == [f'token_id:{i}' for i in ids]
   for name, own, beside in zip(
-      told['tokens'], told['token_logprobs'], told['top_logprobs'], strict=True
+    told['tokens'], told['token_logprobs'], told['top_logprobs'], strict=True
   ):
     assert beside[name] == own and len(beside) in (2, 3)
     assert max(beside.values()) >= own
   (plain,) = post(**ask)['choices']
   assert plain['token_ids'] == ids and plain['logprobs'] is None
   chat = post(
-      'chat/completions', messages=MESSAGES, max_tokens=5, seed=1,
-      logprobs=True, top_logprobs=2, **HOT,
-  )  # fmt: skip
+    'chat/completions',
+    messages=MESSAGES,
+    max_tokens=5,
+    seed=1,
+    logprobs=True,
+    top_logprobs=2,
+    **HOT,
+  )
   (choice,) = chat['choices']
   prompt = chat['prompt_token_ids']
-  assert prompt == fixtures.RENDERER.render(
+  assert (
+    prompt
+    == fixtures.RENDERER.render(
       MESSAGES, add_generation_prompt=True
-  ).ids.tolist()
+    ).ids.tolist()
+  )
   law = scored(policy, prompt + choice['token_ids'], 1.3)[len(prompt) :]
   content = choice['logprobs']['content']
   found = [entry['logprob'] for entry in content]
@@ -118,7 +130,7 @@ def test_drawn_tokens_have_their_logprobs_and_what_was_likelier(post, policy):
 def test_lengths_of_a_bucket_share_a_program(post):
   for ask in ({'prompt_logprobs': 0}, {'echo': True, 'logprobs': 0}):
     post(prompt=[1] * 17, max_tokens=2, **ask)
-    with instrument.CompileCounter() as compiles:
+    with compilation.CompileCounter() as compiles:
       for size in (2, 20, 32):
         post(prompt=[1] * size, max_tokens=size, **ask)
     assert compiles.count == 0
@@ -139,8 +151,9 @@ def test_greedy_is_what_generate_says(post, folder, capsys):
   assert chat['token_ids'] == said[0]['ids']
   assert chat['message']['content'] == said[0]['text']
   assert (plain['token_ids'], plain['text']) == (
-      said[1]['ids'], said[1]['text']
-  )  # fmt: skip
+    said[1]['ids'],
+    said[1]['text'],
+  )
 
 
 def test_forms_of_a_prompt(post):
@@ -150,7 +163,9 @@ def test_forms_of_a_prompt(post):
   one = post(prompt=text, **ask)
   assert one['choices'][0]['prompt_token_ids'] == ids
   assert one['usage'] == {
-      'prompt_tokens': 3, 'completion_tokens': 4, 'total_tokens': 7
+    'prompt_tokens': 3,
+    'completion_tokens': 4,
+    'total_tokens': 7,
   }
   both = [drawn(one)[0], drawn(post(prompt=other, **ask))[0]]
   assert drawn(post(prompt=[ids, other], **ask)) == both
@@ -161,8 +176,8 @@ def test_forms_of_a_prompt(post):
   assert two['usage']['prompt_tokens'] == 6
   parts = [{'type': 'text', 'text': 'What is '}, {'type': 'text', 'text': '1?'}]
   said = [
-      post('chat/completions', messages=[{'role': 'user', 'content': x}], **ask)
-      for x in (parts, 'What is 1?')
+    post('chat/completions', messages=[{'role': 'user', 'content': x}], **ask)
+    for x in (parts, 'What is 1?')
   ]
   assert drawn(said[0]) == drawn(said[1])
 
@@ -174,8 +189,10 @@ def test_seeds_decide_alone_and_in_company(post):
   assert drawn(post(**ask, seed=6, n=3)) != alone
   assert drawn(post(**ask)) != drawn(post(**ask))  # no seed
   with concurrent.futures.ThreadPoolExecutor(12) as pool:
-    noise = [pool.submit(post, prompt=[i, 1], max_tokens=20, n=2, **HOT)
-             for i in range(6)]  # fmt: skip
+    noise = [
+      pool.submit(post, prompt=[i, 1], max_tokens=20, n=2, **HOT)
+      for i in range(6)
+    ]
     again = [pool.submit(post, **ask, seed=5, n=k) for k in (3, 3, 1, 2)]
     for one in again:
       got = drawn(one.result())
@@ -185,8 +202,13 @@ def test_seeds_decide_alone_and_in_company(post):
 
 
 def test_stop_strings_and_stop_tokens(post, served):
-  ask = {'prompt': IDS, 'max_tokens': 40, 'temperature': 0, 'ignore_eos': True,
-         'return_token_ids': True}  # fmt: skip
+  ask = {
+    'prompt': IDS,
+    'max_tokens': 40,
+    'temperature': 0,
+    'ignore_eos': True,
+    'return_token_ids': True,
+  }
   (whole,) = post(**ask)['choices']
   assert len(whole['token_ids']) == 40 and whole['finish_reason'] == 'length'
   stop = whole['text'][7:9]
@@ -207,12 +229,16 @@ def test_stop_strings_and_stop_tokens(post, served):
 def test_64_at_once_are_answered_as_one_by_one(post):
   rng = np.random.default_rng(0)
   asks = [
-      {'prompt': rng.integers(0, 256, rng.integers(1, 40)).tolist(),
-       'max_tokens': int(rng.integers(1, 30)), 'seed': i,
-       'temperature': float(rng.choice([0.0, 1.0, 1.5])),
-       'top_k': int(rng.choice([0, 5])), 'return_token_ids': True}
-      for i in range(64)
-  ]  # fmt: skip
+    {
+      'prompt': rng.integers(0, 256, rng.integers(1, 40)).tolist(),
+      'max_tokens': int(rng.integers(1, 30)),
+      'seed': i,
+      'temperature': float(rng.choice([0.0, 1.0, 1.5])),
+      'top_k': int(rng.choice([0, 5])),
+      'return_token_ids': True,
+    }
+    for i in range(64)
+  ]
   with concurrent.futures.ThreadPoolExecutor(64) as pool:
     together = list(pool.map(lambda ask: post(**ask), asks))
   for ask, said in zip(asks, together, strict=True):
@@ -233,28 +259,37 @@ def events(served, path, body):
 
 
 def test_a_stream_says_what_a_whole_answer_says(served, post):
-  ask = {'prompt': 'é', 'max_tokens': 30, 'seed': 2, 'n': 2, 'logprobs': 0,
-         'echo': False, **HOT}  # fmt: skip
+  ask = {
+    'prompt': 'é',
+    'max_tokens': 30,
+    'seed': 2,
+    'n': 2,
+    'logprobs': 0,
+    'echo': False,
+    **HOT,
+  }
   chunks = events(
-      served, 'completions', {**ask, 'stream_options': {'include_usage': True}}
+    served, 'completions', {**ask, 'stream_options': {'include_usage': True}}
   )
   whole = post(**ask)
   assert chunks[-1]['choices'] == [] and chunks[-1]['usage'] == whole['usage']
   assert len(chunks) > 8  # in pieces
   for choice in whole['choices']:
     mine = [
-        chunk['choices'][0] for chunk in chunks[:-1]
-        if chunk['choices'][0]['index'] == choice['index']
+      chunk['choices'][0]
+      for chunk in chunks[:-1]
+      if chunk['choices'][0]['index'] == choice['index']
     ]
     assert ''.join(one['text'] for one in mine) == choice['text']
     ids = sum((one.get('token_ids', []) for one in mine), [])
     assert ids == choice['token_ids']
     assert [one['finish_reason'] for one in mine[:-1]] == [None] * (
-        len(mine) - 1
+      len(mine) - 1
     )
     assert mine[-1]['finish_reason'] == choice['finish_reason']
-    told = sum((one['logprobs']['token_logprobs'] for one in mine
-                if one['logprobs']), [])  # fmt: skip
+    told = sum(
+      (one['logprobs']['token_logprobs'] for one in mine if one['logprobs']), []
+    )
     assert told == choice['logprobs']['token_logprobs']
 
 
@@ -283,8 +318,14 @@ def test_who_hangs_up_frees_the_slots(served, monkeypatch, stream):
   step = engine.step
   monkeypatch.setattr(engine, 'step', lambda: (time.sleep(0.1), step())[1])
   before = client.get('/health').json()
-  body = {'model': conftest.NAME, 'prompt': IDS, 'max_tokens': 80, 'n': 4,
-          'ignore_eos': True, 'stream': stream}  # fmt: skip
+  body = {
+    'model': conftest.NAME,
+    'prompt': IDS,
+    'max_tokens': 80,
+    'n': 4,
+    'ignore_eos': True,
+    'stream': stream,
+  }
   if stream:
     with client.stream('POST', '/v1/completions', json=body) as answer:
       next(answer.iter_lines())
@@ -302,7 +343,7 @@ def test_who_hangs_up_frees_the_slots(served, monkeypatch, stream):
 
 
 def test_an_engine_that_fails_fails_its_requests_and_is_made_anew(
-    served, post, monkeypatch, caplog
+  served, post, monkeypatch, caplog
 ):
   ask = {'prompt': IDS, 'max_tokens': 5, 'temperature': 0}
   good = post(**ask)['choices']
@@ -324,14 +365,21 @@ def test_keys_of_seeds_are_those_of_the_engine(post, policy):
 
   said = drawn(post(prompt=IDS, max_tokens=6, seed=11, n=2, **HOT))
   engine = engines.Engine(
-      policy.model, slots=conftest.SLOTS, capacity=conftest.CAPACITY
+    policy.model, slots=conftest.SLOTS, capacity=conftest.CAPACITY
   )
   engine.set_params(policy.params, 0)
   ids = np.array(IDS, np.int32)
-  done = engine.generate([
+  done = engine.generate(
+    [
       requests.Request(
-          i, ids, 6, policy.stop_ids, requests.Sampling(1.3),
-          key=call._key(11, ids, i),
-      ) for i in range(2)
-  ])  # fmt: skip
+        i,
+        ids,
+        6,
+        policy.stop_ids,
+        requests.Sampling(1.3),
+        key=call._key(11, ids, i),
+      )
+      for i in range(2)
+    ]
+  )
   assert [one.ids.tolist() for one in done] == said

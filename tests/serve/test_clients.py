@@ -20,7 +20,7 @@ MESSAGES = [{'role': 'user', 'content': 'hi'}]
 def client(served):
   openai = pytest.importorskip('openai')
   with openai.OpenAI(
-      base_url=f'{served.url}/v1', api_key='none', max_retries=0
+    base_url=f'{served.url}/v1', api_key='none', max_retries=0
   ) as made:
     yield made
 
@@ -38,15 +38,21 @@ def test_the_official_client_completes(client):
 
 
 def test_the_official_client_chats(client):
-  ask = {'model': conftest.NAME, 'messages': MESSAGES, 'seed': 1,
-         'max_completion_tokens': 12}  # fmt: skip
+  ask = {
+    'model': conftest.NAME,
+    'messages': MESSAGES,
+    'seed': 1,
+    'max_completion_tokens': 12,
+  }
   whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
   (choice,) = whole.choices
   assert choice.message.role == 'assistant'
   assert len(choice.logprobs.content) == whole.usage.completion_tokens
-  chunks = list(client.chat.completions.create(
+  chunks = list(
+    client.chat.completions.create(
       **ask, stream=True, stream_options={'include_usage': True}
-  ))  # fmt: skip
+    )
+  )
   assert chunks[0].choices[0].delta.role == 'assistant'
   said = ''.join(c.choices[0].delta.content or '' for c in chunks[:-1])
   assert said == choice.message.content
@@ -62,14 +68,14 @@ def test_the_official_client_lists_and_raises(client, policy):
   assert about['tokenizer'] == policy.renderer.fingerprint
   assert (about['max_model_len'], about['vocab_size']) == (96, 264)
   with pytest.raises(openai.BadRequestError, match='temperature must be 0'):
-    client.completions.create(
-        model=conftest.NAME, prompt='x', temperature=-1
-    )
+    client.completions.create(model=conftest.NAME, prompt='x', temperature=-1)
   with pytest.raises(openai.NotFoundError, match='must be one that is served'):
     client.chat.completions.create(model='other', messages=MESSAGES)
 
 
-@pytest.mark.parametrize(('argv', 'says'), [
+@pytest.mark.parametrize(
+  ('argv', 'says'),
+  [
     ([], '--checkpoint=PATH must be given'),
     (['--checkpoint=x', '--prot=1'], "got '--prot=1'"),
     (['--checkpoint=x', '--port=http'], '--port must be a whole number'),
@@ -78,7 +84,8 @@ def test_the_official_client_lists_and_raises(client, policy):
     (['--checkpoint=x', '--api_key_env=NO_SUCH'], "got 'NO_SUCH', which is"),
     (['--checkpoint=/no/such', '--port=0'], "got '/no/such'"),
     (['--checkpoint=x', '--host=256.1.1.1'], '--host and --port must be free'),
-])  # fmt: skip
+  ],
+)
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, argv, says):
   monkeypatch.setattr(signal, 'signal', lambda *_: None)
   assert program.main(argv) == 2
@@ -89,9 +96,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, argv, says):
 def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
   monkeypatch.setattr(signal, 'signal', lambda *_: None)
   for name in ('app', 'server', 'starlette', 'uvicorn'):
-    for module in [m for m in sys.modules if m in (
-        f'posttrain.serve.{name}', name
-    )]:  # fmt: skip
+    for module in [
+      m for m in sys.modules if m in (f'posttrain.serve.{name}', name)
+    ]:
       monkeypatch.delitem(sys.modules, module)
   import posttrain.serve
 
@@ -101,22 +108,41 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
   assert "pip install 'posttrain[serve]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(('kind', 'code'), [
+@pytest.mark.parametrize(
+  ('kind', 'code'),
+  [
     (signal.SIGTERM, 0),
     pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-])
+  ],
+)
 def test_a_signal_ends_it_also_while_it_answers(folder, kind, code):
   with subprocess.Popen(
-      [sys.executable, '-m', 'posttrain.serve', f'--checkpoint={folder}',
-       '--port=0', '--slots=2', '--max_model_len=4096', '--name=x'],
-      cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True,
-  ) as process:  # fmt: skip
+    [
+      sys.executable,
+      '-m',
+      'posttrain.serve',
+      f'--checkpoint={folder}',
+      '--port=0',
+      '--slots=2',
+      '--max_model_len=4096',
+      '--name=x',
+    ],
+    cwd=ROOT,
+    env=os.environ,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
     try:
       url = process.stdout.readline().split()[-1]
-      body = {'model': 'x', 'prompt': [1, 2], 'max_tokens': 4000,
-              'ignore_eos': True, 'stream': True}  # fmt: skip
+      body = {
+        'model': 'x',
+        'prompt': [1, 2],
+        'max_tokens': 4000,
+        'ignore_eos': True,
+        'stream': True,
+      }
       with httpx.stream(
-          'POST', f'{url}/completions', json=body, timeout=60
+        'POST', f'{url}/completions', json=body, timeout=60
       ) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith('data: ')

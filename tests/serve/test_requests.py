@@ -11,9 +11,10 @@ from tests.serve import conftest
 
 ASK = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
 CHAT = {
-    'model': conftest.NAME, 'max_tokens': 2,
-    'messages': [{'role': 'user', 'content': 'hi'}],
-}  # fmt: skip
+  'model': conftest.NAME,
+  'max_tokens': 2,
+  'messages': [{'role': 'user', 'content': 'hi'}],
+}
 
 
 def message(answer):
@@ -22,7 +23,9 @@ def message(answer):
   return error['message']
 
 
-@pytest.mark.parametrize(('change', 'param', 'says'), [
+@pytest.mark.parametrize(
+  ('change', 'param', 'says'),
+  [
     ({'prompt': None}, 'prompt', 'must be a text, token ids'),
     ({'prompt': ''}, 'prompt', 'not be empty'),
     ({'prompt': []}, 'prompt', 'not be empty'),
@@ -66,8 +69,11 @@ def message(answer):
     ({'stream': 'yes'}, 'stream', 'true or false'),
     ({'stream': True, 'logprobs': 2}, 'stream', 'be false where'),
     ({'stream': True, 'prompt_logprobs': 1}, 'stream', 'be false where'),
-    ({'stream_options': {}, 'stream': True, 'logit_bias': {'1': 2}},
-     'logit_bias', 'does not support'),
+    (
+      {'stream_options': {}, 'stream': True, 'logit_bias': {'1': 2}},
+      'logit_bias',
+      'does not support',
+    ),
     ({'stream_options': {'include_usage': True}}, 'stream_options', 'left out'),
     ({'best_of': 2}, 'best_of', 'does not support'),
     ({'presence_penalty': 0.5}, 'presence_penalty', 'does not support'),
@@ -76,9 +82,10 @@ def message(answer):
     ({'temprature': 1}, 'temprature', "did you mean 'temperature'"),
     ({'messages': CHAT['messages']}, 'messages', 'no such field'),
     ({'model': None}, 'model', "name of a model, 'tiny'"),
-])  # fmt: skip
+  ],
+)
 def test_a_bad_completion_is_refused_by_the_name_of_its_field(
-    served, change, param, says
+  served, change, param, says
 ):
   answer = served.client.post('/v1/completions', json={**ASK, **change})
   assert answer.status_code == 400, answer.text
@@ -89,30 +96,45 @@ def test_a_bad_completion_is_refused_by_the_name_of_its_field(
   assert param.partition('[')[0] in message(answer)
 
 
-@pytest.mark.parametrize(('change', 'param', 'says'), [
+@pytest.mark.parametrize(
+  ('change', 'param', 'says'),
+  [
     ({'messages': None}, 'messages', 'list of some messages'),
     ({'messages': []}, 'messages', 'list of some messages'),
     ({'messages': ['hi']}, 'messages[0]', 'be an object'),
     ({'messages': [{'role': 'me', 'content': ''}]}, 'messages', "got 'me'"),
     ({'messages': [{'role': 'user'}]}, 'messages', 'content must be a string'),
-    ({'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]},
-     'messages[0].content', 'parts of text'),
-    ({'messages': [{'role': 'user', 'content': 'x' * 200}]}, 'messages',
-     'context of 96'),
+    (
+      {'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]},
+      'messages[0].content',
+      'parts of text',
+    ),
+    (
+      {'messages': [{'role': 'user', 'content': 'x' * 200}]},
+      'messages',
+      'context of 96',
+    ),
     ({'top_logprobs': 2}, 'top_logprobs', '0 where logprobs is false'),
     ({'logprobs': 1}, 'logprobs', 'true or false'),
     ({'logprobs': True, 'top_logprobs': 9}, 'top_logprobs', r'in \[0, 5\]'),
-    ({'stream': True, 'logprobs': True, 'top_logprobs': 1}, 'stream',
-     'be false where'),
+    (
+      {'stream': True, 'logprobs': True, 'top_logprobs': 1},
+      'stream',
+      'be false where',
+    ),
     ({'max_completion_tokens': 3}, 'max_tokens', 'agree with'),
     ({'tools': [{'type': 'function'}]}, 'tools', 'does not support'),
-    ({'response_format': {'type': 'json_object'}}, 'response_format',
-     'does not support'),
+    (
+      {'response_format': {'type': 'json_object'}},
+      'response_format',
+      'does not support',
+    ),
     ({'prompt': 'x'}, 'prompt', 'no such field'),
     ({'echo': True}, 'echo', 'no such field'),
-])  # fmt: skip
+  ],
+)
 def test_a_bad_chat_is_refused_by_the_name_of_its_field(
-    served, change, param, says
+  served, change, param, says
 ):
   answer = served.client.post('/v1/chat/completions', json={**CHAT, **change})
   assert answer.status_code == 400, answer.text
@@ -121,10 +143,19 @@ def test_a_bad_chat_is_refused_by_the_name_of_its_field(
     raise AssertionError(message(answer))
 
 
-@pytest.mark.parametrize('content', [
-    b'', b'{', b'[1]', b'"x"', b'\xff\xfe', b'[' * 50_000, b'{"a": 1} x',
+@pytest.mark.parametrize(
+  'content',
+  [
+    b'',
+    b'{',
+    b'[1]',
+    b'"x"',
+    b'\xff\xfe',
+    b'[' * 50_000,
+    b'{"a": 1} x',
     b'{"n": ' + b'9' * 5000 + b'}',
-])  # fmt: skip
+  ],
+)
 def test_what_is_no_json_object_is_refused(served, content):
   answer = served.client.post('/v1/completions', content=content)
   assert answer.status_code == 400
@@ -140,22 +171,31 @@ def test_another_model_or_route_or_method_is_not_found(served):
   assert client.get('/v1/embeddings').status_code == 404
   assert 'path must be' in message(client.get('/v1/embeddings'))
   for wrong in (
-      client.get('/v1/completions'), client.post('/v1/models'),
-      client.delete('/health'),
-  ):  # fmt: skip
+    client.get('/v1/completions'),
+    client.post('/v1/models'),
+    client.delete('/health'),
+  ):
     assert wrong.status_code == 405 and 'method must be' in message(wrong)
 
 
 def test_fields_that_change_nothing_are_accepted(post):
   said = [
-      post(**{k: v for k, v in ASK.items() if k != 'model'}, temperature=0, **x)
-      for x in (
-          {},
-          {'user': 'me', 'presence_penalty': 0, 'frequency_penalty': 0.0,
-           'logit_bias': {}, 'suffix': None, 'best_of': None, 'n': 1,
-           'repetition_penalty': 1.0, 'metadata': {'a': 'b'}},
-      )
-  ]  # fmt: skip
+    post(**{k: v for k, v in ASK.items() if k != 'model'}, temperature=0, **x)
+    for x in (
+      {},
+      {
+        'user': 'me',
+        'presence_penalty': 0,
+        'frequency_penalty': 0.0,
+        'logit_bias': {},
+        'suffix': None,
+        'best_of': None,
+        'n': 1,
+        'repetition_penalty': 1.0,
+        'metadata': {'a': 'b'},
+      },
+    )
+  ]
   assert said[0]['choices'] == said[1]['choices']
 
 
@@ -174,13 +214,15 @@ def test_large_bodies_are_refused(served):
 def test_the_key_is_asked_for_where_there_is_one(start):
   with start(api_key='secret') as one:
     for headers in (
-        {}, {'Authorization': 'Bearer wrong'}, {'Authorization': 'secret'},
-        {'Authorization': 'Basic secret'},
-    ):  # fmt: skip
+      {},
+      {'Authorization': 'Bearer wrong'},
+      {'Authorization': 'secret'},
+      {'Authorization': 'Basic secret'},
+    ):
       for answer in (
-          one.client.get('/v1/models', headers=headers),
-          one.client.post('/v1/completions', json=ASK, headers=headers),
-          one.client.post('/v1/chat/completions', json=CHAT, headers=headers),
+        one.client.get('/v1/models', headers=headers),
+        one.client.post('/v1/completions', json=ASK, headers=headers),
+        one.client.post('/v1/chat/completions', json=CHAT, headers=headers),
       ):
         assert answer.status_code == 401 and 'Authorization' in message(answer)
     good = {'Authorization': 'Bearer secret'}
@@ -193,9 +235,11 @@ def test_who_comes_when_all_is_full_is_told_to_come_later(start):
     gate, done, step = threading.Event(), [], one.worker._engine.step
     one.worker._engine.step = lambda: gate.wait(60) and step()
     with httpx.Client(base_url=one.url, timeout=60) as other:
-      thread = threading.Thread(target=lambda: done.append(
+      thread = threading.Thread(
+        target=lambda: done.append(
           other.post('/v1/completions', json={**ASK, 'n': 2})
-      ))  # fmt: skip
+        )
+      )
       thread.start()
       while one.client.get('/health').json()['under_way'] < 2:
         time.sleep(0.01)

@@ -58,9 +58,10 @@ def test_what_may_begin_a_stop_string_is_held_back_and_let_go():
   assert one.finish == 'length'
 
 
-@pytest.mark.parametrize(('reason', 'finish'), [
-    ('eos', 'stop'), ('max_tokens', 'length'), ('overflow', 'length')
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ('reason', 'finish'),
+  [('eos', 'stop'), ('max_tokens', 'length'), ('overflow', 'length')],
+)
 def test_reasons(reason, finish):
   one, _ = say('ab', 1, reason=reason, end=[EOS])
   assert (one.finish, one.text, one.ids[-1]) == (finish, 'ab', EOS)
@@ -77,7 +78,7 @@ def test_a_decoder_that_takes_back_says_nothing_twice():
 
   one = speech.Speech(fallback)
   pieces = [
-      one.hear([byte], [0.0], 'eos' if i == 5 else None)
-      for i, byte in enumerate('aé€'.encode())
+    one.hear([byte], [0.0], 'eos' if i == 5 else None)
+    for i, byte in enumerate('aé€'.encode())
   ]
   assert pieces == ['a', '', 'é', '', '', '€']

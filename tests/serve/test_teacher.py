@@ -12,7 +12,9 @@ import time
 import httpx
 import pytest
 
-from posttrain import job, main, metrics, schema
+from posttrain import main, schema
+from posttrain.metrics import writers
+from posttrain.stage import job
 
 ENV = schema.Arithmetic(ops=('+',), max_operand=9, train_tasks=50, eval_tasks=4)
 STEPS, DIES_AT = 5, 2
@@ -20,23 +22,25 @@ STEPS, DIES_AT = 5, 2
 
 def stage(entry, **options):
   return schema.Stage(
-      envs={'sums': entry},
-      batch=schema.Batch(
-          prompts_per_step=8, row_tokens=48, micro_batch_tokens=192
-      ),
-      rollout=schema.Rollout(slots=8, prefill_rows=4),
-      eval=schema.Eval(prompts=4, samples=0, max_tokens=8), **options,
-  )  # fmt: skip
+    envs={'sums': entry},
+    batch=schema.Batch(
+      prompts_per_step=8, row_tokens=48, micro_batch_tokens=192
+    ),
+    rollout=schema.Rollout(slots=8, prefill_rows=4),
+    eval=schema.Eval(prompts=4, samples=0, max_tokens=8),
+    **options,
+  )
 
 
 def launch(workdir, entry, **options):
   run = schema.Run(
-      model=schema.PRESETS['tiny'], compilation_cache=None,
-      metrics=schema.Metrics(progress=False, tensorboard=False),
-      stages={'main': stage(entry, **options)},
-  )  # fmt: skip
+    model=schema.PRESETS['tiny'],
+    compilation_cache=None,
+    metrics=schema.Metrics(progress=False, tensorboard=False),
+    stages={'main': stage(entry, **options)},
+  )
   main.launch(run, str(workdir), dry_run=False)
-  return metrics.read(str(workdir / 'metrics.jsonl'))
+  return writers.read(str(workdir / 'metrics.jsonl'))
 
 
 class Teacher:
@@ -47,9 +51,14 @@ class Teacher:
       free.bind(('127.0.0.1', 0))
       self.port = free.getsockname()[1]
     self._command = [
-        sys.executable, '-m', 'posttrain.serve', f'--checkpoint={checkpoint}',
-        f'--port={self.port}', '--name=teacher', '--slots=2',
-        '--max_model_len=64',
+      sys.executable,
+      '-m',
+      'posttrain.serve',
+      f'--checkpoint={checkpoint}',
+      f'--port={self.port}',
+      '--name=teacher',
+      '--slots=2',
+      '--max_model_len=64',
     ]
     self.starts = 0
 
@@ -78,8 +87,9 @@ def test_opd_survives_the_death_of_its_teacher(tmp_path, monkeypatch):
   teacher = tmp_path / 'teacher'
   launch(teacher, schema.EnvEntry(env=ENV), steps=20)
   entry = schema.EnvEntry(
-      env=ENV, sampler=schema.Policy(temperature=0.8, max_tokens=8),
-      algorithm=schema.Opd(reference=str(teacher)),
+    env=ENV,
+    sampler=schema.Policy(temperature=0.8, max_tokens=8),
+    algorithm=schema.Opd(reference=str(teacher)),
   )
   # So slow that rounding in a logprob changes no token that is drawn.
   options = {'steps': STEPS, 'optim': schema.Optim(lr=1e-6, warmup_steps=0)}
@@ -96,11 +106,14 @@ def test_opd_survives_the_death_of_its_teacher(tmp_path, monkeypatch):
     return log(self, step, values)
 
   monkeypatch.setattr(job.Job, 'log', dies)
-  far = dataclasses.replace(entry, algorithm=schema.Opd(
+  far = dataclasses.replace(
+    entry,
+    algorithm=schema.Opd(
       reference=schema.Endpoint(
-          name='teacher', base_url=f'http://127.0.0.1:{server.port}/v1'
+        name='teacher', base_url=f'http://127.0.0.1:{server.port}/v1'
       )
-  ))
+    ),
+  )
   try:
     there = launch(tmp_path / 'there', far, **options)
   finally:

@@ -20,8 +20,8 @@ _TAGGED = re.compile(r'<tool_call>(.*?)(?:</tool_call>|$)', re.DOTALL)
 _START = re.compile(r'\b([A-Za-z_]\w*)\(\s*|(?=\{)')
 _DECODER = json.JSONDecoder()
 _HOW = (
-    'Call a tool by writing NAME({"ARGUMENT": VALUE, ...}), the arguments as '
-    'one JSON object.'
+  'Call a tool by writing NAME({"ARGUMENT": VALUE, ...}), the arguments as '
+  'one JSON object.'
 )
 
 
@@ -48,8 +48,9 @@ def find(text: str, names: Collection[str]) -> list[Call]:
   if not tagged:
     return list(_scan(text, names))
   return [
-      call for part in tagged
-      for call in list(_scan(part, names)) or [Call('', None)]
+    call
+    for part in tagged
+    for call in list(_scan(part, names)) or [Call('', None)]
   ]
 
 
@@ -83,8 +84,9 @@ def tools(env: Any, but: Collection[str]) -> dict[str, Callable]:
   # Of the class: `getmembers` of an instance would ask its properties.
   found = inspect.getmembers(type(env), inspect.isfunction)
   return {
-      name: getattr(env, name) for name, _ in found
-      if not name.startswith('_') and name not in but
+    name: getattr(env, name)
+    for name, _ in found
+    if not name.startswith('_') and name not in but
   }
 
 
@@ -99,7 +101,7 @@ def run(call: Call, tools: Mapping[str, Callable]) -> Any:
     raise ValueError(f'a call must be one that can be read. {_HOW}')
   if call.name not in tools:
     raise ValueError(
-        f'the tool must be one of {sorted(tools)}: got {call.name!r}'
+      f'the tool must be one of {sorted(tools)}: got {call.name!r}'
     )
   tool = tools[call.name]
   try:
@@ -112,8 +114,8 @@ def run(call: Call, tools: Mapping[str, Callable]) -> Any:
 def describe(tools: Mapping[str, Callable]) -> str:
   """Returns what to tell a policy of the tools: a line for each."""
   lines = (
-      f'- {_signature(name, tool)}{_summary(tool)}'
-      for name, tool in tools.items()
+    f'- {_signature(name, tool)}{_summary(tool)}'
+    for name, tool in tools.items()
   )
   return '\n'.join(('Tools:', *lines, _HOW))
 

@@ -28,8 +28,8 @@ def load(module: str, extra: str, env: str) -> ModuleType:
     if not error.name or not f'{module}.'.startswith(f'{error.name}.'):
       raise  # it is there, but lacks something itself
     raise ValueError(
-        f'{error.name} must be installed for envs.{env}.env: got none; pip '
-        f"install 'posttrain[{extra}]'"
+      f'{error.name} must be installed for envs.{env}.env: got none; pip '
+      f"install 'posttrain[{extra}]'"
     ) from error
 
 
@@ -53,7 +53,7 @@ def settle(value: Any) -> Any:
 
 
 def score(
-    reward: float | None, correct_at: float | None, metrics: Mapping[str, float]
+  reward: float | None, correct_at: float | None, metrics: Mapping[str, float]
 ) -> types.Score:
   """Returns the grade of an episode, `correct` if its reward is enough.
 
@@ -64,6 +64,7 @@ def score(
   """
   known = reward is not None and correct_at is not None
   return types.Score(
-      reward=reward, correct=reward >= correct_at if known else None,
-      metrics=metrics,
+    reward=reward,
+    correct=reward >= correct_at if known else None,
+    metrics=metrics,
   )

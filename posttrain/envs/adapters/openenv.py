@@ -51,9 +51,10 @@ class OpenEnv:
     asks = {'role': 'user', 'content': f'reset(seed={seed})'}
     system = {'role': 'system', 'content': self._cfg.prompt}
     return types.Task(
-        id=str(seed), env=self.name,
-        prompt=(system, asks) if self._cfg.prompt else (asks,),
-        info={'seed': seed},
+      id=str(seed),
+      env=self.name,
+      prompt=(system, asks) if self._cfg.prompt else (asks,),
+      info={'seed': seed},
     )
 
 
@@ -72,7 +73,7 @@ class Episode:
     if self._session is None:
       cfg = self._cfg
       self._session = session.Session(
-          cfg.url, cfg.connect_timeout, cfg.message_timeout
+        cfg.url, cfg.connect_timeout, cfg.message_timeout
       )
     told = self._session.ask('reset', {'seed': self._task.info['seed']})
     return (*self._task.prompt[:-1], self._show(told['observation']))
@@ -90,8 +91,9 @@ class Episode:
     reward = told.get('reward')
     self._rewards.append(None if reward is None else float(reward))
     return types.StepOut(
-        (self._show(told['observation']),), self._rewards[-1] or 0.0,
-        done=bool(told.get('done')),
+      (self._show(told['observation']),),
+      self._rewards[-1] or 0.0,
+      done=bool(told.get('done')),
     )
 
   def grade(self) -> types.Score:
@@ -101,8 +103,9 @@ class Episode:
     """
     given = [reward for reward in self._rewards if reward is not None]
     return common.score(
-        sum(given) if given else None, self._cfg.correct_at,
-        {'refused': self._refused},
+      sum(given) if given else None,
+      self._cfg.correct_at,
+      {'refused': self._refused},
     )
 
   def close(self) -> None:
@@ -117,7 +120,7 @@ class Episode:
       action = json.loads(text)
     except (ValueError, RecursionError) as error:
       raise session.BadAction(
-          f'an action must be a JSON object; {error}'
+        f'an action must be a JSON object; {error}'
       ) from error
     if not isinstance(action, dict):
       raise session.BadAction('an action must be a JSON object')
@@ -126,14 +129,15 @@ class Episode:
   def _show(self, observation: Mapping[str, Any]) -> types.Message:
     field = self._cfg.observation_field
     shown = {
-        key: value for key, value in observation.items()
-        if key not in ('reward', 'done')
+      key: value
+      for key, value in observation.items()
+      if key not in ('reward', 'done')
     }
     if field is not None:
       if field not in shown:
         raise ValueError(
-            'observation_field must name a field of the observation: got '
-            f'{field!r}, expected one of {sorted(shown)}'
+          'observation_field must name a field of the observation: got '
+          f'{field!r}, expected one of {sorted(shown)}'
         )
       shown = shown[field]
     if isinstance(shown, str):

@@ -45,13 +45,13 @@ class Session:
     self._closed = exceptions.ConnectionClosed
     self._open = contextlib.ExitStack()
     try:
-      self._socket = self._open.enter_context(client.connect(
-          url, open_timeout=connect_timeout, max_size=_MAX_BYTES
-      ))
+      self._socket = self._open.enter_context(
+        client.connect(url, open_timeout=connect_timeout, max_size=_MAX_BYTES)
+      )
     except (OSError, exceptions.WebSocketException) as error:
       raise ConnectionError(
-          f'url must name a server that answers in connect_timeout='
-          f'{connect_timeout:g} s: got {url!r}; {type(error).__name__}: {error}'
+        f'url must name a server that answers in connect_timeout='
+        f'{connect_timeout:g} s: got {url!r}; {type(error).__name__}: {error}'
       ) from error
 
   def ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,12 +73,12 @@ class Session:
       reply = json.loads(self._socket.recv(timeout=self._wait))
     except TimeoutError:
       raise TimeoutError(
-          f'{self._url} must answer a {kind} in message_timeout='
-          f'{self._wait:g} s: got nothing'
+        f'{self._url} must answer a {kind} in message_timeout='
+        f'{self._wait:g} s: got nothing'
       ) from None
     except self._closed as error:
       raise ConnectionError(
-          f'{self._url} must stay connected: {error}'
+        f'{self._url} must stay connected: {error}'
       ) from error
     told = reply['data']
     if reply['type'] == 'observation':
@@ -99,7 +99,7 @@ class Session:
 def _explain(told: Mapping[str, Any]) -> str:
   """Returns the words of an error, with those on each field of an action."""
   fields = (
-      f'{".".join(map(str, error.get("loc", ())))}: {error.get("msg")}'
-      for error in told.get('errors', ())
+    f'{".".join(map(str, error.get("loc", ())))}: {error.get("msg")}'
+    for error in told.get('errors', ())
   )
   return '; '.join((str(told.get('message')), *fields))

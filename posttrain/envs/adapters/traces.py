@@ -30,12 +30,12 @@ def load(kind: type, options: Mapping[str, Any], key: str) -> Iterable[Any]:
     taskset = kind(config(**options))
   except ValueError as error:  # pydantic's
     raise ValueError(
-        f'{key}.options must be those of {config.__name__}: got {options!r}; '
-        f'{error}'
+      f'{key}.options must be those of {config.__name__}: got {options!r}; '
+      f'{error}'
     ) from error
   if taskset.toolsets(taskset.config):
     raise ValueError(
-        f'{key}.taskset must need no tool servers: got {kind.__name__!r}'
+      f'{key}.taskset must need no tool servers: got {kind.__name__!r}'
     )
   return taskset
 
@@ -62,9 +62,7 @@ def texts(task: Any) -> types.Messages:
   asks = prompt(task)
   for message in asks:
     if not isinstance(message.content, str):
-      raise ValueError(
-          f'a message must be a text: got {message.content!r}'
-      )
+      raise ValueError(f'a message must be a text: got {message.content!r}')
   return tuple({'role': m.role, 'content': m.content} for m in asks)
 
 
@@ -76,14 +74,16 @@ def needs(task: Any) -> list[str]:
   scorers = {fn.__name__: fn for fn in task.hooks('reward')}
   scorers |= {judge.reward_name: judge.score for judge in task.plugged_judges()}
   found = [
-      f'a runtime for reward {name!r}' for name, fn in scorers.items()
-      if _needs_runtime(fn)
+    f'a runtime for reward {name!r}'
+    for name, fn in scorers.items()
+    if _needs_runtime(fn)
   ]
   if kind.NEEDS_CONTAINER:
     found.append('a container')
   found += [
-      f'a runtime for {hook}' for hook in ('setup', 'finalize')
-      if getattr(kind, hook) is not getattr(vf.Task, hook)
+    f'a runtime for {hook}'
+    for hook in ('setup', 'finalize')
+    if getattr(kind, hook) is not getattr(vf.Task, hook)
   ]
   if kind.toolsets(task.config):
     found.append('tool servers')
@@ -111,21 +111,23 @@ def trace(task: Any, text: str, truncated: bool) -> Any:
   said = [*prompt(task), vf.AssistantMessage(content=text)]
   last = len(said) - 1
   made = vf.Trace(
-      task=vf.TraceTask(
-          type=type(task).__name__, data=task.data, key=task.key,
-          hash=task.hash,
-      ),
-      state=state.state_cls(type(task))(),
-      agent=vf.AgentInfo(config=vf.AgentConfig()),
-      nodes=[
-          vf.MessageNode(
-              parent=i - 1 if i else None, message=message, sampled=i == last
-          )
-          for i, message in enumerate(said)
-      ],
-      calls=[vf.ModelCall(
-          node=last, finish_reason='length' if truncated else 'stop'
-      )],
-  )  # fmt: skip
+    task=vf.TraceTask(
+      type=type(task).__name__,
+      data=task.data,
+      key=task.key,
+      hash=task.hash,
+    ),
+    state=state.state_cls(type(task))(),
+    agent=vf.AgentInfo(config=vf.AgentConfig()),
+    nodes=[
+      vf.MessageNode(
+        parent=i - 1 if i else None, message=message, sampled=i == last
+      )
+      for i, message in enumerate(said)
+    ],
+    calls=[
+      vf.ModelCall(node=last, finish_reason='length' if truncated else 'stop')
+    ],
+  )
   made.stop('agent_completed')
   return made

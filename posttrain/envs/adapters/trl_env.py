@@ -21,11 +21,12 @@ TRL itself is not needed.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from posttrain import imports, schema, types
+from posttrain import schema, types
 from posttrain.chat import messages
 from posttrain.data import jsonl, sources
 from posttrain.envs import base
 from posttrain.envs.adapters import calls, common
+from posttrain.util import imports
 
 _OURS = ('reset', 'get_reward')  # methods that are no tools
 
@@ -46,8 +47,8 @@ class Trl:
     made = self._factory()
     if not hasattr(made, 'reset'):
       raise ValueError(
-          f'{key} must make what has a method reset: got {cfg.factory!r}, '
-          f'which makes a {type(made).__name__}'
+        f'{key} must make what has a method reset: got {cfg.factory!r}, '
+        f'which makes a {type(made).__name__}'
       )
     self._tools = calls.describe(calls.tools(made, _OURS))
 
@@ -69,7 +70,7 @@ class Trl:
       file = base.find(self.name, field, path, folders=False)
       rows, made_of = jsonl.objects(file), sources.file_fingerprint(file)
     return sources.Shuffled(
-        [self._task(row, where) for row, where in rows], seed, made_of
+      [self._task(row, where) for row, where in rows], seed, made_of
     )
 
   def make(self, task: types.Task) -> 'Episode':
@@ -81,8 +82,8 @@ class Trl:
       prompt = [{'role': 'user', 'content': prompt}]
     if not isinstance(prompt, list) or not prompt:
       raise ValueError(
-          f'{where}: prompt must be a string or a list of messages: got '
-          f'{prompt!r}'
+        f'{where}: prompt must be a string or a list of messages: got '
+        f'{prompt!r}'
       )
     for index, message in enumerate(prompt):
       messages.check(message, f'{where}: prompt[{index}]')
@@ -92,12 +93,15 @@ class Trl:
       system = {**own, 'content': f'{own["content"]}\n\n{self._tools}'}
     if not prompt or prompt[-1]['role'] != 'user':
       raise ValueError(
-          f'{where}: prompt must end in a user message, to which reset '
-          f'appends: got {row["prompt"]!r}'
+        f'{where}: prompt must end in a user message, to which reset '
+        f'appends: got {row["prompt"]!r}'
       )
     return types.Task(
-        id=where, env=self.name, prompt=(system, *prompt),
-        answer=row.get('answer'), info=row,
+      id=where,
+      env=self.name,
+      prompt=(system, *prompt),
+      answer=row.get('answer'),
+      info=row,
     )
 
 
@@ -105,8 +109,10 @@ class Episode:
   """One instance of the class, and the calls it gets."""
 
   def __init__(
-      self, task: types.Task, factory: Callable[[], Any],
-      correct_at: float | None,
+    self,
+    task: types.Task,
+    factory: Callable[[], Any],
+    correct_at: float | None,
   ):
     self._task, self._env, self._correct_at = task, factory(), correct_at
     self._tools = calls.tools(self._env, _OURS)
@@ -132,8 +138,9 @@ class Episode:
     """
     reward = common.settle(getattr(self._env, 'get_reward', lambda: None)())
     return common.score(
-        None if reward is None else float(reward), self._correct_at,
-        {'calls': self._calls, 'failures': self._failures},
+      None if reward is None else float(reward),
+      self._correct_at,
+      {'calls': self._calls, 'failures': self._failures},
     )
 
   def close(self) -> None:

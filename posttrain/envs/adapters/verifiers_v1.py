@@ -15,10 +15,11 @@ left out.
 import itertools
 from typing import Any
 
-from posttrain import imports, schema, types
+from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.adapters import common, traces
+from posttrain.util import imports
 
 
 class Verifiers:
@@ -48,8 +49,9 @@ class Verifiers:
     tasks = self._load(split)
     made_of = sources.fingerprint(*(task.key.encode() for task in tasks))
     return sources.Shuffled(
-        [self._task(f'{split}:{i}', task) for i, task in enumerate(tasks)],
-        seed, made_of,
+      [self._task(f'{split}:{i}', task) for i, task in enumerate(tasks)],
+      seed,
+      made_of,
     )
 
   def make(self, task: types.Task) -> 'Episode':
@@ -72,29 +74,30 @@ class Verifiers:
     where = f'environment {self.name}, task {id}'
     if needs := traces.needs(theirs):
       raise ValueError(
-          f'{where} must be a conversation of one turn: a '
-          f'{type(theirs).__name__} needs {", ".join(needs)}; leave that out '
-          'of the taskset, or play it by the harness of verifiers'
+        f'{where} must be a conversation of one turn: a '
+        f'{type(theirs).__name__} needs {", ".join(needs)}; leave that out '
+        'of the taskset, or play it by the harness of verifiers'
       )
     try:
       prompt = traces.texts(theirs)
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
     info = theirs.data.model_dump(
-        mode='json', exclude_defaults=True, exclude={'prompt', 'system_prompt'}
+      mode='json', exclude_defaults=True, exclude={'prompt', 'system_prompt'}
     )
     return types.Task(
-        id=id, env=self.name, prompt=prompt, answer=info.get('answer'),
-        info=info,
+      id=id,
+      env=self.name,
+      prompt=prompt,
+      answer=info.get('answer'),
+      info=info,
     )
 
 
 class Episode:
   """One answer."""
 
-  def __init__(
-      self, task: types.Task, theirs: Any, correct_at: float | None
-  ):
+  def __init__(self, task: types.Task, theirs: Any, correct_at: float | None):
     """Args: theirs: the task as the taskset has it."""
     self._task, self._theirs, self._correct_at = task, theirs, correct_at
     self._score = types.Score(reward=None)
@@ -109,8 +112,9 @@ class Episode:
     common.settle(self._theirs.score(trace))
     rewards = {name: one.score for name, one in trace.rewards.items()}
     self._score = common.score(
-        trace.reward if rewards else None, self._correct_at,
-        {**trace.metrics, **rewards},
+      trace.reward if rewards else None,
+      self._correct_at,
+      {**trace.metrics, **rewards},
     )
     return types.StepOut(reward=self._score.reward or 0.0)
 

@@ -33,13 +33,13 @@ def export(folder: str, seeds: range, split: str) -> str:
   path = pathlib.Path(folder)
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise ValueError(
-        f'DIR must be a new or an empty folder: got {folder!r}; name another'
+      f'DIR must be a new or an empty folder: got {folder!r}; name another'
     )
   if not 0 <= seeds.start < seeds.stop <= schemas.SPLIT_SEEDS:
     raise ValueError(
-        f'--seed0 and --databases must name some of the databases 0 .. '
-        f'{schemas.SPLIT_SEEDS - 1}: got --seed0={seeds.start} '
-        f'--databases={len(seeds)}'
+      f'--seed0 and --databases must name some of the databases 0 .. '
+      f'{schemas.SPLIT_SEEDS - 1}: got --seed0={seeds.start} '
+      f'--databases={len(seeds)}'
     )
   asked: list[record.Question] = []
   for seed in seeds:
@@ -53,9 +53,9 @@ def export(folder: str, seeds: range, split: str) -> str:
   (path / 'tokenizer.json').write_text(tokenizer.make(tokenizer.vocabulary()))
   counts = Counter(question.difficulty for question in asked)
   return (
-      f'{folder}: {len(seeds)} databases, {len(asked)} questions ('
-      + ', '.join(f'{counts[kind]} {kind}' for kind in record.DIFFICULTIES)
-      + f'), fingerprint {synth.fingerprint(seeds, split)}'
+    f'{folder}: {len(seeds)} databases, {len(asked)} questions ('
+    + ', '.join(f'{counts[kind]} {kind}' for kind in record.DIFFICULTIES)
+    + f'), fingerprint {synth.fingerprint(seeds, split)}'
   )
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--databases', type=int, default=100)
   parser.add_argument('--split', choices=schemas.SPLITS, default='train')
   parser.add_argument(
-      '--seed0', type=int, default=0, help='the first database of the split'
+    '--seed0', type=int, default=0, help='the first database of the split'
   )
   args = parser.parse_args(argv)
   seeds = range(args.seed0, args.seed0 + args.databases)
@@ -77,15 +77,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _object(question: record.Question) -> dict:
   return {
-      'id': question.id,
-      'db_id': question.db_id,
-      'question': question.text,
-      'gold_sql': question.gold_sql,
-      'answer_type': question.answer_type,
-      'gold_answer': question.gold_rows,
-      'n_rows': len(question.gold_rows),
-      'tables': question.tables,
-      'difficulty': question.difficulty,
+    'id': question.id,
+    'db_id': question.db_id,
+    'question': question.text,
+    'gold_sql': question.gold_sql,
+    'answer_type': question.answer_type,
+    'gold_answer': question.gold_rows,
+    'n_rows': len(question.gold_rows),
+    'tables': question.tables,
+    'difficulty': question.difficulty,
   }
 
 

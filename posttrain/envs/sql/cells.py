@@ -36,9 +36,11 @@ def cell(value: record.Cell) -> str:
   if isinstance(value, int):
     return str(value)
   plain = (
-      value and value == value.strip() and _SEPARATORS.isdisjoint(value)
-      and value.lower() not in (NULL, EMPTY)
-  )  # fmt: skip
+    value
+    and value == value.strip()
+    and _SEPARATORS.isdisjoint(value)
+    and value.lower() not in (NULL, EMPTY)
+  )
   return value if plain else json.dumps(value, ensure_ascii=False)
 
 
@@ -48,9 +50,12 @@ def row(values: Iterable[record.Cell]) -> str:
 
 
 def write(
-    rows: Sequence[Sequence[record.Cell]], *, style: str, limit: int,
-    more: bool = False,
-) -> tuple[str, bool]:  # fmt: skip
+  rows: Sequence[Sequence[record.Cell]],
+  *,
+  style: str,
+  limit: int,
+  more: bool = False,
+) -> tuple[str, bool]:
   """Writes rows, at most so many characters of them.
 
   Args:
@@ -143,5 +148,5 @@ def _pattern(between: str) -> re.Pattern:
   ends = re.escape(between) + r';\n'
   quoted = rf'("(?:[^"\\]++|\\.)*+")[^\S\n]*+(?![^{ends}])'
   return re.compile(
-      rf'[^\S\n]*+(?:{quoted}|([^{ends}]*+))([{ends}]|\Z)', re.DOTALL
+    rf'[^\S\n]*+(?:{quoted}|([^{ends}]*+))([{ends}]|\Z)', re.DOTALL
   )

@@ -5,11 +5,12 @@ import math
 import re
 
 _QUERY = re.compile(  # possessive: comments match in one way only
-    r'(?>\s|--[^\n]*|/\*.*?\*/)*+(?:select|with)\b', re.IGNORECASE | re.DOTALL
+  r'(?>\s|--[^\n]*|/\*.*?\*/)*+(?:select|with)\b', re.IGNORECASE | re.DOTALL
 )
 _WORD = re.compile(  # or a comment
-    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|"[^"]*"|'[^']*'|`[^`]*`|\[[^]]*]|\*|"""
-    r'[\w$\x80-\U0010ffff]+', re.DOTALL,
+  r"""--[^\n]*|/\*.*?(?:\*/|\Z)|"[^"]*"|'[^']*'|`[^`]*`|\[[^]]*]|\*|"""
+  r'[\w$\x80-\U0010ffff]+',
+  re.DOTALL,
 )
 
 

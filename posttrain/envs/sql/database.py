@@ -23,8 +23,8 @@ from posttrain.envs.sql import checks, like, record
 # Cheap, and their result depends on nothing but their arguments. The functions
 # of dates are missing: any argument may come to mean 'now'.
 FUNCTIONS = frozenset(
-    'abs avg coalesce count group_concat ifnull instr length like lower max '
-    'min nullif round substr sum total trim upper'.split()
+  'abs avg coalesce count group_concat ifnull instr length like lower max '
+  'min nullif round substr sum total trim upper'.split()
 )
 HEAP = 2**30  # bytes that SQLite may hold, in the whole process
 _TICK = 1000  # instructions between two looks at the budget
@@ -83,22 +83,22 @@ class Database:
     # A schema may be trusted, as a query: the authorizer sees to both. If not,
     # views could not call the functions that are made here.
     connection.executescript(
-        'PRAGMA query_only = ON; PRAGMA trusted_schema = ON; '
-        f'PRAGMA temp_store = MEMORY; PRAGMA hard_heap_limit = {HEAP}'
+      'PRAGMA query_only = ON; PRAGMA trusted_schema = ON; '
+      f'PRAGMA temp_store = MEMORY; PRAGMA hard_heap_limit = {HEAP}'
     )
     self._columns = _read_schema(connection)
     if not self._columns:
       raise ValueError('there is no table')
     views = "SELECT name FROM sqlite_master WHERE type = 'view'"
     self._known = {table.lower() for table in self._columns} | {
-        view.lower() for view, in connection.execute(views)
+      view.lower() for (view,) in connection.execute(views)
     }
     for name, bound in list(dataclasses.asdict(limits).items())[4:]:
       number = getattr(sqlite3, f'SQLITE_LIMIT_{name.upper()}')
       connection.setlimit(number, bound)
     for name, count, function in like.FUNCTIONS:
       connection.create_function(
-          name, count, self._priced(function), deterministic=True
+        name, count, self._priced(function), deterministic=True
       )
     connection.set_progress_handler(self._tick, _TICK)
     connection.set_authorizer(self._authorize)
@@ -114,7 +114,7 @@ class Database:
 
   @classmethod
   def from_file(
-      cls, path: str | pathlib.Path, limits: Limits = Limits()
+    cls, path: str | pathlib.Path, limits: Limits = Limits()
   ) -> 'Database':
     """Opens a database file, which must not change from now on.
 
@@ -132,8 +132,11 @@ class Database:
     connection = None
     try:
       connection = sqlite3.connect(
-          uri, uri=True, isolation_level=None, cached_statements=0,
-          check_same_thread=False,
+        uri,
+        uri=True,
+        isolation_level=None,
+        cached_statements=0,
+        check_same_thread=False,
       )
       if data is not None:
         connection.deserialize(data)
@@ -276,12 +279,12 @@ class Database:
 def _read_schema(connection: sqlite3.Connection) -> dict[str, tuple]:
   """Returns, by table, the name and the declared type of each column."""
   tables = connection.execute(
-      "SELECT name FROM sqlite_master WHERE type = 'table' AND "
-      "name NOT LIKE 'sqlite!_%' ESCAPE '!' AND "
-      "sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY rowid"
+    "SELECT name FROM sqlite_master WHERE type = 'table' AND "
+    "name NOT LIKE 'sqlite!_%' ESCAPE '!' AND "
+    "sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY rowid"
   ).fetchall()
   info = 'SELECT name, type FROM pragma_table_xinfo(?)'
-  return {name: tuple(connection.execute(info, (name,))) for name, in tables}
+  return {name: tuple(connection.execute(info, (name,))) for (name,) in tables}
 
 
 def _decode(data: bytes) -> str:

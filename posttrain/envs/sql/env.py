@@ -20,16 +20,16 @@ from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.sql import (
-    actions,
-    cells,
-    database,
-    files,
-    generated,
-    observations,
-    players,
-    record,
-    rewards,
-    verifier,
+  actions,
+  cells,
+  database,
+  files,
+  generated,
+  observations,
+  players,
+  record,
+  rewards,
+  verifier,
 )
 
 _NAME = 20  # characters of a name that is no table's, in the error
@@ -45,8 +45,10 @@ class Sql:
       ValueError: a file or database is missing, or a question is malformed.
     """
     self.name, self.cfg, self.max_turns = name, cfg, cfg.budget
-    kind = files.Files if isinstance(cfg.data, schema.SqlFiles) else (
-        generated.Generated
+    kind = (
+      files.Files
+      if isinstance(cfg.data, schema.SqlFiles)
+      else (generated.Generated)
     )
     self._data = kind(name, cfg.data, cfg.difficulties)
     self._says = observations.Observations(cfg.style, cfg.role)
@@ -60,18 +62,17 @@ class Sql:
     base.check_split(split)
     questions = self._data.questions(split)
     return sources.Shuffled(
-        base.Tasks(questions, self.task), seed,
-        sources.fingerprint(
-            repr(self.cfg).encode(), self._data.fingerprint(split).encode()
-        ),
+      base.Tasks(questions, self.task),
+      seed,
+      sources.fingerprint(
+        repr(self.cfg).encode(), self._data.fingerprint(split).encode()
+      ),
     )
 
   def make(self, task: types.Task) -> 'Episode':
     """Returns an episode, which opens the task's database when it acts."""
     db_id = task.info['db_id']
-    return Episode(
-        lambda: self._data.open(db_id), task, self.cfg, self._says
-    )
+    return Episode(lambda: self._data.open(db_id), task, self.cfg, self._says)
 
   def task(self, question: record.Question) -> types.Task:
     """Returns the task of a question, with how a teacher explores it.
@@ -81,9 +82,11 @@ class Sql:
     """
     tables = self._data.tables(question.db_id)
     task = types.Task(
-        id=question.id, env=self.name, info=dict(vars(question)),
-        prompt=self._says.prompt(question.text, tables, self.cfg.budget),
-        answer=verifier.answer(question.gold_rows, question.answer_type),
+      id=question.id,
+      env=self.name,
+      info=dict(vars(question)),
+      prompt=self._says.prompt(question.text, tables, self.cfg.budget),
+      answer=verifier.answer(question.gold_rows, question.answer_type),
     )
     said = players.demonstrate(self, task, self.cfg.teacher)
     return dataclasses.replace(task, demonstration=said)
@@ -93,8 +96,11 @@ class Episode:
   """One question, explored."""
 
   def __init__(
-      self, connect: Callable[[], database.Database], task: types.Task,
-      cfg: schema.Sql, says: observations.Observations,
+    self,
+    connect: Callable[[], database.Database],
+    task: types.Task,
+    cfg: schema.Sql,
+    says: observations.Observations,
   ):
     """Args: connect: opens the database; says: writes observations."""
     self._connect, self._opened = connect, None
@@ -113,10 +119,15 @@ class Episode:
     action = actions.parse(text)
     self._unparsed += not action.parsed
     if action.type == 'ANSWER' and not truncated:
-      self._taken.append(self._ledger.answer(verifier.correct(
-          action.argument, self._task.info['gold_rows'],
-          self._task.info['answer_type'],
-      )))  # fmt: skip
+      self._taken.append(
+        self._ledger.answer(
+          verifier.correct(
+            action.argument,
+            self._task.info['gold_rows'],
+            self._task.info['answer_type'],
+          )
+        )
+      )
       return types.StepOut((), self._taken[-1], done=True)
     shown, error, rows = None, 'the turn was too long and was cut off', None
     if not truncated:
@@ -125,8 +136,9 @@ class Episode:
     move = rewards.Move(rewards.key(action), error is not None, rows)
     self._taken.append(self._ledger.step(move))
     said = (
-        self._says.result(shown, action.type, self._left) if error is None
-        else self._says.error(error, action.type, self._left)
+      self._says.result(shown, action.type, self._left)
+      if error is None
+      else self._says.error(error, action.type, self._left)
     )
     return types.StepOut(said, self._taken[-1], done=False)
 
@@ -142,16 +154,19 @@ class Episode:
     ledger = self._ledger
     correct = bool(ledger.correct)
     return types.Score(
-        reward=sum(self._taken), correct=correct,
-        formatted=not self._unparsed,
-        metrics={
-            'operational': ledger.operational, 'progress': ledger.nearest,
-            'answered': float(ledger.correct is not None),
-            'steps': float(len(self._taken)), 'failed': float(self._failed),
-            'unparsed': float(self._unparsed),
-            f'pass_rate_{self._task.info["difficulty"]}': float(correct),
-        },
-    )  # fmt: skip
+      reward=sum(self._taken),
+      correct=correct,
+      formatted=not self._unparsed,
+      metrics={
+        'operational': ledger.operational,
+        'progress': ledger.nearest,
+        'answered': float(ledger.correct is not None),
+        'steps': float(len(self._taken)),
+        'failed': float(self._failed),
+        'unparsed': float(self._unparsed),
+        f'pass_rate_{self._task.info["difficulty"]}': float(correct),
+      },
+    )
 
   def close(self) -> None:
     if self._opened is not None:
@@ -169,12 +184,12 @@ class Episode:
     return self._cfg.budget - len(self._taken)
 
   def _act(
-      self, action: actions.Action
+    self, action: actions.Action
   ) -> tuple[str | None, str | None, record.Rows | None]:
     """Runs an action: what it shows, or what was wrong; rows of a query."""
     if action.type == 'QUERY':
       return self._show(
-          self._db.query(action.argument, observations.QUERY_ROWS), True
+        self._db.query(action.argument, observations.QUERY_ROWS), True
       )
     table = self._db.find(action.argument)
     if table is None:

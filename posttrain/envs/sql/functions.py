@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 
 from posttrain import schema, types
 from posttrain.envs.sql import (
-    actions,
-    cells,
-    observations,
-    record,
-    rewards,
-    verifier,
+  actions,
+  cells,
+  observations,
+  record,
+  rewards,
+  verifier,
 )
 
 Completion = Sequence[types.Message]
@@ -30,15 +30,15 @@ _NUMBER = re.compile(r'-?[0-9]{1,300}((?:\.[0-9]+)?(?:e[+-][0-9]+)?)')
 
 
 def reward_correctness(
-    completions: Sequence[Completion], gold_rows: Sequence[record.Rows],
-    answer_type: Sequence[str], **columns,
-) -> list[float | None]:  # fmt: skip
+  completions: Sequence[Completion],
+  gold_rows: Sequence[record.Rows],
+  answer_type: Sequence[str],
+  **columns,
+) -> list[float | None]:
   """Returns 1 for a right answer, 0 for a wrong one or none."""
   del columns
   found = []
-  for said, gold, kind in zip(
-      completions, gold_rows, answer_type, strict=True
-  ):
+  for said, gold, kind in zip(completions, gold_rows, answer_type, strict=True):
     moves = list(_moves(said))
     answers = [a.argument for a, heard in moves if _answers(a, heard)]
     right = bool(answers) and verifier.correct(answers[0], gold, kind)
@@ -47,26 +47,28 @@ def reward_correctness(
 
 
 def reward_progress(
-    completions: Sequence[Completion], gold_rows: Sequence[record.Rows],
-    **columns,
-) -> list[float | None]:  # fmt: skip
+  completions: Sequence[Completion],
+  gold_rows: Sequence[record.Rows],
+  **columns,
+) -> list[float | None]:
   """Returns how near the last query came to the gold rows, in [0, 1]."""
   del columns
   return [
-      None if ledger is None else ledger.nearest
-      for ledger in _replay(completions, gold_rows)
+    None if ledger is None else ledger.nearest
+    for ledger in _replay(completions, gold_rows)
   ]
 
 
 def reward_operational(
-    completions: Sequence[Completion], gold_rows: Sequence[record.Rows],
-    **columns,
-) -> list[float | None]:  # fmt: skip
+  completions: Sequence[Completion],
+  gold_rows: Sequence[record.Rows],
+  **columns,
+) -> list[float | None]:
   """Returns the sum of what single steps are worth, by version 2."""
   del columns
   return [
-      None if ledger is None else ledger.operational
-      for ledger in _replay(completions, gold_rows)
+    None if ledger is None else ledger.operational
+    for ledger in _replay(completions, gold_rows)
   ]
 
 

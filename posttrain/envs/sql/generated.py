@@ -11,7 +11,7 @@ class Generated:
   """`schema.SqlSynth`."""
 
   def __init__(
-      self, name: str, cfg: schema.SqlSynth, difficulties: Sequence[str]
+    self, name: str, cfg: schema.SqlSynth, difficulties: Sequence[str]
   ):
     """Args: name: of the environment; difficulties: of the questions."""
     del name
@@ -20,7 +20,7 @@ class Generated:
   def questions(self, split: str) -> Sequence[record.Question]:
     """Returns the questions of a split, database by database."""
     return _Questions(
-        self._databases(split), self._split(split), self._difficulties
+      self._databases(split), self._split(split), self._difficulties
     )
 
   def fingerprint(self, split: str) -> str:
@@ -57,9 +57,10 @@ class _Questions(Sequence):
   def __getitem__(self, index: int) -> record.Question:
     seed, place = divmod(range(len(self))[index], self._each)
     return [
-        question for question in synth.questions(seed, self.split)
-        if question.difficulty in self.difficulties
-    ][place]  # fmt: skip
+      question
+      for question in synth.questions(seed, self.split)
+      if question.difficulty in self.difficulties
+    ][place]
 
   @property
   def _each(self) -> int:

@@ -16,7 +16,7 @@ _ANY, _ONE = '\0', '\ud800'  # of a pattern; no other character is like these
 
 
 def like(
-    spend: Spend, pattern: Value, text: Value, *escape: Value
+  spend: Spend, pattern: Value, text: Value, *escape: Value
 ) -> bool | None:
   """Returns whether a text is like a pattern.
 
@@ -66,9 +66,11 @@ def trim(spend: Spend, text: Value, characters: Value) -> str | None:
 
 # (name, arguments, function), for `Connection.create_function`.
 FUNCTIONS = (
-    ('like', 2, like), ('like', 3, like),
-    ('instr', 2, instr), ('trim', 2, trim),
-)  # fmt: skip
+  ('like', 2, like),
+  ('like', 3, like),
+  ('instr', 2, instr),
+  ('trim', 2, trim),
+)
 
 
 def _pay(spend: Spend, pattern: str, text: str, more: int = 0) -> None:
@@ -96,9 +98,11 @@ def _fold(text: str) -> str:
   """Lowers the letters of ASCII, as only bytes do."""
   if text.isascii():
     return text.lower()
-  return text.encode('utf-8', 'surrogatepass').lower().decode(
-      'utf-8', 'surrogatepass'
-  )  # fmt: skip
+  return (
+    text.encode('utf-8', 'surrogatepass')
+    .lower()
+    .decode('utf-8', 'surrogatepass')
+  )
 
 
 def _escaped(pattern: str, escape: str) -> str | None:

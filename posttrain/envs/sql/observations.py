@@ -53,14 +53,20 @@ class _Words:
 
 
 _STYLES = {
-    'compact': _Words(
-        '{}', '\ntables: {}', '\nleft: {}', 'result: ', 'error: ', 3, 400, 60
-    ),
-    'verbose': _Words(
-        'Question: {}', '\nTables: {}', '\nSteps left: {}', 'Result:\n',
-        'Error: ', 5, 2000, 500,
-    ),
-}  # fmt: skip
+  'compact': _Words(
+    '{}', '\ntables: {}', '\nleft: {}', 'result: ', 'error: ', 3, 400, 60
+  ),
+  'verbose': _Words(
+    'Question: {}',
+    '\nTables: {}',
+    '\nSteps left: {}',
+    'Result:\n',
+    'Error: ',
+    5,
+    2000,
+    500,
+  ),
+}
 
 
 class Observations:
@@ -73,7 +79,7 @@ class Observations:
     self.sample_rows = self._words.sample_rows
 
   def prompt(
-      self, question: str, tables: tuple[str, ...], budget: int
+    self, question: str, tables: tuple[str, ...], budget: int
   ) -> types.Messages:
     """Asks the question."""
     words, messages = self._words, ()
@@ -96,7 +102,7 @@ class Observations:
   def rows(self, rows: record.Rows, more: bool) -> str:
     """Writes rows; `more`: there are others."""
     text, _ = cells.write(
-        rows, style=self._style, more=more, limit=self._words.characters
+      rows, style=self._style, more=more, limit=self._words.characters
     )
     return text
 
@@ -117,9 +123,10 @@ class Observations:
 
 
 _READ = re.compile(
-    r'(?:(?:result: |Result:\n)(?P<result>.*)|[eE]rror: (?P<error>.*))'
-    r'\n(?:left|Steps left): \d+', re.DOTALL,
-)  # fmt: skip
+  r'(?:(?:result: |Result:\n)(?P<result>.*)|[eE]rror: (?P<error>.*))'
+  r'\n(?:left|Steps left): \d+',
+  re.DOTALL,
+)
 
 
 def read(content: str) -> tuple[str | None, str | None]:

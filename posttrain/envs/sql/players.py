@@ -17,12 +17,12 @@ from typing import Any
 from posttrain import schema, types
 from posttrain.envs import base
 from posttrain.envs.sql import (
-    actions,
-    cells,
-    database,
-    observations,
-    verifier,
-    words,
+  actions,
+  cells,
+  database,
+  observations,
+  verifier,
+  words,
 )
 
 # (task, says a colon, random numbers) -> its turns.
@@ -30,13 +30,12 @@ Turns = Generator[str, str, None]
 Player = Callable[[types.Task, bool, random.Random], Turns]
 
 _SIBLINGS = {
-    column: columns for columns in words.CONCEPTS.values()
-    for column in columns
-}  # fmt: skip
+  column: columns for columns in words.CONCEPTS.values() for column in columns
+}
 
 
 def play(
-    env: base.Env, task: types.Task, player: Player, seed: int = 0
+  env: base.Env, task: types.Task, player: Player, seed: int = 0
 ) -> types.Rollout:
   """Plays one episode to its end.
 
@@ -51,7 +50,7 @@ def play(
     token.
   """
   turns = player(
-      task, env.cfg.style == 'verbose', random.Random(f'{seed}:{task.id}')
+    task, env.cfg.style == 'verbose', random.Random(f'{seed}:{task.id}')
   )
   said, stop_reason, taken = next(turns), 'max_turns', []
   with contextlib.closing(env.make(task)) as episode:
@@ -66,7 +65,7 @@ def play(
       said = turns.send(out.messages[-1]['content'])
     score = episode.grade()
   return types.Rollout(
-      0, task, tuple(messages), (), score, stop_reason, turns=tuple(taken)
+    0, task, tuple(messages), (), score, stop_reason, turns=tuple(taken)
   )
 
 
@@ -85,8 +84,8 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
   def player(task, colon, rng):
     info, sql = task.info, task.info['gold_sql']
     detour, error, haste = (
-        rng.random() < share
-        for share in (teacher.detour, teacher.error, teacher.haste)
+      rng.random() < share
+      for share in (teacher.detour, teacher.error, teacher.haste)
     )
     looks = not info['template'].startswith('E')
     if haste and looks:
@@ -95,9 +94,10 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
       return
     if detour:
       yield actions.write(
-          rng.choice(('SAMPLE', 'DESCRIBE')), rng.choice(_tables(task)),
-          colon=colon,
-      )  # fmt: skip
+        rng.choice(('SAMPLE', 'DESCRIBE')),
+        rng.choice(_tables(task)),
+        colon=colon,
+      )
     guessed = _guessed(sql, rng) if error else None
     if guessed is not None:
       yield actions.write('QUERY', guessed, colon=colon)
@@ -122,8 +122,8 @@ def chance(task: types.Task, colon: bool, rng: random.Random) -> Turns:
   while True:
     kind, table = rng.choice(actions.TYPES), rng.choice(tables)
     said = {
-        'QUERY': f'SELECT {rng.choice(seen)} FROM {table}',
-        'ANSWER': rng.choice(seen),
+      'QUERY': f'SELECT {rng.choice(seen)} FROM {table}',
+      'ANSWER': rng.choice(seen),
     }.get(kind, table)
     heard = yield actions.write(kind, said, colon=colon)
     seen += re.findall(r'\w+', shown_result(heard) or '')
@@ -135,15 +135,16 @@ def farmer(task: types.Task, colon: bool, rng: random.Random) -> Turns:
   while True:
     for table in _tables(task):
       for kind, argument in (
-          ('DESCRIBE', table), ('SAMPLE', table),
-          ('QUERY', f'SELECT * FROM {table}'),
-          ('QUERY', f'SELECT COUNT(*) FROM {table}'),
-      ):  # fmt: skip
+        ('DESCRIBE', table),
+        ('SAMPLE', table),
+        ('QUERY', f'SELECT * FROM {table}'),
+        ('QUERY', f'SELECT COUNT(*) FROM {table}'),
+      ):
         yield actions.write(kind, argument, colon=colon)
 
 
 def demonstrate(
-    env: base.Env, task: types.Task, teacher: schema.SqlTeacher
+  env: base.Env, task: types.Task, teacher: schema.SqlTeacher
 ) -> types.Messages | None:
   """Returns what a teacher says, and hears, behind the prompt.
 
@@ -156,8 +157,8 @@ def demonstrate(
     rollout = play(env, task, oracle(teacher))
   except (database.Timeout, ValueError) as error:
     raise ValueError(
-        f'question {task.id} of envs.{env.name} must have a gold_sql that its '
-        f'database answers: got {task.info["gold_sql"]!r}, and: {error}'
+      f'question {task.id} of envs.{env.name} must have a gold_sql that its '
+      f'database answers: got {task.info["gold_sql"]!r}, and: {error}'
     ) from error
   if rollout.stop_reason != 'env_done':
     return None
@@ -179,8 +180,10 @@ def _tables(task: types.Task) -> list[str]:
 def _guessed(sql: str, rng: random.Random) -> str | None:
   """Calls a column what its concept may also be called; None if none may."""
   choices = [
-      (column, other) for column in dict.fromkeys(re.findall(r'\w+', sql))
-      for other in _SIBLINGS.get(column, ()) if other != column
+    (column, other)
+    for column in dict.fromkeys(re.findall(r'\w+', sql))
+    for other in _SIBLINGS.get(column, ())
+    if other != column
   ]
   if not choices:
     return None

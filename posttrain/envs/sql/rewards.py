@@ -132,6 +132,8 @@ def _texts(rows: record.Rows) -> set[str]:
 
 def _numbers(rows: record.Rows) -> set[float]:
   return {
-      float(value) for row in rows for value in row
-      if isinstance(value, int | float) and abs(value) < 1e300
+    float(value)
+    for row in rows
+    for value in row
+    if isinstance(value, int | float) and abs(value) < 1e300
   }

@@ -69,8 +69,10 @@ class Schema:
     for table in self.tables:
       columns = ['id INTEGER PRIMARY KEY', 'name TEXT']
       for column in table.columns:
-        refers = '' if column.parent is None else (
-            f' REFERENCES {self.tables[column.parent].name}(id)'
+        refers = (
+          ''
+          if column.parent is None
+          else (f' REFERENCES {self.tables[column.parent].name}(id)')
         )
         columns.append(f'{column.name} INTEGER{refers}')
       yield f'CREATE TABLE {table.name} ({", ".join(columns)})'
@@ -91,8 +93,8 @@ def locate(db_id: str) -> tuple[int, str]:
     if place < len(SPLITS):
       return seed, SPLITS[place]
   raise ValueError(
-      f"db_id must be 'synth_' and a number below "
-      f'{len(SPLITS) * SPLIT_SEEDS}: got {db_id!r}'
+    f"db_id must be 'synth_' and a number below "
+    f'{len(SPLITS) * SPLIT_SEEDS}: got {db_id!r}'
   )
 
 
@@ -113,7 +115,7 @@ def make(seed: int, split: str) -> Schema:
   held_out = split == 'ood'
   names = words.OOD_NAMES if held_out else words.NAMES
   nouns = draw.sample(
-      words.OOD_NOUNS if held_out else words.NOUNS, draw.randint(2, 4)
+    words.OOD_NOUNS if held_out else words.NOUNS, draw.randint(2, 4)
   )
   tables: list[Table] = []
   for i, noun in enumerate(nouns):
@@ -125,12 +127,13 @@ def make(seed: int, split: str) -> Schema:
     draw.shuffle(columns)
     count = draw.randint(4, 9)
     values = [
-        draw.sample(range(1, 100), count) if column.parent is None
-        else _owners(draw, count, len(tables[column.parent].rows))
-        for column in columns
-    ]  # fmt: skip
+      draw.sample(range(1, 100), count)
+      if column.parent is None
+      else _owners(draw, count, len(tables[column.parent].rows))
+      for column in columns
+    ]
     rows = zip(
-        range(1, count + 1), draw.sample(names, count), *values, strict=True
+      range(1, count + 1), draw.sample(names, count), *values, strict=True
     )
     tables.append(Table(words.plural(noun), tuple(columns), tuple(rows)))
   return Schema(number, tuple(tables))
@@ -141,8 +144,8 @@ def _number(seed: int, split: str) -> int:
     raise ValueError(f'split must be one of {SPLITS}: got {split!r}')
   if not 0 <= seed < SPLIT_SEEDS:
     raise ValueError(
-        f'the number of a database must be in 0 .. {SPLIT_SEEDS - 1}: got '
-        f'{seed!r}'
+      f'the number of a database must be in 0 .. {SPLIT_SEEDS - 1}: got '
+      f'{seed!r}'
     )
   return SPLITS.index(split) * SPLIT_SEEDS + seed
 
@@ -150,8 +153,7 @@ def _number(seed: int, split: str) -> int:
 def _concepts(draw: random.Random) -> list[Column]:
   asked = draw.sample(tuple(words.CONCEPTS), draw.randint(2, 3))
   return [
-      Column(draw.choice(words.CONCEPTS[concept]), concept)
-      for concept in asked
+    Column(draw.choice(words.CONCEPTS[concept]), concept) for concept in asked
   ]
 
 

@@ -88,10 +88,13 @@ def questions(seed: int, split: str = 'train') -> tuple[record.Question, ...]:
       rows = tuple(connection.execute(draft.gold_sql))
       assert rows and None not in rows[0], draft
       asked[draft.text] = record.Question(
-          id=f'{schema.db_id}_{index:03}', db_id=schema.db_id,
-          gold_rows=rows, difficulty=difficulty, template=template,
-          **vars(draft),
-      )  # fmt: skip
+        id=f'{schema.db_id}_{index:03}',
+        db_id=schema.db_id,
+        gold_rows=rows,
+        difficulty=difficulty,
+        template=template,
+        **vars(draft),
+      )
   return tuple(asked.values())
 
 
@@ -110,11 +113,11 @@ def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
     with contextlib.closing(sqlite3.connect(':memory:')) as connection:
       connection.deserialize(database(seed, split))
       tables = connection.execute(
-          'SELECT name, sql FROM sqlite_master ORDER BY rowid'
+        'SELECT name, sql FROM sqlite_master ORDER BY rowid'
       ).fetchall()
       held = [
-          (sql, connection.execute(f'SELECT * FROM {name}').fetchall())
-          for name, sql in tables
+        (sql, connection.execute(f'SELECT * FROM {name}').fetchall())
+        for name, sql in tables
       ]
     asked = [dataclasses.asdict(each) for each in questions(seed, split)]
     digest.update(json.dumps([held, asked], sort_keys=True).encode())
@@ -129,7 +132,7 @@ def _write(schema: schemas.Schema) -> bytes:
     for table in schema.tables:
       marks = ', '.join('?' * len(table.rows[0]))
       connection.executemany(
-          f'INSERT INTO {table.name} VALUES ({marks})', table.rows
+        f'INSERT INTO {table.name} VALUES ({marks})', table.rows
       )
     connection.commit()
     return connection.serialize()
@@ -148,29 +151,33 @@ class _Draft:
 def _e1(draw: random.Random, schema: schemas.Schema) -> _Draft:
   table = draw.choice(schema.tables).name
   return _Draft(
-      f'how many {table} are there', f'SELECT COUNT(*) FROM {table}',
-      'integer', (table,),
-  )  # fmt: skip
+    f'how many {table} are there',
+    f'SELECT COUNT(*) FROM {table}',
+    'integer',
+    (table,),
+  )
 
 
 def _e2(draw: random.Random, schema: schemas.Schema) -> _Draft:
   table = draw.choice(schema.tables)
   number = draw.randint(1, len(table.rows))
   return _Draft(
-      f'which of the {table.name} is number {number}',
-      f'SELECT name FROM {table.name} WHERE id = {number}',
-      'string', (table.name,),
-  )  # fmt: skip
+    f'which of the {table.name} is number {number}',
+    f'SELECT name FROM {table.name} WHERE id = {number}',
+    'string',
+    (table.name,),
+  )
 
 
 def _m1(draw: random.Random, schema: schemas.Schema) -> _Draft:
   table = draw.choice(schema.tables)
   column, name = draw.choice(table.concepts), draw.choice(table.rows)[1]
   return _Draft(
-      f'what is the {column.concept} of {name} in {table.name}',
-      f"SELECT {column.name} FROM {table.name} WHERE name = '{name}'",
-      'integer', (table.name,),
-  )  # fmt: skip
+    f'what is the {column.concept} of {name} in {table.name}',
+    f"SELECT {column.name} FROM {table.name} WHERE name = '{name}'",
+    'integer',
+    (table.name,),
+  )
 
 
 def _m2(draw: random.Random, schema: schemas.Schema) -> _Draft:
@@ -178,10 +185,11 @@ def _m2(draw: random.Random, schema: schemas.Schema) -> _Draft:
   column = draw.choice(table.concepts)
   end, order = draw.choice((('highest', ' DESC'), ('lowest', '')))
   return _Draft(
-      f'which of the {table.name} has the {end} {column.concept}',
-      f'SELECT name FROM {table.name} ORDER BY {column.name}{order} LIMIT 1',
-      'string', (table.name,),
-  )  # fmt: skip
+    f'which of the {table.name} has the {end} {column.concept}',
+    f'SELECT name FROM {table.name} ORDER BY {column.name}{order} LIMIT 1',
+    'string',
+    (table.name,),
+  )
 
 
 def _m3(draw: random.Random, schema: schemas.Schema) -> _Draft:
@@ -189,20 +197,22 @@ def _m3(draw: random.Random, schema: schemas.Schema) -> _Draft:
   column, bound = draw.choice(table.concepts), draw.randint(1, 99)
   side, sign = draw.choice((('above', '>'), ('below', '<')))
   return _Draft(
-      f'how many {table.name} have {column.concept} {side} {bound}',
-      f'SELECT COUNT(*) FROM {table.name} WHERE {column.name} {sign} {bound}',
-      'integer', (table.name,),
-  )  # fmt: skip
+    f'how many {table.name} have {column.concept} {side} {bound}',
+    f'SELECT COUNT(*) FROM {table.name} WHERE {column.name} {sign} {bound}',
+    'integer',
+    (table.name,),
+  )
 
 
 def _m4(draw: random.Random, schema: schemas.Schema) -> _Draft:
   table = draw.choice(schema.tables)
   column = draw.choice(table.concepts)
   return _Draft(
-      f'what is the total {column.concept} of {table.name}',
-      f'SELECT SUM({column.name}) FROM {table.name}',
-      'integer', (table.name,),
-  )  # fmt: skip
+    f'what is the total {column.concept} of {table.name}',
+    f'SELECT SUM({column.name}) FROM {table.name}',
+    'integer',
+    (table.name,),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,8 +234,8 @@ class _Pair:
     key = child.foreign_key
     parent = schema.tables[key.parent]
     join = (
-        f'FROM {child.name} JOIN {parent.name} '
-        f'ON {child.name}.{key.name} = {parent.name}.id'
+      f'FROM {child.name} JOIN {parent.name} '
+      f'ON {child.name}.{key.name} = {parent.name}.id'
     )
     return cls(child, parent, child.values(key), join)
 
@@ -241,9 +251,11 @@ def _h1(draw: random.Random, schema: schemas.Schema) -> _Draft:
   pair = _Pair.draw(draw, schema)
   owner, source = pair.one(draw)
   return _Draft(
-      f'how many {pair.child.name} belong to {owner}',
-      f'SELECT COUNT(*) {source}', 'integer', pair.tables,
-  )  # fmt: skip
+    f'how many {pair.child.name} belong to {owner}',
+    f'SELECT COUNT(*) {source}',
+    'integer',
+    pair.tables,
+  )
 
 
 def _h2(draw: random.Random, schema: schemas.Schema) -> _Draft:
@@ -251,18 +263,22 @@ def _h2(draw: random.Random, schema: schemas.Schema) -> _Draft:
   owner, source = pair.one(draw)
   child, column = pair.child.name, draw.choice(pair.child.concepts)
   return _Draft(
-      f'what is the highest {column.concept} of {child} that belong to {owner}',
-      f'SELECT MAX({child}.{column.name}) {source}', 'integer', pair.tables,
-  )  # fmt: skip
+    f'what is the highest {column.concept} of {child} that belong to {owner}',
+    f'SELECT MAX({child}.{column.name}) {source}',
+    'integer',
+    pair.tables,
+  )
 
 
 def _h3(draw: random.Random, schema: schemas.Schema) -> _Draft:
   pair = _Pair.draw(draw, schema)
   owner, source = pair.one(draw)
   return _Draft(
-      f'which {pair.child.name} belong to {owner}',
-      f'SELECT {pair.child.name}.name {source}', 'list', pair.tables,
-  )  # fmt: skip
+    f'which {pair.child.name} belong to {owner}',
+    f'SELECT {pair.child.name}.name {source}',
+    'list',
+    pair.tables,
+  )
 
 
 def _h4(draw: random.Random, schema: schemas.Schema) -> _Draft | None:
@@ -272,15 +288,16 @@ def _h4(draw: random.Random, schema: schemas.Schema) -> _Draft | None:
     return None  # two have as many
   child, parent = pair.tables
   return _Draft(
-      f'which of the {parent} has the most {child}',
-      f'SELECT {parent}.name {pair.join} GROUP BY {parent}.id '
-      'ORDER BY COUNT(*) DESC LIMIT 1',
-      'string', pair.tables,
-  )  # fmt: skip
+    f'which of the {parent} has the most {child}',
+    f'SELECT {parent}.name {pair.join} GROUP BY {parent}.id '
+    'ORDER BY COUNT(*) DESC LIMIT 1',
+    'string',
+    pair.tables,
+  )
 
 
 _TEMPLATES = {
-    'easy': {'E1': _e1, 'E2': _e2},
-    'medium': {'M1': _m1, 'M2': _m2, 'M3': _m3, 'M4': _m4},
-    'hard': {'H1': _h1, 'H2': _h2, 'H3': _h3, 'H4': _h4},
+  'easy': {'E1': _e1, 'E2': _e2},
+  'medium': {'M1': _m1, 'M2': _m2, 'M3': _m3, 'M4': _m4},
+  'hard': {'H1': _h1, 'H2': _h2, 'H3': _h3, 'H4': _h4},
 }

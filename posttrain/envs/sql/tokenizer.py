@@ -14,8 +14,8 @@ from posttrain.envs.sql import words
 # A word, digit or sign with at most one space before it; a name without one, so
 # that it is the same in quotes; white space.
 _PIECES = (
-    r' ?[a-z]+(?:_[a-z]+)*| ?[A-Z]+(?![a-z])|[A-Z][a-z]*| ?[0-9]'
-    r'| ?[^\sA-Za-z0-9]|\s'
+  r' ?[a-z]+(?:_[a-z]+)*| ?[A-Z]+(?![a-z])|[A-Z][a-z]*| ?[0-9]'
+  r'| ?[^\sA-Za-z0-9]|\s'
 )
 
 
@@ -28,20 +28,28 @@ def make(vocabulary: Sequence[str]) -> str:
   import tokenizers as library  # here, because environments do without
 
   byte_level = library.pre_tokenizers.ByteLevel(
-      add_prefix_space=False, use_regex=False
+    add_prefix_space=False, use_regex=False
   )
   alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
-  pieces = [byte_level.pre_tokenize_str(f'{space}{word}')[0][0]
-            for word in vocabulary for space in (' ', '')]  # fmt: skip
+  pieces = [
+    byte_level.pre_tokenize_str(f'{space}{word}')[0][0]
+    for word in vocabulary
+    for space in (' ', '')
+  ]
   texts = dict.fromkeys((*alphabet, *pieces))
-  made = library.Tokenizer(library.models.BPE(
-      vocab={text: i for i, text in enumerate(texts)}, merges=[],
+  made = library.Tokenizer(
+    library.models.BPE(
+      vocab={text: i for i, text in enumerate(texts)},
+      merges=[],
       ignore_merges=True,  # a piece that is a word is its id
-  ))  # fmt: skip
-  made.pre_tokenizer = library.pre_tokenizers.Sequence([
+    )
+  )
+  made.pre_tokenizer = library.pre_tokenizers.Sequence(
+    [
       library.pre_tokenizers.Split(library.Regex(_PIECES), 'isolated'),
       byte_level,
-  ])
+    ]
+  )
   made.decoder = library.decoders.ByteLevel()
   made.add_special_tokens(list(chat.SPECIALS))
   return made.to_str(pretty=True) + '\n'
@@ -50,7 +58,8 @@ def make(vocabulary: Sequence[str]) -> str:
 def vocabulary() -> tuple[str, ...]:
   """Returns the words of `words`, with foreign keys as one word each."""
   keys = [
-      words.foreign_key(noun, suffix) for suffix in words.SUFFIXES
-      for noun in (*words.NOUNS, *words.OOD_NOUNS)
-  ]  # fmt: skip
+    words.foreign_key(noun, suffix)
+    for suffix in words.SUFFIXES
+    for noun in (*words.NOUNS, *words.OOD_NOUNS)
+  ]
   return (*words.vocabulary(), *keys)

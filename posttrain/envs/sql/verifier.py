@@ -30,8 +30,8 @@ REL, ABS = 0.01, 1e-9  # of a gold float
 # more of them are right only if they are when both are sorted.
 _MATCHED = 256
 _NUMBER = re.compile(
-    r'[+-]?(?:(?:0|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]*)(?:\.[0-9]*)?'
-    r'|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?'
+  r'[+-]?(?:(?:0|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]*)(?:\.[0-9]*)?'
+  r'|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?'
 )
 _DIGITS = 64  # a number has so many characters at most; what is longer is text
 _QUOTES = frozenset('"\'`')
@@ -79,7 +79,7 @@ def correct(said: str, gold: record.Rows, answer_type: str) -> bool:
   for text in _readings(said):
     for rows in _split(text, answer_type):
       if len(rows) == len(want) and _same(
-          [tuple(map(_key, values)) for values in rows], want
+        [tuple(map(_key, values)) for values in rows], want
       ):
         return True
   return False
@@ -202,10 +202,11 @@ def _columns(rows: list[Row]) -> list[tuple[Key, ...]]:
 
 
 def _each_group(
-    said: list[Row], want: list[Row],
-    divide: Callable[[Row], tuple[tuple, Row]],
-    match: Callable[[list[Row], list[Row]], bool],
-) -> bool:  # fmt: skip
+  said: list[Row],
+  want: list[Row],
+  divide: Callable[[Row], tuple[tuple, Row]],
+  match: Callable[[list[Row], list[Row]], bool],
+) -> bool:
   """Returns whether `match` is true of the rows of each key.
 
   Args:
@@ -235,8 +236,7 @@ def _sweep(said: Sequence[Span], want: Sequence[Span]) -> bool:
 
 def _holds(want: Row, said: Row) -> bool:
   return all(
-      lo <= number <= hi
-      for (lo, hi), (number, _) in zip(want, said, strict=True)
+    lo <= number <= hi for (lo, hi), (number, _) in zip(want, said, strict=True)
   )
 
 
@@ -251,7 +251,7 @@ def _pair(said: list[Row], want: list[Row]) -> bool:
   """
   holders: dict[int, int] = {}  # gold row -> row
   fits = [
-      [i for i, gold in enumerate(want) if _holds(gold, row)] for row in said
+    [i for i, gold in enumerate(want) if _holds(gold, row)] for row in said
   ]
 
   def place(row: int, seen: set[int]) -> bool:

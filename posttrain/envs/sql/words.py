@@ -8,41 +8,41 @@ and names of split 'ood' are in no other split.
 
 # Things, each a table; a table is called by the plural, which adds an s.
 NOUNS = tuple(
-    'dog toy farm ship barn team band shop song club boat tree cake book robot '
-    'lake cart lamp drum kite coin horn tent bird frog goat duck hotel train '
-    'clock chair plant'.split()
+  'dog toy farm ship barn team band shop song club boat tree cake book robot '
+  'lake cart lamp drum kite coin horn tent bird frog goat duck hotel train '
+  'clock chair plant'.split()
 )
 OOD_NOUNS = tuple(
-    'camel wagon cabin piano wheel onion lemon tower river garden mirror '
-    'rocket'.split()
+  'camel wagon cabin piano wheel onion lemon tower river garden mirror '
+  'rocket'.split()
 )
 
 # What a row is called.
 NAMES = tuple(
-    'Ada Alma Ann Arlo Ben Bea Boris Cara Cleo Cyrus Dan Dora Dina Eli Emma '
-    'Eva Fay Felix Finn Gil Greta Gus Hana Hugo Ian Ida Iris Jon Julia Kim '
-    'Kurt Lea Leo Lola Milo Mona Nora Nils Olga Otto Paul Pia Quin Rex Rita '
-    'Ruth Sara Sven Tom Tina Ugo Vera Wes Wilma Yuri Zara Zoe'.split()
+  'Ada Alma Ann Arlo Ben Bea Boris Cara Cleo Cyrus Dan Dora Dina Eli Emma '
+  'Eva Fay Felix Finn Gil Greta Gus Hana Hugo Ian Ida Iris Jon Julia Kim '
+  'Kurt Lea Leo Lola Milo Mona Nora Nils Olga Otto Paul Pia Quin Rex Rita '
+  'Ruth Sara Sven Tom Tina Ugo Vera Wes Wilma Yuri Zara Zoe'.split()
 )
 OOD_NAMES = tuple(
-    'Anton Berta Clara David Edgar Frida Gloria Henry Ivan Janet Klaus Laura '
-    'Maria Nina Oscar Petra Ralf Susan Viktor'.split()
+  'Anton Berta Clara David Edgar Frida Gloria Henry Ivan Janet Klaus Laura '
+  'Maria Nina Oscar Petra Ralf Susan Viktor'.split()
 )
 
 # What a question asks for -> what the column may be called.
 CONCEPTS = {
-    'age': ('years', 'seniority', 'lifetime'),
-    'pay': ('salary', 'wage', 'income'),
-    'size': ('volume', 'extent', 'bulk'),
-    'weight': ('mass', 'kilos', 'heft'),
-    'price': ('cost', 'fee', 'charge'),
-    'score': ('points', 'marks', 'tally'),
-    'height': ('altitude', 'elevation', 'stature'),
-    'speed': ('velocity', 'pace', 'tempo'),
-    'stock': ('supply', 'inventory', 'reserve'),
-    'rank': ('tier', 'level', 'standing'),
-    'hours': ('duration', 'shift', 'workload'),
-    'rating': ('stars', 'grade', 'quality'),
+  'age': ('years', 'seniority', 'lifetime'),
+  'pay': ('salary', 'wage', 'income'),
+  'size': ('volume', 'extent', 'bulk'),
+  'weight': ('mass', 'kilos', 'heft'),
+  'price': ('cost', 'fee', 'charge'),
+  'score': ('points', 'marks', 'tally'),
+  'height': ('altitude', 'elevation', 'stature'),
+  'speed': ('velocity', 'pace', 'tempo'),
+  'stock': ('supply', 'inventory', 'reserve'),
+  'rank': ('tier', 'level', 'standing'),
+  'hours': ('duration', 'shift', 'workload'),
+  'rating': ('stars', 'grade', 'quality'),
 }
 
 # Columns of every table, and the ends of those that name a row of another.
@@ -51,19 +51,19 @@ SUFFIXES = ('id', 'ref', 'no')
 
 # Words of questions that are neither tables, names, concepts nor numbers.
 TEMPLATE = tuple(
-    'how many are there which of the is number what in has have highest lowest '
-    'above below total belong to that most'.split()
+  'how many are there which of the is number what in has have highest lowest '
+  'above below total belong to that most'.split()
 )
 
 # Words of gold SQL.
 SQL = tuple(
-    'SELECT FROM WHERE JOIN ON GROUP ORDER BY DESC LIMIT COUNT SUM MAX'.split()
+  'SELECT FROM WHERE JOIN ON GROUP ORDER BY DESC LIMIT COUNT SUM MAX'.split()
 )
 ACTIONS = ('DESCRIBE', 'SAMPLE', 'QUERY', 'ANSWER')
 # What the environment says, errors of SQLite included.
 OBSERVATION = tuple(
-    'tables left result rows error empty null no such table column function '
-    'near syntax ambiguous incomplete input'.split()
+  'tables left result rows error empty null no such table column function '
+  'near syntax ambiguous incomplete input'.split()
 )
 SIGNS = tuple('0123456789.,;:()*=<>|\'"_-')
 
@@ -92,7 +92,22 @@ def vocabulary() -> tuple[str, ...]:
   """
   nouns = NOUNS + OOD_NOUNS
   columns = [column for trio in CONCEPTS.values() for column in trio]
-  return tuple(dict.fromkeys((
-      *SIGNS, *ACTIONS, *SQL, *OBSERVATION, *TEMPLATE, *COLUMNS, *SUFFIXES,
-      *CONCEPTS, *columns, *map(plural, nouns), *nouns, *NAMES, *OOD_NAMES,
-  )))  # fmt: skip
+  return tuple(
+    dict.fromkeys(
+      (
+        *SIGNS,
+        *ACTIONS,
+        *SQL,
+        *OBSERVATION,
+        *TEMPLATE,
+        *COLUMNS,
+        *SUFFIXES,
+        *CONCEPTS,
+        *columns,
+        *map(plural, nouns),
+        *nouns,
+        *NAMES,
+        *OOD_NAMES,
+      )
+    )
+  )

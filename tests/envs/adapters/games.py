@@ -53,7 +53,6 @@ class Silent:
 
 
 class Judged(Silent):
-
   async def get_reward(self):
     return None
 

@@ -12,9 +12,11 @@ from websockets import exceptions
 from websockets.sync import server
 
 TROUBLE = {
-    11: 'INVALID_JSON', 12: 'EXECUTION_ERROR', 13: 'UNKNOWN_TYPE',
-    14: 'SESSION_ERROR',
-}  # fmt: skip
+  11: 'INVALID_JSON',
+  12: 'EXECUTION_ERROR',
+  13: 'UNKNOWN_TYPE',
+  14: 'SESSION_ERROR',
+}
 HANGS, DROPS, PAYS_NOTHING = 21, 22, 23
 
 
@@ -75,9 +77,13 @@ class Server:
         continue
       number = data.get('number')
       if not isinstance(number, int) or len(data) > 1:
-        socket.send(error('VALIDATION_ERROR', 'Invalid message', [
-            {'loc': ['number'], 'msg': 'Field required', 'type': 'missing'}
-        ]))  # fmt: skip
+        socket.send(
+          error(
+            'VALIDATION_ERROR',
+            'Invalid message',
+            [{'loc': ['number'], 'msg': 'Field required', 'type': 'missing'}],
+          )
+        )
         continue
       if number in TROUBLE:
         socket.send(error(TROUBLE[number], f'trouble {number}'))
@@ -97,10 +103,16 @@ class Server:
 
 
 def observation(hint, tries, reward=None, done=False):
-  return json.dumps({'type': 'observation', 'data': {
-      'observation': {'hint': hint, 'tries': tries, 'reward': 9, 'done': 9},
-      'reward': reward, 'done': done,
-  }})  # fmt: skip
+  return json.dumps(
+    {
+      'type': 'observation',
+      'data': {
+        'observation': {'hint': hint, 'tries': tries, 'reward': 9, 'done': 9},
+        'reward': reward,
+        'done': done,
+      },
+    }
+  )
 
 
 def error(code, message, errors=None):

@@ -10,7 +10,6 @@ class Data(vf.TaskData):
 
 
 class Task(vf.Task[Data, vf.State, vf.TaskConfig]):
-
   @vf.reward
   async def right(self, trace) -> float:
     return float(trace.last_reply == self.data.answer)
@@ -54,13 +53,14 @@ class Sums(vf.Taskset[Task, Config]):
       if i == cfg.last:
         return
       yield self.kind(
-          Data(prompt=f'{i} + 1 = ?', system_prompt=cfg.system,
-               answer=str(i + 1)), cfg.task,
-      )  # fmt: skip
+        Data(
+          prompt=f'{i} + 1 = ?', system_prompt=cfg.system, answer=str(i + 1)
+        ),
+        cfg.task,
+      )
 
 
 class NeedsRuntime(Task):
-
   @vf.reward
   async def tests_pass(self, trace, runtime) -> float:
     return 1.0
@@ -75,7 +75,6 @@ class HasRuntime(Task):
 
 
 class NeedsSetup(Task):
-
   async def setup(self, trace, runtime):
     pass
 
@@ -85,7 +84,6 @@ class NeedsContainer(Task):
 
 
 class Breaks(Task):
-
   @vf.reward
   async def breaks(self, trace) -> float:
     raise KeyError('here')
@@ -96,24 +94,22 @@ class NoReward(vf.Task[Data, vf.State, vf.TaskConfig]):
 
 
 class OfMessages(Task):
-
   def __init__(self, data, config=None):
     said = [
-        vf.UserMessage(content='Hi.'), vf.AssistantMessage(content='9'),
-        vf.UserMessage(content=data.prompt),
-    ]  # fmt: skip
+      vf.UserMessage(content='Hi.'),
+      vf.AssistantMessage(content='9'),
+      vf.UserMessage(content=data.prompt),
+    ]
     super().__init__(data.model_copy(update={'prompt': said}), config)
 
 
 class OfImages(Task):
-
   def __init__(self, data, config=None):
     said = [vf.UserMessage(content=[vf.TextContentPart(text='Hi.')])]
     super().__init__(data.model_copy(update={'prompt': said}), config)
 
 
 class Listens(Task):
-
   def __init__(self, data, config=None):
     super().__init__(data.model_copy(update={'prompt': None}), config)
 

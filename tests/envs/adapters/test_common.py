@@ -22,17 +22,23 @@ assert len(env.source('eval', 0)) == 100
 
 def test_the_adapters_import_without_the_extras():
   done = subprocess.run(
-      [sys.executable, '-c', CODE], capture_output=True, text=True,
-      cwd=pathlib.Path(__file__).parents[3],
-  )  # fmt: skip
+    [sys.executable, '-c', CODE],
+    capture_output=True,
+    text=True,
+    cwd=pathlib.Path(__file__).parents[3],
+  )
   assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ('reward', 'at', 'correct'), [
-        (1.0, 1.0, True), (0.5, 1.0, False), (1.0, None, None),
-        (None, 1.0, None), (0.0, 0.0, True),
-    ],
+  ('reward', 'at', 'correct'),
+  [
+    (1.0, 1.0, True),
+    (0.5, 1.0, False),
+    (1.0, None, None),
+    (None, 1.0, None),
+    (0.0, 0.0, True),
+  ],
 )
 def test_correct_is_a_reward_that_is_enough(reward, at, correct):
   made = common.score(reward, at, {'calls': 2})

@@ -27,7 +27,7 @@ def make(url, **options):
 def begin(env, seed):
   """An episode that is reset, and what that said."""
   (task,) = (
-      task for task in env.source('train', 0).take(100) if task.id == str(seed)
+    task for task in env.source('train', 0).take(100) if task.id == str(seed)
   )
   episode = env.make(task)
   return episode, episode.reset()
@@ -42,12 +42,12 @@ def test_an_episode_of_guesses(server):
   assert env.blocking and env.max_turns == 4
   episode, messages = begin(env, 7)
   assert messages == (
-      {'role': 'system', 'content': 'Guess.'},
-      {'role': 'user', 'content': '{"hint": "guess", "tries": 0}'},
+    {'role': 'system', 'content': 'Guess.'},
+    {'role': 'user', 'content': '{"hint": "guess", "tries": 0}'},
   )
   out = episode.step(says(3), False)
   assert out.messages == (
-      {'role': 'user', 'content': '{"hint": "higher", "tries": 1}'},
+    {'role': 'user', 'content': '{"hint": "higher", "tries": 1}'},
   )
   assert (out.reward, out.done) == (0.25, False)
   out = episode.step(says(9), False)
@@ -77,28 +77,31 @@ def test_seeds_of_the_splits_are_disjoint():
   assert [task.info['seed'] for task in train.take(9)] == [0, 1, 2, 3, 4]
   assert sorted(next(train).id for _ in range(5)) == list('01234')
   assert [task.info['seed'] for task in held.take(9)] == [
-      1_000_000, 1_000_001, 1_000_002
+    1_000_000,
+    1_000_001,
+    1_000_002,
   ]
   assert adapters.MAX_SEEDS == 1_000_000
   other = make('ws://elsewhere/ws', train_tasks=5, message_timeout=9.0)
   other.source('train', 3).set_state(train.get_state())
   with pytest.raises(ValueError, match='fingerprint of a resumed source'):
     make('ws://a', train_tasks=5, prompt='x').source('train', 3).set_state(
-        train.get_state()
+      train.get_state()
     )
 
 
 @pytest.mark.parametrize(
-    ('text', 'words'), [
-        ('{}', 'error: Invalid message; number: Field required'),
-        ('{"number": "x"}', 'error: Invalid message; number: Field required'),
-        ('{"number": 11}', 'error: trouble 11'),  # INVALID_JSON
-        ('guess 3', 'error: an action must be a JSON object; Expecting'),
-        ('[3]', 'error: an action must be a JSON object'),
-        ('{"number": 3', 'error: an action must be a JSON object; Expecting'),
-        ('[' * 100_000, 'error: an action must be a JSON object'),
-        ('', 'error: an action must be a JSON object; Expecting'),
-    ],
+  ('text', 'words'),
+  [
+    ('{}', 'error: Invalid message; number: Field required'),
+    ('{"number": "x"}', 'error: Invalid message; number: Field required'),
+    ('{"number": 11}', 'error: trouble 11'),  # INVALID_JSON
+    ('guess 3', 'error: an action must be a JSON object; Expecting'),
+    ('[3]', 'error: an action must be a JSON object'),
+    ('{"number": 3', 'error: an action must be a JSON object; Expecting'),
+    ('[' * 100_000, 'error: an action must be a JSON object'),
+    ('', 'error: an action must be a JSON object; Expecting'),
+  ],
 )
 def test_a_bad_action_is_an_observation(server, text, words):
   episode, _ = begin(make(server.url), 7)
@@ -115,12 +118,13 @@ def test_a_bad_action_is_an_observation(server, text, words):
 
 
 @pytest.mark.parametrize(
-    ('number', 'error', 'words'), [
-        (12, RuntimeError, 'answers a step with EXECUTION_ERROR: trouble 12'),
-        (13, RuntimeError, 'answers a step with UNKNOWN_TYPE'),
-        (14, RuntimeError, 'answers a step with SESSION_ERROR'),
-        (servers.DROPS, ConnectionError, 'must stay connected'),
-    ],
+  ('number', 'error', 'words'),
+  [
+    (12, RuntimeError, 'answers a step with EXECUTION_ERROR: trouble 12'),
+    (13, RuntimeError, 'answers a step with UNKNOWN_TYPE'),
+    (14, RuntimeError, 'answers a step with SESSION_ERROR'),
+    (servers.DROPS, ConnectionError, 'must stay connected'),
+  ],
 )
 def test_trouble_of_the_server_raises(server, number, error, words):
   episode, _ = begin(make(server.url), 7)
@@ -197,23 +201,27 @@ def test_a_whole_run_through_the_driver(server):
   env = make(server.url, correct_at=1.0)
   tasks = env.source('train', 0).take(10)
   scripts = {
-      1: [says(1)],
-      2: [says(5), 'what?', says(2)],
-      3: [says(servers.DROPS)],
-      4: [says(9)] * 4,
+    1: [says(1)],
+    2: [says(5), 'what?', says(2)],
+    3: [says(servers.DROPS)],
+    4: [says(9)] * 4,
   }
   engine = fakes.Engine(scripts)
-  rollouts = driver.Driver(engine, fakes.RENDERER, 1000).play([
-      driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts
-  ])
+  rollouts = driver.Driver(engine, fakes.RENDERER, 1000).play(
+    [driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
+  )
   assert [r.stop_reason for r in rollouts] == [
-      'env_done', 'env_done', 'error', 'max_turns'
+    'env_done',
+    'env_done',
+    'error',
+    'max_turns',
   ]
   assert [r.score.reward for r in rollouts] == [1.0, 1.0, None, None]
   assert [r.score.correct for r in rollouts] == [True, True, None, None]
   assert 'g/3: ConnectionError' in rollouts[2].error
   assert [m['role'] for m in rollouts[1].messages] == [
-      *['user', 'assistant'] * 3, 'user'
+    *['user', 'assistant'] * 3,
+    'user',
   ]
   assert rollouts[1].messages[0]['content'] == '{"hint": "guess", "tries": 0}'
   assert sorted(server.seeds) == [1, 2, 3, 4] and server.closed == 3
@@ -226,13 +234,14 @@ def test_http_is_refused_with_the_reason(url):
 
 
 @pytest.mark.parametrize(
-    ('options', 'words'), [
-        ({'url': 'localhost:8000'}, 'url must be ws://'),
-        ({'action_field': ''}, 'action_field must be None or name a field'),
-        ({'observation_field': ''}, 'observation_field must be None'),
-        ({'train_tasks': 1_000_001}, 'train_tasks must be <= 1000000'),
-        ({'message_timeout': 0.0}, 'message_timeout must be > 0'),
-    ],
+  ('options', 'words'),
+  [
+    ({'url': 'localhost:8000'}, 'url must be ws://'),
+    ({'action_field': ''}, 'action_field must be None or name a field'),
+    ({'observation_field': ''}, 'observation_field must be None'),
+    ({'train_tasks': 1_000_001}, 'train_tasks must be <= 1000000'),
+    ({'message_timeout': 0.0}, 'message_timeout must be > 0'),
+  ],
 )
 def test_options_are_checked(options, words):
   with pytest.raises(ValueError, match=words):

@@ -19,13 +19,15 @@ Says whether the number is too small or too large.
 Call a tool by writing NAME({"ARGUMENT": VALUE, ...}), the arguments as one \
 JSON object."""
 ROWS = [
-    {'prompt': 'A number. ', 'secret': 3, 'says': 'Go.', 'answer': '3'},
-    {'prompt': [
-        {'role': 'system', 'content': 'Be brief.'},
-        {'role': 'user', 'content': 'Guess.'},
-    ]},
-    {'secret': 9},
-]  # fmt: skip
+  {'prompt': 'A number. ', 'secret': 3, 'says': 'Go.', 'answer': '3'},
+  {
+    'prompt': [
+      {'role': 'system', 'content': 'Be brief.'},
+      {'role': 'user', 'content': 'Guess.'},
+    ]
+  },
+  {'secret': 9},
+]
 
 
 def make(**options):
@@ -87,8 +89,8 @@ def test_an_episode_of_calls():
   assert answer(episode, 'guess({"number": 9})') == 'too large, good'
   out = episode.step('So: guess({"number": 5}). And wait()', False)
   assert out.messages == (
-      {'role': 'tool', 'name': 'guess', 'content': 'right'},
-      {'role': 'tool', 'name': 'wait', 'content': '2'},
+    {'role': 'tool', 'name': 'guess', 'content': 'right'},
+    {'role': 'tool', 'name': 'wait', 'content': '2'},
   )
   out = episode.step('It is 5.', False)
   assert out.done and out.messages == ()
@@ -102,19 +104,19 @@ def test_an_episode_of_calls():
 
 
 @pytest.mark.parametrize(
-    'text', [
-        'guess({"number": 4})',
-        'I try guess( {"number": 4} ) now.',
-        '{"name": "guess", "arguments": {"number": 4}}',
-        'Let me: {"name": "guess", "arguments": {"number": 4}} {}',
-        '<tool_call>\n{"name": "guess", "arguments": {"number": 4}}\n'
-        '</tool_call>',
-        '<tool_call>guess({"number": 4})</tool_call>',
-        '<tool_call>{"name": "guess", "arguments": {"number": 4}}',
-        'f(x) = {guess({"number": 4})',
-        'wait({"x" wait <tool_call>guess({"number": 4})</tool_call> wait()',
-        'print(guess({"number": 4}))',
-    ],
+  'text',
+  [
+    'guess({"number": 4})',
+    'I try guess( {"number": 4} ) now.',
+    '{"name": "guess", "arguments": {"number": 4}}',
+    'Let me: {"name": "guess", "arguments": {"number": 4}} {}',
+    '<tool_call>\n{"name": "guess", "arguments": {"number": 4}}\n</tool_call>',
+    '<tool_call>guess({"number": 4})</tool_call>',
+    '<tool_call>{"name": "guess", "arguments": {"number": 4}}',
+    'f(x) = {guess({"number": 4})',
+    'wait({"x" wait <tool_call>guess({"number": 4})</tool_call> wait()',
+    'print(guess({"number": 4}))',
+  ],
 )
 def test_forms_of_a_call(text):
   episode, _ = begin(make())
@@ -122,11 +124,23 @@ def test_forms_of_a_call(text):
 
 
 @pytest.mark.parametrize(
-    'text', [
-        '', 'It is 4.', 'guess', 'f(x)', '{"number": 4}', '{"name": "Bob"}',
-        '{"name": 3, "arguments": {}}', '{{{{', '[1, 2]', '}guess{', 'a(b',
-        '{"a": ' * 2000, 'x' * 10_000, '{"name": "a"' * 500,
-    ],
+  'text',
+  [
+    '',
+    'It is 4.',
+    'guess',
+    'f(x)',
+    '{"number": 4}',
+    '{"name": "Bob"}',
+    '{"name": 3, "arguments": {}}',
+    '{{{{',
+    '[1, 2]',
+    '}guess{',
+    'a(b',
+    '{"a": ' * 2000,
+    'x' * 10_000,
+    '{"name": "a"' * 500,
+  ],
 )
 def test_a_turn_without_a_call_ends_the_episode(text):
   episode, _ = begin(make())
@@ -135,28 +149,31 @@ def test_a_turn_without_a_call_ends_the_episode(text):
 
 
 @pytest.mark.parametrize(
-    ('text', 'words'), [
-        ('look({"at": 1})', 'the tool must be one of [\'guess\', '
-         "'undocumented', 'wait']: got 'look'"),
-        ('{"name": "reset", "arguments": {}}', 'the tool must be one of'),
-        ('{"name": "get_reward", "arguments": {}}', 'the tool must be one of'),
-        ('_private({})', 'the tool must be one of'),
-        ('broken({})', 'the tool must be one of'),
-        ('guess({})', "missing a required argument: 'number'"),
-        ('guess()', "missing a required argument: 'number'"),
-        ('{"name": "guess"}', "missing a required argument: 'number'"),
-        ('guess({"number": 1, "x": 2})', "unexpected keyword argument 'x'"),
-        ('guess({"self": 1, "number": 1})', 'unexpected keyword argument'),
-        ('guess(3)', 'a call must be one that can be read. Call a tool by'),
-        ('guess(number=3)', 'a call must be one that can be read'),
-        ('guess({"number": 3', 'a call must be one that can be read'),
-        ('{"name": "guess", "arguments": "3"}', 'can be read'),
-        ('<tool_call>guess 3</tool_call>', 'can be read'),
-        ('<tool_call>', 'can be read'),
-        ('guess({"number": -1})', 'numbers are not negative'),
-        ('guess({"number": "x"})', "'<' not supported between"),
-    ],
-)  # fmt: skip
+  ('text', 'words'),
+  [
+    (
+      'look({"at": 1})',
+      "the tool must be one of ['guess', 'undocumented', 'wait']: got 'look'",
+    ),
+    ('{"name": "reset", "arguments": {}}', 'the tool must be one of'),
+    ('{"name": "get_reward", "arguments": {}}', 'the tool must be one of'),
+    ('_private({})', 'the tool must be one of'),
+    ('broken({})', 'the tool must be one of'),
+    ('guess({})', "missing a required argument: 'number'"),
+    ('guess()', "missing a required argument: 'number'"),
+    ('{"name": "guess"}', "missing a required argument: 'number'"),
+    ('guess({"number": 1, "x": 2})', "unexpected keyword argument 'x'"),
+    ('guess({"self": 1, "number": 1})', 'unexpected keyword argument'),
+    ('guess(3)', 'a call must be one that can be read. Call a tool by'),
+    ('guess(number=3)', 'a call must be one that can be read'),
+    ('guess({"number": 3', 'a call must be one that can be read'),
+    ('{"name": "guess", "arguments": "3"}', 'can be read'),
+    ('<tool_call>guess 3</tool_call>', 'can be read'),
+    ('<tool_call>', 'can be read'),
+    ('guess({"number": -1})', 'numbers are not negative'),
+    ('guess({"number": "x"})', "'<' not supported between"),
+  ],
+)
 def test_a_bad_call_is_answered_by_its_error(text, words):
   episode, _ = begin(make())
   said = answer(episode, text)
@@ -169,20 +186,26 @@ def test_a_whole_run_through_the_driver(path):
   env = make(path=path, max_turns=3)
   tasks = env.source('train', 0).take(3)
   scripts = {
-      0: ['guess({"number": 3})', 'It is 3.'],
-      1: ['guess(3)', '{"name": "wait", "arguments": {}}', 'wait()'],
-      2: ['no'],
+    0: ['guess({"number": 3})', 'It is 3.'],
+    1: ['guess(3)', '{"name": "wait", "arguments": {}}', 'wait()'],
+    2: ['no'],
   }
   engine = fakes.Engine(scripts)
-  rollouts = driver.Driver(engine, fakes.RENDERER, 4000).play([
-      driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts
-  ])
+  rollouts = driver.Driver(engine, fakes.RENDERER, 4000).play(
+    [driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
+  )
   assert [r.stop_reason for r in rollouts] == [
-      'env_done', 'max_turns', 'env_done'
+    'env_done',
+    'max_turns',
+    'env_done',
   ]
   assert [r.score.reward for r in rollouts] == [1.0, 0.0, 0.0]
   assert [m['role'] for m in rollouts[0].messages] == [
-      'system', 'user', 'assistant', 'tool', 'assistant'
+    'system',
+    'user',
+    'assistant',
+    'tool',
+    'assistant',
   ]
   # A call in the last turn is run, and answered to nobody.
   assert rollouts[1].messages[-1]['content'] == '0'
@@ -214,13 +237,14 @@ def test_an_event_loop_that_runs_already():
 
 
 @pytest.mark.parametrize(
-    ('row', 'words'), [
-        ({'prompt': 3}, 'rows.jsonl:1: prompt must be a string or a list'),
-        ({'prompt': []}, 'rows.jsonl:1: prompt must be a string or a list'),
-        ({'prompt': [{'role': 'x'}]}, r'prompt\[0\].role must be one of'),
-        ({'prompt': [{'role': 'system', 'content': 'a'}]}, 'end in a user'),
-        ({'prompt': [{'role': 'assistant', 'content': 'a'}]}, 'end in a user'),
-    ],
+  ('row', 'words'),
+  [
+    ({'prompt': 3}, 'rows.jsonl:1: prompt must be a string or a list'),
+    ({'prompt': []}, 'rows.jsonl:1: prompt must be a string or a list'),
+    ({'prompt': [{'role': 'x'}]}, r'prompt\[0\].role must be one of'),
+    ({'prompt': [{'role': 'system', 'content': 'a'}]}, 'end in a user'),
+    ({'prompt': [{'role': 'assistant', 'content': 'a'}]}, 'end in a user'),
+  ],
 )
 def test_a_bad_row_is_named(tmp_path, row, words):
   file = tmp_path / 'rows.jsonl'
@@ -230,16 +254,19 @@ def test_a_bad_row_is_named(tmp_path, row, words):
 
 
 @pytest.mark.parametrize(
-    ('options', 'words'), [
-        ({'factory': 'guess'}, 'factory must be an import path'),
-        ({'factory': f'{GAMES}:Nobody'}, r'envs\.g\.env\.factory must name'),
-        ({'factory': f'{GAMES}:no_environment'},
-         r'envs\.g\.env\.factory must make what has a method reset: got .*int'),
-        ({'eval_path': 'x'}, 'eval_path must be None where path is None'),
-        ({'path': ''}, 'path must be None or name a file'),
-        ({'max_turns': 0}, 'max_turns must be > 0'),
-    ],
-)  # fmt: skip
+  ('options', 'words'),
+  [
+    ({'factory': 'guess'}, 'factory must be an import path'),
+    ({'factory': f'{GAMES}:Nobody'}, r'envs\.g\.env\.factory must name'),
+    (
+      {'factory': f'{GAMES}:no_environment'},
+      r'envs\.g\.env\.factory must make what has a method reset: got .*int',
+    ),
+    ({'eval_path': 'x'}, 'eval_path must be None where path is None'),
+    ({'path': ''}, 'path must be None or name a file'),
+    ({'max_turns': 0}, 'max_turns must be > 0'),
+  ],
+)
 def test_options_are_checked(options, words):
   with pytest.raises(ValueError, match=words):
     make(**options)

@@ -19,7 +19,7 @@ def make(taskset='Sums', **options):
   needs_verifiers()
   options = {'train_tasks': 5, 'eval_tasks': 3, **options}
   return envs.make(
-      'v', schema.Verifiers(taskset=f'{SETS}:{taskset}', **options)
+    'v', schema.Verifiers(taskset=f'{SETS}:{taskset}', **options)
   )
 
 
@@ -37,8 +37,8 @@ def test_tasks_of_an_endless_set():
   assert env.max_turns == 1 and not env.blocking
   (first, *_), held = env.source('train', 7).take(9), env.source('eval', 7)
   assert first.prompt == (
-      {'role': 'system', 'content': 'Add.'},
-      {'role': 'user', 'content': '3 + 1 = ?'},
+    {'role': 'system', 'content': 'Add.'},
+    {'role': 'user', 'content': '3 + 1 = ?'},
   )
   assert first.answer == '4' and first.info['answer'] == '4'
   assert first.info['idx'] == 3 and first.id == 'train:0'
@@ -52,7 +52,10 @@ def test_options_of_the_set():
   assert task.prompt == ({'role': 'user', 'content': '23 + 1 = ?'},)
   env = make(options={'last': 24, 'first': 20}, eval_options={'first': 23})
   assert [t.answer for t in env.source('train', 0).take(9)] == [
-      '21', '22', '23', '24'
+    '21',
+    '22',
+    '23',
+    '24',
   ]
   assert [t.answer for t in env.source('eval', 0).take(9)] == ['24']
   with pytest.raises(ValueError, match=r'env\.options must be those of Config'):
@@ -82,7 +85,10 @@ def test_a_prompt_of_messages():
   env = make('Conversations')
   task = env.source('train', 0).take(1)[0]
   assert [m['role'] for m in task.prompt] == [
-      'system', 'user', 'assistant', 'user'
+    'system',
+    'user',
+    'assistant',
+    'user',
   ]
   # What the prompt says in the assistant's name is not taken for an answer.
   assert play(env, '4').metrics['turns'] == 1.0
@@ -95,13 +101,14 @@ def test_no_reward_is_not_zero():
 
 
 @pytest.mark.parametrize(
-    ('taskset', 'words'), [
-        ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
-        ('NeedsSetups', 'needs a runtime for setup'),
-        ('NeedsContainers', 'needs a container'),
-        ('Listening', 'needs a user who speaks first'),
-        ('Images', 'train:0: a message must be a text'),
-    ],
+  ('taskset', 'words'),
+  [
+    ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
+    ('NeedsSetups', 'needs a runtime for setup'),
+    ('NeedsContainers', 'needs a container'),
+    ('Listening', 'needs a user who speaks first'),
+    ('Images', 'train:0: a message must be a text'),
+  ],
 )
 def test_what_needs_more_than_a_turn_is_refused(taskset, words):
   with pytest.raises(ValueError, match=f'environment v, task.*{words}'):
@@ -116,9 +123,9 @@ def test_a_whole_run_through_the_driver():
   env = make(correct_at=1.5)
   tasks = env.source('train', 0).take(3)
   engine = fakes.Engine({0: ['4'], 1: ['4'], 2: ['6']})
-  rollouts = driver.Driver(engine, fakes.RENDERER, 200).play([
-      driver.Play(uid, env, tasks[uid], 1.0, 16) for uid in range(3)
-  ])
+  rollouts = driver.Driver(engine, fakes.RENDERER, 200).play(
+    [driver.Play(uid, env, tasks[uid], 1.0, 16) for uid in range(3)]
+  )
   assert [r.score.correct for r in rollouts] == [True, False, True]
   assert {r.stop_reason for r in rollouts} == {'eos'}
 
@@ -126,9 +133,9 @@ def test_a_whole_run_through_the_driver():
 def test_a_reward_that_raises_costs_the_episode():
   env = make('Breaking')
   engine = fakes.Engine({0: ['4']})
-  (rollout,) = driver.Driver(engine, fakes.RENDERER, 200).play([
-      driver.Play(0, env, env.source('train', 0).take(1)[0], 1.0, 16)
-  ])
+  (rollout,) = driver.Driver(engine, fakes.RENDERER, 200).play(
+    [driver.Play(0, env, env.source('train', 0).take(1)[0], 1.0, 16)]
+  )
   assert rollout.stop_reason == 'error' and rollout.score.reward is None
   assert 'KeyError' in rollout.error and 'v/train:0' in rollout.error
 

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from posttrain.envs.sql import actions
 
 LINE = st.text(
-    st.characters(blacklist_categories=('Cs',), blacklist_characters='\n')
+  st.characters(blacklist_categories=('Cs',), blacklist_characters='\n')
 )
 
 
-@pytest.mark.parametrize('text, kind, argument', [
+@pytest.mark.parametrize(
+  'text, kind, argument',
+  [
     ('DESCRIBE: owl', 'DESCRIBE', 'owl'),
     ('describe owl', 'DESCRIBE', 'owl'),
     ('  Sample :owl  ', 'SAMPLE', 'owl'),
@@ -37,31 +39,48 @@ LINE = st.text(
     ('QUERY: SELECT a\n FROM t\n \nIt counts.', 'QUERY', 'SELECT a\n FROM t'),
     ('QUERY: SELECT a\nFROM t\nANSWER: 3', 'QUERY', 'SELECT a\nFROM t'),
     ('QUERY: SELECT a\n  answer 3', 'QUERY', 'SELECT a'),
-    ('QUERY: SELECT\n  answer, sample\nFROM t', 'QUERY',
-     'SELECT\n  answer, sample\nFROM t'),
+    (
+      'QUERY: SELECT\n  answer, sample\nFROM t',
+      'QUERY',
+      'SELECT\n  answer, sample\nFROM t',
+    ),
     ('QUERY:\nSELECT 1', 'QUERY', 'SELECT 1'),
     ('QUERY:\n\nSELECT 1', 'QUERY', ''),
     ('QUERY:\nANSWER: 3', 'QUERY', ''),
-    ('QUERY:\n\n```sql\nSELECT 1\nFROM t\n```\nDone.', 'QUERY',
-     'SELECT 1\nFROM t'),
+    (
+      'QUERY:\n\n```sql\nSELECT 1\nFROM t\n```\nDone.',
+      'QUERY',
+      'SELECT 1\nFROM t',
+    ),
     ('QUERY: ```SELECT 1```', 'QUERY', 'SELECT 1'),
     ('QUERY: ```SQL SELECT 1``` and', 'QUERY', 'SELECT 1'),
     ('```\nQUERY: SELECT 1\n```', 'QUERY', 'SELECT 1'),
     ('QUERY: `SELECT 1`', 'QUERY', 'SELECT 1'),
     ('QUERY: SELECT `a` FROM `t`', 'QUERY', 'SELECT `a` FROM `t`'),
     ('QUERY: `', 'QUERY', '`'),
-])  # fmt: skip
+  ],
+)
 def test_an_action_is_read(text, kind, argument):
   assert actions.parse(text) == actions.Action(kind, argument, parsed=True)
 
 
-@pytest.mark.parametrize('text', [
-    'SELECT 1', ' \nSELECT 1\n', '', 'ANSWERS: 3', 'answer=3', 'an answer 3',
-    'DESCRIBED owl', '```sql\nSELECT 1\n```', 'QUERY_1: x',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'text',
+  [
+    'SELECT 1',
+    ' \nSELECT 1\n',
+    '',
+    'ANSWERS: 3',
+    'answer=3',
+    'an answer 3',
+    'DESCRIBED owl',
+    '```sql\nSELECT 1\n```',
+    'QUERY_1: x',
+  ],
+)
 def test_what_is_no_action_is_sql(text):
   assert actions.parse(text) == actions.Action(
-      'QUERY', text.strip(), parsed=False
+    'QUERY', text.strip(), parsed=False
   )
 
 
@@ -81,8 +100,11 @@ def test_an_answer_is_read_as_written(argument):
   assert actions.parse(text) == actions.Action('ANSWER', argument.strip())
 
 
-@given(st.sampled_from(actions.TYPES), st.from_regex('[a-z][a-z0-9_ ]*[a-z]'),
-       st.booleans())
+@given(
+  st.sampled_from(actions.TYPES),
+  st.from_regex('[a-z][a-z0-9_ ]*[a-z]'),
+  st.booleans(),
+)
 @settings(deadline=None, derandomize=True)
 def test_an_action_is_read_as_written(kind, argument, colon):
   argument = argument.strip()
@@ -98,10 +120,24 @@ def test_any_text_is_an_action(text):
   assert action.argument == action.argument.strip()
 
 
-@pytest.mark.parametrize('piece', [
-    'a', ' ', '\n', ' \n', '`', 'QUERY', 'QUERY ', '\nQUERX ', ':', '\n ', '"',
-    '\r', '\u2028',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'piece',
+  [
+    'a',
+    ' ',
+    '\n',
+    ' \n',
+    '`',
+    'QUERY',
+    'QUERY ',
+    '\nQUERX ',
+    ':',
+    '\n ',
+    '"',
+    '\r',
+    '\u2028',
+  ],
+)
 @pytest.mark.parametrize('before', ['', 'QUERY:', 'QUERY: SELECT', 'SAMPLE '])
 def test_long_texts_take_one_pass(before, piece):
   actions.parse(before + piece * (10**6 // len(piece)))

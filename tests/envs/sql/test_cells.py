@@ -8,24 +8,50 @@ from posttrain.envs.sql import cells
 
 TEXT = st.text(max_size=12) | st.text('|;,"\\ \n\tnulempty', max_size=8)
 CELLS = st.none() | st.integers() | st.floats() | TEXT
-ROWS = st.integers(1, 4).flatmap(lambda width: st.lists(
+ROWS = st.integers(1, 4).flatmap(
+  lambda width: st.lists(
     st.lists(CELLS, min_size=width, max_size=width), max_size=5
-))  # fmt: skip
+  )
+)
 
 
-@pytest.mark.parametrize('value, text', [
+@pytest.mark.parametrize(
+  'value, text',
+  [
     (None, 'null'),
-    (0, '0'), (-7, '-7'), (2**63 - 1, '9223372036854775807'),
-    (2.5, '2.5'), (1 / 3, '0.333333'), (3.0, '3'), (-0.0, '0'),
-    (1234567.0, '1234567'), (1234567.8, '1234568'), (99999.96, '100000'),
-    (1e20, '1e+20'), (1.5e-7, '1.5e-07'),
-    ('Ada', 'Ada'), ('5', '5'), ("it's", "it's"), ('a b', 'a b'), ('é', 'é'),
-    ('', '""'), (' a', '" a"'), ('a\t', '"a\\t"'),
-    ('a;b', '"a;b"'), ('a|b', '"a|b"'), ('a, b', '"a, b"'),
-    ('a\nb', '"a\\nb"'), ('5" pipe', '"5\\" pipe"'), ('a\\b', 'a\\b'),
-    ('null', '"null"'), ('Null', '"Null"'), ('EMPTY', '"EMPTY"'),
-    ('nullable', 'nullable'), ('é;', '"é;"'),
-])  # fmt: skip
+    (0, '0'),
+    (-7, '-7'),
+    (2**63 - 1, '9223372036854775807'),
+    (2.5, '2.5'),
+    (1 / 3, '0.333333'),
+    (3.0, '3'),
+    (-0.0, '0'),
+    (1234567.0, '1234567'),
+    (1234567.8, '1234568'),
+    (99999.96, '100000'),
+    (1e20, '1e+20'),
+    (1.5e-7, '1.5e-07'),
+    ('Ada', 'Ada'),
+    ('5', '5'),
+    ("it's", "it's"),
+    ('a b', 'a b'),
+    ('é', 'é'),
+    ('', '""'),
+    (' a', '" a"'),
+    ('a\t', '"a\\t"'),
+    ('a;b', '"a;b"'),
+    ('a|b', '"a|b"'),
+    ('a, b', '"a, b"'),
+    ('a\nb', '"a\\nb"'),
+    ('5" pipe', '"5\\" pipe"'),
+    ('a\\b', 'a\\b'),
+    ('null', '"null"'),
+    ('Null', '"Null"'),
+    ('EMPTY', '"EMPTY"'),
+    ('nullable', 'nullable'),
+    ('é;', '"é;"'),
+  ],
+)
 def test_a_cell_is_written(value, text):
   assert cells.cell(value) == text
 
@@ -33,10 +59,12 @@ def test_a_cell_is_written(value, text):
 def test_rows_are_written_in_two_styles():
   rows = [('Ada', 3), ('b;c', None)]
   assert cells.write(rows, style='compact', limit=99) == (
-      'Ada | 3; "b;c" | null', False
+    'Ada | 3; "b;c" | null',
+    False,
   )
   assert cells.write(rows, style='verbose', limit=99) == (
-      'Ada | 3\n"b;c" | null', False
+    'Ada | 3\n"b;c" | null',
+    False,
   )
   assert cells.row(rows[0]) == 'Ada | 3'
 
@@ -51,10 +79,12 @@ def test_no_rows_are_empty(style):
 def test_a_text_is_cut_at_the_limit():
   rows = [('abc', 1), ('def', 2)]  # 16 characters
   assert cells.write(rows, style='compact', limit=16) == (
-      'abc | 1; def | 2', False
+    'abc | 1; def | 2',
+    False,
   )
   assert cells.write(rows, style='compact', limit=15) == (
-      'abc | 1; de ...', True
+    'abc | 1; de ...',
+    True,
   )
   # No white space before the mark but its own.
   assert cells.write(rows, style='compact', limit=13) == ('abc | 1; ...', True)
@@ -70,13 +100,14 @@ def test_any_text_is_cut_in_the_same_way():
 def test_rows_that_are_missing_are_marked():
   rows = [('abc', 1)]
   assert cells.write(rows, style='verbose', limit=99, more=True) == (
-      'abc | 1 ...', True
+    'abc | 1 ...',
+    True,
   )
   assert cells.write(rows, style='verbose', limit=11, more=True)[0] == (
-      'abc | 1 ...'
+    'abc | 1 ...'
   )
   assert cells.write(rows, style='verbose', limit=10, more=True)[0] == (
-      'abc | ...'
+    'abc | ...'
   )
 
 
@@ -86,7 +117,7 @@ def test_rows_far_beyond_the_limit_are_not_written():
       raise AssertionError('a row that nobody will read')
 
   text, cut = cells.write(
-      [('a' * 50,), ('b',), Trap()], style='compact', limit=20
+    [('a' * 50,), ('b',), Trap()], style='compact', limit=20
   )
   assert text == 'a' * 16 + ' ...' and cut
 
@@ -109,12 +140,14 @@ def test_a_cut_text_begins_the_whole_one(rows, style, limit, more):
 def test_rows_are_read_back(rows, style):
   text, _ = cells.write(rows, style=style, limit=10**6)
   assert cells.read(text) == [
-      [x if x is None or isinstance(x, str) else cells.cell(x) for x in row]
-      for row in rows
+    [x if x is None or isinstance(x, str) else cells.cell(x) for x in row]
+    for row in rows
   ]
 
 
-@pytest.mark.parametrize('text, rows', [
+@pytest.mark.parametrize(
+  'text, rows',
+  [
     ('a', [['a']]),
     ('a | b ; c|d\n e|', [['a', 'b'], ['c', 'd'], ['e', '']]),
     ('a;;b;\n', [['a'], ['b']]),
@@ -131,7 +164,8 @@ def test_rows_are_read_back(rows, style):
     ('5" pipe; 6" pipe', [['5" pipe'], ['6" pipe']]),
     ('"\\x" | c', [['"\\x"', 'c']]),
     ('"a\\', [['"a\\']]),
-])  # fmt: skip
+  ],
+)
 def test_text_is_read(text, rows):
   assert cells.read(text) == rows
 
@@ -151,9 +185,22 @@ def test_any_text_is_read(text):
     assert '""' in text or [''] not in rows
 
 
-@pytest.mark.parametrize('piece', [
-    'a', ' ', '"', '"a;', '\\"', '"\\', ';"', '" "', '|', ' \n', '\n "',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'piece',
+  [
+    'a',
+    ' ',
+    '"',
+    '"a;',
+    '\\"',
+    '"\\',
+    ';"',
+    '" "',
+    '|',
+    ' \n',
+    '\n "',
+  ],
+)
 def test_long_texts_take_one_pass(piece):
   text = piece * (100_000 // len(piece))  # one pass per cell would take minutes
   cells.read(text)

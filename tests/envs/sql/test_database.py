@@ -17,8 +17,8 @@ from posttrain import schema
 from posttrain.envs.sql import database
 
 _BIG = (  # one row with a string of 1800 letters
-    f"(SELECT group_concat('{'a' * 900}', '') s FROM "
-    '(SELECT 1 FROM pet LIMIT 2)) x'
+  f"(SELECT group_concat('{'a' * 900}', '') s FROM "
+  '(SELECT 1 FROM pet LIMIT 2)) x'
 )
 
 
@@ -34,12 +34,12 @@ def _make() -> bytes:
       CREATE VIEW fourth AS SELECT Name FROM pet WHERE Name LIKE 'PET4%';
   """)
   connection.executemany(
-      'INSERT INTO pet VALUES (?, ?, ?)',
-      [(i, f'pet{i}', i / 2) for i in range(1, 51)],
+    'INSERT INTO pet VALUES (?, ?, ?)',
+    [(i, f'pet{i}', i / 2) for i in range(1, 51)],
   )
   connection.execute("""INSERT INTO "odd ""name""; --" VALUES (1, 'x')""")
   connection.execute(
-      "INSERT INTO Pet_Owner VALUES (x'41ff'), (CAST(x'c328' AS TEXT))"
+    "INSERT INTO Pet_Owner VALUES (x'41ff'), (CAST(x'c328' AS TEXT))"
   )
   connection.commit()
   data = connection.serialize()
@@ -67,100 +67,123 @@ def _dump(db: database.Database) -> bytes:
 
 ONLY = 'only SELECT is allowed'
 REFUSED = {
-    # The first word.
-    'DELETE FROM pet': ONLY,
-    "INSERT INTO pet VALUES (99, 'x', 1)": ONLY,
-    'UPDATE pet SET weight = 0': ONLY,
-    'REPLACE INTO pet VALUES (1, 1, 1)': ONLY,
-    'DROP TABLE pet': ONLY,
-    'ALTER TABLE pet RENAME TO x': ONLY,
-    'CREATE TABLE x (a)': ONLY,
-    'CREATE TEMP TABLE x AS SELECT 1': ONLY,
-    'CREATE VIRTUAL TABLE x USING fts5(a)': ONLY,
-    "ATTACH 'other.db' AS other": ONLY,
-    'DETACH main': ONLY,
-    'PRAGMA query_only = OFF': ONLY,
-    'PRAGMA table_info(pet)': ONLY,
-    'BEGIN': ONLY,
-    'COMMIT': ONLY,
-    'ROLLBACK': ONLY,
-    'SAVEPOINT x': ONLY,
-    'VACUUM': ONLY,
-    "VACUUM INTO 'copy.db'": ONLY,
-    'ANALYZE': ONLY,
-    'REINDEX': ONLY,
-    'EXPLAIN SELECT 1': ONLY,
-    'EXPLAIN QUERY PLAN SELECT 1': ONLY,
-    'VALUES (1)': ONLY,
-    '(SELECT 1)': ONLY,
-    '.read x': ONLY,
-    '; SELECT 1': ONLY,
-    'selected': ONLY,
-    '': ONLY,
-    ' \n\t': ONLY,
-    '-- SELECT 1': ONLY,
-    '/* SELECT 1': ONLY,
-    '/**/' * 499: ONLY,  # and at once
-    # A first word that hides another.
-    'WITH x AS (SELECT 1) DELETE FROM pet': ONLY,
-    'WITH x AS (SELECT 1) DELETE FROM pet RETURNING *': ONLY,
-    'WITH x AS (SELECT 1) INSERT INTO pet SELECT 99, 1, 1': ONLY,
-    'WITH x AS (SELECT 1) UPDATE pet SET weight = 0': ONLY,
-    '/**/ -- x\n DROP TABLE pet': ONLY,
-    # Two statements.
-    'SELECT 1; SELECT 2': 'only one SELECT at a time is allowed',
-    'SELECT 1; DROP TABLE pet': 'only one SELECT at a time is allowed',
-    'SELECT 1; COMMIT; DROP TABLE pet': 'only one SELECT at a time is allowed',
-    # What is none of the tables.
-    'SELECT * FROM sqlite_master': 'no such table: sqlite_master',
-    'SELECT count(*) FROM sqlite_schema': 'no such table: sqlite_schema',
-    'SELECT 1 FROM SQLITE_MASTER': 'no such table: SQLITE_MASTER',
-    'SELECT * FROM sqlite_temp_master': 'no such table: sqlite_temp_master',
-    'SELECT * FROM sqlite_sequence': 'no such table: sqlite_sequence',
-    "SELECT * FROM pragma_table_info('pet')": ONLY,
-    'SELECT count(*) FROM pragma_database_list': ONLY,
-    'SELECT 1 FROM pragma_query_only(0)': ONLY,
-    "SELECT * FROM json_each('[1]')": ONLY,
-    'SELECT * FROM absent': 'no such table: absent',
-    'SELECT absent FROM pet': 'no such column: absent',
-    # What does not end.
-    'WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
-    'SELECT * FROM x': 'WITH RECURSIVE is not allowed',
-    'WITH x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) SELECT * FROM x':
-        'WITH RECURSIVE is not allowed',
-    # What is no text.
-    'SELECT \0 1': 'the query is not valid text',
-    'SELECT 1\0; DROP TABLE pet': 'the query is not valid text',
-    "SELECT '\ud800'": 'the query is not valid text',
-    # What is too much.
-    'SELECT ' + '1' * 1994: 'the query is longer than 2000 bytes',
-    'SELECT ' + 'é' * 997: 'the query is longer than 2000 bytes',
-    'SELECT ' + '1, ' * 64 + '1': 'too many columns in result set',
-    'SELECT 1' + ' UNION SELECT 1' * 8: 'too many terms in compound SELECT',
-    'SELECT max(1, 2, 3, 4, 5, 6, 7, 8, 9)':
-        'too many arguments on function max',
-    'SELECT 1' + '+1' * 50:
-        'Expression tree is too large (maximum depth 50)',
-    "SELECT Name LIKE 'a' ESCAPE 'ab' FROM pet":
-        'ESCAPE expression must be a single character',
-    "SELECT instr(CAST(x AS TEXT), 'a') FROM Pet_Owner":
-        'only text in UTF-8 can be searched',
-    f"SELECT group_concat('{'a' * 500}') FROM pet": 'string or blob too big',
-    'SELECT ?': 'too many SQL variables',
-    'SELECT :name': 'too many SQL variables',
+  # The first word.
+  'DELETE FROM pet': ONLY,
+  "INSERT INTO pet VALUES (99, 'x', 1)": ONLY,
+  'UPDATE pet SET weight = 0': ONLY,
+  'REPLACE INTO pet VALUES (1, 1, 1)': ONLY,
+  'DROP TABLE pet': ONLY,
+  'ALTER TABLE pet RENAME TO x': ONLY,
+  'CREATE TABLE x (a)': ONLY,
+  'CREATE TEMP TABLE x AS SELECT 1': ONLY,
+  'CREATE VIRTUAL TABLE x USING fts5(a)': ONLY,
+  "ATTACH 'other.db' AS other": ONLY,
+  'DETACH main': ONLY,
+  'PRAGMA query_only = OFF': ONLY,
+  'PRAGMA table_info(pet)': ONLY,
+  'BEGIN': ONLY,
+  'COMMIT': ONLY,
+  'ROLLBACK': ONLY,
+  'SAVEPOINT x': ONLY,
+  'VACUUM': ONLY,
+  "VACUUM INTO 'copy.db'": ONLY,
+  'ANALYZE': ONLY,
+  'REINDEX': ONLY,
+  'EXPLAIN SELECT 1': ONLY,
+  'EXPLAIN QUERY PLAN SELECT 1': ONLY,
+  'VALUES (1)': ONLY,
+  '(SELECT 1)': ONLY,
+  '.read x': ONLY,
+  '; SELECT 1': ONLY,
+  'selected': ONLY,
+  '': ONLY,
+  ' \n\t': ONLY,
+  '-- SELECT 1': ONLY,
+  '/* SELECT 1': ONLY,
+  '/**/' * 499: ONLY,  # and at once
+  # A first word that hides another.
+  'WITH x AS (SELECT 1) DELETE FROM pet': ONLY,
+  'WITH x AS (SELECT 1) DELETE FROM pet RETURNING *': ONLY,
+  'WITH x AS (SELECT 1) INSERT INTO pet SELECT 99, 1, 1': ONLY,
+  'WITH x AS (SELECT 1) UPDATE pet SET weight = 0': ONLY,
+  '/**/ -- x\n DROP TABLE pet': ONLY,
+  # Two statements.
+  'SELECT 1; SELECT 2': 'only one SELECT at a time is allowed',
+  'SELECT 1; DROP TABLE pet': 'only one SELECT at a time is allowed',
+  'SELECT 1; COMMIT; DROP TABLE pet': 'only one SELECT at a time is allowed',
+  # What is none of the tables.
+  'SELECT * FROM sqlite_master': 'no such table: sqlite_master',
+  'SELECT count(*) FROM sqlite_schema': 'no such table: sqlite_schema',
+  'SELECT 1 FROM SQLITE_MASTER': 'no such table: SQLITE_MASTER',
+  'SELECT * FROM sqlite_temp_master': 'no such table: sqlite_temp_master',
+  'SELECT * FROM sqlite_sequence': 'no such table: sqlite_sequence',
+  "SELECT * FROM pragma_table_info('pet')": ONLY,
+  'SELECT count(*) FROM pragma_database_list': ONLY,
+  'SELECT 1 FROM pragma_query_only(0)': ONLY,
+  "SELECT * FROM json_each('[1]')": ONLY,
+  'SELECT * FROM absent': 'no such table: absent',
+  'SELECT absent FROM pet': 'no such column: absent',
+  # What does not end.
+  'WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
+  'SELECT * FROM x': 'WITH RECURSIVE is not allowed',
+  'WITH x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
+  'SELECT * FROM x': 'WITH RECURSIVE is not allowed',
+  # What is no text.
+  'SELECT \0 1': 'the query is not valid text',
+  'SELECT 1\0; DROP TABLE pet': 'the query is not valid text',
+  "SELECT '\ud800'": 'the query is not valid text',
+  # What is too much.
+  'SELECT ' + '1' * 1994: 'the query is longer than 2000 bytes',
+  'SELECT ' + 'é' * 997: 'the query is longer than 2000 bytes',
+  'SELECT ' + '1, ' * 64 + '1': 'too many columns in result set',
+  'SELECT 1' + ' UNION SELECT 1' * 8: 'too many terms in compound SELECT',
+  'SELECT max(1, 2, 3, 4, 5, 6, 7, 8, 9)': 'too many arguments on function max',
+  'SELECT 1' + '+1' * 50: 'Expression tree is too large (maximum depth 50)',
+  "SELECT Name LIKE 'a' ESCAPE 'ab' "
+  'FROM pet': 'ESCAPE expression must be a single character',
+  "SELECT instr(CAST(x AS TEXT), 'a') "
+  'FROM Pet_Owner': 'only text in UTF-8 can be searched',
+  f"SELECT group_concat('{'a' * 500}') FROM pet": 'string or blob too big',
+  'SELECT ?': 'too many SQL variables',
+  'SELECT :name': 'too many SQL variables',
 }
 FUNCTIONS = (
-    "load_extension('x')", "readfile('x')", "writefile('x', 'y')",
-    "edit('x')", 'random()', 'randomblob(9)', 'zeroblob(9)', 'hex(1)',
-    "printf('%9999d', 1)", "format('%9999d', 1)", "date('now')", "time('now')",
-    "datetime('now')", "julianday('now')", "strftime('%s', 'now')",
-    'CURRENT_TIMESTAMP', 'CURRENT_DATE', 'CURRENT_TIME', 'changes()',
-    'total_changes()', 'last_insert_rowid()', 'sqlite_version()',
-    'sqlite_source_id()', "sqlite_compileoption_get(1)", 'quote(1)',
-    "replace('a', 'a', 'aaaa')", 'char(65)', "json('[]')", "'{}' -> 'a'",
-    "fts3_tokenizer('simple')", "'a' GLOB 'a'", "'a' REGEXP 'a'",
-    "'a' MATCH 'a'", 'row_number() OVER ()', 'absent(1)',
-)  # fmt: skip
+  "load_extension('x')",
+  "readfile('x')",
+  "writefile('x', 'y')",
+  "edit('x')",
+  'random()',
+  'randomblob(9)',
+  'zeroblob(9)',
+  'hex(1)',
+  "printf('%9999d', 1)",
+  "format('%9999d', 1)",
+  "date('now')",
+  "time('now')",
+  "datetime('now')",
+  "julianday('now')",
+  "strftime('%s', 'now')",
+  'CURRENT_TIMESTAMP',
+  'CURRENT_DATE',
+  'CURRENT_TIME',
+  'changes()',
+  'total_changes()',
+  'last_insert_rowid()',
+  'sqlite_version()',
+  'sqlite_source_id()',
+  'sqlite_compileoption_get(1)',
+  'quote(1)',
+  "replace('a', 'a', 'aaaa')",
+  'char(65)',
+  "json('[]')",
+  "'{}' -> 'a'",
+  "fts3_tokenizer('simple')",
+  "'a' GLOB 'a'",
+  "'a' REGEXP 'a'",
+  "'a' MATCH 'a'",
+  'row_number() OVER ()',
+  'absent(1)',
+)
 
 
 @pytest.mark.parametrize('sql', REFUSED)
@@ -184,7 +207,9 @@ def test_cannot_write_even_without_the_authorizer(db):
     db._connection.execute('DELETE FROM pet')
 
 
-@pytest.mark.parametrize('sql, rows', [
+@pytest.mark.parametrize(
+  'sql, rows',
+  [
     ('SELECT id FROM pet WHERE id < 3', ((1,), (2,))),
     ('  select max(id), min(weight) from PET;', ((50, 0.5),)),
     ('SELECT 1; -- done', ((1,),)),
@@ -194,19 +219,24 @@ def test_cannot_write_even_without_the_authorizer(db):
     ('SELECT Name FROM pet WHERE Name LIKE "%T50"', (('pet50',),)),
     ('SELECT count(*), max(Name) FROM heavy', ((0, None),)),
     ('SELECT count(*) FROM fourth', ((11,),)),
-    ("SELECT count(*) FROM pet WHERE Name NOT LIKE '%!_%' ESCAPE '!'",
-     ((50,),)),
+    (
+      "SELECT count(*) FROM pet WHERE Name NOT LIKE '%!_%' ESCAPE '!'",
+      ((50,),),
+    ),
     ("SELECT 'é' || '\U0001f600'", (('é\U0001f600',),)),
     ("SELECT x'00ff41', x''", (('\0\ufffdA', ''),)),
     ('SELECT x FROM Pet_Owner', (('A\ufffd',), ('\ufffd(',))),
     ('SELECT 9e999, -9e999, 9e999 - 9e999', ((math.inf, -math.inf, None),)),
     ('SELECT 9223372036854775807, NULL', ((2**63 - 1, None),)),
-    ('SELECT abs(-1), avg(id), coalesce(NULL, 2), ifnull(NULL, 3), sum(id), '
-     "total(id), length('abc'), lower('A'), upper('a'), substr('abc', 2, 1), "
-     "nullif(1, 1), instr('abc', 'c'), trim(' a '), round(1.26, 1), "
-     "group_concat('a') FROM pet WHERE id < 3",
-     ((1, 1.5, 2, 3, 3, 3.0, 3, 'a', 'A', 'b', None, 3, 'a', 1.3, 'a,a'),)),
-])  # fmt: skip
+    (
+      'SELECT abs(-1), avg(id), coalesce(NULL, 2), ifnull(NULL, 3), sum(id), '
+      "total(id), length('abc'), lower('A'), upper('a'), substr('abc', 2, 1), "
+      "nullif(1, 1), instr('abc', 'c'), trim(' a '), round(1.26, 1), "
+      "group_concat('a') FROM pet WHERE id < 3",
+      ((1, 1.5, 2, 3, 3, 3.0, 3, 'a', 'A', 'b', None, 3, 'a', 1.3, 'a,a'),),
+    ),
+  ],
+)
 def test_answers(db, sql, rows):
   result = db.query(sql, 5)
   assert (result.error, result.rows) == (None, rows)
@@ -215,17 +245,23 @@ def test_answers(db, sql, rows):
 
 def test_bad_numbers_are_errors(db):
   assert db.query('SELECT abs(-9223372036854775808)', 1).error == (
-      'integer overflow'
+    'integer overflow'
   )
   assert db.query('SELECT sum(9223372036854775807) FROM pet', 1).error == (
-      'integer overflow'
+    'integer overflow'
   )
 
 
-@pytest.mark.parametrize('rows, found, more', [
-    (0, 0, True), (1, 1, True), (49, 49, True), (50, 50, False),
+@pytest.mark.parametrize(
+  'rows, found, more',
+  [
+    (0, 0, True),
+    (1, 1, True),
+    (49, 49, True),
+    (50, 50, False),
     (51, 50, False),
-])  # fmt: skip
+  ],
+)
 def test_rows_and_whether_there_are_more(db, rows, found, more):
   result = db.query('SELECT id, Name FROM pet ORDER BY id', rows)
   assert result.columns == ('id', 'Name')
@@ -248,8 +284,10 @@ def test_knows_its_tables(db):
   odd = 'odd "name"; --'
   assert db.tables == ('pet', odd, 'Pet_Owner')
   assert db.describe('pet') == (
-      ('id', 'INTEGER'), ('Name', 'TEXT'), ('weight', 'REAL'),
-  )  # fmt: skip
+    ('id', 'INTEGER'),
+    ('Name', 'TEXT'),
+    ('weight', 'REAL'),
+  )
   assert [name for name, _ in db.describe(odd)] == ['a', 'b c', 'k']
   assert [db.count(table) for table in db.tables] == [50, 1, 2]
   assert db.sample(odd, 3).rows == ((1, 'x', '1k'),)
@@ -257,11 +295,20 @@ def test_knows_its_tables(db):
   assert db.sample('no "such"', 2).error == 'no such table: no "such"'
 
 
-@pytest.mark.parametrize('name, table', [
-    ('pet', 'pet'), ('PET', 'pet'), ('pet_owner', 'Pet_Owner'),
-    ('Pet_Owner', 'Pet_Owner'), ('heavy', None), ('', None), ('\ud800', None),
-    ('sqlite_sequence', None), ('pet; --', None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'name, table',
+  [
+    ('pet', 'pet'),
+    ('PET', 'pet'),
+    ('pet_owner', 'Pet_Owner'),
+    ('Pet_Owner', 'Pet_Owner'),
+    ('heavy', None),
+    ('', None),
+    ('\ud800', None),
+    ('sqlite_sequence', None),
+    ('pet; --', None),
+  ],
+)
 def test_finds_the_table_meant(db, name, table):
   assert db.find(name) == table
 
@@ -274,50 +321,80 @@ def _bombs() -> dict[str, tuple[str, str]]:
   three = f'{_BIG}, pet a, pet b, pet c'
   text = 'x.s || a.id || b.id || c.id'
   ids = ' || '.join(f'p{i}.id' for i in range(8))
-  chain = ', '.join(f'c{i} AS (SELECT 1 FROM c{i - 1}, c{i - 1})'
-                    for i in range(1, 40))
-  value = ', '.join(f'c{i} AS (VALUES (1 IN c{i - 1}), (2 IN c{i - 1}))'
-                    for i in range(1, 40))
-  quoted = ', '.join(f'"+{i}" AS (SELECT 1 FROM "+{i - 1}", [+{i - 1}])'
-                     for i in range(1, 40))
+  chain = ', '.join(
+    f'c{i} AS (SELECT 1 FROM c{i - 1}, c{i - 1})' for i in range(1, 40)
+  )
+  value = ', '.join(
+    f'c{i} AS (VALUES (1 IN c{i - 1}), (2 IN c{i - 1}))' for i in range(1, 40)
+  )
+  quoted = ', '.join(
+    f'"+{i}" AS (SELECT 1 FROM "+{i - 1}", [+{i - 1}])' for i in range(1, 40)
+  )
   return {
-      'join': (f'SELECT count(*) FROM {eight}', late),
-      'join sorted': (f'SELECT 1 FROM {eight} ORDER BY p0.id + p7.id', late),
-      'join distinct': (f'SELECT DISTINCT p0.id FROM {eight}', late),
-      'no rows': (f'SELECT 1 FROM {eight} WHERE p0.id + p7.id < 0', late),
-      'like': (f"SELECT count(*) FROM {three} WHERE {text} LIKE "
-               f"'%{'a' * 80}b%'", late),
-      'like over group_concat': (
-          f"WITH s AS (SELECT group_concat('{'a' * 1300}', '') g FROM "
-          f"(SELECT 1 FROM pet LIMIT 1)) SELECT count(*) FROM s, {eight} "
-          f"WHERE g || {ids} LIKE '%{'a' * 80}b%'", late),
-      'like _': (f"SELECT count(*) FROM {three} WHERE {text} LIKE "
-                 f"'%{'_a' * 40}b%'", late),
-      'like like': (f"SELECT count(*) FROM {three} WHERE {text} LIKE {text}",
-                    late),
-      'like many': (f"SELECT count(*) FROM {three} WHERE {text} LIKE "
-                    f"'{'%a' * 400}b%'", late),
-      'like short': (f"SELECT count(*) FROM {eight} WHERE {ids} LIKE 'x'",
-                     late),
-      'like escape': (f"SELECT count(*) FROM {eight} WHERE 'b' LIKE {ids} || "
-                      f"'{'b' * 900}' ESCAPE '!'", late),
-      'instr': (f"SELECT count(*) FROM {three} WHERE "
-                f"instr({text}, '{'a' * 500}b')", late),
-      'trim': (f"SELECT count(*) FROM {three} WHERE "
-               f"trim({text}, '{'bcdefghijklm' * 60}a') = 1", late),
-      'upper': (f'SELECT count(*) FROM {three} WHERE upper({text}) = 1', late),
-      'sort of long text': (f'SELECT {text} FROM {three} ORDER BY 1', late),
-      'many WITHs': (f'WITH c0 AS (SELECT 1), {chain} SELECT 1 FROM c39', deep),
-      'many VALUES': (f'WITH c0 AS (VALUES (1)), {value} SELECT 1 IN c39',
-                      deep),
-      'odd names': (f'WITH "+0" AS (SELECT 1), {quoted} SELECT 1 FROM "+39"',
-                    deep),
-      'many subqueries': ('SELECT a FROM ' + '(SELECT a + a a FROM ' * 60 +
-                          '(SELECT id a FROM pet)' + ')' * 60, deep),
-      'few but wide': ('SELECT a FROM ' +
-                       ('(SELECT ' + '+'.join('a' * 40) + ' a FROM ') * 4 +
-                        '(SELECT id a FROM pet)' + ')' * 4, deep),
-  }  # fmt: skip
+    'join': (f'SELECT count(*) FROM {eight}', late),
+    'join sorted': (f'SELECT 1 FROM {eight} ORDER BY p0.id + p7.id', late),
+    'join distinct': (f'SELECT DISTINCT p0.id FROM {eight}', late),
+    'no rows': (f'SELECT 1 FROM {eight} WHERE p0.id + p7.id < 0', late),
+    'like': (
+      f"SELECT count(*) FROM {three} WHERE {text} LIKE '%{'a' * 80}b%'",
+      late,
+    ),
+    'like over group_concat': (
+      f"WITH s AS (SELECT group_concat('{'a' * 1300}', '') g FROM "
+      f'(SELECT 1 FROM pet LIMIT 1)) SELECT count(*) FROM s, {eight} '
+      f"WHERE g || {ids} LIKE '%{'a' * 80}b%'",
+      late,
+    ),
+    'like _': (
+      f"SELECT count(*) FROM {three} WHERE {text} LIKE '%{'_a' * 40}b%'",
+      late,
+    ),
+    'like like': (
+      f'SELECT count(*) FROM {three} WHERE {text} LIKE {text}',
+      late,
+    ),
+    'like many': (
+      f"SELECT count(*) FROM {three} WHERE {text} LIKE '{'%a' * 400}b%'",
+      late,
+    ),
+    'like short': (f"SELECT count(*) FROM {eight} WHERE {ids} LIKE 'x'", late),
+    'like escape': (
+      f"SELECT count(*) FROM {eight} WHERE 'b' LIKE {ids} || "
+      f"'{'b' * 900}' ESCAPE '!'",
+      late,
+    ),
+    'instr': (
+      f"SELECT count(*) FROM {three} WHERE instr({text}, '{'a' * 500}b')",
+      late,
+    ),
+    'trim': (
+      f'SELECT count(*) FROM {three} WHERE '
+      f"trim({text}, '{'bcdefghijklm' * 60}a') = 1",
+      late,
+    ),
+    'upper': (f'SELECT count(*) FROM {three} WHERE upper({text}) = 1', late),
+    'sort of long text': (f'SELECT {text} FROM {three} ORDER BY 1', late),
+    'many WITHs': (f'WITH c0 AS (SELECT 1), {chain} SELECT 1 FROM c39', deep),
+    'many VALUES': (f'WITH c0 AS (VALUES (1)), {value} SELECT 1 IN c39', deep),
+    'odd names': (
+      f'WITH "+0" AS (SELECT 1), {quoted} SELECT 1 FROM "+39"',
+      deep,
+    ),
+    'many subqueries': (
+      'SELECT a FROM '
+      + '(SELECT a + a a FROM ' * 60
+      + '(SELECT id a FROM pet)'
+      + ')' * 60,
+      deep,
+    ),
+    'few but wide': (
+      'SELECT a FROM '
+      + ('(SELECT ' + '+'.join('a' * 40) + ' a FROM ') * 4
+      + '(SELECT id a FROM pet)'
+      + ')' * 4,
+      deep,
+    ),
+  }
 
 
 @pytest.mark.parametrize('name', _bombs())
@@ -374,9 +451,11 @@ print(db.query({sql!r}, 1))
 print(db.query('SELECT count(*) FROM pet', 1).rows)
 """
   done = subprocess.run(
-      [sys.executable, '-c', script], capture_output=True, text=True,
-      cwd=pathlib.Path(__file__).parents[3],
-  )  # fmt: skip
+    [sys.executable, '-c', script],
+    capture_output=True,
+    text=True,
+    cwd=pathlib.Path(__file__).parents[3],
+  )
   assert done.returncode == 0, done.stderr
   assert "error='the query is too complex'" in done.stdout
   assert '((51,),)' in done.stdout
@@ -388,10 +467,16 @@ def test_other_threads_may_take_turns(db):
   assert result.rows == db.query('SELECT count(*) FROM pet', 1).rows == ((50,),)
 
 
-@pytest.mark.parametrize('data', [
-    b'', b'text', DATA[:1000], b'SQLite format 3\0' + b'\0' * 84,
+@pytest.mark.parametrize(
+  'data',
+  [
+    b'',
+    b'text',
+    DATA[:1000],
+    b'SQLite format 3\0' + b'\0' * 84,
     b'\xff' * len(DATA),
-])  # fmt: skip
+  ],
+)
 def test_bytes_and_file_that_are_no_database(data, tmp_path):
   with pytest.raises(ValueError, match='the bytes must be a SQLite file'):
     database.Database.from_bytes(data)
@@ -421,26 +506,96 @@ def test_a_file_answers_and_is_left_alone(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
-_FRAGMENTS = st.sampled_from([
-    'SELECT', 'WITH', 'FROM', 'WHERE', 'pet', 'Pet_Owner', 'id', 'Name', '*',
-    'count(*)', 'max(', ')', '(', ',', ';', '--', '/*', '*/', '"', "'", '`',
-    '[', ']', '\n', 'JOIN pet b', 'ON', 'GROUP BY', 'HAVING', 'ORDER BY',
-    'LIMIT', 'UNION ALL', 'AS x', 'x AS (', 'RECURSIVE', 'DELETE FROM pet',
-    'DROP TABLE pet', 'INSERT INTO pet VALUES (1,1,1)', 'UPDATE pet SET id=0',
-    "ATTACH 'f' AS f", "VACUUM INTO 'f'", 'PRAGMA query_only=0', 'EXPLAIN',
-    'sqlite_master', "pragma_table_info('pet')", "load_extension('f')",
-    "writefile('f','x')", 'random()', "date('now')", 'RETURNING *', '1', '-',
-    '9e999', '9223372036854775807', "x'ff'", 'NULL', 'LIKE', "'%a%'", 'IN',
-    'EXISTS', 'CASE WHEN', 'THEN', 'END', 'CAST(', 'OVER (', '?', ':a', '\0',
-    '\ud800', 'é', '\U0001f600', '||', '+', '=', 'pet,pet,pet,pet,pet,pet',
-    'VALUES', 'BETWEEN', 'AND', 'NATURAL JOIN', 'COLLATE', 'ROLLBACK',
-])  # fmt: skip
+_FRAGMENTS = st.sampled_from(
+  [
+    'SELECT',
+    'WITH',
+    'FROM',
+    'WHERE',
+    'pet',
+    'Pet_Owner',
+    'id',
+    'Name',
+    '*',
+    'count(*)',
+    'max(',
+    ')',
+    '(',
+    ',',
+    ';',
+    '--',
+    '/*',
+    '*/',
+    '"',
+    "'",
+    '`',
+    '[',
+    ']',
+    '\n',
+    'JOIN pet b',
+    'ON',
+    'GROUP BY',
+    'HAVING',
+    'ORDER BY',
+    'LIMIT',
+    'UNION ALL',
+    'AS x',
+    'x AS (',
+    'RECURSIVE',
+    'DELETE FROM pet',
+    'DROP TABLE pet',
+    'INSERT INTO pet VALUES (1,1,1)',
+    'UPDATE pet SET id=0',
+    "ATTACH 'f' AS f",
+    "VACUUM INTO 'f'",
+    'PRAGMA query_only=0',
+    'EXPLAIN',
+    'sqlite_master',
+    "pragma_table_info('pet')",
+    "load_extension('f')",
+    "writefile('f','x')",
+    'random()',
+    "date('now')",
+    'RETURNING *',
+    '1',
+    '-',
+    '9e999',
+    '9223372036854775807',
+    "x'ff'",
+    'NULL',
+    'LIKE',
+    "'%a%'",
+    'IN',
+    'EXISTS',
+    'CASE WHEN',
+    'THEN',
+    'END',
+    'CAST(',
+    'OVER (',
+    '?',
+    ':a',
+    '\0',
+    '\ud800',
+    'é',
+    '\U0001f600',
+    '||',
+    '+',
+    '=',
+    'pet,pet,pet,pet,pet,pet',
+    'VALUES',
+    'BETWEEN',
+    'AND',
+    'NATURAL JOIN',
+    'COLLATE',
+    'ROLLBACK',
+  ]
+)
 _ACCEPTED = tuple(
-    "SELECT id, Name FROM pet WHERE weight > 3 ORDER BY id DESC LIMIT 3|"
-    'WITH x AS (SELECT id i FROM pet) SELECT count(*) FROM x, pet WHERE i = id|'
-    'SELECT a.Name, max(b.weight) FROM pet a JOIN pet b ON a.id = b.id + 1 '
-    "GROUP BY a.Name HAVING count(*) > 0 AND a.Name LIKE 'p%'|"
-    'SELECT Name FROM pet UNION SELECT x FROM Pet_Owner'.split('|')
+  'SELECT id, Name FROM pet WHERE weight > 3 ORDER BY id DESC LIMIT 3|'
+  'WITH x AS (SELECT id i FROM pet) SELECT count(*) FROM x, pet WHERE i = id|'
+  'SELECT a.Name, max(b.weight) FROM pet a JOIN pet b ON a.id = b.id + 1 '
+  "GROUP BY a.Name HAVING count(*) > 0 AND a.Name LIKE 'p%'|"
+  'SELECT Name FROM pet UNION SELECT x FROM Pet_Owner'.split('|')
 )
 
 
@@ -455,12 +610,13 @@ def _mutated(draw) -> str:
 
 
 _ANYTHING = st.one_of(
-    st.text(st.characters(), max_size=60),
-    st.text(st.characters(), max_size=60).map('SELECT '.__add__),
-    st.lists(_FRAGMENTS, max_size=12).map(' '.join),
-    st.lists(_FRAGMENTS, max_size=12).map(' '.join).map('SELECT '.__add__),
-    _mutated(), _mutated(),
-)  # fmt: skip
+  st.text(st.characters(), max_size=60),
+  st.text(st.characters(), max_size=60).map('SELECT '.__add__),
+  st.lists(_FRAGMENTS, max_size=12).map(' '.join),
+  st.lists(_FRAGMENTS, max_size=12).map(' '.join).map('SELECT '.__add__),
+  _mutated(),
+  _mutated(),
+)
 
 
 def _fuzz(cases: int, folder) -> None:
@@ -469,8 +625,11 @@ def _fuzz(cases: int, folder) -> None:
   seen = {'errors': 0, 'results': 0}
 
   @hypothesis.settings(
-      max_examples=cases, derandomize=True, deadline=None, database=None,
-      suppress_health_check=list(hypothesis.HealthCheck),
+    max_examples=cases,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
   )
   @hypothesis.given(_ANYTHING)
   def run(sql):
@@ -510,17 +669,18 @@ def test_fuzz_long(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(
-    'POSTTRAIN_DATA' not in os.environ, reason='needs POSTTRAIN_DATA'
+  'POSTTRAIN_DATA' not in os.environ, reason='needs POSTTRAIN_DATA'
 )
 def test_real_queries_give_the_real_rows():
   folder = pathlib.Path(os.environ['POSTTRAIN_DATA'], 'spider_mini')
   questions = json.loads((folder / 'questions.json').read_text())
   limits = database.Limits(steps=schema.SqlFiles.query_steps)
   opened = {
-      name: database.Database.from_file(
-          folder / 'database' / name / f'{name}.sqlite', limits
-      ) for name in {question['db_id'] for question in questions}
-  }  # fmt: skip
+    name: database.Database.from_file(
+      folder / 'database' / name / f'{name}.sqlite', limits
+    )
+    for name in {question['db_id'] for question in questions}
+  }
   for question in questions:
     result = opened[question['db_id']].query(question['gold_sql'], 5000)
     assert result.error is None, question['id']

@@ -27,8 +27,9 @@ def find(template, **options):
   env = make(difficulties=ALL, **options)
   source = env.source('eval', 0)
   return env, next(
-      task for task in source.take(len(source))
-      if task.info['template'] == template
+    task
+    for task in source.take(len(source))
+    if task.info['template'] == template
   )
 
 
@@ -46,9 +47,15 @@ def test_an_episode_step_by_step():
   env, task = find('M1')
   table, sql = task.info['tables'][0], task.info['gold_sql']
   steps, score = play(
-      env, task, f'describe: {table}', f'DESCRIBE {table}', 'DESCRIBE nothing',
-      'hello', f'QUERY {sql}', f'ANSWER {task.answer}',
-  )  # fmt: skip
+    env,
+    task,
+    f'describe: {table}',
+    f'DESCRIBE {table}',
+    'DESCRIBE nothing',
+    'hello',
+    f'QUERY {sql}',
+    f'ANSWER {task.answer}',
+  )
   said = [step.messages[0]['content'] for step in steps[:-1]]
   columns = said[0].partition('result: ')[2].partition(';')[0].split(', ')
   assert columns[:2] == ['id', 'name'] and len(columns) >= 4
@@ -61,14 +68,19 @@ def test_an_episode_step_by_step():
   assert steps[-1].messages == () and steps[-1].reward == 1.0
   # News, a repeat, two failures, the whole progress.
   assert [step.reward for step in steps[:-1]] == pytest.approx(
-      [0.01, -0.03, -0.02, -0.02, 0.15]
+    [0.01, -0.03, -0.02, -0.02, 0.15]
   )  # 0.01 + 0.15, clipped
   assert score.reward == pytest.approx(1.09)
   assert score.correct and not score.formatted
   assert score.metrics == {
-      'operational': pytest.approx(-0.05), 'progress': 1.0, 'answered': 1.0,
-      'steps': 6.0, 'failed': 2.0, 'unparsed': 1.0, 'pass_rate_medium': 1.0,
-  }  # fmt: skip
+    'operational': pytest.approx(-0.05),
+    'progress': 1.0,
+    'answered': 1.0,
+    'steps': 6.0,
+    'failed': 2.0,
+    'unparsed': 1.0,
+    'pass_rate_medium': 1.0,
+  }
 
 
 def test_a_wrong_answer_ends_it_too():
@@ -204,15 +216,18 @@ def knows(task, colon, rng):
 
 # By v2 0.15 of progress and 0.01 a step at most, and 0.03 more wherever all
 # progress is lost and won back; by v1 0.025 a step and 0.15.
-@pytest.mark.parametrize('version, player, mean, most', [
+@pytest.mark.parametrize(
+  'version, player, mean, most',
+  [
     ('v2', players.farmer, (0.05, 0.15), 0.32),
     ('v2', knows, (0.14, 0.17), 0.15 + 7 * 0.01),
     ('v1', players.farmer, (0.2, 0.3), 0.35),
     ('v1', knows, (0.25, 0.35), 0.35),
-])  # fmt: skip
+  ],
+)
 def test_farming(version, player, mean, most):
   env, chosen = tasks(
-      120, difficulties=ALL, reward=schema.SqlReward(version=version)
+    120, difficulties=ALL, reward=schema.SqlReward(version=version)
   )
   farmed = [players.play(env, t, player).score for t in chosen]
   assert not any(s.metrics['answered'] for s in farmed)
@@ -220,20 +235,25 @@ def test_farming(version, player, mean, most):
   assert mean[0] < sum(s.reward for s in farmed) / 120 < mean[1]
 
 
-@pytest.mark.parametrize('option, words', [
-    ('error', 'error: no such column'), ('detour', 'result: '),
-])
+@pytest.mark.parametrize(
+  'option, words',
+  [
+    ('error', 'error: no such column'),
+    ('detour', 'result: '),
+  ],
+)
 def test_a_teacher_who_goes_astray_and_comes_back(option, words):
   plain, straight = tasks(60, difficulties=('medium',))
   env, astray = tasks(
-      60, difficulties=('medium',), teacher=schema.SqlTeacher(**{option: 1.0})
+    60, difficulties=('medium',), teacher=schema.SqlTeacher(**{option: 1.0})
   )
   for short, long in zip(straight, astray, strict=True):
     assert len(long.demonstration) >= len(short.demonstration)
     assert long.demonstration[-1] == short.demonstration[-1]
   longer = [
-      t for s, t in zip(straight, astray, strict=True)
-      if len(t.demonstration) == len(s.demonstration) + 2
+    t
+    for s, t in zip(straight, astray, strict=True)
+    if len(t.demonstration) == len(s.demonstration) + 2
   ]
   assert len(longer) > 50
   found = sum(words in t.demonstration[1]['content'] for t in longer)
@@ -242,7 +262,7 @@ def test_a_teacher_who_goes_astray_and_comes_back(option, words):
 
 def test_a_share_of_the_demonstrations():
   _, chosen = tasks(
-      180, difficulties=('medium',), teacher=schema.SqlTeacher(error=0.3)
+    180, difficulties=('medium',), teacher=schema.SqlTeacher(error=0.3)
   )
   longer = sum(len(task.demonstration) == 7 for task in chosen)
   assert len(chosen) == 180 and abs(longer / 180 - 0.3) < 0.1
@@ -291,18 +311,21 @@ for task in env.source('train', 5).take(20):
 
 def test_transcripts_are_the_same_in_two_processes():
   said = [
-      subprocess.run(
-          [sys.executable, '-c', _PRINT], capture_output=True, check=True,
-          env={'PYTHONHASHSEED': seed, 'PATH': ''},
-      ).stdout for seed in '12'
-  ]  # fmt: skip
+    subprocess.run(
+      [sys.executable, '-c', _PRINT],
+      capture_output=True,
+      check=True,
+      env={'PYTHONHASHSEED': seed, 'PATH': ''},
+    ).stdout
+    for seed in '12'
+  ]
   assert said[0] == said[1] and len(said[0]) > 10_000
 
 
 def test_a_teacher_in_a_hurry():
   """Answers with what a sample shows, which is hardly ever right."""
   _, chosen = tasks(
-      180, difficulties=('medium',), teacher=schema.SqlTeacher(haste=1.0)
+    180, difficulties=('medium',), teacher=schema.SqlTeacher(haste=1.0)
   )
   right = 0
   for task in chosen:
@@ -314,7 +337,7 @@ def test_a_teacher_in_a_hurry():
     right += answer == f'ANSWER {task.answer}'
   assert right < 0.2 * 180
   _, easy = tasks(
-      30, difficulties=('easy',), teacher=schema.SqlTeacher(haste=1.0)
+    30, difficulties=('easy',), teacher=schema.SqlTeacher(haste=1.0)
   )
   for task in easy:  # which need no look
     assert task.demonstration[-1]['content'] == f'ANSWER {task.answer}'

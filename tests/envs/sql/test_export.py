@@ -13,23 +13,30 @@ from posttrain.envs.sql import files, record, synth
 
 def test_files_hold_databases_and_questions(tmp_path, capsys):
   folder = tmp_path / 'deep' / 'set'
-  command_line.main(
-      [str(folder), '--databases=3', '--split=eval', '--seed0=5']
-  )
+  command_line.main([str(folder), '--databases=3', '--split=eval', '--seed0=5'])
   said = capsys.readouterr().out
   assert '3 databases, 27 questions (9 easy, 9 medium, 9 hard)' in said
   assert synth.fingerprint(range(5, 8), 'eval') in said
   assert sorted(path.name for path in folder.iterdir()) == [
-      'database', 'questions.json', 'tokenizer.json'
+    'database',
+    'questions.json',
+    'tokenizer.json',
   ]
   asked = [q for seed in (5, 6, 7) for q in synth.questions(seed, 'eval')]
   read = json.loads((folder / 'questions.json').read_text())
   assert len(read) == len(asked)
   for one, question in zip(read, asked, strict=True):
     assert list(one) == [
-        'id', 'db_id', 'question', 'gold_sql', 'answer_type', 'gold_answer',
-        'n_rows', 'tables', 'difficulty',
-    ]  # fmt: skip
+      'id',
+      'db_id',
+      'question',
+      'gold_sql',
+      'answer_type',
+      'gold_answer',
+      'n_rows',
+      'tables',
+      'difficulty',
+    ]
     assert one['id'] == question.id and one['question'] == question.text
     assert one['tables'] == list(question.tables)
     assert one['n_rows'] == len(one['gold_answer'])
@@ -42,14 +49,20 @@ def test_files_hold_databases_and_questions(tmp_path, capsys):
 
 def test_real_data_is_read_the_same_way(tmp_path):
   command_line.main([str(tmp_path), '--databases=4'])
-  read = files.Files('toy', schema.SqlFiles(
+  read = files.Files(
+    'toy',
+    schema.SqlFiles(
       questions=str(tmp_path / 'questions.json'),
-      databases=str(tmp_path / 'database'), eval_share=0.0,
-  ), record.DIFFICULTIES)  # fmt: skip
+      databases=str(tmp_path / 'database'),
+      eval_share=0.0,
+    ),
+    record.DIFFICULTIES,
+  )
   assert list(read.questions('train')) == [
-      dataclasses.replace(question, template='')
-      for seed in range(4) for question in synth.questions(seed)
-  ]  # fmt: skip
+    dataclasses.replace(question, template='')
+    for seed in range(4)
+    for question in synth.questions(seed)
+  ]
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path, capsys):
@@ -58,7 +71,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
       command_line.main([str(taken), '--databases=1'])
     assert f'DIR must be a new or an empty folder: got {str(taken)!r}' in (
-        capsys.readouterr().err
+      capsys.readouterr().err
     )
   assert [path.name for path in tmp_path.iterdir()] == ['notes.txt']
 
@@ -68,13 +81,18 @@ def test_an_empty_folder_is_taken(tmp_path):
   assert (tmp_path / 'questions.json').is_file()
 
 
-@pytest.mark.parametrize('flags', [
-    ['--databases=0'], ['--seed0=-1'], ['--seed0=999999', '--databases=2'],
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'flags',
+  [
+    ['--databases=0'],
+    ['--seed0=-1'],
+    ['--seed0=999999', '--databases=2'],
+  ],
+)
 def test_databases_that_are_none_are_refused(tmp_path, capsys, flags):
   with pytest.raises(SystemExit):
     command_line.main([str(tmp_path / 'new'), *flags])
   assert 'must name some of the databases 0 .. 999999' in (
-      capsys.readouterr().err
+    capsys.readouterr().err
   )
   assert not (tmp_path / 'new').exists()

@@ -24,12 +24,13 @@ def exported(tmp_path_factory):
 
 def make(folder, **options):
   data = schema.SqlFiles(
-      questions=f'{folder}/questions.json', databases=f'{folder}/database',
-      **options.pop('data', {}),
+    questions=f'{folder}/questions.json',
+    databases=f'{folder}/database',
+    **options.pop('data', {}),
   )
-  return envs.make('sql', schema.Sql(
-      data=data, **{'difficulties': ALL, **options}
-  ))  # fmt: skip
+  return envs.make(
+    'sql', schema.Sql(data=data, **{'difficulties': ALL, **options})
+  )
 
 
 @pytest.fixture
@@ -49,14 +50,16 @@ def edit(folder, **fields):
 def test_generated_questions_come_back_as_they_were(exported):
   """The same tasks, whether generated or read from files."""
   files = make(exported, data={'eval_share': 0.0}).source('train', 0)
-  made = envs.make('sql', schema.Sql(
-      data=schema.SqlSynth(train_databases=4), difficulties=ALL
-  )).source('train', 0)  # fmt: skip
+  made = envs.make(
+    'sql', schema.Sql(data=schema.SqlSynth(train_databases=4), difficulties=ALL)
+  ).source('train', 0)
   assert len(files) == len(made) == 36
   for ours, theirs in zip(files.take(36), made.take(36), strict=True):
     assert (ours.id, ours.prompt, ours.answer) == (
-        theirs.id, theirs.prompt, theirs.answer
-    )  # fmt: skip
+      theirs.id,
+      theirs.prompt,
+      theirs.answer,
+    )
     # Of a file's questions, nobody knows which need no look at the columns.
     assert ours.demonstration[-1] == theirs.demonstration[-1]
 
@@ -64,8 +67,8 @@ def test_generated_questions_come_back_as_they_were(exported):
 def test_splits_hold_whole_databases(exported):
   env = make(exported, data={'eval_share': 0.5})
   ids = [
-      {task.info['db_id'] for task in env.source(split, 0).take(100)}
-      for split in ('train', 'eval')
+    {task.info['db_id'] for task in env.source(split, 0).take(100)}
+    for split in ('train', 'eval')
   ]
   assert [len(x) for x in ids] == [2, 2] and not ids[0] & ids[1]
   assert not len(make(exported, data={'eval_share': 0.0}).source('eval', 0))
@@ -84,11 +87,14 @@ def test_jsonl_and_the_names_of_sqlenv(copied):
   found = make(copied, data={'eval_share': 0.0}).source('train', 0).take(36)
   assert len(found) == 36
   assert collections.Counter(t.info['difficulty'] for t in found) == {
-      'easy': 24, 'medium': 12,
-  }  # fmt: skip
+    'easy': 24,
+    'medium': 12,
+  }
 
 
-@pytest.mark.parametrize('fields, words', [
+@pytest.mark.parametrize(
+  'fields, words',
+  [
     ({'id': None}, "questions.json:2 must have 'id'"),
     ({'gold_answer': []}, "questions.json:2 must have 'gold_answer'"),
     ({'answer_type': 'number'}, "must have 'answer_type': got 'number', expec"),
@@ -126,7 +132,8 @@ def test_jsonl_and_the_names_of_sqlenv(copied):
     ({'db_id': 'nowhere'}, 'nowhere/nowhere.sqlite'),
     ({'id': 'synth_0_000'}, "each id once: got 'synth_0_000'"),
     ({'n_rows': 7}, 'got n_rows=7, expected 1'),
-])  # fmt: skip
+  ],
+)
 def test_malformed_questions(copied, fields, words):
   edit(copied, **fields)
   with pytest.raises(ValueError) as error:
@@ -135,14 +142,17 @@ def test_malformed_questions(copied, fields, words):
   assert 'db_id' in fields or 'questions.json' in str(error.value)
 
 
-@pytest.mark.parametrize('data, words', [
+@pytest.mark.parametrize(
+  'data, words',
+  [
     (b'[{"id": "\xff"}]', 'questions.json must be a JSON list of questions'),
     (b'{"id": 1}\n{"id": "\xff"}', "questions.json:1 must have 'db_id'"),
     (b'\n{"id": "\xff"}', 'questions.json:2: a line must be one JSON object'),
     (b'7', 'questions.json:1: a row must be an object: got 7'),
     (b'', 'must hold rows: got none'),
     (b'[7]', 'questions.json:1 must be an object: got 7'),
-])  # fmt: skip
+  ],
+)
 def test_files_that_are_none(copied, data, words):
   (copied / 'questions.json').write_bytes(data)
   with pytest.raises(ValueError) as error:
@@ -157,17 +167,20 @@ def test_a_byte_order_mark_is_no_harm(copied):
   assert len(make(copied).source('train', 0)) == before
 
 
-@pytest.mark.parametrize('sql, words', [
+@pytest.mark.parametrize(
+  'sql, words',
+  [
     ('DROP TABLE x', 'only SELECT is allowed'),
     ('SELECT x FROM nowhere', 'no such table: nowhere'),
-])
+  ],
+)
 def test_gold_sql_that_does_not_run(copied, sql, words):
   edit(copied, gold_sql=sql)
   source = make(copied, data={'eval_share': 0.0}).source('train', 0)
   with pytest.raises(ValueError, match=words) as error:
     source.take(2)
   assert 'question synth_0_001 of envs.sql must have a gold_sql' in str(
-      error.value
+    error.value
   )
 
 

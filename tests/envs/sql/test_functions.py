@@ -6,51 +6,52 @@ from posttrain import envs, schema
 from posttrain.envs.sql import functions, players
 
 PLAYERS = {
-    'oracle': players.oracle(schema.SqlTeacher(error=0.5, detour=0.5)),
-    'astray': players.oracle(schema.SqlTeacher(haste=1.0)),
-    'chance': players.chance,
-    'farmer': players.farmer,
+  'oracle': players.oracle(schema.SqlTeacher(error=0.5, detour=0.5)),
+  'astray': players.oracle(schema.SqlTeacher(haste=1.0)),
+  'chance': players.chance,
+  'farmer': players.farmer,
 }
 
 
 @pytest.mark.parametrize('name', PLAYERS)
 @pytest.mark.parametrize('style', ['compact', 'verbose'])
 def test_transcripts_are_worth_what_the_environment_said(style, name):
-  env = envs.make('sql', schema.Sql(
-      style=style, difficulties=('easy', 'medium', 'hard')
-  ))
+  env = envs.make(
+    'sql', schema.Sql(style=style, difficulties=('easy', 'medium', 'hard'))
+  )
   rollouts = [
-      players.play(env, task, PLAYERS[name])
-      for task in env.source('eval', 0).take(60)
+    players.play(env, task, PLAYERS[name])
+    for task in env.source('eval', 0).take(60)
   ]
   columns = {
-      'completions': [
-          list(r.messages[len(r.task.prompt) :]) for r in rollouts
-      ],
-      **{
-          key: [r.task.info[key] for r in rollouts]
-          for key in ('gold_rows', 'answer_type', 'difficulty')
-      },
+    'completions': [list(r.messages[len(r.task.prompt) :]) for r in rollouts],
+    **{
+      key: [r.task.info[key] for r in rollouts]
+      for key in ('gold_rows', 'answer_type', 'difficulty')
+    },
   }
   assert functions.reward_correctness(**columns) == [
-      float(r.score.correct) for r in rollouts
+    float(r.score.correct) for r in rollouts
   ]
   for fn, metric in (
-      (functions.reward_progress, 'progress'),
-      (functions.reward_operational, 'operational'),
+    (functions.reward_progress, 'progress'),
+    (functions.reward_operational, 'operational'),
   ):
     assert fn(**columns) == pytest.approx(
-        [r.score.metrics[metric] for r in rollouts]
+      [r.score.metrics[metric] for r in rollouts]
     )
 
 
 def test_without_a_turn_there_is_nothing_to_score():
-  columns = {'completions': [[]], 'gold_rows': [((1,),)], 'answer_type': [
-      'integer'
-  ]}  # fmt: skip
+  columns = {
+    'completions': [[]],
+    'gold_rows': [((1,),)],
+    'answer_type': ['integer'],
+  }
   for fn in (
-      functions.reward_correctness, functions.reward_progress,
-      functions.reward_operational,
+    functions.reward_correctness,
+    functions.reward_progress,
+    functions.reward_operational,
   ):
     assert fn(**columns) == [None]
 
@@ -61,26 +62,40 @@ def test_an_answer_that_was_cut_off_is_none():
   (task,) = env.source('eval', 0).take(1)
   episode, said = env.make(task), []
   for text, truncated in (
-      ('ANSWER wrong', True), ('ANSWER wrong', True),
-      (f'ANSWER {task.answer}', False),
-  ):  # fmt: skip
+    ('ANSWER wrong', True),
+    ('ANSWER wrong', True),
+    (f'ANSWER {task.answer}', False),
+  ):
     out = episode.step(text, truncated)
     said += [{'role': 'assistant', 'content': text}, *out.messages]
   columns = {'completions': [said], 'gold_rows': [task.info['gold_rows']]}
   assert functions.reward_correctness(
-      answer_type=[task.info['answer_type']], **columns
+    answer_type=[task.info['answer_type']], **columns
   ) == [1.0]
   # Two failures, the second of which is a repeat.
   assert functions.reward_operational(**columns) == [pytest.approx(-0.07)]
   assert episode.grade().metrics['operational'] == pytest.approx(-0.07)
 
 
-@pytest.mark.parametrize('text, cell', [
-    ('3', 3), ('-7', -7), ('2.5', 2.5), ('1e+20', 1e20), ('-1.5e-07', -1.5e-7),
-    ('1_000', '1_000'), ('inf', 'inf'), ('nan', 'nan'), ('1e5', '1e5'),
-    ('+3', '+3'), ('.5', '.5'), ('٣', '٣'), ('9' * 5000, '9' * 5000),
+@pytest.mark.parametrize(
+  'text, cell',
+  [
+    ('3', 3),
+    ('-7', -7),
+    ('2.5', 2.5),
+    ('1e+20', 1e20),
+    ('-1.5e-07', -1.5e-7),
+    ('1_000', '1_000'),
+    ('inf', 'inf'),
+    ('nan', 'nan'),
+    ('1e5', '1e5'),
+    ('+3', '+3'),
+    ('.5', '.5'),
+    ('٣', '٣'),
+    ('9' * 5000, '9' * 5000),
     (None, None),
-])  # fmt: skip
+  ],
+)
 def test_numbers_are_read_as_they_are_written(text, cell):
   found = functions._cell(text)
   assert (found, type(found)) == (cell, type(cell))
@@ -88,14 +103,16 @@ def test_numbers_are_read_as_they_are_written(text, cell):
 
 def test_a_transcript_by_hand():
   said = [
-      {'role': 'assistant', 'content': 'QUERY SELECT wage FROM dogs'},
-      {'role': 'tool', 'content': 'error: no such column: wage\nleft: 7'},
-      {'role': 'assistant', 'content': 'QUERY SELECT pay FROM dogs'},
-      {'role': 'tool', 'content': 'result: 41\nleft: 6'},
-      {'role': 'assistant', 'content': 'ANSWER 41'},
+    {'role': 'assistant', 'content': 'QUERY SELECT wage FROM dogs'},
+    {'role': 'tool', 'content': 'error: no such column: wage\nleft: 7'},
+    {'role': 'assistant', 'content': 'QUERY SELECT pay FROM dogs'},
+    {'role': 'tool', 'content': 'result: 41\nleft: 6'},
+    {'role': 'assistant', 'content': 'ANSWER 41'},
   ]
   columns = {
-      'completions': [said], 'gold_rows': [((42,),)], 'answer_type': ['integer']
+    'completions': [said],
+    'gold_rows': [((42,),)],
+    'answer_type': ['integer'],
   }
   assert functions.reward_correctness(**columns) == [0.0]
   # card 1, J 0, N 0.59: 1.6 bins.

@@ -19,52 +19,128 @@ DATA = os.environ.get('POSTTRAIN_DATA')
 SYNTH = schema.SqlSynth(train_databases=40, eval_databases=1)
 ALL = ('easy', 'medium', 'hard')
 SAID = {  # style -> what an observation may look like
-    'compact': r'(?:(result): .{1,400}|error: .{1,60})\nleft: (\d+)',
-    'verbose': r'(?:(Result):\n.{1,2000}|Error: .{1,500})\nSteps left: (\d+)',
+  'compact': r'(?:(result): .{1,400}|error: .{1,60})\nleft: (\d+)',
+  'verbose': r'(?:(Result):\n.{1,2000}|Error: .{1,500})\nSteps left: (\d+)',
 }
 ATTACKS = (
-    "ATTACH 'loot.db' AS x", "ATTACH DATABASE '{cwd}/loot.db' AS x",
-    "VACUUM INTO 'loot.db'", 'PRAGMA query_only = OFF',
-    'PRAGMA writable_schema = ON', 'PRAGMA journal_mode = WAL',
-    "PRAGMA temp_store_directory = '{cwd}'", 'DROP TABLE {t}',
-    'DELETE FROM {t}', 'INSERT INTO {t} SELECT * FROM {t}', 'BEGIN', 'COMMIT',
-    'UPDATE {t} SET rowid = 1', 'CREATE TABLE loot AS SELECT * FROM {t}',
-    'CREATE TEMP TABLE loot (a)', 'ALTER TABLE {t} RENAME TO loot', 'REINDEX',
-    'CREATE TRIGGER x AFTER INSERT ON {t} BEGIN DELETE FROM {t}; END',
-    'SELECT 1; DROP TABLE {t}', 'SELECT 1; COMMIT; DELETE FROM {t}; --',
-    'WITH x AS (SELECT 1) DELETE FROM {t} RETURNING *',
-    'WITH x AS (SELECT 1) INSERT INTO {t} SELECT * FROM {t}',
-    "SELECT load_extension('{cwd}/loot.so')", "SELECT readfile('/etc/passwd')",
-    "SELECT writefile('loot.txt', 'x') FROM {t}", "SELECT edit('x', 'touch y')",
-    "SELECT fts3_tokenizer('simple', x'00')", 'SELECT zeroblob(1000000000)',
-    "SELECT printf('%999999999d', 1)", 'SELECT hex(randomblob(9999999))',
-    'SELECT * FROM sqlite_master', "SELECT * FROM pragma_table_info('{t}')",
-    'SELECT sql FROM sqlite_schema', 'EXPLAIN SELECT * FROM {t}',
-    'WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
-    'SELECT count(*) FROM x',
-    'SELECT count(*) FROM ' + ', '.join(f'{{t}} t{i}' for i in range(9)),
-    'SELECT t0.* FROM {t} t0, {t}, {t} a, {t} b, {t} c, {t} d, {t} e ORDER BY '
-    'a.rowid + e.rowid',
-    'WITH a AS (SELECT 1 FROM {t}, {t} u), b AS (SELECT 1 FROM a, a u), '
-    'c AS (SELECT 1 FROM b, b u), d AS (SELECT 1 FROM c, c u) '
-    'SELECT count(*) FROM d, d u',
-    f"SELECT * FROM {{t}} WHERE rowid LIKE '{'%_' * 900}'",
-    f"SELECT * FROM {{t}} WHERE rowid LIKE '{'%1' * 49}x'",
-    f"SELECT group_concat('{'a' * 1900}') FROM {{t}}",
-    'SELECT ' + '(' * 900 + '1' + ')' * 900, 'SELECT 1' + ' + 1' * 480,
-    'SELECT ' + '1, ' * 600 + '1', 'SELECT 1' + ' UNION SELECT 1' * 120,
-    'SELECT ' + 'abs(' * 300 + '1' + ')' * 300, 'SELECT ' + '- ' * 900 + '1',
-    '/*' * 900, 'SELECT ' * 250, '.shell touch loot', '.read loot.sql',
-    "'; DROP TABLE {t}; --", 'QUERY: DROP TABLE {t}', 'SELECT ?', '\0',
-)  # fmt: skip
+  "ATTACH 'loot.db' AS x",
+  "ATTACH DATABASE '{cwd}/loot.db' AS x",
+  "VACUUM INTO 'loot.db'",
+  'PRAGMA query_only = OFF',
+  'PRAGMA writable_schema = ON',
+  'PRAGMA journal_mode = WAL',
+  "PRAGMA temp_store_directory = '{cwd}'",
+  'DROP TABLE {t}',
+  'DELETE FROM {t}',
+  'INSERT INTO {t} SELECT * FROM {t}',
+  'BEGIN',
+  'COMMIT',
+  'UPDATE {t} SET rowid = 1',
+  'CREATE TABLE loot AS SELECT * FROM {t}',
+  'CREATE TEMP TABLE loot (a)',
+  'ALTER TABLE {t} RENAME TO loot',
+  'REINDEX',
+  'CREATE TRIGGER x AFTER INSERT ON {t} BEGIN DELETE FROM {t}; END',
+  'SELECT 1; DROP TABLE {t}',
+  'SELECT 1; COMMIT; DELETE FROM {t}; --',
+  'WITH x AS (SELECT 1) DELETE FROM {t} RETURNING *',
+  'WITH x AS (SELECT 1) INSERT INTO {t} SELECT * FROM {t}',
+  "SELECT load_extension('{cwd}/loot.so')",
+  "SELECT readfile('/etc/passwd')",
+  "SELECT writefile('loot.txt', 'x') FROM {t}",
+  "SELECT edit('x', 'touch y')",
+  "SELECT fts3_tokenizer('simple', x'00')",
+  'SELECT zeroblob(1000000000)',
+  "SELECT printf('%999999999d', 1)",
+  'SELECT hex(randomblob(9999999))',
+  'SELECT * FROM sqlite_master',
+  "SELECT * FROM pragma_table_info('{t}')",
+  'SELECT sql FROM sqlite_schema',
+  'EXPLAIN SELECT * FROM {t}',
+  'WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
+  'SELECT count(*) FROM x',
+  'SELECT count(*) FROM ' + ', '.join(f'{{t}} t{i}' for i in range(9)),
+  'SELECT t0.* FROM {t} t0, {t}, {t} a, {t} b, {t} c, {t} d, {t} e ORDER BY '
+  'a.rowid + e.rowid',
+  'WITH a AS (SELECT 1 FROM {t}, {t} u), b AS (SELECT 1 FROM a, a u), '
+  'c AS (SELECT 1 FROM b, b u), d AS (SELECT 1 FROM c, c u) '
+  'SELECT count(*) FROM d, d u',
+  f"SELECT * FROM {{t}} WHERE rowid LIKE '{'%_' * 900}'",
+  f"SELECT * FROM {{t}} WHERE rowid LIKE '{'%1' * 49}x'",
+  f"SELECT group_concat('{'a' * 1900}') FROM {{t}}",
+  'SELECT ' + '(' * 900 + '1' + ')' * 900,
+  'SELECT 1' + ' + 1' * 480,
+  'SELECT ' + '1, ' * 600 + '1',
+  'SELECT 1' + ' UNION SELECT 1' * 120,
+  'SELECT ' + 'abs(' * 300 + '1' + ')' * 300,
+  'SELECT ' + '- ' * 900 + '1',
+  '/*' * 900,
+  'SELECT ' * 250,
+  '.shell touch loot',
+  '.read loot.sql',
+  "'; DROP TABLE {t}; --",
+  'QUERY: DROP TABLE {t}',
+  'SELECT ?',
+  '\0',
+)
 PIECES = (
-    'SELECT', 'FROM', 'WHERE', 'AND', 'OR', 'NOT', 'JOIN', 'GROUP BY', 'LIMIT',
-    'ORDER BY', 'DISTINCT', 'UNION ALL', 'WITH', 'AS', 'IN', 'EXISTS', 'CASE',
-    'count(*)', 'max(', 'random()', '(', ')', ',', ';', '*', "'", '"', '`', '[',
-    '--', '/*', '*/', '\n', '\n\n', '```', '=', '<', '||', '-1', '9e999',
-    '9223372036854775808', 'NULL', "x'ff'", '?', ':a', 'é', '\0', '\ud800', '%',
-    'ANSWER', '\nANSWER: 1', 'name', 'id', 'COLLATE', 'VALUES', 'CAST(',
-)  # fmt: skip
+  'SELECT',
+  'FROM',
+  'WHERE',
+  'AND',
+  'OR',
+  'NOT',
+  'JOIN',
+  'GROUP BY',
+  'LIMIT',
+  'ORDER BY',
+  'DISTINCT',
+  'UNION ALL',
+  'WITH',
+  'AS',
+  'IN',
+  'EXISTS',
+  'CASE',
+  'count(*)',
+  'max(',
+  'random()',
+  '(',
+  ')',
+  ',',
+  ';',
+  '*',
+  "'",
+  '"',
+  '`',
+  '[',
+  '--',
+  '/*',
+  '*/',
+  '\n',
+  '\n\n',
+  '```',
+  '=',
+  '<',
+  '||',
+  '-1',
+  '9e999',
+  '9223372036854775808',
+  'NULL',
+  "x'ff'",
+  '?',
+  ':a',
+  'é',
+  '\0',
+  '\ud800',
+  '%',
+  'ANSWER',
+  '\nANSWER: 1',
+  'name',
+  'id',
+  'COLLATE',
+  'VALUES',
+  'CAST(',
+)
 
 
 class Fuzzer:
@@ -73,9 +149,16 @@ class Fuzzer:
   def __init__(self, seed: int, cwd: pathlib.Path):
     self._rng, self._cwd = random.Random(seed), cwd
     self._kinds = (
-        self._noise, self._bytes, self._action, self._action, self._query,
-        self._query, self._query, self._attack, self._attack,
-    )  # fmt: skip
+      self._noise,
+      self._bytes,
+      self._action,
+      self._action,
+      self._query,
+      self._query,
+      self._query,
+      self._attack,
+      self._attack,
+    )
 
   def turn(self, task) -> tuple[str, bool]:
     """Returns (text, whether it was cut off)."""
@@ -87,24 +170,41 @@ class Fuzzer:
     ranges = ((0, 0x7F), (0, 0x7F), (0, 0x2FF), (0x2000, 0x206F), (0, 0x10FFFF))
     size = self._rng.choice((0, 1, 5, 30, 100, 100, 3000))
     return ''.join(
-        chr(self._rng.randint(*self._rng.choice(ranges))) for _ in range(size)
+      chr(self._rng.randint(*self._rng.choice(ranges))) for _ in range(size)
     )
 
   def _bytes(self, task) -> str:
     data = self._rng.randbytes(self._rng.randrange(80))
     return data.decode(
-        *self._rng.choice((('utf-8', 'replace'), ('latin-1', 'strict'),
-                           ('utf-8', 'surrogateescape')))
-    )  # fmt: skip
+      *self._rng.choice(
+        (
+          ('utf-8', 'replace'),
+          ('latin-1', 'strict'),
+          ('utf-8', 'surrogateescape'),
+        )
+      )
+    )
 
   def _action(self, task) -> str:
     """An action word, spelled somehow, with any argument."""
-    argument = self._rng.choice((
-        *task.info['tables'], *task.info['tables'], self._table(task).upper(),
-        f'"{self._table(task)}";', 'id', 'sqlite_master', task.answer,
-        task.answer, str(self._rng.randrange(10**6)), '| '.join('1' * 50),
-        self._noise(), '"' * 2000, task.info['gold_sql'], self._attack(task),
-    ))  # fmt: skip
+    argument = self._rng.choice(
+      (
+        *task.info['tables'],
+        *task.info['tables'],
+        self._table(task).upper(),
+        f'"{self._table(task)}";',
+        'id',
+        'sqlite_master',
+        task.answer,
+        task.answer,
+        str(self._rng.randrange(10**6)),
+        '| '.join('1' * 50),
+        self._noise(),
+        '"' * 2000,
+        task.info['gold_sql'],
+        self._attack(task),
+      )
+    )
     return self._say(self._rng.choice(actions.TYPES), argument)
 
   def _query(self, task) -> str:
@@ -123,10 +223,23 @@ class Fuzzer:
     sql = ''.join(tokens)
     for _ in range(rng.choice((0, 0, 0, 1, 3, 40))):
       sql = f'SELECT * FROM ({sql})'
-    dress = rng.choice((
-        '{}', '{}', '{}', '{};', '{} --', '/* x */ {}', '```sql\n{}\n```',
-        '`{}`', '{}\n\nANSWER: 1', '"{}"', '{} /*', '{};;', '{}; {}',
-    ))  # fmt: skip
+    dress = rng.choice(
+      (
+        '{}',
+        '{}',
+        '{}',
+        '{};',
+        '{} --',
+        '/* x */ {}',
+        '```sql\n{}\n```',
+        '`{}`',
+        '{}\n\nANSWER: 1',
+        '"{}"',
+        '{} /*',
+        '{};;',
+        '{}; {}',
+      )
+    )
     sql = dress.replace('{}', sql)
     return self._say('QUERY', sql) if rng.random() < 0.8 else sql
 
@@ -202,7 +315,7 @@ def _synthetic(count: int, folder: pathlib.Path, monkeypatch) -> None:
   """In both styles; nothing may appear in the empty working directory."""
   monkeypatch.chdir(folder)
   for seed, (style, role) in enumerate(
-      (('compact', 'tool'), ('verbose', 'user'))
+    (('compact', 'tool'), ('verbose', 'user'))
   ):
     cfg = schema.Sql(data=SYNTH, difficulties=ALL, style=style, role=role)
     _fuzz(cfg, count, Fuzzer(seed, folder))
@@ -228,16 +341,23 @@ def test_fuzzed_episodes_of_a_real_database(tmp_path, monkeypatch):
   file = databases / 'world_1' / 'world_1.sqlite'
   file.chmod(0o644)
   questions = tmp_path / 'questions.json'
-  questions.write_text(json.dumps([
-      row for row in json.loads((spider / 'questions.json').read_text())
-      if row['db_id'] == 'world_1'
-  ]))  # fmt: skip
+  questions.write_text(
+    json.dumps(
+      [
+        row
+        for row in json.loads((spider / 'questions.json').read_text())
+        if row['db_id'] == 'world_1'
+      ]
+    )
+  )
   cwd.mkdir()
   monkeypatch.chdir(cwd)
-  before = {path: path.is_file() and path.read_bytes()
-            for path in tmp_path.rglob('*')}  # fmt: skip
+  before = {
+    path: path.is_file() and path.read_bytes() for path in tmp_path.rglob('*')
+  }
   data = schema.SqlFiles(questions=str(questions), databases=str(databases))
   cfg = schema.Sql(data=data, difficulties=ALL, style='verbose', budget=10)
   _fuzz(cfg, 1_000, Fuzzer(2, cwd))
-  assert before == {path: path.is_file() and path.read_bytes()
-                    for path in tmp_path.rglob('*')}  # fmt: skip
+  assert before == {
+    path: path.is_file() and path.read_bytes() for path in tmp_path.rglob('*')
+  }

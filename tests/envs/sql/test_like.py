@@ -12,30 +12,46 @@ from posttrain.envs.sql import like
 _LETTERS = st.text(st.sampled_from('aAbkKsS_%!\0\n éÉ\u212aſ\U0001f600'))
 _ANY = st.text(st.characters(exclude_categories=['Cs', 'Cn']))
 _NUMBERS = st.one_of(
-    st.integers(-(2**63), 2**63 - 1), st.integers(-20, 20),
-    st.integers(-(10**6), 10**6).map(lambda n: n / 64),
-    st.sampled_from([0.0, -0.0, 1e20, -2e-7, 1e15, 1e14, 123456789012345678.0,
-                     0.1 + 0.2, 1e-4, 1e-5, float('inf'), -float('inf')]),
-)  # fmt: skip
+  st.integers(-(2**63), 2**63 - 1),
+  st.integers(-20, 20),
+  st.integers(-(10**6), 10**6).map(lambda n: n / 64),
+  st.sampled_from(
+    [
+      0.0,
+      -0.0,
+      1e20,
+      -2e-7,
+      1e15,
+      1e14,
+      123456789012345678.0,
+      0.1 + 0.2,
+      1e-4,
+      1e-5,
+      float('inf'),
+      -float('inf'),
+    ]
+  ),
+)
 _VALUES = st.one_of(_LETTERS, _LETTERS, _ANY, _NUMBERS, st.none())
 _OWN = sqlite3.connect(':memory:')
 _OURS = sqlite3.connect(':memory:')
 for _name, _count, _function in like.FUNCTIONS:
   _OURS.create_function(
-      _name, _count,
-      lambda *values, made=_function: made(lambda cost: None, *values),
-  )  # fmt: skip
+    _name,
+    _count,
+    lambda *values, made=_function: made(lambda cost: None, *values),
+  )
 
 
 def _both(sql: str, *values) -> tuple:
   """What SQLite's own functions and ours say."""
   return tuple(
-      db.execute(f'SELECT {sql}', values).fetchone()[0] for db in (_OWN, _OURS)
+    db.execute(f'SELECT {sql}', values).fetchone()[0] for db in (_OWN, _OURS)
   )
 
 
 _many = hypothesis.settings(
-    max_examples=250, derandomize=True, deadline=None, database=None
+  max_examples=250, derandomize=True, deadline=None, database=None
 )
 
 
@@ -49,7 +65,7 @@ def test_like_instr_and_trim(first, second):
 
 @_many
 @hypothesis.given(
-    _LETTERS, st.lists(st.sampled_from(['a', 'b', '_', '%', 'ab', 'é']))
+  _LETTERS, st.lists(st.sampled_from(['a', 'b', '_', '%', 'ab', 'é']))
 )
 def test_patterns_of_wildcards(text, pattern):
   own, ours = _both('? LIKE ?', text, ''.join(pattern))
@@ -67,25 +83,41 @@ def test_escape(text, pattern, escape):
 @hypothesis.given(st.text(st.sampled_from('aab'), max_size=30), st.data())
 def test_a_text_is_like_itself_with_wildcards(text, data):
   pattern = ''.join(
-      data.draw(st.sampled_from([letter, letter, '_', '%', '%' + letter]))
-      for letter in text
+    data.draw(st.sampled_from([letter, letter, '_', '%', '%' + letter]))
+    for letter in text
   )
   assert _both('? LIKE ?', text, pattern) == (1, 1)
 
 
-@pytest.mark.parametrize('sql, found', [
-    ("'a' LIKE NULL", None), ("NULL LIKE 'a'", None), ("x'61' LIKE 'a'", 0),
-    ("'a' LIKE x'61'", 0), ("'a' LIKE 'a' ESCAPE NULL", None),
-    ("'' LIKE ''", 1), ("'' LIKE '%'", 1), ("'' LIKE '_'", 0),
-    ("'É' LIKE 'é'", 0), ("'50%' LIKE '50!%' ESCAPE '!'", 1),
-    ("'500' LIKE '50!%' ESCAPE '!'", 0), ("'a!' LIKE 'a!' ESCAPE '!'", 0),
-    ("1.5 LIKE '1._'", 1), ("2.0 LIKE '2.0'", 1), ("12 LIKE '_2'", 1),
-    ("instr('aé\U0001f600b', 'b')", 4), ("instr('abc', 'C')", 0),
-    ("instr('abc', '')", 1), ("instr(NULL, 'a')", None),
-    ("instr(x'6162', 'b')", 2), ("trim('xaxbx', 'yx')", 'axb'),
-    ("trim('xax', '')", 'xax'), ("trim(0.50, 0)", '.5'),
+@pytest.mark.parametrize(
+  'sql, found',
+  [
+    ("'a' LIKE NULL", None),
+    ("NULL LIKE 'a'", None),
+    ("x'61' LIKE 'a'", 0),
+    ("'a' LIKE x'61'", 0),
+    ("'a' LIKE 'a' ESCAPE NULL", None),
+    ("'' LIKE ''", 1),
+    ("'' LIKE '%'", 1),
+    ("'' LIKE '_'", 0),
+    ("'É' LIKE 'é'", 0),
+    ("'50%' LIKE '50!%' ESCAPE '!'", 1),
+    ("'500' LIKE '50!%' ESCAPE '!'", 0),
+    ("'a!' LIKE 'a!' ESCAPE '!'", 0),
+    ("1.5 LIKE '1._'", 1),
+    ("2.0 LIKE '2.0'", 1),
+    ("12 LIKE '_2'", 1),
+    ("instr('aé\U0001f600b', 'b')", 4),
+    ("instr('abc', 'C')", 0),
+    ("instr('abc', '')", 1),
+    ("instr(NULL, 'a')", None),
+    ("instr(x'6162', 'b')", 2),
+    ("trim('xaxbx', 'yx')", 'axb'),
+    ("trim('xax', '')", 'xax'),
+    ('trim(0.50, 0)', '.5'),
     ("trim('a', NULL)", None),
-])  # fmt: skip
+  ],
+)
 def test_by_hand(sql, found):
   assert _both(sql)[1] == found
 
@@ -96,14 +128,17 @@ def test_an_escape_is_one_character(escape):
     like.like(lambda cost: None, 'a', 'a', escape)
 
 
-@pytest.mark.parametrize('function, values, cost', [
+@pytest.mark.parametrize(
+  'function, values, cost',
+  [
     (like.like, ('%a%', 'a' * 950), 10 + 30),
     (like.like, ('%_%', 'a' * 950), 10 + 30 + 950),
     (like.like, ('%a%', 'a' * 950, '!'), 10 + 30 + 12),
     (like.instr, ('a' * 1950, 'a' * 50), 10 + 1000),
     (like.trim, ('a' * 950, 'a'), 10 + 10),
     (like.instr, (1, 2), 10),
-])  # fmt: skip
+  ],
+)
 def test_costs(function, values, cost):
   spent = []
   function(spent.append, *values)

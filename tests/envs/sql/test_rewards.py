@@ -8,7 +8,9 @@ from posttrain.envs.sql import rewards
 GOLD = (('Ann', 42), ('Ben', 17))
 
 
-@pytest.mark.parametrize('rows, gold, expected', [
+@pytest.mark.parametrize(
+  'rows, gold, expected',
+  [
     (GOLD, GOLD, 1.0),
     (GOLD[::-1], GOLD, 1.0),  # sets of cells know no order
     # card 0.5, J 2/4, N 1: 0.125 + 0.25 + 0.25 = 0.625, 2.5 bins, to even.
@@ -24,7 +26,8 @@ GOLD = (('Ann', 42), ('Ben', 17))
     # card 0.05, J 1/20, N = J: 0.05.
     (tuple((f'n{i}',) for i in range(20)), (('n3',),), 0.0),
     (((float('nan'),),), ((1,),), 0.25),
-])  # fmt: skip
+  ],
+)
 def test_progress(rows, gold, expected):
   assert rewards.progress(rows, gold) == expected
 
@@ -42,35 +45,37 @@ def play(version, *moves, gold=GOLD, **weights):
 def test_v2_scripted():
   half = (('Ann', 42),)  # p = 0.5
   ledger, steps = play(
-      'v2',
-      move(),  # -0.02 + 0.02 + 0.01
-      move(),  # repeat: -0.02 + 0.02 - 0.03
-      move('QUERY', 'bad', failed=True),  # -0.02
-      move('QUERY', 'bad', failed=True),  # -0.02 - 0.03
-      move('QUERY', 'half', rows=half),  # 0.01 + 0.15 * 0.5
-      move('QUERY', 'gold', rows=GOLD),  # 0.01 + 0.15 * 0.5
-      move('QUERY', 'none', rows=()),  # 0.01 - 0.15, clipped
+    'v2',
+    move(),  # -0.02 + 0.02 + 0.01
+    move(),  # repeat: -0.02 + 0.02 - 0.03
+    move('QUERY', 'bad', failed=True),  # -0.02
+    move('QUERY', 'bad', failed=True),  # -0.02 - 0.03
+    move('QUERY', 'half', rows=half),  # 0.01 + 0.15 * 0.5
+    move('QUERY', 'gold', rows=GOLD),  # 0.01 + 0.15 * 0.5
+    move('QUERY', 'none', rows=()),  # 0.01 - 0.15, clipped
   )
   assert steps == pytest.approx(
-      [0.01, -0.03, -0.02, -0.05, 0.085, 0.085, -0.10]
+    [0.01, -0.03, -0.02, -0.05, 0.085, 0.085, -0.10]
   )
   assert ledger.nearest == 0.0
   assert ledger.operational == pytest.approx(-0.06)
   assert (ledger.correct, ledger.answer(True), ledger.correct) == (
-      None, 1.0, True,
-  )  # fmt: skip
+    None,
+    1.0,
+    True,
+  )
 
 
 def test_v1_scripted():
   half = (('Ann', 42),)
   _, steps = play(
-      'v1',
-      move(),  # -0.005 + 0.02 + 0.01
-      move(),  # -0.005 + 0.02 - 0.01
-      move('QUERY', 'bad', failed=True),  # -0.005
-      move('QUERY', 'half', rows=half),  # 0.025 + 0.15 * 0.5
-      move('QUERY', 'none', rows=()),  # 0.025: a loss costs nothing
-      move('QUERY', 'gold', rows=GOLD),  # 0.025 + 0.15 * 0.5
+    'v1',
+    move(),  # -0.005 + 0.02 + 0.01
+    move(),  # -0.005 + 0.02 - 0.01
+    move('QUERY', 'bad', failed=True),  # -0.005
+    move('QUERY', 'half', rows=half),  # 0.025 + 0.15 * 0.5
+    move('QUERY', 'none', rows=()),  # 0.025: a loss costs nothing
+    move('QUERY', 'gold', rows=GOLD),  # 0.025 + 0.15 * 0.5
   )
   assert steps == pytest.approx([0.025, 0.005, -0.005, 0.1, 0.025, 0.1])
 
@@ -81,19 +86,21 @@ def test_v1_news_and_sum_are_capped():
   assert steps[:10] == pytest.approx([0.025] * 10)
   assert steps[10:26] == pytest.approx([0.015] * 16)
   assert sum(steps) == pytest.approx(0.5) and steps[-1] == 0.0
-  _, steps = play('v1', *(
-      move('QUERY', 'bad', failed=True) for _ in range(40)
-  ))  # fmt: skip
+  _, steps = play('v1', *(move('QUERY', 'bad', failed=True) for _ in range(40)))
   assert sum(steps) == pytest.approx(-0.2)
 
 
 def test_v2_is_a_potential_until_it_is_clipped():
   """What a detour through worse results costs comes back."""
   half = (('Ann', 42),)
-  _, steps = play('v2', *(
+  _, steps = play(
+    'v2',
+    *(
       move('QUERY', str(i), rows=rows)
       for i, rows in enumerate((half, (), GOLD, half, GOLD))
-  ), operational=0.0)  # fmt: skip
+    ),
+    operational=0.0,
+  )
   assert steps == pytest.approx([0.075, -0.075, 0.15, -0.075, 0.075])
   assert sum(steps) == pytest.approx(0.15)
 
@@ -101,18 +108,29 @@ def test_v2_is_a_potential_until_it_is_clipped():
 def test_v2_pays_for_losing_and_winning_back():
   """The clip at -0.10 is worth 0.03 a round: 0.32 in eight steps at most."""
   half = (('Ann', 42),)
-  _, steps = play('v2', *(
+  _, steps = play(
+    'v2',
+    *(
       move('QUERY', str(i), rows=rows)
       for i, rows in enumerate((half, GOLD, (), GOLD, (), GOLD, (), GOLD))
-  ))  # fmt: skip
+    ),
+  )
   assert steps == pytest.approx([0.085, 0.085, *[-0.10, 0.15] * 3])
 
   def most(progress, left):
     """Tries every progress that any step may lead to."""
-    return max((
-        min(max(0.01 + 0.15 * (new - progress), -0.10), 0.15)
-        + most(new, left - 1) for new in (0, 0.25, 0.5, 0.75, 1)
-    ), default=0.0) if left else 0.0  # fmt: skip
+    return (
+      max(
+        (
+          min(max(0.01 + 0.15 * (new - progress), -0.10), 0.15)
+          + most(new, left - 1)
+          for new in (0, 0.25, 0.5, 0.75, 1)
+        ),
+        default=0.0,
+      )
+      if left
+      else 0.0
+    )
 
   assert most(0, 5) == pytest.approx(0.25)
   assert sum(steps) == pytest.approx(0.32)
@@ -126,9 +144,13 @@ def test_binary_pays_the_answer_alone():
 
 def test_weights():
   _, steps = play(
-      'v2', move(), move('QUERY', 'gold', rows=GOLD), operational=2.0,
-      progress=0.5, correctness=3.0,
-  )  # fmt: skip
+    'v2',
+    move(),
+    move('QUERY', 'gold', rows=GOLD),
+    operational=2.0,
+    progress=0.5,
+    correctness=3.0,
+  )
   assert steps == pytest.approx([0.02, 0.02 + 0.075])
   ledger, _ = play('v2', correctness=3.0)
   assert ledger.answer(True) == 3.0

@@ -12,16 +12,10 @@ import pytest
 from posttrain.envs.sql import record, schemas, synth, words
 
 GOLDEN = {
-    'train': (
-        '8f34f3f273426e7c9ad8c826be9b4046eaa9ea21c4178a80376216c2fa596056'
-    ),
-    'eval': (
-        '7f31d732496dd4b9488c43d153511502a4ed5a8f982ba3a327eae4c38dcc776f'
-    ),
-    'ood': (
-        '3f7d2857e987c685bfc749a1a0bdfdf897ab78479ba6e01260be07fec393ac74'
-    ),
-}  # fmt: skip
+  'train': ('8f34f3f273426e7c9ad8c826be9b4046eaa9ea21c4178a80376216c2fa596056'),
+  'eval': ('7f31d732496dd4b9488c43d153511502a4ed5a8f982ba3a327eae4c38dcc776f'),
+  'ood': ('3f7d2857e987c685bfc749a1a0bdfdf897ab78479ba6e01260be07fec393ac74'),
+}
 SEEDS = range(400)
 
 
@@ -46,23 +40,26 @@ def run(question, sql):
 def test_what_seeds_make_is_pinned(split):
   """Whoever changes it, changes the task: results compare no more."""
   assert synth.fingerprint(range(30), split) == GOLDEN[split], (
-      f'sqlite {sqlite3.sqlite_version}'
+    f'sqlite {sqlite3.sqlite_version}'
   )
 
 
 def test_the_fingerprint_is_of_all_that_is_made():
   prints = [
-      synth.fingerprint(seeds, split)
-      for seeds in (range(2), range(1), range(1, 2), [1, 0])
-      for split in schemas.SPLITS
+    synth.fingerprint(seeds, split)
+    for seeds in (range(2), range(1), range(1, 2), [1, 0])
+    for split in schemas.SPLITS
   ]
   assert len(set(prints)) == len(prints)
 
 
-@pytest.mark.parametrize(('change', 'same'), [
+@pytest.mark.parametrize(
+  ('change', 'same'),
+  [
     (lambda raw: raw[:96] + b'\0\x2e\x5f\x71' + raw[100:], True),
     (lambda raw: raw.replace(b'name TEXT', b'name BLOB'), False),
-])  # fmt: skip
+  ],
+)
 def test_the_fingerprint_is_of_what_databases_hold(monkeypatch, change, same):
   """At 96 stands the version of SQLite that wrote the file."""
   before, raw = synth.fingerprint([7]), change(synth.database(7))
@@ -74,20 +71,22 @@ def test_the_fingerprint_is_of_what_databases_hold(monkeypatch, change, same):
 @pytest.mark.parametrize('hash_seed', ['1', '2'])
 def test_other_processes_make_the_same(hash_seed):
   code = (
-      'from posttrain.envs.sql import synth\n'
-      'print(synth.fingerprint(range(30)))'
+    'from posttrain.envs.sql import synth\nprint(synth.fingerprint(range(30)))'
   )
   out = subprocess.run(
-      [sys.executable, '-c', code], check=True, capture_output=True, text=True,
-      env={**os.environ, 'PYTHONHASHSEED': hash_seed},
-  ).stdout  # fmt: skip
+    [sys.executable, '-c', code],
+    check=True,
+    capture_output=True,
+    text=True,
+    env={**os.environ, 'PYTHONHASHSEED': hash_seed},
+  ).stdout
   assert out.strip() == GOLDEN['train']
 
 
 def test_splits_share_nothing():
   made = {
-      split: [schemas.make(seed, split) for seed in range(100)]
-      for split in schemas.SPLITS
+    split: [schemas.make(seed, split) for seed in range(100)]
+    for split in schemas.SPLITS
   }
   ids = [schema.db_id for each in made.values() for schema in each]
   assert len(set(ids)) == 300
@@ -107,9 +106,16 @@ def test_splits_share_nothing():
     assert names[split] == set(words.NAMES)
 
 
-@pytest.mark.parametrize(('seed', 'split'), [
-    (0, 'train'), (12, 'train'), (999_999, 'train'), (0, 'eval'), (3, 'ood'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ('seed', 'split'),
+  [
+    (0, 'train'),
+    (12, 'train'),
+    (999_999, 'train'),
+    (0, 'eval'),
+    (3, 'ood'),
+  ],
+)
 def test_an_id_names_its_database(seed, split):
   question = synth.questions(seed, split)[4]
   assert schemas.locate(question.db_id) == (seed, split)
@@ -117,20 +123,31 @@ def test_an_id_names_its_database(seed, split):
   assert synth.open_id(question.db_id) == synth.database(seed, split)
 
 
-@pytest.mark.parametrize('db_id', [
-    'synth_3000000', 'synth_-1', 'synth_', 'synth_012', '12', 'world_1',
+@pytest.mark.parametrize(
+  'db_id',
+  [
+    'synth_3000000',
+    'synth_-1',
+    'synth_',
+    'synth_012',
+    '12',
+    'world_1',
     'synth_²',
-])  # fmt: skip
+  ],
+)
 def test_ids_of_nothing_are_refused(db_id):
   with pytest.raises(ValueError, match='db_id must be .* below 3000000: got'):
     synth.open_id(db_id)
 
 
-@pytest.mark.parametrize(('seed', 'split', 'says'), [
+@pytest.mark.parametrize(
+  ('seed', 'split', 'says'),
+  [
     (-1, 'train', '0 .. 999999: got -1'),
     (10**6, 'eval', '0 .. 999999: got 1000000'),
     (0, 'test', "split must be one of .*: got 'test'"),
-])  # fmt: skip
+  ],
+)
 def test_seeds_of_nothing_are_refused(seed, split, says):
   for make in (synth.database, synth.questions):
     with pytest.raises(ValueError, match=says):
@@ -144,15 +161,16 @@ def test_databases_hold_what_their_schema_says(split):
     connection = sqlite3.connect(':memory:')
     connection.deserialize(synth.database(seed, split))
     found = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
+      "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
     ).fetchall()
     assert found == [(table.name,) for table in schema.tables]
     for table in schema.tables:
       info = connection.execute(f'PRAGMA table_info({table.name})').fetchall()
       assert [(row[1], row[2]) for row in info] == [
-          ('id', 'INTEGER'), ('name', 'TEXT'),
-          *((column.name, 'INTEGER') for column in table.columns),
-      ]  # fmt: skip
+        ('id', 'INTEGER'),
+        ('name', 'TEXT'),
+        *((column.name, 'INTEGER') for column in table.columns),
+      ]
       rows = connection.execute(f'SELECT * FROM {table.name}').fetchall()
       assert tuple(rows) == table.rows
     assert connection.execute('PRAGMA foreign_key_check').fetchall() == []
@@ -168,7 +186,7 @@ def test_tables_are_of_the_sizes_that_they_may_have():
     for i, table in enumerate(schema.tables):
       assert 4 <= len(table.rows) <= 9
       assert [row[0] for row in table.rows] == list(
-          range(1, len(table.rows) + 1)
+        range(1, len(table.rows) + 1)
       )
       assert len({row[1] for row in table.rows}) == len(table.rows)
       assert 2 <= len(table.concepts) <= 3
@@ -194,11 +212,20 @@ def test_tables_are_of_the_sizes_that_they_may_have():
 
 def test_difficulties_are_a_third_each_and_templates_all_there(asked):
   assert Counter(one.difficulty for one in asked) == {
-      kind: 3 * len(SEEDS) for kind in record.DIFFICULTIES
+    kind: 3 * len(SEEDS) for kind in record.DIFFICULTIES
   }
   templates = Counter(one.template for one in asked)
   assert sorted(templates) == [
-      'E1', 'E2', 'H1', 'H2', 'H3', 'H4', 'M1', 'M2', 'M3', 'M4'
+    'E1',
+    'E2',
+    'H1',
+    'H2',
+    'H3',
+    'H4',
+    'M1',
+    'M2',
+    'M3',
+    'M4',
   ]
   assert min(templates.values()) > 150
   letters = {'easy': 'E', 'medium': 'M', 'hard': 'H'}
@@ -227,21 +254,21 @@ def cells(schema, table, concept):
   table = next(each for each in schema.tables if each.name == table)
   column = next(each for each in table.columns if each.concept == concept)
   return {
-      row[1]: value
-      for row, value in zip(table.rows, table.values(column), strict=True)
+    row[1]: value
+    for row, value in zip(table.rows, table.values(column), strict=True)
   }
 
 
 def owners(schema, child, parent):
   """Maps a child's names to its owner's."""
   child, parent = (
-      next(each for each in schema.tables if each.name == name)
-      for name in (child, parent)
+    next(each for each in schema.tables if each.name == name)
+    for name in (child, parent)
   )
   ids = child.values(child.foreign_key)
   return {
-      row[1]: parent.rows[i - 1][1]
-      for row, i in zip(child.rows, ids, strict=True)
+    row[1]: parent.rows[i - 1][1]
+    for row, i in zip(child.rows, ids, strict=True)
   }
 
 
@@ -274,7 +301,7 @@ def answer(text, schema):
     case ['which', child, 'belong', 'to', name, 'in', t]:
       return [k for k, v in owners(schema, child, t).items() if v == name]
   asks = re.fullmatch(
-      r'what is the highest (\w+) of (\w+) that belong to (\w+) in (\w+)', text
+    r'what is the highest (\w+) of (\w+) that belong to (\w+) in (\w+)', text
   )
   c, child, name, t = asks.groups()
   values = cells(schema, child, c)
@@ -310,7 +337,7 @@ def guess_column(question, nth):
 def test_a_blind_column_is_seldom_right(asked, nth):
   medium = [one for one in asked if one.difficulty == 'medium']
   right = sum(
-      run(one, guess_column(one, nth)) == one.gold_rows for one in medium
+    run(one, guess_column(one, nth)) == one.gold_rows for one in medium
   )
   assert 0.25 < right / len(medium) < 0.4
 
@@ -320,19 +347,24 @@ def test_a_blind_foreign_key_is_seldom_right(asked, ending):
   """Even with the right columns besides."""
   hard = [one for one in asked if one.difficulty == 'hard']
   right = Counter(
-      one.template for one in hard
-      if run(one, re.sub(r'_[a-z]+', f'_{ending}', one.gold_sql))
-      == one.gold_rows
-  )  # fmt: skip
+    one.template
+    for one in hard
+    if run(one, re.sub(r'_[a-z]+', f'_{ending}', one.gold_sql)) == one.gold_rows
+  )
   count = Counter(one.template for one in hard)
   for template in count:
     assert 0.2 < right[template] / count[template] < 0.43
   assert right.total() / len(hard) < 0.4
 
 
-@pytest.mark.parametrize(('kind', 'most'), [
-    ('easy', 0.12), ('medium', 0.08), ('hard', 0.12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ('kind', 'most'),
+  [
+    ('easy', 0.12),
+    ('medium', 0.08),
+    ('hard', 0.12),
+  ],
+)
 def test_the_best_constant_answer_is_poor(asked, kind, most):
   """One answer per template, the most frequent one."""
   answers = defaultdict(Counter)

@@ -16,27 +16,49 @@ FILE = pathlib.Path('configs/sql_tokenizer.json')
 
 @functools.cache
 def load():
-  return chat.load(
-      schema.Tokenizer(path=str(FILE), eos='<|end|>')
-  ).tokenizer
+  return chat.load(schema.Tokenizer(path=str(FILE), eos='<|end|>')).tokenizer
 
 
 def test_the_file_is_what_the_words_make():
   assert FILE.read_text() == tokenizer.make(tokenizer.vocabulary())
 
 
-@pytest.mark.parametrize('text, pieces', [
-    ("QUERY SELECT wage FROM dogs WHERE name = 'Ann'", [
-        'QUERY', ' SELECT', ' wage', ' FROM', ' dogs', ' WHERE', ' name', ' =',
-        " '", 'Ann', "'",
-    ]),
+@pytest.mark.parametrize(
+  'text, pieces',
+  [
+    (
+      "QUERY SELECT wage FROM dogs WHERE name = 'Ann'",
+      [
+        'QUERY',
+        ' SELECT',
+        ' wage',
+        ' FROM',
+        ' dogs',
+        ' WHERE',
+        ' name',
+        ' =',
+        " '",
+        'Ann',
+        "'",
+      ],
+    ),
     # A name is the same in quotes and in words; digits stand alone.
     ('result: Ann; 42', ['result', ':', ' ', 'Ann', ';', ' 4', '2']),
-    ('toys.dog_ref = dogs.id', [
-        'toys', '.', 'dog_ref', ' =', ' dogs', '.', 'id',
-    ]),
+    (
+      'toys.dog_ref = dogs.id',
+      [
+        'toys',
+        '.',
+        'dog_ref',
+        ' =',
+        ' dogs',
+        '.',
+        'id',
+      ],
+    ),
     ('COUNT(*)\nleft: 8', ['COUNT', '(', '*', ')', '\n', 'left', ':', ' 8']),
-])  # fmt: skip
+  ],
+)
 def test_pieces(text, pieces):
   made = load()
   assert [made.decode([i]) for i in made.encode(text)] == pieces
@@ -46,20 +68,23 @@ def test_pieces(text, pieces):
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=100)
 def test_every_text_comes_back(text):
   made = load()
-  assert made.decode(made.encode(text)) == text.encode(
-      'utf-8', 'replace'
-  ).decode()
+  assert (
+    made.decode(made.encode(text)) == text.encode('utf-8', 'replace').decode()
+  )
 
 
 @pytest.mark.parametrize('split', ['eval', 'ood'])
 def test_generated_episodes_are_words(split):
   """No byte but white space, so that episodes are as short as they can be."""
   made, longest = load(), 0
-  env = envs.make('sql', schema.Sql(
+  env = envs.make(
+    'sql',
+    schema.Sql(
       data=schema.SqlSynth(eval_databases=40, eval_split=split),
       difficulties=('easy', 'medium', 'hard'),
       teacher=schema.SqlTeacher(0.5, 0.5, 0.5),
-  ))  # fmt: skip
+    ),
+  )
   source = env.source('eval', 0)
   for task in source.take(len(source)):
     length = 0
@@ -68,8 +93,8 @@ def test_generated_episodes_are_words(split):
       length += len(ids)
       for token in ids:
         text = made.decode([token])
-        assert len(text.strip()) != 1 or not text.strip().isalpha(), (
-            message['content']
-        )  # fmt: skip
+        assert len(text.strip()) != 1 or not text.strip().isalpha(), message[
+          'content'
+        ]
     longest = max(longest, length)
   assert longest < 220

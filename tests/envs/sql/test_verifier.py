@@ -16,15 +16,15 @@ TEXT = st.text(max_size=10) | st.text('|;,"\'`\\ \nnulempty1', max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | FLOATS | TEXT
 LISTS = st.lists(CELLS.map(lambda cell: (cell,)), min_size=1, max_size=6)
-TABLES = st.integers(1, 4).flatmap(lambda width: st.lists(
-    st.tuples(*[CELLS] * width), min_size=1, max_size=5
-))  # fmt: skip
+TABLES = st.integers(1, 4).flatmap(
+  lambda width: st.lists(st.tuples(*[CELLS] * width), min_size=1, max_size=5)
+)
 GOLDS = st.one_of(
-    LISTS.map(lambda rows: ('list', tuple(rows))),
-    TABLES.map(lambda rows: ('table', tuple(rows))),
-    TEXT.map(lambda cell: ('string', ((cell,),))),
-    st.integers(-(2**63), 2**63 - 1).map(lambda x: ('integer', ((x,),))),
-    (FLOATS | st.integers(-9, 9)).map(lambda x: ('float', ((x,),))),
+  LISTS.map(lambda rows: ('list', tuple(rows))),
+  TABLES.map(lambda rows: ('table', tuple(rows))),
+  TEXT.map(lambda cell: ('string', ((cell,),))),
+  st.integers(-(2**63), 2**63 - 1).map(lambda x: ('integer', ((x,),))),
+  (FLOATS | st.integers(-9, 9)).map(lambda x: ('float', ((x,),))),
 )
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=100)
 
@@ -50,80 +50,155 @@ def change(cell):
 
 
 RIGHT = [
-    ('integer', 42, [
-        '42', ' 42\n', '42.0', '42.', '+42', '"42"', "'42'", '`42`', '4.2e1',
-        'Answer: 42', 'answer:42', 'Final answer: `42`', '```\n42\n```',
-        '```text\nAnswer: 42\n```', '```42```',
-    ]),
-    ('integer', 1234567, ['1234567', '1,234,567', '1,234,567.00']),
-    ('integer', 0, ['0', '-0', '0.0']),
-    ('integer', 3.0, ['3', '3.0']),
-    ('integer', 9007199254740993, ['9007199254740993']),
-    ('float', 2.5, ['2.5', '2.49', '2.525', '2.500000001', '25e-1']),
-    ('float', 3, ['3', '3.02', '2.98']),
-    ('float', 0.0, ['0', '1e-10', '-1e-9']),
-    ('float', -1e6, ['-1,000,000', '-1005000']),
-    ('string', 'New  York', ['new york', ' NEW\tYORK ', '"New York"']),
-    ('string', 'a;b, c', ['a;b, c', '"a;b, c"', 'Answer: a;b, c']),
-    ('string', '1999', ['1999', '"1999"', '1999.0']),
-    ('string', '007', ['007']),
-    ('string', 'null', ['"null"']),
-    ('string', '', ['""']),
-    ('string', 'straße', ['STRASSE']),
-    ('list', ['a', 'b', 'a'], [
-        'a, b, a', 'a; a; b', 'b\na\na', '"a", "b", "a"', "'a', 'b', 'a'",
-        'A;B;A', '```\na\nb\na\n```', 'Answer: a, a, b',
-    ]),
-    ('list', ['a, b', 'c'], ['a, b; c', 'c\na, b', '"a, b", c']),
-    ('list', [1234, 5], ['1,234; 5', '5, 1234']),
-    ('list', [None, 'null'], ['null; "null"', '"null", NULL']),
-    ('list', ['a|b'], ['a|b', '"a|b"']),
-    # By the spans [.99, 1.01] and [.9999, 1.0201], in one order only.
-    ('list', [1.0, 1.01], ['1.005; 0.995', '1.02, 1.0']),
-    # 2 must go to the integer, though 2.01 is nearer to the first number.
-    ('list', [2.01, 2], ['2; 2.02', '2.02; 2', '2; 2']),
-    ('table', [('a', 1), ('b', 2)], [
-        'a | 1; b | 2', 'b|2\na|1', 'a, 1; b, 2', 'b, 2.0\na, 1',
-        '"a", 1\n"b", 2',
-    ]),
-    ('table', [('a, b', 1)], ['a, b | 1', '"a, b", 1']),
-    ('table', [('a|b', 1)], ['"a|b" | 1', 'a|b, 1']),
-    ('table', [(1234, None)], ['1,234 | null']),
-    ('table', [(1.0, 1.0), (1.005, 2.0)], ['1.008 | 2.0; 1.001 | 1.0']),
-]  # fmt: skip
+  (
+    'integer',
+    42,
+    [
+      '42',
+      ' 42\n',
+      '42.0',
+      '42.',
+      '+42',
+      '"42"',
+      "'42'",
+      '`42`',
+      '4.2e1',
+      'Answer: 42',
+      'answer:42',
+      'Final answer: `42`',
+      '```\n42\n```',
+      '```text\nAnswer: 42\n```',
+      '```42```',
+    ],
+  ),
+  ('integer', 1234567, ['1234567', '1,234,567', '1,234,567.00']),
+  ('integer', 0, ['0', '-0', '0.0']),
+  ('integer', 3.0, ['3', '3.0']),
+  ('integer', 9007199254740993, ['9007199254740993']),
+  ('float', 2.5, ['2.5', '2.49', '2.525', '2.500000001', '25e-1']),
+  ('float', 3, ['3', '3.02', '2.98']),
+  ('float', 0.0, ['0', '1e-10', '-1e-9']),
+  ('float', -1e6, ['-1,000,000', '-1005000']),
+  ('string', 'New  York', ['new york', ' NEW\tYORK ', '"New York"']),
+  ('string', 'a;b, c', ['a;b, c', '"a;b, c"', 'Answer: a;b, c']),
+  ('string', '1999', ['1999', '"1999"', '1999.0']),
+  ('string', '007', ['007']),
+  ('string', 'null', ['"null"']),
+  ('string', '', ['""']),
+  ('string', 'straße', ['STRASSE']),
+  (
+    'list',
+    ['a', 'b', 'a'],
+    [
+      'a, b, a',
+      'a; a; b',
+      'b\na\na',
+      '"a", "b", "a"',
+      "'a', 'b', 'a'",
+      'A;B;A',
+      '```\na\nb\na\n```',
+      'Answer: a, a, b',
+    ],
+  ),
+  ('list', ['a, b', 'c'], ['a, b; c', 'c\na, b', '"a, b", c']),
+  ('list', [1234, 5], ['1,234; 5', '5, 1234']),
+  ('list', [None, 'null'], ['null; "null"', '"null", NULL']),
+  ('list', ['a|b'], ['a|b', '"a|b"']),
+  # By the spans [.99, 1.01] and [.9999, 1.0201], in one order only.
+  ('list', [1.0, 1.01], ['1.005; 0.995', '1.02, 1.0']),
+  # 2 must go to the integer, though 2.01 is nearer to the first number.
+  ('list', [2.01, 2], ['2; 2.02', '2.02; 2', '2; 2']),
+  (
+    'table',
+    [('a', 1), ('b', 2)],
+    [
+      'a | 1; b | 2',
+      'b|2\na|1',
+      'a, 1; b, 2',
+      'b, 2.0\na, 1',
+      '"a", 1\n"b", 2',
+    ],
+  ),
+  ('table', [('a, b', 1)], ['a, b | 1', '"a, b", 1']),
+  ('table', [('a|b', 1)], ['"a|b" | 1', 'a|b, 1']),
+  ('table', [(1234, None)], ['1,234 | null']),
+  ('table', [(1.0, 1.0), (1.005, 2.0)], ['1.008 | 2.0; 1.001 | 1.0']),
+]
 WRONG = [
-    ('integer', 42, [
-        '', ' ', '43', '42.5', '-42', 'null', 'empty', 'forty-two', '42 43',
-        '42; 42', '42, 42', 'nan', 'inf', '42.00000000000000000001', '4,2',
-        '042', '42e999', '1e400', '""', '٤٢',
-    ]),
-    ('integer', 1234567, ['12,34567', '1234,567', '1234567.1']),
-    ('integer', 9007199254740993, ['9007199254740992', '9.007199254740992e15']),
-    ('float', 2.5, ['', '2.53', '2.47', '-2.5', 'nan', 'inf', '2.5 m']),
-    ('float', 0.0, ['1e-8', '-1e-8', 'null']),
-    ('float', float('inf'), ['inf', '1e308', 'null']),
-    ('float', 1.7e308, ['inf', '1e999', '9e308']),
-    ('string', 'New York', ['', 'York', 'New-York', 'New York; New York']),
-    ('string', '007', ['7', '7.0', '0007']),
-    ('string', 'null', ['null', 'NULL', '']),
-    ('string', '', ['', ' ', 'null', 'empty']),
-    ('list', ['a', 'b', 'a'], [
-        '', 'a, b', 'a; b; b', 'a, a, b, b', 'a a b', 'a, b, c', 'empty',
-    ]),
-    ('list', ['a, b', 'c'], ['a, b, c', 'a; b; c', 'a\nb, c', 'a, b', 'c']),
-    ('list', ['a', 'b', 'c'], ['"a, b", c', 'a; "b, c"']),
-    ('list', [1234, 5], ['1,234, 5', '1234.5', '1234']),
-    ('list', [None], ['', '"null"', 'none', 'empty', '0']),
-    ('list', [1.0, 1.01], ['1.03; 1.0', '1.015; 1.015', '0.995, 0.995']),
-    ('list', [2.01, 2], ['2.02; 2.02', '2.001; 2.001']),
-    ('list', ['Rome'], ['```Paris\nRome\n```', 'Paris: Rome']),
-    ('table', [('a', 1), ('b', 2)], [
-        '', 'a | 2; b | 1', '1 | a; 2 | b', 'a | 1', 'a | 1; b | 2; b | 2',
-        'a; 1; b; 2', 'a | 1 | b | 2', 'a | 1; b | 2 | ', 'a | 1; b | 2.01',
-    ]),
-    ('table', [(1.0, 1.0), (1.005, 2.0)], ['1.0 | 1.0; 1.0 | 1.0']),
-    ('table', [('a', None)], ['a | ', 'a', 'a | "null"']),
-]  # fmt: skip
+  (
+    'integer',
+    42,
+    [
+      '',
+      ' ',
+      '43',
+      '42.5',
+      '-42',
+      'null',
+      'empty',
+      'forty-two',
+      '42 43',
+      '42; 42',
+      '42, 42',
+      'nan',
+      'inf',
+      '42.00000000000000000001',
+      '4,2',
+      '042',
+      '42e999',
+      '1e400',
+      '""',
+      '٤٢',
+    ],
+  ),
+  ('integer', 1234567, ['12,34567', '1234,567', '1234567.1']),
+  ('integer', 9007199254740993, ['9007199254740992', '9.007199254740992e15']),
+  ('float', 2.5, ['', '2.53', '2.47', '-2.5', 'nan', 'inf', '2.5 m']),
+  ('float', 0.0, ['1e-8', '-1e-8', 'null']),
+  ('float', float('inf'), ['inf', '1e308', 'null']),
+  ('float', 1.7e308, ['inf', '1e999', '9e308']),
+  ('string', 'New York', ['', 'York', 'New-York', 'New York; New York']),
+  ('string', '007', ['7', '7.0', '0007']),
+  ('string', 'null', ['null', 'NULL', '']),
+  ('string', '', ['', ' ', 'null', 'empty']),
+  (
+    'list',
+    ['a', 'b', 'a'],
+    [
+      '',
+      'a, b',
+      'a; b; b',
+      'a, a, b, b',
+      'a a b',
+      'a, b, c',
+      'empty',
+    ],
+  ),
+  ('list', ['a, b', 'c'], ['a, b, c', 'a; b; c', 'a\nb, c', 'a, b', 'c']),
+  ('list', ['a', 'b', 'c'], ['"a, b", c', 'a; "b, c"']),
+  ('list', [1234, 5], ['1,234, 5', '1234.5', '1234']),
+  ('list', [None], ['', '"null"', 'none', 'empty', '0']),
+  ('list', [1.0, 1.01], ['1.03; 1.0', '1.015; 1.015', '0.995, 0.995']),
+  ('list', [2.01, 2], ['2.02; 2.02', '2.001; 2.001']),
+  ('list', ['Rome'], ['```Paris\nRome\n```', 'Paris: Rome']),
+  (
+    'table',
+    [('a', 1), ('b', 2)],
+    [
+      '',
+      'a | 2; b | 1',
+      '1 | a; 2 | b',
+      'a | 1',
+      'a | 1; b | 2; b | 2',
+      'a; 1; b; 2',
+      'a | 1 | b | 2',
+      'a | 1; b | 2 | ',
+      'a | 1; b | 2.01',
+    ],
+  ),
+  ('table', [(1.0, 1.0), (1.005, 2.0)], ['1.0 | 1.0; 1.0 | 1.0']),
+  ('table', [('a', None)], ['a | ', 'a', 'a | "null"']),
+]
 
 
 @pytest.mark.parametrize('answer_type, gold, says', RIGHT)
@@ -136,21 +211,30 @@ def test_wrong_answers(answer_type, gold, says):
   assert [said for said in says if judge(said, gold, answer_type)] == []
 
 
-@pytest.mark.parametrize('answer_type, gold, text', [
+@pytest.mark.parametrize(
+  'answer_type, gold, text',
+  [
     ('integer', ((42,),), '42'),
     ('float', ((2.5,),), '2.5'),
     ('string', (('a;b',),), '"a;b"'),
     ('list', (('a',), ('b, c',), (None,)), 'a; "b, c"; null'),
     ('table', (('a', 1), ('b', 2.0)), 'a | 1; b | 2'),
-])  # fmt: skip
+  ],
+)
 def test_an_answer_is_written(answer_type, gold, text):
   assert verifier.answer(gold, answer_type) == text
 
 
-@pytest.mark.parametrize('answer_type, gold', [
-    ('number', ((1,),)), ('integer', ()), ('integer', ((1,), (2,))),
-    ('list', ((1, 2),)), ('string', (('a', 'b'),)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'answer_type, gold',
+  [
+    ('number', ((1,),)),
+    ('integer', ()),
+    ('integer', ((1,), (2,))),
+    ('list', ((1, 2),)),
+    ('string', (('a', 'b'),)),
+  ],
+)
 def test_gold_rows_fit_their_type(answer_type, gold):
   with pytest.raises(AssertionError):
     verifier.correct('1', gold, answer_type)
@@ -172,7 +256,7 @@ def test_gold_is_right(case):
 @given(LISTS)
 @PROPERTY
 def test_a_list_with_commas_is_right(rows):
-  said = ', '.join(cells.cell(cell) for cell, in rows)
+  said = ', '.join(cells.cell(cell) for (cell,) in rows)
   assert verifier.correct(said, tuple(rows), 'list')
 
 
@@ -207,10 +291,10 @@ def test_rows_missing_or_twice_are_wrong(rows, data):
   at = data.draw(st.integers(0, len(rows) - 1))
   twice = [*rows, rows[at]]
   assert not verifier.correct(
-      verifier.answer(twice, answer_type), tuple(rows), answer_type
+    verifier.answer(twice, answer_type), tuple(rows), answer_type
   )
   assert not verifier.correct(
-      verifier.answer(rows, answer_type), tuple(twice), answer_type
+    verifier.answer(rows, answer_type), tuple(twice), answer_type
   )
 
 
@@ -227,9 +311,7 @@ NEAR = st.sampled_from([1.0, 1.005, 1.01, 1.015, 1.02, 1, 2.0, 2.015])
 @given(st.integers(1, 2), st.integers(1, 4), st.data())
 @settings(deadline=None, derandomize=True, max_examples=200)
 def test_near_numbers_are_matched_as_by_trying_all_orders(width, count, data):
-  rows = st.lists(
-      st.tuples(*[NEAR] * width), min_size=count, max_size=count
-  )
+  rows = st.lists(st.tuples(*[NEAR] * width), min_size=count, max_size=count)
   said, gold = data.draw(rows), data.draw(rows)
 
   def near(x, y):
@@ -237,12 +319,12 @@ def test_near_numbers_are_matched_as_by_trying_all_orders(width, count, data):
     return abs(x - y) <= slack
 
   expected = any(
-      all(
-          near(x, y)
-          for row, other in zip(said, order, strict=True)
-          for x, y in zip(row, other, strict=True)
-      )
-      for order in itertools.permutations(gold)
+    all(
+      near(x, y)
+      for row, other in zip(said, order, strict=True)
+      for x, y in zip(row, other, strict=True)
+    )
+    for order in itertools.permutations(gold)
   )
   answer_type = 'list' if width == 1 else 'table'
   text = verifier.answer(said, answer_type)
@@ -268,9 +350,11 @@ def test_long_texts_are_wrong_soon(piece):
   gold = tuple((f'name {i}', i / 7) for i in range(300))
   said = piece * (50_000 // len(piece))
   for answer_type, rows in [
-      ('table', gold), ('list', tuple((a,) for a, _ in gold)),
-      ('string', (('a',),)), ('float', ((1.0,),)),
-  ]:  # fmt: skip
+    ('table', gold),
+    ('list', tuple((a,) for a, _ in gold)),
+    ('string', (('a',),)),
+    ('float', ((1.0,),)),
+  ]:
     assert not verifier.correct(said, rows, answer_type)
   assert not verifier.correct(piece * 10**6, gold, 'table')
 

@@ -10,14 +10,14 @@ from posttrain.envs.sql import schemas, synth, words
 
 COLUMNS = tuple(name for trio in words.CONCEPTS.values() for name in trio)
 ROLES = {
-    'nouns': words.NOUNS,
-    'held-out nouns': words.OOD_NOUNS,
-    'tables': tuple(map(words.plural, words.NOUNS + words.OOD_NOUNS)),
-    'names': words.NAMES,
-    'held-out names': words.OOD_NAMES,
-    'concepts': tuple(words.CONCEPTS),
-    'columns': COLUMNS + words.COLUMNS,
-    'template': words.TEMPLATE,
+  'nouns': words.NOUNS,
+  'held-out nouns': words.OOD_NOUNS,
+  'tables': tuple(map(words.plural, words.NOUNS + words.OOD_NOUNS)),
+  'names': words.NAMES,
+  'held-out names': words.OOD_NAMES,
+  'concepts': tuple(words.CONCEPTS),
+  'columns': COLUMNS + words.COLUMNS,
+  'template': words.TEMPLATE,
 }
 
 
@@ -27,9 +27,7 @@ def pieces(text):
 
 
 def test_no_word_has_two_roles():
-  roles = Counter(
-      word.lower() for group in ROLES.values() for word in group
-  )
+  roles = Counter(word.lower() for group in ROLES.values() for word in group)
   assert [word for word, count in roles.items() if count > 1] == []
 
 
@@ -46,10 +44,17 @@ def test_words_are_single_and_ascii(role):
   assert [w for w in ROLES[role] if not re.fullmatch(form, w)] == []
 
 
-@pytest.mark.parametrize('word', [
-    *words.NOUNS, *words.OOD_NOUNS, *COLUMNS, *words.NAMES, *words.OOD_NAMES,
+@pytest.mark.parametrize(
+  'word',
+  [
+    *words.NOUNS,
+    *words.OOD_NOUNS,
+    *COLUMNS,
+    *words.NAMES,
+    *words.OOD_NAMES,
     *words.CONCEPTS,
-])  # fmt: skip
+  ],
+)
 def test_nothing_in_a_database_is_a_keyword(word):
   """A keyword, such as order, would be no name without quotes."""
   connection = sqlite3.connect(':memory:')
@@ -67,8 +72,10 @@ def test_keywords_would_be_found():
 
 def test_foreign_keys():
   assert [words.foreign_key('dog', end) for end in words.SUFFIXES] == [
-      'dog_id', 'dog_ref', 'dog_no',
-  ]  # fmt: skip
+    'dog_id',
+    'dog_ref',
+    'dog_no',
+  ]
 
 
 def test_the_vocabulary_has_no_word_twice():
@@ -92,11 +99,18 @@ def test_the_vocabulary_covers_what_is_generated(split):
   assert said - set(words.vocabulary()) == set()
 
 
-@pytest.mark.parametrize('sql', [
-    'SELECT * FROM cats', 'SELECT cat FROM dogs', 'SELECT FROM dogs',
-    'SELECT name FROM dogs JOIN toys ON dogs.id = toys.id', 'SELECT ( ',
-    'SELECT PACE(name) FROM dogs', 'SELECT name FROM dogs, ',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'sql',
+  [
+    'SELECT * FROM cats',
+    'SELECT cat FROM dogs',
+    'SELECT FROM dogs',
+    'SELECT name FROM dogs JOIN toys ON dogs.id = toys.id',
+    'SELECT ( ',
+    'SELECT PACE(name) FROM dogs',
+    'SELECT name FROM dogs, ',
+  ],
+)
 def test_the_vocabulary_covers_frequent_errors(sql):
   connection = sqlite3.connect(':memory:')
   for table in ('dogs', 'toys'):
@@ -105,5 +119,8 @@ def test_the_vocabulary_covers_frequent_errors(sql):
     connection.execute(sql)
   connection.close()
   assert set(pieces(str(caught.value))) <= {
-      *words.vocabulary(), 'cat', 'cats', 'PACE',  # what the query itself said
-  }  # fmt: skip
+    *words.vocabulary(),
+    'cat',
+    'cats',
+    'PACE',  # what the query itself said
+  }

@@ -1,0 +1,1 @@
+"""Checkpoints of runs, and weights by path: a run, HuggingFace, PEFT."""

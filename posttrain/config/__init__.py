@@ -1,0 +1,1 @@
+"""ConfigDict <-> schema, and the checks that span options."""

@@ -1,0 +1,309 @@
+"""ConfigDict <-> schema, and overrides from the command line.
+
+1. `load(path)` runs a recipe file and returns its ConfigDict.
+2. `override(config, 'sft.optim.lr', '1e-4')` changes one key or node.
+3. `build(config)` turns it into `schema.Run`: unknown keys name the nearest
+   one, every value has the declared type, every node passes its own checks.
+
+What spans nodes is `validation.check`'s. All before any compilation.
+"""
+
+import ast
+import dataclasses
+import difflib
+import json
+import os
+import re
+import runpy
+import types
+import typing
+from typing import Any
+
+from ml_collections import config_dict
+
+from posttrain import schema
+from posttrain.models import hf_config
+
+RECIPE_PREFIX = 'recipe_'  # of the module name that a recipe file gets
+# Keys that may differ when a run is resumed: where it ends (and with it the
+# rest of a decaying schedule), what is written and shown, and when.
+RESUMABLE = (
+  r'^[^.]+\.steps$',
+  r'^[^.]+\.eval\.every$',
+  r'^metrics\.',
+  r'^checkpoint\.',
+  r'^compilation_cache$',
+  # Where a server is and how it is asked, not which model it serves; how
+  # long a reward function may take, and how often it may fail.
+  r'\.(base_url|api_key_env|timeout|tries|concurrency|max_faults)$',
+)
+
+
+def load(spec: str) -> config_dict.ConfigDict:
+  """Loads `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
+
+  Raises:
+    ValueError: the file is missing or has no `get_config`.
+  """
+  path, _, argument = spec.partition(':')
+  if not os.path.isfile(path):
+    raise ValueError(f'--config must name a file: got {path!r}')
+  if path.endswith('.json'):  # of a workdir: all options of a run
+    with open(path) as f:
+      return from_dict(json.load(f))
+  name = os.path.splitext(os.path.basename(path))[0]
+  recipe = runpy.run_path(path, run_name=RECIPE_PREFIX + name)
+  if 'get_config' not in recipe:
+    raise ValueError(f'{path} must define get_config(argument)')
+  return recipe['get_config'](*([argument] if argument else []))
+
+
+def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
+  """Sets the dotted `key` of `config`, in place, to the value in `text`.
+
+  Scalars and tuples are read as Python or JSON literals, anything else is a
+  string. A node takes a JSON object (missing keys take their defaults); the
+  model also takes a preset's name, or a HuggingFace directory, with the dtype
+  and remat that it has.
+  """
+  *parents, leaf = key.split('.')
+  node, path = config, 'config'
+  for name in parents:
+    node = _child(node, name, path)
+    path += f'.{name}'
+    if not isinstance(node, config_dict.ConfigDict):
+      raise ValueError(f'{path} must be a node to have a key {leaf!r}')
+  now = _child(node, leaf, path)
+  if leaf == 'type' and now != text:
+    parent = '.'.join(parents)
+    raise ValueError(
+      f'{path} must be set whole to be of another type, its options with it: '
+      f'got .type={text}, expected --config.{parent}={text}, or '
+      f"""--config.{parent}='{{"type": "{text}", ...}}'"""
+    )
+  value = text if node.get_type(leaf) is str else _literal(text)
+  value = None if text == 'None' else value
+  if leaf == 'model' and len(parents) < 2 and isinstance(value, str):
+    named = _named_model(value, f'{path}.{leaf}', node[leaf])
+    value = dataclasses.asdict(named)
+  if isinstance(value, dict):
+    value = config_dict.ConfigDict(value)
+  with node.unlocked(), node.ignore_type():
+    node[leaf] = value
+
+
+def _child(node, name: str, path: str):
+  if name not in node:
+    raise ValueError(_unknown(path, name, node))
+  return node[name]
+
+
+def _unknown(path: str, name: str, known) -> str:
+  inner = known.to_dict() if isinstance(known, config_dict.ConfigDict) else {}
+  below = [key for key in _flat(inner) if key.endswith(f'.{name}')]
+  near = below or difflib.get_close_matches(name, list(known), 1, cutoff=0.0)
+  hint = (
+    f'did you mean {path}.{near[0]}?'
+    if near
+    else (
+      f'it has none yet: --config{path.removeprefix("config")}='
+      f"""'{{"{name}": {{...}}}}' sets it"""
+    )
+  )
+  return f'{path}.{name} must be a key of the schema: it is unknown; {hint}'
+
+
+def _literal(text: str) -> Any:
+  for read in (json.loads, ast.literal_eval):
+    try:
+      return read(text)
+    except (ValueError, SyntaxError):
+      pass
+  return text
+
+
+def build(config: config_dict.ConfigDict) -> schema.Run:
+  """Turns a ConfigDict into the checked `schema.Run`.
+
+  Raises:
+    ValueError: one line with the dotted key, what it must be, what it is.
+  """
+  values = dict(config.items())
+  names = values.get('stages') or ()
+  if not isinstance(names, tuple | list) or not names:
+    raise ValueError(f'config.stages must be a tuple of names: got {names!r}')
+  if len(set(names)) < len(names):
+    raise ValueError(f'config.stages must name each stage once: got {names!r}')
+  stages = {}
+  for name in names:
+    if name not in values:
+      raise ValueError(f'config.stages must name subtrees: no config.{name}')
+    stages[name] = _build(values.pop(name), schema.Stage, f'config.{name}')
+  shared = {field.name for field in dataclasses.fields(schema.Run)}
+  for name in values.keys() - shared:
+    if isinstance(values[name], config_dict.ConfigDict):
+      raise ValueError(
+        f'config.{name} must be listed in config.stages: got {names!r}; '
+        'nothing reads a stage that does not run'
+      )
+  values['stages'] = stages
+  return _absolute(_build(values, schema.Run, 'config'))
+
+
+def _absolute(run: schema.Run) -> schema.Run:
+  """Weights and tokenizers by paths that mean the same from anywhere."""
+
+  def of(path):
+    name = path and path != 'random' and os.path.expanduser(path)
+    return os.path.abspath(name) if name and os.path.exists(name) else path
+
+  names = ('path', 'chat_template')
+  tokenizer = {name: of(getattr(run.tokenizer, name)) for name in names}
+  return dataclasses.replace(
+    run,
+    tokenizer=dataclasses.replace(run.tokenizer, **tokenizer),
+    stages={
+      name: dataclasses.replace(stage, init=of(stage.init))
+      for name, stage in run.stages.items()
+    },
+  )
+
+
+def _build(value, kind, path: str):
+  """Checks `value` against the annotation `kind`; returns what it declares."""
+  union = isinstance(kind, types.UnionType)
+  kinds = typing.get_args(kind) if union else (kind,)
+  if type(None) in kinds and value is None:
+    return None
+  kinds = tuple(k for k in kinds if k is not type(None))
+  nodes = tuple(k for k in kinds if hasattr(k, 'type'))
+  if str in kinds and nodes:  # a name, or a node: {...} on the command line
+    value = _literal(value) if str(value).startswith('{') else value
+    nodes = () if isinstance(value, str) else nodes
+  kind = _pick(value, nodes, path) if nodes else kinds[0]
+  if kind is Any:  # JSON, without the containers of ConfigDict
+    is_node = isinstance(value, config_dict.ConfigDict)
+    return value.to_dict() if is_node else value
+  if dataclasses.is_dataclass(kind):
+    return _build_node(value, kind, path)
+  origin = typing.get_origin(kind)
+  if origin is dict:
+    if not isinstance(value, dict | config_dict.ConfigDict):
+      raise ValueError(f'{path} must be a node: got {value!r}')
+    _, child = typing.get_args(kind)
+    return {k: _build(v, child, f'{path}.{k}') for k, v in value.items()}
+  if origin is tuple:
+    if not isinstance(value, tuple | list):
+      raise ValueError(f'{path} must be a tuple: got {value!r}')
+    item = typing.get_args(kind)[0]
+    return tuple(_build(v, item, f'{path}[{i}]') for i, v in enumerate(value))
+  if kind is float and type(value) is int:
+    value = float(value)
+  # bool is an int to Python, but not here.
+  if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+    raise ValueError(
+      f'{path} must be of type {kind.__name__}: got {value!r} '
+      f'({type(value).__name__})'
+    )
+  return value
+
+
+def _pick(value, kinds, path: str):
+  """Of several node types, the one that `type` names."""
+  by_type = {kind.type: kind for kind in kinds}
+  is_node = isinstance(value, dict | config_dict.ConfigDict)
+  name = value.get('type') if is_node else value
+  if not isinstance(name, str) or name not in by_type:
+    raise ValueError(
+      f'{path}.type must be one of {tuple(by_type)}: got {name!r}'
+    )
+  return by_type[name]
+
+
+def _build_node(value, kind, path: str):
+  if dataclasses.is_dataclass(value):  # a stage that is built already
+    return value
+  if isinstance(value, str) and hasattr(kind, 'type'):
+    value = {}  # its name alone: all defaults
+  if kind is schema.Model and isinstance(value, str):
+    return _named_model(value, path)
+  if not isinstance(value, dict | config_dict.ConfigDict):
+    raise ValueError(f'{path} must be a node: got {value!r}')
+  hints = typing.get_type_hints(kind)
+  for name in value:
+    if name not in hints:
+      raise ValueError(_unknown(path, name, hints))
+  built = {k: _build(v, hints[k], f'{path}.{k}') for k, v in value.items()}
+  try:
+    return kind(**built)
+  except schema.FieldError as error:
+    raise ValueError(f'{path}.{error.field} {error.detail}') from None
+
+
+def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
+  """The model of a preset, or of a HuggingFace directory.
+
+  Args:
+    name: of the preset, or the directory.
+    path: of the key, for errors.
+    now: the node that is replaced: dtype and remat, of which a directory says
+      nothing, stay.
+  """
+  if name in schema.PRESETS:
+    return schema.PRESETS[name]
+  folder = os.path.expanduser(name)
+  if not os.path.isdir(folder):
+    raise ValueError(
+      f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
+      f'directory: got {name!r}'
+    )
+  model = hf_config.read(folder)
+  if now is None:
+    return model
+  return dataclasses.replace(model, dtype=now['dtype'], remat=now['remat'])
+
+
+def to_dict(run: schema.Run) -> dict[str, Any]:
+  """Returns the resolved config as plain JSON types, stages by name."""
+  values = dataclasses.asdict(run)
+  stages = values.pop('stages')
+  return json.loads(json.dumps({**values, 'stages': list(stages), **stages}))
+
+
+def from_dict(values: dict[str, Any]) -> config_dict.ConfigDict:
+  """Returns the ConfigDict of `to_dict`'s result: what a checkpoint holds."""
+  node = config_dict.ConfigDict(values)
+  node.stages = tuple(values['stages'])
+  return node.lock()
+
+
+def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
+  """Refuses to resume under a config that would change the numbers.
+
+  Args:
+    old: `to_dict` of the run that made the workdir.
+    new: `to_dict` of the run that wants to resume in it.
+  """
+  before, after = _flat(old), _flat(new)
+  changed = [
+    key
+    for key in sorted(before | after)
+    if before.get(key) != after.get(key)
+    and not any(re.search(rule, key) for rule in RESUMABLE)
+  ]
+  if changed:
+    lines = ', '.join(
+      f'config.{k} ({before.get(k)!r} -> {after.get(k)!r})' for k in changed
+    )
+    raise ValueError(
+      f'a resumed run must keep its config: changed {lines}; use another '
+      '--workdir, or undo the change'
+    )
+
+
+def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat = {}
+  for key, value in tree.items():
+    inner = isinstance(value, dict)
+    flat |= _flat(value, f'{prefix}{key}.') if inner else {prefix + key: value}
+  return flat

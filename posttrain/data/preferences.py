@@ -1,0 +1,183 @@
+"""Preferences in JSONL: what was asked, and which answer was preferred.
+
+    {"prompt": ..., "chosen": ..., "rejected": ...}      a pair
+    {"prompt": ..., "completion": ..., "label": true}    one answer, for KTO
+
+Each of prompt, chosen, rejected and completion is a string or a list of
+messages; an answer that begins with the prompt is what follows it. Where
+`prompt` is missing, chosen and rejected are whole conversations, and the prompt
+is what both begin with, up to the last message that is not an assistant's. A
+pair may have a `margin`, by which a reward model should tell the answers apart.
+Other columns are kept in `info`.
+"""
+
+import dataclasses
+import errno
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain import types
+from posttrain.data import jsonl, rows
+
+COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+  """Two answers to a prompt; of one alone, the other is None."""
+
+  prompt: types.Messages
+  chosen: types.Messages | None
+  rejected: types.Messages | None
+  where: str  # 'file:line', for error messages
+  margin: float = 0.0
+  info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read(path: str | pathlib.Path) -> tuple[Pair, ...]:
+  """Reads a file, in its order.
+
+  Raises:
+    ValueError: as `jsonl.objects`; or a row is no preference.
+  """
+  return tuple(parse(raw, where) for raw, where in jsonl.objects(path))
+
+
+def write(path: str | pathlib.Path, pairs: Sequence[Pair]) -> None:
+  """Writes pairs that `read` reads; the file is there whole, or not at all."""
+  partial = _partial(path)
+  with partial.open('w') as file:
+    for pair in pairs:
+      file.write(json.dumps(_raw(pair)) + '\n')
+  os.replace(partial, path)
+
+
+def check_writable(path: str | pathlib.Path) -> None:
+  """Refuses a path that `write` would fail at; leaves what is there as it is.
+
+  Raises:
+    OSError: says why.
+  """
+  if pathlib.Path(path).is_dir():
+    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+  partial = _partial(path)
+  partial.open('a').close()
+  partial.unlink()
+
+
+def held_out(pair: Pair, fraction: float) -> bool:
+  """Whether a pair is for evaluation; all of a prompt, or none.
+
+  Args:
+    pair: of any file.
+    fraction: of the prompts that are, in [0, 1].
+  """
+  text = json.dumps(pair.prompt, sort_keys=True)
+  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+  return int.from_bytes(digest, 'big') < fraction * 2**64
+
+
+def parse(raw: Mapping[str, Any], where: str) -> Pair:
+  """Reads a row.
+
+  Args:
+    raw: with the columns above.
+    where: names the row in error messages.
+
+  Raises:
+    ValueError: a column is missing, or has another form; the answers are one
+      and the same.
+  """
+  named = {column for column in COLUMNS if column in raw} - {'margin'}
+  info = {key: value for key, value in raw.items() if key not in COLUMNS}
+  if named == {'prompt', 'completion', 'label'}:
+    return _labelled(raw, info, where)
+  if named not in ({'prompt', 'chosen', 'rejected'}, {'chosen', 'rejected'}):
+    raise ValueError(
+      f"{where}: a preference must have 'prompt', 'chosen' and 'rejected', "
+      "or 'prompt', 'completion' and 'label': got columns "
+      f'{sorted(raw)}; rename or convert them'
+    )
+  if 'prompt' in raw:
+    prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
+  else:
+    prompt = _shared(raw, where)
+  answers = [
+    rows.answer_of(raw, column, prompt, where)
+    for column in ('chosen', 'rejected')
+  ]
+  if answers[0] == answers[1]:
+    raise ValueError(
+      f'{where}: rejected must be another answer than chosen: got '
+      f'{raw["rejected"]!r} twice; drop the row'
+    )
+  return Pair(prompt, *answers, where, _margin(raw, where), info)
+
+
+def _labelled(raw, info, where: str) -> Pair:
+  prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
+  answer = rows.answer_of(raw, 'completion', prompt, where)
+  if not isinstance(raw['label'], bool):
+    raise ValueError(
+      f'{where}: label must be true or false: got {raw["label"]!r}'
+    )
+  if 'margin' in raw:
+    raise ValueError(
+      f'{where}: margin must be left out: got {raw["margin"]!r}, but there '
+      'is one answer'
+    )
+  both = (answer, None) if raw['label'] else (None, answer)
+  return Pair(prompt, *both, where, info=info)
+
+
+def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
+  """The prompt of a row without one: what both conversations begin with."""
+  chosen, rejected = (
+    rows.turns_of(raw[column], column, 'assistant', where)
+    for column in ('chosen', 'rejected')
+  )
+  shared = 0
+  for ours, theirs in zip(chosen, rejected, strict=False):
+    if ours != theirs:
+      break
+    shared += 1
+  while shared and chosen[shared - 1]['role'] == 'assistant':
+    shared -= 1
+  if all(turn['role'] == 'system' for turn in chosen[:shared]):
+    raise ValueError(
+      f'{where}: chosen and rejected must be lists of messages that begin '
+      "with the same question, where there is no column 'prompt': got "
+      f'{raw["chosen"]!r:.60} and {raw["rejected"]!r:.60}; put what is asked '
+      "into 'prompt', or at the beginning of both"
+    )
+  return chosen[:shared]
+
+
+def _partial(path: str | pathlib.Path) -> pathlib.Path:
+  """Where a file is written until it is whole; makes the folder."""
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  return path.with_name(path.name + '.partial')
+
+
+def _margin(raw, where: str) -> float:
+  margin = raw.get('margin', 0.0)
+  number = isinstance(margin, int | float) and not isinstance(margin, bool)
+  if not (number and math.isfinite(margin)):
+    raise ValueError(f'{where}: margin must be a finite number: got {margin!r}')
+  return float(margin)
+
+
+def _raw(pair: Pair) -> dict[str, Any]:
+  """The row that `parse` makes a pair of."""
+  raw = {**pair.info, 'prompt': list(pair.prompt)}
+  if pair.chosen and pair.rejected:
+    raw |= {'chosen': list(pair.chosen), 'rejected': list(pair.rejected)}
+    return raw | ({'margin': pair.margin} if pair.margin else {})
+  answer = pair.chosen or pair.rejected
+  return raw | {'completion': list(answer), 'label': pair.chosen is not None}

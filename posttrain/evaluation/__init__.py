@@ -1,0 +1,1 @@
+"""Measuring a policy on held-out tasks, and comparing two policies."""

@@ -1,0 +1,164 @@
+"""A policy's measurement, alone or beside another's: as a table, and as JSON.
+
+Two policies that are asked the same tasks are compared task by task: the
+difference of their rates is known better than either rate, see
+`estimates.paired`. It is what was measured less what it was measured against.
+"""
+
+import dataclasses
+import itertools
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain.evaluation import evaluator
+from posttrain.metrics import estimates
+
+WIDTH = 79  # of the suite's answers, in characters
+_HEADS = ('metric', 'environment', 'value', '95 % interval')
+_AGAINST = ('against', '95 % interval', 'difference', '95 % interval')
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+  """What `evaluation` says of one policy."""
+
+  values: dict[str, float]  # by metric: eval/<name>/<env>
+  answers: list[evaluator.Answer]
+  suite: list[evaluator.SuiteAnswer]
+
+
+def differences(mine: Measurement, theirs: Measurement) -> dict[str, float]:
+  """Returns how much more is right, over the tasks that both were graded on.
+
+  Args:
+    mine, theirs: answers to the same tasks in the same order.
+
+  Returns:
+    {'difference/<pass_rate or sampled_pass_rate>/<env>'} with its bounds `_low`
+    and `_high`; absent where fewer than two tasks were graded for both.
+  """
+  pairs: dict[str, list] = {}
+  for a, b in zip(mine.answers, theirs.answers, strict=True):
+    assert (a.env, a.id) == (b.env, b.id), 'the tasks must be the same'
+    pairs.setdefault(a.env, []).append((a, b))
+  found = {}
+  for env, both in pairs.items():
+    for name, rate in (
+      ('pass_rate', lambda x: _rate([x.correct])),
+      ('sampled_pass_rate', lambda x: _rate(x.sampled)),
+    ):
+      drawn = estimates.paired(
+        *zip(*((rate(a), rate(b)) for a, b in both), strict=True)
+      )
+      for side, value in zip(
+        ('', *estimates.BOUNDS), drawn or (), strict=False
+      ):
+        found[f'difference/{name}{side}/{env}'] = value
+  return found
+
+
+def _rate(correct: Sequence[bool | None]) -> float | None:
+  known = [x for x in correct if x is not None]
+  return sum(known) / len(known) if known else None
+
+
+def to_json(
+  mine: Measurement, theirs: Measurement | None = None
+) -> dict[str, Any]:
+  """Returns all numbers by name, flat, and the answers to the suite.
+
+  `eval/...`; with another policy `against/...` for its own, and
+  `difference/...`; `suite` and `against/suite` where there is one.
+  """
+  found: dict[str, Any] = dict(mine.values)
+  if mine.suite:
+    found['suite'] = [dataclasses.asdict(x) for x in mine.suite]
+  if theirs is not None:
+    found |= {
+      f'against/{key.removeprefix("eval/")}': value
+      for key, value in theirs.values.items()
+    }
+    found |= differences(mine, theirs)
+    if theirs.suite:
+      found['against/suite'] = [dataclasses.asdict(x) for x in theirs.suite]
+  return found
+
+
+def table(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
+  """Returns lines: a head, and one per metric and environment."""
+  sets = [mine.values]
+  if theirs is not None:
+    more = differences(mine, theirs)
+    sets += [
+      theirs.values,
+      {key.replace('difference/', 'eval/', 1): more[key] for key in more},
+    ]
+  keys = dict.fromkeys(
+    key
+    for values in sets[:2]
+    for key in values
+    if not estimates.is_bound(key, values)
+  )
+  rows = [(*_HEADS, *(_AGAINST if theirs is not None else ()))] + [
+    (
+      *key.removeprefix('eval/').rsplit('/', 1),
+      *(cell for values in sets for cell in _cells(values, key)),
+    )
+    for key in keys
+  ]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return [
+    '  '.join(
+      f'{cell:<{width}}' if i < 2 else f'{cell:>{width}}'
+      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ).rstrip()
+    for row in rows
+  ]
+
+
+def _cells(values: dict[str, float], key: str) -> tuple[str, str]:
+  """A value, and its interval; '' for what there is not."""
+  if key not in values:
+    return '', ''
+  of, _, env = key.rpartition('/')
+  low, high = (values.get(f'{of}{side}/{env}') for side in estimates.BOUNDS)
+  interval = '' if low is None else f'[{low:.4f}, {high:.4f}]'
+  return f'{values[key]:.4f}', interval
+
+
+def suite(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
+  """Returns lines: each prompt of the suite, and its answers side by side."""
+  policies = {'checkpoint': mine}
+  if theirs is not None:
+    policies['against'] = theirs
+  lines = []
+  for answers in zip(*(x.suite for x in policies.values()), strict=True):
+    cells = [
+      [f'{name} ({x.stop_reason}, {x.tokens} tokens):', *_lines(x.text)]
+      for name, x in zip(policies, answers, strict=True)
+    ]
+    lines += ['', *(f'> {x}' for x in _lines(answers[0].prompt))]
+    lines += _side_by_side(cells)
+  return lines
+
+
+def _lines(text: str) -> list[str]:
+  """The lines of a text, without what would move a terminal's cursor."""
+  return [
+    ''.join(x if x.isprintable() else '\N{REPLACEMENT CHARACTER}' for x in y)
+    for y in text.expandtabs(4).splitlines()
+  ]
+
+
+def _side_by_side(cells: Sequence[Sequence[str]]) -> list[str]:
+  """Columns of equal width, their lines wrapped."""
+  width = (WIDTH - 3 * (len(cells) - 1)) // len(cells)
+  columns = [
+    [part for line in cell for part in textwrap.wrap(line, width) or ['']]
+    for cell in cells
+  ]
+  return [
+    ' | '.join(f'{part:<{width}}' for part in parts).rstrip()
+    for parts in itertools.zip_longest(*columns, fillvalue='')
+  ]

@@ -1,0 +1,1 @@
+"""Numbers of a run: their writers, statistics of rollouts, estimates (np)."""

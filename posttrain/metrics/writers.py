@@ -1,0 +1,253 @@
+"""Where numbers go: metrics.jsonl first, TensorBoard and a bar if asked for.
+
+One strict-JSON object per line: `stage`, `step`, then flat names grouped by
+slashes (`loss/total`, `eval/pass_rate/arithmetic`). A number that is not
+finite is written as null, and the line then carries `nonfinite`, the names of
+those values, because JSON knows neither NaN nor Infinity.
+
+A checkpoint stores `Writer.position()`. A resumed run opens the file with it,
+and the first line it writes cuts off what came after, so that no step appears
+twice, none is missing, and a line that a kill cut in two is gone. TensorBoard
+gets a folder per stage, and on a resume is told from which step on to forget.
+"""
+
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tqdm
+
+Row = dict[str, Any]
+
+
+class Writer:
+  """Writes a run's metrics, from a position in the file on."""
+
+  def __init__(self, path: str, position: int, tensorboard_dir: str | None):
+    """Opens the file; what it holds behind `position` goes at the first write.
+
+    (Not before it: a stage that is finished is opened too, only to be left,
+    and the lines behind its end are those of the next stage.)
+
+    Args:
+      path: of metrics.jsonl; made, with its folder, at the first write.
+      position: bytes of it that count, as from `position()`; 0 = none.
+      tensorboard_dir: where to write event files too, into a folder per
+        stage, each from its first write on; None = nowhere.
+
+    Raises:
+      ValueError: TensorBoard was asked for and its package is missing.
+    """
+    size = os.path.getsize(path) if os.path.exists(path) else 0
+    if size < position:
+      warnings.warn(
+        f'{path} must hold the {position} bytes that the checkpoint counted: '
+        f'got {size}; the metrics of earlier steps are lost, later ones '
+        f'will be appended',
+        stacklevel=2,
+      )
+      position = _end_of_lines(path, size)
+    self._path = path
+    self._position = position
+    self._file = None
+    self._last_step: dict[str, int] = {}  # per stage
+    self._events = {}  # per stage, its event file
+    self._events_dir = tensorboard_dir
+    if tensorboard_dir is not None:
+      _tensorboard()
+
+  def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
+    """Appends a line and flushes it.
+
+    Args:
+      stage: name of the stage.
+      step: above every step that this stage has a line for.
+      values: numbers, bools, strings or None; numpy and jax scalars count as
+        numbers. Nested dicts are flattened with slashes.
+
+    Raises:
+      ValueError: at the first write, if `position` lies inside a line.
+    """
+    if self._file is None:
+      self._open()
+    last = self._last_step.get(stage, -1)
+    assert step > last, f'stage {stage} step {step} after step {last}'
+    self._last_step[stage] = step
+    row = to_row(stage, step, values)
+    self._file.write(json.dumps(row, allow_nan=False).encode() + b'\n')
+    self._file.flush()
+    self._position = self._file.tell()
+    if self._events_dir is not None:
+      self._write_events(stage, row)
+
+  def position(self) -> int:
+    """Returns the file's length in bytes up to the last line written."""
+    return self._position
+
+  def close(self) -> None:
+    """Closes the files; may be called again."""
+    if self._file is not None:
+      self._file.close()
+    for events in self._events.values():
+      events.close()
+    self._file, self._events = None, {}
+
+  def _write_events(self, stage: str, row: Row) -> None:
+    step = row['step']
+    if stage not in self._events:
+      # Purging hides later steps of the whole folder, so each stage has one.
+      self._events[stage] = _tensorboard().SummaryWriter(
+        os.path.join(self._events_dir, stage),
+        purge_step=step,
+        filename_suffix=f'.{step:09d}',  # a name has whole seconds only
+      )
+    for name, value in row.items():
+      if name != 'step' and isinstance(value, int | float):
+        self._events[stage].add_scalar(name, value, step)
+    self._events[stage].flush()
+
+  def _open(self) -> None:
+    if not _ends_a_line(self._path, self._position):
+      raise ValueError(
+        f'{self._path} must have the end of a line at the position that the '
+        f'checkpoint counted: got byte {self._position}, inside of a line; '
+        'put back the file that this run wrote, or delete it to go on '
+        'without the metrics of earlier steps'
+      )
+    os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
+    self._file = open(self._path, 'ab')
+    self._file.truncate(self._position)
+    for row in read(self._path):
+      self._last_step[row['stage']] = row['step']
+
+
+def to_row(stage: str, step: int, values: Mapping[str, Any]) -> Row:
+  """Returns the JSON object of a line: plain, flat, no NaN."""
+  row, nonfinite = {'stage': stage, 'step': int(step)}, []
+  for name, value in _flat(values):
+    assert name not in row, f'metric {name} was given twice'
+    value = _plain(name, value)
+    if isinstance(value, float) and not math.isfinite(value):
+      nonfinite.append(name)
+      value = None
+    row[name] = value
+  if nonfinite:
+    row['nonfinite'] = nonfinite
+  return row
+
+
+def dumps(value: Any) -> str:
+  """JSON, with null for what is not finite."""
+
+  def known(node):
+    if isinstance(node, Mapping):
+      return {key: known(child) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+      return [known(child) for child in node]
+    bad = isinstance(node, float) and not math.isfinite(node)
+    return None if bad else node
+
+  return json.dumps(known(value), allow_nan=False)
+
+
+def read(path: str) -> list[Row]:
+  """Returns the lines of a metrics.jsonl; [] if there is none.
+
+  A last line without its newline is one that is being written, or that a kill
+  cut in two: it is left out.
+  """
+  if not os.path.exists(path):
+    return []
+  with open(path, 'rb') as f:
+    lines = f.read().split(b'\n')
+  return [json.loads(line) for line in lines[:-1] if line.strip()]
+
+
+class Progress:
+  """A bar on stderr with a few numbers; silent where nobody looks.
+
+  Somebody looks at a terminal, and at a notebook.
+
+    with Progress('sft', 400, start=100) as bar:
+      bar.update(101, {'loss': 0.4})
+  """
+
+  def __init__(self, stage: str, steps: int, start: int = 0, on: bool = True):
+    watched = sys.stderr.isatty() or 'ipykernel' in sys.modules
+    self._bar = tqdm.tqdm(
+      desc=stage,
+      total=steps,
+      initial=start,
+      unit='step',
+      leave=True,
+      dynamic_ncols=True,
+      disable=not (on and watched),
+    )
+
+  def __enter__(self) -> 'Progress':
+    return self
+
+  def __exit__(self, *exc) -> None:
+    self.close()
+
+  def update(self, step: int, numbers: Mapping[str, Any]) -> None:
+    """Moves to `step` and shows `numbers`."""
+    shown = {name: f'{float(value):.4g}' for name, value in numbers.items()}
+    self._bar.set_postfix(shown, refresh=False)
+    self._bar.update(step - self._bar.n)
+
+  def close(self) -> None:
+    self._bar.close()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = ''):
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      yield from _flat(value, f'{prefix}{name}/')
+    else:
+      yield prefix + name, value
+
+
+def _plain(name: str, value: Any) -> bool | int | float | str | None:
+  """Turns a numpy or jax scalar into the Python one."""
+  if value is None or isinstance(value, bool | int | float | str):
+    return value
+  value = np.asarray(value)
+  assert value.ndim == 0, f'metric {name} has shape {value.shape}, not ()'
+  if value.dtype.kind in 'biu':
+    return value.item()
+  return float(value)  # bfloat16, too
+
+
+def _end_of_lines(path: str, size: int) -> int:
+  """Returns the position behind the last whole line."""
+  if not size:
+    return 0
+  with open(path, 'rb') as f:
+    return f.read().rfind(b'\n') + 1
+
+
+def _ends_a_line(path: str, position: int) -> bool:
+  """Whether a line, or nothing at all, ends just before `position`."""
+  if not position:
+    return True
+  with open(path, 'rb') as f:
+    f.seek(position - 1)
+    return f.read(1) == b'\n'
+
+
+def _tensorboard() -> Any:
+  try:
+    import tensorboardX
+  except ImportError as error:
+    raise ValueError(
+      'config.metrics.tensorboard must have the package tensorboardX: got '
+      "an installation without it; run pip install 'posttrain[tensorboard]', "
+      'or set config.metrics.tensorboard=False'
+    ) from error
+  return tensorboardX

@@ -1,0 +1,1 @@
+"""Tasks -> groups -> streams -> batch, as resumable iterators."""

@@ -1,0 +1,1 @@
+"""The picture of a run: one HTML page from what the run wrote."""

@@ -1,0 +1,172 @@
+"""The learning curves of a run, drawn from the rows of metrics.jsonl.
+
+Stages lie side by side on one axis of steps. A panel whose metric is missing
+is left out; a value that was not finite is a gap.
+"""
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import figure as mpl_figure
+
+from posttrain.metrics import estimates
+
+INK, MUTED, RULE = '#1f2933', '#7b8794', '#d9dee4'
+COLORS = ('#2f6f9f', '#c8553d', '#4a8c5c', '#8a6fb0', '#b58a2c')
+PANELS = (  # title, metric or its prefix, how it is drawn
+  ('Pass rate, greedy', 'eval/pass_rate/', 'rate'),
+  ('Pass rate, sampled', 'eval/sampled_pass_rate/', 'rate'),
+  ('Pass rate of k answers', 'eval/pass@', 'rate'),
+  ('Format rate', 'eval/format_rate/', 'rate'),
+  ('Reward of rollouts', 'rollout/reward/', 'noisy'),
+  ('Entropy, nats per token', 'eval/entropy/', 'plain'),
+  ('Length of answers, tokens', 'eval/length/', 'plain'),
+  ('KL to the start, nats per token', 'eval/kl/', 'plain'),
+  ('KL to the reference', 'ref_kl/kl', 'noisy'),
+  ('Sampler against trainer, |nats|', 'mismatch/', 'log'),
+  ('Unseen pairs told apart', 'eval/pairs/rewards/accuracies', 'rate'),
+  ('Margin between the answers of pairs', 'rewards/margins', 'noisy'),
+  ('Training loss', 'loss/total', 'noisy'),
+  ('Gradient norm', 'optim/grad_norm', 'noisy'),
+  ('Learning rate', 'optim/lr', 'plain'),
+  ('Tokens trained on', 'batch/tokens', 'sum'),
+)
+
+Rows = list[dict[str, Any]]
+
+
+def stages(rows: Rows) -> list[str]:
+  """Returns the names of the stages, in the order in which they ran."""
+  return list(dict.fromkeys(row['stage'] for row in rows))
+
+
+def _series(rows: Rows, key: str) -> dict[str, list[np.ndarray]]:
+  """Returns {metric: [f64[2, steps] of x and y, per stage]}.
+
+  Args:
+    rows: of metrics.jsonl.
+    key: a metric's name, or the prefix of several, which ends in / or @.
+  """
+  found, start = {}, 0
+  for stage in stages(rows):
+    mine = [row for row in rows if row['stage'] == stage]
+    names = dict.fromkeys(
+      name
+      for row in mine
+      for name in row
+      if name == key
+      or key[-1] in '/@'
+      and name.startswith(key)
+      and not estimates.is_bound(name, row)
+    )
+    for name in names:
+      points = [
+        (start + row['step'], np.nan if row[name] is None else row[name])
+        for row in mine
+        if name in row
+      ]
+      found.setdefault(name, []).append(np.array(points, np.float64).T)
+    start += max(row['step'] for row in mine)
+  return found
+
+
+def draw(rows: Rows) -> mpl_figure.Figure | None:
+  """Draws the panels that have data; None if there are none."""
+  panels = [(p, s) for p in PANELS if (s := _series(rows, p[1]))]
+  if not panels:
+    return None
+  columns = min(3, len(panels))
+  lines = -(-len(panels) // columns)
+  with matplotlib.rc_context(
+    {
+      'font.size': 9,
+      'axes.edgecolor': RULE,
+      'text.color': INK,
+      'xtick.color': MUTED,
+      'ytick.color': MUTED,
+      'axes.linewidth': 0.8,
+      'font.family': 'sans-serif',
+      'axes.unicode_minus': False,
+    }
+  ):
+    drawn = mpl_figure.Figure(
+      figsize=(3.4 * columns, 2.3 * lines), layout='constrained'
+    )
+    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
+    for axis, (panel, series) in zip(axes, panels, strict=False):
+      _panel(axis, panel, series)
+      _mark_stages(axis, rows)
+    for axis in axes[len(panels) :]:
+      axis.set_axis_off()
+  return drawn
+
+
+def _panel(axis, panel, series) -> None:
+  title, key, kind = panel
+  axis.set_title(title, loc='left', fontsize=10, fontweight='bold')
+  axis.spines[['top', 'right', 'left']].set_visible(False)
+  axis.tick_params(length=0)
+  axis.grid(axis='y', color=RULE, linewidth=0.6)
+  axis.set_axisbelow(True)
+  for at, (name, parts) in enumerate(series.items()):
+    color, label, total = COLORS[at % len(COLORS)], name.removeprefix(key), 0.0
+    for x, y in parts:
+      if kind == 'sum':
+        y = total + np.nancumsum(y)
+        total = y[-1]
+      if kind == 'noisy' and len(y) > 60:
+        axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
+        y = _smooth(y, len(y) // 30)
+      marker = 'o' if kind == 'rate' or len(y) < 3 else None
+      axis.plot(
+        x,
+        y,
+        color=color,
+        linewidth=1.6,
+        marker=marker,
+        markersize=3.5,
+        label=label,
+      )
+      label = None  # once in the legend
+  if kind == 'rate':
+    axis.set_ylim(-0.03, 1.03)
+    axis.yaxis.set_major_formatter(lambda value, _: f'{value:.0%}')
+  elif kind != 'log':
+    axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+  if kind == 'sum':
+    axis.yaxis.set_major_formatter(_short)
+  points = [y for parts in series.values() for _, y in parts]
+  if kind == 'log' and any((y > 0).any() for y in points):
+    axis.set_yscale('log')
+  if len(series) > 1:
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _short(value: float, _=None) -> str:
+  """Writes 1500 as 1.5k."""
+  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
+    if abs(value) >= size:
+      return f'{value / size:.3g}{letter}'
+  return f'{value:.3g}'
+
+
+def _smooth(y: np.ndarray, width: int) -> np.ndarray:
+  """Centred mean over `width` neighbours; the ends take fewer."""
+  known = np.isfinite(y)
+  ones = np.ones(width)
+  total = np.convolve(np.where(known, y, 0), ones, 'same')
+  count = np.convolve(known, ones, 'same')
+  return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _mark_stages(axis, rows: Rows) -> None:
+  """Draws a line where one stage ends and the next begins."""
+  end = 0
+  names = stages(rows)
+  for name in names[:-1]:
+    end += max(row['step'] for row in rows if row['stage'] == name)
+    axis.axvline(end, color=MUTED, linewidth=0.8, linestyle=':')
+  axis.set_xlabel(
+    ' | '.join(names) + ' step', color=MUTED, fontsize=8, loc='right'
+  )

@@ -1,0 +1,1 @@
+"""A model behind a server: HTTP, answers, the check, an engine."""

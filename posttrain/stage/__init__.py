@@ -1,0 +1,1 @@
+"""Assembly of a stage: from its options to the running `job.Job`."""

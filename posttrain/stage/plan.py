@@ -1,0 +1,174 @@
+"""What a run is about to do, before anything is compiled.
+
+The resolved batch words, the parameter count and an estimate of the device
+memory, as printed by `--dry_run` and at the start of every stage, and as
+quoted when the device runs out of memory.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from posttrain import schema
+from posttrain.losses import logprobs
+from posttrain.models import lora, transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The resolved sizes of one stage. Bytes are per device."""
+
+  stage: str
+  steps: int
+  prompts_per_step: int
+  group_size: dict[str, int]
+  samples_per_step: int
+  micro_batch_tokens: int
+  rows_per_micro_batch: int
+  row_tokens: int
+  parameters: int
+  trained: int  # of them; with LoRA, the correction's instead
+  state_bytes: int  # weights, gradients, moments, average, copies of late
+  activation_bytes: int  # of one micro-batch, forward and backward
+  slots: int  # sequences decoded at a time
+  slot_tokens: int  # room for the longest of them
+  decode_bytes: int  # KV cache of the slots, and the decode view
+  reference_bytes: int  # weights of references held beside the policy
+
+  def lines(self) -> list[str]:
+    """The table that people read."""
+    groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
+    total = self.state_bytes + self.activation_bytes
+    total += self.decode_bytes + self.reference_bytes
+    rows = (
+      ('prompts_per_step', f'{self.prompts_per_step}'),
+      ('group_size', groups),
+      ('  samples per step', f'{self.samples_per_step}'),
+      ('micro_batch_tokens', f'{self.micro_batch_tokens}'),
+      ('  rows x tokens', f'{self.rows_per_micro_batch} x {self.row_tokens}'),
+      ('rollout.slots', f'{self.slots}'),
+      ('  tokens each', f'{self.slot_tokens}'),
+      ('steps', f'{self.steps}'),
+      ('parameters', f'{self.parameters:,}'),
+      ('  that train', f'{self.trained:,}'),
+      ('memory estimate', f'{_size(total)} per device'),
+      ('  training state', _size(self.state_bytes)),
+      ('  activations', _size(self.activation_bytes)),
+      ('  decoding', _size(self.decode_bytes)),
+      ('  references', _size(self.reference_bytes)),
+    )
+    return [
+      f'stage {self.stage}',
+      *(f'  {name:<20} {value}' for name, value in rows),
+    ]
+
+
+def slot_tokens(longest: int, backend: str) -> int:
+  """Room in a slot, in whole tiles of the decode kernel of a jax backend.
+
+  A cache of any other length would be copied at every token, to be padded.
+  """
+  tile = 128 if backend == 'tpu' else 16
+  return -(-longest // tile) * tile
+
+
+def make(
+  name: str,
+  stage: schema.Stage,
+  model: schema.Model,
+  sizes: Mapping[str, int],
+  slot_tokens: int,
+  references: int = 0,
+  late: Sequence[str] = (),
+  players: int = 0,
+) -> Plan:
+  """Resolves the sizes of a stage.
+
+  Args:
+    name: of the stage.
+    stage: its options.
+    model: the model's options with the vocabulary resolved.
+    sizes: devices per mesh axis, from `sharding.mesh_sizes`.
+    slot_tokens: that a slot has room for.
+    references: parameters of the models held beside the policy.
+    late: copies of what trains, as it was of late.
+    players: frozen models that sample, taken to be of the policy's shape.
+  """
+  batch = stage.batch
+  batch_ways = sizes['data'] * sizes['fsdp']
+  parameters = transformer.num_params(model)
+  trained, frozen = parameters, 0
+  if stage.lora.rank:
+    adapter = lora.shapes(stage.lora, transformer.shapes(model))
+    trained = sum(math.prod(x.shape) for x in jax.tree.leaves(adapter))
+    frozen = parameters * (2 if model.dtype == 'bfloat16' else 4)
+  # f32 weights, gradients and two moments, and the average where kept.
+  copies = 4 + (stage.optim.average is not None) + len(late)
+  weight_ways = sizes['fsdp'] * sizes['tensor']
+  group_size = {k: entry.group_size for k, entry in stage.envs.items()}
+  if stage.kind != 'tokens':
+    group_size = {'pairs': 2}
+  tokens = batch.micro_batch_tokens
+  token_bytes = _token_bytes(model, batch.row_tokens, sizes['tensor'])
+  # One block of f32 logits and its gradient.
+  logits = 2 * min(4 * tokens * model.vocab_size, logprobs.BLOCK_BYTES)
+  cached = stage.rollout.slots * slot_tokens // batch_ways
+  return Plan(
+    stage=name,
+    steps=stage.steps,
+    prompts_per_step=batch.prompts_per_step,
+    group_size=group_size,
+    samples_per_step=batch.prompts_per_step * max(group_size.values()),
+    micro_batch_tokens=tokens,
+    rows_per_micro_batch=tokens // batch.row_tokens,
+    row_tokens=batch.row_tokens,
+    parameters=parameters,
+    trained=trained,
+    state_bytes=(4 * copies * trained + frozen) // weight_ways,
+    activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
+    slots=stage.rollout.slots,
+    slot_tokens=slot_tokens,
+    decode_bytes=(1 + players) * _decode_bytes(model, cached, parameters),
+    reference_bytes=4 * references // weight_ways,
+  )
+
+
+def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:
+  """Activations per token: what all layers keep, and what one works on.
+
+  The residual stream is whole on every device of the `tensor` axis; heads
+  and MLP width are split over it.
+  """
+  width = 2 if model.dtype == 'bfloat16' else 4
+  heads = model.heads + model.kv_heads
+  # Attention keeps q, k, v, its output, and the unnormalized weights with
+  # their f32 sums; qk_norm keeps q and k from before the norm as well.
+  numbers = (3 if model.qk_norm else 2) * heads * model.head_dim
+  numbers += model.heads * row_tokens + 2 * model.mlp_dim  # gate and up
+  inside = (width * numbers + 4 * model.heads) / tensor
+  # The stream between attention and MLP; that before a layer is always kept.
+  inside += width * model.embed_dim
+  between = width * model.embed_dim
+  # Not kept: f32 scores with their exponentials or gradients, or the MLP's
+  # product with the gradients of gate and up.
+  work = max(8 * model.heads * row_tokens, 3 * width * model.mlp_dim) / tensor
+  kept_layers = {'none': model.layers, 'block': 1}[model.remat]
+  return model.layers * between + kept_layers * inside + work
+
+
+def _decode_bytes(model: schema.Model, tokens: int, parameters: int) -> int:
+  """Keys and values of all layers, and a copy of the weights to decode with."""
+  width = 2 if model.dtype == 'bfloat16' else 4
+  cache = 2 * model.layers * model.kv_heads * model.head_dim * tokens
+  head = model.vocab_size * model.embed_dim * model.tied_head
+  return width * (cache + parameters + head)
+
+
+def _size(count: int) -> str:
+  for unit in ('B', 'KiB', 'MiB'):
+    if count < 1024:
+      return f'{count:.0f} {unit}'
+    count /= 1024
+  return f'{count:.1f} GiB'

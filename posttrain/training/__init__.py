@@ -1,0 +1,1 @@
+"""The jitted train step, its state, objectives and optimizer."""

@@ -1,0 +1,207 @@
+"""What a train step minimizes: functions (params, micro-batch) -> loss.
+
+An objective returns `(loss, metrics)`: `loss` is this micro-batch's share of
+the step's loss, so micro-batches add up to it; metrics merge, see
+`losses.combine`. Before the first of them, `prepare(params, batch)` completes
+the batch by what takes a look at all of it. `unmeasured` tells which metrics of
+a step say nothing. `KINDS` has one objective per kind of a stage.
+
+Axes: B rows, T tokens of one micro-batch.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from posttrain import schema, scoring, tree, types
+from posttrain.losses import ce, combine, ratio, ref_kl, rl
+from posttrain.training import arrays, pair_objectives
+from posttrain.util import imports
+
+
+class TokenComponents:
+  """Sum of the token components, each over its own global member count.
+
+      rl / N_rl + ce / N_ce + ref_kl / N_ref_kl
+
+  All are computed for every batch: who has no member adds 0, and costs a
+  handful of element-wise operations. The rl component may be a mean over
+  sequences instead, see `rl.denominator`.
+
+  Metrics, besides those of the components: `loss/<component>` and
+  `loss/total`, `entropy` and `mismatch/*`; where there are several
+  environments, also `entropy/<env>` and `nll/<env>`, and
+  `loss/<component>/<env>` and `tokens/<component>/<env>`, an environment's
+  share of the loss (these add up) and its member tokens.
+  """
+
+  def __init__(
+    self,
+    model: schema.Model,
+    envs: tuple[str, ...],
+    loss: schema.Loss | None = None,
+  ):
+    """Reads the options.
+
+    Args:
+      model: with its vocabulary resolved.
+      envs: names in `env_ids` order.
+      loss: options of the components; None = the defaults.
+    """
+    self._model = model
+    self._envs = envs
+    loss = loss or schema.Loss()
+    self._rl = tree.fields(loss.rl)
+    self._ref_kl = tree.fields(loss.ref_kl)
+    self._constant_tokens = self._rl.pop('constant_tokens')
+    if 'import_path' in self._rl:
+      self._rl['function'] = imports.function(
+        self._rl.pop('import_path'), 'config.<stage>.loss.rl.import_path'
+      )
+
+  def prepare(self, params, batch: arrays.Batch) -> arrays.Batch:
+    """All is there already."""
+    del params
+    return batch
+
+  def unmeasured(
+    self, batch: types.Batch, measured: Mapping[str, float]
+  ) -> set[str]:
+    """Names of metrics that say nothing: 0, for want of anything to measure.
+
+    Every component is computed for every batch; of one without members, in
+    the batch or in an environment, it tells zeros, which are no measurement.
+
+    Args:
+      batch: of the step, on the host.
+      measured: what the step told.
+    """
+    silent = tuple(
+      prefix
+      for name in types.COMPONENTS
+      if not getattr(batch, f'{name}_count')
+      for prefix in (f'{name}/', f'loss/{name}')
+    )
+    if not (batch.mask & (batch.versions >= 0)).any():
+      silent += ('mismatch/',)
+    if not batch.live:
+      silent += ('entropy', 'loss/')
+    # Exact names from here on: an environment's may begin with another's.
+    nobody = {
+      key
+      for key, value in measured.items()
+      if key.startswith('tokens/') and not value
+    }
+    nobody |= {key.replace('tokens/', 'loss/', 1) for key in nobody}
+    for i, name in enumerate(self._envs):
+      if not (batch.mask & (batch.env_ids == i)).any():
+        nobody |= {f'entropy/{name}', f'nll/{name}'}
+    return nobody | {key for key in measured if key.startswith(silent)}
+
+  def __call__(
+    self, params, micro: arrays.Batch
+  ) -> tuple[jax.Array, combine.Metrics]:
+    """Scores the micro-batch once and applies the components to it.
+
+    Args:
+      params: f32 master weights.
+      micro: a Batch whose per-token arrays are [B, T].
+    """
+    logprobs, entropy = scoring.score(
+      params,
+      self._model,
+      micro.ids,
+      micro.positions,
+      micro.segment_ids,
+      micro.temperatures,
+    )
+    parts = {
+      'rl': rl.loss(
+        logprobs,
+        micro.sampler_logprobs,
+        micro.advantages,
+        micro.rl_weights,
+        micro.segment_ids,
+        entropy,
+        **self._rl,
+      ),
+      'ce': ce.loss(logprobs, micro.ce_weights),
+      'ref_kl': ref_kl.loss(
+        logprobs,
+        micro.sampler_logprobs,
+        micro.ref_logprobs,
+        micro.ref_kl_weights,
+        **self._ref_kl,
+      ),
+    }
+    counts = {
+      'rl': rl.denominator(
+        micro.rl_count,
+        micro.rl_sequences,
+        aggregation=self._rl['aggregation'],
+        constant_tokens=self._constant_tokens,
+      ),
+      'ce': micro.ce_count,
+      'ref_kl': micro.ref_kl_count,
+    }
+    loss, metrics = combine.total(parts, counts)
+    if len(self._envs) > 1:
+      metrics |= self._per_env(micro, parts, counts)
+    return loss, {
+      **metrics,
+      **self._diagnostics(micro, logprobs, entropy),
+      **_mismatch(micro, logprobs, self._rl['max_log_ratio']),
+    }
+
+  def _per_env(self, micro, parts, counts) -> combine.Metrics:
+    """Every component's loss and member tokens, environment by environment."""
+    groups = {name: micro.env_ids == i for i, name in enumerate(self._envs)}
+    metrics = combine.shares(parts, counts, groups)
+    for component in types.COMPONENTS:
+      member = getattr(micro, f'{component}_weights') != 0
+      for name, here in groups.items():
+        metrics[f'tokens/{component}/{name}'] = (
+          jnp.sum(member & here, dtype=jnp.float32),
+          jnp.zeros(()),
+        )
+    return metrics
+
+  def _diagnostics(self, micro, logprobs, entropy) -> combine.Metrics:
+    """Means over completion tokens; per environment where there are more."""
+    mask = micro.mask & (micro.positions > 0)
+    metrics = {'entropy': combine.pair(entropy, mask)}
+    if len(self._envs) > 1:
+      for i, name in enumerate(self._envs):
+        here = mask & (micro.env_ids == i)
+        metrics[f'entropy/{name}'] = combine.pair(entropy, here)
+        metrics[f'nll/{name}'] = combine.pair(-logprobs, here)
+    return metrics
+
+
+def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
+  """Sampler against trainer, on the tokens that some policy sampled.
+
+  Zero but for rounding where both ran under the same parameters; `k3`
+  estimates KL(sampler || trainer). Members or not: what is pruned counts.
+  """
+  here = micro.mask & (micro.versions >= 0) & (micro.positions > 0)
+  at = ratio.moved(
+    jax.lax.stop_gradient(logprobs),
+    micro.sampler_logprobs,
+    here.astype(jnp.float32),
+    max_log_ratio,
+  )
+  distance = jnp.abs(at.log_ratio)
+  return {
+    'mismatch/abs_mean': combine.pair(distance, here),
+    'mismatch/max': combine.largest(distance, here),
+    'mismatch/k3': combine.pair(at.k3, here),
+  }
+
+
+KINDS = {
+  'tokens': TokenComponents,
+  'preference': pair_objectives.Preference,
+  'ranking': pair_objectives.Ranking,
+}

@@ -1,0 +1,107 @@
+"""The train state of a stage: shapes, places, and how it begins.
+
+Where all weights train, the state's parameters are the model's; a reward
+model's end in its head. With LoRA they are an adapter's, and the model's are
+frozen: they lie in the compute dtype, outside of the state and its checkpoints.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from posttrain import schema, sharding
+from posttrain.models import lora, reward_head, transformer
+from posttrain.training import arrays
+from posttrain.training import step as train_step
+
+
+def shapes(
+  stage: schema.Stage,
+  model: schema.Model,
+  optimizer: optax.GradientTransformation,
+  mesh: jax.sharding.Mesh,
+) -> tuple[arrays.TrainState, Any]:
+  """Returns (the state, the model's whole weights), as ShapeDtypeStructs.
+
+  Both with their shardings; nothing is made.
+
+  Args:
+    stage: its options.
+    model: the model's options, with the vocabulary resolved.
+    optimizer: from `optim.make`.
+    mesh: where they will lie.
+  """
+  whole = params = transformer.shapes(model)
+  if stage.lora.rank:
+    whole = jax.eval_shape(lambda x: lora.frozen(x, model.dtype), whole)
+    params = lora.shapes(stage.lora, params)
+  if stage.kind == 'ranking':
+    speaks = stage.loss.ranking.lm_coef > 0
+    params = jax.eval_shape(lambda x: reward_head.add(x, speaks), params)
+  state = jax.eval_shape(
+    lambda: _make(
+      stage,
+      optimizer,
+      jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params),
+    )
+  )
+
+  rules = transformer.SHARDING_RULES
+  return (
+    sharding.placed(state, rules, mesh),
+    sharding.placed(whole, rules, mesh),
+  )
+
+
+def fresh(
+  stage: schema.Stage,
+  optimizer: optax.GradientTransformation,
+  like: arrays.TrainState,
+  base: lora.Base | None,
+  load: Callable[[], Any],
+  key: jax.Array,
+) -> arrays.TrainState:
+  """Makes the state before the first step.
+
+  Args:
+    stage: its options.
+    optimizer: from `optim.make`.
+    like: of `shapes`.
+    base: the frozen weights, with LoRA.
+    load: returns the weights that the stage begins with.
+    key: PRNG key of the adapter.
+  """
+  places = jax.tree.map(lambda x: x.sharding, like)
+  if base is not None:
+    return jax.jit(
+      lambda: _make(stage, optimizer, lora.init(key, stage.lora, base.params)),
+      out_shardings=places,
+    )()
+
+  def begin(params):
+    if stage.kind == 'ranking':
+      params = reward_head.add(params, stage.loss.ranking.lm_coef > 0)
+    return _make(stage, optimizer, params)
+
+  return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())
+
+
+def late(stage: schema.Stage) -> tuple[str, ...]:
+  """References of a stage to the policy as it was of late, by name."""
+  names = {
+    getattr(entry.algorithm, 'reference', 'init')
+    for entry in stage.envs.values()
+  }
+  return tuple(sorted(name for name in names if schema.late(name)))
+
+
+def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
+  return train_step.init_state(
+    params,
+    optimizer,
+    average=stage.optim.average is not None,
+    late=late(stage),
+  )

@@ -1,0 +1,283 @@
+"""Updates from one batch: loop over live micro-batches, then optimize.
+
+    grads = sum over micro-batches of d objective / d params
+    params, opt_state = optimizer(grads)
+
+An update is skipped if a gradient is not finite, or if the batch has no
+member token: nothing is learned from nothing, but momentum and weight decay
+would move the weights all the same.
+
+The number of live micro-batches is traced, so a shorter batch does not
+recompile. The objective divides by the whole batch's counts, so the result
+does not depend on how it is cut.
+
+`updates` of these follow each other on the same batch, each a pass over all
+of it (TRL's num_iterations, verl's ppo_epochs; neither cuts the batch here).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from posttrain import compilation, schema, sharding
+from posttrain.losses import combine
+from posttrain.training import arrays, optim
+
+Batch = arrays.Batch | arrays.ChoiceBatch
+
+
+def init_state(
+  params,
+  optimizer: optax.GradientTransformation,
+  *,
+  average: bool,
+  late: Sequence[str] = (),
+) -> arrays.TrainState:
+  """Returns the state before the first batch.
+
+  Args:
+    params: to train.
+    optimizer: from `optim.make`.
+    average: keep a moving average of them.
+    late: references to keep, see `late`.
+  """
+  return arrays.TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(params),
+    average=jax.tree.map(jnp.copy, params) if average else None,
+    late={x: jax.tree.map(jnp.copy, params) for x in late} or None,
+    skipped=jnp.zeros((), jnp.int32),
+    skipped_in_row=jnp.zeros((), jnp.int32),
+  )
+
+
+class TrainStep:
+  """`step(state, batch) -> (state, metrics)`; the given state is donated.
+
+  Metrics are scalars: the objective's, `optim/grad_norm` (before clipping),
+  `optim/lr`, `optim/empty` (1 for a batch without a member token),
+  `optim/skipped` and `optim/skipped_in_row` (updates whose gradient was not
+  finite). With several updates per batch they are means over the passes, but
+  for `mismatch/*`, which is the first pass's: later the parameters are no
+  longer those that sampled; and `optim/*` other than the norm, the last's.
+  """
+
+  def __init__(self, update: Callable, mesh: Mesh, base: Any):
+    self.compiles = 0  # programs that calls have compiled (or loaded)
+    self._rows = NamedSharding(mesh, sharding.BATCH)
+    self._whole = NamedSharding(mesh, PartitionSpec())
+    self._base = base
+    self._update = jax.jit(update, donate_argnums=0)
+
+  def __call__(self, state: arrays.TrainState, batch: Batch):
+    batch = self.place(batch)
+    with compilation.CompileCounter() as compiling:
+      result = self._update(state, batch, self._base)
+    self.compiles += compiling.count
+    return result
+
+  def place(self, batch: Batch) -> Batch:
+    """Moves a host batch to the devices that will read it."""
+    return jax.device_put(
+      batch,
+      jax.tree.map(lambda x: self._rows if x.ndim else self._whole, batch),
+    )
+
+
+def make_train_step(
+  objective: Callable,
+  optimizer: optax.GradientTransformation,
+  *,
+  mesh: Mesh,
+  rules: sharding.Rules,
+  average: float | None = None,
+  updates: int = 1,
+  base: Any = None,
+) -> TrainStep:
+  """Builds the jitted update.
+
+  Args:
+    objective: one of `objectives`.
+    optimizer: from `optim.make`.
+    mesh: where batch and state live.
+    rules: sharding of the parameters and all that mirrors them.
+    average: decay of the moving average of the weights, by update; None =
+      none kept.
+    updates: optimizer updates per batch; the gradient's code is compiled
+      once for all of them.
+    base: a pytree that does not train; `base.attach(params)` is then what the
+      objective sees. None = it sees what trains.
+  """
+
+  def one(state: arrays.TrainState, batch: Batch, base):
+    attach = base.attach if base is not None else lambda params: params
+    batch = objective.prepare(attach(state.params), batch)
+    grads, sums, loss = accumulate(
+      lambda params, micro: objective(attach(params), micro),
+      state.params,
+      batch,
+    )
+    norm = optax.tree.norm(grads)
+    bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
+    empty = batch.members == 0
+    ok = ~bad & ~empty
+    change, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, change)
+    new = dataclasses.replace(
+      state,
+      params=_select(ok, params, state.params),
+      opt_state=_select(ok, opt_state, state.opt_state),
+      average=_average(state.average, params, ok, average),
+      skipped=state.skipped + bad,
+      skipped_in_row=(state.skipped_in_row + bad) * ~ok,
+    )
+    new = _place(new, rules, mesh)
+    metrics = {
+      **combine.means(sums),
+      'optim/grad_norm': norm,
+      'optim/lr': optim.learning_rate(opt_state),
+      'optim/empty': empty.astype(jnp.float32),
+      'optim/skipped': new.skipped,
+      'optim/skipped_in_row': new.skipped_in_row,
+    }
+    return new, metrics
+
+  def update(state: arrays.TrainState, batch: Batch, base):
+    state = dataclasses.replace(state, step=state.step + 1)
+    if updates == 1:
+      state, metrics = one(state, batch, base)
+    else:
+      state, metrics = jax.lax.scan(
+        lambda s, _: one(s, batch, base), state, length=updates
+      )
+      metrics = _over_passes(metrics)
+    state = dataclasses.replace(
+      state, late=late(state.late, state.params, state.step)
+    )
+    # A scan may choose a layout of its own, and the next call would compile.
+    return _place(state, rules, mesh), metrics
+
+  return TrainStep(update, mesh, base)
+
+
+def _place(state: arrays.TrainState, rules, mesh: Mesh) -> arrays.TrainState:
+  return jax.lax.with_sharding_constraint(
+    state, sharding.shardings(state, rules, mesh)
+  )
+
+
+def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """One value per metric from those of all passes, see `TrainStep`."""
+
+  def one(name: str, values: jax.Array) -> jax.Array:
+    if name.startswith('mismatch/'):
+      return values[0]
+    if name.startswith('optim/') and name != 'optim/grad_norm':
+      return values[-1]
+    return jnp.mean(values)
+
+  return {name: one(name, values) for name, values in metrics.items()}
+
+
+def accumulate(objective, params, batch: Batch):
+  """Sums gradients and loss over the live micro-batches; merges metrics."""
+  grad_fn = jax.value_and_grad(objective, has_aux=True)
+
+  def one(micro):
+    (loss, metrics), grads = grad_fn(params, micro)
+    return (grads, loss), metrics
+
+  (grads, loss), metrics = _over_live(one, batch)
+  return grads, metrics, loss
+
+
+def make_measure(objective: Callable, base: Any = None) -> Callable:
+  """Builds the jitted measurement of a batch that does not train.
+
+  Args:
+    objective: one of `objectives`.
+    base: see `make_train_step`.
+
+  Returns:
+    `(params, batch) -> metrics`, the objective's.
+  """
+
+  def measure(params, batch: Batch, base):
+    whole = base.attach(params) if base is not None else params
+    batch = objective.prepare(whole, batch)
+    _, metrics = _over_live(lambda micro: objective(whole, micro), batch)
+    return combine.means(metrics)
+
+  compiled = jax.jit(measure)
+  return lambda params, batch: compiled(params, batch, base)
+
+
+def _over_live(one: Callable, batch: Batch):
+  """Adds up `one(micro) -> (sums, metrics)` over the live micro-batches."""
+
+  def at(i):
+    return one(jax.tree.map(lambda x: x[i] if x.ndim else x, batch))
+
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, 0)
+  )
+
+  def add(i, before):
+    sums, metrics = at(i)
+    return (
+      jax.tree.map(jnp.add, before[0], sums),
+      combine.merge(before[1], metrics),
+    )
+
+  return jax.lax.fori_loop(0, batch.live, add, zeros)
+
+
+def _select(ok, new, old):
+  return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
+
+
+def _average(average, params, ok, decay):
+  """a <- decay a + (1 - decay) p, on good updates."""
+  if average is None:
+    return None
+  return jax.tree.map(
+    lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a),
+    average,
+    params,
+  )
+
+
+def late(old, params, step: jax.Array):
+  """Moves the references that follow the policy, behind a step's updates.
+
+      'ema:D'       r <- D r + (1 - D) params
+      'snapshot:N'  r <- params at every N-th step, else r
+
+  Args:
+    old: name -> parameters, or None.
+    params: after the step.
+    step: i32[], the number of steps done.
+  """
+  if old is None:
+    return None
+  moved = {}
+  for name, before in old.items():
+    kind, number = schema.late(name)
+    keep = number if kind == 'ema' else step % int(number) != 0
+    moved[name] = jax.tree.map(
+      # Not keep * r + ...: a snapshot is the policy to the bit.
+      lambda r, p, keep=keep: (
+        keep * r + (1 - keep) * p
+        if isinstance(keep, float)
+        else jnp.where(keep, r, p)
+      ),
+      before,
+      params,
+    )
+  return moved

@@ -1,0 +1,177 @@
+"""What a step trains on, token by token, as JSON lines.
+
+WORKDIR/token_exports/<stage>_<step>.jsonl has one object per packed sequence,
+in the order of the batch. A file that is there is whole: it gets its name when
+all of it is written. Every list has one entry per token of the sequence:
+
+    ids, positions, mask, versions, temperatures, advantages, sampler_logprobs,
+    ref_logprobs, {rl,ce,ref_kl}_weights        as the batch has them
+    policy_logprobs, entropy                    under the parameters right
+        before the step's first update, at the tokens' temperatures
+    log_ratio                                   log pi - log mu, never clamped
+    ratio, probability_difference               pi / mu, pi - mu
+    k3                                          ratio - log_ratio - 1
+
+and `schema_version stage step micro_batch row segment env` say which it is.
+The last four are null where a token is no member of rl or ref_kl, which alone
+read mu. A number that is not finite is null; all others, read as a double and
+rounded to f32, are the batch's to the bit.
+
+Axes: M micro-batches, B rows, T tokens of a row.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from posttrain import schema, scoring, sharding, types
+
+SCHEMA_VERSION = 1
+FOLDER = 'token_exports'
+COMPARED = ('log_ratio', 'ratio', 'probability_difference', 'k3')
+
+
+# Of a micro-batch and not of a batch, so that padding is not scored.
+@functools.partial(jax.jit, static_argnames=('cfg', 'place'))
+def _score(params, rows, cfg, place):
+  scored = scoring.score(params, cfg, *rows)
+  return jax.lax.with_sharding_constraint(scored, place)
+
+
+class Exporter:
+  """Writes a stage's files; compiles its one program when the first is due."""
+
+  def __init__(
+    self,
+    every: int | None,
+    workdir: str,
+    stage: str,
+    model: schema.Model,
+    envs: Sequence[str],
+    mesh: jax.sharding.Mesh,
+  ):
+    """Args:
+    every: steps from file to file; None = write none.
+    workdir: of the run.
+    stage: its name.
+    model: with its vocabulary resolved.
+    envs: names in `env_ids` order.
+    mesh: where parameters lie; rows are split over it.
+    """
+    self._every, self._stage, self._envs = every, stage, tuple(envs)
+    self._folder = os.path.join(workdir, FOLDER)
+    self._model = model
+    self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
+    self._whole = NamedSharding(mesh, PartitionSpec())
+
+  def due(self, step: int) -> bool:
+    return self._every is not None and step % self._every == 0
+
+  def __call__(self, step: int, params: Any, batch: types.Batch) -> None:
+    """Writes the file of a step.
+
+    Args:
+      step: which one.
+      params: of the whole model, right before the update.
+      batch: on the host.
+    """
+    os.makedirs(self._folder, exist_ok=True)
+    path = os.path.join(self._folder, f'{self._stage}_{step:06d}.jsonl')
+    with open(path + '.tmp', 'w') as f:
+      for micro in range(int(batch.live)):
+        scored = self._scored(params, batch, micro)
+        for record in records(batch, micro, *scored, self._envs):
+          head = {
+            'schema_version': SCHEMA_VERSION,
+            'stage': self._stage,
+            'step': step,
+          }
+          f.write(json.dumps({**head, **record}, allow_nan=False) + '\n')
+    os.replace(path + '.tmp', path)
+
+  def _scored(
+    self, params: Any, batch: types.Batch, micro: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (policy_logprobs, entropy) of a micro-batch, f32[B, T]."""
+    rows = jax.device_put(
+      tuple(
+        getattr(batch, name)[micro]
+        for name in ('ids', 'positions', 'segment_ids', 'temperatures')
+      ),
+      self._place,
+    )
+    return jax.device_get(_score(params, rows, self._model, self._whole))
+
+
+def records(
+  batch: types.Batch,
+  micro: int,
+  logprobs: np.ndarray,
+  entropy: np.ndarray,
+  envs: Sequence[str],
+) -> Iterator[dict[str, Any]]:
+  """Yields the sequences of a micro-batch, row by row, as plain JSON.
+
+  Args:
+    batch: on the host.
+    micro: index of the micro-batch.
+    logprobs: f32[B, T], log pi of each token in nats.
+    entropy: f32[B, T], of the law each was drawn from, in nats.
+    envs: names in `env_ids` order.
+  """
+  for row, segments in enumerate(batch.segment_ids[micro]):
+    for segment in range(1, int(segments.max()) + 1):
+      here = segments == segment
+      streams = {
+        name: getattr(batch, name)[micro, row][here]
+        for name in (*types.TOKEN_FIELDS, 'positions')
+      }
+      streams['policy_logprobs'] = logprobs[row][here]
+      streams['entropy'] = entropy[row][here]
+      streams |= _compared(streams)
+      (env,) = set(batch.env_ids[micro, row][here].tolist())
+      yield {
+        'micro_batch': micro,
+        'row': row,
+        'segment': segment,
+        'env': envs[env],
+        **{name: _plain(values) for name, values in streams.items()},
+      }
+
+
+def _compared(streams: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Policy against sampler, NaN where nothing reads it: f32[T] each."""
+  member = (streams['rl_weights'] != 0) | (streams['ref_kl_weights'] != 0)
+  new, old = (
+    np.where(member, streams[name], np.float32(np.nan))
+    for name in ('policy_logprobs', 'sampler_logprobs')
+  )
+  with np.errstate(over='ignore', invalid='ignore'):
+    log_ratio = new - old
+    values = (
+      log_ratio,
+      np.exp(log_ratio),
+      np.exp(new) - np.exp(old),
+      # exp(x) - 1 as one function: k3 is about x^2 / 2, which the
+      # difference of exp(x) and 1 + x loses for a small x.
+      np.expm1(log_ratio) - log_ratio,
+    )
+  return dict(zip(COMPARED, values, strict=True))
+
+
+def _plain(values: np.ndarray) -> list[Any]:
+  """Returns Python's numbers and bools; None for what is not finite."""
+  if values.dtype.kind != 'f':
+    return values.tolist()
+  return [
+    value if finite else None
+    for value, finite in zip(
+      values.tolist(), np.isfinite(values).tolist(), strict=True
+    )
+  ]

@@ -1,0 +1,1 @@
+"""Flags, timers, errors, imports, preemption, logs, host memory (np)."""

@@ -1,0 +1,417 @@
+"""Checkpoints come back bit for bit, or not at all."""
+
+import gc
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from posttrain import schema
+from posttrain.checkpoints import store
+from posttrain.training import arrays
+from tests import fixtures
+
+# A read that failed leaves Orbax's futures behind, whose errors nobody fetched.
+pytestmark = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
+
+@pytest.fixture(autouse=True)
+def collect_garbage():
+  """So that those futures end within the test that made them."""
+  yield
+  gc.collect()
+
+
+def make_state(seed):
+  key = jax.random.key(seed)
+  params = {
+    'block': {
+      'kernel': jax.random.normal(key, (3, 16, 40)),
+      'scale': jnp.array([jnp.nan, -0.0, jnp.inf, 1e-40]),
+    },
+    'embed': jax.random.normal(key, (64, 16)).astype(jnp.bfloat16),
+  }
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+  return arrays.TrainState(
+    step=jnp.int32(seed),
+    params=params,
+    opt_state=optimizer.init(params),
+    average=None,
+    skipped=jnp.int32(0),
+    skipped_in_row=jnp.int32(0),
+  )
+
+
+def make_host(step):
+  return {
+    'step': step,
+    'stage': 'sft',
+    'model': {'layers': 1},
+    'pipeline': {'rng': 2**100 + step, 'mean': 0.1},
+    'metrics_position': 7,
+  }
+
+
+def abstract(state):
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    state,
+  )
+
+
+def open_at(folder, **keep):
+  return store.Checkpointer(str(folder), schema.Checkpoint(**keep))
+
+
+def assert_same_bits(got, want):
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    assert (a.dtype, a.sharding) == (b.dtype, b.sharding)
+    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """A folder with steps 10 and 20; tests copy it."""
+  folder = tmp_path_factory.mktemp('saved')
+  saver = open_at(folder)
+  for step in (10, 20):
+    saver.save(step, make_state(step), make_host(step))
+  saver.close()
+  return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+  return pathlib.Path(shutil.copytree(saved, tmp_path / 'sft'))
+
+
+def test_restores_every_bit_into_the_shardings_asked_for(folder):
+  state, host = open_at(folder).restore(abstract(make_state(0)))
+  assert_same_bits(state, make_state(20))
+  assert host == make_host(20)
+  state, host = open_at(folder).restore(make_state(0), step=10)
+  assert_same_bits(state, make_state(10))
+  assert host == make_host(10)
+
+
+def test_an_empty_folder_restores_none(tmp_path):
+  saver = open_at(tmp_path / 'new')
+  assert saver.latest() is None
+  assert saver.restore(make_state(0)) is None
+
+
+def test_a_saved_state_may_be_donated_at_once(tmp_path):
+  update = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
+  state = update({f'a{i}': jnp.full((256, 1024), float(i)) for i in range(4)})
+  saver = open_at(tmp_path)
+  saver.save(1, state, {})
+  state = update(update(state))
+  state, _ = saver.restore(state)
+  for i in range(4):
+    np.testing.assert_array_equal(state[f'a{i}'], i + 1.0)
+  saver.close()
+
+
+def test_keep_rules(tmp_path):
+  saver = open_at(tmp_path, keep_last=2, keep_every=4)
+  for step in range(1, 8):
+    saver.save(step, {'x': jnp.float32(step)}, {'step': step})
+  saver.close()
+  assert saver.steps() == [4, 6, 7]
+  assert saver.latest() == 7
+
+
+def test_closing_twice_is_harmless(tmp_path):
+  saver = open_at(tmp_path)
+  saver.close()
+  saver.close()
+
+
+def test_a_half_written_step_is_never_picked_and_is_cleared(folder):
+  shutil.copytree(folder / '20', folder / '30.orbax-checkpoint-tmp')
+  (folder / '30.orbax-checkpoint-tmp' / 'host' / 'metadata').unlink()
+  saver = open_at(folder)
+  assert saver.latest() == 20
+  saver.save(30, make_state(30), make_host(30))
+  saver.close()
+  assert sorted(os.listdir(folder)) == ['20', '30']
+  assert_same_bits(saver.restore(make_state(0))[0], make_state(30))
+
+
+def largest(step):
+  files = [path for path in (step / 'state').rglob('*') if path.is_file()]
+  return max(files, key=lambda path: path.stat().st_size)
+
+
+def flip(path, at):
+  data = bytearray(path.read_bytes())
+  data[int(at * (len(data) - 1))] ^= 4
+  path.write_bytes(data)
+
+
+def rewrite_host(step, change):
+  path = step / 'host' / 'metadata'
+  record = json.loads(path.read_text())
+  change(record)
+  path.write_text(json.dumps(record))
+
+
+DAMAGE = {
+  'data truncated': lambda step: os.truncate(largest(step), 100),
+  'data deleted': lambda step: largest(step).unlink(),
+  'data zeroed': lambda step: largest(step).write_bytes(
+    bytes(largest(step).stat().st_size)
+  ),
+  'bit flipped early': lambda step: flip(largest(step), 0.3),
+  'bit flipped late': lambda step: flip(largest(step), 0.7),
+  'state deleted': lambda step: shutil.rmtree(step / 'state'),
+  'tree metadata cut': lambda step: os.truncate(
+    step / 'state' / '_METADATA', 50
+  ),
+  'tree metadata deleted': lambda step: (step / 'state' / '_METADATA').unlink(),
+  'manifest zeroed': lambda step: (
+    step / 'state' / 'manifest.ocdbt'
+  ).write_bytes(bytes(64)),
+  'host cut': lambda step: os.truncate(step / 'host' / 'metadata', 20),
+  'host deleted': lambda step: (step / 'host' / 'metadata').unlink(),
+  'host not ours': lambda step: (step / 'host' / 'metadata').write_text('3'),
+  'host digit changed': lambda step: rewrite_host(
+    step, lambda record: record['host'].update(metrics_position=8)
+  ),
+  'everything deleted': lambda step: [
+    shutil.rmtree(path) for path in step.iterdir() if path.is_dir()
+  ],
+}
+
+
+@pytest.mark.parametrize('kind', DAMAGE)
+def test_falls_back_from_a_damaged_step_and_saves_over_it(folder, kind):
+  DAMAGE[kind](folder / '20')
+  saver = open_at(folder)
+  assert saver.latest() == 20
+  with pytest.warns(UserWarning, match=f'{folder / "20"} is damaged'):
+    state, host = saver.restore(make_state(0))
+  assert_same_bits(state, make_state(10))
+  assert host == make_host(10)
+  assert saver.steps() == [10]
+  assert sorted(os.listdir(folder)) == ['10', '20.damaged']
+  saver.save(20, make_state(21), make_host(20))
+  saver.wait()
+  assert_same_bits(saver.restore(make_state(0))[0], make_state(21))
+  saver.close()
+  assert open_at(folder).steps() == [10, 20]
+
+
+def test_a_step_damaged_again_replaces_the_one_set_aside(folder):
+  (folder / '20.damaged').mkdir()
+  (folder / '20.damaged' / 'old').touch()
+  DAMAGE['host cut'](folder / '20')
+  saver = open_at(folder)
+  with pytest.warns(UserWarning, match='is damaged'):
+    assert saver.restore(make_state(0))[1]['step'] == 10
+  assert sorted(os.listdir(folder)) == ['10', '20.damaged']
+  assert not (folder / '20.damaged' / 'old').exists()
+  assert (folder / '20.damaged' / 'host').exists()
+
+
+def test_when_none_is_sound_that_is_an_error_and_all_stay(folder):
+  for step in (10, 20):
+    DAMAGE['data zeroed'](folder / str(step))
+  message = rf'{folder} must hold a sound.*got steps \[20, 10\].*delete'
+  for _ in range(2):
+    with pytest.warns(UserWarning, match='is damaged'):
+      with pytest.raises(ValueError, match=message):
+        open_at(folder).restore(make_state(0))
+  assert sorted(os.listdir(folder)) == ['10', '20']
+
+
+def test_saving_an_old_step_replaces_the_future_that_was_given_up(folder):
+  saver = open_at(folder)
+  saver.save(10, make_state(5), make_host(10))
+  assert saver.restore(make_state(0))[1]['step'] == 10
+  assert saver.steps() == [10]
+  saver.close()
+
+
+def test_a_step_asked_for_by_number_must_be_there_and_sound(folder):
+  saver = open_at(folder)
+  with pytest.raises(ValueError, match='must exist'):
+    saver.restore(make_state(0), step=15)
+  DAMAGE['data zeroed'](folder / '10')
+  with pytest.raises(ValueError, match='must be sound.*damaged'):
+    saver.restore(make_state(0), step=10)
+  assert saver.steps() == [10, 20]
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    (
+      lambda p: p | {'embed': jnp.zeros((65, 16), jnp.bfloat16)},
+      r"bfloat16\[64, 16\] at 'params/embed', expected bfloat16\[65, 16\]",
+    ),
+    (
+      lambda p: p | {'embed': jnp.zeros((64, 16))},
+      r"'params/embed', expected float32\[64, 16\]",
+    ),
+    (
+      lambda p: p | {'more': jnp.zeros(2)},
+      r"got nothing at 'params/more', expected float32\[2\]",
+    ),
+    (
+      lambda p: {'block': p['block']},
+      r"bfloat16\[64, 16\] at 'params/embed', expected nothing",
+    ),
+  ],
+  ids=['shape', 'dtype', 'missing', 'extra'],
+)
+def test_another_model_is_an_error_and_nothing_is_deleted(
+  folder, change, message
+):
+  state = make_state(0)
+  params = change(state.params)
+  like = arrays.TrainState(**(vars(state) | {'params': params}))
+  saver = open_at(folder)
+  with pytest.raises(ValueError, match=message):
+    saver.restore(like)
+  assert saver.steps() == [10, 20]
+  with pytest.raises(ValueError, match=message):
+    store.restore_params(str(folder), params)
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    RuntimeError('RESOURCE_EXHAUSTED: out of memory'),
+    ValueError('UNAVAILABLE: Error reading "state/d/0"'),
+    TimeoutError('timed out'),
+    OSError(24, 'Too many open files'),
+    PermissionError(13, 'Permission denied'),
+    MemoryError(),
+  ],
+  ids=lambda error: type(error).__name__,
+)
+def test_what_says_nothing_about_the_file_is_not_damage(
+  folder, monkeypatch, error
+):
+  def fail(*args, **kwargs):
+    raise error
+
+  monkeypatch.setattr(store.tree, 'checksums', fail)
+  saver = open_at(folder)
+  with pytest.raises(type(error)):
+    saver.restore(make_state(0))
+  assert sorted(os.listdir(folder)) == ['10', '20']
+
+
+def test_params_and_host_of_a_workdir_stage_or_step(folder, tmp_path):
+  workdir = tmp_path / 'run'
+  stage = workdir / 'checkpoints' / 'sft'
+  shutil.copytree(folder, stage)
+  # Of an earlier stage, however large its number.
+  shutil.copytree(folder / '10', workdir / 'checkpoints' / 'a' / '900')
+  like = make_state(0).params
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    for path, step in ((workdir, 20), (stage, 20), (stage / '10', 10)):
+      params = store.restore_params(str(path), abstract(like))
+      assert_same_bits(params, make_state(step).params)
+      assert store.read_host(str(path)) == make_host(step)
+
+
+def test_the_average_of_the_weights_is_restored_by_itself(tmp_path):
+  state = make_state(1)
+  average = jax.tree.map(lambda x: x + 1, state.params)
+  saver = open_at(tmp_path)
+  saver.save(1, arrays.TrainState(**(vars(state) | {'average': average})), {})
+  saver.close()
+  like = abstract(state.params)
+  got = store.restore_params(str(tmp_path), like, average=True)
+  assert_same_bits(got, average)
+  assert_same_bits(store.restore_params(str(tmp_path), like), state.params)
+  del like['embed']
+  with pytest.raises(ValueError, match="at 'average/embed', expected nothing"):
+    store.restore_params(str(tmp_path), like, average=True)
+
+
+def test_a_run_without_an_average_has_none_to_restore(folder):
+  like = make_state(0).params
+  with pytest.raises(ValueError, match="got nothing at 'average/"):
+    store.restore_params(str(folder), like, average=True)
+
+
+@pytest.mark.parametrize(
+  'read',
+  [
+    lambda path: store.restore_params(path, {}),
+    store.read_host,
+  ],
+  ids=['params', 'host'],
+)
+def test_a_path_without_a_checkpoint_is_one_clear_error(tmp_path, read):
+  for path in (tmp_path, tmp_path / 'absent'):
+    with pytest.raises(ValueError, match='no saved step was found'):
+      read(str(path))
+
+
+def test_host_must_be_json(tmp_path):
+  with pytest.raises(TypeError, match='not JSON serializable'):
+    open_at(tmp_path).save(1, {'x': jnp.zeros(1)}, {'x': np.zeros(1)})
+
+
+KILLED = """
+import os, signal, sys
+import jax.numpy as jnp
+from posttrain import checkpoint, schema
+saver = checkpoint.Checkpointer(sys.argv[1], schema.Checkpoint())
+saver.save(1, {'x': jnp.ones(2_000_000)}, {'step': 1})
+saver.wait()
+saver.save(2, {'x': jnp.full(2_000_000, 2.0)}, {'step': 2})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_survives_a_kill_during_a_save(tmp_path):
+  done = subprocess.run([sys.executable, '-c', KILLED, str(tmp_path)])
+  assert done.returncode == -signal.SIGKILL
+  state, host = open_at(tmp_path).restore({'x': jnp.zeros(2_000_000)})
+  assert host['step'] in (1, 2)  # 2 if the writer won the race
+  np.testing.assert_array_equal(state['x'], float(host['step']))
+
+
+RESHARDED = """
+import sys, warnings
+warnings.simplefilter('error')
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from posttrain import checkpoint, schema
+mesh = jax.make_mesh((4,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))
+x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
+split, whole = NamedSharding(mesh, P('x')), NamedSharding(mesh, P(None, 'x'))
+saver = checkpoint.Checkpointer(sys.argv[1], schema.Checkpoint())
+saver.save(1, {'x': jax.device_put(x, split)}, {})
+saver.wait()
+for to in (split, whole, jax.sharding.SingleDeviceSharding(jax.devices()[2])):
+  like = {'x': jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)}
+  state, _ = saver.restore(like)
+  assert state['x'].sharding == to
+  np.testing.assert_array_equal(state['x'], x)
+saver.close()
+"""
+
+
+def test_restores_into_another_sharding(tmp_path):
+  fixtures.run_on_devices(4, '-c', RESHARDED, str(tmp_path))

@@ -1,0 +1,670 @@
+"""From a HuggingFace directory through runs with LoRA, and back out."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from posttrain import evaluate, export, generate, main, schema, tree
+from posttrain.chat import pretrained
+from posttrain.chat import renderer as chat
+from posttrain.checkpoints import store, weights
+from posttrain.metrics import estimates, writers
+from posttrain.models import hf, hf_config, lora, peft, transformer
+from posttrain.stage import build, components, from_checkpoint, job
+from posttrain.util import preemption
+from tests import fixtures
+
+MODEL = dataclasses.replace(fixtures.MODEL, layers=2, qk_norm=True)
+LORA = schema.Lora(rank=3, alpha=6.0, targets='attention/[qo]/|mlp/up')
+IDS = '1,2,3,4'
+SUITE = ('What is 1 + 2?', 'Say hello, and nothing else.')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A model as its makers publish it: a base of random weights."""
+  path = tmp_path_factory.mktemp('published') / 'model'
+  params = transformer.init(jax.random.key(3), MODEL)
+  hf.save(params, MODEL, path, dtype='float32')
+  pretrained.write(fixtures.RENDERER, path)
+  return path
+
+
+def stage(init, **options):
+  entry = schema.EnvEntry(
+    env=schema.Arithmetic(train_tasks=50, eval_tasks=4),
+    **options.pop('entry', {}),
+  )
+  return schema.Stage(
+    init=init,
+    steps=3,
+    envs={'sums': entry},
+    batch=schema.Batch(
+      prompts_per_step=4, row_tokens=64, micro_batch_tokens=128
+    ),
+    optim=schema.Optim(lr=3e-2, schedule='constant', weight_decay=0.0),
+    eval=schema.Eval(prompts=4, samples=2, max_tokens=12, suite=SUITE),
+    rollout=schema.Rollout(slots=8, prefill_rows=4),
+    **options,
+  )
+
+
+def options(folder):
+  grpo = {
+    'algorithm': schema.Grpo(kl_beta=0.1, prune_zero_advantage=False),
+    'sampler': schema.Policy(max_tokens=12),
+    'group_size': 2,
+  }
+  return schema.Run(
+    model=hf_config.read(folder),
+    tokenizer=schema.Tokenizer(path=str(folder)),
+    compilation_cache=None,
+    metrics=schema.Metrics(progress=False),
+    checkpoint=schema.Checkpoint(every=2),
+    stages={
+      'sft': stage(str(folder), lora=LORA),
+      'grpo': stage('stage:sft', lora=LORA, entry=grpo),
+    },
+  )
+
+
+def rows(workdir):
+  return [
+    {k: v for k, v in row.items() if not k.startswith('time/')}
+    for row in writers.read(str(workdir / 'metrics.jsonl'))
+  ]
+
+
+@pytest.fixture(scope='module')
+def workdir(folder, tmp_path_factory):
+  path = tmp_path_factory.mktemp('run')
+  main.launch(options(folder), str(path), dry_run=False)
+  return path
+
+
+def ask(path, capsys, *argv):
+  argv = [f'--checkpoint={path}', '--json', '--max_tokens=6', *argv]
+  assert generate.main(argv) == 0, capsys.readouterr().err
+  return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def weights_at(path):
+  like = transformer.shapes(MODEL)
+  return weights.load(weights.find(str(path)), like)
+
+
+def close(a, b, atol=1e-6):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+def test_a_checkpoint_holds_the_adapter_alone(folder, workdir):
+  host = store.read_host(str(workdir / 'checkpoints/sft'))
+  assert host['start'] == str(folder.resolve())
+  adapter, made = weights.adapter(str(workdir / 'checkpoints/sft/3'))
+  assert made == LORA
+  assert {path.rsplit('/', 2)[0] for path in tree.flat(adapter)} == {
+    'layers/attention/q',
+    'layers/attention/o',
+    'layers/mlp/up',
+  }
+  size = sum(
+    file.stat().st_size
+    for file in (workdir / 'checkpoints/sft/3/state').rglob('*')
+  )
+  assert size < 4 * transformer.num_params(MODEL)  # moments included
+  expected = lora.merge(
+    lora.Base(hf.load(folder, MODEL), lora.scale(LORA)).attach(adapter)
+  )
+  close(weights_at(workdir / 'checkpoints/sft'), expected)
+
+
+def test_the_next_stage_begins_with_what_was_merged(workdir):
+  before, after = (
+    (workdir / f'rollouts/{name}.jsonl').read_text().splitlines()
+    for name in ('sft_eval_000003', 'grpo_eval_000000')
+  )
+  assert before == after and len(before) == 4
+  host = store.read_host(str(workdir))
+  assert (host['stage'], host['start']) == ('grpo', 'checkpoints/sft/3')
+  changed = jax.tree.map(
+    lambda a, b: float(jnp.abs(a - b).max()),
+    weights_at(workdir / 'checkpoints/grpo'),
+    weights_at(workdir / 'checkpoints/sft'),
+  )
+  adapted = tree.flat(changed)
+  assert adapted['layers/attention/q/kernel'] > 1e-4
+  assert adapted['layers/attention/v/kernel'] == 0 == adapted['embed/table']
+
+
+def test_sampler_and_trainer_agree_and_the_reference_is_the_start(workdir):
+  steps = [row for row in rows(workdir) if 'mismatch/abs_mean' in row]
+  assert len(steps) == 3
+  assert all(row['mismatch/abs_mean'] < 1e-5 for row in steps)
+  first, *others = [abs(row['ref_kl/kl']) for row in steps]
+  assert first < 1e-7 < min(others)
+
+
+def test_the_reference_is_the_base_itself(folder, tmp_path):
+  cfg = options(folder)
+  cfg = dataclasses.replace(
+    cfg,
+    stages={'grpo': dataclasses.replace(cfg.stages['grpo'], init=str(folder))},
+  )
+  (tmp_path / 'rollouts').mkdir()
+  made = build.make(cfg, 'grpo', str(tmp_path), 0, preemption.Signal())
+  held = made.references.model('init').params
+  for a, b in zip(
+    jax.tree.leaves(held), jax.tree.leaves(made.base.params), strict=True
+  ):
+    assert a is b
+  whole = made.policy(made.state.params)
+  assert whole['embed']['table'] is made.base.params['embed']['table']
+  made.close()
+
+
+def test_the_suite_is_written_at_every_evaluation(workdir):
+  for stage in ('sft', 'grpo'):
+    for step in (0, 3):
+      said = writers.read(
+        str(workdir / f'rollouts/{stage}_suite_{step:06d}.jsonl')
+      )
+      assert [x.pop('prompt') for x in said] == list(SUITE)
+      assert all(x.keys() == {'text', 'stop_reason', 'tokens'} for x in said)
+      assert {x['stop_reason'] for x in said} <= {'eos', 'max_tokens'}
+      assert all(1 <= x['tokens'] <= 12 for x in said)
+  report = (workdir / 'report.html').read_text()
+  assert '<th>start</th><th>after sft</th><th>after grpo</th>' in report
+
+
+def evaluated(capsys, *argv):
+  """(readable lines, the JSON object behind them)."""
+  assert evaluate.main(argv) == 0
+  *lines, values = capsys.readouterr().out.splitlines()
+  return lines, json.loads(values)
+
+
+def test_evaluation_alone_repeats_that_of_the_run(workdir, tmp_path, capsys):
+  last = rows(workdir)[-1]
+  lines, values = evaluated(
+    capsys,
+    f'--checkpoint={workdir}',
+    f'--answers={tmp_path / "answers.jsonl"}',
+  )
+  suite = values.pop('suite')
+  assert values == {k: v for k, v in last.items() if k.startswith('eval/')}
+  table = lines[: lines.index('')]
+  assert len(table) == 1 + len(
+    [key for key in values if not estimates.is_bound(key, values)]
+  )
+  assert any(line.startswith('pass_rate ') and ']' in line for line in table)
+  answers = (workdir / 'rollouts/grpo_eval_000003.jsonl').read_text()
+  assert (tmp_path / 'answers.jsonl').read_text() == answers
+  saved = str(workdir / 'rollouts/grpo_suite_000003.jsonl')
+  assert suite == writers.read(saved)
+  assert [f'> {prompt}' for prompt in SUITE] == [
+    line for line in lines if line[:2] == '> '
+  ]
+
+
+def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
+  """The base that the run began with is what it was before the first step."""
+  lines, values = evaluated(
+    capsys, f'--checkpoint={workdir}', f'--against={folder}'
+  )
+  first = next(row for row in rows(workdir) if row['stage'] == 'sft')
+  last = rows(workdir)[-1]
+  for prefix, row in (('eval', last), ('against', first)):
+    assert values[f'{prefix}/length/sums'] == pytest.approx(
+      row['eval/length/sums']
+    )
+    assert values[f'{prefix}/pass_rate/sums'] == row['eval/pass_rate/sums']
+  for name in ('pass_rate', 'sampled_pass_rate'):
+    more = values[f'eval/{name}/sums'] - values[f'against/{name}/sums']
+    assert values[f'difference/{name}/sums'] == pytest.approx(more)
+    low, high = (
+      values[f'difference/{name}{side}/sums'] for side in estimates.BOUNDS
+    )
+    assert low <= more <= high
+  saved = str(workdir / 'rollouts/sft_suite_000000.jsonl')
+  assert values['against/suite'] == writers.read(saved)
+  assert lines[0].split()[-8:] == [
+    'against',
+    '95',
+    '%',
+    'interval',
+    'difference',
+    '95',
+    '%',
+    'interval',
+  ]
+  assert sum('checkpoint (' in x and '| against (' in x for x in lines) == 2
+
+
+def test_against_another_model(workdir, tmp_path, capsys):
+  other = dataclasses.replace(MODEL, layers=1)
+  hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')
+  pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
+  for path, says in (
+    (tmp_path / 'hf', 'its layers is 1'),
+    ('/nowhere', 'where no saved step was'),
+  ):
+    argv = [f'--checkpoint={workdir}', f'--against={path}']
+    assert evaluate.main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line and line.startswith(
+      'error: --against must name a policy of the same model and tokens: got'
+    )
+
+
+def test_a_run_of_an_older_program_may_be_asked_what_is_new(
+  workdir, monkeypatch
+):
+  read = store.read_host
+
+  def older(folder):
+    host = read(folder)
+    for name in ('ks', 'suite'):
+      del host['config']['grpo']['eval'][name]
+    return host
+
+  monkeypatch.setattr(store, 'read_host', older)
+  run, name = from_checkpoint.stage_of(
+    weights.find(str(workdir)),
+    overrides=[('grpo.eval.suite', '("One?", "Two?")')],
+  )
+  assert name == 'grpo' and run.stages[name].eval == schema.Eval(
+    prompts=4, samples=2, max_tokens=12, suite=('One?', 'Two?')
+  )
+
+
+@pytest.mark.parametrize(
+  ('argv', 'says'),
+  [
+    ([], '--checkpoint=PATH must be given'),
+    (['--checkpoint=/nowhere'], "got '/nowhere', where no saved step was"),
+    (['--chekpoint=x'], "got '--chekpoint=x'"),
+    (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
+  ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, says):
+  assert evaluate.main(argv) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ') and says in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('axis', ['fsdp', 'tensor'])
+def test_two_devices_do_the_same(folder, workdir, tmp_path, axis):
+  """A LoRA, one on top of it, and what `evaluate` makes of that."""
+  script = (
+    'import dataclasses, sys\n'
+    'from posttrain import evaluate, main, schema\n'
+    'from tests import test_weights as t\n'
+    'folder, workdir, axis = sys.argv[1:]\n'
+    "mesh = schema.Mesh(**{'data': 1, axis: 2})\n"
+    'run = dataclasses.replace(t.options(folder), mesh=mesh)\n'
+    'main.launch(run, workdir, dry_run=False)\n'
+    "sys.exit(evaluate.main([f'--checkpoint={workdir}']))\n"
+  )
+  fixtures.run_on_devices(2, '-c', script, str(folder), str(tmp_path), axis)
+  pairs = list(zip(rows(tmp_path), rows(workdir), strict=True))
+  losses = [
+    (mine['loss/total'], alone['loss/total'])
+    for mine, alone in pairs
+    if alone['stage'] == 'sft' and alone['step']
+  ]
+  np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
+  sft = 'checkpoints/sft'
+  close(weights_at(tmp_path / sft), weights_at(workdir / sft), atol=1e-4)
+  # What is sampled may differ by a rounding; not so who says how likely it is.
+  sampled = [mine for mine, _ in pairs if 'mismatch/abs_mean' in mine]
+  assert len(sampled) == 3
+  assert all(row['mismatch/abs_mean'] < 1e-5 for row in sampled)
+
+
+@pytest.mark.slow
+def test_resumed_as_if_never_cut(folder, workdir, tmp_path, monkeypatch):
+  log = job.Job.log
+  stopper, signal = [], preemption.Signal
+
+  def stop(self, step, *args):
+    if (self.name, step) == ('grpo', 2):
+      stopper[0].requested = True
+    return log(self, step, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(job.Job, 'log', stop)
+    patch.setattr(
+      preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
+    )
+    with pytest.raises(preemption.Preempted, match='stage grpo, step 2'):
+      main.launch(options(folder), str(tmp_path), dry_run=False)
+  main.launch(options(folder), str(tmp_path), dry_run=False)
+  assert rows(tmp_path) == rows(workdir)
+  jax.tree.map(
+    np.testing.assert_array_equal, weights_at(tmp_path), weights_at(workdir)
+  )
+
+
+def test_directories_answer_as_the_checkpoint_does(
+  folder, workdir, tmp_path, capsys
+):
+  """Merged, and as an adapter of what it began with."""
+  step = workdir / 'checkpoints/sft'
+  expected = ask(step, capsys, '--prompt=What is 1 + 2?')
+  for name, flags in (('hf', []), ('peft', ['--format=peft'])):
+    argv = [f'--checkpoint={step}', f'--folder={tmp_path / name}', *flags]
+    assert export.main(argv) == 0
+    said = ask(tmp_path / name, capsys, '--prompt=What is 1 + 2?')
+    assert said['ids'] == expected['ids']
+    np.testing.assert_allclose(
+      said['logprobs'], expected['logprobs'], atol=1e-5
+    )
+    close(weights_at(tmp_path / name), weights_at(step))
+  theirs = ask(folder, capsys, f'--prompt_ids={IDS}')
+  assert theirs['logprobs'] != ask(step, capsys, f'--prompt_ids={IDS}')
+  assert export.main(argv) == 2
+  assert 'must be empty' in capsys.readouterr().err
+  # An adapter of PEFT's is merged alike.
+  argv = [f'--checkpoint={tmp_path / "peft"}', f'--folder={tmp_path / "again"}']
+  assert export.main(argv) == 0
+  close(weights_at(tmp_path / 'again'), weights_at(step))
+
+
+def test_an_adapter_of_another_start_needs_its_base(workdir, tmp_path, capsys):
+  argv = [
+    f'--checkpoint={workdir}',
+    f'--folder={tmp_path / "adapter"}',
+    '--format=peft',
+  ]
+  assert export.main(argv) == 2
+  assert '--like must name the base' in capsys.readouterr().err
+  base = tmp_path / 'base'
+  assert (
+    export.main(
+      [f'--checkpoint={workdir / "checkpoints/sft"}', f'--folder={base}']
+    )
+    == 0
+  )
+  assert export.main([*argv, f'--like={base}']) == 0
+  close(weights_at(tmp_path / 'adapter'), weights_at(workdir))
+
+
+def test_weights_that_changed_meanwhile_are_not_corrected(
+  folder, workdir, tmp_path, capsys
+):
+  """A step of a LoRA run says what it corrects; its base is overwritten."""
+  base, run = tmp_path / 'base', tmp_path / 'run'
+  step = run / 'checkpoints/sft/3'
+  shutil.copytree(folder, base)
+  shutil.copytree(workdir / 'checkpoints/sft/3', step)
+  host = store.read_host(str(step))
+  monkey = store.read_host
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      store, 'read_host', lambda path: {**monkey(path), 'start': base}
+    )
+    close(weights_at(step), weights_at(workdir / 'checkpoints/sft'))
+    shutil.rmtree(base)
+    params = hf.load(folder, MODEL)
+    params['layers']['mlp']['up']['kernel'] *= 1.01
+    hf.save(params, MODEL, base, dtype='float32')
+    with pytest.raises(ValueError, match='mlp/up/kernel has changed since it'):
+      weights_at(step)
+    shutil.rmtree(base)
+    with pytest.raises(ValueError, match='began with .*base, where that must'):
+      weights.check(str(step), MODEL, weights.renderer(str(folder)))
+  assert host['base']['sums'].keys() == tree.flat(params).keys()
+
+
+def test_an_adapter_is_not_published_for_another_base(
+  workdir, folder, tmp_path, capsys
+):
+  other = tmp_path / 'other'
+  params = transformer.init(jax.random.key(9), MODEL)
+  hf.save(params, MODEL, other, dtype='float32')
+  argv = [
+    f'--checkpoint={workdir / "checkpoints/sft"}',
+    '--format=peft',
+    f'--folder={tmp_path / "out"}',
+  ]
+  for like, says in ((other, 'differs by'), ('Qwen/Qwen3', 'must name a Hug')):
+    assert export.main([*argv, f'--like={like}']) == 2
+    assert says in capsys.readouterr().err
+  assert not (tmp_path / 'out').exists()
+  assert export.main([*argv, f'--like={folder}']) == 0
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'says'),
+  [
+    ('model.safetensors', 'version https://git-lfs', 'must be a whole safeten'),
+    ('model.safetensors.index.json', '{}', "be JSON with a 'weight_map'"),
+    (
+      'config.json',
+      '{"model_type": "qwen3", "num_hidden_layers": "2"}',
+      r'config.json',
+    ),
+    ('tokenizer_config.json', '{"eos_token": 3}', 'eos_token must be a text'),
+    ('generation_config.json', '{"eos_token_id": -1}', 'eos_token_id must'),
+  ],
+)
+def test_a_broken_file_is_one_line(
+  folder, tmp_path, capsys, name, content, says
+):
+  path = shutil.copytree(folder, tmp_path / 'copy')
+  (path / name).write_text(content)
+  assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert name in line and says in line
+
+
+def test_ids_are_answered_whatever_the_tokenizer(folder, tmp_path, capsys):
+  path = shutil.copytree(folder, tmp_path / 'copy')
+  expected = ask(path, capsys, f'--prompt_ids={IDS}')
+  (path / 'tokenizer.json').write_text('{}')
+  said = ask(path, capsys, f'--prompt_ids={IDS}')
+  assert (said['ids'], said['logprobs']) == (
+    expected['ids'],
+    expected['logprobs'],
+  )
+  assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
+
+
+def test_a_directory_without_a_tokenizer_takes_ids(folder, tmp_path, capsys):
+  bare = shutil.copytree(folder, tmp_path / 'bare')
+  for file in ('tokenizer.json', 'tokenizer_config.json'):
+    (bare / file).unlink()
+  said = ask(bare, capsys, f'--prompt_ids={IDS}')
+  with_names = ask(folder, capsys, f'--prompt_ids={IDS}')
+  assert said['ids'] == with_names['ids']
+  assert said['text'] == ','.join(map(str, said['ids']))
+  assert generate.main([f'--checkpoint={bare}', '--prompt=hi']) == 2
+  assert '--prompt_ids must be given' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('change', 'says'),
+  [
+    (
+      {'model': dataclasses.replace(MODEL, rope_theta=5e5)},
+      'config.sft.init must name weights of this model: .* its rope_theta is '
+      r'10000.0, and config.model.rope_theta is 500000.0; --config.model=',
+    ),
+    ({'tokenizer': schema.Tokenizer()}, None),
+    ({'tokenizer': 'other'}, 'config.tokenizer.path must name the tokenizer o'),
+  ],
+)
+def test_what_does_not_fit_is_refused_before_the_run(
+  folder, tmp_path, change, says
+):
+  if change.get('tokenizer') == 'other':
+    other = tmp_path / 'other'
+    other.mkdir()
+    content = json.loads((folder / 'tokenizer.json').read_text())
+    content['added_tokens'][0]['content'] = '<|padding|>'
+    (other / 'tokenizer.json').write_text(json.dumps(content))
+    change = {
+      'tokenizer': schema.Tokenizer(
+        path=str(other / 'tokenizer.json'), eos='<|end|>'
+      )
+    }
+  cfg = dataclasses.replace(options(folder), **change)
+  if says is None:  # the same tokens under another name
+    components.preflight(cfg)
+    return
+  with pytest.raises(ValueError, match=says):
+    components.preflight(cfg)
+
+
+def test_lora_wants_something_to_correct(folder):
+  from posttrain.config import checks
+
+  cfg = options(folder)
+  bad = dataclasses.replace(cfg.stages['sft'], init='random')
+  with pytest.raises(ValueError, match=r'sft.lora.rank must be 0 where init'):
+    checks.check(dataclasses.replace(cfg, stages={'sft': bad}))
+  bad = dataclasses.replace(cfg.stages['sft'], lora=schema.Lora(alpha=1.0))
+  with pytest.raises(ValueError, match='sft.lora.alpha .*rank is 0'):
+    checks.check(dataclasses.replace(cfg, stages={'sft': bad}))
+
+
+def test_transformers_reads_bytes_and_the_built_in_template(folder):
+  transformers = pytest.importorskip('transformers')
+  theirs = transformers.AutoTokenizer.from_pretrained(folder)
+  messages = [
+    {'role': 'system', 'content': 'Brief!\n'},
+    {'role': 'user', 'content': 'Is é or € longer? \0'},
+    {'role': 'assistant', 'content': ' no '},
+    {'role': 'user', 'content': '😀'},
+  ]
+  for prompt in (False, True):
+    options = {'add_generation_prompt': prompt}
+    expected = fixtures.RENDERER.render(messages, **options).ids.tolist()
+    assert expected == theirs.apply_chat_template(
+      messages, return_dict=False, **options
+    )
+  assert theirs.eos_token_id == fixtures.RENDERER.tokenizer.eos_id
+
+
+# --- against the PEFT library -------------------------------------------------
+
+
+def tensors(path):
+  return safetensors.numpy.load_file(path / peft.WEIGHTS)
+
+
+@pytest.fixture(scope='module')
+def published(folder, workdir, tmp_path_factory):
+  path = tmp_path_factory.mktemp('adapter') / 'ours'
+  assert (
+    export.main(
+      [
+        f'--checkpoint={workdir / "checkpoints/sft"}',
+        f'--folder={path}',
+        '--format=peft',
+      ]
+    )
+    == 0
+  )
+  return path
+
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')  # between those two
+@pytest.mark.parametrize('rslora', [False, True])
+def test_peft_loads_ours_and_we_load_theirs(
+  folder, published, tmp_path, rslora
+):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  theirs = pytest.importorskip('peft')
+  ours = shutil.copytree(published, tmp_path / 'ours')
+  about = json.loads((ours / peft.CONFIG).read_text())
+  (ours / peft.CONFIG).write_text(json.dumps({**about, 'use_rslora': rslora}))
+
+  def fresh():
+    return transformers.AutoModelForCausalLM.from_pretrained(
+      folder, dtype=torch.float32
+    )
+
+  made = theirs.get_peft_model(
+    fresh(),
+    theirs.LoraConfig(
+      r=LORA.rank,
+      lora_alpha=LORA.alpha,
+      use_rslora=rslora,
+      target_modules=['q_proj', 'o_proj', 'up_proj'],
+      task_type='CAUSAL_LM',
+    ),
+  )
+  for name, x in made.named_parameters():
+    if 'lora_B' in name:
+      torch.nn.init.normal_(x, std=0.1)
+  made.save_pretrained(tmp_path / 'theirs')
+  shapes = [
+    {name: (x.shape, x.dtype) for name, x in tensors(path).items()}
+    for path in (ours, tmp_path / 'theirs')
+  ]
+  assert shapes[0] == shapes[1]
+  ids = np.arange(24).reshape(1, 24) * 5 % 250
+  for path in (ours, tmp_path / 'theirs'):
+    model = theirs.PeftModel.from_pretrained(fresh(), path).eval()
+    with torch.no_grad():
+      expected = model(torch.tensor(ids)).logits.numpy()
+    hidden, _ = transformer.trunk(
+      weights_at(path),
+      MODEL,
+      ids.astype(np.int32),
+      np.arange(24, dtype=np.int32)[None],
+      np.ones((1, 24), np.int32),
+    )
+    weight, _ = transformer.head(weights_at(path), MODEL)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(hidden @ weight, expected, atol=2e-4 * scale)
+
+
+@pytest.mark.parametrize(
+  ('change', 'says'),
+  [
+    ({'use_dora': True}, 'use_dora must not be True'),
+    ({'rank_pattern': {'q_proj': 8}}, 'rank_pattern must not be'),
+    ({'init_lora_weights': 'pissa'}, "init_lora_weights must not be 'pissa'"),
+    ({'layer_replication': [[0, 2]]}, 'layer_replication must not be'),
+    ({'of_the_future': 3}, 'of_the_future must not be 3'),
+    ({'peft_type': 'IA3'}, "with peft_type 'LORA'"),
+    ({'r': 0}, 'r must be a number > 0: got 0'),
+    ({'lora_alpha': 'x'}, "lora_alpha must be a number > 0: got 'x'"),
+    ({'r': 4}, r'must have shape \(4, 32\), by config.json: got \(3, 32\)'),
+    ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
+  ],
+)
+def test_adapters_that_are_not_plain_are_refused(
+  published, tmp_path, change, says
+):
+  path = shutil.copytree(published, tmp_path / 'copy')
+  about = json.loads((path / peft.CONFIG).read_text())
+  (path / peft.CONFIG).write_text(json.dumps(about | change))
+  with pytest.raises(ValueError, match=says):
+    weights_at(path)
+
+
+def test_an_exported_directory_speaks_as_the_run_did(folder, workdir, tmp_path):
+  out = tmp_path / 'out'
+  assert export.main([f'--checkpoint={workdir}', f'--folder={out}']) == 0
+  made = chat.load(schema.Tokenizer(path=str(out)))
+  messages = [{'role': 'user', 'content': 'What is <|end|> 1?'}]
+  np.testing.assert_array_equal(
+    made.render(messages, add_generation_prompt=True).ids,
+    fixtures.RENDERER.render(messages, add_generation_prompt=True).ids,
+  )
+  assert made.stop_ids == fixtures.RENDERER.stop_ids
+  assert {p.name for p in pathlib.Path(out).iterdir()} == {
+    p.name for p in pathlib.Path(folder).iterdir()
+  }

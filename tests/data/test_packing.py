@@ -1,0 +1,333 @@
+"""Packing: nothing lost, nothing changed, nothing across a row's edge."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain import types
+from posttrain.data import packing
+
+ENVS = ('sums', 'chats')
+
+
+def make(length, *, env='sums', row='r', start=1, **fields):
+  """Makes a sample whose tokens from `start` on are rl members."""
+  live = np.arange(length) >= start
+  return types.Sample(
+    **{
+      'env': env,
+      'row': row,
+      'ids': np.arange(length, dtype=np.int32) + 7,
+      'mask': live,
+      'roles': np.full(length, 2, np.int8),
+      'is_content': live,
+      'sampler_logprobs': np.where(live, np.float32(-0.5), np.float32(0)),
+      'temperatures': np.ones(length, np.float32),
+      'versions': np.where(live, 3, -1).astype(np.int32),
+      'advantages': np.where(live, np.float32(2), np.float32(0)),
+      'rl_weights': live.astype(np.float32),
+      'ce_weights': np.zeros(length, np.float32),
+      'ref_kl_weights': np.zeros(length, np.float32),
+      'ref_logprobs': np.zeros(length, np.float32),
+      **fields,
+    }
+  )
+
+
+def pack(samples, *, row_tokens=8, rows=1, micro_batches=8, **options):
+  return packing.pack(
+    samples,
+    row_tokens=row_tokens,
+    rows=rows,
+    micro_batches=micro_batches,
+    envs=ENVS,
+    **options,
+  )
+
+
+def f32(*values):
+  return np.array(values, np.float32)
+
+
+def lengths(batch):
+  """Returns the lengths of each used row's segments."""
+  return [
+    np.bincount(row)[1:].tolist()
+    for row in batch.segment_ids.reshape(-1, batch.ids.shape[-1])
+    if row.any()
+  ]
+
+
+@pytest.mark.parametrize(
+  'given_lengths, room, expected',
+  [
+    ([6, 6, 5, 5, 4, 4], 12, [[6, 6], [5, 5], [4, 4]]),
+    ([7, 5, 3, 2, 2, 2], 8, [[7], [5, 3], [2, 2, 2]]),
+    ([4, 4, 5, 5, 6, 6], 12, [[6, 6], [5, 5], [4, 4]]),
+    ([100, 90, 80, 70], 100, [[100], [90], [80], [70]]),
+    ([4] * 5, 8, [[4, 4], [4, 4], [4]]),
+  ],
+)
+def test_first_fit_decreasing(given_lengths, room, expected):
+  batch, left = pack([make(n) for n in given_lengths], row_tokens=room)
+  assert lengths(batch) == expected and not left
+
+
+def test_lengths_with_a_single_token_need_a_member_elsewhere():
+  """[7, 5, 3, 2, 2, 1] in rows of 8; the 1 trains nothing and is dropped."""
+  batch, left = pack([make(n) for n in (7, 5, 3, 2, 2, 1)])
+  assert lengths(batch) == [[7], [5, 3], [2, 2]] and not left
+  bins, _ = packing.first_fit([7, 5, 3, 2, 2, 1], 8, 9)
+  assert bins == [[0, 5], [1, 2], [3, 4]]
+
+
+def test_ties_keep_their_order_of_arrival():
+  samples = [make(4, row=str(i), ids=np.full(4, i, np.int32)) for i in range(4)]
+  batch, _ = pack(samples)
+  assert batch.ids[:2, 0, ::4].tolist() == [[0, 1], [2, 3]]
+
+
+def test_positions_segments_and_pads():
+  batch, _ = pack([make(4), make(2, env='chats')], row_tokens=8)
+  (row,) = batch.positions[0]
+  assert row.tolist() == [0, 1, 2, 3, 0, 1, 0, 0]
+  assert batch.segment_ids[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 0, 0]
+  assert batch.env_ids[0, 0].tolist() == [0, 0, 0, 0, 1, 1, -1, -1]
+  pad = batch.segment_ids == 0
+  assert (batch.temperatures[pad] == 1).all()
+  assert (batch.versions[pad] == -1).all()
+  assert (batch.env_ids[pad] == -1).all()
+  assert not batch.mask[pad].any()
+  for field in (
+    'ids',
+    'sampler_logprobs',
+    'advantages',
+    'rl_weights',
+    'ce_weights',
+    'ref_kl_weights',
+    'ref_logprobs',
+    'positions',
+  ):
+    assert not getattr(batch, field)[pad].any()
+
+
+def test_the_pad_id_fills_ids_and_nothing_else():
+  zeros, _ = pack([make(4)], micro_batches=2)
+  batch, _ = pack([make(4)], micro_batches=2, pad_id=256)
+  pad = batch.segment_ids == 0
+  assert pad.sum() == 12 and (batch.ids[pad] == 256).all()
+  for field in dataclasses.fields(types.Batch):
+    a, b = getattr(batch, field.name), getattr(zeros, field.name)
+    if field.name == 'ids':
+      a, b = a[~pad], b[~pad]
+    np.testing.assert_array_equal(a, b, err_msg=field.name)
+
+
+def test_shapes_and_dtypes_are_fixed():
+  few, _ = pack([make(3)], rows=2, micro_batches=3)
+  many, _ = pack([make(8)] * 6, rows=2, micro_batches=3)
+  for field in dataclasses.fields(types.Batch):
+    a, b = getattr(few, field.name), getattr(many, field.name)
+    assert isinstance(a, np.ndarray)
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+  for field, dtype in types.TOKEN_FIELDS.items():
+    assert getattr(few, field).shape == (3, 2, 8)
+    assert getattr(few, field).dtype == dtype
+  assert few.rl_count.dtype == np.float32 and few.live.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+  'count, live', [(0, 0), (1, 1), (2, 1), (3, 2), (6, 3)]
+)
+def test_live_micro_batches_come_first(count, live):
+  batch, _ = pack([make(8)] * count, rows=2, micro_batches=3)
+  assert batch.live == live
+  used = batch.segment_ids.any(axis=(1, 2))
+  assert used.tolist() == [True] * live + [False] * (3 - live)
+
+
+def test_leftovers_come_back_in_order_and_are_not_counted():
+  samples = [make(n, row=str(i)) for i, n in enumerate((3, 8, 2, 7, 8))]
+  batch, left = pack(samples, rows=2, micro_batches=1)
+  assert [sample.row for sample in left] == ['0', '2', '3']
+  assert batch.rl_count == 14
+  # A short one still slips into a gap.
+  batch, left = pack([make(6), make(7), make(2)], rows=1, micro_batches=2)
+  assert lengths(batch) == [[7], [6, 2]] and not left
+
+
+def test_mixed_streams():
+  """The golden case of mixed components, ours always materialized."""
+  a = make(6, start=6, ce_weights=f32(0, 0, 0, 1, 1, 1))
+  b = make(4, start=1)
+  batch, _ = pack([b, a], row_tokens=10)
+  assert batch.rl_weights[0, 0].tolist() == [0] * 7 + [1] * 3
+  assert batch.ce_weights[0, 0].tolist() == [0, 0, 0, 1, 1, 1] + [0] * 4
+  assert (batch.rl_count, batch.ce_count, batch.ref_kl_count) == (3, 3, 0)
+
+
+def test_counts_are_of_members_not_sums_of_weights():
+  batch, _ = pack(
+    [
+      make(
+        4,
+        rl_weights=f32(0, 0.5, -2, 0),
+        ce_weights=f32(0, 0, 0, 0.25),
+        ref_kl_weights=f32(0, 0.1, 0.1, 0.1),
+        ref_logprobs=f32(0, -1, -2, -3),
+      )
+    ]
+  )
+  assert (batch.rl_count, batch.ce_count, batch.ref_kl_count) == (2, 1, 3)
+
+
+def test_sequences_are_samples_with_an_rl_member():
+  quiet = make(3, rl_weights=f32(0, 0, 0), ce_weights=f32(0, 1, 1))
+  unmasked = make(3, start=3, rl_weights=f32(0, 1, 1), ce_weights=f32(0, 1, 0))
+  batch, left = pack(
+    [make(4), quiet, make(2), unmasked, make(8)], micro_batches=2
+  )
+  assert batch.rl_sequences == 2 and batch.rl_sequences.dtype == np.float32
+  assert left and batch.rl_count == 10
+
+
+def test_rl_weights_count_only_on_the_mask():
+  sample = make(
+    4, start=2, rl_weights=f32(1, 1, 1, 1), ce_weights=f32(0, 1, 0, 0)
+  )
+  batch, _ = pack([sample])
+  assert batch.rl_weights[0, 0, :4].tolist() == [0, 0, 1, 1]
+  assert batch.rl_count == 2
+  assert batch.ce_count == 1  # ce does not look at the mask
+
+
+def test_temperatures_are_laid_token_by_token():
+  batch, _ = pack(
+    [
+      make(3, temperatures=np.full(3, 0.7, np.float32)),
+      make(2, temperatures=np.full(2, 1.1, np.float32)),
+    ]
+  )
+  np.testing.assert_array_equal(
+    batch.temperatures[0, 0], f32(0.7, 0.7, 0.7, 1.1, 1.1, 1, 1, 1)
+  )
+
+
+def test_samples_without_members_are_dropped():
+  idle = make(4, start=4)
+  batch, left = pack([idle, make(3), idle])
+  assert lengths(batch) == [[3]] and not left
+  batch, left = pack([idle])
+  assert batch.live == 0 and batch.rl_count == 0 and not left
+
+
+def test_absent_streams_that_nobody_reads_are_zero():
+  sample = make(
+    4,
+    start=4,
+    ce_weights=f32(0, 1, 1, 1),
+    advantages=None,
+    ref_logprobs=None,
+  )
+  batch, _ = pack([sample])
+  assert not batch.advantages.any() and not batch.ref_logprobs.any()
+  assert batch.ce_count == 3
+
+
+@st.composite
+def batches(draw):
+  """Random samples with random streams, and a random shape."""
+  room = draw(st.integers(2, 16))
+  rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+  samples = []
+  for index in range(draw(st.integers(0, 14))):
+    length = int(rng.integers(1, room + 1))
+    weights = {
+      f'{name}_weights': np.where(
+        (np.arange(length) > 0) & (rng.random(length) < 0.4),
+        rng.normal(size=length),
+        0,
+      ).astype(np.float32)
+      for name in types.COMPONENTS
+    }
+    floats = {
+      name: rng.normal(size=length).astype(np.float32)
+      for name in ('advantages', 'ref_logprobs', 'sampler_logprobs')
+    }
+    samples.append(
+      make(
+        length,
+        env=ENVS[index % 2],
+        row=str(index),
+        ids=rng.integers(0, 2**30, length, np.int32),
+        mask=rng.random(length) < 0.7,
+        temperatures=np.where(
+          weights['ce_weights'] == 0, rng.uniform(0.5, 2, length), 1
+        ).astype(np.float32),
+        versions=rng.integers(0, 9, length, np.int32),
+        **weights,
+        **floats,
+      )
+    )
+  return samples, dict(
+    row_tokens=room,
+    rows=draw(st.integers(1, 3)),
+    micro_batches=draw(st.integers(1, 5)),
+  )
+
+
+def unpack(batch):
+  """Yields every segment as {field: array}, checking that it is contiguous."""
+  shape = (-1, batch.ids.shape[-1])
+  for row, segments in enumerate(batch.segment_ids.reshape(shape)):
+    for segment in range(1, segments.max() + 1):
+      (at,) = np.nonzero(segments == segment)
+      assert (np.diff(at) == 1).all()
+      yield {
+        field: getattr(batch, field).reshape(shape)[row, at]
+        for field in (*types.TOKEN_FIELDS, 'positions', 'env_ids')
+      }
+
+
+@given(batches())
+@settings(max_examples=80, deadline=None)
+def test_every_sample_once_whole_and_unchanged(case):
+  samples, shape = case
+  batch, left = pack(samples, **shape)
+  expected = {}
+  for sample in samples:
+    masked = np.where(sample.mask, sample.rl_weights, 0)
+    if masked.any() or sample.ce_weights.any() or sample.ref_kl_weights.any():
+      expected[sample.ids.tobytes()] = (sample, masked)
+  found = list(unpack(batch))
+  rows = [sample.row for sample in left]
+  assert rows == sorted(rows, key=int)
+  keys = [segment['ids'].tobytes() for segment in found]
+  keys += [sample.ids.tobytes() for sample in left]
+  assert sorted(keys) == sorted(expected)
+  for segment in found:
+    sample, masked = expected[segment['ids'].tobytes()]
+    for field in types.TOKEN_FIELDS:
+      value = masked if field == 'rl_weights' else getattr(sample, field)
+      np.testing.assert_array_equal(segment[field], value, err_msg=field)
+    assert segment['positions'].tolist() == list(range(len(sample)))
+    assert set(segment['env_ids']) == {ENVS.index(sample.env)}
+  for component in types.COMPONENTS:
+    weights = [segment[f'{component}_weights'] for segment in found]
+    assert getattr(batch, f'{component}_count') == (
+      sum(np.count_nonzero(w) for w in weights)
+    )
+  assert batch.rl_sequences == sum(
+    bool(segment['rl_weights'].any()) for segment in found
+  )
+  used = sum(map(bool, lengths(batch)))
+  assert batch.live == -(-used // shape['rows'])
+  if left:  # nothing is handed back while a row is free or has room
+    assert used == shape['rows'] * shape['micro_batches']
+    shortest = min(len(sample) for sample in left)
+    assert all(
+      sum(row) + shortest > shape['row_tokens'] for row in lengths(batch)
+    )

@@ -1,0 +1,340 @@
+"""GRPO as a run: the recipe, sampler against trainer, resume, learning."""
+
+import dataclasses
+import json
+import shutil
+import types
+
+import pytest
+
+from experiments import kill_resume
+from posttrain import main, schema
+from posttrain.checkpoints import store
+from posttrain.config import checks
+from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.metrics import writers
+from posttrain.report import curves
+from posttrain.rollout.grading import rewards as rewarding
+from posttrain.stage import components, job
+from posttrain.util import preemption
+from tests import toys
+
+STEPS, SAVED = 80, 15  # SAVED: the first checkpoint's step
+
+
+class Ragged(toys.Letters):
+  """Fails now and then; long prompts leave room for 2 and 3 tokens of 4."""
+
+  prompts = ('yes', 'no', 'yes' + 24 * '!', 'no' + 24 * '!')
+
+  def grade(self, task, text):
+    if text.startswith(tuple('abcdefgh')):  # a few times a step, at first
+      raise RuntimeError('not this one')
+    return super().grade(task, text)
+
+
+def _run(
+  steps=STEPS,
+  every=SAVED,
+  slots=8,
+  max_errors=64,
+  answer=4,
+  kl_beta=1e-3,
+  reference='init',
+  rewards=None,
+  **options,
+):
+  entry = toys.entry(
+    group_size=16, max_tokens=4, kl_beta=kl_beta, reference=reference
+  )
+  entry = dataclasses.replace(entry, rewards=rewards or {})
+  stage = toys.stage(
+    envs={'toy': entry},
+    steps=steps,
+    rollout=schema.Rollout(slots=slots, prefill_rows=4, max_errors=max_errors),
+    optim=schema.Optim(lr=1e-2, schedule='constant', weight_decay=0.0),
+    eval=schema.Eval(every=20, prompts=4, samples=4, max_tokens=answer),
+  )
+  options = {'model': schema.PRESETS['tiny'], **options}
+  run = schema.Run(
+    compilation_cache=None,
+    stages={'grpo': stage},
+    metrics=schema.Metrics(progress=False),
+    checkpoint=schema.Checkpoint(every=every),
+    **options,
+  )
+  checks.check(run)
+  return run
+
+
+def _launch(workdir, run=None, env=Ragged):
+  with pytest.MonkeyPatch.context() as patch:
+    toys.install(patch, env)
+    main.launch(run or _run(), str(workdir), dry_run=False)
+
+
+def _stop_at(patch, last):
+  """Asks the next run to stop at a step."""
+  log, signal, stopper = job.Job.log, preemption.Signal, []
+
+  def stop(self, step, *args):
+    if step == last:
+      stopper[0].requested = True
+    return log(self, step, *args)
+
+  patch.setattr(job.Job, 'log', stop)
+  patch.setattr(
+    preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
+  )
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('grpo') / 'run'
+  _launch(workdir)
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def rows(finished):
+  return writers.read(str(finished / 'metrics.jsonl'))
+
+
+def test_what_was_sampled_is_what_is_trained(rows):
+  for row in rows[1:]:
+    assert row['mismatch/abs_mean'] <= 1e-5, row['step']
+    assert row['mismatch/max'] <= 1e-4
+    assert row['optim/empty'] == 0
+    # The leash is on every token that was sampled, pruned or not.
+    assert row['batch/ref_kl_tokens'] > 0
+  trained = [row for row in rows[1:] if row['batch/rl_tokens']]
+  assert len(trained) > 10 and trained[0]['step'] == 1
+  assert rows[-1]['batch/ref_kl_tokens'] > rows[-1]['batch/rl_tokens']
+
+
+def test_nothing_recompiles(rows):
+  lengths = {row['rollout/length/toy'] for row in rows[1:]}
+  assert len(lengths) > 3  # of tokens that were sampled, on average
+  assert any(0 < row['rollout/truncated/toy'] < 1 for row in rows[1:])
+  assert len({row['time/programs'] for row in rows[1:]}) == 1
+  assert all(row['compiles'] == 1 for row in rows[1:])
+
+
+def test_all_of_it_is_drawn(rows):
+  assert _panels(rows) == _panels_but('eval/kl/')
+
+
+def test_it_learns_what_is_asked(rows):
+  """Four prompts, two to be answered in one way and two in the other."""
+  rewards = [row['rollout/reward/toy'] for row in rows[1:]]
+  assert rewards[0] < 0.7 and rows[0]['eval/sampled_pass_rate/toy'] < 0.7
+  assert sum(rewards[-20:]) / 20 > 0.99  # of 1280 rollouts
+  for name in ('reward', 'pass_rate', 'sampled_pass_rate'):
+    assert rows[-1][f'eval/{name}/toy'] == 1.0, name
+
+
+@pytest.mark.slow
+def test_resumed_in_the_middle_it_is_bitwise_the_same(finished, tmp_path):
+  with pytest.MonkeyPatch.context() as patch:
+    _stop_at(patch, 7)
+    with pytest.raises(preemption.Preempted, match='stage grpo, step 7'):
+      _launch(tmp_path)
+  _launch(tmp_path)
+  truth = kill_resume.outcome(finished)
+  assert len(truth['arrays']) > 20 and len(truth['rows']) == STEPS + 1
+  assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))
+
+
+def _errors(workdir):
+  """Step -> the lines about it."""
+  return {
+    int(path.stem.removeprefix('grpo_errors_')): [
+      json.loads(line)['error'] for line in path.read_text().splitlines()
+    ]
+    for path in (workdir / 'rollouts').glob('grpo_errors_*.jsonl')
+  }
+
+
+def test_environment_errors_are_written_down(finished, rows):
+  errors = _errors(finished)
+  for row in rows[1:]:
+    assert len(errors.get(row['step'], ())) == row['rollout/errors/toy']
+  assert len(errors) > 5
+  assert errors[1][0].endswith('RuntimeError: not this one')
+
+
+def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
+  """And written anew, when the step is done again: there is no double."""
+  counts = [len(lines) for _, lines in sorted(_errors(finished).items())]
+  run = _run(steps=1, max_errors=counts[0] - 1)
+  for _ in range(2):
+    with pytest.raises(
+      rollout_metrics.TooManyErrors, match='mend the environment'
+    ):
+      _launch(tmp_path, run)
+    assert _errors(tmp_path) == {1: _errors(finished)[1]}
+  # The environment is mended: nothing is left of them.
+  _launch(tmp_path, run, toys.Letters)
+  assert not _errors(tmp_path)
+
+
+def test_what_reward_functions_fail_at_is_written_down(tmp_path):
+  """Behind the environments' errors, until it is too much."""
+  answers = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
+  rewards = {
+    'x': schema.RewardFn(
+      'tests.rollout.judged:by_turns',
+      kwargs={'answers': answers},
+      max_faults=1,
+    )
+  }
+  run = _run(steps=6, rewards=rewards)
+  with pytest.raises(rewarding.TooManyFaults, match='max_faults=1 times in'):
+    _launch(tmp_path, run)
+  errors = {
+    step: [x for x in lines if not x.startswith('toy/')]
+    for step, lines in _errors(tmp_path).items()
+  }
+  assert _errors(tmp_path)[1] and not errors[1]
+  assert [len(errors.get(step, ())) for step in range(1, 6)] == [0, 1, 0, 1, 1]
+  faults = [
+    row['rewards/x/faults/toy']
+    for row in writers.read(str(tmp_path / 'metrics.jsonl'))[1:]
+  ]
+  assert faults == [0, 1, 0, 1]  # the fifth step has no row
+
+
+@pytest.mark.slow
+def test_a_reference_stays_what_it_was(finished, tmp_path):
+  """Another run trains on, between the kill and the resume."""
+  other = tmp_path / 'other'
+  step = 'checkpoints/grpo/75'
+  shutil.copytree(finished / step, other / step)
+  run = _run(steps=4, every=2, kl_beta=0.1, reference=str(other))
+  _launch(tmp_path / 'whole', run)
+  with pytest.MonkeyPatch.context() as patch:
+    _stop_at(patch, 2)
+    with pytest.raises(preemption.Preempted, match='stage grpo, step 2'):
+      _launch(tmp_path / 'cut', run)
+  shutil.copytree(
+    finished / 'checkpoints/grpo/80', other / 'checkpoints/grpo/80'
+  )
+  host = store.read_host(str(tmp_path / 'cut'))
+  assert host['references'] == {str(other): str((other / step).resolve())}
+  _launch(tmp_path / 'cut', run)
+  truth = kill_resume.outcome(tmp_path / 'whole')
+  assert not kill_resume.differences(
+    truth, kill_resume.outcome(tmp_path / 'cut')
+  )
+  # The newer step would have told: it is another model.
+  _launch(tmp_path / 'anew', run)
+  anew = kill_resume.outcome(tmp_path / 'anew')
+  assert 'metrics' in kill_resume.differences(truth, anew)
+
+
+@pytest.mark.parametrize(
+  ('options', 'says'),
+  [
+    (
+      {'reference': '/no/such'},
+      'algorithm.reference must name a model with '
+      "these tokens: got '/no/such'; a checkpoint path must be",
+    ),
+    (
+      {'tokenizer': True},
+      'algorithm.reference must .*; config.tokenizer must '
+      'be what the checkpoint .* was trained with',
+    ),
+    (
+      {'rewards': {'x': schema.RewardFn(model='/no/such')}},
+      "envs.toy.rewards.x.model must name a reward model: got '/no/such'",
+    ),
+    ({'slots': 3}, 'rollout.slots must be a multiple of data x fsdp = 2: got'),
+  ],
+)
+def test_what_does_not_fit_is_found_before_the_run(
+  finished, tmp_path, monkeypatch, options, says
+):
+  toys.install(monkeypatch, Ragged)
+  if options.pop('tokenizer', False):
+    path = tmp_path / 'template.jinja'
+    path.write_text('{% for m in messages %}{{ m.content }}{% endfor %}')
+    options['tokenizer'] = schema.Tokenizer(chat_template=str(path))
+  if 'slots' in options:
+    mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 1, 'tensor': 1})
+    monkeypatch.setattr(components.sharding, 'make_mesh', lambda _: mesh)
+  run = _run(**{'kl_beta': 0.1, 'reference': str(finished), **options})
+  with pytest.raises(ValueError, match=f'^config.grpo.*{says}'):
+    components.preflight(run)
+
+
+def test_a_plan_counts_references_and_whole_tiles(finished, monkeypatch):
+  toys.install(monkeypatch, Ragged)
+
+  def plan(**options):
+    return components.preflight(_run(**options))['grpo']
+
+  made = plan()
+  assert made.reference_bytes == 4 * made.parameters > 0
+  assert plan(kl_beta=0.0).reference_bytes == 0
+  assert plan(reference='policy').reference_bytes == 0
+  assert plan(reference=str(finished)).reference_bytes == 4 * made.parameters
+  # The longest prompt has 30 tokens, and a row that trains 32.
+  for answer, room in ((1, 32), (4, 48), (18, 48), (19, 64)):
+    assert plan(answer=answer).slot_tokens == room
+
+
+@pytest.mark.slow
+def test_the_recipe(tmp_path, capsys):
+  """Both stages of configs/arithmetic.py, as the command line runs them."""
+  argv = [
+    '--config=configs/arithmetic.py:tiny',
+    f'--workdir={tmp_path}',
+    '--config.compilation_cache=None',
+  ]
+  assert main.main(argv) == 0
+  final = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert (final['stage'], final['step']) == ('grpo', 20)
+  rows = writers.read(str(tmp_path / 'metrics.jsonl'))
+  assert [(row['stage'], row['step']) for row in rows] == [
+    (stage, step) for stage in ('sft', 'grpo') for step in range(21)
+  ]
+  for stage, evaluated in ((rows[:21], (0, 20)), (rows[21:], (0, 10, 20))):
+    for step in evaluated:
+      for name in (
+        'pass_rate',
+        'format_rate',
+        'length',
+        'truncated',
+        'sampled_pass_rate',
+        'pass@2',
+        'entropy',
+      ):
+        assert f'eval/{name}/arithmetic' in stage[step], name
+      assert stage[step]['eval/errors/arithmetic'] == 0
+      assert ('eval/kl/arithmetic' in stage[step]) == (stage[step] in rows[21:])
+    assert len({row['time/programs'] for row in stage[1:]}) == 1
+  # The second stage starts with what the first one ended with.
+  for name in ('pass_rate', 'length', 'entropy'):
+    name = f'eval/{name}/arithmetic'
+    assert rows[21][name] == pytest.approx(rows[20][name], rel=1e-5)
+  for row in rows[22:]:
+    assert row['rollout/errors/arithmetic'] == 0
+    assert 0 <= row['rollout/reward/arithmetic'] <= 1
+    assert row['time/rollout'] > 0
+    assert row['optim/empty'] == 0 < row['batch/rl_tokens']
+    assert row['mismatch/abs_mean'] <= 1e-5
+  assert '<svg' in (tmp_path / 'report.html').read_text()
+  assert _panels(rows) == _panels_but('ref_kl/kl')
+
+
+def _panels(rows):
+  """The metrics of the panels that are drawn."""
+  titles = [axis.get_title(loc='left') for axis in curves.draw(rows).axes]
+  return [m for title, m, _ in curves.PANELS if title in titles]
+
+
+def _panels_but(absent):
+  """The metrics of all panels but one's, and those of pairs."""
+  pairs = 'eval/pairs/rewards/accuracies', 'rewards/margins'
+  return [m for _, m, _ in curves.PANELS if m not in (absent, *pairs)]

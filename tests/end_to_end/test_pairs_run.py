@@ -1,0 +1,138 @@
+"""Whole runs on pairs: DPO and a reward model, from their own answers."""
+
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from experiments import kill_resume
+from posttrain import evaluate, main
+from posttrain.checkpoints import policies, store
+from posttrain.data import preferences
+from posttrain.metrics import writers
+from posttrain.training import step as train_step
+
+RECIPES = {'dpo': 'arithmetic_dpo', 'rm': 'arithmetic_reward_model'}
+
+
+def _run(recipe, workdir, *more):
+  return main.main(
+    [
+      f'--config=configs/{RECIPES[recipe]}.py:tiny',
+      f'--workdir={workdir}',
+      '--config.compilation_cache=None',
+      '--config.metrics.progress=False',
+      '--config.sft.eval.prompts=2',
+      *more,
+    ]
+  )
+
+
+@pytest.fixture(
+  scope='module', params=['dpo', pytest.param('rm', marks=pytest.mark.slow)]
+)
+def finished(request, tmp_path_factory):
+  """(stage, workdir) of an undisturbed run."""
+  workdir = tmp_path_factory.mktemp(request.param)
+  assert _run(request.param, workdir) == 0
+  return request.param, workdir
+
+
+def _rows(workdir, stage):
+  rows = writers.read(str(workdir / 'metrics.jsonl'))
+  return [row for row in rows if row['stage'] == stage]
+
+
+def test_it_begins_where_both_answers_are_alike(finished):
+  """Delta = 0: loss log 2, implicit reward 0; a fresh head tells nothing."""
+  stage, workdir = finished
+  rows = _rows(workdir, stage)
+  start = {k: v for k, v in rows[0].items() if k.startswith('eval/pairs/')}
+  loss = 'preference' if stage == 'dpo' else 'ranking'
+  assert start[f'eval/pairs/loss/{loss}'] == pytest.approx(
+    math.log(2), rel=1e-5
+  )
+  for name in ('chosen', 'rejected', 'margins'):
+    assert start[f'eval/pairs/rewards/{name}'] == pytest.approx(0, abs=1e-5)
+  last = rows[-1]
+  assert last['eval/pairs/loss/total'] != start['eval/pairs/loss/total']
+  assert last['compiles'] == 1 and last['optim/skipped'] == 0
+  assert rows[1]['batch/pairs'] == 8 and rows[1]['batch/answers'] == 16
+  names = {'loss/total', 'rewards/chosen', 'rewards/accuracies'}
+  names |= {'drift/chosen', 'logps/rejected'} if stage == 'dpo' else set()
+  assert names <= rows[1].keys()
+  # Who has no words is not asked.
+  assert ('eval/pass_rate/arithmetic' in last) == (stage == 'dpo')
+  assert '<svg' in (workdir / 'report.html').read_text()
+
+
+def test_pairs_and_what_the_reference_says_are_files(finished):
+  stage, workdir = finished
+  made = preferences.read(workdir / 'pairs' / f'{stage}.jsonl')
+  assert made and all(pair.chosen != pair.rejected for pair in made)
+  cache = workdir / 'pairs' / f'{stage}_reference.npz'
+  assert cache.exists() == (stage == 'dpo')
+  if stage == 'dpo':
+    with np.load(cache) as found:
+      assert found['logprobs'].shape == (2 * len(made),)
+      assert (found['logprobs'] < 0).all()
+      assert json.loads(str(found['key'])).keys() == {
+        'dataset',
+        'model',
+        'tokenizer',
+      }
+
+
+def test_a_missing_file_names_its_key_before_anything_runs(tmp_path, capsys):
+  node = {'type': 'file', 'path': str(tmp_path / 'none.jsonl')}
+  argument = f'--config.rm.pairs={json.dumps(node)}'
+  assert _run('rm', tmp_path / 'run', argument) == 2
+  error = capsys.readouterr().err
+  assert 'config.rm.pairs cannot be used: a JSONL file must exist' in error
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
+  stage, workdir = finished
+  folder = str(workdir / 'checkpoints' / stage)
+  if stage == 'dpo':
+    assert policies.load(folder).params
+    return
+  with pytest.raises(ValueError, match='hold a model that speaks: got a r'):
+    policies.load(folder)
+  assert evaluate.main([f'--checkpoint={folder}']) == 2
+  assert 'must train a model that speaks' in capsys.readouterr().err
+  assert _run('dpo', tmp_path, f'--config.dpo.init={folder}') == 2
+  assert 'config.dpo.init must name weights of this model' in (
+    capsys.readouterr().err
+  )
+
+
+class TermAfter(train_step.TrainStep):
+  """Sends this process a SIGTERM within a step of the second stage."""
+
+  calls = 44
+
+  def __call__(self, state, batch):
+    TermAfter.calls -= 1
+    if TermAfter.calls == 0:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return super().__call__(state, batch)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_bitwise_the_same(
+  finished, tmp_path, monkeypatch
+):
+  stage, workdir = finished
+  with monkeypatch.context() as patch:
+    patch.setattr(TermAfter, 'calls', 44)
+    patch.setattr(train_step, 'TrainStep', TermAfter)
+    assert _run(stage, tmp_path) == 75
+  assert store.find(str(tmp_path)).name == '4'
+  assert _run(stage, tmp_path) == 0
+  truth = kill_resume.outcome(workdir)
+  assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))

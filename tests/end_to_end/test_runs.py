@@ -1,0 +1,523 @@
+"""Runs of more than one stage or environment, and that every key is read."""
+
+import collections
+import dataclasses
+import json
+import sys
+import tempfile
+import types
+
+import numpy as np
+import pytest
+
+from configs import common
+from posttrain import main, schema
+from posttrain.config import checks
+from posttrain.config import load as config
+from posttrain.metrics import writers
+from posttrain.pipeline import pairs as pair_pipeline
+from posttrain.rollout.endpoint import client
+from posttrain.stage import job
+from posttrain.training import objectives
+from posttrain.util import preemption
+from tests import fixtures
+
+ROWS = [
+  {'prompt': 'Say yes.', 'completion': 'yes'},
+  {
+    'messages': [
+      {'role': 'system', 'content': 'Be brief.'},
+      {'role': 'user', 'content': 'Say no.'},
+      {'role': 'assistant', 'content': 'no'},
+    ]
+  },
+]
+
+
+def _arithmetic(**options):
+  options = {'train_tasks': 50, 'eval_tasks': 4, **options}
+  return schema.EnvEntry(env=schema.Arithmetic(**options))
+
+
+def _stage(envs, **options):
+  return schema.Stage(
+    envs=envs,
+    batch=schema.Batch(
+      prompts_per_step=4, row_tokens=64, micro_batch_tokens=128
+    ),
+    eval=schema.Eval(every=2, prompts=4, samples=2, max_tokens=8),
+    rollout=schema.Rollout(slots=8, prefill_rows=4),
+    **options,
+  )
+
+
+def _run(stages):
+  return schema.Run(
+    model=schema.PRESETS['tiny'],
+    compilation_cache=None,
+    stages=stages,
+    metrics=schema.Metrics(progress=False),
+  )
+
+
+def _rows(workdir):
+  rows = writers.read(str(workdir / 'metrics.jsonl'))
+  return [
+    {k: v for k, v in row.items() if not k.startswith('time/')} for row in rows
+  ]
+
+
+def test_environments_mix_in_one_batch(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
+  rows = schema.Rows(path=str(path), eval_path=str(path))
+  envs = {
+    'sums': dataclasses.replace(_arithmetic(), ratio=1.0),
+    'chat': schema.EnvEntry(env=rows, ratio=3.0),
+  }
+  run = _run({'sft': _stage(envs, steps=3)})
+  main.launch(run, str(tmp_path / 'run'), dry_run=False)
+  last = _rows(tmp_path / 'run')[-1]
+  assert last['batch/samples'] == 4
+  seen = set()
+  for row in _rows(tmp_path / 'run'):
+    here = {name for name in envs if f'nll/{name}' in row}
+    assert here == {name for name in envs if row.get(f'tokens/ce/{name}')}
+    assert here == {name for name in envs if f'loss/ce/{name}' in row}
+    shares = sum(row[f'loss/ce/{name}'] for name in here)
+    assert shares == pytest.approx(row.get('loss/ce', 0), rel=1e-5)
+    # Nothing of components that have no member.
+    assert not any(key.startswith(('tokens/r', 'loss/r')) for key in row)
+    seen |= here
+  assert seen == set(envs)
+  assert 'eval/pass_rate/sums' in last
+  # Rows are not graded: there is no rate, which is not a rate of zero.
+  assert 'eval/pass_rate/chat' not in last and 'eval/length/chat' in last
+
+
+def test_an_environment_without_members_tells_nothing():
+  """By exact names: 'a' is silent here, 'ab' is not."""
+  batch = types.SimpleNamespace(
+    rl_count=3,
+    ce_count=0,
+    ref_kl_count=0,
+    mask=np.ones(1, bool),
+    versions=np.zeros(1),
+    env_ids=np.ones(1),
+    live=1,
+  )
+  objective = objectives.TokenComponents(fixtures.MODEL, ('a', 'ab'))
+  item = types.SimpleNamespace(batch=batch, metrics={'batch/tokens': 9})
+  measured = {
+    'loss/total': 1.0,
+    'loss/rl': 1.0,
+    'loss/rl/a': 0.0,
+    'loss/rl/ab': 1.0,
+    'tokens/rl/a': 0.0,
+    'tokens/rl/ab': 3.0,
+    'loss/ce': 0.0,
+    'loss/ce/a': 0.0,
+    'loss/ce/ab': 0.0,
+    'tokens/ce/a': 0.0,
+    'tokens/ce/ab': 0.0,
+    'ce/nll': 0.0,
+    'rl/is_masked': 0.0,
+  }
+  this = types.SimpleNamespace(
+    update=types.SimpleNamespace(compiles=1),
+    objective=objective,
+  )
+  assert job.Job.record(this, item, measured) == {
+    'batch/tokens': 9,
+    'compiles': 1,
+    'loss/total': 1.0,
+    'loss/rl': 1.0,
+    'loss/rl/ab': 1.0,
+    'tokens/rl/ab': 3.0,
+    'rl/is_masked': 0.0,
+  }
+
+
+@pytest.mark.parametrize(('ahead', 'made'), [(True, 1), (False, 0)])
+def test_the_next_batch_is_made_ahead_unless_models_make_it(ahead, made):
+  class Pipeline:
+    taken = 0
+
+    def get_state(self):
+      return self.taken
+
+    def __next__(self):
+      self.taken += 1
+
+  this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
+  this.pipeline.ahead = ahead
+  job.Job.look_ahead(this, 2)
+  assert this.pipeline.taken == made
+  job.Job.look_ahead(this, 3)  # the last step
+  assert this.pipeline.taken == made
+
+
+def test_a_row_that_fails_ahead_fails_when_it_is_due():
+  class Pipeline:
+    ahead, taken = True, 0
+
+    def get_state(self):
+      return self.taken
+
+    def set_state(self, state):
+      self.taken = state
+
+    def __next__(self):
+      self.taken += 1
+      raise ValueError('row 7')
+
+  this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
+  job.Job.look_ahead(this, 2)
+  assert this.ahead is None and this.pipeline.taken == 0
+  with pytest.raises(ValueError, match='row 7'):
+    job.Job.next_item(this, 3, None, None)
+
+
+@pytest.mark.parametrize('requested', [False, True])
+def test_a_server_that_is_away_costs_no_step(requested):
+  """The step before is saved, with the pipeline as it was before it."""
+  saved = []
+
+  class Pipeline:
+    def get_state(self):
+      return 'before'
+
+    def __next__(self):
+      raise client.EndpointError('away')
+
+  this = types.SimpleNamespace(
+    name='main',
+    pipeline=Pipeline(),
+    step=2,
+    saves_at=lambda step: step == 4,
+    save=lambda *args: saved.append(args),
+    ahead=None,
+  )
+  stop = preemption.Signal()
+  if requested:
+    stop.request()
+  error = preemption.Preempted if requested else client.EndpointError
+  for step in (3, 5):  # the start's, and one that is saved already
+    with pytest.raises(error):
+      job.Job.next_item(this, step, 'state', stop)
+  assert saved == []
+  with pytest.raises(error, match='step 5' if requested else 'away'):
+    job.Job.next_item(this, 6, 'state', stop)
+  assert saved == [(5, 'state', 'before')]
+
+
+def test_a_request_to_stop_ends_a_wait():
+  class Server:
+    def close(self):
+      woken.append(self)
+
+  stop, woken = preemption.Signal(), []
+  server, gone = Server(), Server()
+  stop.wakes(server.close)
+  stop.wakes(gone.close)
+  del gone  # nothing of it is kept
+  stop.request()
+  assert stop.requested and woken == [server]
+
+
+def test_the_ratio_decides_how_often_an_environment_comes():
+  from posttrain.pipeline import tokens as token_pipeline
+  from tests import fixtures
+
+  envs = {
+    'a': dataclasses.replace(_arithmetic(), ratio=1.0),
+    'b': dataclasses.replace(_arithmetic(), ratio=3.0),
+  }
+  source = token_pipeline.Pipeline(_stage(envs), fixtures.RENDERER, seed=0)
+  counts = collections.Counter()
+  for _ in range(100):
+    batch = next(source).batch
+    starts = (batch.positions == 0) & (batch.segment_ids > 0)
+    counts.update(batch.env_ids[starts].tolist())
+  assert sum(counts.values()) == 400
+  assert 0.19 < counts[0] / 400 < 0.31  # 0.25, and 0.0217 is one sigma
+
+
+def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
+  envs = {'sums': _arithmetic()}
+  run = _run(
+    {
+      'warm': _stage(envs, steps=2),
+      'main': _stage(envs, steps=4, init='stage:warm'),
+    }
+  )
+  main.launch(run, str(tmp_path / 'whole'), dry_run=False)
+  rows = _rows(tmp_path / 'whole')
+  assert [(row['stage'], row['step']) for row in rows] == [
+    *[('warm', i) for i in range(3)],
+    *[('main', i) for i in range(5)],
+  ]
+
+  calls = []
+
+  def stop_in_main(self, step, *args):
+    calls.append((self.name, step))
+    if calls[-1] == ('main', 2):
+      stopper[0].requested = True
+    return log(self, step, *args)
+
+  stopper, log, signal = [], job.Job.log, preemption.Signal
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(job.Job, 'log', stop_in_main)
+    patch.setattr(
+      preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
+    )
+    with pytest.raises(preemption.Preempted, match='stage main, step 2'):
+      main.launch(run, str(tmp_path / 'cut'), dry_run=False)
+  main.launch(run, str(tmp_path / 'cut'), dry_run=False)
+  assert _rows(tmp_path / 'cut') == rows
+  # A stage that a later one was built upon is not trained any further.
+  warm = dataclasses.replace(run.stages['warm'], steps=3)
+  more = dataclasses.replace(run, stages={**run.stages, 'warm': warm})
+  with pytest.raises(ValueError, match="'warm' must end before stage 'main'"):
+    main.launch(more, str(tmp_path / 'cut'), dry_run=False)
+  fewer = dataclasses.replace(warm, steps=1)
+  less = dataclasses.replace(run, stages={**run.stages, 'warm': fewer})
+  with pytest.raises(ValueError, match='warm.steps must be at least the 2'):
+    main.launch(less, str(tmp_path / 'cut'), dry_run=False)
+  assert _rows(tmp_path / 'cut') == rows
+
+
+def test_every_key_is_read(tmp_path, monkeypatch):
+  """A recording config: what nothing reads must not be declared."""
+  path = tmp_path / 'rows.jsonl'
+  long = {'prompt': 'Say it.', 'completion': 'a' * 100}
+  lines = [json.dumps(row) + '\n' for row in (*ROWS, long)]
+  path.write_text(''.join(lines))
+  problems = tmp_path / 'problems.jsonl'
+  problems.write_text('{"question": "Two?", "answer": "So.\\n#### 2"}\n')
+  classes = _schema_classes()
+  read = collections.defaultdict(set)
+  for kind in classes:
+    monkeypatch.setattr(kind, '__getattribute__', _recorder(kind, read))
+  rows = schema.Rows(path=str(path), eval_path=str(path))
+  cut = schema.Dataset(too_long='truncate')
+  envs = {
+    'chat': schema.EnvEntry(env=rows, sampler=cut),
+    'sums': _arithmetic(ops=('+', 'x')),
+    'words': schema.EnvEntry(
+      env=schema.Gsm8k(
+        path=str(problems), eval_path=str(problems), instruction='Box it.'
+      )
+    ),
+    'play': dataclasses.replace(
+      _arithmetic(),
+      algorithm=schema.Grpo(kl_beta=0.1),
+      group_size=2,
+      sampler=schema.Policy(max_tokens=8),
+    ),
+  }
+  stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
+  clip = schema.Loss(rl=schema.Clip())
+  preferred = tmp_path / 'pairs.jsonl'
+  preferred.write_text(
+    ''.join(
+      json.dumps({'prompt': f'q{i}', 'chosen': 'yes', 'rejected': 'no'}) + '\n'
+      for i in range(9)
+    )
+  )
+  on_pairs = dataclasses.replace(
+    stage,
+    kind='preference',
+    init='stage:warm',
+    envs={},
+    pairs=schema.PairFile(path=str(preferred), eval_fraction=0.3),
+  )
+  run = _run(
+    {
+      'warm': stage,
+      'main': dataclasses.replace(
+        stage, init='stage:warm', loss=clip, lora=schema.Lora(rank=2)
+      ),
+      'dpo': on_pairs,
+      'rm': dataclasses.replace(on_pairs, kind='ranking', eval=schema.Eval()),
+    }
+  )
+  model = dataclasses.replace(
+    run.model,
+    local_layers=(0,),
+    window=4,
+    local_rope_theta=100.0,
+    rope_scaling=schema.RopeScaling('llama3', 2.0),
+  )
+  exporting = schema.Metrics(progress=False, export_tokens=2)
+  node = common.get_config(
+    dataclasses.replace(run, model=model, metrics=exporting)
+  )
+  run = config.build(node)
+  checks.check(run)
+  main.launch(
+    dataclasses.replace(run, compilation_cache=str(tmp_path / 'cache')),
+    str(tmp_path / 'run'),
+    dry_run=False,
+  )
+  exported = (tmp_path / 'run' / 'token_exports').iterdir()
+  assert sorted(path.name for path in exported) == [
+    'main_000002.jsonl',
+    'warm_000002.jsonl',
+  ]
+  _ask_the_rest()
+  _make_pairs(on_pairs)
+  for kind in (
+    schema.SigmoidNorm,
+    schema.IpoPairs,
+    schema.IpoNorm,
+    schema.SimPo,
+    schema.Kto,
+  ):
+    loss = schema.Loss(preference=kind())
+    objectives.KINDS['preference'](run.model, (), loss)
+    asked = pair_pipeline.Choices(
+      dataclasses.replace(on_pairs, loss=loss), fixtures.RENDERER, 0
+    ).references
+    assert len(asked) == (kind is not schema.SimPo)
+  # Losses that no stage of it has; that every option which the objective
+  # reads reaches its type is `test_objectives`'.
+  for kind in (schema.Ipo, schema.Gspo, schema.Cispo, schema.CustomRl):
+    options = {}
+    if kind is schema.CustomRl:
+      options = {'import_path': 'tests.losses.helpers:mirror'}
+    objectives.TokenComponents(
+      run.model, tuple(envs), schema.Loss(rl=kind(**options))
+    )
+  unread = {
+    f'{kind.__name__}.{field.name}'
+    for kind in classes
+    for field in dataclasses.fields(kind)
+    # `config.build` itself reads the tag that tells node types apart.
+    if field.name not in read[kind] | {'type'}
+  }
+  assert not unread
+
+
+def _ask_the_rest():
+  """What no environment of the run has, and other environments."""
+  from posttrain import envs
+  from posttrain.algorithms import streams
+  from posttrain.pipeline import environment
+  from posttrain.rollout.grading import functions
+  from posttrain.rollout.grading import rewards as rewarding
+  from tests.algorithms import test_table, two_turns
+  from tests.envs.adapters import asked
+  from tests.rollout.endpoint import servers
+
+  asked.ask()
+  _explore(envs)
+  for cfg in (schema.ReverseText(), schema.AlphabetSort()):
+    env = envs.make('a', cfg)
+    for split in ('train', 'eval'):
+      env.make(next(env.source(split, 0)))
+  priced = (
+    schema.Grpo(length_penalty=penalty)
+    for penalty in (schema.Efficiency(), schema.Linear())
+  )
+  filtered = schema.Echo(
+    filter=schema.EchoFilter(f'{test_table.CREDITS}:all_but', {'ids': [6]})
+  )
+  for cfg in (
+    *(row.cfg for row in test_table.ROWS.values()),
+    *priced,
+    filtered,
+  ):
+    made = environment.make(
+      'a', test_table.entry(cfg), 64, fixtures.RENDERER, seed=0, index=0
+    )
+    streams.finalize(
+      made.algorithm, [two_turns.group(1.0, 0.0)], two_turns.Scorer()
+    )
+  frozen = schema.EnvEntry(sampler=schema.Frozen(model='init'))
+  made = environment.make('a', frozen, 64, fixtures.RENDERER, seed=0, index=0)
+  made.sampler.play(two_turns.TASK, 0)
+  assert made.references == {'init': 'envs.a.sampler.model'}
+  rewards = {'x': schema.RewardFn('tests.rollout.judged:slow', judge='init')}
+  rewards['y'] = schema.RewardFn(model='stage:rm')
+  made = rewarding.Rewards('a', rewards)
+  made.connect(
+    lambda name: None,
+    lambda name: lambda rollouts: functions.Found([1.0] * len(rollouts)),
+  )
+  made(two_turns.group(1.0))
+  endpoint = servers.connect(servers.Server())
+  endpoint.check(fixtures.RENDERER)
+  endpoint.close()
+
+
+def _make_pairs(stage):
+  """Pairs of answers, as a stage takes them."""
+  from tests.rollout import test_pairing
+
+  made, _, _ = test_pairing.make(
+    [test_pairing.RIGHT, test_pairing.WRONG], prompts=6
+  )
+  held_out, _, _ = test_pairing.make(
+    [test_pairing.RIGHT, test_pairing.WRONG], split='eval', eval_prompts=2
+  )
+  cfg = schema.MadePairs(eval_fraction=0.2)
+  for sides in ((made,), (made, held_out)):
+    choices = pair_pipeline.Choices(
+      dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
+      fixtures.RENDERER,
+      0,
+    )
+    choices.open(*sides)
+  assert len(choices.held_out.choices) == 2
+
+
+def _explore(envs):
+  """Generated databases, and the same as files."""
+  from posttrain.envs.sql import __main__ as exporter
+
+  with tempfile.TemporaryDirectory() as folder:
+    exporter.export(f'{folder}/sql', range(2), 'train')
+    files = schema.SqlFiles(
+      questions=f'{folder}/sql/questions.json',
+      databases=f'{folder}/sql/database',
+    )
+    for data in (schema.SqlSynth(), files):
+      env = envs.make('a', schema.Sql(data=data))
+      task = next(env.source('train', 0))
+      env.source('eval', 0)
+      episode = env.make(task)
+      for turn in ('DESCRIBE x', f'ANSWER {task.answer}'):
+        episode.step(turn, False)
+      episode.close()
+
+
+def _schema_classes():
+  return [
+    kind
+    for kind in vars(schema).values()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+  ]
+
+
+def _recorder(kind, read):
+  """Notes who reads a field, unless that is the config's own machinery."""
+  ours = (
+    'posttrain.schema',
+    'posttrain.config',
+    'posttrain.stage.plan',
+    'configs',
+    'dataclasses',
+    'copy',
+    'tests',
+    'test_',
+  )
+
+  def get(self, name):
+    reader = sys._getframe(1).f_globals.get('__name__', '')
+    if not reader.startswith(ours):
+      read[kind].add(name)
+    return object.__getattribute__(self, name)
+
+  return get

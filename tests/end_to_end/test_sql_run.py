@@ -1,0 +1,85 @@
+"""The SQL recipes from command to result: every part, in seconds.
+
+`python -m pytest -m slow tests/end_to_end/test_sql_run.py`
+"""
+
+import html
+import os
+import types
+
+import pytest
+
+from posttrain import main
+from posttrain.metrics import writers
+from posttrain.stage import job
+from tests.end_to_end import test_gsm8k_run
+
+QUIET = ['--config.metrics.progress=False', '--config.compilation_cache=None']
+SHORT = ['--config.sft.steps=11', '--config.grpo.steps=4']
+folder = test_gsm8k_run.folder  # a fixture
+
+
+def run(recipe, workdir, *flags):
+  assert (
+    main.main(
+      [f'--config=configs/{recipe}', f'--workdir={workdir}', *QUIET, *flags]
+    )
+    == 0
+  )
+  return writers.read(str(workdir / 'metrics.jsonl'))
+
+
+@pytest.mark.slow
+def test_echo_reads_what_queries_give(tmp_path):
+  rows = run('sql_echo.py:tiny', tmp_path, *SHORT)
+  last = rows[-1]
+  assert (last['stage'], last['step']) == ('grpo', 4)
+  # What is no action is a query, and what it hears is learned.
+  assert any(
+    row['batch/ce_tokens']
+    for row in rows
+    if row['stage'] == 'grpo' and row['step']
+  )
+  assert 'eval/pass_rate_hard/sql_hard' in last
+  assert 'rollout/reward/sql_hard' not in last  # it is not trained on
+  report = (tmp_path / 'report.html').read_text()
+  asked = next(
+    row['question']
+    for row in writers.read(str(tmp_path / 'rollouts/grpo_eval_000004.jsonl'))
+    if row['env'] == 'sql'
+  )
+  assert f'<p class="ask">{html.escape(asked)}</p>' in report
+  assert '<div class="play ' in report
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  'POSTTRAIN_DATA' not in os.environ,
+  reason='POSTTRAIN_DATA (folder of real files) is unset',
+)
+def test_a_directory_explores_real_databases(folder, tmp_path):
+  rows = run(f'sql_llm.py:{folder},tiny', tmp_path)
+  last = rows[-1]
+  assert (last['stage'], last['step']) == ('grpo', 2)
+  assert last['eval/errors/sql'] == 0
+  assert {row['stage'] for row in rows} == {'sft', 'grpo'}
+
+
+@pytest.mark.parametrize(
+  'values, by_trial, warned',
+  [
+    ({'eval/sampled_pass_rate/a': 0.05, 'eval/pass_rate/a': 0.9}, True, True),
+    ({'eval/pass_rate/a': 0.05}, True, True),
+    ({'eval/pass_rate/a': 0.1}, True, False),
+    ({'eval/pass_rate/a': 0.0}, False, False),
+    ({}, True, False),  # not graded
+  ],
+)
+def test_a_cold_start_is_warned_about(caplog, values, by_trial, warned):
+  env = types.SimpleNamespace(learns_by_trial=by_trial)
+  stage = types.SimpleNamespace(
+    name='grpo', pipeline=types.SimpleNamespace(envs={'a': env})
+  )
+  with caplog.at_level('WARNING', logger='absl'):
+    job.Job.warn_if_cold(stage, values)
+  assert ('grpo begins with a pass rate of 5.0% on a' in caplog.text) == warned

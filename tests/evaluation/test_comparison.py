@@ -1,0 +1,186 @@
+"""Measurements as a table and as JSON, of one policy and of two."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from posttrain.evaluation import comparison, evaluator
+
+
+def answer(id, correct, sampled=(), env='sums'):
+  return evaluator.Answer(
+    env=env,
+    id=str(id),
+    prompt='',
+    text='',
+    answer=None,
+    correct=correct,
+    formatted=None,
+    reward=None,
+    stop_reason='eos',
+    tokens=1,
+    error=None,
+    question='',
+    messages=(),
+    turn_rewards=(),
+    metrics={},
+    sampled=sampled,
+  )
+
+
+def suite(*texts):
+  return [
+    evaluator.SuiteAnswer(f'prompt {i}', text, 'eos', len(text))
+    for i, text in enumerate(texts)
+  ]
+
+
+def measured(correct, values=None, sampled=None, texts=()):
+  sampled = sampled or [()] * len(correct)
+  return comparison.Measurement(
+    values or {},
+    [
+      answer(i, *both)
+      for i, both in enumerate(zip(correct, sampled, strict=True))
+    ],
+    suite(*texts),
+  )
+
+
+VALUES = {
+  'eval/length/sums': 12.0,
+  'eval/pass_rate/sums': 0.5,
+  'eval/pass_rate_low/sums': 0.25,
+  'eval/pass_rate_high/sums': 0.75,
+  'eval/stop/eos/sums': 1.0,
+  'eval/length/chat': 3.0,
+}
+
+
+def test_a_table_has_the_interval_beside_its_value():
+  lines = comparison.table(comparison.Measurement(VALUES, [], []))
+  assert [line.split() for line in lines] == [
+    ['metric', 'environment', 'value', '95', '%', 'interval'],
+    ['length', 'sums', '12.0000'],
+    ['pass_rate', 'sums', '0.5000', '[0.2500,', '0.7500]'],
+    ['stop/eos', 'sums', '1.0000'],
+    ['length', 'chat', '3.0000'],
+  ]
+  assert len({line.index('sums') for line in lines[1:4]}) == 1
+  assert max(map(len, lines)) < 80
+
+
+def test_two_policies_are_compared_task_by_task():
+  mine = measured(
+    [True, True, False, True, None],
+    VALUES,
+    [(True, True), (True, False), (), (None, True), (True,)],
+  )
+  theirs = measured(
+    [False, True, False, None, True],
+    {'eval/pass_rate/sums': 0.25},
+    [(True, False), (True, False), (True,), (False, False), (False,)],
+  )
+  found = comparison.differences(mine, theirs)
+  # 1, 0, 0: mean 1/3, variance 1/3
+  half = 1.959964 * math.sqrt(1 / 3 / 3)
+  # 1/2, 0, 1, 1: mean 5/8, variance 11/48
+  wide = 1.959964 * math.sqrt(11 / 48 / 4)
+  assert found == pytest.approx(
+    {
+      'difference/pass_rate/sums': 1 / 3,
+      'difference/pass_rate_low/sums': 1 / 3 - half,
+      'difference/pass_rate_high/sums': 1 / 3 + half,
+      'difference/sampled_pass_rate/sums': 5 / 8,
+      'difference/sampled_pass_rate_low/sums': 5 / 8 - wide,
+      'difference/sampled_pass_rate_high/sums': 5 / 8 + wide,
+    }
+  )
+  back = comparison.differences(theirs, mine)
+  assert back['difference/pass_rate/sums'] == pytest.approx(-1 / 3)
+  lines = [line.split() for line in comparison.table(mine, theirs)]
+  assert lines[2] == [
+    'pass_rate',
+    'sums',
+    '0.5000',
+    '[0.2500,',
+    '0.7500]',
+    '0.2500',
+    '0.3333',
+    '[-0.3200,',
+    '0.9867]',
+  ]
+  assert lines[1] == ['length', 'sums', '12.0000']
+
+
+def test_nothing_is_compared_where_nothing_is_graded():
+  ungraded = measured([None, None])
+  assert comparison.differences(ungraded, ungraded) == {}
+  assert comparison.differences(measured([]), measured([])) == {}
+  assert comparison.differences(measured([True]), measured([False])) == {}
+
+
+def test_other_tasks_are_not_compared():
+  with pytest.raises(AssertionError, match='the tasks must be the same'):
+    comparison.differences(
+      measured([True]),
+      dataclasses.replace(measured([True]), answers=[answer('other', True)]),
+    )
+
+
+def test_environments_are_compared_each_for_itself():
+  mine, theirs = (
+    comparison.Measurement(
+      {},
+      [
+        *(answer(i, a, env='a') for i in range(2)),
+        *(answer(i, b, env='b') for i in range(2)),
+      ],
+      [],
+    )
+    for a, b in ((True, False), (False, True))
+  )
+  found = comparison.differences(mine, theirs)
+  assert found['difference/pass_rate/a'] == 1
+  assert found['difference/pass_rate/b'] == -1
+
+
+def test_json_is_flat_and_has_the_suite():
+  mine = measured([True, True], VALUES, texts=['yes'])
+  assert comparison.to_json(measured([True], VALUES)) == VALUES
+  said = {'prompt': 'prompt 0', 'stop_reason': 'eos'}
+  assert comparison.to_json(mine) == VALUES | {
+    'suite': [said | {'text': 'yes', 'tokens': 3}]
+  }
+  theirs = measured([False, False], {'eval/pass_rate/sums': 0.0}, texts=['no'])
+  found = json.loads(json.dumps(comparison.to_json(mine, theirs)))
+  assert found == VALUES | {
+    'suite': [said | {'text': 'yes', 'tokens': 3}],
+    'against/suite': [said | {'text': 'no', 'tokens': 2}],
+    'against/pass_rate/sums': 0.0,
+    'difference/pass_rate/sums': 1.0,
+    'difference/pass_rate_low/sums': 1.0,
+    'difference/pass_rate_high/sums': 1.0,
+  }
+
+
+def test_answers_to_the_suite_stand_side_by_side():
+  mine = measured([], texts=['one two three ' * 4 + '\nend', 'x'])
+  theirs = measured([], texts=['short\x1b[2J', 'y'])
+  assert comparison.suite(measured([])) == []
+  lines = comparison.suite(mine, theirs)
+  assert lines[:2] == ['', '> prompt 0']
+  cells = [[cell.strip() for cell in line.split(' | ')] for line in lines[2:6]]
+  assert cells[0] == [
+    'checkpoint (eos, 60 tokens):',
+    'against (eos, 9 tokens):',
+  ]
+  assert cells[1] == ['one two three one two three one two', 'short\ufffd[2J']
+  assert lines[4].startswith('three one two three')
+  assert lines[5].strip(' |') == 'end'
+  assert lines[6:] == ['', '> prompt 1', *lines[8:]]
+  assert max(map(len, lines)) <= comparison.WIDTH
+  alone = comparison.suite(mine)
+  assert alone[3].startswith('one two three one two three one two three one')

@@ -1,0 +1,527 @@
+"""Evaluation: answers of the engine, what is counted, what is not scorable."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain import envs, schema, types
+from posttrain.data import sources
+from posttrain.decode import requests
+from posttrain.evaluation import evaluator as evaluation
+from posttrain.metrics import estimates
+from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.models import transformer
+from posttrain.rollout import driver as drivers
+from tests import fixtures, toys
+from tests.pipeline.test_tokens import _equal
+
+WIDTH = 32  # of every forward, and the engine's capacity
+RENDERER = fixtures.RENDERER
+TOY = toys.Letters('toy', schema.Arithmetic())
+
+
+@jax.jit
+def _law(params, row):
+  """f32[WIDTH, V]: log softmax of what follows each of WIDTH tokens."""
+  hidden, _ = transformer.trunk(
+    params,
+    fixtures.MODEL,
+    row[None],
+    jnp.arange(WIDTH)[None],
+    jnp.ones((1, WIDTH), jnp.int32),
+  )
+  weight, _ = transformer.head(params, fixtures.MODEL)
+  return jax.nn.log_softmax(hidden[0] @ weight)
+
+
+def _logprobs(params, ids):
+  row = np.pad(np.array(ids, np.int32), (0, WIDTH - len(ids)))
+  return np.asarray(_law(params, row))
+
+
+def _greedy(params, prompt, max_tokens):
+  """One token at a time, each from a forward of its own."""
+  ids = list(prompt)
+  while len(ids) - len(prompt) < max_tokens:
+    ids.append(int(_logprobs(params, ids)[len(ids) - 1].argmax()))
+    if ids[-1] in RENDERER.stop_ids:
+      break
+  return ids[len(prompt) :]
+
+
+def _sharp():
+  """Weights whose greedy answers differ in length."""
+  params = toys.params(seed=2)
+  return {**params, 'embed': {'table': 2.0 * params['embed']['table']}}
+
+
+def _evaluator(env=TOY, params=None, engine=None, budget=100, **options):
+  """An evaluator of one environment, and the driver that it plays with."""
+  options = {'prompts': 4, 'samples': 3, 'max_tokens': 8, **options}
+  made = evaluation.Evaluator(
+    {'toy': env},
+    RENDERER,
+    schema.Eval(**options),
+    seed=0,
+    max_errors=budget,
+  )
+  assert made.max_length <= WIDTH
+  engine = engine or toys.engine()
+  engine.set_params(toys.params() if params is None else params, 0)
+  driver = Recorder(engine, RENDERER, WIDTH)
+  made.connect(driver)
+  return made, driver
+
+
+class Recorder(toys.Driver):
+  """Remembers everything that it played."""
+
+  played = ()
+
+  def play(self, plays):
+    self.played = (*self.played, *(rollouts := super().play(plays)))
+    return rollouts
+
+
+def test_greedy_answers_are_one_argmax_after_another():
+  params = _sharp()
+  evaluator, _ = _evaluator(params=params, samples=0)
+  values, answers = evaluator()
+  lengths = set()
+  for task, answer in zip(TOY.source('eval', 0).take(4), answers, strict=True):
+    prompt = RENDERER.render(task.prompt, add_generation_prompt=True).ids
+    ids = _greedy(params, prompt, 8)
+    ended = ids[-1] in RENDERER.stop_ids
+    text = RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
+    assert (answer.text, answer.tokens) == (text, len(ids))
+    assert answer.stop_reason == ('eos' if ended else 'max_tokens')
+    assert answer.id == task.id and answer.answer == task.answer
+    assert answer.prompt == task.prompt[0]['content']
+    assert answer.correct == TOY.grade(task, text).correct
+    lengths.add(len(ids))
+  assert len(lengths) > 1
+  assert values['eval/pass_rate/toy'] == np.mean([x.correct for x in answers])
+  assert values['eval/length/toy'] == np.mean([x.tokens for x in answers])
+  stops = [f'stop/{x}' for x in {answer.stop_reason for answer in answers}]
+  for stop in stops:
+    assert values[f'eval/{stop}/toy'] == np.mean(
+      [f'stop/{answer.stop_reason}' == stop for answer in answers]
+    )
+  assert {name.split('/', 1)[1] for name in values} == {
+    f'{name}/toy'
+    for name in (
+      'reward',
+      'pass_rate',
+      'pass_rate_low',
+      'pass_rate_high',
+      'format_rate',
+      'format_rate_low',
+      'format_rate_high',
+      'length',
+      'truncated',
+      'errors',
+      *stops,
+    )
+  }
+  assert {answer.sampled for answer in answers} == {()}
+
+
+def test_max_length_is_that_of_the_longest_episode():
+  # 18 bytes of 'yes, and more of it' and one, 3 of the template, the answer.
+  assert _evaluator()[0].max_length == 19 + 3 + 8
+  env = toys.Letters('toy', schema.Arithmetic())
+  env.max_turns = 3
+  made = evaluation.Evaluator(
+    {'toy': env}, RENDERER, schema.Eval(max_tokens=8), seed=0
+  )
+  assert made.max_length == 19 + 3 + 3 * 8
+
+
+@pytest.mark.parametrize(
+  'turns, budget, added',
+  [
+    (1, 30, 8),
+    (1, 5, 5),
+    (3, 5, 5),
+    (3, 100, 100),  # the answers have 24
+  ],
+)
+def test_max_length_is_bounded_by_the_budget_of_an_episode(
+  turns, budget, added
+):
+  env = toys.Letters('toy', schema.Arithmetic())
+  env.max_turns = turns
+  made = evaluation.Evaluator(
+    {'toy': env},
+    RENDERER,
+    schema.Eval(max_tokens=8, max_episode_tokens=budget),
+    seed=0,
+  )
+  assert made.max_length == 19 + 3 + added
+
+
+def test_plays_have_the_budgets_of_an_evaluation():
+  evaluator, driver = _evaluator(max_episode_tokens=5, keep_exchanges=2)
+  _, answers = evaluator()
+  for play in driver.plays:
+    assert (play.max_tokens, play.max_episode_tokens) == (8, 5)
+    assert play.keep_exchanges == 2
+  assert {answer.stop_reason for answer in answers} <= {'eos', 'overflow'}
+  assert max(answer.tokens for answer in answers) == 5
+
+
+class Counting(toys.Letters):
+  """Has metrics."""
+
+  def grade(self, task, text):
+    score = super().grade(task, text)
+    return dataclasses.replace(score, metrics={'letters': len(text)})
+
+
+def test_metrics_of_the_greedy_answers_are_measured():
+  evaluator, _ = _evaluator(Counting('toy', schema.Arithmetic()))
+  values, answers = evaluator()
+  letters = [len(answer.text) for answer in answers]
+  assert values['eval/letters/toy'] == np.mean(letters)
+
+
+def test_kl_is_the_drift_from_the_initial_parameters():
+  now, start = _sharp(), toys.params()
+  evaluator, driver = _evaluator(params=now, kl=True)
+  asked = []
+
+  def scorer(reference, samples):
+    asked.append(reference)
+    return [_scored(start, sample) for sample in samples]
+
+  evaluator.connect(driver, scorer)
+  values, _ = evaluator()
+  firsts = driver.played[4::3]  # one sampled answer of three, behind 4 greedy
+  drift = [
+    (_scored(now, s) - _scored(start, s))[s.mask]
+    for rollout in firsts
+    for s in rollout.samples
+  ]
+  expected = np.concatenate(drift).mean()
+  np.testing.assert_allclose(values['eval/kl/toy'], expected, atol=1e-5)
+  assert asked == ['init'] and expected > 0.01
+
+
+def _scored(params, sample):
+  """f32[T]: log probability of each token, 0 for the first."""
+  law = _logprobs(params, sample.ids)
+  at = np.arange(len(sample.ids) - 1)
+  return np.concatenate([[0.0], law[at, sample.ids[1:]]])
+
+
+def test_sampled_rates_by_hand():
+  params = toys.params()
+  evaluator, driver = _evaluator(params=params)
+  values, answers = evaluator()
+  assert len(answers) == 4 and len(driver.played) == 4 + 12
+  sampled = driver.played[4:]
+  texts = [rollout.messages[-1]['content'] for rollout in sampled]
+  right = np.array(
+    [
+      text[:1].isascii() == rollout.task.prompt[0]['content'].startswith('y')
+      for text, rollout in zip(texts, sampled, strict=True)
+    ]
+  )
+  assert 0 < right.mean() < 1
+  assert values['eval/sampled_pass_rate/toy'] == right.mean()
+  assert values['eval/pass@3/toy'] == right.reshape(4, 3).any(1).mean()
+  assert [x.sampled for x in answers] == [
+    tuple(row) for row in right.reshape(4, 3).tolist()
+  ]
+  low, high = estimates.interval(right.reshape(4, 3).mean(1))
+  assert values['eval/sampled_pass_rate_low/toy'] == pytest.approx(low)
+  assert values['eval/sampled_pass_rate_high/toy'] == pytest.approx(high)
+  assert not any('maj@' in name for name in values)  # toys do not say what
+  formatted = [len(text) > 2 for text in texts]
+  assert values['eval/sampled_format_rate/toy'] == np.mean(formatted)
+  surprise = []
+  for rollout in sampled:
+    (sample,) = rollout.samples
+    law = _logprobs(params, sample.ids)
+    at = np.flatnonzero(sample.mask)
+    surprise += list(-law[at - 1, sample.ids[at]])
+  np.testing.assert_allclose(
+    values['eval/entropy/toy'], np.mean(surprise), rtol=1e-5
+  )
+  # No two answers to a task are drawn with the same numbers.
+  assert len({rollout.uid for rollout in driver.played}) == 16
+  assert min(r.uid for r in driver.played) >= evaluation.FIRST_UID
+  assert len({sample.samples[0].ids.tobytes() for sample in sampled}) == 12
+
+
+class Initials(toys.Letters):
+  """Says what was answered: whether it begins with an ASCII character."""
+
+  votes = True
+
+  def grade(self, task, text):
+    score = super().grade(task, text)
+    said = None if text.endswith(' ') else str(text[:1].isascii())
+    return dataclasses.replace(score, answer=said)
+
+
+def test_further_k_by_all_subsets():
+  """Of the same answers, enumerated."""
+  values, answers = _evaluator(
+    Initials('toy', schema.Arithmetic()), samples=5, ks=(2, 4, 4)
+  )[0]()
+  plain, _ = _evaluator(samples=5)[0]()
+  assert {k: v for k, v in values.items() if k in plain} == plain
+  assert values.keys() - plain.keys() == {
+    f'eval/{name}{side}/toy'
+    for side in ('', *estimates.BOUNDS)
+    for name in ('pass@2', 'pass@4', 'maj@2', 'maj@4', 'maj@5')
+  }
+  for k in (2, 4):
+    solved = [
+      any(subset)
+      for answer in answers
+      for subset in itertools.combinations(answer.sampled, k)
+    ]
+    assert values[f'eval/pass@{k}/toy'] == pytest.approx(np.mean(solved))
+
+
+class Mute(Initials):
+  """Reads no answer."""
+
+  def grade(self, task, text):
+    return dataclasses.replace(super().grade(task, text), answer=None)
+
+
+def test_where_nothing_can_be_read_the_majority_is_wrong():
+  values, _ = _evaluator(Mute('toy', schema.Arithmetic()))[0]()
+  assert values['eval/maj@3/toy'] == 0 < values['eval/pass@3/toy']
+
+
+SUITE = ('Hello.', 'yes', 'What is 1 + 2?')
+
+
+def test_the_suite_is_answered_greedily_in_one_turn():
+  params = _sharp()
+  evaluator, driver = _evaluator(
+    params=params, suite=SUITE, max_episode_tokens=5
+  )
+  answers = evaluator.answer_suite()
+  assert [answer.prompt for answer in answers] == list(SUITE)
+  lengths = set()
+  for answer in answers:
+    prompt = RENDERER.render(
+      [{'role': 'user', 'content': answer.prompt}],
+      add_generation_prompt=True,
+    ).ids
+    ids = _greedy(params, prompt, 8)  # eval.max_tokens, whatever an episode has
+    ended = ids[-1] in RENDERER.stop_ids
+    assert answer.text == RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
+    assert answer.tokens == len(ids)
+    assert answer.stop_reason == ('eos' if ended else 'max_tokens')
+    lengths.add(len(ids))
+  assert max(lengths) == 8
+  assert evaluator.answer_suite() == answers
+  # It is no environment of the evaluation, nor does it change another's draws.
+  values, _ = evaluator()
+  assert values == _evaluator(params=params, max_episode_tokens=5)[0]()[0]
+  assert len({rollout.uid for rollout in driver.played}) == 3 + 16
+  assert _evaluator()[0].answer_suite() == []
+
+
+def test_the_longest_prompt_of_the_suite_needs_room():
+  made = evaluation.Evaluator(
+    {'toy': TOY},
+    RENDERER,
+    schema.Eval(max_tokens=8, max_episode_tokens=2, suite=('a', 'b' * 40)),
+    seed=0,
+  )
+  assert made.max_length == 40 + 3 + 8
+  alone = evaluation.Evaluator(
+    {}, RENDERER, schema.Eval(max_tokens=8, suite=('abc',)), seed=0
+  )
+  assert alone.max_length == 3 + 3 + 8
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'ks': (1,)}, r'ks must hold numbers above 1, up to samples=8: got \(1,'),
+    ({'ks': (2, 9)}, 'ks must hold numbers above 1, up to samples=8'),
+    ({'ks': (2,), 'samples': 0}, 'ks must hold .* up to samples=0'),
+    ({'suite': ('a', ' ')}, 'suite must hold prompts with text, each once'),
+    ({'suite': ('a', 'a')}, 'suite must hold prompts with text, each once'),
+  ],
+)
+def test_what_cannot_be_asked_for(options, message):
+  with pytest.raises(ValueError, match=message):
+    schema.Eval(**options)
+  assert schema.Eval(ks=(8,)).ks == (8,)
+
+
+def test_what_is_not_graded_is_answered_once(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  rows = [{'prompt': f'Say {i}.', 'completion': f'{i}'} for i in range(3)]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  cfg = schema.Rows(path=str(path), eval_path=str(path))
+  evaluator, driver = _evaluator(envs.make('toy', cfg))
+  values, answers = evaluator()
+  assert len(driver.played) == 3
+  assert [answer.answer for answer in answers] == ['0', '1', '2']
+  assert {answer.correct for answer in answers} == {None}
+  assert values.keys() == {
+    'eval/length/toy',
+    'eval/truncated/toy',
+    'eval/errors/toy',
+    'eval/stop/max_tokens/toy',
+  }
+  nothing, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
+  assert nothing() == ({}, []) and driver.played == ()
+
+
+class Failing(toys.Letters):
+  """Cannot grade answers of an odd length."""
+
+  def grade(self, task, text):
+    if len(text) % 2:
+      raise RuntimeError('odd')
+    return super().grade(task, text)
+
+
+def test_errors_are_counted_and_left_out_of_the_means():
+  params = _sharp()
+  evaluator, driver = _evaluator(
+    Failing('toy', schema.Arithmetic()), params, samples=8
+  )
+  values, answers = evaluator()
+  failed = [r for r in driver.played if r.stop_reason == 'error']
+  assert 0 < len(failed) < len(driver.played) == 36
+  assert values['eval/errors/toy'] == len(failed)
+  alive = [r for r in driver.played if r not in failed]
+  rewards = [r.score.reward for r in alive if r.uid % 2**12]
+  assert values['eval/sampled_pass_rate/toy'] == np.mean(rewards)
+  for answer, rollout in zip(answers, driver.played[:4], strict=True):
+    assert (answer.error is None) == (rollout not in failed)
+    assert answer.error is None or answer.error.endswith('RuntimeError: odd')
+  known = [a.correct for a in answers if a.error is None]
+  assert 0 < len(known) < 4
+  assert values['eval/pass_rate/toy'] == np.mean(known)
+
+
+class Broken(toys.Letters):
+  def grade(self, task, text):
+    raise RuntimeError('broken')
+
+
+def test_where_all_fails_there_is_no_rate():
+  values, answers = _evaluator(Broken('toy', schema.Arithmetic()))[0]()
+  assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
+  assert all('broken' in answer.error for answer in answers)
+
+
+def test_too_many_errors_stop_the_run():
+  env = Broken('toy', schema.Arithmetic())
+  _evaluator(env, budget=4)[0]()
+  with pytest.raises(
+    rollout_metrics.TooManyErrors, match='got 4, the first: toy/'
+  ):
+    _evaluator(env, budget=3)[0]()
+
+
+def test_the_same_weights_give_the_same_numbers():
+  engine = toys.engine()
+  evaluator, _ = _evaluator(engine=engine)
+  first = evaluator()
+  assert evaluator() == first
+  engine.set_params(toys.params(seed=1), 1)
+  assert evaluator() != first
+  engine.set_params(toys.params(), 2)
+  assert evaluator() == first
+
+
+@pytest.mark.parametrize('weights', [0, 1])
+def test_it_does_not_disturb_training(monkeypatch, weights):
+  """Bit by bit: the engine is shared, and so is its cache."""
+  toys.install(monkeypatch)
+  alone, _ = toys.connected(toys.stage())
+  expected = [next(alone) for _ in range(3)]
+  source, driver = toys.connected(toys.stage())
+  evaluator, _ = _evaluator()
+  evaluator.connect(driver)
+  engine = driver._engine
+  for item in expected:
+    engine.set_params(toys.params(seed=weights), 9)
+    evaluator()
+    engine.set_params(toys.params(), 5)
+    again = next(source)
+    _equal(item.batch, again.batch)
+    assert (item.state, item.metrics) == (again.state, again.metrics)
+
+
+def test_a_prompt_that_cannot_be_rendered_names_its_row():
+  class Robots(toys.Letters):
+    def source(self, split, seed):
+      task = types.Task('row-3', 'toy', ({'role': 'robot', 'content': ''},))
+      return sources.Shuffled([task], seed)
+
+  with pytest.raises(ValueError, match='row row-3 of environment toy: '):
+    _evaluator(Robots('toy', schema.Arithmetic()))
+
+
+def test_an_evaluator_that_always_knows_scores_one():
+  """The whole way from task to rate, with the engine's word replaced."""
+  env = envs.make('toy', schema.Arithmetic(train_tasks=10, eval_tasks=7))
+  evaluator = evaluation.Evaluator(
+    {'toy': env}, RENDERER, schema.Eval(max_tokens=48, samples=2), seed=0
+  )
+  evaluator.connect(drivers.Driver(Oracle(env), RENDERER, 128))
+  values, answers = evaluator()
+  assert len(answers) == 7
+  for name in (
+    'pass_rate',
+    'format_rate',
+    'sampled_pass_rate',
+    'pass@2',
+    'maj@2',
+  ):
+    assert values[f'eval/{name}/toy'] == 1
+    # 7 of 7, by Wilson: 7 / (7 + 1.96^2)
+    assert values[f'eval/{name}_low/toy'] == pytest.approx(0.645670, abs=1e-6)
+    assert values[f'eval/{name}_high/toy'] == 1
+  assert values['eval/stop/eos/toy'] == 1
+  assert values['eval/truncated/toy'] == 0 == values['eval/errors/toy']
+  assert (
+    answers[0].text
+    == env.source('eval', 0).take(1)[0].demonstration[0]['content']
+  )
+
+
+class Oracle:
+  """An engine that looks up the demonstration of what it is asked."""
+
+  def __init__(self, env):
+    self._waiting = []
+    self._says = {
+      RENDERER.render(
+        task.prompt, add_generation_prompt=True
+      ).ids.tobytes(): RENDERER.render(task.prompt + task.demonstration).ids
+      for task in env.source('eval', 0).take(100)
+    }
+
+  def submit(self, request):
+    self._waiting.append(request)
+
+  def poll(self):
+    asked, self._waiting = self._waiting, []
+    return [self._answer(request) for request in asked]
+
+  def _answer(self, request):
+    ids = self._says[request.ids.tobytes()][len(request.ids) :]
+    return requests.Completion(
+      request.id, ids, np.full(len(ids), -1, np.float32), 'eos', 0
+    )

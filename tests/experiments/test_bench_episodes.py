@@ -1,0 +1,53 @@
+"""What the benchmark of episodes adds up, and how lock-step asks."""
+
+import numpy as np
+
+from experiments import bench_episodes
+from posttrain.decode import requests
+
+
+def way(said, *seconds):
+  """A way that was played: its tokens, and (wall, env, engine) per repeat."""
+  made = object.__new__(bench_episodes.Way)
+  made.said, made.seconds = said, list(seconds)
+  return made
+
+
+def test_a_table_of_medians(capsys):
+  held = way({0: [1, 2], 1: [3]}, (1.0, 0.1, 0.5), (2.0, 0.2, 1.6), (4, 0.4, 2))
+  slow = way({0: [1, 2], 1: [4]}, (3.0, 1.5, 1.5), (4.0, 2.0, 2.0), (4, 2, 2))
+  bench_episodes.report({'lock-step': slow, 'held': held}, 'heading')
+  heading, _, _, *rows = capsys.readouterr().out.splitlines()
+  assert heading == 'heading'
+  # 2 episodes of 3 tokens in 4 and in 2 s; 3, 2 and 1 times as fast.
+  assert rows == [
+    '| lock-step | 0.5 | 1 | 1.00 | 50.0% | 50.0% | 0.0% | 1 |',
+    '| held | 1.0 | 2 | 2.00 | 10.0% | 50.0% | 40.0% | 0 |',
+  ]
+
+
+class Engine:
+  """Says 7 to everything, and remembers what it was asked."""
+
+  def __init__(self):
+    self.asked = []
+
+  def generate(self, asked):
+    self.asked += [(request.id, request.ids.tolist()) for request in asked]
+    return [
+      requests.Completion(
+        request.id, np.array([7]), np.zeros(1), 'eos', version=0
+      )
+      for request in asked
+    ]
+
+
+def test_lock_step_prefills_whole_histories():
+  engine = Engine()
+  lock_step = bench_episodes.LockStep(engine)
+  lock_step.submit(requests.Request(3, np.array([1, 2]), 4, hold=True))
+  lock_step.poll()
+  lock_step.extend(3, np.array([5]), 4)
+  lock_step.poll()
+  assert engine.asked == [(3, [1, 2]), (3, [1, 2, 7, 5])]
+  lock_step.release(3)

@@ -1,0 +1,81 @@
+"""The whole ladder, in small; in it GRPO on a reward model, as a run."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from experiments import kill_resume, ladder
+from posttrain import main, schema
+from posttrain.metrics import writers
+from posttrain.util import preemption
+from tests.end_to_end import test_grpo_run
+
+STAGES = ['sft', 'dpo', 'grpo', 'rm', 'rm_grpo']
+
+
+def test_full_size_it_is_the_recipes_but_for_the_reward_models_steps():
+  """It has all checks behind it that a run begins with."""
+  run = ladder.recipe(seed=3, tiny=False)
+  assert list(run.stages) == STAGES and run.seed == 3
+  cfg = main.load('configs/arithmetic_rm_grpo.py', [('seed', '3')])
+  rm = dataclasses.replace(cfg.stages['rm'], steps=ladder.RM_STEPS)
+  assert run.stages['rm'] == rm != cfg.stages['rm']
+  assert run.stages['rm_grpo'] == cfg.stages['grpo']
+  (graded,) = run.stages['grpo'].envs.values()
+  assert not graded.rewards and graded.algorithm == schema.Grpo()
+
+
+@pytest.fixture(scope='module')
+def climbed(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('ladder') / 'run'
+  ladder.main([f'--workdir={workdir}', '--tiny'])
+  return workdir
+
+
+@pytest.mark.slow
+def test_every_rung_has_its_row(climbed, capsys):
+  """Started again, it trains nothing and prints what there is."""
+  before = (climbed / 'metrics.jsonl').read_bytes()
+  ladder.main([f'--workdir={climbed}', '--tiny'])
+  assert (climbed / 'metrics.jsonl').read_bytes() == before
+  *lines, last = capsys.readouterr().out.splitlines()
+  found = json.loads(last)
+  assert list(found) == ['seed', 'base', *STAGES]
+  table = [line.split(' | ') for line in lines if line.startswith('| ')][1:]
+  assert [row[0] for row in table] == [f'| {x}' for x in ladder.ROWS.values()]
+  for row, name in zip(table, ladder.ROWS, strict=True):
+    assert float(row[2]) == round(found[name]['pass_rate'], 3)
+  assert 0 <= found['rm']['pairs'] <= 1
+  for name in ladder.ROWS:
+    assert 0 <= found[name]['sampled_pass_rate'] <= 1
+    assert (found[name]['minutes'] > 0) == (name != 'base')
+
+
+@pytest.mark.slow
+def test_the_reward_is_what_the_model_says(climbed):
+  rows = writers.read(str(climbed / 'metrics.jsonl'))
+  rows = [row for row in rows if row['stage'] == 'rm_grpo'][1:]
+  assert len(rows) == 10
+  for row in rows:
+    assert row['rewards/learned/faults/arithmetic'] == 0
+    reward = row['rollout/reward/arithmetic']
+    assert reward == pytest.approx(row['rewards/learned/arithmetic'])
+  # Not the mean of 16 grades of 0 or 1.
+  rewards = [16 * row['rollout/reward/arithmetic'] for row in rows]
+  assert any(abs(reward - round(reward)) > 1e-3 for reward in rewards)
+
+
+@pytest.mark.slow
+def test_resumed_on_a_reward_model_it_is_bitwise_the_same(climbed, tmp_path):
+  cut = tmp_path / 'run'
+  shutil.copytree(climbed, cut)
+  shutil.rmtree(cut / 'checkpoints' / 'rm_grpo')
+  with pytest.MonkeyPatch.context() as patch:
+    test_grpo_run._stop_at(patch, 4)
+    with pytest.raises(preemption.Preempted, match='stage rm_grpo, step 4'):
+      ladder.main([f'--workdir={cut}', '--tiny'])
+  ladder.main([f'--workdir={cut}', '--tiny'])
+  truth = kill_resume.outcome(climbed)
+  assert not kill_resume.differences(truth, kill_resume.outcome(cut))

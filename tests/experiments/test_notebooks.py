@@ -1,0 +1,91 @@
+"""The notebooks of experiments/: run whole, in their tiny setting."""
+
+import os
+import pathlib
+
+import pytest
+
+nbformat = pytest.importorskip('nbformat')
+nbclient = pytest.importorskip('nbclient')
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / 'experiments').glob('*.ipynb'))
+WORDS = {  # of what they print, in this order
+  'quickstart': (
+    'parameters',
+    'What is',
+    r'\boxed{',
+    'pass rate',
+    'untrained',
+    'after sft',
+    'after grpo',
+    'report.html',
+    'What is 38 + 47?',
+  ),
+  'sql_grpo': (
+    'parameters',
+    "'ANSWER",
+    'random weights',
+    'pass rate',
+    'random actions',
+    'after sft',
+    'after grpo',
+    'report.html',
+    'reloaded',
+  ),
+}
+
+
+def read(path):
+  return nbformat.read(path, as_version=4)
+
+
+def code(notebook):
+  return [cell for cell in notebook.cells if cell.cell_type == 'code']
+
+
+def test_each_is_expected():
+  assert {path.stem for path in NOTEBOOKS} == WORDS.keys()
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_committed_clean(path):
+  notebook = read(path)
+  nbformat.validate(notebook)
+  assert notebook.metadata.kernelspec.name == 'python3'
+  assert notebook.cells[0].source.startswith('# ')
+  for cell in code(notebook):
+    assert not cell.outputs and cell.execution_count is None, cell.id
+  for cell in notebook.cells:
+    assert not cell.metadata, f'{cell.id} has {cell.metadata}'
+    assert len(cell.source.splitlines()) <= 25, f'{cell.id} is long'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs_from_top_to_bottom(path, tmp_path):
+  notebook = read(path)
+  client = nbclient.NotebookClient(
+    notebook,
+    timeout=600,
+    kernel_name='python3',
+    resources={'metadata': {'path': str(tmp_path)}},
+  )
+  client.execute(
+    env={  # raises at the first cell that does
+      **os.environ,
+      'POSTTRAIN_TINY': '1',
+      'PYTHONPATH': str(ROOT),
+      'IPYTHONDIR': str(tmp_path / '.ipython'),
+    }
+  )
+  outputs = [output for cell in code(notebook) for output in cell.outputs]
+  assert any('image/png' in output.get('data', {}) for output in outputs)
+  said = ''.join(
+    output.get('text') or output.get('data', {}).get('text/html', '')
+    for output in outputs
+  )
+  place = 0
+  for word in WORDS[path.stem]:
+    place = said.find(word, place)
+    assert place >= 0, f'{word!r} is missing, or too early, in:\n{said}'

@@ -1,0 +1,198 @@
+"""Means over rollouts, by hand."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from posttrain import types
+from posttrain.metrics import rollouts as rollout_metrics
+
+TASK = types.Task('t', 'e', ())
+
+
+def _rollout(
+  reward=None,
+  correct=None,
+  formatted=None,
+  stop_reason='eos',
+  logprobs=(-1.0, -2.0),
+  answer=None,
+):
+  """Two tokens of a prompt, then what was sampled with these logprobs."""
+  n = 2 + len(logprobs)
+  mask = np.arange(n) >= 2
+  sample = types.Sample(
+    env='e',
+    row='t',
+    ids=np.zeros(n, np.int32),
+    mask=mask,
+    roles=np.zeros(n, np.int8),
+    is_content=mask,
+    sampler_logprobs=np.array([0, 0, *logprobs], np.float32),
+    temperatures=np.ones(n, np.float32),
+    versions=np.zeros(n, np.int32),
+  )
+  failed = stop_reason == 'error'
+  return types.Rollout(
+    0,
+    TASK,
+    (),
+    () if failed else (sample,),
+    types.Score(reward, correct, formatted, answer=answer),
+    stop_reason,
+    error='it broke' if failed else None,
+  )
+
+
+def test_samples_of_an_episode():
+  one, failed = _rollout(), _rollout(stop_reason='error')
+  two = dataclasses.replace(one, samples=one.samples * 2)
+  none = dataclasses.replace(failed, samples=())
+  assert rollout_metrics.samples([one, two, none]) == {'samples': 1.5}
+  assert rollout_metrics.samples([none]) == {}
+
+
+def test_means_are_over_what_is_known():
+  rollouts = [
+    _rollout(1.0, True, True),
+    _rollout(0.25, False, True, 'max_tokens', [-1.0] * 6),
+    _rollout(None, None, False, 'overflow', [-1.0]),  # not graded
+    _rollout(stop_reason='error'),
+  ]
+  assert rollout_metrics.survivors(rollouts) == rollouts[:3]
+  assert rollout_metrics.summarize(rollouts) == {
+    'reward': 0.625,
+    'pass_rate': 0.5,
+    'format_rate': pytest.approx(2 / 3),
+    'length': 3.0,
+    'truncated': pytest.approx(2 / 3),
+  }
+
+
+def test_what_nobody_knows_has_no_name():
+  assert rollout_metrics.summarize([_rollout()]) == {
+    'length': 2.0,
+    'truncated': 0.0,
+  }
+  failed = [_rollout(stop_reason='error')]
+  assert (
+    rollout_metrics.summarize(failed) == {} == rollout_metrics.summarize([])
+  )
+  assert (
+    rollout_metrics.entropy(failed)
+    == {}
+    == rollout_metrics.mixed_groups([[], []])
+  )
+  assert (
+    rollout_metrics.best_of([], [2])
+    == {}
+    == rollout_metrics.best_of([failed * 2], [2])
+  )
+  assert (
+    rollout_metrics.bounds('x', [])
+    == {}
+    == rollout_metrics.bounds('x', [[], [None]])
+  )
+
+
+def test_metrics_of_the_scores_are_means_of_those_that_have_them():
+  rollouts = [
+    dataclasses.replace(_rollout(1.0), score=types.Score(reward, metrics=m))
+    for reward, m in (
+      (1.0, {'steps': 3, 'reward': 9.0}),
+      (0.0, {'steps': 4, 'asked': True}),
+      (None, {}),
+    )
+  ]
+  rollouts.append(_rollout(stop_reason='error'))
+  assert rollout_metrics.summarize(rollouts) == {
+    'steps': 3.5,
+    'asked': 1.0,
+    'reward': 0.5,
+    'length': 2.0,
+    'truncated': 0.0,
+  }
+
+
+def test_stop_reasons_are_shares_of_all_rollouts():
+  reasons = ('eos', 'error', 'max_turns', 'eos')
+  assert rollout_metrics.stops([_rollout(stop_reason=x) for x in reasons]) == {
+    'stop/eos': 0.5,
+    'stop/error': 0.25,
+    'stop/max_turns': 0.25,
+  }
+  assert rollout_metrics.stops([]) == {}
+
+
+def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
+  rollouts = [_rollout(logprobs=[-1.0]), _rollout(logprobs=[-3.0, -4.0, -8.0])]
+  assert rollout_metrics.entropy(rollouts) == {'entropy': 4.0}
+
+
+def test_entropy_is_unbiased():
+  p = np.array([0.5, 0.25, 0.25])
+  tokens = np.repeat(np.arange(3), (50, 25, 25))  # as often as they come
+  rollout = _rollout(logprobs=np.log(p)[tokens])
+  assert rollout_metrics.entropy([rollout])['entropy'] == pytest.approx(
+    1.5 * math.log(2)
+  )
+
+
+def test_mixed_groups():
+  groups = [
+    [_rollout(1.0), _rollout(0.0)],
+    [_rollout(1.0), _rollout(1.0)],
+    [_rollout(0.0), _rollout(None)],
+    [_rollout(None)],
+    [],
+  ]
+  assert rollout_metrics.mixed_groups(groups) == {
+    'mixed_groups': pytest.approx(1 / 3)
+  }
+
+
+def test_pass_at_k_is_that_one_of_k_is_right():
+  right, wrong = _rollout(1.0, True), _rollout(0.0, False)
+  groups = [[right, wrong], [wrong, wrong], [right, right], [wrong, right]]
+  found = rollout_metrics.best_of(groups, [2])
+  bounds = rollout_metrics.bounds('pass@2', [[1], [1], [1], [0]])
+  assert found == {'pass@2': 0.75, **bounds}
+  # One with a failure or an ungraded answer has fewer than k answers.
+  groups += [[right, _rollout(stop_reason='error')], [right, _rollout()]]
+  assert rollout_metrics.best_of(groups, [2]) == found
+
+
+def test_maj_at_k_needs_to_know_what_was_answered():
+  a, b, none = (
+    _rollout(float(said == 'a'), said == 'a', answer=said)
+    for said in ('a', 'b', None)
+  )
+  groups = [[a, a, b], [b, a, none], [none, none, none]]
+  found = rollout_metrics.best_of(groups, [3, 1, 3])
+  assert [key for key in found if '_' not in key] == [
+    'pass@1',
+    'maj@1',
+    'pass@3',
+    'maj@3',
+  ]
+  assert found['maj@3'] == pytest.approx((1 + 1 / 2) / 3)  # b and a are tied
+  assert found['maj@1'] == pytest.approx((2 / 3 + 1 / 3) / 3)
+  assert found['pass@3'] == pytest.approx(2 / 3)
+  # Where none says what it is, nobody can vote; or nobody did.
+  assert 'maj@3' not in rollout_metrics.best_of(groups[2:], [3])
+  assert rollout_metrics.best_of(groups[2:], [3], votes=True)['maj@3'] == 0
+  assert rollout_metrics.best_of([], [3], votes=True) == {}
+
+
+def test_bounds_are_over_tasks_and_of_what_is_known():
+  assert rollout_metrics.bounds('x', [[1], [0], [None], [1], []]) == {
+    'x_low': pytest.approx(0.207660, abs=1e-6),
+    'x_high': pytest.approx(0.938508, abs=1e-6),
+  }
+  # Answers to one task are no more evidence than its mean.
+  several = rollout_metrics.bounds('x', [[1] * 8, [0] * 8, [1] * 8])
+  assert several == pytest.approx(rollout_metrics.bounds('x', [[1], [0], [1]]))
+  uneven = rollout_metrics.bounds('x', [[1] * 8, [0, None], [1] * 8])
+  assert uneven['x_low'] > several['x_low']

@@ -1,0 +1,196 @@
+"""metrics.jsonl is strict JSON, and a resume leaves no seam."""
+
+import json
+import math
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain.metrics import writers
+
+
+def strict(text):
+  def refuse(name):
+    raise AssertionError(f'{name} is not JSON')
+
+  return json.loads(text, parse_constant=refuse)
+
+
+def write(path, position, steps, stage='sft'):
+  writer = writers.Writer(str(path), position, None)
+  positions = []
+  for step in steps:
+    writer.write(stage, step, {'loss/total': 1 / (step + 1)})
+    positions.append(writer.position())
+  writer.close()
+  return positions
+
+
+def test_a_line_is_flat_plain_and_strict_json(tmp_path):
+  path = tmp_path / 'new' / 'metrics.jsonl'
+  writer = writers.Writer(str(path), 0, None)
+  writer.write(
+    'sft',
+    3,
+    {
+      'loss': {'total': jnp.float32(0.5), 'ce': jnp.bfloat16(2.0)},
+      'count': np.int64(7),
+      'ok': np.bool_(True),
+      'note': 'a',
+      'none': None,
+      'bad': float('nan'),
+      'worse': jnp.inf,
+      'py': 3,
+    },
+  )
+  writer.close()
+  assert strict(path.read_text()) == {
+    'stage': 'sft',
+    'step': 3,
+    'loss/total': 0.5,
+    'loss/ce': 2.0,
+    'count': 7,
+    'ok': True,
+    'note': 'a',
+    'none': None,
+    'bad': None,
+    'worse': None,
+    'py': 3,
+    'nonfinite': ['bad', 'worse'],
+  }
+
+
+@pytest.mark.parametrize(
+  'values', [{'x': np.zeros(2)}, {'step': 1}, {'a': {'b': 1}, 'a/b': 2}]
+)
+def test_vectors_and_double_names_are_our_bug(values):
+  with pytest.raises(AssertionError):
+    writers.to_row('sft', 1, values)
+
+
+def test_resuming_gives_the_bytes_of_an_unbroken_run(tmp_path):
+  whole, broken = tmp_path / 'whole.jsonl', tmp_path / 'broken.jsonl'
+  write(whole, 0, range(6))
+  positions = write(broken, 0, range(5))
+  with open(broken, 'a') as f:
+    f.write('{"stage": "sft", "st')  # killed while writing
+  write(broken, positions[2], range(3, 6))
+  assert broken.read_bytes() == whole.read_bytes()
+
+
+def test_opening_alone_changes_nothing(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  positions = write(path, 0, range(4))
+  before = path.read_bytes()
+  writer = writers.Writer(str(path), positions[1], None)
+  assert writer.position() == positions[1]
+  writer.close()
+  writer.close()
+  assert writer.position() == positions[1]
+  assert path.read_bytes() == before
+
+
+def test_a_step_is_written_once_also_across_a_resume(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  (*_, position) = write(path, 0, range(3))
+  write(path, position, [0, 1], stage='grpo')
+  writer = writers.Writer(str(path), position, None)
+  with pytest.raises(AssertionError, match='stage sft step 2 after step 2'):
+    writer.write('sft', 2, {})
+  writer.close()
+
+
+@pytest.mark.parametrize('left', ['', '{"stage": "sft", "step": 0}\n{"sta'])
+def test_a_file_shorter_than_the_position_warns_and_goes_on(tmp_path, left):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_text(left)
+  with pytest.warns(UserWarning, match='must hold the 5000 bytes'):
+    write(path, 5000, [7])
+  steps = [row['step'] for row in writers.read(str(path))]
+  assert steps == ([0, 7] if left else [7])
+
+
+def test_reading_skips_a_line_under_way(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  assert writers.read(str(path)) == []
+  path.write_text('{"stage": "sft", "step": 0}\n{"stage"')
+  assert writers.read(str(path)) == [{'stage': 'sft', 'step': 0}]
+
+
+@pytest.mark.parametrize('at', [-1, -5])
+def test_a_position_inside_a_line_is_refused_and_nothing_is_cut(tmp_path, at):
+  path = tmp_path / 'metrics.jsonl'
+  (*_, end) = write(path, 0, range(3))
+  before = path.read_bytes()
+  with pytest.raises(ValueError, match=f'got byte {end + at}, inside of a'):
+    write(path, end + at, [3])
+  assert path.read_bytes() == before
+
+
+def test_tensorboard_files(tmp_path):
+  pytest.importorskip('tensorboardX')
+  folder = tmp_path / 'tb'
+  writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(folder)).close()
+  assert not folder.exists()
+  writer = writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(folder))
+  writer.write('sft', 1, {'loss/total': 0.5, 'bad': float('nan'), 'a': 'b'})
+  writer.close()
+  (events,) = (folder / 'sft').iterdir()
+  data = events.read_bytes()
+  assert b'loss/total' in data
+  assert b'bad' not in data
+
+
+def session_starts(folder):
+  """The steps at which TensorBoard is told to forget what came later."""
+  from tensorboardX.proto import event_pb2
+
+  found = []
+  for path in folder.iterdir():
+    data = path.read_bytes()
+    while data:  # records: u64 length, u32 checksum, bytes, u32 checksum
+      end = 12 + int.from_bytes(data[:8], 'little')
+      event = event_pb2.Event.FromString(data[12:end])
+      if event.HasField('session_log'):
+        found.append(event.step)
+      data = data[end + 4 :]
+  return sorted(found)
+
+
+def test_tensorboard_forgets_the_steps_that_are_redone(tmp_path):
+  pytest.importorskip('tensorboardX')
+  path, folder = str(tmp_path / 'm.jsonl'), tmp_path / 'tb'
+  writer = writers.Writer(path, 0, str(folder))
+  for step in range(1, 5):
+    writer.write('sft', step, {'x': step})
+    if step == 2:
+      position = writer.position()
+  writer.close()
+  writer = writers.Writer(path, position, str(folder))
+  writer.write('sft', 3, {'x': 3})
+  writer.write('grpo', 1, {'x': 1})
+  writer.close()
+  assert session_starts(folder / 'sft') == [1, 3]
+  assert session_starts(folder / 'grpo') == [1]
+
+
+def test_tensorboard_missing_is_one_clear_error(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tensorboardX', None)
+  with pytest.raises(ValueError, match=r"pip install 'posttrain\[tensorboard"):
+    writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(tmp_path / 'tb'))
+
+
+def test_progress_shows_numbers_on_a_terminal_only(monkeypatch, capsys):
+  for on, terminal in ((True, False), (False, True), (True, True)):
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda t=terminal: t)
+    with writers.Progress('sft', 10, start=4, on=on) as bar:
+      bar.update(10, {'loss': np.float32(0.25)})
+    shown = capsys.readouterr().err
+    assert ('10/10' in shown and 'loss=0.25' in shown) == (on and terminal)
+
+
+def test_json_has_null_for_what_is_not_finite():
+  found = writers.dumps({'a': math.nan, 'b': (math.inf, 1.5), 'c': {'d': 'x'}})
+  assert strict(found) == {'a': None, 'b': [None, 1.5], 'c': {'d': 'x'}}

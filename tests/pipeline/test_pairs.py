@@ -1,0 +1,198 @@
+"""Pairs as choices, and the pipeline that draws from them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from posttrain import schema
+from posttrain.data import preferences, tokenized_pairs
+from posttrain.pipeline import pairs as pair_pipeline
+from tests import fixtures
+
+ROWS = [
+  {'prompt': f'q{i}', 'chosen': f'{i} ' * (1 + i % 3), 'rejected': f'no {i}'}
+  for i in range(12)
+]
+ALONE = [
+  {'prompt': f'q{i}', 'completion': f'{i}', 'label': i % 2 == 0}
+  for i in range(6)
+]
+
+
+def write(path, rows):
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return str(path)
+
+
+def stage(path, kind='preference', loss=None, row_tokens=64, **options):
+  return schema.Stage(
+    kind=kind,
+    pairs=schema.PairFile(path=path, **options),
+    batch=schema.Batch(
+      prompts_per_step=4,
+      row_tokens=row_tokens,
+      micro_batch_tokens=2 * row_tokens,
+    ),
+    loss=schema.Loss(preference=loss or schema.Sigmoid()),
+  )
+
+
+def pipeline(path, **options):
+  return pair_pipeline.Choices(
+    stage(str(path), **options), fixtures.RENDERER, seed=0
+  )
+
+
+@pytest.fixture
+def file(tmp_path):
+  return write(tmp_path / 'pairs.jsonl', ROWS)
+
+
+def texts(batch):
+  """The answers of a batch, as (chosen, rejected) by their place in it."""
+  found = []
+  for m, b, k, a in np.argwhere(batch.present):
+    here = (batch.segment_ids[m, b] == 2 * k + a + 1) & batch.mask[m, b]
+    ids = batch.ids[m, b][here]
+    found.append((a, fixtures.RENDERER.tokenizer.decode(ids[:-1].tolist())))
+  return found
+
+
+def test_an_epoch_has_every_pair_once(file):
+  made = pipeline(file, eval_fraction=0.0)
+  seen = [x for _ in range(3) for x in texts(next(made).batch)]
+  wanted = [(0, row['chosen']) for row in ROWS]
+  wanted += [(1, row['rejected']) for row in ROWS]
+  assert sorted(seen) == sorted(wanted)
+  assert not made.held_out.choices
+
+
+def test_what_is_held_out_is_not_trained_on(file, tmp_path, caplog):
+  made = pipeline(file, eval_fraction=0.4)
+  held = {x.row for x in made.held_out.samples}
+  seen = {x.row for x in made._train.samples}
+  assert held and seen and not held & seen and len(held | seen) == 12
+  assert not caplog.text
+  other = write(tmp_path / 'eval.jsonl', ROWS[:2])
+  made = pipeline(file, eval_path=other)
+  assert len(made.held_out.choices) == 2 and len(made._train.choices) == 12
+  # Of a file of one's own it is said.
+  assert '2 of the 2 prompts of pairs.eval_path are in' in caplog.text
+
+
+def test_a_resumed_stage_has_the_pairs_that_it_measured(file, tmp_path):
+  other = write(tmp_path / 'eval.jsonl', ROWS[:2])
+  state = pipeline(file, eval_path=other).get_state()
+  write(tmp_path / 'eval.jsonl', ROWS[2:4])
+  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
+    pipeline(file, eval_path=other).set_state(state)
+
+
+def test_it_goes_on_where_it_was(file):
+  made = pipeline(file)
+  next(made)
+  state = json.loads(json.dumps(made.get_state()))
+  truth = [next(made) for _ in range(5)]
+  again = pipeline(file)
+  again.set_state(state)
+  for item in truth:
+    other = next(again)
+    assert item.metrics == other.metrics and item.state == other.state
+    for field, value in vars(item.batch).items():
+      np.testing.assert_array_equal(value, getattr(other.batch, field))
+
+
+def test_other_pairs_do_not_go_on(file, tmp_path):
+  state = pipeline(file).get_state()
+  rows = [{**ROWS[0], 'chosen': 'other'}, *ROWS[1:]]
+  other = pipeline(write(tmp_path / 'other.jsonl', rows))
+  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
+    other.set_state(state)
+
+
+def test_the_reference_is_stamped_on_its_answers(file):
+  made = pipeline(file)
+  before = made.fingerprint
+  made.score(lambda samples: [float(s.ids[s.mask].sum()) for s in samples])
+  assert made.fingerprint == before  # of what is scored, not of the scores
+  batch = next(made).batch
+  for m, b, k, a in np.argwhere(batch.present):
+    here = (batch.segment_ids[m, b] == 2 * k + a + 1) & batch.mask[m, b]
+    assert batch.ref_logprobs[m, b, k, a] == batch.ids[m, b][here].sum()
+
+
+def test_kto_takes_answers_alone_and_mismatched_ones(tmp_path):
+  file = write(tmp_path / 'alone.jsonl', ALONE)
+  with pytest.raises(ValueError, match="alone.jsonl:1.*preference='kto'"):
+    pipeline(file)
+  made = pipeline(file, loss=schema.Kto(), eval_fraction=0.0)
+  batch = next(made).batch
+  assert (batch.pairs, batch.answers) == (0, 4)
+  assert batch.scored > batch.live > 0
+  found = made._train.others
+  assert len(found) == 6
+  for i, other in enumerate(found):  # this prompt, the next one's answer
+    ids = other.chosen.ids.tolist()
+    text = fixtures.RENDERER.tokenizer.decode(ids)
+    assert f'q{i}' in text and text.count(str((i + 1) % 6)) >= 1
+
+
+def _alone(prompt, completion, label=True):
+  return {'prompt': prompt, 'completion': completion, 'label': label}
+
+
+@pytest.mark.parametrize(
+  ('prompts', 'others'),
+  [('aab', '220'), ('abb', '100'), ('abcc', '1200'), ('aa', '--')],
+)
+def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
+  rows = [
+    preferences.parse(_alone(prompt, f'answer {i}'), 'a:1')
+    for i, prompt in enumerate(prompts)
+  ]
+  made = tokenized_pairs.lay_out(rows, fixtures.RENDERER, 64, 'error')
+  for i, other in enumerate(tokenized_pairs.mismatched(made, 64)):
+    if others[i] == '-':
+      assert other is None and '2 of 2 prompts have no other' in caplog.text
+      continue
+    text = fixtures.RENDERER.tokenizer.decode(other.chosen.ids.tolist())
+    assert f'answer {others[i]}' in text and prompts[i] in text.split('ans')[0]
+
+
+def test_kto_wants_both_kinds(tmp_path, caplog):
+  rows = [_alone(f'q{i}', 'x') for i in range(3)]
+  file = write(tmp_path / 'right.jsonl', rows)
+  made = pipeline(file, loss=schema.Kto(), eval_fraction=0.0)
+  assert 'no rejected answer to train on' in caplog.text
+  assert made.line == '0 pairs and 3 single answers train, 0 pairs are held out'
+
+
+def test_a_mismatched_answer_that_does_not_fit_is_left_out():
+  long = preferences.parse(
+    {'prompt': 'q', 'completion': 'x' * 40, 'label': True}, 'a:1'
+  )
+  short = preferences.parse(
+    {'prompt': 'q' * 30, 'completion': 'y', 'label': True}, 'a:2'
+  )
+  made = tokenized_pairs.lay_out((long, short), fixtures.RENDERER, 64, 'error')
+  others = tokenized_pairs.mismatched(made, 64)
+  assert others[0] is not None and others[1] is None
+
+
+def test_too_long_is_an_error_or_left_out(tmp_path, caplog):
+  rows = [*ROWS, {'prompt': 'q', 'chosen': 'x' * 99, 'rejected': 'y'}]
+  file = write(tmp_path / 'long.jsonl', rows)
+  with pytest.raises(ValueError, match='long.jsonl:13.*row_tokens=64.*too_lo'):
+    pipeline(file)
+  made = pipeline(file, too_long='drop', eval_fraction=0.0)
+  assert len(made._train.choices) == 12
+  assert '1 of 13 pairs are left out' in caplog.text
+  with pytest.raises(ValueError, match='none fits into batch.row_tokens=8'):
+    pipeline(file, too_long='drop', row_tokens=8)
+
+
+def test_who_is_asked(file):
+  assert pipeline(file).references == {'init': 'loss.preference.reference'}
+  assert not pipeline(file, loss=schema.SimPo()).references
+  assert not pipeline(file, kind='ranking').references

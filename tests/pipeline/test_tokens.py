@@ -1,0 +1,115 @@
+"""The pipeline: shapes, streams in the batch, exact resume."""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from posttrain import algorithms, schema
+from posttrain.algorithms import sft
+from posttrain.chat import renderer as chat
+from posttrain.chat import tokenizers
+from posttrain.pipeline import tokens as token_pipeline
+from tests import fixtures
+
+
+def _pipeline(**options):
+  return token_pipeline.Pipeline(
+    fixtures.stage(**options), fixtures.RENDERER, seed=3
+  )
+
+
+def _equal(a, b):
+  for field in dataclasses.fields(a):
+    np.testing.assert_array_equal(
+      getattr(a, field.name), getattr(b, field.name)
+    )
+
+
+def test_a_batch_holds_every_completion_token_once():
+  item = next(_pipeline(prompts=8, row_tokens=128, micro_batch_tokens=256))
+  batch = item.batch
+  assert batch.ids.shape == (4, 2, 128)  # room for 8 samples, a row each
+  assert item.metrics['batch/samples'] == 8
+  np.testing.assert_array_equal(batch.ce_weights, batch.mask)
+  assert batch.ce_count == batch.mask.sum()
+  assert item.metrics['batch/completion_tokens'] == batch.mask.sum()
+  assert not batch.rl_weights.any() and batch.rl_count == 0
+  assert (batch.versions == -1).all()  # nobody sampled it
+  starts = (batch.positions == 0) & (batch.segment_ids > 0)
+  assert starts.sum() == 8
+
+
+def test_there_is_room_for_rollouts_of_several_samples(tmp_path):
+  """A template that forgets: a sample per assistant turn, all of them fit."""
+  renderer = chat.Renderer(
+    tokenizers.Bytes(),
+    (
+      '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}'
+      '{{ "!" if loop.last and m.role == "assistant" }}<|end|>{% endfor %}'
+      '{% if add_generation_prompt %}<|assistant|>{% endif %}'
+    ),
+  )
+  turns = [
+    {'role': role, 'content': 'x' * 5}
+    for _ in range(3)
+    for role in ('user', 'assistant')
+  ]
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(json.dumps({'messages': turns}) + '\n')
+  stage = dataclasses.replace(
+    fixtures.stage(prompts=2, row_tokens=48, micro_batch_tokens=96),
+    envs={'mine': schema.EnvEntry(env=schema.Rows(path=str(path)))},
+  )
+  source = token_pipeline.Pipeline(stage, renderer, seed=0)
+  batch = next(source).batch
+  # 15, 29 and 43 tokens, twice: two rows hold 15 + 29, two hold 43.
+  assert batch.ids.shape == (2, 2, 48) and batch.live == 2
+  assert batch.mask.sum() == batch.ce_count == 2 * 3 * 7
+  assert next(source).batch.ids.shape == batch.ids.shape
+
+
+def test_it_goes_on_from_a_state_that_went_through_json():
+  whole = _pipeline(prompts=30)  # 100 tasks: epochs end within batches
+  items = [next(whole) for _ in range(8)]
+  resumed = _pipeline(prompts=30)
+  resumed.set_state(json.loads(json.dumps(items[3].state)))
+  for item in items[4:]:
+    again = next(resumed)
+    _equal(item.batch, again.batch)
+    assert again.state == item.state
+
+
+def test_the_seed_decides():
+  first = next(_pipeline()).batch
+  _equal(first, next(_pipeline()).batch)
+  other = token_pipeline.Pipeline(fixtures.stage(), fixtures.RENDERER, seed=4)
+  assert (next(other).batch.ids != first.ids).any()
+
+
+class Counting(sft.Sft):
+  """Remembers how many groups it has seen."""
+
+  def __init__(self, cfg):
+    super().__init__(cfg)
+    self.groups = 0
+
+  def assign(self, group):
+    self.groups += 1
+    return super().assign(group)
+
+  def get_state(self):
+    return {'groups': self.groups}
+
+  def set_state(self, state):
+    self.groups = state['groups']
+
+
+def test_what_an_algorithm_remembers_is_resumed(monkeypatch):
+  monkeypatch.setitem(algorithms.TYPES, 'sft', Counting)
+  first = _pipeline(prompts=8)
+  item = next(first)
+  second = _pipeline(prompts=8)
+  second.set_state(json.loads(json.dumps(item.state)))
+  next(second)
+  assert second.envs['arithmetic'].algorithm.groups == 16

@@ -1,0 +1,359 @@
+"""The pipeline with the policy as its sampler, against the real engine."""
+
+import collections
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from posttrain import schema, scoring, types
+from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.pipeline import tokens as token_pipeline
+from tests import fixtures, toys
+from tests.pipeline.test_tokens import _equal
+
+
+@pytest.fixture(autouse=True)
+def letters(monkeypatch):
+  toys.install(monkeypatch)
+
+
+def _segments(batch):
+  """Yields the tokens of every sample in a batch, as a dict of fields."""
+  for micro, row in np.ndindex(batch.ids.shape[:2]):
+    for segment in range(1, batch.segment_ids[micro, row].max() + 1):
+      place = (micro, row, batch.segment_ids[micro, row] == segment)
+      yield {name: getattr(batch, name)[place] for name in types.TOKEN_FIELDS}
+
+
+def _by_rollout(batch):
+  """Sample by the bytes of its ids: no two answers of several are equal."""
+  found = {s['ids'].tobytes(): s for s in _segments(batch)}
+  assert len(found) == len(list(_segments(batch)))
+  return found
+
+
+def _groups(rollouts, size=4):
+  return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
+
+
+def _advantages(groups):
+  """What each rollout's tokens should carry, by the definition."""
+  expected = {}
+  for group in groups:
+    rewards = [r.score.reward for r in group]
+    for rollout, reward in zip(group, rewards, strict=True):
+      (sample,) = rollout.samples
+      expected[sample.ids.tobytes()] = reward - np.mean(rewards)
+  return {k: v for k, v in expected.items() if v}
+
+
+def _check_credit(batch, groups):
+  """The batch trains on these groups, each by its own mean, and no other."""
+  found, expected = _by_rollout(batch), _advantages(groups)
+  assert found.keys() == expected.keys()
+  for ids, advantage in expected.items():
+    mask = found[ids]['mask']
+    np.testing.assert_allclose(
+      found[ids]['advantages'], np.where(mask, advantage, 0), atol=1e-6
+    )
+    np.testing.assert_array_equal(found[ids]['rl_weights'], mask)
+  assert batch.rl_count == sum(s['mask'].sum() for s in found.values()) > 0
+  return found
+
+
+def test_groups_become_streams():
+  source, driver = toys.connected(toys.stage())
+  first = token_pipeline.UIDS_PER_STAGE  # of the second stage
+  pruned = 0
+  for step in range(3):
+    item = next(source)
+    uids = [rollout.uid for rollout in driver.rollouts]
+    assert uids == list(range(first + 16 * step, first + 16 * (step + 1)))
+    groups = _groups(driver.rollouts)
+    assert all(len({r.task.id for r in group}) == 1 for group in groups)
+    found = _check_credit(item.batch, groups)
+    # A group's advantages sum to 0, and those of one that ties are pruned.
+    for group in groups:
+      kept = [found.get(r.samples[0].ids.tobytes()) for r in group]
+      rewards = {r.score.reward for r in group}
+      assert all(s is not None for s in kept) == (len(rewards) > 1)
+      if len(rewards) > 1:
+        total = sum(s['advantages'].max() + s['advantages'].min() for s in kept)
+        assert abs(total) < 1e-6
+      pruned += len(rewards) == 1
+    for sample in found.values():
+      mask = sample['mask']
+      np.testing.assert_array_equal(sample['versions'], np.where(mask, 5, -1))
+      assert (sample['sampler_logprobs'][mask] < 0).all()
+    metrics = item.metrics
+    mixed = np.mean([len({r.score.reward for r in g}) > 1 for g in groups])
+    rewards = [r.score.reward for r in driver.rollouts]
+    assert metrics['rollout/reward/toy'] == np.mean(rewards)
+    assert metrics['rollout/mixed_groups/toy'] == mixed
+    assert metrics['rollout/errors/toy'] == 0
+    stops = collections.Counter(r.stop_reason for r in driver.rollouts)
+    assert {k: v for k, v in metrics.items() if '/stop/' in k} == {
+      f'rollout/stop/{k}/toy': n / 16 for k, n in stops.items()
+    }
+    assert metrics['batch/samples'] == 16
+    assert metrics['batch/rl_tokens'] == item.batch.rl_count
+  assert pruned > 0
+
+
+def test_pruned_members_stay_on_request():
+  cfg = toys.stage(envs={'toy': toys.entry(prune_zero_advantage=False)})
+  source, driver = toys.connected(cfg)
+  batch = next(source).batch
+  assert len(_by_rollout(batch)) == 16
+  assert (
+    batch.rl_count
+    == batch.mask.sum()
+    == sum(r.samples[0].mask.sum() for r in driver.rollouts)
+  )
+
+
+def test_a_temperature_is_that_of_every_sampled_token():
+  cfg = toys.stage(envs={'toy': toys.entry(temperature=0.5)})
+  batch = next(toys.connected(cfg)[0]).batch
+  np.testing.assert_array_equal(
+    batch.temperatures, np.where(batch.mask, np.float32(0.5), 1)
+  )
+
+
+def test_a_group_larger_than_the_engine():
+  cfg = toys.stage(prompts=2, envs={'toy': toys.entry(group_size=20)})
+  source, driver = toys.connected(cfg)
+  _check_credit(next(source).batch, _groups(driver.rollouts, 20))
+
+
+def test_environments_of_both_kinds_share_a_batch(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  rows = [{'prompt': 'Say it.', 'completion': word} for word in ('yes', 'no')]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  chat = schema.EnvEntry(env=schema.Rows(path=str(path)))
+  cfg = toys.stage(prompts=8, envs={'chat': chat, 'toy': toys.entry()})
+  source, driver = toys.connected(cfg)
+  batch = next(source).batch
+  played = {r.task.env for r in driver.rollouts}
+  assert played == {'toy'} and len(driver.rollouts) % 4 == 0
+  shown = (batch.env_ids == 0) & batch.mask
+  np.testing.assert_array_equal(batch.ce_weights > 0, shown)
+  said = (batch.env_ids == 1) & batch.mask
+  np.testing.assert_array_equal(batch.rl_weights > 0, said)
+  assert batch.ce_count == shown.sum() > 0 < said.sum() == batch.rl_count
+  assert (batch.versions[shown] == -1).all()
+  assert (batch.versions[said] == 5).all()
+  uids = [r.uid - token_pipeline.UIDS_PER_STAGE for r in driver.rollouts]
+  groups = len(driver.rollouts) // 4
+  assert len(set(uids)) == 4 * groups and max(uids) < 4 * groups + 8 - groups
+
+
+class Failing(toys.Letters):
+  """Cannot grade some of the answers: about a quarter of them."""
+
+  def grade(self, task, text):
+    if len(text) % 4 == 1:
+      raise RuntimeError(f'no grade for {len(text)}')
+    return super().grade(task, text)
+
+
+def test_an_error_is_in_neither_loss_nor_baseline(monkeypatch):
+  toys.install(monkeypatch, Failing)
+  source, driver = toys.connected(toys.stage())
+  item = next(source)
+  failed = [r for r in driver.rollouts if r.stop_reason == 'error']
+  assert 0 < len(failed) < 10
+  alive = [
+    [r for r in group if r not in failed] for group in _groups(driver.rollouts)
+  ]
+  assert any(0 < len(group) < 4 for group in alive)
+  _check_credit(item.batch, alive)
+  assert item.metrics['rollout/errors/toy'] == len(failed)
+  assert item.metrics['rollout/ungraded/toy'] == 0
+  assert item.metrics['batch/samples'] == 16 - len(failed)
+  assert item.errors == tuple(r.error for r in failed)
+  assert 'RuntimeError: no grade for' in item.errors[0]
+  assert item.metrics['rollout/reward/toy'] == np.mean(
+    [r.score.reward for group in alive for r in group]
+  )
+
+
+def test_more_errors_than_the_budget_stop_the_run(monkeypatch):
+  toys.install(monkeypatch, Failing)
+  exact = len(next(toys.connected(toys.stage())[0]).errors)
+  for budget in (exact, exact - 1):
+    rollout = schema.Rollout(slots=8, prefill_rows=4, max_errors=budget)
+    source, driver = toys.connected(toys.stage(rollout=rollout))
+    if budget == exact:
+      next(source)
+      continue
+    with pytest.raises(rollout_metrics.TooManyErrors) as error:
+      next(source)
+    first = next(r for r in driver.rollouts if r.error)
+    words = str(error.value)
+    assert f'rollout.max_errors={budget} times in a step' in words
+    assert f'got {exact}, the first: toy/' in words
+    assert f'the first: toy/{first.task.id}: RuntimeError: no grade' in words
+
+
+class Unsure(toys.Letters):
+  """Has no opinion on some answers."""
+
+  def grade(self, task, text):
+    if len(text) % 4 == 1:
+      return types.Score(None)
+    return super().grade(task, text)
+
+
+def test_what_is_not_graded_is_dropped(monkeypatch):
+  toys.install(monkeypatch, Unsure)
+  source, driver = toys.connected(toys.stage())
+  item = next(source)
+  graded = [
+    [r for r in group if r.score.reward is not None]
+    for group in _groups(driver.rollouts)
+  ]
+  unsure = 16 - sum(map(len, graded))
+  assert unsure > 0
+  _check_credit(item.batch, graded)
+  assert item.metrics['rollout/ungraded/toy'] == unsure
+  assert item.metrics['rollout/errors/toy'] == 0 and not item.errors
+
+
+class Silent(toys.Letters):
+  def grade(self, task, text):
+    return types.Score(None)
+
+
+def test_a_step_in_which_nothing_is_graded_trains_nothing(monkeypatch):
+  toys.install(monkeypatch, Silent)
+  item = next(toys.connected(toys.stage())[0])
+  assert item.batch.live == 0 and item.batch.rl_count == 0
+  assert item.metrics['rollout/ungraded/toy'] == 16
+  assert 'rollout/reward/toy' not in item.metrics
+
+
+def test_it_goes_on_from_a_state_that_went_through_json():
+  whole, _ = toys.connected(toys.stage(prompts=3))  # epochs end within steps
+  items = [next(whole) for _ in range(5)]
+  resumed, _ = toys.connected(toys.stage(prompts=3))
+  resumed.set_state(json.loads(json.dumps(items[1].state)))
+  for item in items[2:]:
+    again = next(resumed)
+    _equal(item.batch, again.batch)
+    assert (item.state, item.metrics) == (again.state, again.metrics)
+
+
+@pytest.mark.parametrize('reference', ['init', 'policy'])
+def test_the_leash_is_held_by_its_reference(reference):
+  grpo = {'kl_beta': 0.25, 'reference': reference}
+  cfg = toys.stage(envs={'toy': toys.entry(temperature=0.7, **grpo)})
+  weights, init = toys.params(), toys.params(seed=1)
+  source, driver = toys.connected(cfg, weights, init)
+  found = _by_rollout(next(source).batch)
+  assert len(found) == 16  # the pruned ones too
+  samples = [r.samples[0] for r in driver.rollouts]
+  scorer = scoring.Scorer(fixtures.MODEL, 2, 64)
+  scored = scorer(
+    {'init': init, 'policy': weights}[reference],
+    [s.ids for s in samples],
+    [s.temperatures for s in samples],
+  )
+  for sample, logprobs in zip(samples, scored, strict=True):
+    got, mask = found[sample.ids.tobytes()], sample.mask
+    np.testing.assert_array_equal(got['ref_kl_weights'], 0.25 * mask)
+    np.testing.assert_allclose(
+      got['ref_logprobs'][mask], logprobs[mask], atol=1e-5
+    )
+    apart = np.abs(got['ref_logprobs'] - got['sampler_logprobs'])[mask]
+    assert (apart.max() < 1e-5) == (reference == 'policy')
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_the_run(monkeypatch):
+  source, _ = toys.connected(toys.stage())
+  source.check()
+  monkeypatch.setattr(toys.Letters, 'prompts', ('yes' * 10,))
+  source, _ = toys.connected(toys.stage())
+  with pytest.raises(ValueError, match='row yesyes.* of environment toy must'):
+    source.check()
+
+
+class Backwards(toys.Driver):
+  """Returns what it played in the opposite order."""
+
+  def play(self, plays):
+    return super().play(plays)[::-1]
+
+
+def test_groups_are_formed_by_id(monkeypatch):
+  """Whatever order rollouts come back in: each group has its own mean."""
+  straight = next(toys.connected(toys.stage())[0]).batch
+  monkeypatch.setattr(toys, 'Driver', Backwards)
+  turned = next(toys.connected(toys.stage())[0]).batch
+  for field, value in vars(straight).items():
+    np.testing.assert_array_equal(getattr(turned, field), value)
+
+
+def _frozen(entry, **options):
+  return dataclasses.replace(
+    entry,
+    algorithm=schema.Sft(),
+    sampler=schema.Frozen(model='stage:a', max_tokens=6, **options),
+  )
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.5])
+def test_a_frozen_model_is_imitated_at_temperature_1(temperature):
+  cfg = toys.stage(
+    envs={'frozen': _frozen(toys.entry(group_size=2), temperature=temperature)}
+  )
+  source, driver = toys.connected(cfg)
+  assert source.references == {'stage:a': 'envs.frozen.sampler.model'}
+  assert source.players == {'stage:a'} and not source.live
+  source.connect({'stage:a': driver}, None)
+  item = next(source)
+  batch = item.batch
+  assert batch.ce_count == batch.mask.sum() > 0
+  assert not (batch.rl_count or batch.sampler_logprobs.any())
+  assert (batch.temperatures == 1).all() and (batch.versions == -1).all()
+  assert 'rollout/reward/frozen' in item.metrics  # what the teacher is worth
+  assert 'rollout/entropy/frozen' not in item.metrics
+  groups = _groups(driver.rollouts, 2)
+  same = [a.messages == b.messages for a, b in groups]
+  assert all(same) if temperature == 0 else not all(same)
+
+
+def test_each_model_plays_its_own_environments():
+  cfg = toys.stage(
+    prompts=8, envs={'toy': toys.entry(), 'frozen': _frozen(toys.entry())}
+  )
+  source, driver = toys.connected(cfg)
+  other = toys.connected(cfg, weights=toys.params(1))[1]
+  source.connect({'policy': driver, 'stage:a': other}, None)
+  batch = next(source).batch
+  for name, player in (('toy', driver), ('frozen', other)):
+    assert {r.task.env for r in player.rollouts} == {name}
+  found = set(batch.env_ids[batch.mask].tolist())
+  assert found == {0, 1}
+
+
+def test_tokens_that_the_policy_has_no_row_for_are_refused():
+  entry = schema.EnvEntry(
+    algorithm=schema.Sft(), sampler=schema.Frozen(model='stage:a')
+  )
+  source, driver = toys.connected(toys.stage(envs={'frozen': entry}))
+  source.connect({'stage:a': driver}, None)
+  rollout = next(iter(_play_one(driver)))
+  rollout.samples[0].ids[-1] = fixtures.RENDERER.rows
+  with pytest.raises(ValueError, match='stage:a must say tokens that the pol'):
+    source.envs['frozen'].sampler.finish(rollout)
+
+
+def _play_one(driver):
+  made = token_pipeline.Pipeline(toys.stage(), fixtures.RENDERER, seed=0).envs[
+    'toy'
+  ]
+  (task,) = made.source.take(1)
+  return driver.play([made.sampler.play(task, 0)])

@@ -1,0 +1,369 @@
+"""The report: self-contained, escaped, and written from whatever is there."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from posttrain.metrics import writers
+from posttrain.report import answers, curves, page
+
+
+def make_run(folder):
+  """A run of two stages with answers, some of them hostile."""
+  rng = np.random.default_rng(0)
+  writer = writers.Writer(str(folder / 'metrics.jsonl'), 0, None)
+  for stage, first in (('sft', 0), ('grpo', 0.6)):
+    for step in range(first != 0, 121):
+      share = step / 120
+      values = {
+        'loss/total': 2.5 * np.exp(-4 * share) + 0.1 * rng.random(),
+        'optim/grad_norm': np.nan if step == 7 else 1 + rng.random(),
+        'optim/lr': 3e-3 * (1 - share),
+        'batch/tokens': 4096,
+        'time/data': 0.01,
+        'time/update': 0.2 + 3.0 * (step == 1),
+        'time/compile': 3.0 * (step == 1),
+        'time/tokens_per_second': 20_000 + step,
+        'compiles': 1,
+      }
+      if step == 0:
+        values = {}
+      if step % 60 == 0:
+        values['eval/pass_rate/arithmetic'] = first + 0.4 * share
+        values['eval/format_rate/arithmetic'] = min(1.0, first + share)
+      writer.write(stage, step, values)
+  writer.close()
+  (folder / 'rollouts').mkdir()
+  for stage, step, right in (('sft', 0, False), ('grpo', 120, True)):
+    with open(folder / 'rollouts' / f'{stage}_eval_{step:06d}.jsonl', 'w') as f:
+      for i in range(15):
+        f.write(
+          json.dumps(
+            {
+              'env': 'arithmetic',
+              'id': str(i),
+              'answer': 3 + i,
+              'prompt': f'What is 1 + {i + 2}?',
+              'formatted': right,
+              'text': f'\\boxed{{{3 + i}}}' if right else '<script>x</script>',
+              'correct': right,
+              'stop_reason': 'eos',
+              'tokens': 4,
+            }
+          )
+          + '\n'
+        )
+  (folder / 'config.json').write_text('{"seed": 0, "note": "</pre><b>"}')
+
+
+@pytest.fixture
+def run(tmp_path):
+  folder = tmp_path / 'arithmetic_sft'
+  folder.mkdir()
+  make_run(folder)
+  return folder
+
+
+def test_the_whole_report(run):
+  path = page.write(str(run))
+  assert path == str(run / 'report.html')
+  text = (run / 'report.html').read_text()
+  assert '<title>arithmetic_sft</title>' in text
+  for head in (
+    'Held-out evaluation',
+    'Learning curves',
+    'The same prompts',
+    'Where the seconds went',
+    'Resolved config',
+  ):
+    assert head in text
+  # The run's first pass rate, and the last of every stage.
+  heads = ('start', 'after sft', 'after grpo')
+  assert ''.join(f'<th class="n">{head}</th>' for head in heads) in text
+  rates = ('0.0%', '40.0%', '100.0%')
+  assert ''.join(f'<td class="n">{rate}</td>' for rate in rates) in text
+  about = '120 steps, 20,060 tokens/s (median), update compiled 1 time'
+  assert f'sft: {about}; grpo: {about}</p>' in text
+  assert 'sft: 28.2 s</p>' in text  # 120 * .21 + 3
+
+
+def test_intervals_stand_behind_their_rates(tmp_path):
+  row = {'stage': 'sft', 'step': 0, 'eval/pass_rate_hard/a': 0.125}
+  for name, value in (('pass_rate', 0.5), ('maj@8', 0.25), ('pass@8', 1.0)):
+    row[f'eval/{name}/a'] = value
+    row[f'eval/{name}_low/a'] = value / 2
+    row[f'eval/{name}_high/a'] = 1.0
+  (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+  page.write(str(tmp_path))
+  text = (tmp_path / 'report.html').read_text()
+  cells = re.findall(r'<tr><td>a</td><td>(.*?)</td><td class="n">(.*?)</', text)
+  assert cells == [
+    ('pass rate, greedy', '50.0% <small>[25.0%, 100.0%]'),
+    ('pass_rate_hard, greedy', '12.5%'),
+    ('pass@8', '100.0% <small>[50.0%, 100.0%]'),
+    ('maj@8, of the majority', '25.0% <small>[12.5%, 100.0%]'),
+  ]
+  assert '95 % intervals, over tasks' in text
+
+
+def test_bounds_are_no_curves_of_their_own():
+  rows = [
+    {
+      'stage': 'a',
+      'step': step,
+      'eval/pass@8/e': 0.5,
+      'eval/pass@8_low/e': 0.4,
+      'eval/pass@8_high/e': 0.6,
+    }
+    for step in (0, 1)
+  ]
+  assert list(curves._series(rows, 'eval/pass@')) == ['eval/pass@8/e']
+
+
+def save_suite(run, stage, step, answers):
+  path = run / 'rollouts' / f'{stage}_suite_{step:06d}.jsonl'
+  path.write_text(
+    ''.join(
+      json.dumps(
+        {
+          'prompt': prompt,
+          'text': text,
+          'stop_reason': 'eos',
+          'tokens': 3,
+        }
+      )
+      + '\n'
+      for prompt, text in answers.items()
+    )
+  )
+
+
+def test_the_suite_is_shown_before_and_after(run):
+  save_suite(run, 'sft', 0, {'Hello <b>.': 'nothing', 'Why?': ''})
+  save_suite(run, 'sft', 60, {'Hello <b>.': 'in between', 'Why?': 'no'})
+  save_suite(run, 'sft', 120, {'Hello <b>.': 'Hi & bye', 'Why?': 'Because'})
+  save_suite(run, 'grpo', 120, {'Hello <b>.': 'Hello', 'New?': 'Yes'})
+  page.write(str(run))
+  text = (run / 'report.html').read_text()
+  _, part = text.split('<h2>The suite of prompts, before and after</h2>')
+  part = part[: part.index('</table>')]
+  table = [
+    re.findall(r'<t[hd](?: class="[a-z ]*")?>(.*?)</t', row)
+    for row in part.split('<tr>')[1:]
+  ]
+  assert table == [
+    ['prompt', 'start', 'after sft', 'after grpo'],
+    ['Hello &lt;b&gt;.', 'nothing', 'Hi &amp; bye', 'Hello'],
+    ['Why?', '(empty)', 'Because', 'n/a'],
+    ['New?', 'n/a', 'n/a', 'Yes'],
+  ]
+  # The answers to tasks are shown as they are without it.
+  assert 'The first 12 of 15 evaluation prompts' in text
+
+
+def test_a_suite_of_a_later_stage_alone_begins_before_it(run):
+  save_suite(run, 'grpo', 0, {'Why?': 'a'})
+  save_suite(run, 'grpo', 120, {'Why?': 'b'})
+  text = answers.suite(str(run), ['sft', 'grpo'])
+  heads = re.findall('<th>(.*?)</th>', text)
+  assert heads == ['prompt', 'before grpo', 'after grpo']
+  assert answers.suite(str(run / 'none'), ['sft']) == ''
+
+
+@pytest.mark.parametrize(
+  'row, want',
+  [
+    ({'update': 5.0, 'compile': 3.0}, {'update': 2.0, 'compile': 3.0}),
+    ({'eval': 5.0, 'compile': 3.0}, {'eval': 2.0, 'compile': 3.0}),
+    (  # the evaluation's, of a run that was resumed
+      {'update': 1.0, 'eval': 5.0, 'compile': 3.0},
+      {'update': 0.0, 'eval': 3.0, 'compile': 3.0},
+    ),
+    ({'setup': 4.0, 'save': 1.0, 'compile': 9.0}, {'setup': 4.0, 'save': 1.0}),
+    (
+      {'data': 1.0, 'update': None, 'tokens_per_second': 7.0, 'programs': 9},
+      {'data': 1.0},
+    ),
+    (  # what only the first evaluation, or the first rollouts, compile
+      {'rollout': 4.0, 'eval': 2.0, 'compile': 5.0},
+      {'rollout': 1.0, 'eval': 0.0, 'compile': 5.0},
+    ),
+  ],
+)
+def test_compiling_is_counted_once(row, want):
+  got = page._slices({f'time/{name}': value for name, value in row.items()})
+  assert got == want
+
+
+def test_a_long_answer_is_cut_before_it_is_escaped():
+  cell = answers._answer({'text': '<' * 700})
+  assert cell.count('&lt;') == 600
+  assert '&lt; ...</td>' in cell
+
+
+def test_it_loads_nothing_and_runs_nothing(run):
+  page.write(str(run))
+  text = (run / 'report.html').read_text()
+  assert '<script' not in text
+  assert '</pre><b>' not in text
+  assert '&lt;script&gt;' in text
+  assert not re.search(r'(src|href)="(?!#)', text.replace('xlink:', ''))
+  assert '@import' not in text
+  assert 'url(http' not in text
+
+
+def test_answers_are_paired_and_coloured(run):
+  page.write(str(run))
+  text = (run / 'report.html').read_text()
+  rows = re.findall(r'<tr><td class="text">What is 1 \+ .*?</tr>', text)
+  assert len(rows) == 12
+  assert all('class="text bad"' in row for row in rows)
+  assert all('class="text good"' in row for row in rows)
+  assert 'The first 12 of 15 evaluation prompts' in text
+
+
+def play(env, id, *said, rewards=(), correct=False, **more):
+  """An attempt: a policy and an environment that answer each other."""
+  roles = ('assistant', 'tool')
+  return {
+    'env': env,
+    'id': id,
+    'prompt': f'rules\nq {id}',
+    'question': f'q {id}',
+    'answer': 3,
+    'text': '',
+    'correct': correct,
+    'reward': sum(rewards),
+    'stop_reason': 'env_done',
+    'tokens': 4,
+    'error': None,
+    'messages': [
+      {'role': roles[i % 2], 'content': text} for i, text in enumerate(said)
+    ],
+    'turn_rewards': list(rewards),
+    **more,
+  }
+
+
+def save(run, stage, step, rows):
+  path = run / 'rollouts' / f'{stage}_eval_{step:06d}.jsonl'
+  with open(path, 'a') as f:
+    f.writelines(json.dumps(row) + '\n' for row in rows)
+
+
+def test_several_turns_are_shown_beside_each_other(run):
+  save(run, 'sft', 0, [play('sql', f't{i}', 'ANSWER x') for i in range(8)])
+  save(
+    run,
+    'grpo',
+    120,
+    [
+      play(
+        'sql',
+        f't{i}',
+        'QUERY: SELECT 1',
+        'one',
+        'ANSWER: 3',
+        rewards=(0.01, 1.0),
+        correct=True,
+      )
+      for i in range(8)
+    ],
+  )
+  page.write(str(run))
+  text = (run / 'report.html').read_text()
+  _, part = text.split('<h2>The same tasks of sql, before and after</h2>')
+  part, _ = part.split('<h2>Where the seconds went')
+  assert 'The first 6 of 8 evaluation tasks' in part
+  tasks = part.split('<section')[1:]
+  assert [re.search('q t(.)', task)[1] for task in tasks] == list('012345')
+  for task in tasks:
+    heads = re.findall('<h4>(.*?)</h4>', task)
+    assert heads == ['start', 'after grpo']  # sft was never asked at its end
+    assert task.count('wrong') == 1
+    assert task.count('correct') == 1
+    assert 'rules' not in task
+  # The table of what is answered at once is as it would be without them.
+  assert 'The first 12 of 15 evaluation prompts' in text
+  table = text[text.index('>prompt<') : text.index('of sql, before')]
+  assert 'SELECT' not in table and table.count('<tr><td') == 12
+
+
+@pytest.mark.parametrize(
+  'steps, heads',
+  [
+    ((0,), ['start']),
+    ((50,), ['after sft']),
+    ((50, 90), ['after sft']),
+    ((0, 50, 90), ['start', 'after sft']),
+  ],
+)
+def test_the_start_is_before_the_first_step(tmp_path, steps, heads):
+  (tmp_path / 'rollouts').mkdir()
+  for step in steps:
+    save(
+      tmp_path,
+      'sft',
+      step,
+      [play('sql', 't', f'QUERY {step}', 'no', 'ANSWER 3')],
+    )
+  text = answers.write(str(tmp_path), ['sft'])
+  assert re.findall('<h4>(.*?)</h4>', text) == heads
+  assert f'</b> {steps[-1]}</p>' in text
+
+
+def test_a_run_of_several_turns_alone_has_no_table(tmp_path):
+  (tmp_path / 'rollouts').mkdir()
+  row = play('a&b', 't', 'SAMPLE x', 'no', 'ANSWER 3')
+  save(tmp_path, 'main', 0, [row])
+  (tmp_path / 'metrics.jsonl').write_text('{"stage": "main", "step": 0}\n')
+  page.write(str(tmp_path))
+  text = (tmp_path / 'report.html').read_text()
+  assert 'The same tasks of a&amp;b, before' in text
+  assert 'The same prompts' not in text
+
+
+def test_a_stage_without_an_environment_has_no_column_for_it(run):
+  row = play('sql', 't', 'SAMPLE x', 'no', 'ANSWER 3')
+  save(run, 'grpo', 120, [row])
+  page.write(str(run))
+  text = (run / 'report.html').read_text()
+  assert re.findall('<h4>(.*?)</h4>', text) == ['after grpo']
+
+
+def test_it_says_the_same_twice(run):
+  page.write(str(run))
+  before = (run / 'report.html').read_bytes()
+  page.write(str(run))
+  assert (run / 'report.html').read_bytes() == before
+
+
+def test_a_folder_with_nothing_has_a_report_too(tmp_path):
+  page.write(str(tmp_path))
+  assert 'No metrics yet.' in (tmp_path / 'report.html').read_text()
+  with pytest.raises(ValueError, match='must hold a metrics.jsonl'):
+    page.figure(str(tmp_path), str(tmp_path / 'curves.png'))
+
+
+@pytest.mark.parametrize(
+  'row',
+  [
+    {},
+    {'loss/total': None},
+    {'eval/pass_rate/a': 0.5},
+    {'time/update': 1.0},
+    {'optim/lr': 0.0, 'batch/tokens': 3},
+  ],
+)
+def test_partial_rows(tmp_path, row):
+  line = json.dumps({'stage': 'sft', 'step': 0} | row) + '\n'
+  (tmp_path / 'metrics.jsonl').write_text(line + '{"stage": "sft", "st')
+  page.write(str(tmp_path))
+  assert 'sft: 0 steps' in (tmp_path / 'report.html').read_text()
+
+
+def test_the_figure_is_a_png(run):
+  page.figure(str(run), str(run / 'curves.png'))
+  assert (run / 'curves.png').read_bytes()[:4] == b'\x89PNG'

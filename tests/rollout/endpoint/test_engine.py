@@ -1,0 +1,251 @@
+"""Episodes of a model behind a server: its own ids, turn after turn."""
+
+import concurrent.futures
+import json
+import threading
+
+import httpx
+import numpy as np
+import pytest
+
+from posttrain.decode import requests
+from posttrain.rollout import driver
+from posttrain.rollout.endpoint import client
+from posttrain.rollout.endpoint import engine as endpoint_engine
+from tests.rollout.endpoint.servers import Server, connect
+from tests.rollout.fakes import EOS, RENDERER, Recall, play
+from tests.rollout.test_driver import PROMPT, REPLY, WHOLE
+
+RED = (*b'red', EOS)
+
+
+def said(ids, reason='stop', **fields):
+  """A choice as vLLM makes it."""
+  return {
+    'text': 'never read',
+    'finish_reason': reason,
+    'token_ids': list(ids),
+    'logprobs': {'token_logprobs': [-i / 8 for i in range(len(ids))]},
+    **fields,
+  }
+
+
+def run(server, plays, **options):
+  engine = endpoint_engine.Engine(connect(server, **options))
+  rollouts = driver.Driver(engine, RENDERER, 64).play(plays)
+  assert engine.poll() == []
+  return rollouts
+
+
+def one(choice, max_tokens=8, stop_ids=(EOS,), hold=False):
+  """The completion of a request of three tokens."""
+  engine = endpoint_engine.Engine(connect(Server(says={(): choice})))
+  engine.submit(
+    requests.Request(
+      2**40 + 5, np.array([1, 2, 3]), max_tokens, stop_ids, hold=hold
+    )
+  )
+  (completion,) = engine.poll()
+  assert completion.ids.dtype == np.int32
+  assert completion.logprobs.dtype == np.float32
+  assert completion.version == -1 and completion.id == 2**40 + 5
+  return completion
+
+
+def test_the_driver_plays_two_turns():
+  server = Server(says={tuple(PROMPT): said(RED), tuple(REPLY): said(RED)})
+  (rollout,) = run(server, [play(7, temperature=0.5)])
+  (sample,) = rollout.samples
+  assert sample.ids.tolist() == WHOLE and rollout.stop_reason == 'env_done'
+  mask = [False] * 7 + [True] * 4 + [False] * 5 + [True] * 4
+  assert sample.mask.tolist() == mask and rollout.score.reward == 1
+  np.testing.assert_array_equal(
+    sample.sampler_logprobs[sample.mask], [0, -1 / 8, -2 / 8, -3 / 8] * 2
+  )
+  assert (sample.versions == -1).all()
+  first, second = server.bodies
+  # The whole sequence, in the server's own tokens.
+  assert first['prompt'] == PROMPT and second['prompt'] == WHOLE[:-4]
+  for body in server.bodies:
+    assert body['temperature'] == 0.5 and body['max_tokens'] == 8
+    assert body['stop_token_ids'] == [EOS]
+    assert body['return_token_ids'] is True and body['ignore_eos'] is True
+    # What a model's files would have otherwise.
+    assert (body['top_k'], body['top_p'], body['min_p']) == (0, 1, 0)
+    assert body['repetition_penalty'] == 1
+
+
+def test_many_episodes_survive_a_restart_of_the_server():
+  server = Server(
+    says={tuple(PROMPT): said(RED), tuple(REPLY): said(RED)},
+    troubles=[None, httpx.ReadError(''), httpx.ConnectError('refused')] * 4,
+  )
+  plays = [play(uid, turns=1 + uid % 2) for uid in range(9)]
+  rollouts = run(server, plays, concurrency=4)
+  assert [r.uid for r in rollouts] == list(range(9))
+  assert all(r.stop_reason == 'env_done' for r in rollouts)
+  assert [r.samples[0].ids.tolist() for r in rollouts] == [
+    WHOLE if uid % 2 else WHOLE[:11] for uid in range(9)
+  ]
+
+
+def test_sampled_ids_are_never_read_as_text():
+  # One token of text that would be tokenized otherwise: no UTF-8 at all.
+  ids = [0xFF, 0xC3, EOS]
+  server = Server(says={tuple(PROMPT): said(ids), tuple(REPLY): said(RED)})
+  (rollout,) = run(server, [play(7)])
+  assert rollout.samples[0].ids[7:10].tolist() == ids
+  assert server.bodies[1]['prompt'] == [*PROMPT, *ids, *REPLY]
+
+
+class Promises:
+  """An endpoint whose completions are made by hand."""
+
+  def __init__(self):
+    self.futures = {}
+
+  def sample(self, request, prompt, max_tokens, who, seed):
+    self.futures[request.id] = concurrent.futures.Future()
+    return self.futures[request.id]
+
+  def keep(self, id):
+    self.futures[id].set_result(
+      requests.Completion(id, np.array(RED), np.zeros(4, np.float32), 'eos', -1)
+    )
+
+
+def test_what_is_done_comes_in_the_order_of_submission():
+  promises = Promises()
+  engine = endpoint_engine.Engine(promises)
+  for id in (5, 1, 4, 2):
+    engine.submit(requests.Request(id, np.array([9]), 8, (EOS,), hold=id == 4))
+  for id in (2, 4, 5):
+    promises.keep(id)
+  assert [c.id for c in engine.poll()] == [5, 4, 2]  # and 1 goes on
+  engine.extend(4, np.array([9]), 8)
+  engine.submit(requests.Request(3, np.array([9]), 8, (EOS,)))
+  for id in (3, 4, 1):
+    promises.keep(id)
+  assert [c.id for c in engine.poll()] == [1, 4, 3]
+  engine.release(4)
+  assert engine.poll() == []
+
+
+def test_poll_waits_for_the_first():
+  slow = threading.Event()
+
+  class Slow(Server):
+    def __call__(self, request):
+      response = super().__call__(request)
+      if json.loads(request.content)['prompt'] == [1]:
+        assert slow.wait(20)
+      return response
+
+  engine = endpoint_engine.Engine(connect(Slow(says={(): said(RED)})))
+  for id in (1, 2):
+    engine.submit(requests.Request(id, np.array([id]), 8, (EOS,)))
+  assert [c.id for c in engine.poll()] == [2]
+  slow.set()
+  assert [c.id for c in engine.poll()] == [1]
+
+
+@pytest.mark.parametrize(
+  'choice, ids, reason',
+  [
+    (said(RED), RED, 'eos'),
+    (said(b'red'), RED, 'eos'),  # there is only one that it can be
+    (said(b'red', stop_reason=EOS), RED, 'eos'),
+    (said(b''), [EOS], 'eos'),
+    (said(b'red', 'length'), b'red', 'overflow'),  # of eight
+    (said(b'reddened', 'length'), b'reddened', 'max_tokens'),
+    (said((*b'reddene', EOS), 'length'), (*b'reddene', EOS), 'eos'),
+    (said(b'', 'length'), b'', 'overflow'),
+  ],
+)
+def test_how_a_completion_ends(choice, ids, reason):
+  completion = one(choice)
+  assert completion.ids.tolist() == list(ids)
+  assert completion.stop_reason == reason
+  assert len(completion.logprobs) == len(ids)
+
+
+def test_the_server_says_which_stop_token_it_left_out():
+  completion = one(said(b'red', stop_reason=9), stop_ids=(EOS, 9))
+  assert completion.ids.tolist() == [*b'red', 9]
+  np.testing.assert_allclose(completion.logprobs, [0, -1 / 8, -2 / 8, 0])
+
+
+@pytest.mark.parametrize(
+  'fields', [{'logprobs': None}, {'logprobs': {}}, {'logprobs': {'tokens': []}}]
+)
+def test_a_server_without_logprobs_gives_zeros(fields):
+  assert one(said(RED, **fields)).logprobs.tolist() == [0] * 4
+
+
+def test_ids_may_come_as_marked_tokens():
+  logprobs = {
+    'tokens': [f'token_id:{i}' for i in RED],
+    'token_logprobs': [-1.0] * 4,
+  }
+  completion = one(said((), token_ids=None, logprobs=logprobs))
+  assert completion.ids.tolist() == list(RED)
+  assert completion.logprobs.tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize(
+  'choice, words',
+  [
+    (said(RED, token_ids=None), 'return the ids .* return_token_ids'),
+    (said(RED, token_ids=['r']), 'return the ids'),
+    (said(RED, token_ids=None, logprobs={'tokens': ['r']}), 'return the ids'),
+    (said(b'red', stop_reason='\n\n'), r"stop_reason '\\n\\n'"),
+    (said(b'red', stop_reason=8), 'stop_reason 8'),
+    (said(RED, 'tool_calls'), "finish_reason 'tool_calls'"),
+    (said(b'reddening', 'length'), 'after 8 tokens: got 9'),
+    (said(b'reddened'), 'after 8 tokens: got 9'),
+    (said((*RED, *b'dy'), 'length'), r'before the end at \[3\]'),
+    (said(RED, logprobs={'token_logprobs': [-1.0]}), 'got 1, expected 4'),
+    (said(RED, logprobs={'token_logprobs': [None] * 4}), 'sampled token 0'),
+    (said(RED, prompt_token_ids=[1, 2]), r'expected \[3\]'),
+  ],
+)
+def test_what_a_completion_must_not_be(choice, words):
+  with pytest.raises(ValueError, match=f'teacher at .*{words}'):
+    one(choice)
+
+
+def test_a_stop_token_that_nobody_names_is_refused():
+  with pytest.raises(ValueError, match='which stop token'):
+    one(said(b'red'), stop_ids=(EOS, 9))
+
+
+def test_seeds_differ_by_run_request_and_turn():
+  """And are those of the same run, whatever else it asks."""
+
+  def seeds(seed, *ids):
+    server = Server(says={(): said(RED)})
+    engine = endpoint_engine.Engine(connect(server, concurrency=1), seed=seed)
+    for id in ids:
+      engine.submit(requests.Request(id, np.array([9]), 8, (EOS,), hold=True))
+      engine.poll()
+      engine.extend(id, np.array([9]), 8)
+      engine.poll()
+    return [body['seed'] for body in server.bodies]
+
+  first = seeds(0, 6, 2**50 + 6)
+  assert len({*first, *seeds(1, 6)}) == 6
+  assert seeds(0, 6) == first[:2]
+  assert all(0 <= seed < 2**31 for seed in first)
+
+
+def test_a_failure_leaves_nothing_behind():
+  server = Server(
+    says={(): said(RED)},
+    troubles=[httpx.Response(400, json={'message': 'too long'})],
+  )
+  engine = endpoint_engine.Engine(connect(server, concurrency=1))
+  plays = [play(uid, Recall(max_turns=1)) for uid in range(5)]
+  play_all = driver.Driver(engine, RENDERER, 64).play
+  with pytest.raises(client.EndpointError, match='status 400: too long'):
+    play_all(plays)
+  assert [r.uid for r in play_all(plays)] == list(range(5))

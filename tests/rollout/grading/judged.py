@@ -1,0 +1,146 @@
+"""Reward functions that the tests name by import path."""
+
+import asyncio
+import threading
+import time
+
+ended = threading.Event()  # ends `hangs`
+seen = []  # what happened behind the back of who called
+
+
+def length(completions, judge, answer, log_metric):
+  said = judge(
+    [
+      [{'role': 'user', 'content': f'{turns[-1]["content"]} or {right}?'}]
+      for turns, right in zip(completions, answer, strict=True)
+    ],
+    max_tokens=4,
+  )
+  log_metric('letters', sum(map(len, said)) / len(said))
+  return [len(text) / 4 for text in said]
+
+
+async def slow(completion_ids, **columns):
+  return [float(len(ids)) for ids in completion_ids]
+
+
+def some(rollouts):
+  return [None if i else 1.0 for i, _ in enumerate(rollouts)]
+
+
+def none(rollouts):
+  return [None for _ in rollouts]
+
+
+def one(rollouts):
+  return [1.0]
+
+
+def infinite(rollouts):
+  return [float('inf') for _ in rollouts]
+
+
+def logs(completions, log_metric, log_extra):
+  log_metric('count', len(completions))
+  log_extra('length', [len(c) for c in completions])
+  log_extra('text', ['a' for _ in completions])
+  return [0.0 for _ in completions]
+
+
+def logs_one(rollouts, log_metric, log_extra, value):
+  log_metric(name='metric', value=value)
+  log_extra(column='extra', values=[value, 'a'])
+  return [0.0 for _ in rollouts]
+
+
+def says(rollouts, values):
+  return values
+
+
+def wants_level(rollouts, level):
+  return [0.0 if x is None else x for x in level]
+
+
+def wants(trainer_state, rollouts):
+  return [0.0 for _ in rollouts]
+
+
+def takes(rollouts, scale=1.0):
+  return [scale for _ in rollouts]
+
+
+def nothing(rollouts):
+  return None
+
+
+def words(rollouts):
+  return ['good' for _ in rollouts]
+
+
+def broken(rollouts):
+  raise KeyError('no')
+
+
+def hangs(rollouts, log_metric, judge=None):
+  log_metric('count', 1.0)
+  ended.wait()
+  log_metric('count', 2.0)
+  try:
+    seen.append(judge([]) if judge else 'on')
+  except RuntimeError as error:
+    seen.append(str(error))
+  return [5.0 for _ in rollouts]
+
+
+async def hangs_on(rollouts):
+  try:
+    await asyncio.Event().wait()
+  except asyncio.CancelledError:
+    seen.append('cancelled')
+    raise
+
+
+async def hangs_aside(rollouts):
+  await asyncio.to_thread(ended.wait)
+
+
+def by_turns(rollouts, answers):
+  """The k-th call answers by the k-th function here."""
+  return globals()[answers.pop(0)](rollouts)
+
+
+def nan_first(rollouts):
+  return [float('nan'), *(1.0 for _ in rollouts[1:])]
+
+
+def words_last(rollouts):
+  return [*(None for _ in rollouts[1:]), 'good']
+
+
+def fine(rollouts):
+  return [1.0 for _ in rollouts]
+
+
+def unordered(rollouts):
+  return {i: 1.0 for i, _ in enumerate(rollouts)}
+
+
+def huge(rollouts):
+  return [10**400 for _ in rollouts]
+
+
+def exits(rollouts):
+  raise SystemExit(3)
+
+
+def interrupts(rollouts):
+  raise KeyboardInterrupt
+
+
+def asks(rollouts, judge):
+  return [float(len(judge([]))) for _ in rollouts]
+
+
+def sleeps(rollouts, seconds):
+  time.sleep(seconds)
+  return [1.0 for _ in rollouts]

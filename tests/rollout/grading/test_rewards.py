@@ -1,0 +1,455 @@
+"""Rewards that add up, and models that judge."""
+
+import concurrent.futures
+import dataclasses
+import time
+import types as std
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain import schema, types
+from posttrain.pipeline import environment
+from posttrain.rollout.endpoint import client
+from posttrain.rollout.grading import rewards as rewarding
+from tests import fixtures, toys
+from tests.algorithms import two_turns
+from tests.rollout.grading import judged
+
+PATH = 'tests.rollout.judged'
+
+
+def functions(**named):
+  return {
+    name: schema.RewardFn(
+      **{
+        'fn': None if name == 'env' else (f'{PATH}:{options.pop("fn", name)}'),
+        **options,
+      }
+    )
+    for name, options in named.items()
+  }
+
+
+def run(rollouts, cfg, judge=None, made=None):
+  """Rewards, and metrics but those of time."""
+  made = made or rewarding.Rewards('e', cfg)
+  made.connect(judge)
+  found, metrics, _ = made(rollouts)
+  timed = {f'rewards/{k}/seconds' for k, one in cfg.items() if one.fn}
+  assert timed <= metrics.keys()
+  return [r.score.reward for r in found], {
+    k: v for k, v in metrics.items() if k not in timed
+  }
+
+
+def test_the_environments_grade_is_the_default():
+  rollouts = two_turns.group(1.0, 0.0)
+  assert run(rollouts, {}) == ([1.0, 0.0], {})
+
+
+def test_summands_have_weights_and_none_is_left_out():
+  cfg = functions(
+    env={'weight': 2.0}, slow={'weight': 0.25}, some={'weight': 10.0}
+  )
+  rewards, metrics = run(two_turns.group(1.0, 0.0), cfg)
+  # Four sampled tokens each; `some` scores the first rollout alone.
+  assert rewards == [2 + 1 + 10, 0 + 1]
+  assert metrics == {
+    'rewards/env': 0.5,
+    'rewards/slow': 4.0,
+    'rewards/some': 1.0,
+    'rewards/slow/faults': 0.0,
+    'rewards/some/faults': 0.0,
+  }
+
+
+def test_what_nobody_can_score_has_no_reward():
+  rewards, metrics = run(two_turns.group(1.0, 0.0), functions(none={}))
+  assert rewards == [None, None] and metrics == {'rewards/none/faults': 0.0}
+
+
+def test_what_failed_is_not_asked_about():
+  failed = types.Rollout(
+    7, two_turns.TASK, (), (), types.Score(None), 'error', 'broken'
+  )
+  rewards, _ = run([failed, two_turns.rollout(1.0)], functions(slow={}))
+  assert rewards == [None, 4.0]
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('one', 'must return a reward per rollout: got 1, expected 2'),
+    ('nothing', 'a reward per rollout: got None, expected 2'),
+    ('unordered', 'a reward per rollout: got {0: 1.0, 1: 1.0}, expec'),
+    ('words', "finite rewards: got 'good' for rollout 0, of task 't'; No"),
+    ('infinite', 'finite rewards: got inf for rollout 0'),
+    ('huge', 'of at most 1e+18, with the weight of 1 as well: got 1000'),
+    ('broken', "must return rewards: it raised KeyError: 'no'; None says"),
+    ('exits', 'must return rewards: it raised SystemExit: 3;'),
+    ('hangs', 'must return within its timeout of 0.05 s: it did not'),
+    ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
+  ],
+)
+def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
+  timeout = 0.05 if name.startswith('hangs') else 5.0
+  cfg = functions(env={}, fine={}, **{name: {'timeout': timeout}})
+  made = rewarding.Rewards('e', cfg)
+  found, metrics, (error,) = made(two_turns.group(1.0, 0.0))
+  judged.ended.set()
+  judged.ended.clear()
+  assert error.startswith(f'envs.e.rewards.{name}: {PATH}:{name} must return ')
+  assert message in error and error.endswith('; rollouts left out: 2 of 2')
+  assert error in caplog.text
+  # Neither 0 nor what the others say, which would be of another scale.
+  assert [r.score.reward for r in found] == [None, None]
+  seconds = metrics.pop(f'rewards/{name}/seconds')
+  assert seconds >= 0.05 or not name.startswith('hangs')
+  del metrics['rewards/fine/seconds']
+  assert metrics == {
+    'rewards/env': 0.5,
+    'rewards/fine': 1.0,
+    'rewards/fine/faults': 0.0,
+    f'rewards/{name}/faults': 1.0,
+  }
+
+
+def test_a_bad_value_is_its_own_rollouts_alone():
+  cfg = functions(env={}, nan_first={})
+  rewards, metrics = run(two_turns.group(1.0, 0.0, 1.0), cfg)
+  assert rewards == [None, 1.0, 2.0]
+  assert metrics == {
+    'rewards/env': 2 / 3,
+    'rewards/nan_first': 1.0,
+    'rewards/nan_first/faults': 1.0,
+  }
+  # What it had nothing to say about is no fault, beside one.
+  cfg = functions(env={}, words_last={})
+  assert run(two_turns.group(1.0, 0.0, 1.0), cfg)[0] == [1.0, 0.0, None]
+
+
+@pytest.mark.parametrize(
+  'values',
+  [
+    np.array([True, False]),
+    [np.bool_(1), np.bool_(0)],
+    [np.array(1.0, np.float32), np.array(0)],
+    np.array([1, 0]),
+    jnp.array([1.0, 0.0]),
+    [jnp.array(True), jnp.bfloat16(0)],
+  ],
+)
+def test_scalars_of_arrays_are_rewards(values):
+  cfg = functions(says={'kwargs': {'values': values}})
+  rewards, metrics = run(two_turns.group(0.0, 0.0), cfg)
+  assert rewards == [1.0, 0.0] and metrics['rewards/says/faults'] == 0
+
+
+@pytest.mark.parametrize(
+  ('value', 'weight'), [(1e39, 1.0), (-2e18, -1.0), (1e308, 10.0), (1e17, 20)]
+)
+def test_what_a_float32_cannot_square_is_no_reward(value, weight):
+  cfg = functions(says={'kwargs': {'values': [value, 1.0]}, 'weight': weight})
+  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(0.0, 0.0)
+  found, _, (error,) = made(rollouts)
+  assert [r.score.reward for r in found] == [None, weight]
+  assert (
+    'must return rewards of a size of at most 1e+18, with the weight of '
+    f'{weight:g} as well: got {value!r} for rollout 0, of task'
+  ) in error
+  cfg = functions(says={'kwargs': {'values': [1e18, -1e18]}, 'weight': 0.1})
+  assert run(rollouts, cfg)[0] == [1e17, -1e17]
+
+
+def test_too_many_faults_in_a_row_stop_the_run():
+  turns = ['broken', 'one', 'fine', 'none', 'nan_first', 'words', 'broken']
+  cfg = functions(
+    nothing={'max_faults': 9},
+    by_turns={'max_faults': 2, 'kwargs': {'answers': turns}},
+  )
+  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  for faults in (1, 1, 0, 0, 1, 1):
+    _, metrics, errors = made(rollouts)
+    assert metrics['rewards/by_turns/faults'] == faults
+    assert len(errors) == 1 + faults
+  with pytest.raises(rewarding.TooManyFaults) as stopped:
+    made(rollouts)
+  assert str(stopped.value).startswith(
+    f'envs.e.rewards.by_turns: {PATH}:by_turns must fail at most max_faults='
+    '2 times in a row: got 3, the last: must return rewards: it raised KeyE'
+  )
+  assert str(stopped.value).endswith(
+    'mend it, or raise envs.e.rewards.by_turns.max_faults'
+  )
+  assert len(stopped.value.errors) == 2  # of the step, one of each function
+  assert isinstance(stopped.value.__cause__.__cause__, KeyError)
+
+
+def test_the_first_fault_stops_a_run_without_a_budget():
+  cfg = functions(broken={'max_faults': 0})
+  with pytest.raises(rewarding.TooManyFaults, match='max_faults=0 times in'):
+    run(two_turns.group(1.0), cfg)
+
+
+def test_asking_for_what_there_is_not_is_no_fault():
+  with pytest.raises(
+    ValueError,
+    match=r"must ask for what there is: got \['trainer_state'\], exp",
+  ):
+    run(two_turns.group(1.0, 0.0), functions(wants={}))
+
+
+class Leveled(toys.Letters):
+  """Of whose tasks the last alone has a level."""
+
+  def source(self, split, seed):
+    made = super().source(split, seed)
+    *others, last = made.take(len(made))
+    last = dataclasses.replace(last, info={'level': 2.0})
+    return type(made)([*others, last], seed)
+
+
+def test_a_column_that_only_other_tasks_have_is_none(monkeypatch):
+  toys.install(monkeypatch, Leveled)
+  rollouts = two_turns.group(1.0, 0.0)
+  task = dataclasses.replace(rollouts[0].task, info={'level': 2.0})
+  mixed = [dataclasses.replace(rollouts[0], task=task), rollouts[1]]
+
+  def made(name):
+    entry = dataclasses.replace(toys.entry(), rewards=functions(**{name: {}}))
+    return environment.make('toy', entry, 32, fixtures.RENDERER, 0, 0)
+
+  rewards = made('wants_level').rewards
+  assert run(mixed, {}, made=rewards)[0] == [2.0, 0.0]
+  assert run(rollouts, {}, made=rewards)[0] == [0.0, 0.0]
+  with pytest.raises(
+    ValueError, match=r"got \['trainer_state'\], expected .*'level', 'log"
+  ):
+    made('wants').rewards(rollouts)
+
+
+def test_a_servers_absence_is_no_fault():
+  def away(conversations):
+    raise client.EndpointError('away')
+
+  with pytest.raises(client.EndpointError, match='away'):
+    run(two_turns.group(1.0), functions(asks={'judge': 'x'}), lambda _: away)
+
+
+def test_what_comes_too_late_is_not_heard():
+  """Nor may it ask a judge, who may be at work for another."""
+  asked = []
+  cfg = functions(hangs={'timeout': 0.2, 'judge': 'x'}, logs={})
+  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  first = run(rollouts, cfg, lambda _: asked.append, made)
+  judged.ended.set()
+  _wait_for('a call that is over must not ask its judge')
+  second = run(rollouts, cfg, lambda _: len, made)
+  judged.ended.clear()
+  assert first[0] == [None, None] and second[0] == [5.0, 5.0]
+  assert first[1]['rewards/hangs/faults'] == 1.0 and not asked
+  assert 'rewards/hangs/count' not in first[1]
+  assert second[1]['rewards/hangs/count'] == 1.5
+  assert second[1]['rewards/hangs/faults'] == 0.0
+  assert first[1]['rewards/logs/count'] == second[1]['rewards/logs/count']
+
+
+def test_who_is_slow_is_told_once(caplog):
+  cfg = functions(sleeps={'timeout': 0.6, 'kwargs': {'seconds': 0.35}})
+  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  for _ in range(2):
+    rewards, metrics, errors = made(rollouts)
+    assert rewards[0].score.reward == 1.0 and not errors
+    assert 0.35 <= metrics['rewards/sleeps/seconds'] < 0.6
+  (record,) = caplog.records
+  assert record.getMessage().startswith(
+    f'envs.e.rewards.sleeps: {PATH}:sleeps took 0.'
+  )
+  assert record.getMessage().endswith(
+    ' s of the 0.6 s that it has; make it faster, or raise '
+    'envs.e.rewards.sleeps.timeout'
+  )
+
+
+def _wait_for(word):
+  end = time.monotonic() + 5
+  while word not in judged.seen:
+    assert time.monotonic() < end, f'{word!r}: never'
+    time.sleep(0.005)
+  judged.seen.clear()
+
+
+def test_what_a_function_logs():
+  _, metrics = run(two_turns.group(1.0, 0.0), functions(logs={}))
+  assert metrics == {
+    'rewards/logs': 0.0,
+    'rewards/logs/count': 2.0,
+    'rewards/logs/length': 3.0,
+    'rewards/logs/faults': 0.0,
+  }
+
+
+@pytest.mark.parametrize(
+  'value', [np.float32(0.5), np.array(0.5), jnp.array(0.5), 0.5]
+)
+def test_loggers_take_scalars_and_trls_names(value):
+  cfg = functions(logs_one={'kwargs': {'value': value}})
+  _, metrics = run(two_turns.group(1.0, 0.0), cfg)
+  assert metrics == {
+    'rewards/logs_one': 0.0,
+    'rewards/logs_one/metric': 0.5,
+    'rewards/logs_one/extra': 0.5,
+    'rewards/logs_one/faults': 0.0,
+  }
+
+
+def test_columns_are_those_of_trl():
+  found = rewarding.columns(two_turns.group(1.0, 0.0))
+  assert found['prompts'] == [[two_turns.MESSAGES[0]]] * 2
+  # An environment may show another prompt than its task's.
+  (shown,) = two_turns.group(1.0)
+  task = dataclasses.replace(shown.task, prompt=(two_turns.MESSAGES[1],))
+  columns = rewarding.columns([dataclasses.replace(shown, task=task)])
+  assert columns['prompts'] == found['prompts'][:1]
+  assert found['completions'] == [list(two_turns.MESSAGES[1:])] * 2
+  assert found['completion_ids'] == [[3, 4, 8, 9]] * 2
+  assert found['answer'] == ['7', '7'] and found['hint'] == ['add', 'add']
+
+
+def test_a_judge_is_handed_over_and_answers_alike():
+  engine = toys.engine(capacity=64)
+  engine.set_params(toys.params(), -1)
+  judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
+  asked = []
+
+  def judges(name):
+    asked.append(name)
+    return judge
+
+  cfg = functions(length={'judge': 'stage:sft'})
+  rollouts = two_turns.group(1.0, 0.0)
+  first, metrics = run(rollouts, cfg, judges)
+  again, _ = run(rollouts, cfg, judges)
+  assert asked == ['stage:sft'] * 2
+  assert first == again and first[0] == first[1]  # they said the same
+  np.testing.assert_allclose(
+    metrics['rewards/length/letters'], 4 * first[0], rtol=1e-6
+  )
+
+
+def test_a_judge_draws_by_what_it_is_asked():
+  engine = toys.engine(capacity=64)
+  engine.set_params(toys.params(), -1)
+  judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
+  a, b = [[{'role': 'user', 'content': x}] for x in 'ab']
+  options = {'max_tokens': 8, 'temperature': 1.0}
+  first = judge([a, b, a], **options)
+  assert first[0] == first[2] != first[1]
+  assert judge([b], **options) == [first[1]]
+
+
+def test_a_judge_may_be_asked_from_many_threads():
+  class Engine:
+    asked = 0
+
+    def generate(self, asked):
+      self.asked += 1
+      time.sleep(0.01)
+      assert self.asked == 1, 'generate must find no request in flight'
+      self.asked -= 1
+      return [std.SimpleNamespace(id=r.id, ids=r.ids[:1]) for r in asked]
+
+  judge = rewarding.LocalJudge(Engine(), fixtures.RENDERER)
+  asks = [[[{'role': 'user', 'content': x}]] for x in 'abcd']
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    assert len(list(pool.map(judge, asks))) == 4
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'fn': 'json.loads'}, 'fn must be an import path'),
+    ({'judge': 'init'}, 'nothing reads it without fn'),
+    ({'kwargs': {'a': 1}}, 'nothing reads it without fn'),
+    ({'timeout': 1.0}, 'timeout must be left out: got 1.0; nothing reads'),
+    ({'max_faults': 0}, 'max_faults must be left out'),
+    ({'fn': 'json:loads', 'timeout': 0.0}, 'timeout must be > 0'),
+    ({'fn': 'json:loads', 'timeout': float('inf')}, 'timeout must be fin'),
+    ({'fn': 'json:loads', 'max_faults': -1}, 'max_faults must be >= 0'),
+    ({'fn': 'json:loads', 'weight': float('nan')}, 'weight must be fin'),
+    ({'weight': 0.0}, 'weight must be finite and not 0'),
+    ({'fn': 'json:loads', 'judge': 'policy'}, 'judge must be frozen'),
+    ({'fn': 'json:loads', 'judge': 'ema:0.9'}, 'judge must be frozen'),
+  ],
+)
+def test_options_that_mean_nothing(options, message):
+  with pytest.raises(schema.FieldError, match=message):
+    schema.RewardFn(**options)
+  with pytest.raises(schema.FieldError, match='function, or a model, for each'):
+    schema.EnvEntry(rewards={'x': schema.RewardFn()})
+
+
+def test_rewards_are_what_an_algorithm_learns_from(monkeypatch):
+  toys.install(monkeypatch)
+  entry = dataclasses.replace(toys.entry(), rewards=functions(slow={}))
+  source, driver = toys.connected(toys.stage(envs={'toy': entry}))
+  item = next(source)
+  lengths = [r.samples[0].mask.sum() for r in driver.rollouts]
+  np.testing.assert_allclose(
+    item.metrics['reward/mean/toy'], np.mean(lengths), rtol=1e-6
+  )
+  assert item.metrics['rewards/slow/toy'] == item.metrics['reward/mean/toy']
+  assert item.batch.advantages.any()
+
+
+def test_a_fault_is_part_of_the_step(monkeypatch):
+  """Its rollouts are not in the baseline of their group, and not trained on."""
+  toys.install(monkeypatch)
+  rewards = functions(slow={}, nan_first={'max_faults': 1})
+  entry = dataclasses.replace(toys.entry(), rewards=rewards)
+  source, driver = toys.connected(toys.stage(envs={'toy': entry}))
+  item = next(source)
+  first = driver.rollouts[:4]
+  lengths = [r.samples[0].mask.sum() for r in first]
+  assert item.metrics['rewards/nan_first/faults/toy'] == 1
+  assert item.metrics['rollout/ungraded/toy'] == 1
+  assert item.metrics['batch/samples'] == 15
+  credit = {round(float(x), 4) for x in item.batch.advantages.flat if x}
+  expected = np.array(lengths[1:]) - np.mean(lengths[1:])
+  assert {round(float(x), 4) for x in expected if x} <= credit
+  assert len(item.errors) == 1
+  assert item.errors[0].startswith('envs.toy.rewards.nan_first: ')
+  with pytest.raises(rewarding.TooManyFaults) as stopped:
+    next(source)
+  assert len(stopped.value.errors) == 1
+
+
+class Judged(toys.Letters):
+  """Asks a model what an answer is worth."""
+
+  judge = None
+
+  def grade(self, task, text):
+    (said,) = self.judge([[{'role': 'user', 'content': text}]], max_tokens=3)
+    return types.Score(float(len(said)))
+
+
+def test_an_environment_is_handed_its_judge(monkeypatch):
+  """Which decodes by an engine of its own, while the policy's is at work."""
+  toys.install(monkeypatch, Judged)
+  entry = dataclasses.replace(toys.entry(group_size=2), judge='stage:sft')
+  engine = toys.engine(capacity=64)
+  engine.set_params(toys.params(1), -1)
+  judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
+  source, driver = toys.connected(
+    toys.stage(prompts=2, envs={'toy': entry}), judge=lambda name: judge
+  )
+  assert source.references == {'stage:sft': 'envs.toy.judge'}
+  metrics = next(source).metrics
+  said = [
+    len(judge([[r.messages[-1] | {'role': 'user'}]], max_tokens=3)[0])
+    for r in driver.rollouts
+  ]
+  assert metrics['reward/mean/toy'] == np.mean(said)
