@@ -194,7 +194,7 @@ def make_batch(ids, rows: int):
     ce_count=np.float32(weights.sum()),
     ref_kl_count=np.float32(0),
     rl_sequences=np.float32(0),
-    live=np.int32(len(ids)),
+    num_micro_batches=np.int32(len(ids)),
   )
 
 

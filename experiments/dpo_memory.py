@@ -178,7 +178,7 @@ def scorer(job):
 
   def score(batch):
     logps = np.zeros_like(batch.ref_logprobs)
-    for i in range(int(batch.live)):
+    for i in range(int(batch.num_micro_batches)):
       micro = jax.tree.map(lambda x, i=i: x[i] if x.ndim else x, batch)
       logps[i] = np.where(micro.present, one(reference, micro), 0.0)
     return dataclasses.replace(batch, ref_logprobs=logps)

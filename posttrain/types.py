@@ -141,7 +141,7 @@ class Rollout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Pair:
   """Answers to one prompt: the chosen and the rejected; or one of them."""
 
   chosen: Sample | None
@@ -171,10 +171,10 @@ TOKEN_FIELDS = {
 class Batch:
   """Packed samples: `[M, B, T]` per-token arrays (a pytree, see `arrays`).
 
-  Only the first `live` micro-batches hold tokens; the rest is padding that
-  keeps the shape fixed. The counts are those of member tokens (weight != 0)
-  over the whole global batch, and of samples that have one; they are the
-  losses' denominators.
+  Only the first `num_micro_batches` micro-batches hold tokens; the rest is
+  padding that keeps the shape fixed. The counts are those of member tokens
+  (weight != 0) over the whole global batch, and of samples that have one; they
+  are the losses' denominators.
   """
 
   ids: np.ndarray  # i32
@@ -194,7 +194,7 @@ class Batch:
   ce_count: np.ndarray  # f32[]
   ref_kl_count: np.ndarray  # f32[]
   rl_sequences: np.ndarray  # f32[], samples with an rl member
-  live: np.ndarray  # i32[], live micro-batches
+  num_micro_batches: np.ndarray  # i32[], those that hold tokens
 
   @property
   def members(self) -> np.ndarray:
@@ -203,14 +203,15 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChoiceBatch:
+class PairBatch:
   """Packed choices: per-token arrays `[M, B, T]`, per-choice `[M, B, K]`.
 
   A choice lies whole in its row. Answer a (0 chosen, 1 rejected) of choice k
   of a row is segment 2 k + a + 1 there, prompt included.
 
-  The first `live` micro-batches train. Those behind them, up to `scored`, hold
-  answers to other prompts, with which KTO compares (as `chosen`).
+  The first `num_micro_batches` micro-batches train. Those after them, up to
+  `scored`, hold answers to other prompts, with which KTO compares (as
+  `chosen`).
   """
 
   ids: np.ndarray  # i32
@@ -220,9 +221,11 @@ class ChoiceBatch:
   present: np.ndarray  # bool[M, B, K, 2], answers that are there
   ref_logprobs: np.ndarray  # f32[M, B, K, 2], see `Choice`
   margins: np.ndarray  # f32[M, B, K]
-  pairs: np.ndarray  # f32[], choices that have both answers, of `live`
-  answers: np.ndarray  # f32[], answers, of `live`
-  live: np.ndarray  # i32[], micro-batches that train
+  pairs: (
+    np.ndarray
+  )  # f32[], choices that have both answers in the first `num_micro_batches`
+  answers: np.ndarray  # f32[], answers in the first `num_micro_batches`
+  num_micro_batches: np.ndarray  # i32[], those that train
   scored: np.ndarray  # i32[], those, and the ones behind them
   baseline: np.ndarray  # f32[], KTO's z, once it is known
 

@@ -105,7 +105,7 @@ def make(
   objective=None,
   cfg=OPTIM,
   updates=1,
-  late=(),
+  ema_and_snapshots=(),
   init=None,
 ):
   """(step, fresh state) of the tiny model on a mesh."""
@@ -123,7 +123,10 @@ def make(
   def fresh():
     params = init() if init else transformer.init(jax.random.key(0), MODEL)
     return train_step.init_state(
-      params, optimizer, average=average is not None, late=late
+      params,
+      optimizer,
+      average=average is not None,
+      ema_and_snapshots=ema_and_snapshots,
     )
 
   places = sharding.shardings(

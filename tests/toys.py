@@ -131,6 +131,6 @@ def connected(cfg, weights=None, init=None, seed=3, mesh=None, judge=None):
     capacity=ROW_TOKENS,
     load=lambda name: references.Model(init, fixtures.MODEL),
   )
-  refs.set_live({'policy': weights})
+  refs.set_policy({'policy': weights})
   made.connect({'policy': driver}, refs, judge)
   return made, driver

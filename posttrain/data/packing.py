@@ -5,8 +5,8 @@
 3. First-fit-decreasing by length: the longest first (ties in order of
    arrival), each into the first row that has room. Rows fill up to
    `micro_batches * rows`; what fits nowhere is handed back.
-4. Rows are laid out in order: row r is `[r // rows, r % rows]`, so the live
-   micro-batches come first. They are not evened out: every live micro-batch
+4. Rows are laid out in order: row r is `[r // rows, r % rows]`, so those
+   with tokens come first. They are not evened out: every such micro-batch
    costs the same, because its shape is fixed.
 
 Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
@@ -37,7 +37,7 @@ def pack(
   `rl_weights` are multiplied by the mask, so that from here on membership
   is `weight != 0` for every component. The counts are those of the packed
   samples; leftovers are counted by the batch that takes them. No samples
-  give a batch of padding with `live` = 0.
+  give a batch of padding with `num_micro_batches` = 0.
 
   Args:
     samples: with their streams stamped on.
@@ -264,7 +264,7 @@ def _batch(
     **{field: array.reshape(shape) for field, array in arrays.items()},
     **counts,
     rl_sequences=np.asarray(sequences, np.float32),
-    live=np.asarray(-(-len(placed) // rows), np.int32),
+    num_micro_batches=np.asarray(-(-len(placed) // rows), np.int32),
   )
 
 

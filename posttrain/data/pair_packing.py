@@ -16,20 +16,20 @@ from posttrain import types
 from posttrain.data import packing
 
 
-def length(choice: types.Choice) -> int:
+def length(choice: types.Pair) -> int:
   """Tokens that a choice takes of a row: of both prompts and both answers."""
   return sum(len(answer) for answer in _answers(choice) if answer is not None)
 
 
 def pack(
-  choices: Sequence[types.Choice],
-  others: Sequence[types.Choice | None] = (),
+  choices: Sequence[types.Pair],
+  others: Sequence[types.Pair | None] = (),
   *,
   rows: int,
   row_tokens: int,
   per_row: int,
   pad_id: int = 0,
-) -> types.ChoiceBatch:
+) -> types.PairBatch:
   """Packs choices into `[M, rows, row_tokens]`.
 
   M is that of one choice per row, however few rows are needed, so that batches
@@ -52,7 +52,7 @@ def pack(
     for x in (choices, others)
   ]
   room = [math.ceil(len(x) / rows) for x in (choices, others)]
-  live, behind = (math.ceil(len(x) / rows) for x in placed)
+  num_micro_batches, behind = (math.ceil(len(x) / rows) for x in placed)
   shape = (sum(room) * rows, row_tokens)
   arrays = {
     'ids': np.full(shape, pad_id, np.int32),
@@ -63,30 +63,30 @@ def pack(
     'ref_logprobs': np.zeros((shape[0], per_row, 2), np.float32),
     'margins': np.zeros((shape[0], per_row), np.float32),
   }
-  for first, members in ((0, placed[0]), (live * rows, placed[1])):
+  for first, members in ((0, placed[0]), (num_micro_batches * rows, placed[1])):
     for row, inside in enumerate(members, first):
       _lay(arrays, row, inside)
-  present = arrays['present'][: live * rows]
-  return types.ChoiceBatch(
+  present = arrays['present'][: num_micro_batches * rows]
+  return types.PairBatch(
     **{
       name: x.reshape(sum(room), rows, *x.shape[1:])
       for name, x in arrays.items()
     },
     pairs=np.float32(present.all(-1).sum()),
     answers=np.float32(present.sum()),
-    live=np.int32(live),
-    scored=np.int32(live + behind),
+    num_micro_batches=np.int32(num_micro_batches),
+    scored=np.int32(num_micro_batches + behind),
     baseline=np.float32(0),
   )
 
 
-def _answers(choice: types.Choice) -> tuple[types.Sample | None, ...]:
+def _answers(choice: types.Pair) -> tuple[types.Sample | None, ...]:
   return choice.chosen, choice.rejected
 
 
 def _place(
-  choices: Sequence[types.Choice], row_tokens: int, per_row: int
-) -> list[list[types.Choice]]:
+  choices: Sequence[types.Pair], row_tokens: int, per_row: int
+) -> list[list[types.Pair]]:
   """The choices of each row."""
   for choice in choices:
     if length(choice) > row_tokens:
@@ -102,7 +102,7 @@ def _place(
   return [[choices[index] for index in members] for members in bins]
 
 
-def _lay(arrays, row: int, choices: Sequence[types.Choice]) -> None:
+def _lay(arrays, row: int, choices: Sequence[types.Pair]) -> None:
   """Writes the choices of one row."""
   start = 0
   for k, choice in enumerate(choices):

@@ -28,7 +28,7 @@ COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class Preference:
   """Two answers to a prompt; of one alone, the other is None."""
 
   prompt: types.Messages
@@ -39,7 +39,7 @@ class Pair:
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read(path: str | pathlib.Path) -> tuple[Pair, ...]:
+def read(path: str | pathlib.Path) -> tuple[Preference, ...]:
   """Reads a file, in its order.
 
   Raises:
@@ -48,7 +48,7 @@ def read(path: str | pathlib.Path) -> tuple[Pair, ...]:
   return tuple(parse(raw, where) for raw, where in jsonl.objects(path))
 
 
-def write(path: str | pathlib.Path, pairs: Sequence[Pair]) -> None:
+def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
   """Writes pairs that `read` reads; the file is there whole, or not at all."""
   partial = _partial(path)
   with partial.open('w') as file:
@@ -70,7 +70,7 @@ def check_writable(path: str | pathlib.Path) -> None:
   partial.unlink()
 
 
-def held_out(pair: Pair, fraction: float) -> bool:
+def held_out(pair: Preference, fraction: float) -> bool:
   """Whether a pair is for evaluation; all of a prompt, or none.
 
   Args:
@@ -82,7 +82,7 @@ def held_out(pair: Pair, fraction: float) -> bool:
   return int.from_bytes(digest, 'big') < fraction * 2**64
 
 
-def parse(raw: Mapping[str, Any], where: str) -> Pair:
+def parse(raw: Mapping[str, Any], where: str) -> Preference:
   """Reads a row.
 
   Args:
@@ -116,10 +116,10 @@ def parse(raw: Mapping[str, Any], where: str) -> Pair:
       f'{where}: rejected must be another answer than chosen: got '
       f'{raw["rejected"]!r} twice; drop the row'
     )
-  return Pair(prompt, *answers, where, _margin(raw, where), info)
+  return Preference(prompt, *answers, where, _margin(raw, where), info)
 
 
-def _labelled(raw, info, where: str) -> Pair:
+def _labelled(raw, info, where: str) -> Preference:
   prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
   answer = rows.answer_of(raw, 'completion', prompt, where)
   if not isinstance(raw['label'], bool):
@@ -132,7 +132,7 @@ def _labelled(raw, info, where: str) -> Pair:
       'is one answer'
     )
   both = (answer, None) if raw['label'] else (None, answer)
-  return Pair(prompt, *both, where, info=info)
+  return Preference(prompt, *both, where, info=info)
 
 
 def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
@@ -173,7 +173,7 @@ def _margin(raw, where: str) -> float:
   return float(margin)
 
 
-def _raw(pair: Pair) -> dict[str, Any]:
+def _raw(pair: Preference) -> dict[str, Any]:
   """The row that `parse` makes a pair of."""
   raw = {**pair.info, 'prompt': list(pair.prompt)}
   if pair.chosen and pair.rejected:

@@ -1,6 +1,6 @@
 """Pairs as tokens: what `choice_pipeline` draws from and packs.
 
-    data.pairs -> `lay_out` -> types.Choice
+    data.pairs -> `lay_out` -> types.Pair
 
 Each answer is rendered behind its prompt. KTO also compares with `mismatched`
 answers: those to other prompts.
@@ -18,15 +18,15 @@ from posttrain.data import pair_packing, preferences, sources
 
 
 @dataclasses.dataclass(frozen=True)
-class Laid:
+class TokenizedPairs:
   """Choices, and for each the mismatched answer that KTO compares with.
 
   `others` is empty where the loss compares with none. An answer that does not
   fit into a row behind another's prompt is None.
   """
 
-  choices: tuple[types.Choice, ...]
-  others: tuple[types.Choice | None, ...] = ()
+  choices: tuple[types.Pair, ...]
+  others: tuple[types.Pair | None, ...] = ()
 
   @property
   def samples(self) -> list[types.Sample]:
@@ -60,11 +60,11 @@ class Laid:
 
 
 def lay_out(
-  pairs: Sequence[preferences.Pair],
+  pairs: Sequence[preferences.Preference],
   renderer: chat.Renderer,
   row_tokens: int,
   too_long: str,
-) -> tuple[types.Choice, ...]:
+) -> tuple[types.Pair, ...]:
   """Renders pairs as choices that nobody has scored yet.
 
   Args:
@@ -78,7 +78,7 @@ def lay_out(
   """
   choices = []
   for pair in pairs:
-    made = types.Choice(
+    made = types.Pair(
       _sample(pair, pair.chosen, renderer),
       _sample(pair, pair.rejected, renderer),
       np.zeros(2, np.float32),
@@ -104,8 +104,8 @@ def lay_out(
 
 
 def mismatched(
-  choices: Sequence[types.Choice], row_tokens: int
-) -> tuple[types.Choice | None, ...]:
+  choices: Sequence[types.Pair], row_tokens: int
+) -> tuple[types.Pair | None, ...]:
   """Returns each prompt with an answer to the next: what KTO compares with.
 
   The next one that is another. The answer is the chosen one where there is one;
@@ -118,7 +118,7 @@ def mismatched(
     if prompts[i % count] != prompts[(i + 1) % count]:
       other = (i + 1) % count
     if i < count and other is not None:
-      swapped = types.Choice(
+      swapped = types.Pair(
         _swap(sides[i], sides[other]), None, np.zeros(2, np.float32)
       )
       if pair_packing.length(swapped) <= row_tokens:
@@ -156,7 +156,7 @@ def _swap(ours: types.Sample, theirs: types.Sample) -> types.Sample:
   )
 
 
-def stamp(laid: Laid, told: Iterator[float]) -> Laid:
+def stamp(laid: TokenizedPairs, told: Iterator[float]) -> TokenizedPairs:
   """Takes what the reference says of each of `laid.samples`, in nats."""
 
   def one(choice):
@@ -166,7 +166,9 @@ def stamp(laid: Laid, told: Iterator[float]) -> Laid:
     values = [0.0 if x is None else next(told) for x in sides]
     return dataclasses.replace(choice, ref_logprobs=np.float32(values))
 
-  return Laid(*(tuple(map(one, x)) for x in (laid.choices, laid.others)))
+  return TokenizedPairs(
+    *(tuple(map(one, x)) for x in (laid.choices, laid.others))
+  )
 
 
 def _bytes(sample: types.Sample | None) -> tuple[bytes, ...]:
@@ -176,7 +178,7 @@ def _bytes(sample: types.Sample | None) -> tuple[bytes, ...]:
 
 
 def _sample(
-  pair: preferences.Pair,
+  pair: preferences.Preference,
   answer: types.Messages | None,
   renderer: chat.Renderer,
 ) -> types.Sample | None:

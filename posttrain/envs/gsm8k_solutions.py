@@ -27,7 +27,7 @@ _LAST = re.compile(r'\s*\n?A: *(\S.*?)\s*$')
 
 def read(
   path: str | pathlib.Path, instruction: str = schema.Gsm8k.instruction
-) -> list[preferences.Pair]:
+) -> list[preferences.Preference]:
   """Reads all preferences of a file, in its order.
 
   Args:
@@ -51,7 +51,7 @@ def read(
       for side in (True, False)
     }
     made += [
-      preferences.Pair(
+      preferences.Preference(
         ({'role': 'user', 'content': asks},), _turn(yes), _turn(no), where
       )
       for yes in sides[True]

@@ -42,7 +42,7 @@ class EnvRun:
 
   @property
   def _reads_rewards(self) -> bool:
-    return self.sampler.live and self.algorithm.component == 'rl'
+    return self.sampler.on_policy and self.algorithm.component == 'rl'
 
   @property
   def scored_by(self) -> schema.Reference | None:
@@ -63,7 +63,7 @@ class EnvRun:
         for name, one in entry.rewards.items()
       },
     }
-    if not self.sampler.live:
+    if not self.sampler.on_policy:
       named[f'{key}.sampler.model'] = self.sampler.model
     return {model: key for key, model in named.items() if model is not None}
 
@@ -134,7 +134,7 @@ class EnvRun:
     values = {
       **rollout_metrics.summarize(rollouts),
       **rollout_metrics.stops(rollouts),
-      **(rollout_metrics.entropy(rollouts) if self.sampler.live else {}),
+      **(rollout_metrics.entropy(rollouts) if self.sampler.on_policy else {}),
       **rollout_metrics.samples(rollouts),
       **rollout_metrics.mixed_groups(kept),
       'errors': len(rollouts) - len(alive),

@@ -29,10 +29,10 @@ from posttrain.data import (
 from posttrain.pipeline import tokens as token_pipeline
 
 
-class Choices:
+class PairPipeline:
   """Infinite iterator of `pipeline.Item`s, deterministic in seed and state."""
 
-  live, ahead, players = False, True, frozenset()
+  uses_policy, can_prefetch, players = False, True, frozenset()
   envs, reward_models = {}, {}
 
   def __init__(
@@ -56,7 +56,7 @@ class Choices:
     self._stage, self._renderer = stage, renderer
     mixed = np.random.SeedSequence([seed, index, zlib.crc32(b'pairs')])
     self._seed = int(mixed.generate_state(1)[0])
-    self._train = self.held_out = tokenized_pairs.Laid(())
+    self._train = self.held_out = tokenized_pairs.TokenizedPairs(())
     if isinstance(stage.pairs, schema.PairFile):
       self._read(stage.pairs)
 
@@ -77,8 +77,8 @@ class Choices:
 
   def open(
     self,
-    pairs: Sequence[preferences.Pair],
-    held_out: Sequence[preferences.Pair] | None = None,
+    pairs: Sequence[preferences.Preference],
+    held_out: Sequence[preferences.Preference] | None = None,
   ) -> None:
     """Takes pairs that were made for the stage.
 
@@ -134,12 +134,12 @@ class Choices:
     drawn = [next(self._source) for _ in range(count)]
     train = self._train
     batch = self.pack(
-      tokenized_pairs.Laid(
+      tokenized_pairs.TokenizedPairs(
         tuple(train.choices[i] for i in drawn),
         tuple(train.others[i] for i in drawn) if train.others else (),
       )
     )
-    tokens = int((batch.segment_ids[: batch.live] > 0).sum())
+    tokens = int((batch.segment_ids[: batch.num_micro_batches] > 0).sum())
     _, rows, row_tokens = self.shape
     return token_pipeline.Item(
       batch,
@@ -147,14 +147,17 @@ class Choices:
         'batch/pairs': float(batch.pairs),
         'batch/answers': float(batch.answers),
         'batch/tokens': tokens,
-        'batch/completion_tokens': int(batch.mask[: batch.live].sum()),
-        'batch/micro_batches': int(batch.live),
-        'batch/fill': tokens / max(int(batch.live) * rows * row_tokens, 1),
+        'batch/completion_tokens': int(
+          batch.mask[: batch.num_micro_batches].sum()
+        ),
+        'batch/micro_batches': int(batch.num_micro_batches),
+        'batch/fill': tokens
+        / max(int(batch.num_micro_batches) * rows * row_tokens, 1),
       },
       self.get_state(),
     )
 
-  def pack(self, laid: tokenized_pairs.Laid) -> types.ChoiceBatch:
+  def pack(self, laid: tokenized_pairs.TokenizedPairs) -> types.PairBatch:
     """Packs choices of any number, as batches are."""
     _, rows, row_tokens = self.shape
     return pair_packing.pack(
@@ -196,7 +199,7 @@ class Choices:
         pairs, self._renderer, row_tokens, too_long
       )
       others = tokenized_pairs.mismatched(made, row_tokens) if kto else ()
-      return tokenized_pairs.Laid(made, others)
+      return tokenized_pairs.TokenizedPairs(made, others)
 
     if not kto:
       _require_both((*train, *held_out))
@@ -223,7 +226,7 @@ class Choices:
     )
 
 
-def _split(pairs: Sequence[preferences.Pair], fraction: float):
+def _split(pairs: Sequence[preferences.Preference], fraction: float):
   """(Pairs that train, pairs that are held out), by their prompts."""
   sides = [], []
   for pair in pairs:
@@ -232,7 +235,8 @@ def _split(pairs: Sequence[preferences.Pair], fraction: float):
 
 
 def _warn_of_both(
-  pairs: Sequence[preferences.Pair], held_out: Sequence[preferences.Pair]
+  pairs: Sequence[preferences.Preference],
+  held_out: Sequence[preferences.Preference],
 ) -> None:
   """Says how many held-out prompts train as well."""
   train, others = ({repr(x.prompt) for x in y} for y in (pairs, held_out))
@@ -245,7 +249,7 @@ def _warn_of_both(
     )
 
 
-def _require_both(pairs: Sequence[preferences.Pair]) -> None:
+def _require_both(pairs: Sequence[preferences.Preference]) -> None:
   """Refuses single answers where the loss compares two."""
   for pair in pairs:
     if pair.chosen is None or pair.rejected is None:

@@ -90,16 +90,16 @@ class Pipeline:
       run.connect(judge, reward_model)
 
   @property
-  def live(self) -> bool:
+  def uses_policy(self) -> bool:
     """Whether what it gives depends on the policy's weights."""
-    return any(run.sampler.live for run in self.envs.values()) or any(
-      refs.is_live(reference) for reference in self.references
+    return any(run.sampler.on_policy for run in self.envs.values()) or any(
+      refs.tracks_policy(reference) for reference in self.references
     )
 
   @property
-  def ahead(self) -> bool:
+  def can_prefetch(self) -> bool:
     """Whether a batch may be made while a step runs: no model makes it."""
-    return not (self.live or self.references)
+    return not (self.uses_policy or self.references)
 
   @property
   def references(self) -> dict[schema.Reference, str]:
@@ -238,8 +238,9 @@ def _batch_metrics(batch: types.Batch, samples: int) -> dict[str, float]:
     'batch/samples': samples,
     'batch/tokens': tokens,
     'batch/completion_tokens': int(batch.mask.sum()),
-    'batch/micro_batches': int(batch.live),
-    'batch/fill': tokens / max(int(batch.live) * rows * row_tokens, 1),
+    'batch/micro_batches': int(batch.num_micro_batches),
+    'batch/fill': tokens
+    / max(int(batch.num_micro_batches) * rows * row_tokens, 1),
     **{
       f'batch/{name}_tokens': int(getattr(batch, f'{name}_count'))
       for name in types.COMPONENTS

@@ -62,7 +62,7 @@ def make(
   seed: int,
   max_errors: int = 0,
   split: str = 'train',
-) -> tuple[list[preferences.Pair], Count]:
+) -> tuple[list[preferences.Preference], Count]:
   """Plays tasks of every environment, and pairs what was answered.
 
   Args:
@@ -133,7 +133,7 @@ def _pairs(
   limit: int,
   seed: tuple[int, ...],
   count: Count,
-) -> list[preferences.Pair]:
+) -> list[preferences.Preference]:
   """The pairs of one task; adds to `count`."""
   shown = {}  # prompt -> answers to it that may be used
   # In random order, so that what is said often is likely to be taken.
@@ -146,7 +146,7 @@ def _pairs(
       shown.setdefault(repr(rollout.prompt), []).append(rollout)
   count.answers += len(group)
   return [
-    preferences.Pair(
+    preferences.Preference(
       rollouts[0].prompt,
       yes,
       no,

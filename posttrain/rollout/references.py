@@ -1,6 +1,6 @@
 """Model references: models that score (or sample, or judge) and do not train.
 
-    'policy'          the live parameters, those of the last `set_live`
+    'policy'          the live parameters, those of the last `set_policy`
     'ema:DECAY', 'snapshot:STEPS'   the policy as it was of late, see
                       `train_step.late`; live as well
     'init'            the stage's initial parameters
@@ -71,7 +71,7 @@ class References:
     self._models = {k: Model(v, model) for k, v in (held or {}).items()}
     self._endpoints: dict[schema.Endpoint, client.Endpoint] = {}
 
-  def set_live(self, params: Mapping[str, Params]) -> None:
+  def set_policy(self, params: Mapping[str, Params]) -> None:
     """Makes these the policy, now and of late; not to be donated meanwhile."""
     self._models |= {k: Model(v, self._model) for k, v in params.items()}
 
@@ -82,7 +82,9 @@ class References:
       ValueError: nothing goes by that name.
     """
     if reference not in self._models:
-      assert not is_live(reference), 'set_live comes before the first score'
+      assert not tracks_policy(reference), (
+        'set_policy comes before the first score'
+      )
       self._models[reference] = self._load(reference)
     return self._models[reference]
 
@@ -183,14 +185,14 @@ class References:
     return self._scorers[key](model.params, ids, heat)
 
 
-def is_live(reference: schema.Reference) -> bool:
+def tracks_policy(reference: schema.Reference) -> bool:
   """Whether it changes while a stage trains."""
-  return reference == 'policy' or schema.late(reference) is not None
+  return reference == 'policy' or schema.ema_or_snapshot(reference) is not None
 
 
 def is_path(name: str) -> bool:
   """Whether a reference, or an `init`, lies outside of the run."""
-  known = name in ('init', 'random') or is_live(name)
+  known = name in ('init', 'random') or tracks_policy(name)
   return not known and not name.startswith('stage:')
 
 

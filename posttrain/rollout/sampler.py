@@ -1,7 +1,7 @@
 """Samplers: an environment's tasks in, groups of rollouts out.
 
 One per environment. It owns where rollouts come from, and whether the policy
-made them (`live`): they then have logprobs and a version.
+made them (`on_policy`): they then have logprobs and a version.
 """
 
 import collections
@@ -64,8 +64,8 @@ class ModelSampler:
     self._cfg, self._env = cfg, env
     self._renderer = renderer
     self._max_tokens = max_tokens
-    self.live = isinstance(cfg, schema.Policy)
-    self.model = 'policy' if self.live else cfg.model
+    self.on_policy = isinstance(cfg, schema.Policy)
+    self.model = 'policy' if self.on_policy else cfg.model
 
   def play(self, task: types.Task, uid: int) -> drivers.Play:
     """Returns the episode to play."""
@@ -89,7 +89,7 @@ class ModelSampler:
     Raises:
       ValueError: a frozen model said a token that the policy has no row for.
     """
-    if self.live:
+    if self.on_policy:
       return rollout
     for sample in rollout.samples:
       if sample.ids.max() >= self._renderer.rows:
@@ -131,11 +131,11 @@ class DatasetSampler:
   The rollout's mask is on the demonstration's assistant turns (content and
   closing token), whoever wrote them; those of the prompt are given, not
   trained. Its tokens have no sampler logprob and no version. A chat template
-  that rewrites earlier turns makes several samples of it, each turn live in
+  that rewrites earlier turns makes several samples of it, each turn trained in
   one of them.
   """
 
-  live, model = False, None
+  on_policy, model = False, None
 
   def __init__(
     self, cfg: schema.Dataset, renderer: chat.Renderer, max_tokens: int
@@ -148,7 +148,8 @@ class DatasetSampler:
     """Returns the one rollout of the task.
 
     Raises:
-      ValueError: no demonstration, no live label, or too long; names the row.
+      ValueError: no demonstration, no trained label, or too many tokens;
+        names the row.
     """
     where = f'row {task.id} of environment {task.env}'
     if task.demonstration is None:
@@ -180,12 +181,12 @@ class DatasetSampler:
   def _check(self, parts: Sequence[chat.Rendered], where: str) -> None:
     """Refuses what would train on nothing, or on a cut answer unasked.
 
-    A cut keeps the first `max_tokens` tokens of a part, so that a live label
+    A cut keeps the first `max_tokens` tokens of a part, so that a trained label
     is left exactly if the first one is among them.
     """
     if not any(part.sampled.any() for part in parts):
       raise ValueError(
-        f'{where} must have a live label: no token of the demonstration is '
+        f'{where} must have a trained label: no token of the demonstration is '
         "an assistant's; check its messages"
       )
     first = min(int(np.argmax(part.sampled)) for part in parts)

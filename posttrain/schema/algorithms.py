@@ -73,8 +73,9 @@ class _PolicyGradient:
   # Weight of the KL to `reference`, on every action token; 0 = no reference.
   kl_beta: float = 0.0
   # Model of that KL: 'init' (the stage's initial parameters), 'policy',
-  # 'ema:DECAY' or 'snapshot:STEPS' (the policy of late), 'stage:NAME', the
-  # path of a workdir, a checkpoint or a HuggingFace directory, or an endpoint.
+  # 'ema:DECAY' or 'snapshot:STEPS' (its moving average, or an earlier copy),
+  # 'stage:NAME', the path of a workdir, a checkpoint or a HuggingFace
+  # directory, or an endpoint.
   reference: references.Reference = 'init'
   # Tokens with advantage exactly 0 leave the rl loss and its denominator.
   prune_zero_advantage: bool = True

@@ -48,11 +48,11 @@ class Endpoint:
 Reference = str | Endpoint
 
 # With what follows: more than none, and more than the last step's.
-_LATE = {'ema': r'0\.\d*[1-9]\d*', 'snapshot': r'[2-9]|[1-9]\d+'}
+_EMA_AND_SNAPSHOT = {'ema': r'0\.\d*[1-9]\d*', 'snapshot': r'[2-9]|[1-9]\d+'}
 
 
-def late(reference: Reference) -> tuple[str, float] | None:
-  """Reads 'ema:DECAY' and 'snapshot:STEPS': the policy as it was of late.
+def ema_or_snapshot(reference: Reference) -> tuple[str, float] | None:
+  """Reads 'ema:DECAY' and 'snapshot:STEPS', copies of the policy in the state.
 
   Returns:
     The kind and its number; None for other references.
@@ -60,7 +60,9 @@ def late(reference: Reference) -> tuple[str, float] | None:
   if not isinstance(reference, str):
     return None
   kind, _, number = reference.partition(':')
-  if kind not in _LATE or not re.fullmatch(_LATE[kind], number):
+  if kind not in _EMA_AND_SNAPSHOT or not re.fullmatch(
+    _EMA_AND_SNAPSHOT[kind], number
+  ):
     return None
   return kind, float(number)
 
@@ -80,7 +82,7 @@ def require(node, field: str) -> None:
   kind = value.partition(':')[0]
   base.require(
     value not in ('', 'random', 'stage:')
-    and (kind not in _LATE or late(value) is not None),
+    and (kind not in _EMA_AND_SNAPSHOT or ema_or_snapshot(value) is not None),
     field,
     "be 'init', 'policy', 'ema:0.99', 'snapshot:50', 'stage:NAME', a "
     'path or an endpoint',
@@ -93,7 +95,7 @@ def require_frozen(node, field: str) -> None:
   require(node, field)
   value = getattr(node, field)
   base.require(
-    value != 'policy' and late(value) is None,
+    value != 'policy' and ema_or_snapshot(value) is None,
     field,
     'be frozen',
     value,

@@ -209,7 +209,7 @@ def _measure(
 ):
   """Measures held-out pairs, where there are such."""
   choices = built.pipeline
-  if not isinstance(choices, pair_pipeline.Choices) or not (
+  if not isinstance(choices, pair_pipeline.PairPipeline) or not (
     choices.held_out.choices
   ):
     return None

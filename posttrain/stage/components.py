@@ -32,7 +32,7 @@ class Parts:
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh
   envs: dict[str, envs.base.Env]
-  pipeline: token_pipeline.Pipeline | pair_pipeline.Choices
+  pipeline: token_pipeline.Pipeline | pair_pipeline.PairPipeline
   evaluator: evaluation.Evaluator
   capacity: int  # tokens of the longest episode, trained on or not
   plan: plan.Plan
@@ -68,7 +68,9 @@ def make(cfg: schema.Run, name: str, room: int = 0) -> Parts:
   capacity = max(evaluator.max_length, room)
   turns = max((env.max_turns for env in asked.values()), default=1)
   # What an environment adds between turns is unknown.
-  if stage.kind != 'tokens' or (pipeline.live or pipeline.players or turns > 1):
+  if stage.kind != 'tokens' or (
+    pipeline.uses_policy or pipeline.players or turns > 1
+  ):
     capacity = max(capacity, stage.batch.row_tokens)
   _check_slots(mesh, stage.rollout.slots, f'config.{name}.rollout.slots')
   room = plan.slot_tokens(capacity, jax.default_backend())
@@ -80,7 +82,7 @@ def make(cfg: schema.Run, name: str, room: int = 0) -> Parts:
       dict(mesh.shape),
       room,
       _held(stage, pipeline, model),
-      train_state.late(stage),
+      train_state.ema_and_snapshots(stage),
       len([x for x in pipeline.players if isinstance(x, str)]),
     )
   except schema.FieldError as error:
@@ -99,7 +101,7 @@ def _pipeline(cfg: schema.Run, name: str, renderer: chat.Renderer):
     made = token_pipeline.Pipeline(stage, renderer, cfg.seed, index)
     return made, {name: run.env for name, run in made.envs.items()}
   try:
-    made = pair_pipeline.Choices(stage, renderer, cfg.seed, index)
+    made = pair_pipeline.PairPipeline(stage, renderer, cfg.seed, index)
   except ValueError as error:
     raise ValueError(f'config.{name}.pairs cannot be used: {error}') from error
   return made, {k: envs.make(k, entry.env) for k, entry in stage.envs.items()}
@@ -114,7 +116,7 @@ def _held(stage, pipeline, model: schema.Model) -> int:
     names -= {'init'}  # it is the frozen weights
   total = 0
   for name in names:
-    if isinstance(name, schema.Endpoint) or refs.is_live(name):
+    if isinstance(name, schema.Endpoint) or refs.tracks_policy(name):
       continue
     theirs = model
     if refs.is_path(name):

@@ -44,7 +44,7 @@ class Job:
   step: int
   state: arrays.TrainState
   base: lora.Base | None  # what the state's parameters correct, if they do
-  pipeline: token_pipeline.Pipeline | pair_pipeline.Choices
+  pipeline: token_pipeline.Pipeline | pair_pipeline.PairPipeline
   objective: Any  # of `objectives`
   update: train_step.TrainStep
   measure: Callable[[Any], dict[str, float]] | None  # held-out pairs
@@ -80,11 +80,13 @@ class Job:
 
   def hand_over(self, state: arrays.TrainState, step: int) -> None:
     """Lets the next batch be sampled and scored by these weights."""
-    if self.pipeline.live:
+    if self.pipeline.uses_policy:
       policy = self.policy(state.params)
-      late = {k: self.policy(v) for k, v in (state.late or {}).items()}
+      late = {
+        k: self.policy(v) for k, v in (state.ema_and_snapshots or {}).items()
+      }
       self.engine.set_params(policy, step)
-      self.references.set_live({'policy': policy, **late})
+      self.references.set_policy({'policy': policy, **late})
 
   def next_item(
     self, step: int, state: arrays.TrainState, stop: preemption.Signal
@@ -109,7 +111,7 @@ class Job:
       stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self._write_errors(step, item.errors)
-    if not item.batch.live:
+    if not item.batch.num_micro_batches:
       logging.getLogger('absl').warning(
         'step %d of stage %s trains on nothing: no token has a weight; where '
         'all rewards of a group are equal, prune_zero_advantage drops it',
@@ -124,7 +126,7 @@ class Job:
     What fails is tried again when the batch is due, behind this step's save.
     """
     pipeline = self.pipeline
-    if step == self.steps or not pipeline.ahead:
+    if step == self.steps or not pipeline.can_prefetch:
       return
     before = pipeline.get_state()
     try:

@@ -1,7 +1,7 @@
 """Makes the models of a stage, and introduces them to who asks them.
 
 engine       decodes by the policy's weights, for training and evaluation
-references   score under the policy, of late or at first, and others
+references   score under the policy, now, earlier or at first, and others
 players      one engine more per frozen model that samples
 judges       one more per model that is asked for its opinion
 rewards      of reward models

@@ -61,7 +61,7 @@ def prepare(
     TooManyErrors: of environments.
   """
   stage, choices = cfg.stages[name], built.pipeline
-  if not isinstance(choices, pair_pipeline.Choices):
+  if not isinstance(choices, pair_pipeline.PairPipeline):
     return
   folder = os.path.join(workdir, 'pairs')
   if isinstance(stage.pairs, schema.MadePairs):
@@ -102,7 +102,7 @@ def made_of(
   files: dict[str, str],
   of: str,
   key: dict[str, str],
-  make: Callable[[str], Sequence[preferences.Pair]],
+  make: Callable[[str], Sequence[preferences.Preference]],
 ) -> None:
   """Writes pairs, unless those are there that are made of what `key` says.
 
@@ -191,7 +191,7 @@ def _read(path: str) -> tuple[dict[str, str], np.ndarray] | None:
 
 def _make(
   cfg, stage, built, load: refs.Loader, base, split: str
-) -> list[preferences.Pair]:
+) -> list[preferences.Preference]:
   """Asks the model that the stage begins with."""
   engine = stage_models.engine(cfg, stage, built)
   engine.set_params(load.init() if base is None else base.params, 0)

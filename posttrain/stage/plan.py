@@ -30,7 +30,7 @@ class Plan:
   row_tokens: int
   parameters: int
   trained: int  # of them; with LoRA, the correction's instead
-  state_bytes: int  # weights, gradients, moments, average, copies of late
+  state_bytes: int  # weights, gradients, moments, average, EMA and snapshots
   activation_bytes: int  # of one micro-batch, forward and backward
   slots: int  # sequences decoded at a time
   slot_tokens: int  # room for the longest of them
@@ -81,7 +81,7 @@ def make(
   sizes: Mapping[str, int],
   slot_tokens: int,
   references: int = 0,
-  late: Sequence[str] = (),
+  ema_and_snapshots: Sequence[str] = (),
   players: int = 0,
 ) -> Plan:
   """Resolves the sizes of a stage.
@@ -93,7 +93,7 @@ def make(
     sizes: devices per mesh axis, from `sharding.mesh_sizes`.
     slot_tokens: that a slot has room for.
     references: parameters of the models held beside the policy.
-    late: copies of what trains, as it was of late.
+    ema_and_snapshots: names of the copies of what trains.
     players: frozen models that sample, taken to be of the policy's shape.
   """
   batch = stage.batch
@@ -105,7 +105,7 @@ def make(
     trained = sum(math.prod(x.shape) for x in jax.tree.leaves(adapter))
     frozen = parameters * (2 if model.dtype == 'bfloat16' else 4)
   # f32 weights, gradients and two moments, and the average where kept.
-  copies = 4 + (stage.optim.average is not None) + len(late)
+  copies = 4 + (stage.optim.average is not None) + len(ema_and_snapshots)
   weight_ways = sizes['fsdp'] * sizes['tensor']
   group_size = {k: entry.group_size for k, entry in stage.envs.items()}
   if stage.kind != 'tokens':

@@ -85,7 +85,7 @@ class TokenComponents:
     )
     if not (batch.mask & (batch.versions >= 0)).any():
       silent += ('mismatch/',)
-    if not batch.live:
+    if not batch.num_micro_batches:
       silent += ('entropy', 'loss/')
     # Exact names from here on: an environment's may begin with another's.
     nobody = {

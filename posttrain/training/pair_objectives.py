@@ -46,7 +46,7 @@ class Preference:
     self._options.pop('reference', None)  # its part is done, see `choices`
     self._function, self._per_token = self._FUNCTIONS[self._type]
 
-  def prepare(self, params, batch: arrays.ChoiceBatch) -> arrays.ChoiceBatch:
+  def prepare(self, params, batch: arrays.PairBatch) -> arrays.PairBatch:
     """Finds KTO's baseline, from the micro-batches behind those that train."""
     if self._type != 'kto':
       return batch
@@ -59,21 +59,25 @@ class Preference:
       return sums[0] + value, sums[1] + jnp.sum(here, dtype=jnp.float32)
 
     total, count = jax.lax.fori_loop(
-      batch.live, batch.scored, add, (jnp.zeros(()), jnp.zeros(()))
+      batch.num_micro_batches, batch.scored, add, (jnp.zeros(()), jnp.zeros(()))
     )
     mean = total / jnp.maximum(count, 1.0)
     baseline = preference.kto_baseline(mean, count > 0)
     return dataclasses.replace(batch, baseline=baseline)
 
   def unmeasured(
-    self, batch: types.ChoiceBatch, measured: Mapping[str, float]
+    self, batch: types.PairBatch, measured: Mapping[str, float]
   ) -> set[str]:
     """Names of metrics that say nothing, see `objectives`."""
     silent = _unmeasured(batch, measured)
-    return silent if batch.scored > batch.live else {*silent, 'kto/baseline'}
+    return (
+      silent
+      if batch.scored > batch.num_micro_batches
+      else {*silent, 'kto/baseline'}
+    )
 
   def __call__(
-    self, params, micro: arrays.ChoiceBatch
+    self, params, micro: arrays.PairBatch
   ) -> tuple[jax.Array, combine.Metrics]:
     """Scores both answers of every choice in one forward."""
     logps, log_ratio, lengths = self._score(params, micro)
@@ -144,19 +148,19 @@ class Ranking:
     self._model, self._options = model, tree.fields(loss.ranking)
     self._lm_coef = self._options.pop('lm_coef')
 
-  def prepare(self, params, batch: arrays.ChoiceBatch) -> arrays.ChoiceBatch:
+  def prepare(self, params, batch: arrays.PairBatch) -> arrays.PairBatch:
     """All is there already."""
     del params
     return batch
 
   def unmeasured(
-    self, batch: types.ChoiceBatch, measured: Mapping[str, float]
+    self, batch: types.PairBatch, measured: Mapping[str, float]
   ) -> set[str]:
     """Names of metrics that say nothing, see `objectives`."""
     return _unmeasured(batch, measured)
 
   def __call__(
-    self, params, micro: arrays.ChoiceBatch
+    self, params, micro: arrays.PairBatch
   ) -> tuple[jax.Array, combine.Metrics]:
     """Reads what both answers of every choice are worth in one forward."""
     rows = micro.ids, micro.positions, micro.segment_ids
@@ -191,7 +195,7 @@ class Ranking:
     return loss, {**metrics, **_told_apart(rewards, micro.present)}
 
 
-def _whose(micro: arrays.ChoiceBatch) -> jax.Array:
+def _whose(micro: arrays.PairBatch) -> jax.Array:
   """bool[B, K, 2, T]: which tokens are an answer's, its prompt included."""
   choices = micro.present.shape[-2]
   segments = jnp.arange(1, 2 * choices + 1).reshape(1, choices, 2, 1)
@@ -215,9 +219,9 @@ def _by_answer(name: str, values, present) -> combine.Metrics:
   }
 
 
-def _unmeasured(batch: types.ChoiceBatch, measured) -> set[str]:
+def _unmeasured(batch: types.PairBatch, measured) -> set[str]:
   """Metrics of pairs where there are none, of one side where it is missing."""
-  sides = batch.present[: batch.live].any((0, 1, 2))
+  sides = batch.present[: batch.num_micro_batches].any((0, 1, 2))
   silent = tuple(
     f'/{name}'
     for name, here in zip(('chosen', 'rejected'), sides, strict=True)

@@ -89,13 +89,13 @@ def fresh(
   return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())
 
 
-def late(stage: schema.Stage) -> tuple[str, ...]:
-  """References of a stage to the policy as it was of late, by name."""
+def ema_and_snapshots(stage: schema.Stage) -> tuple[str, ...]:
+  """Returns the sorted ema and snapshot references of a stage."""
   names = {
     getattr(entry.algorithm, 'reference', 'init')
     for entry in stage.envs.values()
   }
-  return tuple(sorted(name for name in names if schema.late(name)))
+  return tuple(sorted(name for name in names if schema.ema_or_snapshot(name)))
 
 
 def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
@@ -103,5 +103,5 @@ def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
     params,
     optimizer,
     average=stage.optim.average is not None,
-    late=late(stage),
+    ema_and_snapshots=ema_and_snapshots(stage),
   )

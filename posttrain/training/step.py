@@ -1,4 +1,4 @@
-"""Updates from one batch: loop over live micro-batches, then optimize.
+"""Updates from one batch: loop over micro-batches with tokens, then optimize.
 
     grads = sum over micro-batches of d objective / d params
     params, opt_state = optimizer(grads)
@@ -7,7 +7,7 @@ An update is skipped if a gradient is not finite, or if the batch has no
 member token: nothing is learned from nothing, but momentum and weight decay
 would move the weights all the same.
 
-The number of live micro-batches is traced, so a shorter batch does not
+The number of micro-batches with tokens is traced, so a shorter batch does not
 recompile. The objective divides by the whole batch's counts, so the result
 does not depend on how it is cut.
 
@@ -28,7 +28,7 @@ from posttrain import compilation, schema, sharding
 from posttrain.losses import combine
 from posttrain.training import arrays, optim
 
-Batch = arrays.Batch | arrays.ChoiceBatch
+Batch = arrays.Batch | arrays.PairBatch
 
 
 def init_state(
@@ -36,7 +36,7 @@ def init_state(
   optimizer: optax.GradientTransformation,
   *,
   average: bool,
-  late: Sequence[str] = (),
+  ema_and_snapshots: Sequence[str] = (),
 ) -> arrays.TrainState:
   """Returns the state before the first batch.
 
@@ -44,14 +44,18 @@ def init_state(
     params: to train.
     optimizer: from `optim.make`.
     average: keep a moving average of them.
-    late: references to keep, see `late`.
+    ema_and_snapshots: names of the references to keep, see
+      `update_ema_and_snapshots`.
   """
   return arrays.TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=optimizer.init(params),
     average=jax.tree.map(jnp.copy, params) if average else None,
-    late={x: jax.tree.map(jnp.copy, params) for x in late} or None,
+    ema_and_snapshots={
+      x: jax.tree.map(jnp.copy, params) for x in ema_and_snapshots
+    }
+    or None,
     skipped=jnp.zeros((), jnp.int32),
     skipped_in_row=jnp.zeros((), jnp.int32),
   )
@@ -158,7 +162,10 @@ def make_train_step(
       )
       metrics = _over_passes(metrics)
     state = dataclasses.replace(
-      state, late=late(state.late, state.params, state.step)
+      state,
+      ema_and_snapshots=update_ema_and_snapshots(
+        state.ema_and_snapshots, state.params, state.step
+      ),
     )
     # A scan may choose a layout of its own, and the next call would compile.
     return _place(state, rules, mesh), metrics
@@ -186,7 +193,7 @@ def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def accumulate(objective, params, batch: Batch):
-  """Sums gradients and loss over the live micro-batches; merges metrics."""
+  """Sums gradients and loss over the micro-batches; merges metrics."""
   grad_fn = jax.value_and_grad(objective, has_aux=True)
 
   def one(micro):
@@ -219,7 +226,7 @@ def make_measure(objective: Callable, base: Any = None) -> Callable:
 
 
 def _over_live(one: Callable, batch: Batch):
-  """Adds up `one(micro) -> (sums, metrics)` over the live micro-batches."""
+  """Adds up `one(micro) -> (sums, metrics)` over the used micro-batches."""
 
   def at(i):
     return one(jax.tree.map(lambda x: x[i] if x.ndim else x, batch))
@@ -235,7 +242,7 @@ def _over_live(one: Callable, batch: Batch):
       combine.merge(before[1], metrics),
     )
 
-  return jax.lax.fori_loop(0, batch.live, add, zeros)
+  return jax.lax.fori_loop(0, batch.num_micro_batches, add, zeros)
 
 
 def _select(ok, new, old):
@@ -253,7 +260,7 @@ def _average(average, params, ok, decay):
   )
 
 
-def late(old, params, step: jax.Array):
+def update_ema_and_snapshots(old, params, step: jax.Array):
   """Moves the references that follow the policy, behind a step's updates.
 
       'ema:D'       r <- D r + (1 - D) params
@@ -268,7 +275,7 @@ def late(old, params, step: jax.Array):
     return None
   moved = {}
   for name, before in old.items():
-    kind, number = schema.late(name)
+    kind, number = schema.ema_or_snapshot(name)
     keep = number if kind == 'ema' else step % int(number) != 0
     moved[name] = jax.tree.map(
       # Not keep * r + ...: a snapshot is the policy to the bit.

@@ -84,7 +84,7 @@ class Exporter:
     os.makedirs(self._folder, exist_ok=True)
     path = os.path.join(self._folder, f'{self._stage}_{step:06d}.jsonl')
     with open(path + '.tmp', 'w') as f:
-      for micro in range(int(batch.live)):
+      for micro in range(int(batch.num_micro_batches)):
         scored = self._scored(params, batch, micro)
         for record in records(batch, micro, *scored, self._envs):
           head = {

@@ -102,6 +102,8 @@ def test_a_teacher_must_be_another():
     schema.Opd(reference='policy')
   with pytest.raises(schema.FieldError, match='base_url must begin'):
     schema.Opd(reference=schema.Endpoint(name='x'))
-  np.testing.assert_equal(schema.late('ema:0.99'), ('ema', 0.99))
-  np.testing.assert_equal(schema.late('snapshot:50'), ('snapshot', 50))
-  assert schema.late('stage:ema') is None
+  np.testing.assert_equal(schema.ema_or_snapshot('ema:0.99'), ('ema', 0.99))
+  np.testing.assert_equal(
+    schema.ema_or_snapshot('snapshot:50'), ('snapshot', 50)
+  )
+  assert schema.ema_or_snapshot('stage:ema') is None

@@ -240,7 +240,7 @@ def test_what_is_possible():
     ),
     (
       'grpo.envs.a.rewards',
-      {'x': {'fn': 'tests.rollout.judged:takes', 'judge': 'stage:sft'}},
+      {'x': {'fn': 'tests.rollout.grading.judged:takes', 'judge': 'stage:sft'}},
       r"rewards.x.fn must take its kwargs: got \['judge'\]",
     ),
     # Functions that are not there, or take other things.
@@ -270,7 +270,7 @@ def test_what_is_possible():
     ),
     (
       'grpo.envs.a.rewards',
-      {'x': {'fn': 'tests.rollout.judged:takes', 'kwargs': {'scael': 1}}},
+      {'x': {'fn': 'tests.rollout.grading.judged:takes', 'kwargs': {'scael': 1}}},
       r"config.grpo.envs.a.rewards.x.fn must take its kwargs: got \['scael",
     ),
     # Who grades.

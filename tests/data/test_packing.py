@@ -136,7 +136,9 @@ def test_shapes_and_dtypes_are_fixed():
   for field, dtype in types.TOKEN_FIELDS.items():
     assert getattr(few, field).shape == (3, 2, 8)
     assert getattr(few, field).dtype == dtype
-  assert few.rl_count.dtype == np.float32 and few.live.dtype == np.int32
+  assert (
+    few.rl_count.dtype == np.float32 and few.num_micro_batches.dtype == np.int32
+  )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_shapes_and_dtypes_are_fixed():
 )
 def test_live_micro_batches_come_first(count, live):
   batch, _ = pack([make(8)] * count, rows=2, micro_batches=3)
-  assert batch.live == live
+  assert batch.num_micro_batches == live
   used = batch.segment_ids.any(axis=(1, 2))
   assert used.tolist() == [True] * live + [False] * (3 - live)
 
@@ -221,7 +223,7 @@ def test_samples_without_members_are_dropped():
   batch, left = pack([idle, make(3), idle])
   assert lengths(batch) == [[3]] and not left
   batch, left = pack([idle])
-  assert batch.live == 0 and batch.rl_count == 0 and not left
+  assert batch.num_micro_batches == 0 and batch.rl_count == 0 and not left
 
 
 def test_absent_streams_that_nobody_reads_are_zero():
@@ -324,7 +326,7 @@ def test_every_sample_once_whole_and_unchanged(case):
     bool(segment['rl_weights'].any()) for segment in found
   )
   used = sum(map(bool, lengths(batch)))
-  assert batch.live == -(-used // shape['rows'])
+  assert batch.num_micro_batches == -(-used // shape['rows'])
   if left:  # nothing is handed back while a row is free or has room
     assert used == shape['rows'] * shape['micro_batches']
     shortest = min(len(sample) for sample in left)

@@ -29,7 +29,7 @@ def choice(chosen, rejected, first=0, **options):
     for i, length in enumerate((chosen, rejected))
   ]
   logprobs = np.float32([-first - 1, -first - 2])
-  return types.Choice(*made, logprobs, **options)
+  return types.Pair(*made, logprobs, **options)
 
 
 def pack(*args, rows=2, row_tokens=16, per_row=3):
@@ -47,7 +47,7 @@ def test_every_answer_is_where_it_says():
   ]
   batch = pack(made)
   assert batch.ids.shape == (2, 2, 16) and batch.present.shape == (2, 2, 3, 2)
-  assert (batch.pairs, batch.answers, batch.live) == (2, 6, 1)
+  assert (batch.pairs, batch.answers, batch.num_micro_batches) == (2, 6, 1)
   found = {}
   for m, b, k, a in np.argwhere(batch.present):
     here = batch.segment_ids[m, b] == 2 * k + a + 1
@@ -75,7 +75,7 @@ def test_every_answer_is_where_it_says():
 def test_a_row_holds_no_more_than_it_may():
   batch = pack([choice(2, 2, 100 * i) for i in range(7)])
   assert batch.present.any(-1).sum(-1).max() == 3
-  assert (batch.pairs, batch.live) == (7, 2)  # rows of 3, 3 and 1
+  assert (batch.pairs, batch.num_micro_batches) == (7, 2)  # rows of 3, 3 and 1
 
 
 def test_others_lie_behind_and_do_not_count():
@@ -83,9 +83,12 @@ def test_others_lie_behind_and_do_not_count():
   others = [choice(6, None, 5000 + 100 * i) for i in range(3)]
   batch = pack(trained, others)
   assert (batch.pairs, batch.answers) == (5, 10)
-  assert (batch.live, batch.scored) == (2, 3)  # two choices a row; two others
+  assert (batch.num_micro_batches, batch.scored) == (
+    2,
+    3,
+  )  # two choices a row; two others
   assert len(batch.ids) == 3 + 2  # room for one per row
-  behind = batch.present[batch.live : batch.scored]
+  behind = batch.present[batch.num_micro_batches : batch.scored]
   assert behind[..., 0].sum() == 3 and not behind[..., 1].any()
   assert not batch.present[batch.scored :].any()
 
@@ -93,12 +96,15 @@ def test_others_lie_behind_and_do_not_count():
 def test_batches_of_as_many_choices_have_one_shape():
   short, long = ([choice(n, n, 100 * i) for i in range(6)] for n in (2, 8))
   assert pack(short).ids.shape == pack(long).ids.shape
-  assert pack(short).live < pack(long).live
+  assert pack(short).num_micro_batches < pack(long).num_micro_batches
 
 
 def test_no_choices_are_padding():
   batch = pack([])
-  assert batch.ids.shape == (0, 2, 16) and batch.live == batch.members == 0
+  assert (
+    batch.ids.shape == (0, 2, 16)
+    and batch.num_micro_batches == batch.members == 0
+  )
 
 
 def test_too_long_names_the_row():

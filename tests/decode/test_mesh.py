@@ -57,7 +57,7 @@ def _steps(mesh, state, step, patch):
     state, measured = step(state, batch)
     measured = jax.device_get(measured)
     engine.set_params(state.params, i)
-    references.set_live({'policy': state.params})
+    references.set_policy({'policy': state.params})
     found |= {f'{i}/batch/{k}': v for k, v in vars(batch).items()}
     found |= {f'{i}/metrics/{k}': v for k, v in measured.items()}
   return found | {

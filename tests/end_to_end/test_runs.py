@@ -104,7 +104,7 @@ def test_an_environment_without_members_tells_nothing():
     mask=np.ones(1, bool),
     versions=np.zeros(1),
     env_ids=np.ones(1),
-    live=1,
+    num_micro_batches=1,
   )
   objective = objectives.TokenComponents(fixtures.MODEL, ('a', 'ab'))
   item = types.SimpleNamespace(batch=batch, metrics={'batch/tokens': 9})
@@ -150,7 +150,7 @@ def test_the_next_batch_is_made_ahead_unless_models_make_it(ahead, made):
       self.taken += 1
 
   this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
-  this.pipeline.ahead = ahead
+  this.pipeline.can_prefetch = ahead
   job.Job.look_ahead(this, 2)
   assert this.pipeline.taken == made
   job.Job.look_ahead(this, 3)  # the last step
@@ -159,7 +159,7 @@ def test_the_next_batch_is_made_ahead_unless_models_make_it(ahead, made):
 
 def test_a_row_that_fails_ahead_fails_when_it_is_due():
   class Pipeline:
-    ahead, taken = True, 0
+    can_prefetch, taken = True, 0
 
     def get_state(self):
       return self.taken
@@ -377,7 +377,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   ):
     loss = schema.Loss(preference=kind())
     objectives.KINDS['preference'](run.model, (), loss)
-    asked = pair_pipeline.Choices(
+    asked = pair_pipeline.PairPipeline(
       dataclasses.replace(on_pairs, loss=loss), fixtures.RENDERER, 0
     ).references
     assert len(asked) == (kind is not schema.SimPo)
@@ -464,7 +464,7 @@ def _make_pairs(stage):
   )
   cfg = schema.MadePairs(eval_fraction=0.2)
   for sides in ((made,), (made, held_out)):
-    choices = pair_pipeline.Choices(
+    choices = pair_pipeline.PairPipeline(
       dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
       fixtures.RENDERER,
       0,

@@ -176,7 +176,7 @@ def test_packing_what_was_packed_changes_nothing(lengths, seed):
   blank = np.zeros(batch.ids.shape[1:], np.float32)
   again = [
     replay.sample(json.loads(json.dumps({'schema_version': 1, **record})), '')
-    for micro in range(int(batch.live))
+    for micro in range(int(batch.num_micro_batches))
     for record in token_export.records(batch, micro, blank, blank, ('a', 'b'))
   ]
   repacked = replay.Packer(stage, 257)(again)

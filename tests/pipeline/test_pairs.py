@@ -39,7 +39,7 @@ def stage(path, kind='preference', loss=None, row_tokens=64, **options):
 
 
 def pipeline(path, **options):
-  return pair_pipeline.Choices(
+  return pair_pipeline.PairPipeline(
     stage(str(path), **options), fixtures.RENDERER, seed=0
   )
 
@@ -129,7 +129,7 @@ def test_kto_takes_answers_alone_and_mismatched_ones(tmp_path):
   made = pipeline(file, loss=schema.Kto(), eval_fraction=0.0)
   batch = next(made).batch
   assert (batch.pairs, batch.answers) == (0, 4)
-  assert batch.scored > batch.live > 0
+  assert batch.scored > batch.num_micro_batches > 0
   found = made._train.others
   assert len(found) == 6
   for i, other in enumerate(found):  # this prompt, the next one's answer

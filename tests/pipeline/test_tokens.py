@@ -64,7 +64,7 @@ def test_there_is_room_for_rollouts_of_several_samples(tmp_path):
   source = token_pipeline.Pipeline(stage, renderer, seed=0)
   batch = next(source).batch
   # 15, 29 and 43 tokens, twice: two rows hold 15 + 29, two hold 43.
-  assert batch.ids.shape == (2, 2, 48) and batch.live == 2
+  assert batch.ids.shape == (2, 2, 48) and batch.num_micro_batches == 2
   assert batch.mask.sum() == batch.ce_count == 2 * 3 * 7
   assert next(source).batch.ids.shape == batch.ids.shape
 

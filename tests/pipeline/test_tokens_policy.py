@@ -230,7 +230,7 @@ class Silent(toys.Letters):
 def test_a_step_in_which_nothing_is_graded_trains_nothing(monkeypatch):
   toys.install(monkeypatch, Silent)
   item = next(toys.connected(toys.stage())[0])
-  assert item.batch.live == 0 and item.batch.rl_count == 0
+  assert item.batch.num_micro_batches == 0 and item.batch.rl_count == 0
   assert item.metrics['rollout/ungraded/toy'] == 16
   assert 'rollout/reward/toy' not in item.metrics
 
@@ -311,7 +311,7 @@ def test_a_frozen_model_is_imitated_at_temperature_1(temperature):
   )
   source, driver = toys.connected(cfg)
   assert source.references == {'stage:a': 'envs.frozen.sampler.model'}
-  assert source.players == {'stage:a'} and not source.live
+  assert source.players == {'stage:a'} and not source.uses_policy
   source.connect({'stage:a': driver}, None)
   item = next(source)
   batch = item.batch

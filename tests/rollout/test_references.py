@@ -71,7 +71,7 @@ def test_the_policy_is_scored_to_the_bit_at_the_samples_temperatures(
 ):
   given = samples(temperature)
   made = make(refuse)
-  made.set_live({'policy': params(0)})
+  made.set_policy({'policy': params(0)})
   scored = made('policy', given)
   ids, positions, segments = np.zeros((3, ROWS, T), np.int32)
   heat = np.ones((ROWS, T), np.float32)
@@ -98,10 +98,10 @@ def test_each_name_has_its_parameters_and_is_loaded_once():
   made, given = make(load), samples()
   assert not asked
   first = made('stage:1', given)
-  made.set_live({'policy': params(1)})
+  made.set_policy({'policy': params(1)})
   for a, b in zip(first, made('policy', given), strict=True):
     np.testing.assert_array_equal(a, b)
-  made.set_live({'policy': params(2)})
+  made.set_policy({'policy': params(2)})
   for a, b, c in zip(
     made('policy', given),
     made('stage:2', given),
@@ -111,7 +111,7 @@ def test_each_name_has_its_parameters_and_is_loaded_once():
     np.testing.assert_array_equal(a, b)
     assert np.abs(a - c).max() > 1e-3
   assert asked == ['stage:1', 'stage:2']
-  with pytest.raises(AssertionError, match='set_live comes before'):
+  with pytest.raises(AssertionError, match='set_policy comes before'):
     make(refuse)('policy', given)
 
 
@@ -247,7 +247,7 @@ def test_a_hint_stands_in_front_and_changes_nothing_else(bos):
     for sample in given:
       sample.ids[0] = tokens.tokenizer.bos_id
   made = make(refuse, tokens)
-  made.set_live({'policy': params(0)})
+  made.set_policy({'policy': params(0)})
   scored = made('policy', given, [HINT] * len(given))
   head = tokens.render(HINT).ids
   for sample, found in zip(given, scored, strict=True):

@@ -69,7 +69,7 @@ def test_an_assistant_turn_of_the_prompt_is_given_not_trained():
 @pytest.mark.parametrize('too_long', ['error', 'truncate'])
 def test_a_shot_of_the_prompt_is_no_live_label(too_long):
   task = _task(prompt=FEW_SHOT, demonstration=(USER,))
-  with pytest.raises(ValueError, match='row-7 .* must have a live label'):
+  with pytest.raises(ValueError, match='row-7 .* must have a trained label'):
     _rollout(task, too_long=too_long)
   # 15 tokens of prompt and the header: the shot fits, but no label does.
   task = _task(prompt=FEW_SHOT, demonstration=(ANSWER,))
@@ -92,7 +92,7 @@ def test_too_long_is_an_error_or_cut_on_request():
 def test_rows_that_train_nothing_are_refused_by_name(too_long):
   with pytest.raises(ValueError, match='row-7 .* must carry a demonstration'):
     _rollout(_task(demonstration=None), too_long=too_long)
-  with pytest.raises(ValueError, match='row-7 .* must have a live label'):
+  with pytest.raises(ValueError, match='row-7 .* must have a trained label'):
     _rollout(_task(demonstration=(USER,)), too_long=too_long)
   with pytest.raises(ValueError, match='row-7 .* must have a prompt below'):
     _rollout(_task(), max_tokens=10, too_long=too_long)

@@ -69,7 +69,7 @@ def test_pairs_are_made_again_of_another_model(tmp_path, caplog):
       asked.append((prompt, split))
       said = ({'role': 'assistant', 'content': x} for x in 'yn')
       user = {'role': 'user', 'content': prompt}
-      return [preferences.Pair((user,), *((x,) for x in said), 'here')]
+      return [preferences.Preference((user,), *((x,) for x in said), 'here')]
 
     files = {'train': str(path), 'eval': str(held_out)}
     stage_pairs.made_of(files, str(of), {'model': 'a', **key}, make)

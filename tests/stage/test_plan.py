@@ -125,7 +125,7 @@ def test_references_lie_beside_the_policy():
 def test_the_policy_of_late_is_a_part_of_the_state():
   sizes = {'data': 1, 'fsdp': 1, 'tensor': 1}
   plain, late = (
-    plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, late=names)
+    plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, ema_and_snapshots=names)
     for names in ((), ('ema:0.9', 'snapshot:5'))
   )
   assert late.state_bytes == plain.state_bytes + 8 * PARAMETERS

@@ -53,7 +53,7 @@ def _batch(seed=0, micro_batches=2, rows=2, tokens=16):
     positions=positions,
     env_ids=np.where(segments > 0, segments - 1, -1).astype(np.int32),
     rl_sequences=fixtures.sequences(segments, streams['rl_weights']),
-    live=np.int32(micro_batches),
+    num_micro_batches=np.int32(micro_batches),
     **streams,
     **{
       name.replace('weights', 'count'): np.float32(np.count_nonzero(x))
@@ -177,7 +177,7 @@ def test_the_cut_does_not_matter(monkeypatch, aggregation):
   for count in (4, 1) if aggregation == 'sequence' else (4,):
     cut = jax.tree.map(
       lambda x: x.reshape(count, 4 // count, 16) if x.ndim else x,  # noqa: B023
-      dataclasses.replace(batch, live=np.int32(count)),
+      dataclasses.replace(batch, num_micro_batches=np.int32(count)),
     )
     grads, metrics, total = accumulate(params, cut)
     results.append((grads, combine.means(metrics), total))

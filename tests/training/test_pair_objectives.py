@@ -51,7 +51,7 @@ def _sample(rng, length):
 def _choices(count=6, seed=0):
   rng = np.random.default_rng(seed)
   return [
-    types.Choice(
+    types.Pair(
       _sample(rng, 8 + i % 3),
       _sample(rng, 6 + i % 4),
       np.float32(rng.normal(-25, 3, 2)),
@@ -311,7 +311,9 @@ def _outcome(mesh, kind):
 def test_one_device_equals_four(kind, mesh, tmp_path):
   path = tmp_path / 'four.npz'
   words = map(str, (path, KINDS.index(kind), *mesh))
-  fixtures.run_on_devices(4, '-m', 'tests.test_choice_objectives', *words)
+  fixtures.run_on_devices(
+    4, '-m', 'tests.training.test_pair_objectives', *words
+  )
   four, one = dict(np.load(path)), _outcome((1, 1, 1), kind)
   assert four.keys() == one.keys()
   for name, value in one.items():

@@ -40,7 +40,7 @@ def test_micro_batches_add_up_to_the_whole():
   """1 against 4 micro-batches: same loss, gradients and metrics."""
   (whole,) = fixtures.batches(1, micro_batch_tokens=512)
   (cut,) = fixtures.batches(1, micro_batch_tokens=128)
-  assert whole.live == 1 and cut.live == 4
+  assert whole.num_micro_batches == 1 and cut.num_micro_batches == 4
   grads, metrics, loss = _grads(whole)
   grads_cut, metrics_cut, loss_cut = _grads(cut)
   np.testing.assert_allclose(loss, loss_cut, rtol=1e-6)
@@ -61,9 +61,9 @@ def test_packing_does_not_matter():
 
 def test_dead_micro_batches_are_not_looked_at():
   (batch,) = fixtures.batches(1, row_tokens=256, micro_batch_tokens=256)
-  assert 0 < batch.live < len(batch.ids)
+  assert 0 < batch.num_micro_batches < len(batch.ids)
   dirty = dataclasses.replace(batch, ce_weights=batch.ce_weights.copy())
-  dirty.ce_weights[batch.live :] = 1e9
+  dirty.ce_weights[batch.num_micro_batches :] = 1e9
   clean, poisoned = _grads(batch), _grads(dirty)
   jax.tree.map(np.testing.assert_array_equal, clean, poisoned)
 
@@ -208,8 +208,13 @@ def test_a_batch_without_members_moves_nothing(updates):
   before = jax.device_get(state)
   none = np.zeros_like(batch.ce_weights)
   empty = dataclasses.replace(batch, ce_weights=none, ce_count=np.float32(0))
-  for live in (batch.live, np.zeros_like(batch.live)):
-    state, metrics = step(state, dataclasses.replace(empty, live=live))
+  for count in (
+    batch.num_micro_batches,
+    np.zeros_like(batch.num_micro_batches),
+  ):
+    state, metrics = step(
+      state, dataclasses.replace(empty, num_micro_batches=count)
+    )
     assert metrics['optim/empty'] == 1 and metrics['loss/total'] == 0
   # Nor does it end a row of bad gradients.
   for name in ('params', 'opt_state', 'average', 'skipped', 'skipped_in_row'):
@@ -274,7 +279,9 @@ def _outcome(mesh, updates, loss):
 def test_one_device_equals_four(cut, tmp_path):
   """fsdp x tensor, and data x fsdp with two updates, against one device."""
   path = tmp_path / 'four.npz'
-  fixtures.run_on_devices(4, '-m', 'tests.test_train_step', str(path), str(cut))
+  fixtures.run_on_devices(
+    4, '-m', 'tests.training.test_step', str(path), str(cut)
+  )
   four, one = dict(np.load(path)), _outcome((1, 1, 1), *CUTS[cut][1:])
   numbers = four.pop('numbers')
   np.testing.assert_allclose(numbers, one.pop('numbers'), rtol=1e-5)
@@ -295,7 +302,7 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes, message):
 def test_references_follow_the_policy(updates):
   """By the step and not by the update; a snapshot is the policy to the bit."""
   names = ('ema:0.75', 'snapshot:2')
-  step, state = fixtures.make(updates=updates, late=names)
+  step, state = fixtures.make(updates=updates, ema_and_snapshots=names)
   start = ema = jax.device_get(state.params)
   snapshot = start
   for i, batch in enumerate(fixtures.batches(3), 1):
@@ -303,7 +310,7 @@ def test_references_follow_the_policy(updates):
     params = jax.device_get(state.params)
     ema = jax.tree.map(lambda r, p: 0.75 * r + 0.25 * p, ema, params)
     snapshot = params if i == 2 else snapshot
-    late = jax.device_get(state.late)
+    late = jax.device_get(state.ema_and_snapshots)
     jax.tree.map(np.testing.assert_array_equal, late['snapshot:2'], snapshot)
     assert fixtures.worst(late['ema:0.75'], ema) < 1e-6
   assert fixtures.worst(start, params) > 1e-3

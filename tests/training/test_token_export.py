@@ -207,7 +207,9 @@ def test_a_file_is_whole_or_absent(tmp_path, params, monkeypatch):
 
 
 def test_a_batch_of_padding_has_no_line(tmp_path, params):
-  blank = dataclasses.replace(_batch(), live=np.asarray(0, np.int32))
+  blank = dataclasses.replace(
+    _batch(), num_micro_batches=np.asarray(0, np.int32)
+  )
   _exporter(tmp_path)(2, params, blank)
   path = tmp_path / 'token_exports' / 'grpo_000002.jsonl'
   assert path.read_text() == ''

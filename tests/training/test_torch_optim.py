@@ -209,7 +209,7 @@ class Given:
   """A batch that says what the gradients are, [M, ...] each."""
 
   grads: dict
-  live: np.ndarray  # i32[]
+  num_micro_batches: np.ndarray  # i32[]
   members: np.ndarray  # f32[]
 
 

@@ -43,7 +43,7 @@ def _data():
 
   def choice(i, shift=0.0):
     chosen, rejected = sample(), sample()
-    return types.Choice(
+    return types.Pair(
       None if i == 3 else chosen,
       None if i >= 4 else rejected,
       np.float32([ref(chosen, shift), ref(rejected, shift)]),
@@ -64,7 +64,9 @@ def _batches(others=False):
     batch = pair_packing.pack(
       step[0], step[1] if others else (), rows=2, row_tokens=40, per_row=2
     )
-    assert batch.live == 2 and batch.present.all(-1).any(-1).sum() > 1
+    assert (
+      batch.num_micro_batches == 2 and batch.present.all(-1).any(-1).sum() > 1
+    )
     yield batch
 
 

@@ -97,7 +97,9 @@ def _batches(algorithm, data, scorer=None):
       micro_batches=3,
       envs=('toy',),
     )
-    assert not left and batch.live == 2 and batch.segment_ids.max() > 1
+    assert (
+      not left and batch.num_micro_batches == 2 and batch.segment_ids.max() > 1
+    )
     yield batch
 
 

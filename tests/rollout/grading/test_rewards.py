@@ -17,7 +17,7 @@ from tests import fixtures, toys
 from tests.algorithms import two_turns
 from tests.rollout.grading import judged
 
-PATH = 'tests.rollout.judged'
+PATH = 'tests.rollout.grading.judged'
 
 
 def functions(**named):
