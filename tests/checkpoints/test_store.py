@@ -375,8 +375,9 @@ def test_host_must_be_json(tmp_path):
 KILLED = """
 import os, signal, sys
 import jax.numpy as jnp
-from posttrain import checkpoint, schema
-saver = checkpoint.Checkpointer(sys.argv[1], schema.Checkpoint())
+from posttrain import schema
+from posttrain.checkpoints import store
+saver = store.Checkpointer(sys.argv[1], schema.Checkpoint())
 saver.save(1, {'x': jnp.ones(2_000_000)}, {'step': 1})
 saver.wait()
 saver.save(2, {'x': jnp.full(2_000_000, 2.0)}, {'step': 2})
@@ -397,11 +398,12 @@ import sys, warnings
 warnings.simplefilter('error')
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from posttrain import checkpoint, schema
+from posttrain import schema
+from posttrain.checkpoints import store
 mesh = jax.make_mesh((4,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))
 x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
 split, whole = NamedSharding(mesh, P('x')), NamedSharding(mesh, P(None, 'x'))
-saver = checkpoint.Checkpointer(sys.argv[1], schema.Checkpoint())
+saver = store.Checkpointer(sys.argv[1], schema.Checkpoint())
 saver.save(1, {'x': jax.device_put(x, split)}, {})
 saver.wait()
 for to in (split, whole, jax.sharding.SingleDeviceSharding(jax.devices()[2])):

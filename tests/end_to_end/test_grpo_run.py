@@ -183,7 +183,7 @@ def test_what_reward_functions_fail_at_is_written_down(tmp_path):
   answers = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
   rewards = {
     'x': schema.RewardFn(
-      'tests.rollout.judged:by_turns',
+      'tests.rollout.grading.judged:by_turns',
       kwargs={'answers': answers},
       max_faults=1,
     )

@@ -439,7 +439,7 @@ def _ask_the_rest():
   made = environment.make('a', frozen, 64, fixtures.RENDERER, seed=0, index=0)
   made.sampler.play(two_turns.TASK, 0)
   assert made.references == {'init': 'envs.a.sampler.model'}
-  rewards = {'x': schema.RewardFn('tests.rollout.judged:slow', judge='init')}
+  rewards = {'x': schema.RewardFn('tests.rollout.grading.judged:slow', judge='init')}
   rewards['y'] = schema.RewardFn(model='stage:rm')
   made = rewarding.Rewards('a', rewards)
   made.connect(

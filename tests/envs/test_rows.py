@@ -159,7 +159,7 @@ def test_command_line_refuses(flag, words, tmp_path, monkeypatch, capsys):
 
 HEAVY = """
 import sys
-import posttrain.chat.renderer, posttrain.envs.export, posttrain.packing
+import posttrain.chat.renderer, posttrain.envs.export, posttrain.data.packing
 loaded = {name.partition('.')[0] for name in sys.modules}
 assert not loaded & {'jax', 'tensorflow', 'tensorflow_datasets', 'tokenizers',
                      'jinja2'}, loaded

@@ -324,7 +324,7 @@ def test_who_names_the_same_server_shares_it(monkeypatch):
     def close(self):
       made.append('closed')
 
-  monkeypatch.setattr(references.endpoints, 'Endpoint', Server)
+  monkeypatch.setattr(references.client, 'Endpoint', Server)
   a = schema.Endpoint(name='m', base_url='http://h/v1')
   found = make(refuse)
   for name in (a, dataclasses.replace(a), a):

@@ -98,14 +98,14 @@ def test_a_signal_is_heard_meanwhile():
 def test_an_exit_does_not_wait_for_what_was_abandoned(name):
   """Neither for the threads of `asyncio.to_thread`."""
   program = f"""
-from posttrain.rollout import reward_calls
-from tests.rollout import judged
+from posttrain.rollout.grading import calls
+from tests.rollout.grading import judged
 try:
   given = {{'rollouts': 'ab'}}
   if {name!r} == 'hangs':
     given['log_metric'] = print
-  reward_calls.call(judged.{name}, given, reward_calls.Clock(0.1))
-except reward_calls.Fault as fault:
+  calls.call(judged.{name}, given, calls.Clock(0.1))
+except calls.Fault as fault:
   print(fault)
 """
   done = subprocess.run(
