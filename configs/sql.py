@@ -111,11 +111,7 @@ def get_config(argument: str = '', algorithm: schema.Grpo | schema.Echo = GRPO):
     ),
     loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
     optim=schema.Optim(
-      lr=3e-4,
-      schedule='linear',
-      warmup_steps=3,
-      beta2=0.99,
-      weight_decay=0.0,
+      lr=3e-4, schedule='linear', warmup_steps=3, beta2=0.99, weight_decay=0.0
     ),
     rollout=rollout,
     eval=dataclasses.replace(evaluation, every=10 if tiny else 12),

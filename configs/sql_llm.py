@@ -58,9 +58,7 @@ def get_config(argument: str = ''):
     micro_batch_tokens=row_tokens if tiny else 8 * row_tokens,
   )
   rollout = schema.Rollout(
-    slots=4 if tiny else 128,
-    prefill_rows=4 if tiny else 16,
-    prefill_tokens=128,
+    slots=4 if tiny else 128, prefill_rows=4 if tiny else 16, prefill_tokens=128
   )
   evaluation = schema.Eval(
     prompts=2 if tiny else 200,

@@ -69,10 +69,7 @@ def alternate(args) -> None:
       seconds=timing.rounded(1 / rates['steps_per_s']),
       cpu_seconds=timing.rounded(1 / rates['steps_per_cpu_s']),
       **timing.scaled(
-        'grpo',
-        args.shape,
-        rates['steps_per_cpu_s'],
-        gflops['gflop_per_cpu_s'],
+        'grpo', args.shape, rates['steps_per_cpu_s'], gflops['gflop_per_cpu_s']
       ),
     )
 

@@ -218,12 +218,7 @@ class Child:
     if cfg.rank:
       base = lora.Base(self.load(), lora.scale(cfg))
     state = train_state.fresh(
-      self.stage,
-      self.optimizer,
-      self.like,
-      base,
-      self.load,
-      jax.random.key(0),
+      self.stage, self.optimizer, self.like, base, self.load, jax.random.key(0)
     )
     return base, state
 

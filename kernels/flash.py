@@ -95,12 +95,7 @@ def _run(options, direction, q, k, *args):
     for name, module in MODULES.items()
   }
   return lax.platform_dependent(
-    q,
-    k,
-    *args,
-    cuda=able['triton'],
-    tpu=able['mosaic_tpu'],
-    default=plain,
+    q, k, *args, cuda=able['triton'], tpu=able['mosaic_tpu'], default=plain
   )
 
 

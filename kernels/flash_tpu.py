@@ -143,8 +143,7 @@ class _Plan(NamedTuple):
 
   def rows(self):
     return pl.BlockSpec(
-      (None, None, self.block_q, self.h),
-      lambda b, n, i, j, _: (b, n, i, 0),
+      (None, None, self.block_q, self.h), lambda b, n, i, j, _: (b, n, i, 0)
     )
 
   def stats(self):

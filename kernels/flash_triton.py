@@ -114,8 +114,7 @@ class _Plan(NamedTuple):
     n, group = self.n, self.n // self.kv
     vector = pl.BlockSpec((None, self.block_q), lambda i, x: (x // n, i))
     keys = pl.BlockSpec(
-      (None, None, self.s, self.h),
-      lambda i, x: (x // n, x % n // group, 0, 0),
+      (None, None, self.s, self.h), lambda i, x: (x // n, x % n // group, 0, 0)
     )
     blocks = pl.BlockSpec((None, None, 4), lambda i, x: (x // n, i, 0))
     return [blocks, vector, vector, self.rows(), keys, keys]
@@ -142,8 +141,7 @@ class _Plan(NamedTuple):
       (None, group, self.t), lambda j, x: (x // kv, x % kv, 0)
     )
     keys = pl.BlockSpec(
-      (None, None, self.block_k, self.h),
-      lambda j, x: (x // kv, x % kv, j, 0),
+      (None, None, self.block_k, self.h), lambda j, x: (x // kv, x % kv, j, 0)
     )
     specs = [blocks, vector, vector, rows, keys, keys, stats, stats, rows]
     return specs, (self.s // self.block_k, self.b * kv)

@@ -75,14 +75,7 @@ def cached(
   """`attention` over keys that lie in a cache: k, v are [B, K, S, H]."""
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
   return attention(
-    q,
-    k,
-    v,
-    k_start,
-    k_end,
-    scale=scale,
-    softcap=softcap,
-    return_lse=return_lse,
+    q, k, v, k_start, k_end, scale=scale, softcap=softcap, return_lse=return_lse
   )
 
 

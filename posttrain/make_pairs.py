@@ -167,10 +167,7 @@ def _room(run: schema.Run, name: str, flags: Flags) -> int:
   return max(
     (
       evaluator.longest(
-        renderer,
-        env,
-        pairing.asked(env, flags.pairs, flags.seed),
-        stage.eval,
+        renderer, env, pairing.asked(env, flags.pairs, flags.seed), stage.eval
       )
       for env in made
     ),

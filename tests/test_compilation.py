@@ -112,10 +112,7 @@ def test_an_inner_explanation_is_left_alone():
 
 @pytest.mark.parametrize(
   'error',
-  [
-    RuntimeError('INTERNAL: something else'),
-    ValueError('RESOURCE_EXHAUSTED'),
-  ],
+  [RuntimeError('INTERNAL: something else'), ValueError('RESOURCE_EXHAUSTED')],
 )
 def test_other_errors_pass(error):
   with pytest.raises(type(error), match=str(error)):

@@ -65,11 +65,7 @@ def logits(params, ids):
   """f32[T, V] of a full forward."""
   ids = np.array([ids])
   hidden, _ = transformer.trunk(
-    params,
-    fixtures.MODEL,
-    ids,
-    np.arange(ids.size)[None],
-    np.ones_like(ids),
+    params, fixtures.MODEL, ids, np.arange(ids.size)[None], np.ones_like(ids)
   )
   return np.asarray(scoring.next_logits(params, fixtures.MODEL, hidden))[0]
 

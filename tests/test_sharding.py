@@ -66,11 +66,7 @@ def test_dimensions_must_divide():
 
 
 @pytest.mark.parametrize(
-  'options',
-  [
-    {},
-    {'qk_norm': True, 'qkv_bias': True, 'tied_head': False},
-  ],
+  'options', [{}, {'qk_norm': True, 'qkv_bias': True, 'tied_head': False}]
 )
 def test_every_array_of_model_and_optimizer_has_a_rule(options):
   cfg = schema.Model(vocab_size=8, **options)

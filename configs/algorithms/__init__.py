@@ -84,9 +84,7 @@ def _stage(tiny, *, init, steps, prompts, row_tokens, lr, envs) -> schema.Stage:
       slots=16 if tiny else 256, prefill_rows=8 if tiny else 32
     ),
     eval=schema.Eval(
-      prompts=8 if tiny else 250,
-      samples=2 if tiny else 8,
-      max_tokens=40,
+      prompts=8 if tiny else 250, samples=2 if tiny else 8, max_tokens=40
     ),
   )
 

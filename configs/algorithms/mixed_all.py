@@ -63,9 +63,7 @@ def get_config(argument: str = ''):
       # One rollout per task, so more tasks.
       opd=sums(schema.Opd(reference='stage:teacher'), 1, ratio=4.0),
       opsd=sums(
-        schema.Opsd(template=HINT, reference='stage:teacher'),
-        1,
-        ratio=4.0,
+        schema.Opsd(template=HINT, reference='stage:teacher'), 1, ratio=4.0
       ),
       sft=sums(
         schema.Sft(),

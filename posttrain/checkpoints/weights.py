@@ -99,11 +99,7 @@ def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
 
 
 def check(
-  folder: str,
-  cfg: schema.Model,
-  tokens: chat.Renderer,
-  *,
-  reward: bool = False,
+  folder: str, cfg: schema.Model, tokens: chat.Renderer, *, reward: bool = False
 ) -> None:
   """Refuses weights that cannot stand for a model; reads none of them.
 

@@ -90,11 +90,7 @@ class AlphabetSort:
     ]
     for split in base.SPLITS:
       draws.check_room(
-        name,
-        split,
-        getattr(cfg, f'{split}_tasks'),
-        self._spaces,
-        'raise first',
+        name, split, getattr(cfg, f'{split}_tasks'), self._spaces, 'raise first'
       )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:

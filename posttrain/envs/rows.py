@@ -35,9 +35,7 @@ class Rows:
     file = base.find(self.name, field, path, folders=True)
     read = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
     return sources.Shuffled(
-      [self._task(row) for row in read],
-      seed,
-      sources.file_fingerprint(file),
+      [self._task(row) for row in read], seed, sources.file_fingerprint(file)
     )
 
   def make(self, task: types.Task) -> 'Episode':

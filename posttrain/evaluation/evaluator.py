@@ -143,11 +143,7 @@ class Evaluator:
     uid = FIRST_UID + len(self._tasks) * _ENV_UIDS
     plays = [
       drivers.Play(
-        uid + index * _TASK_UIDS,
-        self._suite,
-        task,
-        0.0,
-        self._cfg.max_tokens,
+        uid + index * _TASK_UIDS, self._suite, task, 0.0, self._cfg.max_tokens
       )
       for index, task in enumerate(self._suite.tasks)
     ]

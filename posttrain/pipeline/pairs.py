@@ -20,12 +20,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import renderer as chat
-from posttrain.data import (
-  pair_packing,
-  preferences,
-  sources,
-  tokenized_pairs,
-)
+from posttrain.data import pair_packing, preferences, sources, tokenized_pairs
 from posttrain.pipeline import tokens as token_pipeline
 
 

@@ -148,8 +148,7 @@ class Pipeline:
 
   def __next__(self) -> Item:
     names, draws = zip(
-      *(self._draw() for _ in range(self._batch.prompts_per_step)),
-      strict=True,
+      *(self._draw() for _ in range(self._batch.prompts_per_step)), strict=True
     )
     groups = collections.defaultdict(list)
     for name, group in zip(

@@ -82,11 +82,7 @@ class Game:
   """One episode: its transcript, its slot, and what it waits for."""
 
   def __init__(
-    self,
-    play: Play,
-    engine: Engine,
-    renderer: chat.Renderer,
-    max_length: int,
+    self, play: Play, engine: Engine, renderer: chat.Renderer, max_length: int
   ):
     """Args: max_length: tokens of a sample; others as of `Driver`."""
     assert play.env.max_turns >= 1 and play.max_tokens >= 1

@@ -50,10 +50,7 @@ class Arithmetic:
       self.max_operand,
     )
     base.require(
-      1 <= self.max_factor <= 99,
-      'max_factor',
-      'be in [1, 99]',
-      self.max_factor,
+      1 <= self.max_factor <= 99, 'max_factor', 'be in [1, 99]', self.max_factor
     )
     for of in ('operand', 'factor'):
       smallest = getattr(self, f'min_{of}')
@@ -138,10 +135,7 @@ class ReverseText:
 
   def __post_init__(self):
     base.require(
-      1 <= self.max_length <= 64,
-      'max_length',
-      'be in [1, 64]',
-      self.max_length,
+      1 <= self.max_length <= 64, 'max_length', 'be in [1, 64]', self.max_length
     )
     base.require(
       1 <= self.min_length <= self.max_length,

@@ -3,14 +3,7 @@
 import dataclasses
 
 from posttrain.schema import adapters as env_adapters
-from posttrain.schema import (
-  algorithms,
-  base,
-  losses,
-  references,
-  samplers,
-  sql,
-)
+from posttrain.schema import algorithms, base, losses, references, samplers, sql
 from posttrain.schema import envs as env_types
 from posttrain.schema import lora as adapters
 from posttrain.schema import model as models

@@ -100,11 +100,7 @@ class Call:
       if ask.scores_prompt:
         jobs.append(
           workers.Read(
-            self._tell,
-            at,
-            prompt.ids,
-            ask.temperature,
-            ask.prompt_alternatives,
+            self._tell, at, prompt.ids, ask.temperature, ask.prompt_alternatives
           )
         )
       for choice in range(ask.n):

@@ -117,8 +117,7 @@ def connect(
       players, models, functools.cache(judge), functools.cache(reward_model)
     )
   built.evaluator.connect(
-    drivers.Driver(made, built.renderer, built.capacity, stage.rollout),
-    models,
+    drivers.Driver(made, built.renderer, built.capacity, stage.rollout), models
   )
   return made, models
 

@@ -94,8 +94,7 @@ class Preference:
       terms = self._function(values[..., 0], values[..., 1], **self._options)
       where, count = both, micro.pairs
     loss, metrics = combine.total(
-      {'preference': (jnp.where(where, terms, 0.0), {})},
-      {'preference': count},
+      {'preference': (jnp.where(where, terms, 0.0), {})}, {'preference': count}
     )
     return loss, {
       **metrics,
@@ -172,10 +171,7 @@ class Ranking:
     rewards = jnp.take_along_axis(values[:, None, None], ends[..., None], -1)
     rewards = rewards[..., 0]
     terms = ranking.loss(
-      rewards[..., 0],
-      rewards[..., 1],
-      margins=micro.margins,
-      **self._options,
+      rewards[..., 0], rewards[..., 1], margins=micro.margins, **self._options
     )
     both = micro.present.all(-1)
     parts = {'ranking': (jnp.where(both, terms, 0.0), {})}

@@ -254,9 +254,7 @@ def _average(average, params, ok, decay):
   if average is None:
     return None
   return jax.tree.map(
-    lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a),
-    average,
-    params,
+    lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a), average, params
   )
 
 

@@ -55,10 +55,7 @@ ROWS = {
   ),
   'echo': Row(schema.Echo(), (0.5, -0.5), rl=ONE, ce=0.1 * TOOL),
   'opd': Row(
-    schema.Opd(reference='stage:sft'),
-    None,
-    ref_kl=ONE,
-    reference='stage:sft',
+    schema.Opd(reference='stage:sft'), None, ref_kl=ONE, reference='stage:sft'
   ),
   'opsd': Row(schema.Opsd(), None, ref_kl=ONE, reference='policy'),
   'sft': Row(schema.Sft(), None, ce=ONE),

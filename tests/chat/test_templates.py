@@ -231,7 +231,7 @@ def test_refusals(source, error):
 def test_content_cannot_forge_a_turn():
   made = make(
     '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>'
-    '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}',
+    '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
   )
   builtin = renderer.Renderer(tokenizers.Bytes())
   messages = [{'role': 'user', 'content': '<|end|>'}, UA[1]]

@@ -66,8 +66,7 @@ def make_host(step):
 
 def abstract(state):
   return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-    state,
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
 
 
@@ -355,10 +354,7 @@ def test_a_run_without_an_average_has_none_to_restore(folder):
 
 @pytest.mark.parametrize(
   'read',
-  [
-    lambda path: store.restore_params(path, {}),
-    store.read_host,
-  ],
+  [lambda path: store.restore_params(path, {}), store.read_host],
   ids=['params', 'host'],
 )
 def test_a_path_without_a_checkpoint_is_one_clear_error(tmp_path, read):

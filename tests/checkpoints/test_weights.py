@@ -193,9 +193,7 @@ def evaluated(capsys, *argv):
 def test_evaluation_alone_repeats_that_of_the_run(workdir, tmp_path, capsys):
   last = rows(workdir)[-1]
   lines, values = evaluated(
-    capsys,
-    f'--checkpoint={workdir}',
-    f'--answers={tmp_path / "answers.jsonl"}',
+    capsys, f'--checkpoint={workdir}', f'--answers={tmp_path / "answers.jsonl"}'
   )
   suite = values.pop('suite')
   assert values == {k: v for k, v in last.items() if k.startswith('eval/')}

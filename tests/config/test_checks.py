@@ -270,7 +270,12 @@ def test_what_is_possible():
     ),
     (
       'grpo.envs.a.rewards',
-      {'x': {'fn': 'tests.rollout.grading.judged:takes', 'kwargs': {'scael': 1}}},
+      {
+        'x': {
+          'fn': 'tests.rollout.grading.judged:takes',
+          'kwargs': {'scael': 1},
+        }
+      },
       r"config.grpo.envs.a.rewards.x.fn must take its kwargs: got \['scael",
     ),
     # Who grades.
@@ -295,8 +300,7 @@ def test_mistakes_are_one_clear_line(key, value, message):
 def test_a_key_that_no_schedule_reads_is_refused():
   with pytest.raises(ValueError, match='nothing reads it where schedule is'):
     _resolve(
-      ('sft.optim.schedule', 'constant'),
-      ('sft.optim.final_lr_fraction', '0.5'),
+      ('sft.optim.schedule', 'constant'), ('sft.optim.final_lr_fraction', '0.5')
     )
 
 

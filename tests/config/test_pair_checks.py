@@ -47,10 +47,7 @@ def test_what_is_possible():
     ('rm.loss.ranking.center_coef', '0.01'),
     (
       'grpo.envs.a.rewards',
-      {
-        'env': {'weight': 2.0},
-        'learned': {'model': 'stage:rm'},
-      },
+      {'env': {'weight': 2.0}, 'learned': {'model': 'stage:rm'}},
     ),
   )
   assert run.stages['dpo'].loss.preference == schema.SimPo()

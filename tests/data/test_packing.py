@@ -228,11 +228,7 @@ def test_samples_without_members_are_dropped():
 
 def test_absent_streams_that_nobody_reads_are_zero():
   sample = make(
-    4,
-    start=4,
-    ce_weights=f32(0, 1, 1, 1),
-    advantages=None,
-    ref_logprobs=None,
+    4, start=4, ce_weights=f32(0, 1, 1, 1), advantages=None, ref_logprobs=None
   )
   batch, _ = pack([sample])
   assert not batch.advantages.any() and not batch.ref_logprobs.any()

@@ -37,13 +37,7 @@ def test_a_conversation_is_divided_behind_the_last_question():
 
 
 @pytest.mark.parametrize(
-  'prompt',
-  [
-    USER['content'],
-    [USER],
-    [SYSTEM, USER],
-    [USER, NO, USER],
-  ],
+  'prompt', [USER['content'], [USER], [SYSTEM, USER], [USER, NO, USER]]
 )
 def test_a_conversation_begins_with_the_prompt_that_it_is_given(prompt):
   asked = tuple(prompt) if isinstance(prompt, list) else (USER,)

@@ -137,13 +137,7 @@ def test_g4_slots_company_chunks_and_capacity_do_not_matter():
   # Other slots, other company.
   back = helpers.make().generate(asked[::-1])[::-1]
   assert helpers.same(back, expected)
-  for options in (
-    {},
-    {'chunk': 1},
-    {'chunk': 64},
-    helpers.WIDE,
-    helpers.SMALL,
-  ):
+  for options in ({}, {'chunk': 1}, {'chunk': 64}, helpers.WIDE, helpers.SMALL):
     done = helpers.make(**options).generate(asked)
     assert helpers.same(done, expected), options
   alone = [helpers.make().generate([request])[0] for request in asked[:3]]

@@ -102,16 +102,7 @@ def test_prefill_and_admission_lower(target):
   row = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
   place = jax.ShapeDtypeStruct((SLOTS,), jnp.int32)
   text = lowering.lower(
-    fill,
-    view,
-    state,
-    slots,
-    scratch,
-    logits,
-    tokens,
-    row,
-    place,
-    target=target,
+    fill, view, state, slots, scratch, logits, tokens, row, place, target=target
   )
   assert kernel_calls(text, target) == cfg.layers
 

@@ -124,8 +124,7 @@ def test_an_environment_without_members_tells_nothing():
     'rl/is_masked': 0.0,
   }
   this = types.SimpleNamespace(
-    update=types.SimpleNamespace(compiles=1),
-    objective=objective,
+    update=types.SimpleNamespace(compiles=1), objective=objective
   )
   assert job.Job.record(this, item, measured) == {
     'batch/tokens': 9,
@@ -439,7 +438,9 @@ def _ask_the_rest():
   made = environment.make('a', frozen, 64, fixtures.RENDERER, seed=0, index=0)
   made.sampler.play(two_turns.TASK, 0)
   assert made.references == {'init': 'envs.a.sampler.model'}
-  rewards = {'x': schema.RewardFn('tests.rollout.grading.judged:slow', judge='init')}
+  rewards = {
+    'x': schema.RewardFn('tests.rollout.grading.judged:slow', judge='init')
+  }
   rewards['y'] = schema.RewardFn(model='stage:rm')
   made = rewarding.Rewards('a', rewards)
   made.connect(

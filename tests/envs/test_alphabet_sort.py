@@ -87,11 +87,7 @@ def test_a_task_word_by_word():
     {'role': 'user', 'content': 'Sort these names: Mio, Ane, Ada'},
   )
   assert task.info == {
-    'turns': [
-      ['Mio', 'Ane', 'Ada'],
-      ['Gav', 'Dus'],
-      ['Alm', 'Bru'],
-    ]
+    'turns': [['Mio', 'Ane', 'Ada'], ['Gav', 'Dus'], ['Alm', 'Bru']]
   }
   assert task.demonstration == (
     {'role': 'assistant', 'content': 'Ada, Ane, Mio'},

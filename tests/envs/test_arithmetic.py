@@ -166,12 +166,7 @@ def test_a_teacher_who_errs():
   # What a run was trained on is not for a library's next version to change.
   assert [
     unsure._mistake(*key)
-    for key in (
-      (77, '-', 74),
-      (89, '-', 52),
-      (28, '-', 21),
-      (47, '+', 85),
-    )
+    for key in ((77, '-', 74), (89, '-', 52), (28, '-', 21), (47, '+', 85))
   ] == [600, 528, 536, 0]
   tasks = make(mistakes=0.3).source('train', 1).take(8000)
   again = {t.id: (t.answer, t.demonstration) for t in tasks}
@@ -348,12 +343,7 @@ def test_a_small_range():
 
 
 @pytest.mark.parametrize(
-  'options',
-  [
-    {'worked': False},
-    {'ops': ('-', '+')},
-    {'max_operand': 98},
-  ],
+  'options', [{'worked': False}, {'ops': ('-', '+')}, {'max_operand': 98}]
 )
 def test_resuming_with_other_options_is_refused(options):
   state = make().source('train', 0).get_state()

@@ -62,12 +62,7 @@ def test_grade(text, reward, correct):
 
 
 @pytest.mark.parametrize(
-  'text, truncated',
-  [
-    ('', False),
-    ('It is edcba', False),
-    ('edcba', True),
-  ],
+  'text, truncated', [('', False), ('It is edcba', False), ('edcba', True)]
 )
 def test_what_cannot_be_read_is_worth_nothing(text, truncated):
   score = reverse_text.grade(text, 'edcba', truncated)

@@ -64,11 +64,7 @@ def _evaluator(env=TOY, params=None, engine=None, budget=100, **options):
   """An evaluator of one environment, and the driver that it plays with."""
   options = {'prompts': 4, 'samples': 3, 'max_tokens': 8, **options}
   made = evaluation.Evaluator(
-    {'toy': env},
-    RENDERER,
-    schema.Eval(**options),
-    seed=0,
-    max_errors=budget,
+    {'toy': env}, RENDERER, schema.Eval(**options), seed=0, max_errors=budget
   )
   assert made.max_length <= WIDTH
   engine = engine or toys.engine()
@@ -316,8 +312,7 @@ def test_the_suite_is_answered_greedily_in_one_turn():
   lengths = set()
   for answer in answers:
     prompt = RENDERER.render(
-      [{'role': 'user', 'content': answer.prompt}],
-      add_generation_prompt=True,
+      [{'role': 'user', 'content': answer.prompt}], add_generation_prompt=True
     ).ids
     ids = _greedy(params, prompt, 8)  # eval.max_tokens, whatever an episode has
     ended = ids[-1] in RENDERER.stop_ids

@@ -42,10 +42,7 @@ def make_xla(scale):
 
   def run(q, k, v, start, end, g):
     out, vjp = jax.vjp(
-      lambda *x: ops.attention(*x, start, end, scale=scale, impl='xla'),
-      q,
-      k,
-      v,
+      lambda *x: ops.attention(*x, start, end, scale=scale, impl='xla'), q, k, v
     )
     return out, *vjp(g)
 
@@ -55,12 +52,7 @@ def make_xla(scale):
 def make_inputs(seed, b, t, n, k, h, dtype=jnp.float32):
   """(q, k, v), (g, g_lse)."""
   q, k, v, g = inputs.draw(
-    seed,
-    (b, t, n, h),
-    (b, t, k, h),
-    (b, t, k, h),
-    (b, t, n, h),
-    dtype=dtype,
+    seed, (b, t, n, h), (b, t, k, h), (b, t, k, h), (b, t, n, h), dtype=dtype
   )
   return (q, k, v), (g, *inputs.draw(seed + 1, (b, n, t)))
 

@@ -39,11 +39,7 @@ def make_run(case, softcap=None):
     return jax.jit(functools.partial(reference.decode, **options))
   backend, splits = case
   decode = functools.partial(
-    attention.decode,
-    **options,
-    backend=backend,
-    splits=splits,
-    interpret=True,
+    attention.decode, **options, backend=backend, splits=splits, interpret=True
   )
   return jax.jit(decode, compiler_options=gates.FAST)
 
@@ -68,10 +64,7 @@ def make_inputs(dtype=jnp.float32, s=S):
 @cases
 @pytest.mark.parametrize(
   'softcap, s, dtype',
-  [
-    (None, S, jnp.float32),
-    (2.0, 50, jnp.bfloat16),
-  ],
+  [(None, S, jnp.float32), (2.0, 50, jnp.bfloat16)],
   ids=['float32', 'bfloat16 softcap odd'],
 )
 def test_matches_oracle(case, softcap, s, dtype):
@@ -83,10 +76,7 @@ def test_matches_oracle(case, softcap, s, dtype):
   )
   exact = dtype == jnp.float32
   np.testing.assert_allclose(
-    np.asarray(out, np.float32),
-    expected,
-    rtol=0,
-    atol=2e-6 if exact else 1e-2,
+    np.asarray(out, np.float32), expected, rtol=0, atol=2e-6 if exact else 1e-2
   )
   np.testing.assert_allclose(
     lse, expected_lse, rtol=0, atol=1e-5 if exact else 5e-3
@@ -96,10 +86,7 @@ def test_matches_oracle(case, softcap, s, dtype):
 
 @pytest.mark.parametrize(
   'dtype, bound',
-  [
-    (jnp.float32, 2e-6),
-    (jnp.bfloat16, 5e-3),
-  ],
+  [(jnp.float32, 2e-6), (jnp.bfloat16, 5e-3)],
   ids=['float32', 'bfloat16'],
 )
 def test_splits_agree(dtype, bound):
@@ -210,13 +197,7 @@ def test_finite_at_large_scores_and_exact_with_one_key(case):
 
 @pytest.mark.parametrize(
   'programs, size, expected',
-  [
-    (512, 4096, 1),
-    (64, 4096, 8),
-    (8, 4096, 16),
-    (8, 256, 2),
-    (8, 64, 1),
-  ],
+  [(512, 4096, 1), (64, 4096, 8), (8, 4096, 16), (8, 256, 2), (8, 64, 1)],
 )
 def test_splits_keep_a_gpu_busy_but_not_with_crumbs(programs, size, expected):
   assert decode_triton.default_splits(programs, size) == expected

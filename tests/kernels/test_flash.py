@@ -44,10 +44,7 @@ def rows(kind):
 @backends
 @pytest.mark.parametrize(
   't, n, k, h, dtype',
-  [
-    (T, N, K, H, jnp.float32),
-    (50, 4, 1, 64, jnp.bfloat16),
-  ],
+  [(T, N, K, H, jnp.float32), (50, 4, 1, 64, jnp.bfloat16)],
   ids=['float32', 'bfloat16'],
 )
 def test_matches_oracle(backend, t, n, k, h, dtype):
@@ -179,8 +176,7 @@ def test_gradients_by_finite_differences(backend):
     return pads_apart(*run(*x, *intervals, g, g_lse)[:2])
 
   call.defvjp(
-    lambda *x: (call(*x), x),
-    lambda x, g: run(*x, *intervals, *g)[2:],
+    lambda *x: (call(*x), x), lambda x, g: run(*x, *intervals, *g)[2:]
   )
   check_grads(call, arrays, order=1, modes=['rev'], atol=1e-2, rtol=1e-2)
 

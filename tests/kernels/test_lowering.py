@@ -29,11 +29,7 @@ def program(backend, arrays):
 
 @pytest.mark.parametrize(
   'backend, target',
-  [
-    ('triton', 'h200'),
-    ('mosaic_tpu', 'v5e'),
-    ('mosaic_tpu', 'v6e'),
-  ],
+  [('triton', 'h200'), ('mosaic_tpu', 'v5e'), ('mosaic_tpu', 'v6e')],
 )
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16], ids=str)
 @pytest.mark.parametrize('h', [64, 128])

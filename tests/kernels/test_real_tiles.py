@@ -96,11 +96,7 @@ def ragged(s):
   ),
   tuple(
     itertools.product(
-      ('triton', 'mosaic_tpu'),
-      (500, 640, 1024),
-      (64, 128),
-      (1, 2, 4),
-      DTYPES,
+      ('triton', 'mosaic_tpu'), (500, 640, 1024), (64, 128), (1, 2, 4), DTYPES
     )
   ),
 )

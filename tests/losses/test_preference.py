@@ -55,12 +55,7 @@ def test_golden_kto():
   h, desirable = jnp.array([0.0, 2.0, 1.5]), jnp.array([True, False, True])
   np.testing.assert_allclose(
     preference.kto(
-      h,
-      desirable,
-      1.0,
-      beta=0.5,
-      desirable_weight=2.0,
-      undesirable_weight=3.0,
+      h, desirable, 1.0, beta=0.5, desirable_weight=2.0, undesirable_weight=3.0
     ),
     [2 * 0.62245933, 3 * 0.62245933, 2 * 0.43782350],
     rtol=1e-6,

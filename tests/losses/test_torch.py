@@ -233,9 +233,7 @@ def test_kto():
     return total
 
   _compare(
-    lambda h: preference.kto(h, desirable, 0.25, **options).sum(),
-    theirs,
-    new,
+    lambda h: preference.kto(h, desirable, 0.25, **options).sum(), theirs, new
   )
 
 

@@ -46,11 +46,7 @@ CASES = {
   'qwen3': ('Qwen3', {'head_dim': 16, 'num_key_value_heads': 1}),
   'qwen3-tied': (
     'Qwen3',
-    {
-      'rope_parameters': PLAIN,
-      'head_dim': 8,
-      'tie_word_embeddings': True,
-    },
+    {'rope_parameters': PLAIN, 'head_dim': 8, 'tie_word_embeddings': True},
   ),
   'gemma2': (
     'Gemma2',
@@ -80,10 +76,7 @@ CASES = {
       'sliding_window': 4,
       'head_dim': 16,
       'query_pre_attn_scalar': 24,
-      'rope_parameters': {
-        'full_attention': LINEAR,
-        'sliding_attention': PLAIN,
-      },
+      'rope_parameters': {'full_attention': LINEAR, 'sliding_attention': PLAIN},
     },
   ),
   'gemma3-untied': (

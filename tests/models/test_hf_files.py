@@ -67,9 +67,7 @@ def test_bfloat16_rounds_once(written):
 def test_leaves_lie_where_they_are_wanted(written):
   path, _ = written
   mesh = jax.make_mesh(
-    (1, 1),
-    ('fsdp', 'tensor'),
-    axis_types=(jax.sharding.AxisType.Auto,) * 2,
+    (1, 1), ('fsdp', 'tensor'), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
   rules = transformer.SHARDING_RULES
   like = tree.map_with_path(

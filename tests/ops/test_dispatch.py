@@ -43,12 +43,7 @@ def counts(text):
 
 @pytest.mark.parametrize('name', ['attention', 'cached', 'decode'])
 @pytest.mark.parametrize(
-  'target, expected',
-  [
-    ('cpu', [0, 0]),
-    ('h200', [1, 0]),
-    ('v5e', [0, 1]),
-  ],
+  'target, expected', [('cpu', [0, 0]), ('h200', [1, 0]), ('v5e', [0, 1])]
 )
 def test_auto_takes_the_kernels_of_the_platform(name, target, expected):
   assert counts(lower(name, target)) == expected
@@ -115,12 +110,7 @@ def test_several_devices_are_xla_unless_manual(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'here, kernel',
-  [
-    ('cpu', None),
-    ('gpu', 'triton'),
-    ('tpu', 'mosaic_tpu'),
-  ],
+  'here, kernel', [('cpu', None), ('gpu', 'triton'), ('tpu', 'mosaic_tpu')]
 )
 def test_several_devices_are_a_warning_on_accelerators(
   monkeypatch, caplog, here, kernel

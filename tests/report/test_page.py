@@ -127,12 +127,7 @@ def save_suite(run, stage, step, answers):
   path.write_text(
     ''.join(
       json.dumps(
-        {
-          'prompt': prompt,
-          'text': text,
-          'stop_reason': 'eos',
-          'tokens': 3,
-        }
+        {'prompt': prompt, 'text': text, 'stop_reason': 'eos', 'tokens': 3}
       )
       + '\n'
       for prompt, text in answers.items()

@@ -842,14 +842,7 @@ def boxed_texts(draw):
   noise = st.one_of(
     WORDS,
     NUMBERS,
-    st.sampled_from(
-      [
-        r'\boxed{3}',
-        r'\boxed{x',
-        '#### 5',
-        r'\boxed',
-      ]
-    ),
+    st.sampled_from([r'\boxed{3}', r'\boxed{x', '#### 5', r'\boxed']),
   )
   after = joined(st.one_of(WORDS, NUMBERS, st.just('#### 5')), max_size=4)
   box = f'\\boxed{{{dress(draw, text)}}}'

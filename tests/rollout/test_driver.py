@@ -359,7 +359,7 @@ REFUSED = {
   'reset': (
     lambda: ({'role': 'user', 'content': '', 'tool_calls': [1]},),
     r'ValueError: messages\[0\] must be plain text',
-  ),
+  )
 }
 
 

@@ -127,8 +127,7 @@ def test_options_reach_the_components():
   batch = _batch()
   _, default, _ = _measure(batch)
   loss = schema.Loss(
-    rl=schema.Clip(low=0.0, high=0.0),
-    ref_kl=schema.RefKl(estimator='k3'),
+    rl=schema.Clip(low=0.0, high=0.0), ref_kl=schema.RefKl(estimator='k3')
   )
   _, other, _ = _measure(batch, loss)
   assert 'rl/clip_high' in other and 'rl/clip_high' not in default

@@ -216,12 +216,7 @@ def test_a_batch_of_padding_has_no_line(tmp_path, params):
 
 
 @pytest.mark.parametrize(
-  'every, steps',
-  [
-    (None, []),
-    (1, [1, 2, 3, 4]),
-    (3, [3]),
-  ],
+  'every, steps', [(None, []), (1, [1, 2, 3, 4]), (3, [3])]
 )
 def test_when_it_is_due(tmp_path, every, steps):
   """Under the whole model's parameters; never, where the option is off."""

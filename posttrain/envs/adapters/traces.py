@@ -112,10 +112,7 @@ def trace(task: Any, text: str, truncated: bool) -> Any:
   last = len(said) - 1
   made = vf.Trace(
     task=vf.TraceTask(
-      type=type(task).__name__,
-      data=task.data,
-      key=task.key,
-      hash=task.hash,
+      type=type(task).__name__, data=task.data, key=task.key, hash=task.hash
     ),
     state=state.state_cls(type(task))(),
     agent=vf.AgentInfo(config=vf.AgentConfig()),

@@ -109,10 +109,7 @@ class Episode:
   """One instance of the class, and the calls it gets."""
 
   def __init__(
-    self,
-    task: types.Task,
-    factory: Callable[[], Any],
-    correct_at: float | None,
+    self, task: types.Task, factory: Callable[[], Any], correct_at: float | None
   ):
     self._task, self._env, self._correct_at = task, factory(), correct_at
     self._tools = calls.tools(self._env, _OURS)

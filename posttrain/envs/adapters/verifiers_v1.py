@@ -86,11 +86,7 @@ class Verifiers:
       mode='json', exclude_defaults=True, exclude={'prompt', 'system_prompt'}
     )
     return types.Task(
-      id=id,
-      env=self.name,
-      prompt=prompt,
-      answer=info.get('answer'),
-      info=info,
+      id=id, env=self.name, prompt=prompt, answer=info.get('answer'), info=info
     )
 
 

@@ -47,9 +47,7 @@ def reward_correctness(
 
 
 def reward_progress(
-  completions: Sequence[Completion],
-  gold_rows: Sequence[record.Rows],
-  **columns,
+  completions: Sequence[Completion], gold_rows: Sequence[record.Rows], **columns
 ) -> list[float | None]:
   """Returns how near the last query came to the gold rows, in [0, 1]."""
   del columns
@@ -60,9 +58,7 @@ def reward_progress(
 
 
 def reward_operational(
-  completions: Sequence[Completion],
-  gold_rows: Sequence[record.Rows],
-  **columns,
+  completions: Sequence[Completion], gold_rows: Sequence[record.Rows], **columns
 ) -> list[float | None]:
   """Returns the sum of what single steps are worth, by version 2."""
   del columns

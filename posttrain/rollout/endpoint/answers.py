@@ -184,10 +184,7 @@ def _choice(answer: dict[str, Any], server: str) -> dict[str, Any]:
 
 
 def _check_prompt(
-  answer: dict[str, Any],
-  choice: dict[str, Any],
-  ids: np.ndarray,
-  server: str,
+  answer: dict[str, Any], choice: dict[str, Any], ids: np.ndarray, server: str
 ) -> None:
   """Refuses an answer to another prompt, where it shows which it is to."""
   shown = choice.get('prompt_token_ids')

@@ -21,10 +21,7 @@ _PROBE = (
 
 
 def check(
-  client: http.Client,
-  cfg: schema.Endpoint,
-  renderer: chat.Renderer,
-  who: str,
+  client: http.Client, cfg: schema.Endpoint, renderer: chat.Renderer, who: str
 ) -> None:
   """Refuses a server without the model, or with other tokens.
 
@@ -69,10 +66,7 @@ def check(
 
 
 def _check_tokens(
-  client: http.Client,
-  cfg: schema.Endpoint,
-  renderer: chat.Renderer,
-  who: str,
+  client: http.Client, cfg: schema.Endpoint, renderer: chat.Renderer, who: str
 ) -> str | None:
   """Compares the ids of a probe; returns why that could not be done."""
   url = cfg.base_url.rstrip('/').removesuffix('/v1') + '/tokenize'

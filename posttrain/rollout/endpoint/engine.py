@@ -24,10 +24,7 @@ class Engine:
   """`driver.Engine` of one environment; one thread may use it."""
 
   def __init__(
-    self,
-    endpoint: client.Endpoint,
-    who: str | None = None,
-    seed: int = 0,
+    self, endpoint: client.Endpoint, who: str | None = None, seed: int = 0
   ):
     """Args:
     endpoint: of whose model.
@@ -64,8 +61,7 @@ class Engine:
       return []
     try:
       concurrent.futures.wait(
-        self._running.values(),
-        return_when=concurrent.futures.FIRST_COMPLETED,
+        self._running.values(), return_when=concurrent.futures.FIRST_COMPLETED
       )
       done = [id for id, future in self._running.items() if future.done()]
       return [self._stop(id, self._running.pop(id).result()) for id in done]

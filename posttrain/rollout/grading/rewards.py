@@ -110,10 +110,7 @@ class Rewards:
     keys = {name: f'envs.{env}.rewards.{name}' for name in cfg}
     self._functions = {
       name: functions.Function(
-        keys[name],
-        one,
-        imports.function(one.fn, f'{keys[name]}.fn'),
-        columns,
+        keys[name], one, imports.function(one.fn, f'{keys[name]}.fn'), columns
       )
       for name, one in cfg.items()
       if one.fn is not None

@@ -186,20 +186,7 @@ def test_any_text_is_read(text):
 
 
 @pytest.mark.parametrize(
-  'piece',
-  [
-    'a',
-    ' ',
-    '"',
-    '"a;',
-    '\\"',
-    '"\\',
-    ';"',
-    '" "',
-    '|',
-    ' \n',
-    '\n "',
-  ],
+  'piece', ['a', ' ', '"', '"a;', '\\"', '"\\', ';"', '" "', '|', ' \n', '\n "']
 )
 def test_long_texts_take_one_pass(piece):
   text = piece * (100_000 // len(piece))  # one pass per cell would take minutes

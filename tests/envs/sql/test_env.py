@@ -236,11 +236,7 @@ def test_farming(version, player, mean, most):
 
 
 @pytest.mark.parametrize(
-  'option, words',
-  [
-    ('error', 'error: no such column'),
-    ('detour', 'result: '),
-  ],
+  'option, words', [('error', 'error: no such column'), ('detour', 'result: ')]
 )
 def test_a_teacher_who_goes_astray_and_comes_back(option, words):
   plain, straight = tasks(60, difficulties=('medium',))

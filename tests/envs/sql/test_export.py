@@ -83,11 +83,7 @@ def test_an_empty_folder_is_taken(tmp_path):
 
 @pytest.mark.parametrize(
   'flags',
-  [
-    ['--databases=0'],
-    ['--seed0=-1'],
-    ['--seed0=999999', '--databases=2'],
-  ],
+  [['--databases=0'], ['--seed0=-1'], ['--seed0=999999', '--databases=2']],
 )
 def test_databases_that_are_none_are_refused(tmp_path, capsys, flags):
   with pytest.raises(SystemExit):

@@ -108,13 +108,7 @@ def test_splits_share_nothing():
 
 @pytest.mark.parametrize(
   ('seed', 'split'),
-  [
-    (0, 'train'),
-    (12, 'train'),
-    (999_999, 'train'),
-    (0, 'eval'),
-    (3, 'ood'),
-  ],
+  [(0, 'train'), (12, 'train'), (999_999, 'train'), (0, 'eval'), (3, 'ood')],
 )
 def test_an_id_names_its_database(seed, split):
   question = synth.questions(seed, split)[4]
@@ -358,12 +352,7 @@ def test_a_blind_foreign_key_is_seldom_right(asked, ending):
 
 
 @pytest.mark.parametrize(
-  ('kind', 'most'),
-  [
-    ('easy', 0.12),
-    ('medium', 0.08),
-    ('hard', 0.12),
-  ],
+  ('kind', 'most'), [('easy', 0.12), ('medium', 0.08), ('hard', 0.12)]
 )
 def test_the_best_constant_answer_is_poor(asked, kind, most):
   """One answer per template, the most frequent one."""

@@ -46,15 +46,7 @@ def test_the_file_is_what_the_words_make():
     ('result: Ann; 42', ['result', ':', ' ', 'Ann', ';', ' 4', '2']),
     (
       'toys.dog_ref = dogs.id',
-      [
-        'toys',
-        '.',
-        'dog_ref',
-        ' =',
-        ' dogs',
-        '.',
-        'id',
-      ],
+      ['toys', '.', 'dog_ref', ' =', ' dogs', '.', 'id'],
     ),
     ('COUNT(*)\nleft: 8', ['COUNT', '(', '*', ')', '\n', 'left', ':', ' 8']),
   ],

@@ -164,15 +164,7 @@ WRONG = [
   (
     'list',
     ['a', 'b', 'a'],
-    [
-      '',
-      'a, b',
-      'a; b; b',
-      'a, a, b, b',
-      'a a b',
-      'a, b, c',
-      'empty',
-    ],
+    ['', 'a, b', 'a; b; b', 'a, a, b, b', 'a a b', 'a, b, c', 'empty'],
   ),
   ('list', ['a, b', 'c'], ['a, b, c', 'a; b; c', 'a\nb, c', 'a, b', 'c']),
   ('list', ['a', 'b', 'c'], ['"a, b", c', 'a; "b, c"']),

@@ -109,10 +109,7 @@ except calls.Fault as fault:
   print(fault)
 """
   done = subprocess.run(
-    [sys.executable, '-c', program],
-    capture_output=True,
-    text=True,
-    timeout=60,
+    [sys.executable, '-c', program], capture_output=True, text=True, timeout=60
   )
   assert done.returncode == 0 and not done.stderr, done.stderr
   assert 'within its timeout of 0.1 s' in done.stdout
@@ -148,13 +145,7 @@ async def loop_of(rollouts):
 
 
 @pytest.mark.parametrize(
-  'error',
-  [
-    KeyError,
-    asyncio.CancelledError,
-    SystemExit,
-    KeyboardInterrupt,
-  ],
+  'error', [KeyError, asyncio.CancelledError, SystemExit, KeyboardInterrupt]
 )
 def test_what_a_coroutine_raises_costs_its_call_alone(error):
   async def fails(rollouts):
@@ -255,11 +246,7 @@ def test_a_servers_absence_within_a_group_is_no_fault():
       group.create_task(
         away(
           ExceptionGroup(
-            '',
-            [
-              client.EndpointError('first'),
-              client.EndpointError('second'),
-            ],
+            '', [client.EndpointError('first'), client.EndpointError('second')]
           )
         )
       )

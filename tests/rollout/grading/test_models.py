@@ -101,10 +101,7 @@ def test_what_is_not_finite_is_no_reward(params, scorer):
   broken = {**params, 'reward': {'kernel': kernel}}
   made = rewards.Rewards(
     'e',
-    {
-      'env': schema.RewardFn(),
-      'learned': schema.RewardFn(model='stage:rm'),
-    },
+    {'env': schema.RewardFn(), 'learned': schema.RewardFn(model='stage:rm')},
   )
   made.connect(
     None, lambda name: reward_models.RewardModel(name, broken, scorer)
