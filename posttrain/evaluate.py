@@ -77,6 +77,7 @@ def measure(
   """
   # Late, so that a mistake in the command line is answered at once.
   from posttrain.checkpoints import weights
+  from posttrain.evaluation import evaluator as evaluation
   from posttrain.rollout import driver
   from posttrain.stage import from_checkpoint
 
@@ -98,9 +99,9 @@ def measure(
   built, engine, load = from_checkpoint.engine(run, name, folders[0])
   if flags.against is not None:
     folders.append(_rival(flags.against, built))
-  evaluator = built.evaluator
-  evaluator.connect(
-    driver.Driver(engine, built.renderer, built.capacity, stage.rollout)
+  evaluator = evaluation.Evaluator(
+    built.eval_tasks,
+    driver.Driver(engine, built.renderer, built.capacity, stage.rollout),
   )
   found = []
   for folder in folders:

@@ -166,7 +166,7 @@ def _room(run: schema.Run, name: str, flags: Flags) -> int:
   ]
   return max(
     (
-      evaluator.longest(
+      evaluator.max_episode_length(
         renderer, env, pairing.asked(env, flags.pairs, flags.seed), stage.eval
       )
       for env in made

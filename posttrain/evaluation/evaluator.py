@@ -1,9 +1,9 @@
-"""Answers to held-out tasks, through the engine, graded by the environments.
+"""Evaluation of a policy on held-out tasks, graded by the environments.
 
-Every task is answered once greedily and `samples` times at temperature 1, the
-same random numbers at every evaluation, so that two of them differ by their
-weights alone. The prompts of a suite are answered greedily as well, and graded
-by nobody.
+Every task is played once greedily and `samples` times at temperature 1. The
+random numbers are the same at every evaluation, so that two evaluations differ
+by their weights alone. The prompts of a suite are answered greedily and are not
+graded.
 """
 
 import dataclasses
@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import envs, schema, types
+from posttrain import schema, types
 from posttrain.algorithms import base as algorithms
 from posttrain.chat import renderer as chat
+from posttrain.envs import base
 from posttrain.envs import suite as suites
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import driver as drivers
 
-FIRST_UID = 2**62  # no rollout that trains has one as high
+FIRST_UID = 2**62  # above the uids of training rollouts
 _ENV_UIDS, _TASK_UIDS = 2**40, 2**12
 
 
@@ -39,11 +40,10 @@ class Answer:
   tokens: int
   error: str | None
   question: str  # the last message of the prompt
-  messages: tuple[types.Message, ...]  # all behind the prompt
-  turn_rewards: tuple[float, ...]  # the policy's turns, as they came
+  messages: tuple[types.Message, ...]  # after the prompt
+  turn_rewards: tuple[float, ...]  # of the policy's turns, in their order
   metrics: dict[str, float]  # of the score
-  # Which of the answers to the task at temperature 1 were correct; None = not
-  # graded.
+  # Of each answer at temperature 1: whether it is correct, None = not graded.
   sampled: tuple[bool | None, ...] = ()
 
 
@@ -57,12 +57,21 @@ class SuiteAnswer:
   tokens: int
 
 
-class Evaluator:
-  """Answers the evaluation tasks of every environment of a stage."""
+class EvalTasks:
+  """The evaluation tasks of a stage: drawn, and their prompts rendered.
+
+  Needs no model.
+
+  Attributes:
+    by_env: {environment's name: (environment, its tasks)}.
+    suite: the prompts of `eval.suite`.
+    cfg: the evaluation's options.
+    max_errors: number of errors of environments that an evaluation tolerates.
+  """
 
   def __init__(
     self,
-    env_by_name: dict[str, envs.base.Env],
+    envs: dict[str, base.Env],
     renderer: chat.Renderer,
     cfg: schema.Eval,
     seed: int,
@@ -71,114 +80,155 @@ class Evaluator:
     """Draws the tasks and renders their prompts.
 
     Args:
-      env_by_name: the environments.
-      renderer: of the prompts.
-      cfg: the options.
-      seed: of the tasks.
-      max_errors: of environments, that an evaluation puts up with.
+      envs: the environments by name.
+      renderer: renders the prompts to tokens.
+      cfg: the evaluation's options.
+      seed: seed of the draw.
+      max_errors: number of errors of environments that an evaluation tolerates.
 
     Raises:
       ValueError: a prompt cannot be rendered; names the row.
     """
-    self._cfg = cfg
-    self._max_errors = max_errors
-    self._driver = self._scorer = None
-    self._played: list[types.Rollout] = []  # in this evaluation
-    self._tasks = {
+    self.cfg = cfg
+    self.max_errors = max_errors
+    self.by_env = {
       name: (env, env.source('eval', seed).take(cfg.prompts))
-      for name, env in env_by_name.items()
+      for name, env in envs.items()
     }
-    self._suite = suites.Suite(cfg.suite)
-    # Tokens of the longest prompt with all turns that may follow it.
-    self.max_length = max(
+    self.suite = suites.Suite(cfg.suite)
+    self._max_length = max(
       (
         *(
-          longest(renderer, env, tasks, cfg)
-          for env, tasks in self._tasks.values()
+          max_episode_length(renderer, env, tasks, cfg)
+          for env, tasks in self.by_env.values()
         ),
         *(
           _prompt_length(renderer, task) + cfg.max_tokens
-          for task in self._suite.tasks
+          for task in self.suite.tasks
         ),
       ),
       default=0,
     )
 
   @property
-  def asks(self) -> bool:
-    """Whether there is anything to be answered."""
-    asked = [tasks for _, tasks in self._tasks.values()]
-    return any((*asked, self._suite.tasks))
+  def max_length(self) -> int:
+    """Tokens of the longest prompt with all turns that may follow it."""
+    return self._max_length
 
-  def connect(
-    self, driver: drivers.Driver, scorer: algorithms.Scorer | None = None
-  ) -> None:
-    """Gives it who plays episodes; `scorer` is asked for 'init' with `kl`."""
+  @property
+  def any(self) -> bool:
+    """Whether there is a task, or a prompt of the suite."""
+    return any(
+      (*(tasks for _, tasks in self.by_env.values()), self.suite.tasks)
+    )
+
+
+class Evaluator:
+  """Plays the evaluation tasks of a stage and measures the rollouts."""
+
+  def __init__(
+    self,
+    tasks: EvalTasks,
+    driver: drivers.Driver,
+    scorer: algorithms.Scorer | None = None,
+  ):
+    """Holds the models.
+
+    Args:
+      tasks: the tasks and the evaluation's options.
+      driver: plays episodes with the policy.
+      scorer: scores samples under the model 'init'; needed with `eval.kl`.
+    """
+    self.tasks = tasks
+    self._cfg = tasks.cfg
     self._driver, self._scorer = driver, scorer
+    self._rollouts: list[types.Rollout] = []  # of the evaluation under way
 
   def __call__(self) -> tuple[dict[str, float], list[Answer]]:
-    """Plays with the engine's weights; values `eval/<name>/<env>`, answers.
+    """Plays every task with the engine's weights.
+
+    Returns:
+      {'eval/<name>/<env>': value}, and the greedy answers.
 
     Raises:
       TooManyErrors: environments failed too often.
     """
-    metrics, answers, self._played = {}, [], []
-    for index, (name, (env, tasks)) in enumerate(self._tasks.items()):
+    metrics, answers, self._rollouts = {}, [], []
+    for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items()):
       if not tasks:
         continue
       uid = FIRST_UID + index * _ENV_UIDS
-      first = [one for (one,) in self._play(env, tasks, uid, 0.0, 1)]
-      groups = self._sample(env, tasks, uid + 1, first)
-      found = self._measure(env, first, groups)
-      metrics |= {f'eval/{key}/{name}': v for key, v in found.items()}
+      greedy = [rollout for (rollout,) in self._play(env, tasks, uid, 0.0, 1)]
+      groups = self._sample(env, tasks, uid + 1, greedy)
+      values = self._measure(env, greedy, groups)
+      metrics |= {f'eval/{key}/{name}': v for key, v in values.items()}
       answers += [
-        answer(one, group)
-        for one, group in zip(first, groups or [()] * len(first), strict=True)
+        answer(rollout, group)
+        for rollout, group in zip(
+          greedy, groups or [()] * len(greedy), strict=True
+        )
       ]
-    rollout_metrics.errors(self._played, self._max_errors)
+    rollout_metrics.errors(self._rollouts, self.tasks.max_errors)
     return metrics, answers
 
   def answer_suite(self) -> list[SuiteAnswer]:
-    """Answers the prompts of `eval.suite`, in their order."""
-    uid = FIRST_UID + len(self._tasks) * _ENV_UIDS
+    """Plays the prompts of `eval.suite`; returns the answers in their order."""
+    uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
+    suite = self.tasks.suite
     plays = [
       drivers.Play(
-        uid + index * _TASK_UIDS, self._suite, task, 0.0, self._cfg.max_tokens
+        uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
       )
-      for index, task in enumerate(self._suite.tasks)
+      for index, task in enumerate(suite.tasks)
     ]
-    found = [answer(one) for one in self._driver.play(plays)] if plays else []
+    rollouts = self._driver.play(plays) if plays else []
     return [
-      SuiteAnswer(x.prompt, x.text, x.stop_reason, x.tokens) for x in found
+      SuiteAnswer(x.prompt, x.text, x.stop_reason, x.tokens)
+      for x in map(answer, rollouts)
     ]
 
   @property
   def _ks(self) -> tuple[int, ...]:
-    """Whose best and whose votes are measured; one answer has neither."""
+    """The ks of pass@k and maj@k; () where one answer is sampled."""
     n = self._cfg.samples
     return (*self._cfg.ks, n) if n > 1 else self._cfg.ks
 
-  def _sample(self, env, tasks, uid: int, first):
-    """Answers to each task at temperature 1; [] where there is no need."""
-    graded = any(one.score.correct is not None for one in first)
+  def _sample(
+    self, env, tasks, uid: int, greedy: list[types.Rollout]
+  ) -> list[list[types.Rollout]]:
+    """Plays each task at temperature 1; [] where no answer is graded."""
+    graded = any(rollout.score.correct is not None for rollout in greedy)
     if not (self._cfg.samples and graded):
-      return []  # what is not graded is not worth sampling
+      return []
     return self._play(env, tasks, uid, 1.0, self._cfg.samples)
 
-  def _measure(self, env, first, groups) -> dict[str, float]:
-    """One environment's values, without their prefix and suffix."""
-    found = {
-      **rollout_metrics.summarize(first),
-      **rollout_metrics.stops(first),
-      **rollout_metrics.bounds('pass_rate', [[x.score.correct] for x in first]),
+  def _measure(
+    self,
+    env: base.Env,
+    greedy: list[types.Rollout],
+    groups: list[list[types.Rollout]],
+  ) -> dict[str, float]:
+    """Returns one environment's values, without prefix and suffix.
+
+    Args:
+      env: the environment.
+      greedy: the greedy rollout of each task.
+      groups: the sampled rollouts of each task, [] for none.
+    """
+    values = {
+      **rollout_metrics.summarize(greedy),
+      **rollout_metrics.stops(greedy),
       **rollout_metrics.bounds(
-        'format_rate', [[x.score.formatted] for x in first]
+        'pass_rate', [[x.score.correct] for x in greedy]
+      ),
+      **rollout_metrics.bounds(
+        'format_rate', [[x.score.formatted] for x in greedy]
       ),
     }
     flat = [rollout for group in groups for rollout in group]
     if groups:
       sampled = rollout_metrics.summarize(flat)
-      found |= {
+      values |= {
         'sampled_pass_rate': sampled.get('pass_rate'),
         **rollout_metrics.bounds(
           'sampled_pass_rate',
@@ -191,14 +241,14 @@ class Evaluator:
         **rollout_metrics.entropy(flat),
         **self._kl([group[0] for group in groups]),
       }
-    errors = sum(x.stop_reason == 'error' for x in (*first, *flat))
+    errors = sum(x.stop_reason == 'error' for x in (*greedy, *flat))
     return {
-      **{k: v for k, v in found.items() if v is not None},
+      **{k: v for k, v in values.items() if v is not None},
       'errors': errors,
     }
 
   def _kl(self, rollouts: list[types.Rollout]) -> dict[str, float]:
-    """{'kl': E[log p - log p_init]} of what was sampled, nats per token."""
+    """Returns {'kl': mean of log p - log p_init over sampled tokens}, nats."""
     samples = [sample for rollout in rollouts for sample in rollout.samples]
     if not (self._cfg.kl and samples):
       return {}
@@ -210,11 +260,15 @@ class Evaluator:
     return {'kl': float(np.mean(np.concatenate(drift)))}
 
   def _play(
-    self, env, tasks, uid: int, temperature: float, count: int
+    self,
+    env: base.Env,
+    tasks: Sequence[types.Task],
+    uid: int,
+    temperature: float,
+    count: int,
   ) -> list[list[types.Rollout]]:
-    """Plays every task so many times; a group per task."""
-    assert self._driver is not None, 'connect comes first'
-    played = self._driver.play(
+    """Plays every task `count` times; returns a group per task."""
+    rollouts = self._driver.play(
       [
         drivers.Play(
           uid + index * _TASK_UIDS + i,
@@ -229,33 +283,34 @@ class Evaluator:
         for i in range(count)
       ]
     )
-    self._played += played
-    played = iter(played)
-    return [[next(played) for _ in range(count)] for _ in tasks]
+    self._rollouts += rollouts
+    return [rollouts[i : i + count] for i in range(0, len(rollouts), count)]
 
 
-def _growth(env: envs.base.Env, cfg: schema.Eval) -> int:
-  """Tokens that an episode may add to its prompt."""
-  said, budget = env.max_turns * cfg.max_tokens, cfg.max_episode_tokens
+def _max_growth(env: base.Env, cfg: schema.Eval) -> int:
+  """Returns the most tokens that an episode may add to its prompt."""
+  sampled, budget = env.max_turns * cfg.max_tokens, cfg.max_episode_tokens
   if budget is None:
-    return said
-  # The environment speaks as well, if there is a turn to come.
-  return budget if env.max_turns > 1 else min(said, budget)
+    return sampled
+  # With a second turn, the environment's messages count as well.
+  return budget if env.max_turns > 1 else min(sampled, budget)
 
 
-def longest(
+def max_episode_length(
   renderer: chat.Renderer,
-  env: envs.base.Env,
+  env: base.Env,
   tasks: Sequence[types.Task],
   cfg: schema.Eval,
 ) -> int:
-  """Tokens of the longest prompt with all turns that may follow it.
+  """Returns the tokens of the longest prompt with all turns that may follow.
+
+  Without tasks it is 0.
 
   Raises:
     ValueError: a prompt cannot be rendered; names the row.
   """
   return max(
-    (_prompt_length(renderer, task) + _growth(env, cfg) for task in tasks),
+    (_prompt_length(renderer, task) + _max_growth(env, cfg) for task in tasks),
     default=0,
   )
 
@@ -272,18 +327,18 @@ def _prompt_length(renderer: chat.Renderer, task: types.Task) -> int:
 def answer(
   rollout: types.Rollout, sampled: Sequence[types.Rollout] = ()
 ) -> Answer:
-  """Returns what is kept of an attempt: all that was said and earned.
+  """Returns a greedy rollout as an `Answer`.
 
   Args:
-    rollout: the greedy one.
-    sampled: others at the same task, of which the grades are kept.
+    rollout: the greedy rollout.
+    sampled: rollouts of the same task at temperature 1; their grades are kept.
   """
   task, score = rollout.task, rollout.score
-  said = rollout.said
+  messages = rollout.said
   text = (
-    said[0]['content']
-    if len(said) == 1
-    else '\n'.join(f'{turn["role"]}: {turn["content"]}' for turn in said)
+    messages[0]['content']
+    if len(messages) == 1
+    else '\n'.join(f'{x["role"]}: {x["content"]}' for x in messages)
   )
   return Answer(
     env=task.env,
@@ -299,7 +354,7 @@ def answer(
     error=rollout.error,
     question=rollout.prompt[-1]['content'],
     messages=tuple(
-      {'role': turn['role'], 'content': turn['content']} for turn in said
+      {'role': x['role'], 'content': x['content']} for x in messages
     ),
     turn_rewards=tuple(float(turn.reward) for turn in rollout.turns),
     metrics={key: float(value) for key, value in score.metrics.items()},

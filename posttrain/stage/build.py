@@ -71,8 +71,8 @@ def make(
       key = jax.random.fold_in(key, list(cfg.stages).index(name))
       state = train_state.fresh(stage, optimizer, like, base, loader.init, key)
     tree.checksums(state)  # here, so that the first save compiles nothing
-    objective = objectives.KINDS[stage.kind](
-      built.model, tuple(built.pipeline.envs), stage.loss
+    objective = objectives.make(
+      stage.kind, built.model, tuple(built.pipeline.envs), stage.loss
     )
     update = train_step.make_train_step(
       objective,
@@ -83,7 +83,7 @@ def make(
       updates=stage.updates_per_rollout,
       base=base,
     )
-    decoder, references = stage_models.connect(
+    decoder, references, evaluator = stage_models.connect(
       cfg, stage, built, loader, base, stop
     )
   step = host.get('step', 0)
@@ -100,7 +100,7 @@ def make(
     measure=_measure(objective, built, base, update),
     engine=decoder,
     references=references,
-    evaluator=built.evaluator,
+    evaluator=evaluator,
     checkpointer=checkpointer,
     save_every=cfg.checkpoint.every,
     exporter=_exporter(cfg, name, workdir, built),

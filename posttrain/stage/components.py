@@ -1,6 +1,6 @@
 """What a stage is made of, before anything is compiled or restored.
 
-1. `make`: renderer, model, mesh, environments, pipeline, evaluator, plan.
+1. `make`: renderer, model, mesh, environments, pipeline, eval tasks, plan.
 2. `preflight`: the parts of every stage, and a look at its data.
 """
 
@@ -33,7 +33,7 @@ class Parts:
   mesh: jax.sharding.Mesh
   envs: dict[str, envs.base.Env]
   pipeline: token_pipeline.Pipeline | pair_pipeline.PairPipeline
-  evaluator: evaluation.Evaluator
+  eval_tasks: evaluation.EvalTasks
   capacity: int  # tokens of the longest episode, trained on or not
   plan: plan.Plan
 
@@ -58,14 +58,14 @@ def make(cfg: schema.Run, name: str, room: int = 0) -> Parts:
   mesh = sharding.make_mesh(cfg.mesh)
   pipeline, asked = _pipeline(cfg, name, renderer)
   sharding.check_batch(mesh, pipeline.shape[1], f'config.{name}.batch')
-  evaluator = evaluation.Evaluator(
-    {} if stage.kind == 'ranking' else asked,  # it has no words
+  eval_tasks = evaluation.EvalTasks(
+    {} if stage.kind == 'ranking' else asked,  # a reward model cannot play
     renderer,
     stage.eval,
     cfg.seed,
     stage.rollout.max_errors,
   )
-  capacity = max(evaluator.max_length, room)
+  capacity = max(eval_tasks.max_length, room)
   turns = max((env.max_turns for env in asked.values()), default=1)
   # What an environment adds between turns is unknown.
   if stage.kind != 'tokens' or (
@@ -90,7 +90,7 @@ def make(cfg: schema.Run, name: str, room: int = 0) -> Parts:
       f'config.{name}.lora.{error.field} {error.detail}'
     ) from None
   return Parts(
-    renderer, model, mesh, asked, pipeline, evaluator, capacity, table
+    renderer, model, mesh, asked, pipeline, eval_tasks, capacity, table
   )
 
 

@@ -160,7 +160,7 @@ class Job:
     params = state.params if state.average is None else state.average
     with self.clock('eval'):
       values, answers, suite = {}, [], []
-      if self.evaluator.asks:
+      if self.evaluator.tasks.any:
         self.engine.set_params(self.policy(params), step)
         values, answers = self.evaluator()
         suite = self.evaluator.answer_suite()

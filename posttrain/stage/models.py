@@ -15,6 +15,7 @@ import jax
 
 from posttrain import schema, scoring
 from posttrain.decode import engine as engines
+from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
@@ -70,8 +71,8 @@ def connect(
   load: refs.Loader,
   base: Any,
   stop: preemption.Signal,
-) -> tuple[engines.Engine, refs.References]:
-  """Makes the engine and the references, and introduces them.
+) -> tuple[engines.Engine, refs.References, evaluation.Evaluator]:
+  """Makes the engine, the references and the evaluator.
 
   Args:
     cfg: the whole run's options.
@@ -116,10 +117,12 @@ def connect(
     built.pipeline.connect(
       players, models, functools.cache(judge), functools.cache(reward_model)
     )
-  built.evaluator.connect(
-    drivers.Driver(made, built.renderer, built.capacity, stage.rollout), models
+  evaluator = evaluation.Evaluator(
+    built.eval_tasks,
+    drivers.Driver(made, built.renderer, built.capacity, stage.rollout),
+    models,
   )
-  return made, models
+  return made, models, evaluator
 
 
 def references(

@@ -1,4 +1,4 @@
-"""Evaluation: answers of the engine, what is counted, what is not scorable."""
+"""Evaluation: answers, rates, errors, and answers that are not graded."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ TOY = toys.Letters('toy', schema.Arithmetic())
 
 
 @jax.jit
-def _law(params, row):
+def _token_logprobs(params, row):
   """f32[WIDTH, V]: log softmax of what follows each of WIDTH tokens."""
   hidden, _ = transformer.trunk(
     params,
@@ -41,11 +41,11 @@ def _law(params, row):
 
 def _logprobs(params, ids):
   row = np.pad(np.array(ids, np.int32), (0, WIDTH - len(ids)))
-  return np.asarray(_law(params, row))
+  return np.asarray(_token_logprobs(params, row))
 
 
 def _greedy(params, prompt, max_tokens):
-  """One token at a time, each from a forward of its own."""
+  """Greedy ids, one forward per token."""
   ids = list(prompt)
   while len(ids) - len(prompt) < max_tokens:
     ids.append(int(_logprobs(params, ids)[len(ids) - 1].argmax()))
@@ -60,27 +60,34 @@ def _sharp():
   return {**params, 'embed': {'table': 2.0 * params['embed']['table']}}
 
 
-def _evaluator(env=TOY, params=None, engine=None, budget=100, **options):
-  """An evaluator of one environment, and the driver that it plays with."""
+def _tasks(env=TOY, max_errors=100, **options):
   options = {'prompts': 4, 'samples': 3, 'max_tokens': 8, **options}
-  made = evaluation.Evaluator(
-    {'toy': env}, RENDERER, schema.Eval(**options), seed=0, max_errors=budget
+  tasks = evaluation.EvalTasks(
+    {'toy': env}, RENDERER, schema.Eval(**options), 0, max_errors
   )
-  assert made.max_length <= WIDTH
+  assert tasks.max_length <= WIDTH
+  return tasks
+
+
+def _evaluator(
+  env=TOY, params=None, engine=None, max_errors=100, scorer=None, **options
+):
+  """An evaluator of one environment, and its driver."""
+  tasks = _tasks(env, max_errors, **options)
   engine = engine or toys.engine()
   engine.set_params(toys.params() if params is None else params, 0)
   driver = Recorder(engine, RENDERER, WIDTH)
-  made.connect(driver)
-  return made, driver
+  return evaluation.Evaluator(tasks, driver, scorer), driver
 
 
 class Recorder(toys.Driver):
-  """Remembers everything that it played."""
+  """Keeps the rollouts of every call."""
 
-  played = ()
+  all_rollouts = ()
 
   def play(self, plays):
-    self.played = (*self.played, *(rollouts := super().play(plays)))
+    rollouts = super().play(plays)
+    self.all_rollouts = (*self.all_rollouts, *rollouts)
     return rollouts
 
 
@@ -129,13 +136,13 @@ def test_greedy_answers_are_one_argmax_after_another():
 
 def test_max_length_is_that_of_the_longest_episode():
   # 18 bytes of 'yes, and more of it' and one, 3 of the template, the answer.
-  assert _evaluator()[0].max_length == 19 + 3 + 8
+  assert _tasks().max_length == 19 + 3 + 8
   env = toys.Letters('toy', schema.Arithmetic())
   env.max_turns = 3
-  made = evaluation.Evaluator(
+  tasks = evaluation.EvalTasks(
     {'toy': env}, RENDERER, schema.Eval(max_tokens=8), seed=0
   )
-  assert made.max_length == 19 + 3 + 3 * 8
+  assert tasks.max_length == 19 + 3 + 3 * 8
 
 
 @pytest.mark.parametrize(
@@ -152,13 +159,13 @@ def test_max_length_is_bounded_by_the_budget_of_an_episode(
 ):
   env = toys.Letters('toy', schema.Arithmetic())
   env.max_turns = turns
-  made = evaluation.Evaluator(
+  tasks = evaluation.EvalTasks(
     {'toy': env},
     RENDERER,
     schema.Eval(max_tokens=8, max_episode_tokens=budget),
     seed=0,
   )
-  assert made.max_length == 19 + 3 + added
+  assert tasks.max_length == 19 + 3 + added
 
 
 def test_plays_have_the_budgets_of_an_evaluation():
@@ -172,7 +179,7 @@ def test_plays_have_the_budgets_of_an_evaluation():
 
 
 class Counting(toys.Letters):
-  """Has metrics."""
+  """Logs the length of the text as a metric."""
 
   def grade(self, task, text):
     score = super().grade(task, text)
@@ -188,16 +195,17 @@ def test_metrics_of_the_greedy_answers_are_measured():
 
 def test_kl_is_the_drift_from_the_initial_parameters():
   now, start = _sharp(), toys.params()
-  evaluator, driver = _evaluator(params=now, kl=True)
-  asked = []
+  references = []
 
   def scorer(reference, samples):
-    asked.append(reference)
+    references.append(reference)
     return [_scored(start, sample) for sample in samples]
 
-  evaluator.connect(driver, scorer)
+  evaluator, driver = _evaluator(params=now, scorer=scorer, kl=True)
   values, _ = evaluator()
-  firsts = driver.played[4::3]  # one sampled answer of three, behind 4 greedy
+  firsts = driver.all_rollouts[
+    4::3
+  ]  # one sampled answer of three, after 4 greedy
   drift = [
     (_scored(now, s) - _scored(start, s))[s.mask]
     for rollout in firsts
@@ -205,22 +213,22 @@ def test_kl_is_the_drift_from_the_initial_parameters():
   ]
   expected = np.concatenate(drift).mean()
   np.testing.assert_allclose(values['eval/kl/toy'], expected, atol=1e-5)
-  assert asked == ['init'] and expected > 0.01
+  assert references == ['init'] and expected > 0.01
 
 
 def _scored(params, sample):
   """f32[T]: log probability of each token, 0 for the first."""
-  law = _logprobs(params, sample.ids)
+  table = _logprobs(params, sample.ids)
   at = np.arange(len(sample.ids) - 1)
-  return np.concatenate([[0.0], law[at, sample.ids[1:]]])
+  return np.concatenate([[0.0], table[at, sample.ids[1:]]])
 
 
 def test_sampled_rates_by_hand():
   params = toys.params()
   evaluator, driver = _evaluator(params=params)
   values, answers = evaluator()
-  assert len(answers) == 4 and len(driver.played) == 4 + 12
-  sampled = driver.played[4:]
+  assert len(answers) == 4 and len(driver.all_rollouts) == 4 + 12
+  sampled = driver.all_rollouts[4:]
   texts = [rollout.messages[-1]['content'] for rollout in sampled]
   right = np.array(
     [
@@ -237,37 +245,36 @@ def test_sampled_rates_by_hand():
   low, high = estimates.interval(right.reshape(4, 3).mean(1))
   assert values['eval/sampled_pass_rate_low/toy'] == pytest.approx(low)
   assert values['eval/sampled_pass_rate_high/toy'] == pytest.approx(high)
-  assert not any('maj@' in name for name in values)  # toys do not say what
+  assert not any('maj@' in name for name in values)  # toys extract no answer
   formatted = [len(text) > 2 for text in texts]
   assert values['eval/sampled_format_rate/toy'] == np.mean(formatted)
   surprise = []
   for rollout in sampled:
     (sample,) = rollout.samples
-    law = _logprobs(params, sample.ids)
+    table = _logprobs(params, sample.ids)
     at = np.flatnonzero(sample.mask)
-    surprise += list(-law[at - 1, sample.ids[at]])
+    surprise += list(-table[at - 1, sample.ids[at]])
   np.testing.assert_allclose(
     values['eval/entropy/toy'], np.mean(surprise), rtol=1e-5
   )
   # No two answers to a task are drawn with the same numbers.
-  assert len({rollout.uid for rollout in driver.played}) == 16
-  assert min(r.uid for r in driver.played) >= evaluation.FIRST_UID
+  assert len({rollout.uid for rollout in driver.all_rollouts}) == 16
+  assert min(r.uid for r in driver.all_rollouts) >= evaluation.FIRST_UID
   assert len({sample.samples[0].ids.tobytes() for sample in sampled}) == 12
 
 
 class Initials(toys.Letters):
-  """Says what was answered: whether it begins with an ASCII character."""
+  """Its answer is whether the text begins with an ASCII character."""
 
   votes = True
 
   def grade(self, task, text):
     score = super().grade(task, text)
-    said = None if text.endswith(' ') else str(text[:1].isascii())
-    return dataclasses.replace(score, answer=said)
+    answer = None if text.endswith(' ') else str(text[:1].isascii())
+    return dataclasses.replace(score, answer=answer)
 
 
-def test_further_k_by_all_subsets():
-  """Of the same answers, enumerated."""
+def test_pass_at_k_is_the_mean_over_all_subsets_of_k_answers():
   values, answers = _evaluator(
     Initials('toy', schema.Arithmetic()), samples=5, ks=(2, 4, 4)
   )[0]()
@@ -288,13 +295,13 @@ def test_further_k_by_all_subsets():
 
 
 class Mute(Initials):
-  """Reads no answer."""
+  """Extracts no answer."""
 
   def grade(self, task, text):
     return dataclasses.replace(super().grade(task, text), answer=None)
 
 
-def test_where_nothing_can_be_read_the_majority_is_wrong():
+def test_maj_at_k_is_zero_where_no_answer_can_be_extracted():
   values, _ = _evaluator(Mute('toy', schema.Arithmetic()))[0]()
   assert values['eval/maj@3/toy'] == 0 < values['eval/pass@3/toy']
 
@@ -314,7 +321,7 @@ def test_the_suite_is_answered_greedily_in_one_turn():
     prompt = RENDERER.render(
       [{'role': 'user', 'content': answer.prompt}], add_generation_prompt=True
     ).ids
-    ids = _greedy(params, prompt, 8)  # eval.max_tokens, whatever an episode has
+    ids = _greedy(params, prompt, 8)  # eval.max_tokens, not max_episode_tokens
     ended = ids[-1] in RENDERER.stop_ids
     assert answer.text == RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
     assert answer.tokens == len(ids)
@@ -322,25 +329,32 @@ def test_the_suite_is_answered_greedily_in_one_turn():
     lengths.add(len(ids))
   assert max(lengths) == 8
   assert evaluator.answer_suite() == answers
-  # It is no environment of the evaluation, nor does it change another's draws.
+  # The suite has no metrics and changes no environment's draws.
   values, _ = evaluator()
   assert values == _evaluator(params=params, max_episode_tokens=5)[0]()[0]
-  assert len({rollout.uid for rollout in driver.played}) == 3 + 16
+  assert len({rollout.uid for rollout in driver.all_rollouts}) == 3 + 16
   assert _evaluator()[0].answer_suite() == []
 
 
-def test_the_longest_prompt_of_the_suite_needs_room():
-  made = evaluation.Evaluator(
+def test_max_length_covers_the_longest_prompt_of_the_suite():
+  tasks = evaluation.EvalTasks(
     {'toy': TOY},
     RENDERER,
     schema.Eval(max_tokens=8, max_episode_tokens=2, suite=('a', 'b' * 40)),
     seed=0,
   )
-  assert made.max_length == 40 + 3 + 8
-  alone = evaluation.Evaluator(
+  assert tasks.max_length == 40 + 3 + 8
+  suite = evaluation.EvalTasks(
     {}, RENDERER, schema.Eval(max_tokens=8, suite=('abc',)), seed=0
   )
-  assert alone.max_length == 3 + 3 + 8
+  assert suite.max_length == 3 + 3 + 8 and suite.any
+
+
+def test_any_is_false_without_tasks_and_without_a_suite(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(json.dumps({'prompt': 'Say 1.', 'completion': '1'}) + '\n')
+  assert _tasks().any
+  assert not _tasks(envs.make('toy', schema.Rows(path=str(path)))).any
 
 
 @pytest.mark.parametrize(
@@ -353,20 +367,20 @@ def test_the_longest_prompt_of_the_suite_needs_room():
     ({'suite': ('a', 'a')}, 'suite must hold prompts with text, each once'),
   ],
 )
-def test_what_cannot_be_asked_for(options, message):
+def test_options_of_ks_and_suite_are_checked(options, message):
   with pytest.raises(ValueError, match=message):
     schema.Eval(**options)
   assert schema.Eval(ks=(8,)).ks == (8,)
 
 
-def test_what_is_not_graded_is_answered_once(tmp_path):
+def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   path = tmp_path / 'rows.jsonl'
   rows = [{'prompt': f'Say {i}.', 'completion': f'{i}'} for i in range(3)]
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   cfg = schema.Rows(path=str(path), eval_path=str(path))
   evaluator, driver = _evaluator(envs.make('toy', cfg))
   values, answers = evaluator()
-  assert len(driver.played) == 3
+  assert len(driver.all_rollouts) == 3
   assert [answer.answer for answer in answers] == ['0', '1', '2']
   assert {answer.correct for answer in answers} == {None}
   assert values.keys() == {
@@ -375,8 +389,8 @@ def test_what_is_not_graded_is_answered_once(tmp_path):
     'eval/errors/toy',
     'eval/stop/max_tokens/toy',
   }
-  nothing, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
-  assert nothing() == ({}, []) and driver.played == ()
+  no_tasks, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
+  assert no_tasks() == ({}, []) and driver.all_rollouts == ()
 
 
 class Failing(toys.Letters):
@@ -394,13 +408,13 @@ def test_errors_are_counted_and_left_out_of_the_means():
     Failing('toy', schema.Arithmetic()), params, samples=8
   )
   values, answers = evaluator()
-  failed = [r for r in driver.played if r.stop_reason == 'error']
-  assert 0 < len(failed) < len(driver.played) == 36
+  failed = [r for r in driver.all_rollouts if r.stop_reason == 'error']
+  assert 0 < len(failed) < len(driver.all_rollouts) == 36
   assert values['eval/errors/toy'] == len(failed)
-  alive = [r for r in driver.played if r not in failed]
+  alive = [r for r in driver.all_rollouts if r not in failed]
   rewards = [r.score.reward for r in alive if r.uid % 2**12]
   assert values['eval/sampled_pass_rate/toy'] == np.mean(rewards)
-  for answer, rollout in zip(answers, driver.played[:4], strict=True):
+  for answer, rollout in zip(answers, driver.all_rollouts[:4], strict=True):
     assert (answer.error is None) == (rollout not in failed)
     assert answer.error is None or answer.error.endswith('RuntimeError: odd')
   known = [a.correct for a in answers if a.error is None]
@@ -413,7 +427,7 @@ class Broken(toys.Letters):
     raise RuntimeError('broken')
 
 
-def test_where_all_fails_there_is_no_rate():
+def test_without_a_graded_rollout_there_is_no_rate():
   values, answers = _evaluator(Broken('toy', schema.Arithmetic()))[0]()
   assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
   assert all('broken' in answer.error for answer in answers)
@@ -421,11 +435,11 @@ def test_where_all_fails_there_is_no_rate():
 
 def test_too_many_errors_stop_the_run():
   env = Broken('toy', schema.Arithmetic())
-  _evaluator(env, budget=4)[0]()
+  _evaluator(env, max_errors=4)[0]()
   with pytest.raises(
     rollout_metrics.TooManyErrors, match='got 4, the first: toy/'
   ):
-    _evaluator(env, budget=3)[0]()
+    _evaluator(env, max_errors=3)[0]()
 
 
 def test_the_same_weights_give_the_same_numbers():
@@ -440,14 +454,15 @@ def test_the_same_weights_give_the_same_numbers():
 
 
 @pytest.mark.parametrize('weights', [0, 1])
-def test_it_does_not_disturb_training(monkeypatch, weights):
+def test_evaluation_does_not_change_the_batches_of_training(
+  monkeypatch, weights
+):
   """Bit by bit: the engine is shared, and so is its cache."""
   toys.install(monkeypatch)
   alone, _ = toys.connected(toys.stage())
   expected = [next(alone) for _ in range(3)]
   source, driver = toys.connected(toys.stage())
-  evaluator, _ = _evaluator()
-  evaluator.connect(driver)
+  evaluator = evaluation.Evaluator(_tasks(), driver)
   engine = driver._engine
   for item in expected:
     engine.set_params(toys.params(seed=weights), 9)
@@ -465,17 +480,17 @@ def test_a_prompt_that_cannot_be_rendered_names_its_row():
       return sources.Shuffled([task], seed)
 
   with pytest.raises(ValueError, match='row row-3 of environment toy: '):
-    _evaluator(Robots('toy', schema.Arithmetic()))
+    _tasks(Robots('toy', schema.Arithmetic()))
 
 
-def test_an_evaluator_that_always_knows_scores_one():
-  """The whole way from task to rate, with the engine's word replaced."""
+def test_correct_answers_have_rate_one():
+  """From task to rate, with an engine that returns the demonstrations."""
   env = envs.make('toy', schema.Arithmetic(train_tasks=10, eval_tasks=7))
-  evaluator = evaluation.Evaluator(
+  tasks = evaluation.EvalTasks(
     {'toy': env}, RENDERER, schema.Eval(max_tokens=48, samples=2), seed=0
   )
-  evaluator.connect(drivers.Driver(Oracle(env), RENDERER, 128))
-  values, answers = evaluator()
+  driver = drivers.Driver(Oracle(env), RENDERER, 128)
+  values, answers = evaluation.Evaluator(tasks, driver)()
   assert len(answers) == 7
   for name in (
     'pass_rate',
@@ -497,11 +512,11 @@ def test_an_evaluator_that_always_knows_scores_one():
 
 
 class Oracle:
-  """An engine that looks up the demonstration of what it is asked."""
+  """An engine that completes each prompt with its demonstration."""
 
   def __init__(self, env):
-    self._waiting = []
-    self._says = {
+    self._requests = []
+    self._ids_by_prompt = {
       RENDERER.render(
         task.prompt, add_generation_prompt=True
       ).ids.tobytes(): RENDERER.render(task.prompt + task.demonstration).ids
@@ -509,14 +524,14 @@ class Oracle:
     }
 
   def submit(self, request):
-    self._waiting.append(request)
+    self._requests.append(request)
 
   def poll(self):
-    asked, self._waiting = self._waiting, []
-    return [self._answer(request) for request in asked]
+    requests, self._requests = self._requests, []
+    return [self._complete(request) for request in requests]
 
-  def _answer(self, request):
-    ids = self._says[request.ids.tobytes()][len(request.ids) :]
+  def _complete(self, request):
+    ids = self._ids_by_prompt[request.ids.tobytes()][len(request.ids) :]
     return requests.Completion(
       request.id, ids, np.full(len(ids), -1, np.float32), 'eos', 0
     )
