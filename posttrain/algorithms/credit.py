@@ -7,7 +7,7 @@ from posttrain.algorithms import base, length
 
 
 def rewards(
-  group: base.Group, penalty: schema.Efficiency | schema.Linear | None = None
+  group: base.Group, penalty: schema.LengthPenalty | None = None
 ) -> np.ndarray:
   """Returns the rewards of a group of survivors, f32[G].
 

@@ -40,7 +40,7 @@ def count(rollout: types.Rollout) -> Count:
 def shaped(
   rewards: np.ndarray,
   counts: Sequence[Count],
-  penalty: schema.Efficiency | schema.Linear | None,
+  penalty: schema.LengthPenalty | None,
 ) -> np.ndarray:
   """Returns what the rewards of a group are worth, f32[G].
 
@@ -49,24 +49,9 @@ def shaped(
     counts: of each rollout.
     penalty: its options; None = the rewards as they are.
   """
-  if isinstance(penalty, schema.Efficiency):
-    cost = np.array(
-      [
-        penalty.completion_weight * c.output
-        + penalty.tool_weight * c.tool
-        + penalty.turn_weight * c.turns
-        for c in counts
-      ],
-      np.float32,
-    )
-    return efficiency(rewards, cost)
-  if isinstance(penalty, schema.Linear):
-    return linear(
-      rewards,
-      np.array([[c.output, c.input, c.turns] for c in counts], np.float32),
-      (penalty.output_weight, penalty.input_weight, penalty.turn_weight),
-    )
-  return rewards
+  if penalty is None:
+    return rewards
+  return TYPES[penalty.type](rewards, counts, penalty)
 
 
 def efficiency(rewards: np.ndarray, cost: np.ndarray) -> np.ndarray:
@@ -112,3 +97,31 @@ def linear(
   share = counts / np.maximum(counts.max(axis=0, keepdims=True), 1)
   price = np.maximum(rewards.mean(), 0)
   return rewards - price * (share @ np.float32(weights))
+
+
+def _efficiency(
+  rewards: np.ndarray, counts: Sequence[Count], cfg: schema.Efficiency
+) -> np.ndarray:
+  cost = np.array(
+    [
+      cfg.completion_weight * c.output
+      + cfg.tool_weight * c.tool
+      + cfg.turn_weight * c.turns
+      for c in counts
+    ],
+    np.float32,
+  )
+  return efficiency(rewards, cost)
+
+
+def _linear(
+  rewards: np.ndarray, counts: Sequence[Count], cfg: schema.Linear
+) -> np.ndarray:
+  return linear(
+    rewards,
+    np.array([[c.output, c.input, c.turns] for c in counts], np.float32),
+    (cfg.output_weight, cfg.input_weight, cfg.turn_weight),
+  )
+
+
+TYPES = {'efficiency': _efficiency, 'linear': _linear}

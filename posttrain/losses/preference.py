@@ -166,3 +166,16 @@ def kto_baseline(log_ratios: jax.Array, where: jax.Array) -> jax.Array:
   """
   known = jnp.where(where, jax.lax.stop_gradient(log_ratios), 0.0)
   return jnp.maximum(jnp.sum(known) / jnp.maximum(jnp.sum(where), 1), 0.0)
+
+
+# A type of `schema.PreferenceLoss` -> its function.
+TYPES = {
+  'sigmoid': sigmoid,
+  'sigmoid_norm': sigmoid,
+  'ipo': ipo,
+  'ipo_norm': ipo,
+  'simpo': simpo,
+  'kto': kto,
+}
+# The types whose function gets h / |y|, or l, instead of h.
+PER_TOKEN = ('sigmoid_norm', 'ipo_norm', 'simpo')

@@ -1,6 +1,6 @@
-"""An environment with all that makes training samples of its tasks.
+"""One environment of a stage: its tasks, sampler, algorithm and rewards.
 
-source -> sampler -> rewards -> algorithm
+    source -> sampler -> rewards -> algorithm
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 from posttrain import algorithms, envs, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import renderer as chat
+from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import sampler as samplers
 from posttrain.rollout.grading import rewards as rewarding
@@ -24,20 +25,19 @@ Groups = list[list[types.Rollout]]
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvRun:
-  """One environment of a stage."""
+class Environment:
+  """One environment of a stage; needs no model."""
 
   name: str
   entry: schema.EnvEntry
-  env: envs.base.Env
+  env: base.Env
   source: Any  # of tasks: an iterator with get_state and set_state
   sampler: samplers.DatasetSampler | samplers.ModelSampler
-  rewards: rewarding.Rewards
   algorithm: algorithms.base.Algorithm
 
   @property
   def learns_by_trial(self) -> bool:
-    """Whether it trains on rewards of what the policy itself does."""
+    """Whether it trains on rewards of the policy's rollouts."""
     return self._reads_rewards and self.entry.ratio > 0
 
   @property
@@ -45,46 +45,36 @@ class EnvRun:
     return self.sampler.on_policy and self.algorithm.component == 'rl'
 
   @property
-  def scored_by(self) -> schema.Reference | None:
-    """The reference that its algorithm reads; None = none."""
+  def scoring_reference(self) -> schema.Reference | None:
+    """The reference that the algorithm reads; None without one."""
     algorithm = self.algorithm
     reads = algorithm.kl_beta or algorithm.component == 'ref_kl'
     return algorithm.reference if reads else None
 
   @property
   def references(self) -> dict[schema.Reference, str]:
-    """All models it asks, each with the key of the stage that says so."""
+    """Models that score, judge or play, each with the stage's key for it."""
     key, entry = f'envs.{self.name}', self.entry
-    named = {
-      f'{key}.algorithm.reference': self.scored_by,
+    by_key = {
+      f'{key}.algorithm.reference': self.scoring_reference,
       f'{key}.judge': entry.judge,
       **{
-        f'{key}.rewards.{name}.judge': one.judge
-        for name, one in entry.rewards.items()
+        f'{key}.rewards.{name}.judge': reward.judge
+        for name, reward in entry.rewards.items()
       },
     }
     if not self.sampler.on_policy:
-      named[f'{key}.sampler.model'] = self.sampler.model
-    return {model: key for key, model in named.items() if model is not None}
+      by_key[f'{key}.sampler.model'] = self.sampler.model
+    return {model: key for key, model in by_key.items() if model is not None}
 
   @property
   def reward_models(self) -> dict[str, str]:
-    """Those it asks, each with the key of the stage that says so."""
+    """Reward models, each with the stage's key that names it."""
     return {
-      one.model: f'envs.{self.name}.rewards.{name}.model'
-      for name, one in self.entry.rewards.items()
-      if one.model is not None
+      reward.model: f'envs.{self.name}.rewards.{name}.model'
+      for name, reward in self.entry.rewards.items()
+      if reward.model is not None
     }
-
-  def connect(
-    self,
-    judge: Callable[[schema.Reference], rewarding.Judge] | None,
-    reward_model: Callable[[str], rewarding.Model] | None = None,
-  ) -> None:
-    """Hands out judges and reward models, by their names in the config."""
-    self.rewards.connect(judge, reward_model)
-    if self.entry.judge is not None:
-      self.env.judge = judge(self.entry.judge)
 
   def check(self) -> None:
     """Looks at the first tasks; draws none.
@@ -98,27 +88,63 @@ class EnvRun:
       self.sampler.check(task)
       self.algorithm.check(task)
 
-  def train_on(
-    self, played: Groups, scorer: algorithms.base.Scorer | None
-  ) -> tuple[list[types.Sample], dict[str, float], tuple[str, ...]]:
-    """Turns finished groups into samples with streams, metrics, and errors.
+  def rewards(
+    self,
+    judge: Callable[[schema.Reference], rewarding.Judge] | None,
+    reward_model: Callable[[str], rewarding.Model] | None,
+  ) -> rewarding.Rewards:
+    """Returns its rewards, all of whose models are loaded.
 
-    The errors are of its reward functions, which may fail a few times.
+    Also hands the environment its own judge.
+
+    Args:
+      judge: returns the judge of a reference.
+      reward_model: returns the reward model of a name.
     """
-    flat, found, errors = self.rewards([r for group in played for r in group])
+    if self.entry.judge is not None:
+      assert judge is not None, 'an environment with a judge must get one'
+      self.env.judge = judge(self.entry.judge)
+    rewards = rewarding.Rewards(
+      self.name,
+      self.entry.rewards,
+      functools.partial(_columns, self.source),
+      judge,
+      reward_model,
+    )
+    rewards.open()
+    return rewards
+
+  def samples(
+    self,
+    groups: Groups,
+    rewards: rewarding.Rewards,
+    scorer: algorithms.base.Scorer | None,
+  ) -> tuple[list[types.Sample], dict[str, float], tuple[str, ...]]:
+    """Turns finished groups into samples with streams.
+
+    Args:
+      groups: the rollouts of each drawn task.
+      rewards: from `rewards`.
+      scorer: scores under the algorithm's reference.
+
+    Returns:
+      The samples, the step's metrics, and the errors of reward functions.
+    """
+    flat, metrics, errors = rewards([r for group in groups for r in group])
     rewarded = iter(flat)
-    played = [[next(rewarded) for _ in group] for group in played]
-    kept = [self._usable(group) for group in played]
-    alive = [group for group in kept if group]
-    samples = streams.finalize(self.algorithm, alive, scorer)
+    groups = [[next(rewarded) for _ in group] for group in groups]
+    usable = [self._usable(group) for group in groups]
+    samples = streams.finalize(
+      self.algorithm, [group for group in usable if group], scorer
+    )
     if self.sampler.model is not None:
-      found |= self._metrics(played, kept)
-    return samples, {f'{k}/{self.name}': v for k, v in found.items()}, errors
+      metrics |= self._metrics(groups, usable)
+    return samples, {f'{k}/{self.name}': v for k, v in metrics.items()}, errors
 
   def _usable(self, group: Sequence[types.Rollout]) -> list[types.Rollout]:
-    """What a group is without failed rollouts, and those without a reward.
+    """Returns a group without failed rollouts and those without a reward.
 
-    A component that reads no reward trains on what cannot be graded as well.
+    A component that reads no reward trains on rollouts without one as well.
     """
     return [
       rollout
@@ -127,23 +153,23 @@ class EnvRun:
       and not (self._reads_rewards and rollout.score.reward is None)
     ]
 
-  def _metrics(self, played: Groups, kept: Groups) -> dict[str, float]:
-    """What was done."""
-    rollouts = [rollout for group in played for rollout in group]
+  def _metrics(self, groups: Groups, usable: Groups) -> dict[str, float]:
+    """Returns statistics of all rollouts, and of the dropped ones."""
+    rollouts = [rollout for group in groups for rollout in group]
     alive = rollout_metrics.survivors(rollouts)
     values = {
       **rollout_metrics.summarize(rollouts),
       **rollout_metrics.stops(rollouts),
       **(rollout_metrics.entropy(rollouts) if self.sampler.on_policy else {}),
       **rollout_metrics.samples(rollouts),
-      **rollout_metrics.mixed_groups(kept),
+      **rollout_metrics.mixed_groups(usable),
       'errors': len(rollouts) - len(alive),
-      'ungraded': len(alive) - sum(len(group) for group in kept),
+      'ungraded': len(alive) - sum(len(group) for group in usable),
     }
-    found = {f'rollout/{key}': value for key, value in values.items()}
+    metrics = {f'rollout/{key}': value for key, value in values.items()}
     if 'reward' in values:
-      found['reward/mean'] = values['reward']
-    return found
+      metrics['reward/mean'] = values['reward']
+    return metrics
 
 
 def make(
@@ -153,38 +179,30 @@ def make(
   renderer: chat.Renderer,
   seed: int,
   index: int,
-) -> EnvRun:
-  """Builds an environment's run.
+) -> Environment:
+  """Builds an environment of a stage.
 
   Args:
-    name: of the environment.
+    name: the environment's name.
     entry: its options.
-    row_tokens: the longest sample that can train.
-    renderer: of its messages.
-    seed: of the run.
-    index: of the stage within the run.
+    row_tokens: tokens of the longest sample that can train.
+    renderer: renders its messages.
+    seed: the run's seed.
+    index: index of the stage within the run.
   """
   env = envs.make(name, entry.env)
   # Another order for every stage and environment, from one seed.
   mixed = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
-  if isinstance(entry.sampler, schema.Dataset):
-    sampler = samplers.DatasetSampler(entry.sampler, renderer, row_tokens)
-  else:
-    sampler = samplers.ModelSampler(entry.sampler, env, renderer, row_tokens)
-  source = env.source('train', int(mixed.generate_state(1)[0]))
-  return EnvRun(
+  return Environment(
     name=name,
     entry=entry,
     env=env,
-    source=source,
-    sampler=sampler,
-    rewards=rewarding.Rewards(
-      name, entry.rewards, functools.partial(_columns, source)
-    ),
+    source=env.source('train', int(mixed.generate_state(1)[0])),
+    sampler=samplers.make(entry.sampler, env, renderer, row_tokens),
     algorithm=algorithms.make(entry.algorithm),
   )
 
 
 def _columns(source: Any) -> set[str]:
-  """Each key of `info` that some task has; makes all tasks."""
+  """Returns each key of `info` that some task has; makes all tasks."""
   return {key for task in source.take(len(source)) for key in task.info}

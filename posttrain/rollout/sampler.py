@@ -138,8 +138,14 @@ class DatasetSampler:
   on_policy, model = False, None
 
   def __init__(
-    self, cfg: schema.Dataset, renderer: chat.Renderer, max_tokens: int
+    self,
+    cfg: schema.Dataset,
+    env: base.Env,
+    renderer: chat.Renderer,
+    max_tokens: int,
   ):
+    """Args: env: not read; max_tokens: of a sample, prompt included."""
+    del env
     self._cfg = cfg
     self._renderer = renderer
     self._max_tokens = max_tokens
@@ -203,6 +209,27 @@ class DatasetSampler:
         f"{longest} tokens; raise row_tokens, or set the sampler's too_long "
         "to 'truncate'"
       )
+
+
+TYPES = {
+  'dataset': DatasetSampler,
+  'policy': ModelSampler,
+  'frozen': ModelSampler,
+}
+
+
+def make(
+  cfg: schema.Sampler, env: base.Env, renderer: chat.Renderer, max_tokens: int
+) -> DatasetSampler | ModelSampler:
+  """Builds the sampler that a schema node describes.
+
+  Args:
+    cfg: the sampler's options.
+    env: the environment whose tasks it samples.
+    renderer: turns messages into tokens.
+    max_tokens: longest sample, or episode, in tokens, prompt included.
+  """
+  return TYPES[cfg.type](cfg, env, renderer, max_tokens)
 
 
 def _sample(

@@ -7,12 +7,14 @@ in `__post_init__`; checks that span nodes live in `posttrain.validation`.
 from posttrain.schema.adapters import OpenEnv as OpenEnv
 from posttrain.schema.adapters import Trl as Trl
 from posttrain.schema.adapters import Verifiers as Verifiers
+from posttrain.schema.algorithms import Algorithm as Algorithm
 from posttrain.schema.algorithms import Custom as Custom
 from posttrain.schema.algorithms import Echo as Echo
 from posttrain.schema.algorithms import EchoFilter as EchoFilter
 from posttrain.schema.algorithms import EchoRole as EchoRole
 from posttrain.schema.algorithms import Efficiency as Efficiency
 from posttrain.schema.algorithms import Grpo as Grpo
+from posttrain.schema.algorithms import LengthPenalty as LengthPenalty
 from posttrain.schema.algorithms import Linear as Linear
 from posttrain.schema.algorithms import MaxRl as MaxRl
 from posttrain.schema.algorithms import Opd as Opd
@@ -23,6 +25,8 @@ from posttrain.schema.algorithms import Sft as Sft
 from posttrain.schema.base import FieldError as FieldError
 from posttrain.schema.envs import AlphabetSort as AlphabetSort
 from posttrain.schema.envs import Arithmetic as Arithmetic
+from posttrain.schema.envs import CustomEnv as CustomEnv
+from posttrain.schema.envs import Env as Env
 from posttrain.schema.envs import Gsm8k as Gsm8k
 from posttrain.schema.envs import ReverseText as ReverseText
 from posttrain.schema.envs import Rows as Rows
@@ -35,6 +39,7 @@ from posttrain.schema.losses import Gspo as Gspo
 from posttrain.schema.losses import Ipo as Ipo
 from posttrain.schema.losses import Loss as Loss
 from posttrain.schema.losses import RefKl as RefKl
+from posttrain.schema.losses import RlLoss as RlLoss
 from posttrain.schema.model import PRESETS as PRESETS
 from posttrain.schema.model import Model as Model
 from posttrain.schema.model import RopeScaling as RopeScaling
@@ -46,7 +51,7 @@ from posttrain.schema.pairs import Pairs as Pairs
 from posttrain.schema.preferences import IpoNorm as IpoNorm
 from posttrain.schema.preferences import IpoPairs as IpoPairs
 from posttrain.schema.preferences import Kto as Kto
-from posttrain.schema.preferences import Preference as Preference
+from posttrain.schema.preferences import PreferenceLoss as PreferenceLoss
 from posttrain.schema.preferences import Ranking as Ranking
 from posttrain.schema.preferences import Sigmoid as Sigmoid
 from posttrain.schema.preferences import SigmoidNorm as SigmoidNorm
@@ -62,11 +67,13 @@ from posttrain.schema.run import Run as Run
 from posttrain.schema.samplers import Dataset as Dataset
 from posttrain.schema.samplers import Frozen as Frozen
 from posttrain.schema.samplers import Policy as Policy
+from posttrain.schema.samplers import Sampler as Sampler
 from posttrain.schema.sql import Sql as Sql
 from posttrain.schema.sql import SqlFiles as SqlFiles
 from posttrain.schema.sql import SqlReward as SqlReward
 from posttrain.schema.sql import SqlSynth as SqlSynth
 from posttrain.schema.sql import SqlTeacher as SqlTeacher
+from posttrain.schema.stage import KINDS as KINDS
 from posttrain.schema.stage import Batch as Batch
 from posttrain.schema.stage import EnvEntry as EnvEntry
 from posttrain.schema.stage import Eval as Eval

@@ -66,6 +66,9 @@ def _require_weights(node, *fields: str) -> None:
   )
 
 
+LengthPenalty = Efficiency | Linear
+
+
 @dataclasses.dataclass(frozen=True)
 class _PolicyGradient:
   """What all that train the rl component by a reward have in common."""
@@ -102,7 +105,7 @@ class Grpo(_PolicyGradient):
   # group's rewards) or 'batch' (of all the environment's in the step).
   scale_rewards: str = 'none'
   # What length costs; None = nothing.
-  length_penalty: Efficiency | Linear | None = None
+  length_penalty: LengthPenalty | None = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -126,7 +129,7 @@ class Rloo(_PolicyGradient):
   # Which algorithm this is; fixed.
   type: str = 'rloo'
   # What length costs; None = nothing.
-  length_penalty: Efficiency | Linear | None = None
+  length_penalty: LengthPenalty | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Echo(_PolicyGradient):
   # As in grpo.
   scale_rewards: str = 'none'
   # As in grpo.
-  length_penalty: Efficiency | Linear | None = None
+  length_penalty: LengthPenalty | None = None
   # Role -> how much of what it says is learned. Setting it replaces the table.
   roles: dict[str, EchoRole] = dataclasses.field(
     default_factory=lambda: {'tool': EchoRole()}

@@ -1,8 +1,9 @@
 """Options of the environments, one dataclass per type."""
 
 import dataclasses
+from typing import Any
 
-from posttrain.schema import base
+from posttrain.schema import adapters, base, sql
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,3 +178,32 @@ class AlphabetSort:
     base.require_choice(self, 'turns', (2, 3))
     base.require_choice(self, 'role', ('user', 'tool'))
     base.require_positive(self, 'first', 'more', 'train_tasks', 'eval_tasks')
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomEnv:
+  """An environment of yours: a class by import path, see `envs.custom`."""
+
+  # Which environment this is; fixed.
+  type: str = 'custom'
+  # 'package.module:Class', built as Class(name, **kwargs).
+  import_path: str = ''
+  # Keyword arguments of the class.
+  kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    base.require_import_path(self, 'import_path')
+
+
+Env = (
+  Arithmetic
+  | ReverseText
+  | AlphabetSort
+  | Gsm8k
+  | Rows
+  | sql.Sql
+  | adapters.OpenEnv
+  | adapters.Trl
+  | adapters.Verifiers
+  | CustomEnv
+)

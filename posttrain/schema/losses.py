@@ -242,6 +242,9 @@ class CustomRl(_Rl):
     super().__post_init__()
 
 
+RlLoss = Dppo | Ipo | Clip | Gspo | Cispo | CustomRl
+
+
 @dataclasses.dataclass(frozen=True)
 class RefKl:
   """KL to a reference: the leash of `kl_beta`."""
@@ -271,11 +274,11 @@ class Loss:
 
   # The policy-gradient loss: a node with a `type`, 'dppo', 'ipo', 'clip',
   # 'gspo', 'cispo' or 'custom'.
-  rl: Dppo | Ipo | Clip | Gspo | Cispo | CustomRl = Dppo()
+  rl: RlLoss = Dppo()
   # The KL to a reference.
   ref_kl: RefKl = RefKl()
   # What a stage of kind 'preference' minimizes: a node with a `type`,
   # 'sigmoid' (DPO), 'sigmoid_norm', 'ipo', 'ipo_norm', 'simpo' or 'kto'.
-  preference: preferences.Preference = preferences.Sigmoid()
+  preference: preferences.PreferenceLoss = preferences.Sigmoid()
   # What a stage of kind 'ranking' minimizes.
   ranking: preferences.Ranking = preferences.Ranking()

@@ -108,4 +108,4 @@ class Ranking:
     base.require_non_negative(self, 'center_coef', 'lm_coef')
 
 
-Preference = Sigmoid | SigmoidNorm | IpoPairs | IpoNorm | SimPo | Kto
+PreferenceLoss = Sigmoid | SigmoidNorm | IpoPairs | IpoNorm | SimPo | Kto

@@ -86,3 +86,6 @@ class Frozen:
     base.require_positive(self, 'max_tokens')
     base.require_non_negative(self, 'temperature')
     require_budgets(self)
+
+
+Sampler = Dataset | Policy | Frozen

@@ -2,14 +2,15 @@
 
 import dataclasses
 
-from posttrain.schema import adapters as env_adapters
-from posttrain.schema import algorithms, base, losses, references, samplers, sql
+from posttrain.schema import algorithms, base, losses, references, samplers
 from posttrain.schema import envs as env_types
 from posttrain.schema import lora as adapters
 from posttrain.schema import model as models
 from posttrain.schema import optim as optimizer
 from posttrain.schema import pairs as pair_sources
 from posttrain.schema import rewards as reward_fns
+
+KINDS = ('tokens', 'preference', 'ranking')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,23 +19,11 @@ class EnvEntry:
 
   # Tasks and their grader. This and the next two are nodes with a `type`:
   # another type replaces the whole node.
-  env: (
-    env_types.Arithmetic
-    | env_types.ReverseText
-    | env_types.AlphabetSort
-    | env_types.Gsm8k
-    | env_types.Rows
-    | sql.Sql
-    | env_adapters.OpenEnv
-    | env_adapters.Trl
-    | env_adapters.Verifiers
-  ) = env_types.Arithmetic()
+  env: env_types.Env = env_types.Arithmetic()
   # What turns rollouts into a training signal.
   algorithm: algorithms.Algorithm = algorithms.Sft()
   # Where rollouts come from.
-  sampler: samplers.Dataset | samplers.Policy | samplers.Frozen = (
-    samplers.Dataset()
-  )
+  sampler: samplers.Sampler = samplers.Dataset()
   # Name -> what is added up to the reward; {} = the environment's own grade.
   rewards: dict[str, reward_fns.RewardFn] = dataclasses.field(
     default_factory=dict
@@ -218,7 +207,7 @@ class Stage:
   eval: Eval = Eval()
 
   def __post_init__(self):
-    base.require_choice(self, 'kind', ('tokens', 'preference', 'ranking'))
+    base.require_choice(self, 'kind', KINDS)
     base.require_positive(self, 'steps', 'updates_per_rollout')
     if self.kind == 'tokens' or self.pairs.type == 'made':
       self._require_envs()

@@ -4,7 +4,7 @@ An objective returns `(loss, metrics)`: `loss` is this micro-batch's share of
 the step's loss, so micro-batches add up to it; metrics merge, see
 `losses.combine`. Before the first of them, `prepare(params, batch)` completes
 the batch by what takes a look at all of it. `unmeasured` tells which metrics of
-a step say nothing. `KINDS` has one objective per kind of a stage.
+a step say nothing. `TYPES` has one objective per kind of stage.
 
 Axes: B rows, T tokens of one micro-batch.
 """
@@ -200,8 +200,22 @@ def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
   }
 
 
-KINDS = {
+TYPES = {
   'tokens': TokenComponents,
   'preference': pair_objectives.Preference,
   'ranking': pair_objectives.Ranking,
 }
+
+
+def make(
+  kind: str, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
+) -> TokenComponents | pair_objectives.Preference | pair_objectives.Ranking:
+  """Builds the objective of a stage.
+
+  Args:
+    kind: the stage's kind, one of `TYPES`.
+    model: with its vocabulary resolved.
+    envs: environment names in `env_ids` order.
+    loss: options of the losses.
+  """
+  return TYPES[kind](model, envs, loss)

@@ -26,16 +26,6 @@ class Preference:
   probability of answers; `drift/*`, h per token. With KTO also `kto/baseline`.
   """
 
-  # Of h (or l, with SimPO), and whether it is one per token.
-  _FUNCTIONS = {
-    'sigmoid': (preference.sigmoid, False),
-    'sigmoid_norm': (preference.sigmoid, True),
-    'ipo': (preference.ipo, False),
-    'ipo_norm': (preference.ipo, True),
-    'simpo': (preference.simpo, True),
-    'kto': (preference.kto, False),
-  }
-
   def __init__(
     self, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
   ):
@@ -44,7 +34,8 @@ class Preference:
     self._model, self._options = model, tree.fields(loss.preference)
     self._type = self._options.pop('type')
     self._options.pop('reference', None)  # its part is done, see `choices`
-    self._function, self._per_token = self._FUNCTIONS[self._type]
+    self._function = preference.TYPES[self._type]
+    self._per_token = self._type in preference.PER_TOKEN
 
   def prepare(self, params, batch: arrays.PairBatch) -> arrays.PairBatch:
     """Finds KTO's baseline, from the micro-batches behind those that train."""

@@ -375,7 +375,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     schema.Kto,
   ):
     loss = schema.Loss(preference=kind())
-    objectives.KINDS['preference'](run.model, (), loss)
+    objectives.make('preference', run.model, (), loss)
     asked = pair_pipeline.PairPipeline(
       dataclasses.replace(on_pairs, loss=loss), fixtures.RENDERER, 0
     ).references
@@ -445,7 +445,7 @@ def _ask_the_rest():
   made = rewarding.Rewards('a', rewards)
   made.connect(
     lambda name: None,
-    lambda name: lambda rollouts: functions.Found([1.0] * len(rollouts)),
+    lambda name: lambda rollouts: functions.Result([1.0] * len(rollouts)),
   )
   made(two_turns.group(1.0))
   endpoint = servers.connect(servers.Server())

@@ -177,7 +177,9 @@ def test_any_text_has_a_grade(said):
 def test_a_demonstration_replays_as_one_sample(role):
   """Assistant turns are trained; what the environment says is observed."""
   task = make(role=role).task(KEY)
-  replay = sampler.DatasetSampler(schema.Dataset(), fixtures.RENDERER, 256)
+  replay = sampler.DatasetSampler(
+    schema.Dataset(), None, fixtures.RENDERER, 256
+  )
   (sample,) = replay.rollout(task, 0).samples
   texts = [message['content'] for message in task.demonstration]
   # Every turn has its eos.

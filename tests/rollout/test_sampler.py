@@ -21,7 +21,7 @@ def _task(prompt=(USER,), demonstration=(SAYS,)):
 
 def _rollout(task, max_tokens=64, **options):
   return sampler.DatasetSampler(
-    schema.Dataset(**options), chat.load(schema.Tokenizer()), max_tokens
+    schema.Dataset(**options), None, chat.load(schema.Tokenizer()), max_tokens
   ).rollout(task, uid=5)
 
 
