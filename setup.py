@@ -32,11 +32,12 @@ SERVE = ['starlette', 'uvicorn']
 OPENENV = ['websockets']
 EXTRAS = {
   'test': [
+    'basedpyright==1.40.2',
     'hypothesis',
     'openai',
     'pytest',
     'pytest-xdist',
-    'ruff',
+    'ruff==0.17.6',
     'setuptools',
     *NOTEBOOK,
     *OPENENV,
@@ -76,7 +77,11 @@ if __name__ == '__main__':
         for rest in ('', '.*')
       ]
     ),
-    package_data={'configs': ['*.json'], 'experiments': ['*.ipynb']},
+    package_data={
+      'posttrain': ['py.typed'],
+      'configs': ['*.json'],
+      'experiments': ['*.ipynb'],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
   )

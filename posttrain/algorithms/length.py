@@ -96,7 +96,7 @@ def linear(
     return rewards
   share = counts / np.maximum(counts.max(axis=0, keepdims=True), 1)
   price = np.maximum(rewards.mean(), 0)
-  return rewards - price * (share @ np.float32(weights))
+  return rewards - price * (share @ np.asarray(weights, np.float32))
 
 
 def _efficiency(

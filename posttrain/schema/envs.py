@@ -37,7 +37,7 @@ class Arithmetic:
 
   def __post_init__(self):
     base.require(
-      self.ops
+      bool(self.ops)
       and all(op in ('+', '-', 'x') for op in self.ops)
       and len(set(self.ops)) == len(self.ops),
       'ops',
@@ -145,7 +145,7 @@ class ReverseText:
       self.min_length,
     )
     base.require(
-      self.alphabet
+      bool(self.alphabet)
       and all('a' <= letter <= 'z' for letter in self.alphabet)
       and len(set(self.alphabet)) == len(self.alphabet),
       'alphabet',

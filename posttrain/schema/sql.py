@@ -58,6 +58,9 @@ class SqlFiles:
     base.require_positive(self, 'query_steps')
 
 
+SqlData = SqlSynth | SqlFiles
+
+
 @dataclasses.dataclass(frozen=True)
 class SqlReward:
   """What an episode is worth, in three layers."""
@@ -104,7 +107,7 @@ class Sql:
   # Which environment this is; fixed.
   type: str = 'sql'
   # Where questions and databases come from. Another type replaces the node.
-  data: SqlSynth | SqlFiles = SqlSynth()
+  data: SqlData = SqlSynth()
   # Only questions of these: 'easy', 'medium', 'hard'.
   difficulties: tuple[str, ...] = ('easy', 'medium')
   # Steps of an episode, the answer included: DESCRIBE, SAMPLE, QUERY, ANSWER.
@@ -122,7 +125,7 @@ class Sql:
 
   def __post_init__(self):
     base.require(
-      self.difficulties
+      bool(self.difficulties)
       and set(self.difficulties) <= set(DIFFICULTIES)
       and len(set(self.difficulties)) == len(self.difficulties),
       'difficulties',
