@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 
-from configs import common
+from configs import machinery
 from posttrain import main, schema
 from posttrain.config import checks
 from posttrain.config import load as config
@@ -350,7 +350,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     rope_scaling=schema.RopeScaling('llama3', 2.0),
   )
   exporting = schema.Metrics(progress=False, export_tokens=2)
-  node = common.get_config(
+  node = machinery.config_dict(
     dataclasses.replace(run, model=model, metrics=exporting)
   )
   run = config.build(node)

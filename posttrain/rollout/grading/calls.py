@@ -88,7 +88,7 @@ class Clock:
   def _ask(self) -> None:
     with self._lock:
       if self._over:
-        raise RuntimeError('a call that is over must not ask its judge')
+        raise RuntimeError('a finished call must not use its judge')
       if not self._asking:
         self._since = time.monotonic()
       self._asking += 1

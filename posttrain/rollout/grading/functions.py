@@ -1,10 +1,10 @@
-"""Reward functions, which may fail; what becomes of it.
+"""Reward functions, their faults, and the budgets of faults.
 
-A fault is a call that raises, is not back in time, returns another number of
-rewards, or one that is neither None nor a number that a float32 can square,
-with its weight or without. What it could not score has no reward at all: all
-rollouts of a call, or those with a bad value. Each fault is logged and counted;
-too many in a row end the run.
+A call has a fault if it raises, exceeds its timeout, returns the wrong number
+of rewards, or returns a value that is neither None nor a number whose square
+fits into a float32, both with its weight and without. After a fault the
+affected rollouts have no reward at all: all of the call, or those with a bad
+value. Each fault is logged and counted; too many in a row end the run.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.rollout.grading import calls
 
-LARGEST = 1e18  # of a reward's size: advantages are float32, and are squared
+LARGEST = 1e18  # the largest |reward|: advantages are float32, and squared
 
 
 class TooManyFaults(RuntimeError):
@@ -29,50 +29,56 @@ class TooManyFaults(RuntimeError):
 
   def __init__(self, message: str, errors: tuple[str, ...]):
     super().__init__(message)
-    self.errors = errors  # all there were in the step
+    self.errors = errors  # all errors of the step
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-  """What one summand says of some rollouts."""
+class Result:
+  """The rewards of one summand for some rollouts."""
 
-  rewards: list[float | None]  # None = it is no part of the sum
-  # Indices of those whose reward should be here and is not: nobody knows what
-  # they are worth.
+  rewards: list[float | None]  # None = no term of the sum
+  # Indices of the rollouts that could not be scored because of a fault: their
+  # total reward is unknown.
   failed: frozenset[int] = frozenset()
   metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  error: str | None = None  # the fault, in a line
+  error: str | None = None  # the fault, in one line
 
 
 class Budget:
-  """How often in a row a reward may fail.
+  """The number of times in a row that a reward may fail.
 
-  That is no part of a checkpoint: a run that is resumed counts from 0.
+  Checkpoints do not store the count: a resumed run starts from 0.
   """
 
-  def __init__(self, key: str, name: str, most: int):
-    """Args: key: of the config's entry; name: for errors; most: faults."""
-    self._key, self._name, self._most = key, name, most
+  def __init__(self, key: str, name: str, max_faults: int):
+    """Starts from 0 faults.
+
+    Args:
+      key: dotted config key of the entry.
+      name: the reward's name in errors.
+      max_faults: the most faults in a row.
+    """
+    self._key, self._name, self._max_faults = key, name, max_faults
     self._last, self._in_row = None, 0
 
   def count(self, fault: calls.Fault | str | None) -> None:
-    """Takes what went wrong in a call; None = nothing."""
+    """Counts one call; `fault`: its error, None if it succeeded."""
     self._last, self._in_row = fault, self._in_row + 1 if fault else 0
 
   def check(self, errors: tuple[str, ...]) -> None:
-    """Ends the run of a reward that fails again and again.
+    """Checks that the budget is not exceeded.
 
     Args:
-      errors: all there were in the step, for who writes them down.
+      errors: all errors of the step, attached to the exception.
 
     Raises:
-      TooManyFaults: more than `max_faults` calls in a row.
+      TooManyFaults: more than `max_faults` calls failed in a row.
     """
-    if self._in_row > self._most:
+    if self._in_row > self._max_faults:
       raise TooManyFaults(
-        f'{self._name} must fail at most max_faults={self._most} times in a '
-        f'row: got {self._in_row}, the last: {self._last}; mend it, or raise '
-        f'{self._key}.max_faults',
+        f'{self._name} must fail at most max_faults={self._max_faults} times '
+        f'in a row: got {self._in_row}, the last: {self._last}; fix it, or '
+        f'raise {self._key}.max_faults',
         errors,
       ) from (self._last if isinstance(self._last, Exception) else None)
 
@@ -87,14 +93,14 @@ class Function:
     fn: Callable,
     columns: Callable[[], Iterable[str]] = tuple,
   ):
-    """Makes one that was never called.
+    """Wraps a function.
 
     Args:
-      key: of the config, to this entry.
-      cfg: its options.
-      fn: what `cfg.fn` names.
-      columns: returns the names of what tasks may carry; asked when those of a
-        step all lack what the function needs.
+      key: dotted config key of the entry.
+      cfg: the entry.
+      fn: the function that `cfg.fn` names.
+      columns: returns each key of `info` that some task has; called when the
+        tasks of a step all lack an argument of the function.
     """
     self._key, self._cfg, self._fn, self._columns = key, cfg, fn, columns
     self._name = f'{key}: {cfg.fn}'
@@ -104,44 +110,45 @@ class Function:
   def __call__(
     self,
     rollouts: Sequence[types.Rollout],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     judge: Callable | None = None,
-  ) -> Found:
-    """Asks it for rewards.
+  ) -> Result:
+    """Calls the function once, for all rollouts.
 
     Args:
-      rollouts: to score.
-      given: what it may ask for by name, beside them and what logs.
-      judge: to hand over as well; None = none.
+      rollouts: the rollouts to score.
+      arguments: values by parameter name; the function takes those that it
+        declares. `rollouts` and the two loggers are added.
+      judge: the argument `judge`; None = none.
 
     Returns:
-      With the means of what it logged, if it returned at all; `faults`, 0 or
-      1; `seconds`, those of its judge included.
+      The rewards, with metrics: the means of the logged values, if the function
+      returned; `faults`, 0 or 1; `seconds`, including those of the judge.
 
     Raises:
-      ValueError: it asks for what there is not.
-      EndpointError: of the judge.
+      ValueError: the function needs an argument that does not exist.
+      EndpointError: the judge's server is away.
     """
     logged: dict[str, list[float]] = {}
-    given = {**given, 'rollouts': rollouts, **_loggers(logged)}
+    arguments = {**arguments, 'rollouts': rollouts, **_loggers(logged)}
     if judge is not None:
-      given['judge'] = judge
-    given = self._accepted(given)
+      arguments['judge'] = judge
+    arguments = self._accepted(arguments)
     clock = calls.Clock(self._cfg.timeout)
-    if judge is not None and 'judge' in given:
-      given['judge'] = clock.without(judge)
+    if judge is not None and 'judge' in arguments:
+      arguments['judge'] = clock.without(judge)
     rewards, failed = [None] * len(rollouts), set(range(len(rollouts)))
     metrics, fault = {}, None
     try:
-      rewards = _listed(calls.call(self._fn, given, clock), len(rollouts))
+      rewards = _listed(calls.call(self._fn, arguments, clock), len(rollouts))
       metrics = {key: float(np.mean(x)) for key, x in [*logged.items()] if x}
       failed = {i for i, x in enumerate(rewards) if not self._is_reward(x)}
       if failed:
-        fault = self._bad(rewards, failed, rollouts)
+        fault = self._bad_value(rewards, failed, rollouts)
     except calls.Fault as error:
       fault = error
     self._warn_if_slow(clock.own)
-    return Found(
+    return Result(
       [
         None if x is None or i in failed else float(x)
         for i, x in enumerate(rewards)
@@ -151,24 +158,24 @@ class Function:
       self._count(fault, f'{len(failed)} of {len(rollouts)}'),
     )
 
-  def _accepted(self, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what is given, what the function takes by name.
+  def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that the function declares.
 
-    What only tasks of other steps carry is None for each of these.
+    A column that only tasks of other steps have is None for each task.
     """
-    if _missing(self._fn, given):
-      none = {key: [None] * len(given['rollouts']) for key in self._columns()}
-      given = {**none, **given}
-    missing = _missing(self._fn, given)
+    if _missing(self._fn, arguments):
+      n = len(arguments['rollouts'])
+      arguments = {**{k: [None] * n for k in self._columns()}, **arguments}
+    missing = _missing(self._fn, arguments)
     if missing:
       raise ValueError(
-        f'{self._name} must ask for what there is: got {missing}, expected '
-        f'some of {sorted(given)}'
+        f'{self._name} must take arguments that exist: got {missing}, expected '
+        f'some of {sorted(arguments)}'
       )
     parameters = inspect.signature(self._fn).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-      return dict(given)
-    return {key: value for key, value in given.items() if key in parameters}
+      return dict(arguments)
+    return {k: value for k, value in arguments.items() if k in parameters}
 
   def _is_reward(self, value: Any) -> bool:
     """Whether it is a number that is not too large, or None."""
@@ -180,22 +187,22 @@ class Function:
     except OverflowError:  # an integer that is no float
       return False
 
-  def _bad(self, values, failed: Set[int], rollouts) -> calls.Fault:
+  def _bad_value(self, values, failed: Set[int], rollouts) -> calls.Fault:
     first = min(failed)
-    value, wanted = values[first], 'finite rewards'
+    value, requirement = values[first], 'finite rewards'
     if isinstance(value, numbers.Real) and abs(value) < math.inf:
-      wanted = (
+      requirement = (
         f'rewards of a size of at most {LARGEST:g}, with the weight of '
         f'{self._cfg.weight:g} as well'
       )
     return calls.Fault(
-      f'must return {wanted}: got {reprlib.repr(value)} for rollout {first}, '
-      f'of task {rollouts[first].task.id!r}; None says that one is not '
-      'scorable'
+      f'must return {requirement}: got {reprlib.repr(value)} for rollout '
+      f'{first}, of task {rollouts[first].task.id!r}; None marks a rollout as '
+      'not scorable'
     )
 
   def _count(self, fault: calls.Fault | None, left_out: str) -> str | None:
-    """Returns what is said of a fault."""
+    """Counts and logs a fault; returns the log line, None without a fault."""
     self.budget.count(fault)
     if fault is None:
       return None
@@ -204,12 +211,12 @@ class Function:
     return error
 
   def _warn_if_slow(self, seconds: float) -> None:
-    """Says so once; one that is out of time is a fault anyway."""
+    """Logs a warning, once; a call over the timeout is a fault instead."""
     timeout = self._cfg.timeout
     if timeout / 2 < seconds < timeout and not self._was_slow:
       self._was_slow = True
       logging.getLogger('absl').warning(
-        '%s took %.2g s of the %.3g s that it has; make it faster, or raise '
+        '%s took %.2g s of its timeout of %.3g s; make it faster, or raise '
         '%s.timeout',
         self._name,
         seconds,
@@ -219,12 +226,12 @@ class Function:
 
 
 def _loggers(logged: dict[str, list[float]]) -> dict[str, Callable]:
-  """What one call logs by; what has been read already stays as it is."""
+  """Returns the loggers of one call, which append to `logged`."""
 
   def log_extra(column, values):
     values = [_plain(x) for x in values]
-    found = [float(x) for x in values if isinstance(x, numbers.Real)]
-    logged.setdefault(column, []).extend(found)
+    values = [float(x) for x in values if isinstance(x, numbers.Real)]
+    logged.setdefault(column, []).extend(values)
 
   def log_metric(name, value):
     log_extra(name, [value])
@@ -233,30 +240,30 @@ def _loggers(logged: dict[str, list[float]]) -> dict[str, Callable]:
 
 
 def _plain(value: Any) -> Any:
-  """A scalar of numpy, jax or torch as Python's; others as they are."""
+  """Converts a scalar of numpy, jax or torch to Python's."""
   return value.item() if getattr(value, 'ndim', None) == 0 else value
 
 
-def _missing(fn: Callable, given: Mapping[str, Any]) -> list[str]:
-  """What the function needs by name, and is not given."""
+def _missing(fn: Callable, arguments: Mapping[str, Any]) -> list[str]:
+  """Returns the required parameters that have no argument."""
   return [
     key
     for key, p in inspect.signature(fn).parameters.items()
     if p.default is p.empty
-    and key not in given
+    and key not in arguments
     and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
   ]
 
 
-def _listed(found: Any, count: int) -> list[Any]:
-  """What was returned, if it is one value per rollout."""
-  unordered = isinstance(found, str | bytes | Mapping | Set)
-  listed = not unordered and hasattr(found, '__len__')
+def _listed(rewards: Any, count: int) -> list[Any]:
+  """Returns the value of a call as a list; a Fault if it is none of `count`."""
+  unordered = isinstance(rewards, str | bytes | Mapping | Set)
+  listed = not unordered and hasattr(rewards, '__len__')
   try:
-    values = [_plain(x) for x in found] if listed else None
+    values = [_plain(x) for x in rewards] if listed else None
   except Exception:  # such as an array without axes
     values = None
-  got = reprlib.repr(found) if values is None else len(values)
+  got = reprlib.repr(rewards) if values is None else len(values)
   if got != count:
     raise calls.Fault(
       f'must return a reward per rollout: got {got}, expected {count}'

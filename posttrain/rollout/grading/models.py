@@ -1,9 +1,10 @@
 """Trained reward models as a source of rewards.
 
-A rollout is worth what its last sample is worth at the last token that was
-sampled, as in training (`choice_objectives.Ranking`). So are answers that a
-budget cut, though pairs that a policy made have no such answer. All rollouts of
-a step are scored in packed rows of one shape, by one compiled program.
+The reward of a rollout is the value of its last sample at the last sampled
+token, as in training (`pair_objectives.Ranking`). Answers cut by a token budget
+are scored as well, though pairs built from a policy's rollouts contain none.
+All rollouts of a step are scored in packed rows of one shape, by one compiled
+program.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import schema, scoring, sharding, types
+from posttrain.chat import renderer as chat
 from posttrain.checkpoints import store, weights
 from posttrain.models import reward_head, transformer
 from posttrain.rollout.grading import functions
@@ -21,22 +23,23 @@ Params = Any
 
 
 class RewardModel:
-  """What rollouts are worth to a reward model."""
+  """The rewards of rollouts under a reward model."""
 
   def __init__(self, name: str, params: Params, scorer: scoring.Scorer):
-    """Args: name: for errors; scorer: of a reward model."""
+    """Args: name: used in errors; scorer: built with `reward=True`."""
     self._name, self._params, self._scorer = name, params, scorer
 
-  def __call__(self, rollouts: Sequence[types.Rollout]) -> functions.Found:
-    """Scores rollouts that have samples; what is not finite is a fault."""
+  def __call__(self, rollouts: Sequence[types.Rollout]) -> functions.Result:
+    """Scores rollouts, each with samples; a non-finite value is a fault."""
     samples = [rollout.samples[-1] for rollout in rollouts]
-    told = self._scorer(
+    scores = self._scorer(
       self._params,
       [sample.ids for sample in samples],
       [np.ones(len(sample), np.float32) for sample in samples],
     )
     values = [
-      float(x[sample.mask][-1]) for x, sample in zip(told, samples, strict=True)
+      float(x[sample.mask][-1])
+      for x, sample in zip(scores, samples, strict=True)
     ]
     failed = {i for i, x in enumerate(values) if not np.isfinite(x)}
     error = None
@@ -46,7 +49,7 @@ class RewardModel:
         f'{values[min(failed)]}; rollouts left out: {len(failed)} of '
         f'{len(values)}'
       )
-    return functions.Found(
+    return functions.Result(
       [None if i in failed else x for i, x in enumerate(values)],
       frozenset(failed),
       {'faults': float(bool(failed))},
@@ -64,38 +67,38 @@ def load(
   """Restores a reward model onto the devices.
 
   Args:
-    name: that the config has for it.
-    folder: a step's, of a stage of kind 'ranking'.
-    policy: whose samples it scores; it computes in the same dtype.
-    scorer: makes one of a reward model.
-    mesh: where it shall lie.
+    name: the reward model's name in the config.
+    folder: a checkpoint's folder, of a stage of kind 'ranking'.
+    policy: options of the policy; the reward model computes in its dtype.
+    scorer: builds the scorer of a reward model.
+    mesh: the device mesh that holds the parameters.
 
   Raises:
-    ValueError: it is no reward model, or is gone.
+    ValueError: the folder has no reward model, or is missing.
   """
   cfg = dataclasses.replace(
     weights.model(folder), dtype=policy.dtype, remat='none'
   )
-  speaks = any(
+  has_lm_head = any(
     path.startswith('params/head/') for path in store.read_sums(folder)
   )
   like = sharding.placed(
-    reward_head.shapes(cfg, speaks), transformer.SHARDING_RULES, mesh
+    reward_head.shapes(cfg, has_lm_head), transformer.SHARDING_RULES, mesh
   )
-  # Averages where it has such: those were measured.
+  # Averaged weights where the run keeps them: evaluation used those.
   params = weights.load(folder, like, average=True)
   return RewardModel(name, params, scorer(cfg))
 
 
-def check(folder: str, policy: schema.Model, renderer) -> None:
-  """Refuses what cannot score a policy's samples; reads no weight.
+def check(folder: str, policy: schema.Model, renderer: chat.Renderer) -> None:
+  """Checks that a reward model can score a policy's samples; reads no weights.
 
   Raises:
-    ValueError: it is no reward model, or of other tokens.
+    ValueError: the folder has no reward model, or its tokens are others.
   """
   weights.check(folder, weights.model(folder), renderer, reward=True)
   if weights.model(folder).vocab_size < policy.vocab_size:
     raise ValueError(
       f'{folder} must know the {policy.vocab_size} tokens of the policy: got '
-      f'{weights.model(folder).vocab_size}; train it on the same model'
+      f'{weights.model(folder).vocab_size}; train it from the same model'
     )

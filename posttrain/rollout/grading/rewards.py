@@ -1,20 +1,21 @@
-"""Rewards that a config adds up: functions of yours, and models that judge.
+"""Rewards of an environment: weighted sums of functions and reward models.
 
     def fn(prompts, completions, completion_ids, **columns)
         -> list[float | None]
 
 TRL's signature: lists with one entry per rollout. `completions` are the
-messages behind the prompt, `completion_ids` the sampled ids; the columns are
-what the tasks carry: `answer`, and each key of `info`, None for a task without
-it. It may also take `rollouts` (ours), `judge` (of its config),
-`log_metric(name, value)` and `log_extra(column, values)`: the mean of what is a
-number is logged, for there is no table of completions to put the rest in;
-`faults` and `seconds` are ours. None is "not scorable": it is left out of the
-sum. It may be a coroutine. There is no `trainer_state`.
+messages after the prompt, `completion_ids` the sampled ids. The columns are the
+fields of the tasks: `answer`, and each key of `info`, None for a task without
+it. A function may also take `rollouts` (not in TRL), `judge` (the config's),
+`log_metric(name, value)` and `log_extra(column, values)`: the means of numbers
+are logged, other values are dropped, since there is no table of completions.
+The metrics `faults` and `seconds` are reserved. None means "not scorable": the
+entry is left out of the sum. A function may be a coroutine. There is no
+`trainer_state`.
 
-It runs in a thread, and a coroutine in an event loop that all of them share
-(`reward_calls`), for a limited time, and may fail a few times
-(`reward_functions`): what it should have scored then has no reward.
+A function runs in a thread, and a coroutine in an event loop that all of them
+share (`calls`). A call has a time limit, and a function may fail a few times
+(`functions`): the rollouts of a failed call have no reward.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ TooManyFaults = functions.TooManyFaults
 
 
 class Judge(Protocol):
-  """A model that is asked."""
+  """A model that replies to conversations."""
 
   def __call__(
     self,
@@ -45,30 +46,37 @@ class Judge(Protocol):
     max_tokens: int = 64,
     temperature: float = 0.0,
   ) -> list[str]:
-    """Answers each conversation."""
+    """Returns the text of one reply per conversation."""
     ...
 
 
-Model = Callable[[Sequence[types.Rollout]], functions.Found]
+Model = Callable[[Sequence[types.Rollout]], functions.Result]
 
 
 class LocalJudge:
   """A judge in this process."""
 
   def __init__(self, engine: Any, renderer: chat.Renderer):
-    """Args: engine: of its own, with weights."""
+    """Args: engine: an engine with weights, used by this judge alone."""
     self._engine, self._renderer = engine, renderer
-    self._lock = threading.Lock()  # a function may ask from many threads
+    self._lock = threading.Lock()  # a function may call it from many threads
 
-  def __call__(self, conversations, *, max_tokens=64, temperature=0.0):
+  def __call__(
+    self,
+    conversations: Sequence[types.Messages],
+    *,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+  ) -> list[str]:
+    """Returns the text of one reply per conversation."""
     prompts = [
       self._renderer.render(messages, add_generation_prompt=True).ids
       for messages in conversations
     ]
-    # Named by what is asked, the draws are the same after a restart; who asks
-    # twice gets one answer.
-    ids = [_name(prompt) for prompt in prompts]
-    asked = {
+    # An id is a hash of the prompt, so that the draws are the same after a
+    # restart; equal prompts get one reply.
+    ids = [_request_id(prompt) for prompt in prompts]
+    by_id = {
       id: requests.Request(
         id=id,
         ids=prompt,
@@ -79,92 +87,107 @@ class LocalJudge:
       for id, prompt in zip(ids, prompts, strict=True)
     }
     with self._lock:
-      done = self._engine.generate(list(asked.values()))
+      completions = self._engine.generate(list(by_id.values()))
     texts = {
       x.id: self._renderer.tokenizer.decode(
         [i for i in x.ids.tolist() if i not in self._renderer.stop_ids]
       )
-      for x in done
+      for x in completions
     }
     return [texts[id] for id in ids]
 
 
 class Rewards:
-  """What the rollouts of one environment are worth."""
+  """The rewards of one environment's rollouts."""
 
   def __init__(
     self,
     env: str,
     cfg: Mapping[str, schema.RewardFn],
     columns: Callable[[], Iterable[str]] = tuple,
+    judge: Callable[[schema.Reference], Judge] | None = None,
+    reward_model: Callable[[str], Model] | None = None,
   ):
-    """Makes them without judges and models, see `connect`.
+    """Imports the functions; judges and models are resolved on first use.
 
     Args:
-      env: its name.
-      cfg: {} = its own grade as it is.
-      columns: returns each key of `info` that some task has; asked once, when
-        those of a step all lack what a function needs.
+      env: the environment's name.
+      cfg: the summands; {} = the environment's own grade as it is.
+      columns: returns each key of `info` that some task has; called once, when
+        the tasks of a step all lack an argument of a function.
+      judge: returns the judge with a name of `cfg`; called once per name.
+      reward_model: returns the reward model with a name of `cfg`; called once
+        per name.
+
+    Raises:
+      ValueError: a path of `cfg` names no function.
     """
     self._cfg, columns = cfg, functools.cache(columns)
+    self._judge = judge and functools.cache(judge)
+    self._model = reward_model and functools.cache(reward_model)
     keys = {name: f'envs.{env}.rewards.{name}' for name in cfg}
     self._functions = {
       name: functions.Function(
-        keys[name], one, imports.function(one.fn, f'{keys[name]}.fn'), columns
+        keys[name],
+        entry,
+        imports.function(entry.fn, f'{keys[name]}.fn'),
+        columns,
       )
-      for name, one in cfg.items()
-      if one.fn is not None
+      for name, entry in cfg.items()
+      if entry.fn is not None
     }
     self._budgets = {
       name: self._functions[name].budget
       if name in self._functions
       else functions.Budget(
-        keys[name], f'{keys[name]}: {one.model}', one.max_faults
+        keys[name], f'{keys[name]}: {entry.model}', entry.max_faults
       )
-      for name, one in cfg.items()
+      for name, entry in cfg.items()
     }
-    self._judges: dict[schema.Reference, Judge] = {}
-    self._models: dict[str, Model] = {}
 
-  def connect(
-    self,
-    judge: Callable[[schema.Reference], Judge] | None,
-    model: Callable[[str], Model] | None = None,
-  ) -> None:
-    """Hands it the judges and reward models that it names."""
-    names = {one.judge for one in self._cfg.values()} - {None}
-    self._judges = {name: judge(name) for name in names}
-    names = {one.model for one in self._cfg.values()} - {None}
-    self._models = {name: model(name) for name in names}
+  def open(self) -> None:
+    """Resolves all judges and reward models, so that a missing one fails now.
+
+    Raises:
+      ValueError: a name stands for no model, or for one that does not fit.
+      EndpointError: a judge's server is away.
+    """
+    for entry in self._cfg.values():
+      if entry.judge is not None:
+        self._judge(entry.judge)
+    for entry in self._cfg.values():
+      if entry.model is not None:
+        self._model(entry.model)
 
   def __call__(
     self, rollouts: Sequence[types.Rollout]
   ) -> tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]:
-    """Returns the rollouts with their rewards, what was measured, and faults.
+    """Returns the rollouts with their rewards, metrics, and errors.
 
-        reward = sum_k weight_k r_k    over those that are not None
+        reward = sum_k weight_k r_k    over the k where r_k is not None
 
-    None if all are, or if a function failed to say what it should have said:
-    a part of the sum is no reward. A rollout that failed stays as it is.
+    The reward is None if all r_k are, or if the call of a function failed: a
+    partial sum is on another scale. A rollout without samples, which is one
+    that failed, stays as it is.
 
     Raises:
-      ValueError: a function asks for what there is not.
-      TooManyFaults: a function or a model fails again and again.
-      EndpointError: of a judge.
+      ValueError: a function takes an argument that does not exist.
+      TooManyFaults: a function or a model failed too many times in a row.
+      EndpointError: a judge's server is away.
     """
     alive = [r for r in rollouts if r.samples]
     if not self._cfg or not alive:
       return list(rollouts), {}, ()
-    asked = {name: self._ask(name, alive) for name in self._cfg}
-    errors = tuple(x.error for x in asked.values() if x.error is not None)
+    results = {name: self._evaluate(name, alive) for name in self._cfg}
+    errors = tuple(x.error for x in results.values() if x.error is not None)
     for budget in self._budgets.values():
       budget.check(errors)
-    failed = frozenset().union(*(x.failed for x in asked.values()))
+    failed = frozenset().union(*(x.failed for x in results.values()))
     totals = {
       rollout.uid: None
       if i in failed
       else _total(
-        [(self._cfg[k].weight, x.rewards[i]) for k, x in asked.items()]
+        [(self._cfg[k].weight, x.rewards[i]) for k, x in results.items()]
       )
       for i, rollout in enumerate(alive)
     }
@@ -177,25 +200,25 @@ class Rewards:
         else r
         for r in rollouts
       ],
-      _metrics(asked),
+      _metrics(results),
       errors,
     )
 
-  def _ask(self, name: str, rollouts) -> functions.Found:
+  def _evaluate(self, name: str, rollouts) -> functions.Result:
     cfg = self._cfg[name]
     if cfg.model is not None:
-      found = self._models[cfg.model](rollouts)
-      self._budgets[name].count(found.error)
-      return found
+      result = self._model(cfg.model)(rollouts)
+      self._budgets[name].count(result.error)
+      return result
     if cfg.fn is None:
-      return functions.Found([r.score.reward for r in rollouts])
-    judge = None if cfg.judge is None else self._judges[cfg.judge]
-    given = {**columns(rollouts), **cfg.kwargs}
-    return self._functions[name](rollouts, given, judge)
+      return functions.Result([r.score.reward for r in rollouts])
+    judge = None if cfg.judge is None else self._judge(cfg.judge)
+    arguments = {**columns(rollouts), **cfg.kwargs}
+    return self._functions[name](rollouts, arguments, judge)
 
 
 def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
-  """Returns what a reward function is told of rollouts, entry by entry."""
+  """Returns the arguments of a reward function, one entry per rollout."""
   tasks = [rollout.task for rollout in rollouts]
   keys = {key for task in tasks for key in task.info}
   return {
@@ -210,21 +233,21 @@ def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
   }
 
 
-def _metrics(asked: Mapping[str, functions.Found]) -> dict[str, float]:
+def _metrics(results: Mapping[str, functions.Result]) -> dict[str, float]:
   metrics = {}
-  for name, found in asked.items():
-    known = [x for x in found.rewards if x is not None]
+  for name, result in results.items():
+    known = [x for x in result.rewards if x is not None]
     if known:
       metrics[f'rewards/{name}'] = float(np.mean(known))
-    metrics |= {f'rewards/{name}/{k}': v for k, v in found.metrics.items()}
+    metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
   return metrics
 
 
-def _total(parts: Sequence[tuple[float, float | None]]) -> float | None:
-  known = [weight * value for weight, value in parts if value is not None]
+def _total(terms: Sequence[tuple[float, float | None]]) -> float | None:
+  known = [weight * value for weight, value in terms if value is not None]
   return sum(known) if known else None
 
 
-def _name(prompt: np.ndarray) -> int:
+def _request_id(prompt: np.ndarray) -> int:
   digest = hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
   return int.from_bytes(digest, 'big') >> 1

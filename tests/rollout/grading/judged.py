@@ -5,19 +5,19 @@ import threading
 import time
 
 ended = threading.Event()  # ends `hangs`
-seen = []  # what happened behind the back of who called
+events = []  # what calls did after their timeout
 
 
 def length(completions, judge, answer, log_metric):
-  said = judge(
+  replies = judge(
     [
       [{'role': 'user', 'content': f'{turns[-1]["content"]} or {right}?'}]
       for turns, right in zip(completions, answer, strict=True)
     ],
     max_tokens=4,
   )
-  log_metric('letters', sum(map(len, said)) / len(said))
-  return [len(text) / 4 for text in said]
+  log_metric('letters', sum(map(len, replies)) / len(replies))
+  return [len(text) / 4 for text in replies]
 
 
 async def slow(completion_ids, **columns):
@@ -86,9 +86,9 @@ def hangs(rollouts, log_metric, judge=None):
   ended.wait()
   log_metric('count', 2.0)
   try:
-    seen.append(judge([]) if judge else 'on')
+    events.append(judge([]) if judge else 'on')
   except RuntimeError as error:
-    seen.append(str(error))
+    events.append(str(error))
   return [5.0 for _ in rollouts]
 
 
@@ -96,7 +96,7 @@ async def hangs_on(rollouts):
   try:
     await asyncio.Event().wait()
   except asyncio.CancelledError:
-    seen.append('cancelled')
+    events.append('cancelled')
     raise
 
 
@@ -105,7 +105,7 @@ async def hangs_aside(rollouts):
 
 
 def by_turns(rollouts, answers):
-  """The k-th call answers by the k-th function here."""
+  """Calls the next function of `answers`, by its name here."""
   return globals()[answers.pop(0)](rollouts)
 
 

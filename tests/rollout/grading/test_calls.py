@@ -28,11 +28,11 @@ def test_coroutines_finish_within_a_running_loop():
 
 
 def test_a_hung_coroutine_is_cancelled():
-  judged.seen.clear()
+  judged.events.clear()
   with pytest.raises(calls.Fault, match='within its timeout of 0.05 s'):
     call(judged.hangs_on)
   end = time.monotonic() + 5
-  while judged.seen != ['cancelled']:
+  while judged.events != ['cancelled']:
     assert time.monotonic() < end
     time.sleep(0.005)
 
@@ -48,7 +48,7 @@ def test_time_stands_still_while_a_judge_is_asked():
 
   assert calls.call(asks, {}, clock) == 'said'
   assert clock.wall > 0.6 and clock.own < 0.2
-  with pytest.raises(RuntimeError, match='must not ask its judge'):
+  with pytest.raises(RuntimeError, match='must not use its judge'):
     judge()
 
 
@@ -164,7 +164,7 @@ def test_what_a_coroutine_raises_costs_its_call_alone(error):
 
 
 def test_a_coroutine_that_comes_too_late_is_cancelled():
-  judged.seen.clear()
+  judged.events.clear()
 
   def late(rollouts):
     judged.ended.wait(5)
@@ -174,7 +174,7 @@ def test_a_coroutine_that_comes_too_late_is_cancelled():
     call(late)
   judged.ended.set()
   end = time.monotonic() + 5
-  while judged.seen != ['cancelled']:
+  while judged.events != ['cancelled']:
     assert time.monotonic() < end
     time.sleep(0.005)
   judged.ended.clear()

@@ -17,9 +17,9 @@ from tests.algorithms import two_turns
 
 @pytest.fixture(scope='module')
 def params():
-  made = reward_head.add(transformer.init(jax.random.key(0), fixtures.MODEL))
-  kernel = jax.random.normal(jax.random.key(1), made['reward']['kernel'].shape)
-  return {**made, 'reward': {'kernel': kernel}}
+  tree = reward_head.add(transformer.init(jax.random.key(0), fixtures.MODEL))
+  kernel = jax.random.normal(jax.random.key(1), tree['reward']['kernel'].shape)
+  return {**tree, 'reward': {'kernel': kernel}}
 
 
 @pytest.fixture(scope='module')
@@ -28,7 +28,7 @@ def scorer():
 
 
 def _rollouts():
-  """Two of nine tokens, of which the second is cut behind its first turn."""
+  """Returns two rollouts of nine tokens, one cut after its first turn."""
   long = two_turns.rollout(1.0, 0)
   short = dataclasses.replace(
     two_turns.sample(),
@@ -40,8 +40,8 @@ def _rollouts():
   return [long, dataclasses.replace(long, uid=1, samples=(short,))]
 
 
-def _worth(params, ids):
-  """Of a sequence alone, by the formula: the last hidden state times w."""
+def _reward(params, ids):
+  """Returns a sequence's reward by the formula: last hidden state times w."""
   n = len(ids)
   hidden, _ = transformer.trunk(
     params,
@@ -53,13 +53,13 @@ def _worth(params, ids):
   return float(hidden[0, -1].astype(jnp.float32) @ params['reward']['kernel'])
 
 
-def test_it_is_read_where_the_answer_ends(params, scorer):
+def test_reward_is_read_at_the_last_sampled_token(params, scorer):
   rollouts = _rollouts()
-  found = reward_models.RewardModel('m', params, scorer)(rollouts)
-  wanted = [_worth(params, x.samples[-1].ids) for x in rollouts]
-  np.testing.assert_allclose(found.rewards, wanted, rtol=1e-5)
-  assert found.rewards[0] != found.rewards[1]
-  assert not found.failed and found.metrics == {'faults': 0.0}
+  result = reward_models.RewardModel('m', params, scorer)(rollouts)
+  expected = [_reward(params, x.samples[-1].ids) for x in rollouts]
+  np.testing.assert_allclose(result.rewards, expected, rtol=1e-5)
+  assert result.rewards[0] != result.rewards[1]
+  assert not result.failed and result.metrics == {'faults': 0.0}
   # What follows the last sampled token is not read.
   more = two_turns.sample()
   more = dataclasses.replace(
@@ -69,48 +69,46 @@ def test_it_is_read_where_the_answer_ends(params, scorer):
   )
   rollout = dataclasses.replace(rollouts[0], samples=(more,))
   again = reward_models.RewardModel('m', params, scorer)([rollout])
-  np.testing.assert_allclose(again.rewards, wanted[:1], rtol=1e-5)
+  np.testing.assert_allclose(again.rewards, expected[:1], rtol=1e-5)
 
 
-def test_it_adds_up_with_the_rest(params, scorer):
-  made = rewards.Rewards(
+def test_reward_model_is_one_summand_of_the_reward(params, scorer):
+  names = []
+
+  def load(name):
+    names.append(name)
+    return reward_models.RewardModel(name, params, scorer)
+
+  total = rewards.Rewards(
     'e',
     {
       'env': schema.RewardFn(weight=2.0),
       'learned': schema.RewardFn(model='stage:rm', weight=0.5),
     },
+    reward_model=load,
   )
-  asked = []
-
-  def model(name):
-    asked.append(name)
-    return reward_models.RewardModel(name, params, scorer)
-
-  made.connect(None, model)
   rollouts = _rollouts()
-  done, metrics, errors = made(rollouts)
-  told = reward_models.RewardModel('m', params, scorer)(rollouts).rewards
-  assert asked == ['stage:rm'] and errors == ()
-  for rollout, value in zip(done, told, strict=True):
+  scored, metrics, errors = total(rollouts)
+  values = reward_models.RewardModel('m', params, scorer)(rollouts).rewards
+  assert names == ['stage:rm'] and errors == ()
+  for rollout, value in zip(scored, values, strict=True):
     assert rollout.score.reward == pytest.approx(2 * 1.0 + 0.5 * value)
-  assert metrics['rewards/learned'] == pytest.approx(np.mean(told))
+  assert metrics['rewards/learned'] == pytest.approx(np.mean(values))
 
 
-def test_what_is_not_finite_is_no_reward(params, scorer):
+def test_non_finite_value_is_a_fault_without_reward(params, scorer):
   kernel = params['reward']['kernel'] * jnp.inf
   broken = {**params, 'reward': {'kernel': kernel}}
-  made = rewards.Rewards(
+  total = rewards.Rewards(
     'e',
     {'env': schema.RewardFn(), 'learned': schema.RewardFn(model='stage:rm')},
+    reward_model=lambda name: reward_models.RewardModel(name, broken, scorer),
   )
-  made.connect(
-    None, lambda name: reward_models.RewardModel(name, broken, scorer)
-  )
-  done, metrics, errors = made(_rollouts())
-  assert [rollout.score.reward for rollout in done] == [None, None]
+  scored, metrics, errors = total(_rollouts())
+  assert [rollout.score.reward for rollout in scored] == [None, None]
   assert metrics['rewards/learned/faults'] == 1
   assert 'reward model stage:rm must return finite rewards' in errors[0]
-  made(_rollouts())
-  made(_rollouts())
+  total(_rollouts())
+  total(_rollouts())
   with pytest.raises(rewards.TooManyFaults, match='max_faults=3 times in a'):
-    made(_rollouts())
+    total(_rollouts())

@@ -1,4 +1,4 @@
-"""Rewards that add up, and models that judge."""
+"""Weighted sums of rewards, their faults, and judges."""
 
 import concurrent.futures
 import dataclasses
@@ -32,14 +32,13 @@ def functions(**named):
   }
 
 
-def run(rollouts, cfg, judge=None, made=None):
-  """Rewards, and metrics but those of time."""
-  made = made or rewarding.Rewards('e', cfg)
-  made.connect(judge)
-  found, metrics, _ = made(rollouts)
-  timed = {f'rewards/{k}/seconds' for k, one in cfg.items() if one.fn}
+def run(rollouts, cfg, judge=None, total=None):
+  """Returns rewards, and metrics without those of time."""
+  total = total or rewarding.Rewards('e', cfg, judge=judge)
+  scored, metrics, _ = total(rollouts)
+  timed = {f'rewards/{k}/seconds' for k, entry in cfg.items() if entry.fn}
   assert timed <= metrics.keys()
-  return [r.score.reward for r in found], {
+  return [r.score.reward for r in scored], {
     k: v for k, v in metrics.items() if k not in timed
   }
 
@@ -65,12 +64,12 @@ def test_summands_have_weights_and_none_is_left_out():
   }
 
 
-def test_what_nobody_can_score_has_no_reward():
+def test_reward_is_none_if_all_summands_are_none():
   rewards, metrics = run(two_turns.group(1.0, 0.0), functions(none={}))
   assert rewards == [None, None] and metrics == {'rewards/none/faults': 0.0}
 
 
-def test_what_failed_is_not_asked_about():
+def test_rollouts_without_samples_are_not_scored():
   failed = types.Rollout(
     7, two_turns.TASK, (), (), types.Score(None), 'error', 'broken'
   )
@@ -96,15 +95,15 @@ def test_what_failed_is_not_asked_about():
 def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
   timeout = 0.05 if name.startswith('hangs') else 5.0
   cfg = functions(env={}, fine={}, **{name: {'timeout': timeout}})
-  made = rewarding.Rewards('e', cfg)
-  found, metrics, (error,) = made(two_turns.group(1.0, 0.0))
+  total = rewarding.Rewards('e', cfg)
+  scored, metrics, (error,) = total(two_turns.group(1.0, 0.0))
   judged.ended.set()
   judged.ended.clear()
   assert error.startswith(f'envs.e.rewards.{name}: {PATH}:{name} must return ')
   assert message in error and error.endswith('; rollouts left out: 2 of 2')
   assert error in caplog.text
-  # Neither 0 nor what the others say, which would be of another scale.
-  assert [r.score.reward for r in found] == [None, None]
+  # Neither 0 nor the sum of the other terms, which is on another scale.
+  assert [r.score.reward for r in scored] == [None, None]
   seconds = metrics.pop(f'rewards/{name}/seconds')
   assert seconds >= 0.05 or not name.startswith('hangs')
   del metrics['rewards/fine/seconds']
@@ -116,7 +115,7 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
   }
 
 
-def test_a_bad_value_is_its_own_rollouts_alone():
+def test_bad_value_leaves_only_its_own_rollout_without_a_reward():
   cfg = functions(env={}, nan_first={})
   rewards, metrics = run(two_turns.group(1.0, 0.0, 1.0), cfg)
   assert rewards == [None, 1.0, 2.0]
@@ -125,7 +124,7 @@ def test_a_bad_value_is_its_own_rollouts_alone():
     'rewards/nan_first': 1.0,
     'rewards/nan_first/faults': 1.0,
   }
-  # What it had nothing to say about is no fault, beside one.
+  # None is no fault, also next to a fault.
   cfg = functions(env={}, words_last={})
   assert run(two_turns.group(1.0, 0.0, 1.0), cfg)[0] == [1.0, 0.0, None]
 
@@ -150,11 +149,11 @@ def test_scalars_of_arrays_are_rewards(values):
 @pytest.mark.parametrize(
   ('value', 'weight'), [(1e39, 1.0), (-2e18, -1.0), (1e308, 10.0), (1e17, 20)]
 )
-def test_what_a_float32_cannot_square_is_no_reward(value, weight):
+def test_reward_whose_square_overflows_float32_is_a_fault(value, weight):
   cfg = functions(says={'kwargs': {'values': [value, 1.0]}, 'weight': weight})
-  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(0.0, 0.0)
-  found, _, (error,) = made(rollouts)
-  assert [r.score.reward for r in found] == [None, weight]
+  total, rollouts = rewarding.Rewards('e', cfg), two_turns.group(0.0, 0.0)
+  scored, _, (error,) = total(rollouts)
+  assert [r.score.reward for r in scored] == [None, weight]
   assert (
     'must return rewards of a size of at most 1e+18, with the weight of '
     f'{weight:g} as well: got {value!r} for rollout 0, of task'
@@ -169,46 +168,46 @@ def test_too_many_faults_in_a_row_stop_the_run():
     nothing={'max_faults': 9},
     by_turns={'max_faults': 2, 'kwargs': {'answers': turns}},
   )
-  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  total, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
   for faults in (1, 1, 0, 0, 1, 1):
-    _, metrics, errors = made(rollouts)
+    _, metrics, errors = total(rollouts)
     assert metrics['rewards/by_turns/faults'] == faults
     assert len(errors) == 1 + faults
   with pytest.raises(rewarding.TooManyFaults) as stopped:
-    made(rollouts)
+    total(rollouts)
   assert str(stopped.value).startswith(
     f'envs.e.rewards.by_turns: {PATH}:by_turns must fail at most max_faults='
     '2 times in a row: got 3, the last: must return rewards: it raised KeyE'
   )
   assert str(stopped.value).endswith(
-    'mend it, or raise envs.e.rewards.by_turns.max_faults'
+    'fix it, or raise envs.e.rewards.by_turns.max_faults'
   )
   assert len(stopped.value.errors) == 2  # of the step, one of each function
   assert isinstance(stopped.value.__cause__.__cause__, KeyError)
 
 
-def test_the_first_fault_stops_a_run_without_a_budget():
+def test_first_fault_stops_a_run_with_max_faults_0():
   cfg = functions(broken={'max_faults': 0})
   with pytest.raises(rewarding.TooManyFaults, match='max_faults=0 times in'):
     run(two_turns.group(1.0), cfg)
 
 
-def test_asking_for_what_there_is_not_is_no_fault():
+def test_unknown_parameter_raises_value_error():
   with pytest.raises(
     ValueError,
-    match=r"must ask for what there is: got \['trainer_state'\], exp",
+    match=r"must take arguments that exist: got \['trainer_state'\], exp",
   ):
     run(two_turns.group(1.0, 0.0), functions(wants={}))
 
 
 class Leveled(toys.Letters):
-  """Of whose tasks the last alone has a level."""
+  """Tasks of which only the last has a level."""
 
   def source(self, split, seed):
-    made = super().source(split, seed)
-    *others, last = made.take(len(made))
+    source = super().source(split, seed)
+    *others, last = source.take(len(source))
     last = dataclasses.replace(last, info={'level': 2.0})
-    return type(made)([*others, last], seed)
+    return type(source)([*others, last], seed)
 
 
 def test_a_column_that_only_other_tasks_have_is_none(monkeypatch):
@@ -217,20 +216,20 @@ def test_a_column_that_only_other_tasks_have_is_none(monkeypatch):
   task = dataclasses.replace(rollouts[0].task, info={'level': 2.0})
   mixed = [dataclasses.replace(rollouts[0], task=task), rollouts[1]]
 
-  def made(name):
+  def env_run(name):
     entry = dataclasses.replace(toys.entry(), rewards=functions(**{name: {}}))
     return environment.make('toy', entry, 32, fixtures.RENDERER, 0, 0)
 
-  rewards = made('wants_level').rewards
-  assert run(mixed, {}, made=rewards)[0] == [2.0, 0.0]
-  assert run(rollouts, {}, made=rewards)[0] == [0.0, 0.0]
+  rewards = env_run('wants_level').rewards(None, None)
+  assert run(mixed, {}, total=rewards)[0] == [2.0, 0.0]
+  assert run(rollouts, {}, total=rewards)[0] == [0.0, 0.0]
   with pytest.raises(
     ValueError, match=r"got \['trainer_state'\], expected .*'level', 'log"
   ):
-    made('wants').rewards(rollouts)
+    env_run('wants').rewards(None, None)(rollouts)
 
 
-def test_a_servers_absence_is_no_fault():
+def test_endpoint_error_of_a_judge_propagates():
   def away(conversations):
     raise client.EndpointError('away')
 
@@ -238,29 +237,35 @@ def test_a_servers_absence_is_no_fault():
     run(two_turns.group(1.0), functions(asks={'judge': 'x'}), lambda _: away)
 
 
-def test_what_comes_too_late_is_not_heard():
-  """Nor may it ask a judge, who may be at work for another."""
-  asked = []
+def test_call_over_its_timeout_neither_logs_nor_calls_the_judge():
+  conversations = []
+
+  def judge(batch):
+    conversations.append(batch)
+    return []
+
   cfg = functions(hangs={'timeout': 0.2, 'judge': 'x'}, logs={})
-  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
-  first = run(rollouts, cfg, lambda _: asked.append, made)
+  total = rewarding.Rewards('e', cfg, judge=lambda _: judge)
+  rollouts = two_turns.group(1.0, 0.0)
+  first = run(rollouts, cfg, total=total)
   judged.ended.set()
-  _wait_for('a call that is over must not ask its judge')
-  second = run(rollouts, cfg, lambda _: len, made)
+  _wait_for('a finished call must not use its judge')
+  assert not conversations
+  second = run(rollouts, cfg, total=total)
   judged.ended.clear()
   assert first[0] == [None, None] and second[0] == [5.0, 5.0]
-  assert first[1]['rewards/hangs/faults'] == 1.0 and not asked
+  assert first[1]['rewards/hangs/faults'] == 1.0
   assert 'rewards/hangs/count' not in first[1]
   assert second[1]['rewards/hangs/count'] == 1.5
   assert second[1]['rewards/hangs/faults'] == 0.0
   assert first[1]['rewards/logs/count'] == second[1]['rewards/logs/count']
 
 
-def test_who_is_slow_is_told_once(caplog):
+def test_slow_function_is_warned_about_once(caplog):
   cfg = functions(sleeps={'timeout': 0.6, 'kwargs': {'seconds': 0.35}})
-  made, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  total, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
   for _ in range(2):
-    rewards, metrics, errors = made(rollouts)
+    rewards, metrics, errors = total(rollouts)
     assert rewards[0].score.reward == 1.0 and not errors
     assert 0.35 <= metrics['rewards/sleeps/seconds'] < 0.6
   (record,) = caplog.records
@@ -268,20 +273,20 @@ def test_who_is_slow_is_told_once(caplog):
     f'envs.e.rewards.sleeps: {PATH}:sleeps took 0.'
   )
   assert record.getMessage().endswith(
-    ' s of the 0.6 s that it has; make it faster, or raise '
+    ' s of its timeout of 0.6 s; make it faster, or raise '
     'envs.e.rewards.sleeps.timeout'
   )
 
 
 def _wait_for(word):
   end = time.monotonic() + 5
-  while word not in judged.seen:
-    assert time.monotonic() < end, f'{word!r}: never'
+  while word not in judged.events:
+    assert time.monotonic() < end, f'{word!r} must be recorded'
     time.sleep(0.005)
-  judged.seen.clear()
+  judged.events.clear()
 
 
-def test_what_a_function_logs():
+def test_means_of_logged_numbers_are_metrics():
   _, metrics = run(two_turns.group(1.0, 0.0), functions(logs={}))
   assert metrics == {
     'rewards/logs': 0.0,
@@ -305,41 +310,45 @@ def test_loggers_take_scalars_and_trls_names(value):
   }
 
 
-def test_columns_are_those_of_trl():
-  found = rewarding.columns(two_turns.group(1.0, 0.0))
-  assert found['prompts'] == [[two_turns.MESSAGES[0]]] * 2
-  # An environment may show another prompt than its task's.
-  (shown,) = two_turns.group(1.0)
-  task = dataclasses.replace(shown.task, prompt=(two_turns.MESSAGES[1],))
-  columns = rewarding.columns([dataclasses.replace(shown, task=task)])
-  assert columns['prompts'] == found['prompts'][:1]
-  assert found['completions'] == [list(two_turns.MESSAGES[1:])] * 2
-  assert found['completion_ids'] == [[3, 4, 8, 9]] * 2
-  assert found['answer'] == ['7', '7'] and found['hint'] == ['add', 'add']
+def test_columns_match_those_of_trl():
+  columns = rewarding.columns(two_turns.group(1.0, 0.0))
+  assert columns['prompts'] == [[two_turns.MESSAGES[0]]] * 2
+  # The rollout's prompt counts, which may differ from its task's.
+  (rollout,) = two_turns.group(1.0)
+  task = dataclasses.replace(rollout.task, prompt=(two_turns.MESSAGES[1],))
+  single = rewarding.columns([dataclasses.replace(rollout, task=task)])
+  assert single['prompts'] == columns['prompts'][:1]
+  assert columns['completions'] == [list(two_turns.MESSAGES[1:])] * 2
+  assert columns['completion_ids'] == [[3, 4, 8, 9]] * 2
+  assert columns['answer'] == ['7', '7'] and columns['hint'] == ['add', 'add']
 
 
-def test_a_judge_is_handed_over_and_answers_alike():
+def test_judge_is_resolved_once_and_replies_are_reproducible():
   engine = toys.engine(capacity=64)
   engine.set_params(toys.params(), -1)
   judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
-  asked = []
+  names = []
 
-  def judges(name):
-    asked.append(name)
+  def resolve(name):
+    names.append(name)
     return judge
 
   cfg = functions(length={'judge': 'stage:sft'})
+  total = rewarding.Rewards('e', cfg, judge=resolve)
+  assert names == []
+  total.open()
+  assert names == ['stage:sft']
   rollouts = two_turns.group(1.0, 0.0)
-  first, metrics = run(rollouts, cfg, judges)
-  again, _ = run(rollouts, cfg, judges)
-  assert asked == ['stage:sft'] * 2
-  assert first == again and first[0] == first[1]  # they said the same
+  first, metrics = run(rollouts, cfg, total=total)
+  again, _ = run(rollouts, cfg, total=total)
+  assert names == ['stage:sft']
+  assert first == again and first[0] == first[1]  # equal completions
   np.testing.assert_allclose(
     metrics['rewards/length/letters'], 4 * first[0], rtol=1e-6
   )
 
 
-def test_a_judge_draws_by_what_it_is_asked():
+def test_judge_draws_depend_on_the_prompt_alone():
   engine = toys.engine(capacity=64)
   engine.set_params(toys.params(), -1)
   judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
@@ -350,21 +359,21 @@ def test_a_judge_draws_by_what_it_is_asked():
   assert judge([b], **options) == [first[1]]
 
 
-def test_a_judge_may_be_asked_from_many_threads():
+def test_judge_calls_from_many_threads_do_not_overlap():
   class Engine:
-    asked = 0
+    running = 0
 
-    def generate(self, asked):
-      self.asked += 1
+    def generate(self, batch):
+      self.running += 1
       time.sleep(0.01)
-      assert self.asked == 1, 'generate must find no request in flight'
-      self.asked -= 1
-      return [std.SimpleNamespace(id=r.id, ids=r.ids[:1]) for r in asked]
+      assert self.running == 1, 'generate must find no request in flight'
+      self.running -= 1
+      return [std.SimpleNamespace(id=r.id, ids=r.ids[:1]) for r in batch]
 
   judge = rewarding.LocalJudge(Engine(), fixtures.RENDERER)
-  asks = [[[{'role': 'user', 'content': x}]] for x in 'abcd']
+  batches = [[[{'role': 'user', 'content': x}]] for x in 'abcd']
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
-    assert len(list(pool.map(judge, asks))) == 4
+    assert len(list(pool.map(judge, batches))) == 4
 
 
 @pytest.mark.parametrize(
@@ -384,14 +393,14 @@ def test_a_judge_may_be_asked_from_many_threads():
     ({'fn': 'json:loads', 'judge': 'ema:0.9'}, 'judge must be frozen'),
   ],
 )
-def test_options_that_mean_nothing(options, message):
+def test_reward_options_without_effect_are_refused(options, message):
   with pytest.raises(schema.FieldError, match=message):
     schema.RewardFn(**options)
   with pytest.raises(schema.FieldError, match='function, or a model, for each'):
     schema.EnvEntry(rewards={'x': schema.RewardFn()})
 
 
-def test_rewards_are_what_an_algorithm_learns_from(monkeypatch):
+def test_rewards_replace_the_grade_in_the_advantages(monkeypatch):
   toys.install(monkeypatch)
   entry = dataclasses.replace(toys.entry(), rewards=functions(slow={}))
   source, driver = toys.connected(toys.stage(envs={'toy': entry}))
@@ -404,8 +413,7 @@ def test_rewards_are_what_an_algorithm_learns_from(monkeypatch):
   assert item.batch.advantages.any()
 
 
-def test_a_fault_is_part_of_the_step(monkeypatch):
-  """Its rollouts are not in the baseline of their group, and not trained on."""
+def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
   toys.install(monkeypatch)
   rewards = functions(slow={}, nan_first={'max_faults': 1})
   entry = dataclasses.replace(toys.entry(), rewards=rewards)
@@ -427,17 +435,17 @@ def test_a_fault_is_part_of_the_step(monkeypatch):
 
 
 class Judged(toys.Letters):
-  """Asks a model what an answer is worth."""
+  """Letters, graded by the length of a judge's reply."""
 
   judge = None
 
   def grade(self, task, text):
-    (said,) = self.judge([[{'role': 'user', 'content': text}]], max_tokens=3)
-    return types.Score(float(len(said)))
+    (reply,) = self.judge([[{'role': 'user', 'content': text}]], max_tokens=3)
+    return types.Score(float(len(reply)))
 
 
-def test_an_environment_is_handed_its_judge(monkeypatch):
-  """Which decodes by an engine of its own, while the policy's is at work."""
+def test_environment_grades_with_its_judge(monkeypatch):
+  """The judge's engine runs while the policy's engine has open requests."""
   toys.install(monkeypatch, Judged)
   entry = dataclasses.replace(toys.entry(group_size=2), judge='stage:sft')
   engine = toys.engine(capacity=64)
@@ -448,8 +456,8 @@ def test_an_environment_is_handed_its_judge(monkeypatch):
   )
   assert source.references == {'stage:sft': 'envs.toy.judge'}
   metrics = next(source).metrics
-  said = [
+  lengths = [
     len(judge([[r.messages[-1] | {'role': 'user'}]], max_tokens=3)[0])
     for r in driver.rollouts
   ]
-  assert metrics['reward/mean/toy'] == np.mean(said)
+  assert metrics['reward/mean/toy'] == np.mean(lengths)
