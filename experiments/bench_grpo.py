@@ -207,7 +207,7 @@ class Options:
 class Env:
   """Fixed prompts, and a reward by `rule`."""
 
-  max_turns = 1
+  max_turns, votes, blocking = 1, False, False
 
   def __init__(self, name, cfg):
     self.name, self._cfg = name, cfg
@@ -261,7 +261,7 @@ def make_stage(renderer, tied: int):
   room = PROMPT - len(renderer.render(user(''), add_generation_prompt=True))
   letters = np.random.default_rng(0).integers(97, 123, (PROMPTS, room))
   prompts = tuple(bytes(line.tolist()).decode() for line in letters)
-  envs.TYPES[Options] = Env
+  envs.TYPES[Options.type] = Env
   return schema.Stage(
     envs={
       'bench': schema.EnvEntry(

@@ -8,6 +8,7 @@ import pytest
 
 from posttrain import algorithms, envs, schema
 from posttrain.algorithms import length
+from posttrain.envs.sql import env as sql
 from posttrain.losses import preference, ranking, ref_kl, rl
 from posttrain.rollout import sampler
 from posttrain.training import objectives
@@ -16,6 +17,7 @@ from posttrain.training import objectives
 REGISTRIES = {
   'algorithms': (schema.Algorithm, algorithms.TYPES),
   'environments': (schema.Env, envs.TYPES),
+  'data of sql': (schema.SqlData, sql.DATA),
   'samplers': (schema.Sampler, sampler.TYPES),
   'length penalties': (schema.LengthPenalty, length.TYPES),
   'rl losses': (schema.RlLoss, rl.TYPES),

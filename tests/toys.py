@@ -14,7 +14,7 @@ from tests import fixtures
 ROW_TOKENS = 32
 
 
-class Letters:
+class Letters(envs.base.Env):
   """Asks for an answer that begins with an ASCII character, or does not.
 
   Random weights get about half of it right; what to do is in the prompt,
@@ -69,7 +69,7 @@ class Episode:
 
 def install(monkeypatch, env=Letters):
   """Puts it where the config says 'arithmetic'."""
-  monkeypatch.setitem(envs.TYPES, schema.Arithmetic, env)
+  monkeypatch.setitem(envs.TYPES, 'arithmetic', env)
 
 
 def entry(group_size=4, max_tokens=6, ratio=1.0, temperature=1.0, **grpo):

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain import algorithms, envs, schema
+from posttrain import algorithms, schema
 from posttrain.util import imports
 
 
@@ -110,8 +110,7 @@ def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
       f'{path}.rewards must be left empty: got {sorted(entry.rewards)}, but '
       'nothing reads them where sampler replays a data set'
     )
-  grades = hasattr(envs.TYPES[type(entry.env)], 'judge')
-  if entry.judge is not None and not grades:
+  if entry.judge is not None and not isinstance(entry.env, schema.CustomEnv):
     raise ValueError(
       f'{path}.judge must be left out: got {str(entry.judge)!r}, but '
       f'environment {entry.env.type!r} grades without one; '
@@ -167,6 +166,10 @@ def _check_reward(name: str, kwargs: dict[str, Any], key: str) -> None:
 
 
 def check_env(entry: schema.EnvEntry, path: str) -> None:
+  if isinstance(entry.env, schema.CustomEnv):
+    check_takes(
+      'name', entry.env.import_path, entry.env.kwargs, f'{path}.env.import_path'
+    )
   if isinstance(entry.env, schema.Arithmetic):
     for end in ('min', 'max'):
       if 'x' not in entry.env.ops:

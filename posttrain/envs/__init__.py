@@ -1,12 +1,11 @@
-"""Environments: where tasks come from, and what an answer is worth (np)."""
-
-from typing import Any
+"""Environments: sources of tasks, and graders of answers (np)."""
 
 from posttrain import schema
 from posttrain.envs import (
   alphabet_sort,
   arithmetic,
   base,
+  custom,
   gsm8k,
   reverse_text,
   rows,
@@ -14,27 +13,29 @@ from posttrain.envs import (
 from posttrain.envs.adapters import openenv, trl_env, verifiers_v1
 from posttrain.envs.sql import env as sql
 
+# By `type` of the options.
 TYPES = {
-  schema.Arithmetic: arithmetic.Arithmetic,
-  schema.ReverseText: reverse_text.ReverseText,
-  schema.AlphabetSort: alphabet_sort.AlphabetSort,
-  schema.Gsm8k: gsm8k.Gsm8k,
-  schema.Rows: rows.Rows,
-  schema.Sql: sql.Sql,
-  schema.OpenEnv: openenv.OpenEnv,
-  schema.Trl: trl_env.Trl,
-  schema.Verifiers: verifiers_v1.Verifiers,
+  'arithmetic': arithmetic.Arithmetic,
+  'reverse_text': reverse_text.ReverseText,
+  'alphabet_sort': alphabet_sort.AlphabetSort,
+  'gsm8k': gsm8k.Gsm8k,
+  'rows': rows.Rows,
+  'sql': sql.Sql,
+  'openenv': openenv.OpenEnv,
+  'trl': trl_env.Trl,
+  'verifiers': verifiers_v1.Verifiers,
+  'custom': custom.make,
 }
 
 
-def make(name: str, cfg: Any) -> base.Env:
-  """Makes the environment of `envs.<name>.env`.
+def make(name: str, cfg: schema.Env) -> base.Env:
+  """Builds the environment of `envs.<name>.env`.
 
   Args:
-    name: what the config calls it; tasks and errors carry it.
-    cfg: a node of `posttrain.schema.envs`.
+    name: the environment's name in the config; tasks and errors carry it.
+    cfg: its options.
 
   Raises:
-    ValueError: the environment cannot have what the options ask for.
+    ValueError: the options do not fit each other or the environment's files.
   """
-  return TYPES[type(cfg)](name, cfg)
+  return TYPES[cfg.type](name, cfg)

@@ -65,7 +65,7 @@ def grade_turn(
   return 0.0 if said is None else similarity.ratio(said, answer)
 
 
-class AlphabetSort:
+class AlphabetSort(base.Env):
   """`schema.AlphabetSort`, `turns` turns."""
 
   def __init__(self, name: str, cfg: schema.AlphabetSort):

@@ -125,7 +125,7 @@ def _places(number: int, width: int = 1) -> list[int]:
   ]
 
 
-class Arithmetic:
+class Arithmetic(base.Env):
   """`schema.Arithmetic`, single turn."""
 
   max_turns, votes = 1, True

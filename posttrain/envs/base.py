@@ -10,6 +10,7 @@ A bad answer is no error: it is an observation or a low reward. What cannot
 be graded scores None, which is excluded from its group, never 0.
 """
 
+import abc
 import dataclasses
 import os
 import pathlib
@@ -41,20 +42,31 @@ class Episode(Protocol):
 class Env(Protocol):
   """A distribution of tasks, and the rules by which they are played.
 
-  One whose scores have an `answer` says `votes = True`, so that the majority
-  of answers none of which can be parsed is wrong, rather than unknown.
+  Environments inherit from it, for the defaults of the optional attributes.
 
-  One whose calls may wait for something (a network, a process) says
-  `blocking = True`: `make` and the calls of its episodes then come from other
-  threads, those of different episodes at a time.
+  Attributes:
+    name: the environment's name in the config, also `Task.env`.
+    max_turns: assistant turns of an episode, at most.
+    votes: whether its scores have an `answer`. The majority of answers none of
+      which can be parsed is then wrong, rather than unknown.
+    blocking: whether its calls wait for something (a network, a process).
+      `make` and the methods of its episodes are then called from a thread
+      pool, different episodes at the same time.
+    judge: the model of the entry's `judge`, from conversations to one reply
+      per conversation; set before the first episode, None if there is none.
   """
 
   name: str
-  max_turns: int  # assistant turns of an episode
+  max_turns: int
+  votes: bool = False
+  blocking: bool = False
+  judge: Callable[..., Sequence[str]] | None = None
 
+  @abc.abstractmethod
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split ('train' or 'eval')."""
 
+  @abc.abstractmethod
   def make(self, task: types.Task) -> Episode:
     """Returns a fresh episode of a task."""
 

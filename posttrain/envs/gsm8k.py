@@ -51,7 +51,7 @@ def grade(
   )
 
 
-class Gsm8k:
+class Gsm8k(base.Env):
   """`schema.Gsm8k`, single turn."""
 
   max_turns, votes = 1, True

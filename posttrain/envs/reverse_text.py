@@ -53,7 +53,7 @@ def grade(text: str, answer: str, truncated: bool = False) -> types.Score:
   )
 
 
-class ReverseText:
+class ReverseText(base.Env):
   """`schema.ReverseText`, single turn."""
 
   max_turns, votes = 1, True

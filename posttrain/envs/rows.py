@@ -8,7 +8,7 @@ from posttrain.data import rows as data_rows
 from posttrain.envs import base
 
 
-class Rows:
+class Rows(base.Env):
   """`schema.Rows`: a JSONL file, or a TFDS folder in ArrayRecord.
 
   A row's task prompts with what comes before the first assistant turn of

@@ -7,7 +7,7 @@ from posttrain.data import sources
 from posttrain.envs import base, rows
 
 
-class Suite:
+class Suite(base.Env):
   """A fixed set of user messages, each answered in one turn; not graded."""
 
   name, max_turns = 'suite', 1

@@ -235,9 +235,7 @@ class Evaluator:
           [[x.score.correct for x in group] for group in groups],
         ),
         'sampled_format_rate': sampled.get('format_rate'),
-        **rollout_metrics.best_of(
-          groups, self._ks, getattr(env, 'votes', False)
-        ),
+        **rollout_metrics.best_of(groups, self._ks, env.votes),
         **rollout_metrics.entropy(flat),
         **self._kl([group[0] for group in groups]),
       }

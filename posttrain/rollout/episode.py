@@ -92,7 +92,7 @@ class Game:
     self._transcript = transcripts.Transcript(renderer, play.keep_exchanges)
     self._side = _Side(play)
     self._slot: int | None = None  # the request that holds one, or will
-    self.blocking = getattr(play.env, 'blocking', False)
+    self.blocking = play.env.blocking
     self.run = self._run()
 
   def abandon(self) -> None:

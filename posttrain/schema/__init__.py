@@ -69,6 +69,7 @@ from posttrain.schema.samplers import Frozen as Frozen
 from posttrain.schema.samplers import Policy as Policy
 from posttrain.schema.samplers import Sampler as Sampler
 from posttrain.schema.sql import Sql as Sql
+from posttrain.schema.sql import SqlData as SqlData
 from posttrain.schema.sql import SqlFiles as SqlFiles
 from posttrain.schema.sql import SqlReward as SqlReward
 from posttrain.schema.sql import SqlSynth as SqlSynth

@@ -22,7 +22,7 @@ from posttrain.envs.adapters import common, session
 from posttrain.schema import adapters as options
 
 
-class OpenEnv:
+class OpenEnv(base.Env):
   """`schema.OpenEnv`."""
 
   blocking = True  # a step waits for a server

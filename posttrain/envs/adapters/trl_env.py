@@ -31,7 +31,7 @@ from posttrain.util import imports
 _OURS = ('reset', 'get_reward')  # methods that are no tools
 
 
-class Trl:
+class Trl(base.Env):
   """`schema.Trl`."""
 
   def __init__(self, name: str, cfg: schema.Trl):

@@ -22,7 +22,7 @@ from posttrain.envs.adapters import common, traces
 from posttrain.util import imports
 
 
-class Verifiers:
+class Verifiers(base.Env):
   """`schema.Verifiers`."""
 
   max_turns = 1

@@ -32,10 +32,12 @@ from posttrain.envs.sql import (
   verifier,
 )
 
+# By `type` of the options `data`.
+DATA = {'synth': generated.Generated, 'files': files.Files}
 _NAME = 20  # characters of a name that is no table's, in the error
 
 
-class Sql:
+class Sql(base.Env):
   """`schema.Sql`."""
 
   def __init__(self, name: str, cfg: schema.Sql):
@@ -45,12 +47,7 @@ class Sql:
       ValueError: a file or database is missing, or a question is malformed.
     """
     self.name, self.cfg, self.max_turns = name, cfg, cfg.budget
-    kind = (
-      files.Files
-      if isinstance(cfg.data, schema.SqlFiles)
-      else (generated.Generated)
-    )
-    self._data = kind(name, cfg.data, cfg.difficulties)
+    self._data = DATA[cfg.data.type](name, cfg.data, cfg.difficulties)
     self._says = observations.Observations(cfg.style, cfg.role)
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:

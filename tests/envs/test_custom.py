@@ -1,0 +1,116 @@
+"""Custom environments: a user's class by import path."""
+
+import json
+
+import pytest
+
+from configs import machinery
+from posttrain import envs, main, schema
+from posttrain.config import checks, load
+from posttrain.envs import base
+from tests.envs import echoes
+
+PATH = 'tests.envs.echoes'
+
+
+def make(name='Echo', **kwargs):
+  cfg = schema.CustomEnv(import_path=f'{PATH}:{name}', kwargs=kwargs)
+  return envs.make('mine', cfg)
+
+
+def test_class_is_built_with_its_name_and_kwargs():
+  env = make(repeats=2)
+  assert isinstance(env, echoes.Echo) and env.name == 'mine'
+  task = next(env.source('train', 0))
+  assert task.env == 'mine'
+  assert task.demonstration[0]['content'] == f'{task.answer} {task.answer}'
+  episode = env.make(task)
+  assert episode.reset() == task.prompt and episode.step('', False).done
+
+
+@pytest.mark.parametrize('name', ['Echo', 'Plain'])
+def test_missing_optional_attributes_get_their_defaults(name):
+  env = make(name)
+  assert env.votes == (name == 'Plain')
+  assert not env.blocking and env.judge is None
+  assert not base.Env.votes
+
+
+@pytest.mark.parametrize(
+  'path, message',
+  [
+    (f'{PATH}:Sourceless', "got 'tests.envs.echoes:Sourceless' without source"),
+    (f'{PATH}:Nameless', "got 'tests.envs.echoes:Nameless' without name"),
+    ('builtins:str', 'with name, max_turns, source, make: got .* without name'),
+    (f'{PATH}:Renamed', "keeps its name: got 'minemine', expected 'mine'"),
+    (f'{PATH}:Turnless', 'with max_turns >= 1: got 0'),
+    (f'{PATH}:Missing', "got 'tests.envs.echoes:Missing'"),
+    ('no.such.module:Echo', "got 'no.such.module:Echo'"),
+  ],
+)
+def test_class_that_is_no_environment_is_refused(path, message):
+  message = rf'^envs\.mine\.env\.import_path must .*{message}'
+  with pytest.raises(ValueError, match=message) as error:
+    envs.make('mine', schema.CustomEnv(import_path=path))
+  assert '\n' not in str(error.value)
+
+
+def resolve(**env):
+  """Builds and checks a config whose environment is set by an override."""
+  stages = {'sft': schema.Stage(envs={'a': schema.EnvEntry()})}
+  node = machinery.config_dict(schema.Run(stages=stages))
+  entry = {'env': {'type': 'custom', **env}}
+  load.override(node, 'sft.envs', json.dumps({'mine': entry}))
+  run = load.build(node)
+  checks.check(run)
+  return run.stages['sft'].envs['mine'].env
+
+
+def test_override_of_the_command_line_builds_the_options():
+  cfg = resolve(import_path=f'{PATH}:Echo', kwargs={'repeats': 3})
+  assert cfg == schema.CustomEnv(
+    import_path=f'{PATH}:Echo', kwargs={'repeats': 3}
+  )
+
+
+@pytest.mark.parametrize(
+  'env, message',
+  [
+    ({}, "import_path must be an import path .*: got ''"),
+    ({'import_path': 'tests.envs:none'}, 'import_path must name what is there'),
+    (
+      {'import_path': f'{PATH}:Echo', 'kwargs': {'repaets': 1}},
+      r'import_path must .* \(name, \*\*kwargs\): .*repaets',
+    ),
+  ],
+)
+def test_mistake_in_the_options_names_the_key(env, message):
+  message = rf'^config\.sft\.envs\.mine\.env\.{message}'
+  with pytest.raises(ValueError, match=message) as error:
+    resolve(**env)
+  assert '\n' not in str(error.value)
+
+
+def test_a_judge_may_be_named_for_a_custom_environment():
+  entry = schema.EnvEntry(
+    env=schema.CustomEnv(import_path=f'{PATH}:Echo'), judge='init'
+  )
+  stages = {'sft': schema.Stage(envs={'mine': entry})}
+  checks.check(schema.Run(stages=stages))
+
+
+def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):
+  entry = {'env': {'type': 'custom', 'import_path': f'{PATH}:Echo'}}
+  arguments = [
+    '--config=configs/arithmetic_sft.py:tiny',
+    f'--workdir={tmp_path / "run"}',
+    f'--config.sft.envs={json.dumps({"mine": entry})}',
+    '--config.sft.steps=1',
+    '--config.sft.optim.warmup_steps=0',
+    '--config.sft.eval.samples=0',
+    '--config.compilation_cache=None',
+  ]
+  assert main.main(arguments) == 0, capsys.readouterr().err
+  lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
+  keys = set().union(*map(json.loads, lines))
+  assert any(key.endswith('/mine') for key in keys), keys
