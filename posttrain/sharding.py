@@ -1,4 +1,4 @@
-"""Mesh and sharding rules: where every array lives.
+"""Mesh and sharding rules: the device placement of every array.
 
 Mesh axes: `data` splits the batch, `fsdp` splits the batch and the weights,
 `tensor` splits heads and MLP width. Rules are an ordered list of
@@ -6,6 +6,7 @@ Mesh axes: `data` splits the batch, `fsdp` splits the batch and the weights,
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,14 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from posttrain import schema, tree
 
 AXES = ('data', 'fsdp', 'tensor')
-# A batch is [micro_batches, rows, tokens]: the rows are split.
-BATCH = PartitionSpec(None, ('data', 'fsdp'))
+BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
+BATCH = PartitionSpec(None, BATCH_AXES)  # [micro_batches, rows, tokens]
 
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
 def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
-  """Devices per axis, with the -1 resolved.
+  """Returns the number of devices per axis, with the -1 resolved.
 
   Raises:
     ValueError: the axis sizes do not multiply to the number of devices.
@@ -38,8 +39,10 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
   return sizes
 
 
-def make_mesh(cfg: schema.Mesh, devices=None) -> Mesh:
-  """Lays the devices out on the three axes.
+def make_mesh(
+  cfg: schema.Mesh, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+  """Builds the mesh of the devices, all of them by default.
 
   Raises:
     ValueError: the axis sizes do not multiply to the number of devices.
@@ -50,13 +53,32 @@ def make_mesh(cfg: schema.Mesh, devices=None) -> Mesh:
   return jax.make_mesh(sizes, AXES, axis_types=types, devices=devices)
 
 
-def check_batch(mesh: Mesh, rows: int, key: str) -> None:
-  """Raises ValueError unless `rows` divide over the batch's mesh axes."""
-  ways = mesh.shape['data'] * mesh.shape['fsdp']
-  if rows % ways:
+def batch_ways(mesh: Mesh | Mapping[str, int]) -> int:
+  """Returns the number of parts that a batch's rows are split into.
+
+  Args:
+    mesh: the mesh, or its devices per axis (`mesh_sizes`).
+  """
+  sizes = mesh if isinstance(mesh, Mapping) else mesh.shape
+  return math.prod(sizes[axis] for axis in BATCH_AXES)
+
+
+def check_batch(mesh: Mesh, count: int, key: str) -> None:
+  """Checks that rows, or decode slots, divide over the batch's mesh axes.
+
+  Args:
+    mesh: the mesh.
+    count: number of rows or slots.
+    key: the config key that sets `count`, for the error.
+
+  Raises:
+    ValueError: `count` is not a multiple of `batch_ways`.
+  """
+  ways = batch_ways(mesh)
+  if count % ways:
     raise ValueError(
-      f'{key}.micro_batch_tokens must hold a multiple of data x fsdp = '
-      f'{ways} rows: got {rows} rows of {key}.row_tokens'
+      f'{key} must be a multiple of {" x ".join(BATCH_AXES)} = {ways}: got '
+      f'{count}'
     )
 
 
@@ -85,7 +107,7 @@ def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
 
 
 def placed(like: Any, rules: Rules, mesh: Mesh) -> Any:
-  """Shapes, dtypes and `shardings` of a tree, as ShapeDtypeStructs."""
+  """Returns a tree's shapes, dtypes and `shardings`, as ShapeDtypeStructs."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     like,

@@ -26,22 +26,32 @@ def _shape(*shape):
     ((2, 2, 2), 8, (2, 2, 2)),
   ],
 )
-def test_mesh_sizes(mesh, devices, expected):
+def test_mesh_sizes_resolves_minus_one(mesh, devices, expected):
   sizes = sharding.mesh_sizes(schema.Mesh(*mesh), devices)
   assert sizes == dict(zip(('data', 'fsdp', 'tensor'), expected, strict=True))
 
 
 @pytest.mark.parametrize('mesh', [(3, -1, 1), (1, 16, -1), (2, 2, 1)])
-def test_mesh_sizes_that_do_not_fit(mesh):
+def test_mesh_sizes_must_multiply_to_the_devices(mesh):
   with pytest.raises(ValueError, match='must multiply to the 8 devices: got'):
     sharding.mesh_sizes(schema.Mesh(*mesh), 8)
 
 
-def test_check_batch():
+def test_batch_ways_is_data_times_fsdp():
+  sizes = {'data': 2, 'fsdp': 3, 'tensor': 5}
+  assert sharding.batch_ways(sizes) == 6
+  assert sharding.batch_ways(types.SimpleNamespace(shape=sizes)) == 6
+
+
+def test_check_batch_refuses_what_does_not_divide():
   mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 3, 'tensor': 5})
-  sharding.check_batch(mesh, 12, 'config.sft.batch')
-  with pytest.raises(ValueError, match='data x fsdp = 6 rows: got 10 rows'):
-    sharding.check_batch(mesh, 10, 'config.sft.batch')
+  sharding.check_batch(mesh, 12, 'config.sft.rollout.slots')
+  with pytest.raises(
+    ValueError,
+    match='^config.sft.rollout.slots must be a multiple of data x fsdp = 6: '
+    'got 10$',
+  ):
+    sharding.check_batch(mesh, 10, 'config.sft.rollout.slots')
 
 
 def _specs(like, rules=RULES):
@@ -59,7 +69,7 @@ def test_scalars_are_replicated_and_other_arrays_need_a_rule():
     _specs({'a': {'scale': _shape(6)}})
 
 
-def test_dimensions_must_divide():
+def test_a_dimension_must_divide_over_its_mesh_axis():
   mesh = jax.sharding.AbstractMesh((1, 4, 1), sharding.AXES)
   with pytest.raises(ValueError, match=r'a/kernel must divide .*fsdp=4'):
     sharding.shardings({'a': {'kernel': _shape(6, 4)}}, RULES, mesh)

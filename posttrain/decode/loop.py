@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from posttrain import schema, scoring
+from posttrain import schema, scoring, sharding
 from posttrain.decode import sampling
 from posttrain.models import transformer
 
@@ -66,13 +66,8 @@ def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
   """
   if mesh is None:
     return None
-  ways = mesh.shape['data'] * mesh.shape['fsdp']
-  if slots % ways:
-    raise ValueError(
-      f'config rollout.slots must be a multiple of data x fsdp = {ways}: got '
-      f'{slots}; choose a multiple'
-    )
-  return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+  sharding.check_batch(mesh, slots, 'config rollout.slots')
+  return NamedSharding(mesh, PartitionSpec(sharding.BATCH_AXES))
 
 
 def _pin(state: State, place: NamedSharding | None) -> State:
