@@ -1,5 +1,5 @@
-"""Where tasks come from: resumable sources, and readers of data files (np).
+"""Resumable sources, readers of data files, and packing (np).
 
 file -> `jsonl.read` or `tfds.read` -> `rows.Row` -> (an environment's
-tasks) -> `sources.Shuffled`
+tasks) -> `sources.Shuffled`; samples -> `packing`; pairs -> `pair_packing`
 """

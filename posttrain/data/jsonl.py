@@ -9,10 +9,10 @@ from posttrain.data import rows
 
 
 def read(path: str | pathlib.Path) -> tuple[rows.Row, ...]:
-  """Reads all rows of conversations in a file, in its order.
+  """Reads the rows of conversations in a file, in its order.
 
   Raises:
-    ValueError: as `objects`, or an object is not a row of that kind.
+    ValueError: as `objects`; or an object is not a row of conversation data.
   """
   return tuple(rows.parse(raw, where) for raw, where in objects(path))
 
@@ -43,12 +43,12 @@ def objects(
 def _object(line: bytes, where: str) -> Mapping[str, Any]:
   try:
     # Some editors write a BOM.
-    found = json.loads(line.decode('utf-8-sig'))
-  except ValueError as error:  # also what bad UTF-8 raises
+    row = json.loads(line.decode('utf-8-sig'))
+  except ValueError as error:  # bad UTF-8 raises one, too
     raise ValueError(
       f'{where}: a line must be one JSON object in UTF-8: got '
       f'{line[:60]!r} ({error})'
     ) from error
-  if not isinstance(found, Mapping):
-    raise ValueError(f'{where}: a row must be an object: got {found!r}')
-  return found
+  if not isinstance(row, Mapping):
+    raise ValueError(f'{where}: a row must be an object: got {row!r}')
+  return row

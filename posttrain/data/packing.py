@@ -1,25 +1,30 @@
-"""Samples -> a batch of fixed shape.
+"""Packing of samples into a batch of fixed shape.
 
 1. `check` refuses a sample whose streams contradict each other, by name.
 2. Samples without a member token (weight != 0) are dropped.
 3. First-fit-decreasing by length: the longest first (ties in order of
-   arrival), each into the first row that has room. Rows fill up to
-   `micro_batches * rows`; what fits nowhere is handed back.
-4. Rows are laid out in order: row r is `[r // rows, r % rows]`, so those
-   with tokens come first. They are not evened out: every such micro-batch
-   costs the same, because its shape is fixed.
+   arrival), each into the first row with enough free tokens. There are at most
+   `micro_batches * rows` rows; samples that fit into none are returned.
+4. Row r is `[r // rows, r % rows]` of the batch, so that rows with tokens come
+   first. They are not evened out: every such micro-batch costs the same,
+   because its shape is fixed.
 
 Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
 rows.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from posttrain import types
 
-_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}  # else 0, but ids
+_PADS = {
+  'temperatures': 1,
+  'versions': -1,
+  'env_ids': -1,
+}  # others 0; ids: pad_id
 _WEIGHTS = {name: f'{name}_weights' for name in types.COMPONENTS}
 
 
@@ -35,21 +40,21 @@ def pack(
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
   `rl_weights` are multiplied by the mask, so that from here on membership
-  is `weight != 0` for every component. The counts are those of the packed
-  samples; leftovers are counted by the batch that takes them. No samples
-  give a batch of padding with `num_micro_batches` = 0.
+  is `weight != 0` for every component. The counts cover the packed samples;
+  leftovers count in the batch that takes them. No samples give a batch of
+  padding with `num_micro_batches` = 0.
 
   Args:
-    samples: with their streams stamped on.
+    samples: samples with their streams.
     row_tokens: T of a row.
     rows: B.
     micro_batches: M.
     envs: names of the stage's environments; `env_ids` are indices into it.
-    pad_id: what fills `ids` behind a row's last sample. Nothing attends to
-      it and nothing is scored on it: segment 0 says what is padding.
+    pad_id: token id of the padding after a row's last sample. Its segment is
+      0, so that nothing attends to it and no loss reads it.
 
   Returns:
-    The batch, and the samples that found no room, in order of arrival.
+    The batch, and the samples that fit into no row, in order of arrival.
 
   Raises:
     ValueError: see `check`.
@@ -61,10 +66,10 @@ def pack(
     for sample in samples
     if any(_weights(sample, component).any() for component in types.COMPONENTS)
   ]
-  placed, left = first_fit(
+  bins, left = first_fit(
     [len(sample) for sample in kept], row_tokens, rows * micro_batches
   )
-  members = [[kept[index] for index in row] for row in placed]
+  members = [[kept[index] for index in row] for row in bins]
   batch = _batch(members, (micro_batches, rows, row_tokens), envs, pad_id)
   return batch, [kept[index] for index in left]
 
@@ -72,11 +77,11 @@ def pack(
 def check(
   sample: types.Sample, *, row_tokens: int, envs: tuple[str, ...]
 ) -> None:
-  """Refuses a sample that cannot train as it says.
+  """Refuses a sample whose streams contradict each other.
 
   Raises:
     ValueError: the environment is unknown; the sample is empty or longer
-      than a row; fields differ in length; a weight is missing or stands on
+      than a row; fields differ in length; a weight is missing or not 0 at
       token 0, which nothing predicts; an rl member has no advantage, or a
       ref_kl member no reference logprob; a number is not finite or a
       temperature not positive; a ce member has a temperature other than 1.
@@ -102,22 +107,32 @@ def check(
   fields = (*types.TOKEN_FIELDS, 'roles', 'is_content')
   present = [field for field in fields if getattr(sample, field) is not None]
   for field in present:
-    value = getattr(sample, field)
-    _require(
-      np.shape(value) == (len(sample),),
-      name,
-      field,
-      'have one entry per token',
-      np.shape(value),
-      expected=(len(sample),),
-    )
-    finite = bool(np.isfinite(value).all())
-    _require(
-      finite, name, field, 'be finite', None if finite else _first_bad(value)
-    )
+    _check_values(sample, field, name)
   for field in set(fields) - set(present):
     _check_absent(sample, field, name)
   _check_temperatures(sample, name)
+  _check_first_weights(sample, name)
+
+
+def _check_values(sample: types.Sample, field: str, name: str) -> None:
+  """Checks that a field has one finite value per token."""
+  value = getattr(sample, field)
+  _require(
+    np.shape(value) == (len(sample),),
+    name,
+    field,
+    'have one entry per token',
+    np.shape(value),
+    expected=(len(sample),),
+  )
+  finite = bool(np.isfinite(value).all())
+  _require(
+    finite, name, field, 'be finite', None if finite else _first_bad(value)
+  )
+
+
+def _check_first_weights(sample: types.Sample, name: str) -> None:
+  """Checks that token 0, which nothing predicts, has no weight."""
   for component, field in _WEIGHTS.items():
     first = _weights(sample, component)[0]
     _require(
@@ -130,12 +145,12 @@ def check(
 
 
 def _check_temperatures(sample: types.Sample, name: str) -> None:
-  """All are positive; those of ce members are 1, since ce is always at 1.
+  """Checks that all are positive, and 1 for ce members.
 
-  Per token: a rollout sampled at another temperature may have ce members,
-  say its observations, where their own temperature is 1. A token that is
-  also a member of another component has one temperature for both, so that
-  it is refused with the rest.
+  The check is per token: in a rollout sampled at another temperature, the
+  observations, say, may be ce members where their own temperature is 1. A token
+  that is also a member of another component has one temperature for both, and
+  is refused like the rest.
   """
   temperatures = sample.temperatures
   _require(
@@ -145,14 +160,14 @@ def _check_temperatures(sample: types.Sample, name: str) -> None:
     'be > 0',
     float(temperatures.min()),
   )
-  hot = (_weights(sample, 'ce') != 0) & (temperatures != 1)
-  at = int(np.argmax(hot))
+  bad = (_weights(sample, 'ce') != 0) & (temperatures != 1)
+  index = int(np.argmax(bad))
   _require(
-    not hot.any(),
+    not bad.any(),
     name,
     'temperatures',
     'be 1 where ce_weights is not 0',
-    f'{temperatures[at]} at token {at}',
+    f'{temperatures[index]} at token {index}',
     expected=1,
     hint='ce is a loss at temperature 1; set its weight there to 0, or '
     'the temperature to 1',
@@ -160,7 +175,7 @@ def _check_temperatures(sample: types.Sample, name: str) -> None:
 
 
 def _check_absent(sample: types.Sample, field: str, name: str) -> None:
-  """Streams may be absent only where no member token reads them."""
+  """Refuses an absent stream that a member token reads."""
   reader = {'advantages': 'rl', 'ref_logprobs': 'ref_kl'}.get(field)
   _require(
     reader is not None and not _weights(sample, reader).any(),
@@ -168,7 +183,7 @@ def _check_absent(sample: types.Sample, field: str, name: str) -> None:
     field,
     f'be given where {reader} has member tokens' if reader else 'be given',
     None,
-    hint='streams.finalize stamps them on',
+    hint='streams.finalize sets them',
   )
 
 
@@ -177,9 +192,9 @@ def _require(
   name: str,
   field: str,
   must: str,
-  got,
+  got: Any,
   *,
-  expected=None,
+  expected: Any = None,
   hint: str = '',
 ) -> None:
   if not ok:
@@ -191,8 +206,8 @@ def _require(
 
 
 def _first_bad(value: np.ndarray) -> str:
-  at = int(np.argmin(np.isfinite(value)))
-  return f'{value[at]} at token {at}'
+  index = int(np.argmin(np.isfinite(value)))
+  return f'{value[index]} at token {index}'
 
 
 def _weights(sample: types.Sample, component: str) -> np.ndarray:
@@ -204,15 +219,21 @@ def _weights(sample: types.Sample, component: str) -> np.ndarray:
 
 
 def first_fit(
-  lengths: Sequence[int], room: int, limit: int, per_bin: int | None = None
+  lengths: Sequence[int],
+  bin_size: int,
+  max_bins: int,
+  per_bin: int | None = None,
 ) -> tuple[list[list[int]], list[int]]:
-  """First-fit-decreasing: (indices per bin, indices that found no bin).
+  """Packs items into bins, first-fit-decreasing.
 
   Args:
-    lengths: of the items.
-    room: of a bin.
-    limit: bins there may be.
-    per_bin: items a bin may hold; None = any number.
+    lengths: the items' lengths.
+    bin_size: the most length in a bin.
+    max_bins: the most bins.
+    per_bin: the most items in a bin; None = any number.
+
+  Returns:
+    The indices in each bin, and the indices that fit into no bin, ascending.
   """
   bins, used, left = [], [], []
   for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -221,11 +242,11 @@ def first_fit(
       (
         b
         for b, taken in enumerate(used)
-        if taken + length <= room and len(bins[b]) != per_bin
+        if taken + length <= bin_size and len(bins[b]) != per_bin
       ),
       len(bins),
     )
-    if fit == limit:
+    if fit == max_bins:
       left.append(index)
       continue
     if fit == len(bins):
@@ -237,19 +258,19 @@ def first_fit(
 
 
 def _batch(
-  placed: Sequence[Sequence[types.Sample]],
+  samples_by_row: Sequence[Sequence[types.Sample]],
   shape: tuple[int, int, int],
   envs: tuple[str, ...],
   pad_id: int,
 ) -> types.Batch:
-  """Lays samples, given per row, into a batch of a shape [M, B, T]."""
+  """Returns a batch of shape [M, B, T] with the samples of each row."""
   micro_batches, rows, row_tokens = shape
-  arrays = _blank((micro_batches * rows, row_tokens), pad_id)
-  for row, members in enumerate(placed):
+  arrays = _padding((micro_batches * rows, row_tokens), pad_id)
+  for row, members in enumerate(samples_by_row):
     start = 0
     for segment, sample in enumerate(members, 1):
       place = (row, slice(start, start + len(sample)))
-      _lay(arrays, place, sample, segment, envs)
+      _write_sample(arrays, place, sample, segment, envs)
       start = place[1].stop
   counts = {
     f'{component}_count': np.asarray(
@@ -258,17 +279,19 @@ def _batch(
     for component, weights in _WEIGHTS.items()
   }
   sequences = sum(
-    bool(_weights(sample, 'rl').any()) for row in placed for sample in row
+    bool(_weights(sample, 'rl').any())
+    for row in samples_by_row
+    for sample in row
   )
   return types.Batch(
     **{field: array.reshape(shape) for field, array in arrays.items()},
     **counts,
     rl_sequences=np.asarray(sequences, np.float32),
-    num_micro_batches=np.asarray(-(-len(placed) // rows), np.int32),
+    num_micro_batches=np.asarray(-(-len(samples_by_row) // rows), np.int32),
   )
 
 
-def _blank(shape: tuple[int, int], pad_id: int) -> dict[str, np.ndarray]:
+def _padding(shape: tuple[int, int], pad_id: int) -> dict[str, np.ndarray]:
   """Returns padding for every per-token field of a batch."""
   arrays = {
     field: np.full(shape, _PADS.get(field, 0), dtype)
@@ -280,14 +303,14 @@ def _blank(shape: tuple[int, int], pad_id: int) -> dict[str, np.ndarray]:
   return arrays
 
 
-def _lay(
+def _write_sample(
   arrays: dict[str, np.ndarray],
   place: tuple,
   sample: types.Sample,
   segment: int,
   envs: tuple[str, ...],
 ) -> None:
-  """Writes one sample into its place (row, slice of tokens)."""
+  """Writes a sample into the arrays at place = (row, slice of tokens)."""
   for field in types.TOKEN_FIELDS:
     value = getattr(sample, field)
     arrays[field][place] = 0 if value is None else value

@@ -1,14 +1,14 @@
-"""Preferences in JSONL: what was asked, and which answer was preferred.
+"""Preferences in JSONL: a prompt, and a chosen and a rejected answer.
 
     {"prompt": ..., "chosen": ..., "rejected": ...}      a pair
     {"prompt": ..., "completion": ..., "label": true}    one answer, for KTO
 
 Each of prompt, chosen, rejected and completion is a string or a list of
-messages; an answer that begins with the prompt is what follows it. Where
-`prompt` is missing, chosen and rejected are whole conversations, and the prompt
-is what both begin with, up to the last message that is not an assistant's. A
-pair may have a `margin`, by which a reward model should tell the answers apart.
-Other columns are kept in `info`.
+messages; a prompt that an answer begins with is cut off. Where `prompt` is
+missing, chosen and rejected are whole conversations, and the prompt is their
+common beginning, up to the last message that is not an assistant's. A pair may
+have a `margin`, which the ranking loss subtracts from the difference of the two
+rewards. Other columns are kept in `info`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
 
 @dataclasses.dataclass(frozen=True)
 class Preference:
-  """Two answers to a prompt; of one alone, the other is None."""
+  """Two answers to a prompt; a missing one is None."""
 
   prompt: types.Messages
   chosen: types.Messages | None
@@ -43,13 +43,13 @@ def read(path: str | pathlib.Path) -> tuple[Preference, ...]:
   """Reads a file, in its order.
 
   Raises:
-    ValueError: as `jsonl.objects`; or a row is no preference.
+    ValueError: as `jsonl.objects`; or a row is not a preference.
   """
   return tuple(parse(raw, where) for raw, where in jsonl.objects(path))
 
 
 def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
-  """Writes pairs that `read` reads; the file is there whole, or not at all."""
+  """Writes pairs for `read`, atomically."""
   partial = _partial(path)
   with partial.open('w') as file:
     for pair in pairs:
@@ -58,10 +58,10 @@ def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
 
 
 def check_writable(path: str | pathlib.Path) -> None:
-  """Refuses a path that `write` would fail at; leaves what is there as it is.
+  """Refuses a path that `write` cannot write; changes no existing file.
 
   Raises:
-    OSError: says why.
+    OSError: the path is a folder, or cannot be written.
   """
   if pathlib.Path(path).is_dir():
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -71,11 +71,13 @@ def check_writable(path: str | pathlib.Path) -> None:
 
 
 def held_out(pair: Preference, fraction: float) -> bool:
-  """Whether a pair is for evaluation; all of a prompt, or none.
+  """Returns whether a pair is for evaluation, by a hash of its prompt.
+
+  Pairs with equal prompts have equal results.
 
   Args:
-    pair: of any file.
-    fraction: of the prompts that are, in [0, 1].
+    pair: the pair.
+    fraction: the expected share of held-out prompts, in [0, 1].
   """
   text = json.dumps(pair.prompt, sort_keys=True)
   digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -86,12 +88,12 @@ def parse(raw: Mapping[str, Any], where: str) -> Preference:
   """Reads a row.
 
   Args:
-    raw: with the columns above.
-    where: names the row in error messages.
+    raw: a mapping with the columns above.
+    where: the row's name in error messages.
 
   Raises:
-    ValueError: a column is missing, or has another form; the answers are one
-      and the same.
+    ValueError: a column is missing, or has another form; the two answers are
+      equal.
   """
   named = {column for column in COLUMNS if column in raw} - {'margin'}
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
@@ -119,7 +121,10 @@ def parse(raw: Mapping[str, Any], where: str) -> Preference:
   return Preference(prompt, *answers, where, _margin(raw, where), info)
 
 
-def _labelled(raw, info, where: str) -> Preference:
+def _labelled(
+  raw: Mapping[str, Any], info: Mapping[str, Any], where: str
+) -> Preference:
+  """Reads a row with one answer and its label."""
   prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
   answer = rows.answer_of(raw, 'completion', prompt, where)
   if not isinstance(raw['label'], bool):
@@ -136,7 +141,7 @@ def _labelled(raw, info, where: str) -> Preference:
 
 
 def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
-  """The prompt of a row without one: what both conversations begin with."""
+  """Returns the common beginning of two conversations, as their prompt."""
   chosen, rejected = (
     rows.turns_of(raw[column], column, 'assistant', where)
     for column in ('chosen', 'rejected')
@@ -152,29 +157,29 @@ def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
     raise ValueError(
       f'{where}: chosen and rejected must be lists of messages that begin '
       "with the same question, where there is no column 'prompt': got "
-      f'{raw["chosen"]!r:.60} and {raw["rejected"]!r:.60}; put what is asked '
+      f'{raw["chosen"]!r:.60} and {raw["rejected"]!r:.60}; put the question '
       "into 'prompt', or at the beginning of both"
     )
   return chosen[:shared]
 
 
 def _partial(path: str | pathlib.Path) -> pathlib.Path:
-  """Where a file is written until it is whole; makes the folder."""
+  """Returns the path of the unfinished file; makes its folder."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   return path.with_name(path.name + '.partial')
 
 
-def _margin(raw, where: str) -> float:
+def _margin(raw: Mapping[str, Any], where: str) -> float:
   margin = raw.get('margin', 0.0)
-  number = isinstance(margin, int | float) and not isinstance(margin, bool)
-  if not (number and math.isfinite(margin)):
+  is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+  if not (is_number and math.isfinite(margin)):
     raise ValueError(f'{where}: margin must be a finite number: got {margin!r}')
   return float(margin)
 
 
 def _raw(pair: Preference) -> dict[str, Any]:
-  """The row that `parse` makes a pair of."""
+  """Returns the row of a pair, the inverse of `parse`."""
   raw = {**pair.info, 'prompt': list(pair.prompt)}
   if pair.chosen and pair.rejected:
     raw |= {'chosen': list(pair.chosen), 'rejected': list(pair.rejected)}

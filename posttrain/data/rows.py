@@ -1,8 +1,9 @@
-"""One row of conversation data, whatever file it came from.
+"""Rows of conversation data, from JSONL or TFDS.
 
-Accepted columns: `prompt` + `completion`, each a string or a list of
-messages, the latter with the prompt in front or without; or `messages`, which
-is cut before its first assistant turn. Other columns are kept in `info`.
+Accepted columns: `prompt` and `completion`, each a string or a list of
+messages, the completion with or without the prompt before it; or `messages`,
+which is split before its first assistant turn. Other columns are kept in
+`info`.
 """
 
 import dataclasses
@@ -17,9 +18,9 @@ COLUMNS = ('prompt', 'completion', 'messages')
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What is given, and what a perfect policy would say next."""
+  """A prompt and its demonstrated completion."""
 
-  prompt: types.Messages  # may hold assistant turns: given, not trained
+  prompt: types.Messages  # its assistant turns are not trained
   completion: types.Messages  # holds at least one assistant turn
   where: str  # 'file:line', for error messages
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -30,7 +31,7 @@ def parse(raw: Any, where: str) -> Row:
 
   Args:
     raw: a mapping with the columns above.
-    where: names the row in error messages.
+    where: the row's name in error messages.
 
   Raises:
     ValueError: a column is missing, contradicts another, or has another form.
@@ -61,7 +62,7 @@ def parse(raw: Any, where: str) -> Row:
 def answer_of(
   raw: Mapping[str, Any], column: str, prompt: types.Messages, where: str
 ) -> types.Messages:
-  """Reads an answer; one that begins with the prompt is what follows it."""
+  """Reads an answer; a prompt that it begins with is cut off."""
   turns = turns_of(raw[column], column, 'assistant', where)
   if turns[: len(prompt)] == prompt:
     turns = turns[len(prompt) :]
@@ -69,7 +70,7 @@ def answer_of(
   if turns[0]['role'] not in ('assistant', 'tool'):
     raise ValueError(
       f'{where}: {column} must begin with an assistant or tool turn, or with '
-      f'all of the prompt: got {turns[0]!r} first; leave out what is asked'
+      f'all of the prompt: got {turns[0]!r} first; leave out the prompt'
     )
   return turns
 
@@ -77,7 +78,7 @@ def answer_of(
 def _require_answer(
   turns: types.Messages, raw: Mapping[str, Any], column: str, where: str
 ) -> None:
-  """Raises ValueError unless an assistant speaks in what a column says."""
+  """Raises ValueError where a column has no assistant turn."""
   if not any(message['role'] == 'assistant' for message in turns):
     raise ValueError(
       f'{where}: {column} must hold an assistant turn: got '
@@ -86,7 +87,7 @@ def _require_answer(
 
 
 def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:
-  """Reads a column: a string is one message of the role.
+  """Reads a column; a string is one message with the role.
 
   Raises:
     ValueError: it is neither a string nor a list of messages.

@@ -13,16 +13,16 @@ Item = TypeVar('Item')
 class Shuffled(Generic[Item]):
   """Iterates over items forever; each epoch has its own permutation.
 
-  The permutation depends on (seed, epoch) and on nothing else, so that the
-  position is two numbers, and resuming costs nothing however far it is.
+  The permutation depends on (seed, epoch) alone, so that the position is two
+  numbers and resuming takes constant time.
   """
 
   def __init__(self, items: Sequence[Item], seed: int, fingerprint: str = ''):
-    """Makes a source at its beginning.
+    """Starts at the first item of the first epoch.
 
     Args:
-      items: none makes a source that cannot be drawn from.
-      seed: of the permutations.
+      items: the items; an empty source raises when it is drawn from.
+      seed: the permutations' seed.
       fingerprint: a hash of the items (`fingerprint`, `file_fingerprint`);
         a resumed source must have the one it was saved with.
     """
@@ -52,12 +52,12 @@ class Shuffled(Generic[Item]):
   def take(self, count: int) -> tuple[Item, ...]:
     """Returns the first items in their own order; at most all of them.
 
-    Moves nothing: evaluation asks the same questions each time.
+    The position stays, so that every evaluation gets the same tasks.
     """
     return tuple(self._items[i] for i in range(min(count, len(self))))
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what `set_state` needs, as JSON can hold it."""
+    """Returns the position and the source's identity, JSON-able."""
     return {
       'epoch': self._epoch,
       'index': self._index,
@@ -70,8 +70,8 @@ class Shuffled(Generic[Item]):
     """Continues where `get_state` was called.
 
     Raises:
-      ValueError: the state is that of a source of other length, seed or
-        items.
+      ValueError: the state belongs to a source with another length, seed
+        or fingerprint.
     """
     for field, mine in (
       ('length', len(self)),
@@ -92,19 +92,19 @@ class Shuffled(Generic[Item]):
 
 
 def fingerprint(*parts: bytes) -> str:
-  """Returns the sha256, hex, of parts; where one ends makes a difference."""
-  made = hashlib.sha256()
+  """Returns the sha256, hex, of the parts and their lengths."""
+  digest = hashlib.sha256()
   for part in parts:
-    made.update(len(part).to_bytes(8, 'big') + part)
-  return made.hexdigest()
+    digest.update(len(part).to_bytes(8, 'big') + part)
+  return digest.hexdigest()
 
 
 def file_fingerprint(path: pathlib.Path) -> str:
-  """Returns the sha256, hex, of a data file, wherever it lies.
+  """Returns the sha256, hex, of a data file's content.
 
   Args:
-    path: a file; or a folder of TFDS, of which the records and their features
-      count, by name and content.
+    path: a file; or a TFDS folder, of which the names and contents of the
+      records and of `features.json` count.
   """
   if not path.is_dir():
     return fingerprint(_file_hash(path))
@@ -123,7 +123,7 @@ def permutation(length: int, *seed: int) -> np.ndarray:
   """Returns a random order of `range(length)`: i64[length].
 
   Sorts raw random words, because numpy promises that the words of a bit
-  generator stay the same over its versions; it promises no such thing for
+  generator stay the same over its versions; it does not for
   `Generator.permutation`.
   """
   words = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(length)

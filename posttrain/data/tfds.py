@@ -1,9 +1,9 @@
 """Rows as a TFDS data set in ArrayRecord, written and read without tensorflow.
 
-Columns of what `write` makes: `prompt` and `completion`, each a sequence of
-`{'role', 'content'}`, and `info_json`. `read` takes any data set that has the
-columns of `posttrain.data.rows`. TFDS orders examples by a hash of their key,
-so the order is fixed but not that of insertion; texts come back as bytes.
+`write` makes the columns `prompt` and `completion`, each a sequence of
+`{'role', 'content'}`, and `info_json`. `read` takes any data set with the
+columns of `data.rows`. TFDS orders examples by a hash of their key, so that
+their order is fixed but is not that of insertion; texts come back as bytes.
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 from posttrain.data import rows
 
 VERSION = '1.0.0'
-# What a data set may call the split that is held out, in order of preference.
+# Names of a held-out split, in order of preference.
 _HELD_OUT = ('eval', 'validation', 'test')
 
 
@@ -29,11 +29,11 @@ def write(
 
   Args:
     splits: rows per split; messages hold `role` and `content` only.
-    name: of the data set, in lower_snake_case.
-    folder: where TFDS keeps its data sets.
+    name: the data set's name, in lower_snake_case.
+    folder: folder of TFDS data sets.
 
   Returns:
-    The folder to give to `read`.
+    The data set's folder, for `read`.
 
   Raises:
     ValueError: the data set exists already, or a message has other fields.
@@ -45,7 +45,8 @@ def write(
       'remove it, or choose another folder'
     )
   examples = {
-    split: [_example(row) for row in found] for split, found in splits.items()
+    split: [_example(row) for row in split_rows]
+    for split, split_rows in splits.items()
   }
   _builder(examples, name, target.parent.parent).download_and_prepare()
   return target
@@ -55,40 +56,41 @@ def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
   """Reads the rows of a split.
 
   Args:
-    folder: of a data set, or one above that holds a single data set.
+    folder: a data set's folder, or a parent of exactly one data set.
     split: 'train'; or 'eval', which also stands for 'validation' or 'test'.
 
   Raises:
     ValueError: no data set, no such split, or a row is malformed.
   """
-  import tensorflow_datasets as tfds  # here, because it is slow to import
+  import tensorflow_datasets as tfds  # slow to import
 
-  found = sorted(pathlib.Path(folder).rglob('dataset_info.json'))
-  if len(found) != 1:
+  infos = sorted(pathlib.Path(folder).rglob('dataset_info.json'))
+  if len(infos) != 1:
     raise ValueError(
       'a TFDS folder must hold one data set: got '
-      f'{[str(file.parent) for file in found]} in {str(folder)!r}; name the '
+      f'{[str(file.parent) for file in infos]} in {str(folder)!r}; name the '
       'folder of one version'
     )
-  builder = tfds.builder_from_directory(found[0].parent)
+  builder = tfds.builder_from_directory(infos[0].parent)
   names = _HELD_OUT if split == 'eval' else (split,)
-  held = [name for name in names if name in builder.info.splits]
-  if not held:
+  present = [name for name in names if name in builder.info.splits]
+  if not present:
     raise ValueError(
       f'{folder}: the data set must have a split named one of {names}: got '
       f'{sorted(builder.info.splits)}'
     )
-  source = builder.as_data_source(split=held[0])
+  source = builder.as_data_source(split=present[0])
   return tuple(
-    _row(source[i], f'{folder}:{held[0]}:{i + 1}') for i in range(len(source))
+    _row(source[i], f'{folder}:{present[0]}:{i + 1}')
+    for i in range(len(source))
   )
 
 
 def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
-  """Makes the TFDS builder of examples, given per split.
+  """Builds the TFDS builder of examples, given per split.
 
-  The class stands in here because its base is TFDS's, which is slow to
-  import; it stays out of TFDS's registry, since it has no data of its own.
+  The class is defined here because its base class is slow to import. It is not
+  in TFDS's registry, since its data are those of this call.
   """
   import tensorflow_datasets as tfds
 
@@ -115,7 +117,7 @@ def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
 
       def _split_generators(self, dl_manager):
         del dl_manager
-        return {split: enumerate(held) for split, held in examples.items()}
+        return {split: enumerate(items) for split, items in examples.items()}
 
       def _generate_examples(self):
         raise AssertionError('the splits are given as iterables')
@@ -142,7 +144,7 @@ def _example(row: rows.Row) -> dict[str, Any]:
 def _row(example: Mapping[str, Any], where: str) -> rows.Row:
   raw = {key: _host(value) for key, value in example.items()}
   for column in rows.COLUMNS:
-    if isinstance(raw.get(column), Mapping):  # a sequence comes back turned
+    if isinstance(raw.get(column), Mapping):  # a dict of sequences
       fields = raw[column]
       raw[column] = [
         dict(zip(fields, values, strict=True))
@@ -153,11 +155,11 @@ def _row(example: Mapping[str, Any], where: str) -> rows.Row:
 
 
 def _host(value: Any) -> Any:
-  """Turns what TFDS gives (bytes, arrays) into what JSON would give."""
+  """Converts TFDS values (bytes, arrays) to JSON types."""
   if isinstance(value, bytes):
     return value.decode()
   if isinstance(value, Mapping):
-    return {key: _host(held) for key, held in value.items()}
+    return {key: _host(child) for key, child in value.items()}
   if isinstance(value, np.ndarray | list | tuple):
-    return [_host(held) for held in value]
+    return [_host(child) for child in value]
   return value.item() if isinstance(value, np.generic) else value

@@ -1,9 +1,9 @@
-"""Pairs as tokens: what `choice_pipeline` draws from and packs.
+"""Preferences as pairs of token sequences, from which `pipeline.pairs` draws.
 
-    data.pairs -> `lay_out` -> types.Pair
+    preferences.Preference -> `tokenize` -> types.Pair
 
-Each answer is rendered behind its prompt. KTO also compares with `mismatched`
-answers: those to other prompts.
+Each answer is rendered after its prompt. KTO also compares with mismatched
+answers: answers to other prompts.
 """
 
 import dataclasses
@@ -19,39 +19,39 @@ from posttrain.data import pair_packing, preferences, sources
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedPairs:
-  """Choices, and for each the mismatched answer that KTO compares with.
+  """Pairs, and the mismatched answer of each, as KTO needs it.
 
-  `others` is empty where the loss compares with none. An answer that does not
-  fit into a row behind another's prompt is None.
+  `mismatched` is empty for the other losses. An entry is None where the answer
+  does not fit into a row after the other prompt, or there is no other prompt.
   """
 
-  choices: tuple[types.Pair, ...]
-  others: tuple[types.Pair | None, ...] = ()
+  pairs: tuple[types.Pair, ...]
+  mismatched: tuple[types.Pair | None, ...] = ()
 
   @property
   def samples(self) -> list[types.Sample]:
     """All answers, in a fixed order."""
     return [
       answer
-      for choice in (*self.choices, *self.others)
-      if choice is not None
-      for answer in (choice.chosen, choice.rejected)
+      for pair in (*self.pairs, *self.mismatched)
+      if pair is not None
+      for answer in (pair.chosen, pair.rejected)
       if answer is not None
     ]
 
   @property
   def fingerprint(self) -> str:
-    """A hash of all that they are but what a reference says of them."""
+    """A hash of tokens, masks and margins; without the reference logprobs."""
     return sources.fingerprint(
       *(
         part
-        for choice in (*self.choices, *self.others)
-        if choice is not None
+        for pair in (*self.pairs, *self.mismatched)
+        if pair is not None
         for part in (
-          np.float64(choice.margin).tobytes(),
+          np.float64(pair.margin).tobytes(),
           *(
             part
-            for answer in (choice.chosen, choice.rejected)
+            for answer in (pair.chosen, pair.rejected)
             for part in _bytes(answer)
           ),
         )
@@ -59,89 +59,91 @@ class TokenizedPairs:
     )
 
 
-def lay_out(
-  pairs: Sequence[preferences.Preference],
+def tokenize(
+  preference_rows: Sequence[preferences.Preference],
   renderer: chat.Renderer,
   row_tokens: int,
   too_long: str,
 ) -> tuple[types.Pair, ...]:
-  """Renders pairs as choices that nobody has scored yet.
+  """Renders preferences as pairs; their reference logprobs are 0.
 
   Args:
-    pairs: of a file.
-    renderer: of their messages.
-    row_tokens: what a choice may take of a row, prompts and answers.
-    too_long: 'error', or 'drop': leave such a pair out, and say how many.
+    preference_rows: the rows of a file.
+    renderer: renders the messages to tokens.
+    row_tokens: the most tokens of a pair: both answers, each with its prompt.
+    too_long: 'error', or 'drop': leaves longer pairs out and logs how many.
 
   Raises:
-    ValueError: a pair cannot be rendered, or is too long; names its row.
+    ValueError: a row cannot be rendered, or is too long; names the row.
   """
-  choices = []
-  for pair in pairs:
-    made = types.Pair(
-      _sample(pair, pair.chosen, renderer),
-      _sample(pair, pair.rejected, renderer),
+  pairs = []
+  for preference in preference_rows:
+    pair = types.Pair(
+      _sample(preference, preference.chosen, renderer),
+      _sample(preference, preference.rejected, renderer),
       np.zeros(2, np.float32),
-      pair.margin,
+      preference.margin,
     )
-    length = pair_packing.length(made)
+    length = pair_packing.length(pair)
     if length <= row_tokens:
-      choices.append(made)
+      pairs.append(pair)
     elif too_long == 'error':
       raise ValueError(
-        f'{pair.where}: both answers, with the prompt before each, must fit '
-        f'into batch.row_tokens={row_tokens}: got {length} tokens; raise it, '
-        "or set pairs.too_long to 'drop'"
+        f'{preference.where}: both answers, with the prompt before each, must '
+        f'fit into batch.row_tokens={row_tokens}: got {length} tokens; raise '
+        "it, or set pairs.too_long to 'drop'"
       )
-  if dropped := len(pairs) - len(choices):
+  if dropped := len(preference_rows) - len(pairs):
     logging.getLogger('absl').warning(
       '%d of %d pairs are left out: longer than batch.row_tokens=%d',
       dropped,
-      len(pairs),
+      len(preference_rows),
       row_tokens,
     )
-  return tuple(choices)
+  return tuple(pairs)
 
 
 def mismatched(
-  choices: Sequence[types.Pair], row_tokens: int
+  pairs: Sequence[types.Pair], row_tokens: int
 ) -> tuple[types.Pair | None, ...]:
-  """Returns each prompt with an answer to the next: what KTO compares with.
+  """Returns each prompt with an answer to another, which KTO compares with.
 
-  The next one that is another. The answer is the chosen one where there is one;
-  None where it is too long, or all ask the same.
+  The other prompt is the next different one, cyclically. Of its answers it is
+  the chosen one where there is one. None where the result is longer than
+  `row_tokens`, or all prompts are equal.
   """
-  sides = [x.chosen or x.rejected for x in choices]
-  prompts = [x.ids[: np.argmax(x.mask)].tobytes() for x in sides]
-  made, count, other = [None] * len(sides), len(sides), None
+  answers = [x.chosen or x.rejected for x in pairs]
+  prompts = [x.ids[: np.argmax(x.mask)].tobytes() for x in answers]
+  result, count, other = [None] * len(answers), len(answers), None
   for i in reversed(range(2 * count)):  # around the end, once
     if prompts[i % count] != prompts[(i + 1) % count]:
       other = (i + 1) % count
     if i < count and other is not None:
       swapped = types.Pair(
-        _swap(sides[i], sides[other]), None, np.zeros(2, np.float32)
+        _swap(answers[i], answers[other]), None, np.zeros(2, np.float32)
       )
       if pair_packing.length(swapped) <= row_tokens:
-        made[i] = swapped
-  if missing := made.count(None):
+        result[i] = swapped
+  if missing := result.count(None):
     logging.getLogger('absl').warning(
-      "%d of %d prompts have no other's answer that kto could compare with: "
-      'all ask the same, or it does not fit into batch.row_tokens=%d',
+      '%d of %d prompts have no mismatched answer for kto: '
+      'all prompts are equal, or it does not fit into batch.row_tokens=%d',
       missing,
       count,
       row_tokens,
     )
-  return tuple(made)
+  return tuple(result)
 
 
 def _swap(ours: types.Sample, theirs: types.Sample) -> types.Sample:
-  """One's prompt with the other's answer."""
-  begins, begin = int(np.argmax(ours.mask)), int(np.argmax(theirs.mask))
+  """Returns the prompt of `ours` with the answer of `theirs`."""
+  our_start = int(np.argmax(ours.mask))
+  their_start = int(np.argmax(theirs.mask))
   return dataclasses.replace(
     ours,
     **{
       field: np.concatenate(
-        [getattr(ours, field)[:begins], getattr(theirs, field)[begin:]]
+        [getattr(ours, field)[:our_start], getattr(theirs, field)[their_start:]]
       )
       for field in (
         'ids',
@@ -156,18 +158,26 @@ def _swap(ours: types.Sample, theirs: types.Sample) -> types.Sample:
   )
 
 
-def stamp(laid: TokenizedPairs, told: Iterator[float]) -> TokenizedPairs:
-  """Takes what the reference says of each of `laid.samples`, in nats."""
+def with_ref_logprobs(
+  tokenized: TokenizedPairs, logprobs: Iterator[float]
+) -> TokenizedPairs:
+  """Returns the pairs with reference logprobs, and 0 for a missing answer.
 
-  def one(choice):
-    if choice is None:
+  Args:
+    tokenized: the pairs.
+    logprobs: log probability of each of `tokenized.samples` under the
+      reference, in their order, in nats; takes no more of the iterator.
+  """
+
+  def replace(pair: types.Pair | None) -> types.Pair | None:
+    if pair is None:
       return None
-    sides = choice.chosen, choice.rejected
-    values = [0.0 if x is None else next(told) for x in sides]
-    return dataclasses.replace(choice, ref_logprobs=np.float32(values))
+    answers = pair.chosen, pair.rejected
+    values = [0.0 if x is None else next(logprobs) for x in answers]
+    return dataclasses.replace(pair, ref_logprobs=np.float32(values))
 
   return TokenizedPairs(
-    *(tuple(map(one, x)) for x in (laid.choices, laid.others))
+    *(tuple(map(replace, x)) for x in (tokenized.pairs, tokenized.mismatched))
   )
 
 
@@ -178,28 +188,28 @@ def _bytes(sample: types.Sample | None) -> tuple[bytes, ...]:
 
 
 def _sample(
-  pair: preferences.Preference,
+  row: preferences.Preference,
   answer: types.Messages | None,
   renderer: chat.Renderer,
 ) -> types.Sample | None:
-  """An answer behind its prompt, as tokens."""
+  """Renders an answer after its prompt."""
   if answer is None:
     return None
   try:
-    parts = renderer.demonstrate((*pair.prompt, *answer), len(pair.prompt))
+    parts = renderer.demonstrate((*row.prompt, *answer), len(row.prompt))
   except ValueError as error:
-    raise ValueError(f'{pair.where}: {error}') from None
+    raise ValueError(f'{row.where}: {error}') from None
   if len(parts) != 1:
     raise ValueError(
-      f'{pair.where}: an answer must be one sequence of tokens: got '
-      f'{len(parts)}; the chat template shows earlier turns otherwise once '
-      'others follow; use answers of one turn'
+      f'{row.where}: an answer must be one sequence of tokens: got '
+      f'{len(parts)}; the chat template rewrites earlier turns once '
+      'later ones follow; use answers of one turn'
     )
   (part,) = parts
   n = len(part)
   return types.Sample(
     env='',
-    row=pair.where,
+    row=row.where,
     ids=part.ids,
     mask=part.sampled,
     roles=part.roles,

@@ -27,8 +27,8 @@ def write(path, *lines):
 
 
 def read_one(tmp_path, row):
-  (found,) = jsonl.read(write(tmp_path / 'rows.jsonl', row))
-  return found
+  (parsed,) = jsonl.read(write(tmp_path / 'rows.jsonl', row))
+  return parsed
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,24 @@ def read_one(tmp_path, row):
       (USER, SAYS, USER),
       (SAYS,),
     ),
-    # The whole conversation over again.
+    # The prompt again, before the completion.
     ({'prompt': 'hé', 'completion': [USER, SAYS]}, (USER,), (SAYS,)),
     ({'messages': [USER, SAYS]}, (USER,), (SAYS,)),
     ({'messages': [USER, SAYS, USER, SAYS]}, (USER,), (SAYS, USER, SAYS)),
   ],
 )
-def test_accepted_forms(tmp_path, row, prompt, completion):
-  found = read_one(tmp_path, {**row, 'level': 3})
-  assert (found.prompt, found.completion) == (prompt, completion)
-  assert found.info == {'level': 3}
+def test_accepted_columns(tmp_path, row, prompt, completion):
+  parsed = read_one(tmp_path, {**row, 'level': 3})
+  assert (parsed.prompt, parsed.completion) == (prompt, completion)
+  assert parsed.info == {'level': 3}
 
 
-def test_blank_lines_count_but_hold_nothing(tmp_path):
+def test_blank_lines_are_skipped_but_numbered(tmp_path):
   row = {'prompt': 'a', 'completion': 'b'}
   path = write(
     tmp_path / 'rows.jsonl', '\ufeff' + json.dumps(row), '', '  ', row, ''
   )
-  assert [found.where for found in jsonl.read(path)] == [
+  assert [parsed.where for parsed in jsonl.read(path)] == [
     f'{path}:1',
     f'{path}:4',
   ]
@@ -123,28 +123,29 @@ def test_missing_and_empty_files_are_refused(tmp_path):
 
 
 @needs_data
-def test_gsm8k_converts(tmp_path):
+def test_gsm8k_rows_are_read_once_their_columns_are_renamed(tmp_path):
   raw = pathlib.Path(DATA) / 'gsm8k' / 'test.jsonl'
   with pytest.raises(ValueError, match="test.jsonl:1: .*'question'"):
     jsonl.read(raw)
   with raw.open() as lines:
-    given = [json.loads(line) for line in lines]
+    raw_rows = [json.loads(line) for line in lines]
   path = write(
     tmp_path / 'rows.jsonl',
     *(
-      {'prompt': row['question'], 'completion': row['answer']} for row in given
+      {'prompt': row['question'], 'completion': row['answer']}
+      for row in raw_rows
     ),
   )
-  found = jsonl.read(path)
-  assert len(found) == len(given) == 1319
-  assert found[7].prompt[0]['content'] == given[7]['question']
-  assert all('####' in row.completion[0]['content'] for row in found)
+  parsed = jsonl.read(path)
+  assert len(parsed) == len(raw_rows) == 1319
+  assert parsed[7].prompt[0]['content'] == raw_rows[7]['question']
+  assert all('####' in row.completion[0]['content'] for row in parsed)
 
 
 @needs_data
-def test_self_instruct_converts(tmp_path):
+def test_self_instruct_rows_are_read_as_messages(tmp_path):
   with (pathlib.Path(DATA) / 'self_instruct' / 'seed_tasks.jsonl').open() as f:
-    given = [json.loads(line) for line in f]
+    raw_rows = [json.loads(line) for line in f]
   path = write(
     tmp_path / 'rows.jsonl',
     *(
@@ -158,8 +159,8 @@ def test_self_instruct_converts(tmp_path):
         ],
         'name': row['name'],
       }
-      for row in given
+      for row in raw_rows
     ),
   )
-  found = jsonl.read(path)
-  assert [row.info['name'] for row in found] == [row['name'] for row in given]
+  names = [row.info['name'] for row in jsonl.read(path)]
+  assert names == [row['name'] for row in raw_rows]

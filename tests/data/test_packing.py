@@ -1,4 +1,4 @@
-"""Packing: nothing lost, nothing changed, nothing across a row's edge."""
+"""Packing: every sample once, whole and unchanged; counts; leftovers."""
 
 import dataclasses
 
@@ -15,20 +15,20 @@ ENVS = ('sums', 'chats')
 
 def make(length, *, env='sums', row='r', start=1, **fields):
   """Makes a sample whose tokens from `start` on are rl members."""
-  live = np.arange(length) >= start
+  mask = np.arange(length) >= start
   return types.Sample(
     **{
       'env': env,
       'row': row,
       'ids': np.arange(length, dtype=np.int32) + 7,
-      'mask': live,
+      'mask': mask,
       'roles': np.full(length, 2, np.int8),
-      'is_content': live,
-      'sampler_logprobs': np.where(live, np.float32(-0.5), np.float32(0)),
+      'is_content': mask,
+      'sampler_logprobs': np.where(mask, np.float32(-0.5), np.float32(0)),
       'temperatures': np.ones(length, np.float32),
-      'versions': np.where(live, 3, -1).astype(np.int32),
-      'advantages': np.where(live, np.float32(2), np.float32(0)),
-      'rl_weights': live.astype(np.float32),
+      'versions': np.where(mask, 3, -1).astype(np.int32),
+      'advantages': np.where(mask, np.float32(2), np.float32(0)),
+      'rl_weights': mask.astype(np.float32),
       'ce_weights': np.zeros(length, np.float32),
       'ref_kl_weights': np.zeros(length, np.float32),
       'ref_logprobs': np.zeros(length, np.float32),
@@ -62,7 +62,7 @@ def lengths(batch):
 
 
 @pytest.mark.parametrize(
-  'given_lengths, room, expected',
+  'given_lengths, row_tokens, expected',
   [
     ([6, 6, 5, 5, 4, 4], 12, [[6, 6], [5, 5], [4, 4]]),
     ([7, 5, 3, 2, 2, 2], 8, [[7], [5, 3], [2, 2, 2]]),
@@ -71,13 +71,13 @@ def lengths(batch):
     ([4] * 5, 8, [[4, 4], [4, 4], [4]]),
   ],
 )
-def test_first_fit_decreasing(given_lengths, room, expected):
-  batch, left = pack([make(n) for n in given_lengths], row_tokens=room)
+def test_first_fit_decreasing(given_lengths, row_tokens, expected):
+  batch, left = pack([make(n) for n in given_lengths], row_tokens=row_tokens)
   assert lengths(batch) == expected and not left
 
 
-def test_lengths_with_a_single_token_need_a_member_elsewhere():
-  """[7, 5, 3, 2, 2, 1] in rows of 8; the 1 trains nothing and is dropped."""
+def test_a_sample_of_one_token_is_dropped_though_first_fit_takes_it():
+  """[7, 5, 3, 2, 2, 1] in rows of 8; the 1 has no member token."""
   batch, left = pack([make(n) for n in (7, 5, 3, 2, 2, 1)])
   assert lengths(batch) == [[7], [5, 3], [2, 2]] and not left
   bins, _ = packing.first_fit([7, 5, 3, 2, 2, 1], 8, 9)
@@ -142,13 +142,13 @@ def test_shapes_and_dtypes_are_fixed():
 
 
 @pytest.mark.parametrize(
-  'count, live', [(0, 0), (1, 1), (2, 1), (3, 2), (6, 3)]
+  'count, used_micro_batches', [(0, 0), (1, 1), (2, 1), (3, 2), (6, 3)]
 )
-def test_live_micro_batches_come_first(count, live):
+def test_micro_batches_with_tokens_come_first(count, used_micro_batches):
   batch, _ = pack([make(8)] * count, rows=2, micro_batches=3)
-  assert batch.num_micro_batches == live
+  assert batch.num_micro_batches == used_micro_batches
   used = batch.segment_ids.any(axis=(1, 2))
-  assert used.tolist() == [True] * live + [False] * (3 - live)
+  assert used.tolist() == [i < used_micro_batches for i in range(3)]
 
 
 def test_leftovers_come_back_in_order_and_are_not_counted():
@@ -156,13 +156,13 @@ def test_leftovers_come_back_in_order_and_are_not_counted():
   batch, left = pack(samples, rows=2, micro_batches=1)
   assert [sample.row for sample in left] == ['0', '2', '3']
   assert batch.rl_count == 14
-  # A short one still slips into a gap.
+  # A short sample fills a gap in an earlier row.
   batch, left = pack([make(6), make(7), make(2)], rows=1, micro_batches=2)
   assert lengths(batch) == [[7], [6, 2]] and not left
 
 
-def test_mixed_streams():
-  """The golden case of mixed components, ours always materialized."""
+def test_samples_of_two_components_share_a_row():
+  """Literal streams, always materialized."""
   a = make(6, start=6, ce_weights=f32(0, 0, 0, 1, 1, 1))
   b = make(4, start=1)
   batch, _ = pack([b, a], row_tokens=10)
@@ -203,10 +203,10 @@ def test_rl_weights_count_only_on_the_mask():
   batch, _ = pack([sample])
   assert batch.rl_weights[0, 0, :4].tolist() == [0, 0, 1, 1]
   assert batch.rl_count == 2
-  assert batch.ce_count == 1  # ce does not look at the mask
+  assert batch.ce_count == 1  # ce ignores the mask
 
 
-def test_temperatures_are_laid_token_by_token():
+def test_temperatures_are_per_token_and_1_at_pads():
   batch, _ = pack(
     [
       make(3, temperatures=np.full(3, 0.7, np.float32)),
@@ -226,7 +226,7 @@ def test_samples_without_members_are_dropped():
   assert batch.num_micro_batches == 0 and batch.rl_count == 0 and not left
 
 
-def test_absent_streams_that_nobody_reads_are_zero():
+def test_absent_streams_that_no_member_reads_are_zero():
   sample = make(
     4, start=4, ce_weights=f32(0, 1, 1, 1), advantages=None, ref_logprobs=None
   )
@@ -238,11 +238,11 @@ def test_absent_streams_that_nobody_reads_are_zero():
 @st.composite
 def batches(draw):
   """Random samples with random streams, and a random shape."""
-  room = draw(st.integers(2, 16))
+  row_tokens = draw(st.integers(2, 16))
   rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
   samples = []
   for index in range(draw(st.integers(0, 14))):
-    length = int(rng.integers(1, room + 1))
+    length = int(rng.integers(1, row_tokens + 1))
     weights = {
       f'{name}_weights': np.where(
         (np.arange(length) > 0) & (rng.random(length) < 0.4),
@@ -271,7 +271,7 @@ def batches(draw):
       )
     )
   return samples, dict(
-    row_tokens=room,
+    row_tokens=row_tokens,
     rows=draw(st.integers(1, 3)),
     micro_batches=draw(st.integers(1, 5)),
   )
@@ -282,17 +282,17 @@ def unpack(batch):
   shape = (-1, batch.ids.shape[-1])
   for row, segments in enumerate(batch.segment_ids.reshape(shape)):
     for segment in range(1, segments.max() + 1):
-      (at,) = np.nonzero(segments == segment)
-      assert (np.diff(at) == 1).all()
+      (places,) = np.nonzero(segments == segment)
+      assert (np.diff(places) == 1).all()
       yield {
-        field: getattr(batch, field).reshape(shape)[row, at]
+        field: getattr(batch, field).reshape(shape)[row, places]
         for field in (*types.TOKEN_FIELDS, 'positions', 'env_ids')
       }
 
 
 @given(batches())
 @settings(max_examples=80, deadline=None)
-def test_every_sample_once_whole_and_unchanged(case):
+def test_every_sample_is_packed_once_whole_and_unchanged(case):
   samples, shape = case
   batch, left = pack(samples, **shape)
   expected = {}
@@ -300,13 +300,13 @@ def test_every_sample_once_whole_and_unchanged(case):
     masked = np.where(sample.mask, sample.rl_weights, 0)
     if masked.any() or sample.ce_weights.any() or sample.ref_kl_weights.any():
       expected[sample.ids.tobytes()] = (sample, masked)
-  found = list(unpack(batch))
+  packed = list(unpack(batch))
   rows = [sample.row for sample in left]
   assert rows == sorted(rows, key=int)
-  keys = [segment['ids'].tobytes() for segment in found]
+  keys = [segment['ids'].tobytes() for segment in packed]
   keys += [sample.ids.tobytes() for sample in left]
   assert sorted(keys) == sorted(expected)
-  for segment in found:
+  for segment in packed:
     sample, masked = expected[segment['ids'].tobytes()]
     for field in types.TOKEN_FIELDS:
       value = masked if field == 'rl_weights' else getattr(sample, field)
@@ -314,16 +314,16 @@ def test_every_sample_once_whole_and_unchanged(case):
     assert segment['positions'].tolist() == list(range(len(sample)))
     assert set(segment['env_ids']) == {ENVS.index(sample.env)}
   for component in types.COMPONENTS:
-    weights = [segment[f'{component}_weights'] for segment in found]
+    weights = [segment[f'{component}_weights'] for segment in packed]
     assert getattr(batch, f'{component}_count') == (
       sum(np.count_nonzero(w) for w in weights)
     )
   assert batch.rl_sequences == sum(
-    bool(segment['rl_weights'].any()) for segment in found
+    bool(segment['rl_weights'].any()) for segment in packed
   )
   used = sum(map(bool, lengths(batch)))
   assert batch.num_micro_batches == -(-used // shape['rows'])
-  if left:  # nothing is handed back while a row is free or has room
+  if left:  # only where no row is free or has enough free tokens
     assert used == shape['rows'] * shape['micro_batches']
     shortest = min(len(sample) for sample in left)
     assert all(

@@ -1,4 +1,4 @@
-"""What packing refuses, by name, and what it must let through."""
+"""The errors of `packing.check`, and a sample that it accepts."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ from tests.data.test_packing import f32, make, pack
     ),
   ],
 )
-def test_refusals_name_environment_and_row(fields, words):
+def test_errors_name_environment_and_row(fields, words):
   fields = {'length': 4, 'env': 'sums', 'row': 'data.jsonl:3', **fields}
   with pytest.raises(ValueError) as error:
     pack([make(3), make(**fields)])
@@ -71,7 +71,7 @@ def test_refusals_name_environment_and_row(fields, words):
   assert f"env {fields['env']!r}, row 'data.jsonl:3'" in message
 
 
-def test_ce_on_observations_of_a_rollout_at_another_temperature():
+def test_ce_members_may_have_temperature_1_in_a_rollout_at_another_one():
   sample = make(
     5,
     start=3,

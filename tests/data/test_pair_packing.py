@@ -1,4 +1,4 @@
-"""Choices in rows: whole, in their places, counted; nothing is lost."""
+"""Packing of pairs: each whole in its row, counted, nothing lost."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from posttrain.data import pair_packing
 
 
 def sample(length, first=0, prompt=2):
-  """Ids count up from `first`; the answer begins behind the prompt."""
+  """Ids count up from `first`; the answer begins after the prompt."""
   empty = np.zeros(length, np.float32)
   return types.Sample(
     env='',
@@ -23,13 +23,13 @@ def sample(length, first=0, prompt=2):
   )
 
 
-def choice(chosen, rejected, first=0, **options):
-  made = [
+def make_pair(chosen, rejected, first=0, **options):
+  answers = [
     None if length is None else sample(length, first + 100 * i)
     for i, length in enumerate((chosen, rejected))
   ]
   logprobs = np.float32([-first - 1, -first - 2])
-  return types.Pair(*made, logprobs, **options)
+  return types.Pair(*answers, logprobs, **options)
 
 
 def pack(*args, rows=2, row_tokens=16, per_row=3):
@@ -38,75 +38,71 @@ def pack(*args, rows=2, row_tokens=16, per_row=3):
   )
 
 
-def test_every_answer_is_where_it_says():
-  made = [
-    choice(4, 3, 1000, margin=0.5),
-    choice(6, 8, 2000),
-    choice(None, 5, 3000),
-    choice(3, None, 4000),
+def test_present_and_segment_ids_locate_every_answer():
+  pairs = [
+    make_pair(4, 3, 1000, margin=0.5),
+    make_pair(6, 8, 2000),
+    make_pair(None, 5, 3000),
+    make_pair(3, None, 4000),
   ]
-  batch = pack(made)
+  batch = pack(pairs)
   assert batch.ids.shape == (2, 2, 16) and batch.present.shape == (2, 2, 3, 2)
   assert (batch.pairs, batch.answers, batch.num_micro_batches) == (2, 6, 1)
-  found = {}
+  packed = {}
   for m, b, k, a in np.argwhere(batch.present):
     here = batch.segment_ids[m, b] == 2 * k + a + 1
     ids = batch.ids[m, b][here]
-    found[int(ids[0])] = (
+    packed[int(ids[0])] = (
       ids,
       batch.mask[m, b][here],
       batch.positions[m, b][here],
       batch.ref_logprobs[m, b, k, a],
       batch.margins[m, b, k],
     )
-  for one in made:
-    for a, answer in enumerate((one.chosen, one.rejected)):
+  for pair in pairs:
+    for a, answer in enumerate((pair.chosen, pair.rejected)):
       if answer is not None:
-        ids, mask, positions, logprob, margin = found.pop(int(answer.ids[0]))
+        ids, mask, positions, logprob, margin = packed.pop(int(answer.ids[0]))
         np.testing.assert_array_equal(ids, answer.ids)
         np.testing.assert_array_equal(mask, answer.mask)
         np.testing.assert_array_equal(positions, np.arange(len(answer)))
-        assert (logprob, margin) == (one.ref_logprobs[a], one.margin)
-  assert not found
+        assert (logprob, margin) == (pair.ref_logprobs[a], pair.margin)
+  assert not packed
   assert (batch.ids[batch.segment_ids == 0] == 999).all()
   assert not batch.mask[batch.segment_ids == 0].any()
 
 
-def test_a_row_holds_no_more_than_it_may():
-  batch = pack([choice(2, 2, 100 * i) for i in range(7)])
+def test_a_row_holds_at_most_per_row_pairs():
+  batch = pack([make_pair(2, 2, 100 * i) for i in range(7)])
   assert batch.present.any(-1).sum(-1).max() == 3
   assert (batch.pairs, batch.num_micro_batches) == (7, 2)  # rows of 3, 3 and 1
 
 
-def test_others_lie_behind_and_do_not_count():
-  trained = [choice(4, 4, 100 * i) for i in range(5)]
-  others = [choice(6, None, 5000 + 100 * i) for i in range(3)]
-  batch = pack(trained, others)
+def test_mismatched_pairs_follow_in_micro_batches_that_are_not_counted():
+  trained = [make_pair(4, 4, 100 * i) for i in range(5)]
+  mismatched = [make_pair(6, None, 5000 + 100 * i) for i in range(3)]
+  batch = pack(trained, mismatched)
   assert (batch.pairs, batch.answers) == (5, 10)
-  assert (batch.num_micro_batches, batch.scored) == (
-    2,
-    3,
-  )  # two choices a row; two others
-  assert len(batch.ids) == 3 + 2  # room for one per row
-  behind = batch.present[batch.num_micro_batches : batch.scored]
-  assert behind[..., 0].sum() == 3 and not behind[..., 1].any()
+  # Two pairs, or two mismatched ones, fit into a row.
+  assert batch.num_micro_batches == 2 and batch.scored == 3
+  assert len(batch.ids) == 3 + 2  # shape for one pair per row
+  present = batch.present[batch.num_micro_batches : batch.scored]
+  assert present[..., 0].sum() == 3 and not present[..., 1].any()
   assert not batch.present[batch.scored :].any()
 
 
-def test_batches_of_as_many_choices_have_one_shape():
-  short, long = ([choice(n, n, 100 * i) for i in range(6)] for n in (2, 8))
+def test_batches_of_equally_many_pairs_have_one_shape():
+  short, long = ([make_pair(n, n, 100 * i) for i in range(6)] for n in (2, 8))
   assert pack(short).ids.shape == pack(long).ids.shape
   assert pack(short).num_micro_batches < pack(long).num_micro_batches
 
 
-def test_no_choices_are_padding():
+def test_no_pairs_give_a_batch_without_micro_batches():
   batch = pack([])
-  assert (
-    batch.ids.shape == (0, 2, 16)
-    and batch.num_micro_batches == batch.members == 0
-  )
+  assert batch.ids.shape == (0, 2, 16)
+  assert batch.num_micro_batches == batch.members == 0
 
 
-def test_too_long_names_the_row():
+def test_the_error_for_a_long_pair_names_its_row():
   with pytest.raises(ValueError, match='row row 7: .* got 17 tokens'):
-    pack([choice(9, 8, 7)])
+    pack([make_pair(9, 8, 7)])

@@ -1,4 +1,4 @@
-"""Preferences from files: every form, both ways, and what is refused."""
+"""Preferences from files: accepted forms, errors, writing."""
 
 import json
 
@@ -17,7 +17,7 @@ def parse(**raw):
   return preferences.parse(raw, 'x.jsonl:7')
 
 
-def test_texts_and_messages_are_the_same():
+def test_strings_and_messages_give_equal_preferences():
   texts = parse(prompt=USER['content'], chosen='3', rejected='4')
   assert texts.prompt == (USER,)
   assert (texts.chosen, texts.rejected) == ((YES,), (NO,))
@@ -26,8 +26,7 @@ def test_texts_and_messages_are_the_same():
   assert texts.margin == 0 and not texts.info
 
 
-def test_a_conversation_is_divided_behind_the_last_question():
-  """What both begin with is no prompt where it ends in an answer."""
+def test_the_shared_prompt_ends_at_the_last_message_that_is_no_assistants():
   more = {'role': 'user', 'content': 'And 2 + 2?'}
   pair = parse(chosen=[USER, YES, more, NO], rejected=[USER, YES, more, YES])
   assert pair.prompt == (USER, YES, more)
@@ -39,7 +38,7 @@ def test_a_conversation_is_divided_behind_the_last_question():
 @pytest.mark.parametrize(
   'prompt', [USER['content'], [USER], [SYSTEM, USER], [USER, NO, USER]]
 )
-def test_a_conversation_begins_with_the_prompt_that_it_is_given(prompt):
+def test_a_prompt_before_an_answer_is_cut_off(prompt):
   asked = tuple(prompt) if isinstance(prompt, list) else (USER,)
   whole = parse(prompt=prompt, chosen=[*asked, YES], rejected=[*asked, NO])
   assert whole == parse(prompt=prompt, chosen='3', rejected='4')
@@ -55,7 +54,7 @@ def test_a_system_message_is_part_of_the_prompt():
   assert parse(prompt='a', chosen=[TOOL, YES], rejected='b').chosen[0] == TOOL
 
 
-def test_one_answer_with_a_label():
+def test_a_labelled_answer_is_chosen_or_rejected():
   good = parse(prompt='1 + 2?', completion='3', label=True, source='me')
   bad = parse(prompt='1 + 2?', completion='4', label=False)
   assert (good.chosen, good.rejected) == ((YES,), None)
@@ -64,7 +63,7 @@ def test_one_answer_with_a_label():
 
 
 @pytest.mark.parametrize(
-  ('raw', 'says'),
+  ('raw', 'words'),
   [
     ({'prompt': 'a', 'chosen': 'b'}, 'got columns'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
@@ -97,7 +96,7 @@ def test_one_answer_with_a_label():
       {'prompt': [USER], 'chosen': [USER], 'rejected': [USER, NO]},
       'chosen must hold an assistant turn',
     ),
-    # Nothing was asked.
+    # No question.
     (
       {'chosen': 'Human: a AI: b', 'rejected': 'Human: a AI: c'},
       'lists of messages that begin with the same question, where there is '
@@ -108,43 +107,43 @@ def test_one_answer_with_a_label():
       {'chosen': [SYSTEM, USER, YES], 'rejected': [SYSTEM, YES]},
       'the same question',
     ),
-    ({'chosen': [YES], 'rejected': 'b'}, "put what is asked into 'prompt'"),
+    ({'chosen': [YES], 'rejected': 'b'}, "put the question into 'prompt'"),
   ],
 )
-def test_refused(raw, says):
+def test_malformed_rows_are_refused_with_their_line(raw, words):
   with pytest.raises(ValueError, match='^x.jsonl:7: ') as error:
     parse(**raw)
-  assert says in str(error.value)
+  assert words in str(error.value)
 
 
-def test_there_and_back(tmp_path):
+def test_written_pairs_are_read_back(tmp_path):
   path = tmp_path / 'made' / 'pairs.jsonl'
-  made = (
+  pairs = (
     parse(prompt='a', chosen='b', rejected='c', margin=0.5, id=3),
     parse(prompt='a', completion='b', label=False),
   )
-  preferences.write(path, made)
-  found = preferences.read(path)
-  for ours, theirs in zip(made, found, strict=True):
+  preferences.write(path, pairs)
+  read = preferences.read(path)
+  for ours, theirs in zip(pairs, read, strict=True):
     assert vars(ours) | {'where': ''} == vars(theirs) | {'where': ''}
-  assert found[1].where == f'{path}:2'
+  assert read[1].where == f'{path}:2'
   assert [x.name for x in path.parent.iterdir()] == ['pairs.jsonl']
   assert json.loads(path.read_text().splitlines()[0])['margin'] == 0.5
 
 
-def test_where_a_file_can_be_written(tmp_path):
-  there = tmp_path / 'there.jsonl'
-  there.write_text('x')
-  for path in (there, tmp_path / 'a' / 'new.jsonl'):
+def test_check_writable_raises_where_write_would_and_changes_no_file(tmp_path):
+  existing = tmp_path / 'there.jsonl'
+  existing.write_text('x')
+  for path in (existing, tmp_path / 'a' / 'new.jsonl'):
     preferences.check_writable(path)
-  assert there.read_text() == 'x' and not list((tmp_path / 'a').iterdir())
-  for path in (tmp_path, there / 'x.jsonl'):
+  assert existing.read_text() == 'x' and not list((tmp_path / 'a').iterdir())
+  for path in (tmp_path, existing / 'x.jsonl'):
     with pytest.raises(OSError, match=str(path.parent)):
       preferences.check_writable(path)
   assert {x.name for x in tmp_path.iterdir()} == {'a', 'there.jsonl'}
 
 
-def test_all_of_a_prompt_is_held_out_or_none():
+def test_pairs_of_equal_prompts_are_held_out_together():
   rows = [parse(prompt=f'{i}?', chosen='b', rejected='c') for i in range(1000)]
   out = [preferences.held_out(row, 0.2) for row in rows]
   assert 150 < sum(out) < 250

@@ -35,13 +35,13 @@ def test_every_epoch_holds_every_item_once_in_another_order():
   assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_the_seed_alone_decides():
+def test_equal_seeds_give_equal_orders():
   a, b, c = (draw(sources.Shuffled(range(50), s), 99) for s in (0, 0, 1))
   assert a == b != c
 
 
-def test_order_is_pinned():
-  """A run resumed under another numpy must see the same order."""
+def test_the_permutation_of_a_seed_is_a_literal():
+  """A run resumed under another numpy must draw in the same order."""
   assert sources.permutation(8, 0, 0).tolist() == [3, 2, 1, 6, 0, 7, 4, 5]
 
 
@@ -52,7 +52,7 @@ def test_permutation_is_uniform():
   assert np.abs(counts - 500).max() < 100
 
 
-def test_take_keeps_the_order_and_moves_nothing():
+def test_take_returns_the_first_items_and_keeps_the_position():
   source = sources.Shuffled('abc', seed=0)
   state = source.get_state()
   assert source.take(2) == ('a', 'b')
@@ -74,7 +74,7 @@ def test_state_of_another_source_is_refused(other, field):
     source.set_state(other.get_state())
 
 
-def test_fingerprints_know_where_a_part_ends():
+def test_fingerprints_depend_on_where_a_part_ends():
   prints = {
     sources.fingerprint(*parts)
     for parts in ((), (b'',), (b'ab',), (b'a', b'b'), (b'', b'ab'))
@@ -82,7 +82,7 @@ def test_fingerprints_know_where_a_part_ends():
   assert len(prints) == 5
 
 
-def test_fingerprint_of_a_file_is_that_of_its_content(tmp_path):
+def test_fingerprint_of_a_file_depends_on_its_content_alone(tmp_path):
   one, two = tmp_path / 'one', tmp_path / 'two'
   one.write_text('rows')
   two.write_text('rows')
@@ -91,7 +91,7 @@ def test_fingerprint_of_a_file_is_that_of_its_content(tmp_path):
   assert sources.file_fingerprint(one) != sources.file_fingerprint(two)
 
 
-def test_empty_source_has_nothing_to_draw():
+def test_an_empty_source_raises_when_it_is_drawn_from():
   source = sources.Shuffled((), 0)
   assert len(source) == 0 and source.take(3) == ()
   with pytest.raises(ValueError, match='must hold items'):

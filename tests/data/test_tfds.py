@@ -36,19 +36,19 @@ def folder(tmp_path_factory):
     'train': [MULTI, *(single(f'q{i}') for i in range(20))],
     'validation': [single('held out')],
   }
-  made = tmp_path_factory.mktemp('tfds')
-  return made, tfds.write(splits, 'toy_rows', made)
+  root = tmp_path_factory.mktemp('tfds')
+  return root, tfds.write(splits, 'toy_rows', root)
 
 
-def test_rows_come_back(folder):
+def test_written_rows_are_read_back(folder):
   root, version = folder
   assert version == root / 'toy_rows' / '1.0.0'
-  found = tfds.read(version, 'train')
-  by_prompt = {row.prompt[-1]['content']: row for row in found}
-  assert len(by_prompt) == len(found) == 21
-  back = by_prompt['hé\n']
-  assert (back.prompt, back.completion) == (MULTI.prompt, MULTI.completion)
-  assert back.info == MULTI.info
+  read = tfds.read(version, 'train')
+  by_prompt = {row.prompt[-1]['content']: row for row in read}
+  assert len(by_prompt) == len(read) == 21
+  row = by_prompt['hé\n']
+  assert (row.prompt, row.completion) == (MULTI.prompt, MULTI.completion)
+  assert row.info == MULTI.info
   assert by_prompt['q7'].completion[0]['content'] == 'Q7'
   assert by_prompt['q7'].info == {}
 
@@ -65,12 +65,14 @@ def test_order_is_hashed_but_fixed(folder):
   ]
 
 
-def test_eval_stands_for_validation_and_a_parent_folder_will_do(folder):
+def test_eval_reads_the_validation_split_of_a_parent_folders_one_data_set(
+  folder,
+):
   (row,) = tfds.read(folder[0], 'eval')
   assert row.prompt[0]['content'] == 'held out'
 
 
-def test_refusals(folder, tmp_path):
+def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
   root, version = folder
   with pytest.raises(ValueError, match='must not exist yet'):
     tfds.write({'train': [MULTI]}, 'toy_rows', root)
@@ -83,7 +85,7 @@ def test_refusals(folder, tmp_path):
     tfds.write({'train': [tool]}, 'other', root)
 
 
-FOREIGN = """
+PROGRAM = """
 import sys
 import numpy as np
 import tensorflow_datasets as tfds
@@ -114,9 +116,9 @@ print('fine')
 """
 
 
-def test_another_data_set_is_read_and_tensorflow_never_loaded(tmp_path):
+def test_another_data_set_is_read_without_importing_tensorflow(tmp_path):
   done = subprocess.run(
-    [sys.executable, '-c', FOREIGN, str(tmp_path)],
+    [sys.executable, '-c', PROGRAM, str(tmp_path)],
     capture_output=True,
     text=True,
     check=False,

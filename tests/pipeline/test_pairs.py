@@ -65,7 +65,7 @@ def test_an_epoch_has_every_pair_once(file):
   wanted = [(0, row['chosen']) for row in ROWS]
   wanted += [(1, row['rejected']) for row in ROWS]
   assert sorted(seen) == sorted(wanted)
-  assert not made.held_out.choices
+  assert not made.held_out.pairs
 
 
 def test_what_is_held_out_is_not_trained_on(file, tmp_path, caplog):
@@ -76,7 +76,7 @@ def test_what_is_held_out_is_not_trained_on(file, tmp_path, caplog):
   assert not caplog.text
   other = write(tmp_path / 'eval.jsonl', ROWS[:2])
   made = pipeline(file, eval_path=other)
-  assert len(made.held_out.choices) == 2 and len(made._train.choices) == 12
+  assert len(made.held_out.pairs) == 2 and len(made._train.pairs) == 12
   # Of a file of one's own it is said.
   assert '2 of the 2 prompts of pairs.eval_path are in' in caplog.text
 
@@ -130,7 +130,7 @@ def test_kto_takes_answers_alone_and_mismatched_ones(tmp_path):
   batch = next(made).batch
   assert (batch.pairs, batch.answers) == (0, 4)
   assert batch.scored > batch.num_micro_batches > 0
-  found = made._train.others
+  found = made._train.mismatched
   assert len(found) == 6
   for i, other in enumerate(found):  # this prompt, the next one's answer
     ids = other.chosen.ids.tolist()
@@ -151,7 +151,7 @@ def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
     preferences.parse(_alone(prompt, f'answer {i}'), 'a:1')
     for i, prompt in enumerate(prompts)
   ]
-  made = tokenized_pairs.lay_out(rows, fixtures.RENDERER, 64, 'error')
+  made = tokenized_pairs.tokenize(rows, fixtures.RENDERER, 64, 'error')
   for i, other in enumerate(tokenized_pairs.mismatched(made, 64)):
     if others[i] == '-':
       assert other is None and '2 of 2 prompts have no other' in caplog.text
@@ -175,7 +175,7 @@ def test_a_mismatched_answer_that_does_not_fit_is_left_out():
   short = preferences.parse(
     {'prompt': 'q' * 30, 'completion': 'y', 'label': True}, 'a:2'
   )
-  made = tokenized_pairs.lay_out((long, short), fixtures.RENDERER, 64, 'error')
+  made = tokenized_pairs.tokenize((long, short), fixtures.RENDERER, 64, 'error')
   others = tokenized_pairs.mismatched(made, 64)
   assert others[0] is not None and others[1] is None
 
@@ -186,7 +186,7 @@ def test_too_long_is_an_error_or_left_out(tmp_path, caplog):
   with pytest.raises(ValueError, match='long.jsonl:13.*row_tokens=64.*too_lo'):
     pipeline(file)
   made = pipeline(file, too_long='drop', eval_fraction=0.0)
-  assert len(made._train.choices) == 12
+  assert len(made._train.pairs) == 12
   assert '1 of 13 pairs are left out' in caplog.text
   with pytest.raises(ValueError, match='none fits into batch.row_tokens=8'):
     pipeline(file, too_long='drop', row_tokens=8)
