@@ -1,4 +1,4 @@
-"""Compilations: a counter of XLA programs, and the cache that keeps them."""
+"""A counter of compiled XLA programs, and jax's persistent cache of them."""
 
 import os
 
@@ -6,18 +6,17 @@ import jax
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _CACHE_HIT = '/jax/compilation_cache/cache_hits'
-_counters: list['CompileCounter'] = []  # those that are counting now
+_counters: list['CompileCounter'] = []  # the open ones
 _listening = False
 
 
 class CompileCounter:
-  """Counts the XLA programs made ready while it is open.
+  """A counter of the XLA programs compiled or loaded while it is open.
 
-  A program counts when it was compiled and also when the persistent
-  compilation cache had it: both mean that jax met a new program, which is
-  what a recompilation bug looks like, and so `count` does not depend on what
-  the disk holds. `cached` says how many of them were only loaded, `seconds`
-  what all of them took. A call that jax answers from memory counts nothing.
+  A program loaded from the persistent compilation cache counts as well: a
+  recompilation bug shows in `count` whatever the cache holds. `cached` is the
+  number of loaded ones, `seconds` the time of all. A program that jax has in
+  memory does not count.
 
     with CompileCounter() as compiles:
       step(state, batch)
@@ -43,18 +42,18 @@ class CompileCounter:
     return self.__enter__()
 
   def take(self) -> float:
-    """Returns the seconds since the last take."""
+    """Returns the compile seconds since the last call."""
     seconds, self._taken = self.seconds - self._taken, self.seconds
     return seconds
 
   def close(self) -> None:
-    """Stops counting; the numbers stay."""
+    """Stops counting; keeps the numbers."""
     if self in _counters:
       _counters.remove(self)
 
 
 def _listen() -> None:
-  """Registers this module with jax, once per process."""
+  """Registers the listeners with jax, once per process."""
   global _listening
   if _listening:
     return
@@ -76,7 +75,7 @@ def _listen() -> None:
 
 
 def enable_compilation_cache(folder: str | None) -> None:
-  """Keeps every compiled program in `folder`; None does nothing."""
+  """Stores every compiled program in `folder`; does nothing if None."""
   if folder is None:
     return
   folder = os.path.abspath(os.path.expanduser(folder))

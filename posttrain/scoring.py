@@ -1,8 +1,8 @@
-"""The one forward that turns tokens into logprobs.
+"""The one forward pass that turns tokens into logprobs.
 
 The train step, the engine's scoring and frozen references all call `score`,
-so their logprobs agree to rounding; who chooses tokens calls `next_logits`,
-whose law is the one that `score` reads.
+so their logprobs agree to rounding. Sampling calls `next_logits`: the same
+distribution, as logits.
 
 Axes: B rows, T tokens, D model, V vocab.
 """
@@ -30,12 +30,12 @@ def score(
   segment_ids: jax.Array,
   temperatures: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Log probability of every token given those before it in its segment.
+  """Computes the log probability of each token given its segment so far.
 
   logprobs[t] = log softmax(logits[t - 1] / temperatures[t])[ids[t]]
 
-  The temperature is that of the token which is predicted. The first token of
-  a segment is predicted by nothing: it and pads get exactly 0.
+  The temperature is that of the predicted token. The first token of a segment
+  has no prediction: it and pads get exactly 0.
 
   Args:
     params: the model's parameters.
@@ -46,8 +46,8 @@ def score(
     temperatures: f32[B, T], > 0.
 
   Returns:
-    (logprobs f32[B, T] in nats, entropy f32[B, T] of the law each token was
-    drawn from, in nats).
+    (logprobs f32[B, T] in nats, entropy f32[B, T] in nats of the distribution
+    that predicts each token).
   """
   hidden, _ = transformer.trunk(params, cfg, ids, positions, segment_ids)
   return score_hidden(
@@ -56,11 +56,17 @@ def score(
 
 
 def score_hidden(
-  params, cfg, hidden, ids, positions, segment_ids, temperatures
+  params: Any,
+  cfg: schema.Model,
+  hidden: jax.Array,
+  ids: jax.Array,
+  positions: jax.Array,
+  segment_ids: jax.Array,
+  temperatures: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """As `score`, of the hidden states [B, T, D] of `transformer.trunk`."""
+  """Computes `score` from the hidden states [B, T, D] of `transformer.trunk`."""
   weight, softcap = transformer.head(params, cfg)
-  # Each place predicts its right neighbour; the last one's answer is dropped.
+  # Each position predicts the next token; the last prediction is dropped.
   outputs = logprobs_lib.linear(
     hidden,
     weight,
@@ -75,21 +81,21 @@ def score_hidden(
 
 
 def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
-  """Logits of the token that follows each hidden state.
+  """Computes the logits of the token after each hidden state.
 
   Args:
     params: the model's parameters.
     cfg: model options, with `vocab_size` resolved.
-    hidden: float[..., D] of `transformer.trunk`, in the compute dtype.
+    hidden: float[..., D] from `transformer.trunk`, in the compute dtype.
 
   Returns:
-    f32[..., V]; log_softmax(logits / temperature) is what `score` reads.
+    f32[..., V]; `score` reads log_softmax(logits / temperature).
   """
   weight, softcap = transformer.head(params, cfg)
   return logprobs_lib.logits(hidden, weight, softcap=softcap)
 
 
-# Here and not in `Scorer`, so that all scorers of a shape share a program.
+# At module level, so that all `Scorer`s of a shape share one program.
 @functools.partial(jax.jit, static_argnames=('cfg', 'place'))
 def _logprobs(params, rows, cfg, place):
   logprobs, _ = score(params, cfg, *rows)
@@ -108,9 +114,9 @@ def _rewards(params, rows, cfg, place):
 
 
 class Scorer:
-  """`score` of sequences of any number and length, by one compiled program.
+  """Scores of any number of sequences of any length, by one program.
 
-  They are packed first-fit into arrays of one shape, [B, T].
+  Sequences are packed first-fit into arrays of one shape, [B, T].
   """
 
   def __init__(
@@ -121,14 +127,15 @@ class Scorer:
     mesh: jax.sharding.Mesh | None = None,
     reward: bool = False,
   ):
-    """Fixes the shape.
+    """Sets the shape [B, T].
 
     Args:
       cfg: model options, with `vocab_size` resolved.
       rows: B.
       row_tokens: T, the longest sequence that can be scored.
-      mesh: splits the rows over `data` and `fsdp`; None = nothing is split.
-      reward: of a reward model; what is read is `reward_head.rewards`.
+      mesh: splits the rows over its batch axes; None = one device.
+      reward: whether to compute rewards (`reward_head.rewards`) instead of
+        logprobs.
     """
     self._read = _rewards if reward else _logprobs
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
@@ -143,7 +150,7 @@ class Scorer:
     ids: Sequence[np.ndarray],
     temperatures: Sequence[np.ndarray],
   ) -> list[np.ndarray]:
-    """Log probability of every token given those before it, or its reward.
+    """Computes the log probability, or the reward, of every token.
 
     Args:
       params: the model's parameters.
@@ -151,7 +158,7 @@ class Scorer:
       temperatures: one f32[n] per sequence, > 0.
 
     Returns:
-      One f32[n] per sequence, logprobs in nats, of which entry 0 is 0.
+      One f32[n] per sequence: logprobs in nats, 0 at index 0; or rewards.
 
     Raises:
       ValueError: a sequence is longer than a row.
@@ -160,14 +167,14 @@ class Scorer:
     assert lengths == [len(values) for values in temperatures]
     self._check(lengths)
     bins, _ = packing.first_fit(lengths, self._row_tokens, len(lengths))
-    scored = [None] * len(lengths)
+    results = [None] * len(lengths)
     for start in range(0, len(bins), self._rows):
       places = list(_places(bins[start : start + self._rows], lengths))
-      rows = self._lay(places, ids, temperatures)
-      found = jax.device_get(self._read(params, rows, self._cfg, self._whole))
+      rows = self._pack(places, ids, temperatures)
+      values = jax.device_get(self._read(params, rows, self._cfg, self._whole))
       for index, place in places:
-        scored[index] = found[place].copy()
-    return scored
+        results[index] = values[place].copy()
+    return results
 
   def _check(self, lengths: Sequence[int]) -> None:
     for index, length in enumerate(lengths):
@@ -175,25 +182,25 @@ class Scorer:
         raise ValueError(
           f'sequence {index} must fit into a row to be scored: got {length} '
           f'tokens, expected at most {self._row_tokens}; raise '
-          'batch.row_tokens, or shorten it'
+          'batch.row_tokens, or shorten the sequence'
         )
 
-  def _lay(self, places, ids, temperatures) -> tuple:
-    """Lays out (ids, positions, segment_ids, temperatures), [B, T] each."""
+  def _pack(self, places, ids, temperatures) -> tuple:
+    """Packs (ids, positions, segment_ids, temperatures), [B, T] each."""
     shape = (self._rows, self._row_tokens)
     tokens, positions, segments = np.zeros((3, *shape), np.int32)
-    heat = np.ones(shape, np.float32)
+    packed_temperatures = np.ones(shape, np.float32)
     for segment, (index, place) in enumerate(places, 1):
       tokens[place] = ids[index]
       positions[place] = np.arange(len(ids[index]))
       segments[place] = segment
-      heat[place] = temperatures[index]
-    laid = tokens, positions, segments, heat
-    return laid if self._place is None else jax.device_put(laid, self._place)
+      packed_temperatures[place] = temperatures[index]
+    rows = tokens, positions, segments, packed_temperatures
+    return rows if self._place is None else jax.device_put(rows, self._place)
 
 
 def _places(rows, lengths):
-  """Yields (sequence, (row, slice of tokens)) for the members of rows."""
+  """Yields (sequence index, (row index, slice of tokens)) for each sequence."""
   for row, members in enumerate(rows):
     start = 0
     for index in members:

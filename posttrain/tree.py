@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 
 def fields(node: Any) -> dict[str, Any]:
-  """Returns the fields of a dataclass by name; those in it stay as they are."""
+  """Returns a dataclass's fields by name; nested dataclasses stay objects."""
   return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
 
 
@@ -40,7 +40,7 @@ def match(rules: Sequence[tuple[str, Any]], path: str) -> Any:
 
   Args:
     rules: `(regex, value)` pairs, searched (not full-matched) in order.
-    path: of a leaf.
+    path: the leaf's path.
 
   Raises:
     ValueError: no rule matches.
@@ -55,7 +55,7 @@ def match(rules: Sequence[tuple[str, Any]], path: str) -> Any:
 
 
 def match_rules(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
-  """Returns a tree like `tree` that holds every leaf's `match`."""
+  """Returns a tree like `tree` with the value that each leaf matches."""
   return map_with_path(lambda path, _: match(rules, path), tree)
 
 
@@ -63,17 +63,17 @@ def checksums(tree: Any) -> dict[str, int]:
   """Returns {path: sum of mixed words, each times an odd weight, mod 2^32}.
 
   Mixing maps words one to one, and an odd factor is invertible mod 2^32, so
-  any one changed element changes the sum; the weights follow the position, so
-  elements that swapped places do too. Without mixing a constant bfloat16
-  vector of 2^n elements would sum to 0, whatever the constant. Integer sums do
-  not depend on their order: every sharding agrees.
+  one changed element always changes the sum. Weights depend on the position,
+  so two swapped elements change it as well. Without mixing, every constant
+  bfloat16 vector of 2^n elements would sum to 0. Integer sums do not depend
+  on their order, so every sharding gives the same value.
   """
   by_path = flat(tree)
   sums = jax.device_get([_sum_leaf(leaf) for leaf in by_path.values()])
   return {path: int(total) for path, total in zip(by_path, sums, strict=True)}
 
 
-@jax.jit  # leaf by leaf: equal shapes share one program
+@jax.jit  # per leaf: leaves of equal shapes share one program
 def _sum_leaf(x):
   if x.dtype == jnp.bool_:
     x = x.astype(jnp.uint8)

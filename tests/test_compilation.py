@@ -1,4 +1,4 @@
-"""Counters, timers, and the out-of-memory error that helps."""
+"""The compile counter, timers, out-of-memory errors and log filters."""
 
 import logging
 import platform
@@ -43,7 +43,7 @@ print(compiles.count, compiles.cached)
 """
 
 
-def test_programs_from_the_persistent_cache_count_and_are_told(tmp_path):
+def test_programs_from_the_persistent_cache_count_as_cached(tmp_path):
   for cached in (0, 1):
     done = subprocess.run(
       [sys.executable, '-c', CACHED, str(tmp_path / 'cache')],
@@ -76,7 +76,7 @@ def test_freed_memory_is_kept_on_glibc():
   assert done.stdout.strip() == str(glibc)
 
 
-def test_elsewhere_than_on_linux_nothing_happens(monkeypatch):
+def test_keep_freed_memory_does_nothing_outside_linux(monkeypatch):
   monkeypatch.setattr(memory.sys, 'platform', 'darwin')
   assert not memory.keep_freed_memory()
 
@@ -92,7 +92,7 @@ KNOBS = ['sft.batch.micro_batch_tokens', 'model.remat']
     'INTERNAL: Out of memory',
   ],
 )
-def test_out_of_memory_says_the_sizes_and_the_knobs(text):
+def test_out_of_memory_errors_name_sizes_and_config_keys(text):
   with pytest.raises(memory.OutOfDeviceMemory) as caught:
     with memory.explain_oom(SIZES, KNOBS):
       raise jax.errors.JaxRuntimeError(text)
@@ -103,7 +103,7 @@ def test_out_of_memory_says_the_sizes_and_the_knobs(text):
   assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
 
 
-def test_an_inner_explanation_is_left_alone():
+def test_an_explained_error_is_not_explained_again():
   with pytest.raises(memory.OutOfDeviceMemory, match='rows=4'):
     with memory.explain_oom({'outer': 1}, []):
       with memory.explain_oom(SIZES, KNOBS):
@@ -114,7 +114,7 @@ def test_an_inner_explanation_is_left_alone():
   'error',
   [RuntimeError('INTERNAL: something else'), ValueError('RESOURCE_EXHAUSTED')],
 )
-def test_other_errors_pass(error):
+def test_other_errors_pass_unchanged(error):
   with pytest.raises(type(error), match=str(error)):
     with memory.explain_oom(SIZES, KNOBS):
       raise error
@@ -127,7 +127,7 @@ def test_a_real_allocation_that_cannot_fit_is_explained():
       jax.block_until_ready(jnp.zeros((2**45,), jnp.int8))
 
 
-def test_quiet_drops_a_package_but_not_its_errors():
+def test_quiet_drops_logs_of_a_package_below_errors():
   logs.quiet('chatty')
   logs.quiet('chatty')
   (mine,) = [

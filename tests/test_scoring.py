@@ -1,3 +1,5 @@
+"""The scoring forward: values, invariances, and the packing `Scorer`."""
+
 import dataclasses
 
 import jax
@@ -20,7 +22,7 @@ CFG = schema.Model(
   tied_head=False,
 )
 LENGTHS = (5, 1, 7)
-T = 16  # 13 live tokens
+T = 16  # 13 tokens and 3 pads
 
 score = jax.jit(scoring.score, static_argnames='cfg')
 
@@ -44,7 +46,7 @@ def row():
   return ids, positions, segments, temperatures
 
 
-def test_alignment_and_temperature(params, row):
+def test_logprobs_are_shifted_log_softmax_at_the_token_temperature(params, row):
   ids, _, _, temperatures = row
   positions = np.arange(T, dtype=np.int32)[None]
   segments = np.ones((1, T), np.int32)
@@ -53,27 +55,27 @@ def test_alignment_and_temperature(params, row):
   logits = np.asarray(hidden @ params['head']['kernel'], np.float64)[0]
   for t in range(1, T):
     z = logits[t - 1] / temperatures[0, t]
-    law = z - np.log(np.exp(z).sum())
-    np.testing.assert_allclose(ours[0, t], law[ids[0, t]], rtol=1e-5)
-    expected = -(np.exp(law) * law).sum()
+    logprobs = z - np.log(np.exp(z).sum())
+    np.testing.assert_allclose(ours[0, t], logprobs[ids[0, t]], rtol=1e-5)
+    expected = -(np.exp(logprobs) * logprobs).sum()
     np.testing.assert_allclose(entropy[0, t], expected, rtol=1e-5)
 
 
-def test_firsts_and_pads_are_zero(params, row):
+def test_first_tokens_and_pads_score_zero(params, row):
   firsts_and_pads = [0, 5, 6, 13, 14, 15]
   for x in score(params, CFG, *row):
     assert x.shape == (1, T) and x.dtype == jnp.float32
     assert np.flatnonzero(x[0] == 0.0).tolist() == firsts_and_pads
 
 
-def test_packed_equals_separate(params, row):
+def test_packed_sequences_score_as_separate_ones(params, row):
   packed = score(params, CFG, *row)
   start = 0
   for length in LENGTHS:
-    moved = [np.roll(x, -start, axis=1) for x in row]
-    moved[2] = np.where(np.arange(T) < length, 1, 0)[None]
-    alone = score(params, CFG, *moved)
-    for a, b in zip(packed, alone, strict=True):
+    rolled = [np.roll(x, -start, axis=1) for x in row]
+    rolled[2] = np.where(np.arange(T) < length, 1, 0)[None]
+    separate = score(params, CFG, *rolled)
+    for a, b in zip(packed, separate, strict=True):
       np.testing.assert_allclose(
         a[:, start : start + length], b[:, :length], atol=1e-5
       )
@@ -98,7 +100,9 @@ def test_pads_have_no_gradient(params, row):
 @pytest.mark.parametrize(
   ('dtype', 'tolerance'), [('float32', 1e-6), ('bfloat16', 1e-5)]
 )
-def test_next_logits_have_the_law_that_is_scored(params, row, dtype, tolerance):
+def test_log_softmax_of_next_logits_is_the_scored_logprob(
+  params, row, dtype, tolerance
+):
   cfg = dataclasses.replace(CFG, dtype=dtype)
   ids, positions, segments, _ = row
 
@@ -112,10 +116,10 @@ def test_next_logits_have_the_law_that_is_scored(params, row, dtype, tolerance):
 
   logits, scored = both(params)
   assert logits.dtype == jnp.float32 and logits.shape == (1, T, 40)
-  law = np.asarray(jax.nn.log_softmax(logits))[0]
+  logprobs = np.asarray(jax.nn.log_softmax(logits))[0]
   for t in np.flatnonzero((positions[0] > 0) & (segments[0] != 0)):
     np.testing.assert_allclose(
-      law[t - 1, ids[0, t]], scored[0, t], atol=tolerance, rtol=tolerance
+      logprobs[t - 1, ids[0, t]], scored[0, t], atol=tolerance, rtol=tolerance
     )
 
 
@@ -127,7 +131,7 @@ def _sequences(lengths, seed=1):
 
 
 @pytest.mark.parametrize('mesh', [None, schema.Mesh()])
-def test_scorer_packs_what_comes_into_one_program(params, mesh):
+def test_scorer_scores_any_lengths_with_one_program(params, mesh):
   mesh = mesh and sharding.make_mesh(mesh)
   scorer = scoring.Scorer(CFG, rows=2, row_tokens=T, mesh=mesh)
   scorer(params, *_sequences([3]))
@@ -137,18 +141,20 @@ def test_scorer_packs_what_comes_into_one_program(params, mesh):
       scored = scorer(params, ids, temperatures)
     assert compiling.count == 0
     assert [len(x) for x in scored] == lengths
-    for tokens, heat, ours in zip(ids, temperatures, scored, strict=True):
+    for tokens, temperature, ours in zip(
+      ids, temperatures, scored, strict=True
+    ):
       assert ours.dtype == np.float32 and not ours[:1].any()
       pad = (0, T - len(tokens))
-      alone, _ = score(
+      expected, _ = score(
         params,
         CFG,
         np.pad(tokens, pad)[None],
         np.arange(T, dtype=np.int32)[None],
         (np.arange(T) < len(tokens)).astype(np.int32)[None],
-        np.pad(heat, pad, constant_values=1)[None],
+        np.pad(temperature, pad, constant_values=1)[None],
       )
-      np.testing.assert_allclose(ours, alone[0, : len(tokens)], atol=1e-5)
+      np.testing.assert_allclose(ours, expected[0, : len(tokens)], atol=1e-5)
 
 
 SPLIT = """
@@ -164,16 +170,16 @@ params = jax.device_put(
 )
 rng = np.random.default_rng(0)
 ids = [rng.integers(0, 40, n).astype(np.int32) for n in range(1, 17)]
-heat = [rng.uniform(0.5, 2.0, len(x)).astype(np.float32) for x in ids]
-split = scoring.Scorer(cfg, 4, 16, mesh)(params, ids, heat)
-alone = scoring.Scorer(cfg, 4, 16)(whole, ids, heat)
-for a, b in zip(split, alone, strict=True):
+temperatures = [rng.uniform(0.5, 2.0, len(x)).astype(np.float32) for x in ids]
+split = scoring.Scorer(cfg, 4, 16, mesh)(params, ids, temperatures)
+single = scoring.Scorer(cfg, 4, 16)(whole, ids, temperatures)
+for a, b in zip(split, single, strict=True):
   np.testing.assert_allclose(a, b, atol=1e-5)
 """
 
 
 @pytest.mark.slow
-def test_scorer_splits_its_rows_over_devices():
+def test_scores_on_a_mesh_equal_those_of_one_device():
   code = SPLIT.format(cfg=dataclasses.asdict(CFG))
   fixtures.run_on_devices(4, '-c', code)
 
@@ -185,7 +191,7 @@ def test_scorers_of_a_shape_share_a_program(params):
   assert compiling.count == 0
 
 
-def test_scorer_refuses_a_sequence_that_is_longer_than_a_row(params):
+def test_scorer_refuses_a_sequence_longer_than_a_row(params):
   scorer = scoring.Scorer(CFG, rows=2, row_tokens=T)
   with pytest.raises(ValueError, match='sequence 1 must fit .* got 17 tokens'):
     scorer(params, *_sequences([3, 17]))

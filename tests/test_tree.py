@@ -22,13 +22,13 @@ def test_paths_join_every_kind_of_key():
   assert tree.flat({'a': {'b': 3}}) == {'a/b': 3}
 
 
-def test_map_with_path():
+def test_map_with_path_passes_path_and_leaf():
   named = tree.map_with_path(lambda path, leaf: (path, leaf.ndim), PARAMS)
   assert named['block']['query'] == ('block/query', 2)
   assert named['list'] == [('list/0', 0), None]
 
 
-def test_the_first_rule_that_matches_wins():
+def test_the_first_matching_rule_wins():
   rules = ((r'scale$', 'a'), (r'block/', 'b'), (r'.*', None))
   assert tree.match_rules(rules, PARAMS) == {
     'block': {'query': 'b', 'scale': 'a'},
@@ -37,7 +37,7 @@ def test_the_first_rule_that_matches_wins():
   assert tree.match(rules, 'x/scale') == 'a'
 
 
-def test_an_unmatched_path_is_named():
+def test_an_unmatched_path_is_an_error_that_names_it():
   with pytest.raises(ValueError, match="got none for 'list/0'.*'block'"):
     tree.match_rules(((r'block', 1),), PARAMS)
 
@@ -51,7 +51,7 @@ def mixed(x):
   return x ^ x >> 16
 
 
-def test_checksum_literals():
+def test_checksums_of_literal_arrays():
   # Mixed words times 1, 3, 5 for a vector.
   expected = (mixed(1) + 3 * mixed(2) + 5 * mixed(3)) % 2**32
   assert tree.checksums({'a': jnp.array([1, 2, 3])}) == {'a': expected}
@@ -63,8 +63,8 @@ def test_checksum_literals():
   assert tree.checksums({'a': jnp.zeros((0, 2)), 'b': None}) == {'a': 0}
 
 
-def test_constants_are_told_apart():
-  """Words that end in zeros, times weights whose sum does: norms have both."""
+def test_checksums_of_different_constants_differ():
+  """Unmixed words with trailing zeros would all sum to 0."""
   sums = {
     tree.checksums({'a': jnp.full(size, value)})['a']
     for size in (32, 1024)
@@ -74,12 +74,12 @@ def test_constants_are_told_apart():
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'int32'])
-def test_a_checksum_sees_every_flipped_bit_and_every_swap(dtype):
+def test_a_flipped_bit_or_a_swap_changes_the_checksum(dtype):
   x = np.arange(12).reshape(3, 4).astype(jnp.dtype(dtype))
   (sound,) = tree.checksums([x]).values()
-  for at in range(0, 8 * x.nbytes, 5):
+  for bit in range(0, 8 * x.nbytes, 5):
     data = bytearray(x.tobytes())
-    data[at // 8] ^= 1 << at % 8
+    data[bit // 8] ^= 1 << bit % 8
     flipped = np.frombuffer(bytes(data), x.dtype).reshape(x.shape)
     assert tree.checksums([flipped])['0'] != sound
   assert tree.checksums([x[::-1]])['0'] != sound
