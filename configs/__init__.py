@@ -1,1 +1,4 @@
-"""Recipes: one file each, loaded by path; `common` makes the ConfigDict."""
+"""Recipes, one file each, loaded by path.
+
+`machinery` makes the ConfigDict, `common` holds pieces that recipes share.
+"""

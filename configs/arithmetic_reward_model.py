@@ -1,33 +1,51 @@
-"""SFT, then a reward model of the policy's own answers, on a laptop.
+"""SFT, then a reward model of the policy's own answers, on additions up to 49.
 
     python -m posttrain.main --config=configs/arithmetic_reward_model.py \\
         --workdir=DIR
 
-A policy like that of arithmetic_dpo.py, but of additions up to 49, answers
-training questions 16 times each; a copy of it, whose head is a number, learns
-which of two answers to a question was right. `eval/pairs/rewards/accuracies` is
-how often it is right about pairs of questions of which it was shown none. (It
-read the questions in SFT, with mistakes in three demonstrations of ten.)
+A policy like that of arithmetic_dpo.py answers training questions 16 times
+each; a copy of it with a scalar head learns which of two answers to a question
+is right. `eval/pairs/rewards/accuracies` is its accuracy on pairs of answers to
+450 questions that neither SFT nor the reward model trains on.
 
-`:tiny` runs every part of it in seconds and learns next to nothing.
+Expected, seeds 0 to 2: 0.923, 0.959, 0.965 of some 2,000 held-out pairs are
+told apart (0.588, 0.702, 0.615 after 200 of the 1,400 steps). Two cores of an
+Intel Xeon (2.5 GHz): three minutes for the pairs, nine to ten for the steps.
+
+Tried:
+  900 steps: 0.907, 0.917, 0.857.
+  On an easier tenth of the training questions, 64 pairs per step, 300 steps
+    unless said otherwise: the ranking loss alone, lr 1e-3, 0.702 after 550;
+    `lm_coef=1` 0.805; ranking at every token after the first difference as
+    well, 0.777; `lm_coef=1` with lr 1e-3 and 600 steps, 0.914; the same with 32
+    pairs per step and 800 steps, 0.902.
+  Sums and differences up to 99, `lm_coef=2`: 0.548 after 200 steps.
+  Two layers more: no effect in 120 steps.
+
+`:tiny` runs every part in seconds and learns next to nothing.
 """
 
-from configs import common
+from configs import common, machinery
 from posttrain import schema
+
+# First by example: a policy that is right about half of the time.
+SFT = common.arithmetic_sft(common.SUMS, steps=120)
+
+# Then by comparison: which of two of its answers is right.
+REWARD_MODEL = common.arithmetic_reward_model(SFT)
 
 
 def get_config(argument: str = ''):
-  if argument not in ('', 'tiny'):
-    raise ValueError(f"the argument must be '' or 'tiny': got {argument!r}")
-  tiny = argument == 'tiny'
-
-  # First by example: a policy that is right about half of the time.
-  sft = common.arithmetic_sft(tiny, sums=True)
-  # Then which of two of its answers was right.
-  rm = common.arithmetic_reward_model(tiny, sft)
-  run = schema.Run(
-    model=schema.PRESETS['tiny' if tiny else 'small'],
-    checkpoint=schema.Checkpoint(every=10 if tiny else 100),
-    stages={'sft': sft, 'rm': rm},
+  machinery.check_argument(argument, 'tiny')
+  config = machinery.config_dict(
+    schema.Run(
+      model=schema.PRESETS['small'],
+      checkpoint=schema.Checkpoint(every=100),
+      stages={'sft': SFT, 'rm': REWARD_MODEL},
+    )
   )
-  return common.get_config(run)
+  if argument == 'tiny':
+    common.shrink_model(config)
+    common.shrink_arithmetic_sft(config.sft)
+    common.shrink_arithmetic_reward_model(config.rm)
+  return config

@@ -1,168 +1,129 @@
-"""From the schema's dataclasses to the ConfigDict that a recipe returns.
-
-Every key of the schema exists in the result, once, with its default; the
-result is locked, so a misspelt key is an error and not a new key.
-"""
+"""Pieces that several recipes share: models, environments, stages."""
 
 import dataclasses
 import os
-import types
-import typing
 
-from ml_collections import config_dict
+import ml_collections
 
+from configs import machinery
 from posttrain import schema
 from posttrain.models import hf_config
 
+# Two-digit arithmetic with a mistake in three demonstrations of ten.
+ARITHMETIC = schema.Arithmetic(
+  ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
+)
+# Additions up to 49: few enough facts for a small reward model, which must
+# learn from whole answers which step of them is wrong.
+SUMS = schema.Arithmetic(
+  ops=('+',), max_operand=49, mistakes=0.3, train_tasks=1950, eval_tasks=450
+)
+# Additions up to 4 for `:tiny`: so easy that some answers of its model are
+# right, and pairs can be made.
+EASY_SUMS = schema.Arithmetic(
+  ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
+)
 
-def get_config(run: schema.Run) -> config_dict.ConfigDict:
-  """Returns the locked ConfigDict of a run.
 
-  `run.stages` becomes the tuple `stages` (names, in order) and one subtree
-  per stage under its own name.
+def pretrained(
+  folder: str | None,
+) -> tuple[schema.Model, schema.Tokenizer, str]:
+  """Returns model, tokenizer and `init` of a HuggingFace directory.
+
+  None gives the preset `tiny` on bytes, with random weights.
   """
-  config = _node(run)
-  del config['stages']
-  config['stages'] = tuple(run.stages)
-  for name, stage in run.stages.items():
-    if name in config:
-      raise ValueError(
-        f'a stage must not be named like a shared key: got {name!r}'
-      )
-    config[name] = _node(stage)
-  return config.lock()
-
-
-def words(argument: str, known: tuple[str, ...]) -> tuple[str | None, set[str]]:
-  """Reads `DIR`, `WORD` or `DIR,WORD,WORD` behind a recipe's name.
-
-  Returns:
-    The directory, None if none is named, and the words.
-  """
-  parts = argument.split(',')
-  folder = None if parts[0] in known else parts.pop(0)
-  there = folder and os.path.isdir(os.path.expanduser(folder))
-  bare = folder is None and 'lora' not in parts  # that corrects a directory's
-  if set(parts) - set(known) or not (there or bare):
-    raise ValueError(
-      'the argument behind the recipe must be a HuggingFace directory that '
-      f'exists, then words of {known}, as in FILE:DIR,lora: got {argument!r}'
-    )
-  return folder, set(parts)
-
-
-def pretrained(folder: str | None) -> tuple[schema.Model, schema.Tokenizer]:
-  """Model and tokenizer of a HuggingFace directory; None = tiny, on bytes."""
   if folder is None:
-    return schema.PRESETS['tiny'], schema.Tokenizer()
+    return schema.PRESETS['tiny'], schema.Tokenizer(), 'random'
   model = hf_config.read(os.path.expanduser(folder))
   model = dataclasses.replace(model, dtype='bfloat16', remat='block')
-  return model, schema.Tokenizer(path=folder)
+  return model, schema.Tokenizer(path=folder), folder
 
 
-def arithmetic_sft(tiny: bool, sums: bool = False) -> schema.Stage:
-  """The first rung of the ladder: by example, of a teacher who errs.
-
-  Sampled, two-digit arithmetic is then right less than half of the time; the
-  tiny one's questions are so easy that some of its answers are right as well.
-  `sums` are additions up to 49: few enough facts for a small reward model,
-  which has to find out by itself where an answer errs.
-  """
-  env = schema.Arithmetic(
-    ops=('+', '-'), max_operand=99, mistakes=0.3, eval_tasks=1000
-  )
-  if sums:
-    env = dataclasses.replace(
-      env, ops=('+',), max_operand=49, train_tasks=1950, eval_tasks=450
-    )
-  if tiny:
-    env = schema.Arithmetic(
-      ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
-    )
+def arithmetic_sft(env: schema.Arithmetic, steps: int) -> schema.Stage:
+  """Returns SFT on demonstrations, some with mistakes: a start to improve."""
   return schema.Stage(
     init='random',
-    steps=40 if tiny else 120 if sums else 220,
     envs={'arithmetic': schema.EnvEntry(env=env)},
+    rollout=schema.Rollout(slots=512, prefill_rows=64),
+    steps=steps,
     batch=schema.Batch(
-      prompts_per_step=8 if tiny else 64,
-      row_tokens=64,
-      micro_batch_tokens=256 if tiny else 1024,
+      prompts_per_step=64, row_tokens=64, micro_batch_tokens=1024
     ),
-    optim=schema.Optim(
-      lr=1e-2 if tiny else 2e-3, schedule='cosine', warmup_steps=10
-    ),
-    rollout=schema.Rollout(
-      slots=16 if tiny else 512, prefill_rows=8 if tiny else 64
-    ),
-    eval=schema.Eval(
-      prompts=4 if tiny else env.eval_tasks,
-      samples=2 if tiny else 1,
-      max_tokens=16 if tiny else 40,
-    ),
+    optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
+    eval=schema.Eval(prompts=env.eval_tasks, samples=1, max_tokens=40),
   )
 
 
-def arithmetic_reward_model(tiny: bool, sft: schema.Stage) -> schema.Stage:
-  """What an answer is worth: of two, the right one more."""
+def arithmetic_reward_model(sft: schema.Stage) -> schema.Stage:
+  """Returns a reward model's stage, on pairs of answers sampled after `sft`."""
   return schema.Stage(
     kind='ranking',
     init='stage:sft',
-    steps=10 if tiny else 1400,
     envs=questions(sft),
     pairs=schema.MadePairs(
-      prompts=15 if tiny else 1950,
-      samples=8 if tiny else 16,
-      per_prompt=1 if tiny else 6,
-      max_tokens=16 if tiny else 40,
-      eval_prompts=None if tiny else 450,
-    ),
-    batch=schema.Batch(
-      prompts_per_step=8 if tiny else 32,
-      row_tokens=120,
-      micro_batch_tokens=480 if tiny else 1920,
-    ),
-    # What it knows of sums as a language model is what it judges by.
-    loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
-    optim=schema.Optim(
-      lr=1e-3, schedule='cosine', warmup_steps=5 if tiny else 20
+      prompts=1950, samples=16, per_prompt=6, max_tokens=40, eval_prompts=450
     ),
     rollout=sft.rollout,
-    eval=schema.Eval(every=5 if tiny else 200),
+    steps=1400,
+    batch=schema.Batch(
+      prompts_per_step=32, row_tokens=120, micro_batch_tokens=1920
+    ),
+    # Cross-entropy on the chosen answers keeps the sums that the policy knows;
+    # the ranking loss alone unlearns them.
+    loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
+    optim=schema.Optim(lr=1e-3, schedule='cosine', warmup_steps=20),
+    eval=schema.Eval(every=200),
   )
 
 
 def questions(stage: schema.Stage) -> dict[str, schema.EnvEntry]:
-  """The environments of a stage, for one on pairs: they ask, and grade."""
+  """Returns a stage's environments, without algorithms, for one on pairs."""
   return {
     name: schema.EnvEntry(env=entry.env) for name, entry in stage.envs.items()
   }
 
 
-def _node(node) -> config_dict.ConfigDict:
-  """One dataclass as a ConfigDict; None becomes a typed placeholder."""
-  hints = typing.get_type_hints(type(node))
-  config = config_dict.ConfigDict()
-  for field in dataclasses.fields(node):
-    value = getattr(node, field.name)
-    if value is None:
-      config[field.name] = config_dict.placeholder(_type(hints[field.name]))
-    elif dataclasses.is_dataclass(value):
-      config[field.name] = _node(value)
-    elif isinstance(value, dict):
-      config[field.name] = config_dict.ConfigDict(
-        {
-          key: _node(child) if dataclasses.is_dataclass(child) else child
-          for key, child in value.items()
-        }
-      )
-    else:
-      config[field.name] = value
-  return config
+def shrink_model(config: ml_collections.ConfigDict) -> None:
+  """Sets the preset `tiny` and frequent checkpoints."""
+  config.model = machinery.node(schema.PRESETS['tiny'])
+  config.checkpoint.every = 10
 
 
-def _type(hint) -> type:
-  """The type that an optional field takes when it is set."""
-  assert isinstance(hint, types.UnionType), hint
-  kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-  plain = [kind for kind in kinds if not dataclasses.is_dataclass(kind)]
-  return plain[0] if plain else config_dict.ConfigDict
+def shrink_decoding(stage: ml_collections.ConfigDict) -> None:
+  """Sets easy questions with short answers, and a small engine."""
+  for entry in stage.envs.values():
+    entry.env = machinery.node(EASY_SUMS)
+  stage.rollout.slots = 16
+  stage.rollout.prefill_rows = 8
+
+
+def shrink_arithmetic_sft(sft: ml_collections.ConfigDict) -> None:
+  """Sets the sizes of `:tiny` in the stage of `arithmetic_sft`."""
+  shrink_decoding(sft)
+  sft.steps = 40
+  sft.batch.prompts_per_step = 8
+  sft.batch.micro_batch_tokens = 256
+  sft.optim.lr = 1e-2
+  shrink_arithmetic_eval(sft.eval)
+
+
+def shrink_arithmetic_eval(evaluation: ml_collections.ConfigDict) -> None:
+  """Sets the sizes of `:tiny` in the evaluation of `arithmetic_sft`."""
+  evaluation.prompts = 4
+  evaluation.samples = 2
+  evaluation.max_tokens = 16
+
+
+def shrink_arithmetic_reward_model(rm: ml_collections.ConfigDict) -> None:
+  """Sets the sizes of `:tiny` in the stage of `arithmetic_reward_model`."""
+  shrink_decoding(rm)
+  rm.pairs.prompts = 15
+  rm.pairs.samples = 8
+  rm.pairs.per_prompt = 1
+  rm.pairs.max_tokens = 16
+  machinery.unset(rm.pairs, 'eval_prompts')
+  rm.steps = 10
+  rm.batch.prompts_per_step = 8
+  rm.batch.micro_batch_tokens = 480
+  rm.optim.warmup_steps = 5
+  rm.eval.every = 5

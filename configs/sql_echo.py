@@ -1,23 +1,31 @@
-"""SFT, then echo, on SQL exploration: grpo that also learns what queries give.
+"""SFT, then echo, on SQL exploration: GRPO that also learns query results.
 
     python -m posttrain.main --config=configs/sql_echo.py --workdir=DIR
 
-configs/sql.py with another algorithm: cross-entropy of weight 0.01 on what the
-database says to a query, and to nothing else (`tools`); DESCRIBE and SAMPLE
-are tools as well: `--config.grpo.envs.sql.algorithm.tools='("describe",)'`.
+configs/sql.py with another algorithm: cross-entropy of weight 0.01 on the
+results of queries, and on no other text of the environment (`tools`). DESCRIBE
+and SAMPLE are tools as well:
+`--config.grpo.envs.sql.algorithm.tools='("describe",)'`.
 
-`:tiny` runs every part of it and learns nothing.
+Expected: not measured.
+
+`:tiny` runs every part and learns nothing.
 """
+
+import dataclasses
 
 from configs import sql
 from posttrain import schema
 
+ECHO = schema.Echo(
+  kl_beta=sql.GRPO.envs['sql'].algorithm.kl_beta,
+  tools=('query',),
+  # The default, 0.1, is for models that know language already.
+  roles={'tool': schema.EchoRole(alpha=0.01)},
+)
+ENTRY = dataclasses.replace(sql.GRPO.envs['sql'], algorithm=ECHO)
+STAGE = dataclasses.replace(sql.GRPO, envs={**sql.GRPO.envs, 'sql': ENTRY})
+
 
 def get_config(argument: str = ''):
-  echo = schema.Echo(
-    kl_beta=sql.GRPO.kl_beta,
-    tools=('query',),
-    # The default, 0.1, is for models that know language already.
-    roles={'tool': schema.EchoRole(alpha=0.01)},
-  )
-  return sql.get_config(argument, echo)
+  return sql.get_config(argument, STAGE)

@@ -4,124 +4,136 @@ r"""SFT, then GRPO, of a HuggingFace model on real databases.
 
 DIR is a HuggingFace directory (Llama 3, Qwen 2, 2.5 or 3, Gemma 2 or 3 text),
 best an instruct model: model, weights, tokenizer, chat template and stop tokens
-are its own. The data are questions about SQLite databases: a JSON list and a
+come from it. The data are questions about SQLite databases: a JSON list and a
 folder, `$POSTTRAIN_DATA/spider_mini/questions.json` and `database`;
 `--config.sft.envs.sql.env.data='{"type": "files", ...}'` (and the same for
-`grpo`) names others, of the form that `python -m posttrain.envs.sql DIR`
-writes. Whole databases are kept for evaluation. Prompts say the rules
-(`style='verbose'`); observations are user turns, for templates that know no
-tools. `--config.sft.envs.sql.env.role=tool` where they do.
+`grpo`) names others, in the format of `python -m posttrain.envs.sql DIR`. Whole
+databases are kept for evaluation. Prompts state the rules (`style='verbose'`);
+observations are user turns, for templates without tools;
+`--config.sft.envs.sql.env.role=tool` (and the same for `grpo`) is for others.
 
-`:DIR,lora` trains a rank-32 LoRA at a learning rate that suits one. A model
-that thinks first wants longer turns (`max_tokens`, `row_tokens`), or to be told
-not to: `--config.tokenizer.template_variables='{"enable_thinking": false}'`.
-Long episodes: `--config.grpo.envs.sql.sampler.keep_exchanges=3` forgets older
-ones in training, and `--config.grpo.eval.keep_exchanges=3` in evaluation: set
-both, or it is asked to play as it never learned to.
+`:DIR,lora` trains a rank-32 LoRA at ten times the learning rate. A model that
+thinks first needs longer turns (`max_tokens`, `row_tokens`), or
+`--config.tokenizer.template_variables='{"enable_thinking": false}'`.
+Long episodes: `--config.grpo.envs.sql.sampler.keep_exchanges=3` drops older
+exchanges in training, and `--config.grpo.eval.keep_exchanges=3` in evaluation:
+set both, or evaluation differs from training.
 
-What others call the options is in the table of configs/sql.py; their model_name
-is the DIR.
+configs/sql.py has a table of the options' names elsewhere; `model_name` is DIR.
+
+Expected: not measured on an accelerator.
 
 `:tiny` runs every part on bytes and random weights and learns nothing;
-`:DIR,tiny` does so with the directory's model and tokenizer. Nothing of it has
-been measured on an accelerator.
+`:DIR,tiny` does so with the directory's model and tokenizer.
 """
 
-import dataclasses
-
-from configs import common
+from configs import common, machinery
 from posttrain import schema
+
+# What is learned: questions about real databases.
+ENV = schema.Sql(
+  data=schema.SqlFiles(
+    questions='$POSTTRAIN_DATA/spider_mini/questions.json',
+    databases='$POSTTRAIN_DATA/spider_mini/database',
+  ),
+  difficulties=('easy', 'medium'),
+  style='verbose',
+  role='user',
+  budget=10,
+)
+
+# How episodes are decoded, and the shape of a step, in both stages. The longest
+# demonstration has 3,300 bytes.
+ROLLOUT = schema.Rollout(slots=128, prefill_rows=16, prefill_tokens=128)
+BATCH = schema.Batch(
+  prompts_per_step=32, row_tokens=4096, micro_batch_tokens=8 * 4096
+)
+
+# First by example, whole episodes of a teacher that looks up names first.
+SFT = schema.Stage(
+  envs={
+    'sql': schema.EnvEntry(
+      env=ENV,
+      algorithm=schema.Sft(),
+      sampler=schema.Dataset(too_long='truncate'),
+    )
+  },
+  rollout=ROLLOUT,
+  steps=40,
+  batch=BATCH,
+  optim=schema.Optim(
+    lr=1e-5, schedule='cosine', warmup_steps=5, weight_decay=0.0, beta2=0.99
+  ),
+  eval=schema.Eval(
+    prompts=200, samples=4, max_tokens=256, max_episode_tokens=3072
+  ),
+)
+
+# Then by trial, with a KL leash to the policy after SFT.
+GRPO = schema.Stage(
+  init='stage:sft',
+  envs={
+    'sql': schema.EnvEntry(
+      env=ENV,
+      algorithm=schema.Grpo(kl_beta=0.04),
+      sampler=schema.Policy(
+        temperature=1.0, max_tokens=256, max_episode_tokens=3072
+      ),
+      group_size=8,
+    )
+  },
+  rollout=ROLLOUT,
+  steps=200,
+  batch=BATCH,
+  loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+  optim=schema.Optim(
+    lr=1e-6, schedule='constant', warmup_steps=5, weight_decay=0.0, beta2=0.99
+  ),
+  eval=schema.Eval(
+    every=50, prompts=200, samples=4, max_tokens=256, max_episode_tokens=3072
+  ),
+)
 
 
 def get_config(argument: str = ''):
-  folder, words = common.words(argument, ('tiny', 'lora'))
-  tiny, lora = 'tiny' in words, 'lora' in words
-  model, tokenizer = common.pretrained(folder)
-
-  # What is asked about which databases, and how it is said.
-  env = schema.Sql(
-    data=schema.SqlFiles(
-      questions='$POSTTRAIN_DATA/spider_mini/questions.json',
-      databases='$POSTTRAIN_DATA/spider_mini/database',
-    ),
-    difficulties=('easy', 'medium'),
-    style='verbose',
-    role='user',
-    budget=4 if tiny else 10,
-  )
-  # How long a turn and an episode may be. The longest demonstration has 3,300
-  # bytes.
-  turn, row_tokens = 16 if tiny else 256, 4096
-  batch = schema.Batch(
-    prompts_per_step=2 if tiny else 32,
-    row_tokens=row_tokens,
-    micro_batch_tokens=row_tokens if tiny else 8 * row_tokens,
-  )
-  rollout = schema.Rollout(
-    slots=4 if tiny else 128, prefill_rows=4 if tiny else 16, prefill_tokens=128
-  )
-  evaluation = schema.Eval(
-    prompts=2 if tiny else 200,
-    samples=1 if tiny else 4,
-    max_tokens=turn,
-    max_episode_tokens=64 if tiny else 3072,
-  )
-  adapter = schema.Lora(rank=32) if lora else schema.Lora()
-  optim = schema.Optim(
-    lr=1e-4 if lora else 1e-5,
-    schedule='cosine',
-    warmup_steps=0 if tiny else 5,
-    weight_decay=0.0,
-    beta2=0.99,
-  )
-  # Whole episodes of a teacher who looks first: what the protocol is.
-  sft = schema.Stage(
-    init=folder or 'random',
-    lora=adapter,
-    steps=2 if tiny else 40,
-    envs={
-      'sql': schema.EnvEntry(
-        env=env,
-        algorithm=schema.Sft(),
-        sampler=schema.Dataset(too_long='truncate'),
-      )
-    },
-    batch=batch,
-    optim=optim,
-    rollout=rollout,
-    eval=evaluation,
-  )
-  # Then by trial, near what it was.
-  grpo = schema.Stage(
-    init='stage:sft',
-    lora=adapter,
-    steps=2 if tiny else 200,
-    envs={
-      'sql': schema.EnvEntry(
-        env=env,
-        # No answer of the tiny one is right: pruned, nothing would be left.
-        algorithm=schema.Grpo(kl_beta=0.04, prune_zero_advantage=not tiny),
-        sampler=schema.Policy(
-          temperature=1.0,
-          max_tokens=turn,
-          max_episode_tokens=64 if tiny else 3072,
-        ),
-        group_size=2 if tiny else 8,
-      )
-    },
-    batch=batch,
-    loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
-    optim=dataclasses.replace(
-      optim, lr=1e-5 if lora else 1e-6, schedule='constant'
-    ),
-    rollout=rollout,
-    eval=dataclasses.replace(evaluation, every=None if tiny else 50),
-  )
-  return common.get_config(
+  folder, words = machinery.parse_argument(argument, ('tiny', 'lora'))
+  model, tokenizer, init = common.pretrained(folder)
+  config = machinery.config_dict(
     schema.Run(
       model=model,
       tokenizer=tokenizer,
-      stages={'sft': sft, 'grpo': grpo},
       checkpoint=schema.Checkpoint(every=50, keep_last=1),
+      stages={'sft': SFT, 'grpo': GRPO},
     )
   )
+  config.sft.init = init
+  if 'lora' in words:
+    config.sft.lora.rank = config.grpo.lora.rank = 32
+    config.sft.optim.lr = 1e-4
+    config.grpo.optim.lr = 1e-5
+  if 'tiny' in words:
+    shrink(config)
+  return config
+
+
+def shrink(config):
+  """Sets sizes that run in seconds."""
+  for stage in (config.sft, config.grpo):
+    stage.envs.sql.env.budget = 4
+    stage.rollout.slots = 4
+    stage.rollout.prefill_rows = 4
+    stage.steps = 2
+    stage.batch.prompts_per_step = 2
+    stage.batch.micro_batch_tokens = stage.batch.row_tokens
+    stage.optim.warmup_steps = 0
+    stage.eval.prompts = 2
+    stage.eval.samples = 1
+    stage.eval.max_tokens = 16
+    stage.eval.max_episode_tokens = 64
+  entry = config.grpo.envs.sql
+  # No answer is right: with pruning, no token would train.
+  entry.algorithm.prune_zero_advantage = False
+  entry.sampler.max_tokens = 16
+  entry.sampler.max_episode_tokens = 64
+  entry.group_size = 2
+  machinery.unset(config.grpo.eval, 'every')

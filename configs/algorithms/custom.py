@@ -1,39 +1,46 @@
-"""custom: credit by a function of yours, here one that likes short answers.
+"""custom: a function of yours writes the credit, here a price per token.
 
     python -m posttrain.main --config=configs/algorithms/custom.py --workdir=DIR
 
-grpo less a price per token. Measured with seed 0 on two busy cores, 250 unseen
-questions: sampled answers right 0.576 of the time after the start, 0.714
-after; their length stays, for there is no shorter way to be right; two and a
-half minutes.
+grpo on the reward less 0.002 per sampled token.
+
+Expected, on 250 unseen questions, seed 0: sampled pass rate 0.576 after the
+start, 0.714 after; greedy 0.968, then 0.796. The length of answers stays: no
+right answer is shorter. Two busy cores of an AMD EPYC: two and a half minutes.
 """
 
-from configs import algorithms
+from configs import algorithms, machinery
 from posttrain import schema
 
 
-def get_config(argument: str = ''):
-  tiny = algorithms.is_tiny(argument)
-  sums = schema.EnvEntry(
-    env=algorithms.SUMS,
-    sampler=algorithms.SAMPLED,
-    group_size=8,
-    algorithm=schema.Custom(
-      import_path='configs.algorithms.custom:centered',
-      kwargs={'price': 0.002},
-      prune_zero_advantage=not tiny,
-    ),
-  )
-  return algorithms.run(
-    tiny,
-    start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
-    main=algorithms.trial(tiny, 60, prompts=32, sums=sums),
-  )
-
-
 def centered(inputs, price: float) -> list[list[float]]:
-  """The reward less a price per token, relative to the group's mean."""
+  """Returns rewards less a price per token, relative to the group's mean."""
   pairs = zip(inputs.rewards, inputs.completion_lengths, strict=True)
-  worth = [reward - price * length for reward, length in pairs]
-  mean = sum(worth) / len(worth)
-  return inputs.broadcast([one - mean for one in worth])
+  values = [reward - price * length for reward, length in pairs]
+  mean = sum(values) / len(values)
+  return inputs.broadcast([value - mean for value in values])
+
+
+START = algorithms.imitation(150, sums=algorithms.SUMS)
+MAIN = algorithms.trial(
+  60,
+  prompts=32,
+  sums=schema.EnvEntry(
+    env=algorithms.SUMS,
+    algorithm=schema.Custom(
+      import_path='configs.algorithms.custom:centered', kwargs={'price': 0.002}
+    ),
+    sampler=algorithms.SAMPLER,
+    group_size=8,
+  ),
+)
+
+
+def get_config(argument: str = ''):
+  machinery.check_argument(argument, 'tiny')
+  config = algorithms.config_dict(start=START, main=MAIN)
+  if argument == 'tiny':
+    algorithms.shrink(config)
+    # No answer is right: with pruning, no token would train.
+    config.main.envs.sums.algorithm.prune_zero_advantage = False
+  return config

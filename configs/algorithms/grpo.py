@@ -2,28 +2,34 @@
 
     python -m posttrain.main --config=configs/algorithms/grpo.py --workdir=DIR
 
-A start that imitates mistakes, then 60 steps of 32 questions x 8 answers.
-Measured with seed 0 on two busy cores, 250 unseen questions, 8 sampled answers
-each: right 0.576 of the time after the start, 0.716 after; greedy 0.968, then
-0.820; three minutes. `configs/arithmetic.py` goes further, with more of
-everything.
+SFT on demonstrations with mistakes, then 60 steps of 32 questions x 8 answers.
+
+Expected, on 250 unseen questions, seed 0: sampled pass rate 0.576 after the
+start, 0.716 after; greedy 0.968, then 0.820. Two busy cores of an AMD EPYC:
+three minutes. configs/arithmetic.py trains longer, on larger batches.
 """
 
-from configs import algorithms
+from configs import algorithms, machinery
 from posttrain import schema
+
+START = algorithms.imitation(150, sums=algorithms.SUMS)
+MAIN = algorithms.trial(
+  60,
+  prompts=32,
+  sums=schema.EnvEntry(
+    env=algorithms.SUMS,
+    algorithm=schema.Grpo(),
+    sampler=algorithms.SAMPLER,
+    group_size=8,
+  ),
+)
 
 
 def get_config(argument: str = ''):
-  tiny = algorithms.is_tiny(argument)
-  sums = schema.EnvEntry(
-    env=algorithms.SUMS,
-    sampler=algorithms.SAMPLED,
-    group_size=8,
-    # No answer of the tiny one is right: pruned, nothing would be left.
-    algorithm=schema.Grpo(prune_zero_advantage=not tiny),
-  )
-  return algorithms.run(
-    tiny,
-    start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
-    main=algorithms.trial(tiny, 60, prompts=32, sums=sums),
-  )
+  machinery.check_argument(argument, 'tiny')
+  config = algorithms.config_dict(start=START, main=MAIN)
+  if argument == 'tiny':
+    algorithms.shrink(config)
+    # No answer is right: with pruning, no token would train.
+    config.main.envs.sums.algorithm.prune_zero_advantage = False
+  return config

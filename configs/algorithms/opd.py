@@ -1,32 +1,44 @@
-"""opd: a teacher scores what the student says; no reward is read.
+"""opd: on-policy distillation; a teacher scores the student's tokens.
 
     python -m posttrain.main --config=configs/algorithms/opd.py --workdir=DIR
 
-A teacher is trained on demonstrations without mistakes, a student on some with
-mistakes; then the student samples 256 answers a step, and the teacher scores
-their tokens. Measured with seed 0 on two cores, 250 unseen questions:
-sampled answers right 0.986 of the time (teacher), 0.447 (student), 0.967
-(after 120 steps); greedy 1.000, 0.840, 0.996; 282 s.
+The teacher is trained on demonstrations without mistakes, the student on some
+with mistakes; then the student samples 256 answers per step, and the teacher's
+logprobs are the credit. Rewards are not read.
+
+Expected, on 250 unseen questions, seed 0: sampled pass rate 0.986 (teacher),
+0.447 (student), 0.967 (after 120 steps); greedy 1.000, 0.840, 0.996. Two cores
+of an AMD EPYC: 282 s.
+
+Tried:
+  64 answers per step, lr 5e-4, 100 steps: 0.451 to 0.640.
+  256 answers per step, lr 1e-3, 60 steps: 0.742.
 
 `--config.main.envs.sums.algorithm.reference='{"type": "endpoint", "name": ...,
-"base_url": "http://127.0.0.1:8000/v1"}'` takes a teacher that a server holds,
-for example `python -m posttrain.serve --checkpoint=DIR/checkpoints/teacher`.
+"base_url": "http://127.0.0.1:8000/v1"}'` has a teacher on a server, for example
+`python -m posttrain.serve --checkpoint=DIR/checkpoints/teacher`.
 """
 
-from configs import algorithms
+from configs import algorithms, machinery
 from posttrain import schema
+
+TEACHER = algorithms.imitation(300, sums=algorithms.RIGHT_SUMS)
+START = algorithms.imitation(150, sums=algorithms.SUMS)
+MAIN = algorithms.trial(
+  120,
+  prompts=256,
+  lr=7e-4,
+  sums=schema.EnvEntry(
+    env=algorithms.SUMS,
+    algorithm=schema.Opd(reference='stage:teacher'),
+    sampler=algorithms.SAMPLER,
+  ),
+)
 
 
 def get_config(argument: str = ''):
-  tiny = algorithms.is_tiny(argument)
-  sums = schema.EnvEntry(
-    env=algorithms.SUMS,
-    sampler=algorithms.SAMPLED,
-    algorithm=schema.Opd(reference='stage:teacher'),
-  )
-  return algorithms.run(
-    tiny,
-    teacher=algorithms.warm(tiny, 300, sums=algorithms.RIGHT),
-    start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
-    main=algorithms.trial(tiny, 120, prompts=256, lr=7e-4, sums=sums),
-  )
+  machinery.check_argument(argument, 'tiny')
+  config = algorithms.config_dict(teacher=TEACHER, start=START, main=MAIN)
+  if argument == 'tiny':
+    algorithms.shrink(config)
+  return config

@@ -1,37 +1,48 @@
-"""opsd: the policy that was shown how teaches the policy that was not.
+"""opsd: self-distillation; the teacher has the solution in its prompt.
 
     python -m posttrain.main --config=configs/algorithms/opsd.py --workdir=DIR
 
-The start learns to add, from demonstrations with mistakes, and to follow a
-hint. Then it samples 256 answers a step without one, and is scored as it was
-at the start, with the right way in front of it. No reward is read. Measured
-with seed 0 on two cores, 250 unseen questions: sampled answers right 0.565 of
-the time after the start, 0.939 after; greedy 0.960, then 0.996; 284 s. With
-the live policy for a teacher (reference 'policy', the default) and 64 answers
-a step it fell to 0.084: who teaches and who learns then lose the way together.
+SFT teaches sums, from demonstrations with mistakes, and to follow a hint. Then
+the policy samples 256 answers per step without a hint; the credit is the
+logprobs of the initial policy with the right demonstration as a hint. Rewards
+are not read.
+
+Expected, on 250 unseen questions, seed 0: sampled pass rate 0.565 after the
+start, 0.939 after; greedy 0.960, then 0.996. Two cores of an AMD EPYC: 284 s.
+
+Tried:
+  120 steps: sampled 0.948, greedy 0.984.
+  The current policy as the teacher (reference 'policy', the default), 64
+    answers per step, lr 5e-4: 0.084; teacher and student degrade together.
 """
 
 import dataclasses
 
-from configs import algorithms
+from configs import algorithms, machinery
 from posttrain import schema
 
 HINT = 'Do it like this: {demonstration}'
+# Following a hint has to be learned once; large models know it already.
+HINTED = dataclasses.replace(algorithms.SUMS, hint=HINT)
+
+START = algorithms.imitation(
+  250, row_tokens=128, sums=algorithms.SUMS, told=HINTED
+)
+MAIN = algorithms.trial(
+  100,
+  prompts=256,
+  lr=7e-4,
+  sums=schema.EnvEntry(
+    env=algorithms.RIGHT_SUMS,
+    algorithm=schema.Opsd(reference='init', template=HINT),
+    sampler=algorithms.SAMPLER,
+  ),
+)
 
 
 def get_config(argument: str = ''):
-  tiny = algorithms.is_tiny(argument)
-  # Reading a hint has to be learned once; large models come with it.
-  told = dataclasses.replace(algorithms.SUMS, hint=HINT)
-  sums = schema.EnvEntry(
-    env=algorithms.RIGHT,
-    sampler=algorithms.SAMPLED,
-    algorithm=schema.Opsd(reference='init', template=HINT),
-  )
-  return algorithms.run(
-    tiny,
-    start=algorithms.warm(
-      tiny, 250, row_tokens=128, sums=algorithms.SUMS, told=told
-    ),
-    main=algorithms.trial(tiny, 100, prompts=256, lr=7e-4, sums=sums),
-  )
+  machinery.check_argument(argument, 'tiny')
+  config = algorithms.config_dict(start=START, main=MAIN)
+  if argument == 'tiny':
+    algorithms.shrink(config)
+  return config

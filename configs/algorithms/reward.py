@@ -1,27 +1,35 @@
-"""reward: the reward as it is, without a baseline.
+"""reward: the reward is the advantage, without a baseline.
 
     python -m posttrain.main --config=configs/algorithms/reward.py --workdir=DIR
 
-A right answer becomes likelier, a wrong one is left alone. Measured with seed
-0 on two busy cores, 250 unseen questions: sampled answers right 0.576 of the
-time after the start, 0.859 after; greedy 0.968, then 0.904; three minutes.
+Right answers become likelier, wrong ones have advantage 0.
+
+Expected, on 250 unseen questions, seed 0: sampled pass rate 0.576 after the
+start, 0.859 after; greedy 0.968, then 0.904. Two busy cores of an AMD EPYC:
+three minutes.
 """
 
-from configs import algorithms
+from configs import algorithms, machinery
 from posttrain import schema
+
+START = algorithms.imitation(150, sums=algorithms.SUMS)
+MAIN = algorithms.trial(
+  60,
+  prompts=32,
+  sums=schema.EnvEntry(
+    env=algorithms.SUMS,
+    # Without pruning, wrong answers count in the mean over tokens: the update
+    # is smaller where fewer answers are right.
+    algorithm=schema.Reward(prune_zero_advantage=False),
+    sampler=algorithms.SAMPLER,
+    group_size=8,
+  ),
+)
 
 
 def get_config(argument: str = ''):
-  tiny = algorithms.is_tiny(argument)
-  sums = schema.EnvEntry(
-    env=algorithms.SUMS,
-    sampler=algorithms.SAMPLED,
-    group_size=8,
-    # Wrong answers count in the mean, or the step would not know of them.
-    algorithm=schema.Reward(prune_zero_advantage=False),
-  )
-  return algorithms.run(
-    tiny,
-    start=algorithms.warm(tiny, 150, sums=algorithms.SUMS),
-    main=algorithms.trial(tiny, 60, prompts=32, sums=sums),
-  )
+  machinery.check_argument(argument, 'tiny')
+  config = algorithms.config_dict(start=START, main=MAIN)
+  if argument == 'tiny':
+    algorithms.shrink(config)
+  return config

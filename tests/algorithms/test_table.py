@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs import common
+from configs import machinery
 from posttrain import algorithms, schema
 from posttrain.algorithms import streams
 from posttrain.config import load as config
@@ -79,12 +79,12 @@ def test_options_survive_the_config(row):
   """As a recipe, as JSON, and from the command line."""
   made = entry(row.cfg)
   run = schema.Run(stages={'main': schema.Stage(envs={'a': made})})
-  node = common.get_config(run)
+  node = machinery.config_dict(run)
   assert config.build(node) == config.build(
     config.from_dict(config.to_dict(config.build(node)))
   )
   assert config.build(node).stages['main'].envs['a'] == made
-  plain = common.get_config(
+  plain = machinery.config_dict(
     schema.Run(
       stages={
         'main': schema.Stage(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from configs import common
+from configs import machinery
 from posttrain import schema
 from posttrain.config import checks
 from posttrain.config import load as config
@@ -16,7 +16,7 @@ GRPO = schema.EnvEntry(
 
 def _resolve(*overrides):
   """Two stages, each with an environment `a`: `sft`, then `grpo`."""
-  node = common.get_config(
+  node = machinery.config_dict(
     schema.Run(
       stages={
         'sft': schema.Stage(envs={'a': schema.EnvEntry()}),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from configs import common
+from configs import machinery
 from posttrain import schema
 from posttrain.config import checks
 from posttrain.config import load as config
@@ -20,7 +20,7 @@ GRPO = schema.EnvEntry(
 def _resolve(*overrides):
   """`sft`, then `dpo`, `rm` and `grpo`, which asks `rm`."""
   envs = {'a': schema.EnvEntry()}
-  node = common.get_config(
+  node = machinery.config_dict(
     schema.Run(
       stages={
         'sft': schema.Stage(envs=envs),

@@ -217,8 +217,8 @@ def test_a_request_to_stop_ends_a_wait():
 
   stop, woken = preemption.Signal(), []
   server, gone = Server(), Server()
-  stop.wakes(server.close)
-  stop.wakes(gone.close)
+  stop.on_request(server.close)
+  stop.on_request(gone.close)
   del gone  # nothing of it is kept
   stop.request()
   assert stop.requested and woken == [server]
@@ -412,7 +412,8 @@ def _ask_the_rest():
 
   asked.ask()
   _explore(envs)
-  for cfg in (schema.ReverseText(), schema.AlphabetSort()):
+  custom = schema.CustomEnv(import_path='tests.envs.echoes:Echo')
+  for cfg in (schema.ReverseText(), schema.AlphabetSort(), custom):
     env = envs.make('a', cfg)
     for split in ('train', 'eval'):
       env.make(next(env.source(split, 0)))
@@ -436,7 +437,7 @@ def _ask_the_rest():
     )
   frozen = schema.EnvEntry(sampler=schema.Frozen(model='init'))
   made = environment.make('a', frozen, 64, fixtures.RENDERER, seed=0, index=0)
-  made.sampler.play(two_turns.TASK, 0)
+  made.sampler.spec(two_turns.TASK, 0)
   assert made.references == {'init': 'envs.a.sampler.model'}
   rewards = {
     'x': schema.RewardFn('tests.rollout.grading.judged:slow', judge='init')
@@ -471,7 +472,7 @@ def _make_pairs(stage):
       0,
     )
     choices.open(*sides)
-  assert len(choices.held_out.choices) == 2
+  assert len(choices.held_out.pairs) == 2
 
 
 def _explore(envs):

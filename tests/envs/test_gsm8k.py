@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from configs import common
+from configs import machinery
 from posttrain import envs, schema
 from posttrain.config import load as config
 from posttrain.envs import gsm8k
@@ -250,7 +250,7 @@ def test_resuming_with_an_edited_file_is_refused(path, tmp_path):
 def test_options_come_from_a_config(path):
   entry = schema.EnvEntry(env=schema.Gsm8k(path=path, lenient=False))
   run = schema.Run(stages={'sft': schema.Stage(envs={'words': entry})})
-  built = config.build(common.get_config(run)).stages['sft'].envs['words']
+  built = config.build(machinery.config_dict(run)).stages['sft'].envs['words']
   assert built.env == entry.env
   assert isinstance(envs.make('words', built.env), gsm8k.Gsm8k)
   with pytest.raises(dataclasses.FrozenInstanceError):

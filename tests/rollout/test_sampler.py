@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from configs import common
+from configs import machinery
 from posttrain import schema, types
 from posttrain.chat import renderer as chat
 from posttrain.config import load as config
@@ -90,7 +90,7 @@ def test_too_long_is_an_error_or_cut_on_request():
 
 @pytest.mark.parametrize('too_long', ['error', 'truncate'])
 def test_rows_that_train_nothing_are_refused_by_name(too_long):
-  with pytest.raises(ValueError, match='row-7 .* must carry a demonstration'):
+  with pytest.raises(ValueError, match='row-7 .* must have a demonstration'):
     _rollout(_task(demonstration=None), too_long=too_long)
   with pytest.raises(ValueError, match='row-7 .* must have a trained label'):
     _rollout(_task(demonstration=(USER,)), too_long=too_long)
@@ -113,7 +113,7 @@ def test_rows_that_train_nothing_are_refused_by_name(too_long):
 )
 def test_the_policy_is_sampled_from_its_whole_law(field, value):
   entry = schema.EnvEntry(sampler=schema.Policy())
-  made = common.get_config(
+  made = machinery.config_dict(
     schema.Run(stages={'grpo': schema.Stage(envs={'e': entry})})
   )
   key = 'grpo.envs.e.sampler'
