@@ -147,7 +147,7 @@ class Way:
   def run(self) -> None:
     self._watched.seconds = self._driver.env_seconds = 0.0
     start = time.perf_counter()
-    rollouts = self._driver.play(self._plays)
+    rollouts = self._driver.run(self._plays)
     self.seconds.append(
       (
         time.perf_counter() - start,
@@ -206,7 +206,7 @@ def ways(args) -> dict[str, Way]:
   plays, task = [], None
   for uid in range(args.episodes):
     task = task if uid % GROUP else next(entry.source)
-    plays.append(entry.sampler.play(task, uid))
+    plays.append(entry.sampler.spec(task, uid))
 
   def way(engine, plays=plays, **options) -> Way:
     return Way(engine, built.renderer, stage, plays, **options)

@@ -135,8 +135,8 @@ class Rollout:
     return self.messages[: len(self.task.prompt)] or self.task.prompt
 
   @property
-  def said(self) -> Messages:
-    """What came after the prompt."""
+  def completion_messages(self) -> Messages:
+    """The messages after the prompt."""
     return self.messages[len(self.task.prompt) :]
 
 

@@ -112,8 +112,8 @@ def engine(capacity=ROW_TOKENS, mesh=None):
 class Driver(drivers.Driver):
   """Remembers what it played."""
 
-  def play(self, plays):
-    self.plays, self.rollouts = plays, super().play(plays)
+  def run(self, specs):
+    self.specs, self.rollouts = specs, super().run(specs)
     return self.rollouts
 
 

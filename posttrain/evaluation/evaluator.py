@@ -136,7 +136,7 @@ class Evaluator:
 
     Args:
       tasks: the tasks and the evaluation's options.
-      driver: plays episodes with the policy.
+      driver: runs episodes with the policy.
       scorer: scores samples under the model 'init'; needed with `eval.kl`.
     """
     self.tasks = tasks
@@ -175,13 +175,13 @@ class Evaluator:
     """Plays the prompts of `eval.suite`; returns the answers in their order."""
     uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
     suite = self.tasks.suite
-    plays = [
-      drivers.Play(
+    specs = [
+      drivers.EpisodeSpec(
         uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
       )
       for index, task in enumerate(suite.tasks)
     ]
-    rollouts = self._driver.play(plays) if plays else []
+    rollouts = self._driver.run(specs) if specs else []
     return [
       SuiteAnswer(x.prompt, x.text, x.stop_reason, x.tokens)
       for x in map(answer, rollouts)
@@ -266,9 +266,9 @@ class Evaluator:
     count: int,
   ) -> list[list[types.Rollout]]:
     """Plays every task `count` times; returns a group per task."""
-    rollouts = self._driver.play(
+    rollouts = self._driver.run(
       [
-        drivers.Play(
+        drivers.EpisodeSpec(
           uid + index * _TASK_UIDS + i,
           env,
           task,
@@ -332,7 +332,7 @@ def answer(
     sampled: rollouts of the same task at temperature 1; their grades are kept.
   """
   task, score = rollout.task, rollout.score
-  messages = rollout.said
+  messages = rollout.completion_messages
   text = (
     messages[0]['content']
     if len(messages) == 1

@@ -1,23 +1,24 @@
-"""Plays environments against the decode engine, many episodes at once.
+"""Runs many episodes at once against the decode engine.
 
 1. Every episode is made, reset, and its prompt submitted, in the order given:
-   members of a group stand next to each other, so that the engine prefills
-   their common prompt once.
-2. The engine is polled. Each turn that stops goes to its episode at once,
-   which answers; the slot is extended and goes on, or it is released and the
-   episode graded. Nobody waits for another's turn. An episode whose history
-   is another than before goes on in another slot, with a new prompt: the chat
-   template rewrites it, or the policy sees no more than the end of it.
-3. Rollouts come back in the order of the plays.
+   members of a group are neighbours, so that the engine prefills their common
+   prompt once.
+2. The engine is polled. A turn that stops is passed to its environment at
+   once; then the slot is extended with the environment's reply, or it is
+   released and the episode graded. Episodes do not wait for each other. An
+   episode whose history has changed continues in another slot, with a new
+   prompt: the chat template rewrote the history, or the policy sees only the
+   end of it.
+3. Rollouts are returned in the order of the specs.
 
-An environment that is `blocking` is called in threads, all episodes side by
-side, while the engine decodes the others; see `pool`. The others are called
-here; with `overlap` while the device is at the next chunk.
+An environment with `blocking` is called in threads, all episodes concurrently,
+while the engine decodes the others; see `pool`. The other environments are
+called in this thread; with `overlap` while the device decodes the next chunk.
 
-Order depends on completions as the engine returns them, and on how many chunks
-it has decoded, never on time. An environment that raises costs its own episode
-and no other: the rollout is an 'error' with the exception's words, no samples
-and no reward.
+Order depends on the order of completions, and on the number of decoded chunks,
+never on time. An environment that raises ends its own episode and no other:
+the rollout's stop reason is 'error', with the exception's text, no samples and
+no reward.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ from posttrain import schema, types
 from posttrain.chat import renderer as chat
 from posttrain.rollout import episode, pool
 
-Engine, Play = episode.Engine, episode.Play
+Engine, EpisodeSpec = episode.Engine, episode.EpisodeSpec
 
 
 class Driver:
-  """Plays episodes to their ends."""
+  """Runs episodes to their ends."""
 
   def __init__(
     self,
@@ -45,11 +46,12 @@ class Driver:
     """Makes a driver.
 
     Args:
-      engine: decodes. Where it has them, `step` (a chunk) is asked while
-        environments are called in threads, and `launch` by `cfg.overlap`.
-      renderer: of what is said.
-      max_length: tokens of a sample: the longest that can train.
-      cfg: how environments are called; None = as by default.
+      engine: decodes the policy's turns. Two methods are optional: `step` (one
+        chunk) is used while environments run in threads, and `launch` with
+        `cfg.overlap`.
+      renderer: turns messages into tokens.
+      max_length: the most tokens of a sample that can train.
+      cfg: how environments are called; None = the defaults.
     """
     self._engine = engine
     self._renderer = renderer
@@ -59,79 +61,78 @@ class Driver:
     self._launch = None
     if self._cfg.overlap:
       self._launch = getattr(engine, 'launch', None)
-    # Spent in calls of environments so far, but for those in threads.
+    # Seconds spent in environments so far, except those called in threads.
     self.env_seconds = 0.0
 
-  def play(self, plays: Sequence[Play]) -> list[types.Rollout]:
-    """Returns one rollout per play, in order.
+  def run(self, specs: Sequence[EpisodeSpec]) -> list[types.Rollout]:
+    """Returns one rollout per spec, in order.
 
-    A rollout's `messages` are all that was said; its one sample (or several,
-    see `transcript`) ends with the last token that the policy sampled. How it
-    stops:
+    A rollout's `messages` are the whole conversation; its one sample (or
+    several, see `transcript`) ends with the last token that the policy sampled.
+    Stop reasons:
 
       error: the environment raised, its messages cannot be rendered, or a
-        reward is not finite. `error` says '<env>/<task id>: <Type>: <words>'.
-      overflow: `max_length`, the play's `max_episode_tokens`, or the engine's
-        capacity, cut the last turn, or left no token for the next one. Where
-        the prompt itself leaves none there is no sample, and no reward either:
-        nobody answered.
-      max_tokens: the last turn was cut at the play's `max_tokens`.
-      env_done, max_turns: the environment said done; it has no turn left.
-      eos: the one turn of a single-turn environment came to its end.
+        reward is not finite. `error` is '<env>/<task id>: <Type>: <text>'.
+      overflow: `max_length`, the spec's `max_episode_tokens`, or the engine's
+        capacity, cut the last turn, or left no token for the next one. If the
+        prompt itself leaves none, there is no sample and no reward.
+      max_tokens: the last turn was cut at the spec's `max_tokens`.
+      env_done, max_turns: the environment was done; no turn was left.
+      eos: the one turn of a single-turn environment ended with an eos.
     """
-    all_games = {
-      play.uid: episode.Game(
-        play, self._engine, self._renderer, self._max_length
+    runs = {
+      spec.uid: episode.EpisodeRun(
+        spec, self._engine, self._renderer, self._max_length
       )
-      for play in plays
+      for spec in specs
     }
-    assert len(all_games) == len(plays), 'the uid of a play must be unique'
+    assert len(runs) == len(specs), 'the uid of an episode must be unique'
     rollouts: dict[int, types.Rollout] = {}
     with contextlib.ExitStack() as stack:
-      for game in all_games.values():
-        stack.callback(game.abandon)  # closes it where we do not get so far
+      for run in runs.values():
+        stack.callback(run.abandon)  # closes episodes after an exception
       calls = stack.enter_context(
         pool.Pool(self._cfg.env_threads, self._cfg.env_chunks)
       )
-      told = [(uid, None) for uid in all_games]
-      while len(rollouts) < len(plays):
-        for uid, value in told:
-          ended = self._go_on(all_games[uid], uid, value, calls)
-          if ended is not None:
-            rollouts[uid] = ended
-        told = self._wait(calls, len(plays) - len(rollouts))
-    return [rollouts[play.uid] for play in plays]
+      results: list[tuple[int, Any]] = [(uid, None) for uid in runs]
+      while len(rollouts) < len(specs):
+        for uid, result in results:
+          rollout = self._advance(runs[uid], uid, result, calls)
+          if rollout is not None:
+            rollouts[uid] = rollout
+        results = self._wait(calls, len(specs) - len(rollouts))
+    return [rollouts[spec.uid] for spec in specs]
 
-  def _go_on(
-    self, game: episode.Game, uid: int, value: Any, calls: pool.Pool
+  def _advance(
+    self, run: episode.EpisodeRun, uid: int, result: Any, calls: pool.Pool
   ) -> types.Rollout | None:
-    """Tells a game what it waits for; a rollout if that ends it."""
+    """Sends an episode its result; returns the rollout if that ends it."""
     try:
-      call = game.run.send(value)
+      call = run.generator.send(result)
       while call is not None:
-        if game.blocking:
+        if run.blocking:
           calls.add(uid, call)
           break
         start = time.perf_counter()
-        value = call()
+        result = call()
         self.env_seconds += time.perf_counter() - start
-        call = game.run.send(value)
+        call = run.generator.send(result)
     except StopIteration as end:
       return end.value
     return None
 
-  def _wait(self, calls: pool.Pool, games_left: int) -> list[tuple[int, Any]]:
-    """Returns what happens next, if anything: (uid, what it is told)."""
-    if not games_left:
+  def _wait(self, calls: pool.Pool, num_running: int) -> list[tuple[int, Any]]:
+    """Waits for the next results; returns (uid, result) pairs."""
+    if not num_running:
       return []
-    if due := calls.due(idle=len(calls) == games_left):
+    if due := calls.due(idle=len(calls) == num_running):
       return due
     if len(calls):
       completions = self._step()
       calls.tick()
     else:
       completions = self._engine.poll()
-      assert completions, f'the engine must answer {games_left} episodes'
+      assert completions, f'the engine must complete {num_running} requests'
     if self._launch is not None:
       self._launch()
-    return [(episode.uid_of(done.id), done) for done in completions]
+    return [(episode.uid_of(x.id), x) for x in completions]

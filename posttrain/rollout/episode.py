@@ -1,12 +1,12 @@
-"""One episode in play: what it wants next, of the environment or the engine.
+"""One running episode: a generator of environment calls and engine requests.
 
-A game is a generator. It gives its turns to the engine itself, and yields
+An `EpisodeRun` submits its own turns to the engine. Its generator yields
 
-    a call into its environment, to be sent what that returns
-    None, to be sent the completion of the turn that the engine was asked for
+    a call into its environment, and is sent the call's result
+    None, and is sent the completion of the turn that it has requested
 
-until it returns its rollout. So who drives it decides when, and in which
-thread, the environment is called; the transcript is the driving thread's.
+until it returns its rollout. The caller decides when, and in which thread, the
+environment is called; the transcript belongs to the caller's thread.
 """
 
 import contextlib
@@ -25,89 +25,101 @@ from posttrain.envs import base
 from posttrain.rollout import transcript as transcripts
 from posttrain.rollout.grading import functions
 
-# Where in a request's id the restarts are counted; the other bits are the uid.
+# The bits of a request id that count restarts; the other bits are the uid.
 _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 
-Call = Callable[[], Any]  # into an environment; returns an `EnvError` of it
+Call = Callable[[], Any]  # into an environment; returns its `EnvError`, if any
 
 
 @dataclasses.dataclass(frozen=True)
-class Play:
-  """An episode to play."""
+class EpisodeSpec:
+  """An episode to run: a task, its environment, and the limits."""
 
   # Unique over the whole run; with the engine's seed it decides all draws.
   uid: int
   env: base.Env
   task: types.Task
-  # 0 = greedy. Its samples then carry temperature 1, that of their logprobs:
-  # a law of temperature 0 has none.
+  # 0 = greedy. The samples then carry temperature 1, the temperature of their
+  # logprobs: greedy decoding has no distribution of its own.
   temperature: float
-  max_tokens: int  # of a turn, at least 1
-  # That the episode may add to its prompt, at least 1; None = any number.
+  max_tokens: int  # per turn, at least 1
+  # Tokens that the episode may add to its prompt, at least 1; None = no limit.
   max_episode_tokens: int | None = None
-  # The last so many, at least 1, are what the policy sees; None = all.
+  # Number of last exchanges that the policy sees, at least 1; None = all.
   keep_exchanges: int | None = None
 
 
 class Engine(Protocol):
-  """What plays ask of `decode.engine`."""
+  """The methods of `decode.engine.Engine` that episodes use."""
 
   def submit(self, request: requests.Request) -> None:
     """Queues a request."""
 
   def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
-    """Lets a held slot that has stopped go on behind more tokens."""
+    """Appends tokens to a held sequence that has stopped, and decodes on."""
 
   def poll(self) -> list[requests.Completion]:
-    """Runs until a request stops; returns all that did."""
+    """Decodes until a request stops; returns all stopped ones."""
+    ...
 
   def release(self, id: int) -> None:
     """Frees a held slot."""
 
 
 def uid_of(request_id: int) -> int:
-  """Returns the episode of a request, see `Game`."""
+  """Returns the uid of the episode that a request belongs to."""
   return request_id & ~((_MAX_RESTARTS - 1) << _RESTART_BIT)
 
 
 class EnvError(Exception):
-  """The environment failed; says which, at what, and how."""
+  """A failure of the environment, with the names of environment and task."""
 
   def __init__(self, task: types.Task, error: Exception):
-    words = f'{task.env}/{task.id}: {type(error).__name__}: {error}'
-    super().__init__(words)
+    text = f'{task.env}/{task.id}: {type(error).__name__}: {error}'
+    super().__init__(text)
 
 
-class Game:
-  """One episode: its transcript, its slot, and what it waits for."""
+class EpisodeRun:
+  """One episode: its transcript, its slot, and its `generator`."""
 
   def __init__(
-    self, play: Play, engine: Engine, renderer: chat.Renderer, max_length: int
+    self,
+    spec: EpisodeSpec,
+    engine: Engine,
+    renderer: chat.Renderer,
+    max_length: int,
   ):
-    """Args: max_length: tokens of a sample; others as of `Driver`."""
-    assert play.env.max_turns >= 1 and play.max_tokens >= 1
-    assert uid_of(play.uid) == play.uid, f'uids leave bits for restarts: {play}'
-    self._play, self._engine, self._max_length = play, engine, max_length
+    """Prepares an episode; nothing runs before the generator does.
+
+    Args:
+      spec: the episode to run.
+      engine: decodes the policy's turns.
+      renderer: turns messages into tokens.
+      max_length: the most tokens of a sample.
+    """
+    assert spec.env.max_turns >= 1 and spec.max_tokens >= 1
+    assert uid_of(spec.uid) == spec.uid, f'uids leave bits for restarts: {spec}'
+    self._spec, self._engine, self._max_length = spec, engine, max_length
     self._stop_ids = renderer.stop_ids
-    self._transcript = transcripts.Transcript(renderer, play.keep_exchanges)
-    self._side = _Side(play)
-    self._slot: int | None = None  # the request that holds one, or will
-    self.blocking = play.env.blocking
-    self.run = self._run()
+    self._transcript = transcripts.Transcript(renderer, spec.keep_exchanges)
+    self._env = _EnvCalls(spec)
+    self._slot: int | None = None  # id of the request that holds a slot
+    self.blocking = spec.env.blocking
+    self.generator = self._run()
 
   def abandon(self) -> None:
-    """Closes an episode that is open; it has failed, or another's has."""
-    self._side.abandon()
+    """Closes the environment's episode if it is still open."""
+    self._env.abandon()
 
   def _run(self) -> Generator[Call | None, Any, types.Rollout]:
     try:
       return (yield from self._episode())
     except EnvError as error:
-      self._leave()
+      self._release_slot()
       yield self.abandon
       return types.Rollout(
-        self._play.uid,
-        self._play.task,
+        self._spec.uid,
+        self._spec.task,
         self._transcript.messages,
         (),
         types.Score(None),
@@ -116,140 +128,142 @@ class Game:
       )
 
   def _episode(self) -> Generator[Call | None, Any, types.Rollout]:
-    """Plays on until the end, or until the environment fails."""
-    says, stop_reason = (yield from self._ask(self._side.open)), None
+    """Runs the episode to its end, or until the environment fails."""
+    messages, stop_reason = (yield from self._call(self._env.open)), None
     while stop_reason is None:
-      ids, says = self._hear(says), ()
-      if self._room < 1:
+      ids, messages = self._append_environment(messages), ()
+      if self._tokens_left < 1:
         stop_reason = 'overflow'
         break
-      self._speak(ids)
+      self._request_turn(ids)
       completion = yield
-      if not len(completion.ids):  # the engine had no room for the turn
+      if not len(completion.ids):  # the engine's cache was full
         stop_reason = 'overflow'
         break
-      cut = self._cut(completion)
-      text = self._transcript.say(completion)
-      says, reward, done = yield from self._ask(
-        self._side.step, text, completion.stop_reason != 'eos'
+      cut = self._cut_reason(completion)
+      text = self._transcript.append_completion(completion)
+      messages, reward, done = yield from self._call(
+        self._env.step, text, completion.stop_reason != 'eos'
       )
-      self._transcript.credit(reward, cut or 'eos')
+      self._transcript.add_outcome(reward, cut or 'eos')
       stop_reason = self._stop_reason(cut, done)
-    self._leave()
+    self._release_slot()
     turns = self._transcript.turns()
-    score = yield from self._ask(self._side.end, bool(turns))
-    return self._rollout(says, turns, score, stop_reason)
+    score = yield from self._call(self._env.end, bool(turns))
+    return self._rollout(messages, turns, score, stop_reason)
 
-  def _rollout(self, unheard, turns, score, stop_reason: str) -> types.Rollout:
-    play, transcript = self._play, self._transcript
+  def _rollout(self, unseen, turns, score, stop_reason: str) -> types.Rollout:
+    """Builds the rollout; `unseen`: messages after the policy's last turn."""
+    spec, transcript = self._spec, self._transcript
     return types.Rollout(
-      play.uid,
-      play.task,
-      (*transcript.messages, *unheard),
-      transcript.samples(play.task, play.temperature or 1.0),
+      spec.uid,
+      spec.task,
+      (*transcript.messages, *unseen),
+      transcript.samples(spec.task, spec.temperature or 1.0),
       score,
       stop_reason,
       turns=turns,
     )
 
-  def _ask(self, fn: Callable[..., Any], *args):
-    """Has the environment called; returns what it says."""
-    found = yield functools.partial(self._guard, fn, *args)
-    if isinstance(found, EnvError):
-      raise found
-    return found
+  def _call(self, fn: Callable[..., Any], *args):
+    """Yields a call into the environment; returns its result."""
+    result = yield functools.partial(self._catch, fn, *args)
+    if isinstance(result, EnvError):
+      raise result
+    return result
 
-  def _guard(self, fn: Callable[..., Any], *args) -> Any:
-    """Around calls into the environment, and around no code of ours."""
+  def _catch(self, fn: Callable[..., Any], *args) -> Any:
+    """Returns the call's result; an exception becomes an EnvError."""
     try:
       return fn(*args)
     except Exception as error:
-      return EnvError(self._play.task, error)
+      return EnvError(self._spec.task, error)
 
-  def _hear(self, messages: types.Messages) -> np.ndarray:
-    """Appends what the environment said; returns the ids to go on behind."""
+  def _append_environment(self, messages: types.Messages) -> np.ndarray:
+    """Appends the environment's messages; returns the ids to decode after."""
     try:
-      return self._transcript.hear(messages)
+      return self._transcript.append_environment(messages)
     except ValueError as error:  # the template refuses them
-      raise EnvError(self._play.task, error) from error
+      raise EnvError(self._spec.task, error) from error
 
-  def _speak(self, ids: np.ndarray) -> None:
-    """Asks the engine for a turn behind these ids."""
-    play = self._play
-    budget = min(play.max_tokens, self._room)
-    # Another after each restart, and with it other random numbers.
+  def _request_turn(self, ids: np.ndarray) -> None:
+    """Requests the policy's next turn, which continues these ids."""
+    spec = self._spec
+    budget = min(spec.max_tokens, self._tokens_left)
+    # Another id after each restart, and with it other random numbers.
     assert self._transcript.restarts < _MAX_RESTARTS
-    id = play.uid | self._transcript.restarts << _RESTART_BIT
+    id = spec.uid | self._transcript.restarts << _RESTART_BIT
     if self._slot == id:
       self._engine.extend(id, ids, budget)
       return
-    self._leave()
-    holds = play.env.max_turns > 1  # its slot, between turns
+    self._release_slot()
+    hold = spec.env.max_turns > 1  # keep the slot between turns
     self._engine.submit(
       requests.Request(
         id=id,
         ids=ids,
         max_tokens=budget,
         stop_ids=self._stop_ids,
-        sampling=requests.Sampling(temperature=play.temperature),
-        hold=holds,
+        sampling=requests.Sampling(temperature=spec.temperature),
+        hold=hold,
       )
     )
-    self._slot = id if holds else None
+    self._slot = id if hold else None
 
-  def _leave(self) -> None:
+  def _release_slot(self) -> None:
     slot, self._slot = self._slot, None
     if slot is not None:
       self._engine.release(slot)
 
   @property
-  def _room(self) -> int:
-    """Tokens that the episode may yet grow by."""
-    room, budget = self._max_length, self._play.max_episode_tokens
-    room -= len(self._transcript)
-    return (
-      room if budget is None else min(room, budget - self._transcript.added)
-    )
+  def _tokens_left(self) -> int:
+    """Tokens by which the episode may still grow."""
+    left = self._max_length - len(self._transcript)
+    budget = self._spec.max_episode_tokens
+    if budget is None:
+      return left
+    return min(left, budget - self._transcript.num_added)
 
-  def _cut(self, completion: requests.Completion) -> str | None:
-    """What cut a turn off, which is not yet in the transcript; or None."""
+  def _cut_reason(self, completion: requests.Completion) -> str | None:
+    """Returns the budget that cut a turn not yet appended; None = an eos."""
     if completion.stop_reason == 'eos':
       return None
-    if self._room < self._play.max_tokens:
+    if self._tokens_left < self._spec.max_tokens:
       return 'overflow'
     return completion.stop_reason
 
   def _stop_reason(self, cut: str | None, done: bool) -> str | None:
-    """Why the episode ends with this turn; None if it goes on."""
-    max_turns = self._play.env.max_turns
+    """Returns why the episode ends with this turn; None if it continues."""
+    max_turns = self._spec.env.max_turns
     if cut == 'overflow':
       return cut
-    if not done and len(self._transcript.said) < max_turns:
+    if not done and self._transcript.num_turns < max_turns:
       return None
     if cut is not None:
       return cut
     return 'eos' if max_turns == 1 else 'env_done' if done else 'max_turns'
 
 
-class _Side:
-  """The environment's side of an episode: all calls into it, and checks.
+class _EnvCalls:
+  """All calls into the environment's episode, with checks of their results.
 
-  One call at a time, in whatever thread.
+  Calls do not overlap, and may come from different threads.
   """
 
-  def __init__(self, play: Play):
-    self._play = play
+  def __init__(self, spec: EpisodeSpec):
+    self._spec = spec
     self._episode: base.Episode | None = None
 
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""
-    self._episode = self._play.env.make(self._play.task)
+    self._episode = self._spec.env.make(self._spec.task)
     return _checked(self._episode.reset())
 
   def step(
     self, text: str, truncated: bool
   ) -> tuple[types.Messages, float, bool]:
-    """Takes a turn; returns what is said to it, its reward, and if it ends."""
+    """Passes a turn on; returns the new messages, the reward, and `done`."""
+    assert self._episode is not None
     out = self._episode.step(text, truncated)
     if not abs(out.reward) <= functions.LARGEST:  # or NaN
       raise ValueError(
@@ -258,19 +272,20 @@ class _Side:
       )
     return _checked(out.messages), float(out.reward), bool(out.done)
 
-  def end(self, played: bool) -> types.Score:
-    """Grades the episode, if anybody has played it, and closes it."""
-    score = self._episode.grade() if played else types.Score(None)
+  def end(self, has_turns: bool) -> types.Score:
+    """Grades the episode, unless it has no turn, and closes it."""
+    assert self._episode is not None
+    score = self._episode.grade() if has_turns else types.Score(None)
     if not abs(score.reward or 0) <= functions.LARGEST:  # or NaN
       raise ValueError(
         f'reward must be finite, of a size of at most {functions.LARGEST:g}: '
-        f'got {score.reward!r}; None says that an episode is not scorable'
+        f'got {score.reward!r}; None marks an episode as not scorable'
       )
     self._close()
     return score
 
   def abandon(self) -> None:
-    """Closes the episode, whatever state it is in."""
+    """Closes the episode in any state; ignores its exceptions."""
     with contextlib.suppress(Exception):
       self._close()
 

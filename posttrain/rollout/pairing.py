@@ -82,9 +82,9 @@ def make(
     tasks = asked(env, cfg, seed, split)
     first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
     rollouts = iter(
-      driver.play(
+      driver.run(
         [
-          drivers.Play(
+          drivers.EpisodeSpec(
             first + i * _TASK_UIDS + k,
             env,
             task,
@@ -165,8 +165,10 @@ def _choose(
   sides = {True: {}, False: {}}
   for rollout in rollouts:
     answers = sides[rollout.score.correct]
-    count.repeated += repr(rollout.said) in answers
-    answers.setdefault(repr(rollout.said), rollout.said)
+    count.repeated += repr(rollout.completion_messages) in answers
+    answers.setdefault(
+      repr(rollout.completion_messages), rollout.completion_messages
+    )
   for said in sides[True].keys() & sides[False].keys():
     count.contradicted += 2
     del sides[True][said], sides[False][said]

@@ -1,7 +1,7 @@
-"""Samplers: an environment's tasks in, groups of rollouts out.
+"""Samplers: groups of rollouts of an environment's tasks.
 
-One per environment. It owns where rollouts come from, and whether the policy
-made them (`on_policy`): they then have logprobs and a version.
+Each environment has one. It decides where rollouts come from, and whether the
+policy sampled them (`on_policy`): then they have logprobs and a version.
 """
 
 import collections
@@ -18,7 +18,7 @@ from posttrain.rollout import driver as drivers
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-  """A task that was drawn, and who makes which rollouts of it."""
+  """A drawn task, its sampler, and the uids of its rollouts."""
 
   task: types.Task
   sampler: 'DatasetSampler | ModelSampler'
@@ -28,30 +28,31 @@ class Draw:
 def sample(
   draws: Sequence[Draw], players: Mapping[schema.Reference, drivers.Driver]
 ) -> list[list[types.Rollout]]:
-  """Returns a group of rollouts per draw; all of a model's are played at once.
+  """Returns a group of rollouts per draw; runs all of a model's at once.
 
   Args:
-    draws: in any order; uids are unique.
-    players: by the model that a sampler plays with.
+    draws: tasks in any order; uids are unique.
+    players: the driver of each model that a sampler uses.
   """
-  plays = collections.defaultdict(list)
+  by_model = collections.defaultdict(list)
   rollouts = {}
   for draw in draws:
     for uid in draw.uids:
       if draw.sampler.model is None:
         rollouts[uid] = draw.sampler.rollout(draw.task, uid)
       else:
-        plays[draw.sampler.model].append((draw.sampler, draw.task, uid))
-  for model, asked in plays.items():
-    played = players[model].play([who.play(*what) for who, *what in asked])
-    samplers = {uid: who for who, _, uid in asked}
-    rollouts |= {r.uid: samplers[r.uid].finish(r) for r in played}
-  # By id and not by place, whatever order they came back in.
+        by_model[draw.sampler.model].append((draw.sampler, draw.task, uid))
+  for model, entries in by_model.items():
+    specs = [sampler.spec(task, uid) for sampler, task, uid in entries]
+    samplers = {uid: sampler for sampler, _, uid in entries}
+    for rollout in players[model].run(specs):
+      rollouts[rollout.uid] = samplers[rollout.uid].finish(rollout)
+  # By uid and not by position: a driver may return them in any order.
   return [[rollouts[uid] for uid in draw.uids] for draw in draws]
 
 
 class ModelSampler:
-  """Plays episodes with the policy that is trained, or with a frozen model."""
+  """Samples episodes from the trained policy, or from a frozen model."""
 
   def __init__(
     self,
@@ -60,17 +61,17 @@ class ModelSampler:
     renderer: chat.Renderer,
     max_tokens: int,
   ):
-    """Args: max_tokens: of an episode, prompt included."""
+    """Args: max_tokens: the most tokens of an episode, prompt included."""
     self._cfg, self._env = cfg, env
     self._renderer = renderer
     self._max_tokens = max_tokens
     self.on_policy = isinstance(cfg, schema.Policy)
     self.model = 'policy' if self.on_policy else cfg.model
 
-  def play(self, task: types.Task, uid: int) -> drivers.Play:
-    """Returns the episode to play."""
+  def spec(self, task: types.Task, uid: int) -> drivers.EpisodeSpec:
+    """Returns the episode to run for a task."""
     cfg = self._cfg
-    return drivers.Play(
+    return drivers.EpisodeSpec(
       uid,
       self._env,
       task,
@@ -81,23 +82,24 @@ class ModelSampler:
     )
 
   def finish(self, rollout: types.Rollout) -> types.Rollout:
-    """Returns a played rollout as it trains.
+    """Returns a rollout in the form that trains.
 
-    Of a frozen model, as if it were a data set: its logprobs are not the
-    policy's, and what it says is learned at temperature 1.
+    The samples of a frozen model lose their logprobs, which are not the
+    policy's, and have temperature 1, like those of a dataset.
 
     Raises:
-      ValueError: a frozen model said a token that the policy has no row for.
+      ValueError: a frozen model sampled a token that the policy's vocabulary
+        does not have.
     """
     if self.on_policy:
       return rollout
     for sample in rollout.samples:
       if sample.ids.max() >= self._renderer.rows:
         raise ValueError(
-          f'{self.model} must say tokens that the policy has rows for: got '
+          f'{self.model} must sample tokens that the policy has rows for: got '
           f'{sample.ids.max()} in row {sample.row!r} of environment '
-          f'{sample.env!r}, expected less than {self._renderer.rows}; it has '
-          'more rows than the tokenizer has texts, and sampled one of them'
+          f'{sample.env!r}, expected less than {self._renderer.rows}; its '
+          'vocabulary has more rows than the tokenizer has tokens'
         )
     samples = tuple(
       dataclasses.replace(
@@ -111,7 +113,11 @@ class ModelSampler:
     return dataclasses.replace(rollout, samples=samples)
 
   def check(self, task: types.Task) -> None:
-    """Refuses a prompt that leaves no room for an answer; names the row."""
+    """Checks that a task's prompt leaves a token for the completion.
+
+    Raises:
+      ValueError: the prompt is too long, or cannot be rendered.
+    """
     where = f'row {task.id} of environment {task.env}'
     try:
       prompt = self._renderer.render(task.prompt, add_generation_prompt=True)
@@ -126,13 +132,12 @@ class ModelSampler:
 
 
 class DatasetSampler:
-  """Replays the demonstration that a task carries, as if it were sampled.
+  """Replays the demonstration of a task as if it were sampled.
 
-  The rollout's mask is on the demonstration's assistant turns (content and
-  closing token), whoever wrote them; those of the prompt are given, not
-  trained. Its tokens have no sampler logprob and no version. A chat template
-  that rewrites earlier turns makes several samples of it, each turn trained in
-  one of them.
+  The rollout's mask covers the demonstration's assistant turns (content and
+  closing token); assistant turns of the prompt are not trained. Its tokens have
+  no sampler logprob and no version. If the chat template rewrites earlier
+  turns, there are several samples, and each turn is trained in one of them.
   """
 
   on_policy, model = False, None
@@ -144,24 +149,24 @@ class DatasetSampler:
     renderer: chat.Renderer,
     max_tokens: int,
   ):
-    """Args: env: not read; max_tokens: of a sample, prompt included."""
-    del env
+    """Args: max_tokens: the most tokens of a sample, prompt included."""
+    del env  # the tasks carry the demonstrations
     self._cfg = cfg
     self._renderer = renderer
     self._max_tokens = max_tokens
 
   def rollout(self, task: types.Task, uid: int) -> types.Rollout:
-    """Returns the one rollout of the task.
+    """Returns the task's demonstration as a rollout.
 
     Raises:
-      ValueError: no demonstration, no trained label, or too many tokens;
-        names the row.
+      ValueError: no demonstration, no trained label, or too many tokens; the
+        message names the row.
     """
     where = f'row {task.id} of environment {task.env}'
     if task.demonstration is None:
       raise ValueError(
-        f'{where} must carry a demonstration: a dataset sampler has nothing '
-        'else to replay'
+        f'{where} must have a demonstration: got none; the dataset sampler '
+        'replays demonstrations'
       )
     messages = (*task.prompt, *task.demonstration)
     try:
@@ -181,19 +186,19 @@ class DatasetSampler:
     )
 
   def check(self, task: types.Task) -> None:
-    """Refuses a task that cannot train; see `rollout`."""
+    """Checks that a task can train; raises as `rollout` does."""
     self.rollout(task, uid=0)
 
   def _check(self, parts: Sequence[chat.Rendered], where: str) -> None:
-    """Refuses what would train on nothing, or on a cut answer unasked.
+    """Checks that trained labels remain, and nothing is cut unless allowed.
 
-    A cut keeps the first `max_tokens` tokens of a part, so that a trained label
-    is left exactly if the first one is among them.
+    Truncation keeps the first `max_tokens` tokens of a part: a trained label
+    remains exactly if the first one is among them.
     """
     if not any(part.sampled.any() for part in parts):
       raise ValueError(
-        f'{where} must have a trained label: no token of the demonstration is '
-        "an assistant's; check its messages"
+        f'{where} must have a trained label: got no assistant token in the '
+        'demonstration; check its messages'
       )
     first = min(int(np.argmax(part.sampled)) for part in parts)
     if first >= self._max_tokens:
@@ -211,6 +216,7 @@ class DatasetSampler:
       )
 
 
+# By `type` of the schema node.
 TYPES = {
   'dataset': DatasetSampler,
   'policy': ModelSampler,
@@ -227,7 +233,7 @@ def make(
     cfg: the sampler's options.
     env: the environment whose tasks it samples.
     renderer: turns messages into tokens.
-    max_tokens: longest sample, or episode, in tokens, prompt included.
+    max_tokens: the most tokens of a sample, prompt included.
   """
   return TYPES[cfg.type](cfg, env, renderer, max_tokens)
 

@@ -1,19 +1,18 @@
-"""What was said in an episode, as text and as tokens: token in, token out.
+"""The conversation of an episode as messages and as tokens.
 
     prompt | header  sampled ids | close, environment, header  sampled ids | ...
     mask:    False   True          False                       True
 
-Sampled ids are kept as they were sampled, whatever text they decode to; what
-the environment says is tokenized once and appended. Here and nowhere else it
-is booked who wrote a token.
+Sampled ids are kept as they were sampled, whatever text they decode to; the
+environment's messages are tokenized once and appended. Only this module records
+which tokens the policy sampled.
 
-Where the history is another than before, the episode goes on as another
-sample, which begins with that history: all of it given, so that each sampled
-token is trained on in one sample, the one whose history it was sampled after.
-It is another where the chat template rewrites earlier turns (it forgets
-thoughts, say), and where the policy sees no more than the last exchanges: an
-exchange is a turn of the policy with what the environment said to it. The
-prompt is always seen.
+If the history changes, the episode continues as another sample, which begins
+with the new history, masked out: so each sampled token is trained in exactly
+one sample, the one with the history that it was sampled after. The history
+changes if the chat template rewrites earlier turns (it drops thoughts, say), or
+if the policy sees only the last exchanges: an exchange is a turn of the policy
+with the environment's reply. The prompt is always visible.
 
 Axes: T tokens of a sample.
 """
@@ -35,78 +34,91 @@ class Transcript:
   def __init__(
     self, renderer: chat.Renderer, keep_exchanges: int | None = None
   ):
-    """Args: keep_exchanges: that the policy sees, at least 1; None = all."""
+    """Starts an empty conversation.
+
+    Args:
+      renderer: turns messages into tokens.
+      keep_exchanges: the number of last exchanges that the policy sees, at
+        least 1; None = all.
+    """
     self._renderer, self._keep = renderer, keep_exchanges
     self._parts = [_Part(chat.EMPTY, ())]
-    self._prompt = 0  # messages of it
-    self._credits: list[tuple[float, str]] = []  # per turn
-    self.messages: types.Messages = ()  # all that was said
-    self.said: list[int] = []  # which of them the policy did
-    self.added = 0  # tokens behind the prompt; a history given again is none
+    self._prompt_messages = 0  # number of messages of the prompt
+    self._turn_messages: list[int] = []  # index of each turn's message
+    self._outcomes: list[tuple[float, str]] = []  # per turn
+    self.messages: types.Messages = ()  # the whole conversation
+    self.num_added = 0  # tokens after the prompt; a repeated history is none
 
   def __len__(self) -> int:
-    """Tokens of the sample up to where the policy goes on."""
+    """Returns the number of tokens of the current sample."""
     return len(self._parts[-1].rendered)
 
   @property
+  def num_turns(self) -> int:
+    """The number of the policy's turns."""
+    return len(self._turn_messages)
+
+  @property
   def restarts(self) -> int:
-    """How often the history became another."""
+    """The number of times that the history changed."""
     return len(self._parts) - 1
 
-  def hear(self, messages: Sequence[types.Message]) -> np.ndarray:
-    """Appends what the environment says, and the header of the next turn.
+  def append_environment(self, messages: Sequence[types.Message]) -> np.ndarray:
+    """Appends the environment's messages, and the header of the next turn.
 
-    A turn of the policy that was cut off is closed first, with an eos that
-    nobody sampled.
+    A turn of the policy that was cut off is closed first, with an eos that was
+    not sampled.
 
     Returns:
-      The ids that this adds, i32[n]; all of the history's, if it is another:
-      `restarts` has grown then.
+      The appended ids, i32[n]; if the history has changed, and `restarts` with
+      it, all ids of the new history.
 
     Raises:
       ValueError: the messages cannot be rendered.
     """
-    everything = (*self.messages, *messages)
+    conversation = (*self.messages, *messages)
     part = self._parts[-1]
-    shown = (*part.shown, *range(len(self.messages), len(everything)))
-    kept, after = self._kept(shown), None
-    if kept == shown:
+    extended = (*part.visible, *range(len(self.messages), len(conversation)))
+    visible, rendered = self._visible(extended), None
+    if visible == extended:
       with contextlib.suppress(chat.Rewritten):
-        after = self._renderer.extend(
+        rendered = self._renderer.extend(
           part.rendered,
-          tuple(everything[i] for i in part.shown),
+          tuple(conversation[i] for i in part.visible),
           messages,
           add_generation_prompt=True,
         )
-    if after is not None:
+    if rendered is not None:
       start = len(part.rendered)
-      assert np.array_equal(after.ids[:start], part.rendered.ids), (
-        'the ids that the engine holds must be a prefix of those that follow'
+      assert np.array_equal(rendered.ids[:start], part.rendered.ids), (
+        'the ids that the engine holds must be a prefix of the new ids'
       )
-      part.rendered, part.shown, new = after, shown, len(after) - start
+      part.rendered, part.visible = rendered, visible
+      num_new = len(rendered) - start
     else:
-      start, old = 0, len(kept) - len(messages)
-      after = self._renderer.render(
-        [everything[i] for i in kept], add_generation_prompt=True
+      start, num_old = 0, len(visible) - len(messages)
+      rendered = self._renderer.render(
+        [conversation[i] for i in visible], add_generation_prompt=True
       )
-      self._parts.append(_Part(after, kept))
-      new = int(((after.messages < 0) | (after.messages >= old)).sum())
-    if self.said:
-      self.added += new
+      self._parts.append(_Part(rendered, visible))
+      is_new = (rendered.messages < 0) | (rendered.messages >= num_old)
+      num_new = int(is_new.sum())
+    if self.num_turns:
+      self.num_added += num_new
     else:
-      self._prompt = len(everything)
-    self.messages = everything
-    return after.ids[start:]
+      self._prompt_messages = len(conversation)
+    self.messages = conversation
+    return rendered.ids[start:]
 
-  def _kept(self, shown: tuple[int, ...]) -> tuple[int, ...]:
-    """The messages of these that the policy sees from here on."""
-    if self._keep is None or len(self.said) <= self._keep:
-      return shown
-    since = self.said[-self._keep]
-    return tuple(i for i in shown if i < self._prompt or i >= since)
+  def _visible(self, indices: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns those of the message indices that the policy still sees."""
+    if self._keep is None or self.num_turns <= self._keep:
+      return indices
+    first = self._turn_messages[-self._keep]
+    return tuple(i for i in indices if i < self._prompt_messages or i >= first)
 
-  def say(self, completion: requests.Completion) -> str:
-    """Appends the policy's turn; returns its text, without the stop token."""
+  def append_completion(self, completion: requests.Completion) -> str:
+    """Appends the policy's turn; returns its text without the stop token."""
     ids = completion.ids
     if completion.stop_reason == 'eos':
       assert ids[-1] in self._renderer.stop_ids, 'eos is a stop token'
@@ -115,60 +127,61 @@ class Transcript:
     part = self._parts[-1]
     part.turns.append((len(self), completion))
     part.rendered = self._renderer.append(part.rendered, completion.ids)
-    part.shown += (len(self.messages),)
-    self.said.append(len(self.messages))
+    part.visible += (len(self.messages),)
+    self._turn_messages.append(len(self.messages))
     self.messages += ({'role': 'assistant', 'content': text},)
-    self.added += len(completion.ids)
+    self.num_added += len(completion.ids)
     return text
 
-  def credit(self, reward: float, stop_reason: str) -> None:
-    """Books what the environment gave for the last turn, and how it stopped."""
-    self._credits.append((reward, stop_reason))
+  def add_outcome(self, reward: float, stop_reason: str) -> None:
+    """Records the last turn's reward and stop reason."""
+    self._outcomes.append((reward, stop_reason))
 
   def turns(self) -> tuple[types.Turn, ...]:
-    """Returns the policy's turns, each of which has had its credit."""
+    """Returns the policy's turns; each must have its outcome."""
     places = [
       (sample, start, len(turn.ids))
-      for sample, part in enumerate(self._spoken)
+      for sample, part in enumerate(self._sampled_parts)
       for start, turn in part.turns
     ]
     return tuple(
-      types.Turn(*place, *credit)
-      for place, credit in zip(places, self._credits, strict=True)
+      types.Turn(*place, *outcome)
+      for place, outcome in zip(places, self._outcomes, strict=True)
     )
 
   def samples(
     self, task: types.Task, temperature: float
   ) -> tuple[types.Sample, ...]:
-    """Returns the tokens up to the last one that the policy sampled.
+    """Returns the samples, each up to the last token that the policy sampled.
 
-    What the environment said after it has no successor to condition. One
-    sample, and one more for every restart that the policy answered to; none of
-    an episode without a turn.
+    Later messages of the environment precede no sampled token. There is one
+    sample, and one more for each restart that was followed by a turn; none if
+    the episode has no turn.
 
     Args:
-      task: what was played.
-      temperature: that of the sampled tokens; the others have 1.
+      task: the episode's task.
+      temperature: of the sampled tokens; the others have 1.
     """
-    return tuple(part.sample(task, temperature) for part in self._spoken)
+    return tuple(part.sample(task, temperature) for part in self._sampled_parts)
 
   @property
-  def _spoken(self) -> list['_Part']:
+  def _sampled_parts(self) -> list['_Part']:
     return [part for part in self._parts if part.turns]
 
 
 @dataclasses.dataclass
 class _Part:
-  """What the engine held at a time: one sample."""
+  """One sample: a history, and the turns that continue it."""
 
-  rendered: chat.Rendered  # its `messages` are indices into `shown`
-  shown: tuple[int, ...]  # which of the conversation's messages it renders
-  # (first token, turn) of the policy.
+  rendered: chat.Rendered  # its `messages` are indices into `visible`
+  visible: tuple[int, ...]  # indices of the conversation's rendered messages
+  # (index of the first token, completion) of each turn.
   turns: list[tuple[int, requests.Completion]] = dataclasses.field(
     default_factory=list
   )
 
   def sample(self, task: types.Task, temperature: float) -> types.Sample:
+    """Returns the sample, without what follows the last sampled token."""
     start, last = self.turns[-1]
     n = start + len(last.ids)
     mask, logprobs = np.zeros(n, bool), np.zeros(n, np.float32)
@@ -179,19 +192,19 @@ class _Part:
       logprobs[place] = turn.logprobs
       versions[place] = turn.version
     messages = self.rendered.messages[:n]
-    places = np.array(self.shown, np.int32)
+    indices = np.array(self.visible, np.int32)
     return types.Sample(
       env=task.env,
       row=task.id,
       ids=self.rendered.ids[:n],
-      # Not the renderer's `sampled`: an assistant turn that came with the
-      # prompt, or from the environment, was sampled by nobody.
+      # Not the renderer's `sampled`, which includes assistant turns of the
+      # prompt and of the environment.
       mask=mask,
       roles=self.rendered.roles[:n],
       is_content=self.rendered.is_content[:n],
       sampler_logprobs=logprobs,
       temperatures=np.where(mask, temperature, 1).astype(np.float32),
       versions=versions,
-      message_ids=np.where(messages < 0, messages, places[messages]),
+      message_ids=np.where(messages < 0, messages, indices[messages]),
       task=task,
     )

@@ -50,8 +50,8 @@ def test_a_turn_is_credited_with_what_came_from_it_on():
 
 def test_turns_of_a_game_are_credited_where_they_were_said():
   engine = fakes.Restarting({7: ['a', 'bcd', 'e']})
-  rollouts = driver.Driver(engine, fakes.RENDERER, 64).play(
-    [fakes.play(7, fakes.Recall(3), 3, keep_exchanges=1)]
+  rollouts = driver.Driver(engine, fakes.RENDERER, 64).run(
+    [fakes.spec(7, fakes.Recall(3), 3, keep_exchanges=1)]
   )
   first, second = streams.finalize(make('reward_to_go'), [rollouts])
   assert first.advantages[first.mask].tolist() == [3.0] * 2 + [2.5] * 4

@@ -85,8 +85,8 @@ class Recorder(toys.Driver):
 
   all_rollouts = ()
 
-  def play(self, plays):
-    rollouts = super().play(plays)
+  def run(self, specs):
+    rollouts = super().run(specs)
     self.all_rollouts = (*self.all_rollouts, *rollouts)
     return rollouts
 
@@ -171,9 +171,9 @@ def test_max_length_is_bounded_by_the_budget_of_an_episode(
 def test_plays_have_the_budgets_of_an_evaluation():
   evaluator, driver = _evaluator(max_episode_tokens=5, keep_exchanges=2)
   _, answers = evaluator()
-  for play in driver.plays:
-    assert (play.max_tokens, play.max_episode_tokens) == (8, 5)
-    assert play.keep_exchanges == 2
+  for spec in driver.specs:
+    assert (spec.max_tokens, spec.max_episode_tokens) == (8, 5)
+    assert spec.keep_exchanges == 2
   assert {answer.stop_reason for answer in answers} <= {'eos', 'overflow'}
   assert max(answer.tokens for answer in answers) == 5
 

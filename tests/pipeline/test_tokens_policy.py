@@ -283,8 +283,8 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_the_run(monkeypatch):
 class Backwards(toys.Driver):
   """Returns what it played in the opposite order."""
 
-  def play(self, plays):
-    return super().play(plays)[::-1]
+  def run(self, specs):
+    return super().run(specs)[::-1]
 
 
 def test_groups_are_formed_by_id(monkeypatch):
@@ -347,7 +347,7 @@ def test_tokens_that_the_policy_has_no_row_for_are_refused():
   source.connect({'stage:a': driver}, None)
   rollout = next(iter(_play_one(driver)))
   rollout.samples[0].ids[-1] = fixtures.RENDERER.rows
-  with pytest.raises(ValueError, match='stage:a must say tokens that the pol'):
+  with pytest.raises(ValueError, match='stage:a must sample tokens that the p'):
     source.envs['frozen'].sampler.finish(rollout)
 
 
@@ -356,4 +356,4 @@ def _play_one(driver):
     'toy'
   ]
   (task,) = made.source.take(1)
-  return driver.play([made.sampler.play(task, 0)])
+  return driver.run([made.sampler.spec(task, 0)])

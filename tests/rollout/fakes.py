@@ -73,11 +73,11 @@ class RecallEpisode:
     self._env.hook('close')
 
 
-def play(
+def spec(
   uid, env=None, turns=2, temperature=1.0, max_tokens=8, task='t', **budgets
 ):
   task = types.Task(f'{task}{uid}', 'recall', (), answer=turns)
-  return driver.Play(
+  return driver.EpisodeSpec(
     uid, env or Recall(), task, temperature, max_tokens, **budgets
   )
 

@@ -12,7 +12,7 @@ from posttrain.chat import tokenizers
 from posttrain.data import packing
 from posttrain.rollout import driver, episode
 from tests.rollout import fakes
-from tests.rollout.fakes import EOS, RENDERER, Recall, play, raises
+from tests.rollout.fakes import EOS, RENDERER, Recall, raises, spec
 
 USER, SAYS = 259, 260  # headers
 PROMPT = [USER, *b'name', EOS, SAYS]
@@ -21,16 +21,16 @@ REPLY = [USER, *b'1?', EOS, SAYS]
 WHOLE = [*PROMPT, *b'red', EOS, *REPLY, *b'red', EOS]
 
 
-def run(plays, scripts, max_length=64, **options):
+def run(specs, scripts, max_length=64, **options):
   engine = fakes.Engine(scripts, **options)
-  rollouts = driver.Driver(engine, RENDERER, max_length).play(plays)
+  rollouts = driver.Driver(engine, RENDERER, max_length).run(specs)
   assert not engine.held and not engine.running
   return rollouts, engine
 
 
 def one(script, max_length=64, capacity=10**6, **options):
   """The rollout of one episode, its closed slots and its environment."""
-  made = play(7, **options)
+  made = spec(7, **options)
   (rollout,), engine = run([made], {7: script}, max_length, capacity=capacity)
   held = [r.id for r in engine.requests if r.hold]
   assert engine.released == held and made.env.closed == [made.task.id]
@@ -48,7 +48,7 @@ def assert_same(a, b):
 
 
 def test_two_turns_in_literal_tokens():
-  made = play(7, temperature=0.5)
+  made = spec(7, temperature=0.5)
   (rollout,), engine = run([made], {7: ['red', 'red']})
   (sample,) = rollout.samples
   assert sample.ids.tolist() == WHOLE == engine.ids[7].tolist()
@@ -104,7 +104,7 @@ def test_the_sample_passes_the_check_of_packing():
 
 @pytest.mark.parametrize('temperature', [0.0, 0.7])
 def test_the_engine_is_asked_as_the_play_says(temperature):
-  made = play(7, temperature=temperature, max_tokens=5)
+  made = spec(7, temperature=temperature, max_tokens=5)
   (rollout,), engine = run([made], {7: ['red', 'red']})
   (request,) = engine.requests
   assert request.sampling.temperature == temperature and request.hold
@@ -130,10 +130,10 @@ def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
   scripts = {
     uid: [f'{uid}{"abcd"[i]}' for i in range(n)] for uid, n in turns.items()
   }
-  plays = [play(uid, Recall(max_turns=9), n) for uid, n in turns.items()]
-  rollouts, engine = run(plays, scripts, pick=pick)
+  specs = [spec(uid, Recall(max_turns=9), n) for uid, n in turns.items()]
+  rollouts, engine = run(specs, scripts, pick=pick)
   assert [rollout.uid for rollout in rollouts] == list(turns)
-  for rollout, made in zip(rollouts, plays, strict=True):
+  for rollout, made in zip(rollouts, specs, strict=True):
     (alone,), _ = run([made], scripts)
     assert_same(rollout, alone)
     sample, uid = rollout.samples[0], rollout.uid
@@ -146,11 +146,11 @@ def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
 
 def test_members_of_a_group_are_submitted_side_by_side():
   prompts = [({'role': 'user', 'content': word},) for word in 'ab']
-  plays = [
-    play(uid, Recall(max_turns=1, prompt=prompts[uid // 3]), turns=1)
+  specs = [
+    spec(uid, Recall(max_turns=1, prompt=prompts[uid // 3]), turns=1)
     for uid in range(6)
   ]
-  _, engine = run(plays, {uid: ['x'] for uid in range(6)})
+  _, engine = run(specs, {uid: ['x'] for uid in range(6)})
   assert [request.id for request in engine.requests] == list(range(6))
   asked = [request.ids.tolist() for request in engine.requests]
   assert asked == [asked[0]] * 3 + [asked[3]] * 3
@@ -204,8 +204,8 @@ def test_what_a_template_says_behind_eos_is_nobodys():
     ),
   )
   engine = fakes.Engine({7: ['crimson', 'red', 'red']})
-  made = play(7, Recall(max_turns=3), 3, max_tokens=5)
-  (rollout,) = driver.Driver(engine, renderer, 64).play([made])
+  made = spec(7, Recall(max_turns=3), 3, max_tokens=5)
+  (rollout,) = driver.Driver(engine, renderer, 64).run([made])
   sample = rollout.samples[0]
   assert (
     sample.ids.tolist()
@@ -226,8 +226,8 @@ def test_a_template_that_forgets_thoughts_starts_a_new_sample():
     ),
   )
   engine = fakes.Restarting({7: ['a#red', 'red', 'b#red', 'red']})
-  made = play(7, Recall(max_turns=4), 4, temperature=0.5)
-  (rollout,) = driver.Driver(engine, renderer, 64).play([made])
+  made = spec(7, Recall(max_turns=4), 4, temperature=0.5)
+  (rollout,) = driver.Driver(engine, renderer, 64).run([made])
   assert not engine.held and not engine.running
   first, second, third = rollout.samples
   name = [USER, *b'name', EOS, SAYS]
@@ -263,7 +263,7 @@ def test_ids_that_no_text_has_are_kept():
       return [dataclasses.replace(said, ids=ids)]
 
   engine = Garbled({7: ['red', 'red']})
-  (rollout,) = driver.Driver(engine, RENDERER, 64).play([play(7)])
+  (rollout,) = driver.Driver(engine, RENDERER, 64).run([spec(7)])
   sample = rollout.samples[0]
   np.testing.assert_array_equal(sample.ids, engine.ids[7])
   assert (sample.ids[sample.mask] == 255).sum() == 2
@@ -304,7 +304,7 @@ def test_overflow_of_the_episode(max_length, reason, length, reward, turns):
 
 @pytest.mark.parametrize('max_length', [5, 7])
 def test_a_prompt_without_room_is_nobodys_answer(max_length):
-  made = play(7)
+  made = spec(7)
   (rollout,), engine = run([made], {}, max_length)
   assert not engine.requests and made.env.closed == ['t7']
   assert rollout.stop_reason == 'overflow' and rollout.error is None
@@ -387,8 +387,8 @@ REWARDS = {
 )
 def test_an_error_costs_its_own_episode_alone(hook, does, says, blocking):
   broken = Recall(fails={hook: does}, blocking=blocking)
-  plays = [play(1), play(2, broken), play(3)]
-  rollouts, engine = run(plays, {uid: ['red', 'red'] for uid in (1, 2, 3)})
+  specs = [spec(1), spec(2, broken), spec(3)]
+  rollouts, engine = run(specs, {uid: ['red', 'red'] for uid in (1, 2, 3)})
   for rollout in rollouts[::2]:
     assert rollout.stop_reason == 'env_done' and rollout.score.reward == 1
     assert rollout.samples[0].ids.tolist() == WHOLE
@@ -418,7 +418,7 @@ def test_an_interrupt_passes_and_closes_what_is_open(error, blocking):
   others = Recall(blocking=blocking)
   engine = fakes.Engine({1: ['red'], 2: ['red']}, pick=lambda uids: uids)
   with pytest.raises(type(error)):
-    driver.Driver(engine, RENDERER, 64).play([play(1, env), play(2, others)])
+    driver.Driver(engine, RENDERER, 64).run([spec(1, env), spec(2, others)])
   assert env.closed == ['t1'] and others.closed == ['t2']
 
 
@@ -429,12 +429,12 @@ def test_bugs_of_ours_are_no_errors_of_the_environment():
 
   engine, env = Broken({1: ['crimson']}), Recall()
   with pytest.raises(AssertionError, match='eos is a stop token'):
-    driver.Driver(engine, RENDERER, 64).play([play(1, env, max_tokens=3)])
+    driver.Driver(engine, RENDERER, 64).run([spec(1, env, max_tokens=3)])
   assert env.closed == ['t1']
-  with pytest.raises(AssertionError, match='the engine must answer'):
-    run([play(1)], {}, pick=lambda uids: [])
+  with pytest.raises(AssertionError, match='the engine must complete'):
+    run([spec(1)], {}, pick=lambda uids: [])
   with pytest.raises(AssertionError, match='unique'):
-    run([play(1), play(1)], {})
+    run([spec(1), spec(1)], {})
 
 
 def test_no_plays_are_no_rollouts():
@@ -447,7 +447,7 @@ def test_seconds_of_environments_add_up(monkeypatch):
   made = driver.Driver(
     fakes.Engine({i: ['red'] * 2 for i in range(4)}), RENDERER, 64
   )
-  made.play([play(0), play(1)])
+  made.run([spec(0), spec(1)])
   assert made.env_seconds == 2 * 4  # begin, two steps, end
-  made.play([play(2, Recall(blocking=True)), play(3)])
+  made.run([spec(2, Recall(blocking=True)), spec(3)])
   assert made.env_seconds == 3 * 4

@@ -46,7 +46,7 @@ class StandIns(Env):
 
 
 class Driver:
-  """Gives each play the next of `script`: a text, or why it has none.
+  """Gives each spec the next of `script`: a text, or why it has none.
 
   `change` makes another rollout of (its place in the script, it).
   """
@@ -54,21 +54,21 @@ class Driver:
   def __init__(self, script, change):
     self.script, self.change = script, change
 
-  def play(self, plays):
-    self.plays = plays
+  def run(self, specs):
+    self.specs = specs
     return [
-      self.change(i % len(self.script), self._one(i, play))
-      for i, play in enumerate(plays)
+      self.change(i % len(self.script), self._one(i, spec))
+      for i, spec in enumerate(specs)
     ]
 
-  def _one(self, i, play):
+  def _one(self, i, spec):
     text = self.script[i % len(self.script)]
     reason = text if text in types.STOP_REASONS else 'eos'
     graded = text not in ('ungraded', *types.STOP_REASONS)
     return types.Rollout(
-      play.uid,
-      play.task,
-      (*play.task.prompt, *_says(text)),
+      spec.uid,
+      spec.task,
+      (*spec.task.prompt, *_says(text)),
       (),
       types.Score(None, text.startswith(RIGHT) if graded else None),
       reason,
@@ -110,7 +110,7 @@ def test_a_right_answer_is_chosen_and_a_wrong_one_rejected():
   assert (count.tasks, count.answers, count.pairs) == (6, 30, 6)
   assert (count.cut, count.ungraded, count.errors) == (6, 6, 0)
   assert (count.correct, count.incorrect, count.one_sided) == (12, 6, 0)
-  assert len({play.uid for play in driver.plays}) == 30
+  assert len({spec.uid for spec in driver.specs}) == 30
   # It is seeded which of two right ones is taken, and not always the same.
   chosen = collections.Counter(pair.chosen[0]['content'] for pair in made)
   assert len(chosen) == 2
@@ -119,8 +119,8 @@ def test_a_right_answer_is_chosen_and_a_wrong_one_rejected():
 
 def test_what_is_asked_or_said_twice_counts_once():
   made, count, driver = make([RIGHT, RIGHT, WRONG], per_prompt=1)
-  prompts = {str(play.task.prompt) for play in driver.plays}
-  assert len(prompts) == 6 and len(driver.plays) == 18
+  prompts = {str(spec.task.prompt) for spec in driver.specs}
+  assert len(prompts) == 6 and len(driver.specs) == 18
   assert len(made) == 6 and count.repeated == 6 and count.correct == 6
 
 
@@ -145,8 +145,8 @@ def test_held_out_tasks_are_others():
   made, count, driver = make([RIGHT, WRONG], split='eval', eval_prompts=4)
   assert count.tasks == len(made) == 4
   assert all(pair.prompt[0]['content'].startswith('eval') for pair in made)
-  training = make([RIGHT, WRONG])[2].plays
-  assert not {x.uid for x in driver.plays} & {x.uid for x in training}
+  training = make([RIGHT, WRONG])[2].specs
+  assert not {x.uid for x in driver.specs} & {x.uid for x in training}
 
 
 def test_one_kind_of_answer_makes_no_pair():
@@ -175,9 +175,9 @@ def test_a_rollout_knows_what_was_asked():
     'env_done',
   )
   assert whole.prompt == _user('A maze.')
-  assert whole.said == (*_says('N'), *_user('Out.'))
+  assert whole.completion_messages == (*_says('N'), *_user('Out.'))
   failed = dataclasses.replace(whole, messages=(), stop_reason='error')
-  assert (failed.prompt, failed.said) == (task.prompt, ())
+  assert (failed.prompt, failed.completion_messages) == (task.prompt, ())
 
 
 def test_tasks_that_are_shown_otherwise_are_told_apart():
@@ -192,7 +192,7 @@ def test_a_pair_answers_one_prompt_as_it_was_shown():
     shown = _user(f'{asks}, door {i % 2}')
     failed = rollout.stop_reason == 'error'
     return dataclasses.replace(
-      rollout, messages=() if failed else (*shown, *rollout.said)
+      rollout, messages=() if failed else (*shown, *rollout.completion_messages)
     )
 
   made, count, _ = make(
@@ -234,9 +234,9 @@ def test_an_episode_with_a_turn_that_was_cut_is_in_no_pair(reason):
   ],
 )
 def test_cut_turns_of_the_driver(says, why):
-  play = fakes.play(7, max_tokens=4)
-  (rollout,) = drivers.Driver(fakes.Engine({7: says}), fakes.RENDERER, 64).play(
-    [play]
+  spec = fakes.spec(7, max_tokens=4)
+  (rollout,) = drivers.Driver(fakes.Engine({7: says}), fakes.RENDERER, 64).run(
+    [spec]
   )
   assert len(rollout.turns) == 2 and pairing._unusable(rollout) == why
 

@@ -51,9 +51,9 @@ def params():
 def run(params, uids, max_length=MAX_LENGTH, more_turns=0):
   engine = Engine()
   engine.set_params(params, version=5)
-  rollouts = driver.Driver(engine, fixtures.RENDERER, max_length).play(
+  rollouts = driver.Driver(engine, fixtures.RENDERER, max_length).run(
     [
-      fakes.play(
+      fakes.spec(
         uid,
         fakes.Recall(max_turns=1 + uid % 3 + more_turns),
         turns=9,

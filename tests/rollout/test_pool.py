@@ -102,9 +102,9 @@ def run(params, env, **options):
   engine = engines.Engine(fixtures.MODEL, slots=3, capacity=48, chunk=4, seed=1)
   engine.set_params(params, version=5)
   made = driver.Driver(engine, fixtures.RENDERER, 48, schema.Rollout(**options))
-  rollouts = made.play(
+  rollouts = made.run(
     [
-      fakes.play(
+      fakes.spec(
         uid,
         env(max_turns=1 + uid % 4, blocking=env is Slow),
         turns=9,
@@ -172,8 +172,8 @@ def test_episodes_wait_side_by_side():
   engine = fakes.Engine(
     {uid: ['red', 'red'] for uid in range(count)}, pick=lambda uids: uids
   )
-  rollouts = driver.Driver(engine, fakes.RENDERER, 64).play(
-    [fakes.play(uid, env) for uid in range(count)]
+  rollouts = driver.Driver(engine, fakes.RENDERER, 64).run(
+    [fakes.spec(uid, env) for uid in range(count)]
   )
   assert {rollout.error for rollout in rollouts} == {None}
   assert {rollout.score.reward for rollout in rollouts} == {1.0}
@@ -197,13 +197,13 @@ def test_the_engine_goes_on_while_environments_wait():
     {uid: ['x'] * n for uid, n in turns.items()},
     pick=lambda uids: sorted(uids)[:1],
   )
-  plays = [
-    fakes.play(uid, fakes.Recall(9, blocking=uid == 1), n)
+  specs = [
+    fakes.spec(uid, fakes.Recall(9, blocking=uid == 1), n)
     for uid, n in turns.items()
   ]
   rollouts = driver.Driver(
     engine, fakes.RENDERER, 200, schema.Rollout(env_chunks=3)
-  ).play(plays)
+  ).run(specs)
   assert [len(rollout.turns) for rollout in rollouts] == [2, 9]
   # Who blocks is begun after three turns of the other, and goes on after
   # three more.

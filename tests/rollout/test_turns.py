@@ -11,7 +11,7 @@ from posttrain.chat import renderer as chat
 from posttrain.chat import tokenizers
 from posttrain.rollout import driver, sampler
 from tests.rollout import fakes
-from tests.rollout.fakes import EOS, RENDERER, Recall, play
+from tests.rollout.fakes import EOS, RENDERER, Recall, spec
 
 USER, SAYS = 259, 260  # headers
 NAME = [USER, *b'name', EOS]
@@ -19,11 +19,11 @@ NAME = [USER, *b'name', EOS]
 
 def run(script, max_length=200, max_turns=9, renderer=RENDERER, **options):
   """The rollout of one episode, and its engine."""
-  made = play(
+  made = spec(
     7, Recall(max_turns), options.pop('turns', len(script)), **options
   )
   engine = fakes.Restarting({7: script})
-  (rollout,) = driver.Driver(engine, renderer, max_length).play([made])
+  (rollout,) = driver.Driver(engine, renderer, max_length).run([made])
   assert not engine.held and not engine.running
   return rollout, engine
 
@@ -202,7 +202,7 @@ def test_samplers_say_the_budgets():
     schema.Policy(max_episode_tokens=5, keep_exchanges=2),
     schema.Frozen(model='init', max_episode_tokens=5, keep_exchanges=2),
   ):
-    found = sampler.ModelSampler(made, Recall(), RENDERER, 64).play(
+    found = sampler.ModelSampler(made, Recall(), RENDERER, 64).spec(
       types.Task('t', 'e', ()), 3
     )
     assert (found.max_episode_tokens, found.keep_exchanges) == (5, 2)

@@ -162,7 +162,7 @@ def demonstrate(
     ) from error
   if rollout.stop_reason != 'env_done':
     return None
-  return rollout.said
+  return rollout.completion_messages
 
 
 def shown_result(said: str) -> str | None:

@@ -225,7 +225,7 @@ def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
     **{key: [task.info.get(key) for task in tasks] for key in sorted(keys)},
     'answer': [task.answer for task in tasks],
     'prompts': [list(rollout.prompt) for rollout in rollouts],
-    'completions': [list(rollout.said) for rollout in rollouts],
+    'completions': [list(rollout.completion_messages) for rollout in rollouts],
     'completion_ids': [
       np.concatenate([s.ids[s.mask] for s in r.samples]).tolist()
       for r in rollouts

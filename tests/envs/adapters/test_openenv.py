@@ -207,8 +207,8 @@ def test_a_whole_run_through_the_driver(server):
     4: [says(9)] * 4,
   }
   engine = fakes.Engine(scripts)
-  rollouts = driver.Driver(engine, fakes.RENDERER, 1000).play(
-    [driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
+  rollouts = driver.Driver(engine, fakes.RENDERER, 1000).run(
+    [driver.EpisodeSpec(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
   )
   assert [r.stop_reason for r in rollouts] == [
     'env_done',

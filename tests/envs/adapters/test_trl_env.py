@@ -191,8 +191,8 @@ def test_a_whole_run_through_the_driver(path):
     2: ['no'],
   }
   engine = fakes.Engine(scripts)
-  rollouts = driver.Driver(engine, fakes.RENDERER, 4000).play(
-    [driver.Play(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
+  rollouts = driver.Driver(engine, fakes.RENDERER, 4000).run(
+    [driver.EpisodeSpec(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
   )
   assert [r.stop_reason for r in rollouts] == [
     'env_done',

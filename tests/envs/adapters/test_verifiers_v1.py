@@ -123,8 +123,8 @@ def test_a_whole_run_through_the_driver():
   env = make(correct_at=1.5)
   tasks = env.source('train', 0).take(3)
   engine = fakes.Engine({0: ['4'], 1: ['4'], 2: ['6']})
-  rollouts = driver.Driver(engine, fakes.RENDERER, 200).play(
-    [driver.Play(uid, env, tasks[uid], 1.0, 16) for uid in range(3)]
+  rollouts = driver.Driver(engine, fakes.RENDERER, 200).run(
+    [driver.EpisodeSpec(uid, env, tasks[uid], 1.0, 16) for uid in range(3)]
   )
   assert [r.score.correct for r in rollouts] == [True, False, True]
   assert {r.stop_reason for r in rollouts} == {'eos'}
@@ -133,8 +133,8 @@ def test_a_whole_run_through_the_driver():
 def test_a_reward_that_raises_costs_the_episode():
   env = make('Breaking')
   engine = fakes.Engine({0: ['4']})
-  (rollout,) = driver.Driver(engine, fakes.RENDERER, 200).play(
-    [driver.Play(0, env, env.source('train', 0).take(1)[0], 1.0, 16)]
+  (rollout,) = driver.Driver(engine, fakes.RENDERER, 200).run(
+    [driver.EpisodeSpec(0, env, env.source('train', 0).take(1)[0], 1.0, 16)]
   )
   assert rollout.stop_reason == 'error' and rollout.score.reward is None
   assert 'KeyError' in rollout.error and 'v/train:0' in rollout.error

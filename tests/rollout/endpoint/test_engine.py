@@ -13,7 +13,7 @@ from posttrain.rollout import driver
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
 from tests.rollout.endpoint.servers import Server, connect
-from tests.rollout.fakes import EOS, RENDERER, Recall, play
+from tests.rollout.fakes import EOS, RENDERER, Recall, spec
 from tests.rollout.test_driver import PROMPT, REPLY, WHOLE
 
 RED = (*b'red', EOS)
@@ -30,9 +30,9 @@ def said(ids, reason='stop', **fields):
   }
 
 
-def run(server, plays, **options):
+def run(server, specs, **options):
   engine = endpoint_engine.Engine(connect(server, **options))
-  rollouts = driver.Driver(engine, RENDERER, 64).play(plays)
+  rollouts = driver.Driver(engine, RENDERER, 64).run(specs)
   assert engine.poll() == []
   return rollouts
 
@@ -54,7 +54,7 @@ def one(choice, max_tokens=8, stop_ids=(EOS,), hold=False):
 
 def test_the_driver_plays_two_turns():
   server = Server(says={tuple(PROMPT): said(RED), tuple(REPLY): said(RED)})
-  (rollout,) = run(server, [play(7, temperature=0.5)])
+  (rollout,) = run(server, [spec(7, temperature=0.5)])
   (sample,) = rollout.samples
   assert sample.ids.tolist() == WHOLE and rollout.stop_reason == 'env_done'
   mask = [False] * 7 + [True] * 4 + [False] * 5 + [True] * 4
@@ -80,8 +80,8 @@ def test_many_episodes_survive_a_restart_of_the_server():
     says={tuple(PROMPT): said(RED), tuple(REPLY): said(RED)},
     troubles=[None, httpx.ReadError(''), httpx.ConnectError('refused')] * 4,
   )
-  plays = [play(uid, turns=1 + uid % 2) for uid in range(9)]
-  rollouts = run(server, plays, concurrency=4)
+  specs = [spec(uid, turns=1 + uid % 2) for uid in range(9)]
+  rollouts = run(server, specs, concurrency=4)
   assert [r.uid for r in rollouts] == list(range(9))
   assert all(r.stop_reason == 'env_done' for r in rollouts)
   assert [r.samples[0].ids.tolist() for r in rollouts] == [
@@ -93,7 +93,7 @@ def test_sampled_ids_are_never_read_as_text():
   # One token of text that would be tokenized otherwise: no UTF-8 at all.
   ids = [0xFF, 0xC3, EOS]
   server = Server(says={tuple(PROMPT): said(ids), tuple(REPLY): said(RED)})
-  (rollout,) = run(server, [play(7)])
+  (rollout,) = run(server, [spec(7)])
   assert rollout.samples[0].ids[7:10].tolist() == ids
   assert server.bodies[1]['prompt'] == [*PROMPT, *ids, *REPLY]
 
@@ -244,8 +244,8 @@ def test_a_failure_leaves_nothing_behind():
     troubles=[httpx.Response(400, json={'message': 'too long'})],
   )
   engine = endpoint_engine.Engine(connect(server, concurrency=1))
-  plays = [play(uid, Recall(max_turns=1)) for uid in range(5)]
-  play_all = driver.Driver(engine, RENDERER, 64).play
+  specs = [spec(uid, Recall(max_turns=1)) for uid in range(5)]
+  run_all = driver.Driver(engine, RENDERER, 64).run
   with pytest.raises(client.EndpointError, match='status 400: too long'):
-    play_all(plays)
-  assert [r.uid for r in play_all(plays)] == list(range(5))
+    run_all(specs)
+  assert [r.uid for r in run_all(specs)] == list(range(5))
