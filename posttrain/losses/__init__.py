@@ -1,7 +1,7 @@
 """Losses: pure functions of arrays. No model, no config object, no flax.
 
-The core of a component returns `(terms, metrics)`: one term per token, with
-its weight, exactly 0 at non-members; and metrics as `(sum, count)` pairs.
-`combine` sums the terms and divides by the global count. `preference` and
-`ranking` return a term per pair, or per answer.
+The core of a component returns `(terms, metrics)`: one weighted term per
+token, exactly 0 at non-members, and metrics as `(sum, count)` pairs. `combine`
+sums the terms and divides by the global count. `preference` and `ranking`
+return one term per pair, or per answer.
 """

@@ -27,6 +27,6 @@ def loss(
   """
   chex.assert_equal_shape([logprobs, weights])
   member = weights != 0
-  # Masked before it is multiplied: 0 * inf is NaN, in the gradient as well.
+  # Masked before the product: 0 * inf is NaN, in the gradient as well.
   nll = -jnp.where(member, logprobs, 0.0)
   return nll * weights, {'nll': combine.pair(nll, member)}

@@ -1,9 +1,9 @@
-"""Component sums to one loss, and the arithmetic of metrics.
+"""The sum of the loss components, and the arithmetic of metrics.
 
 A metric is a pair (sum, count). Pairs of micro-batches (or devices) add, entry
 by entry; afterwards the metric's value is `sum / max(count, 1)`, see `means`.
-So a count of 0 marks a sum that is no mean of anything: it is only added up.
-What is not a mean but a largest value is a `Max`; see `merge`.
+A count of 0 marks a plain sum, which is not divided. A maximum is a `Max`
+instead of a pair; see `merge`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 
 class Max(NamedTuple):
-  """A largest value: merged by maximum, from 0 on, so never of negatives."""
+  """A maximum of values >= 0; the neutral element is 0."""
 
   value: jax.Array  # f32[]
 
@@ -23,18 +23,18 @@ Metrics = dict[str, tuple[jax.Array, jax.Array] | Max]
 
 
 def pair(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The metric `mean of values over where`; other values may be inf or NaN."""
+  """Returns the metric mean(values[where]); other values may be inf or NaN."""
   values = jnp.where(where, jax.lax.stop_gradient(values), 0.0)
   return jnp.sum(values), jnp.sum(where, dtype=jnp.float32)
 
 
 def largest(values: jax.Array, where: jax.Array) -> Max:
-  """The metric `max of values (>= 0) over where`; 0 if there is none."""
+  """Returns the metric max(values[where]) of values >= 0; 0 if all False."""
   return Max(jnp.max(jnp.where(where, jax.lax.stop_gradient(values), 0.0)))
 
 
 def merge(a: Metrics, b: Metrics) -> Metrics:
-  """Metrics of two micro-batches -> of both; zeros are the neutral ones."""
+  """Merges the metrics of two micro-batches; zeros are neutral."""
   return {
     name: jax.tree.map(
       jnp.maximum if isinstance(x, Max) else jnp.add, x, b[name]
@@ -47,7 +47,7 @@ def total(
   parts: Mapping[str, tuple[jax.Array, Metrics]],
   counts: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, Metrics]:
-  """Divides the sum of each component's terms by its count, and adds.
+  """Returns the sum over components of their terms' sum by their count.
 
   loss = sum_c (sum_t terms_ct) / max(N_c, 1)
 
@@ -57,13 +57,13 @@ def total(
 
   Args:
     parts: component -> (terms f32[...] of this micro-batch, metrics).
-    counts: component -> f32[], of the global batch: member tokens, or what
-      else the component is a mean over.
+    counts: component -> f32[], number of members in the global batch:
+      tokens, sequences, pairs or answers.
 
   Returns:
-    The loss, f32[], and the metrics: `<component>/<name>` as given, and
-    `loss/<component>` with `loss/total` as this micro-batch's shares of the
-    mean. A share is already divided by the global count, so its pair is
+    The loss, f32[], and the metrics: `<component>/<name>` as given,
+    `loss/<component>` and `loss/total`, this micro-batch's shares of the
+    loss. A share is already divided by the global count, so its pair is
     (share, 0): shares add up over the micro-batches of one update.
   """
   metrics = {}
@@ -83,15 +83,15 @@ def shares(
   counts: Mapping[str, jax.Array],
   groups: Mapping[str, jax.Array],
 ) -> Metrics:
-  """Splits every component's loss by groups of tokens.
+  """Splits each component's loss by groups of tokens.
 
   Args:
     parts, counts: see `total`.
-    groups: name -> bool[...], the terms that are its.
+    groups: name -> bool[...], the group's terms.
 
   Returns:
-    `loss/<component>/<group>` as (share, 0): those of groups that cover all
-    tokens add up to `loss/<component>`.
+    `loss/<component>/<group>` as (share, 0). The shares of disjoint groups
+    that cover all tokens add up to `loss/<component>`.
   """
   zero = jnp.zeros((), jnp.float32)
   metrics = {}
@@ -105,7 +105,7 @@ def shares(
 
 
 def means(metrics: Metrics) -> dict[str, jax.Array]:
-  """Turns merged metrics into values; nothing counted is 0."""
+  """Turns merged metrics into values, f32[]; an empty mean is 0."""
   return {
     name: x.value if isinstance(x, Max) else x[0] / jnp.maximum(x[1], 1.0)
     for name, x in metrics.items()

@@ -1,9 +1,9 @@
 """Log probabilities of target tokens, straight from hidden states.
 
-The output matrix and the log-softmax are one operation with one derivative:
-logits are made, used and dropped, chunk by chunk, and made again in the
-backward pass. For small problems the whole is a single chunk, which keeps its
-logits instead.
+The output matrix and the log-softmax are one operation with its own
+derivative: logits are computed, used and dropped chunk by chunk, and computed
+again in the backward pass. A small problem is a single chunk, whose logits are
+kept for the backward pass.
 
 With z = softcap(h W) / tau, tau the temperature:
 
@@ -22,12 +22,12 @@ import chex
 import jax
 import jax.numpy as jnp
 
-BLOCK_BYTES = 64 * 2**20  # of logits; above, they are made in chunks
+BLOCK_BYTES = 64 * 2**20  # bytes of logits; above, they are chunked
 _MIN_CHUNK = 2048  # columns; below, the tokens are chunked as well
 
 
 class _Plan(NamedTuple):
-  """What is static: the cap on the logits and the chunk sizes."""
+  """Static arguments: the cap on the logits and the chunk sizes."""
 
   softcap: float | None
   columns: int
@@ -44,7 +44,7 @@ def linear(
   vocab_chunk: int | None = None,
   row_chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Log probability of each target, and entropy, under a linear head.
+  """Returns the log probability of each target, and the entropy.
 
   log softmax(softcap(h W) / tau)[target],  softcap(x) = c tanh(x / c)
 
@@ -59,13 +59,14 @@ def linear(
     temperature: f32 scalar or f32[...], > 0.
     softcap: bound c on the logits' magnitude; None = none.
     vocab_chunk: columns of logits at a time; None = all if the logits fit in
-      64 MiB or `row_chunk` is given, else as many as do (2048 at least).
+      64 MiB or `row_chunk` is given, else as many as fit (at least 2048).
     row_chunk: tokens at a time; None = all, unless even 2048 columns of all
       tokens exceed 64 MiB (8192 tokens, counted over all devices) and
-      `vocab_chunk` is None: then as many as do not.
+      `vocab_chunk` is None: then as many as fit.
 
   Returns:
-    (logprobs f32[...] in nats, entropy f32[...] of the tempered law, in nats).
+    (logprobs f32[...], entropy f32[...]), both in nats and of the
+    distribution at `temperature`.
   """
   shape, (depth, vocab) = targets.shape, weight.shape
   chex.assert_shape(hidden, (*shape, depth))
@@ -85,14 +86,14 @@ def linear(
       (jax.lax.stop_gradient(temperature), 1),
     )
   )
-  outputs = _linear(plan, hidden, weight, targets, temperature)
-  return tuple(x[:count].reshape(shape) for x in outputs)
+  logprobs, entropy = _linear_vjp(plan, hidden, weight, targets, temperature)
+  return logprobs[:count].reshape(shape), entropy[:count].reshape(shape)
 
 
 def logits(
   hidden: jax.Array, weight: jax.Array, *, softcap: float | None = None
 ) -> jax.Array:
-  """The logits whose law `linear` reads, at temperature 1.
+  """Returns the logits of `linear`, at temperature 1.
 
   Args:
     hidden: float[..., D].
@@ -108,15 +109,16 @@ def logits(
 
 
 def _default_chunks(count, vocab):
-  """(columns, rows) of a block of logits of at most `BLOCK_BYTES`."""
+  """Returns (columns, rows) of a block of at most `BLOCK_BYTES` of logits."""
   size = BLOCK_BYTES // 4
   columns = min(max(size // count, _MIN_CHUNK), vocab)
-  # Only where one block of the narrowest kind is too large, cut the tokens.
+  # Tokens are chunked only if a block of `_MIN_CHUNK` columns is too large.
   return columns, count if count * columns <= size else size // columns
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear(plan, hidden, weight, targets, temperature):
+def _linear(
+  plan, hidden, weight, targets, temperature
+) -> tuple[jax.Array, jax.Array]:
   return _forward(plan, hidden, weight, targets, temperature)[0]
 
 
@@ -155,11 +157,12 @@ def _backward(plan, residuals, cotangents):
   )
 
 
-_linear.defvjp(_forward, _backward)
+_linear_vjp = jax.custom_vjp(_linear, nondiff_argnums=(0,))
+_linear_vjp.defvjp(_forward, _backward)
 
 
 def _tempered(softcap, hidden, weight, temperature):
-  """z, f32[T, V]."""
+  """Returns z, f32[T, V]."""
   z = jnp.dot(
     hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
   )
@@ -171,7 +174,7 @@ def _tempered(softcap, hidden, weight, temperature):
 def _logit_gradient(
   softcap, z, targets, temperature, lse, mean, d_logprob, d_entropy
 ):
-  """Gradient with respect to the raw logits h W, f32[T, V]."""
+  """Returns the gradient of the raw logits h W, f32[T, V]."""
   column = functools.partial(jnp.expand_dims, axis=1)
   p = jnp.exp(z - column(lse))
   dz = -p * (column(d_logprob) + column(d_entropy) * (z - column(mean)))
@@ -183,17 +186,17 @@ def _logit_gradient(
 
 
 def _products(hidden, weight, dz):
-  """(dz W^T, h^T dz), accumulated in float32."""
+  """Returns (dz W^T, h^T dz), accumulated in float32."""
   weight = weight.astype(hidden.dtype)
   dot = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
   return dot(dz, weight.T), dot(hidden.T, dz)
 
 
 def _chunks(size, chunk):
-  """Number of chunks, and chunk index -> (start, columns that are new).
+  """Returns the number of chunks, and a function index -> (start, new).
 
-  The last chunk is shifted left to end at `size`, so no input is padded; what
-  it shares with the one before is masked by `new`.
+  The last chunk is shifted left to end at `size`, so no input is padded;
+  `new` is False at the columns that it shares with the chunk before.
   """
 
   def place(i):
@@ -204,7 +207,7 @@ def _chunks(size, chunk):
 
 
 def _chunked_sums(plan, hidden, weight, targets, temperature):
-  """Running (max, sum of e^(z - max), sum of z e^(z - max), z_y), each [T]."""
+  """Returns (max z, sum e^(z - max), sum z e^(z - max), z_y), each f32[T]."""
   count, vocab = len(hidden), weight.shape[1]
   size = count // plan.row_chunks
   chunks, place = _chunks(vocab, plan.columns)
@@ -248,7 +251,13 @@ def _chunked_sums(plan, hidden, weight, targets, temperature):
 
 
 def _chunked_gradients(plan, inputs, per_row):
-  """Gradients of hidden and weight, f32; per_row as `_logit_gradient` wants."""
+  """Returns the gradients of hidden and weight, f32.
+
+  Args:
+    plan: the chunk sizes.
+    inputs: hidden, weight, targets, temperature.
+    per_row: lse, mean and the cotangents, f32[T] each.
+  """
   hidden, weight, targets, temperature = inputs
   chunks, place = _chunks(weight.shape[1], plan.columns)
 
@@ -283,8 +292,8 @@ def _chunked_gradients(plan, inputs, per_row):
 def _rows(r, chunks, *arrays):
   """Rows r, r + chunks, r + 2 chunks, ...
 
-  Tokens may be sharded by contiguous parts: strided chunks take as many from
-  each, so nothing is gathered.
+  Tokens may be sharded in contiguous blocks: a strided chunk takes equally many
+  from each device, so nothing is gathered.
   """
   return tuple(
     jax.lax.dynamic_index_in_dim(

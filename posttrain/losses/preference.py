@@ -1,12 +1,12 @@
-"""Losses of preferences: pairs of answers, one chosen; or answers with labels.
+"""Preference losses: of pairs of answers, or of single labeled answers.
 
     h = log pi(y | x) - log ref(y | x)    of a whole answer, in nats
     s = sigmoid
 
-beta h is the implicit reward of an answer. Nothing here is averaged: a
-function returns a term per pair, or per answer, and whoever calls it divides
-by their number. What is `_norm` in a config is the same function of h / |y|,
-with |y| the answer's tokens.
+beta h is the implicit reward of an answer. The functions do not average: they
+return one term per pair, or per answer, and the caller divides by the number
+of pairs or answers. The types with suffix `_norm` are the same functions of
+h / |y|, with |y| the number of the answer's tokens.
 
 Axes: T tokens of a row; else any, one entry per pair or answer.
 """
@@ -21,7 +21,7 @@ def seq_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
       sum_t log pi(y_t)    where mask_t
 
   Args:
-    logprobs: f32[..., T], nats; off the mask anything, also inf or NaN.
+    logprobs: f32[..., T], nats; any value off the mask, also inf or NaN.
     mask: bool[..., T], the answer's tokens.
 
   Returns:
@@ -37,24 +37,24 @@ def sigmoid(
   beta: float = 0.1,
   label_smoothing: float = 0.0,
 ) -> jax.Array:
-  """DPO; with label smoothing, conservative DPO.
+  """Returns the DPO loss; with label smoothing, conservative DPO.
 
       -(1 - e) log s(d) - e log s(-d)    d = beta (h_c - h_r)
 
-  With a policy that is the reference d is 0, and the loss log 2.
+  A policy equal to the reference has d = 0 and a loss of log 2.
 
   Args:
     chosen, rejected: f32[...], h of each pair's answers.
-    beta: > 0; the larger, the less far from the reference.
-    label_smoothing: e in [0, 0.5), how often a label is taken to be wrong.
+    beta: > 0; a larger beta keeps the policy closer to the reference.
+    label_smoothing: e in [0, 0.5), the assumed rate of wrong labels.
 
   Returns:
-    f32[...], a term per pair.
+    f32[...], one term per pair.
 
   References:
     Rafailov et al., "Direct Preference Optimization", arXiv 2305.18290, eq. 7.
-    Mitchell, "A note on DPO with noisy preferences", 2023 (smoothing; TRL has
-    it in other types alone, `robust` is not the same).
+    Mitchell, "A note on DPO with noisy preferences", 2023 (smoothing; TRL's
+    `robust` is another loss).
   """
   margin = beta * (chosen - rejected)
   wins, loses = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
@@ -64,17 +64,17 @@ def sigmoid(
 def ipo(
   chosen: jax.Array, rejected: jax.Array, *, beta: float = 0.1
 ) -> jax.Array:
-  """IPO: a margin of 1 / (2 beta), and no more.
+  """Returns the IPO loss: the squared distance to a margin of 1 / (2 beta).
 
       (h_c - h_r - 1 / (2 beta))^2
 
   Args:
     chosen, rejected: f32[...], h of each pair's answers: sums, as in the paper
-      and in OpenRLHF. TRL's `ipo` takes means; that is our `ipo_norm`.
+      and in OpenRLHF. TRL's `ipo` takes means, which is `ipo_norm` here.
     beta: > 0, the paper's tau.
 
   Returns:
-    f32[...], a term per pair.
+    f32[...], one term per pair.
 
   References:
     Azar et al., "A General Theoretical Paradigm to Understand Learning from
@@ -90,18 +90,19 @@ def simpo(
   beta: float = 2.0,
   gamma: float = 1.0,
 ) -> jax.Array:
-  """SimPO: no reference, and a margin to win by.
+  """Returns the SimPO loss: no reference, and a target margin.
 
       -log s(beta (l_c - l_r) - gamma)    l = log pi(y | x) / |y|
 
   Args:
     chosen, rejected: f32[...], l of each pair's answers.
     beta: > 0.
-    gamma: >= 0. TRL writes it as gamma / beta inside of the bracket, the same,
-      and adds a likelihood (`cpo_alpha`) that this has not.
+    gamma: >= 0, the target margin. TRL writes gamma / beta inside of the
+      bracket, which is the same, and adds a likelihood term (`cpo_alpha`),
+      which is left out here.
 
   Returns:
-    f32[...], a term per pair.
+    f32[...], one term per pair.
 
   References:
     Meng et al., "SimPO: Simple Preference Optimization with a Reference-Free
@@ -119,10 +120,10 @@ def kto(
   desirable_weight: float = 1.0,
   undesirable_weight: float = 1.0,
 ) -> jax.Array:
-  """KTO: answers that are good or bad, each for itself.
+  """Returns the KTO loss of single answers, desirable or undesirable.
 
-      w_d s(beta (z - h))    of a desirable answer
-      w_u s(beta (h - z))    of another
+      w_d s(beta (z - h))    desirable
+      w_u s(beta (h - z))    undesirable
 
   These are w (1 - v) with the paper's v: half the weight where h = z, 0 for a
   desirable answer with h far above z, the weight for one far below.
@@ -130,13 +131,13 @@ def kto(
   Args:
     log_ratios: f32[...], h of each answer.
     desirable: bool[...].
-    baseline: z, of `kto_baseline`; broadcasts.
+    baseline: f32, z from `kto_baseline`; broadcasts.
     beta: > 0.
-    desirable_weight, undesirable_weight: w_d, w_u > 0; the paper balances
-      unequal numbers by them.
+    desirable_weight, undesirable_weight: w_d, w_u > 0; the paper uses them to
+      balance unequal numbers of answers.
 
   Returns:
-    f32[...], a term per answer.
+    f32[...], one term per answer.
 
   References:
     Ethayarajh et al., "KTO: Model Alignment as Prospect Theoretic
@@ -151,24 +152,22 @@ def kto(
 
 
 def kto_baseline(log_ratios: jax.Array, where: jax.Array) -> jax.Array:
-  """KTO's point of comparison z: how far the policy has drifted, in nats.
+  """Returns KTO's baseline z, an estimate of KL(pi || ref) without gradient.
 
-      max(0, mean h(x, y'))    of prompts x with answers y' to other prompts
-
-  An estimate of KL(pi || ref), without gradient.
+      max(0, mean h(x, y'))    over prompts x with answers y' to other prompts
 
   Args:
-    log_ratios: f32[...], h of those.
-    where: bool[...], which of them there are.
+    log_ratios: f32[...], h of each mismatched answer.
+    where: bool[...], the entries to average.
 
   Returns:
-    f32[].
+    f32[], nats; 0 if `where` is all False.
   """
   known = jnp.where(where, jax.lax.stop_gradient(log_ratios), 0.0)
   return jnp.maximum(jnp.sum(known) / jnp.maximum(jnp.sum(where), 1), 0.0)
 
 
-# A type of `schema.PreferenceLoss` -> its function.
+# By `type` of the options.
 TYPES = {
   'sigmoid': sigmoid,
   'sigmoid_norm': sigmoid,
@@ -177,5 +176,5 @@ TYPES = {
   'simpo': simpo,
   'kto': kto,
 }
-# The types whose function gets h / |y|, or l, instead of h.
+# Types whose function takes values per token: h / |y|, or l.
 PER_TOKEN = ('sigmoid_norm', 'ipo_norm', 'simpo')

@@ -1,4 +1,4 @@
-"""The loss of a reward model, by Bradley and Terry. Axes: any, one per pair."""
+"""The Bradley-Terry loss of a reward model. Axes: any, one entry per pair."""
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,21 @@ def loss(
   margins: jax.Array | float = 0.0,
   center_coef: float = 0.0,
 ) -> jax.Array:
-  """Returns how unlikely it is that the chosen answer wins.
+  """Returns the negative log-likelihood that the chosen answer wins.
 
       -log s(r_c - r_r - m) + c (r_c + r_r)^2
 
-  Only the difference counts, so rewards are known up to a constant; c > 0
-  picks the one around which they lie.
+  The likelihood depends on the difference alone and leaves the rewards' mean
+  open; c > 0 pulls it to 0.
 
   Args:
     chosen, rejected: f32[...], the rewards r of each pair's answers.
-    margins: m, by how much the chosen one is to win; broadcasts.
+    margins: f32, m, the margin by which the chosen answer must win;
+      broadcasts.
     center_coef: c >= 0.
 
   Returns:
-    f32[...], a term per pair; log 2 for equal rewards, where m = 0 and c = 0.
+    f32[...], one term per pair; log 2 for equal rewards if m = 0 and c = 0.
 
   References:
     Bradley and Terry, "Rank Analysis of Incomplete Block Designs", 1952.

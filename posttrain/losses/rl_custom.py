@@ -1,4 +1,4 @@
-"""The `custom` type of the rl component: a user's function, held to shapes."""
+"""The `custom` type of the rl component: a user's function, shapes checked."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,59 +6,59 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posttrain.losses import combine, ratio, rl_types
+from posttrain.losses import combine, ratios, rl_types
 
 _NAME = "config.<stage>.loss.rl.import_path's function"
 
 
 def custom(
   inputs: rl_types.Inputs,
-  at: ratio.Moved,
+  ratio: ratios.Ratio,
   *,
   function: Callable[..., Any],
   kwargs: Mapping[str, Any],
 ) -> rl_types.Result:
-  """Calls `function(inputs, **kwargs)`, which returns a loss per token.
+  """Returns the loss per token that `function(inputs, **kwargs)` computes.
 
       def importance(inputs, scale):
         ratio = jnp.exp(inputs.logprobs - inputs.sampler_logprobs)
         return -scale * inputs.advantages * ratio, {'ratio': ratio}
 
-  Its loss is multiplied by the weights and divided by the global count
-  afterwards, as that of every type: it must neither sum nor average. Nothing
-  is clamped for it; non-members come as zeros, and what it makes of them is
+  As for every type, the loss is multiplied by the weights and divided by the
+  global count afterwards: the function must neither sum nor average. Its
+  inputs are not clamped; they are 0 at non-members, where its outputs are
   dropped.
 
   Args:
-    inputs: see `rl_types.Inputs`; a row may hold several sequences, told
-      apart by `segment_ids`.
-    at: read for membership alone.
-    function: traced once per compilation, so of jax operations.
-    kwargs: its other arguments.
+    inputs: see `rl_types.Inputs`; a row may hold several sequences, with
+      different `segment_ids`.
+    ratio: policy over sampler; only `member` is read.
+    function: made of jax operations, as it is traced once per compilation.
+    kwargs: the function's keyword arguments.
 
   Returns:
-    The loss per token, and the means over the members of the metrics that it
-    returned.
+    The loss per token, and the means over the members of the function's
+    metrics.
 
   Raises:
-    ValueError: what it returns is neither a loss per token nor a pair of it
-      and a dict of metrics per token.
+    ValueError: the function returns neither a loss per token nor a pair of a
+      loss and a dict of metrics per token.
   """
-  found = function(inputs, **kwargs)
-  values, named = found if isinstance(found, tuple) else (found, {})
+  outputs = function(inputs, **kwargs)
+  values, metrics = outputs if isinstance(outputs, tuple) else (outputs, {})
   shape = inputs.logprobs.shape
   _require_tokens(values, shape, 'a loss')
-  if not isinstance(named, Mapping):
+  if not isinstance(metrics, Mapping):
     raise ValueError(
       f'{_NAME} must return its metrics as a dict of arrays: got '
-      f'{type(named).__name__}'
+      f'{type(metrics).__name__}'
     )
-  for name, value in named.items():
+  for name, value in metrics.items():
     _require_tokens(value, shape, f'a metric {name!r}')
   dtype = jnp.promote_types(values.dtype, jnp.float32)
-  values = jnp.where(at.member, values.astype(dtype), 0.0)
+  values = jnp.where(ratio.member, values.astype(dtype), 0.0)
   return values, {
-    name: combine.pair(value, at.member) for name, value in named.items()
+    name: combine.pair(value, ratio.member) for name, value in metrics.items()
   }
 
 

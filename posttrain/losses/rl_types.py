@@ -1,13 +1,13 @@
 """The types of the rl component: one function per type, a loss per token.
 
-All weigh the advantage A with rho = pi / mu, the ratio of policy and sampler;
-they differ in which tokens have moved too far to have a gradient. The old
+All multiply the advantage A with rho = pi / mu, the ratio of policy and
+sampler; they differ in the tokens whose gradient they mask or bound. The old
 policy of the papers is the sampler itself: there is no third set of logprobs.
 Where rho = 1 each has the gradient of plain policy gradient, -A d log pi.
 
-A type takes the inputs, what moved, and constants of its own; it returns its
-loss of each token, before weight and aggregation (`rl.loss` does those), and
-metrics over the members. All of them have those of `ratio.masking`.
+A type takes the inputs, the ratio, and its own constants. It returns the loss
+per token, before weight and aggregation (`rl.loss` applies them), and metrics
+over the members, always with those of `ratios.masking_metrics`.
 
 Axes: T tokens of a row; any dimensions before it.
 """
@@ -17,13 +17,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from posttrain.losses import combine, ratio, segments
+from posttrain.losses import combine, ratios, segments
 
 Result = tuple[jax.Array, combine.Metrics]
 
 
 class Inputs(NamedTuple):
-  """What a type sees; floats are f32[..., T], and 0 where weights are 0."""
+  """Inputs of a type; floats are f32[..., T], and 0 where weights are 0."""
 
   logprobs: jax.Array  # log pi in nats, with gradient
   sampler_logprobs: jax.Array  # log mu in nats
@@ -34,32 +34,33 @@ class Inputs(NamedTuple):
 
 def dppo(
   inputs: Inputs,
-  at: ratio.Moved,
+  ratio: ratios.Ratio,
   *,
   low: float = 0.2,
   high: float = 0.2,
   adv_tau: float = 1.0,
   kl_tau: float = 1e-3,
 ) -> Result:
-  """Masks by the change of probability; squares the log ratio as a KL.
+  """Masks by the change of probability, with a squared log ratio as the KL.
 
   -keep adv_tau A rho + kl_tau (log rho)^2
   keep = pi - mu <= high   where A > 0
          pi - mu >= -low   else, zero advantage included
 
-  The mask is one-sided: a token that moved against its advantage is kept.
-  A masked token keeps the squared term, whose gradient pulls it back.
-  low, high >= 1 mask nothing; then, with kl_tau = 0, this is importance-
-  weighted policy gradient, and plain policy gradient where rho = 1.
+  The mask is one-sided: a token whose probability changed against the sign of
+  its advantage is kept. A masked token keeps the squared term, whose gradient
+  reduces the change. low, high >= 1 mask nothing; then, with kl_tau = 0, this
+  is importance-weighted policy gradient, and plain policy gradient where
+  rho = 1.
 
   Args:
-    inputs, at: see `rl.loss`.
-    low, high: largest fall and rise of a probability.
+    inputs, ratio: see `rl.loss`.
+    low, high: largest decrease and increase of a probability.
     adv_tau: factor of the policy gradient.
     kl_tau: factor of the squared log ratio.
 
   Returns:
-    The loss per token, and the metrics of `ratio.masking` with
+    The loss per token, and the metrics of `ratios.masking_metrics` with
     is_masked_low, is_masked_high: fraction of the members that are masked
       and have A < 0, A > 0.
     masked_advantage_negative, masked_advantage_positive: fraction of the
@@ -71,85 +72,89 @@ def dppo(
     (the squared log ratio).
   """
   advantages = inputs.advantages
-  too_far = jnp.where(
-    advantages > 0, at.probability > high, at.probability < -low
-  )
-  dropped = at.member & too_far
+  change = ratio.probability_change
+  too_far = jnp.where(advantages > 0, change > high, change < -low)
+  masked = ratio.member & too_far
   positive, negative = advantages > 0, advantages < 0
-  return _masked(at, advantages, dropped, adv_tau, kl_tau), {
-    **ratio.masking(at, dropped),
-    'is_masked_low': combine.pair(dropped & negative, at.member),
-    'is_masked_high': combine.pair(dropped & positive, at.member),
-    'masked_advantage_negative': combine.pair(negative, dropped),
-    'masked_advantage_positive': combine.pair(positive, dropped),
+  return _masked_loss(ratio, advantages, masked, adv_tau, kl_tau), {
+    **ratios.masking_metrics(ratio, masked),
+    'is_masked_low': combine.pair(masked & negative, ratio.member),
+    'is_masked_high': combine.pair(masked & positive, ratio.member),
+    'masked_advantage_negative': combine.pair(negative, masked),
+    'masked_advantage_positive': combine.pair(positive, masked),
   }
 
 
 def ipo(
   inputs: Inputs,
-  at: ratio.Moved,
+  ratio: ratios.Ratio,
   *,
   threshold: float = 0.1,
   adv_tau: float = 1.0,
   kl_tau: float = 1e-3,
 ) -> Result:
-  """Masks what moved far in either direction; otherwise `dppo`.
+  """Masks by the absolute change of probability; otherwise `dppo`.
 
   -keep adv_tau A rho + kl_tau (log rho)^2,   keep = |pi - mu| <= threshold
 
-  Two-sided and blind to the advantage: a token that moved far against its
-  advantage is dropped too, and has but the squared term to bring it back.
-  threshold >= 1 masks nothing. (Not the IPO of preference learning.)
+  The mask is two-sided and independent of the advantage: a token whose
+  probability changed against the sign of its advantage is masked too, and only
+  the squared term reduces the change. threshold >= 1 masks nothing. (Not the
+  IPO of preference learning.)
 
   Args:
-    inputs, at: see `rl.loss`.
-    threshold: largest change of a probability.
+    inputs, ratio: see `rl.loss`.
+    threshold: largest change of a probability, either way.
     adv_tau, kl_tau: as in `dppo`.
 
   Returns:
-    The loss per token, and the metrics of `ratio.masking`.
+    The loss per token, and the metrics of `ratios.masking_metrics`.
 
   References:
     Prime Intellect, prime-rl, loss type "ipo".
   """
-  dropped = at.member & (jnp.abs(at.probability) > threshold)
-  values = _masked(at, inputs.advantages, dropped, adv_tau, kl_tau)
-  return values, ratio.masking(at, dropped)
+  masked = ratio.member & (jnp.abs(ratio.probability_change) > threshold)
+  values = _masked_loss(ratio, inputs.advantages, masked, adv_tau, kl_tau)
+  return values, ratios.masking_metrics(ratio, masked)
 
 
-def _masked(at, advantages, dropped, adv_tau, kl_tau):
-  gain = jnp.where(dropped, 0.0, adv_tau * advantages * at.ratio)
-  return kl_tau * jnp.square(at.log_ratio) - gain
+def _masked_loss(
+  ratio: ratios.Ratio, advantages, masked, adv_tau, kl_tau
+) -> jax.Array:
+  gain = jnp.where(masked, 0.0, adv_tau * advantages * ratio.value)
+  return kl_tau * jnp.square(ratio.log_ratio) - gain
 
 
 def clip(
   inputs: Inputs,
-  at: ratio.Moved,
+  ratio: ratios.Ratio,
   *,
   low: float = 0.2,
   high: float = 0.28,
   delta: float | None = None,
 ) -> Result:
-  """Clips the ratio as PPO does, with a bound of its own for each side.
+  """Clips the ratio as PPO does, with separate bounds below and above 1.
 
   -min(min(rho, delta) A, clip(rho, 1 - low, 1 + high) A)
 
   A token has no gradient where rho > 1 + high and A > 0, where rho < 1 - low
-  and A < 0, and, with a delta, where rho > delta and A < 0: what should fall
-  but has risen that far is left alone, where PPO pushes it the harder the
-  further it rose. No KL term: that is the ref_kl component. Infinite low and
-  high, and no delta, clip nothing; rho = 1 gives plain policy gradient.
+  and A < 0, and, with a delta, where rho > delta and A < 0: PPO's gradient on
+  such a token grows with rho without bound. There is no KL term: that is the
+  ref_kl component. Infinite low and high, and no delta, clip nothing; rho = 1
+  gives plain policy gradient.
 
   Args:
-    inputs, at: see `rl.loss`.
+    inputs, ratio: see `rl.loss`.
     low, high: how far below and above 1 a ratio has a gradient; high > low
       is DAPO's "clip-higher".
     delta: bound on the ratio where A < 0, > 1 + high; None = none.
 
   Returns:
-    The loss per token, and the metrics of `ratio.masking`, masked meaning
-    clipped, with `clip_low` and `clip_high`: fraction of the members that
-    are clipped below (A < 0), above (A > 0); with a delta also `clip_delta`.
+    The loss per token, and the metrics of `ratios.masking_metrics` with
+    "masked" meaning clipped, and
+    clip_low, clip_high: fraction of the members that are clipped below
+      (A < 0), above (A > 0).
+    clip_delta: fraction that are clipped at delta, if there is one.
 
   References:
     Schulman et al., "Proximal Policy Optimization Algorithms", arXiv
@@ -157,97 +162,102 @@ def clip(
     al., "DAPO", arXiv 2503.14476 (two bounds, one mean over all tokens).
     Prime Intellect, "INTELLECT-2", arXiv 2505.07291 (delta).
   """
-  return _clipped(inputs, at, at.ratio, low, high, delta)
+  return _clipped_loss(inputs, ratio, ratio.value, low, high, delta)
 
 
 def gspo(
-  inputs: Inputs, at: ratio.Moved, *, low: float = 3e-4, high: float = 4e-4
+  inputs: Inputs, ratio: ratios.Ratio, *, low: float = 3e-4, high: float = 4e-4
 ) -> Result:
   """Clips the ratio of whole sequences (GSPO).
 
   -min(s A, clip(s, 1 - low, 1 + high) A)
   s = exp(mean over the sequence's members of log pi - log mu)
 
-  The same for every token of a sequence, clipped or not as one. Each token
-  carries s with its own part of the gradient: sg(s) pi / sg(pi), where sg
-  stops gradients. Their mean over the sequence has value and gradient of
-  the paper's s where advantage and weight are the same all over it; so
-  aggregation 'sequence' is the paper's objective. Where they differ within a
-  sequence this is the paper's GSPO-token. A mean is near 1 however long the
-  sequence, hence the small bounds; sequences of one token make this `clip`.
-  rho = 1 gives plain policy gradient.
+  s is the same for all tokens of a sequence, which are clipped together. Each
+  token's term is sg(s) pi / sg(pi), where sg stops gradients. The mean of the
+  terms over the sequence has the value and gradient of the paper's s if
+  advantage and weight are constant within it, so aggregation 'sequence' is the
+  paper's objective. Where they differ within a sequence this is the paper's
+  GSPO-token. The mean is near 1 for sequences of any length, hence the small
+  bounds; for sequences of one token this is `clip`. rho = 1 gives plain policy
+  gradient.
 
-  A token whose own log ratio is clamped counts with the clamped one.
+  The mean is over clamped log ratios.
 
   Args:
-    inputs, at: see `rl.loss`.
+    inputs, ratio: see `rl.loss`.
     low, high: how far below and above 1 a sequence has a gradient.
 
   Returns:
-    As `clip`; the fractions are of the member tokens.
+    As `clip`; the fractions are of member tokens.
 
   References:
     Zheng et al., "Group Sequence Policy Optimization", arXiv 2507.18071.
   """
-  count = segments.totals(at.member, inputs.segment_ids)
-  total = segments.totals(at.bounded, inputs.segment_ids)
+  count = segments.totals(ratio.member, inputs.segment_ids)
+  total = segments.totals(ratio.clamped_log_ratio, inputs.segment_ids)
   mean = total / jnp.maximum(count, 1.0)
-  own = at.bounded - jax.lax.stop_gradient(at.bounded)  # 0, with gradient
-  return _clipped(inputs, at, jnp.exp(mean + own), low, high, None)
+  log_ratio = ratio.clamped_log_ratio
+  own = log_ratio - jax.lax.stop_gradient(log_ratio)  # 0, with gradient
+  return _clipped_loss(inputs, ratio, jnp.exp(mean + own), low, high, None)
 
 
-def _clipped(inputs, at, level, low, high, delta) -> Result:
-  """`clip` of a ratio that may be another than the token's own."""
+def _clipped_loss(
+  inputs: Inputs, ratio: ratios.Ratio, rho, low, high, delta
+) -> Result:
+  """Returns the loss of `clip` for rho, which may be a sequence's ratio."""
   advantages = inputs.advantages
-  # min(rho A, clip(rho) A) is the second where A's sign has rho pass its
-  # bound, else the first. Spelled out, a tie has a whole gradient, not half.
-  above = (advantages > 0) & (level > 1 + high)
-  below = (advantages < 0) & (level < 1 - low)
-  bounded = jnp.where(above, 1 + high, jnp.where(below, 1 - low, level))
-  dropped, metrics = above | below, {}
+  # min(rho A, clip(rho) A) is clip(rho) A where rho exceeds the bound on the
+  # side of A's sign, else rho A. As `where`s, a tie has the full gradient; with
+  # minimum it would have half of it.
+  above = (advantages > 0) & (rho > 1 + high)
+  below = (advantages < 0) & (rho < 1 - low)
+  bounded = jnp.where(above, 1 + high, jnp.where(below, 1 - low, rho))
+  masked, metrics = above | below, {}
   if delta is not None:
-    capped = (advantages < 0) & (level > delta)
-    bounded, dropped = jnp.where(capped, delta, bounded), dropped | capped
-    metrics['clip_delta'] = combine.pair(capped, at.member)
+    capped = (advantages < 0) & (rho > delta)
+    bounded, masked = jnp.where(capped, delta, bounded), masked | capped
+    metrics['clip_delta'] = combine.pair(capped, ratio.member)
   return -advantages * bounded, {
-    **ratio.masking(at, dropped),
-    'clip_low': combine.pair(below, at.member),
-    'clip_high': combine.pair(above, at.member),
+    **ratios.masking_metrics(ratio, masked),
+    'clip_low': combine.pair(below, ratio.member),
+    'clip_high': combine.pair(above, ratio.member),
     **metrics,
   }
 
 
 def cispo(
-  inputs: Inputs, at: ratio.Moved, *, low: float = 1.0, high: float = 4.0
+  inputs: Inputs, ratio: ratios.Ratio, *, low: float = 1.0, high: float = 4.0
 ) -> Result:
-  """Clips the weight of a token, and never its gradient (CISPO).
+  """Clips the importance weight of each token; masks no gradient (CISPO).
 
   -sg(clip(rho, 1 - low, 1 + high)) A log pi
 
-  sg stops gradients, so no token loses its own: a rare one that moved far
-  still teaches, with a bounded weight. The value is no objective and says
-  little. low and high are distances from 1, as everywhere here, in the paper
-  and in verl; TRL's `epsilon_high` is the cap itself. The paper has no lower
-  cap and tunes the upper one, without telling its value; low = 1 is none,
-  and high = 4 caps at 5, as TRL suggests. rho = 1 gives plain policy gradient
-  (but not its value).
+  sg stops gradients, so every token keeps the gradient of log pi, with a
+  bounded weight. The value of this loss is not an objective. low and high are
+  distances from 1, as in the other types, in the paper and in verl; TRL's
+  `epsilon_high` is the cap itself. The paper has no lower cap, and tunes the
+  upper one without giving its value; low = 1 is no cap, and high = 4 caps at
+  5, as TRL suggests. rho = 1 gives the gradient of plain policy gradient, and
+  another value.
 
   Args:
-    inputs, at: see `rl.loss`. The clamp of log rho bounds the weight too.
+    inputs, ratio: see `rl.loss`. The clamp of log rho bounds the weight too.
     low, high: how far below and above 1 a weight may be.
 
   Returns:
-    The loss per token, and the metrics of `ratio.masking`, of which nothing
-    is masked, with `clip_low` and `clip_high`: fraction of the members whose
-    weight is below, above its bound, whatever the advantage.
+    The loss per token, and the metrics of `ratios.masking_metrics`, with no
+    token masked, and
+    clip_low, clip_high: fraction of the members whose weight is below, above
+      its bound, whatever the advantage.
 
   References:
     MiniMax, "MiniMax-M1", arXiv 2506.13585. Khatri et al., "The Art of
     Scaling Reinforcement Learning Compute for LLMs", arXiv 2510.13786.
   """
-  weight = jax.lax.stop_gradient(jnp.clip(at.ratio, 1 - low, 1 + high))
+  weight = jax.lax.stop_gradient(jnp.clip(ratio.value, 1 - low, 1 + high))
   return -weight * inputs.advantages * inputs.logprobs, {
-    **ratio.masking(at, jnp.zeros_like(at.member)),
-    'clip_low': combine.pair(at.ratio < 1 - low, at.member),
-    'clip_high': combine.pair(at.ratio > 1 + high, at.member),
+    **ratios.masking_metrics(ratio, jnp.zeros_like(ratio.member)),
+    'clip_low': combine.pair(ratio.value < 1 - low, ratio.member),
+    'clip_high': combine.pair(ratio.value > 1 + high, ratio.member),
   }

@@ -1,8 +1,9 @@
-"""Importance weights that correct for another sampler, kept within bounds.
+"""Bounded importance weights that correct for the sampler.
 
-The sampler's law mu is not quite the policy's: other weights, other kernels,
-other rounding. The ratio c = pi / mu, without gradient, makes up for it; a
-few large ones would rule the step, so they are truncated or left out.
+The sampler's distribution mu differs slightly from the policy's pi: older
+weights, other kernels, other rounding. The ratio c = pi / mu, without gradient,
+corrects for it. A few large ratios could dominate the step, so they are
+truncated or masked.
 
 Axes: T tokens of a row; any dimensions before it.
 """
@@ -10,7 +11,7 @@ Axes: T tokens of a row; any dimensions before it.
 import jax
 import jax.numpy as jnp
 
-from posttrain.losses import combine, ratio, segments
+from posttrain.losses import combine, ratios, segments
 
 MODES = (
   'none',
@@ -23,7 +24,7 @@ NORMS = ('sum', 'mean')
 
 
 def weigh(
-  at: ratio.Moved,
+  ratio: ratios.Ratio,
   segment_ids: jax.Array,
   *,
   mode: str,
@@ -32,7 +33,7 @@ def weigh(
   norm: str,
   max_log_ratio: float,
 ) -> tuple[jax.Array, combine.Metrics]:
-  """Turns the ratio of policy and sampler into a bounded weight.
+  """Returns the bounded importance weight of each token.
 
   token:     c = pi / mu of the token
   sequence:  c = exp(sum or mean of log pi - log mu over the sequence's members)
@@ -40,26 +41,26 @@ def weigh(
   truncate:  min(max(c, clip_min), clip_max)
   mask:      c where clip_min <= c <= clip_max, else 0
 
-  pi = mu gives 1 everywhere. The sum is the likelihood ratio of the whole
-  sequence, unbiased, and for long ones far from 1; the mean is its geometric
-  mean by length, biased and near 1.
+  pi = mu gives 1 everywhere. With 'sum', c is the likelihood ratio of the whole
+  sequence: unbiased, and far from 1 for long sequences. With 'mean', it is the
+  geometric mean of the token ratios: biased, and near 1.
 
   Args:
-    at: the policy against the sampler.
+    ratio: policy over sampler.
     segment_ids: i32[..., T], see `segments`.
-    mode: of `MODES`, other than 'none'.
-    clip_min, clip_max: bounds of c; clip_min None = none.
-    norm: 'sum' or 'mean', of a sequence's log ratios.
-    max_log_ratio: bound on the logarithm of c before exp.
+    mode: one of `MODES`, except 'none'.
+    clip_min, clip_max: bounds of c; clip_min None = no lower bound.
+    norm: one of `NORMS`; how a sequence's log ratios are combined.
+    max_log_ratio: bound on the logarithm of c before exp, in nats.
 
   Returns:
-    The weight, f32[..., T] without gradient, anything at non-members; and,
-    over the members, with c as it was before its bounds:
-      sampler_is_mean, sampler_is_max: of c.
-      sampler_is_cut: fraction whose c was truncated, or masked.
-    and over the sequences:
-      sampler_is_sum_norm, sampler_is_mean_norm: mean of a sequence's c under
-        either norm, whatever the mode.
+    The weight, f32[..., T] without gradient, arbitrary at non-members; and
+    metrics, over the members, of the unbounded c:
+      sampler_is_mean, sampler_is_max: mean and maximum of c.
+      sampler_is_cut: fraction whose c is truncated or masked.
+    and over the sequences, in every mode:
+      sampler_is_sum_norm, sampler_is_mean_norm: mean of a sequence's c with
+        either norm.
 
   References:
     Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy
@@ -68,25 +69,24 @@ def weigh(
     Model", arXiv 2510.18855 (token_mask, "IcePop").
   """
   level, _, action = mode.partition('_')
-  total = segments.totals(at.bounded, segment_ids)
-  count = segments.totals(at.member, segment_ids)
+  total = segments.totals(ratio.clamped_log_ratio, segment_ids)
+  count = segments.totals(ratio.member, segment_ids)
 
   def exp(x):
     return jnp.exp(jnp.clip(x, -max_log_ratio, max_log_ratio))
 
   sequence = {'sum': exp(total), 'mean': exp(total / jnp.maximum(count, 1.0))}
-  c = sequence[norm] if level == 'sequence' else at.ratio
+  c = sequence[norm] if level == 'sequence' else ratio.value
   c = jax.lax.stop_gradient(c)
   low = 0.0 if clip_min is None else clip_min
   cut = (c < low) | (c > clip_max)
-  bounded = (
-    jnp.where(cut, 0.0, c) if action == 'mask' else (jnp.clip(c, low, clip_max))
-  )
-  one_each = segments.firsts(at.member, segment_ids)
-  return bounded, {
-    'sampler_is_mean': combine.pair(c, at.member),
-    'sampler_is_max': combine.largest(c, at.member),
-    'sampler_is_cut': combine.pair(cut, at.member),
+  masks = action == 'mask'
+  weight = jnp.where(cut, 0.0, c) if masks else jnp.clip(c, low, clip_max)
+  one_each = segments.firsts(ratio.member, segment_ids)
+  return weight, {
+    'sampler_is_mean': combine.pair(c, ratio.member),
+    'sampler_is_max': combine.largest(c, ratio.member),
+    'sampler_is_cut': combine.pair(cut, ratio.member),
     'sampler_is_sum_norm': combine.pair(sequence['sum'], one_each),
     'sampler_is_mean_norm': combine.pair(sequence['mean'], one_each),
   }

@@ -1,12 +1,11 @@
 """Sums over the sequences that share a row, by doubling.
 
-A sequence lies whole in its row, under an id that nothing else in the row
-has. So a token's running sum is its own and its left neighbour's, then that of
-the pair before, of the four before, and so on while the id is the same; and
-what stands at the end of a sequence comes back to its tokens in the same
-steps. That costs O(T log T) whatever the number of sequences, adds in a fixed
-order (a scatter on a GPU has none), and never looks into another row, so that
-rows may be split over devices.
+A sequence lies whole in its row, under an id that is unique in the row. Step k
+adds to a token's running sum the running sum 2^k tokens to its left, if the id
+is the same there; the sum at a sequence's last token is copied back to all of
+its tokens in the same number of steps. The cost is O(T log T) for any number
+of sequences, the order of additions is fixed (a scatter on a GPU has no fixed
+order), and no other row is read, so rows may be split over devices.
 
 Axes: T tokens of a row; any dimensions before it.
 """
@@ -17,12 +16,13 @@ import jax.numpy as jnp
 
 @jax.jit
 def totals(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
-  """Sums over each segment; every token of it gets the sum.
+  """Returns, at every token, the sum over its segment.
 
   Args:
     values: float or bool[..., T]; no gradient passes.
-    segment_ids: i32[..., T], in a row the same for the tokens of a segment,
-      which are neighbours, and for no others; pads are a segment too.
+    segment_ids: i32[..., T], equal within a segment, whose tokens are
+      contiguous, and different between the segments of a row; pads are a
+      segment too.
 
   Returns:
     float[..., T], bitwise equal within a segment.
@@ -36,13 +36,13 @@ def totals(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
 
 
 def firsts(member: jax.Array, segment_ids: jax.Array) -> jax.Array:
-  """True at the first member of each segment: one token per sequence."""
+  """Returns True at the first member of each segment, bool[..., T]."""
   return member & (running(member, segment_ids) == 1)
 
 
 @jax.jit
 def running(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
-  """Sums over each token and those before it in its segment."""
+  """Returns, at every token, the sum up to it in its segment, f32[..., T]."""
 
   def add(step, sums):
     same, left = _neighbour(sums, segment_ids, 1 << step)
@@ -58,7 +58,7 @@ def _double(body, values):
 
 
 def _neighbour(values, segment_ids, distance):
-  """(whether there is one in the segment, its value), so far to the left."""
+  """Returns (is it in the same segment, its value) `distance` to the left."""
   axis = values.ndim - 1
   place = jax.lax.broadcasted_iota(jnp.int32, values.shape, axis) - distance
   inside = (place >= 0) & (place < values.shape[-1])
