@@ -1,4 +1,4 @@
-"""The loop of a stage, on one screen, and the run that strings stages up.
+"""The loop of a stage, on one screen, and the run over all stages.
 
 for item in pipeline: update; log; maybe evaluate; maybe save
 """
@@ -9,28 +9,27 @@ from typing import Any
 
 import jax
 
-from posttrain import schema
 from posttrain.metrics import writers
-from posttrain.stage import build, plan
+from posttrain.stage import build, components, progress
 from posttrain.stage import job as jobs
 from posttrain.util import preemption
 
 
 def train(job: jobs.Job, stop: preemption.Signal) -> None:
-  """Trains one stage from where it stands to its end.
+  """Trains one stage from its restored step to its end.
 
   Args:
     job: the stage, built and restored.
-    stop: asks the loop to save and leave at the next batch boundary.
+    stop: requests that the loop saves and ends at the next batch boundary.
 
   Raises:
     Preempted: `stop` was requested; everything is saved.
     NonFiniteError: too many gradients in a row were not finite.
     TooManyErrors: of environments, in one step.
     TooManyFaults: of a reward function, in a row.
-    EndpointError: a model behind a server is away; everything is saved.
+    EndpointError: a model's server is away; everything is saved.
   """
-  state, clock = job.state, job.clock
+  state, clock = job.learner.state, job.logbook.clock
   if job.step == 0:
     job.log(0, job.evaluate(state, 0))
   stop.check(f'stage {job.name}, step {job.step}')
@@ -40,14 +39,14 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
       item = job.next_item(step, state, stop)
     job.export_tokens(step, state, item)
     with clock('update'):
-      state, measured = job.update(state, item.batch)
-      job.look_ahead(step)
-      measured = jax.device_get(measured)
-    record = job.record(item, measured)
+      state, metrics = job.learner.update(state, item.batch)
+      job.prefetch(step)
+      metrics = jax.device_get(metrics)
+    record = job.record(item, metrics)
     if job.evaluates_at(step):
       record |= job.evaluate(state, step)
     job.log(step, record)
-    job.check_finite(step, measured, item)
+    job.check_finite(step, metrics, item)
     if job.saves_at(step) or stop.requested:
       with clock('save'):
         job.save(step, state, item.state)
@@ -55,36 +54,36 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
 
 
 def run(
-  cfg: schema.Run,
+  stages: dict[str, components.Components],
   workdir: str,
-  plans: dict[str, plan.Plan],
   stop: preemption.Signal,
 ) -> dict[str, Any]:
-  """Runs the stages in order; resumes what `workdir` holds already.
+  """Runs the stages in order; continues an interrupted run of `workdir`.
 
   Args:
-    cfg: the options.
-    workdir: of this run, claimed by `main.claim`.
-    plans: what `parts.preflight` found.
-    stop: asks to save and leave.
+    stages: name -> components, from `components.preflight`; each is dropped
+      when its stage ends.
+    workdir: the run's folder, claimed by `main.claim`.
+    stop: requests to save and end.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
   """
   position = 0
-  for name in cfg.stages:
-    end = build.end_of(cfg, name, workdir)
+  for name in list(stages):
+    stage = stages.pop(name)
+    end = progress.end_of(stage.cfg, name, workdir)
     if end is not None:
       position = end
       continue
-    build.check_order(cfg, name, workdir)
+    progress.check_order(stage.cfg, name, workdir)
     with (
-      jobs.explain_oom(plans[name]),
-      contextlib.closing(build.make(cfg, name, workdir, position, stop)) as job,
+      jobs.explain_oom(stage.plan),
+      contextlib.closing(build.make(stage, workdir, position, stop)) as job,
     ):
       train(job, stop)
-      position = job.writer.position()
-    del job  # with its models, before the next stage makes its own
+      position = job.logbook.writer.position()
+    del job, stage  # with their models, before the next stage builds its own
   *_, last = writers.read(os.path.join(workdir, 'metrics.jsonl'))
   return {
     key: value

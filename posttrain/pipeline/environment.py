@@ -1,6 +1,6 @@
 """One environment of a stage: its tasks, sampler, algorithm and rewards.
 
-    source -> sampler -> rewards -> algorithm
+source -> sampler -> rewards -> algorithm
 """
 
 import dataclasses

@@ -1,34 +1,81 @@
-"""Pairs -> choices -> batch, as one iterator with a state.
+"""Pairs -> batch, as one iterator with a state: data of preference stages.
 
-What `pipeline` is for token components; stages on pairs draw from it.
-
-1. Both answers of each pair are rendered with its prompt, see `choices`.
+1. Both answers of each pair are rendered with its prompt, see
+   `data.tokenized_pairs`.
 2. A share of the prompts, or another file, is held out for evaluation.
-3. The reference scores every answer once, see `prepare`: no model is asked
-   while a stage runs.
-4. Each step draws `prompts_per_step` choices, in an order of its own for every
-   epoch, and packs them; with KTO also the answers that it compares with.
+3. The reference scores every answer once, before the stage trains, see
+   `stage.pairs`.
+4. Each step draws `prompts_per_step` pairs, in another order for every epoch,
+   and packs them; with KTO also the answers that it compares with.
 """
 
+import dataclasses
 import logging
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from posttrain import schema, types
+from posttrain import envs, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.data import pair_packing, preferences, sources, tokenized_pairs
-from posttrain.pipeline import tokens as token_pipeline
+from posttrain.pipeline import base
+
+Preferences = Sequence[preferences.Preference]
 
 
-class PairPipeline:
-  """Infinite iterator of `pipeline.Item`s, deterministic in seed and state."""
+@dataclasses.dataclass(frozen=True)
+class PairSplits:
+  """Tokenized pairs to train on, and held-out ones."""
 
-  uses_policy, can_prefetch, players = False, True, frozenset()
-  envs, reward_models = {}, {}
+  train: tokenized_pairs.TokenizedPairs
+  held_out: tokenized_pairs.TokenizedPairs
+
+  @property
+  def samples(self) -> list[types.Sample]:
+    """All answers with their prompts, in a fixed order."""
+    return [*self.train.samples, *self.held_out.samples]
+
+  @property
+  def fingerprint(self) -> str:
+    """Hash of all pairs, without their reference logprobs."""
+    return sources.fingerprint(
+      self.train.fingerprint.encode(), self.held_out.fingerprint.encode()
+    )
+
+  @property
+  def summary(self) -> str:
+    """One line with the numbers of pairs."""
+    train, held_out = (
+      sum(x.chosen is not None and x.rejected is not None for x in pairs)
+      for pairs in (self.train.pairs, self.held_out.pairs)
+    )
+    alone = len(self.train.pairs) - train
+    single = f' and {alone} single answers' if alone else ''
+    return f'{train} pairs{single} train, {held_out} pairs are held out'
+
+  def with_ref_logprobs(self, logprobs: Iterator[float]) -> 'PairSplits':
+    """Returns the pairs with the reference's logprob of each of `samples`.
+
+    Args:
+      logprobs: log probability of each answer after its prompt, nats.
+    """
+    return PairSplits(
+      tokenized_pairs.with_ref_logprobs(self.train, logprobs),
+      tokenized_pairs.with_ref_logprobs(self.held_out, logprobs),
+    )
+
+
+class PairData:
+  """The pairs of a stage, see `base.StageData`.
+
+  `splits` are those of a file; None where pairs are made when the stage begins.
+  """
+
+  env_names, reward_models, players, held_models = (), {}, (), ()
+  group_sizes = {'pairs': 2}
 
   def __init__(
     self,
@@ -36,215 +83,213 @@ class PairPipeline:
     renderer: chat.Renderer,
     seed: int,
     index: int = 0,
+    *,
+    loss: Any,
   ):
-    """Reads the pairs, if a file has them; else `open` brings them.
+    """Reads and tokenizes the pairs of a file.
 
     Args:
-      stage: its options.
-      renderer: of the pairs' messages.
-      seed: of the run.
-      index: of the stage within the run.
+      stage: the stage's options.
+      renderer: renders the pairs' messages.
+      seed: the run's seed.
+      index: index of the stage within the run.
+      loss: the options of the loss, `schema.Ranking` or a preference loss.
 
     Raises:
-      ValueError: a row of the file cannot train; names it.
+      DataError: a row of the file cannot train; names it.
     """
-    self._stage, self._renderer = stage, renderer
+    self.stage, self._renderer = stage, renderer
     mixed = np.random.SeedSequence([seed, index, zlib.crc32(b'pairs')])
-    self._seed = int(mixed.generate_state(1)[0])
-    self._train = self.held_out = tokenized_pairs.TokenizedPairs(())
-    if isinstance(stage.pairs, schema.PairFile):
-      self._read(stage.pairs)
-
-  @property
-  def references(self) -> dict[schema.Reference, str]:
-    """The model that scores the answers, with the key that says so."""
-    reads = self._stage.kind == 'preference'
-    model = getattr(self._stage.loss.preference, 'reference', None)
-    return {model: 'loss.preference.reference'} if reads and model else {}
-
-  @property
-  def shape(self) -> tuple[int, int, int]:
-    """[micro_batches, rows, row_tokens], of one choice per row."""
-    batch = self._stage.batch
+    self.seed = int(mixed.generate_state(1)[0])
+    self._kto = isinstance(loss, schema.Kto)
+    reference = getattr(loss, 'reference', None)
+    self.references: dict[schema.Reference, str] = (
+      {reference: 'loss.preference.reference'} if reference else {}
+    )
+    batch = stage.batch
     rows = batch.micro_batch_tokens // batch.row_tokens
-    count = math.ceil(batch.prompts_per_step / rows)
-    return count, rows, batch.row_tokens
-
-  def open(
-    self,
-    pairs: Sequence[preferences.Preference],
-    held_out: Sequence[preferences.Preference] | None = None,
-  ) -> None:
-    """Takes pairs that were made for the stage.
-
-    Args:
-      pairs: all, or those that train.
-      held_out: for evaluation; None = a share of `pairs` is.
-
-    Raises:
-      ValueError: there are none left to train on.
-    """
-    if held_out is None:
-      pairs, held_out = _split(pairs, self._stage.pairs.eval_fraction)
-    self._take(pairs, held_out, 'drop')
+    micro_batches = math.ceil(batch.prompts_per_step / rows)
+    self.shape = micro_batches, rows, batch.row_tokens
+    self.min_capacity = batch.row_tokens
+    self.pad_id = renderer.tokenizer.pad_id
+    self.splits: PairSplits | None = None
+    if isinstance(stage.pairs, schema.PairFile):
+      try:
+        self.splits = self._read(stage.pairs)
+      except ValueError as error:
+        raise base.DataError('pairs', error) from error
+    self.envs = {k: envs.make(k, entry.env) for k, entry in stage.envs.items()}
 
   def check(self) -> None:
-    """All of a file was looked at when it was read."""
+    """Does nothing: all pairs of a file are checked when they are read."""
 
-  def score(
-    self, score: Callable[[Sequence[types.Sample]], Sequence[float]]
-  ) -> None:
-    """Stamps what the reference says on all choices.
+  def split(
+    self, pairs: Preferences, held_out: Preferences | None = None
+  ) -> PairSplits:
+    """Tokenizes pairs that were made for the stage.
 
     Args:
-      score: of answers, behind their prompts: their log probabilities, nats.
+      pairs: all pairs, or those to train on.
+      held_out: pairs for evaluation; None = a share of `pairs`.
+
+    Raises:
+      ValueError: no pair is left to train on.
     """
-    told = iter(score([*self._train.samples, *self.held_out.samples]))
-    self._train = tokenized_pairs.stamp(self._train, told)
-    self.held_out = tokenized_pairs.stamp(self.held_out, told)
+    if held_out is None:
+      pairs, held_out = _split(pairs, self.stage.pairs.eval_fraction)
+    return self._tokenize(pairs, held_out, 'drop')
 
-  @property
-  def line(self) -> str:
-    """What people read."""
-    train, held_out = (
-      sum(x.chosen is not None and x.rejected is not None for x in choices)
-      for choices in (self._train.choices, self.held_out.choices)
-    )
-    alone = len(self._train.choices) - train
-    single = f' and {alone} single answers' if alone else ''
-    return f'{train} pairs{single} train, {held_out} pairs are held out'
-
-  @property
-  def fingerprint(self) -> str:
-    """A hash of the pairs, of those held out too."""
-    return sources.fingerprint(
-      self._train.fingerprint.encode(), self.held_out.fingerprint.encode()
-    )
-
-  def __iter__(self):
-    return self
-
-  def __next__(self) -> token_pipeline.Item:
-    count = self._stage.batch.prompts_per_step
-    drawn = [next(self._source) for _ in range(count)]
-    train = self._train
-    batch = self.pack(
-      tokenized_pairs.TokenizedPairs(
-        tuple(train.choices[i] for i in drawn),
-        tuple(train.others[i] for i in drawn) if train.others else (),
-      )
-    )
-    tokens = int((batch.segment_ids[: batch.num_micro_batches] > 0).sum())
-    _, rows, row_tokens = self.shape
-    return token_pipeline.Item(
-      batch,
-      {
-        'batch/pairs': float(batch.pairs),
-        'batch/answers': float(batch.answers),
-        'batch/tokens': tokens,
-        'batch/completion_tokens': int(
-          batch.mask[: batch.num_micro_batches].sum()
-        ),
-        'batch/micro_batches': int(batch.num_micro_batches),
-        'batch/fill': tokens
-        / max(int(batch.num_micro_batches) * rows * row_tokens, 1),
-      },
-      self.get_state(),
-    )
-
-  def pack(self, laid: tokenized_pairs.TokenizedPairs) -> types.PairBatch:
-    """Packs choices of any number, as batches are."""
-    _, rows, row_tokens = self.shape
-    return pair_packing.pack(
-      laid.choices,
-      laid.others,
-      rows=rows,
-      row_tokens=row_tokens,
-      per_row=self._per_row,
-      pad_id=self._renderer.tokenizer.pad_id,
-    )
-
-  def get_state(self) -> dict[str, Any]:
-    """JSON-able; with the seed it determines everything that follows."""
-    return {'source': self._source.get_state()}
-
-  def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on where `get_state` was called."""
-    self._source.set_state(state['source'])
-
-  def _read(self, cfg: schema.PairFile) -> None:
-    """Takes the pairs of a file, or of two."""
+  def _read(self, cfg: schema.PairFile) -> PairSplits:
+    """Tokenizes the pairs of a file, or of two."""
     pairs = preferences.read(cfg.path)
     if cfg.eval_path is not None:
       held_out = preferences.read(cfg.eval_path)
-      _warn_of_both(pairs, held_out)
-      self._take(pairs, held_out, cfg.too_long)
-      return
-    self._take(*_split(pairs, cfg.eval_fraction), cfg.too_long)
+      _warn_of_shared_prompts(pairs, held_out)
+      return self._tokenize(pairs, held_out, cfg.too_long)
+    return self._tokenize(*_split(pairs, cfg.eval_fraction), cfg.too_long)
 
-  def _take(self, train, held_out, too_long: str) -> None:
-    """Lays pairs out, of those that train and those that are held out."""
-    kto = self._stage.kind == 'preference' and isinstance(
-      self._stage.loss.preference, schema.Kto
-    )
-    row_tokens = self._stage.batch.row_tokens
+  def _tokenize(
+    self, train: Preferences, held_out: Preferences, too_long: str
+  ) -> PairSplits:
+    row_tokens = self.stage.batch.row_tokens
 
-    def lay(pairs):
-      made = tokenized_pairs.lay_out(
+    def tokenize(pairs):
+      tokenized = tokenized_pairs.tokenize(
         pairs, self._renderer, row_tokens, too_long
       )
-      others = tokenized_pairs.mismatched(made, row_tokens) if kto else ()
-      return tokenized_pairs.TokenizedPairs(made, others)
+      others = (
+        tokenized_pairs.mismatched(tokenized, row_tokens) if self._kto else ()
+      )
+      return tokenized_pairs.TokenizedPairs(tokenized, others)
 
-    if not kto:
-      _require_both((*train, *held_out))
-    self._train, self.held_out = lay(train), lay(held_out)
-    if not self._train.choices:
+    if not self._kto:
+      _require_both_answers((*train, *held_out))
+    splits = PairSplits(tokenize(train), tokenize(held_out))
+    if not splits.train.pairs:
       raise ValueError(
         'a stage on pairs must have some to train on: got '
         f'{len(train)} pairs, of which none fits into batch.row_tokens='
         f'{row_tokens}; raise it, or look at what makes them'
       )
-    missing = [
-      side
-      for side in ('chosen', 'rejected')
-      if all(getattr(x, side) is None for x in self._train.choices)
-    ]
-    if missing:
-      logging.getLogger('absl').warning(
-        'no %s answer to train on: kto learns from both', missing[0]
-      )
-    every = (*self._train.choices, *self.held_out.choices)
+    for side in ('chosen', 'rejected'):
+      if all(getattr(x, side) is None for x in splits.train.pairs):
+        logging.getLogger('absl').warning(
+          'no %s answer to train on: kto learns from both', side
+        )
+        break
+    return splits
+
+
+def preference_data(
+  stage: schema.Stage, renderer: chat.Renderer, seed: int, index: int = 0
+) -> PairData:
+  """Returns the pairs of a preference stage; arguments as `PairData`."""
+  return PairData(stage, renderer, seed, index, loss=stage.loss.preference)
+
+
+def ranking_data(
+  stage: schema.Stage, renderer: chat.Renderer, seed: int, index: int = 0
+) -> PairData:
+  """Returns the pairs of a reward model's stage; arguments as `PairData`."""
+  return PairData(stage, renderer, seed, index, loss=stage.loss.ranking)
+
+
+class PairPipeline:
+  """Batches of pairs, see `base.Pipeline`."""
+
+  uses_policy, can_prefetch, learns_by_trial = False, True, ()
+
+  def __init__(self, data: PairData, splits: PairSplits):
+    """Starts at the first epoch.
+
+    Args:
+      data: the stage's data.
+      splits: its pairs, with reference logprobs where the loss reads them.
+    """
+    self._data, self._train = data, splits.train
+    every = (*splits.train.pairs, *splits.held_out.pairs)
+    row_tokens = data.stage.batch.row_tokens
     self._per_row = row_tokens // min(map(pair_packing.length, every))
     self._source = sources.Shuffled(
-      range(len(self._train.choices)), self._seed, self.fingerprint
+      range(len(splits.train.pairs)), data.seed, splits.fingerprint
+    )
+    self.held_out = (
+      self.pack(splits.held_out) if splits.held_out.pairs else None
     )
 
+  def __iter__(self):
+    return self
 
-def _split(pairs: Sequence[preferences.Preference], fraction: float):
-  """(Pairs that train, pairs that are held out), by their prompts."""
+  def __next__(self) -> base.Item:
+    count = self._data.stage.batch.prompts_per_step
+    drawn = [next(self._source) for _ in range(count)]
+    train = self._train
+    batch = self.pack(
+      tokenized_pairs.TokenizedPairs(
+        tuple(train.pairs[i] for i in drawn),
+        tuple(train.mismatched[i] for i in drawn) if train.mismatched else (),
+      )
+    )
+    return base.Item(batch, _batch_metrics(batch), self.get_state())
+
+  def pack(self, pairs: tokenized_pairs.TokenizedPairs) -> types.PairBatch:
+    """Packs any number of pairs in rows of the stage's shape."""
+    _, rows, row_tokens = self._data.shape
+    return pair_packing.pack(
+      pairs.pairs,
+      pairs.mismatched,
+      rows=rows,
+      row_tokens=row_tokens,
+      per_row=self._per_row,
+      pad_id=self._data.pad_id,
+    )
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns JSON-able state that, with the seed, determines what follows."""
+    return {'source': self._source.get_state()}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues from a state of `get_state`."""
+    self._source.set_state(state['source'])
+
+
+def _batch_metrics(batch: types.PairBatch) -> dict[str, float]:
+  count = int(batch.num_micro_batches)
+  tokens = int((batch.segment_ids[:count] > 0).sum())
+  _, rows, row_tokens = batch.ids.shape
+  return {
+    'batch/pairs': float(batch.pairs),
+    'batch/answers': float(batch.answers),
+    'batch/tokens': tokens,
+    'batch/completion_tokens': int(batch.mask[:count].sum()),
+    'batch/micro_batches': count,
+    'batch/fill': tokens / max(count * rows * row_tokens, 1),
+  }
+
+
+def _split(
+  pairs: Preferences, fraction: float
+) -> tuple[list[preferences.Preference], list[preferences.Preference]]:
+  """Returns (pairs to train on, held-out pairs), split by their prompts."""
   sides = [], []
   for pair in pairs:
     sides[preferences.held_out(pair, fraction)].append(pair)
   return sides
 
 
-def _warn_of_both(
-  pairs: Sequence[preferences.Preference],
-  held_out: Sequence[preferences.Preference],
-) -> None:
-  """Says how many held-out prompts train as well."""
+def _warn_of_shared_prompts(pairs: Preferences, held_out: Preferences) -> None:
+  """Warns of held-out prompts that are trained on as well."""
   train, others = ({repr(x.prompt) for x in y} for y in (pairs, held_out))
   if train & others:
     logging.getLogger('absl').warning(
       '%d of the %d prompts of pairs.eval_path are in pairs.path as well: '
-      'what is measured on them is not held out',
+      'measurements on them are not held out',
       len(train & others),
       len(others),
     )
 
 
-def _require_both(pairs: Sequence[preferences.Preference]) -> None:
+def _require_both_answers(pairs: Preferences) -> None:
   """Refuses single answers where the loss compares two."""
   for pair in pairs:
     if pair.chosen is None or pair.rejected is None:

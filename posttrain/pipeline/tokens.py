@@ -5,16 +5,15 @@
 1. For each of `prompts_per_step` groups an environment is chosen and a task
    drawn from its source.
 2. The samplers make the rollouts; episodes of all environments are played at
-   once. Those that failed, or that cannot be graded, are dropped from their
-   groups and counted.
+   once. Failed rollouts, and those that cannot be graded, are dropped from
+   their groups and counted.
 3. Each environment's algorithm writes streams on its groups.
 4. The samples of all environments are packed into one batch.
 """
 
 import collections
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,29 +21,19 @@ import numpy as np
 from posttrain import algorithms, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.data import packing
+from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.pipeline import environment
+from posttrain.pipeline import base, environment
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout import sampler as samplers
-from posttrain.rollout.grading import rewards
+from posttrain.rollout.grading import rewards as rewarding
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-  """What one step trains on, and the pipeline's state after it."""
-
-  batch: types.Batch
-  metrics: dict[str, float]
-  state: dict[str, Any]
-  # Of environments, one per dropped episode; of reward functions, per call.
-  errors: tuple[str, ...] = ()
-
-
-class Pipeline:
-  """Infinite iterator of `Item`s; deterministic in the seed and the state."""
+class TokenData:
+  """The environments of a stage, see `base.StageData`."""
 
   def __init__(
     self,
@@ -53,102 +42,135 @@ class Pipeline:
     seed: int,
     index: int = 0,
   ):
-    """Args: seed: of the run; index: of the stage within the run."""
-    self._stage = stage
-    self._batch = stage.batch
-    self._seed = seed
-    self._uid = index * UIDS_PER_STAGE
-    self._pad_id = renderer.tokenizer.pad_id
-    self._players = self._scorer = None
-    self._room = 1  # in units of `shape`
-    self.envs = {
+    """Makes the environments, their sources, samplers and algorithms.
+
+    Args:
+      stage: the stage's options.
+      renderer: renders the environments' messages.
+      seed: the run's seed.
+      index: index of the stage within the run.
+
+    Raises:
+      ValueError: an environment cannot be made as its options say.
+    """
+    self.stage, self.seed, self.index = stage, seed, index
+    self.pad_id = renderer.tokenizer.pad_id
+    self.environments = {
       name: environment.make(
         name, entry, stage.batch.row_tokens, renderer, seed, index
       )
       for name, entry in stage.envs.items()
     }
-    ratios = np.array([run.entry.ratio for run in self.envs.values()])
-    self._ratios = np.cumsum(ratios) / ratios.sum()
-
-  def connect(
-    self,
-    players: Mapping[schema.Reference, drivers.Driver],
-    scorer: algorithms.base.Scorer,
-    judge: Callable[[schema.Reference], rewards.Judge] | None = None,
-    reward_model: Callable[[str], rewards.Model] | None = None,
-  ) -> None:
-    """Gives it who plays episodes, who scores under references, who judges.
-
-    Args:
-      players: by the model they play with; 'policy' is the one that trains.
-      scorer: of the algorithms' references.
-      judge: makes the one that goes by a name.
-      reward_model: the same.
-    """
-    self._players, self._scorer = players, scorer
-    for run in self.envs.values():
-      run.connect(judge, reward_model)
+    self.shape = shape(stage)
 
   @property
-  def uses_policy(self) -> bool:
-    """Whether what it gives depends on the policy's weights."""
-    return any(run.sampler.on_policy for run in self.envs.values()) or any(
-      refs.tracks_policy(reference) for reference in self.references
-    )
+  def envs(self) -> dict[str, env_base.Env]:
+    return {name: one.env for name, one in self.environments.items()}
 
   @property
-  def can_prefetch(self) -> bool:
-    """Whether a batch may be made while a step runs: no model makes it."""
-    return not (self.uses_policy or self.references)
+  def env_names(self) -> tuple[str, ...]:
+    return tuple(self.environments)
+
+  @property
+  def group_sizes(self) -> dict[str, int]:
+    return {k: entry.group_size for k, entry in self.stage.envs.items()}
 
   @property
   def references(self) -> dict[schema.Reference, str]:
-    """All models that are asked, each with a key of the stage that says so."""
     return {
       reference: key
-      for run in self.envs.values()
-      for reference, key in run.references.items()
+      for one in self.environments.values()
+      for reference, key in one.references.items()
     }
 
   @property
   def reward_models(self) -> dict[str, str]:
-    """All that are asked, each with a key of the stage that says so."""
     return {
       name: key
-      for run in self.envs.values()
-      for name, key in run.reward_models.items()
+      for one in self.environments.values()
+      for name, key in one.reward_models.items()
     }
 
   @property
-  def players(self) -> set[schema.Reference]:
-    """Frozen models that play episodes."""
-    models = {run.sampler.model for run in self.envs.values()}
-    return models - {None, 'policy'}
+  def held_models(self) -> set[schema.Reference]:
+    return {*self.references, *self.reward_models}
 
   @property
-  def shape(self) -> tuple[int, int, int]:
-    """[micro_batches, rows, row_tokens]: room for one row per rollout."""
-    rows = self._batch.micro_batch_tokens // self._batch.row_tokens
-    group_size = max(run.entry.group_size for run in self.envs.values())
-    rollouts = self._batch.prompts_per_step * group_size
-    return math.ceil(rollouts / rows), rows, self._batch.row_tokens
+  def players(self) -> set[schema.Reference]:
+    models = {one.sampler.model for one in self.environments.values()}
+    return {model for model in models if model not in (None, 'policy')}
+
+  @property
+  def uses_policy(self) -> bool:
+    """Whether batches depend on the policy's weights."""
+    return any(
+      one.sampler.on_policy for one in self.environments.values()
+    ) or any(refs.tracks_policy(reference) for reference in self.references)
+
+  @property
+  def min_capacity(self) -> int:
+    # The messages of an environment between turns are unknown beforehand.
+    turns = max(env.max_turns for env in self.envs.values())
+    plays = self.uses_policy or self.players or turns > 1
+    return self.stage.batch.row_tokens if plays else 0
+
+  def check(self) -> None:
+    for one in self.environments.values():
+      if one.entry.ratio:
+        one.check()
+
+
+class TokenPipeline:
+  """Batches of samples with streams, see `base.Pipeline`."""
+
+  held_out = None
+
+  def __init__(
+    self,
+    data: TokenData,
+    players: Mapping[schema.Reference, drivers.Driver] | None = None,
+    scorer: algorithms.base.Scorer | None = None,
+    judge: Callable[[schema.Reference], rewarding.Judge] | None = None,
+    reward_model: Callable[[str], rewarding.Model] | None = None,
+  ):
+    """Starts at the first task of every source.
+
+    Args:
+      data: the environments.
+      players: model -> driver that plays episodes with it; 'policy' is the
+        model that trains.
+      scorer: scores under the algorithms' references.
+      judge: returns the judge of a reference.
+      reward_model: returns the reward model of a name.
+
+    Raises:
+      ValueError: a judge or reward model does not fit.
+      EndpointError: a judge's server is away.
+    """
+    self._environments = data.environments
+    self._stage, self._seed = data.stage, data.seed
+    self._uid = data.index * UIDS_PER_STAGE
+    self._players, self._scorer = players or {}, scorer
+    self._rewards = {
+      name: one.rewards(judge, reward_model)
+      for name, one in data.environments.items()
+    }
+    self._pack = Packer(data.stage, data.pad_id)
+    ratios = np.array([x.entry.ratio for x in data.environments.values()])
+    self._ratios = np.cumsum(ratios) / ratios.sum()
+    self.uses_policy = data.uses_policy
+    self.can_prefetch = not (data.uses_policy or data.references)
+    self.learns_by_trial = tuple(
+      name for name, one in data.environments.items() if one.learns_by_trial
+    )
 
   def __iter__(self):
     return self
 
-  def check(self) -> None:
-    """Renders the first tasks of every source it draws from; draws none.
-
-    Raises:
-      ValueError: naming the row that cannot train, or a source without any.
-    """
-    for run in self.envs.values():
-      if run.entry.ratio:
-        run.check()
-
-  def __next__(self) -> Item:
+  def __next__(self) -> base.Item:
     names, draws = zip(
-      *(self._draw() for _ in range(self._batch.prompts_per_step)), strict=True
+      *(self._draw() for _ in range(self._stage.batch.prompts_per_step)),
+      strict=True,
     )
     groups = collections.defaultdict(list)
     for name, group in zip(
@@ -156,90 +178,109 @@ class Pipeline:
     ):
       groups[name].append(group)
     errors = rollout_metrics.errors(
-      [r for played in groups.values() for group in played for r in group],
+      [r for rollouts in groups.values() for group in rollouts for r in group],
       self._stage.rollout.max_errors,
     )
     samples, metrics = [], {}
-    for name, played in groups.items():
+    for name, rollouts in groups.items():
       try:
-        made, found, failed = self.envs[name].train_on(played, self._scorer)
-      except rewards.TooManyFaults as error:
+        of_env, values, failed = self._environments[name].samples(
+          rollouts, self._rewards[name], self._scorer
+        )
+      except rewarding.TooManyFaults as error:
         error.errors = errors + error.errors
         raise
-      samples, metrics = samples + made, metrics | found
+      samples, metrics = samples + of_env, metrics | values
       errors += failed
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
-    return Item(batch, metrics, self.get_state(), errors)
+    return base.Item(batch, metrics, self.get_state(), errors)
 
   def _draw(self) -> tuple[str, samplers.Draw]:
     """Draws an environment, one of its tasks, and the group's uids."""
     name = self._pick()
-    run = self.envs[name]
-    uids = range(self._uid, self._uid + run.entry.group_size)
-    draw = samplers.Draw(next(run.source), run.sampler, uids)
+    one = self._environments[name]
+    uids = range(self._uid, self._uid + one.entry.group_size)
+    draw = samplers.Draw(next(one.source), one.sampler, uids)
     self._uid = uids.stop
     return name, draw
 
   def _pick(self) -> str:
     """Chooses an environment by ratio, from (seed, next uid) alone."""
-    names = list(self.envs)
+    names = list(self._environments)
     if len(names) == 1:
       return names[0]
     draw = np.random.default_rng([self._seed, self._uid]).random()
     return names[int(np.searchsorted(self._ratios, draw, side='right'))]
 
-  def _pack(self, samples: list[types.Sample]) -> types.Batch:
-    """Packs all samples; makes room where rollouts have more than one.
-
-    The room stays, because the train step compiles anew for another shape.
-    """
-    micro_batches, rows, row_tokens = self.shape
-    while True:
-      batch, leftover = packing.pack(
-        samples,
-        row_tokens=row_tokens,
-        rows=rows,
-        micro_batches=micro_batches * self._room,
-        envs=tuple(self.envs),
-        pad_id=self._pad_id,
-      )
-      if not leftover:
-        return batch
-      assert len(samples) > micro_batches * self._room * rows
-      self._room *= 2
-
   def get_state(self) -> dict[str, Any]:
-    """JSON-able; with the seed it determines everything that follows."""
+    """Returns JSON-able state that, with the seed, determines what follows."""
     return {
       'uid': self._uid,
       'envs': {
         name: {
-          'source': run.source.get_state(),
-          'algorithm': run.algorithm.get_state(),
+          'source': one.source.get_state(),
+          'algorithm': one.algorithm.get_state(),
         }
-        for name, run in self.envs.items()
+        for name, one in self._environments.items()
       },
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on where `get_state` was called."""
+    """Continues from a state of `get_state`."""
     self._uid = state['uid']
-    for name, run in self.envs.items():
-      run.source.set_state(state['envs'][name]['source'])
-      run.algorithm.set_state(state['envs'][name]['algorithm'])
+    for name, one in self._environments.items():
+      one.source.set_state(state['envs'][name]['source'])
+      one.algorithm.set_state(state['envs'][name]['algorithm'])
+
+
+def shape(stage: schema.Stage) -> tuple[int, int, int]:
+  """Returns [micro_batches, rows, row_tokens], with a row per rollout."""
+  batch = stage.batch
+  rows = batch.micro_batch_tokens // batch.row_tokens
+  group_size = max(entry.group_size for entry in stage.envs.values())
+  rollouts = batch.prompts_per_step * group_size
+  return math.ceil(rollouts / rows), rows, batch.row_tokens
+
+
+class Packer:
+  """Packs all samples of a step, in one fixed shape wherever they fit.
+
+  Rollouts with several samples may need more micro-batches; the larger shape
+  then stays, because the train step compiles anew for another one.
+  """
+
+  def __init__(self, stage: schema.Stage, pad_id: int):
+    self._envs, self._pad_id = tuple(stage.envs), pad_id
+    self._micro_batches, self._rows, self._row_tokens = shape(stage)
+
+  def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
+    """Returns the batch of all samples."""
+    while True:
+      batch, leftover = packing.pack(
+        samples,
+        row_tokens=self._row_tokens,
+        rows=self._rows,
+        micro_batches=self._micro_batches,
+        envs=self._envs,
+        pad_id=self._pad_id,
+      )
+      if not leftover:
+        return batch
+      assert len(samples) > self._micro_batches * self._rows
+      self._micro_batches *= 2
 
 
 def _batch_metrics(batch: types.Batch, samples: int) -> dict[str, float]:
   tokens = int((batch.segment_ids > 0).sum())
   _, rows, row_tokens = batch.ids.shape
+  count = int(batch.num_micro_batches)
   return {
     'batch/samples': samples,
     'batch/tokens': tokens,
     'batch/completion_tokens': int(batch.mask.sum()),
-    'batch/micro_batches': int(batch.num_micro_batches),
-    'batch/fill': tokens
-    / max(int(batch.num_micro_batches) * rows * row_tokens, 1),
+    'batch/micro_batches': count,
+    'batch/fill': tokens / max(count * rows * row_tokens, 1),
     **{
       f'batch/{name}_tokens': int(getattr(batch, f'{name}_count'))
       for name in types.COMPONENTS

@@ -1,36 +1,32 @@
-"""Builds a stage: from options to a `Job`, restored to where it stood.
+"""Assembly of a stage, top to bottom, restored to the step where it stopped.
 
-1. `parts`: what can be made without compiling anything.
-2. `prepare`: the pairs of a stage on pairs, with what the reference says.
-3. The state, restored or initial, and the job around it.
+`make` reads in the order in which objects come to exist; none is completed
+later. Kinds of stages differ in their pipeline alone, see `PIPELINES`.
 """
 
 import dataclasses
 import os
 from typing import Any
 
-import jax
-
-from posttrain import compilation, schema, tree
+from posttrain import compilation
 from posttrain.chat import renderer as chat
 from posttrain.checkpoints import store, weights
 from posttrain.config import load as config
-from posttrain.metrics import writers
-from posttrain.models import lora, transformer
-from posttrain.pipeline import pairs as pair_pipeline
+from posttrain.decode import engine as engines
+from posttrain.evaluation import evaluator as evaluation
+from posttrain.models import lora
+from posttrain.pipeline import base
 from posttrain.rollout import references as refs
-from posttrain.stage import components, job
+from posttrain.stage import components as components_lib
+from posttrain.stage import job, learner, logbook
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
-from posttrain.training import objectives, optim, token_export
-from posttrain.training import state as train_state
-from posttrain.training import step as train_step
+from posttrain.training import token_export
 from posttrain.util import preemption, timers
 
 
 def make(
-  cfg: schema.Run,
-  name: str,
+  components: components_lib.Components,
   workdir: str,
   position: int,
   stop: preemption.Signal,
@@ -38,192 +34,167 @@ def make(
   """Builds a stage and restores its newest checkpoint, if it has one.
 
   Args:
-    cfg: the whole run's options.
-    name: of the stage.
-    workdir: where the run lives.
-    position: end of metrics.jsonl for a stage that has no checkpoint.
+    components: the stage's components, from `components.preflight`.
+    workdir: the run's folder.
+    position: end of metrics.jsonl for a stage without a checkpoint.
     stop: ends waits for servers.
+
+  Raises:
+    ValueError: weights, references or pairs are missing or do not fit.
+    EndpointError: a server is away.
+    Preempted: `stop` ended the wait for it.
   """
-  clock, stage = timers.Timers(), cfg.stages[name]
-  compiling = compilation.CompileCounter().open()
+  cfg, name, data = components.cfg, components.name, components.data
+  clock, compiling = timers.Timers(), compilation.CompileCounter().open()
   with clock('setup'):
-    built = components.make(cfg, name)
-    optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
-    like, whole = train_state.shapes(stage, built.model, optimizer, built.mesh)
+    # 1. What trains, as shapes; its newest checkpoint; the initial weights.
+    plan = learner.make_plan(
+      cfg, name, components.model, components.mesh, data.env_names
+    )
     folder = os.path.join(workdir, 'checkpoints', name)
     checkpointer = store.Checkpointer(folder, cfg.checkpoint)
-    state, host = checkpointer.restore(like) or (None, {})
-    about = _about(cfg, name, built, workdir, host)
-    loader = stage_models.loader(cfg, built, workdir, about, whole)
-    base = None
-    if stage.lora.rank:
-      base = lora.Base(loader.init(), lora.scale(stage.lora))
-      about['base'] = weights.base_sums(base.params)
-      if host:
-        weights.check_base(weights.find(folder), base.params)
-    stage_pairs.prepare(
-      cfg, name, built, loader, base, workdir, stop, fresh=not host
-    )
+    state, host = checkpointer.restore(plan.state_like) or (None, {})
+    metadata = _metadata(components, workdir, host)
+    load = _loader(components, workdir, metadata, plan.weights_like)
+    frozen = plan.base(load)
+    if frozen is not None:
+      metadata['base'] = _checked_base(frozen, folder if host else None)
+    # 2. The models beside it, and the pipeline that draws on them.
+    models = stage_models.Models(components, load, frozen, stop)
+    engine, references = stage_models.engine(components), models.references()
+    make_pipeline = PIPELINES[components.stage.kind]
+    pipeline = make_pipeline(models, engine, references, not host)
     if host:
-      built.pipeline.set_state(host['pipeline'])
-    else:
-      key = jax.random.key(cfg.seed)
-      key = jax.random.fold_in(key, list(cfg.stages).index(name))
-      state = train_state.fresh(stage, optimizer, like, base, loader.init, key)
-    tree.checksums(state)  # here, so that the first save compiles nothing
-    objective = objectives.make(
-      stage.kind, built.model, tuple(built.pipeline.envs), stage.loss
+      pipeline.set_state(host['pipeline'])
+    # 3. The learner, from the restored state or a fresh one.
+    if state is None:
+      state = plan.fresh(load, frozen)
+    trained = plan.learner(state, frozen)
+    # 4. What evaluates it.
+    evaluator = evaluation.Evaluator(
+      components.eval_tasks, stage_models.driver(components, engine), references
     )
-    update = train_step.make_train_step(
-      objective,
-      optimizer,
-      mesh=built.mesh,
-      rules=transformer.SHARDING_RULES,
-      average=stage.optim.average,
-      updates=stage.updates_per_rollout,
-      base=base,
-    )
-    decoder, references, evaluator = stage_models.connect(
-      cfg, stage, built, loader, base, stop
-    )
+    held_out = None
+    if pipeline.held_out is not None:
+      held_out = learner.HeldOutPairs(trained, pipeline.held_out)
   step = host.get('step', 0)
   return job.Job(
     name=name,
-    cfg=stage,
-    workdir=workdir,
+    cfg=components.stage,
     step=step,
-    state=state,
-    base=base,
-    pipeline=built.pipeline,
-    objective=objective,
-    update=update,
-    measure=_measure(objective, built, base, update),
-    engine=decoder,
-    references=references,
-    evaluator=evaluator,
-    checkpointer=checkpointer,
-    save_every=cfg.checkpoint.every,
-    exporter=_exporter(cfg, name, workdir, built),
-    writer=_writer(cfg, workdir, host.get('metrics_position', position)),
-    progress=writers.Progress(name, stage.steps, step, cfg.metrics.progress),
-    clock=clock,
-    compiling=compiling,
-    about=about,
+    learner=trained,
+    sampling=job.Sampling(pipeline, engine, references, evaluator, held_out),
+    exporter=_exporter(components, workdir),
+    logbook=logbook.make(
+      cfg,
+      name,
+      workdir,
+      clock,
+      compiling,
+      step,
+      host.get('metrics_position', position),
+    ),
+    saves=job.Saves(checkpointer, cfg.checkpoint.every, metadata),
   )
 
 
-def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
-  """Where in metrics.jsonl a finished stage ends; None if it is unfinished.
+def _token_pipeline(
+  models: stage_models.Models,
+  engine: engines.Engine,
+  references: refs.References,
+  fresh: bool,
+) -> base.Pipeline:
+  del fresh
+  return models.token_pipeline(engine, references)
 
-  Raises:
-    ValueError: it was trained for more steps than the config now says.
+
+def _pair_pipeline(
+  models: stage_models.Models,
+  engine: engines.Engine,
+  references: refs.References,
+  fresh: bool,
+) -> base.Pipeline:
+  del engine, references  # its models are released before the stage trains
+  return stage_pairs.pipeline(models, models.components.data, fresh)
+
+
+PIPELINES = {
+  'tokens': _token_pipeline,
+  'preference': _pair_pipeline,
+  'ranking': _pair_pipeline,
+}
+
+
+def _metadata(
+  components: components_lib.Components, workdir: str, host: dict[str, Any]
+) -> dict[str, Any]:
+  """Returns the self-description of the stage's checkpoints.
+
+  A restored stage keeps the weights that it began with: `start` and
+  `references` are those of its checkpoint.
   """
-  folder = os.path.join(workdir, 'checkpoints', name)
-  if not _has_steps(folder):
-    return None
-  host = store.read_host(folder)
-  steps = cfg.stages[name].steps
-  if host['step'] > steps:
-    raise ValueError(
-      f'config.{name}.steps must be at least the {host["step"]} steps that '
-      f'are trained already: got {steps}; use another --workdir'
-    )
-  return host['metrics_position'] if host['step'] == steps else None
-
-
-def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
-  """Refuses to train a stage that a later one has already built upon.
-
-  Raises:
-    ValueError: with the folder to move away.
-  """
-  names = list(cfg.stages)
-  for later in names[names.index(name) + 1 :]:
-    folder = os.path.join(workdir, 'checkpoints', later)
-    if _has_steps(folder):
-      raise ValueError(
-        f'stage {name!r} must end before stage {later!r} begins: it has '
-        f'steps left to train, but {folder} holds steps; move that folder '
-        'away to train both again'
-      )
-
-
-def _has_steps(folder: str) -> bool:
-  return os.path.isdir(folder) and any(
-    name.isdigit() for name in os.listdir(folder)
-  )
-
-
-def _about(cfg, name, built: components.Parts, workdir, host) -> dict[str, Any]:
-  """What every checkpoint of the stage says of itself; `host` did already."""
+  data = components.data
+  fingerprint = components.renderer.fingerprint
   if host:
     chat.check_fingerprint(
-      built.renderer.fingerprint,
+      fingerprint,
       host['tokenizer'],
       'config.tokenizer',
       'the checkpoint to go on from',
     )
   start, pinned = host.get('start'), host.get('references')
   if start is None:
-    start = refs.resolve(cfg.stages[name].init, workdir)
+    start = refs.resolve(components.stage.init, workdir)
   if pinned is None:
     pinned = {
       x: refs.resolve(x, workdir)
-      for x in (*built.pipeline.references, *built.pipeline.reward_models)
+      for x in (*data.references, *data.reward_models)
       if isinstance(x, str)
     }
   return {
-    'stage': name,
-    'model': dataclasses.asdict(built.model),
-    'tokenizer': built.renderer.fingerprint,
-    'config': config.to_dict(cfg),
+    'stage': components.name,
+    'model': dataclasses.asdict(components.model),
+    'tokenizer': fingerprint,
+    'config': config.to_dict(components.cfg),
     'start': start,
     'references': pinned,
   }
 
 
-def _writer(cfg, workdir, position: int) -> writers.Writer:
-  folder = os.path.join(workdir, 'tensorboard')
-  return writers.Writer(
-    os.path.join(workdir, 'metrics.jsonl'),
-    position,
-    folder if cfg.metrics.tensorboard else None,
+def _loader(
+  components: components_lib.Components,
+  workdir: str,
+  metadata: dict[str, Any],
+  weights_like: Any,
+) -> refs.Loader:
+  return stage_models.loader(
+    components.cfg,
+    components.model,
+    components.renderer,
+    components.mesh,
+    workdir,
+    {**metadata['references'], 'init': metadata['start']},
+    weights_like,
   )
+
+
+def _checked_base(frozen: lora.Base, folder: str | None) -> dict[str, Any]:
+  """Returns checksums of frozen weights; refuses others than a checkpoint's."""
+  sums = weights.base_sums(frozen.params)
+  if folder is not None:
+    weights.check_base(weights.find(folder), frozen.params)
+  return sums
 
 
 def _exporter(
-  cfg, name, workdir, built: components.Parts
+  components: components_lib.Components, workdir: str
 ) -> token_export.Exporter:
+  names = components.data.env_names
   return token_export.Exporter(
-    cfg.metrics.export_tokens if built.pipeline.envs else None,
+    components.cfg.metrics.export_tokens if names else None,
     workdir,
-    name,
-    built.model,
-    tuple(built.pipeline.envs),
-    built.mesh,
+    components.name,
+    components.model,
+    names,
+    components.mesh,
   )
-
-
-def _measure(
-  objective, built: components.Parts, base, update: train_step.TrainStep
-):
-  """Measures held-out pairs, where there are such."""
-  choices = built.pipeline
-  if not isinstance(choices, pair_pipeline.PairPipeline) or not (
-    choices.held_out.choices
-  ):
-    return None
-  batch = choices.pack(choices.held_out)
-  placed, measure = None, train_step.make_measure(objective, base)
-
-  def held_out(params) -> dict[str, float]:
-    nonlocal placed
-    placed = update.place(batch) if placed is None else placed
-    found = jax.device_get(measure(params, placed))
-    return {
-      f'eval/pairs/{key}': float(value)
-      for key, value in found.items()
-      if key not in objective.unmeasured(batch, found)
-    }
-
-  return held_out

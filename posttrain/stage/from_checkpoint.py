@@ -1,16 +1,19 @@
-"""What commands share that ask a checkpoint: which stage, and its engine."""
+"""Playing a stage's environments with the weights of a checkpoint.
+
+Shared by the commands that sample from a checkpoint and train nothing.
+"""
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from posttrain import compilation, schema, sharding
 from posttrain.checkpoints import store, weights
 from posttrain.config import checks
 from posttrain.config import load as config
-from posttrain.decode import engine as engines
 from posttrain.models import transformer
-from posttrain.stage import components
+from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
 from posttrain.util import memory
 
@@ -21,12 +24,13 @@ def stage_of(
   stage: str | None = None,
   overrides: Sequence[tuple[str, str]] = (),
 ) -> tuple[schema.Run, str]:
-  """Returns the options, and the name of the stage whose tasks are asked.
+  """Returns the run's options, and the name of the stage to play.
 
   Args:
-    folder: of `weights.find`; a run's has the options it was trained by.
-    path: of a recipe that is taken instead, see `config.load`.
-    stage: its name; None = that of the folder, or the recipe's last.
+    folder: folder of the weights, from `weights.find`; a run's checkpoint holds
+      the options that it was trained with.
+    path: a recipe that replaces those options, see `config.load`.
+    stage: the stage's name; None = the checkpoint's, or the recipe's last.
     overrides: (dotted key, value as on the command line), in their order.
 
   Raises:
@@ -36,12 +40,12 @@ def stage_of(
     node = config.load(path)
   elif not weights.is_run(folder):
     raise ValueError(
-      f'--config=FILE must be given: {folder} says nothing of tasks'
+      f'--config=FILE must be given: {folder} has no options of tasks'
     )
   else:
     host = store.read_host(folder)
     node, stage = config.from_dict(host['config']), stage or host['stage']
-    # With the keys that the program had not yet when the run was started.
+    # Adds the defaults of options that are newer than the checkpoint.
     node = config.from_dict(config.to_dict(config.build(node)))
   for key, value in overrides:
     config.override(node, key, value)
@@ -55,43 +59,67 @@ def stage_of(
   return run, stage
 
 
-def engine(
-  run: schema.Run, name: str, folder: str, room: int = 0
-) -> tuple[components.Parts, engines.Engine, Callable[[str], None]]:
-  """Returns a stage's parts, an engine without weights, and who loads them.
+class Player:
+  """Plays episodes of a stage's environments with weights from folders."""
 
-  The last takes a folder; the weights are averages where a run kept such, as
-  evaluation measures.
+  def __init__(self, components: components_lib.Components):
+    """Builds an engine without weights, see `load`."""
+    self.components = components
+    self._engine = stage_models.engine(components)
+    self.driver = stage_models.driver(components, self._engine)
+    self._versions = itertools.count()
+    self._like = sharding.placed(
+      transformer.shapes(components.model),
+      transformer.SHARDING_RULES,
+      components.mesh,
+    )
+
+  def check(self, folder: str) -> None:
+    """Refuses weights of another model or other tokens; reads none.
+
+    Args:
+      folder: a folder from `weights.find`.
+    """
+    weights.check(folder, self.components.model, self.components.renderer)
+
+  def load(self, folder: str) -> None:
+    """Plays with the weights of a folder, averaged where a run has averages."""
+    self.set_params(weights.load(folder, self._like, average=True))
+
+  def set_params(self, params: Any) -> None:
+    """Plays with the given parameters of the whole model."""
+    self._engine.set_params(params, next(self._versions))
+
+
+def player(
+  run: schema.Run,
+  name: str,
+  folder: str,
+  min_capacity: Callable[[components_lib.Components], int] = lambda _: 0,
+) -> Player:
+  """Builds the player of a stage.
 
   Args:
-    run: of `stage_of`.
-    name: of the stage.
-    folder: of `weights.find`, whose weights shall fit.
-    room: tokens that an episode may have, whatever the stage needs itself.
+    run: the options, from `stage_of`.
+    name: the stage's name.
+    folder: a folder from `weights.find`, whose weights must fit.
+    min_capacity: returns the tokens that an episode may have at least.
 
   Raises:
-    ValueError: something does not fit.
+    ValueError: options, data and weights do not fit each other.
   """
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(run.compilation_cache)
-  built = components.make(without_pairs(run, name), name, room)
-  weights.check(folder, built.model, built.renderer)
-  like = sharding.placed(
-    transformer.shapes(built.model), transformer.SHARDING_RULES, built.mesh
+  components = components_lib.make(without_pairs(run, name), name)
+  components = components_lib.with_capacity(
+    components, min_capacity(components)
   )
-  made = stage_models.engine(run, run.stages[name], built)
-
-  versions = itertools.count()
-
-  def load(folder: str) -> None:
-    params = weights.load(folder, like, average=True)
-    made.set_params(params, next(versions))
-
-  return built, made, load
+  weights.check(folder, components.model, components.renderer)
+  return Player(components)
 
 
 def without_pairs(run: schema.Run, name: str) -> schema.Run:
-  """Returns a run whose stage reads no file of pairs: who asks needs none."""
+  """Returns a run whose stage reads no file of pairs: playing needs none."""
   stage = run.stages[name]
   if not isinstance(stage.pairs, schema.PairFile):
     return run

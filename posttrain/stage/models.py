@@ -1,12 +1,13 @@
-"""Makes the models of a stage, and introduces them to who asks them.
+"""The models of a stage, beside the one that trains.
 
-engine       decodes by the policy's weights, for training and evaluation
-references   score under the policy, now, earlier or at first, and others
-players      one engine more per frozen model that samples
-judges       one more per model that is asked for its opinion
-rewards      of reward models
+engine        decodes with the policy's weights, for training and evaluation
+references    score samples, under the policy, its copies, or frozen models
+players       one engine per frozen model that plays episodes
+judges        one engine, or server, per model that grades
+reward models one per name
 """
 
+import dataclasses
 import functools
 import os
 from typing import Any
@@ -15,177 +16,194 @@ import jax
 
 from posttrain import schema, scoring
 from posttrain.decode import engine as engines
-from posttrain.evaluation import evaluator as evaluation
-from posttrain.models import transformer
+from posttrain.models import lora, transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
 from posttrain.rollout.grading import models as reward_models
-from posttrain.rollout.grading import rewards
+from posttrain.rollout.grading import rewards as rewarding
+from posttrain.stage import components as components_lib
 from posttrain.util import preemption
 
 
-def engine(cfg: schema.Run, stage: schema.Stage, built) -> engines.Engine:
-  """Makes a stage's engine, without weights; `built` are its parts."""
-  return _engine(cfg, stage, built, built.model)
+def engine(
+  components: components_lib.Components, model: schema.Model | None = None
+) -> engines.Engine:
+  """Builds a decode engine of the stage's sizes, without weights.
 
-
-def _engine(cfg, stage, built, model: schema.Model) -> engines.Engine:
-  rollout = stage.rollout
+  Args:
+    components: the stage's components.
+    model: options of the model; None = the policy's.
+  """
+  rollout = components.stage.rollout
   return engines.Engine(
-    model,
+    model or components.model,
     slots=rollout.slots,
-    capacity=built.plan.slot_tokens,
+    capacity=components.plan.slot_tokens,
     chunk=rollout.chunk,
     prefill_rows=rollout.prefill_rows,
     prefill_tokens=rollout.prefill_tokens,
-    seed=cfg.seed,
-    mesh=built.mesh,
+    seed=components.cfg.seed,
+    mesh=components.mesh,
+  )
+
+
+def driver(
+  components: components_lib.Components, decoder: Any, max_length: int = 0
+) -> drivers.Driver:
+  """Builds the driver that plays episodes through an engine.
+
+  Args:
+    components: the stage's components.
+    decoder: an engine, or a server's.
+    max_length: tokens of an episode; 0 = those of the longest one.
+  """
+  return drivers.Driver(
+    decoder,
+    components.renderer,
+    max_length or components.capacity,
+    components.stage.rollout,
   )
 
 
 def loader(
-  cfg: schema.Run, built, workdir: str, about: dict[str, Any], like: Any
-) -> refs.Loader:
-  """Makes initial weights and references; `like`: shapes and shardings."""
-  return refs.Loader(
-    jax.jit(
-      lambda: transformer.init(jax.random.key(cfg.seed), built.model),
-      out_shardings=jax.tree.map(lambda x: x.sharding, like),
-    ),
-    workdir,
-    {**about['references'], 'init': about['start']},
-    like,
-    built.model,
-    built.renderer,
-    built.mesh,
-  )
-
-
-def connect(
   cfg: schema.Run,
-  stage: schema.Stage,
-  built,
-  load: refs.Loader,
-  base: Any,
-  stop: preemption.Signal,
-) -> tuple[engines.Engine, refs.References, evaluation.Evaluator]:
-  """Makes the engine, the references and the evaluator.
+  model: schema.Model,
+  renderer: Any,
+  mesh: jax.sharding.Mesh,
+  workdir: str,
+  folders: dict[str, str],
+  like: Any,
+) -> refs.Loader:
+  """Builds the loader of initial weights and frozen models.
 
   Args:
-    cfg: the whole run's options.
-    stage: this one's.
-    built: its parts.
-    load: of `loader`.
-    base: the frozen weights, with LoRA.
-    stop: ends waits for servers.
-
-  Raises:
-    ValueError: a reference is not what it was, or speaks other tokens.
-    EndpointError: a server is not there.
-    Preempted: `stop` ended the wait for it.
+    cfg: the run's options.
+    model: the policy's options, with the vocabulary.
+    renderer: the policy's renderer.
+    mesh: devices that hold the weights.
+    workdir: the run's folder.
+    folders: reference -> folder of its weights, see `references.resolve`.
+    like: shapes and shardings of the policy's whole weights.
   """
-  made = engine(cfg, stage, built)
-  models = references(built, load, base, stop)
-  plays = isinstance(built.pipeline, token_pipeline.Pipeline)
-  asked = built.pipeline.references if plays else {}  # of pairs: they were
-  for model, key in asked.items():
-    if isinstance(model, schema.Endpoint):  # missed now, if it is not there
-      try:
-        models.endpoint(model, key)
-      except client.EndpointError:
-        stop.check(f'{key}, before its stage')
-        raise
-  row_tokens = stage.batch.row_tokens
-  players = {
-    model: drivers.Driver(
-      _player(cfg, stage, built, models, model),
-      built.renderer,
-      row_tokens,
-      stage.rollout,
+  random = jax.jit(
+    lambda: transformer.init(jax.random.key(cfg.seed), model),
+    out_shardings=jax.tree.map(lambda x: x.sharding, like),
+  )
+  return refs.Loader(random, workdir, folders, like, model, renderer, mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+  """Builds the models of one stage, each where it is first needed."""
+
+  components: components_lib.Components
+  load: refs.Loader
+  base: lora.Base | None  # the frozen weights, with LoRA
+  stop: preemption.Signal  # ends waits for servers
+
+  def references(self) -> refs.References:
+    """Returns the references of the stage, none of which is loaded yet."""
+    components = self.components
+    rows = components.data.shape[1]
+    references = refs.References(
+      components.model,
+      components.renderer,
+      lambda model, width: scoring.Scorer(model, rows, width, components.mesh),
+      capacity=components.capacity,
+      load=self.load,
+      held=None if self.base is None else {'init': self.base.params},
     )
-    for model in built.pipeline.players
-  }
-  players['policy'] = drivers.Driver(
-    made, built.renderer, row_tokens, stage.rollout
-  )
-  judge = functools.partial(_judge, cfg, stage, built, models)
-  if plays:
-    reward_model = functools.partial(_reward_model, built, load)
-    built.pipeline.connect(
-      players, models, functools.cache(judge), functools.cache(reward_model)
+    self.stop.on_request(references.close)
+    return references
+
+  def token_pipeline(
+    self, decoder: engines.Engine, references: refs.References
+  ) -> token_pipeline.TokenPipeline:
+    """Builds the pipeline of a stage on tokens, with all models it needs.
+
+    Args:
+      decoder: the policy's engine.
+      references: the stage's references.
+
+    Raises:
+      ValueError: a model is not the one that the stage began with, or has
+        other tokens.
+      EndpointError: a server is away.
+      Preempted: `stop` ended the wait for it.
+    """
+    self._wait_for_endpoints(references)
+    data, stage = self.components.data, self.components.stage
+    decoders = {x: self._player(references, x) for x in data.players}
+    decoders['policy'] = decoder
+    players = {
+      model: driver(self.components, one, stage.batch.row_tokens)
+      for model, one in decoders.items()
+    }
+    return token_pipeline.TokenPipeline(
+      data,
+      players,
+      references,
+      functools.cache(functools.partial(self._judge, references)),
+      functools.cache(self._reward_model),
     )
-  evaluator = evaluation.Evaluator(
-    built.eval_tasks,
-    drivers.Driver(made, built.renderer, built.capacity, stage.rollout),
-    models,
-  )
-  return made, models, evaluator
 
+  def _wait_for_endpoints(self, references: refs.References) -> None:
+    """Connects to the servers now, so that a missing one is noticed."""
+    for model, key in self.components.data.references.items():
+      if isinstance(model, schema.Endpoint):
+        try:
+          references.endpoint(model, key)
+        except client.EndpointError:
+          self.stop.check(f'{key}, before its stage')
+          raise
 
-def references(
-  built, load: refs.Loader, base: Any, stop: preemption.Signal
-) -> refs.References:
-  """Makes the references of a stage, which hold no model yet.
+  def _player(self, references: refs.References, model: schema.Reference):
+    """Builds an engine that plays episodes with a frozen model."""
+    if isinstance(model, schema.Endpoint):
+      names = [
+        name
+        for name, entry in self.components.stage.envs.items()
+        if getattr(entry.sampler, 'model', None) == model
+      ]
+      who = f'environment {", ".join(names)}'
+      return endpoint_engine.Engine(
+        references.endpoint(model), who, self.components.cfg.seed
+      )
+    frozen = references.model(model)
+    decoder = engine(self.components, frozen.cfg)
+    decoder.set_params(frozen.params, -1)
+    return decoder
 
-  Args: as of `connect`.
-  """
-  rows = built.pipeline.shape[1]
-  made = refs.References(
-    built.model,
-    built.renderer,
-    lambda model, width: scoring.Scorer(model, rows, width, built.mesh),
-    capacity=built.capacity,
-    load=load,
-    held=None if base is None else {'init': base.params},
-  )
-  stop.wakes(made.close)
-  return made
+  def _reward_model(self, name: str) -> reward_models.RewardModel:
+    """Loads a reward model; it stays on the devices while the stage lasts."""
+    components = self.components
+    rows = components.data.shape[1]
+    return reward_models.load(
+      name,
+      os.path.join(self.load.workdir, self.load.folders[name]),
+      components.model,
+      lambda model: scoring.Scorer(
+        model, rows, components.capacity, components.mesh, reward=True
+      ),
+      components.mesh,
+    )
 
-
-def _player(cfg, stage, built, references: refs.References, model):
-  """An engine that plays by a frozen model."""
-  if isinstance(model, schema.Endpoint):
-    names = [
-      name
-      for name, run in built.pipeline.envs.items()
-      if run.sampler.model == model
-    ]
-    who = f'environment {", ".join(names)}'
-    return endpoint_engine.Engine(references.endpoint(model), who, cfg.seed)
-  frozen = references.model(model)
-  made = _engine(cfg, stage, built, frozen.cfg)
-  made.set_params(frozen.params, -1)
-  return made
-
-
-def _reward_model(
-  built, load: refs.Loader, name: str
-) -> reward_models.RewardModel:
-  """A reward model, on the devices as long as the stage lasts."""
-  rows = built.pipeline.shape[1]
-  return reward_models.load(
-    name,
-    os.path.join(load.workdir, load.folders[name]),
-    built.model,
-    lambda model: scoring.Scorer(
-      model, rows, built.capacity, built.mesh, reward=True
-    ),
-    built.mesh,
-  )
-
-
-def _judge(
-  cfg, stage, built, references: refs.References, model: schema.Reference
-) -> rewards.Judge:
-  """An engine of its own: who is asked may be asked while others decode."""
-  if isinstance(model, schema.Endpoint):
-    who = built.pipeline.references[model]  # the key that names it
-    return functools.partial(references.endpoint(model).chat, who=who)
-  frozen = references.model(model)
-  # Of any length: what is asked of a judge is longer than what trains.
-  made = engines.Engine(frozen.cfg, slots=stage.rollout.slots, seed=cfg.seed)
-  made.set_params(frozen.params, -1)
-  return rewards.LocalJudge(made, built.renderer)
+  def _judge(
+    self, references: refs.References, model: schema.Reference
+  ) -> rewarding.Judge:
+    """Builds a judge with an engine of its own: others decode meanwhile."""
+    if isinstance(model, schema.Endpoint):
+      key = self.components.data.references[model]
+      return functools.partial(references.endpoint(model).chat, who=key)
+    frozen = references.model(model)
+    # Of any length: a judge's prompts are longer than the samples that train.
+    decoder = engines.Engine(
+      frozen.cfg,
+      slots=self.components.stage.rollout.slots,
+      seed=self.components.cfg.seed,
+    )
+    decoder.set_params(frozen.params, -1)
+    return rewarding.LocalJudge(decoder, self.components.renderer)

@@ -1,15 +1,17 @@
-"""What a stage on pairs needs before its first step; one model at a time.
+"""Pairs of a stage: made and scored before it trains, one model at a time.
 
-1. Its pairs, unless a file has them: answers of the model that it begins with,
-   in WORKDIR/pairs/<stage>.jsonl, to held-out questions in <stage>_eval.jsonl.
-2. What the reference says of all their answers, in
-   WORKDIR/pairs/<stage>_reference.npz, so that it is not held while the stage
-   trains.
+1. Pairs, unless a file has them: answers of the stage's initial model to
+   training tasks, in WORKDIR/pairs/<stage>.jsonl, and to held-out tasks in
+   <stage>_eval.jsonl.
+2. The reference's logprob of every answer, in
+   WORKDIR/pairs/<stage>_reference.npz, so that the reference is not held while
+   the stage trains.
 
-Both are kept with what they were made of, and made again where that is
-something else by now; pairs only as long as the stage has not been saved.
+Both are cached with a key of what they depend on, and made again once that has
+changed; pairs only as long as the stage has no checkpoint.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,7 +21,6 @@ import pathlib
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,121 +28,116 @@ from posttrain import schema, types
 from posttrain.checkpoints import fingerprints
 from posttrain.data import preferences, sources
 from posttrain.pipeline import pairs as pair_pipeline
-from posttrain.rollout import driver, pairing
-from posttrain.rollout import references as refs
+from posttrain.rollout import pairing
 from posttrain.rollout.endpoint import client
+from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
-from posttrain.util import preemption
 
 
-def prepare(
-  cfg: schema.Run,
-  name: str,
-  built,
-  load: refs.Loader,
-  base: Any,
-  workdir: str,
-  stop: preemption.Signal,
-  fresh: bool,
-) -> None:
-  """Completes a stage's `choice_pipeline`; does nothing for another.
+def pipeline(
+  models: stage_models.Models, data: pair_pipeline.PairData, fresh: bool
+) -> pair_pipeline.PairPipeline:
+  """Builds the pipeline of a stage on pairs: makes, reads and scores them.
 
   Args:
-    cfg: the whole run's options.
-    name: of the stage.
-    built: its parts.
-    load: of `connect.loader`.
-    base: the frozen weights, with LoRA.
-    workdir: of the run.
-    stop: ends waits for servers.
-    fresh: it begins now, and does not go on from a checkpoint.
+    models: the stage's models; those used here are released on return.
+    data: the stage's data.
+    fresh: whether the stage has no checkpoint.
 
   Raises:
-    ValueError: there are no pairs to be had, or none that fit.
+    ValueError: there are no pairs, or none that fit.
     TooManyErrors: of environments.
   """
-  stage, choices = cfg.stages[name], built.pipeline
-  if not isinstance(choices, pair_pipeline.PairPipeline):
-    return
-  folder = os.path.join(workdir, 'pairs')
-  if isinstance(stage.pairs, schema.MadePairs):
-    files = {'train': os.path.join(folder, f'{name}.jsonl')}
-    if stage.pairs.eval_prompts is not None:
-      files['eval'] = os.path.join(folder, f'{name}_eval.jsonl')
-    if fresh or not all(map(os.path.exists, files.values())):
-      made_of(
-        files,
-        os.path.join(folder, f'{name}_of.json'),
-        {
-          'model': _fingerprint(cfg, name, built, load, workdir, 'init'),
-          'tokenizer': built.renderer.fingerprint,
-          'recipe': _recipe(cfg, stage, built, files),
-        },
-        functools.partial(_make, cfg, stage, built, load, base),
-      )
-    choices.open(*map(preferences.read, files.values()))
-  print(f'stage {name}: {choices.line}', file=sys.stderr)
-  for reference in choices.references:
+  components = models.components
+  splits = data.splits or data.split(*_made(models, fresh))
+  print(f'stage {components.name}: {splits.summary}', file=sys.stderr)
+  for reference in data.references:
     key = {
-      'dataset': choices.fingerprint,
-      'model': _fingerprint(cfg, name, built, load, workdir, reference),
-      'tokenizer': built.renderer.fingerprint,
+      'dataset': splits.fingerprint,
+      'model': _fingerprint(models, reference),
+      'tokenizer': components.renderer.fingerprint,
     }
-    cache = os.path.join(folder, f'{name}_reference.npz')
-    choices.score(
-      functools.partial(
-        cached,
-        cache,
-        key,
-        functools.partial(_score, built, load, base, stop, reference),
-      )
+    logprobs = cached(
+      os.path.join(_folder(models), f'{components.name}_reference.npz'),
+      key,
+      functools.partial(_score, models, reference),
+      splits.samples,
     )
+    splits = splits.with_ref_logprobs(iter(logprobs))
+  return pair_pipeline.PairPipeline(data, splits)
 
 
-def made_of(
+def _folder(models: stage_models.Models) -> str:
+  return os.path.join(models.load.workdir, 'pairs')
+
+
+def _made(
+  models: stage_models.Models, fresh: bool
+) -> list[Sequence[preferences.Preference]]:
+  """Returns the pairs of each split, made now or by an earlier start."""
+  components, folder = models.components, _folder(models)
+  name, cfg = components.name, components.stage.pairs
+  files = {'train': os.path.join(folder, f'{name}.jsonl')}
+  if cfg.eval_prompts is not None:
+    files['eval'] = os.path.join(folder, f'{name}_eval.jsonl')
+  if fresh or not all(map(os.path.exists, files.values())):
+    write_pairs(
+      files,
+      os.path.join(folder, f'{name}_of.json'),
+      {
+        'model': _fingerprint(models, 'init'),
+        'tokenizer': components.renderer.fingerprint,
+        'recipe': _recipe(components, tuple(files)),
+      },
+      functools.partial(_make, models),
+    )
+  return [preferences.read(path) for path in files.values()]
+
+
+def write_pairs(
   files: dict[str, str],
-  of: str,
+  key_path: str,
   key: dict[str, str],
   make: Callable[[str], Sequence[preferences.Preference]],
 ) -> None:
-  """Writes pairs, unless those are there that are made of what `key` says.
+  """Writes the pairs of each split, unless files with the same key exist.
 
   Args:
     files: split -> path of its JSONL.
-    of: JSON: what they were made of, by name.
-    key: what they shall be made of.
-    make: those of a split.
+    key_path: JSON file of the key.
+    key: entry -> hash of everything that the pairs depend on.
+    make: returns the pairs of a split.
   """
-  known, there = _known(of), [x for x in files.values() if os.path.exists(x)]
-  stale = _stale(known, key)
-  if there and stale:
+  existing = [x for x in files.values() if os.path.exists(x)]
+  changed = _changed(_read_key(key_path), key)
+  if existing and changed:
     logging.getLogger('absl').warning(
-      '%s is stale: the %s is another by now; the pairs are made again',
-      there[0],
-      stale,
+      '%s is stale: the %s has changed; the pairs are made again',
+      existing[0],
+      changed,
     )
-    for path in there:
+    for path in existing:
       os.remove(path)
   for split, path in files.items():
     if os.path.exists(path):
       continue
-    made = make(split)
-    os.makedirs(os.path.dirname(of), exist_ok=True)
-    pathlib.Path(of).write_text(json.dumps(key))
-    preferences.write(path, made)
+    pairs = make(split)
+    os.makedirs(os.path.dirname(key_path), exist_ok=True)
+    pathlib.Path(key_path).write_text(json.dumps(key))
+    preferences.write(path, pairs)
 
 
-def _known(of: str) -> dict[str, str]:
-  """What pairs were made of; a file that is gone or damaged says nothing."""
+def _read_key(path: str) -> dict[str, str]:
+  """Returns the key of existing pairs; {} if its file is gone or damaged."""
   try:
-    return json.loads(pathlib.Path(of).read_text())
+    return json.loads(pathlib.Path(path).read_text())
   except (OSError, ValueError):
     return {}
 
 
-def _stale(known: dict[str, str], key: dict[str, str]) -> str:
-  """Names what is not as it was; '' = nothing."""
-  return ' and the '.join(k for k in key if known.get(k) != key[k])
+def _changed(old: dict[str, str], new: dict[str, str]) -> str:
+  """Returns the names of the key entries that changed, '' if none."""
+  return ' and the '.join(k for k in new if old.get(k) != new[k])
 
 
 def cached(
@@ -150,56 +146,62 @@ def cached(
   score: Callable[[Sequence[types.Sample]], Sequence[float]],
   samples: Sequence[types.Sample],
 ) -> np.ndarray:
-  """Returns what is kept in a file, if it was made of what `key` says.
+  """Returns the logprobs of a file, or scores the samples and writes it.
 
   Args:
-    path: an npz.
-    key: what the numbers depend on, by name.
-    score: makes the numbers that are kept from then on.
-    samples: that are scored.
+    path: npz file of the logprobs and their key.
+    key: entry -> hash of everything that the logprobs depend on.
+    score: returns the logprob of each sample, nats.
+    samples: answers with their prompts.
+
+  Returns:
+    f32[len(samples)], nats.
   """
-  known = _read(path)
-  if known is not None:
-    stale = _stale(known[0], key)
-    if not stale and len(known[1]) == len(samples):
-      return known[1]
+  cache = _read_cache(path)
+  if cache is not None:
+    old_key, logprobs = cache
+    changed = _changed(old_key, key)
+    if not changed and len(logprobs) == len(samples):
+      return logprobs
     logging.getLogger('absl').warning(
-      '%s is stale: the %s is another by now; the reference is asked again',
+      '%s is stale: the %s has changed; the reference scores again',
       path,
-      stale or 'number of answers',
+      changed or 'number of answers',
     )
-  values = np.float32(score(samples))
+  logprobs = np.float32(score(samples))
   os.makedirs(os.path.dirname(path), exist_ok=True)
   with open(path + '.tmp', 'wb') as file:
-    np.savez(file, logprobs=values, key=np.str_(json.dumps(key)))
+    np.savez(file, logprobs=logprobs, key=np.str_(json.dumps(key)))
   os.replace(path + '.tmp', path)
-  return values
+  return logprobs
 
 
-def _read(path: str) -> tuple[dict[str, str], np.ndarray] | None:
+def _read_cache(path: str) -> tuple[dict[str, str], np.ndarray] | None:
   if not os.path.exists(path):
     return None
   try:
-    with open(path, 'rb') as file, np.load(file) as found:
-      return json.loads(str(found['key'])), found['logprobs']
+    with open(path, 'rb') as file, np.load(file) as arrays:
+      return json.loads(str(arrays['key'])), arrays['logprobs']
   except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
     logging.getLogger('absl').warning(
-      '%s cannot be read (%s); the reference is asked again', path, error
+      '%s cannot be read (%s); the reference scores again', path, error
     )
     return None
 
 
 def _make(
-  cfg, stage, built, load: refs.Loader, base, split: str
+  models: stage_models.Models, split: str
 ) -> list[preferences.Preference]:
-  """Asks the model that the stage begins with."""
-  engine = stage_models.engine(cfg, stage, built)
-  engine.set_params(load.init() if base is None else base.params, 0)
+  """Returns pairs of answers that the stage's initial model gives."""
+  components, base = models.components, models.base
+  stage = components.stage
+  engine = stage_models.engine(components)
+  engine.set_params(models.load.init() if base is None else base.params, 0)
   pairs, count = pairing.make(
-    {k: env for k, env in built.envs.items() if stage.envs[k].ratio},
-    driver.Driver(engine, built.renderer, built.capacity, stage.rollout),
+    {k: env for k, env in components.data.envs.items() if stage.envs[k].ratio},
+    stage_models.driver(components, engine),
     stage.pairs,
-    cfg.seed,
+    components.cfg.seed,
     stage.rollout.max_errors,
     split,
   )
@@ -208,62 +210,58 @@ def _make(
 
 
 def _score(
-  built,
-  load,
-  base,
-  stop,
+  models: stage_models.Models,
   reference: schema.Reference,
   samples: Sequence[types.Sample],
 ) -> list[float]:
-  """Log probability of each answer behind its prompt, nats."""
-  print(f'asking {reference} about {len(samples)} answers', file=sys.stderr)
-  models = stage_models.references(built, load, base, stop)
-  try:
-    scored = models(reference, samples)
-  except client.EndpointError:
-    stop.check('what the reference says of pairs')
-    raise
-  finally:
-    models.close()
+  """Returns the log probability of each answer after its prompt, nats."""
+  print(f'scoring {len(samples)} answers under {reference}', file=sys.stderr)
+  with contextlib.closing(models.references()) as references:
+    try:
+      scored = references(reference, samples)
+    except client.EndpointError:
+      models.stop.check('the reference logprobs of pairs')
+      raise
   return [
     float(np.sum(logprobs[sample.mask], dtype=np.float64))
     for logprobs, sample in zip(scored, samples, strict=True)
   ]
 
 
-def _recipe(cfg: schema.Run, stage: schema.Stage, built, splits) -> str:
-  """What tells questions, and how they are asked, from others."""
+def _recipe(
+  components: components_lib.Components, splits: Sequence[str]
+) -> str:
+  """Returns a hash of the tasks and the options of their sampling."""
+  seed, stage = components.cfg.seed, components.stage
   envs = {
     name: [
       entry.ratio,
       dataclasses.asdict(entry.env),
       *(
-        built.envs[name].source(split, cfg.seed).get_state() for split in splits
+        components.data.envs[name].source(split, seed).get_state()
+        for split in splits
       ),
     ]
     for name, entry in stage.envs.items()
     if entry.ratio
   }
-  said = [cfg.seed, dataclasses.asdict(stage.pairs), envs]
-  return sources.fingerprint(json.dumps(said, sort_keys=True).encode())
+  options = [seed, dataclasses.asdict(stage.pairs), envs]
+  return sources.fingerprint(json.dumps(options, sort_keys=True).encode())
 
 
 def _fingerprint(
-  cfg: schema.Run,
-  name: str,
-  built,
-  load: refs.Loader,
-  workdir: str,
-  reference: schema.Reference,
+  models: stage_models.Models, reference: schema.Reference
 ) -> str:
-  """What tells a reference from another, and how it is computed."""
+  """Returns a hash of a reference's weights, and how it is computed."""
   if isinstance(reference, schema.Endpoint):
-    return f'{reference.name} behind a server'  # wherever that is by now
-  folder = load.folders[reference]
+    return f'{reference.name} behind a server'  # at any address
+  components, folder = models.components, models.load.folders[reference]
   if folder == 'random':
-    model = json.dumps(dataclasses.asdict(built.model), sort_keys=True)
-    found = sources.fingerprint(f'random {cfg.seed} {model}'.encode())
+    model = json.dumps(dataclasses.asdict(components.model), sort_keys=True)
+    seed = components.cfg.seed
+    weights = sources.fingerprint(f'random {seed} {model}'.encode())
   else:
-    found = fingerprints.of_weights(os.path.join(workdir, folder))
-  frozen = ', frozen' if cfg.stages[name].lora.rank else ''
-  return f'{found} in {built.model.dtype}{frozen}'
+    path = os.path.join(models.load.workdir, folder)
+    weights = fingerprints.of_weights(path)
+  frozen = ', frozen' if components.stage.lora.rank else ''
+  return f'{weights} in {components.model.dtype}{frozen}'

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from posttrain import schema
+from posttrain import schema, sharding
 from posttrain.losses import logprobs
 from posttrain.models import lora, transformer
 
@@ -83,21 +83,24 @@ def make(
   references: int = 0,
   ema_and_snapshots: Sequence[str] = (),
   players: int = 0,
+  group_sizes: Mapping[str, int] | None = None,
 ) -> Plan:
   """Resolves the sizes of a stage.
 
   Args:
-    name: of the stage.
+    name: the stage's name.
     stage: its options.
     model: the model's options with the vocabulary resolved.
     sizes: devices per mesh axis, from `sharding.mesh_sizes`.
-    slot_tokens: that a slot has room for.
+    slot_tokens: tokens that a slot holds.
     references: parameters of the models held beside the policy.
     ema_and_snapshots: names of the copies of what trains.
-    players: frozen models that sample, taken to be of the policy's shape.
+    players: number of frozen models that sample, assumed to be of the policy's
+      shape.
+    group_sizes: samples per task, by environment; None = the stage's options.
   """
   batch = stage.batch
-  batch_ways = sizes['data'] * sizes['fsdp']
+  batch_ways = sharding.batch_ways(sizes)
   parameters = transformer.num_params(model)
   trained, frozen = parameters, 0
   if stage.lora.rank:
@@ -107,9 +110,9 @@ def make(
   # f32 weights, gradients and two moments, and the average where kept.
   copies = 4 + (stage.optim.average is not None) + len(ema_and_snapshots)
   weight_ways = sizes['fsdp'] * sizes['tensor']
-  group_size = {k: entry.group_size for k, entry in stage.envs.items()}
-  if stage.kind != 'tokens':
-    group_size = {'pairs': 2}
+  group_size = dict(
+    group_sizes or {k: entry.group_size for k, entry in stage.envs.items()}
+  )
   tokens = batch.micro_batch_tokens
   token_bytes = _token_bytes(model, batch.row_tokens, sizes['tensor'])
   # One block of f32 logits and its gradient.

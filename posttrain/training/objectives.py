@@ -1,10 +1,8 @@
 """What a train step minimizes: functions (params, micro-batch) -> loss.
 
-An objective returns `(loss, metrics)`: `loss` is this micro-batch's share of
-the step's loss, so micro-batches add up to it; metrics merge, see
-`losses.combine`. Before the first of them, `prepare(params, batch)` completes
-the batch by what takes a look at all of it. `unmeasured` tells which metrics of
-a step say nothing. `TYPES` has one objective per kind of stage.
+`base.Objective` says what an objective is; metrics are (sum, count) pairs and
+merge over micro-batches, see `losses.combine`. `TYPES` has one objective per
+kind of stage.
 
 Axes: B rows, T tokens of one micro-batch.
 """
@@ -15,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from posttrain import schema, scoring, tree, types
-from posttrain.losses import ce, combine, ratio, ref_kl, rl
-from posttrain.training import arrays, pair_objectives
+from posttrain.losses import ce, combine, ratios, ref_kl, rl
+from posttrain.training import arrays, base, pair_objectives
 from posttrain.util import imports
 
 
-class TokenComponents:
+class TokenComponents(base.Objective):
   """Sum of the token components, each over its own global member count.
 
       rl / N_rl + ce / N_ce + ref_kl / N_ref_kl
@@ -60,23 +58,11 @@ class TokenComponents:
         self._rl.pop('import_path'), 'config.<stage>.loss.rl.import_path'
       )
 
-  def prepare(self, params, batch: arrays.Batch) -> arrays.Batch:
-    """All is there already."""
-    del params
-    return batch
-
   def unmeasured(
-    self, batch: types.Batch, measured: Mapping[str, float]
+    self, batch: types.Batch, metrics: Mapping[str, float]
   ) -> set[str]:
-    """Names of metrics that say nothing: 0, for want of anything to measure.
-
-    Every component is computed for every batch; of one without members, in
-    the batch or in an environment, it tells zeros, which are no measurement.
-
-    Args:
-      batch: of the step, on the host.
-      measured: what the step told.
-    """
+    # Every component is computed for every batch, so one without members, in
+    # the batch or in an environment, has metrics of 0.
     silent = tuple(
       prefix
       for name in types.COMPONENTS
@@ -90,14 +76,14 @@ class TokenComponents:
     # Exact names from here on: an environment's may begin with another's.
     nobody = {
       key
-      for key, value in measured.items()
+      for key, value in metrics.items()
       if key.startswith('tokens/') and not value
     }
     nobody |= {key.replace('tokens/', 'loss/', 1) for key in nobody}
     for i, name in enumerate(self._envs):
       if not (batch.mask & (batch.env_ids == i)).any():
         nobody |= {f'entropy/{name}', f'nll/{name}'}
-    return nobody | {key for key in measured if key.startswith(silent)}
+    return nobody | {key for key in metrics if key.startswith(silent)}
 
   def __call__(
     self, params, micro: arrays.Batch
@@ -186,21 +172,21 @@ def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
   estimates KL(sampler || trainer). Members or not: what is pruned counts.
   """
   here = micro.mask & (micro.versions >= 0) & (micro.positions > 0)
-  at = ratio.moved(
+  ratio = ratios.policy_over_sampler(
     jax.lax.stop_gradient(logprobs),
     micro.sampler_logprobs,
     here.astype(jnp.float32),
     max_log_ratio,
   )
-  distance = jnp.abs(at.log_ratio)
+  distance = jnp.abs(ratio.log_ratio)
   return {
     'mismatch/abs_mean': combine.pair(distance, here),
     'mismatch/max': combine.largest(distance, here),
-    'mismatch/k3': combine.pair(at.k3, here),
+    'mismatch/k3': combine.pair(ratio.k3, here),
   }
 
 
-TYPES = {
+TYPES: dict[str, type[base.Objective]] = {
   'tokens': TokenComponents,
   'preference': pair_objectives.Preference,
   'ranking': pair_objectives.Ranking,
@@ -209,7 +195,7 @@ TYPES = {
 
 def make(
   kind: str, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
-) -> TokenComponents | pair_objectives.Preference | pair_objectives.Ranking:
+) -> base.Objective:
   """Builds the objective of a stage.
 
   Args:

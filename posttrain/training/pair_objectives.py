@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from posttrain import schema, scoring, tree, types
 from posttrain.losses import combine, preference, ranking
 from posttrain.models import reward_head, transformer
-from posttrain.training import arrays
+from posttrain.training import arrays, base
 
 
-class Preference:
+class Preference(base.Objective):
   """The mean of a preference loss over pairs, or with KTO over answers.
 
   Metrics, in nats: `rewards/chosen` and `rewards/rejected`, the implicit
@@ -119,7 +119,7 @@ class Preference:
     return logps, log_ratio, jnp.maximum(jnp.sum(mask, axis=-1), 1)
 
 
-class Ranking:
+class Ranking(base.Objective):
   """The mean of the reward model's loss over pairs.
 
   With `lm_coef` = c also how unlikely the chosen answers y are as text:
@@ -138,10 +138,11 @@ class Ranking:
     self._model, self._options = model, tree.fields(loss.ranking)
     self._lm_coef = self._options.pop('lm_coef')
 
-  def prepare(self, params, batch: arrays.PairBatch) -> arrays.PairBatch:
-    """All is there already."""
-    del params
-    return batch
+  generates_text = False
+
+  @staticmethod
+  def init_params(params: base.Params, loss: schema.Loss) -> base.Params:
+    return reward_head.add(params, loss.ranking.lm_coef > 0)
 
   def unmeasured(
     self, batch: types.PairBatch, measured: Mapping[str, float]

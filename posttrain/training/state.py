@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from posttrain import schema, sharding
-from posttrain.models import lora, reward_head, transformer
-from posttrain.training import arrays
+from posttrain.models import lora, transformer
+from posttrain.training import arrays, objectives
 from posttrain.training import step as train_step
 
 
@@ -38,9 +38,8 @@ def shapes(
   if stage.lora.rank:
     whole = jax.eval_shape(lambda x: lora.frozen(x, model.dtype), whole)
     params = lora.shapes(stage.lora, params)
-  if stage.kind == 'ranking':
-    speaks = stage.loss.ranking.lm_coef > 0
-    params = jax.eval_shape(lambda x: reward_head.add(x, speaks), params)
+  init_params = objectives.TYPES[stage.kind].init_params
+  params = jax.eval_shape(lambda x: init_params(x, stage.loss), params)
   state = jax.eval_shape(
     lambda: _make(
       stage,
@@ -82,9 +81,8 @@ def fresh(
     )()
 
   def begin(params):
-    if stage.kind == 'ranking':
-      params = reward_head.add(params, stage.loss.ranking.lm_coef > 0)
-    return _make(stage, optimizer, params)
+    init_params = objectives.TYPES[stage.kind].init_params
+    return _make(stage, optimizer, init_params(params, stage.loss))
 
   return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())
 

@@ -1,0 +1,187 @@
+"""The part of a job that trains: state, objective, optimizer, train step.
+
+1. `make_plan`: shapes and shardings of everything; nothing is computed.
+2. `Plan.base`: the frozen weights, with LoRA.
+3. `Plan.fresh`: the state before the first step, unless one is restored.
+4. `Plan.learner`: the train step around them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from posttrain import schema, tree
+from posttrain.models import lora, transformer
+from posttrain.rollout import references as refs
+from posttrain.training import arrays, objectives, optim
+from posttrain.training import base as training_base
+from posttrain.training import state as train_state
+from posttrain.training import step as train_step
+
+
+class NonFiniteError(RuntimeError):
+  """Too many gradients in a row were NaN or infinite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """A train step with the state that it starts from."""
+
+  name: str  # the stage's
+  cfg: schema.Stage
+  state: arrays.TrainState
+  base: lora.Base | None  # the frozen weights that an adapter corrects
+  objective: training_base.Objective
+  update: train_step.TrainStep
+
+  def policy(self, params: Any) -> Any:
+    """Returns the whole model's parameters from those that train."""
+    return params if self.base is None else self.base.attach(params)
+
+  def policies(self, state: arrays.TrainState) -> dict[str, Any]:
+    """Returns the policy with its EMAs and snapshots, by reference name."""
+    copies = state.ema_and_snapshots or {}
+    return {
+      'policy': self.policy(state.params),
+      **{name: self.policy(params) for name, params in copies.items()},
+    }
+
+  def measured(
+    self, batch: training_base.Batch, metrics: Mapping[str, float]
+  ) -> dict[str, float]:
+    """Returns the metrics of a step that something contributed to."""
+    unmeasured = self.objective.unmeasured(batch, metrics)
+    return {k: v for k, v in metrics.items() if k not in unmeasured}
+
+  def check_finite(
+    self,
+    step: int,
+    metrics: Mapping[str, float],
+    batch: training_base.Batch,
+    path: str,
+  ) -> None:
+    """Saves the batch and aborts after `optim.max_skipped` bad gradients.
+
+    Args:
+      step: the number of the step.
+      metrics: its metrics.
+      batch: its batch, on the host.
+      path: npz file for the last offending batch.
+
+    Raises:
+      NonFiniteError: with the file that holds the batch.
+    """
+    limit = self.cfg.optim.max_skipped
+    if metrics['optim/skipped_in_row'] < limit:
+      return
+    np.savez_compressed(path, **vars(batch))
+    raise NonFiniteError(
+      f'gradients must be finite: {limit} in a row were not, the last at step '
+      f'{step} of stage {self.name}; its batch is in {path}; lower '
+      f'config.{self.name}.optim.lr, or raise '
+      f'config.{self.name}.optim.max_skipped'
+    )
+
+
+class HeldOutPairs:
+  """Measures one batch of held-out pairs."""
+
+  def __init__(self, learner: Learner, batch: training_base.Batch):
+    self._learner, self._batch, self._placed = learner, batch, None
+    self._measure = train_step.make_measure(learner.objective, learner.base)
+
+  def __call__(self, params: Any) -> dict[str, float]:
+    """Returns the metrics `eval/pairs/<name>` under the parameters."""
+    if self._placed is None:
+      self._placed = self._learner.update.place(self._batch)
+    metrics = jax.device_get(self._measure(params, self._placed))
+    return {
+      f'eval/pairs/{key}': float(value)
+      for key, value in self._learner.measured(self._batch, metrics).items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A learner before its weights exist."""
+
+  name: str
+  cfg: schema.Stage
+  key: jax.Array  # of the adapter's initial values
+  mesh: jax.sharding.Mesh
+  objective: training_base.Objective
+  optimizer: optax.GradientTransformation
+  state_like: arrays.TrainState  # shapes and shardings
+  weights_like: Any  # the same, of the model's whole weights
+
+  def base(self, load: refs.Loader) -> lora.Base | None:
+    """Returns the frozen weights of a stage with LoRA, else None."""
+    if not self.cfg.lora.rank:
+      return None
+    return lora.Base(load.init(), lora.scale(self.cfg.lora))
+
+  def fresh(
+    self, load: refs.Loader, base: lora.Base | None
+  ) -> arrays.TrainState:
+    """Returns the state before the first step.
+
+    Args:
+      load: loads the weights that the stage begins with.
+      base: from `base`.
+    """
+    return train_state.fresh(
+      self.cfg, self.optimizer, self.state_like, base, load.init, self.key
+    )
+
+  def learner(
+    self, state: arrays.TrainState, base: lora.Base | None
+  ) -> Learner:
+    """Returns the learner that starts from a state."""
+    tree.checksums(state)  # here, so that the first save compiles nothing
+    update = train_step.make_train_step(
+      self.objective,
+      self.optimizer,
+      mesh=self.mesh,
+      rules=transformer.SHARDING_RULES,
+      average=self.cfg.optim.average,
+      updates=self.cfg.updates_per_rollout,
+      base=base,
+    )
+    return Learner(self.name, self.cfg, state, base, self.objective, update)
+
+
+def make_plan(
+  cfg: schema.Run,
+  name: str,
+  model: schema.Model,
+  mesh: jax.sharding.Mesh,
+  env_names: tuple[str, ...],
+) -> Plan:
+  """Builds objective, optimizer, shapes and shardings.
+
+  Args:
+    cfg: the run's options.
+    name: the stage's name.
+    model: the model's options, with the vocabulary.
+    mesh: devices that hold the state.
+    env_names: environments in `env_ids` order.
+  """
+  stage = cfg.stages[name]
+  optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
+  state_like, weights_like = train_state.shapes(stage, model, optimizer, mesh)
+  return Plan(
+    name=name,
+    cfg=stage,
+    key=jax.random.fold_in(
+      jax.random.key(cfg.seed), list(cfg.stages).index(name)
+    ),
+    mesh=mesh,
+    objective=objectives.make(stage.kind, model, env_names, stage.loss),
+    optimizer=optimizer,
+    state_like=state_like,
+    weights_like=weights_like,
+  )

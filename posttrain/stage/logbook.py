@@ -1,0 +1,120 @@
+"""The part of a job that writes: metrics, answers, errors, token exports."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain import compilation, schema
+from posttrain.metrics import estimates, writers
+from posttrain.util import timers
+
+
+@dataclasses.dataclass(frozen=True)
+class Logbook:
+  """Everything that one stage writes beside its checkpoints."""
+
+  stage: str
+  workdir: str
+  writer: writers.Writer
+  progress: writers.Progress
+  clock: timers.Timers
+  compiling: compilation.CompileCounter
+
+  def write(self, step: int, values: dict[str, Any]) -> None:
+    """Writes a row, with the seconds since the last one, and the bar.
+
+    `time/programs` counts all programs that the stage has compiled so far;
+    `time/compile` lies within the other times.
+    """
+    times = {f'time/{k}': v for k, v in self.clock.take().items()}
+    times['time/compile'] = self.compiling.take()
+    times['time/programs'] = self.compiling.count
+    if 'batch/tokens' in values:
+      speed = values['batch/tokens'] / times['time/update']
+      times['time/tokens_per_second'] = speed
+    self.writer.write(self.stage, step, {**values, **times})
+    self.progress.update(
+      step,
+      {
+        key.removeprefix('eval/'): value
+        for key, value in values.items()
+        if key in ('loss/total', 'batch/tokens')
+        or key.startswith(('eval/pass_rate', 'rollout/reward'))
+        and not estimates.is_bound(key, values)
+      },
+    )
+
+  def write_errors(self, step: int, errors: Sequence[str]) -> None:
+    """Writes a step's errors; a repeated step replaces its own file."""
+    path = self._rollouts('errors', step)
+    if not errors:
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+      return
+    with open(path, 'w') as f:
+      for error in errors:
+        f.write(json.dumps({'error': error}) + '\n')
+
+  def write_answers(self, what: str, step: int, answers: Sequence[Any]) -> None:
+    """Writes the answers of an evaluation.
+
+    Args:
+      what: 'eval' or 'suite'.
+      step: number of the step.
+      answers: dataclasses, one per line.
+    """
+    with open(self._rollouts(what, step), 'w') as f:
+      for answer in answers:
+        f.write(writers.dumps(dataclasses.asdict(answer)) + '\n')
+
+  def bad_batch_path(self, step: int) -> str:
+    """Returns the file for a batch whose gradients were not finite."""
+    return os.path.join(self.workdir, f'bad_batch_{self.stage}_{step}.npz')
+
+  def close(self) -> None:
+    """Closes the files."""
+    self.writer.close()
+    self.progress.close()
+    self.compiling.close()
+
+  def _rollouts(self, what: str, step: int) -> str:
+    name = f'{self.stage}_{what}_{step:06d}.jsonl'
+    return os.path.join(self.workdir, 'rollouts', name)
+
+
+def make(
+  cfg: schema.Run,
+  name: str,
+  workdir: str,
+  clock: timers.Timers,
+  compiling: compilation.CompileCounter,
+  step: int = 0,
+  position: int = 0,
+) -> Logbook:
+  """Opens the logbook of a stage.
+
+  Args:
+    cfg: the run's options.
+    name: the stage's name.
+    workdir: the run's folder.
+    clock: the stage's timers.
+    compiling: counts the stage's compilations.
+    step: the step that the stage continues from.
+    position: bytes of metrics.jsonl that are kept.
+  """
+  folder = os.path.join(workdir, 'tensorboard')
+  return Logbook(
+    name,
+    workdir,
+    writers.Writer(
+      os.path.join(workdir, 'metrics.jsonl'),
+      position,
+      folder if cfg.metrics.tensorboard else None,
+    ),
+    writers.Progress(name, cfg.stages[name].steps, step, cfg.metrics.progress),
+    clock,
+    compiling,
+  )
