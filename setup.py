@@ -53,10 +53,15 @@ EXTRAS = {
   'openenv': OPENENV,
   'verifiers': ['verifiers>=0.4,<0.5'],
 }
+# `posttrain` is `python -m posttrain.main`, `posttrain-serve` the server.
+SCRIPTS = [
+  'posttrain = posttrain.main:main',
+  'posttrain-serve = posttrain.serve.__main__:main',
+]
 
 
 def version() -> str:
-  """Reads the version out of the package, without importing it."""
+  """Reads the package's version without importing the package."""
   text = (_ROOT / 'posttrain' / '__init__.py').read_text()
   return re.search(r"__version__ = '(.+)'", text).group(1)
 
@@ -84,4 +89,5 @@ if __name__ == '__main__':
     },
     install_requires=CORE,
     extras_require=EXTRAS,
+    entry_points={'console_scripts': SCRIPTS},
   )

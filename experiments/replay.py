@@ -1,7 +1,8 @@
-"""Trains a stage again, from what an earlier run wrote down of its batches.
+"""Training of a stage on the rollouts that an earlier run exported.
 
-    python -m experiments.replay --config=FILE[:ARGUMENT] [--config.KEY=VALUE]
-        --exports=WORKDIR/token_exports --stage=NAME --workdir=DIR [--steps=N]
+    python -m experiments.replay --config=configs/arithmetic.py \\
+        --exports=runs/arithmetic/token_exports --stage=grpo \\
+        --workdir=runs/replay --config.grpo.optim.lr=1e-4
 
 1. The stage's files in --exports (`config.metrics.export_tokens`) are read in
    the order of their steps, the first N of them.
@@ -45,45 +46,27 @@ from posttrain.stage import job
 from posttrain.training import arrays, objectives, optim, token_export
 from posttrain.training import state as train_state
 from posttrain.training import step as train_step
-from posttrain.util import errors, timers
+from posttrain.util import flags as flags_lib
+from posttrain.util import timers
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  config: str = ''
-  exports: str = ''
-  stage: str = ''
-  workdir: str = ''
-  steps: int | None = None
-  overrides: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+  config: str = flags_lib.required('FILE', 'The recipe.')
+  exports: str = flags_lib.required(
+    'DIR', 'WORKDIR/token_exports of the earlier run.'
+  )
+  stage: str = flags_lib.required('NAME', 'The stage to train.')
+  workdir: str = flags_lib.required('DIR', 'The new folder for metrics.jsonl.')
+  steps: int | None = flags_lib.flag(
+    None, 'The number of steps to train.', if_absent='all exported', least=1
+  )
+  overrides: list[tuple[str, str]] = flags_lib.overrides()
 
 
-def parse(argv: Sequence[str]) -> Flags:
-  """Reads the command line; ValueError names the argument that is wrong."""
-  flags = Flags()
-  for argument in argv:
-    name, _, value = argument.removeprefix('--').partition('=')
-    if argument.startswith('--config.') and value:
-      flags.overrides.append((name.removeprefix('config.'), value))
-    elif argument.startswith('--steps=') and re.fullmatch(r'[1-9]\d*', value):
-      flags.steps = int(value)
-    elif (
-      argument.startswith('--')
-      and value
-      and name in ('config', 'exports', 'stage', 'workdir')
-    ):
-      setattr(flags, name, value)
-    else:
-      raise ValueError(
-        'arguments must be --config=FILE, --config.KEY=VALUE, --exports=DIR, '
-        f'--stage=NAME, --workdir=DIR or --steps=N: got {argument!r}'
-      )
-  for name in ('config', 'exports', 'stage', 'workdir'):
-    if not getattr(flags, name):
-      raise ValueError(f'--{name} must be given')
-  return flags
+PARSER = flags_lib.Parser(Flags, __doc__)
 
 
 def files(exports: str, stage: str) -> dict[int, str]:
@@ -288,27 +271,21 @@ def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
   return writers.read(path)[-1]
 
 
-def main(argv: Sequence[str]) -> int:
-  """Returns the exit code: 0 done, 1 the training failed, 2 the command."""
-  if '--help' in argv:
-    print(__doc__)
-    return 0
-  try:
-    flags = parse(argv)
-    node = config.load(flags.config)
-    for key, value in flags.overrides:
-      config.override(node, key, value)
-    run = config.build(node)
-    checks.check(run)
-    print(json.dumps(replay(flags, run)))
-  except KeyboardInterrupt:
-    return 130
-  except (ValueError, RuntimeError) as error:
-    return errors.report(
-      error, 'configs.', 'experiments.', config.RECIPE_PREFIX
-    )
-  return 0
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code: 1 if the training failed."""
+  return PARSER.run(
+    _run, argv, 'configs.', 'experiments.', config.RECIPE_PREFIX
+  )
+
+
+def _run(flags: Flags) -> None:
+  node = config.load(flags.config)
+  for key, value in flags.overrides:
+    config.override(node, key, value)
+  run = config.build(node)
+  checks.check(run)
+  print(json.dumps(replay(flags, run)))
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

@@ -1,20 +1,19 @@
-"""Writes what a run has trained as a HuggingFace or a PEFT directory.
+"""The command that exports trained weights as a HuggingFace or PEFT directory.
 
-    python -m posttrain.export --checkpoint=PATH --folder=DIR
-        [--format=hf|peft] [--like=DIR] [--dtype=bfloat16]
+    python -m posttrain.export --checkpoint=runs/gsm8k --folder=exported
+    python -m posttrain.export --checkpoint=runs/gsm8k --folder=adapter \\
+        --format=peft
 
-PATH is as for posttrain.generate; DIR must be new or empty. The weights are
-their moving average where the checkpoint has one.
+The weights are the moving average where the checkpoint has one.
 
-hf (default): config.json, safetensors, and the tokenizer with its chat
-template; a LoRA is merged. --like is the directory that the run began with (it
-is found by itself where a stage's `init` named one): its config and small files
-are copied and its dtypes kept. Without one, --dtype is that of all tensors.
+hf: config.json, safetensors, and the tokenizer with its chat template; a LoRA
+is merged. With --like, that directory's config and small files are copied and
+its dtypes kept.
 
-peft: the adapter of a stage with LoRA, float32. --like is its base, a
-HuggingFace directory; a stage that began elsewhere needs one that was exported.
+peft: the adapter of a stage with LoRA, in float32. A stage that started from
+anything but a HuggingFace directory needs --like: its start, exported as hf.
 
-Exit codes: 0 done, 2 the command is wrong, 130 interrupted.
+Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ import sys
 from collections.abc import Sequence
 
 from posttrain import schema
-from posttrain.util import errors
+from posttrain.util import flags as flags_lib
 
 FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 
@@ -32,37 +31,34 @@ FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 class Flags:
   """The command line."""
 
-  checkpoint: str = ''
-  folder: str = ''
-  format: str = 'hf'
-  like: str | None = None
-  dtype: str | None = None
+  checkpoint: str = flags_lib.required('PATH', flags_lib.CHECKPOINT)
+  folder: str = flags_lib.required('DIR', 'The output; a new or empty folder.')
+  format: str = flags_lib.flag(
+    'hf', 'A HuggingFace directory, or a PEFT adapter.', choices=FORMATS
+  )
+  like: str | None = flags_lib.flag(
+    None,
+    'A HuggingFace directory: the template of hf, the base model of peft.',
+    value='DIR',
+    if_absent="the directory in the stage's init, if any",
+  )
+  dtype: str | None = flags_lib.flag(
+    None,
+    'The dtype of all tensors of hf, in place of --like.',
+    if_absent='as --like, else bfloat16',
+    choices=DTYPES,
+  )
+
+  def __post_init__(self):
+    if self.dtype is not None and (self.like or self.format == 'peft'):
+      raise ValueError(
+        '--dtype must not be given with --like or --format=peft: got '
+        f'{self.dtype!r}; tensors keep the dtypes of --like, adapters are '
+        'float32'
+      )
 
 
-def parse(argv: Sequence[str]) -> Flags:
-  """Reads the command line; ValueError names the argument that is wrong."""
-  flags = Flags()
-  known = [field.name for field in dataclasses.fields(Flags)]
-  for argument in argv:
-    name, equals, text = argument.removeprefix('--').partition('=')
-    if not argument.startswith('--') or name not in known or not equals:
-      expected = ', '.join(f'--{flag}=...' for flag in known)
-      raise ValueError(f'arguments must be {expected}: got {argument!r}')
-    setattr(flags, name, text)
-  for name in ('checkpoint', 'folder'):
-    if not getattr(flags, name):
-      raise ValueError(f'--{name}=PATH must be given')
-  if flags.format not in FORMATS:
-    raise ValueError(f'--format must be one of {FORMATS}: got {flags.format!r}')
-  if flags.dtype is not None and flags.dtype not in DTYPES:
-    raise ValueError(f'--dtype must be one of {DTYPES}: got {flags.dtype!r}')
-  if flags.dtype is not None and (flags.like or flags.format == 'peft'):
-    raise ValueError(
-      '--dtype must not be given with --like or --format=peft: got '
-      f'{flags.dtype!r}; tensors keep the dtypes of --like, adapters are '
-      'float32'
-    )
-  return flags
+PARSER = flags_lib.Parser(Flags, __doc__)
 
 
 def export(flags: Flags) -> None:
@@ -70,37 +66,38 @@ def export(flags: Flags) -> None:
 
   Raises:
     ValueError: there is no such checkpoint, it holds no adapter (peft), the
-      folder is not empty, or no architecture computes this model.
+      folder is not empty, or no HuggingFace architecture fits this model.
   """
-  # Late, so that a mistake in the command line is answered at once.
+  # Imported here so that command-line mistakes are reported without jax.
   from posttrain.checkpoints import weights
 
   folder = weights.find(flags.checkpoint)
   if weights.is_hf(folder):
     raise ValueError(
-      f'--checkpoint must be of a run, or of PEFT: got {flags.checkpoint!r}, '
-      'which is a HuggingFace directory already'
+      '--checkpoint must name a run or a PEFT directory: got '
+      f'{flags.checkpoint!r}, which is a HuggingFace directory already'
     )
   if flags.format == 'peft':
-    _adapter(flags, folder)
+    _save_peft(flags, folder)
   else:
-    _whole(flags, folder)
+    _save_hf(flags, folder)
 
 
-def _adapter(flags: Flags, folder: str) -> None:
+def _save_peft(flags: Flags, folder: str) -> None:
   from posttrain.checkpoints import weights
   from posttrain.models import peft, transformer
 
-  found, start = weights.adapter(folder, average=True), weights.start(folder)
-  if found is None:
+  adapter, start = weights.adapter(folder, average=True), weights.start(folder)
+  if adapter is None:
     raise ValueError(
-      f'--checkpoint must be of a stage with lora.rank > 0: got {folder}, '
-      'all of whose weights were trained; use --format=hf'
+      '--checkpoint must name a stage with lora.rank > 0: got '
+      f'{folder}, which trained all weights; use --format=hf'
     )
   if flags.like is None and not weights.is_hf(start):
     raise ValueError(
-      f'--like must name the base of the adapter: its stage began with '
-      f'{start}; export that with --format=hf, and name its folder here'
+      f'--like must name the base model of the adapter: got none, and its '
+      f'stage started from {start}; export that with --format=hf and pass the '
+      'folder as --like'
     )
   base, model = flags.like or start, weights.model(folder)
   if flags.like is not None:
@@ -108,11 +105,13 @@ def _adapter(flags: Flags, folder: str) -> None:
   elif weights.is_run(folder):
     like = transformer.shapes(model)
     weights.check_base(folder, weights.load(start, like))
-  peft.save(*found, model, flags.folder, os.path.abspath(base))
+  peft.save(*adapter, model, flags.folder, os.path.abspath(base))
 
 
 def _check_base(base: str, start: str, model: schema.Model) -> None:
-  """Refuses a base that is not, but for its dtypes, what the stage began with.
+  """Checks that a base model holds the weights the stage started from.
+
+  Dtypes may differ: values are compared to bfloat16 precision.
 
   Raises:
     ValueError: names the first tensor that differs.
@@ -127,17 +126,17 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
     raise ValueError(f'--like must name a HuggingFace directory: got {base!r}')
   hf.check_like(base, model)
   like = transformer.shapes(model)
-  theirs = tree.flat(hf.load(base, model))
-  for path, ours in tree.flat(weights.load(start, like)).items():
-    apart = jnp.abs(ours - theirs[path]).max() / jnp.abs(ours).max()
-    if not apart < 2**-7:  # bfloat16 rounds by half of that
+  base_params = tree.flat(hf.load(base, model))
+  for path, value in tree.flat(weights.load(start, like)).items():
+    error = jnp.abs(value - base_params[path]).max() / jnp.abs(value).max()
+    if not error < 2**-7:  # the rounding error of bfloat16 is half of that
       raise ValueError(
-        f'--like must hold what the adapter was trained on, {start}: '
-        f'{path} differs by {apart:.1%}; export that with --format=hf'
+        f'--like must hold the weights the adapter was trained on, {start}: '
+        f'{path} differs by {error:.1%}; export that with --format=hf'
       )
 
 
-def _whole(flags: Flags, folder: str) -> None:
+def _save_hf(flags: Flags, folder: str) -> None:
   from posttrain.chat import pretrained
   from posttrain.checkpoints import weights
   from posttrain.models import hf, transformer
@@ -154,19 +153,10 @@ def _whole(flags: Flags, folder: str) -> None:
     pretrained.write(renderer, flags.folder)
 
 
-def main(argv: Sequence[str]) -> int:
-  """Returns the exit code."""
-  if '--help' in argv:
-    print(__doc__)
-    return 0
-  try:
-    export(parse(argv))
-  except KeyboardInterrupt:
-    return 130
-  except ValueError as error:
-    return errors.report(error)
-  return 0
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code. `argv=None`: the process's."""
+  return PARSER.run(export, argv)
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

@@ -1,13 +1,15 @@
-"""Runs a recipe.
+"""The training command: runs every stage of a recipe, in order.
 
-    python -m posttrain.main --config=FILE[:ARGUMENT] --workdir=DIR
-        [--config.KEY=VALUE ...] [--dry_run]
+    python -m posttrain.main --config=configs/arithmetic.py \\
+        --workdir=runs/arithmetic --config.seed=1
+    python -m posttrain.main --config=configs/arithmetic.py:tiny --dry_run
 
-Started again with the same workdir, a run goes on where its newest checkpoint
-stands. The last line on stdout is one JSON object with the final evaluation.
-Exit codes: 0 done, 1 the run failed, 2 the command or config is wrong, 75
-stopped by SIGTERM with everything saved, 130 interrupted. Every KEY, with its
-default and meaning: posttrain/schema/.
+The same command with the same workdir continues a run from its newest
+checkpoint. The last line on stdout is one JSON object with the final
+evaluation. The console script `posttrain` is this command.
+
+Exit codes: 0 done, 1 the run failed, 2 the command line or the config is wrong,
+75 stopped by SIGTERM after saving, 130 interrupted.
 """
 
 import dataclasses
@@ -20,53 +22,49 @@ from typing import Any, TextIO
 from posttrain import schema
 from posttrain.config import checks
 from posttrain.config import load as config
-from posttrain.util import errors, preemption
+from posttrain.util import flags as flags_lib
+from posttrain.util import preemption
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  config: str
-  workdir: str | None
-  overrides: list[tuple[str, str]]
-  dry_run: bool
+  config: str = flags_lib.required(
+    'FILE',
+    'The recipe: FILE.py, FILE.py:ARGUMENT (configs/arithmetic.py:tiny), or '
+    'the config.json of a workdir.',
+  )
+  overrides: list[tuple[str, str]] = flags_lib.overrides()
+  workdir: str | None = flags_lib.flag(
+    None,
+    'The folder of the run: checkpoints, metrics and the report. Required '
+    'without --dry_run.',
+    value='DIR',
+  )
+  dry_run: bool = flags_lib.flag(
+    False,
+    'Prints the plan (batch sizes, parameters, a memory estimate) and trains '
+    'nothing.',
+  )
+
+  def __post_init__(self):
+    if not self.workdir and not self.dry_run:
+      raise ValueError('--workdir=DIR must be given, or --dry_run')
 
 
-def parse(argv: Sequence[str]) -> Flags:
-  """Reads the command line; ValueError names the argument that is wrong."""
-  flags = Flags('', None, [], False)
-  for argument in argv:
-    name, _, value = argument.partition('=')
-    if name == '--dry_run' and value in ('', 'true', 'false'):
-      flags.dry_run = value != 'false'
-    elif name == '--config' and value:
-      flags.config = value
-    elif name == '--workdir' and value:
-      flags.workdir = value
-    elif name.startswith('--config.') and value:
-      flags.overrides.append((name.removeprefix('--config.'), value))
-    else:
-      raise ValueError(
-        f'arguments must be --config=FILE, --workdir=DIR, '
-        f'--config.KEY=VALUE or --dry_run: got {argument!r}'
-      )
-  if not flags.config:
-    raise ValueError('--config=FILE must be given; see configs/')
-  if not flags.workdir and not flags.dry_run:
-    raise ValueError('--workdir=DIR must be given, or --dry_run')
-  return flags
+PARSER = flags_lib.Parser(Flags, __doc__)
 
 
 def load(path: str, overrides: Sequence[tuple[str, str]] = ()) -> schema.Run:
-  """Reads a recipe: its checked options.
+  """Reads a recipe and its overrides; returns the checked options.
 
   Args:
     path: `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
-    overrides: (dotted key, value as on the command line), in their order.
+    overrides: (dotted key, text of the value), applied in order.
 
   Raises:
-    ValueError: naming the key that is wrong, and what it must be.
+    ValueError: names the key that is wrong and the values it allows.
   """
   node = config.load(path)
   for key, value in overrides:
@@ -77,7 +75,7 @@ def load(path: str, overrides: Sequence[tuple[str, str]] = ()) -> schema.Run:
 
 
 def claim(workdir: str, run: schema.Run) -> None:
-  """Writes config.json; in a used workdir, refuses another config.
+  """Writes config.json; refuses a workdir that holds a run of another config.
 
   Raises:
     ValueError: the config differs, or the folder cannot be written.
@@ -98,79 +96,80 @@ def claim(workdir: str, run: schema.Run) -> None:
 
 
 def train(run: schema.Run, workdir: str) -> dict[str, Any]:
-  """Trains what a workdir lacks of a run; writes its report.
+  """Trains a run from its newest checkpoint to its end; writes its report.
 
-  The plan goes to stderr; nothing goes to stdout.
+  Prints the plan to stderr, nothing to stdout.
 
   Args:
-    run: of `load`.
-    workdir: new, or that of the same run, which goes on where it stands.
+    run: the options, from `load`.
+    workdir: a new folder, or one of the same run, which is continued.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
 
   Raises:
-    ValueError: something does not fit; before anything is compiled.
-    Preempted: SIGTERM asked it to stop; everything is saved.
+    ValueError: options, weights or workdir do not fit each other; raised
+      before anything is compiled.
+    Preempted: the run stopped after SIGTERM; everything is saved.
   """
   with preemption.on_sigterm() as stop:
-    # Late, so that a mistake in the command line is answered at once.
+    # Imported here so that command-line mistakes are reported without jax.
     from posttrain import compilation
     from posttrain import train as loop
     from posttrain.report import page
 
-    plans = _plan(run, sys.stderr)
+    stages = _preflight(run, sys.stderr)
     claim(workdir, run)
     compilation.enable_compilation_cache(run.compilation_cache)
-    final = loop.run(run, workdir, plans, stop)
+    final = loop.run(stages, workdir, stop)
     page.write(workdir)
     return final
 
 
-def _plan(run: schema.Run, file: TextIO) -> dict[str, Any]:
-  """Prints what the stages are going to need; returns it by stage."""
+def _preflight(run: schema.Run, file: TextIO) -> dict[str, Any]:
+  """Returns the checked components of each stage; prints their plans."""
   from posttrain.stage import components
   from posttrain.util import memory
 
   memory.keep_freed_memory()
-  plans = components.preflight(run)
-  for plan in plans.values():
-    print('\n'.join(plan.lines()), file=file)
-  return plans
+  stages = components.preflight(run)
+  for stage in stages.values():
+    print('\n'.join(stage.plan.lines()), file=file)
+  return stages
 
 
 def launch(run: schema.Run, workdir: str | None, dry_run: bool) -> None:
-  """Prints the plan and, unless it is a dry run, trains."""
+  """Prints the plan; trains unless `dry_run`."""
   if dry_run:
-    _plan(run, sys.stdout)
+    _preflight(run, sys.stdout)
   else:
     print(json.dumps(train(run, workdir)))
 
 
-def main(argv: Sequence[str]) -> int:
-  """Returns the exit code."""
-  if '--help' in argv:
-    print(__doc__)
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code. `argv=None`: the process's."""
+  return PARSER.run(_run, argv, 'configs.', config.RECIPE_PREFIX)
+
+
+def _run(flags: Flags) -> int:
   try:
-    flags = parse(argv)
     run = load(flags.config, flags.overrides)
     launch(run, flags.workdir, flags.dry_run)
   except KeyboardInterrupt:
     print(
-      'interrupted; start again to go on from the newest checkpoint',
+      'interrupted; run the same command to continue from the newest '
+      'checkpoint',
       file=sys.stderr,
     )
-    return 130
+    return flags_lib.INTERRUPTED
   except preemption.Preempted as stopped:
     print(
-      f'saved and stopped at {stopped}; start again to go on', file=sys.stderr
+      f'saved and stopped at {stopped}; run the same command to continue',
+      file=sys.stderr,
     )
     return preemption.EXIT_CODE
-  except (ValueError, RuntimeError) as error:
-    return errors.report(error, 'configs.', config.RECIPE_PREFIX)
   return 0
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

@@ -1,109 +1,100 @@
-"""Makes preferences: a right and a wrong answer to each of many questions.
+"""The command that writes preference pairs: a correct and an incorrect answer.
 
-    python -m posttrain.make_pairs --output=FILE --checkpoint=PATH
-        [--stage=NAME] [--config=FILE[:ARGUMENT]] [--config.KEY=VALUE ...]
-        [--prompts=1000] [--samples=8] [--temperature=1.0] [--max_tokens=64]
-        [--per_prompt=1] [--seed=0]
-    python -m posttrain.make_pairs --output=FILE --gsm8k=SOLUTIONS
+    python -m posttrain.make_pairs --output=pairs.jsonl \\
+        --checkpoint=runs/dpo/checkpoints/sft --per_prompt=4
+    python -m posttrain.make_pairs --output=pairs.jsonl \\
+        --gsm8k=example_model_solutions.jsonl
 
-PATH is as for posttrain.evaluate, and so are --stage and --config: the policy
-answers training tasks of that stage's environments, as often as --samples says,
-and what they grade as right is chosen, what they grade as wrong is rejected
-(`posttrain.rollout.pairing`). SOLUTIONS is GSM8K's file
-`example_model_solutions.jsonl`.
+With --checkpoint the policy samples answers to the training tasks of a stage.
+Answers that the environment grades as correct become chosen ones, incorrect
+answers rejected ones (`posttrain.rollout.pairing`). With --gsm8k the pairs come
+from GSM8K's file of model solutions, without a policy.
 
-FILE gets a line of JSON per pair: prompt, chosen and rejected, as messages. A
-stage takes it by pairs='{"type": "file", "path": FILE}'; DPO and reward models
-of this package make such a file by themselves where they are not given one.
-Prints what became of the answers. Exit codes: 0 done, 1 environments failed
-too often, 2 the command is wrong, 130 interrupted.
+Each line of the output is a JSON object of messages: prompt, chosen, rejected.
+A stage reads the file with pairs='{"type": "file", "path": FILE}'; without one,
+the DPO and reward-model stages sample their own pairs. Prints the counts of
+answers and pairs.
+
+Exit codes: 0 done, 1 environments failed too often, 2 the command line or the
+config is wrong, 130 interrupted.
 """
 
 import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from posttrain import schema
 from posttrain.config import load as config
-from posttrain.util import errors
-
-PLAIN = ('output', 'checkpoint', 'gsm8k', 'stage', 'config', 'seed')
-MADE = ('prompts', 'samples', 'temperature', 'max_tokens', 'per_prompt')
+from posttrain.util import flags as flags_lib
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  output: str = ''
-  checkpoint: str | None = None
-  gsm8k: str | None = None
-  stage: str | None = None
-  config: str | None = None
-  seed: int = 0
-  overrides: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-  pairs: schema.MadePairs = schema.MadePairs()
+  output: str = flags_lib.required('FILE', 'The JSONL file of pairs to write.')
+  checkpoint: str | None = flags_lib.flag(
+    None, flags_lib.CHECKPOINT, value='PATH'
+  )
+  gsm8k: str | None = flags_lib.flag(
+    None,
+    "GSM8K's example_model_solutions.jsonl, in place of --checkpoint.",
+    value='FILE',
+    only_with=('output',),
+  )
+  config: str | None = flags_lib.flag(
+    None,
+    'A recipe, whose tasks and options replace those of the run; required for '
+    'a HuggingFace or PEFT directory.',
+    value='FILE',
+    if_absent="the run's own config",
+  )
+  overrides: list[tuple[str, str]] = flags_lib.overrides()
+  stage: str | None = flags_lib.flag(
+    None,
+    'The stage whose training tasks are answered.',
+    value='NAME',
+    if_absent='the stage of the checkpoint, or the last of --config',
+  )
+  prompts: int = flags_lib.option(schema.MadePairs, 'prompts')
+  samples: int = flags_lib.option(schema.MadePairs, 'samples')
+  temperature: float = flags_lib.option(schema.MadePairs, 'temperature')
+  max_tokens: int = flags_lib.option(schema.MadePairs, 'max_tokens')
+  per_prompt: int = flags_lib.option(schema.MadePairs, 'per_prompt')
+  seed: int = flags_lib.flag(0, 'The seed of tasks and sampling.')
 
+  def __post_init__(self):
+    if (self.checkpoint is None) == (self.gsm8k is None):
+      raise ValueError('--checkpoint=PATH or --gsm8k=FILE must be given')
+    self.pairs  # noqa: B018 - checks itself
 
-def parse(argv: Sequence[str]) -> Flags:
-  """Reads the command line; ValueError names the argument that is wrong."""
-  flags, made = Flags(), {}
-  for argument in argv:
-    name, _, value = argument.removeprefix('--').partition('=')
-    if argument.startswith('--config.') and value:
-      flags.overrides.append((name.removeprefix('config.'), value))
-    elif argument.startswith('--') and value and name in (*PLAIN, *MADE):
-      kind = (
-        type(getattr(flags.pairs, name))
-        if name in MADE
-        else (int if name == 'seed' else str)
+  @property
+  def pairs(self) -> schema.MadePairs:
+    """The options of sampling, as a stage has them."""
+    try:
+      return schema.MadePairs(
+        prompts=self.prompts,
+        samples=self.samples,
+        temperature=self.temperature,
+        max_tokens=self.max_tokens,
+        per_prompt=self.per_prompt,
       )
-      try:
-        read = kind(value)
-      except ValueError:
-        raise ValueError(
-          f'--{name} must be of type {kind.__name__}: got {value!r}'
-        ) from None
-      if name in MADE:
-        made[name] = read
-      else:
-        setattr(flags, name, read)
-    else:
-      expected = ', '.join(f'--{known}=...' for known in (*PLAIN, *MADE))
-      raise ValueError(
-        f'arguments must be of {expected} or --config.KEY=VALUE: got '
-        f'{argument!r}'
-      )
-  _check_given(flags, argv)
-  try:
-    flags.pairs = schema.MadePairs(**made)
-  except schema.FieldError as error:
-    raise ValueError(f'--{error.field} {error.detail}') from None
-  return flags
+    except schema.FieldError as error:
+      raise ValueError(f'--{error.field} {error.detail}') from None
 
 
-def _check_given(flags: Flags, argv: Sequence[str]) -> None:
-  """Refuses what is missing, and what nothing would read."""
-  if not flags.output:
-    raise ValueError('--output=FILE must be given')
-  if (flags.checkpoint is None) == (flags.gsm8k is None):
-    raise ValueError('--checkpoint=PATH or --gsm8k=FILE must be given')
-  unread = [x for x in argv if not x.startswith(('--output=', '--gsm8k='))]
-  if flags.gsm8k is not None and unread:
-    raise ValueError(
-      '--gsm8k=FILE must be given with --output=FILE alone: got '
-      f'{" ".join(unread)} too; nothing reads that, as no policy is asked'
-    )
+PARSER = flags_lib.Parser(Flags, __doc__)
 
 
 def make(flags: Flags) -> str:
-  """Writes the file; returns what people read.
+  """Writes the file; returns a line of counts.
 
   Raises:
-    ValueError: the command is wrong, or weights and config do not fit.
-    TooManyErrors: of environments.
+    ValueError: the flags are wrong, or weights and config do not fit.
+    TooManyErrors: environments failed too often.
   """
-  # Late, so that a mistake in the command line is answered at once.
+  # Imported here so that command-line mistakes are reported without jax.
   from posttrain.data import preferences
   from posttrain.envs import gsm8k_solutions
 
@@ -112,19 +103,19 @@ def make(flags: Flags) -> str:
   except OSError as error:
     raise ValueError(f'--output must be writable: {error}') from error
   if flags.gsm8k is not None:
-    made = gsm8k_solutions.read(flags.gsm8k)
-    asked = {str(pair.prompt) for pair in made}
-    line = f'{len(made)} pairs of {len(asked)} questions'
+    pairs = gsm8k_solutions.read(flags.gsm8k)
+    questions = {str(pair.prompt) for pair in pairs}
+    counts = f'{len(pairs)} pairs of {len(questions)} questions'
   else:
-    made, line = _ask(flags)
-  preferences.write(flags.output, made)
-  return f'{line}; in {flags.output}'
+    pairs, counts = _sample(flags)
+  preferences.write(flags.output, pairs)
+  return f'{counts}; in {flags.output}'
 
 
-def _ask(flags: Flags):
-  """Pairs of what the policy of a checkpoint answers, and what became of it."""
+def _sample(flags: Flags) -> tuple[list[Any], str]:
+  """Samples a policy's answers; returns their pairs and a line of counts."""
   from posttrain.checkpoints import weights
-  from posttrain.rollout import driver, pairing
+  from posttrain.rollout import pairing
   from posttrain.stage import from_checkpoint
 
   folder = weights.find(flags.checkpoint)
@@ -137,57 +128,53 @@ def _ask(flags: Flags):
     eval=dataclasses.replace(stage.eval, max_tokens=flags.pairs.max_tokens),
   )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  built, engine, load = from_checkpoint.engine(
-    run, name, folder, _room(run, name, flags)
+  player = from_checkpoint.player(
+    run, name, folder, lambda x: _max_length(x, flags)
   )
-  load(folder)
-  made, count = pairing.make(
-    {k: env for k, env in built.envs.items() if stage.envs[k].ratio},
-    driver.Driver(engine, built.renderer, built.capacity, stage.rollout),
+  player.load(folder)
+  pairs, count = pairing.make(
+    _envs(player.components),
+    player.driver,
     flags.pairs,
     flags.seed,
     stage.rollout.max_errors,
   )
-  return made, count.line()
+  return pairs, count.line()
 
 
-def _room(run: schema.Run, name: str, flags: Flags) -> int:
-  """Tokens of the longest question that will be asked, and its answer."""
-  from posttrain import envs
-  from posttrain.chat import renderer as chat
+def _envs(components: Any) -> dict[str, Any]:
+  """Returns the environments that the stage draws tasks from."""
+  entries = components.stage.envs
+  return {k: env for k, env in components.data.envs.items() if entries[k].ratio}
+
+
+def _max_length(components: Any, flags: Flags) -> int:
+  """Returns the length of the longest question with its answer, in tokens."""
   from posttrain.evaluation import evaluator
   from posttrain.rollout import pairing
 
-  stage, renderer = run.stages[name], chat.load(run.tokenizer)
-  made = [
-    envs.make(key, entry.env)
-    for key, entry in stage.envs.items()
-    if entry.ratio
-  ]
   return max(
     (
       evaluator.max_episode_length(
-        renderer, env, pairing.asked(env, flags.pairs, flags.seed), stage.eval
+        components.renderer,
+        env,
+        pairing.asked(env, flags.pairs, flags.seed),
+        components.stage.eval,
       )
-      for env in made
+      for env in _envs(components).values()
     ),
     default=0,
   )
 
 
-def main(argv: Sequence[str]) -> int:
-  """Returns the exit code."""
-  if '--help' in argv:
-    print(__doc__)
-    return 0
-  try:
-    print(make(parse(argv)))
-  except KeyboardInterrupt:
-    return 130
-  except (ValueError, RuntimeError) as error:
-    return errors.report(error, 'configs.', config.RECIPE_PREFIX)
-  return 0
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code. `argv=None`: the process's."""
+  return PARSER.run(_run, argv, 'configs.', config.RECIPE_PREFIX)
+
+
+def _run(flags: Flags) -> None:
+  print(make(flags))
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

@@ -16,9 +16,15 @@ from tests.envs import test_gsm8k_solutions as solutions
   [
     (['--checkpoint=x'], '--output=FILE must be given'),
     (['--output=x'], '--checkpoint=PATH or --gsm8k=FILE must be given'),
-    (['--output=x', '--checkpoint=a', '--gsm8k=b'], '--checkpoint=PATH or'),
-    (['--output=x', '--sampels=3'], 'arguments must be of --output'),
-    (['--output=x', '--gsm8k=b', '--samples=many'], '--samples must be of'),
+    (
+      ['--output=x', '--checkpoint=a', '--gsm8k=b'],
+      '--gsm8k=FILE must .*: got --checkpoint=a too',
+    ),
+    (['--output=x', '--sampels=3'], 'did you mean --samples'),
+    (
+      ['--output=x', '--gsm8k=b', '--samples=many'],
+      "--samples must be a whole number: got 'many'",
+    ),
     (
       ['--output=x', '--checkpoint=b', '--samples=1'],
       r'--samples must be in \[2, ',
@@ -69,7 +75,9 @@ def test_room_for_the_longest_question_that_is_asked(tmp_path):
     envs={'words': schema.EnvEntry(env=env)}, eval=schema.Eval(max_tokens=50)
   )
   run = schema.Run(model=schema.PRESETS['tiny'], stages={'sft': stage})
-  flags = make_pairs.parse(['--output=x', '--checkpoint=y', '--prompts=1'])
+  flags = make_pairs.PARSER.parse(
+    ['--output=x', '--checkpoint=y', '--prompts=1']
+  )
   room = make_pairs._room(run, 'sft', flags)
   assert 350 < room < 500
   assert components.make(run, 'sft').capacity < 350

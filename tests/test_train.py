@@ -14,7 +14,7 @@ from experiments import kill_resume
 from posttrain import main, train
 from posttrain.checkpoints import store
 from posttrain.metrics import writers
-from posttrain.stage import build
+from posttrain.stage import build, components
 from posttrain.training import step as train_step
 from posttrain.util import preemption
 
@@ -97,7 +97,7 @@ def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
   with monkeypatch.context() as patch:
     patch.setattr(train_step, 'TrainStep', TermAfter)
     assert main.main(_args(tmp_path)) == 75
-  assert 'start again to go on' in capsys.readouterr().err
+  assert 'run the same command to continue' in capsys.readouterr().err
   assert store.find(str(tmp_path)).name == '3'
   assert main.main(_args(tmp_path)) == 0
   truth = kill_resume.outcome(finished[0])
@@ -130,7 +130,7 @@ def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
   ('argument', 'message'),
   [
     ('--config.sft.optim.lrr=1', 'did you mean config.sft.optim.lr?'),
-    ('--confg=x', 'arguments must be'),
+    ('--confg=x', 'did you mean --config?'),
     ('--config.sft.init=/no/such', "got '/no/such'"),
     ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
     ('--config.model.vocab_size=100', "must hold the tokenizer's"),
@@ -200,10 +200,11 @@ def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
     ],
   )
   main.claim(str(tmp_path), run)
+  stage = components.make(run, 'sft')
   gc.collect()
   before = {id(x) for x in jax.live_arrays()}
   stop = preemption.Signal()
-  job = build.make(run, 'sft', str(tmp_path), 0, stop)
+  job = build.make(stage, str(tmp_path), 0, stop)
   train.train(job, stop)
   job.close()
   del job
@@ -247,7 +248,7 @@ def test_ctrl_c_and_help_are_not_tracebacks(tmp_path, monkeypatch, capsys):
 
   monkeypatch.setattr(main, 'launch', interrupted)
   assert main.main(_args(tmp_path)) == 130
-  assert 'start again to go on' in capsys.readouterr().err
+  assert 'run the same command to continue' in capsys.readouterr().err
 
 
 def test_the_loop_fits_on_one_screen():

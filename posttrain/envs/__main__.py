@@ -1,70 +1,70 @@
-"""Writes the arithmetic demonstrations as TFDS in ArrayRecord.
+"""The command that writes arithmetic demonstrations as TFDS in ArrayRecord.
 
-    python -m posttrain.envs arithmetic DIR --train_tasks=8000 \\
-        --ops="('+', 'x')" --worked=False
+    python -m posttrain.envs arithmetic datasets --train_tasks=8000 \\
+        --ops="('+', 'x')" --worked=false
 
-Every option of `schema.Arithmetic` is a flag, its value a Python literal, or a
-text as it is.
+Prints the folder of the data set, which `path` of a `rows` environment takes.
+
+Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
 """
 
-import argparse
-import ast
 import dataclasses
-from collections.abc import Callable
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from posttrain import envs, schema
 from posttrain.envs import export
+from posttrain.util import flags as flags_lib
 
-
-def _literal(kind: type) -> Callable[[str], Any]:
-  """Returns a parser of literals of exactly that type: True is no int."""
-  if kind is str:
-    return str
-
-  def parse(text: str) -> Any:
-    try:
-      value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-      value = None
-    if type(value) is not kind:
-      raise argparse.ArgumentTypeError(
-        f'must be a literal of type {kind.__name__}: got {text!r}'
-      )
-    return value
-
-  return parse
-
-
-def main() -> None:
-  parser = argparse.ArgumentParser(prog='python -m posttrain.envs')
-  parser.add_argument('env', choices=['arithmetic'])
-  parser.add_argument('folder', help='where TFDS keeps its data sets')
-  parser.add_argument('--seed', type=int, default=0)
-  fields = [
-    field
-    for field in dataclasses.fields(schema.Arithmetic)
-    if field.name != 'type'
-  ]
-  for field in fields:
-    parser.add_argument(
-      f'--{field.name}',
-      type=_literal(type(field.default)),
-      default=field.default,
-      help=f'default: {field.default!r}',
-    )
-  args = parser.parse_args()
-  try:
-    env = envs.make(
-      'arithmetic',
-      schema.Arithmetic(
-        **{field.name: getattr(args, field.name) for field in fields}
+OPTIONS = tuple(
+  field
+  for field in dataclasses.fields(schema.Arithmetic)
+  if field.name != 'type'
+)
+Flags = dataclasses.make_dataclass(
+  'Flags',
+  [
+    (
+      'env',
+      str,
+      flags_lib.required(
+        'ENV',
+        'The environment: arithmetic.',
+        choices=('arithmetic',),
+        by_position=True,
       ),
-    )
-    print(export.export(env, args.folder, seed=args.seed))
-  except ValueError as error:
-    parser.error(str(error))
+    ),
+    (
+      'folder',
+      str,
+      flags_lib.required(
+        'DIR', 'The folder of all TFDS data sets.', by_position=True
+      ),
+    ),
+    ('seed', int, flags_lib.flag(0, 'The seed of the training questions.')),
+    *(
+      (field.name, field.type, flags_lib.option(schema.Arithmetic, field.name))
+      for field in OPTIONS
+    ),
+  ],
+)
+PARSER = flags_lib.Parser(Flags, __doc__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code. `argv=None`: the process's."""
+  return PARSER.run(_run, argv)
+
+
+def _run(flags: Any) -> None:
+  options = {field.name: getattr(flags, field.name) for field in OPTIONS}
+  try:
+    env = envs.make(flags.env, schema.Arithmetic(**options))
+  except schema.FieldError as error:
+    raise ValueError(f'--{error.field} {error.detail}') from None
+  print(export.export(env, flags.folder, seed=flags.seed))
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(main())

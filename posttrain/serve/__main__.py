@@ -1,26 +1,17 @@
-"""Serves a trained policy over the OpenAI-compatible API.
+"""The server command: serves a trained policy over the OpenAI-compatible API.
 
-    python -m posttrain.serve --checkpoint=PATH [--port=8000]
-        [--host=127.0.0.1] [--name=NAME] [--slots=16] [--max_model_len=2048]
-        [--chunk=8] [--api_key_env=VARIABLE] [--max_queue=256]
-        [--max_body_bytes=8388608] [--template_variables=JSON]
+    python -m posttrain.serve --checkpoint=runs/arithmetic --port=8000
+    python -m posttrain.serve --checkpoint=runs/arithmetic --host=0.0.0.0 \\
+        --api_key_env=POSTTRAIN_KEY
 
-PATH is as for posttrain.generate: a run's workdir, one of its
-checkpoints/<stage> folders, or one step's; or a HuggingFace or PEFT directory.
+The endpoints are /v1/completions, /v1/chat/completions, /v1/models and /health.
+One line on stdout gives the address when the server is ready. The console
+script `posttrain-serve` is this command.
 
-/v1/completions, /v1/chat/completions, /v1/models and /health are answered at
-http://HOST:PORT; one line says so when it is ready (--port=0 takes any free
-port, and the line tells which). Only this machine can reach 127.0.0.1; before
-you give another --host, name by --api_key_env the environment variable with
-the key that every request must bear.
+The default host is reachable from this machine only. Set --api_key_env before
+binding another --host.
 
---name is what clients call the model (default: the folder's name). --slots
-sequences are decoded at a time, --chunk tokens between two looks at who came
-and went; --max_queue more may wait, and who comes then is told to come later
-(429). --max_model_len is of prompt and answer together, in tokens.
---template_variables are shown to a directory's chat template.
-
-Exit codes: 0 told to stop by SIGTERM, 2 the command is wrong, 130 interrupted.
+Exit codes: 0 stopped by SIGTERM, 2 the command line is wrong, 130 interrupted.
 """
 
 import contextlib
@@ -31,65 +22,62 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from posttrain.util import errors
+from posttrain.util import flags as flags_lib
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  checkpoint: str = ''
-  port: int = 8000
-  host: str = '127.0.0.1'
-  name: str = ''
-  slots: int = 16
-  max_model_len: int = 2048
-  chunk: int = 8
-  api_key_env: str = ''
-  max_queue: int = 256
-  max_body_bytes: int = 8 * 2**20
-  template_variables: str = '{}'
+  checkpoint: str = flags_lib.required('PATH', flags_lib.CHECKPOINT)
+  port: int = flags_lib.flag(
+    8000, 'The port; 0 takes a free one.', least=0, most=65535
+  )
+  host: str = flags_lib.flag('127.0.0.1', 'The address to bind.', value='HOST')
+  name: str = flags_lib.flag(
+    '',
+    "The model's name in requests.",
+    value='NAME',
+    if_absent="the checkpoint folder's name",
+  )
+  slots: int = flags_lib.flag(16, 'Sequences decoded at a time.', least=1)
+  max_model_len: int = flags_lib.flag(
+    2048, 'Longest prompt plus answer, in tokens.', least=2
+  )
+  chunk: int = flags_lib.flag(
+    8,
+    'Tokens decoded between two checks for new and cancelled requests.',
+    least=1,
+  )
+  api_key_env: str = flags_lib.flag(
+    '',
+    'The environment variable with the key that every request must carry.',
+    value='VARIABLE',
+    if_absent='none, requests need no key',
+  )
+  max_queue: int = flags_lib.flag(
+    256, 'Sequences that may wait; further requests get status 429.', least=0
+  )
+  max_body_bytes: int = flags_lib.flag(
+    8 * 2**20, 'Largest body of a request, in bytes.', least=1
+  )
+  template_variables: str = flags_lib.flag(
+    '{}',
+    'Variables of the chat template, a JSON object; for directories, as a run '
+    'has its own.',
+    value='JSON',
+  )
 
 
-_LEAST = {
-  'port': 0,
-  'slots': 1,
-  'max_model_len': 2,
-  'chunk': 1,
-  'max_queue': 0,
-  'max_body_bytes': 1,
-}
-
-
-def parse(argv: Sequence[str]) -> Flags:
-  """Reads the command line; ValueError names the argument that is wrong."""
-  flags = Flags()
-  kinds = {field.name: field.type for field in dataclasses.fields(Flags)}
-  for argument in argv:
-    name, equals, text = argument.removeprefix('--').partition('=')
-    if not argument.startswith('--') or name not in kinds or not equals:
-      expected = ', '.join(f'--{known}=...' for known in kinds)
-      raise ValueError(f'arguments must be {expected}: got {argument!r}')
-    try:
-      setattr(flags, name, kinds[name](text))
-    except ValueError:
-      raise ValueError(
-        f'--{name} must be a whole number: got {text!r}'
-      ) from None
-  if not flags.checkpoint:
-    raise ValueError('--checkpoint=PATH must be given')
-  for name, least in _LEAST.items():
-    if getattr(flags, name) < least:
-      raise ValueError(
-        f'--{name} must be at least {least}: got {getattr(flags, name)}'
-      )
-  if flags.port > 65535:
-    raise ValueError(f'--port must be at most 65535: got {flags.port}')
-  return flags
+PARSER = flags_lib.Parser(Flags, __doc__)
 
 
 def api_key(flags: Flags) -> str | None:
-  """The key that the environment holds; None where none is asked for."""
+  """Returns the key in the environment variable; None without the flag.
+
+  Raises:
+    ValueError: the variable is not set.
+  """
   if not flags.api_key_env:
     return None
   key = os.environ.get(flags.api_key_env)
@@ -102,11 +90,14 @@ def api_key(flags: Flags) -> str | None:
 
 
 def serve(flags: Flags) -> int:
-  """Serves until a signal comes; returns the exit code.
+  """Serves until a signal arrives; returns the exit code.
 
   Raises:
-    ValueError: the command is wrong, or what it names cannot be served.
+    ValueError: the flags are wrong, the address cannot be bound, or the
+      checkpoint cannot be served.
   """
+  # Until the server installs its own handler: while the model is loaded.
+  signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
   key = api_key(flags)
   try:
     from posttrain.serve import app, server
@@ -119,15 +110,15 @@ def serve(flags: Flags) -> int:
     ) from error
   with contextlib.closing(server.bind(flags.host, flags.port)) as listening:
     served, worker = load(flags)
-    made = app.make(
+    application = app.make(
       served, worker, api_key=key, max_body_bytes=flags.max_body_bytes
     )
     print(
       f'serving {served.name!r} at {server.address(listening)}/v1', flush=True
     )
-    code = server.Server(made, worker).serve_on(listening)
+    code = server.Server(application, worker).serve_on(listening)
   if not worker.stop(server.LEAVE):
-    # It compiles, maybe, and that cannot be stopped otherwise.
+    # It may be compiling, which nothing but the end of the process stops.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -135,7 +126,7 @@ def serve(flags: Flags) -> int:
 
 
 def load(flags: Flags):
-  """Returns (`texts.Served`, a `worker.Worker` that has been started)."""
+  """Returns the served policy (`texts.Served`) and its started worker."""
   from posttrain.checkpoints import policies
   from posttrain.serve import texts, worker
   from posttrain.util import memory
@@ -159,20 +150,10 @@ def load(flags: Flags):
   ), owner
 
 
-def main(argv: Sequence[str]) -> int:
-  """Returns the exit code."""
-  if '--help' in argv:
-    print(__doc__)
-    return 0
-  # Until the server has its own handler: while the model is loaded.
-  signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-  try:
-    return serve(parse(argv))
-  except KeyboardInterrupt:
-    return 130
-  except ValueError as error:
-    return errors.report(error)
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code. `argv=None`: the process's."""
+  return PARSER.run(serve, argv)
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

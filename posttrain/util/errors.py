@@ -1,33 +1,34 @@
-"""Whose error it is: one that the user can mend, or a bug."""
+"""One-line reports of expected errors; bugs keep their traceback."""
 
 import sys
 
 
-def report(error: ValueError | RuntimeError, *more: str) -> int:
-  """Prints an error of ours as one line; returns the exit code of a program.
+def report(error: ValueError | RuntimeError, *packages: str) -> int:
+  """Prints an expected error as one line; returns the command's exit code.
 
-  2 where the command is wrong (ValueError), 1 where what it asked for failed.
-  A bug is raised on.
+  2 for a wrong command line or config (ValueError), 1 for a failure. An error
+  from other code is a bug and is raised again.
 
   Args:
-    error: that has been caught.
-    *more: as of `is_ours`.
+    error: a caught error with its traceback.
+    *packages: prefixes of module names besides `posttrain.`.
   """
-  if not is_ours(error, *more):
+  if not is_expected(error, *packages):
     raise error
   print(f'error: {error}', file=sys.stderr)
   return 2 if isinstance(error, ValueError) else 1
 
 
-def is_ours(error: Exception, *more: str) -> bool:
-  """Whether our own code raised it, to say something to the user.
+def is_expected(error: Exception, *packages: str) -> bool:
+  """Returns whether posttrain's own code raised the error.
 
   Args:
-    error: with its traceback.
-    *more: prefixes of modules that are ours besides `posttrain`.
+    error: a caught error with its traceback.
+    *packages: prefixes of module names besides `posttrain.`.
   """
   trace = error.__traceback__
+  assert trace is not None, 'the error must have been raised'
   while trace.tb_next:
     trace = trace.tb_next
-  raised_in = trace.tb_frame.f_globals.get('__name__', '')
-  return raised_in == '__main__' or raised_in.startswith(('posttrain.', *more))
+  module = trace.tb_frame.f_globals.get('__name__', '')
+  return module == '__main__' or module.startswith(('posttrain.', *packages))

@@ -1,6 +1,6 @@
-"""Objects by import path: `package.module:name`.
+"""Objects by import path, `package.module:name`.
 
-A recipe names what it brings along in text, so that the config stays data.
+Recipes name functions and classes by text, so that the config is plain data.
 """
 
 import importlib
@@ -8,14 +8,15 @@ from typing import Any
 
 
 def load(path: str, key: str) -> Any:
-  """Imports what a path names.
+  """Imports a module and returns an object in it.
 
   Args:
-    path: 'package.module:name', of anything on the Python path.
-    key: dotted config key that says so, for errors.
+    path: 'package.module:name', where name may be dotted.
+    key: dotted config key of the path, for errors.
 
   Raises:
-    ValueError: no such module or name, or the module itself fails to import.
+    ValueError: the module or the name does not exist, or the module fails to
+      import.
   """
   module, _, name = path.partition(':')
   if not (module and name):
@@ -23,27 +24,27 @@ def load(path: str, key: str) -> Any:
       f"{key} must be an import path 'package.module:name': got {path!r}"
     )
   try:
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
   except ImportError as error:
     raise ValueError(
       f'{key} must be importable: got {path!r}; {error}; its folder must be '
       'on the PYTHONPATH'
     ) from error
   for part in name.split('.'):
-    if not hasattr(found, part):
+    if not hasattr(value, part):
       raise ValueError(
-        f'{key} must name what is there: got {path!r}, but {module} has no '
-        f'{name!r}'
+        f'{key} must name an object of its module: got {path!r}, but {module} '
+        f'has no {name!r}'
       )
-    found = getattr(found, part)
-  return found
+    value = getattr(value, part)
+  return value
 
 
 def function(path: str, key: str) -> Any:
-  """Imports what a path names, which must be callable; else ValueError."""
-  found = load(path, key)
-  if not callable(found):
+  """Imports a callable; as `load`, with a ValueError for anything else."""
+  value = load(path, key)
+  if not callable(value):
     raise ValueError(
-      f'{key} must name a function: got {path!r}, a {type(found).__name__}'
+      f'{key} must name a function: got {path!r}, a {type(value).__name__}'
     )
-  return found
+  return value

@@ -1,11 +1,11 @@
-"""Filters of what other packages log."""
+"""Filters for the log records of other packages."""
 
 import logging
 import os
 
 
 def quiet(package: str) -> None:
-  """Drops what `package` logs through absl, but for its errors."""
+  """Drops the records below ERROR that `package` logs through absl."""
   logger = logging.getLogger('absl')
   if not any(getattr(f, 'package', None) == package for f in logger.filters):
     logger.addFilter(_ErrorsOnly(package))

@@ -1,4 +1,4 @@
-"""Host memory that stays in the process, and one clear out-of-memory error."""
+"""Host memory settings of the process, and the out-of-memory error."""
 
 import contextlib
 import ctypes
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def keep_freed_memory() -> bool:
-  """Makes glibc keep freed memory in the process; True where that worked.
+  """Makes glibc keep freed memory; returns whether that worked.
 
-  Large buffers come from `mmap` and go back to the kernel when freed, so the
-  next step pays for the first touch of every page again. Elsewhere than on
-  glibc this does nothing.
+  By default large buffers come from `mmap` and return to the kernel when freed,
+  so every step pays for the first touch of each page again. Does nothing
+  without glibc.
   """
   if not sys.platform.startswith('linux'):
     return False
@@ -22,16 +22,16 @@ def keep_freed_memory() -> bool:
     return False
   trim_threshold, mmap_threshold = -1, -3  # M_* of malloc.h
   large = 2**31 - 1
-  # Off 64-bit glibc the largest allowed mmap threshold is lower.
+  # On 32-bit glibc the largest allowed mmap threshold is lower.
   return bool(mallopt(mmap_threshold, large) and mallopt(trim_threshold, large))
 
 
 class OutOfDeviceMemory(RuntimeError):
-  """The device ran out of memory; says at which sizes, and what to turn."""
+  """An out-of-memory error with the sizes and the config keys to lower."""
 
 
 def is_oom(error: BaseException) -> bool:
-  """Whether `error` is jax saying that a device's memory is exhausted."""
+  """Returns whether `error` is jax's out-of-memory error."""
   text = str(error)
   return isinstance(error, RuntimeError) and (
     'RESOURCE_EXHAUSTED' in text or 'Out of memory' in text
@@ -42,7 +42,7 @@ def is_oom(error: BaseException) -> bool:
 def explain_oom(
   sizes: Mapping[str, Any], knobs: Sequence[str]
 ) -> Iterator[None]:
-  """Turns jax's out-of-memory error into one that says what to do.
+  """Replaces jax's out-of-memory error by one with sizes and config keys.
 
   Args:
     sizes: resolved sizes to print, such as {'micro_batch_tokens': 4096}.
@@ -58,9 +58,9 @@ def explain_oom(
   except RuntimeError as error:
     if not is_oom(error):
       raise
-    listed = ', '.join(f'{name}={value}' for name, value in sizes.items())
+    text = ', '.join(f'{name}={value}' for name, value in sizes.items())
     raise OutOfDeviceMemory(
-      f'the device ran out of memory: got {listed}; lower '
+      f'the device ran out of memory: got {text}; lower '
       f'{", or ".join(f"config.{knob}" for knob in knobs)} '
-      f'(jax said: {str(error).splitlines()[0][:200]})'
+      f'(jax: {str(error).splitlines()[0][:200]})'
     ) from error

@@ -1,50 +1,52 @@
-"""SIGTERM asks a run to save and leave; the answer comes between batches."""
+"""Preemption: SIGTERM requests a stop, which the run makes between batches."""
 
 import contextlib
 import signal
 import weakref
 from collections.abc import Callable, Iterator
 
-# Exit code of a run that saved itself and can be started again (EX_TEMPFAIL).
+# Exit code of a run that stopped after saving, to be started again
+# (EX_TEMPFAIL).
 EXIT_CODE = 75
 
 
 class Preempted(Exception):
-  """The run stopped early, on request, with everything saved."""
+  """Raised when a run stops early on request, after saving."""
 
 
 class Signal:
-  """Whether somebody asked the run to stop."""
+  """A request to stop the run."""
 
   def __init__(self):
     self.requested = False
-    self._wakes: list[weakref.WeakMethod] = []
+    self._callbacks: list[weakref.WeakMethod] = []
 
-  def request(self, *_) -> None:
+  def request(self, *_: object) -> None:
+    """Sets the request and calls the callbacks; a signal handler."""
     self.requested = True
-    for known in self._wakes:
-      wake = known()
-      if wake is not None:
-        wake()
+    for reference in self._callbacks:
+      callback = reference()
+      if callback is not None:
+        callback()
 
-  def wakes(self, wake: Callable[[], None]) -> None:
-    """Has a request end what would otherwise be waited for.
+  def on_request(self, callback: Callable[[], None]) -> None:
+    """Registers a callback that ends a wait when a stop is requested.
 
     Args:
-      wake: a method; called as long as somebody else holds its object, so that
-        the signal keeps nothing of a stage that is over.
+      callback: a bound method. It is kept by a weak reference, so that the
+        signal does not keep the objects of a finished stage alive.
     """
-    self._wakes.append(weakref.WeakMethod(wake))
+    self._callbacks.append(weakref.WeakMethod(callback))
 
   def check(self, where: str) -> None:
-    """Raises `Preempted` if it was asked; call it when all is saved."""
+    """Raises `Preempted(where)` after a request; call it when all is saved."""
     if self.requested:
       raise Preempted(where)
 
 
 @contextlib.contextmanager
 def on_sigterm() -> Iterator[Signal]:
-  """Turns SIGTERM into a request while the context lasts."""
+  """Yields a signal that SIGTERM requests; restores the handler at the end."""
   stop = Signal()
   before = signal.signal(signal.SIGTERM, stop.request)
   try:

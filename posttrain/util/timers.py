@@ -1,4 +1,4 @@
-"""Seconds per name, accumulated between two takes."""
+"""Timers of the parts of a step: seconds by name."""
 
 import collections
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Timers:
-  """Seconds per name, accumulated until they are taken.
+  """Seconds by name, accumulated until `take`.
 
   timers = Timers()
   with timers('data'):
@@ -16,7 +16,7 @@ class Timers:
   """
 
   def __init__(self):
-    self._now = collections.Counter()
+    self._seconds: collections.Counter[str] = collections.Counter()
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
@@ -24,10 +24,10 @@ class Timers:
     try:
       yield
     finally:
-      self._now[name] += time.perf_counter() - start
+      self._seconds[name] += time.perf_counter() - start
 
   def take(self) -> dict[str, float]:
-    """Returns the seconds since the last take, and starts from zero."""
-    taken = dict(self._now)
-    self._now.clear()
-    return taken
+    """Returns the seconds since the last `take`, and resets them."""
+    seconds = dict(self._seconds)
+    self._seconds.clear()
+    return seconds

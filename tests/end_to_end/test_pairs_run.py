@@ -101,10 +101,10 @@ def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
   if stage == 'dpo':
     assert policies.load(folder).params
     return
-  with pytest.raises(ValueError, match='hold a model that speaks: got a r'):
+  with pytest.raises(ValueError, match='hold a policy: got a reward model'):
     policies.load(folder)
   assert evaluate.main([f'--checkpoint={folder}']) == 2
-  assert 'must train a model that speaks' in capsys.readouterr().err
+  assert 'must train a policy: got a reward model' in capsys.readouterr().err
   assert _run('dpo', tmp_path, f'--config.dpo.init={folder}') == 2
   assert 'config.dpo.init must name weights of this model' in (
     capsys.readouterr().err

@@ -142,18 +142,17 @@ def test_command_line(tmp_path):
 @pytest.mark.parametrize(
   'flag, words',
   [
-    ('--ops=+', 'argument --ops: must be a literal of type tuple'),
+    ('--ops=+', '--ops must be a tuple of texts'),
     ("--ops=('/',)", "ops must hold one or more of '+', '-', 'x'"),
-    ('--worked=1', 'argument --worked: must be a literal of type bool'),
-    ('--train_tasks=True', 'argument --train_tasks: must be a literal of ty'),
+    ('--worked=1', '--worked must be true or false'),
+    ('--train_tasks=True', '--train_tasks must be a whole number'),
     ('--ops=(1, [])', 'ops must hold'),
   ],
 )
 def test_command_line_refuses(flag, words, tmp_path, monkeypatch, capsys):
   argv = ['posttrain.envs', 'arithmetic', str(tmp_path), flag]
   monkeypatch.setattr(sys, 'argv', argv)
-  with pytest.raises(SystemExit):
-    command_line.main()
+  assert command_line.main() == 2
   assert words in capsys.readouterr().err
 
 

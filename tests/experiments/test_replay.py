@@ -67,6 +67,7 @@ def finished(tmp_path_factory):
 
 def _flags(finished, workdir, **options):
   return replay.Flags(
+    config='',
     exports=str(finished / 'token_exports'),
     workdir=str(workdir),
     **{'stage': 'first', **options},
@@ -187,11 +188,14 @@ def test_packing_what_was_packed_changes_nothing(lengths, seed):
 @pytest.mark.parametrize(
   'argv, says',
   [
-    (['--steps=0'], "got '--steps=0'"),
+    (['--steps=0'], '--steps must be at least 1: got 0'),
     (['--steps'], "got '--steps'"),
-    (['--config='], "got '--config='"),
-    ([], '--config must be given'),
-    (['--config=a.py', '--exports=b', '--workdir=c'], '--stage must be given'),
+    (['--config='], "--config must not be empty: got ''"),
+    ([], '--config=FILE must be given'),
+    (
+      ['--config=a.py', '--exports=b', '--workdir=c'],
+      '--stage=NAME must be given',
+    ),
   ],
 )
 def test_a_wrong_command_is_one_line(capsys, argv, says):
@@ -201,7 +205,7 @@ def test_a_wrong_command_is_one_line(capsys, argv, says):
 
 
 def test_flags():
-  flags = replay.parse(
+  flags = replay.PARSER.parse(
     [
       '--config=a.py:tiny',
       '--config.grpo.optim.lr=1e-4',

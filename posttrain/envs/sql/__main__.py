@@ -1,39 +1,61 @@
-"""Writes generated databases and questions as files.
+"""The command that writes generated databases and questions as files.
 
-    python -m posttrain.envs.sql DIR --databases=100 --split=eval
+    python -m posttrain.envs.sql spider_like --databases=100 --split=eval
 
-The form is that of real data: DIR/questions.json, a list of objects, and
-DIR/database/<db_id>/<db_id>.sqlite. DIR/tokenizer.json knows their words; it is
-what configs/sql_tokenizer.json holds.
+The layout is that of real data: DIR/questions.json, a list of objects, and
+DIR/database/<db_id>/<db_id>.sqlite. DIR/tokenizer.json is a tokenizer of their
+words, the same as configs/sql_tokenizer.json.
+
+Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
 """
 
-import argparse
+import dataclasses
 import json
 import pathlib
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from posttrain.envs.sql import record, schemas, synth, tokenizer
+from posttrain.util import flags as flags_lib
+
+
+@dataclasses.dataclass
+class Flags:
+  """The command line."""
+
+  folder: str = flags_lib.required(
+    'DIR', 'The output; a new or empty folder.', by_position=True
+  )
+  databases: int = flags_lib.flag(100, 'Number of databases.')
+  split: str = flags_lib.flag(
+    'train', 'The split they belong to.', choices=schemas.SPLITS
+  )
+  seed0: int = flags_lib.flag(0, 'Number of the first database of the split.')
+
+
+PARSER = flags_lib.Parser(Flags, __doc__)
 
 
 def export(folder: str, seeds: range, split: str) -> str:
   """Writes databases and the questions about them.
 
   Args:
-    folder: a new or an empty one.
-    seeds: numbers of databases within their split.
-    split: of `schemas.SPLITS`.
+    folder: a new or empty folder.
+    seeds: numbers of the databases within their split.
+    split: one of `schemas.SPLITS`.
 
   Returns:
-    What was written, in words.
+    A line of counts with the fingerprint.
 
   Raises:
-    ValueError: the folder has something in it, or a seed is none.
+    ValueError: the folder is not empty, or a seed is out of range.
   """
   path = pathlib.Path(folder)
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise ValueError(
-      f'DIR must be a new or an empty folder: got {folder!r}; name another'
+      f'DIR must be a new or empty folder: got {folder!r}; choose another'
     )
   if not 0 <= seeds.start < seeds.stop <= schemas.SPLIT_SEEDS:
     raise ValueError(
@@ -41,41 +63,35 @@ def export(folder: str, seeds: range, split: str) -> str:
       f'{schemas.SPLIT_SEEDS - 1}: got --seed0={seeds.start} '
       f'--databases={len(seeds)}'
     )
-  asked: list[record.Question] = []
+  questions: list[record.Question] = []
   for seed in seeds:
-    asked += synth.questions(seed, split)
-    db_id = asked[-1].db_id
-    place = path / 'database' / db_id
-    place.mkdir(parents=True)
-    (place / f'{db_id}.sqlite').write_bytes(synth.database(seed, split))
-  text = ',\n'.join(json.dumps(_object(question)) for question in asked)
+    questions += synth.questions(seed, split)
+    db_id = questions[-1].db_id
+    db_folder = path / 'database' / db_id
+    db_folder.mkdir(parents=True)
+    (db_folder / f'{db_id}.sqlite').write_bytes(synth.database(seed, split))
+  text = ',\n'.join(json.dumps(_to_json(question)) for question in questions)
   (path / 'questions.json').write_text(f'[\n{text}\n]\n')
   (path / 'tokenizer.json').write_text(tokenizer.make(tokenizer.vocabulary()))
-  counts = Counter(question.difficulty for question in asked)
+  counts = Counter(question.difficulty for question in questions)
   return (
-    f'{folder}: {len(seeds)} databases, {len(asked)} questions ('
+    f'{folder}: {len(seeds)} databases, {len(questions)} questions ('
     + ', '.join(f'{counts[kind]} {kind}' for kind in record.DIFFICULTIES)
     + f'), fingerprint {synth.fingerprint(seeds, split)}'
   )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(prog='python -m posttrain.envs.sql')
-  parser.add_argument('folder', metavar='DIR', help='new or empty')
-  parser.add_argument('--databases', type=int, default=100)
-  parser.add_argument('--split', choices=schemas.SPLITS, default='train')
-  parser.add_argument(
-    '--seed0', type=int, default=0, help='the first database of the split'
-  )
-  args = parser.parse_args(argv)
-  seeds = range(args.seed0, args.seed0 + args.databases)
-  try:
-    print(export(args.folder, seeds, args.split))
-  except ValueError as error:
-    parser.error(str(error))
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code. `argv=None`: the process's."""
+  return PARSER.run(_run, argv)
 
 
-def _object(question: record.Question) -> dict:
+def _run(flags: Flags) -> None:
+  seeds = range(flags.seed0, flags.seed0 + flags.databases)
+  print(export(flags.folder, seeds, flags.split))
+
+
+def _to_json(question: record.Question) -> dict[str, Any]:
   return {
     'id': question.id,
     'db_id': question.db_id,
@@ -90,4 +106,4 @@ def _object(question: record.Question) -> dict:
 
 
 if __name__ == '__main__':
-  main()
+  sys.exit(main())
