@@ -1,7 +1,8 @@
 """The learning curves of a run, drawn from the rows of metrics.jsonl.
 
 Stages lie side by side on one axis of steps. A panel whose metric is missing
-is left out; a value that was not finite is a gap.
+is left out; a value that was not finite is a gap. `PANELS` lists the metrics
+that are drawn here; `unlisted` draws all others.
 """
 
 from typing import Any
@@ -41,39 +42,59 @@ def stages(rows: Rows) -> list[str]:
   return list(dict.fromkeys(row['stage'] for row in rows))
 
 
-def _series(rows: Rows, key: str) -> dict[str, list[np.ndarray]]:
-  """Returns {metric: [f64[2, steps] of x and y, per stage]}.
+def series(rows: Rows) -> dict[str, list[np.ndarray]]:
+  """Returns the numbers of every metric: {metric: [f64[2, steps], per stage]}.
+
+  The two rows of an array are x, the steps of all stages one after another, and
+  y, NaN for null. Bounds of intervals and values that are no numbers are left
+  out.
 
   Args:
-    rows: of metrics.jsonl.
-    key: a metric's name, or the prefix of several, which ends in / or @.
+    rows: rows of metrics.jsonl.
   """
-  found, start = {}, 0
+  arrays: dict[str, list[np.ndarray]] = {}
+  start = 0
   for stage in stages(rows):
+    points: dict[str, list[tuple[float, float]]] = {}
     mine = [row for row in rows if row['stage'] == stage]
     names = dict.fromkeys(
       name
       for row in mine
       for name in row
-      if name == key
-      or key[-1] in '/@'
-      and name.startswith(key)
-      and not estimates.is_bound(name, row)
+      if name not in ('stage', 'step') and not estimates.is_bound(name, row)
     )
+    for row in mine:
+      for name in names.keys() & row.keys():
+        value = row[name]
+        if value is None or isinstance(value, int | float):
+          y = np.nan if value is None else value
+          points.setdefault(name, []).append((start + row['step'], y))
     for name in names:
-      points = [
-        (start + row['step'], np.nan if row[name] is None else row[name])
-        for row in mine
-        if name in row
-      ]
-      found.setdefault(name, []).append(np.array(points, np.float64).T)
+      if name in points:
+        array = np.array(points[name], np.float64).T
+        arrays.setdefault(name, []).append(array)
     start += max(row['step'] for row in mine)
-  return found
+  return arrays
+
+
+def is_listed(name: str) -> bool:
+  """Returns whether a panel of `PANELS` shows the metric."""
+  return any(_shows(key, name) for _, key, _ in PANELS)
+
+
+def _shows(key: str, name: str) -> bool:
+  """Returns whether a panel's key is a metric, or its prefix up to / or @."""
+  return name == key or key[-1] in '/@' and name.startswith(key)
 
 
 def draw(rows: Rows) -> mpl_figure.Figure | None:
-  """Draws the panels that have data; None if there are none."""
-  panels = [(p, s) for p in PANELS if (s := _series(rows, p[1]))]
+  """Draws the listed panels that have data; None if there are none."""
+  arrays = series(rows)
+  panels = [
+    (panel, {name: arrays[name] for name in arrays if _shows(panel[1], name)})
+    for panel in PANELS
+  ]
+  panels = [(panel, shown) for panel, shown in panels if shown]
   if not panels:
     return None
   columns = min(3, len(panels))
@@ -90,27 +111,29 @@ def draw(rows: Rows) -> mpl_figure.Figure | None:
       'axes.unicode_minus': False,
     }
   ):
-    drawn = mpl_figure.Figure(
+    figure = mpl_figure.Figure(
       figsize=(3.4 * columns, 2.3 * lines), layout='constrained'
     )
-    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
-    for axis, (panel, series) in zip(axes, panels, strict=False):
-      _panel(axis, panel, series)
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axis, (panel, shown) in zip(axes, panels, strict=False):
+      _panel(axis, panel, shown)
       _mark_stages(axis, rows)
     for axis in axes[len(panels) :]:
       axis.set_axis_off()
-  return drawn
+  return figure
 
 
-def _panel(axis, panel, series) -> None:
+def _panel(
+  axis: Any, panel: tuple[str, str, str], shown: dict[str, list[np.ndarray]]
+) -> None:
   title, key, kind = panel
   axis.set_title(title, loc='left', fontsize=10, fontweight='bold')
   axis.spines[['top', 'right', 'left']].set_visible(False)
   axis.tick_params(length=0)
   axis.grid(axis='y', color=RULE, linewidth=0.6)
   axis.set_axisbelow(True)
-  for at, (name, parts) in enumerate(series.items()):
-    color, label, total = COLORS[at % len(COLORS)], name.removeprefix(key), 0.0
+  for i, (name, parts) in enumerate(shown.items()):
+    color, label, total = COLORS[i % len(COLORS)], name.removeprefix(key), 0.0
     for x, y in parts:
       if kind == 'sum':
         y = total + np.nancumsum(y)
@@ -135,15 +158,15 @@ def _panel(axis, panel, series) -> None:
   elif kind != 'log':
     axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
   if kind == 'sum':
-    axis.yaxis.set_major_formatter(_short)
-  points = [y for parts in series.values() for _, y in parts]
+    axis.yaxis.set_major_formatter(_abbreviated)
+  points = [y for parts in shown.values() for _, y in parts]
   if kind == 'log' and any((y > 0).any() for y in points):
     axis.set_yscale('log')
-  if len(series) > 1:
+  if len(shown) > 1:
     axis.legend(frameon=False, fontsize=8)
 
 
-def _short(value: float, _=None) -> str:
+def _abbreviated(value: float, _=None) -> str:
   """Writes 1500 as 1.5k."""
   for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
     if abs(value) >= size:
@@ -152,7 +175,7 @@ def _short(value: float, _=None) -> str:
 
 
 def _smooth(y: np.ndarray, width: int) -> np.ndarray:
-  """Centred mean over `width` neighbours; the ends take fewer."""
+  """Returns centred means over `width` neighbours, fewer at the ends."""
   known = np.isfinite(y)
   ones = np.ones(width)
   total = np.convolve(np.where(known, y, 0), ones, 'same')
@@ -160,7 +183,7 @@ def _smooth(y: np.ndarray, width: int) -> np.ndarray:
   return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _mark_stages(axis, rows: Rows) -> None:
+def _mark_stages(axis: Any, rows: Rows) -> None:
   """Draws a line where one stage ends and the next begins."""
   end = 0
   names = stages(rows)

@@ -1,13 +1,13 @@
-"""The picture of a run: `WORKDIR/report.html`, and its curves as a PNG.
+"""The report of a run: `WORKDIR/report.html`, and its curves as a PNG.
 
   1. read config.json, metrics.jsonl and the last answers of evaluation
      (`rollouts/<stage>_eval_<step>.jsonl`, and `_suite_`);
   2. draw the learning curves, stages side by side on one axis;
-  3. lay out one HTML file that needs no other: the result, the curves, the
-     same prompts answered before and after, those of the suite as well, the
-     seconds, the config.
+  3. write one HTML file that needs no other: the results, the curves, answers
+     to the same prompts before and after, the suite, the seconds, all other
+     metrics, the config.
 
-What is missing is left out: a run that was stopped has a report, too.
+A section without data is left out: a run that was stopped has a report, too.
 """
 
 import html
@@ -21,11 +21,11 @@ import matplotlib
 import numpy as np
 
 from posttrain.metrics import estimates, writers
-from posttrain.report import answers, curves, transcripts
+from posttrain.report import answers, curves, transcripts, unlisted
 
-RESULTS = (  # metric, what it is called ({} = the metric), how it is written
+RESULTS = (  # metric, title ({} = the metric), number format
   ('pass_rate', 'pass rate, greedy', '{:.1%}'),
-  (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # of a part of the tasks
+  (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # over a subset of the tasks
   ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
   (r'pass@\d+', '{}', '{:.1%}'),
   (r'maj@\d+', '{}, of the majority', '{:.1%}'),
@@ -64,11 +64,13 @@ td small { color: var(--muted); white-space: nowrap; }
 .dot { display: inline-block; width: 0.65rem; height: 0.65rem;
   border-radius: 2px; margin-right: 0.5rem; }
 svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
-details { margin-top: 2.8rem; } summary { cursor: pointer; font-weight: 600; }
+details { margin-top: 2.8rem; }
+summary { cursor: pointer; font-weight: 600; }
 pre { background: var(--soft); padding: 1rem; overflow-x: auto;
   font-size: 0.8rem; border-radius: 4px; }
 """
   + transcripts.STYLE
+  + unlisted.STYLE
 )
 
 Rows = list[dict[str, Any]]
@@ -87,6 +89,7 @@ def write(workdir: str) -> str:
     answers.write(workdir, curves.stages(rows)),
     answers.suite(workdir, curves.stages(rows)),
     _seconds(rows),
+    unlisted.write(rows, _env_names(config)),
     _details(config),
   ]
   path = os.path.join(workdir, 'report.html')
@@ -101,15 +104,23 @@ def write(workdir: str) -> str:
 
 
 def figure(workdir: str, png_path: str) -> None:
-  """Saves the learning curves alone, as a PNG."""
+  """Saves the learning curves alone, as a PNG.
+
+  Args:
+    workdir: the run's folder.
+    png_path: the file to write.
+
+  Raises:
+    ValueError: there are no metrics to draw.
+  """
   rows = writers.read(os.path.join(workdir, 'metrics.jsonl'))
-  drawn = curves.draw(rows)
-  if drawn is None:
+  curve_figure = curves.draw(rows)
+  if curve_figure is None:
     raise ValueError(
       f'{workdir} must hold a metrics.jsonl with something to draw: got '
       f'{len(rows)} lines; train first'
     )
-  drawn.savefig(png_path, dpi=160)
+  curve_figure.savefig(png_path, dpi=160)
 
 
 def _config(workdir: str) -> dict[str, Any]:
@@ -120,8 +131,15 @@ def _config(workdir: str) -> dict[str, Any]:
     return json.load(f)
 
 
+def _env_names(config: dict[str, Any]) -> set[str]:
+  """Returns the names of the environments of all stages."""
+  return {
+    env for stage in config.get('stages', ()) for env in config[stage]['envs']
+  }
+
+
 def _subtitle(rows: Rows) -> str:
-  """Per stage: steps, tokens per second, and programs compiled."""
+  """Returns steps, tokens per second and compiled programs of each stage."""
   parts = []
   for stage in curves.stages(rows):
     mine = [row for row in rows if row['stage'] == stage]
@@ -138,13 +156,13 @@ def _subtitle(rows: Rows) -> str:
 
 
 def _results(rows: Rows) -> str:
-  """Per environment: the first evaluation, and the last of every stage."""
-  found = [(r, _evaluated(r)) for r in rows]
-  found = [(row, values) for row, values in found if values]
-  if not found:
+  """Returns a table of the first evaluation and the last of every stage."""
+  evaluations = [(row, _evaluated(row)) for row in rows]
+  evaluations = [(row, values) for row, values in evaluations if values]
+  if not evaluations:
     return ''
-  columns = {'start': found[0][1]}
-  columns |= {f'after {row["stage"]}': values for row, values in found}
+  columns = {'start': evaluations[0][1]}
+  columns |= {f'after {row["stage"]}': values for row, values in evaluations}
   heads = ''.join(f'<th class="n">{html.escape(name)}</th>' for name in columns)
   body = ''
   for env, name in dict.fromkeys(
@@ -157,17 +175,19 @@ def _results(rows: Rows) -> str:
     body += (
       f'<tr><td>{html.escape(env)}</td><td>{html.escape(name)}</td>{cells}</tr>'
     )
-  known = any('<small>' in x for c in columns.values() for x in c.values())
+  has_intervals = any(
+    '<small>' in x for c in columns.values() for x in c.values()
+  )
   note = '<p class="note">In brackets: 95 % intervals, over tasks.</p>'
   return (
-    f'<h2>Held-out evaluation</h2>{note if known else ""}'
+    f'<h2>Held-out evaluation</h2>{note if has_intervals else ""}'
     f'<table><tr><th>environment</th><th></th>{heads}</tr>{body}</table>'
   )
 
 
 def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str], str]:
-  """(environment, what it is called) -> HTML of it, in a fixed order."""
-  found = {}
+  """Returns {(environment, title): HTML of the value}, in a fixed order."""
+  cells = {}
   for pattern, title, style in RESULTS:
     for key, value in row.items():
       match = re.fullmatch(f'eval/({pattern})/(.+)', key)
@@ -176,28 +196,28 @@ def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str], str]:
           row.get(f'eval/{match[1]}{side}/{match[2]}')
           for side in estimates.BOUNDS
         ]
-        shown = style.format(value)
+        text = style.format(value)
         if None not in interval:
           low, high = map(style.format, interval)
-          shown += f' <small>[{low}, {high}]</small>'
-        found[match[2], title.format(match[1])] = shown
-  return dict(sorted(found.items(), key=lambda item: item[0][0]))
+          text += f' <small>[{low}, {high}]</small>'
+        cells[match[2], title.format(match[1])] = text
+  return dict(sorted(cells.items(), key=lambda item: item[0][0]))
 
 
 def _curves(rows: Rows) -> str:
-  drawn = curves.draw(rows)
-  if drawn is None:
+  figure = curves.draw(rows)
+  if figure is None:
     return ''
   text = io.StringIO()
   with matplotlib.rc_context({'svg.hashsalt': 'posttrain'}):
-    nothing = dict.fromkeys(('Date', 'Creator', 'Format', 'Type'))
-    drawn.savefig(text, format='svg', metadata=nothing)
+    no_metadata = dict.fromkeys(('Date', 'Creator', 'Format', 'Type'))
+    figure.savefig(text, format='svg', metadata=no_metadata)
   svg = text.getvalue()
   return f'<h2>Learning curves</h2>{svg[svg.index("<svg") :]}'
 
 
 def _seconds(rows: Rows) -> str:
-  """Per stage: a bar of where the time went, and its numbers."""
+  """Returns a bar and a table of the seconds of each stage."""
   parts = ''
   for stage in curves.stages(rows):
     totals = {}
@@ -211,12 +231,12 @@ def _seconds(rows: Rows) -> str:
 
 
 def _slices(row: dict[str, Any]) -> dict[str, float]:
-  """Returns a row's seconds by name, each of them counted once.
+  """Returns a row's seconds by name, each second counted once.
 
-  Compiling happens inside of the other parts, and was measured there, too: it
-  is taken out, so that the sum stays what the clock showed.
+  The timers of the other parts include compiling. It is subtracted from them,
+  so that the sum is the measured time.
   """
-  found = {
+  seconds = {
     key.removeprefix('time/'): value
     for key, value in row.items()
     if key.startswith('time/')
@@ -225,20 +245,20 @@ def _slices(row: dict[str, Any]) -> dict[str, float]:
   }
   left = row.get('time/compile') or 0.0
   for name in ('update', 'eval', 'rollout'):
-    inside = min(left, found.get(name, 0.0))
+    inside = min(left, seconds.get(name, 0.0))
     if inside > 0:
       left -= inside
-      found[name] -= inside
-      found['compile'] = found.get('compile', 0.0) + inside
-  return found
+      seconds[name] -= inside
+      seconds['compile'] = seconds.get('compile', 0.0) + inside
+  return seconds
 
 
 def _bar(stage: str, totals: dict[str, float]) -> str:
   whole = sum(totals.values())
   bar, legend = '', ''
   ordered = sorted(totals.items(), key=lambda item: -item[1])
-  for at, (name, seconds) in enumerate(ordered):
-    color = curves.COLORS[at] if at < len(curves.COLORS) else curves.MUTED
+  for i, (name, seconds) in enumerate(ordered):
+    color = curves.COLORS[i] if i < len(curves.COLORS) else curves.MUTED
     bar += (
       f'<span style="width:{seconds / whole:.2%};background:{color}"></span>'
     )

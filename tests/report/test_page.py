@@ -108,7 +108,7 @@ def test_intervals_stand_behind_their_rates(tmp_path):
   assert '95 % intervals, over tasks' in text
 
 
-def test_bounds_are_no_curves_of_their_own():
+def test_bounds_of_intervals_are_no_series():
   rows = [
     {
       'stage': 'a',
@@ -119,7 +119,7 @@ def test_bounds_are_no_curves_of_their_own():
     }
     for step in (0, 1)
   ]
-  assert list(curves._series(rows, 'eval/pass@')) == ['eval/pass@8/e']
+  assert list(curves.series(rows)) == ['eval/pass@8/e']
 
 
 def save_suite(run, stage, step, answers):
