@@ -1,7 +1,9 @@
-"""What an installation holds, and what a stranger sees in the checkout."""
+"""The installed packages and scripts, and the top level of the checkout."""
 
 import ast
+import importlib
 import importlib.util
+import inspect
 import pathlib
 import re
 import subprocess
@@ -51,12 +53,12 @@ def tracked():
 
 @pytest.fixture(scope='module')
 def setup():
-  """What setup.py would hand to setuptools, without installing."""
+  """The module setup.py, with the packages that setuptools would install."""
   setuptools = pytest.importorskip('setuptools')
   spec = importlib.util.spec_from_file_location('setup', ROOT / 'setup.py')
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  module.found = setuptools.find_namespace_packages(
+  module.packages = setuptools.find_namespace_packages(
     str(ROOT), include=['posttrain*', 'kernels*', 'configs*', 'experiments*']
   )
   return module
@@ -80,7 +82,31 @@ def test_every_folder_with_code_is_a_package_of_the_installation(setup):
     for name in tracked()
     if name.endswith('.py') and not name.startswith('tests')
   } - {''}
-  assert folders <= set(setup.found)
+  assert folders <= set(setup.packages)
+
+
+def test_console_scripts_are_commands_without_arguments(setup):
+  scripts = dict(line.split(' = ') for line in setup.SCRIPTS)
+  assert scripts == {
+    'posttrain': 'posttrain.main:main',
+    'posttrain-serve': 'posttrain.serve.__main__:main',
+  }
+  for path in scripts.values():
+    module, _, name = path.partition(':')
+    function = getattr(importlib.import_module(module), name)
+    inspect.signature(function).bind()
+
+
+@pytest.mark.parametrize('name', ['posttrain', 'posttrain-serve'])
+def test_installed_console_scripts_return_the_exit_code(name):
+  script = pathlib.Path(sys.executable).parent / name
+  if not script.is_file():
+    pytest.skip(f'{name} is not installed beside {sys.executable}')
+  done = subprocess.run(
+    [script, '--no_such_flag'], capture_output=True, text=True
+  )
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
+  assert done.stderr.startswith('error: arguments must be flags of this comm')
 
 
 def test_extras_are_the_fixed_ones(setup):
@@ -104,12 +130,12 @@ def test_every_import_of_the_program_is_declared(setup):
   declared |= {'etils'}  # orbax-checkpoint's paths
   for path in sorted((ROOT / 'posttrain').rglob('*.py')):
     for node in ast.walk(ast.parse(path.read_text())):
-      found = []
+      modules = []
       if isinstance(node, ast.Import):
-        found = [alias.name for alias in node.names]
+        modules = [alias.name for alias in node.names]
       elif isinstance(node, ast.ImportFrom):
-        found = [node.module]
-      for name in found:
+        modules = [node.module]
+      for name in modules:
         top = name.split('.')[0]
         assert top in declared or top in sys.stdlib_module_names, (
           f'{path.relative_to(ROOT)} imports {top}, which setup.py lacks'
@@ -124,7 +150,7 @@ def test_the_visible_top_level_is_as_fixed():
 def test_no_file_names_a_machine():
   places = '|'.join(('work', 'home', 'root', 'Users', 'opt/venvs'))
   paths = re.compile(rf'(?<![\w.:/<}}*-])/({places})/\w')
-  found = []
+  lines = []
   for name in tracked():
     path = ROOT / name
     if path.suffix in ('.png', '.safetensors', '.npz', '.array_record'):
@@ -133,8 +159,8 @@ def test_no_file_names_a_machine():
       path.read_text(errors='replace').splitlines(), 1
     ):
       if paths.search(line):
-        found.append(f'{name}:{number}: {line.strip()[:80]}')
-  assert not found, '\n'.join(found)
+        lines.append(f'{name}:{number}: {line.strip()[:80]}')
+  assert not lines, '\n'.join(lines)
 
 
 TRANSFORMERS = """

@@ -1,11 +1,11 @@
-"""Import paths in a config."""
+"""Objects by import path."""
 
 import pytest
 
 from posttrain.util import imports
 
 
-def test_a_path_names_an_object():
+def test_load_returns_the_object_of_a_path():
   import json
 
   assert imports.load('json:loads', 'config.x') is json.loads
@@ -22,7 +22,7 @@ def test_a_path_names_an_object():
     ('json:nothing', "json has no 'nothing'"),
   ],
 )
-def test_what_is_not_there_names_the_key(path, words):
+def test_a_path_without_an_object_is_an_error_with_the_key(path, words):
   with pytest.raises(ValueError, match=words) as error:
     imports.load(path, 'config.x.fn')
   assert 'config.x.fn' in str(error.value)

@@ -1,0 +1,71 @@
+"""Host memory settings, and the out-of-memory error."""
+
+import platform
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from posttrain.util import memory
+
+
+def test_freed_memory_is_kept_on_glibc():
+  code = 'from posttrain.util import memory as i; print(i.keep_freed_memory())'
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  glibc = platform.libc_ver()[0] == 'glibc'
+  assert done.stdout.strip() == str(glibc)
+
+
+def test_keep_freed_memory_does_nothing_outside_linux(monkeypatch):
+  monkeypatch.setattr(memory.sys, 'platform', 'darwin')
+  assert not memory.keep_freed_memory()
+
+
+SIZES = {'rows': 4, 'row_tokens': 256}
+KNOBS = ['sft.batch.micro_batch_tokens', 'model.remat']
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.',
+    'INTERNAL: Out of memory',
+  ],
+)
+def test_out_of_memory_errors_name_sizes_and_config_keys(text):
+  with pytest.raises(memory.OutOfDeviceMemory) as caught:
+    with memory.explain_oom(SIZES, KNOBS):
+      raise jax.errors.JaxRuntimeError(text)
+  message = str(caught.value)
+  assert 'got rows=4, row_tokens=256' in message
+  assert 'config.sft.batch.micro_batch_tokens, or config.model.remat' in message
+  assert text in message
+  assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
+
+
+def test_an_explained_error_is_not_explained_again():
+  with pytest.raises(memory.OutOfDeviceMemory, match='rows=4'):
+    with memory.explain_oom({'outer': 1}, []):
+      with memory.explain_oom(SIZES, KNOBS):
+        raise RuntimeError('RESOURCE_EXHAUSTED')
+
+
+@pytest.mark.parametrize(
+  'error',
+  [RuntimeError('INTERNAL: something else'), ValueError('RESOURCE_EXHAUSTED')],
+)
+def test_other_errors_pass_unchanged(error):
+  with pytest.raises(type(error), match=str(error)):
+    with memory.explain_oom(SIZES, KNOBS):
+      raise error
+  assert not memory.is_oom(error)
+
+
+def test_a_real_allocation_that_cannot_fit_is_explained():
+  with pytest.raises(memory.OutOfDeviceMemory):
+    with memory.explain_oom(SIZES, KNOBS):
+      jax.block_until_ready(jnp.zeros((2**45,), jnp.int8))
