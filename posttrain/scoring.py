@@ -64,7 +64,7 @@ def score_hidden(
   segment_ids: jax.Array,
   temperatures: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes `score` from the hidden states [B, T, D] of `transformer.trunk`."""
+  """Computes `score` from hidden states [B, T, D] of `transformer.trunk`."""
   weight, softcap = transformer.head(params, cfg)
   # Each position predicts the next token; the last prediction is dropped.
   outputs = logprobs_lib.linear(

@@ -1,4 +1,4 @@
-"""What tells weights from others, without reading a run's arrays."""
+"""Content hashes of weights; for a run, from stored checksums only."""
 
 import dataclasses
 import json
@@ -9,23 +9,24 @@ from posttrain.data import sources
 
 
 def of_weights(folder: str) -> str:
-  """Returns a hash of what a folder's weights are; reads no array of a run.
+  """Returns the content hash of a weights folder, with its model's options.
 
-  That of the model is part of it, and of what a correction corrects.
+  For a run it uses stored checksums instead of reading arrays. For an adapter
+  it includes the hash of the base weights.
 
   Args:
-    folder: of `weights.find`.
+    folder: a folder from `weights.find`.
   """
   model = dataclasses.asdict(weights.model(folder))
   parts = [json.dumps(model, sort_keys=True)]
   if weights.is_run(folder):
     parts.append(json.dumps(store.read_sums(folder), sort_keys=True))
-    corrects = weights.adapter_options(folder)
+    is_adapter = weights.adapter_options(folder) is not None
   else:
-    every = pathlib.Path(folder)  # a PEFT adapter is its options as well
-    files = [*every.glob('*.safetensors'), *every.glob('adapter_config.json')]
+    path = pathlib.Path(folder)  # PEFT adapters differ by their options too
+    files = [*path.glob('*.safetensors'), *path.glob('adapter_config.json')]
     parts += [sources.file_fingerprint(file) for file in sorted(files)]
-    corrects = weights.is_peft(folder)
-  if corrects:
+    is_adapter = weights.is_peft(folder)
+  if is_adapter:
     parts.append(of_weights(weights.start(folder)))
   return sources.fingerprint(*(part.encode() for part in parts))

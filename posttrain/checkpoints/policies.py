@@ -1,7 +1,7 @@
-"""Policies by path, for those who ask them: weights, model, tokens, stops.
+"""Policies by path, for generation and serving: weights, model, renderer.
 
-A path is any that `weights` knows. Importing this is cheap, so that a mistake
-in a command line is answered at once.
+A path is any that `weights` accepts. The import is cheap, so that a mistake in
+a command line is reported at once.
 """
 
 import contextlib
@@ -13,21 +13,21 @@ from posttrain import schema
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
 
-DEFAULT_MAX_TOKENS = 256  # of an answer, where no evaluation says how many
+DEFAULT_MAX_TOKENS = 256  # of an answer, for weights that are not of a run
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """What a checkpoint holds of a policy."""
+  """A policy on one device, ready to generate."""
 
   params: Any
   model: schema.Model  # with its vocabulary
-  renderer: chat.Renderer | None  # None = there is no tokenizer
+  renderer: chat.Renderer | None  # None = no tokenizer
   stop_ids: tuple[int, ...]
-  max_tokens: int  # of an answer, in the evaluation of its stage
+  max_tokens: int  # of an answer in its stage's evaluation
 
   def text(self, ids: Sequence[int]) -> str:
-    """Ids as text; as numbers, where there is no tokenizer."""
+    """Decodes ids; without a tokenizer, joins them as numbers."""
     if self.renderer is None:
       return ','.join(map(str, ids))
     return self.renderer.tokenizer.decode(ids)
@@ -37,15 +37,15 @@ def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
   """Loads a policy onto one device, whatever mesh it was trained on.
 
   Args:
-    path: of a workdir, a stage's folder or a step's, or of a HuggingFace or
-      PEFT directory.
-    text: whether there is any to be read: a directory whose tokenizer cannot
-      be used is refused only then.
-    variables: of a directory's template; a run has its own.
+    path: a workdir, a stage's or a step's folder, or a HuggingFace or PEFT
+      directory.
+    text: whether the caller needs text; if not, a directory's unusable
+      tokenizer is no error.
+    variables: template variables (JSON) for a directory; a run has its own.
 
   Raises:
-    ValueError: nothing is there, it is damaged, or its tokenizer is gone or
-      another one by now.
+    ValueError: the checkpoint is missing or damaged, or its tokenizer is
+      missing or has changed.
   """
   from posttrain import compilation
   from posttrain.checkpoints import store, weights
@@ -58,7 +58,7 @@ def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
     config = host['config']
     max_tokens = config[host['stage']]['eval']['max_tokens']
     cache = config['compilation_cache']
-  # It was trained on another machine, maybe: the cache only saves time.
+  # The run's cache folder may be missing on this machine: it only saves time.
   with contextlib.suppress(OSError):
     compilation.enable_compilation_cache(cache)
   try:

@@ -1,19 +1,19 @@
 """Checkpoints: `folder/<step>/{state,host}`, through Orbax.
 
 `state` is a pytree of arrays (a `TrainState`). `host` is JSON: the caller's
-dict, so that a step describes itself, and the checksums of both items.
+dict, which makes a step self-describing, and the checksums of both items.
 
 Saving:
   1. checksum every array where it lives;
   2. Orbax copies the arrays off the device, and the call returns;
-  3. it writes to a temporary folder and renames that once all is there;
-  4. it deletes what the keep rules no longer want.
+  3. Orbax writes to a temporary folder and renames it once it is complete;
+  4. Orbax deletes the steps that the keep rules drop.
 
 Restoring: the newest step that can be read and whose checksums agree. Storage
-notices a file that is gone or cut short, but not a flipped bit inside an
-array; the checksums do. A damaged step is renamed to `<step>.damaged`, with a
-warning, where an older one is sound; where none is, that is an error. So is a
-sound step of other shapes, and whatever says nothing about the file.
+detects missing and truncated files, but no flipped bit inside an array;
+checksums do. A damaged step is renamed to `<step>.damaged`, with a warning, if
+an older step is sound, and is an error if none is. A sound step of other
+shapes, and an error of the storage service, are raised.
 """
 
 import json
@@ -35,24 +35,24 @@ logs.quiet('orbax')  # it logs every save, through absl
 
 State = Any  # a pytree of arrays
 Host = dict[str, Any]
-# What storage answers that says nothing about the file.
+# Errors of the storage service that do not mean that a file is damaged.
 TRANSIENT = 'CANCELLED|DEADLINE_EXCEEDED|UNAVAILABLE|RESOURCE_EXHAUSTED'
 
 
 class Damaged(Exception):
-  """A step cannot be read, or is not what was written."""
+  """A step that cannot be read, or differs from the data written."""
 
 
 class Checkpointer:
   """Saves and restores the steps of one folder."""
 
   def __init__(self, folder: str, keep: schema.Checkpoint):
-    """Opens (or makes) a folder, and clears half-written steps out of it."""
+    """Opens or creates a folder, and deletes half-written steps in it."""
     self._folder = epath.Path(folder).expanduser().resolve()
     policies = ocp.checkpoint_managers
-    kept = [policies.LatestN(keep.keep_last)]
+    rules = [policies.LatestN(keep.keep_last)]
     if keep.keep_every is not None:
-      kept.append(policies.EveryNSteps(keep.keep_every))
+      rules.append(policies.EveryNSteps(keep.keep_every))
     self._manager = ocp.CheckpointManager(
       self._folder,
       item_handlers={
@@ -60,7 +60,7 @@ class Checkpointer:
         'host': ocp.JsonCheckpointHandler(),
       },
       options=ocp.CheckpointManagerOptions(
-        preservation_policy=policies.AnyPreservationPolicy(kept),
+        preservation_policy=policies.AnyPreservationPolicy(rules),
         cleanup_tmp_directories=True,
       ),
     )
@@ -68,13 +68,13 @@ class Checkpointer:
   def save(self, step: int, state: State, host: Host) -> None:
     """Starts to save; returns once `state` may be overwritten or donated.
 
-    Steps from `step` on that exist already were given up when an older one
-    was restored, and are deleted first.
+    Deletes existing steps from `step` on first: the run abandoned them when it
+    restored an older one.
 
     Args:
-      step: the name of its folder.
+      step: the step's number, which names its folder.
       state: pytree of arrays.
-      host: JSON-able dict; tuples come back as lists, keys as strings.
+      host: JSON-able dict; tuples are restored as lists, keys as strings.
     """
     for old in self.steps():
       if old >= step:
@@ -99,7 +99,7 @@ class Checkpointer:
     return sorted(self._manager.all_steps())
 
   def latest(self) -> int | None:
-    """Returns the newest step, which may yet prove damaged; or None."""
+    """Returns the newest step, sound or damaged; None without steps."""
     return max(self.steps(), default=None)
 
   def restore(
@@ -110,7 +110,7 @@ class Checkpointer:
     Args:
       like: pytree of arrays or ShapeDtypeStructs of the saved shapes and
         dtypes; the result takes its structure and shardings.
-      step: this step and no other; None = the newest that is sound.
+      step: the one step to restore; None = the newest sound one.
 
     Returns:
       (state, host), or None if the folder has no step. Damaged steps newer
@@ -121,20 +121,20 @@ class Checkpointer:
     """
     self.wait()
     if step is not None:
-      return _exactly(self._folder / str(step), _read, like)
+      return _read_named(self._folder / str(step), _read, like)
     damaged = []
     for number in reversed(self.steps()):
       folder = self._folder / str(number)
       try:
-        found = _read(folder, like)
+        state, host = _read(folder, like)
       except Damaged as error:
         warnings.warn(
-          f'checkpoint {folder} is damaged, not used: {error}', stacklevel=2
+          f'checkpoint {folder} is damaged and not used: {error}', stacklevel=2
         )
         damaged.append(number)
       else:
-        self._set_aside(damaged)
-        return found
+        self._rename_damaged(damaged)
+        return state, host
     if damaged:
       raise ValueError(
         f'{self._folder} must hold a sound checkpoint: got steps {damaged}, '
@@ -143,48 +143,49 @@ class Checkpointer:
     return None
 
   def wait(self) -> None:
-    """Blocks until all is on disk; raises what went wrong."""
+    """Blocks until all steps are on disk; raises errors of the writes."""
     self._manager.wait_until_finished()
 
   def close(self) -> None:
     """Waits, then frees Orbax's threads."""
     self._manager.close()
 
-  def _set_aside(self, damaged: list[int]) -> None:
+  def _rename_damaged(self, damaged: list[int]) -> None:
     for number in damaged if jax.process_index() == 0 else ():
-      aside = self._folder / f'{number}.damaged'
-      aside.rmtree(missing_ok=True)
-      (self._folder / str(number)).rename(aside)
+      target = self._folder / f'{number}.damaged'
+      target.rmtree(missing_ok=True)
+      (self._folder / str(number)).rename(target)
     if damaged:
       self._manager.reload()
 
 
-def restore_params(path: str, like: State, *, average=False) -> State:
+def restore_params(path: str, like: State, *, average: bool = False) -> State:
   """Restores the `params` of a run, for `init: PATH`.
 
   Args:
-    path: a workdir, one of its `checkpoints/<stage>` folders, or one step's.
-      Of a workdir the stage saved last is taken, of a stage the newest step.
+    path: a workdir (its stage saved last), one of its `checkpoints/<stage>`
+      folders (the newest step), or a step's folder.
     like: the params to restore, as arrays or ShapeDtypeStructs.
-    average: restore their moving average instead, which evaluation measures.
+    average: whether to restore their moving average instead, which evaluation
+      uses.
 
   Raises:
-    ValueError: nothing is there, it is damaged, or its params differ from
-      `like`; the first that differs is named.
+    ValueError: the step is missing or damaged, or its params differ from
+      `like`; names the first that differs.
   """
   item = 'average' if average else 'params'
-  state, _ = _exactly(find(path), _read, {item: like}, f'{item}/')
+  state, _ = _read_named(find(path), _read, {item: like}, f'{item}/')
   return state[item]
 
 
 def read_host(path: str) -> Host:
   """Returns the `host` dict of a step; `path` as in `restore_params`."""
-  return _exactly(find(path), _read_record)['host']
+  return _read_named(find(path), _read_record)['host']
 
 
 def read_sums(path: str) -> dict[str, int]:
   """Returns the checksums of a step's parameters, by path in the state."""
-  sums = _exactly(find(path), _read_record)['state_sums']
+  sums = _read_named(find(path), _read_record)['state_sums']
   return {k: total for k, total in sums.items() if k.startswith('params/')}
 
 
@@ -193,8 +194,8 @@ def find(path: str) -> epath.Path:
   root = epath.Path(path).expanduser().resolve()
   if (root / 'state').exists() and (root / 'host').exists():
     return root
-  inside = root / 'checkpoints'
-  stages = inside.iterdir() if inside.exists() else [root]
+  checkpoints = root / 'checkpoints'
+  stages = checkpoints.iterdir() if checkpoints.exists() else [root]
   steps = [
     max(numbered, key=lambda step: int(step.name))
     for stage in stages
@@ -203,7 +204,7 @@ def find(path: str) -> epath.Path:
   if not steps:
     raise ValueError(
       'a checkpoint path must be a workdir, a checkpoints/<stage> folder or '
-      f'a step folder: got {path!r}, where no saved step was found'
+      f'a step folder: got {path!r}, which has no saved step'
     )
   return steps[0] if len(steps) == 1 else max(steps, key=_saved_at)
 
@@ -215,8 +216,8 @@ def _saved_at(folder) -> float:
     return 0.0
 
 
-def _exactly(folder, read, *args) -> Any:
-  """Reads a step that was asked for by name: no falling back."""
+def _read_named(folder, read, *args) -> Any:
+  """Reads one given step, without falling back to an older one."""
   if not folder.exists():
     raise ValueError(f'a checkpoint must exist: got {folder}')
   try:
@@ -229,14 +230,14 @@ def _exactly(folder, read, *args) -> Any:
 
 
 def _read(folder, like: State, prefix='') -> tuple[State, Host]:
-  """Reads what of a step has the prefix; proves it, or raises `Damaged`."""
+  """Reads and checks a step's arrays with the prefix; may raise `Damaged`."""
   like = jax.tree.map(_abstract, like)
   record = _read_record(folder)
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
     saved = _try(reader.metadata, folder / 'state')
     saved = _try(lambda: tree.flat(saved.item_metadata.tree))
     if saved.keys() != record['state_sums'].keys():
-      raise Damaged('its arrays are not those that were written')
+      raise Damaged('its arrays differ from those written')
     _check_same(folder, saved, tree.flat(like), prefix)
     state = _try(
       reader.restore,
@@ -254,7 +255,7 @@ def _read(folder, like: State, prefix='') -> tuple[State, Host]:
 
 
 def _read_record(folder) -> dict[str, Any]:
-  """Reads and proves the `host` item."""
+  """Reads and checks the `host` item."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
     record = _try(reader.restore, folder / 'host')
   if not isinstance(record, dict) or record.pop('crc', None) != _crc(record):
@@ -263,20 +264,20 @@ def _read_record(folder) -> dict[str, Any]:
 
 
 def _try(read, *args, **kwargs) -> Any:
-  """Calls `read`; turns what it raises about a broken file into `Damaged`."""
+  """Calls `read`; turns its errors about broken files into `Damaged`."""
   try:
     return read(*args, **kwargs)
-  except Exception as error:  # plain `Exception` is among what is raised
+  except Exception as error:  # plain `Exception` is raised as well
     text = (str(error).strip().splitlines() or [''])[0][:200]
-    passes = isinstance(error, (MemoryError, OSError))
-    passes = passes or re.search(TRANSIENT, text) or memory.is_oom(error)
-    if passes and not isinstance(error, FileNotFoundError):
+    unrelated = isinstance(error, (MemoryError, OSError))
+    unrelated = unrelated or re.search(TRANSIENT, text) or memory.is_oom(error)
+    if unrelated and not isinstance(error, FileNotFoundError):
       raise
     raise Damaged(f'{type(error).__name__}: {text}') from error
 
 
 def _check_same(folder, saved: dict, like: dict, prefix: str) -> None:
-  """Refuses a `like` that is not what was saved, naming the first path."""
+  """Checks `like` against the saved arrays; names the first that differs."""
   for path in dict.fromkeys([*like, *saved]):
     if not path.startswith(prefix):
       continue

@@ -1,14 +1,14 @@
-"""Weights by path: a run's, or those of HuggingFace's tools.
+"""Weights by path: a run's, a HuggingFace directory's, a PEFT adapter's.
 
-    WORKDIR, WORKDIR/checkpoints/STAGE, .../STEP   what a run has trained
+    WORKDIR, WORKDIR/checkpoints/STAGE, .../STEP   checkpoints of a run
     a HuggingFace directory     config.json, safetensors, tokenizer.json
-    a PEFT directory            adapter_config.json, which names such a one
+    a PEFT directory            adapter_config.json, which names the former
 
-1. `find` turns such a path into the folder it means now.
-2. `model` and `renderer` read what that says of itself.
-3. `check` refuses what cannot stand for a given model; no weight is read.
+1. `find` resolves a path to a folder: a step's, or the directory.
+2. `model` and `renderer` read the folder's model options and tokenizer.
+3. `check` compares the folder with a given model; it reads no weights.
 4. `load` reads the weights. A checkpoint of a stage with LoRA, and a PEFT
-   directory, hold a correction alone; it is merged into what it corrects.
+   directory, hold an adapter only; it is merged into its base weights.
 """
 
 import json
@@ -29,7 +29,10 @@ Params = Any
 
 
 def is_hf(path: str) -> bool:
-  """Whether a path is a HuggingFace directory (a workdir's config is ours)."""
+  """Returns whether a path is a HuggingFace directory.
+
+  A workdir has a config.json as well, but without a `model_type`.
+  """
   file = pathlib.Path(path).expanduser() / 'config.json'
   try:
     return 'model_type' in json.loads(file.read_text())
@@ -38,20 +41,20 @@ def is_hf(path: str) -> bool:
 
 
 def is_peft(path: str) -> bool:
-  """Whether a path is a directory of the PEFT library."""
+  """Returns whether a path is a PEFT directory."""
   return (pathlib.Path(path).expanduser() / peft.CONFIG).is_file()
 
 
 def is_run(folder: str) -> bool:
-  """Whether a folder, of `find`, is a step of a run."""
+  """Returns whether a folder from `find` is a step of a run."""
   return not (is_hf(folder) or is_peft(folder))
 
 
 def find(path: str) -> str:
-  """Returns the step folder, or the directory, that a path means.
+  """Resolves a path to a step's folder, or a HuggingFace or PEFT directory.
 
   Raises:
-    ValueError: it is none.
+    ValueError: the path is neither.
   """
   if is_hf(path) or is_peft(path):
     return os.path.realpath(os.path.expanduser(path))
@@ -60,12 +63,16 @@ def find(path: str) -> str:
   except ValueError as error:
     raise ValueError(
       f'{error}; nor is it a HuggingFace or PEFT directory, with a '
-      'config.json that says model_type, or an adapter_config.json'
+      'config.json that has a model_type, or an adapter_config.json'
     ) from error
 
 
 def model(folder: str) -> schema.Model:
-  """The model whose weights a folder holds; of `find`, as are those below."""
+  """Returns the options of the model whose weights a folder holds.
+
+  Args:
+    folder: a folder from `find`.
+  """
   if is_hf(folder):
     return hf_config.read(folder)
   if is_peft(folder):
@@ -74,38 +81,47 @@ def model(folder: str) -> schema.Model:
 
 
 def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
-  """Tokenizer and template of whoever wrote the folder.
+  """Loads the tokenizer and template that the weights were trained with.
 
-  None for a directory without a tokenizer.json, whose template is shown the
-  variables (JSON); a run has its own.
+  Args:
+    folder: a folder from `find`.
+    variables: template variables (JSON) for a directory; a run has its own.
+
+  Returns:
+    The renderer; None for a directory without a tokenizer.json.
 
   Raises:
-    ValueError: they are gone, or other ones by now.
+    ValueError: their files are missing, or have changed since.
   """
   if is_hf(folder):
     if not os.path.isfile(os.path.join(folder, 'tokenizer.json')):
       return None
-    made = schema.Tokenizer(path=folder, template_variables=variables)
-    return chat.load(made)
+    cfg = schema.Tokenizer(path=folder, template_variables=variables)
+    return chat.load(cfg)
   if is_peft(folder):
     return renderer(start(folder), variables)
   host = store.read_host(folder)
   options = host['config']['tokenizer']
-  made = chat.load(schema.Tokenizer(**options))
+  stored = chat.load(schema.Tokenizer(**options))
   chat.check_fingerprint(
-    made.fingerprint, host['tokenizer'], f'the tokenizer {options}', folder
+    stored.fingerprint, host['tokenizer'], f'the tokenizer {options}', folder
   )
-  return made
+  return stored
 
 
 def check(
   folder: str, cfg: schema.Model, tokens: chat.Renderer, *, reward: bool = False
 ) -> None:
-  """Refuses weights that cannot stand for a model; reads none of them.
+  """Checks a folder's weights against a model; reads none of them.
+
+  Args:
+    folder: a folder from `find`.
+    cfg: the expected model options.
+    tokens: the expected renderer.
+    reward: whether a reward model is expected instead of a policy.
 
   Raises:
-    ValueError: they are of another model, or of other tokens; or of a reward
-      model, unless `reward` wants one.
+    ValueError: the weights belong to another model, tokenizer or kind.
   """
   check_kind(folder, reward=reward)
   if is_peft(folder):
@@ -121,11 +137,11 @@ def check(
       f'the checkpoint {folder}',
     )
   if is_run(folder) and adapter_options(folder):
-    start(folder)  # it must be there, too
+    start(folder)  # raises if the base weights are missing
   theirs = model(folder)
   remedy = 'use the model it was saved with'
   if is_hf(folder):
-    remedy = f'--config.model={folder} takes all of its model'
+    remedy = f'--config.model={folder} sets all model options'
   for field in hf_config.differing(theirs, cfg):
     raise ValueError(
       f'{folder} must hold weights of this model: its {field} is '
@@ -135,16 +151,16 @@ def check(
 
 
 def check_kind(folder: str, *, reward: bool = False) -> None:
-  """Refuses a reward model where a policy is wanted, and the reverse.
+  """Checks whether a folder holds a reward model or a policy, as expected.
 
   Raises:
-    ValueError: it is the other one.
+    ValueError: it holds the other kind.
   """
-  ranks = is_run(folder) and _stage(folder).get('kind') == 'ranking'
-  if ranks != reward:
-    kinds = 'a model that speaks', "a reward model (kind 'ranking')"
+  is_reward = is_run(folder) and _stage(folder).get('kind') == 'ranking'
+  if is_reward != reward:
+    kinds = 'a policy', "a reward model (kind 'ranking')"
     raise ValueError(
-      f'{folder} must hold {kinds[reward]}: got {kinds[ranks]}; name '
+      f'{folder} must hold {kinds[reward]}: got {kinds[is_reward]}; name '
       'another stage'
     )
 
@@ -153,21 +169,21 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
   """Reads weights into the shapes, dtypes and shardings of `like`.
 
   Args:
-    folder: of `find`.
-    like: arrays or ShapeDtypeStructs, of the folder's model.
-    average: the moving average, where a run kept one.
+    folder: a folder from `find`.
+    like: arrays or ShapeDtypeStructs of the folder's model.
+    average: whether to read the moving average, if the run kept one.
 
   Raises:
-    ValueError: the weights are missing, damaged, or of other shapes; or what
-      a correction was made for has changed; or it is a reward model, and
-      `like` has no such head.
+    ValueError: the weights are missing, damaged, or of other shapes; or the
+      base weights of an adapter have changed; or only one of folder and
+      `like` is a reward model.
   """
   check_kind(folder, reward='reward' in like)
   if is_hf(folder):
     return hf.load(folder, model(folder), like)
-  found = adapter(folder, like, average=average)
-  if found is None:
-    stored = jax.tree.map(  # in float32, as checkpoints hold them
+  correction = adapter(folder, like, average=average)
+  if correction is None:
+    stored = jax.tree.map(  # checkpoints hold float32
       lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
       like,
     )
@@ -178,18 +194,20 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
   base = load(start(folder), like)
   if is_run(folder):
     check_base(folder, base)
-  return lora.absorb(base, found[0], lora.scale(found[1]))
+  params, options = correction
+  return lora.absorb(base, params, lora.scale(options))
 
 
 def adapter(
   folder: str, like: Params | None = None, *, average: bool = False
 ) -> tuple[lora.Adapter, schema.Lora] | None:
-  """What a folder corrects its start by, and how that was made.
+  """Reads a folder's LoRA adapter and its options.
 
   Args:
-    folder: of `find`.
-    like: the whole weights', whose devices it shall lie on; None = the first.
-    average: the moving average, where a run kept one.
+    folder: a folder from `find`.
+    like: the whole weights, whose devices the adapter is placed on; None = the
+      first device.
+    average: whether to read the moving average, if the run kept one.
 
   Returns:
     (float32 adapter, options); None if the folder holds whole weights.
@@ -197,11 +215,12 @@ def adapter(
   if is_hf(folder):
     return None
   if is_peft(folder):
-    made, options = peft.load(folder, model(folder))
-    places = _adapter_like(options, folder, like)
-    return jax.tree.map(
-      lambda x, y: jax.device_put(x, y.sharding), made, places
-    ), options
+    params, options = peft.load(folder, model(folder))
+    shapes = _adapter_like(options, folder, like)
+    params = jax.tree.map(
+      lambda x, y: jax.device_put(x, y.sharding), params, shapes
+    )
+    return params, options
   options = adapter_options(folder)
   if options is None:
     return None
@@ -214,58 +233,62 @@ def adapter(
 
 
 def adapter_options(folder: str) -> schema.Lora | None:
-  """How a run's adapter was made; None if it trained all weights."""
-  options = _stage(folder).get('lora')  # older runs have none
+  """Returns a run's LoRA options; None if it trained all weights."""
+  options = _stage(folder).get('lora')  # absent in older runs
   return schema.Lora(**options) if options and options['rank'] else None
 
 
 def _adapter_like(options: schema.Lora, folder: str, like: Params | None):
-  """Shapes of an adapter, on the mesh of the weights that it is to correct."""
+  """Returns an adapter's shapes, on the mesh of the base weights."""
   shapes = lora.shapes(options, transformer.shapes(model(folder)))
-  place = jax.tree.leaves(like)[0].sharding if like is not None else None
-  if not isinstance(place, jax.sharding.NamedSharding):
+  spec = jax.tree.leaves(like)[0].sharding if like is not None else None
+  if not isinstance(spec, jax.sharding.NamedSharding):
     return shapes
-  return sharding.placed(shapes, transformer.SHARDING_RULES, place.mesh)
+  return sharding.placed(shapes, transformer.SHARDING_RULES, spec.mesh)
 
 
 def base_sums(base: Params) -> dict[str, Any]:
-  """What tells frozen weights from others: their dtypes, and checksums."""
+  """Returns the dtypes and checksums of frozen weights, for `check_base`."""
   dtypes = {path: x.dtype.name for path, x in tree.flat(base).items()}
   return {'dtypes': dtypes, 'sums': tree.checksums(base)}
 
 
 def check_base(folder: str, base: Params) -> None:
-  """Refuses to correct other weights than a correction was trained on.
+  """Checks that base weights are those that an adapter was trained on.
 
   Args:
-    folder: a step of a run with LoRA.
-    base: what lies now where its stage began, in any dtype as wide as those
-      that were corrected; a narrower one is not checked.
+    folder: a step's folder of a run with LoRA.
+    base: the weights at the stage's start path. Leaves of a narrower dtype
+      than the trained ones are not checked.
 
   Raises:
-    ValueError: they have changed; names the first.
+    ValueError: the weights have changed; names the first that differs.
   """
-  known = store.read_host(folder).get('base')
-  for path, leaf in tree.flat(base).items() if known else ():
-    dtype = jnp.dtype(known['dtypes'][path])
+  stored = store.read_host(folder).get('base')
+  for path, leaf in tree.flat(base).items() if stored else ():
+    dtype = jnp.dtype(stored['dtypes'][path])
     if leaf.dtype.itemsize < dtype.itemsize:
       continue
     (total,) = tree.checksums([leaf.astype(dtype)]).values()
-    if total != known['sums'][path]:
+    if total != stored['sums'][path]:
       raise ValueError(
-        f'{start(folder)} must hold the weights that {folder} corrects: '
-        f'{path} has changed since it was trained; put the old files back'
+        f'{start(folder)} must hold the base weights of {folder}: {path} has '
+        'changed since the adapter was trained; put the old files back'
       )
 
 
 def start(folder: str) -> str:
-  """What a stage, or an adapter, began with: a folder, or 'random'."""
+  """Returns the weights folder a stage or adapter started from, or 'random'.
+
+  Raises:
+    ValueError: the folder is missing.
+  """
   if is_peft(folder):
     name = peft.read(folder).get('base_model_name_or_path') or ''
     if not is_hf(name):
       raise ValueError(
         f'{folder}/{peft.CONFIG}: base_model_name_or_path must be a local '
-        f'HuggingFace directory: got {name!r}; download it, and name it there'
+        f'HuggingFace directory: got {name!r}; download it, and name its folder'
       )
     return find(name)
   name = store.read_host(folder)['start']
@@ -276,16 +299,18 @@ def start(folder: str) -> str:
     return find(path)
   except ValueError as error:
     raise ValueError(
-      f'{folder} began with {path}, where that must still be: got nothing '
-      'like it; put it, or a link to it, there'
+      f'{path} must hold the weights that {folder} started from: got none; '
+      'put them, or a link to them, there'
     ) from error
 
 
 def origin(folder: str) -> str | None:
-  """The HuggingFace directory that all began with; None if random weights.
+  """Returns the HuggingFace directory at the root of a chain of runs.
+
+  None if the first run started from random weights.
 
   Raises:
-    ValueError: something on the way is gone.
+    ValueError: a folder on the way is missing.
   """
   while not (is_hf(folder) or folder == 'random'):
     folder = start(folder)
@@ -293,7 +318,7 @@ def origin(folder: str) -> str | None:
 
 
 def _stage(folder: str) -> dict[str, Any]:
-  """Options of the stage that a checkpoint is of."""
+  """Returns the options of a checkpoint's stage."""
   host = store.read_host(folder)
   return host['config'][host['stage']]
 

@@ -1,4 +1,4 @@
-"""Checkpoints come back bit for bit, or not at all."""
+"""Saving and restoring checkpoints: bits, damage, keep rules, errors."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ from posttrain.checkpoints import store
 from posttrain.training import arrays
 from tests import fixtures
 
-# A read that failed leaves Orbax's futures behind, whose errors nobody fetched.
+# A failed read leaves futures of Orbax with unfetched errors.
 pytestmark = pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnraisableExceptionWarning'
 )
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True)
 def collect_garbage():
-  """So that those futures end within the test that made them."""
+  """Ends those futures within the test that made them."""
   yield
   gc.collect()
 
@@ -97,7 +97,7 @@ def folder(saved, tmp_path):
   return pathlib.Path(shutil.copytree(saved, tmp_path / 'sft'))
 
 
-def test_restores_every_bit_into_the_shardings_asked_for(folder):
+def test_restores_every_bit_into_the_shardings_of_like(folder):
   state, host = open_at(folder).restore(abstract(make_state(0)))
   assert_same_bits(state, make_state(20))
   assert host == make_host(20)
@@ -124,7 +124,7 @@ def test_a_saved_state_may_be_donated_at_once(tmp_path):
   saver.close()
 
 
-def test_keep_rules(tmp_path):
+def test_keep_rules_delete_old_steps(tmp_path):
   saver = open_at(tmp_path, keep_last=2, keep_every=4)
   for step in range(1, 8):
     saver.save(step, {'x': jnp.float32(step)}, {'step': step})
@@ -133,13 +133,13 @@ def test_keep_rules(tmp_path):
   assert saver.latest() == 7
 
 
-def test_closing_twice_is_harmless(tmp_path):
+def test_close_may_be_called_twice(tmp_path):
   saver = open_at(tmp_path)
   saver.close()
   saver.close()
 
 
-def test_a_half_written_step_is_never_picked_and_is_cleared(folder):
+def test_a_half_written_step_is_ignored_and_deleted(folder):
   shutil.copytree(folder / '20', folder / '30.orbax-checkpoint-tmp')
   (folder / '30.orbax-checkpoint-tmp' / 'host' / 'metadata').unlink()
   saver = open_at(folder)
@@ -155,9 +155,9 @@ def largest(step):
   return max(files, key=lambda path: path.stat().st_size)
 
 
-def flip(path, at):
+def flip(path, fraction):
   data = bytearray(path.read_bytes())
-  data[int(at * (len(data) - 1))] ^= 4
+  data[int(fraction * (len(data) - 1))] ^= 4
   path.write_bytes(data)
 
 
@@ -186,7 +186,9 @@ DAMAGE = {
   ).write_bytes(bytes(64)),
   'host cut': lambda step: os.truncate(step / 'host' / 'metadata', 20),
   'host deleted': lambda step: (step / 'host' / 'metadata').unlink(),
-  'host not ours': lambda step: (step / 'host' / 'metadata').write_text('3'),
+  'host without a checksum': lambda step: (
+    step / 'host' / 'metadata'
+  ).write_text('3'),
   'host digit changed': lambda step: rewrite_host(
     step, lambda record: record['host'].update(metrics_position=8)
   ),
@@ -197,7 +199,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize('kind', DAMAGE)
-def test_falls_back_from_a_damaged_step_and_saves_over_it(folder, kind):
+def test_a_damaged_step_falls_back_and_can_be_saved_again(folder, kind):
   DAMAGE[kind](folder / '20')
   saver = open_at(folder)
   assert saver.latest() == 20
@@ -214,7 +216,7 @@ def test_falls_back_from_a_damaged_step_and_saves_over_it(folder, kind):
   assert open_at(folder).steps() == [10, 20]
 
 
-def test_a_step_damaged_again_replaces_the_one_set_aside(folder):
+def test_a_step_damaged_again_replaces_the_renamed_one(folder):
   (folder / '20.damaged').mkdir()
   (folder / '20.damaged' / 'old').touch()
   DAMAGE['host cut'](folder / '20')
@@ -226,7 +228,7 @@ def test_a_step_damaged_again_replaces_the_one_set_aside(folder):
   assert (folder / '20.damaged' / 'host').exists()
 
 
-def test_when_none_is_sound_that_is_an_error_and_all_stay(folder):
+def test_without_a_sound_step_restore_fails_and_keeps_all(folder):
   for step in (10, 20):
     DAMAGE['data zeroed'](folder / str(step))
   message = rf'{folder} must hold a sound.*got steps \[20, 10\].*delete'
@@ -237,7 +239,7 @@ def test_when_none_is_sound_that_is_an_error_and_all_stay(folder):
   assert sorted(os.listdir(folder)) == ['10', '20']
 
 
-def test_saving_an_old_step_replaces_the_future_that_was_given_up(folder):
+def test_saving_an_old_step_deletes_the_newer_ones(folder):
   saver = open_at(folder)
   saver.save(10, make_state(5), make_host(10))
   assert saver.restore(make_state(0))[1]['step'] == 10
@@ -245,7 +247,7 @@ def test_saving_an_old_step_replaces_the_future_that_was_given_up(folder):
   saver.close()
 
 
-def test_a_step_asked_for_by_number_must_be_there_and_sound(folder):
+def test_a_step_restored_by_number_must_exist_and_be_sound(folder):
   saver = open_at(folder)
   with pytest.raises(ValueError, match='must exist'):
     saver.restore(make_state(0), step=15)
@@ -277,7 +279,7 @@ def test_a_step_asked_for_by_number_must_be_there_and_sound(folder):
   ],
   ids=['shape', 'dtype', 'missing', 'extra'],
 )
-def test_another_model_is_an_error_and_nothing_is_deleted(
+def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
   folder, change, message
 ):
   state = make_state(0)
@@ -303,9 +305,7 @@ def test_another_model_is_an_error_and_nothing_is_deleted(
   ],
   ids=lambda error: type(error).__name__,
 )
-def test_what_says_nothing_about_the_file_is_not_damage(
-  folder, monkeypatch, error
-):
+def test_storage_and_memory_errors_are_not_damage(folder, monkeypatch, error):
   def fail(*args, **kwargs):
     raise error
 
@@ -316,11 +316,11 @@ def test_what_says_nothing_about_the_file_is_not_damage(
   assert sorted(os.listdir(folder)) == ['10', '20']
 
 
-def test_params_and_host_of_a_workdir_stage_or_step(folder, tmp_path):
+def test_params_and_host_are_read_from_workdir_stage_or_step(folder, tmp_path):
   workdir = tmp_path / 'run'
   stage = workdir / 'checkpoints' / 'sft'
   shutil.copytree(folder, stage)
-  # Of an earlier stage, however large its number.
+  # An earlier stage, with a larger step number.
   shutil.copytree(folder / '10', workdir / 'checkpoints' / 'a' / '900')
   like = make_state(0).params
   with warnings.catch_warnings():
@@ -331,7 +331,7 @@ def test_params_and_host_of_a_workdir_stage_or_step(folder, tmp_path):
       assert store.read_host(str(path)) == make_host(step)
 
 
-def test_the_average_of_the_weights_is_restored_by_itself(tmp_path):
+def test_restore_params_restores_the_average_instead(tmp_path):
   state = make_state(1)
   average = jax.tree.map(lambda x: x + 1, state.params)
   saver = open_at(tmp_path)
@@ -346,7 +346,7 @@ def test_the_average_of_the_weights_is_restored_by_itself(tmp_path):
     store.restore_params(str(tmp_path), like, average=True)
 
 
-def test_a_run_without_an_average_has_none_to_restore(folder):
+def test_restoring_a_missing_average_is_an_error(folder):
   like = make_state(0).params
   with pytest.raises(ValueError, match="got nothing at 'average/"):
     store.restore_params(str(folder), like, average=True)
@@ -357,13 +357,13 @@ def test_a_run_without_an_average_has_none_to_restore(folder):
   [lambda path: store.restore_params(path, {}), store.read_host],
   ids=['params', 'host'],
 )
-def test_a_path_without_a_checkpoint_is_one_clear_error(tmp_path, read):
+def test_a_path_without_a_checkpoint_is_an_error(tmp_path, read):
   for path in (tmp_path, tmp_path / 'absent'):
-    with pytest.raises(ValueError, match='no saved step was found'):
+    with pytest.raises(ValueError, match='which has no saved step'):
       read(str(path))
 
 
-def test_host_must_be_json(tmp_path):
+def test_a_host_that_is_not_json_is_an_error(tmp_path):
   with pytest.raises(TypeError, match='not JSON serializable'):
     open_at(tmp_path).save(1, {'x': jnp.zeros(1)}, {'x': np.zeros(1)})
 
@@ -381,7 +381,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_survives_a_kill_during_a_save(tmp_path):
+def test_a_kill_during_a_save_leaves_a_sound_step(tmp_path):
   done = subprocess.run([sys.executable, '-c', KILLED, str(tmp_path)])
   assert done.returncode == -signal.SIGKILL
   state, host = open_at(tmp_path).restore({'x': jnp.zeros(2_000_000)})

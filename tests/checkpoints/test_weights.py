@@ -1,4 +1,4 @@
-"""From a HuggingFace directory through runs with LoRA, and back out."""
+"""Weights by path: HuggingFace directories, runs with LoRA, PEFT adapters."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ SUITE = ('What is 1 + 2?', 'Say hello, and nothing else.')
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A model as its makers publish it: a base of random weights."""
+  """A HuggingFace directory of random weights, with a tokenizer."""
   path = tmp_path_factory.mktemp('published') / 'model'
   params = transformer.init(jax.random.key(3), MODEL)
   hf.save(params, MODEL, path, dtype='float32')
@@ -104,11 +104,11 @@ def close(a, b, atol=1e-6):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
 
 
-def test_a_checkpoint_holds_the_adapter_alone(folder, workdir):
+def test_a_checkpoint_of_a_lora_stage_holds_only_the_adapter(folder, workdir):
   host = store.read_host(str(workdir / 'checkpoints/sft'))
   assert host['start'] == str(folder.resolve())
-  adapter, made = weights.adapter(str(workdir / 'checkpoints/sft/3'))
-  assert made == LORA
+  adapter, stored = weights.adapter(str(workdir / 'checkpoints/sft/3'))
+  assert stored == LORA
   assert {path.rsplit('/', 2)[0] for path in tree.flat(adapter)} == {
     'layers/attention/q',
     'layers/attention/o',
@@ -125,7 +125,7 @@ def test_a_checkpoint_holds_the_adapter_alone(folder, workdir):
   close(weights_at(workdir / 'checkpoints/sft'), expected)
 
 
-def test_the_next_stage_begins_with_what_was_merged(workdir):
+def test_the_next_stage_starts_from_the_merged_weights(workdir):
   before, after = (
     (workdir / f'rollouts/{name}.jsonl').read_text().splitlines()
     for name in ('sft_eval_000003', 'grpo_eval_000000')
@@ -143,7 +143,7 @@ def test_the_next_stage_begins_with_what_was_merged(workdir):
   assert adapted['layers/attention/v/kernel'] == 0 == adapted['embed/table']
 
 
-def test_sampler_and_trainer_agree_and_the_reference_is_the_start(workdir):
+def test_lora_logprobs_agree_and_kl_starts_at_zero(workdir):
   steps = [row for row in rows(workdir) if 'mismatch/abs_mean' in row]
   assert len(steps) == 3
   assert all(row['mismatch/abs_mean'] < 1e-5 for row in steps)
@@ -151,46 +151,48 @@ def test_sampler_and_trainer_agree_and_the_reference_is_the_start(workdir):
   assert first < 1e-7 < min(others)
 
 
-def test_the_reference_is_the_base_itself(folder, tmp_path):
+def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
   cfg = options(folder)
   cfg = dataclasses.replace(
     cfg,
     stages={'grpo': dataclasses.replace(cfg.stages['grpo'], init=str(folder))},
   )
   (tmp_path / 'rollouts').mkdir()
-  made = build.make(cfg, 'grpo', str(tmp_path), 0, preemption.Signal())
-  held = made.references.model('init').params
-  for a, b in zip(
-    jax.tree.leaves(held), jax.tree.leaves(made.base.params), strict=True
-  ):
+  stage = components.make(cfg, 'grpo')
+  made = build.make(stage, str(tmp_path), 0, preemption.Signal())
+  held = made.sampling.references.model('init').params
+  base = made.learner.base.params
+  for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(base), strict=True):
     assert a is b
-  whole = made.policy(made.state.params)
-  assert whole['embed']['table'] is made.base.params['embed']['table']
+  whole = made.learner.policy(made.learner.state.params)
+  assert whole['embed']['table'] is base['embed']['table']
   made.close()
 
 
-def test_the_suite_is_written_at_every_evaluation(workdir):
+def test_every_evaluation_writes_the_suite_answers(workdir):
   for stage in ('sft', 'grpo'):
     for step in (0, 3):
-      said = writers.read(
+      answers = writers.read(
         str(workdir / f'rollouts/{stage}_suite_{step:06d}.jsonl')
       )
-      assert [x.pop('prompt') for x in said] == list(SUITE)
-      assert all(x.keys() == {'text', 'stop_reason', 'tokens'} for x in said)
-      assert {x['stop_reason'] for x in said} <= {'eos', 'max_tokens'}
-      assert all(1 <= x['tokens'] <= 12 for x in said)
+      assert [x.pop('prompt') for x in answers] == list(SUITE)
+      assert all(x.keys() == {'text', 'stop_reason', 'tokens'} for x in answers)
+      assert {x['stop_reason'] for x in answers} <= {'eos', 'max_tokens'}
+      assert all(1 <= x['tokens'] <= 12 for x in answers)
   report = (workdir / 'report.html').read_text()
   assert '<th>start</th><th>after sft</th><th>after grpo</th>' in report
 
 
 def evaluated(capsys, *argv):
-  """(readable lines, the JSON object behind them)."""
+  """Returns the printed lines and the JSON object after them."""
   assert evaluate.main(argv) == 0
   *lines, values = capsys.readouterr().out.splitlines()
   return lines, json.loads(values)
 
 
-def test_evaluation_alone_repeats_that_of_the_run(workdir, tmp_path, capsys):
+def test_evaluate_repeats_the_last_evaluation_of_the_run(
+  workdir, tmp_path, capsys
+):
   last = rows(workdir)[-1]
   lines, values = evaluated(
     capsys, f'--checkpoint={workdir}', f'--answers={tmp_path / "answers.jsonl"}'
@@ -212,7 +214,7 @@ def test_evaluation_alone_repeats_that_of_the_run(workdir, tmp_path, capsys):
 
 
 def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
-  """The base that the run began with is what it was before the first step."""
+  """The base scores as the run did before its first step."""
   lines, values = evaluated(
     capsys, f'--checkpoint={workdir}', f'--against={folder}'
   )
@@ -245,13 +247,13 @@ def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
   assert sum('checkpoint (' in x and '| against (' in x for x in lines) == 2
 
 
-def test_against_another_model(workdir, tmp_path, capsys):
+def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   other = dataclasses.replace(MODEL, layers=1)
   hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')
   pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
   for path, says in (
     (tmp_path / 'hf', 'its layers is 1'),
-    ('/nowhere', 'where no saved step was'),
+    ('/nowhere', 'which has no saved step'),
   ):
     argv = [f'--checkpoint={workdir}', f'--against={path}']
     assert evaluate.main(argv) == 2
@@ -261,7 +263,7 @@ def test_against_another_model(workdir, tmp_path, capsys):
     )
 
 
-def test_a_run_of_an_older_program_may_be_asked_what_is_new(
+def test_options_missing_in_an_older_run_have_defaults_and_overrides(
   workdir, monkeypatch
 ):
   read = store.read_host
@@ -286,12 +288,12 @@ def test_a_run_of_an_older_program_may_be_asked_what_is_new(
   ('argv', 'says'),
   [
     ([], '--checkpoint=PATH must be given'),
-    (['--checkpoint=/nowhere'], "got '/nowhere', where no saved step was"),
+    (['--checkpoint=/nowhere'], "got '/nowhere', which has no saved step"),
     (['--chekpoint=x'], "got '--chekpoint=x'"),
     (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
   ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, says):
+def test_a_mistaken_argument_is_one_line_and_exit_code_2(capsys, argv, says):
   assert evaluate.main(argv) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith('error: ') and says in line
@@ -299,12 +301,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, says):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('axis', ['fsdp', 'tensor'])
-def test_two_devices_do_the_same(folder, workdir, tmp_path, axis):
-  """A LoRA, one on top of it, and what `evaluate` makes of that."""
+def test_two_devices_train_the_same_weights(folder, workdir, tmp_path, axis):
+  """Two stages with LoRA, then `evaluate`, against one device."""
   script = (
     'import dataclasses, sys\n'
     'from posttrain import evaluate, main, schema\n'
-    'from tests import test_weights as t\n'
+    'from tests.checkpoints import test_weights as t\n'
     'folder, workdir, axis = sys.argv[1:]\n'
     "mesh = schema.Mesh(**{'data': 1, axis: 2})\n"
     'run = dataclasses.replace(t.options(folder), mesh=mesh)\n'
@@ -314,21 +316,23 @@ def test_two_devices_do_the_same(folder, workdir, tmp_path, axis):
   fixtures.run_on_devices(2, '-c', script, str(folder), str(tmp_path), axis)
   pairs = list(zip(rows(tmp_path), rows(workdir), strict=True))
   losses = [
-    (mine['loss/total'], alone['loss/total'])
-    for mine, alone in pairs
-    if alone['stage'] == 'sft' and alone['step']
+    (split['loss/total'], single['loss/total'])
+    for split, single in pairs
+    if single['stage'] == 'sft' and single['step']
   ]
   np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
   sft = 'checkpoints/sft'
   close(weights_at(tmp_path / sft), weights_at(workdir / sft), atol=1e-4)
-  # What is sampled may differ by a rounding; not so who says how likely it is.
-  sampled = [mine for mine, _ in pairs if 'mismatch/abs_mean' in mine]
+  # Sampled tokens may differ by rounding; sampler and trainer still agree.
+  sampled = [split for split, _ in pairs if 'mismatch/abs_mean' in split]
   assert len(sampled) == 3
   assert all(row['mismatch/abs_mean'] < 1e-5 for row in sampled)
 
 
 @pytest.mark.slow
-def test_resumed_as_if_never_cut(folder, workdir, tmp_path, monkeypatch):
+def test_an_interrupted_lora_run_resumes_bitwise(
+  folder, workdir, tmp_path, monkeypatch
+):
   log = job.Job.log
   stopper, signal = [], preemption.Signal
 
@@ -351,32 +355,34 @@ def test_resumed_as_if_never_cut(folder, workdir, tmp_path, monkeypatch):
   )
 
 
-def test_directories_answer_as_the_checkpoint_does(
+def test_exported_directories_answer_as_the_checkpoint(
   folder, workdir, tmp_path, capsys
 ):
-  """Merged, and as an adapter of what it began with."""
+  """Merged, and as an adapter of the stage's start."""
   step = workdir / 'checkpoints/sft'
   expected = ask(step, capsys, '--prompt=What is 1 + 2?')
   for name, flags in (('hf', []), ('peft', ['--format=peft'])):
     argv = [f'--checkpoint={step}', f'--folder={tmp_path / name}', *flags]
     assert export.main(argv) == 0
-    said = ask(tmp_path / name, capsys, '--prompt=What is 1 + 2?')
-    assert said['ids'] == expected['ids']
+    answer = ask(tmp_path / name, capsys, '--prompt=What is 1 + 2?')
+    assert answer['ids'] == expected['ids']
     np.testing.assert_allclose(
-      said['logprobs'], expected['logprobs'], atol=1e-5
+      answer['logprobs'], expected['logprobs'], atol=1e-5
     )
     close(weights_at(tmp_path / name), weights_at(step))
   theirs = ask(folder, capsys, f'--prompt_ids={IDS}')
   assert theirs['logprobs'] != ask(step, capsys, f'--prompt_ids={IDS}')
   assert export.main(argv) == 2
   assert 'must be empty' in capsys.readouterr().err
-  # An adapter of PEFT's is merged alike.
+  # A PEFT adapter is merged on export as well.
   argv = [f'--checkpoint={tmp_path / "peft"}', f'--folder={tmp_path / "again"}']
   assert export.main(argv) == 0
   close(weights_at(tmp_path / 'again'), weights_at(step))
 
 
-def test_an_adapter_of_another_start_needs_its_base(workdir, tmp_path, capsys):
+def test_exporting_an_adapter_of_a_later_stage_needs_like(
+  workdir, tmp_path, capsys
+):
   argv = [
     f'--checkpoint={workdir}',
     f'--folder={tmp_path / "adapter"}',
@@ -395,34 +401,36 @@ def test_an_adapter_of_another_start_needs_its_base(workdir, tmp_path, capsys):
   close(weights_at(tmp_path / 'adapter'), weights_at(workdir))
 
 
-def test_weights_that_changed_meanwhile_are_not_corrected(
+def test_an_adapter_is_refused_if_its_base_weights_changed(
   folder, workdir, tmp_path, capsys
 ):
-  """A step of a LoRA run says what it corrects; its base is overwritten."""
+  """A LoRA step whose base directory is overwritten, then deleted."""
   base, run = tmp_path / 'base', tmp_path / 'run'
   step = run / 'checkpoints/sft/3'
   shutil.copytree(folder, base)
   shutil.copytree(workdir / 'checkpoints/sft/3', step)
   host = store.read_host(str(step))
-  monkey = store.read_host
+  read = store.read_host
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
-      store, 'read_host', lambda path: {**monkey(path), 'start': base}
+      store, 'read_host', lambda path: {**read(path), 'start': base}
     )
     close(weights_at(step), weights_at(workdir / 'checkpoints/sft'))
     shutil.rmtree(base)
     params = hf.load(folder, MODEL)
     params['layers']['mlp']['up']['kernel'] *= 1.01
     hf.save(params, MODEL, base, dtype='float32')
-    with pytest.raises(ValueError, match='mlp/up/kernel has changed since it'):
+    with pytest.raises(ValueError, match='mlp/up/kernel has changed since'):
       weights_at(step)
     shutil.rmtree(base)
-    with pytest.raises(ValueError, match='began with .*base, where that must'):
+    with pytest.raises(
+      ValueError, match='base must hold the weights that .*3 st'
+    ):
       weights.check(str(step), MODEL, weights.renderer(str(folder)))
   assert host['base']['sums'].keys() == tree.flat(params).keys()
 
 
-def test_an_adapter_is_not_published_for_another_base(
+def test_an_adapter_is_not_exported_for_another_base(
   workdir, folder, tmp_path, capsys
 ):
   other = tmp_path / 'other'
@@ -454,7 +462,7 @@ def test_an_adapter_is_not_published_for_another_base(
     ('generation_config.json', '{"eos_token_id": -1}', 'eos_token_id must'),
   ],
 )
-def test_a_broken_file_is_one_line(
+def test_a_broken_file_is_an_error_of_one_line(
   folder, tmp_path, capsys, name, content, says
 ):
   path = shutil.copytree(folder, tmp_path / 'copy')
@@ -464,26 +472,28 @@ def test_a_broken_file_is_one_line(
   assert name in line and says in line
 
 
-def test_ids_are_answered_whatever_the_tokenizer(folder, tmp_path, capsys):
+def test_prompt_ids_work_with_a_broken_tokenizer(folder, tmp_path, capsys):
   path = shutil.copytree(folder, tmp_path / 'copy')
   expected = ask(path, capsys, f'--prompt_ids={IDS}')
   (path / 'tokenizer.json').write_text('{}')
-  said = ask(path, capsys, f'--prompt_ids={IDS}')
-  assert (said['ids'], said['logprobs']) == (
+  answer = ask(path, capsys, f'--prompt_ids={IDS}')
+  assert (answer['ids'], answer['logprobs']) == (
     expected['ids'],
     expected['logprobs'],
   )
   assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
 
 
-def test_a_directory_without_a_tokenizer_takes_ids(folder, tmp_path, capsys):
+def test_a_directory_without_a_tokenizer_takes_prompt_ids(
+  folder, tmp_path, capsys
+):
   bare = shutil.copytree(folder, tmp_path / 'bare')
   for file in ('tokenizer.json', 'tokenizer_config.json'):
     (bare / file).unlink()
-  said = ask(bare, capsys, f'--prompt_ids={IDS}')
-  with_names = ask(folder, capsys, f'--prompt_ids={IDS}')
-  assert said['ids'] == with_names['ids']
-  assert said['text'] == ','.join(map(str, said['ids']))
+  answer = ask(bare, capsys, f'--prompt_ids={IDS}')
+  expected = ask(folder, capsys, f'--prompt_ids={IDS}')
+  assert answer['ids'] == expected['ids']
+  assert answer['text'] == ','.join(map(str, answer['ids']))
   assert generate.main([f'--checkpoint={bare}', '--prompt=hi']) == 2
   assert '--prompt_ids must be given' in capsys.readouterr().err
 
@@ -500,7 +510,7 @@ def test_a_directory_without_a_tokenizer_takes_ids(folder, tmp_path, capsys):
     ({'tokenizer': 'other'}, 'config.tokenizer.path must name the tokenizer o'),
   ],
 )
-def test_what_does_not_fit_is_refused_before_the_run(
+def test_preflight_refuses_another_model_or_tokenizer(
   folder, tmp_path, change, says
 ):
   if change.get('tokenizer') == 'other':
@@ -522,7 +532,7 @@ def test_what_does_not_fit_is_refused_before_the_run(
     components.preflight(cfg)
 
 
-def test_lora_wants_something_to_correct(folder):
+def test_lora_needs_weights_to_start_from(folder):
   from posttrain.config import checks
 
   cfg = options(folder)
@@ -534,7 +544,7 @@ def test_lora_wants_something_to_correct(folder):
     checks.check(dataclasses.replace(cfg, stages={'sft': bad}))
 
 
-def test_transformers_reads_bytes_and_the_built_in_template(folder):
+def test_transformers_renders_the_byte_tokenizer_and_template_alike(folder):
   transformers = pytest.importorskip('transformers')
   theirs = transformers.AutoTokenizer.from_pretrained(folder)
   messages = [
@@ -575,7 +585,7 @@ def published(folder, workdir, tmp_path_factory):
   return path
 
 
-@pytest.mark.filterwarnings('ignore::FutureWarning')  # between those two
+@pytest.mark.filterwarnings('ignore::FutureWarning')  # of both libraries
 @pytest.mark.parametrize('rslora', [False, True])
 def test_peft_loads_ours_and_we_load_theirs(
   folder, published, tmp_path, rslora
@@ -584,15 +594,15 @@ def test_peft_loads_ours_and_we_load_theirs(
   transformers = pytest.importorskip('transformers')
   theirs = pytest.importorskip('peft')
   ours = shutil.copytree(published, tmp_path / 'ours')
-  about = json.loads((ours / peft.CONFIG).read_text())
-  (ours / peft.CONFIG).write_text(json.dumps({**about, 'use_rslora': rslora}))
+  config = json.loads((ours / peft.CONFIG).read_text())
+  (ours / peft.CONFIG).write_text(json.dumps({**config, 'use_rslora': rslora}))
 
   def fresh():
     return transformers.AutoModelForCausalLM.from_pretrained(
       folder, dtype=torch.float32
     )
 
-  made = theirs.get_peft_model(
+  adapted = theirs.get_peft_model(
     fresh(),
     theirs.LoraConfig(
       r=LORA.rank,
@@ -602,10 +612,10 @@ def test_peft_loads_ours_and_we_load_theirs(
       task_type='CAUSAL_LM',
     ),
   )
-  for name, x in made.named_parameters():
+  for name, x in adapted.named_parameters():
     if 'lora_B' in name:
       torch.nn.init.normal_(x, std=0.1)
-  made.save_pretrained(tmp_path / 'theirs')
+  adapted.save_pretrained(tmp_path / 'theirs')
   shapes = [
     {name: (x.shape, x.dtype) for name, x in tensors(path).items()}
     for path in (ours, tmp_path / 'theirs')
@@ -643,26 +653,26 @@ def test_peft_loads_ours_and_we_load_theirs(
     ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
   ],
 )
-def test_adapters_that_are_not_plain_are_refused(
+def test_adapters_that_are_not_plain_lora_are_refused(
   published, tmp_path, change, says
 ):
   path = shutil.copytree(published, tmp_path / 'copy')
-  about = json.loads((path / peft.CONFIG).read_text())
-  (path / peft.CONFIG).write_text(json.dumps(about | change))
+  config = json.loads((path / peft.CONFIG).read_text())
+  (path / peft.CONFIG).write_text(json.dumps(config | change))
   with pytest.raises(ValueError, match=says):
     weights_at(path)
 
 
-def test_an_exported_directory_speaks_as_the_run_did(folder, workdir, tmp_path):
+def test_an_exported_directory_renders_as_the_run(folder, workdir, tmp_path):
   out = tmp_path / 'out'
   assert export.main([f'--checkpoint={workdir}', f'--folder={out}']) == 0
-  made = chat.load(schema.Tokenizer(path=str(out)))
+  renderer = chat.load(schema.Tokenizer(path=str(out)))
   messages = [{'role': 'user', 'content': 'What is <|end|> 1?'}]
   np.testing.assert_array_equal(
-    made.render(messages, add_generation_prompt=True).ids,
+    renderer.render(messages, add_generation_prompt=True).ids,
     fixtures.RENDERER.render(messages, add_generation_prompt=True).ids,
   )
-  assert made.stop_ids == fixtures.RENDERER.stop_ids
+  assert renderer.stop_ids == fixtures.RENDERER.stop_ids
   assert {p.name for p in pathlib.Path(out).iterdir()} == {
     p.name for p in pathlib.Path(folder).iterdir()
   }
