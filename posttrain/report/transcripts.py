@@ -1,11 +1,10 @@
-"""Episodes of several turns as HTML: what was done, seen and earned.
+"""Episodes of several turns as HTML: actions, observations and rewards.
 
-A task is a section: its question and expected answer, and side by side one
-column per time at which it was attempted. Without CSS it is headings and
-lists, so that it can be read in a text browser, too.
+A task is a section: its question and expected answer, and one column per
+attempt, side by side. Without CSS it is headings and lists, so that a text
+browser shows it, too.
 
-The attempts are `evaluation.Answer`s as dicts, as the files in `rollouts/`
-hold them.
+An attempt is an `evaluator.Answer` as a dict, as in the files in `rollouts/`.
 """
 
 import html
@@ -13,12 +12,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-ACTION = 600  # characters shown of what the policy says in a turn,
-OBSERVATION = 600  # of what the environment answers,
-QUESTION = 800  # and of the question, the last: what is asked stands there
-# `QUERY: SELECT 1`: the kind of action, and what it is done to.
+MAX_ACTION = 600  # characters shown of a turn of the policy
+MAX_OBSERVATION = 600  # characters shown of an environment's message
+MAX_QUESTION = 800  # characters shown of the question, from its end
+# `QUERY: SELECT 1`: the kind of action, and its argument.
 _ACTION = re.compile(r'([A-Z][A-Z_]+)(?::\s*|\s+)(?=\S)')
-# On paper, and on screens that are light or dark.
+# Colors on paper and light screens, and on dark screens.
 LIGHT = """--paper: #fff; --ink: #1f2933; --muted: #66727f; --rule: #e3e7eb;
   --soft: #f6f7f9; --good: #2f7a46; --bad: #b4432f;"""
 DARK = """--paper: #14181c; --ink: #d9dfe5; --muted: #909ba6; --rule: #2c343b;
@@ -57,36 +56,35 @@ Row = Mapping[str, Any]
 
 
 def multi_turn(rows: Iterable[Row]) -> set[str]:
-  """Returns the environments that answered back in one of the episodes."""
+  """Returns the environments with an episode of more than one message."""
   return {row['env'] for row in rows if len(row.get('messages') or ()) > 1}
 
 
 def task(attempts: Mapping[str, Row]) -> str:
-  """Writes a task and the attempts at it, side by side.
+  """Returns a task and the attempts at it, side by side.
 
   Args:
-    attempts: what each is called -> the attempt; all at the same task.
+    attempts: {title: attempt}, all at the same task.
 
   Returns:
     HTML for a page that has `STYLE` and the colors of `LIGHT` or `DARK`.
   """
   *_, last = attempts.values()
-  asked = cut(str(last.get('question', '')), QUESTION, end=True)
-  plays = ''.join(_play(name, row) for name, row in attempts.items())
+  question = cut(str(last.get('question', '')), MAX_QUESTION, end=True)
+  plays = ''.join(_attempt(name, row) for name, row in attempts.items())
   return (
     f'<section class="task"><h3>task {html.escape(str(last["id"]))}</h3>'
-    f'<p class="ask">{html.escape(asked)}</p><p class="want">expected: '
-    f'{html.escape(cut(str(last.get("answer", "")), QUESTION))}</p>'
+    f'<p class="ask">{html.escape(question)}</p><p class="want">expected: '
+    f'{html.escape(cut(str(last.get("answer", "")), MAX_QUESTION))}</p>'
     f'<div class="plays">{plays}</div></section>'
   )
 
 
 def page(attempts: Mapping[str, Sequence[Row]]) -> str:
-  """Writes tasks, to be shown by themselves, as in a notebook.
+  """Returns tasks as HTML with its own style, for a notebook.
 
   Args:
-    attempts: what each time is called -> its attempts; the same tasks in the
-      same order.
+    attempts: {title: attempts}, at the same tasks in the same order.
   """
   tasks = ''.join(
     task(dict(zip(attempts, rows, strict=True)))
@@ -100,56 +98,56 @@ def page(attempts: Mapping[str, Sequence[Row]]) -> str:
 
 
 def cut(text: str, size: int, *, end: bool = False) -> str:
-  """Shortens a text with an ellipsis, at its end, or with `end` before it."""
+  """Returns at most `size` characters of a text, from its start or end."""
   text = text.strip()
   if len(text) <= size:
     return text
   return f'... {text[-size:]}' if end else f'{text[:size]} ...'
 
 
-def _play(name: str, row: Row) -> str:
-  """One attempt: its turns, and what came of it."""
+def _attempt(name: str, row: Row) -> str:
+  """Returns one attempt: its turns and its grade."""
   rewards, turns = row.get('turn_rewards') or (), []
-  # Where only the end of an episode is rewarded, the zeros say nothing.
-  earned = iter(rewards if any(rewards) else ())
-  for said in row.get('messages') or ():
-    if said['role'] == 'assistant':
-      turns.append(_act(said['content'], next(earned, None)))
+  # Zeros are not shown where only the end of an episode is rewarded.
+  nonzero_rewards = iter(rewards if any(rewards) else ())
+  for message in row.get('messages') or ():
+    if message['role'] == 'assistant':
+      turns.append(_action(message['content'], next(nonzero_rewards, None)))
     else:
-      seen = html.escape(cut(said['content'], OBSERVATION))
+      observation = html.escape(cut(message['content'], MAX_OBSERVATION))
       turns = turns or ['']
-      turns[-1] += f'<p class="see">{seen}</p>'
-  shown = ''.join(f'<li>{turn}</li>' for turn in turns)
+      turns[-1] += f'<p class="see">{observation}</p>'
+  items = ''.join(f'<li>{turn}</li>' for turn in turns)
   kind = {True: 'good', False: 'bad'}.get(row.get('correct'), '')
   return (
     f'<div class="play {kind}"><h4>{html.escape(name)}</h4>'
-    f'<ol>{shown}</ol>{_end(row, kind)}</div>'
+    f'<ol>{items}</ol>{_grade(row, kind)}</div>'
   )
 
 
-def _act(text: str, earned: float | None) -> str:
-  """What the policy does in a turn, and earns by it."""
-  text, verb = cut(text, ACTION) or '(empty)', ''
-  if found := _ACTION.match(text):
-    verb, text = f'<b>{html.escape(found[1])}</b> ', text[found.end() :]
-  reward = '' if earned is None else f'<i>{_signed(earned)} </i>'
-  return f'<p class="act">{reward}{verb}{html.escape(text)}</p>'
+def _action(text: str, reward: float | None) -> str:
+  """Returns a turn of the policy, and its reward."""
+  text, verb = cut(text, MAX_ACTION) or '(empty)', ''
+  if match := _ACTION.match(text):
+    verb, text = f'<b>{html.escape(match[1])}</b> ', text[match.end() :]
+  signed = '' if reward is None else f'<i>{_signed(reward)} </i>'
+  return f'<p class="act">{signed}{verb}{html.escape(text)}</p>'
 
 
-def _end(row: Row, kind: str) -> str:
-  """How it was graded, why it stopped, what it earned in all."""
-  word = {'good': '&#10003; correct', 'bad': '&#10007; wrong'}.get(
+def _grade(row: Row, kind: str) -> str:
+  """Returns the grade, the stop reason and the reward of an attempt."""
+  grade = {'good': '&#10003; correct', 'bad': '&#10007; wrong'}.get(
     kind, 'not graded'
   )
-  more = [str(row.get('stop_reason') or '')]
+  details = [str(row.get('stop_reason') or '')]
   if row.get('reward') is not None:
-    more.append(f'reward {_signed(row["reward"])}')
+    details.append(f'reward {_signed(row["reward"])}')
   if row.get('error'):
-    more.append(cut(str(row['error']), OBSERVATION))
-  about = ', '.join(html.escape(part) for part in more if part)
-  return f'<p class="end"><b class="{kind}">{word}</b> <span>{about}</span></p>'
+    details.append(cut(str(row['error']), MAX_OBSERVATION))
+  text = ', '.join(html.escape(detail) for detail in details if detail)
+  return f'<p class="end"><b class="{kind}">{grade}</b> <span>{text}</span></p>'
 
 
 def _signed(reward: float) -> str:
-  """Writes -0.02 with a minus sign that is as wide as the plus."""
+  """Returns +0.02, or -0.02 with a minus sign as wide as the plus."""
   return f'{reward:+.2f}'.replace('-', '\N{MINUS SIGN}')

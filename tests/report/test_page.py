@@ -1,4 +1,4 @@
-"""The report: self-contained, escaped, and written from whatever is there."""
+"""The report: self-contained, escaped, complete without some of the files."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def run(tmp_path):
   return folder
 
 
-def test_the_whole_report(run):
+def test_the_report_has_every_section_and_its_numbers(run):
   path = page.write(str(run))
   assert path == str(run / 'report.html')
   text = (run / 'report.html').read_text()
@@ -89,7 +89,7 @@ def test_the_whole_report(run):
   assert 'sft: 28.2 s</p>' in text  # 120 * .21 + 3
 
 
-def test_intervals_stand_behind_their_rates(tmp_path):
+def test_intervals_follow_their_rates(tmp_path):
   row = {'stage': 'sft', 'step': 0, 'eval/pass_rate_hard/a': 0.125}
   for name, value in (('pass_rate', 0.5), ('maj@8', 0.25), ('pass@8', 1.0)):
     row[f'eval/{name}/a'] = value
@@ -154,11 +154,11 @@ def test_the_suite_is_shown_before_and_after(run):
     ['Why?', '(empty)', 'Because', 'n/a'],
     ['New?', 'n/a', 'n/a', 'Yes'],
   ]
-  # The answers to tasks are shown as they are without it.
+  # The answers to tasks are the same as without a suite.
   assert 'The first 12 of 15 evaluation prompts' in text
 
 
-def test_a_suite_of_a_later_stage_alone_begins_before_it(run):
+def test_the_first_suite_of_a_later_stage_is_titled_before_it(run):
   save_suite(run, 'grpo', 0, {'Why?': 'a'})
   save_suite(run, 'grpo', 120, {'Why?': 'b'})
   text = answers.suite(str(run), ['sft', 'grpo'])
@@ -168,11 +168,11 @@ def test_a_suite_of_a_later_stage_alone_begins_before_it(run):
 
 
 @pytest.mark.parametrize(
-  'row, want',
+  'row, expected',
   [
     ({'update': 5.0, 'compile': 3.0}, {'update': 2.0, 'compile': 3.0}),
     ({'eval': 5.0, 'compile': 3.0}, {'eval': 2.0, 'compile': 3.0}),
-    (  # the evaluation's, of a run that was resumed
+    (  # more than the update: the rest is the evaluation's
       {'update': 1.0, 'eval': 5.0, 'compile': 3.0},
       {'update': 0.0, 'eval': 3.0, 'compile': 3.0},
     ),
@@ -181,15 +181,15 @@ def test_a_suite_of_a_later_stage_alone_begins_before_it(run):
       {'data': 1.0, 'update': None, 'tokens_per_second': 7.0, 'programs': 9},
       {'data': 1.0},
     ),
-    (  # what only the first evaluation, or the first rollouts, compile
+    (  # compiling of the first evaluation and of the first rollouts
       {'rollout': 4.0, 'eval': 2.0, 'compile': 5.0},
       {'rollout': 1.0, 'eval': 0.0, 'compile': 5.0},
     ),
   ],
 )
-def test_compiling_is_counted_once(row, want):
-  got = page._slices({f'time/{name}': value for name, value in row.items()})
-  assert got == want
+def test_compiling_is_subtracted_from_the_other_times(row, expected):
+  seconds = page._slices({f'time/{name}': value for name, value in row.items()})
+  assert seconds == expected
 
 
 def test_a_long_answer_is_cut_before_it_is_escaped():
@@ -198,7 +198,7 @@ def test_a_long_answer_is_cut_before_it_is_escaped():
   assert '&lt; ...</td>' in cell
 
 
-def test_it_loads_nothing_and_runs_nothing(run):
+def test_the_page_has_no_scripts_and_no_links(run):
   page.write(str(run))
   text = (run / 'report.html').read_text()
   assert '<script' not in text
@@ -209,7 +209,7 @@ def test_it_loads_nothing_and_runs_nothing(run):
   assert 'url(http' not in text
 
 
-def test_answers_are_paired_and_coloured(run):
+def test_answers_before_and_after_share_a_row_and_have_colors(run):
   page.write(str(run))
   text = (run / 'report.html').read_text()
   rows = re.findall(r'<tr><td class="text">What is 1 \+ .*?</tr>', text)
@@ -219,8 +219,8 @@ def test_answers_are_paired_and_coloured(run):
   assert 'The first 12 of 15 evaluation prompts' in text
 
 
-def play(env, id, *said, rewards=(), correct=False, **more):
-  """An attempt: a policy and an environment that answer each other."""
+def attempt(env, id, *texts, rewards=(), correct=False, **fields):
+  """An attempt whose messages alternate between policy and environment."""
   roles = ('assistant', 'tool')
   return {
     'env': env,
@@ -235,10 +235,10 @@ def play(env, id, *said, rewards=(), correct=False, **more):
     'tokens': 4,
     'error': None,
     'messages': [
-      {'role': roles[i % 2], 'content': text} for i, text in enumerate(said)
+      {'role': roles[i % 2], 'content': text} for i, text in enumerate(texts)
     ],
     'turn_rewards': list(rewards),
-    **more,
+    **fields,
   }
 
 
@@ -248,14 +248,14 @@ def save(run, stage, step, rows):
     f.writelines(json.dumps(row) + '\n' for row in rows)
 
 
-def test_several_turns_are_shown_beside_each_other(run):
-  save(run, 'sft', 0, [play('sql', f't{i}', 'ANSWER x') for i in range(8)])
+def test_attempts_of_several_turns_are_shown_side_by_side(run):
+  save(run, 'sft', 0, [attempt('sql', f't{i}', 'ANSWER x') for i in range(8)])
   save(
     run,
     'grpo',
     120,
     [
-      play(
+      attempt(
         'sql',
         f't{i}',
         'QUERY: SELECT 1',
@@ -276,11 +276,11 @@ def test_several_turns_are_shown_beside_each_other(run):
   assert [re.search('q t(.)', task)[1] for task in tasks] == list('012345')
   for task in tasks:
     heads = re.findall('<h4>(.*?)</h4>', task)
-    assert heads == ['start', 'after grpo']  # sft was never asked at its end
+    assert heads == ['start', 'after grpo']  # sft has no evaluation at its end
     assert task.count('wrong') == 1
     assert task.count('correct') == 1
     assert 'rules' not in task
-  # The table of what is answered at once is as it would be without them.
+  # The table of tasks of one turn is the same as without them.
   assert 'The first 12 of 15 evaluation prompts' in text
   table = text[text.index('>prompt<') : text.index('of sql, before')]
   assert 'SELECT' not in table and table.count('<tr><td') == 12
@@ -295,23 +295,23 @@ def test_several_turns_are_shown_beside_each_other(run):
     ((0, 50, 90), ['start', 'after sft']),
   ],
 )
-def test_the_start_is_before_the_first_step(tmp_path, steps, heads):
+def test_the_attempt_at_step_0_is_titled_start(tmp_path, steps, heads):
   (tmp_path / 'rollouts').mkdir()
   for step in steps:
     save(
       tmp_path,
       'sft',
       step,
-      [play('sql', 't', f'QUERY {step}', 'no', 'ANSWER 3')],
+      [attempt('sql', 't', f'QUERY {step}', 'no', 'ANSWER 3')],
     )
   text = answers.write(str(tmp_path), ['sft'])
   assert re.findall('<h4>(.*?)</h4>', text) == heads
   assert f'</b> {steps[-1]}</p>' in text
 
 
-def test_a_run_of_several_turns_alone_has_no_table(tmp_path):
+def test_a_run_with_only_multi_turn_tasks_has_no_table(tmp_path):
   (tmp_path / 'rollouts').mkdir()
-  row = play('a&b', 't', 'SAMPLE x', 'no', 'ANSWER 3')
+  row = attempt('a&b', 't', 'SAMPLE x', 'no', 'ANSWER 3')
   save(tmp_path, 'main', 0, [row])
   (tmp_path / 'metrics.jsonl').write_text('{"stage": "main", "step": 0}\n')
   page.write(str(tmp_path))
@@ -320,22 +320,22 @@ def test_a_run_of_several_turns_alone_has_no_table(tmp_path):
   assert 'The same prompts' not in text
 
 
-def test_a_stage_without_an_environment_has_no_column_for_it(run):
-  row = play('sql', 't', 'SAMPLE x', 'no', 'ANSWER 3')
+def test_a_stage_without_an_environments_tasks_has_no_column(run):
+  row = attempt('sql', 't', 'SAMPLE x', 'no', 'ANSWER 3')
   save(run, 'grpo', 120, [row])
   page.write(str(run))
   text = (run / 'report.html').read_text()
   assert re.findall('<h4>(.*?)</h4>', text) == ['after grpo']
 
 
-def test_it_says_the_same_twice(run):
+def test_the_page_is_deterministic(run):
   page.write(str(run))
   before = (run / 'report.html').read_bytes()
   page.write(str(run))
   assert (run / 'report.html').read_bytes() == before
 
 
-def test_a_folder_with_nothing_has_a_report_too(tmp_path):
+def test_an_empty_folder_has_a_report_but_no_figure(tmp_path):
   page.write(str(tmp_path))
   assert 'No metrics yet.' in (tmp_path / 'report.html').read_text()
   with pytest.raises(ValueError, match='must hold a metrics.jsonl'):
@@ -352,7 +352,9 @@ def test_a_folder_with_nothing_has_a_report_too(tmp_path):
     {'optim/lr': 0.0, 'batch/tokens': 3},
   ],
 )
-def test_partial_rows(tmp_path, row):
+def test_rows_with_few_metrics_and_an_unfinished_line_have_a_report(
+  tmp_path, row
+):
   line = json.dumps({'stage': 'sft', 'step': 0} | row) + '\n'
   (tmp_path / 'metrics.jsonl').write_text(line + '{"stage": "sft", "st')
   page.write(str(tmp_path))

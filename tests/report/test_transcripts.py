@@ -12,8 +12,8 @@ from posttrain.evaluation import evaluator
 from posttrain.report import transcripts
 
 
-def attempt(*said, **more):
-  messages = [{'role': role, 'content': text} for role, text in said]
+def attempt(*turns, **fields):
+  messages = [{'role': role, 'content': text} for role, text in turns]
   return {
     'env': 'sql',
     'id': 'x1',
@@ -24,16 +24,16 @@ def attempt(*said, **more):
     'reward': 1.0,
     'stop_reason': 'env_done',
     'error': None,
-    **more,
+    **fields,
   }
 
 
-def acts(text):
+def actions(text):
   return re.findall('<p class="act">(.*?)</p>', text, re.DOTALL)
 
 
 class Balance(html.parser.HTMLParser):
-  """Asserts that what opens closes, in order."""
+  """Asserts that every tag is closed, in order."""
 
   def __init__(self):
     super().__init__()
@@ -65,10 +65,10 @@ LONG = attempt(
     attempt(),
     attempt(('tool', 'first'), ('assistant', '')),
     attempt(('assistant', '<b>&'), ('user', '</p>')),
-    {'env': 'e', 'id': 'nothing is known'},
+    {'env': 'e', 'id': 'only the id'},
   ],
 )
-def test_it_is_balanced(row):
+def test_tags_are_balanced(row):
   reader = Balance()
   reader.feed(transcripts.page({'now': [row, row], 'then': [row, LONG]}))
   assert not reader.open
@@ -76,38 +76,38 @@ def test_it_is_balanced(row):
 
 def test_turns_come_in_order_with_their_rewards():
   text = transcripts.task({'now': LONG})
-  assert acts(text) == [
+  assert actions(text) == [
     '<i>+0.01 </i><b>DESCRIBE</b> dogs',
     '<i>\N{MINUS SIGN}0.04 </i><b>QUERY</b> SELECT COUNT(*)\nFROM dogs',
     '<i>+1.00 </i><b>ANSWER</b> 3',
   ]
-  said = ('DESCRIBE', 'id, name', 'QUERY', '>3<', 'ANSWER', 'env_done', '0.97')
-  places = [text.index(word, text.index('<ol>')) for word in said]
+  words = ('DESCRIBE', 'id, name', 'QUERY', '>3<', 'ANSWER', 'env_done', '0.97')
+  places = [text.index(word, text.index('<ol>')) for word in words]
   assert places == sorted(places)
   assert text.count('<li>') == 3
 
 
 @pytest.mark.parametrize('rewards', [(), (0.0, 0.0, 0.0)])
-def test_turns_that_earn_nothing_show_nothing(rewards):
+def test_rewards_that_are_all_zero_are_not_shown(rewards):
   text = transcripts.task({'now': LONG | {'turn_rewards': rewards}})
   assert '<i>' not in text
 
 
-def test_an_unfinished_turn_has_no_reward_yet():
+def test_turns_without_a_reward_show_none():
   text = transcripts.task({'now': LONG | {'turn_rewards': [0.5]}})
-  assert [act.count('<i>') for act in acts(text)] == [1, 0, 0]
+  assert [act.count('<i>') for act in actions(text)] == [1, 0, 0]
 
 
-def test_rewards_belong_to_the_policy_whoever_speaks_first():
-  said = [{'role': 'tool', 'content': 'hi'}, *LONG['messages']]
-  text = transcripts.task({'now': LONG | {'messages': said}})
-  assert acts(text) == acts(transcripts.task({'now': LONG}))
+def test_rewards_belong_to_the_policys_turns_if_the_environment_comes_first():
+  messages = [{'role': 'tool', 'content': 'hi'}, *LONG['messages']]
+  text = transcripts.task({'now': LONG | {'messages': messages}})
+  assert actions(text) == actions(transcripts.task({'now': LONG}))
 
 
 @pytest.mark.parametrize(
-  'text, want',
+  'text, expected',
   [
-    ('SELECT', 'SELECT'),  # a word alone is no action on something
+    ('SELECT', 'SELECT'),  # a word without an argument
     ('Ada, Ben', 'Ada, Ben'),
     ('QUERY:x', '<b>QUERY</b> x'),
     ('I think\nQUERY: x', 'I think\nQUERY: x'),
@@ -117,81 +117,82 @@ def test_rewards_belong_to_the_policy_whoever_speaks_first():
     ('QUERY: a < b', '<b>QUERY</b> a &lt; b'),
   ],
 )
-def test_actions(text, want):
-  shown = transcripts.task({'now': attempt(('assistant', text))})
-  assert acts(shown) == [want]
+def test_the_kind_of_an_action_is_marked(text, expected):
+  page = transcripts.task({'now': attempt(('assistant', text))})
+  assert actions(page) == [expected]
 
 
 @pytest.mark.parametrize(
   'place, size',
   [
-    ('question', transcripts.QUESTION),
-    ('answer', transcripts.QUESTION),
-    ('action', transcripts.ACTION),
-    ('observation', transcripts.OBSERVATION),
+    ('question', transcripts.MAX_QUESTION),
+    ('answer', transcripts.MAX_QUESTION),
+    ('action', transcripts.MAX_ACTION),
+    ('observation', transcripts.MAX_OBSERVATION),
   ],
 )
 def test_long_texts_are_cut_before_they_are_escaped(place, size):
-  text, short = '<' * (size + 1), attempt(('assistant', 'a'), ('tool', 'b'))
-  if place in short:
-    short[place] = text
+  text, row = '<' * (size + 1), attempt(('assistant', 'a'), ('tool', 'b'))
+  if place in row:
+    row[place] = text
   else:
     index = place == 'observation'
-    short['messages'][index]['content'] = text
-  shown = transcripts.task({'now': short})
-  assert shown.count('&lt;') == size
-  assert ('... &lt;' if place == 'question' else '&lt; ...') in shown
+    row['messages'][index]['content'] = text
+  page = transcripts.task({'now': row})
+  assert page.count('&lt;') == size
+  assert ('... &lt;' if place == 'question' else '&lt; ...') in page
 
 
 @pytest.mark.parametrize(
-  'correct, want', [(True, 'correct'), (False, 'wrong'), (None, 'not graded')]
+  'correct, expected',
+  [(True, 'correct'), (False, 'wrong'), (None, 'not graded')],
 )
-def test_what_came_of_it(correct, want):
+def test_the_grade_the_error_and_the_reward_are_shown(correct, expected):
   row = attempt(correct=correct, reward=None, error='boom & bust')
   text = transcripts.task({'now': row})
-  assert want in text and 'boom &amp; bust' in text
+  assert expected in text and 'boom &amp; bust' in text
   assert ', reward' not in text
   assert 'reward +1.00' in transcripts.task({'now': attempt()})
 
 
-def test_who_answers_back_has_several_turns():
+def test_multi_turn_environments_have_an_episode_of_several_messages():
   rows = [
     attempt(('assistant', 'a')) | {'env': 'one'},
     attempt(('assistant', 'a')) | {'env': 'two'},
     attempt(('assistant', 'a'), ('tool', 'b')) | {'env': 'two'},
-    {'env': 'of an older file'},
+    {'env': 'without messages'},
   ]
   assert transcripts.multi_turn(rows) == {'two'}
   assert transcripts.multi_turn([]) == set()
 
 
-def test_an_attempt_is_kept_whole():
+def test_an_answer_keeps_messages_rewards_and_metrics():
   prompt = tuple(
     {'role': role, 'content': text}
     for role, text in (('system', 'S'), ('user', 'Q'))
   )
-  said = (
+  completion = (
     {'role': 'assistant', 'content': 'QUERY x'},
     {'role': 'tool', 'content': 'y'},
     {'role': 'assistant', 'content': 'z'},
   )
   score = types.Score(0.5, True, metrics={'progress': 1})
   turns = [types.Turn(0, 0, 1, reward, 'eos') for reward in (0.1, 0.4)]
-  kept = evaluator.answer(
+  answer = evaluator.answer(
     types.Rollout(
-      # What the environment asked, not what stands for it in the task.
+      # The environment's prompt differs from the task's.
       7,
-      types.Task('t', 'sql', (prompt[0], said[1]), 'y'),
-      (*prompt, *said),
+      types.Task('t', 'sql', (prompt[0], completion[1]), 'y'),
+      (*prompt, *completion),
       (),
       score,
       'env_done',
       turns=tuple(turns),
     )
   )
-  assert (kept.prompt, kept.question) == ('S\nQ', 'Q')
-  assert kept.messages == said and kept.turn_rewards == (0.1, 0.4)
-  assert kept.metrics == {'progress': 1.0}
-  row = json.loads(json.dumps(dataclasses.asdict(kept)))
+  assert (answer.prompt, answer.question) == ('S\nQ', 'Q')
+  assert answer.messages == completion and answer.turn_rewards == (0.1, 0.4)
+  assert answer.metrics == {'progress': 1.0}
+  row = json.loads(json.dumps(dataclasses.asdict(answer)))
   text = transcripts.task({'now': row})
-  assert acts(text) == ['<i>+0.10 </i><b>QUERY</b> x', '<i>+0.40 </i>z']
+  assert actions(text) == ['<i>+0.10 </i><b>QUERY</b> x', '<i>+0.40 </i>z']
