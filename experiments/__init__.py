@@ -1,1 +1,1 @@
-"""Launchers, notebooks and benchmarks: may import anything."""
+"""Launchers, notebooks and benchmarks; they may import anything."""

@@ -5,15 +5,15 @@
     python -m experiments.bench grpo --shape=S --threads=1 [--first]
     python -m experiments.bench logprobs --vocab=32768
 
-`train_step` alternates our train step with the yardstick of `plain_jax`, so
-that both meet the same noise, and measures the machine's matrix product in
-between. On a shared machine, tokens per CPU second is the number to read.
+`train_step` alternates our train step with the yardstick of `plain_jax`, under
+the same noise, and measures the machine's matrix product in between. On a
+shared machine, tokens per CPU second is the number to read.
 
 `decode` and `grpo` do the same with the engine and with a whole GRPO step:
 see `bench_decode` and `bench_grpo`.
 
-`logprobs` compares the chunked linear head with full logits, each in a
-process of its own: peak memory is a property of a process.
+`logprobs` compares the chunked linear head with full logits, each in a process
+of its own, because peak memory is a property of a process.
 """
 
 import argparse
@@ -28,9 +28,10 @@ from experiments import bench_decode, bench_grpo, timing
 
 
 def main(argv=None) -> None:
+  """Runs the command, with `--threads` threads."""
   args = parse(argv)
   if args.threads:
-    # Both are read when jax creates its client: before it is imported.
+    # jax reads both when it creates its client.
     os.environ['NPROC'] = str(args.threads)
     if args.threads == 1:
       flag = '--xla_cpu_multi_thread_eigen=false'
@@ -39,6 +40,7 @@ def main(argv=None) -> None:
 
 
 def parse(argv):
+  """Reads the command line; `run` is the benchmark's function."""
   parser = argparse.ArgumentParser(prog='python -m experiments.bench')
   commands = parser.add_subparsers(required=True)
   step = commands.add_parser('train_step')
@@ -53,15 +55,15 @@ def parse(argv):
   grpo = commands.add_parser('grpo')
   grpo.set_defaults(run=bench_grpo.main)
   grpo.add_argument('--shape', choices=('S', 'M'), default='S')
-  grpo.add_argument('--first', action='store_true', help='first steps')
+  grpo.add_argument('--first', action='store_true', help='only the first steps')
   grpo.add_argument(
     '--impl',
     choices=bench_grpo.makers(),
-    help='the first step of this one, in this process',
+    help='only the first step of this implementation, in this process',
   )
   grpo.add_argument('--cache', help='cold:FOLDER or warm:FOLDER, with --impl')
   logprobs = commands.add_parser('logprobs')
-  logprobs.set_defaults(run=logprobs_)
+  logprobs.set_defaults(run=linear_head)
   logprobs.add_argument('--vocab', type=int, default=32768)
   logprobs.add_argument('--tokens', type=int, default=2048)
   logprobs.add_argument('--embed-dim', type=int, default=256)
@@ -74,13 +76,13 @@ def parse(argv):
 
 
 def train_step(args) -> None:
-  """Tokens per second of a whole step: 64 rows of 160 tokens, CE on all."""
+  """Measures a whole step: 64 rows of 160 tokens, CE on all of them."""
   import jax
 
   from experiments import plain_jax
   from posttrain.util import memory
 
-  memory.keep_freed_memory()  # as `posttrain.main` does; serves both
+  memory.keep_freed_memory()  # as `posttrain.main` does, for both
   shape = plain_jax.SHAPES[args.shape]
   size = (plain_jax.ROWS, plain_jax.TOKENS)
   ids = jax.random.randint(jax.random.key(1), size, 0, shape.vocab_size)
@@ -114,7 +116,7 @@ def train_step(args) -> None:
 
 
 def plain(args, shape, ids):
-  """The yardstick's step, as a function of nothing."""
+  """Returns the yardstick's step as a function without arguments."""
   import jax
 
   from experiments import plain_jax
@@ -131,7 +133,7 @@ def plain(args, shape, ids):
 
 
 def ours(args, shape, ids):
-  """Our step on the same tokens, as a function of nothing."""
+  """Returns our step on the same tokens as a function without arguments."""
   import jax
 
   from posttrain import schema, sharding
@@ -164,7 +166,7 @@ def ours(args, shape, ids):
 
 
 def make_batch(ids, rows: int):
-  """One row per sequence, all its tokens but the first in `ce`."""
+  """Returns one row per sequence, all tokens except the first in `ce`."""
   import numpy as np
 
   from posttrain import types
@@ -198,18 +200,23 @@ def make_batch(ids, rows: int):
   )
 
 
-def logprobs_(args) -> None:
-  """Forward and backward of the linear head, chunked against full logits."""
-  if args.impl is None:
-    for impl in ('chunked', 'plain'):
-      command = [sys.executable, '-m', 'experiments.bench', 'logprobs']
-      command += [
-        f'--{name.replace("_", "-")}={value}'
-        for name, value in {**vars(args), 'impl': impl}.items()
-        if name != 'run' and value is not None
-      ]
-      subprocess.run(command, check=True)
+def linear_head(args) -> None:
+  """Measures the linear head in two processes, or `--impl` in this one."""
+  if args.impl is not None:
+    _linear_head(args)
     return
+  for impl in ('chunked', 'plain'):
+    command = [sys.executable, '-m', 'experiments.bench', 'logprobs']
+    command += [
+      f'--{name.replace("_", "-")}={value}'
+      for name, value in {**vars(args), 'impl': impl}.items()
+      if name != 'run' and value is not None
+    ]
+    subprocess.run(command, check=True)
+
+
+def _linear_head(args) -> None:
+  """Measures forward and backward pass of one implementation."""
   import jax
 
   n, d, v = args.tokens, args.embed_dim, args.vocab
@@ -243,7 +250,7 @@ def logprobs_(args) -> None:
 
 
 def logprobs_loss(args):
-  """(hidden, weight, targets) -> sum of logprobs."""
+  """Returns the function (hidden, weight, targets) -> sum of logprobs."""
   import jax
   import jax.numpy as jnp
 
@@ -254,13 +261,14 @@ def logprobs_loss(args):
     return logprobs.linear(hidden, weight, targets, vocab_chunk=chunk)[0].sum()
 
   def full(hidden, weight, targets):
-    law = jax.nn.log_softmax(hidden @ weight)
-    return jnp.take_along_axis(law, targets[:, None], axis=1).sum()
+    log_probs = jax.nn.log_softmax(hidden @ weight)
+    return jnp.take_along_axis(log_probs, targets[:, None], axis=1).sum()
 
   return {'chunked': chunked, 'plain': full}[args.impl]
 
 
 def peak_rss_mib() -> int:
+  """Returns the highest resident memory of this process so far."""
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 

@@ -1,8 +1,8 @@
 """`bench decode`: our engine against plain JAX, new tokens per second.
 
 64 sequences of 32 prompt and 128 new tokens each, no stop token. `ours` has
-64 prompts, `ours_groups` 8 prompts for 8 sequences each; the yardstick does
-not care. All alternate in one process.
+64 prompts, `ours_groups` 8 prompts for 8 sequences each; for the yardstick the
+two are the same. All alternate in one process.
 """
 
 import dataclasses
@@ -14,10 +14,11 @@ BATCH, PROMPT, NEW, GROUP = 64, 32, 128, 8
 
 
 def main(args) -> None:
+  """Prints a row per implementation, and one of the matrix product."""
   from experiments import plain_jax
   from posttrain.util import memory
 
-  memory.keep_freed_memory()  # as `posttrain.main` does; serves all
+  memory.keep_freed_memory()  # as `posttrain.main` does, for all
   shape = plain_jax.SHAPES[args.shape]
   works = {
     'ours': ours(shape, BATCH),
@@ -27,7 +28,7 @@ def main(args) -> None:
   clocks, first = {'matmul': timing.matmul_clock()}, {}
   for name, work in works.items():
     start = time.perf_counter()
-    work()  # compiles; our second line finds its programs compiled
+    work()  # compiles; `ours_groups` has the programs of `ours`
     first[name] = time.perf_counter() - start
     clocks[name] = timing.Clock(work)
   timing.alternate(clocks, args.repeats)
@@ -48,13 +49,14 @@ def main(args) -> None:
 
 
 def prompts(vocab: int, count: int):
+  """Returns random ids i32[count, PROMPT]."""
   import numpy as np
 
   return np.random.default_rng(0).integers(0, vocab, (count, PROMPT), np.int32)
 
 
 def ours(shape, count: int):
-  """The engine's work, as a function of nothing; `count` distinct prompts."""
+  """Returns the engine's work on `count` distinct prompts, as a function."""
   import jax
 
   from posttrain import schema
@@ -71,7 +73,7 @@ def ours(shape, count: int):
     prefill_tokens=PROMPT,
   )
   engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
-  asked = [
+  batch = [
     requests.Request(i, ids, NEW)
     for i, ids in enumerate(
       prompts(shape.vocab_size, count).repeat(BATCH // count, 0)
@@ -79,14 +81,14 @@ def ours(shape, count: int):
   ]
 
   def work():
-    done = engine.generate(asked)
-    assert all(len(completion.ids) == NEW for completion in done)
+    completions = engine.generate(batch)
+    assert all(len(completion.ids) == NEW for completion in completions)
 
   return work
 
 
 def plain(shape):
-  """The yardstick's work, as a function of nothing."""
+  """Returns the yardstick's work as a function without arguments."""
   import jax
 
   from experiments import plain_jax, plain_jax_decode

@@ -2,13 +2,13 @@
 
 8 prompts of 32 tokens, 8 samples of 32 tokens for each, no stop token, one
 update with AdamW over micro-batches of 1,024 tokens, from the tasks to the
-new weights. In `live` every group has differing rewards, so that all rows
-train; in `mixed` 4 of the 8 groups are tied, and ours leaves them out, as
-their gradient is 0. The yardstick prefills and trains every row in both.
+new weights. In `ours_live` the rewards of every group differ, so that all rows
+train; in `ours_mixed` 4 of the 8 groups are tied, and pruned, because their
+gradient is 0. The yardstick prefills and trains every row.
 
-With `--first`: seconds of building everything and of the first step, imports
-apart, in fresh processes: with an empty compilation cache, then with what the
-first process left there. `process_cpu_s` has the imports too.
+With `--first`: seconds of building everything and of the first step, without
+imports, in fresh processes: with an empty compilation cache, then with the
+cache of the first process. `process_cpu_s` includes the imports.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ PROMPTS, GROUP, PROMPT, NEW, MICRO_ROWS = 8, 8, 32, 32, 16
 
 
 def main(args) -> None:
+  """Measures steps, first steps in processes, or one of those here."""
   if args.first:
     first_steps(args)
   elif args.impl:
@@ -37,6 +38,7 @@ def main(args) -> None:
 
 
 def makers() -> dict:
+  """Returns implementation -> (shape -> step as a function)."""
   return {
     'ours_live': lambda shape: ours(shape, tied=0),
     'ours_mixed': lambda shape: ours(shape, tied=PROMPTS // 2),
@@ -45,11 +47,11 @@ def makers() -> dict:
 
 
 def alternate(args) -> None:
-  """Steps in turns, after the first ones."""
+  """Measures steps of all implementations in turns, after the first."""
   from experiments import plain_jax
   from posttrain.util import memory
 
-  memory.keep_freed_memory()  # as `posttrain.main` does; serves all
+  memory.keep_freed_memory()  # as `posttrain.main` does, for all
   shape = plain_jax.SHAPES[args.shape]
   clocks = {'matmul': timing.matmul_clock()}
   for name, make in makers().items():
@@ -95,7 +97,7 @@ def first_steps(args) -> None:
 
 
 def child(args) -> None:
-  """One first step, in this process."""
+  """Measures one first step, in this process."""
   import jax
 
   from experiments import plain_jax, plain_jax_decode  # noqa: F401
@@ -107,9 +109,9 @@ def child(args) -> None:
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(folder or None)
   wall, cpu = time.perf_counter(), time.process_time()
-  with compilation.CompileCounter() as compiling:
+  with compilation.CompileCounter() as compilations:
     step = makers()[args.impl](plain_jax.SHAPES[args.shape])
-    built = time.perf_counter()
+    ready = time.perf_counter()
     step()
   end, end_cpu = time.perf_counter(), time.process_time()
   clock = timing.Clock(step)
@@ -123,32 +125,53 @@ def child(args) -> None:
     first_step_s=timing.rounded(end - wall),
     first_step_cpu_s=timing.rounded(end_cpu - cpu),
     process_cpu_s=timing.rounded(end_cpu),
-    build_s=timing.rounded(built - wall),
-    programs=compiling.count,
-    compile_s=timing.rounded(compiling.seconds),
+    build_s=timing.rounded(ready - wall),
+    programs=compilations.count,
+    compile_s=timing.rounded(compilations.seconds),
     second_step_cpu_s=timing.rounded(clock.cpu[0]),
   )
 
 
 def ours(shape, tied: int):
-  """Our whole step, as a function of nothing; so many groups are tied."""
+  """Returns our whole step as a function without arguments.
+
+  Args:
+    shape: the model's sizes, of `plain_jax`.
+    tied: number of groups with equal rewards.
+  """
   import jax
 
   from posttrain import schema, sharding
   from posttrain.chat import renderer as chat
-  from posttrain.decode import engine as engines
-  from posttrain.models import transformer
-  from posttrain.pipeline import tokens as token_pipeline
-  from posttrain.rollout import driver as drivers
-  from posttrain.training import objectives, optim
-  from posttrain.training import step as train_step
 
   renderer = chat.load(schema.Tokenizer())
   renderer.stop_ids = ()  # every sample has its 32 tokens
   stage = make_stage(renderer, tied)
   cfg = schema.Model(**dataclasses.asdict(shape))
-  pipeline = token_pipeline.Pipeline(stage, renderer, seed=0)
   mesh = sharding.make_mesh(schema.Mesh())
+  engine, pipeline = make_pipeline(cfg, stage, renderer, mesh)
+  update, state = make_update(cfg, stage, mesh)
+  version = 0
+
+  def work():
+    nonlocal state, version
+    engine.set_params(state.params, version)
+    item = next(pipeline)
+    members = (PROMPTS - tied) * GROUP * NEW
+    assert item.batch.rl_count == members, (item.batch.rl_count, members)
+    state, metrics = update(state, item.batch)
+    jax.device_get(metrics)
+    version += 1
+
+  return work
+
+
+def make_pipeline(cfg, stage, renderer, mesh):
+  """Returns our engine, without weights, and the pipeline that samples."""
+  from posttrain.decode import engine as engines
+  from posttrain.pipeline import tokens as token_pipeline
+  from posttrain.rollout import driver as drivers
+
   engine = engines.Engine(
     cfg,
     slots=stage.rollout.slots,
@@ -159,7 +182,19 @@ def ours(shape, tied: int):
     mesh=mesh,
   )
   driver = drivers.Driver(engine, renderer, PROMPT + NEW)
-  pipeline.connect({'policy': driver}, None)
+  data = token_pipeline.TokenData(stage, renderer, seed=0)
+  return engine, token_pipeline.TokenPipeline(data, {'policy': driver})
+
+
+def make_update(cfg, stage, mesh):
+  """Returns our train step and the state before the first step."""
+  import jax
+
+  from posttrain import sharding
+  from posttrain.models import transformer
+  from posttrain.training import objectives, optim
+  from posttrain.training import step as train_step
+
   optimizer = optim.make(stage.optim, stage.steps)
   update = train_step.make_train_step(
     objectives.TokenComponents(cfg, tuple(stage.envs), stage.loss),
@@ -175,37 +210,25 @@ def ours(shape, tied: int):
   places = sharding.shardings(
     jax.eval_shape(init), transformer.SHARDING_RULES, mesh
   )
-  state, version = jax.jit(init, out_shardings=places)(), 0
-
-  def work():
-    nonlocal state, version
-    engine.set_params(state.params, version)
-    item = next(pipeline)
-    live = (PROMPTS - tied) * GROUP * NEW
-    assert item.batch.rl_count == live, (item.batch.rl_count, live)
-    state, metrics = update(state, item.batch)
-    jax.device_get(metrics)
-    version += 1
-
-  return work
+  return update, jax.jit(init, out_shardings=places)()
 
 
-def rule(said: bytes) -> float:
-  """The reward: differs from sample to sample, and from the group's mean."""
-  return zlib.crc32(said) / 2**32
+def reward(text: bytes) -> float:
+  """Returns a reward that differs from sample to sample."""
+  return zlib.crc32(text) / 2**32
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Of the benchmark's environment."""
+  """Options of the benchmark's environment."""
 
   type: str = 'bench'
   prompts: tuple[str, ...] = ()
-  tied: int = 0  # the first so many groups have equal rewards
+  tied: int = 0  # this many groups, the first ones, have equal rewards
 
 
 class Env:
-  """Fixed prompts, and a reward by `rule`."""
+  """Fixed prompts, and rewards by `reward`."""
 
   max_turns, votes, blocking = 1, False, False
 
@@ -232,34 +255,36 @@ class Episode:
   """One answer."""
 
   def __init__(self, task):
-    self._task, self._said = task, None
+    self._task, self._answer = task, None
 
   def reset(self):
     return self._task.prompt
 
   def step(self, text, truncated):
     del truncated
-    self._said = text
+    self._answer = text
     return types.StepOut()
 
   def grade(self):
     graded = self._task.info['graded']
-    return types.Score(reward=rule(self._said.encode()) * graded)
+    return types.Score(reward=reward(self._answer.encode()) * graded)
 
   def close(self):
     pass
 
 
 def user(text: str) -> types.Messages:
+  """Returns a user message as a prompt."""
   return ({'role': 'user', 'content': text},)
 
 
 def make_stage(renderer, tied: int):
-  """The stage's options: GRPO on tasks whose prompts have 32 tokens."""
+  """Returns the stage's options: GRPO on tasks with prompts of 32 tokens."""
   from posttrain import envs, schema
 
-  room = PROMPT - len(renderer.render(user(''), add_generation_prompt=True))
-  letters = np.random.default_rng(0).integers(97, 123, (PROMPTS, room))
+  frame = len(renderer.render(user(''), add_generation_prompt=True))
+  rng = np.random.default_rng(0)
+  letters = rng.integers(97, 123, (PROMPTS, PROMPT - frame))
   prompts = tuple(bytes(line.tolist()).decode() for line in letters)
   envs.TYPES[Options.type] = Env
   return schema.Stage(
@@ -285,7 +310,7 @@ def make_stage(renderer, tied: int):
 
 
 def plain(shape):
-  """The yardstick's whole step, as a function of nothing."""
+  """Returns the yardstick's whole step as a function without arguments."""
   from experiments import plain_jax_decode
 
   return plain_jax_decode.make_grpo(
@@ -294,5 +319,5 @@ def plain(shape):
     new=NEW,
     rows=MICRO_ROWS,
     prompts=np.random.default_rng(0).integers(97, 123, (PROMPTS, PROMPT)),
-    reward=lambda task, ids: rule(ids.tobytes()),
+    reward=lambda task, ids: reward(ids.tobytes()),
   )
