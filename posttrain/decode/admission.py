@@ -1,4 +1,4 @@
-"""Fills free slots with what waits, on the device.
+"""Prefill of waiting requests into free slots, on the device.
 
 Axes: B slots, R scratch rows, C tokens of a prefill chunk.
 """
@@ -15,74 +15,80 @@ from posttrain.decode import feeds, loop, schedule
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-  """What stays as it is while an engine lives."""
+  """The sizes, the seed and the sharding of an engine, which are fixed."""
 
   slots: int
   rows: int  # prompts prefilled at a time
-  width: int  # tokens of a prompt that go in at a time
-  seed: int  # of every draw
-  place: NamedSharding | None  # of the slots
+  width: int  # tokens of a prompt per prefill chunk
+  seed: int  # of all draws
+  sharding: NamedSharding | None  # of the slots
 
 
 def admit(
-  seats: schedule.Schedule,
+  waiting: schedule.Schedule,
   state: loop.State | None,
-  asked: loop.Slots | None,
+  options: loop.Slots | None,
   view: Any,
   model: schema.Model,
   capacity: int,
   shapes: Shapes,
 ) -> tuple[loop.State | None, loop.Slots | None]:
-  """Seats as many as there is room for, prefills them, draws a token each.
+  """Prefills as many waiting requests as fit, and draws a token for each.
 
   Args:
-    seats: who waits, and in which order.
+    waiting: the requests, in their order.
     state: of all slots; None = none yet.
-    asked: what the requests in the slots ask for.
+    options: of the requests in the slots.
     view: `loop.view` of the weights.
-    model: its options.
-    capacity: tokens of a slot; the state is made wider where it has fewer.
+    model: model options.
+    capacity: tokens of a slot; a smaller state is widened.
     shapes: of the engine.
 
   Returns:
-    (state, asked), as they are then.
+    The new (state, options).
   """
-  if not seats.waiting:
-    return state, asked
-  state = loop.fit(state, model, shapes.slots, capacity, shapes.place)
-  while entries := seats.seat_next(shapes.rows):
-    asked = _ask(seats, shapes.seed)
-    state = _fill(entries, state, asked, view, model, shapes)
-  return state, asked
+  if not waiting.num_waiting:
+    return state, options
+  state = loop.fit(state, model, shapes.slots, capacity, shapes.sharding)
+  while groups := waiting.assign_slots(shapes.rows):
+    options = _options(waiting, shapes.seed)
+    state = _fill(groups, state, options, view, model, shapes)
+  return state, options
 
 
-def _ask(seats: schedule.Schedule, seed: int) -> loop.Slots:
-  """What the slots' requests ask for, as arrays."""
-  fields = seats.asks()
+def _options(waiting: schedule.Schedule, seed: int) -> loop.Slots:
+  fields = waiting.slot_options()
   keys = loop.request_keys(seed, fields.pop('high'), fields.pop('low'))
   return loop.Slots(keys=keys, **fields)
 
 
-def _fill(entries, state, asked, view, model, shapes: Shapes) -> loop.State:
-  """Prefills a scratch row per entry, and puts it into the entry's slots."""
+def _fill(
+  groups: list[list[schedule.RequestState]],
+  state: loop.State,
+  options: loop.Slots,
+  view: Any,
+  model: schema.Model,
+  shapes: Shapes,
+) -> loop.State:
+  """Prefills a scratch row per group, and copies it into the group's slots."""
   width = shapes.width
-  tokens, start, count, source = feeds.lay(entries, shapes.rows, width)
+  tokens, start, count, source = feeds.prompts(groups, shapes.rows, width)
   scratch, logits = loop.load(state, model, source)
-  for at in range(0, tokens.shape[1], width):
+  for offset in range(0, tokens.shape[1], width):
     scratch, logits = loop.prefill(
       view,
       model,
       scratch,
       logits,
-      tokens[:, at : at + width],
-      start + at,
-      np.clip(count - at, 0, width),
+      tokens[:, offset : offset + width],
+      start + offset,
+      np.clip(count - offset, 0, width),
     )
   return loop.admit(
     state,
-    asked,
+    options,
     scratch,
     logits,
-    *feeds.places(entries, shapes.slots),
-    shapes.place,
+    *feeds.targets(groups, shapes.slots),
+    shapes.sharding,
   )

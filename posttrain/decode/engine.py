@@ -3,22 +3,22 @@
     engine.set_params(params, version=0)
     for completion in engine.generate(requests): ...
 
-or, for whoever has something to say between the turns:
+or, to continue sequences between turns:
 
     engine.submit(request)           # queued; with hold=True the slot is kept
-    for completion in engine.poll(): # decodes until something has stopped
+    for completion in engine.poll(): # decodes until a request has stopped
       engine.extend(completion.id, ids, max_tokens)   # or engine.release(id)
 
-`launch` lets the device go on meanwhile; `step` is a poll of one chunk.
+`launch` starts a chunk and returns at once; `step` is a poll of one chunk.
 
 1. Queued requests wait for free slots. Neighbours with the same prompt are
    admitted together, and their prompt is prefilled once.
 2. The loop runs until all have stopped; while a request waits for a slot, or
    holds one, for `chunk` tokens at a time.
-3. What a request gets depends on the weights, the seed, its id and its prompt;
-   on its slot, its company and the chunks only as far as matrix products round
-   differently. Scheduling depends on token counts alone, so that a rerun is
-   bitwise the same.
+3. A completion depends on the weights, the seed, the request's id and its
+   prompt; on its slot, the other requests and the chunks only as far as matrix
+   products round differently. Scheduling depends on token counts alone, so that
+   a rerun is bitwise the same.
 """
 
 from collections.abc import Sequence
@@ -46,24 +46,25 @@ class Engine:
     prefill_tokens: int = 32,
     seed: int = 0,
     mesh: Mesh | None = None,
-    patient: bool = True,
+    share_prefill: bool = True,
   ):
     """Makes an engine without weights.
 
     Args:
-      model: its options, with the vocabulary resolved.
+      model: model options, with the vocabulary resolved.
       slots: sequences decoded at a time.
-      capacity: tokens of a sequence, prompt included; None = what the requests
-        need, in buckets, each of which compiles anew.
-      chunk: tokens between two looks at the slots, while a request waits for
-        one or holds one.
+      capacity: tokens of a sequence, prompt included; None = as many as the
+        requests need, in buckets, each of which compiles anew.
+      chunk: tokens per decode call while a request waits for a slot or holds
+        one.
       prefill_rows: prompts prefilled at a time.
-      prefill_tokens: tokens of a prompt that go in at a time.
-      seed: of every draw.
+      prefill_tokens: tokens of a prompt per prefill chunk.
+      seed: of all draws.
       mesh: splits slots over its axes data and fsdp; weights are whole on
         every device. None = one device.
-      patient: neighbours with the same prompt wait for slots for all of them,
-        rather than some go ahead and their prompt is prefilled once more.
+      share_prefill: neighbours with the same prompt wait until there are slots
+        for all of them, so that their prompt is prefilled once; otherwise they
+        take free slots at once.
 
     Raises:
       ValueError: the slots do not divide over the mesh.
@@ -71,38 +72,38 @@ class Engine:
     self.slots, self.capacity = slots, capacity
     self._grows = capacity is None
     self._model, self._chunk = model, chunk
-    self._place = loop.placement(mesh, slots)
+    self._sharding = loop.placement(mesh, slots)
     self._shapes = admission.Shapes(
-      slots, min(prefill_rows, slots), prefill_tokens, seed, self._place
+      slots, min(prefill_rows, slots), prefill_tokens, seed, self._sharding
     )
-    self._params = self._view = self._state = self._asked = None
-    self._like: dict[str, jax.ShapeDtypeStruct] = {}
+    self._params = self._view = self._state = self._options = None
+    self._spec: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
-    self._schedule = schedule.Schedule(slots, patient)
+    self._schedule = schedule.Schedule(slots, share_prefill)
     self._ready: list[requests.Completion] = []
-    self._launched: set[int] | None = None  # seats that a chunk decodes for
+    self._launched: set[int] | None = None  # orders of requests in the chunk
 
   def set_params(self, params: Any, version: int) -> None:
-    """Decodes with other weights from here on.
+    """Sets the weights that decode from now on.
 
     Args:
       params: the model's parameters. Decoding has its own copy; `score` reads
-        these, so they must live until the next call.
-      version: what completions say sampled them.
+        these, so they must not be deleted before the next call.
+      version: the version that completions report.
 
     Raises:
-      ValueError: a request is in flight, whose cache the old weights made; or
-        a leaf's path, shape, dtype or sharding is not what the last one's was.
+      ValueError: a request is in flight, whose cache belongs to the old
+        weights; or a leaf's path, shape, dtype or sharding has changed.
     """
     if len(self._schedule):
       raise ValueError(
         'weights must be set while no request is in flight: got '
         f'{len(self._schedule)}; poll and release them first'
       )
-    like = tree_spec.describe(params)
-    tree_spec.check_same(self._like or like, like)
-    self._params, self._version, self._like = params, version, like
-    self._view = loop.view(params, self._model, self._place)
+    spec = tree_spec.describe(params)
+    tree_spec.check_same(self._spec or spec, spec)
+    self._params, self._version, self._spec = params, version, spec
+    self._view = loop.view(params, self._model, self._sharding)
 
   def submit(self, request: requests.Request) -> None:
     """Queues a request.
@@ -112,40 +113,40 @@ class Engine:
         has too many stop ids, or asks for no token.
     """
     self._schedule.check(request)
-    seat = self._schedule.new(request)
-    self._begin(seat, seat.request.ids, 0, request.max_tokens)
+    entry = self._schedule.new(request)
+    self._begin(entry, entry.request.ids, 0, request.max_tokens)
 
   def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
-    """Appends tokens to a held sequence, and goes on.
+    """Appends tokens to a held sequence, and queues its next turn.
 
     Args:
-      id: of a request that was submitted with `hold` and has stopped.
-      ids: i32[n], what follows the tokens drawn so far; may be empty.
-      max_tokens: of the next completion.
+      id: the id of a request that was submitted with `hold` and has stopped.
+      ids: i32[n], appended to the tokens drawn so far; may be empty.
+      max_tokens: the most tokens of the next completion.
 
     Raises:
       ValueError: the request is not held, or asks for no token.
     """
-    seat = self._schedule.held(id, 'extended')
+    entry = self._schedule.held(id, 'extended')
     schedule.require(max_tokens > 0, id, 'ask for a token at least', max_tokens)
-    ids = np.concatenate([[seat.token], np.asarray(ids)]).astype(np.int32)
-    self._begin(seat, ids, seat.length, max_tokens)
+    ids = np.concatenate([[entry.token], np.asarray(ids)]).astype(np.int32)
+    self._begin(entry, ids, entry.length, max_tokens)
 
   def release(self, id: int) -> None:
-    """Forgets a held request; its slot is free."""
-    self._schedule.leave(self._schedule.held(id, 'released'))
+    """Removes a held request; its slot is free."""
+    self._schedule.remove(self._schedule.held(id, 'released'))
 
   def poll(self) -> list[requests.Completion]:
-    """Decodes until something has stopped; [] if nothing is in flight.
+    """Decodes until a request has stopped; [] if none is in flight.
 
     Returns:
-      What has stopped, in the order of submission.
+      Completions of the stopped requests, in the order of submission.
 
     Raises:
       ValueError: no weights are set; or requests wait, and all slots are held.
     """
     self._need_weights()
-    self._harvest()  # what has been launched
+    self._harvest()  # the launched chunk
     while not self._ready and self._schedule.running:
       self._decode()
       self._schedule.check_some_run()
@@ -153,10 +154,9 @@ class Engine:
     return self._collect()
 
   def step(self) -> list[requests.Completion]:
-    """Admits what waits and decodes a chunk; returns what has stopped.
+    """Admits waiting requests, decodes a chunk, and returns completions.
 
-    The chunk is the one that was launched, if one was. Where all slots are
-    held, nothing happens.
+    If a chunk was launched, it is that one. Does nothing if all slots are held.
     """
     self.launch()
     self._harvest()
@@ -165,64 +165,62 @@ class Engine:
   def launch(self) -> None:
     """Starts the chunk that `step` or `poll` will wait for.
 
-    The caller goes on while the device decodes: what is submitted, extended or
-    released until then is seen to after the chunk.
+    Returns while the device decodes. Requests submitted, extended or released
+    before the wait take effect after the chunk.
     """
     self._need_weights()
     if self._launched is None:
       self._decode(self._chunk)
 
   def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """What those that are decoding have drawn: (i32[n], f32[n]) by id.
-
-    Ids and logprobs of the turn so far, as the completion will have them.
-    """
+    """Returns the ids i32[n] and logprobs f32[n] of unfinished turns, by id."""
     if self._state is None:
       return {}
     length, ids, logprobs = jax.device_get(
       (self._state.length, self._state.ids, self._state.logprobs)
     )
     return {
-      seat.request.id: (ids[turn].copy(), logprobs[turn].copy())
-      for seat in self._schedule.seated
-      if not seat.held
-      for turn in [seat.turn(length[seat.slot])]
+      entry.request.id: (ids[turn].copy(), logprobs[turn].copy())
+      for entry in self._schedule.in_slots
+      if not entry.held
+      for turn in [entry.turn(length[entry.slot])]
     }
 
   def cancel(self, id: int) -> None:
-    """Forgets a request, and a completion not collected; its slot is free.
+    """Removes a request, or its completion if not collected; frees its slot.
 
     Raises:
       ValueError: no such request is in flight.
     """
-    ready = [done for done in self._ready if done.id != id]
+    ready = [x for x in self._ready if x.id != id]
     if len(ready) == len(self._ready) or self._schedule.knows(id):
       if (slot := self._schedule.cancel(id)) is not None:
-        self._state = loop.stop(self._state, slot, self._place)
+        self._state = loop.stop(self._state, slot, self._sharding)
     self._ready = ready
 
   def generate(
-    self, asked: Sequence[requests.Request]
+    self, batch: Sequence[requests.Request]
   ) -> list[requests.Completion]:
-    """Answers all requests, in their order; or queues none of them.
+    """Returns the completion of each request, in order.
 
     Raises:
-      ValueError: no weights are set; others are in flight or not yet polled;
-        two have one id; one asks to be held, or `submit` refuses it.
+      ValueError: no weights are set; other requests are in flight or not yet
+        polled; an id occurs twice; `hold` is set, or `submit` refuses a
+        request. No request is queued then.
     """
     self._need_weights()
-    self._schedule.check_all(asked, {done.id for done in self._ready})
-    for request in asked:
+    self._schedule.check_all(batch, {x.id for x in self._ready})
+    for request in batch:
       self.submit(request)
-    done = {}
-    while len(done) < len(asked):
-      done |= {completion.id: completion for completion in self.poll()}
-    return [done[request.id] for request in asked]
+    completions = {}
+    while len(completions) < len(batch):
+      completions |= {x.id: x for x in self.poll()}
+    return [completions[request.id] for request in batch]
 
   def score(
     self, sequences: Sequence[np.ndarray], temperature: float = 1.0
   ) -> list[np.ndarray]:
-    """Logprobs of every token of each sequence, under the engine's weights.
+    """Returns the logprobs of each sequence's tokens under the weights.
 
     Args:
       sequences: i32[T] each, prompt and completion.
@@ -237,8 +235,8 @@ class Engine:
     self._need_weights()
     width = schedule.bucket(max(map(len, sequences)))
     scorer = scoring.Scorer(self._model, self._shapes.rows, width)
-    heat = [np.full(len(ids), temperature, np.float32) for ids in sequences]
-    return scorer(self._params, sequences, heat)
+    temperatures = [np.full(len(x), temperature, np.float32) for x in sequences]
+    return scorer(self._params, sequences, temperatures)
 
   def _need_weights(self) -> None:
     if self._view is None:
@@ -246,64 +244,77 @@ class Engine:
         'weights must be set before decoding: got None; call set_params first'
       )
 
-  def _begin(self, seat: schedule.Seat, ids, start: int, max_tokens: int):
-    """Starts a turn, or ends it at once where there is no room for it."""
+  def _begin(
+    self,
+    entry: schedule.RequestState,
+    ids: np.ndarray,
+    start: int,
+    max_tokens: int,
+  ) -> None:
+    """Starts a turn, or ends it at once if the cache has no space for it."""
     if self._grows:
       end = start + len(ids) + max_tokens
       self.capacity = max(self.capacity or 0, schedule.bucket(end))
-    if not self._schedule.begin(seat, ids, start, max_tokens, self.capacity):
-      self._finish(seat, [], [], 'overflow')
+    assert self.capacity is not None
+    if not self._schedule.begin(entry, ids, start, max_tokens, self.capacity):
+      self._finish(entry, [], [], 'overflow')
 
   def _decode(self, steps: int | None = None) -> None:
-    """Admits, and starts on so many tokens, or as many as poll may."""
-    self._state, self._asked = admission.admit(
+    """Admits requests and starts decoding; `steps`: None = `poll`'s choice."""
+    self._state, self._options = admission.admit(
       self._schedule,
       self._state,
-      self._asked,
+      self._options,
       self._view,
       self._model,
-      self.capacity,
+      self.capacity or 0,  # None: no request was submitted yet
       self._shapes,
     )
-    running = {seat.order for seat in self._schedule.seated if not seat.held}
+    running = {x.order for x in self._schedule.in_slots if not x.held}
     if not running:
       return
-    # Whoever holds a slot may have something to say, and a free one is used.
-    most = self._chunk if self._schedule.pressing else self.capacity
+    # Chunks let held requests be extended and free slots be filled.
+    most = self._chunk if self._schedule.needs_chunks else self.capacity
     self._state = loop.decode(
       self._view,
       self._model,
       self._state,
-      self._asked,
+      self._options,
       steps or most,
-      self._place,
+      self._sharding,
     )
     self._launched = running
 
   def _harvest(self) -> None:
-    """Waits for the device; takes what has stopped."""
+    """Waits for the launched chunk; collects the requests that stopped."""
     launched, self._launched = self._launched, None
     if launched is None:
       return
+    assert self._state is not None
     active, length = jax.device_get((self._state.active, self._state.length))
-    # Those extended meanwhile are not active either, and have not begun.
-    done = [s for s in self._schedule.stopped(active) if s.order in launched]
-    if not done:
+    # Requests extended since the launch are inactive too, but have not begun.
+    stopped = self._schedule.stopped(active)
+    stopped = [entry for entry in stopped if entry.order in launched]
+    if not stopped:
       return
     ids, logprobs = jax.device_get((self._state.ids, self._state.logprobs))
-    for seat in done:
-      seat.length = int(length[seat.slot])
-      turn = seat.turn(seat.length)
-      seat.token = int(ids[turn][-1])
-      self._finish(seat, ids[turn], logprobs[turn], seat.stop_reason)
+    for entry in stopped:
+      entry.length = int(length[entry.slot])
+      turn = entry.turn(entry.length)
+      entry.token = int(ids[turn][-1])
+      self._finish(entry, ids[turn], logprobs[turn], entry.stop_reason)
 
   def _collect(self) -> list[requests.Completion]:
-    done, self._ready = self._ready, []
-    return done
+    completions, self._ready = self._ready, []
+    return completions
 
-  def _finish(self, seat: schedule.Seat, ids, logprobs, reason: str) -> None:
+  def _finish(
+    self, entry: schedule.RequestState, ids: Any, logprobs: Any, reason: str
+  ) -> None:
     ids, logprobs = np.array(ids, np.int32), np.array(logprobs, np.float32)
     self._ready.append(
-      requests.Completion(seat.request.id, ids, logprobs, reason, self._version)
+      requests.Completion(
+        entry.request.id, ids, logprobs, reason, self._version
+      )
     )
-    self._schedule.finish(seat)
+    self._schedule.finish(entry)

@@ -1,14 +1,14 @@
 """The jitted parts of the engine: prefill, admission, and the decode loop.
 
-1. `prefill`: new tokens of R rows go through the model, chunk by chunk, into a
-   scratch cache; it ends with the logits behind each row's last token.
+1. `prefill`: new tokens of R rows pass through the model in chunks, into a
+   scratch cache; the result has the logits after each row's last token.
 2. `admit`: rows of the scratch cache are copied into slots, several slots from
-   one row where they share a prompt; every slot draws its own next token.
-3. `decode`: a `while_loop`; each turn feeds every live slot its last token and
-   draws the next, until all have stopped or so many turns are done.
+   one row if they share a prompt; every slot draws its own next token.
+3. `decode`: a `while_loop`; each iteration feeds every active slot its last
+   token and draws the next, until all have stopped or `steps` are done.
 
-A token at position p of its sequence is drawn with the number that the
-request's key and p give, whatever slot, chunk or company it has.
+The random number of the token at position p depends on the request's key and p
+alone, not on slots, chunks or other requests.
 
 Axes: B slots, R scratch rows, C tokens of a prefill chunk, S cache slots,
 V vocab, E stop ids.
@@ -30,20 +30,20 @@ from posttrain.models import transformer
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-  """What decoding carries along; donated from call to call."""
+  """The state of decoding; donated from call to call."""
 
   cache: transformer.Cache  # of B slots
   length: jax.Array  # i32[B], tokens in the cache
   token: jax.Array  # i32[B], drawn last, at position `length`; not in the cache
-  active: jax.Array  # bool[B]
-  ids: jax.Array  # i32[B, S], what was drawn, by position
-  logprobs: jax.Array  # f32[B, S], of what was drawn
+  active: jax.Array  # bool[B], not stopped
+  ids: jax.Array  # i32[B, S], drawn tokens by position
+  logprobs: jax.Array  # f32[B, S], of the drawn tokens
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-  """What the requests in the slots ask for. Traced: nothing recompiles."""
+  """Options of the requests in the slots. Traced: nothing recompiles."""
 
   keys: jax.Array  # u32[B, 2], a PRNG key per request
   limit: jax.Array  # i32[B], the last token's position is below this
@@ -55,14 +55,14 @@ class Slots:
 
 
 def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
-  """How the slots lie on the mesh; None without one.
+  """Returns the sharding of the slots; None without a mesh.
 
-  A mesh of one device counts: what comes from there, like the weights, would
-  otherwise meet a state that lies nowhere yet, and every program that takes
-  both would be compiled again once the state has been through it.
+  A mesh of one device has a sharding too: an uncommitted state next to weights
+  on that mesh would compile every program twice, once before and once after the
+  state gets its sharding.
 
   Raises:
-    ValueError: they do not divide over its axes data and fsdp.
+    ValueError: the slots do not divide over the axes data and fsdp.
   """
   if mesh is None:
     return None
@@ -70,20 +70,20 @@ def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
   return NamedSharding(mesh, PartitionSpec(sharding.BATCH_AXES))
 
 
-def _pin(state: State, place: NamedSharding | None) -> State:
-  if place is None:
+def _pin(state: State, sharding: NamedSharding | None) -> State:
+  if sharding is None:
     return state
-  return jax.lax.with_sharding_constraint(state, place)
+  return jax.lax.with_sharding_constraint(state, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def view(params: Any, cfg: schema.Model, place: NamedSharding | None) -> Any:
-  """`transformer.decode_view`, whole on every device."""
-  made = transformer.decode_view(params, cfg)
-  if place is None:
-    return made
-  whole = NamedSharding(place.mesh, PartitionSpec())
-  return jax.lax.with_sharding_constraint(made, whole)
+def view(params: Any, cfg: schema.Model, sharding: NamedSharding | None) -> Any:
+  """Returns `transformer.decode_view`, replicated over the devices."""
+  tree = transformer.decode_view(params, cfg)
+  if sharding is None:
+    return tree
+  whole = NamedSharding(sharding.mesh, PartitionSpec())
+  return jax.lax.with_sharding_constraint(tree, whole)
 
 
 def fit(
@@ -91,16 +91,16 @@ def fit(
   cfg: schema.Model,
   slots: int,
   capacity: int,
-  place: NamedSharding | None,
+  sharding: NamedSharding | None,
 ) -> State:
-  """Returns the state, made wider where it has no room for so many tokens."""
+  """Returns the state, widened to `capacity` tokens if it is smaller."""
   if state is not None and state.ids.shape[1] >= capacity:
     return state
-  return _widen(state, cfg, slots, capacity, place)
+  return _widen(state, cfg, slots, capacity, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _widen(state, cfg, slots, capacity, place):
+def _widen(state, cfg, slots, capacity, sharding):
   wide = State(
     cache=transformer.empty_cache(cfg, slots, capacity),
     length=jnp.zeros(slots, jnp.int32),
@@ -115,14 +115,14 @@ def _widen(state, cfg, slots, capacity, place):
       wide,
       state,
     )
-  return _pin(wide, place)
+  return _pin(wide, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def load(
   state: State, cfg: schema.Model, slots: jax.Array
 ) -> tuple[transformer.Cache, jax.Array]:
-  """Copies slots i32[R] into a scratch cache; also logits of 0, f32[R, V]."""
+  """Returns the cache of slots i32[R], a copy, and zero logits f32[R, V]."""
   logits = jnp.zeros((len(slots), cfg.vocab_size), jnp.float32)
   return jax.tree.map(lambda x: x[slots], state.cache), logits
 
@@ -143,23 +143,24 @@ def prefill(
     view: `transformer.decode_view` of the parameters.
     cfg: model options.
     scratch: cache of R rows, holding `start` tokens of each.
-    logits: f32[R, V], kept for rows that get no token.
+    logits: f32[R, V], kept for rows without a token in this chunk.
     tokens: i32[R, C], right-padded.
     start: i32[R], position of the chunk's first token.
-    count: i32[R], tokens of it that are real.
+    count: i32[R], the number of real tokens in the chunk.
 
   Returns:
-    (scratch, logits behind each row's last token).
+    (scratch, logits after each row's last token).
   """
   rows, width = tokens.shape
   index = jnp.arange(width, dtype=jnp.int32)[None]
-  live = (index < count[:, None]).astype(jnp.int32)
-  hidden, scratch = transformer.trunk(
-    view, cfg, tokens, start[:, None] + index, live, scratch
+  valid = (index < count[:, None]).astype(jnp.int32)
+  hidden, filled = transformer.trunk(
+    view, cfg, tokens, start[:, None] + index, valid, scratch
   )
+  assert filled is not None
   last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
   new = scoring.next_logits(view, cfg, last)
-  return scratch, jnp.where(count[:, None] > 0, new, logits)
+  return filled, jnp.where(count[:, None] > 0, new, logits)
 
 
 @functools.partial(jax.jit, static_argnums=7, donate_argnums=0)
@@ -168,53 +169,54 @@ def admit(
   slots: Slots,
   scratch: transformer.Cache,
   logits: jax.Array,
-  place: jax.Array,
+  target: jax.Array,
   row: jax.Array,
   length: jax.Array,
   sharding: NamedSharding | None,
 ) -> State:
-  """Puts scratch rows into slots and draws the token that follows each.
+  """Copies scratch rows into slots and draws the token that follows each.
 
   Args:
     state: of all slots.
-    slots: what the requests ask for, the new ones included.
+    slots: options of the requests, the new ones included.
     scratch: cache of R rows.
-    logits: f32[R, V], behind each row's last token.
-    place: i32[B], slots to fill, and then B or more = none.
-    row: i32[B], the scratch row that goes into it.
-    length: i32[B], the tokens that this row holds.
+    logits: f32[R, V], after each row's last token.
+    target: i32[B], slots to fill, and then B or more = none.
+    row: i32[B], the scratch row of each target.
+    length: i32[B], the tokens of that row.
     sharding: of the state.
   """
   count = len(state.length)
-  place_of = jnp.full(count, -1).at[place].set(jnp.arange(count), mode='drop')
-  new = place_of >= 0  # [B] slots that are filled
-  from_row = row[place_of]
-  cache = _put(state.cache, scratch, place, row)
+  index_of = jnp.full(count, -1).at[target].set(jnp.arange(count), mode='drop')
+  new = index_of >= 0  # [B] slots that are filled
+  from_row = row[index_of]
+  cache = _put(state.cache, scratch, target, row)
   state = dataclasses.replace(
-    state, cache=cache, length=jnp.where(new, length[place_of], state.length)
+    state, cache=cache, length=jnp.where(new, length[index_of], state.length)
   )
   return _pin(_draw(state, slots, logits[from_row], new), sharding)
 
 
-def _put(cache, scratch, place, row):
-  """Copies R rows at a time, as often as there are slots left to fill.
+def _put(cache, scratch, target, row):
+  """Copies R rows at a time until all targets are filled.
 
-  All at once, a few new rows would cost a pass over the cache of all slots.
+  One copy of all would cost a pass over the cache of all slots, even for a few
+  new rows.
   """
-  count, rows = len(place), len(jax.tree.leaves(scratch)[0])
+  count, rows = len(target), len(jax.tree.leaves(scratch)[0])
   fill = -count % rows
-  place = jnp.pad(place, (0, fill), constant_values=count)
+  target = jnp.pad(target, (0, fill), constant_values=count)
   row = jnp.pad(row, (0, fill))
 
   def put(i, cache):
-    to, of = (
-      jax.lax.dynamic_slice(x, (i * rows,), (rows,)) for x in (place, row)
+    to, source = (
+      jax.lax.dynamic_slice(x, (i * rows,), (rows,)) for x in (target, row)
     )
     return jax.tree.map(
-      lambda old, new: old.at[to].set(new[of], mode='drop'), cache, scratch
+      lambda old, new: old.at[to].set(new[source], mode='drop'), cache, scratch
     )
 
-  left = jnp.sum(place < count)
+  left = jnp.sum(target < count)
   return jax.lax.fori_loop(0, (left + rows - 1) // rows, put, cache)
 
 
@@ -229,7 +231,7 @@ def decode(
 ) -> State:
   """Draws up to `steps` (i32[], traced) tokens for every active slot."""
 
-  def go_on(carry):
+  def continues(carry):
     i, state = carry
     return (i < steps) & jnp.any(state.active)
 
@@ -249,21 +251,21 @@ def decode(
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
-  return _pin(jax.lax.while_loop(go_on, step, (0, state))[1], sharding)
+  return _pin(jax.lax.while_loop(continues, step, (0, state))[1], sharding)
 
 
 @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
 def stop(
   state: State, slot: jax.Array, sharding: NamedSharding | None
 ) -> State:
-  """Nothing more is drawn for a slot, i32[]."""
+  """Deactivates a slot, i32[]."""
   active = state.active.at[slot].set(False)
   return _pin(dataclasses.replace(state, active=active), sharding)
 
 
 @jax.jit
 def request_keys(seed: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
-  """u32[B, 2]: the key of each request id, given as two u32[B] words."""
+  """Returns a key u32[B, 2] per request id, given as two u32[B] words."""
   key = jax.random.key(seed)
   fold = jax.vmap(
     lambda high, low: jax.random.fold_in(jax.random.fold_in(key, high), low)
@@ -272,17 +274,17 @@ def request_keys(seed: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
 
 
 def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
-  """f32[B] in [0, 1): the number of the token at each position."""
+  """Returns the random number in [0, 1), f32[B], of each position's token."""
 
-  def one(key, position):
+  def uniform(key, position):
     key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
     return jax.random.uniform(key)
 
-  return jax.vmap(one)(keys, positions)
+  return jax.vmap(uniform)(keys, positions)
 
 
-def _draw(state: State, slots: Slots, logits, live) -> State:
-  """Draws the token at position `length` of the slots that are live."""
+def _draw(state: State, slots: Slots, logits, active) -> State:
+  """Draws the token at position `length` of the active slots, bool[B]."""
   tokens, logprobs = sampling.draw(
     logits,
     uniforms(slots.keys, state.length),
@@ -294,11 +296,11 @@ def _draw(state: State, slots: Slots, logits, live) -> State:
   stopped = jnp.any(slots.stop_ids == tokens[:, None], axis=1)
   stopped |= state.length + 1 >= slots.limit
   rows = jnp.arange(len(tokens))
-  places = jnp.where(live, state.length, state.ids.shape[1])
+  places = jnp.where(active, state.length, state.ids.shape[1])
   return dataclasses.replace(
     state,
-    token=jnp.where(live, tokens, state.token),
-    active=jnp.where(live, ~stopped, state.active),
+    token=jnp.where(active, tokens, state.token),
+    active=jnp.where(active, ~stopped, state.active),
     ids=state.ids.at[rows, places].set(tokens, mode='drop'),
     logprobs=state.logprobs.at[rows, places].set(logprobs, mode='drop'),
   )

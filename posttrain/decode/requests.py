@@ -1,4 +1,4 @@
-"""What the engine is asked for and what it answers. Host types, numpy only."""
+"""The engine's requests and completions. Host types, numpy only."""
 
 import dataclasses
 
@@ -12,9 +12,9 @@ def _require(ok: bool, field: str, must: str, got) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """The law that tokens are drawn from.
+  """The distribution that tokens are drawn from.
 
-  Truncation comes in this order: top-k, top-p over what that leaves, min-p.
+  Truncation applies in this order: top-k, top-p over the kept tokens, min-p.
   Tokens tied with a threshold are kept.
   """
 
@@ -34,30 +34,31 @@ class Sampling:
 class Request:
   """A prompt to continue."""
 
-  # Names the request; with the engine's seed and a token's position it alone
-  # decides which random number the token is drawn with. Below 2**63.
+  # Identifies the request, below 2**63. The random number of a token depends on
+  # the engine's seed, this id and the token's position, and on nothing else.
   id: int
   ids: np.ndarray  # i32[P], at least one token
   max_tokens: int  # of the completion, at least 1
   stop_ids: tuple[int, ...] = ()
   sampling: Sampling = Sampling()
   hold: bool = False  # keep the slot when it stops, for `extend`
-  # Decides on random numbers in place of the id, which then only names.
+  # Replaces the id as the source of random numbers.
   key: int | None = None
 
   @property
-  def numbers(self) -> int:
+  def draw_key(self) -> int:
+    """The number that random numbers depend on: `key`, or else the id."""
     return self.id if self.key is None else self.key
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """What followed a prompt, or an extension of it."""
+  """The tokens drawn after a prompt, or after an extension of it."""
 
   id: int  # of the request
   ids: np.ndarray  # i32[n], with the stop token where one came
-  # f32[n], log_softmax(logits / temperature) of the law before truncation,
-  # in nats; at temperature 0 that of temperature 1.
+  # f32[n], log_softmax(logits / temperature) before truncation, in nats; at
+  # temperature 0 those of temperature 1.
   logprobs: np.ndarray
   stop_reason: str  # 'eos', 'max_tokens', or 'overflow': the cache was full
   version: int  # of the weights

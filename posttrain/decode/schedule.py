@@ -1,68 +1,81 @@
-"""Who sits in which slot, who waits, and whose turn comes next. Numpy only.
+"""The queue and the slots of an engine: which request gets a slot next.
 
-A request is `begun`: its turn's tokens are known. It waits (new ones in the
-queue, extensions ahead of them), is `seated` (its tokens go into a slot), and
-`finished` (it has stopped). A request that is held keeps its slot until it is
-begun again or released.
+A request's turn begins when its tokens are known. It then waits (new requests
+in the queue, extensions ahead of them), gets a slot, and finishes when it
+stops. A held request keeps its slot until its next turn or its release.
 
-Order depends on submission and token counts alone.
+Order depends on submission and token counts alone. Numpy only.
 """
 
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from posttrain.decode import requests
 
-STOP_IDS = 8  # a request has at most so many
+STOP_IDS = 8  # the most stop ids of a request
 
 
 @dataclasses.dataclass
-class Seat:
-  """A request in flight."""
+class RequestState:
+  """A request in flight, with its slot and its turn."""
 
   request: requests.Request
   order: int  # of submission
   slot: int | None = None
-  # The turn: tokens to feed, where the first of them goes, where what is drawn
-  # ends, and whether the cache rather than the request sets that end.
-  feed: np.ndarray | None = None
+  # The turn: tokens to feed, position of the first of them, the position at
+  # which drawing ends, and whether the cache rather than the request sets it.
+  feed: np.ndarray = dataclasses.field(
+    default_factory=lambda: np.zeros(0, np.int32)
+  )
   start: int = 0
   limit: int = 0
   cut: bool = False
-  # Behind the turn: tokens in the cache, and the last drawn, which is not.
+  # After the turn: tokens in the cache, and the last drawn one, which is not.
   length: int = 0
   token: int = -1
   held: bool = False  # stopped, and keeps its slot
 
   @property
   def prompt_end(self) -> int:
+    """The position after the last token to feed."""
     return self.start + len(self.feed)
 
   @property
   def stop_reason(self) -> str:
-    """Of the turn, once its last token is known."""
+    """The turn's stop reason, once its last token is known."""
     if self.token in self.request.stop_ids:
       return 'eos'
     return 'overflow' if self.cut else 'max_tokens'
 
   def turn(self, length: int) -> tuple[int, slice]:
-    """Where what the turn drew lies, once so many tokens are in the cache."""
+    """Returns the index of the turn's drawn tokens in an array [B, S].
+
+    Args:
+      length: tokens in the cache.
+    """
+    assert self.slot is not None
     return self.slot, slice(self.prompt_end, int(length) + 1)
 
 
 class Schedule:
-  """The requests of an engine with so many slots."""
+  """The requests of an engine, and their slots."""
 
-  def __init__(self, slots: int, patient: bool = True):
-    """Args: slots: of the engine; patient: as of `Engine`."""
-    self._patient = patient
-    self._slots: list[Seat | None] = [None] * slots
-    self._in_flight: dict[int, Seat] = {}
-    self._queue: collections.deque[Seat] = collections.deque()
-    self._extended: collections.deque[Seat] = collections.deque()
+  def __init__(self, slots: int, share_prefill: bool = True):
+    """Starts without requests.
+
+    Args:
+      slots: number of the engine's slots.
+      share_prefill: as in `Engine`.
+    """
+    self._share_prefill = share_prefill
+    self._slots: list[RequestState | None] = [None] * slots
+    self._in_flight: dict[int, RequestState] = {}
+    self._queue: collections.deque[RequestState] = collections.deque()
+    self._extended: collections.deque[RequestState] = collections.deque()
     self._submitted = 0
 
   def __len__(self) -> int:
@@ -70,40 +83,46 @@ class Schedule:
     return len(self._in_flight)
 
   @property
-  def seated(self) -> Iterator[Seat]:
-    return (seat for seat in self._slots if seat is not None)
+  def in_slots(self) -> Iterator[RequestState]:
+    """The requests that have a slot, in the order of slots."""
+    return (entry for entry in self._slots if entry is not None)
 
   @property
-  def waiting(self) -> int:
+  def num_waiting(self) -> int:
+    """The number of requests that wait for prefill."""
     return len(self._queue) + len(self._extended)
 
   @property
   def running(self) -> bool:
     """Whether a request in flight has not stopped."""
-    return any(not seat.held for seat in self._in_flight.values())
+    return any(not entry.held for entry in self._in_flight.values())
 
   @property
-  def pressing(self) -> bool:
-    """Whether somebody waits for a slot, or may have something to say."""
-    return bool(self.waiting) or any(s.request.hold for s in self.seated)
+  def needs_chunks(self) -> bool:
+    """Whether a request waits for a slot, or may be extended when it stops."""
+    return bool(self.num_waiting) or any(x.request.hold for x in self.in_slots)
 
   def check_some_run(self) -> None:
-    """Raises ValueError where nothing that is seated will ever stop."""
-    if all(seat.held for seat in self.seated):
+    """Checks that some slot decodes, so that polling comes to an end.
+
+    Raises:
+      ValueError: all slots are held.
+    """
+    if all(entry.held for entry in self.in_slots):
       slots = len(self._slots)
       raise ValueError(
-        f'{self.waiting} requests must find free slots: all {slots} are '
+        f'{self.num_waiting} requests must find free slots: all {slots} are '
         'held; extend or release held requests before polling, or raise the '
         'number of slots'
       )
 
   def check(self, request: requests.Request) -> None:
-    """Raises ValueError for a request that `Engine.submit` must refuse."""
+    """Checks a request for `Engine.submit`; raises ValueError."""
     ids = np.asarray(request.ids, np.int32)
     for ok, must, got in (
       (request.id not in self._in_flight, 'not be in flight', request.id),
       (0 <= request.id < 2**63, 'have an id in [0, 2**63)', request.id),
-      (0 <= request.numbers < 2**63, 'have a key in [0, 2**63)', request.key),
+      (0 <= request.draw_key < 2**63, 'have a key in [0, 2**63)', request.key),
       (ids.ndim == 1 and ids.size, 'have a prompt of some tokens', ids.shape),
       (
         len(request.stop_ids) <= STOP_IDS,
@@ -112,18 +131,18 @@ class Schedule:
       ),
       (request.max_tokens > 0, 'ask for a token at least', request.max_tokens),
     ):
-      require(ok, request.id, must, got)
+      require(bool(ok), request.id, must, got)
 
   def check_all(
-    self, asked: Sequence[requests.Request], unread: set[int]
+    self, batch: Sequence[requests.Request], unread: set[int]
   ) -> None:
-    """Raises ValueError for what `Engine.generate` must refuse.
+    """Checks requests for `Engine.generate`; raises ValueError.
 
     Args:
-      asked: requests.
+      batch: the requests.
       unread: ids of completions that have not been polled.
     """
-    for request in asked:
+    for request in batch:
       require(
         not request.hold,
         request.id,
@@ -132,88 +151,103 @@ class Schedule:
         'submit and poll it',
       )
       self.check(request)
-    for id, times in collections.Counter(r.id for r in asked).items():
-      require(times == 1, id, 'be asked for once', times)
+    for id, times in collections.Counter(r.id for r in batch).items():
+      require(times == 1, id, 'occur once', times)
     if others := self._in_flight.keys() | unread:
       raise ValueError(
         f'generate must find no request in flight: got {sorted(others)[:8]}, '
         'expected none; poll and release them first'
       )
 
-  def new(self, request: requests.Request) -> Seat:
-    """Opens a seat for a request that has been checked."""
+  def new(self, request: requests.Request) -> RequestState:
+    """Returns the state of a request that has been checked."""
     ids = np.asarray(request.ids, np.int32)
-    seat = Seat(dataclasses.replace(request, ids=ids), self._submitted)
+    entry = RequestState(dataclasses.replace(request, ids=ids), self._submitted)
     self._submitted += 1
-    return seat
+    return entry
 
-  def held(self, id: int, what: str) -> Seat:
-    """Returns a request that is held; ValueError if it is not."""
-    seat = self._in_flight.get(id)
-    ok = seat is not None and seat.held
-    require(ok, id, f'be held to be {what}', 'one that is not')
-    return seat
+  def held(self, id: int, action: str) -> RequestState:
+    """Returns a held request.
+
+    Args:
+      id: the request's id.
+      action: what is done to it, for the error: 'extended', 'released'.
+
+    Raises:
+      ValueError: the request is not held.
+    """
+    entry = self._in_flight.get(id)
+    ok = entry is not None and entry.held
+    require(ok, id, f'be held to be {action}', 'one that is not')
+    assert entry is not None
+    return entry
 
   def begin(
     self,
-    seat: Seat,
+    entry: RequestState,
     ids: np.ndarray,
     start: int,
     max_tokens: int,
     capacity: int,
   ) -> bool:
-    """Starts a turn; False if the cache has no room for a token of it.
+    """Starts a turn; returns False if the cache has no space for a token of it.
 
     Args:
-      seat: of the request.
+      entry: the request.
       ids: i32[n], tokens to feed.
       start: position of the first of them.
-      max_tokens: of what is drawn.
+      max_tokens: the most drawn tokens.
       capacity: tokens of a slot.
     """
-    seat.feed, seat.start = ids, start
-    end = seat.prompt_end + max_tokens
-    seat.limit, seat.cut = min(end, capacity), end > capacity
-    self._in_flight[seat.request.id] = seat
-    if seat.prompt_end >= seat.limit:
+    entry.feed, entry.start = ids, start
+    end = entry.prompt_end + max_tokens
+    entry.limit, entry.cut = min(end, capacity), end > capacity
+    self._in_flight[entry.request.id] = entry
+    if entry.prompt_end >= entry.limit:
       return False
-    (self._queue if seat.slot is None else self._extended).append(seat)
-    seat.held = False
+    (self._queue if entry.slot is None else self._extended).append(entry)
+    entry.held = False
     return True
 
-  def seat_next(self, rows: int) -> list[list[Seat]]:
-    """Gives out free slots, to what fits into so many scratch rows.
+  def assign_slots(self, rows: int) -> list[list[RequestState]]:
+    """Returns the requests to prefill next, and gives them free slots.
 
-    Extensions come first, each with its own row. Of the queue, neighbours with
-    the same prompt share a row, and wait until there are slots for all; of
-    those that are more than the slots that are not held, the first go alone.
-    Who is not patient takes the slots that there are.
-    """
-    entries = []
-    while self._extended and len(entries) < rows:
-      entries.append([self._extended.popleft()])
-    free = [slot for slot, seat in enumerate(self._slots) if seat is None]
-    while self._queue and free and len(entries) < rows:
-      run = self._run()
-      if len(run) > len(free):
-        if self._patient:
-          break
-        run = run[: len(free)]
-      for seat in run:
-        self._queue.popleft()
-        seat.slot = free.pop(0)
-        self._slots[seat.slot] = seat
-      entries.append(run)
-    return entries
+    Extensions come first, each with its own row. In the queue, neighbours with
+    the same prompt share a row, and wait until there are slots for all; if they
+    are more than the slots that are not held, the first of them go alone.
+    Without `share_prefill` they take the slots that are free.
 
-  def asks(self) -> dict[str, np.ndarray]:
-    """What the seated requests ask for, by slot.
+    Args:
+      rows: scratch rows, and so the most lists to return.
 
     Returns:
-      `loop.Slots` by field, but for the keys: their ids as two u32[B] words,
-      `high` and `low`. Zeros, and no stop ids, where nobody sits.
+      A list of requests per scratch row.
     """
-    fields = {
+    groups = []
+    while self._extended and len(groups) < rows:
+      groups.append([self._extended.popleft()])
+    free = [slot for slot, entry in enumerate(self._slots) if entry is None]
+    while self._queue and free and len(groups) < rows:
+      group = self._same_prompt()
+      if len(group) > len(free):
+        if self._share_prefill:
+          break
+        group = group[: len(free)]
+      for entry in group:
+        self._queue.popleft()
+        entry.slot = free.pop(0)
+        self._slots[entry.slot] = entry
+      groups.append(group)
+    return groups
+
+  def slot_options(self) -> dict[str, Any]:
+    """Returns the options of the requests in the slots, as arrays.
+
+    Returns:
+      The fields of `loop.Slots`, except that the keys are two u32[B] words,
+      `high` and `low`. Zeros, and no stop ids, for empty slots.
+    """
+    dtypes = {
       'high': np.uint32,
       'low': np.uint32,
       'limit': np.int32,
@@ -223,76 +257,82 @@ class Schedule:
       'min_p': np.float32,
     }
     size = len(self._slots)
-    fields = {k: np.zeros(size, kind) for k, kind in fields.items()}
+    fields = {k: np.zeros(size, dtype) for k, dtype in dtypes.items()}
     stop_ids = np.full((size, STOP_IDS), -1, np.int32)
-    for seat in self.seated:
-      request = seat.request
-      asks = {
+    for entry in self.in_slots:
+      request = entry.request
+      values = {
         **vars(request.sampling),
-        'limit': seat.limit,
-        'high': request.numbers >> 32,
-        'low': request.numbers & 0xFFFFFFFF,
+        'limit': entry.limit,
+        'high': request.draw_key >> 32,
+        'low': request.draw_key & 0xFFFFFFFF,
       }
-      for name, value in asks.items():
-        fields[name][seat.slot] = value
-      stop_ids[seat.slot, : len(request.stop_ids)] = request.stop_ids
+      for name, value in values.items():
+        fields[name][entry.slot] = value
+      stop_ids[entry.slot, : len(request.stop_ids)] = request.stop_ids
     return {**fields, 'stop_ids': stop_ids}
 
-  def _run(self) -> list[Seat]:
-    """The queue's head and what follows it with the same prompt.
+  def _same_prompt(self) -> list[RequestState]:
+    """Returns the queue's head and its neighbours with the same prompt.
 
-    At most as many as will have slots once all that runs has stopped: nobody
-    may wait for a slot that is held, since it can be held until they answer.
+    At most as many as there are slots once all running requests have stopped: a
+    request must not wait for a held slot, which may be held until it completes.
     """
-    most = len(self._slots) - sum(seat.held for seat in self.seated)
-    first, run = self._queue[0], []
-    for seat in self._queue:
-      same = np.array_equal(seat.feed, first.feed)
-      if not same or len(run) == most:
+    most = len(self._slots) - sum(entry.held for entry in self.in_slots)
+    first, group = self._queue[0], []
+    for entry in self._queue:
+      same = np.array_equal(entry.feed, first.feed)
+      if not same or len(group) == most:
         break
-      run.append(seat)
-    return run
+      group.append(entry)
+    return group
 
-  def stopped(self, active: np.ndarray) -> list[Seat]:
-    """Those whose slots, bool[B], are not active any more, by submission."""
-    done = (s for s in self.seated if not s.held and not active[s.slot])
-    return sorted(done, key=lambda seat: seat.order)
+  def stopped(self, active: np.ndarray) -> list[RequestState]:
+    """Returns the requests that have stopped, in the order of submission.
 
-  def finish(self, seat: Seat) -> None:
-    """The turn has ended: the slot is held, or free."""
-    seat.held = True
-    if not seat.request.hold:
-      self.leave(seat)
+    Args:
+      active: bool[B], the slots that still decode.
+    """
+    entries = (x for x in self.in_slots if not x.held and not active[x.slot])
+    return sorted(entries, key=lambda entry: entry.order)
+
+  def finish(self, entry: RequestState) -> None:
+    """Ends a turn: the slot is held, or free."""
+    entry.held = True
+    if not entry.request.hold:
+      self.remove(entry)
 
   def knows(self, id: int) -> bool:
     """Whether a request is in flight."""
     return id in self._in_flight
 
   def cancel(self, id: int) -> int | None:
-    """Forgets a request that may run; returns the slot that it sat in."""
-    seat = self._in_flight.get(id)
-    require(seat is not None, id, 'be in flight to be cancelled', None)
+    """Removes a request that may run; returns its slot, if it has one."""
+    entry = self._in_flight.get(id)
+    require(entry is not None, id, 'be in flight to be cancelled', None)
+    assert entry is not None
     for queue in (self._queue, self._extended):
-      for at in [i for i, other in enumerate(queue) if other is seat]:
-        del queue[at]
-    self.leave(seat)
-    return seat.slot
+      for index in [i for i, other in enumerate(queue) if other is entry]:
+        del queue[index]
+    self.remove(entry)
+    return entry.slot
 
-  def leave(self, seat: Seat) -> None:
-    """Forgets a request; its slot is free."""
-    del self._in_flight[seat.request.id]
-    if seat.slot is not None:
-      self._slots[seat.slot] = None
+  def remove(self, entry: RequestState) -> None:
+    """Removes a request; its slot is free."""
+    del self._in_flight[entry.request.id]
+    if entry.slot is not None:
+      self._slots[entry.slot] = None
 
 
-def require(ok: bool, id: int, must: str, got, then: str = '') -> None:
+def require(ok: bool, id: int, must: str, got: Any, advice: str = '') -> None:
+  """Raises ValueError with the request's id unless `ok`."""
   if not ok:
-    then = then and f'; {then}'
-    raise ValueError(f'request {id} must {must}: got {got!r}{then}')
+    advice = advice and f'; {advice}'
+    raise ValueError(f'request {id} must {must}: got {got!r}{advice}')
 
 
 def bucket(tokens: int) -> int:
-  """The capacity for so many tokens: 32, 48, 64, 96, 128, 192, ..."""
+  """Returns the capacity for a length: 32, 48, 64, 96, 128, 192, ..."""
   size = 32
   while size < tokens:
     size += size // 2

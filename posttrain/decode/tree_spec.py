@@ -1,6 +1,6 @@
-"""Whether other weights can take the place of those that were: by their leaves.
+"""Comparison of parameter trees by the shapes of their leaves.
 
-Shape, dtype and sharding are compared, never numbers.
+Shape, dtype and sharding are compared, never values.
 """
 
 from typing import Any
@@ -11,26 +11,36 @@ from posttrain import tree
 
 
 def describe(params: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Leaves by path, without their numbers: those may be donated later."""
+  """Returns the leaves' shapes by path; keeps no array alive."""
 
-  def of(x):
+  def spec(x):
     sharding = getattr(x, 'sharding', None)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-  return {path: of(x) for path, x in tree.flat(params).items()}
+  return {path: spec(x) for path, x in tree.flat(params).items()}
 
 
 def check_same(
   old: dict[str, jax.ShapeDtypeStruct], new: dict[str, jax.ShapeDtypeStruct]
 ) -> None:
-  """Raises ValueError for the first leaf that is not described alike."""
+  """Checks that two trees have equal specs.
+
+  Raises:
+    ValueError: with the first leaf that differs.
+  """
   for path in [*old, *(path for path in new if path not in old)]:
     a, b = old.get(path), new.get(path)
-    same = None not in (a, b) and (a.shape, a.dtype) == (b.shape, b.dtype)
-    if same and None not in (a.sharding, b.sharding):
-      same = a.sharding.is_equivalent_to(b.sharding, len(a.shape))
+    same = a is not None and b is not None and _same(a, b)
     if not same:
       raise ValueError(
-        f'weights must stay alike: got {path} = {b}, expected {a}; make an '
-        'engine for other weights'
+        f'weights must keep their shapes: got {path} = {b}, expected {a}; make '
+        'an engine for other weights'
       )
+
+
+def _same(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> bool:
+  if (a.shape, a.dtype) != (b.shape, b.dtype):
+    return False
+  if a.sharding is None or b.sharding is None:
+    return True
+  return a.sharding.is_equivalent_to(b.sharding, len(a.shape))

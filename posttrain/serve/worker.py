@@ -185,7 +185,7 @@ class Worker:
       slots=self.slots,
       capacity=self.capacity,
       chunk=self._chunk,
-      patient=False,
+      share_prefill=False,
       **_PREFILL,
     )
     engine.set_params(self._policy.params, 0)

@@ -1,7 +1,7 @@
-"""What the tests of the engine share: a model, engines of few shapes, requests.
+"""Helpers of the engine tests: a model, engines of few shapes, requests.
 
-Programs are shared by engines of one shape, and compiling is all the time that
-the tests take: the shapes are `make()`, `SMALL` and `WIDE`.
+Engines of one shape share programs, and compilation dominates the time of the
+tests: the shapes are `make()`, `SMALL` and `WIDE`.
 """
 
 import functools
@@ -26,7 +26,7 @@ MODEL = schema.Model(
   qk_norm=True,
 )
 EOS = 257
-WIDTH = 48  # of every reference forward
+WIDTH = 48  # tokens of every reference forward
 SMALL = {'slots': 2, 'prefill_rows': 2, 'prefill_tokens': 32}
 WIDE = {'capacity': 96}
 GREEDY = requests.Sampling(temperature=0.0)
@@ -34,10 +34,10 @@ GREEDY = requests.Sampling(temperature=0.0)
 
 @functools.cache
 def params(model=MODEL, seed=0):
-  """Drawn by numpy, since `init` takes longer to compile than prefill.
+  """Returns parameters drawn by numpy; compiling `init` takes longer.
 
-  Logits are spread: a random model's law is nearly uniform, and its argmax a
-  toss-up.
+  The scale spreads the logits: with the default one the distribution is nearly
+  uniform, and the argmax depends on rounding.
   """
   rng = np.random.default_rng(seed)
   like = jax.eval_shape(
@@ -59,8 +59,8 @@ def make(model=MODEL, slots=8, capacity=WIDTH, **options):
   return engine
 
 
-def ask(count, seed=0, sampling=None, max_tokens=16, **options):
-  """Requests of ragged prompts, 1 to 20 tokens long."""
+def make_requests(count, seed=0, sampling=None, max_tokens=16, **options):
+  """Returns requests with ragged prompts, 1 to 20 tokens long."""
   rng = np.random.default_rng(seed)
   sampling = sampling or requests.Sampling()
   return [
@@ -78,18 +78,18 @@ def ask(count, seed=0, sampling=None, max_tokens=16, **options):
 
 @functools.cache
 def baseline():
-  """Some requests, and what they get in the plainest way."""
-  asked = ask(12, seed=1)
-  return asked, make().generate(asked)
+  """Returns requests, and their completions by the default engine."""
+  batch = make_requests(12, seed=1)
+  return batch, make().generate(batch)
 
 
 def poll(engine, count):
-  """Polls until so many requests have stopped."""
-  done = []
-  while len(done) < count:
-    done += engine.poll()
-  assert len(done) == count
-  return done
+  """Polls until `count` requests have stopped."""
+  completions = []
+  while len(completions) < count:
+    completions += engine.poll()
+  assert len(completions) == count
+  return completions
 
 
 def same(a, b):

@@ -1,7 +1,7 @@
 """The gates of the engine, G1 to G7, against forwards that keep no cache.
 
-E is what the engine says, R a full forward over prompt + E (teacher forcing),
-so that one flip does not hide the rest.
+E is the engine's completion, R a full forward over prompt + E (teacher
+forcing), so that one flip does not hide the rest.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tests.decode import helpers
 
 @functools.partial(jax.jit, static_argnums=1)
 def forward(params, model, ids):
-  """Logits f32[B, T, V]."""
+  """Returns logits f32[B, T, V]."""
   positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
   hidden, _ = transformer.trunk(
     params, model, ids, positions, jnp.ones_like(ids)
@@ -27,43 +27,43 @@ def forward(params, model, ids):
   return scoring.next_logits(params, model, hidden)
 
 
-def sequences(asked, done):
-  """i32[24, WIDTH]: prompts and what followed them, padded to one shape."""
+def sequences(batch, completions):
+  """Returns i32[24, WIDTH]: prompts and completions, padded to one shape."""
   ids = np.zeros((24, helpers.WIDTH), np.int32)
-  for row, request, completion in zip(ids, asked, done, strict=False):
-    said = np.concatenate([request.ids, completion.ids])
-    row[: len(said)] = said
+  for row, request, completion in zip(ids, batch, completions, strict=False):
+    sequence = np.concatenate([request.ids, completion.ids])
+    row[: len(sequence)] = sequence
   return ids
 
 
-def before_drawn(logits, asked, done):
-  """Per request, f32[n, V], the logits before each drawn token."""
+def before_drawn(logits, batch, completions):
+  """Returns the logits before each drawn token, f32[n, V] per request."""
   return [
     row[len(r.ids) - 1 : len(r.ids) - 1 + len(c.ids)]
-    for row, r, c in zip(logits, asked, done, strict=False)
+    for row, r, c in zip(logits, batch, completions, strict=False)
   ]
 
 
-def reference(asked, done, model=helpers.MODEL):
-  """R, before each drawn token."""
-  ids = sequences(asked, done)
+def reference(batch, completions, model=helpers.MODEL):
+  """Returns R before each drawn token."""
+  ids = sequences(batch, completions)
   logits = np.asarray(forward(helpers.params(model), model, ids))
-  return before_drawn(logits, asked, done)
+  return before_drawn(logits, batch, completions)
 
 
-def cached(asked, done, model):
-  """What decoding sees before each drawn token: E is fed to a cache."""
-  ids = sequences(asked, done)
+def cached(batch, completions, model):
+  """Returns the logits before each drawn token as decoding computes them."""
+  ids = sequences(batch, completions)
   view = loop.view(helpers.params(model), model, None)
   cache = transformer.empty_cache(model, *ids.shape)
   logits = jnp.zeros((len(ids), model.vocab_size))
-  one, found = np.ones(len(ids), np.int32), []
-  for at in range(helpers.WIDTH):
+  one, steps = np.ones(len(ids), np.int32), []
+  for i in range(helpers.WIDTH):
     cache, logits = loop.prefill(
-      view, model, cache, logits, ids[:, at : at + 1], at * one, one
+      view, model, cache, logits, ids[:, i : i + 1], i * one, one
     )
-    found.append(np.array(logits))  # a copy: they are donated
-  return before_drawn(np.stack(found, 1), asked, done)
+    steps.append(np.array(logits))  # a copy: they are donated
+  return before_drawn(np.stack(steps, 1), batch, completions)
 
 
 def top_gaps(logits):
@@ -78,97 +78,100 @@ def log_softmax(z):
 
 
 def test_g1_greedy_is_the_argmax_of_a_full_forward():
-  asked = helpers.ask(24, seed=2, sampling=helpers.GREEDY)
-  done = helpers.make().generate(asked)
-  for logits, completion in zip(reference(asked, done), done, strict=True):
-    assert top_gaps(logits).min() > 1e-3  # or equality would prove luck
+  batch = helpers.make_requests(24, seed=2, sampling=helpers.GREEDY)
+  completions = helpers.make().generate(batch)
+  for logits, completion in zip(
+    reference(batch, completions), completions, strict=True
+  ):
+    assert top_gaps(logits).min() > 1e-3  # no near ties
     np.testing.assert_array_equal(logits.argmax(-1), completion.ids)
-    law = log_softmax(logits)[np.arange(len(logits)), completion.ids]
-    np.testing.assert_allclose(completion.logprobs, law, rtol=0, atol=5e-5)
+    logprobs = log_softmax(logits)[np.arange(len(logits)), completion.ids]
+    np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=5e-5)
 
 
 def test_g2_greedy_bfloat16_differs_only_at_ties():
   model = dataclasses.replace(helpers.MODEL, dtype='bfloat16')
-  asked = helpers.ask(24, sampling=helpers.GREEDY)
-  done = helpers.make(model).generate(asked)
-  full = np.concatenate(reference(asked, done, model))
-  fed = np.concatenate(cached(asked, done, model))
-  ids = np.concatenate([completion.ids for completion in done])
-  said = np.concatenate([completion.logprobs for completion in done])
-  at = np.arange(len(ids))
-  error = np.abs(said - log_softmax(full)[at, ids])
+  batch = helpers.make_requests(24, sampling=helpers.GREEDY)
+  completions = helpers.make(model).generate(batch)
+  full = np.concatenate(reference(batch, completions, model))
+  fed = np.concatenate(cached(batch, completions, model))
+  ids = np.concatenate([completion.ids for completion in completions])
+  logprobs = np.concatenate([completion.logprobs for completion in completions])
+  index = np.arange(len(ids))
+  error = np.abs(logprobs - log_softmax(full)[index, ids])
   assert error.mean() <= 0.03 and error.max() <= 0.15
   flips = full.argmax(-1) != ids
   assert flips.mean() <= 0.03
   assert (top_gaps(full)[flips] <= 2 * np.abs(fed - full).max()).all()
-  # That bound is the engine's, for what was fed is nearly what it saw.
-  np.testing.assert_allclose(said, log_softmax(fed)[at, ids], rtol=0, atol=0.05)
+  # The bound holds for the engine: its logits are nearly those of `cached`.
+  expected = log_softmax(fed)[index, ids]
+  np.testing.assert_allclose(logprobs, expected, rtol=0, atol=0.05)
 
 
-def test_g3_sampled_tokens_are_those_of_a_naive_sampler():
+def test_g3_sampled_tokens_match_a_naive_sampler():
   """The same numbers, a full forward, and a flat CDF in double precision."""
   hot = requests.Sampling(temperature=0.8)
-  asked = helpers.ask(24, seed=2, sampling=hot)
-  done = helpers.make(seed=5).generate(asked)
+  batch = helpers.make_requests(24, seed=2, sampling=hot)
+  completions = helpers.make(seed=5).generate(batch)
   edges = 0
   for request, completion, logits in zip(
-    asked, done, reference(asked, done), strict=True
+    batch, completions, reference(batch, completions), strict=True
   ):
     count = len(completion.ids)
     high = np.full(count, request.id >> 32, np.uint32)
     low = np.full(count, request.id & 0xFFFFFFFF, np.uint32)
     keys = loop.request_keys(5, high, low)
     u = loop.uniforms(keys, len(request.ids) + np.arange(count))
-    law = log_softmax(logits / 0.8)
-    cdf = np.exp(law).cumsum(-1)
+    logprobs = log_softmax(logits / 0.8)
+    cdf = np.exp(logprobs).cumsum(-1)
     for i, token in enumerate(completion.ids):
       expected = np.searchsorted(cdf[i], u[i], side='right')
       if expected != token:
         edges += 1
         assert np.abs(cdf[i] - u[i]).min() < 1e-5
     np.testing.assert_allclose(
-      completion.logprobs, law[np.arange(count), completion.ids], atol=5e-5
+      completion.logprobs, logprobs[np.arange(count), completion.ids], atol=5e-5
     )
   assert edges == 0
 
 
-def test_g4_slots_company_chunks_and_capacity_do_not_matter():
-  asked, expected = helpers.baseline()
-  # Other slots, other company.
-  back = helpers.make().generate(asked[::-1])[::-1]
+def test_g4_completions_do_not_depend_on_slots_chunks_or_capacity():
+  batch, expected = helpers.baseline()
+  # Other slots, next to other requests.
+  back = helpers.make().generate(batch[::-1])[::-1]
   assert helpers.same(back, expected)
   for options in ({}, {'chunk': 1}, {'chunk': 64}, helpers.WIDE, helpers.SMALL):
-    done = helpers.make(**options).generate(asked)
-    assert helpers.same(done, expected), options
-  alone = [helpers.make().generate([request])[0] for request in asked[:3]]
+    completions = helpers.make(**options).generate(batch)
+    assert helpers.same(completions, expected), options
+  alone = [helpers.make().generate([request])[0] for request in batch[:3]]
   assert helpers.same(alone, expected[:3])
 
 
 def test_g4_a_rerun_is_bitwise():
-  asked, expected = helpers.baseline()
-  for a, b in zip(helpers.make().generate(asked), expected, strict=True):
+  batch, expected = helpers.baseline()
+  for a, b in zip(helpers.make().generate(batch), expected, strict=True):
     assert a.logprobs.tobytes() == b.logprobs.tobytes()
 
 
-def test_g4_numbers_differ_by_seed_and_id_and_not_by_slot():
+def test_g4_random_numbers_depend_on_seed_and_id_not_on_slot():
   prompt = np.arange(5)
   group = [requests.Request(i, prompt, 16) for i in range(4)]
   far = [requests.Request(2**40 + i, prompt, 16) for i in range(4)]
   engine = helpers.make()
   first, again = engine.generate(group), engine.generate(group[::-1])[::-1]
   assert helpers.same(first, again)
-  said = {c.ids.tobytes() for c in (*first, *engine.generate(far))}
-  assert len(said) == 8
+  completions = {c.ids.tobytes() for c in (*first, *engine.generate(far))}
+  assert len(completions) == 8
   assert not helpers.same(first, helpers.make(seed=1).generate(group))
 
 
-def test_g5_a_stop_token_is_kept_and_ends_it():
-  asked, done = helpers.baseline()
-  _, cut = asked[0], done[0]
+def test_g5_stop_token_ends_the_completion_and_is_kept():
+  batch, completions = helpers.baseline()
+  _, cut = batch[0], completions[0]
   stop = int(cut.ids[5])
   first = int(np.flatnonzero(cut.ids == stop)[0])
   (short,) = helpers.make().generate(
-    [dataclasses.replace(asked[0], stop_ids=(helpers.EOS, stop))]
+    [dataclasses.replace(batch[0], stop_ids=(helpers.EOS, stop))]
   )
   assert short.stop_reason == 'eos'
   np.testing.assert_array_equal(short.ids, cut.ids[: first + 1])
@@ -177,47 +180,52 @@ def test_g5_a_stop_token_is_kept_and_ends_it():
   )
 
 
-def test_g5_the_first_token_may_stop_and_budgets_hold():
-  asked, done = helpers.baseline()
-  stop = (int(done[1].ids[0]),)
+def test_g5_first_token_may_stop_and_max_tokens_holds():
+  batch, completions = helpers.baseline()
+  stop = (int(completions[1].ids[0]),)
   first, one, rest = helpers.make().generate(
     [
-      dataclasses.replace(asked[1], stop_ids=stop),
-      dataclasses.replace(asked[2], max_tokens=1),
-      asked[3],
+      dataclasses.replace(batch[1], stop_ids=stop),
+      dataclasses.replace(batch[2], max_tokens=1),
+      batch[3],
     ]
   )
   assert first.stop_reason == 'eos' and len(first.ids) == 1
   assert one.stop_reason == 'max_tokens'
-  np.testing.assert_array_equal(one.ids, done[2].ids[:1])
-  assert helpers.same([rest], [done[3]])
+  np.testing.assert_array_equal(one.ids, completions[2].ids[:1])
+  assert helpers.same([rest], [completions[3]])
 
 
-def test_g5_prompts_of_every_length():
+def test_g5_prompts_of_any_length_match_a_full_forward():
   width = helpers.WIDTH
   prompt = np.random.default_rng(0).integers(0, 256, width)
   lengths = (1, 7, 8, 9, 16, width - 1, width)  # around the prefill chunk
-  asked = [requests.Request(n, prompt[:n], 100) for n in lengths]
-  done = helpers.make().generate(asked)
-  for request, completion in zip(asked, done, strict=True):
+  batch = [requests.Request(n, prompt[:n], 100) for n in lengths]
+  completions = helpers.make().generate(batch)
+  for request, completion in zip(batch, completions, strict=True):
     assert completion.stop_reason == 'overflow'
     assert len(completion.ids) == width - len(request.ids)
-  for logits, completion in zip(reference(asked, done), done, strict=True):
-    law = log_softmax(logits)[np.arange(len(logits)), completion.ids]
-    np.testing.assert_allclose(completion.logprobs, law, atol=5e-5)
+  for logits, completion in zip(
+    reference(batch, completions), completions, strict=True
+  ):
+    logprobs = log_softmax(logits)[np.arange(len(logits)), completion.ids]
+    np.testing.assert_allclose(completion.logprobs, logprobs, atol=5e-5)
 
 
-def test_g6_score_is_what_the_sampler_said():
+def test_g6_score_equals_the_sampler_logprobs():
   for temperature in (1.0, 0.7):
     sampling = requests.Sampling(temperature=temperature)
-    asked = helpers.ask(8, seed=3, sampling=sampling)
+    batch = helpers.make_requests(8, seed=3, sampling=sampling)
     engine = helpers.make()
-    done = engine.generate(asked)
+    completions = engine.generate(batch)
     whole = [
-      np.concatenate([r.ids, c.ids]) for r, c in zip(asked, done, strict=True)
+      np.concatenate([r.ids, c.ids])
+      for r, c in zip(batch, completions, strict=True)
     ]
     scores = engine.score(whole, temperature)
-    for request, completion, score in zip(asked, done, scores, strict=True):
+    for request, completion, score in zip(
+      batch, completions, scores, strict=True
+    ):
       np.testing.assert_allclose(
         score[len(request.ids) :], completion.logprobs, atol=1e-5
       )
@@ -225,40 +233,40 @@ def test_g6_score_is_what_the_sampler_said():
 
 def test_g7_nothing_recompiles():
   engine = helpers.make()
-  engine.generate(helpers.ask(10, seed=4))
+  engine.generate(helpers.make_requests(10, seed=4))
   with compilation.CompileCounter() as compiles:
     for wave in range(3):
       engine.set_params(helpers.params(seed=wave), wave)
-      laws = (
+      settings = (
         requests.Sampling(0.5 + wave, 3 * wave, 1 - wave / 4, wave / 10),
         requests.Sampling(0.0),
       )
-      for i, law in enumerate(laws):
-        done = engine.generate(
-          helpers.ask(
+      for i, sampling in enumerate(settings):
+        completions = engine.generate(
+          helpers.make_requests(
             7 + 5 * wave,
             seed=5 + 2 * wave + i,
-            sampling=law,
+            sampling=sampling,
             max_tokens=3 + 7 * wave,
           )
         )
-        assert all(completion.version == wave for completion in done)
+        assert all(completion.version == wave for completion in completions)
   assert compiles.count == 0
 
 
 def test_new_weights_are_used():
-  asked, expected = helpers.baseline()
+  batch, expected = helpers.baseline()
   engine = helpers.make()
   engine.set_params(helpers.params(seed=1), 1)
-  assert not helpers.same(engine.generate(asked), expected)
+  assert not helpers.same(engine.generate(batch), expected)
   engine.set_params(helpers.params(), 2)
-  assert helpers.same(engine.generate(asked), expected)
+  assert helpers.same(engine.generate(batch), expected)
 
 
-def test_the_view_survives_donated_params():
-  asked, expected = helpers.baseline()
+def test_engine_decodes_after_its_params_are_deleted():
+  batch, expected = helpers.baseline()
   engine = helpers.make()
-  mine = jax.tree.map(jnp.copy, helpers.params())
-  engine.set_params(mine, 1)
-  jax.tree.map(lambda x: x.delete(), mine)
-  assert helpers.same(engine.generate(asked), expected)
+  params = jax.tree.map(jnp.copy, helpers.params())
+  engine.set_params(params, 1)
+  jax.tree.map(lambda x: x.delete(), params)
+  assert helpers.same(engine.generate(batch), expected)

@@ -1,4 +1,4 @@
-"""Step by step: what has been drawn so far, and requests that are given up."""
+"""Single steps, partial completions, and cancelled requests."""
 
 import dataclasses
 
@@ -10,34 +10,34 @@ from tests.decode import helpers
 
 
 def finish(engine, count):
-  done = []
-  while len(done) < count:
-    done += engine.step()
-  return done
+  completions = []
+  while len(completions) < count:
+    completions += engine.step()
+  return completions
 
 
-def by_id(done):
-  return sorted(done, key=lambda completion: completion.id)
+def by_id(completions):
+  return sorted(completions, key=lambda completion: completion.id)
 
 
-def test_steps_give_what_polling_gives():
-  asked, expected = helpers.baseline()
+def test_steps_and_polls_give_equal_completions():
+  batch, expected = helpers.baseline()
   engine = helpers.make()
   assert engine.step() == [] and engine.partial() == {}
-  for request in asked:
+  for request in batch:
     engine.submit(request)
-  assert helpers.same(by_id(finish(engine, len(asked))), expected)
+  assert helpers.same(by_id(finish(engine, len(batch))), expected)
 
 
-def test_what_is_drawn_so_far_is_the_beginning_of_the_completion():
-  asked, expected = helpers.baseline()
+def test_partial_is_a_prefix_of_the_completion():
+  batch, expected = helpers.baseline()
   whole = {completion.id: completion for completion in expected}
   engine = helpers.make()
-  for request in asked:
+  for request in batch:
     engine.submit(request)
-  seen, lengths = 0, set()
-  while seen < len(asked):
-    seen += len(engine.step())
+  count, lengths = 0, set()
+  while count < len(batch):
+    count += len(engine.step())
     for id, (ids, logprobs) in engine.partial().items():
       np.testing.assert_array_equal(ids, whole[id].ids[: len(ids)])
       np.testing.assert_allclose(
@@ -49,8 +49,8 @@ def test_what_is_drawn_so_far_is_the_beginning_of_the_completion():
   assert engine.partial() == {}
 
 
-def test_a_turn_that_goes_on_shows_its_own_tokens_only():
-  (request,) = helpers.ask(1, seed=6, max_tokens=6, hold=True)
+def test_partial_of_an_extension_has_only_its_own_tokens():
+  (request,) = helpers.make_requests(1, seed=6, max_tokens=6, hold=True)
   engine = helpers.make()
   engine.submit(request)
   finish(engine, 1)
@@ -62,32 +62,34 @@ def test_a_turn_that_goes_on_shows_its_own_tokens_only():
 
 
 @pytest.mark.parametrize('steps', [0, 1, 2])
-def test_cancelling_leaves_the_others_as_they_were(steps):
-  """While they wait (no step), and in mid-decode; the slots are used again."""
-  asked, expected = helpers.baseline()
-  given_up = {asked[i].id for i in (0, 3, 4, 11)}
+def test_cancelling_does_not_change_other_completions(steps):
+  """Cancels while requests wait (no step), and while they decode."""
+  batch, expected = helpers.baseline()
+  cancelled = {batch[i].id for i in (0, 3, 4, 11)}
   engine = helpers.make()
-  for request in asked:
+  for request in batch:
     engine.submit(request)
-  done = [c for _ in range(steps) for c in engine.step()]
-  for id in given_up - {completion.id for completion in done}:
+  completions = [c for _ in range(steps) for c in engine.step()]
+  for id in cancelled - {completion.id for completion in completions}:
     engine.cancel(id)
-  rest = len(asked) - len(given_up | {completion.id for completion in done})
-  done += finish(engine, rest)
-  kept = [c for c in expected if c.id not in given_up]
-  got = [c for c in by_id(done) if c.id not in given_up]
+  rest = len(batch) - len(
+    cancelled | {completion.id for completion in completions}
+  )
+  completions += finish(engine, rest)
+  kept = [c for c in expected if c.id not in cancelled]
+  got = [c for c in by_id(completions) if c.id not in cancelled]
   assert helpers.same(got, kept)
   for a, b in zip(got, kept, strict=True):
     np.testing.assert_array_equal(a.logprobs, b.logprobs)
-  # All slots can be had again, by the very requests that were given up.
-  again = engine.generate(asked)
+  # All slots are free again, also for the cancelled requests.
+  again = engine.generate(batch)
   assert helpers.same(again, expected)
 
 
-def test_a_slot_is_free_at_once():
-  long, other, third = helpers.ask(3, seed=3, max_tokens=20)
+def test_cancelled_slot_is_free_at_once():
+  long, other, third = helpers.make_requests(3, seed=3, max_tokens=20)
   engine = helpers.make(**helpers.SMALL)
-  # Both slots are taken; a third request waits until one of them is given up.
+  # Both slots are taken; a third request waits until one is cancelled.
   for request in (long, other, third):
     engine.submit(dataclasses.replace(request, stop_ids=()))
   engine.step()
@@ -102,48 +104,48 @@ def test_a_slot_is_free_at_once():
   engine.set_params(helpers.params(), 1)  # nothing is in flight
 
 
-def test_held_and_finished_ones_can_be_cancelled_too():
-  asked = helpers.ask(2, seed=6, max_tokens=6, hold=True)
+def test_held_and_finished_requests_can_be_cancelled():
+  batch = helpers.make_requests(2, seed=6, max_tokens=6, hold=True)
   engine = helpers.make()
-  for request in asked:
+  for request in batch:
     engine.submit(request)
   helpers.poll(engine, 2)
-  engine.cancel(asked[0].id)
-  engine.extend(asked[1].id, np.array([65]), 4)
-  engine.cancel(asked[1].id)
+  engine.cancel(batch[0].id)
+  engine.extend(batch[1].id, np.array([65]), 4)
+  engine.cancel(batch[1].id)
   assert engine.poll() == []
-  too_long = requests.Request(5, np.arange(48), 4)  # stops at once: no room
+  too_long = requests.Request(5, np.arange(48), 4)  # overflows at once
   engine.submit(too_long)
   engine.cancel(5)
   assert engine.poll() == []
-  for id in (5, asked[0].id, 12345):
+  for id in (5, batch[0].id, 12345):
     with pytest.raises(ValueError, match=f'request {id} must be in flight'):
       engine.cancel(id)
 
 
-def test_a_key_stands_in_for_the_id():
-  asked, expected = helpers.baseline()
+def test_key_replaces_the_id_in_draws():
+  batch, expected = helpers.baseline()
   renamed = [
-    dataclasses.replace(r, id=10_000 + i, key=r.id) for i, r in enumerate(asked)
+    dataclasses.replace(r, id=10_000 + i, key=r.id) for i, r in enumerate(batch)
   ]
-  done = helpers.make().generate(renamed)
-  for a, b in zip(done, expected, strict=True):
+  completions = helpers.make().generate(renamed)
+  for a, b in zip(completions, expected, strict=True):
     np.testing.assert_array_equal(a.ids, b.ids)
-  twins = [dataclasses.replace(asked[0], id=i, key=5) for i in (1, 2)]
+  twins = [dataclasses.replace(batch[0], id=i, key=5) for i in (1, 2)]
   first, second = helpers.make().generate(twins)
   np.testing.assert_array_equal(first.ids, second.ids)
   with pytest.raises(ValueError, match='have a key in'):
-    helpers.make().submit(dataclasses.replace(asked[0], key=-1))
+    helpers.make().submit(dataclasses.replace(batch[0], key=-1))
 
 
-@pytest.mark.parametrize(('patient', 'expected'), [(True, 0), (False, 1)])
-def test_only_the_patient_wait_for_slots_for_all(patient, expected):
-  plan = schedule.Schedule(2, patient)
+@pytest.mark.parametrize(('share_prefill', 'expected'), [(True, 0), (False, 1)])
+def test_only_shared_prefill_waits_for_slots_for_all(share_prefill, expected):
+  plan = schedule.Schedule(2, share_prefill)
   for id, prompt in enumerate(([1], [2], [2])):
     request = requests.Request(id, np.array(prompt), 4)
     plan.begin(plan.new(request), np.array(prompt), 0, 4, 32)
-  entries = plan.seat_next(4)
-  assert [len(entry) for entry in entries] == [1] + [1] * expected
+  groups = plan.assign_slots(4)
+  assert [len(group) for group in groups] == [1] + [1] * expected
   plan.cancel(0)
-  entries = plan.seat_next(4)
-  assert [len(entry) for entry in entries] == [2 - expected]
+  groups = plan.assign_slots(4)
+  assert [len(group) for group in groups] == [2 - expected]

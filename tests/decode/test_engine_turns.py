@@ -1,4 +1,4 @@
-"""Between the turns: groups, holding, extending, overflow, buckets, errors."""
+"""Engine turns: groups, holding, extending, overflow, buckets, errors."""
 
 import dataclasses
 
@@ -13,26 +13,26 @@ from tests.decode import helpers
 
 
 def test_each_prompt_of_a_group_is_prefilled_once(monkeypatch):
-  fed = []
+  counts = []
   prefill = loop.prefill
 
   def spy(view, model, scratch, logits, tokens, start, count):
-    fed.append(int(np.sum(count)))
+    counts.append(int(np.sum(count)))
     return prefill(view, model, scratch, logits, tokens, start, count)
 
   monkeypatch.setattr(loop, 'prefill', spy)
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 256, n) for n in (5, 9, 13, 6)]
-  asked = [
+  batch = [
     requests.Request(4 * i + j, prompt, 8)
     for i, prompt in enumerate(prompts)
     for j in range(4)
   ]
-  helpers.make(slots=8).generate(asked)
-  assert sum(fed) == sum(len(prompt) for prompt in prompts)
+  helpers.make(slots=8).generate(batch)
+  assert sum(counts) == sum(len(prompt) for prompt in prompts)
 
 
-def test_the_loop_stops_when_all_rows_have(monkeypatch):
+def test_decode_loop_ends_when_all_rows_have_stopped(monkeypatch):
   steps = []
   decode = loop.decode
 
@@ -50,17 +50,17 @@ def test_the_loop_stops_when_all_rows_have(monkeypatch):
   assert steps == [5]
 
 
-def test_extend_goes_on_as_if_it_had_all_been_the_prompt():
-  asked = helpers.ask(3, seed=6, max_tokens=6, hold=True)
+def test_extension_equals_a_prompt_of_all_tokens():
+  batch = helpers.make_requests(3, seed=6, max_tokens=6, hold=True)
   engine = helpers.make()
-  for request in asked:
+  for request in batch:
     engine.submit(request)
   first = {c.id: c for c in helpers.poll(engine, 3)}
   new = [np.array([65, 66, 67]), np.zeros(0, np.int32), np.arange(70, 81)]
-  for request, ids in zip(asked, new, strict=True):
+  for request, ids in zip(batch, new, strict=True):
     engine.extend(request.id, ids, 7)
   second = {c.id: c for c in helpers.poll(engine, 3)}
-  for request, ids in zip(asked, new, strict=True):
+  for request, ids in zip(batch, new, strict=True):
     prompt = np.concatenate([request.ids, first[request.id].ids, ids])
     (fresh,) = helpers.make().generate(
       [requests.Request(request.id, prompt, 7, (helpers.EOS,))]
@@ -73,7 +73,7 @@ def test_extend_goes_on_as_if_it_had_all_been_the_prompt():
   assert engine.poll() == []
 
 
-def test_queued_requests_go_on_beside_held_ones():
+def test_queued_requests_run_next_to_held_ones():
   engine = helpers.make(**helpers.SMALL)
   engine.submit(requests.Request(1, np.arange(3), 4, hold=True))
   for i in range(2, 6):
@@ -92,10 +92,10 @@ def test_a_group_does_not_wait_for_held_slots():
   engine.release(1)
 
 
-def seat(seats, id, prompt, hold=False):
-  """Queues a request; only numbers, no engine."""
-  made = seats.new(requests.Request(id, np.arange(prompt), 4, hold=hold))
-  assert seats.begin(made, made.request.ids, 0, 4, helpers.WIDTH)
+def queue(plan, id, prompt, hold=False):
+  """Queues a request in a schedule without an engine."""
+  entry = plan.new(requests.Request(id, np.arange(prompt), 4, hold=hold))
+  assert plan.begin(entry, entry.request.ids, 0, 4, helpers.WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -110,34 +110,34 @@ def seat(seats, id, prompt, hold=False):
     (4, 1, []),
   ],
 )
-def test_a_group_is_split_by_what_can_be_free(held, group, runs):
-  seats = schedule.Schedule(4)
+def test_group_is_split_by_the_slots_that_are_not_held(held, group, runs):
+  plan = schedule.Schedule(4)
   for id in range(held):
-    seat(seats, id, 1 + id, hold=True)
-  for (one,) in seats.seat_next(4):
-    seats.finish(one)
+    queue(plan, id, 1 + id, hold=True)
+  for (entry,) in plan.assign_slots(4):
+    plan.finish(entry)
   for id in range(10, 10 + group):
-    seat(seats, id, 9)
-  found = []
-  while entries := seats.seat_next(1):
-    found.append(len(entries[0]))
-    for one in entries[0]:
-      seats.finish(one)
-  assert found == runs and seats.waiting == group - sum(runs)
+    queue(plan, id, 9)
+  sizes = []
+  while groups := plan.assign_slots(1):
+    sizes.append(len(groups[0]))
+    for entry in groups[0]:
+      plan.finish(entry)
+  assert sizes == runs and plan.num_waiting == group - sum(runs)
 
 
-def test_a_group_waits_for_what_runs():
-  seats = schedule.Schedule(4)
-  seat(seats, 0, 1)
-  ((first,),) = seats.seat_next(4)
+def test_group_waits_for_running_requests():
+  plan = schedule.Schedule(4)
+  queue(plan, 0, 1)
+  ((first,),) = plan.assign_slots(4)
   for id in range(1, 5):
-    seat(seats, id, 9)
-  assert seats.seat_next(4) == []  # its prompt would go in twice
-  seats.finish(first)
-  assert [len(run) for run in seats.seat_next(4)] == [4]
+    queue(plan, id, 9)
+  assert plan.assign_slots(4) == []  # prefilled twice otherwise
+  plan.finish(first)
+  assert [len(run) for run in plan.assign_slots(4)] == [4]
 
 
-def test_a_pool_of_held_slots_says_so():
+def test_poll_raises_if_all_slots_are_held():
   engine = helpers.make(**helpers.SMALL)
   for i in (1, 2):
     engine.submit(requests.Request(i, np.arange(3), 4, hold=True))
@@ -147,7 +147,7 @@ def test_a_pool_of_held_slots_says_so():
     engine.poll()
 
 
-def test_extensions_overflow():
+def test_extensions_beyond_capacity_overflow():
   engine = helpers.make()
   engine.submit(requests.Request(1, np.arange(4), 4, hold=True))
   engine.poll()
@@ -162,21 +162,21 @@ def test_extensions_overflow():
 
 
 def test_capacity_grows_in_buckets():
-  asked, expected = helpers.baseline()
+  batch, expected = helpers.baseline()
   engine = helpers.make(capacity=None)
-  assert helpers.same(engine.generate(asked), expected)
-  longest = max(len(request.ids) + 16 for request in asked)
+  assert helpers.same(engine.generate(batch), expected)
+  longest = max(len(request.ids) + 16 for request in batch)
   assert engine.capacity == schedule.bucket(longest) == helpers.WIDTH
   engine.submit(requests.Request(99, np.arange(9), 10, hold=True))
   (held,) = helpers.poll(engine, 1)
-  # It grows around what is held, for another and for itself.
+  # It grows while a request is held, for that one and for others.
   long = requests.Request(98, np.arange(40), 30)
   engine.submit(long)
-  engine.submit(asked[4])
+  engine.submit(batch[4])
   assert engine.capacity == 96
-  done = sorted(helpers.poll(engine, 2), key=lambda c: c.id)
+  completions = sorted(helpers.poll(engine, 2), key=lambda c: c.id)
   (wide,) = helpers.make(**helpers.WIDE).generate([long])
-  assert helpers.same(done, [wide, expected[4]])
+  assert helpers.same(completions, [wide, expected[4]])
   engine.extend(99, np.arange(30), 20)
   (more,) = helpers.poll(engine, 1)
   assert engine.capacity == 96 and len(more.ids) == 20
@@ -186,7 +186,7 @@ def test_capacity_grows_in_buckets():
   assert helpers.same([more], [fresh])
   with pytest.raises(ValueError, match='request 99 must ask for a token'):
     engine.extend(99, np.arange(200), 0)
-  engine.extend(99, np.zeros(0), 50)  # an extension, too, may ask for more
+  engine.extend(99, np.zeros(0), 50)  # an extension may grow it too
   assert engine.capacity == 128
 
 
@@ -203,11 +203,11 @@ def test_capacity_grows_in_buckets():
     (1000, 1024),
   ],
 )
-def test_buckets(tokens, size):
+def test_bucket_sizes(tokens, size):
   assert schedule.bucket(tokens) == size
 
 
-def test_errors_name_what_is_wrong():
+def test_invalid_requests_are_refused_by_id():
   engine = helpers.make()
   request = requests.Request(7, np.arange(3), 4, hold=True)
   for wrong, message in (
@@ -231,31 +231,31 @@ def test_errors_name_what_is_wrong():
     requests.Sampling(top_p=0.0)
 
 
-def test_generate_queues_all_or_nothing():
-  asked, expected = helpers.baseline()
+def test_generate_queues_nothing_if_a_request_is_refused():
+  batch, expected = helpers.baseline()
   engine = helpers.make()
   for wrong, message in (
     ({'max_tokens': 0}, 'must ask for a token at least: got 0'),
     ({'ids': np.zeros(0)}, 'must have a prompt'),
     ({'hold': True}, 'must not ask to be held: got True; submit and poll'),
-    ({'id': asked[0].id}, 'must be asked for once: got 2'),
+    ({'id': batch[0].id}, 'must occur once: got 2'),
   ):
-    bad = dataclasses.replace(asked[1], **wrong)
+    bad = dataclasses.replace(batch[1], **wrong)
     with pytest.raises(ValueError, match=message):
-      engine.generate([asked[0], bad, asked[2]])
+      engine.generate([batch[0], bad, batch[2]])
     assert engine.poll() == []
-  # Neither what decodes nor what is yet to be polled gets lost.
-  engine.submit(asked[0])
+  # Running requests and unread completions are kept.
+  engine.submit(batch[0])
   engine.submit(requests.Request(5, np.arange(helpers.WIDTH + 1), 4))
   with pytest.raises(ValueError, match=r'in flight: got \[5, 1000\].*poll and'):
-    engine.generate(asked[1:3])
+    engine.generate(batch[1:3])
   (cut,), (first,) = engine.poll(), engine.poll()
   assert cut.stop_reason == 'overflow'
   assert helpers.same([first], expected[:1])
-  assert helpers.same(engine.generate(asked[1:3]), expected[1:3])
+  assert helpers.same(engine.generate(batch[1:3]), expected[1:3])
 
 
-def test_weights_come_first():
+def test_decoding_without_weights_raises():
   engine = engines.Engine(helpers.MODEL, slots=2)
   for call in (
     engine.poll,
@@ -275,16 +275,16 @@ def test_weights_come_first():
     ({'extra': np.zeros(2, np.float32)}, 'extra = Shape.*expected None'),
   ],
 )
-def test_weights_must_stay_alike(changed, got):
+def test_changed_shapes_and_dtypes_are_refused(changed, got):
   weights = {'embed': np.ones((2, 2)), 'norm': np.zeros(2, np.float32)}
   old = tree_spec.describe(weights)
   tree_spec.check_same(old, tree_spec.describe(jax.tree.map(np.copy, weights)))
-  with pytest.raises(ValueError, match=f'weights must stay alike: got {got}'):
+  with pytest.raises(ValueError, match=f'keep their shapes: got {got}'):
     tree_spec.check_same(old, tree_spec.describe({**weights, **changed}))
 
 
-def test_weights_must_stay_where_they_are():
-  """The old ones may be gone; an abstract mesh stands for many devices."""
+def test_changed_shardings_are_refused():
+  """The old arrays may be deleted; an abstract mesh stands in for devices."""
   mesh = jax.sharding.AbstractMesh((2, 2), ('data', 'fsdp'))
 
   def described(*axes):
@@ -300,5 +300,5 @@ def test_weights_must_stay_where_they_are():
   engine.set_params(weights, 0)
   jax.tree.map(lambda x: x.delete(), weights)
   engine.set_params(helpers.params(), 1)
-  with pytest.raises(ValueError, match='must stay alike: got .* = None'):
+  with pytest.raises(ValueError, match='must keep their shapes: got .* = None'):
     engine.set_params({'embed': helpers.params()['embed']}, 1)

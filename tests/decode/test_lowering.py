@@ -1,4 +1,4 @@
-"""The whole decode chunk, prefill and admission lower for GPUs and TPUs."""
+"""Lowering of the decode chunk, prefill and admission for GPUs and TPUs."""
 
 import re
 
@@ -29,7 +29,7 @@ def model(dtype):
 
 
 def shapes(model):
-  """(view, state, slots) as shapes."""
+  """Returns (view, state, slots) as shapes."""
   view = jax.eval_shape(
     lambda: loop.view(transformer.init(jax.random.key(0), model), model, None)
   )
@@ -51,7 +51,7 @@ def shapes(model):
 
 
 def kernel_calls(text, target):
-  """How often kernels are called: equal ones share a function."""
+  """Counts kernel calls; equal calls share a function."""
   functions = re.split(r'\n  func\.func ', text)
   calls = {
     re.match(r'\w+ @([\w.]+)', function)[1]: (
@@ -70,7 +70,7 @@ def kernel_calls(text, target):
 
 @pytest.mark.parametrize('target', ['h200', 'v5e', 'v6e'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_the_decode_chunk_lowers(target, dtype):
+def test_decode_chunk_lowers_with_a_kernel_per_layer(target, dtype):
   cfg = model(dtype)
   view, state, slots = shapes(cfg)
 
@@ -85,7 +85,7 @@ def test_the_decode_chunk_lowers(target, dtype):
 
 
 @pytest.mark.parametrize('target', ['h200', 'v5e', 'v6e'])
-def test_prefill_and_admission_lower(target):
+def test_prefill_and_admission_lower_with_a_kernel_per_layer(target):
   cfg = model('bfloat16')
   view, state, slots = shapes(cfg)
   scratch, logits = jax.eval_shape(
@@ -94,20 +94,38 @@ def test_prefill_and_admission_lower(target):
     jnp.zeros(ROWS, jnp.int32),
   )
 
-  def fill(view, state, slots, scratch, logits, tokens, row, place):
+  def fill(view, state, slots, scratch, logits, tokens, row, target_slots):
     scratch, logits = loop.prefill(view, cfg, scratch, logits, tokens, row, row)
-    return loop.admit(state, slots, scratch, logits, place, place, place, None)
+    return loop.admit(
+      state,
+      slots,
+      scratch,
+      logits,
+      target_slots,
+      target_slots,
+      target_slots,
+      None,
+    )
 
   tokens = jax.ShapeDtypeStruct((ROWS, CHUNK), jnp.int32)
   row = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
-  place = jax.ShapeDtypeStruct((SLOTS,), jnp.int32)
+  target_slots = jax.ShapeDtypeStruct((SLOTS,), jnp.int32)
   text = lowering.lower(
-    fill, view, state, slots, scratch, logits, tokens, row, place, target=target
+    fill,
+    view,
+    state,
+    slots,
+    scratch,
+    logits,
+    tokens,
+    row,
+    target_slots,
+    target=target,
   )
   assert kernel_calls(text, target) == cfg.layers
 
 
-def test_on_a_cpu_there_is_no_kernel():
+def test_cpu_program_has_no_kernel():
   cfg = model('float32')
   view, state, slots = shapes(cfg)
   text = lowering.lower(

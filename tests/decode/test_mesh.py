@@ -1,6 +1,6 @@
-"""Decoding and a GRPO step on four devices: what one device does, too.
+"""Decoding and a GRPO step on four devices, compared with one device.
 
-python -m tests.decode.test_mesh FILE    # on the devices that there are
+python -m tests.decode.test_mesh FILE    # on all devices of the process
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from posttrain.decode import requests
 from posttrain.training import objectives
 from tests import fixtures, toys
 
-STEPS = 2  # the second is sampled by what the first one made
+STEPS = 2  # the second batch is sampled by the updated weights
 
 
-def _answers(mesh, params):
-  """Ragged prompts, some of them shared, more than there are slots."""
+def _completions(mesh, params):
+  """Completes ragged prompts, some of them equal, more than there are slots."""
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 256, n) for n in (5, 5, 12, 1, 9, 20, 3)]
-  asked = [
+  batch = [
     requests.Request(
       3 * i + j,
       prompt,
@@ -36,7 +36,7 @@ def _answers(mesh, params):
   ]
   engine = toys.engine(mesh=mesh)
   engine.set_params(params, 0)
-  done = engine.generate(asked)
+  done = engine.generate(batch)
   return {
     'ids': np.concatenate([c.ids for c in done]),
     'logprobs': np.concatenate([c.logprobs for c in done]),
@@ -46,27 +46,27 @@ def _answers(mesh, params):
 
 
 def _steps(mesh, state, step, patch):
-  """Batches that the pipeline sampled, and what the steps make of them."""
+  """Returns the pipeline's batches, and metrics and parameters after steps."""
   toys.install(patch)
   cfg = toys.stage(envs={'toy': toys.entry(kl_beta=0.1, reference='policy')})
   source, driver = toys.connected(cfg, state.params, mesh=mesh)
   engine, references = driver._engine, source._scorer
-  found = {}
+  arrays = {}
   for i in range(STEPS):
     batch = next(source).batch
-    state, measured = step(state, batch)
-    measured = jax.device_get(measured)
+    state, metrics = step(state, batch)
+    metrics = jax.device_get(metrics)
     engine.set_params(state.params, i)
     references.set_policy({'policy': state.params})
-    found |= {f'{i}/batch/{k}': v for k, v in vars(batch).items()}
-    found |= {f'{i}/metrics/{k}': v for k, v in measured.items()}
-  return found | {
+    arrays |= {f'{i}/batch/{k}': v for k, v in vars(batch).items()}
+    arrays |= {f'{i}/metrics/{k}': v for k, v in metrics.items()}
+  return arrays | {
     f'params/{k}': np.asarray(v) for k, v in tree.flat(state.params).items()
   }
 
 
 def outcome(mesh):
-  """All that should not depend on the number of devices, flat."""
+  """Returns all arrays that must not depend on the number of devices."""
   step, state = fixtures.make(
     mesh=mesh,
     objective=objectives.TokenComponents(fixtures.MODEL, ('toy',)),
@@ -74,12 +74,12 @@ def outcome(mesh):
     cfg=dataclasses.replace(fixtures.OPTIM, eps=1e-3),
   )
   mesh = sharding.make_mesh(mesh)
-  found = _answers(mesh, state.params)
+  arrays = _completions(mesh, state.params)
   with pytest.MonkeyPatch.context() as patch:
-    return found | _steps(mesh, state, step, patch)
+    return arrays | _steps(mesh, state, step, patch)
 
 
-def test_four_devices_equal_one(tmp_path):
+def test_four_devices_match_one(tmp_path):
   path = tmp_path / 'four.npz'
   fixtures.run_on_devices(4, '-m', 'tests.decode.test_mesh', str(path))
   four, one = dict(np.load(path)), outcome(schema.Mesh())

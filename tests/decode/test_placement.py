@@ -1,4 +1,4 @@
-"""Weights that come from a mesh of one device, as the train step's do."""
+"""Decoding with weights on a mesh of one device, as the train step has."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tests.decode import helpers
 MODEL = dataclasses.replace(helpers.MODEL, layers=1)
 
 
-def test_the_second_batch_compiles_nothing():
+def test_second_batch_compiles_nothing():
   mesh = sharding.make_mesh(schema.Mesh(data=1))
   params = helpers.params(MODEL)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
@@ -22,12 +22,12 @@ def test_the_second_batch_compiles_nothing():
   engine = engines.Engine(
     MODEL, slots=2, capacity=16, prefill_rows=2, prefill_tokens=4, mesh=mesh
   )
-  asked = [requests.Request(i, np.arange(3 + i), 4) for i in range(2)]
+  batch = [requests.Request(i, np.arange(3 + i), 4) for i in range(2)]
   engine.set_params(params, 0)
-  first = engine.generate(asked)
+  first = engine.generate(batch)
   with compilation.CompileCounter() as compiles:
     engine.set_params(params, 1)
-    second = engine.generate(asked)
+    second = engine.generate(batch)
   assert compiles.count == 0
   for a, b in zip(first, second, strict=True):
     np.testing.assert_array_equal(a.ids, b.ids)

@@ -1,4 +1,4 @@
-"""The drawn law, against plain numpy in double precision."""
+"""The sampling distribution against plain numpy in double precision."""
 
 import jax
 import numpy as np
@@ -30,14 +30,14 @@ def options(rows=ROWS, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
   )
 
 
-def law(z, temperature):
+def softmax(z, temperature):
   z = np.asarray(z, np.float64) / temperature
   p = np.exp(z - z.max(-1, keepdims=True))
   return p / p.sum(-1, keepdims=True)
 
 
 def truncated(p, top_k, top_p, min_p):
-  """One row's law after the three rules, by sorting."""
+  """Returns one row's distribution after the three rules, by sorting."""
   keep = np.ones(len(p), bool)
   if top_k:
     keep &= p >= np.sort(p)[-min(top_k, len(p))]
@@ -58,11 +58,11 @@ def invert(p, u):
 
 @pytest.mark.parametrize('temperature', [0.3, 1.0, 2.5])
 @pytest.mark.parametrize('vocab', [2, 264, 5000])
-def test_a_token_is_where_the_cdf_passes_the_number(temperature, vocab):
+def test_token_is_the_inverse_cdf_of_the_number(temperature, vocab):
   z = logits(vocab=vocab)
   u = numbers(1)
   tokens, logprobs = draw(z, u, *options(temperature=temperature))
-  p = law(z, temperature)
+  p = softmax(z, temperature)
   for row in range(ROWS):
     cdf = np.cumsum(p[row])
     if np.abs(cdf - u[row]).min() > 1e-6:  # not on an edge, to rounding
@@ -71,12 +71,12 @@ def test_a_token_is_where_the_cdf_passes_the_number(temperature, vocab):
   np.testing.assert_allclose(logprobs, np.log(chosen), atol=2e-6)
 
 
-def test_temperature_zero_takes_the_first_of_the_likeliest():
+def test_temperature_zero_takes_the_first_argmax():
   z = np.array(logits())
   z[3, [7, 200]] = 50.0
   tokens, logprobs = draw(z, np.full(ROWS, 0.9), *options(temperature=0.0))
   np.testing.assert_array_equal(tokens, np.argmax(z, -1))
-  p = law(z, 1.0)
+  p = softmax(z, 1.0)
   chosen = p[np.arange(ROWS), np.asarray(tokens)]
   np.testing.assert_allclose(logprobs, np.log(chosen), atol=2e-6)
 
@@ -95,17 +95,17 @@ def test_temperature_zero_takes_the_first_of_the_likeliest():
     {'top_k': 20, 'top_p': 0.8, 'min_p': 0.05},
   ],
 )
-def test_truncation(rules):
+def test_truncation_matches_sorting(rules):
   z, temperature = logits(2), 1.3
   u = numbers(3)
   tokens, logprobs = draw(z, u, *options(temperature=temperature, **rules))
-  p = law(z, temperature)
+  p = softmax(z, temperature)
   rules = {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0, **rules}
   for row in range(ROWS):
     q = truncated(p[row], **rules)
     if np.abs(np.cumsum(q) - u[row]).min() > 1e-6:
       assert tokens[row] == invert(q, u[row])
-  # What is told is the law before truncation.
+  # Logprobs are those before truncation.
   chosen = p[np.arange(ROWS), np.asarray(tokens)]
   np.testing.assert_allclose(logprobs, np.log(chosen), atol=2e-6)
 
@@ -123,7 +123,7 @@ def test_tokens_tied_with_a_threshold_are_kept():
     assert set(np.asarray(draw(z, u, *options(**rules))[0])) == kept, rules
 
 
-def test_rows_have_their_own_rules():
+def test_each_row_has_its_own_rules():
   z, u = logits(4), np.full(ROWS, 0.7, np.float32)
   mixed = [np.array(x) for x in options()]
   mixed[1][::2] = 3  # top_k on every other row
@@ -134,7 +134,7 @@ def test_rows_have_their_own_rules():
   np.testing.assert_array_equal(tokens[1::2], alone[1::2])
 
 
-def test_what_has_no_probability_is_never_drawn():
+def test_tokens_without_probability_are_never_drawn():
   z = np.full((ROWS, VOCAB), -1e4, np.float32)  # exp underflows to 0
   z[:, [10, 100, 263 - 5]] = 0.0
   last = np.nextafter(np.float32(1), np.float32(0))
@@ -144,13 +144,13 @@ def test_what_has_no_probability_is_never_drawn():
   np.testing.assert_allclose(logprobs, np.log(1 / 3), rtol=1e-6)
 
 
-def test_frequencies_are_those_of_softmax():
+def test_frequencies_match_softmax():
   """Chi-square over 10^6 draws; 40 degrees of freedom, p = 1e-4."""
   count, vocab = 1_000_000, 41
   z = logits(5, 1, vocab, spread=1.5)
   u = numbers(6, count)
   wide = np.broadcast_to(z, (count, vocab))
   tokens, _ = draw(wide, u, *options(count))
-  seen = np.bincount(tokens, minlength=vocab)
-  expected = law(z, 1.0)[0] * count
-  assert ((seen - expected) ** 2 / expected).sum() < 84.0
+  counts = np.bincount(tokens, minlength=vocab)
+  expected = softmax(z, 1.0)[0] * count
+  assert ((counts - expected) ** 2 / expected).sum() < 84.0
