@@ -1,7 +1,9 @@
 """Every option of the program, as frozen dataclasses. Numpy-free, jax-free.
 
-Each field has a comment, the vetted default as its value, and its own check
-in `__post_init__`; checks that span nodes live in `posttrain.validation`.
+Each field has a comment, its default, and its own check in `__post_init__`;
+checks that span nodes are in `posttrain.config.checks`. A node with a `type`
+is a union of the option classes of its registry, such as `schema.Algorithm`;
+the implementations are the dict `TYPES` of another package, by the same types.
 """
 
 from posttrain.schema.adapters import OpenEnv as OpenEnv

@@ -1,41 +1,42 @@
-"""Options of the environments that others wrote."""
+"""Options of the adapters to third-party environments."""
 
 import dataclasses
 from typing import Any
 
 from posttrain.schema import base
 
-MAX_SEEDS = 1_000_000  # of a split of `OpenEnv`
+MAX_SEEDS = 1_000_000  # tasks of one split of `OpenEnv`
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenEnv:
-  """An environment behind an OpenEnv server, over its WebSocket."""
+  """An environment on an OpenEnv server, over its WebSocket."""
 
   # Which environment this is; fixed.
   type: str = 'openenv'
-  # Where the server listens: ws://HOST:PORT/ws, or wss://.
+  # The server's URL: ws://HOST:PORT/ws, or wss://.
   url: str = 'ws://localhost:8000/ws'
-  # A system message in front of the first observation; '' = none.
+  # System message before the first observation; '' = none.
   prompt: str = ''
-  # What of an observation is shown: the value of one field, a text as it is
-  # and anything else as JSON; None = all of it but reward and done, as JSON.
+  # Field of an observation that becomes the message: a string unchanged, other
+  # values as JSON; None = the whole observation as JSON, without reward and
+  # done.
   observation_field: str | None = None
-  # The field of an action that a turn is the text of; None = a turn must
-  # itself be an action, as a JSON object.
+  # Field of an action that gets the text of a turn; None = a turn must itself
+  # be an action, as a JSON object.
   action_field: str | None = None
-  # Turns of an episode, at most.
+  # Largest number of turns in an episode.
   max_turns: int = 10
-  # The least reward of a correct episode; None = nobody says which are, and
+  # Smallest reward of a correct episode; None = correctness is unknown, and
   # there is no pass rate.
   correct_at: float | None = None
-  # Training tasks: task i is what reset(seed=i) gives. At most a million.
+  # Number of training tasks, at most a million; task i is reset(seed=i).
   train_tasks: int = 1000
-  # Evaluation tasks: task i is what reset(seed=1000000 + i) gives.
+  # Number of evaluation tasks; task i is reset(seed=1000000 + i).
   eval_tasks: int = 100
-  # Seconds until a connection must stand.
+  # Time limit for connecting, in seconds.
   connect_timeout: float = 10.0
-  # Seconds until the server must have answered a message.
+  # Time limit for the answer to one message, in seconds.
   message_timeout: float = 60.0
 
   def __post_init__(self):
@@ -44,8 +45,8 @@ class OpenEnv:
       'url',
       'be a WebSocket',
       self.url,
-      'over HTTP every reset and step makes an environment of its own, so '
-      'that no episode has a second step; try ws://HOST:PORT/ws',
+      'over HTTP every reset and step has a new environment, so no episode '
+      'has a second step; try ws://HOST:PORT/ws',
     )
     base.require(
       self.url.startswith(('ws://', 'wss://')),
@@ -72,28 +73,28 @@ class OpenEnv:
 
 @dataclasses.dataclass(frozen=True)
 class Trl:
-  """A class such as TRL's `environment_factory` takes; methods are tools."""
+  """A class for TRL's `environment_factory`; its methods are the tools."""
 
   # Which environment this is; fixed.
   type: str = 'trl'
-  # Import path of the class, or of anything that makes one when called.
+  # Import path of the class, or of a function that returns an instance.
   factory: str = ''
-  # A JSONL file of rows: `prompt` (a text or messages; none = an empty text),
-  # and columns that `reset` is told; None = empty rows.
+  # JSONL file of rows: `prompt` (a string or messages; missing = ''), and
+  # columns that are passed to `reset`; None = empty rows.
   path: str | None = None
-  # The same for evaluation; None = no evaluation on this environment, but
-  # where the rows are empty.
+  # JSONL file of the evaluation rows; None = no evaluation on this
+  # environment, unless the rows are empty.
   eval_path: str | None = None
-  # Empty rows of the training split.
+  # Number of empty rows in the training split.
   train_tasks: int = 1000
-  # Empty rows of the evaluation split.
+  # Number of empty rows in the evaluation split.
   eval_tasks: int = 100
-  # Turns of an episode, at most.
+  # Largest number of turns in an episode.
   max_turns: int = 10
-  # The least reward of a correct episode; None = nobody says which are, and
+  # Smallest reward of a correct episode; None = correctness is unknown, and
   # there is no pass rate.
   correct_at: float | None = None
-  # Play in a thread pool: for tools that wait, and may run beside others.
+  # Runs episodes in a thread pool: for thread-safe tools that wait for I/O.
   blocking: bool = False
 
   def __post_init__(self):
@@ -105,7 +106,7 @@ class Trl:
     base.require(
       self.path is not None or self.eval_path is None,
       'eval_path',
-      'be None where path is None: the rows are empty',
+      'be None if path is None: the rows are empty',
       self.eval_path,
     )
     base.require_positive(self, 'max_turns', 'train_tasks', 'eval_tasks')
@@ -113,7 +114,7 @@ class Trl:
 
 @dataclasses.dataclass(frozen=True)
 class Verifiers:
-  """A taskset of `verifiers` (v1), of one turn, scored in process."""
+  """A single-turn taskset of `verifiers` (v1), scored in this process."""
 
   # Which environment this is; fixed.
   type: str = 'verifiers'
@@ -121,17 +122,17 @@ class Verifiers:
   taskset: str = ''
   # Options of the class's config.
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # More of them, for the evaluation split; {} = none, and evaluation holds
-  # back the first tasks of the training split's.
+  # Further options for the evaluation split; {} = the first tasks of the
+  # training split are held out for evaluation.
   eval_options: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # Tasks of the training split, at most.
+  # Largest number of training tasks.
   train_tasks: int = 10_000
-  # Tasks of the evaluation split, at most.
+  # Largest number of evaluation tasks.
   eval_tasks: int = 100
-  # The least reward of a correct episode; None = nobody says which are, and
+  # Smallest reward of a correct episode; None = correctness is unknown, and
   # there is no pass rate.
   correct_at: float | None = None
-  # Score in a thread pool: for rewards that wait, and may run beside others.
+  # Scores in a thread pool: for thread-safe rewards that wait for I/O.
   blocking: bool = False
 
   def __post_init__(self):

@@ -1,7 +1,4 @@
-"""Options of the algorithms, one dataclass per type.
-
-A type with its defaults is the vetted setting.
-"""
+"""Options of the algorithms, one dataclass per type."""
 
 import dataclasses
 from typing import Any
@@ -9,8 +6,8 @@ from typing import Any
 from posttrain.schema import base, references
 
 ROLES = ('system', 'user', 'assistant', 'tool')
-# Where a hint's template shows the demonstration.
-PLACE = '{demonstration}'
+# Placeholder of the demonstration in a hint's template.
+PLACEHOLDER = '{demonstration}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +20,15 @@ class Sft:
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-  """Right answers are worth up to twice as much, the cheaper the more."""
+  """A bonus of up to 100% on the group's best reward for a low cost."""
 
   # Which penalty this is; fixed.
   type: str = 'efficiency'
-  # Cost of a sampled token.
+  # Cost per sampled token.
   completion_weight: float = 1.0
-  # Cost of a token that a tool said.
+  # Cost per token of tool messages.
   tool_weight: float = 1.0
-  # Cost of an assistant turn.
+  # Cost per assistant turn.
   turn_weight: float = 0.0
 
   def __post_init__(self):
@@ -40,29 +37,29 @@ class Efficiency:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-  """A group that is solved often pays for its length."""
+  """A penalty on length that grows with the group's mean reward."""
 
   # Which penalty this is; fixed.
   type: str = 'linear'
-  # Price of the sampled tokens, relative to the group's longest.
+  # Factor of the number of sampled tokens, relative to the group's largest.
   output_weight: float = 0.25
-  # The same of all other tokens of the episode.
+  # Factor of the number of all other tokens of the episode, likewise.
   input_weight: float = 0.1
-  # The same of the assistant turns.
+  # Factor of the number of assistant turns, likewise.
   turn_weight: float = 0.1
 
   def __post_init__(self):
     _require_weights(self, 'output_weight', 'input_weight', 'turn_weight')
 
 
-def _require_weights(node, *fields: str) -> None:
+def _require_weights(node: Any, *fields: str) -> None:
   base.require_non_negative(node, *fields)
   base.require(
     any(getattr(node, field) for field in fields),
     fields[0],
     'be > 0, or another of the weights',
     0.0,
-    'a penalty without a price does nothing; set length_penalty to None',
+    'a penalty with weights of 0 does nothing; set length_penalty to None',
   )
 
 
@@ -71,16 +68,17 @@ LengthPenalty = Efficiency | Linear
 
 @dataclasses.dataclass(frozen=True)
 class _PolicyGradient:
-  """What all that train the rl component by a reward have in common."""
+  """Options of every algorithm that trains the rl component. Abstract."""
 
-  # Weight of the KL to `reference`, on every action token; 0 = no reference.
+  # Weight of the KL to `reference`, on every sampled token; 0 = no reference.
   kl_beta: float = 0.0
-  # Model of that KL: 'init' (the stage's initial parameters), 'policy',
-  # 'ema:DECAY' or 'snapshot:STEPS' (its moving average, or an earlier copy),
-  # 'stage:NAME', the path of a workdir, a checkpoint or a HuggingFace
-  # directory, or an endpoint.
+  # Reference model of the KL: 'init' (the stage's initial parameters),
+  # 'policy', 'ema:DECAY' or 'snapshot:STEPS' (a moving average, or an earlier
+  # copy, of the policy), 'stage:NAME', the path of a workdir, a checkpoint or a
+  # HuggingFace directory, or an endpoint.
   reference: references.Reference = 'init'
-  # Tokens with advantage exactly 0 leave the rl loss and its denominator.
+  # Leaves tokens with an advantage of exactly 0 out of the rl loss and its
+  # denominator.
   prune_zero_advantage: bool = True
 
   def __post_init__(self):
@@ -101,10 +99,11 @@ class Grpo(_PolicyGradient):
 
   # Which algorithm this is; fixed.
   type: str = 'grpo'
-  # What divides the advantages: 'none', 'group' (standard deviation of the
-  # group's rewards) or 'batch' (of all the environment's in the step).
+  # Divisor of the advantages: 'none', 'group' (standard deviation of the
+  # group's rewards) or 'batch' (standard deviation of all rewards of the
+  # environment in the step).
   scale_rewards: str = 'none'
-  # What length costs; None = nothing.
+  # Adjusts rewards by length: 'efficiency' or 'linear'; None = no adjustment.
   length_penalty: LengthPenalty | None = None
 
   def __post_init__(self):
@@ -118,23 +117,24 @@ class MaxRl(_PolicyGradient):
 
   # Which algorithm this is; fixed.
   type: str = 'max_rl'
-  # Subtract the mean before dividing by it: less noise, one order less.
+  # Subtracts the mean reward before dividing by it: less variance, and one
+  # term less of the series.
   baseline: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Rloo(_PolicyGradient):
-  """Policy gradient with the mean of the others' rewards as the baseline."""
+  """Policy gradient with a leave-one-out baseline."""
 
   # Which algorithm this is; fixed.
   type: str = 'rloo'
-  # What length costs; None = nothing.
+  # Adjusts rewards by length: 'efficiency' or 'linear'; None = no adjustment.
   length_penalty: LengthPenalty | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Reward(_PolicyGradient):
-  """Policy gradient of the reward itself, without a baseline."""
+  """Policy gradient of the reward, without a baseline."""
 
   # Which algorithm this is; fixed.
   type: str = 'reward'
@@ -142,13 +142,13 @@ class Reward(_PolicyGradient):
 
 @dataclasses.dataclass(frozen=True)
 class Custom(_PolicyGradient):
-  """Policy gradient with the credit that a function of yours gives."""
+  """Policy gradient with advantages of the user's function."""
 
   # Which algorithm this is; fixed.
   type: str = 'custom'
   # 'package.module:function' of (inputs, **kwargs), see `algorithms.custom`.
   import_path: str = ''
-  # What else it is given.
+  # Keyword arguments of the function.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
@@ -158,9 +158,9 @@ class Custom(_PolicyGradient):
 
 @dataclasses.dataclass(frozen=True)
 class EchoRole:
-  """How much of what one role says is learned."""
+  """Cross-entropy on the messages of one role."""
 
-  # Cross-entropy weight of each of its tokens.
+  # Cross-entropy weight per token of the role's messages.
   alpha: float = 0.1
 
   def __post_init__(self):
@@ -169,12 +169,12 @@ class EchoRole:
 
 @dataclasses.dataclass(frozen=True)
 class EchoFilter:
-  """A function of yours that says which tokens are kept."""
+  """A user's function that selects tokens."""
 
-  # 'package.module:function' of (rollout, **kwargs) -> one list of bools per
-  # sample; None = no filter.
+  # 'package.module:function' of (rollout, **kwargs), which returns one array of
+  # bools per sample, True = keep; None = no filter.
   import_path: str | None = None
-  # What else it is given.
+  # Keyword arguments of the function.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
@@ -191,21 +191,21 @@ class EchoFilter:
 
 @dataclasses.dataclass(frozen=True)
 class Echo(_PolicyGradient):
-  """GRPO, and cross-entropy on what the environment says."""
+  """GRPO, and cross-entropy on the environment's messages."""
 
   # Which algorithm this is; fixed.
   type: str = 'echo'
-  # As in grpo.
+  # Divisor of the advantages, see `Grpo`.
   scale_rewards: str = 'none'
-  # As in grpo.
+  # Adjusts rewards by length, see `Grpo`.
   length_penalty: LengthPenalty | None = None
-  # Role -> how much of what it says is learned. Setting it replaces the table.
+  # Role -> its cross-entropy. A value replaces the whole table.
   roles: dict[str, EchoRole] = dataclasses.field(
     default_factory=lambda: {'tool': EchoRole()}
   )
-  # Only tool messages of these names; empty = of all.
+  # Names of the tools whose messages are learned; () = all tools.
   tools: tuple[str, ...] = ()
-  # Narrows the selection further.
+  # Selects among the remaining tokens.
   filter: EchoFilter = EchoFilter()
 
   def __post_init__(self):
@@ -216,7 +216,7 @@ class Echo(_PolicyGradient):
       'roles',
       f'enable one of {ROLES} at least',
       self.roles,
-      'without any, this is grpo',
+      'with no role, this is grpo',
     )
     for role in self.roles:
       base.require(role in ROLES, 'roles', f'name roles of {ROLES}', role)
@@ -225,7 +225,7 @@ class Echo(_PolicyGradient):
       'tools',
       'be left empty',
       self.tools,
-      "roles has no 'tool' to choose from",
+      "roles has no 'tool'",
     )
 
 
@@ -235,8 +235,8 @@ class Opd:
 
   # Which algorithm this is; fixed.
   type: str = 'opd'
-  # The teacher: 'init', 'ema:DECAY', 'snapshot:STEPS', 'stage:NAME', a path
-  # or an endpoint.
+  # The teacher model: 'init', 'ema:DECAY', 'snapshot:STEPS', 'stage:NAME', a
+  # path or an endpoint.
   reference: references.Reference = ''
 
   def __post_init__(self):
@@ -259,21 +259,22 @@ class Opd:
 
 @dataclasses.dataclass(frozen=True)
 class Opsd:
-  """On-policy self-distillation: the teacher has seen a demonstration."""
+  """On-policy self-distillation: the teacher's prompt has a demonstration."""
 
   # Which algorithm this is; fixed.
   type: str = 'opsd'
-  # The teacher: 'policy', or whatever opd takes.
+  # The teacher model: 'policy', or a reference of opd.
   reference: references.Reference = 'policy'
-  # What it has seen: 'demonstration' or 'answer' of the task, 'info.KEY' of
-  # its info, or 'package.module:function' of a task that returns the text.
+  # Source of the demonstration: 'demonstration' or 'answer' (of the task),
+  # 'info.KEY' (of the task's info), or 'package.module:function', a function of
+  # the task that returns the text.
   demonstration: str = 'demonstration'
-  # How it is told, with {demonstration} once.
+  # Content of the hint, which must contain {demonstration} once.
   template: str = (
     'For this conversation you have been shown how it is done well:\n'
     '<demonstration>\n{demonstration}\n</demonstration>'
   )
-  # Who tells it: 'system' or 'user', for templates that know no system.
+  # Role of the hint: 'system', or 'user' for templates without a system role.
   role: str = 'system'
 
   def __post_init__(self):
@@ -288,9 +289,9 @@ class Opsd:
       self.demonstration,
     )
     base.require(
-      self.template.count(PLACE) == 1,
+      self.template.count(PLACEHOLDER) == 1,
       'template',
-      f'hold {PLACE} once',
+      f'hold {PLACEHOLDER} once',
       self.template,
     )
     base.require_choice(self, 'role', ('system', 'user'))

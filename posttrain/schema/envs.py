@@ -12,7 +12,7 @@ class Arithmetic:
 
   # Which environment this is; fixed.
   type: str = 'arithmetic'
-  # Operators to draw from: '+', '-', 'x'.
+  # Operators of the questions: '+', '-', 'x'.
   ops: tuple[str, ...] = ('+', '-')
   # Smallest operand of + and -.
   min_operand: int = 0
@@ -22,17 +22,18 @@ class Arithmetic:
   min_factor: int = 0
   # Largest factor of x, at most 99.
   max_factor: int = 9
-  # Demonstrations show the work (tens, then units) before the boxed answer.
+  # Demonstrations have the intermediate steps (tens, then units) before the
+  # boxed answer.
   worked: bool = True
-  # Fraction of the demonstrations in which one step is wrong, and with it the
-  # answer: those of a teacher who errs. Grading knows the right answer.
+  # Fraction of the demonstrations with a wrong step and so a wrong answer.
+  # Grading uses the correct answer.
   mistakes: float = 0.0
-  # A system message in front of the question, with {demonstration} in it, such
-  # as opsd shows its teacher; '' = none.
+  # System message before the question, which must contain {demonstration}, as
+  # the hint of opsd does; '' = none.
   hint: str = ''
-  # Distinct questions of the training split.
+  # Number of distinct questions in the training split.
   train_tasks: int = 8000
-  # Distinct questions of the evaluation split, none of them trained on.
+  # Number of distinct questions in the evaluation split, none in training.
   eval_tasks: int = 500
 
   def __post_init__(self):
@@ -53,13 +54,13 @@ class Arithmetic:
     base.require(
       1 <= self.max_factor <= 99, 'max_factor', 'be in [1, 99]', self.max_factor
     )
-    for of in ('operand', 'factor'):
-      smallest = getattr(self, f'min_{of}')
-      largest = getattr(self, f'max_{of}')
+    for name in ('operand', 'factor'):
+      smallest = getattr(self, f'min_{name}')
+      largest = getattr(self, f'max_{name}')
       base.require(
         0 <= smallest <= largest,
-        f'min_{of}',
-        f'be in [0, max_{of}={largest}]',
+        f'min_{name}',
+        f'be in [0, max_{name}={largest}]',
         smallest,
       )
     base.require(
@@ -76,20 +77,21 @@ class Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class Gsm8k:
-  """Word problems of GSM8K, or of any file of its form; graded by number."""
+  """Word problems of GSM8K, or of a file in its format; graded by number."""
 
   # Which environment this is; fixed.
   type: str = 'gsm8k'
-  # A JSONL file of `question` and `answer`, which ends in a line `#### N`.
+  # JSONL file of `question` and `answer`; the answer ends in a line `#### N`.
   path: str = ''
-  # The same for evaluation; None = no evaluation on this environment.
+  # JSONL file of the evaluation split; None = no evaluation on this
+  # environment.
   eval_path: str | None = None
-  # What the prompt says after the question; '' = nothing.
+  # Text of the prompt after the question; '' = none.
   instruction: str = (
     'Reason step by step, and put the final answer in \\boxed{}.'
   )
-  # An answer without a box and without `#### N` is the last result that was
-  # said, unless the turn was cut off; otherwise it is none.
+  # Without a box and `#### N`, reads the last result in the text as the
+  # answer, unless the turn was truncated; False = no answer then.
   lenient: bool = True
 
   def __post_init__(self):
@@ -108,9 +110,10 @@ class Rows:
 
   # Which environment this is; fixed.
   type: str = 'rows'
-  # A JSONL file, or the folder of a TFDS data set in ArrayRecord.
+  # JSONL file, or folder of a TFDS data set in ArrayRecord.
   path: str = ''
-  # The same for evaluation; None = no evaluation on this environment.
+  # File or folder of the evaluation split; None = no evaluation on this
+  # environment.
   eval_path: str | None = None
 
   def __post_init__(self):
@@ -123,15 +126,15 @@ class ReverseText:
 
   # Which environment this is; fixed.
   type: str = 'reverse_text'
-  # Letters of the shortest text.
+  # Length of the shortest text, in letters.
   min_length: int = 3
-  # Letters of the longest text, at most 64.
+  # Length of the longest text, in letters, at most 64.
   max_length: int = 8
-  # What texts are made of: lower-case letters, each once.
+  # Letters of the texts: lower case, each once.
   alphabet: str = 'abcdefghijklmnopqrstuvwxyz'
-  # Distinct texts of the training split.
+  # Number of distinct texts in the training split.
   train_tasks: int = 8000
-  # Distinct texts of the evaluation split, none of them trained on.
+  # Number of distinct texts in the evaluation split, none in training.
   eval_tasks: int = 500
 
   def __post_init__(self):
@@ -157,21 +160,22 @@ class ReverseText:
 
 @dataclasses.dataclass(frozen=True)
 class AlphabetSort:
-  """Names to sort, and more of them every turn."""
+  """Names to sort, with further names every turn."""
 
   # Which environment this is; fixed.
   type: str = 'alphabet_sort'
-  # Turns of an episode: 2 or 3.
+  # Number of turns in an episode: 2 or 3.
   turns: int = 2
-  # Names of the first turn.
+  # Number of names in the first turn.
   first: int = 3
-  # Names that every further turn adds.
+  # Number of names that each later turn adds.
   more: int = 2
-  # Whose words the environment's are between turns: 'user' or 'tool'.
+  # Role of the environment's messages between turns: 'user' or 'tool'.
   role: str = 'user'
-  # Tasks of the training split, no two with the same first names.
+  # Number of tasks in the training split, with distinct first names.
   train_tasks: int = 8000
-  # Tasks of the evaluation split, whose first names are never trained on.
+  # Number of tasks in the evaluation split; their first names are not in
+  # training.
   eval_tasks: int = 500
 
   def __post_init__(self):

@@ -9,15 +9,15 @@ from posttrain.schema import base
 class Lora:
   """Trains a low-rank correction of frozen weights (arXiv 2106.09685)."""
 
-  # Rank of the correction; 0 = none: all weights train.
+  # Rank of the correction; 0 = no correction, all weights train.
   rank: int = 0
-  # The correction counts alpha / rank times.
+  # The correction is multiplied by alpha / rank.
   alpha: float = 32.0
-  # It counts alpha / sqrt(rank) times instead (rsLoRA, arXiv 2312.03732).
+  # Multiplies by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732).
   rslora: bool = False
-  # Regex; matrices of layers whose path it finds are corrected (default: all).
-  # A path is such as layers/attention/q/kernel (k, v, o), layers/mlp/up/kernel
-  # (gate, down).
+  # Regex searched in the paths of the layers' matrices, which are corrected if
+  # it matches. Paths are layers/attention/q/kernel (k, v, o) and
+  # layers/mlp/up/kernel (gate, down). The default matches all of them.
   targets: str = r'^layers/.*/kernel$'
 
   def __post_init__(self):

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from posttrain.schema import base, preferences
 
 _MAX_LOG_RATIO = 80.0  # exp of it is still far from float32's largest number
 
 
-def _require_log_ratio(node) -> None:
+def _require_log_ratio(node: Any) -> None:
   value = node.max_log_ratio
   base.require(
     0 < value <= _MAX_LOG_RATIO,
@@ -19,8 +19,8 @@ def _require_log_ratio(node) -> None:
   )
 
 
-def _require_defaults(node, fields: tuple[str, ...], why: str) -> None:
-  """Refuses keys that were set although nothing would read them."""
+def _require_defaults(node: Any, fields: tuple[str, ...], why: str) -> None:
+  """Checks that fields which nothing reads have their defaults."""
   defaults = {f.name: f.default for f in dataclasses.fields(node)}
   for field in fields:
     value, default = getattr(node, field), defaults[field]
@@ -35,32 +35,34 @@ def _require_defaults(node, fields: tuple[str, ...], why: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Rl:
-  """Options that every type of the rl component has. Abstract."""
+  """Options of every type of the rl component. Abstract."""
 
-  # What the loss is a mean over: 'token' (all member tokens of the batch),
-  # 'sequence' (the samples, each the mean over its own) or 'constant' (the
-  # samples, each the sum over its own, divided by `constant_tokens`).
+  # Mean of the loss: 'token' (over all member tokens of the batch), 'sequence'
+  # (over samples, of the mean over each sample's tokens) or 'constant' (over
+  # samples, of the sum over each sample's tokens divided by `constant_tokens`).
   aggregation: str = 'token'
-  # That divisor: a length in tokens, say the longest completion's.
+  # Divisor of 'constant', in tokens, such as the longest completion.
   constant_tokens: int | None = None
-  # Factor of the entropy bonus, over the member tokens.
+  # Factor of the entropy bonus on the member tokens.
   entropy_coef: float = 0.0
-  # Corrects for a sampler that is not quite the policy, by a weight of its
-  # own in place of the loss's ratio: 'none', or the ratio of a 'token_' or
-  # 'sequence_', outside of its bounds either truncated or masked (weight 0):
+  # Importance weight that corrects for the sampler, instead of the loss's own
+  # ratio: 'none', or the ratio of policy and sampler per token or sequence,
+  # truncated to its bounds or masked (weight 0) outside of them:
   # 'token_truncate' (TIS), 'token_mask' (IcePop), 'sequence_truncate',
-  # 'sequence_mask'. The bounds of the type then have nothing to bite on.
+  # 'sequence_mask'. The type's own bounds have no effect then.
   sampler_is_mode: str = 'none'
-  # Bounds of that weight; no lower one where None.
+  # Lower bound of the importance weight; None = no lower bound.
   sampler_is_clip_min: float | None = None
-  # The upper one.
+  # Upper bound of the importance weight.
   sampler_is_clip_max: float = 3.0
-  # A sequence's log ratio is the 'sum' or the 'mean' of its tokens'.
+  # Log ratio of a sequence: 'sum' or 'mean' of its tokens' log ratios.
   sampler_is_norm: str = 'sum'
-  # Bound on |log ratio| before exp; beyond it, no gradient of the ratio.
+  # Bound on |log ratio| before exp, in nats; beyond it, the ratio has no
+  # gradient.
   max_log_ratio: float = 20.0
 
-  _bounds = ()  # fields of a type that a ratio of 1 never meets
+  # Fields of a type that have no effect if the ratio is 1.
+  _bounds: ClassVar[tuple[str, ...]] = ()
 
   def __post_init__(self):
     base.require_choice(self, 'aggregation', ('token', 'sequence', 'constant'))
@@ -122,13 +124,14 @@ class _Rl:
 
 @dataclasses.dataclass(frozen=True)
 class Dppo(_Rl):
-  """Policy gradient, masked where a probability moved far (DPPO)."""
+  """Policy gradient, masked where a probability changed a lot (DPPO)."""
 
   type: str = 'dppo'
-  # A token has no policy gradient once its probability fell by more than
-  # this, where its advantage is not positive.
+  # Largest decrease of a token's probability with a policy gradient, if its
+  # advantage is <= 0.
   low: float = 0.2
-  # The same once it rose by more than this, where the advantage is positive.
+  # Largest increase of a token's probability with a policy gradient, if its
+  # advantage is > 0.
   high: float = 0.2
   # Factor of the policy gradient.
   adv_tau: float = 1.0
@@ -144,11 +147,11 @@ class Dppo(_Rl):
 
 @dataclasses.dataclass(frozen=True)
 class Ipo(_Rl):
-  """Policy gradient, masked where a probability moved far either way."""
+  """Policy gradient, masked by the absolute change of a probability."""
 
   type: str = 'ipo'
-  # A token has no policy gradient once its probability changed by more than
-  # this, whatever its advantage.
+  # Largest change of a token's probability, either way, with a policy
+  # gradient.
   threshold: float = 0.1
   # Factor of the policy gradient.
   adv_tau: float = 1.0
@@ -164,17 +167,17 @@ class Ipo(_Rl):
 
 @dataclasses.dataclass(frozen=True)
 class Clip(_Rl):
-  """Policy gradient, clipped where a ratio moved far (PPO, GRPO, DAPO)."""
+  """Policy gradient with a clipped ratio (PPO, GRPO, DAPO)."""
 
   type: str = 'clip'
-  # A token has no policy gradient once its ratio is below 1 by more than
-  # this, where its advantage is negative.
+  # The smallest ratio with a policy gradient is 1 - low, if the advantage is
+  # negative.
   low: float = 0.2
-  # The same once it is above 1 by more than this, where the advantage is
-  # positive; larger than `low` is DAPO's clip-higher.
+  # The largest ratio with a policy gradient is 1 + high, if the advantage is
+  # positive; high > low is DAPO's clip-higher.
   high: float = 0.28
-  # The same once it is above this, where the advantage is negative; None =
-  # it is pushed down from however far above.
+  # The largest ratio with a policy gradient, if the advantage is negative;
+  # None = no upper bound.
   delta: float | None = None
 
   _bounds = ('low', 'high', 'delta')
@@ -195,12 +198,13 @@ class Gspo(_Rl):
   """Policy gradient, clipped by the mean ratio of a sequence (GSPO)."""
 
   type: str = 'gspo'
-  # A sequence has no policy gradient once its ratio is below 1 by more than
-  # this, where its advantage is negative.
+  # The smallest ratio of a sequence with a policy gradient is 1 - low, if the
+  # advantage is negative.
   low: float = 3e-4
-  # The same once it is above 1 by more than this, where it is positive.
+  # The largest ratio of a sequence with a policy gradient is 1 + high, if the
+  # advantage is positive.
   high: float = 4e-4
-  # As everywhere, but with the paper's default.
+  # Mean of the loss, as for the other types; the default is the paper's.
   aggregation: str = 'sequence'
 
   _bounds = ('low', 'high')
@@ -212,12 +216,12 @@ class Gspo(_Rl):
 
 @dataclasses.dataclass(frozen=True)
 class Cispo(_Rl):
-  """Policy gradient with a clipped weight and no mask (CISPO)."""
+  """Policy gradient with a clipped importance weight, no mask (CISPO)."""
 
   type: str = 'cispo'
-  # How far below 1 the weight of a token may be; 1 = no lower cap.
+  # The smallest weight of a token is 1 - low; low = 1 is no lower bound.
   low: float = 1.0
-  # How far above 1: the cap is 1 + high.
+  # The largest weight of a token is 1 + high.
   high: float = 4.0
 
   _bounds = ('low', 'high')
@@ -229,12 +233,12 @@ class Cispo(_Rl):
 
 @dataclasses.dataclass(frozen=True)
 class CustomRl(_Rl):
-  """A function of the user's: arrays per token -> loss per token."""
+  """The user's function: arrays per token -> loss per token."""
 
   type: str = 'custom'
-  # Where it is: 'package.module:function', see `losses.rl_custom`.
+  # 'package.module:function', see `losses.rl_custom`.
   import_path: str = ''
-  # Its arguments by name, any JSON.
+  # Keyword arguments of the function, any JSON.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
@@ -247,17 +251,17 @@ RlLoss = Dppo | Ipo | Clip | Gspo | Cispo | CustomRl
 
 @dataclasses.dataclass(frozen=True)
 class RefKl:
-  """KL to a reference: the leash of `kl_beta`."""
+  """KL to a reference: the penalty of `kl_beta`, and the loss of opd, opsd."""
 
   # 'reverse' (policy gradient of the reverse KL) or 'k3' (the k3 estimator in
   # the loss, as in TRL and the GRPO paper; another gradient).
   estimator: str = 'reverse'
-  # A token has no signal once its probability fell by more than this. This
-  # and the next are read with 'reverse' alone.
+  # Largest decrease of a token's probability with a signal. Only 'reverse'
+  # reads this and kl_tau.
   mask_low: float = 0.2
   # Factor of the squared log ratio of policy and sampler, of every token.
   kl_tau: float = 1e-3
-  # Bound on the log ratio before exp; beyond it, no gradient.
+  # Bound on the log ratio before exp, in nats; beyond it, no gradient.
   max_log_ratio: float = 20.0
 
   def __post_init__(self):
@@ -270,15 +274,15 @@ class RefKl:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """How the components turn streams into a loss."""
+  """Options of all losses."""
 
-  # The policy-gradient loss: a node with a `type`, 'dppo', 'ipo', 'clip',
+  # The policy-gradient loss, a node with a `type`: 'dppo', 'ipo', 'clip',
   # 'gspo', 'cispo' or 'custom'.
   rl: RlLoss = Dppo()
   # The KL to a reference.
   ref_kl: RefKl = RefKl()
-  # What a stage of kind 'preference' minimizes: a node with a `type`,
-  # 'sigmoid' (DPO), 'sigmoid_norm', 'ipo', 'ipo_norm', 'simpo' or 'kto'.
+  # The loss of a stage of kind 'preference', a node with a `type`: 'sigmoid'
+  # (DPO), 'sigmoid_norm', 'ipo', 'ipo_norm', 'simpo' or 'kto'.
   preference: preferences.PreferenceLoss = preferences.Sigmoid()
-  # What a stage of kind 'ranking' minimizes.
+  # The loss of a stage of kind 'ranking'.
   ranking: preferences.Ranking = preferences.Ranking()

@@ -1,4 +1,4 @@
-"""Options of the model and its tokenizer, and the named presets."""
+"""Options of the model and its tokenizer, and the model presets."""
 
 import dataclasses
 import datetime
@@ -12,17 +12,19 @@ from posttrain.schema import base
 class RopeScaling:
   """Stretches RoPE for contexts longer than those of pretraining."""
 
-  # 'none'; 'linear' = all wavelengths by factor (Chen et al., arXiv
-  # 2306.15595); 'llama3' = the long ones by factor, the short ones not (Llama
-  # 3.1, arXiv 2407.21783).
+  # 'none'; 'linear': multiplies all wavelengths by factor (Chen et al., arXiv
+  # 2306.15595); 'llama3': multiplies the long wavelengths only (Llama 3.1,
+  # arXiv 2407.21783).
   kind: str = 'none'
-  # How much longer the wavelengths become.
+  # Factor of the wavelengths.
   factor: float = 1.0
-  # llama3: tokens of context in pretraining.
+  # llama3: context length in pretraining, in tokens.
   original_length: int = 8192
-  # llama3: wavelengths above original_length / this are stretched in full.
+  # llama3: wavelengths above original_length / low_frequency are multiplied by
+  # the whole factor.
   low_frequency: float = 1.0
-  # llama3: wavelengths below original_length / this stay; between, a blend.
+  # llama3: wavelengths below original_length / high_frequency are unchanged;
+  # between the two bounds, the factor is interpolated.
   high_frequency: float = 4.0
 
   def __post_init__(self):
@@ -40,40 +42,40 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A decoder-only transformer of the Llama, Qwen or Gemma shape."""
+  """A decoder-only transformer of the Llama, Qwen or Gemma family."""
 
-  # Rows of the embedding table; None = the tokenizer's size.
+  # Number of rows of the embedding table; None = the tokenizer's size.
   vocab_size: int | None = None
-  # Blocks of attention and MLP.
+  # Number of blocks of attention and MLP.
   layers: int = 3
   # Width of the residual stream.
   embed_dim: int = 128
-  # Query heads.
+  # Number of query heads.
   heads: int = 4
-  # Key/value heads (grouped-query attention); divides heads.
+  # Number of key and value heads (grouped-query attention); divides heads.
   kv_heads: int = 2
-  # Size of every head; even, because RoPE turns pairs.
+  # Size of each head; even, because RoPE rotates pairs.
   head_dim: int = 32
   # Hidden width of the gated MLP.
   mlp_dim: int = 384
-  # What its gate passes through: 'silu', or 'gelu' by tanh (Gemma).
+  # Activation of the MLP's gate: 'silu', or 'gelu' with tanh (Gemma).
   activation: str = 'silu'
   # Base of the RoPE wavelengths; larger = longer contexts.
   rope_theta: float = 10_000.0
-  # Stretches the wavelengths, but those of layers with a base of their own.
+  # Scaling of the wavelengths, except in layers with local_rope_theta.
   rope_scaling: RopeScaling = RopeScaling()
-  # Layers (from 0) that see only the last `window` tokens; () = none.
+  # Indices (from 0) of layers that attend to the last `window` tokens only;
+  # () = none.
   local_layers: tuple[int, ...] = ()
-  # Tokens that a local layer sees, the asking one included.
+  # Number of tokens that a local layer attends to, the query's included.
   window: int | None = None
-  # rope_theta of local layers (Gemma 3); None = that of the others, with its
-  # scaling.
+  # rope_theta of local layers (Gemma 3); None = rope_theta, with its scaling.
   local_rope_theta: float | None = None
   # Added to the mean square in every RMSNorm.
   norm_eps: float = 1e-6
   # Every RMSNorm multiplies by 1 + its weight, not by its weight (Gemma).
   norm_offset: bool = False
-  # Another RMSNorm on what attention and MLP give to the residual (Gemma 2).
+  # Further RMSNorms on the outputs of attention and MLP (Gemma 2).
   post_norms: bool = False
   # RMSNorm on queries and keys, per head (Qwen3).
   qk_norm: bool = False
@@ -81,21 +83,30 @@ class Model:
   qkv_bias: bool = False
   # Attention scores are divided by the root of this; None = head_dim.
   query_scale: float | None = None
-  # Bounds attention scores s: c tanh(s / c) (Gemma 2); None = off.
+  # Cap c of attention scores s: c tanh(s / c) (Gemma 2); None = no cap.
   attention_softcap: float | None = None
-  # Bounds logits alike; None = off.
+  # Cap of logits, by the same formula; None = no cap.
   logit_softcap: float | None = None
-  # Embeddings enter multiplied by the root of embed_dim (Gemma).
+  # Multiplies embeddings by the root of embed_dim (Gemma).
   scale_embeddings: bool = False
   # The output head is the embedding table.
   tied_head: bool = True
-  # Compute dtype: float32 or bfloat16. Master weights and logits are float32.
+  # Compute dtype: 'float32' or 'bfloat16'. Master weights and logits are
+  # float32.
   dtype: str = 'float32'
-  # What the backward pass redoes: 'none' = elementwise work only (norms, RoPE,
-  # SwiGLU; matrix products are kept), 'block' = every layer from its input.
+  # Recomputation in the backward pass: 'none' = elementwise operations only
+  # (norms, RoPE, SwiGLU; matrix products are kept), 'block' = every layer from
+  # its input.
   remat: str = 'none'
 
   def __post_init__(self):
+    self._check_sizes()
+    self._check_optional()
+    base.require_choice(self, 'activation', ('silu', 'gelu'))
+    base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
+    base.require_choice(self, 'remat', ('none', 'block'))
+
+  def _check_sizes(self) -> None:
     base.require_positive(
       self,
       'layers',
@@ -122,9 +133,11 @@ class Model:
     base.require(
       self.head_dim % 2 == 0,
       'head_dim',
-      'be even (RoPE turns pairs)',
+      'be even (RoPE rotates pairs)',
       self.head_dim,
     )
+
+  def _check_optional(self) -> None:
     for name in (
       'window',
       'local_rope_theta',
@@ -143,22 +156,19 @@ class Model:
     base.require(
       bool(self.local_layers) == (self.window is not None),
       'window',
-      'be given with local_layers, and only then',
+      'be set if and only if local_layers is',
       self.window,
     )
-    base.require_choice(self, 'activation', ('silu', 'gelu'))
-    base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
-    base.require_choice(self, 'remat', ('none', 'block'))
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> 'Model':
-    """The model that a checkpoint's JSON describes; older ones say less."""
+    """Builds the model of a checkpoint's JSON; missing keys are defaults."""
     scaling = RopeScaling(**values.get('rope_scaling', {}))
     local = tuple(values.get('local_layers', ()))
     return cls(**{**values, 'rope_scaling': scaling, 'local_layers': local})
 
 
-# `--config.model=NAME` replaces the whole node by one of these.
+# Models by name: `--config.model=NAME` replaces the whole node.
 PRESETS = {
   'tiny': Model(
     layers=1, embed_dim=32, heads=2, kv_heads=1, head_dim=16, mlp_dim=64
@@ -195,23 +205,23 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """Bytes by default, or any HuggingFace `tokenizer.json`."""
+  """The byte tokenizer, or a HuggingFace `tokenizer.json`."""
 
-  # Path of a tokenizer.json, or of the HuggingFace directory that holds one;
-  # None = the byte tokenizer, which needs no file.
+  # Path of a tokenizer.json, or of a HuggingFace directory with one; None = the
+  # byte tokenizer, which has no file.
   path: str | None = None
   # Path of a Jinja chat template; None = the directory's, or the built-in one.
   chat_template: str | None = None
-  # What the template is shown besides messages and special tokens: a JSON
-  # object, such as {"enable_thinking": false}; {"today": "2025-01-31"} is the
-  # date of templates that ask for it.
+  # Variables of the template besides messages and special tokens: a JSON
+  # object, such as {"enable_thinking": false}; "today" is the date, such as
+  # "2025-01-31", for templates that print one.
   template_variables: str = '{}'
-  # The token that ends an assistant turn; None = the tokenizer's own (the byte
-  # tokenizer's <|end|>, or what the directory's template ends turns with; a
-  # tokenizer.json alone must be told).
+  # Token that ends an assistant turn; None = the tokenizer's own (<|end|> of
+  # the byte tokenizer, or the end of turn of the directory's template).
+  # Required for a tokenizer.json without a directory.
   eos: str | None = None
-  # The token that fills the rest of a packed row, never eos; None = the
-  # tokenizer's own, else any id but eos.
+  # Token that pads packed rows, not eos; None = the tokenizer's own, else any
+  # id except eos.
   pad: str | None = None
 
   def __post_init__(self):

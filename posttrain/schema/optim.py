@@ -11,11 +11,12 @@ class Optim:
 
   # Peak learning rate.
   lr: float = 3e-4
-  # After warm-up: 'constant', 'linear' or 'cosine' decay over the stage.
+  # Learning rate after warm-up: 'constant', 'linear' or 'cosine' decay over the
+  # stage.
   schedule: str = 'cosine'
-  # Updates of linear warm-up from 0.
+  # Length of the linear warm-up from 0, in updates.
   warmup_steps: int = 0
-  # Where the decay ends, as a fraction of lr.
+  # Learning rate at the end of the decay, as a fraction of lr.
   final_lr_fraction: float = 0.0
   # Decay of the first moment (the mean gradient), in [0, 1).
   beta1: float = 0.9
@@ -23,22 +24,23 @@ class Optim:
   beta2: float = 0.95
   # Added to the root of the second moment.
   eps: float = 1e-8
-  # Shrinks weights by lr times this per update, apart from the gradient.
+  # Decoupled weight decay: weights shrink by lr times this per update.
   weight_decay: float = 0.1
-  # Regex; parameters whose path it finds are not decayed (scales, biases).
+  # Regex searched in parameter paths; a match is not decayed (scales, biases).
   no_decay: str = r'(scale|bias)$'
-  # Global gradient norm above which the gradient is scaled down.
+  # Largest global gradient norm; a larger gradient is scaled down to it.
   clip_norm: float = 1.0
-  # Decay of a moving average of the weights, used by evaluation; None = off.
+  # Decay of a moving average of the weights, which evaluation uses; None = no
+  # average.
   average: float | None = None
-  # Abort after this many non-finite gradients in a row.
+  # Number of consecutive non-finite gradients after which the run aborts.
   max_skipped: int = 5
 
   def __post_init__(self):
     base.require_positive(self, 'lr', 'eps', 'clip_norm', 'max_skipped')
     base.require_choice(self, 'schedule', ('constant', 'linear', 'cosine'))
     base.require_non_negative(self, 'warmup_steps', 'weight_decay')
-    for field in ('beta1', 'beta2'):  # 1 would divide by 1 - beta = 0
+    for field in ('beta1', 'beta2'):  # bias correction divides by 1 - beta
       value = getattr(self, field)
       base.require(0 <= value < 1, field, 'be in [0, 1)', value)
     base.require(

@@ -1,4 +1,4 @@
-"""Options of where preferences come from."""
+"""Options of the sources of preference pairs."""
 
 import dataclasses
 
@@ -7,28 +7,28 @@ from posttrain.schema import base
 
 @dataclasses.dataclass(frozen=True)
 class MadePairs:
-  """Answers of what the stage begins with, told apart by environments.
+  """Answers of the stage's initial model, graded by its environments.
 
-  Of each answered task a correct answer is chosen, an incorrect one rejected.
-  They are made once, and kept in WORKDIR/pairs/<stage>.jsonl, those that are
-  held out beside it.
+  A pair is a correct answer (chosen) and an incorrect answer (rejected) to the
+  same task. Pairs are sampled once and stored in WORKDIR/pairs/<stage>.jsonl,
+  with a second file for the held-out pairs.
   """
 
   type: str = 'made'
-  # Tasks that are asked, of each environment whose ratio is not 0.
+  # Number of tasks of each environment whose ratio is not 0.
   prompts: int = 1000
-  # Answers to each of them.
+  # Number of answers per task.
   samples: int = 8
-  # Of those answers.
+  # Sampling temperature of the answers.
   temperature: float = 1.0
   # Longest answer (assistant turn), in tokens.
   max_tokens: int = 64
-  # Pairs of a task, at most.
+  # Largest number of pairs per task.
   per_prompt: int = 1
-  # Held-out tasks that are asked as well; their pairs are measured at every
-  # evaluation. None = those of a share of the prompts are held out instead.
+  # Number of further, held-out tasks, whose pairs are measured at every
+  # evaluation; None = holds out a fraction of the prompts instead.
   eval_prompts: int | None = None
-  # That share, where eval_prompts is None.
+  # Fraction of the prompts that is held out if eval_prompts is None.
   eval_fraction: float = 0.1
 
   def __post_init__(self):
@@ -49,17 +49,17 @@ class MadePairs:
 
 @dataclasses.dataclass(frozen=True)
 class PairFile:
-  """A JSONL file of them, see `posttrain.data.pairs`."""
+  """A JSONL file of pairs, see `posttrain.data.pairs`."""
 
   type: str = 'file'
-  # The file.
+  # Path of the file.
   path: str = ''
-  # A file of those that are held out; None = a share of `path`.
+  # File of held-out pairs; None = holds out a fraction of `path`.
   eval_path: str | None = None
-  # Share of the prompts of `path` that is held out, where eval_path is None.
+  # Fraction of the prompts of `path` that is held out if eval_path is None.
   eval_fraction: float = 0.1
-  # What to do with a pair longer than batch.row_tokens: 'error', or 'drop' it
-  # and say how many there were.
+  # A pair longer than batch.row_tokens: 'error' = raises, 'drop' = is left out,
+  # and the number of dropped pairs is logged.
   too_long: str = 'error'
 
   def __post_init__(self):
@@ -69,7 +69,7 @@ class PairFile:
 
 
 def _require_fraction(node: 'Pairs', instead: str) -> None:
-  """Checks the share, which nothing reads where `instead` is set."""
+  """Checks eval_fraction, which nothing reads where `instead` is set."""
   base.require(
     0 <= node.eval_fraction < 1,
     'eval_fraction',

@@ -1,4 +1,4 @@
-"""Options of what trains on choices: preference losses, the reward model's."""
+"""Options of the losses on pairs: preference losses, reward-model loss."""
 
 import dataclasses
 
@@ -10,11 +10,12 @@ class Sigmoid:
   """DPO."""
 
   type: str = 'sigmoid'
-  # The frozen model that it is compared with.
+  # Reference model, frozen.
   reference: references.Reference = 'init'
-  # How near to the reference; the larger, the nearer.
+  # Factor of the log ratio to the reference; a larger beta keeps the policy
+  # closer to the reference.
   beta: float = 0.1
-  # How often a label is taken to be wrong.
+  # Assumed rate of wrong labels.
   label_smoothing: float = 0.0
 
   def __post_init__(self):
@@ -30,19 +31,19 @@ class Sigmoid:
 
 @dataclasses.dataclass(frozen=True)
 class SigmoidNorm(Sigmoid):
-  """DPO of log ratios per token: length-normalized."""
+  """DPO of log ratios divided by the answer's length (length-normalized)."""
 
   type: str = 'sigmoid_norm'
 
 
 @dataclasses.dataclass(frozen=True)
 class IpoPairs:
-  """IPO, as in the paper: sums over the answer."""
+  """IPO with log ratios summed over the answer, as in the paper."""
 
   type: str = 'ipo'
-  # The frozen model that it is compared with.
+  # Reference model, frozen.
   reference: references.Reference = 'init'
-  # The margin is 1 / (2 beta).
+  # The target margin is 1 / (2 beta).
   beta: float = 0.1
 
   def __post_init__(self):
@@ -52,19 +53,19 @@ class IpoPairs:
 
 @dataclasses.dataclass(frozen=True)
 class IpoNorm(IpoPairs):
-  """IPO of log ratios per token, as in TRL: length-normalized."""
+  """IPO of log ratios divided by the answer's length, as in TRL."""
 
   type: str = 'ipo_norm'
 
 
 @dataclasses.dataclass(frozen=True)
 class SimPo:
-  """SimPO: length-normalized, and without a reference."""
+  """SimPO: length-normalized, without a reference."""
 
   type: str = 'simpo'
   # Factor of the log probability per token.
   beta: float = 2.0
-  # By how much the chosen answer is to win.
+  # Target margin between the chosen and the rejected answer.
   gamma: float = 1.0
 
   def __post_init__(self):
@@ -74,16 +75,17 @@ class SimPo:
 
 @dataclasses.dataclass(frozen=True)
 class Kto:
-  """KTO: each answer for itself, chosen or not."""
+  """KTO: a loss per answer, chosen or rejected."""
 
   type: str = 'kto'
-  # The frozen model that it is compared with.
+  # Reference model, frozen.
   reference: references.Reference = 'init'
-  # How near to the reference; the larger, the nearer.
+  # Factor of the log ratio to the reference; a larger beta keeps the policy
+  # closer to the reference.
   beta: float = 0.1
-  # Factor of the chosen ones.
+  # Factor of the chosen answers' loss.
   desirable_weight: float = 1.0
-  # Factor of the others.
+  # Factor of the rejected answers' loss.
   undesirable_weight: float = 1.0
 
   def __post_init__(self):
@@ -95,13 +97,13 @@ class Kto:
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-  """The reward model's."""
+  """The Bradley-Terry loss of a reward model."""
 
   # Factor of (r_chosen + r_rejected)^2, which keeps rewards around 0.
   center_coef: float = 0.0
-  # Factor of the chosen answers' negative log likelihood, per token: what the
-  # model knows of text helps it judge, and is not unlearned (Cobbe et al.,
-  # arXiv 2110.14168; Yang et al., arXiv 2406.10216).
+  # Factor of the chosen answers' negative log-likelihood per token, which keeps
+  # the model's knowledge of text (Cobbe et al., arXiv 2110.14168; Yang et al.,
+  # arXiv 2406.10216).
   lm_coef: float = 0.0
 
   def __post_init__(self):

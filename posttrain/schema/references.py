@@ -1,33 +1,34 @@
-"""Models that are asked and not trained: how a config names one.
+"""References: names of models that are used and not trained.
 
-A string, in the grammar of `init`, is one in this process; an `Endpoint` is
-one that a server answers for.
+A string, in the grammar of `init`, is a model in this process; an `Endpoint` is
+a model on a server.
 """
 
 import dataclasses
 import re
+from typing import Any
 
 from posttrain.schema import base
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-  """A model behind an OpenAI-compatible server."""
+  """A model on an OpenAI-compatible server."""
 
   # Which kind of reference this is; fixed.
   type: str = 'endpoint'
-  # What the server calls the model.
+  # The model's name on the server.
   name: str = ''
-  # Where the API begins, as in 'http://127.0.0.1:8000/v1'.
+  # Base URL of the API, such as 'http://127.0.0.1:8000/v1'.
   base_url: str = ''
-  # Environment variable that holds the API key; '' = there is none.
+  # Name of the environment variable with the API key; '' = no key.
   api_key_env: str = ''
-  # Seconds that an answer may take.
+  # Time limit of an answer, in seconds.
   timeout: float = 120.0
-  # Tries of a request that the server was too busy for, failed at, or never
-  # answered; the waits between them grow from a second to half a minute.
+  # Number of attempts at a request, for a busy server, a server error or a
+  # timeout; the pauses between them grow from 1 to 30 seconds.
   tries: int = 10
-  # Requests under way at a time.
+  # Largest number of concurrent requests.
   concurrency: int = 16
 
   def __post_init__(self):
@@ -37,7 +38,7 @@ class Endpoint:
       'base_url',
       "begin with 'http://' or 'https://' and a host",
       self.base_url,
-      'a model behind a server needs the address of its API',
+      "it is the address of the server's API",
     )
     base.require_positive(self, 'timeout', 'tries', 'concurrency')
 
@@ -47,12 +48,12 @@ class Endpoint:
 
 Reference = str | Endpoint
 
-# With what follows: more than none, and more than the last step's.
+# Kind -> regex of its number: a decay in (0, 1), or at least 2 steps.
 _EMA_AND_SNAPSHOT = {'ema': r'0\.\d*[1-9]\d*', 'snapshot': r'[2-9]|[1-9]\d+'}
 
 
 def ema_or_snapshot(reference: Reference) -> tuple[str, float] | None:
-  """Reads 'ema:DECAY' and 'snapshot:STEPS', copies of the policy in the state.
+  """Parses 'ema:DECAY' and 'snapshot:STEPS', copies of the policy in the state.
 
   Returns:
     The kind and its number; None for other references.
@@ -67,15 +68,15 @@ def ema_or_snapshot(reference: Reference) -> tuple[str, float] | None:
   return kind, float(number)
 
 
-def require(node, field: str) -> None:
-  """Of a reference: a string must be of the grammar of references."""
+def require(node: Any, field: str) -> None:
+  """Checks that a field is an endpoint, or a string in the grammar."""
   value = getattr(node, field)
   if isinstance(value, Endpoint):
     return
   base.require(
     not value.startswith(('http://', 'https://')),
     field,
-    'be a node, where a server answers for the model',
+    'be a node for a model on a server',
     value,
     '{"type": "endpoint", "name": ..., "base_url": ...}',
   )
@@ -90,8 +91,8 @@ def require(node, field: str) -> None:
   )
 
 
-def require_frozen(node, field: str) -> None:
-  """Of a reference that must not change while a stage trains."""
+def require_frozen(node: Any, field: str) -> None:
+  """Checks that a field is a reference that does not change in training."""
   require(node, field)
   value = getattr(node, field)
   base.require(

@@ -1,4 +1,4 @@
-"""Options of a reward: what is added up to the scalar of a rollout."""
+"""Options of rewards: the summands of a rollout's reward."""
 
 import dataclasses
 import math
@@ -6,32 +6,33 @@ from typing import Any
 
 from posttrain.schema import base, references
 
-# How a function is called: nothing for the others.
+# Fields that only a function reads.
 CALL = ('kwargs', 'judge', 'timeout')
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardFn:
-  """One summand: of a function, or of a reward model.
+  """One summand: a function, or a reward model.
 
-  The one by the name of `env` is neither: it is the environment's grade.
+  The summand named `env` is the environment's grade, and has neither.
   """
 
-  # 'package.module:function', with TRL's signature, see `rollout.rewarding`.
+  # 'package.module:function', with TRL's signature, see
+  # `rollout.grading.functions`.
   fn: str | None = None
-  # A reward model: 'stage:NAME', or a path, of a stage of kind 'ranking'.
+  # A reward model: 'stage:NAME', or the path of a stage of kind 'ranking'.
   model: str | None = None
-  # Factor of it in the sum.
+  # Factor in the sum.
   weight: float = 1.0
-  # What else the function is given.
+  # Keyword arguments of the function.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # A model that it is given as `judge`; None = none.
+  # Model that the function gets as `judge`; None = none.
   judge: references.Reference | None = None
-  # Seconds that a call of it may take, without those of its judge.
+  # Time limit of a call of the function, in seconds, without its judge's time.
   timeout: float = 60.0
-  # Calls in a row that may fail, of a function, or of a model, whose rewards
-  # must be finite; one more stops the run. What a failed call should have
-  # scored is left out, which is never a reward of 0.
+  # Largest number of consecutive failed calls, of a function or a model (a
+  # reward that is not finite); one more stops the run. The rollouts of a failed
+  # call have no reward, which is not a reward of 0.
   max_faults: int = 3
 
   def __post_init__(self):
@@ -44,7 +45,7 @@ class RewardFn:
     if self.fn is not None:
       base.require_import_path(self, 'fn')
     if self.model is not None:
-      base.require(self.fn is None, 'fn', 'be left out beside model', self.fn)
+      base.require(self.fn is None, 'fn', 'be None if model is set', self.fn)
       references.require_frozen(self, 'model')
       base.require(
         self.model != 'init', 'model', "be 'stage:NAME' or a path", self.model

@@ -1,4 +1,4 @@
-"""Options of a run: what its stages share."""
+"""Options of a run, which its stages share."""
 
 import dataclasses
 
@@ -8,13 +8,13 @@ from posttrain.schema import model as models
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """Devices per axis; -1 (at most once) = all that remain."""
+  """Number of devices per axis; -1 (at most once) = all remaining devices."""
 
-  # Axis over which only the batch is split.
+  # Devices of the axis that splits only the batch.
   data: int = -1
-  # Axis over which the batch, the weights and the optimizer are split.
+  # Devices of the axis that splits the batch, weights and optimizer state.
   fsdp: int = 1
-  # Axis over which heads and MLP width are split.
+  # Devices of the axis that splits heads and MLP width.
   tensor: int = 1
 
   def __post_init__(self):
@@ -32,9 +32,9 @@ class Checkpoint:
 
   # Steps between saves.
   every: int = 100
-  # How many of the newest to keep.
+  # Number of newest checkpoints to keep.
   keep_last: int = 2
-  # Also keep every step that is a multiple of this; None = none.
+  # Also keeps the steps that are multiples of this; None = none.
   keep_every: int | None = None
 
   def __post_init__(self):
@@ -49,14 +49,14 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-  """Where numbers go besides metrics.jsonl."""
+  """Outputs of metrics besides metrics.jsonl."""
 
-  # Also write TensorBoard files (extra `tensorboard`).
+  # Writes TensorBoard files (extra `tensorboard`).
   tensorboard: bool = False
-  # Show a progress bar on stderr.
+  # Shows a progress bar on stderr.
   progress: bool = True
-  # Every so many steps, also write each packed sequence with every stream of
-  # its tokens to WORKDIR/token_exports; None = never.
+  # Steps between exports of each packed sequence, with every stream of its
+  # tokens, to WORKDIR/token_exports; None = no exports.
   export_tokens: int | None = None
 
   def __post_init__(self):
@@ -70,23 +70,23 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The whole tree: shared keys, and one subtree per stage."""
+  """The whole config: shared keys, and one subtree per stage."""
 
-  # Of the weights, the tasks and their order.
+  # Seed of the initial weights, the tasks, their order, and sampling.
   seed: int = 0
-  # Folder of the persistent compilation cache; None = off.
+  # Folder of the persistent compilation cache; None = no cache.
   compilation_cache: str | None = '~/.cache/posttrain/compiled'
-  # What is trained, unless a stage names its own.
+  # Architecture of the policy, unless a stage sets its own.
   model: models.Model = models.Model()
-  # Text to tokens, the same in every stage.
+  # Tokenizer of all stages.
   tokenizer: models.Tokenizer = models.Tokenizer()
-  # How the devices are laid out.
+  # Layout of the devices.
   mesh: Mesh = Mesh()
-  # When state is saved.
+  # When checkpoints are saved and deleted.
   checkpoint: Checkpoint = Checkpoint()
-  # Where numbers are shown.
+  # Outputs of metrics.
   metrics: Metrics = Metrics()
-  # Name -> stage, in the order in which they run.
+  # Name -> stage, in running order.
   stages: dict[str, stage.Stage] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):

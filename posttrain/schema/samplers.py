@@ -1,12 +1,13 @@
-"""Options of the samplers: where an environment's rollouts come from."""
+"""Options of the samplers: the sources of an environment's rollouts."""
 
 import dataclasses
+from typing import Any
 
 from posttrain.schema import base, references
 
 
-def require_budgets(node) -> None:
-  """Refuses budgets of an episode that leave it nothing."""
+def require_budgets(node: Any) -> None:
+  """Checks that the budgets of an episode are None or > 0."""
   for field in ('max_episode_tokens', 'keep_exchanges'):
     value = getattr(node, field)
     base.require(value is None or value > 0, field, 'be None or > 0', value)
@@ -14,11 +15,12 @@ def require_budgets(node) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """Replays the demonstrations that the environment's tasks carry."""
+  """Replays the demonstrations of the environment's tasks."""
 
   # Which sampler this is; fixed.
   type: str = 'dataset'
-  # A sample longer than a row: 'error', or 'truncate' (cut on the right).
+  # A sample longer than a row: 'error' = raises, 'truncate' = is cut on the
+  # right.
   too_long: str = 'error'
 
   def __post_init__(self):
@@ -27,26 +29,25 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """Samples from the policy that is trained.
+  """Samples from the trained policy.
 
-  There is no top-p, top-k or min-p on purpose: `sampler_logprobs` are those
-  of the untruncated law, and tokens drawn from a truncated one would be
-  weighed against a law that they were not drawn from. Evaluation and serving
-  have them.
+  There is no top-p, top-k or min-p: `sampler_logprobs` are those of the
+  untruncated distribution, and are wrong for tokens from a truncated one.
+  Evaluation and serving have these options.
   """
 
   # Which sampler this is; fixed.
   type: str = 'policy'
-  # Logits are divided by it; the losses compare logprobs at the same one.
+  # Divisor of the logits; the losses use the same temperature.
   temperature: float = 1.0
-  # Longest turn, in tokens; an episode may have several.
+  # Longest turn, in tokens; an episode may have several turns.
   max_tokens: int = 64
-  # Tokens that an episode may add to its prompt, the environment's words
-  # included; None = what a row holds.
+  # Largest number of tokens after an episode's prompt, the environment's
+  # messages included; None = as many as fit into a row.
   max_episode_tokens: int | None = None
-  # Behind the prompt the policy sees at most so many of the last exchanges (a
-  # turn and what the environment said to it); None = all. Each turn that sees
-  # less than the one before is a sample of its own.
+  # Number of latest exchanges (a turn and the environment's reply) that the
+  # model's context keeps after the prompt; None = all. A turn whose context
+  # lost an exchange is a separate sample.
   keep_exchanges: int | None = None
 
   def __post_init__(self):
@@ -56,22 +57,22 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-  """Samples from a model that does not train, for others to imitate."""
+  """Samples from a frozen model, for the policy to imitate."""
 
   # Which sampler this is; fixed.
   type: str = 'frozen'
   # The model: 'init', 'stage:NAME', a path, or an endpoint.
   model: references.Reference = ''
-  # Logits are divided by it; 0 = the likeliest token.
+  # Divisor of the logits; 0 = greedy decoding.
   temperature: float = 1.0
-  # Longest turn, in tokens; an episode may have several.
+  # Longest turn, in tokens; an episode may have several turns.
   max_tokens: int = 64
-  # Tokens that an episode may add to its prompt, the environment's words
-  # included; None = what a row holds.
+  # Largest number of tokens after an episode's prompt, the environment's
+  # messages included; None = as many as fit into a row.
   max_episode_tokens: int | None = None
-  # Behind the prompt the policy sees at most so many of the last exchanges (a
-  # turn and what the environment said to it); None = all. Each turn that sees
-  # less than the one before is a sample of its own.
+  # Number of latest exchanges (a turn and the environment's reply) that the
+  # model's context keeps after the prompt; None = all. A turn whose context
+  # lost an exchange is a separate sample.
   keep_exchanges: int | None = None
 
   def __post_init__(self):

@@ -11,15 +11,15 @@ DIFFICULTIES = ('easy', 'medium', 'hard')
 class SqlSynth:
   """Generated databases, each with questions of every difficulty."""
 
-  # Which data these are; fixed.
+  # Which data source this is; fixed.
   type: str = 'synth'
-  # Databases of the training split, at most a million.
+  # Number of databases in the training split, at most a million.
   train_databases: int = 3000
-  # Databases of the evaluation split, none of which is trained on; 0 = no
+  # Number of databases in the evaluation split, none in training; 0 = no
   # evaluation on this environment.
   eval_databases: int = 200
-  # What evaluation asks about: 'eval' (new databases of known words), or 'ood'
-  # (tables and names that no training database has).
+  # Evaluation databases: 'eval' (new databases with the vocabulary of
+  # training), or 'ood' (tables and names that are not in training).
   eval_split: str = 'eval'
 
   def __post_init__(self):
@@ -33,18 +33,19 @@ class SqlSynth:
 
 @dataclasses.dataclass(frozen=True)
 class SqlFiles:
-  """Questions of a file, about SQLite databases of a folder."""
+  """Questions in a file, about SQLite databases in a folder."""
 
-  # Which data these are; fixed.
+  # Which data source this is; fixed.
   type: str = 'files'
-  # A JSON list, or JSONL, of objects with `id`, `question`, `db_id`, `tables`,
-  # `gold_sql`, `gold_answer` (rows), `answer_type`, `difficulty`.
+  # Path of a JSON list, or JSONL, of objects with `id`, `question`, `db_id`,
+  # `tables`, `gold_sql`, `gold_answer` (rows), `answer_type`, `difficulty`.
   questions: str = ''
-  # The folder of `<db_id>/<db_id>.sqlite`.
+  # Folder with the databases, `<db_id>/<db_id>.sqlite`.
   databases: str = ''
-  # Share of the databases that are kept for evaluation; 0 = no evaluation.
+  # Fraction of the databases that is held out for evaluation; 0 = no
+  # evaluation.
   eval_share: float = 0.3
-  # Instructions of SQLite's virtual machine that a query may take.
+  # Largest number of instructions of SQLite's virtual machine per query.
   query_steps: int = 1_000_000
 
   def __post_init__(self):
@@ -63,17 +64,17 @@ SqlData = SqlSynth | SqlFiles
 
 @dataclasses.dataclass(frozen=True)
 class SqlReward:
-  """What an episode is worth, in three layers."""
+  """The reward of an episode: the sum of three terms."""
 
-  # 'v2' (every step costs; progress may be lost again), 'v1' (caps on what
-  # shaping earns; progress only pays when it is a record), or 'binary' (only
-  # the answer counts).
+  # 'v2' (every step has a cost; lost progress is subtracted), 'v1' (the shaping
+  # terms are capped; only a new maximum of progress is rewarded), or 'binary'
+  # (only the answer is rewarded).
   version: str = 'v2'
-  # Weight of the layer of steps that work, are new, or repeat.
+  # Weight of the term for steps that succeed, are new, or repeat.
   operational: float = 1.0
-  # Weight of the layer of results that come nearer to the gold answer.
+  # Weight of the term for results that approach the gold answer.
   progress: float = 1.0
-  # Weight of the layer of the answer.
+  # Weight of the term for the answer.
   correctness: float = 1.0
 
   def __post_init__(self):
@@ -83,15 +84,15 @@ class SqlReward:
 
 @dataclasses.dataclass(frozen=True)
 class SqlTeacher:
-  """How demonstrations differ from the shortest right way."""
+  """Deviations of the demonstrations from the shortest solution."""
 
-  # Share of them with a step that does not help: another table, or a sample.
+  # Fraction of demonstrations with a useless step: another table, or a sample.
   detour: float = 0.0
-  # Share of them that ask for a column that is not there, read the error, and
-  # look first then.
+  # Fraction of demonstrations that query a missing column, read the error, and
+  # then describe the table.
   error: float = 0.0
-  # Share of them, of medium and hard questions, that look at a sample of rows
-  # alone, and answer with a value that they saw there.
+  # Fraction of demonstrations of medium and hard questions that read only a
+  # sample of rows, and answer with a value from it.
   haste: float = 0.0
 
   def __post_init__(self):
@@ -106,21 +107,23 @@ class Sql:
 
   # Which environment this is; fixed.
   type: str = 'sql'
-  # Where questions and databases come from. Another type replaces the node.
+  # Source of questions and databases: 'synth' or 'files'. Another type replaces
+  # the node.
   data: SqlData = SqlSynth()
-  # Only questions of these: 'easy', 'medium', 'hard'.
+  # Difficulties of the questions: 'easy', 'medium', 'hard'.
   difficulties: tuple[str, ...] = ('easy', 'medium')
-  # Steps of an episode, the answer included: DESCRIBE, SAMPLE, QUERY, ANSWER.
+  # Largest number of steps (DESCRIBE, SAMPLE, QUERY, ANSWER) in an episode, the
+  # answer included.
   budget: int = 8
-  # How things are said: 'compact' (a few tokens, for small models), or
+  # Style of the messages: 'compact' (a few tokens, for small models), or
   # 'verbose' (a system prompt with the rules, for language models).
   style: str = 'compact'
-  # Whose words observations are: 'tool', or 'user' for chat templates that
-  # know no tools.
+  # Role of the observations: 'tool', or 'user' for chat templates without
+  # tools.
   role: str = 'tool'
-  # What an episode is worth.
+  # Reward of an episode.
   reward: SqlReward = SqlReward()
-  # How demonstrations are played.
+  # Demonstrations.
   teacher: SqlTeacher = SqlTeacher()
 
   def __post_init__(self):

@@ -15,25 +15,25 @@ KINDS = ('tokens', 'preference', 'ranking')
 
 @dataclasses.dataclass(frozen=True)
 class EnvEntry:
-  """One environment of a stage, with the algorithm and sampler it trains by."""
+  """One environment of a stage, with its algorithm and sampler."""
 
-  # Tasks and their grader. This and the next two are nodes with a `type`:
-  # another type replaces the whole node.
+  # Source of tasks, and their grader. `env`, `algorithm` and `sampler` are
+  # nodes with a `type`: another type replaces the whole node.
   env: env_types.Env = env_types.Arithmetic()
-  # What turns rollouts into a training signal.
+  # Turns rollouts into a training signal.
   algorithm: algorithms.Algorithm = algorithms.Sft()
-  # Where rollouts come from.
+  # Source of the rollouts.
   sampler: samplers.Sampler = samplers.Dataset()
-  # Name -> what is added up to the reward; {} = the environment's own grade.
+  # Name -> summand of the reward; {} = the environment's own grade.
   rewards: dict[str, reward_fns.RewardFn] = dataclasses.field(
     default_factory=dict
   )
-  # A model that the environment grades with, where it can; None = none.
+  # Model that the environment grades with, if it supports one; None = none.
   judge: references.Reference | None = None
-  # Rollouts per task.
+  # Number of rollouts per task.
   group_size: int = 1
-  # Share of the groups, relative to the other environments' ratios; 0 = it is
-  # evaluated, and not trained on.
+  # Share of the groups, relative to the other environments' ratios; 0 = only
+  # evaluated, not trained on.
   ratio: float = 1.0
 
   def __post_init__(self):
@@ -54,14 +54,16 @@ class EnvEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """How much goes into a step, and in which shape."""
+  """Size and shape of a step."""
 
-  # Tasks (groups), or pairs, per step, over all environments and devices.
+  # Number of tasks (groups), or pairs, per step, over all environments and
+  # devices.
   prompts_per_step: int = 64
-  # Tokens of one packed row: the longest sample that can train; or the longest
-  # pair, the prompt before each of its answers.
+  # Length of a packed row, in tokens: of the longest sample that can train, or
+  # the longest pair, which repeats the prompt before each of its answers.
   row_tokens: int = 256
-  # Tokens of a micro-batch, over all devices; gradients accumulate over them.
+  # Size of a micro-batch over all devices, in tokens; gradients accumulate over
+  # micro-batches.
   micro_batch_tokens: int = 1024
 
   def __post_init__(self):
@@ -78,27 +80,28 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-  """The decode engine, for training and evaluation alike."""
+  """The decode engine, for training and evaluation."""
 
-  # Sequences decoded at a time, over all devices.
+  # Number of sequences decoded at a time, over all devices.
   slots: int = 128
-  # Tokens between two looks at the slots, while an episode waits for one or
-  # has turns to come.
+  # Number of tokens decoded between two checks of the slots, while episodes
+  # wait for a slot or have further turns.
   chunk: int = 16
-  # Prompts prefilled at a time.
+  # Number of prompts prefilled at a time.
   prefill_rows: int = 32
-  # Tokens of a prompt that are prefilled at a time.
+  # Number of tokens of a prompt prefilled at a time.
   prefill_tokens: int = 32
-  # Environment errors in one step, or one evaluation, above which the run
-  # stops. Each one drops its episode; it is never a reward.
+  # Largest number of environment errors in one step, or one evaluation; one
+  # more stops the run. An error drops its episode and is never a reward.
   max_errors: int = 10
-  # Threads for environments that wait for something: a network, a process.
+  # Number of threads for blocking environments, which wait for a network or a
+  # process.
   env_threads: int = 32
-  # Chunks that are decoded between a turn and their answer to it, if others
-  # decode. What takes longer is waited for.
+  # A blocking environment's reply is read this many chunks after the turn, if
+  # other episodes decode meanwhile; a later reply is waited for.
   env_chunks: int = 4
-  # Whether the other environments answer while the device decodes the next
-  # chunk of those that still speak, rather than before.
+  # The other environments reply while the device decodes the next chunk,
+  # instead of before it.
   overlap: bool = False
 
   def __post_init__(self):
@@ -118,28 +121,29 @@ class Rollout:
 class Eval:
   """Answers to held-out tasks, at a stage's start and end."""
 
-  # Also every so many steps; None = only at the start and the end.
+  # Steps between further evaluations; None = only at the start and the end.
   every: int | None = None
-  # Held-out tasks per environment (at most as many as it has).
+  # Number of held-out tasks per environment (at most all that it has).
   prompts: int = 500
-  # Answers to each of them at temperature 1, beside the greedy one; 0 = none.
+  # Number of answers per task at temperature 1, besides the greedy answer; 0 =
+  # none.
   samples: int = 8
-  # Also measure pass@k and maj@k for these k, by all subsets of k of the
-  # answers at temperature 1; k = samples is measured anyway.
+  # Values of k for pass@k and maj@k, from all subsets of k answers at
+  # temperature 1; k = samples is always measured.
   ks: tuple[int, ...] = ()
-  # Also answer these prompts (user messages) greedily in one turn, whatever the
-  # environments; shown before and after, and not graded.
+  # Further prompts (user messages), answered greedily in one turn without an
+  # environment; the answers are shown before and after, and not graded.
   suite: tuple[str, ...] = ()
-  # Also measure the KL of the policy to the stage's initial parameters, on one
+  # Measures the KL of the policy to the stage's initial parameters, on one
   # sampled answer per task; keeps a copy of those parameters on the devices.
   kl: bool = False
   # Longest answer (assistant turn), in tokens.
   max_tokens: int = 64
-  # Tokens that an episode may add to its prompt, the environment's words
-  # included; None = as many as its answers alone may have, so that what an
-  # environment says between them is at their cost.
+  # Largest number of tokens after an episode's prompt, the environment's
+  # messages included; None = max_tokens times the number of turns, so the
+  # environment's messages leave fewer tokens to the answers.
   max_episode_tokens: int | None = None
-  # Behind the prompt the policy sees at most so many of the last exchanges;
+  # Number of latest exchanges that the policy's context keeps after the prompt;
   # None = all.
   keep_exchanges: int | None = None
 
@@ -175,35 +179,35 @@ class Eval:
 class Stage:
   """One stage of a run."""
 
-  # What a training example is: 'tokens' (streams per token), 'preference' (two
-  # answers to a prompt: DPO and its kin), or 'ranking' (the same, for a reward
-  # model).
+  # Type of the training examples: 'tokens' (streams per token), 'preference'
+  # (two answers to a prompt, for DPO and similar losses), or 'ranking' (two
+  # answers to a prompt, for a reward model).
   kind: str = 'tokens'
-  # 'random', 'stage:NAME', or the path of a workdir, a checkpoint or a
-  # HuggingFace directory.
+  # Initial weights: 'random', 'stage:NAME', or the path of a workdir, a
+  # checkpoint or a HuggingFace directory.
   init: str = 'random'
-  # Another model than the run's; None = the run's.
+  # Architecture of this stage's model; None = the run's.
   model: models.Model | None = None
-  # Trains a correction of what `init` says, and leaves that as it is.
+  # Low-rank adaptation: trains a correction, and freezes the initial weights.
   lora: adapters.Lora = adapters.Lora()
-  # Batches to train on.
+  # Number of batches to train on.
   steps: int = 1000
-  # Name -> environment; every batch mixes them by their ratios. Of a stage on
-  # pairs: who asks for them where they are made, and what is evaluated.
+  # Name -> environment; every batch mixes them by their ratios. A stage on
+  # pairs takes the tasks of sampled pairs from them, and evaluates on them.
   envs: dict[str, EnvEntry] = dataclasses.field(default_factory=dict)
-  # What a stage of another kind than 'tokens' trains on.
+  # Source of the pairs of a 'preference' or 'ranking' stage.
   pairs: pair_sources.Pairs = pair_sources.MadePairs()
   # Size and shape of a step.
   batch: Batch = Batch()
-  # How rollouts and answers are decoded.
+  # The decode engine, for rollouts and answers.
   rollout: Rollout = Rollout()
-  # The loss components' own options.
+  # Options of the losses.
   loss: losses.Loss = losses.Loss()
-  # Optimizer updates per batch, each a pass over all of it.
+  # Number of optimizer updates per batch, each a pass over the whole batch.
   updates_per_rollout: int = 1
-  # The optimizer, made anew for every stage.
+  # The optimizer, which has a new state in every stage.
   optim: optimizer.Optim = optimizer.Optim()
-  # The held-out measurement.
+  # Evaluation on held-out tasks.
   eval: Eval = Eval()
 
   def __post_init__(self):

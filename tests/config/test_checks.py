@@ -226,7 +226,7 @@ def test_what_is_possible():
     (
       'grpo.envs.a.algorithm',
       {'type': 'opd', 'reference': 'http://127.0.0.1:8000/v1'},
-      'algorithm.reference must be a node, where a server answers for the',
+      'algorithm.reference must be a node for a model on a server',
     ),
     (
       'grpo.envs.a.rewards',
@@ -261,7 +261,7 @@ def test_what_is_possible():
     (
       'grpo.envs.a.algorithm',
       {'type': 'echo', 'filter': {'import_path': 'json:nothing'}},
-      'config.grpo.envs.a.algorithm.filter.import_path must name what is',
+      'config.grpo.envs.a.algorithm.filter.import_path must name an object',
     ),
     (
       'grpo.envs.a.algorithm',

@@ -88,7 +88,11 @@ def test_what_is_possible():
     ('grpo.envs.a.rewards.learned.model', 'stage:grpo', 'name an earlier stag'),
     ('grpo.envs.a.rewards.learned.model', 'policy', 'model must be frozen'),
     ('grpo.envs.a.rewards.learned.model', 'init', "model must be 'stage:NAME'"),
-    ('grpo.envs.a.rewards.learned.fn', 'json:loads', 'fn must be left out'),
+    (
+      'grpo.envs.a.rewards.learned.fn',
+      'json:loads',
+      'fn must be None if model is set',
+    ),
     ('grpo.envs.a.rewards.learned.judge', 'stage:sft', 'judge must be left ou'),
     # Nodes' own.
     ('dpo.loss.preference.reference', 'policy', 'reference must be frozen'),
