@@ -1,8 +1,9 @@
-"""A policy's measurement, alone or beside another's: as a table, and as JSON.
+"""The measurement of a policy, or of two, as a table and as JSON.
 
-Two policies that are asked the same tasks are compared task by task: the
-difference of their rates is known better than either rate, see
-`estimates.paired`. It is what was measured less what it was measured against.
+Two policies are compared task by task on the same tasks: the interval of the
+difference of their rates can be narrower than that of either rate, see
+`estimates.paired`. The difference is the first policy's rate minus the
+second's.
 """
 
 import dataclasses
@@ -14,22 +15,22 @@ from typing import Any
 from posttrain.evaluation import evaluator
 from posttrain.metrics import estimates
 
-WIDTH = 79  # of the suite's answers, in characters
+WIDTH = 79  # characters of a line of the suite's answers
 _HEADS = ('metric', 'environment', 'value', '95 % interval')
 _AGAINST = ('against', '95 % interval', 'difference', '95 % interval')
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-  """What `evaluation` says of one policy."""
+  """The evaluation of one policy."""
 
-  values: dict[str, float]  # by metric: eval/<name>/<env>
+  values: dict[str, float]  # {'eval/<name>/<env>': value}
   answers: list[evaluator.Answer]
   suite: list[evaluator.SuiteAnswer]
 
 
 def differences(mine: Measurement, theirs: Measurement) -> dict[str, float]:
-  """Returns how much more is right, over the tasks that both were graded on.
+  """Returns the differences of the rates, over tasks graded for both policies.
 
   Args:
     mine, theirs: answers to the same tasks in the same order.
@@ -42,20 +43,20 @@ def differences(mine: Measurement, theirs: Measurement) -> dict[str, float]:
   for a, b in zip(mine.answers, theirs.answers, strict=True):
     assert (a.env, a.id) == (b.env, b.id), 'the tasks must be the same'
     pairs.setdefault(a.env, []).append((a, b))
-  found = {}
+  values = {}
   for env, both in pairs.items():
     for name, rate in (
       ('pass_rate', lambda x: _rate([x.correct])),
       ('sampled_pass_rate', lambda x: _rate(x.sampled)),
     ):
-      drawn = estimates.paired(
+      difference = estimates.paired(
         *zip(*((rate(a), rate(b)) for a, b in both), strict=True)
       )
       for side, value in zip(
-        ('', *estimates.BOUNDS), drawn or (), strict=False
+        ('', *estimates.BOUNDS), difference or (), strict=False
       ):
-        found[f'difference/{name}{side}/{env}'] = value
-  return found
+        values[f'difference/{name}{side}/{env}'] = value
+  return values
 
 
 def _rate(correct: Sequence[bool | None]) -> float | None:
@@ -68,31 +69,34 @@ def to_json(
 ) -> dict[str, Any]:
   """Returns all numbers by name, flat, and the answers to the suite.
 
-  `eval/...`; with another policy `against/...` for its own, and
-  `difference/...`; `suite` and `against/suite` where there is one.
+  `eval/...`; with a second policy `against/...` for its values, and
+  `difference/...`; `suite` and `against/suite` where there is a suite.
   """
-  found: dict[str, Any] = dict(mine.values)
+  result: dict[str, Any] = dict(mine.values)
   if mine.suite:
-    found['suite'] = [dataclasses.asdict(x) for x in mine.suite]
+    result['suite'] = [dataclasses.asdict(x) for x in mine.suite]
   if theirs is not None:
-    found |= {
+    result |= {
       f'against/{key.removeprefix("eval/")}': value
       for key, value in theirs.values.items()
     }
-    found |= differences(mine, theirs)
+    result |= differences(mine, theirs)
     if theirs.suite:
-      found['against/suite'] = [dataclasses.asdict(x) for x in theirs.suite]
-  return found
+      result['against/suite'] = [dataclasses.asdict(x) for x in theirs.suite]
+  return result
 
 
 def table(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
-  """Returns lines: a head, and one per metric and environment."""
+  """Returns lines: a header, and one per metric and environment."""
   sets = [mine.values]
   if theirs is not None:
-    more = differences(mine, theirs)
+    difference = differences(mine, theirs)
     sets += [
       theirs.values,
-      {key.replace('difference/', 'eval/', 1): more[key] for key in more},
+      {
+        key.replace('difference/', 'eval/', 1): value
+        for key, value in difference.items()
+      },
     ]
   keys = dict.fromkeys(
     key
@@ -118,11 +122,11 @@ def table(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
 
 
 def _cells(values: dict[str, float], key: str) -> tuple[str, str]:
-  """A value, and its interval; '' for what there is not."""
+  """Returns a value and its interval, '' for a missing one."""
   if key not in values:
     return '', ''
-  of, _, env = key.rpartition('/')
-  low, high = (values.get(f'{of}{side}/{env}') for side in estimates.BOUNDS)
+  metric, _, env = key.rpartition('/')
+  low, high = (values.get(f'{metric}{side}/{env}') for side in estimates.BOUNDS)
   interval = '' if low is None else f'[{low:.4f}, {high:.4f}]'
   return f'{values[key]:.4f}', interval
 
@@ -144,7 +148,7 @@ def suite(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-  """The lines of a text, without what would move a terminal's cursor."""
+  """Returns a text's lines, with control characters replaced."""
   return [
     ''.join(x if x.isprintable() else '\N{REPLACEMENT CHARACTER}' for x in y)
     for y in text.expandtabs(4).splitlines()
@@ -152,7 +156,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _side_by_side(cells: Sequence[Sequence[str]]) -> list[str]:
-  """Columns of equal width, their lines wrapped."""
+  """Returns lines of columns of equal width, wrapped."""
   width = (WIDTH - 3 * (len(cells) - 1)) // len(cells)
   columns = [
     [part for line in cell for part in textwrap.wrap(line, width) or ['']]

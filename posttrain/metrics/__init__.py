@@ -1,1 +1,1 @@
-"""Numbers of a run: their writers, statistics of rollouts, estimates (np)."""
+"""Writers of metrics, statistics of rollouts, estimates with intervals (np)."""

@@ -1,8 +1,8 @@
 """Estimates from n answers to each of several tasks, and their intervals.
 
 Tasks are the independent units: answers to one task are more alike than
-answers to others, so that an interval is over tasks, however many answers
-each of them has. Everything is computed exactly, and nothing is drawn.
+answers to different ones. So an interval is over tasks, for any number of
+answers per task. Everything is computed exactly, without random draws.
 """
 
 import math
@@ -11,20 +11,22 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-Z = statistics.NormalDist().inv_cdf(0.975)  # of 95 % intervals: 1.96
-BOUNDS = ('_low', '_high')  # behind the name of what they are bounds of
+Z = statistics.NormalDist().inv_cdf(0.975)  # 1.96, for 95 % intervals
+BOUNDS = ('_low', '_high')  # suffixes of a metric's name
 _ROUNDING = 1e-9  # values that differ by less are equal
 
 
 def is_bound(key: str, among: Collection[str]) -> bool:
-  """Returns whether a metric is the bound of another, which is there as well.
+  """Returns whether a metric is a bound of another one among the keys.
+
+  `eval/pass_rate_low/sums` is a bound if `eval/pass_rate/sums` is a key.
 
   Args:
-    key: `eval/pass_rate_low/sums`, say, of `eval/pass_rate/sums`.
-    among: all keys.
+    key: the metric's name.
+    among: all names.
   """
-  of, _, env = key.rpartition('/')
-  return of.endswith(BOUNDS) and f'{of.rpartition("_")[0]}/{env}' in among
+  name, _, env = key.rpartition('/')
+  return name.endswith(BOUNDS) and f'{name.rpartition("_")[0]}/{env}' in among
 
 
 def pass_at(n: int, correct: int, k: int) -> float:
@@ -32,12 +34,12 @@ def pass_at(n: int, correct: int, k: int) -> float:
 
       1 - C(n - c, k) / C(n, k)
 
-  the unbiased estimate of what k fresh answers would do. k = n asks whether
-  any is correct; k = 1 is c / n. Exactly 1 where fewer than k are wrong.
+  An unbiased estimate for k fresh answers. k = n gives 1 if any answer is
+  correct, else 0; k = 1 gives c / n. Exactly 1 where fewer than k are wrong.
 
   Args:
-    n: answers to the task.
-    correct: c, how many of them are.
+    n: number of answers to the task.
+    correct: c, number of correct answers.
     k: in [1, n].
 
   References:
@@ -51,26 +53,26 @@ def pass_at(n: int, correct: int, k: int) -> float:
 def majority_at(
   answers: Sequence[str | None], correct: Sequence[bool], k: int
 ) -> float:
-  """Returns how often the majority of k of n answers is right.
+  """Returns the probability that the majority of k of n answers is correct.
 
       E_S[ mean of w_a over the a that have the most votes in S ]
 
   where S is any of the C(n, k) subsets of k answers, equally likely, each
-  answer a votes for what it says, and w_a is the share of the answers saying
-  a that are correct (0 or 1, unless the grader looks at more than `answers`
-  tell). So ties are broken uniformly among the tied. An answer that could not
-  be parsed casts no vote, and a subset without any vote is wrong.
+  answer is a vote for its value a, and w_a is the share of the answers with
+  value a that are correct (0 or 1, unless the grade depends on more than the
+  value). So ties are broken uniformly among the tied values. An answer that
+  could not be parsed is no vote, and a subset without a vote is wrong.
 
-  k = n is the vote of all answers; k = 1 is the share that are correct and
-  could be parsed; k = 2 is that as well where all could be parsed.
+  k = n is the vote of all answers; k = 1 is the share of answers that are
+  correct and parsed; k = 2 is equal to it where all are parsed.
 
-  For each right a, and each number v of its votes, the other answers are
+  For each correct a, and each number v of its votes, the other answers are
   counted by a polynomial product, whose terms x^d y^t are the ways to draw d
-  of them with t rivals at v votes as well, and none at more.
+  of them so that t other values have v votes as well, and none has more.
 
   Args:
-    answers: what each said, in a canonical form; None = could not be parsed.
-    correct: the grade of each.
+    answers: value of each answer in a canonical form; None = not parsed.
+    correct: grade of each answer.
     k: in [1, n].
 
   References:
@@ -81,40 +83,40 @@ def majority_at(
   n = len(answers)
   assert n == len(correct) and 1 <= k <= n, (n, len(correct), k)
   grades: dict[str, list[bool]] = {}
-  for said, right in zip(answers, correct, strict=True):
-    if said is not None:
-      grades.setdefault(said, []).append(bool(right))
-  silent = n - sum(map(len, grades.values()))
+  for value, right in zip(answers, correct, strict=True):
+    if value is not None:
+      grades.setdefault(value, []).append(bool(right))
+  unparsed = n - sum(map(len, grades.values()))
   ways = 0.0
-  for said, mine in grades.items():
+  for value, mine in grades.items():
     if not any(mine):
       continue
-    rivals = [len(theirs) for other, theirs in grades.items() if other != said]
-    # A subset leaves out n - k answers, so that this one keeps some.
+    rivals = [len(theirs) for other, theirs in grades.items() if other != value]
+    # A subset leaves out n - k answers, so that some votes for this value stay.
     for votes in range(max(1, len(mine) - (n - k)), min(len(mine), k) + 1):
       ways += (
         np.mean(mine)
         * math.comb(len(mine), votes)
-        * _wins(rivals, silent, votes, k - votes)
+        * _wins(rivals, unparsed, votes, k - votes)
       )
   return min(1.0, float(ways / math.comb(n, k)))
 
 
-def _wins(rivals: Sequence[int], silent: int, votes: int, left: int) -> float:
-  """Returns the ways to draw `left` of others so that `votes` are the most.
+def _wins(rivals: Sequence[int], unparsed: int, votes: int, left: int) -> float:
+  """Returns the ways to draw `left` other answers so that `votes` is the most.
 
-  Each way counts 1 / (1 + t), t = rivals that have as many.
+  Each way counts 1 / (1 + t), t = number of rivals with as many votes.
 
   Args:
-    rivals: answers that say each other thing.
-    silent: answers that say nothing.
-    votes: at least 1.
-    left: to draw of rivals and silent ones.
+    rivals: number of answers with each other value.
+    unparsed: number of answers without a value.
+    votes: votes for the value, at least 1.
+    left: number of rivals and unparsed answers to draw.
   """
-  # Those who cannot reach `votes` take part as if they were silent.
-  free = silent + sum(count for count in rivals if count < votes)
+  # A rival that cannot reach `votes` counts like unparsed answers.
+  free = unparsed + sum(count for count in rivals if count < votes)
   strong = [count for count in rivals if count >= votes]
-  # ways[t, d]; each row is followed by the room that products spill into.
+  # ways[t, d]; each row is followed by space for the overflow of products.
   ways = np.zeros((1 + min(len(strong), left // votes), 2 * left + 1))
   ways[0, : left + 1] = _binomials(free, left)
   for count in strong:
@@ -130,7 +132,7 @@ def _wins(rivals: Sequence[int], silent: int, votes: int, left: int) -> float:
 
 
 def _binomials(n: int, largest: int) -> np.ndarray:
-  """f64[largest + 1]: C(n, 0), C(n, 1), ..."""
+  """Returns C(n, 0), C(n, 1), ...: f64[largest + 1]."""
   return np.array([math.comb(n, d) for d in range(largest + 1)], np.float64)
 
 
@@ -143,17 +145,19 @@ def interval(
       (p + z^2 / 2N +- z sqrt(p (1 - p) / N + z^2 / 4N^2)) / (1 + z^2 / N)
 
   s^2 is the mean of (w_i / mean(w) (x_i - p))^2, the variance of the x_i where
-  all weights are equal, so that N is the number of tasks graded 0 or 1 that
-  would say as much about p. Of such tasks it is n, and the interval Wilson's.
+  all weights are equal. So N is the number of tasks graded 0 or 1 that would
+  give the same information about p. For such tasks N = n, and the interval is
+  Wilson's.
 
   Where all values are equal, to 1e-9, their spread is no evidence, and N = n:
-  all 1 of n gives [n / (n + z^2), 1], a single task of 0.5 [0.05, 0.95]. As
-  any interval by an observed spread this one is too narrow where few tasks
-  differ and those that would are rare.
+  n values of 1 give [n / (n + z^2), 1], a single 0.5 gives [0.05, 0.95]. Like
+  any interval from an observed spread, this one is too narrow where few tasks
+  differ and the values that would differ are rare.
 
   Args:
     values: f64[n] in [0, 1], one per task, at least one.
-    weights: f64[n] > 0, answers that each is the mean of; None = all equal.
+    weights: f64[n] > 0, number of answers that each value is the mean of; None
+      = all equal.
 
   References:
     Wilson, Probable Inference, the Law of Succession, and Statistical
@@ -181,13 +185,13 @@ def paired(
 
       d_i = mine_i - theirs_i,    mean(d) +- z s / sqrt(n)
 
-  The normal 95 % interval of the mean, s^2 with n - 1. It may be narrower than
-  those of the two by far, for what is hard for one is hard for the other.
-  Where all differences are equal it has no width.
+  The normal 95 % interval of the mean, s^2 with n - 1. It can be much narrower
+  than the intervals of the two rates, because tasks that are hard for one
+  policy are hard for the other. Its width is 0 where all differences are equal.
 
   Args:
-    mine, theirs: one value per task; None = unknown. A task counts where both
-      are known.
+    mine, theirs: one value per task; None = unknown. Tasks with an unknown
+      value are left out.
 
   Returns:
     (mean, low, high); None where fewer than two tasks count.

@@ -1,7 +1,7 @@
-"""What rollouts say about the policy: the same means for training and tests.
+"""Statistics of rollouts, the same for training and for evaluation.
 
-Means are over what is known: a value that is None (not graded) counts for
-nothing, and a name is absent where nothing is known.
+Means are over known values: a None (not graded) is left out, and a metric
+without a known value is absent.
 """
 
 import collections
@@ -22,20 +22,20 @@ class TooManyErrors(RuntimeError):
 
 
 def errors(rollouts: Sequence[types.Rollout], budget: int) -> tuple[str, ...]:
-  """Returns what environments said when they failed.
+  """Returns the errors of environments, one per failed rollout.
 
   Raises:
-    TooManyErrors: that is more often than `budget` (`rollout.max_errors`).
+    TooManyErrors: more than `budget` rollouts failed (`rollout.max_errors`).
   """
-  found = tuple(r.error for r in rollouts if r.stop_reason == 'error')
-  if len(found) > budget:
+  failures = tuple(r.error for r in rollouts if r.stop_reason == 'error')
+  if len(failures) > budget:
     raise TooManyErrors(
       f'environments must fail at most rollout.max_errors={budget} times in '
-      f'a step or an evaluation: got {len(found)}, the first: {found[0]}; '
-      'mend the environment, or raise the budget',
-      found,
+      f'a step or an evaluation: got {len(failures)}, the first: '
+      f'{failures[0]}; fix the environment, or raise the budget',
+      failures,
     )
-  return found
+  return failures
 
 
 def survivors(rollouts: Sequence[types.Rollout]) -> list[types.Rollout]:
@@ -46,16 +46,16 @@ def survivors(rollouts: Sequence[types.Rollout]) -> list[types.Rollout]:
 def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   """Returns means over the survivors.
 
-  reward; pass_rate and format_rate, of what is graded; length, sampled tokens
-  of an episode; truncated, the share that a budget cut; and the metrics of the
-  scores, but for one that has the name of another.
+  reward; pass_rate and format_rate, over graded rollouts; length, sampled
+  tokens of an episode; truncated, the share that a token budget cut; and the
+  metrics of the scores, except those with one of these names.
   """
   rollouts = survivors(rollouts)
-  found = [rollout.score.metrics for rollout in rollouts]
-  names = dict.fromkeys(name for metrics in found for name in metrics)
+  score_metrics = [rollout.score.metrics for rollout in rollouts]
+  names = dict.fromkeys(name for metrics in score_metrics for name in metrics)
   return _means(
     {
-      **{name: [metrics.get(name) for metrics in found] for name in names},
+      **{name: [x.get(name) for x in score_metrics] for name in names},
       'reward': [r.score.reward for r in rollouts],
       'pass_rate': [r.score.correct for r in rollouts],
       'format_rate': [r.score.formatted for r in rollouts],
@@ -68,15 +68,15 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
 
 
 def stops(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
-  """Returns {'stop/<reason>': its share}, of the stop reasons that occur."""
+  """Returns {'stop/<reason>': its share} for the stop reasons that occur."""
   count = collections.Counter(rollout.stop_reason for rollout in rollouts)
   return {f'stop/{k}': n / len(rollouts) for k, n in sorted(count.items())}
 
 
 def entropy(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
-  """Returns {'entropy': E[-log p]} of what was sampled: nats per token.
+  """Returns {'entropy': mean of -log p over sampled tokens}, nats per token.
 
-  An unbiased estimate for rollouts at the temperature of their law.
+  An unbiased estimate of the entropy at the sampling temperature.
   """
   return _means(
     {
@@ -91,10 +91,10 @@ def entropy(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
 
 
 def samples(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
-  """Returns {'samples': samples of an episode}, of those that have any.
+  """Returns {'samples': mean number of samples per rollout that has any}.
 
-  More than one where the chat template rewrote its history, or the policy saw
-  no more than the end of it.
+  A rollout has more than one if the chat template rewrote its history, or the
+  policy's prompt was the end of the history only.
   """
   return _means({'samples': [len(r.samples) or None for r in rollouts]})
 
@@ -102,7 +102,7 @@ def samples(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
 def mixed_groups(groups: Sequence[Sequence[types.Rollout]]) -> dict[str, float]:
   """Returns the share of groups whose rewards differ.
 
-  Only they leave a signal behind a baseline.
+  In the others every advantage relative to the group is 0.
   """
   rewards = [
     [r.score.reward for r in group if r.score.reward is not None]
@@ -118,15 +118,14 @@ def best_of(
 ) -> dict[str, float]:
   """Returns {'pass@k', 'maj@k'} and their bounds, means over the tasks.
 
-  What k of a task's n answers are worth if the best counts, or what most of
-  them say: `estimates.pass_at` and `estimates.majority_at`. Tasks with fewer
-  than n graded answers are left out. maj@k is absent where no answer says what
-  it is, unless `votes`: where none can be parsed it is 0.
+  See `estimates.pass_at` and `estimates.majority_at`. Tasks with an answer that
+  is not graded are left out. Where no score has an answer, maj@k is absent, or
+  0 if `votes`.
 
   Args:
-    groups: the n answers to each task.
+    groups: the n rollouts of each task.
     ks: each in [1, n].
-    votes: whether scores say what was answered.
+    votes: whether scores of the environment have answers.
   """
   full = [
     [r.score for r in group]
@@ -134,16 +133,16 @@ def best_of(
     if all(r.score.correct is not None for r in group)
   ]
   votes = votes or any(x.answer is not None for group in full for x in group)
-  found = {}
+  values = {}
   for k in sorted(set(ks)):
-    found |= _rate(
+    values |= _rate(
       f'pass@{k}',
       [
         estimates.pass_at(len(group), sum(x.correct for x in group), k)
         for group in full
       ],
     )
-    found |= _rate(
+    values |= _rate(
       f'maj@{k}',
       [
         estimates.majority_at(
@@ -153,16 +152,18 @@ def best_of(
         if votes
       ],
     )
-  return found
+  return values
 
 
 def bounds(
   name: str, tasks: Sequence[Sequence[float | None]]
 ) -> dict[str, float]:
-  """Returns {'<name>_low', '<name>_high'}, of a mean over all known values.
+  """Returns {'<name>_low', '<name>_high'} of the mean over all known values.
+
+  {} without a known value.
 
   Args:
-    name: what the mean is called.
+    name: the mean's name.
     tasks: the values of each task's answers, in [0, 1]; see
       `estimates.interval`.
   """
@@ -170,17 +171,17 @@ def bounds(
   known = [task for task in known if task]
   if not known:
     return {}
-  found = estimates.interval(
+  interval = estimates.interval(
     [float(np.mean(task)) for task in known], [len(task) for task in known]
   )
   return {
     f'{name}{side}': value
-    for side, value in zip(estimates.BOUNDS, found, strict=True)
+    for side, value in zip(estimates.BOUNDS, interval, strict=True)
   }
 
 
 def _rate(name: str, values: Sequence[float]) -> dict[str, float]:
-  """One value per task: their mean, and its bounds."""
+  """Returns the mean of one value per task, and its bounds."""
   return _means({name: values}) | bounds(name, [[x] for x in values])
 
 

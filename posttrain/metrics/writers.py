@@ -1,14 +1,14 @@
-"""Where numbers go: metrics.jsonl first, TensorBoard and a bar if asked for.
+"""Writers of metrics: metrics.jsonl, TensorBoard, and a progress bar.
 
 One strict-JSON object per line: `stage`, `step`, then flat names grouped by
 slashes (`loss/total`, `eval/pass_rate/arithmetic`). A number that is not
-finite is written as null, and the line then carries `nonfinite`, the names of
-those values, because JSON knows neither NaN nor Infinity.
+finite is written as null, and the line then has `nonfinite`, the names of
+those values, because JSON has neither NaN nor Infinity.
 
 A checkpoint stores `Writer.position()`. A resumed run opens the file with it,
-and the first line it writes cuts off what came after, so that no step appears
-twice, none is missing, and a line that a kill cut in two is gone. TensorBoard
-gets a folder per stage, and on a resume is told from which step on to forget.
+and its first write truncates the file there, so that no step appears twice,
+none is missing, and a half-written line is gone. TensorBoard has a folder per
+stage, and on a resume its later steps are purged.
 """
 
 import json
@@ -29,19 +29,19 @@ class Writer:
   """Writes a run's metrics, from a position in the file on."""
 
   def __init__(self, path: str, position: int, tensorboard_dir: str | None):
-    """Opens the file; what it holds behind `position` goes at the first write.
+    """Checks the file; the first write truncates it at `position`.
 
-    (Not before it: a stage that is finished is opened too, only to be left,
-    and the lines behind its end are those of the next stage.)
+    (Not earlier: a finished stage has a writer, too, which writes nothing, and
+    the lines after its position belong to the next stage.)
 
     Args:
-      path: of metrics.jsonl; made, with its folder, at the first write.
-      position: bytes of it that count, as from `position()`; 0 = none.
-      tensorboard_dir: where to write event files too, into a folder per
-        stage, each from its first write on; None = nowhere.
+      path: path of metrics.jsonl; created, with its folder, at the first write.
+      position: bytes of the file to keep, from `position()`; 0 = none.
+      tensorboard_dir: folder of the event files, with a folder per stage; None
+        = no event files.
 
     Raises:
-      ValueError: TensorBoard was asked for and its package is missing.
+      ValueError: `tensorboard_dir` is set, but tensorboardX is missing.
     """
     size = os.path.getsize(path) if os.path.exists(path) else 0
     if size < position:
@@ -56,7 +56,7 @@ class Writer:
     self._position = position
     self._file = None
     self._last_step: dict[str, int] = {}  # per stage
-    self._events = {}  # per stage, its event file
+    self._events = {}  # per stage
     self._events_dir = tensorboard_dir
     if tensorboard_dir is not None:
       _tensorboard()
@@ -65,13 +65,13 @@ class Writer:
     """Appends a line and flushes it.
 
     Args:
-      stage: name of the stage.
-      step: above every step that this stage has a line for.
-      values: numbers, bools, strings or None; numpy and jax scalars count as
-        numbers. Nested dicts are flattened with slashes.
+      stage: the stage's name.
+      step: the step, above all steps of the stage in the file.
+      values: numbers, bools, strings or None, by name; numpy and jax scalars
+        are numbers. Nested dicts are flattened with slashes.
 
     Raises:
-      ValueError: at the first write, if `position` lies inside a line.
+      ValueError: at the first write, if `position` is inside a line.
     """
     if self._file is None:
       self._open()
@@ -90,7 +90,7 @@ class Writer:
     return self._position
 
   def close(self) -> None:
-    """Closes the files; may be called again."""
+    """Closes the files; does nothing the second time."""
     if self._file is not None:
       self._file.close()
     for events in self._events.values():
@@ -100,11 +100,11 @@ class Writer:
   def _write_events(self, stage: str, row: Row) -> None:
     step = row['step']
     if stage not in self._events:
-      # Purging hides later steps of the whole folder, so each stage has one.
+      # Purging hides later steps of a whole folder, so each stage has its own.
       self._events[stage] = _tensorboard().SummaryWriter(
         os.path.join(self._events_dir, stage),
         purge_step=step,
-        filename_suffix=f'.{step:09d}',  # a name has whole seconds only
+        filename_suffix=f'.{step:09d}',  # names differ in whole seconds only
       )
     for name, value in row.items():
       if name != 'step' and isinstance(value, int | float):
@@ -115,8 +115,8 @@ class Writer:
     if not _ends_a_line(self._path, self._position):
       raise ValueError(
         f'{self._path} must have the end of a line at the position that the '
-        f'checkpoint counted: got byte {self._position}, inside of a line; '
-        'put back the file that this run wrote, or delete it to go on '
+        f'checkpoint counted: got byte {self._position}, inside a line; '
+        'restore the file that this run wrote, or delete it to continue '
         'without the metrics of earlier steps'
       )
     os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
@@ -127,7 +127,7 @@ class Writer:
 
 
 def to_row(stage: str, step: int, values: Mapping[str, Any]) -> Row:
-  """Returns the JSON object of a line: plain, flat, no NaN."""
+  """Returns the JSON object of a line: plain values, flat, without NaN."""
   row, nonfinite = {'stage': stage, 'step': int(step)}, []
   for name, value in _flat(values):
     assert name not in row, f'metric {name} was given twice'
@@ -142,24 +142,23 @@ def to_row(stage: str, step: int, values: Mapping[str, Any]) -> Row:
 
 
 def dumps(value: Any) -> str:
-  """JSON, with null for what is not finite."""
+  """Returns JSON, with null for numbers that are not finite."""
 
-  def known(node):
+  def finite(node):
     if isinstance(node, Mapping):
-      return {key: known(child) for key, child in node.items()}
+      return {key: finite(child) for key, child in node.items()}
     if isinstance(node, list | tuple):
-      return [known(child) for child in node]
+      return [finite(child) for child in node]
     bad = isinstance(node, float) and not math.isfinite(node)
     return None if bad else node
 
-  return json.dumps(known(value), allow_nan=False)
+  return json.dumps(finite(value), allow_nan=False)
 
 
 def read(path: str) -> list[Row]:
-  """Returns the lines of a metrics.jsonl; [] if there is none.
+  """Returns the lines of a metrics.jsonl; [] if the file does not exist.
 
-  A last line without its newline is one that is being written, or that a kill
-  cut in two: it is left out.
+  A last line without a newline is unfinished and left out.
   """
   if not os.path.exists(path):
     return []
@@ -169,16 +168,14 @@ def read(path: str) -> list[Row]:
 
 
 class Progress:
-  """A bar on stderr with a few numbers; silent where nobody looks.
+  """A bar on stderr with a few numbers, in a terminal or a notebook only.
 
-  Somebody looks at a terminal, and at a notebook.
-
-    with Progress('sft', 400, start=100) as bar:
-      bar.update(101, {'loss': 0.4})
+  with Progress('sft', 400, start=100) as bar:
+    bar.update(101, {'loss': 0.4})
   """
 
   def __init__(self, stage: str, steps: int, start: int = 0, on: bool = True):
-    watched = sys.stderr.isatty() or 'ipykernel' in sys.modules
+    interactive = sys.stderr.isatty() or 'ipykernel' in sys.modules
     self._bar = tqdm.tqdm(
       desc=stage,
       total=steps,
@@ -186,7 +183,7 @@ class Progress:
       unit='step',
       leave=True,
       dynamic_ncols=True,
-      disable=not (on and watched),
+      disable=not (on and interactive),
     )
 
   def __enter__(self) -> 'Progress':
@@ -197,8 +194,8 @@ class Progress:
 
   def update(self, step: int, numbers: Mapping[str, Any]) -> None:
     """Moves to `step` and shows `numbers`."""
-    shown = {name: f'{float(value):.4g}' for name, value in numbers.items()}
-    self._bar.set_postfix(shown, refresh=False)
+    texts = {name: f'{float(value):.4g}' for name, value in numbers.items()}
+    self._bar.set_postfix(texts, refresh=False)
     self._bar.update(step - self._bar.n)
 
   def close(self) -> None:
@@ -214,7 +211,7 @@ def _flat(values: Mapping[str, Any], prefix: str = ''):
 
 
 def _plain(name: str, value: Any) -> bool | int | float | str | None:
-  """Turns a numpy or jax scalar into the Python one."""
+  """Converts a numpy or jax scalar to Python's."""
   if value is None or isinstance(value, bool | int | float | str):
     return value
   value = np.asarray(value)
@@ -225,7 +222,7 @@ def _plain(name: str, value: Any) -> bool | int | float | str | None:
 
 
 def _end_of_lines(path: str, size: int) -> int:
-  """Returns the position behind the last whole line."""
+  """Returns the position after the last whole line."""
   if not size:
     return 0
   with open(path, 'rb') as f:
@@ -233,7 +230,7 @@ def _end_of_lines(path: str, size: int) -> int:
 
 
 def _ends_a_line(path: str, position: int) -> bool:
-  """Whether a line, or nothing at all, ends just before `position`."""
+  """Returns whether `position` is 0 or just after a line."""
   if not position:
     return True
   with open(path, 'rb') as f:

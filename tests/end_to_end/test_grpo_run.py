@@ -169,7 +169,7 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
   run = _run(steps=1, max_errors=counts[0] - 1)
   for _ in range(2):
     with pytest.raises(
-      rollout_metrics.TooManyErrors, match='mend the environment'
+      rollout_metrics.TooManyErrors, match='fix the environment'
     ):
       _launch(tmp_path, run)
     assert _errors(tmp_path) == {1: _errors(finished)[1]}
@@ -272,7 +272,7 @@ def test_a_plan_counts_references_and_whole_tiles(finished, monkeypatch):
   toys.install(monkeypatch, Ragged)
 
   def plan(**options):
-    return components.preflight(_run(**options))['grpo']
+    return components.preflight(_run(**options))['grpo'].plan
 
   made = plan()
   assert made.reference_bytes == 4 * made.parameters > 0

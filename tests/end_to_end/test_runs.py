@@ -17,7 +17,7 @@ from posttrain.config import load as config
 from posttrain.metrics import writers
 from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.rollout.endpoint import client
-from posttrain.stage import job
+from posttrain.stage import job, learner
 from posttrain.training import objectives
 from posttrain.util import preemption
 from tests import fixtures
@@ -123,9 +123,9 @@ def test_an_environment_without_members_tells_nothing():
     'ce/nll': 0.0,
     'rl/is_masked': 0.0,
   }
-  this = types.SimpleNamespace(
-    update=types.SimpleNamespace(compiles=1), objective=objective
-  )
+  update = types.SimpleNamespace(compiles=1)
+  trained = learner.Learner('a', None, None, None, objective, update)
+  this = types.SimpleNamespace(learner=trained)
   assert job.Job.record(this, item, measured) == {
     'batch/tokens': 9,
     'compiles': 1,
@@ -137,8 +137,20 @@ def test_an_environment_without_members_tells_nothing():
   }
 
 
-@pytest.mark.parametrize(('ahead', 'made'), [(True, 1), (False, 0)])
-def test_the_next_batch_is_made_ahead_unless_models_make_it(ahead, made):
+def _job(pipeline, **attributes):
+  """A stand-in for a job that has nothing but a pipeline."""
+  return types.SimpleNamespace(
+    sampling=types.SimpleNamespace(pipeline=pipeline),
+    logbook=types.SimpleNamespace(write_errors=lambda *_: None),
+    prefetched=None,
+    **attributes,
+  )
+
+
+@pytest.mark.parametrize(('can_prefetch', 'batches'), [(True, 1), (False, 0)])
+def test_the_next_batch_is_prefetched_unless_it_needs_a_model(
+  can_prefetch, batches
+):
   class Pipeline:
     taken = 0
 
@@ -148,15 +160,16 @@ def test_the_next_batch_is_made_ahead_unless_models_make_it(ahead, made):
     def __next__(self):
       self.taken += 1
 
-  this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
-  this.pipeline.can_prefetch = ahead
-  job.Job.look_ahead(this, 2)
-  assert this.pipeline.taken == made
-  job.Job.look_ahead(this, 3)  # the last step
-  assert this.pipeline.taken == made
+  this = _job(pipeline=Pipeline(), steps=3)
+  pipeline = this.sampling.pipeline
+  pipeline.can_prefetch = can_prefetch
+  job.Job.prefetch(this, 2)
+  assert pipeline.taken == batches
+  job.Job.prefetch(this, 3)  # the last step
+  assert pipeline.taken == batches
 
 
-def test_a_row_that_fails_ahead_fails_when_it_is_due():
+def test_an_error_while_prefetching_is_raised_when_the_batch_is_due():
   class Pipeline:
     can_prefetch, taken = True, 0
 
@@ -170,9 +183,9 @@ def test_a_row_that_fails_ahead_fails_when_it_is_due():
       self.taken += 1
       raise ValueError('row 7')
 
-  this = types.SimpleNamespace(pipeline=Pipeline(), steps=3, ahead=None)
-  job.Job.look_ahead(this, 2)
-  assert this.ahead is None and this.pipeline.taken == 0
+  this = _job(pipeline=Pipeline(), steps=3)
+  job.Job.prefetch(this, 2)
+  assert this.prefetched is None and this.sampling.pipeline.taken == 0
   with pytest.raises(ValueError, match='row 7'):
     job.Job.next_item(this, 3, None, None)
 
@@ -189,13 +202,12 @@ def test_a_server_that_is_away_costs_no_step(requested):
     def __next__(self):
       raise client.EndpointError('away')
 
-  this = types.SimpleNamespace(
+  this = _job(
     name='main',
     pipeline=Pipeline(),
     step=2,
     saves_at=lambda step: step == 4,
     save=lambda *args: saved.append(args),
-    ahead=None,
   )
   stop = preemption.Signal()
   if requested:
@@ -232,10 +244,11 @@ def test_the_ratio_decides_how_often_an_environment_comes():
     'a': dataclasses.replace(_arithmetic(), ratio=1.0),
     'b': dataclasses.replace(_arithmetic(), ratio=3.0),
   }
-  source = token_pipeline.Pipeline(_stage(envs), fixtures.RENDERER, seed=0)
+  data = token_pipeline.TokenData(_stage(envs), fixtures.RENDERER, seed=0)
+  pipeline = token_pipeline.TokenPipeline(data)
   counts = collections.Counter()
   for _ in range(100):
-    batch = next(source).batch
+    batch = next(pipeline).batch
     starts = (batch.positions == 0) & (batch.segment_ids > 0)
     counts.update(batch.env_ids[starts].tolist())
   assert sum(counts.values()) == 400
@@ -376,10 +389,10 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   ):
     loss = schema.Loss(preference=kind())
     objectives.make('preference', run.model, (), loss)
-    asked = pair_pipeline.PairPipeline(
+    data = pair_pipeline.preference_data(
       dataclasses.replace(on_pairs, loss=loss), fixtures.RENDERER, 0
-    ).references
-    assert len(asked) == (kind is not schema.SimPo)
+    )
+    assert len(data.references) == (kind is not schema.SimPo)
   # Losses that no stage of it has; that every option which the objective
   # reads reaches its type is `test_objectives`'.
   for kind in (schema.Ipo, schema.Gspo, schema.Cispo, schema.CustomRl):
@@ -443,10 +456,13 @@ def _ask_the_rest():
     'x': schema.RewardFn('tests.rollout.grading.judged:slow', judge='init')
   }
   rewards['y'] = schema.RewardFn(model='stage:rm')
-  made = rewarding.Rewards('a', rewards)
-  made.connect(
-    lambda name: None,
-    lambda name: lambda rollouts: functions.Result([1.0] * len(rollouts)),
+  made = rewarding.Rewards(
+    'a',
+    rewards,
+    judge=lambda name: None,
+    reward_model=lambda name: (
+      lambda rollouts: functions.Result([1.0] * len(rollouts))
+    ),
   )
   made(two_turns.group(1.0))
   endpoint = servers.connect(servers.Server())
@@ -466,13 +482,14 @@ def _make_pairs(stage):
   )
   cfg = schema.MadePairs(eval_fraction=0.2)
   for sides in ((made,), (made, held_out)):
-    choices = pair_pipeline.PairPipeline(
+    data = pair_pipeline.preference_data(
       dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
       fixtures.RENDERER,
       0,
     )
-    choices.open(*sides)
-  assert len(choices.held_out.pairs) == 2
+    splits = data.split(*sides)
+    pair_pipeline.PairPipeline(data, splits)
+  assert len(splits.held_out.pairs) == 2
 
 
 def _explore(envs):

@@ -59,7 +59,7 @@ VALUES = {
 }
 
 
-def test_a_table_has_the_interval_beside_its_value():
+def test_a_table_has_the_interval_next_to_its_value():
   lines = comparison.table(comparison.Measurement(VALUES, [], []))
   assert [line.split() for line in lines] == [
     ['metric', 'environment', 'value', '95', '%', 'interval'],
@@ -83,12 +83,12 @@ def test_two_policies_are_compared_task_by_task():
     {'eval/pass_rate/sums': 0.25},
     [(True, False), (True, False), (True,), (False, False), (False,)],
   )
-  found = comparison.differences(mine, theirs)
+  values = comparison.differences(mine, theirs)
   # 1, 0, 0: mean 1/3, variance 1/3
   half = 1.959964 * math.sqrt(1 / 3 / 3)
   # 1/2, 0, 1, 1: mean 5/8, variance 11/48
   wide = 1.959964 * math.sqrt(11 / 48 / 4)
-  assert found == pytest.approx(
+  assert values == pytest.approx(
     {
       'difference/pass_rate/sums': 1 / 3,
       'difference/pass_rate_low/sums': 1 / 3 - half,
@@ -115,14 +115,14 @@ def test_two_policies_are_compared_task_by_task():
   assert lines[1] == ['length', 'sums', '12.0000']
 
 
-def test_nothing_is_compared_where_nothing_is_graded():
+def test_without_two_tasks_graded_for_both_there_is_no_difference():
   ungraded = measured([None, None])
   assert comparison.differences(ungraded, ungraded) == {}
   assert comparison.differences(measured([]), measured([])) == {}
   assert comparison.differences(measured([True]), measured([False])) == {}
 
 
-def test_other_tasks_are_not_compared():
+def test_measurements_of_different_tasks_raise():
   with pytest.raises(AssertionError, match='the tasks must be the same'):
     comparison.differences(
       measured([True]),
@@ -130,7 +130,7 @@ def test_other_tasks_are_not_compared():
     )
 
 
-def test_environments_are_compared_each_for_itself():
+def test_every_environment_has_its_own_difference():
   mine, theirs = (
     comparison.Measurement(
       {},
@@ -142,23 +142,23 @@ def test_environments_are_compared_each_for_itself():
     )
     for a, b in ((True, False), (False, True))
   )
-  found = comparison.differences(mine, theirs)
-  assert found['difference/pass_rate/a'] == 1
-  assert found['difference/pass_rate/b'] == -1
+  values = comparison.differences(mine, theirs)
+  assert values['difference/pass_rate/a'] == 1
+  assert values['difference/pass_rate/b'] == -1
 
 
 def test_json_is_flat_and_has_the_suite():
   mine = measured([True, True], VALUES, texts=['yes'])
   assert comparison.to_json(measured([True], VALUES)) == VALUES
-  said = {'prompt': 'prompt 0', 'stop_reason': 'eos'}
+  fields = {'prompt': 'prompt 0', 'stop_reason': 'eos'}
   assert comparison.to_json(mine) == VALUES | {
-    'suite': [said | {'text': 'yes', 'tokens': 3}]
+    'suite': [fields | {'text': 'yes', 'tokens': 3}]
   }
   theirs = measured([False, False], {'eval/pass_rate/sums': 0.0}, texts=['no'])
-  found = json.loads(json.dumps(comparison.to_json(mine, theirs)))
-  assert found == VALUES | {
-    'suite': [said | {'text': 'yes', 'tokens': 3}],
-    'against/suite': [said | {'text': 'no', 'tokens': 2}],
+  result = json.loads(json.dumps(comparison.to_json(mine, theirs)))
+  assert result == VALUES | {
+    'suite': [fields | {'text': 'yes', 'tokens': 3}],
+    'against/suite': [fields | {'text': 'no', 'tokens': 2}],
     'against/pass_rate/sums': 0.0,
     'difference/pass_rate/sums': 1.0,
     'difference/pass_rate_low/sums': 1.0,
@@ -166,7 +166,7 @@ def test_json_is_flat_and_has_the_suite():
   }
 
 
-def test_answers_to_the_suite_stand_side_by_side():
+def test_answers_to_the_suite_are_side_by_side():
   mine = measured([], texts=['one two three ' * 4 + '\nend', 'x'])
   theirs = measured([], texts=['short\x1b[2J', 'y'])
   assert comparison.suite(measured([])) == []

@@ -1,4 +1,4 @@
-"""Means over rollouts, by hand."""
+"""Statistics of rollouts, against literal numbers."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ def _rollout(
   logprobs=(-1.0, -2.0),
   answer=None,
 ):
-  """Two tokens of a prompt, then what was sampled with these logprobs."""
+  """Two prompt tokens, then sampled ones with these logprobs."""
   n = 2 + len(logprobs)
   mask = np.arange(n) >= 2
   sample = types.Sample(
@@ -46,7 +46,7 @@ def _rollout(
   )
 
 
-def test_samples_of_an_episode():
+def test_samples_is_a_mean_over_rollouts_that_have_any():
   one, failed = _rollout(), _rollout(stop_reason='error')
   two = dataclasses.replace(one, samples=one.samples * 2)
   none = dataclasses.replace(failed, samples=())
@@ -54,7 +54,7 @@ def test_samples_of_an_episode():
   assert rollout_metrics.samples([none]) == {}
 
 
-def test_means_are_over_what_is_known():
+def test_means_leave_out_unknown_values_and_failed_rollouts():
   rollouts = [
     _rollout(1.0, True, True),
     _rollout(0.25, False, True, 'max_tokens', [-1.0] * 6),
@@ -71,7 +71,7 @@ def test_means_are_over_what_is_known():
   }
 
 
-def test_what_nobody_knows_has_no_name():
+def test_metrics_without_a_known_value_are_absent():
   assert rollout_metrics.summarize([_rollout()]) == {
     'length': 2.0,
     'truncated': 0.0,
@@ -97,19 +97,19 @@ def test_what_nobody_knows_has_no_name():
   )
 
 
-def test_metrics_of_the_scores_are_means_of_those_that_have_them():
+def test_score_metrics_are_means_over_the_scores_that_have_them():
   rollouts = [
     dataclasses.replace(_rollout(1.0), score=types.Score(reward, metrics=m))
     for reward, m in (
       (1.0, {'steps': 3, 'reward': 9.0}),
-      (0.0, {'steps': 4, 'asked': True}),
+      (0.0, {'steps': 4, 'finished': True}),
       (None, {}),
     )
   ]
   rollouts.append(_rollout(stop_reason='error'))
   assert rollout_metrics.summarize(rollouts) == {
     'steps': 3.5,
-    'asked': 1.0,
+    'finished': 1.0,
     'reward': 0.5,
     'length': 2.0,
     'truncated': 0.0,
@@ -131,16 +131,16 @@ def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
   assert rollout_metrics.entropy(rollouts) == {'entropy': 4.0}
 
 
-def test_entropy_is_unbiased():
+def test_the_mean_of_entropy_estimates_is_the_entropy():
   p = np.array([0.5, 0.25, 0.25])
-  tokens = np.repeat(np.arange(3), (50, 25, 25))  # as often as they come
+  tokens = np.repeat(np.arange(3), (50, 25, 25))  # with frequencies p
   rollout = _rollout(logprobs=np.log(p)[tokens])
   assert rollout_metrics.entropy([rollout])['entropy'] == pytest.approx(
     1.5 * math.log(2)
   )
 
 
-def test_mixed_groups():
+def test_mixed_groups_is_the_share_of_groups_with_different_rewards():
   groups = [
     [_rollout(1.0), _rollout(0.0)],
     [_rollout(1.0), _rollout(1.0)],
@@ -153,45 +153,45 @@ def test_mixed_groups():
   }
 
 
-def test_pass_at_k_is_that_one_of_k_is_right():
+def test_pass_at_k_is_the_share_of_tasks_with_a_correct_answer():
   right, wrong = _rollout(1.0, True), _rollout(0.0, False)
   groups = [[right, wrong], [wrong, wrong], [right, right], [wrong, right]]
-  found = rollout_metrics.best_of(groups, [2])
+  values = rollout_metrics.best_of(groups, [2])
   bounds = rollout_metrics.bounds('pass@2', [[1], [1], [1], [0]])
-  assert found == {'pass@2': 0.75, **bounds}
-  # One with a failure or an ungraded answer has fewer than k answers.
+  assert values == {'pass@2': 0.75, **bounds}
+  # Tasks with a failed or an ungraded answer are left out.
   groups += [[right, _rollout(stop_reason='error')], [right, _rollout()]]
-  assert rollout_metrics.best_of(groups, [2]) == found
+  assert rollout_metrics.best_of(groups, [2]) == values
 
 
-def test_maj_at_k_needs_to_know_what_was_answered():
+def test_maj_at_k_is_absent_without_answers_and_0_with_votes():
   a, b, none = (
-    _rollout(float(said == 'a'), said == 'a', answer=said)
-    for said in ('a', 'b', None)
+    _rollout(float(answer == 'a'), answer == 'a', answer=answer)
+    for answer in ('a', 'b', None)
   )
   groups = [[a, a, b], [b, a, none], [none, none, none]]
-  found = rollout_metrics.best_of(groups, [3, 1, 3])
-  assert [key for key in found if '_' not in key] == [
+  values = rollout_metrics.best_of(groups, [3, 1, 3])
+  assert [key for key in values if '_' not in key] == [
     'pass@1',
     'maj@1',
     'pass@3',
     'maj@3',
   ]
-  assert found['maj@3'] == pytest.approx((1 + 1 / 2) / 3)  # b and a are tied
-  assert found['maj@1'] == pytest.approx((2 / 3 + 1 / 3) / 3)
-  assert found['pass@3'] == pytest.approx(2 / 3)
-  # Where none says what it is, nobody can vote; or nobody did.
+  assert values['maj@3'] == pytest.approx((1 + 1 / 2) / 3)  # b and a are tied
+  assert values['maj@1'] == pytest.approx((2 / 3 + 1 / 3) / 3)
+  assert values['pass@3'] == pytest.approx(2 / 3)
+  # No score has an answer.
   assert 'maj@3' not in rollout_metrics.best_of(groups[2:], [3])
   assert rollout_metrics.best_of(groups[2:], [3], votes=True)['maj@3'] == 0
   assert rollout_metrics.best_of([], [3], votes=True) == {}
 
 
-def test_bounds_are_over_tasks_and_of_what_is_known():
+def test_bounds_are_over_tasks_with_a_known_value():
   assert rollout_metrics.bounds('x', [[1], [0], [None], [1], []]) == {
     'x_low': pytest.approx(0.207660, abs=1e-6),
     'x_high': pytest.approx(0.938508, abs=1e-6),
   }
-  # Answers to one task are no more evidence than its mean.
+  # Several answers to a task count like their mean.
   several = rollout_metrics.bounds('x', [[1] * 8, [0] * 8, [1] * 8])
   assert several == pytest.approx(rollout_metrics.bounds('x', [[1], [0], [1]]))
   uneven = rollout_metrics.bounds('x', [[1] * 8, [0, None], [1] * 8])

@@ -1,4 +1,4 @@
-"""metrics.jsonl is strict JSON, and a resume leaves no seam."""
+"""Metrics are strict JSON; a resumed file equals an uninterrupted one."""
 
 import json
 import math
@@ -65,12 +65,12 @@ def test_a_line_is_flat_plain_and_strict_json(tmp_path):
 @pytest.mark.parametrize(
   'values', [{'x': np.zeros(2)}, {'step': 1}, {'a': {'b': 1}, 'a/b': 2}]
 )
-def test_vectors_and_double_names_are_our_bug(values):
+def test_vectors_and_repeated_names_raise(values):
   with pytest.raises(AssertionError):
     writers.to_row('sft', 1, values)
 
 
-def test_resuming_gives_the_bytes_of_an_unbroken_run(tmp_path):
+def test_resuming_gives_the_bytes_of_an_uninterrupted_run(tmp_path):
   whole, broken = tmp_path / 'whole.jsonl', tmp_path / 'broken.jsonl'
   write(whole, 0, range(6))
   positions = write(broken, 0, range(5))
@@ -80,7 +80,7 @@ def test_resuming_gives_the_bytes_of_an_unbroken_run(tmp_path):
   assert broken.read_bytes() == whole.read_bytes()
 
 
-def test_opening_alone_changes_nothing(tmp_path):
+def test_a_writer_that_writes_nothing_changes_no_file(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   positions = write(path, 0, range(4))
   before = path.read_bytes()
@@ -92,7 +92,7 @@ def test_opening_alone_changes_nothing(tmp_path):
   assert path.read_bytes() == before
 
 
-def test_a_step_is_written_once_also_across_a_resume(tmp_path):
+def test_a_repeated_step_raises_after_a_resume_too(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   (*_, position) = write(path, 0, range(3))
   write(path, position, [0, 1], stage='grpo')
@@ -103,7 +103,9 @@ def test_a_step_is_written_once_also_across_a_resume(tmp_path):
 
 
 @pytest.mark.parametrize('left', ['', '{"stage": "sft", "step": 0}\n{"sta'])
-def test_a_file_shorter_than_the_position_warns_and_goes_on(tmp_path, left):
+def test_a_file_shorter_than_the_position_warns_and_is_continued(
+  tmp_path, left
+):
   path = tmp_path / 'metrics.jsonl'
   path.write_text(left)
   with pytest.warns(UserWarning, match='must hold the 5000 bytes'):
@@ -112,24 +114,26 @@ def test_a_file_shorter_than_the_position_warns_and_goes_on(tmp_path, left):
   assert steps == ([0, 7] if left else [7])
 
 
-def test_reading_skips_a_line_under_way(tmp_path):
+def test_reading_skips_an_unfinished_line(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   assert writers.read(str(path)) == []
   path.write_text('{"stage": "sft", "step": 0}\n{"stage"')
   assert writers.read(str(path)) == [{'stage': 'sft', 'step': 0}]
 
 
-@pytest.mark.parametrize('at', [-1, -5])
-def test_a_position_inside_a_line_is_refused_and_nothing_is_cut(tmp_path, at):
+@pytest.mark.parametrize('offset', [-1, -5])
+def test_a_position_inside_a_line_raises_and_keeps_the_file(tmp_path, offset):
   path = tmp_path / 'metrics.jsonl'
   (*_, end) = write(path, 0, range(3))
   before = path.read_bytes()
-  with pytest.raises(ValueError, match=f'got byte {end + at}, inside of a'):
-    write(path, end + at, [3])
+  with pytest.raises(
+    ValueError, match=f'got byte {end + offset}, inside a line'
+  ):
+    write(path, end + offset, [3])
   assert path.read_bytes() == before
 
 
-def test_tensorboard_files(tmp_path):
+def test_tensorboard_has_a_folder_per_stage_with_finite_numbers(tmp_path):
   pytest.importorskip('tensorboardX')
   folder = tmp_path / 'tb'
   writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(folder)).close()
@@ -144,22 +148,22 @@ def test_tensorboard_files(tmp_path):
 
 
 def session_starts(folder):
-  """The steps at which TensorBoard is told to forget what came later."""
+  """Returns the steps from which on TensorBoard purges earlier events."""
   from tensorboardX.proto import event_pb2
 
-  found = []
+  steps = []
   for path in folder.iterdir():
     data = path.read_bytes()
     while data:  # records: u64 length, u32 checksum, bytes, u32 checksum
       end = 12 + int.from_bytes(data[:8], 'little')
       event = event_pb2.Event.FromString(data[12:end])
       if event.HasField('session_log'):
-        found.append(event.step)
+        steps.append(event.step)
       data = data[end + 4 :]
-  return sorted(found)
+  return sorted(steps)
 
 
-def test_tensorboard_forgets_the_steps_that_are_redone(tmp_path):
+def test_tensorboard_purges_the_steps_that_are_repeated(tmp_path):
   pytest.importorskip('tensorboardX')
   path, folder = str(tmp_path / 'm.jsonl'), tmp_path / 'tb'
   writer = writers.Writer(path, 0, str(folder))
@@ -176,7 +180,9 @@ def test_tensorboard_forgets_the_steps_that_are_redone(tmp_path):
   assert session_starts(folder / 'grpo') == [1]
 
 
-def test_tensorboard_missing_is_one_clear_error(tmp_path, monkeypatch):
+def test_missing_tensorboardx_is_an_error_with_the_command_to_install_it(
+  tmp_path, monkeypatch
+):
   monkeypatch.setitem(sys.modules, 'tensorboardX', None)
   with pytest.raises(ValueError, match=r"pip install 'posttrain\[tensorboard"):
     writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(tmp_path / 'tb'))
@@ -187,10 +193,10 @@ def test_progress_shows_numbers_on_a_terminal_only(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, 'isatty', lambda t=terminal: t)
     with writers.Progress('sft', 10, start=4, on=on) as bar:
       bar.update(10, {'loss': np.float32(0.25)})
-    shown = capsys.readouterr().err
-    assert ('10/10' in shown and 'loss=0.25' in shown) == (on and terminal)
+    text = capsys.readouterr().err
+    assert ('10/10' in text and 'loss=0.25' in text) == (on and terminal)
 
 
-def test_json_has_null_for_what_is_not_finite():
-  found = writers.dumps({'a': math.nan, 'b': (math.inf, 1.5), 'c': {'d': 'x'}})
-  assert strict(found) == {'a': None, 'b': [None, 1.5], 'c': {'d': 'x'}}
+def test_dumps_writes_null_for_numbers_that_are_not_finite():
+  text = writers.dumps({'a': math.nan, 'b': (math.inf, 1.5), 'c': {'d': 'x'}})
+  assert strict(text) == {'a': None, 'b': [None, 1.5], 'c': {'d': 'x'}}
