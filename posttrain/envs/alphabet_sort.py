@@ -1,21 +1,20 @@
-"""Names to sort, and more of them every turn; graded by list.
+"""Names to sort, with more names every turn; graded per list.
 
     user:      Sort these names: Mio, Ada, Ben
     assistant: Ada, Ben, Mio
     user:      Yes: Ada, Ben, Mio. Add: Lux, Cal
     assistant: Ada, Ben, Cal, Lux, Mio
 
-1. A task is told from others by the set of names of its first turn; that
-   decides which names, in which order, it asks for.
-2. `draws` sets a fifth of these sets aside for evaluation, whatever the
+1. The key of a task is the set of names of its first turn; it determines all
+   names and their order.
+2. `draws` assigns a fifth of these sets to evaluation, independent of the
    options.
-3. Between turns the environment says Yes or No to the answer, then the sorted
-   list so far (right in any case), then the new names. So all that it says but
-   the new names can be predicted from what was said, which is what
-   algorithms that learn from observations need.
+3. An observation between turns is Yes or No, then the correct sorted list so
+   far, then the new names. Everything except the new names can be predicted
+   from the history, which algorithms that learn from observations need.
 
-The evaluation tasks depend on the options alone; the training tasks also on
-the seed of the source, which shuffles their order too.
+The evaluation tasks depend on the options alone. The training tasks also depend
+on the seed of the source, which shuffles their order too.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from posttrain.data import sources
 from posttrain.envs import base, draws
 from posttrain.rewards import similarity
 
-# In order; of two to four letters, so that lists stay short. One name more
+# Sorted; two to four letters each, so that lists stay short. Adding a name
 # changes every task.
 NAMES = tuple(
   'Abo Ada Alm Ane Bax Bel Bim Bru Cal Cio Cob Dag Dea Dov Dus Eba Eli Emo '
@@ -42,27 +41,27 @@ _LIST = re.compile(r'[A-Za-z]+(?:, *[A-Za-z]+)*')
 
 
 def parse_answer(text: str, truncated: bool = False) -> tuple[str, ...] | None:
-  """Returns the names of a reply, if it is one line of names and commas.
+  """Returns the names of a reply that is one line of names and commas.
 
-  Anything else is no answer, and neither is a reply that was cut off.
+  None for any other text, and for a truncated one.
   """
-  said = text.strip()
-  if truncated or not _LIST.fullmatch(said):
+  text = text.strip()
+  if truncated or not _LIST.fullmatch(text):
     return None
-  return tuple(name.strip() for name in said.split(','))
+  return tuple(name.strip() for name in text.split(','))
 
 
 def grade_turn(
   text: str, answer: Sequence[str], truncated: bool = False
 ) -> float:
-  """Returns what the names of a reply share with the sorted list.
+  """Returns the similarity of a reply's names to the sorted list.
 
-      2 lcs(said, answer) / (len(said) + len(answer))
+      2 lcs(names, answer) / (len(names) + len(answer))
 
-  in names, not letters; 1 only if the list is exact, 0 without an answer.
+  counted in names; 1 only if the list is exact, 0 without an answer.
   """
-  said = parse_answer(text, truncated)
-  return 0.0 if said is None else similarity.ratio(said, answer)
+  names = parse_answer(text, truncated)
+  return 0.0 if names is None else similarity.ratio(names, answer)
 
 
 class AlphabetSort(base.Env):
@@ -72,14 +71,14 @@ class AlphabetSort(base.Env):
     """Counts the tasks of both splits.
 
     Raises:
-      ValueError: a task needs more names than there are, or a split asks for
-        more tasks than there are sets of first names.
+      ValueError: a task needs more names than there are, or an option sets more
+        tasks than there are sets of first names.
     """
     self.name, self._cfg, self.max_turns = name, cfg, cfg.turns
-    needs = cfg.first + cfg.more * (cfg.turns - 1)
-    if needs > len(NAMES):
+    count = cfg.first + cfg.more * (cfg.turns - 1)
+    if count > len(NAMES):
       raise ValueError(
-        f'envs.{name}.env.first must leave names for all turns: got {needs} '
+        f'envs.{name}.env.first must leave names for all turns: got {count} '
         f'names in {cfg.turns} turns, expected at most {len(NAMES)}; lower '
         'first or more'
       )
@@ -89,12 +88,12 @@ class AlphabetSort(base.Env):
       )
     ]
     for split in base.SPLITS:
-      draws.check_room(
+      draws.check_capacity(
         name, split, getattr(cfg, f'{split}_tasks'), self._spaces, 'raise first'
       )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the tasks of a split; evaluation ones are the same ever."""
+    """Returns the tasks of a split; those of evaluation ignore the seed."""
     base.check_split(split)
     keys = draws.draw(
       self._spaces,
@@ -102,39 +101,39 @@ class AlphabetSort(base.Env):
       getattr(self._cfg, f'{split}_tasks'),
       seed if split == 'train' else 0,
     )
-    made_of = sources.fingerprint(
+    fingerprint = sources.fingerprint(
       repr(self._cfg).encode(), *(part.encode() for part in (*NAMES, *keys))
     )
-    return sources.Shuffled(_Tasks(self, keys), seed, made_of)
+    return sources.Shuffled(_Tasks(self, keys), seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task, self._cfg.role)
 
   def task(self, key: str) -> types.Task:
-    """Returns the task whose first turn asks for the names of a key.
+    """Returns the task of a key.
 
     Args:
-      key: sorted names, joined by commas.
+      key: the sorted names of the first turn, joined by commas.
     """
     turns = self._turns(key)
     answers = _answers(turns)
-    says = []
+    demonstration = []
     for turn, answer in enumerate(answers):
-      says.append({'role': 'assistant', 'content': ', '.join(answer)})
+      demonstration.append({'role': 'assistant', 'content': ', '.join(answer)})
       for names in turns[turn + 1 : turn + 2]:
-        says.append(_observe(True, answer, names, self._cfg.role))
-    asks = f'Sort these names: {", ".join(turns[0])}'
+        demonstration.append(_observe(True, answer, names, self._cfg.role))
+    question = f'Sort these names: {", ".join(turns[0])}'
     return types.Task(
       id=key,
       env=self.name,
-      prompt=({'role': 'user', 'content': asks},),
+      prompt=({'role': 'user', 'content': question},),
       answer=', '.join(answers[-1]),
-      demonstration=tuple(says),
+      demonstration=tuple(demonstration),
       info={'turns': [list(names) for names in turns]},
     )
 
   def _turns(self, key: str) -> list[list[str]]:
-    """Returns the names that each turn brings, in the order it says them."""
+    """Returns the new names of each turn, in the order of its message."""
     cfg, first = self._cfg, key.split(',')
     order = [
       NAMES[i]
@@ -147,46 +146,46 @@ class AlphabetSort(base.Env):
 
 
 class Episode:
-  """One list of names that grows."""
+  """One growing list of names."""
 
   def __init__(self, task: types.Task, role: str):
-    """Args: role: of what the environment says between turns."""
+    """Args: task: the task; role: role of the observations."""
     self._task, self._role = task, role
     self._turns = task.info['turns']
     self._answers = _answers(self._turns)
-    self._said: list[tuple[float, bool]] = []  # per turn: (grade, readable)
+    self._grades: list[tuple[float, bool]] = []  # per turn: (grade, readable)
 
   def reset(self) -> types.Messages:
-    self._said = []
+    self._grades = []
     return self._task.prompt
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    """Grades a turn; its reward is its share of the episode's."""
-    turn = len(self._said)
+    """Grades a turn; its reward is its share of the episode's reward."""
+    turn = len(self._grades)
     assert turn < len(self._turns), 'the episode is over'
     answer = self._answers[turn]
-    worth = grade_turn(text, answer, truncated)
-    self._said.append((worth, parse_answer(text, truncated) is not None))
-    reward, messages = worth / len(self._turns), ()
+    grade = grade_turn(text, answer, truncated)
+    self._grades.append((grade, parse_answer(text, truncated) is not None))
+    reward, messages = grade / len(self._turns), ()
     if turn + 1 < len(self._turns):
       messages = (
-        _observe(worth == 1, answer, self._turns[turn + 1], self._role),
+        _observe(grade == 1, answer, self._turns[turn + 1], self._role),
       )
     return types.StepOut(messages, reward, done=not messages)
 
   def grade(self) -> types.Score:
-    """Returns the mean of all turns' grades; one that never came has 0.
+    """Returns the mean of all turns' grades; a turn not played counts 0.
 
-    `correct` if every turn's list is exact; `formatted` if every turn came and
-    could be read. Without any turn the episode is not scorable.
+    `correct` if every turn's list is exact; `formatted` if every turn was
+    played and could be read. An episode without a turn is not scorable.
     """
-    if not self._said:
+    if not self._grades:
       return types.Score(reward=None)
-    worths, readable = zip(*self._said, strict=True)
-    whole = len(worths) == len(self._turns)
+    grades, readable = zip(*self._grades, strict=True)
+    whole = len(grades) == len(self._turns)
     return types.Score(
-      reward=sum(worths) / len(self._turns),
-      correct=whole and all(worth == 1 for worth in worths),
+      reward=sum(grades) / len(self._turns),
+      correct=whole and all(grade == 1 for grade in grades),
       formatted=whole and all(readable),
     )
 
@@ -196,7 +195,7 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks(Sequence):
-  """Tasks made when asked for."""
+  """A sequence of tasks, each built on access."""
 
   env: AlphabetSort
   keys: list[str]
@@ -219,20 +218,20 @@ def _answers(turns: Sequence[Sequence[str]]) -> list[list[str]]:
 def _observe(
   right: bool, answer: Sequence[str], names: Sequence[str], role: str
 ) -> types.Message:
-  """Writes what the environment says after a turn that is not the last."""
-  says = f'{"Yes" if right else "No"}: {", ".join(answer)}.'
-  return {'role': role, 'content': f'{says} Add: {", ".join(names)}'}
+  """Writes the observation after a turn that is not the last."""
+  verdict = f'{"Yes" if right else "No"}: {", ".join(answer)}.'
+  return {'role': role, 'content': f'{verdict} Add: {", ".join(names)}'}
 
 
 def _key(count: int, index: int) -> str:
-  """Returns the names of a set's number, sorted, joined by commas.
+  """Returns the set of names with a number: sorted, joined by commas.
 
-  By the combinatorial number system: with C(c, k) sets of k names below name
-  c, the largest name is the last c for which these are no more than the number.
+  By the combinatorial number system: there are C(c, k) sets of k names below
+  name c; the largest name is the last c for which that is at most the number.
   """
-  chosen, top = [], len(NAMES)
+  names, top = [], len(NAMES)
   for left in range(count, 0, -1):
     top = next(c for c in range(top - 1, -1, -1) if math.comb(c, left) <= index)
     index -= math.comb(top, left)
-    chosen.append(NAMES[top])
-  return ','.join(reversed(chosen))
+    names.append(NAMES[top])
+  return ','.join(reversed(names))

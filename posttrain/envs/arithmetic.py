@@ -1,15 +1,15 @@
 """`What is A op B?`, answered with `\\boxed{N}`; graded by `grade`.
 
 1. The key space: every (a, op, b) of the options, a and b in their range.
-2. A fixed hash of the key sets a fifth of it aside for evaluation. The hash
-   knows no option and no seed, so no evaluation question is trained on, by
-   whatever other stage; `a + b` and `b + a` lie on the same side.
-3. The operator is drawn first, so that operators are balanced; then its
-   operands, each key at most once. Where an operator has fewer keys than its
-   share (`x` with small factors), the others take the rest.
+2. A fixed hash of the key assigns a fifth of the keys to evaluation. It depends
+   on no option and no seed, so no stage trains on an evaluation question;
+   `a + b` and `b + a` are in the same split.
+3. The operator is drawn first, so that operators are balanced, then its
+   operands, each key at most once. If an operator has fewer keys than its
+   share (`x` with small factors), the other operators fill the difference.
 
-The evaluation tasks depend on the options alone; the training tasks also on
-the seed of the source, which shuffles their order too.
+The evaluation tasks depend on the options alone. The training tasks also depend
+on the seed of the source, which shuffles their order too.
 """
 
 import dataclasses
@@ -23,26 +23,27 @@ from posttrain.data import sources
 from posttrain.envs import base
 
 OPS = ('+', '-', 'x')  # index = the hash's; never reorder
-EVAL_SHARE = 5  # one key in so many is set aside for evaluation
+EVAL_SHARE = 5  # one key in 5 is an evaluation key
 _BOXED = re.compile(r'\\boxed\{ *([+-]?[0-9]{1,18}) *\}')
 
 
 def parse_answer(text: str) -> int | None:
   r"""Returns the integer of the last `\boxed{...}`; None if there is none.
 
-  An optional sign, ASCII digits (18 at most), spaces around: nothing else.
-  A box begins with `\boxed{`; the word without a brace is none, so that
-  `\boxed{5}, the \boxed answer` says 5. `\boxed{1,234}`, `\boxed{3.0}` and an
-  unclosed brace are boxes without an answer, and an earlier box does not help
-  then: what comes last is what is meant, and guesses do not add up.
+  A box holds an optional sign, at most 18 ASCII digits, and spaces around them.
+  A box begins with `\boxed{`; the word without a brace does not count, so
+  `\boxed{5}, the \boxed answer` gives 5. `\boxed{1,234}`, `\boxed{3.0}` and an
+  unclosed brace are boxes without an answer, and an earlier box is not read
+  then: the last box is the answer, so that several guesses are worth no more
+  than one.
   """
   start = text.rfind('\\boxed{')
-  found = _BOXED.match(text, start) if start >= 0 else None
-  return None if found is None else int(found[1])
+  match = _BOXED.match(text, start) if start >= 0 else None
+  return None if match is None else int(match[1])
 
 
 def grade(text: str, answer: int) -> types.Score:
-  """Grades an assistant turn: reward 1 if its boxed integer is the answer."""
+  """Grades an assistant turn: reward 1 if its last box holds the answer."""
   parsed = parse_answer(text)
   return types.Score(
     reward=float(parsed == answer),
@@ -59,29 +60,28 @@ def solve(a: int, op: str, b: int) -> int:
 def demonstrate(
   a: int, op: str, b: int, *, worked: bool, mistake: int = 0
 ) -> str:
-  r"""Writes an answer: a perfect one, or one with a wrong step.
+  r"""Writes an answer: a correct one, or one with a wrong step.
 
-  The worked form of + and - goes place by place, always tens at least, and
+  The worked form of + and - adds place by place, always tens at least, and
   borrows only in the sums: `47-85` is `40-80=-40, 7-5=2, -40+2=\boxed{-38}`.
-  Products are those of the places that are not 0, summed one by one. Each step
-  is about few digits that stand in the question or in the step before, and
-  which form comes next never hangs on a comparison of whole numbers, so that
-  a small byte-level model learns it. The length does not depend on options:
-  37 bytes at most for two digits, 68 for three, 90 for `99x99`; a mistake may
-  add two.
+  Products are those of the nonzero places, summed one by one. Each step reads
+  few digits, all from the question or the previous step, and the form of the
+  next step never depends on a comparison of whole numbers, so that a small
+  byte-level model learns it. The length does not depend on options: at most 37
+  bytes for two digits, 68 for three, 90 for `99x99`; a mistake may add two.
 
   Args:
     a, op, b: the key.
-    worked: show the steps; otherwise the answer is the only step.
-    mistake: 0 = none; +-n = the n-th step, counted round and round, comes out
-      too large or too small: by ten where it is a multiple of ten but not 0,
-      else by one. What follows is right about the wrong number.
+    worked: whether to show the steps; otherwise the answer is the only step.
+    mistake: 0 = none; +-n = step n (modulo the number of steps) is too large or
+      too small: by ten where it is a multiple of ten but not 0, else by one.
+      Later steps continue correctly from the wrong number.
   """
   steps = []
 
-  def result(value: int, of: int) -> int:
-    """Returns what the writer takes the next of so many steps to be."""
-    if not mistake or (abs(mistake) - 1) % of != len(steps):
+  def result(value: int, num_steps: int) -> int:
+    """Returns the result of the next step, wrong if it is the mistake's."""
+    if not mistake or (abs(mistake) - 1) % num_steps != len(steps):
       return value
     return value + (10 if value and value % 10 == 0 else 1) * (
       1 if mistake > 0 else -1
@@ -95,13 +95,13 @@ def demonstrate(
   else:
     width = max(2, len(str(max(a, b))))
     terms = list(zip(_places(a, width), _places(b, width), strict=True))
-  of, values = 2 * len(terms) - 1, []
+  num_steps, values = 2 * len(terms) - 1, []
   for p, q in terms:
-    values.append(result(solve(p, op, q), of))
+    values.append(result(solve(p, op, q), num_steps))
     steps.append(f'{p}{op}{q}={values[-1]}')
   total = values[0]
   for value in values[1:]:
-    before, total = total, result(total + value, of)
+    before, total = total, result(total + value, num_steps)
     steps.append(f'{before}{_sign(value, before)}{abs(value)}={total}')
   *shown, last = steps
   left, _, answer = last.rpartition('=')
@@ -109,10 +109,10 @@ def demonstrate(
 
 
 def _sign(value: int, before: int) -> str:
-  """Returns the sign to join by; a zero takes that of what stands before.
+  """Returns the sign that joins two terms; a zero takes the sign before it.
 
-  So equal signs always join digits, and unequal ones always borrow: under
-  `-50+0` small models borrowed, and answered -40.
+  Equal signs then always join digits, and unequal signs always borrow: given
+  `-50+0`, small models borrowed and answered -40.
   """
   return '-' if value < 0 or (value == 0 and before < 0) else '+'
 
@@ -134,22 +134,22 @@ class Arithmetic(base.Env):
     """Counts the keys of both splits.
 
     Raises:
-      ValueError: a split asks for more tasks than it has keys (four fifths
-        of all for training, one fifth for evaluation).
+      ValueError: an option sets more tasks than the split has keys (four
+        fifths of all for training, one fifth for evaluation).
     """
     self.name, self._cfg = name, cfg
     for split in base.SPLITS:
       field = f'{split}_tasks'
-      have = sum(len(_keys(op, *self._range(op), split)) for op in cfg.ops)
-      if getattr(cfg, field) > have:
+      count = sum(len(_keys(op, *self._range(op), split)) for op in cfg.ops)
+      if getattr(cfg, field) > count:
         raise ValueError(
-          f'envs.{name}.env.{field} must be at most {have}, the distinct '
+          f'envs.{name}.env.{field} must be at most {count}, the distinct '
           f'questions of that split: got {getattr(cfg, field)!r}; lower it, '
           'or widen min_operand to max_operand or min_factor to max_factor'
         )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the tasks of a split; evaluation ones are the same ever."""
+    """Returns the tasks of a split; those of evaluation ignore the seed."""
     base.check_split(split)
     ops = self._cfg.ops
     pools = [_keys(op, *self._range(op), split) for op in ops]
@@ -161,35 +161,35 @@ class Arithmetic(base.Env):
         order = sources.permutation(len(pool), seed, OPS.index(op))
         pool = pool[order]
       keys.append(pool[:share])
-    drawn = np.concatenate(keys)
-    # By hash, so that the first n hold all operators.
-    drawn = drawn[np.argsort(_hash(drawn), kind='stable')]
-    made_of = sources.fingerprint(repr(self._cfg).encode(), drawn.tobytes())
-    return sources.Shuffled(_Tasks(self, drawn), seed, made_of)
+    keys = np.concatenate(keys)
+    # Sorted by hash, so that the first n hold all operators.
+    keys = keys[np.argsort(_hash(keys), kind='stable')]
+    fingerprint = sources.fingerprint(repr(self._cfg).encode(), keys.tobytes())
+    return sources.Shuffled(_Tasks(self, keys), seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task)
 
   def task(self, a: int, op: str, b: int) -> types.Task:
     """Returns the task of a key."""
-    says = demonstrate(
+    demonstration = demonstrate(
       a, op, b, worked=self._cfg.worked, mistake=self._mistake(a, op, b)
     )
     prompt = ({'role': 'user', 'content': f'What is {a} {op} {b}?'},)
     if self._cfg.hint:
-      told = self._cfg.hint.replace('{demonstration}', says)
-      prompt = ({'role': 'system', 'content': told}, *prompt)
+      hint = self._cfg.hint.replace('{demonstration}', demonstration)
+      prompt = ({'role': 'system', 'content': hint}, *prompt)
     return types.Task(
       id=f'{a}{op}{b}',
       env=self.name,
       prompt=prompt,
       answer=solve(a, op, b),
-      demonstration=({'role': 'assistant', 'content': says},),
+      demonstration=({'role': 'assistant', 'content': demonstration},),
       info={'op': op},
     )
 
   def _mistake(self, a: int, op: str, b: int) -> int:
-    """Draws what `demonstrate` makes of a key; the same for every seed."""
+    """Draws the `mistake` of a key's demonstration; the same for every seed."""
     if not self._cfg.mistakes:
       return 0
     rng = np.random.default_rng([OPS.index(op), a, b])
@@ -216,12 +216,12 @@ class Episode:
     return self._task.prompt
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    del truncated  # a cut-off answer lacks its box, or has it
+    del truncated  # the box is complete or missing either way
     self._text = text
     return types.StepOut(reward=grade(text, self._task.answer).reward)
 
   def grade(self) -> types.Score:
-    """Grades the answer; without one the task is not scorable."""
+    """Grades the answer; an episode without one is not scorable."""
     if self._text is None:
       return types.Score(reward=None)
     return grade(self._text, self._task.answer)
@@ -232,7 +232,7 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks(Sequence):
-  """Tasks made when asked for: a million of them cost nothing up front."""
+  """A sequence of tasks, each built on access: a million cost no memory."""
 
   env: Arithmetic
   keys: np.ndarray  # i64[tasks, 3]: operator's index, a, b
@@ -246,11 +246,11 @@ class _Tasks(Sequence):
 
 
 def _keys(op: str, smallest: int, largest: int, split: str) -> np.ndarray:
-  """Returns a split's keys of an operator, in order of hash: i64[keys, 3]."""
+  """Returns an operator's keys in a split, sorted by hash: i64[keys, 3]."""
   size = largest - smallest + 1
   a, b = (smallest + side.ravel() for side in np.indices((size, size)))
   keys = np.stack([np.full_like(a, OPS.index(op)), a, b], axis=1)
-  # a + b and b + a share their side, hence the hash of the sorted operands.
+  # a + b and b + a share their split, hence the hash of the sorted operands.
   paired = (
     keys
     if op == '-'
@@ -262,7 +262,7 @@ def _keys(op: str, smallest: int, largest: int, split: str) -> np.ndarray:
 
 
 def _hash(keys: np.ndarray) -> np.ndarray:
-  """Mixes keys by the finalizer of splitmix64 (Steele et al.): u64[keys]."""
+  """Hashes keys by the finalizer of splitmix64 (Steele et al.): u64[keys]."""
   op, a, b = keys.astype(np.uint64).T
   x = (op << np.uint64(40) | a << np.uint64(20) | b) + np.uint64(1)
   x *= np.uint64(0x9E3779B97F4A7C15)
@@ -272,7 +272,7 @@ def _hash(keys: np.ndarray) -> np.ndarray:
 
 
 def _shares(count: int, sizes: Sequence[int]) -> list[int]:
-  """Splits a count evenly, as far as the sizes allow; earlier ones round up."""
+  """Splits a count evenly, each share at most its size; the first round up."""
   shares = [0] * len(sizes)
   left = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
   while left:

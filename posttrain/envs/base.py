@@ -1,4 +1,4 @@
-"""The environment protocol: text in, text out, synchronous, never tokens.
+"""The environment protocol: text in, text out; synchronous, without tokens.
 
     for task in env.source('train', seed):
       episode = env.make(task)
@@ -6,8 +6,9 @@
       while not done: step = episode.step(text, truncated)
       score = episode.grade(); episode.close()
 
-A bad answer is no error: it is an observation or a low reward. What cannot
-be graded scores None, which is excluded from its group, never 0.
+A bad answer is not an error: it gets an observation or a low reward. An episode
+that cannot be graded has reward None and is left out of its group; it is never
+0.
 """
 
 import abc
@@ -27,20 +28,20 @@ class Episode(Protocol):
   """One attempt at a task."""
 
   def reset(self) -> types.Messages:
-    """Returns the prompt."""
+    """Returns the prompt's messages."""
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    """Takes an assistant turn; `truncated`: cut off before its end."""
+    """Plays an assistant turn; `truncated`: it was cut off before its end."""
 
   def grade(self) -> types.Score:
     """Returns the reward of the episode so far."""
 
   def close(self) -> None:
-    """Frees what the episode holds."""
+    """Frees the episode's resources."""
 
 
 class Env(Protocol):
-  """A distribution of tasks, and the rules by which they are played.
+  """A distribution of tasks and the rules of their episodes.
 
   Environments inherit from it, for the defaults of the optional attributes.
 
@@ -73,7 +74,7 @@ class Env(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Tasks(Sequence):
-  """Tasks made when asked for."""
+  """A sequence of tasks, each built on access."""
 
   keys: Sequence
   make: Callable[[Any], types.Task]
@@ -89,13 +90,13 @@ def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
   """Returns an existing data file, with variables and ~ expanded.
 
   Args:
-    env: name of the environment.
-    field: of its options that says `path`.
-    path: as it was given.
-    folders: whether a folder will do.
+    env: the environment's name.
+    field: the option that holds `path`.
+    path: the option's value.
+    folders: whether a folder is allowed.
 
   Raises:
-    ValueError: there is none; names the key.
+    ValueError: the file does not exist; names the key.
   """
   file = pathlib.Path(os.path.expandvars(path)).expanduser()
   if file.exists() if folders else file.is_file():

@@ -1,4 +1,4 @@
-"""Writes an environment's tasks and demonstrations as a data set."""
+"""Export of an environment's tasks and demonstrations as a data set."""
 
 import pathlib
 
@@ -12,12 +12,12 @@ def export(
   """Writes every task of both splits as TFDS in ArrayRecord.
 
   Args:
-    env: one whose tasks carry demonstrations.
-    folder: where TFDS keeps its data sets; `folder/<env.name>/...` is new.
-    seed: of the training source.
+    env: an environment whose tasks have demonstrations.
+    folder: parent of TFDS data sets; `folder/<env.name>/...` must be new.
+    seed: seed of the training source.
 
   Returns:
-    The folder that `schema.Rows.path` (and `eval_path`) can name.
+    The written folder, for `schema.Rows.path` and `eval_path`.
   """
   splits = {}
   for split in base.SPLITS:

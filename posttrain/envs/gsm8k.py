@@ -1,12 +1,12 @@
 r"""GSM8K word problems, answered with `\boxed{N}`; graded by exact number.
 
-A row of the file has a `question`, and an `answer`: a worked solution with
-calculator marks (`<<48/2=24>>24`), which ends in a line `#### 24`.
+A row of the file has a `question` and an `answer`: a worked solution with
+calculator marks (`<<48/2=24>>24`) that ends in a line `#### 24`.
 
-1. The prompt is the question, then the instruction of the options.
+1. The prompt is the question, then the option `instruction`.
 2. The demonstration is the solution without its marks; its last line becomes
    `The answer is \boxed{24}.`
-3. An answer is right if its number (`rewards.numeric`) equals the row's.
+3. An answer is correct if its number (`rewards.numeric`) equals the row's.
 
 References: Cobbe et al., Training Verifiers to Solve Math Word Problems,
 arXiv 2110.14168.
@@ -31,23 +31,23 @@ def grade(
   """Grades an assistant turn: reward 1 if its number is the answer's.
 
   Args:
-    text: what was said.
-    answer: a number, as `Task.answer` has it.
-    lenient: whether the last result counts, where neither a box nor `#### N`
-      says what the answer is.
-    truncated: the text was cut off, so that its last result means nothing.
+    text: the assistant turn.
+    answer: a number, in the form of `Task.answer`.
+    lenient: whether the last result of the text counts if there is neither a
+      box nor `#### N`.
+    truncated: whether the text was cut off; its last result then never counts.
 
   Returns:
     A score with `formatted`: whether the last box holds a number; and
-    `answer`, the number wherever it stood.
+    `answer`: the number, in a box or not.
   """
-  said = numeric.final_answer(text, lenient=lenient, truncated=truncated)
-  correct = numeric.equal(said, numeric.parse(answer))
+  number = numeric.final_answer(text, lenient=lenient, truncated=truncated)
+  correct = numeric.equal(number, numeric.parse(answer))
   return types.Score(
     reward=float(correct),
     correct=correct,
     formatted=numeric.boxed(text) is not None,
-    answer=None if said is None else str(said),  # in lowest terms
+    answer=None if number is None else str(number),  # in lowest terms
   )
 
 
@@ -60,10 +60,10 @@ class Gsm8k(base.Env):
     self.name, self._cfg = name, cfg
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the tasks of `path`, or of `eval_path`; none where it is None.
+    """Returns the tasks of `path` or `eval_path`; no tasks if that is None.
 
     Raises:
-      ValueError: no such file, or a row is malformed; names its line.
+      ValueError: the file is missing, or a row is malformed; names its line.
     """
     base.check_split(split)
     field = 'path' if split == 'train' else 'eval_path'
@@ -82,16 +82,16 @@ class Gsm8k(base.Env):
 
   def _task(self, raw: Mapping[str, Any], where: str) -> types.Task:
     question, solution, answer = parse_row(raw, where)
-    asks = '\n\n'.join(filter(None, (question, self._cfg.instruction)))
-    says = '\n'.join(
+    prompt = '\n\n'.join(filter(None, (question, self._cfg.instruction)))
+    demonstration = '\n'.join(
       filter(None, (solution, f'The answer is \\boxed{{{answer}}}.'))
     )
     return types.Task(
       id=where,
       env=self.name,
-      prompt=({'role': 'user', 'content': asks},),
+      prompt=({'role': 'user', 'content': prompt},),
       answer=answer,
-      demonstration=({'role': 'assistant', 'content': says},),
+      demonstration=({'role': 'assistant', 'content': demonstration},),
       info={key: raw[key] for key in raw if key not in COLUMNS},
     )
 
@@ -114,7 +114,7 @@ class Episode:
     return types.StepOut(reward=self._score.reward)
 
   def grade(self) -> types.Score:
-    """Returns the grade of the answer; without one it is not scorable."""
+    """Returns the grade; an episode without an answer is not scorable."""
     return self._score
 
   def close(self) -> None:
@@ -126,14 +126,14 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
 
   Args:
     raw: a mapping with `question` and `answer`; other columns are ignored.
-    where: names the row in error messages.
+    where: the row's name in error messages.
 
   Returns:
     The question; the solution without calculator marks and last line; the
     number of the last line, without commas.
 
   Raises:
-    ValueError: a column is missing, or the answer ends on no number.
+    ValueError: a column is missing, or the answer does not end in a number.
   """
   for column in COLUMNS:
     value = raw.get(column)

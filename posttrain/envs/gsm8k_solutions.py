@@ -1,13 +1,13 @@
 r"""GSM8K's `example_model_solutions.jsonl` as preferences.
 
-A row has a `question`, and solutions of four models, each with `solution` and
-`is_correct`. Every pair of a correct and an incorrect one is a preference; what
-two models say alike counts once. The prompt is that of the environment; an
-answer is a solution without calculator marks, whose last line `A: 18` becomes
+A row has a `question` and solutions of four models, each with `solution` and
+`is_correct`. Every pair of a correct and an incorrect solution is a preference;
+equal solutions count once. The prompt is that of the environment. A completion
+is a solution without calculator marks, whose last line `A: 18` becomes
 `The answer is \boxed{18}.`
 
-The questions are those of GSM8K's test split: a policy that has seen them must
-not be measured there.
+The questions are those of GSM8K's test split: a policy trained on them must not
+be measured there.
 
 References: Cobbe et al., Training Verifiers to Solve Math Word Problems,
 arXiv 2110.14168.
@@ -31,33 +31,33 @@ def read(
   """Reads all preferences of a file, in its order.
 
   Args:
-    path: of the file.
-    instruction: behind each question, as the environment has it.
+    path: the file.
+    instruction: text after each question, as in `schema.Gsm8k`.
 
   Raises:
     ValueError: a row is malformed; names its line.
   """
-  made = []
+  pairs = []
   for raw, where in jsonl.objects(path):
     question = _text(raw, 'question', where)
-    asks = '\n\n'.join(filter(None, (question, instruction)))
-    told = [
+    prompt = '\n\n'.join(filter(None, (question, instruction)))
+    solutions = [
       (_bool(value, where), _answer(_text(value, 'solution', where)))
       for value in raw.values()
       if isinstance(value, Mapping) and 'solution' in value
     ]
-    sides = {
-      side: list(dict.fromkeys(text for right, text in told if right == side))
-      for side in (True, False)
-    }
-    made += [
+    chosen, rejected = (
+      dict.fromkeys(text for right, text in solutions if right == correct)
+      for correct in (True, False)
+    )
+    pairs += [
       preferences.Preference(
-        ({'role': 'user', 'content': asks},), _turn(yes), _turn(no), where
+        ({'role': 'user', 'content': prompt},), _turn(yes), _turn(no), where
       )
-      for yes in sides[True]
-      for no in sides[False]
+      for yes in chosen
+      for no in rejected
     ]
-  return made
+  return pairs
 
 
 def _answer(solution: str) -> str:

@@ -1,12 +1,12 @@
-"""`Reverse: abcd`, answered with `dcba`; graded by what the two share.
+"""`Reverse: abcd`, answered with `dcba`; graded by common subsequence.
 
-1. A text is of letters of the alphabet; its length is any of the options', and
-   all lengths are equally frequent, as far as there are texts.
-2. `draws` sets a fifth of all texts aside for evaluation, whatever the
-   options; a text and its reverse lie on the same side.
+1. A text is made of letters of the alphabet. All lengths that the options allow
+   are equally frequent, as far as there are enough texts.
+2. `draws` assigns a fifth of all texts to evaluation, independent of the
+   options; a text and its reverse are in the same split.
 
-The evaluation texts depend on the options alone; the training texts also on
-the seed of the source, which shuffles their order too.
+The evaluation texts depend on the options alone. The training texts also depend
+on the seed of the source, which shuffles their order too.
 """
 
 import dataclasses
@@ -23,33 +23,34 @@ _ANSWER = re.compile('[a-z]+')
 
 
 def parse_answer(text: str, truncated: bool = False) -> str | None:
-  """Returns the reply without the space around it, if it is one word.
+  """Returns the reply without surrounding space, if it is one word.
 
-  Lower-case ASCII letters and nothing else: `The answer is dcba` is none. A
-  reply that was cut off is none either, for nobody knows where it would end.
+  A word has lower-case ASCII letters only; `The answer is dcba` gives None, and
+  so does a truncated reply, whose word may be incomplete.
   """
-  said = text.strip()
-  return said if not truncated and _ANSWER.fullmatch(said) else None
+  text = text.strip()
+  return text if not truncated and _ANSWER.fullmatch(text) else None
 
 
 def grade(text: str, answer: str, truncated: bool = False) -> types.Score:
   """Grades an assistant turn by the longest common subsequence.
 
-      reward = 2 lcs(said, answer) / (len(said) + len(answer))
+      reward = 2 lcs(word, answer) / (len(word) + len(answer))
 
   0 if there is no answer; `correct` only if every letter is right. The text
-  itself, unreversed, is worth a little: what it shares with its reverse.
+  itself, unreversed, has the reward of its subsequence in common with its
+  reverse.
 
   References:
-    Prime Intellect's environment `reverse-text`, whose ratio is difflib's: of
-    matching blocks, which hold no more letters than the subsequence.
+    Prime Intellect's environment `reverse-text`, whose ratio is difflib's: it
+    counts matching blocks, which hold no more letters than the subsequence.
   """
-  said = parse_answer(text, truncated)
+  word = parse_answer(text, truncated)
   return types.Score(
-    reward=0.0 if said is None else similarity.ratio(said, answer),
-    correct=said == answer,
-    formatted=said is not None,
-    answer=said,
+    reward=0.0 if word is None else similarity.ratio(word, answer),
+    correct=word == answer,
+    formatted=word is not None,
+    answer=word,
   )
 
 
@@ -62,19 +63,19 @@ class ReverseText(base.Env):
     """Counts the texts of both splits.
 
     Raises:
-      ValueError: a split asks for more tasks than it has texts.
+      ValueError: an option sets more tasks than the split has texts.
     """
     self.name, self._cfg = name, cfg
     self._spaces = [
       draws.Space(
         len(cfg.alphabet) ** length,
         functools.partial(_text, cfg.alphabet, length),
-        _alike,
+        _group,
       )
       for length in range(cfg.min_length, cfg.max_length + 1)
     ]
     for split in base.SPLITS:
-      draws.check_room(
+      draws.check_capacity(
         name,
         split,
         getattr(cfg, f'{split}_tasks'),
@@ -83,7 +84,7 @@ class ReverseText(base.Env):
       )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the tasks of a split; evaluation ones are the same ever."""
+    """Returns the tasks of a split; those of evaluation ignore the seed."""
     base.check_split(split)
     texts = draws.draw(
       self._spaces,
@@ -91,10 +92,10 @@ class ReverseText(base.Env):
       getattr(self._cfg, f'{split}_tasks'),
       seed if split == 'train' else 0,
     )
-    made_of = sources.fingerprint(
+    fingerprint = sources.fingerprint(
       repr(self._cfg).encode(), *(text.encode() for text in texts)
     )
-    return sources.Shuffled(_Tasks(self, texts), seed, made_of)
+    return sources.Shuffled(_Tasks(self, texts), seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task)
@@ -126,7 +127,7 @@ class Episode:
     return types.StepOut(reward=self._score.reward)
 
   def grade(self) -> types.Score:
-    """Returns the grade of the answer; without one it is not scorable."""
+    """Returns the grade; an episode without an answer is not scorable."""
     return self._score
 
   def close(self) -> None:
@@ -135,7 +136,7 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks(Sequence):
-  """Tasks made when asked for."""
+  """A sequence of tasks, each built on access."""
 
   env: ReverseText
   texts: list[str]
@@ -148,7 +149,7 @@ class _Tasks(Sequence):
 
 
 def _text(alphabet: str, length: int, index: int) -> str:
-  """Returns the text of a number: its digits to the base of the alphabet."""
+  """Returns the text with a number: its digits, base len(alphabet)."""
   letters = []
   for _ in range(length):
     index, digit = divmod(index, len(alphabet))
@@ -156,5 +157,5 @@ def _text(alphabet: str, length: int, index: int) -> str:
   return ''.join(letters)
 
 
-def _alike(text: str) -> str:
+def _group(text: str) -> str:
   return min(text, text[::-1])

@@ -1,4 +1,4 @@
-"""Rows of a data file as tasks; demonstrations to imitate, not graded."""
+"""Rows of a data file as tasks with demonstrations; not graded."""
 
 import dataclasses
 
@@ -11,9 +11,9 @@ from posttrain.envs import base
 class Rows(base.Env):
   """`schema.Rows`: a JSONL file, or a TFDS folder in ArrayRecord.
 
-  A row's task prompts with what comes before the first assistant turn of
-  `messages` (or with `prompt`), and demonstrates the rest: further user
-  turns are part of the demonstration, as the environment's moves.
+  The prompt of a task is `prompt`, or the messages before the first assistant
+  turn of `messages`. The demonstration is the rest, with further user turns as
+  the environment's messages.
   """
 
   max_turns = 1
@@ -22,10 +22,10 @@ class Rows(base.Env):
     self.name, self._cfg = name, cfg
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the rows of `path`, or of `eval_path`; none where it is None.
+    """Returns the rows of `path` or `eval_path`; no rows if that is None.
 
     Raises:
-      ValueError: no such file, no such split, or a row is malformed.
+      ValueError: the file or split is missing, or a row is malformed.
     """
     base.check_split(split)
     field = 'path' if split == 'train' else 'eval_path'
@@ -33,9 +33,9 @@ class Rows(base.Env):
     if path is None:
       return sources.Shuffled((), seed)
     file = base.find(self.name, field, path, folders=True)
-    read = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
+    rows = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
     return sources.Shuffled(
-      [self._task(row) for row in read], seed, sources.file_fingerprint(file)
+      [self._task(row) for row in rows], seed, sources.file_fingerprint(file)
     )
 
   def make(self, task: types.Task) -> 'Episode':
@@ -46,7 +46,7 @@ class Rows(base.Env):
       id=row.where,
       env=self.name,
       prompt=row.prompt,
-      answer=row.completion[0]['content'],  # shown beside what is said
+      answer=row.completion[0]['content'],  # shown beside completions
       demonstration=row.completion,
       info=row.info,
     )
@@ -54,7 +54,7 @@ class Rows(base.Env):
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-  """One turn, whatever it says; nobody can grade it."""
+  """One turn with any text; not scorable."""
 
   task: types.Task
 

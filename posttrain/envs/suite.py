@@ -1,4 +1,4 @@
-"""Prompts of a config (`eval.suite`), which nobody grades but the reader."""
+"""Prompts of `eval.suite`, answered and shown but not graded."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ class Suite(base.Env):
   name, max_turns = 'suite', 1
 
   def __init__(self, prompts: Sequence[str]):
-    """Args: prompts: in the order in which they are to be shown."""
+    """Args: prompts: user messages, in the order of display."""
     self.tasks = tuple(
       types.Task(
         id=f'eval.suite[{i}]',
@@ -24,7 +24,7 @@ class Suite(base.Env):
     )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the prompts; they are for evaluation alone."""
+    """Returns the prompts for 'eval', no task for 'train'."""
     base.check_split(split)
     return sources.Shuffled(self.tasks if split == 'eval' else (), seed)
 

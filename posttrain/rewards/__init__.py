@@ -1,1 +1,1 @@
-"""Rewards: pure functions of what was said and what is right (np)."""
+"""Checkers of answers: pure functions of text and gold answer (np)."""

@@ -1,15 +1,15 @@
-r"""LaTeX that numbers are dressed in, and the characters that stand for it.
+r"""Conversion of LaTeX around numbers to plain characters.
 
-`\$1{,}234` -> `$1,234`; `2\frac{1}{2}` and `2½` -> `2 1/2`. What is not known
-stays, backslash and all, so that who reads on can see it.
+`\$1{,}234` -> `$1,234`; `2\frac{1}{2}` and `2½` -> `2 1/2`. Unknown commands
+stay, with their backslash, so that the next reader can reject them.
 """
 
 import re
 import unicodedata
 
-_THIN = '\u2009'  # stands for whatever space may group digits
+_THIN = '\u2009'  # stands for every space that may group digits
 
-# What LaTeX's commands come to; one that is not here makes a box unreadable.
+# Command -> plain text; any other command makes a box unreadable.
 _COMMANDS = {
   **dict.fromkeys(
     (
@@ -62,20 +62,20 @@ _GROUPS = re.compile(
 
 
 def plain(text: str) -> str:
-  """Returns a text without the LaTeX that numbers are dressed in."""
+  """Returns a text with LaTeX around numbers as plain characters."""
   text = text.translate(_CHARS).replace('{,}', ',')
-  text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), text)
+  text = _COMMAND.sub(lambda m: _COMMANDS.get(m[1], m[0]), text)
   text = _DEGREES.sub('°', text)
-  # The brace keeps what follows from joining on.
+  # The brace separates the number from following digits.
   text = _FRAC.sub(
     lambda m: f'{_whole(m[1])}{m[2] or m[3]}/{m[4] or m[5]}}}', text
   )
   text = _VULGARS.sub(lambda m: f'{_whole(m[1])}{_VULGAR[m[2]]}}}', text)
-  text = _GROUPS.sub(lambda found: found[0].replace(_THIN, ','), text)
+  text = _GROUPS.sub(lambda m: m[0].replace(_THIN, ','), text)
   text = text.replace(_THIN, ' ')
   return text.replace('^{', '^').replace('_{', '_')
 
 
 def _whole(digit: str | None) -> str:
-  """Returns the last digit of a mixed number's whole, and one space."""
+  """Returns the last digit of a mixed number's whole part, and one space."""
   return f'{digit[0]} ' if digit else ''

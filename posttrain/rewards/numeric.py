@@ -1,27 +1,26 @@
-r"""Numbers in answers: which one a text ends on, exactly.
+r"""The number that a text gives as its answer, as an exact fraction.
 
-1. `final_answer` chooses the place that says the answer: the last box, else
-   GSM8K's `#### N`, else the last result of the text. The last such place is
-   meant: where it cannot be read there is no answer, and an earlier one does
-   not help, because guesses do not add up.
-2. `latex.plain` takes the LaTeX off: `\frac{3}{4}` is `3/4`.
-3. `words.signed` makes characters of written signs: `minus 5` is `-5`.
-4. `_NUMBER` finds what looks like a number, `_found` says what it is worth,
-   and `words.scale` what it is multiplied by: `5 million`.
+1. `final_answer` chooses the place of the answer: the last box, else GSM8K's
+   `#### N`, else the last result of the text. Only the last such place counts:
+   if it cannot be read there is no answer, and earlier ones are ignored, so
+   that several guesses are worth no more than one.
+2. `latex.plain` removes LaTeX: `\frac{3}{4}` becomes `3/4`.
+3. `words.signed` replaces written signs: `minus 5` becomes `-5`.
+4. `_NUMBER` matches numbers, `_read` returns their values, and `words.scale`
+   the factor of a scale word: `5 million`.
 
-What a number is: ASCII digits, 64 at most, as `7`, `1,234,567`, `1,234.50`,
-`.5`, `3.`, `3/4`, `2 1/2`, `1.5e3`, `1.5 x 10^3`; `$`, `£` or `€` may come
-before it, `%` (which changes nothing: 50% is 50) or a unit after it. A sign
-counts where it stands directly before the number or its currency, and behind
-no digit, letter, closing bracket, `%` or other sign: `5-3` and `COVID-19`
-hold no negative number. Commas that do not group by three separate. What is
-no number at all: digits behind a letter (`H2O`), exponents and indices
-(`cm^2`, `x_1`), clock times and ratios (`5:30`). What is one that cannot be
-read: `2^5`, `1/0`, `1.2.3`, `5_000`, too many digits, `5²`, digits of other
-scripts beside ASCII ones.
+A number: at most 64 ASCII digits, as in `7`, `1,234,567`, `1,234.50`, `.5`,
+`3.`, `3/4`, `2 1/2`, `1.5e3`, `1.5 x 10^3`. `$`, `£` or `€` may precede it, `%`
+(which changes nothing: 50% is 50) or a unit may follow it. A sign counts if it
+directly precedes the number or its currency, and does not follow a digit,
+letter, closing bracket, `%` or other sign: `5-3` and `COVID-19` hold no
+negative number. Commas that do not group by three are separators. No number at
+all: digits after a letter (`H2O`), exponents and indices (`cm^2`, `x_1`), clock
+times and ratios (`5:30`). Numbers that cannot be read: `2^5`, `1/0`, `1.2.3`,
+`5_000`, too many digits, `5²`, digits of other scripts beside ASCII digits.
 
-Everything is a `Fraction`: no rounding, no infinity. No text raises, and
-none is slow: the patterns are linear, the lengths have bounds.
+Every value is a `Fraction`: no rounding, no infinity. No text raises an
+exception, and none is slow: the patterns are linear, the lengths bounded.
 """
 
 import fractions
@@ -31,9 +30,9 @@ from typing import NamedTuple
 
 from posttrain.rewards import latex, words
 
-DIGITS = 64  # of a number at most
-LENGTH = 1000  # of a box or `####` line at most, in characters
-TAIL = 10_000  # characters at the end in which the last number is looked for
+DIGITS = 64  # maximum digits of a number
+LENGTH = 1000  # maximum characters of a box or a `####` line
+TAIL = 10_000  # characters at the end that are searched for the last number
 
 _Fraction = fractions.Fraction
 _MARKS = re.compile(r'<<[^<>\n]*>>')
@@ -42,7 +41,7 @@ _HEADING = re.compile(r'[*_]*[^\W\d_¼-¾⅐-⅞]')
 _INT = r'(?:[1-9][0-9]{0,2}(?:,[0-9]{3})++(?![0-9])|[0-9]++)'
 _NUMBER = re.compile(
   rf"""
-    (?P<sign>[+-])? (?:[$£€]\ ?(?P<late>[+-])?)?
+    (?P<sign>[+-])? (?:[$£€]\ ?(?P<inner_sign>[+-])?)?
     (?P<digits>
       (?:(?P<whole>{_INT})\ )? (?<![0-9]/) (?P<over>{_INT}) / (?P<under>{_INT})
       (?! [0-9] | [./][0-9] )
@@ -57,18 +56,19 @@ _SENTENCE = re.compile(r'[\n!?]|\.\s')  # its end
 _GROUPED = re.compile(r'[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?')
 _DECIMAL = re.compile(r'[0-9]*\.?[0-9]+')
 
-# Beside the number of a box: operations, commands, a minus outside of words;
+# Invalid beside the number of a box: operations, commands, a minus outside of
+# words,
 _OPERATION = re.compile(r'[\\+*<>|!×÷√π∞±≠≤≥≈]|(?<![^\W\d_])-|-(?![^\W\d_])')
 _INDEXED = re.compile(r'_\{?[^\W_]')  # 5_000, 101_2
 _DIVIDES = re.compile(r'/\s*\Z')  # before it,
-# behind it: a power, a division by no unit, a sentence after the first one.
-_GOES_ON = re.compile(r'[\s})\]]*\^|\s*/(?!\s*[^\W\d_])|\.\s*\w')
+# after it: a power, a division except by a unit, a second sentence.
+_CONTINUES = re.compile(r'[\s})\]]*\^|\s*/(?!\s*[^\W\d_])|\.\s*\w')
 
 
-class _Found(NamedTuple):
-  """A number, or several that commas join, and where it stands."""
+class _Numbers(NamedTuple):
+  """A number, or several joined by commas, and its position."""
 
-  values: list[_Fraction | None]  # None: cannot be read
+  values: list[_Fraction | None]  # None if it cannot be read
   start: int
   end: int
 
@@ -78,54 +78,54 @@ def final_answer(
 ) -> _Fraction | None:
   r"""Returns the number that a text gives as its answer.
 
-  Calculator marks (`<<48/2=24>>`) are removed first. Then, in this order:
+  Calculator marks (`<<48/2=24>>`) are removed first. The first of these places
+  that the text has is read:
 
-  1. The last `\boxed{...}`, if it holds one number (`parse`).
-  2. The last `#### N`, which a heading (`#### Step 3`) is not.
-  3. The last result of the text, in its last 10,000 characters: of the last
-     sentence with a number, what its last `=` gives, or else its last number.
+  1. The last `\boxed{...}`, which must hold one number (`parse`).
+  2. The last `#### N`; a heading (`#### Step 3`) does not count.
+  3. The last result in the last 10,000 characters: in the last sentence with a
+     number, the number after its last `=`, or else its last number.
 
-  The first of these that is there decides. An unclosed box, or one that holds
-  no single number, is an answer that cannot be read.
+  An unclosed box, or one without exactly one number, cannot be read.
 
   Args:
-    text: anything.
-    lenient: whether the third counts.
-    truncated: the text was cut off: its last result may be anything, and that
-      of a line that was not ended may lack digits; neither counts.
+    text: any text.
+    lenient: whether place 3 counts.
+    truncated: whether the text was cut off. Then place 3 does not count, nor
+      does a `#### N` without a line end, which may lack digits.
 
   Returns:
-    The number; None if there is none, or it cannot be read.
+    The number; None if there is none or it cannot be read.
   """
   text = without_marks(text)
   box = _box(text)
   if box is not None:
     return parse(box)
   marked = None
-  for found in _HASHES.finditer(text):
-    if not _HEADING.match(words.signed(found[1])):
-      marked = found
+  for match in _HASHES.finditer(text):
+    if not _HEADING.match(words.signed(match[1])):
+      marked = match
   if marked is not None:
     return None if truncated and not marked[2] else parse(marked[1])
   return _last(text) if lenient and not truncated else None
 
 
 def boxed(text: str) -> _Fraction | None:
-  r"""Returns the number of the last `\boxed{...}`; None where it has none."""
+  r"""Returns the number in the last `\boxed{...}`; None if there is none."""
   box = _box(without_marks(text))
   return None if box is None else parse(box)
 
 
 def parse(text: str) -> _Fraction | None:
-  r"""Returns the one number that a short text holds, LaTeX or plain.
+  r"""Returns the only number in a short text, LaTeX or plain.
 
-  Words and units may stand beside it (`x = 5`, `5 \text{ km/h}`); a second
-  number, an operation (`5!`, `\sqrt{5}`, `x - 5`), words that operate on it
-  (`half of 5`, `at least 5`, `5 squared`: `words.operate`), a letter that may
-  be metres or millions (`5m`) or an unknown LaTeX command makes it none.
+  Words and units may stand beside it (`x = 5`, `5 \text{ km/h}`). None if there
+  is a second number, an operation (`5!`, `\sqrt{5}`, `x - 5`), words that
+  operate on it (`half of 5`, `at least 5`, `5 squared`: `words.operate`), a
+  letter that may mean metres or millions (`5m`), or an unknown LaTeX command.
 
   Args:
-    text: of 1000 characters at most; a longer one holds none.
+    text: any text; None is returned for more than 1000 characters.
   """
   if len(text) > LENGTH:
     return None
@@ -133,18 +133,18 @@ def parse(text: str) -> _Fraction | None:
   plain = re.sub(r'\A([+-])\s+', r'\1', plain)
   plain = words.signed(plain)
   plain = re.sub(r'(?<=[0-9])\s*/\s*(?=[0-9])', '/', plain)
-  found = list(_numbers(plain, dozens=True))
-  if len(found) != 1 or len(found[0].values) != 1:
+  runs = list(_numbers(plain, dozens=True))
+  if len(runs) != 1 or len(runs[0].values) != 1:
     return None
-  before, after = plain[: found[0].start], plain[found[0].end :]
+  before, after = plain[: runs[0].start], plain[runs[0].end :]
   if (
     _OPERATION.search(f'{before} {after}')
     or _DIVIDES.search(before)
-    or _GOES_ON.match(after)
+    or _CONTINUES.match(after)
     or words.operate(before, after)
   ):
     return None
-  return found[0].values[0]
+  return runs[0].values[0]
 
 
 def without_marks(text: str) -> str:
@@ -158,27 +158,27 @@ def equal(a: _Fraction | None, b: _Fraction | None) -> bool:
 
 
 def _last(text: str) -> _Fraction | None:
-  """Returns the last result of a text, None where it cannot be read.
+  """Returns the last result of a text, None if it cannot be read.
 
-  That is 50 in `5 * 10 = 50 miles in 7 hours`.
+  It is 50 in `5 * 10 = 50 miles in 7 hours`.
   """
   if len(text) > TAIL:
-    # From a space on, so that no number is cut in two.
+    # Starts at a space, so that no number is cut in two.
     text = re.sub(r'\A\S*', '', text[-TAIL:])
   plain = words.signed(latex.plain(text))
-  found = list(_numbers(plain, dozens=False))
-  if not found:
+  runs = list(_numbers(plain, dozens=False))
+  if not runs:
     return None
-  end = found[-1].start
+  end = runs[-1].start
   start = max((m.end() for m in _SENTENCE.finditer(plain, 0, end)), default=0)
   equals = plain.rfind('=', start, end)
   if equals < 0:
-    return found[-1].values[-1]
-  return next(x for x in found if x.start > equals).values[0]
+    return runs[-1].values[-1]
+  return next(x for x in runs if x.start > equals).values[0]
 
 
 def _box(text: str) -> str | None:
-  r"""Returns what the last `\boxed{` holds: '' if unclosed, None if none."""
+  r"""Returns the text in the last `\boxed{`: '' if unclosed, None if none."""
   start = text.rfind('\\boxed{')
   if start < 0:
     return None
@@ -195,39 +195,45 @@ def _box(text: str) -> str | None:
   return ''
 
 
-def _numbers(text: str, *, dozens: bool) -> Iterator[_Found]:
-  """Yields what a plain text has of numbers, in order."""
+def _numbers(text: str, *, dozens: bool) -> Iterator[_Numbers]:
+  """Yields the numbers of a plain text, in order."""
   for match in _NUMBER.finditer(text):
     start, end = match.span()
     scale, end = words.scale(text, start, end, dozens=dozens)
     before, after = text[max(start - 4, 0) : start], text[end : end + 3]
-    behind, digit = before[-1:], _is_digit(before[-2:-1])
+    last, digit = before[-1:], _is_digit(before[-2:-1])
     if (
-      behind in ('^', '_')
+      last in ('^', '_')
       or (
         match[0][0] != '.'
         and match['digits'] == match[0]
-        and _is_letter(behind)
-        and not (digit and behind in ('x', 'X'))
+        and _is_letter(last)
+        and not (digit and last in ('x', 'X'))
       )  # 3x4
-      or (behind == ':' and digit)
+      or (last == ':' and digit)
       or (after[:1] == ':' and _is_digit(after[1:2]))
     ):
       continue
-    found = _found(match, before, after)
+    run = _read(match, before, after)
     if scale is None:
-      found.values[-1] = None
-    elif found.values[-1] is not None:
-      found.values[-1] *= scale
-    yield found._replace(end=end)
+      run.values[-1] = None
+    elif run.values[-1] is not None:
+      run.values[-1] *= scale
+    yield run._replace(end=end)
 
 
-def _found(match: re.Match, before: str, after: str) -> _Found:
-  """Reads a match, given a few characters before it and three after."""
+def _read(match: re.Match, before: str, after: str) -> _Numbers:
+  """Reads a match of `_NUMBER`.
+
+  Args:
+    match: the match.
+    before: up to four characters before it.
+    after: up to three characters after it.
+  """
   start = match.start('digits')
-  signs = (match['sign'] or '') + (match['late'] or '')
-  behind = before.rstrip('$}')[-1:]  # $5$-$3$, {5}-3, \text{now }-3
-  tied = _is_digit(behind) or _is_letter(behind) or behind in tuple(')]%+-')
+  signs = (match['sign'] or '') + (match['inner_sign'] or '')
+  last = before.rstrip('$}')[-1:]  # $5$-$3$, {5}-3, \text{now }-3
+  tied = _is_digit(last) or _is_letter(last) or last in tuple(')]%+-')
   signed = len(signs) == 1 and not tied
   values = _ratio(match) if match['over'] else _decimals(match, tied)
   if (
@@ -239,11 +245,11 @@ def _found(match: re.Match, before: str, after: str) -> _Found:
     values = [None]
   if signs == '-' and signed and values[0] is not None:
     values[0] = -values[0]
-  return _Found(values, match.start() if signed else start, match.end())
+  return _Numbers(values, match.start() if signed else start, match.end())
 
 
 def _ratio(match: re.Match) -> list[_Fraction | None]:
-  """Returns a fraction or mixed number; `3 5/2` is none, but two."""
+  """Returns a fraction or a mixed number; `3 5/2` is two numbers."""
   over, under = _exact(match['over']), _exact(match['under'])
   value = over / under if over is not None and under else None
   if match['whole'] is None:
@@ -255,7 +261,7 @@ def _ratio(match: re.Match) -> list[_Fraction | None]:
 
 
 def _decimals(match: re.Match, tied: bool) -> list[_Fraction | None]:
-  """Returns the numbers of a run: one, or those that commas separate."""
+  """Returns the numbers of a run: one, or several separated by commas."""
   run = match['run']
   if (
     run[0] == '.'
@@ -283,7 +289,10 @@ def _is_digit(char: str) -> bool:
 
 
 def _is_letter(char: str) -> bool:
-  """Of an alphabet with two cases; Chinese writes no spaces around numbers."""
+  """Returns whether a character has two cases.
+
+  Scripts without case, such as Chinese, write no spaces around numbers.
+  """
   return char.lower() != char.upper()
 
 

@@ -1,18 +1,18 @@
-r"""English words that change a number, and how much of them is understood.
+r"""English words that change the value of a number.
 
-1. Signs: `negative 5` is -5 anywhere, `minus 5` only where nothing can be
-   that 5 is taken from: at the start, behind `=`, `:`, `is` and the like.
+1. Signs: `negative 5` is -5 anywhere; `minus 5` is -5 only without a minuend:
+   at the start of the text, after `=`, `:`, `is` and similar words.
 2. Scales multiply: `5 million`, `5\text{ Thousand}`, `2.5 hundred million`,
-   `2 dozen`, `5-billion`, `5k`. More than three, one that others adjoin
-   (`5 thousand 300`, `5 hundred-dollar bills`, `a hundred and 5`) cannot be
-   read.
-3. Operations: a short list of words that make another number of one they
-   stand by (`half of`, `twice`, `at least`, `squared`), or, as `plus`, of any
-   in a box. Numbers with them are not read. `about 5` and `5 or so` are 5.
+   `2 dozen`, `5-billion`, `5k`. More than three scales, or a scale next to
+   other number words (`5 thousand 300`, `5 hundred-dollar bills`,
+   `a hundred and 5`), cannot be read.
+3. Operations: a short list of words that change an adjacent number (`half of`,
+   `twice`, `at least`, `squared`) or, like `plus`, any number in a box.
+   Numbers with them are not read. `about 5` and `5 or so` are 5.
 
-Words that are not listed here change nothing. In the last result of a text a
-dozen is a unit (who is asked how many dozens says `24 / 12 = 2 dozen`), and
-only signs and scales are read.
+All other words change nothing. In the last result of a text a dozen is a unit
+(the answer to "how many dozens" is `24 / 12 = 2 dozen`), and only signs and
+scales are read.
 """
 
 import fractions
@@ -90,7 +90,7 @@ _ANYWHERE = re.compile(
 
 
 def signed(text: str) -> str:
-  """Returns a text whose written signs of numbers are characters."""
+  """Returns a text with the written signs of numbers as characters."""
   return _SIGN.sub(
     lambda m: f'{m["before"] or ""}{"+" if m["plus"] else "-"}', text
   )
@@ -102,31 +102,31 @@ def scale(
   """Reads the scale of the number at `text[start:end]`.
 
   Args:
-    text: plain.
-    start: of the number, its sign and currency.
-    end: of the number.
-    dozens: whether a dozen is 12, or else a unit.
+    text: a plain text.
+    start: start of the number, with its sign and currency.
+    end: end of the number.
+    dozens: whether a dozen is 12; otherwise it is a unit.
 
   Returns:
-    What to multiply the number by, 1 where it has no scale and None where it
-    cannot be read; and where its scale ends.
+    (factor, end of the scale). The factor is 1 if there is no scale and None if
+    it cannot be read.
   """
   adjoined = _ADJOINED.search(text, max(start - 20, 0), start)
-  found = _SCALED.match(text, end)
-  names = [name.lower() for name in _NAMES.findall(found[0])]
-  end = found.end()
+  match = _SCALED.match(text, end)
+  names = [name.lower() for name in _NAMES.findall(match[0])]
+  end = match.end()
   if adjoined or len(names) > 3:
     return None, end
   if names and names[-1] not in ('dozen', 'k') and _ADDED.match(text, end):
     return None, end
-  if names and '-' not in found[0] and _COMPOUND.match(text, end):
+  if names and '-' not in match[0] and _COMPOUND.match(text, end):
     return None, end
   factors = [SCALES[name] for name in names if dozens or name != 'dozen']
   return fractions.Fraction(math.prod(factors)), end
 
 
 def operate(before: str, after: str) -> bool:
-  """Returns whether words about a number make another number of it."""
+  """Returns whether words around a number change its value."""
   return bool(
     _BEFORE.search(before)
     or _AFTER.match(after)

@@ -1,4 +1,4 @@
-"""Spaces of keys: sides that part them, draws that are distinct."""
+"""Key spaces: disjoint splits and distinct draws."""
 
 import itertools
 
@@ -15,23 +15,23 @@ def first(walk, count):
   return list(itertools.islice(walk, count))
 
 
-def test_the_sides_of_a_small_space_part_it():
+def test_splits_of_a_small_space_are_disjoint_and_complete():
   small = space(3000)
   sides = [list(small.walk(split, (1,))) for split in ('train', 'eval')]
   assert sorted(map(int, sides[0] + sides[1])) == list(range(3000))
   assert 0.17 < len(sides[1]) / 3000 < 0.23
-  assert [small.room(split) for split in ('train', 'eval')] == [
+  assert [small.capacity(split) for split in ('train', 'eval')] == [
     len(side) for side in sides
   ]
   assert sides[0] != list(small.walk('train', (2,)))
   assert set(sides[0]) == set(small.walk('train', (2,)))
 
 
-@pytest.mark.parametrize('size', [draws.LISTED + 1, 10**9, 26**64])
-def test_a_large_space_is_not_listed(size):
+@pytest.mark.parametrize('size', [draws.MAX_COUNTED + 1, 10**9, 26**64])
+def test_capacity_of_a_large_space_is_half_of_the_expected_number(size):
   large = space(size)
-  assert large.room('eval') == size // 10
-  assert large.room('train') == size // 10 * 4
+  assert large.capacity('eval') == size // 10
+  assert large.capacity('train') == size // 10 * 4
   drawn = {
     split: first(large.walk(split, (0,)), 300) for split in ('train', 'eval')
   }
@@ -43,46 +43,46 @@ def test_a_large_space_is_not_listed(size):
   assert not set(drawn['train']) & set(drawn['eval'])
 
 
-def test_all_the_room_of_a_large_space_can_be_drawn():
-  large = space(draws.LISTED + 1)
-  count = large.room('eval')
+def test_a_large_space_can_be_drawn_up_to_its_capacity():
+  large = space(draws.MAX_COUNTED + 1)
+  count = large.capacity('eval')
   assert len(set(draws.draw([large], 'eval', count, 0))) == count == 409
 
 
-def test_which_keys_are_held_out_is_pinned():
+def test_evaluation_keys_are_pinned():
   """An evaluation task must stay one in every later version."""
   held = sorted(map(int, space(30).walk('eval', (0,))))
   assert held == [1, 2, 7, 25]
 
 
-def test_spaces_take_turns_until_they_have_no_more():
+def test_spaces_take_turns_until_they_are_exhausted():
   spaces = [
     draws.Space(size, lambda i, tag=tag: f'{tag}{i}')
     for size, tag in ((4, 'a'), (1000, 'b'), (1000, 'c'))
   ]
-  rooms = [one.room('train') for one in spaces]
+  capacities = [each.capacity('train') for each in spaces]
   keys = draws.draw(spaces, 'train', 401, 5)
   assert len(set(keys)) == 401
   counts = [sum(key[0] == tag for key in keys) for tag in 'abc']
-  assert counts[0] == rooms[0] and abs(counts[1] - counts[2]) <= 1
+  assert counts[0] == capacities[0] and abs(counts[1] - counts[2]) <= 1
   assert [key[0] for key in keys[:3]] == ['a', 'b', 'c']
   assert keys[:9] == draws.draw(spaces, 'train', 9, 5)
   assert set(keys) != set(draws.draw(spaces, 'train', 401, 6))
 
 
-def test_what_is_alike_lies_on_one_side():
-  paired = space(2000, alike=lambda key: str(int(key) // 2))
+def test_keys_of_one_group_share_a_split():
+  paired = space(2000, group=lambda key: str(int(key) // 2))
   held = set(map(int, paired.walk('eval', (0,))))
   assert held == {number ^ 1 for number in held}
 
 
 def test_room_is_checked():
   small = space(30)
-  draws.check_room('toy', 'eval', 4, [small], 'raise size')
+  draws.check_capacity('toy', 'eval', 4, [small], 'raise size')
   with pytest.raises(
     ValueError,
     match=(
       r'envs.toy.env.eval_tasks must be at most 4, .*: got 5; .*raise size'
     ),
   ):
-    draws.check_room('toy', 'eval', 5, [small], 'raise size')
+    draws.check_capacity('toy', 'eval', 5, [small], 'raise size')

@@ -1,11 +1,11 @@
-"""Tool calls in plain text, and how tools are described to whoever writes it.
+"""Tool calls in plain text, and the description of tools in a prompt.
 
     guess({"number": 3})
     {"name": "guess", "arguments": {"number": 3}}
     <tool_call>{"name": "guess", "arguments": {"number": 3}}</tool_call>
 
-Several may stand in one text, with words around them. Once there is a
-`<tool_call>`, only what is inside such tags counts.
+A text may hold several calls, with other words around them. If it holds a
+`<tool_call>`, only the text inside such tags counts.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 _TAGGED = re.compile(r'<tool_call>(.*?)(?:</tool_call>|$)', re.DOTALL)
-# Where a call may begin; what follows is read as JSON.
+# Start of a possible call, followed by JSON.
 _START = re.compile(r'\b([A-Za-z_]\w*)\(\s*|(?=\{)')
 _DECODER = json.JSONDecoder()
 _HOW = (
@@ -27,22 +27,21 @@ _HOW = (
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A tool's name, and what it is to be told."""
+  """A tool's name and arguments."""
 
   name: str
-  arguments: Any  # no mapping: a call that nobody can read
+  arguments: Any  # a mapping, or anything else if the call cannot be read
 
 
 def find(text: str, names: Collection[str]) -> list[Call]:
-  """Returns the calls of a text, in its order.
+  """Returns the calls in a text, in order.
 
-  What has the form of a call counts, whatever the name. What was meant as one
-  counts too, though nobody can read it: a known name before a `(`, and a tag,
-  with something else inside.
+  Text in the form of a call counts, whatever the name. So do calls that cannot
+  be read: a known name before a `(`, or a tag, with other contents.
 
   Args:
     text: an assistant turn.
-    names: of the tools.
+    names: the tools' names.
   """
   tagged = _TAGGED.findall(text)
   if not tagged:
@@ -64,9 +63,9 @@ def _scan(text: str, names: Collection[str]) -> Iterator[Call]:
       pass
     at = end or match.end() + (name is None)
     if name is None:
-      said = value.get('name') if isinstance(value, dict) else None
-      if isinstance(said, str) and ('arguments' in value or said in names):
-        yield Call(said, value.get('arguments', {}))
+      tool = value.get('name') if isinstance(value, dict) else None
+      if isinstance(tool, str) and ('arguments' in value or tool in names):
+        yield Call(tool, value.get('arguments', {}))
     elif isinstance(value, dict):
       yield Call(name, value)
     elif name in names:
@@ -74,28 +73,29 @@ def _scan(text: str, names: Collection[str]) -> Iterator[Call]:
       yield Call(name, {} if empty else None)
 
 
-def tools(env: Any, but: Collection[str]) -> dict[str, Callable]:
+def tools(env: Any, exclude: Collection[str]) -> dict[str, Callable]:
   """Returns the methods of an instance by name, in alphabetical order.
 
   Args:
-    env: anything.
-    but: names that are no tools; those with a leading underscore are none.
+    env: any object.
+    exclude: names of methods that are no tools; methods with a leading
+      underscore are never tools.
   """
-  # Of the class: `getmembers` of an instance would ask its properties.
-  found = inspect.getmembers(type(env), inspect.isfunction)
+  # Of the class: `getmembers` of an instance would evaluate its properties.
+  methods = inspect.getmembers(type(env), inspect.isfunction)
   return {
     name: getattr(env, name)
-    for name, _ in found
-    if not name.startswith('_') and name not in but
+    for name, _ in methods
+    if not name.startswith('_') and name not in exclude
   }
 
 
 def run(call: Call, tools: Mapping[str, Callable]) -> Any:
-  """Returns what a tool returns, which may be awaitable.
+  """Runs a call and returns the tool's result, which may be awaitable.
 
   Raises:
-    ValueError: no such tool, or its arguments are not those it takes.
-    Exception: whatever the tool raises.
+    ValueError: the tool does not exist, or its signature does not fit.
+    Exception: any exception of the tool.
   """
   if not isinstance(call.arguments, Mapping):
     raise ValueError(f'a call must be one that can be read. {_HOW}')
@@ -112,7 +112,7 @@ def run(call: Call, tools: Mapping[str, Callable]) -> Any:
 
 
 def describe(tools: Mapping[str, Callable]) -> str:
-  """Returns what to tell a policy of the tools: a line for each."""
+  """Returns the description of the tools for the prompt: a line per tool."""
   lines = (
     f'- {_signature(name, tool)}{_summary(tool)}'
     for name, tool in tools.items()
@@ -123,11 +123,11 @@ def describe(tools: Mapping[str, Callable]) -> str:
 def _signature(name: str, tool: Callable) -> str:
   try:
     signature = inspect.signature(tool, eval_str=True)
-  except NameError:  # of an annotation that only type checkers import
+  except NameError:  # an annotation that is imported for type checkers only
     signature = inspect.signature(tool)
   return f'{name}{signature.replace(return_annotation=signature.empty)}'
 
 
 def _summary(tool: Callable) -> str:
-  documented = inspect.getdoc(tool)
-  return f': {documented.splitlines()[0]}' if documented else ''
+  doc = inspect.getdoc(tool)
+  return f': {doc.splitlines()[0]}' if doc else ''

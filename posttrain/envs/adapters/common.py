@@ -1,4 +1,4 @@
-"""What the adapters share: optional packages, awaiting, grades."""
+"""Shared parts of the adapters: optional packages, awaiting, grades."""
 
 import asyncio
 import importlib
@@ -12,21 +12,21 @@ from posttrain import types
 
 
 def load(module: str, extra: str, env: str) -> ModuleType:
-  """Imports a module that only an extra brings.
+  """Imports a module of an optional dependency.
 
   Args:
-    module: dotted name.
-    extra: of the installation, which has the module's package.
-    env: name of the environment that needs it.
+    module: dotted name of the module.
+    extra: the extra of posttrain that installs it.
+    env: the environment's name.
 
   Raises:
-    ValueError: it is not there; says how to get it.
+    ValueError: the module is not installed; names the extra.
   """
   try:
     return importlib.import_module(module)
   except ModuleNotFoundError as error:
     if not error.name or not f'{module}.'.startswith(f'{error.name}.'):
-      raise  # it is there, but lacks something itself
+      raise  # an import inside the installed module failed
     raise ValueError(
       f'{error.name} must be installed for envs.{env}.env: got none; pip '
       f"install 'posttrain[{extra}]'"
@@ -34,33 +34,33 @@ def load(module: str, extra: str, env: str) -> ModuleType:
 
 
 def settle(value: Any) -> Any:
-  """Returns a value, or what it comes to where it is awaitable.
+  """Returns a value, or the result of awaiting it if it is awaitable.
 
-  Works in a notebook too, whose thread has a running event loop already.
+  Also works in a thread with a running event loop, such as a notebook's.
   """
   if not inspect.isawaitable(value):
     return value
 
-  async def outcome():
+  async def wait():
     return await value
 
   try:
     asyncio.get_running_loop()
   except RuntimeError:
-    return asyncio.run(outcome())
-  with futures.ThreadPoolExecutor(1) as other:
-    return other.submit(lambda: asyncio.run(outcome())).result()
+    return asyncio.run(wait())
+  with futures.ThreadPoolExecutor(1) as pool:
+    return pool.submit(lambda: asyncio.run(wait())).result()
 
 
 def score(
   reward: float | None, correct_at: float | None, metrics: Mapping[str, float]
 ) -> types.Score:
-  """Returns the grade of an episode, `correct` if its reward is enough.
+  """Returns the grade of an episode.
 
   Args:
-    reward: None = not scorable.
-    correct_at: the least reward of a correct episode; None = nobody knows.
-    metrics: as they are.
+    reward: the episode's reward; None = not scorable.
+    correct_at: smallest reward of a correct episode; None = unknown.
+    metrics: the score's metrics.
   """
   known = reward is not None and correct_at is not None
   return types.Score(

@@ -1,14 +1,14 @@
 """A client of OpenEnv servers: one WebSocket per episode.
 
-1. A task is a seed. What it asks is known to the server alone, so that a
-   task's prompt is a stand-in, of as many messages as the real one.
-2. An action that the server refuses (VALIDATION_ERROR, INVALID_JSON) is told
-   to the policy, and costs it the turn. Every other error, a lost connection
-   and a time-out raise: they end the episode, which is not graded.
+1. A task is a seed. Only the server knows its question, so the task's prompt
+   is a placeholder with as many messages as the real one.
+2. If the server refuses an action (VALIDATION_ERROR, INVALID_JSON), the error
+   is the observation, and the turn is spent. Any other error, a lost connection
+   and a time-out raise an exception: the episode ends and is not graded.
 3. An episode's reward is the sum of its steps' rewards.
-4. The server must allow as many sessions as there are episodes in a step, or
-   answers of an environment in an evaluation (`max_concurrent_envs`, which is
-   1 by default): all are reset before the first turn.
+4. The server must allow as many sessions as a step has episodes, or an
+   evaluation has answers of the environment (`max_concurrent_envs`, 1 by
+   default): all are reset before the first turn.
 """
 
 import json
@@ -28,7 +28,7 @@ class OpenEnv(base.Env):
   blocking = True  # a step waits for a server
 
   def __init__(self, name: str, cfg: schema.OpenEnv):
-    """Connects to nothing yet.
+    """Checks the installation; connections are opened by episodes.
 
     Raises:
       ValueError: the package `websockets` is not installed.
@@ -37,81 +37,81 @@ class OpenEnv(base.Env):
     self.name, self._cfg, self.max_turns = name, cfg, cfg.max_turns
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns a task per seed; no seed is of both splits."""
+    """Returns a task per seed; no seed is in both splits."""
     base.check_split(split)
     first = 0 if split == 'train' else options.MAX_SEEDS
     seeds = range(first, first + getattr(self._cfg, f'{split}_tasks'))
-    made_of = sources.fingerprint(repr((self._cfg.prompt, seeds)).encode())
-    return sources.Shuffled(base.Tasks(seeds, self._task), seed, made_of)
+    fingerprint = sources.fingerprint(repr((self._cfg.prompt, seeds)).encode())
+    return sources.Shuffled(base.Tasks(seeds, self._task), seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task, self._cfg)
 
   def _task(self, seed: int) -> types.Task:
-    asks = {'role': 'user', 'content': f'reset(seed={seed})'}
+    question = {'role': 'user', 'content': f'reset(seed={seed})'}
     system = {'role': 'system', 'content': self._cfg.prompt}
     return types.Task(
       id=str(seed),
       env=self.name,
-      prompt=(system, asks) if self._cfg.prompt else (asks,),
+      prompt=(system, question) if self._cfg.prompt else (question,),
       info={'seed': seed},
     )
 
 
 class Episode:
-  """One session of the server."""
+  """One session with the server."""
 
   def __init__(self, task: types.Task, cfg: schema.OpenEnv):
     self._task, self._cfg = task, cfg
     self._session: session.Session | None = None
     self._rewards: list[float | None] = []  # per step
-    self._refused = 0  # steps
+    self._refused = 0  # steps whose action was refused
 
   def reset(self) -> types.Messages:
-    """Opens the session; the first observation ends the prompt."""
+    """Opens the session; the first observation is the prompt's last message."""
     self._rewards, self._refused = [], 0
     if self._session is None:
       cfg = self._cfg
       self._session = session.Session(
         cfg.url, cfg.connect_timeout, cfg.message_timeout
       )
-    told = self._session.ask('reset', {'seed': self._task.info['seed']})
-    return (*self._task.prompt[:-1], self._show(told['observation']))
+    reply = self._session.ask('reset', {'seed': self._task.info['seed']})
+    return (*self._task.prompt[:-1], self._show(reply['observation']))
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    """Hands the action to the server."""
-    del truncated  # half an action is what the server says it is
+    """Sends the action to the server."""
+    del truncated  # the server refuses an incomplete action
     assert self._session is not None, 'reset comes first'
     try:
-      told = self._session.ask('step', self._action(text))
+      reply = self._session.ask('step', self._action(text))
     except session.BadAction as error:
       self._rewards.append(None)
       self._refused += 1
-      return types.StepOut((_says(f'error: {error}'),), done=False)
-    reward = told.get('reward')
+      return types.StepOut((_message(f'error: {error}'),), done=False)
+    reward = reply.get('reward')
     self._rewards.append(None if reward is None else float(reward))
     return types.StepOut(
-      (self._show(told['observation']),),
+      (self._show(reply['observation']),),
       self._rewards[-1] or 0.0,
-      done=bool(told.get('done')),
+      done=bool(reply.get('done')),
     )
 
   def grade(self) -> types.Score:
-    """Returns the sum of the rewards, None if none was given.
+    """Returns the sum of the rewards, None if no step had one.
 
-    Metrics: `refused`, the steps whose action was none.
+    Metrics: `refused`, the steps whose action was refused.
     """
-    given = [reward for reward in self._rewards if reward is not None]
+    rewards = [reward for reward in self._rewards if reward is not None]
     return common.score(
-      sum(given) if given else None,
+      sum(rewards) if rewards else None,
       self._cfg.correct_at,
       {'refused': self._refused},
     )
 
   def close(self) -> None:
-    ended, self._session = self._session, None
-    if ended is not None:
-      ended.close()
+    open_session, self._session = self._session, None
+    if open_session is not None:
+      open_session.close()
 
   def _action(self, text: str) -> Mapping[str, Any]:
     if self._cfg.action_field is not None:
@@ -141,9 +141,9 @@ class Episode:
         )
       shown = shown[field]
     if isinstance(shown, str):
-      return _says(shown)
-    return _says(json.dumps(shown, ensure_ascii=False))
+      return _message(shown)
+    return _message(json.dumps(shown, ensure_ascii=False))
 
 
-def _says(text: str) -> types.Message:
+def _message(text: str) -> types.Message:
   return {'role': 'user', 'content': text}

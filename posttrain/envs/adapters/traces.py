@@ -1,6 +1,7 @@
-"""Between `verifiers` v1 and ours: tasksets, prompts, needs, traces.
+"""Conversion of `verifiers` v1 objects: tasksets, prompts, traces.
 
-Only called where the package is installed, and imports it inside.
+The functions import the package, so they need it installed; the module does
+not.
 """
 
 import inspect
@@ -14,12 +15,12 @@ def load(kind: type, options: Mapping[str, Any], key: str) -> Iterable[Any]:
   """Returns a taskset: an iterable of tasks, which may be endless.
 
   Args:
-    kind: its class.
-    options: of its config.
+    kind: the taskset's class.
+    options: options of the class's config.
     key: dotted config key of the environment, for errors.
 
   Raises:
-    ValueError: there is no such option, or the set needs tool servers.
+    ValueError: an option does not exist, or the taskset needs tool servers.
   """
   import verifiers.v1 as vf
   from verifiers.v1.utils import generic
@@ -45,51 +46,51 @@ def prompt(task: Any) -> list[Any]:
   import verifiers.v1 as vf
 
   data = task.data
-  asks = data.prompt
-  if isinstance(asks, str):
-    asks = [vf.UserMessage(content=asks)]
+  messages = data.prompt
+  if isinstance(messages, str):
+    messages = [vf.UserMessage(content=messages)]
   if data.system_prompt is not None:
-    asks = [vf.SystemMessage(content=data.system_prompt), *asks]
-  return list(asks)
+    messages = [vf.SystemMessage(content=data.system_prompt), *messages]
+  return list(messages)
 
 
 def texts(task: Any) -> types.Messages:
-  """Returns the same messages, in ours.
+  """Returns the messages of a task, in the form of `types.Messages`.
 
   Raises:
-    ValueError: one is more than a text.
+    ValueError: the content of a message is not a text.
   """
-  asks = prompt(task)
-  for message in asks:
+  messages = prompt(task)
+  for message in messages:
     if not isinstance(message.content, str):
       raise ValueError(f'a message must be a text: got {message.content!r}')
-  return tuple({'role': m.role, 'content': m.content} for m in asks)
+  return tuple({'role': m.role, 'content': m.content} for m in messages)
 
 
 def needs(task: Any) -> list[str]:
-  """Returns what a task asks for beside one turn of a conversation."""
+  """Returns the requirements of a task beyond one turn of a conversation."""
   import verifiers.v1 as vf
 
   kind = type(task)
   scorers = {fn.__name__: fn for fn in task.hooks('reward')}
   scorers |= {judge.reward_name: judge.score for judge in task.plugged_judges()}
-  found = [
+  requirements = [
     f'a runtime for reward {name!r}'
     for name, fn in scorers.items()
     if _needs_runtime(fn)
   ]
   if kind.NEEDS_CONTAINER:
-    found.append('a container')
-  found += [
+    requirements.append('a container')
+  requirements += [
     f'a runtime for {hook}'
     for hook in ('setup', 'finalize')
     if getattr(kind, hook) is not getattr(vf.Task, hook)
   ]
   if kind.toolsets(task.config):
-    found.append('tool servers')
+    requirements.append('tool servers')
   if not task.data.prompt:
-    found.append('a user who speaks first')
-  return found
+    requirements.append('a first message from the user')
+  return requirements
 
 
 def _needs_runtime(fn: Any) -> bool:
@@ -98,19 +99,19 @@ def _needs_runtime(fn: Any) -> bool:
 
 
 def trace(task: Any, text: str, truncated: bool) -> Any:
-  """Returns the `Trace` of a conversation that one turn ends.
+  """Returns the `Trace` of a conversation that ends with one turn.
 
   Args:
-    task: of the taskset.
-    text: the turn.
-    truncated: whether it was cut off.
+    task: the taskset's task.
+    text: the assistant turn.
+    truncated: whether the turn was cut off.
   """
   import verifiers.v1 as vf
   from verifiers.v1 import state
 
-  said = [*prompt(task), vf.AssistantMessage(content=text)]
-  last = len(said) - 1
-  made = vf.Trace(
+  messages = [*prompt(task), vf.AssistantMessage(content=text)]
+  last = len(messages) - 1
+  result = vf.Trace(
     task=vf.TraceTask(
       type=type(task).__name__, data=task.data, key=task.key, hash=task.hash
     ),
@@ -120,11 +121,11 @@ def trace(task: Any, text: str, truncated: bool) -> Any:
       vf.MessageNode(
         parent=i - 1 if i else None, message=message, sampled=i == last
       )
-      for i, message in enumerate(said)
+      for i, message in enumerate(messages)
     ],
     calls=[
       vf.ModelCall(node=last, finish_reason='length' if truncated else 'stop')
     ],
   )
-  made.stop('agent_completed')
-  return made
+  result.stop('agent_completed')
+  return result

@@ -6,14 +6,14 @@
         '''Says whether the number is higher or lower.'''
       def get_reward(self) -> float: ...
 
-1. `reset(**row)` is told the columns of the row, `prompt` among them. What it
-   returns is appended to the last message of the prompt, as it is.
-2. Every other method without a leading underscore is a tool; `async` ones
-   too. Tools are told in the system message, see `calls`.
-3. A turn's calls are run in order, each answered by a message of role 'tool':
-   by what it raises, too. A turn without a call ends the episode.
-4. `get_reward()` is the grade. Without one, the entry's `rewards` are: they are
-   told the row's columns, but no `environments`.
+1. `reset(**row)` gets the columns of the row, `prompt` among them. Its result
+   is appended verbatim to the last message of the prompt.
+2. Every other method without a leading underscore is a tool, `async` methods
+   included. The system message lists the tools, see `calls`.
+3. The calls of a turn are run in order. Each result, or exception, becomes a
+   message of role 'tool'. A turn without a call ends the episode.
+4. `get_reward()` is the grade. Without it, use the entry's `rewards`: reward
+   functions get the row's columns, but no `environments`.
 
 TRL itself is not needed.
 """
@@ -28,49 +28,49 @@ from posttrain.envs import base
 from posttrain.envs.adapters import calls, common
 from posttrain.util import imports
 
-_OURS = ('reset', 'get_reward')  # methods that are no tools
+_NO_TOOLS = ('reset', 'get_reward')  # methods that are no tools
 
 
 class Trl(base.Env):
   """`schema.Trl`."""
 
   def __init__(self, name: str, cfg: schema.Trl):
-    """Makes one instance, to see its tools.
+    """Builds one instance, to list its tools.
 
     Raises:
-      ValueError: there is no such class, or it has no `reset`.
+      ValueError: the class does not exist, or it has no `reset`.
     """
     key = f'envs.{name}.env.factory'
     self.name, self._cfg, self.max_turns = name, cfg, cfg.max_turns
     self.blocking = cfg.blocking
     self._factory = imports.function(cfg.factory, key)
-    made = self._factory()
-    if not hasattr(made, 'reset'):
+    instance = self._factory()
+    if not hasattr(instance, 'reset'):
       raise ValueError(
-        f'{key} must make what has a method reset: got {cfg.factory!r}, '
-        f'which makes a {type(made).__name__}'
+        f'{key} must build an object with a method reset: got '
+        f'{cfg.factory!r}, which builds a {type(instance).__name__}'
       )
-    self._tools = calls.describe(calls.tools(made, _OURS))
+    self._tools = calls.describe(calls.tools(instance, _NO_TOOLS))
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns a task per row of the split's file, or as many empty ones.
+    """Returns a task per row of the split's file, or per empty row.
 
     Raises:
-      ValueError: no such file, or a row is malformed; names its line.
+      ValueError: the file is missing, or a row is malformed; names its line.
     """
     base.check_split(split)
     cfg = self._cfg
     if cfg.path is None:
       count = getattr(cfg, f'{split}_tasks')
-      rows, made_of = [({}, f'{split}:{i}') for i in range(count)], ''
+      rows, fingerprint = [({}, f'{split}:{i}') for i in range(count)], ''
     else:
       field = 'path' if split == 'train' else 'eval_path'
       if (path := getattr(cfg, field)) is None:
         return sources.Shuffled((), seed)
       file = base.find(self.name, field, path, folders=False)
-      rows, made_of = jsonl.objects(file), sources.file_fingerprint(file)
+      rows, fingerprint = jsonl.objects(file), sources.file_fingerprint(file)
     return sources.Shuffled(
-      [self._task(row, where) for row, where in rows], seed, made_of
+      [self._task(row, where) for row, where in rows], seed, fingerprint
     )
 
   def make(self, task: types.Task) -> 'Episode':
@@ -106,32 +106,32 @@ class Trl(base.Env):
 
 
 class Episode:
-  """One instance of the class, and the calls it gets."""
+  """One instance of the class; turns are calls of its methods."""
 
   def __init__(
     self, task: types.Task, factory: Callable[[], Any], correct_at: float | None
   ):
     self._task, self._env, self._correct_at = task, factory(), correct_at
-    self._tools = calls.tools(self._env, _OURS)
+    self._tools = calls.tools(self._env, _NO_TOOLS)
     self._calls = self._failures = 0
 
   def reset(self) -> types.Messages:
     self._calls = self._failures = 0
-    told = common.settle(self._env.reset(**self._task.info)) or ''
+    text = common.settle(self._env.reset(**self._task.info)) or ''
     *before, last = self._task.prompt
-    return (*before, {**last, 'content': last['content'] + told})
+    return (*before, {**last, 'content': last['content'] + text})
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    """Runs the calls of a turn; ends without one."""
-    del truncated  # half a call cannot be read, and that is its answer
-    found = calls.find(text, self._tools)
-    said = tuple(self._answer(call) for call in found)
-    return types.StepOut(said, done=not found)
+    """Runs the calls of a turn; a turn without a call ends the episode."""
+    del truncated  # an incomplete call gets an error as its answer
+    turn_calls = calls.find(text, self._tools)
+    messages = tuple(self._answer(call) for call in turn_calls)
+    return types.StepOut(messages, done=not turn_calls)
 
   def grade(self) -> types.Score:
-    """Returns `get_reward()`; not scorable if there is none.
+    """Returns `get_reward()`; not scorable without that method.
 
-    Metrics: `calls`, and `failures`, those that came to nothing.
+    Metrics: `calls`, and `failures`, the calls that raised.
     """
     reward = common.settle(getattr(self._env, 'get_reward', lambda: None)())
     return common.score(
@@ -146,8 +146,8 @@ class Episode:
   def _answer(self, call: calls.Call) -> types.Message:
     self._calls += 1
     try:
-      said = str(common.settle(calls.run(call, self._tools)))
+      text = str(common.settle(calls.run(call, self._tools)))
     except Exception as error:
       self._failures += 1
-      said = f'error: {error}'
-    return {'role': 'tool', 'name': call.name, 'content': said}
+      text = f'error: {error}'
+    return {'role': 'tool', 'name': call.name, 'content': text}

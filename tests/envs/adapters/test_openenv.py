@@ -136,7 +136,7 @@ def test_trouble_of_the_server_raises(server, number, error, words):
 
 def test_a_server_that_does_not_answer(server):
   episode, _ = begin(make(server.url), 7)
-  episode._session._wait = 0.01  # the reset may take its time
+  episode._session._message_timeout = 0.01  # after the reset
   with pytest.raises(TimeoutError, match='a step in message_timeout=0.01 s'):
     episode.step(says(servers.HANGS), False)
   server.ended.set()

@@ -260,9 +260,9 @@ def test_a_bad_row_is_named(tmp_path, row, words):
     ({'factory': f'{GAMES}:Nobody'}, r'envs\.g\.env\.factory must name'),
     (
       {'factory': f'{GAMES}:no_environment'},
-      r'envs\.g\.env\.factory must make what has a method reset: got .*int',
+      r'envs\.g\.env\.factory must build an object with a method reset: .*int',
     ),
-    ({'eval_path': 'x'}, 'eval_path must be None where path is None'),
+    ({'eval_path': 'x'}, 'eval_path must be None if path is None'),
     ({'path': ''}, 'path must be None or name a file'),
     ({'max_turns': 0}, 'max_turns must be > 0'),
   ],

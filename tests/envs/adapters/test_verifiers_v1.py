@@ -106,7 +106,7 @@ def test_no_reward_is_not_zero():
     ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
     ('NeedsSetups', 'needs a runtime for setup'),
     ('NeedsContainers', 'needs a container'),
-    ('Listening', 'needs a user who speaks first'),
+    ('Listening', 'needs a first message from the user'),
     ('Images', 'train:0: a message must be a text'),
   ],
 )
