@@ -3,28 +3,28 @@
     python -m experiments.bench_episodes [--checkpoint=RUN] [--episodes=256]
         [--slots=256] [--repeats=3] [--slow_ms=20]
 
-The same episodes of configs/sql.py, stage `grpo`, are played in turns by
+The same episodes of configs/sql.py, stage `grpo`, are run alternately by
 
-    lock-step     all live episodes generate a turn, each from its whole
+    lock-step     all unfinished episodes generate a turn, each from its whole
                   history, prefilled anew; when the last of them has ended its
                   turn, all environments step, one after the other
-    held          our driver: who has ended a turn is answered at once, goes on
-                  in its slot, and only what it was told is prefilled
+    held          our driver: an episode that has ended its turn gets the
+                  observation at once and continues in its slot; only the
+                  observation is prefilled
     held overlap  the same with `rollout.overlap`
 
-with one engine; `slow` ways have an environment that sleeps for `slow_ms` in
-every step (0 = leave them out), and `slow threads` says that it is `blocking`.
-RUN is a workdir of the recipe, or a stage's checkpoints in one. Without it
-weights are random, and 3 turns have to do: nobody ever answers.
+with one engine. The environment of `slow` variants sleeps for `slow_ms` in
+every step (0 = no such variants); in `slow threads` it is `blocking`. RUN is a
+workdir of the recipe, or a stage's checkpoints in one. Without it weights are
+random, and episodes have 3 turns, because none of them ever answers.
 
-Prints a table of medians over the repeats; `to lock-step` is how many times as
-fast a way is as lock-step with the same environment. `env` is the share of the
-wall time in calls of environments (none in threads), `engine` in calls of the
-engine, the device's work included; the rest is the driver's: transcripts,
+Prints a table of medians over the repeats; `to lock-step` is a variant's speed
+relative to lock-step with the same environment. `env` is the share of the wall
+time in calls of environments (none in threads), `engine` in calls of the
+engine, the device's work included; `rest` is in the driver: transcripts,
 tokenizing, waits for threads. With overlap the device works during all three.
-Matrix products of another shape round differently, so a token may come out as
-another: `other` counts the episodes that are not token for token as `held` has
-them.
+Matrix products of another shape round differently, so a sampled token may
+differ: `other` counts the episodes whose tokens are not those of `held`.
 """
 
 import argparse
@@ -44,66 +44,66 @@ from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.models import transformer
 from posttrain.rollout import driver
-from posttrain.stage import components
+from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
 from posttrain.util import memory
 
 GROUP = 8  # episodes of a task, as in the recipe
 
 
-class LockStep:
+class LockStepEngine:
   """The other design: a turn of all episodes at a time, from scratch."""
 
   def __init__(self, engine):
     self._engine = engine
-    self._asked: list[requests.Request] = []
+    self._queue: list[requests.Request] = []
     self._histories: dict[int, requests.Request] = {}  # up to the last turn
 
   def submit(self, request: requests.Request) -> None:
-    self._asked.append(dataclasses.replace(request, hold=False))
+    self._queue.append(dataclasses.replace(request, hold=False))
 
   def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
     history = self._histories[id]
-    self._asked.append(
+    self._queue.append(
       dataclasses.replace(
         history, ids=np.concatenate([history.ids, ids]), max_tokens=max_tokens
       )
     )
 
   def poll(self) -> list[requests.Completion]:
-    asked, self._asked = self._asked, []
-    done = self._engine.generate(asked)
-    for request, turn in zip(asked, done, strict=True):
+    queue, self._queue = self._queue, []
+    turns = self._engine.generate(queue)
+    for request, turn in zip(queue, turns, strict=True):
       self._histories[request.id] = dataclasses.replace(
         request, ids=np.concatenate([request.ids, turn.ids])
       )
-    return done
+    return turns
 
   def release(self, id: int) -> None:
     del self._histories[id]
 
 
-class Watched:
-  """An engine, and the seconds that were spent in it."""
+class TimedEngine:
+  """An engine, and the seconds spent in its calls."""
 
   def __init__(self, engine):
     self.seconds, self._engine = 0.0, engine
 
   def __getattr__(self, name: str) -> Callable:
-    call = getattr(self._engine, name)  # or it has none, and the driver asks
+    call = getattr(self._engine, name)  # optional methods stay absent
 
-    def watched(*args):
+    def timed(*args):
       start = time.perf_counter()
       out = call(*args)
       self.seconds += time.perf_counter() - start
       return out
 
-    return watched
+    return timed
 
 
 @dataclasses.dataclass(frozen=True)
-class Slow:
-  """An environment whose steps wait."""
+class SlowEnv:
+  """An environment whose steps take a while."""
 
   env: object
   seconds: float
@@ -129,55 +129,65 @@ class Slow:
     return episode
 
 
-class Way:
-  """A way to play the episodes, and what was measured of it."""
+class Variant:
+  """A design that runs the episodes, and its measurements."""
 
-  def __init__(self, engine, renderer, stage, plays, **options):
-    """Args: plays: the episodes; options: of the rollout, in other ways."""
-    self._watched, self._plays = Watched(engine), plays
+  def __init__(self, engine, renderer, stage, specs, **options):
+    """Makes the driver.
+
+    Args:
+      engine: an engine with weights.
+      renderer: the policy's renderer.
+      stage: the stage's options.
+      specs: the episodes.
+      options: rollout options that differ from the stage's.
+    """
+    self._engine, self._specs = TimedEngine(engine), specs
     self._driver = driver.Driver(
-      self._watched,
+      self._engine,
       renderer,
       stage.batch.row_tokens,
       dataclasses.replace(stage.rollout, **options),
     )
-    self.said: dict[int, list[int]] = {}  # sampled tokens, by episode
+    self.ids: dict[int, list[int]] = {}  # sampled tokens, by episode
     self.seconds: list[tuple[float, float, float]] = []  # wall, env, engine
 
   def run(self) -> None:
-    self._watched.seconds = self._driver.env_seconds = 0.0
+    """Runs all episodes, and measures the time."""
+    self._engine.seconds = self._driver.env_seconds = 0.0
     start = time.perf_counter()
-    rollouts = self._driver.run(self._plays)
+    rollouts = self._driver.run(self._specs)
     self.seconds.append(
       (
         time.perf_counter() - start,
         self._driver.env_seconds,
-        self._watched.seconds,
+        self._engine.seconds,
       )
     )
-    said = {r.uid: _sampled(r) for r in rollouts}
-    assert self.said in ({}, said), 'a rerun must sample the same tokens'
-    self.said = said
+    ids = {rollout.uid: _sampled(rollout) for rollout in rollouts}
+    assert self.ids in ({}, ids), 'a rerun must sample the same tokens'
+    self.ids = ids
 
   @property
   def wall(self) -> float:
+    """The median wall time of a repeat, in seconds."""
     return statistics.median(wall for wall, *_ in self.seconds)
 
-  def row(self, lock_step: 'Way', held: 'Way') -> list[str]:
-    """Returns its row of the table."""
+  def row(self, lock_step: 'Variant', held: 'Variant') -> list[str]:
+    """Returns the variant's row of the table, without its name."""
     env, engine = (
       statistics.median(times[i] / times[0] for times in self.seconds)
       for i in (1, 2)
     )
-    # Of the same repeat: whatever else the machine did, it did to both.
+    # Within a repeat, other load on the machine slows both alike.
     ratio = statistics.median(
       theirs[0] / ours[0]
       for theirs, ours in zip(lock_step.seconds, self.seconds, strict=True)
     )
-    other = sum(held.said[uid] != ids for uid, ids in self.said.items())
-    tokens = sum(map(len, self.said.values()))
+    other = sum(held.ids[uid] != ids for uid, ids in self.ids.items())
+    tokens = sum(map(len, self.ids.values()))
     return [
-      f'{len(self.said) / self.wall:.1f}',
+      f'{len(self.ids) / self.wall:.1f}',
       f'{tokens / self.wall:.0f}',
       f'{ratio:.2f}',
       f'{env:.1%}',
@@ -192,49 +202,51 @@ def _sampled(rollout) -> list[int]:
   return [i for part in rollout.samples for i in part.ids[part.mask].tolist()]
 
 
-def ways(args) -> dict[str, Way]:
-  """Makes all ways to play the same episodes."""
+def variants(args) -> dict[str, Variant]:
+  """Returns all variants, by name, on the same episodes."""
   overrides = [('grpo.rollout.slots', str(args.slots))]
   if not args.checkpoint:
     overrides.append(('grpo.envs.sql.env.budget', '3'))
   recipe = pathlib.Path(configs.__file__).with_name('sql.py')
   run = main.load(str(recipe), overrides)
-  stage, built = run.stages['grpo'], components.make(run, 'grpo')
-  engine = stage_models.engine(run, stage, built)
-  engine.set_params(_params(args.checkpoint, built.model), 0)
-  entry = built.pipeline.envs['sql']
-  plays, task = [], None
+  components = components_lib.make(run, 'grpo')
+  engine = stage_models.engine(components)
+  engine.set_params(_params(args.checkpoint, components.model), 0)
+  environment = components.data.environments['sql']
+  specs, task = [], None
   for uid in range(args.episodes):
-    task = task if uid % GROUP else next(entry.source)
-    plays.append(entry.sampler.spec(task, uid))
+    task = task if uid % GROUP else next(environment.source)
+    specs.append(environment.sampler.spec(task, uid))
 
-  def way(engine, plays=plays, **options) -> Way:
-    return Way(engine, built.renderer, stage, plays, **options)
+  def variant(engine, specs=specs, **options) -> Variant:
+    return Variant(
+      engine, components.renderer, components.stage, specs, **options
+    )
 
-  found = {
-    'lock-step': way(LockStep(engine)),
-    'held': way(engine),
-    'held overlap': way(engine, overlap=True),
+  by_name = {
+    'lock-step': variant(LockStepEngine(engine)),
+    'held': variant(engine),
+    'held overlap': variant(engine, overlap=True),
   }
   if args.slow_ms:
     slow, threads = (
-      [dataclasses.replace(play, env=env) for play in plays]
+      [dataclasses.replace(spec, env=env) for spec in specs]
       for blocking in (False, True)
-      for env in [Slow(entry.env, args.slow_ms / 1000, blocking)]
+      for env in [SlowEnv(environment.env, args.slow_ms / 1000, blocking)]
     )
-    found |= {
-      'slow lock-step': way(LockStep(engine), slow),
-      'slow held': way(engine, slow),
-      'slow threads': way(engine, threads),
+    by_name |= {
+      'slow lock-step': variant(LockStepEngine(engine), slow),
+      'slow held': variant(engine, slow),
+      'slow threads': variant(engine, threads),
     }
-  return found
+  return by_name
 
 
 def _params(path: str, model):
-  """Weights of a checkpoint, or random ones.
+  """Returns the weights of a checkpoint, or random ones for ''.
 
   Raises:
-    ValueError: the checkpoint is of another model.
+    ValueError: the checkpoint has another model.
   """
   if not path:
     return transformer.init(jax.random.key(0), model)
@@ -247,7 +259,8 @@ def _params(path: str, model):
   return policy.params
 
 
-def report(found: dict[str, Way], heading: str) -> None:
+def report(by_name: dict[str, Variant], heading: str) -> None:
+  """Prints the table."""
   head = (
     '',
     'episodes/s',
@@ -261,13 +274,14 @@ def report(found: dict[str, Way], heading: str) -> None:
   print(heading)
   print('| ' + ' | '.join(head) + ' |')
   print('|---' * len(head) + '|')
-  for name, way in found.items():
-    lock_step = found['slow lock-step' if 'slow' in name else 'lock-step']
-    row = [name, *way.row(lock_step, found['held'])]
+  for name, variant in by_name.items():
+    lock_step = by_name['slow lock-step' if 'slow' in name else 'lock-step']
+    row = [name, *variant.row(lock_step, by_name['held'])]
     print('| ' + ' | '.join(row) + ' |')
 
 
 def run(argv: list[str]) -> None:
+  """Runs the command."""
   parser = argparse.ArgumentParser(prog='python -m experiments.bench_episodes')
   parser.add_argument('--checkpoint', default='', metavar='RUN')
   for name, default in (
@@ -279,15 +293,15 @@ def run(argv: list[str]) -> None:
     parser.add_argument(f'--{name}', type=int, default=default)
   args = parser.parse_args(argv)
   memory.keep_freed_memory()  # as `posttrain.main` does
-  found = ways(args)
-  for way in found.values():
-    way.run()  # compiles
-    way.seconds.clear()
+  by_name = variants(args)
+  for variant in by_name.values():
+    variant.run()  # compiles
+    variant.seconds.clear()
   for _ in range(args.repeats):
-    for way in found.values():
-      way.run()
+    for variant in by_name.values():
+      variant.run()
   weights = args.checkpoint or 'random weights'
-  report(found, f'{args.episodes} episodes, {args.slots} slots, {weights}')
+  report(by_name, f'{args.episodes} episodes, {args.slots} slots, {weights}')
 
 
 if __name__ == '__main__':

@@ -129,22 +129,23 @@ def measure(args) -> dict:
   """The row of `args.child`."""
   import jax
 
-  from posttrain.stage import build
+  from posttrain.stage import build, components
   from posttrain.util import memory, preemption
 
   memory.keep_freed_memory()
   run = recipe(args.shape, args.workdir)
   start, meter = lora_memory.resident(), hf_memory.Meter()
-  job = build.make(run, 'dpo', args.workdir, 0, preemption.Signal())
+  stage = components.make(run, 'dpo')
+  job = build.make(stage, args.workdir, 0, preemption.Signal())
   row = {'scoring': meter.read()['peak'] - start}
   score, reference = lambda batch: batch, None
   if args.child == 'held':
     score, reference = scorer(job)
   lora_memory.resident()  # what was only needed to make things is given back
-  meter, state = hf_memory.Meter(), job.state
+  meter, state = hf_memory.Meter(), job.learner.state
   for _ in range(STEPS):
-    batch = score(next(job.pipeline).batch)
-    state, metrics = jax.block_until_ready(job.update(state, batch))
+    batch = score(next(job.sampling.pipeline).batch)
+    state, metrics = jax.block_until_ready(job.learner.update(state, batch))
   row['peak'] = meter.read()['peak'] - start
   row['reference'] = 0.0 if reference is None else lora_memory.size(reference)
   return {
@@ -168,9 +169,9 @@ def scorer(job):
   from posttrain.training import pair_objectives
 
   objective = pair_objectives.Preference(
-    job.objective._model, (), schema.Loss(preference=schema.SimPo())
+    job.learner.objective._model, (), schema.Loss(preference=schema.SimPo())
   )  # of the policy's log probabilities alone
-  reference = jax.tree.map(jnp.copy, job.state.params)
+  reference = jax.tree.map(jnp.copy, job.learner.state.params)
 
   @jax.jit
   def one(params, micro):

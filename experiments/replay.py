@@ -22,6 +22,7 @@ DIR is new and gets metrics.jsonl, a row per step as in a run, but for what is
 sampled and evaluated. Prints the last row on stdout.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -34,18 +35,14 @@ import jax
 import numpy as np
 
 from posttrain import compilation, schema, sharding, types
-from posttrain.chat import renderer as chat
 from posttrain.config import checks
 from posttrain.config import load as config
-from posttrain.data import packing
 from posttrain.metrics import writers
-from posttrain.models import lora, transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import references as refs
-from posttrain.stage import job
-from posttrain.training import arrays, objectives, optim, token_export
-from posttrain.training import state as train_state
-from posttrain.training import step as train_step
+from posttrain.stage import components, learner, logbook
+from posttrain.stage import models as stage_models
+from posttrain.training import token_export
 from posttrain.util import flags as flags_lib
 from posttrain.util import timers
 
@@ -125,110 +122,40 @@ def sample(record: dict[str, Any], where: str) -> types.Sample:
     env=record['env'],
     row=where,
     **streams,
-    # Whose words they were: read by those who write streams, not after.
+    # Only algorithms read these two, before the streams are written.
     roles=np.zeros(tokens, np.int8),
     is_content=np.zeros(tokens, bool),
   )
 
 
-class Packer:
-  """Stands in for the pipeline: packs as it does, in shapes as it makes."""
+def build(
+  flags: Flags, run: schema.Run
+) -> tuple[learner.Learner, logbook.Logbook, token_pipeline.Packer]:
+  """Builds what replaying needs of a stage: learner, logbook, packer.
 
-  def __init__(self, stage: schema.Stage, pad_id: int):
-    self.envs, self._pad_id = tuple(stage.envs), pad_id
-    batch = stage.batch
-    self._rows = batch.micro_batch_tokens // batch.row_tokens
-    self._row_tokens = batch.row_tokens
-    groups = max(entry.group_size for entry in stage.envs.values())
-    self._micro_batches = -(-batch.prompts_per_step * groups // self._rows)
-
-  def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
-    while True:
-      batch, leftover = packing.pack(
-        samples,
-        row_tokens=self._row_tokens,
-        rows=self._rows,
-        micro_batches=self._micro_batches,
-        envs=self.envs,
-        pad_id=self._pad_id,
-      )
-      if not leftover:
-        return batch
-      self._micro_batches *= 2
-
-
-def build(flags: Flags, run: schema.Run) -> job.Job:
-  """Makes what trains; what samples, scores or evaluates is None."""
+  The learner starts with the parameters that the stage started with.
+  """
   name, stage = flags.stage, run.stages[flags.stage]
-  renderer = chat.load(run.tokenizer)
-  model = stage.model or run.model
-  size = model.vocab_size or renderer.tokenizer.vocab_size
-  model = dataclasses.replace(model, vocab_size=size)
+  renderer, model = components.renderer_and_model(run, name)
   mesh = sharding.make_mesh(run.mesh)
-  optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
-  state, base = _begin(flags, run, model, renderer, mesh, optimizer)
-  objective = objectives.TokenComponents(model, tuple(stage.envs), stage.loss)
-  update = train_step.make_train_step(
-    objective,
-    optimizer,
-    mesh=mesh,
-    rules=transformer.SHARDING_RULES,
-    average=stage.optim.average,
-    updates=stage.updates_per_rollout,
-    base=base,
-  )
-  return job.Job(
-    name=name,
-    cfg=stage,
-    workdir=flags.workdir,
-    step=0,
-    state=state,
-    base=base,
-    objective=objective,
-    update=update,
-    measure=None,
-    engine=None,
-    references=None,
-    evaluator=None,
-    checkpointer=None,
-    save_every=1,
-    exporter=None,
-    pipeline=Packer(stage, renderer.tokenizer.pad_id),
-    writer=writers.Writer(
-      os.path.join(flags.workdir, 'metrics.jsonl'), 0, None
-    ),
-    progress=writers.Progress(name, stage.steps, 0, run.metrics.progress),
-    clock=timers.Timers(),
-    about={},
-    compiling=compilation.CompileCounter().open(),
-  )
-
-
-def _begin(
-  flags: Flags, run: schema.Run, model, renderer, mesh, optimizer
-) -> tuple[arrays.TrainState, lora.Base | None]:
-  """Makes the state that the stage began with."""
-  stage, index = run.stages[flags.stage], list(run.stages).index(flags.stage)
+  plan = learner.make_plan(run, name, model, mesh, tuple(stage.envs))
   root = os.path.dirname(os.path.abspath(flags.exports))
-  like, whole = train_state.shapes(stage, model, optimizer, mesh)
-  random = jax.jit(
-    lambda: transformer.init(jax.random.key(run.seed), model),
-    out_shardings=jax.tree.map(lambda x: x.sharding, whole),
+  folders = {'init': refs.resolve(stage.init, root)}
+  load = stage_models.loader(
+    run, model, renderer, mesh, root, folders, plan.weights_like
   )
-  load = refs.Loader(
-    random,
-    root,
-    {'init': refs.resolve(stage.init, root)},
-    whole,
-    model,
-    renderer,
-    mesh,
+  base = plan.base(load)
+  return (
+    plan.learner(plan.fresh(load, base), base),
+    logbook.make(
+      run,
+      name,
+      flags.workdir,
+      timers.Timers(),
+      compilation.CompileCounter().open(),
+    ),
+    token_pipeline.Packer(stage, renderer.tokenizer.pad_id),
   )
-  base = None
-  if stage.lora.rank:
-    base = lora.Base(load.init(), lora.scale(stage.lora))
-  key = jax.random.fold_in(jax.random.key(run.seed), index)
-  return train_state.fresh(stage, optimizer, like, base, load.init, key), base
 
 
 def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
@@ -246,28 +173,28 @@ def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
   path = os.path.join(flags.workdir, 'metrics.jsonl')
   if os.path.exists(path):
     raise ValueError(f'--workdir must be new: got one that holds {path}')
-  found = files(flags.exports, flags.stage)
+  paths = files(flags.exports, flags.stage)
   compilation.enable_compilation_cache(run.compilation_cache)
-  made = build(flags, run)
-  state = made.state
-  try:
-    for step in list(found)[: flags.steps]:
-      with made.clock('read'):
-        samples = read(found[step])
-        batch = made.pipeline(samples)
-      with made.clock('update'):
-        state, measured = made.update(state, batch)
-        measured = jax.device_get(measured)
-      seen = {
-        'batch/samples': len(samples),
-        'batch/tokens': sum(len(sample) for sample in samples),
-      }
-      item = token_pipeline.Item(batch, seen, {})
-      made.log(step, made.record(item, measured))
-      made.check_finite(step, measured, item)
-  finally:
-    for part in (made.writer, made.progress, made.compiling):
-      part.close()
+  trained, log, pack = build(flags, run)
+  state, clock = trained.state, log.clock
+  with contextlib.closing(log):
+    for step in list(paths)[: flags.steps]:
+      with clock('read'):
+        samples = read(paths[step])
+        batch = pack(samples)
+      with clock('update'):
+        state, metrics = trained.update(state, batch)
+        metrics = jax.device_get(metrics)
+      log.write(
+        step,
+        {
+          'batch/samples': len(samples),
+          'batch/tokens': sum(len(sample) for sample in samples),
+          **trained.measured(batch, metrics),
+          'compiles': trained.update.compiles,
+        },
+      )
+      trained.check_finite(step, metrics, batch, log.bad_batch_path(step))
   return writers.read(path)[-1]
 
 

@@ -61,8 +61,10 @@ def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):
 
 def batches(count, **options):
   """The first batches of a pipeline."""
-  source = token_pipeline.Pipeline(stage(**options), RENDERER, seed=0)
-  return [next(source).batch for _ in range(count)]
+  pipeline = token_pipeline.TokenPipeline(
+    token_pipeline.TokenData(stage(**options), RENDERER, seed=0)
+  )
+  return [next(pipeline).batch for _ in range(count)]
 
 
 def sampled(batch, seed=0):

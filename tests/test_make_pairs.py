@@ -63,7 +63,7 @@ def test_pairs_of_a_file_of_solutions(tmp_path, capsys):
   assert len(preferences.read(output)) == 2
 
 
-def test_room_for_the_longest_question_that_is_asked(tmp_path):
+def test_capacity_fits_the_longest_sampled_question(tmp_path):
   """Training questions may be longer than those of evaluations."""
   files = []
   for name, length in (('train', 300), ('eval', 5)):
@@ -78,10 +78,10 @@ def test_room_for_the_longest_question_that_is_asked(tmp_path):
   flags = make_pairs.PARSER.parse(
     ['--output=x', '--checkpoint=y', '--prompts=1']
   )
-  room = make_pairs._room(run, 'sft', flags)
-  assert 350 < room < 500
-  assert components.make(run, 'sft').capacity < 350
-  assert components.make(run, 'sft', room).capacity == room
+  stage = components.make(run, 'sft')
+  length = make_pairs._max_length(stage, flags)
+  assert stage.capacity < 350 < length < 500
+  assert components.with_capacity(stage, length).capacity == length
 
 
 def test_pairs_of_a_policys_answers(tmp_path, capsys):

@@ -117,9 +117,13 @@ class Driver(drivers.Driver):
     return self.rollouts
 
 
-def connected(cfg, weights=None, init=None, seed=3, mesh=None, judge=None):
-  """A pipeline with an engine that samples by `weights`, and its driver."""
-  made = token_pipeline.Pipeline(cfg, fixtures.RENDERER, seed, index=1)
+def connected(
+  cfg, weights=None, init=None, seed=3, mesh=None, judge=None, frozen=None
+):
+  """A pipeline with an engine that samples by `weights`, and its driver.
+
+  `frozen` plays as the model 'stage:a': a driver, or True for the same one.
+  """
   weights = params() if weights is None else weights
   player = engine(mesh=mesh)
   player.set_params(weights, 5)
@@ -132,5 +136,8 @@ def connected(cfg, weights=None, init=None, seed=3, mesh=None, judge=None):
     load=lambda name: references.Model(init, fixtures.MODEL),
   )
   refs.set_policy({'policy': weights})
-  made.connect({'policy': driver}, refs, judge)
-  return made, driver
+  players = {'policy': driver}
+  if frozen is not None:
+    players['stage:a'] = driver if frozen is True else frozen
+  data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed, index=1)
+  return token_pipeline.TokenPipeline(data, players, refs, judge), driver

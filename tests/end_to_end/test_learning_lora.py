@@ -66,7 +66,8 @@ def test_a_lora_learns_what_its_base_cannot_do(
 
   def make(*args):
     job = build_make(*args)
-    made.append((job, jax.device_get(job.base and job.base.params)))
+    base = job.learner.base
+    made.append((job, jax.device_get(base and base.params)))
     return job
 
   monkeypatch.setattr(build, 'make', make)
@@ -76,9 +77,9 @@ def test_a_lora_learns_what_its_base_cannot_do(
 
   _, (job, before) = made
   trained = weights.load(
-    weights.find(str(tmp_path / 'checkpoints/base')), job.base.params
+    weights.find(str(tmp_path / 'checkpoints/base')), job.learner.base.params
   )
-  for after in (job.base.params, trained):
+  for after in (job.learner.base.params, trained):
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
   step = tmp_path / f'checkpoints/lora/{options(seed).stages["lora"].steps}'

@@ -76,9 +76,9 @@ def test_a_directory_explores_real_databases(folder, tmp_path):
   ],
 )
 def test_a_cold_start_is_warned_about(caplog, values, by_trial, warned):
-  env = types.SimpleNamespace(learns_by_trial=by_trial)
+  pipeline = types.SimpleNamespace(learns_by_trial=('a',) if by_trial else ())
   stage = types.SimpleNamespace(
-    name='grpo', pipeline=types.SimpleNamespace(envs={'a': env})
+    name='grpo', sampling=types.SimpleNamespace(pipeline=pipeline)
   )
   with caplog.at_level('WARNING', logger='absl'):
     job.Job.warn_if_cold(stage, values)

@@ -1,10 +1,11 @@
-"""Pairs as choices, and the pipeline that draws from them."""
+"""Pairs as tokens, and the pipeline that draws from them."""
 
 import json
 
 import numpy as np
 import pytest
 
+import posttrain.pipeline
 from posttrain import schema
 from posttrain.data import preferences, tokenized_pairs
 from posttrain.pipeline import pairs as pair_pipeline
@@ -38,10 +39,18 @@ def stage(path, kind='preference', loss=None, row_tokens=64, **options):
   )
 
 
+def data(path, kind='preference', **options):
+  cfg = stage(str(path), kind, **options)
+  return posttrain.pipeline.DATA[kind](cfg, fixtures.RENDERER, 0)
+
+
+def splits(path, **options):
+  return data(path, **options).splits
+
+
 def pipeline(path, **options):
-  return pair_pipeline.PairPipeline(
-    stage(str(path), **options), fixtures.RENDERER, seed=0
-  )
+  pairs = data(path, **options)
+  return pair_pipeline.PairPipeline(pairs, pairs.splits)
 
 
 @pytest.fixture
@@ -65,23 +74,23 @@ def test_an_epoch_has_every_pair_once(file):
   wanted = [(0, row['chosen']) for row in ROWS]
   wanted += [(1, row['rejected']) for row in ROWS]
   assert sorted(seen) == sorted(wanted)
-  assert not made.held_out.pairs
+  assert made.held_out is None
 
 
-def test_what_is_held_out_is_not_trained_on(file, tmp_path, caplog):
-  made = pipeline(file, eval_fraction=0.4)
+def test_held_out_pairs_are_not_trained_on(file, tmp_path, caplog):
+  made = splits(file, eval_fraction=0.4)
   held = {x.row for x in made.held_out.samples}
-  seen = {x.row for x in made._train.samples}
+  seen = {x.row for x in made.train.samples}
   assert held and seen and not held & seen and len(held | seen) == 12
   assert not caplog.text
   other = write(tmp_path / 'eval.jsonl', ROWS[:2])
-  made = pipeline(file, eval_path=other)
-  assert len(made.held_out.pairs) == 2 and len(made._train.pairs) == 12
-  # Of a file of one's own it is said.
+  made = splits(file, eval_path=other)
+  assert len(made.held_out.pairs) == 2 and len(made.train.pairs) == 12
+  # A separate file may repeat prompts, with a warning.
   assert '2 of the 2 prompts of pairs.eval_path are in' in caplog.text
 
 
-def test_a_resumed_stage_has_the_pairs_that_it_measured(file, tmp_path):
+def test_a_state_of_other_held_out_pairs_is_refused(file, tmp_path):
   other = write(tmp_path / 'eval.jsonl', ROWS[:2])
   state = pipeline(file, eval_path=other).get_state()
   write(tmp_path / 'eval.jsonl', ROWS[2:4])
@@ -89,7 +98,7 @@ def test_a_resumed_stage_has_the_pairs_that_it_measured(file, tmp_path):
     pipeline(file, eval_path=other).set_state(state)
 
 
-def test_it_goes_on_where_it_was(file):
+def test_a_resumed_pipeline_yields_the_same_batches(file):
   made = pipeline(file)
   next(made)
   state = json.loads(json.dumps(made.get_state()))
@@ -103,7 +112,7 @@ def test_it_goes_on_where_it_was(file):
       np.testing.assert_array_equal(value, getattr(other.batch, field))
 
 
-def test_other_pairs_do_not_go_on(file, tmp_path):
+def test_a_state_of_other_pairs_is_refused(file, tmp_path):
   state = pipeline(file).get_state()
   rows = [{**ROWS[0], 'chosen': 'other'}, *ROWS[1:]]
   other = pipeline(write(tmp_path / 'other.jsonl', rows))
@@ -111,12 +120,13 @@ def test_other_pairs_do_not_go_on(file, tmp_path):
     other.set_state(state)
 
 
-def test_the_reference_is_stamped_on_its_answers(file):
-  made = pipeline(file)
-  before = made.fingerprint
-  made.score(lambda samples: [float(s.ids[s.mask].sum()) for s in samples])
-  assert made.fingerprint == before  # of what is scored, not of the scores
-  batch = next(made).batch
+def test_ref_logprobs_are_those_of_their_answers(file):
+  pairs = data(file)
+  scored = pairs.splits.with_ref_logprobs(
+    float(s.ids[s.mask].sum()) for s in pairs.splits.samples
+  )
+  assert scored.fingerprint == pairs.splits.fingerprint  # without logprobs
+  batch = next(pair_pipeline.PairPipeline(pairs, scored)).batch
   for m, b, k, a in np.argwhere(batch.present):
     here = (batch.segment_ids[m, b] == 2 * k + a + 1) & batch.mask[m, b]
     assert batch.ref_logprobs[m, b, k, a] == batch.ids[m, b][here].sum()
@@ -130,7 +140,7 @@ def test_kto_takes_answers_alone_and_mismatched_ones(tmp_path):
   batch = next(made).batch
   assert (batch.pairs, batch.answers) == (0, 4)
   assert batch.scored > batch.num_micro_batches > 0
-  found = made._train.mismatched
+  found = splits(file, loss=schema.Kto(), eval_fraction=0.0).train.mismatched
   assert len(found) == 6
   for i, other in enumerate(found):  # this prompt, the next one's answer
     ids = other.chosen.ids.tolist()
@@ -154,18 +164,20 @@ def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
   made = tokenized_pairs.tokenize(rows, fixtures.RENDERER, 64, 'error')
   for i, other in enumerate(tokenized_pairs.mismatched(made, 64)):
     if others[i] == '-':
-      assert other is None and '2 of 2 prompts have no other' in caplog.text
+      assert other is None and '2 of 2 prompts have no mism' in caplog.text
       continue
     text = fixtures.RENDERER.tokenizer.decode(other.chosen.ids.tolist())
     assert f'answer {others[i]}' in text and prompts[i] in text.split('ans')[0]
 
 
-def test_kto_wants_both_kinds(tmp_path, caplog):
+def test_kto_warns_of_a_missing_side(tmp_path, caplog):
   rows = [_alone(f'q{i}', 'x') for i in range(3)]
   file = write(tmp_path / 'right.jsonl', rows)
-  made = pipeline(file, loss=schema.Kto(), eval_fraction=0.0)
+  made = splits(file, loss=schema.Kto(), eval_fraction=0.0)
   assert 'no rejected answer to train on' in caplog.text
-  assert made.line == '0 pairs and 3 single answers train, 0 pairs are held out'
+  assert made.summary == (
+    '0 pairs and 3 single answers train, 0 pairs are held out'
+  )
 
 
 def test_a_mismatched_answer_that_does_not_fit_is_left_out():
@@ -185,14 +197,14 @@ def test_too_long_is_an_error_or_left_out(tmp_path, caplog):
   file = write(tmp_path / 'long.jsonl', rows)
   with pytest.raises(ValueError, match='long.jsonl:13.*row_tokens=64.*too_lo'):
     pipeline(file)
-  made = pipeline(file, too_long='drop', eval_fraction=0.0)
-  assert len(made._train.pairs) == 12
+  made = splits(file, too_long='drop', eval_fraction=0.0)
+  assert len(made.train.pairs) == 12
   assert '1 of 13 pairs are left out' in caplog.text
   with pytest.raises(ValueError, match='none fits into batch.row_tokens=8'):
     pipeline(file, too_long='drop', row_tokens=8)
 
 
-def test_who_is_asked(file):
-  assert pipeline(file).references == {'init': 'loss.preference.reference'}
-  assert not pipeline(file, loss=schema.SimPo()).references
-  assert not pipeline(file, kind='ranking').references
+def test_losses_with_a_reference_name_it(file):
+  assert data(file).references == {'init': 'loss.preference.reference'}
+  assert not data(file, loss=schema.SimPo()).references
+  assert not data(file, kind='ranking').references

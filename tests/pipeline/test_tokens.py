@@ -13,10 +13,13 @@ from posttrain.pipeline import tokens as token_pipeline
 from tests import fixtures
 
 
-def _pipeline(**options):
-  return token_pipeline.Pipeline(
-    fixtures.stage(**options), fixtures.RENDERER, seed=3
-  )
+def _pipeline(seed=3, **options):
+  return _of(fixtures.stage(**options), fixtures.RENDERER, seed)
+
+
+def _of(stage, renderer, seed=0):
+  data = token_pipeline.TokenData(stage, renderer, seed)
+  return token_pipeline.TokenPipeline(data)
 
 
 def _equal(a, b):
@@ -40,7 +43,7 @@ def test_a_batch_holds_every_completion_token_once():
   assert starts.sum() == 8
 
 
-def test_there_is_room_for_rollouts_of_several_samples(tmp_path):
+def test_rollouts_of_several_samples_get_more_micro_batches(tmp_path):
   """A template that forgets: a sample per assistant turn, all of them fit."""
   renderer = chat.Renderer(
     tokenizers.Bytes(),
@@ -61,7 +64,7 @@ def test_there_is_room_for_rollouts_of_several_samples(tmp_path):
     fixtures.stage(prompts=2, row_tokens=48, micro_batch_tokens=96),
     envs={'mine': schema.EnvEntry(env=schema.Rows(path=str(path)))},
   )
-  source = token_pipeline.Pipeline(stage, renderer, seed=0)
+  source = _of(stage, renderer)
   batch = next(source).batch
   # 15, 29 and 43 tokens, twice: two rows hold 15 + 29, two hold 43.
   assert batch.ids.shape == (2, 2, 48) and batch.num_micro_batches == 2
@@ -69,7 +72,7 @@ def test_there_is_room_for_rollouts_of_several_samples(tmp_path):
   assert next(source).batch.ids.shape == batch.ids.shape
 
 
-def test_it_goes_on_from_a_state_that_went_through_json():
+def test_a_resumed_pipeline_yields_the_same_batches():
   whole = _pipeline(prompts=30)  # 100 tasks: epochs end within batches
   items = [next(whole) for _ in range(8)]
   resumed = _pipeline(prompts=30)
@@ -80,10 +83,10 @@ def test_it_goes_on_from_a_state_that_went_through_json():
     assert again.state == item.state
 
 
-def test_the_seed_decides():
+def test_another_seed_draws_other_tasks():
   first = next(_pipeline()).batch
   _equal(first, next(_pipeline()).batch)
-  other = token_pipeline.Pipeline(fixtures.stage(), fixtures.RENDERER, seed=4)
+  other = _pipeline(seed=4)
   assert (next(other).batch.ids != first.ids).any()
 
 
@@ -105,11 +108,11 @@ class Counting(sft.Sft):
     self.groups = state['groups']
 
 
-def test_what_an_algorithm_remembers_is_resumed(monkeypatch):
+def test_the_state_of_an_algorithm_is_resumed(monkeypatch):
   monkeypatch.setitem(algorithms.TYPES, 'sft', Counting)
   first = _pipeline(prompts=8)
   item = next(first)
   second = _pipeline(prompts=8)
   second.set_state(json.loads(json.dumps(item.state)))
   next(second)
-  assert second.envs['arithmetic'].algorithm.groups == 16
+  assert second.get_state()['envs']['arithmetic']['algorithm'] == {'groups': 16}

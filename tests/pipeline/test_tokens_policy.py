@@ -272,12 +272,11 @@ def test_the_leash_is_held_by_its_reference(reference):
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_the_run(monkeypatch):
-  source, _ = toys.connected(toys.stage())
-  source.check()
+  token_pipeline.TokenData(toys.stage(), fixtures.RENDERER, 0).check()
   monkeypatch.setattr(toys.Letters, 'prompts', ('yes' * 10,))
-  source, _ = toys.connected(toys.stage())
+  data = token_pipeline.TokenData(toys.stage(), fixtures.RENDERER, 0)
   with pytest.raises(ValueError, match='row yesyes.* of environment toy must'):
-    source.check()
+    data.check()
 
 
 class Backwards(toys.Driver):
@@ -309,10 +308,10 @@ def test_a_frozen_model_is_imitated_at_temperature_1(temperature):
   cfg = toys.stage(
     envs={'frozen': _frozen(toys.entry(group_size=2), temperature=temperature)}
   )
-  source, driver = toys.connected(cfg)
-  assert source.references == {'stage:a': 'envs.frozen.sampler.model'}
-  assert source.players == {'stage:a'} and not source.uses_policy
-  source.connect({'stage:a': driver}, None)
+  source, driver = toys.connected(cfg, frozen=True)
+  data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed=0)
+  assert data.references == {'stage:a': 'envs.frozen.sampler.model'}
+  assert data.players == {'stage:a'} and not source.uses_policy
   item = next(source)
   batch = item.batch
   assert batch.ce_count == batch.mask.sum() > 0
@@ -329,9 +328,8 @@ def test_each_model_plays_its_own_environments():
   cfg = toys.stage(
     prompts=8, envs={'toy': toys.entry(), 'frozen': _frozen(toys.entry())}
   )
-  source, driver = toys.connected(cfg)
   other = toys.connected(cfg, weights=toys.params(1))[1]
-  source.connect({'policy': driver, 'stage:a': other}, None)
+  source, driver = toys.connected(cfg, frozen=other)
   batch = next(source).batch
   for name, player in (('toy', driver), ('frozen', other)):
     assert {r.task.env for r in player.rollouts} == {name}
@@ -343,17 +341,20 @@ def test_tokens_that_the_policy_has_no_row_for_are_refused():
   entry = schema.EnvEntry(
     algorithm=schema.Sft(), sampler=schema.Frozen(model='stage:a')
   )
-  source, driver = toys.connected(toys.stage(envs={'frozen': entry}))
-  source.connect({'stage:a': driver}, None)
+  cfg = toys.stage(envs={'frozen': entry})
+  _, driver = toys.connected(cfg, frozen=True)
   rollout = next(iter(_play_one(driver)))
   rollout.samples[0].ids[-1] = fixtures.RENDERER.rows
   with pytest.raises(ValueError, match='stage:a must sample tokens that the p'):
-    source.envs['frozen'].sampler.finish(rollout)
+    _environments(cfg)['frozen'].sampler.finish(rollout)
 
 
 def _play_one(driver):
-  made = token_pipeline.Pipeline(toys.stage(), fixtures.RENDERER, seed=0).envs[
-    'toy'
-  ]
-  (task,) = made.source.take(1)
-  return driver.run([made.sampler.spec(task, 0)])
+  toy = _environments(toys.stage())['toy']
+  (task,) = toy.source.take(1)
+  return driver.run([toy.sampler.spec(task, 0)])
+
+
+def _environments(cfg):
+  data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed=0)
+  return data.environments

@@ -1,4 +1,4 @@
-"""What a stage on pairs needs, and what it does without."""
+"""Pairs of a stage on a restart, and without its training data."""
 
 import dataclasses
 import json
@@ -28,37 +28,61 @@ def _load(*overrides):
   return main.load('configs/arithmetic_dpo.py:tiny', list(overrides))
 
 
-def test_a_checkpoint_is_asked_without_the_pairs_that_it_learned_from():
+def test_playing_a_checkpoint_needs_no_file_of_pairs():
   run = _load(('dpo.pairs', GONE))
   with pytest.raises(ValueError, match='config.dpo.pairs cannot be used'):
     components.make(run, 'dpo')
   asked = from_checkpoint.without_pairs(run, 'dpo')
-  assert components.make(asked, 'dpo').envs.keys() == {'arithmetic'}
+  assert components.make(asked, 'dpo').data.envs.keys() == {'arithmetic'}
   assert from_checkpoint.without_pairs(run, 'sft') == run
 
 
-def test_a_server_that_was_asked_about_pairs_may_be_gone(monkeypatch):
-  """What it said of them is kept; nobody else asks it."""
-  run = _load(('dpo.loss.preference', json.dumps(SERVED)))
-  built = components.make(run, 'dpo')
-  (reference,) = built.pipeline.references
+def _models(run, load=None):
+  return stage_models.Models(
+    components.make(run, 'dpo'),
+    load,
+    None,
+    types.SimpleNamespace(wakes=lambda wake: None),
+  )
+
+
+def test_cached_logprobs_of_pairs_need_no_server(tmp_path, monkeypatch):
+  """A server that has scored the pairs may be gone on the next start."""
+  row = {'prompt': 'q', 'chosen': 'a', 'rejected': 'b'}
+  path = tmp_path / 'pairs.jsonl'
+  path.write_text(
+    ''.join(json.dumps({**row, 'prompt': x}) + '\n' for x in 'qr')
+  )
+  run = _load(
+    ('dpo.loss.preference', json.dumps(SERVED)),
+    (
+      'dpo.pairs',
+      json.dumps({'type': 'file', 'path': str(path), 'eval_fraction': 0.0}),
+    ),
+  )
+  load = types.SimpleNamespace(workdir=str(tmp_path), folders={})
+  models = _models(run, load)
+  (reference,) = models.components.data.references
   assert isinstance(reference, schema.Endpoint)
+  with monkeypatch.context() as patch:
+    patch.setattr(stage_pairs, '_score', lambda *_: [1.0, 2.0, 3.0, 4.0])
+    stage_pairs.pipeline(models, models.components.data, fresh=True)
   monkeypatch.setattr(refs.References, 'endpoint', _never)
-  stop = types.SimpleNamespace(wakes=lambda wake: None)
-  stage_models.connect(run, run.stages['dpo'], built, None, None, stop)
+  pipeline = stage_pairs.pipeline(models, models.components.data, fresh=False)
+  batch = next(pipeline).batch
+  assert set(batch.ref_logprobs[batch.present].tolist()) == {1, 2, 3, 4}
 
 
 def _never(*_):
-  raise AssertionError('the server was asked')
+  raise AssertionError('the server must not be asked')
 
 
-def test_what_a_reference_says_depends_on_how_it_is_computed(monkeypatch):
+def test_a_fingerprint_depends_on_dtype_and_lora(monkeypatch):
   monkeypatch.setattr(fingerprints, 'of_weights', lambda folder: folder)
-  load = types.SimpleNamespace(folders={'init': 'w'})
+  load = types.SimpleNamespace(workdir='/d', folders={'init': 'w'})
 
   def of(run):
-    built = types.SimpleNamespace(model=run.model)
-    return stage_pairs._fingerprint(run, 'dpo', built, load, '/d', 'init')
+    return stage_pairs._fingerprint(_models(run, load), 'init')
 
   run = _load()
   half = dataclasses.replace(run.model, dtype='bfloat16')
@@ -68,7 +92,7 @@ def test_what_a_reference_says_depends_on_how_it_is_computed(monkeypatch):
   assert len(found) == 3 and all(x.startswith('/d/w in ') for x in found)
 
 
-def test_an_adapter_is_its_options_as_well(tmp_path):
+def test_a_fingerprint_depends_on_the_options_of_an_adapter(tmp_path):
   base, adapter = tmp_path / 'base', tmp_path / 'adapter'
   for folder, file in ((base, 'model'), (adapter, 'adapter_model')):
     folder.mkdir()

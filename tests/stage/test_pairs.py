@@ -1,4 +1,4 @@
-"""What the reference said is kept, and noticed where it is stale."""
+"""Caches of reference logprobs and of pairs: kept, and noticed when stale."""
 
 import numpy as np
 import pytest
@@ -25,22 +25,22 @@ def asked(tmp_path):
   return ask, calls
 
 
-def test_the_reference_is_asked_once(asked, caplog):
+def test_cached_logprobs_are_scored_once(asked, caplog):
   ask, calls = asked
   assert ask() == ask() == [1.5, 1.0] and calls == ['ab']
   assert not caplog.text
 
 
 @pytest.mark.parametrize('part', KEY)
-def test_a_stale_file_is_noticed_by_what_changed(asked, caplog, part):
+def test_a_changed_key_entry_is_named_and_scored_again(asked, caplog, part):
   ask, calls = asked
   ask()
   assert ask(**{part: 'new'}) == [1.5, 2.0]
-  assert f'is stale: the {part} is another by now' in caplog.text
+  assert f'is stale: the {part} has changed' in caplog.text
   assert ask(**{part: 'new'}) == [1.5, 2.0] and len(calls) == 2
 
 
-def test_a_damaged_file_is_made_again(asked, tmp_path, caplog):
+def test_a_damaged_cache_is_scored_again(asked, tmp_path, caplog):
   ask, calls = asked
   ask()
   path = tmp_path / 'pairs' / 'x.npz'
@@ -51,14 +51,14 @@ def test_a_damaged_file_is_made_again(asked, tmp_path, caplog):
     assert np.float32(ask()).tolist() == [1.5, count] and len(calls) == count
 
 
-def test_numbers_of_other_answers_are_stale(tmp_path, caplog):
+def test_another_number_of_answers_is_stale(tmp_path, caplog):
   path = str(tmp_path / 'x.npz')
   stage_pairs.cached(path, KEY, lambda samples: [1.0, 2.0], 'ab')
   found = stage_pairs.cached(path, KEY, lambda samples: [3.0], 'a')
   assert found.tolist() == [3.0] and 'number of answers' in caplog.text
 
 
-def test_pairs_are_made_again_of_another_model(tmp_path, caplog):
+def test_pairs_are_made_again_for_another_model(tmp_path, caplog):
   path, held_out, of = (
     tmp_path / 'pairs' / x for x in ('x.jsonl', 'x_eval.jsonl', 'x_of.json')
   )
@@ -72,13 +72,13 @@ def test_pairs_are_made_again_of_another_model(tmp_path, caplog):
       return [preferences.Preference((user,), *((x,) for x in said), 'here')]
 
     files = {'train': str(path), 'eval': str(held_out)}
-    stage_pairs.made_of(files, str(of), {'model': 'a', **key}, make)
+    stage_pairs.write_pairs(files, str(of), {'model': 'a', **key}, make)
     (one,), (other,) = map(preferences.read, files.values())
     return one.prompt[0]['content'], other.prompt[0]['content']
 
   assert made('one') == made('two') == ('one', 'one') and not caplog.text
   assert made('three', model='b') == ('three', 'three')
-  assert 'the model is another by now; the pairs are made again' in caplog.text
+  assert 'the model has changed; the pairs are made again' in caplog.text
   for damage in (of.unlink, lambda: of.write_text('{"mod')):
     damage()
     assert made('four', model='b') == made('five', model='b') == ('four',) * 2

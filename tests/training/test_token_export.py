@@ -230,8 +230,8 @@ def test_when_it_is_due(tmp_path, every, steps):
         '__call__': lambda self, *args: calls.append(args),
       },
     )(),
-    clock=timers.Timers(),
-    policy=lambda params: ('whole', params),
+    logbook=types.SimpleNamespace(clock=timers.Timers()),
+    learner=types.SimpleNamespace(policy=lambda params: ('whole', params)),
   )
   state = types.SimpleNamespace(params='adapter')
   item = types.SimpleNamespace(batch='batch')
