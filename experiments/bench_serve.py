@@ -1,15 +1,15 @@
-"""Requests together against one by one: what sharing decode steps is worth.
+"""Throughput of the server: requests all at once against one by one.
 
     python -m experiments.bench_serve [--preset=small] [--requests=64]
         [--prompt=32] [--new=64] [--slots=64] [--repeats=1]
 
 Writes a random model of a preset into a temporary HuggingFace directory and
 starts the server on it, a process of its own on the loopback device. The same
-requests are sent all at once and then one after the other, in turns, and both
-must draw the same tokens. A lone request pays for every slot, so they are also
-sent one after the other to a server of one slot. Prints one JSON object: new
-tokens per second (medians over the repeats), and the ratios of the first to
-the others.
+requests are sent all at once and one after the other, alternately, and both
+must sample the same tokens. The cost of a decode step is that of all slots, so
+requests are also sent one after the other to a server of one slot. Prints one
+JSON object: new tokens per second (medians over the repeats), and the ratios of
+the first to the others.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def publish(preset: str, folder: pathlib.Path) -> None:
 
 
 def bodies(args) -> list[dict]:
-  """Distinct prompts of ids; no stop token, so that all are as long."""
+  """Returns requests with distinct prompts and completions of equal length."""
   return [
     {
       'model': 'bench',
@@ -59,36 +59,39 @@ def bodies(args) -> list[dict]:
   ]
 
 
-async def ask(client: httpx.AsyncClient, body: dict) -> list[int]:
-  answer = await client.post('/completions', json=body)
-  answer.raise_for_status()
-  return answer.json()['choices'][0]['token_ids']
+async def complete(client: httpx.AsyncClient, body: dict) -> list[int]:
+  """Returns the sampled ids of a request."""
+  response = await client.post('/completions', json=body)
+  response.raise_for_status()
+  return response.json()['choices'][0]['token_ids']
 
 
 async def measure(url: str, args, at_once: tuple[bool, ...]) -> list[float]:
-  """New tokens per second, of each way to send them."""
-  asked, seconds = bodies(args), [[] for _ in at_once]
+  """Returns new tokens per second, per entry of `at_once`."""
+  requests, seconds = bodies(args), [[] for _ in at_once]
   limits = httpx.Limits(max_connections=args.requests)
   async with httpx.AsyncClient(
     base_url=url, timeout=None, limits=limits
   ) as client:
-    expected = [await ask(client, body) for body in asked]  # compiles, too
+    expected = [await complete(client, body) for body in requests]  # compiles
     assert all(len(ids) == args.new for ids in expected)
     for _ in range(args.repeats):
       for together, clock in zip(at_once, seconds, strict=True):
         start = time.perf_counter()
         if together:
-          said = await asyncio.gather(*(ask(client, body) for body in asked))
+          ids = await asyncio.gather(
+            *(complete(client, body) for body in requests)
+          )
         else:
-          said = [await ask(client, body) for body in asked]
+          ids = [await complete(client, body) for body in requests]
         clock.append(time.perf_counter() - start)
-        assert list(said) == expected, 'company must not change the tokens'
+        assert list(ids) == expected, 'tokens must not depend on other requests'
   tokens = args.requests * args.new
   return [tokens / statistics.median(clock) for clock in seconds]
 
 
 def serve(folder: str, args, slots: int, at_once: tuple[bool, ...]):
-  """`measure`, of a server with so many slots."""
+  """Returns `measure` of a server with so many slots."""
   with subprocess.Popen(
     [
       sys.executable,
@@ -110,6 +113,7 @@ def serve(folder: str, args, slots: int, at_once: tuple[bool, ...]):
 
 
 def main(argv: list[str]) -> None:
+  """Runs the command."""
   parser = argparse.ArgumentParser(prog='python -m experiments.bench_serve')
   parser.add_argument('--preset', default='small')
   for name, default in (

@@ -1,9 +1,9 @@
-"""A run that is watched, and can be told to die; `kill_resume` starts it.
+"""A run that kills itself in a given phase; `kill_resume` starts it.
 
     python -m experiments.doomed OPTIONS ARGUMENT...
 
-OPTIONS is a JSON object, see `Watch`; the arguments are `posttrain.main`'s,
-which knows nothing of this.
+OPTIONS is a JSON object, see `Watch`; the arguments are those of
+`posttrain.main`, whose code has no part in this.
 """
 
 import collections
@@ -27,22 +27,22 @@ class Watch:
   """Counts entries into phases; kills its process in one of them."""
 
   def __init__(self, report: str, phase='', entry=0, delay=0.0):
-    """Plans the death.
+    """Plans the kill.
 
     Args:
-      report: the file for whoever started this: at the end how often each
-        phase was entered; at a death a list with the phase it happened in.
-      phase: to die in; '' = live.
-      entry: the one that is the last, from 1.
-      delay: seconds between it and the SIGKILL.
+      report: path of a JSON file: at the end, the number of entries into each
+        phase; at a kill, a list with the phase that was running.
+      phase: the phase to be killed in; '' = none.
+      entry: the entry into it before the kill, from 1.
+      delay: seconds between that entry and the SIGKILL.
     """
     self.entries = collections.Counter()
     self._report = report
-    self._doom, self._delay = (phase, entry), delay
+    self._planned, self._delay = (phase, entry), delay
     self._inside = []
 
   def wrap(self, phase: str, owner: type, name: str, counts=True) -> None:
-    """Makes `owner.name` a phase, or within another a part of that one."""
+    """Makes `owner.name` a phase; within another phase it is a part of it."""
     wrapped = getattr(owner, name)
 
     def watched(*args, **kwargs):
@@ -50,38 +50,38 @@ class Watch:
       if counts and self._inside[0] == phase:
         self._enter(phase)
       try:
-        # What was only dispatched belongs to the phase, too.
+        # Dispatched device work belongs to the phase, too.
         return jax.block_until_ready(wrapped(*args, **kwargs))
       finally:
         self._inside.pop()
 
     setattr(owner, name, watched)
 
-  def tell(self, value) -> None:
+  def write_report(self, value) -> None:
     """Writes the report."""
     with open(self._report, 'w') as f:
       json.dump(value, f)
 
   def _enter(self, phase: str) -> None:
     self.entries[phase] += 1
-    if (phase, self.entries[phase]) == self._doom:
-      threading.Timer(self._delay, self._die).start()
+    if (phase, self.entries[phase]) == self._planned:
+      threading.Timer(self._delay, self._kill).start()
 
-  def _die(self) -> None:
-    self.tell(self._inside[:1])
+  def _kill(self) -> None:
+    self.write_report(self._inside[:1])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run(options: str, *argv: str) -> int:
-  """Returns the exit code of `posttrain.main`."""
+  """Runs `posttrain.main` under a watch; returns its exit code."""
   watch = Watch(**json.loads(options))
   watch.wrap('eval', evaluator.Evaluator, '__call__')
-  watch.wrap('rollout', driver.Driver, 'play', counts=False)
+  watch.wrap('rollout', driver.Driver, 'run', counts=False)
   watch.wrap('rollout', engine.Engine, 'poll')  # once per chunk and stop
   watch.wrap('update', train_step.TrainStep, '__call__')
   watch.wrap('save', store.Checkpointer, 'save')
   code = main.main(argv)
-  watch.tell(watch.entries)
+  watch.write_report(watch.entries)
   return code
 
 

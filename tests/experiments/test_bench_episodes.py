@@ -1,4 +1,4 @@
-"""What the benchmark of episodes adds up, and how lock-step asks."""
+"""Medians of the episode benchmark, and the requests of its lock-step engine."""
 
 import numpy as np
 
@@ -6,16 +6,20 @@ from experiments import bench_episodes
 from posttrain.decode import requests
 
 
-def way(said, *seconds):
-  """A way that was played: its tokens, and (wall, env, engine) per repeat."""
-  made = object.__new__(bench_episodes.Way)
-  made.said, made.seconds = said, list(seconds)
-  return made
+def _variant(ids, *seconds):
+  """A variant with its tokens, and (wall, env, engine) per repeat."""
+  variant = object.__new__(bench_episodes.Variant)
+  variant.ids, variant.seconds = ids, list(seconds)
+  return variant
 
 
-def test_a_table_of_medians(capsys):
-  held = way({0: [1, 2], 1: [3]}, (1.0, 0.1, 0.5), (2.0, 0.2, 1.6), (4, 0.4, 2))
-  slow = way({0: [1, 2], 1: [4]}, (3.0, 1.5, 1.5), (4.0, 2.0, 2.0), (4, 2, 2))
+def test_the_table_has_medians_and_ratios_within_repeats(capsys):
+  held = _variant(
+    {0: [1, 2], 1: [3]}, (1.0, 0.1, 0.5), (2.0, 0.2, 1.6), (4, 0.4, 2)
+  )
+  slow = _variant(
+    {0: [1, 2], 1: [4]}, (3.0, 1.5, 1.5), (4.0, 2.0, 2.0), (4, 2, 2)
+  )
   bench_episodes.report({'lock-step': slow, 'held': held}, 'heading')
   heading, _, _, *rows = capsys.readouterr().out.splitlines()
   assert heading == 'heading'
@@ -27,27 +31,27 @@ def test_a_table_of_medians(capsys):
 
 
 class Engine:
-  """Says 7 to everything, and remembers what it was asked."""
+  """Samples 7 for every request, and records the requests."""
 
   def __init__(self):
-    self.asked = []
+    self.prompts = []
 
-  def generate(self, asked):
-    self.asked += [(request.id, request.ids.tolist()) for request in asked]
+  def generate(self, batch):
+    self.prompts += [(request.id, request.ids.tolist()) for request in batch]
     return [
       requests.Completion(
         request.id, np.array([7]), np.zeros(1), 'eos', version=0
       )
-      for request in asked
+      for request in batch
     ]
 
 
 def test_lock_step_prefills_whole_histories():
   engine = Engine()
-  lock_step = bench_episodes.LockStep(engine)
+  lock_step = bench_episodes.LockStepEngine(engine)
   lock_step.submit(requests.Request(3, np.array([1, 2]), 4, hold=True))
   lock_step.poll()
   lock_step.extend(3, np.array([5]), 4)
   lock_step.poll()
-  assert engine.asked == [(3, [1, 2]), (3, [1, 2, 7, 5])]
+  assert engine.prompts == [(3, [1, 2]), (3, [1, 2, 7, 5])]
   lock_step.release(3)
