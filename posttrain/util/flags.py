@@ -15,7 +15,8 @@
 2. A bool is true as `--NAME`; the value true or false may follow.
 3. If a flag is given twice, the last value counts. Names have no abbreviations.
 4. `--config.KEY=VALUE` are overrides: (key, text) pairs in the order given.
-5. Every mistake is a ValueError of one line that names the argument; `run`
+5. `--help` or `-h`, anywhere, prints the docstring and all flags.
+6. Every mistake is a ValueError of one line that names the argument; `run`
    prints it and returns exit code 2.
 """
 
@@ -29,7 +30,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from posttrain.util import errors
@@ -119,7 +120,8 @@ class Parser(Generic[T]):
   def __init__(self, kind: type[T], doc: str | None):
     """Args: kind: dataclass of `flag`s; doc: the command's docstring."""
     self._kind, self._doc = kind, doc or ''
-    self._fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = dataclasses.fields(typing.cast(Any, kind))
+    self._fields = {field.name: field for field in fields}
     self._flags: dict[str, Flag] = {
       name: field.metadata['flag'] for name, field in self._fields.items()
     }
@@ -162,9 +164,9 @@ class Parser(Generic[T]):
       ValueError: names the argument that is wrong, unknown or missing.
     """
     values: dict[str, Any] = {name: [] for name in self._overrides}
-    given: dict[str, str] = {}
+    given: list[str] = []
     for name, text in self._split(argv):
-      given[name] = text
+      given.append(name)
       if name in self._fields:
         values[name] = self._value(name, text)
       else:
@@ -233,16 +235,14 @@ class Parser(Generic[T]):
   def _value(self, name: str, text: str) -> Any:
     """Returns the checked value of a flag."""
     rules, kind, label = self._flags[name], self._type(name), self._label(name)
-    if kind is str:
-      if not (text or rules.empty or self._fields[name].default == ''):
-        raise ValueError(f'{label} must not be empty: got {text!r}')
-      value = text
-    else:
-      read, words, _ = _TYPES[kind]
-      try:
-        value = read(text)
-      except (ValueError, SyntaxError):
-        raise ValueError(f'{label} must be {words}: got {text!r}') from None
+    optional = rules.empty or self._fields[name].default == ''
+    if kind is str and not (text or optional):
+      raise ValueError(f'{label} must not be empty: got {text!r}')
+    read, words, _ = _TYPES[kind]
+    try:
+      value: Any = read(text)
+    except (ValueError, SyntaxError):
+      raise ValueError(f'{label} must be {words}: got {text!r}') from None
     if rules.choices and value not in rules.choices:
       raise ValueError(f'{label} must be one of {rules.choices}: got {value!r}')
     if rules.least > -math.inf and value < rules.least:
@@ -251,19 +251,19 @@ class Parser(Generic[T]):
       raise ValueError(f'{label} must be at most {rules.most}: got {value}')
     return value
 
-  def _check(self, given: Mapping[str, str]) -> None:
+  def _check(self, given: Collection[str]) -> None:
     """Refuses a missing flag, and flags that exclude each other.
 
     Args:
-      given: the text of each argument by its flag or override.
+      given: names of the flags and overrides on the command line.
     """
     for name, field in self._fields.items():
       if name not in given and _is_required(field):
         raise ValueError(f'{self._usage(name)} must be given')
     for name, rules in self._flags.items():
       rest = [
-        f'--{other}={text}'
-        for other, text in given.items()
+        f'--{other}'
+        for other in given
         if other != name and other not in rules.only_with
       ]
       if name in given and rules.only_with and rest:

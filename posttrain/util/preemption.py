@@ -19,7 +19,7 @@ class Signal:
 
   def __init__(self):
     self.requested = False
-    self._callbacks: list[weakref.WeakMethod] = []
+    self._callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
 
   def request(self, *_: object) -> None:
     """Sets the request and calls the callbacks; a signal handler."""

@@ -16,7 +16,7 @@ class Timers:
   """
 
   def __init__(self):
-    self._seconds: collections.Counter[str] = collections.Counter()
+    self._seconds: dict[str, float] = collections.defaultdict(float)
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
