@@ -1,4 +1,4 @@
-"""A trained policy answers from the command line."""
+"""`generate`: answers of a trained policy."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ IDS = fixtures.RENDERER.render(
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
-  """A run of six steps that keeps an average of its weights."""
+  """The workdir of a run of six steps, with averaged weights."""
   path = tmp_path_factory.mktemp('run')
   argv = [
     *RECIPE,
@@ -43,8 +43,8 @@ def workdir(tmp_path_factory):
 
 
 @pytest.fixture
-def ask(workdir, capsys):
-  """Answers as --json prints them."""
+def generate_json(workdir, capsys):
+  """A function that returns the JSON object of --json."""
 
   def run(*argv, path=workdir):
     capsys.readouterr()
@@ -62,7 +62,7 @@ def average(workdir):
 
 
 def logits(params, ids):
-  """f32[T, V] of a full forward."""
+  """Returns the logits of a full forward: f32[T, V]."""
   ids = np.array([ids])
   hidden, _ = transformer.trunk(
     params, fixtures.MODEL, ids, np.arange(ids.size)[None], np.ones_like(ids)
@@ -70,24 +70,30 @@ def logits(params, ids):
   return np.asarray(scoring.next_logits(params, fixtures.MODEL, hidden))[0]
 
 
-def test_greedy_is_the_argmax_of_a_full_forward(ask, workdir):
-  """And the logprobs are those of the averaged weights, at temperature 1."""
-  said = ask(f'--prompt={QUESTION}', '--max_tokens=12')
-  assert said.keys() == {'prompt_ids', 'ids', 'logprobs', 'text', 'stop_reason'}
-  assert said['prompt_ids'] == IDS
-  params, whole = average(workdir), IDS + said['ids']
+def test_greedy_is_the_argmax_of_a_full_forward(generate_json, workdir):
+  """Logprobs are those of the averaged weights at temperature 1."""
+  answer = generate_json(f'--prompt={QUESTION}', '--max_tokens=12')
+  assert answer.keys() == {
+    'prompt_ids',
+    'ids',
+    'logprobs',
+    'text',
+    'stop_reason',
+  }
+  assert answer['prompt_ids'] == IDS
+  params, whole = average(workdir), IDS + answer['ids']
   want = logits(params, whole)[len(IDS) - 1 : -1].argmax(-1)
-  assert said['ids'] == want.tolist()
+  assert answer['ids'] == want.tolist()
   score = scoring.Scorer(fixtures.MODEL, 1, 64)
   (scored,) = score(params, [np.array(whole)], [np.ones(len(whole))])
-  np.testing.assert_allclose(said['logprobs'], scored[len(IDS) :], atol=1e-5)
-  assert said['text'] == fixtures.RENDERER.tokenizer.decode(said['ids'])
-  stopped = said['ids'][-1] == fixtures.RENDERER.tokenizer.eos_id
-  assert said['stop_reason'] == ('eos' if stopped else 'max_tokens')
-  assert stopped or len(said['ids']) == 12
+  np.testing.assert_allclose(answer['logprobs'], scored[len(IDS) :], atol=1e-5)
+  assert answer['text'] == fixtures.RENDERER.tokenizer.decode(answer['ids'])
+  stopped = answer['ids'][-1] == fixtures.RENDERER.tokenizer.eos_id
+  assert answer['stop_reason'] == ('eos' if stopped else 'max_tokens')
+  assert stopped or len(answer['ids']) == 12
 
 
-def test_the_weights_are_the_average_where_there_is_one(workdir):
+def test_load_returns_the_averaged_weights(workdir):
   params = policies.load(str(workdir)).params
   trained = store.restore_params(str(workdir), params)
   pairs = list(
@@ -97,37 +103,36 @@ def test_the_weights_are_the_average_where_there_is_one(workdir):
   assert not any(np.array_equal(a, b) for a, b, _ in pairs)
 
 
-def test_text_and_ids_ask_the_same(ask, workdir):
+def test_prompt_and_prompt_ids_give_the_same_answer(generate_json, workdir):
   ids = f'--prompt_ids={",".join(map(str, IDS))}'
   step = workdir / 'checkpoints' / 'sft' / '6'
-  said = ask(f'--prompt={QUESTION}', '--max_tokens=4')
+  answer = generate_json(f'--prompt={QUESTION}', '--max_tokens=4')
   for path in (workdir, step.parent, step):
-    assert ask(ids, '--max_tokens=4', path=path) == said
+    assert generate_json(ids, '--max_tokens=4', path=path) == answer
 
 
-def test_an_answer_is_as_long_as_evaluations_by_default(ask):
-  said = ask('--prompt=x', '--temperature=1')
-  assert len(said['ids']) == 40 or said['stop_reason'] == 'eos'
+def test_max_tokens_defaults_to_that_of_evaluation(generate_json):
+  answer = generate_json('--prompt=x', '--temperature=1')
+  assert len(answer['ids']) == 40 or answer['stop_reason'] == 'eos'
 
 
-def test_a_seed_draws_the_same_answer_again(ask):
+def test_equal_seeds_give_equal_answers(generate_json):
   hot = ('--prompt=x', '--temperature=1.5', '--max_tokens=12')
-  said = [ask(*hot, f'--seed={seed}')['ids'] for seed in (0, 1, 0)]
-  assert said[0] == said[2] != said[1] and ask(*hot)['ids'] == said[0]
-  # Each of these truncates the law to its mode.
-  greedy = ask('--prompt=x', '--max_tokens=12')['ids']
-  for one in ('--top_k=1', '--top_p=1e-6', '--min_p=0.999'):
-    assert (
-      ask('--prompt=x', '--max_tokens=12', '--temperature=1', one)['ids']
-      == greedy
-    )
+  answers = [generate_json(*hot, f'--seed={seed}')['ids'] for seed in (0, 1, 0)]
+  assert answers[0] == answers[2] != answers[1]
+  assert generate_json(*hot)['ids'] == answers[0]
+  # Each of these options leaves only the most likely token.
+  greedy = generate_json('--prompt=x', '--max_tokens=12')['ids']
+  for option in ('--top_k=1', '--top_p=1e-6', '--min_p=0.999'):
+    hot = ('--prompt=x', '--max_tokens=12', '--temperature=1', option)
+    assert generate_json(*hot)['ids'] == greedy
 
 
-def test_without_json_it_prints_the_text(ask, workdir, capsys):
-  said = ask('--prompt=x', '--max_tokens=5')
+def test_without_json_the_text_is_printed(generate_json, workdir, capsys):
+  answer = generate_json('--prompt=x', '--max_tokens=5')
   argv = [f'--checkpoint={workdir}', '--prompt=x', '--max_tokens=5']
   assert generate.main(argv) == 0
-  assert capsys.readouterr().out == said['text'] + '\n'
+  assert capsys.readouterr().out == answer['text'] + '\n'
   assert generate.main(['--help']) == 0
   assert '--prompt_ids=N,N,...' in capsys.readouterr().out
 
@@ -171,15 +176,15 @@ def test_ids_must_be_in_the_vocabulary(workdir, capsys, bad):
   assert 'must be in [0, 264), the vocabulary' in capsys.readouterr().err
 
 
-def test_another_tokenizer_or_a_damaged_file_is_refused(
+def test_a_changed_tokenizer_or_a_damaged_checkpoint_is_refused(
   workdir, tmp_path, monkeypatch, capsys
 ):
   copy = shutil.copytree(workdir, tmp_path / 'copy')
   argv = [f'--checkpoint={copy}', '--prompt=x']
   with monkeypatch.context() as patch:
-    made = policies.chat.load(schema.Tokenizer())
-    made.fingerprint = 'f' * 64
-    patch.setattr(policies.chat, 'load', lambda _: made)
+    renderer = policies.chat.load(schema.Tokenizer())
+    renderer.fingerprint = 'f' * 64
+    patch.setattr(policies.chat, 'load', lambda _: renderer)
     assert generate.main(argv) == 2
   assert 'its fingerprint is ffffffffffff' in capsys.readouterr().err
   for path in (copy / 'checkpoints' / 'sft' / '6' / 'state').rglob('*'):
@@ -189,18 +194,18 @@ def test_another_tokenizer_or_a_damaged_file_is_refused(
   assert 'a checkpoint must be sound' in capsys.readouterr().err
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(ask, monkeypatch):
+def test_an_unwritable_compilation_cache_is_ignored(generate_json, monkeypatch):
   def denied(folder):
     raise PermissionError(13, 'Permission denied', folder)
 
-  said = ask('--prompt=x', '--max_tokens=5')
+  answer = generate_json('--prompt=x', '--max_tokens=5')
   monkeypatch.setattr(compilation, 'enable_compilation_cache', denied)
-  assert ask('--prompt=x', '--max_tokens=5') == said
+  assert generate_json('--prompt=x', '--max_tokens=5') == answer
 
 
 @pytest.mark.slow
-def test_a_run_on_two_devices_answers_on_one(tmp_path, ask):
-  """The process that trains has two devices and splits every weight."""
+def test_a_run_of_two_devices_is_loaded_on_one(tmp_path, generate_json):
+  """The training process shards every weight over two devices."""
   fixtures.run_on_devices(
     2,
     '-m',
@@ -212,5 +217,7 @@ def test_a_run_on_two_devices_answers_on_one(tmp_path, ask):
     '--config.mesh.fsdp=2',
   )
   assert len(jax.devices()) == 1
-  said = ask(f'--prompt={QUESTION}', '--max_tokens=3', path=tmp_path)
-  assert len(said['ids']) == 3 and said['prompt_ids'] == IDS
+  answer = generate_json(
+    f'--prompt={QUESTION}', '--max_tokens=3', path=tmp_path
+  )
+  assert len(answer['ids']) == 3 and answer['prompt_ids'] == IDS

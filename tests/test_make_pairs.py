@@ -1,4 +1,4 @@
-"""`make_pairs`: a policy's answers, or GSM8K's solutions, as preferences."""
+"""`make_pairs`: preference pairs from a policy or from GSM8K's solutions."""
 
 import json
 import re
@@ -36,14 +36,14 @@ from tests.envs import test_gsm8k_solutions as solutions
     (['--output=x', '--checkpoint=/nowhere'], 'a checkpoint path must be'),
   ],
 )
-def test_mistakes_are_one_clear_line(argv, message, capsys):
+def test_a_mistake_is_one_line_and_exit_code_2(argv, message, capsys):
   assert make_pairs.main(argv) == 2
   err = capsys.readouterr().err
   assert err.count('\n') == 1 and re.search(message, err)
 
 
 @pytest.mark.parametrize('source', ['gsm8k', 'checkpoint'])
-def test_a_file_that_cannot_be_written_is_an_early_mistake(
+def test_an_unwritable_output_is_refused_before_sampling(
   source, tmp_path, capsys
 ):
   (tmp_path / 'file').write_text('x')
@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_written_is_an_early_mistake(
   assert [x.name for x in tmp_path.iterdir()] == ['file']
 
 
-def test_pairs_of_a_file_of_solutions(tmp_path, capsys):
+def test_gsm8k_solutions_become_pairs(tmp_path, capsys):
   file = solutions._write(tmp_path / 's.jsonl')
   output = tmp_path / 'pairs.jsonl'
   assert make_pairs.main([f'--gsm8k={file}', f'--output={output}']) == 0
@@ -84,7 +84,7 @@ def test_capacity_fits_the_longest_sampled_question(tmp_path):
   assert components.with_capacity(stage, length).capacity == length
 
 
-def test_pairs_of_a_policys_answers(tmp_path, capsys):
+def test_answers_of_a_policy_become_pairs(tmp_path, capsys):
   env = {
     'type': 'arithmetic',
     'ops': ['+'],

@@ -64,7 +64,7 @@ def setup():
   return module
 
 
-def test_versions_agree_and_stay_below_what_transformers_looks_for(setup):
+def test_versions_agree_and_stay_below_0_9(setup):
   assert setup.version() == posttrain.__version__ == kernels.__version__
   major, minor, _ = map(int, posttrain.__version__.split('.'))
   assert (major, minor) < (0, 9)
@@ -109,7 +109,7 @@ def test_installed_console_scripts_return_the_exit_code(name):
   assert done.stderr.startswith('error: arguments must be flags of this comm')
 
 
-def test_extras_are_the_fixed_ones(setup):
+def test_extras_have_the_documented_names(setup):
   assert set(setup.EXTRAS) == EXTRAS
   names = {re.split('[<>=]', line)[0] for line in setup.CORE}
   assert not names & {'kernels', 'tensorflow', 'torch', 'transformers'}
@@ -142,12 +142,12 @@ def test_every_import_of_the_program_is_declared(setup):
         )
 
 
-def test_the_visible_top_level_is_as_fixed():
+def test_the_top_level_has_no_other_visible_files():
   tops = {pathlib.Path(name).parts[0] for name in tracked()}
   assert {top for top in tops if not top.startswith('.')} <= VISIBLE
 
 
-def test_no_file_names_a_machine():
+def test_no_file_has_an_absolute_path_of_a_machine():
   places = '|'.join(('work', 'home', 'root', 'Users', 'opt/venvs'))
   paths = re.compile(rf'(?<![\w.:/<}}*-])/({places})/\w')
   lines = []
@@ -176,7 +176,7 @@ print(tuple(model(torch.tensor([[1, 2, 3]])).logits.shape))
 """
 
 
-def test_transformers_works_where_our_kernels_package_is_importable():
+def test_transformers_works_beside_our_kernels_package():
   for name in ('transformers', 'torch'):
     if importlib.util.find_spec(name) is None:
       pytest.skip(f'{name} is not installed')
