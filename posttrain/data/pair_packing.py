@@ -52,16 +52,7 @@ def pack(
   ]
   max_micro_batches = sum(math.ceil(len(x) / rows) for x in (pairs, mismatched))
   num_micro_batches, num_mismatched = (math.ceil(len(x) / rows) for x in bins)
-  shape = (max_micro_batches * rows, row_tokens)
-  arrays = {
-    'ids': np.full(shape, pad_id, np.int32),
-    'mask': np.zeros(shape, bool),
-    'segment_ids': np.zeros(shape, np.int32),
-    'positions': np.zeros(shape, np.int32),
-    'present': np.zeros((shape[0], per_row, 2), bool),
-    'ref_logprobs': np.zeros((shape[0], per_row, 2), np.float32),
-    'margins': np.zeros((shape[0], per_row), np.float32),
-  }
+  arrays = _padding((max_micro_batches * rows, row_tokens), per_row, pad_id)
   for first_row, members in zip(
     (0, num_micro_batches * rows), bins, strict=True
   ):
@@ -79,6 +70,22 @@ def pack(
     scored=np.int32(num_micro_batches + num_mismatched),
     baseline=np.float32(0),
   )
+
+
+def _padding(
+  shape: tuple[int, int], per_row: int, pad_id: int
+) -> dict[str, np.ndarray]:
+  """Returns the arrays of a batch without pairs, of shape [rows, ...]."""
+  rows = shape[0]
+  return {
+    'ids': np.full(shape, pad_id, np.int32),
+    'mask': np.zeros(shape, bool),
+    'segment_ids': np.zeros(shape, np.int32),
+    'positions': np.zeros(shape, np.int32),
+    'present': np.zeros((rows, per_row, 2), bool),
+    'ref_logprobs': np.zeros((rows, per_row, 2), np.float32),
+    'margins': np.zeros((rows, per_row), np.float32),
+  }
 
 
 def _answers(pair: types.Pair) -> tuple[types.Sample | None, ...]:
