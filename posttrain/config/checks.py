@@ -1,7 +1,7 @@
-"""Cross-checks of a run's options: what spans nodes.
+"""Checks that span several options of a run.
 
-Impossible combinations, and keys that were set although nothing would read
-them. Each is one line with the dotted key and what to do.
+They refuse impossible combinations, and keys that nothing would read. Each
+error is one line with the dotted key and what to do.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from posttrain.config import env_checks
 
 
 def check(run: schema.Run) -> None:
-  """Checks what spans nodes: impossible combinations and unread keys.
+  """Refuses impossible combinations of options, and keys that nothing reads.
 
   Raises:
     ValueError: one line with the dotted key and what to do.
@@ -21,58 +21,73 @@ def check(run: schema.Run) -> None:
     path = f'config.{name}'
     env_checks.check_name(name, path)
     env_checks.check_earlier(stage.init, earlier, f'{path}.init')
-    if stage.optim.schedule == 'constant':
+    _check_optim(stage, path)
+    for field in _UNREAD_LOSSES[stage.kind]:
       env_checks.unread(
-        stage.optim,
-        'final_lr_fraction',
-        f'{path}.optim',
-        "schedule is 'constant'",
+        stage.loss, field, f'{path}.loss', f'kind is {stage.kind!r}'
       )
-    updates = stage.steps * stage.updates_per_rollout
-    if stage.optim.warmup_steps >= updates:
-      raise ValueError(
-        f"{path}.optim.warmup_steps must be < the stage's {updates} "
-        f'updates: got {stage.optim.warmup_steps}; lower it too'
-      )
-    _check_kind(stage, path)
     _check_losses(stage, path)
     _check_lora(stage, path)
-    if stage.kind != 'tokens':
-      _check_pairs(stage, earlier, path)
-    for env_name, entry in stage.envs.items() if stage.kind == 'tokens' else ():
-      env_checks.check(entry, stage, earlier, f'{path}.envs.{env_name}')
+    _KINDS[stage.kind](stage, earlier, path)
     earlier[name] = stage.kind
 
 
-def _check_kind(stage: schema.Stage, path: str) -> None:
-  """What stages of other kinds read."""
-  why = f'kind is {stage.kind!r}'
-  for kind in ('preference', 'ranking'):
-    if stage.kind != kind:
-      env_checks.unread(stage.loss, kind, f'{path}.loss', why)
-  if stage.kind == 'tokens':
-    env_checks.unread(stage, 'pairs', path, why)
+def _check_optim(stage: schema.Stage, path: str) -> None:
+  if stage.optim.schedule == 'constant':
+    env_checks.unread(
+      stage.optim,
+      'final_lr_fraction',
+      f'{path}.optim',
+      "schedule is 'constant'",
+    )
+  updates = stage.steps * stage.updates_per_rollout
+  if stage.optim.warmup_steps >= updates:
+    raise ValueError(
+      f"{path}.optim.warmup_steps must be < the stage's {updates} "
+      f'updates: got {stage.optim.warmup_steps}; lower it too'
+    )
 
 
-def _check_pairs(
+def _check_tokens(
   stage: schema.Stage, earlier: Mapping[str, str], path: str
 ) -> None:
-  """A stage on pairs: nobody's rollouts train, and no reward is read."""
-  why = f'kind is {stage.kind!r}'
+  env_checks.unread(stage, 'pairs', path, f'kind is {stage.kind!r}')
   for name, entry in stage.envs.items():
-    here = f'{path}.envs.{name}'
-    env_checks.check_name(name, here)
-    env_checks.check_env(entry, here)
+    env_checks.check(entry, stage, earlier, f'{path}.envs.{name}')
+
+
+def _check_pair_envs(stage: schema.Stage, path: str) -> None:
+  """Checks environments whose rollouts do not train."""
+  for name, entry in stage.envs.items():
+    key = f'{path}.envs.{name}'
+    env_checks.check_name(name, key)
+    env_checks.check_env(entry, key)
     for field in ('algorithm', 'sampler', 'rewards', 'judge', 'group_size'):
-      env_checks.unread(entry, field, here, why)
-  if stage.kind == 'preference':
-    reference = getattr(stage.loss.preference, 'reference', None)
-    path += '.loss.preference.reference'
-    env_checks.check_earlier(reference, earlier, path)
-    return
+      env_checks.unread(entry, field, key, f'kind is {stage.kind!r}')
+
+
+def _check_preference(
+  stage: schema.Stage, earlier: Mapping[str, str], path: str
+) -> None:
+  _check_pair_envs(stage, path)
+  env_checks.check_earlier(
+    getattr(stage.loss.preference, 'reference', None),
+    earlier,
+    f'{path}.loss.preference.reference',
+  )
+
+
+def _check_ranking(
+  stage: schema.Stage, earlier: Mapping[str, str], path: str
+) -> None:
+  del earlier
+  _check_pair_envs(stage, path)
   for field in ('prompts', 'samples', 'ks', 'suite', 'kl', 'max_tokens'):
     env_checks.unread(
-      stage.eval, field, f'{path}.eval', f'{why}, which has no words'
+      stage.eval,
+      field,
+      f'{path}.eval',
+      f'kind is {stage.kind!r}, whose model generates no text',
     )
   if stage.lora.rank:
     raise ValueError(
@@ -81,16 +96,28 @@ def _check_pairs(
     )
 
 
+_KINDS = {
+  'tokens': _check_tokens,
+  'preference': _check_preference,
+  'ranking': _check_ranking,
+}
+# Fields of `loss` that stages of a kind do not read.
+_UNREAD_LOSSES = {
+  'tokens': ('preference', 'ranking'),
+  'preference': ('ranking', 'rl', 'ref_kl'),
+  'ranking': ('preference', 'rl', 'ref_kl'),
+}
+
+
 def _check_losses(stage: schema.Stage, path: str) -> None:
-  """A loss that no algorithm of the stage trains by is read by nobody."""
-  entries = stage.envs.values() if stage.kind == 'tokens' else ()
-  trained = {env_checks.component(entry) for entry in entries}
-  if 'rl' not in trained:
+  """Refuses losses that no algorithm of the stage trains."""
+  components = {env_checks.component(entry) for entry in stage.envs.values()}
+  if 'rl' not in components:
     env_checks.unread(
       stage.loss, 'rl', f'{path}.loss', 'no algorithm trains rl'
     )
-  if 'ref_kl' not in trained and not any(
-    getattr(entry.algorithm, 'kl_beta', 0) for entry in entries
+  if 'ref_kl' not in components and not any(
+    getattr(entry.algorithm, 'kl_beta', 0) for entry in stage.envs.values()
   ):
     env_checks.unread(
       stage.loss, 'ref_kl', f'{path}.loss', 'no algorithm has a kl_beta'
@@ -100,8 +127,8 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
     raise ValueError(
       f"{path}.sampler_is_mode must be 'none' where updates_per_rollout is "
       f'{stage.updates_per_rollout}: got {rl.sampler_is_mode!r}; after the '
-      'first update the policy is no longer the old one that it stands for; '
-      'set updates_per_rollout to 1'
+      'first update the policy is no longer the one that sampled; set '
+      'updates_per_rollout to 1'
     )
   if isinstance(rl, schema.CustomRl):
     path += '.import_path'
@@ -109,13 +136,13 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
 
 
 def _check_lora(stage: schema.Stage, path: str) -> None:
-  """What a correction is made of, and of what."""
+  """Refuses LoRA on random weights, and its options without LoRA."""
   if not stage.lora.rank:
     for field in ('alpha', 'rslora', 'targets'):
       env_checks.unread(stage.lora, field, f'{path}.lora', 'rank is 0')
   elif stage.init == 'random':
     raise ValueError(
       f"{path}.lora.rank must be 0 where init is 'random': got "
-      f'{stage.lora.rank}; a correction of random weights learns little, and '
-      'they would be frozen'
+      f'{stage.lora.rank}; an adapter of frozen random weights learns '
+      'little'
     )

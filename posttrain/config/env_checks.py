@@ -1,4 +1,4 @@
-"""Cross-checks of one environment's entry in a stage, see `validation`."""
+"""Checks that span several options of one environment, see `checks`."""
 
 import dataclasses
 import inspect
@@ -17,11 +17,11 @@ def check(
   earlier: Mapping[str, str],
   path: str,
 ) -> None:
-  """Checks what spans nodes of an entry of a stage of kind 'tokens'.
+  """Checks an environment's entry in a stage of kind 'tokens'.
 
   Args:
-    entry: of the environment.
-    stage: it is of.
+    entry: the environment's options.
+    stage: the stage's options.
     earlier: name -> kind of the stages before this one.
     path: the entry's dotted key.
 
@@ -40,13 +40,14 @@ def check(
 
 
 def component(entry: schema.EnvEntry) -> str:
+  """Returns the loss component that the entry's algorithm trains."""
   return algorithms.TYPES[entry.algorithm.type].component
 
 
 def _check_sampler(
   entry: schema.EnvEntry, stage: schema.Stage, path: str
 ) -> None:
-  """Which algorithm learns from whose rollouts, and whether they fit."""
+  """Refuses samplers that the algorithm cannot learn from."""
   imitates, kind = component(entry) == 'ce', entry.sampler.type
   name = entry.algorithm.type
   if imitates and kind == 'policy':
@@ -57,8 +58,8 @@ def _check_sampler(
   if not imitates and kind != 'policy':
     raise ValueError(
       f"{path}.sampler.type must be 'policy' for algorithm {name!r}: got "
-      f'{kind!r}; what others said has no probability under the policy that '
-      "said it; algorithm 'sft' imitates it"
+      f'{kind!r}; rollouts of other models have no sampler logprobs of the '
+      "policy; algorithm 'sft' imitates them"
     )
   if kind == 'dataset':
     return
@@ -71,7 +72,7 @@ def _check_sampler(
 
 
 def _check_group(entry: schema.EnvEntry, path: str) -> None:
-  """Whether a group is what its algorithm and its sampler make of it."""
+  """Refuses group sizes that the sampler or the algorithm cannot use."""
   if entry.sampler.type == 'dataset' and entry.group_size != 1:
     raise ValueError(
       f'{path}.group_size must be 1 with a dataset sampler: got '
@@ -82,7 +83,7 @@ def _check_group(entry: schema.EnvEntry, path: str) -> None:
     warnings.warn(
       f'{path}.group_size should be at least 2 for algorithm '
       f'{entry.algorithm.type!r}: got {entry.group_size}; a rollout alone is '
-      'its own baseline, and its advantage 0: no reward is learned from',
+      'its own baseline, and its advantage is 0',
       stacklevel=3,
     )
 
@@ -90,7 +91,7 @@ def _check_group(entry: schema.EnvEntry, path: str) -> None:
 def _check_references(
   entry: schema.EnvEntry, earlier: Mapping[str, str], path: str
 ) -> None:
-  """A reference may be what an earlier stage ended with; or this one began."""
+  """Refuses references to stages that are not earlier ones."""
   named = {
     'algorithm.reference': getattr(entry.algorithm, 'reference', None),
     'sampler.model': getattr(entry.sampler, 'model', None),
@@ -104,7 +105,7 @@ def _check_references(
 
 
 def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
-  """Who grades, and whether anybody asks."""
+  """Refuses rewards and judges that nothing would read."""
   if entry.rewards and entry.sampler.type == 'dataset':
     raise ValueError(
       f'{path}.rewards must be left empty: got {sorted(entry.rewards)}, but '
@@ -114,21 +115,21 @@ def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
     raise ValueError(
       f'{path}.judge must be left out: got {str(entry.judge)!r}, but '
       f'environment {entry.env.type!r} grades without one; '
-      f'{path}.rewards.NAME.judge hands it to a reward function'
+      f'{path}.rewards.NAME.judge is for reward functions'
     )
 
 
 def _check_functions(entry: schema.EnvEntry, path: str) -> None:
-  """Imports what the config names, and sees whether its kwargs fit."""
+  """Imports the functions of import paths; checks that their kwargs fit."""
   algorithm, key = entry.algorithm, f'{path}.algorithm'
   if isinstance(algorithm, schema.Custom):
     check_takes(
       'inputs', algorithm.import_path, algorithm.kwargs, f'{key}.import_path'
     )
   if isinstance(algorithm, schema.Echo) and algorithm.filter.import_path:
-    of = algorithm.filter
+    cfg = algorithm.filter
     check_takes(
-      'rollout', of.import_path, of.kwargs, f'{key}.filter.import_path'
+      'rollout', cfg.import_path, cfg.kwargs, f'{key}.filter.import_path'
     )
   if isinstance(algorithm, schema.Opsd) and ':' in algorithm.demonstration:
     check_takes('task', algorithm.demonstration, {}, f'{key}.demonstration')
@@ -142,7 +143,14 @@ def _check_functions(entry: schema.EnvEntry, path: str) -> None:
 
 
 def check_takes(what: str, name: str, kwargs: dict[str, Any], key: str) -> None:
-  """A function must take one thing, and its kwargs."""
+  """Refuses a function that does not take one argument and its kwargs.
+
+  Args:
+    what: name of the argument, for the error.
+    name: import path of the function.
+    kwargs: its keyword arguments.
+    key: dotted key of the import path.
+  """
   signature = inspect.signature(imports.function(name, key))
   try:
     signature.bind(None, **kwargs)
@@ -154,7 +162,7 @@ def check_takes(what: str, name: str, kwargs: dict[str, Any], key: str) -> None:
 
 
 def _check_reward(name: str, kwargs: dict[str, Any], key: str) -> None:
-  """A reward function must take each of its kwargs."""
+  """Refuses a reward function that does not take each of its kwargs."""
   parameters = inspect.signature(imports.function(name, key)).parameters
   if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
     return
@@ -166,6 +174,7 @@ def _check_reward(name: str, kwargs: dict[str, Any], key: str) -> None:
 
 
 def check_env(entry: schema.EnvEntry, path: str) -> None:
+  """Refuses options of an environment that it would not read."""
   if isinstance(entry.env, schema.CustomEnv):
     check_takes(
       'name', entry.env.import_path, entry.env.kwargs, f'{path}.env.import_path'
@@ -179,6 +188,7 @@ def check_env(entry: schema.EnvEntry, path: str) -> None:
 
 
 def check_name(name: str, path: str) -> None:
+  """Refuses names that cannot be part of metric and file names."""
   if not re.fullmatch(r'[A-Za-z0-9_-]+', name):
     raise ValueError(
       f'{path} must be named with letters, digits, _ and -: metric names '
@@ -192,13 +202,13 @@ def check_earlier(
   key: str,
   reward: bool = False,
 ) -> None:
-  """A stage that is named must come before this one, and be of the right kind.
+  """Refuses 'stage:NAME' unless it is an earlier stage of the right kind.
 
   Args:
-    name: of a model; of one that is no stage nothing is checked.
+    name: a reference; only 'stage:NAME' is checked.
     earlier: name -> kind of the stages before this one.
-    key: that names it.
-    reward: whether it must be a reward model, or must not.
+    key: dotted key of the reference.
+    reward: whether the stage must train a reward model, or must not.
   """
   kind, _, target = name.partition(':') if isinstance(name, str) else [''] * 3
   if kind != 'stage':
@@ -209,15 +219,22 @@ def check_earlier(
       f'{tuple(earlier)}'
     )
   if (earlier[target] == 'ranking') != reward:
-    wanted = "of kind 'ranking'" if reward else 'whose model speaks'
+    wanted = "of kind 'ranking'" if reward else 'that trains a policy'
     raise ValueError(
       f'{key} must name a stage {wanted}: got {name!r}, of kind '
       f'{earlier[target]!r}'
     )
 
 
-def unread(node, field: str, path: str, why: str) -> None:
-  """Refuses a key that was set although nothing would read it."""
+def unread(node: Any, field: str, path: str, why: str) -> None:
+  """Refuses a key that is set although nothing reads it.
+
+  Args:
+    node: the options that have the field.
+    field: its name.
+    path: dotted key of the node.
+    why: the condition under which nothing reads it.
+  """
   (declared,) = (f for f in dataclasses.fields(node) if f.name == field)
   default, value = declared.default, getattr(node, field)
   if declared.default_factory is not dataclasses.MISSING:

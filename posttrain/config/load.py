@@ -5,7 +5,7 @@
 3. `build(config)` turns it into `schema.Run`: unknown keys name the nearest
    one, every value has the declared type, every node passes its own checks.
 
-What spans nodes is `validation.check`'s. All before any compilation.
+Checks that span several options are in `checks`.
 """
 
 import ast
@@ -24,17 +24,17 @@ from ml_collections import config_dict
 from posttrain import schema
 from posttrain.models import hf_config
 
-RECIPE_PREFIX = 'recipe_'  # of the module name that a recipe file gets
-# Keys that may differ when a run is resumed: where it ends (and with it the
-# rest of a decaying schedule), what is written and shown, and when.
+RECIPE_PREFIX = 'recipe_'  # begins the module name of a recipe file
+# Keys that may differ when a run is resumed: the number of steps (and with it
+# the rest of a decaying schedule), logging, saving, evaluation cadence.
 RESUMABLE = (
   r'^[^.]+\.steps$',
   r'^[^.]+\.eval\.every$',
   r'^metrics\.',
   r'^checkpoint\.',
   r'^compilation_cache$',
-  # Where a server is and how it is asked, not which model it serves; how
-  # long a reward function may take, and how often it may fail.
+  # A server's address and retries, but not its model; the time limit and the
+  # permitted faults of a reward function.
   r'\.(base_url|api_key_env|timeout|tries|concurrency|max_faults)$',
 )
 
@@ -48,7 +48,7 @@ def load(spec: str) -> config_dict.ConfigDict:
   path, _, argument = spec.partition(':')
   if not os.path.isfile(path):
     raise ValueError(f'--config must name a file: got {path!r}')
-  if path.endswith('.json'):  # of a workdir: all options of a run
+  if path.endswith('.json'):  # a workdir's config.json, with all options
     with open(path) as f:
       return from_dict(json.load(f))
   name = os.path.splitext(os.path.basename(path))[0]
@@ -62,9 +62,9 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   """Sets the dotted `key` of `config`, in place, to the value in `text`.
 
   Scalars and tuples are read as Python or JSON literals, anything else is a
-  string. A node takes a JSON object (missing keys take their defaults); the
-  model also takes a preset's name, or a HuggingFace directory, with the dtype
-  and remat that it has.
+  string. A node takes a JSON object, whose missing keys take their defaults.
+  The model also takes a preset's name, or a HuggingFace directory, and keeps
+  its dtype and remat.
   """
   *parents, leaf = key.split('.')
   node, path = config, 'config'
@@ -92,13 +92,14 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
     node[leaf] = value
 
 
-def _child(node, name: str, path: str):
+def _child(node: Any, name: str, path: str) -> Any:
   if name not in node:
     raise ValueError(_unknown(path, name, node))
   return node[name]
 
 
-def _unknown(path: str, name: str, known) -> str:
+def _unknown(path: str, name: str, known: Any) -> str:
+  """Returns the error of an unknown key, with the nearest known one."""
   inner = known.to_dict() if isinstance(known, config_dict.ConfigDict) else {}
   below = [key for key in _flat(inner) if key.endswith(f'.{name}')]
   near = below or difflib.get_close_matches(name, list(known), 1, cutoff=0.0)
@@ -151,33 +152,33 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
 
 
 def _absolute(run: schema.Run) -> schema.Run:
-  """Weights and tokenizers by paths that mean the same from anywhere."""
+  """Makes the paths of weights and tokenizers absolute."""
 
-  def of(path):
+  def absolute(path):
     name = path and path != 'random' and os.path.expanduser(path)
     return os.path.abspath(name) if name and os.path.exists(name) else path
 
   names = ('path', 'chat_template')
-  tokenizer = {name: of(getattr(run.tokenizer, name)) for name in names}
+  tokenizer = {name: absolute(getattr(run.tokenizer, name)) for name in names}
   return dataclasses.replace(
     run,
     tokenizer=dataclasses.replace(run.tokenizer, **tokenizer),
     stages={
-      name: dataclasses.replace(stage, init=of(stage.init))
+      name: dataclasses.replace(stage, init=absolute(stage.init))
       for name, stage in run.stages.items()
     },
   )
 
 
-def _build(value, kind, path: str):
-  """Checks `value` against the annotation `kind`; returns what it declares."""
+def _build(value: Any, kind: Any, path: str) -> Any:
+  """Returns a value as its annotation `kind` declares it, or refuses it."""
   union = isinstance(kind, types.UnionType)
   kinds = typing.get_args(kind) if union else (kind,)
   if type(None) in kinds and value is None:
     return None
   kinds = tuple(k for k in kinds if k is not type(None))
   nodes = tuple(k for k in kinds if hasattr(k, 'type'))
-  if str in kinds and nodes:  # a name, or a node: {...} on the command line
+  if str in kinds and nodes:  # a name, or a node as a JSON object
     value = _literal(value) if str(value).startswith('{') else value
     nodes = () if isinstance(value, str) else nodes
   kind = _pick(value, nodes, path) if nodes else kinds[0]
@@ -208,8 +209,8 @@ def _build(value, kind, path: str):
   return value
 
 
-def _pick(value, kinds, path: str):
-  """Of several node types, the one that `type` names."""
+def _pick(value: Any, kinds: tuple[type, ...], path: str) -> type:
+  """Returns the option class that the value's `type` names."""
   by_type = {kind.type: kind for kind in kinds}
   is_node = isinstance(value, dict | config_dict.ConfigDict)
   name = value.get('type') if is_node else value
@@ -220,11 +221,11 @@ def _pick(value, kinds, path: str):
   return by_type[name]
 
 
-def _build_node(value, kind, path: str):
-  if dataclasses.is_dataclass(value):  # a stage that is built already
+def _build_node(value: Any, kind: type, path: str) -> Any:
+  if dataclasses.is_dataclass(value):  # a stage from `build`
     return value
   if isinstance(value, str) and hasattr(kind, 'type'):
-    value = {}  # its name alone: all defaults
+    value = {}  # a type's name stands for its defaults
   if kind is schema.Model and isinstance(value, str):
     return _named_model(value, path)
   if not isinstance(value, dict | config_dict.ConfigDict):
@@ -233,21 +234,20 @@ def _build_node(value, kind, path: str):
   for name in value:
     if name not in hints:
       raise ValueError(_unknown(path, name, hints))
-  built = {k: _build(v, hints[k], f'{path}.{k}') for k, v in value.items()}
+  fields = {k: _build(v, hints[k], f'{path}.{k}') for k, v in value.items()}
   try:
-    return kind(**built)
+    return kind(**fields)
   except schema.FieldError as error:
     raise ValueError(f'{path}.{error.field} {error.detail}') from None
 
 
 def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
-  """The model of a preset, or of a HuggingFace directory.
+  """Returns the model of a preset or of a HuggingFace directory.
 
   Args:
-    name: of the preset, or the directory.
-    path: of the key, for errors.
-    now: the node that is replaced: dtype and remat, of which a directory says
-      nothing, stay.
+    name: the preset's name, or the directory.
+    path: dotted key of the model, for errors.
+    now: the replaced node; a directory's model keeps its dtype and remat.
   """
   if name in schema.PRESETS:
     return schema.PRESETS[name]
@@ -271,18 +271,18 @@ def to_dict(run: schema.Run) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> config_dict.ConfigDict:
-  """Returns the ConfigDict of `to_dict`'s result: what a checkpoint holds."""
+  """Returns the ConfigDict of a result of `to_dict`."""
   node = config_dict.ConfigDict(values)
   node.stages = tuple(values['stages'])
   return node.lock()
 
 
 def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
-  """Refuses to resume under a config that would change the numbers.
+  """Refuses to resume with options that would change the numbers.
 
   Args:
-    old: `to_dict` of the run that made the workdir.
-    new: `to_dict` of the run that wants to resume in it.
+    old: `to_dict` of the workdir's run.
+    new: `to_dict` of the run that resumes it.
   """
   before, after = _flat(old), _flat(new)
   changed = [

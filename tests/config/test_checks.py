@@ -71,7 +71,7 @@ def test_what_is_possible():
     (
       'grpo.envs.a.sampler',
       {'type': 'frozen', 'model': 'stage:sft'},
-      "sampler.type must be 'policy' for .*'frozen'.* 'sft' imitates it",
+      "sampler.type must be 'policy' for .*'frozen'.* 'sft' imitates them",
     ),
     (
       'sft.envs.a.sampler',

@@ -75,11 +75,11 @@ def test_what_is_possible():
       {'x': {'fn': 'json:loads'}},
       'config.dpo.envs.a.rewards must be left at {}',
     ),
-    ('rm.eval.samples', '3', 'rm.eval.samples .*ranking.*which has no words'),
+    ('rm.eval.samples', '3', 'rm.eval.samples .*ranking.*generates no text'),
     ('rm.lora.rank', '2', r"rm\.lora\.rank must be 0 where kind is 'ranking'"),
     # Which stage may stand for which model.
     ('dpo.loss.preference.reference', 'stage:rm', 'reference must name an ear'),
-    ('grpo.init', 'stage:rm', "a stage whose model speaks: got 'stage:rm', of"),
+    ('grpo.init', 'stage:rm', "a stage that trains a policy: got 'stage:rm', of"),
     (
       'grpo.envs.a.rewards.learned.model',
       'stage:sft',

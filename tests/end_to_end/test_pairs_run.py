@@ -64,7 +64,7 @@ def test_it_begins_where_both_answers_are_alike(finished):
   names = {'loss/total', 'rewards/chosen', 'rewards/accuracies'}
   names |= {'drift/chosen', 'logps/rejected'} if stage == 'dpo' else set()
   assert names <= rows[1].keys()
-  # Who has no words is not asked.
+  # A reward model generates no text and has no pass rate.
   assert ('eval/pass_rate/arithmetic' in last) == (stage == 'dpo')
   assert '<svg' in (workdir / 'report.html').read_text()
 

@@ -16,7 +16,7 @@ from posttrain.checkpoints import weights
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.stage import build, job
+from posttrain.stage import build, components, job
 from posttrain.training import token_export
 from posttrain.util import preemption
 from tests import fixtures, toys
@@ -48,7 +48,7 @@ def finished(tmp_path_factory):
   Nothing is decoded: demonstrations pass for samples, and nobody evaluates.
   """
   workdir = tmp_path_factory.mktemp('replay')
-  advance = token_pipeline.Pipeline.__next__
+  advance = token_pipeline.TokenPipeline.__next__
 
   def sampled(self):
     item = advance(self)
@@ -56,10 +56,11 @@ def finished(tmp_path_factory):
     return dataclasses.replace(item, batch=batch)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(token_pipeline.Pipeline, '__next__', sampled)
+    patch.setattr(token_pipeline.TokenPipeline, '__next__', sampled)
     patch.setattr(job.Job, 'evaluate', lambda *args: {})
     stop = preemption.Signal()
-    made = build.make(RUN, 'first', str(workdir), 0, stop)
+    stage = components.make(RUN, 'first')
+    made = build.make(stage, str(workdir), 0, stop)
     with contextlib.closing(made):
       train.train(made, stop)
   return workdir
@@ -103,9 +104,9 @@ def test_a_replay_is_the_run(finished, tmp_path):
   assert 'loss/ce' in last and last['step'] == STEPS
 
 
-def test_a_stage_begins_with_what_another_ended_with(finished, tmp_path):
+def test_a_stage_starts_with_the_parameters_of_another(finished, tmp_path):
   flags = _flags(finished, tmp_path, stage='more')
-  begun = replay.build(flags, RUN).state.params
+  begun = replay.build(flags, RUN)[0].state.params
   ended = weights.load(weights.find(str(finished)), begun)
   for a, b in zip(*map(jax.tree.leaves, (begun, ended)), strict=True):
     np.testing.assert_array_equal(a, b)
@@ -173,14 +174,14 @@ def test_packing_what_was_packed_changes_nothing(lengths, seed):
   rng = np.random.default_rng(seed)
   stage = toys.stage(envs={'a': toys.entry(), 'b': toys.entry()})
   samples = [_sample('ab'[n % 2], n, rng) for n in lengths]
-  batch = replay.Packer(stage, 257)(samples)
+  batch = token_pipeline.Packer(stage, 257)(samples)
   blank = np.zeros(batch.ids.shape[1:], np.float32)
   again = [
     replay.sample(json.loads(json.dumps({'schema_version': 1, **record})), '')
     for micro in range(int(batch.num_micro_batches))
     for record in token_export.records(batch, micro, blank, blank, ('a', 'b'))
   ]
-  repacked = replay.Packer(stage, 257)(again)
+  repacked = token_pipeline.Packer(stage, 257)(again)
   for name, value in vars(batch).items():
     np.testing.assert_array_equal(getattr(repacked, name), value, name)
 
