@@ -1,9 +1,9 @@
-"""What an agent does, as text: `QUERY: SELECT name FROM owl`.
+"""Actions of the policy, as text: `QUERY: SELECT name FROM owl`.
 
     line := ("DESCRIBE" | "SAMPLE" | "QUERY" | "ANSWER") ":"? argument
 
-in upper or lower case. The first line of a turn that reads so is its action,
-whatever stands around it; a turn without one is taken as SQL.
+in upper or lower case. The first such line of a turn is its action; other lines
+are ignored. A turn without one is read as SQL.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ import re
 
 TYPES = ('DESCRIBE', 'SAMPLE', 'QUERY', 'ANSWER')
 
-# A word alone on its line is an action too, with nothing as its argument.
+# A keyword alone on its line is an action with an empty argument.
 _HEAD = rf'[^\S\n]*+({"|".join(TYPES)})(?:[^\S\n]*+:|(?!\S))'
 _ACTION = re.compile('^' + _HEAD, re.MULTILINE | re.IGNORECASE)
 _FENCE = re.compile(r'\s*+```(?:(?:sql|sqlite)(?!\S))?', re.IGNORECASE)
-# Of SQL that goes on over several lines.
+# End of SQL over several lines.
 _END = re.compile(rf'```|\n(?:[^\S\n]*+(?:\n|\Z)|(?={_HEAD}))', re.IGNORECASE)
 
 
@@ -23,42 +23,42 @@ _END = re.compile(rf'```|\n(?:[^\S\n]*+(?:\n|\Z)|(?={_HEAD}))', re.IGNORECASE)
 class Action:
   """One action."""
 
-  type: str  # of `TYPES`
+  type: str  # one of `TYPES`
   argument: str  # a table, SQL or an answer; may be empty
-  parsed: bool = True  # whether the text said so; else it was taken as SQL
+  parsed: bool = True  # False if the text had no action and was read as SQL
 
 
 def parse(text: str) -> Action:
-  """Reads a turn.
+  """Reads the action of a turn.
 
-  SQL goes on over the following lines, until an empty line, a code fence or a
-  line that is an action itself; a fence or backticks around it do not count.
-  All other arguments end with their line. The name of a table loses quotes,
-  backticks, brackets and a full stop or semicolon around it.
+  SQL continues over the following lines, until an empty line, a code fence or
+  another action; a fence or backticks around it are removed. All other
+  arguments end with their line. Quotes, backticks, brackets, full stops and
+  semicolons around the name of a table are removed.
 
   Args:
-    text: anything.
+    text: any text.
 
   Returns:
-    The first action; without any, QUERY of the whole text, not `parsed`.
+    The first action; without one, QUERY of the whole text, not `parsed`.
   """
-  found = _ACTION.search(text)
-  if found is None:
+  match = _ACTION.search(text)
+  if match is None:
     return Action('QUERY', text.strip(), parsed=False)
-  kind = found[1].upper()
+  kind = match[1].upper()
   if kind == 'QUERY':
-    return Action(kind, _read_sql(text, found.end()))
-  line = text[found.end() :].partition('\n')[0]
+    return Action(kind, _read_sql(text, match.end()))
+  line = text[match.end() :].partition('\n')[0]
   return Action(kind, line.strip() if kind == 'ANSWER' else _read_table(line))
 
 
 def write(type: str, argument: str, *, colon: bool) -> str:
-  """Writes an action so that `parse` reads it.
+  """Writes an action in the form that `parse` reads.
 
   Args:
-    type: of `TYPES`.
+    type: one of `TYPES`.
     argument: without line breaks, unless it is SQL.
-    colon: as language models know it; small vocabularies do without.
+    colon: whether to write a colon, as in text for language models.
   """
   assert type in TYPES, type
   return f'{type}{":" if colon else ""} {argument}'.rstrip()

@@ -1,11 +1,10 @@
-"""How rows are written as text, and read back; one rule for all.
+"""Text form of rows, shared by observations, answers and the verifier.
 
     NULL -> null    3 -> 3    2.5 -> 2.5    Ada -> Ada    a;b -> "a;b"
 
-The cells of a row stand between ` | `; rows between `; ` (compact) or on lines
-of their own (verbose); no rows at all are `empty`. A string is quoted, as in
-JSON, only where its plain text would be misread. Observations, answers and
-the verifier share this rule, so what an agent reads it can say.
+Cells are separated by ` | `, rows by `; ` (compact) or line ends (verbose); a
+result without rows is `empty`. A string is quoted, as in JSON, only if its
+plain text would be misread. So the text of an observation is a valid answer.
 """
 
 import functools
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from posttrain.envs.sql import record
 
 NULL, EMPTY = 'null', 'empty'
-CUT = ' ...'  # ends a text that was cut
+CUT = ' ...'  # suffix of a cut text
 _BETWEEN_ROWS = {'compact': '; ', 'verbose': '\n'}
 STYLES = tuple(_BETWEEN_ROWS)
 _SEPARATORS = frozenset('|;,\n"')
@@ -25,8 +24,8 @@ _SEPARATORS = frozenset('|;,\n"')
 def cell(value: record.Cell) -> str:
   """Writes one value.
 
-  A float has six digits, or all those before its point: 2.5, 0.333333, 3,
-  1234568, 1e+20. So a whole one reads as an integer does.
+  A float has six digits, or all digits before its point: 2.5, 0.333333, 3,
+  1234568, 1e+20. So a whole float looks like an integer.
   """
   if value is None:
     return NULL
@@ -56,14 +55,14 @@ def write(
   limit: int,
   more: bool = False,
 ) -> tuple[str, bool]:
-  """Writes rows, at most so many characters of them.
+  """Writes rows, cut to a number of characters.
 
   Args:
-    rows: of equal length.
-    style: of `STYLES`.
-    limit: characters, with those of the mark ` ...` at the end of a text
-      that was cut.
-    more: whether there are rows beyond these, so that the text is cut anyway.
+    rows: rows of equal length.
+    style: one of `STYLES`.
+    limit: maximum number of characters, ` ...` at the end of a cut text
+      included.
+    more: whether there are further rows, so that the text is always cut.
 
   Returns:
     (the text, whether rows or characters are missing).
@@ -71,7 +70,7 @@ def write(
   assert limit >= len(CUT), limit
   between, texts, length = _BETWEEN_ROWS[style], [], 0
   for values in rows:
-    if length > limit:  # the rest would be written only to be thrown away
+    if length > limit:  # the other rows would be cut off
       break
     texts.append(row(values))
     length += len(texts[-1])
@@ -82,7 +81,7 @@ def write(
 
 
 def cut(text: str, limit: int) -> str:
-  """Returns at most so many characters of a text, those of ` ...` included."""
+  """Returns a text cut to `limit` characters, those of ` ...` included."""
   return text if len(text) <= limit else _marked(text, limit)
 
 
@@ -93,24 +92,24 @@ def _marked(text: str, limit: int) -> str:
 def read(text: str, *, between: str = '|') -> list[list[str | None]]:
   """Reads rows.
 
-  Rows end at `;` or a line's end, outside of quotes; blank ones do not count.
-  A quote that is not closed, or has more than white space after it in its
-  cell, is plain text.
+  Rows end at `;` or a line end, outside of quotes; blank rows are skipped. A
+  quote is plain text if it is not closed, or if other characters than white
+  space follow it in its cell.
 
   Args:
-    text: anything.
+    text: any text.
     between: the character between the cells of a row; '' if rows have one
       cell each.
 
   Returns:
     The cells of each row, without white space around them; None for `null`.
-    Numbers are not told from strings here: 3 and "3" are both '3'.
+    Numbers stay text: 3 and "3" are both '3'.
   """
   if text.strip().lower() == EMPTY:
     return []
   rows: list[list[str | None]] = [[]]
-  for said, quoted, end in _scan(text, between):
-    rows[-1].append(said)
+  for value, quoted, end in _scan(text, between):
+    rows[-1].append(value)
     if end and end == between:
       continue
     if rows[-1] == [''] and not quoted:
@@ -120,30 +119,29 @@ def read(text: str, *, between: str = '|') -> list[list[str | None]]:
 
 
 def _scan(text: str, between: str) -> Iterator[tuple[str | None, bool, str]]:
-  """Yields every cell: (its text, whether it was quoted, what ended it)."""
-  for found in _pattern(between).finditer(text):
-    quote, plain, end = found.groups()
-    said, quoted = plain, quote is not None
+  """Yields every cell as (text, whether it was quoted, end character)."""
+  for match in _pattern(between).finditer(text):
+    quote, plain, end = match.groups()
+    value, quoted = plain, quote is not None
     if quoted:
       try:
-        said = json.loads(quote, strict=False)
-      except ValueError:  # an escape that JSON does not know
-        said, quoted = quote, False
+        value = json.loads(quote, strict=False)
+      except ValueError:  # no valid JSON escape
+        value, quoted = quote, False
     if not quoted:
-      said = said.strip()
-      said = None if said.lower() == NULL else said
-    yield said, quoted, end
+      value = value.strip()
+      value = None if value.lower() == NULL else value
+    yield value, quoted, end
     if not end:
       return
 
 
 @functools.cache
 def _pattern(between: str) -> re.Pattern:
-  """Returns the pattern of one cell: quoted or plain, and what ends it.
+  """Returns the pattern of one cell: quoted or plain, and its end.
 
-  Possessive, so that it takes one pass: a cell that begins with a quote is
-  looked through to the next cell that does, at most, before it is read anew
-  as plain text.
+  Possessive, so that matching is linear: a cell that begins with a quote is
+  scanned at most to the next quote before it is matched again as plain text.
   """
   ends = re.escape(between) + r';\n'
   quoted = rf'("(?:[^"\\]++|\\.)*+")[^\S\n]*+(?![^{ends}])'

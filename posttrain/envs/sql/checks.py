@@ -1,4 +1,4 @@
-"""What is wrong with a query before SQLite has even seen it."""
+"""Checks of a query before SQLite compiles it."""
 
 import collections
 import math
@@ -15,12 +15,12 @@ _WORD = re.compile(  # or a comment
 
 
 def refusal(sql: str, length: int, copies: int) -> str | None:
-  """Returns why a query must not even be compiled, or None.
+  """Returns the reason why a query must not be compiled, or None.
 
   Args:
     sql: the query.
-    length: how many UTF-8 bytes it may have.
-    copies: a bound to `growth`.
+    length: maximum length in UTF-8 bytes.
+    copies: maximum of `growth`.
   """
   if len(sql.encode('utf-8', 'surrogatepass')) > length:
     return f'the query is longer than {length} bytes'
@@ -32,12 +32,12 @@ def refusal(sql: str, length: int, copies: int) -> str | None:
 
 
 def growth(sql: str) -> int:
-  """Bounds how often a part of a query is copied while it is compiled.
+  """Returns a bound on the copies of a part of a query during compilation.
 
-  SQLite copies what a name stands for to wherever the name stands, before it
-  looks at any limit: a name r times in each of n SELECTs, each of which uses
-  the one before, makes r^n copies. So this is the product, over the SELECTs,
-  of 1 + how often the most frequent word comes from there to the next one.
+  SQLite copies a subquery to every use of its name before it checks any limit:
+  r uses of a name in each of n SELECTs, each of which uses the previous one,
+  make r^n copies. So the bound is the product over the SELECTs of 1 + the count
+  of the most frequent word up to the next SELECT.
   """
   counts = [collections.Counter()]
   for word in _WORD.findall(sql):

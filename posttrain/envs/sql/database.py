@@ -1,13 +1,13 @@
-"""SQLite databases that a language model may ask anything of.
+"""A sandbox for SQLite queries written by a language model.
 
-Nothing it writes can hang, write, or read outside of the one database:
+No query can hang, write, or read outside of its one database:
 
-1. The connection is read-only, and an authorizer lets through nothing but
-   SELECTs over the tables that were there when it was opened, and `FUNCTIONS`.
-2. A query has a budget of virtual machine instructions, out of which functions
-   that may take long are paid too (`like`), and so ends alike on any machine
-   with the same SQLite. Time is but a backstop to slow ones.
-3. `Limits` and `HEAP` bound what a query and its result may weigh.
+1. The connection is read-only. An authorizer permits only SELECTs over the
+   tables that existed when it was opened, and `FUNCTIONS`.
+2. A query has a budget of virtual machine instructions, which slow functions
+   also pay from (`like`), so that it ends at the same point on any machine with
+   the same SQLite. The time limit is only a backstop.
+3. `Limits` and `HEAP` bound the size of a query and its result.
 
 Views can be read, but are not listed. Virtual tables cannot be read.
 """
@@ -20,35 +20,35 @@ from collections.abc import Callable
 
 from posttrain.envs.sql import checks, like, record
 
-# Cheap, and their result depends on nothing but their arguments. The functions
-# of dates are missing: any argument may come to mean 'now'.
+# Cheap functions whose result depends on their arguments only. Date functions
+# are missing: an argument may evaluate to 'now'.
 FUNCTIONS = frozenset(
   'abs avg coalesce count group_concat ifnull instr length like lower max '
   'min nullif round substr sum total trim upper'.split()
 )
-HEAP = 2**30  # bytes that SQLite may hold, in the whole process
-_TICK = 1000  # instructions between two looks at the budget
-_LONG = 'the query took too long; ask for less'
+HEAP = 2**30  # maximum bytes that SQLite holds, in the whole process
+_TICK = 1000  # instructions between two checks of the budget
+_TOO_LONG = 'the query took too long; ask for less'
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a query may cost; from `length` on by the names SQLite has."""
+  """Limits of a query; from `length` on with SQLite's names."""
 
-  steps: int = 200_000  # instructions; 1_000_000 suits files from elsewhere
-  # Of processor time, after which `Timeout` is raised. No query known comes
-  # near: 200_000 steps took at most 0.3 s, and 1_000_000 took 1.3 s.
+  steps: int = 200_000  # instructions; 1_000_000 suits real databases
+  # Processor time after which `Timeout` is raised. No known query comes close:
+  # 200_000 steps took at most 0.3 s, and 1_000_000 took 1.3 s.
   seconds: float = 5.0
   growth: int = 10_000  # see `checks.growth`
-  result: int = 100_000  # UTF-8 bytes of a result; a number weighs 1
-  # Bytes of a string, blob or row, also in between: an instruction may read or
-  # copy all of it. With 10_000, 1_000_000 steps of `upper` took 3 s.
+  result: int = 100_000  # UTF-8 bytes of a result; a number counts 1
+  # Bytes of a string, blob or row, intermediate ones included: an instruction
+  # may read or copy all of it. 1_000_000 steps of `upper` on 10_000 took 3 s.
   length: int = 2_000
   sql_length: int = 2_000  # UTF-8 bytes of the query
   column: int = 64  # columns of a result
   expr_depth: int = 50
-  compound_select: int = 8  # SELECTs joined by UNION and the like
-  vdbe_op: int = 25_000  # instructions that the query compiles to
+  compound_select: int = 8  # SELECTs joined by UNION, EXCEPT or INTERSECT
+  vdbe_op: int = 25_000  # instructions of the compiled query
   function_arg: int = 8
   attached: int = 0
   variable_number: int = 0
@@ -56,32 +56,40 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What came of a query."""
+  """The result of a query: rows or an error."""
 
-  rows: record.Rows = ()  # at most as many as were asked for
+  rows: record.Rows = ()
   columns: tuple[str, ...] = ()
-  more: bool = False  # there were more rows than asked for
-  error: str | None = None  # words for the agent; there is nothing else then
+  more: bool = False  # whether there were further rows
+  error: str | None = None  # text for the policy; there are no rows then
 
 
 class Timeout(Exception):
   """A query ran out of time before it ran out of instructions.
 
-  Whether it does depends on the machine: nothing may be learnt from it.
+  This depends on the machine, so it must not become a reward.
   """
 
 
 class Database:
-  """One database; threads may take turns with it."""
+  """One database; several threads may use it, one at a time."""
 
   def __init__(self, connection: sqlite3.Connection, limits: Limits):
-    """Takes a connection over; `from_bytes` and `from_file` make one."""
+    """Sets up a connection; call `from_bytes` or `from_file` instead.
+
+    Args:
+      connection: an open connection; the database closes it.
+      limits: limits of each query.
+
+    Raises:
+      ValueError: there is no table.
+    """
     self._connection, self._limits = connection, limits
-    self._refusal: str | None = None  # why SQLite was told to stop
-    self._spent, self._late, self._start = 0, False, 0.0
+    self._refusal: str | None = None  # why SQLite was stopped
+    self._spent, self._timed_out, self._start = 0, False, 0.0
     connection.text_factory = _decode
-    # A schema may be trusted, as a query: the authorizer sees to both. If not,
-    # views could not call the functions that are made here.
+    # The authorizer checks the schema as it checks queries, so the schema may
+    # be trusted. Otherwise views could not call the functions defined here.
     connection.executescript(
       'PRAGMA query_only = ON; PRAGMA trusted_schema = ON; '
       f'PRAGMA temp_store = MEMORY; PRAGMA hard_heap_limit = {HEAP}'
@@ -90,7 +98,7 @@ class Database:
     if not self._columns:
       raise ValueError('there is no table')
     views = "SELECT name FROM sqlite_master WHERE type = 'view'"
-    self._known = {table.lower() for table in self._columns} | {
+    self._names = {table.lower() for table in self._columns} | {
       view.lower() for (view,) in connection.execute(views)
     }
     for name, bound in list(dataclasses.asdict(limits).items())[4:]:
@@ -108,7 +116,7 @@ class Database:
     """Opens a copy, in memory, of the bytes of a database file.
 
     Raises:
-      ValueError: they are no database with tables.
+      ValueError: the bytes are no database with tables.
     """
     return cls._open(':memory:', 'the bytes', limits, data)
 
@@ -116,10 +124,10 @@ class Database:
   def from_file(
     cls, path: str | pathlib.Path, limits: Limits = Limits()
   ) -> 'Database':
-    """Opens a database file, which must not change from now on.
+    """Opens a database file, which must not change while it is open.
 
     Raises:
-      ValueError: there is none, or it is no database with tables.
+      ValueError: the file is missing or no database with tables.
     """
     if not pathlib.Path(path).is_file():
       raise ValueError(f'{path} must be a SQLite file: there is none')
@@ -127,8 +135,14 @@ class Database:
     return cls._open(f'{uri}?mode=ro&immutable=1', path, limits)
 
   @classmethod
-  def _open(cls, uri, source, limits, data=None) -> 'Database':
-    """Connects, and names the source in what goes wrong."""
+  def _open(
+    cls,
+    uri: str,
+    source: str | pathlib.Path,
+    limits: Limits,
+    data: bytes | None = None,
+  ) -> 'Database':
+    """Opens a connection; errors name the source."""
     connection = None
     try:
       connection = sqlite3.connect(
@@ -148,7 +162,7 @@ class Database:
 
   @property
   def tables(self) -> tuple[str, ...]:
-    """The tables' names as written, in the order they were made."""
+    """The tables' names in their own case, in the order of creation."""
     return tuple(self._columns)
 
   def describe(self, table: str) -> tuple[tuple[str, str], ...]:
@@ -167,7 +181,7 @@ class Database:
     return result.rows[0][0]
 
   def find(self, name: str) -> str | None:
-    """Returns the table a name means, if any: in its case, or else in any."""
+    """Returns the table with a name: in the same case, or else in any case."""
     if name in self._columns:
       return name
     return next((t for t in self.tables if t.lower() == name.lower()), None)
@@ -177,39 +191,39 @@ class Database:
     return self.query(f'SELECT * FROM {_quote(table)}', rows)
 
   def query(self, sql: str, rows: int) -> Result:
-    """Runs a query, whatever it says.
+    """Runs a query; any text is safe.
 
     Args:
-      sql: one SELECT; comments and a last semicolon do no harm.
-      rows: how many rows the result has at most.
+      sql: one SELECT, with optional comments and a final semicolon.
+      rows: maximum number of rows in the result.
 
     Returns:
-      the rows, blobs read as text; or in `error` why there are none.
+      The rows, blobs read as text, or the reason for none in `error`.
 
     Raises:
-      Timeout: its time ran out before its instructions.
+      Timeout: the time limit was reached before the instruction limit.
     """
-    self._refusal, self._spent, self._late = None, 0, False
+    self._refusal, self._spent, self._timed_out = None, 0, False
     self._start = time.thread_time()
     try:
       limits = self._limits
       refusal = checks.refusal(sql, limits.sql_length, limits.growth)
       if 'collate' in sql.lower():
-        # One instruction sorts all rows then, in which comparing is slow.
+        # One instruction then sorts all rows, with slow comparisons.
         self._spent = limits.steps * 4 // 5
       return Result(error=refusal) if refusal else self._run(sql, rows)
-    except MemoryError:  # of `vdbe_op` or `HEAP`
+    except MemoryError:  # from `vdbe_op` or `HEAP`
       return Result(error='the query is too complex')
     except (sqlite3.Error, sqlite3.Warning) as error:
-      if self._late:
+      if self._timed_out:
         raise Timeout(f'a query took over {self._limits.seconds} s') from error
       if 'one statement' in str(error):
         return Result(error='only one SELECT at a time is allowed')
       if 'user-defined' in str(error) and not self._refusal:
-        # Python could not even read the arguments of `like.FUNCTIONS`.
+        # Python could not decode the arguments of `like.FUNCTIONS`.
         return Result(error='only text in UTF-8 can be searched')
       return Result(error=(self._refusal or str(error))[:200])
-    except (ValueError, OverflowError):  # of words that Python cannot take
+    except (ValueError, OverflowError):  # a text that Python cannot pass
       return Result(error='the query is not valid SQL')
 
   def close(self) -> None:
@@ -219,65 +233,65 @@ class Database:
     cursor = self._connection.execute(sql)
     try:
       columns = tuple(column for column, *_ in cursor.description)
-      found, size = [], 0
-      while len(found) < rows and (row := cursor.fetchone()):
+      result, size = [], 0
+      while len(result) < rows and (row := cursor.fetchone()):
         cells = [_decode(c) if isinstance(c, bytes) else c for c in row]
         size += sum(len(c.encode()) if isinstance(c, str) else 1 for c in cells)
-        found.append(tuple(cells))
+        result.append(tuple(cells))
         if size > self._limits.result:
           return Result(error='the result is too big; select less')
-      return Result(tuple(found), columns, cursor.fetchone() is not None)
+      return Result(tuple(result), columns, cursor.fetchone() is not None)
     finally:
-      cursor.close()  # or the query would stay open
+      cursor.close()  # otherwise the query stays open
 
   def _tick(self) -> bool:
-    """Says whether to stop, every `_TICK` instructions."""
+    """Returns whether to stop; SQLite calls it every `_TICK` instructions."""
     self._spent += _TICK
     if self._spent >= self._limits.steps:
-      self._refusal = _LONG
+      self._refusal = _TOO_LONG
       return True
-    self._late = time.thread_time() - self._start > self._limits.seconds
-    return self._late
+    self._timed_out = time.thread_time() - self._start > self._limits.seconds
+    return self._timed_out
 
   def _priced(self, function: Callable) -> Callable:
-    """Lets a call of one of `like.FUNCTIONS` cost instructions."""
+    """Returns one of `like.FUNCTIONS` that pays for its calls."""
 
     def spend(instructions):
       self._spent += instructions
       if self._spent >= self._limits.steps:
-        raise ValueError(_LONG)
+        raise ValueError(_TOO_LONG)
 
     def call(*values):
       try:
         return function(spend, *values)
-      except ValueError as error:  # of which SQLite does not say the words
+      except ValueError as error:  # SQLite drops the message
         self._refusal = str(error)
         raise
 
     return call
 
   def _authorize(self, action: int, first: str, second: str, *_) -> int:
-    """Says whether a query, as it is compiled, may do something."""
-    words = None
+    """Returns SQLite's code for whether a query may perform an action."""
+    reason = None
     if action == sqlite3.SQLITE_READ:
-      # Without a column, the name may also be one that WITH gave.
+      # Without a column, the name may also be defined by WITH.
       name = first.lower()
-      secret = second or name.startswith(('sqlite_', 'pragma_'))
-      if secret and name not in self._known:
-        words = f'no such table: {first}'
+      is_table = second or name.startswith(('sqlite_', 'pragma_'))
+      if is_table and name not in self._names:
+        reason = f'no such table: {first}'
     elif action == sqlite3.SQLITE_FUNCTION:
       if second.lower() not in FUNCTIONS:
-        words = f'the function {second} is not allowed'
+        reason = f'the function {second} is not allowed'
     elif action == sqlite3.SQLITE_RECURSIVE:
-      words = 'WITH RECURSIVE is not allowed'
+      reason = 'WITH RECURSIVE is not allowed'
     elif action != sqlite3.SQLITE_SELECT:
-      words = 'only SELECT is allowed'
-    self._refusal = self._refusal or words
-    return sqlite3.SQLITE_DENY if words else sqlite3.SQLITE_OK
+      reason = 'only SELECT is allowed'
+    self._refusal = self._refusal or reason
+    return sqlite3.SQLITE_DENY if reason else sqlite3.SQLITE_OK
 
 
 def _read_schema(connection: sqlite3.Connection) -> dict[str, tuple]:
-  """Returns, by table, the name and the declared type of each column."""
+  """Returns {table: (name, declared type) of each column}."""
   tables = connection.execute(
     "SELECT name FROM sqlite_master WHERE type = 'table' AND "
     "name NOT LIKE 'sqlite!_%' ESCAPE '!' AND "
@@ -292,5 +306,5 @@ def _decode(data: bytes) -> str:
 
 
 def _quote(name: str) -> str:
-  """Writes a name so that SQL takes it as one."""
+  """Quotes a name for SQL."""
   return '"' + name.replace('"', '""') + '"'

@@ -1,11 +1,11 @@
 """SQL exploration: a question, tables of unknown columns, a few steps.
 
-1. `reset` tells the question, the tables' names and the budget; what their
-   columns are called must be found out.
-2. A turn is one action (`actions`); `database` runs it, where nothing that a
-   model writes can do harm, and `observations` says what came of it.
-3. Every step has a reward (`rewards`); ANSWER ends the episode, and `verifier`
-   grades it. A budget without an answer is worth what its steps were.
+1. The prompt holds the question, the tables' names and the budget. The names
+   of the columns must be explored.
+2. A turn is one action (`actions`). `database` runs it, in a sandbox, and
+   `observations` writes the result.
+3. Every step has a reward (`rewards`). ANSWER ends the episode, and `verifier`
+   grades it. An episode without an answer has the rewards of its steps.
 
     user       how many dogs are there / tables: dogs, toys / left: 8
     assistant  QUERY SELECT COUNT(*) FROM dogs
@@ -34,27 +34,27 @@ from posttrain.envs.sql import (
 
 # By `type` of the options `data`.
 DATA = {'synth': generated.Generated, 'files': files.Files}
-_NAME = 20  # characters of a name that is no table's, in the error
+_NAME = 20  # characters of an unknown table's name in the error
 
 
 class Sql(base.Env):
   """`schema.Sql`."""
 
   def __init__(self, name: str, cfg: schema.Sql):
-    """Finds the data.
+    """Opens the data.
 
     Raises:
       ValueError: a file or database is missing, or a question is malformed.
     """
     self.name, self.cfg, self.max_turns = name, cfg, cfg.budget
     self._data = DATA[cfg.data.type](name, cfg.data, cfg.difficulties)
-    self._says = observations.Observations(cfg.style, cfg.role)
+    self._writer = observations.Writer(cfg.style, cfg.role)
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns a split's questions; no database is in both splits.
+    """Returns the tasks of a split; no database is in both splits.
 
     Raises:
-      ValueError: a split has no question of these difficulties.
+      ValueError: the split has no question of these difficulties.
     """
     base.check_split(split)
     questions = self._data.questions(split)
@@ -67,12 +67,12 @@ class Sql(base.Env):
     )
 
   def make(self, task: types.Task) -> 'Episode':
-    """Returns an episode, which opens the task's database when it acts."""
+    """Returns an episode, which opens the task's database on its first step."""
     db_id = task.info['db_id']
-    return Episode(lambda: self._data.open(db_id), task, self.cfg, self._says)
+    return Episode(lambda: self._data.open(db_id), task, self.cfg, self._writer)
 
   def task(self, question: record.Question) -> types.Task:
-    """Returns the task of a question, with how a teacher explores it.
+    """Returns the task of a question, with a demonstration by the teacher.
 
     Raises:
       ValueError: the question's gold SQL does not run.
@@ -82,108 +82,112 @@ class Sql(base.Env):
       id=question.id,
       env=self.name,
       info=dict(vars(question)),
-      prompt=self._says.prompt(question.text, tables, self.cfg.budget),
+      prompt=self._writer.prompt(question.text, tables, self.cfg.budget),
       answer=verifier.answer(question.gold_rows, question.answer_type),
     )
-    said = players.demonstrate(self, task, self.cfg.teacher)
-    return dataclasses.replace(task, demonstration=said)
+    demonstration = players.demonstrate(self, task, self.cfg.teacher)
+    return dataclasses.replace(task, demonstration=demonstration)
 
 
 class Episode:
-  """One question, explored."""
+  """One exploration of one question."""
 
   def __init__(
     self,
-    connect: Callable[[], database.Database],
+    open_database: Callable[[], database.Database],
     task: types.Task,
     cfg: schema.Sql,
-    says: observations.Observations,
+    writer: observations.Writer,
   ):
-    """Args: connect: opens the database; says: writes observations."""
-    self._connect, self._opened = connect, None
-    self._task, self._cfg, self._says = task, cfg, says
+    """Builds an episode.
+
+    Args:
+      open_database: opens the task's database, on the first step that needs it.
+      task: the task, with `info` as `Sql.task` writes it.
+      cfg: the environment's options.
+      writer: writes the observations.
+    """
+    self._open_database = open_database
+    self._database: database.Database | None = None
+    self._task, self._cfg, self._writer = task, cfg, writer
     self._ledger = rewards.Ledger(cfg.reward, task.info['gold_rows'])
-    self._taken: list[float] = []  # reward per step
-    self._failed = self._unparsed = 0
+    self._rewards: list[float] = []  # per step
+    self._num_failed = self._num_unparsed = 0
 
   def reset(self) -> types.Messages:
     return self._task.prompt
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    """Does what a turn says; one that was cut off does nothing."""
+    """Runs the action of a turn; a truncated turn fails without an action."""
     assert self._ledger.correct is None, 'the episode is over'
     assert self._left > 0, 'the budget is spent'
     action = actions.parse(text)
-    self._unparsed += not action.parsed
+    self._num_unparsed += not action.parsed
     if action.type == 'ANSWER' and not truncated:
-      self._taken.append(
-        self._ledger.answer(
-          verifier.correct(
-            action.argument,
-            self._task.info['gold_rows'],
-            self._task.info['answer_type'],
-          )
-        )
+      info = self._task.info
+      correct = verifier.correct(
+        action.argument, info['gold_rows'], info['answer_type']
       )
-      return types.StepOut((), self._taken[-1], done=True)
-    shown, error, rows = None, 'the turn was too long and was cut off', None
+      self._rewards.append(self._ledger.answer(correct))
+      return types.StepOut((), self._rewards[-1], done=True)
+    text, error, rows = None, 'the turn was too long and was cut off', None
     if not truncated:
-      shown, error, rows = self._act(action)
-    self._failed += error is not None
-    move = rewards.Move(rewards.key(action), error is not None, rows)
-    self._taken.append(self._ledger.step(move))
-    said = (
-      self._says.result(shown, action.type, self._left)
+      text, error, rows = self._act(action)
+    self._num_failed += error is not None
+    step = rewards.Step(rewards.key(action), error is not None, rows)
+    self._rewards.append(self._ledger.step(step))
+    messages = (
+      self._writer.result(text, action.type, self._left)
       if error is None
-      else self._says.error(error, action.type, self._left)
+      else self._writer.error(error, action.type, self._left)
     )
-    return types.StepOut(said, self._taken[-1], done=False)
+    return types.StepOut(messages, self._rewards[-1], done=False)
 
   def grade(self) -> types.Score:
-    """Returns the sum of the steps' rewards; correct if answered so.
+    """Returns the sum of the steps' rewards; `correct` if the answer is.
 
-    `formatted` if every turn was an action; an episode without a turn is not
+    `formatted` if every turn was an action. An episode without a turn is not
     scorable. Metrics: the layers (`progress` is the last query's, in [0, 1]),
-    steps, and how many of them failed or were no action.
+    the number of steps, and how many of them failed or could not be parsed.
     """
-    if not self._taken:
+    if not self._rewards:
       return types.Score(reward=None)
     ledger = self._ledger
     correct = bool(ledger.correct)
     return types.Score(
-      reward=sum(self._taken),
+      reward=sum(self._rewards),
       correct=correct,
-      formatted=not self._unparsed,
+      formatted=not self._num_unparsed,
       metrics={
         'operational': ledger.operational,
-        'progress': ledger.nearest,
+        'progress': ledger.progress,
         'answered': float(ledger.correct is not None),
-        'steps': float(len(self._taken)),
-        'failed': float(self._failed),
-        'unparsed': float(self._unparsed),
+        'steps': float(len(self._rewards)),
+        'failed': float(self._num_failed),
+        'unparsed': float(self._num_unparsed),
         f'pass_rate_{self._task.info["difficulty"]}': float(correct),
       },
     )
 
   def close(self) -> None:
-    if self._opened is not None:
-      self._opened.close()
+    if self._database is not None:
+      self._database.close()
 
   @property
   def _db(self) -> database.Database:
-    """The database; an episode that waits for its turn holds no file."""
-    if self._opened is None:
-      self._opened = self._connect()
-    return self._opened
+    """The database, opened on first use: a waiting episode holds no file."""
+    if self._database is None:
+      self._database = self._open_database()
+    return self._database
 
   @property
   def _left(self) -> int:
-    return self._cfg.budget - len(self._taken)
+    return self._cfg.budget - len(self._rewards)
 
   def _act(
     self, action: actions.Action
   ) -> tuple[str | None, str | None, record.Rows | None]:
-    """Runs an action: what it shows, or what was wrong; rows of a query."""
+    """Runs an action; returns (result, error, rows), rows of a query only."""
     if action.type == 'QUERY':
       return self._show(
         self._db.query(action.argument, observations.QUERY_ROWS), True
@@ -194,11 +198,11 @@ class Episode:
       known = ', '.join(self._db.tables)
       return None, f'no such table: {name}; tables: {known}', None
     if action.type == 'DESCRIBE':
-      return self._says.table(self._db, table), None, None
-    return self._show(self._db.sample(table, self._says.sample_rows), False)
+      return self._writer.table(self._db, table), None, None
+    return self._show(self._db.sample(table, self._writer.sample_rows), False)
 
   def _show(self, result: database.Result, graded: bool):
     if result.error is not None:
       return None, result.error, None
-    text = self._says.rows(result.rows, result.more)
+    text = self._writer.rows(result.rows, result.more)
     return text, None, result.rows if graded else None

@@ -1,9 +1,9 @@
-"""Questions of a file, about real databases, such as Spider's.
+"""The data source of questions in a file about real databases (Spider's form).
 
-A split holds whole databases: those whose hash is lowest are for evaluation.
-What the file says the answer is, is taken as it stands, unless `n_rows` says
-that there is more of it, which the database then tells; a difficulty that it
-does not say is told by the number of tables: 1 easy, 2 medium, more hard.
+A split holds whole databases: those with the lowest hashes are for evaluation.
+The gold answer is read from the file; if `n_rows` is larger than its number of
+rows, the gold SQL is run for the complete answer. A missing difficulty follows
+from the number of tables: 1 easy, 2 medium, more hard.
 """
 
 import codecs
@@ -21,7 +21,7 @@ from posttrain.data import jsonl, sources
 from posttrain.envs import base
 from posttrain.envs.sql import database, record
 
-# Field of a question -> what files call it; those of SQLEnv come second.
+# Field of a question -> its keys in files; those of SQLEnv come second.
 _NAMES = {
   'id': ('id', 'question_id'),
   'db_id': ('db_id', 'database_name'),
@@ -40,11 +40,16 @@ class Files:
   def __init__(
     self, name: str, cfg: schema.SqlFiles, difficulties: Sequence[str]
   ):
-    """Reads the questions, and looks for their databases.
+    """Reads the questions and opens each of their databases once.
+
+    Args:
+      name: the environment's name.
+      cfg: the options.
+      difficulties: difficulties of the questions.
 
     Raises:
-      ValueError: a file is missing (names it), a question is malformed (names
-        its place), or none is left.
+      ValueError: a file is missing, a question is malformed, or no question has
+        these difficulties.
     """
     self._name, self._cfg = name, cfg
     # Rows of real tables are longer than generated ones.
@@ -53,31 +58,33 @@ class Files:
     self._folder = base.find(
       name, 'data.databases', cfg.databases, folders=True
     )
-    read = [
+    rows = [
       (_question(row, where), row.get('n_rows'), where)
       for row, where in _read(self._path)
     ]
-    ids = sorted({question.db_id for question, *_ in read})
-    self._tables = {db_id: self._look(db_id) for db_id in ids}
-    found = [self._whole(*each) for each in read]
-    _check_unique(found, self._path)
-    self._questions = [q for q in found if q.difficulty in difficulties]
+    ids = sorted({question.db_id for question, *_ in rows})
+    self._tables = {db_id: self._read_tables(db_id) for db_id in ids}
+    questions = [self._complete(*row) for row in rows]
+    _check_unique(questions, self._path)
+    self._questions = [q for q in questions if q.difficulty in difficulties]
     if not self._questions:
       raise ValueError(
-        f'envs.{name}.env.difficulties must be of questions that '
-        f'{self._path} has: got {tuple(difficulties)}, expected some of '
-        f'{sorted({q.difficulty for q in found})}'
+        f'envs.{name}.env.difficulties must be difficulties of questions in '
+        f'{self._path}: got {tuple(difficulties)}, expected some of '
+        f'{sorted({q.difficulty for q in questions})}'
       )
     count = round(cfg.eval_share * len(ids))
-    self._kept = set(sorted(ids, key=_hash)[:count])
+    self._eval_ids = set(sorted(ids, key=_hash)[:count])
 
   def questions(self, split: str) -> Sequence[record.Question]:
     """Returns the questions of a split, in the file's order."""
-    kept = split == 'eval'
-    return [q for q in self._questions if (q.db_id in self._kept) == kept]
+    evaluates = split == 'eval'
+    return [
+      q for q in self._questions if (q.db_id in self._eval_ids) == evaluates
+    ]
 
   def fingerprint(self, split: str) -> str:
-    """The hash of the questions and of the databases they ask about."""
+    """Returns the hash of the questions and their databases."""
     del split
     ids = sorted({question.db_id for question in self._questions})
     return sources.fingerprint(
@@ -92,38 +99,38 @@ class Files:
     return database.Database.from_file(self._database(db_id), self._limits)
 
   def tables(self, db_id: str) -> tuple[str, ...]:
-    """The names of a database's tables."""
+    """Returns the names of a database's tables."""
     return self._tables[db_id]
 
-  def _whole(
+  def _complete(
     self, question: record.Question, count: Any, where: str
   ) -> record.Question:
-    """Completes a gold answer of which the file has the first rows alone."""
-    has = len(question.gold_rows)
-    count = has if count is None else count
-    if type(count) is not int or count < has:
+    """Completes a gold answer whose first rows only are in the file."""
+    num_rows = len(question.gold_rows)
+    count = num_rows if count is None else count
+    if type(count) is not int or count < num_rows:
       raise ValueError(
         f"{where} must have 'n_rows', the rows of the whole gold answer: got "
-        f'{count!r}, expected a whole number, {has} or more'
+        f'{count!r}, expected a whole number, {num_rows} or more'
       )
-    if count == has:
+    if count == num_rows:
       return question
     limits = dataclasses.replace(self._limits, result=100_000_000)
     path = self._database(question.db_id)
     try:
       with contextlib.closing(database.Database.from_file(path, limits)) as db:
-        found = db.query(question.gold_sql, count)
+        result = db.query(question.gold_sql, count)
     except database.Timeout as error:
-      found = database.Result(error=str(error))
-    if found.error or found.more or len(found.rows) != count:
+      result = database.Result(error=str(error))
+    if result.error or result.more or len(result.rows) != count:
       raise ValueError(
-        f'{where} must say how many rows its gold_sql gives: got n_rows='
-        f'{count}, expected {found.error or len(found.rows)}'
+        f'{where} must have the number of rows of its gold_sql: got n_rows='
+        f'{count}, expected {result.error or len(result.rows)}'
       )
-    return dataclasses.replace(question, gold_rows=found.rows)
+    return dataclasses.replace(question, gold_rows=result.rows)
 
-  def _look(self, db_id: str) -> tuple[str, ...]:
-    """Opens a database for its tables; ValueError where there is none."""
+  def _read_tables(self, db_id: str) -> tuple[str, ...]:
+    """Returns the tables of a database; ValueError if it does not exist."""
     try:
       with contextlib.closing(self.open(db_id)) as db:
         return db.tables
@@ -138,7 +145,7 @@ class Files:
 
 
 def _read(path: pathlib.Path) -> Iterable[tuple[Any, str]]:
-  """Returns the rows of a JSON list, or of JSONL, with their places."""
+  """Returns the rows of a JSON list or JSONL, each with its position."""
   data = path.read_bytes()
   if not data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'['):
     return jsonl.objects(path)
@@ -148,14 +155,14 @@ def _read(path: pathlib.Path) -> Iterable[tuple[Any, str]]:
     raise ValueError(
       f'{path} must be a JSON list of questions, or JSONL, in UTF-8: {error}'
     ) from error
-  return [(row, f'{path}:{at}') for at, row in enumerate(rows, start=1)]
+  return [(row, f'{path}:{i}') for i, row in enumerate(rows, start=1)]
 
 
 def _is_text(value: Any) -> bool:
   return isinstance(value, str) and bool(value.strip())
 
 
-# Field of a question -> (what it must be, whether a value is).
+# Field of a question -> (requirement in words, check of a value).
 _FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   'id': ('a text or a whole number', lambda x: _is_text(x) or type(x) is int),
   'db_id': (
@@ -221,7 +228,7 @@ def _rows(value: Any, where: str) -> record.Rows:
       )
     if isinstance(cell, float) and not math.isfinite(cell):
       raise ValueError(f'{where} must have finite numbers: got {cell}')
-  if all(cell is None for cell in cells):  # who gives up says so too
+  if all(cell is None for cell in cells):  # a policy that gives up says null
     raise ValueError(
       f'{where} must have a gold answer with a value that is not null: got '
       f'{value!r}'
@@ -230,7 +237,7 @@ def _rows(value: Any, where: str) -> record.Rows:
 
 
 def _check_shape(rows: record.Rows, answer_type: str, where: str) -> None:
-  """Refuses an answer that is not of its type."""
+  """Checks that an answer has the shape of its type."""
   widths, one = {len(row) for row in rows}, len(rows) == 1
   fits = len(widths) == 1 and (
     answer_type == 'table' or widths == {1} and (one or answer_type == 'list')
@@ -248,14 +255,16 @@ def _check_shape(rows: record.Rows, answer_type: str, where: str) -> None:
     )
 
 
-def _check_unique(found: Sequence[record.Question], path) -> None:
-  seen = set()
-  for question in found:
-    if question.id in seen:
+def _check_unique(
+  questions: Sequence[record.Question], path: pathlib.Path
+) -> None:
+  ids = set()
+  for question in questions:
+    if question.id in ids:
       raise ValueError(
         f'{path} must have each id once: got {question.id!r} twice'
       )
-    seen.add(question.id)
+    ids.add(question.id)
 
 
 def _hash(db_id: str) -> bytes:

@@ -1,18 +1,19 @@
-"""The three layers as reward functions of their own, from what was said.
+"""The three reward layers as separate reward functions of the messages.
 
     fn(completions, gold_rows, answer_type, **columns) -> list[float | None]
 
-TRL's signature. A completion is the messages behind the prompt: actions, and
-observations of either style in between; the columns are what tasks carry. They
-ask no environment, so they also grade episodes that were recorded elsewhere:
+TRL's signature. A completion is the messages after the prompt: actions, and
+observations in either style between them. The columns are those of the tasks'
+`info`. The functions need no environment, so they also grade recorded episodes:
 `--config.grpo.envs.sql.rewards='{"right": {"fn":
 "posttrain.envs.sql.functions:reward_correctness", "weight": 1.0}}'`. An episode
-without a turn is not scorable. An answer that got an observation was cut off,
-and counts as a step that failed.
+without a turn is not scorable. An answer with an observation after it was
+truncated and counts as a failed step.
 """
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from posttrain import schema, types
 from posttrain.envs.sql import (
@@ -25,7 +26,7 @@ from posttrain.envs.sql import (
 )
 
 Completion = Sequence[types.Message]
-# As `cells` writes them.
+# A number in the form of `cells`.
 _NUMBER = re.compile(r'-?[0-9]{1,300}((?:\.[0-9]+)?(?:e[+-][0-9]+)?)')
 
 
@@ -33,34 +34,40 @@ def reward_correctness(
   completions: Sequence[Completion],
   gold_rows: Sequence[record.Rows],
   answer_type: Sequence[str],
-  **columns,
+  **columns: Any,
 ) -> list[float | None]:
-  """Returns 1 for a right answer, 0 for a wrong one or none."""
+  """Returns 1 for a correct answer, 0 for a wrong or missing one."""
   del columns
-  found = []
-  for said, gold, kind in zip(completions, gold_rows, answer_type, strict=True):
-    moves = list(_moves(said))
-    answers = [a.argument for a, heard in moves if _answers(a, heard)]
+  values = []
+  for messages, gold, kind in zip(
+    completions, gold_rows, answer_type, strict=True
+  ):
+    steps = list(_steps(messages))
+    answers = [a.argument for a, text in steps if _is_answer(a, text)]
     right = bool(answers) and verifier.correct(answers[0], gold, kind)
-    found.append(float(right) if moves else None)
-  return found
+    values.append(float(right) if steps else None)
+  return values
 
 
 def reward_progress(
-  completions: Sequence[Completion], gold_rows: Sequence[record.Rows], **columns
+  completions: Sequence[Completion],
+  gold_rows: Sequence[record.Rows],
+  **columns: Any,
 ) -> list[float | None]:
-  """Returns how near the last query came to the gold rows, in [0, 1]."""
+  """Returns the progress of the last query to the gold rows, in [0, 1]."""
   del columns
   return [
-    None if ledger is None else ledger.nearest
+    None if ledger is None else ledger.progress
     for ledger in _replay(completions, gold_rows)
   ]
 
 
 def reward_operational(
-  completions: Sequence[Completion], gold_rows: Sequence[record.Rows], **columns
+  completions: Sequence[Completion],
+  gold_rows: Sequence[record.Rows],
+  **columns: Any,
 ) -> list[float | None]:
-  """Returns the sum of what single steps are worth, by version 2."""
+  """Returns the sum of the steps' operational rewards, by version 2."""
   del columns
   return [
     None if ledger is None else ledger.operational
@@ -68,34 +75,39 @@ def reward_operational(
   ]
 
 
-def _replay(completions, gold_rows) -> Iterator[rewards.Ledger | None]:
-  for said, gold in zip(completions, gold_rows, strict=True):
-    ledger, moves = rewards.Ledger(schema.SqlReward(), gold), list(_moves(said))
-    for action, heard in moves:
-      if _answers(action, heard):
+def _replay(
+  completions: Sequence[Completion], gold_rows: Sequence[record.Rows]
+) -> Iterator[rewards.Ledger | None]:
+  """Yields the ledger of each completion; None if it has no turn."""
+  for messages, gold in zip(completions, gold_rows, strict=True):
+    ledger = rewards.Ledger(schema.SqlReward(), gold)
+    steps = list(_steps(messages))
+    for action, text in steps:
+      if _is_answer(action, text):
         break
-      result, _ = observations.read(heard)
+      result, _ = observations.read(text)
       rows = None
       if result is not None and action.type == 'QUERY':
         rows = _rows(result)
-      ledger.step(rewards.Move(rewards.key(action), result is None, rows))
-    yield ledger if moves else None
+      ledger.step(rewards.Step(rewards.key(action), result is None, rows))
+    yield ledger if steps else None
 
 
-def _answers(action: actions.Action, heard: str) -> bool:
-  return action.type == 'ANSWER' and not heard
+def _is_answer(action: actions.Action, observation: str) -> bool:
+  return action.type == 'ANSWER' and not observation
 
 
-def _moves(said: Completion) -> Iterator[tuple[actions.Action, str]]:
-  """Yields each action, with the observation behind it; '' = none."""
-  for at, message in enumerate(said):
+def _steps(messages: Completion) -> Iterator[tuple[actions.Action, str]]:
+  """Yields each action with the observation after it; '' = none."""
+  for i, message in enumerate(messages):
     if message['role'] == 'assistant':
-      heard = said[at + 1]['content'] if at + 1 < len(said) else ''
-      yield actions.parse(message['content']), heard
+      rest = messages[i + 1 : i + 2]
+      observation = rest[0]['content'] if rest else ''
+      yield actions.parse(message['content']), observation
 
 
 def _rows(result: str) -> record.Rows:
-  """Reads shown rows; what reads as a number is one."""
+  """Reads shown rows; text in the form of a number becomes one."""
   if result == 'empty':
     return ()
   text = result.removesuffix(cells.CUT)

@@ -1,4 +1,4 @@
-"""Questions about generated databases, see `synth`."""
+"""The data source of generated databases and questions, see `synth`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,13 @@ class Generated:
   def __init__(
     self, name: str, cfg: schema.SqlSynth, difficulties: Sequence[str]
   ):
-    """Args: name: of the environment; difficulties: of the questions."""
+    """Builds the data source; databases are generated on access.
+
+    Args:
+      name: the environment's name; not used.
+      cfg: the options.
+      difficulties: difficulties of the questions.
+    """
     del name
     self._cfg, self._difficulties = cfg, tuple(difficulties)
 
@@ -24,16 +30,16 @@ class Generated:
     )
 
   def fingerprint(self, split: str) -> str:
-    """Tells data sets apart: of a few databases, for the rest follow."""
+    """Returns the hash of the split's first eight databases and questions."""
     seeds = range(min(self._databases(split), 8))
     return synth.fingerprint(seeds, self._split(split))
 
   def open(self, db_id: str) -> database.Database:
-    """Opens a database, in memory."""
+    """Opens a database in memory."""
     return database.Database.from_bytes(synth.open_id(db_id))
 
   def tables(self, db_id: str) -> tuple[str, ...]:
-    """The names of a database's tables."""
+    """Returns the names of a database's tables."""
     return tuple(t.name for t in schemas.make(*schemas.locate(db_id)).tables)
 
   def _databases(self, split: str) -> int:
@@ -45,7 +51,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class _Questions(Sequence):
-  """Questions made when asked for: every database has as many."""
+  """A sequence of questions, each built on access, `_each` per database."""
 
   databases: int
   split: str

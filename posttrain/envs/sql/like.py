@@ -1,10 +1,10 @@
-"""LIKE, instr and trim(x, y) that say what a call costs.
+"""LIKE, instr and trim(x, y) that pay for their cost in instructions.
 
-Within one instruction SQLite's own may take the length of a text times that of
-a pattern. These give the same results, and first `spend` instructions in that
-proportion. Only the letters of ASCII are alike in both cases. Blobs are read as
-text, but LIKE matches none. Text that is not UTF-8 does not get here: Python
-cannot pass it on.
+SQLite's own functions may take time proportional to the length of a text times
+that of a pattern within one instruction. These functions return the same
+results, and first `spend` instructions in that proportion. Only ASCII letters
+match in both cases. Blobs are read as text, but LIKE matches none. Text that is
+not UTF-8 never arrives here: Python cannot pass it.
 """
 
 from collections.abc import Callable
@@ -12,23 +12,23 @@ from collections.abc import Callable
 Value = str | bytes | int | float | None
 Spend = Callable[[int], None]
 
-_ANY, _ONE = '\0', '\ud800'  # of a pattern; no other character is like these
+_ANY, _ONE = '\0', '\ud800'  # wildcards; no text holds these characters
 
 
 def like(
   spend: Spend, pattern: Value, text: Value, *escape: Value
 ) -> bool | None:
-  """Returns whether a text is like a pattern.
+  """Returns whether a text matches a pattern.
 
   Args:
-    spend: is told the instructions that this is worth.
-    pattern: as LIKE has it.
-    text: what it should match.
-    *escape: after ESCAPE, if that is there: the character that makes the next
-      one no wildcard.
+    spend: called with the cost of the call, in instructions.
+    pattern: a pattern of LIKE.
+    text: the text.
+    *escape: the character after ESCAPE, if any; the character after it in the
+      pattern is no wildcard.
 
   Raises:
-    ValueError: `escape` is no single character, or of `spend`.
+    ValueError: `escape` is not one character, or `spend` raised it.
   """
   if None in (pattern, text, *escape):
     return None
@@ -47,7 +47,7 @@ def like(
 
 
 def instr(spend: Spend, text: Value, part: Value) -> int | None:
-  """Returns where a part of a text begins: from 1 on; 0 = nowhere."""
+  """Returns the position of a part in a text, from 1; 0 = not found."""
   if text is None or part is None:
     return None
   text, part = _text(text), _text(part)
@@ -56,7 +56,7 @@ def instr(spend: Spend, text: Value, part: Value) -> int | None:
 
 
 def trim(spend: Spend, text: Value, characters: Value) -> str | None:
-  """Returns a text without these characters at both of its ends."""
+  """Returns a text without these characters at both ends."""
   if text is None or characters is None:
     return None
   text, characters = _text(text), _text(characters).partition('\0')[0]
@@ -74,28 +74,28 @@ FUNCTIONS = (
 
 
 def _pay(spend: Spend, pattern: str, text: str, more: int = 0) -> None:
-  """Spends ten instructions for the call, one for a hundred comparisons.
+  """Spends ten instructions for the call, one per hundred comparisons.
 
-  The 50 stand for what each part of a pattern costs, however short the text is.
+  The 50 is the cost of each character of a pattern with an empty text.
   """
   spend(10 + len(pattern) * (50 + len(text)) // 100 + more)
 
 
 def _text(value: Value) -> str:
-  """Writes a value as SQLite does."""
+  """Returns the text of a value, in SQLite's format."""
   if isinstance(value, bytes):
     return value.decode('utf-8', 'replace')
   if not isinstance(value, float):
     return str(value)
   if value in (float('inf'), float('-inf')):
     return 'Inf' if value > 0 else '-Inf'
-  # There is no -0.
+  # SQLite writes no -0.
   digits, e, power = f'{value + 0.0:.15g}'.partition('e')
   return digits + ('' if '.' in digits else '.0') + e + power
 
 
 def _fold(text: str) -> str:
-  """Lowers the letters of ASCII, as only bytes do."""
+  """Lowers ASCII letters only; `bytes.lower` does so."""
   if text.isascii():
     return text.lower()
   return (
@@ -106,25 +106,25 @@ def _fold(text: str) -> str:
 
 
 def _escaped(pattern: str, escape: str) -> str | None:
-  """Marks what is a wildcard; None if it ends within an escape."""
+  """Replaces wildcards by markers; None if the pattern ends in an escape."""
   if len(escape) != 1:
     raise ValueError('ESCAPE expression must be a single character')
-  found, rest = [], iter(pattern)
+  characters, rest = [], iter(pattern)
   for character in rest:
     if character == escape:
       character = next(rest, None)
       if character is None:
         return None
-      found.append(character)
+      characters.append(character)
     else:
-      found.append({'%': _ANY, '_': _ONE}.get(character, character))
-  return ''.join(found)
+      characters.append({'%': _ANY, '_': _ONE}.get(character, character))
+  return ''.join(characters)
 
 
 def _match(pattern: str, text: str) -> bool:
-  """Whether a pattern with marked wildcards is like a whole text.
+  """Returns whether a pattern with marked wildcards matches a whole text.
 
-  Between two `_ANY`, each part may as well be where it can be first.
+  A part between two `_ANY` is placed at its first match, without loss.
   """
   first, *rest = pattern.split(_ANY)
   if not rest:
@@ -142,7 +142,7 @@ def _match(pattern: str, text: str) -> bool:
 
 
 def _find(part: str, text: str, start: int) -> int:
-  """Returns where a part with `_ONE` first is in a text, or -1."""
+  """Returns the first position of a part with `_ONE` in a text, or -1."""
   if _ONE not in part:
     return text.find(part, start)
   at, pieces = 0, []
@@ -151,8 +151,8 @@ def _find(part: str, text: str, start: int) -> int:
       pieces.append((at, piece))
     at += len(piece) + 1
   skip, piece = pieces.pop(0) if pieces else (0, '')
-  while (found := text.find(piece, start + skip)) >= 0:
-    start = found - skip
+  while (position := text.find(piece, start + skip)) >= 0:
+    start = position - skip
     if start + len(part) > len(text):
       return -1
     if all(text.startswith(piece, start + at) for at, piece in pieces):

@@ -1,4 +1,4 @@
-"""What the agent reads: the question at first, then a result or an error.
+"""Texts of the environment: the question, then a result or error per step.
 
     how many dogs are there          Question: How many singers are there?
     tables: dogs, toys               Tables: singer, concert
@@ -12,8 +12,8 @@
     error: no such column: pay       Error: no such column: pay
     left: 7                          Steps left: 7
 
-The left is `compact`, made of few tokens for small models; the right is
-`verbose`, behind a system prompt with the rules. An error is always shown.
+Left: style `compact`, few tokens, for small models. Right: style `verbose`,
+after a system prompt with the rules. Errors are always shown.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import re
 from posttrain import types
 from posttrain.envs.sql import cells, database, record
 
-QUERY_ROWS = 20  # of a result that are shown, and graded for progress
+QUERY_ROWS = 20  # rows of a result that are shown, and graded for progress
 _SYSTEM = """\
 You answer a question about a SQLite database that you cannot see at first. \
 Explore it step by step. Every turn is one action, on a line of its own:
@@ -39,8 +39,8 @@ double quotes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Words:
-  """How a style says it."""
+class _Style:
+  """Text templates and limits of a style."""
 
   question: str
   tables: str
@@ -48,15 +48,15 @@ class _Words:
   result: str
   error: str
   sample_rows: int
-  characters: int  # of a result
-  error_characters: int
+  characters: int  # maximum of a result
+  error_characters: int  # maximum of an error
 
 
 _STYLES = {
-  'compact': _Words(
+  'compact': _Style(
     '{}', '\ntables: {}', '\nleft: {}', 'result: ', 'error: ', 3, 400, 60
   ),
-  'verbose': _Words(
+  'verbose': _Style(
     'Question: {}',
     '\nTables: {}',
     '\nSteps left: {}',
@@ -69,57 +69,72 @@ _STYLES = {
 }
 
 
-class Observations:
-  """Says it in a style."""
+class Writer:
+  """Writes prompts and observations in one style.
+
+  Attributes:
+    sample_rows: number of rows that SAMPLE shows.
+  """
 
   def __init__(self, style: str, role: str):
-    """Args: role: whose words they are: 'tool' or 'user'."""
-    self._style, self._role = style, role
-    self._words = _STYLES[style]
-    self.sample_rows = self._words.sample_rows
+    """Builds a writer.
+
+    Args:
+      style: 'compact' or 'verbose'.
+      role: role of the observations, 'tool' or 'user'.
+    """
+    self._style_name, self._role = style, role
+    self._style = _STYLES[style]
+    self.sample_rows = self._style.sample_rows
 
   def prompt(
     self, question: str, tables: tuple[str, ...], budget: int
   ) -> types.Messages:
-    """Asks the question."""
-    words, messages = self._words, ()
-    if self._style == 'verbose':
+    """Returns the messages that ask a question."""
+    style, messages = self._style, ()
+    if self._style_name == 'verbose':
       system = _SYSTEM.format(budget=budget)
       messages = ({'role': 'system', 'content': system},)
-    text = words.question.format(question)
-    text += words.tables.format(', '.join(tables)) + words.left.format(budget)
+    text = style.question.format(question)
+    text += style.tables.format(', '.join(tables)) + style.left.format(budget)
     return (*messages, {'role': 'user', 'content': text})
 
   def result(self, text: str, action: str, left: int) -> types.Messages:
-    """Shows what an action gave; a tool goes by its type: query, sample."""
-    return self._say(self._words.result + text, action, left)
+    """Returns the observation of a result.
+
+    Args:
+      text: the result.
+      action: the action's type; a message of role 'tool' has it as its name.
+      left: number of steps left.
+    """
+    return self._observe(self._style.result + text, action, left)
 
   def error(self, text: str, action: str, left: int) -> types.Messages:
-    """Shows what was wrong with an action."""
-    text = cells.cut(text, self._words.error_characters)
-    return self._say(self._words.error + text, action, left)
+    """Returns the observation of an error, see `result`."""
+    text = cells.cut(text, self._style.error_characters)
+    return self._observe(self._style.error + text, action, left)
 
   def rows(self, rows: record.Rows, more: bool) -> str:
-    """Writes rows; `more`: there are others."""
+    """Writes rows; `more`: whether the result has further rows."""
     text, _ = cells.write(
-      rows, style=self._style, more=more, limit=self._words.characters
+      rows, style=self._style_name, more=more, limit=self._style.characters
     )
     return text
 
   def table(self, db: database.Database, table: str) -> str:
-    """Describes a table."""
+    """Writes a table's columns and its number of rows."""
     columns, count = db.describe(table), db.count(table)
-    if self._style == 'compact':
+    if self._style_name == 'compact':
       names = ', '.join(name for name, _ in columns)
-      return cells.cut(f'{names}; {count} rows', self._words.characters)
+      return cells.cut(f'{names}; {count} rows', self._style.characters)
     lines = [f'{table}, {count} rows']
     lines += [f'{name} {kind}'.rstrip() for name, kind in columns]
-    return cells.cut('\n'.join(lines), self._words.characters)
+    return cells.cut('\n'.join(lines), self._style.characters)
 
-  def _say(self, text: str, action: str, left: int) -> types.Messages:
-    named = {'name': action.lower()} if self._role == 'tool' else {}
-    content = text + self._words.left.format(left)
-    return ({'role': self._role, **named, 'content': content},)
+  def _observe(self, text: str, action: str, left: int) -> types.Messages:
+    name = {'name': action.lower()} if self._role == 'tool' else {}
+    content = text + self._style.left.format(left)
+    return ({'role': self._role, **name, 'content': content},)
 
 
 _READ = re.compile(
@@ -130,6 +145,6 @@ _READ = re.compile(
 
 
 def read(content: str) -> tuple[str | None, str | None]:
-  """Returns the result and the error that an observation shows, or None."""
-  found = _READ.fullmatch(content)
-  return found.group('result', 'error') if found else (None, None)
+  """Returns (result, error) of an observation, each None if absent."""
+  match = _READ.fullmatch(content)
+  return match.group('result', 'error') if match else (None, None)

@@ -1,11 +1,10 @@
-"""Players that need no model: a teacher, and policies to compare with.
+"""Players without a model: a teacher, and baseline policies.
 
-A player is a generator: it is sent what the environment said, and yields what
-it says next.
+A player is a generator: observations are sent to it, and it yields turns.
 
-    oracle    describes, queries by the gold SQL, answers what the result says
-    chance    any action, of tables and columns that it has seen
-    farmer    explores for ever, for the rewards of exploring; never answers
+    oracle    describes tables, runs the gold SQL, answers with its result
+    chance    random actions, with tables and columns from the observations
+    farmer    repeats actions that explore, for their rewards; never answers
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from posttrain.envs.sql import (
   words,
 )
 
-# (task, says a colon, random numbers) -> its turns.
+# (task, whether actions have a colon, random numbers) -> turns.
 Turns = Generator[str, str, None]
 Player = Callable[[types.Task, bool, random.Random], Turns]
 
@@ -41,44 +40,43 @@ def play(
 
   Args:
     env: a `Sql` environment.
-    task: of it.
-    player: who plays.
-    seed: of the player, beside the task's id.
+    task: a task of it.
+    player: the player.
+    seed: seed of the player's random numbers, with the task's id.
 
   Returns:
-    Its messages, score and rewards per turn; no samples, for nobody sampled a
-    token.
+    A rollout with messages, score and rewards per turn, without samples.
   """
   turns = player(
     task, env.cfg.style == 'verbose', random.Random(f'{seed}:{task.id}')
   )
-  said, stop_reason, taken = next(turns), 'max_turns', []
+  text, stop_reason, rollout_turns = next(turns), 'max_turns', []
   with contextlib.closing(env.make(task)) as episode:
     messages = list(episode.reset())
     for _ in range(env.max_turns):
-      out = episode.step(said, truncated=False)
-      messages += [{'role': 'assistant', 'content': said}, *out.messages]
-      taken.append(types.Turn(0, 0, 0, out.reward, 'eos'))
+      out = episode.step(text, truncated=False)
+      messages += [{'role': 'assistant', 'content': text}, *out.messages]
+      rollout_turns.append(types.Turn(0, 0, 0, out.reward, 'eos'))
       if out.done:
         stop_reason = 'env_done'
         break
-      said = turns.send(out.messages[-1]['content'])
+      text = turns.send(out.messages[-1]['content'])
     score = episode.grade()
   return types.Rollout(
-    0, task, tuple(messages), (), score, stop_reason, turns=tuple(taken)
+    0, task, tuple(messages), (), score, stop_reason, turns=tuple(rollout_turns)
   )
 
 
 def oracle(teacher: schema.SqlTeacher) -> Player:
-  """Returns the player of demonstrations.
+  """Returns the player that writes demonstrations.
 
       easy     QUERY, ANSWER
       medium   DESCRIBE, QUERY, ANSWER
       hard     DESCRIBE, DESCRIBE, QUERY, ANSWER
 
-  Where questions come with real databases, every table that the gold SQL
-  reads is described first, whatever the difficulty. Its turns raise ValueError
-  where the gold SQL has no result.
+  For questions about real databases, it describes every table that the gold SQL
+  reads, at any difficulty. The generator raises ValueError if the gold SQL has
+  no result.
   """
 
   def player(task, colon, rng):
@@ -87,10 +85,13 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
       rng.random() < share
       for share in (teacher.detour, teacher.error, teacher.haste)
     )
-    looks = not info['template'].startswith('E')
-    if haste and looks:
-      shown = yield actions.write('SAMPLE', info['tables'][0], colon=colon)
-      yield actions.write('ANSWER', _seen(shown, info, rng), colon=colon)
+    describes = not info['template'].startswith('E')
+    if haste and describes:
+      observation = yield actions.write(
+        'SAMPLE', info['tables'][0], colon=colon
+      )
+      answer = _shown_value(observation, info, rng)
+      yield actions.write('ANSWER', answer, colon=colon)
       return
     if detour:
       yield actions.write(
@@ -98,17 +99,17 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
         rng.choice(_tables(task)),
         colon=colon,
       )
-    guessed = _guessed(sql, rng) if error else None
-    if guessed is not None:
-      yield actions.write('QUERY', guessed, colon=colon)
-    if looks:
+    wrong_sql = _rename_column(sql, rng) if error else None
+    if wrong_sql is not None:
+      yield actions.write('QUERY', wrong_sql, colon=colon)
+    if describes:
       for table in info['tables']:
         yield actions.write('DESCRIBE', table, colon=colon)
-    shown = yield actions.write('QUERY', sql, colon=colon)
-    answer = shown_result(shown)
+    observation = yield actions.write('QUERY', sql, colon=colon)
+    answer = shown_result(observation)
     if answer is None:
-      raise ValueError(observations.read(shown)[1])
-    if answer.endswith(cells.CUT):  # does not say all of it
+      raise ValueError(observations.read(observation)[1])
+    if answer.endswith(cells.CUT):  # the result is not complete
       answer = verifier.answer(info['gold_rows'], info['answer_type'])
     yield actions.write('ANSWER', answer, colon=colon)
 
@@ -116,21 +117,21 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
 
 
 def chance(task: types.Task, colon: bool, rng: random.Random) -> Turns:
-  """Acts at random, with words that it has seen."""
-  seen = ['id', 'name', '1']
+  """Plays random actions, with words of earlier results."""
+  known_words = ['id', 'name', '1']
   tables = _tables(task)
   while True:
     kind, table = rng.choice(actions.TYPES), rng.choice(tables)
-    said = {
-      'QUERY': f'SELECT {rng.choice(seen)} FROM {table}',
-      'ANSWER': rng.choice(seen),
+    argument = {
+      'QUERY': f'SELECT {rng.choice(known_words)} FROM {table}',
+      'ANSWER': rng.choice(known_words),
     }.get(kind, table)
-    heard = yield actions.write(kind, said, colon=colon)
-    seen += re.findall(r'\w+', shown_result(heard) or '')
+    observation = yield actions.write(kind, argument, colon=colon)
+    known_words += re.findall(r'\w+', shown_result(observation) or '')
 
 
 def farmer(task: types.Task, colon: bool, rng: random.Random) -> Turns:
-  """Earns what there is to earn without an answer."""
+  """Plays for the rewards of steps, without an answer."""
   del rng
   while True:
     for table in _tables(task):
@@ -146,9 +147,9 @@ def farmer(task: types.Task, colon: bool, rng: random.Random) -> Turns:
 def demonstrate(
   env: base.Env, task: types.Task, teacher: schema.SqlTeacher
 ) -> types.Messages | None:
-  """Returns what a teacher says, and hears, behind the prompt.
+  """Returns the teacher's turns and the observations, after the prompt.
 
-  None where the budget leaves no step for the answer.
+  None if the budget leaves no step for the answer.
 
   Raises:
     ValueError: the gold SQL does not run; names the question.
@@ -165,20 +166,20 @@ def demonstrate(
   return rollout.completion_messages
 
 
-def shown_result(said: str) -> str | None:
+def shown_result(observation: str) -> str | None:
   """Returns the result in an observation, on one line; None for an error."""
-  result, _ = observations.read(said)
+  result, _ = observations.read(observation)
   return None if result is None else result.replace('\n', '; ')
 
 
 def _tables(task: types.Task) -> list[str]:
-  """The tables that the prompt names."""
+  """Returns the names of the tables in the prompt."""
   line = task.prompt[-1]['content'].splitlines()[-2]
   return line.partition(': ')[2].split(', ')
 
 
-def _guessed(sql: str, rng: random.Random) -> str | None:
-  """Calls a column what its concept may also be called; None if none may."""
+def _rename_column(sql: str, rng: random.Random) -> str | None:
+  """Replaces a column by another name of its concept; None without concepts."""
   choices = [
     (column, other)
     for column in dict.fromkeys(re.findall(r'\w+', sql))
@@ -191,11 +192,13 @@ def _guessed(sql: str, rng: random.Random) -> str | None:
   return re.sub(rf'\b{column}\b', other, sql)
 
 
-def _seen(said: str, info: Mapping[str, Any], rng: random.Random) -> str:
-  """A value that a sample of rows shows, of the kind that is asked for."""
-  rows = cells.read((shown_result(said) or '').removesuffix(cells.CUT))
+def _shown_value(
+  observation: str, info: Mapping[str, Any], rng: random.Random
+) -> str:
+  """Draws a value of the shown rows, of the answer's type if there is one."""
+  rows = cells.read((shown_result(observation) or '').removesuffix(cells.CUT))
   values = [value for row in rows for value in row if value]
   numbers = [value for value in values if value.lstrip('-').isdigit()]
   others = [value for value in values if value not in numbers]
-  wanted = numbers if info['answer_type'] == 'integer' else others
-  return rng.choice(wanted or values or [cells.NULL])
+  fitting = numbers if info['answer_type'] == 'integer' else others
+  return rng.choice(fitting or values or [cells.NULL])

@@ -1,4 +1,4 @@
-"""What a question about a database is, whoever made it."""
+"""The record of a question about a database, generated or from a file."""
 
 import dataclasses
 
@@ -13,14 +13,14 @@ Rows = tuple[tuple[Cell, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """A question in words, and what the database answers to it."""
+  """A question in words, with its gold SQL and answer."""
 
   id: str  # unique within its data set
   db_id: str
   text: str
   gold_sql: str
-  gold_rows: Rows  # what `gold_sql` returns; never empty
-  answer_type: str  # of `ANSWER_TYPES`
-  difficulty: str  # of `DIFFICULTIES`
-  tables: tuple[str, ...]  # that `gold_sql` reads
-  template: str = ''  # of a generated question: which one
+  gold_rows: Rows  # result of `gold_sql`; never empty
+  answer_type: str  # one of `ANSWER_TYPES`
+  difficulty: str  # one of `DIFFICULTIES`
+  tables: tuple[str, ...]  # tables that `gold_sql` reads
+  template: str = ''  # template of a generated question

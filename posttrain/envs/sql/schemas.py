@@ -1,13 +1,13 @@
-"""What a generated database is before it is one: tables, columns, rows.
+"""Random tables, columns and rows of generated databases.
 
-1. There are two to four tables; the second always names rows of the first,
-   later ones may name rows of an earlier one.
-2. A column has one of three names for its concept, a foreign key one of three
-   endings, so that nobody knows them without a look.
-3. A number stands once in a column and a name once in a table, so that nothing
-   ties.
-4. The splits have databases of their own; those of 'ood' also nouns and names
-   of their own.
+1. There are two to four tables. The second always refers to rows of the first;
+   later ones may refer to rows of an earlier one.
+2. A column has one of three names of its concept, a foreign key one of three
+   suffixes, so that column names must be explored.
+3. Numbers are unique within a column and names within a table, so that there
+   are no ties.
+4. The splits share no database; split 'ood' also shares no nouns and names with
+   the others.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from posttrain.envs.sql import record, words
 
 SPLITS = ('train', 'eval', 'ood')
-SPLIT_SEEDS = 10**6  # databases of a split
+SPLIT_SEEDS = 10**6  # number of databases of a split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Column:
   """A column besides `id` and `name`; all of them hold whole numbers."""
 
   name: str
-  concept: str = ''  # of `words.CONCEPTS`; '' of a foreign key
-  parent: int | None = None  # number of the table whose ids a foreign key has
+  concept: str = ''  # one of `words.CONCEPTS`; '' for a foreign key
+  parent: int | None = None  # index of the table that a foreign key refers to
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table and what is in it."""
+  """A table with its rows."""
 
   name: str
   columns: tuple[Column, ...]
@@ -48,16 +48,16 @@ class Table:
     return next(keys, None)
 
   def values(self, column: Column) -> tuple[record.Cell, ...]:
-    """Returns what stands in one of `columns`, by row."""
-    place = 2 + self.columns.index(column)
-    return tuple(row[place] for row in self.rows)
+    """Returns the values of one of `columns`, by row."""
+    index = 2 + self.columns.index(column)
+    return tuple(row[index] for row in self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-  """A database."""
+  """A database: its tables, and its number."""
 
-  number: int  # over all splits
+  number: int  # unique over all splits
   tables: tuple[Table, ...]
 
   @property
@@ -65,16 +65,16 @@ class Schema:
     return f'synth_{self.number}'
 
   def statements(self) -> Iterator[str]:
-    """Yields the SQL that creates the tables, one by one."""
+    """Yields the CREATE statement of each table."""
     for table in self.tables:
       columns = ['id INTEGER PRIMARY KEY', 'name TEXT']
       for column in table.columns:
-        refers = (
+        reference = (
           ''
           if column.parent is None
           else (f' REFERENCES {self.tables[column.parent].name}(id)')
         )
-        columns.append(f'{column.name} INTEGER{refers}')
+        columns.append(f'{column.name} INTEGER{reference}')
       yield f'CREATE TABLE {table.name} ({", ".join(columns)})'
 
 
@@ -82,40 +82,40 @@ def locate(db_id: str) -> tuple[int, str]:
   """Returns (seed, split) of the database with an id.
 
   Args:
-    db_id: 'synth_' and the number over all splits.
+    db_id: 'synth_' and the database's number over all splits.
 
   Raises:
-    ValueError: no database has it.
+    ValueError: no database has this id.
   """
   digits = db_id.removeprefix('synth_')
   if digits.isdecimal() and db_id == f'synth_{int(digits)}':
-    place, seed = divmod(int(digits), SPLIT_SEEDS)
-    if place < len(SPLITS):
-      return seed, SPLITS[place]
+    split, seed = divmod(int(digits), SPLIT_SEEDS)
+    if split < len(SPLITS):
+      return seed, SPLITS[split]
   raise ValueError(
     f"db_id must be 'synth_' and a number below "
     f'{len(SPLITS) * SPLIT_SEEDS}: got {db_id!r}'
   )
 
 
-@functools.lru_cache(maxsize=16)  # who writes one soon asks about it
+@functools.lru_cache(maxsize=16)  # a database and its questions share it
 def make(seed: int, split: str) -> Schema:
-  """Makes up tables, columns and rows.
+  """Draws tables, columns and rows.
 
   Args:
     seed: number of the database within its split, below `SPLIT_SEEDS`.
-    split: of `SPLITS`.
+    split: one of `SPLITS`.
 
   Raises:
-    ValueError: there is no such split, or no such database in it.
+    ValueError: the split or the seed does not exist.
   """
   number = _number(seed, split)
-  # Seeds that are texts are hashed by SHA-512: the same in every process.
+  # Python hashes text seeds by SHA-512: the same in every process.
   draw = random.Random(f'db:{number}')
-  held_out = split == 'ood'
-  names = words.OOD_NAMES if held_out else words.NAMES
+  ood = split == 'ood'
+  names = words.OOD_NAMES if ood else words.NAMES
   nouns = draw.sample(
-    words.OOD_NOUNS if held_out else words.NOUNS, draw.randint(2, 4)
+    words.OOD_NOUNS if ood else words.NOUNS, draw.randint(2, 4)
   )
   tables: list[Table] = []
   for i, noun in enumerate(nouns):
@@ -151,22 +151,23 @@ def _number(seed: int, split: str) -> int:
 
 
 def _concepts(draw: random.Random) -> list[Column]:
-  asked = draw.sample(tuple(words.CONCEPTS), draw.randint(2, 3))
+  concepts = draw.sample(tuple(words.CONCEPTS), draw.randint(2, 3))
   return [
-    Column(draw.choice(words.CONCEPTS[concept]), concept) for concept in asked
+    Column(draw.choice(words.CONCEPTS[concept]), concept)
+    for concept in concepts
   ]
 
 
 def _owners(draw: random.Random, count: int, parents: int) -> Sequence[int]:
-  """Draws whose each of `count` rows is: a few ids of 1 .. parents.
+  """Draws the parent of each of `count` rows: an id of 1 .. parents.
 
-  Two to four parents share the rows, cut anywhere: if every row drew a parent
-  of its own, nearly all parents would have one row or two, and a guess would
-  often be right.
+  Two to four parents share the rows, in random proportions. With independent
+  draws nearly all parents would have one or two rows, and guesses would often
+  be correct.
   """
-  some = draw.sample(range(1, parents + 1), draw.randint(2, min(4, parents)))
-  cuts = sorted(draw.sample(range(1, count), len(some) - 1))
-  shares = zip(some, [0, *cuts], [*cuts, count], strict=True)
+  owners = draw.sample(range(1, parents + 1), draw.randint(2, min(4, parents)))
+  cuts = sorted(draw.sample(range(1, count), len(owners) - 1))
+  shares = zip(owners, [0, *cuts], [*cuts, count], strict=True)
   ids = [owner for owner, start, end in shares for _ in range(end - start)]
   draw.shuffle(ids)
   return ids

@@ -1,7 +1,7 @@
 """Generated databases and questions about them, with gold SQL and answers.
 
-A question says a concept, its column has another name (`schemas`): medium and
-hard questions need a look at the columns, easy ones do not.
+A question names a concept, whose column has another name (`schemas`): medium
+and hard questions require the names of the columns, easy ones do not.
 
     easy    E1  how many dogs are there
             E2  which of the dogs is number 3
@@ -14,8 +14,8 @@ hard questions need a look at the columns, easy ones do not.
             H3  which toys belong to Ann in dogs
             H4  which of the dogs has the most toys
 
-What a seed makes depends on nothing else, neither process nor machine nor
-version of SQLite; `fingerprint` says it in a word.
+The result depends on the seed alone, not on process, machine or version of
+SQLite; `fingerprint` is its hash.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from collections.abc import Iterable
 
 from posttrain.envs.sql import record, schemas
 
-PER_DIFFICULTY = 3  # questions of a database
+PER_DIFFICULTY = 3  # questions per database
 
 
 @functools.lru_cache(maxsize=8192)
@@ -39,10 +39,10 @@ def database(seed: int, split: str = 'train') -> bytes:
 
   Args:
     seed: number of the database within its split, see `schemas.make`.
-    split: of `schemas.SPLITS`.
+    split: one of `schemas.SPLITS`.
 
   Raises:
-    ValueError: there is no such split, or no such database in it.
+    ValueError: the split or the seed does not exist.
   """
   return _write(schemas.make(seed, split))
 
@@ -51,43 +51,43 @@ def open_id(db_id: str) -> bytes:
   """Returns the database with an id as the bytes of a SQLite file.
 
   Args:
-    db_id: as in `record.Question.db_id`.
+    db_id: an id as in `record.Question.db_id`.
 
   Raises:
-    ValueError: no generated database has it.
+    ValueError: no generated database has this id.
   """
   return database(*schemas.locate(db_id))
 
 
 @functools.lru_cache(maxsize=8192)
 def questions(seed: int, split: str = 'train') -> tuple[record.Question, ...]:
-  """Returns the questions about a database, no text twice.
+  """Returns the questions about a database, with distinct texts.
 
   Args:
     seed: number of the database within its split, see `schemas.make`.
-    split: of `schemas.SPLITS`.
+    split: one of `schemas.SPLITS`.
 
   Returns:
     [3 * PER_DIFFICULTY] easy, medium, hard, easy, ...
 
   Raises:
-    ValueError: there is no such split, or no such database in it.
+    ValueError: the split or the seed does not exist.
   """
   schema = schemas.make(seed, split)
   draw = random.Random(f'q:{schema.number}')
-  asked: dict[str, record.Question] = {}
+  by_text: dict[str, record.Question] = {}
   with contextlib.closing(sqlite3.connect(':memory:')) as connection:
     connection.deserialize(database(seed, split))
-    while len(asked) < PER_DIFFICULTY * len(record.DIFFICULTIES):
-      index = len(asked)
+    while len(by_text) < PER_DIFFICULTY * len(record.DIFFICULTIES):
+      index = len(by_text)
       difficulty = record.DIFFICULTIES[index % len(record.DIFFICULTIES)]
       template = draw.choice(tuple(_TEMPLATES[difficulty]))
       draft = _TEMPLATES[difficulty][template](draw, schema)
-      if draft is None or draft.text in asked:
+      if draft is None or draft.text in by_text:
         continue
       rows = tuple(connection.execute(draft.gold_sql))
       assert rows and None not in rows[0], draft
-      asked[draft.text] = record.Question(
+      by_text[draft.text] = record.Question(
         id=f'{schema.db_id}_{index:03}',
         db_id=schema.db_id,
         gold_rows=rows,
@@ -95,18 +95,18 @@ def questions(seed: int, split: str = 'train') -> tuple[record.Question, ...]:
         template=template,
         **vars(draft),
       )
-  return tuple(asked.values())
+  return tuple(by_text.values())
 
 
 def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
-  """Returns the SHA-256 of databases and of the questions about them.
+  """Returns the SHA-256 of databases and the questions about them.
 
-  Of what the databases hold, not of their bytes: there SQLite writes its own
-  version, and how it lays out a row is its own affair.
+  It hashes the tables' contents and not the file's bytes, which depend on the
+  version of SQLite.
 
   Args:
-    seeds: numbers of databases within their split.
-    split: of `schemas.SPLITS`.
+    seeds: numbers of the databases within their split.
+    split: one of `schemas.SPLITS`.
   """
   digest = hashlib.sha256()
   for seed in seeds:
@@ -115,12 +115,12 @@ def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
       tables = connection.execute(
         'SELECT name, sql FROM sqlite_master ORDER BY rowid'
       ).fetchall()
-      held = [
+      contents = [
         (sql, connection.execute(f'SELECT * FROM {name}').fetchall())
         for name, sql in tables
       ]
-    asked = [dataclasses.asdict(each) for each in questions(seed, split)]
-    digest.update(json.dumps([held, asked], sort_keys=True).encode())
+    records = [dataclasses.asdict(each) for each in questions(seed, split)]
+    digest.update(json.dumps([contents, records], sort_keys=True).encode())
   return digest.hexdigest()
 
 
@@ -140,7 +140,7 @@ def _write(schema: schemas.Schema) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class _Draft:
-  """A question that nobody has answered yet; see `record.Question`."""
+  """A question without its gold answer; see `record.Question`."""
 
   text: str
   gold_sql: str
@@ -217,12 +217,12 @@ def _m4(draw: random.Random, schema: schemas.Schema) -> _Draft:
 
 @dataclasses.dataclass(frozen=True)
 class _Pair:
-  """A table, and another whose rows it names."""
+  """A table with a foreign key, and the table that it refers to."""
 
   child: schemas.Table
   parent: schemas.Table
-  owners: tuple[record.Cell, ...]  # of the child's rows: the parent's ids
-  join: str
+  owners: tuple[record.Cell, ...]  # parent's id of each row of the child
+  join: str  # FROM and JOIN clauses
 
   @property
   def tables(self) -> tuple[str, ...]:
@@ -239,9 +239,9 @@ class _Pair:
     )
     return cls(child, parent, child.values(key), join)
 
-  def one(self, draw: random.Random) -> tuple[str, str]:
-    """Returns ('Ann in dogs', join and condition): the owner of any row."""
-    # Drawn by rows, so that an owner of one row, the best guess, is rare.
+  def draw_owner(self, draw: random.Random) -> tuple[str, str]:
+    """Returns ('Ann in dogs', join and condition) of a random row's owner."""
+    # Drawn by rows, so that owners of one row, the best guess, are rare.
     name = self.parent.rows[draw.choice(self.owners) - 1][1]
     where = f"WHERE {self.parent.name}.name = '{name}'"
     return f'{name} in {self.parent.name}', f'{self.join} {where}'
@@ -249,7 +249,7 @@ class _Pair:
 
 def _h1(draw: random.Random, schema: schemas.Schema) -> _Draft:
   pair = _Pair.draw(draw, schema)
-  owner, source = pair.one(draw)
+  owner, source = pair.draw_owner(draw)
   return _Draft(
     f'how many {pair.child.name} belong to {owner}',
     f'SELECT COUNT(*) {source}',
@@ -260,7 +260,7 @@ def _h1(draw: random.Random, schema: schemas.Schema) -> _Draft:
 
 def _h2(draw: random.Random, schema: schemas.Schema) -> _Draft:
   pair = _Pair.draw(draw, schema)
-  owner, source = pair.one(draw)
+  owner, source = pair.draw_owner(draw)
   child, column = pair.child.name, draw.choice(pair.child.concepts)
   return _Draft(
     f'what is the highest {column.concept} of {child} that belong to {owner}',
@@ -272,7 +272,7 @@ def _h2(draw: random.Random, schema: schemas.Schema) -> _Draft:
 
 def _h3(draw: random.Random, schema: schemas.Schema) -> _Draft:
   pair = _Pair.draw(draw, schema)
-  owner, source = pair.one(draw)
+  owner, source = pair.draw_owner(draw)
   return _Draft(
     f'which {pair.child.name} belong to {owner}',
     f'SELECT {pair.child.name}.name {source}',
@@ -285,7 +285,7 @@ def _h4(draw: random.Random, schema: schemas.Schema) -> _Draft | None:
   pair = _Pair.draw(draw, schema)
   most = sorted(Counter(pair.owners).values())[-2:]
   if most[0] == most[1]:
-    return None  # two have as many
+    return None  # a tie
   child, parent = pair.tables
   return _Draft(
     f'which of the {parent} has the most {child}',

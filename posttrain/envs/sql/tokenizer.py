@@ -1,9 +1,8 @@
 """A word-level tokenizer for the words of generated questions.
 
-A word that generated databases, questions and actions are made of is one id,
-with a space before it or without; digits are single; anything else goes byte
-by byte, so that every text comes back as it was. A HuggingFace tokenizer.json:
-whatever reads one reads this.
+A word of generated databases, questions and actions is one id, with or without
+a space before it. A digit is one id. All other text is encoded byte by byte, so
+that every text round-trips. The format is HuggingFace's tokenizer.json.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from posttrain.chat import tokenizers as chat
 from posttrain.envs.sql import words
 
-# A word, digit or sign with at most one space before it; a name without one, so
+# A word, digit or sign with at most one space before it; a name without it, so
 # that it is the same in quotes; white space.
 _PIECES = (
   r' ?[a-z]+(?:_[a-z]+)*| ?[A-Z]+(?![a-z])|[A-Z][a-z]*| ?[0-9]'
@@ -20,12 +19,12 @@ _PIECES = (
 
 
 def make(vocabulary: Sequence[str]) -> str:
-  """Returns the tokenizer.json of some words.
+  """Returns the text of a tokenizer.json.
 
   Args:
     vocabulary: words, digits and signs.
   """
-  import tokenizers as library  # here, because environments do without
+  import tokenizers as library  # late: environments do not need it
 
   byte_level = library.pre_tokenizers.ByteLevel(
     add_prefix_space=False, use_regex=False
@@ -37,26 +36,26 @@ def make(vocabulary: Sequence[str]) -> str:
     for space in (' ', '')
   ]
   texts = dict.fromkeys((*alphabet, *pieces))
-  made = library.Tokenizer(
+  tokenizer = library.Tokenizer(
     library.models.BPE(
       vocab={text: i for i, text in enumerate(texts)},
       merges=[],
       ignore_merges=True,  # a piece that is a word is its id
     )
   )
-  made.pre_tokenizer = library.pre_tokenizers.Sequence(
+  tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence(
     [
       library.pre_tokenizers.Split(library.Regex(_PIECES), 'isolated'),
       byte_level,
     ]
   )
-  made.decoder = library.decoders.ByteLevel()
-  made.add_special_tokens(list(chat.SPECIALS))
-  return made.to_str(pretty=True) + '\n'
+  tokenizer.decoder = library.decoders.ByteLevel()
+  tokenizer.add_special_tokens(list(chat.SPECIALS))
+  return tokenizer.to_str(pretty=True) + '\n'
 
 
 def vocabulary() -> tuple[str, ...]:
-  """Returns the words of `words`, with foreign keys as one word each."""
+  """Returns `words.vocabulary()` and every foreign key as one word."""
   keys = [
     words.foreign_key(noun, suffix)
     for suffix in words.SUFFIXES

@@ -1,18 +1,18 @@
-"""Whether an answer is right; asked for by an answer type.
+"""Comparison of answers with gold rows, by answer type.
 
-1. `_readings`: what was said, and what is left of it without a code fence,
-   without `Answer:`, without quotes around it. One right reading suffices.
-2. A reading is split into rows of cells (`cells.read`). Plain text leaves
-   open whether a comma ends a cell, so a list is read both ways, and so is a
-   table with `|` or with commas. This cannot make a wrong answer right: every
-   way, all of its cells must be all of the gold cells. But a plain cell with
-   a comma, in a list said with commas, is two cells; there it needs quotes.
-3. Rows count as a multiset: in any order, each as often as in the gold.
-4. Two cells that are both numbers compare as numbers: exactly, but within
-   1 % of a gold float. Others compare as text, without regard to case, white
-   space and quotes around them. NULL is only NULL.
+1. `_readings`: the answer, and the rest of it without a code fence, without
+   `Answer:`, without quotes around it. One correct reading suffices.
+2. A reading is split into rows of cells (`cells.read`). In plain text a comma
+   may or may not end a cell, so a list is read both ways, and a table with `|`
+   and with commas. This cannot make a wrong answer correct: in either way, its
+   cells must be exactly the gold cells. But a plain cell with a comma, in a
+   list separated by commas, is two cells; it needs quotes there.
+3. Rows compare as a multiset: in any order, with equal counts.
+4. Two cells that are both numbers compare as numbers: exactly, or within 1 % of
+   a gold float. Other cells compare as text, ignoring case, white space and
+   quotes around them. NULL equals only NULL.
 
-A string such as 1999 is a number here; 007 is text.
+A string like 1999 is a number here; 007 is text.
 """
 
 import collections
@@ -25,61 +25,61 @@ from collections.abc import Callable, Iterator, Sequence
 
 from posttrain.envs.sql import cells, record
 
-REL, ABS = 0.01, 1e-9  # of a gold float
-# Rows with several floats, but the same text, that are matched in all ways;
-# more of them are right only if they are when both are sorted.
-_MATCHED = 256
+REL, ABS = 0.01, 1e-9  # tolerances of a gold float
+# Largest number of rows with several floats and equal text that are matched in
+# all ways; more rows are compared in sorted order only.
+_MAX_MATCHED = 256
 _NUMBER = re.compile(
   r'[+-]?(?:(?:0|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]*)(?:\.[0-9]*)?'
   r'|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?'
 )
-_DIGITS = 64  # a number has so many characters at most; what is longer is text
+_DIGITS = 64  # maximum characters of a number; a longer one is text
 _QUOTES = frozenset('"\'`')
 _FENCE = re.compile(r'(?:(?:text|csv|sql|json)?[^\S\n]*\n)?')
 _PREFIX = re.compile(r'(?:final\s+)?answer\s*:', re.IGNORECASE)
 
-# A cell as it compares: NULL, text, or the least and the most that a number may
-# be (twice itself, unless it is a gold float).
+# The key by which a cell compares: NULL, text, or the (smallest, largest) equal
+# number, the same number twice unless it is a gold float.
 Span = tuple[decimal.Decimal | float, decimal.Decimal | float]
 Key = None | str | Span
 Row = tuple[Key, ...]
 
 
 def answer(gold: record.Rows, answer_type: str) -> str:
-  """Writes the gold answer as an agent should say it, on one line.
+  """Writes the gold answer on one line.
 
   Args:
-    gold: rows; one with one cell unless the type is list or table.
-    answer_type: of `record.ANSWER_TYPES`.
+    gold: the gold rows; one row of one cell unless the type is list or table.
+    answer_type: one of `record.ANSWER_TYPES`.
 
   Returns:
-    Text that is `correct`, unless the gold has a float without a value.
+    A text that is `correct`, unless the gold has a float that is not finite.
   """
   _check(gold, answer_type)
   return '; '.join(map(cells.row, gold))
 
 
-def correct(said: str, gold: record.Rows, answer_type: str) -> bool:
-  """Returns whether an answer says the gold rows.
+def correct(text: str, gold: record.Rows, answer_type: str) -> bool:
+  """Returns whether an answer equals the gold rows.
 
-  Nothing is right for a gold infinity, nor text many times as long as the
-  gold.
+  No answer equals a gold infinity, and no text many times longer than the gold
+  is correct.
 
   Args:
-    said: anything.
-    gold: rows; one with one cell unless the type is list or table.
-    answer_type: of `record.ANSWER_TYPES`. `integer` and `float` fix how the
-      number compares, whatever type the gold cell has.
+    text: the answer, any text.
+    gold: the gold rows; one row of one cell unless the type is list or table.
+    answer_type: one of `record.ANSWER_TYPES`. `integer` and `float` determine
+      how numbers compare, independent of the type of the gold cell.
   """
   _check(gold, answer_type)
-  if len(said) > 10_000 + 10 * len(answer(gold, answer_type)):
+  if len(text) > 10_000 + 10 * len(answer(gold, answer_type)):
     return False
   key = {'integer': _exact, 'float': _about}.get(answer_type, _gold_key)
-  want = [tuple(map(key, values)) for values in gold]
-  for text in _readings(said):
-    for rows in _split(text, answer_type):
-      if len(rows) == len(want) and _same(
-        [tuple(map(_key, values)) for values in rows], want
+  gold_rows = [tuple(map(key, values)) for values in gold]
+  for reading in _readings(text):
+    for rows in _split(reading, answer_type):
+      if len(rows) == len(gold_rows) and _same(
+        [tuple(map(_key, values)) for values in rows], gold_rows
       ):
         return True
   return False
@@ -91,22 +91,22 @@ def _check(gold: record.Rows, answer_type: str) -> None:
   assert answer_type in ('list', 'table') or len(gold) == 1, gold
 
 
-def _readings(said: str) -> Iterator[str]:
-  """Yields a text, then what is left of it as its wrapping comes off."""
-  text, inner = None, said.strip()
+def _readings(text: str) -> Iterator[str]:
+  """Yields a text, then the text inside each layer of wrapping."""
+  outer, inner = None, text.strip()
   for _ in range(5):
-    if inner == text:
+    if inner == outer:
       return
     yield inner
-    text, inner = inner, _unwrap(inner).strip()
+    outer, inner = inner, _unwrap(inner).strip()
 
 
 def _unwrap(text: str) -> str:
   if len(text) > 6 and text[:3] == text[-3:] == '```':
     return text[_FENCE.match(text, 3).end() : -3]
-  if found := _PREFIX.match(text):
-    return text[found.end() :]
-  inner = _unquote(text)  # but what is quoted is not NULL
+  if match := _PREFIX.match(text):
+    return text[match.end() :]
+  inner = _unquote(text)  # except a quoted null, which is a string
   return text if inner.strip().lower() == cells.NULL else inner
 
 
@@ -121,14 +121,14 @@ def _split(text: str, answer_type: str) -> Iterator[list[list[str | None]]]:
     yield from (cells.read(text, between=between) for between in '|,')
     return
   if answer_type == 'list':
-    yield [[said] for row in cells.read(text, between=',') for said in row]
-  elif text:  # one cell, so that nothing in it separates
+    yield [[value] for row in cells.read(text, between=',') for value in row]
+  elif text:  # one cell, so that no character separates
     yield [[None if text.lower() == cells.NULL else text]]
   yield cells.read(text, between='')
 
 
 def _key(cell: str | None) -> Key:
-  """Returns a cell as it compares: a number if it reads as one, or text."""
+  """Returns the key of a cell: a number if it has the form of one, or text."""
   if cell is None:
     return None
   text = ' '.join(_unquote(cell.strip()).casefold().split())
@@ -154,47 +154,47 @@ def _about(gold: record.Cell) -> Key:
     return exact
   value = float(gold if isinstance(gold, float) else exact[0])
   if not math.isfinite(value):
-    return (1.0, 0.0)  # no number lies between
+    return (1.0, 0.0)  # an empty interval
   slack = REL * abs(value) + ABS
   return (value - slack, value + slack)
 
 
-def _same(said: list[Row], want: list[Row]) -> bool:
+def _same(rows: list[Row], gold: list[Row]) -> bool:
   """Returns whether the rows are the same multiset.
 
-  Rows with the same text and NULLs in the same columns come together; among
-  them only the numbers are left to compare.
+  Rows are grouped by text and NULLs per column; within a group only the numbers
+  are compared.
   """
 
   def divide(row: Row) -> tuple[tuple, Row]:
     rest = tuple(0 if isinstance(value, tuple) else value for value in row)
     return rest, tuple(value for value in row if isinstance(value, tuple))
 
-  return _each_group(said, want, divide, _match)
+  return _each_group(rows, gold, divide, _match)
 
 
-def _match(said: list[Row], want: list[Row]) -> bool:
-  """Does so for numbers; a column without floats divides the rows further."""
-  exact = [all(lo == hi for lo, hi in spans) for spans in _columns(want)]
+def _match(rows: list[Row], gold: list[Row]) -> bool:
+  """Compares rows of numbers, grouped by the columns without floats."""
+  exact = [all(lo == hi for lo, hi in spans) for spans in _columns(gold)]
   about = [not is_exact for is_exact in exact]
 
   def divide(row: Row) -> tuple[Row, Row]:
     key = tuple(itertools.compress(row, exact))
     return key, tuple(itertools.compress(row, about))
 
-  return _each_group(said, want, divide, _match_about)
+  return _each_group(rows, gold, divide, _match_about)
 
 
-def _match_about(said: list[Row], want: list[Row]) -> bool:
-  """Does so for columns with floats, where a number may do for several."""
-  columns = [*zip(_columns(said), _columns(want), strict=True)]
+def _match_about(rows: list[Row], gold: list[Row]) -> bool:
+  """Compares columns with floats, where a number may equal several."""
+  columns = [*zip(_columns(rows), _columns(gold), strict=True)]
   if not all(_sweep(*column) for column in columns):
     return False
   if len(columns) < 2:
     return True
-  if len(said) > _MATCHED:
-    return all(map(_holds, sorted(want), sorted(said)))
-  return _pair(said, want)
+  if len(rows) > _MAX_MATCHED:
+    return all(map(_holds, sorted(gold), sorted(rows)))
+  return _pair(rows, gold)
 
 
 def _columns(rows: list[Row]) -> list[tuple[Key, ...]]:
@@ -202,31 +202,35 @@ def _columns(rows: list[Row]) -> list[tuple[Key, ...]]:
 
 
 def _each_group(
-  said: list[Row],
-  want: list[Row],
+  rows: list[Row],
+  gold: list[Row],
   divide: Callable[[Row], tuple[tuple, Row]],
   match: Callable[[list[Row], list[Row]], bool],
 ) -> bool:
-  """Returns whether `match` is true of the rows of each key.
+  """Returns whether `match` is true for each group of rows.
 
   Args:
-    divide: from a row to its key and what is left of it.
+    rows: the answer's rows.
+    gold: the gold rows.
+    divide: from a row to its group's key and the rest of the row.
+    match: compares the rests of the two sides of a group.
   """
   groups = collections.defaultdict(lambda: ([], []))
-  for side, rows in enumerate((said, want)):
-    for key, rest in map(divide, rows):
+  for side, side_rows in enumerate((rows, gold)):
+    for key, rest in map(divide, side_rows):
       groups[key][side].append(rest)
   return all(len(a) == len(b) and match(a, b) for a, b in groups.values())
 
 
-def _sweep(said: Sequence[Span], want: Sequence[Span]) -> bool:
-  """Returns whether each number of a column can have a span of its own.
+def _sweep(numbers: Sequence[Span], gold: Sequence[Span]) -> bool:
+  """Returns whether each number of a column can get a distinct gold span.
 
-  In order, each takes the span that ends first of those that hold it: whatever
-  later number would need that one could have the other instead.
+  In sorted order, each number takes the span that ends first among those that
+  hold it. A later number inside that span is also inside the other ones, which
+  end later.
   """
-  waiting, ends = sorted(want, reverse=True), []
-  for number, _ in sorted(said):
+  waiting, ends = sorted(gold, reverse=True), []
+  for number, _ in sorted(numbers):
     while waiting and waiting[-1][0] <= number:
       heapq.heappush(ends, waiting.pop()[1])
     if not ends or heapq.heappop(ends) < number:
@@ -234,33 +238,34 @@ def _sweep(said: Sequence[Span], want: Sequence[Span]) -> bool:
   return True
 
 
-def _holds(want: Row, said: Row) -> bool:
+def _holds(gold: Row, row: Row) -> bool:
   return all(
-    lo <= number <= hi for (lo, hi), (number, _) in zip(want, said, strict=True)
+    lo <= number <= hi for (lo, hi), (number, _) in zip(gold, row, strict=True)
   )
 
 
-def _pair(said: list[Row], want: list[Row]) -> bool:
-  """Returns whether each row can have a gold row of its own.
+def _pair(rows: list[Row], gold: list[Row]) -> bool:
+  """Returns whether each row can get a distinct gold row.
 
-  One row after the other takes a gold row, from an earlier one if that can
-  move on to another.
+  Rows are matched one by one along augmenting paths: a row may take the gold
+  row of an earlier row that can get another.
 
   References:
     H. W. Kuhn, The Hungarian Method for the Assignment Problem, 1955.
   """
   holders: dict[int, int] = {}  # gold row -> row
   fits = [
-    [i for i, gold in enumerate(want) if _holds(gold, row)] for row in said
+    [i for i, gold_row in enumerate(gold) if _holds(gold_row, row)]
+    for row in rows
   ]
 
-  def place(row: int, seen: set[int]) -> bool:
-    for gold in fits[row]:
-      if gold not in seen:
-        seen.add(gold)
-        if gold not in holders or place(holders[gold], seen):
-          holders[gold] = row
+  def place(row: int, visited: set[int]) -> bool:
+    for i in fits[row]:
+      if i not in visited:
+        visited.add(i)
+        if i not in holders or place(holders[i], visited):
+          holders[i] = row
           return True
     return False
 
-  return all(place(row, set()) for row in range(len(said)))
+  return all(place(row, set()) for row in range(len(rows)))

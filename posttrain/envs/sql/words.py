@@ -1,12 +1,12 @@
-"""The closed lists of words that generated databases and questions are made of.
+"""Closed lists of the words of generated databases and questions.
 
-No word has two roles, and none that can stand in a database is a keyword of
-SQL. A concept is a word of questions alone: its column has one of three other
-names, so that a question does not tell which column it asks for. The tables
-and names of split 'ood' are in no other split.
+No word has two roles, and no word of a database is a keyword of SQL. A concept
+occurs in questions only: its column has one of three other names, so that a
+question does not reveal the name of its column. The tables and names of split
+'ood' are in no other split.
 """
 
-# Things, each a table; a table is called by the plural, which adds an s.
+# One table each, named by the plural with s.
 NOUNS = tuple(
   'dog toy farm ship barn team band shop song club boat tree cake book robot '
   'lake cart lamp drum kite coin horn tent bird frog goat duck hotel train '
@@ -17,7 +17,7 @@ OOD_NOUNS = tuple(
   'rocket'.split()
 )
 
-# What a row is called.
+# Values of the column `name`.
 NAMES = tuple(
   'Ada Alma Ann Arlo Ben Bea Boris Cara Cleo Cyrus Dan Dora Dina Eli Emma '
   'Eva Fay Felix Finn Gil Greta Gus Hana Hugo Ian Ida Iris Jon Julia Kim '
@@ -29,7 +29,7 @@ OOD_NAMES = tuple(
   'Maria Nina Oscar Petra Ralf Susan Viktor'.split()
 )
 
-# What a question asks for -> what the column may be called.
+# Concept in a question -> possible names of its column.
 CONCEPTS = {
   'age': ('years', 'seniority', 'lifetime'),
   'pay': ('salary', 'wage', 'income'),
@@ -45,7 +45,7 @@ CONCEPTS = {
   'rating': ('stars', 'grade', 'quality'),
 }
 
-# Columns of every table, and the ends of those that name a row of another.
+# Columns of every table, and suffixes of foreign keys.
 COLUMNS = ('id', 'name')
 SUFFIXES = ('id', 'ref', 'no')
 
@@ -60,7 +60,7 @@ SQL = tuple(
   'SELECT FROM WHERE JOIN ON GROUP ORDER BY DESC LIMIT COUNT SUM MAX'.split()
 )
 ACTIONS = ('DESCRIBE', 'SAMPLE', 'QUERY', 'ANSWER')
-# What the environment says, errors of SQLite included.
+# Words of observations, with those of SQLite's errors.
 OBSERVATION = tuple(
   'tables left result rows error empty null no such table column function '
   'near syntax ambiguous incomplete input'.split()
@@ -69,29 +69,29 @@ SIGNS = tuple('0123456789.,;:()*=<>|\'"_-')
 
 
 def plural(noun: str) -> str:
-  """Returns what the table of a noun is called."""
+  """Returns the name of a noun's table."""
   return f'{noun}s'
 
 
 def foreign_key(noun: str, suffix: str) -> str:
-  """Returns the column that says which row of a noun's table is meant.
+  """Returns the name of a column that refers to rows of a noun's table.
 
   Args:
-    noun: of `NOUNS` or `OOD_NOUNS`.
-    suffix: of `SUFFIXES`.
+    noun: one of `NOUNS` or `OOD_NOUNS`.
+    suffix: one of `SUFFIXES`.
   """
   return f'{noun}_{suffix}'
 
 
 def vocabulary() -> tuple[str, ...]:
-  """Returns every word that questions, SQL and observations are made of.
+  """Returns every word of questions, SQL and observations.
 
-  Of all splits, so that held-out words have ids too. A number is spelled by
-  its digits, a foreign key as a noun, '_' and a suffix. No word twice; the
-  order is fixed.
+  It covers all splits, so that held-out words have ids too. Numbers are spelled
+  by their digits, foreign keys as a noun, '_' and a suffix. Words are unique,
+  their order is fixed.
   """
   nouns = NOUNS + OOD_NOUNS
-  columns = [column for trio in CONCEPTS.values() for column in trio]
+  columns = [column for names in CONCEPTS.values() for column in names]
   return tuple(
     dict.fromkeys(
       (

@@ -126,7 +126,7 @@ def test_a_wide_table_is_cut_with_a_mark():
   wide = database.Database.from_bytes(connection.serialize())
   connection.close()
   for style, limit in (('compact', 400), ('verbose', 2000)):
-    said = observations.Observations(style, 'tool').table(wide, 'wide')
+    said = observations.Writer(style, 'tool').table(wide, 'wide')
     assert limit - 20 < len(said) <= limit and said.endswith(' ...')
   wide.close()
 

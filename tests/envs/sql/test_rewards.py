@@ -33,7 +33,7 @@ def test_progress(rows, gold, expected):
 
 
 def move(kind='DESCRIBE', argument='dogs', failed=False, rows=None):
-  return rewards.Move((kind, argument), failed, rows)
+  return rewards.Step((kind, argument), failed, rows)
 
 
 def play(version, *moves, gold=GOLD, **weights):
@@ -57,7 +57,7 @@ def test_v2_scripted():
   assert steps == pytest.approx(
     [0.01, -0.03, -0.02, -0.05, 0.085, 0.085, -0.10]
   )
-  assert ledger.nearest == 0.0
+  assert ledger.progress == 0.0
   assert ledger.operational == pytest.approx(-0.06)
   assert (ledger.correct, ledger.answer(True), ledger.correct) == (
     None,
@@ -139,7 +139,7 @@ def test_v2_pays_for_losing_and_winning_back():
 def test_binary_pays_the_answer_alone():
   ledger, steps = play('binary', move(), move('QUERY', 'gold', rows=GOLD))
   assert steps == [0.0, 0.0] and ledger.answer(False) == 0.0
-  assert ledger.operational > 0 and ledger.nearest == 1.0  # still measured
+  assert ledger.operational > 0 and ledger.progress == 1.0  # still measured
 
 
 def test_weights():
