@@ -164,7 +164,7 @@ def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
 
 
 def _partial(path: str | pathlib.Path) -> pathlib.Path:
-  """Returns the path of the unfinished file; makes its folder."""
+  """Returns the path of the unfinished file; creates its folder."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   return path.with_name(path.name + '.partial')

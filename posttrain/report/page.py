@@ -28,7 +28,7 @@ RESULTS = (  # metric, title ({} = the metric), number format
   (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # over a subset of the tasks
   ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
   (r'pass@\d+', '{}', '{:.1%}'),
-  (r'maj@\d+', '{}, of the majority', '{:.1%}'),
+  (r'maj@\d+', '{}, majority vote', '{:.1%}'),
   ('format_rate', 'format rate, greedy', '{:.1%}'),
   ('entropy', 'entropy, nats per token', '{:.4f}'),
   ('kl', 'KL to the start of the stage, nats per token', '{:.4f}'),

@@ -13,7 +13,7 @@ needs_data = pytest.mark.skipif(
   DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
 )
 USER = {'role': 'user', 'content': 'hé'}
-SAYS = {'role': 'assistant', 'content': 'yo'}
+ASSISTANT = {'role': 'assistant', 'content': 'yo'}
 
 
 def write(path, *lines):
@@ -34,19 +34,23 @@ def read_one(tmp_path, row):
 @pytest.mark.parametrize(
   'row, prompt, completion',
   [
-    ({'prompt': 'hé', 'completion': 'yo'}, (USER,), (SAYS,)),
-    ({'prompt': [USER], 'completion': 'yo'}, (USER,), (SAYS,)),
-    ({'prompt': 'hé', 'completion': [SAYS]}, (USER,), (SAYS,)),
+    ({'prompt': 'hé', 'completion': 'yo'}, (USER,), (ASSISTANT,)),
+    ({'prompt': [USER], 'completion': 'yo'}, (USER,), (ASSISTANT,)),
+    ({'prompt': 'hé', 'completion': [ASSISTANT]}, (USER,), (ASSISTANT,)),
     # A prompt's assistant turns are given (few-shot), not trained.
     (
-      {'prompt': [USER, SAYS, USER], 'completion': 'yo'},
-      (USER, SAYS, USER),
-      (SAYS,),
+      {'prompt': [USER, ASSISTANT, USER], 'completion': 'yo'},
+      (USER, ASSISTANT, USER),
+      (ASSISTANT,),
     ),
     # The prompt again, before the completion.
-    ({'prompt': 'hé', 'completion': [USER, SAYS]}, (USER,), (SAYS,)),
-    ({'messages': [USER, SAYS]}, (USER,), (SAYS,)),
-    ({'messages': [USER, SAYS, USER, SAYS]}, (USER,), (SAYS, USER, SAYS)),
+    ({'prompt': 'hé', 'completion': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
+    ({'messages': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
+    (
+      {'messages': [USER, ASSISTANT, USER, ASSISTANT]},
+      (USER,),
+      (ASSISTANT, USER, ASSISTANT),
+    ),
   ],
 )
 def test_accepted_columns(tmp_path, row, prompt, completion):
@@ -86,7 +90,7 @@ def test_blank_lines_are_skipped_but_numbered(tmp_path):
       ('completion must hold an assistant turn',),
     ),
     (
-      {'prompt': 'a', 'completion': [USER, SAYS]},
+      {'prompt': 'a', 'completion': [USER, ASSISTANT]},
       ('completion must begin with an assistant or tool turn', 'hé'),
     ),
     (

@@ -14,7 +14,7 @@ ENVS = ('sums', 'chats')
 
 
 def make(length, *, env='sums', row='r', start=1, **fields):
-  """Makes a sample whose tokens from `start` on are rl members."""
+  """Returns a sample whose tokens from `start` on are rl members."""
   mask = np.arange(length) >= start
   return types.Sample(
     **{

@@ -39,13 +39,15 @@ def test_the_shared_prompt_ends_at_the_last_message_that_is_no_assistants():
   'prompt', [USER['content'], [USER], [SYSTEM, USER], [USER, NO, USER]]
 )
 def test_a_prompt_before_an_answer_is_cut_off(prompt):
-  asked = tuple(prompt) if isinstance(prompt, list) else (USER,)
-  whole = parse(prompt=prompt, chosen=[*asked, YES], rejected=[*asked, NO])
+  messages = tuple(prompt) if isinstance(prompt, list) else (USER,)
+  whole = parse(
+    prompt=prompt, chosen=[*messages, YES], rejected=[*messages, NO]
+  )
   assert whole == parse(prompt=prompt, chosen='3', rejected='4')
-  assert whole == parse(prompt=prompt, chosen=[*asked, YES], rejected='4')
-  assert whole.prompt == asked and whole.chosen == (YES,)
-  one = parse(prompt=prompt, completion=[*asked, YES], label=False)
-  assert (one.prompt, one.rejected) == (asked, (YES,))
+  assert whole == parse(prompt=prompt, chosen=[*messages, YES], rejected='4')
+  assert whole.prompt == messages and whole.chosen == (YES,)
+  one = parse(prompt=prompt, completion=[*messages, YES], label=False)
+  assert (one.prompt, one.rejected) == (messages, (YES,))
 
 
 def test_a_system_message_is_part_of_the_prompt():
@@ -117,7 +119,7 @@ def test_malformed_rows_are_refused_with_their_line(raw, words):
 
 
 def test_written_pairs_are_read_back(tmp_path):
-  path = tmp_path / 'made' / 'pairs.jsonl'
+  path = tmp_path / 'new' / 'pairs.jsonl'
   pairs = (
     parse(prompt='a', chosen='b', rejected='c', margin=0.5, id=3),
     parse(prompt='a', completion='b', label=False),

@@ -1,4 +1,4 @@
-"""TFDS in ArrayRecord: what is written comes back, without tensorflow."""
+"""TFDS in ArrayRecord: rows are read back, without tensorflow."""
 
 import subprocess
 import sys

@@ -103,7 +103,7 @@ def test_intervals_follow_their_rates(tmp_path):
     ('pass rate, greedy', '50.0% <small>[25.0%, 100.0%]'),
     ('pass_rate_hard, greedy', '12.5%'),
     ('pass@8', '100.0% <small>[50.0%, 100.0%]'),
-    ('maj@8, of the majority', '25.0% <small>[12.5%, 100.0%]'),
+    ('maj@8, majority vote', '25.0% <small>[12.5%, 100.0%]'),
   ]
   assert '95 % intervals, over tasks' in text
 
