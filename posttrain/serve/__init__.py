@@ -1,12 +1,13 @@
-"""A policy behind the OpenAI-compatible HTTP API: `python -m posttrain.serve`.
+"""A policy as an OpenAI-compatible HTTP server: `python -m posttrain.serve`.
 
-app.py       routes; who may ask, and how much
-protocol.py  the body of a request -> `protocol.Ask`, or a refusal
-fields.py    its fields, one by one
-call.py      an Ask -> jobs of the worker -> what came of them
-worker.py    the thread that owns the engine; all requests share its slots
-laws.py      logprobs of given tokens, with ranks and alternatives
-speech.py    tokens -> text: stop strings, and UTF-8 in pieces
-output.py    the objects of an answer
-server.py    the process around it: a socket, signals, the way out
+app.py             routes, the API key, the size of bodies
+protocol.py        the body of a request -> `protocol.ApiRequest`, or a refusal
+fields.py          the checked fields of a body
+texts.py           prompts as text, ids or messages -> token ids
+call.py            an ApiRequest -> jobs of the worker -> a response
+worker.py          the thread that owns the engine; all requests share its slots
+token_logprobs.py  logprobs of given tokens, with ranks and alternatives
+detokenizer.py     tokens -> text: stop strings, and partial UTF-8
+output.py          the JSON objects of a response
+server.py          the process: socket, signals, shutdown
 """

@@ -136,18 +136,19 @@ def load(flags: Flags):
     flags.checkpoint, text=False, variables=flags.template_variables
   )
   folder = pathlib.Path(flags.checkpoint).expanduser().resolve()
-  room = flags.slots + flags.max_queue
-  owner = worker.Worker(
+  max_jobs = flags.slots + flags.max_queue
+  engine_worker = worker.Worker(
     policy,
     slots=flags.slots,
     capacity=flags.max_model_len,
     chunk=flags.chunk,
-    room=room,
+    max_jobs=max_jobs,
   )
-  owner.start()
-  return texts.Served(
-    policy, flags.name or folder.name, flags.max_model_len, room
-  ), owner
+  engine_worker.start()
+  served = texts.Served(
+    policy, flags.name or folder.name, flags.max_model_len, max_jobs
+  )
+  return served, engine_worker
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""The routes: who may ask, for what, and how much.
+"""The HTTP routes, the API key, and the size of bodies.
 
-    GET  /health                 what is under way; asks for no key
+    GET  /health                 counts of jobs; needs no key
     GET  /v1/models              the one model
     POST /v1/completions
     POST /v1/chat/completions
@@ -34,13 +34,13 @@ def make(
   api_key: str | None,
   max_body_bytes: int,
 ) -> applications.Starlette:
-  """Makes the application.
+  """Builds the application.
 
   Args:
     served: the policy, and its limits.
-    worker: that has been started.
-    api_key: what a request must bear; None = nothing.
-    max_body_bytes: of a request.
+    worker: a started worker.
+    api_key: the key that requests must have; None = no key.
+    max_body_bytes: the most bytes of a request's body.
   """
   routes = _Routes(served, worker, api_key, max_body_bytes)
   return applications.Starlette(
@@ -59,24 +59,32 @@ def make(
 
 
 class _Routes:
-  """The handlers, and what they share."""
+  """The handlers of the routes."""
 
-  def __init__(self, served, worker, api_key, max_body_bytes):
+  def __init__(
+    self,
+    served: texts.Served,
+    worker: workers.Worker,
+    api_key: str | None,
+    max_body_bytes: int,
+  ):
     self._served, self._worker = served, worker
     self._api_key, self._max_body_bytes = api_key, max_body_bytes
     self._created = int(time.time())
 
   async def health(self, request: requests.Request) -> responses.Response:
-    over = self._worker.over
+    """Returns the worker's counts; 503 once it accepts no more jobs."""
+    failure = self._worker.failure
     return _json(
       {
-        'status': 'ok' if over is None else over.message,
+        'status': 'ok' if failure is None else failure.message,
         **self._worker.counts(),
       },
-      200 if over is None else 503,
+      200 if failure is None else 503,
     )
 
   async def models(self, request: requests.Request) -> responses.Response:
+    """Returns the list of the one model."""
     self._check_key(request)
     policy = self._served.policy
     return _json(
@@ -97,32 +105,38 @@ class _Routes:
       }
     )
 
-  async def completions(self, request: requests.Request):
-    return await self._answer(request, chat=False)
+  async def completions(self, request: requests.Request) -> responses.Response:
+    """Completes prompts."""
+    return await self._respond(request, chat=False)
 
-  async def chat(self, request: requests.Request):
-    return await self._answer(request, chat=True)
+  async def chat(self, request: requests.Request) -> responses.Response:
+    """Completes a conversation."""
+    return await self._respond(request, chat=True)
 
-  async def _answer(self, request, chat: bool) -> responses.Response:
+  async def _respond(
+    self, request: requests.Request, chat: bool
+  ) -> responses.Response:
     self._check_key(request)
     try:
       content = await self._body(request)
     except requests.ClientDisconnect:
       return responses.Response(status_code=499)  # nobody reads it
-    # Templates and tokenizers may take their time.
-    ask = await asyncio.to_thread(
+    # In a thread: templates and tokenizers may be slow.
+    parsed = await asyncio.to_thread(
       protocol.read, content, self._served, chat=chat
     )
-    call = calls.Call(ask, self._worker, self._served.policy, self._served.name)
-    if ask.stream:
+    call = calls.Call(
+      parsed, self._worker, self._served.policy, self._served.name
+    )
+    if parsed.stream:
       return _Stream(call)
     try:
-      answer = await _unless_gone(request, call.whole())
+      body = await _unless_disconnected(request, call.whole())
     finally:
       call.close()
-    if answer is None:
+    if body is None:
       return responses.Response(status_code=499)  # nobody reads it
-    return _json(answer)
+    return _json(body)
 
   def _check_key(self, request: requests.Request) -> None:
     if self._api_key is None:
@@ -138,7 +152,7 @@ class _Routes:
       )
 
   async def _body(self, request: requests.Request) -> bytes:
-    """Reads no more than is allowed."""
+    """Reads the body, up to the size limit."""
     parts, size = [], 0
     async for part in request.stream():
       parts.append(part)
@@ -152,16 +166,16 @@ class _Routes:
     return b''.join(parts)
 
 
-async def _unless_gone(
-  request: requests.Request, answer: Awaitable[dict[str, Any]]
+async def _unless_disconnected(
+  request: requests.Request, body: Awaitable[dict[str, Any]]
 ) -> dict[str, Any] | None:
-  """Waits for an answer; None if the client hangs up before it is there."""
+  """Awaits a body; returns None if the client disconnects before."""
 
-  async def hang_up():
+  async def disconnect():
     while (await request.receive())['type'] != 'http.disconnect':
       pass
 
-  tasks = [asyncio.ensure_future(x) for x in (answer, hang_up())]
+  tasks = [asyncio.ensure_future(x) for x in (body, disconnect())]
   try:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     return tasks[0].result() if tasks[0].done() else None
@@ -172,7 +186,7 @@ async def _unless_gone(
 
 
 class _Stream(responses.StreamingResponse):
-  """A call's chunks as they come, while the client listens."""
+  """A call's chunks as server-sent events."""
 
   def __init__(self, call: calls.Call):
     super().__init__(
@@ -185,12 +199,12 @@ class _Stream(responses.StreamingResponse):
   async def __call__(self, scope, receive, send) -> None:
     try:
       await super().__call__(scope, receive, send)
-    finally:  # also where nothing was sent, since nobody was there any more
+    finally:  # also if the client has disconnected before the first chunk
       self._call.close()
 
 
 async def _events(call: calls.Call) -> AsyncIterator[str]:
-  """Server-sent events; the last one says [DONE]."""
+  """Yields server-sent events; the last one is [DONE]."""
   try:
     async with contextlib.aclosing(call.chunks()) as chunks:
       async for chunk in chunks:
@@ -201,7 +215,7 @@ async def _events(call: calls.Call) -> AsyncIterator[str]:
 
 
 def _dumps(value: Any) -> str:
-  # ASCII: text may hold halves of characters, which UTF-8 has no bytes for.
+  # ASCII: text may contain lone surrogates, which UTF-8 cannot encode.
   return json.dumps(value, allow_nan=False, separators=(',', ':'))
 
 
@@ -221,12 +235,12 @@ async def _refused(request, error: fields.Refused) -> responses.Response:
 
 
 async def _no_route(request, error) -> responses.Response:
-  what = f'{request.method} {request.url.path}'
+  route = f'{request.method} {request.url.path}'
   must = {
     404: 'the path must be one that is served',
     405: 'the method must be one that the path takes',
   }.get(error.status_code, str(error.detail))
-  refused = fields.Refused(error.status_code, f'{must}: got {what!r:.200}')
+  refused = fields.Refused(error.status_code, f'{must}: got {route!r:.200}')
   return _json(refused.body, error.status_code, error.headers)
 
 

@@ -1,10 +1,10 @@
-"""One request under way: an `Ask` -> jobs of the worker -> an answer.
+"""One API request in progress: an `ApiRequest` -> worker jobs -> a response.
 
-1. Every choice is a job, and every prompt that is scored; they are accepted
-   together, or none is.
-2. What the worker tells comes into an asyncio queue, from another thread.
-3. Alternatives to drawn tokens are read off a forward over what was drawn.
-4. Whatever ends a call, `close` gives up the jobs that are still under way.
+1. Every choice is a job, and every prompt to score; they are accepted together,
+   or not at all.
+2. The worker's events arrive in an asyncio queue, from the worker's thread.
+3. Alternatives to sampled tokens come from a forward over the finished choice.
+4. `close` drops the open jobs, however a call ends.
 """
 
 import asyncio
@@ -18,114 +18,128 @@ import numpy as np
 
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
-from posttrain.serve import fields, laws, output, protocol, speech
+from posttrain.serve import detokenizer, fields, output, protocol
+from posttrain.serve import token_logprobs as scores
 from posttrain.serve import worker as workers
 
 
 class Call:
-  """Answers one request; belongs to one event loop."""
+  """One request and its response; belongs to one event loop."""
 
   def __init__(
     self,
-    ask: protocol.Ask,
+    request: protocol.ApiRequest,
     worker: workers.Worker,
     policy: policies.Policy,
     name: str,
   ):
-    """Asks the worker.
+    """Submits the jobs.
 
     Args:
-      ask: the request.
-      worker: draws and scores.
-      policy: that is served.
-      name: of the model.
+      request: the parsed request.
+      worker: samples and scores.
+      policy: the served model.
+      name: the model's name in responses.
 
     Raises:
-      Refused: with 429; too much is under way.
+      Refused: with 429; too many jobs are open.
     """
-    self._ask, self._worker = ask, worker
-    self._writer = output.Writer(ask, policy, name)
+    self._request, self._worker = request, worker
+    self._writer = output.Writer(request, policy, name)
     self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue()
-    self._said = [
-      speech.Speech(policy.text, ask.stop)
-      for _ in range(len(ask.prompts) * ask.n)
+    self._choices = [
+      detokenizer.Detokenizer(policy.text, request.stop)
+      for _ in range(len(request.prompts) * request.n)
     ]
-    self._reads: list[laws.Law | None] = [None] * len(ask.prompts)
-    self._tops: list[laws.Law | None] = [None] * len(self._said)
-    self._pending: set[workers.Job] = set()
+    # Per prompt: its logprobs, if it is scored. Per choice: the logprobs of
+    # prompt and choice, if alternatives are requested.
+    self._prompt_scores: list[scores.TokenLogprobs | None]
+    self._choice_scores: list[scores.TokenLogprobs | None]
+    self._prompt_scores = [None] * len(request.prompts)
+    self._choice_scores = [None] * len(self._choices)
+    self._open: set[workers.Job] = set()
     self._submit(self._jobs())
 
   def close(self) -> None:
-    """Gives up what is under way."""
-    self._worker.drop(self._pending)
-    self._pending = set()
+    """Drops the open jobs."""
+    self._worker.drop(self._open)
+    self._open = set()
 
   async def whole(self) -> dict[str, Any]:
-    """Returns the answer.
+    """Returns the response.
 
     Raises:
       Refused: the engine failed.
     """
-    async for _ in self._steps(self._reads):
+    async for _ in self._steps(self._prompt_scores):
       pass
-    if self._ask.logprobs and any(one.ids for one in self._said):
-      await self._look_beside()
-    return self._writer.whole(self._said, self._reads, self._tops)
+    if self._request.logprobs and any(choice.ids for choice in self._choices):
+      await self._score_choices()
+    return self._writer.whole(
+      self._choices, self._prompt_scores, self._choice_scores
+    )
 
   async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-    """Yields the answer in pieces.
+    """Yields the chunks of a streamed response.
 
     Raises:
       Refused: the engine failed.
     """
-    for index in range(len(self._said)):
+    request = self._request
+    for index in range(len(self._choices)):
       if (chunk := self._writer.first(index)) is not None:
         yield chunk
-    sent = [0] * len(self._said)
-    for index, one in enumerate(self._said):
-      if one.finish is not None:  # nothing was to be drawn
-        yield self._writer.more(index, one, '', 0)
-    async for index, text in self._steps(self._reads):
-      one = self._said[index]
-      tokens = self._ask.logprobs is not None or self._ask.return_token_ids
-      if text or one.finish or tokens and len(one.ids) > sent[index]:
-        yield self._writer.more(index, one, text, sent[index])
-        sent[index] = len(one.ids)
-    if self._ask.include_usage:
-      yield self._writer.last(self._said)
+    sent = [0] * len(self._choices)
+    for index, choice in enumerate(self._choices):
+      if choice.finish is not None:  # max_tokens is 0
+        yield self._writer.more(index, choice, '', 0)
+    async for index, text in self._steps(self._prompt_scores):
+      choice = self._choices[index]
+      tokens = request.logprobs is not None or request.return_token_ids
+      if text or choice.finish or tokens and len(choice.ids) > sent[index]:
+        yield self._writer.more(index, choice, text, sent[index])
+        sent[index] = len(choice.ids)
+    if request.include_usage:
+      yield self._writer.last(self._choices)
 
   def _jobs(self) -> list[workers.Job]:
-    ask, jobs = self._ask, []
-    for at, prompt in enumerate(ask.prompts):
-      if ask.scores_prompt:
+    request, jobs = self._request, []
+    for i, prompt in enumerate(request.prompts):
+      if request.scores_prompt:
         jobs.append(
-          workers.Read(
-            self._tell, at, prompt.ids, ask.temperature, ask.prompt_alternatives
+          workers.ScoreJob(
+            self._notify,
+            i,
+            prompt.ids,
+            request.temperature,
+            request.prompt_alternatives,
           )
         )
-      for choice in range(ask.n):
-        index = at * ask.n + choice
-        if not ask.max_tokens[at]:
-          self._said[index].hear([], [], 'max_tokens')
+      for choice in range(request.n):
+        index = i * request.n + choice
+        if not request.max_tokens[i]:
+          self._choices[index].append([], [], 'max_tokens')
           continue
-        asked = requests.Request(
+        engine_request = requests.Request(
           -1,
           prompt.ids,
-          ask.max_tokens[at],
-          ask.stop_ids,
-          ask.sampling,
-          key=_key(ask.seed, prompt.ids, choice),
+          request.max_tokens[i],
+          request.stop_ids,
+          request.sampling,
+          key=_key(request.seed, prompt.ids, choice),
         )
-        watched = ask.stream or bool(ask.stop)
-        jobs.append(workers.Draw(self._tell, index, asked, watched))
+        streamed = request.stream or bool(request.stop)
+        jobs.append(
+          workers.SampleJob(self._notify, index, engine_request, streamed)
+        )
     return jobs
 
   def _submit(self, jobs: list[workers.Job], *, more: bool = False) -> None:
-    self._pending.update(jobs)
+    self._open.update(jobs)
     try:
       self._worker.accept(jobs, more=more)
     except workers.Full as error:
-      self._pending = set()
+      self._open = set()
       raise fields.Refused(
         429,
         f'the server must have room for the request: got {error} under '
@@ -133,65 +147,67 @@ class Call:
         code='rate_limit_exceeded',
       ) from error
 
-  def _tell(self, job: workers.Job, event: Any) -> None:
-    """Called by the worker, in its thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+  def _notify(self, job: workers.Job, event: workers.Event) -> None:
+    """Queues an event; called in the worker's thread."""
+    with contextlib.suppress(RuntimeError):  # the event loop is closed
       self._loop.call_soon_threadsafe(self._events.put_nowait, (job, event))
 
   async def _steps(
-    self, read: list[laws.Law | None]
+    self, scored: list[scores.TokenLogprobs | None]
   ) -> AsyncIterator[tuple[int, str]]:
-    """Yields (choice, text that is new), until all jobs are done.
+    """Yields (index of the choice, new text) until all jobs are finished.
 
     Args:
-      read: where what was scored goes.
+      scored: receives the results of scoring jobs, by their indices.
     """
-    while self._pending:
+    while self._open:
       job, event = await self._events.get()
-      if job not in self._pending:
+      if job not in self._open:
         continue
       if isinstance(event, workers.Failed):
-        self._pending.discard(job)
+        self._open.discard(job)
         raise fields.Refused(event.status, event.message)
-      if isinstance(event, laws.Law):
-        self._pending.discard(job)
-        read[job.index] = event
+      if isinstance(event, scores.TokenLogprobs):
+        self._open.discard(job)
+        scored[job.index] = event
         continue
-      one = self._said[job.index]
-      text = one.hear(event.ids, event.logprobs, event.stop_reason)
-      if one.finish:
-        self._pending.discard(job)
+      choice = self._choices[job.index]
+      text = choice.append(event.ids, event.logprobs, event.stop_reason)
+      if choice.finish:
+        self._open.discard(job)
         self._worker.drop([job])  # a stop string may end it early
       yield job.index, text
 
-  async def _look_beside(self) -> None:
-    """Reads the alternatives of what was drawn."""
-    ask = self._ask
+  async def _score_choices(self) -> None:
+    """Scores the choices, prompts included, for their alternatives."""
+    request = self._request
     self._submit(
       [
-        workers.Read(
-          self._tell,
-          index,
-          np.append(ask.prompts[index // ask.n].ids, one.ids).astype(np.int32),
-          ask.temperature,
-          ask.logprobs,
+        workers.ScoreJob(
+          self._notify,
+          i,
+          np.append(request.prompts[i // request.n].ids, choice.ids).astype(
+            np.int32
+          ),
+          request.temperature,
+          request.logprobs,
         )
-        for index, one in enumerate(self._said)
-        if one.ids
+        for i, choice in enumerate(self._choices)
+        if choice.ids
       ],
       more=True,
     )
-    async for _ in self._steps(self._tops):
+    async for _ in self._steps(self._choice_scores):
       pass
 
 
 def _key(seed: int | None, ids: np.ndarray, choice: int) -> int:
-  """What decides on the random numbers of a choice, below 2**63.
+  """Returns the number that a choice's draws depend on, below 2**63.
 
-  The same seed, prompt and place among the choices give the same numbers,
-  whatever else is asked.
+  The same seed, prompt and index of the choice give the same draws, whatever
+  the other fields of the request are.
   """
   if seed is None:
     return secrets.randbits(63)
-  said = f'{seed} {choice} '.encode() + ids.astype('<i4').tobytes()
-  return int.from_bytes(hashlib.sha256(said).digest()[:8], 'big') >> 1
+  data = f'{seed} {choice} '.encode() + ids.astype('<i4').tobytes()
+  return int.from_bytes(hashlib.sha256(data).digest()[:8], 'big') >> 1

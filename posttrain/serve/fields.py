@@ -1,4 +1,4 @@
-"""The fields of a request's body, taken one by one and checked."""
+"""The fields of a request's body, checked one by one."""
 
 import difflib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Refused(Exception):
-  """A request that is not answered, with what the client is told."""
+  """A refused request, with its HTTP status and error object."""
 
   def __init__(
     self,
@@ -17,13 +17,13 @@ class Refused(Exception):
     param: str | None = None,
     code: str | None = None,
   ):
-    """Args: status: of HTTP; param: the field; code: as OpenAI calls it."""
+    """Args: status: of HTTP; param: the field's name; code: OpenAI's."""
     super().__init__(message)
     self.status, self.param, self.code = status, param, code
 
   @property
   def body(self) -> dict[str, Any]:
-    """The object that says so, in OpenAI's form."""
+    """The error object, in OpenAI's form."""
     kinds = {
       401: 'authentication_error',
       404: 'not_found_error',
@@ -42,14 +42,14 @@ class Refused(Exception):
 
 
 def wrong(name: str, must: str, got: Any, code: str | None = None) -> Refused:
-  """A field that must be something else."""
+  """Returns the refusal of a field's value."""
   text = repr(got)
   text = text if len(text) <= 80 else f'{text[:77]}...'
   return Refused(400, f'{name} must {must}: got {text}', name, code)
 
 
 def parse(content: bytes) -> dict[str, Any]:
-  """Reads a body; refuses what is no JSON object."""
+  """Reads a body; raises Refused unless it is a JSON object."""
   try:
     body = json.loads(content)
   except (ValueError, RecursionError) as error:
@@ -62,21 +62,21 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 class Fields:
-  """A body; null is as good as absent."""
+  """The fields of a body; null means absent."""
 
   def __init__(self, body: Mapping[str, Any]):
     self._left = {k: v for k, v in body.items() if v is not None}
-    self._asked: set[str] = set()
+    self._known: set[str] = set()
 
   def take(self, name: str) -> Any:
-    """Returns a field's value; None where there is none."""
-    self._asked.add(name)
+    """Returns a field's value; None if it is absent."""
+    self._known.add(name)
     return self._left.pop(name, None)
 
   def whole(
     self, name: str, default: int | None, low: int, high: int
   ) -> int | None:
-    """Returns a whole number between two, both included."""
+    """Returns a whole number in [low, high]."""
     value = self.take(name)
     if value is None:
       return default
@@ -87,7 +87,7 @@ class Fields:
   def number(
     self, name: str, default: float, ok: Callable[[float], bool], must: str
   ) -> float:
-    """Returns a finite number for which `ok`; `must` says which are."""
+    """Returns a finite number with `ok`; `must`: the error's requirement."""
     value = self.take(name)
     if value is None:
       return default
@@ -99,7 +99,7 @@ class Fields:
     return float(value)
 
   def flag(self, name: str, default: bool = False) -> bool:
-    """Returns true or false."""
+    """Returns a bool."""
     value = self.take(name)
     if value is None:
       return default
@@ -108,7 +108,7 @@ class Fields:
     return value
 
   def object(self, name: str) -> dict[str, Any]:
-    """Returns an object; {} where there is none."""
+    """Returns an object; {} if it is absent."""
     value = self.take(name)
     if value is None:
       return {}
@@ -117,17 +117,17 @@ class Fields:
     return value
 
   def finish(self, ignored: set[str], neutral: Mapping[str, tuple]) -> None:
-    """Refuses what is left.
+    """Refuses fields that were not taken.
 
     Args:
-      ignored: fields that change nothing, whatever they say.
-      neutral: fields that are refused, but for these values.
+      ignored: fields that have no effect, whatever their values.
+      neutral: fields that are not supported, with the values that are allowed.
     """
     for name, value in self._left.items():
       if name in ignored:
         continue
       if name not in neutral:
-        known = [*self._asked, *ignored, *neutral]
+        known = [*self._known, *ignored, *neutral]
         near = difflib.get_close_matches(name, known, 1)
         hint = f'; did you mean {near[0]!r}?' if near else ''
         raise Refused(
@@ -138,10 +138,10 @@ class Fields:
         )
       allowed = neutral[name]
       if not any(type(value) is type(x) and value == x for x in allowed):
-        but = f', or be {json.dumps(allowed[0])}' if allowed else ''
+        default = f', or be {json.dumps(allowed[0])}' if allowed else ''
         raise wrong(
           name,
-          f'be left out{but}: this server does not support it',
+          f'be left out{default}: this server does not support it',
           value,
           'unsupported_field',
         )

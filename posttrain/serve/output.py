@@ -1,8 +1,8 @@
-"""The objects of an answer, in OpenAI's form, and vLLM's where that has none.
+"""The JSON objects of a response, in OpenAI's form, else in vLLM's.
 
-Logprobs are in nats, of the law before truncation, at the request's
-temperature (at 1 where that is 0): of drawn tokens as they were drawn, of
-prompts by a forward over all of it.
+Logprobs are in nats, of the distribution before truncation, at the request's
+temperature (at 1 if that is 0): those of sampled tokens come from sampling,
+those of prompts from a forward over the whole prompt.
 """
 
 import secrets
@@ -12,94 +12,99 @@ from typing import Any
 
 import posttrain
 from posttrain.checkpoints import policies
-from posttrain.serve import laws, protocol, speech
+from posttrain.serve import detokenizer, protocol
+from posttrain.serve import token_logprobs as scores
 
 FINGERPRINT = f'posttrain-{posttrain.__version__}'
 
 
 class Writer:
-  """Writes what came of one request."""
+  """Writes the response to one request."""
 
-  def __init__(self, ask: protocol.Ask, policy: policies.Policy, name: str):
-    """Args: ask: the request; policy: whose; name: of the model."""
-    self._ask, self._policy, self._name = ask, policy, name
-    self._id = f'{"chatcmpl" if ask.chat else "cmpl"}-{secrets.token_hex(12)}'
+  def __init__(
+    self, request: protocol.ApiRequest, policy: policies.Policy, name: str
+  ):
+    """Args: request: the parsed one; policy: the model; name: the model's."""
+    self._request, self._policy, self._name = request, policy, name
+    kind = 'chatcmpl' if request.chat else 'cmpl'
+    self._id = f'{kind}-{secrets.token_hex(12)}'
     self._created = int(time.time())
 
   def whole(
     self,
-    said: Sequence[speech.Speech],
-    read: Sequence[laws.Law | None],
-    tops: Sequence[laws.Law | None],
+    choices: Sequence[detokenizer.Detokenizer],
+    prompt_scores: Sequence[scores.TokenLogprobs | None],
+    choice_scores: Sequence[scores.TokenLogprobs | None],
   ) -> dict[str, Any]:
-    """Returns the answer.
+    """Returns the response without streaming.
 
     Args:
-      said: of each choice, prompt by prompt.
-      read: of each prompt, if it was scored.
-      tops: of each choice, prompt included, if alternatives are asked for.
+      choices: prompt by prompt.
+      prompt_scores: one per prompt; None = not scored.
+      choice_scores: one per choice, prompt included; None = not scored.
     """
-    ask, chat = self._ask, self._ask.chat
-    answer = self._envelope('chat.completion' if chat else 'text_completion')
-    answer['choices'] = [
-      (self._turn if chat else self._completion)(
-        index, one, read[index // ask.n], tops[index]
+    request, chat = self._request, self._request.chat
+    body = self._envelope('chat.completion' if chat else 'text_completion')
+    body['choices'] = [
+      (self._chat_choice if chat else self._completion)(
+        index, choice, prompt_scores[index // request.n], choice_scores[index]
       )
-      for index, one in enumerate(said)
+      for index, choice in enumerate(choices)
     ]
-    if chat and ask.return_token_ids:
-      answer['prompt_token_ids'] = ask.prompts[0].ids.tolist()
-    if chat and ask.prompt_logprobs is not None:
-      answer['prompt_logprobs'] = self._prompt_logprobs(0, read[0])
-    answer['usage'] = self.usage(said)
-    return answer
+    if chat and request.return_token_ids:
+      body['prompt_token_ids'] = request.prompts[0].ids.tolist()
+    if chat and request.prompt_logprobs is not None:
+      body['prompt_logprobs'] = self._prompt_logprobs(0, prompt_scores[0])
+    body['usage'] = self.usage(choices)
+    return body
 
-  def usage(self, said: Sequence[speech.Speech]) -> dict[str, int]:
-    """Counts tokens; a prompt counts once, whatever n is."""
-    prompt = sum(len(prompt.ids) for prompt in self._ask.prompts)
-    drawn = sum(len(one.ids) for one in said)
+  def usage(self, choices: Sequence[detokenizer.Detokenizer]) -> dict[str, int]:
+    """Returns token counts; a prompt counts once, whatever n is."""
+    prompt = sum(len(prompt.ids) for prompt in self._request.prompts)
+    sampled = sum(len(choice.ids) for choice in choices)
     return {
       'prompt_tokens': prompt,
-      'completion_tokens': drawn,
-      'total_tokens': prompt + drawn,
+      'completion_tokens': sampled,
+      'total_tokens': prompt + sampled,
     }
 
   def first(self, index: int) -> dict[str, Any] | None:
-    """The chunk that opens a choice; None where there is none."""
-    ask, prompt = self._ask, self._ask.prompts[index // self._ask.n]
-    if ask.chat:
+    """Returns the chunk that opens a choice; None if there is none."""
+    request = self._request
+    prompt = request.prompts[index // request.n]
+    if request.chat:
       delta = {'role': 'assistant', 'content': ''}
-      opened = self._chunk(index, {'delta': delta})
-    elif ask.echo or ask.return_token_ids:
-      opened = self._chunk(index, {'text': prompt.text if ask.echo else ''})
+      chunk = self._chunk(index, {'delta': delta})
+    elif request.echo or request.return_token_ids:
+      chunk = self._chunk(index, {'text': prompt.text if request.echo else ''})
     else:
       return None
-    if ask.return_token_ids:
-      where = opened if ask.chat else opened['choices'][0]
-      where['prompt_token_ids'] = prompt.ids.tolist()
-    return opened
+    if request.return_token_ids:
+      parent = chunk if request.chat else chunk['choices'][0]
+      parent['prompt_token_ids'] = prompt.ids.tolist()
+    return chunk
 
   def more(
-    self, index: int, one: speech.Speech, text: str, start: int
+    self, index: int, choice: detokenizer.Detokenizer, text: str, start: int
   ) -> dict[str, Any]:
-    """The chunk of new text, and of the tokens from `start` on."""
-    body: dict[str, Any] = {'text': text}
-    if self._ask.chat:
-      body = {'delta': {'content': text} if text else {}}
-    if self._ask.logprobs is not None:
-      entries = (one.ids[start:], one.logprobs[start:])
-      body['logprobs'] = (
-        self._chat_logprobs(*entries, None)
-        if self._ask.chat
-        else self._legacy(*entries, None, 0)
+    """Returns the chunk of new text, and of the tokens from `start` on."""
+    fields: dict[str, Any] = {'text': text}
+    if self._request.chat:
+      fields = {'delta': {'content': text} if text else {}}
+    if self._request.logprobs is not None:
+      tokens = (choice.ids[start:], choice.logprobs[start:])
+      fields['logprobs'] = (
+        self._chat_logprobs(*tokens, None)
+        if self._request.chat
+        else self._completion_logprobs(*tokens, None, 0)
       )
-    if self._ask.return_token_ids:
-      body['token_ids'] = one.ids[start:]
-    return self._chunk(index, body, one)
+    if self._request.return_token_ids:
+      fields['token_ids'] = choice.ids[start:]
+    return self._chunk(index, fields, choice)
 
-  def last(self, said: Sequence[speech.Speech]) -> dict[str, Any]:
-    """The chunk of counts, without a choice."""
-    return {**self._chunk(0, {}), 'choices': [], 'usage': self.usage(said)}
+  def last(self, choices: Sequence[detokenizer.Detokenizer]) -> dict[str, Any]:
+    """Returns the chunk of token counts, without a choice."""
+    return {**self._chunk(0, {}), 'choices': [], 'usage': self.usage(choices)}
 
   def _envelope(self, kind: str) -> dict[str, Any]:
     return {
@@ -110,121 +115,147 @@ class Writer:
       'system_fingerprint': FINGERPRINT,
     }
 
-  def _chunk(self, index, body, one: speech.Speech | None = None):
-    kind = 'chat.completion.chunk' if self._ask.chat else 'text_completion'
-    choice = {
+  def _chunk(
+    self, index, fields, choice: detokenizer.Detokenizer | None = None
+  ):
+    kind = 'chat.completion.chunk' if self._request.chat else 'text_completion'
+    body = {
       'index': index,
       'logprobs': None,
-      **body,
-      'finish_reason': one and one.finish,
+      **fields,
+      'finish_reason': choice and choice.finish,
     }
-    chunk = {**self._envelope(kind), 'choices': [choice]}
-    return {**chunk, 'usage': None} if self._ask.include_usage else chunk
+    chunk = {**self._envelope(kind), 'choices': [body]}
+    return {**chunk, 'usage': None} if self._request.include_usage else chunk
 
-  def _choice(self, index: int, one: speech.Speech) -> dict[str, Any]:
-    stops = one.ids[-1:] if one.finish == 'stop' else []
-    choice = {
+  def _choice(
+    self, index: int, choice: detokenizer.Detokenizer
+  ) -> dict[str, Any]:
+    stops = choice.ids[-1:] if choice.finish == 'stop' else []
+    body = {
       'index': index,
       'logprobs': None,
-      'finish_reason': one.finish,
-      # As vLLM has it: the string, or the token, that ended it.
-      'stop_reason': one.stop or next(iter(stops), None),
+      'finish_reason': choice.finish,
+      # As in vLLM: the string, or the token, that ended the choice.
+      'stop_reason': choice.stop or next(iter(stops), None),
     }
-    if self._ask.return_token_ids:
-      choice['token_ids'] = one.ids
-    return choice
+    if self._request.return_token_ids:
+      body['token_ids'] = choice.ids
+    return body
 
-  def _turn(self, index, one, read, top) -> dict[str, Any]:
-    choice = self._choice(index, one)
-    choice['message'] = {
+  def _chat_choice(
+    self, index, choice, prompt_scores, choice_scores
+  ) -> dict[str, Any]:
+    del prompt_scores  # part of the response, not of a choice
+    body = self._choice(index, choice)
+    body['message'] = {
       'role': 'assistant',
-      'content': one.text,
+      'content': choice.text,
       'refusal': None,
     }
-    if self._ask.logprobs is not None:
-      choice['logprobs'] = self._chat_logprobs(
-        one.ids, one.logprobs, self._alternatives(top, one, index)
+    if self._request.logprobs is not None:
+      body['logprobs'] = self._chat_logprobs(
+        choice.ids,
+        choice.logprobs,
+        self._alternatives(choice_scores, choice, index),
       )
-    return choice
+    return body
 
-  def _completion(self, index, one, read, top) -> dict[str, Any]:
-    ask, prompt = self._ask, self._ask.prompts[index // self._ask.n]
-    choice = self._choice(index, one)
-    choice['text'] = prompt.text + one.text if ask.echo else one.text
-    if ask.return_token_ids:
-      choice['prompt_token_ids'] = prompt.ids.tolist()
-    if ask.prompt_logprobs is not None:
-      choice['prompt_logprobs'] = self._prompt_logprobs(index // ask.n, read)
-    if ask.logprobs is None:
-      return choice
-    ids, logprobs = list(one.ids), list(one.logprobs)
-    tops = self._alternatives(top, one, index)
-    if ask.echo:
+  def _completion(
+    self, index, choice, prompt_scores, choice_scores
+  ) -> dict[str, Any]:
+    request = self._request
+    prompt = request.prompts[index // request.n]
+    body = self._choice(index, choice)
+    body['text'] = prompt.text + choice.text if request.echo else choice.text
+    if request.return_token_ids:
+      body['prompt_token_ids'] = prompt.ids.tolist()
+    if request.prompt_logprobs is not None:
+      body['prompt_logprobs'] = self._prompt_logprobs(
+        index // request.n, prompt_scores
+      )
+    if request.logprobs is None:
+      return body
+    ids, logprobs = list(choice.ids), list(choice.logprobs)
+    tops = self._alternatives(choice_scores, choice, index)
+    if request.echo:
       ids = prompt.ids.tolist() + ids
-      logprobs = [None, *read.logprobs[1:].tolist(), *logprobs]
+      logprobs = [None, *prompt_scores.logprobs[1:].tolist(), *logprobs]
       if tops is not None:
-        before = _tops(read, ask.logprobs, 0, len(prompt.ids))
+        before = _tops(prompt_scores, request.logprobs, 0, len(prompt.ids))
         tops = [None, *before[1:], *tops]
-    choice['logprobs'] = self._legacy(ids, logprobs, tops, 0)
-    return choice
+    body['logprobs'] = self._completion_logprobs(ids, logprobs, tops, 0)
+    return body
 
-  def _alternatives(self, top, one: speech.Speech, index: int):
-    """Of what a choice has drawn: [(id, logprob), ...] per token, or None."""
-    if not self._ask.logprobs:
+  def _alternatives(
+    self,
+    choice_scores: scores.TokenLogprobs | None,
+    choice: detokenizer.Detokenizer,
+    index: int,
+  ):
+    """Returns [(id, logprob), ...] per sampled token; None = not requested."""
+    if not self._request.logprobs:
       return None
-    if top is None:
+    if choice_scores is None:
       return []
-    start = len(self._ask.prompts[index // self._ask.n].ids)
-    return _tops(top, self._ask.logprobs, start, start + len(one.ids))
+    start = len(self._request.prompts[index // self._request.n].ids)
+    end = start + len(choice.ids)
+    return _tops(choice_scores, self._request.logprobs, start, end)
 
-  def _name_of(self, token: int) -> str:
-    if self._ask.tokens_as_ids:
+  def _token_name(self, token: int) -> str:
+    if self._request.tokens_as_ids:
       return f'token_id:{token}'
     return text_of(self._policy, token)
 
-  def _legacy(self, ids, logprobs, tops, offset: int) -> dict[str, Any]:
-    """The `logprobs` of completions; offsets are into the choice's text."""
-    names = [self._name_of(token) for token in ids]
+  def _completion_logprobs(
+    self, ids, logprobs, tops, offset: int
+  ) -> dict[str, Any]:
+    """Returns the `logprobs` of completions; offsets are into the text."""
+    names = [self._token_name(token) for token in ids]
     offsets = []
     for token in ids:
       offsets.append(offset)
       offset += len(text_of(self._policy, token))
-    beside = None
+    top_logprobs = None
     if tops is not None:
-      beside = [
-        entry and {self._name_of(i): x for i, x in [*entry, (token, own)]}
+      top_logprobs = [
+        entry and {self._token_name(i): x for i, x in [*entry, (token, own)]}
         for token, own, entry in zip(ids, logprobs, tops, strict=True)
       ]
     return {
       'tokens': names,
       'token_logprobs': logprobs,
-      'top_logprobs': beside,
+      'top_logprobs': top_logprobs,
       'text_offset': offsets,
     }
 
   def _chat_logprobs(self, ids, logprobs, tops) -> dict[str, Any]:
+    """Returns the `logprobs` of chat completions."""
+
     def entry(token: int, logprob: float) -> dict[str, Any]:
       text = text_of(self._policy, token)
-      whole = None if '\ufffd' in text else list(text.encode())
-      return {'token': self._name_of(token), 'logprob': logprob, 'bytes': whole}
+      data = None if '\ufffd' in text else list(text.encode())
+      name = self._token_name(token)
+      return {'token': name, 'logprob': logprob, 'bytes': data}
 
     tops = [[]] * len(ids) if tops is None else tops
     return {
       'refusal': None,
       'content': [
-        {**entry(token, own), 'top_logprobs': [entry(*x) for x in some]}
-        for token, own, some in zip(ids, logprobs, tops, strict=True)
+        {**entry(token, own), 'top_logprobs': [entry(*x) for x in top]}
+        for token, own, top in zip(ids, logprobs, tops, strict=True)
       ],
     }
 
-  def _prompt_logprobs(self, prompt: int, read: laws.Law) -> list[Any]:
-    """vLLM's form: the token's own entry, and the likeliest ones'."""
-    ids = self._ask.prompts[prompt].ids.tolist()
-    tops = _tops(read, self._ask.prompt_logprobs, 0, len(ids))
+  def _prompt_logprobs(self, index: int, prompt_scores) -> list[Any]:
+    """Returns vLLM's form: each token's entry, and those of the likeliest."""
+    ids = self._request.prompts[index].ids.tolist()
+    tops = _tops(prompt_scores, self._request.prompt_logprobs, 0, len(ids))
+    logprobs, ranks = prompt_scores.logprobs, prompt_scores.ranks
     rows: list[Any] = [None]
     for place in range(1, len(ids)):
-      own = (ids[place], float(read.logprobs[place]), int(read.ranks[place]))
-      some = [(*x, rank) for rank, x in enumerate(tops[place], 1)]
+      own = (ids[place], float(logprobs[place]), int(ranks[place]))
+      top = [(*x, rank) for rank, x in enumerate(tops[place], 1)]
       rows.append(
         {
           str(token): {
@@ -232,28 +263,28 @@ class Writer:
             'rank': rank,
             'decoded_token': text_of(self._policy, token),
           }
-          for token, logprob, rank in [*some, own]
+          for token, logprob, rank in [*top, own]
         }
       )
     return rows
 
 
 def text_of(policy: policies.Policy, token: int) -> str:
-  """A token alone: its text, or its name if it is special."""
+  """Returns the text of a single token; the name of a special token."""
   text = policy.text([token])
   if text or policy.renderer is None:
     return text
   try:
     return policy.renderer.tokenizer.text(token) or ''
-  except IndexError:  # a row of the model that no token has
+  except IndexError:  # the model has more rows than the tokenizer tokens
     return ''
 
 
-def _tops(law: laws.Law, count: int, start: int, end: int):
-  """[(id, logprob), ...] of the likeliest tokens, per place."""
+def _tops(scored: scores.TokenLogprobs, count: int, start: int, end: int):
+  """Returns [(id, logprob), ...] of the likeliest tokens, per place."""
   pairs = zip(
-    law.top_ids[start:end, :count].tolist(),
-    law.top_logprobs[start:end, :count].tolist(),
+    scored.top_ids[start:end, :count].tolist(),
+    scored.top_logprobs[start:end, :count].tolist(),
     strict=True,
   )
   return [list(zip(*pair, strict=True)) for pair in pairs]

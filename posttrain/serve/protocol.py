@@ -1,8 +1,8 @@
-"""The body of a request -> an `Ask`, or a refusal that names the field.
+"""The body of a request -> an `ApiRequest`, or a refusal that names the field.
 
-Both routes make the same thing of what they are sent. Fields that a client
-sends and that change nothing here are ignored, by name; any other one is
-refused: a request is never answered as if it had said something else.
+Both routes share one type. Fields without an effect on the response are
+ignored, by name; any other unsupported field is refused: no field is dropped
+silently.
 """
 
 import dataclasses
@@ -10,14 +10,14 @@ from typing import Any
 
 from posttrain.decode import requests, schedule
 from posttrain.serve import fields as fields_lib
-from posttrain.serve import laws, texts
+from posttrain.serve import texts, token_logprobs
 
 Refused, wrong = fields_lib.Refused, fields_lib.wrong
 
 MAX_CHOICES = 128
-COMPLETION_TOKENS = 16  # of an answer that does not say, as OpenAI has it
-STOPS = 4  # strings that end an answer
-# What these say has no bearing on the answer.
+COMPLETION_TOKENS = 16  # OpenAI's default `max_tokens` of completions
+STOPS = 4  # the most stop strings
+# Fields without an effect on the response.
 IGNORED = {
   'user',
   'metadata',
@@ -30,7 +30,7 @@ IGNORED = {
   'request_id',
   'priority',
 }
-# What these say would have, unless it is this.
+# Unsupported fields, with the values that have no effect.
 NEUTRAL = {
   'best_of': (),
   'suffix': ('',),
@@ -73,8 +73,8 @@ NEUTRAL = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
-  """A request, read and checked."""
+class ApiRequest:
+  """A request, parsed and checked."""
 
   chat: bool
   prompts: tuple[texts.Prompt, ...]
@@ -85,7 +85,7 @@ class Ask:
   stop: tuple[str, ...]
   stop_ids: tuple[int, ...]
   logprobs: int | None  # alternatives per token; None = no logprobs
-  prompt_logprobs: int | None  # the same of the prompt, in vLLM's form
+  prompt_logprobs: int | None  # the same for the prompt, in vLLM's form
   echo: bool
   return_token_ids: bool
   tokens_as_ids: bool
@@ -94,35 +94,36 @@ class Ask:
 
   @property
   def temperature(self) -> float:
-    """At which logprobs are."""
+    """The temperature of logprobs."""
     return self.sampling.temperature or 1.0
 
   @property
   def prompt_alternatives(self) -> int | None:
-    """As of `laws.read`, of the prompts."""
-    asked = [
+    """`alternatives` of `token_logprobs.score` for the prompts."""
+    counts = [
       x
       for x in (self.prompt_logprobs, self.logprobs if self.echo else None)
       if x is not None
     ]
-    if self.prompt_logprobs is None and asked == [0]:
-      return None  # nobody looks at ranks
-    return max(asked)
+    if self.prompt_logprobs is None and counts == [0]:
+      return None  # the response has no ranks
+    return max(counts)
 
   @property
   def scores_prompt(self) -> bool:
+    """Whether the response has logprobs of the prompts."""
     return self.prompt_logprobs is not None or (
       self.echo and self.logprobs is not None
     )
 
 
-def read(content: bytes, served: texts.Served, *, chat: bool) -> Ask:
+def read(content: bytes, served: texts.Served, *, chat: bool) -> ApiRequest:
   """Reads and checks a request.
 
   Args:
-    content: of the body.
-    served: what there is to be asked for.
-    chat: it came to /v1/chat/completions.
+    content: the body.
+    served: the model, and the limits.
+    chat: whether the route is /v1/chat/completions.
 
   Raises:
     Refused: with 400 or 404.
@@ -133,13 +134,15 @@ def read(content: bytes, served: texts.Served, *, chat: bool) -> Ask:
   prompts = read_prompts(fields, served)
   n = fields.whole('n', 1, 1, MAX_CHOICES)
   echo = not chat and fields.flag('echo')
-  prompt_logprobs = fields.whole('prompt_logprobs', None, 0, laws.MOST)
+  prompt_logprobs = fields.whole(
+    'prompt_logprobs', None, 0, token_logprobs.MAX_ALTERNATIVES
+  )
   scores = echo or prompt_logprobs is not None
   logprobs = _logprobs(fields, chat)
   stream, usage = _stream(fields)
   if stream:
     _check_streamed(chat, echo, logprobs, prompt_logprobs)
-  ask = Ask(
+  request = ApiRequest(
     chat=chat,
     prompts=prompts,
     n=n,
@@ -157,21 +160,21 @@ def read(content: bytes, served: texts.Served, *, chat: bool) -> Ask:
     tokens_as_ids=fields.flag('return_tokens_as_token_ids'),
   )
   fields.finish(IGNORED, NEUTRAL)
-  if len(prompts) * (n + ask.scores_prompt) > served.room:
+  if len(prompts) * (n + request.scores_prompt) > served.max_sequences:
     raise wrong(
       'n',
-      f'ask for at most {served.room} sequences in all, over '
+      f'ask for at most {served.max_sequences} sequences in all, over '
       f'{len(prompts)} prompts, those that are scored included',
       n,
     )
-  return ask
+  return request
 
 
 def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
-  # A completion's `logprobs: 1` is how clients ask for those of what is drawn.
+  # Clients send `logprobs: 1` for the logprobs of a completion's own tokens.
   most = 0 if chat else 1
-  told = prompt_logprobs is not None or echo and logprobs is not None
-  if told or (logprobs or 0) > most:
+  scores_prompt = prompt_logprobs is not None or echo and logprobs is not None
+  if scores_prompt or (logprobs or 0) > most:
     raise wrong(
       'stream',
       'be false where prompts are scored, or alternatives of '
@@ -180,13 +183,13 @@ def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
     )
 
 
-def _check_model(asked: Any, name: str) -> None:
-  if not isinstance(asked, str):
-    raise wrong('model', f'be the name of a model, {name!r}', asked)
-  if asked != name:
+def _check_model(model: Any, name: str) -> None:
+  if not isinstance(model, str):
+    raise wrong('model', f'be the name of a model, {name!r}', model)
+  if model != name:
     raise Refused(
       404,
-      f'model must be one that is served here: got {asked!r:.80}, '
+      f'model must be one that is served here: got {model!r:.80}, '
       f'expected {name!r}',
       'model',
       'model_not_found',
@@ -195,12 +198,12 @@ def _check_model(asked: Any, name: str) -> None:
 
 def _logprobs(fields: fields_lib.Fields, chat: bool) -> int | None:
   if not chat:
-    return fields.whole('logprobs', None, 0, laws.MOST)
-  asked = fields.flag('logprobs')
-  top = fields.whole('top_logprobs', 0, 0, laws.MOST)
-  if top and not asked:
+    return fields.whole('logprobs', None, 0, token_logprobs.MAX_ALTERNATIVES)
+  logprobs = fields.flag('logprobs')
+  top = fields.whole('top_logprobs', 0, 0, token_logprobs.MAX_ALTERNATIVES)
+  if top and not logprobs:
     raise wrong('top_logprobs', 'be 0 where logprobs is false', top)
-  return top if asked else None
+  return top if logprobs else None
 
 
 def _stream(fields: fields_lib.Fields) -> tuple[bool, bool]:
@@ -215,33 +218,33 @@ def _stream(fields: fields_lib.Fields) -> tuple[bool, bool]:
 
 def _max_tokens(fields, prompts, served, chat, scores) -> tuple[int, ...]:
   names = ('max_completion_tokens', 'max_tokens')
-  asked = {
+  values = {
     name: fields.whole(name, None, 0 if scores else 1, 2**31)
     for name in (names if chat else names[1:])
   }
-  said = [name for name, value in asked.items() if value is not None]
-  rooms = [served.capacity - len(prompt.ids) for prompt in prompts]
-  if not said:
-    if min(rooms) < 1:
+  present = [name for name, value in values.items() if value is not None]
+  tokens_left = [served.capacity - len(prompt.ids) for prompt in prompts]
+  if not present:
+    if min(tokens_left) < 1:
       raise Refused(
         400,
         f'{"messages" if chat else "prompt"} must leave room for a '
         f'token in a context of {served.capacity}: got one of '
-        f'{served.capacity - min(rooms)}',
+        f'{served.capacity - min(tokens_left)}',
         'messages' if chat else 'prompt',
         'context_length_exceeded',
       )
-    return tuple(x if chat else min(x, COMPLETION_TOKENS) for x in rooms)
-  if len({asked[name] for name in said}) > 1:
-    raise wrong('max_tokens', 'agree with max_completion_tokens', asked)
-  value = asked[said[0]]
-  if value > min(rooms):
+    return tuple(x if chat else min(x, COMPLETION_TOKENS) for x in tokens_left)
+  if len({values[name] for name in present}) > 1:
+    raise wrong('max_tokens', 'agree with max_completion_tokens', values)
+  value = values[present[0]]
+  if value > min(tokens_left):
     raise Refused(
       400,
-      f'{said[0]} must fit into the context of {served.capacity} '
-      f'tokens: got {value} behind a prompt of '
-      f'{served.capacity - min(rooms)}',
-      said[0],
+      f'{present[0]} must fit into the context of {served.capacity} '
+      f'tokens: got {value} after a prompt of '
+      f'{served.capacity - min(tokens_left)}',
+      present[0],
       'context_length_exceeded',
     )
   return (value,) * len(prompts)
@@ -250,7 +253,7 @@ def _max_tokens(fields, prompts, served, chat, scores) -> tuple[int, ...]:
 def _sampling(fields: fields_lib.Fields) -> requests.Sampling:
   top_k = fields.whole('top_k', 0, -1, 2**31 - 1)
   return requests.Sampling(
-    # Lower ones would overflow; they are greedy.
+    # Smaller values would overflow; 0 is greedy.
     temperature=fields.number(
       'temperature',
       1.0,
@@ -277,18 +280,18 @@ def _stop(fields: fields_lib.Fields, served: texts.Served) -> tuple[str, ...]:
 def _stop_ids(
   fields: fields_lib.Fields, served: texts.Served
 ) -> tuple[int, ...]:
-  asked, policy = fields.take('stop_token_ids') or [], served.policy
-  ours = () if fields.flag('ignore_eos') else policy.stop_ids
+  extra, policy = fields.take('stop_token_ids') or [], served.policy
+  own = () if fields.flag('ignore_eos') else policy.stop_ids
   size = policy.model.vocab_size
-  if not isinstance(asked, list) or not all(
-    type(i) is int and 0 <= i < size for i in asked
+  if not isinstance(extra, list) or not all(
+    type(i) is int and 0 <= i < size for i in extra
   ):
-    raise wrong('stop_token_ids', f'be a list of ids in [0, {size})', asked)
-  ids = tuple(dict.fromkeys((*ours, *asked)))
+    raise wrong('stop_token_ids', f'be a list of ids in [0, {size})', extra)
+  ids = tuple(dict.fromkeys((*own, *extra)))
   if len(ids) > schedule.STOP_IDS:
     raise wrong(
       'stop_token_ids',
-      f"be at most {schedule.STOP_IDS} ids, the model's own {ours} included",
-      asked,
+      f"be at most {schedule.STOP_IDS} ids, the model's own {own} included",
+      extra,
     )
   return ids

@@ -1,9 +1,9 @@
-"""The process around the application: a socket, signals, and the way out.
+"""The server process: socket, signals, shutdown.
 
-1. The socket is bound before the model is loaded: a port that is taken is
-   known at once, and port 0 becomes a free one.
-2. SIGTERM and SIGINT fail what is under way, so that its clients hear of it,
-   and end the process, whatever the engine is doing; a second one at once.
+1. The socket is bound before the model is loaded: a port in use is reported at
+   once, and port 0 becomes a free one.
+2. SIGTERM and SIGINT fail the open calls, so that clients get an error, and end
+   the process even if the engine is busy; a second signal ends it at once.
 """
 
 import contextlib
@@ -12,20 +12,21 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
 from posttrain.serve import worker as workers
 
 INTERRUPTED = 130  # exit code after SIGINT
-LEAVE = 2  # seconds that the clients, and then the engine, get
+LEAVE = 2  # seconds of grace for the clients, and then for the engine
 
 
 def bind(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens there; port 0 = any that is free.
+  """Returns a listening socket; port 0 = any free port.
 
   Raises:
-    ValueError: the address cannot be had.
+    ValueError: the address is in use or invalid.
   """
   try:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -37,16 +38,16 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-  """Where clients reach a socket."""
+  """Returns the URL of a socket."""
   host, port = listening.getsockname()[:2]
   return f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
 
 
 class Server(uvicorn.Server):
-  """Serves an application on a socket, until it is told to stop."""
+  """Serves an application on a socket until `leave`."""
 
-  def __init__(self, app, worker: workers.Worker):
-    """Args: app: of `app.make`; worker: its, started."""
+  def __init__(self, app: Any, worker: workers.Worker):
+    """Args: app: from `app.make`; worker: the application's, started."""
     super().__init__(
       uvicorn.Config(
         app,
@@ -61,22 +62,22 @@ class Server(uvicorn.Server):
     self._code = 0
 
   def serve_on(self, listening: socket.socket) -> int:
-    """Serves until `leave`; returns the exit code. Any thread may."""
+    """Serves until `leave`; returns the exit code. Works in any thread."""
     self.run(sockets=[listening])
     return self._code
 
-  def leave(self, signum: int | None = None, _=None) -> None:
-    """Stops soon; a handler of signals."""
+  def leave(self, signum: int | None = None, _: Any = None) -> None:
+    """Starts the shutdown; also a signal handler."""
     if signum and self.should_exit:
       os._exit(self._code)
     self._code = INTERRUPTED if signum == signal.SIGINT else 0
     self.should_exit = True
-    # Not in the handler: what it interrupts may hold the worker's lock.
+    # Not in the handler: the interrupted code may hold the worker's lock.
     threading.Thread(target=self._worker.stop, args=(0.0,)).start()
 
   @contextlib.contextmanager
   def capture_signals(self) -> Iterator[None]:
-    """In place of uvicorn's, which ends the process by the signal."""
+    """Replaces uvicorn's, which ends the process by the signal."""
     if threading.current_thread() is not threading.main_thread():
       yield
       return

@@ -1,7 +1,7 @@
-"""The prompts of a request: text, ids or messages -> ids that the model reads.
+"""The prompts of a request: text, ids or messages -> token ids.
 
-Text of a completion is read as other servers do: a special token in it is
-special, and bos goes before it. What messages say is never special.
+The text of a completion is tokenized as other servers do: special tokens in it
+are special, and bos precedes it. The content of messages is never special.
 """
 
 import dataclasses
@@ -17,24 +17,24 @@ Refused, wrong = fields_lib.Refused, fields_lib.wrong
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-  """What is served, and how much of it."""
+  """The served policy, its name, and the limits of requests."""
 
   policy: policies.Policy
   name: str  # of the model
   capacity: int  # tokens of a sequence
-  room: int  # sequences under way
+  max_sequences: int  # open at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """What is to be gone on with."""
+  """A prompt as ids and as text."""
 
   ids: np.ndarray  # i32[P]
   text: str
 
 
 def conversation(fields: fields_lib.Fields, served: Served) -> tuple[Prompt]:
-  """Reads `messages`, by the renderer's template."""
+  """Reads `messages` with the renderer's template; raises Refused."""
   renderer, messages = served.policy.renderer, fields.take('messages')
   if renderer is None:
     raise Refused(
@@ -54,7 +54,7 @@ def conversation(fields: fields_lib.Fields, served: Served) -> tuple[Prompt]:
 
 
 def _message(message: Any, place: str) -> Any:
-  """Joins a content that comes in parts; the renderer checks the rest."""
+  """Joins the parts of a content; the renderer checks the rest."""
   if not isinstance(message, dict):
     raise wrong(place, 'be an object', message)
   parts = message.get('content')
@@ -68,7 +68,7 @@ def _message(message: Any, place: str) -> Any:
 
 
 def prompts(fields: fields_lib.Fields, served: Served) -> tuple[Prompt, ...]:
-  """Reads `prompt`, in any of its forms."""
+  """Reads `prompt` in any of its forms; raises Refused."""
   prompt, specials = (
     fields.take('prompt'),
     fields.flag('add_special_tokens', True),
@@ -76,27 +76,27 @@ def prompts(fields: fields_lib.Fields, served: Served) -> tuple[Prompt, ...]:
   must = 'be a text, token ids, or a list of either'
   if not isinstance(prompt, str | list) or not prompt:
     raise wrong('prompt', f'{must}, and not be empty', prompt)
-  one = isinstance(prompt, str) or all(type(x) is int for x in prompt)
-  several = [prompt] if one else prompt
-  if len(several) > served.room:
+  single = isinstance(prompt, str) or all(type(x) is int for x in prompt)
+  items = [prompt] if single else prompt
+  if len(items) > served.max_sequences:
     raise wrong(
-      'prompt', f'hold at most {served.room} of them', f'{len(several)}'
+      'prompt', f'hold at most {served.max_sequences} of them', f'{len(items)}'
     )
-  made = []
-  for index, item in enumerate(several):
-    place = 'prompt' if one else f'prompt[{index}]'
+  result = []
+  for index, item in enumerate(items):
+    place = 'prompt' if single else f'prompt[{index}]'
     if isinstance(item, str):
-      made.append(_text(item, place, served, specials))
+      result.append(_text(item, place, served, specials))
     elif isinstance(item, list) and all(type(x) is int for x in item):
       ids = _checked(item, place, served)
-      made.append(Prompt(ids, served.policy.text(ids.tolist())))
+      result.append(Prompt(ids, served.policy.text(ids.tolist())))
     else:
       raise wrong(place, must, item)
-  return tuple(made)
+  return tuple(result)
 
 
 def _text(text: str, place: str, served: Served, specials: bool) -> Prompt:
-  """Tokenizes as other servers do: special tokens in a text are special."""
+  """Tokenizes a text, with its special tokens, as other servers do."""
   if served.policy.renderer is None:
     raise Refused(
       400, f'{place} must be token ids: the model has no tokenizer', 'prompt'
@@ -110,7 +110,7 @@ def _text(text: str, place: str, served: Served, specials: bool) -> Prompt:
 
 
 def _checked(ids, place: str, served: Served) -> np.ndarray:
-  """The ids as an array, if the model can read them."""
+  """Returns the ids as an array; raises Refused for unknown ids."""
   size = served.policy.model.vocab_size
   name = place.partition('[')[0]
   if not len(ids):

@@ -1,11 +1,11 @@
 """The thread that owns the engine.
 
-1. `accept` takes jobs, of any thread: tokens to draw, or to score.
-2. The thread hands what is to be drawn to the engine, where requests that come
-   while others decode join them, and scores one batch between two chunks.
-3. What comes of a job goes to its `tell`, in the worker's thread; `drop` gives
-   a job up, and frees its slot.
-4. An exception fails what is under way, and the next jobs meet a new engine.
+1. `accept` takes jobs from any thread: tokens to sample, or to score.
+2. The thread submits sampling jobs to the engine, where they join the requests
+   that decode, and scores one batch between two chunks.
+3. Results of a job are passed to its `notify`, in the worker's thread; `drop`
+   cancels a job, and frees its slot.
+4. An exception fails all open jobs; later jobs run on a new engine.
 """
 
 import dataclasses
@@ -20,56 +20,59 @@ import numpy as np
 from posttrain.checkpoints import policies
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
-from posttrain.serve import laws
+from posttrain.serve import token_logprobs
 
 _PREFILL = {'prefill_rows': 8, 'prefill_tokens': 64}
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
-  """Tokens that a job has drawn since the last time."""
+class NewTokens:
+  """Tokens that a job has sampled since its last event."""
 
   ids: list[int]
   logprobs: list[float]
-  stop_reason: str | None  # of `requests.Completion`; None = it goes on
+  stop_reason: str | None  # as in `requests.Completion`; None = more follow
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-  """Nothing more comes of a job."""
+  """The end of a job without a result."""
 
   status: int  # of HTTP
   message: str
 
 
+Event = NewTokens | Failed | token_logprobs.TokenLogprobs
+
+
 @dataclasses.dataclass(eq=False)
 class Job:
-  """Something that is wanted of the model."""
+  """Work for the model, with a callback for its results."""
 
-  tell: Callable[['Job', Drawn | Failed | laws.Law], None]
-  index: int  # the asker's
-
-
-@dataclasses.dataclass(eq=False)
-class Draw(Job):
-  """A sequence to go on with."""
-
-  asked: requests.Request  # its id is given when it is accepted
-  watched: bool  # tell every chunk, not only the whole
-  told: int = 0  # tokens so far
+  notify: Callable[['Job', Event], None]
+  index: int  # the submitter's own
 
 
 @dataclasses.dataclass(eq=False)
-class Read(Job):
+class SampleJob(Job):
+  """A sequence to continue."""
+
+  request: requests.Request  # its id is set when the job is accepted
+  streamed: bool  # notify after every chunk, not only at the end
+  num_sent: int = 0  # tokens in events so far
+
+
+@dataclasses.dataclass(eq=False)
+class ScoreJob(Job):
   """A sequence to score."""
 
   ids: np.ndarray  # i32[T]
   temperature: float
-  alternatives: int | None  # as of `laws.read`
+  alternatives: int | None  # as in `token_logprobs.score`
 
 
 class Full(Exception):
-  """There is no room for more jobs."""
+  """Too many jobs are open."""
 
 
 class Worker:
@@ -82,18 +85,18 @@ class Worker:
     slots: int,
     capacity: int,
     chunk: int,
-    room: int,
+    max_jobs: int,
   ):
-    """Starts nothing.
+    """Makes a worker without starting its thread.
 
     Args:
-      policy: whose weights.
+      policy: the model to serve.
       slots: sequences decoded at a time.
       capacity: tokens of a sequence.
-      chunk: tokens between two looks at who came and went.
-      room: jobs that may be under way, waiting ones included.
+      chunk: tokens decoded between two looks at the inbox.
+      max_jobs: the most open jobs, waiting ones included.
     """
-    self.slots, self.capacity, self.room = slots, capacity, room
+    self.slots, self.capacity, self.max_jobs = slots, capacity, max_jobs
     self._policy, self._chunk = policy, chunk
     self._ids = itertools.count()
     self._lock = threading.Lock()  # of the jobs
@@ -101,21 +104,21 @@ class Worker:
     self._inbox: queue.SimpleQueue[tuple[str, Sequence[Job]]] = (
       queue.SimpleQueue()
     )
-    self._drawing: dict[int, Draw] = {}
-    self._reading: list[Read] = []
+    self._sampling: dict[int, SampleJob] = {}
+    self._scoring: list[ScoreJob] = []
     self._counts = dict.fromkeys(('accepted', 'finished', 'dropped'), 0)
-    self._over: Failed | None = None  # why nothing is accepted any more
+    self._failure: Failed | None = None
     self._thread = threading.Thread(
       target=self._run, name='posttrain-engine', daemon=True
     )
 
   def start(self) -> None:
-    """Compiles what decoding needs, and begins to work.
+    """Compiles the decoding programs, and starts the thread.
 
     Raises:
-      Exception: of the engine, which cannot decode.
+      Exception: the engine cannot decode.
     """
-    self._engine = self._make()
+    self._engine = self._make_engine()
     self._engine.submit(
       requests.Request(
         next(self._ids), np.zeros(1, np.int32), self.capacity - 1
@@ -126,8 +129,8 @@ class Worker:
     self._thread.start()
 
   def stop(self, wait: float) -> bool:
-    """Fails all jobs; False if the thread goes on for longer than `wait` s."""
-    self._give_up(Failed(503, 'the server must be running: it shuts down'))
+    """Fails all jobs; returns False if the thread runs on after `wait` s."""
+    self._shut_down(Failed(503, 'the server must be running: it shuts down'))
     self._inbox.put(('stop', ()))
     self._thread.join(wait)
     return not self._thread.is_alive()
@@ -136,27 +139,28 @@ class Worker:
     """Takes jobs; neighbours with one prompt have it prefilled once.
 
     Args:
-      jobs: all are taken, or none.
-      more: they belong to a call that has been let in.
+      jobs: accepted all together, or not at all.
+      more: the jobs belong to an accepted call, so that `max_jobs` does not
+        count.
 
     Raises:
-      Full: too many are under way.
+      Full: too many jobs are open.
     """
     with self._lock:
-      over = self._over
-      if over is None:
-        if not more and len(self._jobs) + len(jobs) > self.room:
-          raise Full(f'{len(self._jobs)} sequences of {self.room}')
+      failure = self._failure
+      if failure is None:
+        if not more and len(self._jobs) + len(jobs) > self.max_jobs:
+          raise Full(f'{len(self._jobs)} sequences of {self.max_jobs}')
         self._jobs.update(jobs)
         self._counts['accepted'] += len(jobs)
-    if over is None:
+    if failure is None:
       self._inbox.put(('accept', tuple(jobs)))
     else:
       for job in jobs:
-        job.tell(job, over)
+        job.notify(job, failure)
 
   def drop(self, jobs: Iterable[Job]) -> None:
-    """Gives jobs up; those that are done already are left alone."""
+    """Cancels jobs; ignores those that have finished."""
     with self._lock:
       jobs = self._jobs.intersection(jobs)
       self._jobs -= jobs
@@ -165,21 +169,21 @@ class Worker:
       self._inbox.put(('drop', tuple(jobs)))
 
   def counts(self) -> dict[str, int]:
-    """What is under way, and what was."""
+    """Returns the numbers of slots and jobs, for the health route."""
     with self._lock:
       return {
         'slots': self.slots,
         'under_way': len(self._jobs),
-        'drawing': len(self._drawing),
+        'drawing': len(self._sampling),
         **self._counts,
       }
 
   @property
-  def over(self) -> Failed | None:
-    """Why nothing is accepted any more; None while it is."""
-    return self._over
+  def failure(self) -> Failed | None:
+    """The reason for accepting no more jobs; None while it accepts them."""
+    return self._failure
 
-  def _make(self) -> engines.Engine:
+  def _make_engine(self) -> engines.Engine:
     engine = engines.Engine(
       self._policy.model,
       slots=self.slots,
@@ -192,101 +196,104 @@ class Worker:
     return engine
 
   def _run(self) -> None:
-    while self._over is None:
+    while self._failure is None:
       try:
-        self._hear()
-        self._read()
-        self._draw()
-      except Exception:  # whatever it is, nobody may wait for ever
+        self._receive()
+        self._score()
+        self._sample()
+      except Exception:  # any: no client may wait for ever
         logging.getLogger('absl').exception('the engine failed')
         self._fail_all(Failed(500, 'the engine failed; the log says why'))
-        self._remake()
+        self._restart()
 
-  def _remake(self) -> None:
-    self._drawing, self._reading, self._engine = {}, [], None
+  def _restart(self) -> None:
+    self._sampling, self._scoring, self._engine = {}, [], None
     try:
-      self._engine = self._make()
+      self._engine = self._make_engine()
     except Exception:
       logging.getLogger('absl').exception('the engine cannot be made again')
-      self._give_up(Failed(500, 'the engine failed for good; start it again'))
+      self._shut_down(Failed(500, 'the engine failed for good; start it again'))
 
-  def _hear(self) -> None:
-    """Does what others said since the last time; waits if all is done."""
-    idle = not (self._drawing or self._reading)
+  def _receive(self) -> None:
+    """Handles the inbox; waits for a message if there is no work."""
+    idle = not (self._sampling or self._scoring)
     while idle or not self._inbox.empty():
-      what, jobs = self._inbox.get()
+      action, jobs = self._inbox.get()
       idle = False
       with self._lock:
         known = [job for job in jobs if job in self._jobs]
-      if what == 'drop':
-        self._forget(jobs)
+      if action == 'drop':
+        self._cancel(jobs)
         continue
       for job in known:
-        if isinstance(job, Draw):
-          job.asked = dataclasses.replace(job.asked, id=next(self._ids))
-          self._engine.submit(job.asked)
-          self._drawing[job.asked.id] = job
+        if isinstance(job, SampleJob):
+          job.request = dataclasses.replace(job.request, id=next(self._ids))
+          self._engine.submit(job.request)
+          self._sampling[job.request.id] = job
         else:
-          self._reading.append(job)
+          self._scoring.append(job)
 
-  def _forget(self, jobs: Sequence[Job]) -> None:
-    self._reading = [job for job in self._reading if job not in jobs]
+  def _cancel(self, jobs: Sequence[Job]) -> None:
+    self._scoring = [job for job in self._scoring if job not in jobs]
     for job in jobs:
-      if isinstance(job, Draw) and self._drawing.pop(job.asked.id, None):
-        self._engine.cancel(job.asked.id)
+      if isinstance(job, SampleJob) and self._sampling.pop(
+        job.request.id, None
+      ):
+        self._engine.cancel(job.request.id)
 
-  def _read(self) -> None:
-    """Scores the oldest that wait, as many as one forward takes."""
-    if not self._reading:
+  def _score(self) -> None:
+    """Scores the oldest jobs that share a forward."""
+    if not self._scoring:
       return
-    asks = self._reading[0].alternatives
-    some = [j for j in self._reading if j.alternatives == asks][: laws.ROWS]
-    told = laws.read(
+    alternatives = self._scoring[0].alternatives
+    batch = [x for x in self._scoring if x.alternatives == alternatives]
+    batch = batch[: token_logprobs.ROWS]
+    results = token_logprobs.score(
       self._policy.params,
       self._policy.model,
-      [job.ids for job in some],
-      [job.temperature for job in some],
-      asks,
+      [job.ids for job in batch],
+      [job.temperature for job in batch],
+      alternatives,
     )
-    self._reading = [job for job in self._reading if job not in some]
-    for job, law in zip(some, told, strict=True):
-      self._finish(job, law)
+    self._scoring = [job for job in self._scoring if job not in batch]
+    for job, result in zip(batch, results, strict=True):
+      self._finish(job, result)
 
-  def _draw(self) -> None:
-    """Decodes a chunk, and tells what came of it."""
-    if not self._drawing:
+  def _sample(self) -> None:
+    """Decodes a chunk, and sends its events."""
+    if not self._sampling:
       return
-    for done in self._engine.step():
-      job = self._drawing.pop(done.id)
-      self._finish(job, _news(job, done.ids, done.logprobs, done.stop_reason))
-    if not any(job.watched for job in self._drawing.values()):
+    for x in self._engine.step():
+      job = self._sampling.pop(x.id)
+      self._finish(job, _new_tokens(job, x.ids, x.logprobs, x.stop_reason))
+    if not any(job.streamed for job in self._sampling.values()):
       return
     for id, (ids, logprobs) in self._engine.partial().items():
-      job = self._drawing[id]
-      if job.watched and len(ids) > job.told:
-        job.tell(job, _news(job, ids, logprobs, None))
-        job.told = len(ids)
+      job = self._sampling[id]
+      if job.streamed and len(ids) > job.num_sent:
+        job.notify(job, _new_tokens(job, ids, logprobs, None))
+        job.num_sent = len(ids)
 
-  def _finish(self, job: Job, event: Drawn | laws.Law) -> None:
+  def _finish(self, job: Job, event: Event) -> None:
     with self._lock:
-      wanted = job in self._jobs
+      is_open = job in self._jobs
       self._jobs.discard(job)
-      self._counts['finished'] += wanted
-    if wanted:
-      job.tell(job, event)
+      self._counts['finished'] += is_open
+    if is_open:
+      job.notify(job, event)
 
-  def _fail_all(self, why: Failed) -> None:
+  def _fail_all(self, failure: Failed) -> None:
     with self._lock:
       jobs, self._jobs = self._jobs, set()
     for job in jobs:
-      job.tell(job, why)
+      job.notify(job, failure)
 
-  def _give_up(self, why: Failed) -> None:
+  def _shut_down(self, failure: Failed) -> None:
     with self._lock:
-      self._over = self._over or why
-    self._fail_all(why)
+      self._failure = self._failure or failure
+    self._fail_all(failure)
 
 
-def _news(job: Draw, ids, logprobs, reason: str | None) -> Drawn:
-  new = slice(job.told, None)
-  return Drawn(ids[new].tolist(), logprobs[new].tolist(), reason)
+def _new_tokens(job: SampleJob, ids, logprobs, reason: str | None) -> NewTokens:
+  new = slice(job.num_sent, None)
+  return NewTokens(ids[new].tolist(), logprobs[new].tolist(), reason)

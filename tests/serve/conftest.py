@@ -1,4 +1,4 @@
-"""One server for all: a tiny random model, published, loaded, and served."""
+"""Fixtures of a served policy: a tiny random model, exported and loaded."""
 
 import contextlib
 import pathlib
@@ -18,7 +18,7 @@ from tests.decode import helpers
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')
 
-SLOTS, CAPACITY, ROOM = 4, 96, 72
+SLOTS, CAPACITY, MAX_JOBS = 4, 96, 72
 NAME = 'tiny'
 
 
@@ -38,29 +38,29 @@ def policy(folder):
 
 @pytest.fixture(scope='session')
 def start(policy):
-  """Starts a server in a thread; a context."""
+  """Returns a context manager that runs a server in a thread."""
   from posttrain.serve import app, server, texts, worker
 
   @contextlib.contextmanager
-  def run(*, room=ROOM, api_key=None, max_body_bytes=2**16):
+  def run(*, max_jobs=MAX_JOBS, api_key=None, max_body_bytes=2**16):
     owner = worker.Worker(
-      policy, slots=SLOTS, capacity=CAPACITY, chunk=4, room=room
+      policy, slots=SLOTS, capacity=CAPACITY, chunk=4, max_jobs=max_jobs
     )
     owner.start()
-    made = app.make(
-      texts.Served(policy, NAME, CAPACITY, room),
+    application = app.make(
+      texts.Served(policy, NAME, CAPACITY, max_jobs),
       owner,
       api_key=api_key,
       max_body_bytes=max_body_bytes,
     )
     listening = server.bind('127.0.0.1', 0)
-    serving = server.Server(made, owner)
-    thread = threading.Thread(target=serving.serve_on, args=(listening,))
+    http_server = server.Server(application, owner)
+    thread = threading.Thread(target=http_server.serve_on, args=(listening,))
     thread.start()
     url = server.address(listening)
     with httpx.Client(base_url=url, timeout=120) as client:
       yield types.SimpleNamespace(url=url, worker=owner, client=client)
-    serving.leave()
+    http_server.leave()
     thread.join()
     listening.close()
     assert owner.stop(60)
@@ -70,18 +70,18 @@ def start(policy):
 
 @pytest.fixture(scope='session')
 def served(start):
-  with start() as one:
-    yield one
+  with start() as server:
+    yield server
 
 
 @pytest.fixture
 def post(served):
-  """Sends a request; returns the answer's object."""
+  """Returns a function that posts a request and returns the JSON object."""
 
   def send(path='completions', status=200, **body):
     body = {'model': NAME, **body}
-    answer = served.client.post(f'/v1/{path}', json=body)
-    assert answer.status_code == status, answer.text
-    return answer.json()
+    response = served.client.post(f'/v1/{path}', json=body)
+    assert response.status_code == status, response.text
+    return response.json()
 
   return send

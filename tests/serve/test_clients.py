@@ -1,4 +1,4 @@
-"""OpenAI's own client, and the program as a process."""
+"""OpenAI's client against the server, and the command as a process."""
 
 import os
 import pathlib
@@ -21,52 +21,52 @@ def client(served):
   openai = pytest.importorskip('openai')
   with openai.OpenAI(
     base_url=f'{served.url}/v1', api_key='none', max_retries=0
-  ) as made:
-    yield made
+  ) as openai_client:
+    yield openai_client
 
 
-def test_the_official_client_completes(client):
-  ask = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 9, 'seed': 1}
-  whole = client.completions.create(**ask, logprobs=1, n=2)
+def test_openai_client_completes_and_streams(client):
+  body = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 9, 'seed': 1}
+  whole = client.completions.create(**body, logprobs=1, n=2)
   assert [choice.index for choice in whole.choices] == [0, 1]
   assert len(whole.choices[0].logprobs.token_logprobs) == 9
   assert whole.usage.completion_tokens == 18
-  chunks = list(client.completions.create(**ask, stream=True))
-  said = ''.join(chunk.choices[0].text for chunk in chunks)
-  assert said == whole.choices[0].text
+  chunks = list(client.completions.create(**body, stream=True))
+  text = ''.join(chunk.choices[0].text for chunk in chunks)
+  assert text == whole.choices[0].text
   assert chunks[-1].choices[0].finish_reason == 'length'
 
 
-def test_the_official_client_chats(client):
-  ask = {
+def test_openai_client_chats_and_streams(client):
+  body = {
     'model': conftest.NAME,
     'messages': MESSAGES,
     'seed': 1,
     'max_completion_tokens': 12,
   }
-  whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
+  whole = client.chat.completions.create(**body, logprobs=True, top_logprobs=2)
   (choice,) = whole.choices
   assert choice.message.role == 'assistant'
   assert len(choice.logprobs.content) == whole.usage.completion_tokens
   chunks = list(
     client.chat.completions.create(
-      **ask, stream=True, stream_options={'include_usage': True}
+      **body, stream=True, stream_options={'include_usage': True}
     )
   )
   assert chunks[0].choices[0].delta.role == 'assistant'
-  said = ''.join(c.choices[0].delta.content or '' for c in chunks[:-1])
-  assert said == choice.message.content
+  text = ''.join(c.choices[0].delta.content or '' for c in chunks[:-1])
+  assert text == choice.message.content
   assert chunks[-1].usage == whole.usage and not chunks[-1].choices
 
 
-def test_the_official_client_lists_and_raises(client, policy):
+def test_openai_client_lists_models_and_raises(client, policy):
   import openai
 
   (model,) = client.models.list().data
-  about = model.model_dump()
+  metadata = model.model_dump()
   assert model.id == conftest.NAME
-  assert about['tokenizer'] == policy.renderer.fingerprint
-  assert (about['max_model_len'], about['vocab_size']) == (96, 264)
+  assert metadata['tokenizer'] == policy.renderer.fingerprint
+  assert (metadata['max_model_len'], metadata['vocab_size']) == (96, 264)
   with pytest.raises(openai.BadRequestError, match='temperature must be 0'):
     client.completions.create(model=conftest.NAME, prompt='x', temperature=-1)
   with pytest.raises(openai.NotFoundError, match='must be one that is served'):
@@ -74,7 +74,7 @@ def test_the_official_client_lists_and_raises(client, policy):
 
 
 @pytest.mark.parametrize(
-  ('argv', 'says'),
+  ('argv', 'message'),
   [
     ([], '--checkpoint=PATH must be given'),
     (['--checkpoint=x', '--prot=1'], "got '--prot=1'"),
@@ -86,14 +86,16 @@ def test_the_official_client_lists_and_raises(client, policy):
     (['--checkpoint=x', '--host=256.1.1.1'], '--host and --port must be free'),
   ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, argv, says):
+def test_flag_errors_are_one_line_with_exit_code_2(
+  capsys, monkeypatch, argv, message
+):
   monkeypatch.setattr(signal, 'signal', lambda *_: None)
   assert program.main(argv) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('error: ') and says in line
+  assert line.startswith('error: ') and message in line
 
 
-def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
+def test_missing_packages_are_named_with_the_pip_command(capsys, monkeypatch):
   monkeypatch.setattr(signal, 'signal', lambda *_: None)
   for name in ('app', 'server', 'starlette', 'uvicorn'):
     for module in [
@@ -115,7 +117,7 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
   ],
 )
-def test_a_signal_ends_it_also_while_it_answers(folder, kind, code):
+def test_signal_ends_the_process_during_a_stream(folder, kind, code):
   with subprocess.Popen(
     [
       sys.executable,
@@ -143,8 +145,8 @@ def test_a_signal_ends_it_also_while_it_answers(folder, kind, code):
       }
       with httpx.stream(
         'POST', f'{url}/completions', json=body, timeout=60
-      ) as answer:
-        lines = answer.iter_lines()
+      ) as response:
+        lines = response.iter_lines()
         assert next(lines).startswith('data: ')
         process.send_signal(kind)
         assert 'it shuts down' in ''.join(lines)

@@ -1,4 +1,4 @@
-"""What is refused, and how: the status, and the name of the field."""
+"""Refused requests: the status, and the name of the field."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ import pytest
 
 from tests.serve import conftest
 
-ASK = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
+BODY = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
 CHAT = {
   'model': conftest.NAME,
   'max_tokens': 2,
@@ -17,14 +17,14 @@ CHAT = {
 }
 
 
-def message(answer):
-  error = answer.json()['error']
+def message(response):
+  error = response.json()['error']
   assert error.keys() == {'message', 'type', 'param', 'code'}
   return error['message']
 
 
 @pytest.mark.parametrize(
-  ('change', 'param', 'says'),
+  ('change', 'param', 'pattern'),
   [
     ({'prompt': None}, 'prompt', 'must be a text, token ids'),
     ({'prompt': ''}, 'prompt', 'not be empty'),
@@ -38,7 +38,7 @@ def message(answer):
     ({'prompt': [[-1]]}, 'prompt', 'got -1'),
     ({'prompt': [1] * 97}, 'prompt', 'context of 96 tokens: got 97'),
     ({'prompt': [1] * 96, 'max_tokens': None}, 'prompt', 'leave room'),
-    ({'max_tokens': 95}, 'max_tokens', 'got 95 behind a prompt of 2'),
+    ({'max_tokens': 95}, 'max_tokens', 'got 95 after a prompt of 2'),
     ({'max_tokens': 0}, 'max_tokens', 'whole number in'),
     ({'max_tokens': 2.5}, 'max_tokens', 'whole number in'),
     ({'max_tokens': '2'}, 'max_tokens', "got '2'"),
@@ -84,20 +84,20 @@ def message(answer):
     ({'model': None}, 'model', "name of a model, 'tiny'"),
   ],
 )
-def test_a_bad_completion_is_refused_by_the_name_of_its_field(
-  served, change, param, says
+def test_bad_completion_request_is_refused_with_its_field(
+  served, change, param, pattern
 ):
-  answer = served.client.post('/v1/completions', json={**ASK, **change})
-  assert answer.status_code == 400, answer.text
-  assert answer.json()['error']['param'] == param
-  assert answer.json()['error']['type'] == 'invalid_request_error'
-  with pytest.raises(AssertionError, match=says):
-    raise AssertionError(message(answer))
-  assert param.partition('[')[0] in message(answer)
+  response = served.client.post('/v1/completions', json={**BODY, **change})
+  assert response.status_code == 400, response.text
+  assert response.json()['error']['param'] == param
+  assert response.json()['error']['type'] == 'invalid_request_error'
+  with pytest.raises(AssertionError, match=pattern):
+    raise AssertionError(message(response))
+  assert param.partition('[')[0] in message(response)
 
 
 @pytest.mark.parametrize(
-  ('change', 'param', 'says'),
+  ('change', 'param', 'pattern'),
   [
     ({'messages': None}, 'messages', 'list of some messages'),
     ({'messages': []}, 'messages', 'list of some messages'),
@@ -133,14 +133,14 @@ def test_a_bad_completion_is_refused_by_the_name_of_its_field(
     ({'echo': True}, 'echo', 'no such field'),
   ],
 )
-def test_a_bad_chat_is_refused_by_the_name_of_its_field(
-  served, change, param, says
+def test_bad_chat_request_is_refused_with_its_field(
+  served, change, param, pattern
 ):
-  answer = served.client.post('/v1/chat/completions', json={**CHAT, **change})
-  assert answer.status_code == 400, answer.text
-  assert answer.json()['error']['param'] == param
-  with pytest.raises(AssertionError, match=says):
-    raise AssertionError(message(answer))
+  response = served.client.post('/v1/chat/completions', json={**CHAT, **change})
+  assert response.status_code == 400, response.text
+  assert response.json()['error']['param'] == param
+  with pytest.raises(AssertionError, match=pattern):
+    raise AssertionError(message(response))
 
 
 @pytest.mark.parametrize(
@@ -156,31 +156,32 @@ def test_a_bad_chat_is_refused_by_the_name_of_its_field(
     b'{"n": ' + b'9' * 5000 + b'}',
   ],
 )
-def test_what_is_no_json_object_is_refused(served, content):
-  answer = served.client.post('/v1/completions', content=content)
-  assert answer.status_code == 400
-  assert 'the body must be' in message(answer)
+def test_bodies_that_are_no_json_object_are_refused(served, content):
+  response = served.client.post('/v1/completions', content=content)
+  assert response.status_code == 400
+  assert 'the body must be' in message(response)
 
 
-def test_another_model_or_route_or_method_is_not_found(served):
+def test_unknown_models_routes_and_methods_are_refused(served):
   client = served.client
-  answer = client.post('/v1/completions', json={**ASK, 'model': 'gpt-4'})
-  assert answer.status_code == 404
-  assert answer.json()['error']['code'] == 'model_not_found'
-  assert "got 'gpt-4', expected 'tiny'" in message(answer)
+  response = client.post('/v1/completions', json={**BODY, 'model': 'gpt-4'})
+  assert response.status_code == 404
+  assert response.json()['error']['code'] == 'model_not_found'
+  assert "got 'gpt-4', expected 'tiny'" in message(response)
   assert client.get('/v1/embeddings').status_code == 404
   assert 'path must be' in message(client.get('/v1/embeddings'))
-  for wrong in (
+  for response in (
     client.get('/v1/completions'),
     client.post('/v1/models'),
     client.delete('/health'),
   ):
-    assert wrong.status_code == 405 and 'method must be' in message(wrong)
+    assert response.status_code == 405
+    assert 'method must be' in message(response)
 
 
-def test_fields_that_change_nothing_are_accepted(post):
-  said = [
-    post(**{k: v for k, v in ASK.items() if k != 'model'}, temperature=0, **x)
+def test_fields_without_effect_are_accepted(post):
+  responses = [
+    post(**{k: v for k, v in BODY.items() if k != 'model'}, temperature=0, **x)
     for x in (
       {},
       {
@@ -196,57 +197,59 @@ def test_fields_that_change_nothing_are_accepted(post):
       },
     )
   ]
-  assert said[0]['choices'] == said[1]['choices']
+  assert responses[0]['choices'] == responses[1]['choices']
 
 
 def test_large_bodies_are_refused(served):
-  body = json.dumps({**ASK, 'user': 'x' * 2**16})
-  answer = served.client.post('/v1/completions', content=body)
-  assert answer.status_code == 413 and '65536 bytes' in message(answer)
+  body = json.dumps({**BODY, 'user': 'x' * 2**16})
+  response = served.client.post('/v1/completions', content=body)
+  assert response.status_code == 413 and '65536 bytes' in message(response)
 
-  def pieces():  # without a length
+  def pieces():  # sent without a length
     yield from [b' ' * 1000] * 70
 
-  answer = served.client.post('/v1/completions', content=pieces())
-  assert answer.status_code == 413
+  response = served.client.post('/v1/completions', content=pieces())
+  assert response.status_code == 413
 
 
-def test_the_key_is_asked_for_where_there_is_one(start):
-  with start(api_key='secret') as one:
+def test_api_key_is_required_if_set(start):
+  with start(api_key='secret') as server:
     for headers in (
       {},
       {'Authorization': 'Bearer wrong'},
       {'Authorization': 'secret'},
       {'Authorization': 'Basic secret'},
     ):
-      for answer in (
-        one.client.get('/v1/models', headers=headers),
-        one.client.post('/v1/completions', json=ASK, headers=headers),
-        one.client.post('/v1/chat/completions', json=CHAT, headers=headers),
+      for response in (
+        server.client.get('/v1/models', headers=headers),
+        server.client.post('/v1/completions', json=BODY, headers=headers),
+        server.client.post('/v1/chat/completions', json=CHAT, headers=headers),
       ):
-        assert answer.status_code == 401 and 'Authorization' in message(answer)
+        assert response.status_code == 401 and 'Authorization' in message(
+          response
+        )
     good = {'Authorization': 'Bearer secret'}
-    assert one.client.get('/v1/models', headers=good).status_code == 200
-    assert one.client.get('/health').status_code == 200
+    assert server.client.get('/v1/models', headers=good).status_code == 200
+    assert server.client.get('/health').status_code == 200
 
 
-def test_who_comes_when_all_is_full_is_told_to_come_later(start):
-  with start(room=2) as one:
-    gate, done, step = threading.Event(), [], one.worker._engine.step
-    one.worker._engine.step = lambda: gate.wait(60) and step()
-    with httpx.Client(base_url=one.url, timeout=60) as other:
+def test_full_server_responds_429_with_retry_after(start):
+  with start(max_jobs=2) as server:
+    gate, finished, step = threading.Event(), [], server.worker._engine.step
+    server.worker._engine.step = lambda: gate.wait(60) and step()
+    with httpx.Client(base_url=server.url, timeout=60) as other:
       thread = threading.Thread(
-        target=lambda: done.append(
-          other.post('/v1/completions', json={**ASK, 'n': 2})
+        target=lambda: finished.append(
+          other.post('/v1/completions', json={**BODY, 'n': 2})
         )
       )
       thread.start()
-      while one.client.get('/health').json()['under_way'] < 2:
+      while server.client.get('/health').json()['under_way'] < 2:
         time.sleep(0.01)
-      answer = one.client.post('/v1/completions', json=ASK)
-      assert answer.status_code == 429 and 'have room' in message(answer)
-      assert int(answer.headers['Retry-After']) > 0
+      response = server.client.post('/v1/completions', json=BODY)
+      assert response.status_code == 429 and 'have room' in message(response)
+      assert int(response.headers['Retry-After']) > 0
       gate.set()
       thread.join()
-    assert done[0].status_code == 200
-    assert one.client.post('/v1/completions', json=ASK).status_code == 200
+    assert finished[0].status_code == 200
+    assert server.client.post('/v1/completions', json=BODY).status_code == 200

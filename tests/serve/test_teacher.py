@@ -1,4 +1,4 @@
-"""A teacher behind a real server process, which dies in the middle of a run."""
+"""OPD with a reference in a server process that is killed during the run."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ from posttrain.metrics import writers
 from posttrain.stage import job
 
 ENV = schema.Arithmetic(ops=('+',), max_operand=9, train_tasks=50, eval_tasks=4)
-STEPS, DIES_AT = 5, 2
+STEPS, KILL_STEP = 5, 2
 
 
 def stage(entry, **options):
@@ -43,8 +43,8 @@ def launch(workdir, entry, **options):
   return writers.read(str(workdir / 'metrics.jsonl'))
 
 
-class Teacher:
-  """The process; it can be killed, and comes back at the same port."""
+class ServerProcess:
+  """A server process that can be killed and restarted at the same port."""
 
   def __init__(self, checkpoint):
     with socket.socket() as free:
@@ -67,8 +67,8 @@ class Teacher:
     self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
 
   def wait(self):
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
       try:
         httpx.get(f'http://127.0.0.1:{self.port}/health')
         return
@@ -82,8 +82,8 @@ class Teacher:
 
 
 @pytest.mark.slow
-def test_opd_survives_the_death_of_its_teacher(tmp_path, monkeypatch):
-  """And learns what it would have learned from one in this process."""
+def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
+  """The metrics equal those with the reference in this process."""
   teacher = tmp_path / 'teacher'
   launch(teacher, schema.EnvEntry(env=ENV), steps=20)
   entry = schema.EnvEntry(
@@ -91,22 +91,22 @@ def test_opd_survives_the_death_of_its_teacher(tmp_path, monkeypatch):
     sampler=schema.Policy(temperature=0.8, max_tokens=8),
     algorithm=schema.Opd(reference=str(teacher)),
   )
-  # So slow that rounding in a logprob changes no token that is drawn.
+  # A rate so small that rounding of logprobs changes no sampled token.
   options = {'steps': STEPS, 'optim': schema.Optim(lr=1e-6, warmup_steps=0)}
-  here = launch(tmp_path / 'here', entry, **options)
-  server = Teacher(teacher)
+  local = launch(tmp_path / 'local', entry, **options)
+  server = ServerProcess(teacher)
   server.start()
   server.wait()
   log = job.Job.log
 
-  def dies(self, step, values):
-    if step == DIES_AT and server.starts == 1:
+  def log_and_kill(self, step, values):
+    if step == KILL_STEP and server.starts == 1:
       server.kill()
       threading.Timer(3.0, server.start).start()
     return log(self, step, values)
 
-  monkeypatch.setattr(job.Job, 'log', dies)
-  far = dataclasses.replace(
+  monkeypatch.setattr(job.Job, 'log', log_and_kill)
+  remote_entry = dataclasses.replace(
     entry,
     algorithm=schema.Opd(
       reference=schema.Endpoint(
@@ -115,11 +115,11 @@ def test_opd_survives_the_death_of_its_teacher(tmp_path, monkeypatch):
     ),
   )
   try:
-    there = launch(tmp_path / 'there', far, **options)
+    remote = launch(tmp_path / 'remote', remote_entry, **options)
   finally:
     server.kill()
-  assert server.starts == 2 and len(there) == len(here) == STEPS + 1
-  for a, b in zip(here[1:], there[1:], strict=True):
-    assert a['ref_kl/kl'] > 0.01  # it is another model
+  assert server.starts == 2 and len(remote) == len(local) == STEPS + 1
+  for a, b in zip(local[1:], remote[1:], strict=True):
+    assert a['ref_kl/kl'] > 0.01  # the models differ
     for key in ('ref_kl/kl', 'loss/ref_kl', 'optim/grad_norm'):
       assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-5)

@@ -1,44 +1,45 @@
-"""Tokens -> text that can be sent at once: stop strings, UTF-8 in pieces.
+"""Tokens -> text that can be sent at once: stop strings, partial UTF-8.
 
-1. All tokens of a choice are decoded together, since text of tokens one by one
-   may be another.
-2. What may still change is held back: the signs of a character that is not
-   whole yet, and what may be the beginning of a stop string.
+1. All tokens of a choice are decoded together: tokens decoded one by one may
+   give another text.
+2. Text that may still change is held back: replacement characters at the end,
+   and a possible beginning of a stop string.
 3. A stop string ends the choice with the token that completed it; the text
-   ends before the string. Chunks make no difference.
+   ends before the string. Chunk boundaries make no difference.
 """
 
 from collections.abc import Callable, Sequence
 
-_BROKEN = '\ufffd'  # stands for bytes that are no character (yet)
+_REPLACEMENT = '\ufffd'  # decodes bytes that are no character (yet)
 FINISH = {'eos': 'stop', 'max_tokens': 'length', 'overflow': 'length'}
 
 
-class Speech:
-  """What a choice has said."""
+class Detokenizer:
+  """The tokens and the text of one choice."""
 
   def __init__(
     self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
   ):
-    """Args: decode: ids -> text; stops: strings that end it."""
+    """Args: decode: returns the text of ids; stops: stop strings."""
     self._decode, self._stops = decode, stops
     self.ids: list[int] = []
     self.logprobs: list[float] = []  # of the ids
-    self.text = ''  # as far as it is sure
+    self.text = ''  # as far as it is final
     self.finish: str | None = None  # 'stop' or 'length', when it has ended
-    self.stop: str | None = None  # the string that ended it
+    self.stop: str | None = None  # the stop string that ended it
 
-  def hear(
+  def append(
     self, ids: Sequence[int], logprobs: Sequence[float], reason: str | None
   ) -> str:
-    """Adds tokens; returns the text that is sure by them.
+    """Appends tokens; returns the text that became final.
 
     Args:
-      ids: new ones.
-      logprobs: of those.
-      reason: they are the last, because of it (`requests.Completion`).
+      ids: the new tokens.
+      logprobs: one per new token.
+      reason: the stop reason if these are the last tokens, as in
+        `requests.Completion`; None = more follow.
     """
-    assert self.finish is None, 'nothing is said behind the end'
+    assert self.finish is None, 'no token follows the end'
     before = len(self.ids)
     self.ids += ids
     self.logprobs += logprobs
@@ -47,8 +48,8 @@ class Speech:
     if any(stop in text for stop in self._stops):
       text = self._cut(before, text)
     if self.finish is None:
-      text = self._sure(text)
-    # A decoder may take back what it said; nothing is sent until it is again.
+      text = self._final(text)
+    # A decoder may revise earlier text; wait until it repeats the sent part.
     if not text.startswith(self.text) and self.finish is None:
       return ''
     new = text[len(self.text) :]
@@ -58,17 +59,18 @@ class Speech:
   def _cut(self, before: int, text: str) -> str:
     """Ends with the token that completes the first stop string."""
     for count in range(before + 1, len(self.ids) + 1):
-      said = self._decode(self.ids[:count])
-      found = [(said.index(x), x) for x in self._stops if x in said]
-      if found:
-        at, self.stop = min(found)
+      prefix = self._decode(self.ids[:count])
+      stops = [(prefix.index(x), x) for x in self._stops if x in prefix]
+      if stops:
+        index, self.stop = min(stops)
         self.finish = 'stop'
         del self.ids[count:], self.logprobs[count:]
-        return said[:at]
+        return prefix[:index]
     return text
 
-  def _sure(self, text: str) -> str:
-    text = text.rstrip(_BROKEN)
+  def _final(self, text: str) -> str:
+    """Returns the part of a text that later tokens cannot change."""
+    text = text.rstrip(_REPLACEMENT)
     held = max(
       (
         size
