@@ -371,9 +371,7 @@ def test_seeded_choices_equal_engine_requests_with_keys(post, policy):
   """The key of a choice depends on seed, index and prompt."""
   from posttrain.serve import call
 
-  ids_of_choices = token_ids(
-    post(prompt=IDS, max_tokens=6, seed=11, n=2, **SAMPLED)
-  )
+  response = post(prompt=IDS, max_tokens=6, seed=11, n=2, **SAMPLED)
   engine = engines.Engine(
     policy.model, slots=conftest.SLOTS, capacity=conftest.CAPACITY
   )
