@@ -1,9 +1,10 @@
 """`config.json` of a HuggingFace directory <-> `schema.Model`.
 
-1. `read` knows the keys that change what a model computes, as versions 4 and 5
-   of transformers write them, and refuses values that ours cannot compute.
-2. `write` gives what transformers needs, and proves that `read` gets the same
-   model back from it.
+1. `read` reads the keys that change a model's function, in the formats of
+   versions 4 and 5 of transformers, and refuses values that our models do not
+   support.
+2. `write` builds the keys that transformers needs, and checks that `read`
+   returns the same model from them.
 """
 
 import dataclasses
@@ -13,21 +14,18 @@ from typing import Any
 
 from posttrain import schema
 
-# What in a schema is not part of the model's law.
+# Fields that do not change a model's function.
 _OURS = ('dtype', 'remat')
 
 
 @dataclasses.dataclass(frozen=True)
 class _Family:
-  """What a `model_type` implies."""
+  """The settings that a `model_type` implies."""
 
   architecture: str
-  # Fields of schema.Model.
-  fixed: dict[str, Any]
-  # What a key means that is absent.
-  absent: dict[str, Any]
-  # Every so many-th layer is not local, where no key says otherwise.
-  pattern: int | None = None
+  fixed: dict[str, Any]  # fields of schema.Model
+  absent: dict[str, Any]  # defaults of keys
+  pattern: int | None = None  # by default, every so many-th layer is not local
 
 
 _GEMMA = {
@@ -66,7 +64,7 @@ _FAMILIES = {
 }
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu'}
 _ROPE_TYPES = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3'}
-# Keys of which we compute one value only.
+# Keys of which only one value is supported.
 _PLAIN = {
   'attention_bias': False,
   'mlp_bias': False,
@@ -79,11 +77,11 @@ _PLAIN = {
 def read(folder: str | pathlib.Path) -> schema.Model:
   """Returns the model that a directory's `config.json` describes.
 
-  `dtype` and `remat` are ours to choose: they are left at their defaults.
+  `dtype` and `remat`, which the file does not determine, have their defaults.
 
   Raises:
-    ValueError: the file is missing or no JSON, the architecture is none of
-      ours, a key is missing, or has a value that ours cannot compute.
+    ValueError: the file is missing or no JSON, the architecture is unknown, or
+      a key is missing or has an unsupported value.
   """
   path = pathlib.Path(folder) / 'config.json'
   if not path.is_file():
@@ -95,11 +93,11 @@ def read(folder: str | pathlib.Path) -> schema.Model:
     return _parse(json.loads(path.read_text()))
   except json.JSONDecodeError as error:
     raise ValueError(f'{path} must be JSON: {error}') from error
-  except KeyError as error:  # of the nested ones; `_parse` asks for the others
+  except KeyError as error:  # a nested key; `_parse` checks the others
     raise ValueError(
       f'{path}: {error.args[0]} must be given: got none'
     ) from error
-  except (_Refused, schema.FieldError) as error:
+  except (_Unsupported, schema.FieldError) as error:
     raise ValueError(f'{path}: {error}') from error
   except (TypeError, AttributeError, ValueError) as error:
     raise ValueError(
@@ -111,25 +109,22 @@ def write(cfg: schema.Model) -> dict[str, Any]:
   """Returns the `config.json` of a model, with `vocab_size` resolved.
 
   Raises:
-    ValueError: no architecture computes this.
+    ValueError: no architecture of HuggingFace's computes this model.
   """
-  given = _unparse(cfg)
-  back = dataclasses.replace(_parse(given), dtype=cfg.dtype, remat=cfg.remat)
+  text = _unparse(cfg)
+  parsed = dataclasses.replace(_parse(text), dtype=cfg.dtype, remat=cfg.remat)
   for field in dataclasses.fields(cfg):
-    ours, theirs = getattr(cfg, field.name), getattr(back, field.name)
+    ours, theirs = getattr(cfg, field.name), getattr(parsed, field.name)
     if ours != theirs:
       raise ValueError(
         f'model.{field.name} must be {theirs!r} to be written as a '
-        f'{given["architectures"][0]}: got {ours!r}'
+        f'{text["architectures"][0]}: got {ours!r}'
       )
-  return given
+  return text
 
 
 def differing(a: schema.Model, b: schema.Model) -> list[str]:
-  """Names the fields by which two models compute differently.
-
-  Not so dtype and remat, which are ours to choose.
-  """
+  """Returns the names of the fields that differ, except dtype and remat."""
   names = [field.name for field in dataclasses.fields(schema.Model)]
   return [
     name
@@ -138,36 +133,26 @@ def differing(a: schema.Model, b: schema.Model) -> list[str]:
   ]
 
 
-class _Refused(Exception):
-  """A key or its value; says which, what was expected, what was found."""
+class _Unsupported(Exception):
+  """An unsupported key or value; the message names it."""
 
 
 def _parse(text: dict[str, Any]) -> schema.Model:
-  family = _FAMILIES.get(text.get('model_type'))
-  if family is None or family.architecture not in text.get(
-    'architectures', [family.architecture]
-  ):
-    raise _Refused(
-      'model_type must be one of '
-      f'{ {name: f.architecture for name, f in _FAMILIES.items()} }: got '
-      f'{text.get("model_type")!r}, architectures '
-      f'{text.get("architectures")!r}'
-    )
+  family = _family(text)
   for key, value in _PLAIN.items():
     if text.get(key) not in (None, value):
-      raise _Refused(f'{key} must be {value!r}: got {text[key]!r}')
+      raise _Unsupported(f'{key} must be {value!r}: got {text[key]!r}')
   c = {**family.absent, **text}
 
   def get(key):
     if c.get(key) is None:
-      raise _Refused(f'{key} must be given: got none')
+      raise _Unsupported(f'{key} must be given: got none')
     return c[key]
 
   layers, heads = get('num_hidden_layers'), get('num_attention_heads')
   gemma = 'norm_offset' in family.fixed
-  act = get('hidden_activation' if gemma else 'hidden_act')
-  if _ACTIVATIONS.get(act) != family.fixed.get('activation', 'silu'):
-    raise _Refused(f'the activation of a {c["model_type"]} is not {act!r}')
+  activation = get('hidden_activation' if gemma else 'hidden_act')
+  _check_activation(activation, c['model_type'], family)
   local = _local_layers(c, layers, family.pattern)
   theta, scaling, local_theta = _rope(c, 'qk_norm' in family.fixed and gemma)
   return schema.Model(
@@ -192,8 +177,31 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   )
 
 
+def _family(text: dict[str, Any]) -> _Family:
+  """Returns the family of `model_type` and `architectures`."""
+  family = _FAMILIES.get(text.get('model_type'))
+  if family is None or family.architecture not in text.get(
+    'architectures', [family.architecture]
+  ):
+    raise _Unsupported(
+      'model_type must be one of '
+      f'{ {name: f.architecture for name, f in _FAMILIES.items()} }: got '
+      f'{text.get("model_type")!r}, architectures '
+      f'{text.get("architectures")!r}'
+    )
+  return family
+
+
+def _check_activation(name: str, model_type: str, family: _Family) -> None:
+  expected = family.fixed.get('activation', 'silu')
+  if _ACTIVATIONS.get(name) != expected:
+    raise _Unsupported(
+      f'the activation of a {model_type} must be {expected!r}: got {name!r}'
+    )
+
+
 def _local_layers(c, layers: int, pattern: int | None) -> tuple[int, ...]:
-  """Which layers see a window only."""
+  """Returns the indices of the layers with a sliding window."""
   pattern = c.get('sliding_window_pattern', pattern)
   kinds = c.get('layer_types')
   if kinds is not None:
@@ -201,7 +209,7 @@ def _local_layers(c, layers: int, pattern: int | None) -> tuple[int, ...]:
       'full_attention',
       'sliding_attention',
     }:
-      raise _Refused(
+      raise _Unsupported(
         f'layer_types must name full_attention or sliding_attention for each '
         f'of {layers} layers: got {kinds!r}'
       )
@@ -213,31 +221,38 @@ def _local_layers(c, layers: int, pattern: int | None) -> tuple[int, ...]:
     local = [
       bool(c.get('use_sliding_window')) and i >= first for i in range(layers)
     ]
-  return tuple(i for i, near in enumerate(local) if near)
+  return tuple(i for i, is_local in enumerate(local) if is_local)
 
 
 def _rope(c, two: bool) -> tuple[float, schema.RopeScaling, float | None]:
-  """(base, its scaling, base of local layers where there are two)."""
-  wide, near = c.get('rope_parameters'), {}
-  if wide is None:  # version 4
-    wide = {'rope_theta': c.get('rope_theta', 10_000.0)}
-    wide |= c.get('rope_scaling') or {}
-    near = {'rope_theta': c.get('rope_local_base_freq')}
+  """Returns (base, scaling, base of local layers or None).
+
+  Args:
+    c: the config.
+    two: whether local layers have their own base.
+  """
+  full, local = c.get('rope_parameters'), {}
+  if full is None:  # version 4
+    full = {'rope_theta': c.get('rope_theta', 10_000.0)}
+    full |= c.get('rope_scaling') or {}
+    local = {'rope_theta': c.get('rope_local_base_freq')}
   elif two:
-    wide, near = wide['full_attention'], wide['sliding_attention']
-  if near.get('rope_type', 'default') != 'default':
-    raise _Refused(f'RoPE of local layers must not be scaled: got {near!r}')
-  kind = wide.get('rope_type', wide.get('type', 'default'))
+    full, local = full['full_attention'], full['sliding_attention']
+  if local.get('rope_type', 'default') != 'default':
+    raise _Unsupported(
+      f'RoPE of local layers must not be scaled: got {local!r}'
+    )
+  kind = full.get('rope_type', full.get('type', 'default'))
   if kind not in _ROPE_TYPES:
-    raise _Refused(
+    raise _Unsupported(
       f'rope_type must be one of {tuple(_ROPE_TYPES)}: got {kind!r}'
     )
   scaling = schema.RopeScaling(
     kind=_ROPE_TYPES[kind],
-    **{ours: type_(wide[theirs]) for ours, theirs, type_ in _SCALING[kind]},
+    **{ours: type_(full[theirs]) for ours, theirs, type_ in _SCALING[kind]},
   )
-  local_theta = float(near['rope_theta']) if two else None
-  return float(wide['rope_theta']), scaling, local_theta
+  local_theta = float(local['rope_theta']) if two else None
+  return float(full['rope_theta']), scaling, local_theta
 
 
 _SCALING = {
@@ -253,32 +268,11 @@ _SCALING = {
 
 
 def _unparse(cfg: schema.Model) -> dict[str, Any]:
-  """`config.json` as version 4 wrote it, which everybody reads."""
-  features = {
-    name: getattr(cfg, name)
-    for name in {key for f in _FAMILIES.values() for key in f.fixed}
-  }
-  off = {**dict.fromkeys(features, False), 'activation': 'silu'}
-  fitting = [
-    name
-    for name, family in _FAMILIES.items()
-    if {**off, **family.fixed} == features
-  ]
-  if not fitting:
-    raise ValueError(
-      'model must be of one architecture to be written as a HuggingFace '
-      f'directory: got a mixture, {features}'
-    )
-  name, family = fitting[0], _FAMILIES[fitting[0]]
-  kind = {ours: theirs for theirs, ours in _ROPE_TYPES.items()}[
-    cfg.rope_scaling.kind
-  ]
-  scaling = {
-    theirs: getattr(cfg.rope_scaling, ours)
-    for ours, theirs, _ in _SCALING[kind]
-  }
-  act = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[cfg.activation]
-  given = {
+  """Returns `config.json` in the format of version 4, which all tools read."""
+  name, family = _matching_family(cfg)
+  activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+  activation = activations[cfg.activation]
+  text = {
     'architectures': [family.architecture],
     'model_type': name,
     'vocab_size': cfg.vocab_size,
@@ -291,25 +285,58 @@ def _unparse(cfg: schema.Model) -> dict[str, Any]:
     'rms_norm_eps': cfg.norm_eps,
     'tie_word_embeddings': cfg.tied_head,
     'rope_theta': cfg.rope_theta,
-    'rope_scaling': {'rope_type': kind, **scaling} if scaling else None,
-    'hidden_act': act,
+    'rope_scaling': _rope_scaling(cfg.rope_scaling),
+    'hidden_act': activation,
   }
   if family.pattern:
-    given |= {
-      'hidden_activation': act,
-      'query_pre_attn_scalar': int(cfg.query_scale or cfg.head_dim),
-      'attn_logit_softcapping': cfg.attention_softcap,
-      'final_logit_softcapping': cfg.logit_softcap,
-    }
-    if cfg.local_rope_theta is not None:
-      given['rope_local_base_freq'] = cfg.local_rope_theta
+    text |= {'hidden_activation': activation, **_gemma_keys(cfg)}
   if family.pattern or cfg.local_layers:
-    given |= {
-      'sliding_window': cfg.window,
-      'use_sliding_window': True,
-      'layer_types': [
-        'sliding_attention' if i in cfg.local_layers else 'full_attention'
-        for i in range(cfg.layers)
-      ],
-    }
-  return given
+    text |= _window_keys(cfg)
+  return text
+
+
+def _matching_family(cfg: schema.Model) -> tuple[str, _Family]:
+  """Returns the `model_type`, and its family, with the model's features."""
+  features = {
+    name: getattr(cfg, name)
+    for name in {key for f in _FAMILIES.values() for key in f.fixed}
+  }
+  off = {**dict.fromkeys(features, False), 'activation': 'silu'}
+  for name, family in _FAMILIES.items():
+    if {**off, **family.fixed} == features:
+      return name, family
+  raise ValueError(
+    'model must be of one architecture to be written as a HuggingFace '
+    f'directory: got a mixture, {features}'
+  )
+
+
+def _rope_scaling(scaling: schema.RopeScaling) -> dict[str, Any] | None:
+  kinds = {ours: theirs for theirs, ours in _ROPE_TYPES.items()}
+  kind = kinds[scaling.kind]
+  values = {
+    theirs: getattr(scaling, ours) for ours, theirs, _ in _SCALING[kind]
+  }
+  return {'rope_type': kind, **values} if values else None
+
+
+def _gemma_keys(cfg: schema.Model) -> dict[str, Any]:
+  keys = {
+    'query_pre_attn_scalar': int(cfg.query_scale or cfg.head_dim),
+    'attn_logit_softcapping': cfg.attention_softcap,
+    'final_logit_softcapping': cfg.logit_softcap,
+  }
+  if cfg.local_rope_theta is not None:
+    keys['rope_local_base_freq'] = cfg.local_rope_theta
+  return keys
+
+
+def _window_keys(cfg: schema.Model) -> dict[str, Any]:
+  return {
+    'sliding_window': cfg.window,
+    'use_sliding_window': True,
+    'layer_types': [
+      'sliding_attention' if i in cfg.local_layers else 'full_attention'
+      for i in range(cfg.layers)
+    ],
+  }

@@ -1,8 +1,8 @@
-"""The tensors of a HuggingFace directory: checked, read, written one by one.
+"""Tensor files of HuggingFace directories: checks, reads, writes.
 
 config.json                        the model: `hf_config`
 model.safetensors, or model-00001-of-00002.safetensors, ...
-model.safetensors.index.json       which file has which tensor, if several
+model.safetensors.index.json       the file of each tensor, if several
 """
 
 import contextlib
@@ -25,16 +25,16 @@ Files = dict[pathlib.Path, list[str]]
 
 
 def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
-  """Returns which tensors of which file to read; no weight is read yet.
+  """Returns {file: names of its tensors} of a model; reads no weights.
 
   Args:
     folder: the directory.
-    shapes: all tensors that the model has, and no other.
-    single: name of the file, where there is no index of several.
+    shapes: all tensors of the model, and no other.
+    single: name of the one file, if there is no index.
 
   Raises:
     ValueError: names the file or the tensor that is missing, unknown, of
-      another shape or of an odd dtype.
+      another shape or of an unknown dtype.
   """
   index = folder / INDEX
   paths = [folder / single]
@@ -51,8 +51,8 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
       files[path] = [x for x in file.keys() if not _ignored(x, shapes)]
       for name in files[path]:
         _check(path, name, file.get_slice(name), shapes)
-  found = {name for names in files.values() for name in names}
-  missing = [name for name in shapes if name not in found]
+  present = {name for names in files.values() for name in names}
+  missing = [name for name in shapes if name not in present]
   if missing:
     raise ValueError(
       f'{folder} must hold tensor {missing[0]}: got none, nor '
@@ -72,8 +72,8 @@ def names(path: pathlib.Path) -> set[str]:
 def read(path: pathlib.Path, name: str) -> np.ndarray:
   """Returns a tensor of a file.
 
-  The library maps the file into memory, and what it has touched stays there
-  until the file is closed: whoever keeps it open has all of it in the end.
+  It opens the file anew: the library maps an open file into memory, and pages
+  once read stay there until it is closed.
   """
   with _open(path) as file:
     return file.get_tensor(name)
@@ -81,12 +81,12 @@ def read(path: pathlib.Path, name: str) -> np.ndarray:
 
 def dtypes(folder: pathlib.Path, shapes: Shapes) -> dict[str, np.dtype]:
   """Returns the dtype of each tensor; raises as `find` does."""
-  found = {}
+  by_name = {}
   for path, names in find(folder, shapes).items():
     with _open(path) as file:
       for name in names:
-        found[name] = jnp.dtype(DTYPES[file.get_slice(name).get_dtype()])
-  return found
+        by_name[name] = jnp.dtype(DTYPES[file.get_slice(name).get_dtype()])
+  return by_name
 
 
 def write(
@@ -101,9 +101,9 @@ def write(
   Args:
     folder: the directory.
     shapes: all tensors, in their order.
-    dtypes: of each: float32, float16 or bfloat16.
-    get: makes a tensor; called once for each.
-    shard_bytes: of a file, unless one tensor is larger.
+    dtypes: of each tensor: float32, float16 or bfloat16.
+    get: returns a tensor by name; called once for each.
+    shard_bytes: size of a file, unless one tensor is larger.
   """
   size = {
     name: math.prod(shape) * dtypes[name].itemsize
@@ -113,8 +113,8 @@ def write(
   for number, names in enumerate(shards, 1):
     file = f'model-{number:05}-of-{len(shards):05}.safetensors'
     file = file if len(shards) > 1 else SINGLE
-    # The larger dtype comes first: then each number lies at a multiple of its
-    # size, as the library itself has it.
+    # Larger dtypes first, as the library does: each number is then aligned to
+    # its size.
     names.sort(key=lambda name: -dtypes[name].itemsize)
     write_file(folder / file, {x: shapes[x] for x in names}, dtypes, get)
     index |= dict.fromkeys(names, file)
@@ -130,12 +130,17 @@ def write_file(
   dtypes: Dtypes,
   get: Callable[[str], np.ndarray],
 ) -> None:
-  """Writes a safetensors file; it has another name until it is whole.
+  """Writes a safetensors file, under another name until it is complete.
 
       u64 n | n bytes of JSON, with spaces up to a multiple of 8 | the buffers
 
-  All is little-endian, as are the machines that jax runs on. Arguments are
-  those of `write`.
+  All is little-endian, as are the machines that jax runs on.
+
+  Args:
+    path: the file.
+    shapes: its tensors, in their order.
+    dtypes: of each tensor.
+    get: returns a tensor by name; called once for each.
   """
   codes = {jnp.dtype(dtype): code for code, dtype in DTYPES.items()}
   header, end = {'__metadata__': {'format': 'pt'}}, 0
@@ -156,13 +161,13 @@ def write_file(
       assert (array.shape, array.dtype) == (shape, dtypes[name]), name
       # As bytes: bfloat16 has no buffer protocol.
       file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-      del array  # before the next is made
+      del array  # frees it before the next `get`
   os.replace(partial, path)
 
 
 @contextlib.contextmanager
 def _open(path: pathlib.Path):
-  """The file, by the library; what that says of a broken one names it."""
+  """Opens a file; errors of the library name it."""
   try:
     with safetensors.safe_open(path, 'numpy') as file:
       yield file
@@ -173,7 +178,7 @@ def _open(path: pathlib.Path):
 
 
 def _indexed(index: pathlib.Path) -> list[str]:
-  """The files that an index names."""
+  """Returns the sorted file names in an index."""
   try:
     return sorted(set(json.loads(index.read_text())['weight_map'].values()))
   except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -183,7 +188,7 @@ def _indexed(index: pathlib.Path) -> list[str]:
 
 
 def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:
-  """Cuts the tensors, in order, into files."""
+  """Yields the tensors of each file, in order."""
   names, total = [], 0
   for name, nbytes in size.items():
     if names and total + nbytes > shard_bytes:
@@ -195,7 +200,7 @@ def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:
 
 
 def _ignored(name: str, shapes: Shapes) -> bool:
-  """Whether a tensor says what config.json says already."""
+  """Returns whether a tensor is redundant: a tied head, or RoPE's table."""
   tied_head = name == 'lm_head.weight' and name not in shapes
   return tied_head or name.endswith('rotary_emb.inv_freq')
 
@@ -203,8 +208,8 @@ def _ignored(name: str, shapes: Shapes) -> bool:
 def _check(path: pathlib.Path, name: str, part, shapes: Shapes) -> None:
   if name not in shapes:
     raise ValueError(
-      f'{path}: tensor {name} must belong to the model that config.json '
-      'describes: it does not'
+      f'{path}: tensor {name} must belong to the model: config.json describes '
+      'one without it'
     )
   shape, dtype = tuple(part.get_shape()), part.get_dtype()
   if shape != shapes[name]:

@@ -1,4 +1,4 @@
-"""The parts of a transformer: norms, projections, attention, MLP, the block.
+"""The layers of a transformer: norms, projections, attention, MLP, block.
 
 Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
@@ -15,20 +15,24 @@ from posttrain import schema
 from posttrain.models import lora
 from posttrain.ops import attention as attention_op
 
+Rope = tuple[jax.Array, jax.Array]  # (cos, sin), f32[B, T, 1, H / 2] each
+LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
+LayerCache = tuple[jax.Array, jax.Array]  # (keys, values), [B, K, S, H] each
+
 
 class RMSNorm(nn.Module):
   """x / rms(x) * scale, in float32 (Zhang and Sennrich, arXiv 1910.07467).
 
-  With `norm_offset` the parameter is what the scale exceeds 1 by.
+  With `norm_offset` the parameter is the scale minus 1.
   """
 
   cfg: schema.Model
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     offset = self.cfg.norm_offset
-    start = nn.initializers.zeros if offset else nn.initializers.ones
-    scale = self.param('scale', start, x.shape[-1:])
+    initializer = nn.initializers.zeros if offset else nn.initializers.ones
+    scale = self.param('scale', initializer, x.shape[-1:])
     scale = 1.0 + scale if offset else scale
     scale = jnp.expand_dims(scale, range(x.ndim - 1))
     y = x.astype(jnp.float32)
@@ -39,7 +43,7 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
   """x @ kernel (+ bias) in x's dtype; normal init, scale / sqrt(fan in).
 
-  The kernel may be one with a low-rank correction, see `lora`.
+  The kernel may have a low-rank correction, see `lora`.
   """
 
   features: int
@@ -47,7 +51,7 @@ class Linear(nn.Module):
   scale: float = 1.0
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     fan_in = x.shape[-1]
     normal = nn.initializers.normal(self.scale / math.sqrt(fan_in))
     kernel = self.param('kernel', normal, (fan_in, self.features))
@@ -66,13 +70,21 @@ class Attention(nn.Module):
   fused: bool = False
 
   @nn.compact
-  def __call__(self, x, rope, places, k_start, k_end, cache):
+  def __call__(
+    self,
+    x: jax.Array,
+    rope: Rope,
+    cache_slots: jax.Array | None,
+    k_start: jax.Array,
+    k_end: jax.Array,
+    cache: LayerCache | None,
+  ) -> tuple[jax.Array, LayerCache | None]:
     cfg = self.cfg
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
 
     def project(name, count):
       y = Linear(count * cfg.head_dim, cfg.qkv_bias, name=name)(x)
-      if cfg.qk_norm:  # otherwise its gradient does not need it
+      if cfg.qk_norm:  # only then does a gradient need y
         y = checkpoint_name(y, 'kept')
       return y.reshape(*x.shape[:-1], count, cfg.head_dim)
 
@@ -93,7 +105,7 @@ class Attention(nn.Module):
       out = attention_op.attention(q, k, v, k_start, k_end, **options)
     else:
       old_k, old_v = cache
-      cache = write(old_k, k, places), write(old_v, v, places)
+      cache = write(old_k, k, cache_slots), write(old_v, v, cache_slots)
       out = _attend(q, cache, k_start, k_end, options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
     out = Linear(cfg.embed_dim, scale=residual_scale(cfg), name='o')(out)
@@ -101,7 +113,7 @@ class Attention(nn.Module):
 
 
 def _attend(q, cache, k_start, k_end, options):
-  """Attention of [B, T, N, H] over a cache; one query per row is decoding."""
+  """Computes attention of q [B, T, N, H] over a cache; T = 1 is decoding."""
   if q.shape[1] > 1:
     return attention_op.cached(q, *cache, k_start, k_end, **options)
   q, k_start, k_end = q[:, 0], k_start[:, 0], k_end[:, 0]
@@ -110,13 +122,13 @@ def _attend(q, cache, k_start, k_end, options):
 
 
 class MLP(nn.Module):
-  """Gated: (silu(x gate) * x up) down (Shazeer, arXiv 2002.05202)."""
+  """Gated MLP: (silu(x gate) * x up) down (Shazeer, arXiv 2002.05202)."""
 
   cfg: schema.Model
   fused: bool = False
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     cfg = self.cfg
     if self.fused:
       y = Linear(2 * cfg.mlp_dim, name='gate_up')(x)
@@ -132,22 +144,30 @@ class MLP(nn.Module):
 class Block(nn.Module):
   """One layer: pre-norm attention and MLP on a residual stream.
 
-  `fused`: the parameters are those of a decode view. `sights` holds what layers
-  see by, (rope, k_start) pairs; with two, `local` (bool[]) says which is meant.
-  `places` and `cache` are None, or where to write keys and values, i32[B, T],
-  and what to attend to.
+  With `fused` the parameters are those of a decode view. `layer_ranges` is
+  from the function of that name; if it has two entries, `local` (bool[]) picks
+  one. With a `cache`, keys and values are written to its slots `cache_slots`,
+  i32[B, T], and queries attend to the cache.
   """
 
   cfg: schema.Model
   fused: bool = False
 
   @nn.compact
-  def __call__(self, x, local, sights, k_end, places=None, cache=None):
+  def __call__(
+    self,
+    x: jax.Array,
+    local: jax.Array | None,
+    layer_ranges: tuple[LayerRange, ...],
+    k_end: jax.Array,
+    cache_slots: jax.Array | None = None,
+    cache: LayerCache | None = None,
+  ) -> tuple[jax.Array, LayerCache | None]:
     cfg = self.cfg
-    rope, k_start = sights[0]
+    rope, k_start = layer_ranges[0]
     if local is not None:
       rope, k_start = jax.tree.map(
-        lambda wide, near: jnp.where(local, near, wide), *sights
+        lambda x, x_local: jnp.where(local, x_local, x), *layer_ranges
       )
 
     def norm(name, y):
@@ -155,7 +175,7 @@ class Block(nn.Module):
 
     y = norm('attention_norm', x)
     attention = Attention(cfg, self.fused, name='attention')
-    y, cache = attention(y, rope, places, k_start, k_end, cache)
+    y, cache = attention(y, rope, cache_slots, k_start, k_end, cache)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
     x = checkpoint_name(x + y, 'kept')
@@ -166,97 +186,95 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-  """Rows of a table."""
+  """Embedding table lookup."""
 
   cfg: schema.Model
 
   @nn.compact
-  def __call__(self, tokens):
+  def __call__(self, tokens: jax.Array) -> jax.Array:
     cfg = self.cfg
     normal = nn.initializers.normal(1.0 / math.sqrt(cfg.embed_dim))
     shape = (cfg.vocab_size, cfg.embed_dim)
     table = self.param('table', normal, shape)
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
-    if cfg.scale_embeddings:  # by a root that has been rounded as x is
+    if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
       x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
     return x
 
 
 def residual_scale(cfg: schema.Model) -> float:
-  """Keeps the variance of a sum of 2 L residual branches at that of one."""
+  """Returns 1 / sqrt(2 L): 2 L branches then sum to the variance of one."""
   return 1.0 / math.sqrt(2 * cfg.layers)
 
 
-def sights(
+def layer_ranges(
   cfg: schema.Model,
   positions: jax.Array,
   index: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
-) -> tuple:
-  """What layers see by: (rope, k_start), and the same of local ones if any.
+) -> tuple[LayerRange, ...]:
+  """Returns (rope, k_start) of full layers, and that of local ones if any.
 
   Args:
     cfg: model options.
     positions: i32[B, T], RoPE index.
-    index: i32[B or 1, T], where among the keys a query stands itself.
+    index: i32[B or 1, T], index of each query among the keys.
     k_start: i32[B, T], the first key of its sequence.
-    k_end: i32[B, T], one past the last key that it sees.
+    k_end: i32[B, T], one past the last key that it attends to.
   """
-  wide = rope_table(positions, frequencies(cfg, False)), k_start
+  full = rope_table(positions, frequencies(cfg, False)), k_start
   if not cfg.local_layers:
-    return (wide,)
-  near = jnp.clip(index - cfg.window + 1, k_start, k_end)
-  return wide, (rope_table(positions, frequencies(cfg, True)), near)
+    return (full,)
+  local_start = jnp.clip(index - cfg.window + 1, k_start, k_end)
+  return full, (rope_table(positions, frequencies(cfg, True)), local_start)
 
 
 def frequencies(cfg: schema.Model, local: bool) -> jax.Array:
-  """Radians per token by which RoPE turns each pair of a head: f32[H / 2].
+  """Returns RoPE's angle per token of each pair of a head: f32[H / 2], radians.
 
-      theta^(-2i / H),  stretched as `rope_scaling` says
+      theta^(-2i / H),  scaled by `rope_scaling`
 
-  `llama3`, with w = original_length / wavelength: pairs that turn w >=
-  high_frequency times within the original context stay, those that turn w <=
-  low_frequency times are divided by the factor, between the two is a straight
-  line in w. Layers that are local by a base of their own are never stretched.
+  `llama3`, with w = original_length / wavelength: frequencies with w >=
+  high_frequency are kept, those with w <= low_frequency are divided by the
+  factor, in between they are interpolated linearly in w. Local layers with
+  their own base are never scaled.
 
   References: Su et al., RoFormer, arXiv 2104.09864.
   """
   own = local and cfg.local_rope_theta is not None
   theta = cfg.local_rope_theta if own else cfg.rope_theta
   exponents = jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim
-  turns, scaling = theta**-exponents, cfg.rope_scaling
+  radians, scaling = theta**-exponents, cfg.rope_scaling
   if own or scaling.kind == 'none':
-    return turns
-  slow = turns / scaling.factor
+    return radians
+  slow = radians / scaling.factor
   if scaling.kind == 'linear':
     return slow
   low, high = scaling.low_frequency, scaling.high_frequency
-  w = scaling.original_length * turns / (2 * math.pi)
+  w = scaling.original_length * radians / (2 * math.pi)
   keep = jnp.clip((w - low) / (high - low), 0.0, 1.0)
-  return (1.0 - keep) * slow + keep * turns
+  return (1.0 - keep) * slow + keep * radians
 
 
-def rope_table(
-  positions: jax.Array, turns: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """(cos, sin) of `positions * turns`, f32[B, T, 1, H / 2] each."""
-  angles = positions[..., None].astype(jnp.float32) * turns[None, None]
+def rope_table(positions: jax.Array, radians: jax.Array) -> Rope:
+  """Returns (cos, sin) of `positions * radians`, f32[B, T, 1, H / 2] each."""
+  angles = positions[..., None].astype(jnp.float32) * radians[None, None]
   return jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
 
 
-def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Turns the pairs (x[i], x[i + H/2]) by their angles (half-split layout)."""
+def rotate(x: jax.Array, rope: Rope) -> jax.Array:
+  """Rotates pairs (x[i], x[i + H/2]) by their angles (half-split layout)."""
   cos, sin = rope
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  return turned.astype(x.dtype)
+  y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+  return y.astype(x.dtype)
 
 
-def write(cache: jax.Array, new: jax.Array, places: jax.Array) -> jax.Array:
-  """Puts new keys or values [B, T, K, H] at `places` of a cache [B, K, S, H].
+def write(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+  """Writes new keys or values [B, T, K, H] to slots of a cache [B, K, S, H].
 
-  A place of S or more is nowhere.
+  Entries with a slot of S or more are dropped.
   """
   rows = jnp.arange(len(new))[:, None]
-  return cache.at[rows, :, places].set(new.astype(cache.dtype), mode='drop')
+  return cache.at[rows, :, slots].set(new.astype(cache.dtype), mode='drop')

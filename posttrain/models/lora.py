@@ -3,13 +3,13 @@
     W' = W + s A B,   A: [in, R], B: [R, out],   s = alpha / R
     rsLoRA:                                      s = alpha / sqrt(R)
 
-1. `init` draws an adapter: a tree that has a leaf `a` and a leaf `b` where the
-   model's has a kernel that is a target. It is what trains.
-2. `Base.attach` joins the two: an adapted kernel is then an `Adapted`, by which
-   `layers.Linear` multiplies as x W + s (x A) B. Of W no gradient is made.
-3. `merge` makes a plain kernel of it; decoding does so layer by layer.
+1. `init` draws an adapter: a tree with leaves `a` and `b` for each target
+   kernel of the model. Only the adapter trains.
+2. `Base.attach` joins model and adapter: an adapted kernel becomes an
+   `Adapted`, and `layers.Linear` computes x W + s (x A) B. W has no gradient.
+3. `merge` turns it into a plain kernel; decoding does so layer by layer.
 
-B starts at 0, so that an adapter changes nothing until it has been trained.
+B is initialized to 0, so an untrained adapter changes nothing.
 
 Axes: L layers, R rank.
 
@@ -35,7 +35,7 @@ Adapter = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-  """A kernel with its correction; leading axes are those of the kernel."""
+  """A kernel with its low-rank correction; both have the same leading axes."""
 
   kernel: jax.Array  # [..., in, out]
   a: jax.Array  # [..., in, R]
@@ -43,7 +43,7 @@ class Adapted:
   scale: float = dataclasses.field(metadata={'static': True})
 
   def merge(self) -> jax.Array:
-    """W + s A B in float32: f32[..., in, out]."""
+    """Computes W + s A B in float32: f32[..., in, out]."""
     product = jnp.matmul(self.a, self.b, precision='highest')
     return self.kernel.astype(jnp.float32) + self.scale * product
 
@@ -51,23 +51,23 @@ class Adapted:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """The frozen parameters of a model, and how much its adapter counts."""
+  """The frozen parameters of a model, and the scale s of its adapter."""
 
   params: Params
   scale: float = dataclasses.field(metadata={'static': True})
 
   def attach(self, adapter: Adapter) -> Params:
-    """The model's parameters; shares all arrays, and copies none."""
+    """Returns the model's parameters with the adapter; copies no array."""
     return _attach(self.params, adapter, self.scale)
 
 
 def scale(cfg: schema.Lora) -> float:
-  """s of the module's formula."""
+  """Returns s of the module's formula."""
   return cfg.alpha / (math.sqrt(cfg.rank) if cfg.rslora else cfg.rank)
 
 
 def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
-  """Draws an adapter: A uniform in +-1/sqrt(in), as PEFT does, B zero.
+  """Draws an adapter: A uniform in +-1/sqrt(in) as in PEFT, B zero.
 
   Args:
     key: PRNG key.
@@ -78,7 +78,7 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
     Float32 leaves `<path of kernel>/a` and `/b`.
 
   Raises:
-    ValueError: the targets match nothing, or more than kernels of layers.
+    ValueError: the targets match nothing, or a leaf that is no layer's kernel.
   """
   assert cfg.rank > 0, 'rank 0 means no adapter'
   flat = tree.flat(like)
@@ -107,25 +107,26 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
 
 
 def shapes(cfg: schema.Lora, like: Params) -> Adapter:
-  """The adapter as `jax.ShapeDtypeStruct`s: nothing is made."""
+  """Returns the adapter as `jax.ShapeDtypeStruct`s; allocates nothing."""
   return jax.eval_shape(lambda: init(jax.random.key(0), cfg, like))
 
 
-def frozen(params: Params, dtype: str) -> Params:
-  """Matrices in the compute dtype: frozen ones are read in no other."""
+def cast_matrices(params: Params, dtype: str) -> Params:
+  """Casts matrices to the compute dtype: frozen ones are used in no other."""
   return tree.map_with_path(
     lambda path, x: x.astype(dtype) if is_matrix(path) else x, params
   )
 
 
 def is_matrix(path: str) -> bool:
+  """Returns whether a leaf is a kernel or the embedding table."""
   return path.endswith(('kernel', 'table'))
 
 
 def absorb(params: Params, adapter: Adapter, scale: float) -> Params:
-  """Returns the merged parameters, in their dtypes; `params` are given up.
+  """Returns the merged parameters, in their dtypes; donates `params`.
 
-  One kernel at a time, so that no second copy of all of them is ever there.
+  Merges one kernel at a time, so that memory never holds a second copy of all.
   """
   flat, low = tree.flat(params), tree.flat(adapter)
   for path in {name.rpartition('/')[0] for name in low}:
@@ -140,7 +141,7 @@ def _absorb(kernel, a, b, scale):
 
 
 def merge(params: Params) -> Params:
-  """Returns plain parameters; merged kernels are float32."""
+  """Returns parameters with all `Adapted` kernels merged, in float32."""
   return jax.tree.map(
     lambda x: x.merge() if isinstance(x, Adapted) else x,
     params,
@@ -149,11 +150,11 @@ def merge(params: Params) -> Params:
 
 
 def matmul(x: jax.Array, kernel: jax.Array | Adapted) -> jax.Array:
-  """x W, or x W + s (x A) B, in x's dtype.
+  """Computes x W, or x W + s (x A) B, in x's dtype.
 
   Args:
     x: float[T, in].
-    kernel: [in, out], or an `Adapted` of it.
+    kernel: [in, out], or an `Adapted` one.
   """
   if not isinstance(kernel, Adapted):
     return x @ kernel.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""An adapter <-> a directory of the PEFT library, tensor by tensor.
+"""LoRA adapters <-> directories of the PEFT library, tensor by tensor.
 
     adapter_config.json         rank, alpha, target modules, the base's name
     adapter_model.safetensors   per adapted matrix lora_A [R, in] and
@@ -20,7 +20,7 @@ from posttrain import schema, tree
 from posttrain.models import hf, hf_files, lora, transformer
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-# Keys that change nothing of W + s A B, and those that must be thus.
+# Keys that may have any value: they do not change W + s A B, or are read.
 _FREE = {
   'auto_mapping',
   'base_model_name_or_path',
@@ -43,8 +43,8 @@ _FREE = {
   'use_rslora',
   'init_lora_weights',
 }
-# Others begin with a changed base.
-_STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva')
+# Values of init_lora_weights that leave the base weights as they are.
+_INITIALIZERS = (None, True, False, 'gaussian', 'orthogonal', 'eva')
 
 
 def save(
@@ -57,11 +57,11 @@ def save(
   """Writes a directory that PEFT loads; tensors are float32.
 
   Args:
-    adapter: what was trained.
-    options: how it was made.
+    adapter: the trained adapter.
+    options: its LoRA options.
     cfg: the model, with `vocab_size` resolved.
-    folder: a new or an empty one.
-    base: name or path of the HuggingFace model that it corrects.
+    folder: a new or empty folder.
+    base: name or path of the base model, in HuggingFace's format.
 
   Raises:
     ValueError: `folder` is not empty.
@@ -105,7 +105,7 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
   """Returns a directory's adapter_config.json.
 
   Raises:
-    ValueError: it is no plain LoRA; names the key.
+    ValueError: the adapter is no plain LoRA; names the key.
   """
   path = pathlib.Path(folder) / CONFIG
   try:
@@ -116,10 +116,10 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
     raise ValueError(f"{path} must be an object with peft_type 'LORA'")
   for key, value in config.items():
     plain = key in _FREE or value in (None, False, [], {}, '', 'none')
-    if not plain or (key == 'init_lora_weights' and value not in _STARTS):
+    if not plain or (key == 'init_lora_weights' and value not in _INITIALIZERS):
       raise ValueError(
         f'{path}: {key} must not be {value!r}: that is no plain LoRA; merge '
-        'it into its base with PEFT first'
+        'the adapter into its base with PEFT first'
       )
   for key, kinds in (('r', int), ('lora_alpha', int | float)):
     value = config.get(key)
@@ -131,23 +131,26 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
 def load(
   folder: str | pathlib.Path, cfg: schema.Model
 ) -> tuple[lora.Adapter, schema.Lora]:
-  """Reads an adapter of a model, and how it was made.
+  """Reads an adapter and its LoRA options.
 
   Args:
-    folder: of adapter_config.json and adapter_model.safetensors.
-    cfg: the model that it corrects.
+    folder: a folder with adapter_config.json and adapter_model.safetensors.
+    cfg: the base model.
+
+  Returns:
+    (float32 adapter, options).
 
   Raises:
-    ValueError: it is no plain LoRA, or its tensors are not those of some
-      matrices in all layers of this model.
+    ValueError: the adapter is no plain LoRA, or its tensors are not those of
+      some matrices in all layers of this model.
   """
   folder, config = pathlib.Path(folder), read(folder)
-  theirs, known = hf_files.names(folder / WEIGHTS), _places(cfg)
-  kernels = {known[x][0].rpartition('/')[0] for x in theirs if x in known}
+  names, known = hf_files.names(folder / WEIGHTS), _places(cfg)
+  kernels = {known[x][0].rpartition('/')[0] for x in names if x in known}
   if not kernels:
     raise ValueError(
       f'{folder / WEIGHTS} must hold lora_A and lora_B of a matrix of this '
-      f'model: got {sorted(theirs)[:3]}, expected some of {list(known)[:3]}'
+      f'model: got {sorted(names)[:3]}, expected some of {list(known)[:3]}'
     )
   options = schema.Lora(
     rank=config['r'],
@@ -174,8 +177,8 @@ def load(
 def _places(
   cfg: schema.Model, leaves: Mapping[str, Any] | None = None
 ) -> dict[str, tuple[str, int]]:
-  """PEFT's name -> (path of our leaf, layer); of given leaves, or of all."""
-  found = {}
+  """Returns {PEFT's name: (leaf's path, layer)} of given leaves, or of all."""
+  places = {}
   for name, tensor in hf.tensors(cfg).items():
     if tensor.layer is None or not tensor.transposed:
       continue
@@ -184,5 +187,5 @@ def _places(
       if leaves is None or path in leaves:
         stem = 'base_model.model.' + name.removesuffix('.weight')
         place = path, tensor.layer
-        found[f'{stem}.lora_{part.upper()}.weight'] = place
-  return found
+        places[f'{stem}.lora_{part.upper()}.weight'] = place
+  return places

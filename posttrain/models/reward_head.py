@@ -1,9 +1,10 @@
-"""A reward model: a transformer that ends in a number instead of tokens.
+"""Reward models: a transformer with a scalar head instead of logits.
 
     reward/kernel    [D]
 
-beside what `transformer` has, but for a head that is not tied and not needed.
-It begins at 0, so that every answer is worth the same.
+is added to the transformer's parameters, and an untied language-model head is
+removed unless the objective needs it. The kernel is initialized to 0, so that
+every answer starts with the same reward.
 """
 
 from typing import Any
@@ -17,32 +18,33 @@ from posttrain.models import transformer
 Params = Any
 
 
-def add(params: Params, speaks: bool = False) -> Params:
-  """Returns a transformer's parameters with a new head.
+def add(params: Params, keep_lm_head: bool = False) -> Params:
+  """Returns a transformer's parameters with a new reward head.
 
   Args:
-    params: of `transformer.init`.
-    speaks: it is to predict tokens as well, so that their head stays.
+    params: from `transformer.init`.
+    keep_lm_head: whether to keep an untied language-model head.
   """
   (width,) = params['final_norm']['scale'].shape
-  trunk = {k: x for k, x in params.items() if speaks or k != 'head'}
+  trunk = {k: x for k, x in params.items() if keep_lm_head or k != 'head'}
   return {**trunk, 'reward': {'kernel': jnp.zeros(width, jnp.float32)}}
 
 
-def shapes(cfg: schema.Model, speaks: bool = False) -> Params:
-  """The parameters as `jax.ShapeDtypeStruct`s: nothing is made."""
-  return jax.eval_shape(lambda p: add(p, speaks), transformer.shapes(cfg))
+def shapes(cfg: schema.Model, keep_lm_head: bool = False) -> Params:
+  """Returns the parameters as `jax.ShapeDtypeStruct`s; allocates nothing."""
+  return jax.eval_shape(lambda p: add(p, keep_lm_head), transformer.shapes(cfg))
 
 
 def rewards(params: Params, hidden: jax.Array) -> jax.Array:
-  """Returns what a sequence would be worth if it ended at each token.
+  """Computes the reward of each prefix of a sequence.
 
   Args:
-    params: of `add`.
-    hidden: [B, T, D] of `transformer.trunk`.
+    params: from `add`.
+    hidden: float[B, T, D] from `transformer.trunk`.
 
   Returns:
-    f32[B, T]; an answer's reward is that of its last token.
+    f32[B, T], the reward if the sequence ended at token t; an answer's reward
+    is that of its last token.
   """
   kernel = params['reward']['kernel'][None, None]
   return jnp.sum(hidden.astype(jnp.float32) * kernel, axis=-1)

@@ -1,7 +1,7 @@
 """A decoder-only transformer of the Llama, Qwen or Gemma shape.
 
-Pure functions of a params tree: `init` makes it, `trunk` turns tokens into
-hidden states, `head` gives the matrix that turns those into logits. One
+Pure functions of a params tree: `init` draws it, `trunk` turns tokens into
+hidden states, `head` returns the matrix that turns those into logits. One
 `Block` with two drivers: the full forward scans it over the leading layer axis
 of its parameters; decoding, with a cache, unrolls it over a `decode_view`.
 
@@ -18,9 +18,9 @@ of its parameters; decoding, with a cache, unrolls it over a `decode_view`.
     final_norm/scale                              [D]
     head/kernel                                   [D, V]   not tied_head
 
-The decode view has the same names, but: `layers` is a tuple of layers, q, k
-and v are one `qkv`, gate and up one `gate_up`, the head is always explicit, and
-matrices have the compute dtype.
+The decode view has the same names, except that `layers` is a tuple of layers,
+q, k and v are one `qkv`, gate and up one `gate_up`, the head is always
+explicit, and matrices have the compute dtype.
 
 Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
@@ -39,13 +39,12 @@ from posttrain.models import layers, lora
 from posttrain.ops import attention as attention_op
 
 Params = Any
-# Per layer (keys, values), [B, K, S, H] each: the token at position p of row b
-# lies at [b, :, p].
-Cache = tuple[tuple[jax.Array, jax.Array], ...]
+# Per layer; the token at position p of row b is at [b, :, p].
+Cache = tuple[layers.LayerCache, ...]
 
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
-# wins. Megatron's split over `tensor`: what enters a block's hidden width is
-# cut by column, what leaves it by row. `fsdp` cuts the other dimension.
+# wins. Megatron's split over `tensor`: the first matrices of a block by column,
+# those that write to the residual stream by row. `fsdp` splits the other axis.
 SHARDING_RULES = (
   (r'embed/table$', ('tensor', 'fsdp')),
   (r'head/kernel$', ('fsdp', 'tensor')),
@@ -63,10 +62,10 @@ SHARDING_RULES = (
   (r'reward/kernel$', (None,)),
 )
 
-# What a block keeps for its backward pass. 'none' recomputes no matrix
-# product: it keeps what they made, under the name 'kept', and redoes only
-# elementwise work (norms, RoPE, SwiGLU), which costs less than storing its
-# results. 'block' keeps a block's input alone and redoes all of it.
+# The arrays that a block saves for its backward pass. 'none' recomputes no
+# matrix product: it saves their results, under the name 'kept', and recomputes
+# only elementwise work (norms, RoPE, SwiGLU), which costs less than storing
+# it. 'block' saves only a block's input and recomputes all of it.
 REMAT = {
   'none': jax.checkpoint_policies.save_only_these_names('kept'),
   'block': jax.checkpoint_policies.nothing_saveable,
@@ -74,17 +73,19 @@ REMAT = {
 
 
 class Transformer(nn.Module):
-  """Tokens to normalized hidden states."""
+  """The trunk: tokens to normalized hidden states."""
 
   cfg: schema.Model
 
   @nn.compact
-  def __call__(self, tokens, positions, segment_ids):
+  def __call__(
+    self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+  ) -> jax.Array:
     cfg = self.cfg
     x = layers.Embed(cfg, name='embed')(tokens)
     k_start, k_end = attention_op.intervals(segment_ids, positions)
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    sights = layers.sights(cfg, positions, index, k_start, k_end)
+    ranges = layers.layer_ranges(cfg, positions, index, k_start, k_end)
     local = None
     if cfg.local_layers:
       local = jnp.array([i in cfg.local_layers for i in range(cfg.layers)])
@@ -95,7 +96,7 @@ class Transformer(nn.Module):
       in_axes=(0, nn.broadcast, nn.broadcast),
       length=cfg.layers,
     )
-    x, _ = blocks(cfg, name='layers')(x, local, sights, k_end)
+    x, _ = blocks(cfg, name='layers')(x, local, ranges, k_end)
     x = layers.RMSNorm(cfg, name='final_norm')(x)
     if self.is_initializing() and not cfg.tied_head:
       layers.Linear(cfg.vocab_size, name='head')(x)  # `head` reads the kernel
@@ -126,24 +127,24 @@ def trunk(
   segment_ids: jax.Array,
   cache: Cache | None = None,
 ) -> tuple[jax.Array, Cache | None]:
-  """Turns tokens into the hidden states that predict their successors.
+  """Computes the hidden states that predict each token's successor.
 
   With a cache, `params` are a `decode_view`, a row holds one sequence, its new
-  tokens stand at `positions` behind those that the cache holds already, and
-  each sees all of the cache up to itself.
+  tokens are at `positions` after those in the cache, and each attends to the
+  cache up to itself.
 
   Args:
-    params: as made by `init`, or by `decode_view`.
+    params: from `init`, or from `decode_view` with a cache.
     cfg: model options.
     tokens: i32[B, T].
     positions: i32[B, T], RoPE index, restarting at 0 in every segment.
     segment_ids: i32[B, T], packed example id; 0 = pad.
-    cache: None, or what the rows hold so far.
+    cache: keys and values of the rows' earlier tokens; None = no cache.
 
   Returns:
-    (hidden [B, T, D] in the compute dtype, cache with the new tokens). Pads see
-    no key and are seen by none; their hidden states are finite and mean
-    nothing.
+    (hidden [B, T, D] in the compute dtype, cache with the new tokens). Pads
+    attend to no key and no token attends to them; their hidden states are
+    finite and without meaning.
   """
   if cache is None:
     hidden = Transformer(cfg).apply(
@@ -154,23 +155,23 @@ def trunk(
   def apply(module, params, *args):
     return module.apply({'params': params}, *args)
 
-  live, capacity = segment_ids != 0, cache[0][0].shape[2]
-  k_end = jnp.where(live, positions + 1, 0)
-  places = jnp.where(live, positions, capacity)
+  valid, capacity = segment_ids != 0, cache[0][0].shape[2]
+  k_end = jnp.where(valid, positions + 1, 0)
+  slots = jnp.where(valid, positions, capacity)
   start = jnp.zeros_like(k_end)
-  sights = layers.sights(cfg, positions, positions, start, k_end)
+  ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
   block, new = layers.Block(cfg, fused=True), []
   x = apply(layers.Embed(cfg), params['embed'], tokens)
   for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
-    sight = sights[i in cfg.local_layers]
-    x, written = apply(block, layer, x, None, (sight,), k_end, places, old)
-    new.append(written)
+    args = (ranges[i in cfg.local_layers],), k_end, slots, old
+    x, layer_cache = apply(block, layer, x, None, *args)
+    new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
   return x, tuple(new)
 
 
 def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:
-  """A cache for `rows` sequences of up to `capacity` tokens, all zeros."""
+  """Returns a zero cache for `rows` sequences of up to `capacity` tokens."""
   shape = (rows, cfg.kv_heads, capacity, cfg.head_dim)
   return tuple(
     (jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
@@ -179,13 +180,13 @@ def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:
 
 
 def decode_view(params: Params, cfg: schema.Model) -> Params:
-  """The parameters as decoding wants them, made once per weight update.
+  """Builds the parameters for decoding, once per weight update.
 
-  Slicing stacked weights inside of a decode loop would copy them at every
-  step; a fused product is one kernel instead of two or three.
+  Slicing stacked weights inside a decode loop would copy them at every step;
+  a fused product is one kernel instead of two or three.
 
   Args:
-    params: as made by `init`; adapted kernels are merged.
+    params: from `init`; adapted kernels are merged.
     cfg: model options.
 
   Returns:
@@ -213,18 +214,18 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
 
 
 def head(params: Params, cfg: schema.Model) -> tuple[jax.Array, float | None]:
-  """The output matrix, float[D, V], and its softcap (None: logits = h W)."""
-  if 'head' in params:  # always there in a decode view
+  """Returns the output matrix, float[D, V], and the logits' softcap or None."""
+  if 'head' in params:  # always in a decode view
     return params['head']['kernel'], cfg.logit_softcap
   assert cfg.tied_head, 'a model has a head, or its embedding table is one'
   return params['embed']['table'].T, cfg.logit_softcap
 
 
 def shapes(cfg: schema.Model) -> Params:
-  """The parameters as `jax.ShapeDtypeStruct`s: nothing is made."""
+  """Returns the parameters as `jax.ShapeDtypeStruct`s; allocates nothing."""
   return jax.eval_shape(lambda: init(jax.random.key(0), cfg))
 
 
 def num_params(cfg: schema.Model) -> int:
-  """Counts the parameters without making them."""
+  """Returns the number of parameters; allocates nothing."""
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(cfg)))

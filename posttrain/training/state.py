@@ -1,8 +1,8 @@
-"""The train state of a stage: shapes, places, and how it begins.
+"""The train state of a stage: shapes, shardings and initial values.
 
-Where all weights train, the state's parameters are the model's; a reward
-model's end in its head. With LoRA they are an adapter's, and the model's are
-frozen: they lie in the compute dtype, outside of the state and its checkpoints.
+Without LoRA the state's parameters are the model's, with the head of a reward
+model. With LoRA they are the adapter's; the model's weights are frozen and lie
+in the compute dtype, outside of the state and its checkpoints.
 """
 
 from collections.abc import Callable
@@ -26,17 +26,17 @@ def shapes(
 ) -> tuple[arrays.TrainState, Any]:
   """Returns (the state, the model's whole weights), as ShapeDtypeStructs.
 
-  Both with their shardings; nothing is made.
+  Both have their shardings; nothing is computed.
 
   Args:
-    stage: its options.
+    stage: the stage's options.
     model: the model's options, with the vocabulary resolved.
     optimizer: from `optim.make`.
-    mesh: where they will lie.
+    mesh: devices that hold them.
   """
   whole = params = transformer.shapes(model)
   if stage.lora.rank:
-    whole = jax.eval_shape(lambda x: lora.frozen(x, model.dtype), whole)
+    whole = jax.eval_shape(lambda x: lora.cast_matrices(x, model.dtype), whole)
     params = lora.shapes(stage.lora, params)
   init_params = objectives.TYPES[stage.kind].init_params
   params = jax.eval_shape(lambda x: init_params(x, stage.loss), params)
@@ -63,15 +63,15 @@ def fresh(
   load: Callable[[], Any],
   key: jax.Array,
 ) -> arrays.TrainState:
-  """Makes the state before the first step.
+  """Returns the state before the first step.
 
   Args:
-    stage: its options.
+    stage: the stage's options.
     optimizer: from `optim.make`.
-    like: of `shapes`.
+    like: the state's shapes and shardings, from `shapes`.
     base: the frozen weights, with LoRA.
-    load: returns the weights that the stage begins with.
-    key: PRNG key of the adapter.
+    load: returns the stage's initial weights, which are donated.
+    key: PRNG key of the adapter's initial values.
   """
   places = jax.tree.map(lambda x: x.sharding, like)
   if base is not None:

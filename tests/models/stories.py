@@ -3,8 +3,8 @@
     stories260K.bin   i32[7] sizes, then f32: the arrays of `read`, in order
     tok512.bin        i32 longest piece, then per id f32 score, i32 n, n bytes
 
-A witness independent of ours: RoPE turns neighbours (2i, 2i + 1), as the file
-has it, and nothing here comes from posttrain but the tree of `convert`.
+An oracle independent of posttrain: RoPE rotates neighbors (2i, 2i + 1), as the
+file's weights expect. Only `convert` knows posttrain's tree.
 
 Axes: T tokens, L layers, N query heads, K kv heads, H head dim, D model, F mlp,
 V vocab. Matrices are [L, out, in].
@@ -40,38 +40,38 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
     'down': (5, 64, 172),
     'up': (5, 172, 64),
     'final_norm': (64,),
-    # Of RoPE, which `forward` computes.
+    # RoPE's tables, which `forward` computes itself.
     'cos': (512, 4),
     'sin': (512, 4),
   }
-  numbers, arrays, at = np.frombuffer(raw, '<f4', offset=28), {}, 0
+  numbers, arrays, start = np.frombuffer(raw, '<f4', offset=28), {}, 0
   for name, shape in shapes.items():
     count = math.prod(shape)
-    arrays[name] = numbers[at : at + count].reshape(shape)
-    at += count
-  assert at == len(numbers)
+    arrays[name] = numbers[start : start + count].reshape(shape)
+    start += count
+  assert start == len(numbers)
   return arrays
 
 
 def forward(w: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-  """Logits f32[T, V] of one sequence, each token seeing those up to itself."""
+  """Computes the logits f32[T, V] of one sequence, with causal attention."""
   count = len(ids)
-  turns = THETA ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-  angles = np.arange(count)[:, None, None] * turns
-  turn = np.exp(1j * angles)  # [T, 1, H / 2]
-  seen = np.tril(np.ones((count, count), bool))
+  radians = THETA ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+  angles = np.arange(count)[:, None, None] * radians
+  rotation = np.exp(1j * angles)  # [T, 1, H / 2]
+  causal = np.tril(np.ones((count, count), bool))
   x = w['embed'][ids]
   for i in range(LAYERS):
     y = _norm(x, w['attention_norm'][i])
-    q = _rotate((y @ w['q'][i].T).reshape(count, HEADS, HEAD_DIM), turn)
-    k = _rotate((y @ w['k'][i].T).reshape(count, KV_HEADS, HEAD_DIM), turn)
+    q = _rotate((y @ w['q'][i].T).reshape(count, HEADS, HEAD_DIM), rotation)
+    k = _rotate((y @ w['k'][i].T).reshape(count, KV_HEADS, HEAD_DIM), rotation)
     v = (y @ w['v'][i].T).reshape(count, KV_HEADS, HEAD_DIM)
     heads = []
     for head in range(HEADS):
       group = head // (HEADS // KV_HEADS)
       scores = q[:, head] @ k[:, group].T / math.sqrt(HEAD_DIM)
-      law = np.exp(log_softmax(np.where(seen, scores, -np.inf)))
-      heads.append(law @ v[:, group])
+      weights = np.exp(log_softmax(np.where(causal, scores, -np.inf)))
+      heads.append(weights @ v[:, group])
     x = x + np.concatenate(heads, 1) @ w['o'][i].T
     y = _norm(x, w['mlp_norm'][i])
     gate = y @ w['gate'][i].T
@@ -81,7 +81,7 @@ def forward(w: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
 
 
 def greedy(w, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
-  """The likeliest continuation, and the logits f32[new, V] it comes from."""
+  """Returns the greedy continuation and its logits f32[new, V]."""
   ids, logits = list(ids), []
   for _ in range(new):
     logits.append(forward(w, np.array(ids))[-1])
@@ -90,6 +90,7 @@ def greedy(w, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
+  """Computes the log softmax over the last axis."""
   x = x - x.max(-1, keepdims=True)
   return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
@@ -98,16 +99,16 @@ def _norm(x, scale):
   return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * scale
 
 
-def _rotate(x, turn):
-  pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * turn
+def _rotate(x, rotation):
+  pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * rotation
   return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape).astype('f4')
 
 
 def convert(w: dict[str, np.ndarray]) -> dict:
-  """The weights as our tree: kernels [in, out], RoPE of halves.
+  """Returns the weights as our tree: kernels [in, out], half-split RoPE.
 
-  Ours turns (x[i], x[i + H/2]) where the file's turns (x[2i], x[2i + 1]): the
-  rows of q and k change places within each head, even ones first.
+  Ours rotates (x[i], x[i + H/2]), the file's (x[2i], x[2i + 1]): the rows of q
+  and k are reordered within each head, even ones first.
   """
   order = np.concatenate([np.arange(0, HEAD_DIM, 2), np.arange(1, HEAD_DIM, 2)])
 
@@ -137,14 +138,17 @@ def convert(w: dict[str, np.ndarray]) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """Pieces by id, and how readily each is merged from two others."""
+  """Pieces by id, and the score of merging two others into each."""
 
   pieces: list[bytes]
   scores: list[float]
 
   def encode(self, text: str) -> list[int]:
-    """Characters (bytes, where one is no piece) after a space, merged: the
-    neighbours of the highest score first, the leftmost of equals."""
+    """Returns the ids of a text, with a space in front.
+
+    Starts from characters (bytes for unknown ones) and merges neighbors, the
+    highest score first, the leftmost of equals.
+    """
     known = {piece: i for i, piece in enumerate(self.pieces)}
     ids = []
     for char in ' ' + text:
@@ -152,17 +156,17 @@ class Tokenizer:
       ids += [known[raw]] if raw in known else [_BYTES + x for x in raw]
     while True:
       merges = [
-        (-self.scores[new], at, new)
-        for at, (a, b) in enumerate(zip(ids, ids[1:], strict=False))
+        (-self.scores[new], i, new)
+        for i, (a, b) in enumerate(zip(ids, ids[1:], strict=False))
         if (new := known.get(self.pieces[a] + self.pieces[b])) is not None
       ]
       if not merges:
         return ids
-      _, at, new = min(merges)
-      ids[at : at + 2] = [new]
+      _, i, new = min(merges)
+      ids[i : i + 2] = [new]
 
   def decode(self, ids: list[int]) -> str:
-    """The text, without the space in front."""
+    """Returns the text, without the space in front."""
     raw = b''.join(
       bytes([i - _BYTES]) if _BYTES <= i < _BYTES + 256 else self.pieces[i]
       for i in ids
@@ -173,11 +177,11 @@ class Tokenizer:
 
 def tokenizer(path: pathlib.Path) -> Tokenizer:
   """Reads a tokenizer."""
-  raw, at, pieces, scores = path.read_bytes(), 4, [], []
-  while at < len(raw):
-    score, count = struct.unpack_from('<fi', raw, at)
-    pieces.append(raw[at + 8 : at + 8 + count])
+  raw, offset, pieces, scores = path.read_bytes(), 4, [], []
+  while offset < len(raw):
+    score, count = struct.unpack_from('<fi', raw, offset)
+    pieces.append(raw[offset + 8 : offset + 8 + count])
     scores.append(score)
-    at += 8 + count
+    offset += 8 + count
   assert len(pieces) == 512, len(pieces)
   return Tokenizer(pieces, scores)

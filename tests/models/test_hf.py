@@ -1,4 +1,4 @@
-"""HuggingFace directories, both ways, against transformers itself."""
+"""HuggingFace directories, read and written, against transformers."""
 
 import functools
 import json
@@ -94,7 +94,7 @@ each = pytest.mark.parametrize('case', CASES)
 
 @functools.cache
 def make_peer(case):
-  """A randomly initialized model of transformers, norms and biases off 1, 0."""
+  """Builds a random transformers model, with noise on norms and biases."""
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   family, options = CASES[case]
@@ -126,7 +126,7 @@ def make_peer(case):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """Saves a case's peer; returns where."""
+  """Returns a function that saves a case's model and returns the folder."""
   root = tmp_path_factory.mktemp('hf')
 
   def get(case):
@@ -175,7 +175,7 @@ def test_logits_equal_those_of_transformers(case, folder):
   assert np.abs(ours - expected).max() <= 2e-4 * np.abs(expected).max()
 
 
-# One of each family; the others with the slow tests.
+# One of each family; the others are slow tests.
 FIRST = ('llama3-rope', 'qwen2', 'qwen3', 'gemma2', 'gemma3')
 
 
@@ -216,20 +216,20 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
 
 
 @each
-def test_there_and_back_is_bitwise(case, folder, tmp_path):
+def test_load_then_save_is_bitwise(case, folder, tmp_path):
   path = folder(case)
   cfg, params = read(path)
-  hf.save(params, cfg, tmp_path / 'back', like=path)
-  before, after = tensors_of(path), tensors_of(tmp_path / 'back')
+  hf.save(params, cfg, tmp_path / 'saved', like=path)
+  before, after = tensors_of(path), tensors_of(tmp_path / 'saved')
   assert before.keys() == after.keys()
   for name in before:
     np.testing.assert_array_equal(before[name], after[name])
-  ours = (tmp_path / 'back' / 'config.json').read_text()
+  ours = (tmp_path / 'saved' / 'config.json').read_text()
   assert ours == (path / 'config.json').read_text()
 
 
 @each
-def test_transformers_loads_what_we_write(case, folder, tmp_path):
+def test_transformers_loads_saved_directories(case, folder, tmp_path):
   transformers = pytest.importorskip('transformers')
   cfg, params = read(folder(case))
   out = tmp_path / 'ours'

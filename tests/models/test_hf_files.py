@@ -1,4 +1,4 @@
-"""HuggingFace directories as files: dtypes, places, crashes, refusals."""
+"""Files of HuggingFace directories: dtypes, shardings, crashes, errors."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ GEMMA = dataclasses.replace(
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-  """A directory of ours, which needs no oracle, and its parameters."""
+  """A saved directory and its parameters."""
   path = tmp_path_factory.mktemp('ours') / 'model'
   params = transformer.init(jax.random.key(1), GEMMA)
   hf.save(params, GEMMA, path)
@@ -52,19 +52,19 @@ def copy(written, tmp_path):
   return shutil.copytree(written[0], tmp_path / 'copy')
 
 
-def test_bfloat16_rounds_once(written):
+def test_saving_as_bfloat16_rounds_once(written):
   path, params = written
   assert hf_config.read(path) == GEMMA
-  back = hf.load(path, GEMMA)
+  loaded = hf.load(path, GEMMA)
   for (name, a), b in zip(
-    tree.flat(params).items(), jax.tree.leaves(back), strict=True
+    tree.flat(params).items(), jax.tree.leaves(loaded), strict=True
   ):
     rounded = a.astype(jnp.bfloat16).astype(jnp.float32)
     np.testing.assert_array_equal(rounded, b, err_msg=name)
   assert all(x.dtype == jnp.bfloat16 for x in tensors_of(path).values())
 
 
-def test_leaves_lie_where_they_are_wanted(written):
+def test_loaded_leaves_have_the_shardings_of_like(written):
   path, _ = written
   mesh = jax.make_mesh(
     (1, 1), ('fsdp', 'tensor'), axis_types=(jax.sharding.AxisType.Auto,) * 2
@@ -106,13 +106,13 @@ def write_mixed(folder, get, shard_bytes=2**30):
 
 
 @pytest.mark.parametrize('shard_bytes, files', [(2**30, 1), (70, 2), (1, 7)])
-def test_the_library_reads_what_we_write(tmp_path, shard_bytes, files):
+def test_safetensors_reads_written_files(tmp_path, shard_bytes, files):
   write_mixed(tmp_path, MIXED.get, shard_bytes)
-  found = tensors_of(tmp_path)
-  assert found.keys() == MIXED.keys()
+  tensors = tensors_of(tmp_path)
+  assert tensors.keys() == MIXED.keys()
   for name, array in MIXED.items():
-    assert found[name].dtype == array.dtype
-    np.testing.assert_array_equal(found[name], array, strict=True)
+    assert tensors[name].dtype == array.dtype
+    np.testing.assert_array_equal(tensors[name], array, strict=True)
   paths = sorted(tmp_path.glob('*.safetensors'))
   assert len(paths) == files
   for path in paths:
@@ -128,33 +128,33 @@ def test_the_library_reads_what_we_write(tmp_path, shard_bytes, files):
       assert raw[8 + size :][start:end] == MIXED[name].tobytes()
 
 
-def test_a_tensor_is_gone_before_the_next_is_written(tmp_path):
-  made = []
+def test_a_tensor_is_freed_before_the_next_is_written(tmp_path):
+  arrays = []
 
   def get(name):
-    assert all(array() is None for array in made)
+    assert all(array() is None for array in arrays)
     array = MIXED[name].copy()
-    made.append(weakref.ref(array))
+    arrays.append(weakref.ref(array))
     return array
 
   write_mixed(tmp_path, get)
-  assert len(made) == len(MIXED)
+  assert len(arrays) == len(MIXED)
 
 
 @pytest.mark.parametrize('shape', [(4, 6), (3, 4, 6)])
 @pytest.mark.parametrize('transposed', [False, True])
 def test_a_leaf_is_filled_in_place(shape, transposed):
   leaf = jnp.zeros(shape)
-  place, layer = leaf.unsafe_buffer_pointer(), 1 if len(shape) == 3 else None
+  address, layer = leaf.unsafe_buffer_pointer(), 1 if len(shape) == 3 else None
   array = np.arange(24, dtype=jnp.bfloat16).reshape(4, 6)
   filled = hf._put(leaf, array.T if transposed else array, layer, transposed)
-  assert filled.unsafe_buffer_pointer() == place and leaf.is_deleted()
+  assert filled.unsafe_buffer_pointer() == address and leaf.is_deleted()
   expected = np.zeros(shape, np.float32)
   expected[layer if layer is not None else ...] = array
   np.testing.assert_array_equal(filled, expected)
 
 
-def test_no_file_stays_mapped_while_its_tensors_are_read(written, monkeypatch):
+def test_no_file_is_mapped_while_tensors_are_placed(written, monkeypatch):
   maps, fill = pathlib.Path('/proc/self/maps'), hf._fill
   if not maps.exists():
     pytest.skip('needs /proc')
@@ -169,7 +169,7 @@ def test_no_file_stays_mapped_while_its_tensors_are_read(written, monkeypatch):
 
 @pytest.mark.parametrize('shard_bytes', [2000, 2**30])
 @pytest.mark.parametrize('whole', [0, 1, 12, -1])
-def test_a_crash_leaves_nothing_that_looks_whole(
+def test_a_directory_of_a_crashed_save_cannot_be_loaded(
   tmp_path, monkeypatch, whole, shard_bytes
 ):
   host, left = hf._host, [whole % len(hf.tensors(SMALL))]
@@ -185,7 +185,7 @@ def test_a_crash_leaves_nothing_that_looks_whole(
   with pytest.raises(KeyboardInterrupt):
     hf.save(params, SMALL, tmp_path, shard_bytes=shard_bytes)
   assert any(tmp_path.glob('*.partial'))
-  for path in tmp_path.glob('*.safetensors'):  # those before it
+  for path in tmp_path.glob('*.safetensors'):  # the completed files
     safetensors.load_file(path)
   with pytest.raises(ValueError, match=r'must hold model\.safetensors: got no'):
     hf.load(tmp_path, SMALL)
@@ -221,14 +221,14 @@ def edit(path, change):
     ),
   ],
 )
-def test_another_tensor_is_refused_by_name(copy, change, message):
+def test_an_unexpected_tensor_is_refused_by_name(copy, change, message):
   edit(copy, change)
   with pytest.raises(ValueError, match=message) as error:
     hf.load(copy, GEMMA)
   assert str(copy) in str(error.value)
 
 
-def test_what_config_json_says_already_is_no_tensor_too_many(copy):
+def test_a_tied_head_and_rope_tables_are_ignored(copy):
   def change(tensors):
     table = tensors['model.embed_tokens.weight']
     tensors['lm_head.weight'] = table.copy()
@@ -255,13 +255,17 @@ def test_pickles_are_not_read(copy):
     ('quantization_config', {'bits': 4}, 'quantization_config must be None'),
     ('rope_scaling', {'rope_type': 'yarn'}, "rope_type must be .*got 'yarn'"),
     ('rope_scaling', {'rope_type': 'linear'}, 'factor must be given: got n'),
-    ('hidden_activation', 'relu', "activation of a gemma2 is not 'relu'"),
+    (
+      'hidden_activation',
+      'relu',
+      "activation of a gemma2 must be 'gelu': got 'relu'",
+    ),
     ('layer_types', ['full_attention'], 'layer_types must name'),
     ('layer_types', ['full_attention', 'chunked'], 'layer_types must name'),
     ('num_key_value_heads', 3, 'kv_heads must divide heads=2: got 3'),
   ],
 )
-def test_another_config_is_refused_by_key(copy, key, value, message):
+def test_an_unsupported_config_is_refused_by_key(copy, key, value, message):
   path = copy / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
   with pytest.raises(ValueError, match=message) as error:
@@ -269,7 +273,7 @@ def test_another_config_is_refused_by_key(copy, key, value, message):
   assert str(path) in str(error.value)
 
 
-def test_no_config_is_refused(tmp_path):
+def test_a_missing_or_broken_config_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r'must hold a config\.json: got none'):
     hf_config.read(tmp_path)
   (tmp_path / 'config.json').write_text('{')
@@ -277,7 +281,7 @@ def test_no_config_is_refused(tmp_path):
     hf_config.read(tmp_path)
 
 
-def test_a_model_that_no_architecture_computes_is_not_written(
+def test_save_refuses_models_without_an_architecture_and_used_folders(
   written, tmp_path
 ):
   params = written[1]

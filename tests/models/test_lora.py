@@ -1,4 +1,4 @@
-"""LoRA: merged equals unmerged, who gets gradients, what is adapted."""
+"""LoRA: merged equals unmerged, gradients, targets, training."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ ROWS = (
 
 
 def trained(cfg=CFG, params=PARAMS, seed=1):
-  """An adapter whose B is no longer 0."""
+  """Returns an adapter whose B is not 0."""
   adapter = lora.init(jax.random.key(seed), cfg, params)
   return tree.map_with_path(
     lambda path, x: (
@@ -76,18 +76,18 @@ def test_an_adapter_has_the_shapes_of_its_targets():
 
 
 @pytest.mark.parametrize('targets', ['embed', 'nothing', 'q/', ''])
-def test_targets_are_matrices_of_layers(targets):
+def test_targets_must_match_kernels_of_layers(targets):
   cfg = dataclasses.replace(CFG, targets=targets)
   with pytest.raises(ValueError, match='targets must match kernels of la'):
     lora.shapes(cfg, PARAMS)
 
 
-def test_the_scale():
+def test_scale_is_alpha_over_rank_or_its_root():
   assert lora.scale(schema.Lora(rank=16, alpha=32.0)) == 2.0
   assert lora.scale(schema.Lora(rank=16, alpha=32.0, rslora=True)) == 8.0
 
 
-def test_a_merged_kernel_in_literal_numbers():
+def test_merge_and_matmul_of_literal_numbers():
   adapted = lora.Adapted(
     jnp.eye(2), jnp.array([[1.0], [2.0]]), jnp.array([[3.0, -1.0]]), 0.5
   )
@@ -97,13 +97,13 @@ def test_a_merged_kernel_in_literal_numbers():
   )
 
 
-def test_merged_equals_unmerged():
+def test_merged_logprobs_equal_unmerged_ones():
   params = BASE.attach(trained())
   merged = lora.merge(params)
   assert jax.tree.structure(merged) == jax.tree.structure(PARAMS)
-  apart, whole = logprobs(params), logprobs(merged)
-  assert np.abs(whole - logprobs(PARAMS)).max() > 0.1
-  np.testing.assert_allclose(apart, whole, atol=1e-5)
+  unmerged_logprobs, merged_logprobs = logprobs(params), logprobs(merged)
+  assert np.abs(merged_logprobs - logprobs(PARAMS)).max() > 0.1
+  np.testing.assert_allclose(unmerged_logprobs, merged_logprobs, atol=1e-5)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
     transformer.decode_view(params, MODEL),
@@ -113,48 +113,46 @@ def test_merged_equals_unmerged():
 
 def test_the_engine_decodes_and_scores_the_merged_view():
   request = requests.Request(0, np.arange(5, dtype=np.int32), 20)
-  said = {}
+  answers = {}
   for name, params in (
     ('adapted', BASE.attach(trained())),
     ('merged', lora.merge(BASE.attach(trained()))),
   ):
-    made = engine.Engine(MODEL, slots=2)
-    made.set_params(params, 0)
-    said[name] = made.generate([request])[0]
-    ids = np.concatenate([request.ids, said[name].ids])
+    slot_engine = engine.Engine(MODEL, slots=2)
+    slot_engine.set_params(params, 0)
+    answers[name] = slot_engine.generate([request])[0]
+    ids = np.concatenate([request.ids, answers[name].ids])
     np.testing.assert_allclose(
-      made.score([ids])[0][5:], said[name].logprobs, atol=1e-5
+      slot_engine.score([ids])[0][5:], answers[name].logprobs, atol=1e-5
     )
-  np.testing.assert_array_equal(said['adapted'].ids, said['merged'].ids)
+  np.testing.assert_array_equal(answers['adapted'].ids, answers['merged'].ids)
 
 
-def test_gradients_reach_the_adapter_alone_and_are_those_of_the_product():
+def test_adapter_gradients_are_those_of_the_low_rank_product():
   """dA = s dW B^T and dB = s A^T dW, of the gradient of merged weights."""
   adapter = trained()
-  of_adapter = jax.jit(jax.grad(lambda x: logprobs(BASE.attach(x)).sum()))(
-    adapter
-  )
+  grads = jax.jit(jax.grad(lambda x: logprobs(BASE.attach(x)).sum()))(adapter)
   dense = jax.jit(jax.grad(lambda p: logprobs(p).sum()))(
     lora.merge(BASE.attach(adapter))
   )
-  assert jax.tree.structure(of_adapter) == jax.tree.structure(adapter)
+  assert jax.tree.structure(grads) == jax.tree.structure(adapter)
   for path, dw in tree.flat(dense).items():
     if not path.endswith('kernel'):
       continue
     a, b = (tree.flat(adapter)[f'{path}/{x}'] for x in 'ab')
-    found = {x: tree.flat(of_adapter)[f'{path}/{x}'] for x in 'ab'}
+    by_name = {x: tree.flat(grads)[f'{path}/{x}'] for x in 'ab'}
     for x, expected in (
       ('a', BASE.scale * dw @ b.swapaxes(1, 2)),
       ('b', BASE.scale * a.swapaxes(1, 2) @ dw),
     ):
       scale = np.abs(expected).max()
       assert scale > 0
-      np.testing.assert_allclose(found[x], expected, atol=1e-4 * scale)
+      np.testing.assert_allclose(by_name[x], expected, atol=1e-4 * scale)
 
 
-def test_a_frozen_base_in_the_compute_dtype_scores_to_the_bit():
+def test_a_base_cast_to_the_compute_dtype_scores_bitwise_alike():
   cfg = dataclasses.replace(MODEL, dtype='bfloat16')
-  small = lora.frozen(PARAMS, 'bfloat16')
+  small = lora.cast_matrices(PARAMS, 'bfloat16')
   assert {x.dtype.name for x in jax.tree.leaves(small)} == {
     'bfloat16',
     'float32',
@@ -164,7 +162,7 @@ def test_a_frozen_base_in_the_compute_dtype_scores_to_the_bit():
 
 
 def train(mesh, steps=8, **options):
-  """(Losses, base before, base after, first and last state) on a mesh."""
+  """Returns (losses, base before and after, first and last state)."""
   mesh = sharding.make_mesh(schema.Mesh(*mesh))
   stage = fixtures.stage(
     lora=CFG, optim=schema.Optim(lr=1e-2, schedule='constant', average=0.5)
@@ -175,7 +173,7 @@ def train(mesh, steps=8, **options):
     transformer.init(jax.random.key(0), fixtures.MODEL),
     jax.tree.map(lambda x: x.sharding, whole),
   )
-  kept = jax.device_get(params)
+  before = jax.device_get(params)
   base = lora.Base(params, lora.scale(CFG))
   key = jax.random.key(1)
   state = train_state.fresh(stage, optimizer, like, base, None, key)
@@ -195,31 +193,31 @@ def train(mesh, steps=8, **options):
     state, metrics = jax.block_until_ready(step(state, batch))
     losses.append(float(metrics['loss/total']))
   assert step.compiles == 1
-  return losses, kept, params, first, state
+  return losses, before, params, first, state
 
 
 def test_a_step_trains_the_adapter_and_leaves_the_base():
-  losses, kept, params, first, last = train((1, 1, 1))
-  mirrored = {x.shape for x in jax.tree.leaves(last.opt_state) if x.ndim}
-  assert mirrored == {x.shape for x in jax.tree.leaves(last.params)}
+  losses, before, after, first, last = train((1, 1, 1))
+  moments = {x.shape for x in jax.tree.leaves(last.opt_state) if x.ndim}
+  assert moments == {x.shape for x in jax.tree.leaves(last.params)}
   assert losses[-1] < losses[0] - 0.3
-  jax.tree.map(np.testing.assert_array_equal, params, kept)
-  moved = jax.tree.map(
+  jax.tree.map(np.testing.assert_array_equal, after, before)
+  changes = jax.tree.map(
     lambda a, b: float(np.abs(a - b).max()), last.params, first.params
   )
-  assert min(jax.tree.leaves(moved)) > 1e-3
+  assert min(jax.tree.leaves(changes)) > 1e-3
 
 
 @pytest.mark.slow
-def test_one_device_equals_four():
+def test_lora_losses_on_four_devices_equal_those_on_one():
   """fsdp x tensor, in a process of its own, for one update and for two."""
   script = (
     'import json; from tests.models import test_lora as t; print(json.dumps('
     '[t.train((1, 2, 2), 3)[0], t.train((2, 2, 1), 3, updates=2)[0]]))'
   )
-  said = fixtures.run_on_devices(4, '-c', script)
-  once, twice = json.loads(said.splitlines()[-1])
+  output = fixtures.run_on_devices(4, '-c', script)
+  once, twice = json.loads(output.splitlines()[-1])
   np.testing.assert_allclose(once, train((1, 1, 1), 3)[0], rtol=1e-5)
-  alone = train((1, 1, 1), 3, updates=2)[0]
-  np.testing.assert_allclose(twice, alone, rtol=1e-5)
+  single = train((1, 1, 1), 3, updates=2)[0]
+  np.testing.assert_allclose(twice, single, rtol=1e-5)
   assert once[1:] != twice[1:]

@@ -1,4 +1,4 @@
-"""Real weights: a trained model tells its story through our engine.
+"""Trained weights: the engine against a forward pass in numpy.
 
 Skipped where POSTTRAIN_DATA, the folder with stories260K/, is unset.
 """
@@ -62,19 +62,19 @@ def params():
 
 @functools.cache
 def story():
-  """(prompt, what follows it, the logits of that), by numpy alone."""
+  """Returns (prompt, greedy continuation, its logits), by numpy."""
   prompt = [stories.BOS, *tokenizer().encode('Once upon a time')]
   return prompt, *stories.greedy(weights(), prompt, NEW)
 
 
 @functools.cache
-def told():
-  """The engine, and what it answers."""
-  teller = engine.Engine(
+def generated():
+  """Returns the engine and its greedy completion."""
+  slot_engine = engine.Engine(
     MODEL, slots=1, capacity=256, prefill_rows=1, prefill_tokens=8
   )
-  teller.set_params(params(), 0)
-  (answer,) = teller.generate(
+  slot_engine.set_params(params(), 0)
+  (answer,) = slot_engine.generate(
     [
       requests.Request(
         id=0,
@@ -84,16 +84,16 @@ def told():
       )
     ]
   )
-  return teller, answer
+  return slot_engine, answer
 
 
-def drawn_logprobs():
-  """f32[NEW], of the tokens that numpy draws."""
+def greedy_logprobs():
+  """Returns numpy's logprobs of its greedy tokens, f32[NEW]."""
   _, ids, logits = story()
   return stories.log_softmax(logits)[np.arange(NEW), ids]
 
 
-def test_the_tree_is_that_of_the_model():
+def test_converted_weights_have_the_shapes_of_the_model():
   ours = jax.tree.map(lambda x: (x.shape, x.dtype), params())
   expected = transformer.shapes(MODEL)
   assert ours == jax.tree.map(lambda x: (x.shape, x.dtype), expected)
@@ -116,21 +116,22 @@ def test_the_tokenizer_merges_and_falls_back_to_bytes():
   assert tokenizer().decode(ids) == text
 
 
-def test_the_engine_tells_the_story_token_for_token():
+def test_greedy_decoding_equals_numpy_token_for_token():
   prompt, ids, _ = story()
-  _, answer = told()
+  _, answer = generated()
   assert answer.ids.tolist() == ids
   assert answer.stop_reason == 'max_tokens'
   text = tokenizer().decode([*prompt, *answer.ids.tolist()])
   assert text.startswith(BEGINNING)
 
 
-def test_logprobs_are_those_of_numpy():
+def test_sampled_and_scored_logprobs_equal_those_of_numpy():
   prompt, ids, _ = story()
-  teller, answer = told()
-  np.testing.assert_allclose(answer.logprobs, drawn_logprobs(), atol=1e-4)
-  (scored,) = teller.score([np.array(prompt + ids, np.int32)])
-  np.testing.assert_allclose(scored[len(prompt) :], drawn_logprobs(), atol=1e-4)
+  slot_engine, answer = generated()
+  expected = greedy_logprobs()
+  np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
+  (scored,) = slot_engine.score([np.array(prompt + ids, np.int32)])
+  np.testing.assert_allclose(scored[len(prompt) :], expected, atol=1e-4)
 
 
 @pytest.fixture(scope='module')
@@ -140,12 +141,12 @@ def folder(tmp_path_factory):
   return out
 
 
-def test_a_directory_gives_the_same_bits_back(folder):
+def test_a_saved_directory_loads_the_same_bits(folder):
   assert hf_config.read(folder) == MODEL
   jax.tree.map(np.testing.assert_array_equal, hf.load(folder, MODEL), params())
 
 
-def test_transformers_tells_the_same_story(folder):
+def test_transformers_generates_the_same_tokens(folder):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   peer = transformers.LlamaForCausalLM.from_pretrained(
@@ -153,7 +154,7 @@ def test_transformers_tells_the_same_story(folder):
   ).eval()
   prompt, ids, _ = story()
   with torch.no_grad():
-    said = peer.generate(
+    tokens = peer.generate(
       torch.tensor([prompt]), do_sample=False, max_new_tokens=64
     )
-  assert said[0].tolist() == prompt + ids[:64]
+  assert tokens[0].tolist() == prompt + ids[:64]

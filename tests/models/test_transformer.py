@@ -1,3 +1,5 @@
+"""The transformer: tree, initialization, masks, cache, RoPE, remat, dtypes."""
+
 import dataclasses
 import functools
 import re
@@ -68,7 +70,7 @@ def paths(tree):
   }
 
 
-def test_tree():
+def test_init_builds_the_documented_tree():
   params = make_params(FULL)
   assert {k: v.shape for k, v in paths(params).items()} == {
     'embed/table': (48, 32),
@@ -97,7 +99,7 @@ def test_tree():
   assert 'head' not in tied and 'bias' not in tied['layers']['attention']['q']
 
 
-def test_init_scales():
+def test_init_scales_follow_fan_in_and_depth():
   cfg = schema.Model(vocab_size=500, layers=4, embed_dim=128, mlp_dim=384)
   params = paths(transformer.init(jax.random.key(0), cfg))
   residual = 8**-0.5
@@ -113,7 +115,7 @@ def test_init_scales():
 
 
 def test_num_params_of_a_preset():
-  # Qwen3-0.6B's published 0.6 B, of which 0.44 B are not embeddings.
+  # Published for Qwen3-0.6B: 0.6 B, of which 0.44 B are not embeddings.
   assert transformer.num_params(schema.PRESETS['qwen3_0p6b']) == 596_049_920
 
 
@@ -133,7 +135,7 @@ def test_sharding_rules_match_and_divide(dims):
 
 
 @kinds
-def test_causal(cfg):
+def test_a_changed_token_leaves_earlier_logits_unchanged(cfg):
   params = make_params(cfg)
   tokens, *rest = make_tokens()
   changed = tokens.copy()
@@ -144,7 +146,7 @@ def test_causal(cfg):
 
 
 @kinds
-def test_packed_equals_separate(cfg):
+def test_packed_segments_equal_separate_rows(cfg):
   # Row 0 packs segments of 5 and 8 tokens; rows 1 and 2 hold one of them.
   tokens, positions, segments = make_tokens(rows=3, length=16)
   positions[0] = [*range(5), *range(8), 0, 0, 0]
@@ -158,7 +160,7 @@ def test_packed_equals_separate(cfg):
 
 
 @kinds
-def test_cached_in_chunks_equals_the_full_forward(cfg):
+def test_decoding_in_chunks_equals_the_full_forward(cfg):
   params, (tokens, positions, segments) = make_params(cfg), make_tokens()
   expected = logits(params, cfg, tokens, positions, segments)
 
@@ -170,18 +172,18 @@ def test_cached_in_chunks_equals_the_full_forward(cfg):
     )
     return scoring.next_logits(view, cfg, hidden), cache
 
-  cache, got = transformer.empty_cache(cfg, 2, 16), []
+  cache, chunks = transformer.empty_cache(cfg, 2, 16), []
   for part in (slice(0, 7), slice(7, 11), slice(11, 12)):
     out, cache = feed(
       cache, *(x[:, part] for x in (tokens, positions, segments))
     )
-    got.append(out)
+    chunks.append(out)
   np.testing.assert_allclose(
-    np.concatenate(got, axis=1), expected, atol=2e-5 * np.abs(expected).max()
+    np.concatenate(chunks, axis=1), expected, atol=2e-5 * np.abs(expected).max()
   )
 
 
-def test_a_local_layer_sees_its_window_only():
+def test_a_local_layer_attends_within_its_window():
   cfg = dataclasses.replace(GEMMA, layers=1, local_layers=(0,))
   params, (tokens, *rest) = make_params(cfg), make_tokens()
   changed = tokens.copy()
@@ -199,16 +201,16 @@ def test_a_local_layer_sees_its_window_only():
     # 16 tokens are 2.546 turns of the first pair, 0.255 of the second: the
     # first keeps (2.546 - 1) / (4 - 1) = 0.5155 of itself.
     (schema.RopeScaling('llama3', 8.0, 16, 1.0, 4.0), [0.57605, 0.0125]),
-    # Both within the unstretched part.
+    # Both frequencies are high enough to be kept.
     (schema.RopeScaling('llama3', 8.0, 16, 0.1, 0.2), [1.0, 0.1]),
   ],
 )
-def test_rope_frequencies(scaling, expected):
+def test_rope_frequencies_of_every_scaling(scaling, expected):
   cfg = dataclasses.replace(
     CFG, head_dim=4, rope_theta=100.0, rope_scaling=scaling
   )
-  turns = layers.frequencies(cfg, local=False)
-  np.testing.assert_allclose(turns, expected, rtol=1e-4)
+  radians = layers.frequencies(cfg, local=False)
+  np.testing.assert_allclose(radians, expected, rtol=1e-4)
   own = dataclasses.replace(cfg, local_rope_theta=10_000.0)
   np.testing.assert_allclose(
     layers.frequencies(own, local=True), [1.0, 0.01], rtol=1e-6
@@ -216,13 +218,13 @@ def test_rope_frequencies(scaling, expected):
 
 
 @kinds
-def test_remat_changes_nothing(cfg):
+def test_remat_leaves_loss_and_gradients_unchanged(cfg):
   inputs, params = make_tokens(), make_params(cfg)
 
   def run(remat):
     def loss(p):
-      redone = dataclasses.replace(cfg, remat=remat)
-      return jnp.square(logits(p, redone, *inputs)).mean()
+      remat_cfg = dataclasses.replace(cfg, remat=remat)
+      return jnp.square(logits(p, remat_cfg, *inputs)).mean()
 
     return jax.jit(jax.value_and_grad(loss))(params)
 
@@ -233,7 +235,7 @@ def test_remat_changes_nothing(cfg):
   )
 
 
-def test_bfloat16():
+def test_bfloat16_hidden_states_give_close_float32_logits():
   cfg = dataclasses.replace(FULL, dtype='bfloat16')
   params, inputs = make_params(FULL), make_tokens()
   hidden, _ = jax.eval_shape(lambda: transformer.trunk(params, cfg, *inputs))

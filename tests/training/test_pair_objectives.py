@@ -261,8 +261,8 @@ def test_a_reward_model_that_still_speaks():
 def test_a_head_stays_where_it_is_needed():
   untied = dataclasses.replace(fixtures.MODEL, tied_head=False)
   assert 'head' not in reward_head.shapes(untied)
-  assert 'head' in reward_head.shapes(untied, speaks=True)
-  assert 'head' not in reward_head.shapes(fixtures.MODEL, speaks=True)
+  assert 'head' in reward_head.shapes(untied, keep_lm_head=True)
+  assert 'head' not in reward_head.shapes(fixtures.MODEL, keep_lm_head=True)
 
 
 def test_a_fresh_head_knows_nothing():
