@@ -1,7 +1,7 @@
-"""Host types: what flows from a task to a packed batch. Numpy only, no jax.
+"""Host types of the data flow, from a task to a packed batch. Numpy, no jax.
 
-The way of the data: `Task` -> `Rollout` (of `Sample`s, with a `Score`) ->
-streams stamped on the samples -> `Batch`.
+`Task` -> `Rollout` (with `Sample`s and a `Score`) -> streams stamped on the
+samples -> `Batch`; or `Pair` -> `PairBatch`.
 
 Axes: T tokens of a sample or a row; M micro-batches, B rows.
 """
@@ -35,8 +35,8 @@ class Task:
   env: str
   prompt: Messages
   answer: Any = None
-  # What a perfect policy would say next (assistant turns, and the
-  # environment's turns between them); None where nobody knows.
+  # A correct completion: assistant turns, and the environment's turns between
+  # them; None = unknown.
   demonstration: Messages | None = None
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -49,14 +49,14 @@ class Score:
   correct: bool | None = None
   formatted: bool | None = None  # the answer could be parsed
   metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  # What was answered, in a form that answers share if and only if they agree;
-  # None = it cannot be parsed, or the environment does not say.
+  # The parsed answer in a canonical form, equal for equivalent answers; None =
+  # not parseable, or not provided by the environment.
   answer: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOut:
-  """What one environment move gives back."""
+  """The environment's reply to one turn."""
 
   messages: Messages = ()
   reward: float = 0.0
@@ -75,13 +75,14 @@ class Sample:
   env: str
   row: str  # id of the task it came from, for error messages
   ids: np.ndarray  # i32
-  mask: np.ndarray  # bool, completion tokens, whoever sampled them
+  mask: np.ndarray  # bool, completion tokens, sampled or from a data set
   roles: np.ndarray  # i8, index into ROLES
-  is_content: np.ndarray  # bool, False on chat-template scaffold
+  is_content: np.ndarray  # bool, False on tokens of the chat template
   sampler_logprobs: np.ndarray  # f32, nats; 0 where not sampled
   temperatures: np.ndarray  # f32
-  versions: np.ndarray  # i32, step of the weights that sampled; -1 = nobody
-  # i32, of which of the rollout's messages; -1 = sampled, or a header.
+  # i32, step of the weights that sampled the token; -1 = not sampled.
+  versions: np.ndarray
+  # i32, index of the token's message in the rollout; -1 = sampled, or a header.
   message_ids: np.ndarray | None = None
   task: Task | None = None
 
@@ -99,15 +100,15 @@ class Sample:
 class Turn:
   """One turn of the policy, as tokens.
 
-  Every turn was answered by the environment, the last one of an episode that
-  was cut off too: its reward is for what had been said by then.
+  The environment replies to every turn, also to the truncated last turn of an
+  episode, whose reward is for the truncated text.
   """
 
-  sample: int  # which of the rollout's samples it is in
-  start: int  # its first token there
-  length: int  # sampled tokens
-  reward: float  # `StepOut.reward`; no part of the episode's grade
-  stop_reason: str  # eos, max_tokens or overflow: how the turn ended
+  sample: int  # index of the turn's sample in the rollout
+  start: int  # index of the turn's first token in the sample
+  length: int  # number of sampled tokens
+  reward: float  # `StepOut.reward`; not part of the episode's grade
+  stop_reason: str  # eos, max_tokens or overflow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,21 +117,21 @@ class Rollout:
 
   uid: int  # unique over the whole run
   task: Task
-  messages: Messages  # prompt and everything after it
-  # Several only if the history was rewritten, or not all of it kept.
+  messages: Messages  # the whole conversation, from the prompt on
+  # Several only if the history was rewritten or shortened.
   samples: tuple[Sample, ...]
   score: Score
-  stop_reason: str  # of `STOP_REASONS`
-  error: str | None = None  # what went wrong, where stop_reason is 'error'
-  # In order; none where nobody played, or an error ended it.
+  stop_reason: str  # one of `STOP_REASONS`
+  error: str | None = None  # error message, if stop_reason is 'error'
+  # In order; () for a replayed demonstration, or after an error.
   turns: tuple[Turn, ...] = ()
 
   @property
   def prompt(self) -> Messages:
-    """What was asked.
+    """The messages before the first turn.
 
-    An environment may make it of the task's, of as many messages. Where it
-    failed before there were any, the task's.
+    The environment may rewrite the task's prompt, with the same number of
+    messages. The task's prompt if an error came before the first message.
     """
     return self.messages[: len(self.task.prompt)] or self.task.prompt
 
@@ -142,17 +143,17 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """Answers to one prompt: the chosen and the rejected; or one of them."""
+  """A chosen and a rejected answer to one prompt, or only one of the two."""
 
   chosen: Sample | None
   rejected: Sample | None
   # f32[2], log probability of each answer under the reference, nats.
   ref_logprobs: np.ndarray
-  margin: float = 0.0  # by which a reward model is to tell them apart
+  margin: float = 0.0  # minimum difference of the reward model's rewards
 
 
-# Per-token fields that `Sample` and `Batch` share, with their dtypes. They
-# are padded with 0, but ids (the pad id), temperatures (1), versions (-1).
+# Per-token fields that `Sample` and `Batch` share, with their dtypes. The
+# padding is 0, except for ids (the pad id), temperatures (1), versions (-1).
 TOKEN_FIELDS = {
   'ids': np.int32,
   'mask': np.bool_,
@@ -171,9 +172,9 @@ TOKEN_FIELDS = {
 class Batch:
   """Packed samples: `[M, B, T]` per-token arrays (a pytree, see `arrays`).
 
-  Only the first `num_micro_batches` micro-batches hold tokens; the rest is
-  padding that keeps the shape fixed. The counts are those of member tokens
-  (weight != 0) over the whole global batch, and of samples that have one; they
+  Only the first `num_micro_batches` micro-batches hold tokens; the others are
+  padding that keeps the shape fixed. The counts are numbers of member tokens
+  (weight != 0), and of samples with a member, in the whole global batch; they
   are the losses' denominators.
   """
 
@@ -194,42 +195,39 @@ class Batch:
   ce_count: np.ndarray  # f32[]
   ref_kl_count: np.ndarray  # f32[]
   rl_sequences: np.ndarray  # f32[], samples with an rl member
-  num_micro_batches: np.ndarray  # i32[], those that hold tokens
+  num_micro_batches: np.ndarray  # i32[], micro-batches with tokens
 
   @property
   def members(self) -> np.ndarray:
-    """f32[]; where it is 0 there is nothing to train on."""
+    """Number of members, f32[]; a batch with 0 trains nothing."""
     return self.rl_count + self.ce_count + self.ref_kl_count
 
 
 @dataclasses.dataclass(frozen=True)
 class PairBatch:
-  """Packed choices: per-token arrays `[M, B, T]`, per-choice `[M, B, K]`.
+  """Packed pairs: per-token arrays `[M, B, T]`, per-pair arrays `[M, B, K]`.
 
-  A choice lies whole in its row. Answer a (0 chosen, 1 rejected) of choice k
-  of a row is segment 2 k + a + 1 there, prompt included.
+  A pair lies whole in its row. Answer a (0 chosen, 1 rejected) of pair k of a
+  row is segment 2 k + a + 1, prompt included.
 
-  The first `num_micro_batches` micro-batches train. Those after them, up to
-  `scored`, hold answers to other prompts, with which KTO compares (as
-  `chosen`).
+  The first `num_micro_batches` micro-batches train. The following ones, up to
+  `scored`, hold mismatched answers for KTO's baseline (as `chosen`).
   """
 
   ids: np.ndarray  # i32
   mask: np.ndarray  # bool, tokens of the answers
   segment_ids: np.ndarray  # i32, see above; 0 = pad
   positions: np.ndarray  # i32, RoPE index, restarts per segment
-  present: np.ndarray  # bool[M, B, K, 2], answers that are there
-  ref_logprobs: np.ndarray  # f32[M, B, K, 2], see `Choice`
+  present: np.ndarray  # bool[M, B, K, 2], False where an answer is missing
+  ref_logprobs: np.ndarray  # f32[M, B, K, 2], nats, see `Pair`
   margins: np.ndarray  # f32[M, B, K]
-  pairs: (
-    np.ndarray
-  )  # f32[], choices that have both answers in the first `num_micro_batches`
-  answers: np.ndarray  # f32[], answers in the first `num_micro_batches`
-  num_micro_batches: np.ndarray  # i32[], those that train
-  scored: np.ndarray  # i32[], those, and the ones behind them
-  baseline: np.ndarray  # f32[], KTO's z, once it is known
+  pairs: np.ndarray  # f32[], trained pairs with both answers
+  answers: np.ndarray  # f32[], trained answers
+  num_micro_batches: np.ndarray  # i32[], micro-batches that train
+  scored: np.ndarray  # i32[], micro-batches that train or hold mismatches
+  baseline: np.ndarray  # f32[], KTO's z; 0 until it is computed
 
   @property
   def members(self) -> np.ndarray:
-    """f32[]; where it is 0 there is nothing to train on."""
+    """Number of members, f32[]; a batch with 0 trains nothing."""
     return self.answers

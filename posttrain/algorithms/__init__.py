@@ -1,5 +1,6 @@
-"""The algorithms, by `type`. Reading a class top to bottom is the method."""
+"""The algorithms, by `type`: one module and one class each."""
 
+from posttrain import schema
 from posttrain.algorithms import (
   base,
   custom,
@@ -13,6 +14,7 @@ from posttrain.algorithms import (
   sft,
 )
 
+# By `type` of the options.
 TYPES = {
   'grpo': grpo.Grpo,
   'max_rl': max_rl.MaxRl,
@@ -26,6 +28,6 @@ TYPES = {
 }
 
 
-def make(cfg) -> base.Algorithm:
-  """Builds the algorithm that a schema node describes."""
+def make(cfg: schema.Algorithm) -> base.Algorithm:
+  """Builds the algorithm of the options."""
   return TYPES[cfg.type](cfg)

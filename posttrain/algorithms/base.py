@@ -1,13 +1,14 @@
-"""What an algorithm is: a writer of per-token streams, nothing else.
+"""The base class of algorithms, which write per-token streams.
 
-Hooks return and never write; `streams.finalize` stamps what they return, for
-all finished groups of an environment and a step at once:
+Hooks return arrays and write nothing. `streams.finalize` calls them on all
+finished groups of an environment and a step, and stamps their results on the
+samples:
 
-1. `observation_weights(rollout)`: CE weight per token the policy did not
-   sample (default: none).
-2. `assign(group)`: credit when the group is complete.
-3. `rescale(groups, credits)`: the credit of all groups, side by side
-   (default: as assigned).
+1. `observation_weights(rollout)`: CE weight of each token that the policy did
+   not sample (default: none).
+2. `assign(group)`: credit of a complete group.
+3. `rescale(groups, credits)`: credit adjusted over all groups (default:
+   unchanged).
 4. `score(samples, scorer)`: logprobs under a reference, before packing.
 """
 
@@ -18,14 +19,14 @@ import numpy as np
 
 from posttrain import schema, types
 
-# Per rollout: a scalar for every completion token, an array over the tokens
-# of its samples, or None for "no credit".
+# Credit of a rollout: a scalar for all its completion tokens, an array over the
+# tokens of its samples, or None for "no credit".
 Credit = float | np.ndarray | None
 Group = Sequence[types.Rollout]
 
 
 class Scorer(Protocol):
-  """Logprobs under a frozen model (or the policy)."""
+  """Logprobs under a reference."""
 
   def __call__(
     self,
@@ -36,9 +37,10 @@ class Scorer(Protocol):
     """Scores samples under a reference.
 
     Args:
-      reference: as the config names it, see `rollout.references`.
-      samples: whose tokens to score, each at its own temperatures.
-      hints: what the reference reads before each sample; None = nothing.
+      reference: the model's name in the config, see `rollout.references`.
+      samples: scored at their own temperatures.
+      hints: messages before each sample in the reference's context; None =
+        none.
 
     Returns:
       One f32[T] per sample: log q(token_t | <t) in nats; 0 at token 0.
@@ -47,28 +49,33 @@ class Scorer(Protocol):
 
 
 class Algorithm:
-  """Base class. A subclass states which component its mask tokens train.
+  """Base class. A subclass sets the component that its mask tokens train.
 
-  The attributes below are what `streams.finalize` reads, besides the hooks.
+  `streams.finalize` reads the attributes below, and calls the hooks.
   """
 
   component: str  # 'rl', 'ce' or 'ref_kl'
-  # Whether credit is relative to the rest of the group: one alone has none.
+  # Whether credit is relative to the group; a group of one then has none.
   group_relative: bool = False
-  # Weight of the KL to `reference` on all mask tokens: the leash. 0 = none.
+  # Weight of the KL to `reference` on all mask tokens; 0 = no KL.
   kl_beta: float = 0.0
-  reference: schema.Reference = 'init'  # what the default `score` asks for
+  reference: schema.Reference = 'init'  # the model of the default `score`
   # Whether tokens with advantage 0 leave the rl component.
   prune_zero_advantage: bool = True
 
   def __init__(self, cfg: Any):
-    """Args: cfg: of this type; the options above are read where it has them."""
+    """Reads the options.
+
+    Args:
+      cfg: options of the algorithm's type; `kl_beta`, `reference` and
+        `prune_zero_advantage` are optional.
+    """
     self.cfg = cfg
     for name in ('kl_beta', 'reference', 'prune_zero_advantage'):
       setattr(self, name, getattr(cfg, name, getattr(type(self), name)))
 
   def check(self, task: types.Task) -> None:
-    """Refuses a task that it cannot learn from; names the row."""
+    """Raises a ValueError with the row if the algorithm cannot use the task."""
 
   def observation_weights(
     self, rollout: types.Rollout
@@ -77,17 +84,17 @@ class Algorithm:
     del rollout
 
   def assign(self, group: Group) -> Sequence[Credit]:
-    """Returns the credit of each rollout of the finished group."""
+    """Returns the credit of each rollout of a complete group."""
     return [None] * len(group)
 
   def rescale(
     self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]
   ) -> Sequence[Sequence[Credit]]:
-    """Returns the credit of each rollout of each group, as `assign` does.
+    """Returns the final credit of each rollout of each group.
 
     Args:
-      groups: all of the step and this environment.
-      credits: what `assign` returned for each.
+      groups: all groups of the environment in the step.
+      credits: result of `assign` for each group.
     """
     del groups
     return credits
@@ -95,17 +102,16 @@ class Algorithm:
   def score(
     self, samples: Sequence[types.Sample], scorer: Scorer
   ) -> Sequence[np.ndarray]:
-    """Returns one f32[T] of reference logprobs per sample.
+    """Returns reference logprobs in nats, f32[T] per sample.
 
-    Asked once per step, for the samples with ref_kl members; not if there
-    are none.
+    Called once per step, with the samples that have ref_kl members, if any.
     """
     return scorer(self.reference, samples)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what it has learned so far, as JSON can hold it."""
+    """Returns the algorithm's state, in types that JSON can represent."""
     return {}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on where `get_state` was called."""
+    """Restores a state of `get_state`."""
     assert not state, f'{type(self).__name__} keeps no state: got {state}'

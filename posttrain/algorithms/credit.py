@@ -1,4 +1,4 @@
-"""The rewards of a group, and credit relative to them."""
+"""Rewards of a group, and centering."""
 
 import numpy as np
 
@@ -9,18 +9,18 @@ from posttrain.algorithms import base, length
 def rewards(
   group: base.Group, penalty: schema.LengthPenalty | None = None
 ) -> np.ndarray:
-  """Returns the rewards of a group of survivors, f32[G].
+  """Returns the rewards of a group, f32[G].
 
   Args:
-    group: rollouts that have a reward.
-    penalty: what length costs.
+    group: rollouts without errors, all with a reward.
+    penalty: options of the length penalty; None = none.
   """
   for rollout in group:
     assert rollout.stop_reason != 'error' and rollout.score.reward is not None
-  found = np.array([r.score.reward for r in group], np.float32)
+  values = np.array([r.score.reward for r in group], np.float32)
   if penalty is None:
-    return found
-  return length.shaped(found, [length.count(r) for r in group], penalty)
+    return values
+  return length.penalized(values, [length.count(r) for r in group], penalty)
 
 
 def centered(values: np.ndarray) -> np.ndarray:

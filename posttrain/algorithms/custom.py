@@ -1,34 +1,34 @@
-"""Credit by a function of yours, turn by turn or token by token."""
+"""Credit from the user's function, per rollout, turn or token."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from posttrain import types
+from posttrain import schema, types
 from posttrain.algorithms import base, credit
 from posttrain.util import imports
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-  """What the function is told of a finished group."""
+  """Inputs of the user's function: a complete group."""
 
   rollouts: Sequence[types.Rollout]
   rewards: np.ndarray  # f32[G]
-  # Sampled tokens of each rollout, of all its samples one behind the other.
+  # Number of sampled tokens of each rollout, over all its samples.
   completion_lengths: Sequence[int]
 
   @property
   def turn_rewards(self) -> list[np.ndarray]:
-    """Per rollout, what the environment gave for each turn: f32[turns]."""
+    """Rewards of each rollout's turns, f32[turns] per rollout."""
     return [
       np.array([turn.reward for turn in rollout.turns], np.float32)
       for rollout in self.rollouts
     ]
 
   def broadcast(self, values: Sequence[float]) -> list[list[float]]:
-    """Returns one value per rollout as one per sampled token."""
+    """Repeats one value per rollout over its sampled tokens."""
     if len(values) != len(self.rollouts):
       raise ValueError(
         f'broadcast must get one value per rollout: got {len(values)}, '
@@ -40,7 +40,7 @@ class Inputs:
   def broadcast_turns(
     self, values: Sequence[Sequence[float]]
   ) -> list[list[float]]:
-    """Returns one value per rollout and turn as one per sampled token."""
+    """Repeats one value per rollout and turn over the turn's tokens."""
     turns = [[turn.length for turn in r.turns] for r in self.rollouts]
     if [len(row) for row in values] != [len(row) for row in turns]:
       raise ValueError(
@@ -59,30 +59,30 @@ class Custom(base.Algorithm):
 
       def fn(inputs, **kwargs) -> list[list[float]]
 
-  one list per rollout, aligned with its sampled tokens: of the length that
-  `inputs.completion_lengths` says. `inputs.broadcast` makes such lists of one
-  number per rollout, so that
+  returns one list per rollout with one number per sampled token; the lengths
+  are `inputs.completion_lengths`. `inputs.broadcast` repeats one number per
+  rollout:
 
       def fn(inputs, scale=1.0):
         rewards = inputs.rewards - inputs.rewards.mean()
         return inputs.broadcast(scale * rewards)
 
-  is `grpo` with a factor. `inputs.turn_rewards` are what the environment gave
-  turn by turn, and `inputs.broadcast_turns` lays out one number per turn. This
-  credits each with all that was given from it on (no baseline is taken off):
+  is `grpo` with a factor. `inputs.turn_rewards` are the rewards of the turns,
+  and `inputs.broadcast_turns` repeats one number per turn. The reward to go,
+  without a baseline:
 
       def reward_to_go(inputs):
         rewards = inputs.turn_rewards
         return inputs.broadcast_turns([r[::-1].cumsum()[::-1] for r in rewards])
 
-  It must not write to what it is given.
+  The function must not modify its inputs.
 
-  Streams: `advantages`, `rl_weights`, and the leash, as `grpo`.
+  Streams: `advantages`, `rl_weights`, and the KL to a reference, as `grpo`.
   """
 
   component = 'rl'
 
-  def __init__(self, cfg):
+  def __init__(self, cfg: schema.Custom):
     super().__init__(cfg)
     self._fn = imports.function(cfg.import_path, 'algorithm.import_path')
 
@@ -93,29 +93,30 @@ class Custom(base.Algorithm):
     ]
     lengths = [int(mask.sum()) for mask in masks]
     inputs = Inputs(group, credit.rewards(group), lengths)
-    found = self._fn(inputs, **self.cfg.kwargs)
-    self._check(found, lengths)
-    return [_lay(mask, x) for mask, x in zip(masks, found, strict=True)]
+    advantages = self._fn(inputs, **self.cfg.kwargs)
+    self._check(advantages, lengths)
+    return [_spread(mask, x) for mask, x in zip(masks, advantages, strict=True)]
 
-  def _check(self, found, lengths: Sequence[int]) -> None:
+  def _check(self, advantages, lengths: Sequence[int]) -> None:
     name = f'{self.cfg.import_path} must return'
-    if len(found) != len(lengths):
+    if len(advantages) != len(lengths):
       raise ValueError(
-        f'{name} one list per rollout: got {len(found)}, expected '
+        f'{name} one list per rollout: got {len(advantages)}, expected '
         f'{len(lengths)}'
       )
-    for i, (values, length) in enumerate(zip(found, lengths, strict=True)):
+    for i, (values, length) in enumerate(zip(advantages, lengths, strict=True)):
       if np.shape(values) != (length,):
         raise ValueError(
           f'{name} a number per sampled token: got shape {np.shape(values)} '
-          f'for rollout {i}, expected {(length,)}; inputs.broadcast makes '
-          'one number as many'
+          f'for rollout {i}, expected {(length,)}; inputs.broadcast repeats '
+          'one number per rollout'
         )
       if not np.isfinite(values).all():
         raise ValueError(f'{name} finite numbers: got {values} for rollout {i}')
 
 
-def _lay(mask: np.ndarray, values: Sequence[float]) -> np.ndarray:
-  laid = np.zeros(len(mask), np.float32)
-  laid[mask] = values
-  return laid
+def _spread(mask: np.ndarray, values: Sequence[float]) -> np.ndarray:
+  """Returns the values at the tokens of the mask, 0 at the others, f32[T]."""
+  advantages = np.zeros(len(mask), np.float32)
+  advantages[mask] = values
+  return advantages

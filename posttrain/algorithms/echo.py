@@ -1,26 +1,29 @@
-"""GRPO that also learns to foresee what the environment says."""
+"""ECHO: GRPO, and cross-entropy on the environment's messages."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from posttrain import types
+from posttrain import schema, types
 from posttrain.algorithms import base, grpo, observed
 from posttrain.util import imports
 
 
 class Echo(base.Algorithm):
-  """`grpo` on own tokens, cross-entropy on chosen tokens of the environment.
+  """`grpo` on sampled tokens, cross-entropy on tokens of the environment.
 
       loss = grpo - sum_o alpha_o log pi(token_o | <o) / N_ce
 
-  over observation tokens o: what messages of a role in `roles` contain behind
-  the prompt, each once, without what the chat template adds around them
-  (`observed`). `tools` chooses among tool messages by name;
-  `filter` narrows further. The denominator counts tokens: alpha times the mean
-  negative log-likelihood of what is chosen is what is added.
+  over the selected observation tokens o: contents of messages after the prompt
+  with a role in `roles`, each once, without tokens of the chat template
+  (`observed`). `tools` selects tool messages by name, and `filter` selects
+  among the remaining tokens. N_ce is the number of selected tokens, so alpha
+  times their mean negative log-likelihood is added to the loss.
 
-  Streams: those of `grpo`; `ce_weights = alpha` of its role on every chosen
-  token. Where nothing is chosen, this is `grpo`. A group whose rewards tie
-  has no credit, and its observations are learned all the same.
+  Streams: those of `grpo`; `ce_weights` is the role's alpha on every selected
+  token. With no selected token this is `grpo`. A group with equal rewards has
+  no credit; its observations are learned all the same.
 
   References:
     Prime Intellect, "prime-rl", 2026 (the algorithm by this name).
@@ -29,7 +32,7 @@ class Echo(base.Algorithm):
   component = 'rl'
   group_relative = True
 
-  def __init__(self, cfg):
+  def __init__(self, cfg: schema.Echo):
     super().__init__(cfg)
     self._grpo = grpo.Grpo(cfg)
     self._alphas = {
@@ -44,43 +47,51 @@ class Echo(base.Algorithm):
   def assign(self, group: base.Group) -> list[float]:
     return self._grpo.assign(group)
 
-  def rescale(self, groups, credits):
+  def rescale(
+    self, groups: Sequence[base.Group], credits: Sequence[Sequence[base.Credit]]
+  ) -> Sequence[Sequence[base.Credit]]:
     return self._grpo.rescale(groups, credits)
 
   def observation_weights(self, rollout: types.Rollout) -> list[np.ndarray]:
     weights = [
-      self._weights(rollout, sample, chosen)
-      for sample, chosen in zip(
+      self._weights(rollout, sample, content)
+      for sample, content in zip(
         rollout.samples, observed.contents(rollout), strict=True
       )
     ]
     if self._filter is None:
       return weights
-    kept = self._kept(rollout)
-    return [np.where(k, w, 0) for k, w in zip(kept, weights, strict=True)]
+    keep = self._filtered(self._filter, rollout)
+    return [np.where(k, w, 0) for k, w in zip(keep, weights, strict=True)]
 
-  def _weights(self, rollout, sample: types.Sample, chosen) -> np.ndarray:
+  def _weights(
+    self, rollout: types.Rollout, sample: types.Sample, content: np.ndarray
+  ) -> np.ndarray:
     if self.cfg.tools:
-      chosen = chosen & self._by_tool(rollout, sample)
+      content = content & self._by_tool(rollout, sample)
     weights = np.zeros(len(sample), np.float32)
     for role, alpha in self._alphas.items():
-      weights[chosen & (sample.roles == role)] = alpha
+      weights[content & (sample.roles == role)] = alpha
     return weights
 
-  def _by_tool(self, rollout, sample: types.Sample) -> np.ndarray:
-    """Where a token is of no tool, or of one that is asked for."""
-    named = np.array(
+  def _by_tool(
+    self, rollout: types.Rollout, sample: types.Sample
+  ) -> np.ndarray:
+    """Returns False on messages of tools that are not in `tools`, bool[T]."""
+    selected = np.array(
       [
         m['role'] != 'tool' or m.get('name') in self.cfg.tools
         for m in rollout.messages
       ]
     )
-    return named[sample.message_ids]
+    return selected[sample.message_ids]
 
-  def _kept(self, rollout: types.Rollout) -> list[np.ndarray]:
-    """The filter's word, a bool per token of each sample."""
+  def _filtered(
+    self, keep: Callable[..., Any], rollout: types.Rollout
+  ) -> list[np.ndarray]:
+    """Returns the filter's masks, bool[T] per sample; checks their shapes."""
     cfg = self.cfg.filter
-    masks = self._filter(rollout, **cfg.kwargs)
+    masks = keep(rollout, **cfg.kwargs)
     name = f'{cfg.import_path} must return'
     if not isinstance(masks, list) or len(masks) != len(rollout.samples):
       got = len(masks) if isinstance(masks, list) else type(masks).__name__

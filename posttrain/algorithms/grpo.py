@@ -1,4 +1,6 @@
-"""Group-relative policy optimization: the group is its own baseline."""
+"""GRPO: group-relative policy optimization."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,17 +18,17 @@ class Grpo(base.Algorithm):
       ddof 1) of the group's rewards ('group') or of all rewards of the
       environment in the step ('batch')
 
-  r is the environment's reward, behind `length_penalty` where there is one.
+  r is the environment's reward, after the `length_penalty` if there is one.
 
   Streams: `advantages`; `rl_weights = 1` on the completion mask, 0 where the
-  advantage is exactly 0 (unless told otherwise); with `kl_beta` also
+  advantage is exactly 0 (if `prune_zero_advantage`); with `kl_beta` also
   `ref_kl_weights` and `ref_logprobs`, on pruned tokens too.
 
-  The mean is over the rollouts that survived: one that failed, or could not
-  be graded, is no part of the group. One rollout, or equal rewards, give
-  advantages of exactly 0. The default does not divide, unlike the paper:
-  dividing by the group's deviation weighs tasks by how rarely they vary (Liu
-  et al., 2503.20783). The paper names no eps and no ddof; these are TRL's.
+  Rollouts that failed, or have no reward, are not in the group. One rollout,
+  or equal rewards, give advantages of exactly 0. The default does not divide,
+  unlike the paper: dividing by the group's deviation gives more weight to
+  tasks with less variance (Liu et al., 2503.20783). The paper specifies
+  neither eps nor ddof; these are TRL's.
 
   References:
     Shao et al., "DeepSeekMath", arXiv 2402.03300. Liu et al., "Understanding
@@ -45,7 +47,9 @@ class Grpo(base.Algorithm):
       advantages = advantages / (rewards.std(ddof=1) + np.float32(_EPS))
     return advantages.tolist()
 
-  def rescale(self, groups, credits):
+  def rescale(
+    self, groups: Sequence[base.Group], credits: Sequence[Sequence[base.Credit]]
+  ) -> Sequence[Sequence[base.Credit]]:
     if self.cfg.scale_rewards != 'batch':
       return credits
     rewards = np.concatenate(

@@ -1,7 +1,7 @@
-"""Rewards with a price on length: what counts, and two ways to charge it.
+"""Length penalties: rewards that depend on the number of tokens and turns.
 
 1. `count`: tokens and turns of a rollout.
-2. `shaped`: the rewards of a group behind a penalty.
+2. `penalized`: the rewards of a group after a penalty.
 """
 
 from collections.abc import Sequence
@@ -16,38 +16,38 @@ _TOOL = types.ROLES.index('tool')
 
 
 class Count(NamedTuple):
-  """What an episode took."""
+  """Numbers of tokens and turns of a rollout."""
 
-  output: int  # tokens that the policy sampled
-  input: int  # all others of its samples, the prompt's among them
-  tool: int  # what tools said, each word once
-  turns: int  # of the policy
+  output: int  # sampled tokens
+  input: int  # all other tokens of the samples, the prompt's included
+  tool: int  # tokens of tool messages, each message once
+  turns: int  # turns of the policy
 
 
 def count(rollout: types.Rollout) -> Count:
-  """Counts a rollout; a history that was rewritten has been read again."""
+  """Counts a rollout; a rewritten history counts again as input."""
   output = total = tool = turns = 0
-  said = observed.contents(rollout)
-  for sample, here in zip(rollout.samples, said, strict=True):
+  contents = observed.contents(rollout)
+  for sample, content in zip(rollout.samples, contents, strict=True):
     mask = sample.mask
     output, total = output + int(mask.sum()), total + len(sample)
-    tool += int((here & (sample.roles == _TOOL)).sum())
-    # A turn begins where the mask does: between two stands a header.
+    tool += int((content & (sample.roles == _TOOL)).sum())
+    # A turn is a run of the mask: a header separates two turns.
     turns += int((mask[1:] & ~mask[:-1]).sum() + mask[:1].sum())
   return Count(output, total - output, tool, turns)
 
 
-def shaped(
+def penalized(
   rewards: np.ndarray,
   counts: Sequence[Count],
   penalty: schema.LengthPenalty | None,
 ) -> np.ndarray:
-  """Returns what the rewards of a group are worth, f32[G].
+  """Returns the rewards of a group after a length penalty, f32[G].
 
   Args:
     rewards: f32[G].
-    counts: of each rollout.
-    penalty: its options; None = the rewards as they are.
+    counts: counts of each rollout.
+    penalty: options of the penalty; None = rewards are returned unchanged.
   """
   if penalty is None:
     return rewards
@@ -55,13 +55,12 @@ def shaped(
 
 
 def efficiency(rewards: np.ndarray, cost: np.ndarray) -> np.ndarray:
-  """Pays a bonus for what is right and cheap.
+  """Returns rewards with a bonus for a low cost, f32[G].
 
       r_i (1 + [r_i = max r] clip(1 - c_i / c, 0, 1))
-      c the mean cost of those whose reward is the group's largest
+      c: mean cost of the rollouts with the group's largest reward
 
-  The rewards as they are where none is positive, or where the right ones
-  cost nothing.
+  Rewards are unchanged if none is positive, or if c is 0.
 
   Args:
     rewards: f32[G].
@@ -80,17 +79,17 @@ def efficiency(rewards: np.ndarray, cost: np.ndarray) -> np.ndarray:
 def linear(
   rewards: np.ndarray, counts: np.ndarray, weights: Sequence[float]
 ) -> np.ndarray:
-  """Charges every count, the more the oftener the group is right.
+  """Returns rewards minus a price per count, f32[G].
 
       r_i - max(mean(r), 0) sum_k w_k n_ik / max(max_j n_jk, 1)
 
-  A group that is never right pays nothing, nor does one whose mean is negative:
-  that would be a prize on length.
+  The price grows with the group's mean reward. A group with a mean <= 0 has no
+  price: a negative price would reward length.
 
   Args:
     rewards: f32[G].
     counts: f32[G, K], >= 0.
-    weights: K prices.
+    weights: K factors.
   """
   if not rewards.size:
     return rewards
@@ -124,4 +123,5 @@ def _linear(
   )
 
 
+# By `type` of the options.
 TYPES = {'efficiency': _efficiency, 'linear': _linear}

@@ -6,7 +6,7 @@ from posttrain.algorithms import base, credit
 
 
 class MaxRl(base.Algorithm):
-  """Policy gradient that approaches that of the log of the pass rate.
+  """Policy gradient that approximates the gradient of the log pass rate.
 
       A_i = (r_i - m) / m     baseline
       A_i = r_i / m           no baseline         m = mean(r); all 0 if m <= 0
@@ -16,20 +16,20 @@ class MaxRl(base.Algorithm):
       (1 - (1 - p)^K) / p  d p,    K = N - 1 with the baseline, N without
 
   that is, the Taylor series of log p in (1 - p), truncated after K terms: K = 1
-  is the policy gradient of p, K = infinity that of log p. So a task that is
-  solved rarely weighs more, at most K times. (The baseline costs an order: N
-  with it would take A_i = -1 for all of a group without a success, which says
-  no more than "less of all this"; here such a group has no gradient.)
+  is the policy gradient of p, K = infinity that of log p. So a task with a low
+  pass rate has more weight, at most K times. (The baseline costs one term:
+  K = N with it would need A_i = -1 for all rollouts of a group without a
+  success; here such a group has no gradient.)
 
-  Streams: `advantages`, `rl_weights`, and the leash, as `grpo`.
+  Streams: `advantages`, `rl_weights`, and the KL to a reference, as `grpo`.
 
   The expectation is per group. A token mean divides by the tokens of the step,
-  and where zeros are pruned (without the baseline: all failures) by those of
-  the successes: the same direction, at another scale from step to step.
+  and where zeros are pruned (without the baseline: all failures) by the tokens
+  of the successes: the same direction, with a scale that varies by step.
 
   One rollout gives 0 with the baseline (K = 0), and REINFORCE without. Equal
-  rewards give exactly 0 with the baseline. Rewards must not be negative: a mean
-  near 0 would blow credit up that no success has earned.
+  rewards give exactly 0 with the baseline. Rewards must not be negative:
+  dividing by a mean near 0 would give failures large credit.
 
   References:
     Tajwar et al., "Maximum Likelihood Reinforcement Learning", arXiv

@@ -1,4 +1,4 @@
-"""What the environment said in an episode, token by token, each word once."""
+"""Tokens of the environment's messages, each message once."""
 
 import numpy as np
 
@@ -8,28 +8,30 @@ _ASSISTANT = types.ROLES.index('assistant')
 
 
 def contents(rollout: types.Rollout) -> list[np.ndarray]:
-  """Marks the contents of messages that came behind the prompt.
+  """Returns masks of the contents of messages after the prompt.
 
-  The prompt is what stands before the first token that the policy sampled.
-  Where a history was rewritten, a later sample begins with all of it: what was
-  said in between is marked there, what an earlier sample has is not again, and
-  neither are the policy's own turns, which are given there. (An assistant turn
-  by the environment cannot be told from them, and is left out as well.)
+  The prompt is all messages before the first sampled token. If the history was
+  rewritten, a later sample begins with the whole history: its mask leaves out
+  messages of earlier samples, and assistant turns before its first sampled
+  token, which are the policy's. (An assistant turn of the environment cannot be
+  distinguished from them, and is left out as well.)
 
   Returns:
     bool[T] per sample.
   """
-  marked, seen = [], None
+  masks: list[np.ndarray] = []
+  known: set[int] | None = None  # messages of the prompt or an earlier sample
   for sample in rollout.samples:
-    ids, given = sample.message_ids, np.cumsum(sample.mask) == 0
-    if seen is None:
-      seen = set(ids[given].tolist())
-    marked.append(
+    ids, is_prefix = sample.message_ids, np.cumsum(sample.mask) == 0
+    assert ids is not None, 'message_ids'
+    if known is None:
+      known = set(ids[is_prefix].tolist())
+    masks.append(
       sample.is_content
       & ~sample.mask
       & (ids >= 0)
-      & ~np.isin(ids, list(seen))
-      & ~(given & (sample.roles == _ASSISTANT))
+      & ~np.isin(ids, list(known))
+      & ~(is_prefix & (sample.roles == _ASSISTANT))
     )
-    seen |= set(ids.tolist())
-  return marked
+    known |= set(ids.tolist())
+  return masks

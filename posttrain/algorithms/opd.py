@@ -1,4 +1,4 @@
-"""On-policy distillation: a teacher's word on what the student says."""
+"""On-policy distillation: a teacher scores the student's tokens."""
 
 from posttrain.algorithms import base
 
@@ -6,15 +6,15 @@ from posttrain.algorithms import base
 class Opd(base.Algorithm):
   """Policy gradient of the reverse KL to a frozen teacher q.
 
-      loss = sum_t KL(pi(. | <t) || q(. | <t)) / N_ref_kl    over own tokens t
+      loss = sum_t KL(pi(. | <t) || q(. | <t)) / N_ref_kl    over sampled tokens
 
-  estimated at the token that was sampled: with log q - log pi as its credit
-  (`losses.ref_kl`). No reward is read. The teacher must speak the same tokens;
-  it may be another model, or an endpoint.
+  estimated at the sampled token, with log q - log pi as its credit
+  (`losses.ref_kl`). No reward is read. The teacher must have the same
+  tokenizer; it may be another model, or an endpoint.
 
   Streams: `ref_kl_weights = 1` on the completion mask, `ref_logprobs` of the
-  teacher at the sampling temperature; no credit. A teacher equal to the policy
-  has nothing to say: value and gradient are 0.
+  teacher at the sampling temperature; no credit. With a teacher equal to the
+  policy, value and gradient are 0.
 
   References:
     Lu and Thinking Machines Lab, "On-Policy Distillation", 2025. Agarwal et

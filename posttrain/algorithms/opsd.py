@@ -1,26 +1,28 @@
-"""On-policy self-distillation: who has seen the answer teaches who has not."""
+"""On-policy self-distillation: the teacher's prompt has the solution."""
 
 import warnings
+from collections.abc import Sequence
 
-from posttrain import types
+import numpy as np
+
+from posttrain import schema, types
 from posttrain.algorithms import base
 from posttrain.util import imports
 
 
 class Opsd(base.Algorithm):
-  """As `opd`, with the policy itself for a teacher, shown a demonstration.
+  """As `opd`; the teacher is the policy with a demonstration in its prompt.
 
       loss = sum_t KL(pi(. | <t) || q(. | hint, <t)) / N_ref_kl
 
-  The hint is one message, `template` with the demonstration in it, rendered in
-  front of the sample's own tokens, which stay as they are. So a conversation
-  with a system prompt has two, and the teacher reads hint + sample tokens. By
-  default q is the live policy, as of this step; its gradient is not taken.
+  The hint is one message, `template` with the demonstration, rendered before
+  the sample's unchanged tokens. A conversation with a system prompt then has
+  two. By default q is the policy at the current step, without gradient.
 
-  Streams: as `opd`. A hint that says nothing of the answer teaches nothing; one
-  that is the bare answer teaches to guess it, and is warned about. Answers grow
-  where the demonstrations are longer than `sampler.max_tokens`: what is cut off
-  is never contradicted; leave room, or take a slower teacher ('ema:0.99').
+  Streams: as `opd`. A hint without information on the answer teaches nothing; a
+  hint with the bare answer teaches guessing, and gives a warning. Answers grow
+  if demonstrations are longer than `sampler.max_tokens`, because truncated
+  tokens have no loss; raise max_tokens, or use a slower teacher ('ema:0.99').
 
   References:
     Zhao et al., "Self-Distilled Reasoner: On-Policy Self-Distillation for
@@ -29,14 +31,16 @@ class Opsd(base.Algorithm):
 
   component = 'ref_kl'
 
-  def __init__(self, cfg):
+  def __init__(self, cfg: schema.Opsd):
     super().__init__(cfg)
     self._fn, self._warned = None, False
     if ':' in cfg.demonstration:
       self._fn = imports.function(cfg.demonstration, 'algorithm.demonstration')
 
-  def score(self, samples, scorer):
-    hints = [self._hint(sample.task) for sample in samples]
+  def score(
+    self, samples: Sequence[types.Sample], scorer: base.Scorer
+  ) -> Sequence[np.ndarray]:
+    hints = [self._hint(sample) for sample in samples]
     return scorer(self.reference, samples, hints)
 
   def check(self, task: types.Task) -> None:
@@ -45,38 +49,39 @@ class Opsd(base.Algorithm):
       self._warned = True
       warnings.warn(
         f'environment {task.env}: the demonstration of task {task.id} is its '
-        f'answer, {task.answer!r}: the teacher is told what to say, and not '
-        'how to find it; set algorithm.demonstration to what shows the way',
+        f'bare answer, {task.answer!r}, without a derivation; set '
+        'algorithm.demonstration to a text with the derivation',
         stacklevel=2,
       )
 
-  def _hint(self, task: types.Task) -> types.Messages:
+  def _hint(self, sample: types.Sample) -> types.Messages:
+    assert sample.task is not None, 'task'
     head, tail = self.cfg.template.split('{demonstration}')
-    content = head + self._demonstration(task) + tail
+    content = head + self._demonstration(sample.task) + tail
     return ({'role': self.cfg.role, 'content': content},)
 
   def _demonstration(self, task: types.Task) -> str:
-    """The text that is shown; ValueError where there is none."""
+    """Returns the text of the demonstration; ValueError if there is none."""
     source = self.cfg.demonstration
     if self._fn is not None:
-      found = self._fn(task)
+      text = self._fn(task)
     elif source == 'answer':
-      found = None if task.answer is None else str(task.answer)
+      text = None if task.answer is None else str(task.answer)
     elif source == 'demonstration':
-      found = _spoken(task.demonstration or ())
+      text = _text(task.demonstration or ())
     else:
-      found = task.info.get(source.removeprefix('info.'))
-    if not isinstance(found, str) or not found.strip():
+      text = task.info.get(source.removeprefix('info.'))
+    if not isinstance(text, str) or not text.strip():
       raise ValueError(
         f'row {task.id} of environment {task.env} must have a demonstration '
-        f'for algorithm opsd: got {found!r} from {source!r}; name another '
-        'source in algorithm.demonstration'
+        f'for algorithm opsd: got {text!r} from {source!r}; set '
+        'algorithm.demonstration to another source'
       )
-    return found.strip()
+    return text.strip()
 
 
-def _spoken(messages: types.Messages) -> str:
-  """A demonstration as text; of several turns, with who says what."""
+def _text(messages: types.Messages) -> str:
+  """Returns a demonstration as text; several turns with their roles."""
   if len(messages) == 1:
     return messages[0]['content']
   return '\n'.join(f'{m["role"]}: {m["content"]}' for m in messages)

@@ -1,19 +1,19 @@
-"""The reward as it is: policy gradient without a baseline."""
+"""Policy gradient without a baseline."""
 
 from posttrain.algorithms import base, credit
 
 
 class Reward(base.Algorithm):
-  """REINFORCE: what is rewarded becomes likelier, by as much.
+  """REINFORCE: the advantage is the reward.
 
       A_i = r_i
 
-  For rewards that are centered already, by a critic or by their design; others
-  give the same gradient in expectation as `rloo`, with more noise.
+  For rewards that are already centered; other rewards give the same expected
+  gradient as `rloo`, with more variance.
 
-  Streams: `advantages`, `rl_weights`, and the leash, as `grpo`. A reward of
-  exactly 0 is pruned: it adds nothing to the gradient, but leaves the
-  denominator; set `prune_zero_advantage` to False to keep it there.
+  Streams: `advantages`, `rl_weights`, and the KL to a reference, as `grpo`.
+  Tokens with a reward of exactly 0 are pruned: they have no gradient, and leave
+  the denominator; set `prune_zero_advantage` to False to count them.
 
   References:
     Williams, "Simple Statistical Gradient-Following Algorithms for

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out: the others of the group are the baseline."""
+"""REINFORCE leave-one-out: the baseline is the mean of the other rewards."""
 
 from posttrain.algorithms import base, credit
 
@@ -9,12 +9,12 @@ class Rloo(base.Algorithm):
       A_i = r_i - mean_{j != i} r_j = G / (G - 1) (r_i - mean(r))
 
   The policy gradient of E[r] without bias, where `grpo`'s is (G - 1) / G of it.
-  r is the environment's reward, behind `length_penalty` where there is one. TRL
-  takes the KL off the reward here; ours is the leash, as everywhere.
+  r is the environment's reward, after the `length_penalty` if there is one. TRL
+  subtracts the KL from the reward; here it is the ref_kl component.
 
-  Streams: `advantages`, `rl_weights`, and the leash, as `grpo`.
+  Streams: `advantages`, `rl_weights`, and the KL to a reference, as `grpo`.
 
-  One rollout has no others: 0. Equal rewards give exactly 0.
+  One rollout, or equal rewards, give exactly 0.
 
   References:
     Kool et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!", 2019.

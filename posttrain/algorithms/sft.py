@@ -4,7 +4,7 @@ from posttrain.algorithms import base
 
 
 class Sft(base.Algorithm):
-  """Maximum likelihood of what a data set, or a frozen model, says.
+  """Maximum likelihood of completions of a data set, or a frozen model.
 
       loss = - sum_t log pi(token_t | <t) / N_ce    over completion tokens t
 

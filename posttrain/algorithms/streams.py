@@ -1,7 +1,7 @@
-"""Stamps an algorithm's word on the samples of finished groups.
+"""Streams: an algorithm's per-token arrays, stamped on samples.
 
-1. `assign` per group, then `rescale` over all: credit per rollout.
-2. Component weights, pruning and leash, per sample.
+1. `assign` per group, then `rescale` over all groups: credit per rollout.
+2. Component weights, pruning and the KL weight, per sample.
 3. `score`, once over all samples with ref_kl members: `ref_logprobs`.
 
 Axes: T tokens of one sample.
@@ -23,16 +23,16 @@ def finalize(
 ) -> list[types.Sample]:
   """Returns the samples of the groups with every stream materialized.
 
-  The algorithm's component weighs the completion mask with 1; CE weights of
-  observations are merged in. A token with an advantage of exactly 0 leaves
-  the rl component if the algorithm prunes, and stays what else it is: its ce
-  weight is kept, and so is the leash (`kl_beta` on the completion mask).
-  Token 0 of a sample has no prediction, so it is a member of nothing.
+  The weight of the algorithm's component is 1 on the completion mask; CE
+  weights of observations are added. A token with an advantage of exactly 0
+  leaves the rl component if the algorithm prunes, and keeps its ce weight and
+  its KL weight (`kl_beta` on the completion mask). Token 0 of a sample has no
+  prediction, so it is not a member of any component.
 
   Args:
-    algorithm: whose hooks are asked.
-    groups: all finished ones of one environment and step.
-    scorer: of reference logprobs; None = the algorithm has no reference.
+    algorithm: the algorithm whose hooks are called.
+    groups: all finished groups of one environment and step.
+    scorer: computes reference logprobs; None = the algorithm has no reference.
 
   Raises:
     ValueError: credit, weights or reference logprobs are not aligned with
@@ -47,8 +47,8 @@ def finalize(
     )
   samples = [
     _stamp(algorithm, sample, advantages, observed)
-    for group, word in zip(groups, rescaled, strict=True)
-    for rollout, credit in zip(group, _check(word, group), strict=True)
+    for group, values in zip(groups, rescaled, strict=True)
+    for rollout, credit in zip(group, _check(values, group), strict=True)
     for sample, advantages, observed in zip(
       rollout.samples,
       _spread(rollout, credit),
@@ -71,29 +71,31 @@ def _check(credits: Sequence[base.Credit], group: base.Group):
 def _spread(
   rollout: types.Rollout, credit: base.Credit
 ) -> Iterator[np.ndarray | None]:
-  """One rollout's credit as an array per sample."""
+  """Yields a rollout's credit as f32[T] per sample, or None."""
+  if credit is None:
+    yield from (None for _ in rollout.samples)
+    return
+  values = np.asarray(credit, np.float32)
   total = sum(len(sample) for sample in rollout.samples)
-  if credit is not None and np.ndim(credit) and len(credit) != total:
+  if values.ndim and len(values) != total:
     raise ValueError(
       f'credit must align with the tokens of task {rollout.task.id}: got '
-      f'{len(credit)} values, expected {total}'
+      f'{len(values)} values, expected {total}'
     )
   start = 0
   for sample in rollout.samples:
     end = start + len(sample)
-    if credit is None:
-      yield None
-    elif np.ndim(credit):
-      yield np.asarray(credit[start:end], np.float32)
+    if values.ndim:
+      yield values[start:end]
     else:
-      yield np.where(sample.mask, np.float32(credit), np.float32(0))
+      yield np.where(sample.mask, values, np.float32(0))
     start = end
 
 
 def _observed(
   rollout: types.Rollout, weights: Sequence[np.ndarray] | None
 ) -> Sequence[np.ndarray]:
-  """CE weights of observations per sample, zeros where there are none."""
+  """Returns CE weights of observations, f32[T] per sample; zeros for None."""
   lengths = [len(sample) for sample in rollout.samples]
   if weights is None:
     return [np.zeros(length, np.float32) for length in lengths]
@@ -140,27 +142,32 @@ def _scored(
   samples: list[types.Sample],
   scorer: base.Scorer | None,
 ) -> list[types.Sample]:
-  """Stamps the reference's logprobs on the samples that read them."""
-  which = [i for i, s in enumerate(samples) if s.ref_kl_weights.any()]
-  if not which:
+  """Stamps reference logprobs on the samples with a ref_kl member."""
+  indices = [
+    i
+    for i, sample in enumerate(samples)
+    if sample.ref_kl_weights is not None and sample.ref_kl_weights.any()
+  ]
+  if not indices:
     return samples
-  assert scorer is not None, 'reference logprobs are read: pass a scorer'
-  readers = [samples[i] for i in which]
-  found = algorithm.score(readers, scorer)
-  if found is None or len(found) != len(readers):
+  assert scorer is not None, 'reference logprobs need a scorer'
+  members = [samples[i] for i in indices]
+  scores = algorithm.score(members, scorer)
+  if scores is None or len(scores) != len(members):
     raise ValueError(
       'score must return one array per sample: got '
-      f'{found if found is None else len(found)}, expected {len(readers)}'
+      f'{scores if scores is None else len(scores)}, expected {len(members)}'
     )
   samples = list(samples)
-  for i, logprobs in zip(which, found, strict=True):
+  for i, logprobs in zip(indices, scores, strict=True):
     samples[i] = dataclasses.replace(
-      samples[i], ref_logprobs=_reference(samples[i], logprobs)
+      samples[i], ref_logprobs=_checked(samples[i], logprobs)
     )
   return samples
 
 
-def _reference(sample: types.Sample, logprobs: np.ndarray) -> np.ndarray:
+def _checked(sample: types.Sample, logprobs: np.ndarray) -> np.ndarray:
+  """Returns the logprobs as f32[T]; checks their shape and values."""
   where = f'of row {sample.row!r} of environment {sample.env!r}'
   logprobs = np.asarray(logprobs, np.float32)
   if logprobs.shape != (len(sample),):
@@ -169,9 +176,9 @@ def _reference(sample: types.Sample, logprobs: np.ndarray) -> np.ndarray:
       f'{logprobs.shape}, expected {(len(sample),)}'
     )
   if not np.isfinite(logprobs).all():
-    at = int(np.argmin(np.isfinite(logprobs)))
+    token = int(np.argmin(np.isfinite(logprobs)))
     raise ValueError(
-      f'score must return finite logprobs {where}: got {logprobs[at]} at '
-      f'token {at}'
+      f'score must return finite logprobs {where}: got {logprobs[token]} at '
+      f'token {token}'
     )
   return logprobs

@@ -49,7 +49,7 @@ class MadePairs:
 
 @dataclasses.dataclass(frozen=True)
 class PairFile:
-  """A JSONL file of pairs, see `posttrain.data.pairs`."""
+  """A JSONL file of pairs, see `posttrain.data.preferences`."""
 
   type: str = 'file'
   # Path of the file.

@@ -75,5 +75,5 @@ def test_what_is_misaligned_is_refused(name, message):
 def test_the_path_must_name_something():
   with pytest.raises(schema.FieldError, match='import path'):
     schema.Custom()
-  with pytest.raises(ValueError, match='algorithm.import_path must name what'):
+  with pytest.raises(ValueError, match='algorithm.import_path must name an'):
     make('nothing')

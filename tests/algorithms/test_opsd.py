@@ -71,7 +71,7 @@ def test_a_missing_demonstration_names_the_row(key):
 
 
 def test_a_demonstration_that_is_the_answer_is_warned_about():
-  with pytest.warns(UserWarning, match="of task t is its answer, '7'"):
+  with pytest.warns(UserWarning, match="of task t is its bare answer, '7'"):
     algorithm = algorithms.make(schema.Opsd(demonstration='answer'))
     algorithm.check(two_turns.TASK)
   algorithm.check(two_turns.TASK)  # once, not for every task
