@@ -1,19 +1,20 @@
-"""What memory DPO takes: reference logprobs from a file, or a second model.
+"""Memory of DPO: reference logprobs from a file, or from a second model.
 
     python -m experiments.dpo_memory --shape=L
 
 Two processes, on the CPU, build a DPO stage on the same pairs, from the same
 checkpoint, and train three steps:
 
-  cached   as `posttrain` does it: the reference scores all answers before the
-           first step, into a file, and is gone
-  held     beside that, the reference stays, and scores the answers of each
-           step's batch, as where nothing is kept
+  cached   as in `posttrain`: the reference scores all answers before the first
+           step, into a file, and is freed
+  held     as `cached`, but the reference stays in memory and scores the answers
+           of each step's batch again
 
 `peak` is the kernel's mark of the highest resident memory (`VmHWM`) of the
-three steps, less what was resident before any weight was made; `scoring` is
-that of the time before. Both must train to the same loss. Prints a JSON row of
-each, in units of 1e9 bytes, and one of held over cached. Linux only.
+three steps, less the resident memory before any weight exists; `scoring` is the
+same of the time before the steps. Both must train to the same loss. Prints a
+JSON row for each, in units of 1e9 bytes, and one of held over cached. Linux
+only.
 """
 
 import argparse
@@ -32,6 +33,7 @@ STEPS, PAIRS, ROWS, TOKENS = 3, 24, 2, 256
 
 
 def main(argv=None) -> None:
+  """Runs the command, or one of its processes."""
   parser = argparse.ArgumentParser(prog='python -m experiments.dpo_memory')
   parser.add_argument('--shape', choices=lora_memory.SHAPES, default='L')
   parser.add_argument('--child', choices=('cached', 'held'))
@@ -62,7 +64,7 @@ def main(argv=None) -> None:
 
 
 def launch(name: str, shape: str, workdir: str) -> dict:
-  """Measures one of the two in a process of its own; prints its row."""
+  """Measures `cached` or `held` in its own process; prints the row."""
   done = subprocess.run(
     [
       sys.executable,
@@ -84,7 +86,7 @@ def launch(name: str, shape: str, workdir: str) -> dict:
 
 
 def recipe(shape: str, workdir: str):
-  """A run of one DPO stage on pairs of random letters, from random weights."""
+  """Returns a run of one DPO stage on random letters, from random weights."""
   from posttrain import schema
 
   rng = np.random.default_rng(0)
@@ -126,7 +128,7 @@ def recipe(shape: str, workdir: str):
 
 
 def measure(args) -> dict:
-  """The row of `args.child`."""
+  """Returns the row of `args.child`."""
   import jax
 
   from posttrain.stage import build, components
@@ -140,8 +142,8 @@ def measure(args) -> dict:
   row = {'scoring': meter.read()['peak'] - start}
   score, reference = lambda batch: batch, None
   if args.child == 'held':
-    score, reference = scorer(job)
-  lora_memory.resident()  # what was only needed to make things is given back
+    score, reference = scorer(job.learner)
+  lora_memory.resident()  # frees the memory that only building needed
   meter, state = hf_memory.Meter(), job.learner.state
   for _ in range(STEPS):
     batch = score(next(job.sampling.pipeline).batch)
@@ -158,8 +160,8 @@ def measure(args) -> dict:
   }
 
 
-def scorer(job):
-  """(batch -> batch as the held reference scores it, its weights)."""
+def scorer(learner):
+  """Returns a function that scores a batch, and the reference's weights."""
   import dataclasses
 
   import jax
@@ -169,19 +171,21 @@ def scorer(job):
   from posttrain.training import pair_objectives
 
   objective = pair_objectives.Preference(
-    job.learner.objective._model, (), schema.Loss(preference=schema.SimPo())
-  )  # of the policy's log probabilities alone
-  reference = jax.tree.map(jnp.copy, job.learner.state.params)
+    learner.objective._model, (), schema.Loss(preference=schema.SimPo())
+  )  # reads the policy's logprobs alone
+  reference = jax.tree.map(jnp.copy, learner.state.params)
 
   @jax.jit
-  def one(params, micro):
+  def micro_batch_logps(params, micro):
     return objective._score(params, micro)[0]
 
   def score(batch):
     logps = np.zeros_like(batch.ref_logprobs)
     for i in range(int(batch.num_micro_batches)):
       micro = jax.tree.map(lambda x, i=i: x[i] if x.ndim else x, batch)
-      logps[i] = np.where(micro.present, one(reference, micro), 0.0)
+      logps[i] = np.where(
+        micro.present, micro_batch_logps(reference, micro), 0.0
+      )
     return dataclasses.replace(batch, ref_logprobs=logps)
 
   return score, reference

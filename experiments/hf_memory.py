@@ -1,19 +1,18 @@
-"""How much host memory it takes to load and to save a HuggingFace directory.
+"""Host memory of loading and saving a HuggingFace directory.
 
     python -m experiments.hf_memory --gigabytes=3 --folder=/tmp
 
 1. A random directory of the Qwen3 shape is written under `--folder`, in
    bfloat16, tensor by tensor; it is deleted at the end.
-2. Three processes, on the CPU: one imports all and starts jax; one loads the
-   directory too, into float32 parameters; one is measured while it saves what
-   it has loaded, with `like=`. The kernel keeps the highest resident memory of
-   each (`VmHWM`), which counts files that are mapped into memory.
-3. What was saved must equal what was written, tensor by tensor.
+2. Three processes, on the CPU: `start` imports everything and starts jax;
+   `load` also loads the directory, into float32 parameters; `save` is measured
+   while it saves the loaded parameters, with `like=`. The kernel keeps the
+   highest resident memory of each (`VmHWM`), mapped files included.
+3. The saved directory must equal the first one, tensor by tensor.
 
-Prints one JSON row, in units of 1e9 bytes. `over_largest` is what the peak has
-beyond baseline and parameters, in units of the largest tensor of the files;
-`file` is the largest share of mapped files that a sampling thread saw.
-Linux only.
+Prints one JSON row, in units of 1e9 bytes. `over_largest` is the peak beyond
+baseline and parameters, in units of the largest tensor of the files; `file` is
+the largest share of mapped files that a sampling thread measured. Linux only.
 """
 
 import argparse
@@ -33,10 +32,11 @@ import numpy as np
 from experiments import timing
 
 SHARD_BYTES = 2**30
-PERIOD = 0.01  # seconds between two looks at the resident memory
+PERIOD = 0.01  # seconds between two readings of the resident memory
 
 
 def main(argv=None) -> None:
+  """Runs the command, or one of its processes."""
   args = parse(argv)
   if args.child:
     timing.emit(**CHILDREN[args.child](pathlib.Path(args.folder)))
@@ -48,18 +48,19 @@ def main(argv=None) -> None:
     base = launch('start', folder)
     row |= {'baseline': base['peak'], 'baseline_file': base['file']}
     for name in ('load', 'save'):
-      found = launch(name, folder)
-      over = found['peak'] - base['peak'] - row['parameters']
-      row |= {f'{name}_{key}': value for key, value in found.items()}
+      figures = launch(name, folder)
+      over = figures['peak'] - base['peak'] - row['parameters']
+      row |= {f'{name}_{key}': value for key, value in figures.items()}
       row[f'{name}_over_largest'] = over / row['largest']
     same = equal(folder / 'model', folder / 'saved')
   row = {name: timing.rounded(value) for name, value in row.items()}
   timing.emit(bench='hf_memory', **row, equal=same)
   if not same:
-    sys.exit('what was saved differs from what was written')
+    sys.exit('the saved directory differs from the first one')
 
 
 def parse(argv):
+  """Reads the command line."""
   parser = argparse.ArgumentParser()
   parser.add_argument('--gigabytes', type=float, default=3.0)
   parser.add_argument('--folder', default=tempfile.gettempdir())
@@ -74,7 +75,7 @@ def parse(argv):
 
 
 def launch(child: str, folder: pathlib.Path) -> dict:
-  """Runs one of `CHILDREN` in a process of its own."""
+  """Runs one of `CHILDREN` in its own process; returns its figures."""
   done = subprocess.run(
     [
       sys.executable,
@@ -130,11 +131,13 @@ def make(folder: pathlib.Path, gigabytes: float) -> dict:
 
 
 def equal(a: pathlib.Path, b: pathlib.Path) -> bool:
-  """Whether two directories hold the same tensors, bit by bit, as the library
-  reads them."""
+  """Whether two directories hold the same tensors, bit by bit.
+
+  The files are read by the library `safetensors`, not by ours.
+  """
   import safetensors
 
-  def where(folder):
+  def files(folder):
     return {
       name: path
       for path in sorted(folder.glob('*.safetensors'))
@@ -146,17 +149,17 @@ def equal(a: pathlib.Path, b: pathlib.Path) -> bool:
       array = file.get_tensor(name)
     return array.dtype, array.shape, array.tobytes()
 
-  ours, theirs = where(a), where(b)
+  ours, theirs = files(a), files(b)
   return ours.keys() == theirs.keys() and all(
     bits(ours[name], name) == bits(theirs[name], name) for name in ours
   )
 
 
 class Meter:
-  """The highest resident memory of this process, from here on.
+  """The highest resident memory of this process since construction.
 
-  The kernel's own mark is exact; it is reset by `clear_refs`. The share of
-  mapped files has none and is sampled.
+  The kernel's own mark is exact; it is reset by `clear_refs`. The kernel keeps
+  no mark for the share of mapped files, which is sampled.
   """
 
   def __init__(self):
@@ -165,31 +168,34 @@ class Meter:
     threading.Thread(target=self._watch, daemon=True).start()
 
   def read(self) -> dict:
+    """Returns peak and file share in 1e9 bytes, and the seconds so far."""
     seconds = time.perf_counter() - self._start
-    return {'peak': self._look(), 'file': self._file, 'seconds': seconds}
+    return {'peak': self._sample(), 'file': self._file, 'seconds': seconds}
 
-  def _look(self) -> float:
+  def _sample(self) -> float:
     status = pathlib.Path('/proc/self/status').read_text()
-    found = {
+    sizes = {
       name: int(kib) * 1024 / 1e9
       for name, kib in re.findall(r'(VmHWM|RssFile):\s+(\d+) kB', status)
     }
-    self._file = max(self._file, found['RssFile'])
-    return found['VmHWM']
+    self._file = max(self._file, sizes['RssFile'])
+    return sizes['VmHWM']
 
   def _watch(self):
     while True:
-      self._look()
+      self._sample()
       time.sleep(PERIOD)
 
 
 def start(folder: pathlib.Path) -> dict:
+  """Measures imports and the start of jax."""
   meter = Meter()
   begin()
   return meter.read()
 
 
 def load(folder: pathlib.Path) -> dict:
+  """Measures loading, imports included."""
   meter = Meter()
   begin()
   read(folder)
@@ -197,6 +203,7 @@ def load(folder: pathlib.Path) -> dict:
 
 
 def save(folder: pathlib.Path) -> dict:
+  """Measures saving alone."""
   begin()
   params, cfg = read(folder)
   from posttrain.models import hf
@@ -207,7 +214,7 @@ def save(folder: pathlib.Path) -> dict:
 
 
 def begin() -> None:
-  """Imports everything, starts jax."""
+  """Imports everything and starts jax."""
   import jax
   import jax.numpy as jnp
 
@@ -217,7 +224,7 @@ def begin() -> None:
 
 
 def read(folder: pathlib.Path):
-  """The parameters and the model."""
+  """Returns the parameters and the model."""
   from posttrain.models import hf, hf_config
 
   cfg = hf_config.read(folder / 'model')

@@ -1,26 +1,26 @@
-"""What memory training takes: all weights, or a LoRA of frozen ones.
+"""Memory of training: all weights, or a LoRA of frozen ones.
 
     python -m experiments.lora_memory --rank=8 --shape=L --dtype=float32
 
 Two processes, on the CPU, do the same, `full` with all weights and `lora`:
 
-1. Compile the update (two micro-batches, remat 'block', AdamW), and read what
-   XLA has planned: bytes of its arguments and its results, of results that take
-   the place of arguments (`alias`), of what it makes in between (`temp`).
+1. Compile the update (two micro-batches, remat 'block', AdamW), and read XLA's
+   plan: bytes of arguments (`argument`), results (`output`), results in the
+   place of arguments (`alias`), and temporaries (`temp`).
 2. Make the weights (`state` trains, `base` is frozen) and run two updates.
    `peak` is the kernel's mark of the highest resident memory (`VmHWM`) while
-   they run, less what was resident before any weight was made.
-   `held` is what lies there between updates: state and base.
+   they run, less the resident memory before any weight exists. `held` is the
+   memory between updates: state and base.
 3. Save a checkpoint: `checkpoint` is its size on disk.
 4. Score the batch under the reference 'init', as a KL leash does, and update
-   once more, with that reference held: `reference` is what it adds, and
+   once more, with that reference held: `reference` is the size it adds, and
    `peak_with_reference` the peak of this update. With LoRA the reference is
    the base itself, else a copy of the initial weights.
 
-Prints a JSON row of each, in units of 1e9 bytes, and one of full over LoRA.
+Prints a JSON row for each, in units of 1e9 bytes, and one of full over LoRA.
 Linux only. In bfloat16, XLA's CPU backend multiplies in float32, and converts
 all frozen matrices at once, ahead of the loop: `temp` then has a float32 copy
-of them that is not in the program it was given.
+of them that our program does not ask for.
 """
 
 import argparse
@@ -43,7 +43,7 @@ ROWS, TOKENS = 2, 256  # of a micro-batch
 STEPS = 2
 KL_BETA = 0.1
 SIZES = ('layers', 'embed_dim', 'head_dim', 'mlp_dim', 'vocab_size')
-# S and M are those of `plain_jax`; eight heads, four for keys and values.
+# S and M as in `plain_jax`; eight heads, four for keys and values.
 SHAPES = {
   'S': (4, 256, 32, 768, 512),
   'M': (8, 512, 64, 1536, 8192),
@@ -52,6 +52,7 @@ SHAPES = {
 
 
 def main(argv=None) -> None:
+  """Runs the command, or one of its processes."""
   args = parse(argv)
   if args.child:
     timing.emit(**measure(args))
@@ -66,6 +67,7 @@ def main(argv=None) -> None:
 
 
 def parse(argv):
+  """Reads the command line."""
   parser = argparse.ArgumentParser(prog='python -m experiments.lora_memory')
   parser.add_argument('--rank', type=int, default=8)
   parser.add_argument('--shape', choices=SHAPES, default='L')
@@ -75,7 +77,7 @@ def parse(argv):
   parser.add_argument(
     '--folder',
     default=tempfile.gettempdir(),
-    help='where the checkpoint goes, and is deleted again',
+    help='folder for the checkpoint, which is deleted again',
   )
   parser.add_argument(
     '--child', choices=('full', 'lora'), help=argparse.SUPPRESS
@@ -87,7 +89,7 @@ def parse(argv):
 
 
 def launch(name: str, args) -> dict:
-  """Measures one of the two in a process of its own; prints its row."""
+  """Measures `full` or `lora` in its own process; prints the row."""
   command = [sys.executable, '-m', 'experiments.lora_memory', f'--child={name}']
   command += [
     f'--{key}={value}' for key, value in vars(args).items() if key != 'child'
@@ -106,7 +108,7 @@ def launch(name: str, args) -> dict:
 
 
 def measure(args) -> dict:
-  """The row of `args.child`."""
+  """Returns the row of `args.child`."""
   import jax
 
   child = Child(args)
@@ -118,7 +120,7 @@ def measure(args) -> dict:
 
   def peak_of(batch, steps):
     nonlocal state
-    resident()  # what was only needed to make things is given back
+    resident()  # frees the memory that only building needed
     meter = hf_memory.Meter()
     for _ in range(steps):
       state, metrics = jax.block_until_ready(update(state, batch, base))
@@ -130,9 +132,9 @@ def measure(args) -> dict:
   batch, reference = child.score(base)
   row['peak_with_reference'], metrics = peak_of(batch, 1)
   assert metrics['ref_kl/kl'] != 0, 'the leash was not read'
-  own = {id(x) for x in jax.tree.leaves(base)}
+  shared = {id(x) for x in jax.tree.leaves(base)}
   row['reference'] = size(
-    [x for x in jax.tree.leaves(reference) if id(x) not in own]
+    [x for x in jax.tree.leaves(reference) if id(x) not in shared]
   )
   row['held'] = row['state'] + row['base']
   row['held_with_reference'] = row['held'] + row['reference']
@@ -150,7 +152,7 @@ def measure(args) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What of a sample is scored."""
+  """The fields of a sample that the scorer reads."""
 
   ids: np.ndarray
   temperatures: np.ndarray
@@ -160,7 +162,7 @@ class Row:
 
 
 class Child:
-  """A stage; its shapes, places and batch, and no weight yet."""
+  """A stage with its shapes, shardings and batch, without weights."""
 
   def __init__(self, args):
     from experiments import bench
@@ -190,7 +192,7 @@ class Child:
     self.batch = bench.make_batch(ids, ROWS)
 
   def compile(self):
-    """The program of a `TrainStep`; also puts the batch where it reads it."""
+    """Returns the compiled `TrainStep`; also places the batch on the mesh."""
     from posttrain.models import lora, transformer
     from posttrain.training import objectives
     from posttrain.training import step as train_step
@@ -208,7 +210,7 @@ class Child:
     return self.step._update.lower(self.like, self.batch, base).compile()
 
   def make(self):
-    """(The frozen base or None, the state before the first step)."""
+    """Returns the frozen base, or None, and the state before the first step."""
     import jax
 
     from posttrain.models import lora
@@ -223,7 +225,7 @@ class Child:
     return base, state
 
   def load(self, name: str = 'init'):
-    """Stands for reading a checkpoint: the same random weights every time."""
+    """Returns the same random weights in every call, as from a checkpoint."""
     import jax
 
     from posttrain.models import transformer
@@ -238,41 +240,41 @@ class Child:
     return make()
 
   def score(self, base):
-    """Returns (the batch on a leash to 'init', that reference's weights)."""
+    """Returns the batch with a KL leash to 'init', and that model's weights."""
     from posttrain import scoring
     from posttrain.rollout import references
 
-    made = references.References(
+    scorer = references.References(
       self.model,
       None,
       lambda model, width: scoring.Scorer(model, ROWS, width, self.mesh),
       capacity=TOKENS,
       load=lambda name: references.Model(self.load(name), self.model),
-      # As `connect` does.
+      # With LoRA, as in `stage.models`.
       held=None if base is None else {'init': base.params},
     )
     batch = self.batch
     ids, temperatures = (
       np.asarray(x).reshape(-1, TOKENS) for x in (batch.ids, batch.temperatures)
     )
-    scored = made(
+    logprobs = scorer(
       'init', [Row(*pair) for pair in zip(ids, temperatures, strict=True)]
     )
     batch = dataclasses.replace(
       batch,
-      ref_logprobs=np.reshape(scored, batch.ids.shape),
+      ref_logprobs=np.reshape(logprobs, batch.ids.shape),
       ref_kl_weights=KL_BETA * np.asarray(batch.ce_weights),
-      sampler_logprobs=np.reshape(scored, batch.ids.shape),
+      sampler_logprobs=np.reshape(logprobs, batch.ids.shape),
       ref_kl_count=batch.ce_count,
     )
-    return self.step.place(batch), made.model('init').params
+    return self.step.place(batch), scorer.model('init').params
 
 
 def planned(update) -> dict:
-  """XLA's figures of a compiled program; `planned` is their sum."""
-  found = update.memory_analysis()
+  """Returns XLA's figures of a compiled program; `planned` is their sum."""
+  analysis = update.memory_analysis()
   row = {
-    name: getattr(found, f'{name}_size_in_bytes') / 1e9
+    name: getattr(analysis, f'{name}_size_in_bytes') / 1e9
     for name in ('argument', 'output', 'alias', 'temp')
   }
   total = row['argument'] + row['output'] - row['alias'] + row['temp']
@@ -280,7 +282,7 @@ def planned(update) -> dict:
 
 
 def resident() -> float:
-  """Resident memory, once all that is free was given back."""
+  """Returns resident memory in 1e9 bytes, after freeing unused memory."""
   gc.collect()
   ctypes.CDLL(None).malloc_trim(0)
   status = pathlib.Path('/proc/self/status').read_text()
@@ -288,7 +290,7 @@ def resident() -> float:
 
 
 def saved(state, folder: str) -> float:
-  """Saves a checkpoint; returns its size."""
+  """Saves a checkpoint; returns its size in 1e9 bytes."""
   from posttrain import schema
   from posttrain.checkpoints import store
 
@@ -301,12 +303,14 @@ def saved(state, folder: str) -> float:
 
 
 def count(tree) -> int:
+  """Returns the number of array elements."""
   import jax
 
   return sum(x.size for x in jax.tree.leaves(tree))
 
 
 def size(tree) -> float:
+  """Returns the size of all arrays in 1e9 bytes."""
   import jax
 
   return sum(x.nbytes for x in jax.tree.leaves(tree)) / 1e9
