@@ -1,1 +1,1 @@
-"""A model behind a server: HTTP, answers, the check, an engine."""
+"""A model on a server: HTTP client, responses, checks, and an engine."""

@@ -1,7 +1,7 @@
-"""Whether a server has the model that a config names, and reads ids as we do.
+"""A check of a server's model and tokenizer.
 
-Logprobs of other tokens than those that were meant look like any others, so
-this is settled before the first one is asked for.
+Logprobs of the wrong tokens look like any others, so the check comes before the
+first request.
 """
 
 import logging
@@ -10,8 +10,8 @@ from posttrain import schema
 from posttrain.chat import renderer as chat
 from posttrain.rollout.endpoint import http
 
-# Tokenizers that differ disagree about one of these: case, digits, space,
-# accents, other scripts, signs beyond the basic plane, code.
+# Different tokenizers disagree about one of these: case, digits, space,
+# accents, other scripts, characters beyond the basic plane, code.
 _PROBE = (
   "The 1st of 20260 tokens\u2019 tests: na\u00efve  caf\u00e9s,\tdon't\n\n"
   'def f(x_i): return {"a": x_i ** 2 != 3.14}  # \u4f60\u597d '
@@ -21,40 +21,43 @@ _PROBE = (
 
 
 def check(
-  client: http.Client, cfg: schema.Endpoint, renderer: chat.Renderer, who: str
+  client: http.Client,
+  cfg: schema.Endpoint,
+  renderer: chat.Renderer,
+  caller: str,
 ) -> None:
-  """Refuses a server without the model, or with other tokens.
+  """Checks that a server has the model and the policy's tokens.
 
-  Our own server says what its tokenizer and template are; others tokenize a
-  probe. Where neither is to be had, a warning says so.
+  `posttrain.serve` publishes the fingerprint of its tokenizer and template;
+  other servers tokenize a probe. Logs a warning if neither is possible.
 
   Args:
-    client: of the server.
-    cfg: the model's name and where the API begins.
-    renderer: the policy's.
-    who: waits for it.
+    client: the server's client.
+    cfg: the model's name and the API's base URL.
+    renderer: the policy's renderer.
+    caller: the caller's name in logs and errors.
 
   Raises:
     ValueError: no model of that name, or other tokens.
     EndpointError: the server does not answer.
   """
   base = cfg.base_url.rstrip('/')
-  listed = client.get(f'{base}/models', who).get('data') or []
-  models = {model.get('id'): model for model in listed}
+  entries = client.get(f'{base}/models', caller).get('data') or []
+  models = {model.get('id'): model for model in entries}
   if cfg.name not in models:
     raise ValueError(
-      f'name must be that of a model which {base} serves: got '
+      f'name must be that of a model that {base} serves: got '
       f'{cfg.name!r}, expected one of {list(models)}'
     )
   theirs = models[cfg.name].get('tokenizer')
   if theirs is None:
-    trouble = _check_tokens(client, cfg, renderer, who)
-    if trouble is not None:
+    obstacle = _check_tokens(client, cfg, renderer, caller)
+    if obstacle is not None:
       logging.getLogger('absl').warning(
-        'NOBODY COULD CHECK that the tokens of %s are those of the policy: '
-        'where they are not, all that it says of them is wrong; %s',
+        'NOT CHECKED that the tokens of %s are those of the policy: if they '
+        'differ, all its logprobs are wrong; %s',
         cfg,
-        trouble,
+        obstacle,
       )
   elif theirs != renderer.fingerprint:
     raise ValueError(
@@ -66,24 +69,27 @@ def check(
 
 
 def _check_tokens(
-  client: http.Client, cfg: schema.Endpoint, renderer: chat.Renderer, who: str
+  client: http.Client,
+  cfg: schema.Endpoint,
+  renderer: chat.Renderer,
+  caller: str,
 ) -> str | None:
-  """Compares the ids of a probe; returns why that could not be done."""
+  """Compares the ids of a probe; returns the obstacle if it cannot."""
   url = cfg.base_url.rstrip('/').removesuffix('/v1') + '/tokenize'
   tokenizer = renderer.tokenizer
   for text in (_PROBE, *map(tokenizer.text, renderer.stop_ids)):
     if not text:
-      continue  # a stop token that has no text
+      continue  # a stop token without text
     body = {'model': cfg.name, 'prompt': text, 'add_special_tokens': False}
     try:
-      answer = client.post(url, body, who)
+      response = client.post(url, body, caller)
     except http.EndpointError as error:
       if error.status is None:
         raise
       return str(error)
-    theirs, ours = answer.get('tokens'), list(tokenizer.encode_scaffold(text))
+    theirs, ours = response.get('tokens'), list(tokenizer.encode_scaffold(text))
     if not theirs or not isinstance(theirs, list):
-      return f'got {str(answer)[:80]} for the tokens of a text'
+      return f'got {str(response)[:80]} for the tokens of a text'
     if theirs != ours:
       raise ValueError(
         f'tokenizer of {cfg} must be that of the policy: got {theirs[:8]} '

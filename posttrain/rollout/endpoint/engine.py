@@ -1,8 +1,7 @@
-"""Plays episodes with a model behind a server: the driver's engine, by HTTP.
+"""The driver's engine over HTTP, for a model on a server.
 
-The server keeps nothing between turns: what a slot of `decode.engine` holds is
-kept here, and each turn sends the whole sequence. (Its cache of prefixes may
-remember the earlier turns; that is its own affair.)
+The server keeps no state between turns: the tokens of a held sequence are kept
+here, and each turn sends the whole sequence. (A server may cache prefixes.)
 """
 
 import concurrent.futures
@@ -21,41 +20,43 @@ class _Sequence:
 
 
 class Engine:
-  """`driver.Engine` of one environment; one thread may use it."""
+  """The `driver.Engine` of one environment; not thread-safe."""
 
   def __init__(
-    self, endpoint: client.Endpoint, who: str | None = None, seed: int = 0
+    self, endpoint: client.Endpoint, caller: str | None = None, seed: int = 0
   ):
-    """Args:
-    endpoint: of whose model.
-    who: waits for the completions, as in 'environment sums'.
-    seed: of all draws, with a request's id and the length of its prompt.
+    """Makes an engine without requests.
+
+    Args:
+      endpoint: the client of the model.
+      caller: the caller's name in logs and errors, as in 'environment sums'.
+      seed: of all draws, with a request's id and the length of its prompt.
     """
-    self._endpoint, self._who, self._seed = endpoint, who, seed
+    self._endpoint, self._caller, self._seed = endpoint, caller, seed
     self._sequences: dict[int, _Sequence] = {}
-    # By request, in the order of submission.
+    # By request id, in the order of submission.
     self._running: dict[int, concurrent.futures.Future] = {}
 
   def submit(self, request: requests.Request) -> None:
-    """Asks for a completion."""
-    assert request.id not in self._sequences, 'the id of a request is its own'
+    """Requests a completion."""
+    assert request.id not in self._sequences, 'request ids are unique'
     ids = np.asarray(request.ids, np.int32)
     self._sequences[request.id] = _Sequence(request, ids)
-    self._go(request.id, request.max_tokens)
+    self._start(request.id, request.max_tokens)
 
   def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
-    """Lets a held sequence that has stopped go on behind more tokens."""
-    assert id not in self._running, 'only what has stopped goes on'
+    """Appends tokens to a held sequence and requests its next completion."""
+    assert id not in self._running, 'only a stopped sequence is extended'
     sequence = self._sequences[id]
     sequence.ids = np.concatenate([sequence.ids, ids]).astype(np.int32)
-    self._go(id, max_tokens)
+    self._start(id, max_tokens)
 
   def poll(self) -> list[requests.Completion]:
-    """Waits until a request stops; returns all that did, oldest first.
+    """Waits until a request stops; returns all stopped ones, oldest first.
 
     Raises:
-      EndpointError: the server does not answer; nothing is in flight then.
-      ValueError: it answers something else; the same.
+      EndpointError: the server does not answer.
+      ValueError: its response is invalid. After either no request is in flight.
     """
     if not self._running:
       return []
@@ -67,22 +68,22 @@ class Engine:
       return [self._stop(id, self._running.pop(id).result()) for id in done]
     except concurrent.futures.CancelledError as error:
       self._drop()
-      words = f'{self._endpoint} must be open for {self._who}: got closed'
-      raise client.EndpointError(words) from error
+      text = f'{self._endpoint} must be open for {self._caller}: got closed'
+      raise client.EndpointError(text) from error
     except BaseException:
       self._drop()
       raise
 
   def release(self, id: int) -> None:
-    """Forgets a held sequence."""
+    """Removes a held sequence."""
     del self._sequences[id]
 
-  def _go(self, id: int, max_tokens: int) -> None:
+  def _start(self, id: int, max_tokens: int) -> None:
     sequence = self._sequences[id]
     entropy = [self._seed, id, len(sequence.ids)]
     (word,) = np.random.SeedSequence(entropy).generate_state(1)
     self._running[id] = self._endpoint.sample(
-      sequence.request, sequence.ids, max_tokens, self._who, int(word) >> 1
+      sequence.request, sequence.ids, max_tokens, self._caller, int(word) >> 1
     )
 
   def _stop(
@@ -95,7 +96,7 @@ class Engine:
     return completion
 
   def _drop(self) -> None:
-    """Forgets everything: the episodes that asked have failed."""
+    """Removes all requests: their episodes have failed."""
     for future in self._running.values():
       future.cancel()
     self._running.clear()

@@ -1,10 +1,9 @@
-"""Requests to a server that may be busy, slow, or away for a while.
+"""Requests to a server that may be busy, slow, or temporarily away.
 
-1. A request is sent by one of `concurrency` threads, which all who share a
-   client share.
-2. Status 429 and 5xx, an answer that breaks off, and no answer at all are
-   waited out and tried again, `tries` times in all; every wait says who waits
-   for what. Every other refusal is an error at once.
+1. A request is sent by one of the client's `concurrency` threads.
+2. Status 429 and 5xx, an aborted response, and no response are retried after a
+   wait, `tries` times in all; every wait is logged with the caller's name.
+   Every other refusal is an error at once.
 """
 
 import concurrent.futures
@@ -23,8 +22,8 @@ import httpx
 from posttrain import schema
 
 _SHORTEST, _LONGEST = 1.0, 30.0  # seconds between tries
-_LONGEST_ASKED = 600.0  # that a server may ask for
-_NOT_IMPLEMENTED = 501  # stays so, unlike the other 5xx
+_LONGEST_RETRY_AFTER = 600.0  # seconds that a server may request
+_NOT_IMPLEMENTED = 501  # permanent, unlike the other 5xx
 _HINTS = {
   401: "; name the variable with the server's key in api_key_env",
   403: "; name the variable with the server's key in api_key_env",
@@ -33,9 +32,9 @@ _HINTS = {
 
 
 class EndpointError(RuntimeError):
-  """A server does not answer, or refuses.
+  """A server that does not answer, or refuses.
 
-  `status` is the HTTP status of a refusal; None = no answer was to be had.
+  `status` is the HTTP status of a refusal; None = no response.
   """
 
   def __init__(self, message: str, status: int | None = None):
@@ -44,15 +43,15 @@ class EndpointError(RuntimeError):
 
 
 class _Busy(Exception):
-  """Another try may help; after so many seconds, if the server says so."""
+  """A failure to retry; `seconds`: the server's Retry-After, if any."""
 
-  def __init__(self, words: str, seconds: float | None = None):
-    super().__init__(words)
+  def __init__(self, text: str, seconds: float | None = None):
+    super().__init__(text)
     self.seconds = seconds
 
 
 class Client:
-  """Asks one server; threads may share it."""
+  """The HTTP client of one server; thread-safe."""
 
   def __init__(
     self,
@@ -61,15 +60,16 @@ class Client:
     transport: httpx.BaseTransport | None = None,
     sleep: Callable[[float], object] | None = None,
   ):
-    """Asks for nothing yet.
+    """Makes a client; sends nothing yet.
 
     Args:
-      cfg: which server, and how patiently.
+      cfg: the server, timeouts and tries.
       transport: carries the requests; None = the network.
-      sleep: waits so many seconds; None = and ends with `close`.
+      sleep: waits for some seconds; None = a wait that `close` ends.
 
     Raises:
-      ValueError: there is no API key where the config says.
+      ValueError: the address is invalid, or the environment variable has no
+        valid API key.
     """
     self._cfg = cfg
     self._closed = threading.Event()
@@ -91,142 +91,144 @@ class Client:
     )
 
   def close(self) -> None:
-    """Ends waits, drops requests that have not begun, and hangs up."""
+    """Ends waits, drops requests that have not begun, closes connections."""
     self._closed.set()
     self._pool.shutdown(wait=False, cancel_futures=True)
     self._http.close()
 
   def submit(
-    self, ask: Callable[..., Any], *args: Any
+    self, fn: Callable[..., Any], *args: Any
   ) -> concurrent.futures.Future:
-    """Calls a function that sends requests, in one of the threads."""
-    return self._pool.submit(ask, *args)
+    """Calls a function that sends requests in one of the threads."""
+    return self._pool.submit(fn, *args)
 
   def result(self, future: concurrent.futures.Future) -> Any:
-    """What came of a call; EndpointError where `close` dropped it."""
+    """Returns a call's result; EndpointError if `close` dropped the call."""
     try:
       return future.result()
     except concurrent.futures.CancelledError as error:
       raise EndpointError(f'{self._cfg} must be open: got closed') from error
 
   def each(
-    self, ask: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+    self, fn: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
   ) -> list[Any]:
-    """Calls it with the arguments of each job; returns the results in order.
+    """Calls a function with the arguments of each job; returns the results.
 
-    The first error in that order is raised; what has not begun is dropped.
+    Raises the first error in the order of jobs, and drops the calls that have
+    not begun.
     """
-    futures = [self.submit(ask, *job) for job in jobs]
+    futures = [self.submit(fn, *job) for job in jobs]
     try:
       return [self.result(future) for future in futures]
     finally:
       for future in futures:
         future.cancel()
 
-  def get(self, url: str, who: str) -> dict[str, Any]:
-    """Returns the JSON that lies there; see `post`."""
-    return self._ask('GET', url, None, who)
+  def get(self, url: str, caller: str) -> dict[str, Any]:
+    """Returns the JSON object at a URL; see `post`."""
+    return self._request('GET', url, None, caller)
 
-  def post(self, url: str, body: dict[str, Any], who: str) -> dict[str, Any]:
-    """Returns the server's answer.
+  def post(self, url: str, body: dict[str, Any], caller: str) -> dict[str, Any]:
+    """Returns the JSON object of the server's response.
 
     Args:
       url: of the request.
       body: sent as JSON.
-      who: waits for the answer, as in 'environment sums'.
+      caller: the caller's name in logs and errors, as in 'environment sums'.
 
     Raises:
       EndpointError: the last try failed, or the server refuses.
     """
-    return self._ask('POST', url, body, who)
+    return self._request('POST', url, body, caller)
 
-  def _ask(
-    self, method: str, url: str, body: dict[str, Any] | None, who: str
+  def _request(
+    self, method: str, url: str, body: dict[str, Any] | None, caller: str
   ) -> dict[str, Any]:
     tries = self._cfg.tries
-    for tried in range(1, tries + 1):
+    for attempt in range(1, tries + 1):
       try:
-        return self._once(method, url, body, who)
+        return self._once(method, url, body, caller)
       except _Busy as busy:
         reason = busy
-      if tried < tries:
-        self._wait(reason, tried, who)
+      if attempt < tries:
+        self._wait(reason, attempt, caller)
     raise EndpointError(
-      f'{self._cfg} must answer {who}: got {reason} at the last of {tries} '
+      f'{self._cfg} must answer {caller}: got {reason} at the last of {tries} '
       'tries; start the server again, or raise timeout or tries'
     ) from reason
 
-  def _wait(self, reason: _Busy, tried: int, who: str) -> None:
-    # Half of it by chance: those whom a server turned away come back apart.
-    longest = min(_LONGEST, 2 * _SHORTEST * 2.0 ** min(tried - 1, 16))
+  def _wait(self, reason: _Busy, attempt: int, caller: str) -> None:
+    # Half of it is random, so that refused requests do not return all at once.
+    longest = min(_LONGEST, 2 * _SHORTEST * 2.0 ** min(attempt - 1, 16))
     seconds = longest * random.uniform(0.5, 1)
     if reason.seconds is not None:
-      # Not sooner than asked; a server may ask for a second for ever.
+      # At least Retry-After; a server may always send 1 second.
       seconds = max(seconds, reason.seconds)
     logging.getLogger('absl').warning(
       '%s waits for %s: %s; try %d of %d, next in %.3g s',
-      who,
+      caller,
       self._cfg,
       reason,
-      tried,
+      attempt,
       self._cfg.tries,
       seconds,
     )
     self._sleep(seconds)
 
   def _once(
-    self, method: str, url: str, body: dict[str, Any] | None, who: str
+    self, method: str, url: str, body: dict[str, Any] | None, caller: str
   ) -> dict[str, Any]:
     if self._closed.is_set():
-      raise EndpointError(f'{self._cfg} must be open for {who}: got closed')
+      raise EndpointError(f'{self._cfg} must be open for {caller}: got closed')
     try:
       response = self._http.request(method, url, json=body)
     except httpx.TimeoutException as error:
-      words = f'no answer within {self._cfg.timeout:g} s'
-      raise _Busy(words) from error
+      text = f'no answer within {self._cfg.timeout:g} s'
+      raise _Busy(text) from error
     except httpx.UnsupportedProtocol as error:
       raise ValueError(f'base_url must be an address: {error}') from None
     except httpx.RequestError as error:
-      words = str(error).rstrip('.') or type(error).__name__
-      raise _Busy(words) from error
+      text = str(error).rstrip('.') or type(error).__name__
+      raise _Busy(text) from error
     status = response.status_code
     if status == 429 or status >= 500 and status != _NOT_IMPLEMENTED:
-      raise _Busy(f'status {status}: {_words(response)}', _asked(response))
+      seconds = _retry_after(response)
+      raise _Busy(f'status {status}: {_message(response)}', seconds)
     if status != 200:
       raise EndpointError(
-        f'{self._cfg} must accept what {who} asks of {url}: got status '
-        f'{status}: {_words(response)}{_HINTS.get(status, "")}',
+        f'{self._cfg} must accept the request of {caller} to {url}: got status '
+        f'{status}: {_message(response)}{_HINTS.get(status, "")}',
         status,
       )
     return self._read(response)
 
   def _read(self, response: httpx.Response) -> dict[str, Any]:
     try:
-      answer = response.json()
+      body = response.json()
     except ValueError:
-      answer = None
-    if not isinstance(answer, dict):
+      body = None
+    if not isinstance(body, dict):
       raise EndpointError(
         f'{self._cfg} must answer with a JSON object: got '
-        f'{_words(response)!r}; check that base_url is that of an '
+        f'{_message(response)!r}; check that base_url is that of an '
         'OpenAI-compatible API',
         response.status_code,
       )
-    choices = answer.get('choices')
+    choices = body.get('choices')
     if isinstance(choices, list) and any(
       isinstance(choice, dict) and choice.get('finish_reason') == 'abort'
       for choice in choices
     ):
-      raise _Busy('an answer that the server broke off')  # it shuts down
-    return answer
+      raise _Busy('an aborted response')  # the server shuts down
+    return body
 
 
 def _headers(variable: str) -> dict[str, str]:
-  """The key that lies in an environment variable, as a header."""
+  """Returns the header with the key of an environment variable."""
   if not variable:
     return {}
   key = os.environ.get(variable, '')
-  # The key itself is shown nowhere.
+  # Errors never show the key itself.
   if not (key and key.isascii() and key.isprintable() and ' ' not in key):
     got = 'one with other characters' if key else 'none'
     raise ValueError(
@@ -236,20 +238,20 @@ def _headers(variable: str) -> dict[str, str]:
   return {'Authorization': f'Bearer {key}'}
 
 
-def _words(response: httpx.Response) -> str:
-  """What the server says of its refusal: several forms are about."""
+def _message(response: httpx.Response) -> str:
+  """Returns the error message of a refusal; servers use several forms."""
   try:
-    said = response.json()
+    message = response.json()
   except ValueError:
-    said = response.text
+    message = response.text
   for key in ('error', 'message', 'detail'):
-    if isinstance(said, dict) and said.get(key):
-      said = said[key]
-  return str(said)[:500].strip() or response.reason_phrase
+    if isinstance(message, dict) and message.get(key):
+      message = message[key]
+  return str(message)[:500].strip() or response.reason_phrase
 
 
-def _asked(response: httpx.Response) -> float | None:
-  """Seconds that the server asks to be left alone for; None = it does not."""
+def _retry_after(response: httpx.Response) -> float | None:
+  """Returns the seconds of Retry-After; None if absent or invalid."""
   text = response.headers.get('Retry-After', '')
   try:
     seconds = float(text)
@@ -264,4 +266,4 @@ def _asked(response: httpx.Response) -> float | None:
     seconds = (until - now).total_seconds()
   if math.isnan(seconds):
     return None
-  return min(seconds, _LONGEST_ASKED)
+  return min(seconds, _LONGEST_RETRY_AFTER)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server in this process: a law of token pairs."""
+"""An OpenAI-compatible server in this process, with bigram logits."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ LOGITS = np.random.default_rng(0).normal(0, 3, (VOCAB, VOCAB))
 
 
 def truth(ids, temperatures):
-  """log softmax(LOGITS[ids[t - 1]] / temperatures[t])[ids[t]]; 0 at t = 0."""
+  """Returns log softmax(LOGITS[ids[t - 1]] / temperatures[t])[ids[t]]."""
   logprobs = [0.0]
   for before, token, temperature in zip(
     ids[:-1], ids[1:], temperatures[1:], strict=True
@@ -27,12 +27,12 @@ def truth(ids, temperatures):
 
 @dataclasses.dataclass
 class Server:
-  """Answers as it is told to.
+  """A transport with configurable responses.
 
-  `forms` are those it scores prompts in; what it does not know it ignores, or
-  refuses if `strict`. `least` is the lowest `max_tokens` that it takes.
-  `spoil` changes an answer's choice; `says` maps the end of a prompt to the
-  choice that follows it.
+  `forms` are the supported fields for prompt scoring; others are ignored, or
+  refused if `strict`. `least` is the lowest accepted `max_tokens`. `spoil`
+  changes a response's choice; `replies` maps the end of a prompt to the choice
+  that follows it.
   """
 
   forms: tuple = ('prompt_logprobs',)
@@ -40,7 +40,7 @@ class Server:
   least: int = 0
   tempered: bool = True
   spoil: object = lambda choice: choice
-  says: dict = dataclasses.field(default_factory=dict)
+  replies: dict = dataclasses.field(default_factory=dict)
   models: tuple = ({'id': 'teacher'},)
   tokenize: object = None
   chat: object = None
@@ -60,20 +60,20 @@ class Server:
       raise trouble
     if trouble is not None:
       return trouble
-    answer = {
+    route = {
       '/v1/models': self._models,
       '/v1/completions': self._completions,
       '/v1/chat/completions': self.chat,
       '/tokenize': self.tokenize,
     }.get(request.url.path)
-    if answer is None:
+    if route is None:
       return httpx.Response(404, json={'detail': 'Not Found'})
-    answer = answer(body)
+    response = route(body)
     return (
-      answer
-      if isinstance(answer, httpx.Response)
-      # numpy's and json's NaN as they are: servers do write it.
-      else httpx.Response(200, content=json.dumps(answer))
+      response
+      if isinstance(response, httpx.Response)
+      # With NaN as numpy and json write it: servers do that too.
+      else httpx.Response(200, content=json.dumps(response))
     )
 
   def _models(self, body):
@@ -87,7 +87,7 @@ class Server:
     if body['max_tokens'] < self.least:
       return httpx.Response(400, json={'message': 'max_tokens is too low'})
     if 'seed' in body:
-      return {'choices': [self.spoil(self._say(body))]}
+      return {'choices': [self.spoil(self._reply(body))]}
     ids = body['prompt']
     temperature = body['temperature'] if self.tempered else 1
     choice = {'text': '?', 'finish_reason': 'length', 'logprobs': None}
@@ -105,18 +105,18 @@ class Server:
     usage = {'prompt_tokens': len(ids)}
     return {'choices': [self.spoil(choice)], 'usage': usage}
 
-  def _say(self, body):
-    """The completion of the longest key that the prompt ends with."""
+  def _reply(self, body):
+    """Returns the choice of the longest key that the prompt ends with."""
     ends = [
       end
-      for end in self.says
+      for end in self.replies
       if body['prompt'][len(body['prompt']) - len(end) :] == list(end)
     ]
-    return dict(self.says[max(ends, key=len)])
+    return dict(self.replies[max(ends, key=len)])
 
 
 def _entries(ids, values):
-  """As vLLM writes them, with a likelier token in front of the actual one."""
+  """Returns vLLM's entries, a likelier token before the actual one."""
   return [None] + [
     {
       str((token + 1) % VOCAB): {'logprob': -0.25, 'rank': 1},
@@ -127,7 +127,7 @@ def _entries(ids, values):
 
 
 def connect(server, sleeps=None, **options):
-  """An endpoint of it that waits in no time; `sleeps` takes the seconds."""
+  """Returns a client that does not wait; `sleeps` records the seconds."""
   cfg = schema.Endpoint(
     name='teacher', base_url='http://there:8000/v1', **options
   )

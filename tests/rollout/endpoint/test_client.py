@@ -1,4 +1,4 @@
-"""The client of a server: whose logprob is whose, and what it refuses."""
+"""The endpoint client: logprobs per token, and refused responses."""
 
 import logging
 import threading
@@ -21,8 +21,8 @@ def score(server, ids=IDS, temperatures=ONES):
   return logprobs
 
 
-def spoiled(form, change):
-  """A server whose list of logprobs a function changes."""
+def server_with(form, change):
+  """Returns a server whose list of logprobs a function changes."""
 
   def spoil(choice):
     if form == 'echo' and choice['logprobs'] is not None:
@@ -35,31 +35,31 @@ def spoiled(form, change):
 
 
 @pytest.mark.parametrize('form', FORMS)
-def test_scores_are_those_of_the_tokens(form):
+def test_logprobs_equal_the_log_softmax_of_the_tokens(form):
   logprobs = score(Server(forms=(form,)))
   assert logprobs.dtype == np.float32 and logprobs.shape == (8,)
   assert logprobs[0] == 0
   np.testing.assert_allclose(logprobs, truth(IDS, ONES), rtol=1e-6)
 
 
-def test_many_sequences_come_back_in_order():
+def test_many_sequences_are_scored_in_order():
   rng = np.random.default_rng(1)
   ids = [rng.integers(0, servers.VOCAB, n) for n in (9, 1, 2, 30, 0, 5)]
   ones = [np.ones(len(i), np.float32) for i in ids]
   scored = connect(Server(), concurrency=3).score(ids, ones)
-  for sequence, heat, logprobs in zip(ids, ones, scored, strict=True):
-    want = truth(sequence, heat)[: len(sequence)]
-    np.testing.assert_allclose(logprobs, want, rtol=1e-6)
+  for sequence, temperatures, logprobs in zip(ids, ones, scored, strict=True):
+    expected = truth(sequence, temperatures)[: len(sequence)]
+    np.testing.assert_allclose(logprobs, expected, rtol=1e-6)
 
 
-def test_what_predicts_nothing_is_not_asked_for():
+def test_sequences_of_less_than_two_tokens_send_no_request():
   server = Server()
   (one, none) = connect(server).score([IDS[:1], IDS[:0]], [ONES[:1], ONES[:0]])
   assert one.tolist() == [0] and none.tolist() == []
   assert not server.bodies
 
 
-def test_the_request_of_a_score():
+def test_fields_of_a_scoring_request():
   server = Server()
   score(server)
   (body,) = server.bodies
@@ -72,10 +72,10 @@ def test_the_request_of_a_score():
 
 @pytest.mark.parametrize('strict', [False, True])
 @pytest.mark.parametrize(
-  'form, least, asked',
+  'form, least, tries',
   [
     ('prompt_logprobs', 0, [('prompt_logprobs', 0)] * 2),
-    # As vLLM.
+    # vLLM.
     (
       'prompt_logprobs',
       1,
@@ -93,27 +93,27 @@ def test_the_request_of_a_score():
     ),
   ],
 )
-def test_the_form_that_works_is_remembered(form, least, asked, strict):
+def test_supported_form_is_tried_first_from_then_on(form, least, tries, strict):
   server = Server(forms=(form,), least=least, strict=strict)
   connected = connect(server)
   for _ in range(2):
     (logprobs,) = connected.score([IDS], [ONES])
     np.testing.assert_allclose(logprobs, truth(IDS, ONES), rtol=1e-6)
-  assert asked == [
+  assert tries == [
     ('echo' if 'echo' in body else 'prompt_logprobs', body['max_tokens'])
     for body in server.bodies
   ]
 
 
-def test_another_thread_may_find_out_the_form_meanwhile():
-  began, found = threading.Event(), threading.Event()
+def test_another_thread_may_set_the_form_meanwhile():
+  began, finished = threading.Event(), threading.Event()
 
   class Slow(Server):
     def __call__(self, request):
       response = super().__call__(request)
       if not began.is_set():
         began.set()
-        assert found.wait(20)
+        assert finished.wait(20)
       return response
 
   connected, scored = connect(Slow(forms=('echo',), strict=True)), []
@@ -123,41 +123,45 @@ def test_another_thread_may_find_out_the_form_meanwhile():
   thread.start()
   assert began.wait(20)
   scored += connected.score([IDS], [ONES])
-  found.set()
+  finished.set()
   thread.join()
   for logprobs in scored:
     np.testing.assert_allclose(logprobs, truth(IDS, ONES), rtol=1e-6)
   assert len(scored) == 2
 
 
-@pytest.mark.parametrize('strict, words', [(False, ''), (True, 'unknown')])
-def test_a_server_that_scores_no_prompt_is_refused(strict, words):
-  with pytest.raises(ValueError, match=f'teacher at .* score .*{words}.*vLLM'):
+@pytest.mark.parametrize('strict, message', [(False, ''), (True, 'unknown')])
+def test_server_without_prompt_scoring_is_refused(strict, message):
+  with pytest.raises(
+    ValueError, match=f'teacher at .* score .*{message}.*vLLM'
+  ):
     score(Server(forms=(), strict=strict))
 
 
-def test_a_single_temperature_other_than_one():
-  heat = np.full(8, 0.5, np.float32)
+def test_temperature_other_than_1_is_probed_first():
+  temperatures = np.full(8, 0.5, np.float32)
   server = Server()
   np.testing.assert_allclose(
-    score(server, IDS, heat), truth(IDS, heat), rtol=1e-6
+    score(server, IDS, temperatures), truth(IDS, temperatures), rtol=1e-6
   )
-  # The probe at both, and the sequence: its first token has no say.
+  # The probe at both temperatures, then the sequence.
   assert [b['temperature'] for b in server.bodies[2:]] == [0.5]
   assert sorted(b['temperature'] for b in server.bodies[:2]) == [0.5, 1]
 
 
 @pytest.mark.parametrize('form', FORMS)
 def test_every_token_is_scored_at_its_own_temperature(form):
-  heat = np.array([9, 1, 1, 0.7, 0.7, 2, 1, 0.7], np.float32)
+  temperatures = np.array([9, 1, 1, 0.7, 0.7, 2, 1, 0.7], np.float32)
   server = Server(forms=(form,))
   connected = connect(server)
   for _ in range(2):
-    (logprobs,) = connected.score([IDS], [heat])
-    np.testing.assert_allclose(logprobs, truth(IDS, heat), rtol=1e-5)
-  asked = [b['temperature'] for b in server.bodies if len(b['prompt']) == 8]
-  assert sorted(asked[-3:]) == pytest.approx([0.7, 1, 2])  # never 9
-  # One probe of sixteen tokens per temperature, beside that of 1.
+    (logprobs,) = connected.score([IDS], [temperatures])
+    np.testing.assert_allclose(logprobs, truth(IDS, temperatures), rtol=1e-5)
+  requested = [b['temperature'] for b in server.bodies if len(b['prompt']) == 8]
+  assert sorted(requested[-3:]) == pytest.approx(
+    [0.7, 1, 2]
+  )  # not 9, the first token's
+  # Two probes of sixteen tokens per temperature other than 1.
   long = [b for b in server.bodies if len(b['prompt']) == 16 and form in b]
   assert len(long) == 4
 
@@ -165,7 +169,9 @@ def test_every_token_is_scored_at_its_own_temperature(form):
 @pytest.mark.parametrize('temperature', [0.5, 0.9, 1.1, 2.0])
 @pytest.mark.parametrize('noise', [0.0, 0.01])
 @pytest.mark.parametrize('tempered', [False, True])
-def test_a_server_deaf_to_temperatures_is_refused(temperature, noise, tempered):
+def test_server_that_ignores_temperatures_is_refused(
+  temperature, noise, tempered
+):
   rng = np.random.default_rng(0)
 
   def change(entries):
@@ -173,35 +179,35 @@ def test_a_server_deaf_to_temperatures_is_refused(temperature, noise, tempered):
       for value in entry.values():
         value['logprob'] -= abs(noise * rng.normal())
 
-  server = spoiled('prompt_logprobs', change)
+  server = server_with('prompt_logprobs', change)
   server.tempered = tempered
-  heat = np.full(8, temperature, np.float32)
+  temperatures = np.full(8, temperature, np.float32)
   if tempered:
     np.testing.assert_allclose(
-      score(server, IDS, heat), truth(IDS, heat), atol=0.05
+      score(server, IDS, temperatures), truth(IDS, temperatures), atol=0.05
     )
   else:
     with pytest.raises(ValueError, match='temperature to 1'):
-      score(server, IDS, heat)
+      score(server, IDS, temperatures)
     assert len(server.bodies) == 2
 
 
-def test_a_deaf_server_will_do_at_temperature_one():
+def test_server_that_ignores_temperatures_works_at_temperature_1():
   np.testing.assert_allclose(
     score(Server(tempered=False)), truth(IDS, ONES), rtol=1e-6
   )
 
 
-def test_a_law_that_shows_no_temperature_is_let_through():
+def test_uniform_logprobs_pass_the_temperature_check():
   def change(entries):
     for entry in entries[1:]:
       for value in entry.values():
         value['logprob'] = -np.log(512)
 
-  heat = np.full(8, 0.5, np.float32)
-  server = spoiled('prompt_logprobs', change)
+  temperatures = np.full(8, 0.5, np.float32)
+  server = server_with('prompt_logprobs', change)
   np.testing.assert_allclose(
-    score(server, IDS, heat)[1:], -np.log(512), rtol=1e-6
+    score(server, IDS, temperatures)[1:], -np.log(512), rtol=1e-6
   )
 
 
@@ -209,7 +215,7 @@ def test_a_law_that_shows_no_temperature_is_let_through():
 @pytest.mark.parametrize(
   'value', [None, float('nan'), float('-inf'), -9999.0, 0.5, 'x', True]
 )
-def test_a_value_that_is_no_logprob_is_refused(form, value):
+def test_invalid_logprob_is_refused(form, value):
   def change(entries):
     if form == 'echo':
       entries[3] = value
@@ -217,15 +223,15 @@ def test_a_value_that_is_no_logprob_is_refused(form, value):
       entries[3]['7'] = {'logprob': value}
 
   with pytest.raises(ValueError, match=r'teacher at .*token 3 \(id 7\)'):
-    score(spoiled(form, change))
+    score(server_with(form, change))
 
 
-def test_a_missing_id_is_refused():
+def test_missing_token_id_is_refused():
   def change(entries):
     del entries[4]['500']
 
   with pytest.raises(ValueError, match=r"token 4 .* id 500: got ids \['501'\]"):
-    score(spoiled('prompt_logprobs', change))
+    score(server_with('prompt_logprobs', change))
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -240,10 +246,10 @@ def test_a_missing_id_is_refused():
 )
 def test_lists_of_another_length_are_refused(form, change):
   with pytest.raises(ValueError, match='teacher at .* expected 8'):
-    score(spoiled(form, change))
+    score(server_with(form, change))
 
 
-def test_an_echo_of_other_tokens_is_refused():
+def test_echo_of_other_tokens_is_refused():
   def spoil(choice):
     choice['logprobs'] and choice['logprobs']['tokens'].__setitem__(
       2, 'token_id:9'
@@ -254,7 +260,7 @@ def test_an_echo_of_other_tokens_is_refused():
     score(Server(forms=('echo',), spoil=spoil))
 
 
-def test_an_echo_without_ids_is_trusted_for_its_length():
+def test_echo_without_ids_is_accepted_if_its_length_matches():
   def spoil(choice):
     if choice['logprobs']:
       choice['logprobs']['tokens'] = ['a', 'token_id:x', *'cdefgh']
@@ -267,33 +273,33 @@ def test_an_echo_without_ids_is_trusted_for_its_length():
 
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize(
-  'shown, words',
+  'shown, message',
   [
     ([1, *IDS.tolist()], r'got \[1, 5, 301, 7\] from token 0'),
     (IDS[:-1].tolist(), r'got \[\] from token 7'),
     (8, 'from token 0'),
   ],
 )
-def test_an_answer_to_another_prompt_is_refused(form, shown, words):
+def test_response_to_another_prompt_is_refused(form, shown, message):
   def spoil(choice):
     return choice | {'prompt_token_ids': shown}
 
-  with pytest.raises(ValueError, match=words):
+  with pytest.raises(ValueError, match=message):
     score(Server(forms=(form,), spoil=spoil))
 
 
-def test_the_count_of_the_prompt_is_checked():
-  # A bos in front, and no sampled token behind: as long as an echo may be.
+def test_prompt_token_count_is_checked():
+  # An added bos and no sampled token: the length that an echo may have.
   count = {'prompt_tokens': 9}
   logprobs = {'token_logprobs': [None, *[-1.0] * 8], 'tokens': ['a'] * 9}
-  answer = {'choices': [{'logprobs': logprobs}], 'usage': count}
-  trouble = [httpx.Response(200, json=answer) for _ in range(3)]
+  body = {'choices': [{'logprobs': logprobs}], 'usage': count}
+  trouble = [httpx.Response(200, json=body) for _ in range(3)]
   with pytest.raises(ValueError, match='got 9 of them, expected 8'):
     score(Server(troubles=trouble))
 
 
 @pytest.mark.parametrize(
-  'answer',
+  'body',
   [
     {},
     {'choices': []},
@@ -302,12 +308,12 @@ def test_the_count_of_the_prompt_is_checked():
     {'choices': [{}, {}]},
   ],
 )
-def test_an_answer_without_a_choice_is_refused(answer):
+def test_response_without_one_choice_is_refused(body):
   with pytest.raises(ValueError, match='teacher at .* one choice'):
-    score(Server(troubles=[httpx.Response(200, json=answer)]))
+    score(Server(troubles=[httpx.Response(200, json=body)]))
 
 
-def test_as_many_requests_as_allowed_are_under_way():
+def test_concurrency_limits_the_open_requests():
   meet, lock, inside, most = threading.Barrier(3), threading.Lock(), 0, 0
 
   def chat(body):
@@ -324,12 +330,12 @@ def test_as_many_requests_as_allowed_are_under_way():
   connected = connect(Server(chat=chat), concurrency=3)
   results = {}
 
-  def talk(name):
+  def chat_all(name):
     results[name] = connected.chat(
       [({'x': f'{name}{i}'},) for i in range(6)], max_tokens=1, temperature=0
     )
 
-  threads = [threading.Thread(target=talk, args=(name,)) for name in 'ab']
+  threads = [threading.Thread(target=chat_all, args=(name,)) for name in 'ab']
   for thread in threads:
     thread.start()
   for thread in threads:
@@ -338,18 +344,18 @@ def test_as_many_requests_as_allowed_are_under_way():
   assert most == 3
 
 
-def test_chat():
+def test_chat_returns_the_replies_in_order():
   def chat(body):
-    said = body['messages'][-1]['content']
-    content = None if said == 'think' else f'{said}!'
+    text = body['messages'][-1]['content']
+    content = None if text == 'think' else f'{text}!'
     return {'choices': [{'message': {'role': 'assistant', 'content': content}}]}
 
   server = Server(chat=chat)
-  talks = [
+  conversations = [
     ({'role': 'system', 'content': 's'}, {'role': 'user', 'content': text})
     for text in ('a', 'think', 'b')
   ]
-  replies = connect(server).chat(talks, max_tokens=9, temperature=0.3)
+  replies = connect(server).chat(conversations, max_tokens=9, temperature=0.3)
   assert replies == ['a!', '', 'b!']
   assert all(
     body['max_tokens'] == 9
@@ -362,14 +368,14 @@ def test_chat():
     'b',
     'think',
   ]
-  assert server.bodies[0]['messages'][0] == talks[0][0]
+  assert server.bodies[0]['messages'][0] == conversations[0][0]
   with pytest.raises(ValueError, match='chat with a message'):
     connect(Server(chat=lambda _: {'choices': [{}]})).chat(
-      talks, max_tokens=9, temperature=0
+      conversations, max_tokens=9, temperature=0
     )
 
 
-def test_check_wants_the_model():
+def test_check_refuses_a_server_without_the_model():
   server = Server(models=({'id': 'a'}, {'id': 'b'}))
   with pytest.raises(ValueError, match=r"'teacher', .* \['a', 'b'\]"):
     connect(server).check(RENDERER)
@@ -419,7 +425,7 @@ def test_check_refuses_other_tokens(other):
 @pytest.mark.parametrize(
   'other', [None, lambda body: {'tokens': []}, lambda body: httpx.Response(501)]
 )
-def test_check_warns_where_nobody_can(other, caplog):
+def test_check_warns_if_the_tokens_cannot_be_compared(other, caplog):
   with caplog.at_level(logging.WARNING, 'absl'):
     connect(Server(tokenize=other)).check(RENDERER)
-  assert 'NOBODY COULD CHECK' in caplog.text and 'teacher' in caplog.text
+  assert 'NOT CHECKED' in caplog.text and 'teacher' in caplog.text

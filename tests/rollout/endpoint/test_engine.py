@@ -1,4 +1,4 @@
-"""Episodes of a model behind a server: its own ids, turn after turn."""
+"""Episodes of a model on a server: token ids, turn after turn."""
 
 import concurrent.futures
 import json
@@ -19,8 +19,8 @@ from tests.rollout.test_driver import PROMPT, REPLY, WHOLE
 RED = (*b'red', EOS)
 
 
-def said(ids, reason='stop', **fields):
-  """A choice as vLLM makes it."""
+def choice_of(ids, reason='stop', **fields):
+  """Returns a choice in vLLM's form."""
   return {
     'text': 'never read',
     'finish_reason': reason,
@@ -37,9 +37,9 @@ def run(server, specs, **options):
   return rollouts
 
 
-def one(choice, max_tokens=8, stop_ids=(EOS,), hold=False):
-  """The completion of a request of three tokens."""
-  engine = endpoint_engine.Engine(connect(Server(says={(): choice})))
+def complete(choice, max_tokens=8, stop_ids=(EOS,), hold=False):
+  """Returns the completion of a request of three tokens."""
+  engine = endpoint_engine.Engine(connect(Server(replies={(): choice})))
   engine.submit(
     requests.Request(
       2**40 + 5, np.array([1, 2, 3]), max_tokens, stop_ids, hold=hold
@@ -52,8 +52,10 @@ def one(choice, max_tokens=8, stop_ids=(EOS,), hold=False):
   return completion
 
 
-def test_the_driver_plays_two_turns():
-  server = Server(says={tuple(PROMPT): said(RED), tuple(REPLY): said(RED)})
+def test_driver_runs_an_episode_of_two_turns():
+  server = Server(
+    replies={tuple(PROMPT): choice_of(RED), tuple(REPLY): choice_of(RED)}
+  )
   (rollout,) = run(server, [spec(7, temperature=0.5)])
   (sample,) = rollout.samples
   assert sample.ids.tolist() == WHOLE and rollout.stop_reason == 'env_done'
@@ -70,14 +72,14 @@ def test_the_driver_plays_two_turns():
     assert body['temperature'] == 0.5 and body['max_tokens'] == 8
     assert body['stop_token_ids'] == [EOS]
     assert body['return_token_ids'] is True and body['ignore_eos'] is True
-    # What a model's files would have otherwise.
+    # The defaults of a model's files must not apply.
     assert (body['top_k'], body['top_p'], body['min_p']) == (0, 1, 0)
     assert body['repetition_penalty'] == 1
 
 
-def test_many_episodes_survive_a_restart_of_the_server():
+def test_many_episodes_complete_despite_connection_errors():
   server = Server(
-    says={tuple(PROMPT): said(RED), tuple(REPLY): said(RED)},
+    replies={tuple(PROMPT): choice_of(RED), tuple(REPLY): choice_of(RED)},
     troubles=[None, httpx.ReadError(''), httpx.ConnectError('refused')] * 4,
   )
   specs = [spec(uid, turns=1 + uid % 2) for uid in range(9)]
@@ -89,49 +91,51 @@ def test_many_episodes_survive_a_restart_of_the_server():
   ]
 
 
-def test_sampled_ids_are_never_read_as_text():
-  # One token of text that would be tokenized otherwise: no UTF-8 at all.
+def test_sampled_ids_are_never_tokenized_again():
+  # Invalid UTF-8: its text would have other tokens.
   ids = [0xFF, 0xC3, EOS]
-  server = Server(says={tuple(PROMPT): said(ids), tuple(REPLY): said(RED)})
+  server = Server(
+    replies={tuple(PROMPT): choice_of(ids), tuple(REPLY): choice_of(RED)}
+  )
   (rollout,) = run(server, [spec(7)])
   assert rollout.samples[0].ids[7:10].tolist() == ids
   assert server.bodies[1]['prompt'] == [*PROMPT, *ids, *REPLY]
 
 
-class Promises:
-  """An endpoint whose completions are made by hand."""
+class ManualEndpoint:
+  """An endpoint whose completions are set by the test."""
 
   def __init__(self):
     self.futures = {}
 
-  def sample(self, request, prompt, max_tokens, who, seed):
+  def sample(self, request, prompt, max_tokens, caller, seed):
     self.futures[request.id] = concurrent.futures.Future()
     return self.futures[request.id]
 
-  def keep(self, id):
+  def finish(self, id):
     self.futures[id].set_result(
       requests.Completion(id, np.array(RED), np.zeros(4, np.float32), 'eos', -1)
     )
 
 
-def test_what_is_done_comes_in_the_order_of_submission():
-  promises = Promises()
-  engine = endpoint_engine.Engine(promises)
+def test_poll_returns_completions_in_the_order_of_submission():
+  endpoint = ManualEndpoint()
+  engine = endpoint_engine.Engine(endpoint)
   for id in (5, 1, 4, 2):
     engine.submit(requests.Request(id, np.array([9]), 8, (EOS,), hold=id == 4))
   for id in (2, 4, 5):
-    promises.keep(id)
-  assert [c.id for c in engine.poll()] == [5, 4, 2]  # and 1 goes on
+    endpoint.finish(id)
+  assert [c.id for c in engine.poll()] == [5, 4, 2]  # 1 is still running
   engine.extend(4, np.array([9]), 8)
   engine.submit(requests.Request(3, np.array([9]), 8, (EOS,)))
   for id in (3, 4, 1):
-    promises.keep(id)
+    endpoint.finish(id)
   assert [c.id for c in engine.poll()] == [1, 4, 3]
   engine.release(4)
   assert engine.poll() == []
 
 
-def test_poll_waits_for_the_first():
+def test_poll_waits_for_the_first_completion():
   slow = threading.Event()
 
   class Slow(Server):
@@ -141,7 +145,7 @@ def test_poll_waits_for_the_first():
         assert slow.wait(20)
       return response
 
-  engine = endpoint_engine.Engine(connect(Slow(says={(): said(RED)})))
+  engine = endpoint_engine.Engine(connect(Slow(replies={(): choice_of(RED)})))
   for id in (1, 2):
     engine.submit(requests.Request(id, np.array([id]), 8, (EOS,)))
   assert [c.id for c in engine.poll()] == [2]
@@ -152,25 +156,25 @@ def test_poll_waits_for_the_first():
 @pytest.mark.parametrize(
   'choice, ids, reason',
   [
-    (said(RED), RED, 'eos'),
-    (said(b'red'), RED, 'eos'),  # there is only one that it can be
-    (said(b'red', stop_reason=EOS), RED, 'eos'),
-    (said(b''), [EOS], 'eos'),
-    (said(b'red', 'length'), b'red', 'overflow'),  # of eight
-    (said(b'reddened', 'length'), b'reddened', 'max_tokens'),
-    (said((*b'reddene', EOS), 'length'), (*b'reddene', EOS), 'eos'),
-    (said(b'', 'length'), b'', 'overflow'),
+    (choice_of(RED), RED, 'eos'),
+    (choice_of(b'red'), RED, 'eos'),  # the only stop id
+    (choice_of(b'red', stop_reason=EOS), RED, 'eos'),
+    (choice_of(b''), [EOS], 'eos'),
+    (choice_of(b'red', 'length'), b'red', 'overflow'),  # of eight
+    (choice_of(b'reddened', 'length'), b'reddened', 'max_tokens'),
+    (choice_of((*b'reddene', EOS), 'length'), (*b'reddene', EOS), 'eos'),
+    (choice_of(b'', 'length'), b'', 'overflow'),
   ],
 )
-def test_how_a_completion_ends(choice, ids, reason):
-  completion = one(choice)
+def test_stop_reasons_of_completions(choice, ids, reason):
+  completion = complete(choice)
   assert completion.ids.tolist() == list(ids)
   assert completion.stop_reason == reason
   assert len(completion.logprobs) == len(ids)
 
 
-def test_the_server_says_which_stop_token_it_left_out():
-  completion = one(said(b'red', stop_reason=9), stop_ids=(EOS, 9))
+def test_stop_reason_field_names_the_missing_stop_token():
+  completion = complete(choice_of(b'red', stop_reason=9), stop_ids=(EOS, 9))
   assert completion.ids.tolist() == [*b'red', 9]
   np.testing.assert_allclose(completion.logprobs, [0, -1 / 8, -2 / 8, 0])
 
@@ -178,52 +182,58 @@ def test_the_server_says_which_stop_token_it_left_out():
 @pytest.mark.parametrize(
   'fields', [{'logprobs': None}, {'logprobs': {}}, {'logprobs': {'tokens': []}}]
 )
-def test_a_server_without_logprobs_gives_zeros(fields):
-  assert one(said(RED, **fields)).logprobs.tolist() == [0] * 4
+def test_missing_logprobs_are_zeros(fields):
+  assert complete(choice_of(RED, **fields)).logprobs.tolist() == [0] * 4
 
 
-def test_ids_may_come_as_marked_tokens():
+def test_marked_tokens_are_read_as_ids():
   logprobs = {
     'tokens': [f'token_id:{i}' for i in RED],
     'token_logprobs': [-1.0] * 4,
   }
-  completion = one(said((), token_ids=None, logprobs=logprobs))
+  completion = complete(choice_of((), token_ids=None, logprobs=logprobs))
   assert completion.ids.tolist() == list(RED)
   assert completion.logprobs.tolist() == [-1] * 4
 
 
 @pytest.mark.parametrize(
-  'choice, words',
+  'choice, message',
   [
-    (said(RED, token_ids=None), 'return the ids .* return_token_ids'),
-    (said(RED, token_ids=['r']), 'return the ids'),
-    (said(RED, token_ids=None, logprobs={'tokens': ['r']}), 'return the ids'),
-    (said(b'red', stop_reason='\n\n'), r"stop_reason '\\n\\n'"),
-    (said(b'red', stop_reason=8), 'stop_reason 8'),
-    (said(RED, 'tool_calls'), "finish_reason 'tool_calls'"),
-    (said(b'reddening', 'length'), 'after 8 tokens: got 9'),
-    (said(b'reddened'), 'after 8 tokens: got 9'),
-    (said((*RED, *b'dy'), 'length'), r'before the end at \[3\]'),
-    (said(RED, logprobs={'token_logprobs': [-1.0]}), 'got 1, expected 4'),
-    (said(RED, logprobs={'token_logprobs': [None] * 4}), 'sampled token 0'),
-    (said(RED, prompt_token_ids=[1, 2]), r'expected \[3\]'),
+    (choice_of(RED, token_ids=None), 'return the ids .* return_token_ids'),
+    (choice_of(RED, token_ids=['r']), 'return the ids'),
+    (
+      choice_of(RED, token_ids=None, logprobs={'tokens': ['r']}),
+      'return the ids',
+    ),
+    (choice_of(b'red', stop_reason='\n\n'), r"stop_reason '\\n\\n'"),
+    (choice_of(b'red', stop_reason=8), 'stop_reason 8'),
+    (choice_of(RED, 'tool_calls'), "finish_reason 'tool_calls'"),
+    (choice_of(b'reddening', 'length'), 'after 8 tokens: got 9'),
+    (choice_of(b'reddened'), 'after 8 tokens: got 9'),
+    (choice_of((*RED, *b'dy'), 'length'), r'before the end at \[3\]'),
+    (choice_of(RED, logprobs={'token_logprobs': [-1.0]}), 'got 1, expected 4'),
+    (
+      choice_of(RED, logprobs={'token_logprobs': [None] * 4}),
+      'sampled token 0',
+    ),
+    (choice_of(RED, prompt_token_ids=[1, 2]), r'expected \[3\]'),
   ],
 )
-def test_what_a_completion_must_not_be(choice, words):
-  with pytest.raises(ValueError, match=f'teacher at .*{words}'):
-    one(choice)
+def test_invalid_completions_are_refused(choice, message):
+  with pytest.raises(ValueError, match=f'teacher at .*{message}'):
+    complete(choice)
 
 
-def test_a_stop_token_that_nobody_names_is_refused():
-  with pytest.raises(ValueError, match='which stop token'):
-    one(said(b'red'), stop_ids=(EOS, 9))
+def test_ambiguous_stop_token_is_refused():
+  with pytest.raises(ValueError, match='name the stop token'):
+    complete(choice_of(b'red'), stop_ids=(EOS, 9))
 
 
 def test_seeds_differ_by_run_request_and_turn():
-  """And are those of the same run, whatever else it asks."""
+  """They do not depend on other requests of the run."""
 
   def seeds(seed, *ids):
-    server = Server(says={(): said(RED)})
+    server = Server(replies={(): choice_of(RED)})
     engine = endpoint_engine.Engine(connect(server, concurrency=1), seed=seed)
     for id in ids:
       engine.submit(requests.Request(id, np.array([9]), 8, (EOS,), hold=True))
@@ -238,9 +248,9 @@ def test_seeds_differ_by_run_request_and_turn():
   assert all(0 <= seed < 2**31 for seed in first)
 
 
-def test_a_failure_leaves_nothing_behind():
+def test_failure_leaves_no_request_in_flight():
   server = Server(
-    says={(): said(RED)},
+    replies={(): choice_of(RED)},
     troubles=[httpx.Response(400, json={'message': 'too long'})],
   )
   engine = endpoint_engine.Engine(connect(server, concurrency=1))

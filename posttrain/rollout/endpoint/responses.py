@@ -1,11 +1,11 @@
-"""What the server of a frozen model answers, read with suspicion.
+"""Strict readers of a server's JSON responses.
 
-A number is taken only where it is certain which token it belongs to: every
-list must be as long as what was asked for, every token id that is shown must
-be the one that was sent, and nothing is filled in.
+A number is accepted only if its token is certain: every list must have the
+requested length, every shown token id must be the one that was sent, and
+missing values are errors.
 
-Each reader takes the answer to a request of /completions, and `server`, which
-names it in errors. Axes: n tokens of a sequence.
+Each reader takes a response of /completions, and `server`, the server's name in
+errors. Axes: n tokens of a sequence.
 """
 
 import math
@@ -16,36 +16,36 @@ import numpy as np
 
 from posttrain.decode import requests
 
-_MINUS_INFINITY = -9999.0  # as vLLM writes it: JSON has none
-_ROUNDING = 1e-2  # nats that a log probability may lie above 0
-_MARK = 'token_id:'  # before an id in a list of tokens
+_MINUS_INFINITY = -9999.0  # in vLLM's responses: JSON has no infinity
+_ROUNDING = 1e-2  # nats by which a logprob may exceed 0
+_MARK = 'token_id:'  # prefix of an id in a list of tokens
 
 
 def prompt_logprobs(
-  answer: dict[str, Any], ids: np.ndarray, server: str
+  response: dict[str, Any], ids: np.ndarray, server: str
 ) -> np.ndarray | None:
-  """Reads the form that vLLM has of its own.
+  """Reads vLLM's `prompt_logprobs`.
 
-      [null, {'<id>': {'logprob': x, ...}, ...}, ...]   # of each token
+      [null, {'<id>': {'logprob': x, ...}, ...}, ...]   # per token
 
-  Every entry holds the token's own id, and may hold others, in any order.
+  Every entry has the token's own id, and may have others, in any order.
 
   Args:
-    answer: to a request with `prompt_logprobs`.
+    response: the response to a request with `prompt_logprobs`.
     ids: i32[n], the prompt.
-    server: its name.
+    server: the server's name.
 
   Returns:
-    f32[n] in nats, entry 0 is 0; None where the server ignored the request.
+    f32[n] in nats, entry 0 is 0; None if the server ignored the field.
 
   Raises:
-    ValueError: the entries are not those of the prompt; names the token.
+    ValueError: an entry does not match its prompt token.
   """
-  choice = _choice(answer, server)
+  choice = _choice(response, server)
   entries = choice.get('prompt_logprobs')
   if entries is None:
     return None
-  _check_prompt(answer, choice, ids, server)
+  _check_prompt(response, choice, ids, server)
   if not isinstance(entries, list) or len(entries) != len(ids):
     raise ValueError(
       f'{server} must give one entry of prompt_logprobs per token: got '
@@ -56,7 +56,7 @@ def prompt_logprobs(
     zip(ids.tolist(), entries, strict=True)
   ):
     if place == 0:
-      continue  # nothing predicts it
+      continue  # the first token has no prediction
     if not isinstance(entry, dict) or str(token) not in entry:
       shown = list(entry)[:8] if isinstance(entry, dict) else entry
       raise ValueError(
@@ -71,33 +71,34 @@ def prompt_logprobs(
 
 
 def echo(
-  answer: dict[str, Any], ids: np.ndarray, server: str
+  response: dict[str, Any], ids: np.ndarray, server: str
 ) -> np.ndarray | None:
-  """Reads the form of the older API: the prompt is part of the completion.
+  """Reads the older API's `echo`: the prompt is part of the completion.
 
       {'tokens': [...], 'token_logprobs': [null, x, ...]}
 
-  One sampled token may follow the prompt's.
+  One sampled token may follow those of the prompt.
 
   Args:
-    answer: to a request with `echo`, `logprobs` and one token at most.
+    response: the response to a request with `echo`, `logprobs` and at most one
+      token.
     ids: i32[n], the prompt.
-    server: its name.
+    server: the server's name.
 
   Returns:
-    f32[n] in nats, entry 0 is 0; None where the server ignored the request.
+    f32[n] in nats, entry 0 is 0; None if the server ignored the fields.
 
   Raises:
-    ValueError: the entries are not those of the prompt; names the token.
+    ValueError: an entry does not match its prompt token.
   """
-  choice = _choice(answer, server)
+  choice = _choice(response, server)
   logprobs = choice.get('logprobs')
   if not isinstance(logprobs, dict):
     return None
   entries = logprobs.get('token_logprobs')
   if not isinstance(entries, list) or len(entries) <= 1 < len(ids):
-    return None  # the sampled token's, at most
-  _check_prompt(answer, choice, ids, server)
+    return None  # at most the sampled token's logprob
+  _check_prompt(response, choice, ids, server)
   tokens = _marked(logprobs)
   if len(entries) - len(ids) not in (0, 1) or (
     tokens is not None and len(tokens) != len(entries)
@@ -111,43 +112,42 @@ def echo(
     _check_same(tokens[: len(ids)], ids, 'echo', server)
   scored = np.zeros(len(ids), np.float32)
   for place, token in enumerate(ids.tolist()):
-    if place > 0:  # nothing predicts the first
+    if place > 0:  # the first token has no prediction
       where = f'token {place} (id {token})'
       scored[place] = _number(entries[place], where, server)
   return scored
 
 
 def completion(
-  answer: dict[str, Any],
+  response: dict[str, Any],
   request: requests.Request,
   prompt: np.ndarray,
   max_tokens: int,
   server: str,
 ) -> requests.Completion:
-  """Reads what a server sampled behind a prompt.
+  """Reads a completion sampled by the server.
 
   Args:
-    answer: to a request that asks for token ids.
-    request: which the sequence began with.
-    prompt: i32[n], all that was sent.
-    max_tokens: that were asked for.
-    server: its name.
+    response: the response to a request for token ids.
+    request: the sequence's first request.
+    prompt: i32[n], the ids that were sent.
+    max_tokens: the requested number of tokens.
+    server: the server's name.
 
   Returns:
-    The server's ids, the stop token included; where it left that out and says
-    no logprob of it, or of any token, there are zeros.
+    The sampled ids, stop token included; logprobs that the response does not
+    have are 0.
 
   Raises:
-    ValueError: no token ids, others than were asked for, or no saying which
-      stop token came.
+    ValueError: no token ids, too many of them, or an ambiguous stop token.
   """
-  choice = _choice(answer, server)
-  _check_prompt(answer, choice, prompt, server)
+  choice = _choice(response, server)
+  _check_prompt(response, choice, prompt, server)
   ids, stops = _sampled(choice, server), request.stop_ids
   reason = _stop_reason(choice, ids, max_tokens, stops, server)
   kept = len(ids)
   if reason == 'eos' and (not ids or ids[-1] not in stops):
-    ids = [*ids, _left_out(choice, stops, server)]
+    ids = [*ids, _missing_stop_id(choice, stops, server)]
   early = [place for place, token in enumerate(ids[:-1]) if token in stops]
   if early or len(ids) > max_tokens:
     raise ValueError(
@@ -163,9 +163,9 @@ def completion(
   )
 
 
-def text(answer: dict[str, Any], server: str) -> str:
-  """Reads a chat's reply; '' where the model said nothing but thoughts."""
-  message = _choice(answer, server).get('message')
+def text(response: dict[str, Any], server: str) -> str:
+  """Reads the reply of a chat; '' if the content is null."""
+  message = _choice(response, server).get('message')
   if not isinstance(message, dict):
     raise ValueError(
       f'{server} must answer a chat with a message: got {message!r}'
@@ -173,57 +173,55 @@ def text(answer: dict[str, Any], server: str) -> str:
   return message.get('content') or ''
 
 
-def _choice(answer: dict[str, Any], server: str) -> dict[str, Any]:
-  choices = answer.get('choices')
+def _choice(response: dict[str, Any], server: str) -> dict[str, Any]:
+  choices = response.get('choices')
   if isinstance(choices, list) and len(choices) == 1:
     if isinstance(choices[0], dict):
       return choices[0]
   raise ValueError(
-    f'{server} must answer with one choice: got {str(answer)[:200]}'
+    f'{server} must answer with one choice: got {str(response)[:200]}'
   )
 
 
 def _check_prompt(
-  answer: dict[str, Any], choice: dict[str, Any], ids: np.ndarray, server: str
+  response: dict[str, Any], choice: dict[str, Any], ids: np.ndarray, server: str
 ) -> None:
-  """Refuses an answer to another prompt, where it shows which it is to."""
+  """Checks the prompt's ids and length, if the response shows them."""
   shown = choice.get('prompt_token_ids')
   if shown is not None:
     _check_same(shown, ids, 'read', server)
-  usage = answer.get('usage')
-  counted = usage.get('prompt_tokens') if isinstance(usage, dict) else None
-  if counted not in (None, len(ids)):
+  usage = response.get('usage')
+  count = usage.get('prompt_tokens') if isinstance(usage, dict) else None
+  if count not in (None, len(ids)):
     raise ValueError(
       f'{server} must read the prompt as the tokens that were sent: got '
-      f'{counted} of them, expected {len(ids)}; it must add none (bos) and '
+      f'{count} of them, expected {len(ids)}; it must add none (bos) and '
       'cut none off'
     )
 
 
-def _check_same(
-  shown: Sequence[int], ids: np.ndarray, does: str, server: str
-) -> None:
-  ids = ids.tolist()
+def _check_same(shown: Any, prompt: np.ndarray, verb: str, server: str) -> None:
+  ids = prompt.tolist()
   if shown == ids:
     return
   shown = shown if isinstance(shown, list) else []
   pairs = enumerate(zip(shown, ids, strict=False))
   place = next((i for i, (a, b) in pairs if a != b), min(len(shown), len(ids)))
   raise ValueError(
-    f'{server} must {does} the prompt as the tokens that were sent: got '
+    f'{server} must {verb} the prompt as the tokens that were sent: got '
     f'{shown[place : place + 4]} from token {place} on, expected '
     f'{ids[place : place + 4]}; it must add none (bos) and cut none off'
   )
 
 
 def _marked(logprobs: dict[str, Any]) -> list[int] | None:
-  """The ids of a list of tokens, if it shows ids."""
+  """Returns the ids of marked tokens; None unless all are marked."""
   tokens = logprobs.get('tokens')
   if not isinstance(tokens, list):
     return None
   ids = [str(t)[len(_MARK) :] for t in tokens if str(t).startswith(_MARK)]
-  whole = len(ids) == len(tokens) and all(map(str.isdecimal, ids))
-  return [int(i) for i in ids] if whole else None
+  complete = len(ids) == len(tokens) and all(map(str.isdecimal, ids))
+  return [int(i) for i in ids] if complete else None
 
 
 def _sampled(choice: dict[str, Any], server: str) -> list[int]:
@@ -242,7 +240,7 @@ def _sampled(choice: dict[str, Any], server: str) -> list[int]:
 def _sampled_logprobs(
   choice: dict[str, Any], kept: int, count: int, server: str
 ) -> np.ndarray:
-  """f32[count]; of the tokens that the server kept, or of all."""
+  """Returns f32[count]; the response has `kept` or `count` logprobs."""
   logprobs = choice.get('logprobs')
   entries = logprobs.get('token_logprobs') if logprobs else None
   values = np.zeros(count, np.float32)
@@ -265,28 +263,30 @@ def _stop_reason(
   stops: Sequence[int],
   server: str,
 ) -> str:
-  said = choice.get('finish_reason')
-  if said == 'stop' or said == 'length' and ids and ids[-1] in stops:
+  reason = choice.get('finish_reason')
+  if reason == 'stop' or reason == 'length' and ids and ids[-1] in stops:
     return 'eos'
-  if said == 'length':
-    # Fewer than were asked for: the server has no room for more.
+  if reason == 'length':
+    # Fewer tokens than requested: the server's context is full.
     return 'max_tokens' if len(ids) >= max_tokens else 'overflow'
   raise ValueError(
-    f"{server} must say that a completion ended by 'stop' or 'length': got "
-    f'finish_reason {said!r}'
+    f"{server} must end a completion by 'stop' or 'length': got "
+    f'finish_reason {reason!r}'
   )
 
 
-def _left_out(choice: dict[str, Any], stops: Sequence[int], server: str) -> int:
-  """The stop token of a completion that does not end with it."""
-  said = choice.get('stop_reason')
-  if said in stops:
-    return said
-  if said is None and len(stops) == 1:
+def _missing_stop_id(
+  choice: dict[str, Any], stops: Sequence[int], server: str
+) -> int:
+  """Returns the stop token of a completion whose ids do not include it."""
+  stop = choice.get('stop_reason')
+  if stop in stops:
+    return stop
+  if stop is None and len(stops) == 1:
     return stops[0]
   raise ValueError(
-    f'{server} must say which stop token ended a completion: got stop_reason '
-    f'{said!r}, expected one of stop_token_ids {stops}; use a server that '
+    f'{server} must name the stop token of a completion: got stop_reason '
+    f'{stop!r}, expected one of stop_token_ids {stops}; use a server that '
     'keeps the stop token among the token ids'
   )
 
@@ -295,7 +295,7 @@ def _number(value: Any, where: str, server: str) -> float:
   number = type(value) in (int, float) and math.isfinite(value)
   if not number or value == _MINUS_INFINITY or value > _ROUNDING:
     raise ValueError(
-      f'{server} must give a finite logprob, at most 0, of {where}: got '
+      f'{server} must give a finite logprob, at most 0, for {where}: got '
       f'{value!r}'
     )
   return float(value)
