@@ -1,21 +1,21 @@
-"""Kills a run of SFT and another stage many times; compares what comes of it.
+"""Runs of SFT and another stage, killed many times, against an undisturbed one.
 
     python -m experiments.kill_resume --kills=20 --saving=5 --seed=0
         [--stage=grpo|dpo|rm] [--each=2]
         [--phases=rollout,update,save,eval,random]
 
 1. A run goes to its end undisturbed, twice: with an empty compilation cache,
-   and with a full one, which is the truth. The second stage must have moved
-   every weight that SFT ended with, or there would be nothing to lose.
-2. The same run is started again and again, and killed (SIGKILL) on purpose in
-   a phase, a few milliseconds after it was entered for the n-th time, or a
-   uniformly random time after its start, until it gets through; then from the
-   beginning again, until there were enough kills in all, in each phase, and
-   while a checkpoint was being written (its temporary folder is left behind).
-3. Parameters, optimizer state and metrics (but times) of every run that got
-   through must equal the truth bit by bit, in both stages.
+   and with a full one, which is the truth. The second stage must have changed
+   every weight array of SFT's end, or the comparison would show nothing.
+2. The same run is started again and again, and killed (SIGKILL) in a phase, a
+   few milliseconds after the n-th entry into it, or a uniformly random time
+   after its start, until it reaches its end; then from the beginning again,
+   until there were enough kills in all, in each phase, and while a checkpoint
+   was being written (its temporary folder remains).
+3. Parameters, optimizer state and metrics (except times) of every run that
+   reached its end must equal the truth bit by bit, in both stages.
 
-How a process is made to die in a phase: `experiments/doomed.py`.
+`experiments/doomed.py` kills a process in a phase.
 
 Prints one JSON object per line; exits non-zero where something differs.
 """
@@ -41,12 +41,12 @@ from posttrain import tree
 from posttrain.checkpoints import store
 from posttrain.metrics import writers
 
-TIMED = '^time/|^rewards/.*/seconds/'  # metrics that no run has again
-# Phase -> within so many seconds of its beginning the kill comes.
+TIMED = '^time/|^rewards/.*/seconds/'  # metrics that differ between runs
+# Phase -> largest delay of the kill after the phase begins, in seconds.
 PHASES = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
-# Questions so easy that a tiny model soon answers some of them, and that
-# rewards differ within nearly every group; fewer slots than episodes, so that
-# some wait and the engine decodes chunk by chunk.
+# Easy questions: a tiny model soon answers some of them, and rewards differ
+# within nearly every group. There are fewer slots than episodes, so that some
+# wait and the engine decodes chunk by chunk.
 TASKS = {
   'ops': "('+',)",
   'max_operand': 4,
@@ -54,7 +54,7 @@ TASKS = {
   'train_tasks': 15,
   'eval_tasks': 2,
 }
-RECIPES = {  # of the second stage; where it plays, 'rollout' is a phase
+RECIPES = {  # second stage, the one with the phase 'rollout' -> its recipe
   'grpo': 'arithmetic',
   'dpo': 'arithmetic_dpo',
   'rm': 'arithmetic_reward_model',
@@ -62,8 +62,8 @@ RECIPES = {  # of the second stage; where it plays, 'rollout' is a phase
 
 
 def setting(stage: str) -> dict:
-  """What of a recipe's options is another, by key."""
-  own = {'grpo.envs.arithmetic.sampler.max_tokens': 16}
+  """Returns the overrides of a recipe's options, by key."""
+  grpo_only = {'grpo.envs.arithmetic.sampler.max_tokens': 16}
   return {
     'checkpoint.every': 2,
     'metrics.progress': False,
@@ -72,7 +72,7 @@ def setting(stage: str) -> dict:
     f'{stage}.steps': 20,
     f'{stage}.rollout.slots': 8,
     f'{stage}.rollout.chunk': 4,
-    **{key: x for key, x in own.items() if key.startswith(stage)},
+    **{key: x for key, x in grpo_only.items() if key.startswith(stage)},
     **{
       f'{name}.envs.arithmetic.env.{key}': value
       for name in ('sft', stage)
@@ -84,7 +84,7 @@ def setting(stage: str) -> dict:
 def command(
   workdir: pathlib.Path, cache: pathlib.Path, stage: str = 'grpo'
 ) -> list[str]:
-  """Arguments of the run that is killed: it saves often."""
+  """Returns the arguments of a run that saves often."""
   return [
     f'--config=configs/{RECIPES[stage]}.py:tiny',
     f'--workdir={workdir}',
@@ -94,7 +94,7 @@ def command(
 
 
 def launch(argv, **watch) -> subprocess.Popen:
-  """Starts a run; a watched one where options of `doomed` are given."""
+  """Starts a run, under `doomed` if options of its watch are given."""
   program = ['posttrain.main']
   if watch:
     program = ['experiments.doomed', json.dumps(watch)]
@@ -107,15 +107,14 @@ def launch(argv, **watch) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> None:
-  """Waits for a run to end well."""
+  """Waits for a run; exits if it failed."""
   _, errors = process.communicate()
   if process.returncode:
     sys.exit(f'the run failed:\n{errors}')
 
 
 def outcome(workdir: pathlib.Path) -> dict:
-  """What a finished run left: the arrays of every stage, and every metric
-  but the time."""
+  """Returns the arrays of every stage of a run, and all metrics but times."""
   arrays = {}
   for stage in sorted((workdir / 'checkpoints').iterdir()):
     folder = store.find(str(stage))
@@ -132,7 +131,7 @@ def outcome(workdir: pathlib.Path) -> dict:
 
 
 def differences(truth: dict, other: dict) -> list[str]:
-  """Names everything that is not bitwise equal."""
+  """Returns the names of everything that is not bitwise equal."""
   wrong = []
   if truth['rows'] != other['rows']:
     wrong.append('metrics')
@@ -146,22 +145,26 @@ def differences(truth: dict, other: dict) -> list[str]:
 
 
 def check_moved(truth: dict, stage: str = 'grpo') -> int:
-  """Asserts that a stage changed every weight array; returns live updates."""
+  """Checks that a stage changed every weight array.
+
+  Returns:
+    The number of its updates with a gradient.
+  """
   arrays = truth['arrays']
   for path in arrays:
     if path.startswith(f'{stage}/params/'):
-      was = path.replace(stage, 'sft', 1)
+      old = path.replace(stage, 'sft', 1)
       # A reward model's head begins at 0.
-      before = 0 if path.endswith('params/reward/kernel') else arrays[was]
+      before = 0 if path.endswith('params/reward/kernel') else arrays[old]
       assert (before != arrays[path]).any(), f'{stage} must train: not {path}'
   rows = truth['rows']
   return sum(r['stage'] == stage and r.get('optim/empty') == 0 for r in rows)
 
 
 def unfinished(workdir: pathlib.Path) -> set[tuple[str, int]]:
-  """(name, inode) of the steps that are half written.
+  """Returns (name, inode) of the steps that are half written.
 
-  Not the times: clearing out an old one changes those, too.
+  Modification times would not do: deleting an old step changes them, too.
   """
   return {
     (path.name, path.stat().st_ino)
@@ -175,27 +178,28 @@ class Killer:
   """Starts runs and kills them."""
 
   rng: random.Random
-  report: pathlib.Path  # written by a watched run
-  stage: str  # the second one
-  seconds: float  # of an undisturbed run
-  entries: dict[str, int]  # of it, by phase
-  rows: list[dict]  # of its metrics
+  report: pathlib.Path  # written by `doomed`
+  stage: str  # the second stage
+  # The undisturbed run's duration, entries by phase, and rows of metrics.
+  seconds: float
+  entries: dict[str, int]
+  rows: list[dict]
 
   def kill(self, phase: str, argv, workdir: pathlib.Path) -> dict | None:
-    """Runs and kills; None if the run got through before."""
+    """Runs and kills; returns None if the run reached its end before."""
     before = unfinished(workdir)
-    hit = self._at_random if phase == 'random' else self._in_phase
-    killed = hit(phase, argv, workdir)
-    if killed is None:
+    attempt = self._at_random if phase == 'random' else self._in_phase
+    kill = attempt(phase, argv, workdir)
+    if kill is None:
       return None
-    # By this process, not by one that was killed before it.
+    # Written by this process, not by one killed before it.
     saving = bool(unfinished(workdir) - before)
-    # Writing goes on in the background when the call has returned.
-    inside = killed.pop('inside') or (phase == 'save' and saving)
+    # Writing continues in the background after the call has returned.
+    inside = kill.pop('inside') or (phase == 'save' and saving)
     last = (writers.read(str(workdir / 'metrics.jsonl')) or [{}])[-1]
     return {
       'phase': phase if inside else 'between',
-      **killed,
+      **kill,
       'stage': last.get('stage'),
       'step': last.get('step'),
       'saving': saving,
@@ -203,7 +207,7 @@ class Killer:
 
   def _in_phase(self, phase: str, argv, workdir) -> dict | None:
     left = self._left(self.stage if phase == 'rollout' else '', workdir)
-    # One too many now and then: else no run would ever get past its last step.
+    # One too many now and then: else no run would get past its last step.
     entry = self.rng.randint(1, 1 + round(left * self.entries[phase]))
     delay = self.rng.uniform(0.0, PHASES[phase])
     self.report.unlink(missing_ok=True)
@@ -232,7 +236,7 @@ class Killer:
     return {'killed_after_s': round(delay, 2), 'inside': True}
 
   def _left(self, stage: str, workdir) -> float:
-    """Which share of the rows (of a stage) is still to come."""
+    """Returns the share of the rows (of a stage) that is not yet written."""
 
     def count(rows):
       return sum(stage in row['stage'] for row in rows)
@@ -242,6 +246,7 @@ class Killer:
 
 
 def main(argv=None) -> None:
+  """Runs the command."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--kills', type=int, default=20)
   parser.add_argument('--stage', choices=RECIPES, default='grpo')
@@ -258,7 +263,7 @@ def main(argv=None) -> None:
 
 
 def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
-  """Makes the truth; returns (killer, truth, what differs already)."""
+  """Runs twice to the end; returns killer, truth, and their differences."""
   cold, warm, cache = (scratch / x for x in ('cold', 'warm', 'compiled'))
   report = scratch / 'watch.json'
   finish(launch(command(cold, cache, args.stage), report=str(report)))
@@ -266,7 +271,7 @@ def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
   finish(launch(command(warm, cache, args.stage)))
   seconds = time.monotonic() - start
   truth, entries = outcome(warm), json.loads(report.read_text())
-  live = check_moved(truth, args.stage)
+  updates = check_moved(truth, args.stage)
   print(
     json.dumps(
       {
@@ -274,7 +279,7 @@ def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
         'undisturbed_s': round(seconds, 1),
         'rows': len(truth['rows']),
         'stage': args.stage,
-        'updates': live,
+        'updates': updates,
         'entries': entries,
       }
     ),
@@ -292,26 +297,27 @@ def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
 
 
 def check(args, scratch: pathlib.Path) -> None:
+  """Kills runs as often as the command line says; exits if one differs."""
   killer, truth, wrong = undisturbed(args, scratch)
-  done, trial = collections.Counter(), 0
+  counts, trial = collections.Counter(), 0
 
-  def wanted() -> list[str]:
-    """Phases to choose the next kill from; none when there were enough."""
-    short = [phase for phase in args.phases if done[phase] < args.each]
-    if not short and done['saving'] < args.saving:
+  def next_phases() -> list[str]:
+    """Returns the phases to choose from; none after enough kills."""
+    short = [phase for phase in args.phases if counts[phase] < args.each]
+    if not short and counts['saving'] < args.saving:
       short = ['save']
-    enough = done['kills'] >= args.kills
+    enough = counts['kills'] >= args.kills
     return short or ([] if enough else args.phases)
 
-  while wanted():
+  while next_phases():
     workdir = scratch / f'trial_{trial}'
     argv = command(workdir, scratch / 'compiled', args.stage)
-    while phases := wanted():
-      killed = killer.kill(killer.rng.choice(phases), argv, workdir)
-      if killed is None:
+    while phases := next_phases():
+      kill = killer.kill(killer.rng.choice(phases), argv, workdir)
+      if kill is None:
         break
-      done.update([killed['phase'], 'kills', *['saving'] * killed['saving']])
-      print(json.dumps({'trial': trial, **killed}), flush=True)
+      counts.update([kill['phase'], 'kills', *['saving'] * kill['saving']])
+      print(json.dumps({'trial': trial, **kill}), flush=True)
     if not (workdir / 'report.html').exists():
       finish(launch(argv))
     differs = differences(truth, outcome(workdir))
@@ -321,9 +327,9 @@ def check(args, scratch: pathlib.Path) -> None:
   print(
     json.dumps(
       {
-        'kills': done.pop('kills'),
-        'while_saving': done.pop('saving', 0),
-        'by_phase': done,
+        'kills': counts.pop('kills'),
+        'while_saving': counts.pop('saving', 0),
+        'by_phase': counts,
         'runs': trial,
         'differences': len(wrong),
       }

@@ -1,18 +1,18 @@
-"""The whole ladder on arithmetic: SFT, DPO, GRPO, reward model, GRPO on that.
+"""The ladder on arithmetic: SFT, DPO, GRPO, reward model, GRPO on its rewards.
 
     python -m experiments.ladder --workdir=DIR [--seed=0] [--tiny]
 
-One run of five stages, those of the recipes `configs/arithmetic_dpo.py:sums`
+One run of five stages: those of the recipes `configs/arithmetic_dpo.py:sums`
 and `configs/arithmetic_rm_grpo.py`, and the latter's GRPO once more with the
-environment's own grade for a reward and no leash; the reward model learns for
-RM_STEPS only, less than in its recipe. All of them but SFT begin with what it
-ended with, and answer the same 450 unseen questions. Started again, it goes on
-where it stands.
+environment's own grade as the reward and without a KL leash; the reward model
+trains for RM_STEPS steps, fewer than in its recipe. All stages after SFT begin
+with its weights, and are evaluated on the same 450 unseen questions. Started
+again, the run continues from its newest checkpoint.
 
-Prints a table: what share of the greedy answers can be parsed, and is right
-(95 % interval), what share of the sampled ones is right, the minutes that a
-stage took with its evaluations; and one JSON object. What the reward model says
-of pairs that it has not seen stands below the table.
+Prints a table: the share of greedy answers that can be parsed, the share that
+is right (95 % interval), the share of sampled answers that is right, and the
+minutes of each stage with its evaluations; below it the reward model's accuracy
+on unseen pairs; and one JSON object.
 """
 
 import argparse
@@ -26,39 +26,40 @@ from posttrain import schema
 from posttrain.config import checks
 from posttrain.metrics import writers
 
-ROWS = {  # stage (or where it begins) -> what it is called
+ROWS = {  # stage, or `base` before the first one -> name in the table
   'base': 'base (random)',
   'sft': 'SFT',
   'dpo': 'DPO',
   'grpo': 'GRPO',
   'rm_grpo': 'GRPO on the reward model',
 }
-RM_STEPS = 900  # so that all of it takes 25 minutes on two slow cores
+RM_STEPS = 900  # the whole ladder then takes 25 minutes on two slow cores
 RATES = ('format_rate', 'pass_rate', 'sampled_pass_rate')
 
 
 def main(argv=None) -> None:
+  """Runs the command."""
   parser = argparse.ArgumentParser(prog='python -m experiments.ladder')
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument(
     '--tiny',
     action='store_true',
-    help='every part in a minute; learns next to nothing',
+    help='run every part in a minute; learns next to nothing',
   )
   args = parser.parse_args(argv)
   start = time.monotonic()
   program.train(recipe(args.seed, args.tiny), args.workdir)
   wall = time.monotonic() - start
   rows = writers.read(os.path.join(args.workdir, 'metrics.jsonl'))
-  found = summary(rows)
-  print('\n'.join(table(found)))
-  print(f'This time {wall / 60:.1f} minutes by the clock.')
-  print(json.dumps({'seed': args.seed, **found}))
+  results = summary(rows)
+  print('\n'.join(table(results)))
+  print(f'This start took {wall / 60:.1f} minutes of wall time.')
+  print(json.dumps({'seed': args.seed, **results}))
 
 
 def recipe(seed: int, tiny: bool) -> schema.Run:
-  """The stages of the two recipes, from one SFT."""
+  """Returns a run of the two recipes' stages, after one SFT."""
   words = (':tiny', ':tiny') if tiny else (':sums', '')
   dpo, learned = (
     program.load(f'configs/{name}.py{word}', [('seed', str(seed))])
@@ -94,62 +95,63 @@ def recipe(seed: int, tiny: bool) -> schema.Run:
 
 
 def summary(rows: list[dict]) -> dict[str, dict[str, float]]:
-  """Each rung's rates and minutes, and the reward model's accuracy."""
-  found = {}
+  """Returns each stage's rates and minutes, and the reward model's accuracy."""
+  results = {}
   for stage in dict.fromkeys(row['stage'] for row in rows):
-    mine = [row for row in rows if row['stage'] == stage]
-    if not found:
-      found['base'] = {**rates(mine[0]), 'minutes': 0.0}
-    found[stage] = {**rates(mine[-1]), 'minutes': minutes(mine)}
-  return found
+    own = [row for row in rows if row['stage'] == stage]
+    if not results:
+      results['base'] = {**rates(own[0]), 'minutes': 0.0}
+    results[stage] = {**rates(own[-1]), 'minutes': minutes(own)}
+  return results
 
 
 def rates(row: dict) -> dict[str, float]:
-  """What an evaluation measured, without its prefix and the environment."""
+  """Returns an evaluation's rates, without prefix and environment."""
   names = (*RATES, 'pass_rate_low', 'pass_rate_high')
-  found = {
+  values = {
     name: row[f'eval/{name}/arithmetic']
     for name in names
     if f'eval/{name}/arithmetic' in row
   }
   pairs = 'eval/pairs/rewards/accuracies'
-  return {**found, **({'pairs': row[pairs]} if pairs in row else {})}
+  return {**values, **({'pairs': row[pairs]} if pairs in row else {})}
 
 
 def minutes(rows: list[dict]) -> float:
-  """Of a stage; compiling lies within the other times."""
-  apart = ('time/compile', 'time/programs', 'time/tokens_per_second')
+  """Returns the minutes of a stage, from its rows."""
+  # Compilation is part of the other times; the rest are not seconds.
+  others = ('time/compile', 'time/programs', 'time/tokens_per_second')
   return (
     sum(
       value
       for row in rows
       for key, value in row.items()
-      if key.startswith('time/') and key not in apart
+      if key.startswith('time/') and key not in others
     )
     / 60
   )
 
 
-def table(found: dict[str, dict[str, float]]) -> list[str]:
-  """Markdown."""
+def table(results: dict[str, dict[str, float]]) -> list[str]:
+  """Returns the lines of the table, in Markdown."""
   lines = [
     '| | format rate | pass rate, greedy | 95 % | sampled | minutes |',
     '|---|---|---|---|---|---|',
   ]
-  for name, called in ROWS.items():
-    row = found[name]
+  for name, heading in ROWS.items():
+    row = results[name]
     low, high = row['pass_rate_low'], row['pass_rate_high']
     lines.append(
-      f'| {called} | {row["format_rate"]:.3f} | {row["pass_rate"]:.3f} | '
+      f'| {heading} | {row["format_rate"]:.3f} | {row["pass_rate"]:.3f} | '
       f'{low:.3f} to {high:.3f} | {row["sampled_pass_rate"]:.3f} | '
       f'{row["minutes"]:.1f} |'
     )
-  total = sum(row['minutes'] for row in found.values())
+  total = sum(row['minutes'] for row in results.values())
   return [
     *lines,
     '',
-    f'The reward model is right about {found["rm"]["pairs"]:.1%} of unseen '
-    f'pairs ({found["rm"]["minutes"]:.1f} minutes). {total:.1f} minutes in '
+    f'The reward model is right about {results["rm"]["pairs"]:.1%} of unseen '
+    f'pairs ({results["rm"]["minutes"]:.1f} minutes). {total:.1f} minutes in '
     'all.',
   ]
 

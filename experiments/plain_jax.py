@@ -1,4 +1,4 @@
-"""The yardstick: the same train step in plain JAX, with nothing of ours.
+"""The yardstick of train steps: plain JAX, without imports from posttrain.
 
 A Llama-shaped decoder, mean cross-entropy over all tokens but the first of a
 row, clip and AdamW, gradients accumulated over micro-batches by a scan. Rows
@@ -38,7 +38,7 @@ ROWS, TOKENS = 64, 160  # of a step
 
 
 def init(key: jax.Array, shape: Shape) -> dict:
-  """Parameters with a leading layer axis; the output head is the embedding."""
+  """Returns parameters with a leading layer axis and a tied head."""
   d, f = shape.embed_dim, shape.mlp_dim
   q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
   sizes = {
@@ -62,17 +62,19 @@ def init(key: jax.Array, shape: Shape) -> dict:
 
 
 def rms_norm(x, scale):
+  """Returns x / rms(x) * scale."""
   mean = jnp.mean(x * x, axis=-1, keepdims=True)
   return x * jax.lax.rsqrt(mean + 1e-6) * scale
 
 
 def rotate(x, cos, sin):
+  """Applies RoPE to x [B, T, N, H]."""
   a, b = jnp.split(x, 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def attend(q, k, v):
-  """Causal attention, the query group folded into rows."""
+  """Returns causal attention; the query group is folded into rows."""
   b, t, n, h = q.shape
   kv = k.shape[2]
   q = q.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
@@ -86,7 +88,7 @@ def attend(q, k, v):
 
 
 def forward(params, shape: Shape, ids):
-  """Logits f32[B, T, V]."""
+  """Returns logits f32[B, T, V]."""
   angles = jnp.arange(ids.shape[1])[:, None, None] * 10_000.0 ** (
     -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
   )
@@ -106,13 +108,13 @@ def forward(params, shape: Shape, ids):
 
 
 def loss(params, shape: Shape, ids):
-  """Sum of -log p(next token)."""
-  law = jax.nn.log_softmax(forward(params, shape, ids)[:, :-1])
-  return -jnp.take_along_axis(law, ids[:, 1:, None], axis=-1).sum()
+  """Returns the sum of -log p(next token), in nats."""
+  logprobs = jax.nn.log_softmax(forward(params, shape, ids)[:, :-1])
+  return -jnp.take_along_axis(logprobs, ids[:, 1:, None], axis=-1).sum()
 
 
 def make_step(shape: Shape, rows: int):
-  """Returns (init_state, jitted step); `rows` sequences per micro-batch."""
+  """Returns (init_state, jitted step); micro-batches have `rows` sequences."""
   optimizer = optax.chain(
     optax.clip_by_global_norm(1.0),
     optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1),
@@ -126,13 +128,13 @@ def make_step(shape: Shape, rows: int):
     params, opt_state = state
     count = ids.shape[0] * (ids.shape[1] - 1)
 
-    def one(carry, micro):
+    def add_micro_batch(carry, micro):
       value, grads = jax.value_and_grad(loss)(params, shape, micro)
       return jax.tree.map(jnp.add, carry, (value, grads)), None
 
     zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
     micros = ids.reshape(-1, rows, ids.shape[1])
-    (value, grads), _ = jax.lax.scan(one, zeros, micros)
+    (value, grads), _ = jax.lax.scan(add_micro_batch, zeros, micros)
     grads = jax.tree.map(lambda g: g / count, grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), value / count

@@ -1,4 +1,4 @@
-"""The yardstick of decoding and GRPO: plain JAX, with nothing of ours.
+"""The yardstick of decoding and GRPO: plain JAX, without posttrain.
 
 `generate`: prompts of one length go through a prefill of all rows, then a
 `while_loop` draws a token per row: weights and cache per layer, the cache
@@ -6,8 +6,9 @@
 faster than a dynamic slice), the query group folded into rows, an inverse CDF
 at temperature 1. All in one program.
 
-`grpo`: every sample's prompt is prefilled, a rule on the host gives rewards,
-and one PPO-clip update with AdamW goes over all rows, whatever they won.
+`grpo`: every sample's prompt is prefilled, a function on the host computes
+rewards, and one PPO-clip update with AdamW trains on all rows, whatever their
+advantage.
 
 Axes: B rows, T tokens, S cache slots, N query heads, K kv heads, G = N / K,
 H head dim, D model, V vocab, L layers.
@@ -28,14 +29,14 @@ PROMPT = 32  # tokens
 
 @functools.partial(jax.jit, static_argnames=('shape', 'new'))
 def generate(params, shape: plain_jax.Shape, prompts, key, new: int):
-  """Draws `new` tokens behind each prompt.
+  """Samples `new` tokens after each prompt.
 
   Args:
-    params: of `plain_jax.init`.
-    shape: of the model.
+    params: parameters from `plain_jax.init`.
+    shape: the model's sizes.
     prompts: i32[B, P].
     key: PRNG key.
-    new: tokens.
+    new: tokens of a completion.
 
   Returns:
     (ids i32[B, new], logprobs f32[B, new] in nats).
@@ -71,7 +72,7 @@ def generate(params, shape: plain_jax.Shape, prompts, key, new: int):
 
 
 def _forward(params, layers, shape, ids, start, cache):
-  """(logits f32[B, V] behind the last token, cache with the new tokens)."""
+  """Returns logits f32[B, V] after the last token, and the new cache."""
   positions = start + jnp.arange(ids.shape[1])
   angles = positions[:, None, None] * 10_000.0 ** (
     -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
@@ -98,7 +99,7 @@ def _forward(params, layers, shape, ids, start, cache):
 
 
 def _attend(q, k, v, positions):
-  """q [B, T, N, H] over a cache [B, K, S, H], the group folded into rows."""
+  """Returns attention of q [B, T, N, H] over a cache [B, K, S, H]."""
   b, t, n, h = q.shape
   kv, s = k.shape[1:3]
   q = q.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
@@ -111,25 +112,25 @@ def _attend(q, k, v, positions):
 
 
 def _draw(logits, numbers):
-  """Inverse CDF: how many tokens have their cumulative mass below."""
-  law = jax.nn.log_softmax(logits)
-  mass = jnp.cumsum(jnp.exp(law), axis=-1)
+  """Returns ids and logprobs, sampled by the inverse CDF."""
+  logprobs = jax.nn.log_softmax(logits)
+  mass = jnp.cumsum(jnp.exp(logprobs), axis=-1)
   below = mass <= numbers[:, None] * mass[:, -1:]
   token = jnp.minimum(jnp.sum(below, axis=-1), logits.shape[1] - 1)
-  return token, jnp.take_along_axis(law, token[:, None], axis=1)[:, 0]
+  return token, jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
 
 
 def clip_loss(params, shape, ids, old, advantages, prompt: int):
-  """Sum over completions of -min(rho A, clip(rho, 0.8, 1.28) A)."""
+  """Returns the sum over completions of -min(rho A, clip(rho, 0.8, 1.28) A)."""
   logits = plain_jax.forward(params, shape, ids)[:, prompt - 1 : -1]
-  law = jax.nn.log_softmax(logits)
-  new = jnp.take_along_axis(law, ids[:, prompt:, None], axis=-1)[..., 0]
+  logprobs = jax.nn.log_softmax(logits)
+  new = jnp.take_along_axis(logprobs, ids[:, prompt:, None], axis=-1)[..., 0]
   ratio, a = jnp.exp(new - old), advantages[:, None]
   return -jnp.minimum(ratio * a, jnp.clip(ratio, 0.8, 1.28) * a).sum()
 
 
 def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
-  """Returns (optimizer, jitted update); `rows` sequences per micro-batch."""
+  """Returns (optimizer, jitted update); micro-batches have `rows` sequences."""
   optimizer = optax.chain(
     optax.clip_by_global_norm(1.0),
     optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1),
@@ -138,7 +139,7 @@ def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
   def update(state, prompts, ids, old, advantages):
     params, opt_state = state
 
-    def one(grads, micro):
+    def add_micro_batch(grads, micro):
       more = jax.grad(clip_loss)(params, shape, *micro, prompt)
       return jax.tree.map(jnp.add, grads, more), None
 
@@ -147,7 +148,7 @@ def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
       lambda x: x.reshape(-1, rows, *x.shape[1:]), (whole, old, advantages)
     )
     zeros = jax.tree.map(jnp.zeros_like, params)
-    grads, _ = jax.lax.scan(one, zeros, micros)
+    grads, _ = jax.lax.scan(add_micro_batch, zeros, micros)
     grads = jax.tree.map(lambda g: g / ids.size, grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
@@ -158,12 +159,12 @@ def make_update(shape: plain_jax.Shape, rows: int, prompt: int):
 def make_grpo(
   shape: plain_jax.Shape, *, prompts, group: int, new: int, rows: int, reward
 ):
-  """Returns a function of nothing that does one GRPO step.
+  """Returns a function without arguments that does one GRPO step.
 
   Args:
-    shape: of the model.
+    shape: the model's sizes.
     prompts: i32[P, T], the same at every step.
-    group: samples of each prompt.
+    group: samples per prompt.
     new: tokens of a sample.
     rows: sequences per micro-batch.
     reward: (task, ids i32[new]) -> float, on the host.
@@ -175,10 +176,10 @@ def make_grpo(
 
   def step():
     nonlocal state, key
-    key, now = jax.random.split(key)
-    ids, logprobs = generate(state[0], shape, repeated, now, new)
+    key, step_key = jax.random.split(key)
+    ids, logprobs = generate(state[0], shape, repeated, step_key, new)
     rewards = np.array(
-      [reward(row // group, said) for row, said in enumerate(np.asarray(ids))],
+      [reward(row // group, x) for row, x in enumerate(np.asarray(ids))],
       np.float32,
     ).reshape(-1, group)
     advantages = rewards - rewards.mean(1, keepdims=True)

@@ -1,13 +1,13 @@
-"""What a run does whose reward function fails: one short run per fault.
+"""Runs with a failing reward function: one short run per fault.
 
     python -m experiments.reward_faults
 
 Each is `posttrain.main` (without its report) on the tiny arithmetic model from
 random weights: six steps of GRPO, rewarded by the environment's grade and by a
-function beside it that fails in step 2 alone, or in every step from there on.
-Prints one Markdown table, within three minutes on two cores; exits with 1 where
-a run did something else than its fault demands. The hung threads sleep for an
-hour: that this program ends before shows that nobody waits for them.
+second function that fails in step 2 alone, or in every step from there on.
+Prints one Markdown table, within three minutes on two cores; exits with 1 if a
+run does not handle its fault as `check` demands. The hung threads sleep for an
+hour: the program ends earlier, so no code waits for them.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from posttrain.metrics import writers
 from posttrain.report import page
 
 STEPS, FAILS_AT, TIMEOUT = 6, 2, 1.0
-ROLLOUTS = 16  # of a step of this recipe
+ROLLOUTS = 16  # in a step of this recipe
 BUDGET = schema.RewardFn().max_faults
-# Kind of fault -> rollouts that a step with it must do without; 0 = no fault.
+# Kind of fault -> rollouts without a reward in a step with it; 0 = no fault.
 KINDS = {
   'raises': 16,
   'hangs': 16,
@@ -40,13 +40,13 @@ KINDS = {
   'None': 0,
   'slow': 0,
 }
-MINE = 'rewards.short: experiments.reward_faults:reward '
+PREFIX = 'rewards.short: experiments.reward_faults:reward '
 
 
 def reward(rollouts, completion_ids, kind, last):
-  """Likes short answers; fails in steps 2 to `last`."""
+  """Returns -length / 40 per rollout; fails in steps 2 to `last`."""
   sound = [-len(ids) / 40 for ids in completion_ids]
-  # Uids count on over the run, so this needs no memory.
+  # Uids count up over the run, so this needs no state.
   step = 1 + rollouts[0].uid % (2**40) // ROLLOUTS
   return _fail(kind, sound) if FAILS_AT <= step <= last else sound
 
@@ -73,15 +73,15 @@ def _fail(kind, sound):
 
 
 def recipe(kind: str, last: int, cache: pathlib.Path) -> schema.Run:
-  """GRPO alone, with the function beside the environment's grade."""
+  """Returns GRPO on the environment's grade and the failing function."""
   run = main.load('configs/arithmetic.py:tiny')
   stage = run.stages['grpo']
-  fails = schema.RewardFn(
+  failing = schema.RewardFn(
     'experiments.reward_faults:reward',
     timeout=TIMEOUT,
     kwargs={'kind': kind, 'last': last},
   )
-  rewards = {'env': schema.RewardFn(), 'short': fails}
+  rewards = {'env': schema.RewardFn(), 'short': failing}
   entry = dataclasses.replace(stage.envs['arithmetic'], rewards=rewards)
   stage = dataclasses.replace(
     stage,
@@ -97,14 +97,14 @@ def recipe(kind: str, last: int, cache: pathlib.Path) -> schema.Run:
 
 
 def play(kind: str, last: int, scratch: pathlib.Path) -> dict:
-  """Runs it to its end; returns what it did."""
+  """Runs one fault to its end; returns exit code, counts and stderr."""
   workdir = pathlib.Path(tempfile.mkdtemp(dir=scratch))
   path, warnings = workdir / 'recipe.json', []
   run = recipe(kind, last, scratch / 'compiled')
   path.write_text(json.dumps(config.to_dict(run)))
   with (
     contextlib.redirect_stdout(io.StringIO()),
-    contextlib.redirect_stderr(io.StringIO()) as said,
+    contextlib.redirect_stderr(io.StringIO()) as stderr,
     mock.patch.object(logging.getLogger('absl'), 'handle', warnings.append),
     mock.patch.object(page, 'write'),  # takes longer than the rest
   ):
@@ -114,16 +114,16 @@ def play(kind: str, last: int, scratch: pathlib.Path) -> dict:
   return {
     'exit': code,
     'steps': len(rows),
-    'said': said.getvalue(),
+    'stderr': stderr.getvalue(),
     'faults': sum(len(x.read_text().splitlines()) for x in errors),
     'excluded': [int(row['rollout/ungraded/arithmetic']) for row in rows],
-    'warned': sum(MINE in warning.getMessage() for warning in warnings),
+    'warned': sum(PREFIX in warning.getMessage() for warning in warnings),
     'counted': sum(row['rewards/short/faults/arithmetic'] for row in rows),
   }
 
 
-def check(kind: str, persists: bool, did: dict) -> str:
-  """Asserts what must have happened; returns it in words."""
+def check(kind: str, persists: bool, outcome: dict) -> str:
+  """Checks the outcome of a run; returns it in words."""
   excluded, stops = KINDS[kind], persists and KINDS[kind] > 0
   steps = FAILS_AT - 1 + BUDGET if stops else STEPS
   bad = range(FAILS_AT, 1 + (STEPS if persists else FAILS_AT))
@@ -132,38 +132,41 @@ def check(kind: str, persists: bool, did: dict) -> str:
     'exit': int(stops),
     'steps': steps,
     'faults': faults,
-    'counted': faults - stops,  # the step that stopped has no metrics
+    'counted': faults - stops,  # the step that stops the run has no metrics
     'excluded': [excluded * (i in bad) for i in range(1, steps + 1)],
     'warned': 1 if kind == 'slow' else faults,
   }
-  got = {key: did[key] for key in expected}
-  assert got == expected, f'{kind} must do {expected}: got {did}'
+  actual = {key: outcome[key] for key in expected}
+  assert actual == expected, f'{kind} must give {expected}: got {outcome}'
   if stops:
-    words = f'{MINE}must fail at most max_faults={BUDGET} times in a row: got '
-    assert words in did['said'], did['said']
-    return 'stopped, naming function and fault'
+    words = (
+      f'{PREFIX}must fail at most max_faults={BUDGET} times in a row: got '
+    )
+    assert words in outcome['stderr'], outcome['stderr']
+    return 'stopped; the error names function and fault'
   if kind == 'None':
     return "went on with the environment's grade"
   return f'{"left them out" if excluded else "scored all"}, warned, went on'
 
 
 def table() -> None:
+  """Runs all faults; prints the table."""
   print(
-    f'| fault | in | what the run did | steps of {STEPS} | faults | '
+    f'| fault | in | outcome | steps of {STEPS} | faults | '
     'rollouts left out | exit |\n' + 7 * '|---' + '|'
   )
   with tempfile.TemporaryDirectory() as scratch:
     for kind in KINDS:
       for last in (FAILS_AT, STEPS):
-        did = play(kind, last, pathlib.Path(scratch))
+        outcome = play(kind, last, pathlib.Path(scratch))
         cells = (
           kind,
           'one step' if last == FAILS_AT else 'every step',
-          check(kind, last == STEPS, did),
-          did['steps'],
-          did['faults'],
-          sum(did['excluded']),
-          did['exit'],
+          check(kind, last == STEPS, outcome),
+          outcome['steps'],
+          outcome['faults'],
+          sum(outcome['excluded']),
+          outcome['exit'],
         )
         print('|', ' | '.join(map(str, cells)), '|', flush=True)
 

@@ -1,15 +1,15 @@
-"""Prints what runs of configs/sql.py learned, as Markdown: rates, transcripts.
+"""Rates and transcripts of runs of configs/sql.py, as Markdown.
 
     python -m experiments.sql_story RUN [RUN ...] [--tasks=5] [--first=0]
         [--png=FILE]
 
-Rates are of the greedy episodes that evaluation left in RUN/rollouts, with 95 %
-intervals (Wilson, 1927); of several runs, the last row has the mean of the
-rates. What the last stage of several adds to the one before it is told on the
-same questions; over several runs, each question of each run counts as one more.
-The transcripts are of the first run, and of the first evaluation tasks,
-or of others in a row; they are not selected. Random actions are played anew.
-FILE gets the learning curves of the first run.
+Rates are of the greedy episodes of evaluation in RUN/rollouts, with 95 %
+intervals (Wilson, 1927); with several runs, the last row has the mean of the
+rates. The gain of the last stage over the one before it is measured on the same
+questions; over several runs, each question of each run counts separately. The
+transcripts are of the first run, and of the first evaluation tasks, or of those
+from `--first` on; they are not selected. Random actions are played anew. FILE
+gets the learning curves of the first run.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from posttrain.metrics import writers
 from posttrain.report import page
 
 NAMES = ('sql', 'sql_hard')  # environments of the recipe
-_LEFT = re.compile(r'\n(?:left|Steps left): \d+$')  # of observations
-_MARKS = re.compile(r'[\\`*_~<>&|\[\]]')  # that Markdown reads
+_LEFT = re.compile(r'\n(?:left|Steps left): \d+$')  # end of observations
+_MARKS = re.compile(r'[\\`*_~<>&|\[\]]')  # markup of Markdown
 
 Rows = list[dict[str, Any]]
 
 
 def interval(right: int, count: int) -> str:
-  """Writes a rate with its 95 % interval by Wilson's score."""
+  """Returns a rate with its 95 % interval by Wilson's score, as text."""
   z, p = 1.96, right / count
   middle = (p + z * z / (2 * count)) / (1 + z * z / count)
   half = (
@@ -49,22 +49,22 @@ def interval(right: int, count: int) -> str:
 
 
 def difference(pairs: Sequence[tuple[bool, bool]]) -> str:
-  """Writes by how much a rate rose on the same questions.
+  """Returns the change of a rate on the same questions, as text.
 
-      mean(d) +- 1.96 sd(d) / sqrt(n)    d = after - before, of each question
+      mean(d) +- 1.96 sd(d) / sqrt(n)    d = after - before, per question
 
   Args:
-    pairs: (right before, right after); two at least.
+    pairs: (right before, right after); at least two.
 
   Returns:
     The points, with their 95 % interval by the normal approximation, which
-    knows none where all questions are alike.
+    does not exist if d is the same for all questions.
   """
-  rose = [after - before for before, after in pairs]
-  mean = statistics.fmean(rose)
-  if len(set(rose)) == 1:
+  changes = [after - before for before, after in pairs]
+  mean = statistics.fmean(changes)
+  if len(set(changes)) == 1:
     return f'{100 * mean:+.1f} points'
-  half = 1.96 * statistics.stdev(rose) / math.sqrt(len(rose))
+  half = 1.96 * statistics.stdev(changes) / math.sqrt(len(changes))
   low, high = mean - half, mean + half
   return f'{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) points'
 
@@ -90,9 +90,9 @@ def rates(runs: Sequence[pathlib.Path]) -> str:
   means: dict[tuple[str, str], list[float]] = {}
   for run in runs:
     for stage, step in evaluations(run):
-      found = episodes(run, stage, step)
+      rows = episodes(run, stage, step)
       for name in NAMES:
-        right = [row['correct'] for row in found if row['env'] == name]
+        right = [row['correct'] for row in rows if row['env'] == name]
         if right:
           when = stage if step else 'nothing'
           means.setdefault((when, name), []).append(sum(right) / len(right))
@@ -109,7 +109,7 @@ def rates(runs: Sequence[pathlib.Path]) -> str:
 
 
 def differences(runs: Sequence[pathlib.Path]) -> str:
-  """Returns a table of what last stages add; '' without two of them."""
+  """Returns a table of the last stages' gains; '' with fewer than two."""
   lines = [
     '| run | after | questions | more than before |',
     '|---|---|---|---|',
@@ -142,7 +142,7 @@ def differences(runs: Sequence[pathlib.Path]) -> str:
 
 
 def transcripts(run: pathlib.Path, first: int, count: int) -> str:
-  """Returns episodes of some tasks, at random and after each stage."""
+  """Returns episodes of some tasks, by random actions and after each stage."""
   cfg = config.build(
     config.from_dict(json.loads((run / 'config.json').read_text()))
   )
@@ -164,38 +164,38 @@ def transcripts(run: pathlib.Path, first: int, count: int) -> str:
 
 
 def _side_by_side(task, attempts: dict[str, dict[str, Any]]) -> str:
-  """A table with a column per attempt, and a row per turn."""
-  asked = _plain(task.prompt[-1]['content'].replace('\n', '; '))
+  """Returns a table with a column per attempt, and a row per turn."""
+  question = _plain(task.prompt[-1]['content'].replace('\n', '; '))
   columns = [_turns(row) for row in attempts.values()]
   lines = [
-    f'**{asked}** (expected: {_code(str(task.answer))})',
+    f'**{question}** (expected: {_code(str(task.answer))})',
     '',
     '| ' + ' | '.join(attempts) + ' |',
     '|---' * len(attempts) + '|',
   ]
-  for at in range(max(map(len, columns))):
-    cells = (column[at] if at < len(column) else '' for column in columns)
+  for i in range(max(map(len, columns))):
+    cells = (column[i] if i < len(column) else '' for column in columns)
     lines.append('| ' + ' | '.join(cells) + ' |')
   return '\n'.join(lines)
 
 
 def _turns(row: dict[str, Any]) -> list[str]:
-  said = [
+  turns = [
     _code(message['content'])
     if message['role'] == 'assistant'
     else _plain(_LEFT.sub('', message['content']))
     for message in row['messages']
   ]
-  return [*said, '**right**' if row['correct'] else '**wrong**']
+  return [*turns, '**right**' if row['correct'] else '**wrong**']
 
 
 def _plain(text: str) -> str:
-  """Any text as it stands, in a cell of a table."""
+  """Returns any text verbatim, for a cell of a table."""
   return '<br>'.join(_MARKS.sub(r'\\\g<0>', text).splitlines())
 
 
 def _code(text: str) -> str:
-  """Any text as code, in a cell of a table; each line on its own."""
+  """Returns any text as code, for a cell of a table, line by line."""
   return '<br>'.join(map(_code_line, text.strip().splitlines())) or '(empty)'
 
 
@@ -206,6 +206,7 @@ def _code_line(line: str) -> str:
 
 
 def main() -> None:
+  """Runs the command."""
   parser = argparse.ArgumentParser(prog='python -m experiments.sql_story')
   parser.add_argument('runs', metavar='RUN', nargs='+', type=pathlib.Path)
   parser.add_argument('--tasks', type=int, default=5)
@@ -216,8 +217,8 @@ def main() -> None:
     page.figure(str(args.runs[0]), args.png)
   print(rates(args.runs))
   print()
-  if found := differences(args.runs):
-    print(found)
+  if gains := differences(args.runs):
+    print(gains)
     print()
   print(transcripts(args.runs[0], args.first, args.tasks))
 

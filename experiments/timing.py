@@ -1,9 +1,8 @@
-"""What the benchmarks share: the clock, the machine's speed, the output.
+"""Clock, machine speed and output of the benchmarks.
 
-`REFERENCE` holds reference figures of another machine, with one thread, per
-CPU second. `scaled_NAME` is such a figure times this machine's matrix product
-over that one's; `to_NAME` is the measured rate over it. With more threads
-they are rough.
+`REFERENCE` holds figures of another machine, with one thread, per CPU second.
+`scaled_NAME` is such a figure times this machine's matrix product over that
+one's; `to_NAME` is the measured rate over it. With more threads both are rough.
 """
 
 import json
@@ -28,30 +27,34 @@ REFERENCE = {
 
 
 def emit(**fields) -> None:
+  """Prints a row as JSON."""
   print(json.dumps(fields), flush=True)
 
 
 def rounded(x: float) -> float:
+  """Returns x with four significant digits."""
   return float(f'{x:.4g}')
 
 
 class Clock:
-  """Wall and CPU seconds of the repeats of one piece of work."""
+  """Wall and CPU seconds of repeated work."""
 
   def __init__(self, work: Callable[[], object]):
     self._work, self.wall, self.cpu = work, [], []
 
   def run(self) -> None:
+    """Does the work once and measures it."""
     wall, cpu = time.perf_counter(), time.process_time()
     self._work()
     self.wall.append(time.perf_counter() - wall)
     self.cpu.append(time.process_time() - cpu)
 
   def forget(self) -> None:
+    """Drops all measurements."""
     self.wall, self.cpu = [], []
 
   def rates(self, amount: float, unit: str) -> dict:
-    """Medians, and the spread (max - min) / median, of amount per second."""
+    """Returns median and spread, (max - min) / median, of amount per second."""
     out = {}
     for name, seconds in (('', self.wall), ('cpu_', self.cpu)):
       rate = [amount / s for s in seconds]
@@ -62,7 +65,7 @@ class Clock:
 
 
 def alternate(clocks: Mapping[str, Clock], repeats: int) -> None:
-  """Runs the clocks in turns, once unmeasured, so that they share the noise."""
+  """Runs the clocks in turns, under the same noise; drops the first turn."""
   for clock in clocks.values():
     clock.run()  # warm
     clock.forget()
@@ -72,6 +75,7 @@ def alternate(clocks: Mapping[str, Clock], repeats: int) -> None:
 
 
 def matmul_clock() -> Clock:
+  """Returns the clock of eight matrix products of 1024 x 1024."""
   import jax
 
   x = jax.random.normal(jax.random.key(0), (1024, 1024))
@@ -86,7 +90,7 @@ def matmul_clock() -> Clock:
 
 
 def scaled(bench: str, shape: str, rate: float, gflops: float) -> dict:
-  """The reference figures on this machine, and the measured over them."""
+  """Returns reference figures scaled to this machine, and rates over them."""
   out = {}
   for name, figure in REFERENCE[bench].get(shape, {}).items():
     here = figure * gflops / REFERENCE_GFLOPS

@@ -1,4 +1,4 @@
-"""Medians of the episode benchmark, and the requests of its lock-step engine."""
+"""The episode benchmark: medians, and the requests of the lock-step engine."""
 
 import numpy as np
 

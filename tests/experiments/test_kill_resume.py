@@ -1,4 +1,4 @@
-"""Runs killed with SIGKILL end where the undisturbed run ends, bit by bit."""
+"""Runs killed with SIGKILL end like the undisturbed run, bit by bit."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def test_killed_runs_end_bitwise_the_same(stage, capsys):
 
 
 class Stage:
-  """An evaluation polls the engine, too."""
+  """Phases within each other: an evaluation plays, and playing polls."""
 
   def evaluate(self):
     self.play()
@@ -41,58 +41,59 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
-  """(make a watch, its report, the stage it watches)."""
+  """Returns a function that makes a watch, its report, and the stage."""
   for name in ('evaluate', 'play', 'poll'):
-    monkeypatch.setattr(Stage, name, vars(Stage)[name])  # put back later
+    monkeypatch.setattr(Stage, name, vars(Stage)[name])  # undone afterwards
 
-  def watch(**doom):
-    made = doomed.Watch(str(tmp_path / 'report'), **doom)
-    made.wrap('eval', Stage, 'evaluate')
-    made.wrap('rollout', Stage, 'play', counts=False)
-    made.wrap('rollout', Stage, 'poll')
-    return made
+  def make_watch(**options):
+    watch = doomed.Watch(str(tmp_path / 'report'), **options)
+    watch.wrap('eval', Stage, 'evaluate')
+    watch.wrap('rollout', Stage, 'play', counts=False)
+    watch.wrap('rollout', Stage, 'poll')
+    return watch
 
-  return watch, tmp_path / 'report', Stage()
+  return make_watch, tmp_path / 'report', Stage()
 
 
-def test_a_phase_is_counted_where_it_is_not_within_another(stage):
-  watch, report, runs = stage
-  made = watch()
-  runs.evaluate()
-  runs.play()
-  made.tell(made.entries)
+def test_entries_within_another_phase_do_not_count(stage):
+  make_watch, report, phases = stage
+  watch = make_watch()
+  phases.evaluate()
+  phases.play()
+  watch.write_report(watch.entries)
   assert json.loads(report.read_text()) == {'eval': 1, 'rollout': 2}
 
 
 @pytest.mark.parametrize(
   ('phase', 'entry', 'polls'), [('rollout', 2, 4), ('eval', 1, 1)]
 )
-def test_death_comes_within_the_phase(stage, monkeypatch, phase, entry, polls):
-  watch, report, runs = stage
-  sent, at, done = [], [], []
-  dead = threading.Event()
+def test_the_kill_is_within_the_phase(stage, monkeypatch, phase, entry, polls):
+  make_watch, report, phases = stage
+  signals, polls_at_kill, poll_calls = [], [], []
+  killed = threading.Event()
 
   def kill(pid, number):
-    sent.append((pid, number))
-    at.append(len(done))
-    dead.set()
+    signals.append((pid, number))
+    polls_at_kill.append(len(poll_calls))
+    killed.set()
 
   def poll(self):
-    done.append(None)
-    if len(done) == polls:  # it does not end before death comes
-      assert dead.wait(timeout=10)
+    poll_calls.append(None)
+    if len(poll_calls) == polls:  # the phase lasts until the kill
+      assert killed.wait(timeout=10)
 
   monkeypatch.setattr(os, 'kill', kill)
   monkeypatch.setattr(Stage, 'poll', poll)
-  watch(phase=phase, entry=entry)
-  runs.evaluate()
-  runs.play()
-  assert sent == [(os.getpid(), signal.SIGKILL)]
-  assert polls - 1 <= at[0] <= polls  # the poll has begun, or is about to
+  make_watch(phase=phase, entry=entry)
+  phases.evaluate()
+  phases.play()
+  assert signals == [(os.getpid(), signal.SIGKILL)]
+  # The poll has begun, or is about to.
+  assert polls - 1 <= polls_at_kill[0] <= polls
   assert json.loads(report.read_text()) == [phase]
 
 
-def test_one_bit_is_a_difference():
+def test_differences_are_bitwise_and_name_the_array():
   def outcome(value, dtype=np.float32, **row):
     return {'arrays': {'sft/params/w': np.array([value], dtype)}, 'rows': [row]}
 
@@ -109,7 +110,7 @@ def test_one_bit_is_a_difference():
   assert 'tree' in kill_resume.differences(truth, {'arrays': {}, 'rows': []})
 
 
-def test_a_stage_that_did_not_train_is_noticed():
+def test_check_moved_fails_for_an_unchanged_array():
   truth = {
     'arrays': {'sft/params/w': np.ones(2), 'grpo/params/w': np.ones(2)},
     'rows': [{'stage': 'grpo', 'optim/empty': 1.0}],

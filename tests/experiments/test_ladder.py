@@ -1,4 +1,4 @@
-"""The whole ladder, in small; in it GRPO on a reward model, as a run."""
+"""The ladder at its tiny size, GRPO on a reward model included."""
 
 import dataclasses
 import json
@@ -15,8 +15,7 @@ from tests.end_to_end import test_grpo_run
 STAGES = ['sft', 'dpo', 'grpo', 'rm', 'rm_grpo']
 
 
-def test_full_size_it_is_the_recipes_but_for_the_reward_models_steps():
-  """It has all checks behind it that a run begins with."""
+def test_the_ladder_is_the_recipes_except_for_the_reward_models_steps():
   run = ladder.recipe(seed=3, tiny=False)
   assert list(run.stages) == STAGES and run.seed == 3
   cfg = main.load('configs/arithmetic_rm_grpo.py', [('seed', '3')])
@@ -28,34 +27,36 @@ def test_full_size_it_is_the_recipes_but_for_the_reward_models_steps():
 
 
 @pytest.fixture(scope='module')
-def climbed(tmp_path_factory):
-  workdir = tmp_path_factory.mktemp('ladder') / 'run'
-  ladder.main([f'--workdir={workdir}', '--tiny'])
-  return workdir
+def workdir(tmp_path_factory):
+  """A finished ladder."""
+  folder = tmp_path_factory.mktemp('ladder') / 'run'
+  ladder.main([f'--workdir={folder}', '--tiny'])
+  return folder
 
 
 @pytest.mark.slow
-def test_every_rung_has_its_row(climbed, capsys):
-  """Started again, it trains nothing and prints what there is."""
-  before = (climbed / 'metrics.jsonl').read_bytes()
-  ladder.main([f'--workdir={climbed}', '--tiny'])
-  assert (climbed / 'metrics.jsonl').read_bytes() == before
+def test_every_stage_has_a_row_and_a_second_start_trains_nothing(
+  workdir, capsys
+):
+  before = (workdir / 'metrics.jsonl').read_bytes()
+  ladder.main([f'--workdir={workdir}', '--tiny'])
+  assert (workdir / 'metrics.jsonl').read_bytes() == before
   *lines, last = capsys.readouterr().out.splitlines()
-  found = json.loads(last)
-  assert list(found) == ['seed', 'base', *STAGES]
+  results = json.loads(last)
+  assert list(results) == ['seed', 'base', *STAGES]
   table = [line.split(' | ') for line in lines if line.startswith('| ')][1:]
   assert [row[0] for row in table] == [f'| {x}' for x in ladder.ROWS.values()]
   for row, name in zip(table, ladder.ROWS, strict=True):
-    assert float(row[2]) == round(found[name]['pass_rate'], 3)
-  assert 0 <= found['rm']['pairs'] <= 1
+    assert float(row[2]) == round(results[name]['pass_rate'], 3)
+  assert 0 <= results['rm']['pairs'] <= 1
   for name in ladder.ROWS:
-    assert 0 <= found[name]['sampled_pass_rate'] <= 1
-    assert (found[name]['minutes'] > 0) == (name != 'base')
+    assert 0 <= results[name]['sampled_pass_rate'] <= 1
+    assert (results[name]['minutes'] > 0) == (name != 'base')
 
 
 @pytest.mark.slow
-def test_the_reward_is_what_the_model_says(climbed):
-  rows = writers.read(str(climbed / 'metrics.jsonl'))
+def test_the_reward_is_the_reward_models_and_no_grade(workdir):
+  rows = writers.read(str(workdir / 'metrics.jsonl'))
   rows = [row for row in rows if row['stage'] == 'rm_grpo'][1:]
   assert len(rows) == 10
   for row in rows:
@@ -68,14 +69,14 @@ def test_the_reward_is_what_the_model_says(climbed):
 
 
 @pytest.mark.slow
-def test_resumed_on_a_reward_model_it_is_bitwise_the_same(climbed, tmp_path):
+def test_resuming_grpo_on_a_reward_model_is_bitwise(workdir, tmp_path):
   cut = tmp_path / 'run'
-  shutil.copytree(climbed, cut)
+  shutil.copytree(workdir, cut)
   shutil.rmtree(cut / 'checkpoints' / 'rm_grpo')
   with pytest.MonkeyPatch.context() as patch:
     test_grpo_run._stop_at(patch, 4)
     with pytest.raises(preemption.Preempted, match='stage rm_grpo, step 4'):
       ladder.main([f'--workdir={cut}', '--tiny'])
   ladder.main([f'--workdir={cut}', '--tiny'])
-  truth = kill_resume.outcome(climbed)
+  truth = kill_resume.outcome(workdir)
   assert not kill_resume.differences(truth, kill_resume.outcome(cut))

@@ -1,4 +1,4 @@
-"""The notebooks of experiments/: run whole, in their tiny setting."""
+"""The notebooks of experiments/, run at their tiny size."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ nbclient = pytest.importorskip('nbclient')
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / 'experiments').glob('*.ipynb'))
-WORDS = {  # of what they print, in this order
+WORDS = {  # words of the output, in this order
   'quickstart': (
     'parameters',
     'What is',
@@ -44,12 +44,12 @@ def code(notebook):
   return [cell for cell in notebook.cells if cell.cell_type == 'code']
 
 
-def test_each_is_expected():
+def test_every_notebook_has_expected_words():
   assert {path.stem for path in NOTEBOOKS} == WORDS.keys()
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_committed_clean(path):
+def test_notebooks_have_no_outputs_and_short_cells(path):
   notebook = read(path)
   nbformat.validate(notebook)
   assert notebook.metadata.kernelspec.name == 'python3'
@@ -63,7 +63,7 @@ def test_it_is_committed_clean(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_from_top_to_bottom(path, tmp_path):
+def test_notebooks_run_from_top_to_bottom(path, tmp_path):
   notebook = read(path)
   client = nbclient.NotebookClient(
     notebook,
@@ -72,7 +72,7 @@ def test_it_runs_from_top_to_bottom(path, tmp_path):
     resources={'metadata': {'path': str(tmp_path)}},
   )
   client.execute(
-    env={  # raises at the first cell that does
+    env={  # an exception in a cell is raised here
       **os.environ,
       'POSTTRAIN_TINY': '1',
       'PYTHONPATH': str(ROOT),
@@ -81,11 +81,11 @@ def test_it_runs_from_top_to_bottom(path, tmp_path):
   )
   outputs = [output for cell in code(notebook) for output in cell.outputs]
   assert any('image/png' in output.get('data', {}) for output in outputs)
-  said = ''.join(
+  text = ''.join(
     output.get('text') or output.get('data', {}).get('text/html', '')
     for output in outputs
   )
   place = 0
   for word in WORDS[path.stem]:
-    place = said.find(word, place)
-    assert place >= 0, f'{word!r} is missing, or too early, in:\n{said}'
+    place = text.find(word, place)
+    assert place >= 0, f'{word!r} is missing, or too early, in:\n{text}'

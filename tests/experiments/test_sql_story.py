@@ -1,4 +1,4 @@
-"""Rates, differences and transcripts as Markdown, of runs made by hand."""
+"""Rates, differences and transcripts as Markdown, of handwritten runs."""
 
 import json
 import types
@@ -17,23 +17,23 @@ from experiments import sql_story
     (10, 10, '100.0% (72.2% to 100.0%)'),
   ],
 )
-def test_wilson(right, count, text):
+def test_interval_is_wilsons(right, count, text):
   assert sql_story.interval(right, count) == text
 
 
-def test_a_paired_difference():
+def test_difference_is_paired():
   # 3 questions won, 1 lost, 4 alike: mean 0.25, variance (4 - 8 / 16) / 7,
   # which is 0.5, half 1.96 sqrt(0.5 / 8) = 0.49.
   pairs = [(False, True)] * 3 + [(True, False)] + [(True, True)] * 4
   assert sql_story.difference(pairs) == '+25.0 (-24.0 to +74.0) points'
-  back = [(after, before) for before, after in pairs]
-  assert sql_story.difference(back) == '-25.0 (-74.0 to +24.0) points'
-  alike = [(True, True)] * 2
-  assert sql_story.difference(alike) == '+0.0 points'
+  reverse = [(after, before) for before, after in pairs]
+  assert sql_story.difference(reverse) == '-25.0 (-74.0 to +24.0) points'
+  equal = [(True, True)] * 2
+  assert sql_story.difference(equal) == '+0.0 points'
 
 
 def make_run(folder, stages):
-  """Args: stages: name -> whether each question was right."""
+  """Writes a run; `stages`: name -> whether each question was right."""
   (folder / 'rollouts').mkdir(parents=True)
   first = next(iter(stages))
   rows = [{'stage': first, 'step': 0}]
@@ -53,7 +53,7 @@ def make_run(folder, stages):
   return folder
 
 
-def test_what_the_last_stage_adds(tmp_path):
+def test_differences_are_between_the_last_two_stages(tmp_path):
   sft = [False] * 3 + [True] * 5
   grpo = [True] * 3 + [False] + [True] * 4
   runs = [
@@ -73,15 +73,15 @@ def test_what_the_last_stage_adds(tmp_path):
   assert '| mean of 2 | grpo | sql | 75.0% |' in sql_story.rates(runs)
 
 
-def test_one_stage_adds_to_nothing(tmp_path):
+def test_one_stage_has_no_differences(tmp_path):
   assert not sql_story.differences([make_run(tmp_path, {'sft': [True] * 8})])
 
 
-def test_attempts_stand_side_by_side():
+def test_attempts_are_columns_and_turns_are_rows():
   task = types.SimpleNamespace(
     prompt=({'content': 'how many dogs\ntables: dogs\nleft: 8'},), answer=7
   )
-  said = [
+  turns = [
     {'role': 'assistant', 'content': 'QUERY\nSELECT a || b FROM `dogs`'},
     {'role': 'tool', 'content': 'result: <b> | 2\nx_y\nleft: 7'},
     {'role': 'assistant', 'content': ''},
@@ -90,7 +90,7 @@ def test_attempts_stand_side_by_side():
   table = sql_story._side_by_side(
     task,
     {
-      'before': {'messages': said, 'correct': False},
+      'before': {'messages': turns, 'correct': False},
       'after': {'messages': short, 'correct': True},
     },
   )
