@@ -46,5 +46,5 @@ def numbers(rollout):
   return [[1] * len(s) for s in rollout.samples]
 
 
-def told(task):
+def hidden_answer(task):
   return f'the answer to {task.id} is hidden'

@@ -1,4 +1,4 @@
-"""Credit by a function: its lengths are checked, its numbers are laid out."""
+"""Credit from a user's function: shape checks, placement on the tokens."""
 
 import numpy as np
 import pytest
@@ -16,10 +16,10 @@ def make(name, **kwargs):
   )
 
 
-def test_credit_lands_on_the_sampled_tokens():
+def test_credit_is_aligned_with_the_sampled_tokens():
   (sample,) = streams.finalize(make('ramp'), [two_turns.group(1.0)])
   assert sample.advantages.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 3]
-  # Of several samples, one behind the other.
+  # Over several samples, in order.
   first, second = streams.finalize(
     make('ramp'), [two_turns.group(1.0, samples=2)]
   )
@@ -27,7 +27,7 @@ def test_credit_lands_on_the_sampled_tokens():
   assert second.advantages.tolist() == [0, 0, 4, 5, 0, 0, 0, 6, 7]
 
 
-def test_broadcast_is_grpo():
+def test_broadcast_of_centered_rewards_equals_grpo():
   ours = streams.finalize(make('centered'), [two_turns.group(1.0, 0.0, 0.5)])
   grpo = streams.finalize(
     algorithms.make(schema.Grpo()), [two_turns.group(1.0, 0.0, 0.5)]
@@ -37,10 +37,10 @@ def test_broadcast_is_grpo():
     np.testing.assert_array_equal(a.rl_weights, b.rl_weights)
 
 
-def test_a_turn_is_credited_with_what_came_from_it_on():
+def test_broadcast_turns_credits_each_turn_with_its_reward_to_go():
   (sample,) = streams.finalize(make('reward_to_go'), [two_turns.group(1.0)])
   assert sample.advantages.tolist() == [0, 0, 0.75, 0.75, 0, 0, 0, 0.5, 0.5]
-  # Over several samples of an episode, too.
+  # Also over several samples of an episode.
   first, second = streams.finalize(
     make('reward_to_go'), [two_turns.group(1.0, samples=2)]
   )
@@ -48,7 +48,7 @@ def test_a_turn_is_credited_with_what_came_from_it_on():
   assert second.advantages[second.mask].tolist() == [0.75, 0.75, 0.5, 0.5]
 
 
-def test_turns_of_a_game_are_credited_where_they_were_said():
+def test_turns_of_an_episode_with_several_samples_get_their_own_credit():
   engine = fakes.Restarting({7: ['a', 'bcd', 'e']})
   rollouts = driver.Driver(engine, fakes.RENDERER, 64).run(
     [fakes.spec(7, fakes.Recall(3), 3, keep_exchanges=1)]
@@ -67,12 +67,12 @@ def test_turns_of_a_game_are_credited_where_they_were_said():
     ('infinite', 'finite numbers'),
   ],
 )
-def test_what_is_misaligned_is_refused(name, message):
+def test_credit_of_another_shape_raises(name, message):
   with pytest.raises(ValueError, match=message):
     make(name).assign(two_turns.group(1.0, 0.0))
 
 
-def test_the_path_must_name_something():
+def test_a_missing_function_raises():
   with pytest.raises(schema.FieldError, match='import path'):
     schema.Custom()
   with pytest.raises(ValueError, match='algorithm.import_path must name an'):

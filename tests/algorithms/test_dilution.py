@@ -1,4 +1,4 @@
-"""Components do not dilute each other: gradients add, whoever is beside."""
+"""Components do not dilute each other: gradients of a mixed batch add up."""
 
 import dataclasses
 
@@ -22,8 +22,8 @@ OTHERS = {
 }
 
 
-def made(cfg, offset=0):
-  """Samples of a group by an algorithm; `offset` makes their tokens others."""
+def make_samples(cfg, offset=0):
+  """Returns an algorithm's samples of a group; `offset` shifts the ids."""
   samples = streams.finalize(
     algorithms.make(cfg), [two_turns.group(1.0, 0.0, 0.5)], two_turns.Scorer()
   )
@@ -35,12 +35,12 @@ def made(cfg, offset=0):
 
 @pytest.fixture(scope='module')
 def gradient():
-  """samples -> gradient of the tiny model on a batch of them."""
+  """Returns a function: samples -> gradient of the tiny model."""
   objective = objectives.TokenComponents(fixtures.MODEL, ('e',))
   params = transformer.init(jax.random.key(0), fixtures.MODEL)
   run = jax.jit(lambda batch: train_step.accumulate(objective, params, batch))
 
-  def of(samples):
+  def gradient_of(samples):
     batch, left = packing.pack(
       samples, row_tokens=32, rows=1, micro_batches=4, envs=('e',)
     )
@@ -48,7 +48,7 @@ def gradient():
     grads, _, loss = jax.device_get(run(batch))
     return grads, loss
 
-  return of
+  return gradient_of
 
 
 def assert_adds(whole, *parts):
@@ -60,24 +60,29 @@ def assert_adds(whole, *parts):
 
 
 @pytest.mark.parametrize('other', OTHERS)
-def test_another_environment_leaves_the_rl_gradient_alone(other, gradient):
-  ours, theirs = made(schema.Grpo()), made(OTHERS[other], offset=100)
+def test_another_environment_does_not_change_the_rl_gradient(other, gradient):
+  ours, theirs = (
+    make_samples(schema.Grpo()),
+    make_samples(OTHERS[other], offset=100),
+  )
   assert_adds(gradient(ours + theirs), gradient(ours), gradient(theirs))
   assert_adds(gradient(theirs + ours), gradient(ours), gradient(theirs))
 
 
-def test_observations_leave_the_rl_gradient_alone(gradient):
-  """Echo is grpo, and the cross-entropy of what is observed."""
-  echo = made(schema.Echo())
+def test_observations_do_not_change_the_rl_gradient(gradient):
+  """Echo is grpo plus cross-entropy on observations."""
+  echo = make_samples(schema.Echo())
   observed = [
     dataclasses.replace(s, rl_weights=np.zeros_like(s.rl_weights)) for s in echo
   ]
-  assert_adds(gradient(echo), gradient(made(schema.Grpo())), gradient(observed))
+  assert_adds(
+    gradient(echo), gradient(make_samples(schema.Grpo())), gradient(observed)
+  )
 
 
-def test_components_that_share_a_token_add(gradient):
-  """All three on the same tokens, as no algorithm of ours would have it."""
-  grpo = made(schema.Grpo())
+def test_components_on_the_same_tokens_add_up(gradient):
+  """All three on the same tokens, which no algorithm does."""
+  grpo = make_samples(schema.Grpo())
   parts = []
   for field, weight in (
     ('rl_weights', 1.0),
@@ -90,7 +95,7 @@ def test_components_that_share_a_token_add(gradient):
     weights[field] = np.float32(weight * two_turns.MASK)
     parts.append(weights)
   both = {field: sum(part[field] for part in parts) for field in parts[0]}
-  found = [
+  gradients = [
     gradient(
       [
         dataclasses.replace(
@@ -101,10 +106,13 @@ def test_components_that_share_a_token_add(gradient):
     )
     for weights in (both, *parts)
   ]
-  assert_adds(*found)
+  assert_adds(*gradients)
 
 
-def test_denominators_count_members_of_the_component_alone(gradient):
-  """Twice the environment gives the gradient of one, beside any other."""
-  ours, theirs = made(schema.Grpo()), made(schema.Sft(), offset=100)
+def test_denominators_count_only_members_of_the_component(gradient):
+  """An environment twice has the gradient of once, with another beside it."""
+  ours, theirs = (
+    make_samples(schema.Grpo()),
+    make_samples(schema.Sft(), offset=100),
+  )
   assert_adds(gradient(ours + ours + theirs), gradient(ours), gradient(theirs))

@@ -1,4 +1,4 @@
-"""Echo: exactly which of the environment's tokens, at which weight."""
+"""Echo: the CE weight of each token of the environment."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ TENTH = float(np.float32(0.1))
   [
     ({}, [0, 0, 0, 0, 0, TENTH, TENTH, 0, 0]),
     ({'roles': role(tool=0.5)}, [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0]),
-    # A table that is set has no tool in it unless it says so.
+    # A new table does not inherit the default's tool role.
     ({'roles': role(user=0.5)}, [0] * 9),
     ({'tools': ('search',)}, [0, 0, 0, 0, 0, TENTH, TENTH, 0, 0]),
     ({'tools': ('other',)}, [0] * 9),
@@ -38,52 +38,53 @@ TENTH = float(np.float32(0.1))
       {'filter': schema.EchoFilter(f'{CREDITS}:all_but', {'ids': [6]})},
       [0, 0, 0, 0, 0, 0, TENTH, 0, 0],
     ),
-    # It narrows, and adds nothing.
+    # The filter adds no tokens.
     (
       {'filter': schema.EchoFilter(f'{CREDITS}:all_but')},
       [0, 0, 0, 0, 0, TENTH, TENTH, 0, 0],
     ),
   ],
 )
-def test_what_is_chosen(options, expected):
+def test_observation_weights_by_option(options, expected):
   assert weights(**options) == [expected]
 
 
-def test_roles_by_what_they_say():
-  said = two_turns.rollout(roles=np.array([1, 1, 2, 2, 1, 1, 3, 2, 2], np.int8))
-  assert weights(said, roles=role(user=0.5, tool=0.25)) == [
+def test_weights_are_those_of_each_role():
+  rollout = two_turns.rollout(
+    roles=np.array([1, 1, 2, 2, 1, 1, 3, 2, 2], np.int8)
+  )
+  assert weights(rollout, roles=role(user=0.5, tool=0.25)) == [
     [0, 0, 0, 0, 0, 0.5, 0.25, 0, 0]
   ]
 
 
-def test_the_prompt_is_not_chosen_nor_anything_twice():
-  late = np.array([0, 0, 0, 0, 0, 0, 0, 1, 1], bool)
-  assert weights(two_turns.rollout(mask=late)) == [[0] * 9]
-  # The second sample shows the same messages.
+def test_the_prompt_and_repeated_messages_have_no_weight():
+  last_turn = np.array([0, 0, 0, 0, 0, 0, 0, 1, 1], bool)
+  assert weights(two_turns.rollout(mask=last_turn)) == [[0] * 9]
+  # The second sample has the same messages.
   assert weights(two_turns.rollout(samples=2), roles=role(tool=0.5)) == [
     [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0],
     [0] * 9,
   ]
 
 
-def test_what_is_said_between_samples_is_learned_once():
-  """A history that was rewritten begins the next sample, all of it given."""
+def test_messages_between_samples_have_weight_once():
+  """The next sample begins with the whole rewritten history."""
   first = two_turns.sample()
-  # prompt, own turn, tool's first word, its second one | own turn | tool's
-  # third word | own turn
+  # Message of each token: prompt, turn, tool, tool, tool | turn | tool, tool |
+  # turn.
   second = two_turns.sample(
     mask=np.array([0, 0, 0, 0, 0, 1, 0, 0, 1], bool),
     roles=np.array([1, 2, 3, 2, 3, 2, 3, 3, 2], np.int8),
     is_content=np.ones(9, bool),
     message_ids=np.array([0, 1, 2, 3, 4, -1, 6, 6, -1], np.int32),
   )
-  says = two_turns.rollout()
   both = types.Rollout(
     0,
     two_turns.TASK,
     two_turns.MESSAGES * 2,
     (first, second),
-    says.score,
+    types.Score(1.0),
     'eos',
   )
   options = {'roles': role(tool=0.5, assistant=0.25)}
@@ -94,9 +95,11 @@ def test_what_is_said_between_samples_is_learned_once():
   assert length.count(both).tool == 5
 
 
-def test_assistant_turns_that_nobody_sampled():
-  said = two_turns.rollout(roles=np.array([1, 1, 2, 2, 2, 2, 2, 2, 2], np.int8))
-  assert weights(said, roles=role(assistant=0.5)) == [
+def test_assistant_messages_of_the_environment_have_weight():
+  rollout = two_turns.rollout(
+    roles=np.array([1, 1, 2, 2, 2, 2, 2, 2, 2], np.int8)
+  )
+  assert weights(rollout, roles=role(assistant=0.5)) == [
     [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0]
   ]
 
@@ -109,7 +112,7 @@ def test_assistant_turns_that_nobody_sampled():
     ('numbers', 'bool per token: got .* of type int'),
   ],
 )
-def test_masks_are_checked(function, message):
+def test_filter_masks_of_another_shape_or_dtype_raise(function, message):
   with pytest.raises(ValueError, match=message):
     weights(filter=schema.EchoFilter(f'{CREDITS}:{function}'))
 
@@ -122,7 +125,7 @@ def test_masks_are_checked(function, message):
     ({'roles': role(user=0.1), 'tools': ('x',)}, "roles has no 'tool'"),
   ],
 )
-def test_tables_that_say_nothing(options, message):
+def test_options_that_select_nothing_raise(options, message):
   with pytest.raises(schema.FieldError, match=message):
     schema.Echo(**options)
   with pytest.raises(schema.FieldError, match='alpha must be > 0'):

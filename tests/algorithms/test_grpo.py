@@ -1,4 +1,4 @@
-"""GRPO: advantages by hand, scales by numpy, leash and pruning."""
+"""GRPO: advantages by hand, scales by numpy, reference KL and pruning."""
 
 import itertools
 import subprocess
@@ -50,14 +50,14 @@ def _finalize(*rewards, scorer=None, samples=1, **options):
 
 
 def _advantages(*rewards, **options):
-  """Of each rollout, read off the streams; the mask carries nothing else."""
-  found = []
+  """Returns each rollout's advantage, the same on all its mask tokens."""
+  advantages = []
   for sample in _finalize(*rewards, **options):
     values = np.unique(sample.advantages[sample.mask])
     assert len(values) == 1 and not sample.advantages[~sample.mask].any()
     assert sample.advantages.dtype == np.float32
-    found.append(float(values[0]))
-  return found
+    advantages.append(float(values[0]))
+  return advantages
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_golden(rewards, expected):
   'rewards', [[0.7], [0.1] * 3, [0.7] * 7, [1 / 3] * 11, [1e-3] * 6]
 )
 def test_equal_rewards_give_exactly_zero_and_are_pruned(scale, rewards):
-  """Also where the mean of equal floats is not that float."""
+  """Also if rounding makes the mean of equal floats another float."""
   samples = _finalize(rewards, scale_rewards=scale)
   for sample in samples:
     assert not sample.advantages.any() and not sample.rl_weights.any()
@@ -89,7 +89,7 @@ def test_equal_rewards_give_exactly_zero_and_are_pruned(scale, rewards):
     np.testing.assert_array_equal(sample.rl_weights, MASK)
 
 
-def test_scaled_by_the_group():
+def test_group_scale_is_the_deviation_of_the_group():
   groups = [1.0, 0.5, 0.8], [0.0, 1.0], [2.0]
   expected = []
   for group in groups:
@@ -102,7 +102,7 @@ def test_scaled_by_the_group():
   )
 
 
-def test_scaled_by_the_batch():
+def test_batch_scale_is_the_deviation_of_all_groups():
   groups = [1.0, 0.5, 0.8], [0.0, 1.0], [2.0]
   sigma = np.std(np.concatenate(groups), ddof=1)
   expected = np.concatenate([np.array(g) - np.mean(g) for g in groups])
@@ -111,21 +111,21 @@ def test_scaled_by_the_batch():
     expected / (sigma + 1e-4),
     rtol=1e-5,
   )
-  # Equal within groups, but not between them: nothing to learn.
+  # Equal within groups, and different between them: no credit.
   assert _advantages([1, 1], [0, 0], scale_rewards='batch') == [0] * 4
   assert _advantages([1], scale_rewards='batch') == [0]
 
 
-def test_a_group_is_its_own_baseline():
+def test_the_baseline_is_the_mean_of_the_group():
   both = _advantages([1, 0], [5, 3])
   assert both == [*_advantages([1, 0]), *_advantages([5, 3])]
-  # A shift changes nothing, a factor comes through.
+  # A shift of the rewards changes nothing.
   assert _advantages([4.0, 2.0]) == _advantages([5.0, 3.0]) == [1.0, -1.0]
 
 
 @pytest.mark.parametrize('size', [1, 2, 4])
-def test_expected_gradient_is_that_of_the_pass_rate(size):
-  """Up to (N - 1) / N: a rollout is part of its own baseline.
+def test_expected_gradient_equals_that_of_the_pass_rate(size):
+  """Up to a factor (N - 1) / N: a rollout is part of its own baseline.
 
   All outcomes of a Bernoulli policy, whose score function in the logit is
   y - p, and d p / d logit = p (1 - p): 0.09 at p = 0.1, so 0.0675 for N = 4.
@@ -139,7 +139,7 @@ def test_expected_gradient_is_that_of_the_pass_rate(size):
   np.testing.assert_allclose(expected, (size - 1) / size * 0.09, rtol=1e-5)
 
 
-def test_credit_spreads_over_the_samples_of_a_rollout():
+def test_all_samples_of_a_rollout_have_its_credit():
   first, second, *rest = _finalize([1, 0], samples=2)
   assert len(rest) == 2 and first.row != second.row
   for sample in (first, second):
@@ -150,7 +150,7 @@ def test_credit_spreads_over_the_samples_of_a_rollout():
     assert not sample.ref_kl_weights.any() and not sample.ref_logprobs.any()
 
 
-def test_the_leash_holds_pruned_tokens_too():
+def test_pruned_tokens_keep_the_reference_kl():
   calls = []
 
   def scorer(reference, samples):
@@ -161,15 +161,15 @@ def test_the_leash_holds_pruned_tokens_too():
     [1, 1], [1, 0], scorer=scorer, kl_beta=0.01, reference='some/path'
   )
   assert calls == [('some/path', 4)]
-  for sample, live in zip(samples, [0, 0, 1, 1], strict=True):
-    np.testing.assert_array_equal(sample.rl_weights, live * np.float32(MASK))
+  for sample, weight in zip(samples, [0, 0, 1, 1], strict=True):
+    np.testing.assert_array_equal(sample.rl_weights, weight * np.float32(MASK))
     np.testing.assert_array_equal(
       sample.ref_kl_weights, np.float32(0.01) * np.float32(MASK)
     )
     assert (sample.ref_logprobs == -0.25).all()
 
 
-def test_what_failed_must_not_come_this_far():
+def test_rollouts_without_a_reward_assert():
   for group in (_group([None, 1.0]), _group([1.0], stop_reason='error')):
     with pytest.raises(AssertionError):
       streams.finalize(algorithms.make(schema.Grpo()), [group])
@@ -186,13 +186,13 @@ def test_what_failed_must_not_come_this_far():
     ({'reference': 'policy'}, 'nothing reads it where kl_beta is 0'),
   ],
 )
-def test_bad_options(options, message):
+def test_invalid_options_raise(options, message):
   with pytest.raises(schema.FieldError, match=message):
     schema.Grpo(**options)
 
 
 @pytest.mark.parametrize('reference', ['init', 'policy', 'stage:a', 'a/path'])
-def test_references(reference):
+def test_reference_is_that_of_the_options(reference):
   cfg = schema.Grpo(kl_beta=0.1, reference=reference)
   assert algorithms.make(cfg).reference == reference
 

@@ -1,4 +1,4 @@
-"""What length costs: by hand."""
+"""Length penalties: numbers by hand."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from posttrain.algorithms import credit, length
 from tests.algorithms import two_turns
 
 
-def test_what_is_counted():
+def test_count_of_tokens_and_turns():
   assert length.count(two_turns.rollout()) == (4, 5, 2, 2)
   assert length.count(two_turns.rollout(samples=2)) == (8, 10, 2, 4)
   first = np.array([1, 1, 0, 0, 0, 0, 0, 0, 1], bool)  # from the first token
@@ -36,15 +36,15 @@ def centered(values):
   ],
 )
 def test_efficiency(rewards, cost, expected):
-  shaped = length.efficiency(np.float32(rewards), np.float32(cost))
-  np.testing.assert_allclose(centered(shaped), expected, atol=1e-6)
+  rewards_after = length.efficiency(np.float32(rewards), np.float32(cost))
+  np.testing.assert_allclose(centered(rewards_after), expected, atol=1e-6)
 
 
-def test_efficiency_is_bounded():
-  shaped = length.efficiency(
+def test_the_efficiency_bonus_is_at_most_the_reward():
+  rewards_after = length.efficiency(
     np.float32([1, 1, 0]), np.float32([1, 10000, 5000])
   )
-  assert centered(shaped)[0] < 1.001 and shaped.max() <= 2
+  assert centered(rewards_after)[0] < 1.001 and rewards_after.max() <= 2
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,17 @@ def test_efficiency_is_bounded():
   ],
 )
 def test_linear(rewards, counts, weights, expected):
-  shaped = length.linear(np.float32(rewards), np.float32(counts), weights)
-  found = centered(shaped)
+  rewards_after = length.linear(
+    np.float32(rewards), np.float32(counts), weights
+  )
+  advantages = centered(rewards_after)
   if expected is None:
-    assert found[0] > 0 > found[1]
+    assert advantages[0] > 0 > advantages[1]
   else:
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(advantages, expected, atol=1e-6)
 
 
-def test_the_options_reach_the_group():
+def test_algorithms_apply_the_length_penalty():
   short, long = two_turns.rollout(), two_turns.rollout(uid=1, samples=2)
   for cfg in (schema.Grpo, schema.Rloo, schema.Echo):
     plain = algorithms.make(cfg()).assign([short, long])
@@ -83,19 +85,19 @@ def test_the_options_reach_the_group():
       a, b = algorithm.assign([short, long])
       assert a > 0 > b
   turns = schema.Efficiency(completion_weight=0, tool_weight=0, turn_weight=1)
-  # 2 and 4 turns, 3 on average: worth 4/3 and 1.
-  found = algorithms.make(schema.Grpo(length_penalty=turns)).assign(
+  # 2 and 4 turns, 3 on average: rewards 4/3 and 1.
+  advantages = algorithms.make(schema.Grpo(length_penalty=turns)).assign(
     [short, long]
   )
-  np.testing.assert_allclose(found, [1 / 6, -1 / 6], atol=1e-6)
+  np.testing.assert_allclose(advantages, [1 / 6, -1 / 6], atol=1e-6)
 
 
-def test_a_scale_is_that_of_what_is_priced():
+def test_the_group_scale_is_that_of_the_penalized_rewards():
   cfg = schema.Grpo(scale_rewards='group', length_penalty=schema.Linear())
-  found = algorithms.make(cfg).assign(
+  advantages = algorithms.make(cfg).assign(
     [two_turns.rollout(), two_turns.rollout(uid=1, samples=2)]
   )
-  np.testing.assert_allclose(found, [0.5**0.5, -(0.5**0.5)], rtol=1e-2)
+  np.testing.assert_allclose(advantages, [0.5**0.5, -(0.5**0.5)], rtol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,6 @@ def test_a_scale_is_that_of_what_is_priced():
     ),
   ],
 )
-def test_prices_that_are_none(kind, options):
+def test_invalid_weights_raise(kind, options):
   with pytest.raises(schema.FieldError, match=r'weight must be (>|fin)'):
     kind(**options)

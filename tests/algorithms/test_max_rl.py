@@ -1,4 +1,4 @@
-"""MaxRL: which order each estimator has, by exact enumeration."""
+"""MaxRL: the order of each estimator, by exact enumeration."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def test_literal_numbers(rewards, expected):
   )
 
 
-def test_without_the_baseline():
+def test_literal_numbers_without_the_baseline():
   cfg = schema.MaxRl(baseline=False)
   assert assign(cfg, 1, 0, 0, 0) == [4, 0, 0, 0]
   assert assign(cfg, 0, 0) == [0, 0]
@@ -53,7 +53,7 @@ def expected_gradient(cfg, count, p):
 
 @pytest.mark.parametrize('p', [0.1, 0.5, 0.9])
 @pytest.mark.parametrize('count', [1, 2, 4, 6])
-def test_the_order_of_truncation(count, p):
+def test_expected_gradient_is_the_truncated_series(count, p):
   """(1 - (1 - p)^K) / p d p: K = N - 1 with the baseline, N without."""
   slope = p * (1 - p)
 
@@ -86,8 +86,8 @@ def test_the_order_of_truncation(count, p):
   )
 
 
-def test_the_numbers_of_the_derivation():
-  """p = 0.1, d p = 0.09, worked out elsewhere."""
+def test_expected_gradients_equal_literal_numbers():
+  """p = 0.1, d p = 0.09; numbers of an independent derivation."""
   for cfg, count, value in (
     (schema.MaxRl(), 2, 0.09),
     (schema.MaxRl(baseline=False), 2, 0.171),
@@ -95,10 +95,10 @@ def test_the_numbers_of_the_derivation():
     (schema.MaxRl(baseline=False), 4, 0.30951),
     (schema.Grpo(), 4, 0.0675),
   ):
-    found = expected_gradient(cfg, count, 0.1)
-    np.testing.assert_allclose(found, value, rtol=1e-4)
+    gradient = expected_gradient(cfg, count, 0.1)
+    np.testing.assert_allclose(gradient, value, rtol=1e-4)
 
 
-def test_negative_rewards_are_refused():
+def test_negative_rewards_raise():
   with pytest.raises(ValueError, match='max_rl: got -0.5 for task t of env'):
     assign(schema.MaxRl(), 1.0, -0.5)

@@ -1,4 +1,4 @@
-"""Self-distillation: what the teacher is shown, and where it comes from."""
+"""Self-distillation: the hint, and the sources of its demonstration."""
 
 import dataclasses
 
@@ -34,17 +34,17 @@ def system(text):
     ({'demonstration': 'answer'}, '7'),
     ({'demonstration': 'info.hint'}, 'add'),
     (
-      {'demonstration': 'tests.algorithms.credits:told'},
+      {'demonstration': 'tests.algorithms.credits:hidden_answer'},
       'the answer to t is hidden',
     ),
     ({'reference': 'ema:0.9'}, '3 + 4 is 7'),
   ],
 )
-def test_where_a_demonstration_comes_from(options, text):
+def test_the_hint_has_the_demonstration_of_each_source(options, text):
   assert hints(**options) == system(text)
 
 
-def test_a_demonstration_of_several_turns_says_who_speaks():
+def test_a_demonstration_of_several_turns_has_their_roles():
   task = dataclasses.replace(
     two_turns.TASK, demonstration=two_turns.MESSAGES[1:]
   )
@@ -64,13 +64,13 @@ def test_braces_in_a_template_or_a_demonstration_are_text():
 
 
 @pytest.mark.parametrize('key', ['nothing', 'blank', 'number'])
-def test_a_missing_demonstration_names_the_row(key):
+def test_a_missing_demonstration_raises_with_the_row(key):
   algorithm = algorithms.make(schema.Opsd(demonstration=f'info.{key}'))
   with pytest.raises(ValueError, match='row t of environment e .* opsd: got'):
     algorithm.check(two_turns.TASK)
 
 
-def test_a_demonstration_that_is_the_answer_is_warned_about():
+def test_a_bare_answer_as_demonstration_warns_once():
   with pytest.warns(UserWarning, match="of task t is its bare answer, '7'"):
     algorithm = algorithms.make(schema.Opsd(demonstration='answer'))
     algorithm.check(two_turns.TASK)
@@ -90,12 +90,12 @@ def test_a_demonstration_that_is_the_answer_is_warned_about():
     ({'reference': 'snapshot:0'}, 'reference must be'),
   ],
 )
-def test_options_that_mean_nothing(options, message):
+def test_invalid_options_raise(options, message):
   with pytest.raises(schema.FieldError, match=message):
     schema.Opsd(**options)
 
 
-def test_a_teacher_must_be_another():
+def test_the_teacher_of_opd_must_be_another_model():
   with pytest.raises(schema.FieldError, match='reference must name a teacher'):
     schema.Opd()
   with pytest.raises(schema.FieldError, match='KL of the policy to itself'):

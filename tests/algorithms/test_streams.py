@@ -12,7 +12,7 @@ MASK = [False, False, True, True, False, True]
 
 
 class Writer(base.Algorithm):
-  """Returns what it is told to."""
+  """Returns the credits and weights of its constructor."""
 
   def __init__(self, component, credits=None, observed=None, **options):
     self.component = component
@@ -48,7 +48,7 @@ def _rollout(*samples):
 
 
 class Scorer:
-  """Says -0.5 everywhere (or `answer`), and remembers who asked for what."""
+  """Returns -0.5 for each token (or `answer`), and records its calls."""
 
   def __init__(self, answer=lambda s: np.full(len(s), -0.5)):
     self.calls = []
@@ -74,7 +74,7 @@ def _one(algorithm, sample=None):
     ('ref_kl', [0] * 6, [0] * 6, [0, 0, 1, 1, 0, 1]),
   ],
 )
-def test_a_component_weighs_the_mask(component, rl, ce, ref_kl):
+def test_the_component_has_weight_1_on_the_mask(component, rl, ce, ref_kl):
   sample = _one(Writer(component))
   np.testing.assert_array_equal(sample.rl_weights, np.float32(rl))
   np.testing.assert_array_equal(sample.ce_weights, np.float32(ce))
@@ -92,14 +92,14 @@ def test_observation_weights_are_merged_into_ce(component, ce):
   np.testing.assert_array_equal(sample.ce_weights, np.float32(ce))
 
 
-def test_scalar_credit_covers_the_mask():
+def test_scalar_credit_is_repeated_over_the_mask():
   sample = _one(Writer('rl', credits=[0.7]))
   expected = np.float32([0, 0, 0.7, 0.7, 0, 0.7])
   np.testing.assert_array_equal(sample.advantages, expected)
   assert _one(Writer('rl', credits=[0.0])).advantages is not None
 
 
-def test_token_credit_is_cut_at_the_samples():
+def test_token_credit_is_split_at_the_samples():
   rollout = _rollout(_sample(), _sample(start=7))
   credit = np.arange(12, dtype=np.float32)
   first, second = streams.finalize(Writer('rl', credits=[credit]), [[rollout]])
@@ -107,7 +107,7 @@ def test_token_credit_is_cut_at_the_samples():
   np.testing.assert_array_equal(second.advantages, credit[6:])
 
 
-def test_misaligned_words_are_refused():
+def test_misaligned_credit_and_weights_raise():
   groups = [[_rollout(_sample())]]
   with pytest.raises(ValueError, match='align with the tokens of task t: got'):
     streams.finalize(Writer('rl', credits=[np.ones(1)]), groups)
@@ -119,7 +119,7 @@ def test_misaligned_words_are_refused():
     streams.finalize(Writer('rl', observed=[]), groups)
 
 
-def test_the_first_token_is_a_member_of_nothing():
+def test_the_first_token_has_no_weight():
   sample = _sample([True, True, False])
   done = _one(Writer('ce', observed=[[0.5, 0.0, 0.5]]), sample)
   np.testing.assert_array_equal(done.ce_weights, np.float32([0, 1, 0.5]))
@@ -133,7 +133,7 @@ def test_sft_is_cross_entropy_on_the_completion():
   assert not sample.rl_weights.any() and not sample.ref_kl_weights.any()
 
 
-def test_pruned_tokens_leave_rl_and_stay_what_else_they_are():
+def test_pruned_tokens_leave_rl_and_keep_their_other_weights():
   credit = np.float32([0, 0, 0.5, 0, 0, -1])
   options = {
     'credits': [credit],
@@ -155,7 +155,7 @@ def test_pruned_tokens_leave_rl_and_stay_what_else_they_are():
 
 
 def test_no_credit_is_not_pruned():
-  """A missing advantage is refused by `packing`, not turned into a zero."""
+  """`packing` raises for a missing advantage."""
   sample = _one(Writer('rl'))
   assert sample.advantages is None
   np.testing.assert_array_equal(sample.rl_weights, MASK)
@@ -167,7 +167,7 @@ def _rows(*names, mask=MASK):
   ]
 
 
-def test_the_scorer_is_asked_once_for_the_readers_alone():
+def test_the_scorer_is_called_once_with_the_ref_kl_members():
   groups = [_rows('a', 'b'), _rows('c', mask=[False] * 6), _rows('d')]
   algorithm = Writer('rl', kl_beta=0.1, reference='stage:sft')
   algorithm.assign = lambda group: [0.0] * len(group)
@@ -182,7 +182,7 @@ def test_the_scorer_is_asked_once_for_the_readers_alone():
   algorithm = Writer('rl', credits=[1.0])
   streams.finalize(algorithm, [_rows('a'), _rows('b')], scorer)
   streams.finalize(algorithm, [], scorer)
-  assert len(scorer.calls) == 1  # nobody has a reference: not asked
+  assert len(scorer.calls) == 1  # no ref_kl member, no call
 
 
 @pytest.mark.parametrize(
@@ -193,30 +193,30 @@ def test_the_scorer_is_asked_once_for_the_readers_alone():
     (lambda s: np.where(s.ids == 3, np.nan, 0), 'got nan at token 2'),
   ],
 )
-def test_a_bad_reference_is_refused(answer, message):
+def test_invalid_reference_logprobs_raise(answer, message):
   with pytest.raises(ValueError, match=message):
     streams.finalize(Writer('ref_kl'), [_rows('a')], Scorer(answer))
 
 
-@pytest.mark.parametrize('found', [None, [], [np.zeros(6)] * 2])
-def test_another_number_of_references_is_refused(found):
-  algorithm = Writer('ref_kl', score=lambda samples, scorer: found)
+@pytest.mark.parametrize('scores', [None, [], [np.zeros(6)] * 2])
+def test_a_wrong_number_of_reference_logprobs_raises(scores):
+  algorithm = Writer('ref_kl', score=lambda samples, scorer: scores)
   with pytest.raises(ValueError, match='one array per sample: got .*cted 1'):
     streams.finalize(algorithm, [_rows('a')], Scorer())
 
 
-def test_rescale_sees_all_groups_and_is_checked():
-  seen = []
+def test_rescale_gets_all_groups_and_its_result_is_checked():
+  calls = []
 
   def rescale(groups, credits):
-    seen.append(([len(group) for group in groups], credits))
+    calls.append(([len(group) for group in groups], credits))
     return [[10 * c for c in group] for group in credits]
 
   algorithm = Writer('rl', rescale=rescale)
   algorithm.assign = lambda group: [float(len(group))] * len(group)
   groups = [_rows('a', 'b'), _rows('c')]
   samples = streams.finalize(algorithm, groups)
-  assert seen == [([2, 1], [[2.0, 2.0], [1.0]])]
+  assert calls == [([2, 1], [[2.0, 2.0], [1.0]])]
   assert [s.advantages.max() for s in samples] == [20.0, 20.0, 10.0]
   algorithm.rescale = lambda groups, credits: credits[:1]
   with pytest.raises(ValueError, match='each group: got 1, expected 2'):

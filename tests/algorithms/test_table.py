@@ -1,4 +1,4 @@
-"""One table over all algorithms: options, streams, and a step on them."""
+"""One table over all algorithms: options, streams, and a train step."""
 
 import dataclasses
 import json
@@ -18,11 +18,11 @@ from tests.algorithms import two_turns
 
 CREDITS = 'tests.algorithms.credits'
 ONE, NONE = two_turns.MASK.astype(float), np.zeros(9)
-TOOL = np.array([0, 0, 0, 0, 0, 1, 1, 0, 0])  # what the tool's message holds
+TOOL = np.array([0, 0, 0, 0, 0, 1, 1, 0, 0])  # content of the tool's message
 
 
 class Row(NamedTuple):
-  """An algorithm, and what it writes on rewards 1 and 0, in this order."""
+  """An algorithm, and its streams for a group with rewards 1 and 0."""
 
   cfg: Any
   credit: tuple | None  # None = no credit is assigned
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 ROWS = {
   'grpo': Row(schema.Grpo(), (0.5, -0.5), rl=ONE),
-  'grpo with a leash': Row(
+  'grpo with kl_beta': Row(
     schema.Grpo(kl_beta=0.1, reference='ema:0.9'),
     (0.5, -0.5),
     rl=ONE,
@@ -63,32 +63,32 @@ ROWS = {
 TABLE = pytest.mark.parametrize('row', ROWS.values(), ids=ROWS.keys())
 
 
-def test_the_table_is_whole():
+def test_the_table_has_every_algorithm():
   assert {row.cfg.type for row in ROWS.values()} == set(algorithms.TYPES)
 
 
 def entry(cfg):
-  """An environment that such an algorithm can learn from."""
+  """Returns options of an environment for the algorithm."""
   if cfg.type == 'sft':
     return schema.EnvEntry(algorithm=cfg)
   return schema.EnvEntry(algorithm=cfg, sampler=schema.Policy(), group_size=2)
 
 
 @TABLE
-def test_options_survive_the_config(row):
-  """As a recipe, as JSON, and from the command line."""
-  made = entry(row.cfg)
-  run = schema.Run(stages={'main': schema.Stage(envs={'a': made})})
+def test_options_round_trip_through_the_config(row):
+  """From a recipe, from JSON, and from the command line."""
+  env = entry(row.cfg)
+  run = schema.Run(stages={'main': schema.Stage(envs={'a': env})})
   node = machinery.config_dict(run)
   assert config.build(node) == config.build(
     config.from_dict(config.to_dict(config.build(node)))
   )
-  assert config.build(node).stages['main'].envs['a'] == made
+  assert config.build(node).stages['main'].envs['a'] == env
   plain = machinery.config_dict(
     schema.Run(
       stages={
         'main': schema.Stage(
-          envs={'a': dataclasses.replace(made, algorithm=schema.Grpo())}
+          envs={'a': dataclasses.replace(env, algorithm=schema.Grpo())}
         )
       }
     )
@@ -96,7 +96,7 @@ def test_options_survive_the_config(row):
   config.override(
     plain, 'main.envs.a.algorithm', json.dumps(dataclasses.asdict(row.cfg))
   )
-  assert config.build(plain).stages['main'].envs['a'] == made
+  assert config.build(plain).stages['main'].envs['a'] == env
 
 
 def _finalize(row, scorer=None):
@@ -108,7 +108,7 @@ def _finalize(row, scorer=None):
 
 
 @TABLE
-def test_streams_position_by_position(row):
+def test_streams_equal_the_table(row):
   scorer = two_turns.Scorer()
   for i, sample in enumerate(_finalize(row, scorer)):
     if row.credit is None:
@@ -119,8 +119,8 @@ def test_streams_position_by_position(row):
     np.testing.assert_array_equal(sample.rl_weights, live)
     np.testing.assert_array_equal(sample.ce_weights, np.float32(row.ce))
     np.testing.assert_array_equal(sample.ref_kl_weights, np.float32(row.ref_kl))
-    said = -0.5 if row.reference else 0.0
-    np.testing.assert_array_equal(sample.ref_logprobs, np.full(9, said))
+    logprob = -0.5 if row.reference else 0.0
+    np.testing.assert_array_equal(sample.ref_logprobs, np.full(9, logprob))
   assert [call[0] for call in scorer.calls] == (
     [row.reference] if row.reference else []
   )
@@ -128,21 +128,22 @@ def test_streams_position_by_position(row):
 
 @pytest.fixture(scope='module')
 def stepper():
-  """(batch -> metrics, per leaf how far it moved) of the tiny model."""
+  """Returns a function: batch -> (metrics, largest parameter change)."""
   step, state = fixtures.make()
 
   def run(batch):
     copy = jax.tree.map(lambda x: x.copy(), state)
-    moved, measured = step(copy, batch)
-    return jax.device_get(measured), fixtures.worst(state.params, moved.params)
+    new_state, metrics = step(copy, batch)
+    change = fixtures.worst(state.params, new_state.params)
+    return jax.device_get(metrics), change
 
   return run
 
 
 @TABLE
-def test_a_step_trains_on_them(row, stepper):
+def test_a_step_trains_on_the_streams(row, stepper):
   samples = _finalize(row)
-  if row.reference == 'policy':  # as a hint would have it
+  if row.reference == 'policy':  # as with a hint
     samples = [
       dataclasses.replace(s, ref_logprobs=s.ref_logprobs - 1) for s in samples
     ]
@@ -154,7 +155,7 @@ def test_a_step_trains_on_them(row, stepper):
     envs=('arithmetic',),
   )
   assert not left
-  measured, moved = stepper(batch)
+  metrics, change = stepper(batch)
   counts = {
     'rl': 4 * row.rl.any() * (1 if row.prunes else 2),
     'ce': 2 * np.count_nonzero(row.ce),
@@ -162,24 +163,24 @@ def test_a_step_trains_on_them(row, stepper):
   }
   for component, count in counts.items():
     assert getattr(batch, f'{component}_count') == count
-    assert (measured[f'loss/{component}'] != 0) == (count > 0)
-  assert measured['optim/grad_norm'] > 0 and moved > 0
-  assert measured['optim/skipped'] == 0
+    assert (metrics[f'loss/{component}'] != 0) == (count > 0)
+  assert metrics['optim/grad_norm'] > 0 and change > 0
+  assert metrics['optim/skipped'] == 0
 
 
-def test_packing_order_does_not_matter(stepper):
-  """Of the samples of all algorithms at once, forwards and backwards."""
+def test_packing_order_does_not_change_the_loss(stepper):
+  """Samples of all algorithms in one batch, forwards and backwards."""
   samples = []
   for row in ROWS.values():
     samples += [
       dataclasses.replace(s, env='arithmetic') for s in _finalize(row)
     ]
-  found = []
+  results = []
   for order in (samples, samples[::-1]):
     batch, left = packing.pack(
       order, row_tokens=32, rows=1, micro_batches=12, envs=('arithmetic',)
     )
     assert not left
-    found.append(stepper(batch)[0])
+    results.append(stepper(batch)[0])
   for key in ('loss/rl', 'loss/ce', 'loss/ref_kl', 'optim/grad_norm'):
-    np.testing.assert_allclose(found[0][key], found[1][key], rtol=2e-6)
+    np.testing.assert_allclose(results[0][key], results[1][key], rtol=2e-6)

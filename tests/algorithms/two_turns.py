@@ -1,8 +1,8 @@
-"""A two-turn rollout: prompt, answer, what the environment says, answer.
+"""A two-turn rollout: prompt, turn, tool message, turn.
 
 ids      1 2 | 3 4 | 5 6 7 | 8 9
-who      user  policy  tool  policy
-content  . x   x x     . x x x x      (. = the template's)
+role     user  policy  tool  policy
+content  . x   x x     . x x x x      (. = chat template)
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ TASK = types.Task(
 
 def sample(**changes):
   n = len(MASK)
-  made = types.Sample(
+  base = types.Sample(
     env='e',
     row='t',
     ids=np.arange(1, n + 1, dtype=np.int32),
@@ -45,7 +45,7 @@ def sample(**changes):
     message_ids=np.array([0, 0, -1, -1, 2, 2, 2, -1, -1], np.int32),
     task=TASK,
   )
-  return dataclasses.replace(made, **changes)
+  return dataclasses.replace(base, **changes)
 
 
 def rollout(reward=1.0, uid=0, samples=1, task=TASK, **changes):
@@ -69,7 +69,7 @@ def group(*rewards, **changes):
 
 
 class Scorer:
-  """Says -0.5 everywhere, and remembers what it was asked."""
+  """Returns -0.5 for each token, and records its calls."""
 
   def __init__(self):
     self.calls = []

@@ -29,7 +29,7 @@ def name(options):
 
 
 def terms(new, old, credit, weights, segments=None, entropy=None, **options):
-  """`rl.loss`; a row is one sequence unless told otherwise."""
+  """Returns `rl.loss`; by default a row is one sequence."""
   segments = jnp.ones(new.shape, 'int32') if segments is None else segments
   entropy = jnp.zeros(new.shape) if entropy is None else entropy
   return rl.loss(new, old, credit, weights, segments, entropy, **options)
@@ -41,14 +41,14 @@ def total(*arrays, **options):
 
 
 def grad(new, *rest, **options):
-  """((sum, metrics), gradient in logprobs)."""
+  """Returns ((sum, metrics), gradient in logprobs)."""
   return jax.value_and_grad(lambda x: total(x, *rest, **options), has_aux=True)(
     new
   )
 
 
 def random(seed=0, spread=0.5, n=10):
-  """Half of the tokens are members."""
+  """Returns random inputs; half of the tokens are members."""
   rng = np.random.default_rng(seed)
   new = -rng.exponential(size=n)
   old = np.minimum(new + spread * rng.normal(size=n), -1e-3)
@@ -82,12 +82,12 @@ def rows(seed=0):
 
 
 def sequences(segments, weights):
-  """The member tokens of each sequence that has any: (row, places)."""
+  """Returns (row, indices of its member tokens) of each sequence."""
   segments, weights = np.asarray(segments), np.asarray(weights)
-  found = []
+  indices = []
   for row, ids in enumerate(segments):
     for segment in np.unique(ids):
-      (at,) = np.nonzero((ids == segment) & (weights[row] != 0))
-      if at.size:
-        found.append((row, at))
-  return found
+      (tokens,) = np.nonzero((ids == segment) & (weights[row] != 0))
+      if tokens.size:
+        indices.append((row, tokens))
+  return indices

@@ -18,7 +18,7 @@ LOGPROBS = jnp.array([-0.1, -0.5, -0.2])
     ((0.0, 0.0, 0.0), 0.0, (0.0, 0.0)),
   ],
 )
-def test_by_hand(weights, total, nll):
+def test_terms_and_metric_by_hand(weights, total, nll):
   value, metrics = ce.loss(LOGPROBS, jnp.array(weights))
   np.testing.assert_allclose(value.sum(), total, rtol=1e-6)
   assert list(metrics) == ['nll']
@@ -40,7 +40,7 @@ def test_gradient_is_minus_the_weight():
 
 
 @pytest.mark.parametrize('bad', [np.nan, -np.inf, np.inf])
-def test_non_members_may_be_anything(bad):
+def test_values_at_non_members_have_no_effect(bad):
   logprobs = jnp.array([-0.1, bad, -0.2])
   weights = jnp.array([1.0, 0.0, 1.0])
 

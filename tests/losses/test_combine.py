@@ -5,7 +5,7 @@ import numpy as np
 from posttrain.losses import ce, combine
 
 
-def test_by_hand():
+def test_total_by_hand():
   parts = {
     'rl': (jnp.float32(6.0), {'clipped': (jnp.float32(1), jnp.float32(2))}),
     'ce': (jnp.float32(2.0), {'nll': (jnp.float32(4), jnp.float32(8))}),
@@ -22,7 +22,7 @@ def test_by_hand():
   }
 
 
-def test_golden_ce_scales():
+def test_ce_weights_scale_the_loss():
   logprobs, weights = jnp.array([-0.1, -0.5, -0.2]), jnp.array([1.0, 0.0, 1.0])
   parts = {'ce': ce.loss(logprobs, weights)}
   loss, metrics = combine.total(parts, {'ce': jnp.float32(2)})
@@ -30,7 +30,7 @@ def test_golden_ce_scales():
   assert set(metrics) == {'ce/nll', 'loss/ce', 'loss/total'}
 
 
-def test_nothing_counted_gives_zero_and_gradient_zero():
+def test_no_members_give_loss_and_gradient_0():
   def loss(logprobs):
     part = ce.loss(logprobs, jnp.zeros(4))
     return combine.total({'ce': part}, {'ce': jnp.float32(0)})
@@ -59,7 +59,7 @@ def test_micro_batched_equals_whole():
   np.testing.assert_allclose(ours['loss/ce'], whole, rtol=1e-6)
 
 
-def test_components_may_overlap():
+def test_components_on_the_same_tokens_add_up():
   logprobs = jnp.array([-0.3, -0.7])
   one, half = jnp.ones(2), jnp.array([0.5, 0.0])
   counts = {'rl': jnp.float32(4), 'ce': jnp.float32(8)}
@@ -68,7 +68,7 @@ def test_components_may_overlap():
   np.testing.assert_allclose(loss, 1.0 / 4 + 0.15 / 8, rtol=1e-6)
 
 
-def test_pair_and_largest_ignore_what_is_elsewhere():
+def test_pair_and_largest_ignore_values_outside_where():
   values = jnp.array([1.0, jnp.nan, 3.0, jnp.inf])
   where = jnp.array([True, False, True, False])
   assert combine.pair(values, where) == (4.0, 2.0)
@@ -77,7 +77,7 @@ def test_pair_and_largest_ignore_what_is_elsewhere():
   assert combine.largest(values, 0 * where != 0).value == 0.0
 
 
-def test_merge_adds_pairs_and_takes_the_largest():
+def test_merge_adds_pairs_and_takes_the_maximum():
   def metrics(total, count, top):
     return {
       'mean': (jnp.float32(total), jnp.float32(count)),

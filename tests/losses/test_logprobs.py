@@ -25,7 +25,7 @@ def make_inputs(seed=0, n=T, d=D, v=V, dtype=jnp.float32):
 
 
 def naive(hidden, weight, targets, temperature, softcap=None):
-  """The formula, by full logits."""
+  """Returns (logprobs, entropy) from the full logits."""
   logits = hidden.astype(jnp.float32) @ weight
   if softcap is not None:
     logits = softcap * jnp.tanh(logits / softcap)
@@ -35,7 +35,7 @@ def naive(hidden, weight, targets, temperature, softcap=None):
   return picked, -jnp.sum(jnp.exp(law) * law, axis=-1)
 
 
-def test_by_hand():
+def test_logprobs_by_hand():
   # Logits log 2, 0, 0 under h = 1: probabilities 1/2, 1/4, 1/4.
   weight = jnp.log(jnp.array([[2.0, 1.0, 1.0]]))
   out = linear(jnp.ones((2, 1)), weight, jnp.array([0, 2]))
@@ -46,7 +46,7 @@ def test_by_hand():
   np.testing.assert_allclose(out[0], np.log([4 / 6, 1 / 6]), rtol=1e-6)
 
 
-def test_uniform_law():
+def test_equal_logits_give_the_uniform_distribution():
   out = linear(jnp.zeros((3, 2)), jnp.zeros((2, V)), jnp.arange(3))
   np.testing.assert_allclose(out[0], [-np.log(V)] * 3, rtol=1e-6)
   np.testing.assert_allclose(out[1], [np.log(V)] * 3, rtol=1e-6)
@@ -172,7 +172,7 @@ def test_chunks_save_memory():
   assert automatic < 2 * 2**26 + 4 * d * v
 
 
-def test_many_tokens_are_chunked_too(monkeypatch):
+def test_many_tokens_are_chunked(monkeypatch):
   n, d, v = 16384, 8, 1024
   limit, columns = 2**20, 128
   monkeypatch.setattr(logprobs, 'BLOCK_BYTES', limit)

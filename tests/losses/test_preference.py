@@ -62,7 +62,7 @@ def test_golden_kto():
   )
 
 
-def test_seq_logprob_sums_what_is_masked():
+def test_seq_logprob_sums_over_the_mask():
   logprobs = jnp.array([[-1.0, -2.0, jnp.nan], [-jnp.inf, -0.5, -0.25]])
   mask = jnp.array([[True, True, False], [False, True, True]])
   np.testing.assert_array_equal(
@@ -100,8 +100,8 @@ def test_gradients_of_kto_and_seq_logprob_by_finite_differences():
   )
 
 
-def test_a_policy_that_is_its_reference():
-  """d = 0: log 2, half of it by each answer; of KTO, half of the weight."""
+def test_losses_of_a_policy_equal_to_the_reference():
+  """d = 0: log 2, with gradients of +-beta / 2; KTO: half of the weight."""
   zero = jnp.zeros(4)
   for smoothing in (0.0, 0.3):
     losses = preference.sigmoid(zero, zero, label_smoothing=smoothing)
@@ -118,7 +118,7 @@ def test_a_policy_that_is_its_reference():
 
 @pytest.mark.parametrize('beta', [1e-3, 1e-6])
 @pytest.mark.parametrize('function', [preference.sigmoid, preference.simpo])
-def test_no_beta_no_gradient(function, beta):
+def test_the_gradient_vanishes_with_beta(function, beta):
   grad = jax.grad(lambda c: function(c, REJECTED, beta=beta).sum())(CHOSEN)
   assert 0 < np.abs(grad).max() < beta
 
@@ -135,14 +135,14 @@ def test_smoothing_is_the_mean_of_both_labels():
   )
 
 
-def test_ipo_is_content_with_its_margin():
+def test_ipo_has_no_gradient_at_its_margin():
   beta = 0.25  # the margin is 2
   grad = jax.grad(lambda c: preference.ipo(c, jnp.zeros(3), beta=beta).sum())
   np.testing.assert_allclose(grad(jnp.array([1.0, 2.0, 3.0])), [-2, 0, 2])
 
 
 def test_limits_of_kto():
-  """Far above z a desirable answer is free; far below it costs its weight."""
+  """h far above z: 0 for a desirable answer; far below z: the weight."""
   far = jnp.array([1e4, -1e4, 1e4, -1e4])
   desirable = jnp.array([True, True, False, False])
   options = dict(desirable_weight=2.0, undesirable_weight=3.0)
@@ -150,7 +150,7 @@ def test_limits_of_kto():
     preference.kto(far, desirable, 0.0, **options), [0, 2, 3, 0], atol=1e-6
   )
   grad = jax.grad(lambda h: preference.kto(h, desirable, 0.0, **options).sum())
-  np.testing.assert_array_equal(grad(far), np.zeros(4))  # nothing left to learn
+  np.testing.assert_array_equal(grad(far), np.zeros(4))  # saturated
   near = grad(jnp.zeros(4))
   assert (np.sign(near) == [-1, -1, 1, 1]).all()
   # The baseline has no gradient, and is not below 0.
@@ -164,7 +164,7 @@ def test_limits_of_kto():
 
 
 @pytest.mark.parametrize('name', ['sigmoid', 'smoothed', 'simpo'])
-def test_far_away_nothing_overflows(name):
+def test_large_log_ratios_stay_finite(name):
   far = jnp.array([1e6, -1e6])
   value, grad = jax.value_and_grad(lambda c: PAIRED[name](c, -c).sum())(far)
   assert np.isfinite(value) and np.isfinite(grad).all()

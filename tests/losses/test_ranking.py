@@ -26,18 +26,18 @@ def test_golden():
   )
 
 
-def test_it_is_antisymmetric():
-  """Who wins is the sign: L(c, r) - L(r, c) = -(c - r), gradients mirror."""
-  there, back = (
+def test_swapping_the_answers_is_antisymmetric():
+  """L(c, r) - L(r, c) = -(c - r), with opposite gradients."""
+  forward, backward = (
     ranking.loss(*pair) for pair in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))
   )
-  np.testing.assert_allclose(there - back, REJECTED - CHOSEN, atol=1e-6)
+  np.testing.assert_allclose(forward - backward, REJECTED - CHOSEN, atol=1e-6)
   grads = jax.grad(lambda c, r: ranking.loss(c, r).sum(), argnums=(0, 1))
   chosen, rejected = grads(CHOSEN, REJECTED)
   np.testing.assert_allclose(chosen, -rejected, rtol=1e-6)
 
 
-def test_a_constant_changes_nothing_until_it_is_centred():
+def test_only_center_coef_has_a_gradient_in_a_common_shift():
   np.testing.assert_allclose(
     ranking.loss(CHOSEN + 7, REJECTED + 7),
     ranking.loss(CHOSEN, REJECTED),

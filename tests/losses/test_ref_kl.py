@@ -28,7 +28,7 @@ def _grad(new, *rest, **options):
 
 
 def _random(n=10, seed=0):
-  """Half of the tokens are members."""
+  """Returns random inputs; half of the tokens are members."""
   rng = np.random.default_rng(seed)
   new = -rng.exponential(size=n)
   old = np.minimum(new + 0.5 * rng.normal(size=n), -1e-3)
@@ -90,14 +90,14 @@ def test_equals_the_formula():
   assert masked == count - kept and 0 < masked < count
 
 
-def test_expected_gradients_over_a_law():
-  """reverse: that of KL(pi || q), even off-policy; k3: that of KL(q || pi)."""
+def test_expected_gradients_over_a_distribution():
+  """reverse: gradient of KL(pi || q), also off-policy; k3: of KL(q || pi)."""
   logits = jnp.array([0.3, -0.5, 1.0, 0.1])
   ref = jax.nn.log_softmax(jnp.array([-0.2, 0.4, 0.3, 0.9]))
   mu = jax.nn.log_softmax(jnp.array([0.0, 0.2, 0.5, -0.3]))
 
   def expected(sampler, **options):
-    # Weighing each token with the chance to sample it is the expectation.
+    # Weights equal to the sampling probabilities give the expectation.
     return jax.grad(
       lambda z: _total(
         jax.nn.log_softmax(z), sampler, ref, jnp.exp(sampler), **options
@@ -123,8 +123,8 @@ def test_check_grads():
       jnp.asarray(np.asarray(x), 'float64') for x in _random(10, seed=1)
     )
     gap = ref - new
-    # Following the policy, the reference leaves the signal as it is: its
-    # stop_gradient is then no difference to a numerical derivative.
+    # The reference moves with the policy, so the signal is constant and its
+    # stop_gradient does not change the numerical derivative.
     check_grads(
       lambda x: _total(x, old, x + gap, weights)[0],
       (new,),
@@ -140,7 +140,7 @@ def test_check_grads():
 
 
 @pytest.mark.parametrize('estimator', ESTIMATORS)
-def test_a_reference_equal_to_the_policy_is_zero(estimator):
+def test_a_reference_equal_to_the_policy_gives_0(estimator):
   (total, metrics), grad = _grad(NEW, NEW, NEW, ONES, estimator=estimator)
   assert total == 0 and not grad.any() and metrics['kl'][0] == 0
   options = {'kl_tau': 0.0} if estimator == 'reverse' else {}
@@ -150,7 +150,7 @@ def test_a_reference_equal_to_the_policy_is_zero(estimator):
 
 @pytest.mark.parametrize('estimator', ESTIMATORS)
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
-def test_non_members_may_be_anything(estimator, bad):
+def test_values_at_non_members_have_no_effect(estimator, bad):
   (clean, wanted), wanted_grad = _grad(
     NEW[1:4], OLD[1:4], REF[1:4], ONES[1:4], estimator=estimator
   )
@@ -165,7 +165,7 @@ def test_non_members_may_be_anything(estimator, bad):
 
 
 @pytest.mark.parametrize('estimator', ESTIMATORS)
-def test_no_member_is_zero(estimator):
+def test_no_members_give_0(estimator):
   (total, metrics), grad = _grad(NEW, OLD, REF, 0 * ONES, estimator=estimator)
   assert total == 0 and not grad.any()
   assert not any(combine.means(metrics).values())
@@ -178,7 +178,7 @@ def test_all_members_masked_keep_only_the_squared_log_ratio():
   assert metrics['is_masked'] == (3.0, 3.0)
 
 
-def test_clamp_of_reverse():
+def test_reverse_beyond_the_clamp_is_constant():
   new, old = jnp.array([-1.0, -0.1, -3.0]), jnp.array([-1.0, -200.0, -3.0])
   ref = jnp.array([-2.0, -3.0, -3.0])
   (total, metrics), grad = _grad(new, old, ref, jnp.ones(3), kl_tau=0.0)
@@ -187,8 +187,8 @@ def test_clamp_of_reverse():
   assert metrics['clamped'] == (1.0, 3.0)
 
 
-def test_clamp_of_k3():
-  """Only a reference far above the policy overflows; far below is exact."""
+def test_k3_beyond_the_clamp_is_constant():
+  """Only for a reference far above the policy; far below, k3 is exact."""
   new, ref = jnp.array([-200.0, -0.1, -1.0]), jnp.array([-0.1, -200.0, -1.0])
   (total, metrics), grad = _grad(new, new, ref, jnp.ones(3), estimator='k3')
   np.testing.assert_allclose(total, np.exp(20.0) - 21 + 198.9, rtol=1e-5)

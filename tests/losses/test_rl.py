@@ -1,4 +1,4 @@
-"""The rl component, whatever its type: members, weights, aggregation."""
+"""The rl component, for every type: members, weights, aggregation."""
 
 import functools
 
@@ -15,7 +15,7 @@ by_type = pytest.mark.parametrize('kind', helpers.TYPES, ids=helpers.name)
 
 
 @by_type
-def test_non_members_may_be_anything(kind):
+def test_values_at_non_members_have_no_effect(kind):
   ends = jnp.array([0, 4])
   weights = ONES.at[ends].set(0.0)
   (clean, wanted), wanted_grad = helpers.grad(NEW, OLD, CREDIT, weights, **kind)
@@ -29,7 +29,7 @@ def test_non_members_may_be_anything(kind):
 
 @by_type
 @pytest.mark.parametrize('mode', ['none', 'sequence_mask'])
-def test_no_member_is_zero(kind, mode):
+def test_no_members_give_0(kind, mode):
   (total, metrics), grad = helpers.grad(
     NEW,
     OLD,
@@ -67,10 +67,10 @@ def test_weights_scale_the_loss_but_not_its_metrics(kind):
 
 
 def _aggregated(values, segments, weights, aggregation, constant=None):
-  """The mean of per-token values by loops, with no denominators of ours."""
-  found = helpers.sequences(segments, weights)
-  sums = [np.sum(values[row, at]) for row, at in found]
-  sizes = [at.size for _, at in found]
+  """Returns the aggregate of per-token values, by loops."""
+  indices = helpers.sequences(segments, weights)
+  sums = [np.sum(values[row, tokens]) for row, tokens in indices]
+  sizes = [tokens.size for _, tokens in indices]
   if aggregation == 'token':
     return sum(sums) / sum(sizes)
   if aggregation == 'sequence':
@@ -80,8 +80,8 @@ def _aggregated(values, segments, weights, aggregation, constant=None):
 
 @pytest.mark.parametrize('kind', helpers.TYPES[::3], ids=helpers.name)
 @pytest.mark.parametrize('aggregation', rl.AGGREGATIONS)
-def test_aggregations(kind, aggregation):
-  """Weights and the entropy bonus inside the mean, counts of members."""
+def test_aggregations_equal_loops(kind, aggregation):
+  """The mean includes weights and entropy bonus; counts are of members."""
   new, old, credit, weights, segments = helpers.rows()
   weights, entropy = weights * jnp.where(segments == 2, -0.5, 2.0), -0.7 * new
   each, _ = helpers.terms(
@@ -115,18 +115,18 @@ def test_aggregations(kind, aggregation):
 def test_sequences_of_one_length_make_aggregations_equal():
   new, old, credit, _ = helpers.random()
   segments = jnp.repeat(jnp.arange(2), 5)
-  found = [
+  losses = [
     helpers.total(new, old, credit, jnp.ones(10), segments, aggregation=name)[0]
     / rl.denominator(
       jnp.float32(10), jnp.float32(2), aggregation=name, constant_tokens=5
     )
     for name in rl.AGGREGATIONS
   ]
-  np.testing.assert_allclose(found, found[0], rtol=1e-6)
+  np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
 
 
-def test_packing_does_not_matter():
-  """Sequences in rows of their own, and several in one."""
+def test_packing_does_not_change_the_loss():
+  """Sequences in separate rows, and several in one row."""
   *arrays, segments = helpers.rows()
   options = {
     'type': 'gspo',
@@ -148,7 +148,7 @@ def test_packing_does_not_matter():
     np.testing.assert_allclose(means[name], value, rtol=1e-5, err_msg=name)
 
 
-def test_the_entropy_bonus_is_of_the_members():
+def test_the_entropy_bonus_is_over_members():
   new, old, credit, weights, segments = helpers.rows()
   weights *= 3.0  # no weight multiplies it
   entropy = jnp.where(weights != 0, -new, jnp.nan)

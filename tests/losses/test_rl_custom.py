@@ -1,4 +1,4 @@
-"""A user's loss: what it sees, and that its shapes are held to."""
+"""A user's loss: its inputs, and the checks of its outputs."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +12,8 @@ def _custom(function, **kwargs):
   return {'type': 'custom', 'function': function, 'kwargs': kwargs}
 
 
-def test_it_may_be_clip():
-  """The formula of `clip` from outside, weights and mean left to us."""
+def test_a_custom_clip_equals_clip():
+  """The formula of `clip`; `rl.loss` applies weights and mean."""
   new, old, credit, weights, segments = helpers.rows()
   weights = 2.5 * weights
 
@@ -27,32 +27,32 @@ def test_it_may_be_clip():
 
   for aggregation in ('token', 'sequence'):
     arrays = (new, old, credit, weights, segments)
-    found, grad = helpers.grad(
+    custom, grad = helpers.grad(
       *arrays, **_custom(clip, low=0.1, high=0.2), aggregation=aggregation
     )
-    clean, wanted = helpers.grad(
+    builtin, builtin_grad = helpers.grad(
       *arrays, type='clip', low=0.1, high=0.2, aggregation=aggregation
     )
-    np.testing.assert_allclose(found[0], clean[0], rtol=1e-5)
-    np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(custom[0], builtin[0], rtol=1e-5)
+    np.testing.assert_allclose(grad, builtin_grad, rtol=1e-5, atol=1e-7)
   member = np.asarray(weights) != 0
   rose = np.asarray(new > old)[member].mean()
-  assert found[1].keys() == {'rose'}
-  np.testing.assert_allclose(combine.means(found[1])['rose'], rose, rtol=1e-6)
+  assert custom[1].keys() == {'rose'}
+  np.testing.assert_allclose(combine.means(custom[1])['rose'], rose, rtol=1e-6)
 
 
-def test_it_sees_nothing_of_non_members():
+def test_inputs_are_0_at_non_members():
   new, old, credit, weights, segments = helpers.rows()
-  seen = []
+  calls = []
 
-  def look(inputs):
-    seen.append(inputs)
+  def record(inputs):
+    calls.append(inputs)
     return jnp.where(inputs.weights == 0, jnp.nan, inputs.logprobs)
 
   bad = (jnp.where(weights != 0, x, jnp.nan) for x in (new, old, credit))
-  terms, _ = helpers.terms(*bad, weights, segments, **_custom(look))
+  terms, _ = helpers.terms(*bad, weights, segments, **_custom(record))
   np.testing.assert_allclose(terms.sum(), jnp.sum(weights * new), rtol=1e-5)
-  (inputs,) = seen
+  (inputs,) = calls
   for value in inputs[:-1]:
     assert np.isfinite(value).all() and not value[weights == 0].any()
   np.testing.assert_array_equal(inputs.segment_ids, segments)
@@ -76,7 +76,7 @@ def test_it_sees_nothing_of_non_members():
     (lambda x: (x.logprobs, x.logprobs), 'as a dict of arrays: got'),
   ],
 )
-def test_what_it_returns_is_checked(function, message):
+def test_outputs_of_another_shape_raise(function, message):
   arrays = (helpers.NEW, helpers.OLD, helpers.CREDIT, helpers.ONES)
   with pytest.raises(ValueError, match=message) as error:
     helpers.terms(*arrays, **_custom(function))

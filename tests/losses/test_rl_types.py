@@ -97,7 +97,7 @@ def test_golden_clip():
 
 
 def test_golden_delta():
-  """Ratios 4, 4, 1.4, 1.4, 1/4; delta 2 bites on the first alone."""
+  """Ratios 4, 4, 1.4, 1.4, 1/4; delta 2 clips only the first."""
   new = jnp.log(jnp.array([0.8, 0.8, 0.7, 0.7, 0.2]))
   old = jnp.log(jnp.array([0.2, 0.2, 0.5, 0.5, 0.8]))
   credit = jnp.array([-1.0, 1.0, -1.0, 1.0, -1.0])
@@ -186,23 +186,23 @@ def test_equals_the_formula(type, token, options):
 
 
 def _gspo_numpy(new, old, credit, weights, segments, low, high):
-  """-min(s A, clip(s) A) per sequence, and its gradient, as in the paper."""
+  """Returns the paper's mean of -min(s A, clip(s) A), and its gradient."""
   new, old, credit = (np.asarray(x, float) for x in (new, old, credit))
   values, grad, clipped = [], np.zeros(new.shape), 0
-  found = helpers.sequences(segments, weights)
-  for row, at in found:
-    s = np.exp(np.mean(new[row, at] - old[row, at]))
-    a = credit[row, at[0]]
+  indices = helpers.sequences(segments, weights)
+  for row, tokens in indices:
+    s = np.exp(np.mean(new[row, tokens] - old[row, tokens]))
+    a = credit[row, tokens[0]]
     values.append(-min(s * a, np.clip(s, 1 - low, 1 + high) * a))
     if (s <= 1 + high) if a > 0 else (s >= 1 - low):
-      grad[row, at] = -s * a / at.size / len(found)
+      grad[row, tokens] = -s * a / tokens.size / len(indices)
     else:
-      clipped += at.size
+      clipped += tokens.size
   return np.mean(values), grad, clipped
 
 
-def test_gspo_is_the_papers_sequence_form():
-  """Value and gradient, averaged over sequences as there."""
+def test_gspo_equals_the_papers_sequence_objective():
+  """Value and gradient, as a mean over sequences."""
   new, old, credit, weights, segments = helpers.rows()
   options = {'low': 0.02, 'high': 0.03}
   value, expected, clipped = _gspo_numpy(
@@ -224,13 +224,13 @@ def test_gspo_is_the_papers_sequence_form():
   assert 0 < clipped < weights.sum()
 
 
-def test_gspo_of_single_tokens_is_clip():
+def test_gspo_of_single_tokens_equals_clip():
   arrays = helpers.random()
   options = {'low': 0.1, 'high': 0.3}
-  found, grad = helpers.grad(*arrays, jnp.arange(10), type='gspo', **options)
-  clean, wanted = helpers.grad(*arrays, type='clip', **options)
-  np.testing.assert_allclose(found[0], clean[0], rtol=1e-6)
-  np.testing.assert_allclose(grad, wanted, rtol=1e-6)
+  gspo, grad = helpers.grad(*arrays, jnp.arange(10), type='gspo', **options)
+  clip, expected = helpers.grad(*arrays, type='clip', **options)
+  np.testing.assert_allclose(gspo[0], clip[0], rtol=1e-6)
+  np.testing.assert_allclose(grad, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize('kind', helpers.TYPES, ids=helpers.name)
@@ -243,8 +243,8 @@ def test_check_grads(kind):
     gap = new - rest[0]
 
     def loss(x):
-      # Following the policy, the sampler leaves the weight of cispo as it is:
-      # its stop_gradient is then no difference to a numerical derivative.
+      # The sampler moves with the policy, so the ratio is constant and the
+      # stop_gradient of cispo does not change the numerical derivative.
       old = x - gap if kind['type'] == 'cispo' else rest[0]
       return helpers.total(x, old, *rest[1:], segments, **kind)[0]
 
@@ -252,7 +252,7 @@ def test_check_grads(kind):
 
 
 @pytest.mark.parametrize('kind', helpers.TYPES, ids=helpers.name)
-def test_without_bounds_it_is_importance_weighted_policy_gradient(kind):
+def test_no_bounds_give_importance_weighted_policy_gradient(kind):
   new, old, credit, weights = helpers.random(spread=2.0)
   (total, metrics), grad = helpers.grad(
     new, old, credit, weights, jnp.arange(10), **kind, **OPEN[kind['type']]
@@ -266,8 +266,8 @@ def test_without_bounds_it_is_importance_weighted_policy_gradient(kind):
 
 @pytest.mark.parametrize('kind', helpers.TYPES, ids=helpers.name)
 @pytest.mark.parametrize('bounded', [True, False])
-def test_on_policy_it_is_plain_policy_gradient(kind, bounded):
-  """Ratio exactly 1: also with bounds of 0, where a tie is not half."""
+def test_on_policy_gives_plain_policy_gradient(kind, bounded):
+  """Ratio 1, also with bounds of 0: a tie has the full gradient."""
   new, _, credit, weights = helpers.random()
   zero = {'ipo': {'threshold': 0.0}, 'custom': {}}.get(
     kind['type'], {'low': 0.0, 'high': 0.0}
@@ -293,8 +293,8 @@ def test_all_members_masked_have_no_policy_gradient(kind):
 
 
 @pytest.mark.parametrize('type', ['dppo', 'clip'])
-def test_the_masks_are_one_sided(type):
-  """What moved against its advantage is kept, however far; not by ipo."""
+def test_dppo_and_clip_masks_are_one_sided(type):
+  """A token that moved against its advantage is masked by ipo only."""
   new = jnp.log(jnp.array([0.1, 0.9, 0.5, 0.5, 0.5]))
   old = jnp.log(jnp.array([0.9, 0.1, 0.5, 0.5, 0.5]))
   arrays = (new, old, jnp.array([1.0, -1.0, 1.0, 1.0, -1.0]), ONES)
@@ -303,20 +303,20 @@ def test_the_masks_are_one_sided(type):
   assert helpers.total(*arrays, type='ipo')[1]['is_masked'][0] == 2
 
 
-def test_zero_advantage_follows_the_low_rule_of_dppo():
+def test_dppo_masks_zero_advantage_by_low():
   new = jnp.log(jnp.array([0.1, 0.9, 0.5, 0.5, 0.5]))
   old = jnp.log(jnp.array([0.9, 0.1, 0.5, 0.5, 0.5]))
   (_, metrics), grad = helpers.grad(new, old, 0 * ONES, ONES)
-  assert metrics['is_masked'][0] == 1  # the one that fell
+  assert metrics['is_masked'][0] == 1  # the decrease
   assert metrics['is_masked_low'][0] == metrics['is_masked_high'][0] == 0
-  # The squared log ratio pulls both back, masked or not.
+  # Masked or not, both have the gradient of the squared log ratio.
   np.testing.assert_allclose(grad, 2e-3 * (new - old), rtol=1e-5)
 
 
 @pytest.mark.parametrize('kind', helpers.TYPES[:4], ids=helpers.name)
 @pytest.mark.parametrize(('sign', 'credit'), [(1, 1.0), (-1, 1.0), (1, -1.0)])
-def test_clamp(kind, sign, credit):
-  """A log ratio of 200 is finite in value and gradient, and reported."""
+def test_a_large_log_ratio_is_clamped(kind, sign, credit):
+  """A log ratio of 200 has a finite value and gradient, and is counted."""
   new = jnp.array([-1.0, -100 + 100.0 * sign, -0.5, -0.5, -0.5])
   old = jnp.array([-1.0, -100 - 100.0 * sign, -0.5, -0.5, -0.5])
   options = {**kind, **OPEN[kind['type']]}
@@ -333,11 +333,11 @@ def test_clamp(kind, sign, credit):
   assert all(np.isfinite(combine.means(metrics)[name]) for name in metrics)
 
 
-def test_clamped_tokens_are_still_pulled_back_by_dppo():
+def test_clamped_tokens_keep_the_squared_log_ratio_of_dppo():
   _, grad = helpers.grad(-300 * ONES, -ONES, ONES, ONES)
   np.testing.assert_allclose(grad, np.full(5, -2e-3 * 299), rtol=1e-5)
 
 
-def test_an_unknown_constant_is_refused():
+def test_an_unknown_constant_raises():
   with pytest.raises(TypeError, match='kl_tau'):
     helpers.terms(NEW, OLD, CREDIT, ONES, type='clip', kl_tau=1.0)

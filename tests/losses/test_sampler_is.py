@@ -1,4 +1,4 @@
-"""Off-policy weights: TRL's formulas by numpy, and their degenerate cases."""
+"""Importance weights: TRL's formulas by numpy, and degenerate cases."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ MODES = sampler_is.MODES[1:]
 
 
 def _weights_numpy(new, old, weights, segments, mode, low, high, norm):
-  """(weight, ratio before its bounds) of every member, by loops."""
+  """Returns (weight, unbounded ratio) of every member, by loops."""
   level, action = mode.split('_')
   new, old = np.asarray(new, float), np.asarray(old, float)
   ratios = np.ones(new.shape)
@@ -32,7 +32,7 @@ CASES += [(kind, 'token_mask', 'sum') for kind in helpers.TYPES[1:]]
 
 
 @pytest.mark.parametrize(('kind', 'mode', 'norm'), CASES)
-def test_it_is_weighted_policy_gradient(kind, mode, norm):
+def test_the_gradient_is_weighted_policy_gradient(kind, mode, norm):
   """-c A d log pi for every type, with c in [0.9, 1.1]."""
   new, old, credit, weights, segments = helpers.rows()
   (total, metrics), grad = helpers.grad(
@@ -50,7 +50,7 @@ def test_it_is_weighted_policy_gradient(kind, mode, norm):
   c, raw = _weights_numpy(new, old, weights, segments, mode, 0.9, 1.1, norm)
   expected = -c * np.asarray(credit * weights)
   np.testing.assert_allclose(grad, expected, rtol=2e-4, atol=1e-7)
-  if kind['type'] != 'cispo':  # whose value is another
+  if kind['type'] != 'cispo':  # its value differs
     np.testing.assert_allclose(total, expected.sum(), rtol=1e-4)
   member = np.asarray(weights) != 0
   cut = (raw < 0.9) | (raw > 1.1)
@@ -70,7 +70,7 @@ def test_it_is_weighted_policy_gradient(kind, mode, norm):
 
 
 @pytest.mark.parametrize('mode', MODES)
-def test_on_policy_it_changes_nothing(mode):
+def test_on_policy_weights_are_1(mode):
   new, _, credit, weights, segments = helpers.rows()
   (_, metrics), grad = helpers.grad(
     new, new, credit, weights, segments, sampler_is_mode=mode
@@ -81,7 +81,7 @@ def test_on_policy_it_changes_nothing(mode):
   assert means['sampler_is_cut'] == 0
 
 
-def test_sequences_of_one_token_are_tokens():
+def test_sequences_of_one_token_equal_tokens():
   new, old, credit, weights = helpers.random()
   segments = jnp.arange(10)
   for action in ('truncate', 'mask'):
@@ -107,7 +107,7 @@ def test_sequences_of_one_token_are_tokens():
     assert grads[0].any()
 
 
-def test_without_a_lower_bound_small_ratios_stay():
+def test_no_lower_bound_keeps_small_ratios():
   low, high = jnp.log(0.01 * helpers.ONES), jnp.log(0.5 * helpers.ONES)
   new, old = low.at[1].set(high[1]), high.at[1].set(low[1])
   for mode, second in (('token_mask', 0.0), ('token_truncate', 3.0)):
@@ -118,22 +118,24 @@ def test_without_a_lower_bound_small_ratios_stay():
 
 
 @pytest.mark.parametrize('mode', MODES)
-def test_non_members_may_be_anything(mode):
+def test_values_at_non_members_have_no_effect(mode):
   new, old, credit, weights, segments = helpers.rows()
   clean, wanted = helpers.grad(
     new, old, credit, weights, segments, sampler_is_mode=mode
   )
   for bad in (np.nan, np.inf, -np.inf):
     dirty = (jnp.where(weights != 0, x, bad) for x in (new, old, credit))
-    found, grad = helpers.grad(*dirty, weights, segments, sampler_is_mode=mode)
+    outputs, grad = helpers.grad(
+      *dirty, weights, segments, sampler_is_mode=mode
+    )
     np.testing.assert_array_equal(grad, wanted)
-    np.testing.assert_array_equal(found[0], clean[0])
+    np.testing.assert_array_equal(outputs[0], clean[0])
     for name, value in combine.means(clean[1]).items():
-      assert combine.means(found[1])[name] == value, name
+      assert combine.means(outputs[1])[name] == value, name
 
 
-def test_a_long_sequence_far_away_is_finite():
-  """A log ratio of 95 in sum: truncated, and 0 when masked."""
+def test_a_large_sequence_log_ratio_is_bounded():
+  """A sum of log ratios of 95: truncated, or 0 if masked."""
   ones = helpers.ONES
   for mode, expected in (('sequence_truncate', -3.0), ('sequence_mask', 0.0)):
     (_, metrics), grad = helpers.grad(

@@ -32,27 +32,27 @@ def test_totals_by_hand():
 @pytest.mark.parametrize('shape', [(1, 1), (3, 17), (2, 2, 8), (5,)])
 def test_totals_equal_a_loop(shape):
   values, ids = _random(shape)
-  found = np.asarray(segments.totals(jnp.asarray(values), jnp.asarray(ids)))
+  totals = np.asarray(segments.totals(jnp.asarray(values), jnp.asarray(ids)))
   for row in np.ndindex(shape[:-1]):
     for segment in np.unique(ids[row]):
       here = ids[row] == segment
       np.testing.assert_allclose(
-        found[row][here], values[row][here].sum(), rtol=1e-5, atol=1e-6
+        totals[row][here], values[row][here].sum(), rtol=1e-5, atol=1e-6
       )
-      assert len(set(found[row][here])) == 1
+      assert len(set(totals[row][here])) == 1
 
 
-def test_a_segment_does_not_see_the_others():
+def test_values_of_other_segments_have_no_effect():
   values, ids = _random()
-  found = segments.totals(values, ids)
+  totals = segments.totals(values, ids)
   bad = np.where(ids == 1, np.nan, values)
   other = segments.totals(bad, ids)
-  np.testing.assert_array_equal(found[ids != 1], other[ids != 1])
+  np.testing.assert_array_equal(totals[ids != 1], other[ids != 1])
   assert (ids == 1).any() and np.isnan(other[ids == 1]).all()
 
 
-def test_the_end_of_a_row_is_not_the_start_of_the_next():
-  """The same id in neighbouring rows, and at both ends of what wraps."""
+def test_equal_ids_in_neighbouring_rows_are_separate():
+  """Also if the id is at the last and the first token of two rows."""
   ids = jnp.array([[1, 1, 2], [2, 1, 1]])
   assert segments.totals(jnp.ones((2, 3)), ids).tolist() == [
     [2, 2, 1],

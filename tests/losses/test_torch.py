@@ -1,7 +1,7 @@
-"""Loss cores against PyTorch: values and gradients, from formulas alone.
+"""Loss cores against PyTorch: values and gradients of the formulas.
 
-The PyTorch side is written as a paper would write it, token by token where
-that is clearer, in float32; it shares nothing with the code under test.
+The PyTorch side follows the papers' notation, in float32, with loops over
+tokens where that is clearer; it shares no code with the code under test.
 """
 
 import functools
@@ -19,7 +19,7 @@ T = 12
 
 
 def _inputs(seed=0):
-  """One row of two sequences: policy, sampler, reference, credit, weights."""
+  """Returns one row of two sequences, the arguments of the losses."""
   rng = np.random.default_rng(seed)
   new = -rng.exponential(size=T)
   old = np.minimum(new + 0.4 * rng.normal(size=T), -1e-3)
@@ -83,7 +83,7 @@ RL = {
 
 @pytest.mark.parametrize('name', RL)
 @pytest.mark.parametrize('seed', [0, 1])
-def test_rl(name, seed):
+def test_rl_equals_torch(name, seed):
   new, old, _, credit, weights, segments = _inputs(seed)
 
   def ours(x):
@@ -102,8 +102,8 @@ def test_rl(name, seed):
 @pytest.mark.parametrize(
   ('low', 'high'), [(0.5, 0.5), (0.05, 0.5), (0.5, 0.05)]
 )
-def test_gspo(low, high):
-  """A ratio per sequence, with the mean of its members; mean of sequences."""
+def test_gspo_equals_torch(low, high):
+  """A ratio per sequence, from the mean over members; mean over sequences."""
   new, old, _, _, weights, segments = _inputs()
   member = weights != 0
   credit = np.where(segments == 1, 0.7, -1.3).astype(np.float32)
@@ -134,7 +134,7 @@ def test_gspo(low, high):
   _compare(ours, theirs, new)
 
 
-def test_ce():
+def test_ce_equals_torch():
   new, *_, weights, _ = _inputs()
   _compare(
     lambda x: ce.loss(x, weights)[0].sum(),
@@ -144,7 +144,7 @@ def test_ce():
 
 
 @pytest.mark.parametrize('estimator', ['reverse', 'k3'])
-def test_ref_kl(estimator):
+def test_ref_kl_equals_torch(estimator):
   new, old, ref, _, weights, _ = _inputs()
 
   def theirs(x):
@@ -167,7 +167,7 @@ def test_ref_kl(estimator):
 
 
 def _logp_of_two(x, split=7, prompt=2):
-  """The answers of two sequences, each behind a prompt of two tokens."""
+  """Returns the logprobs of two answers, each after a prompt of two tokens."""
   return x[prompt:split].sum(), x[split + prompt :].sum()
 
 
@@ -199,8 +199,8 @@ PAIRS = {
 
 
 @pytest.mark.parametrize('name', PAIRS)
-def test_pairs(name):
-  """Of sequences: through `seq_logprob`, with the reference's taken off."""
+def test_pairs_equal_torch(name):
+  """Log ratios from `seq_logprob` minus the reference's logprobs."""
   new, _, ref, *_ = _inputs()
   mask = np.zeros((2, T), bool)
   mask[0, 2:7] = mask[1, 9:] = True
@@ -219,7 +219,7 @@ def test_pairs(name):
   )
 
 
-def test_kto():
+def test_kto_equals_torch():
   new, *_ = _inputs()
   desirable = np.arange(T) % 3 == 0
   options = {'beta': 0.4, 'desirable_weight': 1.5, 'undesirable_weight': 0.5}
@@ -237,7 +237,7 @@ def test_kto():
   )
 
 
-def test_ranking_centred():
+def test_ranking_equals_torch():
   new, *_ = _inputs()
 
   def theirs(r):

@@ -1,4 +1,4 @@
-"""What `test_torch` leaves: options of rl, the baseline of KTO, the head."""
+"""Against PyTorch: options of rl, the baseline of KTO, the linear head."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ T = peer.T
 
 
 def _loss(x, inputs, **options):
-  """Ours, summed and divided as a step does it."""
+  """Returns our loss: the sum of the terms by the denominator."""
   _, old, _, credit, weights, segments = inputs
   constant = options.pop('constant_tokens', None)
   terms, _ = rl.loss(x, old, credit, weights, segments, -2 * x, **options)
@@ -33,7 +33,7 @@ def _tensors(inputs):
 
 
 @pytest.mark.parametrize('delta', [1.3, 2.0])
-def test_clip_with_a_delta(delta):
+def test_clip_with_a_delta_equals_torch(delta):
   inputs = peer._inputs()
   old, credit, weights, _ = _tensors(inputs)
 
@@ -53,7 +53,7 @@ def test_clip_with_a_delta(delta):
 @pytest.mark.parametrize(
   'mode', ['token_truncate', 'token_mask', 'sequence_truncate', 'sequence_mask']
 )
-def test_importance_weights(mode, norm):
+def test_importance_weights_equal_torch(mode, norm):
   inputs = peer._inputs()
   old, credit, weights, segments = _tensors(inputs)
   low, high = 0.7, 1.1
@@ -67,7 +67,7 @@ def test_importance_weights(mode, norm):
         c[segments == s] = (mine.sum() if norm == 'sum' else mine.mean()).exp()
     inside = (c >= low) & (c <= high)
     c = c * inside if mode.endswith('mask') else c.clamp(low, high)
-    # Some are cut, and some are not.
+    # Some ratios are cut, not all.
     assert 0 < (inside & member).sum() < member.sum() or norm == 'mean'
     return (weights * c * -credit * x).sum() / member.sum()
 
@@ -93,7 +93,7 @@ def test_importance_weights(mode, norm):
   ('aggregation', 'constant'),
   [('token', None), ('sequence', None), ('constant', 5)],
 )
-def test_aggregation_and_entropy(aggregation, constant):
+def test_aggregation_and_entropy_equal_torch(aggregation, constant):
   inputs = peer._inputs()
   old, credit, weights, segments = _tensors(inputs)
 
@@ -124,8 +124,8 @@ def test_aggregation_and_entropy(aggregation, constant):
 
 
 @pytest.mark.parametrize('shift', [0.5, -0.5])
-def test_baseline_of_kto(shift):
-  """The mean log ratio of what there is, not below 0, without gradient."""
+def test_baseline_of_kto_equals_torch(shift):
+  """The mean log ratio over `where`, at least 0, without gradient."""
   h = np.float32(np.random.default_rng(0).normal(shift, 0.1, T))
   where = np.arange(T) % 3 != 1
   expected = max(0.0, torch.tensor(h)[torch.tensor(where)].mean().item())
@@ -136,8 +136,8 @@ def test_baseline_of_kto(shift):
 
 @pytest.mark.parametrize('chunks', [{}, {'vocab_chunk': 4, 'row_chunk': 2}])
 @pytest.mark.parametrize('softcap', [None, 1.5])
-def test_linear_head(softcap, chunks):
-  """Logprobs and entropies, by the gradient of hidden states and weights."""
+def test_linear_head_equals_torch(softcap, chunks):
+  """Gradients of logprobs and entropies in hidden states and weights."""
   rng = np.random.default_rng(0)
   hidden, weight = rng.normal(size=(5, 8)), rng.normal(size=(8, 11))
   new = np.float32(np.concatenate([hidden.ravel(), weight.ravel()]))
@@ -145,7 +145,7 @@ def test_linear_head(softcap, chunks):
   a, b = np.float32(rng.normal(size=(2, 5)))
 
   def ours(x):
-    found, entropy = logprobs.linear(
+    values, entropy = logprobs.linear(
       x[:40].reshape(5, 8),
       x[40:].reshape(8, 11),
       targets,
@@ -153,14 +153,14 @@ def test_linear_head(softcap, chunks):
       softcap=softcap,
       **chunks,
     )
-    return (a * found + b * entropy).sum()
+    return (a * values + b * entropy).sum()
 
   def theirs(x):
     z = x[:40].reshape(5, 8) @ x[40:].reshape(8, 11)
     z = z if softcap is None else softcap * torch.tanh(z / softcap)
-    law = torch.log_softmax(z / torch.tensor(tau)[:, None], dim=-1)
-    entropy = -(law.exp() * law).sum(-1)
-    found = law[torch.arange(5), torch.tensor(targets)]
-    return (torch.tensor(a) * found + torch.tensor(b) * entropy).sum()
+    log_probs = torch.log_softmax(z / torch.tensor(tau)[:, None], dim=-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    values = log_probs[torch.arange(5), torch.tensor(targets)]
+    return (torch.tensor(a) * values + torch.tensor(b) * entropy).sum()
 
   peer._compare(ours, theirs, new)
