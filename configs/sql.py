@@ -128,12 +128,15 @@ GRPO = schema.Stage(
 
 def get_config(argument: str = '', grpo: schema.Stage = GRPO):
   machinery.check_argument(argument, 'tiny', 'sft')
+  stages = {'sft': SFT, 'grpo': grpo}
+  if argument == 'sft':
+    del stages['grpo']
   config = machinery.config_dict(
     schema.Run(
       model=schema.PRESETS['small'],
       tokenizer=TOKENIZER,
       checkpoint=schema.Checkpoint(every=100),
-      stages={'sft': SFT} if argument == 'sft' else {'sft': SFT, 'grpo': grpo},
+      stages=stages,
     )
   )
   if argument == 'tiny':

@@ -7,19 +7,18 @@
 1. The stage's files in --exports (`config.metrics.export_tokens`) are read in
    the order of their steps, the first N of them.
 2. Their sequences become samples again, streams and all, and are packed.
-3. The stage's own train step trains on them, from the parameters that `init`
-   says. 'stage:NAME' is looked up in WORKDIR.
+3. The stage's own train step trains on them, from the parameters of `init`;
+   'stage:NAME' is a stage of the earlier run.
 
-No engine decodes, no environment is played: what was sampled stays what it is,
-so that losses, optimizers and their settings can be compared on the very same
-rollouts. From a run that exported every step, with its own config, loss and
-gradient norm come out as they were to the bit: sequences are packed in the
-order in which packing had left them, which is a fixed point of it, so that the
-batch is the same and the same program reads it. With other options, later
-rollouts are those of another policy, which the importance ratios say.
+No engine decodes and no environment runs, so that losses, optimizers and their
+settings can be compared on the very same rollouts. With the config of a run
+that exported every step, loss and gradient norm equal the run's to the bit:
+sequences are packed in the order of the earlier batch, which is a fixed point
+of packing, so that batch and program are the same. With other options, later
+rollouts are off-policy, which the importance ratios show.
 
-DIR is new and gets metrics.jsonl, a row per step as in a run, but for what is
-sampled and evaluated. Prints the last row on stdout.
+--workdir must be new; metrics.jsonl has a row per step as in a run, without the
+metrics of sampling and evaluation. Prints the last row on stdout.
 """
 
 import contextlib
@@ -74,24 +73,24 @@ def files(exports: str, stage: str) -> dict[int, str]:
   """
   pattern = re.compile(rf'{re.escape(stage)}_(\d{{6,}})\.jsonl')
   names = os.listdir(exports) if os.path.isdir(exports) else []
-  found = {
+  paths = {
     int(match[1]): os.path.join(exports, name)
     for name in names
     if (match := pattern.fullmatch(name))
   }
-  if not found:
+  if not paths:
     raise ValueError(
       f'--exports must be a folder with files {stage}_<step>.jsonl: got '
       f'{exports!r}; set config.metrics.export_tokens in the run'
     )
-  return dict(sorted(found.items()))
+  return dict(sorted(paths.items()))
 
 
 def read(path: str) -> list[types.Sample]:
   """Returns the samples of a file, in order.
 
   Raises:
-    ValueError: it is of another version.
+    ValueError: the file has another schema version.
   """
   with open(path) as f:
     return [
@@ -105,7 +104,7 @@ def sample(record: dict[str, Any], where: str) -> types.Sample:
 
   Args:
     record: a line of the file.
-    where: names it in errors.
+    where: position of the line, for errors.
   """
   version = record.get('schema_version')
   if version != token_export.SCHEMA_VERSION:
@@ -159,11 +158,11 @@ def build(
 
 
 def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
-  """Trains on what was exported; returns the last row.
+  """Trains on the exported sequences; returns the last row.
 
   Raises:
-    ValueError: the stage is not the config's, the workdir is used, or the
-      files do not fit the config.
+    ValueError: the config has no such stage, the workdir is used, or the files
+      do not fit the config.
     NonFiniteError: too many gradients in a row were not finite.
   """
   if flags.stage not in run.stages:

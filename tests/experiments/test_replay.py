@@ -1,4 +1,4 @@
-"""A run trained again from its exports: the same batches, the same losses."""
+"""Replaying a run from its exports: the same batches, the same losses."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ STEPS = 3
 
 
 def _run(first):
-  """A stage, and another that begins with what it ended with."""
+  """Returns a run of two stages; the second starts with the first's weights."""
   first = dataclasses.replace(
     first, steps=STEPS, optim=schema.Optim(lr=1e-2, schedule='constant')
   )
@@ -43,9 +43,9 @@ RUN = _run(fixtures.stage())
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-  """A run of the first stage, on batches of which all components are members.
+  """A run of the first stage, on batches with tokens of every component.
 
-  Nothing is decoded: demonstrations pass for samples, and nobody evaluates.
+  Demonstrations stand in for samples: no engine decodes, nothing is evaluated.
   """
   workdir = tmp_path_factory.mktemp('replay')
   advance = token_pipeline.TokenPipeline.__next__
@@ -60,9 +60,9 @@ def finished(tmp_path_factory):
     patch.setattr(job.Job, 'evaluate', lambda *args: {})
     stop = preemption.Signal()
     stage = components.make(RUN, 'first')
-    made = build.make(stage, str(workdir), 0, stop)
-    with contextlib.closing(made):
-      train.train(made, stop)
+    first = build.make(stage, str(workdir), 0, stop)
+    with contextlib.closing(first):
+      train.train(first, stop)
   return workdir
 
 
@@ -76,7 +76,7 @@ def _flags(finished, workdir, **options):
 
 
 def _check_equal(finished, workdir):
-  """Whether each row says what the run said, but for what it did not do."""
+  """Asserts that each metric of the replay equals the run's."""
   rows, truth = (
     writers.read(str(path / 'metrics.jsonl')) for path in (workdir, finished)
   )
@@ -97,8 +97,7 @@ def _check_equal(finished, workdir):
     assert {k: row[k] for k in names} == {k: true[k] for k in names}
 
 
-def test_a_replay_is_the_run(finished, tmp_path):
-  """To the bit: the batches are equal, and so is the program."""
+def test_a_replay_equals_the_run_bitwise(finished, tmp_path):
   last = replay.replay(_flags(finished, tmp_path), RUN)
   _check_equal(finished, tmp_path)
   assert 'loss/ce' in last and last['step'] == STEPS
@@ -106,9 +105,9 @@ def test_a_replay_is_the_run(finished, tmp_path):
 
 def test_a_stage_starts_with_the_parameters_of_another(finished, tmp_path):
   flags = _flags(finished, tmp_path, stage='more')
-  begun = replay.build(flags, RUN)[0].state.params
-  ended = weights.load(weights.find(str(finished)), begun)
-  for a, b in zip(*map(jax.tree.leaves, (begun, ended)), strict=True):
+  initial = replay.build(flags, RUN)[0].state.params
+  final = weights.load(weights.find(str(finished)), initial)
+  for a, b in zip(*map(jax.tree.leaves, (initial, final)), strict=True):
     np.testing.assert_array_equal(a, b)
 
 
@@ -116,14 +115,14 @@ def test_files_are_read_in_order_of_steps(tmp_path):
   for name in ('a_000002', 'a_1000000', 'a_000010', 'aa_000004', 'a_b'):
     (tmp_path / f'{name}.jsonl').touch()
   (tmp_path / 'a_000003.jsonl.tmp').touch()
-  found = replay.files(str(tmp_path), 'a')
-  assert list(found) == [2, 10, 1000000]
-  assert found[10] == str(tmp_path / 'a_000010.jsonl')
+  paths = replay.files(str(tmp_path), 'a')
+  assert list(paths) == [2, 10, 1000000]
+  assert paths[10] == str(tmp_path / 'a_000010.jsonl')
 
 
 @pytest.mark.slow
-def test_a_run_of_grpo(tmp_path, monkeypatch):
-  """All of it, from the command: what was sampled, exported, trained again."""
+def test_a_replay_of_grpo_equals_the_run(tmp_path, monkeypatch):
+  """The run samples, exports and trains; the replay trains again."""
   entry = toys.entry(group_size=4, max_tokens=4, kl_beta=0.1)
   run = _run(toys.stage(envs={'toy': entry}))
   run = dataclasses.replace(run, stages={'first': run.stages['first']})
@@ -135,7 +134,7 @@ def test_a_run_of_grpo(tmp_path, monkeypatch):
   for step in (1, STEPS):
     path = tmp_path / 'run' / 'token_exports' / f'first_{step:06d}.jsonl'
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    # Before the update: on-policy tokens have a ratio of 1, but for rounding.
+    # Before the update: on-policy tokens have a ratio of 1, up to rounding.
     ratios = [x for line in lines for x in line['ratio'] if x is not None]
     assert len(ratios) > 10
     np.testing.assert_allclose(ratios, 1, atol=1e-4)
@@ -169,25 +168,25 @@ def _sample(env, length, rng):
 
 @given(st.lists(st.integers(2, 32), max_size=40), st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_packing_what_was_packed_changes_nothing(lengths, seed):
-  """Also through JSON, with two environments, beyond the room for all."""
+def test_packing_exported_sequences_again_changes_nothing(lengths, seed):
+  """Through JSON, with two environments, and more samples than rows."""
   rng = np.random.default_rng(seed)
   stage = toys.stage(envs={'a': toys.entry(), 'b': toys.entry()})
   samples = [_sample('ab'[n % 2], n, rng) for n in lengths]
   batch = token_pipeline.Packer(stage, 257)(samples)
   blank = np.zeros(batch.ids.shape[1:], np.float32)
-  again = [
+  exported = [
     replay.sample(json.loads(json.dumps({'schema_version': 1, **record})), '')
     for micro in range(int(batch.num_micro_batches))
     for record in token_export.records(batch, micro, blank, blank, ('a', 'b'))
   ]
-  repacked = token_pipeline.Packer(stage, 257)(again)
+  repacked = token_pipeline.Packer(stage, 257)(exported)
   for name, value in vars(batch).items():
     np.testing.assert_array_equal(getattr(repacked, name), value, name)
 
 
 @pytest.mark.parametrize(
-  'argv, says',
+  'argv, message',
   [
     (['--steps=0'], '--steps must be at least 1: got 0'),
     (['--steps'], "got '--steps'"),
@@ -199,10 +198,10 @@ def test_packing_what_was_packed_changes_nothing(lengths, seed):
     ),
   ],
 )
-def test_a_wrong_command_is_one_line(capsys, argv, says):
+def test_a_wrong_command_is_one_line(capsys, argv, message):
   assert replay.main(argv) == 2
   error = capsys.readouterr().err
-  assert says in error and error.count('\n') == 1
+  assert message in error and error.count('\n') == 1
 
 
 def test_flags():
@@ -222,15 +221,15 @@ def test_flags():
 
 
 @pytest.mark.parametrize(
-  'change, says',
+  'change, message',
   [
     ({'stage': 'x'}, r"--stage must be one of \('first', 'more'\): got 'x'"),
     ({'exports': '/no/such'}, r'--exports must be a folder with files first_'),
   ],
 )
-def test_what_is_not_there_is_named(tmp_path, change, says):
+def test_a_missing_stage_or_folder_is_named(tmp_path, change, message):
   flags = dataclasses.replace(_flags(tmp_path, tmp_path / 'new'), **change)
-  with pytest.raises(ValueError, match=says):
+  with pytest.raises(ValueError, match=message):
     replay.replay(flags, RUN)
 
 
@@ -241,6 +240,6 @@ def test_a_used_workdir_is_refused(finished):
   assert (finished / 'metrics.jsonl').read_bytes() == before
 
 
-def test_another_version_is_refused():
+def test_another_schema_version_is_refused():
   with pytest.raises(ValueError, match='f:3: schema_version must be 1: got 2'):
     replay.sample({'schema_version': 2}, 'f:3')
