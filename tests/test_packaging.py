@@ -23,6 +23,7 @@ VISIBLE = {
   'experiments',
   'tests',
   'README.md',
+  'docs',
   'LICENSE',
 }
 EXTRAS = {
