@@ -14,6 +14,8 @@ import numpy as np
 
 Message = Mapping[str, Any]  # {'role': 'user', 'content': 'What is 1 + 2?'}
 Messages = tuple[Message, ...]
+# A numpy array on the host, a jax array inside of a train step.
+Array = Any
 
 ROLES = ('system', 'user', 'assistant', 'tool')  # index = `Sample.roles`
 COMPONENTS = ('rl', 'ce', 'ref_kl')
@@ -178,27 +180,27 @@ class Batch:
   are the losses' denominators.
   """
 
-  ids: np.ndarray  # i32
-  mask: np.ndarray  # bool
-  sampler_logprobs: np.ndarray  # f32, nats
-  temperatures: np.ndarray  # f32
-  versions: np.ndarray  # i32
-  advantages: np.ndarray  # f32
-  rl_weights: np.ndarray  # f32
-  ce_weights: np.ndarray  # f32
-  ref_kl_weights: np.ndarray  # f32
-  ref_logprobs: np.ndarray  # f32, nats
-  segment_ids: np.ndarray  # i32, 1, 2, ... within a row; 0 = pad
-  positions: np.ndarray  # i32, RoPE index, restarts per segment
-  env_ids: np.ndarray  # i32, index into the stage's environments; -1 = pad
-  rl_count: np.ndarray  # f32[]
-  ce_count: np.ndarray  # f32[]
-  ref_kl_count: np.ndarray  # f32[]
-  rl_sequences: np.ndarray  # f32[], samples with an rl member
-  num_micro_batches: np.ndarray  # i32[], micro-batches with tokens
+  ids: Array  # i32
+  mask: Array  # bool
+  sampler_logprobs: Array  # f32, nats
+  temperatures: Array  # f32
+  versions: Array  # i32
+  advantages: Array  # f32
+  rl_weights: Array  # f32
+  ce_weights: Array  # f32
+  ref_kl_weights: Array  # f32
+  ref_logprobs: Array  # f32, nats
+  segment_ids: Array  # i32, 1, 2, ... within a row; 0 = pad
+  positions: Array  # i32, RoPE index, restarts per segment
+  env_ids: Array  # i32, index into the stage's environments; -1 = pad
+  rl_count: Array  # f32[]
+  ce_count: Array  # f32[]
+  ref_kl_count: Array  # f32[]
+  rl_sequences: Array  # f32[], samples with an rl member
+  num_micro_batches: Array  # i32[], micro-batches with tokens
 
   @property
-  def members(self) -> np.ndarray:
+  def members(self) -> Array:
     """Number of members, f32[]; a batch with 0 trains nothing."""
     return self.rl_count + self.ce_count + self.ref_kl_count
 
@@ -214,20 +216,20 @@ class PairBatch:
   `scored`, hold mismatched answers for KTO's baseline (as `chosen`).
   """
 
-  ids: np.ndarray  # i32
-  mask: np.ndarray  # bool, tokens of the answers
-  segment_ids: np.ndarray  # i32, see above; 0 = pad
-  positions: np.ndarray  # i32, RoPE index, restarts per segment
-  present: np.ndarray  # bool[M, B, K, 2], False where an answer is missing
-  ref_logprobs: np.ndarray  # f32[M, B, K, 2], nats, see `Pair`
-  margins: np.ndarray  # f32[M, B, K]
-  pairs: np.ndarray  # f32[], trained pairs with both answers
-  answers: np.ndarray  # f32[], trained answers
-  num_micro_batches: np.ndarray  # i32[], micro-batches that train
-  scored: np.ndarray  # i32[], micro-batches that train or hold mismatches
-  baseline: np.ndarray  # f32[], KTO's z; 0 until it is computed
+  ids: Array  # i32
+  mask: Array  # bool, tokens of the answers
+  segment_ids: Array  # i32, see above; 0 = pad
+  positions: Array  # i32, RoPE index, restarts per segment
+  present: Array  # bool[M, B, K, 2], False where an answer is missing
+  ref_logprobs: Array  # f32[M, B, K, 2], nats, see `Pair`
+  margins: Array  # f32[M, B, K]
+  pairs: Array  # f32[], trained pairs with both answers
+  answers: Array  # f32[], trained answers
+  num_micro_batches: Array  # i32[], micro-batches that train
+  scored: Array  # i32[], micro-batches that train or hold mismatches
+  baseline: Array  # f32[], KTO's z; 0 until it is computed
 
   @property
-  def members(self) -> np.ndarray:
+  def members(self) -> Array:
     """Number of members, f32[]; a batch with 0 trains nothing."""
     return self.answers

@@ -30,9 +30,9 @@ def naive(hidden, weight, targets, temperature, softcap=None):
   if softcap is not None:
     logits = softcap * jnp.tanh(logits / softcap)
   logits = logits / jnp.broadcast_to(temperature, targets.shape)[..., None]
-  law = jax.nn.log_softmax(logits)
-  picked = jnp.take_along_axis(law, targets[..., None], axis=-1)[..., 0]
-  return picked, -jnp.sum(jnp.exp(law) * law, axis=-1)
+  log_probs = jax.nn.log_softmax(logits)
+  chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)
+  return chosen[..., 0], -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
 
 def test_logprobs_by_hand():
