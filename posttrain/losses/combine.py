@@ -28,7 +28,7 @@ def pair(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.sum(values), jnp.sum(where, dtype=jnp.float32)
 
 
-def largest(values: jax.Array, where: jax.Array) -> Max:
+def largest(values: jax.Array, where: jax.Array | bool) -> Max:
   """Returns the metric max(values[where]) of values >= 0; 0 if all False."""
   return Max(jnp.max(jnp.where(where, jax.lax.stop_gradient(values), 0.0)))
 

@@ -79,7 +79,11 @@ def test_what_is_possible():
     ('rm.lora.rank', '2', r"rm\.lora\.rank must be 0 where kind is 'ranking'"),
     # Which stage may stand for which model.
     ('dpo.loss.preference.reference', 'stage:rm', 'reference must name an ear'),
-    ('grpo.init', 'stage:rm', "a stage that trains a policy: got 'stage:rm', of"),
+    (
+      'grpo.init',
+      'stage:rm',
+      "a stage that trains a policy: got 'stage:rm', of",
+    ),
     (
       'grpo.envs.a.rewards.learned.model',
       'stage:sft',
