@@ -1,7 +1,7 @@
-"""What differs, or will, between versions of jax, and between backends.
+"""Differences between versions of jax, and between backends.
 
-Parameters of a compiler are built per backend: a lowering for one refuses
-those of another. Interpreted calls get none.
+Compiler parameters are built per backend: a lowering for one rejects those of
+another. Interpreted calls have none.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ VMEM = pltpu.VMEM
 def triton(
   interpret: bool, *, num_warps: int, num_stages: int
 ) -> dict[str, Any]:
-  """Keywords of a `pl.pallas_call` for the Triton backend."""
+  """Returns keywords of `pl.pallas_call` for the Triton backend."""
   if interpret:
     return {'interpret': True}
   params = plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages)
@@ -27,7 +27,12 @@ def triton(
 
 
 def mosaic_tpu(interpret: bool, *semantics: str) -> dict[str, Any]:
-  """Keywords of a `pl.pallas_call` for TPUs; a word per grid dimension."""
+  """Returns keywords of `pl.pallas_call` for TPUs.
+
+  Args:
+    interpret: whether the call is interpreted.
+    *semantics: 'parallel' or 'arbitrary' per grid dimension.
+  """
   if interpret:
     return {'interpret': True}
   params = pltpu.CompilerParams(dimension_semantics=semantics)
@@ -37,6 +42,6 @@ def mosaic_tpu(interpret: bool, *semantics: str) -> dict[str, Any]:
 def struct(
   shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array
 ) -> jax.ShapeDtypeStruct:
-  """The result of a kernel that varies over mesh axes as `like` does."""
-  varies = jax.typeof(like).manual_axis_type
-  return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varies)
+  """Returns a kernel's result type, which varies over mesh axes as `like`."""
+  axis_type = jax.typeof(like).manual_axis_type
+  return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axis_type)

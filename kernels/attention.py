@@ -4,16 +4,17 @@
     cached      queries over a cache, heads before time: prefill
     decode      one query per row over a cache
 
-`attention` and `cached` have gradients, `decode` has none. One mask language:
-every query sees an interval of keys (see `kernels.masks`). The oracles, with
-the same signatures but for the choice of a backend, are `kernels.reference`.
+`attention` and `cached` have gradients, `decode` has none. Masks are intervals:
+each query attends to an interval of keys (see `kernels.masks`). The oracles in
+`kernels.reference` have the same signatures without `backend`, `interpret` and
+`splits`.
 
 `backend` is 'triton' (GPU), 'mosaic_tpu', 'reference' (the oracle), or 'auto':
-the kernels of the platform that the program is lowered for, the oracle on any
-other and for heads that a kernel refuses. `interpret` runs a kernel as plain
+the kernels of the platform that the program is lowered for, and the oracle on
+other platforms and for unsupported heads. `interpret` runs a kernel as plain
 jax on any platform, for tests; always call it under `jax.jit`.
 
-A kernel knows nothing of several devices: call it within `jax.shard_map`.
+A kernel runs on one device: on several, call it within `jax.shard_map`.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim.
 """
@@ -25,13 +26,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from kernels import decode_tpu, decode_triton, flash, reference
+from kernels import options as options_lib
 
 BACKENDS = ('auto', 'reference', *flash.MODULES)
 
 
-def refuses(backend: str, head_dim: int, dtype: jnp.dtype) -> str | None:
-  """Why a backend's kernels cannot serve such heads; None: they can."""
-  return flash.MODULES[backend].refuses(head_dim, jnp.dtype(dtype))
+def unsupported(backend: str, head_dim: int, dtype: jnp.dtype) -> str | None:
+  """Returns why a backend's kernels do not support such heads, or None."""
+  return flash.MODULES[backend].unsupported(head_dim, jnp.dtype(dtype))
 
 
 def attention(
@@ -54,26 +56,26 @@ def attention(
   lse[t] = log sum_s exp z[t, s]
 
   Query head n reads kv head n // (N / K). A query with an empty interval
-  gives exactly 0, an lse of -1e30, and no gradient flows from it.
+  gives exactly 0, an lse of -1e30, and zero gradients.
 
   Args:
     q: float[B, T, N, H].
     k: float[B, S, K, H], q's dtype.
     v: float[B, S, K, H], q's dtype.
-    k_start: i32[B, T], first key a query sees.
-    k_end: i32[B, T], one past the last key a query sees.
+    k_start: i32[B, T], first key of a query's interval.
+    k_end: i32[B, T], one past the last key of the interval.
     scale: factor on the scores.
-    softcap: bound of the scores; None: none.
+    softcap: bound of the scores; None = unbounded.
     return_lse: whether to return lse as well.
     backend: one of BACKENDS.
     interpret: whether to interpret the kernels.
 
   Returns:
-    float[B, T, N, H] in q's dtype; scores and softmax are float32. With
-    `return_lse`, (that, f32[B, N, T] in nats).
+    out, float[B, T, N, H] in q's dtype; scores and softmax are float32. With
+    `return_lse`, (out, lse f32[B, N, T] in nats).
 
   Raises:
-    NotImplementedError: the named backend cannot serve such heads.
+    NotImplementedError: the named backend does not support such heads.
 
   References:
     Dao, FlashAttention-2, arXiv 2307.08691.
@@ -105,8 +107,8 @@ def cached(
   backend: str = 'auto',
   interpret: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-  """`attention` over keys that lie in a cache: k, v are [B, K, S, H]."""
-  options = flash.Options(scale, softcap, backend, interpret)
+  """Computes `attention` over keys in a cache: k, v are [B, K, S, H]."""
+  options = options_lib.Options(scale, softcap, backend, interpret)
   _check(q, k, v, options)
   q = q.transpose(0, 2, 1, 3)
   out, lse = flash.flash(options, q, k, v, k_start, k_end)
@@ -128,41 +130,34 @@ def decode(
   interpret: bool = False,
   splits: int | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-  """`cached` with one query per row: q [B, N, H], intervals i32[B].
+  """Computes `cached` with one query per row: q [B, N, H], intervals i32[B].
 
   Args:
-    splits: programs among which Triton deals the keys of a row and kv head;
-      None: as many as keep a GPU busy. The other backends do not split.
+    splits: programs among which Triton divides the keys of a row and kv head;
+      None = `decode_triton.default_splits`. Other backends do not split.
 
   Returns:
-    float[B, N, H] in q's dtype; with `return_lse`, (that, f32[B, N]).
+    out, float[B, N, H] in q's dtype; with `return_lse`, (out, lse f32[B, N]).
   """
-  options = flash.Options(scale, softcap, backend, interpret)
+  options = options_lib.Options(scale, softcap, backend, interpret)
   _check(q, k, v, options)
-  plain = functools.partial(
+  oracle = functools.partial(
     reference.decode, scale=scale, softcap=softcap, return_lse=True
   )
   calls = {
     'triton': functools.partial(decode_triton.forward, options, splits),
     'mosaic_tpu': functools.partial(decode_tpu.forward, options),
-    'reference': plain,
+    'reference': oracle,
   }
+  args = q, k, v, k_start, k_end
   if backend != 'auto':
-    out, lse = calls[backend](q, k, v, k_start, k_end)
+    out, lse = calls[backend](*args)
   else:
-    able = {
-      name: plain if refuses(name, q.shape[-1], q.dtype) else calls[name]
-      for name in flash.MODULES
-    }
+    for name in flash.MODULES:
+      if unsupported(name, q.shape[-1], q.dtype):
+        calls[name] = oracle
     out, lse = lax.platform_dependent(
-      q,
-      k,
-      v,
-      k_start,
-      k_end,
-      cuda=able['triton'],
-      tpu=able['mosaic_tpu'],
-      default=plain,
+      *args, cuda=calls['triton'], tpu=calls['mosaic_tpu'], default=oracle
     )
   return (out, lse) if return_lse else out
 
@@ -177,6 +172,6 @@ def _check(q, k, v, options):
       f'q, k and v must have one dtype: got {q.dtype}, {k.dtype}, {v.dtype}'
     )
   if options.backend in flash.MODULES:
-    reason = refuses(options.backend, q.shape[-1], q.dtype)
+    reason = unsupported(options.backend, q.shape[-1], q.dtype)
     if reason:
       raise NotImplementedError(f'{options.backend}: {reason}')

@@ -1,14 +1,14 @@
 """Decode attention for TPUs: one query per row, blocks of keys in sequence.
 
-The grid is (row, block of keys); a step handles all kv heads of its block,
-which makes its copy from the cache a long one. The ends of the intervals are
+The grid is (row, block of keys); a step handles all kv heads of its block, so
+that it copies one long range of the cache. The ends of the intervals are
 prefetched as scalars: blocks outside are neither copied nor computed.
 
 A TPU core runs its steps one after the other, so keys are not split.
 
-The cache must lie with H along lanes. Loops over a cache with heads of less
-than 128 are laid out otherwise by XLA (seen in programs compiled for a v5e),
-which then copies the cache to and from the kernel at every step.
+The cache must be laid out with H along lanes. With heads of less than 128, XLA
+chooses another layout in loops over a cache (observed in programs compiled for
+a v5e), and then copies the cache to and from the kernel at every step.
 
 Axes: B rows, S cache slots, N query heads, K kv heads, H head dim, G query
 heads of a kv head.
@@ -21,15 +21,23 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kernels import _compat, masks, tiles
+from kernels import options as options_lib
 
 BLOCK, LEAST = 512, 128  # keys of a block, at most and at least
 BLOCK_BYTES = 1 << 20  # of keys; twice that with values, twice again in flight
 
 
-def forward(options, q, k, v, k_start, k_end):
-  """(out [B, N, H], lse f32[B, N]) of q over k, v [B, K, S, H].
+def forward(
+  options: options_lib.Options,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Computes (out [B, N, H], lse f32[B, N]) of q over k, v [B, K, S, H].
 
-  A cache whose length is no multiple of 128 is copied, to be padded.
+  A cache whose length is no multiple of 128 is padded, which copies it.
   """
   b, n, h = q.shape
   kv, s = k.shape[1:3]
@@ -66,7 +74,11 @@ def forward(options, q, k, v, k_start, k_end):
 
 
 def _key_block(block, i, j, start_ref, end_ref):
-  """Which block step j of row i reads: dead steps stay at a live one."""
+  """Returns the block that step j of row i reads.
+
+  Steps outside the interval repeat its nearest block, which is not copied
+  again.
+  """
   first = start_ref[i] // block
   last = jnp.maximum((end_ref[i] + block - 1) // block - 1, first)
   return i, 0, jnp.clip(j, first, last), 0
@@ -97,7 +109,7 @@ def _kernel(
   @pl.when((start < (j + 1) * block) & (j * block < end))
   def _():
     keys = jax.lax.broadcasted_iota(jnp.int32, (group, block), 1)
-    mask = tiles.sees(start, end, j * block + keys)
+    mask = tiles.in_interval(start, end, j * block + keys)
     for head in range(kv):
       s = tiles.scores(q_ref[head], k_ref[head], options.scale, options.softcap)
       state = tuple(ref[head] for ref in state_refs)

@@ -1,9 +1,9 @@
 """Decode attention for GPUs: one query per row, split over keys.
 
 A program of the Triton backend handles one (row, kv head, split): the query
-heads of a kv head share what is read of the cache. The blocks between
-`k_start` and `k_end` are dealt evenly to the splits, so that none idles in a
-short row; their results are put together by their lse:
+heads of a kv head share the reads of the cache. The blocks between `k_start`
+and `k_end` are divided evenly among the splits, so that none is idle in a
+short row; their results are combined by their lse:
 
     out = sum_i out_i exp(lse_i - lse),     lse = log sum_i exp lse_i
 
@@ -14,23 +14,33 @@ heads of a kv head.
 import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
 from kernels import _compat, masks, tiles
+from kernels import options as options_lib
 
 BLOCK, TILE_BYTES = 128, 1 << 15  # keys of a tile, both at most
 LEAST_ROWS = 16  # of a tile that is multiplied; fewer queries are padded
 # Programs that keep a large GPU busy (two per multiprocessor of an H200), and
-# the least share of the cache that is worth a program.
+# the smallest part of the cache that is worth a program.
 PROGRAMS, LEAST_KEYS, MOST_SPLITS = 264, 128, 16
 
 
-def forward(options, splits, q, k, v, k_start, k_end):
-  """(out [B, N, H], lse f32[B, N]) of q over k, v [B, K, S, H].
+def forward(
+  options: options_lib.Options,
+  splits: int | None,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Computes (out [B, N, H], lse f32[B, N]) of q over k, v [B, K, S, H].
 
-  A cache whose length is no multiple of 16 is copied, to be padded.
+  A cache whose length is no multiple of 16 is padded, which copies it.
   """
   b, n, h = q.shape
   kv, s = k.shape[1:3]
@@ -60,7 +70,12 @@ def forward(options, splits, q, k, v, k_start, k_end):
 
 
 def default_splits(programs: int, size: int) -> int:
-  """Power of two that keeps a GPU busy with `programs` rows times kv heads."""
+  """Returns the number of splits of a cache, a power of two.
+
+  Args:
+    programs: rows times kv heads.
+    size: cache slots.
+  """
   splits = 1
   while (
     splits < MOST_SPLITS
@@ -99,10 +114,10 @@ class _Plan(NamedTuple):
 
 
 def _kernel(options, plan, ends_ref, q_ref, k_ref, v_ref, out_ref, lse_ref):
-  # Blocks of queries and results are wider than the arrays: what lies outside
-  # is neither read nor written.
-  live = lax.iota(jnp.int32, plan.rows) < plan.group
-  tile = jnp.broadcast_to(live[:, None], (plan.rows, plan.h))
+  # Blocks of queries and results are wider than the arrays: rows outside are
+  # neither read nor written.
+  valid = lax.iota(jnp.int32, plan.rows) < plan.group
+  tile = jnp.broadcast_to(valid[:, None], (plan.rows, plan.h))
   q = _compat.load(q_ref, mask=tile, other=0.0)
   start, end = ends_ref[0], ends_ref[1]
   first, last = start // plan.block, (end + plan.block - 1) // plan.block
@@ -111,21 +126,21 @@ def _kernel(options, plan, ends_ref, q_ref, k_ref, v_ref, out_ref, lse_ref):
   hi = first + count * (split + 1) // plan.splits
 
   def step(j, state):
-    at = pl.ds(j * plan.block, plan.block)
-    s = tiles.scores(q, k_ref[at, :], options.scale, options.softcap)
+    block = pl.ds(j * plan.block, plan.block)
+    s = tiles.scores(q, k_ref[block, :], options.scale, options.softcap)
     keys = j * plan.block + lax.iota(jnp.int32, plan.block)
-    mask = tiles.sees(start, end, keys)[None]
+    mask = tiles.in_interval(start, end, keys)[None]
     mask = jnp.broadcast_to(mask, (plan.rows, plan.block))
-    return tiles.step(state, s, v_ref[at, :], mask)
+    return tiles.step(state, s, v_ref[block, :], mask)
 
   state = lax.fori_loop(lo, hi, step, tiles.start(plan.rows, plan.h))
   out, lse = tiles.finish(state)
   _compat.store(out_ref, out.astype(out_ref.dtype), mask=tile)
-  _compat.store(lse_ref, lse[:, 0], mask=live)
+  _compat.store(lse_ref, lse[:, 0], mask=valid)
 
 
 def _combine(out, lse):
-  """Merges axis 2: out [B, K, splits, G, H], lse f32[B, K, splits, G]."""
+  """Combines splits: out [B, K, splits, G, H], lse f32[B, K, splits, G]."""
   if out.shape[2] == 1:
     return out[:, :, 0], lse[:, :, 0]
   top = jnp.max(lse, axis=2, keepdims=True)

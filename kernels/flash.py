@@ -1,18 +1,17 @@
-"""Flash attention with a gradient, over whichever backend lowers it.
+"""Flash attention with a gradient, on any backend.
 
-1. forward: (out, lse) from q, k, v and the intervals; these are what is kept.
+1. forward: (out, lse) from q, k, v and the intervals; all are residuals.
 2. delta = sum_h g out - (gradient of lse), in XLA.
 3. backward: two kernels, dq over blocks of queries, dk and dv over blocks of
-   keys, both making p again from lse. No atomics: two runs agree bitwise.
+   keys; both recompute p from lse. No atomics: two runs agree bitwise.
 
-Backends: 'triton' (GPU), 'mosaic_tpu', 'reference' (plain jnp), and 'auto',
-which leaves the choice to the platform that the program is lowered for.
+Backends: 'triton' (GPU), 'mosaic_tpu', 'reference' (plain jnp), and 'auto':
+that of the platform that the program is lowered for.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,32 +19,24 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels import flash_tpu, flash_triton, reference
+from kernels import options as options_lib
 
 MODULES = {'triton': flash_triton, 'mosaic_tpu': flash_tpu}
 
 
-class Options(NamedTuple):
-  """What a kernel is compiled for; hashable."""
-
-  scale: float
-  softcap: float | None
-  backend: str
-  interpret: bool
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def flash(
-  options: Options,
+  options: options_lib.Options,
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Attends, heads before time.
+  """Computes attention, heads before time.
 
   Args:
-    options: static.
+    options: static options.
     q: float[B, N, T, H].
     k: float[B, K, S, H].
     v: float[B, K, S, H].
@@ -54,14 +45,14 @@ def flash(
 
   Returns:
     (out [B, N, T, H] in q's dtype, lse f32[B, N, T] in nats); 0 and -1e30
-    for a query without keys.
+    for an empty interval.
   """
   return _run(options, 'forward', q, k, v, k_start, k_end)
 
 
 def _forward(options, q, k, v, k_start, k_end):
   out, lse = flash(options, q, k, v, k_start, k_end)
-  # By this name a remat policy knows what is cheaper to keep than to redo.
+  # The name by which a remat policy saves these instead of recomputing them.
   residuals = checkpoint_name((q, k, v, out, lse), 'kept')
   *_, out, lse = residuals
   return (out, lse), (residuals, k_start, k_end)
@@ -80,27 +71,29 @@ flash.defvjp(_forward, _backward)
 
 
 def _run(options, direction, q, k, *args):
-  """Calls `direction` of the backend, or of the one of the platform."""
+  """Calls `direction` of the backend, or of the platform's one for 'auto'."""
 
-  def of(backend):
+  def function(backend):
     return functools.partial(getattr(backend, direction), options)
 
   if options.backend in MODULES:
-    return of(MODULES[options.backend])(q, k, *args)
-  plain = of(_Plain)
+    return function(MODULES[options.backend])(q, k, *args)
+  oracle = function(_Oracle)
   if options.backend == 'reference':
-    return plain(q, k, *args)
-  able = {
-    name: of(module) if module.refuses(q.shape[-1], q.dtype) is None else plain
+    return oracle(q, k, *args)
+  calls = {
+    name: oracle
+    if module.unsupported(q.shape[-1], q.dtype)
+    else function(module)
     for name, module in MODULES.items()
   }
   return lax.platform_dependent(
-    q, k, *args, cuda=able['triton'], tpu=able['mosaic_tpu'], default=plain
+    q, k, *args, cuda=calls['triton'], tpu=calls['mosaic_tpu'], default=oracle
   )
 
 
-class _Plain:
-  """The oracle, in the place of a module of kernels."""
+class _Oracle:
+  """The oracle, with the functions of a module of kernels."""
 
   @staticmethod
   def forward(options, q, k, v, k_start, k_end):
@@ -121,7 +114,7 @@ class _Plain:
     del lse
 
     def run(q, k, v):
-      return _Plain.forward(options, q, k, v, k_start, k_end)
+      return _Oracle.forward(options, q, k, v, k_start, k_end)
 
     (out, _), vjp = jax.vjp(run, q, k, v)
     inner = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)

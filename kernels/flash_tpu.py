@@ -6,12 +6,11 @@
               block of queries): dk and dv are added up in scratch memory
 
 The last dimensions run one after the other and carry their state in scratch
-memory. The blocks that an interval leaves alive are prefetched as scalars: a
-dead step computes nothing, and asks for the block already there, so that
-nothing is copied for it.
+memory. The ranges of blocks are prefetched as scalars: a step outside of them
+computes nothing, and repeats the previous block, so that nothing is copied.
 
-Numbers per query lie along lanes in memory, [1, T]; a column [T, 1] would
-take 128 times its size.
+Numbers per query are laid out along lanes in memory, [1, T]; a column [T, 1]
+would take 128 times its size.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim,
 I blocks of queries, J blocks of keys.
@@ -25,13 +24,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kernels import _compat, masks, tiles
+from kernels import options as options_lib
 
 BLOCK = 512  # queries and keys of a tile
-LANES = 128  # least width of one among several blocks of numbers per query
+LANES = 128  # least width of a block of numbers per query, if several
 
 
-def refuses(head_dim: int, dtype: jnp.dtype) -> str | None:
-  """Why the Mosaic kernels cannot serve such heads; None: they can."""
+def unsupported(head_dim: int, dtype: jnp.dtype) -> str | None:
+  """Returns why the Mosaic kernels do not support such heads, or None."""
   if head_dim % 8 or not 16 <= head_dim <= 256:
     return f'head_dim must be a multiple of 8 from 16 to 256: got {head_dim}'
   if dtype not in (jnp.float32, jnp.bfloat16):
@@ -39,8 +39,15 @@ def refuses(head_dim: int, dtype: jnp.dtype) -> str | None:
   return None
 
 
-def forward(options, q, k, v, k_start, k_end):
-  """(out [B, N, T, H], lse f32[B, N, T]) of q over k, v [B, K, S, H]."""
+def forward(
+  options: options_lib.Options,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Computes (out [B, N, T, H], lse f32[B, N, T]); k and v are [B, K, S, H]."""
   t = q.shape[2]
   blocks, args, plan = _prepare(q, k, v, k_start, k_end)
   q = args[1]
@@ -63,8 +70,18 @@ def forward(options, q, k, v, k_start, k_end):
   return out[:, :, :t], lse[:, :, 0, :t]
 
 
-def backward(options, q, k, v, k_start, k_end, lse, delta, g):
-  """(dq, dk, dv) from g [B, N, T, H], lse and delta f32[B, N, T]."""
+def backward(
+  options: options_lib.Options,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  lse: jax.Array,
+  delta: jax.Array,
+  g: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Computes (dq, dk, dv) from g [B, N, T, H], lse and delta f32[B, N, T]."""
   t, s = q.shape[2], k.shape[2]
   blocks, args, plan = _prepare(q, k, v, k_start, k_end)
   args += tuple(masks.pad(x[:, :, None], 3, plan.t) for x in (lse, delta))
@@ -97,7 +114,7 @@ def backward(options, q, k, v, k_start, k_end, lse, delta, g):
 
 
 def _call(options, plan, kernel, name, grid, *, out_shape, **specs):
-  """A `pallas_call` with prefetched blocks; it may divide three dimensions."""
+  """Builds a `pallas_call` with prefetched ranges; 3 axes are parallel."""
   serial = ('arbitrary',) * (len(grid) - 3)
   return pl.pallas_call(
     functools.partial(kernel, options, plan),
@@ -111,7 +128,7 @@ def _call(options, plan, kernel, name, grid, *, out_shape, **specs):
 
 
 class _Plan(NamedTuple):
-  """Sizes (t and s padded) and who reads which block of what."""
+  """Sizes (t and s padded), and the block specs of the kernels."""
 
   b: int
   n: int
@@ -159,24 +176,24 @@ class _Plan(NamedTuple):
       lo, _, _, hi = _range(blocks, b * count + j)
       return jnp.clip(i, lo, jnp.maximum(hi - 1, lo))
 
-    def of(shape, place):
+    def spec(shape, index):
       return pl.BlockSpec(
         (None, *shape),
         lambda b, h, j, n, i, blocks: (
           b,
-          *place(h, j, h * group + n, query(b, j, i, blocks)),
+          *index(h, j, h * group + n, query(b, j, i, blocks)),
         ),
       )
 
-    vector = of((2, self.block_q), lambda h, j, n, i: (0, i))
-    rows = of((None, self.block_q, self.h), lambda h, j, n, i: (n, i, 0))
-    stats = of((None, 1, self.block_q), lambda h, j, n, i: (n, 0, i))
-    keys = of((None, self.block_k, self.h), lambda h, j, n, i: (h, j, 0))
+    vector = spec((2, self.block_q), lambda h, j, n, i: (0, i))
+    rows = spec((None, self.block_q, self.h), lambda h, j, n, i: (n, i, 0))
+    stats = spec((None, 1, self.block_q), lambda h, j, n, i: (n, 0, i))
+    keys = spec((None, self.block_k, self.h), lambda h, j, n, i: (h, j, 0))
     return [vector, rows, keys, keys, stats, stats, rows], grid
 
 
 def _prepare(q, k, v, k_start, k_end):
-  """Blocks, padded (intervals [B, 2, T], q, k, v), and the plan."""
+  """Returns block ranges, padded (intervals [B, 2, T], q, k, v), the plan."""
   b, n, t, h = q.shape
   kv, s = k.shape[1:3]
   block_q, t = masks.fit(t, BLOCK, LANES)
@@ -190,14 +207,14 @@ def _prepare(q, k, v, k_start, k_end):
   return blocks, (jnp.stack([k_start, k_end], axis=1), q, k, v), plan
 
 
-def _range(blocks_ref, at):
-  """(lo, inner, outer, hi) of a flat list of ranges."""
-  return tuple(blocks_ref[at * 4 + i] for i in range(4))
+def _range(blocks_ref, index):
+  """Returns (lo, inner, outer, hi) from a flat list of ranges."""
+  return tuple(blocks_ref[index * 4 + i] for i in range(4))
 
 
-def _visit(blocks_ref, at, block, step):
-  """Calls step(masked) where `block` is alive."""
-  lo, inner, outer, hi = _range(blocks_ref, at)
+def _visit(blocks_ref, index, block, step):
+  """Calls step(masked) if `block` is within the range at `index`."""
+  lo, inner, outer, hi = _range(blocks_ref, index)
   whole = (inner <= block) & (block < outer)
   pl.when(whole)(lambda: step(False))
   pl.when((lo <= block) & (block < hi) & ~whole)(lambda: step(True))
@@ -234,7 +251,7 @@ def _forward_kernel(
     mask = None
     if masked:
       start, end = (vector_ref[x : x + 1].T for x in range(2))
-      mask = tiles.sees(start, end, _keys(j, plan.block_k, 1))
+      mask = tiles.in_interval(start, end, _keys(j, plan.block_k, 1))
     state = tiles.step(tuple(r[...] for r in state_refs), s, v_ref[...], mask)
     for ref, x in zip(state_refs, state, strict=True):
       ref[...] = x
@@ -275,7 +292,7 @@ def _dq_kernel(
     mask = None
     if masked:
       start, end = (vector_ref[x : x + 1].T for x in range(2))
-      mask = tiles.sees(start, end, _keys(j, plan.block_k, 1))
+      mask = tiles.in_interval(start, end, _keys(j, plan.block_k, 1))
     lse, delta = lse_ref[...].T, delta_ref[...].T
     _, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
     sum_ref[...] += tiles.dot(ds.astype(k.dtype), k, (1, 0))
@@ -310,14 +327,14 @@ def _dkv_kernel(
     dk_sum_ref[...] = jnp.zeros_like(dk_sum_ref)
     dv_sum_ref[...] = jnp.zeros_like(dv_sum_ref)
 
-  def step(masked):  # tiles lie as [keys, queries]
+  def step(masked):  # tiles are [keys, queries]
     q, g = q_ref[...], g_ref[...]
     s = tiles.scores(k_ref[...], q, options.scale, options.softcap)
     dp = tiles.dot(v_ref[...], g, (1, 1))
     mask = None
     if masked:
       keys = _keys(j, plan.block_k, 0)
-      mask = tiles.sees(vector_ref[0:1], vector_ref[1:2], keys)
+      mask = tiles.in_interval(vector_ref[0:1], vector_ref[1:2], keys)
     p, ds = tiles.gradient(
       s, dp, lse_ref[...], delta_ref[...], mask, options.softcap
     )

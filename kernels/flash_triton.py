@@ -2,12 +2,12 @@
 
     forward   a program per (block of queries, row and query head)
     dq        the same
-    dkv       a program per (block of keys, row and kv head); it walks over
-              the query heads of its kv head, so nothing is added up between
-              programs, and two runs agree bitwise
+    dkv       a program per (block of keys, row and kv head); it loops over
+              the query heads of its kv head, so that programs add up nothing
+              among them, and two runs agree bitwise
 
-A program walks over the blocks that its intervals leave alive and masks only
-where they end.
+A program loops over the blocks that its intervals cover, and masks only those
+that are partly covered.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim,
 I blocks of queries, J blocks of keys.
@@ -16,11 +16,13 @@ I blocks of queries, J blocks of keys.
 import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
 from kernels import _compat, masks, tiles
+from kernels import options as options_lib
 
 # Queries and keys of a tile. With 4 warps forward and 8 backward, and bfloat16
 # heads of 64 or 128, no register spills on sm_90a by ptxas; wider tiles do.
@@ -28,8 +30,8 @@ BLOCK = 64
 MAX_HEAD_DIM = 256
 
 
-def refuses(head_dim: int, dtype: jnp.dtype) -> str | None:
-  """Why the Triton kernels cannot serve such heads; None: they can."""
+def unsupported(head_dim: int, dtype: jnp.dtype) -> str | None:
+  """Returns why the Triton kernels do not support such heads, or None."""
   if head_dim & (head_dim - 1) or not 16 <= head_dim <= MAX_HEAD_DIM:
     return (
       f'head_dim must be a power of two from 16 to {MAX_HEAD_DIM}: '
@@ -40,8 +42,15 @@ def refuses(head_dim: int, dtype: jnp.dtype) -> str | None:
   return None
 
 
-def forward(options, q, k, v, k_start, k_end):
-  """(out [B, N, T, H], lse f32[B, N, T]) of q over k, v [B, K, S, H]."""
+def forward(
+  options: options_lib.Options,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Computes (out [B, N, T, H], lse f32[B, N, T]); k and v are [B, K, S, H]."""
   t = q.shape[2]
   args, plan = _prepare(q, k, v, k_start, k_end)
   rows, stats = plan.rows(), plan.stats()
@@ -61,8 +70,18 @@ def forward(options, q, k, v, k_start, k_end):
   return out[:, :, :t], lse[:, :, :t]
 
 
-def backward(options, q, k, v, k_start, k_end, lse, delta, g):
-  """(dq, dk, dv) from g [B, N, T, H], lse and delta f32[B, N, T]."""
+def backward(
+  options: options_lib.Options,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  lse: jax.Array,
+  delta: jax.Array,
+  g: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Computes (dq, dk, dv) from g [B, N, T, H], lse and delta f32[B, N, T]."""
   t, s = q.shape[2], k.shape[2]
   args, plan = _prepare(q, k, v, k_start, k_end)
   rest = tuple(masks.pad(x, 2, plan.t) for x in (lse, delta, g))
@@ -95,7 +114,7 @@ def backward(options, q, k, v, k_start, k_end, lse, delta, g):
 
 
 class _Plan(NamedTuple):
-  """Sizes (t and s padded) and who reads which block of what."""
+  """Sizes (t and s padded), and the block specs of the kernels."""
 
   b: int
   n: int
@@ -107,7 +126,7 @@ class _Plan(NamedTuple):
   block_k: int
 
   def query_grid(self):
-    # Rows and heads share a dimension, for vmap to have one of Triton's three.
+    # Rows and heads share a dimension: vmap needs one of Triton's three.
     return self.t // self.block_q, self.b * self.n
 
   def inputs(self):
@@ -148,11 +167,11 @@ class _Plan(NamedTuple):
 
 
 def _prepare(q, k, v, k_start, k_end):
-  """Padded (blocks, k_start, k_end, q, k, v) and the plan."""
+  """Returns padded (blocks, k_start, k_end, q, k, v) and the plan."""
   b, n, t, h = q.shape
   kv, s = k.shape[1:3]
   block_q, t = masks.fit(t, BLOCK, 16)
-  # Wide heads: a tile of keys must leave room in shared memory.
+  # Wide heads need smaller tiles of keys to fit into shared memory.
   block_k, padded = masks.fit(s, BLOCK if h <= 128 else BLOCK // 2, 16)
   k_start, k_end = (masks.pad(x, 1, t) for x in masks.clip(k_start, k_end, s))
   blocks = masks.key_blocks(k_start, k_end, block_q, block_k)
@@ -164,7 +183,7 @@ def _prepare(q, k, v, k_start, k_end):
 
 
 def _walk(blocks_ref, step, state):
-  """Runs step(masked, block, state) over [lo, hi); masks not the inner."""
+  """Runs step(masked, block, state) over [lo, hi), unmasked on the inner."""
   lo, inner, outer, hi = (blocks_ref[i] for i in range(4))
   for masked, first, last in (
     (True, lo, inner),
@@ -195,11 +214,11 @@ def _forward_kernel(
   start, end = start_ref[...][:, None], end_ref[...][:, None]
 
   def step(masked, j, state):
-    at = pl.ds(j * plan.block_k, plan.block_k)
-    s = tiles.scores(q, k_ref[at, :], options.scale, options.softcap)
+    block = pl.ds(j * plan.block_k, plan.block_k)
+    s = tiles.scores(q, k_ref[block, :], options.scale, options.softcap)
     keys = _keys(j, plan.block_k)[None]
-    mask = tiles.sees(start, end, keys) if masked else None
-    return tiles.step(state, s, v_ref[at, :], mask)
+    mask = tiles.in_interval(start, end, keys) if masked else None
+    return tiles.step(state, s, v_ref[block, :], mask)
 
   state = _walk(blocks_ref, step, tiles.start(plan.block_q, plan.h))
   out, lse = tiles.finish(state)
@@ -227,12 +246,12 @@ def _dq_kernel(
   )
 
   def step(masked, j, dq):
-    at = pl.ds(j * plan.block_k, plan.block_k)
-    k = k_ref[at, :]
+    block = pl.ds(j * plan.block_k, plan.block_k)
+    k = k_ref[block, :]
     s = tiles.scores(q, k, options.scale, options.softcap)
-    dp = tiles.dot(g, v_ref[at, :], (1, 1))
+    dp = tiles.dot(g, v_ref[block, :], (1, 1))
     keys = _keys(j, plan.block_k)[None]
-    mask = tiles.sees(start, end, keys) if masked else None
+    mask = tiles.in_interval(start, end, keys) if masked else None
     _, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
     return dq + tiles.dot(ds.astype(k.dtype), k, (1, 0))
 
@@ -259,16 +278,17 @@ def _dkv_kernel(
   k, v = k_ref[...], v_ref[...]
   keys = _keys(pl.program_id(0), plan.block_k)[:, None]
 
-  def step(head, masked, i, state):  # tiles lie as [keys, queries]
-    at = pl.ds(i * plan.block_q, plan.block_q)
+  def step(head, masked, i, state):  # tiles are [keys, queries]
+    block = pl.ds(i * plan.block_q, plan.block_q)
     dk, dv = state
-    q, g = q_ref[head, at, :], g_ref[head, at, :]
+    q, g = q_ref[head, block, :], g_ref[head, block, :]
     s = tiles.scores(k, q, options.scale, options.softcap)
     dp = tiles.dot(v, g, (1, 1))
-    lse, delta = lse_ref[head, at][None], delta_ref[head, at][None]
+    lse, delta = lse_ref[head, block][None], delta_ref[head, block][None]
     mask = None
     if masked:
-      mask = tiles.sees(start_ref[at][None], end_ref[at][None], keys)
+      start, end = start_ref[block][None], end_ref[block][None]
+      mask = tiles.in_interval(start, end, keys)
     p, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
     dv = dv + tiles.dot(p.astype(g.dtype), g, (1, 0))
     dk = dk + tiles.dot(ds.astype(q.dtype), q, (1, 0))

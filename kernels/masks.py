@@ -1,13 +1,13 @@
-"""Intervals of keys: the one mask language, and the blocks it leaves alive.
+"""Masks as intervals of keys, and the blocks that the intervals cover.
 
-Query t of a row sees the keys `k_start[t] <= s < k_end[t]`; an interval with
-`k_end <= k_start` is empty. Causality, packing, padding, sliding windows and
-ragged lengths are all such intervals, so a kernel compares no segment ids.
+Query t of a row attends to the keys `k_start[t] <= s < k_end[t]`; an interval
+with `k_end <= k_start` is empty. Causality, packing, padding, sliding windows
+and ragged lengths are all such intervals, so a kernel compares no segment ids.
 
-A kernel walks over blocks. What it may leave out, and where it need not mask,
-follows from the least and greatest ends within a block: (lo, inner, outer,
-hi), blocks [lo, hi) hold all keys that anybody sees, blocks [inner, outer)
-only keys that everybody sees.
+A kernel loops over blocks. The least and greatest ends within a block of
+queries give (lo, inner, outer, hi): blocks of keys outside [lo, hi) are in no
+query's interval and are skipped, those in [inner, outer) are in every query's
+interval and need no mask.
 
 Axes: B rows, T queries, S keys, I blocks of queries, J blocks of keys.
 """
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 
 def fit(size: int, most: int, least: int) -> tuple[int, int]:
-  """(block, size padded to a multiple of it) for an axis of `size`.
+  """Returns (block size, size padded to a multiple of it) for an axis.
 
-  The largest power of two from `least` to `most` that divides the axis;
-  where none does, the axis is padded, which copies the array.
+  The block is the largest power of two from `least` to `most` that divides
+  the axis. If none does, the axis is padded, which copies the array.
   """
   block = most
   while block > least and size % block:
@@ -31,7 +31,7 @@ def fit(size: int, most: int, least: int) -> tuple[int, int]:
 
 
 def pad(x: jax.Array, axis: int, size: int) -> jax.Array:
-  """Zeros at the end of an axis, up to `size`; for intervals: empty ones."""
+  """Pads an axis to `size` with zeros, which are empty intervals."""
   if x.shape[axis] == size:
     return x
   widths = [(0, 0)] * x.ndim
@@ -42,21 +42,21 @@ def pad(x: jax.Array, axis: int, size: int) -> jax.Array:
 def clip(
   k_start: jax.Array, k_end: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Keeps intervals within `size` keys; every empty one becomes [0, 0)."""
+  """Clips intervals to `size` keys; turns empty ones into [0, 0)."""
   k_start, k_end = jnp.maximum(k_start, 0), jnp.minimum(k_end, size)
-  live = k_start < k_end
-  return jnp.where(live, k_start, 0), jnp.where(live, k_end, 0)
+  valid = k_start < k_end
+  return jnp.where(valid, k_start, 0), jnp.where(valid, k_end, 0)
 
 
 def window(k_start: jax.Array, k_end: jax.Array, size: int) -> jax.Array:
-  """k_start of causal intervals that keep their last `size` keys at most."""
+  """Returns the k_start of a sliding window over the last `size` keys."""
   return jnp.maximum(k_start, k_end - size)
 
 
 def key_blocks(
   k_start: jax.Array, k_end: jax.Array, block_q: int, block_k: int
 ) -> jax.Array:
-  """Which blocks of keys a block of queries sees.
+  """Returns the ranges of key blocks for each block of queries.
 
   Args:
     k_start: i32[B, T], clipped.
@@ -80,15 +80,15 @@ def key_blocks(
 
 
 def query_blocks(blocks: jax.Array, count: int) -> jax.Array:
-  """Which blocks of queries see a block of keys: `key_blocks`, turned around.
+  """Returns the ranges of query blocks for each block of keys.
 
   Args:
-    blocks: i32[B, I, 4], as from `key_blocks`.
+    blocks: i32[B, I, 4], from `key_blocks`.
     count: J, blocks of keys.
 
   Returns:
     i32[B, J, 4], (lo, inner, outer, hi) in blocks of queries, ascending. The
-    inner range is left empty where it would have gaps.
+    inner range is empty if it would have gaps.
   """
   lo, inner, outer, hi = (blocks[..., i, None] for i in range(4))
   j = jnp.arange(count, dtype=jnp.int32)[None, None]
@@ -98,12 +98,12 @@ def query_blocks(blocks: jax.Array, count: int) -> jax.Array:
   return jnp.stack([lo, inner, outer, hi], axis=-1)
 
 
-def _extent(live):
-  """[first, last + 1) of the true entries along axis 1; any, without gaps."""
-  size = live.shape[1]
+def _extent(mask):
+  """Returns (first, last + 1, no gaps) of the true entries along axis 1."""
+  size = mask.shape[1]
   index = jnp.arange(size, dtype=jnp.int32)[None, :, None]
-  end = jnp.max(jnp.where(live, index + 1, 0), axis=1)
-  start = jnp.min(jnp.where(live, index, size), axis=1)
+  end = jnp.max(jnp.where(mask, index + 1, 0), axis=1)
+  start = jnp.min(jnp.where(mask, index, size), axis=1)
   start = jnp.minimum(start, end)
-  whole = jnp.sum(live, axis=1, dtype=jnp.int32) == end - start
+  whole = jnp.sum(mask, axis=1, dtype=jnp.int32) == end - start
   return start, end, whole & (end > start)

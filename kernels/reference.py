@@ -1,4 +1,4 @@
-"""The jnp oracles of the kernels: same signatures, written to be read.
+"""The jnp oracles of the kernels: same signatures, plain formulas.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim.
 """
@@ -31,15 +31,15 @@ def attention(
     q: float[B, T, N, H].
     k: float[B, S, K, H].
     v: float[B, S, K, H].
-    k_start: i32[B, T], first key a query sees.
-    k_end: i32[B, T], one past the last key a query sees.
+    k_start: i32[B, T], first key of a query's interval.
+    k_end: i32[B, T], one past the last key of the interval.
     scale: factor on the scores.
-    softcap: bound of the scores; None: none.
+    softcap: bound of the scores; None = unbounded.
     return_lse: whether to return lse as well.
 
   Returns:
-    float[B, T, N, H] in q's dtype; scores and softmax are float32. With
-    `return_lse`, (that, f32[B, N, T] in nats).
+    out, float[B, T, N, H] in q's dtype; scores and softmax are float32. With
+    `return_lse`, (out, lse f32[B, N, T] in nats).
   """
   dtype, group = q.dtype, q.shape[2] // k.shape[2]
   q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
@@ -51,7 +51,7 @@ def attention(
   mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
   mask = mask[:, None]  # [B, 1, T, S]
   scores = jnp.where(mask, scores, -1e30)
-  # Without a key, a softmax over the finite fill would be uniform, not 0.
+  # For an empty interval, softmax of the finite fill would be uniform, not 0.
   weights = jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0.0)
   out = jnp.einsum('bnts,bsnh->btnh', weights, v, precision='highest')
   out = out.astype(dtype)
@@ -72,7 +72,7 @@ def cached(
   softcap: float | None = None,
   return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-  """`attention` over keys that lie in a cache: k, v are [B, K, S, H]."""
+  """Computes `attention` over keys in a cache: k, v are [B, K, S, H]."""
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
   return attention(
     q, k, v, k_start, k_end, scale=scale, softcap=softcap, return_lse=return_lse
@@ -90,10 +90,10 @@ def decode(
   softcap: float | None = None,
   return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-  """`cached` with one query per row: q [B, N, H], intervals i32[B].
+  """Computes `cached` with one query per row: q [B, N, H], intervals i32[B].
 
   Returns:
-    float[B, N, H]; with `return_lse`, (that, f32[B, N]).
+    out, float[B, N, H]; with `return_lse`, (out, lse f32[B, N]).
   """
   out = cached(
     q[:, None],

@@ -1,8 +1,8 @@
-"""The mathematics of attention on one tile, shared by all kernels.
+"""The computation of attention on one tile, shared by all kernels.
 
 A tile is a block of queries against a block of keys, as values in registers.
-Statistics of a query keep an axis of size one, so that the gradient tile may
-be laid out as [queries, keys] or as [keys, queries].
+Statistics of a query have an axis of size one, so that the gradient tile may
+be [queries, keys] or [keys, queries].
 
 Forward, online softmax over tiles (Milakov and Gimelshein, arXiv 1805.02867;
 Dao et al., FlashAttention, arXiv 2205.14135):
@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-MASKED = -1e30  # finite: -inf - (-inf) would be NaN in a row without keys
+MASKED = -1e30  # finite: -inf - (-inf) would be NaN for an empty interval
 
 
 def dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
   """Contracts an axis of a with one of b, accumulated in float32."""
-  # float32 follows jax_default_matmul_precision, as XLA does; on bfloat16
-  # that option has no meaning, and Mosaic refuses it.
+  # float32 follows jax_default_matmul_precision, as in XLA; for bfloat16 that
+  # option has no meaning, and Mosaic rejects it.
   precision = None if a.dtype == jnp.float32 else lax.Precision.DEFAULT
   contract = (((axes[0],), (axes[1],)), ((), ()))
   return lax.dot_general(
@@ -39,18 +39,20 @@ def dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
 def scores(
   a: jax.Array, b: jax.Array, scale: float, softcap: float | None
 ) -> jax.Array:
-  """f32[rows of a, rows of b]: softcap tanh(scale a b^T / softcap)."""
+  """Computes softcap tanh(scale a b^T / softcap), f32[rows of a, rows of b]."""
   s = dot(a, b, (1, 1)) * scale
   return s if softcap is None else softcap * jnp.tanh(s / softcap)
 
 
-def sees(k_start: jax.Array, k_end: jax.Array, keys: jax.Array) -> jax.Array:
-  """Mask of a tile from intervals and key numbers that broadcast."""
+def in_interval(
+  k_start: jax.Array, k_end: jax.Array, keys: jax.Array
+) -> jax.Array:
+  """Returns a tile's mask from intervals and key indices that broadcast."""
   return (k_start <= keys) & (keys < k_end)
 
 
 def start(rows: int, head_dim: int) -> tuple[jax.Array, ...]:
-  """(top, total, acc) before the first tile."""
+  """Returns the state (top, total, acc) before the first tile."""
   return (
     jnp.full((rows, 1), MASKED, jnp.float32),
     jnp.zeros((rows, 1), jnp.float32),
@@ -64,13 +66,13 @@ def step(
   v: jax.Array,
   mask: jax.Array | None,
 ) -> tuple[jax.Array, ...]:
-  """Adds a tile of scores [queries, keys]; mask None: all keys are seen."""
+  """Adds a tile of scores [queries, keys] to the state; mask None = all."""
   top, total, acc = state
   if mask is not None:
     s = jnp.where(mask, s, MASKED)
   new = jnp.maximum(top, jnp.max(s, axis=1, keepdims=True))
   p = jnp.exp(s - new)
-  if mask is not None:  # exp(MASKED - MASKED) = 1 in a row without keys
+  if mask is not None:  # exp(MASKED - MASKED) = 1 for an empty interval
     p = jnp.where(mask, p, 0.0)
   shrink = jnp.exp(top - new)
   total = total * shrink + jnp.sum(p, axis=1, keepdims=True)
@@ -78,7 +80,7 @@ def step(
 
 
 def finish(state: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-  """(out, lse) after the last tile; 0 and MASKED in a row without keys."""
+  """Returns (out, lse) after the last tile; (0, MASKED) for no keys."""
   top, total, acc = state
   empty = total == 0.0
   total = jnp.where(empty, 1.0, total)
@@ -93,7 +95,7 @@ def gradient(
   mask: jax.Array | None,
   softcap: float | None,
 ) -> tuple[jax.Array, jax.Array]:
-  """(p, ds / scale) of a tile, in either layout; dp = g v^T."""
+  """Computes (p, ds / scale) of a tile, in either layout; dp = g v^T."""
   p = jnp.exp(s - lse)
   if mask is not None:  # a masked score may exceed lse: its p may be inf
     p = jnp.where(mask, p, 0.0)

@@ -1,5 +1,5 @@
 """Array operations with more than one implementation.
 
-The only importer of `kernels`; models and decoding call these functions and
-never choose an implementation themselves.
+The only importer of `kernels`. Models and decoding call these functions and
+never choose an implementation.
 """

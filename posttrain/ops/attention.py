@@ -1,11 +1,11 @@
 """Attention over per-query key intervals.
 
-One mask language for everything: query t of a row sees the keys
-`k_start[t] <= s < k_end[t]`. Causality, packing, padding (an empty interval),
-sliding windows and ragged lengths are all such intervals.
+Query t of a row attends to the keys `k_start[t] <= s < k_end[t]`. Causality,
+packing, padding (an empty interval), sliding windows and ragged lengths are all
+such intervals.
 
-`impl` names an implementation (see `posttrain.ops.dispatch`). What it is when
-left alone: on a CPU the XLA code below, on one GPU or TPU the Pallas kernels.
+`impl` names an implementation (see `posttrain.ops.dispatch`). The default is
+the XLA code below on a CPU, and the Pallas kernels on one GPU or TPU.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads (each read by N/K
 query heads), H head dim.
@@ -20,13 +20,13 @@ from jax.ad_checkpoint import checkpoint_name
 from kernels import attention as kernels
 from posttrain.ops import dispatch
 
-_MASKED = -1e30  # finite: -inf - (-inf) would be NaN in a row without keys
+_MASKED = -1e30  # finite: -inf - (-inf) would be NaN for an empty interval
 
 
 def intervals(
   segment_ids: jax.Array, positions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Causal intervals of packed rows: a token sees its segment up to itself.
+  """Returns causal intervals of packed rows: each segment up to the token.
 
   Args:
     segment_ids: i32[B, T], packed example id; 0 = pad.
@@ -36,9 +36,9 @@ def intervals(
     (k_start, k_end), i32[B, T] each; both 0 on pads.
   """
   index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
-  live = segment_ids != 0
-  start = jnp.where(live, index - positions, 0)
-  return start, jnp.where(live, index + 1, 0)
+  valid = segment_ids != 0
+  start = jnp.where(valid, index - positions, 0)
+  return start, jnp.where(valid, index + 1, 0)
 
 
 def attention(
@@ -56,10 +56,10 @@ def attention(
 
   out[t] = sum_s softmax_s(scale q[t] . k[s]) v[s],  k_start[t] <= s < k_end[t]
 
-  with scores bounded first where there is a softcap.
+  With a softcap, scores are bounded before the softmax.
 
   Query head n reads kv head n // (N/K). A query with an empty interval gives
-  exactly 0, and no gradient flows from it.
+  exactly 0, and zero gradients.
 
   Args:
     q: float[B, T, N, H].
@@ -75,7 +75,8 @@ def attention(
     float[B, T, N, H] in q's dtype; scores and softmax are float32.
 
   Raises:
-    NotImplementedError: the implementation that is named cannot serve.
+    NotImplementedError: the named implementation does not support the
+      arguments.
   """
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
   options = {'scale': scale, 'softcap': softcap, 'impl': impl}
@@ -93,7 +94,7 @@ def cached(
   softcap: float | None = None,
   impl: str = 'auto',
 ) -> jax.Array:
-  """`attention` over keys that lie in a cache, heads before time.
+  """Computes `attention` over keys in a cache, heads before time.
 
   Args:
     q: float[B, T, N, H].
@@ -108,16 +109,15 @@ def cached(
   Returns:
     float[B, T, N, H] in q's dtype.
   """
-  chosen = _choose(impl, q, k, v)
-  if chosen != 'xla':
+  impl = _choose(impl, q, k, v)
+  if impl != 'xla':
     args = q, k, v, k_start, k_end
-    return _kernel(kernels.cached, chosen, scale, softcap, *args)
+    return _kernel(kernels.cached, impl, scale, softcap, *args)
   b, t, n, h = q.shape
   kv = k.shape[1]
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
   # Heads before time, and the N/K query heads of a kv head folded into rows:
-  # every contraction is then a plain batched matmul, which is what CPUs (and
-  # everybody else) multiply fastest.
+  # every contraction is then a plain batched matmul, the fastest on CPUs.
   q = (q * scale).reshape(b, t, kv, n // kv, h)
   q = q.transpose(0, 2, 3, 1, 4).reshape(b, kv, n // kv * t, h)
   out = _folded(softcap, q, k, v, k_start, k_end)
@@ -136,14 +136,14 @@ def decode(
   softcap: float | None = None,
   impl: str = 'auto',
 ) -> jax.Array:
-  """`cached` with one query per row.
+  """Computes `cached` with one query per row.
 
   Args:
     q: float[B, N, H].
     k: float[B, K, S, H].
     v: float[B, K, S, H].
-    k_start: i32[B], first key a row sees.
-    k_end: i32[B], one past the last key a row sees.
+    k_start: i32[B], first key of a row's interval.
+    k_end: i32[B], one past the last key of the interval.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `dispatch.IMPLS`.
@@ -151,33 +151,38 @@ def decode(
   Returns:
     float[B, N, H] in q's dtype.
   """
-  chosen = _choose(impl, q, k, v, again=True)
-  if chosen != 'xla':
+  impl = _choose(impl, q, k, v, in_loop=True)
+  if impl != 'xla':
     args = q, k, v, k_start, k_end
-    return _kernel(kernels.decode, chosen, scale, softcap, *args)
+    return _kernel(kernels.decode, impl, scale, softcap, *args)
   return _decode(softcap, q * scale, k, v, k_start, k_end)
 
 
-def _choose(impl, q, k, v, again=False):
-  """`again`: the op is called at every step of a loop that carries k and v."""
+def _choose(impl, q, k, v, in_loop=False):
+  """Chooses an implementation.
 
-  def refuses(backend):
+  Args:
+    in_loop: whether the op is called at every step of a loop that carries k
+      and v.
+  """
+
+  def unsupported(backend):
     narrow = backend == 'mosaic_tpu' and k.shape[3] % 128
-    if again and narrow and impl == 'auto':
-      # The kernel wants H along lanes, XLA lays out such a loop otherwise.
+    if in_loop and narrow and impl == 'auto':
+      # The kernel needs H along lanes; XLA chooses another layout in a loop.
       return f'head_dim {k.shape[3]}: the cache would be copied at every step'
     if q.dtype != k.dtype or q.dtype != v.dtype:
       return f'dtypes must agree: got {q.dtype}, {k.dtype}, {v.dtype}'
-    return kernels.refuses(backend, q.shape[-1], q.dtype)
+    return kernels.unsupported(backend, q.shape[-1], q.dtype)
 
-  return dispatch.choose(impl, refuses)
+  return dispatch.choose(impl, unsupported)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _kernel(fn, chosen, scale, softcap, q, k, v, k_start, k_end):
+def _kernel(fn, impl, scale, softcap, q, k, v, k_start, k_end):
   """Calls a kernel; under jit, so that layers share one tracing of it."""
-  interpret = chosen == 'interpret'
-  backend = 'triton' if interpret else chosen
+  interpret = impl == 'interpret'
+  backend = 'triton' if interpret else impl
   return fn(
     q,
     k,
@@ -192,12 +197,12 @@ def _kernel(fn, chosen, scale, softcap, q, k, v, k_start, k_end):
 
 
 def _decode(softcap, q, k, v, k_start, k_end):
-  """Attention of q [B, N, H], which is scaled, over k, v [B, K, S, H]."""
+  """Computes attention of scaled q [B, N, H] over k, v [B, K, S, H]."""
   b, n, h = q.shape
   kv, s = k.shape[1:3]
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
-  # A product per head of the group: on CPUs, batched products of so few rows
-  # cost two to three times as much as all of these together.
+  # A product per head of the group: on CPUs, one batched product of so few rows
+  # takes two to three times as long as all of these together.
   q = q.reshape(b, kv, n // kv, h)
   dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   heads = [dot('bkh,bksh->bks', q[:, :, g], k) for g in range(n // kv)]
@@ -214,18 +219,18 @@ def _capped(scores, softcap):
 
 
 def _exponentials(scores, mask):
-  """(exp(scores - their maximum), inverse of its sum), 0 where masked."""
+  """Returns (exp(scores - their maximum), 1 / its sum), 0 where masked."""
   top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)
-  # Masked scores may exceed `top`; they must not reach exp at all.
+  # Masked scores may exceed `top`, so they are masked before exp.
   unnormalized = jnp.exp(jnp.where(mask, scores - top, _MASKED))
   total = jnp.sum(unnormalized, axis=-1, keepdims=True)
-  # 0 / 1 where there is no key; otherwise the top key alone contributes 1.
+  # 0 / 1 for an empty interval; otherwise the top key alone contributes 1.
   return unnormalized, 1.0 / jnp.maximum(total, 1.0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _folded(softcap, q, k, v, k_start, k_end):
-  """Attention of q [B, K, N/K*T, H] over k, v [B, K, S, H]; q is scaled."""
+  """Computes attention of scaled q [B, K, N/K*T, H] over k, v [B, K, S, H]."""
   return _folded_fwd(softcap, q, k, v, k_start, k_end)[0]
 
 
@@ -247,16 +252,16 @@ def _folded_fwd(softcap, q, k, v, k_start, k_end):
   slope = None  # d tanh = 1 - tanh^2
   if softcap is not None:
     slope = 1.0 - jnp.square(scores.reshape(weights.shape) / softcap)
-  # By this name a remat policy knows what is cheaper to keep than to redo.
+  # The name by which a remat policy saves these instead of recomputing them.
   residuals = (slope, q, k, v, weights, inverse, out)
   *_, out = residuals = checkpoint_name(residuals, 'kept')
   return out, residuals
 
 
 def _folded_bwd(softcap, residuals, g):
-  """With p = e / l:  dv = p^T g,  ds = p (g v^T - g . out),  dq = ds k.
+  """Computes dv = p^T g, ds = p (g v^T - g . out), dq = ds k, with p = e / l.
 
-  e is kept instead of p: dividing g by l touches H numbers per row, not S.
+  e is saved instead of p: dividing g by l takes H divisions per row, not S.
   """
   del softcap
   slope, q, k, v, weights, inverse, out = residuals

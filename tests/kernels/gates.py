@@ -1,4 +1,4 @@
-"""Forward and backward under test, and the tolerances they must meet."""
+"""Jitted forward and backward passes, and their tolerances."""
 
 import functools
 
@@ -10,14 +10,14 @@ from kernels import attention, reference
 from posttrain.ops import attention as ops
 from tests.kernels import inputs
 
-# Of small arrays nearly all the time is compilation; of large ones it is not.
+# With small arrays, compilation takes nearly all of the time.
 FAST = {'xla_backend_optimization_level': 0}
 NAMES = ('out', 'lse', 'dq', 'dk', 'dv')
 
 
 @functools.cache
 def make_run(backend, scale, name='attention', softcap=None, small=True):
-  """Jitted (q, k, v, intervals, g, g_lse) -> out, lse, dq, dk, dv."""
+  """Returns a jitted (q, k, v, intervals, g, g_lse) -> out, lse, dq, dk, dv."""
   fn = getattr(reference, name)
   if backend != 'oracle':
     fn = functools.partial(
@@ -38,7 +38,7 @@ def make_run(backend, scale, name='attention', softcap=None, small=True):
 
 @functools.cache
 def make_xla(scale):
-  """Jitted (q, k, v, intervals, g) -> out, dq, dk, dv of the op in XLA."""
+  """Returns the same for the op in XLA, without lse and its gradient."""
 
   def run(q, k, v, start, end, g):
     out, vjp = jax.vjp(
@@ -50,7 +50,7 @@ def make_xla(scale):
 
 
 def make_inputs(seed, b, t, n, k, h, dtype=jnp.float32):
-  """(q, k, v), (g, g_lse)."""
+  """Draws (q, k, v), (g, g_lse)."""
   q, k, v, g = inputs.draw(
     seed, (b, t, n, h), (b, t, k, h), (b, t, k, h), (b, t, n, h), dtype=dtype
   )
@@ -58,20 +58,20 @@ def make_inputs(seed, b, t, n, k, h, dtype=jnp.float32):
 
 
 def error(a, b):
-  """Largest difference, in float32."""
+  """Returns the largest difference, in float32."""
   return np.abs(np.asarray(a, np.float32) - np.asarray(b, np.float32)).max()
 
 
 def compare(ours, expected, dtype):
-  """The table of tolerances; gradients relative to their largest entry."""
+  """Checks the tolerances; gradients relative to their largest entry."""
   exact = dtype == jnp.float32
   for name, a, b in zip(NAMES, ours, expected, strict=True):
     assert a.dtype == (jnp.float32 if name == 'lse' else dtype)
     a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
     assert np.isfinite(a).all(), name
     if name == 'out':
-      # bfloat16 rounds entries beyond 4 by up to 1.6e-2, whoever makes them:
-      # those beyond 2 have the bound of 1e-2 at 2 as a relative one.
+      # bfloat16 rounds entries beyond 4 by up to 1.6e-2: beyond 2, the bound
+      # of 1e-2 is relative to 2.
       size = 1.0 if exact else np.maximum(np.abs(b) / 2, 1.0)
       worst = (np.abs(a - b) / size).max()
       assert worst <= (2e-6 if exact else 1e-2), (name, worst)
@@ -85,7 +85,7 @@ def compare(ours, expected, dtype):
 
 
 def check_empty(ours, start, end):
-  """Queries without keys: out and dq exactly 0, lse -1e30."""
+  """Checks empty intervals: out and dq exactly 0, lse -1e30."""
   t = start.shape[1]
   empty = np.minimum(end, t) <= np.maximum(start, 0)
   assert empty.sum() > t // 8

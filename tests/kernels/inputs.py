@@ -1,4 +1,4 @@
-"""Inputs for the tests of attention: arrays, and intervals of every kind."""
+"""Arrays and intervals for the tests of attention."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ KINDS = (
 
 
 def draw(seed, *shapes, dtype=jnp.float32):
-  """Unit normal arrays; by numpy, which has nothing to compile."""
+  """Draws unit normal arrays by numpy, without compilation."""
   rng = np.random.default_rng(seed)
   return tuple(
     jnp.asarray(rng.standard_normal(shape, np.float32).astype(dtype))
@@ -25,30 +25,31 @@ def draw(seed, *shapes, dtype=jnp.float32):
 
 
 def packed(lengths, t):
-  """Causal intervals of segments in a row of t, i32[t] each; then pads."""
+  """Returns causal intervals of segments in a row of t, i32[t] each."""
   start, end = np.zeros((2, t), np.int32)
   first = 0
   for length in lengths:
-    at = slice(first, first + length)
-    start[at], end[at] = first, np.arange(first, first + length) + 1
+    segment = slice(first, first + length)
+    start[segment] = first
+    end[segment] = np.arange(first, first + length) + 1
     first += length
   return start, end
 
 
 def intervals(kind, t, s=None):
-  """(k_start, k_end), i32[t] each, over s >= t keys; queries come last."""
+  """Returns (k_start, k_end), i32[t], for the last t of s >= t keys."""
   s = s or t
   rng = np.random.default_rng(0)
   start, end = packed((t // 4, t // 2 - 1, t // 8), t)  # an eighth is pad
   if kind == 'packed':
     return start, end
-  if kind == 'ragged':  # ends within a block, wherever blocks end
+  if kind == 'ragged':  # ends within a block of any size
     return packed((2 * t // 3 - 1,), t)
   if kind == 'empty':
     return packed((), t)
   if kind == 'packed window':
     return np.maximum(start, end - 7), end
-  if kind == 'any':  # in no order, a third of it empty, some out of range
+  if kind == 'any':  # unordered, a third of them empty, some out of range
     start = rng.integers(-3, s + 3, t)
     return start, start + rng.integers(-s // 2, s, t)
   start, end = np.zeros(t, np.int32), np.arange(s - t, s) + 1
@@ -60,7 +61,7 @@ def intervals(kind, t, s=None):
 
 
 def every_kind(t, s=None):
-  """The kinds as rows of a batch: i32[len(KINDS), t] each."""
+  """Returns all kinds as rows of a batch: i32[len(KINDS), t] each."""
   rows = [intervals(kind, t, s) for kind in KINDS]
   return tuple(
     jnp.asarray(np.stack(x), jnp.int32) for x in zip(*rows, strict=True)

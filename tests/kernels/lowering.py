@@ -1,9 +1,9 @@
-"""Lowers programs for accelerators that are not there.
+"""Lowering of programs for absent accelerators.
 
-`lower(fn, *args, target='h200')` gives the text of the program as XLA would
-get it on that device; Pallas kernels stand in it as custom calls, with their
-compiled bodies. Nothing is compiled further: limits of registers and of fast
-memory are not seen.
+`lower(fn, *args, target='h200')` returns the program that XLA would compile on
+that device; Pallas kernels are custom calls with their compiled bodies.
+Nothing is compiled further, so limits of registers and fast memory are not
+checked.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ CUSTOM_CALLS = {'h200': TRITON, 'v5e': MOSAIC_TPU, 'v6e': MOSAIC_TPU}
 
 @contextlib.contextmanager
 def target(kind: str, cores: int, platform: str):
-  """Within it, the device in use is an absent one."""
+  """Sets an absent device as the device in use."""
   device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
-  # An abstract device is heeded with explicit axes only.
+  # An abstract device takes effect only with explicit axes.
   mesh = AbstractMesh(
     (1,), ('one',), (AxisType.Explicit,), abstract_device=device
   )
@@ -36,7 +36,7 @@ _device_in_use = target  # `lower` has an argument of that name
 
 
 def lower(fn, *args, target: str = 'h200') -> str:
-  """The program `fn(*args)`, lowered for a device.
+  """Lowers the program `fn(*args)` for a device.
 
   Args:
     fn: a function, jitted or not.

@@ -17,7 +17,7 @@ SCALE = H**-0.5
 START = np.array([9, 63, 17, -5, 0, 0], np.int32)
 END = np.array([9, 64, 44, 70, 64, 37], np.int32)
 B = len(START)
-# (backend, splits); 16 are more than there are blocks.
+# (backend, splits); 16 are more than the blocks.
 CASES = [('triton', 1), ('triton', 16), ('mosaic_tpu', None)]
 cases = pytest.mark.parametrize('case', CASES, ids=str)
 
@@ -67,7 +67,7 @@ def make_inputs(dtype=jnp.float32, s=S):
   [(None, S, jnp.float32), (2.0, 50, jnp.bfloat16)],
   ids=['float32', 'bfloat16 softcap odd'],
 )
-def test_matches_oracle(case, softcap, s, dtype):
+def test_out_and_lse_match_oracle(case, softcap, s, dtype):
   arrays = make_inputs(dtype, s)
   out, lse = make_run(case, softcap)(*arrays, START, END)
   assert out.dtype == dtype and lse.dtype == jnp.float32
@@ -89,7 +89,7 @@ def test_matches_oracle(case, softcap, s, dtype):
   [(jnp.float32, 2e-6), (jnp.bfloat16, 5e-3)],
   ids=['float32', 'bfloat16'],
 )
-def test_splits_agree(dtype, bound):
+def test_one_split_and_many_agree(dtype, bound):
   arrays = make_inputs(dtype)
   one, many = (make_run(case)(*arrays, START, END) for case in CASES[:2])
   assert gates.error(one[0], many[0]) <= bound
@@ -107,7 +107,7 @@ def test_grouped_heads_equal_repeated_heads(case):
 
 
 @cases
-def test_wide_window_is_causal_bitwise(case):
+def test_a_window_of_all_keys_is_causal_bitwise(case):
   arrays, start, end = make_inputs(), np.zeros_like(END), np.minimum(END, S)
   run = make_run(case)
   causal = run(*arrays, start, end)
@@ -118,7 +118,7 @@ def test_wide_window_is_causal_bitwise(case):
 
 
 @cases
-def test_huge_softcap_is_none(case):
+def test_a_huge_softcap_equals_none(case):
   arrays = make_inputs()
   plain = make_run(case)(*arrays, START, END)
   capped = make_run(case, 1e6)(*arrays, START, END)
@@ -135,7 +135,7 @@ def test_two_runs_agree_bitwise(case):
 
 
 @cases
-def test_vmap_and_shard_map_agree(case):
+def test_vmap_and_shard_map_equal_the_plain_call(case):
   args = (*make_inputs(), START, END)
   run = make_run(case)
   mesh = jax.make_mesh((1,), ('data',), (jax.sharding.AxisType.Auto,))
@@ -156,7 +156,7 @@ def test_vmap_and_shard_map_agree(case):
 
 @pytest.mark.parametrize('dtype, atol', [('float32', 5e-6), ('bfloat16', 1e-2)])
 @cases
-def test_equals_the_last_row_of_flash(case, dtype, atol):
+def test_decode_equals_the_last_row_of_flash(case, dtype, atol):
   q, k, v = (x.astype(dtype) for x in make_inputs())
   out, lse = make_run(case)(q, k, v, START, END)
   queries = np.stack([np.zeros_like(q)] * 15 + [q], axis=1)
@@ -185,12 +185,12 @@ def test_keys_outside_the_interval_change_nothing_bitwise(case):
 
 
 @cases
-def test_finite_at_large_scores_and_exact_with_one_key(case):
+def test_large_scores_are_finite_and_one_key_gives_its_value(case):
   q, k, v = make_inputs()
   for size in (1e4, -1e4):
     out, lse = make_run(case)(q * size / SCALE, k, v, START, END)
     assert np.isfinite(out).all() and np.isfinite(lse).all()
-    np.testing.assert_allclose(  # row 1 sees the last key alone
+    np.testing.assert_allclose(  # row 1 attends to the last key only
       out[1], np.repeat(v[1, :, -1], N // K, axis=0), rtol=1e-6
     )
 
@@ -199,5 +199,5 @@ def test_finite_at_large_scores_and_exact_with_one_key(case):
   'programs, size, expected',
   [(512, 4096, 1), (64, 4096, 8), (8, 4096, 16), (8, 256, 2), (8, 64, 1)],
 )
-def test_splits_keep_a_gpu_busy_but_not_with_crumbs(programs, size, expected):
+def test_default_splits_grow_up_to_a_least_size(programs, size, expected):
   assert decode_triton.default_splits(programs, size) == expected

@@ -1,4 +1,4 @@
-"""Flash attention, interpreted, against the oracle; and what must hold exactly.
+"""Flash attention, interpreted: against the oracle, and exact identities.
 
 All kinds of intervals are rows of one batch, and the blocks are small, so that
 a few compilations cross every edge.
@@ -36,7 +36,7 @@ def make_run(backend, name='attention', softcap=None):
 
 
 def rows(kind):
-  """One kind of intervals for each of B rows."""
+  """Returns intervals of one kind, repeated for B rows."""
   start, end = inputs.intervals(kind, T)
   return tuple(np.tile(x.astype(np.int32), (B, 1)) for x in (start, end))
 
@@ -47,7 +47,7 @@ def rows(kind):
   [(T, N, K, H, jnp.float32), (50, 4, 1, 64, jnp.bfloat16)],
   ids=['float32', 'bfloat16'],
 )
-def test_matches_oracle(backend, t, n, k, h, dtype):
+def test_values_and_gradients_match_oracle(backend, t, n, k, h, dtype):
   start, end = inputs.every_kind(t)
   arrays, gradients = gates.make_inputs(3, B, t, n, k, h, dtype)
   ours = make_run(backend)(*arrays, start, end, *gradients)
@@ -87,7 +87,7 @@ def test_keys_outside_every_interval_change_nothing_bitwise(backend):
 
 
 @backends
-def test_packed_equals_separate(backend):
+def test_packed_segments_equal_separate_rows(backend):
   arrays, (g, g_lse) = make_inputs(0)
   lengths = (T // 4, T // 2 - 1, T // 8)
   run = make_run(backend)
@@ -95,18 +95,18 @@ def test_packed_equals_separate(backend):
   first = 0
   for length in lengths:
 
-    def moved(x, axis=1, first=first):
+    def rolled(x, axis=1, first=first):
       return np.roll(x, -first, axis)
 
-    live = np.arange(T) < length  # g of other segments must not count
+    valid = np.arange(T) < length  # masks g of other segments
     interval = [np.tile(x, (B, 1)) for x in inputs.packed((length,), T)]
-    alone = run(
-      *map(moved, arrays),
+    separate = run(
+      *map(rolled, arrays),
       *interval,
-      moved(g) * live[:, None, None],
-      moved(g_lse, 2) * live,
+      rolled(g) * valid[:, None, None],
+      rolled(g_lse, 2) * valid,
     )
-    for i, (a, b) in enumerate(zip(whole, alone, strict=True)):
+    for i, (a, b) in enumerate(zip(whole, separate, strict=True)):
       a, b = (
         np.moveaxis(np.asarray(x), 2, 1) if i == 1 else np.asarray(x)
         for x in (a, b)
@@ -142,7 +142,7 @@ def test_grouped_heads_equal_repeated_heads(backend):
 
 
 @backends
-def test_wide_window_is_causal_bitwise(backend):
+def test_a_window_of_all_keys_is_causal_bitwise(backend):
   arrays, gradients = make_inputs(0)
   start, end = rows('causal')
   run = make_run(backend)
@@ -154,7 +154,7 @@ def test_wide_window_is_causal_bitwise(backend):
 
 
 @backends
-def test_high_softcap_is_none(backend):
+def test_a_huge_softcap_equals_none(backend):
   arrays, gradients = make_inputs(0)
   args = (*arrays, *rows('packed'), *gradients)
   plain = make_run(backend)(*args)
@@ -168,12 +168,12 @@ def test_gradients_by_finite_differences(backend):
   arrays, (g, g_lse) = make_inputs(0)
   run, intervals = make_run(backend), rows('packed')
 
-  def pads_apart(out, lse):  # an lse of -1e30 drowns all differences
+  def without_pads(out, lse):  # an lse of -1e30 would hide all differences
     return out, jnp.where(lse > -1e29, lse, 0.0)
 
   @jax.custom_vjp
   def call(*x):
-    return pads_apart(*run(*x, *intervals, g, g_lse)[:2])
+    return without_pads(*run(*x, *intervals, g, g_lse)[:2])
 
   call.defvjp(
     lambda *x: (call(*x), x), lambda x, g: run(*x, *intervals, *g)[2:]
@@ -182,14 +182,14 @@ def test_gradients_by_finite_differences(backend):
 
 
 @backends
-def test_finite_at_large_scores_and_rows_with_one_key(backend):
+def test_large_scores_are_finite_and_one_key_gives_its_value(backend):
   (q, k, v), gradients = make_inputs(0)
   for kind, size in (('causal', 1e4), ('causal', -1e4), ('one key', 1e4)):
     run = make_run(backend)
     ours = run(q * size / SCALE, k, v, *rows(kind), *gradients)
     for x in ours:
       assert np.isfinite(x).all()
-  np.testing.assert_allclose(  # of one key, the last, out is its value
+  np.testing.assert_allclose(  # with one key, out is its value
     ours[0], np.repeat(v, N // K, axis=2), rtol=1e-6
   )
 
@@ -204,7 +204,7 @@ def test_two_runs_agree_bitwise(backend):
 
 
 @backends
-def test_vmap_and_shard_map_agree(backend):
+def test_vmap_and_shard_map_equal_the_plain_call(backend):
   arrays, gradients = make_inputs(0)
   args = (*arrays, *rows('packed'), *gradients)
   run = make_run(backend)
@@ -234,14 +234,14 @@ def test_vmap_and_shard_map_agree(backend):
     ('mosaic_tpu', 64, 'float16'),
   ],
 )
-def test_refuses_heads_that_it_cannot_serve(backend, h, dtype):
+def test_unsupported_heads_are_refused(backend, h, dtype):
   x = np.zeros((1, 2, 2, h), dtype)
-  at = np.zeros((1, 2), np.int32)
+  ends = np.zeros((1, 2), np.int32)
   with pytest.raises(NotImplementedError, match=f'{backend}: .* must be'):
-    attention.attention(x, x, x, at, at, scale=1.0, backend=backend)
+    attention.attention(x, x, x, ends, ends, scale=1.0, backend=backend)
 
 
-def test_refuses_mixed_dtypes():
-  x, at = np.zeros((1, 2, 2, 16), np.float32), np.zeros((1, 2), np.int32)
+def test_mixed_dtypes_are_refused():
+  x, ends = np.zeros((1, 2, 2, 16), np.float32), np.zeros((1, 2), np.int32)
   with pytest.raises(NotImplementedError, match='one dtype'):
-    attention.attention(x, x.astype(np.float16), x, at, at, scale=1.0)
+    attention.attention(x, x.astype(np.float16), x, ends, ends, scale=1.0)

@@ -30,7 +30,7 @@ def close(ours, expected, dtype, exact, rough, relative=False):
 
 @dtypes
 @pytest.mark.parametrize('h', [64, 128])
-def test_flash(h, dtype):
+def test_compiled_flash_matches_oracle_and_is_deterministic(h, dtype):
   *arrays, g = inputs.draw(
     0, (B, T, N, h), (B, T, K, h), (B, T, K, h), (B, T, N, h), dtype=dtype
   )
@@ -48,8 +48,8 @@ def test_flash(h, dtype):
       run, functools.partial(attention.attention, backend='triton')
     )
   )
-  ours, again = (compiled(g, *arrays) for _ in range(2))
-  for a, b in zip(ours, again, strict=True):
+  ours, repeated = (compiled(g, *arrays) for _ in range(2))
+  for a, b in zip(ours, repeated, strict=True):
     np.testing.assert_array_equal(a, b)
   out, lse, *grads = jax.jit(functools.partial(run, reference.attention))(
     *(x.astype(jnp.float32) for x in (g, *arrays))
@@ -62,7 +62,7 @@ def test_flash(h, dtype):
 
 @dtypes
 @pytest.mark.parametrize('splits', [1, 16, None])
-def test_decode(splits, dtype):
+def test_compiled_decode_matches_oracle(splits, dtype):
   s, h = 2048, 128
   q, k, v = inputs.draw(1, (4, N, h), (4, K, s, h), (4, K, s, h), dtype=dtype)
   ends = np.array([0, 700, 0, 5], np.int32), np.array([s, 1500, 0, 6], np.int32)

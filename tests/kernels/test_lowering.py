@@ -1,4 +1,4 @@
-"""Every kernel lowers for every accelerator, on a machine without one."""
+"""Lowering of every kernel for every accelerator, without one."""
 
 import functools
 
@@ -14,15 +14,15 @@ NAMES = ('flash_forward', 'flash_dq', 'flash_dkv', 'decode')
 
 
 def program(backend, arrays):
-  """Forward and backward, prefill over a cache, and decode."""
+  """Runs forward and backward, prefill over a cache, and decode."""
   call = functools.partial(attention.attention, scale=0.1, backend=backend)
-  q, k, v, cache, at = arrays
-  out, vjp = jax.vjp(lambda *x: call(*x, at, at), q, k, v)
+  q, k, v, cache, ends = arrays
+  out, vjp = jax.vjp(lambda *x: call(*x, ends, ends), q, k, v)
   prefill = attention.cached(
-    q, cache, cache, at, at, scale=0.1, softcap=30.0, backend=backend
+    q, cache, cache, ends, ends, scale=0.1, softcap=30.0, backend=backend
   )
   last = attention.decode(
-    q[:, 0], cache, cache, at[:, 0], at[:, 0], scale=0.1, backend=backend
+    q[:, 0], cache, cache, ends[:, 0], ends[:, 0], scale=0.1, backend=backend
   )
   return vjp(out), prefill, last
 
@@ -33,7 +33,7 @@ def program(backend, arrays):
 )
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16], ids=str)
 @pytest.mark.parametrize('h', [64, 128])
-def test_lowers(backend, target, dtype, h):
+def test_every_kernel_lowers_to_a_custom_call(backend, target, dtype, h):
   shapes = [(B, T, N, h), (B, T, K, h), (B, T, K, h), (B, K, S, h)]
   arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
   arrays.append(jax.ShapeDtypeStruct((B, T), jnp.int32))

@@ -1,3 +1,5 @@
+"""Intervals and the ranges of blocks that they cover."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,11 +25,11 @@ clip = jax.jit(masks.clip, static_argnums=2)
     (768, 512, 128, (256, 768)),
   ],
 )
-def test_fit_by_hand(size, most, least, expected):
+def test_fit_returns_literal_blocks_and_sizes(size, most, least, expected):
   assert masks.fit(size, most, least) == expected
 
 
-def test_clip_makes_one_kind_of_empty():
+def test_clip_turns_empty_intervals_into_zeros():
   start = jnp.array([[-2, 3, 5, 7, 9]])
   end = jnp.array([[2, 3, 4, 12, 12]])
   start, end = clip(start, end, 8)
@@ -35,7 +37,7 @@ def test_clip_makes_one_kind_of_empty():
   assert end.tolist() == [[2, 0, 0, 8, 0]]
 
 
-def test_blocks_by_hand():
+def test_block_ranges_of_two_literal_segments():
   # Two segments of 4 and 3 tokens and a pad, in blocks of 2.
   start = jnp.array([[0, 0, 0, 0, 4, 4, 4, 0]])
   end = jnp.array([[1, 2, 3, 4, 5, 6, 7, 0]])
@@ -43,13 +45,13 @@ def test_blocks_by_hand():
   assert blocks.tolist() == [
     [[0, 0, 0, 1], [0, 0, 1, 2], [2, 2, 2, 3], [2, 2, 2, 4]]
   ]
-  turned = query_blocks(blocks, 4)
-  assert turned[..., 0].tolist() == [[0, 1, 2, 3]]
-  assert turned[..., 3].tolist() == [[2, 2, 4, 4]]
-  assert turned[0, 0].tolist() == [0, 1, 2, 2]  # block 1 needs no mask
+  by_key = query_blocks(blocks, 4)
+  assert by_key[..., 0].tolist() == [[0, 1, 2, 3]]
+  assert by_key[..., 3].tolist() == [[2, 2, 4, 4]]
+  assert by_key[0, 0].tolist() == [0, 1, 2, 2]  # block 1 needs no mask
 
 
-def test_no_key_no_block():
+def test_empty_intervals_cover_no_block():
   zero = jnp.zeros((1, 8), jnp.int32)
   blocks = key_blocks(zero, zero, 4, 4)
   assert not blocks.any()
@@ -57,9 +59,7 @@ def test_no_key_no_block():
 
 
 @pytest.mark.parametrize('block_q, block_k', [(16, 16), (8, 32)])
-def test_blocks_cover_what_is_seen_and_inner_ones_need_no_mask(
-  block_q, block_k
-):
+def test_ranges_cover_all_keys_and_inner_blocks_need_no_mask(block_q, block_k):
   t = 64
   start, end = clip(*inputs.every_kind(t), t)
   start, end = np.asarray(start), np.asarray(end)
@@ -68,19 +68,19 @@ def test_blocks_cover_what_is_seen_and_inner_ones_need_no_mask(
   tiled = np.asarray(mask).reshape(
     -1, t // block_q, block_q, t // block_k, block_k
   )
-  some, every = tiled.any((2, 4)), tiled.all((2, 4))
+  covered, whole = tiled.any((2, 4)), tiled.all((2, 4))
   blocks = key_blocks(start, end, block_q, block_k)
-  turned = query_blocks(blocks, t // block_k)
-  for found, live, whole in (
-    (blocks, some, every),
-    (turned, some.mT, every.mT),
+  by_key = query_blocks(blocks, t // block_k)
+  for ranges, some, every in (
+    (blocks, covered, whole),
+    (by_key, covered.mT, whole.mT),
   ):
-    assert (np.diff(found, axis=-1) >= 0).all()
-    lo, inner, outer, hi = (np.asarray(found)[..., i, None] for i in range(4))
-    index = np.arange(live.shape[-1])
-    assert ((lo <= index) & (index < hi))[live].all()
-    assert whole[(inner <= index) & (index < outer)].all()
-  # Of a causal row all blocks below the diagonal are inner ones.
+    assert (np.diff(ranges, axis=-1) >= 0).all()
+    lo, inner, outer, hi = (np.asarray(ranges)[..., i, None] for i in range(4))
+    index = np.arange(some.shape[-1])
+    assert ((lo <= index) & (index < hi))[some].all()
+    assert every[(inner <= index) & (index < outer)].all()
+  # In a causal row all blocks below the diagonal are inner ones.
   assert blocks[0, -1].tolist() == [
     0,
     0,

@@ -1,8 +1,7 @@
-"""The kernels with the tiles they run with, interpreted, against the oracle.
+"""The kernels with their real tile sizes, interpreted, against the oracle.
 
-Elsewhere blocks are made small to cross many edges cheaply. Here nothing is
-patched: Triton's tiles of 64 queries and keys, Mosaic's of up to 512, with
-128 as the least.
+Other tests patch blocks to be small, to cross many edges cheaply. Here are
+Triton's tiles of 64 queries and keys, and Mosaic's of 128 to 512.
 """
 
 import functools
@@ -18,7 +17,7 @@ from tests.kernels import gates, inputs
 
 B, K = len(inputs.KINDS), 2
 DTYPES = (jnp.float32, jnp.bfloat16)
-# (backend, T, H, N / K, dtype) that every run of the tests takes.
+# (backend, T, H, N / K, dtype); the rest of the grid is slow.
 QUICK = (
   ('triton', 256, 64, 1, jnp.bfloat16),
   ('triton', 200, 64, 2, jnp.float32),  # padded to four tiles
@@ -45,7 +44,7 @@ def name(case):
 
 
 def both(quick, grid):
-  """The quick cases, and as slow ones the rest of the grid."""
+  """Parametrizes the quick cases, and the rest of the grid as slow ones."""
   rest = [x for x in grid if x not in quick]
   return pytest.mark.parametrize(
     'case',
@@ -59,30 +58,33 @@ def both(quick, grid):
 @both(QUICK, GRID)
 def test_flash_matches_oracle(case):
   backend, t, h, group, dtype = case
-  at = inputs.every_kind(t)
+  intervals = inputs.every_kind(t)
   (q, k, v), (g, g_lse) = gates.make_inputs(3, B, t, K * group, K, h, dtype)
   run, oracle = (
     gates.make_run(x, h**-0.5, small=False) for x in (backend, 'oracle')
   )
   exact = [x.astype(jnp.float32) for x in (q, k, v)]
-  ours = run(q, k, v, *at, g, g_lse)
-  gates.compare(ours, oracle(*exact, *at, g, g_lse), dtype)
-  gates.check_empty(ours, *at)
+  ours = run(q, k, v, *intervals, g, g_lse)
+  gates.compare(ours, oracle(*exact, *intervals, g, g_lse), dtype)
+  gates.check_empty(ours, *intervals)
   if dtype == jnp.float32:
     return
-  # The op in XLA gives no lse, so none has a gradient here.
+  # The op in XLA returns no lse, so the gradient of lse is 0 here.
   zero = jnp.zeros_like(g_lse)
   ours, expected = (
     x[:1] + x[2:]
-    for x in (run(q, k, v, *at, g, zero), oracle(*exact, *at, g, zero))
+    for x in (
+      run(q, k, v, *intervals, g, zero),
+      oracle(*exact, *intervals, g, zero),
+    )
   )
-  xla = gates.make_xla(h**-0.5)(q, k, v, *at, g)
+  xla = gates.make_xla(h**-0.5)(q, k, v, *intervals, g)
   for a, b, c in zip(ours, xla, expected, strict=True):
     assert gates.error(a, c) <= 1.5 * gates.error(b, c)
 
 
 def ragged(s):
-  """Intervals of a batch of caches: empty, one key, windows, everything."""
+  """Returns a batch of intervals: empty, one key, windows, all keys."""
   start = [9, s - 1, s // 3, -5, 0, 0]
   end = [9, s, s // 3 + 130, s + 6, s, s // 2 + 1]
   return np.array(start, np.int32), np.array(end, np.int32)

@@ -1,3 +1,5 @@
+"""Attention in XLA: against the oracle, invariances, gradients."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +27,7 @@ def make_inputs(seed=0, n=N, k=K, t=T, dtype=jnp.float32):
 
 
 def packed(lengths, t=T):
-  """(segment_ids, positions) of one row, tiled over B."""
+  """Returns (segment_ids, positions) of one row, tiled over B."""
   ids = np.zeros(t, np.int32)
   positions = np.zeros(t, np.int32)
   start = 0
@@ -41,14 +43,14 @@ def make_intervals(kind):
     return attention.intervals(*packed((7, 10, 3)))
   if kind == 'causal':
     return attention.intervals(*packed((T,)))
-  rng = np.random.default_rng(0)  # anything, a fifth of it empty
+  rng = np.random.default_rng(0)  # random, a fifth of them empty
   start = rng.integers(0, T, (B, T)).astype(np.int32)
   width = rng.integers(0, 5, (B, T)) * 3
   end = np.minimum(start + width, T).astype(np.int32)
   return jnp.asarray(start), jnp.asarray(end)
 
 
-def test_intervals_by_hand():
+def test_intervals_of_a_literal_row():
   ids = jnp.array([[1, 1, 1, 2, 2, 0]])
   positions = jnp.array([[0, 1, 2, 0, 1, 0]])
   start, end = attention.intervals(ids, positions)
@@ -56,7 +58,7 @@ def test_intervals_by_hand():
   assert end.tolist() == [[1, 2, 3, 4, 5, 0]]
 
 
-def test_oracle_by_hand():
+def test_oracle_of_literal_scores():
   # Two keys with scores log 3 and 0: weights 3/4 and 1/4.
   q = jnp.ones((1, 2, 1, 1))
   k = jnp.array([np.log(3.0), 0.0], jnp.float32).reshape(1, 2, 1, 1)
@@ -68,7 +70,7 @@ def test_oracle_by_hand():
 
 @pytest.mark.parametrize('softcap', [None, 0.8])
 @pytest.mark.parametrize('kind', ['causal', 'packed', 'any'])
-def test_matches_oracle(kind, softcap):
+def test_values_and_gradients_match_oracle(kind, softcap):
   options = {'scale': SCALE, 'softcap': softcap}
   q, k, v = make_inputs()
   start, end = make_intervals(kind)
@@ -87,7 +89,7 @@ def test_matches_oracle(kind, softcap):
     np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
-def test_bfloat16():
+def test_bfloat16_matches_oracle():
   start, end = make_intervals('packed')
   q, k, v = make_inputs(dtype=jnp.bfloat16)
   out = attend(q, k, v, start, end, scale=SCALE)
@@ -112,16 +114,16 @@ def test_keys_outside_every_interval_change_nothing():
   np.testing.assert_array_equal(ours, other)
 
 
-def test_packed_equals_separate():
+def test_packed_segments_equal_separate_rows():
   inputs = make_inputs()
   whole = attend(*inputs, *make_intervals('packed'), scale=SCALE)
   start = 0
   for length in (7, 10, 3):
-    moved = [jnp.roll(x, -start, axis=1) for x in inputs]
+    rolled = [jnp.roll(x, -start, axis=1) for x in inputs]
     interval = attention.intervals(*packed((length,)))
-    alone = attend(*moved, *interval, scale=SCALE)
+    separate = attend(*rolled, *interval, scale=SCALE)
     np.testing.assert_allclose(
-      whole[:, start : start + length], alone[:, :length], atol=2e-6
+      whole[:, start : start + length], separate[:, :length], atol=2e-6
     )
     start += length
 
@@ -137,7 +139,7 @@ def test_grouped_heads_equal_repeated_heads():
 
 def test_padding_is_zero_and_has_no_gradient():
   inputs = make_inputs()
-  start, end = make_intervals('packed')  # 20 of 24 tokens are live
+  start, end = make_intervals('packed')  # 20 tokens and 4 pads
 
   def loss(q, k, v):
     out = attend(q, k, v, start, end, scale=SCALE)
@@ -151,7 +153,7 @@ def test_padding_is_zero_and_has_no_gradient():
 
 
 @pytest.mark.parametrize('size', [1e2, 1e4])
-def test_finite_at_large_scores(size):
+def test_gradients_are_finite_at_large_scores(size):
   q, k, v = make_inputs()
   start, end = make_intervals('causal')
 

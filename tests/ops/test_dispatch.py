@@ -1,4 +1,4 @@
-"""Which implementation runs where; kernels behind the ops."""
+"""The implementation chosen on each platform, and its kernels."""
 
 import functools
 import logging
@@ -17,17 +17,18 @@ SCALE = 0.125
 
 
 def shapes(h=H, dtype=jnp.bfloat16):
-  """{name of an op: (op, its arguments)}."""
+  """Returns {name of an op: (op, its arguments)}."""
 
-  def of(*shape):
+  def array(*shape):
     return jax.ShapeDtypeStruct(shape, dtype)
 
-  q, k, cache = of(B, T, N, h), of(B, T, K, h), of(B, K, S, h)
-  at, one = (jax.ShapeDtypeStruct(x, jnp.int32) for x in ((B, T), (B,)))
+  q, k, cache = array(B, T, N, h), array(B, T, K, h), array(B, K, S, h)
+  ends, row_ends = (jax.ShapeDtypeStruct(x, jnp.int32) for x in ((B, T), (B,)))
+  decode_args = array(B, N, h), cache, cache, row_ends, row_ends
   return {
-    'attention': (attention.attention, (q, k, k, at, at)),
-    'cached': (attention.cached, (q, cache, cache, at, at)),
-    'decode': (attention.decode, (of(B, N, h), cache, cache, one, one)),
+    'attention': (attention.attention, (q, k, k, ends, ends)),
+    'cached': (attention.cached, (q, cache, cache, ends, ends)),
+    'decode': (attention.decode, decode_args),
   }
 
 
@@ -45,15 +46,15 @@ def counts(text):
 @pytest.mark.parametrize(
   'target, expected', [('cpu', [0, 0]), ('h200', [1, 0]), ('v5e', [0, 1])]
 )
-def test_auto_takes_the_kernels_of_the_platform(name, target, expected):
+def test_auto_lowers_to_the_kernels_of_the_platform(name, target, expected):
   assert counts(lower(name, target)) == expected
 
 
-def test_explicit_xla_has_no_kernel():
+def test_xla_lowers_to_no_kernel():
   assert counts(lower('decode', 'h200', 'xla')) == [0, 0]
 
 
-def test_auto_falls_through_and_says_so_once(caplog):
+def test_auto_warns_once_if_the_kernels_are_unsupported(caplog):
   dispatch._warn.cache_clear()
   for _ in range(2):
     assert counts(lower('cached', 'h200', h=80)) == [0, 0]
@@ -66,7 +67,7 @@ def test_auto_falls_through_and_says_so_once(caplog):
   ]
 
 
-def test_narrow_heads_are_not_decoded_by_the_tpu_kernel_unless_named():
+def test_auto_avoids_the_tpu_decode_kernel_for_narrow_heads():
   assert counts(lower('decode', 'v5e', h=64)) == [0, 0]
   assert counts(lower('decode', 'v5e', 'mosaic_tpu', h=64)) == [0, 1]
   assert counts(lower('cached', 'v5e', h=64)) == [0, 1]  # a copy per prefill
@@ -81,23 +82,25 @@ def test_narrow_heads_are_not_decoded_by_the_tpu_kernel_unless_named():
     ('interpret', 'cpu', 80, 'head_dim'),
   ],
 )
-def test_a_named_one_that_cannot_serve_is_refused(impl, target, h, message):
+def test_a_named_implementation_that_is_unsupported_is_refused(
+  impl, target, h, message
+):
   with pytest.raises(NotImplementedError, match=message):
     lower('attention', target, impl, h=h)
 
 
-def test_unknown_name():
+def test_an_unknown_implementation_is_an_error():
   with pytest.raises(ValueError, match="impl must be one of .* got 'cuda'"):
     lower('decode', 'cpu', 'cuda')
 
 
-def test_several_devices_are_xla_unless_manual(monkeypatch):
+def test_auto_is_xla_on_several_devices_unless_axes_are_manual(monkeypatch):
   mesh = jax.sharding.AbstractMesh(
     (2,), ('data',), (jax.sharding.AxisType.Auto,)
   )
-  assert dispatch.alone()
+  assert dispatch.single_device()
   with jax.sharding.use_abstract_mesh(mesh):
-    assert not dispatch.alone()
+    assert not dispatch.single_device()
     monkeypatch.setattr(dispatch, 'platform', lambda: 'gpu')
     assert dispatch.choose('auto', lambda name: None) == 'xla'
   manual = jax.sharding.AbstractMesh(
@@ -106,13 +109,13 @@ def test_several_devices_are_xla_unless_manual(monkeypatch):
   with jax.sharding.use_abstract_mesh(manual):
     assert dispatch.choose('auto', lambda name: None) == 'auto'
   monkeypatch.setattr(jax, 'device_count', lambda: 8)
-  assert not dispatch.alone()
+  assert not dispatch.single_device()
 
 
 @pytest.mark.parametrize(
   'here, kernel', [('cpu', None), ('gpu', 'triton'), ('tpu', 'mosaic_tpu')]
 )
-def test_several_devices_are_a_warning_on_accelerators(
+def test_auto_warns_once_about_several_accelerators(
   monkeypatch, caplog, here, kernel
 ):
   dispatch._warn.cache_clear()
@@ -171,7 +174,7 @@ def test_backward_of_a_rematerialized_layer_runs_forward_once(target):
   assert text.count(lowering.CUSTOM_CALLS[target]) == 3  # forward, dq, dkv
 
 
-def test_interpreted_kernels_agree_with_xla():
+def test_interpreted_kernels_are_as_exact_as_xla():
   b, h = len(inputs.KINDS), 32
   q, k, v, g = inputs.draw(
     0,
@@ -181,10 +184,10 @@ def test_interpreted_kernels_agree_with_xla():
     (b, T, N, h),
     dtype=jnp.bfloat16,
   )
-  at = inputs.every_kind(T)
+  intervals = inputs.every_kind(T)
 
   def run(fn, q, k, v, g):
-    out, vjp = jax.vjp(lambda *x: fn(*x, *at, scale=SCALE), q, k, v)
+    out, vjp = jax.vjp(lambda *x: fn(*x, *intervals, scale=SCALE), q, k, v)
     return out, *vjp(g)
 
   def call(fn, *args, **kwargs):
