@@ -1,11 +1,11 @@
-"""Whose is what of a rendered conversation: text pieces with their authors.
+"""Attribution of a rendered conversation: text pieces by role and content.
 
-1. The template renders the conversation whole.
-2. It renders it again with a mark in place of each content in turn: what
-   stands around the mark stands around the content, also where a template
-   trims the content, or shows only a part of it.
-3. What stands between two contents is cut where the conversation up to the
-   first of them ends; where that cannot be told, all of it is the second's.
+1. The template renders the whole conversation.
+2. It renders the conversation again with a mark in place of each content in
+   turn: the text around the mark surrounds the content, also if a template
+   trims the content or renders only a part of it.
+3. The text between two contents is split where the conversation up to the
+   first one ends; if that is unknown, it belongs to the second.
 """
 
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ from typing import NamedTuple, Protocol
 
 from posttrain import types
 
-_MARK = '\uf8ffcontent\uf8ff'  # private use: no template says this
+_MARK = '\uf8ffcontent\uf8ff'  # private-use characters: in no template
 
 
 class Rewritten(ValueError):
-  """A template shows earlier turns otherwise once later ones follow."""
+  """A template that renders earlier turns differently after later ones."""
 
 
 class Template(Protocol):
-  """Turns messages into text."""
+  """A chat template: messages to text."""
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages; `prompt`: with the header of an assistant turn."""
+    """Renders messages; with `prompt`, adds the header of an assistant turn."""
 
 
 class Piece(NamedTuple):
-  """Text, whose it is, and whether it is content or the template's."""
+  """A piece of rendered text with its attribution."""
 
   text: str
   role: str
-  is_content: bool = False
-  sampled: bool = False  # the policy would say it
-  message: int = -1  # its index; -1 = the header of a turn to come
+  is_content: bool = False  # False = template scaffold
+  sampled: bool = False  # the policy would sample it
+  message: int = -1  # its message's index; -1 = a generation prompt
 
 
 def pieces(
@@ -46,50 +46,51 @@ def pieces(
   start: int = 0,
   skip: int = 0,
 ) -> list[Piece]:
-  """Cuts what the messages from `start` on add to a conversation.
+  """Splits the text that the messages from `start` on add to a conversation.
 
   Args:
-    template: renders it.
-    messages: all of them.
-    text: what the template makes of them.
-    prompt: the text ends in the header of an assistant turn.
-    start: the first message that is asked for.
-    skip: characters of the text that are there already.
+    template: the template.
+    messages: the whole conversation.
+    text: its rendered text.
+    prompt: whether the text ends in the header of an assistant turn.
+    start: index of the first message to split.
+    skip: characters of the text that have been split before.
 
   Returns:
-    Pieces that make up text[skip:].
+    Pieces whose texts join to text[skip:].
 
   Raises:
-    ValueError: a content is not shown, or twice; names its message.
+    ValueError: a content is rendered not exactly once, or out of order; names
+      its message.
   """
-  found, at = [], skip
+  result, position = [], skip
   if start:
-    at = _end(template, messages, start - 1, text, skip, len(text))
+    position = _end(template, messages, start - 1, text, skip, len(text))
     role = messages[start - 1]['role']
-    found.append(Piece(text[skip:at], role, message=start - 1))
+    result.append(Piece(text[skip:position], role, message=start - 1))
   spans = [
     span(template, messages, i, text, prompt=prompt)
     for i in range(start, len(messages))
   ]
   for i, (begin, end) in enumerate(spans, start):
     role = messages[i]['role']
-    if begin is None:  # no content, and the template shows none
+    if begin is None:  # an empty content that is not rendered
       continue
     following = (a for a, _ in spans[i + 1 - start :] if a is not None)
     limit = next(following, len(text))
-    if not at <= begin <= end <= limit:
+    if not position <= begin <= end <= limit:
       raise ValueError(
         'config.tokenizer.chat_template must show contents in their order: '
         f'got that of messages[{i}] at {begin} to {end} of {text!r}'
       )
-    found += [
-      Piece(text[at:begin], role, message=i),
+    result += [
+      Piece(text[position:begin], role, message=i),
       Piece(text[begin:end], role, True, message=i),
     ]
-    at = _end(template, messages, i, text, end, limit)
-    found.append(Piece(text[end:at], role, message=i))
+    position = _end(template, messages, i, text, end, limit)
+    result.append(Piece(text[end:position], role, message=i))
   last = 'assistant' if prompt or not messages else messages[-1]['role']
-  return [*found, Piece(text[at:], last)]
+  return [*result, Piece(text[position:], last)]
 
 
 def span(
@@ -100,60 +101,61 @@ def span(
   *,
   prompt: bool = False,
 ) -> tuple[int | None, int | None]:
-  """Where in the text a message's content stands: (begin, end).
+  """Returns the range (begin, end) of a message's content within the text.
 
-  Of a content that the template trims or cuts: what is left of it. (None,
-  None) for an empty one that is not shown.
+  If the template trims or cuts the content, the range of its rest; (None,
+  None) for an empty content that is not rendered.
 
   Raises:
-    ValueError: a content is not shown, or twice.
+    ValueError: the content is rendered not exactly once.
   """
   content = messages[index]['content']
   marked = _marked(template, messages, index, _MARK, prompt)
-  shown = marked.count(_MARK)
-  if not shown and not content.strip():
+  count = marked.count(_MARK)
+  if not count and not content.strip():
     return None, None
-  if shown != 1:
+  if count != 1:
     raise ValueError(
       'config.tokenizer.chat_template must show each content once: it shows '
-      f'that of messages[{index}] ({messages[index]["role"]}) {shown} times'
+      f'that of messages[{index}] ({messages[index]["role"]}) {count} times'
     )
   before, _, after = marked.partition(_MARK)
-  for kept in (content, content.strip()):
-    if text == before + kept + after:
-      return len(before), len(before) + len(kept)
-  # Some look at how contents begin and end (Qwen3), and show other turns by it.
+  for variant in (content, content.strip()):
+    if text == before + variant + after:
+      return len(before), len(before) + len(variant)
+  # Some templates (Qwen3) read how a content begins and ends, and render other
+  # turns accordingly: both stay, with the mark in the middle.
   half = len(content) // 2
   head, tail = content[:half], content[half:]
   marked = _marked(template, messages, index, head + _MARK + tail, prompt)
-  at = marked.find(_MARK)
+  middle = marked.find(_MARK)
   for a, b in ((head, tail), (head.lstrip(), tail.rstrip())):
-    if marked == text[:at] + _MARK + text[at:] and (
-      text[:at].endswith(a) and text[at:].startswith(b)
+    if marked == text[:middle] + _MARK + text[middle:] and (
+      text[:middle].endswith(a) and text[middle:].startswith(b)
     ):
-      return at - len(a), at + len(b)
+      return middle - len(a), middle + len(b)
   begin = _common(before, text)
   return begin, len(text) - _common(after[::-1], text[begin:][::-1])
 
 
 def _marked(template, messages, index: int, content: str, prompt: bool) -> str:
-  """The text, with another content in place of one."""
+  """Renders the messages with another content in place of one."""
   other = {**messages[index], 'content': content}
   messages = (*messages[:index], other, *messages[index + 1 :])
   return template.text(messages, prompt)
 
 
 def _end(template, messages, index, text, low: int, high: int) -> int:
-  """Where a message ends, with what the template sets behind its content."""
+  """Returns where a message ends, including the scaffold after its content."""
   try:
-    upto = template.text(messages[: index + 1])
-  except ValueError:  # it takes no conversation that ends here
+    prefix = template.text(messages[: index + 1])
+  except ValueError:  # the template refuses conversations that end here
     return low
-  ends = text.startswith(upto) and low <= len(upto) <= high
-  return len(upto) if ends else low
+  ends = text.startswith(prefix) and low <= len(prefix) <= high
+  return len(prefix) if ends else low
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
-  """Length of the longest common beginning."""
+  """Returns the length of the longest common prefix."""
   pairs = enumerate(zip(a, b, strict=False))
   return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""What every message must be, whoever wrote it: a file or an environment."""
+"""The check of a message's form, for files and environments."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ from posttrain import types
 
 
 def check(message: Any, place: str) -> None:
-  """Refuses what is no message.
+  """Checks that a value is a message.
 
   Args:
-    message: must be a mapping with a role of `types.ROLES` and a text.
-    place: names it in the error, such as 'rows.jsonl:3: messages[0]'.
+    message: must be a mapping with a role of `types.ROLES` and a str content.
+    place: its name in the error, such as 'rows.jsonl:3: messages[0]'.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: the value is no message.
   """
   if not isinstance(message, Mapping):
     raise ValueError(

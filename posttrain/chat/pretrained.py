@@ -1,11 +1,11 @@
-"""What a HuggingFace directory says of its text: tokens, template, stops.
+"""Text settings of a HuggingFace directory: tokenizer, template, stop tokens.
 
     tokenizer.json                               the tokenizer
     tokenizer_config.json                        its special tokens by role
     chat_template.jinja, or in tokenizer_config  the chat template, if any
     generation_config.json, or config.json       the tokens that end a turn
 
-What the config says goes before what the directory says.
+The run's config overrides the directory.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from posttrain import schema
 from posttrain.chat import templates, tokenizers
@@ -31,21 +31,20 @@ _MARK = '\uf8ffanswer\uf8ff'
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
-  """What a renderer is made of."""
+class TextSettings:
+  """The arguments of a renderer."""
 
-  tokenizer: schema.Tokenizer  # a file, with eos and pad told
+  tokenizer: schema.Tokenizer  # names a file, with eos and pad resolved
   template: str | None  # None = the built-in one
   stop_ids: tuple[int, ...] = ()  # besides eos
   variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def resolve(cfg: schema.Tokenizer) -> Text:
-  """Finds what the config and, if it names one, the directory say.
+def resolve(cfg: schema.Tokenizer) -> TextSettings:
+  """Reads the settings of the config and of the directory that it may name.
 
-  Eos is, of the tokens that the directory lets a turn end with, the one with
-  which its template closes an assistant turn; without a template, its
-  eos_token.
+  Eos is the one of the directory's stop tokens with which its template closes
+  an assistant turn; without a template, the directory's eos_token.
 
   Raises:
     ValueError: a file is missing or has another form; names it.
@@ -57,16 +56,16 @@ def resolve(cfg: schema.Tokenizer) -> Text:
   folder = cfg.path and pathlib.Path(cfg.path).expanduser()
   if not folder or not folder.is_dir():
     _check_read(template, variables)
-    return Text(cfg, template, (), variables)
+    return TextSettings(cfg, template, (), variables)
   file = folder / 'tokenizer.json'
   if not file.is_file():
     raise ValueError(
       f'config.tokenizer.path must hold a tokenizer.json: got {cfg.path!r}, '
       'which has none (other formats are not read)'
     )
-  about = _json(folder / 'tokenizer_config.json')
-  special = _special(folder / 'tokenizer_config.json', about)
-  template = template or _template(folder, about)
+  metadata = _json(folder / 'tokenizer_config.json')
+  special = _special(folder / 'tokenizer_config.json', metadata)
+  template = template or _template(folder, metadata)
   _check_read(template, variables)
   variables = {**special, **variables}
   stops = stop_ids(folder)
@@ -75,37 +74,47 @@ def resolve(cfg: schema.Tokenizer) -> Text:
     eos = _closing(template, variables, file, stops)
   if pad is None and special.get('pad_token') != eos:
     pad = special.get('pad_token')
-  told = dataclasses.replace(cfg, path=str(file), eos=eos, pad=pad)
-  return Text(told, template, stops, variables)
+  tokenizer = dataclasses.replace(cfg, path=str(file), eos=eos, pad=pad)
+  return TextSettings(tokenizer, template, stops, variables)
 
 
-def write(renderer, folder: str | pathlib.Path) -> None:
-  """Writes what makes a directory speak as a renderer does.
+class Renderer(Protocol):
+  """The attributes of `renderer.Renderer` that `write` reads."""
 
-  A directory that does so already is left as it is. Variables of the template
-  are set at its head, but for the day: other tools have a clock.
+  tokenizer: tokenizers.Tokenizer
+  template: str | None
+  stop_ids: tuple[int, ...]
+  variables: Mapping[str, Any]
+
+
+def write(renderer: Renderer, folder: str | pathlib.Path) -> None:
+  """Writes the files by which other tools render as a renderer does.
+
+  Leaves a directory that has equivalent files unchanged. Sets the template's
+  variables in its first lines, except `today`: other tools have a clock.
 
   Args:
-    renderer: a `renderer.Renderer`.
-    folder: an existing one.
+    renderer: the renderer.
+    folder: an existing folder.
   """
   folder, tokenizer = pathlib.Path(folder), renderer.tokenizer
   variables = renderer.variables
   file = folder / 'tokenizer.json'
   if file.is_file() and file.read_bytes() == tokenizer.content:
-    found = resolve(schema.Tokenizer(path=str(folder)))
+    old = resolve(schema.Tokenizer(path=str(folder)))
     if renderer.template is not None and (
-      (found.template, found.tokenizer.eos, dict(found.variables))
+      (old.template, old.tokenizer.eos, dict(old.variables))
       == (renderer.template, tokenizer.eos, dict(variables))
     ):
       return
-  given = {k: v for k, v in variables.items() if k not in (*_SPECIAL, 'today')}
+  values = {k: v for k, v in variables.items() if k not in (*_SPECIAL, 'today')}
   template = renderer.template
-  if template is None:  # its bos is what the tokenizer begins a text with
+  if template is None:  # its bos is the tokenizer's
     template = templates.BUILT_IN_JINJA
-    given = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
+    values = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
   head = ''.join(
-    f'{{% set {name} = {_literal(value)} %}}\n' for name, value in given.items()
+    f'{{% set {name} = {_literal(value)} %}}\n'
+    for name, value in values.items()
   )
   file.write_bytes(tokenizer.content)
   (folder / 'chat_template.jinja').write_text(head + template)
@@ -132,7 +141,7 @@ def _update(path: pathlib.Path, values: dict[str, Any]) -> None:
 
 
 def _check_read(template: str | None, variables: Mapping[str, Any]) -> None:
-  """Refuses variables that a template does not look at."""
+  """Raises ValueError for a variable that the template does not read."""
   reads = set()
   if template is not None:
     reads = set(templates.Jinja(template, {}).reads)
@@ -145,15 +154,15 @@ def _check_read(template: str | None, variables: Mapping[str, Any]) -> None:
 
 
 def _literal(value: Any) -> str:
-  """A JSON value as Jinja writes it."""
+  """Returns a JSON value as a Jinja literal."""
   return 'none' if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def check(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
-  """Refuses a directory whose tokens are others; one without says nothing.
+  """Checks a directory's tokenizer.json, if it has one, against a tokenizer.
 
   Raises:
-    ValueError: its tokenizer.json is another file.
+    ValueError: the files differ.
   """
   file = pathlib.Path(folder) / 'tokenizer.json'
   if not file.is_file():
@@ -161,9 +170,9 @@ def check(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
   digest = hashlib.sha256(file.read_bytes()).hexdigest()
   if digest != tokenizer.digest:
     raise ValueError(
-      f'config.tokenizer.path must name the tokenizer of {folder}, whose '
-      'tokens its weights know: it is another one; '
-      f'--config.tokenizer.path={folder} takes it, and its template'
+      f'config.tokenizer.path must name the tokenizer of {folder}, with which '
+      'its weights were trained: got another one; '
+      f'--config.tokenizer.path={folder} sets it, and its template'
     )
 
 
@@ -173,11 +182,11 @@ def _closing(
   file: pathlib.Path,
   stops: tuple[int, ...],
 ) -> str | None:
-  """The token that closes an assistant turn; None if nothing is known.
+  """Returns the token that closes an assistant turn; None if unknown.
 
-  One of those that end a generation, if the template sets one behind an
-  answer; else the first special token there (a base model may have a chat
-  template, but end its texts with something else).
+  It is a stop token, if the template has one after an answer; otherwise the
+  first special token there (a base model may have a chat template, but end its
+  texts with another token).
   """
   added = _json(file).get('added_tokens') or []
   ends = [x['content'] for x in added if x['id'] in stops]
@@ -189,14 +198,14 @@ def _closing(
   answer = {'role': 'assistant', 'content': _MARK}
   try:
     text = templates.Jinja(template, variables).text((question, answer))
-  except ValueError:  # it says so again, to who renders
+  except ValueError:  # rendering will raise it again
     return next(iter(ends), None)
   rest = text.partition(_MARK)[2]
   special = [x['content'] for x in added if x.get('special')]
-  for known in (ends, special):
-    found = {rest.index(x): x for x in known if x in rest}
-    if found:
-      return found[min(found)]
+  for candidates in (ends, special):
+    positions = {rest.index(x): x for x in candidates if x in rest}
+    if positions:
+      return positions[min(positions)]
   return next(iter(ends), None)
 
 
@@ -205,65 +214,65 @@ def _template_file(name: str) -> str:
   if not path.is_file():
     raise ValueError(
       'config.tokenizer.chat_template must name an existing file: got '
-      f'{name!r}; None means that of the directory, or the built-in one'
+      f"{name!r}; None means the directory's template, or the built-in one"
     )
   return path.read_text()
 
 
-def _template(folder: pathlib.Path, about: Mapping[str, Any]) -> str | None:
+def _template(folder: pathlib.Path, metadata: Mapping[str, Any]) -> str | None:
   file = folder / 'chat_template.jinja'
   if file.is_file():
     return file.read_text()
-  found = _json(folder / 'chat_template.json').get('chat_template')
-  found = found or about.get('chat_template')
-  if not isinstance(found, list):
-    return found
-  named = {entry['name']: entry['template'] for entry in found}
-  if 'default' not in named:
+  template = _json(folder / 'chat_template.json').get('chat_template')
+  template = template or metadata.get('chat_template')
+  if not isinstance(template, list):
+    return template
+  by_name = {entry['name']: entry['template'] for entry in template}
+  if 'default' not in by_name:
     raise ValueError(
       f'{folder}/tokenizer_config.json must have a chat template named '
-      f"'default': got {sorted(named)}; set config.tokenizer.chat_template"
+      f"'default': got {sorted(by_name)}; set config.tokenizer.chat_template"
     )
-  return named['default']
+  return by_name['default']
 
 
 def stop_ids(folder: str | pathlib.Path) -> tuple[int, ...]:
-  """What generation may end with: nothing known is ()."""
+  """Returns the stop tokens of a directory; () if unknown."""
   for name in ('generation_config.json', 'config.json'):
     path = pathlib.Path(folder) / name
-    found = _json(path).get('eos_token_id')
-    if found is None:
+    value = _json(path).get('eos_token_id')
+    if value is None:
       continue
-    ids = found if isinstance(found, list) else [found]
+    ids = value if isinstance(value, list) else [value]
     if not all(type(i) is int and i >= 0 for i in ids):
       raise ValueError(
         f'{path}: eos_token_id must be a token id, or a list of them: got '
-        f'{found!r}'
+        f'{value!r}'
       )
     return tuple(ids)
   return ()
 
 
-def _special(path: pathlib.Path, about: Mapping[str, Any]) -> dict[str, str]:
-  """Special tokens by their roles."""
-  found = {}
+def _special(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, str]:
+  """Returns special tokens by role, such as eos_token."""
+  by_role = {}
   for role in _SPECIAL:
-    value = about.get(role)
+    value = metadata.get(role)
     value = value.get('content') if isinstance(value, Mapping) else value
     if value is not None and not isinstance(value, str):
-      raise ValueError(f'{path}: {role} must be a text: got {about[role]!r}')
-    found |= {role: value} if value else {}
-  return found
+      raise ValueError(f'{path}: {role} must be a text: got {metadata[role]!r}')
+    by_role |= {role: value} if value else {}
+  return by_role
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
-  """The object in a file; {} where there is none."""
+  """Reads the JSON object in a file; {} if there is no file."""
   if not path.is_file():
     return {}
   try:
-    found = json.loads(path.read_text())
+    value = json.loads(path.read_text())
   except json.JSONDecodeError as error:
     raise ValueError(f'{path} must be JSON: {error}') from error
-  if not isinstance(found, dict):
-    raise ValueError(f'{path} must hold a JSON object: got {found!r:.60}')
-  return found
+  if not isinstance(value, dict):
+    raise ValueError(f'{path} must hold a JSON object: got {value!r:.60}')
+  return value

@@ -1,4 +1,4 @@
-"""Token ids of a conversation, with whose each of them is.
+"""Token ids of a conversation, with role and content per token.
 
 Axes: T tokens.
 """
@@ -19,18 +19,18 @@ class Rendered:
   ids: np.ndarray  # i32
   roles: np.ndarray  # i8, index into types.ROLES
   is_content: np.ndarray  # bool, False on template scaffold
-  sampled: np.ndarray  # bool, what the policy sampled, or is to imitate
-  messages: np.ndarray  # i32, of which message; -1 = sampled, or a header
-  text: str = ''  # what the ids stand for, but those that were sampled last
-  # The last assistant turn is not closed: a generation prompt comes last, or
-  # sampled ids follow it.
+  sampled: np.ndarray  # bool, tokens sampled by the policy, or demonstrated
+  messages: np.ndarray  # i32, index of the message; -1 = sampled, or a header
+  text: str = ''  # the text of the ids, without a completion at the end
+  # Whether the last assistant turn is not closed: the ids end in a generation
+  # prompt, or in a completion after one.
   open: bool = False
 
   def __len__(self) -> int:
     return len(self.ids)
 
   @property
-  def spoken(self) -> bool:
+  def ends_in_completion(self) -> bool:
     """Whether sampled ids follow the generation prompt."""
     return self.open and len(self) > 0 and bool(self.sampled[-1])
 
@@ -45,7 +45,7 @@ EMPTY = Rendered(
 
 
 def join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
-  """One behind the other; `text` and `open` are those of the whole."""
+  """Concatenates pieces; `text` and `open` are those of the result."""
   return Rendered(
     *(
       np.concatenate([getattr(piece, field) for piece in pieces])
@@ -56,18 +56,18 @@ def join(pieces: Sequence[Rendered], text: str, *, open: bool) -> Rendered:
   )
 
 
-def lay(
+def from_pieces(
   pieces: Sequence[layout.Piece], ids: Sequence[Sequence[int]]
 ) -> Rendered:
-  """Lays out pieces, each with its token ids; without their text."""
-  lengths = [len(some) for some in ids]
+  """Builds the arrays of pieces, from the token ids of each; without text."""
+  lengths = [len(piece_ids) for piece_ids in ids]
 
-  # All at once: a turn has many pieces, of a few tokens each.
+  # One array for all: a turn has many pieces of a few tokens each.
   def spread(values, kind) -> np.ndarray:
     return np.repeat(np.array(list(values), kind), lengths)
 
   return Rendered(
-    ids=np.array([i for some in ids for i in some], np.int32),
+    ids=np.array([i for piece_ids in ids for i in piece_ids], np.int32),
     roles=spread((types.ROLES.index(p.role) for p in pieces), np.int8),
     is_content=spread((p.is_content for p in pieces), bool),
     sampled=spread((p.sampled for p in pieces), bool),

@@ -1,12 +1,12 @@
 """Messages -> token ids, with role, content and sampled attribution.
 
-1. A template makes text of a conversation; `layout` cuts it into pieces by
-   author, content and scaffold.
-2. Each piece is tokenized on its own and never again: what a later turn adds
-   cannot change an earlier id, whatever the tokenizer merges.
-3. A template may show earlier turns otherwise once others follow (reasoning
-   models' forget thoughts). Nothing is appended then: `extend` raises
-   `Rewritten`, and the conversation goes on as a new sample.
+1. A template renders a conversation as text; `layout` splits it into pieces by
+   role, content and scaffold.
+2. Each piece is tokenized once and on its own: later turns cannot change
+   earlier ids, whatever the tokenizer merges.
+3. A template may render earlier turns differently once others follow (those of
+   reasoning models drop thoughts). Then `extend` raises `Rewritten`, and the
+   conversation continues as a new sample.
 
 Axes: T tokens.
 """
@@ -28,26 +28,31 @@ EMPTY, Rendered = tokens.EMPTY, tokens.Rendered
 
 
 def load(cfg: schema.Tokenizer) -> 'Renderer':
-  """Makes tokenizer and template of the config.
+  """Builds the renderer of the config.
 
   Raises:
     ValueError: see `tokenizers.load` and `pretrained.resolve`.
   """
-  found = pretrained.resolve(cfg)
+  settings = pretrained.resolve(cfg)
   return Renderer(
-    tokenizers.load(found.tokenizer),
-    found.template,
-    found.stop_ids,
-    found.variables,
+    tokenizers.load(settings.tokenizer),
+    settings.template,
+    settings.stop_ids,
+    settings.variables,
   )
 
 
 def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
-  """Refuses to read a checkpoint's ids as other texts.
+  """Checks that a renderer is that of a checkpoint.
 
   Args:
-    ours, theirs: fingerprints of the renderer at hand, and of the checkpoint's.
-    what, where: name in the error where ours is from, and the checkpoint.
+    ours: the renderer's fingerprint.
+    theirs: the checkpoint's fingerprint.
+    what: name of the renderer in the error.
+    where: name of the checkpoint in the error.
+
+  Raises:
+    ValueError: the fingerprints differ.
   """
   if ours != theirs:
     raise ValueError(
@@ -58,7 +63,7 @@ def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
 
 
 class Renderer:
-  """Renders conversations with one tokenizer and one template."""
+  """A tokenizer and a template, which render conversations."""
 
   def __init__(
     self,
@@ -67,23 +72,23 @@ class Renderer:
     stop_ids: Sequence[int] = (),
     variables: Mapping[str, Any] | None = None,
   ):
-    """Makes a renderer.
+    """Compiles the template.
 
     Args:
       tokenizer: its eos ends assistant turns.
-      template: source of a Jinja chat template; None = built in.
+      template: source of a Jinja chat template; None = the built-in one.
       stop_ids: tokens that end a turn besides eos.
-      variables: what a Jinja template is shown; None = bos and eos.
+      variables: variables of a Jinja template, besides bos and eos.
     """
     self.tokenizer, self.template = tokenizer, template
     self.variables = variables or {}
     self.stop_ids = tuple(dict.fromkeys((tokenizer.eos_id, *stop_ids)))
     names = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
-    # sha256, hex: two equal ones render equal messages to equal ids.
+    # sha256, hex; equal fingerprints render equal messages to equal ids.
     self.fingerprint = _fingerprint(
       tokenizer.fingerprint, template, self.stop_ids[1:], self.variables
     )
-    self.rows = tokenizer.vocab_size
+    self.embedding_rows = tokenizer.vocab_size
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
     self._template: layout.Template = (
       templates.BuiltIn(tokenizer.bos, tokenizer.eos)
@@ -92,14 +97,13 @@ class Renderer:
     )
 
   def fit(self, rows: int) -> None:
-    """Renders for a model with so many rows of embeddings.
+    """Sets the number of embedding rows of the model.
 
-    A tokenizer may have more special tokens than a model that shares it
-    (Gemma 3's text models have no row for images): they are refused where they
-    are used.
+    A tokenizer may have more special tokens than the model (Gemma 3's text
+    models have no row for images): messages with them are refused.
 
     Raises:
-      ValueError: the model cannot hold the text of the tokenizer.
+      ValueError: the rows do not cover the tokenizer's plain text.
     """
     needed = max(self.tokenizer.text_size, *(i + 1 for i in self.stop_ids))
     if rows < needed:
@@ -107,7 +111,7 @@ class Renderer:
         f"config.model.vocab_size must hold the tokenizer's {needed} tokens: "
         f'got {rows}'
       )
-    self.rows = rows
+    self.embedding_rows = rows
 
   def render(
     self,
@@ -115,14 +119,14 @@ class Renderer:
     *,
     add_generation_prompt: bool = False,
   ) -> Rendered:
-    """Renders a whole conversation as the template shows it; all is given.
+    """Renders a whole conversation; no token of it is `sampled`.
 
     Args:
       messages: the turns; roles of `types.ROLES`, contents of type str.
-      add_generation_prompt: append the header of an assistant turn.
+      add_generation_prompt: whether to append the header of an assistant turn.
 
     Raises:
-      ValueError: a message has another form, or the template refuses.
+      ValueError: a message has another form, or the template raises an error.
     """
     return self.extend(
       EMPTY, (), messages, add_generation_prompt=add_generation_prompt
@@ -136,28 +140,28 @@ class Renderer:
     *,
     add_generation_prompt: bool = False,
   ) -> Rendered:
-    """Appends what `new` adds; the ids already there stay as they are.
+    """Appends the ids of new messages; leaves the ids before unchanged.
 
-    `extend(render(a), a, b) == render(a + b)`, also when `render(a)` ends in
-    a generation prompt and b begins with the assistant's turn; unless the
+    `extend(render(a), a, b) == render(a + b)`, also if `render(a)` ends in a
+    generation prompt and b begins with the assistant's turn; unless the
     template rewrites a.
 
     Args:
-      rendered: what stands for `messages`. Where it ends in sampled ids
-        (`append`), the last of `messages` is that assistant turn; it is
-        closed first, with an unsampled eos if it was cut off.
+      rendered: the ids of `messages`. If it ends in a completion (`append`),
+        the last of `messages` is that assistant turn; it is closed first, with
+        an unsampled eos if it was truncated.
       messages: the turns that `rendered` covers.
       new: the turns to append.
-      add_generation_prompt: append the header of an assistant turn.
+      add_generation_prompt: whether to append the header of an assistant turn.
 
     Raises:
-      Rewritten: with `new`, the template shows `messages` otherwise.
+      Rewritten: with `new`, the template renders `messages` differently.
       ValueError: as `render`.
     """
     messages, start = (*messages, *new), len(messages)
     for index, message in enumerate(messages[start:], start):
       forms.check(message, f'messages[{index}]')
-    if rendered.open and not rendered.spoken and not new:
+    if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
     text = self._template.text(messages, add_generation_prompt)
     skip = self._covered(rendered, messages[:start], text)
@@ -186,7 +190,7 @@ class Renderer:
     assert rendered.open, 'sampled ids follow a generation prompt'
     ids = np.asarray(ids, np.int32)
     content = np.ones(len(ids), bool)
-    for stop in self.stop_ids:  # a few: `np.isin` takes ten times as long
+    for stop in self.stop_ids:  # few; `np.isin` takes ten times as long
       content &= ids != stop
     return tokens.join(
       [
@@ -206,19 +210,22 @@ class Renderer:
   def demonstrate(
     self, messages: Sequence[types.Message], given: int = 0
   ) -> list[Rendered]:
-    """Renders what is to be imitated: assistant turns, each in one sample.
+    """Renders a demonstration, with the assistant turns marked as `sampled`.
 
-    Such a turn is `sampled` from behind its generation prompt up to and with
-    its eos. A template that rewrites earlier turns begins another sample,
-    whose earlier turns are as it shows them then, and given. What follows the
-    last assistant turn is left out.
+    A turn is `sampled` from after its generation prompt up to and including
+    its eos. If the template rewrites earlier turns, a new sample begins, in
+    which the earlier turns are rendered anew and not `sampled`. Messages after
+    the last assistant turn are left out.
 
     Args:
       messages: the conversation.
-      given: so many messages are only given.
+      given: number of leading messages that are not to be imitated.
+
+    Returns:
+      The samples; each assistant turn is `sampled` in exactly one.
 
     Raises:
-      ValueError: as `render`; or the template gives a turn another header
+      ValueError: as `render`; or the template opens a turn with another header
         than its generation prompt, or closes it without a stop token.
     """
     samples, done = [EMPTY], 0
@@ -236,18 +243,20 @@ class Renderer:
       except Rewritten:
         samples.append(EMPTY)
         opened = self.render(messages[:index], add_generation_prompt=True)
-      samples[-1] = self._say(opened, tuple(messages[: index + 1]))
+      samples[-1] = self._append_turn(opened, tuple(messages[: index + 1]))
       done = index + 1
     return samples if done else []
 
-  def _say(self, opened: Rendered, messages: types.Messages) -> Rendered:
-    """Appends the last message, as a turn that the policy would sample."""
+  def _append_turn(
+    self, opened: Rendered, messages: types.Messages
+  ) -> Rendered:
+    """Appends the last message as a turn that the policy would sample."""
     text, start = self._template.text(messages), len(opened.text)
     if not text.startswith(opened.text):
       raise ValueError(
-        'config.tokenizer.chat_template must open an assistant turn as it '
-        f'prompts for one: got {text!r}, expected it to begin with '
-        f'{opened.text!r}; such a template cannot be imitated'
+        'config.tokenizer.chat_template must open an assistant turn with its '
+        f'generation prompt: got {text!r}, expected it to begin with '
+        f'{opened.text!r}; demonstrations need another template'
       )
     begin, end = layout.span(self._template, messages, len(messages) - 1, text)
     begin, end = max(begin or start, start), max(end or start, start)
@@ -262,14 +271,14 @@ class Renderer:
         f'config.tokenizer.eos: got {text[end:]!r}, expected one of '
         f'{self._stops} in it'
       )
-    over = min(ends)
+    after = min(ends)
     return self._encode(
       [opened],
       [
         layout.Piece(text[start:begin], 'assistant', sampled=True),
         layout.Piece(text[begin:end], 'assistant', True, sampled=True),
-        layout.Piece(text[end:over], 'assistant', sampled=True),
-        layout.Piece(text[over:], 'assistant'),
+        layout.Piece(text[end:after], 'assistant', sampled=True),
+        layout.Piece(text[after:], 'assistant'),
       ],
       text,
       open=False,
@@ -278,24 +287,24 @@ class Renderer:
   def _covered(
     self, rendered: Rendered, messages: types.Messages, text: str
   ) -> int | None:
-    """Characters of the text that the ids stand for; None = it is another.
+    """Returns how much of the text the ids cover, None if it differs.
 
-    Sampled ids stand for their text; a template may show it with other space
-    around it.
+    Sampled ids cover their own text; a template may render it with other
+    whitespace around it.
     """
     start, rest = len(rendered.text), text[len(rendered.text) :]
     if not text.startswith(rendered.text):
       return None
-    if not rendered.spoken:
+    if not rendered.ends_in_completion:
       return start
     content, space = messages[-1]['content'], len(rest) - len(rest.lstrip())
-    for lead, said in (
+    for lead, completion in (
       (0, content),
       (0, content.strip()),
       (space, content.strip()),
     ):
-      end = start + lead + len(said)
-      if not rest.startswith(said, lead):
+      end = start + lead + len(completion)
+      if not rest.startswith(completion, lead):
         continue
       if rendered.ids[-1] not in self.stop_ids:
         return end
@@ -314,17 +323,17 @@ class Renderer:
   ) -> Rendered:
     """Tokenizes pieces, each on its own, and appends them."""
     scaffold, content = self.tokenizer.encode_scaffold, self.tokenizer.encode
-    found = [
+    piece_ids = [
       (content if piece.is_content else scaffold)(piece.text)
       for piece in pieces
     ]
-    for piece, ids in zip(pieces, found, strict=True):
-      if max(ids, default=0) >= self.rows:
+    for piece, ids in zip(pieces, piece_ids, strict=True):
+      if max(ids, default=0) >= self.embedding_rows:
         raise ValueError(
-          'messages must be made of tokens that the model has rows for: got '
+          'messages must consist of tokens that the model has rows for: got '
           f'{self.tokenizer.text(max(ids))!r} in {piece.text!r}'
         )
-    new = tokens.lay(pieces, found)
+    new = tokens.from_pieces(pieces, piece_ids)
     return tokens.join([*before, new], text, open=open)
 
 

@@ -1,11 +1,11 @@
 """Chat templates: messages -> text; the built-in one and HuggingFace's Jinja.
 
-Jinja runs in a sandbox. A template sees what transformers shows it
-(`messages`, `tools`, `add_generation_prompt`, the tokenizer's special tokens,
-and what `config.tokenizer.template_variables` adds) but no clock, so that a run
-is the same on every day: `strftime_now` tells the variable `today`, such as
-2025-01-31, and is undefined without it. Many templates have a date of their
-own for that.
+Jinja runs in a sandbox. A template can read the variables of transformers
+(`messages`, `tools`, `add_generation_prompt`, the tokenizer's special tokens)
+and those of `config.tokenizer.template_variables`, but no clock, so that runs
+do not depend on the date: `strftime_now` formats the variable `today`, such as
+2025-01-31, and is undefined without it. Many templates then have a default
+date.
 """
 
 import datetime
@@ -15,12 +15,11 @@ from typing import Any
 
 from posttrain import types
 
-# For every role. {end} is the tokenizer's eos; the markers are single ids
-# where the tokenizer has them as special tokens (the byte tokenizer does), and
-# ordinary text where not. A conversation begins with the tokenizer's bos, where
-# there is one.
+# For every role. {end} is the tokenizer's eos; the markers are single ids if
+# the tokenizer has them as special tokens (the byte tokenizer does), otherwise
+# ordinary text. A conversation begins with the tokenizer's bos, if it has one.
 BUILT_IN = '<|{role}|>{content}{end}'
-# The same for tools that know Jinja only.
+# The same template in Jinja, for other tools.
 BUILT_IN_JINJA = (
   "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>"
   "{{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -29,18 +28,18 @@ BUILT_IN_JINJA = (
 
 
 class BuiltIn:
-  """`BUILT_IN`."""
+  """The built-in template, `BUILT_IN`."""
 
   def __init__(self, bos: str, eos: str):
     self._bos, self._eos = bos, eos
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages; `prompt`: with the header of an assistant turn.
+    """Renders messages; with `prompt`, adds the header of an assistant turn.
 
     Raises:
-      ValueError: a message is more than text.
+      ValueError: a message has tool calls.
     """
-    said = ''
+    text = ''
     for index, message in enumerate(messages):
       if message.get('tool_calls'):
         raise ValueError(
@@ -48,25 +47,33 @@ class BuiltIn:
           'template: got tool_calls; write the call into content, or set '
           'config.tokenizer.chat_template'
         )
-      said += BUILT_IN.format(
+      text += BUILT_IN.format(
         role=message['role'], content=message['content'], end=self._eos
       )
     if prompt:
-      said += BUILT_IN.partition('{content}')[0].format(role='assistant')
-    return self._bos + said if said else said
+      text += BUILT_IN.partition('{content}')[0].format(role='assistant')
+    return self._bos + text if text else text
 
 
 class Jinja:
   """A chat template, in jinja2's sandbox."""
 
   def __init__(self, source: str, variables: Mapping[str, Any]):
-    """Args: source: the template; variables: such as bos_token."""
-    import jinja2.ext  # here, because the built-in template does without
+    """Compiles a template.
+
+    Args:
+      source: the template's source.
+      variables: variables to render with, such as bos_token.
+
+    Raises:
+      ValueError: the source is no Jinja template.
+    """
+    import jinja2.ext  # here: the built-in template does not need it
     import jinja2.meta
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-      """`{% generation %}` marks what is trained; here that is known."""
+      """`{% generation %}` marks trained text; ignored, `layout` finds it."""
 
       tags = frozenset(['generation'])
 
@@ -101,10 +108,10 @@ class Jinja:
     raise self._error(message)
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages; `prompt`: with the header of an assistant turn.
+    """Renders messages; with `prompt`, adds the header of an assistant turn.
 
     Raises:
-      ValueError: the template refuses them.
+      ValueError: the template raises an error.
     """
     try:
       return self._template.render(
@@ -112,16 +119,16 @@ class Jinja:
         add_generation_prompt=prompt,
         **{'tools': None, 'documents': None, **self._variables},
       )
-    except Exception as error:  # whatever a program of others may raise
+    except Exception as error:  # a template may raise any error
       hint = ''
       if 'strftime_now' in str(error):
         hint = (
-          '; it asks for the date, which config.tokenizer.template_variables'
-          '=\'{"today": "2025-01-31"}\' would tell it'
+          '; it reads the date, which config.tokenizer.template_variables'
+          '=\'{"today": "2025-01-31"}\' sets'
         )
       raise ValueError(
         'messages must be ones that config.tokenizer.chat_template renders: '
-        f'got roles {[m["role"] for m in messages]}; it says: {error}{hint}'
+        f'got roles {[m["role"] for m in messages]}; its error: {error}{hint}'
       ) from error
 
 

@@ -2,7 +2,7 @@
 
 `encode` reads its argument as plain text: a literal '<|end|>' inside a
 message never becomes the special id, so content cannot forge a turn. Only
-`encode_scaffold`, which the renderer calls on template text, sees specials.
+`encode_scaffold`, which the renderer calls on template text, encodes specials.
 """
 
 import functools
@@ -27,17 +27,17 @@ SPECIALS = (
 
 
 class Tokenizer(Protocol):
-  """What the rest of the program knows of a tokenizer."""
+  """A tokenizer with its special tokens."""
 
   vocab_size: int  # special tokens included
-  text_size: int  # what plain text is made of
+  text_size: int  # one past the largest id of plain text
   eos: str  # text of eos_id; ends an assistant turn
   eos_id: int
   pad_id: int  # never eos_id
-  bos: str  # '' where there is none
+  bos: str  # '' = none
   bos_id: int | None
-  fingerprint: str  # sha256, hex: two equal ones give equal ids
-  content: bytes  # of a tokenizer.json that says the same
+  fingerprint: str  # sha256, hex; equal fingerprints give equal ids
+  content: bytes  # of an equivalent tokenizer.json
   digest: str  # sha256, hex, of the content; eos and pad may differ
 
   def encode(self, text: str) -> list[int]:
@@ -50,18 +50,18 @@ class Tokenizer(Protocol):
     """Returns the text; special ids are skipped, broken UTF-8 is replaced."""
 
   def special_id(self, text: str) -> int | None:
-    """Returns the id of a special token; None where there is no such."""
+    """Returns the id of a special token; None if it is none."""
 
   def text(self, token_id: int) -> str | None:
-    """Returns a special token as template text has it; None if unknown."""
+    """Returns the text of a special token in templates; None if unknown."""
 
 
 def load(cfg: schema.Tokenizer) -> Tokenizer:
-  """Makes the tokenizer that the config names.
+  """Builds the tokenizer that the config names.
 
   Raises:
     ValueError: the file is missing or no tokenizer.json; `eos` is unknown or
-      not given; `pad` is unknown or equal to eos.
+      missing; `pad` is unknown or equal to eos.
   """
   if cfg.path is None:
     return Bytes(cfg.eos, cfg.pad)
@@ -69,7 +69,7 @@ def load(cfg: schema.Tokenizer) -> Tokenizer:
 
 
 class Bytes:
-  """Ids 0 to 255 are the bytes of UTF-8; then `SPECIALS`; needs no file."""
+  """The byte tokenizer: ids 0 to 255 are UTF-8 bytes, then `SPECIALS`."""
 
   bos = ''
   bos_id = None
@@ -81,8 +81,8 @@ class Bytes:
     # A multiple of 8 suits the hardware; the ids above 261 are never used.
     self.vocab_size = -(-(256 + len(SPECIALS)) // 8) * 8
     self.eos = '<|end|>' if eos is None else eos
-    self.eos_id = _known(self.special_id(self.eos), 'eos', eos, SPECIALS)
-    self.pad_id = _known(
+    self.eos_id = _check_id(self.special_id(self.eos), 'eos', eos, SPECIALS)
+    self.pad_id = _check_id(
       self.special_id(pad or '<|pad|>'), 'pad', pad, SPECIALS
     )
     _check_pad(self.pad_id, self.eos_id, self.eos)
@@ -92,24 +92,24 @@ class Bytes:
 
   @functools.cached_property
   def content(self) -> bytes:
-    """As the library does bytes: a printable character stands for each."""
+    """A tokenizer.json, with the library's printable character per byte."""
     import tokenizers as library
 
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [i for i in range(256) if i not in visible]
-    shown = {i: chr(i) for i in visible}
-    shown |= {byte: chr(256 + i) for i, byte in enumerate(hidden)}
-    made = library.Tokenizer(
+    characters = {i: chr(i) for i in visible}
+    characters |= {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    tokenizer = library.Tokenizer(
       library.models.BPE(
-        vocab={text: byte for byte, text in shown.items()}, merges=[]
+        vocab={text: byte for byte, text in characters.items()}, merges=[]
       )
     )
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(
       add_prefix_space=False, use_regex=False
     )
-    made.decoder = library.decoders.ByteLevel()
-    made.add_special_tokens(list(SPECIALS))
-    return made.to_str().encode()
+    tokenizer.decoder = library.decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return tokenizer.to_str().encode()
 
   @functools.cached_property
   def digest(self) -> str:
@@ -153,14 +153,14 @@ class File:
     special = set(self._specials.values())
     self.text_size = 1 + max(set(self._ids.values()) - special, default=0)
     self.eos = eos
-    self.eos_id = _known(self._ids.get(eos), 'eos', eos, self._specials)
+    self.eos_id = _check_id(self._ids.get(eos), 'eos', eos, self._specials)
     if self.eos_id in self.encode(eos):
       raise ValueError(
         'config.tokenizer.eos must not be spelled by ordinary text: got '
         f'{eos!r}, which plain text encodes to; name a special token'
       )
     self.pad_id = self._pad(pad)
-    # The file's own post-processor knows the token that opens a text.
+    # The file's post-processor adds the token that opens a text.
     opening = self._marking.encode('', add_special_tokens=True).ids[:1]
     self.bos_id = next((i for i in opening if i != self.eos_id), None)
     self.bos = (
@@ -176,19 +176,19 @@ class File:
       )
 
   def _library(self, eos: str | None):
-    import tokenizers  # here, because bytes do without
+    import tokenizers  # here: the byte tokenizer does not need it
 
     try:
-      made = tokenizers.Tokenizer.from_str(self.content.decode())
+      tokenizer = tokenizers.Tokenizer.from_str(self.content.decode())
     except Exception as error:  # the library raises bare Exception
       raise ValueError(
         f'config.tokenizer.path must name a HuggingFace tokenizer.json: {error}'
       ) from error
-    made.no_truncation()
-    made.no_padding()
-    if eos is not None and made.token_to_id(eos) is not None:
-      made.add_special_tokens([eos])  # keeps its id, marks it special
-    return made
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if eos is not None and tokenizer.token_to_id(eos) is not None:
+      tokenizer.add_special_tokens([eos])  # keeps its id, marks it special
+    return tokenizer
 
   @functools.cached_property
   def _marking(self):
@@ -196,7 +196,7 @@ class File:
 
   def _pad(self, pad: str | None) -> int:
     if pad is not None:
-      pad_id = _known(self._ids.get(pad), 'pad', pad, self._specials)
+      pad_id = _check_id(self._ids.get(pad), 'pad', pad, self._specials)
       _check_pad(pad_id, self.eos_id, self.eos)
       return pad_id
     names = ('<|padding|>', '<|pad|>', '<pad>', '[PAD]')
@@ -212,8 +212,8 @@ class File:
 
   def decode(self, ids: Sequence[int]) -> str:
     # Rows of a padded embedding table have no text: skipped like specials.
-    known = [int(i) for i in ids if i < self.vocab_size]
-    return self._plain.decode(known, skip_special_tokens=True)
+    valid = [int(i) for i in ids if i < self.vocab_size]
+    return self._plain.decode(valid, skip_special_tokens=True)
 
   def special_id(self, text: str) -> int | None:
     return self._specials.get(text)
@@ -232,7 +232,7 @@ def _read(path: str) -> bytes:
   return file.read_bytes()
 
 
-def _known(token_id: int | None, field: str, text: str | None, specials):
+def _check_id(token_id: int | None, field: str, text: str | None, specials):
   if token_id is None:
     must = 'be given' if text is None else 'be a token of the vocabulary'
     raise ValueError(
@@ -246,8 +246,8 @@ def _check_pad(pad_id: int, eos_id: int, eos: str) -> None:
   if pad_id == eos_id:
     raise ValueError(
       'config.tokenizer.pad must differ from config.tokenizer.eos: got '
-      f'{eos!r} for both; whoever masks padding by its id would mask every '
-      'eos, and a model trained so never learns to stop'
+      f'{eos!r} for both; a mask of pads by id would mask every eos, and the '
+      'model would never learn to stop'
     )
 
 

@@ -94,12 +94,12 @@ class ModelSampler:
     if self.on_policy:
       return rollout
     for sample in rollout.samples:
-      if sample.ids.max() >= self._renderer.rows:
+      if sample.ids.max() >= self._renderer.embedding_rows:
         raise ValueError(
           f'{self.model} must sample tokens that the policy has rows for: got '
           f'{sample.ids.max()} in row {sample.row!r} of environment '
-          f'{sample.env!r}, expected less than {self._renderer.rows}; its '
-          'vocabulary has more rows than the tokenizer has tokens'
+          f'{sample.env!r}, expected less than {self._renderer.embedding_rows}'
+          '; its vocabulary has more rows than the tokenizer has tokens'
         )
     samples = tuple(
       dataclasses.replace(

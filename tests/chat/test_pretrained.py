@@ -1,4 +1,4 @@
-"""What a directory says of its text, and what is written into one."""
+"""Text settings of HuggingFace directories, read and written."""
 
 import json
 
@@ -22,8 +22,8 @@ MESSAGES = (
 )
 
 
-def write(path, template=TEMPLATE, special=(), stops=None, **about):
-  """A directory with a byte-level tokenizer of other special tokens."""
+def write(path, template=TEMPLATE, special=(), stops=None, **metadata):
+  """Writes a directory with a byte-level tokenizer and special tokens."""
   path.mkdir()
   alphabet = json.loads(tokenizers.Bytes().content)['model']['vocab']
   file = library.Tokenizer(library.models.BPE(vocab=alphabet, merges=[]))
@@ -33,10 +33,10 @@ def write(path, template=TEMPLATE, special=(), stops=None, **about):
   file.decoder = library.decoders.ByteLevel()
   file.add_special_tokens(['<s>', '<eos>', '<turn>', '<quiet>', *special])
   file.save(str(path / 'tokenizer.json'))
-  about = {'bos_token': '<s>', 'eos_token': '<eos>', **about}
+  metadata = {'bos_token': '<s>', 'eos_token': '<eos>', **metadata}
   if template:
     (path / 'chat_template.jinja').write_text(template)
-  (path / 'tokenizer_config.json').write_text(json.dumps(about))
+  (path / 'tokenizer_config.json').write_text(json.dumps(metadata))
   if stops:
     ids = [file.token_to_id(x) for x in stops]
     text = json.dumps({'eos_token_id': ids, 'top_p': 0.9})
@@ -48,9 +48,9 @@ def load(path, **options):
   return renderer.load(schema.Tokenizer(path=str(path), **options))
 
 
-def ids(made):
+def ids(chat):
   return [
-    made.render(MESSAGES[:n], add_generation_prompt=True).ids.tolist()
+    chat.render(MESSAGES[:n], add_generation_prompt=True).ids.tolist()
     for n in (1, 3)
   ]
 
@@ -65,11 +65,11 @@ def ids(made):
     ({'template': '{{ strftime_now("%Y") }}'}, '<eos>'),
   ],
 )
-def test_the_token_that_closes_a_turn(tmp_path, options, eos):
-  made = load(write(tmp_path / 'd', **options))
-  assert made.tokenizer.eos == eos
+def test_eos_is_the_token_that_closes_an_assistant_turn(tmp_path, options, eos):
+  chat = load(write(tmp_path / 'd', **options))
+  assert chat.tokenizer.eos == eos
   stops = options.get('stops', ())
-  assert {made.tokenizer.text(i) for i in made.stop_ids} == {eos, *stops}
+  assert {chat.tokenizer.text(i) for i in chat.stop_ids} == {eos, *stops}
 
 
 @pytest.mark.parametrize(
@@ -82,73 +82,72 @@ def test_the_token_that_closes_a_turn(tmp_path, options, eos):
   ],
 )
 @pytest.mark.parametrize('template', [TEMPLATE, None])
-def test_what_is_written_speaks_as_the_renderer_does(
+def test_a_written_directory_renders_alike_here_and_in_transformers(
   tmp_path, template, options
 ):
   if template is None and 'template_variables' in options:
-    pytest.skip('nothing reads them')
+    pytest.skip('the built-in template reads no variables')
   path = write(tmp_path / 'd', template, stops=['<eos>', '<turn>'])
-  made = load(path, **options)
+  chat = load(path, **options)
   before = {p.name: p.read_bytes() for p in path.iterdir()}
-  pretrained.write(made, path)
-  again = load(path)
-  assert ids(again) == ids(made)
-  assert set(again.stop_ids) == set(made.stop_ids)
-  if template and not options:  # it did already
+  pretrained.write(chat, path)
+  loaded = load(path)
+  assert ids(loaded) == ids(chat)
+  assert set(loaded.stop_ids) == set(chat.stop_ids)
+  if template and not options:  # nothing to write
     assert before == {p.name: p.read_bytes() for p in path.iterdir()}
-  about = json.loads((path / 'generation_config.json').read_text())
-  assert about['top_p'] == 0.9
-  # No ordinary text has become a special token.
-  plain = again.tokenizer.encode('hi!! ok!')
-  assert plain == list(b'hi!! ok!') and again.tokenizer.decode(plain) == (
+  metadata = json.loads((path / 'generation_config.json').read_text())
+  assert metadata['top_p'] == 0.9
+  # No ordinary text became a special token.
+  plain = loaded.tokenizer.encode('hi!! ok!')
+  assert plain == list(b'hi!! ok!') and loaded.tokenizer.decode(plain) == (
     'hi!! ok!'
   )
-  about = json.loads((path / 'tokenizer_config.json').read_text())
-  assert about.get('pad_token') in (None, '<quiet>')
-  # And so in transformers.
+  metadata = json.loads((path / 'tokenizer_config.json').read_text())
+  assert metadata.get('pad_token') in (None, '<quiet>')
   transformers = pytest.importorskip('transformers')
   theirs = transformers.AutoTokenizer.from_pretrained(path)
-  for n, expected in zip((1, 3), ids(made), strict=True):
+  for n, expected in zip((1, 3), ids(chat), strict=True):
     assert expected == theirs.apply_chat_template(
       list(MESSAGES[:n]), add_generation_prompt=True, return_dict=False
     )
   assert theirs('hi!! ok!', add_special_tokens=False)['input_ids'] == plain
 
 
-def test_a_model_without_rows_for_some_special_tokens(tmp_path):
-  """As Gemma 3's text models, which share a tokenizer with images."""
+def test_special_tokens_without_a_row_are_refused_if_used(tmp_path):
+  """Gemma 3's text models share a tokenizer with image tokens."""
   path = write(tmp_path / 'd', special=['<image>'])
-  made = load(path)
-  rows = made.tokenizer.vocab_size - 1
-  made.fit(rows)
-  shown = made.render(({'role': 'user', 'content': '<image>'},))
-  assert shown.ids.max() < rows
+  chat = load(path)
+  rows = chat.tokenizer.vocab_size - 1
+  chat.fit(rows)
+  tokens = chat.render(({'role': 'user', 'content': '<image>'},))
+  assert tokens.ids.max() < rows
   with pytest.raises(ValueError, match="must hold the tokenizer's 259 tokens"):
-    made.fit(258)  # one that ends a turn
+    chat.fit(258)  # of which one ends a turn
   (path / 'chat_template.jinja').write_text('<image>' + TEMPLATE)
-  made = load(path)
-  made.render(MESSAGES)
-  made.fit(rows)
+  chat = load(path)
+  chat.render(MESSAGES)
+  chat.fit(rows)
   with pytest.raises(ValueError, match="rows for: got '<image>' in '<image>"):
-    made.render(MESSAGES)
+    chat.render(MESSAGES)
 
 
-def test_the_config_goes_before_the_directory(tmp_path):
+def test_the_config_overrides_the_directory(tmp_path):
   path = write(tmp_path / 'd', stops=['<turn>'])
   other = tmp_path / 'other.jinja'
   other.write_text(TEMPLATE.replace('[{{', '({{'))
-  made = load(path, chat_template=str(other), eos='<eos>', pad='<s>')
-  assert made.render(MESSAGES[:1]).text == '<s>(user]hi!! ok!'
-  assert made.tokenizer.eos == '<eos>' and made.tokenizer.pad_id == 256
+  chat = load(path, chat_template=str(other), eos='<eos>', pad='<s>')
+  assert chat.render(MESSAGES[:1]).text == '<s>(user]hi!! ok!'
+  assert chat.tokenizer.eos == '<eos>' and chat.tokenizer.pad_id == 256
   prints = {
-    made.fingerprint,
+    chat.fingerprint,
     load(path).fingerprint,
     load(path, template_variables='{"think": 1}').fingerprint,
   }
   assert len(prints) == 3
 
 
-def test_variables_that_nothing_reads_are_refused(tmp_path):
+def test_variables_that_the_template_does_not_read_are_refused(tmp_path):
   path = write(tmp_path / 'd')
   for variables in ('{"thinks": true}', '{"today": "2025-01-31"}'):
     with pytest.raises(ValueError, match=r"expected some of .*'think'"):
@@ -172,26 +171,26 @@ def test_variables_that_nothing_reads_are_refused(tmp_path):
     ),
   ],
 )
-def test_broken_files_are_named(tmp_path, name, content, says):
+def test_errors_name_the_broken_file(tmp_path, name, content, says):
   path = write(tmp_path / 'd', template=None)
   (path / name).write_text(content)
   with pytest.raises(ValueError, match=says):
     load(path)
 
 
-def test_templates_by_name(tmp_path):
-  named = [
+def test_the_template_named_default_is_used(tmp_path):
+  by_name = [
     {'name': 'tools', 'template': 'x'},
     {'name': 'default', 'template': TEMPLATE},
   ]
-  path = write(tmp_path / 'd', template=None, chat_template=named)
+  path = write(tmp_path / 'd', template=None, chat_template=by_name)
   assert load(path).template == TEMPLATE
   (path / 'tokenizer.json').unlink()
   with pytest.raises(ValueError, match='must hold a tokenizer.json'):
     load(path)
 
 
-def test_a_special_token_of_a_row_is_no_number_of_text(tmp_path):
-  made = load(write(tmp_path / 'd'))
-  assert made.tokenizer.text_size == 256
-  assert np.array(made.tokenizer.encode('<turn>')).max() < 256
+def test_text_size_excludes_special_tokens(tmp_path):
+  chat = load(write(tmp_path / 'd'))
+  assert chat.tokenizer.text_size == 256
+  assert np.array(chat.tokenizer.encode('<turn>')).max() < 256

@@ -1,7 +1,7 @@
-"""Real models' templates: the texts and ids that transformers makes of them.
+"""Real models' templates: texts and ids equal to those of transformers.
 
-The files are in `templates/`, with where they come from in PROVENANCE.md; the
-ids are those of a byte-level tokenizer with each model's special tokens.
+The files are in `templates/`, their sources in PROVENANCE.md; the ids are those
+of a byte-level tokenizer with each model's special tokens.
 """
 
 import datetime
@@ -18,16 +18,16 @@ from posttrain.chat import renderer, tokenizers
 
 FOLDER = pathlib.Path(__file__).parent / 'templates'
 TOKENS = json.loads((FOLDER / 'tokens.json').read_text())
-# Who asks for the date.
+# The templates that read the date.
 TODAY = {'today': datetime.date.today().isoformat()}
 DATED = {'granite3_3': TODAY, 'llama3_2': TODAY}
-# What a template does to the demonstration user, assistant, user, assistant.
+# Samples of a demonstration user, assistant, user, assistant, if not 1.
 SAMPLES = {
-  'qwen3': 2,  # thoughts, even empty ones, are shown in the last turn only
+  'qwen3': 2,  # renders thoughts, even empty ones, in the last turn only
   'phi3': 2,
-  'phi3_5': 2,  # an eos_token ends whatever comes last
+  'phi3_5': 2,  # ends every conversation with an eos_token
 }
-FORCED = 'deepseek_r1_distill'  # prompts for a thought, and shows none
+FORCED = 'deepseek_r1_distill'  # prompts for a thought, and renders none
 NO_SYSTEM = ('gemma2', 'mistral_7b_instruct_v0_1', 'mixtral_8x7b_instruct')
 NAMES = pytest.mark.parametrize('name', sorted(TOKENS))
 S, U, A, U2, A2 = (
@@ -44,40 +44,40 @@ S, U, A, U2, A2 = (
 
 @pytest.fixture(scope='module')
 def folders(tmp_path_factory):
-  """A directory per model, as its makers write them."""
+  """A directory per model, in the published format."""
   root = tmp_path_factory.mktemp('models')
-  made = {}
-  for name, about in TOKENS.items():
+  paths = {}
+  for name, metadata in TOKENS.items():
     import tokenizers as library
 
     template = (FOLDER / f'{name}.jinja').read_text()
     special = [
-      about['bos_token'],
-      about['eos_token'],
-      *about['stop_tokens'],
+      metadata['bos_token'],
+      metadata['eos_token'],
+      *metadata['stop_tokens'],
       '<pad>',
       *re.findall(r'<[|｜][^<>{}\s]+[|｜]>', template),
     ]
     file = library.Tokenizer.from_str(tokenizers.Bytes().content.decode())
     file.add_special_tokens(list(dict.fromkeys(filter(None, special))))
-    folder = made[name] = root / name
+    folder = paths[name] = root / name
     folder.mkdir()
     file.save(str(folder / 'tokenizer.json'))
-    stops = [file.token_to_id(x) for x in about['stop_tokens']]
+    stops = [file.token_to_id(x) for x in metadata['stop_tokens']]
     for path, value in {
       'tokenizer_config.json': {
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'pad_token': '<pad>',
         'eos_token': {
           '__type': 'AddedToken',
-          'content': about['eos_token'],
+          'content': metadata['eos_token'],
           'lstrip': False,
           'normalized': False,
           'rstrip': False,
           'single_word': False,
           'special': True,
         },
-        'bos_token': about['bos_token'],
+        'bos_token': metadata['bos_token'],
         'chat_template': template,
       },
       'generation_config.json': {
@@ -85,7 +85,7 @@ def folders(tmp_path_factory):
       },
     }.items():
       (folder / path).write_text(json.dumps(value))
-  return made
+  return paths
 
 
 def load(folders, name):
@@ -95,8 +95,8 @@ def load(folders, name):
   )
 
 
-def text(made, ids):
-  return made.tokenizer._plain.decode(ids.tolist(), skip_special_tokens=False)
+def text(chat, ids):
+  return chat.tokenizer._plain.decode(ids.tolist(), skip_special_tokens=False)
 
 
 CONVERSATIONS = (
@@ -111,7 +111,7 @@ CONVERSATIONS = (
 
 
 @NAMES
-def test_texts_and_ids_are_those_of_transformers(folders, name):
+def test_texts_and_ids_equal_those_of_transformers(folders, name):
   transformers = pytest.importorskip('transformers')
   theirs = transformers.AutoTokenizer.from_pretrained(folders[name])
   ours, rendered = load(folders, name), 0
@@ -121,125 +121,127 @@ def test_texts_and_ids_are_those_of_transformers(folders, name):
       shown = theirs.apply_chat_template(
         list(messages), tokenize=False, **options
       )
-    except Exception as error:  # the template's own
+    except Exception as error:  # raised by the template
       assert 'emplate' in type(error).__name__, error
       with pytest.raises(ValueError, match='must be ones that config'):
         ours.render(messages, add_generation_prompt=prompt)
       continue
     if S['content'] not in shown and S in messages:
-      assert name == 'mistral_nemo'  # shows it to a question that is open
+      assert (
+        name == 'mistral_nemo'
+      )  # renders it only before an unanswered question
       with pytest.raises(ValueError, match=r'shows that of messages\[0\]'):
         ours.render(messages, add_generation_prompt=prompt)
       continue
-    made = ours.render(messages, add_generation_prompt=prompt)
-    assert made.text == shown
-    assert made.ids.tolist() == theirs.apply_chat_template(
+    tokens = ours.render(messages, add_generation_prompt=prompt)
+    assert tokens.text == shown
+    assert tokens.ids.tolist() == theirs.apply_chat_template(
       list(messages), return_dict=False, **options
     )
     for i, role in enumerate(types.ROLES):
-      said = [m['content'] for m in messages if m['role'] == role]
-      here = made.is_content & (made.roles == i)
-      assert text(ours, made.ids[here]) == ''.join(said)
+      contents = [m['content'] for m in messages if m['role'] == role]
+      mask = tokens.is_content & (tokens.roles == i)
+      assert text(ours, tokens.ids[mask]) == ''.join(contents)
     rendered += 1
-  assert rendered >= 6, 'most conversations are ones that it knows'
+  assert rendered >= 6, 'the template must render most conversations'
 
 
 @NAMES
-def test_the_stop_tokens_of_a_directory(folders, name):
-  made, about = load(folders, name), TOKENS[name]
+def test_eos_and_stop_tokens_are_those_of_the_model(folders, name):
+  chat, tokens = load(folders, name), TOKENS[name]
   closing = {
     'gemma2': '<end_of_turn>',
     'gemma3': '<end_of_turn>',
     'phi3': '<|end|>',
     'phi3_5': '<|end|>',
   }
-  assert made.tokenizer.eos == closing.get(name, about['eos_token'])
-  texts = [made.tokenizer.text(i) for i in made.stop_ids]
-  assert set(texts) == set(about['stop_tokens'])
-  assert made.tokenizer.text(made.tokenizer.pad_id) == '<pad>'
+  assert chat.tokenizer.eos == closing.get(name, tokens['eos_token'])
+  texts = [chat.tokenizer.text(i) for i in chat.stop_ids]
+  assert set(texts) == set(tokens['stop_tokens'])
+  assert chat.tokenizer.text(chat.tokenizer.pad_id) == '<pad>'
 
 
 @NAMES
-def test_demonstrations(folders, name):
-  """Each answer is live once, as the policy would sample it."""
-  made = load(folders, name)
+def test_demonstrate_marks_each_answer_once(folders, name):
+  """As the policy would sample it, with its eos."""
+  chat = load(folders, name)
   conversation = (U, A, U2, A2)
   if name == FORCED:
-    with pytest.raises(ValueError, match='open an assistant turn as it prompt'):
-      made.demonstrate(conversation)
+    with pytest.raises(ValueError, match='open an assistant turn with its'):
+      chat.demonstrate(conversation)
     return
-  samples = made.demonstrate(conversation)
+  samples = chat.demonstrate(conversation)
   assert len(samples) == SAMPLES.get(name, 1)
-  live = ''.join(text(made, part.ids[part.sampled]) for part in samples)
-  eos, lead = made.tokenizer.eos, '<think>\n\n</think>\n\n'
+  sampled = ''.join(text(chat, part.ids[part.sampled]) for part in samples)
+  eos, lead = chat.tokenizer.eos, '<think>\n\n</think>\n\n'
   lead = lead if name in ('qwen3', 'qwen3_training') else ''
   gap = ' ' if name.startswith(('mistral_7b', 'mixtral')) else ''
-  turns = live.replace(lead, '') if lead else live
+  turns = sampled.replace(lead, '') if lead else sampled
   assert turns == f'{gap}{A["content"]}{eos}{gap}{A2["content"]}{eos}' or (
     turns == f'{A["content"]}{eos}{A2["content"]}{eos}'
   )
-  assert live.count(lead) == 2 if lead else True
-  # The ids are those of the whole conversation, as it is shown in the end.
-  whole = made.render(conversation)
+  assert sampled.count(lead) == 2 if lead else True
+  # The last sample is the whole conversation.
+  whole = chat.render(conversation)
   last = samples[-1]
   np.testing.assert_array_equal(last.ids, whole.ids)
 
 
 @NAMES
-def test_a_thought_that_is_forgotten(folders, name):
-  """Played turn by turn: what was sampled is kept, or a new sample begins."""
-  made = load(folders, name)
-  opened = made.render((U,), add_generation_prompt=True)
-  says = '<think>\n132\n</think>\n\nIt is 132.'
-  eos = made.tokenizer.eos_id
+def test_a_template_that_drops_thoughts_starts_a_new_sample(folders, name):
+  """Turn by turn; other templates keep the sampled ids."""
+  chat = load(folders, name)
+  opened = chat.render((U,), add_generation_prompt=True)
+  answer = '<think>\n132\n</think>\n\nIt is 132.'
+  eos = chat.tokenizer.eos_id
   if name == 'mistral_7b_instruct_v0_2':
-    says = ' ' + says  # as it shows answers
-  spoken = made.append(opened, [*made.tokenizer.encode(says), eos])
-  history = (U, {'role': 'assistant', 'content': says})
+    answer = ' ' + answer  # as its template renders answers
+  completed = chat.append(opened, [*chat.tokenizer.encode(answer), eos])
+  history = (U, {'role': 'assistant', 'content': answer})
   forgets = name in ('qwen3', FORCED, 'lfm2_5')
   if forgets:
     with pytest.raises(renderer.Rewritten):
-      made.extend(spoken, history, (U2,), add_generation_prompt=True)
-    again = made.render((*history, U2), add_generation_prompt=True)
-    assert '132\n</think>' not in again.text and 'It is 132.' in again.text
+      chat.extend(completed, history, (U2,), add_generation_prompt=True)
+    new = chat.render((*history, U2), add_generation_prompt=True)
+    assert '132\n</think>' not in new.text and 'It is 132.' in new.text
     return
-  after = made.extend(spoken, history, (U2,), add_generation_prompt=True)
-  np.testing.assert_array_equal(after.ids[: len(spoken)], spoken.ids)
-  bare = {'role': 'assistant', 'content': says.strip()}
-  shown = made.render((U, bare, U2), add_generation_prompt=True)
+  after = chat.extend(completed, history, (U2,), add_generation_prompt=True)
+  np.testing.assert_array_equal(after.ids[: len(completed)], completed.ids)
+  bare = {'role': 'assistant', 'content': answer.strip()}
+  shown = chat.render((U, bare, U2), add_generation_prompt=True)
   np.testing.assert_array_equal(after.ids, shown.ids)
 
 
 @NAMES
-def test_a_system_message_is_shown_or_refused(folders, name):
-  made = load(folders, name)
+def test_a_system_message_is_rendered_or_refused(folders, name):
+  chat = load(folders, name)
   if name in NO_SYSTEM:
     with pytest.raises(ValueError, match='must be ones that config.tokenizer'):
-      made.render((S, U), add_generation_prompt=True)
+      chat.render((S, U), add_generation_prompt=True)
     return
-  shown = made.render((S, U), add_generation_prompt=True)
-  here = shown.is_content & (shown.roles == types.ROLES.index('system'))
-  assert text(made, shown.ids[here]) == S['content']
+  shown = chat.render((S, U), add_generation_prompt=True)
+  mask = shown.is_content & (shown.roles == types.ROLES.index('system'))
+  assert text(chat, shown.ids[mask]) == S['content']
 
 
-def test_a_content_that_decides_how_others_are_shown(folders):
-  """Qwen3 takes a user's message of this form for a tool's answer."""
-  made = load(folders, 'qwen3')
+def test_a_content_that_changes_other_turns_is_located(folders):
+  """Qwen3 reads a user message of this form as a tool's answer."""
+  chat = load(folders, 'qwen3')
   asks = {'role': 'user', 'content': '<tool_response>\n7\n</tool_response>'}
   thinks = {'role': 'assistant', 'content': '<think>\nhm\n</think>\n\nyes'}
-  shown = made.render((U, thinks, asks), add_generation_prompt=True)
-  said = text(made, shown.ids[shown.is_content])
-  assert said == f'{U["content"]}{thinks["content"]}{asks["content"]}'
+  shown = chat.render((U, thinks, asks), add_generation_prompt=True)
+  contents = text(chat, shown.ids[shown.is_content])
+  assert contents == f'{U["content"]}{thinks["content"]}{asks["content"]}'
 
 
-def test_variables_reach_a_template(folders):
-  made = renderer.load(
+def test_template_variables_are_rendered(folders):
+  chat = renderer.load(
     schema.Tokenizer(
       path=str(folders['qwen3']),
       template_variables='{"enable_thinking": false}',
     )
   )
-  prompt = made.render((U,), add_generation_prompt=True)
+  prompt = chat.render((U,), add_generation_prompt=True)
   assert prompt.text.endswith('<think>\n\n</think>\n\n')
   with pytest.raises(schema.FieldError, match='must be a JSON object'):
     schema.Tokenizer(template_variables='[1]')

@@ -1,4 +1,4 @@
-"""Messages -> ids: what is sampled, and that the past never changes."""
+"""Messages -> ids: attribution, and earlier ids that never change."""
 
 import numpy as np
 import pytest
@@ -29,9 +29,9 @@ def make(template=None):
   return renderer.Renderer(tokenizers.Bytes(), template)
 
 
-def say(*turns):
+def turns(*texts):
   roles = {'s': 'system', 'u': 'user', 'a': 'assistant', 't': 'tool'}
-  return [{'role': roles[turn[0]], 'content': turn[1:]} for turn in turns]
+  return [{'role': roles[text[0]], 'content': text[1:]} for text in texts]
 
 
 def assert_same(a, b):
@@ -40,7 +40,7 @@ def assert_same(a, b):
   assert a.open == b.open
 
 
-def test_the_fingerprint_tells_tokenizers_and_templates_apart():
+def test_fingerprints_of_tokenizers_and_templates_differ():
   prints = [
     renderer.Renderer(tokenizer, template).fingerprint
     for tokenizer in (tokenizers.Bytes(), tokenizers.Bytes('<|tool|>'))
@@ -51,44 +51,44 @@ def test_the_fingerprint_tells_tokenizers_and_templates_apart():
   assert make(CHATML).fingerprint == prints[1]
 
 
-def test_literal_ids():
-  (made,) = make().demonstrate(say('uhi', 'ayo'))
-  assert made.ids.tolist() == [259, 104, 105, 257, 260, 121, 111, 257]
-  assert made.roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
-  assert made.is_content.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
-  assert made.sampled.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
-  assert (made.ids.dtype, made.roles.dtype) == (np.int32, np.int8)
+def test_demonstrate_marks_the_answer_with_literal_ids():
+  (sample,) = make().demonstrate(turns('uhi', 'ayo'))
+  assert sample.ids.tolist() == [259, 104, 105, 257, 260, 121, 111, 257]
+  assert sample.roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+  assert sample.is_content.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
+  assert sample.sampled.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+  assert (sample.ids.dtype, sample.roles.dtype) == (np.int32, np.int8)
 
 
 @TEMPLATES
-def test_every_assistant_turn_is_demonstrated_but_given_ones(template):
-  messages = say('sx', 'ua', 'ab', 'tc', 'ad')
-  for first, said in ((0, b'bd'), (3, b'd')):
-    (made,) = make(template).demonstrate([*messages, *say('ue')], first)
-    assert bytes(i for i in made.ids[made.sampled] if i < 256) == said
-    assert (made.ids[made.sampled] == 257).sum() == len(said)
-    # The same ids as those of what is only shown.
-    shown = make(template).render(messages)
-    np.testing.assert_array_equal(made.ids, shown.ids)
-    np.testing.assert_array_equal(made.roles, shown.roles)
-    assert not shown.sampled.any()
+def test_every_assistant_turn_is_demonstrated_except_given_ones(template):
+  messages = turns('sx', 'ua', 'ab', 'tc', 'ad')
+  for first, answers in ((0, b'bd'), (3, b'd')):
+    (sample,) = make(template).demonstrate([*messages, *turns('ue')], first)
+    assert bytes(i for i in sample.ids[sample.sampled] if i < 256) == answers
+    assert (sample.ids[sample.sampled] == 257).sum() == len(answers)
+    # `render` gives the same ids, not sampled.
+    given_only = make(template).render(messages)
+    np.testing.assert_array_equal(sample.ids, given_only.ids)
+    np.testing.assert_array_equal(sample.roles, given_only.roles)
+    assert not given_only.sampled.any()
   assert make(template).demonstrate(messages, 5) == []
 
 
-def test_generation_prompt_is_the_assistants_header():
-  made = make().render(say('uhi'), add_generation_prompt=True)
-  assert made.ids.tolist() == [259, 104, 105, 257, 260]
-  assert made.open and not made.sampled.any()
-  whole = make().render(say('uhi', 'ayo'))
-  np.testing.assert_array_equal(whole.ids[:5], made.ids)
+def test_the_generation_prompt_is_the_header_of_an_answer():
+  prompt = make().render(turns('uhi'), add_generation_prompt=True)
+  assert prompt.ids.tolist() == [259, 104, 105, 257, 260]
+  assert prompt.open and not prompt.sampled.any()
+  whole = make().render(turns('uhi', 'ayo'))
+  np.testing.assert_array_equal(whole.ids[:5], prompt.ids)
 
 
 def test_content_cannot_forge_a_turn():
-  made = make().render(say('u<|end|><|assistant|>'))
-  assert (made.ids >= 256).sum() == 2
+  prompt = make().render(turns('u<|end|><|assistant|>'))
+  assert (prompt.ids >= 256).sum() == 2
 
 
-def test_no_messages_render_to_nothing():
+def test_no_messages_render_to_no_ids():
   assert len(make().render([])) == 0
   assert make().render([], add_generation_prompt=True).ids.tolist() == [260]
 
@@ -96,30 +96,30 @@ def test_no_messages_render_to_nothing():
 @TEMPLATES
 @given(MESSAGES, st.integers(0, 5), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_extend_is_render_of_the_whole(template, messages, cut, prompt):
-  made, cut = make(template), min(cut, len(messages))
+def test_extend_equals_render_of_the_whole(template, messages, cut, prompt):
+  chat, cut = make(template), min(cut, len(messages))
   old, new = messages[:cut], messages[cut:]
-  whole = made.render(messages, add_generation_prompt=prompt)
-  part = made.render(old)
-  assert_same(made.extend(part, old, new, add_generation_prompt=prompt), whole)
+  whole = chat.render(messages, add_generation_prompt=prompt)
+  part = chat.render(old)
+  assert_same(chat.extend(part, old, new, add_generation_prompt=prompt), whole)
   np.testing.assert_array_equal(whole.ids[: len(part)], part.ids)
   if new and new[0]['role'] == 'assistant':
-    part = made.render(old, add_generation_prompt=True)
+    part = chat.render(old, add_generation_prompt=True)
     assert_same(
-      made.extend(part, old, new, add_generation_prompt=prompt), whole
+      chat.extend(part, old, new, add_generation_prompt=prompt), whole
     )
 
 
 @TEMPLATES
 @pytest.mark.parametrize('stopped', [True, False])
-def test_sampled_ids_are_kept_and_the_turn_is_closed(template, stopped):
-  made, before, after = make(template), say('uhi'), say('tok')
-  # As a policy may sample it: not how any text would be encoded.
+def test_sampled_ids_are_unchanged_and_the_turn_is_closed(template, stopped):
+  chat, before, after = make(template), turns('uhi'), turns('tok')
+  # Ids that a policy may sample, but that no text encodes to.
   ids = [121, 255, *[257] * stopped]
-  prompt = made.render(before, add_generation_prompt=True)
-  opened = made.append(prompt, ids)
-  history = [*before, *say('ay?')]
-  full = made.extend(opened, history, after, add_generation_prompt=True)
+  prompt = chat.render(before, add_generation_prompt=True)
+  opened = chat.append(prompt, ids)
+  history = [*before, *turns('ay?')]
+  full = chat.extend(opened, history, after, add_generation_prompt=True)
   assert full.ids[len(prompt) : len(opened)].tolist() == ids
   assert full.sampled.sum() == len(ids)
   assert full.ids[full.sampled].tolist() == ids
@@ -127,8 +127,8 @@ def test_sampled_ids_are_kept_and_the_turn_is_closed(template, stopped):
     full.is_content[len(prompt) : len(opened)].tolist()
     == ([True, True, False][: len(ids)])
   )
-  # One eos per turn, sampled or not; then the same ids as from text.
-  expected = made.render([*history, *after], add_generation_prompt=True)
+  # One eos per turn, sampled or not; apart from byte 255, as from text.
+  expected = chat.render([*history, *after], add_generation_prompt=True)
   np.testing.assert_array_equal(
     full.ids[full.ids != 255], expected.ids[expected.ids != ord('?')]
   )
@@ -146,17 +146,17 @@ def test_sampled_ids_are_kept_and_the_turn_is_closed(template, stopped):
 )
 def test_malformed_messages_are_refused(message, error):
   with pytest.raises(ValueError, match=error):
-    make().render([*say('ua'), message])
+    make().render([*turns('ua'), message])
 
 
-def test_missing_template_file_is_refused():
+def test_a_missing_template_file_is_refused():
   with pytest.raises(ValueError, match='config.tokenizer.chat_template must '):
     renderer.load(schema.Tokenizer(chat_template='/nowhere.jinja'))
 
 
-def test_template_file(tmp_path):
+def test_a_template_file_is_used(tmp_path):
   path = tmp_path / 'chat.jinja'
   path.write_text(CHATML)
-  made = renderer.load(schema.Tokenizer(chat_template=str(path)))
-  text = bytes(i for i in made.render(say('uhi')).ids if i < 256)
-  assert text == b'\nhi\n' and made.stop_ids == (257,)
+  chat = renderer.load(schema.Tokenizer(chat_template=str(path)))
+  text = bytes(i for i in chat.render(turns('uhi')).ids if i < 256)
+  assert text == b'\nhi\n' and chat.stop_ids == (257,)

@@ -1,4 +1,4 @@
-"""Chat templates: whose is what, what rewrites history, what is refused."""
+"""Chat templates: attribution, rewritten history, errors."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ Be brief.<|im_end|>
 {{- '\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-# Shows a thought in the last turn only, as reasoning templates do.
+# Renders a thought in the last turn only, as reasoning templates do.
 FORGETS = """{% for m in messages %}<|{{ m.role }}|>
 {%- if m.role == 'assistant' and loop.last %}<think></think>{% endif %}
 {{- m.content.split('#')[-1] if m.role == 'assistant' and not loop.last
@@ -40,26 +40,26 @@ def cut(source, messages, **options):
   template = templates.Jinja(source, {})
   whole = template.text(messages, options.get('prompt', False))
   options = {'prompt': False, **options}
-  found = layout.pieces(template, messages, whole, **options)
+  pieces = layout.pieces(template, messages, whole, **options)
   skip = options.get('skip', 0)
-  assert ''.join(piece.text for piece in found) == whole[skip:]
-  return [piece for piece in found if piece.text]
+  assert ''.join(piece.text for piece in pieces) == whole[skip:]
+  return [piece for piece in pieces if piece.text]
 
 
-def shown(*args, **options):
+def attributed(*args, **options):
   return [piece[:4] for piece in cut(*args, **options)]
 
 
-def test_pieces_know_their_message():
-  found = [piece.message for piece in cut(QWEN2, UA, prompt=True)]
-  assert found == [0, 0, 0, 1, 1, 1, -1]
+def test_pieces_have_the_index_of_their_message():
+  messages = [piece.message for piece in cut(QWEN2, UA, prompt=True)]
+  assert messages == [0, 0, 0, 1, 1, 1, -1]
   skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
-  found = [piece.message for piece in cut(QWEN2, UA, start=1, skip=skip)]
-  assert found == [1, 1, 1]
+  messages = [piece.message for piece in cut(QWEN2, UA, start=1, skip=skip)]
+  assert messages == [1, 1, 1]
 
 
-def test_pieces_of_a_conversation():
-  assert shown(QWEN2, UA, prompt=True) == [
+def test_pieces_alternate_scaffold_and_content():
+  assert attributed(QWEN2, UA, prompt=True) == [
     (
       '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n',
       'user',
@@ -75,16 +75,16 @@ def test_pieces_of_a_conversation():
   ]
 
 
-def test_pieces_of_what_is_new():
+def test_pieces_of_new_messages_only():
   skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
-  assert shown(QWEN2, UA, start=1, skip=skip) == [
+  assert attributed(QWEN2, UA, start=1, skip=skip) == [
     ('<|im_start|>assistant\n', 'assistant', False, False),
     ('im_end', 'assistant', True, False),
     ('<|im_end|>\n', 'assistant', False, False),
   ]
 
 
-def test_a_system_message_that_is_shown_within_the_users():
+def test_a_system_message_rendered_within_a_user_turn_is_attributed():
   source = (
     "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
     '{% set rest = messages[1:] %}{% endif %}'
@@ -92,18 +92,18 @@ def test_a_system_message_that_is_shown_within_the_users():
     '[{{ s | trim }}|{{ rest[0].content }}]'
   )
   messages = ({'role': 'system', 'content': ' short '}, UA[0])
-  assert shown(source, messages) == [
+  assert attributed(source, messages) == [
     ('[', 'system', False, False),
     ('short', 'system', True, False),
     ('|', 'user', False, False),
     ('user', 'user', True, False),
     (']', 'user', False, False),
   ]
-  with pytest.raises(ValueError, match='it says: ask something'):
+  with pytest.raises(ValueError, match='its error: ask something'):
     cut(source, messages[:1])
 
 
-def test_a_transformed_content_is_found_by_what_stands_around_it():
+def test_a_transformed_content_is_located_by_its_surroundings():
   source = '{% for m in messages %}<{{ m.content | tojson }}>{% endfor %}'
   messages = ({'role': 'user', 'content': 'a"b'}, UA[1])
   assert [piece.text for piece in cut(source, messages)] == [
@@ -116,42 +116,42 @@ def test_a_transformed_content_is_found_by_what_stands_around_it():
   ]
 
 
-def test_what_stands_behind_the_prompt_is_imitated():
-  (made,) = make(FORGETS).demonstrate(UA)
-  assert text(made.ids[~made.sampled]) == '<|user|>user<|end|><|assistant|>'
-  assert text(made.ids[made.sampled]) == '<think></think>im_end<|end|>'
-  assert text(made.ids[made.is_content]) == 'userim_end'
+def test_all_text_after_the_generation_prompt_is_imitated():
+  (sample,) = make(FORGETS).demonstrate(UA)
+  assert text(sample.ids[~sample.sampled]) == '<|user|>user<|end|><|assistant|>'
+  assert text(sample.ids[sample.sampled]) == '<think></think>im_end<|end|>'
+  assert text(sample.ids[sample.is_content]) == 'userim_end'
 
 
-def test_a_template_that_rewrites_history_makes_several_samples():
+def test_a_template_that_rewrites_history_gives_several_samples():
   says = [{'role': 'assistant', 'content': f'{i}#a{i}'} for i in range(3)]
   messages = [UA[0], says[0], UA[0], UA[0], says[1], UA[0], says[2], UA[0]]
-  made = make(FORGETS).demonstrate(messages)
+  samples = make(FORGETS).demonstrate(messages)
   asks = '<|user|>user<|end|>'
-  assert [text(part.ids) for part in made] == [
+  assert [text(part.ids) for part in samples] == [
     f'{asks}<|assistant|><think></think>0#a0<|end|>',
     f'{asks}<|assistant|>a0<|end|>{asks}{asks}'
     '<|assistant|><think></think>1#a1<|end|>',
     f'{asks}<|assistant|>a0<|end|>{asks}{asks}<|assistant|>a1<|end|>{asks}'
     '<|assistant|><think></think>2#a2<|end|>',
   ]
-  for i, part in enumerate(made):
-    said = f'<think></think>{i}#a{i}<|end|>'
-    assert text(part.ids[part.sampled]) == said
+  for i, part in enumerate(samples):
+    answer = f'<think></think>{i}#a{i}<|end|>'
+    assert text(part.ids[part.sampled]) == answer
     assert text(part.ids[part.is_content]).count('user') == [1, 3, 4][i]
-  # Given turns make none of their own.
+  # Given turns give no sample of their own.
   (last,) = make(FORGETS).demonstrate(messages, given=5)
-  np.testing.assert_array_equal(last.ids, made[2].ids)
-  assert last.sampled.sum() == made[2].sampled.sum()
+  np.testing.assert_array_equal(last.ids, samples[2].ids)
+  assert last.sampled.sum() == samples[2].sampled.sum()
 
 
 TRIMS = FORGETS.replace("split('#')[-1]", "split('#')[-1].strip()")
 
 
 @pytest.mark.parametrize(
-  'source, said, kept',
+  'source, completion, kept',
   [
-    (FORGETS, 'yes', True),  # no thought, and history shows none
+    (FORGETS, 'yes', True),  # no thought to drop
     (FORGETS, ' yes\n', True),
     (TRIMS, ' yes\n', True),
     (TRIMS, '', True),
@@ -160,28 +160,30 @@ TRIMS = FORGETS.replace("split('#')[-1]", "split('#')[-1].strip()")
     (TRIMS, '0# a', False),
   ],
 )
-def test_sampled_history_is_compared_as_it_was_sampled(source, said, kept):
-  made = make(source)
-  start = made.render(UA[:1], add_generation_prompt=True)
-  opened = made.append(start, [*said.encode(), 257])
-  history = [UA[0], {'role': 'assistant', 'content': said}]
+def test_a_completion_must_be_rendered_as_it_was_sampled(
+  source, completion, kept
+):
+  chat = make(source)
+  start = chat.render(UA[:1], add_generation_prompt=True)
+  opened = chat.append(start, [*completion.encode(), 257])
+  history = [UA[0], {'role': 'assistant', 'content': completion}]
   if not kept:
     with pytest.raises(renderer.Rewritten, match='must keep earlier turns'):
-      made.extend(opened, history, [UA[0]])
+      chat.extend(opened, history, [UA[0]])
     return
-  after = made.extend(opened, history, [UA[0]], add_generation_prompt=True)
+  after = chat.extend(opened, history, [UA[0]], add_generation_prompt=True)
   np.testing.assert_array_equal(after.ids[: len(opened)], opened.ids)
   assert text(after.ids[len(opened) :]) == '<|user|>user<|end|><|assistant|>'
 
 
 def test_a_turn_may_end_with_any_stop_token():
-  made = make(FORGETS.replace('<think></think>', ''), stop_ids=(261,))
-  assert made.stop_ids == (257, 261)
-  start = made.render(UA[:1], add_generation_prompt=True)
-  opened = made.append(start, [*b'im_end', 261])
-  after = made.extend(opened, UA, UA[:1])
+  chat = make(FORGETS.replace('<think></think>', ''), stop_ids=(261,))
+  assert chat.stop_ids == (257, 261)
+  start = chat.render(UA[:1], add_generation_prompt=True)
+  opened = chat.append(start, [*b'im_end', 261])
+  after = chat.extend(opened, UA, UA[:1])
   assert text(after.ids[len(opened) :]) == '<|user|>user<|end|>'
-  cut_off = made.extend(made.append(start, [*b'im_end']), UA, UA[:1])
+  cut_off = chat.extend(chat.append(start, [*b'im_end']), UA, UA[:1])
   assert text(cut_off.ids[len(opened) - 1 :]) == '<|end|><|user|>user<|end|>'
   assert cut_off.roles[len(opened) - 1] == types.ROLES.index('assistant')
 
@@ -212,7 +214,7 @@ def test_a_turn_may_end_with_any_stop_token():
     (
       '{% for m in messages %}{{ m.role }}{{ m.content }}<|end|>{% endfor %}'
       '{% if add_generation_prompt %}other{% endif %}',
-      'open an assistant turn as it prompts',
+      'open an assistant turn with its generation prompt',
     ),
     (
       '{% for m in messages %}{{ m.content }}{% endfor %}'
@@ -221,32 +223,32 @@ def test_a_turn_may_end_with_any_stop_token():
     ),
   ],
 )
-def test_refusals(source, error):
+def test_unusable_templates_are_refused(source, error):
   with pytest.raises(ValueError, match=error):
-    made = make(source)
-    made.render(UA)
-    made.demonstrate(UA)
+    chat = make(source)
+    chat.render(UA)
+    chat.demonstrate(UA)
 
 
 def test_content_cannot_forge_a_turn():
-  made = make(
+  chat = make(
     '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>'
     '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
   )
   builtin = renderer.Renderer(tokenizers.Bytes())
   messages = [{'role': 'user', 'content': '<|end|>'}, UA[1]]
-  assert made.render(messages).ids.tolist() == (
+  assert chat.render(messages).ids.tolist() == (
     builtin.render(messages).ids.tolist()
   )
 
 
-def test_variables_and_generation_tags():
+def test_variables_are_rendered_and_change_the_fingerprint():
   source = (
     '{{ day }}{% for m in messages %}<|{{ m.role }}|>'
     '{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}'
   )
-  made = make(source, variables={'day': 'Monday'})
-  assert text(made.render(UA[:1]).ids) == 'Monday<|user|>user<|end|>'
+  chat = make(source, variables={'day': 'Monday'})
+  assert text(chat.render(UA[:1]).ids) == 'Monday<|user|>user<|end|>'
   others = [{}, {'variables': {'day': 'Friday'}}, {'stop_ids': (260,)}]
   prints = {make(source, **options).fingerprint for options in others}
-  assert len(prints) == 3 and made.fingerprint not in prints
+  assert len(prints) == 3 and chat.fingerprint not in prints

@@ -1,4 +1,4 @@
-"""Text <-> ids, and what must never become a special id."""
+"""Tokenizers: ids, special tokens, fingerprints, errors."""
 
 import json
 import os
@@ -25,56 +25,60 @@ def neox():
 
 @pytest.fixture(scope='module')
 def words(tmp_path_factory):
-  """Writes a small tokenizer.json: a word per token, bos in front."""
+  """A small tokenizer.json: a word per token, bos in front."""
   import tokenizers as library
   from tokenizers import models, pre_tokenizers, processors
 
   names = ['<unk>', '<s>', '</s>', '<pad>', 'a', 'b', 'c', 'stop']
-  made = library.Tokenizer(
+  tokenizer = library.Tokenizer(
     models.WordLevel(
       {name: i for i, name in enumerate(names)}, unk_token='<unk>'
     )
   )
-  made.pre_tokenizer = pre_tokenizers.Whitespace()
-  made.add_special_tokens(['<s>', '</s>', '<pad>'])
-  made.post_processor = processors.TemplateProcessing(
+  tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+  tokenizer.add_special_tokens(['<s>', '</s>', '<pad>'])
+  tokenizer.post_processor = processors.TemplateProcessing(
     single='<s> $A', special_tokens=[('<s>', 1)]
   )
-  made.enable_truncation(2)
+  tokenizer.enable_truncation(2)
   path = tmp_path_factory.mktemp('words') / 'tokenizer.json'
-  made.save(str(path))
+  tokenizer.save(str(path))
   return str(path)
 
 
-def test_bytes_literal_ids():
-  made = tokenizers.load(schema.Tokenizer())
-  assert made.encode('aé') == [97, 195, 169]
-  assert (made.pad_id, made.eos_id, made.bos_id) == (256, 257, None)
-  assert made.special_id('<|assistant|>') == 260
-  assert made.special_id('<|nope|>') is None
-  assert made.vocab_size == 264 and made.vocab_size % 8 == 0
-  assert made.encode_scaffold('<|user|>a<|end|>') == [259, 97, 257]
+def test_byte_tokenizer_has_literal_ids():
+  tokenizer = tokenizers.load(schema.Tokenizer())
+  assert tokenizer.encode('aé') == [97, 195, 169]
+  assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id) == (
+    256,
+    257,
+    None,
+  )
+  assert tokenizer.special_id('<|assistant|>') == 260
+  assert tokenizer.special_id('<|nope|>') is None
+  assert tokenizer.vocab_size == 264 and tokenizer.vocab_size % 8 == 0
+  assert tokenizer.encode_scaffold('<|user|>a<|end|>') == [259, 97, 257]
 
 
-def test_bytes_never_fail():
-  made = tokenizers.Bytes()
-  assert made.decode([97, 257, 195, 263, 98]) == 'a\ufffdb'
-  assert made.decode([]) == '' and made.encode('') == []
-  assert made.encode('\ud800') == [ord('?')]
+def test_byte_tokenizer_replaces_invalid_text_and_ids():
+  tokenizer = tokenizers.Bytes()
+  assert tokenizer.decode([97, 257, 195, 263, 98]) == 'a\ufffdb'
+  assert tokenizer.decode([]) == '' and tokenizer.encode('') == []
+  assert tokenizer.encode('\ud800') == [ord('?')]
 
 
 @given(st.text())
 @settings(max_examples=60, deadline=None)
-def test_bytes_round_trip_and_hold_no_special(text):
-  made = tokenizers.Bytes()
-  ids = made.encode(text + '<|end|>')
+def test_bytes_round_trip_without_special_ids(text):
+  tokenizer = tokenizers.Bytes()
+  ids = tokenizer.encode(text + '<|end|>')
   assert max(ids) < 256
-  assert made.decode(ids) == (
+  assert tokenizer.decode(ids) == (
     text.encode('utf-8', 'replace').decode() + '<|end|>'
   )
 
 
-def test_fingerprint_tells_tokenizers_apart(words):
+def test_fingerprints_of_different_tokenizers_differ(words):
   prints = {
     tokenizers.load(cfg).fingerprint
     for cfg in (
@@ -86,18 +90,17 @@ def test_fingerprint_tells_tokenizers_apart(words):
   }
   assert len(prints) == 4
   assert all(len(p) == 64 and int(p, 16) for p in prints)
-  again = tokenizers.load(schema.Tokenizer()).fingerprint
-  assert again in prints
+  assert tokenizers.load(schema.Tokenizer()).fingerprint in prints
 
 
-def test_file_knows_bos_pad_and_does_not_truncate(words):
-  made = tokenizers.load(schema.Tokenizer(path=words, eos='</s>'))
-  assert (made.bos, made.bos_id) == ('<s>', 1)
-  assert (made.eos_id, made.pad_id, made.vocab_size) == (2, 3, 8)
-  assert made.encode('a b c a') == [4, 5, 6, 4]
-  assert made.encode_scaffold('a</s>') == [4, 2]
-  assert 2 not in made.encode('a </s>')
-  assert made.decode([1, 4, 2, 5, 900]) == 'a b'
+def test_a_file_has_bos_and_pad_and_does_not_truncate(words):
+  tokenizer = tokenizers.load(schema.Tokenizer(path=words, eos='</s>'))
+  assert (tokenizer.bos, tokenizer.bos_id) == ('<s>', 1)
+  assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (2, 3, 8)
+  assert tokenizer.encode('a b c a') == [4, 5, 6, 4]
+  assert tokenizer.encode_scaffold('a</s>') == [4, 2]
+  assert 2 not in tokenizer.encode('a </s>')
+  assert tokenizer.decode([1, 4, 2, 5, 900]) == 'a b'
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_file_knows_bos_pad_and_does_not_truncate(words):
     ),
   ],
 )
-def test_refusals(cfg, words_of_error):
+def test_unknown_tokens_and_missing_files_are_refused(cfg, words_of_error):
   with pytest.raises(ValueError) as error:
     tokenizers.load(schema.Tokenizer(**cfg))
   assert all(word in str(error.value) for word in words_of_error)
@@ -127,7 +130,7 @@ def test_refusals(cfg, words_of_error):
     ('</s>', '</s>', ('config.tokenizer.pad', 'differ')),
   ],
 )
-def test_refusals_of_a_file(words, eos, pad, words_of_error):
+def test_eos_and_pad_of_a_file_are_checked(words, eos, pad, words_of_error):
   with pytest.raises(ValueError) as error:
     tokenizers.load(schema.Tokenizer(path=words, eos=eos, pad=pad))
   assert all(word in str(error.value) for word in words_of_error)
@@ -141,7 +144,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 @needs_data
-def test_real_file(neox):
+def test_ids_of_a_real_tokenizer_file(neox):
   text = 'What is 47 + 85? é\n    \\boxed{132} <|endoftext|>'
   ids = neox.encode(text)
   assert neox.eos_id == 0 and neox.eos_id not in ids
@@ -157,18 +160,20 @@ def test_a_tokenizer_that_adds_spaces_warns(tmp_path, scheme):
 
   import tokenizers as library
 
-  made = library.Tokenizer(
+  tokenizer = library.Tokenizer(
     library.models.BPE(
       vocab={'\u2581': 0, 'a': 1, '</s>': 2}, merges=[], fuse_unk=True
     )
   )
-  made.pre_tokenizer = library.pre_tokenizers.Metaspace(prepend_scheme=scheme)
-  made.add_special_tokens(['</s>'])
-  made.save(str(tmp_path / 'tokenizer.json'))
+  tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace(
+    prepend_scheme=scheme
+  )
+  tokenizer.add_special_tokens(['</s>'])
+  tokenizer.save(str(tmp_path / 'tokenizer.json'))
   cfg = schema.Tokenizer(path=str(tmp_path / 'tokenizer.json'), eos='</s>')
-  with warnings.catch_warnings(record=True) as said:
+  with warnings.catch_warnings(record=True) as records:
     warnings.simplefilter('always')
     tokenizers.load(cfg)
-  assert ['begins every text' in str(x.message) for x in said] == (
+  assert ['begins every text' in str(x.message) for x in records] == (
     [True] if scheme == 'always' else []
   )
