@@ -158,7 +158,7 @@ def _max_length(components: Any, flags: Flags) -> int:
       evaluator.max_episode_length(
         components.renderer,
         env,
-        pairing.asked(env, flags.pairs, flags.seed),
+        pairing.first_tasks(env, flags.pairs, flags.seed),
         components.stage.eval,
       )
       for env in _envs(components).values()

@@ -1,10 +1,9 @@
-"""Pairs out of rollouts: a correct answer is chosen, an incorrect one rejected.
+"""Preference pairs from rollouts: a correct answer against an incorrect one.
 
-Of each task's answers those that are the same count once. The first pairs of a
-task share no answer; where it has fewer right ones than wrong ones, or the
-reverse, the next ones take the rarer kind again. Tasks that are the same are
-asked once. Where an environment shows a task by several prompts, each is paired
-for itself.
+Equal answers to a task count once. The first pairs of a task share no answer;
+if it has fewer correct than incorrect answers, or the reverse, the rarer ones
+are reused in the next pairs. Equal tasks count once. If an environment shows a
+task by several prompts, the answers to each prompt are paired separately.
 """
 
 import dataclasses
@@ -18,11 +17,11 @@ from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import driver as drivers
 
-# Neither of a rollout that trains, nor of an evaluation.
+# Above the uids of training rollouts and of evaluations.
 FIRST_UID = 2**62 + 2**49
 _TASK_UIDS = 2**12
 _ADVICE = {
-  'train': 'ask another policy, or more often',
+  'train': 'sample another policy, or raise pairs.samples',
   'eval': 'raise pairs.eval_prompts or pairs.samples, or set eval_prompts to '
   'None: a share of the training prompts is held out then',
 }
@@ -30,22 +29,22 @@ _ADVICE = {
 
 @dataclasses.dataclass
 class Count:
-  """What became of the answers; see `line`."""
+  """The numbers of tasks, answers and pairs; see `line`."""
 
-  tasks: int = 0  # each as often as there are prompts that it was shown by
+  tasks: int = 0  # times the number of prompts that show it
   answers: int = 0
   errors: int = 0
-  cut: int = 0  # by a budget: such an answer, or a turn of it, has no end
+  cut: int = 0  # answers with a turn cut by a token budget
   ungraded: int = 0
-  contradicted: int = 0  # correct and incorrect ones that say the same
+  contradicted: int = 0  # equal answers graded both ways
   repeated: int = 0
-  correct: int = 0  # of those that are left
-  incorrect: int = 0
-  one_sided: int = 0  # tasks without a correct, or without an incorrect one
+  correct: int = 0  # distinct ones
+  incorrect: int = 0  # distinct ones
+  one_sided: int = 0  # tasks without a correct or without an incorrect answer
   pairs: int = 0
 
   def line(self) -> str:
-    """What people read."""
+    """Returns the counts as a sentence."""
     return (
       f'{self.pairs} pairs of {self.tasks} tasks with {self.answers} answers '
       f'({self.correct} correct and {self.incorrect} incorrect ones that '
@@ -63,23 +62,23 @@ def make(
   max_errors: int = 0,
   split: str = 'train',
 ) -> tuple[list[preferences.Preference], Count]:
-  """Plays tasks of every environment, and pairs what was answered.
+  """Samples answers to tasks of every environment, and pairs them.
 
   Args:
-    envs: whose tasks are asked, `cfg.prompts` of each.
-    driver: plays them, by the weights that its engine has.
-    cfg: how many, and how answers are sampled.
+    envs: the environments by name; `cfg.prompts` tasks of each are used.
+    driver: runs the episodes with its engine's weights.
+    cfg: options of the pairs and of sampling.
     seed: of the tasks and of the choice among answers.
-    max_errors: of environments, that are put up with.
+    max_errors: the most failed episodes.
     split: 'train', or 'eval': `cfg.eval_prompts` of the held-out tasks.
 
   Raises:
     TooManyErrors: environments failed too often.
-    ValueError: there is no pair to be had.
+    ValueError: no task has both a correct and an incorrect answer.
   """
-  made, count, played = [], Count(), []
+  pairs, count, all_rollouts = [], Count(), []
   for index, (name, env) in enumerate(envs.items()):
-    tasks = asked(env, cfg, seed, split)
+    tasks = first_tasks(env, cfg, seed, split)
     first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
     rollouts = iter(
       driver.run(
@@ -98,32 +97,35 @@ def make(
     )
     for i, task in enumerate(tasks):
       group = [next(rollouts) for _ in range(cfg.samples)]
-      played += group
-      made += _pairs(task, name, group, cfg.per_prompt, (seed, index, i), count)
-  rollout_metrics.errors(played, max_errors)
-  if not made:
+      all_rollouts += group
+      pairs += _pairs(
+        task, name, group, cfg.per_prompt, (seed, index, i), count
+      )
+  rollout_metrics.errors(all_rollouts, max_errors)
+  if not pairs:
     raise ValueError(
-      f'answers to the {split} split must be correct and incorrect to make '
-      f'pairs of: got {count.line()}; {_ADVICE[split]}'
+      f'answers to the {split} split must be both correct and incorrect to '
+      f'make pairs: got {count.line()}; {_ADVICE[split]}'
     )
-  return made, count
+  return pairs, count
 
 
-def asked(
+def first_tasks(
   env: base.Env, cfg: schema.MadePairs, seed: int, split: str = 'train'
 ) -> list[types.Task]:
-  """The first tasks of a split in the order of a seed, each once.
+  """Returns the first distinct tasks of a split in the order of a seed.
 
-  By more than their prompts: an environment may show others than its tasks'.
+  Tasks are equal if prompt, answer and info are: tasks with equal prompts may
+  be shown by different ones.
   """
   count = cfg.eval_prompts if split == 'eval' else cfg.prompts
-  source, found = env.source(split, seed), {}
+  source, tasks = env.source(split, seed), {}
   for _ in range(len(source)):
-    if len(found) == count:
+    if len(tasks) == count:
       break
     task = next(source)
-    found.setdefault(repr((task.prompt, task.answer, task.info)), task)
-  return list(found.values())
+    tasks.setdefault(repr((task.prompt, task.answer, task.info)), task)
+  return list(tasks.values())
 
 
 def _pairs(
@@ -134,59 +136,58 @@ def _pairs(
   seed: tuple[int, ...],
   count: Count,
 ) -> list[preferences.Preference]:
-  """The pairs of one task; adds to `count`."""
-  shown = {}  # prompt -> answers to it that may be used
-  # In random order, so that what is said often is likely to be taken.
+  """Returns the pairs of one task; adds to `count`."""
+  by_prompt = {}  # prompt -> usable rollouts
+  # In random order, so that frequent answers are likely to come first.
   order = np.random.default_rng(seed).permutation(len(group))
   for rollout in (group[i] for i in order):
-    why = _unusable(rollout)
-    if why:
-      setattr(count, why, getattr(count, why) + 1)
+    reason = _unusable(rollout)
+    if reason:
+      setattr(count, reason, getattr(count, reason) + 1)
     else:
-      shown.setdefault(repr(rollout.prompt), []).append(rollout)
+      by_prompt.setdefault(repr(rollout.prompt), []).append(rollout)
   count.answers += len(group)
   return [
     preferences.Preference(
       rollouts[0].prompt,
-      yes,
-      no,
+      chosen,
+      rejected,
       f'{env}/{task.id}',
       info={'env': env, 'id': task.id},
     )
-    for rollouts in (list(shown.values()) or [[]])
-    for yes, no in _choose(rollouts, limit, count)
+    for rollouts in (list(by_prompt.values()) or [[]])
+    for chosen, rejected in _choose(rollouts, limit, count)
   ]
 
 
 def _choose(
   rollouts: Sequence[types.Rollout], limit: int, count: Count
 ) -> list[tuple[types.Messages, types.Messages]]:
-  """(Right, wrong) answers to one prompt; adds to `count`."""
-  sides = {True: {}, False: {}}
+  """Returns (correct, incorrect) answers to one prompt; adds to `count`."""
+  answers = {True: {}, False: {}}
   for rollout in rollouts:
-    answers = sides[rollout.score.correct]
-    count.repeated += repr(rollout.completion_messages) in answers
-    answers.setdefault(
-      repr(rollout.completion_messages), rollout.completion_messages
-    )
-  for said in sides[True].keys() & sides[False].keys():
+    messages = rollout.completion_messages
+    distinct = answers[rollout.score.correct]
+    count.repeated += repr(messages) in distinct
+    distinct.setdefault(repr(messages), messages)
+  for key in answers[True].keys() & answers[False].keys():
     count.contradicted += 2
-    del sides[True][said], sides[False][said]
-  right, wrong = (list(sides[side].values()) for side in (True, False))
-  found = min(limit, max(len(right), len(wrong))) if right and wrong else 0
+    del answers[True][key], answers[False][key]
+  right, wrong = (list(answers[side].values()) for side in (True, False))
+  n = min(limit, max(len(right), len(wrong))) if right and wrong else 0
   count.tasks += 1
   count.correct += len(right)
   count.incorrect += len(wrong)
-  count.one_sided += not found
-  count.pairs += found
-  return [(right[i % len(right)], wrong[i % len(wrong)]) for i in range(found)]
+  count.one_sided += not n
+  count.pairs += n
+  return [(right[i % len(right)], wrong[i % len(wrong)]) for i in range(n)]
 
 
 def _unusable(rollout: types.Rollout) -> str | None:
-  """Why an answer is in no pair: a field of `Count`; None if it may be."""
+  """Returns the field of `Count` that excludes an answer; None if usable."""
   if rollout.stop_reason == 'error':
     return 'errors'
-  # An episode may go on behind a turn that was cut off.
+  # An episode may continue after a turn that was cut.
   if rollout.stop_reason in ('max_tokens', 'overflow') or any(
     turn.stop_reason != 'eos' for turn in rollout.turns
   ):

@@ -1,19 +1,19 @@
 """Model references: models that score (or sample, or judge) and do not train.
 
-    'policy'          the live parameters, those of the last `set_policy`
-    'ema:DECAY', 'snapshot:STEPS'   the policy as it was of late, see
-                      `train_step.late`; live as well
+    'policy'          the parameters of the last `set_policy`
+    'ema:DECAY', 'snapshot:STEPS'   an average, or an earlier copy, of the
+                      policy, see `ema_and_snapshots`; set by `set_policy` too
     'init'            the stage's initial parameters
-    'stage:NAME'      what an earlier stage of the run ended with
-    PATH              of a run's or of HuggingFace's, see `weights`
-    schema.Endpoint   a model that a server answers for, see `endpoint`
+    'stage:NAME'      the last checkpoint of an earlier stage of the run
+    PATH              a run or a HuggingFace folder, see `weights`
+    schema.Endpoint   a model on a server, see `endpoint`
 
-The grammar is that of `init`. A model in this process lies on the devices as
-the policy does; one of a path may be of another shape. All speak the policy's
-tokens. Whoever names the same reference shares it.
+The grammar is that of `init`. A model in this process is sharded as the policy
+is; the model of a path may have another shape. All have the policy's tokens.
+Equal references share one model.
 
-1. `resolve`: when a stage begins, the folder that a name means from then on.
-2. `Loader`: the model that lies there.
+1. `resolve`: the folder of a name, fixed when a stage begins.
+2. `Loader`: the model of a folder.
 3. `References`: the algorithms' scorer.
 """
 
@@ -54,16 +54,16 @@ class References:
     load: Callable[[str], Model],
     held: Mapping[str, Params] | None = None,
   ):
-    """Holds nothing yet.
+    """Starts without models; they are loaded on first use.
 
     Args:
-      model: the policy's.
-      renderer: the policy's.
-      scorer: makes one of a model's sequences, of so many tokens at most.
+      model: the policy's options.
+      renderer: the policy's renderer.
+      scorer: builds the scorer of a model for sequences up to a length.
       capacity: tokens of the longest sample.
-      load: returns the model that a name stands for which is neither live nor
-        held; called once per name, when it is first asked for.
-      held: parameters of the policy's shape that somebody holds anyway.
+      load: returns the model of a name; called once per name, unless the name
+        is in `held` or tracks the policy.
+      held: parameters of the policy's shape that are in memory anyway.
     """
     self._model, self._renderer = model, renderer
     self._scorer, self._capacity, self._load = scorer, capacity, load
@@ -72,14 +72,17 @@ class References:
     self._endpoints: dict[schema.Endpoint, client.Endpoint] = {}
 
   def set_policy(self, params: Mapping[str, Params]) -> None:
-    """Makes these the policy, now and of late; not to be donated meanwhile."""
+    """Sets the parameters of 'policy', 'ema:DECAY' and 'snapshot:STEPS'.
+
+    The arrays must not be donated before the next call.
+    """
     self._models |= {k: Model(v, self._model) for k, v in params.items()}
 
   def model(self, reference: str) -> Model:
-    """Returns a model of this process; loads it where nobody has.
+    """Returns a model in this process; loads it on first use.
 
     Raises:
-      ValueError: nothing goes by that name.
+      ValueError: the name has no weights.
     """
     if reference not in self._models:
       assert not tracks_policy(reference), (
@@ -89,27 +92,27 @@ class References:
     return self._models[reference]
 
   def endpoint(
-    self, reference: schema.Endpoint, who: str = 'the run'
+    self, reference: schema.Endpoint, caller: str = 'the run'
   ) -> client.Endpoint:
-    """Returns who speaks with a server; asks it first who it is.
+    """Returns the client of a server; checks the server on first use.
 
     Args:
-      reference: which server and model.
-      who: waits for it, if this is the first to ask.
+      reference: the server and the model.
+      caller: the caller's name in logs and errors of the check.
 
     Raises:
-      ValueError: it serves another model, or other tokens.
+      ValueError: the server has another model, or other tokens.
     """
     if reference not in self._endpoints:
-      made = client.Endpoint(reference, who)
-      self._endpoints[reference] = made  # before it is asked: `close` ends that
-      made.check(self._renderer)
+      endpoint = client.Endpoint(reference, caller)
+      self._endpoints[reference] = endpoint  # first, so that `close` ends waits
+      endpoint.check(self._renderer)
     return self._endpoints[reference]
 
   def close(self) -> None:
-    """Hangs up wherever there is a server."""
-    for one in self._endpoints.values():
-      one.close()
+    """Closes the connections to all servers."""
+    for endpoint in self._endpoints.values():
+      endpoint.close()
 
   def __call__(
     self,
@@ -117,101 +120,102 @@ class References:
     samples: Sequence[types.Sample],
     hints: Sequence[types.Messages] | None = None,
   ) -> list[np.ndarray]:
-    """Logprobs of each sample's tokens under a reference.
+    """Returns the logprobs of each sample's tokens under a reference.
 
-    At the sample's own temperatures, as the losses compute the policy's; an
-    endpoint scores all tokens at that of the sampled ones.
+    They are at the sample's own temperatures, as the losses compute the
+    policy's; an endpoint scores all tokens at that of the sampled ones.
 
     Args:
       reference: a name or an endpoint, see the module.
-      samples: of any environment, in any number.
-      hints: messages that the reference reads in front of each sample, rendered
-        as a conversation of their own; a bos is not repeated behind them.
+      samples: of any environments.
+      hints: messages that precede each sample in the reference's context,
+        rendered as a conversation of their own; the sample's bos is dropped.
 
     Returns:
       One f32[T] per sample, in nats; entry 0 is 0.
 
     Raises:
-      ValueError: nothing goes by that name, or a sample is too long.
+      ValueError: the name has no weights, or a sample is too long.
     """
     ids = [sample.ids for sample in samples]
     if hints is not None:
       pairs = zip(hints, ids, strict=True)
-      ids = [self._behind(hint, own) for hint, own in pairs]
+      ids = [self._with_hint(hint, own) for hint, own in pairs]
     if isinstance(reference, schema.Endpoint):
-      # A server scores a whole sequence at one temperature: that of what the
-      # policy sampled, which is all that is read.
-      hot = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
-      heat = [
-        np.full(len(i), t, np.float32) for i, t in zip(ids, hot, strict=True)
+      # A server scores a whole sequence at one temperature: that of the sampled
+      # tokens, the only ones that are read.
+      sampled = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
+      temperatures = [
+        np.full(len(i), t, np.float32)
+        for i, t in zip(ids, sampled, strict=True)
       ]
       names = ', '.join(sorted({sample.env for sample in samples} - {''}))
-      who = f'environment {names}' if names else 'a stage on pairs'
-      found = self.endpoint(reference).score(ids, heat, who)
+      caller = f'environment {names}' if names else 'a stage on pairs'
+      logprobs = self.endpoint(reference).score(ids, temperatures, caller)
     else:
-      heat = [
+      temperatures = [
         np.append(np.ones(len(i) - len(s), np.float32), s.temperatures)
         for i, s in zip(ids, samples, strict=True)
       ]
-      found = self._score(self.model(reference), ids, heat)
-    # Token 0 has no prediction, hint or not.
+      logprobs = self._score(self.model(reference), ids, temperatures)
+    # Token 0 has no prediction, with or without a hint.
     return [
       np.append(np.float32(0), x[len(x) - len(s) + 1 :])
-      for x, s in zip(found, samples, strict=True)
+      for x, s in zip(logprobs, samples, strict=True)
     ]
 
-  def _behind(self, hint: types.Messages, ids: np.ndarray) -> np.ndarray:
-    """The hint's ids and then these; a bos that both have stands once."""
+  def _with_hint(self, hint: types.Messages, ids: np.ndarray) -> np.ndarray:
+    """Returns the hint's ids and then these, with a single bos."""
     head = self._renderer.render(hint).ids
     if len(head) and head[0] == ids[0] == self._renderer.tokenizer.bos_id:
       return np.concatenate([head, ids[1:]])
     return np.concatenate([head, ids])
 
-  def _score(self, model: Model, ids, heat) -> list[np.ndarray]:
+  def _score(self, model: Model, ids, temperatures) -> list[np.ndarray]:
     highest = max((int(x.max()) for x in ids), default=0)
     if highest >= model.cfg.vocab_size:
       raise ValueError(
         'a reference must know the tokens that it scores: got token '
         f'{highest}, expected less than {model.cfg.vocab_size}; the policy '
-        'has more rows than it, and sampled one that no text has'
+        'has more rows than it, and sampled one without a text'
       )
     width = self._capacity
     longest = max(map(len, ids), default=0)
-    while width < longest:  # a hint makes it longer; few widths compile
+    while width < longest:  # longer with a hint; few widths compile
       width *= 2
     key = (model.cfg, width)
     if key not in self._scorers:
       self._scorers[key] = self._scorer(*key)
-    return self._scorers[key](model.params, ids, heat)
+    return self._scorers[key](model.params, ids, temperatures)
 
 
 def tracks_policy(reference: schema.Reference) -> bool:
-  """Whether it changes while a stage trains."""
+  """Whether a reference changes while a stage trains."""
   return reference == 'policy' or schema.ema_or_snapshot(reference) is not None
 
 
 def is_path(name: str) -> bool:
-  """Whether a reference, or an `init`, lies outside of the run."""
+  """Whether a reference, or an `init`, is a path."""
   known = name in ('init', 'random') or tracks_policy(name)
   return not known and not name.startswith('stage:')
 
 
 def resolve(name: str, workdir: str) -> str:
-  """The step folder that 'stage:NAME' or a path means now.
+  """Returns the step folder that 'stage:NAME' or a path stands for now.
 
-  A checkpoint keeps it, so that a resumed stage finds the same weights again,
-  whatever was trained since where they came from.
+  Checkpoints store it, so that a resumed stage loads the same weights even if
+  there are newer ones.
 
   Args:
-    name: of a reference, or an `init`.
-    workdir: of the run.
+    name: a reference, or an `init`.
+    workdir: the run's folder.
 
   Returns:
-    The name itself where it is 'init', 'random' or live; else the folder,
-    relative to the workdir if it lies inside.
+    The name itself if it is 'init', 'random' or tracks the policy; else the
+    folder, relative to the workdir if it is inside.
 
   Raises:
-    ValueError: no weights lie there.
+    ValueError: the folder has no weights.
   """
   kind, _, target = name.partition(':')
   if kind == 'stage':
@@ -220,29 +224,28 @@ def resolve(name: str, workdir: str) -> str:
     path = name
   else:
     return name
-  found, root = weights.find(path), os.path.realpath(workdir)
-  inside = os.path.commonpath([found, root]) == root
-  return os.path.relpath(found, root) if inside else found
+  folder, root = weights.find(path), os.path.realpath(workdir)
+  inside = os.path.commonpath([folder, root]) == root
+  return os.path.relpath(folder, root) if inside else folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """Finds the model that a name stands for: `References`' `load`."""
+  """Loads the model of a name: the argument `load` of `References`."""
 
-  random: Callable[[], Params]  # makes the parameters of a fresh model
+  random: Callable[[], Params]  # returns the parameters of a fresh model
   workdir: str  # of the run
-  folders: Mapping[str, str]  # name -> what `resolve` said of it, or 'random'
+  folders: Mapping[str, str]  # name -> its folder by `resolve`, or 'random'
   like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
   model: schema.Model  # the policy's
   renderer: chat.Renderer  # the policy's
   mesh: jax.sharding.Mesh
 
   def __call__(self, name: str) -> Model:
-    """Makes or restores a model, anew at every call.
+    """Builds or restores a model; every call does so anew.
 
     Raises:
-      ValueError: no such checkpoint, other tokens, or 'init' is of another
-        model.
+      ValueError: no such checkpoint, other tokens, or 'init' is another model.
     """
     folder = self.folders[name]
     if folder == 'random':
@@ -252,12 +255,12 @@ class Loader:
       return self._load(path, same=name == 'init')
     except ValueError as error:
       raise ValueError(
-        f'weights by the name of {name!r} must still be what they were when '
-        f'the stage began, at {path}; {error}'
+        f'weights of {name!r} must be the same as when the stage began, at '
+        f'{path}: {error}'
       ) from error
 
   def init(self) -> Params:
-    """What the stage begins with."""
+    """Returns the stage's initial parameters."""
     return self('init').params
 
   def _load(self, path: str, same: bool) -> Model:
@@ -275,14 +278,19 @@ class Loader:
 def check(
   folder: str, policy: schema.Model, renderer: chat.Renderer
 ) -> schema.Model:
-  """Refuses a reference that speaks other tokens; reads no weight.
+  """Checks that a reference has the policy's tokens; reads no weights.
+
+  Args:
+    folder: a checkpoint's folder.
+    policy: the policy's options.
+    renderer: the policy's renderer.
 
   Returns:
-    Its model: the policy's where it is of that shape. One of another computes
-    in the policy's dtype.
+    The reference's model options: the policy's if the shapes are equal, else
+    its own with the policy's dtype.
 
   Raises:
-    ValueError: its tokens are others, or it does not know them all.
+    ValueError: its tokens are others, or it has only some of them.
   """
   cfg = weights.model(folder)
   weights.check(folder, cfg, renderer)

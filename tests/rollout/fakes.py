@@ -1,4 +1,4 @@
-"""A game of a few turns, and an engine that says what it was told to."""
+"""A multi-turn environment and an engine with scripted completions."""
 
 import dataclasses
 
@@ -16,11 +16,11 @@ EOS = RENDERER.tokenizer.eos_id
 
 @dataclasses.dataclass
 class Recall:
-  """The policy names something, is told a word, and names it again.
+  """The policy must repeat its first turn; the environment replies `1?`, `2?`.
 
-  The task's answer is the number of turns after which the game is done; turn
-  by turn it gives 1/2, 1, 3/2, ... A hook named in `fails` does what is given
-  there.
+  The task's answer is the number of turns after which the episode is done; the
+  rewards of turns are 1/2, 1, 3/2, ... A hook in `fails` calls its function
+  instead.
   """
 
   max_turns: int = 2
@@ -41,30 +41,30 @@ class Recall:
 class RecallEpisode:
   def __init__(self, env, task):
     self._env, self._task = env, task
-    self.heard = []
+    self.turns = []
 
   def reset(self):
     return self._env.hook('reset', self._env.prompt)
 
   def step(self, text, truncated):
-    self.heard.append((text, truncated))
-    says = {'role': 'user', 'content': f'{len(self.heard)}?'}
+    self.turns.append((text, truncated))
+    reply = {'role': 'user', 'content': f'{len(self.turns)}?'}
     return self._env.hook(
       'step',
       types.StepOut(
-        messages=(says,),
-        reward=len(self.heard) / 2,
-        done=len(self.heard) == self._task.answer,
+        messages=(reply,),
+        reward=len(self.turns) / 2,
+        done=len(self.turns) == self._task.answer,
       ),
     )
 
   def grade(self):
-    texts = [text for text, _ in self.heard]
+    texts = [text for text, _ in self.turns]
     right = len(set(texts)) == 1
     return self._env.hook(
       'grade',
       types.Score(
-        float(right), correct=right, metrics={'cut': self.heard[-1][1]}
+        float(right), correct=right, metrics={'cut': self.turns[-1][1]}
       ),
     )
 
@@ -90,30 +90,30 @@ def raises(error):
 
 
 class Engine:
-  """Says what the script of each uid says, one text per turn.
+  """An engine that completes by the script of each uid, one text per turn.
 
   A text ends with eos, unless max_tokens or the capacity cuts it. Token t of
-  a sequence has the logprob -t / 8; `pick` chooses from the uids in flight,
-  oldest first, those that stop next.
+  a sequence has the logprob -t / 8; `pick` selects from the uids in flight,
+  oldest first, the ones that stop next.
   """
 
   def __init__(self, scripts, pick=lambda uids: uids[:1], capacity=10**6):
     self.scripts = {uid: list(texts) for uid, texts in scripts.items()}
     self.pick, self.capacity = pick, capacity
     self.requests, self.released = [], []
-    self.ids = {}  # all that a slot has held
+    self.ids = {}  # all tokens of each slot
     self.running, self.held, self.version = {}, set(), 3
 
   def submit(self, request):
     self.requests.append(request)
     self.ids[request.id] = np.zeros(0, np.int32)
-    self._go(request, request.ids, request.max_tokens)
+    self._start(request, request.ids, request.max_tokens)
 
   def extend(self, id, ids, max_tokens):
     self.held.remove(id)
-    self._go(self._request(id), ids, max_tokens)
+    self._start(self._request(id), ids, max_tokens)
 
-  def _go(self, request, ids, max_tokens):
+  def _start(self, request, ids, max_tokens):
     self.ids[request.id] = np.concatenate([self.ids[request.id], ids])
     self.running[request.id] = max_tokens
 
@@ -126,19 +126,19 @@ class Engine:
 
   def _stop(self, uid):
     max_tokens, held = self.running.pop(uid), self.ids[uid]
-    says = np.array([*self.scripts[uid].pop(0).encode(), EOS], np.int32)
-    room = min(max_tokens, self.capacity - len(held))
-    reason = 'max_tokens' if room == max_tokens else 'overflow'
-    if len(says) <= room:
+    ids = np.array([*self.scripts[uid].pop(0).encode(), EOS], np.int32)
+    space = min(max_tokens, self.capacity - len(held))
+    reason = 'max_tokens' if space == max_tokens else 'overflow'
+    if len(ids) <= space:
       reason = 'eos'
-    says = says[: max(room, 0)]
-    self.ids[uid] = np.concatenate([held, says])
+    ids = ids[: max(space, 0)]
+    self.ids[uid] = np.concatenate([held, ids])
     if self._request(uid).hold:
       self.held.add(uid)
     self.version += 1
     return requests.Completion(
       uid,
-      says,
+      ids,
       -np.arange(len(held), len(self.ids[uid])) / np.float32(8),
       reason,
       self.version,
@@ -150,7 +150,7 @@ class Engine:
 
 
 class Restarting(Engine):
-  """Scripts are by uid; requests of an episode that restarts have others."""
+  """An engine whose scripts are per episode, whatever the request ids are."""
 
   def submit(self, request):
     uid = episode.uid_of(request.id)

@@ -1,4 +1,4 @@
-"""The driver: whose token is whose, how episodes end, who is disturbed."""
+"""The driver: masks and logprobs, stop reasons, errors, and order."""
 
 import dataclasses
 import itertools
@@ -14,10 +14,10 @@ from posttrain.rollout import driver, episode
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, raises, spec
 
-USER, SAYS = 259, 260  # headers
-PROMPT = [USER, *b'name', EOS, SAYS]
-# What the environment says after the first turn.
-REPLY = [USER, *b'1?', EOS, SAYS]
+USER, ASSISTANT = 259, 260  # headers
+PROMPT = [USER, *b'name', EOS, ASSISTANT]
+# The environment's reply to the first turn.
+REPLY = [USER, *b'1?', EOS, ASSISTANT]
 WHOLE = [*PROMPT, *b'red', EOS, *REPLY, *b'red', EOS]
 
 
@@ -28,12 +28,16 @@ def run(specs, scripts, max_length=64, **options):
   return rollouts, engine
 
 
-def one(script, max_length=64, capacity=10**6, **options):
-  """The rollout of one episode, its closed slots and its environment."""
-  made = spec(7, **options)
-  (rollout,), engine = run([made], {7: script}, max_length, capacity=capacity)
+def run_one(script, max_length=64, capacity=10**6, **options):
+  """Returns the rollout of one episode; checks that all is closed."""
+  episode_spec = spec(7, **options)
+  (rollout,), engine = run(
+    [episode_spec], {7: script}, max_length, capacity=capacity
+  )
   held = [r.id for r in engine.requests if r.hold]
-  assert engine.released == held and made.env.closed == [made.task.id]
+  assert engine.released == held and episode_spec.env.closed == [
+    episode_spec.task.id
+  ]
   return rollout
 
 
@@ -43,13 +47,13 @@ def assert_same(a, b):
   for x, y in zip(a.samples, b.samples, strict=True):
     for field in dataclasses.fields(x):
       left, right = getattr(x, field.name), getattr(y, field.name)
-      if field.name != 'versions':  # the fake engine counts its answers
+      if field.name != 'versions':  # the fake engine counts completions
         np.testing.assert_array_equal(left, right, err_msg=field.name)
 
 
-def test_two_turns_in_literal_tokens():
-  made = spec(7, temperature=0.5)
-  (rollout,), engine = run([made], {7: ['red', 'red']})
+def test_sample_of_two_turns_in_literal_tokens():
+  episode_spec = spec(7, temperature=0.5)
+  (rollout,), engine = run([episode_spec], {7: ['red', 'red']})
   (sample,) = rollout.samples
   assert sample.ids.tolist() == WHOLE == engine.ids[7].tolist()
   mask = [False] * 7 + [True] * 4 + [False] * 5 + [True] * 4
@@ -79,9 +83,9 @@ def test_two_turns_in_literal_tokens():
     value = getattr(sample, field)
     assert value is None or value.dtype == kind
   assert (sample.env, sample.row) == ('recall', 't7')
-  assert rollout.uid == 7 and rollout.task is made.task
+  assert rollout.uid == 7 and rollout.task is episode_spec.task
   assert rollout.stop_reason == 'env_done' and rollout.score.reward == 1
-  # All that was said, the environment's last word included.
+  # The whole conversation, the environment's last message included.
   assert [m['content'] for m in rollout.messages] == [
     'name',
     'red',
@@ -93,8 +97,8 @@ def test_two_turns_in_literal_tokens():
   np.testing.assert_array_equal(rendered[: len(sample)], sample.ids)
 
 
-def test_the_sample_passes_the_check_of_packing():
-  (sample,) = one(['red', 'blue'], temperature=0.0).samples
+def test_sample_passes_the_check_of_packing():
+  (sample,) = run_one(['red', 'blue'], temperature=0.0).samples
   zeros = np.zeros(len(sample), np.float32)
   sample = dataclasses.replace(
     sample, rl_weights=zeros, ce_weights=zeros, ref_kl_weights=zeros
@@ -103,14 +107,14 @@ def test_the_sample_passes_the_check_of_packing():
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.7])
-def test_the_engine_is_asked_as_the_play_says(temperature):
-  made = spec(7, temperature=temperature, max_tokens=5)
-  (rollout,), engine = run([made], {7: ['red', 'red']})
+def test_engine_requests_have_the_options_of_the_spec(temperature):
+  episode_spec = spec(7, temperature=temperature, max_tokens=5)
+  (rollout,), engine = run([episode_spec], {7: ['red', 'red']})
   (request,) = engine.requests
   assert request.sampling.temperature == temperature and request.hold
   assert request.max_tokens == 5 and request.stop_ids == (EOS,)
   sample = rollout.samples[0]
-  # A greedy turn says 1, at which its logprobs are.
+  # A greedy turn has temperature 1, that of its logprobs.
   expected = np.float32(temperature or 1)
   assert (sample.temperatures[sample.mask] == expected).all()
 
@@ -133,8 +137,8 @@ def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
   specs = [spec(uid, Recall(max_turns=9), n) for uid, n in turns.items()]
   rollouts, engine = run(specs, scripts, pick=pick)
   assert [rollout.uid for rollout in rollouts] == list(turns)
-  for rollout, made in zip(rollouts, specs, strict=True):
-    (alone,), _ = run([made], scripts)
+  for rollout, episode_spec in zip(rollouts, specs, strict=True):
+    (alone,), _ = run([episode_spec], scripts)
     assert_same(rollout, alone)
     sample, uid = rollout.samples[0], rollout.uid
     assert rollout.stop_reason == 'env_done'
@@ -144,7 +148,7 @@ def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
     )
 
 
-def test_members_of_a_group_are_submitted_side_by_side():
+def test_members_of_a_group_are_submitted_as_neighbours():
   prompts = [({'role': 'user', 'content': word},) for word in 'ab']
   specs = [
     spec(uid, Recall(max_turns=1, prompt=prompts[uid // 3]), turns=1)
@@ -152,9 +156,9 @@ def test_members_of_a_group_are_submitted_side_by_side():
   ]
   _, engine = run(specs, {uid: ['x'] for uid in range(6)})
   assert [request.id for request in engine.requests] == list(range(6))
-  asked = [request.ids.tolist() for request in engine.requests]
-  assert asked == [asked[0]] * 3 + [asked[3]] * 3
-  # The one turn of an episode needs its slot no longer than it takes.
+  prompt_ids = [request.ids.tolist() for request in engine.requests]
+  assert prompt_ids == [prompt_ids[0]] * 3 + [prompt_ids[3]] * 3
+  # A single-turn episode does not hold its slot.
   assert not any(request.hold for request in engine.requests)
 
 
@@ -162,7 +166,7 @@ def test_members_of_a_group_are_submitted_side_by_side():
   'max_turns, turns, script, max_tokens, reason',
   [
     (1, 1, ['red'], 8, 'eos'),
-    (1, 9, ['red'], 8, 'eos'),  # it has one turn, whatever it says
+    (1, 9, ['red'], 8, 'eos'),  # max_turns ends it before `done`
     (1, 1, ['red'], 3, 'max_tokens'),
     (3, 1, ['red'], 8, 'env_done'),
     (3, 3, ['red', 'blue', 'red'], 8, 'env_done'),
@@ -172,7 +176,7 @@ def test_members_of_a_group_are_submitted_side_by_side():
   ],
 )
 def test_stop_reasons(max_turns, turns, script, max_tokens, reason):
-  rollout = one(
+  rollout = run_one(
     script, env=Recall(max_turns), turns=turns, max_tokens=max_tokens
   )
   assert rollout.stop_reason == reason
@@ -182,20 +186,20 @@ def test_stop_reasons(max_turns, turns, script, max_tokens, reason):
   assert rollout.score.metrics['cut'] == (reason == 'max_tokens')
 
 
-def test_a_turn_that_was_cut_is_closed_by_nobody_and_goes_on():
-  (sample,) = one(['crimson', 'red'], max_tokens=4).samples
+def test_cut_turn_is_closed_with_an_unsampled_eos():
+  (sample,) = run_one(['crimson', 'red'], max_tokens=4).samples
   assert sample.ids.tolist() == [*PROMPT, *b'crim', EOS, *REPLY, *b'red', EOS]
   assert sample.mask.tolist() == (
     [False] * 7 + [True] * 4 + [False] * 6 + [True] * 4
   )
   assert sample.roles[11] == types.ROLES.index('assistant')
   assert sample.versions[11] == -1 and sample.sampler_logprobs[11] == 0
-  # One that ends the episode stays open.
-  (sample,) = one(['red', 'crimson'], max_tokens=4).samples
+  # A cut turn that ends the episode stays open.
+  (sample,) = run_one(['red', 'crimson'], max_tokens=4).samples
   assert sample.ids.tolist() == [*WHOLE[:-4], *b'crim']
 
 
-def test_what_a_template_says_behind_eos_is_nobodys():
+def test_template_text_after_eos_is_not_sampled():
   renderer = chat.Renderer(
     tokenizers.Bytes(),
     (
@@ -204,19 +208,19 @@ def test_what_a_template_says_behind_eos_is_nobodys():
     ),
   )
   engine = fakes.Engine({7: ['crimson', 'red', 'red']})
-  made = spec(7, Recall(max_turns=3), 3, max_tokens=5)
-  (rollout,) = driver.Driver(engine, renderer, 64).run([made])
+  episode_spec = spec(7, Recall(max_turns=3), 3, max_tokens=5)
+  (rollout,) = driver.Driver(engine, renderer, 64).run([episode_spec])
   sample = rollout.samples[0]
   assert (
     sample.ids.tolist()
     == renderer.render(rollout.messages).ids[: len(sample)].tolist()
   )
-  said = sample.ids[sample.mask].tolist()
-  assert said == [*b'crims', *b'red', EOS, *b'red', EOS]
+  sampled = sample.ids[sample.mask].tolist()
+  assert sampled == [*b'crims', *b'red', EOS, *b'red', EOS]
   np.testing.assert_array_equal(sample.ids, engine.ids[7])
 
 
-def test_a_template_that_forgets_thoughts_starts_a_new_sample():
+def test_template_that_drops_thoughts_starts_a_new_sample():
   renderer = chat.Renderer(
     tokenizers.Bytes(),
     (
@@ -226,25 +230,25 @@ def test_a_template_that_forgets_thoughts_starts_a_new_sample():
     ),
   )
   engine = fakes.Restarting({7: ['a#red', 'red', 'b#red', 'red']})
-  made = spec(7, Recall(max_turns=4), 4, temperature=0.5)
-  (rollout,) = driver.Driver(engine, renderer, 64).run([made])
+  episode_spec = spec(7, Recall(max_turns=4), 4, temperature=0.5)
+  (rollout,) = driver.Driver(engine, renderer, 64).run([episode_spec])
   assert not engine.held and not engine.running
   first, second, third = rollout.samples
-  name = [USER, *b'name', EOS, SAYS]
+  name = [USER, *b'name', EOS, ASSISTANT]
   assert first.ids.tolist() == [*name, *b'a#red', EOS]
-  told = [*name, *b'red', EOS, USER, *b'1?', EOS, SAYS]
-  more = [*told, *b'red', EOS, USER, *b'2?', EOS, SAYS]
+  head = [*name, *b'red', EOS, USER, *b'1?', EOS, ASSISTANT]
+  more = [*head, *b'red', EOS, USER, *b'2?', EOS, ASSISTANT]
   assert second.ids.tolist() == [*more, *b'b#red', EOS]
-  last = [*more, *b'red', EOS, USER, *b'3?', EOS, SAYS]
+  last = [*more, *b'red', EOS, USER, *b'3?', EOS, ASSISTANT]
   assert third.ids.tolist() == [*last, *b'red', EOS]
-  # Each token that was sampled is live once, the same words as history never.
+  # Each sampled token is trained once, and never as part of a history.
   assert [np.flatnonzero(s.mask).tolist() for s in rollout.samples] == [
     list(range(7, 13)),
-    [*range(len(told), len(told) + 4), *range(len(more), len(more) + 6)],
+    [*range(len(head), len(head) + 4), *range(len(more), len(more) + 6)],
     list(range(len(last), len(last) + 4)),
   ]
   assert sum(s.mask.sum() for s in rollout.samples) == 6 + 4 + 6 + 4
-  # What was sampled anew has other random numbers, and slots are given back.
+  # Each restart has another id, so other random numbers; slots are released.
   ids = [request.id for request in engine.requests]
   assert len(set(ids)) == 3 and {episode.uid_of(i) for i in ids} == {7}
   assert engine.released == ids
@@ -254,13 +258,13 @@ def test_a_template_that_forgets_thoughts_starts_a_new_sample():
   assert rollout.stop_reason == 'env_done' and len(rollout.messages) == 9
 
 
-def test_ids_that_no_text_has_are_kept():
+def test_sampled_ids_without_a_text_are_kept():
   class Garbled(fakes.Engine):
     def poll(self):
-      (said,) = super().poll()
-      ids = said.ids.copy()
-      ids[0], self.ids[said.id][-len(ids)] = 255, 255
-      return [dataclasses.replace(said, ids=ids)]
+      (completion,) = super().poll()
+      ids = completion.ids.copy()
+      ids[0], self.ids[completion.id][-len(ids)] = 255, 255
+      return [dataclasses.replace(completion, ids=ids)]
 
   engine = Garbled({7: ['red', 'red']})
   (rollout,) = driver.Driver(engine, RENDERER, 64).run([spec(7)])
@@ -270,13 +274,13 @@ def test_ids_that_no_text_has_are_kept():
   assert rollout.messages[1]['content'] == '\ufffded'
 
 
-def test_an_assistant_turn_of_the_prompt_was_sampled_by_nobody():
+def test_assistant_turns_of_the_prompt_are_not_in_the_mask():
   shot = (
     {'role': 'user', 'content': 'q'},
     {'role': 'assistant', 'content': 'a'},
     {'role': 'user', 'content': 'q'},
   )
-  (sample,) = one(['x'], env=Recall(prompt=shot), turns=1).samples
+  (sample,) = run_one(['x'], env=Recall(prompt=shot), turns=1).samples
   assert sample.ids[sample.mask].tolist() == [ord('x'), EOS]
 
 
@@ -285,31 +289,33 @@ def test_an_assistant_turn_of_the_prompt_was_sampled_by_nobody():
   'max_length, reason, length, reward, turns',
   [
     (20, 'env_done', 20, 1, 2),
-    (19, 'overflow', 19, 1, 2),  # the second eos; the text is all there
+    (19, 'overflow', 19, 1, 2),  # cuts the second eos only
     (17, 'overflow', 17, 0, 2),
-    (16, 'overflow', 11, 1, 1),  # no room behind the reply
+    (16, 'overflow', 11, 1, 1),  # no token left after the reply
     (12, 'overflow', 11, 1, 1),
     (11, 'overflow', 11, 1, 1),
     (9, 'overflow', 9, 1, 1),
   ],
 )
-def test_overflow_of_the_episode(max_length, reason, length, reward, turns):
-  rollout = one(['red', 'red'], max_length)
+def test_max_length_overflows_the_episode(
+  max_length, reason, length, reward, turns
+):
+  rollout = run_one(['red', 'red'], max_length)
   assert rollout.stop_reason == reason
   assert rollout.samples[0].ids.tolist() == WHOLE[:length]
   assert rollout.score.reward == reward
-  said = [m for m in rollout.messages if m['role'] == 'assistant']
-  assert len(said) == turns
+  replies = [m for m in rollout.messages if m['role'] == 'assistant']
+  assert len(replies) == turns
 
 
 @pytest.mark.parametrize('max_length', [5, 7])
-def test_a_prompt_without_room_is_nobodys_answer(max_length):
-  made = spec(7)
-  (rollout,), engine = run([made], {}, max_length)
-  assert not engine.requests and made.env.closed == ['t7']
+def test_prompt_that_fills_max_length_gives_no_sample(max_length):
+  episode_spec = spec(7)
+  (rollout,), engine = run([episode_spec], {}, max_length)
+  assert not engine.requests and episode_spec.env.closed == ['t7']
   assert rollout.stop_reason == 'overflow' and rollout.error is None
   assert rollout.samples == () and rollout.score == types.Score(None)
-  assert rollout.messages == made.env.prompt
+  assert rollout.messages == episode_spec.env.prompt
 
 
 @pytest.mark.parametrize(
@@ -323,8 +329,8 @@ def test_a_prompt_without_room_is_nobodys_answer(max_length):
     (5, None, None),
   ],
 )
-def test_overflow_of_the_engine(capacity, length, reward):
-  rollout = one(['red', 'red'], capacity=capacity)
+def test_engine_capacity_overflows_the_episode(capacity, length, reward):
+  rollout = run_one(['red', 'red'], capacity=capacity)
   assert rollout.stop_reason == 'overflow' and rollout.score.reward == reward
   if length is None:
     assert rollout.samples == ()
@@ -343,7 +349,7 @@ HOOKS = {
   'grade': (raises(StopIteration('end')), 'StopIteration: end'),
   'close': (raises(RuntimeError('late')), 'RuntimeError: late'),
 }
-ANSWERS = {
+RESULTS = {
   'reset': (lambda: None, "TypeError: 'NoneType'"),
   'step': (
     lambda: types.StepOut(({'role': 'x', 'content': ''},), done=False),
@@ -378,15 +384,17 @@ REWARDS = {
 
 @pytest.mark.parametrize('blocking', [False, True])
 @pytest.mark.parametrize(
-  'hook, does, says',
+  'hook, function, message',
   [
     (hook, *case)
-    for cases in (HOOKS, ANSWERS, REFUSED, REWARDS)
+    for cases in (HOOKS, RESULTS, REFUSED, REWARDS)
     for hook, case in cases.items()
   ],
 )
-def test_an_error_costs_its_own_episode_alone(hook, does, says, blocking):
-  broken = Recall(fails={hook: does}, blocking=blocking)
+def test_environment_error_ends_only_its_own_episode(
+  hook, function, message, blocking
+):
+  broken = Recall(fails={hook: function}, blocking=blocking)
   specs = [spec(1), spec(2, broken), spec(3)]
   rollouts, engine = run(specs, {uid: ['red', 'red'] for uid in (1, 2, 3)})
   for rollout in rollouts[::2]:
@@ -395,7 +403,9 @@ def test_an_error_costs_its_own_episode_alone(hook, does, says, blocking):
   failed = rollouts[1]
   assert failed.stop_reason == 'error' and failed.uid == 2
   assert failed.score == types.Score(None) and failed.samples == ()
-  pytest.raises(ValueError, _raise, failed.error).match('^recall/t2: ' + says)
+  pytest.raises(ValueError, _raise, failed.error).match(
+    '^recall/t2: ' + message
+  )
   assert broken.closed == ([] if hook == 'make' else ['t2'])  # once
   assert (2 in engine.released) == (hook not in ('make', 'reset'))
 
@@ -404,16 +414,16 @@ def _raise(text):
   raise ValueError(text)
 
 
-def test_the_first_error_is_told():
+def test_first_error_is_reported():
   env = Recall(fails={'step': raises(OSError('a')), 'close': raises(OSError())})
-  rollout = one(['red'], env=env)
+  rollout = run_one(['red'], env=env)
   assert rollout.error == 'recall/t7: OSError: a'
   assert [m['content'] for m in rollout.messages] == ['name', 'red']
 
 
 @pytest.mark.parametrize('blocking', [False, True])
 @pytest.mark.parametrize('error', [KeyboardInterrupt(), SystemExit(1)])
-def test_an_interrupt_passes_and_closes_what_is_open(error, blocking):
+def test_interrupt_is_raised_and_closes_open_episodes(error, blocking):
   env = Recall(fails={'step': raises(error)}, blocking=blocking)
   others = Recall(blocking=blocking)
   engine = fakes.Engine({1: ['red'], 2: ['red']}, pick=lambda uids: uids)
@@ -422,7 +432,7 @@ def test_an_interrupt_passes_and_closes_what_is_open(error, blocking):
   assert env.closed == ['t1'] and others.closed == ['t2']
 
 
-def test_bugs_of_ours_are_no_errors_of_the_environment():
+def test_assertion_errors_of_the_driver_are_raised():
   class Broken(fakes.Engine):
     def _stop(self, uid):
       return dataclasses.replace(super()._stop(uid), stop_reason='eos')
@@ -437,17 +447,17 @@ def test_bugs_of_ours_are_no_errors_of_the_environment():
     run([spec(1), spec(1)], {})
 
 
-def test_no_plays_are_no_rollouts():
+def test_no_specs_give_no_rollouts():
   assert run([], {})[0] == []
 
 
 def test_seconds_of_environments_add_up(monkeypatch):
   ticks = itertools.count()
   monkeypatch.setattr(driver.time, 'perf_counter', lambda: next(ticks))
-  made = driver.Driver(
+  env_driver = driver.Driver(
     fakes.Engine({i: ['red'] * 2 for i in range(4)}), RENDERER, 64
   )
-  made.run([spec(0), spec(1)])
-  assert made.env_seconds == 2 * 4  # begin, two steps, end
-  made.run([spec(2, Recall(blocking=True)), spec(3)])
-  assert made.env_seconds == 3 * 4
+  env_driver.run([spec(0), spec(1)])
+  assert env_driver.env_seconds == 2 * 4  # begin, two steps, end
+  env_driver.run([spec(2, Recall(blocking=True)), spec(3)])
+  assert env_driver.env_seconds == 3 * 4

@@ -1,4 +1,4 @@
-"""Environments that wait: in threads, side by side, never in another order."""
+"""Blocking environments: called in threads, with results in a fixed order."""
 
 import threading
 import time
@@ -18,11 +18,11 @@ EOS = fixtures.RENDERER.tokenizer.eos_id
 WAITS = 10  # seconds after which a test that hangs fails
 
 
-def test_a_call_is_due_after_so_many_chunks_and_in_order():
+def test_calls_are_due_after_a_number_of_chunks_in_order():
   begun = threading.Event()
 
   def slow():
-    assert begun.wait(WAITS)  # the other has run
+    assert begun.wait(WAITS)  # the other call has run
     return 'slow'
 
   with pool.Pool(threads=2, chunks=2) as calls:
@@ -31,7 +31,7 @@ def test_a_call_is_due_after_so_many_chunks_and_in_order():
     calls.tick()
     calls.add(2, lambda: begun.set() or 'quick')
     assert calls.due(idle=False) == [] and len(calls) == 2
-    assert begun.wait(WAITS)  # it has long returned: its time has not come
+    assert begun.wait(WAITS)  # it has returned, but is not due
     assert calls.due(idle=False) == []
     calls.tick()
     assert calls.due(idle=False) == [(1, 'slow')]
@@ -40,7 +40,7 @@ def test_a_call_is_due_after_so_many_chunks_and_in_order():
     assert calls.due(idle=False) == [(2, 'quick')] and not len(calls)
 
 
-def test_where_nothing_decodes_the_next_time_comes_at_once():
+def test_oldest_call_is_due_at_once_if_nothing_decodes():
   with pool.Pool(threads=1, chunks=3) as calls:
     calls.add(5, lambda: 'a')
     calls.add(4, lambda: 'b')
@@ -48,13 +48,13 @@ def test_where_nothing_decodes_the_next_time_comes_at_once():
     calls.add(3, lambda: 'c')
     assert calls.due(idle=True) == [(5, 'a'), (4, 'b')]
     assert calls.due(idle=True) == [(3, 'c')]
-    # Time does not run back.
+    # The logical time does not decrease.
     calls.add(2, lambda: 'd')
     calls.tick()
     assert calls.due(idle=False) == []
 
 
-def test_what_has_not_begun_is_forgotten_at_the_end():
+def test_calls_that_have_not_begun_are_dropped_on_exit():
   begun, gate, ran = threading.Event(), threading.Event(), []
 
   def first():
@@ -73,16 +73,16 @@ def test_what_has_not_begun_is_forgotten_at_the_end():
 
 
 class Slow(fakes.Recall):
-  """Takes now this long and now that, by nobody's seed."""
+  """Recall with random, unseeded delays."""
 
   def make(self, task):
     self.nap()
-    made = super().make(task)
-    step, reset, grade = made.step, made.reset, made.grade
-    made.step = lambda *args: self.nap() or step(*args)
-    made.reset = lambda: self.nap() or reset()
-    made.grade = lambda: self.nap() or grade()
-    return made
+    episode = super().make(task)
+    step, reset, grade = episode.step, episode.reset, episode.grade
+    episode.step = lambda *args: self.nap() or step(*args)
+    episode.reset = lambda: self.nap() or reset()
+    episode.grade = lambda: self.nap() or grade()
+    return episode
 
   def nap(self):
     time.sleep(np.random.default_rng().uniform(0, 0.004))
@@ -90,7 +90,7 @@ class Slow(fakes.Recall):
 
 @pytest.fixture(scope='module')
 def params():
-  """The tiny model, made to end some of its turns before they are cut."""
+  """The tiny model with a higher probability of eos."""
   params = transformer.init(jax.random.key(0), fixtures.MODEL)
   table = params['embed']['table']
   params['embed']['table'] = table.at[EOS].multiply(4)
@@ -98,11 +98,11 @@ def params():
 
 
 def run(params, env, **options):
-  """Twelve episodes of one to four turns; all slots can be held at once."""
+  """Runs twelve episodes of one to four turns; all slots may be held."""
   engine = engines.Engine(fixtures.MODEL, slots=3, capacity=48, chunk=4, seed=1)
   engine.set_params(params, version=5)
-  made = driver.Driver(engine, fixtures.RENDERER, 48, schema.Rollout(**options))
-  rollouts = made.run(
+  config = schema.Rollout(**options)
+  rollouts = driver.Driver(engine, fixtures.RENDERER, 48, config).run(
     [
       fakes.spec(
         uid,
@@ -113,12 +113,12 @@ def run(params, env, **options):
       for uid in range(12)
     ]
   )
-  engine.set_params(params, version=6)  # no slot is taken
+  engine.set_params(params, version=6)  # raises if a slot is taken
   return rollouts
 
 
-def assert_same(found, expected, atol=0.0):
-  for a, b in zip(found, expected, strict=True):
+def assert_same(rollouts, expected, atol=0.0):
+  for a, b in zip(rollouts, expected, strict=True):
     assert (a.uid, a.messages, a.stop_reason, a.turns, a.score) == (
       b.uid,
       b.messages,
@@ -135,38 +135,38 @@ def assert_same(found, expected, atol=0.0):
 
 
 @pytest.mark.parametrize('chunks', [1, 4])
-def test_how_long_it_takes_changes_nothing(params, chunks, monkeypatch):
+def test_durations_of_calls_do_not_change_rollouts(params, chunks, monkeypatch):
   options = {'env_chunks': chunks}
   slow = run(params, Slow, **options)
   assert_same(run(params, Slow, env_threads=2, **options), slow)
   monkeypatch.setattr(Slow, 'nap', lambda self: None)
   assert_same(run(params, Slow, **options), slow)
-  # Others stand beside each other in the slots, and are rounded otherwise.
+  # Other requests share the slots, so that matrix products round differently.
   assert_same(run(params, fakes.Recall), slow, atol=1e-5)
 
 
 @pytest.mark.parametrize('env', [fakes.Recall, Slow])
-def test_overlap_changes_nothing(params, env, monkeypatch):
+def test_overlap_does_not_change_rollouts(params, env, monkeypatch):
   monkeypatch.setattr(Slow, 'nap', lambda self: None)
-  plain, found = run(params, env), run(params, env, overlap=True)
-  assert_same(found, plain, atol=1e-5)
-  assert_same(run(params, env, overlap=True), found)
+  plain, overlapped = run(params, env), run(params, env, overlap=True)
+  assert_same(overlapped, plain, atol=1e-5)
+  assert_same(run(params, env, overlap=True), overlapped)
 
 
 class Together(fakes.Recall):
-  """Every call waits until all episodes are in one."""
+  """Recall whose calls wait until every episode is in a call."""
 
   def make(self, task):
-    made, wait = super().make(task), self.fails['barrier'].wait
-    step, reset, grade = made.step, made.reset, made.grade
-    made.reset = lambda: (wait(WAITS), reset())[1]
-    made.step = lambda *args: (wait(WAITS), step(*args))[1]
-    made.grade = lambda: (wait(WAITS), grade())[1]
-    return made
+    episode, wait = super().make(task), self.fails['barrier'].wait
+    step, reset, grade = episode.step, episode.reset, episode.grade
+    episode.reset = lambda: (wait(WAITS), reset())[1]
+    episode.step = lambda *args: (wait(WAITS), step(*args))[1]
+    episode.grade = lambda: (wait(WAITS), grade())[1]
+    return episode
 
 
-def test_episodes_wait_side_by_side():
-  """One after the other, none of them would ever return."""
+def test_blocking_episodes_are_called_concurrently():
+  """Sequential calls would never return."""
   count = 16
   env = Together(blocking=True, fails={'barrier': threading.Barrier(count)})
   engine = fakes.Engine(
@@ -179,8 +179,8 @@ def test_episodes_wait_side_by_side():
   assert {rollout.score.reward for rollout in rollouts} == {1.0}
 
 
-def test_the_engine_goes_on_while_environments_wait():
-  """A call is taken up so many chunks later, though it returned at once."""
+def test_engine_decodes_while_environments_block():
+  """A result arrives `env_chunks` later, even if the call returns at once."""
   log = []
 
   class Engine(fakes.Engine):
@@ -205,6 +205,6 @@ def test_the_engine_goes_on_while_environments_wait():
     engine, fakes.RENDERER, 200, schema.Rollout(env_chunks=3)
   ).run(specs)
   assert [len(rollout.turns) for rollout in rollouts] == [2, 9]
-  # Who blocks is begun after three turns of the other, and goes on after
-  # three more.
+  # The blocking episode starts after three turns of the other one, and
+  # continues after three more.
   assert log[: log.index(1)].count(2) == 6

@@ -1,4 +1,4 @@
-"""References: whose logprobs they are, at whose temperatures."""
+"""References: names, loading, and logprobs at the samples' temperatures."""
 
 import dataclasses
 
@@ -40,10 +40,10 @@ def make(load, tokens=fixtures.RENDERER, capacity=T, **options):
 
 def samples(temperature=None):
   rng = np.random.default_rng(0)
-  made = []
+  sequence = []
   for n in LENGTHS:
-    heat = rng.uniform(0.5, 2.0, n)
-    made.append(
+    temperatures = rng.uniform(0.5, 2.0, n)
+    sequence.append(
       types.Sample(
         env='e',
         row='r',
@@ -53,12 +53,12 @@ def samples(temperature=None):
         is_content=np.ones(n, bool),
         sampler_logprobs=np.zeros(n, np.float32),
         temperatures=np.float32(
-          heat if temperature is None else (np.full(n, temperature))
+          temperatures if temperature is None else (np.full(n, temperature))
         ),
         versions=np.zeros(n, np.int32),
       )
     )
-  return made
+  return sequence
 
 
 def refuse(name):
@@ -66,53 +66,51 @@ def refuse(name):
 
 
 @pytest.mark.parametrize('temperature', [None, 1.0])
-def test_the_policy_is_scored_to_the_bit_at_the_samples_temperatures(
-  temperature,
-):
-  given = samples(temperature)
-  made = make(refuse)
-  made.set_policy({'policy': params(0)})
-  scored = made('policy', given)
+def test_policy_logprobs_are_bitwise_at_the_samples_temperatures(temperature):
+  batch = samples(temperature)
+  refs = make(refuse)
+  refs.set_policy({'policy': params(0)})
+  scored = refs('policy', batch)
   ids, positions, segments = np.zeros((3, ROWS, T), np.int32)
-  heat = np.ones((ROWS, T), np.float32)
+  temperatures = np.ones((ROWS, T), np.float32)
   places = {2: (0, 0), 0: (1, 0), 1: (1, 20)}
   for segment, (index, (row, start)) in enumerate(places.items(), 1):
     place = row, slice(start, start + LENGTHS[index])
-    ids[place], segments[place] = given[index].ids, segment
+    ids[place], segments[place] = batch[index].ids, segment
     positions[place] = np.arange(LENGTHS[index])
-    heat[place] = given[index].temperatures
-  expected = score(params(0), ids, positions, segments, heat)
+    temperatures[place] = batch[index].temperatures
+  expected = score(params(0), ids, positions, segments, temperatures)
   for index, (row, start) in places.items():
     np.testing.assert_array_equal(
       scored[index], expected[row, start : start + LENGTHS[index]]
     )
 
 
-def test_each_name_has_its_parameters_and_is_loaded_once():
-  asked = []
+def test_each_name_is_loaded_once_with_its_own_parameters():
+  names = []
 
   def load(name):
-    asked.append(name)
+    names.append(name)
     return references.Model(params(int(name[-1])), fixtures.MODEL)
 
-  made, given = make(load), samples()
-  assert not asked
-  first = made('stage:1', given)
-  made.set_policy({'policy': params(1)})
-  for a, b in zip(first, made('policy', given), strict=True):
+  refs, batch = make(load), samples()
+  assert not names
+  first = refs('stage:1', batch)
+  refs.set_policy({'policy': params(1)})
+  for a, b in zip(first, refs('policy', batch), strict=True):
     np.testing.assert_array_equal(a, b)
-  made.set_policy({'policy': params(2)})
+  refs.set_policy({'policy': params(2)})
   for a, b, c in zip(
-    made('policy', given),
-    made('stage:2', given),
-    made('stage:1', given),
+    refs('policy', batch),
+    refs('stage:2', batch),
+    refs('stage:1', batch),
     strict=True,
   ):
     np.testing.assert_array_equal(a, b)
     assert np.abs(a - c).max() > 1e-3
-  assert asked == ['stage:1', 'stage:2']
+  assert names == ['stage:1', 'stage:2']
   with pytest.raises(AssertionError, match='set_policy comes before'):
-    make(refuse)('policy', given)
+    make(refuse)('policy', batch)
 
 
 @pytest.fixture(scope='module')
@@ -168,7 +166,7 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name, says',
+  'name, message',
   [
     ('stage:grpo', 'must be a workdir, .* got .*grpo'),
     ('stage:', 'no saved step'),
@@ -176,12 +174,12 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
     ('/nowhere', "got '/nowhere'"),
   ],
 )
-def test_unknown_names_are_refused(workdir, name, says):
-  with pytest.raises(ValueError, match=says):
+def test_unknown_names_are_refused(workdir, name, message):
+  with pytest.raises(ValueError, match=message):
     references.resolve(name, str(workdir))
 
 
-def test_the_loader_gives_what_was_resolved(workdir):
+def test_loader_restores_resolved_folders(workdir):
   step = 'checkpoints/sft/3'
   load = loader(
     workdir, init='random', inside=step, outside=str(workdir / step)
@@ -189,13 +187,13 @@ def test_the_loader_gives_what_was_resolved(workdir):
   assert load('init') == ('fresh', fixtures.MODEL)
   assert load.init() == 'fresh'
   for name in ('inside', 'outside'):
-    found = load(name)
-    jax.tree.map(np.testing.assert_array_equal, found.params, params(1))
-    assert found.cfg == fixtures.MODEL
+    model = load(name)
+    jax.tree.map(np.testing.assert_array_equal, model.params, params(1))
+    assert model.cfg == fixtures.MODEL
 
 
 @pytest.mark.parametrize(
-  'options, says',
+  'options, message',
   [
     (
       {'renderer': chat.load(schema.Tokenizer(eos='<|tool|>'))},
@@ -208,18 +206,18 @@ def test_the_loader_gives_what_was_resolved(workdir):
     ({'init': 'checkpoints/sft/2'}, 'a checkpoint must exist|no saved step'),
   ],
 )
-def test_what_changed_meanwhile_is_refused(workdir, options, says):
+def test_changed_weights_are_refused_on_loading(workdir, options, message):
   load = loader(workdir, **{'init': 'checkpoints/sft/3', **options})
-  with pytest.raises(ValueError, match=says) as error:
+  with pytest.raises(ValueError, match=message) as error:
     load('init')
-  assert str(error.value).startswith("weights by the name of 'init' must still")
+  assert str(error.value).startswith("weights of 'init' must be the same")
 
 
 HINT = ({'role': 'system', 'content': 'It is 7.'},)
 
 
 class Bos:
-  """The byte tokenizer with a bos, which the template sets first."""
+  """A renderer with a bos, which precedes the template."""
 
   def __init__(self, renderer):
     self.tokenizer = dataclasses.replace(
@@ -228,9 +226,11 @@ class Bos:
     self._renderer = renderer
 
   def render(self, messages):
-    made = self._renderer.render(messages)
-    ids = np.concatenate([[self.tokenizer.bos_id], made.ids]).astype(np.int32)
-    return dataclasses.replace(made, ids=ids)
+    rendered = self._renderer.render(messages)
+    ids = np.concatenate([[self.tokenizer.bos_id], rendered.ids]).astype(
+      np.int32
+    )
+    return dataclasses.replace(rendered, ids=ids)
 
 
 @dataclasses.dataclass
@@ -239,18 +239,18 @@ class Tokenizer:
 
 
 @pytest.mark.parametrize('bos', [False, True])
-def test_a_hint_stands_in_front_and_changes_nothing_else(bos):
-  """Against the forward of the whole sequence, laid out by hand."""
+def test_hint_precedes_the_sample_with_one_bos(bos):
+  """Compares with a forward over the concatenated sequence."""
   tokens = Bos(fixtures.RENDERER) if bos else fixtures.RENDERER
-  given = samples(1.0)
-  if bos:  # each begins with it, as the hint does
-    for sample in given:
+  batch = samples(1.0)
+  if bos:  # samples and hint begin with it
+    for sample in batch:
       sample.ids[0] = tokens.tokenizer.bos_id
-  made = make(refuse, tokens)
-  made.set_policy({'policy': params(0)})
-  scored = made('policy', given, [HINT] * len(given))
+  refs = make(refuse, tokens)
+  refs.set_policy({'policy': params(0)})
+  scored = refs('policy', batch, [HINT] * len(batch))
   head = tokens.render(HINT).ids
-  for sample, found in zip(given, scored, strict=True):
+  for sample, logprobs in zip(batch, scored, strict=True):
     ids = np.concatenate([head, sample.ids[1:] if bos else sample.ids])[None]
     places = np.arange(ids.size, dtype=np.int32)[None]
     whole = score(
@@ -260,13 +260,15 @@ def test_a_hint_stands_in_front_and_changes_nothing_else(bos):
       np.ones_like(places),
       np.ones(ids.shape, np.float32),
     )[0]
-    assert found.shape == (len(sample),) and found[0] == 0
-    np.testing.assert_allclose(found[1:], whole[-len(sample) + 1 :], atol=2e-5)
-  assert np.abs(scored[0] - made('policy', given)[0]).max() > 1e-3
+    assert logprobs.shape == (len(sample),) and logprobs[0] == 0
+    np.testing.assert_allclose(
+      logprobs[1:], whole[-len(sample) + 1 :], atol=2e-5
+    )
+  assert np.abs(scored[0] - refs('policy', batch)[0]).max() > 1e-3
 
 
-def test_a_model_of_another_shape_scores_with_its_own(tmp_path):
-  """A teacher is larger than its student, as a rule."""
+def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
+  """A teacher is often larger than its student."""
   bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)
   weights = transformer.init(jax.random.key(5), bigger)
   saver = store.Checkpointer(
@@ -287,18 +289,18 @@ def test_a_model_of_another_shape_scores_with_its_own(tmp_path):
   model = load('big')
   assert model.cfg == bigger
   jax.tree.map(np.testing.assert_array_equal, model.params, weights)
-  given = samples(1.0)
-  found = make(load)('big', given)
+  batch = samples(1.0)
+  scored = make(load)('big', batch)
   expected = scoring.Scorer(bigger, ROWS, T)(
-    weights, [s.ids for s in given], [s.temperatures for s in given]
+    weights, [s.ids for s in batch], [s.temperatures for s in batch]
   )
-  for a, b in zip(found, expected, strict=True):
+  for a, b in zip(scored, expected, strict=True):
     np.testing.assert_array_equal(a, b)
   with pytest.raises(ValueError, match='its layers is 3, and config.model'):
     load('init')
 
 
-def test_a_model_of_fewer_tokens_is_refused(monkeypatch):
+def test_model_with_a_smaller_vocabulary_is_refused(monkeypatch):
   few = dataclasses.replace(fixtures.MODEL, vocab_size=100)
   monkeypatch.setattr(references.weights, 'model', lambda folder: few)
   monkeypatch.setattr(references.weights, 'check', lambda *args: None)
@@ -306,41 +308,41 @@ def test_a_model_of_fewer_tokens_is_refused(monkeypatch):
     references.check('x', fixtures.MODEL, fixtures.RENDERER)
 
 
-def test_who_names_the_same_server_shares_it(monkeypatch):
-  made = []
+def test_equal_endpoints_share_one_client(monkeypatch):
+  calls = []
 
   class Server:
-    def __init__(self, cfg, who):
-      made.append(cfg)
+    def __init__(self, cfg, caller):
+      calls.append(cfg)
 
     def check(self, renderer):
       assert renderer is fixtures.RENDERER
 
-    def score(self, ids, heat, who):
-      self.heat = heat
-      assert who == 'environment e'
+    def score(self, ids, temperatures, caller):
+      self.temperatures = temperatures
+      assert caller == 'environment e'
       return [np.full(len(x), -1, np.float32) for x in ids]
 
     def close(self):
-      made.append('closed')
+      calls.append('closed')
 
   monkeypatch.setattr(references.client, 'Endpoint', Server)
   a = schema.Endpoint(name='m', base_url='http://h/v1')
-  found = make(refuse)
+  refs = make(refuse)
   for name in (a, dataclasses.replace(a), a):
-    scored = found(name, samples(0.5))
+    scored = refs(name, samples(0.5))
     assert all(x[0] == 0 and (x[1:] == -1).all() for x in scored)
-  assert made == [a]
-  assert all((x == 0.5).all() for x in found.endpoint(a).heat)
-  found.close()
-  assert made == [a, 'closed']
+  assert calls == [a]
+  assert all((x == 0.5).all() for x in refs.endpoint(a).temperatures)
+  refs.close()
+  assert calls == [a, 'closed']
 
 
-def test_tokens_that_a_reference_has_no_row_for_are_refused():
-  """A policy may have more rows than its tokenizer has texts, and use them."""
+def test_tokens_beyond_a_references_vocabulary_are_refused():
+  """A policy may sample rows beyond its tokenizer's vocabulary."""
   few = dataclasses.replace(fixtures.MODEL, vocab_size=200)
-  made = make(lambda name: references.Model(None, few))
+  refs = make(lambda name: references.Model(None, few))
   sample = samples()[0]
   sample.ids[3] = 250
   with pytest.raises(ValueError, match='got token 2.., expected less than 200'):
-    made('stage:a', [sample])
+    refs('stage:a', [sample])

@@ -1,4 +1,4 @@
-"""The dataset sampler: what it replays, and what it refuses."""
+"""The dataset sampler: samples, and refused tasks."""
 
 import json
 
@@ -12,10 +12,10 @@ from posttrain.config import load as config
 from posttrain.rollout import sampler
 
 USER = {'role': 'user', 'content': 'What is 1 + 2?'}
-SAYS = {'role': 'assistant', 'content': '\\boxed{3}'}
+REPLY = {'role': 'assistant', 'content': '\\boxed{3}'}
 
 
-def _task(prompt=(USER,), demonstration=(SAYS,)):
+def _task(prompt=(USER,), demonstration=(REPLY,)):
   return types.Task('row-7', 'e', prompt, demonstration=demonstration)
 
 
@@ -25,13 +25,13 @@ def _rollout(task, max_tokens=64, **options):
   ).rollout(task, uid=5)
 
 
-def test_the_mask_is_what_the_assistant_says_and_its_end():
+def test_mask_covers_the_assistant_turn_and_its_eos():
   rollout = _rollout(_task())
   (sample,) = rollout.samples
   renderer = chat.load(schema.Tokenizer())
-  said = sample.ids[sample.mask]
-  assert renderer.tokenizer.decode(said.tolist()) == SAYS['content']
-  assert said[-1] == renderer.tokenizer.eos_id
+  labels = sample.ids[sample.mask]
+  assert renderer.tokenizer.decode(labels.tolist()) == REPLY['content']
+  assert labels[-1] == renderer.tokenizer.eos_id
   assert rollout.uid == 5 and rollout.stop_reason == 'eos'
   assert rollout.score.reward is None  # not graded, which is not zero
   assert not sample.sampler_logprobs.any()
@@ -39,11 +39,11 @@ def test_the_mask_is_what_the_assistant_says_and_its_end():
 
 
 def test_every_assistant_turn_of_a_conversation_is_trained():
-  more = (SAYS, USER, {'role': 'assistant', 'content': 'yes'})
+  more = (REPLY, USER, {'role': 'assistant', 'content': 'yes'})
   (sample,) = _rollout(_task(demonstration=more)).samples
   renderer = chat.load(schema.Tokenizer())
   text = renderer.tokenizer.decode(sample.ids[sample.mask].tolist())
-  assert text == SAYS['content'] + 'yes'
+  assert text == REPLY['content'] + 'yes'
 
 
 FEW_SHOT = (
@@ -54,12 +54,12 @@ FEW_SHOT = (
 ANSWER = {'role': 'assistant', 'content': 'ANSWER'}
 
 
-def test_an_assistant_turn_of_the_prompt_is_given_not_trained():
+def test_assistant_turns_of_the_prompt_are_not_trained():
   rollout = _rollout(_task(prompt=FEW_SHOT, demonstration=(ANSWER,)))
   (sample,) = rollout.samples
   renderer = chat.load(schema.Tokenizer())
-  said = sample.ids[sample.mask].tolist()
-  assert said == [*b'ANSWER', renderer.tokenizer.eos_id]
+  labels = sample.ids[sample.mask].tolist()
+  assert labels == [*b'ANSWER', renderer.tokenizer.eos_id]
   assert rollout.messages == (*FEW_SHOT, ANSWER)
   whole = renderer.render(rollout.messages)
   np.testing.assert_array_equal(sample.ids, whole.ids)
@@ -67,11 +67,11 @@ def test_an_assistant_turn_of_the_prompt_is_given_not_trained():
 
 
 @pytest.mark.parametrize('too_long', ['error', 'truncate'])
-def test_a_shot_of_the_prompt_is_no_live_label(too_long):
+def test_assistant_turns_of_the_prompt_are_no_trained_labels(too_long):
   task = _task(prompt=FEW_SHOT, demonstration=(USER,))
   with pytest.raises(ValueError, match='row-7 .* must have a trained label'):
     _rollout(task, too_long=too_long)
-  # 15 tokens of prompt and the header: the shot fits, but no label does.
+  # 15 tokens of prompt and header: the prompt fits, but no label does.
   task = _task(prompt=FEW_SHOT, demonstration=(ANSWER,))
   for max_tokens in (10, 15):
     with pytest.raises(ValueError, match='row-7 .* must have a prompt below'):
@@ -80,7 +80,7 @@ def test_a_shot_of_the_prompt_is_no_live_label(too_long):
   assert bytes(sample.ids[sample.mask].tolist()) == b'A'
 
 
-def test_too_long_is_an_error_or_cut_on_request():
+def test_too_long_raises_or_truncates():
   with pytest.raises(ValueError, match=r'row row-7 of environment e must fit'):
     _rollout(_task(), max_tokens=20)
   rollout = _rollout(_task(), max_tokens=20, too_long='truncate')
@@ -89,7 +89,7 @@ def test_too_long_is_an_error_or_cut_on_request():
 
 
 @pytest.mark.parametrize('too_long', ['error', 'truncate'])
-def test_rows_that_train_nothing_are_refused_by_name(too_long):
+def test_tasks_without_trained_labels_are_refused_by_row(too_long):
   with pytest.raises(ValueError, match='row-7 .* must have a demonstration'):
     _rollout(_task(demonstration=None), too_long=too_long)
   with pytest.raises(ValueError, match='row-7 .* must have a trained label'):
@@ -111,14 +111,16 @@ def test_rows_that_train_nothing_are_refused_by_name(too_long):
     ('min_p', 0.1),
   ],
 )
-def test_the_policy_is_sampled_from_its_whole_law(field, value):
+def test_policy_sampler_refuses_truncation_and_greedy_decoding(field, value):
   entry = schema.EnvEntry(sampler=schema.Policy())
-  made = machinery.config_dict(
+  overridden = machinery.config_dict(
     schema.Run(stages={'grpo': schema.Stage(envs={'e': entry})})
   )
   key = 'grpo.envs.e.sampler'
-  assert config.build(made).stages['grpo'].envs['e'].sampler == schema.Policy()
+  assert (
+    config.build(overridden).stages['grpo'].envs['e'].sampler == schema.Policy()
+  )
   node = json.dumps({'type': 'policy', field: value})
-  config.override(made, key, node)
+  config.override(overridden, key, node)
   with pytest.raises(ValueError, match=f'config.{key}.{field} must be'):
-    config.build(made)
+    config.build(overridden)

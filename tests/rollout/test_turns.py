@@ -1,4 +1,4 @@
-"""Turns with their rewards, budgets of an episode, and histories cut short."""
+"""Turns and their rewards, episode budgets, and truncated histories."""
 
 import numpy as np
 import pytest
@@ -13,40 +13,40 @@ from posttrain.rollout import driver, sampler
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
 
-USER, SAYS = 259, 260  # headers
+USER, ASSISTANT = 259, 260  # headers
 NAME = [USER, *b'name', EOS]
 
 
 def run(script, max_length=200, max_turns=9, renderer=RENDERER, **options):
-  """The rollout of one episode, and its engine."""
-  made = spec(
+  """Returns the rollout of one episode, and its engine."""
+  episode_spec = spec(
     7, Recall(max_turns), options.pop('turns', len(script)), **options
   )
   engine = fakes.Restarting({7: script})
-  (rollout,) = driver.Driver(engine, renderer, max_length).run([made])
+  (rollout,) = driver.Driver(engine, renderer, max_length).run([episode_spec])
   assert not engine.held and not engine.running
   return rollout, engine
 
 
-def test_turns_are_told_with_their_rewards():
+def test_turns_have_places_rewards_and_stop_reasons():
   rollout, _ = run(['red', 'crimson', 'blue'], max_tokens=4)
   assert rollout.turns == (
     types.Turn(0, 7, 4, 0.5, 'eos'),
     types.Turn(0, 16, 4, 1.0, 'max_tokens'),
-    # Behind it an eos that nobody sampled, and five tokens.
+    # After the turn before: an unsampled eos, and five tokens.
     types.Turn(0, 26, 4, 1.5, 'max_tokens'),
   )
-  marked = np.zeros(len(rollout.samples[0]), bool)
+  in_turns = np.zeros(len(rollout.samples[0]), bool)
   for turn in rollout.turns:
-    marked[turn.start : turn.start + turn.length] = True
-  np.testing.assert_array_equal(marked, rollout.samples[0].mask)
+    in_turns[turn.start : turn.start + turn.length] = True
+  np.testing.assert_array_equal(in_turns, rollout.samples[0].mask)
 
 
-def test_the_turn_that_ends_a_cut_episode_has_its_reward():
+def test_last_turn_of_a_cut_episode_has_its_reward():
   rollout, _ = run(['red', 'red'], max_length=17)
   assert rollout.stop_reason == 'overflow'
   assert rollout.turns[-1] == types.Turn(0, 16, 1, 1.0, 'overflow')
-  # No room behind the reply: the turn that was there ended well.
+  # No token left after the reply: the turn itself ended with eos.
   rollout, _ = run(['red', 'red'], max_length=16)
   assert rollout.stop_reason == 'overflow'
   assert rollout.turns == (types.Turn(0, 7, 4, 0.5, 'eos'),)
@@ -66,27 +66,27 @@ def test_the_turn_that_ends_a_cut_episode_has_its_reward():
     (2, 2, 'overflow'),
   ],
 )
-def test_an_episode_adds_no_more_than_its_budget(budget, added, reason):
+def test_max_episode_tokens_limits_added_tokens(budget, added, reason):
   rollout, engine = run(['red', 'red'], max_episode_tokens=budget)
   assert len(rollout.samples[0]) == 7 + added
   assert rollout.stop_reason == reason
   assert engine.requests[0].max_tokens == min(8, budget or 8)
-  # The shorter of the two holds.
+  # The smaller limit applies.
   rollout, _ = run(['red', 'red'], 17, max_episode_tokens=13)
   assert len(rollout.samples[0]) == 17
 
 
-def test_a_history_that_is_cut_in_literal_tokens():
+def test_truncated_history_in_literal_tokens():
   rollout, engine = run(['a', 'b', 'c', 'd'], keep_exchanges=1)
   reply = [[USER, *f'{i}?'.encode(), EOS] for i in range(5)]
-  said = {x: [SAYS, *x.encode(), EOS] for x in 'abcd'}
+  turn = {x: [ASSISTANT, *x.encode(), EOS] for x in 'abcd'}
   first, second, third = rollout.samples
-  assert first.ids.tolist() == [*NAME, *said['a'], *reply[1], *said['b']]
-  assert second.ids.tolist() == [*NAME, *said['b'], *reply[2], *said['c']]
-  assert third.ids.tolist() == [*NAME, *said['c'], *reply[3], *said['d']]
+  assert first.ids.tolist() == [*NAME, *turn['a'], *reply[1], *turn['b']]
+  assert second.ids.tolist() == [*NAME, *turn['b'], *reply[2], *turn['c']]
+  assert third.ids.tolist() == [*NAME, *turn['c'], *reply[3], *turn['d']]
   ends = [np.flatnonzero(s.mask).tolist() for s in rollout.samples]
   assert ends == [[7, 8, 14, 15], [14, 15], [14, 15]]
-  # Of which of the rollout's messages: name a 1? b 2? c 3? d 4?
+  # Indices into the rollout's messages: name a 1? b 2? c 3? d 4?
   assert second.message_ids.tolist() == ([0] * 6 + [3] * 3 + [4] * 4 + [-1] * 3)
   assert third.message_ids.tolist() == [0] * 6 + [5] * 3 + [6] * 4 + [-1] * 3
   assert [m['content'] for m in rollout.messages] == (
@@ -98,7 +98,7 @@ def test_a_history_that_is_cut_in_literal_tokens():
     (1, 14, 1.5),
     (2, 14, 2.0),
   ]
-  # A slot of its own for each, given back.
+  # Each sample had its own slot, which was released.
   ids = [request.id for request in engine.requests]
   assert len(set(ids)) == 3 and engine.released == ids
 
@@ -110,7 +110,9 @@ def test_a_history_that_is_cut_in_literal_tokens():
   ),
   keep=st.integers(1, 4),
 )
-def test_every_token_is_trained_once_and_every_word_observed_once(script, keep):
+def test_each_token_is_trained_once_and_each_message_observed_once(
+  script, keep
+):
   rollout, _ = run(script, keep_exchanges=keep)
   whole, _ = run(script)
   assert [m['content'] for m in rollout.messages] == [
@@ -123,34 +125,34 @@ def test_every_token_is_trained_once_and_every_word_observed_once(script, keep):
 
   assert sampled(rollout) == sampled(whole)
 
-  def words(rollout):
-    said = {}
+  def texts(rollout):
+    by_message = {}
     for sample, marks in zip(
       rollout.samples, observed.contents(rollout), strict=True
     ):
       for index in set(sample.message_ids[marks].tolist()):
-        assert index not in said
+        assert index not in by_message
         here = marks & (sample.message_ids == index)
-        said[index] = bytes(sample.ids[here].tolist()).decode()
-    return said
+        by_message[index] = bytes(sample.ids[here].tolist()).decode()
+    return by_message
 
   assert (
-    words(rollout)
-    == words(whole)
+    texts(rollout)
+    == texts(whole)
     == {2 * i: f'{i}?' for i in range(1, len(script))}
   )
-  # A sample sees no more than it may, and has the words at their places.
+  # A sample has at most `keep` exchanges, each message with its own text.
   for sample in rollout.samples:
-    given = np.flatnonzero(sample.mask)[-1]
-    shown = sorted(set(sample.message_ids[:given].tolist()) - {-1, 0})
-    assert sum(i % 2 == 0 for i in shown) <= max(keep, 1)
-    for index in (0, *(i for i in shown if i % 2 == 0)):
+    end = np.flatnonzero(sample.mask)[-1]
+    visible = sorted(set(sample.message_ids[:end].tolist()) - {-1, 0})
+    assert sum(i % 2 == 0 for i in visible) <= max(keep, 1)
+    for index in (0, *(i for i in visible if i % 2 == 0)):
       here = (sample.message_ids == index) & sample.is_content
-      said = bytes(sample.ids[here].tolist()).decode()
-      assert said == rollout.messages[index]['content']
+      text = bytes(sample.ids[here].tolist()).decode()
+      assert text == rollout.messages[index]['content']
 
 
-def test_echo_weighs_every_word_once():
+def test_echo_weights_each_message_once():
   rollout, _ = run(['a', 'b', 'c', 'd'], keep_exchanges=2)
   echo = algorithms.make(
     schema.Echo(roles={'user': schema.EchoRole(alpha=0.5)})
@@ -159,7 +161,7 @@ def test_echo_weighs_every_word_once():
   assert [w.sum() for w in weights] == [2 * 2 * 0.5, 2 * 0.5]
 
 
-def test_a_cut_history_costs_its_budget_once():
+def test_repeated_history_does_not_count_towards_the_budget():
   for budget in range(1, 40):
     options = {'script': ['ab', 'c', 'd', 'e'], 'max_episode_tokens': budget}
     cut, _ = run(**options, keep_exchanges=1)
@@ -169,13 +171,13 @@ def test_a_cut_history_costs_its_budget_once():
     assert [t.length for t in cut.turns] == [t.length for t in whole.turns]
 
 
-def test_what_is_kept_fits_where_the_whole_does_not():
+def test_truncated_history_fits_if_the_whole_one_overflows():
   assert run(['a', 'b', 'c', 'd'], 20)[0].stop_reason == 'overflow'
   rollout, _ = run(['a', 'b', 'c', 'd'], 20, keep_exchanges=1)
   assert rollout.stop_reason == 'env_done' and len(rollout.turns) == 4
 
 
-def test_both_reasons_for_a_new_sample_at_once():
+def test_dropped_thought_and_truncated_history_each_start_a_sample():
   renderer = chat.Renderer(
     tokenizers.Bytes(),
     (
@@ -187,25 +189,28 @@ def test_both_reasons_for_a_new_sample_at_once():
   rollout, _ = run(
     ['x#a', 'b', 'c#c', 'd'], renderer=renderer, keep_exchanges=2
   )
-  asks = [s.ids[: int(np.argmax(s.mask))] for s in rollout.samples]
-  shown = [
+  prompts = [s.ids[: int(np.argmax(s.mask))] for s in rollout.samples]
+  visible = [
     [m for m in dict.fromkeys(s.message_ids[: len(a)].tolist()) if m >= 0]
-    for s, a in zip(rollout.samples, asks, strict=True)
+    for s, a in zip(rollout.samples, prompts, strict=True)
   ]
-  # The thought is forgotten; then the first exchange is.
-  assert shown == [[0], [0, 1, 2], [0, 3, 4, 5, 6]]
+  # First the thought is dropped, then the first exchange.
+  assert visible == [[0], [0, 1, 2], [0, 3, 4, 5, 6]]
   assert sum(int(s.mask.sum()) for s in rollout.samples) == 4 + 2 + 4 + 2
 
 
-def test_samplers_say_the_budgets():
-  for made in (
+def test_samplers_pass_the_budgets_on():
+  for cfg in (
     schema.Policy(max_episode_tokens=5, keep_exchanges=2),
     schema.Frozen(model='init', max_episode_tokens=5, keep_exchanges=2),
   ):
-    found = sampler.ModelSampler(made, Recall(), RENDERER, 64).spec(
+    episode_spec = sampler.ModelSampler(cfg, Recall(), RENDERER, 64).spec(
       types.Task('t', 'e', ()), 3
     )
-    assert (found.max_episode_tokens, found.keep_exchanges) == (5, 2)
+    assert (episode_spec.max_episode_tokens, episode_spec.keep_exchanges) == (
+      5,
+      2,
+    )
   for cls in (schema.Policy, schema.Eval):
     for field in ('max_episode_tokens', 'keep_exchanges'):
       with pytest.raises(schema.FieldError, match=f'{field} must be None or'):

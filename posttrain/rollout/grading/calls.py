@@ -1,19 +1,18 @@
-"""Calls that may hang: each in a daemon thread, with a limit to its time.
+"""Calls of reward functions, each in a daemon thread with a time limit.
 
-1. `call` runs a function, or the coroutine that it makes, and waits for it.
-   Coroutines share one event loop, for what a module keeps from call to call
-   (a semaphore, an HTTP client) belongs to a loop. Whoever blocks that loop
-   costs the next call a second, and the module what it kept.
-2. What is not back in time is abandoned: a coroutine is cancelled, a thread is
-   left to itself, and nobody reads what it says later. An exit does not wait
-   for it.
-3. While it asks a judge its time stands still, for judges have limits of their
-   own; one that was abandoned may ask no more.
+1. `call` runs a function, or the coroutine that it returns, and waits for it.
+   Coroutines share one event loop, because objects that a module keeps between
+   calls (a semaphore, an HTTP client) belong to a loop. If a call blocks that
+   loop, the next call waits a second and gets a new loop, and the module loses
+   those objects.
+2. A call over its timeout is abandoned: a coroutine is cancelled, a thread runs
+   on, and its result is ignored. It does not delay the exit of the process.
+3. The clock stops while the call waits for a judge, since judges have timeouts
+   of their own; an abandoned call can no longer use its judge.
 
-A thread cannot have signals (`signal.alarm` raises in it), and nothing can
-leave one that never lets go of the interpreter, such as a regex that
-backtracks. Threads and tasks that a function makes by itself are its own
-affair.
+Signals do not work in these threads (`signal.alarm` raises), and a call that
+never releases the interpreter lock, such as a regex that backtracks, cannot be
+abandoned. Threads and tasks that a function starts itself are not managed.
 """
 
 import asyncio
@@ -28,222 +27,228 @@ from typing import Any
 
 from posttrain.rollout.endpoint import client
 
-WORKERS = 32  # threads that `asyncio.to_thread` has at a time, in a call
-PATIENCE = 1.0  # seconds that a loop has to answer behind an abandoned call
-POLL = 0.02, 60.0  # seconds between two looks at the clock: at least, at most
-RAISED = client.EndpointError, KeyboardInterrupt  # which are no faults
+WORKERS = 32  # the most threads of `asyncio.to_thread` per call
+LOOP_TIMEOUT = 1.0  # seconds for a loop to respond after an abandoned call
+POLL = 0.02, 60.0  # seconds between checks of the clock: least, most
+RAISED = client.EndpointError, KeyboardInterrupt  # raised, not faults
 
 
 class Fault(Exception):
-  """A call failed: what it must have done, and what it did."""
+  """A failed call; the message is the requirement and the result."""
 
 
 class Clock:
-  """Seconds of a call: `wall`, and `own`, those without its judge."""
+  """The seconds of a call: `wall`, and `own`, which excludes its judge."""
 
   def __init__(self, timeout: float):
-    """Starts. Args: timeout: of its own seconds."""
+    """Starts the clock; `timeout`: the most own seconds."""
     self.timeout, self._start = timeout, time.monotonic()
     self._lock, self._over = threading.Lock(), False
-    # Judges that are asked now, since when; seconds in which there were any.
-    self._asking, self._since, self._asked = 0, 0.0, 0.0
+    # Judge calls now, the start of the first, seconds of those before.
+    self._judging, self._since, self._judged = 0, 0.0, 0.0
 
   @property
   def wall(self) -> float:
+    """Seconds since the start."""
     return time.monotonic() - self._start
 
   @property
   def own(self) -> float:
+    """Seconds since the start without those of judge calls."""
     now = time.monotonic()
-    asked = self._asked + (now - self._since if self._asking else 0.0)
-    return now - self._start - asked
+    judged = self._judged + (now - self._since if self._judging else 0.0)
+    return now - self._start - judged
 
   def without(self, judge: Callable) -> Callable:
-    """Returns a judge that stops the clock while it is asked."""
+    """Returns the judge, wrapped so that its calls stop the clock."""
 
-    def ask(*args, **kwargs):
-      self._ask()
+    def timed_judge(*args, **kwargs):
+      self._pause()
       try:
         return judge(*args, **kwargs)
       finally:
-        self._go_on()
+        self._resume()
 
-    return ask
+    return timed_judge
 
   def wait(self, done: threading.Event) -> bool:
-    """Returns whether it is done before the time is over."""
+    """Waits for `done`; returns False if the timeout comes first."""
     low, high = POLL
     while not done.wait(min(max(self.timeout - self.own, low), high)):
       with self._lock:
-        if not self._asking and self.own >= self.timeout:
+        if not self._judging and self.own >= self.timeout:
           self._over = True
           return done.is_set()
     return True
 
   def stop(self) -> None:
-    """Lets nobody ask a judge any more."""
+    """Ends the call: its judge raises from now on."""
     with self._lock:
       self._over = True
 
-  def _ask(self) -> None:
+  def _pause(self) -> None:
     with self._lock:
       if self._over:
         raise RuntimeError('a finished call must not use its judge')
-      if not self._asking:
+      if not self._judging:
         self._since = time.monotonic()
-      self._asking += 1
+      self._judging += 1
 
-  def _go_on(self) -> None:
+  def _resume(self) -> None:
     with self._lock:
-      self._asking -= 1
-      if not self._asking:
-        self._asked += time.monotonic() - self._since
+      self._judging -= 1
+      if not self._judging:
+        self._judged += time.monotonic() - self._since
 
 
-def call(fn: Callable, given: Mapping[str, Any], clock: Clock) -> Any:
-  """Returns what the function returns, or its coroutine.
+def call(fn: Callable, arguments: Mapping[str, Any], clock: Clock) -> Any:
+  """Returns the result of a function, or of its coroutine.
 
   Args:
-    fn: to call; it sees no event loop, a notebook's neither.
-    given: its arguments.
-    clock: of this call, made just before.
+    fn: the function; it runs outside of any event loop, also in a notebook.
+    arguments: by name.
+    clock: a new clock for this call.
 
   Raises:
-    Fault: it raised, which is the fault's cause, or did not return in time.
-    EndpointError: a server that judges is away; the first of a group.
-    KeyboardInterrupt: somebody wants all of this to end.
+    Fault: the function raised, which is the fault's cause, or exceeded its
+      timeout.
+    EndpointError: a judge's server is away; the first one of a group.
+    KeyboardInterrupt: the run is interrupted.
   """
-  made = _Call(fn, given)
+  running = _Call(fn, arguments)
   try:
-    if not clock.wait(made.done):
+    if not clock.wait(running.done):
       raise Fault(
         f'must return within its timeout of {clock.timeout:.4g} s: it did '
-        'not, and is left to itself'
+        'not, and was abandoned'
       )
   finally:
     clock.stop()
-    made.abandon()
-  error = _leaf(made.error)
+    running.abandon()
+  error = _leaf(running.error)
   if isinstance(error, RAISED):
     raise error
   if error is not None:
     raise Fault(
       f'must return rewards: it raised {type(error).__name__}: {error}; None '
-      'says that a rollout is not scorable'
+      'marks a rollout as not scorable'
     ) from error
-  return made.found
+  return running.result
 
 
 def _leaf(error: BaseException | None) -> BaseException | None:
-  """Of a group, the first that is no fault, if it has one; else itself."""
+  """Returns the first exception of a group that is no fault, or the error."""
   if not isinstance(error, BaseExceptionGroup):
     return error
-  found = error.subgroup(RAISED)
-  while isinstance(found, BaseExceptionGroup):
-    found = found.exceptions[0]
-  return found or error
+  raised = error.subgroup(RAISED)
+  while isinstance(raised, BaseExceptionGroup):
+    raised = raised.exceptions[0]
+  return raised or error
 
 
 class _Call:
-  """A call under way."""
+  """A running call."""
 
-  def __init__(self, fn: Callable, given: Mapping[str, Any]):
-    self.found: Any = None
+  def __init__(self, fn: Callable, arguments: Mapping[str, Any]):
+    self.result: Any = None
     self.error: BaseException | None = None
     self.done = threading.Event()
-    # Of a coroutine.
+    # If the function returns a coroutine.
     self._loop: _Loop | None = None
     self._future: concurrent.futures.Future | None = None
     self._abandoned = False
     threading.Thread(
-      target=self._run, args=(fn, given), name=f'reward {fn}', daemon=True
+      target=self._run, args=(fn, arguments), name=f'reward {fn}', daemon=True
     ).start()
 
   def abandon(self) -> None:
-    """Cancels what can be cancelled; nothing where it is done."""
+    """Cancels a coroutine that has not finished."""
     self._abandoned = True
     if self._future is not None and not self.done.is_set():
       self._cancel()
 
-  def _run(self, fn, given) -> None:
+  def _run(self, fn, arguments) -> None:
     try:
-      found = fn(**given)
-      if inspect.iscoroutine(found):
-        self._submit(found)
+      result = fn(**arguments)
+      if inspect.iscoroutine(result):
+        self._submit(result)
         return
-      self.found = found
-    except BaseException as error:  # for `call` to raise
+      self.result = result
+    except BaseException as error:  # `call` raises it
       self.error = error
     self.done.set()
 
   def _submit(self, coroutine) -> None:
     self._loop = _Loop.get()
     self._future = self._loop.submit(self._finish(coroutine))
-    if self._abandoned:  # before there was something to cancel
+    if self._abandoned:  # before the coroutine was submitted
       self._cancel()
 
   def _cancel(self) -> None:
     self._future.cancel()
-    self._loop.doubt()
+    self._loop.probe()
 
   async def _finish(self, coroutine) -> None:
     try:
-      self.found = await coroutine
-    except BaseException as error:  # for `call` to raise, and not for the loop
+      self.result = await coroutine
+    except BaseException as error:  # `call` raises it, not the loop
       self.error = error
     self.done.set()
 
 
 class _Loop:
-  """An event loop, in a daemon thread of its own."""
+  """An event loop in its own daemon thread."""
 
   _lock, _latest = threading.Lock(), None
 
   def __init__(self):
-    self._answered = threading.Event()
-    self._answered.set()
+    self._responsive = threading.Event()
+    self._responsive.set()
     self._loop = asyncio.new_event_loop()
     threading.Thread(target=self._run, name='reward loop', daemon=True).start()
 
   @classmethod
   def get(cls) -> '_Loop':
-    """Returns that of all calls, or a new one if somebody blocks it."""
+    """Returns the shared loop, or a new one if that is blocked."""
     with cls._lock:
-      if cls._latest is None or not cls._latest._answered.wait(PATIENCE):
+      if cls._latest is None or not cls._latest._responsive.wait(LOOP_TIMEOUT):
         cls._latest = cls()
       return cls._latest
 
   def submit(self, coroutine) -> concurrent.futures.Future:
-    """Runs a coroutine; what hangs in other calls' threads takes it no room."""
+    """Runs a coroutine, with threads that hanging calls do not use up."""
     self._loop.call_soon_threadsafe(
       lambda: self._loop.set_default_executor(_Threads())
     )
     return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-  def doubt(self) -> None:
-    """Asks for a sign of life, which `get` waits for."""
-    self._answered = answered = threading.Event()
-    self._loop.call_soon_threadsafe(answered.set)
+  def probe(self) -> None:
+    """Checks that the loop is not blocked; `get` waits for the result."""
+    self._responsive = responsive = threading.Event()
+    self._loop.call_soon_threadsafe(responsive.set)
 
   def _run(self) -> None:
-    while True:  # whoever stops it
-      # Of a task that a function made: whoever awaits it hears of it as well.
+    while True:  # a function may stop the loop
+      # Raised by a function's own task; its awaiter gets the exception too.
       with contextlib.suppress(KeyboardInterrupt, SystemExit):
         self._loop.run_forever()
 
 
 class _Threads(concurrent.futures.ThreadPoolExecutor):
-  """Daemons, for an exit waits for other executors' threads."""
+  """Daemon threads: the exit waits for threads of other executors."""
 
   def __init__(self):
     super().__init__()
-    self._asked = collections.deque()  # (future, fn, args, kwargs)
+    self._queue = collections.deque()  # (future, fn, args, kwargs)
     self._lock, self._alive = threading.Lock(), 0
 
-  def submit(self, fn, /, *args, **kwargs):
+  def submit(
+    self, fn: Callable, /, *args: Any, **kwargs: Any
+  ) -> concurrent.futures.Future:
+    """Queues a call; starts a thread for it if there are few."""
     future = concurrent.futures.Future()
     with self._lock:
-      self._asked.append((future, fn, args, kwargs))
+      self._queue.append((future, fn, args, kwargs))
       if self._alive < WORKERS:
         threading.Thread(target=self._work, daemon=True).start()
         self._alive += 1
@@ -252,10 +257,10 @@ class _Threads(concurrent.futures.ThreadPoolExecutor):
   def _work(self) -> None:
     while True:
       with self._lock:
-        if not self._asked:
+        if not self._queue:
           self._alive -= 1
           return
-        future, fn, args, kwargs = self._asked.popleft()
+        future, fn, args, kwargs = self._queue.popleft()
       if not future.set_running_or_notify_cancel():
         continue
       try:

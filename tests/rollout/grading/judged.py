@@ -1,4 +1,4 @@
-"""Reward functions that the tests name by import path."""
+"""Reward functions for the tests, named by import path."""
 
 import asyncio
 import threading

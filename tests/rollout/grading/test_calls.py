@@ -1,4 +1,4 @@
-"""Calls in threads: their time, and who ends them."""
+"""Reward calls in threads: timeouts, interrupts, and coroutines."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ from posttrain.rollout.grading import calls
 from tests.rollout.grading import judged
 
 
-def call(fn, timeout=0.05, **given):
+def call(fn, timeout=0.05, **arguments):
   clock = calls.Clock(timeout)
-  return calls.call(fn, {'rollouts': 'ab', **given}, clock)
+  return calls.call(fn, {'rollouts': 'ab', **arguments}, clock)
 
 
 def test_coroutines_finish_within_a_running_loop():
@@ -27,7 +27,7 @@ def test_coroutines_finish_within_a_running_loop():
   assert asyncio.run(notebook()) == [2.0]
 
 
-def test_a_hung_coroutine_is_cancelled():
+def test_hanging_coroutine_is_cancelled():
   judged.events.clear()
   with pytest.raises(calls.Fault, match='within its timeout of 0.05 s'):
     call(judged.hangs_on)
@@ -37,38 +37,38 @@ def test_a_hung_coroutine_is_cancelled():
     time.sleep(0.005)
 
 
-def test_time_stands_still_while_a_judge_is_asked():
+def test_own_time_excludes_judge_calls():
   clock = calls.Clock(0.2)
   judge = clock.without(lambda: time.sleep(0.3))
 
-  def asks():
+  def score():
     judge()
     judge()
-    return 'said'
+    return 'score'
 
-  assert calls.call(asks, {}, clock) == 'said'
+  assert calls.call(score, {}, clock) == 'score'
   assert clock.wall > 0.6 and clock.own < 0.2
   with pytest.raises(RuntimeError, match='must not use its judge'):
     judge()
 
 
-def test_judges_may_be_asked_side_by_side():
+def test_concurrent_judge_calls_count_once():
   clock = calls.Clock(5.0)
   judge = clock.without(lambda: time.sleep(0.2))
 
-  def asks():
+  def score():
     threads = [threading.Thread(target=judge) for _ in range(4)]
-    for one in threads:
-      one.start()
-    for one in threads:
-      one.join()
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
 
-  calls.call(asks, {}, clock)
+  calls.call(score, {}, clock)
   assert 0.0 <= clock.own < clock.wall - 0.15
 
 
-def test_an_interrupt_goes_through():
-  # Who runs behind a shell may have been told to ignore it.
+def test_keyboard_interrupt_is_raised():
+  # A shell may start background processes with SIGINT ignored.
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   with pytest.raises(KeyboardInterrupt):
     call(judged.interrupts)
@@ -83,58 +83,58 @@ def test_an_interrupt_goes_through():
   judged.ended.clear()
 
 
-def test_a_signal_is_heard_meanwhile():
-  heard = []
-  before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+def test_signal_handlers_run_during_a_call():
+  signals = []
+  before = signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
   threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
   try:
     assert call(lambda rollouts: time.sleep(0.3), 5.0) is None
   finally:
     signal.signal(signal.SIGTERM, before)
-  assert heard == [1]
+  assert signals == [1]
 
 
 @pytest.mark.parametrize('name', ['hangs', 'hangs_on', 'hangs_aside'])
-def test_an_exit_does_not_wait_for_what_was_abandoned(name):
-  """Neither for the threads of `asyncio.to_thread`."""
+def test_exit_does_not_wait_for_abandoned_calls(name):
+  """This includes the threads of `asyncio.to_thread`."""
   program = f"""
 from posttrain.rollout.grading import calls
 from tests.rollout.grading import judged
 try:
-  given = {{'rollouts': 'ab'}}
+  arguments = {{'rollouts': 'ab'}}
   if {name!r} == 'hangs':
-    given['log_metric'] = print
-  calls.call(judged.{name}, given, calls.Clock(0.1))
+    arguments['log_metric'] = print
+  calls.call(judged.{name}, arguments, calls.Clock(0.1))
 except calls.Fault as fault:
   print(fault)
 """
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, '-c', program], capture_output=True, text=True, timeout=60
   )
-  assert done.returncode == 0 and not done.stderr, done.stderr
-  assert 'within its timeout of 0.1 s' in done.stdout
+  assert process.returncode == 0 and not process.stderr, process.stderr
+  assert 'within its timeout of 0.1 s' in process.stdout
 
 
-def test_a_coroutine_may_use_threads():
+def test_coroutines_may_use_threads():
   async def work(rollouts):
-    one = asyncio.to_thread(sum, [1.0, 2.0])
-    other = asyncio.to_thread(int, 'x')
-    return await asyncio.gather(one, other, return_exceptions=True)
+    first = asyncio.to_thread(sum, [1.0, 2.0])
+    second = asyncio.to_thread(int, 'x')
+    return await asyncio.gather(first, second, return_exceptions=True)
 
   total, error = call(work, 5.0)
   assert total == 3.0 and isinstance(error, ValueError)
 
 
-def test_what_a_module_keeps_for_coroutines_serves_all_calls():
-  kept = asyncio.Semaphore(1)
+def test_all_calls_share_one_event_loop():
+  semaphore = asyncio.Semaphore(1)
 
   async def limited(rollouts):
-    async def one():
-      async with kept:
+    async def use():
+      async with semaphore:
         await asyncio.sleep(0)
       return asyncio.get_running_loop()
 
-    return await asyncio.gather(*(one() for _ in rollouts))
+    return await asyncio.gather(*(use() for _ in rollouts))
 
   loops = {loop for _ in range(3) for loop in call(limited, 5.0)}
   assert len(loops) == 1
@@ -147,7 +147,7 @@ async def loop_of(rollouts):
 @pytest.mark.parametrize(
   'error', [KeyError, asyncio.CancelledError, SystemExit, KeyboardInterrupt]
 )
-def test_what_a_coroutine_raises_costs_its_call_alone(error):
+def test_exception_of_a_coroutine_does_not_end_the_loop(error):
   async def fails(rollouts):
     raise error
 
@@ -163,7 +163,7 @@ def test_what_a_coroutine_raises_costs_its_call_alone(error):
   assert call(loop_of, 5.0) is before
 
 
-def test_a_coroutine_that_comes_too_late_is_cancelled():
+def test_coroutine_returned_after_the_timeout_is_cancelled():
   judged.events.clear()
 
   def late(rollouts):
@@ -180,8 +180,8 @@ def test_a_coroutine_that_comes_too_late_is_cancelled():
   judged.ended.clear()
 
 
-def test_a_loop_that_somebody_blocks_is_left_to_itself(monkeypatch):
-  monkeypatch.setattr(calls, 'PATIENCE', 0.1)
+def test_blocked_loop_is_replaced(monkeypatch):
+  monkeypatch.setattr(calls, 'LOOP_TIMEOUT', 0.1)
   ended = threading.Event()
 
   async def blocks(rollouts):
@@ -195,7 +195,7 @@ def test_a_loop_that_somebody_blocks_is_left_to_itself(monkeypatch):
   assert call(loop_of, 5.0) is second is not first
 
 
-def test_nobody_stops_the_loop():
+def test_loop_restarts_after_a_stop():
   async def stops(rollouts):
     asyncio.get_running_loop().stop()
     await asyncio.sleep(0.01)
@@ -204,7 +204,7 @@ def test_nobody_stops_the_loop():
   assert call(stops, 5.0) is call(loop_of, 5.0)
 
 
-def test_hung_threads_are_few_and_take_no_room():
+def test_hanging_threads_are_bounded_and_do_not_block_later_calls():
   ended = threading.Event()
 
   async def hangs(rollouts):
@@ -212,8 +212,8 @@ def test_hung_threads_are_few_and_take_no_room():
 
   async def swallows(rollouts):
     waits = asyncio.to_thread
-    hung = [asyncio.create_task(waits(ended.wait)) for _ in 'ab' * 20]
-    await asyncio.wait(hung, timeout=0.02)
+    tasks = [asyncio.create_task(waits(ended.wait)) for _ in 'ab' * 20]
+    await asyncio.wait(tasks, timeout=0.02)
 
   async def works(rollouts):
     return await asyncio.to_thread(sum, [1.0, 2.0])
@@ -229,18 +229,18 @@ def test_hung_threads_are_few_and_take_no_room():
   ended.set()
 
 
-def test_threads_do_all_that_they_are_asked():
+def test_more_thread_calls_than_workers_all_run():
   async def many(rollouts):
     return await asyncio.gather(*(asyncio.to_thread(int, i) for i in range(99)))
 
   assert call(many, 5.0) == list(range(99))
 
 
-def test_a_servers_absence_within_a_group_is_no_fault():
+def test_endpoint_error_within_a_group_is_raised():
   async def away(error):
     raise error
 
-  async def asks(rollouts):
+  async def calls_judge(rollouts):
     async with asyncio.TaskGroup() as group:
       group.create_task(away(KeyError('x')))
       group.create_task(
@@ -252,7 +252,7 @@ def test_a_servers_absence_within_a_group_is_no_fault():
       )
 
   with pytest.raises(client.EndpointError, match='first'):
-    call(asks, 5.0)
+    call(calls_judge, 5.0)
 
   async def fails(rollouts):
     async with asyncio.TaskGroup() as group:

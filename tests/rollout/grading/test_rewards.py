@@ -11,6 +11,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.pipeline import environment
+from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
 from tests import fixtures, toys
@@ -86,7 +87,7 @@ def test_rollouts_without_samples_are_not_scored():
     ('words', "finite rewards: got 'good' for rollout 0, of task 't'; No"),
     ('infinite', 'finite rewards: got inf for rollout 0'),
     ('huge', 'of at most 1e+18, with the weight of 1 as well: got 1000'),
-    ('broken', "must return rewards: it raised KeyError: 'no'; None says"),
+    ('broken', "must return rewards: it raised KeyError: 'no'; None mar"),
     ('exits', 'must return rewards: it raised SystemExit: 3;'),
     ('hangs', 'must return within its timeout of 0.05 s: it did not'),
     ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
@@ -451,10 +452,10 @@ def test_environment_grades_with_its_judge(monkeypatch):
   engine = toys.engine(capacity=64)
   engine.set_params(toys.params(1), -1)
   judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
-  source, driver = toys.connected(
-    toys.stage(prompts=2, envs={'toy': entry}), judge=lambda name: judge
-  )
-  assert source.references == {'stage:sft': 'envs.toy.judge'}
+  stage = toys.stage(prompts=2, envs={'toy': entry})
+  source, driver = toys.connected(stage, judge=lambda name: judge)
+  data = token_pipeline.TokenData(stage, fixtures.RENDERER, 3, index=1)
+  assert data.references == {'stage:sft': 'envs.toy.judge'}
   metrics = next(source).metrics
   lengths = [
     len(judge([[r.messages[-1] | {'role': 'user'}]], max_tokens=3)[0])

@@ -1,4 +1,4 @@
-"""Turns against the engine itself: what was sampled is what is scored."""
+"""Episodes with the decode engine: samples, masks and logprobs."""
 
 import jax
 import numpy as np
@@ -12,13 +12,13 @@ from tests import fixtures
 from tests.rollout import fakes
 
 EOS = fixtures.RENDERER.tokenizer.eos_id
-MAX_LENGTH = 40  # three turns that are cut do not fit
+MAX_LENGTH = 40  # too short for three cut turns
 CAPACITY = 48
 TEMPERATURES = (1.0, 0.7, 1.5, 0.0)
 
 
 class Engine(engines.Engine):
-  """Keeps a record of what its slots were given and gave."""
+  """An engine that records the tokens of its slots."""
 
   def __init__(self):
     super().__init__(fixtures.MODEL, slots=3, capacity=CAPACITY, seed=1)
@@ -41,7 +41,7 @@ class Engine(engines.Engine):
 
 @pytest.fixture(scope='module')
 def params():
-  """The tiny model, made to end some of its turns before they are cut."""
+  """The tiny model with a higher probability of eos."""
   params = transformer.init(jax.random.key(0), fixtures.MODEL)
   table = params['embed']['table']
   params['embed']['table'] = table.at[EOS].multiply(4)
@@ -63,17 +63,17 @@ def run(params, uids, max_length=MAX_LENGTH, more_turns=0):
       for uid in uids
     ]
   )
-  engine.set_params(params, version=6)  # no slot is taken
+  engine.set_params(params, version=6)  # raises if a slot is taken
   return rollouts, engine
 
 
 @pytest.fixture(scope='module')
-def played(params):
+def results(params):
   return run(params, range(12))
 
 
-def test_all_ends_are_there(played):
-  rollouts, _ = played
+def test_all_stop_reasons_occur(results):
+  rollouts, _ = results
   assert {rollout.stop_reason for rollout in rollouts} == {
     'eos',
     'max_tokens',
@@ -83,8 +83,8 @@ def test_all_ends_are_there(played):
   assert [rollout.uid for rollout in rollouts] == list(range(12))
 
 
-def test_every_turn_is_scored_as_it_was_sampled(params, played):
-  samples = [rollout.samples[0] for rollout in played[0]]
+def test_sampler_logprobs_equal_the_scorers(params, results):
+  samples = [rollout.samples[0] for rollout in results[0]]
   scorer = scoring.Scorer(fixtures.MODEL, rows=4, row_tokens=64)
   scored = scorer(
     params,
@@ -98,24 +98,24 @@ def test_every_turn_is_scored_as_it_was_sampled(params, played):
     np.testing.assert_array_equal(sample.versions, np.where(sample.mask, 5, -1))
 
 
-def test_the_sample_is_what_the_engine_held(played):
-  for rollout in played[0]:
-    (sample,), held = rollout.samples, played[1].ids[rollout.uid]
+def test_sample_has_the_tokens_of_its_slot(results):
+  for rollout in results[0]:
+    (sample,), held = rollout.samples, results[1].ids[rollout.uid]
     assert sample.ids.tolist() == held[: len(sample)]
-    # What it was given last, if anything, it had no room to answer.
+    # The slot has more tokens only if the last reply left none for a turn.
     assert len(held) == len(sample) or rollout.stop_reason == 'overflow'
-    last = rollout.messages[:-1]  # the environment's word, heard by nobody
-    said = ''.join(message['content'] for message in last)
-    assert fixtures.RENDERER.tokenizer.decode(sample.ids.tolist()) == said
+    last = rollout.messages[:-1]  # without the environment's last message
+    text = ''.join(message['content'] for message in last)
+    assert fixtures.RENDERER.tokenizer.decode(sample.ids.tolist()) == text
     turns = sum(message['role'] == 'assistant' for message in last)
     edges = np.diff(np.concatenate([[0], sample.mask, [0]]))
     assert (edges == 1).sum() == turns and sample.mask[-1]
 
 
-def test_company_and_slots_do_not_change_an_episode(params, played):
+def test_other_episodes_and_slots_do_not_change_an_episode(params, results):
   rollouts, _ = run(params, [8, 4, 2, 1])
   for rollout in rollouts:
-    (sample,), (other,) = rollout.samples, played[0][rollout.uid].samples
+    (sample,), (other,) = rollout.samples, results[0][rollout.uid].samples
     np.testing.assert_array_equal(sample.ids, other.ids)
     np.testing.assert_array_equal(sample.mask, other.mask)
     np.testing.assert_allclose(
@@ -123,7 +123,7 @@ def test_company_and_slots_do_not_change_an_episode(params, played):
     )
 
 
-def test_a_slot_that_is_full_ends_the_episode_by_name(params):
+def test_full_slot_ends_the_episode_with_overflow(params):
   rollouts, _ = run(params, range(4), max_length=200, more_turns=6)
   for rollout in rollouts:
     assert rollout.stop_reason == 'overflow'
