@@ -225,6 +225,12 @@ def _keys(j, block, axis):
   return j * block + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
+def _mask_by_key(vector_ref, j, block):
+  """Returns the mask [keys, queries] of key block j."""
+  keys = _keys(j, block, 0)
+  return tiles.in_interval(vector_ref[0:1], vector_ref[1:2], keys)
+
+
 def _forward_kernel(
   options,
   plan,
@@ -331,10 +337,7 @@ def _dkv_kernel(
     q, g = q_ref[...], g_ref[...]
     s = tiles.scores(k_ref[...], q, options.scale, options.softcap)
     dp = tiles.dot(v_ref[...], g, (1, 1))
-    mask = None
-    if masked:
-      keys = _keys(j, plan.block_k, 0)
-      mask = tiles.in_interval(vector_ref[0:1], vector_ref[1:2], keys)
+    mask = _mask_by_key(vector_ref, j, plan.block_k) if masked else None
     p, ds = tiles.gradient(
       s, dp, lse_ref[...], delta_ref[...], mask, options.softcap
     )
@@ -343,9 +346,7 @@ def _dkv_kernel(
 
   _visit(blocks_ref, b * (plan.s // plan.block_k) + j, i, step)
 
-  last = (n == plan.n // plan.kv - 1) & (i == plan.t // plan.block_q - 1)
-
-  @pl.when(last)
+  @pl.when((n == plan.n // plan.kv - 1) & (i == plan.t // plan.block_q - 1))
   def _():
     dk_ref[...] = (dk_sum_ref[...] * options.scale).astype(dk_ref.dtype)
     dv_ref[...] = dv_sum_ref[...].astype(dv_ref.dtype)

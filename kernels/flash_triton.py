@@ -198,6 +198,12 @@ def _keys(j, block):
   return j * block + lax.iota(jnp.int32, block)
 
 
+def _mask_by_key(start_ref, end_ref, block, keys):
+  """Returns the mask [keys, queries] of a block of queries."""
+  start, end = start_ref[block][None], end_ref[block][None]
+  return tiles.in_interval(start, end, keys)
+
+
 def _forward_kernel(
   options,
   plan,
@@ -285,10 +291,7 @@ def _dkv_kernel(
     s = tiles.scores(k, q, options.scale, options.softcap)
     dp = tiles.dot(v, g, (1, 1))
     lse, delta = lse_ref[head, block][None], delta_ref[head, block][None]
-    mask = None
-    if masked:
-      start, end = start_ref[block][None], end_ref[block][None]
-      mask = tiles.in_interval(start, end, keys)
+    mask = _mask_by_key(start_ref, end_ref, block, keys) if masked else None
     p, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
     dv = dv + tiles.dot(p.astype(g.dtype), g, (1, 0))
     dk = dk + tiles.dot(ds.astype(q.dtype), q, (1, 0))
