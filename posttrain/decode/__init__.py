@@ -1,1 +1,1 @@
-"""Tokens out of a model: the KV cache, sampling, and the slot engine."""
+"""Token generation: the KV cache, sampling, and the slot engine."""

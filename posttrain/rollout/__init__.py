@@ -1,1 +1,1 @@
-"""Where rollouts come from: demonstrations replayed, or episodes played."""
+"""Rollouts: samplers, the episode driver, transcripts, model references."""

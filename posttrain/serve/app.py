@@ -120,7 +120,7 @@ class _Routes:
     try:
       content = await self._body(request)
     except requests.ClientDisconnect:
-      return responses.Response(status_code=499)  # nobody reads it
+      return responses.Response(status_code=499)  # the client has disconnected
     # In a thread: templates and tokenizers may be slow.
     parsed = await asyncio.to_thread(
       protocol.read, content, self._served, chat=chat
@@ -135,7 +135,7 @@ class _Routes:
     finally:
       call.close()
     if body is None:
-      return responses.Response(status_code=499)  # nobody reads it
+      return responses.Response(status_code=499)  # the client has disconnected
     return _json(body)
 
   def _check_key(self, request: requests.Request) -> None:

@@ -1,4 +1,4 @@
-"""A frozen model behind an OpenAI-compatible server.
+"""A frozen model on an OpenAI-compatible server.
 
 1. `check`: the server has the model, and its tokens are the policy's (`check`).
 2. `score`: logprobs of given tokens, as `scoring.Scorer` computes them.

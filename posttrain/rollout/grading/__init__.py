@@ -1,1 +1,1 @@
-"""Reward functions and reward models of the rollouts (np but models)."""
+"""Rewards of rollouts: functions, judges, reward models."""
