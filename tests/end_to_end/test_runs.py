@@ -420,10 +420,10 @@ def _ask_the_rest():
   from posttrain.rollout.grading import functions
   from posttrain.rollout.grading import rewards as rewarding
   from tests.algorithms import test_table, two_turns
-  from tests.envs.adapters import asked
+  from tests.envs.adapters import every_option
   from tests.rollout.endpoint import servers
 
-  asked.ask()
+  every_option.read_options()
   _explore(envs)
   custom = schema.CustomEnv(import_path='tests.envs.echoes:Echo')
   for cfg in (schema.ReverseText(), schema.AlphabetSort(), custom):

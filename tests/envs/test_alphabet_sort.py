@@ -1,4 +1,4 @@
-"""Sorting names over several turns: what is said, grades, disjoint splits."""
+"""Sorting names over several turns: messages, grades, disjoint splits."""
 
 import math
 
@@ -23,7 +23,7 @@ def ids(env, split, seed=0):
 
 
 def play(env, task, texts):
-  """Says the texts turn by turn; returns the episode and what came back."""
+  """Plays the texts turn by turn; returns the episode and its steps."""
   episode = env.make(task)
   assert episode.reset() == task.prompt
   return episode, [episode.step(text, truncated=False) for text in texts]
@@ -81,7 +81,7 @@ def test_a_turn_is_graded_by_names(text, grade):
   assert alphabet_sort.grade_turn(text, answer, truncated=True) == 0
 
 
-def test_a_task_word_by_word():
+def test_the_messages_of_a_task():
   task = make(turns=3, role='tool').task(KEY)
   assert task.prompt == (
     {'role': 'user', 'content': 'Sort these names: Mio, Ane, Ada'},
@@ -103,8 +103,8 @@ def test_a_task_word_by_word():
 @pytest.mark.parametrize('role', ['user', 'tool'])
 @pytest.mark.parametrize('turns', [2, 3])
 @pytest.mark.parametrize('split', ['train', 'eval'])
-def test_demonstrations_are_what_would_be_said(split, turns, role):
-  """The environment's turns too, when the policy answers so; all is right."""
+def test_demonstrations_equal_played_episodes(split, turns, role):
+  """Playing them gives the same observations, and every turn is correct."""
   env = make(turns=turns, role=role, train_tasks=300)
   assert env.max_turns == turns
   for task in env.source(split, 0).take(500):
@@ -175,7 +175,7 @@ def test_any_text_has_a_grade(said):
 
 @pytest.mark.parametrize('role', ['user', 'tool'])
 def test_a_demonstration_replays_as_one_sample(role):
-  """Assistant turns are trained; what the environment says is observed."""
+  """Assistant turns are trained; observations are not."""
   task = make(role=role).task(KEY)
   replay = sampler.DatasetSampler(
     schema.Dataset(), None, fixtures.RENDERER, 256
@@ -202,7 +202,7 @@ OPTIONS = st.builds(
 
 @given(OPTIONS, OPTIONS, st.integers(0, 9), st.integers(0, 9))
 @settings(max_examples=10, deadline=None)
-def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
+def test_splits_are_disjoint_for_any_options(one, other, seed, seed2):
   train, held = ids(make(**one), 'train', seed), ids(make(**other), 'eval')
   assert len(set(train)) == len(train) == one['train_tasks']
   assert len(set(held)) == len(held) == other['eval_tasks']
@@ -217,7 +217,7 @@ def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
 
 
 def test_every_set_of_names_has_one_number():
-  """All pairs and all but one, against a list of them."""
+  """Sets of two and of all but one name, against their list."""
   names = alphabet_sort.NAMES
   pairs = {alphabet_sort._key(2, i) for i in range(math.comb(len(names), 2))}
   assert pairs == {
@@ -228,7 +228,7 @@ def test_every_set_of_names_has_one_number():
   assert most == {','.join(x for x in names if x != out) for out in names}
 
 
-def test_names_come_in_any_order():
+def test_names_are_shuffled():
   tasks = make().source('train', 0).take(2000)
   sorted_already = [
     task.info['turns'][0] == task.id.split(',') for task in tasks
@@ -237,14 +237,14 @@ def test_names_come_in_any_order():
   assert 0.13 < np.mean(sorted_already) < 0.20
 
 
-def test_the_seed_chooses_the_training_tasks():
+def test_the_seed_determines_the_training_tasks():
   five, again, six = (
     ids(make(train_tasks=500), 'train', seed) for seed in (5, 5, 6)
   )
   assert five == again and set(five) != set(six)
 
 
-def test_which_tasks_are_held_out_is_pinned():
+def test_evaluation_tasks_are_pinned():
   assert ids(make(), 'eval')[:4] == [
     'Hal,Leo,Wim',
     'Fen,Neve,Pax',
@@ -261,7 +261,7 @@ def test_which_tasks_are_held_out_is_pinned():
     ({'first': 50, 'more': 12}, ('envs.sort.env.first must leave', '62')),
   ],
 )
-def test_more_than_the_names_give_is_refused(options, words):
+def test_more_tasks_or_names_than_there_are_is_refused(options, words):
   with pytest.raises(ValueError) as error:
     make(**options)
   assert all(word in str(error.value) for word in words)
@@ -275,7 +275,7 @@ def test_more_than_the_names_give_is_refused(options, words):
     ({'more': 0}, 'more must be > 0'),
   ],
 )
-def test_options_that_mean_nothing_are_refused(options, words):
+def test_invalid_options_are_refused(options, words):
   with pytest.raises(ValueError, match=words):
     schema.AlphabetSort(**options)
 

@@ -58,7 +58,7 @@ def test_parse_answer(text, answer):
   assert arithmetic.parse_answer(text) == answer
 
 
-def test_grade_tells_wrong_from_unparseable():
+def test_wrong_and_unparseable_answers_differ_in_formatted():
   right, wrong, neither = (
     arithmetic.grade(text, 3) for text in (r'\boxed{3}', r'\boxed{4}', '3')
   )
@@ -68,7 +68,7 @@ def test_grade_tells_wrong_from_unparseable():
   assert (right.answer, wrong.answer, neither.answer) == ('3', '4', None)
 
 
-def test_answers_that_agree_are_written_alike():
+def test_equal_answers_have_equal_text():
   texts = (r'\boxed{7}', r'\boxed{ +7 }', r'\boxed{1}, no, \boxed{007}')
   assert {arithmetic.grade(text, 3).answer for text in texts} == {'7'}
   assert arithmetic.grade(r'\boxed{-0}', 3).answer == '0'
@@ -96,7 +96,7 @@ def test_answers_that_agree_are_written_alike():
     (47, 'x', 80, r'40x80=3200, 7x80=560, 3200+560=\boxed{3760}'),
   ],
 )
-def test_worked_form(a, op, b, text):
+def test_the_worked_form_is_literal(a, op, b, text):
   assert arithmetic.demonstrate(a, op, b, worked=True) == text
 
 
@@ -111,7 +111,7 @@ def test_worked_form(a, op, b, text):
     ((7, 'x', 8), 5, r'7x8=\boxed{57}'),
   ],
 )
-def test_a_wrong_step(key, mistake, text):
+def test_a_demonstration_with_a_wrong_step_is_literal(key, mistake, text):
   assert arithmetic.demonstrate(*key, worked=True, mistake=mistake) == text
   assert arithmetic.demonstrate(47, '+', 85, worked=False, mistake=-3) == (
     r'\boxed{131}'
@@ -133,7 +133,7 @@ keys = st.one_of(
 
 @given(keys, st.integers(1, 99), st.sampled_from([-1, 1]))
 @settings(max_examples=400, deadline=None)
-def test_one_step_is_wrong_and_the_answer(key, mistake, sign):
+def test_a_mistake_changes_one_step_and_the_answer(key, mistake, sign):
   a, op, b = key
   text = arithmetic.demonstrate(a, op, b, worked=True, mistake=sign * mistake)
   answer = {'+': a + b, '-': a - b, 'x': a * b}[op]
@@ -142,8 +142,8 @@ def test_one_step_is_wrong_and_the_answer(key, mistake, sign):
   assert len(text) <= (38 if max(a, b) < 100 and op != 'x' else 92)
 
 
-def test_a_teacher_who_errs():
-  """So many demonstrations are wrong, ever the same; grading is not."""
+def test_mistakes_is_the_share_of_wrong_demonstrations():
+  """A fixed share of the demonstrations is wrong; grading is not."""
   sure, unsure = make(), make(mistakes=0.3)
   said = {}
   for env in (sure, unsure):
@@ -175,7 +175,7 @@ def test_a_teacher_who_errs():
 
 @given(keys, st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_demonstrations_are_true(key, worked):
+def test_every_step_of_a_demonstration_is_correct(key, worked):
   a, op, b = key
   text = arithmetic.demonstrate(a, op, b, worked=worked)
   answer = {'+': a + b, '-': a - b, 'x': a * b}[op]
@@ -202,7 +202,7 @@ def test_the_checker_grades_every_task_of_the_default_environment():
       episode.close()
 
 
-def test_a_task():
+def test_the_fields_of_a_task():
   task = make().task(47, '-', 85)
   assert task.prompt == ({'role': 'user', 'content': 'What is 47 - 85?'},)
   assert (task.id, task.env, task.answer) == ('47-85', 'sums', -38)
@@ -241,7 +241,7 @@ def in_range(key, options):
 
 @given(OPTIONS, OPTIONS, st.integers(0, 9), st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
-def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
+def test_splits_are_disjoint_for_any_options(one, other, seed, seed2):
   train, held = ids(make(**one), 'train', seed), ids(make(**other), 'eval')
   assert len(set(train)) == len(train) == one['train_tasks']
   assert len(set(held)) == len(held) == other['eval_tasks']
@@ -254,7 +254,7 @@ def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
   assert held == ids(make(**other), 'eval', seed2)
 
 
-def test_the_seed_chooses_the_training_tasks():
+def test_the_seed_determines_the_training_tasks():
   env = make()
   assert ids(env, 'train', 5) == ids(make(), 'train', 5)
   assert set(ids(env, 'train', 5)) != set(ids(env, 'train', 6))
@@ -263,7 +263,7 @@ def test_the_seed_chooses_the_training_tasks():
 
 
 @pytest.mark.parametrize('split', ['train', 'eval'])
-def test_operators_are_balanced_where_they_can_be(split):
+def test_operators_are_balanced_as_far_as_there_are_keys(split):
   env = make(ops=('x', '-', '+'), train_tasks=3000, eval_tasks=90)
   source = env.source(split, 0)
   counts = collections.Counter(t.info['op'] for t in source.take(len(source)))
@@ -291,7 +291,7 @@ def test_the_split_partitions_the_keys():
     assert 0.15 < len(held) / len(train | held) < 0.26
 
 
-def test_which_questions_are_held_out_is_pinned():
+def test_evaluation_questions_are_pinned():
   """An evaluation question must stay one in every later version."""
   assert ids(make(), 'eval')[:4] == ['95-55', '18-64', '57+51', '7+78']
 
@@ -315,7 +315,7 @@ def test_operands_cover_their_range():
     ({'ops': ('x',), 'train_tasks': 90}, ('envs.sums.env.train_tasks', '75')),
   ],
 )
-def test_requests_beyond_the_key_space_are_refused(options, words):
+def test_more_tasks_than_keys_are_refused(options, words):
   with pytest.raises(ValueError) as error:
     make(**options)
   assert all(word in str(error.value) for word in words)
@@ -329,12 +329,12 @@ def test_requests_beyond_the_key_space_are_refused(options, words):
     ({'min_factor': 10}, r'min_factor must be in \[0, max_factor=9\]'),
   ],
 )
-def test_ranges_that_hold_nothing_are_refused(options, words):
+def test_empty_ranges_are_refused(options, words):
   with pytest.raises(ValueError, match=words):
     schema.Arithmetic(**options)
 
 
-def test_a_small_range():
+def test_a_small_range_can_be_used_up():
   env = make(
     ops=('x',), min_factor=7, max_factor=8, train_tasks=1, eval_tasks=1
   )

@@ -76,7 +76,7 @@ def test_keys_of_one_group_share_a_split():
   assert held == {number ^ 1 for number in held}
 
 
-def test_room_is_checked():
+def test_more_tasks_than_the_capacity_are_refused():
   small = space(30)
   draws.check_capacity('toy', 'eval', 4, [small], 'raise size')
   with pytest.raises(

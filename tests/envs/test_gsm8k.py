@@ -81,7 +81,7 @@ def test_the_default_instruction_asks_for_steps_and_a_box(path):
   assert bare.prompt[0]['content'] == 'How many clips?'
 
 
-def test_an_answer_without_a_solution(tmp_path):
+def test_a_row_without_a_solution_is_read(tmp_path):
   path = write(tmp_path / 'a.jsonl', {'question': 'a', 'answer': '#### 3/4'})
   (task,) = make(path).source('train', 0).take(9)
   assert task.demonstration[0]['content'] == r'The answer is \boxed{3/4}.'
@@ -102,7 +102,7 @@ def test_an_answer_without_a_solution(tmp_path):
     ('', None),
   ],
 )
-def test_answers_that_agree_are_written_alike(path, text, answer):
+def test_equal_answers_have_equal_text(path, text, answer):
   assert gsm8k.grade(text, '3', lenient=True).answer == answer
   assert make(path).votes
 
@@ -125,7 +125,7 @@ def test_answers_that_agree_are_written_alike(path, text, answer):
     ('7' * 100_000, 0, 0, False),
   ],
 )
-def test_grades(path, text, strict, lenient, formatted):
+def test_grade(path, text, strict, lenient, formatted):
   for option, reward in ((False, strict), (True, lenient)):
     env = make(path, lenient=option)
     episode = env.make(env.source('train', 0).take(1)[0])
@@ -147,7 +147,7 @@ def test_grades(path, text, strict, lenient, formatted):
     (r'is \boxed{72', 0),
   ],
 )
-def test_a_turn_that_was_cut_off(path, text, reward):
+def test_grade_of_a_truncated_turn(path, text, reward):
   env = make(path, lenient=True)
   episode = env.make(env.source('train', 0).take(1)[0])
   episode.reset()
@@ -194,7 +194,7 @@ def test_missing_file_names_the_key(split, field, tmp_path):
     ({'path': 'a', 'eval_path': ''}, 'eval_path must be None or name a file'),
   ],
 )
-def test_paths_that_name_nothing_are_refused(options, words):
+def test_empty_paths_are_refused(options, words):
   with pytest.raises(schema.FieldError, match=words):
     schema.Gsm8k(**options)
 
@@ -262,7 +262,7 @@ def test_options_come_from_a_config(path):
   'file, count', [('train.jsonl', 7473), ('test.jsonl', 1319)]
 )
 def test_every_row_of_the_real_files(file, count):
-  """Each demonstration is right by its own task, and no other is needed."""
+  """Each demonstration is a correct answer to its own task."""
   env = envs.make(
     'words', schema.Gsm8k(path='$POSTTRAIN_DATA/gsm8k/' + file, lenient=False)
   )

@@ -23,7 +23,7 @@ def _write(path, **more):
   return path
 
 
-def test_each_right_one_against_each_wrong_one(tmp_path):
+def test_each_correct_solution_is_preferred_to_each_wrong_one(tmp_path):
   first, second = gsm8k_solutions.read(_write(tmp_path / 's.jsonl'))
   asks = f'How many?\n\n{schema.Gsm8k.instruction}'
   assert first.prompt == second.prompt == ({'role': 'user', 'content': asks},)
@@ -41,7 +41,7 @@ def test_each_right_one_against_each_wrong_one(tmp_path):
     ({'a': {'is_correct': True, 'solution': None}}, 'solution must be a str'),
   ],
 )
-def test_a_row_that_is_none_is_named(tmp_path, more, message):
+def test_a_malformed_row_is_named(tmp_path, more, message):
   with pytest.raises(ValueError, match=message):
     gsm8k_solutions.read(_write(tmp_path / 's.jsonl', **more))
 

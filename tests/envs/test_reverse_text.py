@@ -1,4 +1,4 @@
-"""Reversing texts: what an answer is, its grade, and disjoint splits."""
+"""Reversing texts: parsing, grades, and disjoint splits."""
 
 import collections
 
@@ -64,7 +64,7 @@ def test_grade(text, reward, correct):
 @pytest.mark.parametrize(
   'text, truncated', [('', False), ('It is edcba', False), ('edcba', True)]
 )
-def test_what_cannot_be_read_is_worth_nothing(text, truncated):
+def test_an_answer_that_cannot_be_parsed_has_reward_0(text, truncated):
   score = reverse_text.grade(text, 'edcba', truncated)
   assert (score.reward, score.correct, score.formatted) == (0.0, False, False)
   assert score.answer is None
@@ -96,7 +96,7 @@ def test_an_episode_without_an_answer_is_not_scorable():
   assert episode.grade().reward is None
 
 
-def test_a_task():
+def test_the_fields_of_a_task():
   task = make().task('abcd')
   assert task.prompt == ({'role': 'user', 'content': 'Reverse: abcd'},)
   assert (task.id, task.env, task.answer) == ('abcd', 'back', 'dcba')
@@ -104,7 +104,7 @@ def test_a_task():
 
 
 @pytest.mark.parametrize('split', ['train', 'eval'])
-def test_every_demonstration_is_right(split):
+def test_every_demonstration_is_correct(split):
   env = make()
   source = env.source(split, 0)
   for task in source.take(len(source)):
@@ -129,7 +129,7 @@ OPTIONS = st.builds(
 
 @given(OPTIONS, OPTIONS, st.integers(0, 9), st.integers(0, 9))
 @settings(max_examples=10, deadline=None)
-def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
+def test_splits_are_disjoint_for_any_options(one, other, seed, seed2):
   train, held = ids(make(**one), 'train', seed), ids(make(**other), 'eval')
   assert len(set(train)) == len(train) == one['train_tasks']
   assert len(set(held)) == len(held) == other['eval_tasks']
@@ -140,14 +140,14 @@ def test_splits_are_disjoint_whatever_the_options(one, other, seed, seed2):
   assert held == ids(make(**other), 'eval', seed2)
 
 
-def test_the_seed_chooses_the_training_texts():
+def test_the_seed_determines_the_training_texts():
   assert ids(make(), 'train', 5) == ids(make(), 'train', 5)
   assert set(ids(make(), 'train', 5)) != set(ids(make(), 'train', 6))
   source, again = (make().source('train', 5) for _ in '12')
   assert [next(source).id for _ in 'abc'] == [next(again).id for _ in 'abc']
 
 
-def test_which_texts_are_held_out_is_pinned():
+def test_evaluation_texts_are_pinned():
   assert ids(make(), 'eval')[:6] == [
     'ysx',
     'dbip',
@@ -158,7 +158,7 @@ def test_which_texts_are_held_out_is_pinned():
   ]
 
 
-def test_lengths_are_balanced_where_they_can_be():
+def test_lengths_are_balanced_as_far_as_there_are_texts():
   texts = ids(make(min_length=1, max_length=6, train_tasks=3000), 'train')
   counts = collections.Counter(map(len, texts))
   few = counts[1] + counts[2]  # of 26 + 676 texts, a fifth of them held out
@@ -179,7 +179,7 @@ def test_lengths_are_balanced_where_they_can_be():
     ({'alphabet': 'ab', 'train_tasks': 9}, ('envs.back.env.eval_tasks',)),
   ],
 )
-def test_requests_beyond_the_texts_are_refused(options, words):
+def test_more_tasks_than_texts_are_refused(options, words):
   with pytest.raises(ValueError) as error:
     make(**{'min_length': 1, **options})
   assert all(word in str(error.value) for word in words)
@@ -195,7 +195,7 @@ def test_requests_beyond_the_texts_are_refused(options, words):
     ({'alphabet': 'aB'}, 'alphabet must hold letters of a to z'),
   ],
 )
-def test_options_that_mean_nothing_are_refused(options, words):
+def test_invalid_options_are_refused(options, words):
   with pytest.raises(ValueError, match=words):
     schema.ReverseText(**options)
 

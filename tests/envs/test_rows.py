@@ -1,4 +1,4 @@
-"""Rows as tasks: what is the prompt, what is to be imitated."""
+"""Rows as tasks: prompts and demonstrations."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The suite: prompts of a config as tasks that nobody grades."""
+"""The suite: prompts of a config as tasks without grades."""
 
 from posttrain import types
 from posttrain.envs import suite

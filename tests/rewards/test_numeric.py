@@ -214,8 +214,8 @@ def test_latex(text, value):
     '1' * 5000 + '/' + '1' * 5000,
   ],
 )
-def test_what_holds_no_single_number(text):
-  """Nor does an earlier box, mark or number help."""
+def test_text_without_exactly_one_number_has_no_answer(text):
+  """Earlier boxes, marks and numbers do not count either."""
   assert numeric.parse(text) is None
   assert numeric.final_answer(f'\\boxed{{1}} is 2 \\boxed{{{text}}}') is None
   assert numeric.boxed(f'\\boxed{{1}} is 2 \\boxed{{{text}}}') is None
@@ -301,7 +301,7 @@ def test_what_holds_no_single_number(text):
     ('5 points', 5),
   ],
 )
-def test_words(text, value):
+def test_words_that_change_the_value(text, value):
   assert numeric.parse(text) == value
   assert numeric.boxed(f'3 \\boxed{{{text}}} 4') == value
 
@@ -387,7 +387,7 @@ def test_words(text, value):
     '5 factorial',
   ],
 )
-def test_words_that_make_it_none(text):
+def test_words_that_make_a_number_unreadable(text):
   assert numeric.parse(text) is None
   assert numeric.boxed(f'\\boxed{{1}} is 2 \\boxed{{{text}}}') is None
 
@@ -544,11 +544,11 @@ def test_the_last_number(text, value):
     (r'is \boxed{5', None),
   ],
 )
-def test_a_text_that_was_cut_off(text, value):
+def test_a_truncated_text(text, value):
   assert numeric.final_answer(text, truncated=True) == value
 
 
-def test_calculator_marks_go_first():
+def test_calculator_marks_are_removed_first():
   text = 'She sold 48/2 = <<48/2=24>>24 clips <<7>>'
   assert numeric.without_marks(text) == 'She sold 48/2 = 24 clips '
   assert numeric.final_answer(text) == 24
@@ -565,7 +565,7 @@ def test_equal_is_exact():
   assert not numeric.equal(None, None) and not numeric.equal(None, F(0))
 
 
-def test_limits_are_as_stated():
+def test_limits_of_lengths():
   assert numeric.parse('9' * numeric.DIGITS) == 10**numeric.DIGITS - 1
   assert numeric.parse('0.' + '1' * (numeric.DIGITS - 1)) is not None
   assert numeric.parse('0.' + '1' * numeric.DIGITS) is None
@@ -636,7 +636,7 @@ def test_limits_are_as_stated():
 )
 @pytest.mark.parametrize('head', ['', r'\boxed{', '#### ', '1'])
 def test_no_text_is_slow(piece, head):
-  """A quarter of a megabyte; what is quadratic would take minutes."""
+  """Texts of 256 KiB; quadratic patterns would take minutes."""
   text = head + piece * (250_000 // len(piece))
   start = time.process_time()
   for read in (numeric.final_answer, numeric.boxed, numeric.parse):
@@ -668,8 +668,8 @@ def test_no_text_is_slow(piece, head):
     '*',
   ],
 )
-def test_short_texts_that_may_be_slow(piece):
-  """Patterns that backtrack would show at the bounds of what is parsed."""
+def test_no_short_text_is_slow(piece):
+  """Backtracking patterns would be slow at the largest parsed lengths."""
   start = time.thread_time()
   for length in (numeric.LENGTH, numeric.TAIL):
     text = (' ' + piece * length)[:length]
@@ -798,7 +798,7 @@ def known(draw, words=(*SCALES, ' dozen', 'minus')):
 
 
 def dress(draw, text):
-  """LaTeX around a number, that changes nothing."""
+  """Draws LaTeX around a number that does not change it."""
   text = draw(
     st.sampled_from(
       [
@@ -875,7 +875,7 @@ def last_texts(draw):
 
 @given(st.one_of(boxed_texts(), marked_texts(), last_texts()))
 @settings(max_examples=200, deadline=None)
-def test_finds_exactly_the_known_number(case):
+def test_final_answer_is_the_known_number(case):
   text, value = case
   assert numeric.final_answer(text) == value, text
   assert numeric.equal(numeric.boxed(text), value) == ('\\boxed{' in text)
@@ -923,7 +923,7 @@ def test_noise_never_raises(text):
 
 @given(st.fractions(), st.text(st.characters(exclude_categories=['N'])))
 @settings(max_examples=200, deadline=None)
-def test_fractions_come_back(value, words):
+def test_fractions_round_trip(value, words):
   if len(str(value)) < numeric.DIGITS:
     assert numeric.parse(str(value)) == value
     said = words.replace('\\', '').replace('#', '').replace('<', '')
@@ -990,7 +990,7 @@ def solutions():
 
 
 def reason(reasoning, answer, truth, label):
-  """Why the last number and the label disagree, by what the texts say."""
+  """Returns why the last number and the label disagree."""
   last = numeric.final_answer(reasoning)
   if not label:
     assert last == truth and f'{int(last):,}'.startswith(answer + ',')

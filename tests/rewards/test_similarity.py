@@ -40,7 +40,7 @@ def test_ratio(one, other, ratio):
 
 
 def table(one, other):
-  """Wagner and Fischer, cell by cell."""
+  """Returns the length by Wagner and Fischer's dynamic program."""
   best = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
   for i, a in enumerate(one):
     for j, b in enumerate(other):
@@ -52,5 +52,5 @@ def table(one, other):
 
 @given(st.text('abc', max_size=30), st.text('abcd', max_size=30))
 @settings(max_examples=200, deadline=None)
-def test_lcs_is_the_tables(one, other):
+def test_lcs_equals_the_dynamic_program(one, other):
   assert similarity.lcs(one, other) == table(one, other)

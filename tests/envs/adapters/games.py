@@ -46,7 +46,7 @@ class Guess:
 
 
 class Silent:
-  """Without a reward of its own, without tools."""
+  """Has neither a reward nor tools."""
 
   def reset(self, **row):
     return None

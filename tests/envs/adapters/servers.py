@@ -1,4 +1,4 @@
-"""A server that speaks OpenEnv's protocol: guess the number that a seed makes.
+"""A server with OpenEnv's protocol: guess the number of a seed.
 
 The number is `seed % 10`. An observation has `hint` and `tries`. Some numbers
 are no guesses: see `TROUBLE`, and `HANGS` and `DROPS` below.
@@ -21,7 +21,7 @@ HANGS, DROPS, PAYS_NOTHING = 21, 22, 23
 
 
 class Server:
-  """Sessions, and who was in them."""
+  """A server, and the record of its sessions."""
 
   def __init__(self, capacity=100, refuses=None):
     self.capacity, self.refuses = capacity, refuses

@@ -42,7 +42,7 @@ class Config(vf.TasksetConfig):
 
 
 class Sums(vf.Taskset[Task, Config]):
-  """Endless."""
+  """An endless taskset of sums."""
 
   INFINITE = True
   kind = Task
@@ -67,7 +67,7 @@ class NeedsRuntime(Task):
 
 
 class HasRuntime(Task):
-  """May do without."""
+  """Has a reward with an optional runtime."""
 
   @vf.reward
   async def tests_pass(self, trace, runtime=None) -> float:

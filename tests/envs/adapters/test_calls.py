@@ -1,4 +1,4 @@
-"""Tool calls in text: nothing that is said raises, nothing called is lost."""
+"""Tool calls in text: no text raises, every call is returned."""
 
 import json
 
@@ -41,7 +41,7 @@ settings = hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
     max_size=4,
   )
 )
-def test_what_is_written_is_found(parts):
+def test_every_written_call_is_returned(parts):
   text = ''.join(f'{words} {write(call)}' for words, call, write in parts)
   assert calls.find(text, NAMES) == [call for _, call, _ in parts]
 
@@ -86,7 +86,7 @@ def test_no_text_raises(text):
       assert str(error)
 
 
-def test_annotations_that_only_type_checkers_import():
+def test_annotations_imported_for_type_checkers_are_described():
   def look(at: 'Nowhere') -> 'Nothing':  # noqa: F821
     """Looks."""
 

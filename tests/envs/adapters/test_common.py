@@ -1,4 +1,4 @@
-"""What the adapters share, and that no extra is imported before its time."""
+"""Shared parts of the adapters, and late imports of the extras."""
 
 import asyncio
 import pathlib
@@ -40,12 +40,12 @@ def test_the_adapters_import_without_the_extras():
     (0.0, 0.0, True),
   ],
 )
-def test_correct_is_a_reward_that_is_enough(reward, at, correct):
+def test_correct_is_a_reward_of_at_least_correct_at(reward, at, correct):
   made = common.score(reward, at, {'calls': 2})
   assert made == types.Score(reward, correct, metrics={'calls': 2})
 
 
-def test_what_is_awaitable_is_awaited():
+def test_settle_awaits_awaitables():
   async def three():
     await asyncio.sleep(0)
     return 3
@@ -57,7 +57,7 @@ def test_what_is_awaitable_is_awaited():
   assert asyncio.run(inside()) == (3, 4)
 
 
-def test_a_package_that_lacks_something_itself(tmp_path, monkeypatch):
+def test_a_failing_import_inside_the_package_is_raised(tmp_path, monkeypatch):
   (tmp_path / 'lacking.py').write_text('import not_there\n')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ModuleNotFoundError, match='not_there'):

@@ -1,4 +1,4 @@
-"""The client of OpenEnv servers, against one in a thread."""
+"""The client of OpenEnv servers, against a server in a thread."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def make(url, **options):
 
 
 def begin(env, seed):
-  """An episode that is reset, and what that said."""
+  """Returns an episode after its reset, and the prompt."""
   (task,) = (
     task for task in env.source('train', 0).take(100) if task.id == str(seed)
   )
@@ -62,7 +62,7 @@ def test_an_episode_of_guesses(server):
   assert server.closed == 1 and server.seeds == [7]
 
 
-def test_a_task_stands_in_for_what_only_the_server_knows(server):
+def test_the_prompt_of_a_task_is_a_placeholder(server):
   env = make(server.url, prompt='Guess.')
   task = env.source('train', 0).take(8)[7]
   _, messages = begin(env, 7)
@@ -126,7 +126,7 @@ def test_a_bad_action_is_an_observation(server, text, words):
     (servers.DROPS, ConnectionError, 'must stay connected'),
   ],
 )
-def test_trouble_of_the_server_raises(server, number, error, words):
+def test_errors_of_the_server_raise(server, number, error, words):
   episode, _ = begin(make(server.url), 7)
   with pytest.raises(error, match=words):
     episode.step(says(number), False)
@@ -134,7 +134,7 @@ def test_trouble_of_the_server_raises(server, number, error, words):
   episode.close()
 
 
-def test_a_server_that_does_not_answer(server):
+def test_a_server_that_does_not_answer_raises(server):
   episode, _ = begin(make(server.url), 7)
   episode._session._message_timeout = 0.01  # after the reset
   with pytest.raises(TimeoutError, match='a step in message_timeout=0.01 s'):
@@ -144,20 +144,20 @@ def test_a_server_that_does_not_answer(server):
 
 
 @pytest.mark.parametrize('code', ['FACTORY_ERROR', 'VALIDATION_ERROR'])
-def test_a_session_that_is_refused(code):
+def test_a_refused_session_raises(code):
   with servers.Server(refuses=code).running() as url:
     with pytest.raises(RuntimeError, match=f'a reset with {code}: no place'):
       begin(make(url), 7)
 
 
-def test_no_server():
+def test_a_missing_server_raises():
   with servers.Server().running() as url:
     pass
   with pytest.raises(ConnectionError, match='url must name a server'):
     begin(make(url), 7)
 
 
-def test_a_full_server_says_so_and_a_place_is_free_after_close():
+def test_a_full_server_raises_and_close_frees_a_session():
   made = servers.Server(capacity=1)
   with made.running() as url:
     env = make(url)
@@ -182,7 +182,7 @@ def test_two_sessions_side_by_side(server):
   assert server.most == 2
 
 
-def test_fields_of_texts(server):
+def test_observation_field_and_action_field(server):
   options = {'observation_field': 'hint', 'action_field': 'number'}
   episode, (asks,) = begin(make(server.url, **options), 7)
   assert asks == {'role': 'user', 'content': 'guess'}
@@ -248,7 +248,7 @@ def test_options_are_checked(options, words):
     schema.OpenEnv(**options)
 
 
-def test_without_the_package(monkeypatch):
+def test_the_missing_package_is_named(monkeypatch):
   for name in [name for name in sys.modules if name[:11] == 'websockets.']:
     monkeypatch.delitem(sys.modules, name)
   monkeypatch.setitem(sys.modules, 'websockets', None)

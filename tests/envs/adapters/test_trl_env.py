@@ -48,7 +48,7 @@ def begin(env, index=0):
 
 
 def answer(episode, text):
-  """What is said to a turn with one call."""
+  """Returns the tool message after a turn with one call."""
   out = episode.step(text, False)
   ((message,), done) = out.messages, out.done
   assert message['role'] == 'tool' and not done and out.reward == 0
@@ -174,7 +174,7 @@ def test_a_turn_without_a_call_ends_the_episode(text):
     ('guess({"number": "x"})', "'<' not supported between"),
   ],
 )
-def test_a_bad_call_is_answered_by_its_error(text, words):
+def test_the_error_of_a_bad_call_is_its_observation(text, words):
   episode, _ = begin(make())
   said = answer(episode, text)
   assert said.startswith('error: ') and words in said
@@ -211,7 +211,7 @@ def test_a_whole_run_through_the_driver(path):
   assert rollouts[1].messages[-1]['content'] == '0'
 
 
-def test_instances_are_an_episodes_own():
+def test_each_episode_has_its_own_instance():
   env = make()
   (a, _), (b, _) = begin(env), begin(env)
   a.step('guess({"number": 1})', False)
@@ -219,14 +219,14 @@ def test_instances_are_an_episodes_own():
 
 
 @pytest.mark.parametrize('name', ['Silent', 'Judged'])
-def test_no_reward_is_not_zero(name):
+def test_an_episode_without_a_reward_is_not_scorable(name):
   episode, messages = begin(make(factory=f'{GAMES}:{name}'))
   assert messages[0]['content'].startswith('Tools:\nCall')
   assert episode.step('hello', False).done
   assert episode.grade().reward is None and episode.grade().correct is None
 
 
-def test_an_event_loop_that_runs_already():
+def test_async_tools_run_inside_a_running_event_loop():
   """As in a notebook."""
   import asyncio
 
@@ -277,6 +277,6 @@ def test_a_missing_file_is_named():
     make(path='nowhere.jsonl').source('train', 0)
 
 
-def test_blocking_is_as_asked():
+def test_blocking_is_the_option():
   assert not make().blocking and make(blocking=True).blocking
   assert games.Guess().reset() is None

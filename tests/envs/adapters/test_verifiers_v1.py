@@ -32,7 +32,7 @@ def play(env, text, truncated=False, index=0):
   return episode.grade()
 
 
-def test_tasks_of_an_endless_set():
+def test_tasks_of_an_endless_taskset():
   env = make()
   assert env.max_turns == 1 and not env.blocking
   (first, *_), held = env.source('train', 7).take(9), env.source('eval', 7)
@@ -46,7 +46,7 @@ def test_tasks_of_an_endless_set():
   assert [t.answer for t in env.source('train', 0).take(9)] == list('45678')
 
 
-def test_options_of_the_set():
+def test_options_of_the_taskset():
   env = make(options={'first': 20, 'last': 24, 'system': None})
   (task,) = env.source('train', 0).take(9)
   assert task.prompt == ({'role': 'user', 'content': '23 + 1 = ?'},)
@@ -62,14 +62,14 @@ def test_options_of_the_set():
     make(options={'nope': 1}).source('train', 0)
 
 
-def test_the_state_of_a_source_knows_the_tasks():
+def test_resuming_with_other_tasks_is_refused():
   state = make().source('train', 0).get_state()
   make().source('train', 0).set_state(state)
   with pytest.raises(ValueError, match='fingerprint of a resumed source'):
     make(options={'first': 1}).source('train', 0).set_state(state)
 
 
-def test_scores():
+def test_scores_of_answers():
   score = play(make(correct_at=1.5), '4')
   assert (score.reward, score.correct) == (1.5, True)
   assert score.metrics == {'right': 1.0, 'brief': 1.0, 'cut': 0.0, 'turns': 1.0}
@@ -95,7 +95,7 @@ def test_a_prompt_of_messages():
   assert play(env, '').reward == 0.5
 
 
-def test_no_reward_is_not_zero():
+def test_an_episode_without_a_reward_is_not_scorable():
   assert play(make('NoRewards', correct_at=1.0), '4').reward is None
   assert play(make('NoRewards', correct_at=1.0), '4').correct is None
 
@@ -110,12 +110,12 @@ def test_no_reward_is_not_zero():
     ('Images', 'train:0: a message must be a text'),
   ],
 )
-def test_what_needs_more_than_a_turn_is_refused(taskset, words):
+def test_tasks_with_more_than_one_turn_are_refused(taskset, words):
   with pytest.raises(ValueError, match=f'environment v, task.*{words}'):
     make(taskset).source('train', 0)
 
 
-def test_a_runtime_that_may_be_none():
+def test_a_reward_with_an_optional_runtime_is_allowed():
   assert play(make('HasRuntimes'), '4').reward == 3.5
 
 
@@ -140,7 +140,7 @@ def test_a_reward_that_raises_costs_the_episode():
   assert 'KeyError' in rollout.error and 'v/train:0' in rollout.error
 
 
-def test_without_the_package(monkeypatch):
+def test_the_missing_package_is_named(monkeypatch):
   for name in [name for name in sys.modules if name[:10] == 'verifiers.']:
     monkeypatch.delitem(sys.modules, name)
   monkeypatch.setitem(sys.modules, 'verifiers', None)

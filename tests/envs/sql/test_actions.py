@@ -78,7 +78,7 @@ def test_an_action_is_read(text, kind, argument):
     'QUERY_1: x',
   ],
 )
-def test_what_is_no_action_is_sql(text):
+def test_text_without_an_action_is_read_as_sql(text):
   assert actions.parse(text) == actions.Action(
     'QUERY', text.strip(), parsed=False
   )
@@ -95,7 +95,7 @@ def test_an_action_is_written():
 
 @given(LINE)
 @settings(deadline=None, derandomize=True)
-def test_an_answer_is_read_as_written(argument):
+def test_a_written_answer_is_read_back(argument):
   text = actions.write('ANSWER', argument, colon=True)
   assert actions.parse(text) == actions.Action('ANSWER', argument.strip())
 
@@ -106,7 +106,7 @@ def test_an_answer_is_read_as_written(argument):
   st.booleans(),
 )
 @settings(deadline=None, derandomize=True)
-def test_an_action_is_read_as_written(kind, argument, colon):
+def test_a_written_action_is_read_back(kind, argument, colon):
   argument = argument.strip()
   text = actions.write(kind, argument, colon=colon)
   assert actions.parse(text) == actions.Action(kind, argument)
@@ -139,5 +139,5 @@ def test_any_text_is_an_action(text):
   ],
 )
 @pytest.mark.parametrize('before', ['', 'QUERY:', 'QUERY: SELECT', 'SAMPLE '])
-def test_long_texts_take_one_pass(before, piece):
+def test_parsing_is_linear_in_the_length(before, piece):
   actions.parse(before + piece * (10**6 // len(piece)))

@@ -1,4 +1,4 @@
-"""Rows as text: literal cells, quotes, cuts, and the way back."""
+"""Rows as text: literal cells, quotes, cuts, round trips."""
 
 import pytest
 from hypothesis import given, settings
@@ -70,7 +70,7 @@ def test_rows_are_written_in_two_styles():
 
 
 @pytest.mark.parametrize('style', cells.STYLES)
-def test_no_rows_are_empty(style):
+def test_a_result_without_rows_is_written_as_empty(style):
   assert cells.write([], style=style, limit=9) == ('empty', False)
   assert cells.read('empty') == cells.read(' Empty\n') == []
   assert cells.read('') == cells.read(' ;\n; ') == []
@@ -91,13 +91,13 @@ def test_a_text_is_cut_at_the_limit():
   assert cells.write(rows, style='compact', limit=4) == (' ...', True)
 
 
-def test_any_text_is_cut_in_the_same_way():
+def test_cut_of_any_text():
   assert cells.cut('abc def', 7) == 'abc def'
   assert cells.cut('abc defg', 7) == 'abc ...'
   assert cells.cut('abc  defg', 8) == 'abc ...'
 
 
-def test_rows_that_are_missing_are_marked():
+def test_missing_rows_are_marked():
   rows = [('abc', 1)]
   assert cells.write(rows, style='verbose', limit=99, more=True) == (
     'abc | 1 ...',
@@ -124,7 +124,7 @@ def test_rows_far_beyond_the_limit_are_not_written():
 
 @given(ROWS, st.sampled_from(cells.STYLES), st.integers(4, 80), st.booleans())
 @settings(deadline=None, derandomize=True)
-def test_a_cut_text_begins_the_whole_one(rows, style, limit, more):
+def test_a_cut_text_is_a_prefix_of_the_whole_one(rows, style, limit, more):
   whole, _ = cells.write(rows, style=style, limit=10**6)
   text, cut = cells.write(rows, style=style, limit=limit, more=more)
   assert len(text) <= limit
@@ -137,7 +137,7 @@ def test_a_cut_text_begins_the_whole_one(rows, style, limit, more):
 
 @given(ROWS, st.sampled_from(cells.STYLES))
 @settings(deadline=None, derandomize=True)
-def test_rows_are_read_back(rows, style):
+def test_written_rows_are_read_back(rows, style):
   text, _ = cells.write(rows, style=style, limit=10**6)
   assert cells.read(text) == [
     [x if x is None or isinstance(x, str) else cells.cell(x) for x in row]
@@ -170,7 +170,7 @@ def test_text_is_read(text, rows):
   assert cells.read(text) == rows
 
 
-def test_cells_may_stand_between_commas_or_alone():
+def test_cells_are_separated_by_commas_or_stand_alone():
   text = 'a, "b,c"; d|e, f'
   assert cells.read(text, between=',') == [['a', 'b,c'], ['d|e', 'f']]
   assert cells.read(text, between='') == [['a, "b,c"'], ['d|e, f']]
@@ -188,7 +188,7 @@ def test_any_text_is_read(text):
 @pytest.mark.parametrize(
   'piece', ['a', ' ', '"', '"a;', '\\"', '"\\', ';"', '" "', '|', ' \n', '\n "']
 )
-def test_long_texts_take_one_pass(piece):
+def test_reading_is_linear_in_the_length(piece):
   text = piece * (100_000 // len(piece))  # one pass per cell would take minutes
   cells.read(text)
   cells.read('"' + text)

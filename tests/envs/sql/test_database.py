@@ -1,4 +1,4 @@
-"""What a query may not do, and that it does not do it."""
+"""The sandbox: refusals, limits, results, fuzzed queries."""
 
 import concurrent.futures
 import json
@@ -23,7 +23,7 @@ _BIG = (  # one row with a string of 1800 letters
 
 
 def _make() -> bytes:
-  """A database of 50 pets, and of what a name or a cell may be."""
+  """Returns a database of 50 pets, with odd names and cells."""
   connection = sqlite3.connect(':memory:')
   connection.executescript("""
       CREATE TABLE pet (id INTEGER PRIMARY KEY AUTOINCREMENT, Name TEXT,
@@ -52,7 +52,7 @@ DATA = _make()
 
 @pytest.fixture
 def db(tmp_path, monkeypatch):
-  """A database, in an empty folder that must stay empty."""
+  """Yields a database, in an empty folder that must stay empty."""
   monkeypatch.chdir(tmp_path)
   db = database.Database.from_bytes(DATA)
   yield db
@@ -237,7 +237,7 @@ def test_cannot_write_even_without_the_authorizer(db):
     ),
   ],
 )
-def test_answers(db, sql, rows):
+def test_results_of_queries(db, sql, rows):
   result = db.query(sql, 5)
   assert (result.error, result.rows) == (None, rows)
   assert not result.more
@@ -262,14 +262,14 @@ def test_bad_numbers_are_errors(db):
     (51, 50, False),
   ],
 )
-def test_rows_and_whether_there_are_more(db, rows, found, more):
+def test_number_of_rows_and_more(db, rows, found, more):
   result = db.query('SELECT id, Name FROM pet ORDER BY id', rows)
   assert result.columns == ('id', 'Name')
   assert [row[0] for row in result.rows] == list(range(1, found + 1))
   assert result.more is more
 
 
-def test_a_result_weighs_its_bytes():
+def test_the_size_of_a_result_is_limited():
   # 50 rows of 3 bytes, a number that weighs 1 and another letter: 250.
   sql = "SELECT 'éa', id, 'x' FROM pet"
   big = 'the result is too big; select less'
@@ -280,7 +280,7 @@ def test_a_result_weighs_its_bytes():
     db.close()
 
 
-def test_knows_its_tables(db):
+def test_tables_columns_and_counts(db):
   odd = 'odd "name"; --'
   assert db.tables == ('pet', odd, 'Pet_Owner')
   assert db.describe('pet') == (
@@ -309,12 +309,12 @@ def test_knows_its_tables(db):
     ('pet; --', None),
   ],
 )
-def test_finds_the_table_meant(db, name, table):
+def test_find_prefers_the_same_case(db, name, table):
   assert db.find(name) == table
 
 
 def _bombs() -> dict[str, tuple[str, str]]:
-  """Queries that would take too long, and what becomes of them."""
+  """Returns {name: (expensive query, its error)}."""
   late = 'the query took too long; ask for less'
   deep = 'the query is too complex'
   eight = ', '.join(f'pet p{i}' for i in range(8))
@@ -398,7 +398,7 @@ def _bombs() -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize('name', _bombs())
-def test_a_bomb_ends_by_count(db, name):
+def test_an_expensive_query_ends_by_its_instruction_count(db, name):
   sql, error = _bombs()[name]
   assert db.query(sql, 20) == database.Result(error=error)
 
@@ -423,7 +423,7 @@ def test_a_collation_leaves_a_fifth_of_the_steps():
   db.close()
 
 
-def test_what_is_slow_is_no_result():
+def test_a_query_over_the_time_limit_raises():
   sql = 'SELECT count(*) FROM pet, pet, pet, pet, pet, pet, pet, pet'
   limits = database.Limits(steps=10**12, seconds=0.05)
   db = database.Database.from_bytes(DATA, limits)
@@ -461,7 +461,7 @@ print(db.query('SELECT count(*) FROM pet', 1).rows)
   assert '((51,),)' in done.stdout
 
 
-def test_other_threads_may_take_turns(db):
+def test_several_threads_use_one_database_in_turn(db):
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
     result = pool.submit(db.query, 'SELECT count(*) FROM pet', 1).result()
   assert result.rows == db.query('SELECT count(*) FROM pet', 1).rows == ((50,),)
@@ -477,7 +477,7 @@ def test_other_threads_may_take_turns(db):
     b'\xff' * len(DATA),
   ],
 )
-def test_bytes_and_file_that_are_no_database(data, tmp_path):
+def test_bytes_and_files_without_a_database_are_refused(data, tmp_path):
   with pytest.raises(ValueError, match='the bytes must be a SQLite file'):
     database.Database.from_bytes(data)
   path = tmp_path / 'x.sqlite'
@@ -486,14 +486,14 @@ def test_bytes_and_file_that_are_no_database(data, tmp_path):
     database.Database.from_file(path)
 
 
-def test_a_file_that_is_missing_is_named_and_not_made(tmp_path):
+def test_a_missing_file_is_named_and_not_created(tmp_path):
   for path in (tmp_path / 'none.sqlite', tmp_path):
     with pytest.raises(ValueError, match=str(path)):
       database.Database.from_file(path)
   assert not list(tmp_path.iterdir())
 
 
-def test_a_file_answers_and_is_left_alone(tmp_path):
+def test_queries_leave_a_file_unchanged(tmp_path):
   path = tmp_path / 'a ?#%41 b.sqlite'  # nothing of it may count as a URI
   path.write_bytes(DATA)
   path.chmod(0o444)
@@ -601,7 +601,7 @@ _ACCEPTED = tuple(
 
 @st.composite
 def _mutated(draw) -> str:
-  """A good query, some words of which are others."""
+  """Draws a valid query with some words replaced."""
   words = draw(st.sampled_from(_ACCEPTED)).split(' ')
   for _ in range(draw(st.integers(0, 2))):
     at = draw(st.integers(0, len(words)))
@@ -620,7 +620,7 @@ _ANYTHING = st.one_of(
 
 
 def _fuzz(cases: int, folder) -> None:
-  """Any text gives a sound result and leaves the database alone."""
+  """Checks that any text gives a valid result and changes no database."""
   db = database.Database.from_bytes(DATA)
   seen = {'errors': 0, 'results': 0}
 
@@ -657,13 +657,13 @@ def _fuzz(cases: int, folder) -> None:
   db.close()
 
 
-def test_fuzz(tmp_path, monkeypatch):
+def test_fuzzed_queries_are_harmless(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   _fuzz(200, tmp_path)
 
 
 @pytest.mark.slow
-def test_fuzz_long(tmp_path, monkeypatch):
+def test_many_fuzzed_queries_are_harmless(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   _fuzz(10_000, tmp_path)
 
@@ -671,7 +671,7 @@ def test_fuzz_long(tmp_path, monkeypatch):
 @pytest.mark.skipif(
   'POSTTRAIN_DATA' not in os.environ, reason='needs POSTTRAIN_DATA'
 )
-def test_real_queries_give_the_real_rows():
+def test_gold_queries_give_their_gold_rows():
   folder = pathlib.Path(os.environ['POSTTRAIN_DATA'], 'spider_mini')
   questions = json.loads((folder / 'questions.json').read_text())
   limits = database.Limits(steps=schema.SqlFiles.query_steps)

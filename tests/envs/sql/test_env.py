@@ -1,4 +1,4 @@
-"""Episodes, demonstrations, players: played through the real environment."""
+"""Episodes, demonstrations and players, in the real environment."""
 
 import sqlite3
 import subprocess
@@ -23,7 +23,7 @@ def tasks(count, **options):
 
 
 def find(template, **options):
-  """The first task of a template."""
+  """Returns the first task of a template."""
   env = make(difficulties=ALL, **options)
   source = env.source('eval', 0)
   return env, next(
@@ -34,7 +34,7 @@ def find(template, **options):
 
 
 def play(env, task, *turns):
-  """Says these; returns the steps, the score and all messages behind it."""
+  """Plays turns; returns (steps, score, messages after the prompt)."""
   episode = env.make(task)
   episode.reset()
   steps = [episode.step(turn, False) for turn in turns]
@@ -83,14 +83,14 @@ def test_an_episode_step_by_step():
   }
 
 
-def test_a_wrong_answer_ends_it_too():
+def test_a_wrong_answer_ends_the_episode():
   env, task = find('E1')
   steps, score = play(env, task, 'ANSWER 1234')
   assert steps[0].done and score.reward == 0.0 and score.correct is False
   assert score.formatted
 
 
-def test_a_budget_without_an_answer():
+def test_a_spent_budget_without_an_answer_is_incorrect():
   env, task = find('E1', budget=2)
   steps, score = play(env, task, 'hm', 'hm')
   assert not any(step.done for step in steps)  # the driver counts the turns
@@ -99,7 +99,7 @@ def test_a_budget_without_an_answer():
   assert score.correct is False and score.metrics['answered'] == 0.0
 
 
-def test_a_turn_that_was_cut_off_does_nothing():
+def test_a_truncated_turn_runs_no_action():
   env, task = find('E1')
   episode = env.make(task)
   episode.reset()
@@ -111,7 +111,7 @@ def test_a_turn_that_was_cut_off_does_nothing():
 
 
 @pytest.mark.parametrize('says', ['DESCRIBE', 'SAMPLE'])
-def test_a_long_name_of_no_table_leaves_room_for_those_there_are(says):
+def test_a_long_unknown_table_name_is_cut_in_the_error(says):
   env, task = find('M1')
   (step,), _ = play(env, task, f'{says} {"dog " * 25}')
   said = step.messages[0]['content']
@@ -131,7 +131,7 @@ def test_a_wide_table_is_cut_with_a_mark():
   wide.close()
 
 
-def test_databases_are_opened_by_the_first_action(monkeypatch):
+def test_databases_are_opened_on_the_first_action(monkeypatch):
   env, chosen = tasks(3)
   opened, take = [], database.Database.from_bytes
 
@@ -153,19 +153,19 @@ def test_databases_are_opened_by_the_first_action(monkeypatch):
   assert 'closed' in opened[0].query('SELECT 1', 1).error
 
 
-def test_what_is_done_to_a_task_stays_there():
+def test_changes_of_a_task_do_not_affect_later_draws():
   env, (task,) = tasks(1)
   task.info['difficulty'] = 'none'
   (again,) = env.source('eval', 0).take(1)
   assert again.info['difficulty'] == 'easy'
 
 
-def test_nobody_said_anything():
+def test_an_episode_without_a_turn_is_not_scorable():
   env, task = find('E1')
   assert env.make(task).grade().reward is None
 
 
-def test_sample_and_find():
+def test_sample_finds_tables_in_any_case():
   env, task = find('E2')
   table = task.info['tables'][0]
   steps, _ = play(env, task, f'sample "{table.upper()}";', f'SAMPLE {table}')
@@ -174,7 +174,7 @@ def test_sample_and_find():
   assert steps[1].reward == pytest.approx(-0.03)  # the same table
 
 
-def test_verbose_style():
+def test_observations_in_the_verbose_style():
   env, task = find('M1', style='verbose', role='user', budget=10)
   system, asks = task.prompt
   assert system['role'] == 'system' and 'You have 10 steps' in system['content']
@@ -188,7 +188,7 @@ def test_verbose_style():
 
 
 @pytest.mark.parametrize('style', ['compact', 'verbose'])
-def test_the_oracle_is_always_right(style):
+def test_the_oracle_is_always_correct(style):
   env, chosen = tasks(500, difficulties=ALL, style=style)
   assert len(chosen) == 500
   player = players.oracle(schema.SqlTeacher())
@@ -200,22 +200,22 @@ def test_the_oracle_is_always_right(style):
     assert rollout.messages[len(task.prompt) :] == task.demonstration
 
 
-def test_chance():
+def test_rewards_of_chance():
   env, chosen = tasks(500, difficulties=ALL)
   lucky = [players.play(env, t, players.chance).score for t in chosen]
   assert 0 < sum(s.correct for s in lucky) / 500 < 0.05
 
 
 def knows(task, colon, rng):
-  """A farmer who has the gold query, but will not say what it told."""
+  """A player that runs the gold query for its progress, without an answer."""
   yield f'QUERY {task.info["gold_sql"]}'
   for turn in players.farmer(task, colon, rng):
     if not turn.startswith('QUERY'):  # which would lose the progress again
       yield turn
 
 
-# By v2 0.15 of progress and 0.01 a step at most, and 0.03 more wherever all
-# progress is lost and won back; by v1 0.025 a step and 0.15.
+# Upper bounds. v2: 0.15 of progress, 0.01 a step, and 0.03 each time that all
+# progress is lost and regained. v1: 0.15 of progress and 0.025 a step.
 @pytest.mark.parametrize(
   'version, player, mean, most',
   [
@@ -225,7 +225,7 @@ def knows(task, colon, rng):
     ('v1', knows, (0.25, 0.35), 0.35),
   ],
 )
-def test_farming(version, player, mean, most):
+def test_rewards_of_players_that_never_answer(version, player, mean, most):
   env, chosen = tasks(
     120, difficulties=ALL, reward=schema.SqlReward(version=version)
   )
@@ -238,7 +238,7 @@ def test_farming(version, player, mean, most):
 @pytest.mark.parametrize(
   'option, words', [('error', 'error: no such column'), ('detour', 'result: ')]
 )
-def test_a_teacher_who_goes_astray_and_comes_back(option, words):
+def test_a_teacher_with_detours_or_errors_is_correct(option, words):
   plain, straight = tasks(60, difficulties=('medium',))
   env, astray = tasks(
     60, difficulties=('medium',), teacher=schema.SqlTeacher(**{option: 1.0})
@@ -256,7 +256,7 @@ def test_a_teacher_who_goes_astray_and_comes_back(option, words):
   assert found > 0.6 * len(longer)
 
 
-def test_a_share_of_the_demonstrations():
+def test_error_is_the_share_of_demonstrations_with_an_error():
   _, chosen = tasks(
     180, difficulties=('medium',), teacher=schema.SqlTeacher(error=0.3)
   )
@@ -264,13 +264,13 @@ def test_a_share_of_the_demonstrations():
   assert len(chosen) == 180 and abs(longer / 180 - 0.3) < 0.1
 
 
-def test_a_budget_too_small_for_the_teacher():
+def test_a_budget_too_small_for_the_teacher_gives_no_demonstration():
   _, chosen = tasks(6, difficulties=ALL, budget=2)
   for task in chosen:
     assert (task.demonstration is None) == (task.info['difficulty'] != 'easy')
 
 
-def test_splits_have_databases_of_their_own():
+def test_splits_share_no_database():
   env = make(difficulties=ALL)
   train, held = env.source('train', 0), env.source('eval', 0)
   assert (len(train), len(held)) == (540, 540)
@@ -281,7 +281,7 @@ def test_splits_have_databases_of_their_own():
   assert task.info['db_id'] == 'synth_2000000'
 
 
-def test_the_difficulty_filter():
+def test_questions_are_filtered_by_difficulty():
   for wanted in ALL:
     _, chosen = tasks(30, difficulties=(wanted,))
     assert {task.info['difficulty'] for task in chosen} == {wanted}
@@ -289,7 +289,7 @@ def test_the_difficulty_filter():
   assert len(env.source('eval', 0)) == 60 * 6
 
 
-def test_a_resumed_source_notices_other_options():
+def test_resuming_with_other_options_is_refused():
   state = make().source('train', 3).get_state()
   with pytest.raises(ValueError, match='fingerprint'):
     make(budget=9).source('train', 3).set_state(state)
@@ -318,8 +318,8 @@ def test_transcripts_are_the_same_in_two_processes():
   assert said[0] == said[1] and len(said[0]) > 10_000
 
 
-def test_a_teacher_in_a_hurry():
-  """Answers with what a sample shows, which is hardly ever right."""
+def test_a_hasty_teacher_answers_from_a_sample():
+  """Its answer is a value of a sample, which is rarely correct."""
   _, chosen = tasks(
     180, difficulties=('medium',), teacher=schema.SqlTeacher(haste=1.0)
   )
@@ -339,6 +339,6 @@ def test_a_teacher_in_a_hurry():
     assert task.demonstration[-1]['content'] == f'ANSWER {task.answer}'
 
 
-def test_no_databases_no_evaluation():
+def test_zero_eval_databases_give_no_evaluation_tasks():
   env = make(data=schema.SqlSynth(eval_databases=0))
   assert not len(env.source('eval', 0))

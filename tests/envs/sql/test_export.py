@@ -1,4 +1,4 @@
-"""Generated data as files, in the form of real data."""
+"""Generated data as files, in the format of real data."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ def test_real_data_is_read_the_same_way(tmp_path):
   ]
 
 
-def test_a_folder_with_something_in_it_is_refused(tmp_path, capsys):
+def test_a_folder_with_files_is_refused(tmp_path, capsys):
   (tmp_path / 'notes.txt').write_text('mine')
   for taken in (tmp_path, tmp_path / 'notes.txt'):
     assert command_line.main([str(taken), '--databases=1']) == 2
@@ -75,7 +75,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path, capsys):
   assert [path.name for path in tmp_path.iterdir()] == ['notes.txt']
 
 
-def test_an_empty_folder_is_taken(tmp_path):
+def test_an_empty_folder_is_accepted(tmp_path):
   command_line.main([str(tmp_path), '--databases=1'])
   assert (tmp_path / 'questions.json').is_file()
 
@@ -84,7 +84,7 @@ def test_an_empty_folder_is_taken(tmp_path):
   'flags',
   [['--databases=0'], ['--seed0=-1'], ['--seed0=999999', '--databases=2']],
 )
-def test_databases_that_are_none_are_refused(tmp_path, capsys, flags):
+def test_databases_out_of_range_are_refused(tmp_path, capsys, flags):
   assert command_line.main([str(tmp_path / 'new'), *flags]) == 2
   assert 'must name some of the databases 0 .. 999999' in (
     capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Real databases: what a file of questions must hold, and all of Spider's."""
+"""Questions from files: the format, its errors, and all of Spider."""
 
 import collections
 import json
@@ -40,14 +40,14 @@ def copied(exported, tmp_path):
 
 
 def edit(folder, **fields):
-  """Changes fields of the second question; None takes one away."""
+  """Changes fields of the second question; None removes a field."""
   path = folder / 'questions.json'
   rows = json.loads(path.read_text())
   rows[1] = {k: v for k, v in {**rows[1], **fields}.items() if v is not None}
   path.write_text(json.dumps(rows))
 
 
-def test_generated_questions_come_back_as_they_were(exported):
+def test_exported_questions_are_read_back(exported):
   """The same tasks, whether generated or read from files."""
   files = make(exported, data={'eval_share': 0.0}).source('train', 0)
   made = envs.make(
@@ -74,7 +74,7 @@ def test_splits_hold_whole_databases(exported):
   assert not len(make(exported, data={'eval_share': 0.0}).source('eval', 0))
 
 
-def test_jsonl_and_the_names_of_sqlenv(copied):
+def test_jsonl_with_the_keys_of_sqlenv_is_read(copied):
   path = copied / 'questions.json'
   rows = json.loads(path.read_text())
   for row in rows:
@@ -134,7 +134,7 @@ def test_jsonl_and_the_names_of_sqlenv(copied):
     ({'n_rows': 7}, 'got n_rows=7, expected 1'),
   ],
 )
-def test_malformed_questions(copied, fields, words):
+def test_malformed_questions_are_refused(copied, fields, words):
   edit(copied, **fields)
   with pytest.raises(ValueError) as error:
     make(copied)
@@ -153,14 +153,14 @@ def test_malformed_questions(copied, fields, words):
     (b'[7]', 'questions.json:1 must be an object: got 7'),
   ],
 )
-def test_files_that_are_none(copied, data, words):
+def test_malformed_files_are_refused(copied, data, words):
   (copied / 'questions.json').write_bytes(data)
   with pytest.raises(ValueError) as error:
     make(copied)
   assert words in str(error.value)
 
 
-def test_a_byte_order_mark_is_no_harm(copied):
+def test_a_byte_order_mark_is_skipped(copied):
   path = copied / 'questions.json'
   before = len(make(copied).source('train', 0))
   path.write_bytes(b'\xef\xbb\xbf' + path.read_bytes())
@@ -174,7 +174,7 @@ def test_a_byte_order_mark_is_no_harm(copied):
     ('SELECT x FROM nowhere', 'no such table: nowhere'),
   ],
 )
-def test_gold_sql_that_does_not_run(copied, sql, words):
+def test_gold_sql_that_does_not_run_is_refused(copied, sql, words):
   edit(copied, gold_sql=sql)
   source = make(copied, data={'eval_share': 0.0}).source('train', 0)
   with pytest.raises(ValueError, match=words) as error:
@@ -184,7 +184,7 @@ def test_gold_sql_that_does_not_run(copied, sql, words):
   )
 
 
-def test_gold_sql_that_takes_too_long(exported, monkeypatch):
+def test_gold_sql_that_takes_too_long_is_refused(exported, monkeypatch):
   source = make(exported, data={'eval_share': 0.0}).source('train', 0)
 
   def late(*args):
@@ -195,7 +195,7 @@ def test_gold_sql_that_takes_too_long(exported, monkeypatch):
     source.take(1)
 
 
-def test_missing_files(exported, tmp_path):
+def test_missing_files_are_refused(exported, tmp_path):
   with pytest.raises(ValueError, match='data.questions must name an existing'):
     make(tmp_path)
   (tmp_path / 'questions.json').write_text('[{')
@@ -209,7 +209,7 @@ def test_missing_files(exported, tmp_path):
     make(tmp_path)
 
 
-def test_no_question_of_a_difficulty(copied):
+def test_difficulties_without_a_question_are_refused(copied):
   rows = json.loads((copied / 'questions.json').read_text())
   rows = [row for row in rows if row['difficulty'] == 'easy']
   (copied / 'questions.json').write_text(json.dumps(rows))
@@ -219,7 +219,7 @@ def test_no_question_of_a_difficulty(copied):
 
 @pytest.mark.parametrize('style, whole', [('compact', 774), ('verbose', 788)])
 def test_spider(style, whole):
-  """Gold SQL, answered by what is shown of it, is right wherever all is."""
+  """The shown result of the gold SQL is correct unless it was cut."""
   root = os.environ.get('POSTTRAIN_DATA')
   if root is None:
     pytest.skip('POSTTRAIN_DATA does not name a folder of real databases')

@@ -1,4 +1,4 @@
-"""Reward functions that read transcripts, against the environment's word."""
+"""Reward functions of transcripts, against the environment's rewards."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PLAYERS = {
 
 @pytest.mark.parametrize('name', PLAYERS)
 @pytest.mark.parametrize('style', ['compact', 'verbose'])
-def test_transcripts_are_worth_what_the_environment_said(style, name):
+def test_rewards_of_transcripts_equal_those_of_the_environment(style, name):
   env = envs.make(
     'sql', schema.Sql(style=style, difficulties=('easy', 'medium', 'hard'))
   )
@@ -42,7 +42,7 @@ def test_transcripts_are_worth_what_the_environment_said(style, name):
     )
 
 
-def test_without_a_turn_there_is_nothing_to_score():
+def test_a_completion_without_a_turn_is_not_scorable():
   columns = {
     'completions': [[]],
     'gold_rows': [((1,),)],
@@ -56,8 +56,8 @@ def test_without_a_turn_there_is_nothing_to_score():
     assert fn(**columns) == [None]
 
 
-def test_an_answer_that_was_cut_off_is_none():
-  """It was heard and refused; the next one counts."""
+def test_a_truncated_answer_does_not_count():
+  """A truncated answer has an observation; the next answer counts."""
   env = envs.make('sql', schema.Sql())
   (task,) = env.source('eval', 0).take(1)
   episode, said = env.make(task), []
@@ -96,12 +96,12 @@ def test_an_answer_that_was_cut_off_is_none():
     (None, None),
   ],
 )
-def test_numbers_are_read_as_they_are_written(text, cell):
+def test_written_cells_are_read_back(text, cell):
   found = functions._cell(text)
   assert (found, type(found)) == (cell, type(cell))
 
 
-def test_a_transcript_by_hand():
+def test_rewards_of_a_transcript_written_by_hand():
   said = [
     {'role': 'assistant', 'content': 'QUERY SELECT wage FROM dogs'},
     {'role': 'tool', 'content': 'error: no such column: wage\nleft: 7'},

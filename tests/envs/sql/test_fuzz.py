@@ -1,4 +1,4 @@
-"""Whatever is said in an episode is answered, and harms nothing."""
+"""Fuzzed episodes: every turn gets an observation and changes no database."""
 
 import hashlib
 import json
@@ -144,7 +144,7 @@ PIECES = (
 
 
 class Fuzzer:
-  """What a hostile, a confused and a nearly right policy may say."""
+  """Writes turns of hostile, confused and nearly correct policies."""
 
   def __init__(self, seed: int, cwd: pathlib.Path):
     self._rng, self._cwd = random.Random(seed), cwd
@@ -161,12 +161,12 @@ class Fuzzer:
     )
 
   def turn(self, task) -> tuple[str, bool]:
-    """Returns (text, whether it was cut off)."""
+    """Returns (text, truncated)."""
     text = self._rng.choice(self._kinds)(task)
     return text, self._rng.random() < 0.02
 
   def _noise(self, task=None) -> str:
-    """Any code points, surrogates too; now and then very many."""
+    """Returns any code points, surrogates included, sometimes very many."""
     ranges = ((0, 0x7F), (0, 0x7F), (0, 0x2FF), (0x2000, 0x206F), (0, 0x10FFFF))
     size = self._rng.choice((0, 1, 5, 30, 100, 100, 3000))
     return ''.join(
@@ -186,7 +186,7 @@ class Fuzzer:
     )
 
   def _action(self, task) -> str:
-    """An action word, spelled somehow, with any argument."""
+    """Returns an action in random spelling, with any argument."""
     argument = self._rng.choice(
       (
         *task.info['tables'],
@@ -208,7 +208,7 @@ class Fuzzer:
     return self._say(self._rng.choice(actions.TYPES), argument)
 
   def _query(self, task) -> str:
-    """The gold SQL, some tokens of which are gone, swapped or others."""
+    """Returns the gold SQL with tokens removed, swapped or replaced."""
     rng, sql = self._rng, task.info['gold_sql']
     tokens = re.findall(r"\s+|\w+|'[^']*'|\S", sql)
     for _ in range(rng.choice((0, 0, 1, 2, 5))):
@@ -258,7 +258,7 @@ class Fuzzer:
 
 
 def _digest(db) -> str:
-  """The hash of all rows."""
+  """Returns the hash of all rows."""
   seen = hashlib.sha256()
   for table in db.tables:
     for start in range(0, db.count(table), 200):
@@ -270,7 +270,7 @@ def _digest(db) -> str:
 
 
 def _check(out, cfg: schema.Sql, left: int) -> str:
-  """Checks what came of a turn; returns which kind of it."""
+  """Checks the result of a turn; returns its kind."""
   assert math.isfinite(out.reward)
   if out.done:
     assert out.messages == () and out.reward in (0.0, 1.0)
@@ -285,7 +285,7 @@ def _check(out, cfg: schema.Sql, left: int) -> str:
 
 
 def _fuzz(cfg: schema.Sql, count: int, fuzzer: Fuzzer) -> None:
-  """Plays episodes of so many turns in all."""
+  """Plays episodes with `count` turns in total."""
   env, kinds = envs.make('sql', cfg), Counter()
   source = env.source('train', 0)
   while kinds.total() < count:
@@ -312,7 +312,7 @@ def _fuzz(cfg: schema.Sql, count: int, fuzzer: Fuzzer) -> None:
 
 
 def _synthetic(count: int, folder: pathlib.Path, monkeypatch) -> None:
-  """In both styles; nothing may appear in the empty working directory."""
+  """Fuzzes both styles; the empty working directory must stay empty."""
   monkeypatch.chdir(folder)
   for seed, (style, role) in enumerate(
     (('compact', 'tool'), ('verbose', 'user'))
@@ -322,19 +322,19 @@ def _synthetic(count: int, folder: pathlib.Path, monkeypatch) -> None:
   assert not list(folder.iterdir())
 
 
-def test_fuzzed_episodes(tmp_path, monkeypatch):
+def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch):
   _synthetic(750, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_fuzzed_episodes_long(tmp_path, monkeypatch):
+def test_many_fuzzed_episodes_are_harmless(tmp_path, monkeypatch):
   _synthetic(5_000, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason='needs POSTTRAIN_DATA')
-def test_fuzzed_episodes_of_a_real_database(tmp_path, monkeypatch):
-  """In a copy that could be written to."""
+def test_fuzzed_episodes_of_a_real_database_are_harmless(tmp_path, monkeypatch):
+  """The database is a writable copy."""
   spider = pathlib.Path(DATA, 'spider_mini').absolute()
   databases, cwd = tmp_path / 'database', tmp_path / 'cwd'
   shutil.copytree(spider / 'database' / 'world_1', databases / 'world_1')

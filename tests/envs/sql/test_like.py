@@ -1,4 +1,4 @@
-"""LIKE, instr and trim, against SQLite's own."""
+"""LIKE, instr and trim, against SQLite's own functions."""
 
 import sqlite3
 
@@ -44,7 +44,7 @@ for _name, _count, _function in like.FUNCTIONS:
 
 
 def _both(sql: str, *values) -> tuple:
-  """What SQLite's own functions and ours say."""
+  """Returns the results of SQLite's functions and of ours."""
   return tuple(
     db.execute(f'SELECT {sql}', values).fetchone()[0] for db in (_OWN, _OURS)
   )
@@ -57,7 +57,7 @@ _many = hypothesis.settings(
 
 @_many
 @hypothesis.given(_VALUES, _VALUES)
-def test_like_instr_and_trim(first, second):
+def test_like_instr_and_trim_equal_those_of_sqlite(first, second):
   for sql in ('? LIKE ?', '? NOT LIKE ?', 'instr(?, ?)', 'trim(?, ?)'):
     own, ours = _both(sql, first, second)
     assert (own, type(own)) == (ours, type(ours)), sql
@@ -67,21 +67,21 @@ def test_like_instr_and_trim(first, second):
 @hypothesis.given(
   _LETTERS, st.lists(st.sampled_from(['a', 'b', '_', '%', 'ab', 'é']))
 )
-def test_patterns_of_wildcards(text, pattern):
+def test_patterns_of_wildcards_match_as_in_sqlite(text, pattern):
   own, ours = _both('? LIKE ?', text, ''.join(pattern))
   assert own == ours
 
 
 @_many
 @hypothesis.given(_VALUES, _VALUES, st.sampled_from('!%_aAé\U0001f600'))
-def test_escape(text, pattern, escape):
+def test_escapes_match_as_in_sqlite(text, pattern, escape):
   own, ours = _both('? LIKE ? ESCAPE ?', text, pattern, escape)
   assert own == ours
 
 
 @hypothesis.settings(_many, max_examples=150)
 @hypothesis.given(st.text(st.sampled_from('aab'), max_size=30), st.data())
-def test_a_text_is_like_itself_with_wildcards(text, data):
+def test_a_text_matches_itself_with_wildcards(text, data):
   pattern = ''.join(
     data.draw(st.sampled_from([letter, letter, '_', '%', '%' + letter]))
     for letter in text
@@ -118,12 +118,12 @@ def test_a_text_is_like_itself_with_wildcards(text, data):
     ("trim('a', NULL)", None),
   ],
 )
-def test_by_hand(sql, found):
+def test_results_by_hand(sql, found):
   assert _both(sql)[1] == found
 
 
 @pytest.mark.parametrize('escape', ['', 'ab', 12])
-def test_an_escape_is_one_character(escape):
+def test_an_escape_must_be_one_character(escape):
   with pytest.raises(ValueError, match='must be a single character'):
     like.like(lambda cost: None, 'a', 'a', escape)
 
@@ -139,7 +139,7 @@ def test_an_escape_is_one_character(escape):
     (like.instr, (1, 2), 10),
   ],
 )
-def test_costs(function, values, cost):
+def test_costs_in_instructions(function, values, cost):
   spent = []
   function(spent.append, *values)
   assert sum(spent) == cost

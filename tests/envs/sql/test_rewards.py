@@ -1,4 +1,4 @@
-"""Progress and ledgers, against numbers worked out by hand."""
+"""Progress and ledgers, against numbers computed by hand."""
 
 import pytest
 
@@ -32,27 +32,27 @@ def test_progress(rows, gold, expected):
   assert rewards.progress(rows, gold) == expected
 
 
-def move(kind='DESCRIBE', argument='dogs', failed=False, rows=None):
+def step(kind='DESCRIBE', argument='dogs', failed=False, rows=None):
   return rewards.Step((kind, argument), failed, rows)
 
 
-def play(version, *moves, gold=GOLD, **weights):
+def play(version, *steps, gold=GOLD, **weights):
   cfg = schema.SqlReward(version=version, **weights)
   ledger = rewards.Ledger(cfg, gold)
-  return ledger, [ledger.step(each) for each in moves]
+  return ledger, [ledger.step(each) for each in steps]
 
 
-def test_v2_scripted():
+def test_v2_rewards_of_a_script():
   half = (('Ann', 42),)  # p = 0.5
   ledger, steps = play(
     'v2',
-    move(),  # -0.02 + 0.02 + 0.01
-    move(),  # repeat: -0.02 + 0.02 - 0.03
-    move('QUERY', 'bad', failed=True),  # -0.02
-    move('QUERY', 'bad', failed=True),  # -0.02 - 0.03
-    move('QUERY', 'half', rows=half),  # 0.01 + 0.15 * 0.5
-    move('QUERY', 'gold', rows=GOLD),  # 0.01 + 0.15 * 0.5
-    move('QUERY', 'none', rows=()),  # 0.01 - 0.15, clipped
+    step(),  # -0.02 + 0.02 + 0.01
+    step(),  # repeat: -0.02 + 0.02 - 0.03
+    step('QUERY', 'bad', failed=True),  # -0.02
+    step('QUERY', 'bad', failed=True),  # -0.02 - 0.03
+    step('QUERY', 'half', rows=half),  # 0.01 + 0.15 * 0.5
+    step('QUERY', 'gold', rows=GOLD),  # 0.01 + 0.15 * 0.5
+    step('QUERY', 'none', rows=()),  # 0.01 - 0.15, clipped
   )
   assert steps == pytest.approx(
     [0.01, -0.03, -0.02, -0.05, 0.085, 0.085, -0.10]
@@ -66,37 +66,37 @@ def test_v2_scripted():
   )
 
 
-def test_v1_scripted():
+def test_v1_rewards_of_a_script():
   half = (('Ann', 42),)
   _, steps = play(
     'v1',
-    move(),  # -0.005 + 0.02 + 0.01
-    move(),  # -0.005 + 0.02 - 0.01
-    move('QUERY', 'bad', failed=True),  # -0.005
-    move('QUERY', 'half', rows=half),  # 0.025 + 0.15 * 0.5
-    move('QUERY', 'none', rows=()),  # 0.025: a loss costs nothing
-    move('QUERY', 'gold', rows=GOLD),  # 0.025 + 0.15 * 0.5
+    step(),  # -0.005 + 0.02 + 0.01
+    step(),  # -0.005 + 0.02 - 0.01
+    step('QUERY', 'bad', failed=True),  # -0.005
+    step('QUERY', 'half', rows=half),  # 0.025 + 0.15 * 0.5
+    step('QUERY', 'none', rows=()),  # 0.025: a loss costs nothing
+    step('QUERY', 'gold', rows=GOLD),  # 0.025 + 0.15 * 0.5
   )
   assert steps == pytest.approx([0.025, 0.005, -0.005, 0.1, 0.025, 0.1])
 
 
-def test_v1_news_and_sum_are_capped():
-  _, steps = play('v1', *(move(argument=str(i)) for i in range(40)))
+def test_v1_caps_new_steps_and_the_sum():
+  _, steps = play('v1', *(step(argument=str(i)) for i in range(40)))
   # Ten times news; then 0.015 each until the sum is 0.5.
   assert steps[:10] == pytest.approx([0.025] * 10)
   assert steps[10:26] == pytest.approx([0.015] * 16)
   assert sum(steps) == pytest.approx(0.5) and steps[-1] == 0.0
-  _, steps = play('v1', *(move('QUERY', 'bad', failed=True) for _ in range(40)))
+  _, steps = play('v1', *(step('QUERY', 'bad', failed=True) for _ in range(40)))
   assert sum(steps) == pytest.approx(-0.2)
 
 
-def test_v2_is_a_potential_until_it_is_clipped():
-  """What a detour through worse results costs comes back."""
+def test_v2_progress_is_a_potential_until_a_step_is_clipped():
+  """The cost of a detour through worse results is paid back."""
   half = (('Ann', 42),)
   _, steps = play(
     'v2',
     *(
-      move('QUERY', str(i), rows=rows)
+      step('QUERY', str(i), rows=rows)
       for i, rows in enumerate((half, (), GOLD, half, GOLD))
     ),
     operational=0.0,
@@ -105,13 +105,13 @@ def test_v2_is_a_potential_until_it_is_clipped():
   assert sum(steps) == pytest.approx(0.15)
 
 
-def test_v2_pays_for_losing_and_winning_back():
+def test_v2_clip_pays_for_losing_and_regaining_progress():
   """The clip at -0.10 is worth 0.03 a round: 0.32 in eight steps at most."""
   half = (('Ann', 42),)
   _, steps = play(
     'v2',
     *(
-      move('QUERY', str(i), rows=rows)
+      step('QUERY', str(i), rows=rows)
       for i, rows in enumerate((half, GOLD, (), GOLD, (), GOLD, (), GOLD))
     ),
   )
@@ -136,17 +136,17 @@ def test_v2_pays_for_losing_and_winning_back():
   assert sum(steps) == pytest.approx(0.32)
 
 
-def test_binary_pays_the_answer_alone():
-  ledger, steps = play('binary', move(), move('QUERY', 'gold', rows=GOLD))
+def test_binary_rewards_only_the_answer():
+  ledger, steps = play('binary', step(), step('QUERY', 'gold', rows=GOLD))
   assert steps == [0.0, 0.0] and ledger.answer(False) == 0.0
   assert ledger.operational > 0 and ledger.progress == 1.0  # still measured
 
 
-def test_weights():
+def test_weights_scale_the_layers():
   _, steps = play(
     'v2',
-    move(),
-    move('QUERY', 'gold', rows=GOLD),
+    step(),
+    step('QUERY', 'gold', rows=GOLD),
     operational=2.0,
     progress=0.5,
     correctness=3.0,

@@ -20,12 +20,12 @@ SEEDS = range(400)
 
 
 @pytest.fixture(scope='module')
-def asked():
+def all_questions():
   return [one for seed in SEEDS for one in synth.questions(seed)]
 
 
 def run(question, sql):
-  """What a query gives on the question's database, or None for an error."""
+  """Returns the rows of a query on the question's database, None on error."""
   connection = sqlite3.connect(':memory:')
   connection.deserialize(synth.open_id(question.db_id))
   try:
@@ -37,14 +37,14 @@ def run(question, sql):
 
 
 @pytest.mark.parametrize('split', schemas.SPLITS)
-def test_what_seeds_make_is_pinned(split):
-  """Whoever changes it, changes the task: results compare no more."""
+def test_the_fingerprint_of_the_data_is_pinned(split):
+  """A change makes results incomparable with earlier ones."""
   assert synth.fingerprint(range(30), split) == GOLDEN[split], (
     f'sqlite {sqlite3.sqlite_version}'
   )
 
 
-def test_the_fingerprint_is_of_all_that_is_made():
+def test_the_fingerprint_covers_databases_and_questions():
   prints = [
     synth.fingerprint(seeds, split)
     for seeds in (range(2), range(1), range(1, 2), [1, 0])
@@ -60,8 +60,10 @@ def test_the_fingerprint_is_of_all_that_is_made():
     (lambda raw: raw.replace(b'name TEXT', b'name BLOB'), False),
   ],
 )
-def test_the_fingerprint_is_of_what_databases_hold(monkeypatch, change, same):
-  """At 96 stands the version of SQLite that wrote the file."""
+def test_the_fingerprint_hashes_contents_and_not_bytes(
+  monkeypatch, change, same
+):
+  """Byte 96 of a file holds the version of SQLite that wrote it."""
   before, raw = synth.fingerprint([7]), change(synth.database(7))
   assert raw != synth.database(7)
   monkeypatch.setattr(synth, 'database', lambda *_: raw)
@@ -69,7 +71,7 @@ def test_the_fingerprint_is_of_what_databases_hold(monkeypatch, change, same):
 
 
 @pytest.mark.parametrize('hash_seed', ['1', '2'])
-def test_other_processes_make_the_same(hash_seed):
+def test_other_processes_generate_the_same_data(hash_seed):
   code = (
     'from posttrain.envs.sql import synth\nprint(synth.fingerprint(range(30)))'
   )
@@ -110,7 +112,7 @@ def test_splits_share_nothing():
   ('seed', 'split'),
   [(0, 'train'), (12, 'train'), (999_999, 'train'), (0, 'eval'), (3, 'ood')],
 )
-def test_an_id_names_its_database(seed, split):
+def test_an_id_locates_its_database(seed, split):
   question = synth.questions(seed, split)[4]
   assert schemas.locate(question.db_id) == (seed, split)
   assert question.id == f'{question.db_id}_004'
@@ -129,7 +131,7 @@ def test_an_id_names_its_database(seed, split):
     'synth_²',
   ],
 )
-def test_ids_of_nothing_are_refused(db_id):
+def test_unknown_ids_are_refused(db_id):
   with pytest.raises(ValueError, match='db_id must be .* below 3000000: got'):
     synth.open_id(db_id)
 
@@ -142,14 +144,14 @@ def test_ids_of_nothing_are_refused(db_id):
     (0, 'test', "split must be one of .*: got 'test'"),
   ],
 )
-def test_seeds_of_nothing_are_refused(seed, split, says):
+def test_unknown_seeds_are_refused(seed, split, says):
   for make in (synth.database, synth.questions):
     with pytest.raises(ValueError, match=says):
       make(seed, split)
 
 
 @pytest.mark.parametrize('split', schemas.SPLITS)
-def test_databases_hold_what_their_schema_says(split):
+def test_databases_hold_the_rows_of_their_schema(split):
   for seed in range(60):
     schema = schemas.make(seed, split)
     connection = sqlite3.connect(':memory:')
@@ -171,7 +173,7 @@ def test_databases_hold_what_their_schema_says(split):
     connection.close()
 
 
-def test_tables_are_of_the_sizes_that_they_may_have():
+def test_sizes_of_tables_cover_their_ranges():
   tables, keys, endings = Counter(), Counter(), Counter()
   for seed in SEEDS:
     schema = schemas.make(seed, 'train')
@@ -204,11 +206,11 @@ def test_tables_are_of_the_sizes_that_they_may_have():
   assert max(endings.values()) < 0.38 * sum(endings.values())
 
 
-def test_difficulties_are_a_third_each_and_templates_all_there(asked):
-  assert Counter(one.difficulty for one in asked) == {
+def test_difficulties_are_balanced_and_all_templates_occur(all_questions):
+  assert Counter(one.difficulty for one in all_questions) == {
     kind: 3 * len(SEEDS) for kind in record.DIFFICULTIES
   }
-  templates = Counter(one.template for one in asked)
+  templates = Counter(one.template for one in all_questions)
   assert sorted(templates) == [
     'E1',
     'E2',
@@ -223,16 +225,20 @@ def test_difficulties_are_a_third_each_and_templates_all_there(asked):
   ]
   assert min(templates.values()) > 150
   letters = {'easy': 'E', 'medium': 'M', 'hard': 'H'}
-  assert all(one.template[0] == letters[one.difficulty] for one in asked)
+  assert all(
+    one.template[0] == letters[one.difficulty] for one in all_questions
+  )
 
 
-def test_questions_are_told_apart(asked):
-  assert len({one.id for one in asked}) == len(asked)
-  assert len({(one.db_id, one.text) for one in asked}) == len(asked)
+def test_ids_and_texts_of_questions_are_unique(all_questions):
+  assert len({one.id for one in all_questions}) == len(all_questions)
+  assert len({(one.db_id, one.text) for one in all_questions}) == len(
+    all_questions
+  )
 
 
-def test_gold_sql_gives_the_gold_rows(asked):
-  for one in asked:
+def test_gold_sql_gives_the_gold_rows(all_questions):
+  for one in all_questions:
     assert run(one, one.gold_sql) == one.gold_rows
     assert one.gold_rows and None not in one.gold_rows[0]
     assert all(len(row) == 1 for row in one.gold_rows)
@@ -244,7 +250,7 @@ def test_gold_sql_gives_the_gold_rows(asked):
 
 
 def cells(schema, table, concept):
-  """Maps a table's names to what they have of a concept."""
+  """Maps a table's names to their values of a concept."""
   table = next(each for each in schema.tables if each.name == table)
   column = next(each for each in table.columns if each.concept == concept)
   return {
@@ -267,7 +273,7 @@ def owners(schema, child, parent):
 
 
 def answer(text, schema):
-  """Answers a question from its words alone, without any SQL."""
+  """Answers a question from its text, without SQL."""
   rows = {table.name: table.rows for table in schema.tables}
   match text.split():
     case ['how', 'many', t, 'are', 'there']:
@@ -305,7 +311,7 @@ def answer(text, schema):
 
 @pytest.mark.parametrize('split', schemas.SPLITS)
 def test_gold_rows_answer_the_text(split):
-  """No tie either: of several highest the text would mean all."""
+  """There is no tie, whose text would ask for all of the highest."""
   for seed in range(150):
     schema = schemas.make(seed, split)
     for one in synth.questions(seed, split):
@@ -313,13 +319,13 @@ def test_gold_rows_answer_the_text(split):
       assert sorted(answer(one.text, schema)) == found, one
 
 
-def test_texts_are_short(asked):
-  assert max(len(one.text.split()) for one in asked) == 13
-  assert max(len(one.gold_sql) for one in asked) < 140
+def test_texts_are_short(all_questions):
+  assert max(len(one.text.split()) for one in all_questions) == 13
+  assert max(len(one.gold_sql) for one in all_questions) < 140
 
 
 def guess_column(question, nth):
-  """The gold SQL with the nth name of each concept in the text."""
+  """Returns the gold SQL with the nth name of each concept in the text."""
   sql = question.gold_sql
   for concept in set(question.text.split()) & set(words.CONCEPTS):
     trio = words.CONCEPTS[concept]
@@ -328,8 +334,8 @@ def guess_column(question, nth):
 
 
 @pytest.mark.parametrize('nth', range(3))
-def test_a_blind_column_is_seldom_right(asked, nth):
-  medium = [one for one in asked if one.difficulty == 'medium']
+def test_a_guessed_column_is_rarely_correct(all_questions, nth):
+  medium = [one for one in all_questions if one.difficulty == 'medium']
   right = sum(
     run(one, guess_column(one, nth)) == one.gold_rows for one in medium
   )
@@ -337,9 +343,9 @@ def test_a_blind_column_is_seldom_right(asked, nth):
 
 
 @pytest.mark.parametrize('ending', words.SUFFIXES)
-def test_a_blind_foreign_key_is_seldom_right(asked, ending):
-  """Even with the right columns besides."""
-  hard = [one for one in asked if one.difficulty == 'hard']
+def test_a_guessed_foreign_key_is_rarely_correct(all_questions, ending):
+  """Even with the correct columns."""
+  hard = [one for one in all_questions if one.difficulty == 'hard']
   right = Counter(
     one.template
     for one in hard
@@ -354,10 +360,10 @@ def test_a_blind_foreign_key_is_seldom_right(asked, ending):
 @pytest.mark.parametrize(
   ('kind', 'most'), [('easy', 0.12), ('medium', 0.08), ('hard', 0.12)]
 )
-def test_the_best_constant_answer_is_poor(asked, kind, most):
-  """One answer per template, the most frequent one."""
+def test_the_best_constant_answer_is_rarely_correct(all_questions, kind, most):
+  """The best constant is the most frequent answer of each template."""
   answers = defaultdict(Counter)
-  for one in asked:
+  for one in all_questions:
     if one.difficulty == kind:
       answers[one.template][one.gold_rows] += 1
   best = {key: max(each.values()) for key, each in answers.items()}

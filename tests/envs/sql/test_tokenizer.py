@@ -19,7 +19,7 @@ def load():
   return chat.load(schema.Tokenizer(path=str(FILE), eos='<|end|>')).tokenizer
 
 
-def test_the_file_is_what_the_words_make():
+def test_the_file_in_configs_is_up_to_date():
   assert FILE.read_text() == tokenizer.make(tokenizer.vocabulary())
 
 
@@ -51,14 +51,14 @@ def test_the_file_is_what_the_words_make():
     ('COUNT(*)\nleft: 8', ['COUNT', '(', '*', ')', '\n', 'left', ':', ' 8']),
   ],
 )
-def test_pieces(text, pieces):
+def test_text_is_split_into_pieces(text, pieces):
   made = load()
   assert [made.decode([i]) for i in made.encode(text)] == pieces
 
 
 @hypothesis.given(st.text())
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=100)
-def test_every_text_comes_back(text):
+def test_every_text_round_trips(text):
   made = load()
   assert (
     made.decode(made.encode(text)) == text.encode('utf-8', 'replace').decode()
@@ -67,7 +67,7 @@ def test_every_text_comes_back(text):
 
 @pytest.mark.parametrize('split', ['eval', 'ood'])
 def test_generated_episodes_are_words(split):
-  """No byte but white space, so that episodes are as short as they can be."""
+  """Only white space is encoded as bytes, so that episodes are short."""
   made, longest = load(), 0
   env = envs.make(
     'sql',

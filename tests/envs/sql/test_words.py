@@ -22,7 +22,7 @@ ROLES = {
 
 
 def pieces(text):
-  """What a word-level tokenizer makes of a text."""
+  """Returns the pieces of a text in a word-level tokenizer."""
   return re.findall(r'[A-Za-z]+|[0-9]|[^\sA-Za-z0-9]', text)
 
 
@@ -31,7 +31,7 @@ def test_no_word_has_two_roles():
   assert [word for word, count in roles.items() if count > 1] == []
 
 
-def test_sizes():
+def test_sizes_of_the_word_lists():
   assert len(words.NOUNS) == 32 and len(words.NAMES) == 57
   assert len(words.CONCEPTS) == 12
   assert all(len(trio) == 3 for trio in words.CONCEPTS.values())
@@ -55,8 +55,8 @@ def test_words_are_single_and_ascii(role):
     *words.CONCEPTS,
   ],
 )
-def test_nothing_in_a_database_is_a_keyword(word):
-  """A keyword, such as order, would be no name without quotes."""
+def test_no_word_of_a_database_is_a_keyword(word):
+  """A keyword, such as order, would need quotes as a name."""
   connection = sqlite3.connect(':memory:')
   for name in (word, words.plural(word)):
     connection.execute(f'CREATE TABLE {name} (id INTEGER, {word} INTEGER)')
@@ -65,9 +65,9 @@ def test_nothing_in_a_database_is_a_keyword(word):
   connection.close()
 
 
-def test_keywords_would_be_found():
+def test_the_keyword_test_detects_keywords():
   with pytest.raises(sqlite3.OperationalError, match='near "order"'):
-    test_nothing_in_a_database_is_a_keyword('order')
+    test_no_word_of_a_database_is_a_keyword('order')
 
 
 def test_foreign_keys():
@@ -87,7 +87,7 @@ def test_the_vocabulary_has_no_word_twice():
 
 
 @pytest.mark.parametrize('split', schemas.SPLITS)
-def test_the_vocabulary_covers_what_is_generated(split):
+def test_the_vocabulary_covers_generated_data(split):
   texts = []
   for seed in range(100):
     for table in schemas.make(seed, split).tables:

@@ -1,4 +1,4 @@
-"""Asks the adapters for all that their options say, for `test_runs`."""
+"""Reads every option of the adapters, for `test_runs`."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from posttrain.envs.adapters import common, traces
 from tests.envs.adapters import servers
 
 
-def ask():
-  """Plays a turn where that is possible without what an extra brings."""
+def read_options():
+  """Plays a turn with each adapter that works without its extra."""
   with servers.Server().running() as url:
     _play(schema.OpenEnv(url=url))
   _play(schema.Trl('trl', 'tests.envs.adapters.games:Guess'))
