@@ -94,12 +94,12 @@ class Schedule:
 
   @property
   def running(self) -> bool:
-    """Whether a request in flight has not stopped."""
+    """Returns whether a request in flight has not stopped."""
     return any(not entry.held for entry in self._in_flight.values())
 
   @property
   def needs_chunks(self) -> bool:
-    """Whether a request waits for a slot, or may be extended when it stops."""
+    """Returns whether a request waits for a slot, or may be extended."""
     return bool(self.num_waiting) or any(x.request.hold for x in self.in_slots)
 
   def check_some_run(self) -> None:
@@ -303,7 +303,7 @@ class Schedule:
       self.remove(entry)
 
   def knows(self, id: int) -> bool:
-    """Whether a request is in flight."""
+    """Returns whether a request is in flight."""
     return id in self._in_flight
 
   def cancel(self, id: int) -> int | None:

@@ -190,12 +190,12 @@ class References:
 
 
 def tracks_policy(reference: schema.Reference) -> bool:
-  """Whether a reference changes while a stage trains."""
+  """Returns whether a reference changes while a stage trains."""
   return reference == 'policy' or schema.ema_or_snapshot(reference) is not None
 
 
 def is_path(name: str) -> bool:
-  """Whether a reference, or an `init`, is a path."""
+  """Returns whether a reference, or an `init`, is a path."""
   known = name in ('init', 'random') or tracks_policy(name)
   return not known and not name.startswith('stage:')
 

@@ -111,7 +111,7 @@ class ApiRequest:
 
   @property
   def scores_prompt(self) -> bool:
-    """Whether the response has logprobs of the prompts."""
+    """Returns whether the response has logprobs of the prompts."""
     return self.prompt_logprobs is not None or (
       self.echo and self.logprobs is not None
     )

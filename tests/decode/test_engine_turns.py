@@ -82,7 +82,7 @@ def test_queued_requests_run_next_to_held_ones():
   engine.release(1)
 
 
-def test_a_group_does_not_wait_for_held_slots():
+def test_group_does_not_wait_for_held_slots():
   engine = helpers.make(**helpers.SMALL)
   engine.submit(requests.Request(1, np.arange(3), 4, hold=True))
   engine.poll()

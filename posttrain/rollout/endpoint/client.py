@@ -42,7 +42,7 @@ _UNFIT = (400, 422)  # statuses of servers that refuse a field
 
 
 class Endpoint:
-  """The client; threads may share it, and environments do."""
+  """A thread-safe client of one model on a server."""
 
   def __init__(
     self,

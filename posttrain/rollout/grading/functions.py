@@ -25,7 +25,7 @@ LARGEST = 1e18  # the largest |reward|: advantages are float32, and squared
 
 
 class TooManyFaults(RuntimeError):
-  """A reward function failed more often in a row than its budget allows."""
+  """More faults of a reward in a row than its budget allows."""
 
   def __init__(self, message: str, errors: tuple[str, ...]):
     super().__init__(message)
@@ -178,7 +178,7 @@ class Function:
     return {k: value for k, value in arguments.items() if k in parameters}
 
   def _is_reward(self, value: Any) -> bool:
-    """Whether it is a number that is not too large, or None."""
+    """Returns whether a value is None or a number that is not too large."""
     factor = max(1.0, abs(self._cfg.weight))
     try:
       return value is None or (

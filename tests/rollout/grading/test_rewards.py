@@ -44,7 +44,7 @@ def run(rollouts, cfg, judge=None, total=None):
   }
 
 
-def test_the_environments_grade_is_the_default():
+def test_environment_grade_is_the_default_reward():
   rollouts = two_turns.group(1.0, 0.0)
   assert run(rollouts, {}) == ([1.0, 0.0], {})
 
@@ -211,7 +211,7 @@ class Leveled(toys.Letters):
     return type(source)([*others, last], seed)
 
 
-def test_a_column_that_only_other_tasks_have_is_none(monkeypatch):
+def test_column_of_other_tasks_only_is_none(monkeypatch):
   toys.install(monkeypatch, Leveled)
   rollouts = two_turns.group(1.0, 0.0)
   task = dataclasses.replace(rollouts[0].task, info={'level': 2.0})
