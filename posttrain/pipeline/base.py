@@ -37,25 +37,50 @@ class DataError(ValueError):
 class StageData(Protocol):
   """The data of a stage, which needs no model: environments or pairs."""
 
-  # [micro_batches, rows, row_tokens] of a batch.
-  shape: tuple[int, int, int]
-  # All environments of the stage, by name; evaluation plays their tasks.
-  envs: Mapping[str, base.Env]
-  # Names in the order of `Batch.env_ids`; () for batches without.
-  env_names: tuple[str, ...]
-  # Samples per task, by environment.
-  group_sizes: Mapping[str, int]
-  # Models that score, judge or play, each with the stage's key that names it.
-  references: Mapping[schema.Reference, str]
-  # Reward models, each with the stage's key that names it.
-  reward_models: Mapping[str, str]
-  # Frozen models that play episodes.
-  players: Collection[schema.Reference]
-  # Models of `references` and `reward_models` that stay loaded while the stage
-  # trains.
-  held_models: Collection[schema.Reference]
-  # Tokens that a sequence of the decode engine must have space for.
-  min_capacity: int
+  @property
+  def shape(self) -> tuple[int, int, int]:
+    """[micro_batches, rows, row_tokens] of a batch."""
+    ...
+
+  @property
+  def envs(self) -> Mapping[str, base.Env]:
+    """All environments of the stage, by name; evaluation plays their tasks."""
+    ...
+
+  @property
+  def env_names(self) -> tuple[str, ...]:
+    """Names in the order of `Batch.env_ids`; () for batches without them."""
+    ...
+
+  @property
+  def group_sizes(self) -> Mapping[str, int]:
+    """Samples per task, by environment."""
+    ...
+
+  @property
+  def references(self) -> Mapping[schema.Reference, str]:
+    """Models that score, judge or play, each with the stage's key for it."""
+    ...
+
+  @property
+  def reward_models(self) -> Mapping[str, str]:
+    """Reward models, each with the stage's key that names it."""
+    ...
+
+  @property
+  def players(self) -> Collection[schema.Reference]:
+    """Frozen models that play episodes."""
+    ...
+
+  @property
+  def held_models(self) -> Collection[schema.Reference]:
+    """Those of all these models that stay loaded while the stage trains."""
+    ...
+
+  @property
+  def min_capacity(self) -> int:
+    """Tokens that a sequence of the decode engine must have space for."""
+    ...
 
   def check(self) -> None:
     """Looks at the first tasks or at all pairs, and draws none.
@@ -69,14 +94,25 @@ class StageData(Protocol):
 class Pipeline(Protocol):
   """An infinite iterator of items, deterministic in its seed and state."""
 
-  # Whether batches depend on the policy's weights.
-  uses_policy: bool
-  # Whether a batch can be built while a step runs: no model is needed for it.
-  can_prefetch: bool
-  # Names of the environments that train on rewards of the policy's rollouts.
-  learns_by_trial: Collection[str]
-  # Held-out pairs as one batch; None without any.
-  held_out: types.PairBatch | None
+  @property
+  def uses_policy(self) -> bool:
+    """Whether batches depend on the policy's weights."""
+    ...
+
+  @property
+  def can_prefetch(self) -> bool:
+    """Whether a batch can be built during a step: it needs no model."""
+    ...
+
+  @property
+  def learns_by_trial(self) -> Collection[str]:
+    """Environments that train on rewards of the policy's rollouts."""
+    ...
+
+  @property
+  def held_out(self) -> types.PairBatch | None:
+    """Held-out pairs as one batch; None without any."""
+    ...
 
   def __next__(self) -> Item: ...
 

@@ -14,8 +14,7 @@ from posttrain.checkpoints import store, weights
 from posttrain.config import load as config
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
-from posttrain.models import lora
-from posttrain.pipeline import base
+from posttrain.pipeline import base, pairs, tokens
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
 from posttrain.stage import job, learner, logbook
@@ -44,23 +43,18 @@ def make(
     EndpointError: a server is away.
     Preempted: `stop` ended the wait for it.
   """
-  cfg, name, data = components.cfg, components.name, components.data
+  cfg, name = components.cfg, components.name
   clock, compiling = timers.Timers(), compilation.CompileCounter().open()
   with clock('setup'):
-    # 1. What trains, as shapes; its newest checkpoint; the initial weights.
+    # 1. The learner's shapes, its newest checkpoint, the initial weights.
     plan = learner.make_plan(
-      cfg, name, components.model, components.mesh, data.env_names
+      cfg, name, components.model, components.mesh, components.data.env_names
     )
-    folder = os.path.join(workdir, 'checkpoints', name)
-    checkpointer = store.Checkpointer(folder, cfg.checkpoint)
+    checkpointer = _checkpointer(components, workdir)
     state, host = checkpointer.restore(plan.state_like) or (None, {})
     metadata = _metadata(components, workdir, host)
-    load = _loader(components, workdir, metadata, plan.weights_like)
-    frozen = plan.base(load)
-    if frozen is not None:
-      metadata['base'] = _checked_base(frozen, folder if host else None)
-    # 2. The models beside it, and the pipeline that draws on them.
-    models = stage_models.Models(components, load, frozen, stop)
+    models = _models(components, workdir, host, metadata, plan, stop)
+    # 2. The other models, and the pipeline that samples and scores with them.
     engine, references = stage_models.engine(components), models.references()
     make_pipeline = PIPELINES[components.stage.kind]
     pipeline = make_pipeline(models, engine, references, not host)
@@ -68,33 +62,19 @@ def make(
       pipeline.set_state(host['pipeline'])
     # 3. The learner, from the restored state or a fresh one.
     if state is None:
-      state = plan.fresh(load, frozen)
-    trained = plan.learner(state, frozen)
-    # 4. What evaluates it.
-    evaluator = evaluation.Evaluator(
-      components.eval_tasks, stage_models.driver(components, engine), references
-    )
-    held_out = None
-    if pipeline.held_out is not None:
-      held_out = learner.HeldOutPairs(trained, pipeline.held_out)
-  step = host.get('step', 0)
+      state = plan.fresh(models.load, models.base)
+    trained = plan.learner(state, models.base)
+    # 4. The evaluation of its weights.
+    driver = stage_models.driver(components, engine)
+    evaluator = evaluation.Evaluator(components.eval_tasks, driver, references)
+    held_out = learner.held_out(trained, pipeline.held_out)
+  step, position = host.get('step', 0), host.get('metrics_position', position)
+  sampling = job.Sampling(pipeline, engine, references, evaluator, held_out)
+  log = logbook.make(cfg, name, workdir, clock, compiling, step, position)
+  saves = job.Saves(checkpointer, cfg.checkpoint.every, metadata)
+  exporter = _exporter(components, workdir)
   return job.Job(
-    name=name,
-    cfg=components.stage,
-    step=step,
-    learner=trained,
-    sampling=job.Sampling(pipeline, engine, references, evaluator, held_out),
-    exporter=_exporter(components, workdir),
-    logbook=logbook.make(
-      cfg,
-      name,
-      workdir,
-      clock,
-      compiling,
-      step,
-      host.get('metrics_position', position),
-    ),
-    saves=job.Saves(checkpointer, cfg.checkpoint.every, metadata),
+    name, components.stage, step, trained, sampling, exporter, log, saves
   )
 
 
@@ -105,7 +85,9 @@ def _token_pipeline(
   fresh: bool,
 ) -> base.Pipeline:
   del fresh
-  return models.token_pipeline(engine, references)
+  data = models.components.data
+  assert isinstance(data, tokens.TokenData), data
+  return models.token_pipeline(data, engine, references)
 
 
 def _pair_pipeline(
@@ -115,7 +97,9 @@ def _pair_pipeline(
   fresh: bool,
 ) -> base.Pipeline:
   del engine, references  # its models are released before the stage trains
-  return stage_pairs.pipeline(models, models.components.data, fresh)
+  data = models.components.data
+  assert isinstance(data, pairs.PairData), data
+  return stage_pairs.pipeline(models, data, fresh)
 
 
 PIPELINES = {
@@ -161,29 +145,42 @@ def _metadata(
   }
 
 
-def _loader(
+def _models(
   components: components_lib.Components,
   workdir: str,
+  host: dict[str, Any],
   metadata: dict[str, Any],
-  weights_like: Any,
-) -> refs.Loader:
-  return stage_models.loader(
+  plan: learner.Plan,
+  stop: preemption.Signal,
+) -> stage_models.Models:
+  """Returns the stage's models; adds the frozen weights' sums to `metadata`."""
+  load = stage_models.loader(
     components.cfg,
     components.model,
     components.renderer,
     components.mesh,
     workdir,
     {**metadata['references'], 'init': metadata['start']},
-    weights_like,
+    plan.weights_like,
   )
+  frozen = plan.base(load)
+  if frozen is not None:
+    metadata['base'] = weights.base_sums(frozen.params)
+    if host:
+      folder = weights.find(_folder(components, workdir))
+      weights.check_base(folder, frozen.params)
+  return stage_models.Models(components, load, frozen, stop)
 
 
-def _checked_base(frozen: lora.Base, folder: str | None) -> dict[str, Any]:
-  """Returns checksums of frozen weights; refuses others than a checkpoint's."""
-  sums = weights.base_sums(frozen.params)
-  if folder is not None:
-    weights.check_base(weights.find(folder), frozen.params)
-  return sums
+def _checkpointer(
+  components: components_lib.Components, workdir: str
+) -> store.Checkpointer:
+  folder = _folder(components, workdir)
+  return store.Checkpointer(folder, components.cfg.checkpoint)
+
+
+def _folder(components: components_lib.Components, workdir: str) -> str:
+  return os.path.join(workdir, 'checkpoints', components.name)
 
 
 def _exporter(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posttrain import schema
+from posttrain import schema, types
 from posttrain.checkpoints import store
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
@@ -127,6 +127,7 @@ class Job:
   ) -> None:
     """Writes the step's tokens where due, before its update."""
     if self.exporter.due(step):
+      assert isinstance(item.batch, types.Batch), 'pairs have no token streams'
       with self.logbook.clock('export'):
         policy = self.learner.policy(state.params)
         self.exporter(step, policy, item.batch)

@@ -105,6 +105,13 @@ class HeldOutPairs:
     }
 
 
+def held_out(
+  learner: Learner, batch: training_base.Batch | None
+) -> HeldOutPairs | None:
+  """Returns the measurement of a stage's held-out pairs; None without any."""
+  return None if batch is None else HeldOutPairs(learner, batch)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """A learner before its weights exist."""

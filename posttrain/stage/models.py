@@ -120,11 +120,15 @@ class Models:
     return references
 
   def token_pipeline(
-    self, decoder: engines.Engine, references: refs.References
+    self,
+    data: token_pipeline.TokenData,
+    decoder: engines.Engine,
+    references: refs.References,
   ) -> token_pipeline.TokenPipeline:
     """Builds the pipeline of a stage on tokens, with all models it needs.
 
     Args:
+      data: the stage's data.
       decoder: the policy's engine.
       references: the stage's references.
 
@@ -135,8 +139,10 @@ class Models:
       Preempted: `stop` ended the wait for it.
     """
     self._wait_for_endpoints(references)
-    data, stage = self.components.data, self.components.stage
-    decoders = {x: self._player(references, x) for x in data.players}
+    stage = self.components.stage
+    decoders: dict[Any, Any] = {
+      x: self._player(references, x) for x in data.players
+    }
     decoders['policy'] = decoder
     players = {
       model: driver(self.components, one, stage.batch.row_tokens)
@@ -197,7 +203,7 @@ class Models:
     """Builds a judge with an engine of its own: others decode meanwhile."""
     if isinstance(model, schema.Endpoint):
       key = self.components.data.references[model]
-      return functools.partial(references.endpoint(model).chat, who=key)
+      return functools.partial(references.endpoint(model).chat, caller=key)
     frozen = references.model(model)
     # Of any length: a judge's prompts are longer than the samples that train.
     decoder = engines.Engine(

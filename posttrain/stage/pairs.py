@@ -77,6 +77,7 @@ def _made(
   """Returns the pairs of each split, made now or by an earlier start."""
   components, folder = models.components, _folder(models)
   name, cfg = components.name, components.stage.pairs
+  assert isinstance(cfg, schema.MadePairs), cfg
   files = {'train': os.path.join(folder, f'{name}.jsonl')}
   if cfg.eval_prompts is not None:
     files['eval'] = os.path.join(folder, f'{name}_eval.jsonl')
@@ -168,7 +169,7 @@ def cached(
       path,
       changed or 'number of answers',
     )
-  logprobs = np.float32(score(samples))
+  logprobs = np.asarray(score(samples), np.float32)
   os.makedirs(os.path.dirname(path), exist_ok=True)
   with open(path + '.tmp', 'wb') as file:
     np.savez(file, logprobs=logprobs, key=np.str_(json.dumps(key)))
@@ -195,6 +196,7 @@ def _make(
   """Returns pairs of answers that the stage's initial model gives."""
   components, base = models.components, models.base
   stage = components.stage
+  assert isinstance(stage.pairs, schema.MadePairs), stage.pairs
   engine = stage_models.engine(components)
   engine.set_params(models.load.init() if base is None else base.params, 0)
   pairs, count = pairing.make(

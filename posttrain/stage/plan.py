@@ -1,8 +1,7 @@
-"""What a run is about to do, before anything is compiled.
+"""The plan of a stage: batch sizes, parameter counts, a memory estimate.
 
-The resolved batch words, the parameter count and an estimate of the device
-memory, as printed by `--dry_run` and at the start of every stage, and as
-quoted when the device runs out of memory.
+Printed by `--dry_run` and at the start of a run, and quoted when the device
+runs out of memory.
 """
 
 import dataclasses
@@ -29,16 +28,16 @@ class Plan:
   rows_per_micro_batch: int
   row_tokens: int
   parameters: int
-  trained: int  # of them; with LoRA, the correction's instead
+  trained: int  # those that train; with LoRA the adapter's
   state_bytes: int  # weights, gradients, moments, average, EMA and snapshots
   activation_bytes: int  # of one micro-batch, forward and backward
   slots: int  # sequences decoded at a time
-  slot_tokens: int  # room for the longest of them
+  slot_tokens: int  # capacity of a slot
   decode_bytes: int  # KV cache of the slots, and the decode view
   reference_bytes: int  # weights of references held beside the policy
 
   def lines(self) -> list[str]:
-    """The table that people read."""
+    """Returns the lines of a readable table."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
     total = self.state_bytes + self.activation_bytes
     total += self.decode_bytes + self.reference_bytes
@@ -66,9 +65,9 @@ class Plan:
 
 
 def slot_tokens(longest: int, backend: str) -> int:
-  """Room in a slot, in whole tiles of the decode kernel of a jax backend.
+  """Returns a slot's capacity: whole tiles of a backend's decode kernel.
 
-  A cache of any other length would be copied at every token, to be padded.
+  A cache of another length would be padded, and copied, at every token.
   """
   tile = 128 if backend == 'tpu' else 16
   return -(-longest // tile) * tile
@@ -99,24 +98,17 @@ def make(
       shape.
     group_sizes: samples per task, by environment; None = the stage's options.
   """
-  batch = stage.batch
+  batch, tokens = stage.batch, stage.batch.micro_batch_tokens
   batch_ways = sharding.batch_ways(sizes)
+  weight_ways = sizes['fsdp'] * sizes['tensor']
   parameters = transformer.num_params(model)
-  trained, frozen = parameters, 0
-  if stage.lora.rank:
-    adapter = lora.shapes(stage.lora, transformer.shapes(model))
-    trained = sum(math.prod(x.shape) for x in jax.tree.leaves(adapter))
-    frozen = parameters * (2 if model.dtype == 'bfloat16' else 4)
+  trained, frozen_bytes = _trained(stage, model, parameters)
   # f32 weights, gradients and two moments, and the average where kept.
   copies = 4 + (stage.optim.average is not None) + len(ema_and_snapshots)
-  weight_ways = sizes['fsdp'] * sizes['tensor']
   group_size = dict(
     group_sizes or {k: entry.group_size for k, entry in stage.envs.items()}
   )
-  tokens = batch.micro_batch_tokens
-  token_bytes = _token_bytes(model, batch.row_tokens, sizes['tensor'])
-  # One block of f32 logits and its gradient.
-  logits = 2 * min(4 * tokens * model.vocab_size, logprobs.BLOCK_BYTES)
+  activation_bytes = _activation_bytes(model, batch, sizes['tensor'])
   cached = stage.rollout.slots * slot_tokens // batch_ways
   return Plan(
     stage=name,
@@ -129,8 +121,8 @@ def make(
     row_tokens=batch.row_tokens,
     parameters=parameters,
     trained=trained,
-    state_bytes=(4 * copies * trained + frozen) // weight_ways,
-    activation_bytes=int((tokens * token_bytes + logits) / batch_ways),
+    state_bytes=(4 * copies * trained + frozen_bytes) // weight_ways,
+    activation_bytes=int(activation_bytes / batch_ways),
     slots=stage.rollout.slots,
     slot_tokens=slot_tokens,
     decode_bytes=(1 + players) * _decode_bytes(model, cached, parameters),
@@ -138,8 +130,34 @@ def make(
   )
 
 
+def _vocab(model: schema.Model) -> int:
+  assert model.vocab_size is not None, 'the vocabulary must be resolved'
+  return model.vocab_size
+
+
+def _trained(
+  stage: schema.Stage, model: schema.Model, parameters: int
+) -> tuple[int, int]:
+  """Returns (parameters that train, bytes of the frozen ones)."""
+  if not stage.lora.rank:
+    return parameters, 0
+  adapter = lora.shapes(stage.lora, transformer.shapes(model))
+  trained = sum(math.prod(x.shape) for x in jax.tree.leaves(adapter))
+  return trained, parameters * (2 if model.dtype == 'bfloat16' else 4)
+
+
+def _activation_bytes(
+  model: schema.Model, batch: schema.Batch, tensor: int
+) -> float:
+  """Returns the activation bytes of a micro-batch, over all devices."""
+  tokens = batch.micro_batch_tokens
+  # One block of f32 logits and its gradient.
+  logits = 2 * min(4 * tokens * _vocab(model), logprobs.BLOCK_BYTES)
+  return tokens * _token_bytes(model, batch.row_tokens, tensor) + logits
+
+
 def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:
-  """Activations per token: what all layers keep, and what one works on.
+  """Returns activation bytes per token: kept by all layers, used by one.
 
   The residual stream is whole on every device of the `tensor` axis; heads
   and MLP width are split over it.
@@ -162,14 +180,14 @@ def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:
 
 
 def _decode_bytes(model: schema.Model, tokens: int, parameters: int) -> int:
-  """Keys and values of all layers, and a copy of the weights to decode with."""
+  """Returns the bytes of the KV cache and of the weights' decode view."""
   width = 2 if model.dtype == 'bfloat16' else 4
   cache = 2 * model.layers * model.kv_heads * model.head_dim * tokens
-  head = model.vocab_size * model.embed_dim * model.tied_head
+  head = _vocab(model) * model.embed_dim * model.tied_head
   return width * (cache + parameters + head)
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
   for unit in ('B', 'KiB', 'MiB'):
     if count < 1024:
       return f'{count:.0f} {unit}'

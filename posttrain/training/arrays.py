@@ -1,4 +1,4 @@
-"""Device types: what the jitted train step takes and returns, as pytrees."""
+"""Device types: arguments and results of the jitted train step, as pytrees."""
 
 import dataclasses
 from typing import Any
@@ -9,8 +9,10 @@ from posttrain import types
 
 # The host's batches, registered as pytrees: numpy in the pipeline, jax arrays
 # once the train step has placed them.
-Batch = jax.tree_util.register_dataclass(types.Batch)
-PairBatch = jax.tree_util.register_dataclass(types.PairBatch)
+Batch = types.Batch
+PairBatch = types.PairBatch
+jax.tree_util.register_dataclass(Batch)
+jax.tree_util.register_dataclass(PairBatch)
 
 
 @dataclasses.dataclass(frozen=True)

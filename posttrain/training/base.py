@@ -12,7 +12,7 @@ from posttrain import schema
 from posttrain.losses import combine
 
 Params = Any  # a model's parameters
-Batch = Any  # an `arrays.Batch` or `arrays.PairBatch`
+Batch = Any  # an `arrays.Batch` or `arrays.PairBatch`, of jax arrays in jit
 
 
 class Objective(Protocol):

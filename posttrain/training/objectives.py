@@ -8,13 +8,14 @@ Axes: B rows, T tokens of one micro-batch.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from posttrain import schema, scoring, tree, types
 from posttrain.losses import ce, combine, ratios, ref_kl, rl
-from posttrain.training import arrays, base, pair_objectives
+from posttrain.training import base, pair_objectives
 from posttrain.util import imports
 
 
@@ -23,15 +24,15 @@ class TokenComponents(base.Objective):
 
       rl / N_rl + ce / N_ce + ref_kl / N_ref_kl
 
-  All are computed for every batch: who has no member adds 0, and costs a
-  handful of element-wise operations. The rl component may be a mean over
+  All are computed for every batch: a component without members adds 0, and
+  costs a few element-wise operations. The rl component may be a mean over
   sequences instead, see `rl.denominator`.
 
   Metrics, besides those of the components: `loss/<component>` and
-  `loss/total`, `entropy` and `mismatch/*`; where there are several
-  environments, also `entropy/<env>` and `nll/<env>`, and
-  `loss/<component>/<env>` and `tokens/<component>/<env>`, an environment's
-  share of the loss (these add up) and its member tokens.
+  `loss/total`, `entropy` and `mismatch/*`; with several environments also
+  `entropy/<env>` and `nll/<env>`, `loss/<component>/<env>`, an environment's
+  share of the loss (these add up), and `tokens/<component>/<env>`, its member
+  tokens.
   """
 
   def __init__(
@@ -43,8 +44,8 @@ class TokenComponents(base.Objective):
     """Reads the options.
 
     Args:
-      model: with its vocabulary resolved.
-      envs: names in `env_ids` order.
+      model: the model's options, with the vocabulary resolved.
+      envs: environment names in `env_ids` order.
       loss: options of the components; None = the defaults.
     """
     self._model = model
@@ -63,37 +64,31 @@ class TokenComponents(base.Objective):
   ) -> set[str]:
     # Every component is computed for every batch, so one without members, in
     # the batch or in an environment, has metrics of 0.
-    silent = tuple(
+    prefixes = tuple(
       prefix
       for name in types.COMPONENTS
       if not getattr(batch, f'{name}_count')
       for prefix in (f'{name}/', f'loss/{name}')
     )
     if not (batch.mask & (batch.versions >= 0)).any():
-      silent += ('mismatch/',)
+      prefixes += ('mismatch/',)
     if not batch.num_micro_batches:
-      silent += ('entropy', 'loss/')
+      prefixes += ('entropy', 'loss/')
     # Exact names from here on: an environment's may begin with another's.
-    nobody = {
+    names = {
       key
       for key, value in metrics.items()
       if key.startswith('tokens/') and not value
     }
-    nobody |= {key.replace('tokens/', 'loss/', 1) for key in nobody}
+    names |= {key.replace('tokens/', 'loss/', 1) for key in names}
     for i, name in enumerate(self._envs):
       if not (batch.mask & (batch.env_ids == i)).any():
-        nobody |= {f'entropy/{name}', f'nll/{name}'}
-    return nobody | {key for key in metrics if key.startswith(silent)}
+        names |= {f'entropy/{name}', f'nll/{name}'}
+    return names | {key for key in metrics if key.startswith(prefixes)}
 
   def __call__(
-    self, params, micro: arrays.Batch
+    self, params: base.Params, micro: base.Batch
   ) -> tuple[jax.Array, combine.Metrics]:
-    """Scores the micro-batch once and applies the components to it.
-
-    Args:
-      params: f32 master weights.
-      micro: a Batch whose per-token arrays are [B, T].
-    """
     logprobs, entropy = scoring.score(
       params,
       self._model,
@@ -102,7 +97,31 @@ class TokenComponents(base.Objective):
       micro.segment_ids,
       micro.temperatures,
     )
-    parts = {
+    components = self._components(micro, logprobs, entropy)
+    counts = {
+      'rl': rl.denominator(
+        micro.rl_count,
+        micro.rl_sequences,
+        aggregation=self._rl['aggregation'],
+        constant_tokens=self._constant_tokens,
+      ),
+      'ce': micro.ce_count,
+      'ref_kl': micro.ref_kl_count,
+    }
+    loss, metrics = combine.total(components, counts)
+    if len(self._envs) > 1:
+      metrics |= self._per_env(micro, components, counts)
+    return loss, {
+      **metrics,
+      **self._diagnostics(micro, logprobs, entropy),
+      **_mismatch(micro, logprobs, self._rl['max_log_ratio']),
+    }
+
+  def _components(
+    self, micro: base.Batch, logprobs: jax.Array, entropy: jax.Array
+  ) -> dict[str, tuple[jax.Array, combine.Metrics]]:
+    """Returns the (terms, metrics) of each component, terms f32[B, T]."""
+    return {
       'rl': rl.loss(
         logprobs,
         micro.sampler_logprobs,
@@ -121,29 +140,11 @@ class TokenComponents(base.Objective):
         **self._ref_kl,
       ),
     }
-    counts = {
-      'rl': rl.denominator(
-        micro.rl_count,
-        micro.rl_sequences,
-        aggregation=self._rl['aggregation'],
-        constant_tokens=self._constant_tokens,
-      ),
-      'ce': micro.ce_count,
-      'ref_kl': micro.ref_kl_count,
-    }
-    loss, metrics = combine.total(parts, counts)
-    if len(self._envs) > 1:
-      metrics |= self._per_env(micro, parts, counts)
-    return loss, {
-      **metrics,
-      **self._diagnostics(micro, logprobs, entropy),
-      **_mismatch(micro, logprobs, self._rl['max_log_ratio']),
-    }
 
-  def _per_env(self, micro, parts, counts) -> combine.Metrics:
-    """Every component's loss and member tokens, environment by environment."""
+  def _per_env(self, micro, components, counts) -> combine.Metrics:
+    """Returns each component's loss and member tokens by environment."""
     groups = {name: micro.env_ids == i for i, name in enumerate(self._envs)}
-    metrics = combine.shares(parts, counts, groups)
+    metrics = combine.shares(components, counts, groups)
     for component in types.COMPONENTS:
       member = getattr(micro, f'{component}_weights') != 0
       for name, here in groups.items():
@@ -154,9 +155,9 @@ class TokenComponents(base.Objective):
     return metrics
 
   def _diagnostics(self, micro, logprobs, entropy) -> combine.Metrics:
-    """Means over completion tokens; per environment where there are more."""
+    """Returns means over completion tokens, also by environment if several."""
     mask = micro.mask & (micro.positions > 0)
-    metrics = {'entropy': combine.pair(entropy, mask)}
+    metrics: combine.Metrics = {'entropy': combine.pair(entropy, mask)}
     if len(self._envs) > 1:
       for i, name in enumerate(self._envs):
         here = mask & (micro.env_ids == i)
@@ -166,10 +167,10 @@ class TokenComponents(base.Objective):
 
 
 def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
-  """Sampler against trainer, on the tokens that some policy sampled.
+  """Compares sampler and trainer logprobs on tokens that a policy sampled.
 
-  Zero but for rounding where both ran under the same parameters; `k3`
-  estimates KL(sampler || trainer). Members or not: what is pruned counts.
+  Zero up to rounding where both ran under the same parameters; `k3` estimates
+  KL(sampler || trainer). Pruned tokens count as well.
   """
   here = micro.mask & (micro.versions >= 0) & (micro.positions > 0)
   ratio = ratios.policy_over_sampler(
@@ -186,7 +187,7 @@ def _mismatch(micro, logprobs, max_log_ratio) -> combine.Metrics:
   }
 
 
-TYPES: dict[str, type[base.Objective]] = {
+TYPES: dict[str, Any] = {
   'tokens': TokenComponents,
   'preference': pair_objectives.Preference,
   'ranking': pair_objectives.Ranking,
@@ -200,7 +201,7 @@ def make(
 
   Args:
     kind: the stage's kind, one of `TYPES`.
-    model: with its vocabulary resolved.
+    model: the model's options, with the vocabulary resolved.
     envs: environment names in `env_ids` order.
     loss: options of the losses.
   """

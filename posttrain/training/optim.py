@@ -1,6 +1,7 @@
 """Optax chains from options: clip, AdamW with a schedule and a decay mask."""
 
 import re
+from typing import Any
 
 import jax
 import optax
@@ -9,7 +10,7 @@ from posttrain import schema, tree
 
 
 def schedule(cfg: schema.Optim, steps: int) -> optax.Schedule:
-  """Learning rate by update: linear warm-up, then the decay over `steps`."""
+  """Returns the learning rate by update: linear warm-up, then the decay."""
   final = cfg.lr * cfg.final_lr_fraction
   span = max(steps - cfg.warmup_steps, 1)
   decay = {
@@ -19,7 +20,7 @@ def schedule(cfg: schema.Optim, steps: int) -> optax.Schedule:
   }[cfg.schedule]
   if not cfg.warmup_steps:
     return decay
-  # The first update already moves: lr/warmup, 2 lr/warmup, ..., lr.
+  # The first update is not empty: lr/warmup, 2 lr/warmup, ..., lr.
   warmup = optax.linear_schedule(
     cfg.lr / cfg.warmup_steps, cfg.lr, max(cfg.warmup_steps - 1, 1)
   )
@@ -27,11 +28,11 @@ def schedule(cfg: schema.Optim, steps: int) -> optax.Schedule:
 
 
 def make(cfg: schema.Optim, steps: int) -> optax.GradientTransformation:
-  """Clip by global norm, then AdamW; `learning_rate` reads what it used.
+  """Builds clipping by global norm, then AdamW.
 
   Args:
     cfg: the options.
-    steps: updates of the stage, where the schedule ends.
+    steps: updates of the stage, after which the schedule ends.
   """
 
   def decayed(params):
@@ -55,6 +56,6 @@ def make(cfg: schema.Optim, steps: int) -> optax.GradientTransformation:
   )
 
 
-def learning_rate(opt_state) -> jax.Array:
-  """f32[], the rate of the last update."""
+def learning_rate(opt_state: Any) -> jax.Array:
+  """Returns the learning rate of the last update, f32[]."""
   return opt_state[1].hyperparams['learning_rate']

@@ -1,8 +1,8 @@
-"""Objectives on choices: two answers to a prompt; or one, with KTO.
+"""Objectives on pairs: two answers to a prompt; or a single one, with KTO.
 
-See `objectives` for what an objective is.
+See `base.Objective` for the protocol.
 
-Axes: B rows, T tokens of one micro-batch; K choices of a row.
+Axes: B rows, T tokens of one micro-batch; K pairs of a row.
 """
 
 import dataclasses
@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posttrain import schema, scoring, tree, types
 from posttrain.losses import combine, preference, ranking
 from posttrain.models import reward_head, transformer
-from posttrain.training import arrays, base
+from posttrain.training import base
 
 
 class Preference(base.Objective):
@@ -29,16 +30,22 @@ class Preference(base.Objective):
   def __init__(
     self, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
   ):
-    """Args: model: with its vocabulary resolved; envs: not read."""
+    """Reads the options; pairs have no environments.
+
+    Args:
+      model: the model's options, with the vocabulary resolved.
+      envs: not read.
+      loss: the options of the losses.
+    """
     del envs
     self._model, self._options = model, tree.fields(loss.preference)
     self._type = self._options.pop('type')
-    self._options.pop('reference', None)  # its part is done, see `choices`
+    self._options.pop('reference', None)  # its logprobs are in the batch
     self._function = preference.TYPES[self._type]
     self._per_token = self._type in preference.PER_TOKEN
 
-  def prepare(self, params, batch: arrays.PairBatch) -> arrays.PairBatch:
-    """Finds KTO's baseline, from the micro-batches behind those that train."""
+  def prepare(self, params: base.Params, batch: base.Batch) -> base.Batch:
+    """Adds KTO's baseline, from the micro-batches after those that train."""
     if self._type != 'kto':
       return batch
 
@@ -57,20 +64,16 @@ class Preference(base.Objective):
     return dataclasses.replace(batch, baseline=baseline)
 
   def unmeasured(
-    self, batch: types.PairBatch, measured: Mapping[str, float]
+    self, batch: types.PairBatch, metrics: Mapping[str, float]
   ) -> set[str]:
-    """Names of metrics that say nothing, see `objectives`."""
-    silent = _unmeasured(batch, measured)
-    return (
-      silent
-      if batch.scored > batch.num_micro_batches
-      else {*silent, 'kto/baseline'}
-    )
+    names = _unmeasured(batch, metrics)
+    has_baseline = batch.scored > batch.num_micro_batches
+    return names if has_baseline else {*names, 'kto/baseline'}
 
   def __call__(
-    self, params, micro: arrays.PairBatch
+    self, params: base.Params, micro: base.Batch
   ) -> tuple[jax.Array, combine.Metrics]:
-    """Scores both answers of every choice in one forward."""
+    """Scores both answers of every pair in one forward."""
     logps, log_ratio, lengths = self._score(params, micro)
     values = logps if self._type == 'simpo' else log_ratio
     if self._per_token:
@@ -89,7 +92,7 @@ class Preference(base.Objective):
     )
     return loss, {
       **metrics,
-      **_told_apart(self._options['beta'] * values, micro.present),
+      **_reward_metrics(self._options['beta'] * values, micro.present),
       **_by_answer('logps', logps, micro.present),
       **(
         {}
@@ -104,7 +107,7 @@ class Preference(base.Objective):
     }
 
   def _score(self, params, micro):
-    """(log probability, log ratio, tokens) of answers, f32[B, K, 2] each."""
+    """Returns (logprob, log ratio, tokens) of answers, f32[B, K, 2] each."""
     logprobs, _ = scoring.score(
       params,
       self._model,
@@ -113,7 +116,7 @@ class Preference(base.Objective):
       micro.segment_ids,
       jnp.ones(micro.ids.shape, jnp.float32),
     )
-    mask = _whose(micro) & micro.mask[:, None, None]
+    mask = _answer_mask(micro) & micro.mask[:, None, None]
     logps = preference.seq_logprob(logprobs[:, None, None], mask)
     log_ratio = jnp.where(micro.present, logps - micro.ref_logprobs, 0.0)
     return logps, log_ratio, jnp.maximum(jnp.sum(mask, axis=-1), 1)
@@ -133,7 +136,13 @@ class Ranking(base.Objective):
   def __init__(
     self, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
   ):
-    """Args: model: with its vocabulary resolved; envs: not read."""
+    """Reads the options; pairs have no environments.
+
+    Args:
+      model: the model's options, with the vocabulary resolved.
+      envs: not read.
+      loss: the options of the losses.
+    """
     del envs
     self._model, self._options = model, tree.fields(loss.ranking)
     self._lm_coef = self._options.pop('lm_coef')
@@ -145,18 +154,17 @@ class Ranking(base.Objective):
     return reward_head.add(params, loss.ranking.lm_coef > 0)
 
   def unmeasured(
-    self, batch: types.PairBatch, measured: Mapping[str, float]
+    self, batch: types.PairBatch, metrics: Mapping[str, float]
   ) -> set[str]:
-    """Names of metrics that say nothing, see `objectives`."""
-    return _unmeasured(batch, measured)
+    return _unmeasured(batch, metrics)
 
   def __call__(
-    self, params, micro: arrays.PairBatch
+    self, params: base.Params, micro: base.Batch
   ) -> tuple[jax.Array, combine.Metrics]:
-    """Reads what both answers of every choice are worth in one forward."""
+    """Computes the rewards of both answers of every pair in one forward."""
     rows = micro.ids, micro.positions, micro.segment_ids
     hidden, _ = transformer.trunk(params, self._model, *rows)
-    answers = _whose(micro) & micro.mask[:, None, None]
+    answers = _answer_mask(micro) & micro.mask[:, None, None]
     places = jnp.arange(micro.ids.shape[-1])[None, None, None]
     ends = jnp.max(jnp.where(answers, places, 0), axis=-1)
     values = reward_head.rewards(params, hidden)
@@ -180,18 +188,18 @@ class Ranking(base.Objective):
       nll /= jnp.maximum(jnp.sum(chosen, axis=-1), 1)
       parts['lm'] = jnp.where(both, self._lm_coef * nll, 0.0), {}
     loss, metrics = combine.total(parts, dict.fromkeys(parts, micro.pairs))
-    return loss, {**metrics, **_told_apart(rewards, micro.present)}
+    return loss, {**metrics, **_reward_metrics(rewards, micro.present)}
 
 
-def _whose(micro: arrays.PairBatch) -> jax.Array:
-  """bool[B, K, 2, T]: which tokens are an answer's, its prompt included."""
-  choices = micro.present.shape[-2]
-  segments = jnp.arange(1, 2 * choices + 1).reshape(1, choices, 2, 1)
+def _answer_mask(micro: base.Batch) -> jax.Array:
+  """Returns bool[B, K, 2, T]: tokens of each answer, with its prompt."""
+  pairs = micro.present.shape[-2]
+  segments = jnp.arange(1, 2 * pairs + 1).reshape(1, pairs, 2, 1)
   return micro.segment_ids[:, None, None] == segments
 
 
-def _told_apart(rewards, present) -> combine.Metrics:
-  """Of the rewards of answers, f32[B, K, 2], and of their pairs."""
+def _reward_metrics(rewards: jax.Array, present: jax.Array) -> combine.Metrics:
+  """Returns metrics of rewards, f32[B, K, 2], of answers and of pairs."""
   margins, both = rewards[..., 0] - rewards[..., 1], present.all(-1)
   return {
     'rewards/margins': combine.pair(margins, both),
@@ -200,21 +208,24 @@ def _told_apart(rewards, present) -> combine.Metrics:
   }
 
 
-def _by_answer(name: str, values, present) -> combine.Metrics:
+def _by_answer(
+  name: str, values: jax.Array, present: jax.Array
+) -> combine.Metrics:
+  """Returns the means over chosen and over rejected answers."""
   return {
     f'{name}/{which}': combine.pair(values[..., i], present[..., i])
     for i, which in enumerate(('chosen', 'rejected'))
   }
 
 
-def _unmeasured(batch: types.PairBatch, measured) -> set[str]:
-  """Metrics of pairs where there are none, of one side where it is missing."""
-  sides = batch.present[: batch.num_micro_batches].any((0, 1, 2))
-  silent = tuple(
-    f'/{name}'
-    for name, here in zip(('chosen', 'rejected'), sides, strict=True)
-    if not here
+def _unmeasured(
+  batch: types.PairBatch, metrics: Mapping[str, float]
+) -> set[str]:
+  """Returns the metrics of missing pairs and of missing sides."""
+  sides = np.any(batch.present[: batch.num_micro_batches], axis=(0, 1, 2))
+  suffixes = tuple(
+    f'/{name}' for i, name in enumerate(('chosen', 'rejected')) if not sides[i]
   )
   if not batch.pairs:
-    silent += ('rewards/margins', 'rewards/accuracies')
-  return {key for key in measured if key.endswith(silent)}
+    suffixes += ('rewards/margins', 'rewards/accuracies')
+  return {key for key in metrics if key.endswith(suffixes)}

@@ -4,15 +4,14 @@
     params, opt_state = optimizer(grads)
 
 An update is skipped if a gradient is not finite, or if the batch has no
-member token: nothing is learned from nothing, but momentum and weight decay
-would move the weights all the same.
+member token: momentum and weight decay would still move the weights.
 
 The number of micro-batches with tokens is traced, so a shorter batch does not
 recompile. The objective divides by the whole batch's counts, so the result
-does not depend on how it is cut.
+does not depend on the number of micro-batches.
 
-`updates` of these follow each other on the same batch, each a pass over all
-of it (TRL's num_iterations, verl's ppo_epochs; neither cuts the batch here).
+With `updates` > 1 several updates follow each other, each on the whole batch
+(TRL's num_iterations, verl's ppo_epochs).
 """
 
 import dataclasses
@@ -27,12 +26,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from posttrain import compilation, schema, sharding
 from posttrain.losses import combine
 from posttrain.training import arrays, optim
+from posttrain.training import base as base_lib
 
 Batch = arrays.Batch | arrays.PairBatch
 
 
 def init_state(
-  params,
+  params: Any,
   optimizer: optax.GradientTransformation,
   *,
   average: bool,
@@ -41,9 +41,9 @@ def init_state(
   """Returns the state before the first batch.
 
   Args:
-    params: to train.
+    params: the parameters that train.
     optimizer: from `optim.make`.
-    average: keep a moving average of them.
+    average: whether to keep a moving average of them.
     ema_and_snapshots: names of the references to keep, see
       `update_ema_and_snapshots`.
   """
@@ -67,19 +67,22 @@ class TrainStep:
   Metrics are scalars: the objective's, `optim/grad_norm` (before clipping),
   `optim/lr`, `optim/empty` (1 for a batch without a member token),
   `optim/skipped` and `optim/skipped_in_row` (updates whose gradient was not
-  finite). With several updates per batch they are means over the passes, but
-  for `mismatch/*`, which is the first pass's: later the parameters are no
-  longer those that sampled; and `optim/*` other than the norm, the last's.
+  finite). With several updates per batch they are means over the passes, except
+  `mismatch/*`, from the first pass, whose parameters are those that sampled,
+  and `optim/*` other than the norm, from the last pass.
   """
 
   def __init__(self, update: Callable, mesh: Mesh, base: Any):
-    self.compiles = 0  # programs that calls have compiled (or loaded)
+    self.compiles = 0  # programs compiled, or loaded from the cache
     self._rows = NamedSharding(mesh, sharding.BATCH)
     self._whole = NamedSharding(mesh, PartitionSpec())
     self._base = base
     self._update = jax.jit(update, donate_argnums=0)
 
-  def __call__(self, state: arrays.TrainState, batch: Batch):
+  def __call__(
+    self, state: arrays.TrainState, batch: Batch
+  ) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
+    """Returns the state after a batch, on the host or placed, and metrics."""
     batch = self.place(batch)
     with compilation.CompileCounter() as compiling:
       result = self._update(state, batch, self._base)
@@ -87,7 +90,7 @@ class TrainStep:
     return result
 
   def place(self, batch: Batch) -> Batch:
-    """Moves a host batch to the devices that will read it."""
+    """Moves a host batch to the devices that read it."""
     return jax.device_put(
       batch,
       jax.tree.map(lambda x: self._rows if x.ndim else self._whole, batch),
@@ -95,7 +98,7 @@ class TrainStep:
 
 
 def make_train_step(
-  objective: Callable,
+  objective: base_lib.Objective,
   optimizer: optax.GradientTransformation,
   *,
   mesh: Mesh,
@@ -109,56 +112,31 @@ def make_train_step(
   Args:
     objective: one of `objectives`.
     optimizer: from `optim.make`.
-    mesh: where batch and state live.
-    rules: sharding of the parameters and all that mirrors them.
-    average: decay of the moving average of the weights, by update; None =
-      none kept.
-    updates: optimizer updates per batch; the gradient's code is compiled
-      once for all of them.
-    base: a pytree that does not train; `base.attach(params)` is then what the
-      objective sees. None = it sees what trains.
+    mesh: devices that hold batch and state.
+    rules: sharding of the parameters and of all trees with their paths.
+    average: decay per update of the moving average of the weights; None = no
+      average.
+    updates: optimizer updates per batch; the gradient is compiled once for all
+      of them.
+    base: a pytree that does not train; the objective gets
+      `base.attach(params)`. None = it gets the parameters that train.
   """
 
-  def one(state: arrays.TrainState, batch: Batch, base):
-    attach = base.attach if base is not None else lambda params: params
-    batch = objective.prepare(attach(state.params), batch)
-    grads, sums, loss = accumulate(
-      lambda params, micro: objective(attach(params), micro),
-      state.params,
-      batch,
+  def place(state: arrays.TrainState) -> arrays.TrainState:
+    return jax.lax.with_sharding_constraint(
+      state, sharding.shardings(state, rules, mesh)
     )
-    norm = optax.tree.norm(grads)
-    bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
-    empty = batch.members == 0
-    ok = ~bad & ~empty
-    change, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, change)
-    new = dataclasses.replace(
-      state,
-      params=_select(ok, params, state.params),
-      opt_state=_select(ok, opt_state, state.opt_state),
-      average=_average(state.average, params, ok, average),
-      skipped=state.skipped + bad,
-      skipped_in_row=(state.skipped_in_row + bad) * ~ok,
-    )
-    new = _place(new, rules, mesh)
-    metrics = {
-      **combine.means(sums),
-      'optim/grad_norm': norm,
-      'optim/lr': optim.learning_rate(opt_state),
-      'optim/empty': empty.astype(jnp.float32),
-      'optim/skipped': new.skipped,
-      'optim/skipped_in_row': new.skipped_in_row,
-    }
-    return new, metrics
 
-  def update(state: arrays.TrainState, batch: Batch, base):
+  def once(state: arrays.TrainState, batch: Batch, base: Any):
+    return _update(state, batch, base, objective, optimizer, average, place)
+
+  def update(state: arrays.TrainState, batch: Batch, base: Any):
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
-      state, metrics = one(state, batch, base)
+      state, metrics = once(state, batch, base)
     else:
       state, metrics = jax.lax.scan(
-        lambda s, _: one(s, batch, base), state, length=updates
+        lambda s, _: once(s, batch, base), state, length=updates
       )
       metrics = _over_passes(metrics)
     state = dataclasses.replace(
@@ -168,43 +146,81 @@ def make_train_step(
       ),
     )
     # A scan may choose a layout of its own, and the next call would compile.
-    return _place(state, rules, mesh), metrics
+    return place(state), metrics
 
   return TrainStep(update, mesh, base)
 
 
-def _place(state: arrays.TrainState, rules, mesh: Mesh) -> arrays.TrainState:
-  return jax.lax.with_sharding_constraint(
-    state, sharding.shardings(state, rules, mesh)
+def _update(
+  state: arrays.TrainState,
+  batch: Batch,
+  base: Any,
+  objective: base_lib.Objective,
+  optimizer: optax.GradientTransformation,
+  average: float | None,
+  place: Callable[[arrays.TrainState], arrays.TrainState],
+) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
+  """Returns the state after one optimizer update, and its metrics."""
+  attach = base.attach if base is not None else lambda params: params
+  batch = objective.prepare(attach(state.params), batch)
+  grads, sums, loss = accumulate(
+    lambda params, micro: objective(attach(params), micro), state.params, batch
   )
+  norm = optax.tree.norm(grads)
+  bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
+  empty = batch.members == 0
+  ok = ~bad & ~empty
+  change, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, change)
+  new = dataclasses.replace(
+    state,
+    params=_select(ok, params, state.params),
+    opt_state=_select(ok, opt_state, state.opt_state),
+    average=_average(state.average, params, ok, average),
+    skipped=state.skipped + bad,
+    skipped_in_row=(state.skipped_in_row + bad) * ~ok,
+  )
+  new = place(new)
+  return new, {
+    **combine.means(sums),
+    'optim/grad_norm': norm,
+    'optim/lr': optim.learning_rate(opt_state),
+    'optim/empty': empty.astype(jnp.float32),
+    'optim/skipped': new.skipped,
+    'optim/skipped_in_row': new.skipped_in_row,
+  }
 
 
 def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """One value per metric from those of all passes, see `TrainStep`."""
+  """Returns one value per metric from those of all passes, see `TrainStep`."""
 
-  def one(name: str, values: jax.Array) -> jax.Array:
+  def merge(name: str, values: jax.Array) -> jax.Array:
     if name.startswith('mismatch/'):
       return values[0]
     if name.startswith('optim/') and name != 'optim/grad_norm':
       return values[-1]
     return jnp.mean(values)
 
-  return {name: one(name, values) for name, values in metrics.items()}
+  return {name: merge(name, values) for name, values in metrics.items()}
 
 
-def accumulate(objective, params, batch: Batch):
-  """Sums gradients and loss over the micro-batches; merges metrics."""
+def accumulate(
+  objective: Callable, params: Any, batch: Batch
+) -> tuple[Any, combine.Metrics, jax.Array]:
+  """Returns gradients, metrics and loss, summed over the micro-batches."""
   grad_fn = jax.value_and_grad(objective, has_aux=True)
 
-  def one(micro):
+  def micro_batch_grads(micro):
     (loss, metrics), grads = grad_fn(params, micro)
     return (grads, loss), metrics
 
-  (grads, loss), metrics = _over_live(one, batch)
+  (grads, loss), metrics = _sum_over_micro_batches(micro_batch_grads, batch)
   return grads, metrics, loss
 
 
-def make_measure(objective: Callable, base: Any = None) -> Callable:
+def make_measure(
+  objective: base_lib.Objective, base: Any = None
+) -> Callable[[Any, Batch], dict[str, jax.Array]]:
   """Builds the jitted measurement of a batch that does not train.
 
   Args:
@@ -212,24 +228,28 @@ def make_measure(objective: Callable, base: Any = None) -> Callable:
     base: see `make_train_step`.
 
   Returns:
-    `(params, batch) -> metrics`, the objective's.
+    `(params, batch) -> metrics` of the objective.
   """
 
   def measure(params, batch: Batch, base):
     whole = base.attach(params) if base is not None else params
     batch = objective.prepare(whole, batch)
-    _, metrics = _over_live(lambda micro: objective(whole, micro), batch)
+    _, metrics = _sum_over_micro_batches(
+      lambda micro: objective(whole, micro), batch
+    )
     return combine.means(metrics)
 
   compiled = jax.jit(measure)
   return lambda params, batch: compiled(params, batch, base)
 
 
-def _over_live(one: Callable, batch: Batch):
-  """Adds up `one(micro) -> (sums, metrics)` over the used micro-batches."""
+def _sum_over_micro_batches(micro_batch_sums: Callable, batch: Batch):
+  """Sums `micro_batch_sums(micro) -> (sums, metrics)` where tokens are."""
 
   def at(i):
-    return one(jax.tree.map(lambda x: x[i] if x.ndim else x, batch))
+    return micro_batch_sums(
+      jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+    )
 
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, 0)
@@ -258,24 +278,26 @@ def _average(average, params, ok, decay):
   )
 
 
-def update_ema_and_snapshots(old, params, step: jax.Array):
-  """Moves the references that follow the policy, behind a step's updates.
+def update_ema_and_snapshots(
+  old: dict[str, Any] | None, params: Any, step: jax.Array
+) -> dict[str, Any] | None:
+  """Returns the EMA and snapshot references after a step's updates.
 
       'ema:D'       r <- D r + (1 - D) params
       'snapshot:N'  r <- params at every N-th step, else r
 
   Args:
     old: name -> parameters, or None.
-    params: after the step.
+    params: the policy's parameters after the step.
     step: i32[], the number of steps done.
   """
   if old is None:
     return None
-  moved = {}
+  references = {}
   for name, before in old.items():
-    kind, number = schema.ema_or_snapshot(name)
+    kind, number = schema.ema_or_snapshot(name) or ('', 0)
     keep = number if kind == 'ema' else step % int(number) != 0
-    moved[name] = jax.tree.map(
+    references[name] = jax.tree.map(
       # Not keep * r + ...: a snapshot is the policy to the bit.
       lambda r, p, keep=keep: (
         keep * r + (1 - keep) * p
@@ -285,4 +307,4 @@ def update_ema_and_snapshots(old, params, step: jax.Array):
       before,
       params,
     )
-  return moved
+  return references

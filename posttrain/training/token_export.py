@@ -1,8 +1,8 @@
-"""What a step trains on, token by token, as JSON lines.
+"""Token exports: the batch of a step, token by token, as JSON lines.
 
 WORKDIR/token_exports/<stage>_<step>.jsonl has one object per packed sequence,
-in the order of the batch. A file that is there is whole: it gets its name when
-all of it is written. Every list has one entry per token of the sequence:
+in the order of the batch. A file gets its name once it is complete. Every list
+has one entry per token of the sequence:
 
     ids, positions, mask, versions, temperatures, advantages, sampler_logprobs,
     ref_logprobs, {rl,ce,ref_kl}_weights        as the batch has them
@@ -12,10 +12,10 @@ all of it is written. Every list has one entry per token of the sequence:
     ratio, probability_difference               pi / mu, pi - mu
     k3                                          ratio - log_ratio - 1
 
-and `schema_version stage step micro_batch row segment env` say which it is.
-The last four are null where a token is no member of rl or ref_kl, which alone
-read mu. A number that is not finite is null; all others, read as a double and
-rounded to f32, are the batch's to the bit.
+and `schema_version stage step micro_batch row segment env` identify it. The
+last four are null where a token is no member of rl or ref_kl, the components
+that read mu. A number that is not finite is null; all others, read as a double
+and rounded to f32, equal the batch's bit for bit.
 
 Axes: M micro-batches, B rows, T tokens of a row.
 """
@@ -37,7 +37,7 @@ FOLDER = 'token_exports'
 COMPARED = ('log_ratio', 'ratio', 'probability_difference', 'k3')
 
 
-# Of a micro-batch and not of a batch, so that padding is not scored.
+# Per micro-batch, not per batch, so that padding is not scored.
 @functools.partial(jax.jit, static_argnames=('cfg', 'place'))
 def _score(params, rows, cfg, place):
   scored = scoring.score(params, cfg, *rows)
@@ -56,13 +56,15 @@ class Exporter:
     envs: Sequence[str],
     mesh: jax.sharding.Mesh,
   ):
-    """Args:
-    every: steps from file to file; None = write none.
-    workdir: of the run.
-    stage: its name.
-    model: with its vocabulary resolved.
-    envs: names in `env_ids` order.
-    mesh: where parameters lie; rows are split over it.
+    """Compiles nothing.
+
+    Args:
+      every: steps between two files; None = no files.
+      workdir: the run's folder.
+      stage: the stage's name.
+      model: the model's options, with the vocabulary resolved.
+      envs: environment names in `env_ids` order.
+      mesh: devices that hold the parameters; rows are split over them.
     """
     self._every, self._stage, self._envs = every, stage, tuple(envs)
     self._folder = os.path.join(workdir, FOLDER)
@@ -71,15 +73,16 @@ class Exporter:
     self._whole = NamedSharding(mesh, PartitionSpec())
 
   def due(self, step: int) -> bool:
+    """Returns whether the step has a file."""
     return self._every is not None and step % self._every == 0
 
   def __call__(self, step: int, params: Any, batch: types.Batch) -> None:
     """Writes the file of a step.
 
     Args:
-      step: which one.
-      params: of the whole model, right before the update.
-      batch: on the host.
+      step: the number of the step.
+      params: the whole model's parameters before the step's first update.
+      batch: the step's batch, on the host.
     """
     os.makedirs(self._folder, exist_ok=True)
     path = os.path.join(self._folder, f'{self._stage}_{step:06d}.jsonl')
