@@ -14,7 +14,7 @@ accelerator, the kernel is then chosen by the platform that the program is
 lowered for.
 
 With several devices 'auto' is XLA: the compiler cannot partition a kernel, and
-an op does not know the mesh of its arguments. If 'auto' does not choose an
+an op cannot read the mesh of its arguments. If 'auto' does not choose an
 accelerator's kernels, the reason is logged once as a warning. Within
 `jax.shard_map` every axis is manual, and an op runs on one device.
 """

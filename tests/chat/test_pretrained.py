@@ -158,7 +158,7 @@ def test_variables_that_the_template_does_not_read_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('name', 'content', 'says'),
+  ('name', 'content', 'message'),
   [
     ('tokenizer_config.json', '[', 'tokenizer_config.json must be JSON'),
     ('tokenizer_config.json', '[]', 'must hold a JSON object'),
@@ -171,10 +171,10 @@ def test_variables_that_the_template_does_not_read_are_refused(tmp_path):
     ),
   ],
 )
-def test_errors_name_the_broken_file(tmp_path, name, content, says):
+def test_errors_name_the_broken_file(tmp_path, name, content, message):
   path = write(tmp_path / 'd', template=None)
   (path / name).write_text(content)
-  with pytest.raises(ValueError, match=says):
+  with pytest.raises(ValueError, match=message):
     load(path)
 
 

@@ -124,15 +124,24 @@ def test_all_text_after_the_generation_prompt_is_imitated():
 
 
 def test_a_template_that_rewrites_history_gives_several_samples():
-  says = [{'role': 'assistant', 'content': f'{i}#a{i}'} for i in range(3)]
-  messages = [UA[0], says[0], UA[0], UA[0], says[1], UA[0], says[2], UA[0]]
+  answers = [{'role': 'assistant', 'content': f'{i}#a{i}'} for i in range(3)]
+  messages = [
+    UA[0],
+    answers[0],
+    UA[0],
+    UA[0],
+    answers[1],
+    UA[0],
+    answers[2],
+    UA[0],
+  ]
   samples = make(FORGETS).demonstrate(messages)
-  asks = '<|user|>user<|end|>'
+  user = '<|user|>user<|end|>'
   assert [text(part.ids) for part in samples] == [
-    f'{asks}<|assistant|><think></think>0#a0<|end|>',
-    f'{asks}<|assistant|>a0<|end|>{asks}{asks}'
+    f'{user}<|assistant|><think></think>0#a0<|end|>',
+    f'{user}<|assistant|>a0<|end|>{user}{user}'
     '<|assistant|><think></think>1#a1<|end|>',
-    f'{asks}<|assistant|>a0<|end|>{asks}{asks}<|assistant|>a1<|end|>{asks}'
+    f'{user}<|assistant|>a0<|end|>{user}{user}<|assistant|>a1<|end|>{user}'
     '<|assistant|><think></think>2#a2<|end|>',
   ]
   for i, part in enumerate(samples):

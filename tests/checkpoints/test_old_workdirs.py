@@ -110,7 +110,7 @@ def test_every_restored_array_has_its_stored_bits(resumed):
     resumed.sums[f'{kind}/{path}']
     for kind in ('params', 'average', 'late/ema:0.5')
   }
-  assert len(copies) == 3  # so that none stands for another
+  assert len(copies) == 3  # the three copies differ
 
 
 def test_metrics_before_the_resume_are_kept(resumed):

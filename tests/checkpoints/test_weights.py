@@ -251,14 +251,14 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   other = dataclasses.replace(MODEL, layers=1)
   hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')
   pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
-  for path, says in (
+  for path, message in (
     (tmp_path / 'hf', 'its layers is 1'),
     ('/nowhere', 'which has no saved step'),
   ):
     argv = [f'--checkpoint={workdir}', f'--against={path}']
     assert evaluate.main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line and line.startswith(
+    assert message in line and line.startswith(
       'error: --against must name a policy of the same model and tokens: got'
     )
 
@@ -285,7 +285,7 @@ def test_options_missing_in_an_older_run_have_defaults_and_overrides(
 
 
 @pytest.mark.parametrize(
-  ('argv', 'says'),
+  ('argv', 'message'),
   [
     ([], '--checkpoint=PATH must be given'),
     (['--checkpoint=/nowhere'], "got '/nowhere', which has no saved step"),
@@ -293,10 +293,10 @@ def test_options_missing_in_an_older_run_have_defaults_and_overrides(
     (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
   ],
 )
-def test_a_mistaken_argument_is_one_line_and_exit_code_2(capsys, argv, says):
+def test_a_mistaken_argument_is_one_line_and_exit_code_2(capsys, argv, message):
   assert evaluate.main(argv) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('error: ') and says in line
+  assert line.startswith('error: ') and message in line
 
 
 @pytest.mark.slow
@@ -441,15 +441,18 @@ def test_an_adapter_is_not_exported_for_another_base(
     '--format=peft',
     f'--folder={tmp_path / "out"}',
   ]
-  for like, says in ((other, 'differs by'), ('Qwen/Qwen3', 'must name a Hug')):
+  for like, message in (
+    (other, 'differs by'),
+    ('Qwen/Qwen3', 'must name a Hug'),
+  ):
     assert export.main([*argv, f'--like={like}']) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
   assert not (tmp_path / 'out').exists()
   assert export.main([*argv, f'--like={folder}']) == 0
 
 
 @pytest.mark.parametrize(
-  ('name', 'content', 'says'),
+  ('name', 'content', 'message'),
   [
     ('model.safetensors', 'version https://git-lfs', 'must be a whole safeten'),
     ('model.safetensors.index.json', '{}', "be JSON with a 'weight_map'"),
@@ -463,13 +466,13 @@ def test_an_adapter_is_not_exported_for_another_base(
   ],
 )
 def test_a_broken_file_is_an_error_of_one_line(
-  folder, tmp_path, capsys, name, content, says
+  folder, tmp_path, capsys, name, content, message
 ):
   path = shutil.copytree(folder, tmp_path / 'copy')
   (path / name).write_text(content)
   assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert name in line and says in line
+  assert name in line and message in line
 
 
 def test_prompt_ids_work_with_a_broken_tokenizer(folder, tmp_path, capsys):
@@ -499,7 +502,7 @@ def test_a_directory_without_a_tokenizer_takes_prompt_ids(
 
 
 @pytest.mark.parametrize(
-  ('change', 'says'),
+  ('change', 'message'),
   [
     (
       {'model': dataclasses.replace(MODEL, rope_theta=5e5)},
@@ -511,7 +514,7 @@ def test_a_directory_without_a_tokenizer_takes_prompt_ids(
   ],
 )
 def test_preflight_refuses_another_model_or_tokenizer(
-  folder, tmp_path, change, says
+  folder, tmp_path, change, message
 ):
   if change.get('tokenizer') == 'other':
     other = tmp_path / 'other'
@@ -525,10 +528,10 @@ def test_preflight_refuses_another_model_or_tokenizer(
       )
     }
   cfg = dataclasses.replace(options(folder), **change)
-  if says is None:  # the same tokens under another name
+  if message is None:  # the same tokens under another name
     components.preflight(cfg)
     return
-  with pytest.raises(ValueError, match=says):
+  with pytest.raises(ValueError, match=message):
     components.preflight(cfg)
 
 
@@ -639,7 +642,7 @@ def test_peft_loads_ours_and_we_load_theirs(
 
 
 @pytest.mark.parametrize(
-  ('change', 'says'),
+  ('change', 'message'),
   [
     ({'use_dora': True}, 'use_dora must not be True'),
     ({'rank_pattern': {'q_proj': 8}}, 'rank_pattern must not be'),
@@ -654,12 +657,12 @@ def test_peft_loads_ours_and_we_load_theirs(
   ],
 )
 def test_adapters_that_are_not_plain_lora_are_refused(
-  published, tmp_path, change, says
+  published, tmp_path, change, message
 ):
   path = shutil.copytree(published, tmp_path / 'copy')
   config = json.loads((path / peft.CONFIG).read_text())
   (path / peft.CONFIG).write_text(json.dumps(config | change))
-  with pytest.raises(ValueError, match=says):
+  with pytest.raises(ValueError, match=message):
     weights_at(path)
 
 

@@ -4,7 +4,7 @@
     tok512.bin        i32 longest piece, then per id f32 score, i32 n, n bytes
 
 An oracle independent of posttrain: RoPE rotates neighbors (2i, 2i + 1), as the
-file's weights expect. Only `convert` knows posttrain's tree.
+file's weights expect. Only `convert` follows posttrain's tree.
 
 Axes: T tokens, L layers, N query heads, K kv heads, H head dim, D model, F mlp,
 V vocab. Matrices are [L, out, in].
