@@ -128,3 +128,25 @@ def test_the_table_of_registries_names_unions_and_files_with_dicts():
       and ast.unparse(node.targets[0]) == (name or 'TYPES')
       for node in tree.body
     ), f'{path} has no dict {name or "TYPES"}'
+
+
+def _tree(text):
+  """Yields the paths of the file tree in the README."""
+  (block,) = re.findall(r'^```\n(configs/.*?)^```', text, re.M | re.S)
+  folders = []
+  for line in block.splitlines():
+    names, *_ = re.split(r' {2,}', line.strip())
+    depth = (len(line) - len(line.lstrip())) // 2
+    for name in names.split(' '):
+      path = '/'.join((*folders[:depth], name.rstrip('/')))
+      yield path
+      if name.endswith('/'):
+        folders[depth:] = [name.rstrip('/')]
+
+
+def test_the_file_tree_of_the_readme_equals_the_packages():
+  paths = set(_tree(_text('README.md')))
+  assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+  packages = {place.replace('.', '/') for place in test_layers.FLOORS}
+  listed = {path.removesuffix('.py') for path in paths}
+  assert packages - listed == set()
