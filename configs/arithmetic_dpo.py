@@ -9,8 +9,8 @@ DIR/pairs/dpo.jsonl.
 
 Expected, on 1,000 unseen questions, seeds 0 to 2: greedy pass rate 0.859,
 0.769, 0.620 after SFT, 0.907, 0.823, 0.708 after DPO; sampled 0.439, 0.386,
-0.284, then 0.590, 0.518, 0.356; of the held-out pairs 0.893, 0.894, 0.861 are
-told apart. Measured on two cores of an Intel Xeon (2.5 GHz).
+0.284, then 0.590, 0.518, 0.356; accuracy on held-out pairs 0.893, 0.894, 0.861.
+Measured on two cores of an Intel Xeon (2.5 GHz).
 
 Tried, on seed 0, 500 questions (greedy / sampled 0.864 / 0.418 before):
   beta 0.1, 100 steps, one pair per question: 0.462 / 0.331.

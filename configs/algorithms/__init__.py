@@ -27,7 +27,7 @@ SAMPLER = schema.Policy(temperature=1.0, max_tokens=40)
 
 
 def imitation(
-  steps: int, *, row_tokens: int = 64, **envs: schema.Arithmetic
+  steps: int, *, row_tokens: int = 64, **envs: schema.Env
 ) -> schema.Stage:
   """Returns SFT from random weights on the demonstrations of environments."""
   return _stage(
