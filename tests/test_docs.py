@@ -3,14 +3,18 @@
 import ast
 import importlib
 import importlib.util
+import json
 import pathlib
 import re
 import types
 
+import numpy as np
 import pytest
 
-from posttrain import schema
+from posttrain import algorithms, envs, schema
+from posttrain.algorithms import streams
 from tests import test_layers
+from tests.algorithms import two_turns
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ('README.md', 'docs/design.md', 'docs/metrics.md')
@@ -150,3 +154,50 @@ def test_the_file_tree_of_the_readme_equals_the_packages():
   packages = {place.replace('.', '/') for place in test_layers.FLOORS}
   listed = {path.removesuffix('.py') for path in paths}
   assert packages - listed == set()
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+  """Returns a function: file name -> path of the README's example module."""
+  monkeypatch.syspath_prepend(tmp_path)
+
+  def write(name):
+    blocks = re.findall(r'```python\n(.*?)```', _text('README.md'), re.S)
+    (block,) = (x for x in blocks if re.match(rf'# \S*\b{name}', x))
+    (tmp_path / name).write_text(block)
+    return tmp_path / name
+
+  return write
+
+
+def test_the_environment_of_the_readme_grades_its_demonstration(example):
+  example('parrot.py')
+  (entry,) = re.findall(r"envs='(\{\s+\"parrot.*?)'", _text('README.md'), re.S)
+  options = json.loads(entry)['parrot']['env']
+  assert options.pop('type') == 'custom'
+  env = envs.make('parrot', schema.CustomEnv(**options))
+  (task,) = env.source('eval', 0).take(2)
+  episode = env.make(task)
+  assert episode.reset() == task.prompt and episode.grade().reward is None
+  assert episode.step(task.demonstration[0]['content'], False).done
+  assert episode.grade().reward == 1 and episode.grade().correct
+
+
+def test_the_credit_function_of_the_readme_gives_one_number_per_token(example):
+  example('mine.py')
+  cfg = schema.Custom(import_path='mine:above_median', kwargs={'scale': 2.0})
+  credit = algorithms.make(cfg).assign(two_turns.group(1.0, 0.0))
+  assert [set(x[two_turns.MASK]) for x in credit] == [{0.0}, {-2.0}]
+
+
+def test_the_algorithm_of_the_readme_weighs_the_other_messages(example):
+  namespace = {}
+  exec(example('listen.py').read_text(), namespace)
+  cfg = types.SimpleNamespace(weight=0.1)
+  samples = streams.finalize(
+    namespace['Listen'](cfg), [two_turns.group(1.0, 0.0)]
+  )
+  for sample in samples:
+    weights = np.where(sample.mask, 1, np.float32(0.1) * sample.is_content)
+    weights[0] = 0
+    np.testing.assert_array_equal(sample.ce_weights, np.float32(weights))
