@@ -344,7 +344,7 @@ def test_tokens_that_the_policy_has_no_row_for_are_refused():
   cfg = toys.stage(envs={'frozen': entry})
   _, driver = toys.connected(cfg, frozen=True)
   rollout = next(iter(_play_one(driver)))
-  rollout.samples[0].ids[-1] = fixtures.RENDERER.rows
+  rollout.samples[0].ids[-1] = fixtures.RENDERER.embedding_rows
   with pytest.raises(ValueError, match='stage:a must sample tokens that the p'):
     _environments(cfg)['frozen'].sampler.finish(rollout)
 

@@ -218,7 +218,7 @@ def test_a_batch_of_padding_has_no_line(tmp_path, params):
 @pytest.mark.parametrize(
   'every, steps', [(None, []), (1, [1, 2, 3, 4]), (3, [3])]
 )
-def test_when_it_is_due(tmp_path, every, steps):
+def test_every_nth_step_is_exported_with_the_whole_model(tmp_path, every, steps):
   """Under the whole model's parameters; never, where the option is off."""
   exporter, calls = _exporter(tmp_path, every), []
   spy = types.SimpleNamespace(
@@ -234,10 +234,10 @@ def test_when_it_is_due(tmp_path, every, steps):
     learner=types.SimpleNamespace(policy=lambda params: ('whole', params)),
   )
   state = types.SimpleNamespace(params='adapter')
-  item = types.SimpleNamespace(batch='batch')
+  item = types.SimpleNamespace(batch=_batch())
   for step in (1, 2, 3, 4):
     job.Job.export_tokens(spy, step, state, item)
-  assert calls == [(step, ('whole', 'adapter'), 'batch') for step in steps]
+  assert calls == [(step, ('whole', 'adapter'), item.batch) for step in steps]
   assert not (tmp_path / 'token_exports').exists()
 
 
