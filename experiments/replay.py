@@ -137,15 +137,15 @@ def build(
   name, stage = flags.stage, run.stages[flags.stage]
   renderer, model = components.renderer_and_model(run, name)
   mesh = sharding.make_mesh(run.mesh)
-  plan = learner.make_plan(run, name, model, mesh, tuple(stage.envs))
+  spec = learner.make_spec(run, name, model, mesh, tuple(stage.envs))
   root = os.path.dirname(os.path.abspath(flags.exports))
   folders = {'init': refs.resolve(stage.init, root)}
   load = stage_models.loader(
-    run, model, renderer, mesh, root, folders, plan.weights_like
+    run, model, renderer, mesh, root, folders, spec.weights_like
   )
-  base = plan.base(load)
+  base = spec.base(load)
   return (
-    plan.learner(plan.fresh(load, base), base),
+    spec.learner(spec.fresh(load, base), base),
     logbook.make(
       run,
       name,

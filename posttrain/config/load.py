@@ -152,7 +152,7 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
 
 
 def _absolute(run: schema.Run) -> schema.Run:
-  """Makes the paths of weights and tokenizers absolute."""
+  """Makes the paths of `init` and of the tokenizer absolute."""
 
   def absolute(path):
     name = path and path != 'random' and os.path.expanduser(path)

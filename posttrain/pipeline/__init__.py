@@ -1,7 +1,6 @@
-"""Tasks -> groups -> streams -> batch, as resumable iterators.
+"""Batches as resumable iterators: from tasks, or from preference pairs.
 
-`DATA` has the data of each kind of stage; what it yields batches by is in
-`tokens` and `pairs`.
+`DATA`: kind of stage -> its data. The iterators are in `tokens` and `pairs`.
 """
 
 from posttrain.pipeline import pairs, tokens

@@ -54,7 +54,7 @@ class StageData(Protocol):
 
   @property
   def group_sizes(self) -> Mapping[str, int]:
-    """Samples per task, by environment."""
+    """Samples per task, by environment; of pairs, answers per pair."""
     ...
 
   @property
@@ -83,7 +83,7 @@ class StageData(Protocol):
     ...
 
   def check(self) -> None:
-    """Looks at the first tasks or at all pairs, and draws none.
+    """Checks the first tasks or all pairs; does not advance a source.
 
     Raises:
       ValueError: a row cannot train; names it.

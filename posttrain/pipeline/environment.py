@@ -77,7 +77,7 @@ class Environment:
     }
 
   def check(self) -> None:
-    """Looks at the first tasks; draws none.
+    """Checks the first tasks; does not advance the source.
 
     Raises:
       ValueError: naming the row that cannot train, or a source without any.

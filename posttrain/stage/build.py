@@ -1,7 +1,8 @@
 """Assembly of a stage, top to bottom, restored to the step where it stopped.
 
-`make` reads in the order in which objects come to exist; none is completed
-later. Kinds of stages differ in their pipeline alone, see `PIPELINES`.
+`make` builds in the order of need: each object gets everything it needs in its
+constructor. Engines get weights, and references models, when they are used.
+In this file kinds of stages differ only in their pipeline, see `PIPELINES`.
 """
 
 import dataclasses
@@ -47,13 +48,13 @@ def make(
   clock, compiling = timers.Timers(), compilation.CompileCounter().open()
   with clock('setup'):
     # 1. The learner's shapes, its newest checkpoint, the initial weights.
-    plan = learner.make_plan(
+    spec = learner.make_spec(
       cfg, name, components.model, components.mesh, components.data.env_names
     )
     checkpointer = _checkpointer(components, workdir)
-    state, host = checkpointer.restore(plan.state_like) or (None, {})
+    state, host = checkpointer.restore(spec.state_like) or (None, {})
     metadata = _metadata(components, workdir, host)
-    models = _models(components, workdir, host, metadata, plan, stop)
+    models = _models(components, workdir, host, metadata, spec, stop)
     # 2. The other models, and the pipeline that samples and scores with them.
     engine, references = stage_models.engine(components), models.references()
     make_pipeline = PIPELINES[components.stage.kind]
@@ -62,8 +63,8 @@ def make(
       pipeline.set_state(host['pipeline'])
     # 3. The learner, from the restored state or a fresh one.
     if state is None:
-      state = plan.fresh(models.load, models.base)
-    trained = plan.learner(state, models.base)
+      state = spec.fresh(models.load, models.base)
+    trained = spec.learner(state, models.base)
     # 4. The evaluation of its weights.
     driver = stage_models.driver(components, engine)
     evaluator = evaluation.Evaluator(components.eval_tasks, driver, references)
@@ -150,7 +151,7 @@ def _models(
   workdir: str,
   host: dict[str, Any],
   metadata: dict[str, Any],
-  plan: learner.Plan,
+  spec: learner.LearnerSpec,
   stop: preemption.Signal,
 ) -> stage_models.Models:
   """Returns the stage's models; adds the frozen weights' sums to `metadata`."""
@@ -161,9 +162,9 @@ def _models(
     components.mesh,
     workdir,
     {**metadata['references'], 'init': metadata['start']},
-    plan.weights_like,
+    spec.weights_like,
   )
-  frozen = plan.base(load)
+  frozen = spec.base(load)
   if frozen is not None:
     metadata['base'] = weights.base_sums(frozen.params)
     if host:

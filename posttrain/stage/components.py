@@ -1,4 +1,6 @@
-"""The components of a stage that need no compilation, checkpoint or workdir.
+"""The components of a stage that exist before the run starts.
+
+Nothing is compiled for them, and no weights are read.
 
 1. `make` builds them: renderer, model, mesh, data, evaluation tasks, plan.
 2. `preflight` builds and checks those of every stage before the run starts;
@@ -37,18 +39,13 @@ class Components:
   mesh: jax.sharding.Mesh
   data: base.StageData
   eval_tasks: evaluation.EvalTasks
-  capacity: int  # tokens of the longest episode, trained on or not
+  capacity: int  # tokens of the longest sequence to decode or score
   plan: plan.Plan
 
   @property
   def stage(self) -> schema.Stage:
     """The stage's options."""
     return self.cfg.stages[self.name]
-
-  @property
-  def index(self) -> int:
-    """Index of the stage within the run."""
-    return list(self.cfg.stages).index(self.name)
 
 
 def make(cfg: schema.Run, name: str) -> Components:
@@ -232,4 +229,9 @@ def _check_endpoint(
     except client.EndpointError as error:
       if error.status is not None:
         raise ValueError(str(error)) from error
-      logging.getLogger('absl').warning('not there yet: %s', error)
+      logging.getLogger('absl').warning(
+        '%s: the server does not answer yet; it is tried again when the stage '
+        'begins: %s',
+        key,
+        error,
+      )

@@ -44,7 +44,10 @@ class Saves:
 
 @dataclasses.dataclass
 class Job:
-  """One stage, built and restored; `step` is the one that it starts from."""
+  """One stage, built and restored.
+
+  `step` is the last step that was trained before this start; it stays.
+  """
 
   name: str
   cfg: schema.Stage
@@ -101,7 +104,8 @@ class Job:
     if not item.batch.num_micro_batches:
       logging.getLogger('absl').warning(
         'step %d of stage %s trains on nothing: no token has a weight; where '
-        'all rewards of a group are equal, prune_zero_advantage drops it',
+        'all rewards of a group are equal, prune_zero_advantage drops its '
+        'tokens',
         step,
         self.name,
       )
@@ -160,8 +164,8 @@ class Job:
       if rate is not None and rate < MIN_PASS_RATE:
         logging.getLogger('absl').warning(
           'stage %s begins with a pass rate of %.1f%% on %s, below %.0f%%: '
-          'most groups have no right answer to learn from; imitate longer '
-          'before it, or use easier questions',
+          'most groups have no right answer to learn from; train longer '
+          'on demonstrations first, or use easier questions',
           self.name,
           100 * rate,
           name,

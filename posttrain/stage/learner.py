@@ -1,9 +1,9 @@
 """The part of a job that trains: state, objective, optimizer, train step.
 
-1. `make_plan`: shapes and shardings of everything; nothing is computed.
-2. `Plan.base`: the frozen weights, with LoRA.
-3. `Plan.fresh`: the state before the first step, unless one is restored.
-4. `Plan.learner`: the train step around them.
+1. `make_spec`: shapes and shardings of everything; nothing is computed.
+2. `LearnerSpec.base`: the frozen weights, with LoRA.
+3. `LearnerSpec.fresh`: the state before the first step, unless one is restored.
+4. `LearnerSpec.learner`: the train step around them.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ def held_out(
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LearnerSpec:
   """A learner before its weights exist."""
 
   name: str
@@ -148,7 +148,7 @@ class Plan:
     self, state: arrays.TrainState, base: lora.Base | None
   ) -> Learner:
     """Returns the learner that starts from a state."""
-    tree.checksums(state)  # here, so that the first save compiles nothing
+    tree.checksums(state)  # compiles its program before the first save
     update = train_step.make_train_step(
       self.objective,
       self.optimizer,
@@ -161,13 +161,13 @@ class Plan:
     return Learner(self.name, self.cfg, state, base, self.objective, update)
 
 
-def make_plan(
+def make_spec(
   cfg: schema.Run,
   name: str,
   model: schema.Model,
   mesh: jax.sharding.Mesh,
   env_names: tuple[str, ...],
-) -> Plan:
+) -> LearnerSpec:
   """Builds objective, optimizer, shapes and shardings.
 
   Args:
@@ -180,7 +180,7 @@ def make_plan(
   stage = cfg.stages[name]
   optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
   state_like, weights_like = train_state.shapes(stage, model, optimizer, mesh)
-  return Plan(
+  return LearnerSpec(
     name=name,
     cfg=stage,
     key=jax.random.fold_in(

@@ -1,4 +1,4 @@
-"""The part of a job that writes: metrics, answers, errors, token exports."""
+"""The part of a job that writes metrics, answers and errors."""
 
 import contextlib
 import dataclasses

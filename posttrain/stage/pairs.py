@@ -7,8 +7,8 @@
    WORKDIR/pairs/<stage>_reference.npz, so that the reference is not held while
    the stage trains.
 
-Both are cached with a key of what they depend on, and made again once that has
-changed; pairs only as long as the stage has no checkpoint.
+Both are cached with a key of everything they depend on, and made again if the
+key changes. Once the stage has a checkpoint, its pairs are kept.
 """
 
 import contextlib
@@ -254,7 +254,7 @@ def _recipe(
 def _fingerprint(
   models: stage_models.Models, reference: schema.Reference
 ) -> str:
-  """Returns a hash of a reference's weights, and how it is computed."""
+  """Returns the identity of a reference: hash, dtype, frozen or not."""
   if isinstance(reference, schema.Endpoint):
     return f'{reference.name} behind a server'  # at any address
   components, folder = models.components, models.load.folders[reference]

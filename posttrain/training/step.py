@@ -66,8 +66,9 @@ class TrainStep:
 
   Metrics are scalars: the objective's, `optim/grad_norm` (before clipping),
   `optim/lr`, `optim/empty` (1 for a batch without a member token),
-  `optim/skipped` and `optim/skipped_in_row` (updates whose gradient was not
-  finite). With several updates per batch they are means over the passes, except
+  `optim/skipped` and `optim/skipped_in_row` (updates whose gradient or loss was
+  not finite). With several updates per batch they are means over the passes,
+  except
   `mismatch/*`, from the first pass, whose parameters are those that sampled,
   and `optim/*` other than the norm, from the last pass.
   """
@@ -82,7 +83,7 @@ class TrainStep:
   def __call__(
     self, state: arrays.TrainState, batch: Batch
   ) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
-    """Returns the state after a batch, on the host or placed, and metrics."""
+    """Updates with a batch of host or device arrays."""
     batch = self.place(batch)
     with compilation.CompileCounter() as compiling:
       result = self._update(state, batch, self._base)
@@ -295,10 +296,12 @@ def update_ema_and_snapshots(
     return None
   references = {}
   for name, before in old.items():
-    kind, number = schema.ema_or_snapshot(name) or ('', 0)
+    parsed = schema.ema_or_snapshot(name)
+    assert parsed is not None, name
+    kind, number = parsed
     keep = number if kind == 'ema' else step % int(number) != 0
     references[name] = jax.tree.map(
-      # Not keep * r + ...: a snapshot is the policy to the bit.
+      # A select for snapshots: they equal the policy bit for bit.
       lambda r, p, keep=keep: (
         keep * r + (1 - keep) * p
         if isinstance(keep, float)

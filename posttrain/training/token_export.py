@@ -12,10 +12,11 @@ has one entry per token of the sequence:
     ratio, probability_difference               pi / mu, pi - mu
     k3                                          ratio - log_ratio - 1
 
-and `schema_version stage step micro_batch row segment env` identify it. The
-last four are null where a token is no member of rl or ref_kl, the components
-that read mu. A number that is not finite is null; all others, read as a double
-and rounded to f32, equal the batch's bit for bit.
+and `schema_version stage step micro_batch row segment env` identify the
+sequence. log_ratio, ratio, probability_difference and k3 are null where a token
+is no member of rl or ref_kl, the components that read mu. A number that is not
+finite is null; all others, read as a double and rounded to f32, equal the
+batch's bit for bit.
 
 Axes: M micro-batches, B rows, T tokens of a row.
 """

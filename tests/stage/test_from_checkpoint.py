@@ -42,7 +42,7 @@ def _models(run, load=None):
     components.make(run, 'dpo'),
     load,
     None,
-    types.SimpleNamespace(wakes=lambda wake: None),
+    types.SimpleNamespace(on_request=lambda wake: None),
   )
 
 

@@ -218,7 +218,9 @@ def test_a_batch_of_padding_has_no_line(tmp_path, params):
 @pytest.mark.parametrize(
   'every, steps', [(None, []), (1, [1, 2, 3, 4]), (3, [3])]
 )
-def test_every_nth_step_is_exported_with_the_whole_model(tmp_path, every, steps):
+def test_every_nth_step_is_exported_with_the_whole_model(
+  tmp_path, every, steps
+):
   """Under the whole model's parameters; never, where the option is off."""
   exporter, calls = _exporter(tmp_path, every), []
   spy = types.SimpleNamespace(
