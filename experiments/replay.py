@@ -135,7 +135,8 @@ def build(
   The learner starts with the parameters that the stage started with.
   """
   name, stage = flags.stage, run.stages[flags.stage]
-  renderer, model = components.renderer_and_model(run, name)
+  renderer = components.load_renderer(run)
+  model = components.model_options(run, name, renderer)
   mesh = sharding.make_mesh(run.mesh)
   spec = learner.make_spec(run, name, model, mesh, tuple(stage.envs))
   root = os.path.dirname(os.path.abspath(flags.exports))

@@ -21,7 +21,7 @@ config is wrong, 130 interrupted.
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
@@ -129,11 +129,14 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
   )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
   player = from_checkpoint.player(
-    run, name, folder, lambda x: _max_length(x, flags)
+    run,
+    name,
+    folder,
+    lambda renderer, data: _max_length(renderer, data.envs, stage, flags),
   )
   player.load(folder)
   pairs, count = pairing.make(
-    _envs(player.components),
+    _drawn(player.components.data.envs, stage),
     player.driver,
     flags.pairs,
     flags.seed,
@@ -142,13 +145,14 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
   return pairs, count.line()
 
 
-def _envs(components: Any) -> dict[str, Any]:
+def _drawn(envs: Mapping[str, Any], stage: schema.Stage) -> dict[str, Any]:
   """Returns the environments that the stage draws tasks from."""
-  entries = components.stage.envs
-  return {k: env for k, env in components.data.envs.items() if entries[k].ratio}
+  return {k: env for k, env in envs.items() if stage.envs[k].ratio}
 
 
-def _max_length(components: Any, flags: Flags) -> int:
+def _max_length(
+  renderer: Any, envs: Mapping[str, Any], stage: schema.Stage, flags: Flags
+) -> int:
   """Returns the length of the longest question with its answer, in tokens."""
   from posttrain.evaluation import evaluator
   from posttrain.rollout import pairing
@@ -156,12 +160,12 @@ def _max_length(components: Any, flags: Flags) -> int:
   return max(
     (
       evaluator.max_episode_length(
-        components.renderer,
+        renderer,
         env,
         pairing.first_tasks(env, flags.pairs, flags.seed),
-        components.stage.eval,
+        stage.eval,
       )
-      for env in _envs(components).values()
+      for env in _drawn(envs, stage).values()
     ),
     default=0,
   )

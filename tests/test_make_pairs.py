@@ -78,10 +78,15 @@ def test_capacity_fits_the_longest_sampled_question(tmp_path):
   flags = make_pairs.PARSER.parse(
     ['--output=x', '--checkpoint=y', '--prompts=1']
   )
-  stage = components.make(run, 'sft')
-  length = make_pairs._max_length(stage, flags)
-  assert stage.capacity < 350 < length < 500
-  assert components.with_capacity(stage, length).capacity == length
+  small = components.make(run, 'sft')
+  large = components.make(
+    run,
+    'sft',
+    min_capacity=lambda renderer, data: make_pairs._max_length(
+      renderer, data.envs, stage, flags
+    ),
+  )
+  assert small.capacity < 350 < large.capacity < 500
 
 
 def test_answers_of_a_policy_become_pairs(tmp_path, capsys):

@@ -6,11 +6,13 @@ import typing
 
 import pytest
 
-from posttrain import algorithms, envs, schema
+from posttrain import algorithms, envs, pipeline, schema
 from posttrain.algorithms import length
+from posttrain.config import checks
 from posttrain.envs.sql import env as sql
 from posttrain.losses import preference, ranking, ref_kl, rl
 from posttrain.rollout import sampler
+from posttrain.stage import build
 from posttrain.training import objectives
 
 # Union of option classes, dict of implementations.
@@ -33,8 +35,18 @@ def test_union_types_equal_implementation_keys(name):
   assert set(types) == set(implementations)
 
 
-def test_stage_kinds_equal_objectives():
-  assert set(schema.KINDS) == set(objectives.TYPES)
+@pytest.mark.parametrize(
+  'registry',
+  [
+    objectives.TYPES,
+    pipeline.DATA,
+    build.PIPELINES,
+    checks._KINDS,
+    checks._UNREAD_LOSSES,
+  ],
+)
+def test_every_registry_of_stage_kinds_has_all_of_them(registry):
+  assert set(schema.KINDS) == set(registry)
 
 
 # Functions of arrays, and the option classes with the same keywords.

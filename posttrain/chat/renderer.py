@@ -11,6 +11,7 @@
 Axes: T tokens.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -96,8 +97,8 @@ class Renderer:
       else templates.Jinja(template, {**names, **self.variables})
     )
 
-  def fit(self, rows: int) -> None:
-    """Sets the number of embedding rows of the model.
+  def with_embedding_rows(self, rows: int) -> 'Renderer':
+    """Returns a renderer for a model with so many embedding rows.
 
     A tokenizer may have more special tokens than the model (Gemma 3's text
     models have no row for images): messages with them are refused.
@@ -111,7 +112,9 @@ class Renderer:
         f"config.model.vocab_size must hold the tokenizer's {needed} tokens: "
         f'got {rows}'
       )
-    self.embedding_rows = rows
+    renderer = copy.copy(self)
+    renderer.embedding_rows = rows
+    return renderer
 
   def render(
     self,

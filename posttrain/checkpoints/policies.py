@@ -71,7 +71,7 @@ def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
   if renderer is None:
     stops = pretrained.stop_ids(folder)
   else:
-    renderer.fit(model.vocab_size)
+    renderer = renderer.with_embedding_rows(model.vocab_size)
     stops = renderer.stop_ids
   params = weights.load(folder, transformer.shapes(model), average=True)
   return Policy(params, model, renderer, stops, max_tokens)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain import algorithms, schema
+from posttrain import algorithms, envs, schema
 from posttrain.util import imports
 
 
@@ -96,12 +96,12 @@ def _check_references(
     'algorithm.reference': getattr(entry.algorithm, 'reference', None),
     'sampler.model': getattr(entry.sampler, 'model', None),
     'judge': entry.judge,
-    **{f'rewards.{k}.judge': one.judge for k, one in entry.rewards.items()},
+    **{f'rewards.{k}.judge': x.judge for k, x in entry.rewards.items()},
   }
   for key, name in named.items():
     check_earlier(name, earlier, f'{path}.{key}')
-  for key, one in entry.rewards.items():
-    check_earlier(one.model, earlier, f'{path}.rewards.{key}.model', True)
+  for key, reward in entry.rewards.items():
+    check_earlier(reward.model, earlier, f'{path}.rewards.{key}.model', True)
 
 
 def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
@@ -111,12 +111,20 @@ def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
       f'{path}.rewards must be left empty: got {sorted(entry.rewards)}, but '
       'nothing reads them where sampler replays a data set'
     )
-  if entry.judge is not None and not isinstance(entry.env, schema.CustomEnv):
+  if entry.judge is not None and not _uses_judge(entry, path):
     raise ValueError(
       f'{path}.judge must be left out: got {str(entry.judge)!r}, but '
-      f'environment {entry.env.type!r} grades without one; '
-      f'{path}.rewards.NAME.judge is for reward functions'
+      f'environment {entry.env.type!r} grades without one, as its uses_judge '
+      f'is False; {path}.rewards.NAME.judge is for reward functions'
     )
+
+
+def _uses_judge(entry: schema.EnvEntry, path: str) -> bool:
+  env_class = envs.TYPES[entry.env.type]
+  if isinstance(entry.env, schema.CustomEnv):
+    key = f'{path}.env.import_path'
+    env_class = imports.function(entry.env.import_path, key)
+  return getattr(env_class, 'uses_judge', False)
 
 
 def _check_functions(entry: schema.EnvEntry, path: str) -> None:
@@ -133,13 +141,12 @@ def _check_functions(entry: schema.EnvEntry, path: str) -> None:
     )
   if isinstance(algorithm, schema.Opsd) and ':' in algorithm.demonstration:
     check_takes('task', algorithm.demonstration, {}, f'{key}.demonstration')
-  for name, one in entry.rewards.items():
+  for name, reward in entry.rewards.items():
     check_name(name, f'{path}.rewards.{name}')
-    if one.fn is not None:
-      judge = {} if one.judge is None else {'judge': one.judge}
-      _check_reward(
-        one.fn, {**one.kwargs, **judge}, f'{path}.rewards.{name}.fn'
-      )
+    if reward.fn is not None:
+      judge = {} if reward.judge is None else {'judge': reward.judge}
+      kwargs = {**reward.kwargs, **judge}
+      _check_reward(reward.fn, kwargs, f'{path}.rewards.{name}.fn')
 
 
 def check_takes(what: str, name: str, kwargs: dict[str, Any], key: str) -> None:

@@ -149,7 +149,12 @@ class Episode:
   """One growing list of names."""
 
   def __init__(self, task: types.Task, role: str):
-    """Args: task: the task; role: role of the observations."""
+    """Computes the answers.
+
+    Args:
+      task: the task.
+      role: the role of the observations.
+    """
     self._task, self._role = task, role
     self._turns = task.info['turns']
     self._answers = _answers(self._turns)

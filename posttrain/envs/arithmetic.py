@@ -54,6 +54,7 @@ def grade(text: str, answer: int) -> types.Score:
 
 
 def solve(a: int, op: str, b: int) -> int:
+  """Returns the answer to `What is a op b?`."""
   return a + b if op == '+' else a - b if op == '-' else a * b
 
 

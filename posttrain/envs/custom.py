@@ -20,7 +20,7 @@ from posttrain.envs import base
 from posttrain.util import imports
 
 _REQUIRED = ('name', 'max_turns', 'source', 'make')
-_OPTIONAL = ('votes', 'blocking', 'judge')
+_OPTIONAL = ('votes', 'blocking', 'uses_judge', 'judge')
 
 
 def make(name: str, cfg: schema.CustomEnv) -> base.Env:
@@ -53,7 +53,14 @@ def make(name: str, cfg: schema.CustomEnv) -> base.Env:
     raise ValueError(
       f'{key} must name a class with max_turns >= 1: got {env.max_turns!r}'
     )
-  for field in _OPTIONAL:
-    if not hasattr(env, field):
-      setattr(env, field, getattr(base.Env, field))
+  try:
+    for field in _OPTIONAL:
+      if not hasattr(env, field):
+        setattr(env, field, getattr(base.Env, field))
+  except AttributeError as error:  # a frozen dataclass, or slots
+    raise ValueError(
+      f'{key} must name a class with {", ".join(_OPTIONAL)}, or one whose '
+      f'attributes can be set: got {cfg.import_path!r}; inherit from '
+      'posttrain.envs.base.Env'
+    ) from error
   return env

@@ -58,6 +58,7 @@ class Gsm8k(base.Env):
 
   def __init__(self, name: str, cfg: schema.Gsm8k):
     self.name, self._cfg = name, cfg
+    self._read: dict[str, tuple[list[types.Task], str]] = {}  # by split
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of `path` or `eval_path`; no tasks if that is None.
@@ -70,12 +71,12 @@ class Gsm8k(base.Env):
     path = getattr(self._cfg, field)
     if path is None:
       return sources.Shuffled((), seed)
-    file = base.find(self.name, field, path, folders=False)
-    return sources.Shuffled(
-      [self._task(raw, where) for raw, where in jsonl.objects(file)],
-      seed,
-      sources.file_fingerprint(file),
-    )
+    if split not in self._read:
+      file = base.find(self.name, field, path, folders=False)
+      tasks = [self._task(raw, where) for raw, where in jsonl.objects(file)]
+      self._read[split] = tasks, sources.file_fingerprint(file)
+    tasks, fingerprint = self._read[split]
+    return sources.Shuffled(tasks, seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task, self._cfg.lenient)

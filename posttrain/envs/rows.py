@@ -20,6 +20,7 @@ class Rows(base.Env):
 
   def __init__(self, name: str, cfg: schema.Rows):
     self.name, self._cfg = name, cfg
+    self._read: dict[str, tuple[list[types.Task], str]] = {}  # by split
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the rows of `path` or `eval_path`; no rows if that is None.
@@ -32,11 +33,13 @@ class Rows(base.Env):
     path = getattr(self._cfg, field)
     if path is None:
       return sources.Shuffled((), seed)
-    file = base.find(self.name, field, path, folders=True)
-    rows = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
-    return sources.Shuffled(
-      [self._task(row) for row in rows], seed, sources.file_fingerprint(file)
-    )
+    if split not in self._read:
+      file = base.find(self.name, field, path, folders=True)
+      rows = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
+      fingerprint = sources.file_fingerprint(file)
+      self._read[split] = [self._task(row) for row in rows], fingerprint
+    tasks, fingerprint = self._read[split]
+    return sources.Shuffled(tasks, seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task)

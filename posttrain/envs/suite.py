@@ -13,7 +13,7 @@ class Suite(base.Env):
   name, max_turns = 'suite', 1
 
   def __init__(self, prompts: Sequence[str]):
-    """Args: prompts: user messages, in the order of display."""
+    """Builds a task per prompt: user messages, in the order of display."""
     self.tasks = tuple(
       types.Task(
         id=f'eval.suite[{i}]',

@@ -104,15 +104,13 @@ class Environment:
     if self.entry.judge is not None:
       assert judge is not None, 'an environment with a judge must get one'
       self.env.judge = judge(self.entry.judge)
-    rewards = rewarding.Rewards(
+    return rewarding.Rewards(
       self.name,
       self.entry.rewards,
       functools.partial(_columns, self.source),
       judge,
       reward_model,
     )
-    rewards.open()
-    return rewards
 
   def samples(
     self,

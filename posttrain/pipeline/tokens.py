@@ -23,7 +23,8 @@ from posttrain.chat import renderer as chat
 from posttrain.data import packing
 from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.pipeline import base, environment
+from posttrain.pipeline import base
+from posttrain.pipeline import environment as environments
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout import sampler as samplers
@@ -56,7 +57,7 @@ class TokenData:
     self.stage, self.seed, self.index = stage, seed, index
     self.pad_id = renderer.tokenizer.pad_id
     self.environments = {
-      name: environment.make(
+      name: environments.make(
         name, entry, stage.batch.row_tokens, renderer, seed, index
       )
       for name, entry in stage.envs.items()
@@ -65,7 +66,9 @@ class TokenData:
 
   @property
   def envs(self) -> dict[str, env_base.Env]:
-    return {name: one.env for name, one in self.environments.items()}
+    return {
+      name: environment.env for name, environment in self.environments.items()
+    }
 
   @property
   def env_names(self) -> tuple[str, ...]:
@@ -79,16 +82,16 @@ class TokenData:
   def references(self) -> dict[schema.Reference, str]:
     return {
       reference: key
-      for one in self.environments.values()
-      for reference, key in one.references.items()
+      for environment in self.environments.values()
+      for reference, key in environment.references.items()
     }
 
   @property
   def reward_models(self) -> dict[str, str]:
     return {
       name: key
-      for one in self.environments.values()
-      for name, key in one.reward_models.items()
+      for environment in self.environments.values()
+      for name, key in environment.reward_models.items()
     }
 
   @property
@@ -97,14 +100,17 @@ class TokenData:
 
   @property
   def players(self) -> set[schema.Reference]:
-    models = {one.sampler.model for one in self.environments.values()}
+    models = {
+      environment.sampler.model for environment in self.environments.values()
+    }
     return {model for model in models if model not in (None, 'policy')}
 
   @property
   def uses_policy(self) -> bool:
     """Whether batches depend on the policy's weights."""
     return any(
-      one.sampler.on_policy for one in self.environments.values()
+      environment.sampler.on_policy
+      for environment in self.environments.values()
     ) or any(refs.tracks_policy(reference) for reference in self.references)
 
   @property
@@ -115,9 +121,31 @@ class TokenData:
     return self.stage.batch.row_tokens if plays else 0
 
   def check(self) -> None:
-    for one in self.environments.values():
-      if one.entry.ratio:
-        one.check()
+    for environment in self.environments.values():
+      if environment.entry.ratio:
+        environment.check()
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the JSON-able state of all sources and algorithms."""
+    return {
+      'envs': {
+        name: {
+          'source': environment.source.get_state(),
+          'algorithm': environment.algorithm.get_state(),
+        }
+        for name, environment in self.environments.items()
+      }
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues from a state of `get_state`.
+
+    Raises:
+      ValueError: the state is of other tasks.
+    """
+    for name, environment in self.environments.items():
+      environment.source.set_state(state['envs'][name]['source'])
+      environment.algorithm.set_state(state['envs'][name]['algorithm'])
 
 
 class TokenPipeline:
@@ -147,13 +175,13 @@ class TokenPipeline:
       ValueError: a judge or reward model does not fit.
       EndpointError: a judge's server is away.
     """
-    self._environments = data.environments
+    self._data, self._environments = data, data.environments
     self._stage, self._seed = data.stage, data.seed
     self._uid = data.index * UIDS_PER_STAGE
     self._players, self._scorer = players or {}, scorer
     self._rewards = {
-      name: one.rewards(judge, reward_model)
-      for name, one in data.environments.items()
+      name: environment.rewards(judge, reward_model)
+      for name, environment in data.environments.items()
     }
     self._pack = Packer(data.stage, data.pad_id)
     ratios = np.array([x.entry.ratio for x in data.environments.values()])
@@ -161,7 +189,9 @@ class TokenPipeline:
     self.uses_policy = data.uses_policy
     self.can_prefetch = not (data.uses_policy or data.references)
     self.learns_by_trial = tuple(
-      name for name, one in data.environments.items() if one.learns_by_trial
+      name
+      for name, environment in data.environments.items()
+      if environment.learns_by_trial
     )
 
   def __iter__(self):
@@ -199,9 +229,9 @@ class TokenPipeline:
   def _draw(self) -> tuple[str, samplers.Draw]:
     """Draws an environment, one of its tasks, and the group's uids."""
     name = self._pick()
-    one = self._environments[name]
-    uids = range(self._uid, self._uid + one.entry.group_size)
-    draw = samplers.Draw(next(one.source), one.sampler, uids)
+    environment = self._environments[name]
+    uids = range(self._uid, self._uid + environment.entry.group_size)
+    draw = samplers.Draw(next(environment.source), environment.sampler, uids)
     self._uid = uids.stop
     return name, draw
 
@@ -215,23 +245,12 @@ class TokenPipeline:
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that, with the seed, determines what follows."""
-    return {
-      'uid': self._uid,
-      'envs': {
-        name: {
-          'source': one.source.get_state(),
-          'algorithm': one.algorithm.get_state(),
-        }
-        for name, one in self._environments.items()
-      },
-    }
+    return {'uid': self._uid, **self._data.get_state()}
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues from a state of `get_state`."""
     self._uid = state['uid']
-    for name, one in self._environments.items():
-      one.source.set_state(state['envs'][name]['source'])
-      one.algorithm.set_state(state['envs'][name]['algorithm'])
+    self._data.set_state(state)
 
 
 def shape(stage: schema.Stage) -> tuple[int, int, int]:

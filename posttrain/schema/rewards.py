@@ -18,7 +18,7 @@ class RewardFn:
   """
 
   # 'package.module:function', with TRL's signature, see
-  # `rollout.grading.functions`.
+  # `rollout.grading.rewards`.
   fn: str | None = None
   # A reward model: 'stage:NAME', or the path of a stage of kind 'ranking'.
   model: str | None = None

@@ -58,9 +58,7 @@ def make(
     # 2. The other models, and the pipeline that samples and scores with them.
     engine, references = stage_models.engine(components), models.references()
     make_pipeline = PIPELINES[components.stage.kind]
-    pipeline = make_pipeline(models, engine, references, not host)
-    if host:
-      pipeline.set_state(host['pipeline'])
+    pipeline = make_pipeline(models, engine, references, host.get('pipeline'))
     # 3. The learner, from the restored state or a fresh one.
     if state is None:
       state = spec.fresh(models.load, models.base)
@@ -83,24 +81,31 @@ def _token_pipeline(
   models: stage_models.Models,
   engine: engines.Engine,
   references: refs.References,
-  fresh: bool,
+  state: dict[str, Any] | None,
 ) -> base.Pipeline:
-  del fresh
   data = models.components.data
   assert isinstance(data, tokens.TokenData), data
-  return models.token_pipeline(data, engine, references)
+  if state is not None:
+    data.set_state(state)  # refuses other tasks before any model is loaded
+  pipeline = models.token_pipeline(data, engine, references)
+  if state is not None:
+    pipeline.set_state(state)
+  return pipeline
 
 
 def _pair_pipeline(
   models: stage_models.Models,
   engine: engines.Engine,
   references: refs.References,
-  fresh: bool,
+  state: dict[str, Any] | None,
 ) -> base.Pipeline:
   del engine, references  # its models are released before the stage trains
   data = models.components.data
   assert isinstance(data, pairs.PairData), data
-  return stage_pairs.pipeline(models, data, fresh)
+  pipeline = stage_pairs.pipeline(models, data, fresh=state is None)
+  if state is not None:
+    pipeline.set_state(state)
+  return pipeline
 
 
 PIPELINES = {

@@ -10,7 +10,7 @@ Nothing is compiled for them, and no weights are read.
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 
@@ -48,19 +48,30 @@ class Components:
     return self.cfg.stages[self.name]
 
 
-def make(cfg: schema.Run, name: str) -> Components:
+def make(
+  cfg: schema.Run,
+  name: str,
+  renderer: chat.Renderer | None = None,
+  mesh: jax.sharding.Mesh | None = None,
+  min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
+) -> Components:
   """Builds the components of a stage.
 
   Args:
     cfg: the run's options.
     name: the stage's name.
+    renderer: the run's renderer; None = a new one.
+    mesh: the run's mesh; None = a new one.
+    min_capacity: returns the tokens that a sequence may have at least.
 
   Raises:
     ValueError: mesh, batch, slots, vocabulary, environments or data do not fit.
   """
   stage = cfg.stages[name]
-  renderer, model = renderer_and_model(cfg, name)
-  mesh = sharding.make_mesh(cfg.mesh)
+  renderer = renderer or load_renderer(cfg)
+  model = model_options(cfg, name, renderer)
+  renderer = renderer.with_embedding_rows(model.vocab_size or 0)
+  mesh = mesh or sharding.make_mesh(cfg.mesh)
   data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
   sharding.check_batch(mesh, data.shape[1], rows_key)
@@ -72,52 +83,31 @@ def make(cfg: schema.Run, name: str) -> Components:
     cfg.seed,
     stage.rollout.max_errors,
   )
-  capacity = max(eval_tasks.max_length, data.min_capacity)
+  capacity = max(
+    eval_tasks.max_length,
+    data.min_capacity,
+    min_capacity(renderer, data) if min_capacity else 0,
+  )
   slots_key = f'config.{name}.rollout.slots'
   sharding.check_batch(mesh, stage.rollout.slots, slots_key)
+  sizes = _plan(name, stage, model, mesh.shape, data, capacity)
   return Components(
-    cfg,
-    name,
-    renderer,
-    model,
-    mesh,
-    data,
-    eval_tasks,
-    capacity,
-    _plan(name, stage, model, mesh.shape, data, capacity),
+    cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes
   )
 
 
-def with_capacity(components: Components, capacity: int) -> Components:
-  """Returns the components with space for episodes of so many tokens."""
-  capacity = max(capacity, components.capacity)
-  return dataclasses.replace(
-    components,
-    capacity=capacity,
-    plan=_plan(
-      components.name,
-      components.stage,
-      components.model,
-      components.mesh.shape,
-      components.data,
-      capacity,
-    ),
-  )
+def load_renderer(cfg: schema.Run) -> chat.Renderer:
+  """Returns the run's renderer: tokenizer and chat template."""
+  return chat.load(cfg.tokenizer)
 
 
-def renderer_and_model(
-  cfg: schema.Run, name: str
-) -> tuple[chat.Renderer, schema.Model]:
-  """Returns a stage's renderer, and its model's options with the vocabulary.
-
-  Raises:
-    ValueError: the vocabulary is smaller than the tokenizer's.
-  """
-  renderer = chat.load(cfg.tokenizer)
+def model_options(
+  cfg: schema.Run, name: str, renderer: chat.Renderer
+) -> schema.Model:
+  """Returns the options of a stage's model, with the vocabulary resolved."""
   model = cfg.stages[name].model or cfg.model
   size = model.vocab_size or renderer.tokenizer.vocab_size
-  renderer.fit(size)
-  return renderer, dataclasses.replace(model, vocab_size=size)
+  return dataclasses.replace(model, vocab_size=size)
 
 
 def preflight(cfg: schema.Run) -> dict[str, Components]:
@@ -126,9 +116,10 @@ def preflight(cfg: schema.Run) -> dict[str, Components]:
   Raises:
     ValueError: anything that can be seen to be wrong without compiling.
   """
+  renderer, mesh = load_renderer(cfg), sharding.make_mesh(cfg.mesh)
   components = {}
   for name in cfg.stages:
-    components[name] = make(cfg, name)
+    components[name] = make(cfg, name, renderer, mesh)
     components[name].data.check()
     _check_paths(components[name])
   return components

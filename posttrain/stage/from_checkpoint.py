@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain import compilation, schema, sharding
+from posttrain.chat import renderer as chat
 from posttrain.checkpoints import store, weights
 from posttrain.config import checks
 from posttrain.config import load as config
 from posttrain.models import transformer
+from posttrain.pipeline import base
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
 from posttrain.util import memory
@@ -95,7 +97,7 @@ def player(
   run: schema.Run,
   name: str,
   folder: str,
-  min_capacity: Callable[[components_lib.Components], int] = lambda _: 0,
+  min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
 ) -> Player:
   """Builds the player of a stage.
 
@@ -103,16 +105,15 @@ def player(
     run: the options, from `stage_of`.
     name: the stage's name.
     folder: a folder from `weights.find`, whose weights must fit.
-    min_capacity: returns the tokens that an episode may have at least.
+    min_capacity: returns the tokens that a sequence may have at least.
 
   Raises:
     ValueError: options, data and weights do not fit each other.
   """
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(run.compilation_cache)
-  components = components_lib.make(without_pairs(run, name), name)
-  components = components_lib.with_capacity(
-    components, min_capacity(components)
+  components = components_lib.make(
+    without_pairs(run, name), name, min_capacity=min_capacity
   )
   weights.check(folder, components.model, components.renderer)
   return Player(components)

@@ -78,7 +78,9 @@ class Learner:
     limit = self.cfg.optim.max_skipped
     if metrics['optim/skipped_in_row'] < limit:
       return
-    np.savez_compressed(path, **vars(batch))
+    arrays = dict(vars(batch))
+    arrays['live'] = arrays.pop('num_micro_batches')  # its stored name
+    np.savez_compressed(path, **arrays)
     raise NonFiniteError(
       f'gradients must be finite: {limit} in a row were not, the last at step '
       f'{step} of stage {self.name}; its batch is in {path}; lower '

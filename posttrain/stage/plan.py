@@ -93,7 +93,7 @@ def make(
     sizes: devices per mesh axis, from `sharding.mesh_sizes`.
     slot_tokens: tokens that a slot holds.
     references: parameters of the models held beside the policy.
-    ema_and_snapshots: names of the copies of what trains.
+    ema_and_snapshots: names of the copies of the trained parameters.
     players: number of frozen models that sample, assumed to be of the policy's
       shape.
     group_sizes: samples per task, by environment; None = the stage's options.
@@ -105,9 +105,7 @@ def make(
   trained, frozen_bytes = _trained(stage, model, parameters)
   # f32 weights, gradients and two moments, and the average where kept.
   copies = 4 + (stage.optim.average is not None) + len(ema_and_snapshots)
-  group_size = dict(
-    group_sizes or {k: entry.group_size for k, entry in stage.envs.items()}
-  )
+  group_size = dict(group_sizes or _group_sizes(stage))
   activation_bytes = _activation_bytes(model, batch, sizes['tensor'])
   cached = stage.rollout.slots * slot_tokens // batch_ways
   return Plan(
@@ -128,6 +126,10 @@ def make(
     decode_bytes=(1 + players) * _decode_bytes(model, cached, parameters),
     reference_bytes=4 * references // weight_ways,
   )
+
+
+def _group_sizes(stage: schema.Stage) -> dict[str, int]:
+  return {name: entry.group_size for name, entry in stage.envs.items()}
 
 
 def _vocab(model: schema.Model) -> int:

@@ -119,15 +119,15 @@ def test_special_tokens_without_a_row_are_refused_if_used(tmp_path):
   path = write(tmp_path / 'd', special=['<image>'])
   chat = load(path)
   rows = chat.tokenizer.vocab_size - 1
-  chat.fit(rows)
+  chat = chat.with_embedding_rows(rows)
   tokens = chat.render(({'role': 'user', 'content': '<image>'},))
   assert tokens.ids.max() < rows
   with pytest.raises(ValueError, match="must hold the tokenizer's 259 tokens"):
-    chat.fit(258)  # of which one ends a turn
+    chat.with_embedding_rows(258)  # of which one ends a turn
   (path / 'chat_template.jinja').write_text('<image>' + TEMPLATE)
   chat = load(path)
   chat.render(MESSAGES)
-  chat.fit(rows)
+  chat = chat.with_embedding_rows(rows)
   with pytest.raises(ValueError, match="rows for: got '<image>' in '<image>"):
     chat.render(MESSAGES)
 

@@ -1,5 +1,7 @@
 """Environments for `test_custom`, as a user would write them."""
 
+import dataclasses
+
 from posttrain import types
 from posttrain.data import sources
 from posttrain.envs import base, rows
@@ -42,6 +44,22 @@ class Plain:
 
   def __init__(self, name: str):
     self.name, self._repeats = name, 1
+
+
+class Graded(Echo):
+  """Names that it calls a judge."""
+
+  uses_judge = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+  """Without inheritance, and without attributes that can be set."""
+
+  name: str
+  max_turns: int = 1
+
+  source, make = Echo.source, Echo.make
 
 
 class Sourceless(base.Env):

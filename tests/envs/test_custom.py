@@ -94,12 +94,24 @@ def test_mistake_in_the_options_names_the_key(env, message):
   assert '\n' not in str(error.value)
 
 
-def test_a_judge_may_be_named_for_a_custom_environment():
+def _with_judge(name):
   entry = schema.EnvEntry(
-    env=schema.CustomEnv(import_path=f'{PATH}:Echo'), judge='init'
+    env=schema.CustomEnv(import_path=f'{PATH}:{name}'), judge='init'
   )
   stages = {'sft': schema.Stage(envs={'mine': entry})}
   checks.check(schema.Run(stages=stages))
+
+
+def test_a_judge_may_be_named_for_an_environment_that_uses_it():
+  _with_judge('Graded')
+  with pytest.raises(ValueError, match='mine.judge must be left out.*uses_ju'):
+    _with_judge('Echo')
+
+
+def test_a_class_without_the_optional_attributes_must_allow_them():
+  cfg = schema.CustomEnv(import_path=f'{PATH}:Frozen')
+  with pytest.raises(ValueError, match='import_path must name a class with vo'):
+    envs.make('mine', cfg)
 
 
 def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):

@@ -85,6 +85,7 @@ def test_resuming_with_edited_rows_is_refused(path, tmp_path):
   env = envs.make('chats', schema.Rows(path=str(moved)))
   env.source('train', 0).set_state(state)  # the same rows, elsewhere
   moved.write_text(text.replace('"b"', '"c"'))
+  env = envs.make('chats', schema.Rows(path=str(moved)))
   with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
     env.source('train', 0).set_state(state)
 

@@ -29,7 +29,7 @@ def _make(data=1, fsdp=1, tensor=1, stage=STAGE, **model):
   return plan.make('sft', stage, model, sizes, SLOT_TOKENS)
 
 
-def test_one_device():
+def test_plan_on_one_device_has_its_bytes_and_sizes():
   made = _make()
   assert made.parameters == PARAMETERS
   assert made.state_bytes == 200_192 == 16 * PARAMETERS
@@ -101,7 +101,7 @@ def test_logits_are_counted_by_the_block():
     ),
   ],
 )
-def test_decoding(sizes, options, decoding):
+def test_decode_bytes_count_cache_weights_and_head(sizes, options, decoding):
   assert _make(**sizes, **options).decode_bytes == decoding
 
 
@@ -122,17 +122,17 @@ def test_references_lie_beside_the_policy():
   )
 
 
-def test_the_policy_of_late_is_a_part_of_the_state():
+def test_ema_and_snapshot_weights_count_as_state():
   sizes = {'data': 1, 'fsdp': 1, 'tensor': 1}
-  plain, late = (
+  plain, averaged = (
     plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, ema_and_snapshots=names)
     for names in ((), ('ema:0.9', 'snapshot:5'))
   )
-  assert late.state_bytes == plain.state_bytes + 8 * PARAMETERS
+  assert averaged.state_bytes == plain.state_bytes + 8 * PARAMETERS
 
 
 @pytest.mark.parametrize(
-  ('longest', 'backend', 'room'),
+  ('longest', 'backend', 'tokens'),
   [
     (1, 'cpu', 16),
     (16, 'cpu', 16),
@@ -143,5 +143,5 @@ def test_the_policy_of_late_is_a_part_of_the_state():
     (129, 'tpu', 256),
   ],
 )
-def test_slots_have_room_for_whole_tiles(longest, backend, room):
-  assert plan.slot_tokens(longest, backend) == room
+def test_slot_tokens_are_rounded_up_to_whole_tiles(longest, backend, tokens):
+  assert plan.slot_tokens(longest, backend) == tokens

@@ -1,7 +1,7 @@
 """A client of OpenEnv servers: one WebSocket per episode.
 
-1. A task is a seed. Only the server knows its question, so the task's prompt
-   is a placeholder with as many messages as the real one.
+1. A task is a seed. The question is on the server, so the task's prompt is a
+   placeholder with as many messages as the real one.
 2. If the server refuses an action (VALIDATION_ERROR, INVALID_JSON), the error
    is the observation, and the turn is spent. Any other error, a lost connection
    and a time-out raise an exception: the episode ends and is not graded.
@@ -75,7 +75,7 @@ class Episode:
       self._session = session.Session(
         cfg.url, cfg.connect_timeout, cfg.message_timeout
       )
-    reply = self._session.ask('reset', {'seed': self._task.info['seed']})
+    reply = self._session.request('reset', {'seed': self._task.info['seed']})
     return (*self._task.prompt[:-1], self._show(reply['observation']))
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
@@ -83,7 +83,7 @@ class Episode:
     del truncated  # the server refuses an incomplete action
     assert self._session is not None, 'reset comes first'
     try:
-      reply = self._session.ask('step', self._action(text))
+      reply = self._session.request('step', self._action(text))
     except session.BadAction as error:
       self._rewards.append(None)
       self._refused += 1

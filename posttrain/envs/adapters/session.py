@@ -55,7 +55,7 @@ class Session:
         f'{connect_timeout:g} s: got {url!r}; {type(error).__name__}: {error}'
       ) from error
 
-  def ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+  def request(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Sends a message and returns the `data` of the server's reply.
 
     Args:

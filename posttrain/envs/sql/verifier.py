@@ -74,7 +74,9 @@ def correct(text: str, gold: record.Rows, answer_type: str) -> bool:
   _check(gold, answer_type)
   if len(text) > 10_000 + 10 * len(answer(gold, answer_type)):
     return False
-  key = {'integer': _exact, 'float': _about}.get(answer_type, _gold_key)
+  key = {'integer': _exact, 'float': _approximate_key}.get(
+    answer_type, _gold_key
+  )
   gold_rows = [tuple(map(key, values)) for values in gold]
   for reading in _readings(text):
     for rows in _split(reading, answer_type):
@@ -140,7 +142,7 @@ def _key(cell: str | None) -> Key:
 
 
 def _gold_key(gold: record.Cell) -> Key:
-  return _about(gold) if isinstance(gold, float) else _exact(gold)
+  return _approximate_key(gold) if isinstance(gold, float) else _exact(gold)
 
 
 def _exact(gold: record.Cell) -> Key:
@@ -148,7 +150,7 @@ def _exact(gold: record.Cell) -> Key:
   return _key(gold if plain else cells.cell(gold))
 
 
-def _about(gold: record.Cell) -> Key:
+def _approximate_key(gold: record.Cell) -> Key:
   exact = _exact(gold)
   if not isinstance(gold, float) and not isinstance(exact, tuple):
     return exact
@@ -176,16 +178,16 @@ def _same(rows: list[Row], gold: list[Row]) -> bool:
 def _match(rows: list[Row], gold: list[Row]) -> bool:
   """Compares rows of numbers, grouped by the columns without floats."""
   exact = [all(lo == hi for lo, hi in spans) for spans in _columns(gold)]
-  about = [not is_exact for is_exact in exact]
+  inexact = [not is_exact for is_exact in exact]
 
   def divide(row: Row) -> tuple[Row, Row]:
     key = tuple(itertools.compress(row, exact))
-    return key, tuple(itertools.compress(row, about))
+    return key, tuple(itertools.compress(row, inexact))
 
-  return _each_group(rows, gold, divide, _match_about)
+  return _each_group(rows, gold, divide, _match_approximately)
 
 
-def _match_about(rows: list[Row], gold: list[Row]) -> bool:
+def _match_approximately(rows: list[Row], gold: list[Row]) -> bool:
   """Compares columns with floats, where a number may equal several."""
   columns = [*zip(_columns(rows), _columns(gold), strict=True)]
   if not all(_sweep(*column) for column in columns):

@@ -26,7 +26,13 @@ class RewardModel:
   """The rewards of rollouts under a reward model."""
 
   def __init__(self, name: str, params: Params, scorer: scoring.Scorer):
-    """Args: name: used in errors; scorer: built with `reward=True`."""
+    """Stores the model.
+
+    Args:
+      name: the model's name in errors.
+      params: the parameters, with those of the reward head.
+      scorer: a scorer built with `reward=True`.
+    """
     self._name, self._params, self._scorer = name, params, scorer
 
   def __call__(self, rollouts: Sequence[types.Rollout]) -> functions.Result:
@@ -99,6 +105,6 @@ def check(folder: str, policy: schema.Model, renderer: chat.Renderer) -> None:
   weights.check(folder, weights.model(folder), renderer, reward=True)
   if weights.model(folder).vocab_size < policy.vocab_size:
     raise ValueError(
-      f'{folder} must know the {policy.vocab_size} tokens of the policy: got '
+      f'{folder} must have the {policy.vocab_size} tokens of the policy: got '
       f'{weights.model(folder).vocab_size}; train it from the same model'
     )

@@ -108,7 +108,7 @@ class Rewards:
     judge: Callable[[schema.Reference], Judge] | None = None,
     reward_model: Callable[[str], Model] | None = None,
   ):
-    """Imports the functions; judges and models are resolved on first use.
+    """Imports the functions; looks up all judges and reward models.
 
     Args:
       env: the environment's name.
@@ -120,11 +120,13 @@ class Rewards:
         per name.
 
     Raises:
-      ValueError: a path of `cfg` names no function.
+      ValueError: a path of `cfg` names no function, or a name no model that
+        fits.
+      EndpointError: a judge's server is away.
     """
     self._cfg, columns = cfg, functools.cache(columns)
-    self._judge = judge and functools.cache(judge)
-    self._model = reward_model and functools.cache(reward_model)
+    self._judges = _look_up((entry.judge for entry in cfg.values()), judge)
+    self._models = _look_up((x.model for x in cfg.values()), reward_model)
     keys = {name: f'envs.{env}.rewards.{name}' for name in cfg}
     self._functions = {
       name: functions.Function(
@@ -144,20 +146,6 @@ class Rewards:
       )
       for name, entry in cfg.items()
     }
-
-  def open(self) -> None:
-    """Resolves all judges and reward models, so that a missing one fails now.
-
-    Raises:
-      ValueError: a name stands for no model, or for one that does not fit.
-      EndpointError: a judge's server is away.
-    """
-    for entry in self._cfg.values():
-      if entry.judge is not None:
-        self._judge(entry.judge)
-    for entry in self._cfg.values():
-      if entry.model is not None:
-        self._model(entry.model)
 
   def __call__(
     self, rollouts: Sequence[types.Rollout]
@@ -207,14 +195,23 @@ class Rewards:
   def _evaluate(self, name: str, rollouts) -> functions.Result:
     cfg = self._cfg[name]
     if cfg.model is not None:
-      result = self._model(cfg.model)(rollouts)
+      result = self._models[cfg.model](rollouts)
       self._budgets[name].count(result.error)
       return result
     if cfg.fn is None:
       return functions.Result([r.score.reward for r in rollouts])
-    judge = None if cfg.judge is None else self._judge(cfg.judge)
+    judge = None if cfg.judge is None else self._judges[cfg.judge]
     arguments = {**columns(rollouts), **cfg.kwargs}
     return self._functions[name](rollouts, arguments, judge)
+
+
+def _look_up(
+  names: Iterable[Any], look_up: Callable[[Any], Any] | None
+) -> dict[Any, Any]:
+  """Returns the model of each name that is not None."""
+  used = dict.fromkeys(name for name in names if name is not None)
+  assert look_up is not None or not used, f'{used} must be looked up'
+  return {name: look_up(name) for name in used} if look_up else {}
 
 
 def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:

@@ -336,8 +336,6 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
 
   cfg = functions(length={'judge': 'stage:sft'})
   total = rewarding.Rewards('e', cfg, judge=resolve)
-  assert names == []
-  total.open()
   assert names == ['stage:sft']
   rollouts = two_turns.group(1.0, 0.0)
   first, metrics = run(rollouts, cfg, total=total)
@@ -404,7 +402,7 @@ def test_reward_options_without_effect_are_refused(options, message):
 def test_rewards_replace_the_grade_in_the_advantages(monkeypatch):
   toys.install(monkeypatch)
   entry = dataclasses.replace(toys.entry(), rewards=functions(slow={}))
-  source, driver = toys.connected(toys.stage(envs={'toy': entry}))
+  source, driver = toys.pipeline_and_driver(toys.stage(envs={'toy': entry}))
   item = next(source)
   lengths = [r.samples[0].mask.sum() for r in driver.rollouts]
   np.testing.assert_allclose(
@@ -418,7 +416,7 @@ def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
   toys.install(monkeypatch)
   rewards = functions(slow={}, nan_first={'max_faults': 1})
   entry = dataclasses.replace(toys.entry(), rewards=rewards)
-  source, driver = toys.connected(toys.stage(envs={'toy': entry}))
+  source, driver = toys.pipeline_and_driver(toys.stage(envs={'toy': entry}))
   item = next(source)
   first = driver.rollouts[:4]
   lengths = [r.samples[0].mask.sum() for r in first]
@@ -438,7 +436,7 @@ def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
 class Judged(toys.Letters):
   """Letters, graded by the length of a judge's reply."""
 
-  judge = None
+  uses_judge, judge = True, None
 
   def grade(self, task, text):
     (reply,) = self.judge([[{'role': 'user', 'content': text}]], max_tokens=3)
@@ -453,7 +451,7 @@ def test_environment_grades_with_its_judge(monkeypatch):
   engine.set_params(toys.params(1), -1)
   judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
   stage = toys.stage(prompts=2, envs={'toy': entry})
-  source, driver = toys.connected(stage, judge=lambda name: judge)
+  source, driver = toys.pipeline_and_driver(stage, judge=lambda name: judge)
   data = token_pipeline.TokenData(stage, fixtures.RENDERER, 3, index=1)
   assert data.references == {'stage:sft': 'envs.toy.judge'}
   metrics = next(source).metrics

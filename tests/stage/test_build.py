@@ -1,0 +1,90 @@
+"""Assembly of a stage: what preflight builds is what the run uses."""
+
+import collections
+import json
+
+import pytest
+
+from posttrain import envs, main
+from posttrain.chat import renderer as chat
+from posttrain.data import jsonl, preferences
+from posttrain.stage import build, components, plan
+from posttrain.util import preemption
+
+ROW = {'prompt': 'Capital of Peru?', 'completion': 'Lima.'}
+PAIR = {'prompt': 'Capital of Peru?', 'chosen': 'Lima.', 'rejected': 'Quito.'}
+
+
+@pytest.fixture
+def counts(monkeypatch):
+  """Calls of what must happen once, by name."""
+  counter = collections.Counter()
+
+  def count(module, name):
+    function = getattr(module, name)
+
+    def counted(*args, **kwargs):
+      counter[f'{module.__name__}.{name}'] += 1
+      return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, counted)
+
+  for module, name in (
+    (chat, 'load'),
+    (components.sharding, 'make_mesh'),
+    (envs, 'make'),
+    (jsonl, 'read'),
+    (preferences, 'read'),
+    (plan, 'make'),
+  ):
+    count(module, name)
+  return counter
+
+
+def _build(run, name, workdir):
+  stages = components.preflight(run)
+  main.claim(str(workdir), run)
+  build.make(stages[name], str(workdir), 0, preemption.Signal()).close()
+
+
+def test_rows_are_read_once_and_components_built_once(tmp_path, counts):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(json.dumps(ROW) + '\n')
+  env = {'type': 'rows', 'path': str(path), 'eval_path': None}
+  run = main.load(
+    'configs/arithmetic_sft.py:tiny',
+    [('sft.envs', json.dumps({'mine': {'env': env}}))],
+  )
+  _build(run, 'sft', tmp_path / 'run')
+  assert counts == {
+    'posttrain.chat.renderer.load': 1,
+    'posttrain.sharding.make_mesh': 1,
+    'posttrain.envs.make': 1,
+    'posttrain.data.jsonl.read': 1,
+    'posttrain.stage.plan.make': 1,
+  }
+
+
+def test_pairs_are_read_once_and_components_of_all_stages_built_once(
+  tmp_path, counts
+):
+  path = tmp_path / 'pairs.jsonl'
+  rows = [{**PAIR, 'prompt': f'{PAIR["prompt"]} {i}'} for i in range(4)]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  pairs = {'type': 'file', 'path': str(path), 'eval_fraction': 0.0}
+  run = main.load(
+    'configs/arithmetic_dpo.py:tiny',
+    [
+      ('dpo.pairs', json.dumps(pairs)),
+      ('dpo.init', 'random'),
+      ('dpo.loss.preference', '{"type": "simpo"}'),
+    ],
+  )
+  _build(run, 'dpo', tmp_path / 'run')
+  assert counts == {
+    'posttrain.chat.renderer.load': 1,
+    'posttrain.sharding.make_mesh': 1,
+    'posttrain.envs.make': len(run.stages),
+    'posttrain.data.preferences.read': 1,
+    'posttrain.stage.plan.make': len(run.stages),
+  }
