@@ -27,6 +27,8 @@ Tried:
 
 import dataclasses
 
+import ml_collections
+
 from configs import machinery
 from posttrain import schema
 
@@ -37,7 +39,7 @@ ENV = schema.Arithmetic(ops=('+', '-'), max_operand=99, mistakes=0.3)
 ROLLOUT = schema.Rollout(slots=512, prefill_rows=64)
 EVAL = schema.Eval(prompts=500, samples=8, max_tokens=40)
 
-# First by example: sampled answers repeat the mistakes of the demonstrations.
+# Stage 1: SFT. Sampled answers repeat the mistakes of the demonstrations.
 SFT = schema.Stage(
   init='random',
   envs={
@@ -54,7 +56,7 @@ SFT = schema.Stage(
   eval=EVAL,
 )
 
-# Then by trial: answers better than their group's mean become likelier.
+# Stage 2: GRPO. Answers better than their group's mean become likelier.
 GRPO = schema.Stage(
   init='stage:sft',
   envs={
@@ -97,7 +99,7 @@ def get_config(argument: str = ''):
   return config
 
 
-def shrink(config):
+def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   config.model = machinery.node(schema.PRESETS['tiny'])
   config.checkpoint.every = 10

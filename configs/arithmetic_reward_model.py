@@ -28,10 +28,10 @@ Tried:
 from configs import common, machinery
 from posttrain import schema
 
-# First by example: a policy that is right about half of the time.
+# Stage 1: SFT, to a policy that is right about half of the time.
 SFT = common.arithmetic_sft(common.SUMS, steps=120)
 
-# Then by comparison: which of two of its answers is right.
+# Stage 2: a reward model, on pairs of answers of this policy.
 REWARD_MODEL = common.arithmetic_reward_model(SFT)
 
 

@@ -25,16 +25,18 @@ sampled 0.467 before, after 60 steps):
 `:tiny` runs every part in seconds and learns next to nothing.
 """
 
+import ml_collections
+
 from configs import common, machinery
 from posttrain import schema
 
-# First by example: a policy that is right about half of the time.
+# Stage 1: SFT, to a policy that is right about half of the time.
 SFT = common.arithmetic_sft(common.SUMS, steps=120)
 
-# Then by comparison: which of two of its answers is right.
+# Stage 2: a reward model, on pairs of answers of this policy.
 REWARD_MODEL = common.arithmetic_reward_model(SFT)
 
-# Then by trial: the reward model is the only reward.
+# Stage 3: GRPO. The reward model is the only reward.
 GRPO = schema.Stage(
   init='stage:sft',
   envs={
@@ -79,7 +81,7 @@ def get_config(argument: str = ''):
   return config
 
 
-def shrink(config):
+def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   common.shrink_model(config)
   common.shrink_arithmetic_sft(config.sft)

@@ -19,6 +19,8 @@ Tried:
 `:tiny` runs every part in seconds and learns next to nothing.
 """
 
+import ml_collections
+
 from configs import machinery
 from posttrain import schema
 
@@ -59,7 +61,7 @@ def get_config(argument: str = ''):
   return config
 
 
-def shrink(config):
+def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   config.model = machinery.node(schema.PRESETS['tiny'])
   config.checkpoint.every = 10

@@ -68,8 +68,8 @@ def arithmetic_reward_model(sft: schema.Stage) -> schema.Stage:
     batch=schema.Batch(
       prompts_per_step=32, row_tokens=120, micro_batch_tokens=1920
     ),
-    # Cross-entropy on the chosen answers keeps the sums that the policy knows;
-    # the ranking loss alone unlearns them.
+    # Cross-entropy on the chosen answers keeps the policy's skill at sums; the
+    # ranking loss alone unlearns it.
     loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
     optim=schema.Optim(lr=1e-3, schedule='cosine', warmup_steps=20),
     eval=schema.Eval(every=200),

@@ -24,6 +24,8 @@ some 40 million tokens are decoded and trained on, hours on one such chip.
 `:DIR,tiny` does so with the directory's model and tokenizer.
 """
 
+import ml_collections
+
 from configs import common, machinery
 from posttrain import schema
 
@@ -76,7 +78,7 @@ def get_config(argument: str = ''):
   return config
 
 
-def shrink(config):
+def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   entry, batch = config.grpo.envs.gsm8k, config.grpo.batch
   # No answer is right: with pruning, no token would train.

@@ -21,6 +21,8 @@ Device memory, estimated by `--dry_run`: 18.5 GiB for Qwen3-0.6B (LoRA: 11.0),
 `:DIR,tiny` does so with the directory's model and tokenizer.
 """
 
+import ml_collections
+
 from configs import common, machinery
 from posttrain import schema
 
@@ -71,7 +73,7 @@ def get_config(argument: str = ''):
   return config
 
 
-def shrink(config):
+def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   batch, evaluation = config.sft.batch, config.sft.eval
   config.sft.rollout.slots = 4

@@ -48,6 +48,8 @@ Names used elsewhere, and their keys here (NAME is the stage, `grpo`):
 import dataclasses
 import pathlib
 
+import ml_collections
+
 from configs import machinery
 from posttrain import schema
 
@@ -88,7 +90,7 @@ EVAL = schema.Eval(
   prompts=400, samples=1, max_tokens=40, max_episode_tokens=144
 )
 
-# First by example, whole episodes.
+# Stage 1: SFT, on whole episodes.
 SFT = schema.Stage(
   init='random',
   envs={**TAUGHT, **MEASURED},
@@ -101,7 +103,7 @@ SFT = schema.Stage(
   eval=dataclasses.replace(EVAL, every=250),
 )
 
-# Then by trial, with a KL leash to the policy after SFT.
+# Stage 2: GRPO, with a KL penalty to the policy after SFT.
 GRPO = schema.Stage(
   init='stage:sft',
   envs={
@@ -144,7 +146,7 @@ def get_config(argument: str = '', grpo: schema.Stage = GRPO):
   return config
 
 
-def shrink(config):
+def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   config.model = machinery.node(schema.PRESETS['tiny'])
   config.checkpoint.every = 10

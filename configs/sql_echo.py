@@ -20,7 +20,7 @@ from posttrain import schema
 ECHO = schema.Echo(
   kl_beta=sql.GRPO.envs['sql'].algorithm.kl_beta,
   tools=('query',),
-  # The default, 0.1, is for models that know language already.
+  # The default, 0.1, is for pretrained language models.
   roles={'tool': schema.EchoRole(alpha=0.01)},
 )
 ENTRY = dataclasses.replace(sql.GRPO.envs['sql'], algorithm=ECHO)

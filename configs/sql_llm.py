@@ -27,6 +27,8 @@ Expected: not measured on an accelerator.
 `:DIR,tiny` does so with the directory's model and tokenizer.
 """
 
+import ml_collections
+
 from configs import common, machinery
 from posttrain import schema
 
@@ -49,7 +51,7 @@ BATCH = schema.Batch(
   prompts_per_step=32, row_tokens=4096, micro_batch_tokens=8 * 4096
 )
 
-# First by example, whole episodes of a teacher that looks up names first.
+# Stage 1: SFT, on whole episodes of a teacher that looks up names first.
 SFT = schema.Stage(
   envs={
     'sql': schema.EnvEntry(
@@ -69,7 +71,7 @@ SFT = schema.Stage(
   ),
 )
 
-# Then by trial, with a KL leash to the policy after SFT.
+# Stage 2: GRPO, with a KL penalty to the policy after SFT.
 GRPO = schema.Stage(
   init='stage:sft',
   envs={
@@ -116,7 +118,7 @@ def get_config(argument: str = ''):
   return config
 
 
-def shrink(config):
+def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   for stage in (config.sft, config.grpo):
     stage.envs.sql.env.budget = 4

@@ -42,6 +42,7 @@ import configs
 from posttrain import main
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
+from posttrain.envs import base
 from posttrain.models import transformer
 from posttrain.rollout import driver
 from posttrain.stage import components as components_lib
@@ -102,7 +103,7 @@ class TimedEngine:
 
 
 @dataclasses.dataclass(frozen=True)
-class SlowEnv:
+class SlowEnv(base.Env):
   """An environment whose steps take a while."""
 
   env: object
@@ -116,6 +117,9 @@ class SlowEnv:
   @property
   def max_turns(self) -> int:
     return self.env.max_turns
+
+  def source(self, split, seed):
+    return self.env.source(split, seed)
 
   def make(self, task):
     episode = self.env.make(task)

@@ -23,6 +23,7 @@ import numpy as np
 from experiments import timing
 from posttrain import types
 from posttrain.data import sources
+from posttrain.envs import base
 
 PROMPTS, GROUP, PROMPT, NEW, MICRO_ROWS = 8, 8, 32, 32, 16
 
@@ -227,10 +228,10 @@ class Options:
   tied: int = 0  # this many groups, the first ones, have equal rewards
 
 
-class Env:
+class Env(base.Env):
   """Fixed prompts, and rewards by `reward`."""
 
-  max_turns, votes, blocking = 1, False, False
+  max_turns = 1
 
   def __init__(self, name, cfg):
     self.name, self._cfg = name, cfg

@@ -131,7 +131,7 @@ def make(folder: pathlib.Path, gigabytes: float) -> dict:
 
 
 def equal(a: pathlib.Path, b: pathlib.Path) -> bool:
-  """Whether two directories hold the same tensors, bit by bit.
+  """Returns whether two directories hold the same tensors, bit by bit.
 
   The files are read by the library `safetensors`, not by ours.
   """
@@ -149,9 +149,9 @@ def equal(a: pathlib.Path, b: pathlib.Path) -> bool:
       array = file.get_tensor(name)
     return array.dtype, array.shape, array.tobytes()
 
-  ours, theirs = files(a), files(b)
-  return ours.keys() == theirs.keys() and all(
-    bits(ours[name], name) == bits(theirs[name], name) for name in ours
+  first, second = files(a), files(b)
+  return first.keys() == second.keys() and all(
+    bits(first[name], name) == bits(second[name], name) for name in first
   )
 
 
@@ -208,7 +208,7 @@ def save(folder: pathlib.Path) -> dict:
   params, cfg = read(folder)
   from posttrain.models import hf
 
-  meter = Meter()  # forgets the peak of loading
+  meter = Meter()  # resets the peak, which includes loading
   hf.save(params, cfg, folder / 'saved', like=folder / 'model')
   return meter.read()
 

@@ -297,7 +297,7 @@ def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
 
 
 def check(args, scratch: pathlib.Path) -> None:
-  """Kills runs as often as the command line says; exits if one differs."""
+  """Kills runs as often as the flags set; exits if one differs."""
   killer, truth, wrong = undisturbed(args, scratch)
   counts, trial = collections.Counter(), 0
 

@@ -20,7 +20,7 @@ Two processes, on the CPU, do the same, `full` with all weights and `lora`:
 Prints a JSON row for each, in units of 1e9 bytes, and one of full over LoRA.
 Linux only. In bfloat16, XLA's CPU backend multiplies in float32, and converts
 all frozen matrices at once, ahead of the loop: `temp` then has a float32 copy
-of them that our program does not ask for.
+of them that is not in our program.
 """
 
 import argparse

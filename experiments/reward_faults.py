@@ -96,7 +96,7 @@ def recipe(kind: str, last: int, cache: pathlib.Path) -> schema.Run:
   )
 
 
-def play(kind: str, last: int, scratch: pathlib.Path) -> dict:
+def run_once(kind: str, last: int, scratch: pathlib.Path) -> dict:
   """Runs one fault to its end; returns exit code, counts and stderr."""
   workdir = pathlib.Path(tempfile.mkdtemp(dir=scratch))
   path, warnings = workdir / 'recipe.json', []
@@ -158,7 +158,7 @@ def table() -> None:
   with tempfile.TemporaryDirectory() as scratch:
     for kind in KINDS:
       for last in (FAILS_AT, STEPS):
-        outcome = play(kind, last, pathlib.Path(scratch))
+        outcome = run_once(kind, last, pathlib.Path(scratch))
         cells = (
           kind,
           'one step' if last == FAILS_AT else 'every step',

@@ -148,13 +148,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Flags) -> None:
   _check_writable(flags.answers)
-  mine, theirs = measure(flags)
-  print('\n'.join(comparison.table(mine, theirs)))
-  print('\n'.join([*comparison.suite(mine, theirs), '']), end='')
-  print(writers.dumps(comparison.to_json(mine, theirs)))
+  first, second = measure(flags)
+  print('\n'.join(comparison.table(first, second)))
+  print('\n'.join([*comparison.suite(first, second), '']), end='')
+  print(writers.dumps(comparison.to_json(first, second)))
   if flags.answers:
     with open(flags.answers, 'w') as f:
-      for answer in mine.answers:
+      for answer in first.answers:
         f.write(writers.dumps(dataclasses.asdict(answer)) + '\n')
 
 

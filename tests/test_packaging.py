@@ -72,6 +72,13 @@ def test_versions_agree_and_stay_below_0_9(setup):
   assert kernels.OWNER == 'posttrain'
 
 
+def test_ruff_versions_of_setup_and_pre_commit_are_equal(setup):
+  text = (ROOT / '.pre-commit-config.yaml').read_text()
+  hooks = re.findall(r'ruff==[\d.]+', text)
+  extras = [x for x in sum(setup.EXTRAS.values(), []) if x.startswith('ruff')]
+  assert len(hooks) == 2 and {*hooks} == {*extras}
+
+
 def test_kernels_init_imports_nothing():
   body = ast.parse((ROOT / 'kernels' / '__init__.py').read_text()).body
   assert not [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]

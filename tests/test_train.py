@@ -66,7 +66,9 @@ def test_the_files_that_tools_rely_on(finished, capsys):
   assert '<svg' in (workdir / 'report.html').read_text()
 
 
-def test_a_finished_run_does_nothing_and_says_the_same(finished, capsys):
+def test_rerunning_a_finished_run_changes_no_row_and_prints_the_last(
+  finished, capsys
+):
   workdir, _ = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
   assert main.main(_args(workdir)) == 0

@@ -29,7 +29,7 @@ MAIN = algorithms.trial(
   lr=1e-4,
   names=schema.EnvEntry(
     env=NAMES,
-    # The default alpha, 0.1, is for models that know language already.
+    # The default alpha, 0.1, is for pretrained language models.
     algorithm=schema.Echo(roles={'tool': schema.EchoRole(alpha=0.01)}),
     sampler=schema.Policy(temperature=1.0, max_tokens=24),
     group_size=4,

@@ -22,7 +22,7 @@ from configs import algorithms, machinery
 from posttrain import schema
 
 HINT = 'Do it like this: {demonstration}'
-# Following a hint has to be learned once; large models know it already.
+# Following a hint must be learned once; large pretrained models can do it.
 HINTED = dataclasses.replace(algorithms.SUMS, hint=HINT)
 
 START = algorithms.imitation(

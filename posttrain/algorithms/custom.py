@@ -83,10 +83,12 @@ class Custom(base.Algorithm):
   component = 'rl'
 
   def __init__(self, cfg: schema.Custom):
+    """Imports the function; ValueError if it cannot be imported."""
     super().__init__(cfg)
     self._fn = imports.function(cfg.import_path, 'algorithm.import_path')
 
   def assign(self, group: base.Group) -> list[np.ndarray]:
+    """Returns the function's advantages, f32[T] over a rollout's samples."""
     masks = [
       np.concatenate([np.zeros(0, bool), *(s.mask for s in rollout.samples)])
       for rollout in group

@@ -33,6 +33,7 @@ class Echo(base.Algorithm):
   group_relative = True
 
   def __init__(self, cfg: schema.Echo):
+    """Imports the filter; ValueError if it cannot be imported."""
     super().__init__(cfg)
     self._grpo = grpo.Grpo(cfg)
     self._alphas = {
@@ -45,14 +46,17 @@ class Echo(base.Algorithm):
       )
 
   def assign(self, group: base.Group) -> list[float]:
+    """Returns the credit of `grpo`."""
     return self._grpo.assign(group)
 
   def rescale(
     self, groups: Sequence[base.Group], credits: Sequence[Sequence[base.Credit]]
   ) -> Sequence[Sequence[base.Credit]]:
+    """Rescales the credit as `grpo` does."""
     return self._grpo.rescale(groups, credits)
 
   def observation_weights(self, rollout: types.Rollout) -> list[np.ndarray]:
+    """Returns alpha on the selected tokens, f32[T] per sample."""
     weights = [
       self._weights(rollout, sample, content)
       for sample, content in zip(

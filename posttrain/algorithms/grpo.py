@@ -41,6 +41,7 @@ class Grpo(base.Algorithm):
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:
+    """Returns A_i, with s = 1 for 'batch'."""
     rewards = credit.rewards(group, self.cfg.length_penalty)
     advantages = credit.centered(rewards)
     if self.cfg.scale_rewards == 'group' and advantages.any():
@@ -50,6 +51,7 @@ class Grpo(base.Algorithm):
   def rescale(
     self, groups: Sequence[base.Group], credits: Sequence[Sequence[base.Credit]]
   ) -> Sequence[Sequence[base.Credit]]:
+    """Divides the advantages by s for 'batch'."""
     if self.cfg.scale_rewards != 'batch':
       return credits
     rewards = np.concatenate(

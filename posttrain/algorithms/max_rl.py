@@ -40,6 +40,7 @@ class MaxRl(base.Algorithm):
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:
+    """Returns A_i; ValueError for a negative reward."""
     rewards = credit.rewards(group)
     if rewards.size and rewards.min() < 0:
       raise ValueError(

@@ -32,6 +32,7 @@ class Opsd(base.Algorithm):
   component = 'ref_kl'
 
   def __init__(self, cfg: schema.Opsd):
+    """Imports the function, if `demonstration` names one."""
     super().__init__(cfg)
     self._fn, self._warned = None, False
     if ':' in cfg.demonstration:
@@ -40,10 +41,12 @@ class Opsd(base.Algorithm):
   def score(
     self, samples: Sequence[types.Sample], scorer: base.Scorer
   ) -> Sequence[np.ndarray]:
+    """Returns log q of each token, f32[T] per sample, with the hint."""
     hints = [self._hint(sample) for sample in samples]
     return scorer(self.reference, samples, hints)
 
   def check(self, task: types.Task) -> None:
+    """Raises ValueError without a demonstration; warns of a bare answer."""
     bare = self._demonstration(task) == str(task.answer).strip()
     if bare and not self._warned:
       self._warned = True

@@ -23,4 +23,5 @@ class Reward(base.Algorithm):
   component = 'rl'
 
   def assign(self, group: base.Group) -> list[float]:
+    """Returns A_i."""
     return credit.rewards(group).tolist()

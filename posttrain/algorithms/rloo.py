@@ -25,6 +25,7 @@ class Rloo(base.Algorithm):
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:
+    """Returns A_i."""
     advantages = credit.centered(credit.rewards(group, self.cfg.length_penalty))
     scale = len(group) / max(len(group) - 1, 1)
     return (scale * advantages).tolist()

@@ -62,8 +62,8 @@ def find(path: str) -> str:
     return str(store.find(path))
   except ValueError as error:
     raise ValueError(
-      f'{error}; nor is it a HuggingFace or PEFT directory, with a '
-      'config.json that has a model_type, or an adapter_config.json'
+      f'{error}; it is not a HuggingFace directory (a config.json with a '
+      'model_type) or a PEFT directory (an adapter_config.json) either'
     ) from error
 
 
@@ -138,14 +138,14 @@ def check(
     )
   if is_run(folder) and adapter_options(folder):
     start(folder)  # raises if the base weights are missing
-  theirs = model(folder)
+  actual = model(folder)
   remedy = 'use the model it was saved with'
   if is_hf(folder):
     remedy = f'--config.model={folder} sets all model options'
-  for field in hf_config.differing(theirs, cfg):
+  for field in hf_config.differing(actual, cfg):
     raise ValueError(
       f'{folder} must hold weights of this model: its {field} is '
-      f'{getattr(theirs, field)!r}, and config.model.{field} is '
+      f'{getattr(actual, field)!r}, and config.model.{field} is '
       f'{getattr(cfg, field)!r}; {remedy}'
     )
 

@@ -37,12 +37,12 @@ def admit(
 
   Args:
     waiting: the requests, in their order.
-    state: of all slots; None = none yet.
-    options: of the requests in the slots.
+    state: the state of all slots; None = none yet.
+    options: the options of the requests in the slots.
     view: `loop.view` of the weights.
     model: model options.
     capacity: tokens of a slot; a smaller state is widened.
-    shapes: of the engine.
+    shapes: the engine's shapes.
 
   Returns:
     The new (state, options).

@@ -59,7 +59,7 @@ class Engine:
         one.
       prefill_rows: prompts prefilled at a time.
       prefill_tokens: tokens of a prompt per prefill chunk.
-      seed: of all draws.
+      seed: the seed of all draws.
       mesh: splits slots over its axes data and fsdp; weights are whole on
         every device. None = one device.
       share_prefill: neighbours with the same prompt wait until there are slots
@@ -110,7 +110,7 @@ class Engine:
 
     Raises:
       ValueError: its id is in flight or out of range, its prompt is empty, it
-        has too many stop ids, or asks for no token.
+        has too many stop ids, or max_tokens is not >= 1.
     """
     self._schedule.check(request)
     entry = self._schedule.new(request)
@@ -125,10 +125,10 @@ class Engine:
       max_tokens: the most tokens of the next completion.
 
     Raises:
-      ValueError: the request is not held, or asks for no token.
+      ValueError: the request is not held, or max_tokens is not >= 1.
     """
     entry = self._schedule.held(id, 'extended')
-    schedule.require(max_tokens > 0, id, 'ask for a token at least', max_tokens)
+    schedule.require(max_tokens > 0, id, 'have max_tokens >= 1', max_tokens)
     ids = np.concatenate([[entry.token], np.asarray(ids)]).astype(np.int32)
     self._begin(entry, ids, entry.length, max_tokens)
 

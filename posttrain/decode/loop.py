@@ -177,14 +177,14 @@ def admit(
   """Copies scratch rows into slots and draws the token that follows each.
 
   Args:
-    state: of all slots.
+    state: the state of all slots.
     slots: options of the requests, the new ones included.
     scratch: cache of R rows.
     logits: f32[R, V], after each row's last token.
     target: i32[B], slots to fill, and then B or more = none.
     row: i32[B], the scratch row of each target.
     length: i32[B], the tokens of that row.
-    sharding: of the state.
+    sharding: the state's sharding.
   """
   count = len(state.length)
   index_of = jnp.full(count, -1).at[target].set(jnp.arange(count), mode='drop')

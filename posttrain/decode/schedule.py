@@ -94,12 +94,12 @@ class Schedule:
 
   @property
   def running(self) -> bool:
-    """Returns whether a request in flight has not stopped."""
+    """Whether a request in flight has not stopped."""
     return any(not entry.held for entry in self._in_flight.values())
 
   @property
   def needs_chunks(self) -> bool:
-    """Returns whether a request waits for a slot, or may be extended."""
+    """Whether a request waits for a slot, or may be extended."""
     return bool(self.num_waiting) or any(x.request.hold for x in self.in_slots)
 
   def check_some_run(self) -> None:
@@ -129,7 +129,7 @@ class Schedule:
         f'have at most {STOP_IDS} stop ids',
         request.stop_ids,
       ),
-      (request.max_tokens > 0, 'ask for a token at least', request.max_tokens),
+      (request.max_tokens > 0, 'have max_tokens >= 1', request.max_tokens),
     ):
       require(bool(ok), request.id, must, got)
 
@@ -146,7 +146,7 @@ class Schedule:
       require(
         not request.hold,
         request.id,
-        'not ask to be held',
+        'not have hold set',
         request.hold,
         'submit and poll it',
       )

@@ -29,18 +29,18 @@ class Measurement:
   suite: list[evaluator.SuiteAnswer]
 
 
-def differences(mine: Measurement, theirs: Measurement) -> dict[str, float]:
+def differences(first: Measurement, second: Measurement) -> dict[str, float]:
   """Returns the differences of the rates, over tasks graded for both policies.
 
   Args:
-    mine, theirs: answers to the same tasks in the same order.
+    first, second: answers to the same tasks in the same order.
 
   Returns:
     {'difference/<pass_rate or sampled_pass_rate>/<env>'} with its bounds `_low`
     and `_high`; absent where fewer than two tasks were graded for both.
   """
   pairs: dict[str, list] = {}
-  for a, b in zip(mine.answers, theirs.answers, strict=True):
+  for a, b in zip(first.answers, second.answers, strict=True):
     assert (a.env, a.id) == (b.env, b.id), 'the tasks must be the same'
     pairs.setdefault(a.env, []).append((a, b))
   values = {}
@@ -65,34 +65,34 @@ def _rate(correct: Sequence[bool | None]) -> float | None:
 
 
 def to_json(
-  mine: Measurement, theirs: Measurement | None = None
+  first: Measurement, second: Measurement | None = None
 ) -> dict[str, Any]:
   """Returns all numbers by name, flat, and the answers to the suite.
 
   `eval/...`; with a second policy `against/...` for its values, and
   `difference/...`; `suite` and `against/suite` where there is a suite.
   """
-  result: dict[str, Any] = dict(mine.values)
-  if mine.suite:
-    result['suite'] = [dataclasses.asdict(x) for x in mine.suite]
-  if theirs is not None:
+  result: dict[str, Any] = dict(first.values)
+  if first.suite:
+    result['suite'] = [dataclasses.asdict(x) for x in first.suite]
+  if second is not None:
     result |= {
       f'against/{key.removeprefix("eval/")}': value
-      for key, value in theirs.values.items()
+      for key, value in second.values.items()
     }
-    result |= differences(mine, theirs)
-    if theirs.suite:
-      result['against/suite'] = [dataclasses.asdict(x) for x in theirs.suite]
+    result |= differences(first, second)
+    if second.suite:
+      result['against/suite'] = [dataclasses.asdict(x) for x in second.suite]
   return result
 
 
-def table(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
+def table(first: Measurement, second: Measurement | None = None) -> list[str]:
   """Returns lines: a header, and one per metric and environment."""
-  sets = [mine.values]
-  if theirs is not None:
-    difference = differences(mine, theirs)
+  sets = [first.values]
+  if second is not None:
+    difference = differences(first, second)
     sets += [
-      theirs.values,
+      second.values,
       {
         key.replace('difference/', 'eval/', 1): value
         for key, value in difference.items()
@@ -104,7 +104,7 @@ def table(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
     for key in values
     if not estimates.is_bound(key, values)
   )
-  rows = [(*_HEADS, *(_AGAINST if theirs is not None else ()))] + [
+  rows = [(*_HEADS, *(_AGAINST if second is not None else ()))] + [
     (
       *key.removeprefix('eval/').rsplit('/', 1),
       *(cell for values in sets for cell in _cells(values, key)),
@@ -131,11 +131,11 @@ def _cells(values: dict[str, float], key: str) -> tuple[str, str]:
   return f'{values[key]:.4f}', interval
 
 
-def suite(mine: Measurement, theirs: Measurement | None = None) -> list[str]:
+def suite(first: Measurement, second: Measurement | None = None) -> list[str]:
   """Returns lines: each prompt of the suite, and its answers side by side."""
-  policies = {'checkpoint': mine}
-  if theirs is not None:
-    policies['against'] = theirs
+  policies = {'checkpoint': first}
+  if second is not None:
+    policies['against'] = second
   lines = []
   for answers in zip(*(x.suite for x in policies.values()), strict=True):
     cells = [

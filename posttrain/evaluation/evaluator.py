@@ -158,7 +158,9 @@ class Evaluator:
       if not tasks:
         continue
       uid = FIRST_UID + index * _ENV_UIDS
-      greedy = [rollout for (rollout,) in self._play(env, tasks, uid, 0.0, 1)]
+      greedy = [
+        rollout for (rollout,) in self._run_episodes(env, tasks, uid, 0.0, 1)
+      ]
       groups = self._sample(env, tasks, uid + 1, greedy)
       values = self._measure(env, greedy, groups)
       metrics |= {f'eval/{key}/{name}': v for key, v in values.items()}
@@ -200,7 +202,7 @@ class Evaluator:
     graded = any(rollout.score.correct is not None for rollout in greedy)
     if not (self._cfg.samples and graded):
       return []
-    return self._play(env, tasks, uid, 1.0, self._cfg.samples)
+    return self._run_episodes(env, tasks, uid, 1.0, self._cfg.samples)
 
   def _measure(
     self,
@@ -257,7 +259,7 @@ class Evaluator:
     ]
     return {'kl': float(np.mean(np.concatenate(drift)))}
 
-  def _play(
+  def _run_episodes(
     self,
     env: base.Env,
     tasks: Sequence[types.Task],

@@ -290,7 +290,7 @@ def _chunked_gradients(plan, inputs, per_row):
 
 
 def _rows(r, chunks, *arrays):
-  """Rows r, r + chunks, r + 2 chunks, ...
+  """Returns rows r, r + chunks, r + 2 chunks, ... of each array.
 
   Tokens may be sharded in contiguous blocks: a strided chunk takes equally many
   from each device, so nothing is gathered.

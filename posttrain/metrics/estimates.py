@@ -88,15 +88,15 @@ def majority_at(
       grades.setdefault(value, []).append(bool(right))
   unparsed = n - sum(map(len, grades.values()))
   ways = 0.0
-  for value, mine in grades.items():
-    if not any(mine):
+  for value, own in grades.items():
+    if not any(own):
       continue
-    rivals = [len(theirs) for other, theirs in grades.items() if other != value]
+    rivals = [len(x) for other, x in grades.items() if other != value]
     # A subset leaves out n - k answers, so that some votes for this value stay.
-    for votes in range(max(1, len(mine) - (n - k)), min(len(mine), k) + 1):
+    for votes in range(max(1, len(own) - (n - k)), min(len(own), k) + 1):
       ways += (
-        np.mean(mine)
-        * math.comb(len(mine), votes)
+        np.mean(own)
+        * math.comb(len(own), votes)
         * _wins(rivals, unparsed, votes, k - votes)
       )
   return min(1.0, float(ways / math.comb(n, k)))
@@ -179,18 +179,18 @@ def interval(
 
 
 def paired(
-  mine: Sequence[float | None], theirs: Sequence[float | None]
+  first: Sequence[float | None], second: Sequence[float | None]
 ) -> tuple[float, float, float] | None:
   """Returns the mean difference of two policies on the same tasks, and bounds.
 
-      d_i = mine_i - theirs_i,    mean(d) +- z s / sqrt(n)
+      d_i = first_i - second_i,    mean(d) +- z s / sqrt(n)
 
   The normal 95 % interval of the mean, s^2 with n - 1. It can be much narrower
   than the intervals of the two rates, because tasks that are hard for one
   policy are hard for the other. Its width is 0 where all differences are equal.
 
   Args:
-    mine, theirs: one value per task; None = unknown. Tasks with an unknown
+    first, second: one value per task; None = unknown. Tasks with an unknown
       value are left out.
 
   Returns:
@@ -199,7 +199,7 @@ def paired(
   d = np.array(
     [
       a - b
-      for a, b in zip(mine, theirs, strict=True)
+      for a, b in zip(first, second, strict=True)
       if a is not None and b is not None
     ],
     np.float64,

@@ -2,8 +2,8 @@
 
 One strict-JSON object per line: `stage`, `step`, then flat names grouped by
 slashes (`loss/total`, `eval/pass_rate/arithmetic`). A number that is not
-finite is written as null, and the line then has `nonfinite`, the names of
-those values, because JSON has neither NaN nor Infinity.
+finite is written as null, because JSON has no NaN and no Infinity; the line
+then has `nonfinite`, the names of those values.
 
 A checkpoint stores `Writer.position()`. A resumed run opens the file with it,
 and its first write truncates the file there, so that no step appears twice,

@@ -101,7 +101,7 @@ def write(
   Args:
     folder: the directory.
     shapes: all tensors, in their order.
-    dtypes: of each tensor: float32, float16 or bfloat16.
+    dtypes: each tensor's dtype: float32, float16 or bfloat16.
     get: returns a tensor by name; called once for each.
     shard_bytes: size of a file, unless one tensor is larger.
   """
@@ -139,7 +139,7 @@ def write_file(
   Args:
     path: the file.
     shapes: its tensors, in their order.
-    dtypes: of each tensor.
+    dtypes: each tensor's dtype.
     get: returns a tensor by name; called once for each.
   """
   codes = {jnp.dtype(dtype): code for code, dtype in DTYPES.items()}

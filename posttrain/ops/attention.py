@@ -65,8 +65,8 @@ def attention(
     q: float[B, T, N, H].
     k: float[B, S, K, H].
     v: float[B, S, K, H].
-    k_start: i32[B, T], first key a query sees.
-    k_end: i32[B, T], one past the last key a query sees.
+    k_start: i32[B, T], the first key that a query attends to.
+    k_end: i32[B, T], one past the last key that it attends to.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `dispatch.IMPLS`.
@@ -100,8 +100,8 @@ def cached(
     q: float[B, T, N, H].
     k: float[B, K, S, H].
     v: float[B, K, S, H].
-    k_start: i32[B, T], first key a query sees.
-    k_end: i32[B, T], one past the last key a query sees.
+    k_start: i32[B, T], the first key that a query attends to.
+    k_end: i32[B, T], one past the last key that it attends to.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `dispatch.IMPLS`.

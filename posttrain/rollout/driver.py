@@ -7,8 +7,8 @@
    once; then the slot is extended with the environment's reply, or it is
    released and the episode graded. Episodes do not wait for each other. An
    episode whose history has changed continues in another slot, with a new
-   prompt: the chat template rewrote the history, or the policy sees only the
-   end of it.
+   prompt: the chat template rewrote the history, or only the end of it is in
+   the policy's context.
 3. Rollouts are returned in the order of the specs.
 
 An environment with `blocking` is called in threads, all episodes concurrently,

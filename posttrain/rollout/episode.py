@@ -45,7 +45,7 @@ class EpisodeSpec:
   max_tokens: int  # per turn, at least 1
   # Tokens that the episode may add to its prompt, at least 1; None = no limit.
   max_episode_tokens: int | None = None
-  # Number of last exchanges that the policy sees, at least 1; None = all.
+  # Number of last exchanges in the policy's context, at least 1; None = all.
   keep_exchanges: int | None = None
 
 

@@ -68,7 +68,7 @@ def make(
     envs: the environments by name; `cfg.prompts` tasks of each are used.
     driver: runs the episodes with its engine's weights.
     cfg: options of the pairs and of sampling.
-    seed: of the tasks and of the choice among answers.
+    seed: the seed of the tasks and of the choice among answers.
     max_errors: the most failed episodes.
     split: 'train', or 'eval': `cfg.eval_prompts` of the held-out tasks.
 

@@ -19,7 +19,12 @@ class Pool:
   """A context with threads, which start with the first call."""
 
   def __init__(self, threads: int, chunks: int):
-    """Args: threads: the most; chunks: the number after which a call is due."""
+    """Creates a pool without calls.
+
+    Args:
+      threads: the number of threads, at most.
+      chunks: the number of chunks after which a call is due.
+    """
     self._threads, self._chunks, self._now = threads, chunks, 0
     self._executor: concurrent.futures.Executor | None = None
     # (chunk at which it is due, uid, call), oldest first.

@@ -127,7 +127,7 @@ class References:
 
     Args:
       reference: a name or an endpoint, see the module.
-      samples: of any environments.
+      samples: samples of any environments.
       hints: messages that precede each sample in the reference's context,
         rendered as a conversation of their own; the sample's bos is dropped.
 
@@ -175,7 +175,7 @@ class References:
     highest = max((int(x.max()) for x in ids), default=0)
     if highest >= model.cfg.vocab_size:
       raise ValueError(
-        'a reference must know the tokens that it scores: got token '
+        'a reference must have the tokens that it scores: got token '
         f'{highest}, expected less than {model.cfg.vocab_size}; the policy '
         'has more rows than it, and sampled one without a text'
       )
@@ -298,7 +298,7 @@ def check(
     return policy
   if cfg.vocab_size < renderer.tokenizer.vocab_size:
     raise ValueError(
-      f'{folder} must know the {renderer.tokenizer.vocab_size} tokens of '
+      f'{folder} must have the {renderer.tokenizer.vocab_size} tokens of '
       f'config.tokenizer: got {cfg.vocab_size}; use a reference of the same '
       'tokenizer'
     )

@@ -61,7 +61,7 @@ class ModelSampler:
     renderer: chat.Renderer,
     max_tokens: int,
   ):
-    """Args: max_tokens: the most tokens of an episode, prompt included."""
+    """Stores the options; max_tokens of an episode include its prompt."""
     self._cfg, self._env = cfg, env
     self._renderer = renderer
     self._max_tokens = max_tokens
@@ -149,7 +149,7 @@ class DatasetSampler:
     renderer: chat.Renderer,
     max_tokens: int,
   ):
-    """Args: max_tokens: the most tokens of a sample, prompt included."""
+    """Stores the options; max_tokens of a sample include its prompt."""
     del env  # the tasks carry the demonstrations
     self._cfg = cfg
     self._renderer = renderer

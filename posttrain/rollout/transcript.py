@@ -11,8 +11,8 @@ If the history changes, the episode continues as another sample, which begins
 with the new history, masked out: so each sampled token is trained in exactly
 one sample, the one with the history that it was sampled after. The history
 changes if the chat template rewrites earlier turns (it drops thoughts, say), or
-if the policy sees only the last exchanges: an exchange is a turn of the policy
-with the environment's reply. The prompt is always visible.
+if only the last exchanges are in the policy's context: an exchange is a turn of
+the policy with the environment's reply. The prompt is always in the context.
 
 Axes: T tokens of a sample.
 """
@@ -38,7 +38,7 @@ class Transcript:
 
     Args:
       renderer: turns messages into tokens.
-      keep_exchanges: the number of last exchanges that the policy sees, at
+      keep_exchanges: the number of last exchanges in the policy's context, at
         least 1; None = all.
     """
     self._renderer, self._keep = renderer, keep_exchanges
@@ -111,7 +111,7 @@ class Transcript:
     return rendered.ids[start:]
 
   def _visible(self, indices: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns those of the message indices that the policy still sees."""
+    """Returns the indices of messages that are in the policy's context."""
     if self._keep is None or self.num_turns <= self._keep:
       return indices
     first = self._turn_messages[-self._keep]
@@ -160,7 +160,7 @@ class Transcript:
 
     Args:
       task: the episode's task.
-      temperature: of the sampled tokens; the others have 1.
+      temperature: the temperature of the sampled tokens; the others have 1.
     """
     return tuple(part.sample(task, temperature) for part in self._sampled_parts)
 

@@ -246,5 +246,5 @@ async def _no_route(request, error) -> responses.Response:
 
 async def _failed(request, error: Exception) -> responses.Response:
   logging.getLogger('absl').error('a request failed', exc_info=error)
-  refused = fields.Refused(500, 'the server failed; its log says why')
+  refused = fields.Refused(500, "the server failed; see the server's log")
   return _json(refused.body, 500)

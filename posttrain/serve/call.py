@@ -142,8 +142,8 @@ class Call:
       self._open = set()
       raise fields.Refused(
         429,
-        f'the server must have room for the request: got {error} under '
-        'way; try again later',
+        f"the server's queue must not be full: got {error} under way; "
+        'try again later',
         code='rate_limit_exceeded',
       ) from error
 

@@ -20,7 +20,12 @@ class Detokenizer:
   def __init__(
     self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
   ):
-    """Args: decode: returns the text of ids; stops: stop strings."""
+    """Starts a text without tokens.
+
+    Args:
+      decode: returns the text of ids.
+      stops: stop strings.
+    """
     self._decode, self._stops = decode, stops
     self.ids: list[int] = []
     self.logprobs: list[float] = []  # of the ids

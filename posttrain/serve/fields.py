@@ -17,7 +17,14 @@ class Refused(Exception):
     param: str | None = None,
     code: str | None = None,
   ):
-    """Args: status: of HTTP; param: the field's name; code: OpenAI's."""
+    """Creates the error.
+
+    Args:
+      status: the HTTP status.
+      message: the error's text.
+      param: the field's name.
+      code: OpenAI's error code.
+    """
     super().__init__(message)
     self.status, self.param, self.code = status, param, code
 

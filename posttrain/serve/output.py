@@ -24,7 +24,13 @@ class Writer:
   def __init__(
     self, request: protocol.ApiRequest, policy: policies.Policy, name: str
   ):
-    """Args: request: the parsed one; policy: the model; name: the model's."""
+    """Draws the response's id, and records its time.
+
+    Args:
+      request: the parsed request.
+      policy: the model.
+      name: the model's name.
+    """
     self._request, self._policy, self._name = request, policy, name
     kind = 'chatcmpl' if request.chat else 'cmpl'
     self._id = f'{kind}-{secrets.token_hex(12)}'

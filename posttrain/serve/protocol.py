@@ -111,7 +111,7 @@ class ApiRequest:
 
   @property
   def scores_prompt(self) -> bool:
-    """Returns whether the response has logprobs of the prompts."""
+    """Whether the response has logprobs of the prompts."""
     return self.prompt_logprobs is not None or (
       self.echo and self.logprobs is not None
     )
@@ -163,7 +163,7 @@ def read(content: bytes, served: texts.Served, *, chat: bool) -> ApiRequest:
   if len(prompts) * (n + request.scores_prompt) > served.max_sequences:
     raise wrong(
       'n',
-      f'ask for at most {served.max_sequences} sequences in all, over '
+      f'request at most {served.max_sequences} sequences in all, over '
       f'{len(prompts)} prompts, those that are scored included',
       n,
     )
@@ -178,7 +178,7 @@ def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
     raise wrong(
       'stream',
       'be false where prompts are scored, or alternatives of '
-      'tokens are asked for',
+      'tokens are requested',
       True,
     )
 
@@ -228,9 +228,9 @@ def _max_tokens(fields, prompts, served, chat, scores) -> tuple[int, ...]:
     if min(tokens_left) < 1:
       raise Refused(
         400,
-        f'{"messages" if chat else "prompt"} must leave room for a '
-        f'token in a context of {served.capacity}: got one of '
-        f'{served.capacity - min(tokens_left)}',
+        f'{"messages" if chat else "prompt"} must be shorter than '
+        f'the context of {served.capacity} tokens: got '
+        f'{served.capacity - min(tokens_left)} tokens',
         'messages' if chat else 'prompt',
         'context_length_exceeded',
       )

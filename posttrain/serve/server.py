@@ -47,7 +47,12 @@ class Server(uvicorn.Server):
   """Serves an application on a socket until `leave`."""
 
   def __init__(self, app: Any, worker: workers.Worker):
-    """Args: app: from `app.make`; worker: the application's, started."""
+    """Configures uvicorn.
+
+    Args:
+      app: the application, from `app.make`.
+      worker: the application's worker, started.
+    """
     super().__init__(
       uvicorn.Config(
         app,

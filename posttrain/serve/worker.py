@@ -203,7 +203,7 @@ class Worker:
         self._sample()
       except Exception:  # any: no client may wait for ever
         logging.getLogger('absl').exception('the engine failed')
-        self._fail_all(Failed(500, 'the engine failed; the log says why'))
+        self._fail_all(Failed(500, "the engine failed; see the server's log"))
         self._restart()
 
   def _restart(self) -> None:

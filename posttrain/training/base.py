@@ -1,4 +1,4 @@
-"""The objective protocol: what a train step minimizes.
+"""The objective protocol: the loss of a train step.
 
 Axes: B rows, T tokens of one micro-batch.
 """
@@ -18,7 +18,7 @@ Batch = Any  # an `arrays.Batch` or `arrays.PairBatch`, of jax arrays in jit
 class Objective(Protocol):
   """A loss of a batch, as a sum over its micro-batches.
 
-  1. `prepare` completes the batch by what needs all of it;
+  1. `prepare` adds to the batch the values that need the whole batch;
   2. the call returns one micro-batch's share of the loss, and its metrics;
   3. `unmeasured` names the metrics of the step without a measurement.
   """
@@ -33,7 +33,7 @@ class Objective(Protocol):
     return params
 
   def prepare(self, params: Params, batch: Batch) -> Batch:
-    """Returns the batch, completed by what needs all of its micro-batches."""
+    """Returns the batch, with the values that need the whole batch."""
     del params
     return batch
 

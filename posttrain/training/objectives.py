@@ -1,7 +1,7 @@
-"""What a train step minimizes: functions (params, micro-batch) -> loss.
+"""Objectives of the train step: functions (params, micro-batch) -> loss.
 
-`base.Objective` says what an objective is; metrics are (sum, count) pairs and
-merge over micro-batches, see `losses.combine`. `TYPES` has one objective per
+`base.Objective` is their protocol; metrics are (sum, count) pairs and merge
+over micro-batches, see `losses.combine`. `TYPES` has one objective per
 kind of stage.
 
 Axes: B rows, T tokens of one micro-batch.

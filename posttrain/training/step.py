@@ -68,9 +68,8 @@ class TrainStep:
   `optim/lr`, `optim/empty` (1 for a batch without a member token),
   `optim/skipped` and `optim/skipped_in_row` (updates whose gradient or loss was
   not finite). With several updates per batch they are means over the passes,
-  except
-  `mismatch/*`, from the first pass, whose parameters are those that sampled,
-  and `optim/*` other than the norm, from the last pass.
+  except `mismatch/*`, from the first pass, whose parameters are those that
+  sampled, and `optim/*` other than the norm, from the last pass.
   """
 
   def __init__(self, update: Callable, mesh: Mesh, base: Any):
@@ -271,7 +270,7 @@ def _select(ok, new, old):
 
 
 def _average(average, params, ok, decay):
-  """a <- decay a + (1 - decay) p, on good updates."""
+  """Updates the average on good updates: a <- decay a + (1 - decay) p."""
   if average is None:
     return None
   return jax.tree.map(

@@ -126,7 +126,8 @@ def records(
     batch: on the host.
     micro: index of the micro-batch.
     logprobs: f32[B, T], log pi of each token in nats.
-    entropy: f32[B, T], of the law each was drawn from, in nats.
+    entropy: f32[B, T], of the distribution that each token was drawn from, in
+      nats.
     envs: names in `env_ids` order.
   """
   for row, segments in enumerate(batch.segment_ids[micro]):
@@ -150,7 +151,7 @@ def records(
 
 
 def _compared(streams: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Policy against sampler, NaN where nothing reads it: f32[T] each."""
+  """Compares policy and sampler, f32[T] each; NaN where nothing reads it."""
   member = (streams['rl_weights'] != 0) | (streams['ref_kl_weights'] != 0)
   new, old = (
     np.where(member, streams[name], np.float32(np.nan))

@@ -32,7 +32,7 @@ def _resolve(*overrides):
   return run
 
 
-def test_what_is_possible():
+def test_valid_combinations_pass():
   leash = {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:sft'}
   run = _resolve(
     ('grpo.envs.a.algorithm', leash),
@@ -304,7 +304,7 @@ def test_a_key_that_no_schedule_reads_is_refused():
     )
 
 
-def test_a_correction_wants_one_update_per_batch():
+def test_sampler_is_mode_requires_one_update_per_rollout():
   mode = ('grpo.loss.rl.sampler_is_mode', 'token_truncate')
   assert _resolve(mode).stages['grpo'].loss.rl.sampler_is_mode == mode[1]
   with pytest.raises(
@@ -315,7 +315,7 @@ def test_a_correction_wants_one_update_per_batch():
     _resolve(mode, ('grpo.updates_per_rollout', '2'))
 
 
-def test_a_rollout_alone_is_warned_about():
+def test_a_group_of_one_rollout_gives_a_warning():
   for name, words in (('grpo', 'group_size should be'), ('max_rl', 'max_rl')):
     with pytest.warns(UserWarning, match=words) as said:
       _resolve(

@@ -104,7 +104,7 @@ def test_kwargs_of_a_custom_loss_may_be_any_json():
     ),
   ],
 )
-def test_override(key, text, read):
+def test_override_sets_the_parsed_value(key, text, read):
   assert read(_resolve((key, text)))
 
 

@@ -38,7 +38,7 @@ def _resolve(*overrides):
   return run
 
 
-def test_what_is_possible():
+def test_valid_combinations_pass():
   run = _resolve(
     ('dpo.loss.preference', 'simpo'),
     ('dpo.lora.rank', '4'),

@@ -184,7 +184,7 @@ def test_capacity_grows_in_buckets():
   again = requests.Request(99, whole, 20)
   (fresh,) = helpers.make(**helpers.WIDE).generate([again])
   assert helpers.same([more], [fresh])
-  with pytest.raises(ValueError, match='request 99 must ask for a token'):
+  with pytest.raises(ValueError, match='request 99 must have max_tokens >= 1'):
     engine.extend(99, np.arange(200), 0)
   engine.extend(99, np.zeros(0), 50)  # an extension may grow it too
   assert engine.capacity == 128
@@ -212,7 +212,7 @@ def test_invalid_requests_are_refused_by_id():
   request = requests.Request(7, np.arange(3), 4, hold=True)
   for wrong, message in (
     ({'ids': np.zeros(0)}, 'request 7 must have a prompt'),
-    ({'max_tokens': 0}, 'request 7 must ask for a token'),
+    ({'max_tokens': 0}, 'request 7 must have max_tokens >= 1'),
     ({'stop_ids': tuple(range(9))}, 'at most 8 stop ids'),
     ({'id': -1}, 'request -1 must have an id'),
   ):
@@ -235,9 +235,9 @@ def test_generate_queues_nothing_if_a_request_is_refused():
   batch, expected = helpers.baseline()
   engine = helpers.make()
   for wrong, message in (
-    ({'max_tokens': 0}, 'must ask for a token at least: got 0'),
+    ({'max_tokens': 0}, 'must have max_tokens >= 1: got 0'),
     ({'ids': np.zeros(0)}, 'must have a prompt'),
-    ({'hold': True}, 'must not ask to be held: got True; submit and poll'),
+    ({'hold': True}, 'must not have hold set: got True; submit and poll'),
     ({'id': batch[0].id}, 'must occur once: got 2'),
   ):
     bad = dataclasses.replace(batch[1], **wrong)

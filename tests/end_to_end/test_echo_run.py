@@ -11,7 +11,7 @@ from posttrain.chat import renderer as chat
 SAYS = re.compile(r'(Yes|No): [A-Z][a-z]+, [A-Z][a-z]+\. Add: [A-Z][a-z]+')
 
 
-def test_echo_trains_what_was_said_at_alpha_and_nothing_else(tmp_path):
+def test_ce_weights_are_alpha_on_observations_and_0_elsewhere(tmp_path):
   env = schema.AlphabetSort(
     first=2, more=1, role='tool', train_tasks=50, eval_tasks=4
   )

@@ -100,7 +100,7 @@ def rows(finished):
   return writers.read(str(finished / 'metrics.jsonl'))
 
 
-def test_what_was_sampled_is_what_is_trained(rows):
+def test_sampler_and_policy_logprobs_agree(rows):
   for row in rows[1:]:
     assert row['mismatch/abs_mean'] <= 1e-5, row['step']
     assert row['mismatch/max'] <= 1e-4
@@ -124,7 +124,7 @@ def test_all_of_it_is_drawn(rows):
   assert _panels(rows) == _panels_but('eval/kl/')
 
 
-def test_it_learns_what_is_asked(rows):
+def test_rewards_and_pass_rates_rise_to_1(rows):
   """Four prompts, two to be answered in one way and two in the other."""
   rewards = [row['rollout/reward/toy'] for row in rows[1:]]
   assert rewards[0] < 0.7 and rows[0]['eval/sampled_pass_rate/toy'] < 0.7
@@ -205,7 +205,9 @@ def test_what_reward_functions_fail_at_is_written_down(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reference_stays_what_it_was(finished, tmp_path):
+def test_a_resumed_run_keeps_its_reference_despite_newer_steps(
+  finished, tmp_path
+):
   """Another run trains on, between the kill and the resume."""
   other = tmp_path / 'other'
   step = 'checkpoints/grpo/75'
@@ -252,7 +254,7 @@ def test_a_reference_stays_what_it_was(finished, tmp_path):
     ({'slots': 3}, 'rollout.slots must be a multiple of data x fsdp = 2: got'),
   ],
 )
-def test_what_does_not_fit_is_found_before_the_run(
+def test_preflight_refuses_options_that_do_not_fit(
   finished, tmp_path, monkeypatch, options, says
 ):
   toys.install(monkeypatch, Ragged)

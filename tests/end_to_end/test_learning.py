@@ -78,7 +78,7 @@ def test_the_main_job(tmp_path, capsys, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, 1, 2])
-def test_sft_alone(tmp_path, capsys, seed):
+def test_sft_alone_has_a_pass_rate_of_0_9(tmp_path, capsys, seed):
   argv = [
     '--config=configs/arithmetic_sft.py',
     f'--workdir={tmp_path}',

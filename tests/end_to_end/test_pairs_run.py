@@ -69,7 +69,7 @@ def test_it_begins_where_both_answers_are_alike(finished):
   assert '<svg' in (workdir / 'report.html').read_text()
 
 
-def test_pairs_and_what_the_reference_says_are_files(finished):
+def test_pairs_and_reference_logprobs_are_written_to_files(finished):
   stage, workdir = finished
   made = preferences.read(workdir / 'pairs' / f'{stage}.jsonl')
   assert made and all(pair.chosen != pair.rejected for pair in made)
@@ -124,9 +124,7 @@ class TermAfter(train_step.TrainStep):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_bitwise_the_same(
-  finished, tmp_path, monkeypatch
-):
+def test_a_preempted_run_resumes_bitwise(finished, tmp_path, monkeypatch):
   stage, workdir = finished
   with monkeypatch.context() as patch:
     patch.setattr(TermAfter, 'calls', 44)

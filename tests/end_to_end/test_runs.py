@@ -95,8 +95,8 @@ def test_environments_mix_in_one_batch(tmp_path):
   assert 'eval/pass_rate/chat' not in last and 'eval/length/chat' in last
 
 
-def test_an_environment_without_members_tells_nothing():
-  """By exact names: 'a' is silent here, 'ab' is not."""
+def test_metrics_of_an_environment_without_members_are_not_logged():
+  """Names match exactly: 'a' has no members, 'ab' has."""
   batch = types.SimpleNamespace(
     rl_count=3,
     ce_count=0,

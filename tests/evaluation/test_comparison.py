@@ -73,17 +73,17 @@ def test_a_table_has_the_interval_next_to_its_value():
 
 
 def test_two_policies_are_compared_task_by_task():
-  mine = measured(
+  first = measured(
     [True, True, False, True, None],
     VALUES,
     [(True, True), (True, False), (), (None, True), (True,)],
   )
-  theirs = measured(
+  second = measured(
     [False, True, False, None, True],
     {'eval/pass_rate/sums': 0.25},
     [(True, False), (True, False), (True,), (False, False), (False,)],
   )
-  values = comparison.differences(mine, theirs)
+  values = comparison.differences(first, second)
   # 1, 0, 0: mean 1/3, variance 1/3
   half = 1.959964 * math.sqrt(1 / 3 / 3)
   # 1/2, 0, 1, 1: mean 5/8, variance 11/48
@@ -98,9 +98,9 @@ def test_two_policies_are_compared_task_by_task():
       'difference/sampled_pass_rate_high/sums': 5 / 8 + wide,
     }
   )
-  back = comparison.differences(theirs, mine)
+  back = comparison.differences(second, first)
   assert back['difference/pass_rate/sums'] == pytest.approx(-1 / 3)
-  lines = [line.split() for line in comparison.table(mine, theirs)]
+  lines = [line.split() for line in comparison.table(first, second)]
   assert lines[2] == [
     'pass_rate',
     'sums',
@@ -131,7 +131,7 @@ def test_measurements_of_different_tasks_raise():
 
 
 def test_every_environment_has_its_own_difference():
-  mine, theirs = (
+  first, second = (
     comparison.Measurement(
       {},
       [
@@ -142,20 +142,20 @@ def test_every_environment_has_its_own_difference():
     )
     for a, b in ((True, False), (False, True))
   )
-  values = comparison.differences(mine, theirs)
+  values = comparison.differences(first, second)
   assert values['difference/pass_rate/a'] == 1
   assert values['difference/pass_rate/b'] == -1
 
 
 def test_json_is_flat_and_has_the_suite():
-  mine = measured([True, True], VALUES, texts=['yes'])
+  first = measured([True, True], VALUES, texts=['yes'])
   assert comparison.to_json(measured([True], VALUES)) == VALUES
   fields = {'prompt': 'prompt 0', 'stop_reason': 'eos'}
-  assert comparison.to_json(mine) == VALUES | {
+  assert comparison.to_json(first) == VALUES | {
     'suite': [fields | {'text': 'yes', 'tokens': 3}]
   }
-  theirs = measured([False, False], {'eval/pass_rate/sums': 0.0}, texts=['no'])
-  result = json.loads(json.dumps(comparison.to_json(mine, theirs)))
+  second = measured([False, False], {'eval/pass_rate/sums': 0.0}, texts=['no'])
+  result = json.loads(json.dumps(comparison.to_json(first, second)))
   assert result == VALUES | {
     'suite': [fields | {'text': 'yes', 'tokens': 3}],
     'against/suite': [fields | {'text': 'no', 'tokens': 2}],
@@ -167,10 +167,10 @@ def test_json_is_flat_and_has_the_suite():
 
 
 def test_answers_to_the_suite_are_side_by_side():
-  mine = measured([], texts=['one two three ' * 4 + '\nend', 'x'])
-  theirs = measured([], texts=['short\x1b[2J', 'y'])
+  first = measured([], texts=['one two three ' * 4 + '\nend', 'x'])
+  second = measured([], texts=['short\x1b[2J', 'y'])
   assert comparison.suite(measured([])) == []
-  lines = comparison.suite(mine, theirs)
+  lines = comparison.suite(first, second)
   assert lines[:2] == ['', '> prompt 0']
   cells = [[cell.strip() for cell in line.split(' | ')] for line in lines[2:6]]
   assert cells[0] == [
@@ -182,5 +182,5 @@ def test_answers_to_the_suite_are_side_by_side():
   assert lines[5].strip(' |') == 'end'
   assert lines[6:] == ['', '> prompt 1', *lines[8:]]
   assert max(map(len, lines)) <= comparison.WIDTH
-  alone = comparison.suite(mine)
+  alone = comparison.suite(first)
   assert alone[3].startswith('one two three one two three one two three one')

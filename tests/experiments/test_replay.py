@@ -204,7 +204,7 @@ def test_a_wrong_command_is_one_line(capsys, argv, message):
   assert message in error and error.count('\n') == 1
 
 
-def test_flags():
+def test_parser_reads_all_flags():
   flags = replay.PARSER.parse(
     [
       '--config=a.py:tiny',

@@ -304,7 +304,7 @@ def test_model_with_a_smaller_vocabulary_is_refused(monkeypatch):
   few = dataclasses.replace(fixtures.MODEL, vocab_size=100)
   monkeypatch.setattr(references.weights, 'model', lambda folder: few)
   monkeypatch.setattr(references.weights, 'check', lambda *args: None)
-  with pytest.raises(ValueError, match='must know the 2.. tokens .* got 100'):
+  with pytest.raises(ValueError, match='must have the 2.. tokens .* got 100'):
     references.check('x', fixtures.MODEL, fixtures.RENDERER)
 
 

@@ -235,8 +235,7 @@ def test_a_reward_is_read_at_the_answers_last_token():
   np.testing.assert_allclose(alone['rewards/rejected'], value[0, -2], rtol=1e-5)
 
 
-def test_a_reward_model_that_still_speaks():
-  """`lm_coef` adds the mean over the chosen of what a token costs."""
+def test_lm_coef_adds_the_mean_nll_per_token_of_chosen_answers():
   choices, params = _choices(), _params('ranking')
   batch = _pack(choices)
   _, plain, _ = _run('ranking')(params, batch)
@@ -265,7 +264,7 @@ def test_a_head_stays_where_it_is_needed():
   assert 'head' not in reward_head.shapes(fixtures.MODEL, keep_lm_head=True)
 
 
-def test_a_fresh_head_knows_nothing():
+def test_a_fresh_reward_head_scores_0_and_has_a_gradient():
   params = reward_head.add(PARAMS)
   grads, metrics, loss = _run('ranking')(params, _pack(_choices()))
   assert metrics['rewards/accuracies'] == metrics['rewards/chosen'] == 0
@@ -273,8 +272,8 @@ def test_a_fresh_head_knows_nothing():
 
 
 @pytest.mark.parametrize('kind', [LOSSES[0], 'ranking'], ids=_name)
-def test_it_learns_to_tell_answers_apart(kind):
-  """From where both are alike: margins rise, the loss falls."""
+def test_training_raises_margins_and_lowers_the_loss(kind):
+  """Starts where both answers have equal scores."""
   init = (lambda: reward_head.add(PARAMS)) if kind == 'ranking' else None
   step, state = fixtures.make(objective=_objective(kind), init=init)
   batch = _pack([dataclasses.replace(x, margin=0.0) for x in _undecided()])

@@ -49,8 +49,8 @@ def check(
       f'name must be that of a model that {base} serves: got '
       f'{cfg.name!r}, expected one of {list(models)}'
     )
-  theirs = models[cfg.name].get('tokenizer')
-  if theirs is None:
+  fingerprint = models[cfg.name].get('tokenizer')
+  if fingerprint is None:
     obstacle = _check_tokens(client, cfg, renderer, caller)
     if obstacle is not None:
       logging.getLogger('absl').warning(
@@ -59,10 +59,10 @@ def check(
         cfg,
         obstacle,
       )
-  elif theirs != renderer.fingerprint:
+  elif fingerprint != renderer.fingerprint:
     raise ValueError(
       f'tokenizer and chat template of {cfg} must be those of the policy: '
-      f'got fingerprint {str(theirs)[:12]}, expected '
+      f'got fingerprint {str(fingerprint)[:12]}, expected '
       f'{renderer.fingerprint[:12]}; serve the model with the tokenizer of '
       'this run, or use a model that shares it'
     )
@@ -87,13 +87,14 @@ def _check_tokens(
       if error.status is None:
         raise
       return str(error)
-    theirs, ours = response.get('tokens'), list(tokenizer.encode_scaffold(text))
-    if not theirs or not isinstance(theirs, list):
+    actual = response.get('tokens')
+    expected = list(tokenizer.encode_scaffold(text))
+    if not actual or not isinstance(actual, list):
       return f'got {str(response)[:80]} for the tokens of a text'
-    if theirs != ours:
+    if actual != expected:
       raise ValueError(
-        f'tokenizer of {cfg} must be that of the policy: got {theirs[:8]} '
-        f'of {len(theirs)} ids for {text!r}, expected {ours[:8]} of '
-        f'{len(ours)}; use a model that shares the tokenizer'
+        f'tokenizer of {cfg} must be that of the policy: got {actual[:8]} '
+        f'of {len(actual)} ids for {text!r}, expected {expected[:8]} of '
+        f'{len(expected)}; use a model that shares the tokenizer'
       )
   return None

@@ -155,7 +155,7 @@ class Endpoint:
       prompt: i32[n], instead of the request's own.
       max_tokens: instead of the request's own.
       caller: the caller's name in logs and errors.
-      seed: of the draws, below 2**31.
+      seed: the seed of the draws, below 2**31.
 
     Returns:
       The future of a `requests.Completion` with version -1. Its logprobs are

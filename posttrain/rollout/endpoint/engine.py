@@ -30,7 +30,8 @@ class Engine:
     Args:
       endpoint: the client of the model.
       caller: the caller's name in logs and errors, as in 'environment sums'.
-      seed: of all draws, with a request's id and the length of its prompt.
+      seed: the seed of all draws, with a request's id and the length of its
+        prompt.
     """
     self._endpoint, self._caller, self._seed = endpoint, caller, seed
     self._sequences: dict[int, _Sequence] = {}

@@ -132,7 +132,7 @@ class Client:
     """Returns the JSON object of the server's response.
 
     Args:
-      url: of the request.
+      url: the request's URL.
       body: sent as JSON.
       caller: the caller's name in logs and errors, as in 'environment sums'.
 

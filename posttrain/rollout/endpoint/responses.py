@@ -231,7 +231,7 @@ def _sampled(choice: dict[str, Any], server: str) -> list[int]:
   if not isinstance(ids, list) or not all(type(i) is int for i in ids):
     raise ValueError(
       f'{server} must return the ids of the sampled tokens: got '
-      f'{str(ids)[:80]}; use a server that knows return_token_ids, as vLLM '
+      f'{str(ids)[:80]}; use a server that supports return_token_ids, as vLLM '
       'does: text that is tokenized again may be other tokens'
     )
   return ids
