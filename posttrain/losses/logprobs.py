@@ -208,9 +208,8 @@ def _chunks(size, chunk):
 
 def _chunked_sums(plan, hidden, weight, targets, temperature):
   """Returns (max z, sum e^(z - max), sum z e^(z - max), z_y), each f32[T]."""
-  count, vocab = len(hidden), weight.shape[1]
-  size = count // plan.row_chunks
-  chunks, place = _chunks(vocab, plan.columns)
+  count, size = len(hidden), len(hidden) // plan.row_chunks
+  chunks, place = _chunks(weight.shape[1], plan.columns)
 
   def one_block(i, sums, rows):
     hidden, targets, temperature = rows

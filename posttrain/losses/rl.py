@@ -115,24 +115,30 @@ def loss(
     ratio = ratios.policy_over_sampler(
       logprobs, sampler_logprobs, weights, max_log_ratio
     )
-
-  def at_members(x):
-    return jnp.where(ratio.member, x, 0.0)
-
-  inputs = rl_types.Inputs(
-    at_members(logprobs),
-    at_members(sampler_logprobs),
-    at_members(advantages),
-    at_members(weights),
-    segment_ids,
+  inputs = _at_members(
+    ratio, logprobs, sampler_logprobs, advantages, weights, segment_ids
   )
   values, metrics = TYPES[type](inputs, ratio, **constants)
   terms = weights * (values if correction is None else correction * values)
   if entropy_coef:
-    terms -= entropy_coef * at_members(entropy)
+    terms -= entropy_coef * jnp.where(ratio.member, entropy, 0.0)
   if aggregation == 'sequence':
     terms /= jnp.maximum(segments.totals(ratio.member, segment_ids), 1.0)
   return terms, {**metrics, **is_metrics}
+
+
+def _at_members(
+  ratio: ratios.Ratio,
+  logprobs: jax.Array,
+  sampler_logprobs: jax.Array,
+  advantages: jax.Array,
+  weights: jax.Array,
+  segment_ids: jax.Array,
+) -> rl_types.Inputs:
+  """Returns a type's inputs, which are 0 at tokens that are no members."""
+  streams = logprobs, sampler_logprobs, advantages, weights
+  members = (jnp.where(ratio.member, x, 0.0) for x in streams)
+  return rl_types.Inputs(*members, segment_ids)
 
 
 def denominator(

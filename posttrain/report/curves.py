@@ -127,11 +127,7 @@ def _panel(
   axis: Any, panel: tuple[str, str, str], shown: dict[str, list[np.ndarray]]
 ) -> None:
   title, key, kind = panel
-  axis.set_title(title, loc='left', fontsize=10, fontweight='bold')
-  axis.spines[['top', 'right', 'left']].set_visible(False)
-  axis.tick_params(length=0)
-  axis.grid(axis='y', color=RULE, linewidth=0.6)
-  axis.set_axisbelow(True)
+  _style(axis, title)
   for i, (name, parts) in enumerate(shown.items()):
     color, label, total = COLORS[i % len(COLORS)], name.removeprefix(key), 0.0
     for x, y in parts:
@@ -164,6 +160,14 @@ def _panel(
     axis.set_yscale('log')
   if len(shown) > 1:
     axis.legend(frameon=False, fontsize=8)
+
+
+def _style(axis: Any, title: str) -> None:
+  axis.set_title(title, loc='left', fontsize=10, fontweight='bold')
+  axis.spines[['top', 'right', 'left']].set_visible(False)
+  axis.tick_params(length=0)
+  axis.grid(axis='y', color=RULE, linewidth=0.6)
+  axis.set_axisbelow(True)
 
 
 def _abbreviated(value: float, _=None) -> str:
