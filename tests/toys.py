@@ -117,10 +117,10 @@ class Driver(drivers.Driver):
     return self.rollouts
 
 
-def connected(
+def pipeline_and_driver(
   cfg, weights=None, init=None, seed=3, mesh=None, judge=None, frozen=None
 ):
-  """A pipeline with an engine that samples by `weights`, and its driver.
+  """Returns a pipeline and its driver, whose engine samples by `weights`.
 
   `frozen` plays as the model 'stage:a': a driver, or True for the same one.
   """

@@ -49,7 +49,7 @@ def _steps(mesh, state, step, patch):
   """Returns the pipeline's batches, and metrics and parameters after steps."""
   toys.install(patch)
   cfg = toys.stage(envs={'toy': toys.entry(kl_beta=0.1, reference='policy')})
-  source, driver = toys.connected(cfg, state.params, mesh=mesh)
+  source, driver = toys.pipeline_and_driver(cfg, state.params, mesh=mesh)
   engine, references = driver._engine, source._scorer
   arrays = {}
   for i in range(STEPS):

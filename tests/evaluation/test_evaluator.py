@@ -459,9 +459,9 @@ def test_evaluation_does_not_change_the_batches_of_training(
 ):
   """Bit by bit: the engine is shared, and so is its cache."""
   toys.install(monkeypatch)
-  alone, _ = toys.connected(toys.stage())
+  alone, _ = toys.pipeline_and_driver(toys.stage())
   expected = [next(alone) for _ in range(3)]
-  source, driver = toys.connected(toys.stage())
+  source, driver = toys.pipeline_and_driver(toys.stage())
   evaluator = evaluation.Evaluator(_tasks(), driver)
   engine = driver._engine
   for item in expected:

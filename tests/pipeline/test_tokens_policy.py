@@ -64,7 +64,7 @@ def _check_credit(batch, groups):
 
 
 def test_groups_become_streams():
-  source, driver = toys.connected(toys.stage())
+  source, driver = toys.pipeline_and_driver(toys.stage())
   first = token_pipeline.UIDS_PER_STAGE  # of the second stage
   pruned = 0
   for step in range(3):
@@ -104,7 +104,7 @@ def test_groups_become_streams():
 
 def test_pruned_members_stay_on_request():
   cfg = toys.stage(envs={'toy': toys.entry(prune_zero_advantage=False)})
-  source, driver = toys.connected(cfg)
+  source, driver = toys.pipeline_and_driver(cfg)
   batch = next(source).batch
   assert len(_by_rollout(batch)) == 16
   assert (
@@ -116,7 +116,7 @@ def test_pruned_members_stay_on_request():
 
 def test_a_temperature_is_that_of_every_sampled_token():
   cfg = toys.stage(envs={'toy': toys.entry(temperature=0.5)})
-  batch = next(toys.connected(cfg)[0]).batch
+  batch = next(toys.pipeline_and_driver(cfg)[0]).batch
   np.testing.assert_array_equal(
     batch.temperatures, np.where(batch.mask, np.float32(0.5), 1)
   )
@@ -124,7 +124,7 @@ def test_a_temperature_is_that_of_every_sampled_token():
 
 def test_a_group_larger_than_the_engine():
   cfg = toys.stage(prompts=2, envs={'toy': toys.entry(group_size=20)})
-  source, driver = toys.connected(cfg)
+  source, driver = toys.pipeline_and_driver(cfg)
   _check_credit(next(source).batch, _groups(driver.rollouts, 20))
 
 
@@ -134,7 +134,7 @@ def test_environments_of_both_kinds_share_a_batch(tmp_path):
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   chat = schema.EnvEntry(env=schema.Rows(path=str(path)))
   cfg = toys.stage(prompts=8, envs={'chat': chat, 'toy': toys.entry()})
-  source, driver = toys.connected(cfg)
+  source, driver = toys.pipeline_and_driver(cfg)
   batch = next(source).batch
   played = {r.task.env for r in driver.rollouts}
   assert played == {'toy'} and len(driver.rollouts) % 4 == 0
@@ -161,7 +161,7 @@ class Failing(toys.Letters):
 
 def test_an_error_is_in_neither_loss_nor_baseline(monkeypatch):
   toys.install(monkeypatch, Failing)
-  source, driver = toys.connected(toys.stage())
+  source, driver = toys.pipeline_and_driver(toys.stage())
   item = next(source)
   failed = [r for r in driver.rollouts if r.stop_reason == 'error']
   assert 0 < len(failed) < 10
@@ -182,10 +182,10 @@ def test_an_error_is_in_neither_loss_nor_baseline(monkeypatch):
 
 def test_more_errors_than_the_budget_stop_the_run(monkeypatch):
   toys.install(monkeypatch, Failing)
-  exact = len(next(toys.connected(toys.stage())[0]).errors)
+  exact = len(next(toys.pipeline_and_driver(toys.stage())[0]).errors)
   for budget in (exact, exact - 1):
     rollout = schema.Rollout(slots=8, prefill_rows=4, max_errors=budget)
-    source, driver = toys.connected(toys.stage(rollout=rollout))
+    source, driver = toys.pipeline_and_driver(toys.stage(rollout=rollout))
     if budget == exact:
       next(source)
       continue
@@ -209,7 +209,7 @@ class Unsure(toys.Letters):
 
 def test_what_is_not_graded_is_dropped(monkeypatch):
   toys.install(monkeypatch, Unsure)
-  source, driver = toys.connected(toys.stage())
+  source, driver = toys.pipeline_and_driver(toys.stage())
   item = next(source)
   graded = [
     [r for r in group if r.score.reward is not None]
@@ -229,16 +229,18 @@ class Silent(toys.Letters):
 
 def test_a_step_in_which_nothing_is_graded_trains_nothing(monkeypatch):
   toys.install(monkeypatch, Silent)
-  item = next(toys.connected(toys.stage())[0])
+  item = next(toys.pipeline_and_driver(toys.stage())[0])
   assert item.batch.num_micro_batches == 0 and item.batch.rl_count == 0
   assert item.metrics['rollout/ungraded/toy'] == 16
   assert 'rollout/reward/toy' not in item.metrics
 
 
-def test_it_goes_on_from_a_state_that_went_through_json():
-  whole, _ = toys.connected(toys.stage(prompts=3))  # epochs end within steps
+def test_batches_resume_from_a_json_state():
+  whole, _ = toys.pipeline_and_driver(
+    toys.stage(prompts=3)
+  )  # epochs end within steps
   items = [next(whole) for _ in range(5)]
-  resumed, _ = toys.connected(toys.stage(prompts=3))
+  resumed, _ = toys.pipeline_and_driver(toys.stage(prompts=3))
   resumed.set_state(json.loads(json.dumps(items[1].state)))
   for item in items[2:]:
     again = next(resumed)
@@ -247,11 +249,11 @@ def test_it_goes_on_from_a_state_that_went_through_json():
 
 
 @pytest.mark.parametrize('reference', ['init', 'policy'])
-def test_the_leash_is_held_by_its_reference(reference):
+def test_ref_logprobs_are_those_of_the_named_reference(reference):
   grpo = {'kl_beta': 0.25, 'reference': reference}
   cfg = toys.stage(envs={'toy': toys.entry(temperature=0.7, **grpo)})
   weights, init = toys.params(), toys.params(seed=1)
-  source, driver = toys.connected(cfg, weights, init)
+  source, driver = toys.pipeline_and_driver(cfg, weights, init)
   found = _by_rollout(next(source).batch)
   assert len(found) == 16  # the pruned ones too
   samples = [r.samples[0] for r in driver.rollouts]
@@ -271,7 +273,7 @@ def test_the_leash_is_held_by_its_reference(reference):
     assert (apart.max() < 1e-5) == (reference == 'policy')
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_before_the_run(monkeypatch):
+def test_check_refuses_a_prompt_that_is_too_long(monkeypatch):
   token_pipeline.TokenData(toys.stage(), fixtures.RENDERER, 0).check()
   monkeypatch.setattr(toys.Letters, 'prompts', ('yes' * 10,))
   data = token_pipeline.TokenData(toys.stage(), fixtures.RENDERER, 0)
@@ -288,9 +290,9 @@ class Backwards(toys.Driver):
 
 def test_groups_are_formed_by_id(monkeypatch):
   """Whatever order rollouts come back in: each group has its own mean."""
-  straight = next(toys.connected(toys.stage())[0]).batch
+  straight = next(toys.pipeline_and_driver(toys.stage())[0]).batch
   monkeypatch.setattr(toys, 'Driver', Backwards)
-  turned = next(toys.connected(toys.stage())[0]).batch
+  turned = next(toys.pipeline_and_driver(toys.stage())[0]).batch
   for field, value in vars(straight).items():
     np.testing.assert_array_equal(getattr(turned, field), value)
 
@@ -308,7 +310,7 @@ def test_a_frozen_model_is_imitated_at_temperature_1(temperature):
   cfg = toys.stage(
     envs={'frozen': _frozen(toys.entry(group_size=2), temperature=temperature)}
   )
-  source, driver = toys.connected(cfg, frozen=True)
+  source, driver = toys.pipeline_and_driver(cfg, frozen=True)
   data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed=0)
   assert data.references == {'stage:a': 'envs.frozen.sampler.model'}
   assert data.players == {'stage:a'} and not source.uses_policy
@@ -328,8 +330,8 @@ def test_each_model_plays_its_own_environments():
   cfg = toys.stage(
     prompts=8, envs={'toy': toys.entry(), 'frozen': _frozen(toys.entry())}
   )
-  other = toys.connected(cfg, weights=toys.params(1))[1]
-  source, driver = toys.connected(cfg, frozen=other)
+  other = toys.pipeline_and_driver(cfg, weights=toys.params(1))[1]
+  source, driver = toys.pipeline_and_driver(cfg, frozen=other)
   batch = next(source).batch
   for name, player in (('toy', driver), ('frozen', other)):
     assert {r.task.env for r in player.rollouts} == {name}
@@ -342,7 +344,7 @@ def test_tokens_that_the_policy_has_no_row_for_are_refused():
     algorithm=schema.Sft(), sampler=schema.Frozen(model='stage:a')
   )
   cfg = toys.stage(envs={'frozen': entry})
-  _, driver = toys.connected(cfg, frozen=True)
+  _, driver = toys.pipeline_and_driver(cfg, frozen=True)
   rollout = next(iter(_play_one(driver)))
   rollout.samples[0].ids[-1] = fixtures.RENDERER.embedding_rows
   with pytest.raises(ValueError, match='stage:a must sample tokens that the p'):
