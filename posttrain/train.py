@@ -25,8 +25,8 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
   Raises:
     Preempted: `stop` was requested; everything is saved.
     NonFiniteError: too many gradients in a row were not finite.
-    TooManyErrors: of environments, in one step.
-    TooManyFaults: of a reward function, in a row.
+    TooManyErrors: environments failed too often in one step.
+    TooManyFaults: a reward function failed too often in a row.
     EndpointError: a model's server is away; everything is saved.
   """
   state, clock = job.learner.state, job.logbook.clock
