@@ -1,4 +1,4 @@
-"""The command-line parser of every command: a dataclass of flags, and help.
+"""The command-line parser of every command: argparse over a dataclass of flags.
 
     @dataclasses.dataclass
     class Flags:
@@ -12,25 +12,29 @@
 
 1. `--NAME=VALUE` and `--NAME VALUE` are equal. A separate value may start with
    one dash (`--seed -1`), not with two: write `--prompt=--x`.
-2. A bool is true as `--NAME`; the value true or false may follow.
-3. If a flag is given twice, the last value counts. Names have no abbreviations.
-4. `--config.KEY=VALUE` are overrides: (key, text) pairs in the order given.
-5. `--help` or `-h`, anywhere, prints the docstring and all flags.
-6. Every mistake is a ValueError of one line that names the argument; `run`
+2. A bool is true as `--NAME`; the value true or false may follow. The last of
+   two values counts. Names have no abbreviations.
+3. `--config.KEY=VALUE` are overrides: (key, text) pairs in the order given.
+4. `--help` or `-h`, anywhere, prints the docstring and all flags.
+5. Every mistake is a ValueError of one line that names the argument; `run`
    prints it and returns exit code 2.
+
+argparse splits, matches and converts the arguments and formats the help. By
+hand, because it cannot: words with one dash are values, a bool takes only true
+or false from the next word, and mistakes are one line with the nearest flag.
 """
 
+import argparse
 import ast
-import collections
 import dataclasses
 import difflib
+import functools
 import inspect
+import itertools
 import math
 import sys
-import textwrap
-import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from posttrain.util import errors
@@ -42,7 +46,6 @@ CHECKPOINT = (
   'folders, or a HuggingFace or PEFT directory.'
 )
 
-_PREFIX = 'config.'  # of the overrides
 T = TypeVar('T')
 
 
@@ -76,7 +79,7 @@ class Flag:
 
 
 def flag(default: Any, help: str, **rules: Any) -> Any:
-  """Returns a dataclass field: a flag with a default; rules as of `Flag`."""
+  """Returns a dataclass field: a flag with a default; rules as in `Flag`."""
   return dataclasses.field(
     default=default, metadata={'flag': Flag(help, **rules)}
   )
@@ -92,6 +95,7 @@ def overrides() -> Any:
   rules = Flag(
     'Sets a key of the config; any number of them, applied in order. All keys, '
     'with defaults and meanings: posttrain/schema/.',
+    if_absent='none',
     repeated=True,
   )
   return dataclasses.field(default_factory=list, metadata={'flag': rules})
@@ -103,7 +107,7 @@ def option(kind: type, name: str, **rules: Any) -> Any:
   Args:
     kind: dataclass of `posttrain.schema`, whose default is the flag's.
     name: the option; the comment above it is the help.
-    **rules: as of `Flag`.
+    **rules: as in `Flag`.
   """
   lines = [line.strip() for line in inspect.getsource(kind).splitlines()]
   row = next(i for i, x in enumerate(lines) if x.startswith(f'{name}: '))
@@ -122,12 +126,13 @@ class Parser(Generic[T]):
     self._kind, self._doc = kind, doc or ''
     fields = dataclasses.fields(typing.cast(Any, kind))
     self._fields = {field.name: field for field in fields}
-    self._flags: dict[str, Flag] = {
-      name: field.metadata['flag'] for name, field in self._fields.items()
+    rules = [field.metadata['flag'] for field in fields]
+    self._named = {
+      f'--{field.name}': field
+      for field, rule in zip(fields, rules, strict=True)
+      if not (rule.by_position or rule.repeated)
     }
-    self._positions = [k for k, v in self._flags.items() if v.by_position]
-    self._overrides = [k for k, v in self._flags.items() if v.repeated]
-    self._named = self._flags.keys() - self._positions - set(self._overrides)
+    self._has_overrides = any(rule.repeated for rule in rules)
 
   def run(
     self,
@@ -140,7 +145,7 @@ class Parser(Generic[T]):
     Args:
       command: a function of the flags; returns an exit code, None = 0.
       argv: the arguments; None = those of the process.
-      *packages: as of `errors.report`.
+      *packages: as in `errors.report`.
 
     Returns:
       The exit code: 0 done, 1 the command failed, 2 the command line or the
@@ -163,163 +168,180 @@ class Parser(Generic[T]):
     Raises:
       ValueError: names the argument that is wrong, unknown or missing.
     """
-    values: dict[str, Any] = {name: [] for name in self._overrides}
-    given: list[str] = []
-    for name, text in self._split(argv):
-      given.append(name)
-      if name in self._fields:
-        values[name] = self._value(name, text)
-      else:
-        values[self._overrides[0]].append((name.removeprefix(_PREFIX), text))
-    self._check(given)
-    return self._kind(**values)
+    given, words = [], []
+    for word, after in zip(argv, [*argv[1:], ''], strict=True):
+      if word.startswith('--'):
+        given.append(word.partition('=')[0])
+        if not self._is_known(given[-1]):
+          raise ValueError(self._unknown(word))
+      field = self._named.get(word)
+      bare = field and _type(field) is bool and after.lower() not in _BOOLS
+      words.append(f'{word}=true' if bare else word)
+    parser = self._parser(label for label in given if '.' in label)
+    try:
+      namespace, extra = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+      raise ValueError(self._wrong(error, argv)) from None
+    if extra:
+      raise ValueError(self._unknown(extra[0]))
+    self._check(given, vars(namespace))
+    return self._kind(**vars(namespace))
 
   def help(self) -> str:
-    """Returns the docstring and, of each flag, its default and meaning."""
-    lines = [
-      self._doc.strip(),
-      '',
-      'Flags (--NAME=VALUE or --NAME VALUE; the last value counts):',
-    ]
-    for name, rules in self._flags.items():
-      lines.append(f'  {self._usage(name)}  ({self._default(name)})')
-      lines += textwrap.wrap(
-        rules.help, 80, initial_indent=' ' * 6, subsequent_indent=' ' * 6
-      )
-    return '\n'.join(lines)
+    """Returns the docstring, and each flag with its meaning and default."""
+    return self._parser(['--config.KEY']).format_help().strip()
 
-  def _split(self, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields the name of each argument's flag, or override, and its text."""
-    rest, positions = collections.deque(argv), iter(self._positions)
-    while rest:
-      argument = rest.popleft()
-      name, equals, text = argument.removeprefix('--').partition('=')
-      if not argument.startswith('--'):
-        name, equals, text = next(positions, ''), '=', argument
-      elif not self._is_known(name):
-        name = ''
-      if not name:
-        raise ValueError(self._unknown(argument))
-      if equals and (text or name in self._fields):
-        yield name, text
-      elif name in self._fields and self._type(name) is bool:
-        follows = rest and rest[0].lower() in _BOOLS
-        yield name, rest.popleft() if follows else 'true'
-      elif not equals and rest and not rest[0].startswith('--'):
-        yield name, rest.popleft()
-      else:
-        after = f'; {rest[0]!r} is the next flag' if rest else ''
-        raise ValueError(
-          f'--{name} must have a value: got {argument!r}{after}; write '
-          + (self._usage(name) if name in self._fields else f'--{name}=VALUE')
-        )
+  def _parser(self, overrides: Iterable[str]) -> argparse.ArgumentParser:
+    """Returns the argparse parser; its namespace has only the given flags.
 
-  def _is_known(self, name: str) -> bool:
-    key = name.startswith(_PREFIX) and name != _PREFIX
-    return name in self._named or bool(key and self._overrides)
+    Args:
+      overrides: '--config.seed', for instance; each becomes an option.
+    """
+    parser = _ArgumentParser(
+      usage=argparse.SUPPRESS,
+      description=self._doc.strip(),
+      formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+        prog, max_help_position=6, width=80
+      ),
+      argument_default=argparse.SUPPRESS,
+      add_help=False,
+      allow_abbrev=False,
+      exit_on_error=False,
+    )
+    group = parser.add_argument_group(
+      'Flags (--NAME=VALUE or --NAME VALUE; the last value counts)'
+    )
+    for name, field in self._fields.items():
+      rules = field.metadata['flag']
+      labels = [name if rules.by_position else f'--{name}']
+      options: dict[str, Any] = {
+        'help': f'{rules.help} ({_default(field)})'.replace('%', '%%'),
+        'metavar': _usage(field).rpartition('=')[2],
+      }
+      if rules.repeated:
+        labels = list(dict.fromkeys(overrides))
+        options |= {'action': 'append', 'dest': name}
+      elif _type(field) is bool:
+        options['nargs'] = '?'
+      for label in labels:
+        read = functools.partial(_read, field, label)
+        action = group.add_argument(label, type=read, **options)
+        action.required = False  # `_check` runs after unknown arguments
+    return parser
+
+  def _is_known(self, label: str) -> bool:
+    override = self._has_overrides and label.startswith('--config.')
+    return label in self._named or (override and label != '--config.')
 
   def _unknown(self, argument: str) -> str:
     """Returns the error for an unknown argument; names the nearest flag."""
-    name, _, _ = argument.lstrip('-').partition('=')
-    stem, dot, key = name.partition('.')
-    names = sorted({*self._named, 'help'})
-    longer = [name for name in names if stem and name.startswith(stem)]
-    (near, *_) = longer or difflib.get_close_matches(stem, names, 1, 0.0)
-    if dot and key and self._overrides and near + dot == _PREFIX:
-      near = f'{near}.{key}'
+    label, equals, _ = argument.partition('=')
+    stem, dot, key = label.lstrip('-').partition('.')
+    names, near = sorted(['--help', *self._named]), []
+    if stem and (equals or argument.startswith('-')):
+      near = [name for name in names if name.startswith(f'--{stem}')]
+      near = near or difflib.get_close_matches(f'--{stem}', names, 1)
+    if near and self._is_known(near[0] + dot + key):
+      near[0] += dot + key
+    hint = f'did you mean {near[0]}? ' if near else ''
     return (
-      f'arguments must be flags of this command: got {argument!r}; did you '
-      f'mean --{near}? --help lists all'
+      f'arguments must be flags of this command: got {argument!r}; '
+      f'{hint}--help lists all'
     )
 
-  def _value(self, name: str, text: str) -> Any:
-    """Returns the checked value of a flag."""
-    rules, kind, label = self._flags[name], self._type(name), self._label(name)
-    optional = rules.empty or self._fields[name].default == ''
-    if kind is str and not (text or optional):
-      raise ValueError(f'{label} must not be empty: got {text!r}')
-    read, words, _ = _TYPES[kind]
-    try:
-      value: Any = read(text)
-    except (ValueError, SyntaxError):
-      raise ValueError(f'{label} must be {words}: got {text!r}') from None
-    if rules.choices and value not in rules.choices:
-      raise ValueError(f'{label} must be one of {rules.choices}: got {value!r}')
-    if rules.least > -math.inf and value < rules.least:
-      raise ValueError(f'{label} must be at least {rules.least}: got {value}')
-    if rules.most < math.inf and value > rules.most:
-      raise ValueError(f'{label} must be at most {rules.most}: got {value}')
-    return value
+  def _wrong(self, error: argparse.ArgumentError, argv: Sequence[str]) -> str:
+    """Returns the error for a wrong or missing value."""
+    label = error.argument_name or ''
+    if error.message.startswith('must '):  # from `_read`
+      return f'{label} {error.message}'
+    follows = (y for x, y in itertools.pairwise(argv) if x == label)
+    flags = [f'; {y!r} is the next flag' for y in follows if y[:2] == '--']
+    field = self._named.get(label)
+    usage = _usage(field) if field else f'{label}=VALUE'
+    return (
+      f'{label} must have a value: got {label!r}{"".join(flags[:1])}; '
+      f'write {usage}'
+    )
 
-  def _check(self, given: Collection[str]) -> None:
+  def _check(self, given: Collection[str], values: dict[str, Any]) -> None:
     """Refuses a missing flag, and flags that exclude each other.
 
     Args:
-      given: names of the flags and overrides on the command line.
+      given: the flags on the command line, such as '--seed', in order.
+      values: values by the name of the field.
     """
     for name, field in self._fields.items():
-      if name not in given and _is_required(field):
-        raise ValueError(f'{self._usage(name)} must be given')
-    for name, rules in self._flags.items():
-      rest = [
-        f'--{other}'
-        for other in given
-        if other != name and other not in rules.only_with
-      ]
-      if name in given and rules.only_with and rest:
-        allowed = ' and '.join(map(self._usage, rules.only_with))
+      if name not in values and _default(field) == 'required':
+        raise ValueError(f'{_usage(field)} must be given')
+    for field in [self._fields[name] for name in values]:
+      others = field.metadata['flag'].only_with
+      allowed = [f'--{name}' for name in (field.name, *others)]
+      rest = [label for label in given if others and label not in allowed]
+      if rest:
+        usages = ' and '.join(_usage(self._fields[name]) for name in others)
         raise ValueError(
-          f'{self._usage(name)} must be given with {allowed} alone: got '
+          f'{_usage(field)} must be given with {usages} alone: got '
           f'{" ".join(rest)} too, which nothing would read'
         )
 
-  def _type(self, name: str) -> Any:
-    """Returns the type of a flag's value, without `| None`."""
-    kind = self._fields[name].type
-    if isinstance(kind, types.UnionType):
-      (kind,) = set(typing.get_args(kind)) - {types.NoneType}
-    return kind
 
-  def _label(self, name: str) -> str:
-    rules = self._flags[name]
-    return rules.value if rules.by_position else f'--{name}'
-
-  def _usage(self, name: str) -> str:
-    """Returns a flag with the placeholder of its value."""
-    rules = self._flags[name]
-    if rules.repeated:
-      return f'--{_PREFIX}KEY=VALUE'
-    kind = self._type(name)
-    if rules.by_position or kind is bool:
-      return self._label(name)
-    plain = '|'.join(rules.choices) or _TYPES[kind][2]
-    return f'--{name}={rules.value or plain}'
-
-  def _default(self, name: str) -> str:
-    """Returns a flag's default in words."""
-    field, rules = self._fields[name], self._flags[name]
-    if _is_required(field):
-      return 'required'
-    value = field.default
-    if isinstance(value, bool):
-      value = str(value).lower()
-    plain = 'none' if rules.repeated or value is None else str(value)
-    return f'default: {rules.if_absent or plain or repr(value)}'
+class _ArgumentParser(argparse.ArgumentParser):
+  def _parse_optional(self, arg_string: str) -> Any:
+    """Takes words such as `-x` and `-1,2` for values."""
+    two = arg_string.startswith('--')
+    return super()._parse_optional(arg_string) if two else None
 
 
-def _is_required(field: dataclasses.Field) -> bool:
-  missing = dataclasses.MISSING
-  return field.default is missing and field.default_factory is missing
+def _type(field: dataclasses.Field) -> Any:
+  """Returns the type of a flag's value, without `| None`."""
+  return next(kind for kind in _TYPES if field.type in (kind, kind | None))
 
 
-def _bool(text: str) -> bool:
-  if text.lower() not in _BOOLS:
-    raise ValueError(text)
-  return _BOOLS[text.lower()]
+def _usage(field: dataclasses.Field) -> str:
+  """Returns a flag with the placeholder of its value."""
+  rules = field.metadata['flag']
+  value = rules.value or '|'.join(rules.choices) or _TYPES[_type(field)][2]
+  return value if rules.by_position else f'--{field.name}={value}'
 
 
-def _ints(text: str) -> tuple[int, ...]:
-  return tuple(int(part) for part in text.split(','))
+def _default(field: dataclasses.Field) -> str:
+  """Returns a flag's default in words."""
+  value, words = field.default, field.metadata['flag'].if_absent
+  if value is dataclasses.MISSING and not words:
+    return 'required'
+  plain = str(value) or repr(value)
+  if value is None or isinstance(value, bool):
+    plain = plain.lower()
+  return f'default: {words or plain}'
+
+
+def _read(field: dataclasses.Field, label: str, text: str) -> Any:
+  """Returns the checked value of a flag; of an override, (key, text).
+
+  Raises:
+    argparse.ArgumentTypeError: what it must be, without the flag's name.
+  """
+  rules, kind = field.metadata['flag'], _type(field)
+  read, words, _ = _TYPES[kind]
+  value: Any = text
+  try:
+    value = read(text)
+  except (KeyError, ValueError, SyntaxError):
+    must = f'be {words}'
+  else:
+    if value == '' and not (rules.empty or field.default == ''):
+      must = 'not be empty'
+    elif rules.choices and value not in rules.choices:
+      must = f'be one of {rules.choices}'
+    elif rules.least > -math.inf and value < rules.least:
+      must = f'be at least {rules.least}'
+    elif rules.most < math.inf and value > rules.most:
+      must = f'be at most {rules.most}'
+    elif rules.repeated:
+      return label.removeprefix('--config.'), value
+    else:
+      return value
+  raise argparse.ArgumentTypeError(f'must {must}: got {value!r}')
 
 
 def _strings(text: str) -> tuple[str, ...]:
@@ -333,9 +355,14 @@ _BOOLS = {'true': True, 'false': False}
 # By type: how a text is read, its name in errors, its placeholder in the help.
 _TYPES: dict[Any, tuple[Callable[[str], Any], str, str]] = {
   str: (str, 'a text', 'TEXT'),
+  list[tuple[str, str]]: (str, 'a text', 'VALUE'),
   int: (int, 'a whole number', 'N'),
   float: (float, 'a number', 'X'),
-  bool: (_bool, 'true or false', ''),
-  tuple[int, ...]: (_ints, 'whole numbers with commas between them', 'N,N,...'),
+  bool: (lambda text: _BOOLS[text.lower()], 'true or false', 'true|false'),
+  tuple[int, ...]: (
+    lambda text: tuple(map(int, text.split(','))),
+    'whole numbers with commas between them',
+    'N,N,...',
+  ),
   tuple[str, ...]: (_strings, "a tuple of texts, as in ('a', 'b')", 'TUPLE'),
 }
