@@ -136,9 +136,17 @@ def _at_members(
   segment_ids: jax.Array,
 ) -> rl_types.Inputs:
   """Returns a type's inputs, which are 0 at tokens that are no members."""
-  streams = logprobs, sampler_logprobs, advantages, weights
-  members = (jnp.where(ratio.member, x, 0.0) for x in streams)
-  return rl_types.Inputs(*members, segment_ids)
+
+  def at_members(x):
+    return jnp.where(ratio.member, x, 0.0)
+
+  return rl_types.Inputs(
+    at_members(logprobs),
+    at_members(sampler_logprobs),
+    at_members(advantages),
+    at_members(weights),
+    segment_ids,
+  )
 
 
 def denominator(

@@ -130,8 +130,7 @@ def read(content: bytes, served: texts.Served, *, chat: bool) -> ApiRequest:
   """
   fields = fields_lib.Fields(fields_lib.parse(content))
   _check_model(fields.take('model'), served.name)
-  read_prompts = texts.conversation if chat else texts.prompts
-  prompts = read_prompts(fields, served)
+  prompts = (texts.conversation if chat else texts.prompts)(fields, served)
   n = fields.whole('n', 1, 1, MAX_CHOICES)
   echo = not chat and fields.flag('echo')
   prompt_logprobs = fields.whole(

@@ -83,8 +83,8 @@ class Job:
     """Returns the step's item; writes its errors.
 
     Raises:
-      TooManyErrors: of environments; written as well.
-      TooManyFaults: of a reward function; written as well.
+      TooManyErrors: too many environments failed; written as well.
+      TooManyFaults: a reward function failed too often; written as well.
       EndpointError: a server did not answer; the step before is saved.
       Preempted: the same, because `stop` ended the wait for it.
     """

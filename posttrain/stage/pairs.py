@@ -46,7 +46,7 @@ def pipeline(
 
   Raises:
     ValueError: there are no pairs, or none that fit.
-    TooManyErrors: of environments.
+    TooManyErrors: too many environments failed.
   """
   components = models.components
   splits = data.splits or data.split(*_made(models, fresh))
