@@ -169,7 +169,7 @@ class Parser(Generic[T]):
       ValueError: names the argument that is wrong, unknown or missing.
     """
     given, words = [], []
-    for word, after in zip(argv, [*argv[1:], ''], strict=True):
+    for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=''):
       if word.startswith('--'):
         given.append(word.partition('=')[0])
         if not self._is_known(given[-1]):
