@@ -134,7 +134,7 @@ def test_without_json_the_text_is_printed(generate_json, workdir, capsys):
   assert generate.main(argv) == 0
   assert capsys.readouterr().out == answer['text'] + '\n'
   assert generate.main(['--help']) == 0
-  assert '--prompt_ids=N,N,...' in capsys.readouterr().out
+  assert '--prompt_ids N,N,...' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,8 @@ def test_a_mistake_is_one_line_that_names_the_argument(argv, message, capsys):
 def test_a_missing_flag_is_named():
   with pytest.raises(ValueError, match='^--config=FILE must be given$'):
     PARSER.parse(['--dry_run'])
+  with pytest.raises(ValueError, match='^--config=FILE must be given$'):
+    PARSER.parse([])
   with pytest.raises(ValueError, match='^TARGET must be given$'):
     FOLDERS.parse(['a'])
   with pytest.raises(ValueError, match="got 'c'"):
