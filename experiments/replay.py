@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from posttrain import compilation, schema, sharding, types
-from posttrain.config import checks
+from posttrain import main as main_lib
 from posttrain.config import load as config
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
@@ -206,11 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(flags: Flags) -> None:
-  node = config.load(flags.config)
-  for key, value in flags.overrides:
-    config.override(node, key, value)
-  run = config.build(node)
-  checks.check(run)
+  run = main_lib.load(flags.config, flags.overrides)
   print(json.dumps(replay(flags, run)))
 
 

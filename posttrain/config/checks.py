@@ -26,7 +26,6 @@ def check(run: schema.Run) -> None:
       env_checks.unread(
         stage.loss, field, f'{path}.loss', f'kind is {stage.kind!r}'
       )
-    _check_losses(stage, path)
     _check_lora(stage, path)
     _KINDS[stage.kind](stage, earlier, path)
     earlier[name] = stage.kind
@@ -52,6 +51,7 @@ def _check_tokens(
   stage: schema.Stage, earlier: Mapping[str, str], path: str
 ) -> None:
   env_checks.unread(stage, 'pairs', path, f'kind is {stage.kind!r}')
+  _check_losses(stage, path)
   for name, entry in stage.envs.items():
     env_checks.check(entry, stage, earlier, f'{path}.envs.{name}')
 

@@ -163,7 +163,7 @@ def read(content: bytes, served: texts.Served, *, chat: bool) -> ApiRequest:
     raise wrong(
       'n',
       f'request at most {served.max_sequences} sequences in all, over '
-      f'{len(prompts)} prompts, those that are scored included',
+      f'{len(prompts)} prompts, scored prompts included',
       n,
     )
   return request
