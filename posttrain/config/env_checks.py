@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import algorithms, envs, schema
-from posttrain.util import imports
+from posttrain.util import foreign, imports
 
 
 def check(
@@ -113,9 +113,9 @@ def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
     )
   if entry.judge is not None and not _uses_judge(entry, path):
     raise ValueError(
-      f'{path}.judge must be left out: got {str(entry.judge)!r}, but '
-      f'environment {entry.env.type!r} grades without one, as its uses_judge '
-      f'is False; {path}.rewards.NAME.judge is for reward functions'
+      f'{path}.judge must be left out: got {foreign.quote(str(entry.judge))}, '
+      f'but environment {entry.env.type!r} grades without one, as its '
+      f'uses_judge is False; {path}.rewards.NAME.judge is for reward functions'
     )
 
 
@@ -164,7 +164,7 @@ def check_takes(what: str, name: str, kwargs: dict[str, Any], key: str) -> None:
   except TypeError as error:
     raise ValueError(
       f'{key} must be a function of ({what}, **kwargs): got {name}'
-      f'{signature}, kwargs {kwargs}; {error}'
+      f'{signature}, kwargs {foreign.quote(kwargs)}; {foreign.text(error)}'
     ) from None
 
 
@@ -222,13 +222,13 @@ def check_earlier(
     return
   if target not in earlier:
     raise ValueError(
-      f'{key} must name an earlier stage: got {name!r}, expected one of '
-      f'{tuple(earlier)}'
+      f'{key} must name an earlier stage: got {foreign.quote(name)}, expected '
+      f'one of {tuple(earlier)}'
     )
   if (earlier[target] == 'ranking') != reward:
     wanted = "of kind 'ranking'" if reward else 'that trains a policy'
     raise ValueError(
-      f'{key} must name a stage {wanted}: got {name!r}, of kind '
+      f'{key} must name a stage {wanted}: got {foreign.quote(name)}, of kind '
       f'{earlier[target]!r}'
     )
 
@@ -255,6 +255,6 @@ def unread(node: Any, field: str, path: str, why: str) -> None:
       unread(value, part.name, f'{path}.{field}', why)
   if value != default:
     raise ValueError(
-      f'{path}.{field} must be left at {default!r}: got {value!r}, but '
-      f'nothing reads it where {why}'
+      f'{path}.{field} must be left at {foreign.quote(default)}: got '
+      f'{foreign.quote(value)}, but nothing reads it where {why}'
     )

@@ -14,7 +14,6 @@ import difflib
 import json
 import os
 import re
-import runpy
 import types
 import typing
 from typing import Any
@@ -22,9 +21,12 @@ from typing import Any
 from ml_collections import config_dict
 
 from posttrain import schema
+from posttrain.config import recipes
 from posttrain.models import hf_config
+from posttrain.util import foreign, json_files
 
-RECIPE_PREFIX = 'recipe_'  # begins the module name of a recipe file
+RECIPE_PREFIX = recipes.PREFIX
+_SHOWN = 20  # changed options in a message
 # Keys that may differ when a run is resumed: the number of steps (and with it
 # the rest of a decaying schedule), logging, saving, evaluation cadence.
 RESUMABLE = (
@@ -32,6 +34,7 @@ RESUMABLE = (
   r'^[^.]+\.eval\.every$',
   r'^metrics\.',
   r'^checkpoint\.',
+  r'^watchdog\.',
   r'^compilation_cache$',
   # A server's address and retries, but not its model; the time limit and the
   # permitted faults of a reward function.
@@ -43,19 +46,17 @@ def load(spec: str) -> config_dict.ConfigDict:
   """Loads `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
 
   Raises:
-    ValueError: the file is missing or has no `get_config`.
+    ValueError: the file is missing, cannot be read, or is no config.
   """
-  path, _, argument = spec.partition(':')
-  if not os.path.isfile(path):
-    raise ValueError(f'--config must name a file: got {path!r}')
-  if path.endswith('.json'):  # a workdir's config.json, with all options
-    with open(path) as f:
-      return from_dict(json.load(f))
-  name = os.path.splitext(os.path.basename(path))[0]
-  recipe = runpy.run_path(path, run_name=RECIPE_PREFIX + name)
-  if 'get_config' not in recipe:
-    raise ValueError(f'{path} must define get_config(argument)')
-  return recipe['get_config'](*([argument] if argument else []))
+  path, argument = recipes.split(spec)
+  if is_json(spec):  # a workdir's config.json, with all options
+    return from_dict(json_files.read_object(path), path)
+  return recipes.run(path, argument)
+
+
+def is_json(spec: str) -> bool:
+  """Returns whether a config is data, and no recipe."""
+  return recipes.split(spec)[0].endswith('.json')
 
 
 def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
@@ -72,7 +73,9 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
     node = _child(node, name, path)
     path += f'.{name}'
     if not isinstance(node, config_dict.ConfigDict):
-      raise ValueError(f'{path} must be a node to have a key {leaf!r}')
+      raise ValueError(
+        f'{path} must be a node to have a key {foreign.quote(leaf)}'
+      )
   now = _child(node, leaf, path)
   if leaf == 'type' and now != text:
     parent = '.'.join(parents)
@@ -102,16 +105,18 @@ def _unknown(path: str, name: str, known: Any) -> str:
   """Returns the error of an unknown key, with the nearest known one."""
   inner = known.to_dict() if isinstance(known, config_dict.ConfigDict) else {}
   below = [key for key in _flat(inner) if key.endswith(f'.{name}')]
-  near = below or difflib.get_close_matches(name, list(known), 1, cutoff=0.0)
-  hint = (
-    f'did you mean {path}.{near[0]}?'
-    if near
-    else (
+  near = below or difflib.get_close_matches(name, list(known), 1)
+  if near:
+    hint = f'did you mean {path}.{near[0]}?'
+  elif known:
+    hint = f'the keys of {path} are {foreign.text(", ".join(known))}'
+  else:
+    hint = (
       f'it has none yet: --config{path.removeprefix("config")}='
-      f"""'{{"{name}": {{...}}}}' sets it"""
+      f"""'{{"{foreign.text(name)}": {{...}}}}' sets it"""
     )
-  )
-  return f'{path}.{name} must be a key of the schema: it is unknown; {hint}'
+  key = f'{path}.{foreign.text(name)}'
+  return f'{key} must be a key of the schema: it is unknown; {hint}'
 
 
 def _literal(text: str) -> Any:
@@ -131,21 +136,30 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
   """
   values = dict(config.items())
   names = values.get('stages') or ()
-  if not isinstance(names, tuple | list) or not names:
-    raise ValueError(f'config.stages must be a tuple of names: got {names!r}')
+  is_tuple = isinstance(names, tuple | list)
+  if not is_tuple or not names or not all(isinstance(x, str) for x in names):
+    raise ValueError(
+      f'config.stages must be a tuple of names: got {foreign.quote(names)}'
+    )
   if len(set(names)) < len(names):
-    raise ValueError(f'config.stages must name each stage once: got {names!r}')
+    raise ValueError(
+      f'config.stages must name each stage once: got {foreign.quote(names)}'
+    )
   stages = {}
   for name in names:
     if name not in values:
-      raise ValueError(f'config.stages must name subtrees: no config.{name}')
-    stages[name] = _build(values.pop(name), schema.Stage, f'config.{name}')
+      raise ValueError(
+        f'config.stages must name subtrees: no config.{foreign.text(name)}'
+      )
+    stages[name] = _build(
+      values.pop(name), schema.Stage, f'config.{foreign.text(name)}'
+    )
   shared = {field.name for field in dataclasses.fields(schema.Run)}
   for name in values.keys() - shared:
     if isinstance(values[name], config_dict.ConfigDict):
       raise ValueError(
-        f'config.{name} must be listed in config.stages: got {names!r}; '
-        'nothing reads a stage that does not run'
+        f'config.{foreign.text(name)} must be listed in config.stages: got '
+        f'{foreign.quote(names)}; nothing reads a stage that does not run'
       )
   values['stages'] = stages
   return _absolute(_build(values, schema.Run, 'config'))
@@ -179,7 +193,8 @@ def _build(value: Any, kind: Any, path: str) -> Any:
   kinds = tuple(k for k in kinds if k is not type(None))
   nodes = tuple(k for k in kinds if hasattr(k, 'type'))
   if str in kinds and nodes:  # a name, or a node as a JSON object
-    value = _literal(value) if str(value).startswith('{') else value
+    is_object = isinstance(value, str) and value.startswith('{')
+    value = _literal(value) if is_object else value
     nodes = () if isinstance(value, str) else nodes
   kind = _pick(value, nodes, path) if nodes else kinds[0]
   if kind is Any:  # JSON, without the containers of ConfigDict
@@ -190,20 +205,22 @@ def _build(value: Any, kind: Any, path: str) -> Any:
   origin = typing.get_origin(kind)
   if origin is dict:
     if not isinstance(value, dict | config_dict.ConfigDict):
-      raise ValueError(f'{path} must be a node: got {value!r}')
+      raise ValueError(f'{path} must be a node: got {foreign.quote(value)}')
     _, child = typing.get_args(kind)
-    return {k: _build(v, child, f'{path}.{k}') for k, v in value.items()}
+    return {
+      k: _build(v, child, f'{path}.{foreign.text(k)}') for k, v in value.items()
+    }
   if origin is tuple:
     if not isinstance(value, tuple | list):
-      raise ValueError(f'{path} must be a tuple: got {value!r}')
+      raise ValueError(f'{path} must be a tuple: got {foreign.quote(value)}')
     item = typing.get_args(kind)[0]
     return tuple(_build(v, item, f'{path}[{i}]') for i, v in enumerate(value))
-  if kind is float and type(value) is int:
+  if kind is float and type(value) is int and abs(value) < 2**1023:
     value = float(value)
   # bool is an int to Python, but not here.
   if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
     raise ValueError(
-      f'{path} must be of type {kind.__name__}: got {value!r} '
+      f'{path} must be of type {kind.__name__}: got {foreign.quote(value)} '
       f'({type(value).__name__})'
     )
   return value
@@ -216,7 +233,7 @@ def _pick(value: Any, kinds: tuple[type, ...], path: str) -> type:
   name = value.get('type') if is_node else value
   if not isinstance(name, str) or name not in by_type:
     raise ValueError(
-      f'{path}.type must be one of {tuple(by_type)}: got {name!r}'
+      f'{path}.type must be one of {tuple(by_type)}: got {foreign.quote(name)}'
     )
   return by_type[name]
 
@@ -229,7 +246,7 @@ def _build_node(value: Any, kind: type, path: str) -> Any:
   if kind is schema.Model and isinstance(value, str):
     return _named_model(value, path)
   if not isinstance(value, dict | config_dict.ConfigDict):
-    raise ValueError(f'{path} must be a node: got {value!r}')
+    raise ValueError(f'{path} must be a node: got {foreign.quote(value)}')
   hints = typing.get_type_hints(kind)
   for name in value:
     if name not in hints:
@@ -255,7 +272,7 @@ def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
   if not os.path.isdir(folder):
     raise ValueError(
       f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
-      f'directory: got {name!r}'
+      f'directory: got {foreign.quote(name)}'
     )
   model = hf_config.read(folder)
   if now is None:
@@ -270,10 +287,31 @@ def to_dict(run: schema.Run) -> dict[str, Any]:
   return json.loads(json.dumps({**values, 'stages': list(stages), **stages}))
 
 
-def from_dict(values: dict[str, Any]) -> config_dict.ConfigDict:
-  """Returns the ConfigDict of a result of `to_dict`."""
-  node = config_dict.ConfigDict(values)
-  node.stages = tuple(values['stages'])
+def from_dict(
+  values: dict[str, Any], where: str = 'config'
+) -> config_dict.ConfigDict:
+  """Returns the ConfigDict of a result of `to_dict`.
+
+  Args:
+    values: the options.
+    where: the name of their place in errors.
+
+  Raises:
+    ValueError: they are not those of a run.
+  """
+  stages = values.get('stages')
+  if not isinstance(stages, list | tuple):
+    raise ValueError(
+      f'{where} must hold the options of a run, with a list of stages: got '
+      f'{foreign.quote(stages)}'
+    )
+  try:
+    node = config_dict.ConfigDict(values)
+    node.stages = tuple(stages)
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ValueError(
+      f'{where} must hold the options of a run: {foreign.error(error)}'
+    ) from error
   return node.lock()
 
 
@@ -284,7 +322,7 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
     old: `to_dict` of the workdir's run.
     new: `to_dict` of the run that resumes it.
   """
-  before, after = _flat(old), _flat(new)
+  before, after = _flat(_with_defaults(old)), _flat(new)
   changed = [
     key
     for key in sorted(before | after)
@@ -293,12 +331,24 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   ]
   if changed:
     lines = ', '.join(
-      f'config.{k} ({before.get(k)!r} -> {after.get(k)!r})' for k in changed
+      f'config.{foreign.text(k)} ({foreign.quote(before.get(k))} -> '
+      f'{foreign.quote(after.get(k))})'
+      for k in changed[:_SHOWN]
     )
+    if len(changed) > _SHOWN:
+      lines += f' and {len(changed) - _SHOWN} more'
     raise ValueError(
       f'a resumed run must keep its config: changed {lines}; use another '
       '--workdir, or undo the change'
     )
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+  """Adds the defaults of options that are newer than the values."""
+  try:
+    return to_dict(build(from_dict(values)))
+  except ValueError:  # they have options that exist no more
+    return values
 
 
 def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:

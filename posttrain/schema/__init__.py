@@ -66,6 +66,7 @@ from posttrain.schema.run import Checkpoint as Checkpoint
 from posttrain.schema.run import Mesh as Mesh
 from posttrain.schema.run import Metrics as Metrics
 from posttrain.schema.run import Run as Run
+from posttrain.schema.run import Watchdog as Watchdog
 from posttrain.schema.samplers import Dataset as Dataset
 from posttrain.schema.samplers import Frozen as Frozen
 from posttrain.schema.samplers import Policy as Policy

@@ -1,6 +1,7 @@
 """Options of the adapters to third-party environments."""
 
 import dataclasses
+import math
 from typing import Any
 
 from posttrain.schema import base
@@ -15,7 +16,7 @@ class OpenEnv:
   # Which environment this is; fixed.
   type: str = 'openenv'
   # The server's URL: ws://HOST:PORT/ws, or wss://.
-  url: str = 'ws://localhost:8000/ws'
+  url: base.Server = 'ws://localhost:8000/ws'
   # System message before the first observation; '' = none.
   prompt: str = ''
   # Field of an observation that becomes the message: a string unchanged, other
@@ -30,6 +31,10 @@ class OpenEnv:
   # Smallest reward of a correct episode; None = correctness is unknown, and
   # there is no pass rate.
   correct_at: float | None = None
+  # Reward of an episode whose every action the server refused; None = such an
+  # episode has no reward and is left out of its group. Set it below the worst
+  # return of an episode with legal actions, or refused actions pay.
+  refused_reward: float | None = None
   # Number of training tasks, at most a million; task i is reset(seed=i).
   train_tasks: int = 1000
   # Number of evaluation tasks; task i is reset(seed=1000000 + i).
@@ -69,6 +74,22 @@ class OpenEnv:
     for field in ('train_tasks', 'eval_tasks'):
       count = getattr(self, field)
       base.require(count <= MAX_SEEDS, field, f'be <= {MAX_SEEDS}', count)
+    self._check_refused_reward()
+
+  def _check_refused_reward(self) -> None:
+    base.require(
+      self.refused_reward is None or math.isfinite(self.refused_reward),
+      'refused_reward',
+      'be None or a finite number',
+      self.refused_reward,
+    )
+    if self.refused_reward is not None and self.correct_at is not None:
+      base.require(
+        self.refused_reward < self.correct_at,
+        'refused_reward',
+        f'be below correct_at={self.correct_at}',
+        self.refused_reward,
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +99,7 @@ class Trl:
   # Which environment this is; fixed.
   type: str = 'trl'
   # Import path of the class, or of a function that returns an instance.
-  factory: str = ''
+  factory: base.Function = ''
   # JSONL file of rows: `prompt` (a string or messages; missing = ''), and
   # columns that are passed to `reset`; None = empty rows.
   path: str | None = None
@@ -119,7 +140,7 @@ class Verifiers:
   # Which environment this is; fixed.
   type: str = 'verifiers'
   # Import path of the taskset's class.
-  taskset: str = ''
+  taskset: base.Function = ''
   # Options of the class's config.
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
   # Further options for the evaluation split; {} = the first tasks of the

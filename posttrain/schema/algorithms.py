@@ -147,7 +147,7 @@ class Custom(_PolicyGradient):
   # Which algorithm this is; fixed.
   type: str = 'custom'
   # 'package.module:function' of (inputs, **kwargs), see `algorithms.custom`.
-  import_path: str = ''
+  import_path: base.Function = ''
   # Keyword arguments of the function.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -173,7 +173,7 @@ class EchoFilter:
 
   # 'package.module:function' of (rollout, **kwargs), which returns one array of
   # bools per sample, True = keep; None = no filter.
-  import_path: str | None = None
+  import_path: base.FunctionOrNone = None
   # Keyword arguments of the function.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -268,7 +268,7 @@ class Opsd:
   # Source of the demonstration: 'demonstration' or 'answer' (of the task),
   # 'info.KEY' (of the task's info), or 'package.module:function', a function of
   # the task that returns the text.
-  demonstration: str = 'demonstration'
+  demonstration: base.Function = 'demonstration'
   # Content of the hint, which must contain {demonstration} once.
   template: str = (
     'For this conversation you have been shown how it is done well:\n'

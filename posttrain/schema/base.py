@@ -1,8 +1,22 @@
 """Checks of option values: one error class, and helpers that raise it."""
 
+import dataclasses
+import functools
 import math
 import re
-from typing import Any
+import types
+import typing
+from typing import Annotated, Any
+
+from posttrain.util import foreign
+
+# Texts that reach beyond the run's own data: `config.trust` takes them from a
+# config that the user did not write only if the user says so.
+Function = Annotated[str, 'function']  # an import path
+FunctionOrNone = Annotated[str | None, 'function']
+Server = Annotated[str, 'server']  # an address that is called
+Variable = Annotated[str, 'variable']  # of the environment; its value is sent
+Compiled = Annotated[str | None, 'compiled']  # a folder of programs
 
 
 class FieldError(ValueError):
@@ -11,7 +25,8 @@ class FieldError(ValueError):
   def __init__(self, field: str, must: str, got: Any, hint: str = ''):
     """Formats the message '<field> must <must>: got <got>; <hint>'."""
     self.field = field
-    self.detail = f'must {must}: got {got!r}' + (f'; {hint}' if hint else '')
+    self.detail = f'must {must}: got {foreign.quote(got)}'
+    self.detail += f'; {hint}' if hint else ''
     super().__init__(f'{field} {self.detail}')
 
 
@@ -21,12 +36,20 @@ def require(ok: bool, field: str, must: str, got: Any, hint: str = '') -> None:
     raise FieldError(field, must, got, hint)
 
 
+def is_finite(value: Any) -> bool:
+  """Returns whether a number is finite as a float: 10**400 is not."""
+  try:
+    return math.isfinite(value)
+  except OverflowError:
+    return False
+
+
 def require_positive(node: Any, *fields: str) -> None:
   """Checks that the fields are finite and > 0."""
   for field in fields:
     value = getattr(node, field)
     require(value > 0, field, 'be > 0', value)
-    require(math.isfinite(value), field, 'be finite', value)
+    require(is_finite(value), field, 'be finite', value)
 
 
 def require_non_negative(node: Any, *fields: str) -> None:
@@ -34,7 +57,47 @@ def require_non_negative(node: Any, *fields: str) -> None:
   for field in fields:
     value = getattr(node, field)
     require(value >= 0, field, 'be >= 0', value)
-    require(math.isfinite(value), field, 'be finite', value)
+    require(is_finite(value), field, 'be finite', value)
+
+
+def require_within(node: Any, low: float, high: float, *fields: str) -> None:
+  """Checks that the fields are in [low, high]; None is no number to check."""
+  ends = (f'{x:,}' if isinstance(x, int) else f'{x:g}' for x in (low, high))
+  within = f'in [{", ".join(ends)}]'
+  for field in fields:
+    value = getattr(node, field)
+    optional = types.NoneType in _annotations(type(node))[field]
+    must = f'be None or {within}' if optional else f'be {within}'
+    require(value is None or low <= value <= high, field, must, value)
+
+
+def require_types(node: Any) -> None:
+  """Checks that the fields have their annotated types; int serves as float.
+
+  `config.build` checks what users write; this is for nodes from other places,
+  such as files of checkpoints.
+  """
+  for field, kinds in _annotations(type(node)).items():
+    value = getattr(node, field)
+    names = ' or '.join(kind.__name__ for kind in kinds)
+    ok = type(value) in kinds or (float in kinds and type(value) is int)
+    require(ok, field, f'be of type {names}', value)
+    items: Any = value if tuple in kinds and value is not None else ()
+    ok = all(type(item) is int for item in items)
+    require(ok, field, 'hold integers', value)
+
+
+@functools.cache
+def _annotations(node: type) -> dict[str, tuple[type, ...]]:
+  """Returns the types of each field; tuples hold integers."""
+  hints = typing.get_type_hints(node)
+  kinds = {}
+  for field in dataclasses.fields(node):
+    hint = hints[field.name]
+    union = isinstance(hint, types.UnionType)
+    options = typing.get_args(hint) if union else (hint,)
+    kinds[field.name] = tuple(typing.get_origin(x) or x for x in options)
+  return kinds
 
 
 def require_choice(node: Any, field: str, choices: tuple) -> None:

@@ -191,7 +191,7 @@ class CustomEnv:
   # Which environment this is; fixed.
   type: str = 'custom'
   # 'package.module:Class', built as Class(name, **kwargs).
-  import_path: str = ''
+  import_path: base.Function = ''
   # Keyword arguments of the class.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 

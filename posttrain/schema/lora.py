@@ -4,6 +4,8 @@ import dataclasses
 
 from posttrain.schema import base
 
+MAX_RANK = 2**16  # beyond any matrix that an adapter corrects
+
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
@@ -21,6 +23,6 @@ class Lora:
   targets: str = r'^layers/.*/kernel$'
 
   def __post_init__(self):
-    base.require_non_negative(self, 'rank')
+    base.require_within(self, 0, MAX_RANK, 'rank')
     base.require_positive(self, 'alpha')
     base.require_regex(self, 'targets')

@@ -237,7 +237,7 @@ class CustomRl(_Rl):
 
   type: str = 'custom'
   # 'package.module:function', see `losses.rl_custom`.
-  import_path: str = ''
+  import_path: base.Function = ''
   # Keyword arguments of the function, any JSON.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -2,10 +2,17 @@
 
 import dataclasses
 import datetime
-import json
 from typing import Any
 
 from posttrain.schema import base
+from posttrain.util import json_files
+
+# Bounds of a model's options: far beyond any model, and small enough that a
+# check, an estimate or a list of its tensors takes milliseconds.
+MAX_LAYERS = 10_000
+MAX_SIZE = 2**24  # of a dimension of a weight
+MAX_PARAMETERS = 10**13
+MAX_TOKENS = 2**31 - 1  # positions are int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +35,12 @@ class RopeScaling:
   high_frequency: float = 4.0
 
   def __post_init__(self):
+    base.require_types(self)
     base.require_choice(self, 'kind', ('none', 'linear', 'llama3'))
-    base.require_positive(
-      self, 'factor', 'original_length', 'low_frequency', 'high_frequency'
+    base.require_within(
+      self, 1e-3, 1e6, 'factor', 'low_frequency', 'high_frequency'
     )
+    base.require_within(self, 1, MAX_TOKENS, 'original_length')
     base.require(
       self.kind != 'llama3' or self.low_frequency < self.high_frequency,
       'high_frequency',
@@ -100,30 +109,31 @@ class Model:
   remat: str = 'none'
 
   def __post_init__(self):
-    self._check_sizes()
-    self._check_optional()
+    base.require_types(self)
     base.require_choice(self, 'activation', ('silu', 'gelu'))
     base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
     base.require_choice(self, 'remat', ('none', 'block'))
+    self._check_sizes()
+    self._check_numbers()
+    self._check_local_layers()
+
+  @property
+  def matrix_parameters(self) -> int:
+    """The number of weights in matrices; a vocabulary of None counts 0."""
+    tables = (self.vocab_size or 0) * (1 if self.tied_head else 2)
+    heads = 2 * (self.heads + self.kv_heads) * self.head_dim
+    per_layer = heads + 3 * self.mlp_dim
+    return self.embed_dim * (tables + self.layers * per_layer)
 
   def _check_sizes(self) -> None:
     base.require_positive(
-      self,
-      'layers',
-      'embed_dim',
-      'heads',
-      'kv_heads',
-      'head_dim',
-      'mlp_dim',
-      'rope_theta',
-      'norm_eps',
+      self, 'layers', 'embed_dim', 'heads', 'kv_heads', 'head_dim', 'mlp_dim'
     )
-    base.require(
-      self.vocab_size is None or self.vocab_size > 1,
-      'vocab_size',
-      'be None or > 1',
-      self.vocab_size,
+    base.require_within(self, 1, MAX_LAYERS, 'layers')
+    base.require_within(
+      self, 1, MAX_SIZE, 'embed_dim', 'heads', 'kv_heads', 'head_dim', 'mlp_dim'
     )
+    base.require_within(self, 2, MAX_SIZE, 'vocab_size')
     base.require(
       self.heads % self.kv_heads == 0,
       'kv_heads',
@@ -136,21 +146,33 @@ class Model:
       'be even (RoPE rotates pairs)',
       self.head_dim,
     )
+    base.require(
+      self.matrix_parameters <= MAX_PARAMETERS,
+      'layers',
+      f'give at most {MAX_PARAMETERS:,} parameters with the other sizes',
+      self.layers,
+      f'they are {self.matrix_parameters:,}',
+    )
 
-  def _check_optional(self) -> None:
-    for name in (
-      'window',
-      'local_rope_theta',
-      'query_scale',
-      'attention_softcap',
-      'logit_softcap',
-    ):
-      value = getattr(self, name)
-      base.require(value is None or value > 0, name, 'be None or > 0', value)
+  def _check_numbers(self) -> None:
+    base.require_within(self, 1, 1e12, 'rope_theta', 'local_rope_theta')
+    base.require_within(self, 1e-12, 1, 'norm_eps')
+    base.require_within(
+      self, 1e-3, 1e6, 'query_scale', 'attention_softcap', 'logit_softcap'
+    )
+    base.require_within(self, 1, MAX_TOKENS, 'window')
+
+  def _check_local_layers(self) -> None:
     base.require(
       all(0 <= layer < self.layers for layer in self.local_layers),
       'local_layers',
       f'be in [0, layers={self.layers})',
+      self.local_layers,
+    )
+    base.require(
+      len(self.local_layers) <= self.layers,
+      'local_layers',
+      'name each layer once',
       self.local_layers,
     )
     base.require(
@@ -161,11 +183,29 @@ class Model:
     )
 
   @classmethod
-  def from_json(cls, values: dict[str, Any]) -> 'Model':
-    """Builds the model of a checkpoint's JSON; missing keys are defaults."""
-    scaling = RopeScaling(**values.get('rope_scaling', {}))
-    local = tuple(values.get('local_layers', ()))
-    return cls(**{**values, 'rope_scaling': scaling, 'local_layers': local})
+  def from_json(cls, values: Any) -> 'Model':
+    """Builds the model of a checkpoint's JSON; missing keys are defaults.
+
+    Raises:
+      FieldError: a key is unknown, or has another type or an invalid value.
+    """
+    _require_keys(cls, values, 'model')
+    scaling = values.get('rope_scaling', {})
+    _require_keys(RopeScaling, scaling, 'rope_scaling')
+    local = values.get('local_layers', ())
+    base.require(
+      isinstance(local, list | tuple), 'local_layers', 'be a list', local
+    )
+    nodes = {'rope_scaling': RopeScaling(**scaling)}
+    return cls(**{**values, **nodes, 'local_layers': tuple(local)})
+
+
+def _require_keys(node: type, values: Any, name: str) -> None:
+  """Checks that values from JSON are an object with a node's keys."""
+  base.require(isinstance(values, dict), name, 'be an object', values)
+  keys = {field.name for field in dataclasses.fields(node)}
+  unknown = [key for key in values if key not in keys]
+  base.require(not unknown, name, 'have keys of the schema only', unknown)
 
 
 # Models by name: `--config.model=NAME` replaces the whole node.
@@ -226,7 +266,7 @@ class Tokenizer:
 
   def __post_init__(self):
     try:
-      variables = json.loads(self.template_variables)
+      variables = json_files.parse(self.template_variables, 'it')
       datetime.date.fromisoformat(variables.get('today', '2025-01-31'))
       ok = True
     except (ValueError, TypeError, AttributeError):

@@ -20,13 +20,14 @@ class Endpoint:
   # The model's name on the server.
   name: str = ''
   # Base URL of the API, such as 'http://127.0.0.1:8000/v1'.
-  base_url: str = ''
+  base_url: base.Server = ''
   # Name of the environment variable with the API key; '' = no key.
-  api_key_env: str = ''
-  # Time limit of an answer, in seconds.
+  api_key_env: base.Variable = ''
+  # Time limit of a whole answer, from the request to its last byte, in seconds.
   timeout: float = 120.0
   # Number of attempts at a request, for a busy server, a server error or a
-  # timeout; the pauses between them grow from 1 to 30 seconds.
+  # timeout; the pauses between them grow from 1 to 30 seconds, or are those of
+  # the server's Retry-After, at most 600.
   tries: int = 10
   # Largest number of concurrent requests.
   concurrency: int = 16
@@ -42,8 +43,13 @@ class Endpoint:
     )
     base.require_positive(self, 'timeout', 'tries', 'concurrency')
 
+  @property
+  def address(self) -> str:
+    """`base_url` without its user and password, and without a last slash."""
+    return re.sub(r'(?<=//)[^?#]*@', '', self.base_url).rstrip('/')
+
   def __str__(self) -> str:
-    return f'{self.name} at {self.base_url}'
+    return f'{self.name} at {self.address}'
 
 
 Reference = str | Endpoint

@@ -7,7 +7,7 @@ from typing import Any
 from posttrain.schema import base, references
 
 # Fields that only a function reads.
-CALL = ('kwargs', 'judge', 'timeout')
+CALL = ('kwargs', 'judge', 'timeout', 'isolate', 'memory')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RewardFn:
 
   # 'package.module:function', with TRL's signature, see
   # `rollout.grading.rewards`.
-  fn: str | None = None
+  fn: base.FunctionOrNone = None
   # A reward model: 'stage:NAME', or the path of a stage of kind 'ranking'.
   model: str | None = None
   # Factor in the sum.
@@ -30,6 +30,11 @@ class RewardFn:
   judge: references.Reference | None = None
   # Time limit of a call of the function, in seconds, without its judge's time.
   timeout: float = 60.0
+  # Whether the function runs in a process of its own, which is killed after the
+  # timeout: for functions that may hang in C code, crash or leak.
+  isolate: bool = False
+  # Memory that an isolated function may allocate after its import, in MiB.
+  memory: int = 4096
   # Largest number of consecutive failed calls, of a function or a model (a
   # reward that is not finite); one more stops the run. The rollouts of a failed
   # call have no reward, which is not a reward of 0.
@@ -50,7 +55,13 @@ class RewardFn:
       base.require(
         self.model != 'init', 'model', "be 'stage:NAME' or a path", self.model
       )
-    base.require_positive(self, 'timeout')
+    base.require_positive(self, 'timeout', 'memory')
+    base.require(
+      self.judge is None or not self.isolate,
+      'isolate',
+      'be False for a function with a judge, which is in this process',
+      self.isolate,
+    )
     base.require_non_negative(self, 'max_faults')
     unread = CALL if self.fn is None else ()
     if self.fn is None and self.model is None:

@@ -69,13 +69,35 @@ class Metrics:
 
 
 @dataclasses.dataclass(frozen=True)
+class Watchdog:
+  """What happens to a run that makes no progress. Compilation is exempt."""
+
+  # Seconds without progress before the stacks of all threads are written to
+  # WORKDIR/stalls, and a line to stderr; 0 = no watchdog.
+  seconds: float = 600.0
+  # Seconds without progress before the run ends with exit code 4, so that a
+  # scheduler starts it again; None = never. One update, one save and one call
+  # of a reward function or environment must take less.
+  exit_seconds: float | None = None
+
+  def __post_init__(self):
+    base.require(self.seconds >= 0, 'seconds', 'be >= 0', self.seconds)
+    base.require(
+      self.exit_seconds is None or self.exit_seconds >= self.seconds > 0,
+      'exit_seconds',
+      f'be None or >= the {self.seconds:g} of seconds, which are > 0',
+      self.exit_seconds,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
   """The whole config: shared keys, and one subtree per stage."""
 
   # Seed of the initial weights, the tasks, their order, and sampling.
   seed: int = 0
   # Folder of the persistent compilation cache; None = no cache.
-  compilation_cache: str | None = '~/.cache/posttrain/compiled'
+  compilation_cache: base.Compiled = '~/.cache/posttrain/compiled'
   # Architecture of the policy, unless a stage sets its own.
   model: models.Model = models.Model()
   # Tokenizer of all stages.
@@ -86,6 +108,8 @@ class Run:
   checkpoint: Checkpoint = Checkpoint()
   # Outputs of metrics.
   metrics: Metrics = Metrics()
+  # What happens without progress.
+  watchdog: Watchdog = Watchdog()
   # Name -> stage, in running order.
   stages: dict[str, stage.Stage] = dataclasses.field(default_factory=dict)
 

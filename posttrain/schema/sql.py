@@ -1,10 +1,12 @@
 """Options of the SQL exploration environment."""
 
 import dataclasses
+import datetime
 
 from posttrain.schema import base
 
 DIFFICULTIES = ('easy', 'medium', 'hard')
+_TIME = '%Y-%m-%d %H:%M:%S'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,8 @@ class SqlFiles:
   # Which data source this is; fixed.
   type: str = 'files'
   # Path of a JSON list, or JSONL, of objects with `id`, `question`, `db_id`,
-  # `tables`, `gold_sql`, `gold_answer` (rows), `answer_type`, `difficulty`.
+  # `tables`, `gold_sql`, `gold_answer` (rows), `answer_type`, `difficulty`;
+  # `gold_answers`, a list, instead of `gold_answer`: any of them is correct.
   questions: str = ''
   # Folder with the databases, `<db_id>/<db_id>.sqlite`.
   databases: str = ''
@@ -47,6 +50,14 @@ class SqlFiles:
   eval_share: float = 0.3
   # Largest number of instructions of SQLite's virtual machine per query.
   query_steps: int = 1_000_000
+  # Grades the order of rows where the gold SQL has ORDER BY; rows with equal
+  # keys may come in any order. A question's own `ordered` goes before it.
+  ordered: bool = dataclasses.field(default=False, repr=False)
+  # Time of `date('now')` and CURRENT_TIMESTAMP in queries, UTC.
+  now: str = dataclasses.field(default='2025-01-01 00:00:00', repr=False)
+  # Leaves out questions that are malformed, or whose gold SQL the sandbox
+  # refuses, and logs them; False = they are an error, which lists all.
+  skip_refused: bool = dataclasses.field(default=False, repr=False)
 
   def __post_init__(self):
     for field in ('questions', 'databases'):
@@ -57,6 +68,9 @@ class SqlFiles:
       0 <= self.eval_share < 1, 'eval_share', 'be in [0, 1)', self.eval_share
     )
     base.require_positive(self, 'query_steps')
+    base.require(
+      _is_time(self.now), 'now', "be 'YYYY-MM-DD HH:MM:SS', UTC", self.now
+    )
 
 
 SqlData = SqlSynth | SqlFiles
@@ -140,3 +154,11 @@ class Sql:
     )
     base.require_choice(self, 'style', ('compact', 'verbose'))
     base.require_choice(self, 'role', ('tool', 'user'))
+
+
+def _is_time(text: str) -> bool:
+  try:
+    time = datetime.datetime.strptime(text, _TIME)
+  except ValueError:
+    return False
+  return time.strftime(_TIME) == text  # with all zeros

@@ -97,6 +97,9 @@ class Rollout:
   # Number of threads for blocking environments, which wait for a network or a
   # process.
   env_threads: int = 32
+  # Time limit of a call into an environment, in seconds, without its judge's
+  # time. A call that exceeds it is an error of its episode.
+  env_timeout: float = 300.0
   # A blocking environment's reply is read this many chunks after the turn, if
   # other episodes decode meanwhile; a later reply is waited for.
   env_chunks: int = 4
@@ -112,6 +115,7 @@ class Rollout:
       'prefill_rows',
       'prefill_tokens',
       'env_threads',
+      'env_timeout',
       'env_chunks',
     )
     base.require_non_negative(self, 'max_errors')

@@ -32,20 +32,30 @@ import functools
 import inspect
 import itertools
 import math
+import os
 import sys
+import threading
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from posttrain.util import errors
+from posttrain.util import errors, exits, logs, memory, streams
 
-INTERRUPTED = 130  # exit code after Ctrl-C
 # The help of --checkpoint, which several commands take.
 CHECKPOINT = (
   "A run's workdir, one of its checkpoints/<stage> folders, one of their step "
   'folders, or a HuggingFace or PEFT directory.'
 )
+# The help of --trust_config, which several commands take.
+TRUST_CONFIG = (
+  'Trusts what a config.json or a checkpoint names: functions that posttrain '
+  'does not define, servers, and a folder of compiled programs. They are '
+  'printed. A run that you trained yourself, with the same home folder or '
+  'XDG_STATE_HOME, needs no trust.'
+)
 
+# After a failure, the longest that the exit waits for threads.
+_EXIT_SECONDS = 10.0
 T = TypeVar('T')
 
 
@@ -148,18 +158,38 @@ class Parser(Generic[T]):
       *packages: as in `errors.report`.
 
     Returns:
-      The exit code: 0 done, 1 the command failed, 2 the command line or the
-      config is wrong, 130 interrupted, or the command's own.
+      The exit code, as in `exits`, or the command's own.
     """
+    is_process = argv is None
     argv = sys.argv[1:] if argv is None else argv
+    try:
+      with streams.guarded(), logs.one_line_background():
+        code = self._run(command, argv, packages)
+    except OSError as error:  # the last line could not be written to stdout
+      code = errors.report(error)
+    if is_process and code == exits.FAILED:
+      # Threads of libraries may wait for what has failed.
+      timer = threading.Timer(_EXIT_SECONDS, os._exit, (code,))
+      timer.daemon = True
+      timer.start()
+    return code
+
+  def _run(
+    self,
+    command: Callable[[T], int | None],
+    argv: Sequence[str],
+    packages: Sequence[str],
+  ) -> int:
     if '--help' in argv or '-h' in argv:
       print(self.help())
-      return 0
+      return exits.DONE
     try:
-      return command(self.parse(argv)) or 0
+      flags = self.parse(argv)
+      memory.check_limit()
+      return command(flags) or exits.DONE
     except KeyboardInterrupt:
-      return INTERRUPTED
-    except (ValueError, RuntimeError) as error:
+      return exits.INTERRUPTED
+    except Exception as error:
       return errors.report(error, *packages)
 
   def parse(self, argv: Sequence[str]) -> T:

@@ -3,8 +3,13 @@
 Recipes name functions and classes by text, so that the config is plain data.
 """
 
+import ast
 import importlib
+import importlib.util
+import pathlib
 from typing import Any
+
+from posttrain.util import foreign
 
 
 def load(path: str, key: str) -> Any:
@@ -21,20 +26,28 @@ def load(path: str, key: str) -> Any:
   module, _, name = path.partition(':')
   if not (module and name):
     raise ValueError(
-      f"{key} must be an import path 'package.module:name': got {path!r}"
+      f"{key} must be an import path 'package.module:name': got "
+      f'{foreign.quote(path)}'
     )
   try:
     value: Any = importlib.import_module(module)
   except ImportError as error:
     raise ValueError(
-      f'{key} must be importable: got {path!r}; {error}; its folder must be '
-      'on the PYTHONPATH'
+      f'{key} must be importable: got {foreign.quote(path)}; '
+      f'{foreign.text(error)}; its folder must be on the PYTHONPATH'
+    ) from error
+  except MemoryError:
+    raise
+  except (Exception, SystemExit) as error:  # of the module's own code
+    raise ValueError(
+      f'{key} must be importable: got {foreign.quote(path)}; '
+      f'{foreign.error(error)}'
     ) from error
   for part in name.split('.'):
     if not hasattr(value, part):
       raise ValueError(
-        f'{key} must name an object of its module: got {path!r}, but {module} '
-        f'has no {name!r}'
+        f'{key} must name an object of its module: got {foreign.quote(path)}, '
+        f'but {foreign.text(module)} has no {foreign.quote(name)}'
       )
     value = getattr(value, part)
   return value
@@ -45,6 +58,41 @@ def function(path: str, key: str) -> Any:
   value = load(path, key)
   if not callable(value):
     raise ValueError(
-      f'{key} must name a function: got {path!r}, a {type(value).__name__}'
+      f'{key} must name a function: got {foreign.quote(path)}, a '
+      f'{foreign.kind(value)}'
     )
   return value
+
+
+def definition(
+  folder: pathlib.Path, path: str
+) -> ast.FunctionDef | ast.ClassDef | None:
+  """Returns the function or class of a path in a package's own source.
+
+  None if the source does not define it.
+
+  Imports nothing, because importing a module runs it: finds the file that would
+  be imported, and looks for the definition in its syntax tree. Names that a
+  module has imported or assigned are not its definitions, and names with a dot
+  are none.
+
+  Args:
+    folder: the package's folder.
+    path: 'package.module:name'.
+  """
+  module, _, name = path.partition(':')
+  package, *rest = module.split('.')
+  if package != folder.name or not all(x.isidentifier() for x in (*rest, name)):
+    return None
+  spec = importlib.util.find_spec(package)  # of a package: imports nothing
+  places = [] if spec is None else spec.submodule_search_locations or []
+  if [pathlib.Path(x).resolve() for x in places] != [folder.resolve()]:
+    return None  # another package of this name is found first
+  place = folder.joinpath(*rest)
+  file = place / '__init__.py' if place.is_dir() else place.with_suffix('.py')
+  if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+    return None
+  for node in reversed(ast.parse(file.read_bytes()).body):
+    if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+      return node
+  return None

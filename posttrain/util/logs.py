@@ -1,14 +1,57 @@
-"""Filters for the log records of other packages."""
+"""Filters for what other packages log, and print from their threads."""
 
+import contextlib
 import logging
 import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from posttrain.util import foreign
 
 
 def quiet(package: str) -> None:
-  """Drops the records below ERROR that `package` logs through absl."""
+  """Drops the records below ERROR that `package` logs through absl.
+
+  Errors are one line without a traceback: the package raises them as well.
+  """
   logger = logging.getLogger('absl')
   if not any(getattr(f, 'package', None) == package for f in logger.filters):
     logger.addFilter(_ErrorsOnly(package))
+
+
+@contextlib.contextmanager
+def one_line_background() -> Iterator[None]:
+  """Shows exceptions of background threads and of C callbacks as one line.
+
+  Orbax prints one traceback per file that it cannot write; the error itself is
+  raised where the main thread waits. Equal lines are printed once.
+  """
+  seen: set[str] = set()
+
+  def show(error: BaseException | None) -> None:
+    line = 'unknown'
+    if error is not None:
+      line = f'{foreign.error(error)} ({foreign.place(error)})'
+    if line not in seen and 'Event loop is closed' not in line:
+      logging.getLogger('absl').warning('in the background: %s', line)
+    seen.add(line)
+
+  def shorten(record: logging.LogRecord) -> bool:
+    record.msg, record.args = foreign.text(record.getMessage()), ()
+    record.exc_info = None
+    return True
+
+  before = sys.excepthook, threading.excepthook
+  sys.excepthook = lambda kind, error, trace: show(error)
+  threading.excepthook = lambda arguments: show(arguments.exc_value)
+  loops = logging.getLogger('asyncio')  # errors of tasks that were dropped
+  loops.addFilter(shorten)
+  try:
+    yield
+  finally:
+    loops.removeFilter(shorten)
+    sys.excepthook, threading.excepthook = before
 
 
 class _ErrorsOnly(logging.Filter):
@@ -18,4 +61,8 @@ class _ErrorsOnly(logging.Filter):
 
   def filter(self, record: logging.LogRecord) -> bool:
     folder = f'{os.sep}{self.package}{os.sep}'
-    return record.levelno >= logging.ERROR or folder not in record.pathname
+    if folder not in record.pathname:
+      return True
+    record.msg, record.args = foreign.text(record.getMessage()), ()
+    record.exc_info = None
+    return record.levelno >= logging.ERROR

@@ -2,9 +2,14 @@
 
 import contextlib
 import ctypes
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+# Bytes of address space that jax and its threads need, and with which small
+# models have enough.
+_LEAST, _ROOMY = 3 * 2**29, 16 * 2**30
 
 
 def keep_freed_memory() -> bool:
@@ -24,6 +29,52 @@ def keep_freed_memory() -> bool:
   large = 2**31 - 1
   # On 32-bit glibc the largest allowed mmap threshold is lower.
   return bool(mallopt(mmap_threshold, large) and mallopt(trim_threshold, large))
+
+
+def check_limit() -> None:
+  """Checks the limit on the address space of the process (ulimit -v).
+
+  Where it is too low, C++ ends the process with `std::bad_alloc`, which no
+  Python code can catch.
+
+  Raises:
+    RuntimeError: jax cannot start within the limit.
+  """
+  try:
+    import resource  # not on Windows
+  except ImportError:
+    return
+  limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if limit == resource.RLIM_INFINITY or limit >= _ROOMY:
+    return
+  if limit < _LEAST:
+    raise RuntimeError(
+      f'the process must be allowed {_LEAST / 2**30:g} GiB of address space: '
+      f'got {limit / 2**30:.2g} GiB; raise or remove the limit (ulimit -v)'
+    )
+  logging.getLogger('absl').warning(
+    'the process may use %.3g GiB of address space (ulimit -v): if that is '
+    'too little, it ends with std::bad_alloc',
+    limit / 2**30,
+  )
+
+
+def share_one_arena() -> None:
+  """Makes all threads allocate from one heap; does nothing without glibc.
+
+  By default each thread has a heap of its own, whose free end
+  `release_freed_memory` cannot return. To be called before threads start.
+  """
+  if sys.platform.startswith('linux'):
+    with contextlib.suppress(OSError, AttributeError):
+      ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX of malloc.h
+
+
+def release_freed_memory() -> None:
+  """Returns freed memory to the kernel; does nothing without glibc."""
+  if sys.platform.startswith('linux'):
+    with contextlib.suppress(OSError, AttributeError):
+      ctypes.CDLL(None).malloc_trim(0)
 
 
 class OutOfDeviceMemory(RuntimeError):

@@ -1,13 +1,21 @@
-"""Preemption: SIGTERM requests a stop, which the run makes between batches."""
+"""Requests to stop a run early: by SIGTERM, or because of a time limit.
+
+The train loop looks at them between batches.
+"""
 
 import contextlib
+import re
 import signal
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 
-# Exit code of a run that stopped after saving, to be started again
-# (EX_TEMPFAIL).
-EXIT_CODE = 75
+from posttrain.util import foreign
+
+STARTED = time.monotonic()  # about when the process started
+MARGIN = 5.0  # seconds between the last save and the time limit
+_UNITS = {'d': 86_400, 'h': 3_600, 'm': 60, 's': 1}
 
 
 class Preempted(Exception):
@@ -17,9 +25,16 @@ class Preempted(Exception):
 class Signal:
   """A request to stop the run."""
 
-  def __init__(self):
+  def __init__(self, time_limit: float | None = None):
+    """Args: time_limit: seconds of the process, from its start; None = any."""
     self.requested = False
     self._callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
+    self._step_began, self._steps, self._longest = time.monotonic(), 0, 0.0
+    self._end = self._latest = None
+    if time_limit is not None:
+      # When the process must have ended, and when it must begin to save.
+      self._end = self._latest = STARTED + time_limit - MARGIN
+      threading.Thread(target=self._wait, name='limit', daemon=True).start()
 
   def request(self, *_: object) -> None:
     """Sets the request and calls the callbacks; a signal handler."""
@@ -38,18 +53,79 @@ class Signal:
     """
     self._callbacks.append(weakref.WeakMethod(callback))
 
+  def begin_steps(self) -> None:
+    """Starts to measure the steps of a stage."""
+    self._step_began, self._steps = time.monotonic(), 0
+
+  def after_step(self, save_seconds: float) -> bool:
+    """Returns whether to save and stop now; called once at the end of a step.
+
+    True after a request, or if the time limit leaves no time for another step,
+    as long as the longest of the stage, and its save. The first step, which
+    compiles, counts only until there is another.
+
+    Args:
+      save_seconds: how long a save takes.
+    """
+    now = time.monotonic()
+    last, self._step_began = now - self._step_began, now
+    self._steps += 1
+    self._longest = last if self._steps <= 2 else max(self._longest, last)
+    if self._end is not None:
+      self._latest = self._end - save_seconds
+      self.requested |= now + self._longest > self._latest
+    return self.requested
+
   def check(self, where: str) -> None:
     """Raises `Preempted(where)` after a request; call it when all is saved."""
     if self.requested:
       raise Preempted(where)
 
+  def _wait(self) -> None:
+    """Requests the stop at the latest time, also in the middle of a step."""
+    while not self.requested:
+      assert self._latest is not None
+      left = self._latest - time.monotonic()
+      if left <= 0:
+        self.request()
+      time.sleep(min(max(left, 0.0), 1.0))
+
 
 @contextlib.contextmanager
-def on_sigterm() -> Iterator[Signal]:
-  """Yields a signal that SIGTERM requests; restores the handler at the end."""
-  stop = Signal()
+def on_sigterm(time_limit: float | None = None) -> Iterator[Signal]:
+  """Yields a signal that SIGTERM requests; restores the handler at the end.
+
+  Args:
+    time_limit: as in `Signal`.
+  """
+  stop = Signal(time_limit)
   before = signal.signal(signal.SIGTERM, stop.request)
   try:
     yield stop
   finally:
     signal.signal(signal.SIGTERM, before)
+
+
+def seconds(text: str, name: str) -> float:
+  """Returns the seconds of a duration such as '3h50m', '90m' or '1d12h'.
+
+  Args:
+    text: the duration.
+    name: its name in errors, such as '--time_limit'.
+
+  Raises:
+    ValueError: it is no duration, or 0.
+  """
+  numbers = re.fullmatch(r'(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?', text)
+  total = sum(
+    int(number or 0) * factor
+    for number, factor in zip(
+      numbers.groups() if numbers else (), _UNITS.values(), strict=False
+    )
+  )
+  if not total:
+    raise ValueError(
+      f'{name} must be a duration with units, as in 3h50m or 90s: got '
+      f'{foreign.quote(text)}'
+    )
+  return float(total)

@@ -1,9 +1,14 @@
-"""Timers of the parts of a step: seconds by name."""
+"""Timers of the parts of a step: seconds by name.
+
+Each part is a phase of the watchdog.
+"""
 
 import collections
 import contextlib
 import time
 from collections.abc import Iterator
+
+from posttrain.util import watchdog
 
 
 class Timers:
@@ -22,7 +27,8 @@ class Timers:
   def __call__(self, name: str) -> Iterator[None]:
     start = time.perf_counter()
     try:
-      yield
+      with watchdog.phase(name):
+        yield
     finally:
       self._seconds[name] += time.perf_counter() - start
 

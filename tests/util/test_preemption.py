@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -36,3 +37,74 @@ def test_a_request_calls_the_callbacks_of_objects_that_are_alive():
   del dropped
   stop.request()
   assert kept.ended == 1
+
+
+@pytest.mark.parametrize(
+  ('text', 'seconds'),
+  [('3h50m', 13_800), ('90s', 90), ('1d', 86_400), ('1d2h3m4s', 93_784)],
+)
+def test_durations_have_units(text, seconds):
+  assert preemption.seconds(text, '--time_limit') == seconds
+
+
+@pytest.mark.parametrize('text', ['', '90', '0s', '5m3h', '-1h', '3.5h', '1 h'])
+def test_other_texts_are_no_durations(text):
+  with pytest.raises(ValueError, match='^--time_limit must be a duration with'):
+    preemption.seconds(text, '--time_limit')
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """Returns a list with the present time, which tests set."""
+  now = [100.0]
+  monkeypatch.setattr(preemption, 'STARTED', 100.0)
+  monkeypatch.setattr(preemption.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(preemption.threading, 'Thread', Silent)
+  return now
+
+
+class Silent:
+  """A thread that does nothing."""
+
+  def __init__(self, **_):
+    pass
+
+  def start(self):
+    pass
+
+
+def test_the_time_limit_leaves_time_for_a_step_and_its_save(clock):
+  stop = preemption.Signal(200.0)  # ends at 300, and must save before 295
+  clock[0] = 150.0
+  stop.begin_steps()
+  for now in (210.0, 220.0, 240.0, 250.0):  # the first step compiles
+    clock[0] = now
+    assert not stop.after_step(save_seconds=10)
+  clock[0] = 266.0
+  assert stop.after_step(save_seconds=10)  # 266 + 20 > 285
+  assert stop.requested
+
+
+def test_a_single_step_is_the_estimate_of_the_next(clock):
+  stop = preemption.Signal(200.0)
+  stop.begin_steps()
+  clock[0] = 198.0  # another one of 98 s would end at 296
+  assert stop.after_step(save_seconds=0)
+
+
+def test_without_a_time_limit_only_requests_stop(clock):
+  stop = preemption.Signal()
+  clock[0] = 1e9
+  assert not stop.after_step(save_seconds=1e9)
+  stop.request()
+  assert stop.after_step(save_seconds=0)
+
+
+def test_the_limit_ends_waits_within_a_step():
+  used = time.monotonic() - preemption.STARTED
+  stop, wait = preemption.Signal(used + preemption.MARGIN + 0.2), Wait()
+  stop.on_request(wait.end)
+  end = time.monotonic() + 10
+  while not wait.ended and time.monotonic() < end:
+    time.sleep(0.01)
+  assert stop.requested and wait.ended == 1

@@ -1,0 +1,82 @@
+"""Recipe files: Python with a function `get_config`, which is run.
+
+A recipe is code: it may do whatever Python can, as the user who runs it.
+"""
+
+import os
+import runpy
+from types import TracebackType
+
+from ml_collections import config_dict
+
+from posttrain.util import errors, foreign
+
+PREFIX = 'recipe_'  # begins the module name of a recipe file
+
+
+def split(spec: str) -> tuple[str, str]:
+  """Splits `FILE` or `FILE:ARGUMENT` into the file and '' or the argument.
+
+  Raises:
+    ValueError: there is no such file, or it is neither Python nor JSON.
+  """
+  path, _, argument = spec.partition(':')
+  if os.path.isfile(spec):  # a path may have colons
+    path, argument = spec, ''
+  if not os.path.isfile(path):
+    raise ValueError(f'--config must name a file: got {foreign.quote(path)}')
+  if not path.endswith(('.py', '.json')):
+    raise ValueError(
+      '--config must name a recipe FILE.py, or the config.json of a workdir: '
+      f'got {foreign.quote(path)}'
+    )
+  return path, argument
+
+
+def run(path: str, argument: str) -> config_dict.ConfigDict:
+  """Runs a recipe; returns its config.
+
+  Args:
+    path: a Python file.
+    argument: passed to its `get_config`; '' = none is passed.
+
+  Raises:
+    ValueError: it is no Python, raises, or has no `get_config` that returns a
+      ConfigDict; names the file and the line.
+  """
+  name = os.path.splitext(os.path.basename(path))[0]
+  try:
+    recipe = runpy.run_path(path, run_name=PREFIX + name)
+    if 'get_config' not in recipe:
+      raise ValueError(f'{path} must define get_config(argument)')
+    config = recipe['get_config'](*([argument] if argument else []))
+  except MemoryError:
+    raise
+  except (Exception, SystemExit) as error:
+    # Of the user: an option of the schema, or of the recipes' machinery.
+    user = isinstance(error, ValueError | RuntimeError)
+    if user and errors.is_expected(error, 'configs.'):
+      raise
+    line = _line(path, error)
+    raise ValueError(
+      f'{path} must be a recipe that runs: {line}{foreign.error(error)}'
+    ) from error
+  if not isinstance(config, config_dict.ConfigDict):
+    raise ValueError(
+      f'{path}: get_config must return a ConfigDict: got '
+      f'{foreign.quote(config)}'
+    )
+  return config
+
+
+def _line(path: str, error: BaseException) -> str:
+  """Returns 'line N: ', the last line of a file before an error, or ''."""
+  number = None
+  if isinstance(error, SyntaxError) and error.filename == path:
+    number = error.lineno
+  trace: TracebackType | None = error.__traceback__
+  while trace is not None:
+    if trace.tb_frame.f_code.co_filename == path:
+      number = trace.tb_lineno
+    trace = trace.tb_next
+  return '' if number is None else f'line {number}: '

@@ -1,0 +1,132 @@
+"""A lock of a folder that the process holds, so that one run writes to it.
+
+The lock is a POSIX record lock (`fcntl.lockf`) on a file in the folder: the
+system drops it when the process ends, however it ends, and forked workers do
+not inherit it. The file names the holder. It is never deleted: another process
+may be about to lock it.
+"""
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from posttrain.util import foreign, json_files
+
+NAME = 'lock'  # of the file in the folder
+_BUSY = (errno.EACCES, errno.EAGAIN)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+# A process does not exclude itself from a record lock, and closing any
+# descriptor of the file drops it: (device, inode) of each file that is locked
+# here -> its holder. Such a file is not opened again.
+_held: dict[tuple[int, int], dict[str, Any]] = {}
+_guard = threading.Lock()  # of `_held`: one thread locks or unlocks at a time
+
+
+class Locked(ValueError):
+  """The folder is locked by another run."""
+
+
+@contextlib.contextmanager
+def hold(folder: str, what: str) -> Iterator[None]:
+  """Locks an existing folder while the block runs.
+
+  Warns, and locks nothing, where the file system has no locks.
+
+  Args:
+    folder: the folder.
+    what: its name in errors, such as '--workdir'.
+
+  Raises:
+    Locked: another run holds it; names that.
+    OSError: the file in the folder is none of this process's to write.
+  """
+  with _guard:
+    descriptor, identity = _take(os.path.join(folder, NAME), what)
+  try:
+    yield
+  finally:
+    with _guard:
+      del _held[identity]
+      os.close(descriptor)
+
+
+def _take(path: str, what: str) -> tuple[int, tuple[int, int]]:
+  """Locks a file, which is created if it is missing, and names the holder."""
+  with contextlib.suppress(FileNotFoundError):
+    identity = _identity(os.lstat(path))
+    if identity in _held:
+      raise _locked(path, what, _held[identity])
+  flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+  descriptor = os.open(path, flags, 0o644)
+  try:
+    status, holder = os.fstat(descriptor), _holder()
+    if not stat.S_ISREG(status.st_mode):
+      raise OSError(errno.EINVAL, 'no regular file', path)
+    _lock(descriptor, path, what)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps(holder).encode())
+  except BaseException:
+    os.close(descriptor)
+    raise
+  _held[_identity(status)] = holder
+  return descriptor, _identity(status)
+
+
+def _lock(descriptor: int, path: str, what: str) -> None:
+  try:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    if error.errno in _BUSY:
+      raise _locked(path, what, _read(descriptor, path)) from None
+    if error.errno not in _NO_LOCKS:
+      raise
+    warnings.warn(
+      f'{what} should be on a file system with locks: got {path}, '
+      f'{foreign.text(error)}; start no second run in it',
+      stacklevel=5,
+    )
+
+
+def _read(descriptor: int, path: str) -> dict[str, Any]:
+  """Returns the holder that a file names; {} if it names none."""
+  try:
+    holder = json_files.parse(os.pread(descriptor, 4096, 0), path)
+  except ValueError:
+    return {}
+  return holder if isinstance(holder, dict) else {}
+
+
+def _locked(path: str, what: str, holder: dict[str, Any]) -> Locked:
+  who = 'another process, which is starting'
+  if holder:
+    who = (
+      f'process {foreign.text(holder.get("pid"), 20)} on '
+      f'{foreign.text(holder.get("host"), 80)}, since '
+      f'{foreign.text(holder.get("since"), 40)}'
+    )
+  return Locked(
+    f'{what} must have one run at a time: got {os.path.dirname(path)!r}, which '
+    f'is in use by {who}; wait for its end, or stop it'
+  )
+
+
+def _holder() -> dict[str, Any]:
+  now = datetime.datetime.now().astimezone()
+  return {
+    'pid': os.getpid(),
+    'host': socket.gethostname(),
+    'since': now.isoformat(timespec='seconds'),
+  }
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+  return status.st_dev, status.st_ino
