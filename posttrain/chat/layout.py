@@ -1,30 +1,32 @@
 """Attribution of a rendered conversation: text pieces by role and content.
 
 1. The template renders the whole conversation.
-2. It renders the conversation again with a mark in place of each content in
-   turn: the text around the mark surrounds the content, also if a template
-   trims the content or renders only a part of it.
+2. `finder` finds each content in the text, also if a template trims the content
+   or renders only a part of it.
 3. The text between two contents is split where the conversation up to the
    first one ends; if that is unknown, it belongs to the second.
+
+For 3. the template renders the conversation up to each message, in the first
+part of a long conversation. In the rest, messages that follow the same roles
+and the same scaffold end as those before; a sample of them is rendered too.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import collections
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from posttrain import types
+from posttrain.chat import finder, spans
+from posttrain.util import foreign
 
-_MARK = '\uf8ffcontent\uf8ff'  # private-use characters: in no template
+Template = spans.Template
+Encode = Callable[[str], Sequence[int]]
+
+_OPENING, _CLOSING = tuple('<[{'), tuple('>]}')
 
 
 class Rewritten(ValueError):
   """A template that renders earlier turns differently after later ones."""
-
-
-class Template(Protocol):
-  """A chat template: messages to text."""
-
-  def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages; with `prompt`, adds the header of an assistant turn."""
 
 
 class Piece(NamedTuple):
@@ -45,6 +47,9 @@ def pieces(
   prompt: bool,
   start: int = 0,
   skip: int = 0,
+  closed: bool = False,
+  limits: spans.Limits = spans.TRAINING,
+  encode: Encode | None = None,
 ) -> list[Piece]:
   """Splits the text that the messages from `start` on add to a conversation.
 
@@ -55,107 +60,181 @@ def pieces(
     prompt: whether the text ends in the header of an assistant turn.
     start: index of the first message to split.
     skip: characters of the text that have been split before.
+    closed: whether these are the text of the messages before `start`.
+    limits: bounds of the work.
+    encode: tokenizes scaffold. With it, ends that are known to give the same
+      ids may stand for each other: attribution of scaffold is not exact.
 
   Returns:
     Pieces whose texts join to text[skip:].
 
   Raises:
     ValueError: a content is rendered not exactly once, or out of order; names
-      its message.
+      its message. Or the template needs too many renderings.
   """
+  work = spans.Work(messages, text, limits=limits)
+  ends = _Ends(template, messages, text, prompt, work, encode)
   result, position = [], skip
   if start:
-    position = _end(template, messages, start - 1, text, skip, len(text))
+    if not closed:
+      position += ends.rendered(start - 1, skip, len(text))
     role = messages[start - 1]['role']
     result.append(Piece(text[skip:position], role, message=start - 1))
-  spans = [
-    span(template, messages, i, text, prompt=prompt)
-    for i in range(start, len(messages))
-  ]
-  for i, (begin, end) in enumerate(spans, start):
-    role = messages[i]['role']
-    if begin is None:  # an empty content that is not rendered
-      continue
-    following = (a for a, _ in spans[i + 1 - start :] if a is not None)
-    limit = next(following, len(text))
-    if not position <= begin <= end <= limit:
-      raise ValueError(
-        'config.tokenizer.chat_template must show contents in their order: '
-        f'got that of messages[{i}] at {begin} to {end} of {text!r}'
-      )
+  found = finder.find(
+    template, messages, text, prompt=prompt, start=start, work=work
+  )
+  gaps = _gaps(messages, text, position, found, start)
+  for gap, length in zip(gaps, ends.lengths(gaps), strict=True):
+    role, end = messages[gap.index]['role'], gap.begin + length
     result += [
-      Piece(text[position:begin], role, message=i),
-      Piece(text[begin:end], role, True, message=i),
+      Piece(text[position : gap.span.begin], role, message=gap.index),
+      Piece(text[gap.span.begin : gap.begin], role, True, message=gap.index),
+      Piece(text[gap.begin : end], role, message=gap.index),
     ]
-    position = _end(template, messages, i, text, end, limit)
-    result.append(Piece(text[end:position], role, message=i))
+    position = end
   last = 'assistant' if prompt or not messages else messages[-1]['role']
   return [*result, Piece(text[position:], last)]
 
 
-def span(
-  template: Template,
-  messages: types.Messages,
-  index: int,
-  text: str,
-  *,
-  prompt: bool = False,
-) -> tuple[int | None, int | None]:
-  """Returns the range (begin, end) of a message's content within the text.
+class _Gap(NamedTuple):
+  """A content and the text between it and the next one."""
 
-  If the template trims or cuts the content, the range of its rest; (None,
-  None) for an empty content that is not rendered.
+  index: int  # of the message
+  span: spans.Span  # of its content
+  end: int  # where the next content begins
 
-  Raises:
-    ValueError: the content is rendered not exactly once.
-  """
-  content = messages[index]['content']
-  marked = _marked(template, messages, index, _MARK, prompt)
-  count = marked.count(_MARK)
-  if not count and not content.strip():
-    return None, None
-  if count != 1:
-    raise ValueError(
-      'config.tokenizer.chat_template must show each content once: it shows '
-      f'that of messages[{index}] ({messages[index]["role"]}) {count} times'
-    )
-  before, _, after = marked.partition(_MARK)
-  for variant in (content, content.strip()):
-    if text == before + variant + after:
-      return len(before), len(before) + len(variant)
-  # Some templates (Qwen3) read how a content begins and ends, and render other
-  # turns accordingly: both stay, with the mark in the middle.
-  half = len(content) // 2
-  head, tail = content[:half], content[half:]
-  marked = _marked(template, messages, index, head + _MARK + tail, prompt)
-  middle = marked.find(_MARK)
-  for a, b in ((head, tail), (head.lstrip(), tail.rstrip())):
-    if marked == text[:middle] + _MARK + text[middle:] and (
-      text[:middle].endswith(a) and text[middle:].startswith(b)
-    ):
-      return middle - len(a), middle + len(b)
-  begin = _common(before, text)
-  return begin, len(text) - _common(after[::-1], text[begin:][::-1])
+  @property
+  def begin(self) -> int:
+    return self.span.end
 
 
-def _marked(template, messages, index: int, content: str, prompt: bool) -> str:
-  """Renders the messages with another content in place of one."""
-  other = {**messages[index], 'content': content}
-  messages = (*messages[:index], other, *messages[index + 1 :])
-  return template.text(messages, prompt)
+def _gaps(messages, text, position, found, start: int) -> list[_Gap]:
+  """Returns the contents that are rendered; checks their order."""
+  shown = [
+    (i, span)
+    for i, span in enumerate(found, start)
+    if span.begin is not None  # else an empty content that is not rendered
+  ]
+  limits = [*(span.begin for _, span in shown), len(text)][1:]
+  for (i, (begin, end, _)), limit in zip(shown, limits, strict=True):
+    if not position <= begin <= end <= limit:
+      raise ValueError(
+        'config.tokenizer.chat_template must show contents in their order: '
+        f'got that of messages[{i}] at {begin} to {end} of '
+        f'{foreign.quote(text)}'
+      )
+    position = end
+  return [_Gap(*item, limit) for item, limit in zip(shown, limits, strict=True)]
 
 
-def _end(template, messages, index, text, low: int, high: int) -> int:
-  """Returns where a message ends, including the scaffold after its content."""
-  try:
-    prefix = template.text(messages[: index + 1])
-  except ValueError:  # the template refuses conversations that end here
-    return low
-  ends = text.startswith(prefix) and low <= len(prefix) <= high
-  return len(prefix) if ends else low
+class _Ends:
+  """Finds how much scaffold after a content belongs to its message."""
+
+  def __init__(
+    self,
+    template,
+    messages,
+    text,
+    prompt,
+    work: spans.Work,
+    encode: Encode | None,
+  ):
+    self._template, self._messages, self._text = template, messages, text
+    self._prompt, self._work = prompt, work
+    units, per_message = work.limits.exact
+    self._exact = units + per_message * len(messages)
+    self._same = None if encode is None else _Same(encode)
+
+  def rendered(self, index: int, low: int, high: int) -> int:
+    """Returns the length of the text from `low` to a message's end.
+
+    It is 0 if the conversation up to the message is another text, or ends
+    beyond `high`.
+    """
+    if low == high:
+      return 0
+    if index == len(self._messages) - 1 and not self._prompt:
+      return len(self._text) - low if high == len(self._text) else 0
+    self._work.add(index + 1)
+    try:
+      prefix = self._template.text(self._messages[: index + 1])
+    except ValueError:  # the template refuses conversations that end here
+      return 0
+    ends = low <= len(prefix) <= high and self._text.startswith(prefix)
+    return len(prefix) - low if ends else 0
+
+  def lengths(self, gaps: list[_Gap]) -> list[int]:
+    """Returns for each gap how much of it belongs to the message before it."""
+    lengths, likened = self._likened(gaps)
+    for i in likened[:: max(len(likened) // self._work.limits.checks, 1)]:
+      gap = gaps[i]
+      length = self.rendered(gap.index, gap.begin, gap.end)
+      after = self._text[gap.begin : gap.end]
+      if not self._equal(after, length, lengths[i]):
+        return [self.rendered(g.index, g.begin, g.end) for g in gaps]
+    return lengths
+
+  def _equal(self, after: str, *lengths: int) -> bool:
+    """Returns whether ends within a scaffold may stand for each other."""
+    if len(set(lengths)) == 1:
+      return True
+    return self._same is not None and self._same(after, *lengths)
+
+  def _likened(self, gaps: list[_Gap]) -> tuple[list[int], list[int]]:
+    """Returns lengths, and the positions of those found by likeness."""
+    known: dict[tuple, int] = {}
+    seen: dict[tuple, set[int]] = {}  # by what is less than the likeness
+    lengths, likened, begin = [], [], 0
+    recent = collections.deque(maxlen=4)
+    budget = self._work.units + self._exact
+    for i, gap in enumerate(gaps):
+      before = self._text[begin : gap.span.begin]
+      after = self._text[gap.begin : gap.end]
+      message = self._messages[gap.index]
+      role, content = message['role'], message['content']
+      following = gaps[i + 1].index if i + 1 < len(gaps) else -1
+      likeness = (
+        role,
+        gap.span.kind,
+        content[:1] in _OPENING,  # templates look for tags there
+        content[-1:] in _CLOSING,
+        before,
+        after,
+        following >= 0 and self._messages[following]['role'],
+        following - gap.index,
+        tuple(recent),
+      )
+      length = known.get(likeness)
+      others = seen.setdefault((role, after), set())
+      if length is None and self._same and others:
+        if self._work.units >= budget and self._equal(after, *others):
+          length = min(others)
+      if length is None or self._work.units < budget:
+        length = self.rendered(gap.index, gap.begin, gap.end)
+        known[likeness] = length
+        others.add(length)
+      else:
+        likened.append(i)
+      lengths.append(length)
+      recent.append((role, gap.span.kind, after, length))
+      begin = gap.begin
+    return lengths, likened
 
 
-def _common(a: Sequence[str], b: Sequence[str]) -> int:
-  """Returns the length of the longest common prefix."""
-  pairs = enumerate(zip(a, b, strict=False))
-  return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+class _Same:
+  """Compares the ids of a scaffold that is split at different places."""
+
+  def __init__(self, encode: Encode):
+    self._encode = encode
+    self._ids: dict[tuple[str, int], list[int]] = {}
+
+  def __call__(self, text: str, *ends: int) -> bool:
+    first, *rest = (self._split(text, end) for end in ends)
+    return all(ids == first for ids in rest)
+
+  def _split(self, text: str, end: int) -> list[int]:
+    ids = self._ids.get((text, end))
+    if ids is None:
+      ids = [*self._encode(text[:end]), *self._encode(text[end:])]
+      self._ids[text, end] = ids
+    return ids

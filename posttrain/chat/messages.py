@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import types
+from posttrain.util import foreign
 
 
 def check(message: Any, place: str) -> None:
@@ -18,11 +19,15 @@ def check(message: Any, place: str) -> None:
   """
   if not isinstance(message, Mapping):
     raise ValueError(
-      f'{place} must be an object: got {message!r}, expected '
+      f'{place} must be an object: got {foreign.quote(message)}, expected '
       "{'role': ..., 'content': ...}"
     )
   role, content = message.get('role'), message.get('content')
   if role not in types.ROLES:
-    raise ValueError(f'{place}.role must be one of {types.ROLES}: got {role!r}')
+    raise ValueError(
+      f'{place}.role must be one of {types.ROLES}: got {foreign.quote(role)}'
+    )
   if not isinstance(content, str):
-    raise ValueError(f'{place}.content must be a string: got {content!r}')
+    raise ValueError(
+      f'{place}.content must be a string: got {foreign.quote(content)}'
+    )

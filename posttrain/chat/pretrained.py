@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from posttrain import schema
-from posttrain.chat import templates, tokenizers
+from posttrain.chat import templates, tokenizer_files, tokenizers
+from posttrain.util import foreign, json_files
 
 _SPECIAL = (
   'bos_token',
@@ -49,7 +50,9 @@ def resolve(cfg: schema.Tokenizer) -> TextSettings:
   Raises:
     ValueError: a file is missing or has another form; names it.
   """
-  variables = json.loads(cfg.template_variables)
+  variables = json_files.parse(
+    cfg.template_variables, 'config.tokenizer.template_variables'
+  )
   template = None
   if cfg.chat_template is not None:
     template = _template_file(cfg.chat_template)
@@ -149,7 +152,8 @@ def _check_read(template: str | None, variables: Mapping[str, Any]) -> None:
   for name in variables.keys() - reads:
     raise ValueError(
       'config.tokenizer.template_variables must be some that the chat '
-      f'template reads: got {name!r}, expected some of {sorted(reads)}'
+      f'template reads: got {foreign.quote(name)}, expected some of '
+      f'{foreign.quote(sorted(reads))}'
     )
 
 
@@ -188,8 +192,8 @@ def _closing(
   first special token there (a base model may have a chat template, but end its
   texts with another token).
   """
-  added = _json(file).get('added_tokens') or []
-  ends = [x['content'] for x in added if x['id'] in stops]
+  added = tokenizer_files.check(file)
+  ends = [token.text for token in added if token.id in stops]
   eos = variables.get('eos_token')
   ends = [*ends, eos] if eos else ends
   if template is None:
@@ -201,7 +205,7 @@ def _closing(
   except ValueError:  # rendering will raise it again
     return next(iter(ends), None)
   rest = text.partition(_MARK)[2]
-  special = [x['content'] for x in added if x.get('special')]
+  special = [token.text for token in added if token.special]
   for candidates in (ends, special):
     positions = {rest.index(x): x for x in candidates if x in rest}
     if positions:
@@ -216,22 +220,36 @@ def _template_file(name: str) -> str:
       'config.tokenizer.chat_template must name an existing file: got '
       f"{name!r}; None means the directory's template, or the built-in one"
     )
-  return path.read_text()
+  return _text(path)
 
 
 def _template(folder: pathlib.Path, metadata: Mapping[str, Any]) -> str | None:
   file = folder / 'chat_template.jinja'
   if file.is_file():
-    return file.read_text()
+    return _text(file)
   template = _json(folder / 'chat_template.json').get('chat_template')
   template = template or metadata.get('chat_template')
-  if not isinstance(template, list):
-    return template
-  by_name = {entry['name']: entry['template'] for entry in template}
+  if isinstance(template, list):
+    template = _default(folder, template)
+  if template is not None and not isinstance(template, str):
+    raise ValueError(
+      f'{folder}/tokenizer_config.json: chat_template must be a text: got '
+      f'{foreign.quote(template)}'
+    )
+  return template
+
+
+def _default(folder: pathlib.Path, templates: list[Any]) -> Any:
+  """Returns the template named 'default' of several."""
+  by_name = {}
+  for entry in templates:
+    if isinstance(entry, dict) and isinstance(entry.get('name'), str):
+      by_name[entry['name']] = entry.get('template')
   if 'default' not in by_name:
     raise ValueError(
       f'{folder}/tokenizer_config.json must have a chat template named '
-      f"'default': got {sorted(by_name)}; set config.tokenizer.chat_template"
+      f"'default': got {foreign.quote(sorted(by_name))}; set "
+      'config.tokenizer.chat_template'
     )
   return by_name['default']
 
@@ -244,10 +262,11 @@ def stop_ids(folder: str | pathlib.Path) -> tuple[int, ...]:
     if value is None:
       continue
     ids = value if isinstance(value, list) else [value]
-    if not all(type(i) is int and i >= 0 for i in ids):
+    limit = tokenizer_files.MAX_ID
+    if not all(type(i) is int and 0 <= i < limit for i in ids):
       raise ValueError(
         f'{path}: eos_token_id must be a token id, or a list of them: got '
-        f'{value!r}'
+        f'{foreign.quote(value)}'
       )
     return tuple(ids)
   return ()
@@ -260,19 +279,32 @@ def _special(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     value = metadata.get(role)
     value = value.get('content') if isinstance(value, Mapping) else value
     if value is not None and not isinstance(value, str):
-      raise ValueError(f'{path}: {role} must be a text: got {metadata[role]!r}')
+      raise ValueError(
+        f'{path}: {role} must be a text: got {foreign.quote(metadata[role])}'
+      )
     by_role |= {role: value} if value else {}
   return by_role
 
 
+def _text(path: pathlib.Path) -> str:
+  """Returns the text of a template's file."""
+  most = 4 * templates.MAX_SOURCE  # bytes
+  try:
+    with path.open('rb') as file:
+      data = file.read(most + 1)
+    if len(data) > most:
+      raise ValueError(
+        'config.tokenizer.chat_template must be a file of at most '
+        f'{most} bytes: got {path}'
+      )
+    return data.decode()
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(
+      f'config.tokenizer.chat_template must be a text file: got {path}; '
+      f'{foreign.text(error)}'
+    ) from error
+
+
 def _json(path: pathlib.Path) -> dict[str, Any]:
   """Reads the JSON object in a file; {} if there is no file."""
-  if not path.is_file():
-    return {}
-  try:
-    value = json.loads(path.read_text())
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path} must be JSON: {error}') from error
-  if not isinstance(value, dict):
-    raise ValueError(f'{path} must hold a JSON object: got {value!r:.60}')
-  return value
+  return json_files.read_object(path) if path.is_file() else {}

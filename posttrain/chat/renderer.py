@@ -14,15 +14,23 @@ Axes: T tokens.
 import copy
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import layout, pretrained, templates, tokenizers
+from posttrain.chat import (
+  layout,
+  meter,
+  pretrained,
+  spans,
+  templates,
+  tokenizers,
+)
 from posttrain.chat import messages as forms
 from posttrain.chat import rendered as tokens
+from posttrain.util import foreign, watchdog
 
 Rewritten = layout.Rewritten
 EMPTY, Rendered = tokens.EMPTY, tokens.Rendered
@@ -91,7 +99,7 @@ class Renderer:
     )
     self.embedding_rows = tokenizer.vocab_size
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
-    self._template: layout.Template = (
+    self._template: templates.BuiltIn | templates.Jinja = (
       templates.BuiltIn(tokenizer.bos, tokenizer.eos)
       if template is None
       else templates.Jinja(template, {**names, **self.variables})
@@ -166,27 +174,73 @@ class Renderer:
       forms.check(message, f'messages[{index}]')
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
-    text = self._template.text(messages, add_generation_prompt)
+    with meter.chat(len(messages)):
+      return self._extended(rendered, messages, start, add_generation_prompt)
+
+  def prompt(
+    self,
+    messages: Sequence[types.Message],
+    cancelled: Callable[[], bool] | None = None,
+  ) -> Rendered:
+    """Renders a conversation of a client, with a generation prompt.
+
+    The ids are those of `render`, by work that is linear in the messages, much
+    less than `render` may do; the rest of the attribution is not exact.
+
+    Args:
+      messages: as of `render`.
+      cancelled: returns whether the result is no longer wanted.
+
+    Raises:
+      ValueError: as `render`; or the ids would take more work.
+    """
+    for index, message in enumerate(messages):
+      forms.check(message, f'messages[{index}]')
+    with meter.chat(len(messages), meter.SERVED, cancelled):
+      return self._extended(EMPTY, tuple(messages), 0, True, served=True)
+
+  def _extended(
+    self,
+    rendered: Rendered,
+    messages: types.Messages,
+    start: int,
+    add_generation_prompt: bool,
+    served: bool = False,
+  ) -> Rendered:
+    """Appends the ids of the messages from `start` on."""
+    text = self._text(rendered, messages, start, add_generation_prompt)
     skip = self._covered(rendered, messages[:start], text)
     if skip is None:
       raise Rewritten(
         'config.tokenizer.chat_template must keep earlier turns as they '
-        f'were: got {text!r} for {len(messages)} messages, expected it to '
-        f'begin with {rendered.text!r}'
+        f'were: got {foreign.quote(text)} for {len(messages)} messages, '
+        f'expected it to begin with {foreign.quote(rendered.text)}'
       )
-    return self._encode(
-      [rendered],
-      layout.pieces(
+    options = {'prompt': add_generation_prompt, 'start': start, 'skip': skip}
+    if isinstance(self._template, templates.BuiltIn):
+      pieces = self._template.pieces(messages, text, **options)
+    else:
+      pieces = layout.pieces(
         self._template,
         messages,
         text,
-        prompt=add_generation_prompt,
-        start=start,
-        skip=skip,
-      ),
-      text,
-      open=add_generation_prompt,
-    )
+        closed=not rendered.open,
+        limits=spans.SERVING if served else spans.TRAINING,
+        encode=self.tokenizer.encode_scaffold if served else None,
+        **options,
+      )
+    return self._encode([rendered], pieces, text, open=add_generation_prompt)
+
+  def _text(
+    self, rendered: Rendered, messages: types.Messages, start: int, prompt: bool
+  ) -> str:
+    """Renders messages, of which `rendered` covers those before `start`."""
+    if isinstance(self._template, templates.BuiltIn):
+      start -= rendered.ends_in_completion  # its text is only in the messages
+      return self._template.extended(
+        rendered.text, messages, start, opened=rendered.open, prompt=prompt
+      )
+    return self._template.text(messages, prompt)
 
   def append(self, rendered: Rendered, ids: Sequence[int]) -> Rendered:
     """Appends ids that were sampled after a generation prompt, verbatim."""
@@ -254,14 +308,19 @@ class Renderer:
     self, opened: Rendered, messages: types.Messages
   ) -> Rendered:
     """Appends the last message as a turn that the policy would sample."""
-    text, start = self._template.text(messages), len(opened.text)
+    text = self._text(opened, messages, len(messages) - 1, False)
+    start = len(opened.text)
     if not text.startswith(opened.text):
       raise ValueError(
         'config.tokenizer.chat_template must open an assistant turn with its '
-        f'generation prompt: got {text!r}, expected it to begin with '
-        f'{opened.text!r}; demonstrations need another template'
+        f'generation prompt: got {foreign.quote(text)}, expected it to begin '
+        f'with {foreign.quote(opened.text)}; demonstrations need another '
+        'template'
       )
-    begin, end = layout.span(self._template, messages, len(messages) - 1, text)
+    if isinstance(self._template, templates.BuiltIn):
+      begin, end = self._template.last_span(messages, text)
+    else:
+      begin, end = spans.one(self._template, messages, len(messages) - 1, text)
     begin, end = max(begin or start, start), max(end or start, start)
     ends = [
       text.index(stop, end) + len(stop)
@@ -271,8 +330,8 @@ class Renderer:
     if not ends:
       raise ValueError(
         'config.tokenizer.chat_template must close an assistant turn with '
-        f'config.tokenizer.eos: got {text[end:]!r}, expected one of '
-        f'{self._stops} in it'
+        f'config.tokenizer.eos: got {foreign.quote(text[end:])}, expected '
+        f'one of {self._stops} in it'
       )
     after = min(ends)
     return self._encode(
@@ -325,6 +384,7 @@ class Renderer:
     open: bool,
   ) -> Rendered:
     """Tokenizes pieces, each on its own, and appends them."""
+    watchdog.progress()  # data sets are rendered in loops of unknown length
     scaffold, content = self.tokenizer.encode_scaffold, self.tokenizer.encode
     piece_ids = [
       (content if piece.is_content else scaffold)(piece.text)
@@ -334,7 +394,7 @@ class Renderer:
       if max(ids, default=0) >= self.embedding_rows:
         raise ValueError(
           'messages must consist of tokens that the model has rows for: got '
-          f'{self.tokenizer.text(max(ids))!r} in {piece.text!r}'
+          f'{self.tokenizer.text(max(ids))!r} in {foreign.quote(piece.text)}'
         )
     new = tokens.from_pieces(pieces, piece_ids)
     return tokens.join([*before, new], text, open=open)

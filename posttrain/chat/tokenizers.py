@@ -11,10 +11,12 @@ import json
 import pathlib
 import re
 import warnings
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from posttrain import schema
+from posttrain.chat import tokenizer_files
+from posttrain.util import foreign, json_files
 
 SPECIALS = (
   '<|pad|>',
@@ -132,16 +134,27 @@ class Bytes:
     return self._specials.get(text)
 
   def text(self, token_id: int) -> str | None:
-    return SPECIALS[token_id - 256]
+    known = 0 <= token_id - 256 < len(SPECIALS)
+    return SPECIALS[token_id - 256] if known else None
 
 
 class File:
   """A `tokenizer.json`, through the `tokenizers` library."""
 
   def __init__(self, path: str, eos: str | None, pad: str | None = None):
+    self._path = path
     self.content = _read(path)
+    added = tokenizer_files.check(path)
     self.digest = hashlib.sha256(self.content).hexdigest()
     self._plain = self._library(eos)
+    for token in added:
+      token_id = self._plain.token_to_id(token.text)
+      if token_id != token.id:
+        raise ValueError(
+          f'config.tokenizer.path must name a tokenizer.json with the ids of '
+          f'its tokens: got {token.id} for {foreign.quote(token.text, 80)} in '
+          f'{path}, expected {token_id}, which the tokenizers library gives it'
+        )
     self._plain.encode_special_tokens = True  # read them as plain text
     self._ids = self._plain.get_vocab(with_added_tokens=True)
     self._specials = {
@@ -161,13 +174,22 @@ class File:
       )
     self.pad_id = self._pad(pad)
     # The file's post-processor adds the token that opens a text.
-    opening = self._marking.encode('', add_special_tokens=True).ids[:1]
+    opening = self._safely(
+      self._marking.encode, '', add_special_tokens=True
+    ).ids[:1]
     self.bos_id = next((i for i in opening if i != self.eos_id), None)
-    self.bos = (
-      '' if self.bos_id is None else self._plain.id_to_token(self.bos_id)
-    )
+    self.bos = ''
+    if self.bos_id is not None:
+      bos = self.text(self.bos_id)
+      if bos is None:
+        raise ValueError(
+          f'config.tokenizer.path must name a tokenizer.json that begins texts '
+          f'with a token of its own: got id {self.bos_id} in {path}'
+        )
+      self.bos = bos
     self.fingerprint = _fingerprint(self.content, self.eos_id, self.pad_id)
-    if self._plain.encode('a', add_special_tokens=False).tokens[0][0] == '▁':
+    first = self._safely(self._plain.encode, 'a', add_special_tokens=False)
+    if first.tokens and first.tokens[0].startswith('▁'):
       warnings.warn(
         f'the tokenizer {path} begins every text with a space, and templates '
         'are read piece by piece: ids may differ from those of transformers '
@@ -178,17 +200,32 @@ class File:
   def _library(self, eos: str | None):
     import tokenizers  # here: the byte tokenizer does not need it
 
-    try:
-      tokenizer = tokenizers.Tokenizer.from_str(self.content.decode())
-    except Exception as error:  # the library raises bare Exception
-      raise ValueError(
-        f'config.tokenizer.path must name a HuggingFace tokenizer.json: {error}'
-      ) from error
+    text = self._safely(self.content.decode)
+    tokenizer = self._safely(tokenizers.Tokenizer.from_str, text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if eos is not None and tokenizer.token_to_id(eos) is not None:
       tokenizer.add_special_tokens([eos])  # keeps its id, marks it special
     return tokenizer
+
+  def _safely(self, function: Callable[..., Any], *args, **kwargs) -> Any:
+    """Calls a function of the library; any error of it is a ValueError.
+
+    The library raises bare Exceptions; its own faults, such as a regular
+    expression that takes too long, are BaseExceptions.
+    """
+    try:
+      return function(*args, **kwargs)
+    except BaseException as error:
+      if not isinstance(error, Exception) and (
+        type(error).__name__ != 'PanicException'
+      ):
+        raise
+      raise ValueError(
+        'config.tokenizer.path must name a HuggingFace tokenizer.json that the '
+        f'tokenizers library can use: got {self._path}; its error: '
+        f'{foreign.text(error)}'
+      ) from error
 
   @functools.cached_property
   def _marking(self):
@@ -205,20 +242,25 @@ class File:
 
   def encode(self, text: str) -> list[int]:
     text = text.encode('utf-8', 'replace').decode()  # lone surrogates
-    return self._plain.encode(text, add_special_tokens=False).ids
+    return self._safely(self._plain.encode, text, add_special_tokens=False).ids
 
   def encode_scaffold(self, text: str) -> list[int]:
-    return self._marking.encode(text, add_special_tokens=False).ids
+    text = text.encode('utf-8', 'replace').decode()
+    return self._safely(
+      self._marking.encode, text, add_special_tokens=False
+    ).ids
 
   def decode(self, ids: Sequence[int]) -> str:
     # Rows of a padded embedding table have no text: skipped like specials.
     valid = [int(i) for i in ids if i < self.vocab_size]
-    return self._plain.decode(valid, skip_special_tokens=True)
+    return self._safely(self._plain.decode, valid, skip_special_tokens=True)
 
   def special_id(self, text: str) -> int | None:
     return self._specials.get(text)
 
   def text(self, token_id: int) -> str | None:
+    if not 0 <= token_id < tokenizer_files.MAX_ID:
+      return None
     return self._plain.id_to_token(token_id)
 
 
@@ -229,7 +271,19 @@ def _read(path: str) -> bytes:
       f'config.tokenizer.path must name an existing file: got {path!r}; '
       'give the path of a tokenizer.json, or None for the byte tokenizer'
     )
-  return file.read_bytes()
+  size = file.stat().st_size
+  if size > json_files.MAX_BYTES:
+    raise ValueError(
+      f'config.tokenizer.path must name a file of at most '
+      f'{json_files.MAX_BYTES} bytes: got {size} in {path!r}'
+    )
+  try:
+    return file.read_bytes()
+  except OSError as error:
+    raise ValueError(
+      f'config.tokenizer.path must name a file that can be read: '
+      f'{foreign.text(error)}'
+    ) from error
 
 
 def _check_id(token_id: int | None, field: str, text: str | None, specials):

@@ -93,6 +93,12 @@ def test_fingerprints_of_different_tokenizers_differ(words):
   assert tokenizers.load(schema.Tokenizer()).fingerprint in prints
 
 
+def test_file_tokenizer_replaces_lone_surrogates(words):
+  tokenizer = tokenizers.load(schema.Tokenizer(path=words, eos='</s>'))
+  for encode in (tokenizer.encode, tokenizer.encode_scaffold):
+    assert encode('\ud800') == encode('?')
+
+
 def test_a_file_has_bos_and_pad_and_does_not_truncate(words):
   tokenizer = tokenizers.load(schema.Tokenizer(path=words, eos='</s>'))
   assert (tokenizer.bos, tokenizer.bos_id) == ('<s>', 1)

@@ -1,0 +1,390 @@
+"""Checks of what a template calls: filters, tests, methods, operators.
+
+Only the filters and methods listed here can be called. Each call pays for the
+lengths of its arguments and result, and for the product of lengths where it may
+compare a text with another at each place. Multiplications are checked before
+they run: their results may be far larger than their arguments.
+"""
+
+import collections.abc
+import functools
+import re
+import string
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jinja2.runtime
+import jinja2.utils
+
+from posttrain.chat import meter as meters
+
+_WIDTH = 10_000  # a width, a precision, a number of columns
+_DIGITS = 1000  # characters of a text that is made a number
+_ARGUMENTS = 256  # of a call
+_PATH = 64, 8  # characters and parts of an attribute's path
+_DAY = 256  # characters of a format of a date
+_DIRECTIVES = frozenset('aAbBcCdDeFgGhHIjmMnpPrRStTuUVwWxXyYzZ')
+
+# Slow for some inputs, random, or for HTML: no chat template needs them.
+_NO_FILTERS = ('pprint', 'random', 'striptags', 'urlize', 'wordwrap', 'xmlattr')
+_FREE = ('length', 'count', 'default', 'd', 'first')  # make nothing
+_SHORT = ('capitalize', 'lower', 'string', 'trim', 'upper')
+_MARKUP = ('e', 'escape', 'forceescape', 'safe')  # give plain text here
+# They make or look at each character of a text.
+_OF_ELEMENTS = (
+  *('batch', 'dictsort', 'groupby', 'list', 'map', 'max', 'min', 'reject'),
+  *('rejectattr', 'select', 'selectattr', 'slice', 'sort', 'sum', 'title'),
+  *('unique', 'urlencode', 'wordcount'),
+)
+_SORTING = ('dictsort', 'groupby', 'map', 'max', 'min', 'sort', 'unique')
+_WITH_WIDTH = ('batch', 'center', 'indent', 'round', 'slice', 'truncate')
+# The place of an attribute's path among a filter's options.
+_ATTRIBUTES = {
+  **{'groupby': 0, 'rejectattr': 0, 'selectattr': 0, 'sum': 0},
+  **{'join': 1, 'max': 1, 'min': 1, 'sort': 2, 'unique': 1},
+}
+_COMPARING = (
+  *('eq', '==', 'equalto', 'ne', '!=', 'in', 'lt', 'lessthan', '<', 'le'),
+  *('<=', 'gt', 'greaterthan', '>', 'ge', '>=', 'lower', 'upper'),
+)
+# Methods that take time in proportion to what they read.
+_LINEAR = (
+  *('capitalize', 'endswith', 'isalnum', 'isalpha', 'isdecimal', 'isdigit'),
+  *('islower', 'isnumeric', 'isspace', 'istitle', 'isupper', 'join', 'lower'),
+  *('removeprefix', 'removesuffix', 'splitlines', 'startswith', 'swapcase'),
+  *('title', 'upper'),
+)
+# Methods that may compare their argument at each place of their text.
+_SEARCHING = (
+  *('count', 'find', 'index', 'lstrip', 'partition', 'replace', 'rfind'),
+  *('rindex', 'rpartition', 'rsplit', 'rstrip', 'split', 'strip'),
+)
+_PADDING = ('center', 'ljust', 'rjust', 'zfill')
+_SPLITTING = ('rsplit', 'split', 'splitlines')
+_METHODS = {
+  str: frozenset((*_LINEAR, *_SEARCHING, *_PADDING)),
+  dict: frozenset(('copy', 'get', 'items', 'keys', 'values')),
+  list: frozenset(('copy', 'count', 'index')),
+  tuple: frozenset(('count', 'index')),
+}
+_CHEAP = frozenset((*_LINEAR, *_SEARCHING)) - {'join'}
+_PRODUCT = 16_384  # characters that such a method compares
+_OBJECTS = (jinja2.runtime.LoopContext, jinja2.utils.Cycler)
+# What follows the % of a specifier; each text has a match at its start.
+_SPECIFIER = re.compile(r'[-#0 +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?')
+
+
+def filters(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
+  """Returns filters that check their arguments, without those that cannot."""
+  return {
+    name: function if name in _FREE else _filter(name, function)
+    for name, function in functions.items()
+    if name not in _NO_FILTERS
+  }
+
+
+def tests(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
+  """Returns tests that pay for their arguments."""
+  return {
+    name: _test(function) if name in _COMPARING else function
+    for name, function in functions.items()
+  }
+
+
+def is_cheap(method: Any, args: tuple) -> bool:
+  """Returns whether a call is one of a short text, which its node pays for."""
+  owner = method.__self__
+  if type(owner) is not str or method.__name__ not in _CHEAP:
+    return False
+  if not args:
+    return len(owner) <= meters.SHORT
+  text = args[0]
+  product = len(owner) * len(text) if type(text) is str else 1 << 40
+  return len(args) == 1 and product <= _PRODUCT
+
+
+def call(meter: meters.Meter, function: Any, args: tuple, kwargs: dict) -> Any:
+  """Checks and pays for a call.
+
+  Args:
+    meter: the rendering's budget.
+    function: a bound method, a macro or another function.
+    args: its arguments.
+    kwargs: its keyword arguments.
+
+  Returns:
+    The arguments.
+
+  Raises:
+    Limit: its result would be too large; or it is none that may be called.
+  """
+  if len(args) + len(kwargs) > _ARGUMENTS:
+    raise meters.Limit(f'a call has {len(args) + len(kwargs)} arguments')
+  meter.read(*args, *kwargs.values())
+  if not isinstance(function, types.MethodType | types.BuiltinMethodType):
+    return args
+  owner, name = function.__self__, function.__name__
+  if isinstance(owner, _OBJECTS):
+    return args
+  if name not in _METHODS.get(type(owner), ()):
+    kind = type(owner).__name__
+    raise meters.Limit(f'the method {name!r} of {kind} cannot be called')
+  if isinstance(owner, str):
+    return _checked_method(meter, owner, name, args, kwargs)
+  if name in ('copy', 'count', 'index'):
+    meter.read(owner)
+  return args
+
+
+def _checked_method(
+  meter, owner: str, name: str, args: tuple, kwargs: dict
+) -> tuple:
+  size = len(owner)
+  meter.read(owner)
+  if name == 'join' and args:
+    values = _listed(meter, args[0])
+    meter.fits(meter.size(values) + size * len(values), 'joined texts')
+    return (values, *args[1:])
+  if name in _SEARCHING:
+    for option in (*args[:1], *kwargs.values()):
+      meter.compare(owner, option)
+  if name == 'replace' and len(args) > 1:
+    _check_replace(meter, owner, args)
+  elif name in _PADDING:
+    for width in args:
+      _check_width(width, name)
+  elif name in _SPLITTING and size > meters.SMALL:
+    separator = args[0] if args else kwargs.get('sep')
+    texts = size // 2
+    if isinstance(separator, str) and separator:
+      texts = owner.count(separator)
+    meter.fits(meters.ELEMENT * texts, f'the texts of {name!r}')
+  return args
+
+
+def operator(meter: meters.Meter, name: str, left: Any, right: Any) -> None:
+  """Checks what an operator would make; raises Limit as `call`."""
+  integers = isinstance(left, int) and isinstance(right, int)
+  if name == '%':
+    if isinstance(left, str):
+      check_percent(meter, left, right)
+  elif name == '*':
+    for value, times in ((left, right), (right, left)):
+      if isinstance(times, int) and not isinstance(value, int | float):
+        meter.fits(meter.size(value) * max(times, 0), "the result of '*'")
+    if integers:
+      meters.check_bits(left.bit_length() + right.bit_length() - 1)
+  elif name == '**' and integers and right > 0:
+    meters.check_bits((abs(left).bit_length() - 1) * right)
+
+
+def check_percent(meter: meters.Meter, text: str, values: Any) -> None:
+  """Checks the widths of % specifiers, and what values may make of them.
+
+  Args:
+    meter: the rendering's budget.
+    text: the format.
+    values: its values.
+
+  Raises:
+    Limit: the text would be too large.
+  """
+  meter.charge(len(text) >> 3)
+  specifiers = text.replace('%%', '').split('%')[1:]
+  widths = []
+  for specifier in specifiers:
+    if specifier.startswith('('):
+      key, closed, specifier = specifier[1:].partition(')')
+      if not closed or '(' in key:
+        raise meters.Limit("a key of a format must not have '(' or '%'")
+    match = _SPECIFIER.match(specifier)
+    widths += match.groups() if match else ()
+  _check_format(meter, text, values, len(specifiers), widths)
+
+
+def check_fields(meter: meters.Meter, text: str, values: Any) -> None:
+  """Checks the widths of {} fields; else as `check_percent`."""
+  meter.charge(len(text) >> 3)
+  count, widths = 0, []
+  for _, name, specifier, _ in string.Formatter().parse(text):
+    if name is None:
+      continue
+    count += 1
+    _check_path(name)
+    if specifier and ('{' in specifier or len(specifier) > _PATH[0]):
+      raise meters.Limit('a width of a format must be a literal number')
+    widths += re.findall(r'\d+', specifier or '')
+  _check_format(meter, text, values, count, widths)
+
+
+def day_format(text: str) -> str:
+  """Returns a format of a date; raises Limit where it has other directives."""
+  if not isinstance(text, str) or len(text) > _DAY:
+    raise meters.Limit(f'a date must have a format of {_DAY} characters')
+  for directive in text.replace('%%', '').split('%')[1:]:
+    letter = directive.removeprefix('-')[:1]
+    if letter not in _DIRECTIVES:
+      raise meters.Limit(f'a date cannot be formatted as %{directive[:9]}')
+  return text
+
+
+def _check_format(meter, text: str, values, count: int, widths: list) -> None:
+  meter.charge(20 * count)
+  total = 0
+  for width in widths:
+    if width == '*':
+      raise meters.Limit('a width of a format must be a literal number')
+    if width and len(width) > 4:
+      raise meters.Limit(f'a width of a format is {width[:20]}')
+    total += int(width or 0)
+  size = meter.size(list(values) if isinstance(values, tuple) else values)
+  meter.fits(len(text) + total + 10 * count * size, 'a formatted text')
+
+
+def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+  passes = hasattr(function, 'jinja_pass_arg')
+  what = f'the result of {name!r}'
+  plain = name in _MARKUP
+
+  @functools.wraps(function)
+  def call(*args, **kwargs):
+    meter = meters.current()
+    meter.charge(10)
+    values = _checked_filter(meter, name, args[passes:], kwargs)
+    result = function(*args[:passes], *values, **kwargs)
+    return meter.made(str.__str__(result) if plain else result, what)
+
+  @functools.wraps(function)
+  def call_short(value, *args, **kwargs):
+    if type(value) is str and len(value) <= meters.SHORT:
+      if not args and not kwargs:
+        result = function(value)
+        if len(result) > meters.SMALL:
+          meters.current().pay(len(result))
+        return result
+    return call(value, *args, **kwargs)
+
+  return call_short if name in _SHORT else call
+
+
+def _test(function: Callable[..., Any]) -> Callable[..., Any]:
+  @functools.wraps(function)
+  def call(*args, **kwargs):
+    if any(type(x) is not str or len(x) > meters.SHORT for x in args):
+      meters.current().read(*args)
+    return function(*args, **kwargs)
+
+  return call
+
+
+def _checked_filter(meter, name: str, values: tuple, kwargs: dict) -> tuple:
+  """Checks and pays for a filter's arguments; returns them."""
+  if not values:
+    return values
+  value, options = values[0], (*values[1:], *kwargs.values())
+  if name == 'join':
+    value = _listed(meter, value)
+  meter.read(value, *options)
+  parts = _attribute_parts(name, values[1:], kwargs)
+  size = meter.size(value)
+  if isinstance(value, str):
+    if name in _OF_ELEMENTS and size > meters.SMALL:
+      meter.fits(meters.ELEMENT * size, f'the elements of {name!r}')
+      meter.charge(size * parts)
+    if name in ('float', 'int', 'round') and size > _DIGITS:
+      raise meters.Limit(f'a number would have {size} digits')
+  else:
+    if isinstance(value, collections.abc.Sized):
+      per_element = 50 if name in _SORTING else 10
+      meter.charge(per_element * len(value) * parts)
+    if size > meters.SMALL and name not in ('map', 'list', 'join', 'items'):
+      meter.fits(size, 'a value')
+  if name in _WITH_WIDTH:
+    for option in options:
+      _check_width(option, name)
+  _check_growth(meter, name, value, size, (values[1:], kwargs))
+  return value, *values[1:]
+
+
+def _attribute_parts(name: str, options: tuple, kwargs: dict) -> int:
+  """Returns the parts of the attribute's path that a filter reads, or 1."""
+  place = _ATTRIBUTES.get(name)
+  if place is not None and len(options) > place:
+    path = options[place]
+  else:
+    path = kwargs.get('attribute')
+  return _check_path(path) if isinstance(path, str) else 1
+
+
+def _check_path(path: str) -> int:
+  parts = 1 + path.count('.') + path.count('[')
+  if len(path) > _PATH[0] or parts > _PATH[1]:
+    raise meters.Limit(
+      f'the path of an attribute has {len(path)} characters and {parts} parts'
+    )
+  return parts
+
+
+def _check_growth(meter, name: str, value, size: int, given: tuple) -> None:
+  """Checks a filter's result, if it may be larger than its arguments."""
+  options = (*given[0], *given[1].values())
+  if name == 'join':
+    separators = len(value) * sum(map(meter.size, options))
+    meter.fits(size + separators, 'joined texts')
+  elif name == 'indent':
+    width = max(map(_width, options), default=4)
+    meter.fits(size + width * (str(value).count('\n') + 1), 'indented text')
+  elif name == 'tojson':
+    _check_json(meter, value, size, *given)
+  elif name in ('string', *_MARKUP):
+    meter.fits(10 * size if size > meters.SMALL else 0, 'a text')
+  elif name in ('replace', 'trim'):
+    for option in options[:1]:
+      meter.compare(str(value), option)
+    if name == 'replace':
+      _check_replace(meter, str(value), tuple(map(str, options)))
+  elif name == 'format':
+    check_percent(meter, str(value), options)
+  elif name == 'sum' and any(isinstance(x, list | tuple) for x in options):
+    raise meters.Limit("the start of 'sum' must be a number")
+
+
+def _check_json(meter, value, size: int, args: tuple, kwargs: dict) -> None:
+  indent = args[1] if len(args) > 1 else kwargs.get('indent')
+  if isinstance(indent, int):
+    _check_width(indent, 'tojson')
+  separators = args[2] if len(args) > 2 else kwargs.get('separators')
+  level = meter.size(separators) + _depth(value) * _width(indent)
+  meter.fits(12 * size + size // meters.ELEMENT * level, 'JSON')
+
+
+def _check_replace(meter, text: Any, args: tuple) -> None:
+  if all(isinstance(x, str) for x in args[:2]):
+    count = text.count(args[0])
+    meter.fits(len(text) + count * len(args[1]), 'a text with replacements')
+
+
+def _check_width(value: Any, name: str) -> None:
+  limit = 300 if name == 'round' else _WIDTH
+  if isinstance(value, int | float) and abs(value) > limit:
+    shown = meters.number(value)
+    raise meters.Limit(f'{name!r} would have a width of {shown}')
+
+
+def _width(option: Any) -> int:
+  return len(option) if isinstance(option, str) else int(option or 0)
+
+
+def _listed(meter, values: Any) -> Any:
+  if isinstance(values, str | list | tuple | dict):
+    return values
+  return list(meter.made(iter(values)))
+
+
+def _depth(value: Any) -> int:
+  if isinstance(value, dict):
+    value = value.values()
+  elif not isinstance(value, list | tuple):
+    return 0
+  return 1 + max(map(_depth, value), default=0)

@@ -1,0 +1,253 @@
+"""The budget of one rendering of a template: operations and memory, counted."""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+OPERATIONS = 2_000_000, 20_000  # a constant, and per message
+CHAT = 64_000_000, 50_000  # of all renderings of one chat
+SERVED = 16_000_000, 25_000  # of those of a chat that a server renders
+SLICE = 100_000  # operations between two looks at whether the caller has left
+VALUE = 2_000_000, 16  # characters of one value; and per one of the input
+TOTAL = 16_000_000, 256  # of all long values of a rendering
+SMALL = 128  # characters of a made value that its operation has paid for
+SHORT = 4096  # characters of a text whose reading its operation has paid for
+BITS = 60  # of an integer that is made; equal hashes need larger ones
+ELEMENT = 64  # the size of an element of a list, in characters
+
+_VIEWS = type({}.keys()), type({}.values()), type({}.items())
+
+
+class Limit(RuntimeError):
+  """A template that needs too many operations or too large values."""
+
+
+class Meter:
+  """The budget of one rendering.
+
+  Characters that are read or made are paid for in operations too, 32 for one.
+  The budget that depends on the input is added when the constant one is used
+  up: most renderings need no count of their input.
+  """
+
+  def __init__(self, variables: Mapping[str, Any]):
+    """Opens a budget.
+
+    Args:
+      variables: what the template renders; `messages` are some of them.
+    """
+    self._variables = variables
+    self._grown = False
+    self._granted = self._operations = OPERATIONS[0]
+    self._pause = self._operations - SLICE
+    self._value, self._total = VALUE[0], TOTAL[0]
+    self._sizes: dict[int, tuple[Any, int]] = {}
+
+  def charge(self, operations: int) -> None:
+    """Pays for operations.
+
+    Raises:
+      Limit: the budget is used up.
+    """
+    self._operations -= operations
+    if self._operations < self._pause:
+      check_caller()
+      if self._operations < 0:
+        self._grow()
+        if self._operations < 0:
+          raise Limit('it needs too many operations for so many messages')
+      self._pause = max(self._operations - SLICE, 0)
+
+  @property
+  def charged(self) -> int:
+    """The operations that have been paid."""
+    return self._granted - self._operations
+
+  def spend(self, size: int) -> None:
+    """Pays for the memory of a value; raises Limit as `charge`."""
+    self._total -= size
+    if self._total < 0:
+      self._grow()
+      if self._total < 0:
+        raise Limit('its values are too large together')
+
+  def fits(self, size: int, what: str) -> None:
+    """Checks the size of a value, such as one that is not yet made.
+
+    Args:
+      size: its size in characters, or more.
+      what: its name in the error.
+
+    Raises:
+      Limit: it is too large.
+    """
+    if size > self._value:
+      self._grow()
+      if size > self._value:
+        raise Limit(f'{what} would have {number(size)} characters')
+
+  def read(self, *values: Any) -> None:
+    """Pays for reading values."""
+    size = sum(map(self.size, values))
+    if size > SMALL:
+      self.charge(size >> 5)
+
+  def compare(self, text: Any, other: Any) -> None:
+    """Pays for comparing a text with another at each of its places."""
+    if isinstance(text, str) and isinstance(other, str):
+      product = len(text) * len(other)
+      if product > SMALL:
+        self.charge(product >> 8)
+
+  def made(self, value: Any, what: str = 'a value') -> Any:
+    """Pays for a value that was made, and returns it."""
+    if isinstance(value, str):
+      self.pay(len(value), what)
+      return value
+    if isinstance(value, int):
+      check_bits(value.bit_length())
+      return value
+    if isinstance(value, range):
+      check_bits(max(value.start.bit_length(), value.stop.bit_length()))
+      return value
+    if hasattr(value, '__next__'):
+      return self._counted(value)
+    self.pay(self.size(value), what)
+    return value
+
+  def pay(self, size: int, what: str = 'a value') -> None:
+    """Pays for a value that was made, given its size."""
+    if size <= SMALL:
+      return
+    if size > SHORT:
+      self.fits(size, what)
+      self.charge(size >> 5)
+    self.spend(size)
+
+  def size(self, value: Any) -> int:
+    """Returns about the length of a value's text, with all that nests in it."""
+    if isinstance(value, str):
+      return len(value)
+    if isinstance(value, int):
+      return value.bit_length() >> 2
+    if isinstance(value, list | tuple | dict):
+      return self._nested(value)
+    if isinstance(value, range):
+      return len(value) * ELEMENT
+    if isinstance(value, _VIEWS):
+      return self.size(dict(value.mapping))
+    return 1
+
+  def _nested(self, value: list | tuple | dict) -> int:
+    known = self._sizes.get(id(value))
+    if known is not None and known[0] is value:
+      return known[1]
+    self.charge(len(value))
+    size = ELEMENT * len(value)
+    items: Iterable[Any] = value
+    if isinstance(value, dict):
+      size += sum(map(self.size, value))
+      items = value.values()
+    size += sum(map(self.size, items))
+    if size > SMALL:  # keeps the value, so that its id stays its own
+      self._sizes[id(value)] = value, size
+    return size
+
+  def _counted(self, values: Iterator[Any]) -> Iterator[Any]:
+    for value in values:
+      self.charge(16)
+      self.spend(self.size(value) + ELEMENT)
+      yield value
+
+  def _grow(self) -> None:
+    """Adds the budget that depends on the input, once."""
+    if self._grown:
+      return
+    self._grown = True
+    messages = self._variables.get('messages', ())
+    more = OPERATIONS[1] * len(messages)
+    self._operations += more
+    self._granted += more
+    size = self.size(dict(self._variables))
+    self._operations += size
+    self._granted += size
+    self._value += VALUE[1] * size
+    self._total += TOTAL[1] * size
+
+
+@dataclasses.dataclass
+class _Chat:
+  """What the renderings of one chat may still cost together."""
+
+  operations: int
+  cancelled: Callable[[], bool] | None
+
+
+_CHAT: contextvars.ContextVar[_Chat | None]
+_CHAT = contextvars.ContextVar('chat', default=None)
+_METER: contextvars.ContextVar[Meter] = contextvars.ContextVar('meter')
+current = _METER.get  # the meter of the rendering that runs
+
+
+@contextlib.contextmanager
+def metered(variables: Mapping[str, Any]) -> Iterator[None]:
+  """Opens a budget for what runs within; compiling a template needs one too."""
+  check_chat()
+  chat = _CHAT.get()
+  opened = Meter(variables)
+  token = _METER.set(opened)
+  try:
+    yield
+  finally:
+    _METER.reset(token)
+    if chat is not None:
+      chat.operations -= opened.charged
+
+
+@contextlib.contextmanager
+def chat(
+  messages: int,
+  operations: tuple[int, int] | None = None,
+  cancelled: Callable[[], bool] | None = None,
+) -> Iterator[None]:
+  """Opens a budget for all renderings of a chat.
+
+  Args:
+    messages: their number.
+    operations: the budget: a constant, and per message; `CHAT` by default.
+    cancelled: returns whether the result is no longer wanted.
+  """
+  constant, each = operations or CHAT
+  token = _CHAT.set(_Chat(constant + each * messages, cancelled))
+  try:
+    yield
+  finally:
+    _CHAT.reset(token)
+
+
+def check_chat() -> None:
+  """Raises Limit if the chat's budget is used up, or its caller has left."""
+  chat = _CHAT.get()
+  if chat is not None and chat.operations < 0:
+    raise Limit('its renderings of one chat need too many operations')
+  check_caller()
+
+
+def check_caller() -> None:
+  """Raises Limit if the chat's caller has left."""
+  chat = _CHAT.get()
+  if chat is not None and chat.cancelled is not None and chat.cancelled():
+    raise Limit('the caller has left')
+
+
+def check_bits(bits: int) -> None:
+  """Raises Limit where an integer has too many bits to be made."""
+  if bits > BITS:
+    raise Limit(f'a number would have {number(bits)} bits')
+
+
+def number(value: float) -> str:
+  """Returns a number for an error; large ones may be slow to print."""
+  return f'{value}' if abs(value) < 10**12 else 'more than 10**12'
