@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import types
+from posttrain.util import foreign
 
 _PADS = {
   'temperatures': 1,
@@ -199,7 +200,7 @@ def _require(
 ) -> None:
   if not ok:
     raise ValueError(
-      f'{name} {field} must {must}: got {got!r}'
+      f'{name} {field} must {must}: got {foreign.quote(got)}'
       + ('' if expected is None else f', expected {expected!r}')
       + (f'; {hint}' if hint else '')
     )

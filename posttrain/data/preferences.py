@@ -15,7 +15,6 @@ import dataclasses
 import errno
 import hashlib
 import json
-import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,10 @@ from typing import Any
 
 from posttrain import types
 from posttrain.data import jsonl, rows
+from posttrain.util import files, foreign
 
 COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
+MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +51,10 @@ def read(path: str | pathlib.Path) -> tuple[Preference, ...]:
 
 def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
   """Writes pairs for `read`, atomically."""
-  partial = _partial(path)
-  with partial.open('w') as file:
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  with files.replacing(path) as file:
     for pair in pairs:
       file.write(json.dumps(_raw(pair)) + '\n')
-  os.replace(partial, path)
 
 
 def check_writable(path: str | pathlib.Path) -> None:
@@ -65,9 +65,11 @@ def check_writable(path: str | pathlib.Path) -> None:
   """
   if pathlib.Path(path).is_dir():
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-  partial = _partial(path)
-  partial.open('a').close()
-  partial.unlink()
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with files.replacing(path.with_name(f'{path.name}.check')):
+    pass
+  path.with_name(f'{path.name}.check').unlink()
 
 
 def held_out(pair: Preference, fraction: float) -> bool:
@@ -103,7 +105,7 @@ def parse(raw: Mapping[str, Any], where: str) -> Preference:
     raise ValueError(
       f"{where}: a preference must have 'prompt', 'chosen' and 'rejected', "
       "or 'prompt', 'completion' and 'label': got columns "
-      f'{sorted(raw)}; rename or convert them'
+      f'{foreign.text(sorted(raw))}; rename or convert them'
     )
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
@@ -116,7 +118,7 @@ def parse(raw: Mapping[str, Any], where: str) -> Preference:
   if answers[0] == answers[1]:
     raise ValueError(
       f'{where}: rejected must be another answer than chosen: got '
-      f'{raw["rejected"]!r} twice; drop the row'
+      f'{foreign.quote(raw["rejected"])} twice; drop the row'
     )
   return Preference(prompt, *answers, where, _margin(raw, where), info)
 
@@ -129,12 +131,12 @@ def _labelled(
   answer = rows.answer_of(raw, 'completion', prompt, where)
   if not isinstance(raw['label'], bool):
     raise ValueError(
-      f'{where}: label must be true or false: got {raw["label"]!r}'
+      f'{where}: label must be true or false: got {foreign.quote(raw["label"])}'
     )
   if 'margin' in raw:
     raise ValueError(
-      f'{where}: margin must be left out: got {raw["margin"]!r}, but there '
-      'is one answer'
+      f'{where}: margin must be left out: got '
+      f'{foreign.quote(raw["margin"])}, but there is one answer'
     )
   both = (answer, None) if raw['label'] else (None, answer)
   return Preference(prompt, *both, where, info=info)
@@ -157,24 +159,22 @@ def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
     raise ValueError(
       f'{where}: chosen and rejected must be lists of messages that begin '
       "with the same question, where there is no column 'prompt': got "
-      f'{raw["chosen"]!r:.60} and {raw["rejected"]!r:.60}; put the question '
+      f'{foreign.quote(raw["chosen"], 60)} and '
+      f'{foreign.quote(raw["rejected"], 60)}; put the question '
       "into 'prompt', or at the beginning of both"
     )
   return chosen[:shared]
 
 
-def _partial(path: str | pathlib.Path) -> pathlib.Path:
-  """Returns the path of the unfinished file; creates its folder."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  return path.with_name(path.name + '.partial')
-
-
 def _margin(raw: Mapping[str, Any], where: str) -> float:
   margin = raw.get('margin', 0.0)
   is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
-  if not (is_number and math.isfinite(margin)):
-    raise ValueError(f'{where}: margin must be a finite number: got {margin!r}')
+  # NaN compares false, and integers of any size exactly.
+  if not (is_number and abs(margin) <= MAX_MARGIN):
+    raise ValueError(
+      f'{where}: margin must be a finite number of at most {MAX_MARGIN:g}: got '
+      f'{foreign.quote(margin)}'
+    )
   return float(margin)
 
 

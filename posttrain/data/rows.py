@@ -12,6 +12,7 @@ from typing import Any
 
 from posttrain import types
 from posttrain.chat import messages
+from posttrain.util import foreign
 
 COLUMNS = ('prompt', 'completion', 'messages')
 
@@ -37,7 +38,9 @@ def parse(raw: Any, where: str) -> Row:
     ValueError: a column is missing, contradicts another, or has another form.
   """
   if not isinstance(raw, Mapping):
-    raise ValueError(f'{where}: a row must be an object: got {raw!r}')
+    raise ValueError(
+      f'{where}: a row must be an object: got {foreign.quote(raw)}'
+    )
   named = tuple(column for column in COLUMNS if column in raw)
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
   if named == ('messages',):
@@ -54,7 +57,7 @@ def parse(raw: Any, where: str) -> Row:
   else:
     raise ValueError(
       f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
-      f'got columns {sorted(raw)}; rename or convert them'
+      f'got columns {foreign.text(sorted(raw))}; rename or convert them'
     )
   return Row(prompt, completion, where, info)
 
@@ -70,7 +73,8 @@ def answer_of(
   if turns[0]['role'] not in ('assistant', 'tool'):
     raise ValueError(
       f'{where}: {column} must begin with an assistant or tool turn, or with '
-      f'all of the prompt: got {turns[0]!r} first; leave out the prompt'
+      f'all of the prompt: got {foreign.quote(turns[0])} first; leave out the '
+      'prompt'
     )
   return turns
 
@@ -82,7 +86,7 @@ def _require_answer(
   if not any(message['role'] == 'assistant' for message in turns):
     raise ValueError(
       f'{where}: {column} must hold an assistant turn: got '
-      f'{raw[column]!r}; nothing would be trained on'
+      f'{foreign.quote(raw[column])}; nothing would be trained on'
     )
 
 
@@ -93,7 +97,7 @@ def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:
     ValueError: it is neither a string nor a list of messages.
   """
   if isinstance(value, str):
-    return ({'role': role, 'content': value},)
+    value = ({'role': role, 'content': value},)
   return _messages(value, column, where)
 
 
@@ -104,7 +108,17 @@ def _messages(value: Any, column: str, where: str) -> types.Messages:
       if column == 'messages'
       else 'a string or a list of messages'
     )
-    raise ValueError(f'{where}: {column} must be {expected}: got {value!r}')
+    raise ValueError(
+      f'{where}: {column} must be {expected}: got {foreign.quote(value)}'
+    )
   for index, message in enumerate(value):
-    messages.check(message, f'{where}: {column}[{index}]')
+    place = f'{where}: {column}[{index}]'
+    messages.check(message, place)
+    try:
+      message['content'].encode()
+    except UnicodeEncodeError as error:  # JSON can escape half a character
+      raise ValueError(
+        f'{place}.content must be Unicode: got half a character (a lone '
+        f'surrogate) at {error.start}'
+      ) from error
   return tuple(value)

@@ -8,14 +8,20 @@ their order is fixed but is not that of insertion; texts come back as bytes.
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from posttrain.data import rows
+from posttrain.util import foreign, json_files
 
 VERSION = '1.0.0'
+# TFDS imports the module of every class that a features.json names. Its own:
+_FEATURE = re.compile(r'tensorflow_datasets\.core\.features(\.[A-Za-z]\w*)+')
+_CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')  # the last: old
+_JSON_KEYS = ('json', 'content')  # may hold JSON as a text
 # Names of a held-out split, in order of preference.
 _HELD_OUT = ('eval', 'validation', 'test')
 
@@ -60,7 +66,8 @@ def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
     split: 'train'; or 'eval', which also stands for 'validation' or 'test'.
 
   Raises:
-    ValueError: no data set, no such split, or a row is malformed.
+    ValueError: no data set, no such split, a row is malformed, or a feature is
+      of a class that TFDS does not define.
   """
   import tensorflow_datasets as tfds  # slow to import
 
@@ -71,6 +78,8 @@ def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
       f'{[str(file.parent) for file in infos]} in {str(folder)!r}; name the '
       'folder of one version'
     )
+  for file in sorted(pathlib.Path(folder).rglob('features.json')):
+    _check_features(file)
   builder = tfds.builder_from_directory(infos[0].parent)
   names = _HELD_OUT if split == 'eval' else (split,)
   present = [name for name in names if name in builder.info.splits]
@@ -84,6 +93,31 @@ def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
     _row(source[i], f'{folder}:{present[0]}:{i + 1}')
     for i in range(len(source))
   )
+
+
+def _check_features(file: pathlib.Path) -> None:
+  """Refuses a file whose classes are not all of TFDS itself."""
+  for name in _classes(json_files.read(file), str(file)):
+    if not _FEATURE.fullmatch(name):
+      raise ValueError(
+        f'{file} must name features of tensorflow_datasets.core.features only, '
+        f'since their modules are imported: got {foreign.quote(name)}; write '
+        'the data set with those'
+      )
+
+
+def _classes(node: Any, where: str) -> Iterator[str]:
+  """Yields the names of classes in a features.json."""
+  if isinstance(node, list):
+    for child in node:
+      yield from _classes(child, where)
+  for key, child in node.items() if isinstance(node, dict) else ():
+    if key in _CLASS_KEYS and isinstance(child, str):
+      yield child
+    elif key in _JSON_KEYS and isinstance(child, str):
+      yield from _classes(json_files.parse(child, where), where)
+    else:
+      yield from _classes(child, where)
 
 
 def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
@@ -132,7 +166,7 @@ def _example(row: rows.Row) -> dict[str, Any]:
     if set(message) != {'role', 'content'}:
       raise ValueError(
         f'{row.where}: a message must hold role and content only: got '
-        f'{dict(message)!r}'
+        f'{foreign.quote(dict(message))}'
       )
   return {
     'prompt': [dict(message) for message in row.prompt],
@@ -142,7 +176,10 @@ def _example(row: rows.Row) -> dict[str, Any]:
 
 
 def _row(example: Mapping[str, Any], where: str) -> rows.Row:
-  raw = {key: _host(value) for key, value in example.items()}
+  try:
+    raw = {key: _host(value) for key, value in example.items()}
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{where}: texts must be UTF-8: {error.reason}') from error
   for column in rows.COLUMNS:
     if isinstance(raw.get(column), Mapping):  # a dict of sequences
       fields = raw[column]
@@ -150,7 +187,11 @@ def _row(example: Mapping[str, Any], where: str) -> rows.Row:
         dict(zip(fields, values, strict=True))
         for values in zip(*fields.values(), strict=True)
       ]
-  info = json.loads(raw.pop('info_json', '{}'))
+  info = json_files.parse(raw.pop('info_json', '{}'), f'{where}: info_json')
+  if not isinstance(info, dict):
+    raise ValueError(
+      f'{where}: info_json must be a JSON object: got {foreign.quote(info)}'
+    )
   return rows.parse({**raw, **info}, where)
 
 

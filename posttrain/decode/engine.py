@@ -30,6 +30,7 @@ from jax.sharding import Mesh
 
 from posttrain import schema, scoring
 from posttrain.decode import admission, loop, requests, schedule, tree_spec
+from posttrain.util import watchdog
 
 
 class Engine:
@@ -292,6 +293,7 @@ class Engine:
       return
     assert self._state is not None
     active, length = jax.device_get((self._state.active, self._state.length))
+    watchdog.progress()
     # Requests extended since the launch are inactive too, but have not begun.
     stopped = self._schedule.stopped(active)
     stopped = [entry for entry in stopped if entry.order in launched]

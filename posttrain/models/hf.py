@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
 from posttrain.models import hf_config, hf_files, transformer
+from posttrain.util import watchdog
 
 SHARD_BYTES = 2**30  # size of a file, unless one tensor is larger
 _LAYER = 'model.layers.{}.'
@@ -102,11 +103,11 @@ def load(
       shardings; None = float32 on the default device.
 
   Raises:
-    ValueError: names a tensor that is missing, unknown, of another shape, or
-      of a dtype other than float32, float16 and bfloat16.
+    ValueError: names a tensor that is missing, unknown, of another shape, of
+      a dtype other than float32, float16 and bfloat16, or not finite.
   """
   expected, like = tensors(cfg), like or transformer.shapes(cfg)
-  files = hf_files.find(pathlib.Path(folder), _shapes(expected))
+  files = check(folder, cfg)
   places = jax.tree.map(lambda x: x.sharding, like)
 
   def zeros():
@@ -118,10 +119,28 @@ def load(
   for file, names in files.items():
     for name in names:  # no variable holds a tensor while the next is read
       path = expected[name].path
-      params[path] = _fill(
+      params[path], finite = _fill(
         params[path], expected[name], hf_files.read(file, name)
       )
+      watchdog.progress()
+      if not finite:
+        raise ValueError(
+          f'{file}: tensor {name} must be finite in {params[path].dtype}: got '
+          'NaN or infinity; download it again, or use other weights'
+        )
   return jax.tree.unflatten(jax.tree.structure(like), params.values())
+
+
+def check(folder: str | pathlib.Path, cfg: schema.Model) -> hf_files.Files:
+  """Checks the headers of a directory's weights against a model.
+
+  Returns:
+    {file: names of its tensors}.
+
+  Raises:
+    ValueError: as `load`, unless a number is not finite.
+  """
+  return hf_files.find(pathlib.Path(folder), _shapes(tensors(cfg)))
 
 
 def save(
@@ -183,12 +202,18 @@ def _shapes(expected: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
   return {name: tensor.shape for name, tensor in expected.items()}
 
 
-def _fill(leaf: jax.Array, tensor: Tensor, array: np.ndarray) -> jax.Array:
-  """Writes a tensor into its leaf, which is donated."""
-  array = jax.device_put(array, _place(leaf, tensor))
-  return jax.block_until_ready(
-    _put(leaf, array, tensor.layer, tensor.transposed)
-  )
+def _fill(
+  leaf: jax.Array, tensor: Tensor, array: np.ndarray
+) -> tuple[jax.Array, bool]:
+  """Writes a tensor into its leaf, which is donated.
+
+  Returns:
+    (leaf, whether all numbers of the tensor are finite in its dtype).
+  """
+  placed = jax.device_put(array, _place(leaf, tensor))
+  leaf = _put(leaf, placed, tensor.layer, tensor.transposed)
+  finite = hf_files.is_finite(array, leaf.dtype)  # while the device works
+  return jax.block_until_ready(leaf), finite
 
 
 def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding | None:

@@ -3,6 +3,10 @@
 config.json                        the model: `hf_config`
 model.safetensors, or model-00001-of-00002.safetensors, ...
 model.safetensors.index.json       the file of each tensor, if several
+
+Other people write these files: an index names files of its own folder only,
+and headers are compared with the model before a weight is read. (The files may
+be links, as they are in a cache of downloads.)
 """
 
 import contextlib
@@ -11,13 +15,19 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from posttrain.util import foreign, json_files
+
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
+HEAD, TABLE = 'lm_head.weight', 'model.embed_tokens.weight'
+_CHUNK = 2**22  # numbers of a tensor that are compared at a time
+_CACHED = 2**18  # numbers whose copy stays in the processor's cache
 
 Shapes = Mapping[str, tuple[int, ...]]
 Dtypes = Mapping[str, np.dtype]
@@ -25,22 +35,23 @@ Files = dict[pathlib.Path, list[str]]
 
 
 def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
-  """Returns {file: names of its tensors} of a model; reads no weights.
+  """Returns {file: names of its tensors} of a model; reads headers only.
+
+  If the head is tied and a file has one all the same, the two are compared.
 
   Args:
     folder: the directory.
     shapes: all tensors of the model, and no other.
-    single: name of the one file, if there is no index.
+    single: name of the one file; that of a model may be several, in an index.
 
   Raises:
-    ValueError: names the file or the tensor that is missing, unknown, of
-      another shape or of an unknown dtype.
+    ValueError: names the file or the tensor that is missing, unknown, twice
+      there, of another shape or of an unknown dtype; or the tied head differs.
   """
-  index = folder / INDEX
-  paths = [folder / single]
-  if index.is_file():
+  paths, index = [folder / single], folder / INDEX
+  if single == SINGLE and not paths[0].is_file() and index.is_file():
     paths = [folder / file for file in _indexed(index)]
-  files = {}
+  files, places = {}, {}
   for path in paths:
     if not path.is_file():
       raise ValueError(
@@ -48,16 +59,25 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
         'files (other formats are not read)'
       )
     with _open(path) as file:
-      files[path] = [x for x in file.keys() if not _ignored(x, shapes)]
+      present = list(file.keys())
+      files[path] = [x for x in present if not _ignored(x, shapes)]
       for name in files[path]:
         _check(path, name, file.get_slice(name), shapes)
-  present = {name for names in files.values() for name in names}
-  missing = [name for name in shapes if name not in present]
+    for name in present:
+      if name in places:
+        raise ValueError(
+          f'{path}: tensor {foreign.text(name)} must be in one file: got it in '
+          f'{places[name].name} as well'
+        )
+      places[name] = path
+  missing = [name for name in shapes if name not in places]
   if missing:
     raise ValueError(
       f'{folder} must hold tensor {missing[0]}: got none, nor '
       f'{len(missing) - 1} others of the model that config.json describes'
     )
+  if HEAD in places and HEAD not in shapes:
+    _check_tied(places, shapes[TABLE])
   return files
 
 
@@ -77,6 +97,25 @@ def read(path: pathlib.Path, name: str) -> np.ndarray:
   """
   with _open(path) as file:
     return file.get_tensor(name)
+
+
+def is_finite(array: np.ndarray, dtype: Any) -> bool:
+  """Returns whether all numbers of a tensor are finite in a dtype.
+
+  Without their signs, the bits of floats are ordered as their absolute values
+  are, with infinity and then NaN above all: the largest decides.
+
+  Args:
+    array: float32, float16 or bfloat16, in one piece of memory.
+    dtype: the dtype that the tensor is used in.
+  """
+  bits = array.reshape(-1).view(f'u{array.itemsize}')
+  unsigned = np.asarray(np.iinfo(bits.dtype).max >> 1, bits.dtype)
+  chunks = range(0, bits.size, _CACHED)
+  largest = max(np.max(bits[i : i + _CACHED] & unsigned) for i in chunks)
+  with np.errstate(over='ignore'):
+    largest = np.asarray(largest, bits.dtype).view(array.dtype).astype(dtype)
+  return bool(np.isfinite(largest))
 
 
 def dtypes(folder: pathlib.Path, shapes: Shapes) -> dict[str, np.dtype]:
@@ -171,20 +210,64 @@ def _open(path: pathlib.Path):
   try:
     with safetensors.safe_open(path, 'numpy') as file:
       yield file
-  except safetensors.SafetensorError as error:
+  except (safetensors.SafetensorError, OSError) as error:
     raise ValueError(
-      f'{path} must be a whole safetensors file: {error}; download it again'
+      f'{path} must be a whole safetensors file: {foreign.text(error)}; '
+      'download it again'
     ) from error
 
 
 def _indexed(index: pathlib.Path) -> list[str]:
-  """Returns the sorted file names in an index."""
-  try:
-    return sorted(set(json.loads(index.read_text())['weight_map'].values()))
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+  """Returns the sorted file names in an index.
+
+  Raises:
+    ValueError: it is no JSON of tensors to files, or names a file of another
+      folder.
+  """
+  files = json_files.read_object(index).get('weight_map')
+  if not isinstance(files, dict) or not files:
     raise ValueError(
-      f"{index} must be JSON with a 'weight_map' of tensors to files: {error}"
-    ) from error
+      f"{index} must have a 'weight_map' of tensors to files: got "
+      f'{foreign.quote(files)}'
+    )
+  for name in files.values():
+    if not _is_file_name(name):
+      raise ValueError(
+        f'{index} must name safetensors files of its own folder: got '
+        f'{foreign.quote(name)}'
+      )
+  return sorted(set(files.values()))
+
+
+def _is_file_name(name: object) -> bool:
+  """Returns whether a value can be the name of a file beside the index."""
+  return (
+    isinstance(name, str)
+    and name.endswith('.safetensors')
+    and name.isprintable()
+    and not set(name) & set('/\\')
+    and len(name.encode()) <= 255
+  )
+
+
+def _check_tied(
+  places: Mapping[str, pathlib.Path], shape: tuple[int, ...]
+) -> None:
+  """Checks that a head of its own has the values of the embedding table."""
+  with _open(places[HEAD]) as file, _open(places[TABLE]) as other:
+    head, table = file.get_slice(HEAD), other.get_slice(TABLE)
+    _check(places[HEAD], HEAD, head, {HEAD: shape})
+    step = max(_CHUNK // shape[1], 1)
+    for start in range(0, shape[0], step):
+      end = min(start + step, shape[0])
+      ours, theirs = (x[start:end] for x in (table, head))
+      if not np.array_equal(ours.astype('f4'), theirs.astype('f4')):
+        raise ValueError(
+          f'{places[HEAD]}: tensor {HEAD} must equal {TABLE}, because '
+          'tie_word_embeddings is true: got other values; set '
+          'tie_word_embeddings to false in config.json to use this head, or '
+          'delete the tensor'
+        )
 
 
 def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:
@@ -201,21 +284,21 @@ def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:
 
 def _ignored(name: str, shapes: Shapes) -> bool:
   """Returns whether a tensor is redundant: a tied head, or RoPE's table."""
-  tied_head = name == 'lm_head.weight' and name not in shapes
+  tied_head = name == HEAD and name not in shapes
   return tied_head or name.endswith('rotary_emb.inv_freq')
 
 
 def _check(path: pathlib.Path, name: str, part, shapes: Shapes) -> None:
   if name not in shapes:
     raise ValueError(
-      f'{path}: tensor {name} must belong to the model: config.json describes '
-      'one without it'
+      f'{path}: tensor {foreign.text(name)} must belong to the model: '
+      'config.json describes one without it'
     )
   shape, dtype = tuple(part.get_shape()), part.get_dtype()
   if shape != shapes[name]:
     raise ValueError(
       f'{path}: tensor {name} must have shape {shapes[name]}, by '
-      f'config.json: got {shape}'
+      f'config.json: got {foreign.text(shape)}'
     )
   if dtype not in DTYPES:
     raise ValueError(

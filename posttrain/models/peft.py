@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from posttrain import schema, tree
-from posttrain.models import hf, hf_files, lora, transformer
+from posttrain.models import hf, hf_files, hf_rope, lora, transformer
+from posttrain.util import foreign, json_files
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 # Keys that may have any value: they do not change W + s A B, or are read.
@@ -45,6 +46,12 @@ _FREE = {
 }
 # Values of init_lora_weights that leave the base weights as they are.
 _INITIALIZERS = (None, True, False, 'gaussian', 'orthogonal', 'eva')
+_KINDS = {  # types of keys, and whether null is as good
+  'r': ((int,), False),
+  'lora_alpha': ((int, float), False),
+  'use_rslora': ((bool,), True),
+  'base_model_name_or_path': ((str,), True),
+}
 
 
 def save(
@@ -108,24 +115,40 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
     ValueError: the adapter is no plain LoRA; names the key.
   """
   path = pathlib.Path(folder) / CONFIG
-  try:
-    config = json.loads(path.read_text())
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path} must be JSON: {error}') from error
-  if not isinstance(config, dict) or config.get('peft_type') != 'LORA':
-    raise ValueError(f"{path} must be an object with peft_type 'LORA'")
+  config = json_files.read_object(path)
+  if config.get('peft_type') != 'LORA':
+    raise ValueError(
+      f"{path}: peft_type must be 'LORA': got "
+      f'{foreign.quote(config.get("peft_type"))}'
+    )
   for key, value in config.items():
     plain = key in _FREE or value in (None, False, [], {}, '', 'none')
     if not plain or (key == 'init_lora_weights' and value not in _INITIALIZERS):
       raise ValueError(
-        f'{path}: {key} must not be {value!r}: that is no plain LoRA; merge '
-        'the adapter into its base with PEFT first'
+        f'{path}: {foreign.text(key)} must not be {foreign.quote(value)}: that '
+        'is no plain LoRA; merge the adapter into its base with PEFT first'
       )
-  for key, kinds in (('r', int), ('lora_alpha', int | float)):
+  for key, (kinds, optional) in _KINDS.items():
     value = config.get(key)
-    if not isinstance(value, kinds) or isinstance(value, bool) or value <= 0:
-      raise ValueError(f'{path}: {key} must be a number > 0: got {value!r}')
+    if type(value) not in kinds and not (optional and value is None):
+      names = ' or '.join(kind.__name__ for kind in kinds)
+      raise ValueError(
+        f'{path}: {key} must be of type {names}: got {foreign.quote(value)}'
+      )
+  if config['r'] < 1:
+    raise ValueError(
+      f'{path}: r must be a number > 0: got {foreign.quote(config["r"])}'
+    )
   return config
+
+
+def check(folder: str | pathlib.Path, cfg: schema.Model) -> None:
+  """Checks an adapter's headers against its base model; reads no weights.
+
+  Raises:
+    ValueError: as `load`, unless a number is not finite.
+  """
+  _contents(pathlib.Path(folder), cfg)
 
 
 def load(
@@ -142,36 +165,55 @@ def load(
 
   Raises:
     ValueError: the adapter is no plain LoRA, or its tensors are not those of
-      some matrices in all layers of this model.
+      some matrices in all layers of this model, or not finite.
   """
-  folder, config = pathlib.Path(folder), read(folder)
+  folder = pathlib.Path(folder)
+  options, like = _contents(folder, cfg)
+  leaves = {
+    path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
+  }
+  for name, (path, layer) in _places(cfg, leaves).items():
+    array = hf_files.read(folder / WEIGHTS, name)
+    if not hf_files.is_finite(array, np.float32):
+      raise ValueError(
+        f'{folder / WEIGHTS}: tensor {name} must be finite: got NaN or '
+        'infinity; use another adapter'
+      )
+    leaves[path][layer] = array.T
+  adapter = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
+  return adapter, options
+
+
+def _contents(
+  folder: pathlib.Path, cfg: schema.Model
+) -> tuple[schema.Lora, lora.Adapter]:
+  """Returns an adapter's options and shapes, by its config and headers."""
+  config = read(folder)
   names, known = hf_files.names(folder / WEIGHTS), _places(cfg)
   kernels = {known[x][0].rpartition('/')[0] for x in names if x in known}
   if not kernels:
     raise ValueError(
       f'{folder / WEIGHTS} must hold lora_A and lora_B of a matrix of this '
-      f'model: got {sorted(names)[:3]}, expected some of {list(known)[:3]}'
+      f'model: got {foreign.text(sorted(names)[:3])}, expected some of '
+      f'{list(known)[:3]}'
     )
-  options = schema.Lora(
-    rank=config['r'],
-    alpha=float(config['lora_alpha']),
-    rslora=bool(config.get('use_rslora')),
-    targets='^(' + '|'.join(map(re.escape, sorted(kernels))) + ')$',
-  )
+  try:
+    options = schema.Lora(
+      rank=config['r'],
+      alpha=hf_rope.as_float(config['lora_alpha']),
+      rslora=bool(config.get('use_rslora')),
+      targets='^(' + '|'.join(map(re.escape, sorted(kernels))) + ')$',
+    )
+  except schema.FieldError as error:
+    raise ValueError(f'{folder / CONFIG}: {error}') from error
   like = lora.shapes(options, transformer.shapes(cfg))
-  leaves = {
-    path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
+  flat = tree.flat(like)
+  shapes = {
+    name: flat[path].shape[:0:-1]
+    for name, (path, _) in _places(cfg, flat).items()
   }
-  places = _places(cfg, leaves)
-  hf_files.find(
-    folder,
-    {name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()},
-    WEIGHTS,
-  )
-  for name, (path, layer) in places.items():
-    leaves[path][layer] = hf_files.read(folder / WEIGHTS, name).T
-  adapter = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
-  return adapter, options
+  hf_files.find(folder, shapes, WEIGHTS)
+  return options, like
 
 
 def _places(

@@ -168,3 +168,62 @@ def test_self_instruct_rows_are_read_as_messages(tmp_path):
   )
   names = [row.info['name'] for row in jsonl.read(path)]
   assert names == [row['name'] for row in raw_rows]
+
+
+DEEP = '[' * 5000 + ']' * 5000
+
+
+@pytest.mark.parametrize(
+  'line, words',
+  [
+    ('{"messages": ' + DEEP + '}', 'nested deeper'),
+    ('{"prompt": "a", "prompt": "b"}', 'is there twice'),
+    ('{"prompt": ' + '9' * 5000 + '}', 'digits'),
+    ('{"level": NaN}', 'level must hold finite numbers: got nan'),
+    ('{"level": {"a": [1, -Infinity]}}', 'level must hold finite numbers'),
+    ('{"level": 1e999}', 'level must hold finite numbers: got inf'),
+    ('{"level": 1E+400}', 'level must hold finite numbers: got inf'),
+    ('{"level": ' + '9' * 400 + '}', 'level must hold finite numbers'),
+    ('"' + 'x' * 10**7 + '"', 'must be an object'),
+    ('{"prompt": ["' + 'x' * 10**7 + '"]}', 'a row must have'),
+    ('{"messages": "' + 'x' * 10**7 + '"}', 'messages must be a list'),
+    ('{"messages": [{"role": "' + 'x' * 10**7 + '"}]}', 'role must be one of'),
+    ('{"messages": [["' + 'x' * 10**7 + '"]]}', 'messages[0] must be'),
+    ('{"prompt": "a", "completion": {"b": "' + 'x' * 10**7 + '"}}', 'complet'),
+    ('{"' + 'x' * 10**6 + '": 1}', 'a row must have'),
+    ('x' * 10**7, 'must be JSON'),
+    ('{"prompt": "a\\ud800", "completion": "b"}', 'content must be Unicode'),
+  ],
+)
+def test_hostile_lines_are_one_short_line(tmp_path, line, words):
+  path = write(tmp_path / 'rows.jsonl', line)
+  with pytest.raises(ValueError) as error:
+    jsonl.read(path)
+  message = str(error.value)
+  assert message.startswith(f'{path}:1: ') and words in message
+  assert len(message) < 1000 and message.isprintable()
+
+
+@pytest.mark.parametrize(
+  'level', ['"1e999 NaN"', '1e300', '[1e-400, 5]', '9' * 300, '"' + '9' * 400]
+)
+def test_finite_numbers_and_texts_are_kept(tmp_path, level):
+  level += '"' if level.startswith('"9') else ''
+  row = '{"prompt": "a", "completion": "b", "level": ' + level + '}'
+  (parsed,) = jsonl.read(write(tmp_path / 'rows.jsonl', row))
+  assert parsed.info == {'level': json.loads(level)}
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
+  monkeypatch.setattr(jsonl, 'MAX_LINE', 1000)
+  good = {'prompt': 'a', 'completion': 'b'}
+  path = write(tmp_path / 'rows.jsonl', good, '{"prompt": "' + 'x' * 1000)
+  with pytest.raises(ValueError, match='rows.jsonl:2: a line must have at mo'):
+    jsonl.read(path)
+
+
+@pytest.mark.parametrize('path', ['x' * 5000, '/', 'a\0b', '/dev/zero'])
+def test_only_files_are_read(path):
+  with pytest.raises(ValueError, match='a JSONL file must exist') as error:
+    jsonl.read(path)
+  assert len(str(error.value)) < 600

@@ -79,8 +79,15 @@ def test_a_labelled_answer_is_chosen_or_rejected():
     ),
     (
       {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': True},
-      'margin must be a finite number: got True',
+      'margin must be a finite number of at most 1e+06: got True',
     ),
+    *(
+      ({'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': margin}, 'mar')
+      for margin in (10**400, -(10**400), 1e39, float('nan'), 'x' * 10**6)
+    ),
+    ({'prompt': 'a', 'completion': 'b', 'label': 'y' * 10**6}, 'label must be'),
+    ({'prompt': 'a', 'chosen': 'x' * 10**6, 'rejected': 'x' * 10**6}, 'twice'),
+    ({'prompt': 'a', 'chosen': {'y': 'x' * 10**6}, 'rejected': 'b'}, 'chosen'),
     (
       {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'label': True},
       'got columns',
@@ -116,6 +123,7 @@ def test_malformed_rows_are_refused_with_their_line(raw, words):
   with pytest.raises(ValueError, match='^x.jsonl:7: ') as error:
     parse(**raw)
   assert words in str(error.value)
+  assert len(str(error.value)) < 1000
 
 
 def test_written_pairs_are_read_back(tmp_path):

@@ -1,5 +1,7 @@
 """TFDS in ArrayRecord: rows are read back, without tensorflow."""
 
+import json
+import shutil
 import subprocess
 import sys
 
@@ -83,6 +85,53 @@ def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
   tool = rows.Row((), ({'role': 'assistant', 'content': '', 'name': 'x'},), 'w')
   with pytest.raises(ValueError, match='w: a message must hold role and con'):
     tfds.write({'train': [tool]}, 'other', root)
+
+
+EVIL = 'evilmod.Evil'
+FEATURES = 'tensorflow_datasets.core.features.'
+DICT = f'{FEATURES}features_dict.FeaturesDict'
+# Forms in which a features.json can name a class.
+FORMS = {
+  'top': {'pythonClassName': EVIL},
+  'snake case': {'python_class_name': EVIL},
+  'a feature': {
+    'pythonClassName': DICT,
+    'featuresDict': {'features': {'type': {'pythonClassName': EVIL}}},
+  },
+  'old': {'type': EVIL, 'content': {}},
+  'old, inside': {
+    'type': DICT,
+    'content': {'prompt': {'type': EVIL, 'content': {}}},
+  },
+  'old, in a text': {
+    'pythonClassName': DICT,
+    'jsonFeature': {
+      'json': json.dumps({'prompt': {'type': EVIL, 'content': {}}})
+    },
+  },
+  'a prefix': {'pythonClassName': f'{FEATURES[:-1]}x.Evil'},
+}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_features_of_foreign_classes_are_refused_before_any_import(
+  folder, tmp_path, monkeypatch, form
+):
+  copy = shutil.copytree(folder[1], tmp_path / 'ds' / '1.0.0')
+  (tmp_path / 'evilmod.py').write_text('raise SystemExit("imported")')
+  (copy / 'features.json').write_text(json.dumps(FORMS[form]))
+  monkeypatch.syspath_prepend(str(tmp_path))
+  with pytest.raises(ValueError, match='features.json must name features of'):
+    tfds.read(tmp_path, 'train')
+  assert 'evilmod' not in sys.modules
+
+
+def test_features_that_cannot_be_read_are_one_line(folder, tmp_path):
+  copy = shutil.copytree(folder[1], tmp_path / 'ds')
+  for text in ('{', '[' * 10**5, '{"type": "a", "type": "b"}'):
+    (copy / 'features.json').write_text(text)
+    with pytest.raises(ValueError, match='features.json must be JSON'):
+      tfds.read(copy, 'train')
 
 
 PROGRAM = """

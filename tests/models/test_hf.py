@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,15 @@ CASES = {
       'tie_word_embeddings': False,
     },
   ),
+  'gemma3-all-full': (
+    'Gemma3',
+    {
+      'layer_types': ['full_attention'] * 3,
+      'sliding_window': 4096,
+      'head_dim': 8,
+      'query_pre_attn_scalar': 8,
+    },
+  ),
 }
 each = pytest.mark.parametrize('case', CASES)
 
@@ -164,6 +174,106 @@ def peer_logits(peer, ids):
   torch = pytest.importorskip('torch')
   with torch.no_grad():
     return peer(torch.tensor(ids).long()).logits.numpy()
+
+
+# Keys that transformers ignores in a family, replaces by a default, or reads
+# from another place: (case, changed keys, whether logits stay the same).
+KEYS = {
+  'gemma3-cap': ('gemma3', {'attn_logit_softcapping': 2.0}, True),
+  'gemma2-cap': ('gemma2', {'attn_logit_softcapping': 2.0}, False),
+  'gemma3-logits': ('gemma3', {'final_logit_softcapping': 2.0}, False),
+  'gemma2-pattern': (
+    'gemma2',
+    {'layer_types': None, 'sliding_window_pattern': 3},
+    True,
+  ),
+  'gemma3-pattern': (
+    'gemma3',
+    {'layer_types': None, 'sliding_window_pattern': 3},
+    False,
+  ),
+  'llama-caps': (
+    'llama3-rope',
+    {'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 2.0},
+    True,
+  ),
+  'llama-windows': (
+    'llama3-rope',
+    {
+      'layer_types': ['sliding_attention'] * 3,
+      'sliding_window': 2,
+      'use_sliding_window': True,
+      'sliding_window_pattern': 2,
+    },
+    True,
+  ),
+  'llama-scaling': (
+    'llama3-rope',
+    {'rope_scaling': {'type': 'linear', 'factor': 3.0}},
+    False,
+  ),
+  'llama-original': (
+    'llama3-rope',
+    {'original_max_position_embeddings': 8},
+    False,
+  ),
+  'qwen-pattern': ('qwen3', {'sliding_window_pattern': 2}, True),
+  'qwen-window-unused': (
+    'qwen3',
+    {'layer_types': None, 'sliding_window': 2, 'max_window_layers': 0},
+    True,
+  ),
+  'qwen-window-default': (
+    'qwen2-window-tied',
+    {'layer_types': None, 'max_window_layers': 28},
+    False,
+  ),
+  'qwen-window-null': (
+    'qwen2-window-tied',
+    {'layer_types': None, 'sliding_window': None},
+    False,
+  ),
+  'gemma3-version-4': (
+    'gemma3',
+    {
+      'rope_parameters': None,
+      'rope_theta': 500.0,
+      'rope_scaling': {'rope_type': 'linear', 'factor': 4.0},
+      'rope_local_base_freq': 5000.0,
+    },
+    True,
+  ),
+  'gemma3-default-bases': (
+    'gemma3',
+    {'rope_parameters': {'full_attention': LINEAR}},
+    False,
+  ),
+}
+
+
+@pytest.mark.parametrize('name', KEYS)
+def test_keys_mean_what_they_mean_in_transformers(name, folder, tmp_path):
+  """Both change, or neither does; and ours is what the logits say."""
+  transformers = pytest.importorskip('transformers')
+  case, change, same = KEYS[name]
+  path = tmp_path / 'changed'
+  shutil.copytree(folder(case), path)
+  file = path / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | change))
+  peer = transformers.AutoModelForCausalLM.from_pretrained(
+    path, attn_implementation='eager'
+  ).eval()
+  ids, _ = rows()
+  ours, theirs = hf_config.read(path), peer_logits(peer, ids)
+  expected = peer_logits(make_peer(case), ids)
+  assert (ours == hf_config.read(folder(case))) is same
+  assert (theirs == expected).all() == same
+  # Written from ours in the format of version 4, it is the same model.
+  file.write_text(json.dumps(hf_config.write(ours)))
+  written = transformers.AutoModelForCausalLM.from_pretrained(
+    path, attn_implementation='eager'
+  ).eval()
+  np.testing.assert_array_equal(peer_logits(written, ids), theirs)
 
 
 @each
