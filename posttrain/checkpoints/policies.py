@@ -6,12 +6,14 @@ a command line is reported at once.
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from posttrain import schema
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
+from posttrain.util import foreign
 
 DEFAULT_MAX_TOKENS = 256  # of an answer, for weights that are not of a run
 
@@ -33,7 +35,13 @@ class Policy:
     return self.renderer.tokenizer.decode(ids)
 
 
-def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
+def load(
+  path: str,
+  *,
+  text: bool = True,
+  variables: str = '{}',
+  cache: str | None = None,
+) -> Policy:
   """Loads a policy onto one device, whatever mesh it was trained on.
 
   Args:
@@ -42,25 +50,25 @@ def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
     text: whether the caller needs text; if not, a directory's unusable
       tokenizer is no error.
     variables: template variables (JSON) for a directory; a run has its own.
+    cache: folder of the compilation cache; None = the default one, and none
+      for a run without one. A checkpoint does not name it: its programs are
+      run.
 
   Raises:
     ValueError: the checkpoint is missing or damaged, or its tokenizer is
       missing or has changed.
   """
   from posttrain import compilation
-  from posttrain.checkpoints import store, weights
+  from posttrain.checkpoints import weights
   from posttrain.models import transformer
 
   folder = weights.find(path)
-  max_tokens, cache = DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
-  if weights.is_run(folder):
-    host = store.read_host(folder)
-    config = host['config']
-    max_tokens = config[host['stage']]['eval']['max_tokens']
-    cache = config['compilation_cache']
-  # The run's cache folder may be missing on this machine: it only saves time.
+  for line in weights.named_folders(folder):
+    print(f'{folder} names {line}, read as data', file=sys.stderr)
+  max_tokens, default = _stage_options(folder)
+  # The folder may not be writable: it only saves time.
   with contextlib.suppress(OSError):
-    compilation.enable_compilation_cache(cache)
+    compilation.enable_compilation_cache(cache or default)
   try:
     renderer = weights.renderer(folder, variables)
   except ValueError:
@@ -75,3 +83,21 @@ def load(path: str, *, text: bool = True, variables: str = '{}') -> Policy:
     stops = renderer.stop_ids
   params = weights.load(folder, transformer.shapes(model), average=True)
   return Policy(params, model, renderer, stops, max_tokens)
+
+
+def _stage_options(folder: str) -> tuple[int, str | None]:
+  """Returns the tokens of an answer, and the default compilation cache."""
+  from posttrain.checkpoints import weights
+
+  if not weights.is_run(folder):
+    return DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
+  host = weights.read_host(folder)
+  config = host['config']
+  max_tokens = config[host['stage']]['eval'].get('max_tokens')
+  if type(max_tokens) is not int or max_tokens < 1:
+    raise ValueError(
+      f'the host item of {folder} must have eval.max_tokens > 0: got '
+      f'{foreign.quote(max_tokens)}'
+    )
+  has_cache = config.get('compilation_cache') is not None
+  return max_tokens, schema.Run.compilation_cache if has_cache else None

@@ -14,10 +14,13 @@ detects missing and truncated files, but no flipped bit inside an array;
 checksums do. A damaged step is renamed to `<step>.damaged`, with a warning, if
 an older step is sound, and is an error if none is. A sound step of other
 shapes, and an error of the storage service, are raised.
+
+Steps are folders named by a number. A file or a link of such a name is renamed
+to `<name>.stray`, with a warning, before anything is saved.
 """
 
+import contextlib
 import json
-import re
 import time
 import warnings
 import zlib
@@ -29,26 +32,30 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from posttrain import schema, tree
-from posttrain.util import logs, memory
+from posttrain.checkpoints import damage, step_folders
+from posttrain.util import foreign, logs, watchdog
 
 logs.quiet('orbax')  # it logs every save, through absl
 
 State = Any  # a pytree of arrays
 Host = dict[str, Any]
-# Errors of the storage service that do not mean that a file is damaged.
-TRANSIENT = 'CANCELLED|DEADLINE_EXCEEDED|UNAVAILABLE|RESOURCE_EXHAUSTED'
-
-
-class Damaged(Exception):
-  """A step that cannot be read, or differs from the data written."""
 
 
 class Checkpointer:
   """Saves and restores the steps of one folder."""
 
-  def __init__(self, folder: str, keep: schema.Checkpoint):
-    """Opens or creates a folder, and deletes half-written steps in it."""
-    self._folder = epath.Path(folder).expanduser().resolve()
+  def __init__(
+    self, folder: str, keep: schema.Checkpoint, stage: str | None = None
+  ):
+    """Opens or creates a folder, and deletes half-written steps in it.
+
+    Args:
+      folder: the stage's folder.
+      keep: which steps are kept.
+      stage: see `newest_host`; None = steps of any stage are restored.
+    """
+    self._folder, self._stage = step_folders.local(folder), stage
+    step_folders.move_strays(self._folder)
     policies = ocp.checkpoint_managers
     rules = [policies.LatestN(keep.keep_last)]
     if keep.keep_every is not None:
@@ -62,8 +69,13 @@ class Checkpointer:
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(rules),
         cleanup_tmp_directories=True,
+        async_options=ocp.options.AsyncOptions(
+          post_finalization_callback=self._finish
+        ),
       ),
     )
+    # Duration of the last save, until it was on disk; 0 before the first.
+    self.seconds, self._began = 0.0, 0.0
 
   def save(self, step: int, state: State, host: Host) -> None:
     """Starts to save; returns once `state` may be overwritten or donated.
@@ -76,6 +88,7 @@ class Checkpointer:
       state: pytree of arrays.
       host: JSON-able dict; tuples are restored as lists, keys as strings.
     """
+    self._began = time.monotonic()
     for old in self.steps():
       if old >= step:
         self.wait()
@@ -86,12 +99,13 @@ class Checkpointer:
       'time': time.time(),
     }
     record['crc'] = _crc(record)
-    saved = self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(record)
-      ),
-    )
+    with self._waiting():  # for the save before
+      saved = self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(record)
+        ),
+      )
     assert saved, f'Orbax declined to save step {step} to {self._folder}'
 
   def steps(self) -> list[int]:
@@ -127,7 +141,8 @@ class Checkpointer:
       folder = self._folder / str(number)
       try:
         state, host = _read(folder, like)
-      except Damaged as error:
+        _check_place(folder, host, self._stage)
+      except damage.Damaged as error:
         warnings.warn(
           f'checkpoint {folder} is damaged and not used: {error}', stacklevel=2
         )
@@ -138,17 +153,26 @@ class Checkpointer:
     if damaged:
       raise ValueError(
         f'{self._folder} must hold a sound checkpoint: got steps {damaged}, '
-        'all damaged; rename or delete the folder to start the stage again'
+        'all damaged or unreadable; rename or delete the folder to start the '
+        'stage again'
       )
     return None
 
   def wait(self) -> None:
     """Blocks until all steps are on disk; raises errors of the writes."""
-    self._manager.wait_until_finished()
+    with self._waiting():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
     """Waits, then frees Orbax's threads."""
-    self._manager.close()
+    with self._waiting():
+      self._manager.close()
+
+  def _waiting(self) -> contextlib.AbstractContextManager[None]:
+    return watchdog.waiting(lambda: f'the file system of {self._folder}')
+
+  def _finish(self) -> None:
+    self.seconds = time.monotonic() - self._began
 
   def _rename_damaged(self, damaged: list[int]) -> None:
     for number in damaged if jax.process_index() == 0 else ():
@@ -178,9 +202,78 @@ def restore_params(path: str, like: State, *, average: bool = False) -> State:
   return state[item]
 
 
+def check_params(path: str, like: State) -> None:
+  """Checks the `params` of a run as `restore_params` does; reads no array.
+
+  Args:
+    path: as in `restore_params`.
+    like: the expected params, as arrays or ShapeDtypeStructs.
+
+  Raises:
+    ValueError: the step is missing or damaged, or its params differ from
+      `like`; names the first that differs.
+  """
+  _read_named(find(path), _read_metadata, {'params': like}, 'params/')
+
+
 def read_host(path: str) -> Host:
   """Returns the `host` dict of a step; `path` as in `restore_params`."""
   return _read_named(find(path), _read_record)['host']
+
+
+def newest_host(folder: str, stage: str | None = None) -> Host | None:
+  """Returns the newest `host` dict of a stage that can be read.
+
+  None if the folder does not exist or has none. The arrays are not read.
+
+  Args:
+    folder: the stage's folder.
+    stage: the stage that must have saved the steps, each with the number that
+      names its folder; others are damaged, with a warning. None = not checked.
+  """
+  for step in reversed(step_folders.steps(step_folders.local(folder))):
+    try:
+      host = _read_record(step)['host']
+    except damage.Damaged:
+      continue
+    try:
+      _check_place(step, host, stage)
+    except damage.Damaged as error:
+      warnings.warn(f'{step} is not used: {error}', stacklevel=2)
+    else:
+      return host
+  return None
+
+
+def has_steps(folder: str) -> bool:
+  """Returns whether a stage's folder has steps, sound or damaged."""
+  return bool(step_folders.steps(step_folders.local(folder)))
+
+
+def is_sound(folder: str, stage: str | None = None) -> bool:
+  """Returns whether a step can be read and its checksums agree.
+
+  Reads all arrays to the host, which is as much memory as a save takes.
+
+  Args:
+    folder: the step's folder.
+    stage: see `newest_host`.
+  """
+  step = step_folders.local(folder)
+  try:
+    record = _read_record(step)
+    _check_place(step, record['host'], stage)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+      saved = damage.attempt(reader.metadata, step / 'state')
+      on_host = ocp.RestoreArgs(restore_type=np.ndarray)
+      like = damage.attempt(
+        lambda: jax.tree.map(lambda _: on_host, saved.item_metadata.tree)
+      )
+      args = ocp.args.PyTreeRestore(restore_args=like)
+      state = damage.attempt(reader.restore, step / 'state', args=args)
+    return damage.attempt(tree.checksums, state) == record['state_sums']
+  except damage.Damaged:
+    return False
 
 
 def read_sums(path: str) -> dict[str, int]:
@@ -191,15 +284,13 @@ def read_sums(path: str) -> dict[str, int]:
 
 def find(path: str) -> epath.Path:
   """Resolves a workdir, stage folder or step folder to a step folder."""
-  root = epath.Path(path).expanduser().resolve()
-  if (root / 'state').exists() and (root / 'host').exists():
+  root = step_folders.local(path)
+  if step_folders.is_step(root):
     return root
   checkpoints = root / 'checkpoints'
-  stages = checkpoints.iterdir() if checkpoints.exists() else [root]
+  stages = checkpoints.iterdir() if checkpoints.is_dir() else [root]
   steps = [
-    max(numbered, key=lambda step: int(step.name))
-    for stage in stages
-    if (numbered := [x for x in stage.glob('*') if x.name.isdigit()])
+    step for stage in stages if (step := step_folders.newest(stage)) is not None
   ]
   if not steps:
     raise ValueError(
@@ -212,7 +303,7 @@ def find(path: str) -> epath.Path:
 def _saved_at(folder) -> float:
   try:
     return _read_record(folder)['time']
-  except Damaged:
+  except damage.Damaged:
     return 0.0
 
 
@@ -222,7 +313,7 @@ def _read_named(folder, read, *args) -> Any:
     raise ValueError(f'a checkpoint must exist: got {folder}')
   try:
     return read(folder, *args)
-  except Damaged as error:
+  except damage.Damaged as error:
     raise ValueError(
       f'a checkpoint must be sound: got {folder}, which is damaged '
       f'({error}); delete it or name another step'
@@ -234,12 +325,8 @@ def _read(folder, like: State, prefix='') -> tuple[State, Host]:
   like = jax.tree.map(_abstract, like)
   record = _read_record(folder)
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-    saved = _try(reader.metadata, folder / 'state')
-    saved = _try(lambda: tree.flat(saved.item_metadata.tree))
-    if saved.keys() != record['state_sums'].keys():
-      raise Damaged('its arrays differ from those written')
-    _check_same(folder, saved, tree.flat(like), prefix)
-    state = _try(
+    _check_metadata(reader, folder, record, like, prefix)
+    state = damage.attempt(
       reader.restore,
       folder / 'state',
       args=ocp.args.PyTreeRestore(
@@ -248,32 +335,47 @@ def _read(folder, like: State, prefix='') -> tuple[State, Host]:
         restore_args=ocp.checkpoint_utils.construct_restore_args(like),
       ),
     )
-  for path, total in _try(tree.checksums, state).items():
+  for path, total in damage.attempt(tree.checksums, state).items():
     if total != record['state_sums'][path]:
-      raise Damaged(f'the checksum of {path!r} is wrong')
+      raise damage.Damaged(f'the checksum of {path!r} is wrong')
   return state, record['host']
+
+
+def _check_metadata(reader, folder, record, like: State, prefix) -> None:
+  """Checks names, shapes and dtypes of a step's arrays; reads none."""
+  saved = damage.attempt(reader.metadata, folder / 'state')
+  saved = damage.attempt(lambda: tree.flat(saved.item_metadata.tree))
+  if saved.keys() != record['state_sums'].keys():
+    raise damage.Damaged('its arrays differ from those written')
+  _check_same(folder, saved, tree.flat(like), prefix)
+
+
+def _read_metadata(folder, like: State, prefix: str) -> None:
+  record = _read_record(folder)
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    _check_metadata(reader, folder, record, like, prefix)
 
 
 def _read_record(folder) -> dict[str, Any]:
   """Reads and checks the `host` item."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-    record = _try(reader.restore, folder / 'host')
+    record = damage.attempt(reader.restore, folder / 'host')
   if not isinstance(record, dict) or record.pop('crc', None) != _crc(record):
-    raise Damaged('the checksum of its host item is wrong')
+    raise damage.Damaged('the checksum of its host item is wrong')
+  if not all(isinstance(record.get(k), dict) for k in ('host', 'state_sums')):
+    raise damage.Damaged('its host item lacks the host or the checksums')
   return record
 
 
-def _try(read, *args, **kwargs) -> Any:
-  """Calls `read`; turns its errors about broken files into `Damaged`."""
-  try:
-    return read(*args, **kwargs)
-  except Exception as error:  # plain `Exception` is raised as well
-    text = (str(error).strip().splitlines() or [''])[0][:200]
-    unrelated = isinstance(error, (MemoryError, OSError))
-    unrelated = unrelated or re.search(TRANSIENT, text) or memory.is_oom(error)
-    if unrelated and not isinstance(error, FileNotFoundError):
-      raise
-    raise Damaged(f'{type(error).__name__}: {text}') from error
+def _check_place(folder, host: Host, stage: str | None) -> None:
+  """Raises `Damaged` for a step of another stage, or of another number."""
+  if stage is None:
+    return
+  for key, place in (('stage', stage), ('step', int(folder.name))):
+    if host.get(key, place) != place:  # absent in the oldest ones
+      raise damage.Damaged(
+        f'its host item is of {key} {foreign.quote(host[key])}, not {place!r}'
+      )
 
 
 def _check_same(folder, saved: dict, like: dict, prefix: str) -> None:

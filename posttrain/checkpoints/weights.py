@@ -6,12 +6,12 @@
 
 1. `find` resolves a path to a folder: a step's, or the directory.
 2. `model` and `renderer` read the folder's model options and tokenizer.
-3. `check` compares the folder with a given model; it reads no weights.
+3. `check` compares the folder, and the headers of its weights, with a given
+   model; it reads no weights.
 4. `load` reads the weights. A checkpoint of a stage with LoRA, and a PEFT
    directory, hold an adapter only; it is merged into its base weights.
 """
 
-import json
 import os
 import pathlib
 from typing import Any
@@ -23,7 +23,9 @@ from posttrain import schema, sharding, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
 from posttrain.checkpoints import store
-from posttrain.models import hf, hf_config, lora, peft, transformer
+from posttrain.models import hf, hf_config, lora, peft, reward_head, transformer
+from posttrain.schema import base as schema_base
+from posttrain.util import foreign, json_files
 
 Params = Any
 
@@ -33,16 +35,19 @@ def is_hf(path: str) -> bool:
 
   A workdir has a config.json as well, but without a `model_type`.
   """
-  file = pathlib.Path(path).expanduser() / 'config.json'
   try:
-    return 'model_type' in json.loads(file.read_text())
-  except (OSError, ValueError):
+    return 'model_type' in json_files.read_object(_inside(path, 'config.json'))
+  except ValueError:
     return False
 
 
 def is_peft(path: str) -> bool:
   """Returns whether a path is a PEFT directory."""
-  return (pathlib.Path(path).expanduser() / peft.CONFIG).is_file()
+  return os.path.isfile(_inside(path, peft.CONFIG))
+
+
+def _inside(path: str, name: str) -> str:
+  return os.path.join(os.path.expanduser(path), name)
 
 
 def is_run(folder: str) -> bool:
@@ -61,6 +66,9 @@ def find(path: str) -> str:
   try:
     return str(store.find(path))
   except ValueError as error:
+    config = _inside(path, 'config.json')
+    if os.path.isfile(config):
+      json_files.read_object(config)  # raises if it cannot be read
     raise ValueError(
       f'{error}; it is not a HuggingFace directory (a config.json with a '
       'model_type) or a PEFT directory (an adapter_config.json) either'
@@ -77,7 +85,7 @@ def model(folder: str) -> schema.Model:
     return hf_config.read(folder)
   if is_peft(folder):
     return model(start(folder))
-  return schema.Model.from_json(store.read_host(folder)['model'])
+  return schema.Model.from_json(read_host(folder)['model'])
 
 
 def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
@@ -100,9 +108,9 @@ def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
     return chat.load(cfg)
   if is_peft(folder):
     return renderer(start(folder), variables)
-  host = store.read_host(folder)
+  host = read_host(folder)
   options = host['config']['tokenizer']
-  stored = chat.load(schema.Tokenizer(**options))
+  stored = chat.load(_options(schema.Tokenizer, options, folder, 'tokenizer'))
   chat.check_fingerprint(
     stored.fingerprint, host['tokenizer'], f'the tokenizer {options}', folder
   )
@@ -121,23 +129,23 @@ def check(
     reward: whether a reward model is expected instead of a policy.
 
   Raises:
-    ValueError: the weights belong to another model, tokenizer or kind.
+    ValueError: the weights belong to another model, tokenizer or kind, or a
+      file or an array of them is missing or of another shape or dtype.
   """
   check_kind(folder, reward=reward)
   if is_peft(folder):
     check(start(folder), cfg, tokens)
+    peft.check(folder, cfg)
     return
   if is_hf(folder):
     pretrained.check(folder, tokens.tokenizer)
   else:
     chat.check_fingerprint(
       tokens.fingerprint,
-      store.read_host(folder)['tokenizer'],
+      read_host(folder)['tokenizer'],
       'config.tokenizer',
       f'the checkpoint {folder}',
     )
-  if is_run(folder) and adapter_options(folder):
-    start(folder)  # raises if the base weights are missing
   actual = model(folder)
   remedy = 'use the model it was saved with'
   if is_hf(folder):
@@ -148,6 +156,28 @@ def check(
       f'{getattr(actual, field)!r}, and config.model.{field} is '
       f'{getattr(cfg, field)!r}; {remedy}'
     )
+  _check_headers(folder, actual, reward)
+
+
+def _check_headers(folder: str, cfg: schema.Model, reward: bool) -> None:
+  """Checks names, shapes and dtypes of a folder's weights, and of its base."""
+  if folder == 'random':
+    return
+  if is_hf(folder):
+    hf.check(folder, cfg)
+    return
+  options = adapter_options(folder)
+  like = transformer.shapes(cfg)
+  if options is not None:
+    like = lora.shapes(options, like)
+  elif reward:
+    sums = store.read_sums(folder)
+    has_lm_head = any(path.startswith('params/head/') for path in sums)
+    like = reward_head.shapes(cfg, has_lm_head)
+  store.check_params(folder, like)
+  if options is not None:
+    _chain(folder)  # refuses one that started from itself
+    _check_headers(start(folder), cfg, reward=False)
 
 
 def check_kind(folder: str, *, reward: bool = False) -> None:
@@ -190,7 +220,10 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
     params = store.restore_params(
       folder, stored, average=average and _has_average(folder)
     )
-    return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
+    params = jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
+    _check_finite(params, folder)
+    return params
+  _chain(folder)  # refuses one that started from itself
   base = load(start(folder), like)
   if is_run(folder):
     check_base(folder, base)
@@ -229,13 +262,26 @@ def adapter(
     _adapter_like(options, folder, like),
     average=average and _has_average(folder),
   )
+  _check_finite(params, folder)
   return params, options
+
+
+def _check_finite(params: Params, folder: str) -> None:
+  """Raises ValueError for an array with NaN or infinity; names it."""
+  for path in tree.not_finite(params)[:1]:
+    raise ValueError(
+      f'{folder} must hold finite weights: got NaN or infinity in {path}; name '
+      'another step'
+    )
 
 
 def adapter_options(folder: str) -> schema.Lora | None:
   """Returns a run's LoRA options; None if it trained all weights."""
   options = _stage(folder).get('lora')  # absent in older runs
-  return schema.Lora(**options) if options and options['rank'] else None
+  if not options:
+    return None
+  lora_options = _options(schema.Lora, options, folder, 'lora')
+  return lora_options if lora_options.rank else None
 
 
 def _adapter_like(options: schema.Lora, folder: str, like: Params | None):
@@ -264,7 +310,7 @@ def check_base(folder: str, base: Params) -> None:
   Raises:
     ValueError: the weights have changed; names the first that differs.
   """
-  stored = store.read_host(folder).get('base')
+  stored = read_host(folder).get('base')
   for path, leaf in tree.flat(base).items() if stored else ():
     dtype = jnp.dtype(stored['dtypes'][path])
     if leaf.dtype.itemsize < dtype.itemsize:
@@ -288,10 +334,16 @@ def start(folder: str) -> str:
     if not is_hf(name):
       raise ValueError(
         f'{folder}/{peft.CONFIG}: base_model_name_or_path must be a local '
-        f'HuggingFace directory: got {name!r}; download it, and name its folder'
+        f'HuggingFace directory: got {foreign.quote(name)}; download it, and '
+        'name its folder'
       )
     return find(name)
-  name = store.read_host(folder)['start']
+  name = read_host(folder).get('start')
+  if not isinstance(name, str):
+    raise ValueError(
+      f'the host item of {folder} must have start, a str: got '
+      f'{foreign.quote(name)}'
+    )
   if name == 'random':
     return name
   path = os.path.join(pathlib.Path(folder).parents[2], name)
@@ -312,16 +364,93 @@ def origin(folder: str) -> str | None:
   Raises:
     ValueError: a folder on the way is missing.
   """
-  while not (is_hf(folder) or folder == 'random'):
-    folder = start(folder)
-  return None if folder == 'random' else folder
+  *_, first = _chain(folder)
+  return None if first == 'random' else first
+
+
+def named_folders(folder: str) -> list[str]:
+  """Returns lines with the folders and files that a folder's weights name.
+
+  They are read as data: the base weights of an adapter, and the tokenizer.
+
+  Args:
+    folder: a folder from `find`.
+  """
+  lines = []
+  is_adapter = is_peft(folder) or (
+    is_run(folder) and adapter_options(folder) is not None
+  )
+  if is_adapter:
+    folders = [x for x in _chain(folder)[1:] if x != 'random']
+    lines = [f'base weights {x}' for x in folders]
+  if is_run(folder):
+    options = read_host(folder)['config']['tokenizer']
+    paths = (options.get('path'), options.get('chat_template'))
+    lines += [f'tokenizer {x}' for x in paths if x is not None]
+  return [foreign.text(line) for line in lines]
+
+
+def read_host(folder: str) -> dict[str, Any]:
+  """Returns the `host` dict of a run's step, of any origin.
+
+  Raises:
+    ValueError: it lacks what reading weights needs; names that.
+  """
+  host = store.read_host(folder)
+  config, stage = host.get('config'), host.get('stage')
+  options = config if isinstance(config, dict) else {}
+  node = options.get(stage) if isinstance(stage, str) else None
+  node = node if isinstance(node, dict) else {}
+  needed: dict[str, tuple[Any, type]] = {
+    'model': (host.get('model'), dict),
+    'tokenizer': (host.get('tokenizer'), str),
+    'config.tokenizer': (options.get('tokenizer'), dict),
+    'config.<stage>.optim': (node.get('optim'), dict),
+    'config.<stage>.eval': (node.get('eval'), dict),
+  }
+  for name, (value, kind) in needed.items():
+    if not isinstance(value, kind):
+      raise ValueError(
+        f'the host item of {folder} must have {name}, a {kind.__name__}: got '
+        f'{foreign.quote(value)}'
+      )
+  return host
+
+
+def _chain(folder: str) -> list[str]:
+  """Returns a folder and all that it started from, in turn.
+
+  Raises:
+    ValueError: a folder on the way is missing, or comes twice.
+  """
+  chain = [folder]
+  while not (is_hf(chain[-1]) or chain[-1] == 'random'):
+    chain.append(start(chain[-1]))
+    if chain[-1] in chain[:-1]:
+      raise ValueError(
+        f'{folder} must not have started from itself: got {chain[-1]} twice'
+      )
+  return chain
+
+
+def _options(kind: type, values: Any, folder: str, name: str) -> Any:
+  """Returns options that a checkpoint holds as their class."""
+  try:
+    options = kind(**values)
+    schema_base.require_types(options)
+    return options
+  except (AttributeError, TypeError, ValueError) as error:
+    raise ValueError(
+      f'the host item of {folder} must have options of {name}: '
+      f'{foreign.error(error)}'
+    ) from error
 
 
 def _stage(folder: str) -> dict[str, Any]:
   """Returns the options of a checkpoint's stage."""
-  host = store.read_host(folder)
+  host = read_host(folder)
   return host['config'][host['stage']]
 
 
 def _has_average(folder: str) -> bool:
-  return _stage(folder)['optim']['average'] is not None
+  return _stage(folder)['optim'].get('average') is not None

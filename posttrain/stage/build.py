@@ -18,7 +18,7 @@ from posttrain.evaluation import evaluator as evaluation
 from posttrain.pipeline import base, pairs, tokens
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
-from posttrain.stage import job, learner, logbook
+from posttrain.stage import job, learner, logbook, progress
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
 from posttrain.training import token_export
@@ -134,10 +134,10 @@ def _metadata(
     )
   start, pinned = host.get('start'), host.get('references')
   if start is None:
-    start = refs.resolve(components.stage.init, workdir)
+    start = _resolve(components, components.stage.init, workdir)
   if pinned is None:
     pinned = {
-      x: refs.resolve(x, workdir)
+      x: _resolve(components, x, workdir)
       for x in (*data.references, *data.reward_models)
       if isinstance(x, str)
     }
@@ -149,6 +149,17 @@ def _metadata(
     'start': start,
     'references': pinned,
   }
+
+
+def _resolve(
+  components: components_lib.Components, name: str, workdir: str
+) -> str:
+  """Returns the folder of a reference, or of an `init`; see `refs.resolve`."""
+  folder = refs.resolve(name, workdir)
+  kind, _, stage = name.partition(':')
+  if kind == 'stage':
+    progress.check_end(components.cfg, stage, folder)
+  return folder
 
 
 def _models(
@@ -182,7 +193,7 @@ def _checkpointer(
   components: components_lib.Components, workdir: str
 ) -> store.Checkpointer:
   folder = _folder(components, workdir)
-  return store.Checkpointer(folder, components.cfg.checkpoint)
+  return store.Checkpointer(folder, components.cfg.checkpoint, components.name)
 
 
 def _folder(components: components_lib.Components, workdir: str) -> str:

@@ -10,7 +10,7 @@ Nothing is compiled for them, and no weights are read.
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
@@ -72,17 +72,22 @@ def make(
   model = model_options(cfg, name, renderer)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
-  data = _data(cfg, name, renderer)
+  with _naming(name):
+    data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
   sharding.check_batch(mesh, data.shape[1], rows_key)
   generates_text = objectives.TYPES[stage.kind].generates_text
-  eval_tasks = evaluation.EvalTasks(
-    dict(data.envs) if generates_text else {},
-    renderer,
-    stage.eval,
-    cfg.seed,
-    stage.rollout.max_errors,
-  )
+  with _naming(name):
+    eval_tasks = evaluation.EvalTasks(
+      dict(data.envs) if generates_text else {},
+      renderer,
+      stage.eval,
+      cfg.seed,
+      stage.rollout.max_errors,
+      stage.rollout.env_timeout,
+    )
+  if generates_text and not eval_tasks.any:
+    _warn_without_tasks(name, stage, data)
   capacity = max(
     eval_tasks.max_length,
     data.min_capacity,
@@ -96,6 +101,20 @@ def make(
   )
 
 
+def _warn_without_tasks(
+  name: str, stage: schema.Stage, data: base.StageData
+) -> None:
+  """Warns of an evaluation that has no tasks."""
+  if stage.eval.every is not None:
+    logging.getLogger('absl').warning(
+      'config.%s.eval.every=%d needs tasks to evaluate: the evaluation split '
+      'of each environment is empty (%s), and so is eval.suite',
+      name,
+      stage.eval.every,
+      ', '.join(f'config.{name}.envs.{env}' for env in data.envs),
+    )
+
+
 def load_renderer(cfg: schema.Run) -> chat.Renderer:
   """Returns the run's renderer: tokenizer and chat template."""
   return chat.load(cfg.tokenizer)
@@ -107,7 +126,11 @@ def model_options(
   """Returns the options of a stage's model, with the vocabulary resolved."""
   model = cfg.stages[name].model or cfg.model
   size = model.vocab_size or renderer.tokenizer.vocab_size
-  return dataclasses.replace(model, vocab_size=size)
+  try:
+    return dataclasses.replace(model, vocab_size=size)
+  except schema.FieldError as error:  # too large with this vocabulary
+    key = f'{name}.model' if cfg.stages[name].model else 'model'
+    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
 
 
 def preflight(cfg: schema.Run) -> dict[str, Components]:
@@ -123,6 +146,17 @@ def preflight(cfg: schema.Run) -> dict[str, Components]:
     components[name].data.check()
     _check_paths(components[name])
   return components
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+  """Completes keys of environments in errors: they begin with the stage."""
+  try:
+    yield
+  except ValueError as error:
+    if not str(error).startswith('envs.'):
+      raise
+    raise ValueError(f'config.{name}.{error}') from error
 
 
 def _data(

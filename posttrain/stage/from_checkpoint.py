@@ -10,8 +10,8 @@ from typing import Any
 
 from posttrain import compilation, schema, sharding
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weights
-from posttrain.config import checks
+from posttrain.checkpoints import weights
+from posttrain.config import checks, trust
 from posttrain.config import load as config
 from posttrain.models import transformer
 from posttrain.pipeline import base
@@ -25,6 +25,7 @@ def stage_of(
   path: str | None = None,
   stage: str | None = None,
   overrides: Sequence[tuple[str, str]] = (),
+  trust_config: bool = False,
 ) -> tuple[schema.Run, str]:
   """Returns the run's options, and the name of the stage to play.
 
@@ -34,24 +35,36 @@ def stage_of(
     path: a recipe that replaces those options, see `config.load`.
     stage: the stage's name; None = the checkpoint's, or the recipe's last.
     overrides: (dotted key, value as on the command line), in their order.
+    trust_config: whether a checkpoint or a config.json may name any function
+      and server, see `config.trust`.
 
   Raises:
     ValueError: the options are wrong, or there is no such stage.
   """
+  where, values = folder, None  # options that the user did not write
   if path is not None:
     node = config.load(path)
+    if config.is_json(path):
+      where, values = path, node.to_dict()
   elif not weights.is_run(folder):
     raise ValueError(
       f'--config=FILE must be given: {folder} has no options of tasks'
     )
   else:
-    host = store.read_host(folder)
-    node, stage = config.from_dict(host['config']), stage or host['stage']
+    host = weights.read_host(folder)
+    values, stage = host['config'], stage or host['stage']
     # Adds the defaults of options that are newer than the checkpoint.
-    node = config.from_dict(config.to_dict(config.build(node)))
+    built = config.build(config.from_dict(values, folder))
+    if built.compilation_cache is not None:
+      # Compiled programs are run: their folder is this user's.
+      cache = schema.Run.compilation_cache
+      built = dataclasses.replace(built, compilation_cache=cache)
+    node = config.from_dict(config.to_dict(built))
   for key, value in overrides:
     config.override(node, key, value)
   run = config.build(node)
+  if values is not None:
+    trust.check(run, values, where, overrides, trust_config)
   checks.check(run)
   stage = stage or list(run.stages)[-1]
   if stage not in run.stages:

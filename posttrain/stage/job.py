@@ -12,6 +12,7 @@ from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import base
+from posttrain.rollout import abandoned, env_calls
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
@@ -19,6 +20,15 @@ from posttrain.stage import learner, logbook, plan
 from posttrain.training import arrays, token_export
 from posttrain.util import memory, preemption
 
+# Failures of environments, reward functions and servers, after which the run
+# can be resumed: the types that list the errors of a step, and all types.
+_LISTED = rollout_metrics.TooManyErrors, rewarding.TooManyFaults
+_FAILURES = (
+  *_LISTED,
+  abandoned.TooManyThreads,
+  env_calls.EnvError,
+  client.EndpointError,
+)
 MIN_PASS_RATE = 0.1  # below it, trial and error finds little to reinforce
 
 
@@ -63,6 +73,10 @@ class Job:
   def steps(self) -> int:
     return self.cfg.steps
 
+  @property
+  def save_seconds(self) -> float:
+    return self.saves.checkpointer.seconds
+
   def evaluates_at(self, step: int) -> bool:
     every = self.cfg.eval.every
     return step == self.steps or bool(every) and step % every == 0
@@ -82,23 +96,27 @@ class Job:
   ) -> base.Item:
     """Returns the step's item; writes its errors.
 
+    The step before is saved if environments, rewards or servers fail.
+
     Raises:
       TooManyErrors: too many environments failed; written as well.
       TooManyFaults: a reward function failed too often; written as well.
-      EndpointError: a server did not answer; the step before is saved.
+      TooManyThreads: too many calls were abandoned.
+      EnvError: an environment's source of tasks failed.
+      EndpointError: a server did not answer.
       Preempted: the same, because `stop` ended the wait for it.
     """
     pipeline = self.sampling.pipeline
     before = pipeline.get_state()
     try:
       item, self.prefetched = self.prefetched or next(pipeline), None
-    except (rollout_metrics.TooManyErrors, rewarding.TooManyFaults) as error:
-      self.logbook.write_errors(step, error.errors)
-      raise
-    except client.EndpointError:
+    except _FAILURES as error:
+      if isinstance(error, _LISTED):
+        self.logbook.write_errors(step, error.errors)
       if step - 1 > self.step and not self.saves_at(step - 1):
         self.save(step - 1, state, before)
-      stop.check(f'stage {self.name}, step {step - 1}')
+      if isinstance(error, client.EndpointError):
+        stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self.logbook.write_errors(step, item.errors)
     if not item.batch.num_micro_batches:
@@ -144,7 +162,7 @@ class Job:
       metrics, answers, suite = {}, [], []
       if sampling.evaluator.tasks.any:
         sampling.engine.set_params(self.learner.policy(params), step)
-        metrics, answers = sampling.evaluator()
+        metrics, answers = self._measure(step)
         suite = sampling.evaluator.answer_suite()
       if sampling.held_out is not None:
         metrics |= sampling.held_out(params)
@@ -154,6 +172,20 @@ class Job:
     if step == 0:
       self.warn_if_cold(metrics)
     return metrics
+
+  def _measure(self, step: int) -> tuple[dict[str, float], list[Any]]:
+    """Returns metrics and answers of all tasks; writes the errors.
+
+    Raises:
+      TooManyErrors: too many environments failed; written as well.
+    """
+    try:
+      metrics, answers, errors = self.sampling.evaluator.measure()
+    except rollout_metrics.TooManyErrors as error:
+      self.logbook.write_errors(step, error.errors, 'eval_errors')
+      raise
+    self.logbook.write_errors(step, errors, 'eval_errors')
+    return metrics, answers
 
   def warn_if_cold(self, metrics: Mapping[str, float]) -> None:
     """Warns where rollouts will rarely have a reward to reinforce."""
@@ -209,6 +241,17 @@ class Job:
         'metrics_position': self.logbook.writer.position(),
       },
     )
+
+  def check_rewards(self) -> None:
+    """Checks that the finished stage had rewards; logs hints about them.
+
+    Raises:
+      NoReward: every call of its rewards failed, or every episode.
+    """
+    tally = self.sampling.pipeline.tally
+    if tally is not None:
+      tally.check(self.name)
+      tally.warn(self.name)
 
   def close(self) -> None:
     """Waits for a checkpoint that is being written; closes the files."""

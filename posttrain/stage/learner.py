@@ -21,6 +21,7 @@ from posttrain.training import arrays, objectives, optim
 from posttrain.training import base as training_base
 from posttrain.training import state as train_state
 from posttrain.training import step as train_step
+from posttrain.util import files
 
 
 class NonFiniteError(RuntimeError):
@@ -80,7 +81,8 @@ class Learner:
       return
     arrays = dict(vars(batch))
     arrays['live'] = arrays.pop('num_micro_batches')  # its stored name
-    np.savez_compressed(path, **arrays)
+    with files.replacing(path, 'xb') as file:
+      np.savez_compressed(file, **arrays)
     raise NonFiniteError(
       f'gradients must be finite: {limit} in a row were not, the last at step '
       f'{step} of stage {self.name}; its batch is in {path}; lower '

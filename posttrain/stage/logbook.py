@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain import compilation, schema
 from posttrain.metrics import estimates, writers
-from posttrain.util import timers
+from posttrain.util import files, timers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +47,22 @@ class Logbook:
       },
     )
 
-  def write_errors(self, step: int, errors: Sequence[str]) -> None:
-    """Writes a step's errors; a repeated step replaces its own file."""
-    path = self._rollouts('errors', step)
+  def write_errors(
+    self, step: int, errors: Sequence[str], what: str = 'errors'
+  ) -> None:
+    """Writes a step's errors; a repeated step replaces its own file.
+
+    Args:
+      step: number of the step.
+      errors: one line each.
+      what: 'errors', or 'eval_errors' of the evaluation at that step.
+    """
+    path = self._rollouts(what, step)
     if not errors:
       with contextlib.suppress(FileNotFoundError):
         os.remove(path)
       return
-    with open(path, 'w') as f:
+    with files.replacing(path) as f:
       for error in errors:
         f.write(json.dumps({'error': error}) + '\n')
 
@@ -66,7 +74,7 @@ class Logbook:
       step: number of the step.
       answers: dataclasses, one per line.
     """
-    with open(self._rollouts(what, step), 'w') as f:
+    with files.replacing(self._rollouts(what, step)) as f:
       for answer in answers:
         f.write(writers.dumps(dataclasses.asdict(answer)) + '\n')
 

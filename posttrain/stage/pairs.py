@@ -17,9 +17,7 @@ import functools
 import json
 import logging
 import os
-import pathlib
 import sys
-import zipfile
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,6 +30,8 @@ from posttrain.rollout import pairing
 from posttrain.rollout.endpoint import client
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
+from posttrain.util import files as files_lib
+from posttrain.util import foreign, json_files
 
 
 def pipeline(
@@ -124,15 +124,16 @@ def write_pairs(
       continue
     pairs = make(split)
     os.makedirs(os.path.dirname(key_path), exist_ok=True)
-    pathlib.Path(key_path).write_text(json.dumps(key))
+    with files_lib.replacing(key_path) as file:
+      json.dump(key, file)
     preferences.write(path, pairs)
 
 
 def _read_key(path: str) -> dict[str, str]:
   """Returns the key of existing pairs; {} if its file is gone or damaged."""
   try:
-    return json.loads(pathlib.Path(path).read_text())
-  except (OSError, ValueError):
+    return json_files.read_object(path)
+  except ValueError:
     return {}
 
 
@@ -162,7 +163,7 @@ def cached(
   if cache is not None:
     old_key, logprobs = cache
     changed = _changed(old_key, key)
-    if not changed and len(logprobs) == len(samples):
+    if not changed and logprobs.shape == (len(samples),):
       return logprobs
     logging.getLogger('absl').warning(
       '%s is stale: the %s has changed; the reference scores again',
@@ -171,9 +172,8 @@ def cached(
     )
   logprobs = np.asarray(score(samples), np.float32)
   os.makedirs(os.path.dirname(path), exist_ok=True)
-  with open(path + '.tmp', 'wb') as file:
+  with files_lib.replacing(path, 'xb') as file:
     np.savez(file, logprobs=logprobs, key=np.str_(json.dumps(key)))
-  os.replace(path + '.tmp', path)
   return logprobs
 
 
@@ -182,10 +182,16 @@ def _read_cache(path: str) -> tuple[dict[str, str], np.ndarray] | None:
     return None
   try:
     with open(path, 'rb') as file, np.load(file) as arrays:
-      return json.loads(str(arrays['key'])), arrays['logprobs']
-  except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+      logprobs = np.asarray(arrays['logprobs'], np.float32)
+      key = json_files.parse(str(arrays['key']), f'the key in {path}')
+    if not isinstance(key, dict) or not np.isfinite(logprobs).all():
+      raise ValueError('it must hold a key and finite logprobs')
+    return key, logprobs
+  except Exception as error:  # zipfile, zlib and numpy have many
     logging.getLogger('absl').warning(
-      '%s cannot be read (%s); the reference scores again', path, error
+      '%s cannot be read (%s); the reference scores again',
+      path,
+      foreign.error(error),
     )
     return None
 

@@ -1,30 +1,63 @@
-"""How far the stages of a workdir have come, read from their checkpoints."""
+"""How far the stages of a workdir have come, and with which options.
 
+Read from the checkpoints, each of which holds the options it was trained with.
+"""
+
+import json
 import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 from posttrain import schema
 from posttrain.checkpoints import store
+from posttrain.config import load as config
+from posttrain.pipeline import tally
+from posttrain.util import files, foreign, json_files
 
 
 def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
   """Returns the end of a finished stage in metrics.jsonl, in bytes.
 
-  None if the stage is unfinished.
+  None if the stage is unfinished, or if its last step is damaged and no later
+  stage was built on it: then it is trained again from an older step. A stage
+  that a later one was built on is finished, whatever became of its own steps.
 
   Raises:
     ValueError: it was trained for more steps than the config has.
+    NoReward: the finished stage had no reward, since all of them failed.
   """
-  folder = os.path.join(workdir, 'checkpoints', name)
-  if not _has_steps(folder):
+  folder = _folder(workdir, name)
+  host = store.newest_host(folder, name)
+  later = _later_host(cfg, name, workdir)
+  trained = host['step'] if host is not None else 0
+  if later is not None:
+    trained = later['config'][name]['steps']
+    if host is None or host['step'] != trained:
+      host = later
+      warnings.warn(
+        f'{folder} should hold step {trained}, which cannot be read; stage '
+        f'{name!r} stays finished, because stage {later["stage"]!r} was built '
+        'on it',
+        stacklevel=2,
+      )
+  if host is None:
     return None
-  host = store.read_host(folder)
   steps = cfg.stages[name].steps
-  if host['step'] > steps:
+  if trained > steps:
     raise ValueError(
-      f'config.{name}.steps must be at least the {host["step"]} steps that '
+      f'config.{name}.steps must be at least the {trained} steps that '
       f'are trained already: got {steps}; use another --workdir'
     )
-  return host['metrics_position'] if host['step'] == steps else None
+  if trained < steps:
+    return None
+  if later is None and name != list(cfg.stages)[-1]:
+    step = os.path.join(folder, str(steps))
+    if not store.is_sound(step, name):  # the next stage would begin with it
+      warnings.warn(f'{step} is damaged; an older step is used', stacklevel=2)
+      return None
+  tally.check_saved(name, host)
+  return host['metrics_position']
 
 
 def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
@@ -33,10 +66,9 @@ def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
   Raises:
     ValueError: with the folder to move away.
   """
-  names = list(cfg.stages)
-  for later in names[names.index(name) + 1 :]:
-    folder = os.path.join(workdir, 'checkpoints', later)
-    if _has_steps(folder):
+  for later in _later(cfg, name):
+    folder = _folder(workdir, later)
+    if store.has_steps(folder):
       raise ValueError(
         f'stage {name!r} must end before stage {later!r} begins: it has '
         f'steps left to train, but {folder} holds steps; move that folder '
@@ -44,7 +76,91 @@ def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
       )
 
 
-def _has_steps(folder: str) -> bool:
-  return os.path.isdir(folder) and any(
-    name.isdigit() for name in os.listdir(folder)
-  )
+def check_end(cfg: schema.Run, name: str, folder: str) -> None:
+  """Refuses an older step of a stage where its last one is meant.
+
+  Args:
+    cfg: the run's options.
+    name: the stage.
+    folder: the step's folder that was found.
+
+  Raises:
+    ValueError: with the step that is missing.
+  """
+  steps = cfg.stages[name].steps
+  if os.path.basename(folder) != str(steps):
+    raise ValueError(
+      f"'stage:{name}' must be the end of the stage, step {steps}: got "
+      f'{folder}; put that step back, or move the folders of the later stages '
+      'away to train them again'
+    )
+
+
+def check_resume(run: schema.Run, workdir: str) -> None:
+  """Refuses options that differ from those a workdir was trained with.
+
+  They are compared with each stage's newest checkpoint and with config.json.
+
+  Raises:
+    ValueError: names the options that differ, or a config.json that is not one
+      of a run, where no checkpoint holds the options.
+  """
+  new, stored = config.to_dict(run), False
+  for name in run.stages:
+    host = store.newest_host(_folder(workdir, name), name) or {}
+    if isinstance(host.get('config'), dict):  # absent in the oldest ones
+      config.check_resume(host['config'], new)
+      stored = True
+  path = os.path.join(workdir, 'config.json')
+  used = os.path.exists(os.path.join(workdir, 'metrics.jsonl'))
+  if not os.path.exists(path):
+    return
+  try:
+    old = json_files.read_object(path)
+    config.from_dict(old, path)
+  except ValueError as error:
+    if not stored:
+      raise ValueError(
+        f'--workdir must be a new folder, or one of a run: {error}; move that '
+        'file away, or name another folder'
+      ) from error
+    warnings.warn(
+      f'{foreign.text(error)}; it is written anew, as the checkpoints hold the '
+      'same options',
+      stacklevel=2,
+    )
+  else:
+    if used:
+      config.check_resume(old, new)
+
+
+def write_config(run: schema.Run, workdir: str) -> None:
+  """Writes config.json, whole or not at all."""
+  path = os.path.join(workdir, 'config.json')
+  with files.replacing(path) as f:
+    json.dump(config.to_dict(run), f, indent=2)
+    f.flush()
+    os.fsync(f.fileno())
+
+
+def _later(cfg: schema.Run, name: str) -> list[str]:
+  names = list(cfg.stages)
+  return names[names.index(name) + 1 :]
+
+
+def _later_host(
+  cfg: schema.Run, name: str, workdir: str
+) -> dict[str, Any] | None:
+  """Returns the `host` of a later stage that began when this one had ended."""
+
+  def hosts() -> Iterator[dict[str, Any]]:
+    for later in _later(cfg, name):
+      host = store.newest_host(_folder(workdir, later), later)
+      if host is not None and name in host.get('config', ()):
+        yield host
+
+  return next(hosts(), None)
+
+
+def _folder(workdir: str, name: str) -> str:
+  return os.path.join(workdir, 'checkpoints', name)

@@ -32,6 +32,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import schema, scoring, sharding, types
+from posttrain.util import files
 
 SCHEMA_VERSION = 1
 FOLDER = 'token_exports'
@@ -87,7 +88,7 @@ class Exporter:
     """
     os.makedirs(self._folder, exist_ok=True)
     path = os.path.join(self._folder, f'{self._stage}_{step:06d}.jsonl')
-    with open(path + '.tmp', 'w') as f:
+    with files.replacing(path) as f:
       for micro in range(int(batch.num_micro_batches)):
         scored = self._scored(params, batch, micro)
         for record in records(batch, micro, *scored, self._envs):
@@ -97,7 +98,6 @@ class Exporter:
             'step': step,
           }
           f.write(json.dumps({**head, **record}, allow_nan=False) + '\n')
-    os.replace(path + '.tmp', path)
 
   def _scored(
     self, params: Any, batch: types.Batch, micro: int

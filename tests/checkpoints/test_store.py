@@ -300,7 +300,6 @@ def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
     ValueError('UNAVAILABLE: Error reading "state/d/0"'),
     TimeoutError('timed out'),
     OSError(24, 'Too many open files'),
-    PermissionError(13, 'Permission denied'),
     MemoryError(),
   ],
   ids=lambda error: type(error).__name__,
@@ -413,3 +412,37 @@ saver.close()
 
 def test_restores_into_another_sharding(tmp_path):
   fixtures.run_on_devices(4, '-c', RESHARDED, str(tmp_path))
+
+
+def test_an_unreadable_step_falls_back(folder, monkeypatch):
+  """Of any owner: root may read all files, so the error is injected."""
+  read = store.ocp.JsonCheckpointHandler.restore
+
+  def refuse(self, path, *args, **kwargs):
+    if path.parent.name == '20' and path.name == 'host':
+      raise PermissionError(13, 'Permission denied', str(path))
+    return read(self, path, *args, **kwargs)
+
+  monkeypatch.setattr(store.ocp.JsonCheckpointHandler, 'restore', refuse)
+  with pytest.warns(UserWarning, match='20 is damaged.*Permission denied'):
+    assert open_at(folder).restore(make_state(0))[1]['step'] == 10
+  assert sorted(os.listdir(folder)) == ['10', '20.damaged']
+
+
+@pytest.mark.parametrize('record', [3, [], {}, {'host': 1, 'state_sums': {}}])
+def test_a_host_item_of_another_form_is_damage(folder, record):
+  if isinstance(record, dict):
+    record = {**record, 'crc': store._crc(record)}
+  (folder / '20' / 'host' / 'metadata').write_text(json.dumps(record))
+  assert store.newest_host(str(folder))['step'] == 10
+  with pytest.raises(ValueError, match='must be sound'):
+    store.read_host(str(folder))
+  with pytest.warns(UserWarning, match='is damaged'):
+    assert open_at(folder).restore(make_state(0))[1]['step'] == 10
+
+
+@pytest.mark.parametrize('kind', ['bit flipped late', 'host cut'])
+def test_soundness_of_a_step_includes_its_arrays(folder, kind):
+  assert store.is_sound(str(folder / '20'))
+  DAMAGE[kind](folder / '20')
+  assert not store.is_sound(str(folder / '20'))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 
 import jax
@@ -16,7 +17,7 @@ from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
 from posttrain.checkpoints import store, weights
 from posttrain.metrics import estimates, writers
-from posttrain.models import hf, hf_config, lora, peft, transformer
+from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
 from posttrain.stage import build, components, from_checkpoint, job
 from posttrain.util import preemption
 from tests import fixtures
@@ -413,7 +414,7 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
   read = store.read_host
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
-      store, 'read_host', lambda path: {**read(path), 'start': base}
+      store, 'read_host', lambda path: {**read(path), 'start': str(base)}
     )
     close(weights_at(step), weights_at(workdir / 'checkpoints/sft'))
     shutil.rmtree(base)
@@ -455,7 +456,7 @@ def test_an_adapter_is_not_exported_for_another_base(
   ('name', 'content', 'message'),
   [
     ('model.safetensors', 'version https://git-lfs', 'must be a whole safeten'),
-    ('model.safetensors.index.json', '{}', "be JSON with a 'weight_map'"),
+    ('model.safetensors.index.json', '{}', "must have a 'weight_map'"),
     (
       'config.json',
       '{"model_type": "qwen3", "num_hidden_layers": "2"}',
@@ -470,6 +471,8 @@ def test_a_broken_file_is_an_error_of_one_line(
 ):
   path = shutil.copytree(folder, tmp_path / 'copy')
   (path / name).write_text(content)
+  if name == hf_files.INDEX:  # one file precedes it
+    (path / hf_files.SINGLE).unlink()
   assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert name in line and message in line
@@ -649,9 +652,18 @@ def test_peft_loads_ours_and_we_load_theirs(
     ({'init_lora_weights': 'pissa'}, "init_lora_weights must not be 'pissa'"),
     ({'layer_replication': [[0, 2]]}, 'layer_replication must not be'),
     ({'of_the_future': 3}, 'of_the_future must not be 3'),
-    ({'peft_type': 'IA3'}, "with peft_type 'LORA'"),
+    ({'peft_type': 'IA3'}, "peft_type must be 'LORA': got 'IA3'"),
     ({'r': 0}, 'r must be a number > 0: got 0'),
-    ({'lora_alpha': 'x'}, "lora_alpha must be a number > 0: got 'x'"),
+    ({'r': 10**12}, r'rank must be in \[0, 65,536\]: got 1000000000000'),
+    ({'r': 8.0}, r'r must be of type int: got 8\.0'),
+    ({'lora_alpha': 'x'}, "lora_alpha must be of type int or float: got 'x'"),
+    ({'lora_alpha': -2}, 'alpha must be > 0: got -2'),
+    ({'lora_alpha': 10**400}, 'alpha must be finite: got 1000'),
+    ({'lora_alpha': float('nan')}, 'alpha must be > 0: got nan'),
+    ({'use_rslora': 'false'}, "use_rslora must be of type bool: got 'false'"),
+    ({'lora_bias': ['x' * 10**6]}, 'lora_bias must not be'),
+    ({'base_model_name_or_path': 7}, 'base_model_name_or_path must be of type'),
+    ({'base_model_name_or_path': 'x' * 5000}, 'must be a local HuggingFace'),
     ({'r': 4}, r'must have shape \(4, 32\), by config.json: got \(3, 32\)'),
     ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
   ],
@@ -662,8 +674,98 @@ def test_adapters_that_are_not_plain_lora_are_refused(
   path = shutil.copytree(published, tmp_path / 'copy')
   config = json.loads((path / peft.CONFIG).read_text())
   (path / peft.CONFIG).write_text(json.dumps(config | change))
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match=message) as error:
     weights_at(path)
+  assert len(str(error.value)) < 1000
+  with pytest.raises(ValueError, match=message):  # before anything is read
+    weights.check(weights.find(str(path)), MODEL, fixtures.RENDERER)
+
+
+@pytest.mark.parametrize('text', ['{', '[1]', '{"r": ' * 5000 + '}' * 5000])
+def test_a_broken_adapter_config_is_named(tmp_path, text):
+  (tmp_path / peft.CONFIG).write_text(text)
+  with pytest.raises(ValueError, match=f'{peft.CONFIG} must ') as error:
+    weights.start(weights.find(str(tmp_path)))
+  assert len(str(error.value)) < 600
+
+
+def edited(path, file, change):
+  """Rewrites the tensors of a file."""
+  tensors = safetensors.numpy.load_file(path / file)
+  change(tensors)
+  safetensors.numpy.save_file(tensors, path / file)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_named(
+  folder, published, workdir, tmp_path, monkeypatch, bad
+):
+  """Of a HuggingFace and a PEFT directory, and of a run's adapter."""
+  base = shutil.copytree(folder, tmp_path / 'base')
+  name = 'model.layers.1.mlp.down_proj.weight'
+  edited(base, 'model.safetensors', lambda t: t[name].fill(bad))
+  with pytest.raises(ValueError, match=f'tensor {name} must be finite'):
+    weights_at(base)
+  adapter = shutil.copytree(published, tmp_path / 'adapter')
+  name = next(iter(tensors(adapter)))
+  edited(adapter, peft.WEIGHTS, lambda t: t[name].fill(bad))
+  with pytest.raises(ValueError, match=f'tensor {re.escape(name)} must be fin'):
+    weights_at(adapter)
+  restore = store.restore_params
+
+  def damaged(*args, **kwargs):
+    params = restore(*args, **kwargs)
+    kernel = params['layers']['mlp']['up']['kernel']
+    kernel['b'] = kernel['b'].at[-1, -1, -1].set(bad)
+    return params
+
+  monkeypatch.setattr(store, 'restore_params', damaged)
+  with pytest.raises(ValueError, match='finite weights: .* layers/mlp/up/kern'):
+    weights_at(workdir / 'checkpoints/sft')
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    (lambda t: t.popitem(), 'must hold tensor'),
+    (lambda t: t.update(extra=np.zeros(2)), 'tensor extra must belong'),
+    (
+      lambda t: t.update({'model.norm.weight': np.zeros(7, np.float32)}),
+      'model.norm.weight must have shape',
+    ),
+    (
+      lambda t: t.update(
+        {'model.norm.weight': t['model.norm.weight'].view('i4')}
+      ),
+      'model.norm.weight must be of dtype',
+    ),
+  ],
+)
+def test_a_dry_run_looks_at_the_headers_of_weights(
+  folder, tmp_path, change, message
+):
+  base = shutil.copytree(folder, tmp_path / 'base')
+  edited(base, 'model.safetensors', change)
+  cfg = options(base)
+  with pytest.raises(ValueError, match=message) as error:
+    main.launch(cfg, str(tmp_path / 'run'), dry_run=True)
+  assert str(error.value).startswith('config.sft.init must name weights')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, tmp_path):
+  """The shapes of an adapter, and of the base that it was trained on."""
+  step = str(workdir / 'checkpoints/sft/3')
+  renderer = weights.renderer(step)
+  weights.check(step, MODEL, renderer)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      weights,
+      'adapter_options',
+      lambda folder: dataclasses.replace(LORA, rank=4),
+    )
+    with pytest.raises(ValueError, match=r'got float32\[2, 32, 3\] at'):
+      weights.check(step, MODEL, renderer)
 
 
 def test_an_exported_directory_renders_as_the_run(folder, workdir, tmp_path):

@@ -1,5 +1,7 @@
 """Caches of reference logprobs and of pairs: kept, and noticed when stale."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,51 @@ def test_a_damaged_cache_is_scored_again(asked, tmp_path, caplog):
     assert ask() == [1.5, count] and 'cannot be read' in caplog.text
     caplog.clear()
     assert np.float32(ask()).tolist() == [1.5, count] and len(calls) == count
+
+
+DEEP = '[' * 5000 + ']' * 5000
+
+
+@pytest.mark.parametrize(
+  'arrays',
+  [
+    {'key': np.str_(DEEP), 'logprobs': np.zeros(2)},
+    {'key': np.str_('[1]'), 'logprobs': np.zeros(2)},
+    {'key': np.str_('{'), 'logprobs': np.zeros(2)},
+    {'key': np.zeros(3), 'logprobs': np.zeros(2)},
+    {'logprobs': np.zeros(2)},
+    {'key': np.str_('{}'), 'logprobs': np.array([1.0, np.nan])},
+    {'key': np.str_('{}'), 'logprobs': np.array(['a', 'b'])},
+  ],
+)
+def test_a_cache_of_other_things_is_scored_again(
+  asked, tmp_path, caplog, arrays
+):
+  ask, calls = asked
+  path = tmp_path / 'pairs' / 'x.npz'
+  path.parent.mkdir()
+  with path.open('wb') as file:
+    np.savez(file, **arrays)
+  assert ask() == [1.5, 1.0] == ask() and len(calls) == 1
+  assert 'cannot be read' in caplog.text and len(caplog.text) < 1000
+
+
+@pytest.mark.parametrize('shape', [(), (2, 1), (3,)])
+def test_a_cache_of_another_shape_is_stale(tmp_path, caplog, shape):
+  path = tmp_path / 'x.npz'
+  with path.open('wb') as file:
+    np.savez(file, key=np.str_(json.dumps(KEY)), logprobs=np.zeros(shape))
+  scored = stage_pairs.cached(str(path), KEY, lambda _: [1.0, 2.0], 'ab')
+  assert scored.tolist() == [1.0, 2.0] and 'is stale' in caplog.text
+
+
+@pytest.mark.parametrize('text', [DEEP, '[]', '3', '{', '{"model": ' + DEEP])
+def test_pairs_with_a_damaged_key_are_made_again(tmp_path, text):
+  path, key = tmp_path / 'x.jsonl', tmp_path / 'x_of.json'
+  path.write_text('old')
+  key.write_text(text)
+  stage_pairs.write_pairs({'train': str(path)}, str(key), KEY, lambda _: [])
+  assert json.loads(key.read_text()) == KEY and path.read_text() == ''
 
 
 def test_another_number_of_answers_is_stale(tmp_path, caplog):
