@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from posttrain import schema, types
 from posttrain.envs import base
+from posttrain.pipeline import tally as tallies
 
 Batch = types.Batch | types.PairBatch
 
@@ -107,6 +108,11 @@ class Pipeline(Protocol):
   @property
   def learns_by_trial(self) -> Collection[str]:
     """Environments that train on rewards of the policy's rollouts."""
+    ...
+
+  @property
+  def tally(self) -> tallies.Tally | None:
+    """Counts of the stage's rewards; None for pairs."""
     ...
 
   @property

@@ -16,6 +16,7 @@ from posttrain.algorithms import streams
 from posttrain.chat import renderer as chat
 from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.rollout import env_calls, limits
 from posttrain.rollout import sampler as samplers
 from posttrain.rollout.grading import rewards as rewarding
 
@@ -103,7 +104,7 @@ class Environment:
     """
     if self.entry.judge is not None:
       assert judge is not None, 'an environment with a judge must get one'
-      self.env.judge = judge(self.entry.judge)
+      self.env.judge = limits.untimed(judge(self.entry.judge))
     return rewarding.Rewards(
       self.name,
       self.entry.rewards,
@@ -177,6 +178,7 @@ def make(
   renderer: chat.Renderer,
   seed: int,
   index: int,
+  timeout: float = schema.Rollout.env_timeout,
 ) -> Environment:
   """Builds an environment of a stage.
 
@@ -187,6 +189,11 @@ def make(
     renderer: renders its messages.
     seed: the run's seed.
     index: index of the stage within the run.
+    timeout: the time limit of a call of the environment's source, in seconds.
+
+  Raises:
+    ValueError: the environment cannot be made as its options say.
+    EnvError: its source fails.
   """
   env = envs.make(name, entry.env)
   # Another order for every stage and environment, from one seed.
@@ -195,7 +202,9 @@ def make(
     name=name,
     entry=entry,
     env=env,
-    source=env.source('train', int(mixed.generate_state(1)[0])),
+    source=env_calls.Source(
+      env, 'train', int(mixed.generate_state(1)[0]), timeout
+    ),
     sampler=samplers.make(entry.sampler, env, renderer, row_tokens),
     algorithm=algorithms.make(entry.algorithm),
   )

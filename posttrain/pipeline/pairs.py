@@ -198,6 +198,7 @@ class PairPipeline:
   """Batches of pairs, see `base.Pipeline`."""
 
   uses_policy, can_prefetch, learns_by_trial = False, True, ()
+  tally = None
 
   def __init__(self, data: PairData, splits: PairSplits):
     """Starts at the first epoch.

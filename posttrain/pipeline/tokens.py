@@ -25,6 +25,8 @@ from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import base
 from posttrain.pipeline import environment as environments
+from posttrain.pipeline import tally as tallies
+from posttrain.rollout import abandoned
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout import sampler as samplers
@@ -58,7 +60,13 @@ class TokenData:
     self.pad_id = renderer.tokenizer.pad_id
     self.environments = {
       name: environments.make(
-        name, entry, stage.batch.row_tokens, renderer, seed, index
+        name,
+        entry,
+        stage.batch.row_tokens,
+        renderer,
+        seed,
+        index,
+        stage.rollout.env_timeout,
       )
       for name, entry in stage.envs.items()
     }
@@ -193,6 +201,7 @@ class TokenPipeline:
       for name, environment in data.environments.items()
       if environment.learns_by_trial
     )
+    self.tally = tallies.Tally(self.learns_by_trial)
 
   def __iter__(self):
     return self
@@ -219,12 +228,36 @@ class TokenPipeline:
         )
       except rewarding.TooManyFaults as error:
         error.errors = errors + error.errors
-        raise
+        if self.tally.has_rewards:
+          raise
+        raise rewarding.OnlyFaults(
+          f'no rollout of the stage has had a reward, since every call failed: '
+          f'{error}',
+          error.errors,
+        ) from error
       samples, metrics = samples + of_env, metrics | values
       errors += failed
+      self._count(name, rollouts, values, failed)
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
+    if self._players:
+      metrics['rollout/hung'] = abandoned.count()
+    self.tally.add_step(bool(np.any(batch.advantages)))
     return base.Item(batch, metrics, self.get_state(), errors)
+
+  def _count(
+    self,
+    name: str,
+    groups: environments.Groups,
+    metrics: Mapping[str, float],
+    failed: Sequence[str],
+  ) -> None:
+    """Adds an environment's rewards to the tally of the stage."""
+    rollouts = [rollout for group in groups for rollout in group]
+    errors = [r.error for r in rollouts if r.error is not None]
+    ungraded = int(metrics.get(f'rollout/ungraded/{name}', 0))
+    rewarded = len(rollouts) - len(errors) - ungraded
+    self.tally.add_env(name, len(rollouts), rewarded, [*errors, *failed])
 
   def _draw(self) -> tuple[str, samplers.Draw]:
     """Draws an environment, one of its tasks, and the group's uids."""
@@ -245,11 +278,16 @@ class TokenPipeline:
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that, with the seed, determines what follows."""
-    return {'uid': self._uid, **self._data.get_state()}
+    return {
+      'uid': self._uid,
+      'tally': self.tally.get_state(),
+      **self._data.get_state(),
+    }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues from a state of `get_state`."""
     self._uid = state['uid']
+    self.tally.set_state(state.get('tally', {}))
     self._data.set_state(state)
 
 

@@ -14,6 +14,7 @@
 An environment with `blocking` is called in threads, all episodes concurrently,
 while the engine decodes the others; see `pool`. The other environments are
 called in this thread; with `overlap` while the device decodes the next chunk.
+Each call has a time limit, see `limits`; one that exceeds it fails.
 
 Order depends on the order of completions, and on the number of decoded chunks,
 never on time. An environment that raises ends its own episode and no other:
@@ -23,12 +24,16 @@ no reward.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from posttrain import schema, types
 from posttrain.chat import renderer as chat
-from posttrain.rollout import episode, pool
+from posttrain.rollout import abandoned, episode, limits, pool
+
+# After an exception: the time limit of closing an episode, in seconds, and the
+# number of episodes that may exceed it before the others are not closed.
+CLOSE_SECONDS, MOST_LATE = 10.0, 3
 
 Engine, EpisodeSpec = episode.Engine, episode.EpisodeSpec
 
@@ -63,6 +68,7 @@ class Driver:
       self._launch = getattr(engine, 'launch', None)
     # Seconds spent in environments so far, except those called in threads.
     self.env_seconds = 0.0
+    self.env_timeout = self._cfg.env_timeout
 
   def run(self, specs: Sequence[EpisodeSpec]) -> list[types.Rollout]:
     """Returns one rollout per spec, in order.
@@ -71,8 +77,9 @@ class Driver:
     several, see `transcript`) ends with the last token that the policy sampled.
     Stop reasons:
 
-      error: the environment raised, its messages cannot be rendered, or a
-        reward is not finite. `error` is '<env>/<task id>: <Type>: <text>'.
+      error: the environment raised, exceeded its time limit, or returned what
+        cannot be used. `error` is '<env>/<task id>: <Type>: <text> (<method>,
+        <file>:<line>)'.
       overflow: `max_length`, the spec's `max_episode_tokens`, or the engine's
         capacity, cut the last turn, or left no token for the next one. If the
         prompt itself leaves none, there is no sample and no reward.
@@ -89,32 +96,43 @@ class Driver:
     assert len(runs) == len(specs), 'the uid of an episode must be unique'
     rollouts: dict[int, types.Rollout] = {}
     with contextlib.ExitStack() as stack:
-      for run in runs.values():
-        stack.callback(run.abandon)  # closes episodes after an exception
+      stack.callback(_close, runs.values(), self.env_timeout)
       calls = stack.enter_context(
-        pool.Pool(self._cfg.env_threads, self._cfg.env_chunks)
+        pool.Pool(self._cfg.env_threads, self._cfg.env_chunks, self.env_timeout)
       )
       results: list[tuple[int, Any]] = [(uid, None) for uid in runs]
       while len(rollouts) < len(specs):
-        for uid, result in results:
-          rollout = self._advance(runs[uid], uid, result, calls)
-          if rollout is not None:
-            rollouts[uid] = rollout
+        with limits.Inline(self.env_timeout) as inline:
+          for uid, result in results:
+            rollout = self._advance(runs[uid], uid, result, calls, inline)
+            if rollout is not None:
+              rollouts[uid] = rollout
         results = self._wait(calls, len(specs) - len(rollouts))
     return [rollouts[spec.uid] for spec in specs]
 
   def _advance(
-    self, run: episode.EpisodeRun, uid: int, result: Any, calls: pool.Pool
+    self,
+    run: episode.EpisodeRun,
+    uid: int,
+    result: Any,
+    calls: pool.Pool,
+    inline: limits.Inline,
   ) -> types.Rollout | None:
-    """Sends an episode its result; returns the rollout if that ends it."""
+    """Sends an episode its result; returns the rollout if that ends it.
+
+    Raises:
+      TooManyThreads: too many calls that exceeded the limit still run.
+    """
+    if isinstance(result, limits.Late):
+      abandoned.check('calls of environments must return')
     try:
       call = run.generator.send(result)
       while call is not None:
         if run.blocking:
-          calls.add(uid, call)
+          calls.add(uid, call, run.env)
           break
         start = time.perf_counter()
-        result = call()
+        result = inline(call)
         self.env_seconds += time.perf_counter() - start
         call = run.generator.send(result)
     except StopIteration as end:
@@ -136,3 +154,17 @@ class Driver:
     if self._launch is not None:
       self._launch()
     return [(episode.uid_of(x.id), x) for x in completions]
+
+
+def _close(runs: Iterable[episode.EpisodeRun], timeout: float) -> None:
+  """Closes the episodes that are still open, after an exception."""
+  late, seconds = 0, min(timeout, CLOSE_SECONDS)
+  for run in runs:
+    if not run.env.is_open or late == MOST_LATE:
+      continue
+    if run.blocking:
+      result = limits.aside(run.env.abandon, seconds)
+    else:
+      with limits.Inline(seconds) as inline:
+        result = inline(run.env.abandon)
+    late += isinstance(result, limits.Late)

@@ -9,7 +9,6 @@ until it returns its rollout. The caller decides when, and in which thread, the
 environment is called; the transcript belongs to the caller's thread.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Generator
@@ -18,17 +17,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import messages as forms
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 from posttrain.envs import base
+from posttrain.rollout import env_calls, limits
 from posttrain.rollout import transcript as transcripts
-from posttrain.rollout.grading import functions
+from posttrain.util import foreign
 
 # The bits of a request id that count restarts; the other bits are the uid.
 _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 
-Call = Callable[[], Any]  # into an environment; returns its `EnvError`, if any
+EnvError = env_calls.EnvError
+# Into an environment; returns its `EnvError`, if any. The caller may answer
+# with `limits.Late` instead of the result.
+Call = Callable[[], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +73,6 @@ def uid_of(request_id: int) -> int:
   return request_id & ~((_MAX_RESTARTS - 1) << _RESTART_BIT)
 
 
-class EnvError(Exception):
-  """A failure of the environment, with the names of environment and task."""
-
-  def __init__(self, task: types.Task, error: Exception):
-    text = f'{task.env}/{task.id}: {type(error).__name__}: {error}'
-    super().__init__(text)
-
-
 class EpisodeRun:
   """One episode: its transcript, its slot, and its `generator`."""
 
@@ -102,21 +96,17 @@ class EpisodeRun:
     self._spec, self._engine, self._max_length = spec, engine, max_length
     self._stop_ids = renderer.stop_ids
     self._transcript = transcripts.Transcript(renderer, spec.keep_exchanges)
-    self._env = _EnvCalls(spec)
+    self.env = env_calls.Calls(spec.env, spec.task)
     self._slot: int | None = None  # id of the request that holds a slot
     self.blocking = spec.env.blocking
     self.generator = self._run()
-
-  def abandon(self) -> None:
-    """Closes the environment's episode if it is still open."""
-    self._env.abandon()
 
   def _run(self) -> Generator[Call | None, Any, types.Rollout]:
     try:
       return (yield from self._episode())
     except EnvError as error:
       self._release_slot()
-      yield self.abandon
+      yield self.env.abandon
       return types.Rollout(
         self._spec.uid,
         self._spec.task,
@@ -129,7 +119,7 @@ class EpisodeRun:
 
   def _episode(self) -> Generator[Call | None, Any, types.Rollout]:
     """Runs the episode to its end, or until the environment fails."""
-    messages, stop_reason = (yield from self._call(self._env.open)), None
+    messages, stop_reason = (yield from self._call(self.env.open)), None
     while stop_reason is None:
       ids, messages = self._append_environment(messages), ()
       if self._tokens_left < 1:
@@ -143,13 +133,13 @@ class EpisodeRun:
       cut = self._cut_reason(completion)
       text = self._transcript.append_completion(completion)
       messages, reward, done = yield from self._call(
-        self._env.step, text, completion.stop_reason != 'eos'
+        self.env.step, text, completion.stop_reason != 'eos'
       )
       self._transcript.add_outcome(reward, cut or 'eos')
       stop_reason = self._stop_reason(cut, done)
     self._release_slot()
     turns = self._transcript.turns()
-    score = yield from self._call(self._env.end, bool(turns))
+    score = yield from self._call(self.env.end, bool(turns))
     return self._rollout(messages, turns, score, stop_reason)
 
   def _rollout(self, unseen, turns, score, stop_reason: str) -> types.Rollout:
@@ -167,24 +157,20 @@ class EpisodeRun:
 
   def _call(self, fn: Callable[..., Any], *args):
     """Yields a call into the environment; returns its result."""
-    result = yield functools.partial(self._catch, fn, *args)
+    result = yield functools.partial(self.env.caught, fn, *args)
+    if isinstance(result, limits.Late):
+      raise env_calls.late(self.env.where, self.env.method, result)
     if isinstance(result, EnvError):
       raise result
     return result
-
-  def _catch(self, fn: Callable[..., Any], *args) -> Any:
-    """Returns the call's result; an exception becomes an EnvError."""
-    try:
-      return fn(*args)
-    except Exception as error:
-      return EnvError(self._spec.task, error)
 
   def _append_environment(self, messages: types.Messages) -> np.ndarray:
     """Appends the environment's messages; returns the ids to decode after."""
     try:
       return self._transcript.append_environment(messages)
     except ValueError as error:  # the template refuses them
-      raise EnvError(self._spec.task, error) from error
+      text = f'{self.env.where}: {foreign.error(error)}'
+      raise EnvError(text) from error
 
   def _request_turn(self, ids: np.ndarray) -> None:
     """Requests the policy's next turn, which continues these ids."""
@@ -242,61 +228,3 @@ class EpisodeRun:
     if cut is not None:
       return cut
     return 'eos' if max_turns == 1 else 'env_done' if done else 'max_turns'
-
-
-class _EnvCalls:
-  """All calls into the environment's episode, with checks of their results.
-
-  Calls do not overlap, and may come from different threads.
-  """
-
-  def __init__(self, spec: EpisodeSpec):
-    self._spec = spec
-    self._episode: base.Episode | None = None
-
-  def open(self) -> types.Messages:
-    """Makes the episode; returns its prompt."""
-    self._episode = self._spec.env.make(self._spec.task)
-    return _checked(self._episode.reset())
-
-  def step(
-    self, text: str, truncated: bool
-  ) -> tuple[types.Messages, float, bool]:
-    """Passes a turn on; returns the new messages, the reward, and `done`."""
-    assert self._episode is not None
-    out = self._episode.step(text, truncated)
-    if not abs(out.reward) <= functions.LARGEST:  # or NaN
-      raise ValueError(
-        'reward of a step must be finite, of a size of at most '
-        f'{functions.LARGEST:g}: got {out.reward!r}'
-      )
-    return _checked(out.messages), float(out.reward), bool(out.done)
-
-  def end(self, has_turns: bool) -> types.Score:
-    """Grades the episode, unless it has no turn, and closes it."""
-    assert self._episode is not None
-    score = self._episode.grade() if has_turns else types.Score(None)
-    if not abs(score.reward or 0) <= functions.LARGEST:  # or NaN
-      raise ValueError(
-        f'reward must be finite, of a size of at most {functions.LARGEST:g}: '
-        f'got {score.reward!r}; None marks an episode as not scorable'
-      )
-    self._close()
-    return score
-
-  def abandon(self) -> None:
-    """Closes the episode in any state; ignores its exceptions."""
-    with contextlib.suppress(Exception):
-      self._close()
-
-  def _close(self) -> None:
-    episode, self._episode = self._episode, None
-    if episode is not None:
-      episode.close()
-
-
-def _checked(messages: types.Messages) -> types.Messages:
-  messages = tuple(messages)
-  for index, message in enumerate(messages):
-    forms.check(message, f'messages[{index}] of the environment')
-  return messages

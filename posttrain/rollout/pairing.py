@@ -16,6 +16,7 @@ from posttrain.data import preferences
 from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import driver as drivers
+from posttrain.rollout import env_calls
 
 # Above the uids of training rollouts and of evaluations.
 FIRST_UID = 2**62 + 2**49
@@ -78,7 +79,7 @@ def make(
   """
   pairs, count, all_rollouts = [], Count(), []
   for index, (name, env) in enumerate(envs.items()):
-    tasks = first_tasks(env, cfg, seed, split)
+    tasks = first_tasks(env, cfg, seed, split, driver.env_timeout)
     first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
     rollouts = iter(
       driver.run(
@@ -111,7 +112,11 @@ def make(
 
 
 def first_tasks(
-  env: base.Env, cfg: schema.MadePairs, seed: int, split: str = 'train'
+  env: base.Env,
+  cfg: schema.MadePairs,
+  seed: int,
+  split: str = 'train',
+  timeout: float = schema.Rollout.env_timeout,
 ) -> list[types.Task]:
   """Returns the first distinct tasks of a split in the order of a seed.
 
@@ -119,7 +124,7 @@ def first_tasks(
   be shown by different ones.
   """
   count = cfg.eval_prompts if split == 'eval' else cfg.prompts
-  source, tasks = env.source(split, seed), {}
+  source, tasks = env_calls.Source(env, split, seed, timeout), {}
   for _ in range(len(source)):
     if len(tasks) == count:
       break

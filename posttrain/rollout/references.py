@@ -102,9 +102,12 @@ class References:
 
     Raises:
       ValueError: the server has another model, or other tokens.
+      EndpointError: it does not answer, or lists no models.
     """
     if reference not in self._endpoints:
-      endpoint = client.Endpoint(reference, caller)
+      endpoint = client.Endpoint(
+        reference, caller, vocab_size=self._renderer.embedding_rows
+      )
       self._endpoints[reference] = endpoint  # first, so that `close` ends waits
       endpoint.check(self._renderer)
     return self._endpoints[reference]
@@ -136,6 +139,7 @@ class References:
 
     Raises:
       ValueError: the name has no weights, or a sample is too long.
+      EndpointError: a server does not score the samples.
     """
     ids = [sample.ids for sample in samples]
     if hints is not None:

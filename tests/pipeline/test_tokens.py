@@ -4,12 +4,15 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 
 from posttrain import algorithms, schema
 from posttrain.algorithms import sft
 from posttrain.chat import renderer as chat
 from posttrain.chat import tokenizers
+from posttrain.pipeline import environment, tally
 from posttrain.pipeline import tokens as token_pipeline
+from posttrain.rollout.grading import rewards
 from tests import fixtures
 
 
@@ -41,6 +44,25 @@ def test_a_batch_holds_every_completion_token_once():
   assert (batch.versions == -1).all()  # nobody sampled it
   starts = (batch.positions == 0) & (batch.segment_ids > 0)
   assert starts.sum() == 8
+
+
+@pytest.mark.parametrize('rewarded, code', [(0, 3), (1, None)])
+def test_exit_code_tells_whether_any_call_succeeded(
+  monkeypatch, rewarded, code
+):
+  def samples(self, *args):
+    raise rewards.TooManyFaults('f must fail at most', ('a fault',))
+
+  monkeypatch.setattr(environment.Environment, 'samples', samples)
+  pipeline, before = _pipeline(), tally.Tally(('a',))
+  before.add_env('a', 4, rewarded, ['x'] * 3)
+  pipeline.tally = tally.Tally(('a',))
+  pipeline.tally.set_state(before.get_state())  # of a resumed run
+  with pytest.raises(rewards.TooManyFaults, match='f must fail at') as stopped:
+    next(pipeline)
+  assert getattr(stopped.value, 'exit_code', None) == code
+  assert ('every call failed' in str(stopped.value)) == (code == 3)
+  assert stopped.value.errors == ('a fault',)
 
 
 def test_rollouts_of_several_samples_get_more_micro_batches(tmp_path):

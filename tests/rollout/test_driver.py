@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -343,21 +344,24 @@ def nan_score():
 
 
 HOOKS = {
-  'make': (raises(OSError('no file')), 'OSError: no file'),
+  'make': (raises(OSError('no file')), r'OSError: no file \(make, fakes.py:'),
   'reset': (raises(KeyError('x')), "KeyError: 'x'"),
   'step': (raises(AssertionError('theirs')), 'AssertionError: theirs'),
   'grade': (raises(StopIteration('end')), 'StopIteration: end'),
   'close': (raises(RuntimeError('late')), 'RuntimeError: late'),
 }
 RESULTS = {
-  'reset': (lambda: None, "TypeError: 'NoneType'"),
+  'reset': (
+    lambda: None,
+    'reset must return a tuple of messages: got None, a N',
+  ),
   'step': (
     lambda: types.StepOut(({'role': 'x', 'content': ''},), done=False),
-    r'ValueError: messages\[0\] of the environment.role must be',
+    r'step: messages\[0\] of the environment.role must be',
   ),
   'grade': (
     nan_score,
-    'ValueError: reward must be finite, of a size of at most 1e'
+    'reward of grade must be finite, of a size of at most 1e'
     r'\+18: got nan',
   ),
 }
@@ -373,11 +377,11 @@ REFUSED = {
 REWARDS = {
   'step': (
     lambda: types.StepOut(reward=float('inf')),
-    'ValueError: reward of a step must be finite, of a size .*: got inf',
+    'reward of step must be finite, of a size .*: got inf',
   ),
   'grade': (
     lambda: types.Score(-1e39),
-    'ValueError: reward must be .*: got -1e.39',
+    'reward of grade must be .*: got -1e.39',
   ),
 }
 
@@ -417,7 +421,9 @@ def _raise(text):
 def test_first_error_is_reported():
   env = Recall(fails={'step': raises(OSError('a')), 'close': raises(OSError())})
   rollout = run_one(['red'], env=env)
-  assert rollout.error == 'recall/t7: OSError: a'
+  assert re.fullmatch(
+    r'recall/t7: OSError: a \(step, fakes.py:\d+\)', rollout.error
+  )
   assert [m['content'] for m in rollout.messages] == ['name', 'red']
 
 

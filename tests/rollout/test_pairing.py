@@ -51,6 +51,8 @@ class Driver:
   `change` maps (index in the script, rollout) to another rollout.
   """
 
+  env_timeout = 5.0
+
   def __init__(self, script, change):
     self.script, self.change = script, change
 

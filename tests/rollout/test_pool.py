@@ -25,7 +25,7 @@ def test_calls_are_due_after_a_number_of_chunks_in_order():
     assert begun.wait(WAITS)  # the other call has run
     return 'slow'
 
-  with pool.Pool(threads=2, chunks=2) as calls:
+  with pool.Pool(threads=2, chunks=2, timeout=WAITS) as calls:
     assert calls.due(idle=True) == []
     calls.add(1, slow)
     calls.tick()
@@ -41,7 +41,7 @@ def test_calls_are_due_after_a_number_of_chunks_in_order():
 
 
 def test_oldest_call_is_due_at_once_if_nothing_decodes():
-  with pool.Pool(threads=1, chunks=3) as calls:
+  with pool.Pool(threads=1, chunks=3, timeout=WAITS) as calls:
     calls.add(5, lambda: 'a')
     calls.add(4, lambda: 'b')
     calls.tick()
@@ -62,11 +62,16 @@ def test_calls_that_have_not_begun_are_dropped_on_exit():
     assert gate.wait(WAITS)
     ran.append(1)
 
-  with pytest.raises(KeyError), pool.Pool(threads=1, chunks=1) as calls:
+  with (
+    pytest.raises(KeyError),
+    pool.Pool(threads=1, chunks=1, timeout=WAITS) as calls,
+  ):
     calls.add(1, first)
     calls.add(2, lambda: ran.append(2))
     (_, _, second) = calls._calls[-1]
-    second.add_done_callback(lambda future: gate.set())  # once it is cancelled
+    second.future.add_done_callback(
+      lambda future: gate.set()
+    )  # once it is cancelled
     assert begun.wait(WAITS)
     raise KeyError
   assert ran == [1]

@@ -126,7 +126,7 @@ def workdir(tmp_path_factory):
       'tokenizer': PRINT,
       'model': dataclasses.asdict(fixtures.MODEL),
       'stage': 'sft',
-      'config': {'sft': {}},
+      'config': {'tokenizer': {}, 'sft': {'optim': {}, 'eval': {}}},
     },
   )
   saver.close()
@@ -281,7 +281,7 @@ def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
       'tokenizer': PRINT,
       'model': dataclasses.asdict(bigger),
       'stage': 'sft',
-      'config': {'sft': {}},
+      'config': {'tokenizer': {}, 'sft': {'optim': {}, 'eval': {}}},
     },
   )
   saver.close()
@@ -312,7 +312,8 @@ def test_equal_endpoints_share_one_client(monkeypatch):
   calls = []
 
   class Server:
-    def __init__(self, cfg, caller):
+    def __init__(self, cfg, caller, vocab_size):
+      assert vocab_size == fixtures.RENDERER.tokenizer.vocab_size
       calls.append(cfg)
 
     def check(self, renderer):

@@ -5,10 +5,12 @@ first request.
 """
 
 import logging
+from typing import Any
 
 from posttrain import schema
 from posttrain.chat import renderer as chat
 from posttrain.rollout.endpoint import http
+from posttrain.util import foreign
 
 # Different tokenizers disagree about one of these: case, digits, space,
 # accents, other scripts, characters beyond the basic plane, code.
@@ -39,15 +41,13 @@ def check(
 
   Raises:
     ValueError: no model of that name, or other tokens.
-    EndpointError: the server does not answer.
+    EndpointError: the server does not answer, or lists no models.
   """
-  base = cfg.base_url.rstrip('/')
-  entries = client.get(f'{base}/models', caller).get('data') or []
-  models = {model.get('id'): model for model in entries}
+  models = _models(client.get(f'{cfg.address}/models', caller), cfg)
   if cfg.name not in models:
     raise ValueError(
-      f'name must be that of a model that {base} serves: got '
-      f'{cfg.name!r}, expected one of {list(models)}'
+      f'name must be that of a model that {cfg.address} serves: got '
+      f'{cfg.name!r}, expected one of {foreign.quote(list(models))}'
     )
   fingerprint = models[cfg.name].get('tokenizer')
   if fingerprint is None:
@@ -62,10 +62,27 @@ def check(
   elif fingerprint != renderer.fingerprint:
     raise ValueError(
       f'tokenizer and chat template of {cfg} must be those of the policy: '
-      f'got fingerprint {str(fingerprint)[:12]}, expected '
+      f'got fingerprint {foreign.text(fingerprint, 12)}, expected '
       f'{renderer.fingerprint[:12]}; serve the model with the tokenizer of '
       'this run, or use a model that shares it'
     )
+
+
+def _models(
+  answer: dict[str, Any], cfg: schema.Endpoint
+) -> dict[str, dict[str, Any]]:
+  """Returns the entry of each model by its id."""
+  entries = answer.get('data')
+  if not isinstance(entries, list) or not all(
+    isinstance(entry, dict) and isinstance(entry.get('id'), str)
+    for entry in entries
+  ):
+    raise http.EndpointError(
+      f'{cfg} must list models with an id each, in data of /models: got '
+      f'{foreign.quote(entries)}',
+      200,
+    )
+  return {entry['id']: entry for entry in entries}
 
 
 def _check_tokens(
@@ -75,7 +92,7 @@ def _check_tokens(
   caller: str,
 ) -> str | None:
   """Compares the ids of a probe; returns the obstacle if it cannot."""
-  url = cfg.base_url.rstrip('/').removesuffix('/v1') + '/tokenize'
+  url = cfg.address.removesuffix('/v1') + '/tokenize'
   tokenizer = renderer.tokenizer
   for text in (_PROBE, *map(tokenizer.text, renderer.stop_ids)):
     if not text:
@@ -90,11 +107,12 @@ def _check_tokens(
     actual = response.get('tokens')
     expected = list(tokenizer.encode_scaffold(text))
     if not actual or not isinstance(actual, list):
-      return f'got {str(response)[:80]} for the tokens of a text'
+      return f'got {foreign.quote(response)} for the tokens of a text'
     if actual != expected:
       raise ValueError(
-        f'tokenizer of {cfg} must be that of the policy: got {actual[:8]} '
-        f'of {len(actual)} ids for {text!r}, expected {expected[:8]} of '
-        f'{len(expected)}; use a model that shares the tokenizer'
+        f'tokenizer of {cfg} must be that of the policy: got '
+        f'{foreign.quote(actual[:8])} of {len(actual)} ids for {text!r}, '
+        f'expected {expected[:8]} of {len(expected)}; use a model that shares '
+        'the tokenizer'
       )
   return None

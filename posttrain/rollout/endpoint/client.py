@@ -7,7 +7,8 @@
 
 Token in, token out: requests and responses have ids, and a response with a
 number whose token is ambiguous is an error (`responses`). Requests to a server
-that is away are repeated (`http`).
+that is away are repeated (`http`). Whatever a server answers, an error is an
+EndpointError, except that of `check`.
 
 Axes: n tokens of a sequence.
 """
@@ -49,7 +50,8 @@ class Endpoint:
     cfg: schema.Endpoint,
     caller: str,
     *,
-    transport: httpx.BaseTransport | None = None,
+    vocab_size: int = 2**31 - 1,
+    transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], object] | None = None,
   ):
     """Makes a client; sends nothing yet.
@@ -58,14 +60,14 @@ class Endpoint:
       cfg: the server and the model.
       caller: the caller's name in logs and errors, as in 'environment sums'; a
         method's own `caller` replaces it.
+      vocab_size: rows of the policy's embedding; sampled ids are below it.
       transport: carries the requests; None = the network.
       sleep: waits for some seconds; None = a wait that `close` ends.
 
     Raises:
       ValueError: the environment variable has no valid API key.
     """
-    self._cfg, self._caller = cfg, caller
-    self._base = cfg.base_url.rstrip('/')
+    self._cfg, self._caller, self._vocab_size = cfg, caller, vocab_size
     self._client = http.Client(cfg, transport=transport, sleep=sleep)
     # The entry of `_FORMS` that the server supports, once it is known; the
     # temperatures that it was checked to score at.
@@ -90,6 +92,7 @@ class Endpoint:
 
     Raises:
       ValueError: no model of that name, or other tokens.
+      EndpointError: the server does not answer, or not in this form.
     """
     endpoint_check.check(
       self._client, self._cfg, renderer, caller or self._caller
@@ -115,9 +118,8 @@ class Endpoint:
       One f32[n] per sequence, in nats; entry 0 is 0.
 
     Raises:
-      ValueError: the server does not score prompts, or ignores the temperature,
-        or its response does not match the ids.
-      EndpointError: the server does not answer.
+      EndpointError: the server does not answer, does not score prompts, or
+        ignores the temperature, or its response does not match the ids.
     """
     caller = caller or self._caller
     assert [len(i) for i in ids] == [len(t) for t in temperatures]
@@ -187,7 +189,7 @@ class Endpoint:
       caller: the caller's name in logs and errors.
 
     Raises:
-      EndpointError: the server does not answer, or refuses.
+      EndpointError: the server does not answer, refuses, or answers no text.
     """
     caller, options = (
       caller or self._caller,
@@ -202,15 +204,18 @@ class Endpoint:
     )
 
   def _post(
-    self, path: str, body: dict[str, Any], caller: str
+    self, path: str, body: dict[str, Any], caller: str, tokens: int
   ) -> dict[str, Any]:
     body = {'model': self._cfg.name, **body}
-    return self._client.post(f'{self._base}/{path}', body, caller)
+    return self._client.post(
+      f'{self._cfg.address}/{path}', body, caller, tokens
+    )
 
   def _chat(self, messages, options, caller) -> str:
     body = {'messages': messages, **options}
+    tokens = options['max_tokens']
     return responses.text(
-      self._post('chat/completions', body, caller), str(self)
+      self._post('chat/completions', body, caller, tokens), str(self)
     )
 
   def _sample(
@@ -236,9 +241,10 @@ class Endpoint:
         **_WITH_IDS,
       },
       caller,
+      len(prompt) + max_tokens,
     )
     return responses.completion(
-      response, request, prompt, max_tokens, str(self)
+      response, request, prompt, max_tokens, str(self), self._vocab_size
     )
 
   def _score(self, ids, temperature, caller) -> np.ndarray:
@@ -256,6 +262,7 @@ class Endpoint:
             **_WITH_IDS,
           },
           caller,
+          len(ids) + 1,
         )
       except EndpointError as error:
         if known is not None or error.status not in _UNFIT:
@@ -266,14 +273,15 @@ class Endpoint:
       if logprobs is not None:
         self._form = form
         return logprobs
-    raise ValueError(
+    raise EndpointError(
       f'{self} must score the tokens of a prompt: got none for '
       f'prompt_logprobs, nor for echo with logprobs{refusal}; use a server '
-      'that scores prompts, such as posttrain.serve or vLLM'
+      'that scores prompts, such as posttrain.serve or vLLM',
+      status=200,
     )
 
   def _check_temperature(self, ids, temperature, caller) -> None:
-    """Raises ValueError if the server ignores the temperature."""
+    """Raises EndpointError if the server ignores the temperature."""
     with self._probing:
       if temperature in self._temperatures:
         return  # checked by another thread
@@ -290,10 +298,11 @@ class Endpoint:
       # the spread. A tenth of that is far above rounding.
       expected = abs(1 - 1 / temperature) * spread
       if np.abs(tempered - plain)[1:].mean() < 0.1 * expected:
-        raise ValueError(
+        raise EndpointError(
           f'{self} must score prompts at the temperature of the request: got '
           f'the same logprobs at {temperature:.4g} as at 1; set the '
           "sampler's temperature to 1, or use a server that scores at the "
-          'temperature, such as posttrain.serve'
+          'temperature, such as posttrain.serve',
+          status=200,
         )
       self._temperatures.add(temperature)

@@ -1,9 +1,12 @@
 """Requests to a server that may be busy, slow, or temporarily away.
 
-1. A request is sent by one of the client's `concurrency` threads.
-2. Status 429 and 5xx, an aborted response, and no response are retried after a
-   wait, `tries` times in all; every wait is logged with the caller's name.
-   Every other refusal is an error at once.
+1. A request is sent by one of the client's `concurrency` threads, under limits
+   of time and size (`channel`).
+2. Status 429 and 5xx, an aborted response, and no whole response are retried
+   after a wait, `tries` times in all; every wait is logged with the caller's
+   name. Every other refusal is an error at once.
+3. What a server sends is quoted by `foreign`: shortened, and without the key.
+   Its own exceptions are not chained, since tracebacks would show them whole.
 """
 
 import concurrent.futures
@@ -11,7 +14,6 @@ import datetime
 import email.utils
 import logging
 import math
-import os
 import random
 import threading
 from collections.abc import Callable, Iterable
@@ -20,7 +22,13 @@ from typing import Any
 import httpx
 
 from posttrain import schema
+from posttrain.rollout.endpoint import channel
+from posttrain.util import foreign, json_files, watchdog
 
+# The largest answer: the ids, texts and logprobs of some tokens, and the rest.
+# vLLM takes about 100 bytes per token, many more where a text is escaped.
+_BYTES, _BYTES_PER_TOKEN = 2**22, 2**11
+_MAX_RETRY_AFTER = 100  # characters of the header
 _SHORTEST, _LONGEST = 1.0, 30.0  # seconds between tries
 _LONGEST_RETRY_AFTER = 600.0  # seconds that a server may request
 _NOT_IMPLEMENTED = 501  # permanent, unlike the other 5xx
@@ -32,9 +40,9 @@ _HINTS = {
 
 
 class EndpointError(RuntimeError):
-  """A server that does not answer, or refuses.
+  """A server that does not answer, refuses, or gives an invalid answer.
 
-  `status` is the HTTP status of a refusal; None = no response.
+  `status` is the HTTP status of an answer; None = no answer.
   """
 
   def __init__(self, message: str, status: int | None = None):
@@ -57,7 +65,7 @@ class Client:
     self,
     cfg: schema.Endpoint,
     *,
-    transport: httpx.BaseTransport | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], object] | None = None,
   ):
     """Makes a client; sends nothing yet.
@@ -74,18 +82,7 @@ class Client:
     self._cfg = cfg
     self._closed = threading.Event()
     self._sleep = sleep or self._closed.wait
-    try:
-      self._http = httpx.Client(
-        headers=_headers(cfg.api_key_env),
-        transport=transport,
-        timeout=httpx.Timeout(cfg.timeout, pool=None),
-        limits=httpx.Limits(max_connections=cfg.concurrency),
-      )
-      httpx.URL(cfg.base_url)
-    except httpx.InvalidURL as error:
-      raise ValueError(
-        f'base_url must be an address: got {cfg.base_url!r}; {error}'
-      ) from None
+    self._channel = channel.Channel(cfg, transport)
     self._pool = concurrent.futures.ThreadPoolExecutor(
       cfg.concurrency, 'endpoint'
     )
@@ -94,7 +91,7 @@ class Client:
     """Ends waits, drops requests that have not begun, closes connections."""
     self._closed.set()
     self._pool.shutdown(wait=False, cancel_futures=True)
-    self._http.close()
+    self._channel.close()
 
   def submit(
     self, fn: Callable[..., Any], *args: Any
@@ -126,28 +123,38 @@ class Client:
 
   def get(self, url: str, caller: str) -> dict[str, Any]:
     """Returns the JSON object at a URL; see `post`."""
-    return self._request('GET', url, None, caller)
+    return self._request('GET', url, None, caller, 0)
 
-  def post(self, url: str, body: dict[str, Any], caller: str) -> dict[str, Any]:
+  def post(
+    self, url: str, body: dict[str, Any], caller: str, tokens: int = 0
+  ) -> dict[str, Any]:
     """Returns the JSON object of the server's response.
 
     Args:
       url: the request's URL.
       body: sent as JSON.
       caller: the caller's name in logs and errors, as in 'environment sums'.
+      tokens: the tokens that the response may be about; they bound its size.
 
     Raises:
-      EndpointError: the last try failed, or the server refuses.
+      EndpointError: the last try failed, the server refuses, or its response
+        is too large or no JSON object.
     """
-    return self._request('POST', url, body, caller)
+    return self._request('POST', url, body, caller, tokens)
 
   def _request(
-    self, method: str, url: str, body: dict[str, Any] | None, caller: str
+    self,
+    method: str,
+    url: str,
+    body: dict[str, Any] | None,
+    caller: str,
+    tokens: int,
   ) -> dict[str, Any]:
-    tries = self._cfg.tries
+    tries, max_bytes = self._cfg.tries, _BYTES + _BYTES_PER_TOKEN * tokens
+    reason = None
     for attempt in range(1, tries + 1):
       try:
-        return self._once(method, url, body, caller)
+        return self._once(method, url, body, caller, max_bytes)
       except _Busy as busy:
         reason = busy
       if attempt < tries:
@@ -155,7 +162,7 @@ class Client:
     raise EndpointError(
       f'{self._cfg} must answer {caller}: got {reason} at the last of {tries} '
       'tries; start the server again, or raise timeout or tries'
-    ) from reason
+    )
 
   def _wait(self, reason: _Busy, attempt: int, caller: str) -> None:
     # Half of it is random, so that refused requests do not return all at once.
@@ -173,46 +180,57 @@ class Client:
       self._cfg.tries,
       seconds,
     )
-    self._sleep(seconds)
+    with watchdog.waiting(lambda: f'{self._cfg} for {caller}: {reason}'):
+      self._sleep(seconds)
 
   def _once(
-    self, method: str, url: str, body: dict[str, Any] | None, caller: str
+    self,
+    method: str,
+    url: str,
+    body: dict[str, Any] | None,
+    caller: str,
+    max_bytes: int,
   ) -> dict[str, Any]:
-    if self._closed.is_set():
-      raise EndpointError(f'{self._cfg} must be open for {caller}: got closed')
     try:
-      response = self._http.request(method, url, json=body)
-    except httpx.TimeoutException as error:
-      text = f'no answer within {self._cfg.timeout:g} s'
-      raise _Busy(text) from error
-    except httpx.UnsupportedProtocol as error:
-      raise ValueError(f'base_url must be an address: {error}') from None
-    except httpx.RequestError as error:
-      text = str(error).rstrip('.') or type(error).__name__
-      raise _Busy(text) from error
-    status = response.status_code
+      if self._closed.is_set():
+        raise channel.Closed
+      with watchdog.waiting(lambda: f'{self._cfg} for {caller}'):
+        answer = self._channel.request(method, url, body, max_bytes)
+    except channel.NoAnswer as error:
+      raise _Busy(str(error)) from None
+    except channel.BadAnswer as error:
+      raise EndpointError(
+        f'{self._cfg} must {error}, for {caller} at {url}', error.status
+      ) from None
+    except channel.Closed:
+      raise EndpointError(
+        f'{self._cfg} must be open for {caller}: got closed'
+      ) from None
+    status = answer.status
     if status == 429 or status >= 500 and status != _NOT_IMPLEMENTED:
-      seconds = _retry_after(response)
-      raise _Busy(f'status {status}: {_message(response)}', seconds)
+      seconds = _retry_after(answer.headers.get('Retry-After', ''))
+      raise _Busy(f'status {status}: {_message(answer)}', seconds)
     if status != 200:
       raise EndpointError(
         f'{self._cfg} must accept the request of {caller} to {url}: got status '
-        f'{status}: {_message(response)}{_HINTS.get(status, "")}',
+        f'{status}: {_message(answer)}{_hint(answer)}',
         status,
       )
-    return self._read(response)
+    return self._read(answer, max_bytes)
 
-  def _read(self, response: httpx.Response) -> dict[str, Any]:
+  def _read(self, answer: channel.Answer, max_bytes: int) -> dict[str, Any]:
+    problem = ''
     try:
-      body = response.json()
-    except ValueError:
-      body = None
+      body = json_files.parse(answer.body, 'the answer', max_bytes)
+    except ValueError as error:
+      body, problem = None, f'; {error}'
     if not isinstance(body, dict):
+      start = answer.body[:4096].decode(errors='replace')
       raise EndpointError(
         f'{self._cfg} must answer with a JSON object: got '
-        f'{_message(response)!r}; check that base_url is that of an '
-        'OpenAI-compatible API',
-        response.status_code,
+        f'{foreign.quote(start or answer.reason)}{problem}; check that '
+        'base_url is that of an OpenAI-compatible API',
+        answer.status,
       )
     choices = body.get('choices')
     if isinstance(choices, list) and any(
@@ -223,47 +241,38 @@ class Client:
     return body
 
 
-def _headers(variable: str) -> dict[str, str]:
-  """Returns the header with the key of an environment variable."""
-  if not variable:
-    return {}
-  key = os.environ.get(variable, '')
-  # Errors never show the key itself.
-  if not (key and key.isascii() and key.isprintable() and ' ' not in key):
-    got = 'one with other characters' if key else 'none'
-    raise ValueError(
-      f'api_key_env must name an environment variable with a key in it: got '
-      f"{got} in {variable!r}; export it, or set api_key_env to ''"
-    )
-  return {'Authorization': f'Bearer {key}'}
-
-
-def _message(response: httpx.Response) -> str:
+def _message(answer: channel.Answer) -> str:
   """Returns the error message of a refusal; servers use several forms."""
   try:
-    message = response.json()
+    message = json_files.parse(answer.body, 'the answer')
   except ValueError:
-    message = response.text
+    message = answer.body.decode(errors='replace')
   for key in ('error', 'message', 'detail'):
     if isinstance(message, dict) and message.get(key):
       message = message[key]
-  return str(message)[:500].strip() or response.reason_phrase
+  return foreign.text(message).strip() or foreign.text(answer.reason)
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _hint(answer: channel.Answer) -> str:
+  place = answer.headers.get('Location')
+  if 300 <= answer.status < 400 and place:
+    return f'; name the address itself: {foreign.quote(place)} is not followed'
+  return _HINTS.get(answer.status, '')
+
+
+def _retry_after(text: str) -> float | None:
   """Returns the seconds of Retry-After; None if absent or invalid."""
-  text = response.headers.get('Retry-After', '')
   try:
-    seconds = float(text)
+    seconds = float(text[:_MAX_RETRY_AFTER])
   except ValueError:
     try:
-      until = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+      until = email.utils.parsedate_to_datetime(text[:_MAX_RETRY_AFTER])
+      if until.tzinfo is None:  # '-0000': in UTC as well
+        until = until.replace(tzinfo=datetime.UTC)
+      now = datetime.datetime.now(datetime.UTC)
+      seconds = (until - now).total_seconds()
+    except (ValueError, TypeError, IndexError, OverflowError):
       return None
-    if until.tzinfo is None:  # '-0000': in UTC as well
-      until = until.replace(tzinfo=datetime.UTC)
-    now = datetime.datetime.now(datetime.UTC)
-    seconds = (until - now).total_seconds()
   if math.isnan(seconds):
     return None
   return min(seconds, _LONGEST_RETRY_AFTER)

@@ -2,22 +2,26 @@
 
 A number is accepted only if its token is certain: every list must have the
 requested length, every shown token id must be the one that was sent, and
-missing values are errors.
+missing values are errors. Every invalid response is an EndpointError, which
+names the server and the field: what a server answers is no mistake of the user.
 
 Each reader takes a response of /completions, and `server`, the server's name in
 errors. Axes: n tokens of a sequence.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from posttrain.decode import requests
+from posttrain.rollout.endpoint import http
+from posttrain.util import foreign
 
 _MINUS_INFINITY = -9999.0  # in vLLM's responses: JSON has no infinity
 _ROUNDING = 1e-2  # nats by which a logprob may exceed 0
+_LEAST = -1e6  # nats; far below what logits in float32 give
+_MAX_DIGITS = 12  # of a marked id
 _MARK = 'token_id:'  # prefix of an id in a list of tokens
 
 
@@ -39,7 +43,7 @@ def prompt_logprobs(
     f32[n] in nats, entry 0 is 0; None if the server ignored the field.
 
   Raises:
-    ValueError: an entry does not match its prompt token.
+    EndpointError: an entry does not match its prompt token.
   """
   choice = _choice(response, server)
   entries = choice.get('prompt_logprobs')
@@ -47,9 +51,10 @@ def prompt_logprobs(
     return None
   _check_prompt(response, choice, ids, server)
   if not isinstance(entries, list) or len(entries) != len(ids):
-    raise ValueError(
-      f'{server} must give one entry of prompt_logprobs per token: got '
-      f'{_size(entries)}, expected {len(ids)}'
+    raise _invalid(
+      server,
+      'give one entry of prompt_logprobs per token',
+      f'{_size(entries)}, expected {len(ids)}',
     )
   logprobs = np.zeros(len(ids), np.float32)
   for place, (token, entry) in enumerate(
@@ -58,15 +63,19 @@ def prompt_logprobs(
     if place == 0:
       continue  # the first token has no prediction
     if not isinstance(entry, dict) or str(token) not in entry:
-      shown = list(entry)[:8] if isinstance(entry, dict) else entry
-      raise ValueError(
-        f'{server} must give the logprob of token {place} of the prompt, '
-        f'which is id {token}: got ids {shown!r}'
+      is_dict = isinstance(entry, dict)
+      shown = foreign.quote(list(entry)[:8] if is_dict else entry)
+      raise _invalid(
+        server,
+        f'give in prompt_logprobs the logprob of token {place} of the prompt, '
+        f'which is id {token}',
+        f'ids {shown}' if is_dict else shown,
       )
     value = entry[str(token)]
     if isinstance(value, dict):
       value = value.get('logprob')
-    logprobs[place] = _number(value, f'token {place} (id {token})', server)
+    where = f'token {place} (id {token}) in prompt_logprobs'
+    logprobs[place] = _number(value, where, server)
   return logprobs
 
 
@@ -89,7 +98,7 @@ def echo(
     f32[n] in nats, entry 0 is 0; None if the server ignored the fields.
 
   Raises:
-    ValueError: an entry does not match its prompt token.
+    EndpointError: an entry does not match its prompt token.
   """
   choice = _choice(response, server)
   logprobs = choice.get('logprobs')
@@ -103,17 +112,19 @@ def echo(
   if len(entries) - len(ids) not in (0, 1) or (
     tokens is not None and len(tokens) != len(entries)
   ):
-    raise ValueError(
-      f'{server} must echo the prompt as the tokens that were sent, and one '
-      f'token more at most: got {_size(entries)} logprobs and '
-      f'{_size(tokens)} token ids, expected {len(ids)}'
+    raise _invalid(
+      server,
+      'echo in logprobs the prompt as the tokens that were sent, and one token '
+      'more at most',
+      f'{_size(entries)} logprobs and {_size(tokens)} token ids, expected '
+      f'{len(ids)}',
     )
   if tokens is not None:
     _check_same(tokens[: len(ids)], ids, 'echo', server)
   scored = np.zeros(len(ids), np.float32)
   for place, token in enumerate(ids.tolist()):
     if place > 0:  # the first token has no prediction
-      where = f'token {place} (id {token})'
+      where = f'token {place} (id {token}) in logprobs.token_logprobs'
       scored[place] = _number(entries[place], where, server)
   return scored
 
@@ -124,6 +135,7 @@ def completion(
   prompt: np.ndarray,
   max_tokens: int,
   server: str,
+  vocab_size: int = 2**31 - 1,
 ) -> requests.Completion:
   """Reads a completion sampled by the server.
 
@@ -133,26 +145,29 @@ def completion(
     prompt: i32[n], the ids that were sent.
     max_tokens: the requested number of tokens.
     server: the server's name.
+    vocab_size: ids are below it.
 
   Returns:
     The sampled ids, stop token included; logprobs that the response does not
     have are 0.
 
   Raises:
-    ValueError: no token ids, too many of them, or an ambiguous stop token.
+    EndpointError: no token ids, ids outside of the vocabulary, too many of
+      them, or an ambiguous stop token.
   """
   choice = _choice(response, server)
   _check_prompt(response, choice, prompt, server)
-  ids, stops = _sampled(choice, server), request.stop_ids
+  ids, stops = _sampled(choice, server, vocab_size), request.stop_ids
   reason = _stop_reason(choice, ids, max_tokens, stops, server)
   kept = len(ids)
   if reason == 'eos' and (not ids or ids[-1] not in stops):
     ids = [*ids, _missing_stop_id(choice, stops, server)]
   early = [place for place, token in enumerate(ids[:-1]) if token in stops]
   if early or len(ids) > max_tokens:
-    raise ValueError(
-      f'{server} must stop at stop_token_ids {stops} and after {max_tokens} '
-      f'tokens: got {len(ids)}, stop tokens before the end at {early[:8]}'
+    raise _invalid(
+      server,
+      f'stop at stop_token_ids {stops} and after {max_tokens} tokens',
+      f'{len(ids)}, stop tokens before the end at {early[:8]}',
     )
   return requests.Completion(
     request.id,
@@ -164,13 +179,35 @@ def completion(
 
 
 def text(response: dict[str, Any], server: str) -> str:
-  """Reads the reply of a chat; '' if the content is null."""
+  """Reads the reply of a chat; '' if the content is null.
+
+  Half a surrogate pair, which no UTF-8 has, becomes U+FFFD.
+
+  Raises:
+    EndpointError: the response has no message, or its content is no text.
+  """
   message = _choice(response, server).get('message')
   if not isinstance(message, dict):
-    raise ValueError(
-      f'{server} must answer a chat with a message: got {message!r}'
+    raise _invalid(
+      server, 'answer a chat with a message', foreign.quote(message)
     )
-  return message.get('content') or ''
+  content = message.get('content')
+  calls = message.get('tool_calls')
+  if content is None and not calls:
+    return ''
+  if not isinstance(content, str):
+    raise _invalid(
+      server,
+      'answer a chat with a text in choices[0].message.content',
+      f'tool_calls {foreign.quote(calls)}'
+      if content is None
+      else foreign.quote(content),
+    )
+  return content.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+
+
+def _invalid(server: str, requirement: str, got: str) -> http.EndpointError:
+  return http.EndpointError(f'{server} must {requirement}: got {got}', 200)
 
 
 def _choice(response: dict[str, Any], server: str) -> dict[str, Any]:
@@ -178,8 +215,8 @@ def _choice(response: dict[str, Any], server: str) -> dict[str, Any]:
   if isinstance(choices, list) and len(choices) == 1:
     if isinstance(choices[0], dict):
       return choices[0]
-  raise ValueError(
-    f'{server} must answer with one choice: got {str(response)[:200]}'
+  raise _invalid(
+    server, 'answer with one choice, in choices', foreign.quote(response)
   )
 
 
@@ -191,12 +228,16 @@ def _check_prompt(
   if shown is not None:
     _check_same(shown, ids, 'read', server)
   usage = response.get('usage')
-  count = usage.get('prompt_tokens') if isinstance(usage, dict) else None
+  if not isinstance(usage, dict | None):
+    raise _invalid(server, 'give usage as an object', foreign.quote(usage))
+  count = usage.get('prompt_tokens') if usage else None
   if count not in (None, len(ids)):
-    raise ValueError(
-      f'{server} must read the prompt as the tokens that were sent: got '
-      f'{count} of them, expected {len(ids)}; it must add none (bos) and '
-      'cut none off'
+    raise _invalid(
+      server,
+      'read the prompt as the tokens that were sent, and count them in '
+      'usage.prompt_tokens',
+      f'{foreign.quote(count)} of them, expected {len(ids)}; it must add none '
+      '(bos) and cut none off',
     )
 
 
@@ -207,10 +248,12 @@ def _check_same(shown: Any, prompt: np.ndarray, verb: str, server: str) -> None:
   shown = shown if isinstance(shown, list) else []
   pairs = enumerate(zip(shown, ids, strict=False))
   place = next((i for i, (a, b) in pairs if a != b), min(len(shown), len(ids)))
-  raise ValueError(
-    f'{server} must {verb} the prompt as the tokens that were sent: got '
-    f'{shown[place : place + 4]} from token {place} on, expected '
-    f'{ids[place : place + 4]}; it must add none (bos) and cut none off'
+  raise _invalid(
+    server,
+    f'{verb} the prompt as the tokens that were sent',
+    f'{foreign.quote(shown[place : place + 4])} from token {place} on, '
+    f'expected {ids[place : place + 4]}; it must add none (bos) and cut none '
+    'off',
   )
 
 
@@ -219,20 +262,37 @@ def _marked(logprobs: dict[str, Any]) -> list[int] | None:
   tokens = logprobs.get('tokens')
   if not isinstance(tokens, list):
     return None
-  ids = [str(t)[len(_MARK) :] for t in tokens if str(t).startswith(_MARK)]
-  complete = len(ids) == len(tokens) and all(map(str.isdecimal, ids))
+  ids = [
+    t[len(_MARK) :]
+    for t in tokens
+    if isinstance(t, str) and t.startswith(_MARK)
+  ]
+  complete = len(ids) == len(tokens) and all(
+    i.isascii() and i.isdecimal() and len(i) <= _MAX_DIGITS for i in ids
+  )
   return [int(i) for i in ids] if complete else None
 
 
-def _sampled(choice: dict[str, Any], server: str) -> list[int]:
+def _sampled(choice: dict[str, Any], server: str, vocab_size: int) -> list[int]:
   ids = choice.get('token_ids')
   if ids is None and isinstance(choice.get('logprobs'), dict):
     ids = _marked(choice['logprobs'])
   if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-    raise ValueError(
-      f'{server} must return the ids of the sampled tokens: got '
-      f'{str(ids)[:80]}; use a server that supports return_token_ids, as vLLM '
-      'does: text that is tokenized again may be other tokens'
+    raise _invalid(
+      server,
+      'return the ids of the sampled tokens in token_ids',
+      f'{foreign.quote(ids, 80)}; use a server that supports '
+      'return_token_ids, as vLLM does: text that is tokenized again may be '
+      'other tokens',
+    )
+  unknown = [i for i in ids if not 0 <= i < vocab_size]
+  if unknown:
+    raise _invalid(
+      server,
+      "return in token_ids ids of the policy's tokenizer, which are below "
+      f'{vocab_size}',
+      f'{foreign.quote(unknown[:4], 80)}; use a model that shares the '
+      'tokenizer',
     )
   return ids
 
@@ -242,14 +302,19 @@ def _sampled_logprobs(
 ) -> np.ndarray:
   """Returns f32[count]; the response has `kept` or `count` logprobs."""
   logprobs = choice.get('logprobs')
+  if not isinstance(logprobs, dict | None):
+    raise _invalid(
+      server, 'give logprobs as an object', foreign.quote(logprobs)
+    )
   entries = logprobs.get('token_logprobs') if logprobs else None
   values = np.zeros(count, np.float32)
   if entries is None:
     return values
-  if len(entries) not in (kept, count):
-    raise ValueError(
-      f'{server} must give one logprob per sampled token: got '
-      f'{len(entries)}, expected {count}'
+  if not isinstance(entries, list) or len(entries) not in (kept, count):
+    raise _invalid(
+      server,
+      'give one logprob per sampled token in logprobs.token_logprobs',
+      f'{_size(entries)}, expected {count}',
     )
   for place, entry in enumerate(entries):
     values[place] = _number(entry, f'sampled token {place}', server)
@@ -269,9 +334,10 @@ def _stop_reason(
   if reason == 'length':
     # Fewer tokens than requested: the server's context is full.
     return 'max_tokens' if len(ids) >= max_tokens else 'overflow'
-  raise ValueError(
-    f"{server} must end a completion by 'stop' or 'length': got "
-    f'finish_reason {reason!r}'
+  raise _invalid(
+    server,
+    "end a completion by 'stop' or 'length'",
+    f'finish_reason {foreign.quote(reason, 80)}',
   )
 
 
@@ -280,23 +346,26 @@ def _missing_stop_id(
 ) -> int:
   """Returns the stop token of a completion whose ids do not include it."""
   stop = choice.get('stop_reason')
-  if stop in stops:
+  if type(stop) is int and stop in stops:
     return stop
   if stop is None and len(stops) == 1:
     return stops[0]
-  raise ValueError(
-    f'{server} must name the stop token of a completion: got stop_reason '
-    f'{stop!r}, expected one of stop_token_ids {stops}; use a server that '
-    'keeps the stop token among the token ids'
+  raise _invalid(
+    server,
+    'name the stop token of a completion',
+    f'stop_reason {foreign.quote(stop, 80)}, expected one of stop_token_ids '
+    f'{stops}; use a server that keeps the stop token among the token ids',
   )
 
 
 def _number(value: Any, where: str, server: str) -> float:
-  number = type(value) in (int, float) and math.isfinite(value)
-  if not number or value == _MINUS_INFINITY or value > _ROUNDING:
-    raise ValueError(
-      f'{server} must give a finite logprob, at most 0, for {where}: got '
-      f'{value!r}'
+  # Comparisons with NaN are False; those of long integers do not overflow.
+  number = type(value) in (int, float) and _LEAST <= value <= _ROUNDING
+  if not number or value == _MINUS_INFINITY:
+    raise _invalid(
+      server,
+      f'give a finite logprob, at most 0, for {where}',
+      foreign.quote(value, 80),
     )
   return float(value)
 

@@ -25,7 +25,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from posttrain.rollout import abandoned
 from posttrain.rollout.endpoint import client
+from posttrain.rollout.grading import values
+
+Fault = values.Fault
 
 WORKERS = 32  # the most threads of `asyncio.to_thread` per call
 LOOP_TIMEOUT = 1.0  # seconds for a loop to respond after an abandoned call
@@ -33,19 +37,20 @@ POLL = 0.02, 60.0  # seconds between checks of the clock: least, most
 RAISED = client.EndpointError, KeyboardInterrupt  # raised, not faults
 
 
-class Fault(Exception):
-  """A failed call; the message is the requirement and the result."""
-
-
 class Clock:
   """The seconds of a call: `wall`, and `own`, which excludes its judge."""
 
   def __init__(self, timeout: float):
     """Starts the clock; `timeout`: the most own seconds."""
-    self.timeout, self._start = timeout, time.monotonic()
+    self.timeout = timeout
+    self.restart()
     self._lock, self._over = threading.Lock(), False
     # Judge calls now, the start of the first, seconds of those before.
     self._judging, self._since, self._judged = 0, 0.0, 0.0
+
+  def restart(self) -> None:
+    """Starts the clock again, before the call has begun."""
+    self._start = time.monotonic()
 
   @property
   def wall(self) -> float:
@@ -101,13 +106,20 @@ class Clock:
         self._judged += time.monotonic() - self._since
 
 
-def call(fn: Callable, arguments: Mapping[str, Any], clock: Clock) -> Any:
+def call(
+  fn: Callable,
+  arguments: Mapping[str, Any],
+  clock: Clock,
+  convert: Callable[[Any], Any] | None = None,
+) -> Any:
   """Returns the result of a function, or of its coroutine.
 
   Args:
     fn: the function; it runs outside of any event loop, also in a notebook.
     arguments: by name.
     clock: a new clock for this call.
+    convert: applied to the result within the time limit, since the result may
+      be an object of the user; None = the result as it is.
 
   Raises:
     Fault: the function raised, which is the fault's cause, or exceeded its
@@ -115,7 +127,7 @@ def call(fn: Callable, arguments: Mapping[str, Any], clock: Clock) -> Any:
     EndpointError: a judge's server is away; the first one of a group.
     KeyboardInterrupt: the run is interrupted.
   """
-  running = _Call(fn, arguments)
+  running = _Call(fn, arguments, convert or (lambda result: result))
   try:
     if not clock.wait(running.done):
       raise Fault(
@@ -126,30 +138,41 @@ def call(fn: Callable, arguments: Mapping[str, Any], clock: Clock) -> Any:
     clock.stop()
     running.abandon()
   error = _leaf(running.error)
-  if isinstance(error, RAISED):
+  if _is(error, Fault, *RAISED):
     raise error
   if error is not None:
-    raise Fault(
-      f'must return rewards: it raised {type(error).__name__}: {error}; None '
-      'marks a rollout as not scorable'
-    ) from error
+    raise values.raised(error) from error
   return running.result
 
 
 def _leaf(error: BaseException | None) -> BaseException | None:
   """Returns the first exception of a group that is no fault, or the error."""
-  if not isinstance(error, BaseExceptionGroup):
-    return error
-  raised = error.subgroup(RAISED)
-  while isinstance(raised, BaseExceptionGroup):
-    raised = raised.exceptions[0]
-  return raised or error
+  leaves = [error]
+  while leaves:
+    leaf = leaves.pop(0)
+    if _is(leaf, *RAISED):
+      return leaf
+    if _is(leaf, BaseExceptionGroup):
+      # A class may define other `exceptions`.
+      leaves = [*BaseExceptionGroup.exceptions.__get__(leaf), *leaves]
+  return error
+
+
+def _is(error: BaseException | None, *kinds: type[BaseException]) -> bool:
+  """Returns `isinstance(error, kinds)`; a class may define `__class__`."""
+  return issubclass(type(error), kinds)
 
 
 class _Call:
   """A running call."""
 
-  def __init__(self, fn: Callable, arguments: Mapping[str, Any]):
+  def __init__(
+    self,
+    fn: Callable,
+    arguments: Mapping[str, Any],
+    convert: Callable[[Any], Any],
+  ):
+    self._convert = convert
     self.result: Any = None
     self.error: BaseException | None = None
     self.done = threading.Event()
@@ -157,15 +180,20 @@ class _Call:
     self._loop: _Loop | None = None
     self._future: concurrent.futures.Future | None = None
     self._abandoned = False
-    threading.Thread(
-      target=self._run, args=(fn, arguments), name=f'reward {fn}', daemon=True
-    ).start()
+    self._thread = threading.Thread(
+      target=self._run, args=(fn, arguments), name='reward', daemon=True
+    )
+    self._thread.start()
 
   def abandon(self) -> None:
-    """Cancels a coroutine that has not finished."""
+    """Cancels a coroutine, or leaves a thread, that has not finished."""
     self._abandoned = True
-    if self._future is not None and not self.done.is_set():
+    if self.done.is_set():
+      return
+    if self._future is not None:
       self._cancel()
+    else:
+      abandoned.add(self._thread)
 
   def _run(self, fn, arguments) -> None:
     try:
@@ -173,7 +201,7 @@ class _Call:
       if inspect.iscoroutine(result):
         self._submit(result)
         return
-      self.result = result
+      self.result = self._convert(result)
     except BaseException as error:  # `call` raises it
       self.error = error
     self.done.set()
@@ -190,7 +218,7 @@ class _Call:
 
   async def _finish(self, coroutine) -> None:
     try:
-      self.result = await coroutine
+      self.result = self._convert(await coroutine)
     except BaseException as error:  # `call` raises it, not the loop
       self.error = error
     self.done.set()
@@ -205,14 +233,20 @@ class _Loop:
     self._responsive = threading.Event()
     self._responsive.set()
     self._loop = asyncio.new_event_loop()
-    threading.Thread(target=self._run, name='reward loop', daemon=True).start()
+    self._thread = threading.Thread(
+      target=self._run, name='reward loop', daemon=True
+    )
+    self._thread.start()
 
   @classmethod
   def get(cls) -> '_Loop':
     """Returns the shared loop, or a new one if that is blocked."""
     with cls._lock:
-      if cls._latest is None or not cls._latest._responsive.wait(LOOP_TIMEOUT):
-        cls._latest = cls()
+      latest = cls._latest
+      if latest is not None and not latest._responsive.wait(LOOP_TIMEOUT):
+        abandoned.add(latest._thread)
+        latest = None
+      cls._latest = latest or cls()
       return cls._latest
 
   def submit(self, coroutine) -> concurrent.futures.Future:

@@ -10,18 +10,17 @@ value. Each fault is logged and counted; too many in a row end the run.
 import dataclasses
 import inspect
 import logging
-import math
-import numbers
-import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.rollout.grading import calls
+from posttrain.rollout import abandoned, copies
+from posttrain.rollout.grading import calls, isolated, values
+from posttrain.util import exits, foreign, watchdog
 
-LARGEST = 1e18  # the largest |reward|: advantages are float32, and squared
+LARGEST = values.LARGEST
 
 
 class TooManyFaults(RuntimeError):
@@ -30,6 +29,12 @@ class TooManyFaults(RuntimeError):
   def __init__(self, message: str, errors: tuple[str, ...]):
     super().__init__(message)
     self.errors = errors  # all errors of the step
+
+
+class OnlyFaults(TooManyFaults):
+  """The same in a stage where no call has ever succeeded."""
+
+  exit_code = exits.NO_REWARD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +110,10 @@ class Function:
     self._key, self._cfg, self._fn, self._columns = key, cfg, fn, columns
     self._name = f'{key}: {cfg.fn}'
     self._was_slow = False
+    self._worker = None
+    if cfg.isolate:
+      assert cfg.fn is not None
+      self._worker = isolated.Worker(cfg.fn, cfg.memory * 2**20)
     self.budget = Budget(key, self._name, cfg.max_faults)
 
   def __call__(
@@ -129,34 +138,56 @@ class Function:
       ValueError: the function needs an argument that does not exist.
       EndpointError: the judge's server is away.
     """
-    logged: dict[str, list[float]] = {}
-    arguments = {**arguments, 'rollouts': rollouts, **_loggers(logged)}
-    if judge is not None:
-      arguments['judge'] = judge
-    arguments = self._accepted(arguments)
     clock = calls.Clock(self._cfg.timeout)
-    if judge is not None and 'judge' in arguments:
-      arguments['judge'] = clock.without(judge)
-    rewards, failed = [None] * len(rollouts), set(range(len(rollouts)))
-    metrics, fault = {}, None
+    logged: dict[str, list[float]] = {}
+    loggers = values.loggers(logged)
+    shared = {**loggers} if judge is None else {**loggers, 'judge': judge}
+    arguments = self._accepted({**arguments, 'rollouts': rollouts, **shared})
+    if 'judge' in arguments and judge is not None:
+      shared['judge'] = clock.without(judge)
+    rewards: list[values.Value] = [None] * len(rollouts)
+    failed, metrics, fault = set(range(len(rollouts))), {}, None
     try:
-      rewards = _listed(calls.call(self._fn, arguments, clock), len(rollouts))
+      rewards = self._call(arguments, shared, clock, logged, len(rollouts))
       metrics = {key: float(np.mean(x)) for key, x in [*logged.items()] if x}
-      failed = {i for i, x in enumerate(rewards) if not self._is_reward(x)}
+      failed = {i for i, x in enumerate(rewards) if isinstance(x, values.Bad)}
       if failed:
-        fault = self._bad_value(rewards, failed, rollouts)
+        fault = _bad_value(rewards, min(failed), rollouts)
     except calls.Fault as error:
       fault = error
     self._warn_if_slow(clock.own)
     return Result(
-      [
-        None if x is None or i in failed else float(x)
-        for i, x in enumerate(rewards)
-      ],
+      [None if i in failed else x for i, x in enumerate(rewards)],
       frozenset(failed),
       {**metrics, 'faults': float(bool(fault)), 'seconds': clock.wall},
       self._count(fault, f'{len(failed)} of {len(rollouts)}'),
     )
+
+  def _call(
+    self,
+    arguments: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    clock: calls.Clock,
+    logged: dict[str, list[float]],
+    count: int,
+  ) -> list[values.Value]:
+    """Calls the function with copies; those of `shared` stay as they are."""
+    try:
+      own = {
+        key: shared[key] if key in shared else _copied(value)
+        for key, value in arguments.items()
+      }
+    except Exception as error:  # nested too deeply, or too large
+      raise calls.Fault(
+        f'must get arguments that can be copied: got {foreign.error(error)}'
+      ) from error
+    weight = self._cfg.weight
+    with watchdog.waiting(lambda: f'reward function {self._name}'):
+      if self._worker is not None:
+        return self._worker.call(own, logged, clock, count, weight)
+      return calls.call(
+        self._fn, own, clock, lambda x: values.listed(x, count, weight)
+      )
 
   def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments that the function declares.
@@ -177,37 +208,19 @@ class Function:
       return dict(arguments)
     return {k: value for k, value in arguments.items() if k in parameters}
 
-  def _is_reward(self, value: Any) -> bool:
-    """Returns whether a value is None or a number that is not too large."""
-    factor = max(1.0, abs(self._cfg.weight))
-    try:
-      return value is None or (
-        isinstance(value, numbers.Real) and abs(value) * factor <= LARGEST
-      )
-    except OverflowError:  # an integer that is no float
-      return False
-
-  def _bad_value(self, values, failed: Set[int], rollouts) -> calls.Fault:
-    first = min(failed)
-    value, requirement = values[first], 'finite rewards'
-    if isinstance(value, numbers.Real) and abs(value) < math.inf:
-      requirement = (
-        f'rewards of a size of at most {LARGEST:g}, with the weight of '
-        f'{self._cfg.weight:g} as well'
-      )
-    return calls.Fault(
-      f'must return {requirement}: got {reprlib.repr(value)} for rollout '
-      f'{first}, of task {rollouts[first].task.id!r}; None marks a rollout as '
-      'not scorable'
-    )
-
   def _count(self, fault: calls.Fault | None, left_out: str) -> str | None:
-    """Counts and logs a fault; returns the log line, None without a fault."""
+    """Counts and logs a fault; returns the log line, None without a fault.
+
+    Raises:
+      TooManyThreads: too many calls that exceeded their timeout still run.
+    """
     self.budget.count(fault)
     if fault is None:
       return None
     error = f'{self._name} {fault}; rollouts left out: {left_out}'
-    logging.getLogger('absl').warning('%s', error, exc_info=fault.__cause__)
+    lines = '\n'.join(filter(None, (error, fault.stack)))
+    logging.getLogger('absl').warning('%s', lines)
+    abandoned.check(f'{self._name} must return within its timeout')
     return error
 
   def _warn_if_slow(self, seconds: float) -> None:
@@ -225,23 +238,23 @@ class Function:
       )
 
 
-def _loggers(logged: dict[str, list[float]]) -> dict[str, Callable]:
-  """Returns the loggers of one call, which append to `logged`."""
-
-  def log_extra(column, values):
-    values = [_plain(x) for x in values]
-    values = [float(x) for x in values if isinstance(x, numbers.Real)]
-    logged.setdefault(column, []).extend(values)
-
-  def log_metric(name, value):
-    log_extra(name, [value])
-
-  return {'log_metric': log_metric, 'log_extra': log_extra}
+def _copied(value: Any) -> Any:
+  """Copies an argument; an object that rollouts share is copied for each."""
+  if type(value) in (list, tuple):
+    return type(value)(copies.of(x) for x in value)
+  return copies.of(value)
 
 
-def _plain(value: Any) -> Any:
-  """Converts a scalar of numpy, jax or torch to Python's."""
-  return value.item() if getattr(value, 'ndim', None) == 0 else value
+def _bad_value(
+  rewards: Sequence[values.Value], index: int, rollouts: Sequence[types.Rollout]
+) -> calls.Fault:
+  bad = rewards[index]
+  assert isinstance(bad, values.Bad)
+  task = foreign.quote(rollouts[index].task.id)
+  return calls.Fault(
+    f'must return {bad.requirement}: got {bad.value} for rollout {index}, of '
+    f'task {task}; None marks a rollout as not scorable'
+  )
 
 
 def _missing(fn: Callable, arguments: Mapping[str, Any]) -> list[str]:
@@ -253,19 +266,3 @@ def _missing(fn: Callable, arguments: Mapping[str, Any]) -> list[str]:
     and key not in arguments
     and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
   ]
-
-
-def _listed(rewards: Any, count: int) -> list[Any]:
-  """Returns the value of a call as a list; a Fault if it is none of `count`."""
-  unordered = isinstance(rewards, str | bytes | Mapping | Set)
-  listed = not unordered and hasattr(rewards, '__len__')
-  try:
-    values = [_plain(x) for x in rewards] if listed else None
-  except Exception:  # such as an array without axes
-    values = None
-  got = reprlib.repr(rewards) if values is None else len(values)
-  if got != count:
-    raise calls.Fault(
-      f'must return a reward per rollout: got {got}, expected {count}'
-    )
-  return values

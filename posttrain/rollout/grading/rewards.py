@@ -33,7 +33,7 @@ from posttrain.decode import requests
 from posttrain.rollout.grading import functions
 from posttrain.util import imports
 
-TooManyFaults = functions.TooManyFaults
+TooManyFaults, OnlyFaults = functions.TooManyFaults, functions.OnlyFaults
 
 
 class Judge(Protocol):

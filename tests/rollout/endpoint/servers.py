@@ -1,5 +1,6 @@
 """An OpenAI-compatible server in this process, with bigram logits."""
 
+import asyncio
 import dataclasses
 import json
 import threading
@@ -126,6 +127,22 @@ def _entries(ids, values):
   ]
 
 
+class Transport(httpx.AsyncBaseTransport):
+  """Calls a server in threads: it may block."""
+
+  def __init__(self, server):
+    self._sync = httpx.MockTransport(server)
+
+  async def handle_async_request(self, request):
+    await request.aread()
+    answer = await asyncio.to_thread(self._sync.handle_request, request)
+    return httpx.Response(  # not read yet, as on a network
+      answer.status_code,
+      headers=answer.headers,
+      stream=httpx.ByteStream(answer.content),
+    )
+
+
 def connect(server, sleeps=None, **options):
   """Returns a client that does not wait; `sleeps` records the seconds."""
   cfg = schema.Endpoint(
@@ -135,6 +152,7 @@ def connect(server, sleeps=None, **options):
   return client.Endpoint(
     cfg,
     'environment sums',
-    transport=httpx.MockTransport(server),
+    vocab_size=VOCAB,
+    transport=Transport(server),
     sleep=sleeps.append,
   )

@@ -7,6 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
+from posttrain.rollout.endpoint import client
 from tests.rollout.endpoint import servers
 from tests.rollout.endpoint.servers import Server, connect, truth
 from tests.rollout.fakes import EOS, RENDERER
@@ -133,7 +134,7 @@ def test_another_thread_may_set_the_form_meanwhile():
 @pytest.mark.parametrize('strict, message', [(False, ''), (True, 'unknown')])
 def test_server_without_prompt_scoring_is_refused(strict, message):
   with pytest.raises(
-    ValueError, match=f'teacher at .* score .*{message}.*vLLM'
+    client.EndpointError, match=f'teacher at .* score .*{message}.*vLLM'
   ):
     score(Server(forms=(), strict=strict))
 
@@ -187,7 +188,7 @@ def test_server_that_ignores_temperatures_is_refused(
       score(server, IDS, temperatures), truth(IDS, temperatures), atol=0.05
     )
   else:
-    with pytest.raises(ValueError, match='temperature to 1'):
+    with pytest.raises(client.EndpointError, match='temperature to 1'):
       score(server, IDS, temperatures)
     assert len(server.bodies) == 2
 
@@ -213,7 +214,11 @@ def test_uniform_logprobs_pass_the_temperature_check():
 
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize(
-  'value', [None, float('nan'), float('-inf'), -9999.0, 0.5, 'x', True]
+  'value',
+  [
+    *(None, float('nan'), float('-inf'), -9999.0, 0.5, 'x', True, [-1.0]),
+    *(10**400, -(10**400), -1e300),
+  ],
 )
 def test_invalid_logprob_is_refused(form, value):
   def change(entries):
@@ -222,7 +227,9 @@ def test_invalid_logprob_is_refused(form, value):
     else:
       entries[3]['7'] = {'logprob': value}
 
-  with pytest.raises(ValueError, match=r'teacher at .*token 3 \(id 7\)'):
+  with pytest.raises(
+    client.EndpointError, match=r'teacher at .*token 3 \(id 7\)'
+  ):
     score(server_with(form, change))
 
 
@@ -230,7 +237,9 @@ def test_missing_token_id_is_refused():
   def change(entries):
     del entries[4]['500']
 
-  with pytest.raises(ValueError, match=r"token 4 .* id 500: got ids \['501'\]"):
+  with pytest.raises(
+    client.EndpointError, match=r"token 4 .* id 500: got ids \['501'\]"
+  ):
     score(server_with('prompt_logprobs', change))
 
 
@@ -245,7 +254,7 @@ def test_missing_token_id_is_refused():
   ],
 )
 def test_lists_of_another_length_are_refused(form, change):
-  with pytest.raises(ValueError, match='teacher at .* expected 8'):
+  with pytest.raises(client.EndpointError, match='teacher at .* expected 8'):
     score(server_with(form, change))
 
 
@@ -256,7 +265,9 @@ def test_echo_of_other_tokens_is_refused():
     )
     return choice
 
-  with pytest.raises(ValueError, match=r'\[9, 7, 500, 0\] from token 2 on'):
+  with pytest.raises(
+    client.EndpointError, match=r'\[9, 7, 500, 0\] from token 2 on'
+  ):
     score(Server(forms=('echo',), spoil=spoil))
 
 
@@ -284,7 +295,7 @@ def test_response_to_another_prompt_is_refused(form, shown, message):
   def spoil(choice):
     return choice | {'prompt_token_ids': shown}
 
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(client.EndpointError, match=message):
     score(Server(forms=(form,), spoil=spoil))
 
 
@@ -294,7 +305,7 @@ def test_prompt_token_count_is_checked():
   logprobs = {'token_logprobs': [None, *[-1.0] * 8], 'tokens': ['a'] * 9}
   body = {'choices': [{'logprobs': logprobs}], 'usage': count}
   trouble = [httpx.Response(200, json=body) for _ in range(3)]
-  with pytest.raises(ValueError, match='got 9 of them, expected 8'):
+  with pytest.raises(client.EndpointError, match='got 9 of them, expected 8'):
     score(Server(troubles=trouble))
 
 
@@ -309,7 +320,7 @@ def test_prompt_token_count_is_checked():
   ],
 )
 def test_response_without_one_choice_is_refused(body):
-  with pytest.raises(ValueError, match='teacher at .* one choice'):
+  with pytest.raises(client.EndpointError, match='teacher at .* one choice'):
     score(Server(troubles=[httpx.Response(200, json=body)]))
 
 
@@ -369,7 +380,7 @@ def test_chat_returns_the_replies_in_order():
     'think',
   ]
   assert server.bodies[0]['messages'][0] == conversations[0][0]
-  with pytest.raises(ValueError, match='chat with a message'):
+  with pytest.raises(client.EndpointError, match='chat with a message'):
     connect(Server(chat=lambda _: {'choices': [{}]})).chat(
       conversations, max_tokens=9, temperature=0
     )
@@ -429,3 +440,40 @@ def test_check_warns_if_the_tokens_cannot_be_compared(other, caplog):
   with caplog.at_level(logging.WARNING, 'absl'):
     connect(Server(tokenize=other)).check(RENDERER)
   assert 'NOT CHECKED' in caplog.text and 'teacher' in caplog.text
+
+
+@pytest.mark.parametrize(
+  'data', [None, 3, 'x', {}, ['teacher'], [{}], [{'id': 3}], [{'id': []}]]
+)
+def test_check_refuses_a_list_of_models_of_another_form(data):
+  answer = httpx.Response(200, json={'data': data})
+  with pytest.raises(client.EndpointError, match='data of /models: got'):
+    connect(Server(troubles=[answer])).check(RENDERER)
+
+
+@pytest.mark.parametrize('usage', [3, 'x', [8], {'prompt_tokens': [8]}])
+def test_invalid_usage_is_refused(usage):
+  answer = {'choices': [{'prompt_logprobs': [None]}], 'usage': usage}
+  with pytest.raises(client.EndpointError, match='usage'):
+    score(Server(troubles=[httpx.Response(200, json=answer)]))
+
+
+@pytest.mark.parametrize(
+  'message',
+  [
+    {'content': 3},
+    {'content': ['yes']},
+    {'content': [{'type': 'text', 'text': 'yes'}]},
+    {'content': None, 'tool_calls': [{'id': 'x'}]},
+  ],
+)
+def test_reply_that_is_no_text_is_refused(message):
+  server = Server(chat=lambda _: {'choices': [{'message': message}]})
+  with pytest.raises(client.EndpointError, match='a text in .*content: got'):
+    connect(server).chat([({'role': 'user', 'content': 'x'},)])
+
+
+def test_half_a_surrogate_pair_in_a_reply_is_replaced():
+  reply = {'choices': [{'message': {'content': 'a\ud83db'}}]}
+  replies = connect(Server(chat=lambda _: reply)).chat([()])
+  assert replies == ['a\ufffdb']

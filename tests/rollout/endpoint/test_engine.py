@@ -217,15 +217,44 @@ def test_marked_tokens_are_read_as_ids():
       'sampled token 0',
     ),
     (choice_of(RED, prompt_token_ids=[1, 2]), r'expected \[3\]'),
+    *(
+      (
+        choice_of([1, id], 'length'),
+        'ids of the policy.s tokenizer.* below 512',
+      )
+      for id in (512, -1, 2**31, 10**12, 10**400)
+    ),
+    *(
+      (choice_of([1, id], 'length'), 'return the ids')
+      for id in (1.0, True, None, '1', [1])
+    ),
+    *(
+      (choice_of(RED, logprobs=logprobs), 'logprobs')
+      for logprobs in (
+        [1],
+        'x',
+        3,
+        {'token_logprobs': 4},
+        {'token_logprobs': ''},
+      )
+    ),
+    (choice_of(b'red', stop_reason=float(EOS)), 'stop_reason 257.0'),
+    (choice_of(b'red', stop_reason=[EOS]), r'stop_reason \[257\]'),
+    (
+      choice_of(
+        RED, token_ids=None, logprobs={'tokens': ['token_id:' + '9' * 5000]}
+      ),
+      'return the ids',
+    ),
   ],
 )
 def test_invalid_completions_are_refused(choice, message):
-  with pytest.raises(ValueError, match=f'teacher at .*{message}'):
+  with pytest.raises(client.EndpointError, match=f'teacher at .*{message}'):
     complete(choice)
 
 
 def test_ambiguous_stop_token_is_refused():
-  with pytest.raises(ValueError, match='name the stop token'):
+  with pytest.raises(client.EndpointError, match='name the stop token'):
     complete(choice_of(b'red'), stop_ids=(EOS, 9))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.rollout.endpoint import client
-from tests.rollout.endpoint.servers import Server, connect, truth
+from tests.rollout.endpoint.servers import Server, Transport, connect, truth
 
 IDS = np.array([5, 301, 7, 7], np.int32)
 ONES = np.ones(4, np.float32)
@@ -87,6 +87,12 @@ def test_waits_are_logged_with_the_callers_name(caplog):
     ('1e9', 600, 600),
     ('nan', 1, 2),
     ('soon', 1, 2),
+    ('inf', 600, 600),
+    ('1e400', 600, 600),
+    ('9' * 5000, 600, 600),
+    ('Fri, 31 Dec 9999 23:59:59 GMT', 600, 600),
+    ('Fri, 31 Dec 9999 23:59:59 +' + '9' * 60, 1, 2),
+    ('Mon, 99 Jan 0000 99:99:99 GMT', 1, 2),
     (None, 1, 2),
     ('Mon, 01 Jan 2001 00:00:00 GMT', 1, 2),
     (datetime.timedelta(seconds=200), 150, 200),
@@ -200,7 +206,7 @@ def test_close_ends_a_wait():
 
   cfg = schema.Endpoint(name='teacher', base_url='http://there:8000/v1')
   connected = client.Endpoint(
-    cfg, 'environment sums', transport=httpx.MockTransport(server)
+    cfg, 'environment sums', transport=Transport(server)
   )
   errors = []
 

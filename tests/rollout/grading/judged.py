@@ -5,6 +5,7 @@ import threading
 import time
 
 ended = threading.Event()  # ends `hangs`
+turns = []  # of `by_turns`
 events = []  # what calls did after their timeout
 
 
@@ -104,9 +105,87 @@ async def hangs_aside(rollouts):
   await asyncio.to_thread(ended.wait)
 
 
-def by_turns(rollouts, answers):
-  """Calls the next function of `answers`, by its name here."""
-  return globals()[answers.pop(0)](rollouts)
+def by_turns(rollouts):
+  """Calls the next function of `turns`, by its name here."""
+  return globals()[turns.pop(0)](rollouts)
+
+
+class Unprintable(Exception):
+  def __str__(self):
+    raise RuntimeError('no text')
+
+  __repr__ = __str__
+
+
+def raises_unprintable(rollouts):
+  raise Unprintable
+
+
+def raises_long(rollouts):
+  raise ValueError('a' * 50_000_000)
+
+
+class Odd:
+  """A value whose every conversion fails, or one that never ends."""
+
+  def __init__(self, hangs=False):
+    self._hangs = hangs
+
+  def __len__(self):
+    return 2
+
+  def __iter__(self):
+    while self._hangs:
+      yield 1.0
+      time.sleep(0.001)
+    raise OSError('no values')
+
+  def __repr__(self):
+    raise OSError('no repr')
+
+
+def odd(rollouts):
+  return Odd()
+
+
+def endless(rollouts):
+  return Odd(hangs=True)
+
+
+class OddNumber(int):
+  def __abs__(self):
+    raise OSError('no size')
+
+
+def odd_numbers(rollouts):
+  return [OddNumber() for _ in rollouts]
+
+
+def edits(prompts, completions, completion_ids, answer, rollouts, options):
+  """Edits everything it gets; returns 1, and 0 where something was edited."""
+  clean = [
+    float(
+      'edited' not in f'{prompts[i]}{completions[i]}{answer[i]}{options}'
+      and -7 not in completion_ids[i]
+      and 'edited' not in rollout.task.info
+      and rollout.samples[0].ids[0] != -7
+    )
+    for i, rollout in enumerate(rollouts)
+  ]
+  for i, rollout in enumerate(rollouts):
+    for message in (*prompts[i], *completions[i], *rollout.messages):
+      message['content'] = 'edited'
+    prompts[i].append('edited')
+    completions[i].clear()
+    completion_ids[i].insert(0, -7)
+    if isinstance(answer[i], list):
+      answer[i].append('edited')
+    rollout.task.info['edited'] = True
+    for sample in rollout.samples:
+      sample.ids[:] = -7
+    options['nested'].append('edited')
+  rollouts.clear()
+  return clean
 
 
 def nan_first(rollouts):

@@ -260,3 +260,35 @@ def test_endpoint_error_within_a_group_is_raised():
 
   with pytest.raises(calls.Fault, match='raised ExceptionGroup'):
     call(fails, 5.0)
+
+
+class Broken(Exception):
+  """An exception whose attributes raise."""
+
+  @property
+  def __class__(self):
+    raise OSError('no class')
+
+  @property
+  def __traceback__(self):
+    raise OSError('no traceback')
+
+
+class BrokenGroup(ExceptionGroup):
+  """A group whose parts cannot be taken."""
+
+  def subgroup(self, condition):
+    raise OSError('no parts')
+
+  @property
+  def exceptions(self):
+    raise OSError('no parts')
+
+
+@pytest.mark.parametrize('is_group', [False, True])
+def test_exceptions_whose_attributes_raise_are_faults(is_group):
+  def raises():
+    raise BrokenGroup('x', [ValueError()]) if is_group else Broken('x')
+
+  with pytest.raises(calls.Fault, match=r'it raised Broken.*\(test_calls.py:'):
+    calls.call(raises, {}, calls.Clock(60))

@@ -14,6 +14,7 @@ from posttrain.pipeline import environment
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
+from posttrain.rollout.grading import values
 from tests import fixtures, toys
 from tests.algorithms import two_turns
 from tests.rollout.grading import judged
@@ -87,14 +88,20 @@ def test_rollouts_without_samples_are_not_scored():
     ('words', "finite rewards: got 'good' for rollout 0, of task 't'; No"),
     ('infinite', 'finite rewards: got inf for rollout 0'),
     ('huge', 'of at most 1e+18, with the weight of 1 as well: got 1000'),
-    ('broken', "must return rewards: it raised KeyError: 'no'; None mar"),
-    ('exits', 'must return rewards: it raised SystemExit: 3;'),
+    ('broken', "it raised KeyError: 'no' (judged.py:82); None marks a roll"),
+    ('exits', 'must return rewards: it raised SystemExit: 3 (judged.py'),
+    ('raises_unprintable', 'Unprintable: <Unprintable, whose str raises Run'),
+    ('raises_long', 'ValueError: aaa'),
+    ('odd', 'per rollout: got <Odd, whose repr raises OSError>, expected 2'),
+    ('endless', 'must return within its timeout of 0.05 s: it did not'),
+    ('odd_numbers', 'of at most 1e+18, with the weight of 1 as well: got 0 f'),
     ('hangs', 'must return within its timeout of 0.05 s: it did not'),
     ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
   ],
 )
 def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
-  timeout = 0.05 if name.startswith('hangs') else 5.0
+  hangs = name.startswith(('hangs', 'endless'))
+  timeout = 0.05 if hangs else 5.0
   cfg = functions(env={}, fine={}, **{name: {'timeout': timeout}})
   total = rewarding.Rewards('e', cfg)
   scored, metrics, (error,) = total(two_turns.group(1.0, 0.0))
@@ -106,7 +113,8 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
   # Neither 0 nor the sum of the other terms, which is on another scale.
   assert [r.score.reward for r in scored] == [None, None]
   seconds = metrics.pop(f'rewards/{name}/seconds')
-  assert seconds >= 0.05 or not name.startswith('hangs')
+  assert seconds >= 0.05 or not hangs
+  assert len(error) < 1000 and len(caplog.text) < 5000
   del metrics['rewards/fine/seconds']
   assert metrics == {
     'rewards/env': 0.5,
@@ -163,12 +171,26 @@ def test_reward_whose_square_overflows_float32_is_a_fault(value, weight):
   assert run(rollouts, cfg)[0] == [1e17, -1e17]
 
 
+def test_function_that_edits_its_arguments_edits_copies():
+  """Neither the next function, the next call nor the transcript sees it."""
+  options = {'nested': []}
+  cfg = functions(
+    edits={'kwargs': {'options': options}},
+    again={'fn': 'edits', 'kwargs': {'options': options}},
+  )
+  task = dataclasses.replace(two_turns.TASK, answer=['7'])
+  rollouts = [two_turns.rollout(1.0, i, task=task) for i in range(3)]
+  before = repr(rollouts)
+  total = rewarding.Rewards('e', cfg)
+  for _ in range(2):
+    assert run(rollouts, cfg, total=total)[0] == [2.0, 2.0, 2.0]
+  assert repr(rollouts) == before and options == {'nested': []}
+
+
 def test_too_many_faults_in_a_row_stop_the_run():
   turns = ['broken', 'one', 'fine', 'none', 'nan_first', 'words', 'broken']
-  cfg = functions(
-    nothing={'max_faults': 9},
-    by_turns={'max_faults': 2, 'kwargs': {'answers': turns}},
-  )
+  cfg = functions(nothing={'max_faults': 9}, by_turns={'max_faults': 2})
+  judged.turns[:] = turns
   total, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
   for faults in (1, 1, 0, 0, 1, 1):
     _, metrics, errors = total(rollouts)
@@ -309,6 +331,20 @@ def test_loggers_take_scalars_and_trls_names(value):
     'rewards/logs_one/extra': 0.5,
     'rewards/logs_one/faults': 0.0,
   }
+
+
+@pytest.mark.parametrize('value', [10**400, float('nan'), -float('inf'), 1e308])
+def test_metric_that_is_not_finite_is_dropped_alone(value, monkeypatch, caplog):
+  monkeypatch.setattr(values, '_warned', set())
+  cfg = functions(logs_one={'kwargs': {'value': value}})
+  total = rewarding.Rewards('e', cfg)
+  for _ in range(2):
+    rewards, metrics = run(two_turns.group(1.0, 0.0), cfg, total=total)
+    assert rewards == [0.0, 0.0]
+    assert metrics == {'rewards/logs_one': 0.0, 'rewards/logs_one/faults': 0.0}
+  lines = [x.getMessage() for x in caplog.records]
+  assert len(lines) == 2  # of `metric` and `extra`, once each
+  assert 'metric metric of a reward function must be finite: got' in lines[0]
 
 
 def test_columns_match_those_of_trl():
