@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from posttrain import types
 from posttrain.data import sources
+from posttrain.util import foreign
 
 SPLITS = ('train', 'eval')
 
@@ -100,14 +101,37 @@ def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
   Raises:
     ValueError: the file does not exist; names the key.
   """
-  file = pathlib.Path(os.path.expandvars(path)).expanduser()
-  if file.exists() if folders else file.is_file():
-    return file
-  unset = '; a variable in it is not set' if '$' in str(file) else ''
+  why = ''
+  try:
+    file = pathlib.Path(os.path.expandvars(path)).expanduser()
+    if file.exists() if folders else file.is_file():
+      return file
+    why = '; a variable in it is not set' if '$' in str(file) else ''
+  except (OSError, ValueError, RuntimeError) as error:  # too long; no home
+    why = f'; {foreign.text(error)}'
   raise ValueError(
     f'envs.{env}.env.{field} must name an existing file'
-    f'{" or folder" if folders else ""}: got {path!r}{unset}'
+    f'{" or folder" if folders else ""}: got {foreign.quote(path)}{why}'
   )
+
+
+def build(key: str, make: Callable[[], Any]) -> Any:
+  """Returns what a user's class builds.
+
+  Args:
+    key: dotted key of the class's import path.
+    make: calls the class.
+
+  Raises:
+    ValueError: it raises an exception; names the place.
+  """
+  try:
+    return make()
+  except Exception as error:
+    raise ValueError(
+      f'{key} must name a class that can be built with these options: got '
+      f'{foreign.error(error)} ({foreign.place(error)})'
+    ) from error
 
 
 def check_split(split: str) -> None:

@@ -17,7 +17,7 @@ its defaults for the optional attributes that it lacks.
 
 from posttrain import schema
 from posttrain.envs import base
-from posttrain.util import imports
+from posttrain.util import foreign, imports
 
 _REQUIRED = ('name', 'max_turns', 'source', 'make')
 _OPTIONAL = ('votes', 'blocking', 'uses_judge', 'judge')
@@ -36,7 +36,9 @@ def make(name: str, cfg: schema.CustomEnv) -> base.Env:
   key = f'envs.{name}.env.import_path'
   env_class = imports.function(cfg.import_path, key)
   missing = sorted(getattr(env_class, '__abstractmethods__', ()))
-  env = None if missing else env_class(name, **cfg.kwargs)
+  env = None
+  if not missing:
+    env = base.build(key, lambda: env_class(name, **cfg.kwargs))
   missing = missing or [x for x in _REQUIRED if not hasattr(env, x)]
   if missing:
     raise ValueError(
@@ -46,12 +48,14 @@ def make(name: str, cfg: schema.CustomEnv) -> base.Env:
     )
   if env.name != name:
     raise ValueError(
-      f'{key} must name a class that keeps its name: got {env.name!r}, '
+      f'{key} must name a class that keeps its name: got '
+      f'{foreign.quote(env.name)}, '
       f'expected {name!r}'
     )
   if type(env.max_turns) is not int or env.max_turns < 1:
     raise ValueError(
-      f'{key} must name a class with max_turns >= 1: got {env.max_turns!r}'
+      f'{key} must name a class with max_turns >= 1: got '
+      f'{foreign.quote(env.max_turns)}'
     )
   try:
     for field in _OPTIONAL:

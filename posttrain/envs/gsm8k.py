@@ -20,6 +20,7 @@ from posttrain import schema, types
 from posttrain.data import jsonl, sources
 from posttrain.envs import base
 from posttrain.rewards import numeric
+from posttrain.util import foreign
 
 COLUMNS = ('question', 'answer')
 _NUMBER = re.compile(r'-?[0-9.,/]+')
@@ -140,19 +141,21 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
     value = raw.get(column)
     if not isinstance(value, str) or not value.strip():
       raise ValueError(
-        f'{where}: {column} must be a string with text: got {value!r}; a '
-        f"row has 'question' and 'answer', this one {sorted(raw)}"
+        f'{where}: {column} must be a string with text: got '
+        f"{foreign.quote(value)}; a row has 'question' and 'answer', this one "
+        f'{foreign.text(sorted(raw))}'
       )
   solution, _, last = raw['answer'].strip().rpartition('\n')
   if not last.startswith('####'):
     raise ValueError(
-      f'{where}: answer must end in a line `#### N`: got {last!r}'
+      f'{where}: answer must end in a line `#### N`: got {foreign.quote(last)}'
     )
   number = last[len('####') :].strip()
   if not _NUMBER.fullmatch(number) or numeric.parse(number) is None:
     raise ValueError(
       f'{where}: the number of the line `#### N` must be digits, with a '
-      f'minus, thousands separators, a point or a / at most: got {number!r}'
+      f'minus, thousands separators, a point or a / at most: got '
+      f'{foreign.quote(number)}'
     )
   solution = numeric.without_marks(solution).strip()
   return raw['question'].strip(), solution, number.replace(',', '')

@@ -21,6 +21,7 @@ from typing import Any
 from posttrain import schema
 from posttrain.data import jsonl, preferences
 from posttrain.rewards import numeric
+from posttrain.util import foreign
 
 _LAST = re.compile(r'\s*\n?A: *(\S.*?)\s*$')
 
@@ -77,7 +78,8 @@ def _text(raw: Mapping[str, Any], column: str, where: str) -> str:
   value = raw.get(column)
   if not isinstance(value, str) or not value.strip():
     raise ValueError(
-      f'{where}: {column} must be a string with text: got {value!r}'
+      f'{where}: {column} must be a string with text: got '
+      f'{foreign.quote(value)}'
     )
   return value.strip()
 
@@ -86,6 +88,6 @@ def _bool(value: Mapping[str, Any], where: str) -> bool:
   if not isinstance(value.get('is_correct'), bool):
     raise ValueError(
       f'{where}: is_correct must be true or false: got '
-      f'{value.get("is_correct")!r}'
+      f'{foreign.quote(value.get("is_correct"))}'
     )
   return value['is_correct']

@@ -89,3 +89,10 @@ class Turnless(Echo):
   """Allows no turn."""
 
   max_turns = 0
+
+
+class Raises(Echo):
+  """Cannot be built."""
+
+  def __init__(self, name: str):
+    raise KeyError(f'{name}\n' + 'x' * 10**6)

@@ -46,13 +46,22 @@ def test_missing_optional_attributes_get_their_defaults(name):
     (f'{PATH}:Turnless', 'with max_turns >= 1: got 0'),
     (f'{PATH}:Missing', "got 'tests.envs.echoes:Missing'"),
     ('no.such.module:Echo', "got 'no.such.module:Echo'"),
+    (f'{PATH}:Raises', r'built with .* got KeyError: .*\(echoes.py:\d+\)$'),
   ],
 )
 def test_class_that_is_no_environment_is_refused(path, message):
   message = rf'^envs\.mine\.env\.import_path must .*{message}'
   with pytest.raises(ValueError, match=message) as error:
     envs.make('mine', schema.CustomEnv(import_path=path))
-  assert '\n' not in str(error.value)
+  assert '\n' not in str(error.value) and len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize(
+  'path', ['x' * 5000, '$NO_SUCH/x', '~nobody_/x', 'a\0b']
+)
+def test_files_that_cannot_exist_are_named(path):
+  with pytest.raises(ValueError, match=r'^envs\.e\.env\.path must name an exi'):
+    base.find('e', 'path', path, folders=True)
 
 
 def resolve(**env):

@@ -10,9 +10,9 @@ Not supported:
     openenv    http:// urls (every step would have an environment of its own),
                sessions of MCP and of harnesses, options of `reset` other than
                the seed
-    verifiers  everything that needs its harness: rewards with a `runtime`,
-               containers, `setup` and `finalize`, tools, further turns, images;
-               versions before 0.4
+    verifiers  everything that needs its harness: rewards and metrics with a
+               `runtime`, containers, `setup` and `finalize`, tools, further
+               turns, images, a package's own `Env`; versions before 0.4
     trl        several classes in one environment (a run may have several
                environments), images, reward functions with an argument
                `environments`, the chat template's own form of tool calls

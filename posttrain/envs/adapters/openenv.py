@@ -5,7 +5,8 @@
 2. If the server refuses an action (VALIDATION_ERROR, INVALID_JSON), the error
    is the observation, and the turn is spent. Any other error, a lost connection
    and a time-out raise an exception: the episode ends and is not graded.
-3. An episode's reward is the sum of its steps' rewards.
+3. An episode's reward is the sum of its steps' rewards; `refused_reward` if
+   every action was refused.
 4. The server must allow as many sessions as a step has episodes, or an
    evaluation has answers of the environment (`max_concurrent_envs`, 1 by
    default): all are reset before the first turn.
@@ -20,6 +21,7 @@ from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.adapters import common, session
 from posttrain.schema import adapters as options
+from posttrain.util import foreign
 
 
 class OpenEnv(base.Env):
@@ -33,7 +35,7 @@ class OpenEnv(base.Env):
     Raises:
       ValueError: the package `websockets` is not installed.
     """
-    common.load('websockets.sync.client', 'openenv', name)
+    common.load('websockets.asyncio.client', 'openenv', name)
     self.name, self._cfg, self.max_turns = name, cfg, cfg.max_turns
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
@@ -99,13 +101,18 @@ class Episode:
   def grade(self) -> types.Score:
     """Returns the sum of the rewards, None if no step had one.
 
-    Metrics: `refused`, the steps whose action was refused.
+    If every action was refused, it returns `refused_reward`.
+
+    Metrics: `refused`, the steps whose action was refused; `all_refused`, 1 if
+    it was every step.
     """
     rewards = [reward for reward in self._rewards if reward is not None]
+    all_refused = 0 < self._refused == len(self._rewards)
+    reward = sum(rewards) if rewards else None
     return common.score(
-      sum(rewards) if rewards else None,
+      self._cfg.refused_reward if all_refused else reward,
       self._cfg.correct_at,
-      {'refused': self._refused},
+      {'refused': self._refused, 'all_refused': float(all_refused)},
     )
 
   def close(self) -> None:
@@ -137,7 +144,7 @@ class Episode:
       if field not in shown:
         raise ValueError(
           'observation_field must name a field of the observation: got '
-          f'{field!r}, expected one of {sorted(shown)}'
+          f'{field!r}, expected one of {foreign.text(sorted(shown))}'
         )
       shown = shown[field]
     if isinstance(shown, str):
@@ -146,4 +153,6 @@ class Episode:
 
 
 def _message(text: str) -> types.Message:
+  # Half a surrogate pair, which no UTF-8 has, becomes U+FFFD.
+  text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
   return {'role': 'user', 'content': text}

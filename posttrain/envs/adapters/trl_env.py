@@ -26,7 +26,7 @@ from posttrain.chat import messages
 from posttrain.data import jsonl, sources
 from posttrain.envs import base
 from posttrain.envs.adapters import calls, common
-from posttrain.util import imports
+from posttrain.util import foreign, imports
 
 _NO_TOOLS = ('reset', 'get_reward')  # methods that are no tools
 
@@ -44,7 +44,7 @@ class Trl(base.Env):
     self.name, self._cfg, self.max_turns = name, cfg, cfg.max_turns
     self.blocking = cfg.blocking
     self._factory = imports.function(cfg.factory, key)
-    instance = self._factory()
+    instance = base.build(key, self._factory)
     if not hasattr(instance, 'reset'):
       raise ValueError(
         f'{key} must build an object with a method reset: got '
@@ -83,7 +83,7 @@ class Trl(base.Env):
     if not isinstance(prompt, list) or not prompt:
       raise ValueError(
         f'{where}: prompt must be a string or a list of messages: got '
-        f'{prompt!r}'
+        f'{foreign.quote(prompt)}'
       )
     for index, message in enumerate(prompt):
       messages.check(message, f'{where}: prompt[{index}]')
@@ -94,7 +94,7 @@ class Trl(base.Env):
     if not prompt or prompt[-1]['role'] != 'user':
       raise ValueError(
         f'{where}: prompt must end in a user message, to which reset '
-        f'appends: got {row["prompt"]!r}'
+        f'appends: got {foreign.quote(row["prompt"])}'
       )
     return types.Task(
       id=where,
@@ -149,5 +149,5 @@ class Episode:
       text = str(common.settle(calls.run(call, self._tools)))
     except Exception as error:
       self._failures += 1
-      text = f'error: {error}'
+      text = f'error: {common.words(error)}'
     return {'role': 'tool', 'name': call.name, 'content': text}

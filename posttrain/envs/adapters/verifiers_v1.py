@@ -6,10 +6,12 @@
 2. The prompt is the task's `system_prompt` and `prompt`, texts only.
 3. The turn becomes a `Trace`, and `Task.score` writes rewards into it.
 
-Tasks that need more than one turn are refused before the run starts: a reward
-with a `runtime` (which `Task.score` would skip), a container, `setup` and
-`finalize` hooks, tools, a conversation without a prompt, images. Metrics with a
-`runtime` are left out.
+Tasks that need more than that are refused by name before the run starts: a
+reward, metric or judge with a `runtime` (which `Task.score` would skip) or any
+other argument than `task` and `trace`, a container, hooks with a runtime, hooks
+of the model server, tools, skills, artifacts, a conversation without a prompt,
+images; and a taskset whose package has an environment of its own, which would
+compare the rollouts of a group.
 """
 
 import itertools
@@ -66,8 +68,11 @@ class Verifiers(base.Env):
       options = cfg.options | (cfg.eval_options if evaluates else {})
       first = 0 if evaluates or cfg.eval_options else cfg.eval_tasks
       stop = first + getattr(cfg, f'{split}_tasks')
-      taskset = traces.load(self._class, options, f'envs.{self.name}.env')
-      self._loaded[split] = list(itertools.islice(taskset, first, stop))
+      key = f'envs.{self.name}.env'
+      taskset = traces.load(self._class, options, key)
+      self._loaded[split] = base.build(
+        f'{key}.taskset', lambda: list(itertools.islice(taskset, first, stop))
+      )
     return self._loaded[split]
 
   def _task(self, id: str, vf_task: Any) -> types.Task:

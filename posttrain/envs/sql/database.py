@@ -8,6 +8,7 @@ No query can hang, write, or read outside of its one database:
    also pay from (`like`), so that it ends at the same point on any machine with
    the same SQLite. The time limit is only a backstop.
 3. `Limits` and `HEAP` bound the size of a query and its result.
+4. No result depends on the machine's clock or zone (`dates`).
 
 Views can be read, but are not listed. Virtual tables cannot be read.
 """
@@ -18,11 +19,12 @@ import sqlite3
 import time
 from collections.abc import Callable
 
-from posttrain.envs.sql import checks, like, record
+from posttrain.envs.sql import checks, dates, like, record
+from posttrain.util import foreign
 
-# Cheap functions whose result depends on their arguments only. Date functions
-# are missing: an argument may evaluate to 'now'.
-FUNCTIONS = frozenset(
+# Cheap functions whose result depends on their arguments only, or on the
+# database's `now`.
+FUNCTIONS = dates.NAMES.union(
   'abs avg coalesce count group_concat ifnull instr length like lower max '
   'min nullif round substr sum total trim upper'.split()
 )
@@ -74,12 +76,15 @@ class Timeout(Exception):
 class Database:
   """One database; several threads may use it, one at a time."""
 
-  def __init__(self, connection: sqlite3.Connection, limits: Limits):
+  def __init__(
+    self, connection: sqlite3.Connection, limits: Limits, now: str = dates.NOW
+  ):
     """Sets up a connection; call `from_bytes` or `from_file` instead.
 
     Args:
       connection: an open connection; the database closes it.
       limits: limits of each query.
+      now: the time of `date('now')`, as 'YYYY-MM-DD HH:MM:SS', UTC.
 
     Raises:
       ValueError: there is no table.
@@ -104,7 +109,8 @@ class Database:
     for name, bound in list(dataclasses.asdict(limits).items())[4:]:
       number = getattr(sqlite3, f'SQLITE_LIMIT_{name.upper()}')
       connection.setlimit(number, bound)
-    for name, count, function in like.FUNCTIONS:
+    self._dates = dates.Dates(now, limits.length)
+    for name, count, function in (*like.FUNCTIONS, *self._dates.functions()):
       connection.create_function(
         name, count, self._priced(function), deterministic=True
       )
@@ -112,17 +118,22 @@ class Database:
     connection.set_authorizer(self._authorize)
 
   @classmethod
-  def from_bytes(cls, data: bytes, limits: Limits = Limits()) -> 'Database':
+  def from_bytes(
+    cls, data: bytes, limits: Limits = Limits(), now: str = dates.NOW
+  ) -> 'Database':
     """Opens a copy, in memory, of the bytes of a database file.
 
     Raises:
       ValueError: the bytes are no database with tables.
     """
-    return cls._open(':memory:', 'the bytes', limits, data)
+    return cls._open(':memory:', 'the bytes', limits, now, data)
 
   @classmethod
   def from_file(
-    cls, path: str | pathlib.Path, limits: Limits = Limits()
+    cls,
+    path: str | pathlib.Path,
+    limits: Limits = Limits(),
+    now: str = dates.NOW,
   ) -> 'Database':
     """Opens a database file, which must not change while it is open.
 
@@ -132,7 +143,7 @@ class Database:
     if not pathlib.Path(path).is_file():
       raise ValueError(f'{path} must be a SQLite file: there is none')
     uri = pathlib.Path(path).absolute().as_uri()
-    return cls._open(f'{uri}?mode=ro&immutable=1', path, limits)
+    return cls._open(f'{uri}?mode=ro&immutable=1', path, limits, now)
 
   @classmethod
   def _open(
@@ -140,6 +151,7 @@ class Database:
     uri: str,
     source: str | pathlib.Path,
     limits: Limits,
+    now: str,
     data: bytes | None = None,
   ) -> 'Database':
     """Opens a connection; errors name the source."""
@@ -154,11 +166,13 @@ class Database:
       )
       if data is not None:
         connection.deserialize(data)
-      return cls(connection, limits)
+      return cls(connection, limits, now)
     except (sqlite3.Error, ValueError, MemoryError) as error:
       if connection:
         connection.close()
-      raise ValueError(f'{source} must be a SQLite file: {error}') from error
+      raise ValueError(
+        f'{source} must be a SQLite file: {foreign.text(error)}'
+      ) from error
 
   @property
   def tables(self) -> tuple[str, ...]:
@@ -177,7 +191,7 @@ class Database:
     """
     result = self.query(f'SELECT count(*) FROM {_quote(table)}', 1)
     if result.error:
-      raise ValueError(f'table {table!r}: {result.error}')
+      raise ValueError(f'table {foreign.quote(table)}: {result.error}')
     return result.rows[0][0]
 
   def find(self, name: str) -> str | None:
@@ -220,7 +234,7 @@ class Database:
       if 'one statement' in str(error):
         return Result(error='only one SELECT at a time is allowed')
       if 'user-defined' in str(error) and not self._refusal:
-        # Python could not decode the arguments of `like.FUNCTIONS`.
+        # Python could not decode the arguments of `like` or `dates`.
         return Result(error='only text in UTF-8 can be searched')
       return Result(error=(self._refusal or str(error))[:200])
     except (ValueError, OverflowError):  # a text that Python cannot pass
@@ -228,6 +242,7 @@ class Database:
 
   def close(self) -> None:
     self._connection.close()
+    self._dates.close()
 
   def _run(self, sql: str, rows: int) -> Result:
     cursor = self._connection.execute(sql)
@@ -254,7 +269,7 @@ class Database:
     return self._timed_out
 
   def _priced(self, function: Callable) -> Callable:
-    """Returns one of `like.FUNCTIONS` that pays for its calls."""
+    """Returns a function of `like` or `dates` that pays for its calls."""
 
     def spend(instructions):
       self._spent += instructions

@@ -62,7 +62,8 @@ class Sql(base.Env):
       base.Tasks(questions, self.task),
       seed,
       sources.fingerprint(
-        repr(self.cfg).encode(), self._data.fingerprint(split).encode()
+        f'{self.cfg!r}{_hidden(self.cfg.data)}'.encode(),
+        self._data.fingerprint(split).encode(),
       ),
     )
 
@@ -89,6 +90,20 @@ class Sql(base.Env):
     return dataclasses.replace(task, demonstration=demonstration)
 
 
+def _hidden(data: schema.SqlData) -> str:
+  """Returns the options that their `repr` leaves out, '' at their defaults.
+
+  Options that came later are such: sources saved before them keep their
+  fingerprint.
+  """
+  values = {
+    field.name: getattr(data, field.name)
+    for field in dataclasses.fields(data)
+    if not field.repr and getattr(data, field.name) != field.default
+  }
+  return repr(values) if values else ''
+
+
 class Episode:
   """One exploration of one question."""
 
@@ -110,7 +125,9 @@ class Episode:
     self._open_database = open_database
     self._database: database.Database | None = None
     self._task, self._cfg, self._writer = task, cfg, writer
-    self._ledger = rewards.Ledger(cfg.reward, task.info['gold_rows'])
+    self._ledger = rewards.Ledger(
+      cfg.reward, task.info['gold_rows'], task.info.get('other_golds', ())
+    )
     self._rewards: list[float] = []  # per step
     self._num_failed = self._num_unparsed = 0
 
@@ -124,10 +141,7 @@ class Episode:
     action = actions.parse(text)
     self._num_unparsed += not action.parsed
     if action.type == 'ANSWER' and not truncated:
-      info = self._task.info
-      correct = verifier.correct(
-        action.argument, info['gold_rows'], info['answer_type']
-      )
+      correct = verifier.equals_any(action.argument, self._task.info)
       self._rewards.append(self._ledger.answer(correct))
       return types.StepOut((), self._rewards[-1], done=True)
     text, error, rows = None, 'the turn was too long and was cut off', None

@@ -37,14 +37,14 @@ def reward_correctness(
   **columns: Any,
 ) -> list[float | None]:
   """Returns 1 for a correct answer, 0 for a wrong or missing one."""
-  del columns
+  given = {'gold_rows': gold_rows, 'answer_type': answer_type}
+  given |= {k: columns[k] for k in ('other_golds', 'ranks') if k in columns}
   values = []
-  for messages, gold, kind in zip(
-    completions, gold_rows, answer_type, strict=True
-  ):
+  for i, messages in enumerate(completions):
     steps = list(_steps(messages))
     answers = [a.argument for a, text in steps if _is_answer(a, text)]
-    right = bool(answers) and verifier.correct(answers[0], gold, kind)
+    info = {key: column[i] for key, column in given.items()}
+    right = bool(answers) and verifier.equals_any(answers[0], info)
     values.append(float(right) if steps else None)
   return values
 
@@ -52,13 +52,14 @@ def reward_correctness(
 def reward_progress(
   completions: Sequence[Completion],
   gold_rows: Sequence[record.Rows],
+  other_golds: Sequence[Sequence[record.Rows] | None] | None = None,
   **columns: Any,
 ) -> list[float | None]:
-  """Returns the progress of the last query to the gold rows, in [0, 1]."""
+  """Returns the progress of the last query to a gold, in [0, 1]."""
   del columns
   return [
     None if ledger is None else ledger.progress
-    for ledger in _replay(completions, gold_rows)
+    for ledger in _replay(completions, gold_rows, other_golds)
   ]
 
 
@@ -76,11 +77,14 @@ def reward_operational(
 
 
 def _replay(
-  completions: Sequence[Completion], gold_rows: Sequence[record.Rows]
+  completions: Sequence[Completion],
+  gold_rows: Sequence[record.Rows],
+  other_golds: Sequence[Sequence[record.Rows] | None] | None = None,
 ) -> Iterator[rewards.Ledger | None]:
   """Yields the ledger of each completion; None if it has no turn."""
-  for messages, gold in zip(completions, gold_rows, strict=True):
-    ledger = rewards.Ledger(schema.SqlReward(), gold)
+  others = other_golds or [None] * len(gold_rows)
+  for messages, *golds in zip(completions, gold_rows, others, strict=True):
+    ledger = rewards.Ledger(schema.SqlReward(), golds[0], golds[1] or ())
     steps = list(_steps(messages))
     for action, text in steps:
       if _is_answer(action, text):

@@ -23,6 +23,7 @@ from posttrain.envs.sql import (
   verifier,
   words,
 )
+from posttrain.util import foreign
 
 # (task, whether actions have a colon, random numbers) -> turns.
 Turns = Generator[str, str, None]
@@ -159,7 +160,8 @@ def demonstrate(
   except (database.Timeout, ValueError) as error:
     raise ValueError(
       f'question {task.id} of envs.{env.name} must have a gold_sql that its '
-      f'database answers: got {task.info["gold_sql"]!r}, and: {error}'
+      f'database answers: got {foreign.quote(task.info["gold_sql"])}, '
+      f'and: {foreign.text(error)}'
     ) from error
   if rollout.stop_reason != 'env_done':
     return None

@@ -24,3 +24,7 @@ class Question:
   difficulty: str  # one of `DIFFICULTIES`
   tables: tuple[str, ...]  # tables that `gold_sql` reads
   template: str = ''  # template of a generated question
+  other_golds: tuple[Rows, ...] = ()  # further correct answers
+  # The position of each gold row's key in the order of `gold_sql`, ties having
+  # one; () = the order of an answer's rows does not count.
+  ranks: tuple[int, ...] = ()

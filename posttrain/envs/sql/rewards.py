@@ -14,7 +14,8 @@
          step  = change of the running sum, which is clipped to [-0.2, 0.5]
     both answer = 1 if correct else 0, without the cost of a step
 
-p is the `progress` of the last successful query. v2's r_prog is a difference of
+p is the `progress` of the last successful query, to the nearest of several
+golds. v2's r_prog is a difference of
 potentials, which does not change the optimal policy (Ng, Harada and Russell,
 "Policy invariance under reward transformations", 1999) as long as no step is
 clipped. v1 has hidden caps, so the same step in the same state may have
@@ -31,6 +32,7 @@ Rewards of an episode of eight steps without an answer, with all weights 1:
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from posttrain import schema
 from posttrain.envs.sql import actions, cells, record
@@ -88,9 +90,14 @@ class Ledger:
     correct: whether the answer is correct, None before it.
   """
 
-  def __init__(self, cfg: schema.SqlReward, gold: record.Rows):
-    """Builds the ledger of an episode with these gold rows."""
-    self._cfg, self._gold = cfg, gold
+  def __init__(
+    self,
+    cfg: schema.SqlReward,
+    gold: record.Rows,
+    others: Sequence[record.Rows] = (),
+  ):
+    """Builds the ledger of an episode with these gold rows, or `others`."""
+    self._cfg, self._golds = cfg, (gold, *others)
     self._keys: set[tuple[str, str]] = set()
     self._num_new = 0  # steps that worked and were new
     self._best = self._sum = 0.0
@@ -129,7 +136,8 @@ class Ledger:
   def _progress(self, step: Step) -> float:
     if step.rows is None:
       return 0.0
-    before, self.progress = self.progress, progress(step.rows, self._gold)
+    before = self.progress
+    self.progress = max(progress(step.rows, gold) for gold in self._golds)
     if self._cfg.version == 'v1':
       before, self._best = self._best, max(self._best, self.progress)
       return 0.15 * max(self.progress - before, 0.0)

@@ -27,6 +27,7 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from posttrain.envs.sql import record, schemas
 
@@ -119,9 +120,15 @@ def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
         (sql, connection.execute(f'SELECT * FROM {name}').fetchall())
         for name, sql in tables
       ]
-    records = [dataclasses.asdict(each) for each in questions(seed, split)]
+    records = [_generated(each) for each in questions(seed, split)]
     digest.update(json.dumps([contents, records], sort_keys=True).encode())
   return digest.hexdigest()
+
+
+def _generated(question: record.Question) -> dict[str, Any]:
+  """Returns the fields of a question, without those that only files have."""
+  fields = dataclasses.asdict(question)
+  return {k: v for k, v in fields.items() if k not in ('other_golds', 'ranks')}
 
 
 def _write(schema: schemas.Schema) -> bytes:

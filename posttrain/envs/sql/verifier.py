@@ -7,12 +7,14 @@
    and with commas. This cannot make a wrong answer correct: in either way, its
    cells must be exactly the gold cells. But a plain cell with a comma, in a
    list separated by commas, is two cells; it needs quotes there.
-3. Rows compare as a multiset: in any order, with equal counts.
+3. Rows compare as a multiset: in any order, with equal counts. Where the order
+   counts, those of each rank do (`record.Question.ranks`).
 4. Two cells that are both numbers compare as numbers: exactly, or within 1 % of
    a gold float. Other cells compare as text, ignoring case, white space and
    quotes around them. NULL equals only NULL.
 
-A string like 1999 is a number here; 007 is text.
+A string like 1999 is a number here; 007 is text. Of several golds, an answer
+must equal one.
 """
 
 import collections
@@ -21,9 +23,10 @@ import heapq
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from posttrain.envs.sql import cells, record
+from posttrain.envs.sql import cells, ordering, record
 
 REL, ABS = 0.01, 1e-9  # tolerances of a gold float
 # Largest number of rows with several floats and equal text that are matched in
@@ -35,6 +38,10 @@ _NUMBER = re.compile(
 )
 _DIGITS = 64  # maximum characters of a number; a longer one is text
 _QUOTES = frozenset('"\'`')
+# A quoted cell that is not the last one.
+_FIRST_CELL = re.compile(
+  r"""(?:"(?:[^"\\]++|\\.)*+"|'[^']*+'|`[^`]*+`)\s*+[|;,\n]"""
+)
 _FENCE = re.compile(r'(?:(?:text|csv|sql|json)?[^\S\n]*\n)?')
 _PREFIX = re.compile(r'(?:final\s+)?answer\s*:', re.IGNORECASE)
 
@@ -59,7 +66,26 @@ def answer(gold: record.Rows, answer_type: str) -> str:
   return '; '.join(map(cells.row, gold))
 
 
-def correct(text: str, gold: record.Rows, answer_type: str) -> bool:
+def equals_any(text: str, info: Mapping[str, Any]) -> bool:
+  """Returns whether an answer equals one of a question's golds.
+
+  Args:
+    text: the answer, any text.
+    info: fields of `record.Question`. A further gold with another number of
+      rows than the first has no ties, where the order counts.
+  """
+  first, others = info['gold_rows'], info.get('other_golds') or ()
+  ranks = info.get('ranks') or ()
+  for gold in (first, *others):
+    order = ranks if len(gold) == len(first) else range(len(gold))
+    if correct(text, gold, info['answer_type'], order if ranks else ()):
+      return True
+  return False
+
+
+def correct(
+  text: str, gold: record.Rows, answer_type: str, ranks: Sequence[int] = ()
+) -> bool:
   """Returns whether an answer equals the gold rows.
 
   No answer equals a gold infinity, and no text many times longer than the gold
@@ -70,8 +96,10 @@ def correct(text: str, gold: record.Rows, answer_type: str) -> bool:
     gold: the gold rows; one row of one cell unless the type is list or table.
     answer_type: one of `record.ANSWER_TYPES`. `integer` and `float` determine
       how numbers compare, independent of the type of the gold cell.
+    ranks: position of each gold row's key, ascending; () = any order.
   """
   _check(gold, answer_type)
+  parts = ordering.groups(ranks or [0] * len(gold))
   if len(text) > 10_000 + 10 * len(answer(gold, answer_type)):
     return False
   key = {'integer': _exact, 'float': _approximate_key}.get(
@@ -80,8 +108,9 @@ def correct(text: str, gold: record.Rows, answer_type: str) -> bool:
   gold_rows = [tuple(map(key, values)) for values in gold]
   for reading in _readings(text):
     for rows in _split(reading, answer_type):
-      if len(rows) == len(gold_rows) and _same(
-        [tuple(map(_key, values)) for values in rows], gold_rows
+      keys = [tuple(map(_key, values)) for values in rows]
+      if len(keys) == len(gold_rows) and all(
+        _same(keys[part], gold_rows[part]) for part in parts
       ):
         return True
   return False
@@ -113,8 +142,9 @@ def _unwrap(text: str) -> str:
 
 
 def _unquote(text: str) -> str:
+  """Removes quotes around a whole text; those of `"a"; "b"` stay."""
   quoted = len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES
-  return text[1:-1] if quoted else text
+  return text[1:-1] if quoted and not _FIRST_CELL.match(text) else text
 
 
 def _split(text: str, answer_type: str) -> Iterator[list[list[str | None]]]:

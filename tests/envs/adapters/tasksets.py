@@ -3,6 +3,7 @@
 import itertools
 
 import verifiers.v1 as vf
+from verifiers.v1.utils import artifacts
 
 
 class Data(vf.TaskData):
@@ -29,10 +30,6 @@ class Task(vf.Task[Data, vf.State, vf.TaskConfig]):
     assert roles[-2:] == ['user', 'assistant']
     assert trace.branches[0].messages == [n.message for n in trace.nodes]
     return float(trace.num_turns)
-
-  @vf.metric
-  async def files(self, runtime) -> float:
-    raise AssertionError('there is no runtime')
 
 
 class Config(vf.TasksetConfig):
@@ -64,6 +61,46 @@ class NeedsRuntime(Task):
   @vf.reward
   async def tests_pass(self, trace, runtime) -> float:
     return 1.0
+
+
+class NeedsMetric(vf.Task[Data, vf.State, vf.TaskConfig]):
+  """Has a reward that reads a metric, which `Task.score` would skip."""
+
+  @vf.metric
+  async def passed(self, trace, runtime) -> float:
+    return float(trace.last_reply == self.data.answer)
+
+  @vf.reward
+  async def right(self, trace) -> float:
+    return trace.metrics.get('passed', 0.0)
+
+
+class NeedsSiblings(Task):
+  @vf.reward
+  async def best(self, trace, siblings) -> float:
+    return float(trace is max(siblings, key=lambda other: len(other.nodes)))
+
+
+class NeedsVerifier(Task):
+  async def stage_verifier(self, trace, runtime):
+    pass
+
+
+class Deferred(Task):
+  scoring_deferred = True
+
+
+class Intercepts(Task):
+  @vf.intercept
+  async def rewrite(self, request):
+    return None
+
+
+class OfArtifacts(Task):
+  def __init__(self, data, config=None):
+    made = artifacts.Artifact(source='/out')
+    update = {'artifacts': [made], 'image': 'python:3.11'}
+    super().__init__(data.model_copy(update=update), config)
 
 
 class HasRuntime(Task):
@@ -114,11 +151,21 @@ class Listens(Task):
     super().__init__(data.model_copy(update={'prompt': None}), config)
 
 
+async def reads_files(runtime) -> float:
+  raise AssertionError('there is no runtime')
+
+
 def _taskset(task):
   return type(f'{task.__name__}s', (Sums,), {'kind': task})
 
 
 NeedsRuntimes = _taskset(NeedsRuntime)
+NeedsMetrics = _taskset(NeedsMetric)
+Siblings = _taskset(NeedsSiblings)
+Staged = _taskset(NeedsVerifier)
+DeferredOnes = _taskset(Deferred)
+Intercepting = _taskset(Intercepts)
+Artifacts = _taskset(OfArtifacts)
 HasRuntimes = _taskset(HasRuntime)
 NeedsSetups = _taskset(NeedsSetup)
 NeedsContainers = _taskset(NeedsContainer)

@@ -57,7 +57,7 @@ def test_an_episode_of_guesses(server):
   assert (out.reward, out.done) == (1.0, True)
   score = episode.grade()
   assert (score.reward, score.correct) == (1.25, True)
-  assert score.metrics == {'refused': 0}
+  assert score.metrics == {'refused': 0, 'all_refused': 0}
   episode.close()
   assert server.closed == 1 and server.seeds == [7]
 
@@ -111,9 +111,64 @@ def test_a_bad_action_is_an_observation(server, text, words):
   assert message['role'] == 'user' and message['content'].startswith(words)
   # Nobody gave a reward: that is not zero.
   assert episode.grade().reward is None
-  assert episode.grade().metrics == {'refused': 1}
+  assert episode.grade().metrics == {'refused': 1, 'all_refused': 1}
   assert episode.step(says(7), False).done
   assert episode.grade().reward == 1.0
+  assert episode.grade().metrics == {'refused': 1, 'all_refused': 0}
+  episode.close()
+
+
+def test_an_episode_of_refused_actions_has_a_declared_reward(server):
+  env = make(server.url, refused_reward=-2.0, correct_at=1.0)
+  episode, _ = begin(env, 7)
+  # No turn: nothing was refused.
+  assert episode.grade().reward is None
+  for count in (1, 2):
+    assert episode.step('what?', False).reward == 0.0
+    score = episode.grade()
+    assert (score.reward, score.correct) == (-2.0, False)
+    assert score.metrics == {'refused': count, 'all_refused': 1}
+  assert episode.step(says(3), False).reward == 0.25  # one legal action
+  assert episode.grade().reward == 0.25
+  assert episode.grade().metrics['all_refused'] == 0
+  episode.close()
+  # A legal action without a reward is not a refused one.
+  episode, _ = begin(env, 7)
+  episode.step(says(9), False)
+  assert episode.grade().reward is None
+  episode.close()
+
+
+@pytest.mark.parametrize(
+  ('answer', 'words'),
+  [
+    ('', 'with a JSON object that has an object data: got'),
+    ('[' * 100_000, 'with a JSON object that has an object data: got'),
+    ('7', 'object data: got'),
+    ('{"type": "observation", "data": 7}', 'object data: got'),
+    ('{"type": "observation", "data": {}}', 'with observation that is an obj'),
+    (servers.observation('x', 1, 'a'), 'reward that is null or a finite numb'),
+    (servers.observation('x', 1, float('nan')), 'finite number: got nan'),
+    (servers.observation('x', 1, 10**400), 'finite number: got 1000'),
+    (servers.observation('x', 1, 0, 'yes'), "true or false: got 'yes'"),
+    ('{"type": "error", "data": {"errors": 3}}', 'a step with None: None'),
+    (
+      '{"type": "error", "data": {"code": {}, "errors": [3, {"loc": 3}]}}',
+      r'a step with \{\}: None',
+    ),
+  ],
+)
+def test_malformed_answers_raise_one_line(server, answer, words):
+  episode, _ = begin(make(server.url), 7)
+
+  async def recv():
+    return answer
+
+  episode._session._socket.recv = recv
+  with pytest.raises(RuntimeError, match=words) as error:
+    episode.step(says(3), False)
+  assert len(str(error.value)) < 600
+  del episode._session._socket.recv
   episode.close()
 
 
@@ -241,6 +296,8 @@ def test_http_is_refused_with_the_reason(url):
     ({'observation_field': ''}, 'observation_field must be None'),
     ({'train_tasks': 1_000_001}, 'train_tasks must be <= 1000000'),
     ({'message_timeout': 0.0}, 'message_timeout must be > 0'),
+    ({'refused_reward': float('nan')}, 'refused_reward must be None or a fin'),
+    ({'refused_reward': 1.0, 'correct_at': 1.0}, 'must be below correct_at=1'),
   ],
 )
 def test_options_are_checked(options, words):

@@ -104,7 +104,13 @@ def test_an_episode_without_a_reward_is_not_scorable():
   ('taskset', 'words'),
   [
     ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
+    ('NeedsMetrics', "a runtime for metric 'passed'"),
+    ('Siblings', "an argument 'siblings' for reward 'best'"),
     ('NeedsSetups', 'needs a runtime for setup'),
+    ('Staged', 'needs a runtime for stage_verifier'),
+    ('DeferredOnes', 'needs a verifier of its own'),
+    ('Intercepting', "needs a model server for 'rewrite'"),
+    ('Artifacts', 'needs an image, artifacts'),
     ('NeedsContainers', 'needs a container'),
     ('Listening', 'needs a first message from the user'),
     ('Images', 'train:0: a message must be a text'),
@@ -113,6 +119,19 @@ def test_an_episode_without_a_reward_is_not_scorable():
 def test_tasks_with_more_than_one_turn_are_refused(taskset, words):
   with pytest.raises(ValueError, match=f'environment v, task.*{words}'):
     make(taskset).source('train', 0)
+
+
+def test_a_plugged_metric_with_a_runtime_is_refused():
+  task = {'metrics': {'files': {'fn': f'{SETS}:reads_files'}}}
+  with pytest.raises(ValueError, match="a runtime for metric 'files'"):
+    make(options={'task': task}).source('train', 0)
+
+
+def test_a_comparison_of_a_group_is_refused():
+  needs_verifiers()
+  cfg = schema.Verifiers(taskset='tests.envs.adapters.compared:Compared')
+  with pytest.raises(ValueError, match="whose package has 'Tournament'"):
+    envs.make('v', cfg).source('train', 0)
 
 
 def test_a_reward_with_an_optional_runtime_is_allowed():

@@ -1,10 +1,13 @@
 """Questions from files: the format, its errors, and all of Spider."""
 
 import collections
+import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
+import sqlite3
 
 import pytest
 
@@ -102,7 +105,7 @@ def test_jsonl_with_the_keys_of_sqlenv_is_read(copied):
     ({'difficulty': 'fiendish'}, "must have 'difficulty': got 'fiendish', exp"),
     ({'id': 1.5}, "'id': got 1.5, expected a text or a whole number"),
     ({'question': 7}, "'question': got 7, expected a text"),
-    ({'question': '  '}, "'question': got '  ', expected a text"),
+    ({'question': '  '}, "'question': got ' ', expected a text"),
     ({'gold_sql': 9}, "'gold_sql': got 9, expected a text"),
     ({'tables': 'drums'}, "'tables': got 'drums', expected a list of names"),
     ({'tables': 5}, "'tables': got 5, expected a list of names"),
@@ -121,7 +124,7 @@ def test_jsonl_with_the_keys_of_sqlenv_is_read(copied):
     ({'n_rows': True}, 'got True, expected a whole number, 1 or more'),
     ({'n_rows': 0}, 'got 0, expected a whole number, 1 or more'),
     ({'n_rows': 7, 'gold_sql': 'DROP TABLE x'}, 'only SELECT is allowed'),
-    ({'n_rows': 7, 'db_id': 'gone'}, 'data.databases must hold the database'),
+    ({'n_rows': 7, 'db_id': 'gone'}, 'json:2: envs.sql.env.data.databases mu'),
     ({'db_id': '..'}, 'expected the name of a folder'),
     ({'db_id': '.'}, 'expected the name of a folder'),
     ({'gold_answer': [[{}]]}, 'must have cells that are'),
@@ -130,7 +133,7 @@ def test_jsonl_with_the_keys_of_sqlenv_is_read(copied):
     ({'gold_answer': [[float('nan')]]}, 'must have finite numbers'),
     ({'db_id': '../x'}, 'expected the name of a folder'),
     ({'db_id': 'nowhere'}, 'nowhere/nowhere.sqlite'),
-    ({'id': 'synth_0_000'}, "each id once: got 'synth_0_000'"),
+    ({'id': 'synth_0_000'}, "no earlier question has: got 'synth_0_000'"),
     ({'n_rows': 7}, 'got n_rows=7, expected 1'),
   ],
 )
@@ -145,11 +148,14 @@ def test_malformed_questions_are_refused(copied, fields, words):
 @pytest.mark.parametrize(
   'data, words',
   [
-    (b'[{"id": "\xff"}]', 'questions.json must be a JSON list of questions'),
+    (b'[{"id": "\xff"}]', 'questions.json must be JSON: no UTF-8 at byte 9'),
     (b'{"id": 1}\n{"id": "\xff"}', "questions.json:1 must have 'db_id'"),
-    (b'\n{"id": "\xff"}', 'questions.json:2: a line must be one JSON object'),
-    (b'7', 'questions.json:1: a row must be an object: got 7'),
-    (b'', 'must hold rows: got none'),
+    (b'{"id": 1}\n{"id": "\xff"}', 'questions.json:2 must be JSON: no UTF-8'),
+    (b'\n{"id": "\xff"}', 'questions.json:2 must be JSON: no UTF-8 at byte 8'),
+    (b'7', 'questions.json:1 must be an object: got 7'),
+    (b'[[[' * 1000, 'questions.json must be JSON: nested deeper than'),
+    (b'', 'must hold questions: got none'),
+    (b'[]', 'must hold questions: got none'),
     (b'[7]', 'questions.json:1 must be an object: got 7'),
   ],
 )
@@ -176,12 +182,9 @@ def test_a_byte_order_mark_is_skipped(copied):
 )
 def test_gold_sql_that_does_not_run_is_refused(copied, sql, words):
   edit(copied, gold_sql=sql)
-  source = make(copied, data={'eval_share': 0.0}).source('train', 0)
   with pytest.raises(ValueError, match=words) as error:
-    source.take(2)
-  assert 'question synth_0_001 of envs.sql must have a gold_sql' in str(
-    error.value
-  )
+    make(copied)
+  assert 'json:2: question synth_0_001 must have a gold_sql' in str(error.value)
 
 
 def test_gold_sql_that_takes_too_long_is_refused(exported, monkeypatch):
@@ -193,6 +196,88 @@ def test_gold_sql_that_takes_too_long_is_refused(exported, monkeypatch):
   monkeypatch.setattr(database.Database, 'query', late)
   with pytest.raises(ValueError, match='must have a gold_sql .* over 2.0 s'):
     source.take(1)
+  with pytest.raises(ValueError, match='got 36 refusals for 36 questions'):
+    make(exported)
+
+
+def spoil(folder):
+  """Spoils five of 36 questions, in five ways; returns words of each."""
+  path = folder / 'questions.json'
+  rows = json.loads(path.read_text())
+  rows[3]['gold_sql'] = "SELECT replace('a', 'b', 'c')"
+  rows[8]['answer_type'] = 'number'
+  rows[9]['db_id'] = 'nowhere'
+  rows[20]['gold_sql'] = 'SELECT count(*) FROM nowhere'
+  rows[30]['id'] = rows[0]['id']
+  path.write_text(json.dumps(rows))
+  return [
+    'json:4: question synth_0_003 must have a gold_sql that its database '
+    """answers: got "SELECT replace('a', 'b', 'c')", and: the function repl""",
+    "json:9 must have 'answer_type': got 'number'",
+    'nowhere.sqlite must be a SQLite file: there is none',
+    'json:21: question synth_2_002 must have a gold_sql',
+    "json:31 must have an id that no earlier question has: got 'synth_0_000'",
+  ]
+
+
+def test_all_refusals_are_told_at_once(copied, caplog):
+  words = spoil(copied)
+  with pytest.raises(ValueError) as error:
+    make(copied)
+  text = str(error.value)
+  assert 'got 5 refusals for 36 questions' in text
+  assert text.startswith('envs.sql.env.data.questions must hold')
+  assert 'set skip_refused=True beside questions' in text
+  assert '\n' not in text
+  # In the order of the file.
+  places = [caplog.text.find(x) for x in words]
+  assert places == sorted(places) and places[0] >= 0
+  assert words[0] in text and words[1] in text
+  assert all(x in caplog.text for x in words)
+
+
+def test_many_refusals_are_one_short_line_and_a_log(copied, caplog):
+  path = copied / 'questions.json'
+  rows = json.loads(path.read_text())
+  for row in rows:
+    row['gold_sql'] = 'SELECT x' * 1000
+  path.write_text(json.dumps(rows))
+  with pytest.raises(ValueError) as error:
+    make(copied)
+  assert 'got 36 refusals' in str(error.value) and len(str(error.value)) < 2000
+  assert sum('refused: ' in line for line in caplog.text.splitlines()) == 36
+  assert len(caplog.text) < 36 * 1000
+  with pytest.raises(ValueError, match='must be difficulties of questions'):
+    make(copied, data={'skip_refused': True})
+
+
+def test_refused_questions_are_left_out(copied, caplog):
+  before = {t.id: t for t in make(copied).source('train', 0).take(99)}
+  spoil(copied)
+  env = make(copied, data={'skip_refused': True})
+  assert '5 of 36 questions are left out (skip_refused)' in caplog.text
+  assert caplog.text.count('refused: ') == 5
+  tasks = [*env.source('train', 0).take(99), *env.source('eval', 0).take(99)]
+  assert len(tasks) == 31
+  for task in env.source('train', 0).take(99):
+    assert task.prompt == before[task.id].prompt
+
+
+def test_questions_of_other_difficulties_are_not_run(copied):
+  edit(copied, gold_sql='SELECT x FROM nowhere', difficulty='hard')
+  assert len(make(copied, difficulties=('easy',)).source('train', 0))
+
+
+def test_an_empty_evaluation_split_is_named(exported, caplog):
+  env = make(exported, data={'eval_share': 0.1})
+  assert not len(env.source('eval', 0))
+  words = 'envs.sql.env.data.eval_share should hold out a database'
+  assert f'{words} with questions of these difficulties: got 0.1 of 4' in (
+    caplog.text
+  )
+  caplog.clear()
+  assert not len(make(exported, data={'eval_share': 0.0}).source('eval', 0))
+  assert not caplog.text
 
 
 def test_missing_files_are_refused(exported, tmp_path):
@@ -202,7 +287,7 @@ def test_missing_files_are_refused(exported, tmp_path):
   with pytest.raises(ValueError, match='data.databases must name an existing'):
     make(tmp_path)
   (tmp_path / 'database').mkdir()
-  with pytest.raises(ValueError, match='must be a JSON list'):
+  with pytest.raises(ValueError, match='questions.json must be JSON: Exp'):
     make(tmp_path)
   shutil.copy(exported / 'questions.json', tmp_path)
   with pytest.raises(ValueError, match='database of every question: .*synth_0'):
@@ -215,6 +300,137 @@ def test_difficulties_without_a_question_are_refused(copied):
   (copied / 'questions.json').write_text(json.dumps(rows))
   with pytest.raises(ValueError, match=r"some of \['easy'\]"):
     make(copied, difficulties=('hard',))
+
+
+def answers(env, *texts):
+  """Returns whether each answer to the second question is correct."""
+  task = env.source('train', 0).take(2)[1]
+  results = []
+  for text in texts:
+    episode = env.make(task)
+    episode.step(f'ANSWER: {text}', False)
+    results.append(episode.grade().correct)
+  return results
+
+
+def test_several_golds_are_accepted(copied):
+  edit(
+    copied,
+    gold_answer=None,
+    gold_answers=[['Ann'], [['Ann'], ['Bob']], [['Ann'], ['Bob'], ['Cid']]],
+    answer_type='list',
+  )
+  env = make(copied, data={'eval_share': 0.0})
+  assert answers(
+    env, 'Ann', 'Bob; Ann', 'Cid, Ann, Bob', 'Bob', 'Ann; Cid'
+  ) == [*[True] * 3, *[False] * 2]
+  assert env.source('train', 0).take(2)[1].answer == 'Ann'
+
+
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    ({'gold_answers': []}, 'a list of one or more golds'),
+    ({'gold_answers': 7}, 'a list of one or more golds'),
+    ({'gold_answers': [[1]], 'gold_answer': [1]}, 'not both'),
+    ({'gold_answers': [[]]}, "'gold_answers' that are rows of cells"),
+    ({'gold_answers': [[1], None]}, "'gold_answers' that are rows of cells"),
+    ({'gold_answers': [[1], ['a']]}, "one integer: got 'a'"),
+    ({'gold_answers': [[1], [[None]]]}, 'value that is not null'),
+    ({'ordered': 1}, "'ordered' that is true or false: got 1"),
+    ({'ordered': 'yes'}, "'ordered' that is true or false: got 'yes'"),
+  ],
+)
+def test_malformed_golds_are_refused(copied, fields, words):
+  fields = {'answer_type': 'integer', 'gold_answer': None, **fields}
+  if 'ordered' in fields:
+    fields |= {'gold_answer': [[1]]}
+  edit(copied, **fields)
+  with pytest.raises(ValueError) as error:
+    make(copied)
+  assert words in str(error.value)
+
+
+def ranked(folder, sql, gold, **fields):
+  """Sets the second question to an ordered one about a new table `pet`."""
+  path = folder / 'database' / 'synth_0' / 'synth_0.sqlite'
+  with contextlib.closing(sqlite3.connect(path)) as connection:
+    connection.execute('CREATE TABLE IF NOT EXISTS pet (name TEXT, age INT)')
+    connection.execute('DELETE FROM pet')
+    connection.executemany(
+      'INSERT INTO pet VALUES (?, ?)',
+      [('Eve', 5), ('Cid', 2), ('Ann', 1), ('Bob', 2), ('bob', 9)],
+    )
+    connection.commit()
+  fields = {'n_rows': None, 'answer_type': 'list', **fields}
+  edit(folder, gold_sql=sql, gold_answer=gold, **fields)
+
+
+def test_the_order_of_rows_counts_where_it_is_asked_for(copied):
+  sql = 'SELECT name FROM pet WHERE age < 9 ORDER BY age -- x'
+  ranked(copied, sql, ['Ann', 'Cid', 'Bob', 'Eve'])
+  says = (
+    'Ann; Cid; Bob; Eve',
+    'Ann, Bob, Cid, Eve',  # a tie
+    'Eve; Bob; Cid; Ann',
+    'Bob; Ann; Cid; Eve',
+  )
+  data = {'eval_share': 0.0}
+  assert answers(make(copied, data=data), *says) == [True] * 4
+  asked = make(copied, data={**data, 'ordered': True})
+  assert answers(asked, *says) == [True, True, False, False]
+  edit(copied, ordered=True)
+  assert answers(make(copied, data=data), *says) == [True, True, False, False]
+  edit(copied, ordered=False)
+  assert (
+    answers(make(copied, data={**data, 'ordered': True}), *says) == [True] * 4
+  )
+
+
+@pytest.mark.parametrize(
+  'sql, gold, words',
+  [
+    ('SELECT name FROM pet LIMIT 2', ['Eve', 'Cid'], 'no ORDER BY'),
+    (
+      'SELECT name FROM (SELECT * FROM pet ORDER BY age) LIMIT 2',
+      ['Ann', 'Cid'],
+      'no ORDER BY',
+    ),
+    (
+      'SELECT name FROM pet ORDER BY age DESC',
+      ['Ann', 'Bob', 'Cid', 'Eve', 'bob'],
+      'gold answer in the order of its gold_sql',
+    ),
+    (
+      'SELECT name FROM pet ORDER BY age',
+      ['Ann'],
+      'must have 1 rows: got 1 or more',
+    ),
+  ],
+)
+def test_orders_that_cannot_be_graded_are_refused(copied, sql, gold, words):
+  ranked(copied, sql, gold, ordered=True)
+  with pytest.raises(ValueError) as error:
+    make(copied)
+  assert words in str(error.value)
+
+
+def test_dates_in_gold_sql_have_the_declared_time(copied):
+  edit(
+    copied,
+    gold_sql="SELECT strftime('%Y', 'now') - 2000",
+    gold_answer=[[12]],
+    answer_type='integer',
+  )
+  data = {'eval_share': 0.0, 'now': '2012-03-04 00:00:00'}
+  task = make(copied, data=data).source('train', 0).take(2)[1]
+  assert task.demonstration[-1]['content'] == 'ANSWER 12'
+
+
+@pytest.mark.parametrize('now', ['now', '', '2012-03-04', '2012-3-4 00:00:00'])
+def test_the_declared_time_is_checked(now):
+  with pytest.raises(ValueError, match="now must be 'YYYY-MM-DD HH:MM:SS'"):
+    schema.SqlFiles(questions='q', databases='d', now=now)
 
 
 @pytest.mark.parametrize('style, whole', [('compact', 774), ('verbose', 788)])
@@ -237,3 +453,17 @@ def test_spider(style, whole):
       counts[shown.endswith(' ...'), episode.grade().correct] += 1
       episode.close()
   assert counts == {(False, True): whole, (True, False): 842 - whole}
+
+
+def test_later_options_count_in_the_fingerprint_unless_at_their_defaults(
+  exported,
+):
+  """Sources that were saved before these options can be resumed."""
+  data = repr(schema.SqlFiles(questions='q', databases='d'))
+  assert not re.search('ordered|now|skip', data)
+  plain = make(exported).source('train', 0).get_state()
+  default = make(exported, data={'ordered': False}).source('train', 0)
+  default.set_state(plain)
+  ordered = make(exported, data={'ordered': True}).source('train', 0)
+  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
+    ordered.set_state(plain)

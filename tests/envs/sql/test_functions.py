@@ -118,3 +118,24 @@ def test_rewards_of_a_transcript_written_by_hand():
   # card 1, J 0, N 0.59: 1.6 bins.
   assert functions.reward_progress(**columns) == [0.5]
   assert functions.reward_operational(**columns) == [pytest.approx(-0.01)]
+
+
+def test_several_golds_and_ranks_are_read_from_columns():
+  said = [[{'role': 'assistant', 'content': f'ANSWER {x}'}] for x in 'abab']
+  columns = {
+    'completions': said,
+    'gold_rows': [(('a',),)] * 4,
+    'answer_type': ['string'] * 4,
+    'other_golds': [((('b',),),), ((('b',),),), (), None],
+    'ranks': [(), (), (0,), None],
+  }
+  right = functions.reward_correctness(**columns)
+  assert right == [1.0, 1.0, 1.0, 0.0]
+  query = [
+    {'role': 'assistant', 'content': 'QUERY SELECT 7'},
+    {'role': 'tool', 'content': 'result: 7\nleft: 3'},
+  ]
+  columns |= {'completions': [query] * 2, 'gold_rows': [((900,),)] * 2}
+  columns['other_golds'] = [(), (((7,),),)]
+  near, equal = functions.reward_progress(**columns)
+  assert near < equal == 1.0
