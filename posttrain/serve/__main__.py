@@ -8,14 +8,15 @@ The endpoints are /v1/completions, /v1/chat/completions, /v1/models and /health.
 One line on stdout gives the address when the server is ready. The console
 script `posttrain-serve` is this command.
 
-The default host is reachable from this machine only. Set --api_key_env before
-binding another --host.
+The default host is reachable from this machine only. For another --host a key
+must be set with --api_key_env, unless --no_auth says that none is needed.
 
 Exit codes: 0 stopped by SIGTERM, 2 the command line is wrong, 130 interrupted.
 """
 
 import contextlib
 import dataclasses
+import gc
 import os
 import pathlib
 import signal
@@ -55,6 +56,15 @@ class Flags:
     value='VARIABLE',
     if_absent='none, requests need no key',
   )
+  no_auth: bool = flags_lib.flag(
+    False, 'Serves without a key to whoever reaches --host.'
+  )
+  allowed_hosts: str = flags_lib.flag(
+    '',
+    'Names besides those of this machine that the Host header may have, with '
+    'commas; for a proxy in front of the server.',
+    value='NAMES',
+  )
   max_queue: int = flags_lib.flag(
     256, 'Sequences that may wait; further requests get status 429.', least=0
   )
@@ -67,6 +77,12 @@ class Flags:
     'has its own.',
     value='JSON',
   )
+  compilation_cache: str | None = flags_lib.flag(
+    None,
+    'The folder of compiled programs; a checkpoint does not name it.',
+    value='DIR',
+    if_absent='~/.cache/posttrain/compiled; none for a run without one',
+  )
 
 
 PARSER = flags_lib.Parser(Flags, __doc__)
@@ -76,10 +92,12 @@ def api_key(flags: Flags) -> str | None:
   """Returns the key in the environment variable; None without the flag.
 
   Raises:
-    ValueError: the variable is not set.
+    ValueError: the variable is not set, or --no_auth is.
   """
   if not flags.api_key_env:
     return None
+  if flags.no_auth:
+    raise ValueError('--no_auth must be left out where --api_key_env is given')
   key = os.environ.get(flags.api_key_env)
   if not key:
     raise ValueError(
@@ -87,6 +105,27 @@ def api_key(flags: Flags) -> str | None:
       f'got {flags.api_key_env!r}, which is not set'
     )
   return key
+
+
+def check_open(
+  flags: Flags, key: str | None, hosts: frozenset[str] | None
+) -> None:
+  """Checks that a server which other machines reach has a key.
+
+  Args:
+    flags: the command line.
+    key: the key, None = none.
+    hosts: the names of a loopback address; None for other addresses.
+
+  Raises:
+    ValueError: it has none, and --no_auth is not set.
+  """
+  if hosts is None and key is None and not flags.no_auth:
+    raise ValueError(
+      '--api_key_env must name the variable of a key where --host can be '
+      f'reached from other machines: got none for {flags.host!r}; or set '
+      '--no_auth'
+    )
 
 
 def serve(flags: Flags) -> int:
@@ -100,7 +139,7 @@ def serve(flags: Flags) -> int:
   signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
   key = api_key(flags)
   try:
-    from posttrain.serve import app, server
+    from posttrain.serve import access, app, server
   except ModuleNotFoundError as error:
     if error.name not in ('starlette', 'uvicorn'):
       raise
@@ -109,9 +148,16 @@ def serve(flags: Flags) -> int:
       "pip install 'posttrain[serve]'"
     ) from error
   with contextlib.closing(server.bind(flags.host, flags.port)) as listening:
+    hosts = access.own_hosts(listening, flags.allowed_hosts.split(','))
+    check_open(flags, key, hosts)
     served, worker = load(flags)
+    # The collector holds up all threads: it need not look at these again.
+    gc.freeze()
     application = app.make(
-      served, worker, api_key=key, max_body_bytes=flags.max_body_bytes
+      served,
+      worker,
+      access=access.Access(key, hosts),
+      max_body_bytes=flags.max_body_bytes,
     )
     print(
       f'serving {served.name!r} at {server.address(listening)}/v1', flush=True
@@ -131,9 +177,13 @@ def load(flags: Flags):
   from posttrain.serve import texts, worker
   from posttrain.util import memory
 
+  memory.share_one_arena()
   memory.keep_freed_memory()
   policy = policies.load(
-    flags.checkpoint, text=False, variables=flags.template_variables
+    flags.checkpoint,
+    text=False,
+    variables=flags.template_variables,
+    cache=flags.compilation_cache,
   )
   folder = pathlib.Path(flags.checkpoint).expanduser().resolve()
   max_jobs = flags.slots + flags.max_queue

@@ -1,37 +1,58 @@
-"""The HTTP routes, the API key, and the size of bodies.
+"""The HTTP routes.
 
     GET  /health                 counts of jobs; needs no key
     GET  /v1/models              the one model
+    GET  /v1/models/{name}
     POST /v1/completions
     POST /v1/chat/completions
+
+1. `access` refuses foreign Hosts before any route, callers without the key
+   before a body is read; `bodies` refuses large bodies.
+2. The slow parts, reading a body and writing a response, run in a `pool`.
+3. What a request has in the pool or the worker is dropped with its client.
 
 Every refusal is an error object in OpenAI's form.
 """
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
 
-from starlette import applications, exceptions, requests, responses, routing
+from starlette import (
+  applications,
+  exceptions,
+  middleware,
+  requests,
+  responses,
+  routing,
+)
+from starlette import types as starlette_types
 
 import posttrain
+from posttrain.serve import access as access_lib
+from posttrain.serve import bodies, fields, pool, protocol, texts
 from posttrain.serve import call as calls
-from posttrain.serve import fields, protocol, texts
 from posttrain.serve import worker as workers
+from posttrain.util import foreign
 
-Handler = Callable[[requests.Request], Awaitable[responses.Response]]
+T = TypeVar('T')
+
+_THREADS = 2  # of the pool
+_INLINE = 2**10  # logprobs of a response that is written at once
+_LOGPROB_BYTES = 100  # of a logprob in a response, about
+_MESSAGE_BYTES = 500  # that take as long to read as a message to render
 
 
 def make(
   served: texts.Served,
   worker: workers.Worker,
   *,
-  api_key: str | None,
+  access: access_lib.Access,
   max_body_bytes: int,
 ) -> applications.Starlette:
   """Builds the application.
@@ -39,23 +60,41 @@ def make(
   Args:
     served: the policy, and its limits.
     worker: a started worker.
-    api_key: the key that requests must have; None = no key.
+    access: the rules about who may send requests.
     max_body_bytes: the most bytes of a request's body.
   """
-  routes = _Routes(served, worker, api_key, max_body_bytes)
+  routes = _Routes(served, worker, access, max_body_bytes)
   return applications.Starlette(
     routes=[
       routing.Route('/health', routes.health),
       routing.Route('/v1/models', routes.models),
+      routing.Route('/v1/models/{name:path}', routes.model),
       routing.Route('/v1/completions', routes.completions, methods=['POST']),
       routing.Route('/v1/chat/completions', routes.chat, methods=['POST']),
     ],
+    middleware=[middleware.Middleware(_OwnHosts, access=access)],
     exception_handlers={
       fields.Refused: _refused,
       exceptions.HTTPException: _no_route,
       Exception: _failed,
     },
   )
+
+
+class _OwnHosts:
+  """The middleware that refuses other Hosts, whatever the path and method."""
+
+  def __init__(self, app: starlette_types.ASGIApp, access: access_lib.Access):
+    self._app, self._access = app, access
+
+  async def __call__(self, scope, receive, send) -> None:
+    app = self._app
+    if scope['type'] == 'http':
+      try:
+        self._access.check_host(requests.Request(scope))
+      except fields.Refused as error:
+        app = await _refused(None, error)
+    await app(scope, receive, send)
 
 
 class _Routes:
@@ -65,11 +104,12 @@ class _Routes:
     self,
     served: texts.Served,
     worker: workers.Worker,
-    api_key: str | None,
+    access: access_lib.Access,
     max_body_bytes: int,
   ):
-    self._served, self._worker = served, worker
-    self._api_key, self._max_body_bytes = api_key, max_body_bytes
+    self._served, self._worker, self._access = served, worker, access
+    self._bodies = bodies.Bodies(max_body_bytes)
+    self._pool = pool.Pool(_THREADS, worker.max_jobs)
     self._created = int(time.time())
 
   async def health(self, request: requests.Request) -> responses.Response:
@@ -85,25 +125,27 @@ class _Routes:
 
   async def models(self, request: requests.Request) -> responses.Response:
     """Returns the list of the one model."""
-    self._check_key(request)
+    self._access.check(request)
+    return _json({'object': 'list', 'data': [self._model()]})
+
+  async def model(self, request: requests.Request) -> responses.Response:
+    """Returns the model of a name."""
+    self._access.check(request)
+    protocol.check_model(request.path_params['name'], self._served.name)
+    return _json(self._model())
+
+  def _model(self) -> dict[str, Any]:
     policy = self._served.policy
-    return _json(
-      {
-        'object': 'list',
-        'data': [
-          {
-            'id': self._served.name,
-            'object': 'model',
-            'created': self._created,
-            'owned_by': 'posttrain',
-            'max_model_len': self._served.capacity,
-            'tokenizer': policy.renderer and policy.renderer.fingerprint,
-            'vocab_size': policy.model.vocab_size,
-            'version': posttrain.__version__,
-          }
-        ],
-      }
-    )
+    return {
+      'id': self._served.name,
+      'object': 'model',
+      'created': self._created,
+      'owned_by': 'posttrain',
+      'max_model_len': self._served.capacity,
+      'tokenizer': policy.renderer and policy.renderer.fingerprint,
+      'vocab_size': policy.model.vocab_size,
+      'version': posttrain.__version__,
+    }
 
   async def completions(self, request: requests.Request) -> responses.Response:
     """Completes prompts."""
@@ -116,73 +158,97 @@ class _Routes:
   async def _respond(
     self, request: requests.Request, chat: bool
   ) -> responses.Response:
-    self._check_key(request)
+    self._access.check(request)
+    self._access.check_json(request)
     try:
-      content = await self._body(request)
-    except requests.ClientDisconnect:
-      return responses.Response(status_code=499)  # the client has disconnected
-    # In a thread: templates and tokenizers may be slow.
-    parsed = await asyncio.to_thread(
-      protocol.read, content, self._served, chat=chat
-    )
-    call = calls.Call(
-      parsed, self._worker, self._served.policy, self._served.name
-    )
-    if parsed.stream:
-      return _Stream(call)
-    try:
-      body = await _unless_disconnected(request, call.whole())
-    finally:
-      call.close()
-    if body is None:
-      return responses.Response(status_code=499)  # the client has disconnected
-    return _json(body)
-
-  def _check_key(self, request: requests.Request) -> None:
-    if self._api_key is None:
-      return
-    kind, _, key = request.headers.get('authorization', '').partition(' ')
-    same = hmac.compare_digest(key.encode(), self._api_key.encode())
-    if kind.lower() != 'bearer' or not same:
-      raise fields.Refused(
-        401,
-        "the header Authorization must be 'Bearer' and the server's "
-        f'API key: got {"another key" if key else "none"}',
-        code='invalid_api_key',
+      self._worker.check_space()
+      parsed = await self._parsed(request, chat)
+      call = calls.Call(
+        parsed, self._worker, self._served.policy, self._served.name
       )
+      if parsed.stream:
+        return _Stream(call)
+      try:
+        return await _unless_disconnected(request, self._whole(call, parsed))
+      finally:
+        call.close()
+    except (requests.ClientDisconnect, _Disconnected):
+      return responses.Response(status_code=499)  # nobody reads it
+    except (pool.Full, workers.Full) as error:
+      raise fields.Refused(
+        429,
+        f"the server's queue must not be full: got {error} under way; "
+        'try again later',
+        code='rate_limit_exceeded',
+      ) from error
 
-  async def _body(self, request: requests.Request) -> bytes:
-    """Reads the body, up to the size limit."""
-    parts, size = [], 0
-    async for part in request.stream():
-      parts.append(part)
-      size += len(part)
-      if size > self._max_body_bytes:
-        raise fields.Refused(
-          413,
-          f'the body must be of at most {self._max_body_bytes} bytes: got more',
-          code='request_too_large',
-        )
-    return b''.join(parts)
+  async def _parsed(
+    self, request: requests.Request, chat: bool
+  ) -> protocol.ApiRequest:
+    left = threading.Event()
+    async with self._bodies.read(request) as content:
+      size = len(content)
+      if chat:  # each message has a brace
+        size += _MESSAGE_BYTES * content.count(b'{')
+
+      def read() -> protocol.ApiRequest | fields.Refused:
+        try:
+          return protocol.read(
+            content, self._served, chat=chat, cancelled=left.is_set
+          )
+        except fields.Refused as error:
+          # The frames hold the body, and would hold it as long as the error.
+          error.__cause__ = error.__context__ = None
+          return error.with_traceback(None)
+
+      try:
+        parsed = await _unless_disconnected(request, self._pool.run(size, read))
+      finally:
+        left.set()  # also if the client has: ends what runs for it
+    if isinstance(parsed, fields.Refused):
+      raise parsed
+    return parsed
+
+  async def _whole(
+    self, call: calls.Call, parsed: protocol.ApiRequest
+  ) -> responses.Response:
+    """Returns the response without streaming."""
+    write = await call.finished()
+    if parsed.num_logprobs <= _INLINE:
+      return _json(write())
+    size = parsed.num_logprobs * _LOGPROB_BYTES
+    return await self._pool.run(size, lambda: _json(write()))
+
+
+class _Disconnected(Exception):
+  """The client has disconnected."""
 
 
 async def _unless_disconnected(
-  request: requests.Request, body: Awaitable[dict[str, Any]]
-) -> dict[str, Any] | None:
-  """Awaits a body; returns None if the client disconnects before."""
+  request: requests.Request, work: Awaitable[T]
+) -> T:
+  """Awaits a result; cancels it if the client disconnects before.
+
+  Raises:
+    _Disconnected: the client has disconnected.
+  """
 
   async def disconnect():
     while (await request.receive())['type'] != 'http.disconnect':
       pass
 
-  tasks = [asyncio.ensure_future(x) for x in (body, disconnect())]
+  result = asyncio.ensure_future(work)
+  left = asyncio.ensure_future(disconnect())
   try:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    return tasks[0].result() if tasks[0].done() else None
+    await asyncio.wait((result, left), return_when=asyncio.FIRST_COMPLETED)
+    if not result.done():
+      raise _Disconnected
+    return result.result()
   finally:
-    for task in tasks:
+    for task in (result, left):
       task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(result, left, return_exceptions=True)
+    del result, left, task  # an error of theirs holds this frame: a cycle
 
 
 class _Stream(responses.StreamingResponse):
@@ -219,9 +285,18 @@ def _dumps(value: Any) -> str:
   return json.dumps(value, allow_nan=False, separators=(',', ':'))
 
 
+def _dumps_body(body: dict[str, Any]) -> str:
+  """Writes the choices one by one, so that other threads run in between."""
+  choices = body.pop('choices', None)
+  text = _dumps(body)
+  if choices is None:
+    return text
+  return f'{text[:-1]},"choices":[{",".join(map(_dumps, choices))}]}}'
+
+
 def _json(value: Any, status: int = 200, headers=None) -> responses.Response:
   return responses.Response(
-    _dumps(value), status, headers, media_type='application/json'
+    _dumps_body(value), status, headers, media_type='application/json'
   )
 
 
@@ -235,12 +310,13 @@ async def _refused(request, error: fields.Refused) -> responses.Response:
 
 
 async def _no_route(request, error) -> responses.Response:
-  route = f'{request.method} {request.url.path}'
+  path = request.scope.get('path', '')  # a URL needs a Host that is one
+  route = foreign.quote(f'{request.method[:20]} {path[:200]}')
   must = {
     404: 'the path must be one that is served',
     405: 'the method must be one that the path takes',
-  }.get(error.status_code, str(error.detail))
-  refused = fields.Refused(error.status_code, f'{must}: got {route!r:.200}')
+  }.get(error.status_code, foreign.text(error.detail))
+  refused = fields.Refused(error.status_code, f'{must}: got {route}')
   return _json(refused.body, error.status_code, error.headers)
 
 

@@ -9,16 +9,17 @@
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
-from posttrain.serve import detokenizer, fields, output, protocol
+from posttrain.serve import detokenizer, fields, output, protocol, stop_strings
 from posttrain.serve import token_logprobs as scores
 from posttrain.serve import worker as workers
 
@@ -42,13 +43,14 @@ class Call:
       name: the model's name in responses.
 
     Raises:
-      Refused: with 429; too many jobs are open.
+      Full: too many jobs are open.
     """
     self._request, self._worker = request, worker
     self._writer = output.Writer(request, policy, name)
     self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue()
+    stops = stop_strings.Strings(request.stop)
     self._choices = [
-      detokenizer.Detokenizer(policy.text, request.stop)
+      detokenizer.Detokenizer(policy.text, stops)
       for _ in range(len(request.prompts) * request.n)
     ]
     # Per prompt: its logprobs, if it is scored. Per choice: the logprobs of
@@ -65,8 +67,8 @@ class Call:
     self._worker.drop(self._open)
     self._open = set()
 
-  async def whole(self) -> dict[str, Any]:
-    """Returns the response.
+  async def finished(self) -> Callable[[], dict[str, Any]]:
+    """Waits for all jobs; returns the function that writes the response.
 
     Raises:
       Refused: the engine failed.
@@ -75,8 +77,11 @@ class Call:
       pass
     if self._request.logprobs and any(choice.ids for choice in self._choices):
       await self._score_choices()
-    return self._writer.whole(
-      self._choices, self._prompt_scores, self._choice_scores
+    return functools.partial(
+      self._writer.whole,
+      self._choices,
+      self._prompt_scores,
+      self._choice_scores,
     )
 
   async def chunks(self) -> AsyncIterator[dict[str, Any]]:
@@ -107,13 +112,7 @@ class Call:
     for i, prompt in enumerate(request.prompts):
       if request.scores_prompt:
         jobs.append(
-          workers.ScoreJob(
-            self._notify,
-            i,
-            prompt.ids,
-            request.temperature,
-            request.prompt_alternatives,
-          )
+          workers.ScoreJob(self._notify, i, prompt.ids, request.temperature)
         )
       for choice in range(request.n):
         index = i * request.n + choice
@@ -138,14 +137,9 @@ class Call:
     self._open.update(jobs)
     try:
       self._worker.accept(jobs, more=more)
-    except workers.Full as error:
+    except workers.Full:
       self._open = set()
-      raise fields.Refused(
-        429,
-        f"the server's queue must not be full: got {error} under way; "
-        'try again later',
-        code='rate_limit_exceeded',
-      ) from error
+      raise
 
   def _notify(self, job: workers.Job, event: workers.Event) -> None:
     """Queues an event; called in the worker's thread."""
@@ -190,7 +184,6 @@ class Call:
             np.int32
           ),
           request.temperature,
-          request.logprobs,
         )
         for i, choice in enumerate(self._choices)
         if choice.ids

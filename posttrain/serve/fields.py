@@ -1,10 +1,19 @@
 """The fields of a request's body, checked one by one."""
 
 import difflib
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from posttrain.util import foreign, json_files
+
+MAX_MESSAGE = 600  # characters of an error's text
+MAX_NAME = 80  # characters of a quoted name
+# Commas and colons of a body: each value in memory takes up to 100 times its
+# text, and the parser holds up all other requests.
+MAX_VALUES = 2**20
 
 
 class Refused(Exception):
@@ -21,12 +30,13 @@ class Refused(Exception):
 
     Args:
       status: the HTTP status.
-      message: the error's text.
+      message: the error's text; shortened to `MAX_MESSAGE` characters.
       param: the field's name.
       code: OpenAI's error code.
     """
-    super().__init__(message)
-    self.status, self.param, self.code = status, param, code
+    super().__init__(foreign.text(message, MAX_MESSAGE))
+    self.status, self.code = status, code
+    self.param = None if param is None else foreign.text(param, MAX_NAME)
 
   @property
   def body(self) -> dict[str, Any]:
@@ -50,17 +60,40 @@ class Refused(Exception):
 
 def wrong(name: str, must: str, got: Any, code: str | None = None) -> Refused:
   """Returns the refusal of a field's value."""
-  text = repr(got)
-  text = text if len(text) <= 80 else f'{text[:77]}...'
-  return Refused(400, f'{name} must {must}: got {text}', name, code)
+  return Refused(400, f'{name} must {must}: got {quote(got)}', name, code)
+
+
+def quote(value: Any) -> str:
+  """Returns a JSON value as a part of a message, whatever its size."""
+  return foreign.quote(_beginning(value, 3), MAX_NAME)
+
+
+def _beginning(value: Any, depth: int) -> Any:
+  """Returns a small value with a similar beginning: repr takes time."""
+  if isinstance(value, str):
+    return value[: 2 * MAX_NAME]
+  if not isinstance(value, list | dict) or not value:
+    return value
+  if not depth:
+    return type(value)()
+  if isinstance(value, list):
+    return [_beginning(x, depth - 1) for x in value[:MAX_NAME]]
+  items = itertools.islice(value.items(), MAX_NAME)
+  return {_beginning(k, depth - 1): _beginning(v, depth - 1) for k, v in items}
 
 
 def parse(content: bytes) -> dict[str, Any]:
   """Reads a body; raises Refused unless it is a JSON object."""
+  if content.count(b',') + content.count(b':') > MAX_VALUES:
+    raise Refused(
+      413,
+      f'the body must have at most {MAX_VALUES} commas and colons: got more',
+      code='request_too_large',
+    )
   try:
-    body = json.loads(content)
-  except (ValueError, RecursionError) as error:
-    raise Refused(400, f'the body must be JSON: {error}') from error
+    body = json_files.parse(content, 'the body')
+  except ValueError as error:
+    raise Refused(400, f'{error}') from error
   if not isinstance(body, dict):
     raise Refused(
       400, f'the body must be a JSON object: got a {type(body).__name__}'
@@ -135,11 +168,12 @@ class Fields:
         continue
       if name not in neutral:
         known = [*self._known, *ignored, *neutral]
-        near = difflib.get_close_matches(name, known, 1)
+        shown = foreign.text(name, MAX_NAME)
+        near = difflib.get_close_matches(shown, known, 1)
         hint = f'; did you mean {near[0]!r}?' if near else ''
         raise Refused(
           400,
-          f'{name} must be left out: there is no such field{hint}',
+          f'{shown} must be left out: there is no such field{hint}',
           name,
           'unknown_field',
         )

@@ -35,6 +35,7 @@ class Writer:
     kind = 'chatcmpl' if request.chat else 'cmpl'
     self._id = f'{kind}-{secrets.token_hex(12)}'
     self._created = int(time.time())
+    self._token_texts: dict[int, str] = {}
 
   def whole(
     self,
@@ -211,7 +212,13 @@ class Writer:
   def _token_name(self, token: int) -> str:
     if self._request.tokens_as_ids:
       return f'token_id:{token}'
-    return text_of(self._policy, token)
+    return self._text_of(token)
+
+  def _text_of(self, token: int) -> str:
+    text = self._token_texts.get(token)
+    if text is None:
+      text = self._token_texts[token] = text_of(self._policy, token)
+    return text
 
   def _completion_logprobs(
     self, ids, logprobs, tops, offset: int
@@ -221,7 +228,7 @@ class Writer:
     offsets = []
     for token in ids:
       offsets.append(offset)
-      offset += len(text_of(self._policy, token))
+      offset += len(self._text_of(token))
     top_logprobs = None
     if tops is not None:
       top_logprobs = [
@@ -239,7 +246,7 @@ class Writer:
     """Returns the `logprobs` of chat completions."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-      text = text_of(self._policy, token)
+      text = self._text_of(token)
       data = None if '\ufffd' in text else list(text.encode())
       name = self._token_name(token)
       return {'token': name, 'logprob': logprob, 'bytes': data}
@@ -267,7 +274,7 @@ class Writer:
           str(token): {
             'logprob': logprob,
             'rank': rank,
-            'decoded_token': text_of(self._policy, token),
+            'decoded_token': self._text_of(token),
           }
           for token, logprob, rank in [*top, own]
         }

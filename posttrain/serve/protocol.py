@@ -6,6 +6,7 @@ silently.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from posttrain.decode import requests, schedule
@@ -16,7 +17,10 @@ Refused, wrong = fields_lib.Refused, fields_lib.wrong
 
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16  # OpenAI's default `max_tokens` of completions
+COMPLETION_LOGPROBS = 5  # OpenAI's most `logprobs` of completions
 STOPS = 4  # the most stop strings
+STOP_CHARACTERS = 4096  # of all stop strings together
+MAX_LOGPROBS = 2**18  # of a response, alternatives included
 # Fields without an effect on the response.
 IGNORED = {
   'user',
@@ -98,75 +102,120 @@ class ApiRequest:
     return self.sampling.temperature or 1.0
 
   @property
-  def prompt_alternatives(self) -> int | None:
-    """`alternatives` of `token_logprobs.score` for the prompts."""
-    counts = [
-      x
-      for x in (self.prompt_logprobs, self.logprobs if self.echo else None)
-      if x is not None
-    ]
-    if self.prompt_logprobs is None and counts == [0]:
-      return None  # the response has no ranks
-    return max(counts)
-
-  @property
   def scores_prompt(self) -> bool:
     """Whether the response has logprobs of the prompts."""
     return self.prompt_logprobs is not None or (
       self.echo and self.logprobs is not None
     )
 
+  @property
+  def num_logprobs(self) -> int:
+    """The most logprobs of the response, alternatives included."""
+    prompts = sum(len(prompt.ids) for prompt in self.prompts)
+    count = 0
+    if self.prompt_logprobs is not None:
+      copies = 1 if self.chat else self.n
+      count += copies * (1 + self.prompt_logprobs) * prompts
+    if self.logprobs is not None:
+      tokens = sum(self.max_tokens) + (prompts if self.echo else 0)
+      count += self.n * (1 + self.logprobs) * tokens
+    return count
 
-def read(content: bytes, served: texts.Served, *, chat: bool) -> ApiRequest:
+
+def read(
+  content: bytes,
+  served: texts.Served,
+  *,
+  chat: bool,
+  cancelled: Callable[[], bool] | None = None,
+) -> ApiRequest:
   """Reads and checks a request.
 
   Args:
     content: the body.
     served: the model, and the limits.
     chat: whether the route is /v1/chat/completions.
+    cancelled: returns whether the result is no longer wanted.
 
   Raises:
     Refused: with 400 or 404.
   """
   fields = fields_lib.Fields(fields_lib.parse(content))
-  _check_model(fields.take('model'), served.name)
-  prompts = (texts.conversation if chat else texts.prompts)(fields, served)
-  n = fields.whole('n', 1, 1, MAX_CHOICES)
-  echo = not chat and fields.flag('echo')
-  prompt_logprobs = fields.whole(
-    'prompt_logprobs', None, 0, token_logprobs.MAX_ALTERNATIVES
+  check_model(fields.take('model'), served.name)
+  take = texts.take_messages if chat else texts.take_prompts
+  items = take(fields, served)
+  specials = chat or fields.flag('add_special_tokens', True)
+  options = _options(fields, served, chat)
+  limit = _token_limit(fields, chat, options)
+  fields.finish(IGNORED, NEUTRAL)
+  _check_sequences(1 if chat else len(items), options, served)
+  # All other fields are right: now the slow part.
+  prompts = (
+    texts.conversation(items, served, cancelled)
+    if chat
+    else texts.prompts(items, served, specials=specials)
   )
-  scores = echo or prompt_logprobs is not None
-  logprobs = _logprobs(fields, chat)
-  stream, usage = _stream(fields)
-  if stream:
-    _check_streamed(chat, echo, logprobs, prompt_logprobs)
   request = ApiRequest(
     chat=chat,
     prompts=prompts,
-    n=n,
-    echo=echo,
-    logprobs=logprobs,
-    prompt_logprobs=prompt_logprobs,
-    stream=stream,
-    include_usage=usage,
-    max_tokens=_max_tokens(fields, prompts, served, chat, scores),
-    seed=fields.whole('seed', None, -(2**63), 2**63 - 1),
-    sampling=_sampling(fields),
-    stop=_stop(fields, served),
-    stop_ids=_stop_ids(fields, served),
-    return_token_ids=fields.flag('return_token_ids'),
-    tokens_as_ids=fields.flag('return_tokens_as_token_ids'),
+    max_tokens=_max_tokens(limit, prompts, served, chat),
+    **options,
   )
-  fields.finish(IGNORED, NEUTRAL)
-  if len(prompts) * (n + request.scores_prompt) > served.max_sequences:
+  _check_logprobs(request)
+  return request
+
+
+def _options(
+  fields: fields_lib.Fields, served: texts.Served, chat: bool
+) -> dict[str, Any]:
+  """Returns the fields of an `ApiRequest` that do not depend on prompts."""
+  most = token_logprobs.MAX_ALTERNATIVES
+  stream, usage = _stream(fields)
+  options = {
+    'n': fields.whole('n', 1, 1, MAX_CHOICES),
+    'echo': not chat and fields.flag('echo'),
+    'logprobs': _logprobs(fields, chat),
+    'prompt_logprobs': fields.whole('prompt_logprobs', None, 0, most),
+    'stream': stream,
+    'include_usage': usage,
+    'seed': fields.whole('seed', None, -(2**63), 2**63 - 1),
+    'sampling': _sampling(fields),
+    'stop': _stop(fields, served),
+    'stop_ids': _stop_ids(fields, served),
+    'return_token_ids': fields.flag('return_token_ids'),
+    'tokens_as_ids': fields.flag('return_tokens_as_token_ids'),
+  }
+  if stream:
+    _check_streamed(
+      chat, options['echo'], options['logprobs'], options['prompt_logprobs']
+    )
+  return options
+
+
+def _check_sequences(
+  prompts: int, options: dict[str, Any], served: texts.Served
+) -> None:
+  """Raises Refused for more sequences than may be open at a time."""
+  echoes = options['echo'] and options['logprobs'] is not None
+  scored = echoes or options['prompt_logprobs'] is not None
+  if prompts * (options['n'] + scored) > served.max_sequences:
     raise wrong(
       'n',
       f'request at most {served.max_sequences} sequences in all, over '
-      f'{len(prompts)} prompts, scored prompts included',
-      n,
+      f'{prompts} prompts, scored prompts included',
+      options['n'],
     )
-  return request
+
+
+def _check_logprobs(request: ApiRequest) -> None:
+  """Raises Refused for a response with too many logprobs."""
+  if request.num_logprobs > MAX_LOGPROBS:
+    raise wrong(
+      'prompt_logprobs' if request.logprobs is None else 'logprobs',
+      f'request at most {MAX_LOGPROBS} logprobs in all, alternatives '
+      'included; send fewer prompts or choices at a time',
+      request.num_logprobs,
+    )
 
 
 def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
@@ -182,13 +231,14 @@ def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
     )
 
 
-def _check_model(model: Any, name: str) -> None:
+def check_model(model: Any, name: str) -> None:
+  """Raises Refused, with 404, unless the model is the one of this name."""
   if not isinstance(model, str):
     raise wrong('model', f'be the name of a model, {name!r}', model)
   if model != name:
     raise Refused(
       404,
-      f'model must be one that is served here: got {model!r:.80}, '
+      f'model must be one that is served here: got {fields_lib.quote(model)}, '
       f'expected {name!r}',
       'model',
       'model_not_found',
@@ -197,7 +247,7 @@ def _check_model(model: Any, name: str) -> None:
 
 def _logprobs(fields: fields_lib.Fields, chat: bool) -> int | None:
   if not chat:
-    return fields.whole('logprobs', None, 0, token_logprobs.MAX_ALTERNATIVES)
+    return fields.whole('logprobs', None, 0, COMPLETION_LOGPROBS)
   logprobs = fields.flag('logprobs')
   top = fields.whole('top_logprobs', 0, 0, token_logprobs.MAX_ALTERNATIVES)
   if top and not logprobs:
@@ -215,35 +265,49 @@ def _stream(fields: fields_lib.Fields) -> tuple[bool, bool]:
   return stream, usage
 
 
-def _max_tokens(fields, prompts, served, chat, scores) -> tuple[int, ...]:
+def _token_limit(
+  fields: fields_lib.Fields, chat: bool, options: dict[str, Any]
+) -> tuple[str, int] | None:
+  """Returns the name and value of the limit; None if there is none."""
   names = ('max_completion_tokens', 'max_tokens')
+  scores = options['echo'] or options['prompt_logprobs'] is not None
   values = {
     name: fields.whole(name, None, 0 if scores else 1, 2**31)
     for name in (names if chat else names[1:])
   }
-  present = [name for name, value in values.items() if value is not None]
-  tokens_left = [served.capacity - len(prompt.ids) for prompt in prompts]
-  if not present:
-    if min(tokens_left) < 1:
-      raise Refused(
-        400,
-        f'{"messages" if chat else "prompt"} must be shorter than '
-        f'the context of {served.capacity} tokens: got '
-        f'{served.capacity - min(tokens_left)} tokens',
-        'messages' if chat else 'prompt',
-        'context_length_exceeded',
-      )
-    return tuple(x if chat else min(x, COMPLETION_TOKENS) for x in tokens_left)
-  if len({values[name] for name in present}) > 1:
+  limits = [(name, x) for name, x in values.items() if x is not None]
+  if len({x for _, x in limits}) > 1:
     raise wrong('max_tokens', 'agree with max_completion_tokens', values)
-  value = values[present[0]]
+  return next(iter(limits), None)
+
+
+def _max_tokens(
+  limit: tuple[str, int] | None,
+  prompts: tuple[texts.Prompt, ...],
+  served: texts.Served,
+  chat: bool,
+) -> tuple[int, ...]:
+  """Returns the most new tokens per prompt."""
+  tokens_left = [served.capacity - len(prompt.ids) for prompt in prompts]
+  longest = served.capacity - min(tokens_left)
+  name = 'messages' if chat else 'prompt'
+  if limit is None and min(tokens_left) < 1:
+    raise Refused(
+      400,
+      f'{name} must be shorter than the context of {served.capacity} tokens: '
+      f'got {longest} tokens',
+      name,
+      'context_length_exceeded',
+    )
+  if limit is None:
+    return tuple(x if chat else min(x, COMPLETION_TOKENS) for x in tokens_left)
+  name, value = limit
   if value > min(tokens_left):
     raise Refused(
       400,
-      f'{present[0]} must fit into the context of {served.capacity} '
-      f'tokens: got {value} after a prompt of '
-      f'{served.capacity - min(tokens_left)}',
-      present[0],
+      f'{name} must fit into the context of {served.capacity} tokens: got '
+      f'{value} after a prompt of {longest}',
+      name,
       'context_length_exceeded',
     )
   return (value,) * len(prompts)
@@ -271,6 +335,10 @@ def _stop(fields: fields_lib.Fields, served: texts.Served) -> tuple[str, ...]:
   whole = isinstance(stops, list) and len(stops) <= STOPS
   if not whole or not all(isinstance(x, str) and x for x in stops):
     raise wrong('stop', f'be a text, or at most {STOPS} of them', stop)
+  if sum(map(len, stops)) > STOP_CHARACTERS:
+    raise wrong(
+      'stop', f'have at most {STOP_CHARACTERS} characters in all', stop
+    )
   if stops and served.policy.renderer is None:
     raise wrong('stop', 'be left out: the model has no tokenizer', stop)
   return tuple(stops)

@@ -16,9 +16,10 @@ from typing import Any
 
 import uvicorn
 
+from posttrain.serve import connection
 from posttrain.serve import worker as workers
+from posttrain.util import exits
 
-INTERRUPTED = 130  # exit code after SIGINT
 LEAVE = 2  # seconds of grace for the clients, and then for the engine
 
 
@@ -60,6 +61,9 @@ class Server(uvicorn.Server):
         access_log=False,
         lifespan='off',
         ws='none',
+        http=connection.Connection,
+        h11_max_incomplete_event_size=connection.MAX_HEAD,
+        timeout_keep_alive=connection.KEEP_ALIVE,
         timeout_graceful_shutdown=LEAVE,
       )
     )
@@ -75,7 +79,7 @@ class Server(uvicorn.Server):
     """Starts the shutdown; also a signal handler."""
     if signum and self.should_exit:
       os._exit(self._code)
-    self._code = INTERRUPTED if signum == signal.SIGINT else 0
+    self._code = exits.INTERRUPTED if signum == signal.SIGINT else 0
     self.should_exit = True
     # Not in the handler: the interrupted code may hold the worker's lock.
     threading.Thread(target=self._worker.stop, args=(0.0,)).start()

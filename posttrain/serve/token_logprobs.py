@@ -1,9 +1,9 @@
 """Logprobs of given tokens, with their ranks and the likeliest alternatives.
 
-Plain logprobs are computed by `scoring.Scorer`. Ranks and alternatives need the
-logits, so they have a forward of their own over the same distribution. Shapes
-are buckets, so that few programs are compiled: lengths of `schedule.bucket`,
-one row or `ROWS`, 0, 1 or `MAX_ALTERNATIVES` alternatives.
+A forward like `scoring.score`'s, over the same distribution; ranks and
+alternatives need the logits. Shapes are buckets, and one program serves all
+requests of a shape, so that few are compiled: powers of two as lengths, one row
+or `ROWS`, always `MAX_ALTERNATIVES` alternatives.
 
 Axes: B rows, T tokens, K tokens of a block, D model, V vocab, A alternatives.
 """
@@ -18,11 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from posttrain import schema, scoring
-from posttrain.decode import schedule
 from posttrain.models import transformer
 
 ROWS = 8  # sequences scored at a time, if there are several
-MAX_ALTERNATIVES = 5  # per token
+MAX_ALTERNATIVES = 20  # per token, as in OpenAI's API
 _LOGITS = 2**24  # the most f32 logits of a block
 
 
@@ -31,10 +30,10 @@ class TokenLogprobs:
   """Logprobs of a sequence's tokens; entry 0 has no meaning."""
 
   logprobs: np.ndarray  # f32[T], in nats
-  # i32[T], 1 = no token is likelier; None if only logprobs were requested.
-  ranks: np.ndarray | None = None
-  top_ids: np.ndarray | None = None  # i32[T, A], the likeliest first
-  top_logprobs: np.ndarray | None = None  # f32[T, A]
+  ranks: np.ndarray  # i32[T], 1 = no token is likelier
+  # i32[T, A], the likeliest first; A = MAX_ALTERNATIVES or the vocabulary.
+  top_ids: np.ndarray
+  top_logprobs: np.ndarray  # f32[T, A]
 
 
 def score(
@@ -42,7 +41,6 @@ def score(
   cfg: schema.Model,
   sequences: Sequence[np.ndarray],
   temperatures: Sequence[float],
-  alternatives: int | None,
 ) -> list[TokenLogprobs]:
   """Scores sequences.
 
@@ -51,21 +49,10 @@ def score(
     cfg: model options.
     sequences: i32[T] each.
     temperatures: > 0, one per sequence.
-    alternatives: the number of likeliest tokens to return per token, at most
-      `MAX_ALTERNATIVES`. None = the logprobs alone.
   """
   rows = 1 if len(sequences) == 1 else ROWS
-  width = schedule.bucket(max(map(len, sequences)))
-  if alternatives is None:
-    scorer = scoring.Scorer(cfg, rows, width)
-    per_token = [
-      np.full(len(ids), temperature, np.float32)
-      for ids, temperature in zip(sequences, temperatures, strict=True)
-    ]
-    return list(map(TokenLogprobs, scorer(params, sequences, per_token)))
-  count = min(
-    cfg.vocab_size, alternatives if alternatives < 2 else MAX_ALTERNATIVES
-  )
+  width = _width(max(map(len, sequences)))
+  count = min(cfg.vocab_size, MAX_ALTERNATIVES)
   scored = []
   for start in range(0, len(sequences), rows):
     some = slice(start, start + rows)
@@ -73,6 +60,11 @@ def score(
       params, cfg, sequences[some], temperatures[some], (rows, width), count
     )
   return scored
+
+
+def _width(tokens: int) -> int:
+  """Returns the smallest power of two, at least 32, that is no less."""
+  return max(32, 1 << (tokens - 1).bit_length())
 
 
 def _score_rows(params, cfg, sequences, temperatures, shape, count):

@@ -1,11 +1,13 @@
-"""The thread that owns the engine.
+"""The threads that run the model: one owns the engine, the other scores.
 
 1. `accept` takes jobs from any thread: tokens to sample, or to score.
-2. The thread submits sampling jobs to the engine, where they join the requests
-   that decode, and scores one batch between two chunks.
-3. Results of a job are passed to its `notify`, in the worker's thread; `drop`
-   cancels a job, and frees its slot.
-4. An exception fails all open jobs; later jobs run on a new engine.
+2. The engine's thread submits sampling jobs to the engine, where they join the
+   requests that decode. The scoring thread scores a batch at a time; while it
+   compiles a program for a new shape, decoding goes on.
+3. Results of a job are passed to its `notify`, in the thread of its kind;
+   `drop` cancels a job, and frees its slot.
+4. An exception of the engine fails all open jobs, and later jobs run on a new
+   engine; one of scoring fails the jobs of its batch.
 """
 
 import dataclasses
@@ -13,10 +15,13 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
+import jax
 import numpy as np
 
+from posttrain import schema, sharding
 from posttrain.checkpoints import policies
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
@@ -68,7 +73,6 @@ class ScoreJob(Job):
 
   ids: np.ndarray  # i32[T]
   temperature: float
-  alternatives: int | None  # as in `token_logprobs.score`
 
 
 class Full(Exception):
@@ -87,7 +91,7 @@ class Worker:
     chunk: int,
     max_jobs: int,
   ):
-    """Makes a worker without starting its thread.
+    """Makes a worker without starting its threads.
 
     Args:
       policy: the model to serve.
@@ -101,39 +105,51 @@ class Worker:
     self._ids = itertools.count()
     self._lock = threading.Lock()  # of the jobs
     self._jobs: set[Job] = set()
-    self._inbox: queue.SimpleQueue[tuple[str, Sequence[Job]]] = (
+    self._inbox: queue.SimpleQueue[tuple[str, Sequence[SampleJob]]] = (
       queue.SimpleQueue()
     )
     self._sampling: dict[int, SampleJob] = {}
-    self._scoring: list[ScoreJob] = []
+    self._to_score: list[ScoreJob] = []  # in the order of arrival
+    self._score_changed = threading.Condition(self._lock)
     self._counts = dict.fromkeys(('accepted', 'finished', 'dropped'), 0)
     self._failure: Failed | None = None
-    self._thread = threading.Thread(
-      target=self._run, name='posttrain-engine', daemon=True
-    )
+    self._threads = [
+      threading.Thread(target=target, name=f'posttrain-{name}', daemon=True)
+      for name, target in (('engine', self._run), ('score', self._run_scoring))
+    ]
 
   def start(self) -> None:
-    """Compiles the decoding programs, and starts the thread.
+    """Compiles the decoding programs, and starts the threads.
 
     Raises:
       Exception: the engine cannot decode.
     """
     self._engine = self._make_engine()
-    self._engine.submit(
-      requests.Request(
-        next(self._ids), np.zeros(1, np.int32), self.capacity - 1
+    # Twice: some programs have other inputs once there is a state.
+    for _ in range(2):
+      request_id = next(self._ids)
+      self._engine.submit(
+        requests.Request(request_id, np.zeros(1, np.int32), self.capacity - 1)
       )
-    )
-    if not self._engine.step():
-      self._engine.cancel(0)
-    self._thread.start()
+      if not self._engine.step():
+        self._engine.cancel(request_id)
+    for thread in self._threads:
+      thread.start()
 
   def stop(self, wait: float) -> bool:
-    """Fails all jobs; returns False if the thread runs on after `wait` s."""
+    """Fails all jobs; returns False if a thread runs on after `wait` s."""
     self._shut_down(Failed(503, 'the server must be running: it shuts down'))
     self._inbox.put(('stop', ()))
-    self._thread.join(wait)
-    return not self._thread.is_alive()
+    end = time.monotonic() + wait
+    for thread in self._threads:
+      thread.join(max(end - time.monotonic(), 0))
+    return not any(thread.is_alive() for thread in self._threads)
+
+  def check_space(self) -> None:
+    """Raises Full if no job would be accepted now."""
+    with self._lock:
+      if len(self._jobs) >= self.max_jobs:
+        raise Full(f'{len(self._jobs)} sequences of {self.max_jobs}')
 
   def accept(self, jobs: Sequence[Job], *, more: bool = False) -> None:
     """Takes jobs; neighbours with one prompt have it prefilled once.
@@ -153,8 +169,12 @@ class Worker:
           raise Full(f'{len(self._jobs)} sequences of {self.max_jobs}')
         self._jobs.update(jobs)
         self._counts['accepted'] += len(jobs)
+        self._to_score += [x for x in jobs if isinstance(x, ScoreJob)]
+        self._score_changed.notify()
     if failure is None:
-      self._inbox.put(('accept', tuple(jobs)))
+      sampling = tuple(x for x in jobs if isinstance(x, SampleJob))
+      if sampling:
+        self._inbox.put(('accept', sampling))
     else:
       for job in jobs:
         job.notify(job, failure)
@@ -165,8 +185,10 @@ class Worker:
       jobs = self._jobs.intersection(jobs)
       self._jobs -= jobs
       self._counts['dropped'] += len(jobs)
-    if jobs:
-      self._inbox.put(('drop', tuple(jobs)))
+      self._to_score = [x for x in self._to_score if x not in jobs]
+    sampling = tuple(x for x in jobs if isinstance(x, SampleJob))
+    if sampling:
+      self._inbox.put(('drop', sampling))
 
   def counts(self) -> dict[str, int]:
     """Returns the numbers of slots and jobs, for the health route."""
@@ -190,6 +212,7 @@ class Worker:
       capacity=self.capacity,
       chunk=self._chunk,
       share_prefill=False,
+      mesh=sharding.make_mesh(schema.Mesh(), jax.devices()[:1]),
       **_PREFILL,
     )
     engine.set_params(self._policy.params, 0)
@@ -199,7 +222,6 @@ class Worker:
     while self._failure is None:
       try:
         self._receive()
-        self._score()
         self._sample()
       except Exception:  # any: no client may wait for ever
         logging.getLogger('absl').exception('the engine failed')
@@ -207,7 +229,7 @@ class Worker:
         self._restart()
 
   def _restart(self) -> None:
-    self._sampling, self._scoring, self._engine = {}, [], None
+    self._sampling, self._engine = {}, None
     try:
       self._engine = self._make_engine()
     except Exception:
@@ -216,7 +238,7 @@ class Worker:
 
   def _receive(self) -> None:
     """Handles the inbox; waits for a message if there is no work."""
-    idle = not (self._sampling or self._scoring)
+    idle = not self._sampling
     while idle or not self._inbox.empty():
       action, jobs = self._inbox.get()
       idle = False
@@ -226,38 +248,41 @@ class Worker:
         self._cancel(jobs)
         continue
       for job in known:
-        if isinstance(job, SampleJob):
-          job.request = dataclasses.replace(job.request, id=next(self._ids))
-          self._engine.submit(job.request)
-          self._sampling[job.request.id] = job
-        else:
-          self._scoring.append(job)
+        job.request = dataclasses.replace(job.request, id=next(self._ids))
+        self._engine.submit(job.request)
+        self._sampling[job.request.id] = job
 
-  def _cancel(self, jobs: Sequence[Job]) -> None:
-    self._scoring = [job for job in self._scoring if job not in jobs]
+  def _cancel(self, jobs: Sequence[SampleJob]) -> None:
     for job in jobs:
-      if isinstance(job, SampleJob) and self._sampling.pop(
-        job.request.id, None
-      ):
+      if self._sampling.pop(job.request.id, None):
         self._engine.cancel(job.request.id)
 
-  def _score(self) -> None:
-    """Scores the oldest jobs that share a forward."""
-    if not self._scoring:
-      return
-    alternatives = self._scoring[0].alternatives
-    batch = [x for x in self._scoring if x.alternatives == alternatives]
-    batch = batch[: token_logprobs.ROWS]
-    results = token_logprobs.score(
-      self._policy.params,
-      self._policy.model,
-      [job.ids for job in batch],
-      [job.temperature for job in batch],
-      alternatives,
-    )
-    self._scoring = [job for job in self._scoring if job not in batch]
-    for job, result in zip(batch, results, strict=True):
-      self._finish(job, result)
+  def _run_scoring(self) -> None:
+    while batch := self._next_batch():
+      try:
+        results = token_logprobs.score(
+          self._policy.params,
+          self._policy.model,
+          [job.ids for job in batch],
+          [job.temperature for job in batch],
+        )
+      except Exception:  # any: no client may wait for ever
+        logging.getLogger('absl').exception('scoring failed')
+        failure = Failed(500, "scoring failed; see the server's log")
+        results = [failure] * len(batch)
+      for job, result in zip(batch, results, strict=True):
+        self._finish(job, result)
+
+  def _next_batch(self) -> list[ScoreJob]:
+    """Waits for the oldest jobs, which share a forward; [] at the end."""
+    with self._lock:
+      while not self._to_score and self._failure is None:
+        self._score_changed.wait()
+      if self._failure is not None:
+        return []
+      batch = self._to_score[: token_logprobs.ROWS]
+      del self._to_score[: token_logprobs.ROWS]
+      return batch
 
   def _sample(self) -> None:
     """Decodes a chunk, and sends its events."""
@@ -285,12 +310,14 @@ class Worker:
   def _fail_all(self, failure: Failed) -> None:
     with self._lock:
       jobs, self._jobs = self._jobs, set()
+      self._to_score = []
     for job in jobs:
       job.notify(job, failure)
 
   def _shut_down(self, failure: Failed) -> None:
     with self._lock:
       self._failure = self._failure or failure
+      self._score_changed.notify()
     self._fail_all(failure)
 
 

@@ -39,7 +39,7 @@ def policy(folder):
 @pytest.fixture(scope='session')
 def start(policy):
   """Returns a context manager that runs a server in a thread."""
-  from posttrain.serve import app, server, texts, worker
+  from posttrain.serve import access, app, server, texts, worker
 
   @contextlib.contextmanager
   def run(*, max_jobs=MAX_JOBS, api_key=None, max_body_bytes=2**16):
@@ -47,13 +47,13 @@ def start(policy):
       policy, slots=SLOTS, capacity=CAPACITY, chunk=4, max_jobs=max_jobs
     )
     owner.start()
+    listening = server.bind('127.0.0.1', 0)
     application = app.make(
       texts.Served(policy, NAME, CAPACITY, max_jobs),
       owner,
-      api_key=api_key,
+      access=access.Access(api_key, access.own_hosts(listening)),
       max_body_bytes=max_body_bytes,
     )
-    listening = server.bind('127.0.0.1', 0)
     http_server = server.Server(application, owner)
     thread = threading.Thread(target=http_server.serve_on, args=(listening,))
     thread.start()

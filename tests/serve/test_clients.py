@@ -82,6 +82,14 @@ def test_openai_client_lists_models_and_raises(client, policy):
     (['--checkpoint=x', '--port=70000'], 'at most 65535'),
     (['--checkpoint=x', '--slots=0'], '--slots must be at least 1: got 0'),
     (['--checkpoint=x', '--api_key_env=NO_SUCH'], "got 'NO_SUCH', which is"),
+    (
+      ['--checkpoint=x', '--host=0.0.0.0', '--port=0'],
+      'where --host can be reached from other machines',
+    ),
+    (
+      ['--checkpoint=x', '--no_auth', '--api_key_env=PATH'],
+      '--no_auth must be left out',
+    ),
     (['--checkpoint=/no/such', '--port=0'], "got '/no/such'"),
     (['--checkpoint=x', '--host=256.1.1.1'], '--host and --port must be free'),
   ],

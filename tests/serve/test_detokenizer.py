@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.serve import detokenizer
+from posttrain.serve import detokenizer, stop_strings
 from tests import fixtures
 
 decode = fixtures.RENDERER.tokenizer.decode
@@ -12,7 +12,10 @@ EOS = fixtures.RENDERER.tokenizer.eos_id
 def feed(text, size, stops=(), reason='max_tokens', end=()):
   """Appends the bytes of a text in pieces; returns (detokenizer, texts)."""
   ids = [*(text.encode() if isinstance(text, str) else text), *end]
-  choice, pieces = detokenizer.Detokenizer(decode, stops), []
+  choice, pieces = (
+    detokenizer.Detokenizer(decode, stop_strings.Strings(stops)),
+    [],
+  )
   for start in range(0, len(ids), size):
     if choice.finish:
       break

@@ -10,6 +10,7 @@ import pytest
 from tests.serve import conftest
 
 BODY = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
+JSON = {'Content-Type': 'application/json'}
 CHAT = {
   'model': conftest.NAME,
   'max_tokens': 2,
@@ -64,7 +65,7 @@ def message(response):
     ({'stop_token_ids': [*range(9)]}, 'stop_token_ids', 'at most 8 ids'),
     ({'logprobs': 6}, 'logprobs', r'in \[0, 5\]'),
     ({'logprobs': True}, 'logprobs', 'whole number'),
-    ({'prompt_logprobs': -1}, 'prompt_logprobs', r'in \[0, 5\]'),
+    ({'prompt_logprobs': -1}, 'prompt_logprobs', r'in \[0, 20\]'),
     ({'echo': 1}, 'echo', 'true or false'),
     ({'stream': 'yes'}, 'stream', 'true or false'),
     ({'stream': True, 'logprobs': 2}, 'stream', 'be false where'),
@@ -116,7 +117,7 @@ def test_bad_completion_request_is_refused_with_its_field(
     ),
     ({'top_logprobs': 2}, 'top_logprobs', '0 where logprobs is false'),
     ({'logprobs': 1}, 'logprobs', 'true or false'),
-    ({'logprobs': True, 'top_logprobs': 9}, 'top_logprobs', r'in \[0, 5\]'),
+    ({'logprobs': True, 'top_logprobs': 21}, 'top_logprobs', r'in \[0, 20\]'),
     (
       {'stream': True, 'logprobs': True, 'top_logprobs': 1},
       'stream',
@@ -157,7 +158,9 @@ def test_bad_chat_request_is_refused_with_its_field(
   ],
 )
 def test_bodies_that_are_no_json_object_are_refused(served, content):
-  response = served.client.post('/v1/completions', content=content)
+  response = served.client.post(
+    '/v1/completions', content=content, headers=JSON
+  )
   assert response.status_code == 400
   assert 'the body must be' in message(response)
 
@@ -202,13 +205,15 @@ def test_fields_without_effect_are_accepted(post):
 
 def test_large_bodies_are_refused(served):
   body = json.dumps({**BODY, 'user': 'x' * 2**16})
-  response = served.client.post('/v1/completions', content=body)
+  response = served.client.post('/v1/completions', content=body, headers=JSON)
   assert response.status_code == 413 and '65536 bytes' in message(response)
 
   def pieces():  # sent without a length
     yield from [b' ' * 1000] * 70
 
-  response = served.client.post('/v1/completions', content=pieces())
+  response = served.client.post(
+    '/v1/completions', content=pieces(), headers=JSON
+  )
   assert response.status_code == 413
 
 

@@ -1,0 +1,341 @@
+"""Foreign pages, slow clients, large requests."""
+
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from posttrain.serve import access, bodies, connection, fields, pool, protocol
+from tests.serve import conftest
+
+BODY = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
+JSON = {'Content-Type': 'application/json'}
+
+
+@pytest.mark.parametrize(
+  'host',
+  [
+    'evil.example',
+    'evil.example:80',
+    'localhost.evil.example',
+    'x@localhost',
+    'localhost.',
+    '[::1].evil',
+    '[::1',
+    '0.0.0.0',
+  ],
+)
+def test_foreign_hosts_are_refused_on_every_route(served, host):
+  headers = {'Host': host}
+  client = served.client
+  for response in (
+    client.get('/health', headers=headers),
+    client.get('/v1/models', headers=headers),
+    client.get('/v1/models/tiny', headers=headers),
+    client.post('/v1/completions', json=BODY, headers=headers),
+    client.post('/v1/chat/completions', json=BODY, headers=headers),
+    client.get('/nothing', headers=headers),
+    client.get('/v1/models/', headers=headers),
+    client.options('/v1/completions', headers=headers),
+    client.delete('/health', headers=headers),
+  ):
+    assert response.status_code == 403, response.text
+    assert 'the header Host must be one of' in response.text
+
+
+@pytest.mark.parametrize('host', ['localhost', 'LocalHost:1', '[::1]:80'])
+def test_own_hosts_are_served(served, host):
+  response = served.client.get('/v1/models', headers={'Host': host})
+  assert response.status_code == 200
+
+
+def test_hosts_are_checked_on_loopback_addresses_only():
+  with socket.create_server(('127.0.0.1', 0)) as own:
+    assert access.own_hosts(own, ['Proxy.example']) == {
+      'localhost',
+      '127.0.0.1',
+      '::1',
+      'proxy.example',
+    }
+  with socket.create_server(('0.0.0.0', 0)) as reachable:
+    assert access.own_hosts(reachable) is None
+
+
+@pytest.mark.parametrize(
+  'kind', ['text/plain', '', 'application/jsonp', 'text/plain;application/json']
+)
+def test_other_content_types_are_refused(served, kind):
+  content = json.dumps(BODY)
+  response = served.client.post(
+    '/v1/completions', content=content, headers={'Content-Type': kind}
+  )
+  assert response.status_code == 415
+  assert 'Content-Type must be application/json' in response.text
+
+
+def read_all(client):
+  parts = []
+  while part := client.recv(4096):
+    parts.append(part)
+  return b''.join(parts)
+
+
+def test_half_sent_heads_and_bodies_are_closed(served, monkeypatch):
+  monkeypatch.setattr(connection, 'HEAD', 0.2)
+  monkeypatch.setattr(connection, 'BODY', 0.3)
+  url = httpx.URL(served.url)
+  head = b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
+  rest = b'Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{'
+  for data, expected in (
+    (b'', b''),
+    (head, b"the request's head must arrive in 0.2 s"),
+    (head + rest, b"the request's body must arrive in 0.3 s"),
+  ):
+    with socket.create_connection((url.host, url.port)) as client:
+      client.sendall(data)
+      client.settimeout(5)
+      answer = read_all(client)
+    assert expected in answer and (b' 408 ' in answer) == bool(expected)
+
+
+def test_too_many_connections_close_the_one_that_waits_longest(
+  served, monkeypatch
+):
+  url = httpx.URL(served.url)
+  monkeypatch.setattr(connection, 'max_connections', lambda: 3)
+  time.sleep(0.1)
+  clients = [socket.create_connection((url.host, url.port)) for _ in range(6)]
+  response = httpx.get(f'{served.url}/health', timeout=5)
+  assert response.status_code == 200
+  clients[0].settimeout(5)
+  try:
+    assert clients[0].recv(1) == b''
+  except ConnectionResetError:
+    pass
+  for client in clients:
+    client.close()
+
+
+def test_connections_are_half_of_the_descriptors(monkeypatch):
+  for limit, expected in ((64, 32), (10**6, 1000), (-1, 1000)):
+    monkeypatch.setattr(
+      connection.resource, 'getrlimit', lambda _, limit=limit: (limit, limit)
+    )
+    connection.max_connections.cache_clear()
+    assert connection.max_connections() == expected
+  monkeypatch.undo()
+  connection.max_connections.cache_clear()
+
+
+@pytest.mark.parametrize(
+  ('path', 'change', 'pattern'),
+  [
+    ('completions', {'stop': ['a' * 4097]}, 'stop must have at most 4096'),
+    ('completions', {'prompt': 'x' * 3073}, '96 tokens: got 3073 characters'),
+    ('completions', {'prompt': ['x' * 3073]}, 'got 3073 characters'),
+    ('completions', {'prompt': [1] * 3073}, 'got 3073 entries'),
+    (
+      'completions',
+      {'prompt': [[1] * 60] * 60, 'prompt_logprobs': 20, 'max_tokens': 0},
+      'n must request at most 72 sequences',
+    ),
+    (
+      'chat/completions',
+      {'messages': [{'role': 'user', 'content': ''}] * 97},
+      'got 97 messages',
+    ),
+    (
+      'chat/completions',
+      {'messages': [{'role': 'user', 'content': 'x' * 5000}]},
+      'characters or more',
+    ),
+    (
+      'chat/completions',
+      {'messages': [{'role': 'user', 'content': '', 'x': [[''] * 5000]}]},
+      'characters or more',
+    ),
+  ],
+)
+def test_requests_that_cannot_fit_are_refused_before_rendering(
+  served, policy, monkeypatch, path, change, pattern
+):
+  def never(*_, **__):
+    raise AssertionError('must not be rendered')
+
+  monkeypatch.setattr(type(policy.renderer), 'render', never)
+  monkeypatch.setattr(type(policy.renderer.tokenizer), 'encode_scaffold', never)
+  body = {'model': conftest.NAME, 'max_tokens': 2, **change}
+  if path == 'completions':
+    body = {'prompt': [1], **body}
+  response = served.client.post(f'/v1/{path}', json=body)
+  assert response.status_code == 400 and pattern in response.text, response.text
+
+
+def test_responses_with_too_many_logprobs_are_refused(post, monkeypatch):
+  from posttrain.serve import protocol
+
+  monkeypatch.setattr(protocol, 'MAX_LOGPROBS', 100)
+  body = {'prompt': [[1] * 9] * 2, 'max_tokens': 1}
+  assert post(**body, n=2, logprobs=4)['choices']  # 20
+  assert post(**body, prompt_logprobs=4)['choices']  # 90
+  error = post(status=400, **body, prompt_logprobs=5)['error']
+  assert error['param'] == 'prompt_logprobs' and 'got 108' in error['message']
+  error = post(status=400, **body, echo=True, logprobs=5)['error']
+  assert error['param'] == 'logprobs' and 'got 120' in error['message']
+
+
+@pytest.mark.parametrize(
+  'value',
+  [
+    'data:image/png;base64,' + 'QUJD' * 9999,
+    ['QUJD' * 9999] * 3,
+    {'QUJD' * 9999: ['QUJD' * 9999]},
+    '\ud800' * 9000,
+    '\x1b[31m\n' * 2000,
+    10**900,
+  ],
+  ids=['text', 'list', 'object', 'surrogates', 'escapes', 'digits'],
+)
+def test_refusals_are_one_short_printable_line(served, value):
+  for path, body in (
+    ('completions', {**BODY, 'max_tokens': value}),
+    ('completions', {**BODY, 'model': value}),
+    ('completions', {**BODY, str(value): 1}),
+    ('completions', {**BODY, 'prompt': value}),
+    (
+      'chat/completions',
+      {'model': 'tiny', 'messages': [{'role': value, 'content': 'a'}]},
+    ),
+    (
+      'chat/completions',
+      {'model': 'tiny', 'messages': [{'role': 'user', 'content': [value]}]},
+    ),
+  ):
+    content = json.dumps(body)
+    if len(content) > 2**16:
+      continue
+    response = served.client.post(f'/v1/{path}', content=content, headers=JSON)
+    assert response.status_code in (400, 404), response.text
+    assert len(response.text) < 1000
+    assert response.json()['error']['message'].isprintable()
+
+
+def test_bodies_of_too_many_values_are_refused_unparsed(monkeypatch):
+  monkeypatch.setattr(fields, 'MAX_VALUES', 10)
+  assert fields.parse(b'{"a":[1,2,3]}') == {'a': [1, 2, 3]}
+  with pytest.raises(fields.Refused, match='at most 10 commas') as error:
+    fields.parse(b'{"a":[' + b'1,' * 20)
+  assert error.value.status == 413
+
+
+@pytest.mark.parametrize(
+  ('content', 'problem'),
+  [
+    (b'{"n":1,"n":2}', 'twice'),
+    (b'{"a":' * 200, 'nested deeper'),
+    (b'{"a":' + b'9' * 2000 + b'}', '2000 digits'),
+    (b'\xff', 'no UTF-8'),
+  ],
+)
+def test_unpleasant_json_is_refused_in_one_line(served, content, problem):
+  response = served.client.post(
+    '/v1/completions', content=content, headers=JSON
+  )
+  assert response.status_code == 400
+  message = response.json()['error']['message']
+  assert message.startswith('the body must be JSON') and problem in message
+
+
+def test_large_bodies_wait_for_each_other(served, monkeypatch):
+  """Bodies above the small size still pass, two at a time."""
+  monkeypatch.setattr(bodies, 'SMALL', 100)
+  body = {**BODY, 'user': 'x' * 5000, 'temperature': 0}
+  responses = [
+    served.client.post('/v1/completions', json=body) for _ in range(3)
+  ]
+  texts = {response.json()['choices'][0]['text'] for response in responses}
+  assert len(texts) == 1
+
+
+def test_a_model_is_described_by_its_name(served):
+  client = served.client
+  (listed,) = client.get('/v1/models').json()['data']
+  assert client.get('/v1/models/tiny').json() == listed
+  for name in ('other', 'a/b', 'x' * 3000):
+    response = client.get(f'/v1/models/{name}')
+    assert response.status_code == 404
+    assert response.json()['error']['code'] == 'model_not_found'
+    assert len(response.text) < 500
+
+
+def test_developer_messages_are_those_of_the_system(post):
+  prompts = [
+    post(
+      'chat/completions',
+      messages=[
+        {'role': role, 'content': 'Be brief.'},
+        {'role': 'user', 'content': 'hi'},
+      ],
+      max_tokens=1,
+      return_token_ids=True,
+    )['prompt_token_ids']
+    for role in ('developer', 'system')
+  ]
+  assert prompts[0] == prompts[1]
+
+
+def test_chats_have_up_to_20_alternatives_in_order(post):
+  (choice,) = post(
+    'chat/completions',
+    messages=[{'role': 'user', 'content': 'hi'}],
+    max_tokens=3,
+    logprobs=True,
+    top_logprobs=20,
+  )['choices']
+  for entry in choice['logprobs']['content']:
+    tops = [x['logprob'] for x in entry['top_logprobs']]
+    assert len(tops) == 20 and tops == sorted(tops, reverse=True)
+
+
+def test_reading_a_chat_is_told_that_its_client_has_left(served, monkeypatch):
+  told, reads = threading.Event(), threading.Event()
+
+  def read(content, policy, *, chat, cancelled):
+    reads.set()
+    while not cancelled():
+      time.sleep(0.01)
+    told.set()
+    raise fields.Refused(400, 'nobody reads this')
+
+  monkeypatch.setattr(protocol, 'read', read)
+  content = json.dumps({'messages': []}).encode()
+  url = httpx.URL(served.url)
+  with socket.create_connection((url.host, url.port)) as client:
+    client.sendall(
+      b'POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n'
+      b'Content-Type: application/json\r\n'
+      b'Content-Length: %d\r\n\r\n%s' % (len(content), content)
+    )
+    assert reads.wait(10)
+    assert not told.is_set()
+  assert told.wait(10)
+
+
+def test_a_chat_has_its_place_by_its_messages(served, monkeypatch):
+  sizes, run = [], pool.Pool.run
+
+  def recorded(self, size, function):
+    sizes.append(size)
+    return run(self, size, function)
+
+  monkeypatch.setattr(pool.Pool, 'run', recorded)
+  message = {'role': 'user', 'content': ''}
+  for count in (1, 90):
+    served.client.post(
+      '/v1/chat/completions',
+      json={'model': conftest.NAME, 'messages': [message] * count},
+    )
+  assert sizes[1] - sizes[0] > 89 * 500
