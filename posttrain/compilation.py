@@ -1,8 +1,12 @@
 """A counter of compiled XLA programs, and jax's persistent cache of them."""
 
+import logging
 import os
+import tempfile
 
 import jax
+
+from posttrain.util import foreign
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _CACHE_HIT = '/jax/compilation_cache/cache_hits'
@@ -75,11 +79,25 @@ def _listen() -> None:
 
 
 def enable_compilation_cache(folder: str | None) -> None:
-  """Stores every compiled program in `folder`; does nothing if None."""
+  """Stores every compiled program in `folder`; does nothing if None.
+
+  A folder that cannot be written is a warning: programs are compiled again.
+  """
   if folder is None:
     return
   folder = os.path.abspath(os.path.expanduser(folder))
-  os.makedirs(folder, exist_ok=True)
+  try:
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+      pass
+  except OSError as error:
+    logging.getLogger('absl').warning(
+      'compilation_cache must be a folder that can be written: got %s: %s; '
+      'every start compiles anew',
+      foreign.quote(folder),
+      foreign.text(error.strerror),
+    )
+    return
   jax.config.update('jax_compilation_cache_dir', folder)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)

@@ -46,6 +46,7 @@ class Flags:
     if_absent="the run's own config",
   )
   overrides: list[tuple[str, str]] = flags_lib.overrides()
+  trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
   stage: str | None = flags_lib.flag(
     None,
     'The stage whose tasks are answered.',
@@ -82,7 +83,7 @@ def measure(
 
   folders = [weights.find(flags.checkpoint)]
   run, name = from_checkpoint.stage_of(
-    folders[0], flags.config, flags.stage, flags.overrides
+    folders[0], flags.config, flags.stage, flags.overrides, flags.trust_config
   )
   stage = run.stages[name]
   if not objectives.TYPES[stage.kind].generates_text:

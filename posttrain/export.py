@@ -77,6 +77,8 @@ def export(flags: Flags) -> None:
       '--checkpoint must name a run or a PEFT directory: got '
       f'{flags.checkpoint!r}, which is a HuggingFace directory already'
     )
+  for line in weights.named_folders(folder):
+    print(f'{folder} names {line}, read as data', file=sys.stderr)
   if flags.format == 'peft':
     _save_peft(flags, folder)
   else:

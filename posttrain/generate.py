@@ -71,6 +71,12 @@ class Flags:
     '\'{"enable_thinking": false}\'; for directories, as a run has its own.',
     value='JSON',
   )
+  compilation_cache: str | None = flags_lib.flag(
+    None,
+    'The folder of compiled programs; a checkpoint does not name it.',
+    value='DIR',
+    if_absent='~/.cache/posttrain/compiled; none for a run without one',
+  )
   json: bool = flags_lib.flag(False, 'Prints a line of JSON after the text.')
 
   def __post_init__(self):
@@ -130,6 +136,7 @@ def answer(flags: Flags) -> dict[str, Any]:
     flags.checkpoint,
     text=flags.prompt is not None,
     variables=flags.template_variables,
+    cache=flags.compilation_cache,
   )
   prompt = prompt_of(flags, policy)
   engine = engines.Engine(policy.model, slots=1, seed=flags.seed)

@@ -8,22 +8,26 @@ The same command with the same workdir continues a run from its newest
 checkpoint. The last line on stdout is one JSON object with the final
 evaluation. The console script `posttrain` is this command.
 
-Exit codes: 0 done, 1 the run failed, 2 the command line or the config is wrong,
-75 stopped by SIGTERM after saving, 130 interrupted.
+Exit codes: 0 done, 1 the run or the machine failed, 2 the command line or the
+config is wrong, 3 every call of a stage's reward functions failed, 4 ended by
+the watchdog (config.watchdog.exit_seconds), 75 stopped after saving by SIGTERM
+or --time_limit, 130 interrupted.
 """
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from posttrain import schema
-from posttrain.config import checks
+from posttrain.config import checks, trust
 from posttrain.config import load as config
+from posttrain.util import exits, foreign, locks, preemption, watchdog
 from posttrain.util import flags as flags_lib
-from posttrain.util import preemption
 
 
 @dataclasses.dataclass
@@ -33,7 +37,7 @@ class Flags:
   config: str = flags_lib.required(
     'FILE',
     'The recipe: FILE.py, FILE.py:ARGUMENT (configs/arithmetic.py:tiny), or '
-    'the config.json of a workdir.',
+    'the config.json of a workdir. A recipe is code: it is run.',
   )
   overrides: list[tuple[str, str]] = flags_lib.overrides()
   workdir: str | None = flags_lib.flag(
@@ -48,28 +52,53 @@ class Flags:
     'nothing.',
   )
 
+  time_limit: str | None = flags_lib.flag(
+    None,
+    'Saves and exits with 75 before the process has run for so long, as in '
+    '3h50m: give it a little less than the scheduler allows.',
+    value='DURATION',
+    if_absent='none',
+  )
+
+  trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
+
   def __post_init__(self):
     if not self.workdir and not self.dry_run:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
+
+  @property
+  def limit(self) -> float | None:
+    """Returns the seconds of `time_limit`."""
+    text = self.time_limit
+    return None if text is None else preemption.seconds(text, '--time_limit')
 
 
 PARSER = flags_lib.Parser(Flags, __doc__)
 
 
-def load(path: str, overrides: Sequence[tuple[str, str]] = ()) -> schema.Run:
+def load(
+  path: str,
+  overrides: Sequence[tuple[str, str]] = (),
+  trust_config: bool = False,
+) -> schema.Run:
   """Reads a recipe and its overrides; returns the checked options.
 
   Args:
     path: `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
     overrides: (dotted key, text of the value), applied in order.
+    trust_config: whether a config.json may name any function and server, see
+      `config.trust`; a recipe may.
 
   Raises:
     ValueError: names the key that is wrong and the values it allows.
   """
   node = config.load(path)
+  values = node.to_dict() if config.is_json(path) else None
   for key, value in overrides:
     config.override(node, key, value)
   run = config.build(node)
+  if values is not None:
+    trust.check(run, values, path, overrides, trust_config)
   checks.check(run)
   return run
 
@@ -78,24 +107,44 @@ def claim(workdir: str, run: schema.Run) -> None:
   """Writes config.json; refuses a workdir that holds a run of another config.
 
   Raises:
-    ValueError: the config differs, or the folder cannot be written.
+    ValueError: the config differs, or the folder cannot be written, or holds
+      something else where the run's files belong.
   """
-  path = os.path.join(workdir, 'config.json')
-  values = config.to_dict(run)
-  used = os.path.exists(os.path.join(workdir, 'metrics.jsonl'))
-  if used and os.path.exists(path):
-    with open(path) as f:
-      config.check_resume(json.load(f), values)
-  try:
+  from posttrain.stage import layout, progress
+
+  layout.check(workdir, run)
+  progress.check_resume(run, workdir)
+  with _writable():
     os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
-    with open(path + '.tmp', 'w') as f:
-      json.dump(values, f, indent=2)
-    os.replace(path + '.tmp', path)
+    progress.write_config(run, workdir)
+  trust.remember(run, config.to_dict(run))
+
+
+@contextlib.contextmanager
+def hold(workdir: str) -> Iterator[None]:
+  """Locks a workdir, which is created if it is missing.
+
+  Raises:
+    ValueError: another run uses it, or it cannot be written.
+  """
+  with contextlib.ExitStack() as stack:
+    with _writable():
+      os.makedirs(workdir, exist_ok=True)
+      stack.enter_context(locks.hold(workdir, '--workdir'))
+    yield
+
+
+@contextlib.contextmanager
+def _writable() -> Iterator[None]:
+  try:
+    yield
   except OSError as error:
     raise ValueError(f'--workdir must be writable: {error}') from error
 
 
-def train(run: schema.Run, workdir: str) -> dict[str, Any]:
+def train(
+  run: schema.Run, workdir: str, time_limit: float | None = None
+) -> dict[str, Any]:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
   Prints the plan to stderr, nothing to stdout.
@@ -103,6 +152,7 @@ def train(run: schema.Run, workdir: str) -> dict[str, Any]:
   Args:
     run: the options, from `load`.
     workdir: a new folder, or one of the same run, which is continued.
+    time_limit: seconds of the process before which it saves and stops.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
@@ -110,20 +160,39 @@ def train(run: schema.Run, workdir: str) -> dict[str, Any]:
   Raises:
     ValueError: options, weights or workdir do not fit each other; raised
       before anything is compiled.
-    Preempted: the run stopped after SIGTERM; everything is saved.
+    Preempted: the run stopped after SIGTERM, or before its time limit;
+      everything is saved.
   """
-  with preemption.on_sigterm() as stop:
+  dog, stalls = run.watchdog, os.path.join(workdir, 'stalls')
+  with (
+    preemption.on_sigterm(time_limit) as stop,
+    watchdog.watch(dog.seconds, dog.exit_seconds, stalls),
+  ):
     # Imported here so that command-line mistakes are reported without jax.
     from posttrain import compilation
     from posttrain import train as loop
-    from posttrain.report import page
 
     stages = _preflight(run, sys.stderr)
-    claim(workdir, run)
-    compilation.enable_compilation_cache(run.compilation_cache)
-    final = loop.run(stages, workdir, stop)
+    with hold(workdir):
+      claim(workdir, run)
+      compilation.enable_compilation_cache(run.compilation_cache)
+      final = loop.run(stages, workdir, stop)
+      _report(workdir)
+      return final
+
+
+def _report(workdir: str) -> None:
+  """Writes the report; a finished run without one is finished."""
+  from posttrain.report import page
+
+  try:
     page.write(workdir)
-    return final
+  except (OSError, ValueError) as error:
+    logging.getLogger('absl').warning(
+      'the run is finished, but its report could not be written: %s; the same '
+      'command writes it again',
+      foreign.error(error),
+    )
 
 
 def _preflight(run: schema.Run, file: TextIO) -> dict[str, Any]:
@@ -138,12 +207,17 @@ def _preflight(run: schema.Run, file: TextIO) -> dict[str, Any]:
   return stages
 
 
-def launch(run: schema.Run, workdir: str | None, dry_run: bool) -> None:
+def launch(
+  run: schema.Run,
+  workdir: str | None,
+  dry_run: bool,
+  time_limit: float | None = None,
+) -> None:
   """Prints the plan; trains unless `dry_run`."""
   if dry_run:
     _preflight(run, sys.stdout)
   else:
-    print(json.dumps(train(run, workdir)))
+    print(json.dumps(train(run, workdir, time_limit)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,21 +227,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Flags) -> int:
   try:
-    run = load(flags.config, flags.overrides)
-    launch(run, flags.workdir, flags.dry_run)
+    limit = flags.limit
+    run = load(flags.config, flags.overrides, flags.trust_config)
+    launch(run, flags.workdir, flags.dry_run, limit)
   except KeyboardInterrupt:
     print(
       'interrupted; run the same command to continue from the newest '
       'checkpoint',
       file=sys.stderr,
     )
-    return flags_lib.INTERRUPTED
+    return exits.INTERRUPTED
   except preemption.Preempted as stopped:
     print(
       f'saved and stopped at {stopped}; run the same command to continue',
       file=sys.stderr,
     )
-    return preemption.EXIT_CODE
+    return exits.PREEMPTED
   return 0
 
 

@@ -51,6 +51,7 @@ class Flags:
     if_absent="the run's own config",
   )
   overrides: list[tuple[str, str]] = flags_lib.overrides()
+  trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
   stage: str | None = flags_lib.flag(
     None,
     'The stage whose training tasks are answered.',
@@ -120,7 +121,7 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
 
   folder = weights.find(flags.checkpoint)
   run, name = from_checkpoint.stage_of(
-    folder, flags.config, flags.stage, flags.overrides
+    folder, flags.config, flags.stage, flags.overrides, flags.trust_config
   )
   stage = run.stages[name]
   stage = dataclasses.replace(

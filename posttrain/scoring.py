@@ -20,6 +20,7 @@ from posttrain import schema, sharding
 from posttrain.data import packing
 from posttrain.losses import logprobs as logprobs_lib
 from posttrain.models import reward_head, transformer
+from posttrain.util import watchdog
 
 
 def score(
@@ -172,6 +173,7 @@ class Scorer:
       places = list(_places(bins[start : start + self._rows], lengths))
       rows = self._pack(places, ids, temperatures)
       values = jax.device_get(self._read(params, rows, self._cfg, self._whole))
+      watchdog.progress()
       for index, place in places:
         results[index] = values[place].copy()
     return results

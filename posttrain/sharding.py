@@ -6,6 +6,7 @@ Mesh axes: `data` splits the batch, `fsdp` splits the batch and the weights,
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
+from posttrain.util import foreign
 
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
@@ -46,11 +48,25 @@ def make_mesh(
 
   Raises:
     ValueError: the axis sizes do not multiply to the number of devices.
+    RuntimeError: jax finds no device.
   """
-  devices = jax.devices() if devices is None else devices
+  devices = _all_devices() if devices is None else devices
   sizes = tuple(mesh_sizes(cfg, len(devices)).values())
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
   return jax.make_mesh(sizes, AXES, axis_types=types, devices=devices)
+
+
+def _all_devices() -> Sequence[jax.Device]:
+  try:
+    return jax.devices()
+  # AssertionError: a platform of JAX_PLATFORMS that is not installed.
+  except (RuntimeError, AssertionError) as error:
+    raise RuntimeError(
+      'jax must find a device: got JAX_PLATFORMS='
+      f'{foreign.quote(os.environ.get("JAX_PLATFORMS", ""))}; '
+      f'{foreign.error(error)}; install jax for it (jax[cuda12], jax[tpu]), or '
+      'change the variable'
+    ) from error
 
 
 def batch_ways(mesh: Mesh | Mapping[str, int]) -> int:

@@ -27,12 +27,14 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     NonFiniteError: too many gradients in a row were not finite.
     TooManyErrors: environments failed too often in one step.
     TooManyFaults: a reward function failed too often in a row.
+    NoReward: no rollout of the stage had a reward; everything is saved.
     EndpointError: a model's server is away; everything is saved.
   """
   state, clock = job.learner.state, job.logbook.clock
   if job.step == 0:
     job.log(0, job.evaluate(state, 0))
   stop.check(f'stage {job.name}, step {job.step}')
+  stop.begin_steps()
   for step in range(job.step + 1, job.steps + 1):
     with clock('rollout'):
       job.hand_over(state, step - 1)
@@ -47,10 +49,13 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
       record |= job.evaluate(state, step)
     job.log(step, record)
     job.check_finite(step, metrics, item)
-    if job.saves_at(step) or stop.requested:
+    stops = stop.after_step(job.save_seconds) and step < job.steps
+    if stops or job.saves_at(step):
       with clock('save'):
         job.save(step, state, item.state)
-    stop.check(f'stage {job.name}, step {step}')
+    if stops:
+      raise preemption.Preempted(f'stage {job.name}, step {step}')
+  job.check_rewards()
 
 
 def run(
@@ -77,6 +82,7 @@ def run(
       position = end
       continue
     progress.check_order(stage.cfg, name, workdir)
+    stop.check(f'the start of stage {name}')
     with (
       jobs.explain_oom(stage.plan),
       contextlib.closing(build.make(stage, workdir, position, stop)) as job,
@@ -84,7 +90,7 @@ def run(
       train(job, stop)
       position = job.logbook.writer.position()
     del job, stage  # with their models, before the next stage builds its own
-  *_, last = writers.read(os.path.join(workdir, 'metrics.jsonl'))
+  last = writers.last(os.path.join(workdir, 'metrics.jsonl'))
   return {
     key: value
     for key, value in last.items()

@@ -59,6 +59,20 @@ def match_rules(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
   return map_with_path(lambda path, _: match(rules, path), tree)
 
 
+def not_finite(tree: Any) -> list[str]:
+  """Returns the paths of the leaves with a number that is not finite."""
+  by_path = flat(tree)
+  flags = jax.device_get(_are_finite(list(by_path.values())))
+  return [x for x, finite in zip(by_path, flags, strict=True) if not finite]
+
+
+@jax.jit  # one program for all leaves
+def _are_finite(leaves):
+  # NaN and infinity times 0 are NaN, and so is a sum with it. (On CPUs, XLA
+  # stores the result of `isfinite`, and its maximum leaves NaN out.)
+  return jnp.stack([jnp.isfinite(jnp.sum(x * 0)) for x in leaves])
+
+
 def checksums(tree: Any) -> dict[str, int]:
   """Returns {path: sum of mixed words, each times an odd weight, mod 2^32}.
 

@@ -16,8 +16,8 @@ PACKAGES = ('kernels', 'posttrain', 'configs', 'experiments')
 
 # From the bottom up; one entry per package and per root module.
 STOREYS = (
-  ('kernels',),
-  ('posttrain', 'posttrain.schema', 'posttrain.types', 'posttrain.util'),
+  ('kernels', 'posttrain.util'),
+  ('posttrain', 'posttrain.schema', 'posttrain.types'),
   (
     'posttrain.chat',
     'posttrain.compilation',

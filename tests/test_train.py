@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import kill_resume
+from experiments.trials import kill_resume
 from posttrain import main, train
 from posttrain.checkpoints import store
 from posttrain.metrics import writers

@@ -51,6 +51,17 @@ def mixed(x):
   return x ^ x >> 16
 
 
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('place', [0, 70_001, -1])
+def test_leaves_that_are_not_finite_are_named(bad, place):
+  big = np.full(100_000, 3e38, np.float32)  # the sum of all is infinite
+  leaves = {'a': {'b': jnp.array(big)}, 'c': jnp.ones(3, jnp.bfloat16)}
+  assert tree.not_finite(leaves) == []
+  big[place] = bad
+  leaves['a']['b'] = jnp.array(big)
+  assert tree.not_finite(leaves) == ['a/b']
+
+
 def test_checksums_of_literal_arrays():
   # Mixed words times 1, 3, 5 for a vector.
   expected = (mixed(1) + 3 * mixed(2) + 5 * mixed(3)) % 2**32

@@ -7,6 +7,7 @@ graded.
 """
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from posttrain.envs import base
 from posttrain.envs import suite as suites
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import driver as drivers
+from posttrain.rollout import env_calls
 
 FIRST_UID = 2**62  # above the uids of training rollouts
 _ENV_UIDS, _TASK_UIDS = 2**40, 2**12
@@ -76,6 +78,7 @@ class EvalTasks:
     cfg: schema.Eval,
     seed: int,
     max_errors: int = 0,
+    env_timeout: float = schema.Rollout.env_timeout,
   ):
     """Draws the tasks and renders their prompts.
 
@@ -85,14 +88,19 @@ class EvalTasks:
       cfg: the evaluation's options.
       seed: seed of the draw.
       max_errors: number of errors of environments that an evaluation tolerates.
+      env_timeout: time limit of a call of an environment's source, in seconds.
 
     Raises:
+      EnvError: an environment's source fails.
       ValueError: a prompt cannot be rendered; names the row.
     """
     self.cfg = cfg
     self.max_errors = max_errors
     self.by_env = {
-      name: (env, env.source('eval', seed).take(cfg.prompts))
+      name: (
+        env,
+        env_calls.Source(env, 'eval', seed, env_timeout).take(cfg.prompts),
+      )
       for name, env in envs.items()
     }
     self.suite = suites.Suite(cfg.suite)
@@ -145,10 +153,15 @@ class Evaluator:
     self._rollouts: list[types.Rollout] = []  # of the evaluation under way
 
   def __call__(self) -> tuple[dict[str, float], list[Answer]]:
-    """Plays every task with the engine's weights.
+    """Returns metrics and answers; see `measure`."""
+    metrics, answers, _ = self.measure()
+    return metrics, answers
+
+  def measure(self) -> tuple[dict[str, float], list[Answer], tuple[str, ...]]:
+    """Plays every task with the engine's weights; warns of failed episodes.
 
     Returns:
-      {'eval/<name>/<env>': value}, and the greedy answers.
+      {'eval/<name>/<env>': value}, the greedy answers, and the errors.
 
     Raises:
       TooManyErrors: environments failed too often.
@@ -170,8 +183,16 @@ class Evaluator:
           greedy, groups or [()] * len(greedy), strict=True
         )
       ]
-    rollout_metrics.errors(self._rollouts, self.tasks.max_errors)
-    return metrics, answers
+    errors = rollout_metrics.errors(self._rollouts, self.tasks.max_errors)
+    if errors:
+      logging.getLogger('absl').warning(
+        '%d of %d episodes of the evaluation failed and are in no mean, the '
+        'first: %s',
+        len(errors),
+        len(self._rollouts),
+        errors[0],
+      )
+    return metrics, answers, errors
 
   def answer_suite(self) -> list[SuiteAnswer]:
     """Plays the prompts of `eval.suite`; returns the answers in their order."""

@@ -11,6 +11,7 @@ none is missing, and a half-written line is gone. TensorBoard has a folder per
 stage, and on a resume its later steps are purged.
 """
 
+import errno
 import json
 import math
 import os
@@ -21,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import tqdm
+
+from posttrain.util import foreign, json_files
 
 Row = dict[str, Any]
 
@@ -41,7 +44,8 @@ class Writer:
         = no event files.
 
     Raises:
-      ValueError: `tensorboard_dir` is set, but tensorboardX is missing.
+      ValueError: a line before `position` is no row; or `tensorboard_dir` is
+        set, but tensorboardX is missing.
     """
     size = os.path.getsize(path) if os.path.exists(path) else 0
     if size < position:
@@ -52,6 +56,7 @@ class Writer:
         stacklevel=2,
       )
       position = _end_of_lines(path, size)
+    read_metrics(path, position)
     self._path = path
     self._position = position
     self._file = None
@@ -72,9 +77,13 @@ class Writer:
 
     Raises:
       ValueError: at the first write, if `position` is inside a line.
+      FileNotFoundError: the file has been removed since.
     """
     if self._file is None:
       self._open()
+    if not os.path.exists(self._path):
+      # The open file would take all lines and be gone at the end.
+      raise FileNotFoundError(errno.ENOENT, 'the file is gone', self._path)
     last = self._last_step.get(stage, -1)
     assert step > last, f'stage {stage} step {step} after step {last}'
     self._last_step[stage] = step
@@ -122,7 +131,7 @@ class Writer:
     os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
     self._file = open(self._path, 'ab')
     self._file.truncate(self._position)
-    for row in read(self._path):
+    for row in read_metrics(self._path):
       self._last_step[row['stage']] = row['step']
 
 
@@ -156,15 +165,75 @@ def dumps(value: Any) -> str:
 
 
 def read(path: str) -> list[Row]:
-  """Returns the lines of a metrics.jsonl; [] if the file does not exist.
+  """Returns the lines of a JSONL file; [] if the file does not exist.
 
   A last line without a newline is unfinished and left out.
+
+  Raises:
+    ValueError: a line is no JSON object; names the file and the line.
   """
+  return [row for _, row in _objects(path)]
+
+
+def read_metrics(path: str, size: int = -1) -> list[Row]:
+  """Returns the rows of a metrics.jsonl; see `read`.
+
+  Args:
+    path: the file; it may be missing.
+    size: bytes to read; -1 = all.
+
+  Raises:
+    ValueError: a line is no row of metrics; names the file and the line.
+  """
+  try:
+    objects = _objects(path, size)
+    for where, row in objects:
+      step = row.get('step')
+      if not isinstance(row.get('stage'), str) or type(step) is not int:
+        raise ValueError(
+          f'{where} must have a stage and a step: got {foreign.quote(row)}'
+        )
+  except ValueError as error:
+    raise ValueError(
+      f'{error}; repair or delete that line, or move the file away: the '
+      'checkpoints do not need it'
+    ) from error
+  return [row for _, row in objects]
+
+
+def last(path: str) -> Row:
+  """Returns the last row of a metrics.jsonl.
+
+  Raises:
+    ValueError: there is none.
+  """
+  rows = read_metrics(path)
+  if not rows:
+    raise ValueError(
+      f'{path} must hold the metrics of a finished run: got none; the '
+      'checkpoints do not need it, and posttrain.evaluate measures them again'
+    )
+  return rows[-1]
+
+
+def _objects(path: str, size: int = -1) -> list[tuple[str, Row]]:
+  """Returns ('FILE:LINE', JSON object) of each line in the first bytes."""
   if not os.path.exists(path):
     return []
   with open(path, 'rb') as f:
-    lines = f.read().split(b'\n')
-  return [json.loads(line) for line in lines[:-1] if line.strip()]
+    lines = f.read(size).split(b'\n')
+  objects = []
+  for number, line in enumerate(lines[:-1], 1):
+    if not line.strip():
+      continue
+    where = f'{path}:{number}'
+    value = json_files.parse(line, where)
+    if not isinstance(value, dict):
+      raise ValueError(
+        f'{where} must be a JSON object: got {foreign.quote(value)}'
+      )
+    objects.append((where, value))
+  return objects
 
 
 class Progress:

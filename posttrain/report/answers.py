@@ -9,6 +9,7 @@ have a table of their own.
 import html
 import os
 import re
+import warnings
 from typing import Any
 
 from posttrain.metrics import writers
@@ -79,7 +80,28 @@ def _attempts(workdir: str, stages: list[str], what: str) -> dict[str, Rows]:
   if step == 0:
     paths['start' if first in stages[:1] else f'before {first}'] = path
   paths |= {f'after {stage}': path for stage, step, path in files if step}
-  return {name: writers.read(path) for name, path in paths.items()}
+  attempts = {name: _read(path, what) for name, path in paths.items()}
+  return {name: rows for name, rows in attempts.items() if rows}
+
+
+def _read(path: str, what: str) -> Rows:
+  """Returns the answers in a file; warns of lines that are none."""
+  keys = ('prompt',) if what == 'suite' else ('env', 'id')
+  try:
+    objects = writers.read(path)
+  except ValueError as error:
+    warnings.warn(f'the report leaves answers out: {error}', stacklevel=2)
+    return []
+  rows = [
+    x for x in objects if all(isinstance(x.get(k), str | int) for k in keys)
+  ]
+  if len(rows) < len(objects):
+    warnings.warn(
+      f'the report leaves {len(objects) - len(rows)} answers of {path} out: '
+      f'they lack {" or ".join(keys)}',
+      stacklevel=2,
+    )
+  return rows
 
 
 def _table(attempts: dict[str, Rows], multi_turn: set[str]) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from posttrain.metrics import estimates, writers
 from posttrain.report import answers, curves, transcripts, unlisted
+from posttrain.util import files, json_files
 
 RESULTS = (  # metric, title ({} = the metric), number format
   ('pass_rate', 'pass rate, greedy', '{:.1%}'),
@@ -78,7 +79,7 @@ Rows = list[dict[str, Any]]
 
 def write(workdir: str) -> str:
   """Writes the report of a run; returns the path of `report.html`."""
-  rows = writers.read(os.path.join(workdir, 'metrics.jsonl'))
+  rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
   config = _config(workdir)
   name = html.escape(os.path.basename(os.path.abspath(workdir)))
   parts = [
@@ -93,7 +94,7 @@ def write(workdir: str) -> str:
     _details(config),
   ]
   path = os.path.join(workdir, 'report.html')
-  with open(path, 'w', encoding='utf-8') as f:
+  with files.replacing(path) as f:
     f.write(
       '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
       '<meta name="viewport" content="width=device-width">'
@@ -113,7 +114,7 @@ def figure(workdir: str, png_path: str) -> None:
   Raises:
     ValueError: there are no metrics to draw.
   """
-  rows = writers.read(os.path.join(workdir, 'metrics.jsonl'))
+  rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
   curve_figure = curves.draw(rows)
   if curve_figure is None:
     raise ValueError(
@@ -125,17 +126,16 @@ def figure(workdir: str, png_path: str) -> None:
 
 def _config(workdir: str) -> dict[str, Any]:
   path = os.path.join(workdir, 'config.json')
-  if not os.path.exists(path):
-    return {}
-  with open(path, encoding='utf-8') as f:
-    return json.load(f)
+  return json_files.read_object(path) if os.path.exists(path) else {}
 
 
 def _env_names(config: dict[str, Any]) -> set[str]:
   """Returns the names of the environments of all stages."""
-  return {
-    env for stage in config.get('stages', ()) for env in config[stage]['envs']
-  }
+  stages = config.get('stages')
+  names = stages if isinstance(stages, list) else ()
+  nodes = [config.get(name) for name in names if isinstance(name, str)]
+  envs = [node.get('envs') for node in nodes if isinstance(node, dict)]
+  return {name for node in envs if isinstance(node, dict) for name in node}
 
 
 def _subtitle(rows: Rows) -> str:

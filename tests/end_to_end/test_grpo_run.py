@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from experiments import kill_resume
+from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.checkpoints import store
 from posttrain.config import checks
@@ -18,6 +18,7 @@ from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import components, job
 from posttrain.util import preemption
 from tests import toys
+from tests.rollout.grading import judged
 
 STEPS, SAVED = 80, 15  # SAVED: the first checkpoint's step
 
@@ -160,7 +161,7 @@ def test_environment_errors_are_written_down(finished, rows):
   for row in rows[1:]:
     assert len(errors.get(row['step'], ())) == row['rollout/errors/toy']
   assert len(errors) > 5
-  assert errors[1][0].endswith('RuntimeError: not this one')
+  assert ': RuntimeError: not this one (grade, ' in errors[1][0]
 
 
 def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
@@ -180,13 +181,9 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
 
 def test_what_reward_functions_fail_at_is_written_down(tmp_path):
   """Behind the environments' errors, until it is too much."""
-  answers = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
+  judged.turns[:] = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
   rewards = {
-    'x': schema.RewardFn(
-      'tests.rollout.grading.judged:by_turns',
-      kwargs={'answers': answers},
-      max_faults=1,
-    )
+    'x': schema.RewardFn('tests.rollout.grading.judged:by_turns', max_faults=1)
   }
   run = _run(steps=6, rewards=rewards)
   with pytest.raises(rewarding.TooManyFaults, match='max_faults=1 times in'):

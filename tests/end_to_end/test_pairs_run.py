@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from experiments import kill_resume
+from experiments.trials import kill_resume
 from posttrain import evaluate, main
 from posttrain.checkpoints import policies, store
 from posttrain.data import preferences

@@ -14,9 +14,12 @@ from configs import machinery
 from posttrain import main, schema
 from posttrain.config import checks
 from posttrain.config import load as config
+from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.pipeline import pairs as pair_pipeline
+from posttrain.rollout import abandoned, env_calls
 from posttrain.rollout.endpoint import client
+from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import job, learner
 from posttrain.training import objectives
 from posttrain.util import preemption
@@ -222,6 +225,39 @@ def test_a_server_that_is_away_costs_no_step(requested):
   assert saved == [(5, 'state', 'before')]
 
 
+@pytest.mark.parametrize(
+  'error',
+  [
+    rewarding.TooManyFaults('x', ('a',)),
+    rollout_metrics.TooManyErrors('x', ('a',)),
+    abandoned.TooManyThreads('x'),
+    env_calls.EnvError('x'),
+  ],
+)
+def test_failures_of_rewards_and_environments_cost_no_step(error):
+  class Pipeline:
+    def get_state(self):
+      return 'before'
+
+    def __next__(self):
+      raise error
+
+  saved, written = [], []
+  this = _job(
+    pipeline=Pipeline(),
+    step=2,
+    saves_at=lambda step: False,
+    save=lambda *args: saved.append(args),
+  )
+  this.logbook.write_errors = lambda *args: written.append(args)
+  stop = preemption.Signal()
+  stop.request()  # the failure is raised all the same
+  with pytest.raises(type(error)):
+    job.Job.next_item(this, 6, 'state', stop)
+  assert saved == [(5, 'state', 'before')]
+  assert written == ([(6, ('a',))] if hasattr(error, 'errors') else [])
+
+
 def test_a_request_to_stop_ends_a_wait():
   class Server:
     def close(self):
@@ -282,7 +318,7 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(job.Job, 'log', stop_in_main)
     patch.setattr(
-      preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
+      preemption, 'Signal', lambda *_: stopper.append(signal()) or stopper[0]
     )
     with pytest.raises(preemption.Preempted, match='stage main, step 2'):
       main.launch(run, str(tmp_path / 'cut'), dry_run=False)
@@ -465,6 +501,8 @@ def _ask_the_rest():
     ),
   )
   made(two_turns.group(1.0))
+  isolated = schema.RewardFn('tests.rollout.grading.judged:slow', isolate=True)
+  rewarding.Rewards('a', {'z': isolated})  # starts no process yet
   endpoint = servers.connect(servers.Server())
   endpoint.check(fixtures.RENDERER)
   endpoint.close()

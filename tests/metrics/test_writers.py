@@ -1,5 +1,6 @@
 """Metrics are strict JSON; a resumed file equals an uninterrupted one."""
 
+import contextlib
 import json
 import math
 import sys
@@ -200,3 +201,39 @@ def test_progress_shows_numbers_on_a_terminal_only(monkeypatch, capsys):
 def test_dumps_writes_null_for_numbers_that_are_not_finite():
   text = writers.dumps({'a': math.nan, 'b': (math.inf, 1.5), 'c': {'d': 'x'}})
   assert strict(text) == {'a': None, 'b': [None, 1.5], 'c': {'d': 'x'}}
+
+
+def test_a_file_that_is_removed_meanwhile_is_an_error(tmp_path):
+  path = tmp_path / 'run' / 'metrics.jsonl'
+  with contextlib.closing(writers.Writer(str(path), 0, None)) as writer:
+    writer.write('sft', 1, {})
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match='the file is gone'):
+      writer.write('sft', 2, {})
+
+
+@pytest.mark.parametrize(
+  'line', [b'garbage', b'\x00' * 40, b'3', b'[]', b'{}', b'{"stage": 1}', b'{']
+)
+def test_garbage_within_the_file_names_the_line_and_loses_nothing(
+  tmp_path, line
+):
+  path = tmp_path / 'metrics.jsonl'
+  rows = [b'{"stage": "a", "step": 0}', line, b'{"stage": "a", "step": 1}', b'']
+  path.write_bytes(before := b'\n'.join(rows))
+  for call in (
+    lambda: writers.read_metrics(str(path)),
+    lambda: writers.Writer(str(path), len(before), None),
+  ):
+    with pytest.raises(ValueError, match=r'metrics\.jsonl:2 must') as error:
+      call()
+    assert '\n' not in str(error.value)
+  assert path.read_bytes() == before
+  # What lies after the position is cut off by the first write anyway.
+  writer = writers.Writer(str(path), before.index(b'\n') + 1, None)
+  writer.close()
+
+
+def test_a_finished_run_without_metrics_is_an_error(tmp_path):
+  with pytest.raises(ValueError, match='metrics of a finished run: got none'):
+    writers.last(str(tmp_path / 'metrics.jsonl'))

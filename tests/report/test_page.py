@@ -364,3 +364,15 @@ def test_rows_with_few_metrics_and_an_unfinished_line_have_a_report(
 def test_the_figure_is_a_png(run):
   page.figure(str(run), str(run / 'curves.png'))
   assert (run / 'curves.png').read_bytes()[:4] == b'\x89PNG'
+
+
+@pytest.mark.parametrize('line', ['garbage', '[1]', '{"text": 3}', '[' * 9999])
+def test_answers_that_are_none_are_left_out_with_a_warning(run, line):
+  save_suite(run, 'sft', 0, {'Why?': 'no'})
+  for name in ('eval', 'suite'):
+    file = run / 'rollouts' / f'sft_{name}_000120.jsonl'
+    file.write_text(line + '\n')
+  (run / 'config.json').unlink(missing_ok=True)
+  with pytest.warns(UserWarning, match='the report leaves'):
+    page.write(str(run))
+  assert 'Learning curves' in (run / 'report.html').read_text()
