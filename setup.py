@@ -28,8 +28,8 @@ CORE = [
 ]
 NOTEBOOK = ['ipykernel', 'nbclient', 'nbformat']
 TENSORBOARD = ['tensorboardX']
-SERVE = ['starlette', 'uvicorn']
-OPENENV = ['websockets']
+SERVE = ['starlette', 'uvicorn', 'h11']
+OPENENV = ['websockets>=13']
 EXTRAS = {
   'test': [
     'basedpyright==1.40.2',

@@ -71,7 +71,8 @@ def difference(pairs: Sequence[tuple[bool, bool]]) -> str:
 
 def episodes(run: pathlib.Path, stage: str, step: int) -> Rows:
   """Returns the greedy episodes of an evaluation."""
-  return writers.read(str(run / 'rollouts' / f'{stage}_eval_{step:06}.jsonl'))
+  path = run / 'rollouts' / f'{stage}_eval_{step:06}.jsonl'
+  return writers.read(str(path))
 
 
 def evaluations(run: pathlib.Path) -> list[tuple[str, int]]:

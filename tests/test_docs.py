@@ -43,6 +43,7 @@ OWNERS = {
   'streams': 'posttrain.algorithms.streams',
   'tokens': 'posttrain.pipeline.tokens',
   'train': 'posttrain.train',
+  'trust': 'posttrain.config.trust',
   'types': 'posttrain.types',
   'writers': 'posttrain.metrics.writers',
   'Environment': 'posttrain.pipeline.environment',

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from experiments import doomed, kill_resume
+from experiments.trials import doomed, kill_resume
 
 
 @pytest.mark.slow

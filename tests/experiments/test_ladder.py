@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from experiments import kill_resume, ladder
+from experiments import ladder
+from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.metrics import writers
 from posttrain.util import preemption

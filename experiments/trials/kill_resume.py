@@ -1,6 +1,6 @@
 """Runs of SFT and another stage, killed many times, against an undisturbed one.
 
-    python -m experiments.kill_resume --kills=20 --saving=5 --seed=0
+    python -m experiments.trials.kill_resume --kills=20 --saving=5 --seed=0
         [--stage=grpo|dpo|rm] [--each=2]
         [--phases=rollout,update,save,eval,random]
 
@@ -15,7 +15,7 @@
 3. Parameters, optimizer state and metrics (except times) of every run that
    reached its end must equal the truth bit by bit, in both stages.
 
-`experiments/doomed.py` kills a process in a phase.
+`experiments/trials/doomed.py` kills a process in a phase.
 
 Prints one JSON object per line; exits non-zero where something differs.
 """
@@ -97,7 +97,7 @@ def launch(argv, **watch) -> subprocess.Popen:
   """Starts a run, under `doomed` if options of its watch are given."""
   program = ['posttrain.main']
   if watch:
-    program = ['experiments.doomed', json.dumps(watch)]
+    program = ['experiments.trials.doomed', json.dumps(watch)]
   return subprocess.Popen(
     [sys.executable, '-m', *program, *argv],
     stdout=subprocess.DEVNULL,

@@ -1,0 +1,1 @@
+"""Trials of `experiments.faults`, one module per place of the fault."""

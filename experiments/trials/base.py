@@ -1,0 +1,206 @@
+"""What trials share: the registry, commands in processes, a finished run.
+
+    @base.trial('resume', 'a run whose newest step is damaged continues')
+    def damaged_step(scratch: base.Scratch) -> str:
+      workdir = scratch.finished_run()
+      ...                                      # inject the fault
+      done = base.command('posttrain.main', ..., cwd=scratch.folder)
+      base.expect_line(done, exits.USAGE, 'must be', 'move that folder')
+      return 'refused: exit 2, names the file'
+
+A trial returns what it saw, in words, and raises AssertionError where that
+falls short of its promise.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TINY = 'configs/arithmetic.py:tiny'
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """One promise and the function that tries to break it."""
+
+  area: str  # the table's first column
+  promise: str
+  run: Callable[['Scratch'], str]
+  alone: bool  # it measures time: nothing runs beside it
+
+  @property
+  def name(self) -> str:
+    return f'{self.area}.{self.run.__name__}'
+
+
+TRIALS: list[Trial] = []
+
+
+def trial(area: str, promise: str, *, alone: bool = False) -> Callable:
+  """Registers a function of a `Scratch` as a trial."""
+
+  def register(run: Callable[['Scratch'], str]) -> Callable:
+    TRIALS.append(Trial(area, promise, run, alone))
+    return run
+
+  return register
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """A finished command."""
+
+  code: int  # -N: ended by signal N
+  out: str
+  err: str
+  seconds: float
+
+  @property
+  def last(self) -> str:
+    """The last line of stderr."""
+    return (self.err.strip().splitlines() or [''])[-1]
+
+
+def start(
+  module: str,
+  *argv: str | os.PathLike[str],
+  env: Mapping[str, str] | None = None,
+  **options,
+) -> subprocess.Popen:
+  """Starts `python -m module argv` in the repository; pipes are text.
+
+  Args:
+    module: a module of posttrain or experiments.
+    *argv: its arguments.
+    env: added to this process's variables.
+    **options: of `subprocess.Popen`.
+  """
+  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
+  paths = [str(ROOT), os.environ.get('PYTHONPATH', '')]
+  variables = {
+    **os.environ,
+    'PYTHONPATH': os.pathsep.join(filter(None, paths)),
+    **(env or {}),
+  }
+  return subprocess.Popen(
+    [sys.executable, '-m', module, *map(os.fspath, argv)],
+    **{'cwd': ROOT, 'text': True, 'errors': 'replace', **pipes, **options},
+    env=variables,
+  )
+
+
+def finish(process: subprocess.Popen, timeout: float = 180) -> Done:
+  """Waits for a command; kills it after `timeout` seconds (code -9)."""
+  begin = time.monotonic()
+  try:
+    out, err = process.communicate(timeout=timeout)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    out, err = process.communicate()
+  seconds = time.monotonic() - begin
+  return Done(process.returncode, out or '', err or '', seconds)
+
+
+def command(
+  module: str, *argv: str | os.PathLike[str], timeout: float = 180, **options
+) -> Done:
+  """Runs `python -m module argv` to its end; see `start`."""
+  return finish(start(module, *argv, **options), timeout)
+
+
+def expect(done: Done, code: int, *words: str) -> None:
+  """Checks exit code and words of stderr, and that it has no traceback."""
+  assert done.code == code, f'exit {done.code}, not {code}: {done.err[-900:]}'
+  assert 'Traceback' not in done.err, f'a traceback: {done.err[-900:]}'
+  for word in words:
+    assert word in done.err, f'{word!r} is not said: {done.err[-900:]}'
+
+
+def expect_line(done: Done, code: int, *words: str) -> None:
+  """Checks that a command ended with one error line that has these words."""
+  expect(done, code)
+  assert done.last.startswith('error: '), f'no error line: {done.err[-900:]}'
+  assert len(done.last) < 2000, f'a line of {len(done.last)} characters'
+  for word in words:
+    assert word in done.last, f'{word!r} is not in: {done.last}'
+
+
+class Scratch:
+  """A trial's folder, and what all trials share."""
+
+  def __init__(self, folder: pathlib.Path, shared: 'Shared'):
+    self.folder, self._shared = folder, shared
+    folder.mkdir(parents=True)
+
+  @property
+  def cache(self) -> pathlib.Path:
+    """The compilation cache that all trials share."""
+    return self._shared.cache
+
+  def tiny(self, workdir: str | os.PathLike[str], *argv: str) -> list[str]:
+    """Returns arguments of `posttrain.main`: two small stages, 4 + 2 steps."""
+    return [
+      f'--config={TINY}',
+      f'--workdir={os.fspath(workdir)}',
+      f'--config.compilation_cache={self.cache}',
+      '--config.checkpoint.every=2',
+      '--config.metrics.progress=False',
+      '--config.sft.steps=4',
+      '--config.sft.optim.warmup_steps=1',
+      '--config.grpo.optim.warmup_steps=0',
+      '--config.grpo.steps=2',
+      *argv,
+    ]
+
+  def finished_run(self) -> pathlib.Path:
+    """Returns a new copy of the workdir of a finished `tiny` run."""
+    number = len(list(self.folder.glob('finished*')))
+    copy = self.folder / f'finished{number}'
+    return pathlib.Path(shutil.copytree(self._shared.run(self), copy))
+
+
+class Shared:
+  """What is made once for all trials: a compilation cache, a finished run."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.cache = folder / 'compiled'
+    self._run, self._lock = folder / 'run', threading.Lock()
+
+  def run(self, scratch: Scratch) -> pathlib.Path:
+    """Returns the workdir of the finished run; nobody may write to it."""
+    with self._lock:
+      if not self._run.exists():
+        workdir = self._run.with_name('run_unfinished')
+        done = command('posttrain.main', *scratch.tiny(workdir), timeout=300)
+        assert done.code == 0, done.err
+        workdir.rename(self._run)
+    return self._run
+
+
+def wait_for(
+  condition: Callable[[], object], seconds: float = 60, every: float = 0.05
+) -> None:
+  """Waits until a condition holds; AssertionError after so many seconds."""
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end, f'nothing happened within {seconds} s'
+    time.sleep(every)
+
+
+def stop(process: subprocess.Popen, number: int = signal.SIGTERM) -> Done:
+  """Sends a signal; waits for the end."""
+  process.send_signal(number)
+  return finish(process, 60)
+
+
+def words(values: Sequence[object]) -> str:
+  """Returns values with commas between them."""
+  return ', '.join(map(str, values))
