@@ -42,8 +42,9 @@ def one_line_background() -> Iterator[None]:
     record.exc_info = None
     return True
 
-  before = sys.excepthook, threading.excepthook
+  before = sys.excepthook, sys.unraisablehook, threading.excepthook
   sys.excepthook = lambda kind, error, trace: show(error)
+  sys.unraisablehook = lambda arguments: show(arguments.exc_value)
   threading.excepthook = lambda arguments: show(arguments.exc_value)
   loops = logging.getLogger('asyncio')  # errors of tasks that were dropped
   loops.addFilter(shorten)
@@ -51,7 +52,7 @@ def one_line_background() -> Iterator[None]:
     yield
   finally:
     loops.removeFilter(shorten)
-    sys.excepthook, threading.excepthook = before
+    sys.excepthook, sys.unraisablehook, threading.excepthook = before
 
 
 class _ErrorsOnly(logging.Filter):

@@ -345,7 +345,7 @@ def test_an_interrupted_lora_run_resumes_bitwise(
   with monkeypatch.context() as patch:
     patch.setattr(job.Job, 'log', stop)
     patch.setattr(
-      preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
+      preemption, 'Signal', lambda *_: stopper.append(signal()) or stopper[0]
     )
     with pytest.raises(preemption.Preempted, match='stage grpo, step 2'):
       main.launch(options(folder), str(tmp_path), dry_run=False)

@@ -85,7 +85,7 @@ def _stop_at(patch, last):
 
   patch.setattr(job.Job, 'log', stop)
   patch.setattr(
-    preemption, 'Signal', lambda: stopper.append(signal()) or stopper[0]
+    preemption, 'Signal', lambda *_: stopper.append(signal()) or stopper[0]
   )
 
 

@@ -5,9 +5,6 @@ import pytest
 from experiments import faults
 from experiments.trials import base
 
-# Falls short: tensorstore prints tracebacks before our line.
-KNOWN = {'machine.file_limits'}
-
 
 def test_each_trial_has_a_name_of_its_own_and_a_promise():
   trials = faults.find()
@@ -43,5 +40,4 @@ def test_a_trial_that_falls_short_or_breaks_is_told(tmp_path):
 @pytest.mark.slow
 def test_all_promises_hold():
   rows = faults.run_all(faults.find(), jobs=2)
-  short = {row['trial']: row['seen'] for row in rows if not row['good']}
-  assert short.keys() <= KNOWN, short
+  assert not {row['trial']: row['seen'] for row in rows if not row['good']}

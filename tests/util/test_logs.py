@@ -1,6 +1,11 @@
 """Filters for the log records of other packages."""
 
 import logging
+import sys
+import threading
+import types
+
+import pytest
 
 from posttrain.util import logs
 
@@ -20,3 +25,30 @@ def test_quiet_drops_logs_of_a_package_below_errors():
   assert not passes('/lib/chatty/a.py', logging.WARNING)
   assert passes('/lib/chatty/a.py', logging.ERROR)
   assert passes('/lib/other/a.py', logging.INFO)
+
+
+@pytest.mark.parametrize('where', ['main', 'thread', 'callback'])
+def test_errors_in_the_background_are_one_line_each(where, caplog, capsys):
+  """A callback of C code has no frame of ours; Python asks unraisablehook."""
+
+  def throw(error):
+    try:
+      raise error
+    except Exception as caught:
+      shown = {'exc_value': caught, 'exc_type': type(caught)}
+      if where == 'main':
+        sys.excepthook(type(caught), caught, caught.__traceback__)
+      elif where == 'thread':
+        threading.excepthook(types.SimpleNamespace(**shown))
+      else:
+        sys.unraisablehook(types.SimpleNamespace(**shown))
+
+  hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
+  with logs.one_line_background():
+    throw(OSError('disk full'))
+    throw(OSError('disk full'))
+    throw(RuntimeError('Event loop is closed'))
+  (line,) = caplog.messages
+  assert line.startswith('in the background: ') and 'disk full' in line
+  assert capsys.readouterr().err.count('Traceback') == 0
+  assert hooks == (sys.excepthook, sys.unraisablehook, threading.excepthook)
