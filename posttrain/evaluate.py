@@ -76,12 +76,12 @@ def measure(
     TooManyErrors: environments failed too often.
   """
   # Imported here so that command-line mistakes are reported without jax.
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders
   from posttrain.evaluation import evaluator as evaluation
   from posttrain.stage import from_checkpoint
   from posttrain.training import objectives
 
-  folders = [weights.find(flags.checkpoint)]
+  folders = [weight_folders.find(flags.checkpoint)]
   run, name = from_checkpoint.stage_of(
     folders[0], flags.config, flags.stage, flags.overrides, flags.trust_config
   )
@@ -112,10 +112,10 @@ def measure(
 
 def _rival(path: str, player: Any) -> str:
   """Returns the folder of the second policy; refuses another model."""
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders
 
   try:
-    folder = weights.find(path)
+    folder = weight_folders.find(path)
     player.check(folder)
   except ValueError as error:
     raise ValueError(

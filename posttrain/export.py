@@ -69,15 +69,15 @@ def export(flags: Flags) -> None:
       folder is not empty, or no HuggingFace architecture fits this model.
   """
   # Imported here so that command-line mistakes are reported without jax.
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders
 
-  folder = weights.find(flags.checkpoint)
-  if weights.is_hf(folder):
+  folder = weight_folders.find(flags.checkpoint)
+  if weight_folders.is_hf(folder):
     raise ValueError(
       '--checkpoint must name a run or a PEFT directory: got '
       f'{flags.checkpoint!r}, which is a HuggingFace directory already'
     )
-  for line in weights.named_folders(folder):
+  for line in weight_folders.named_folders(folder):
     print(f'{folder} names {line}, read as data', file=sys.stderr)
   if flags.format == 'peft':
     _save_peft(flags, folder)
@@ -86,25 +86,28 @@ def export(flags: Flags) -> None:
 
 
 def _save_peft(flags: Flags, folder: str) -> None:
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders, weights
   from posttrain.models import peft, transformer
 
-  adapter, start = weights.adapter(folder, average=True), weights.start(folder)
+  adapter, start = (
+    weights.adapter(folder, average=True),
+    weight_folders.start(folder),
+  )
   if adapter is None:
     raise ValueError(
       '--checkpoint must name a stage with lora.rank > 0: got '
       f'{folder}, which trained all weights; use --format=hf'
     )
-  if flags.like is None and not weights.is_hf(start):
+  if flags.like is None and not weight_folders.is_hf(start):
     raise ValueError(
       f'--like must name the base model of the adapter: got none, and its '
       f'stage started from {start}; export that with --format=hf and pass the '
       'folder as --like'
     )
-  base, model = flags.like or start, weights.model(folder)
+  base, model = flags.like or start, weight_folders.model(folder)
   if flags.like is not None:
     _check_base(base, start, model)
-  elif weights.is_run(folder):
+  elif weight_folders.is_run(folder):
     like = transformer.shapes(model)
     weights.check_base(folder, weights.load(start, like))
   peft.save(*adapter, model, flags.folder, os.path.abspath(base))
@@ -121,10 +124,10 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
   import jax.numpy as jnp
 
   from posttrain import tree
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders, weights
   from posttrain.models import hf, transformer
 
-  if not weights.is_hf(base):
+  if not weight_folders.is_hf(base):
     raise ValueError(f'--like must name a HuggingFace directory: got {base!r}')
   hf.check_like(base, model)
   like = transformer.shapes(model)
@@ -140,17 +143,17 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
 
 def _save_hf(flags: Flags, folder: str) -> None:
   from posttrain.chat import pretrained
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders, weights
   from posttrain.models import hf, transformer
 
-  model, like = weights.model(folder), flags.like
+  model, like = weight_folders.model(folder), flags.like
   if like is None and flags.dtype is None:
-    like = weights.origin(folder)
+    like = weight_folders.origin(folder)
   params = weights.load(folder, transformer.shapes(model), average=True)
   hf.save(
     params, model, flags.folder, like=like, dtype=flags.dtype or 'bfloat16'
   )
-  renderer = weights.renderer(folder)
+  renderer = weight_folders.renderer(folder)
   if renderer is not None:
     pretrained.write(renderer, flags.folder)
 

@@ -115,11 +115,11 @@ def make(flags: Flags) -> str:
 
 def _sample(flags: Flags) -> tuple[list[Any], str]:
   """Samples a policy's answers; returns their pairs and a line of counts."""
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders
   from posttrain.rollout import pairing
   from posttrain.stage import from_checkpoint
 
-  folder = weights.find(flags.checkpoint)
+  folder = weight_folders.find(flags.checkpoint)
   run, name = from_checkpoint.stage_of(
     folder, flags.config, flags.stage, flags.overrides, flags.trust_config
   )

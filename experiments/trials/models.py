@@ -18,7 +18,7 @@ from experiments.trials import base
 from posttrain import schema, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.config import load as config
 from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
 from posttrain.util import exits
@@ -139,7 +139,7 @@ def configs(scratch: base.Scratch) -> str:
     file.write_text(text, errors='surrogateescape')
     expect_refused(lambda: hf_config.read(folder), file, text[:80])
     if text is not texts[0]:  # the others are no JSON, or no object
-      expect_refused(lambda: weights.find(str(folder)), file, text[:80])
+      expect_refused(lambda: weight_folders.find(str(folder)), file, text[:80])
   return (
     f'{len(CONFIGS)} keys and {len(texts)} texts refused by name, the slowest '
     f'after {slowest * 1000:.0f} ms'
@@ -326,7 +326,7 @@ def spoil(name: str, value: float) -> Callable[[dict], None]:
 
 def spoiled_run(scratch: base.Scratch) -> pathlib.Path:
   """Returns a step of a run with one NaN, and sound checksums."""
-  source = weights.find(str(scratch.finished_run() / 'checkpoints/sft'))
+  source = weight_folders.find(str(scratch.finished_run() / 'checkpoints/sft'))
   host = store.read_host(source)
   like = transformer.shapes(schema.Model.from_json(host['model']))
   params = tree.flat(store.restore_params(source, like))

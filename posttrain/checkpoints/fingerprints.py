@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store, weight_folders
 from posttrain.data import sources
 
 
@@ -15,18 +15,18 @@ def of_weights(folder: str) -> str:
   it includes the hash of the base weights.
 
   Args:
-    folder: a folder from `weights.find`.
+    folder: a folder from `weight_folders.find`.
   """
-  model = dataclasses.asdict(weights.model(folder))
+  model = dataclasses.asdict(weight_folders.model(folder))
   parts = [json.dumps(model, sort_keys=True)]
-  if weights.is_run(folder):
+  if weight_folders.is_run(folder):
     parts.append(json.dumps(store.read_sums(folder), sort_keys=True))
-    is_adapter = weights.adapter_options(folder) is not None
+    is_adapter = weight_folders.adapter_options(folder) is not None
   else:
     path = pathlib.Path(folder)  # PEFT adapters differ by their options too
     files = [*path.glob('*.safetensors'), *path.glob('adapter_config.json')]
     parts += [sources.file_fingerprint(file) for file in sorted(files)]
-    is_adapter = weights.is_peft(folder)
+    is_adapter = weight_folders.is_peft(folder)
   if is_adapter:
-    parts.append(of_weights(weights.start(folder)))
+    parts.append(of_weights(weight_folders.start(folder)))
   return sources.fingerprint(*(part.encode() for part in parts))

@@ -59,23 +59,23 @@ def load(
       missing or has changed.
   """
   from posttrain import compilation
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders, weights
   from posttrain.models import transformer
 
-  folder = weights.find(path)
-  for line in weights.named_folders(folder):
+  folder = weight_folders.find(path)
+  for line in weight_folders.named_folders(folder):
     print(f'{folder} names {line}, read as data', file=sys.stderr)
   max_tokens, default = _stage_options(folder)
   # The folder may not be writable: it only saves time.
   with contextlib.suppress(OSError):
     compilation.enable_compilation_cache(cache or default)
   try:
-    renderer = weights.renderer(folder, variables)
+    renderer = weight_folders.renderer(folder, variables)
   except ValueError:
-    if text or weights.is_run(folder):
+    if text or weight_folders.is_run(folder):
       raise
     renderer = None
-  model = weights.model(folder)
+  model = weight_folders.model(folder)
   if renderer is None:
     stops = pretrained.stop_ids(folder)
   else:
@@ -87,11 +87,11 @@ def load(
 
 def _stage_options(folder: str) -> tuple[int, str | None]:
   """Returns the tokens of an answer, and the default compilation cache."""
-  from posttrain.checkpoints import weights
+  from posttrain.checkpoints import weight_folders
 
-  if not weights.is_run(folder):
+  if not weight_folders.is_run(folder):
     return DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
-  host = weights.read_host(folder)
+  host = weight_folders.read_host(folder)
   config = host['config']
   max_tokens = config[host['stage']]['eval'].get('max_tokens')
   if type(max_tokens) is not int or max_tokens < 1:

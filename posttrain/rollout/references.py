@@ -27,7 +27,7 @@ import numpy as np
 
 from posttrain import schema, scoring, sharding, types
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import weights
+from posttrain.checkpoints import weight_folders, weights
 from posttrain.models import hf_config, transformer
 from posttrain.rollout.endpoint import client
 
@@ -228,7 +228,7 @@ def resolve(name: str, workdir: str) -> str:
     path = name
   else:
     return name
-  folder, root = weights.find(path), os.path.realpath(workdir)
+  folder, root = weight_folders.find(path), os.path.realpath(workdir)
   inside = os.path.commonpath([folder, root]) == root
   return os.path.relpath(folder, root) if inside else folder
 
@@ -296,7 +296,7 @@ def check(
   Raises:
     ValueError: its tokens are others, or it has only some of them.
   """
-  cfg = weights.model(folder)
+  cfg = weight_folders.model(folder)
   weights.check(folder, cfg, renderer)
   if not hf_config.differing(cfg, policy):
     return policy

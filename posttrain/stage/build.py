@@ -11,7 +11,7 @@ from typing import Any
 
 from posttrain import compilation
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.config import load as config
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
@@ -184,7 +184,7 @@ def _models(
   if frozen is not None:
     metadata['base'] = weights.base_sums(frozen.params)
     if host:
-      folder = weights.find(_folder(components, workdir))
+      folder = weight_folders.find(_folder(components, workdir))
       weights.check_base(folder, frozen.params)
   return stage_models.Models(components, load, frozen, stop)
 

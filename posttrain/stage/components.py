@@ -16,7 +16,7 @@ import jax
 
 from posttrain import pipeline, schema, sharding
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import weights
+from posttrain.checkpoints import weight_folders, weights
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
 from posttrain.pipeline import base
@@ -212,7 +212,7 @@ def _reference_parameters(
     model = policy
     if refs.is_path(name):
       with contextlib.suppress(ValueError):  # `preflight` reports it
-        model = weights.model(weights.find(name))
+        model = weight_folders.model(weight_folders.find(name))
     total += transformer.num_params(model)
   return total
 
@@ -236,7 +236,7 @@ def _check_paths(components: Components) -> None:
       if isinstance(model, schema.Endpoint):
         _check_endpoint(model, components.renderer, f'config.{name}.{key}')
       elif refs.is_path(model):
-        check(weights.find(model), components.model, components.renderer)
+        check(weight_folders.find(model), components.model, components.renderer)
     except ValueError as error:
       raise ValueError(
         f'config.{name}.{key} must name {what}: got {str(model)!r}; {error}'

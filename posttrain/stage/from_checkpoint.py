@@ -10,7 +10,7 @@ from typing import Any
 
 from posttrain import compilation, schema, sharding
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import weights
+from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks, trust
 from posttrain.config import load as config
 from posttrain.models import transformer
@@ -30,8 +30,8 @@ def stage_of(
   """Returns the run's options, and the name of the stage to play.
 
   Args:
-    folder: folder of the weights, from `weights.find`; a run's checkpoint holds
-      the options that it was trained with.
+    folder: folder of the weights, from `weight_folders.find`; a run's
+      checkpoint holds the options that it was trained with.
     path: a recipe that replaces those options, see `config.load`.
     stage: the stage's name; None = the checkpoint's, or the recipe's last.
     overrides: (dotted key, value as on the command line), in their order.
@@ -46,12 +46,12 @@ def stage_of(
     node = config.load(path)
     if config.is_json(path):
       where, values = path, node.to_dict()
-  elif not weights.is_run(folder):
+  elif not weight_folders.is_run(folder):
     raise ValueError(
       f'--config=FILE must be given: {folder} has no options of tasks'
     )
   else:
-    host = weights.read_host(folder)
+    host = weight_folders.read_host(folder)
     values, stage = host['config'], stage or host['stage']
     # Adds the defaults of options that are newer than the checkpoint.
     built = config.build(config.from_dict(values, folder))
@@ -93,7 +93,7 @@ class Player:
     """Refuses weights of another model or other tokens; reads none.
 
     Args:
-      folder: a folder from `weights.find`.
+      folder: a folder from `weight_folders.find`.
     """
     weights.check(folder, self.components.model, self.components.renderer)
 
@@ -117,7 +117,7 @@ def player(
   Args:
     run: the options, from `stage_of`.
     name: the stage's name.
-    folder: a folder from `weights.find`, whose weights must fit.
+    folder: a folder from `weight_folders.find`, whose weights must fit.
     min_capacity: returns the tokens that a sequence may have at least.
 
   Raises:

@@ -15,7 +15,7 @@ import safetensors.numpy
 from posttrain import evaluate, export, generate, main, schema, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
 from posttrain.stage import build, components, from_checkpoint, job
@@ -98,7 +98,7 @@ def ask(path, capsys, *argv):
 
 def weights_at(path):
   like = transformer.shapes(MODEL)
-  return weights.load(weights.find(str(path)), like)
+  return weights.load(weight_folders.find(str(path)), like)
 
 
 def close(a, b, atol=1e-6):
@@ -277,7 +277,7 @@ def test_options_missing_in_an_older_run_have_defaults_and_overrides(
 
   monkeypatch.setattr(store, 'read_host', older)
   run, name = from_checkpoint.stage_of(
-    weights.find(str(workdir)),
+    weight_folders.find(str(workdir)),
     overrides=[('grpo.eval.suite', '("One?", "Two?")')],
   )
   assert name == 'grpo' and run.stages[name].eval == schema.Eval(
@@ -427,7 +427,7 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
     with pytest.raises(
       ValueError, match='base must hold the weights that .*3 st'
     ):
-      weights.check(str(step), MODEL, weights.renderer(str(folder)))
+      weights.check(str(step), MODEL, weight_folders.renderer(str(folder)))
   assert host['base']['sums'].keys() == tree.flat(params).keys()
 
 
@@ -678,14 +678,14 @@ def test_adapters_that_are_not_plain_lora_are_refused(
     weights_at(path)
   assert len(str(error.value)) < 1000
   with pytest.raises(ValueError, match=message):  # before anything is read
-    weights.check(weights.find(str(path)), MODEL, fixtures.RENDERER)
+    weights.check(weight_folders.find(str(path)), MODEL, fixtures.RENDERER)
 
 
 @pytest.mark.parametrize('text', ['{', '[1]', '{"r": ' * 5000 + '}' * 5000])
 def test_a_broken_adapter_config_is_named(tmp_path, text):
   (tmp_path / peft.CONFIG).write_text(text)
   with pytest.raises(ValueError, match=f'{peft.CONFIG} must ') as error:
-    weights.start(weights.find(str(tmp_path)))
+    weight_folders.start(weight_folders.find(str(tmp_path)))
   assert len(str(error.value)) < 600
 
 
@@ -756,11 +756,11 @@ def test_a_dry_run_looks_at_the_headers_of_weights(
 def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, tmp_path):
   """The shapes of an adapter, and of the base that it was trained on."""
   step = str(workdir / 'checkpoints/sft/3')
-  renderer = weights.renderer(step)
+  renderer = weight_folders.renderer(step)
   weights.check(step, MODEL, renderer)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
-      weights,
+      weight_folders,
       'adapter_options',
       lambda folder: dataclasses.replace(LORA, rank=4),
     )

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from posttrain import evaluate, export, generate, main, schema, tree
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, transformer
 
@@ -107,7 +107,7 @@ def test_grpo_with_lora_on_the_real_file(runs):
   for row in steps:
     assert row['batch/rl_tokens'] > 0 and row['rollout/errors/gsm8k'] == 0
     assert row['mismatch/abs_mean'] < 0.05  # bfloat16, and merged to decode
-  adapter, made = weights.adapter(weights.find(str(runs / 'grpo')))
+  adapter, made = weights.adapter(weight_folders.find(str(runs / 'grpo')))
   assert made.rank == 32 and len(tree.flat(adapter)) == 14
 
 

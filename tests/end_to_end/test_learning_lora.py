@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posttrain import evaluate, main, schema, tree
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.metrics import writers
 from posttrain.stage import build
 
@@ -77,7 +77,8 @@ def test_a_lora_learns_what_its_base_cannot_do(
 
   _, (job, before) = made
   trained = weights.load(
-    weights.find(str(tmp_path / 'checkpoints/base')), job.learner.base.params
+    weight_folders.find(str(tmp_path / 'checkpoints/base')),
+    job.learner.base.params,
   )
   for after in (job.learner.base.params, trained):
     jax.tree.map(np.testing.assert_array_equal, before, after)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments import replay
 from posttrain import main, schema, train, types
-from posttrain.checkpoints import weights
+from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
@@ -106,7 +106,7 @@ def test_a_replay_equals_the_run_bitwise(finished, tmp_path):
 def test_a_stage_starts_with_the_parameters_of_another(finished, tmp_path):
   flags = _flags(finished, tmp_path, stage='more')
   initial = replay.build(flags, RUN)[0].state.params
-  final = weights.load(weights.find(str(finished)), initial)
+  final = weights.load(weight_folders.find(str(finished)), initial)
   for a, b in zip(*map(jax.tree.leaves, (initial, final)), strict=True):
     np.testing.assert_array_equal(a, b)
 

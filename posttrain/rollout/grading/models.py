@@ -15,7 +15,7 @@ import numpy as np
 
 from posttrain import schema, scoring, sharding, types
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.models import reward_head, transformer
 from posttrain.rollout.grading import functions
 
@@ -83,7 +83,7 @@ def load(
     ValueError: the folder has no reward model, or is missing.
   """
   cfg = dataclasses.replace(
-    weights.model(folder), dtype=policy.dtype, remat='none'
+    weight_folders.model(folder), dtype=policy.dtype, remat='none'
   )
   has_lm_head = any(
     path.startswith('params/head/') for path in store.read_sums(folder)
@@ -102,9 +102,9 @@ def check(folder: str, policy: schema.Model, renderer: chat.Renderer) -> None:
   Raises:
     ValueError: the folder has no reward model, or its tokens are others.
   """
-  weights.check(folder, weights.model(folder), renderer, reward=True)
-  if weights.model(folder).vocab_size < policy.vocab_size:
+  weights.check(folder, weight_folders.model(folder), renderer, reward=True)
+  if weight_folders.model(folder).vocab_size < policy.vocab_size:
     raise ValueError(
       f'{folder} must have the {policy.vocab_size} tokens of the policy: got '
-      f'{weights.model(folder).vocab_size}; train it from the same model'
+      f'{weight_folders.model(folder).vocab_size}; train it from the same model'
     )
