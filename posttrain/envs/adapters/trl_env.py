@@ -48,7 +48,7 @@ class Trl(base.Env):
     if not hasattr(instance, 'reset'):
       raise ValueError(
         f'{key} must build an object with a method reset: got '
-        f'{cfg.factory!r}, which builds a {type(instance).__name__}'
+        f'{cfg.factory!r}, which builds a {foreign.kind(instance)}'
       )
     self._tools = calls.describe(calls.tools(instance, _NO_TOOLS))
 

@@ -21,7 +21,7 @@ from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.adapters import common, traces
-from posttrain.util import imports
+from posttrain.util import foreign, imports
 
 
 class Verifiers(base.Env):
@@ -80,7 +80,7 @@ class Verifiers(base.Env):
     if needs := traces.needs(vf_task):
       raise ValueError(
         f'{where} must be a conversation of one turn: a '
-        f'{type(vf_task).__name__} needs {", ".join(needs)}; leave that out '
+        f'{foreign.kind(vf_task)} needs {", ".join(needs)}; leave that out '
         'of the taskset, or play it by the harness of verifiers'
       )
     try:

@@ -98,8 +98,8 @@ def _finite(name: str, values: Sequence[Any]) -> list[float]:
       if name not in _warned and len(_warned) < _MOST_WARNINGS:
         _warned.add(name)
         logging.getLogger('absl').warning(
-          'metric %s of a reward function must be finite: got %s; such values '
-          'are dropped, with those that were logged in the same call',
+          'metric %s of a reward function must be finite: got %s; all its '
+          'values of such a call are dropped',
           name,
           foreign.quote(value, _QUOTED),
         )
