@@ -264,16 +264,17 @@ def is_sound(folder: str, stage: str | None = None) -> bool:
     record = _read_record(step)
     _check_place(step, record['host'], stage)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-      saved = damage.attempt(reader.metadata, step / 'state')
       on_host = ocp.RestoreArgs(restore_type=np.ndarray)
-      like = damage.attempt(
-        lambda: jax.tree.map(lambda _: on_host, saved.item_metadata.tree)
-      )
+      like = jax.tree.map(lambda _: on_host, _saved_tree(reader, step))
       args = ocp.args.PyTreeRestore(restore_args=like)
       state = damage.attempt(reader.restore, step / 'state', args=args)
-    return damage.attempt(tree.checksums, state) == record['state_sums']
   except damage.Damaged:
     return False
+  leaves = jax.tree.leaves(state)
+  return (
+    all(isinstance(leaf, np.ndarray) for leaf in leaves)
+    and tree.checksums(state) == record['state_sums']
+  )
 
 
 def read_sums(path: str) -> dict[str, int]:
@@ -335,7 +336,7 @@ def _read(folder, like: State, prefix='') -> tuple[State, Host]:
         restore_args=ocp.checkpoint_utils.construct_restore_args(like),
       ),
     )
-  for path, total in damage.attempt(tree.checksums, state).items():
+  for path, total in tree.checksums(state).items():
     if total != record['state_sums'][path]:
       raise damage.Damaged(f'the checksum of {path!r} is wrong')
   return state, record['host']
@@ -343,11 +344,19 @@ def _read(folder, like: State, prefix='') -> tuple[State, Host]:
 
 def _check_metadata(reader, folder, record, like: State, prefix) -> None:
   """Checks names, shapes and dtypes of a step's arrays; reads none."""
-  saved = damage.attempt(reader.metadata, folder / 'state')
-  saved = damage.attempt(lambda: tree.flat(saved.item_metadata.tree))
+  saved = tree.flat(_saved_tree(reader, folder))
   if saved.keys() != record['state_sums'].keys():
     raise damage.Damaged('its arrays differ from those written')
   _check_same(folder, saved, tree.flat(like), prefix)
+
+
+def _saved_tree(reader, folder) -> Any:
+  """Returns the names, shapes and dtypes of a step's arrays."""
+  saved = damage.attempt(reader.metadata, folder / 'state')
+  try:
+    return saved.item_metadata.tree
+  except AttributeError:  # Orbax gives None for some damage
+    raise damage.Damaged('the names of its arrays cannot be read') from None
 
 
 def _read_metadata(folder, like: State, prefix: str) -> None:

@@ -36,9 +36,10 @@ RESUMABLE = (
   r'^checkpoint\.',
   r'^watchdog\.',
   r'^compilation_cache$',
-  # A server's address and retries, but not its model; the time limit and the
-  # permitted faults of a reward function.
+  # A server's address and retries, but not its model; the time limits and the
+  # permitted faults of reward functions and environments.
   r'\.(base_url|api_key_env|timeout|tries|concurrency|max_faults)$',
+  r'\.rollout\.(env_timeout|max_errors)$',
 )
 
 
@@ -84,7 +85,9 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
       f'got .type={text}, expected --config.{parent}={text}, or '
       f"""--config.{parent}='{{"type": "{text}", ...}}'"""
     )
-  value = text if node.get_type(leaf) is str else _literal(text)
+  value = (
+    text if node.get_type(leaf) is str else _literal(text, f'{path}.{leaf}')
+  )
   value = None if text == 'None' else value
   if leaf == 'model' and len(parents) < 2 and isinstance(value, str):
     named = _named_model(value, f'{path}.{leaf}', node[leaf])
@@ -119,13 +122,25 @@ def _unknown(path: str, name: str, known: Any) -> str:
   return f'{key} must be a key of the schema: it is unknown; {hint}'
 
 
-def _literal(text: str) -> Any:
-  for read in (json.loads, ast.literal_eval):
-    try:
-      return read(text)
-    except (ValueError, SyntaxError):
-      pass
-  return text
+def _literal(text: str, key: str) -> Any:
+  """Returns an override's value: JSON, a Python literal, or the text itself."""
+  try:
+    return json_files.parse(text, key)
+  except ValueError:
+    if _is_json(text):  # beyond the limits
+      raise
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError, RecursionError, MemoryError):
+    return text
+
+
+def _is_json(text: str) -> bool:
+  try:
+    json.loads(text)
+  except (ValueError, RecursionError):
+    return False
+  return True
 
 
 def build(config: config_dict.ConfigDict) -> schema.Run:
@@ -194,7 +209,7 @@ def _build(value: Any, kind: Any, path: str) -> Any:
   nodes = tuple(k for k in kinds if hasattr(k, 'type'))
   if str in kinds and nodes:  # a name, or a node as a JSON object
     is_object = isinstance(value, str) and value.startswith('{')
-    value = _literal(value) if is_object else value
+    value = _literal(value, path) if is_object else value
     nodes = () if isinstance(value, str) else nodes
   kind = _pick(value, nodes, path) if nodes else kinds[0]
   if kind is Any:  # JSON, without the containers of ConfigDict

@@ -31,7 +31,7 @@ from typing import Any
 
 import posttrain
 from posttrain import schema
-from posttrain.util import foreign, imports
+from posttrain.util import foreign, imports, json_files
 
 # Modules and packages whose public functions are made to be named by a config:
 # they grade texts, and neither they nor what they call reach files, processes,
@@ -183,8 +183,8 @@ def _is_plain(kind: str, value: str) -> bool:
 def _texts(value: str) -> Iterator[str]:
   """Yields an override's value, and the strings in it if it is JSON."""
   yield value
-  with contextlib.suppress(ValueError, RecursionError):
-    todo = [json.loads(value)]
+  with contextlib.suppress(ValueError):
+    todo = [json_files.parse(value, 'an override')]
     while todo:
       node = todo.pop()
       if isinstance(node, str):

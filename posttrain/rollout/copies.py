@@ -6,6 +6,7 @@ another function, so a copy crosses the border in both directions.
 """
 
 import copy
+import dataclasses
 import types as std
 from typing import Any, TypeVar
 
@@ -20,7 +21,9 @@ def of(value: Value) -> Value:
   """Returns a deep copy, in time linear in the size of the value.
 
   Equal objects within the value stay one object. An object that cannot be
-  copied, such as a lock or a connection, stays as it is.
+  copied, such as a lock or a connection, stays as it is. Containers and
+  dataclasses that hold one are copied around it; other objects that hold one
+  stay as they are, because a copy might close it when it is deleted.
 
   Raises:
     RecursionError: the value is nested too deeply.
@@ -61,9 +64,40 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _other(value: Any, memo: dict[int, Any]) -> Any:
+  known = len(memo)
   try:
     return copy.deepcopy(value, memo)
   except (RecursionError, MemoryError):
     raise
-  except Exception:  # no copy exists
+  except Exception:  # a part of it has no copy
+    while len(memo) > known:  # half-made copies
+      memo.popitem()
+  is_node = dataclasses.is_dataclass(value) and not hasattr(value, '__del__')
+  if not (is_node or isinstance(value, dict | list | tuple | set)):
     return value
+  try:
+    return _around(value, memo)
+  except (RecursionError, MemoryError):
+    raise
+  except Exception:  # such as a class whose `__setitem__` refuses
+    memo[id(value)] = value
+    return value
+
+
+def _around(value: Any, memo: dict[int, Any]) -> Any:
+  """Copies a container or dataclass, and its parts that have copies."""
+  if isinstance(value, tuple):  # of a subclass, such as a namedtuple
+    return tuple.__new__(type(value), [_copy(item, memo) for item in value])
+  memo[id(value)] = new = copy.copy(value)
+  if isinstance(value, dict):
+    for key, item in value.items():
+      new[key] = _copy(item, memo)
+  elif isinstance(value, list):
+    new[:] = [_copy(item, memo) for item in value]
+  fields = getattr(value, '__dict__', {})
+  if dataclasses.is_dataclass(value):
+    names = {field.name for field in dataclasses.fields(value)}
+    fields = {k: getattr(value, k) for k in names if hasattr(value, k)} | fields
+  for name, item in fields.items():
+    object.__setattr__(new, name, _copy(item, memo))
+  return new

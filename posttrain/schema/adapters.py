@@ -63,14 +63,8 @@ class OpenEnv:
       base.require(
         getattr(self, field) != '', field, 'be None or name a field', ''
       )
-    base.require_positive(
-      self,
-      'max_turns',
-      'train_tasks',
-      'eval_tasks',
-      'connect_timeout',
-      'message_timeout',
-    )
+    base.require_positive(self, 'max_turns', 'train_tasks', 'eval_tasks')
+    base.require_seconds(self, 'connect_timeout', 'message_timeout')
     for field in ('train_tasks', 'eval_tasks'):
       count = getattr(self, field)
       base.require(count <= MAX_SEEDS, field, f'be <= {MAX_SEEDS}', count)

@@ -18,6 +18,8 @@ Server = Annotated[str, 'server']  # an address that is called
 Variable = Annotated[str, 'variable']  # of the environment; its value is sent
 Compiled = Annotated[str | None, 'compiled']  # a folder of programs
 
+LONGEST = 365 * 86_400.0  # seconds of a time limit; clocks overflow far above
+
 
 class FieldError(ValueError):
   """A field with an invalid value; `config.build` prepends the dotted path."""
@@ -58,6 +60,12 @@ def require_non_negative(node: Any, *fields: str) -> None:
     value = getattr(node, field)
     require(value >= 0, field, 'be >= 0', value)
     require(is_finite(value), field, 'be finite', value)
+
+
+def require_seconds(node: Any, *fields: str) -> None:
+  """Checks that the fields are time limits > 0 that clocks can hold."""
+  require_positive(node, *fields)
+  require_within(node, 0, LONGEST, *fields)
 
 
 def require_within(node: Any, low: float, high: float, *fields: str) -> None:

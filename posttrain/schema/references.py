@@ -41,7 +41,8 @@ class Endpoint:
       self.base_url,
       "it is the address of the server's API",
     )
-    base.require_positive(self, 'timeout', 'tries', 'concurrency')
+    base.require_seconds(self, 'timeout')
+    base.require_positive(self, 'tries', 'concurrency')
 
   @property
   def address(self) -> str:

@@ -55,7 +55,8 @@ class RewardFn:
       base.require(
         self.model != 'init', 'model', "be 'stage:NAME' or a path", self.model
       )
-    base.require_positive(self, 'timeout', 'memory')
+    base.require_seconds(self, 'timeout')
+    base.require_within(self, 1, 2**24, 'memory')
     base.require(
       self.judge is None or not self.isolate,
       'isolate',

@@ -81,7 +81,7 @@ class Watchdog:
   exit_seconds: float | None = None
 
   def __post_init__(self):
-    base.require(self.seconds >= 0, 'seconds', 'be >= 0', self.seconds)
+    base.require_within(self, 0, base.LONGEST, 'seconds', 'exit_seconds')
     base.require(
       self.exit_seconds is None or self.exit_seconds >= self.seconds > 0,
       'exit_seconds',

@@ -115,9 +115,9 @@ class Rollout:
       'prefill_rows',
       'prefill_tokens',
       'env_threads',
-      'env_timeout',
       'env_chunks',
     )
+    base.require_seconds(self, 'env_timeout')
     base.require_non_negative(self, 'max_errors')
 
 

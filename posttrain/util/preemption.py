@@ -15,6 +15,7 @@ from posttrain.util import foreign
 
 STARTED = time.monotonic()  # about when the process started
 MARGIN = 5.0  # seconds between the last save and the time limit
+_LONGEST = 365 * 86_400  # seconds of a time limit; clocks overflow far above
 _UNITS = {'d': 86_400, 'h': 3_600, 'm': 60, 's': 1}
 
 
@@ -114,7 +115,7 @@ def seconds(text: str, name: str) -> float:
     name: its name in errors, such as '--time_limit'.
 
   Raises:
-    ValueError: it is no duration, or 0.
+    ValueError: it is no duration, 0, or more than a year.
   """
   numbers = re.fullmatch(r'(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?', text)
   total = sum(
@@ -123,9 +124,9 @@ def seconds(text: str, name: str) -> float:
       numbers.groups() if numbers else (), _UNITS.values(), strict=False
     )
   )
-  if not total:
+  if not 0 < total <= _LONGEST:
     raise ValueError(
-      f'{name} must be a duration with units, as in 3h50m or 90s: got '
-      f'{foreign.quote(text)}'
+      f'{name} must be a duration with units, as in 3h50m or 90s, of at most '
+      f'365d: got {foreign.quote(text)}'
     )
   return float(total)

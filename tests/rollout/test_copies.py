@@ -1,6 +1,7 @@
 """Deep copies: equal, apart, linear, and of odd objects."""
 
 import collections
+import dataclasses
 import threading
 import time
 import types as std
@@ -41,6 +42,53 @@ def test_proxies_and_objects_without_a_copy():
   new = copies.of(std.MappingProxyType(inner))
   assert isinstance(new, std.MappingProxyType) and new['lock'] is lock
   assert new['list'] == [] and new['list'] is not inner['list']
+
+
+class _Rows(list):
+  pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+  items: list
+  lock: object
+
+
+class _Session:
+  """Its copy would close what the original holds."""
+
+  def __init__(self, lock):
+    self.lock, self.items = lock, []
+
+
+@pytest.mark.parametrize(
+  'build',
+  [
+    lambda lock: collections.OrderedDict(items=[1], lock=lock),
+    lambda lock: {'items': _Node([1], lock)}['items'],
+    lambda lock: _Rows([[1], lock]),
+    lambda lock: collections.namedtuple('Pair', 'items lock')([1], lock),
+    lambda lock: collections.defaultdict(list, items=[1], lock=lock),
+  ],
+)
+def test_containers_and_dataclasses_are_copied_around_a_lock(build):
+  lock = threading.Lock()
+  value = build(lock)
+
+  def parts(x):
+    if isinstance(x, dict):
+      x = list(x.values())
+    return list(x) if isinstance(x, list | tuple) else [x.items, x.lock]
+
+  new = copies.of({'info': value})['info']
+  assert type(new) is type(value) and parts(new)[1] is lock
+  parts(new)[0].append(2)
+  assert parts(value)[0] == [1]
+
+
+def test_other_objects_with_a_lock_stay_as_they_are():
+  value = _Session(threading.Lock())
+  assert copies.of([value, {'again': value}])[1]['again'] is value
 
 
 def test_cycles_and_shared_objects_take_linear_time():
