@@ -27,8 +27,8 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     NonFiniteError: too many gradients in a row were not finite.
     TooManyErrors: environments failed too often in one step.
     TooManyFaults: a reward function failed too often in a row.
-    NoReward: no rollout of the stage had a reward; everything is saved.
-    EndpointError: a model's server is away; everything is saved.
+    NoReward: no rollout had a reward, because rewards or episodes failed.
+    TooManyThreads, EnvError, EndpointError: see `Job.next_item`.
   """
   state, clock = job.learner.state, job.logbook.clock
   if job.step == 0:
@@ -49,12 +49,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
       record |= job.evaluate(state, step)
     job.log(step, record)
     job.check_finite(step, metrics, item)
-    stops = stop.after_step(job.save_seconds) and step < job.steps
-    if stops or job.saves_at(step):
-      with clock('save'):
-        job.save(step, state, item.state)
-    if stops:
-      raise preemption.Preempted(f'stage {job.name}, step {step}')
+    job.save_or_stop(step, state, item.state, stop)
   job.check_rewards()
 
 

@@ -201,6 +201,8 @@ class Jinja:
         'config.tokenizer.chat_template must render within the limits of '
         f'templates: {foreign.text(error)}'
       ) from error
+    except MemoryError:
+      raise
     except Exception as error:  # a template may raise any error
       hint = ''
       if 'strftime_now' in str(error):

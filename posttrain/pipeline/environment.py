@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,15 @@ from posttrain.rollout.grading import rewards as rewarding
 CHECKED = 2000  # tasks of a source that `check` looks at
 
 Groups = list[list[types.Rollout]]
+
+
+class Graded(NamedTuple):
+  """Finished groups of an environment, graded."""
+
+  samples: list[types.Sample]  # with streams
+  metrics: dict[str, float]  # of the step
+  errors: tuple[str, ...]  # of reward functions
+  usable: int  # rollouts that did not fail and have a reward, if one is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,16 +127,13 @@ class Environment:
     groups: Groups,
     rewards: rewarding.Rewards,
     scorer: algorithms.base.Scorer | None,
-  ) -> tuple[list[types.Sample], dict[str, float], tuple[str, ...]]:
+  ) -> Graded:
     """Turns finished groups into samples with streams.
 
     Args:
       groups: the rollouts of each drawn task.
       rewards: from `rewards`.
       scorer: scores under the algorithm's reference.
-
-    Returns:
-      The samples, the step's metrics, and the errors of reward functions.
     """
     flat, metrics, errors = rewards([r for group in groups for r in group])
     rewarded = iter(flat)
@@ -138,7 +144,12 @@ class Environment:
     )
     if self.sampler.model is not None:
       metrics |= self._metrics(groups, usable)
-    return samples, {f'{k}/{self.name}': v for k, v in metrics.items()}, errors
+    return Graded(
+      samples,
+      {f'{k}/{self.name}': v for k, v in metrics.items()},
+      errors,
+      sum(len(group) for group in usable),
+    )
 
   def _usable(self, group: Sequence[types.Rollout]) -> list[types.Rollout]:
     """Returns a group without failed rollouts and those without a reward.

@@ -223,7 +223,7 @@ class TokenPipeline:
     samples, metrics = [], {}
     for name, rollouts in groups.items():
       try:
-        of_env, values, failed = self._environments[name].samples(
+        graded = self._environments[name].samples(
           rollouts, self._rewards[name], self._scorer
         )
       except rewarding.TooManyFaults as error:
@@ -231,13 +231,12 @@ class TokenPipeline:
         if self.tally.has_rewards:
           raise
         raise rewarding.OnlyFaults(
-          f'no rollout of the stage has had a reward, since every call failed: '
-          f'{error}',
+          f'no rollout of the stage has had a reward so far: {error}',
           error.errors,
         ) from error
-      samples, metrics = samples + of_env, metrics | values
-      errors += failed
-      self._count(name, rollouts, values, failed)
+      samples, metrics = samples + graded.samples, metrics | graded.metrics
+      errors += graded.errors
+      self._count(name, rollouts, graded)
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
     if self._players:
@@ -246,18 +245,13 @@ class TokenPipeline:
     return base.Item(batch, metrics, self.get_state(), errors)
 
   def _count(
-    self,
-    name: str,
-    groups: environments.Groups,
-    metrics: Mapping[str, float],
-    failed: Sequence[str],
+    self, name: str, groups: environments.Groups, graded: environments.Graded
   ) -> None:
     """Adds an environment's rewards to the tally of the stage."""
     rollouts = [rollout for group in groups for rollout in group]
-    errors = [r.error for r in rollouts if r.error is not None]
-    ungraded = int(metrics.get(f'rollout/ungraded/{name}', 0))
-    rewarded = len(rollouts) - len(errors) - ungraded
-    self.tally.add_env(name, len(rollouts), rewarded, [*errors, *failed])
+    failures = [r.error for r in rollouts if r.error is not None]
+    failures += graded.errors
+    self.tally.add_env(name, len(rollouts), graded.usable, failures)
 
   def _draw(self) -> tuple[str, samplers.Draw]:
     """Draws an environment, one of its tasks, and the group's uids."""

@@ -73,10 +73,6 @@ class Job:
   def steps(self) -> int:
     return self.cfg.steps
 
-  @property
-  def save_seconds(self) -> float:
-    return self.saves.checkpointer.seconds
-
   def evaluates_at(self, step: int) -> bool:
     every = self.cfg.eval.every
     return step == self.steps or bool(every) and step % every == 0
@@ -227,6 +223,26 @@ class Job:
     path = self.logbook.bad_batch_path(step)
     self.learner.check_finite(step, metrics, item.batch, path)
 
+  def save_or_stop(
+    self,
+    step: int,
+    state: arrays.TrainState,
+    pipeline_state: dict[str, Any],
+    stop: preemption.Signal,
+  ) -> None:
+    """Saves where due; saves and ends the run where `stop` says so.
+
+    Raises:
+      Preempted: everything is saved.
+    """
+    requested = stop.after_step(self.saves.checkpointer.seconds)
+    stops = requested and step < self.steps
+    if stops or self.saves_at(step):
+      with self.logbook.clock('save'):
+        self.save(step, state, pipeline_state)
+    if stops:
+      raise preemption.Preempted(f'stage {self.name}, step {step}')
+
   def save(
     self, step: int, state: arrays.TrainState, pipeline_state: dict[str, Any]
   ) -> None:
@@ -246,7 +262,7 @@ class Job:
     """Checks that the finished stage had rewards; logs hints about them.
 
     Raises:
-      NoReward: every call of its rewards failed, or every episode.
+      NoReward: it had none, because rewards or episodes failed.
     """
     tally = self.sampling.pipeline.tally
     if tally is not None:

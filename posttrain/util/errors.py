@@ -103,7 +103,7 @@ def report(error: Exception, *packages: str) -> int:
   return exits.FAILED
 
 
-def is_expected(error: Exception, *packages: str) -> bool:
+def is_expected(error: BaseException, *packages: str) -> bool:
   """Returns whether posttrain's own code raised the error.
 
   Args:

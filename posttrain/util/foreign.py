@@ -1,8 +1,9 @@
 """Values from outside, quoted in messages and logs: short, printable, masked.
 
-Rewards, environments, servers, templates and files are not ours: their texts
-may have megabytes, control characters or an API key, and their `str` may raise.
-Every message that quotes one of them quotes it through this module:
+Rewards, environments, servers, templates and files come from users or from
+elsewhere: their texts may have megabytes, control characters or an API key, and
+their `str` may raise. Every message that quotes one of them quotes it through
+this module:
 
   1. `str` or `repr` of the value; if that raises, its type and the error's;
   2. secrets are masked: texts that `mask` has registered, the values of the
@@ -31,7 +32,7 @@ _known: tuple[dict[Any, Any], frozenset[str]] = {}, frozenset()
 _LEAST_SECRET = 4  # characters; shorter ones would mask ordinary words
 _LONGEST_ESCAPE = 12  # characters that one character of a secret may take
 # Variables of the process with a secret, and the values that are one.
-_VARIABLE = re.compile(r'(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$', re.IGNORECASE)
+_VARIABLE = re.compile(r'(?:KEY|TOKEN|SECRET|PASSWORD)$', re.IGNORECASE)
 _VALUE = re.compile(r'(?!/)(?=.*[^\d.])\S{12,4096}')
 _LOOKS_SECRET = re.compile(
   r"(?<=bearer )[^\s\"',;]+"
@@ -116,16 +117,27 @@ def _quote(convert, value: object, limit: int) -> str:
   longest = max(map(len, secrets), default=0) * _LONGEST_ESCAPE
   # A secret may begin within the limit and end after it.
   window = whole[: limit + longest + 256]
-  shown = _masked(window, secrets)
-  if len(window) < len(whole):
-    shown = shown[: max(len(shown) - longest, 0)]
-  shown = ''.join(
-    c if c.isprintable() else _escape(c) for c in ' '.join(shown.split())
-  )
-  left_out = len(whole) - limit
-  if len(shown) <= limit and len(window) == len(whole):
-    return shown
-  return f'{shown[:limit]}... ({max(left_out, 1)} more characters)'
+  masked = _masked(window, secrets)
+  left_out = len(whole) - len(window)
+  if left_out:
+    kept = masked[: max(len(masked) - longest, 0)]
+    left_out += len(masked) - len(kept)
+    masked = kept
+  return _fit(' '.join(masked.split()), limit, left_out)
+
+
+def _fit(value: str, limit: int, left_out: int) -> str:
+  """Escapes a text, cuts it, and adds the number of characters left out."""
+  shown, length = [], 0
+  for character in value:
+    piece = character if character.isprintable() else _escape(character)
+    length += len(piece)
+    if length > limit:
+      break
+    shown.append(piece)
+  left_out += len(value) - len(shown)
+  note = f'... ({left_out} more characters)' if left_out else ''
+  return ''.join(shown) + note
 
 
 def _masked(shown: str, secrets: set[str]) -> str:

@@ -5,9 +5,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from posttrain.util import foreign
+from posttrain.util import errors, foreign
 
 
 def quiet(package: str) -> None:
@@ -25,12 +25,16 @@ def one_line_background() -> Iterator[None]:
   """Shows exceptions of background threads and of C callbacks as one line.
 
   Orbax prints one traceback per file that it cannot write; the error itself is
-  raised where the main thread waits. Equal lines are printed once.
+  raised where the main thread waits. Equal lines are printed once. An error of
+  posttrain's own code that is no failure of the machine keeps its traceback.
   """
   seen: set[str] = set()
 
-  def show(error: BaseException | None) -> None:
+  def show(error: BaseException | None, plain: Callable[[], object]) -> None:
     line = 'unknown'
+    if error is not None and _is_bug(error):
+      plain()
+      return
     if error is not None:
       line = f'{foreign.error(error)} ({foreign.place(error)})'
     if line not in seen and 'Event loop is closed' not in line:
@@ -43,9 +47,15 @@ def one_line_background() -> Iterator[None]:
     return True
 
   before = sys.excepthook, sys.unraisablehook, threading.excepthook
-  sys.excepthook = lambda kind, error, trace: show(error)
-  sys.unraisablehook = lambda arguments: show(arguments.exc_value)
-  threading.excepthook = lambda arguments: show(arguments.exc_value)
+  sys.excepthook = lambda kind, error, trace: show(
+    error, lambda: before[0](kind, error, trace)
+  )
+  sys.unraisablehook = lambda arguments: show(
+    arguments.exc_value, lambda: before[1](arguments)
+  )
+  threading.excepthook = lambda arguments: show(
+    arguments.exc_value, lambda: before[2](arguments)
+  )
   loops = logging.getLogger('asyncio')  # errors of tasks that were dropped
   loops.addFilter(shorten)
   try:
@@ -53,6 +63,11 @@ def one_line_background() -> Iterator[None]:
   finally:
     loops.removeFilter(shorten)
     sys.excepthook, sys.unraisablehook, threading.excepthook = before
+
+
+def _is_bug(error: BaseException) -> bool:
+  ours = error.__traceback__ is not None and errors.is_expected(error)
+  return ours and errors.machine_failure(error) is None
 
 
 class _ErrorsOnly(logging.Filter):

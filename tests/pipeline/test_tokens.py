@@ -47,7 +47,7 @@ def test_a_batch_holds_every_completion_token_once():
 
 
 @pytest.mark.parametrize('rewarded, code', [(0, 3), (1, None)])
-def test_exit_code_tells_whether_any_call_succeeded(
+def test_exit_code_tells_whether_any_rollout_had_a_reward(
   monkeypatch, rewarded, code
 ):
   def samples(self, *args):
@@ -61,7 +61,7 @@ def test_exit_code_tells_whether_any_call_succeeded(
   with pytest.raises(rewards.TooManyFaults, match='f must fail at') as stopped:
     next(pipeline)
   assert getattr(stopped.value, 'exit_code', None) == code
-  assert ('every call failed' in str(stopped.value)) == (code == 3)
+  assert ('has had a reward' in str(stopped.value)) == (code == 3)
   assert stopped.value.errors == ('a fault',)
 
 

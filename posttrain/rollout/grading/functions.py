@@ -32,7 +32,7 @@ class TooManyFaults(RuntimeError):
 
 
 class OnlyFaults(TooManyFaults):
-  """The same in a stage where no call has ever succeeded."""
+  """TooManyFaults in a stage where no rollout has had a reward yet."""
 
   exit_code = exits.NO_REWARD
 
