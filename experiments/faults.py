@@ -5,11 +5,13 @@
 
 Each trial (`experiments/trials/`, one module per place of the fault) states a
 promise, injects a fault, and checks exit code, message, and that nothing is
-lost. Prints one Markdown table, a row per trial, and how many were good; exits
-with 1 if one fell short. `--results` writes the table to a file as well.
+lost. Prints one Markdown table, a row per trial, and how many were good, fell
+short, and were not tried, because an optional package is missing; exits with 1
+if one fell short. `--results` writes the table to a file as well.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import datetime
 import importlib
@@ -25,6 +27,7 @@ from experiments import trials
 from experiments.trials import base
 
 HEAD = '| trial | promise | seen | seconds | |\n|---|---|---|---|---|'
+GOOD, SHORT, NOT_TRIED = 'good', 'FELL SHORT', 'not tried'
 
 
 def find(only: str = '') -> list[base.Trial]:
@@ -40,10 +43,12 @@ def find(only: str = '') -> list[base.Trial]:
 
 def run(trial: base.Trial, scratch: pathlib.Path, shared: base.Shared) -> dict:
   """Runs one trial; returns its row."""
-  begin, good = time.monotonic(), False
+  begin, result = time.monotonic(), SHORT
   try:
     seen = trial.run(base.Scratch(scratch / trial.name, shared))
-    good = True
+    result = GOOD
+  except base.NotTried as reason:
+    seen, result = f'{reason}', NOT_TRIED
   except AssertionError as error:
     seen = f'{error}'
   except Exception:  # a fault of the trial itself
@@ -53,7 +58,7 @@ def run(trial: base.Trial, scratch: pathlib.Path, shared: base.Shared) -> dict:
     'promise': trial.promise,
     'seen': seen,
     'seconds': time.monotonic() - begin,
-    'good': good,
+    'result': result,
   }
   print(line(row), file=sys.stderr, flush=True)
   return row
@@ -66,7 +71,7 @@ def line(row: dict) -> str:
     row['promise'],
     ' '.join(row['seen'].split())[:600].replace('|', '\\|'),
     f'{row["seconds"]:.1f}',
-    'good' if row['good'] else 'FELL SHORT',
+    row['result'],
   )
   return f'| {" | ".join(cells)} |'
 
@@ -101,20 +106,21 @@ def main(argv: list[str] | None = None) -> int:
   logging.basicConfig(handlers=[logging.NullHandler()])  # trials read them
   begin = time.monotonic()
   rows = run_all(chosen, args.jobs)
-  short = sum(not row['good'] for row in rows)
+  results = collections.Counter(row['result'] for row in rows)
   table = '\n'.join(
     (
       HEAD,
       *map(line, rows),
       '',
-      f'{datetime.date.today()}: {len(rows)} trials, {len(rows) - short} good, '
-      f'{short} fallen short, {time.monotonic() - begin:.0f} s.',
+      f'{datetime.date.today()}: {len(rows)} trials, {results[GOOD]} good, '
+      f'{results[SHORT]} fallen short, {results[NOT_TRIED]} not tried, '
+      f'{time.monotonic() - begin:.0f} s.',
     )
   )
   print(table)
   if args.results:
     args.results.write_text(table + '\n')
-  return 1 if short else 0
+  return 1 if results[SHORT] else 0
 
 
 if __name__ == '__main__':

@@ -27,6 +27,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TINY = 'configs/arithmetic.py:tiny'
 
 
+class NotTried(Exception):
+  """Raised by a trial that needs a package that is not installed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
   """One promise and the function that tries to break it."""

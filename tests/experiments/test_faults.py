@@ -25,12 +25,20 @@ def test_a_trial_that_falls_short_or_breaks_is_told(tmp_path):
   def breaks(scratch):
     raise OSError('no space')
 
+  def lacks(scratch):
+    raise base.NotTried('no package')
+
   shared = base.Shared(tmp_path)
   rows = [
     faults.run(base.Trial('here', 'holds', f, False), tmp_path, shared)
-    for f in (holds, falls, breaks)
+    for f in (holds, falls, breaks, lacks)
   ]
-  assert [row['good'] for row in rows] == [True, False, False]
+  assert [row['result'] for row in rows] == [
+    faults.GOOD,
+    faults.SHORT,
+    faults.SHORT,
+    faults.NOT_TRIED,
+  ]
   lines = [faults.line(row) for row in rows]
   assert lines[0].startswith('| here.holds | holds | held \\| fast | 0.0 | go')
   assert 'exit 1, not 2' in lines[1] and lines[1].endswith('FELL SHORT |')
@@ -40,4 +48,6 @@ def test_a_trial_that_falls_short_or_breaks_is_told(tmp_path):
 @pytest.mark.slow
 def test_all_promises_hold():
   rows = faults.run_all(faults.find(), jobs=2)
-  assert not {row['trial']: row['seen'] for row in rows if not row['good']}
+  assert not {
+    row['trial']: row['seen'] for row in rows if row['result'] == faults.SHORT
+  }
