@@ -110,9 +110,9 @@ def claim(workdir: str, run: schema.Run) -> None:
     ValueError: the config differs, or the folder cannot be written, or holds
       something else where the run's files belong.
   """
-  from posttrain.stage import layout, progress
+  from posttrain.stage import progress, workdirs
 
-  layout.check(workdir, run)
+  workdirs.check(workdir, run)
   progress.check_resume(run, workdir)
   with _writable():
     os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
