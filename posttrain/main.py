@@ -9,9 +9,9 @@ checkpoint. The last line on stdout is one JSON object with the final
 evaluation. The console script `posttrain` is this command.
 
 Exit codes: 0 done, 1 the run or the machine failed, 2 the command line or the
-config is wrong, 3 every call of a stage's reward functions failed, 4 ended by
-the watchdog (config.watchdog.exit_seconds), 75 stopped after saving by SIGTERM
-or --time_limit, 130 interrupted.
+config is wrong, 3 no rollout of a stage had a reward, because reward functions
+or episodes failed, 4 ended by the watchdog (config.watchdog.exit_seconds), 75
+stopped after saving by SIGTERM or --time_limit, 130 interrupted.
 """
 
 import contextlib
