@@ -107,7 +107,8 @@ def check(
     raise ValueError(
       f'--trust_config must be given to use what {where} names: got {lines}; '
       'look at them first: a config can name any function and any server. '
-      f'(Configs that you trained yourself are recorded in {_folder()}.)'
+      f'(Configs that you trained yourself are recorded in {_folder()}; runs '
+      'of older versions are not: resume them with their recipe FILE.py.)'
     )
   print(f'trusted, as named by {where}: {lines}', file=sys.stderr)
 
@@ -129,7 +130,7 @@ def remember(run: schema.Run, values: dict[str, Any]) -> None:
     file.touch()
   except OSError as error:
     logging.getLogger('absl').warning(
-      'it could not be noted that you train this config, so that its '
+      'it could not be recorded that you train this config, so that its '
       'config.json and checkpoints will need --trust_config: %s; let '
       'XDG_STATE_HOME name a folder that can be written',
       foreign.error(error),
