@@ -13,7 +13,8 @@ its dtypes kept.
 peft: the adapter of a stage with LoRA, in float32. A stage that started from
 anything but a HuggingFace directory needs --like: its start, exported as hf.
 
-Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the machine failed, 2 the command line is wrong, 130
+interrupted.
 """
 
 import dataclasses

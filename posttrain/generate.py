@@ -14,7 +14,8 @@ object: prompt_ids, ids, logprobs (in nats, before any truncation, at the
 temperature, or at 1 for temperature 0), text, stop_reason ('eos' or
 'max_tokens').
 
-Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the machine failed, 2 the command line is wrong, 130
+interrupted.
 """
 
 import dataclasses

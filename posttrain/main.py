@@ -9,9 +9,9 @@ checkpoint. The last line on stdout is one JSON object with the final
 evaluation. The console script `posttrain` is this command.
 
 Exit codes: 0 done, 1 the run or the machine failed, 2 the command line or the
-config is wrong, 3 every call of a stage's reward functions failed, 4 ended by
-the watchdog (config.watchdog.exit_seconds), 75 stopped after saving by SIGTERM
-or --time_limit, 130 interrupted.
+config is wrong, 3 no rollout of a stage had a reward, because reward functions
+or episodes failed, 4 ended by the watchdog (config.watchdog.exit_seconds), 75
+stopped after saving by SIGTERM or --time_limit, 130 interrupted.
 """
 
 import contextlib
@@ -110,9 +110,9 @@ def claim(workdir: str, run: schema.Run) -> None:
     ValueError: the config differs, or the folder cannot be written, or holds
       something else where the run's files belong.
   """
-  from posttrain.stage import layout, progress
+  from posttrain.stage import progress, workdirs
 
-  layout.check(workdir, run)
+  workdirs.check(workdir, run)
   progress.check_resume(run, workdir)
   with _writable():
     os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)

@@ -283,9 +283,9 @@ def places(scratch: base.Scratch) -> str:
       except ValueError:
         continue  # a template that refuses these roles or hides a content
       work = spans.Work(talk, text)
-      found = finder.find(chat, talk, text, prompt=prompt, start=0, work=work)
-      assert [(a, b) for a, b, _ in found] == expected, f'{name}: {talk}'
-      quick += sum(span.kind != 'alone' for span in found)
+      places = finder.find(chat, talk, text, prompt=prompt, start=0, work=work)
+      assert [(a, b) for a, b, _ in places] == expected, f'{name}: {talk}'
+      quick += sum(span.kind != 'alone' for span in places)
       compared += len(talk)
       pieces = layout.pieces(chat, talk, text, prompt=prompt)
       assert ''.join(piece.text for piece in pieces) == text

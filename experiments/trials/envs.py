@@ -13,11 +13,11 @@ from posttrain import envs, schema
 def refused(make, *words: str) -> str:
   """Returns the one line with which `make` refuses."""
   try:
-    made = make()
+    result = make()
   except ValueError as error:
     line = str(error)
   else:
-    raise AssertionError(f'not refused: {made!r}')
+    raise AssertionError(f'not refused: {result!r}')
   assert '\n' not in line and len(line) < 2000, line[:300]
   for word in words:
     assert word in line, f'{word!r} is not in: {line}'

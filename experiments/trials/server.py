@@ -143,10 +143,10 @@ def _talk(count: int, contents: tuple[str, ...]) -> list[dict[str, str]]:
 )
 def many_messages(scratch: base.Scratch) -> str:
   server = running()
-  honest = functools.partial(
+  well_formed = functools.partial(
     ask, server, CHAT, messages=[{'role': 'user', 'content': 'x'}], max_tokens=2
   )
-  alone, seen = min(_seconds(honest) for _ in range(3)), []
+  alone, seen = min(_seconds(well_formed) for _ in range(3)), []
   for name, count in (('empty', 1000), ('empty', 30_000), ('mixed', 1000)):
     messages = _talk(count, ('',) if name == 'empty' else MIXED)
     # max_tokens does not fit: rendered, and refused before the model.
@@ -156,11 +156,11 @@ def many_messages(scratch: base.Scratch) -> str:
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
       attacks = [pool.submit(attack) for _ in range(12)]
       time.sleep(0.2)
-      delay = max(_seconds(honest) for _ in range(3))
+      delay = max(_seconds(well_formed) for _ in range(3))
       for future in attacks:
         refused(future.result(), 400, 'messages must')
     seen.append(f'{delay:.2f} s beside twelve of {count} {name} messages')
-    assert delay < 2, f'honest: {delay:.1f} s, alone {alone:.2f} s: {seen}'
+    assert delay < 2, f'well-formed: {delay:.1f} s, alone {alone:.2f} s: {seen}'
   body = served.body(messages=_talk(2000, MIXED))
   threads = [
     threading.Thread(target=_leave, args=(server, CHAT, body, 0.01))
@@ -170,7 +170,7 @@ def many_messages(scratch: base.Scratch) -> str:
     thread.start()
   for thread in threads:
     thread.join()
-  after = _seconds(honest)
+  after = _seconds(well_formed)
   assert after < 2, f'{after:.1f} s after clients have left'
   base.wait_for(lambda: server.counts()['under_way'] == 0, 5)
   return (

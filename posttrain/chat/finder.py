@@ -44,16 +44,16 @@ def find(
     ValueError: see `spans.one` and `spans.Work`.
   """
   indices = range(start, len(messages))
-  found: dict[int, spans.Span] = {}
+  spans_by_index: dict[int, spans.Span] = {}
   if len(indices) > 1:  # else a single rendering costs as much
-    found = _Finder(template, messages, text, prompt, indices).find()
-  work.check(len(indices) - len(found))
+    spans_by_index = _Finder(template, messages, text, prompt, indices).find()
+  work.check(len(indices) - len(spans_by_index))
   for index in indices:
-    if index not in found:
+    if index not in spans_by_index:
       work.add(len(messages))
       place = spans.one(template, messages, index, text, prompt=prompt)
-      found[index] = spans.Span(*place, 'alone')
-  return [found[index] for index in indices]
+      spans_by_index[index] = spans.Span(*place, 'alone')
+  return [spans_by_index[index] for index in indices]
 
 
 class _Marked(NamedTuple):
@@ -86,31 +86,31 @@ class _Finder:
     )
 
   def find(self) -> dict[int, spans.Span]:
-    """Returns the places that are found, by the message's index."""
+    """Returns the known places, by the message's index."""
     replaced = self._render({i: self._name(i) for i in self._indices})
     unseen = set(self._indices) - {i for i, _ in replaced.marks}
     if len(replaced.marks) + len(unseen) != len(self._indices):
       return {}  # a content is rendered twice
-    found = {
+    spans_by_index = {
       i: spans.Span(None, None) for i in unseen if not self._contents[i].strip()
     }
-    if len(found) != len(unseen):
-      return found
+    if len(spans_by_index) != len(unseen):
+      return spans_by_index
     whole = self._whole(replaced)
     if whole is not None:
-      return {**found, **whole}
+      return {**spans_by_index, **whole}
     for cuts in self._cuts(i for i, _ in replaced.marks):
       inserted = self._render({i: self._cut(i, cut) for i, cut in cuts.items()})
       order = [i for i, _ in inserted.marks]
       shown = [i for i, _ in replaced.marks if i in cuts]
       if order == shown and ''.join(inserted.texts) == self._text:
         places = dict(zip(order, inserted.places(), strict=True))
-        return {**found, **self._each(replaced, cuts, places)}
-    return found
+        return {**spans_by_index, **self._each(replaced, cuts, places)}
+    return spans_by_index
 
   def _whole(self, replaced: _Marked) -> dict[int, spans.Span] | None:
     """Returns all places, if the text is that around the marks."""
-    found, position = {}, 0
+    spans_by_index, position = {}, 0
     texts, last = replaced.texts, len(replaced.texts) - 2
     if not self._text.startswith(texts[0]):
       return None
@@ -120,8 +120,8 @@ class _Finder:
       if len(ends) != 1:
         return None
       (position,) = ends
-      found[index] = spans.Span(begin, position, 'whole')
-    return found
+      spans_by_index[index] = spans.Span(begin, position, 'whole')
+    return spans_by_index
 
   def _ends(self, index: int, begin: int, after: str, last: bool) -> set[int]:
     """Returns where a content may end that begins there."""
@@ -162,7 +162,7 @@ class _Finder:
       cuts: where in its content each message has a mark.
       places: where in the text this is.
     """
-    found: dict[int, spans.Span] = {}
+    spans_by_index: dict[int, spans.Span] = {}
     others: list[int] = []
     last = len(replaced.marks) - 1
     for n, (index, _) in enumerate(replaced.marks):
@@ -178,12 +178,12 @@ class _Finder:
         and self._follows(after, end, n == last)
       }
       if len(ranges) == 1:
-        found[index] = spans.Span(*ranges.pop(), 'whole')
+        spans_by_index[index] = spans.Span(*ranges.pop(), 'whole')
       elif not ranges:
         others.append(index)
     if others:
-      found |= self._middles(others, cuts, places)
-    return self._rest(replaced, cuts, places, found)
+      spans_by_index |= self._middles(others, cuts, places)
+    return self._rest(replaced, cuts, places, spans_by_index)
 
   def _ranges(self, index: int, cut: int, place: int) -> set[tuple[int, int]]:
     """Returns where a content may be that has its mark at `place`."""
@@ -208,7 +208,7 @@ class _Finder:
       text, at = contents[i], half + shift
       contents[i] = text[:at] + self._name(i, True) + text[at:]
     marked = self._render(contents)
-    found: dict[int, spans.Span] = {}
+    spans_by_index: dict[int, spans.Span] = {}
     wanted, begin, chunk, at = set(indices), 0, '', {}
     order = [*marked.marks, (-1, False)]
     ends = {**places, -1: len(self._text)}
@@ -229,17 +229,17 @@ class _Finder:
         self._text, middle, *spans.halves(self._contents[index])
       )
       if span:
-        found[index] = spans.Span(*span, 'middle')
-    return found
+        spans_by_index[index] = spans.Span(*span, 'middle')
+    return spans_by_index
 
   def _rest(
     self,
     replaced: _Marked,
     cuts: Mapping[int, int],
     places: Mapping[int, int],
-    found: dict[int, spans.Span],
+    spans_by_index: dict[int, spans.Span],
   ) -> dict[int, spans.Span]:
-    """Returns `found` with empty contents, and contents cut at their begin.
+    """Returns the places, with empty contents and contents cut at their begin.
 
     Places that overlap others are left out, with the empty ones next to them.
     """
@@ -249,7 +249,7 @@ class _Finder:
     empty: list[int] = []  # before a content that confirms them
     for n, (index, _) in enumerate(replaced.marks):
       before, after = replaced.texts[n : n + 2]
-      span = found.get(index)
+      span = spans_by_index.get(index)
       begin = None
       if end is not None and self._text.startswith(before, end):
         begin = end + len(before)

@@ -31,7 +31,7 @@ _NO_FILTERS = ('pprint', 'random', 'striptags', 'urlize', 'wordwrap', 'xmlattr')
 _FREE = ('length', 'count', 'default', 'd', 'first')  # make nothing
 _SHORT = ('capitalize', 'lower', 'string', 'trim', 'upper')
 _MARKUP = ('e', 'escape', 'forceescape', 'safe')  # give plain text here
-# They make or look at each character of a text.
+# Filters that handle a text character by character.
 _OF_ELEMENTS = (
   *('batch', 'dictsort', 'groupby', 'list', 'map', 'max', 'min', 'reject'),
   *('rejectattr', 'select', 'selectattr', 'slice', 'sort', 'sum', 'title'),
@@ -76,7 +76,7 @@ _SPECIFIER = re.compile(r'[-#0 +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?')
 
 
 def filters(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
-  """Returns filters that check their arguments, without those that cannot."""
+  """Wraps filters in checks of their arguments; leaves `_NO_FILTERS` out."""
   return {
     name: function if name in _FREE else _filter(name, function)
     for name, function in functions.items()
@@ -117,7 +117,7 @@ def call(meter: meters.Meter, function: Any, args: tuple, kwargs: dict) -> Any:
     The arguments.
 
   Raises:
-    Limit: its result would be too large; or it is none that may be called.
+    Limit: its result would be too large; or the method may not be called.
   """
   if len(args) + len(kwargs) > _ARGUMENTS:
     raise meters.Limit(f'a call has {len(args) + len(kwargs)} arguments')

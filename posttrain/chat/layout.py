@@ -80,10 +80,10 @@ def pieces(
       position += ends.rendered(start - 1, skip, len(text))
     role = messages[start - 1]['role']
     result.append(Piece(text[skip:position], role, message=start - 1))
-  found = finder.find(
+  content_spans = finder.find(
     template, messages, text, prompt=prompt, start=start, work=work
   )
-  gaps = _gaps(messages, text, position, found, start)
+  gaps = _gaps(messages, text, position, content_spans, start)
   for gap, length in zip(gaps, ends.lengths(gaps), strict=True):
     role, end = messages[gap.index]['role'], gap.begin + length
     result += [
@@ -108,11 +108,11 @@ class _Gap(NamedTuple):
     return self.span.end
 
 
-def _gaps(messages, text, position, found, start: int) -> list[_Gap]:
+def _gaps(messages, text, position, content_spans, start: int) -> list[_Gap]:
   """Returns the contents that are rendered; checks their order."""
   shown = [
     (i, span)
-    for i, span in enumerate(found, start)
+    for i, span in enumerate(content_spans, start)
     if span.begin is not None  # else an empty content that is not rendered
   ]
   limits = [*(span.begin for _, span in shown), len(text)][1:]
@@ -164,9 +164,9 @@ class _Ends:
     return len(prefix) - low if ends else 0
 
   def lengths(self, gaps: list[_Gap]) -> list[int]:
-    """Returns for each gap how much of it belongs to the message before it."""
-    lengths, likened = self._likened(gaps)
-    for i in likened[:: max(len(likened) // self._work.limits.checks, 1)]:
+    """Returns, for each gap, the length that belongs to its message."""
+    lengths, inferred = self._by_signature(gaps)
+    for i in inferred[:: max(len(inferred) // self._work.limits.checks, 1)]:
       gap = gaps[i]
       length = self.rendered(gap.index, gap.begin, gap.end)
       after = self._text[gap.begin : gap.end]
@@ -180,11 +180,15 @@ class _Ends:
       return True
     return self._same is not None and self._same(after, *lengths)
 
-  def _likened(self, gaps: list[_Gap]) -> tuple[list[int], list[int]]:
-    """Returns lengths, and the positions of those found by likeness."""
+  def _by_signature(self, gaps: list[_Gap]) -> tuple[list[int], list[int]]:
+    """Returns each gap's length, and the positions of inferred lengths.
+
+    An inferred length is that of an earlier gap: one with the same signature,
+    or one whose scaffold has the same ids wherever it is split.
+    """
     known: dict[tuple, int] = {}
-    seen: dict[tuple, set[int]] = {}  # by what is less than the likeness
-    lengths, likened, begin = [], [], 0
+    seen: dict[tuple, set[int]] = {}  # lengths per (role, scaffold)
+    lengths, inferred, begin = [], [], 0
     recent = collections.deque(maxlen=4)
     budget = self._work.units + self._exact
     for i, gap in enumerate(gaps):
@@ -193,7 +197,7 @@ class _Ends:
       message = self._messages[gap.index]
       role, content = message['role'], message['content']
       following = gaps[i + 1].index if i + 1 < len(gaps) else -1
-      likeness = (
+      signature = (
         role,
         gap.span.kind,
         content[:1] in _OPENING,  # templates look for tags there
@@ -204,21 +208,21 @@ class _Ends:
         following - gap.index,
         tuple(recent),
       )
-      length = known.get(likeness)
+      length = known.get(signature)
       others = seen.setdefault((role, after), set())
       if length is None and self._same and others:
         if self._work.units >= budget and self._equal(after, *others):
           length = min(others)
       if length is None or self._work.units < budget:
         length = self.rendered(gap.index, gap.begin, gap.end)
-        known[likeness] = length
+        known[signature] = length
         others.add(length)
       else:
-        likened.append(i)
+        inferred.append(i)
       lengths.append(length)
       recent.append((role, gap.span.kind, after, length))
       begin = gap.begin
-    return lengths, likened
+    return lengths, inferred
 
 
 class _Same:

@@ -14,7 +14,7 @@ VALUE = 2_000_000, 16  # characters of one value; and per one of the input
 TOTAL = 16_000_000, 256  # of all long values of a rendering
 SMALL = 128  # characters of a made value that its operation has paid for
 SHORT = 4096  # characters of a text whose reading its operation has paid for
-BITS = 60  # of an integer that is made; equal hashes need larger ones
+BITS = 60  # of a computed integer; colliding hashes need 61
 ELEMENT = 64  # the size of an element of a list, in characters
 
 _VIEWS = type({}.keys()), type({}.values()), type({}.items())
@@ -27,9 +27,9 @@ class Limit(RuntimeError):
 class Meter:
   """The budget of one rendering.
 
-  Characters that are read or made are paid for in operations too, 32 for one.
-  The budget that depends on the input is added when the constant one is used
-  up: most renderings need no count of their input.
+  Reading or making 32 characters costs one operation. The budget that depends
+  on the input is added when the constant one is used up: most renderings need
+  no count of their input.
   """
 
   def __init__(self, variables: Mapping[str, Any]):
@@ -62,7 +62,7 @@ class Meter:
 
   @property
   def charged(self) -> int:
-    """The operations that have been paid."""
+    """Returns the operations paid so far."""
     return self._granted - self._operations
 
   def spend(self, size: int) -> None:

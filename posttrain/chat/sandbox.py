@@ -10,8 +10,9 @@ budget per rendering (`meter`):
    and so must be the sum of all; where an operation multiplies, its operands
    are checked before (`guards`).
 
-The budgets grow with the messages, so that no honest template meets them. No
-clock is read: whether a template is refused depends on its input only.
+The budgets grow with the messages, so that the 21 templates in tests/chat stay
+far below them. No clock is read: whether a template is refused depends on its
+input only.
 """
 
 import types

@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 
   total: tuple[int, int]  # a constant, and per message
   exact: tuple[int, int]  # up to which each end is found by a rendering
-  checks: int  # ends by likeness that are rendered
+  checks: int  # inferred ends that are verified by a rendering
 
 
 TRAINING = Limits((100_000, 32), (8000, 2), 8)

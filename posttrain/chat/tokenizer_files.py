@@ -148,9 +148,9 @@ def _check_post_processor(path: pathlib.Path, value: Any) -> None:
         token = tokens.get(_piece_id(piece, 'SpecialToken'))
         ids = token.get('ids') if isinstance(token, dict) else None
         added += len(ids) if isinstance(ids, list) else 1
-      given = sorted(text for text in texts if text is not None)
-      if given != sorted(set(given)) or not set(given) <= set(once):
-        _refuse(path, place, f'have each of {once} once at most', given)
+      names = sorted(text for text in texts if text is not None)
+      if names != sorted(set(names)) or not set(names) <= set(once):
+        _refuse(path, place, f'have each of {once} once at most', names)
   if added > _ADDED:
     _refuse(path, 'post_processor', f'add {_ADDED} ids at most', added)
 

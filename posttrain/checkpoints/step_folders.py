@@ -47,7 +47,7 @@ def is_step(folder: epath.Path) -> bool:
 
 
 def move_strays(stage: epath.Path) -> None:
-  """Renames what is named like a step and is no folder, with a warning.
+  """Renames files that have a step's name, with a warning.
 
   A step of that name could not be saved.
   """

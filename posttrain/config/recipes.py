@@ -53,7 +53,8 @@ def run(path: str, argument: str) -> config_dict.ConfigDict:
   except MemoryError:
     raise
   except (Exception, SystemExit) as error:
-    # Of the user: an option of the schema, or of the recipes' machinery.
+    # Errors of options, raised by the schema or by configs/, already name the
+    # key.
     user = isinstance(error, ValueError | RuntimeError)
     if user and errors.is_expected(error, 'configs.'):
       raise

@@ -1,18 +1,19 @@
-"""Trust in configs: what one may name that reaches beyond the run's own data.
+"""Trust in configs: names in them that reach beyond the run's own data.
 
 A config can name any function, servers that get the samples, environment
 variables whose values are sent to them, addresses in place of local paths, and
 a folder of compiled programs. A recipe (FILE.py) is code, and the user wrote
 the overrides: they may name all. A `.json` config and the options in a
-checkpoint may come from elsewhere. What they name is taken
+checkpoint may come from elsewhere. A name in them is accepted
 
-  1. if it is a function that posttrain or configs define, of those made for
-     configs, see `is_own`: looked up in their source files, before anything is
-     imported;
+  1. if it is a function of `OWN` or of configs (`is_own`), which is looked up
+     in their source files before anything is imported;
   2. if the user gives the same text in an override;
   3. if this user has trained exactly this config before: `remember` writes
      its digest to the user's own folder, which no archive can;
-  4. with --trust_config. Else it is listed in one error.
+  4. with --trust_config.
+
+Names that are not accepted are listed in one error.
 """
 
 import ast
@@ -81,7 +82,7 @@ def check(
   overrides: Sequence[tuple[str, str]] = (),
   trust: bool = False,
 ) -> None:
-  """Refuses what a config from elsewhere names and the user does not trust.
+  """Refuses names in a foreign config that the user does not trust.
 
   Args:
     run: the options, overrides included; no function of them is imported yet.
@@ -105,16 +106,15 @@ def check(
   if not trust:
     raise ValueError(
       f'--trust_config must be given to use what {where} names: got {lines}; '
-      'a config can name any function and any server, so look at them first; '
-      f'runs that you trained are noted in {_folder()} (XDG_STATE_HOME), but '
-      'not those of another home or of older versions: such a run goes on with '
-      'its recipe FILE.py as before, and evaluate needs the flag'
+      'look at them first: a config can name any function and any server. '
+      f'(Configs that you trained yourself are recorded in {_folder()}; runs '
+      'of older versions are not: resume them with their recipe FILE.py.)'
     )
   print(f'trusted, as named by {where}: {lines}', file=sys.stderr)
 
 
 def remember(run: schema.Run, values: dict[str, Any]) -> None:
-  """Notes that this user trains a config, if it names what needs trust.
+  """Records that this user trains a config, if names in it need trust.
 
   Warns if it cannot: then --trust_config is needed later.
 
@@ -130,7 +130,7 @@ def remember(run: schema.Run, values: dict[str, Any]) -> None:
     file.touch()
   except OSError as error:
     logging.getLogger('absl').warning(
-      'it could not be noted that you train this config, so that its '
+      'it could not be recorded that you train this config, so that its '
       'config.json and checkpoints will need --trust_config: %s; let '
       'XDG_STATE_HOME name a folder that can be written',
       foreign.error(error),

@@ -89,7 +89,7 @@ class Inline:
       self._is_on = False
       _local.clock = outer
 
-  def without(self, judge: Callable) -> Callable:
+  def untimed(self, judge: Callable) -> Callable:
     """Returns the judge, wrapped so that its calls stop the clock."""
 
     def timed_judge(*args, **kwargs):
@@ -159,7 +159,7 @@ def untimed(judge: Callable) -> Callable:
 
   def call_judge(*args, **kwargs):
     clock = getattr(_local, 'clock', None)
-    timed = judge if clock is None else clock.without(judge)
+    timed = judge if clock is None else clock.untimed(judge)
     return timed(*args, **kwargs)
 
   return call_judge

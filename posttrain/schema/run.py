@@ -70,7 +70,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Watchdog:
-  """What happens to a run that makes no progress. Compilation is exempt."""
+  """Limits of the time without progress. Compilation is exempt."""
 
   # Seconds without progress before the stacks of all threads are written to
   # WORKDIR/stalls, and a line to stderr; 0 = no watchdog.

@@ -50,6 +50,9 @@ class SqlFiles:
   eval_share: float = 0.3
   # Largest number of instructions of SQLite's virtual machine per query.
   query_steps: int = 1_000_000
+  # repr=False: options added later; envs/sql/env.py adds them to the tasks'
+  # fingerprint unless they have their defaults.
+
   # Grades the order of rows where the gold SQL has ORDER BY; rows with equal
   # keys may come in any order. A question's own `ordered` goes before it.
   ordered: bool = dataclasses.field(default=False, repr=False)

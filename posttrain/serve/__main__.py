@@ -11,7 +11,8 @@ script `posttrain-serve` is this command.
 The default host is reachable from this machine only. For another --host a key
 must be set with --api_key_env, unless --no_auth says that none is needed.
 
-Exit codes: 0 stopped by SIGTERM, 2 the command line is wrong, 130 interrupted.
+Exit codes: 0 stopped by SIGTERM, 1 the machine failed, 2 the command line
+is wrong, 130 interrupted.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ class Flags:
     '',
     'The environment variable with the key that every request must carry.',
     value='VARIABLE',
-    if_absent='none, requests need no key',
+    if_absent='none; needs --no_auth where --host is not this machine',
   )
   no_auth: bool = flags_lib.flag(
     False, 'Serves without a key to whoever reaches --host.'

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from posttrain.serve import stop_strings
 
 _REPLACEMENT = '\ufffd'  # decodes bytes that are no character (yet)
-_PATIENCE = 32  # tokens of a window that are decoded again for every new one
+_LONG_WINDOW = 32  # tokens of a window that are decoded again for every new one
 FINISH = {'eos': 'stop', 'max_tokens': 'length', 'overflow': 'length'}
 
 
@@ -105,7 +105,7 @@ class Detokenizer:
     size = count - window.start
     # Once a window is long, it is decoded when it has grown by a quarter, so
     # that the sum over all tokens stays linear.
-    least = count + size // 4 if size > _PATIENCE else 0
+    least = count + size // 4 if size > _LONG_WINDOW else 0
     # A decoder may revise earlier text; wait until it repeats it.
     if not final.startswith(window.text):
       return '', dataclasses.replace(window, least=least)

@@ -25,7 +25,8 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
 
   Raises:
     ValueError: it was trained for more steps than the config has.
-    NoReward: the finished stage had no reward, since all of them failed.
+    NoReward: no rollout of the finished stage had a reward, because reward
+      functions or episodes failed.
   """
   folder = _folder(workdir, name)
   host = store.newest_host(folder, name)

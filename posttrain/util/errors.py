@@ -32,12 +32,14 @@ _REMEDIES = {
   errno.ENAMETOOLONG: 'use a shorter path',
   errno.EIO: 'check the disk',
   errno.ESTALE: 'check the network file system',
-  errno.ENOMEM: 'raise the limit on memory (ulimit -v), or use a larger one',
+  errno.ENOMEM: (
+    'raise the limit on memory (ulimit -v), or use a machine with more memory'
+  ),
   errno.EAGAIN: 'raise the limit on processes (ulimit -u)',
 }
 # Packages whose errors wrap those of the operating system.
 _WRAPPERS = ('jax', 'jaxlib', 'orbax', 'tensorstore', 'threading')
-# Those that libraries report as the text of another error.
+# Text -> number, of errors whose text libraries put into other errors.
 _WRAPPED = {
   os.strerror(number): number
   for number in (
@@ -96,7 +98,7 @@ def report(error: Exception, *packages: str) -> int:
   if failure is None:
     raise error
   print(f'error: {failure}', file=sys.stderr)
-  # What libraries left half done complains when it is deleted.
+  # Objects of libraries warn when they are deleted half-initialized.
   warnings.simplefilter('ignore', RuntimeWarning)
   sys.unraisablehook = lambda *_: None
   logging.getLogger('asyncio').disabled = True
@@ -119,7 +121,7 @@ def is_expected(error: BaseException, *packages: str) -> bool:
 
 
 def machine_failure(error: BaseException) -> str | None:
-  """Returns a failure of the machine and its remedy in a line; None = no such.
+  """Returns a failure of the machine and its remedy; None for other errors.
 
   Libraries wrap these failures (Orbax raises a ValueError whose text has that
   of the operating system), so the causes are searched, and the texts of what

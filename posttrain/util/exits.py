@@ -3,7 +3,9 @@
 DONE = 0
 FAILED = 1  # the run or the world failed; the message says how
 USAGE = 2  # the command line, the config or a file it names is wrong
-NO_REWARD = 3  # every call of a stage's reward functions failed
+# No rollout of a stage had a reward, because reward functions or episodes
+# failed.
+NO_REWARD = 3
 STALLED = 4  # the watchdog ended a run that made no progress
 PREEMPTED = 75  # saved and stopped; start it again (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C

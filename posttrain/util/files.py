@@ -12,8 +12,8 @@ def replacing(
 ) -> Iterator[IO[Any]]:
   """Opens a new file that takes the name of a path when the block ends.
 
-  What has that name then, a file or a link, is replaced; a link's target stays
-  as it is. If the block raises, nothing changes.
+  An existing file or link of that name is replaced; a link's target stays as it
+  is. If the block raises, nothing changes.
 
   Args:
     path: the file.

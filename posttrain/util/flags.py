@@ -48,10 +48,11 @@ CHECKPOINT = (
 )
 # The help of --trust_config, which several commands take.
 TRUST_CONFIG = (
-  'Trusts what a config.json or a checkpoint names: functions that posttrain '
-  'does not define, servers, and a folder of compiled programs. They are '
-  'printed. A run that you trained yourself, with the same home folder or '
-  'XDG_STATE_HOME, needs no trust.'
+  'Trusts the names in a config.json or a checkpoint: functions other than the '
+  'reward functions of posttrain and the functions of configs, servers, '
+  'addresses, environment variables of keys, and a folder of compiled '
+  'programs. They are printed. A run that you trained yourself, with the same '
+  'home folder or XDG_STATE_HOME, needs no trust.'
 )
 
 # After a failure, the longest that the exit waits for threads.

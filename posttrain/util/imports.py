@@ -71,10 +71,9 @@ def definition(
 
   None if the source does not define it.
 
-  Imports nothing, because importing a module runs it: finds the file that would
-  be imported, and looks for the definition in its syntax tree. Names that a
-  module has imported or assigned are not its definitions, and names with a dot
-  are none.
+  Imports nothing, because importing a module runs it. Finds the file that would
+  be imported, and searches its syntax tree. Names that a module has imported or
+  assigned are not its definitions, and names with a dot are none.
 
   Args:
     folder: the package's folder.

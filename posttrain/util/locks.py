@@ -47,7 +47,7 @@ def hold(folder: str, what: str) -> Iterator[None]:
 
   Raises:
     Locked: another run holds it; names that.
-    OSError: the file in the folder is none of this process's to write.
+    OSError: the lock file cannot be opened or written.
   """
   with _guard:
     descriptor, identity = _take(os.path.join(folder, NAME), what)

@@ -92,7 +92,7 @@ def test_turns_end_where_the_conversation_up_to_them_does(name):
   template, messages = load(name), talk(40)
   text = template.text(messages, True)
   exact = layout.pieces(template, messages, text, prompt=True)
-  limits = spans.TRAINING._replace(exact=(0, 0))  # by likeness
+  limits = spans.TRAINING._replace(exact=(0, 0))  # by signature
   counting = Counting(template)
   options = {'prompt': True, 'limits': limits}
   assert layout.pieces(counting, messages, text, **options) == exact

@@ -71,10 +71,10 @@ class Files:
     Warns if there is none for evaluation, although `eval_share` is not 0.
     """
     evaluates = split == 'eval'
-    found = [
+    result = [
       q for q in self._questions if (q.db_id in self._eval_ids) == evaluates
     ]
-    if evaluates and not found and self._cfg.eval_share:
+    if evaluates and not result and self._cfg.eval_share:
       logging.getLogger('absl').warning(
         'envs.%s.env.data.eval_share should hold out a database with questions '
         'of these difficulties: got %g of %d databases; there is no evaluation '
@@ -83,7 +83,7 @@ class Files:
         self._cfg.eval_share,
         len(self._tables),
       )
-    return found
+    return result
 
   def fingerprint(self, split: str) -> str:
     """Returns the hash of the questions and their databases."""
@@ -134,18 +134,18 @@ class Files:
       ids[question.id] = None
       kinds.add(question.difficulty)
       rows.setdefault(question.db_id, []).append((question, row, where))
-    found = {}
+    questions_by_id = {}
     for db_id, each in rows.items():
-      found |= self._check_database(db_id, each, difficulties)
+      questions_by_id |= self._check_database(db_id, each, difficulties)
     if self._refusals:
       self._report([where for _, where in lines])
-    if not found:
+    if not questions_by_id:
       raise ValueError(
         f'envs.{self._name}.env.difficulties must be difficulties of questions '
         f'in {self._path}: got {tuple(difficulties)}, expected some of '
         f'{sorted(kinds)}'
       )
-    return [found[id] for id in ids if id in found]
+    return [questions_by_id[id] for id in ids if id in questions_by_id]
 
   def _check_database(
     self,

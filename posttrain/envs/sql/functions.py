@@ -37,13 +37,15 @@ def reward_correctness(
   **columns: Any,
 ) -> list[float | None]:
   """Returns 1 for a correct answer, 0 for a wrong or missing one."""
-  given = {'gold_rows': gold_rows, 'answer_type': answer_type}
-  given |= {k: columns[k] for k in ('other_golds', 'ranks') if k in columns}
+  info_columns = {'gold_rows': gold_rows, 'answer_type': answer_type}
+  info_columns |= {
+    k: columns[k] for k in ('other_golds', 'ranks') if k in columns
+  }
   values = []
   for i, messages in enumerate(completions):
     steps = list(_steps(messages))
     answers = [a.argument for a, text in steps if _is_answer(a, text)]
-    info = {key: column[i] for key, column in given.items()}
+    info = {key: column[i] for key, column in info_columns.items()}
     right = bool(answers) and verifier.equals_any(answers[0], info)
     values.append(float(right) if steps else None)
   return values

@@ -64,7 +64,7 @@ class Clock:
     judged = self._judged + (now - self._since if self._judging else 0.0)
     return now - self._start - judged
 
-  def without(self, judge: Callable) -> Callable:
+  def untimed(self, judge: Callable) -> Callable:
     """Returns the judge, wrapped so that its calls stop the clock."""
 
     def timed_judge(*args, **kwargs):

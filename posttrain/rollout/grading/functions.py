@@ -144,7 +144,7 @@ class Function:
     shared = {**loggers} if judge is None else {**loggers, 'judge': judge}
     arguments = self._accepted({**arguments, 'rollouts': rollouts, **shared})
     if 'judge' in arguments and judge is not None:
-      shared['judge'] = clock.without(judge)
+      shared['judge'] = clock.untimed(judge)
     rewards: list[values.Value] = [None] * len(rollouts)
     failed, metrics, fault = set(range(len(rollouts))), {}, None
     try:

@@ -93,7 +93,7 @@ def _descendants() -> list[int]:
       # 'pid (name) state parent ...'; the name may have any character.
       stat = (path / 'stat').read_bytes().rpartition(b')')[2].split()
       children.setdefault(int(stat[1]), []).append(int(path.name))
-  found = list(children.get(os.getpid(), []))
-  for pid in found:  # grows
-    found += children.get(pid, [])
-  return found
+  pids = list(children.get(os.getpid(), []))
+  for pid in pids:  # grows
+    pids += children.get(pid, [])
+  return pids

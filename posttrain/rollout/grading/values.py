@@ -1,4 +1,4 @@
-"""What a reward function returned and logged, as plain numbers.
+"""Conversion of a reward function's results and metrics to plain numbers.
 
 The conversion runs a user's code (the `__float__` or `__iter__` of a returned
 object), so it runs where the function runs: in its thread or its process.
@@ -19,7 +19,7 @@ _QUOTED = 80  # characters of a value in an error
 _NAME = 100  # characters of a metric's name
 _LARGEST_METRIC = 1e300  # the largest |metric|: means add them up
 _MOST_WARNINGS = 100  # metrics that are warned of
-_warned: set[str] = set()  # those that were
+_warned: set[str] = set()  # names of metrics already warned of
 
 
 class Fault(Exception):

@@ -39,7 +39,7 @@ def test_hanging_coroutine_is_cancelled():
 
 def test_own_time_excludes_judge_calls():
   clock = calls.Clock(0.2)
-  judge = clock.without(lambda: time.sleep(0.3))
+  judge = clock.untimed(lambda: time.sleep(0.3))
 
   def score():
     judge()
@@ -54,7 +54,7 @@ def test_own_time_excludes_judge_calls():
 
 def test_concurrent_judge_calls_count_once():
   clock = calls.Clock(5.0)
-  judge = clock.without(lambda: time.sleep(0.2))
+  judge = clock.untimed(lambda: time.sleep(0.2))
 
   def score():
     threads = [threading.Thread(target=judge) for _ in range(4)]

@@ -11,8 +11,8 @@ FOLDERS = ('pairs', 'rollouts', 'stalls', 'tensorboard', 'token_exports')
 def check(workdir: str, run: schema.Run) -> None:
   """Refuses a workdir in which something else has the name of a run's file.
 
-  A link is followed if it ends inside the workdir, or is that of checkpoints,
-  which may be on another disk: a workdir may come from elsewhere.
+  A link must end inside the workdir, because a workdir may come from elsewhere;
+  `checkpoints` may link to another disk.
 
   Raises:
     ValueError: with the path that is in the way.

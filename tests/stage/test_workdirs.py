@@ -5,11 +5,11 @@ import os
 import pytest
 
 from posttrain import main
-from posttrain.stage import layout, progress
+from posttrain.stage import progress, workdirs
 from tests.stage import test_progress
 
 
-@pytest.mark.parametrize('name', layout.FILES)
+@pytest.mark.parametrize('name', workdirs.FILES)
 @pytest.mark.parametrize('kind', ['folder', 'link', 'pipe', 'broken link'])
 def test_what_is_no_file_of_the_workdir_is_refused_by_name(
   tmp_path, name, kind
@@ -31,7 +31,7 @@ def test_what_is_no_file_of_the_workdir_is_refused_by_name(
   assert os.listdir(workdir) == [name]
 
 
-@pytest.mark.parametrize('name', [*layout.FOLDERS, 'checkpoints'])
+@pytest.mark.parametrize('name', [*workdirs.FOLDERS, 'checkpoints'])
 def test_what_is_no_folder_is_refused_by_name(tmp_path, name):
   (tmp_path / name).write_text('x')
   with pytest.raises(ValueError, match=f'{name} must be a folder: got a file'):
