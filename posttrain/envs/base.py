@@ -115,6 +115,13 @@ def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
   )
 
 
+class TimeLimit(BaseException):
+  """Raised in a call into an environment that exceeds its time limit.
+
+  No `except Exception` of the environment stops it.
+  """
+
+
 def build(key: str, make: Callable[[], Any]) -> Any:
   """Returns what a user's class builds.
 
@@ -127,7 +134,9 @@ def build(key: str, make: Callable[[], Any]) -> Any:
   """
   try:
     return make()
-  except Exception as error:
+  except (KeyboardInterrupt, MemoryError, TimeLimit):
+    raise
+  except BaseException as error:  # also SystemExit, from a user's code
     raise ValueError(
       f'{key} must name a class that can be built with these options: got '
       f'{foreign.error(error)} ({foreign.place(error)})'

@@ -7,9 +7,9 @@ returns is copied, so that no environment can change a task that others get, or
 a conversation afterwards.
 """
 
-import contextlib
 import functools
 import numbers
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +45,13 @@ def failure(where: str, method: str, error: BaseException) -> EnvError:
   return EnvError(f'{where}: {foreign.error(error)} ({place})')
 
 
+def _raise_interrupt(error: BaseException) -> None:
+  """Raises Ctrl-C again, which only the main thread gets."""
+  is_main = threading.current_thread() is threading.main_thread()
+  if is_main and isinstance(error, KeyboardInterrupt):
+    raise error
+
+
 def late(where: str, method: str, result: limits.Late) -> EnvError:
   """Returns the error of a call that exceeded its time limit."""
   return EnvError(
@@ -77,7 +84,10 @@ class Calls:
     try:
       with watchdog.waiting(lambda: f'environment {self.where}: {self.method}'):
         return fn(*args)
-    except Exception as error:
+    except base.TimeLimit:
+      raise
+    except BaseException as error:  # also SystemExit, from a user's code
+      _raise_interrupt(error)
       return failure(self.where, self.method, error)
 
   def open(self) -> types.Messages:
@@ -123,8 +133,12 @@ class Calls:
 
   def close_after_call(self) -> None:
     """Closes the episode after a call that was left behind has returned."""
-    with contextlib.suppress(Exception):
+    try:
       self._close()
+    except base.TimeLimit:
+      raise
+    except BaseException as error:
+      _raise_interrupt(error)
 
   @property
   def is_open(self) -> bool:
@@ -187,20 +201,27 @@ class Source:
     self._call(functools.partial(self._source.set_state, state))
 
   def _call(self, call: Callable[[], Any]) -> Any:
+    with (
+      limits.Inline(self._timeout) as inline,
+      watchdog.waiting(lambda: f'{self._where}: {self._method}'),
+    ):
+      result = inline(lambda: self._attempt(call))
+    if isinstance(result, limits.Late):
+      raise late(self._where, self._method, result)
+    return result
+
+  def _attempt(self, call: Callable[[], Any]) -> Any:
+    """Calls; quotes an error within the time limit, as its `str` may hang."""
     try:
-      with (
-        limits.Inline(self._timeout) as inline,
-        watchdog.waiting(lambda: f'{self._where}: {self._method}'),
-      ):
-        result = inline(call)
-    except Exception as error:
+      return call()
+    except (base.TimeLimit, MemoryError):
+      raise
+    except BaseException as error:  # also SystemExit, from a user's code
+      _raise_interrupt(error)
       expected = isinstance(error, ValueError | RuntimeError)
       if expected and errors.is_expected(error):
         raise  # of a source of posttrain: it names file and row
       raise self._failure(error) from error
-    if isinstance(result, limits.Late):
-      raise late(self._where, self._method, result)
-    return result
 
   def _checked(self, task: Any) -> types.Task:
     if not isinstance(task, types.Task):

@@ -23,10 +23,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from posttrain.envs import base
 from posttrain.rollout import abandoned
 from posttrain.rollout.grading import calls
+from posttrain.util import watchdog
 
 AGAIN = 1.0  # seconds until an alarm is repeated, if the call swallows it
+MOST_ALARMS = 30  # that a call may swallow; one more ends the process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +37,6 @@ class Late:
   """The result of a call that exceeded its limit."""
 
   seconds: float  # the limit
-
-
-class _TimeLimit(BaseException):
-  """Raised by the alarm; no `except Exception` of the environment stops it."""
 
 
 _local = threading.local()  # `clock` of the thread's call, if it has a limit
@@ -53,7 +52,8 @@ class Inline:
   def __init__(self, seconds: float):
     """Sets no alarm yet; `seconds`: the limit of a call."""
     self._seconds = seconds
-    self._is_on, self._start = False, 0.0  # of the running call
+    # Of the running call, the last: alarms that it has swallowed.
+    self._is_on, self._start, self._alarms = False, 0.0, 0
     self._outer: Any = None  # what the alarm replaces
 
   def __enter__(self) -> 'Inline':
@@ -76,12 +76,12 @@ class Inline:
     if self._outer is None:
       return call()
     outer, _local.clock = getattr(_local, 'clock', None), self
-    self._start, self._is_on = time.monotonic(), True
+    self._start, self._is_on, self._alarms = time.monotonic(), True, 0
     try:
       result = call()
       self._is_on = False
-      return result
-    except _TimeLimit:
+      return Late(self._seconds) if self._alarms else result
+    except base.TimeLimit:
       self._is_on = False
       self._set(self._seconds)
       return Late(self._seconds)
@@ -106,8 +106,19 @@ class Inline:
     """Handles the signal."""
     left = self._start + self._seconds - time.monotonic()
     if self._is_on and left <= 0:
-      raise _TimeLimit  # and again, if the call swallows it
+      self._alarms += 1
+      if self._alarms > MOST_ALARMS:
+        self._end()
+      raise base.TimeLimit  # and again, if the call swallows it
     self._set(left if self._is_on else self._seconds)
+
+  def _end(self) -> None:
+    """Ends the process: nothing else ends a call that swallows every alarm."""
+    watchdog.end(
+      f'a call {watchdog.describe()} goes on after its time limit of '
+      f'{self._seconds:g} s, because it catches every exception; let it catch '
+      'Exception instead, or set blocking = True'
+    )
 
   def _set(self, seconds: float) -> tuple[float, float]:
     return signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)

@@ -20,6 +20,7 @@ import functools
 import html
 import os
 import re
+import threading
 import traceback
 from typing import Any
 
@@ -109,9 +110,10 @@ def _quote(convert, value: object, limit: int) -> str:
   try:
     # A `str` may return an instance of its own subclass of str.
     whole = str.__str__(convert(value))
-  except KeyboardInterrupt:
-    raise
   except BaseException as failure:
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and isinstance(failure, KeyboardInterrupt):
+      raise  # Ctrl-C; other threads do not get it
     return f'<{kind(value)}, whose {convert.__name__} raises {kind(failure)}>'
   secrets = {*_secrets, *_variables()}
   longest = max(map(len, secrets), default=0) * _LONGEST_ESCAPE

@@ -9,8 +9,8 @@
 Progress is the begin or end of a phase or of a wait, and `progress()`, which
 loops of unknown length call in each round. After `seconds` without any:
 
-  1. one line on stderr, with the phase and what it waits for;
-  2. the stacks of all threads in `folder`;
+  1. the stacks of all threads in `folder`;
+  2. one line on stderr, with the phase and what it waits for;
   3. after `exit_seconds`, the process ends with `exits.STALLED`.
 
 Time in which jax compiles does not count, nor does time in which the process
@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from posttrain.util import exits
 
@@ -166,26 +167,39 @@ class _Watcher:
       if _last != since:
         since, idle = _last, min(now - _last, idle)
       if reported is not None and since != reported:
-        _log('progress again after the stall')
+        _within(self._tick, _log, 'progress again after the stall')
         reported = None
       if idle >= self._seconds and reported is None:
         reported = since
         self._report(idle)
       if self._exit_seconds is not None and idle >= self._exit_seconds:
-        _log('no progress for %.0f s %s; exit %d', idle, describe(), _CODE)
-        _flush()
-        os._exit(_CODE)
+        end(f'no progress for {idle:.0f} s {describe()}', self._tick)
 
   def _report(self, idle: float) -> None:
     path = os.path.join(self._folder, _file_name())
-    _log('no progress for %.0f s %s; stacks: %s', idle, describe(), path)
-    # The file system may be what hangs.
-    writer = threading.Thread(target=_write_stacks, args=(path,), daemon=True)
-    writer.start()
-    writer.join(self._tick)
+    # The file system may be what hangs, or a full pipe behind stderr.
+    _within(self._tick, _write_stacks, path)
+    text = 'no progress for %.0f s %s; stacks: %s'
+    _within(self._tick, _log, text, idle, describe(), path)
 
 
-_CODE = exits.STALLED
+def end(reason: str, seconds: float = 5.0) -> NoReturn:
+  """Ends the process with `exits.STALLED`, whatever its threads do.
+
+  Args:
+    reason: for the log.
+    seconds: how long to wait for the log.
+  """
+  _within(seconds, _log, '%s; exit %d', reason, exits.STALLED)
+  _within(seconds, _flush)
+  os._exit(exits.STALLED)
+
+
+def _within(seconds: float, fn: Callable[..., object], *args: object) -> None:
+  """Calls a function that may hang; gives it up after some seconds."""
+  thread = threading.Thread(target=fn, args=args, daemon=True)
+  thread.start()
+  thread.join(seconds)
 
 
 def _log(text: str, *values: object) -> None:

@@ -1,5 +1,6 @@
 """Calls into environments: time limits, copies, types of their results."""
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -78,6 +79,50 @@ def test_inline_call_over_its_limit_is_interrupted(hook, hang):
   assert threading.active_count() <= before  # those of other tests may end
   assert signal.getsignal(signal.SIGALRM) == handler
   assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize('seconds, ends', [(5 * LIMIT, 0), (0.3, 1)])
+def test_call_that_catches_every_exception_is_late_or_ends_the_process(
+  seconds, ends, monkeypatch
+):
+  """A bare `except:` catches the alarm as well."""
+
+  class Ended(Exception):
+    pass
+
+  def end(reason):
+    reasons.append(reason)
+    raise Ended
+
+  def stubborn():
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+      try:
+        time.sleep(0.01)
+      except Ended:
+        raise
+      except:  # noqa: E722
+        pass
+
+  reasons = []
+  monkeypatch.setattr(limits, 'AGAIN', 0.02)
+  monkeypatch.setattr(limits, 'MOST_ALARMS', 3 if ends else 1000)
+  monkeypatch.setattr(limits.watchdog, 'end', end)
+  (rollout,) = play(Recall(fails={'step': stubborn}))
+  assert len(reasons) == ends
+  assert ends or 'step must return within rollout.env_t' in rollout.error
+  for reason in reasons:
+    assert 'environment recall/t1: step (' in reason and 'blocking' in reason
+
+
+@pytest.mark.parametrize('blocking', [False, True])
+@pytest.mark.parametrize('hook', ['make', 'reset', 'step', 'grade', 'close'])
+@pytest.mark.parametrize('error', [SystemExit(0), asyncio.CancelledError()])
+def test_exit_of_an_environment_is_its_error(hook, error, blocking):
+  env = Recall(fails={hook: raises(error)}, blocking=blocking)
+  (rollout,) = play(env)
+  assert rollout.stop_reason == 'error'
+  assert f'recall/t1: {type(error).__name__}' in rollout.error
 
 
 @pytest.mark.parametrize('hook', ['make', 'reset', 'step', 'grade', 'close'])

@@ -34,7 +34,7 @@ Fault = values.Fault
 WORKERS = 32  # the most threads of `asyncio.to_thread` per call
 LOOP_TIMEOUT = 1.0  # seconds for a loop to respond after an abandoned call
 POLL = 0.02, 60.0  # seconds between checks of the clock: least, most
-RAISED = client.EndpointError, KeyboardInterrupt  # raised, not faults
+RAISED = client.EndpointError  # raised, not a fault
 
 
 class Clock:
@@ -125,7 +125,6 @@ def call(
     Fault: the function raised, which is the fault's cause, or exceeded its
       timeout.
     EndpointError: a judge's server is away; the first one of a group.
-    KeyboardInterrupt: the run is interrupted.
   """
   running = _Call(fn, arguments, convert or (lambda result: result))
   try:
@@ -137,20 +136,31 @@ def call(
   finally:
     clock.stop()
     running.abandon()
-  error = _leaf(running.error)
-  if _is(error, Fault, *RAISED):
-    raise error
-  if error is not None:
-    raise values.raised(error) from error
+  if running.error is not None:
+    raise running.error
   return running.result
 
 
-def _leaf(error: BaseException | None) -> BaseException | None:
+def _error(raised: BaseException) -> BaseException:
+  """Returns the exception that `call` raises for that of a function.
+
+  It is made where the function runs, within the time limit: a message that it
+  quotes is a user's code as well.
+  """
+  error = _leaf(raised)
+  if _is(error, Fault, RAISED):
+    return error
+  fault = values.raised(error)
+  fault.__cause__ = error
+  return fault
+
+
+def _leaf(error: BaseException) -> BaseException:
   """Returns the first exception of a group that is no fault, or the error."""
   leaves = [error]
   while leaves:
     leaf = leaves.pop(0)
-    if _is(leaf, *RAISED):
+    if _is(leaf, RAISED):
       return leaf
     if _is(leaf, BaseExceptionGroup):
       # A class may define other `exceptions`.
@@ -203,7 +213,7 @@ class _Call:
         return
       self.result = self._convert(result)
     except BaseException as error:  # `call` raises it
-      self.error = error
+      self.error = _error(error)
     self.done.set()
 
   def _submit(self, coroutine) -> None:
@@ -220,7 +230,7 @@ class _Call:
     try:
       self.result = self._convert(await coroutine)
     except BaseException as error:  # `call` raises it, not the loop
-      self.error = error
+      self.error = _error(error)
     self.done.set()
 
 

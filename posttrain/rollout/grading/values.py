@@ -18,8 +18,9 @@ LARGEST = 1e18  # the largest |reward|: advantages are float32, and squared
 _QUOTED = 80  # characters of a value in an error
 _NAME = 100  # characters of a metric's name
 _LARGEST_METRIC = 1e300  # the largest |metric|: means add them up
-_MOST_WARNINGS = 100  # metrics that are warned of
-_warned: set[str] = set()  # names of metrics already warned of
+_MOST_METRICS = 1000  # names that a call may log
+_MOST_WARNINGS = 100  # subjects that are warned of
+_warned: set[str] = set()  # subjects already warned of
 
 
 class Fault(Exception):
@@ -76,6 +77,15 @@ def loggers(logged: dict[str, list[float]]) -> dict[str, Callable]:
 
   def log_extra(column, values):
     name = foreign.text(column, _NAME)
+    if name not in logged and len(logged) == _MOST_METRICS:
+      _warn(
+        '',
+        'a reward function must log at most %d metrics in a call: the others, '
+        'such as %s, are dropped',
+        _MOST_METRICS,
+        name,
+      )
+      return
     values = [plain(x) for x in values]
     values = [x for x in values if isinstance(x, numbers.Real)]
     logged.setdefault(name, []).extend(_finite(name, values))
@@ -95,17 +105,23 @@ def _finite(name: str, values: Sequence[Any]) -> list[float]:
     except Exception:  # a large integer, or a class of the user
       number = math.nan
     if not abs(number) <= _LARGEST_METRIC:
-      if name not in _warned and len(_warned) < _MOST_WARNINGS:
-        _warned.add(name)
-        logging.getLogger('absl').warning(
-          'metric %s of a reward function must be finite: got %s; all its '
-          'values of such a call are dropped',
-          name,
-          foreign.quote(value, _QUOTED),
-        )
+      _warn(
+        name,
+        'metric %s of a reward function must be finite: got %s; all its '
+        'values of such a call are dropped',
+        name,
+        foreign.quote(value, _QUOTED),
+      )
       return []
     result.append(number)
   return result
+
+
+def _warn(subject: str, message: str, *values: Any) -> None:
+  """Logs a warning once per subject, and of few subjects."""
+  if subject not in _warned and len(_warned) < _MOST_WARNINGS:
+    _warned.add(subject)
+    logging.getLogger('absl').warning(message, *values)
 
 
 def raised(error: BaseException) -> Fault:
@@ -123,13 +139,15 @@ def _value(value: Any, weight: float) -> Value:
   """Returns None or a number that is not too large as it is."""
   if value is None:
     return None
-  is_number = isinstance(value, numbers.Real)
+  is_finite = isinstance(value, int)
   try:
-    if is_number and abs(value) * max(1.0, abs(weight)) <= LARGEST:
-      return float(value)
-    is_finite = is_number and abs(value) < math.inf
+    # A plain float: the class of a user may define another `__abs__`.
+    number = float(value) if isinstance(value, numbers.Real) else math.nan
+    if abs(number) * max(1.0, abs(weight)) <= LARGEST:
+      return number
+    is_finite = math.isfinite(number)
   except Exception:  # an integer that is no float, or a class of the user
-    is_finite = isinstance(value, int)
+    pass
   requirement = 'finite rewards'
   if is_finite:
     requirement = (

@@ -153,8 +153,42 @@ def endless(rollouts):
 
 
 class OddNumber(int):
-  def __abs__(self):
+  def __float__(self):
     raise OSError('no size')
+
+
+class Liar(float):
+  def __abs__(self):
+    return 0.0
+
+  def __le__(self, other):
+    return True
+
+  __lt__ = __le__
+
+
+def lies(rollouts):
+  return [Liar('nan'), Liar('1e300')]
+
+
+class Endless(Exception):
+  def __str__(self):
+    while not ended.wait(0.01):
+      pass
+    return 'ended'
+
+
+def raises_endless(rollouts):
+  raise Endless
+
+
+class Interrupting(Exception):
+  def __str__(self):
+    raise KeyboardInterrupt
+
+
+def raises_interrupting(rollouts):
+  raise Interrupting
 
 
 def odd_numbers(rollouts):

@@ -94,13 +94,16 @@ def test_rollouts_without_samples_are_not_scored():
     ('raises_long', 'ValueError: aaa'),
     ('odd', 'per rollout: got <Odd, whose repr raises OSError>, expected 2'),
     ('endless', 'must return within its timeout of 0.05 s: it did not'),
+    ('lies', 'finite rewards: got nan for rollout 0'),
+    ('raises_endless', 'must return within its timeout of 0.05 s: it did not'),
+    ('raises_interrupting', 'Interrupting, whose str raises KeyboardInterrup'),
     ('odd_numbers', 'of at most 1e+18, with the weight of 1 as well: got 0 f'),
     ('hangs', 'must return within its timeout of 0.05 s: it did not'),
     ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
   ],
 )
 def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
-  hangs = name.startswith(('hangs', 'endless'))
+  hangs = name.startswith(('hangs', 'endless', 'raises_endless'))
   timeout = 0.05 if hangs else 5.0
   cfg = functions(env={}, fine={}, **{name: {'timeout': timeout}})
   total = rewarding.Rewards('e', cfg)
