@@ -174,7 +174,7 @@ class Renderer:
       forms.check(message, f'messages[{index}]')
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
-    with meter.chat(len(messages)):
+    with meter.chat(len(messages), meter.CHAT):
       return self._extended(rendered, messages, start, add_generation_prompt)
 
   def prompt(
@@ -264,50 +264,17 @@ class Renderer:
       open=True,
     )
 
-  def demonstrate(
-    self, messages: Sequence[types.Message], given: int = 0
-  ) -> list[Rendered]:
-    """Renders a demonstration, with the assistant turns marked as `sampled`.
-
-    A turn is `sampled` from after its generation prompt up to and including
-    its eos. If the template rewrites earlier turns, a new sample begins, in
-    which the earlier turns are rendered anew and not `sampled`. Messages after
-    the last assistant turn are left out.
+  def append_turn(self, opened: Rendered, messages: types.Messages) -> Rendered:
+    """Appends an assistant turn as if it were sampled; see `demonstrations`.
 
     Args:
-      messages: the conversation.
-      given: number of leading messages that are not to be imitated.
-
-    Returns:
-      The samples; each assistant turn is `sampled` in exactly one.
+      opened: the ids of the messages before, with a generation prompt.
+      messages: the conversation, which ends in that turn.
 
     Raises:
-      ValueError: as `render`; or the template opens a turn with another header
-        than its generation prompt, or closes it without a stop token.
+      ValueError: the template opens the turn with another header than its
+        generation prompt, or closes it without a stop token.
     """
-    samples, done = [EMPTY], 0
-    for index, message in enumerate(messages):
-      forms.check(message, f'messages[{index}]')
-      if message['role'] != 'assistant' or index < given:
-        continue
-      try:
-        opened = self.extend(
-          samples[-1],
-          messages[:done],
-          messages[done:index],
-          add_generation_prompt=True,
-        )
-      except Rewritten:
-        samples.append(EMPTY)
-        opened = self.render(messages[:index], add_generation_prompt=True)
-      samples[-1] = self._append_turn(opened, tuple(messages[: index + 1]))
-      done = index + 1
-    return samples if done else []
-
-  def _append_turn(
-    self, opened: Rendered, messages: types.Messages
-  ) -> Rendered:
-    """Appends the last message as a turn that the policy would sample."""
     text = self._text(opened, messages, len(messages) - 1, False)
     start = len(opened.text)
     if not text.startswith(opened.text):
