@@ -289,18 +289,7 @@ class Renderer:
     else:
       begin, end = spans.one(self._template, messages, len(messages) - 1, text)
     begin, end = max(begin or start, start), max(end or start, start)
-    ends = [
-      text.index(stop, end) + len(stop)
-      for stop in self._stops
-      if stop in text[end:]
-    ]
-    if not ends:
-      raise ValueError(
-        'config.tokenizer.chat_template must close an assistant turn with '
-        f'config.tokenizer.eos: got {foreign.quote(text[end:])}, expected '
-        f'one of {self._stops} in it'
-      )
-    after = min(ends)
+    after = self._end_of_stop(text, end)
     return self._encode(
       [opened],
       [
@@ -312,6 +301,21 @@ class Renderer:
       text,
       open=False,
     )
+
+  def _end_of_stop(self, text: str, start: int) -> int:
+    """Returns the end of the first stop token from `start` on."""
+    ends = [
+      text.index(stop, start) + len(stop)
+      for stop in self._stops
+      if stop in text[start:]
+    ]
+    if not ends:
+      raise ValueError(
+        'config.tokenizer.chat_template must close an assistant turn with '
+        f'config.tokenizer.eos: got {foreign.quote(text[start:])}, expected '
+        f'one of {self._stops} in it'
+      )
+    return min(ends)
 
   def _covered(
     self, rendered: Rendered, messages: types.Messages, text: str
