@@ -103,8 +103,9 @@ def measure(
   measurements = []
   for folder in folders:
     player.load(folder)
+    values, answers, _ = evaluator.measure()
     measurements.append(
-      comparison.Measurement(*evaluator(), evaluator.answer_suite())
+      comparison.Measurement(values, answers, evaluator.answer_suite())
     )
     _check_tasks(name, measurements[-1])
   return measurements[0], measurements[1] if len(measurements) > 1 else None

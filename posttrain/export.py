@@ -78,8 +78,7 @@ def export(flags: Flags) -> None:
       '--checkpoint must name a run or a PEFT directory: got '
       f'{flags.checkpoint!r}, which is a HuggingFace directory already'
     )
-  for line in weight_folders.named_folders(folder):
-    print(f'{folder} names {line}, read as data', file=sys.stderr)
+  weight_folders.print_named(folder)
   if flags.format == 'peft':
     _save_peft(flags, folder)
   else:

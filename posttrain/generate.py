@@ -72,12 +72,7 @@ class Flags:
     '\'{"enable_thinking": false}\'; for directories, as a run has its own.',
     value='JSON',
   )
-  compilation_cache: str | None = flags_lib.flag(
-    None,
-    'The folder of compiled programs; a checkpoint does not name it.',
-    value='DIR',
-    if_absent='~/.cache/posttrain/compiled; none for a run without one',
-  )
+  compilation_cache: str | None = flags_lib.compilation_cache()
   json: bool = flags_lib.flag(False, 'Prints a line of JSON after the text.')
 
   def __post_init__(self):

@@ -59,20 +59,12 @@ def _replaces(string: str, content: str) -> dict:
 
 def _files() -> dict[str, bytes]:
   """Returns tokenizer files that must be refused."""
+  return {**_models(), **_added_tokens(), **_steps()}
+
+
+def _models() -> dict[str, bytes]:
+  """Returns files that are no JSON, or have another model or vocabulary."""
   whole = _tokenizer()
-  sequence = {'type': 'Sequence', 'normalizers': [_replaces('a', 'aa')] * 40}
-  template = {
-    'type': 'TemplateProcessing',
-    'single': [{'SpecialToken': {'id': '<z>', 'type_id': 0}}],
-    'pair': [],
-    'special_tokens': {},
-  }
-  text = {'Sequence': {'id': 'A', 'type_id': 0}}
-  repeats = {**template, 'single': [text] * 1000}
-  token = {'id': '<z>', 'ids': [0] * 10**6, 'tokens': ['<z>'] * 10**6}
-  adds = {**template, 'special_tokens': {'<z>': token}}
-  regex = {'type': 'Split', 'behavior': 'Isolated', 'invert': False}
-  regex['pattern'] = {'Regex': '(a|aa)+$'}
   return {
     'empty': b'',
     'binary': bytes(range(256)) * 10,
@@ -92,6 +84,12 @@ def _files() -> dict[str, bytes]:
     'another model': _tokenizer(**{'model.type': 'Foo'}),
     'merges of numbers': _tokenizer(**{'model.merges': [[1, 2]]}),
     'unknown merges': _tokenizer(**{'model.merges': [['q1', 'q2']]}),
+    'random ids': _tokenizer(**{'model.dropout': 0.5}),
+  }
+
+
+def _added_tokens() -> dict[str, bytes]:
+  return {
     'added: negative': _added(content='<z>', id=-5),
     'added: 10^12': _added(content='<z>', id=10**12),
     'added: 2^32 - 1': _added(content='<z>', id=2**32 - 1),
@@ -102,6 +100,25 @@ def _files() -> dict[str, bytes]:
     'added: a number': _added(content=5),
     'added: empty': _added(content=''),
     'added: a text': _tokenizer(added_tokens=['x']),
+  }
+
+
+def _steps() -> dict[str, bytes]:
+  """Returns files whose normalizer, decoder and so on do too much."""
+  sequence = {'type': 'Sequence', 'normalizers': [_replaces('a', 'aa')] * 40}
+  template = {
+    'type': 'TemplateProcessing',
+    'single': [{'SpecialToken': {'id': '<z>', 'type_id': 0}}],
+    'pair': [],
+    'special_tokens': {},
+  }
+  text = {'Sequence': {'id': 'A', 'type_id': 0}}
+  repeats = {**template, 'single': [text] * 1000}
+  token = {'id': '<z>', 'ids': [0] * 10**6, 'tokens': ['<z>'] * 10**6}
+  adds = {**template, 'special_tokens': {'<z>': token}}
+  regex = {'type': 'Split', 'behavior': 'Isolated', 'invert': False}
+  regex['pattern'] = {'Regex': '(a|aa)+$'}
+  return {
     'a normalizer that grows': _tokenizer(normalizer=sequence),
     'a normalizer of nothing': _tokenizer(normalizer=_replaces('', 'aa')),
     'a decoder of nothing': _tokenizer(decoder=_replaces('', 'aa')),
@@ -111,7 +128,6 @@ def _files() -> dict[str, bytes]:
     'a post-processor': _tokenizer(post_processor=template),
     'a text many times': _tokenizer(post_processor=repeats),
     'ids many times': _tokenizer(post_processor=adds),
-    'random ids': _tokenizer(**{'model.dropout': 0.5}),
     'a regex': _tokenizer(pre_tokenizer=regex),
     'no length': _tokenizer(pre_tokenizer={'type': 'FixedLength', 'length': 0}),
     'no decoder': _tokenizer(

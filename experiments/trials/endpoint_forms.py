@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from experiments.trials import base
 from experiments.trials import endpoint as endpoints
+from experiments.trials import endpoint_servers as servers
 
 
 @base.trial('endpoint', 'an answer of the wrong form is one EndpointError')
@@ -13,7 +14,7 @@ def malformed_answers(scratch: base.Scratch) -> str:
   """Sends about 200 hostile JSON bodies to each kind of request."""
   del scratch
   current: list[bytes] = [b'']
-  with endpoints.served(lambda handler, _: handler.send(current[0])) as server:
+  with servers.served(lambda handler, _: handler.send(current[0])) as server:
     seconds = [0.0]
     count = 0
     for kind, bodies in (
@@ -172,8 +173,8 @@ def _models() -> Iterator[bytes]:
   for data in (
     3,
     'x',
-    {'id': endpoints.MODEL},
-    [endpoints.MODEL],
+    {'id': servers.MODEL},
+    [servers.MODEL],
     [{'id': 3}],
     [{'id': None}],
   ):

@@ -22,7 +22,7 @@ from posttrain.chat import meter as meters
 _WIDTH = 10_000  # a width, a precision, a number of columns
 _DIGITS = 1000  # characters of a text that is made a number
 _ARGUMENTS = 256  # of a call
-_PATH = 64, 8  # characters and parts of an attribute's path
+_PATH_LENGTH, _PATH_PARTS = 64, 8  # of an attribute's path
 _DAY = 256  # characters of a format of a date
 _DIRECTIVES = frozenset('aAbBcCdDeFgGhHIjmMnpPrRStTuUVwWxXyYzZ')
 
@@ -138,7 +138,7 @@ def call(meter: meters.Meter, function: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _checked_method(
-  meter, owner: str, name: str, args: tuple, kwargs: dict
+  meter: meters.Meter, owner: str, name: str, args: tuple, kwargs: dict
 ) -> tuple:
   size = len(owner)
   meter.read(owner)
@@ -212,7 +212,7 @@ def check_fields(meter: meters.Meter, text: str, values: Any) -> None:
       continue
     count += 1
     _check_path(name)
-    if specifier and ('{' in specifier or len(specifier) > _PATH[0]):
+    if specifier and ('{' in specifier or len(specifier) > _PATH_LENGTH):
       raise meters.Limit('a width of a format must be a literal number')
     widths += re.findall(r'\d+', specifier or '')
   _check_format(meter, text, values, count, widths)
@@ -229,7 +229,9 @@ def day_format(text: str) -> str:
   return text
 
 
-def _check_format(meter, text: str, values, count: int, widths: list) -> None:
+def _check_format(
+  meter: meters.Meter, text: str, values, count: int, widths: list
+) -> None:
   meter.charge(20 * count)
   total = 0
   for width in widths:
@@ -278,7 +280,9 @@ def _test(function: Callable[..., Any]) -> Callable[..., Any]:
   return call
 
 
-def _checked_filter(meter, name: str, values: tuple, kwargs: dict) -> tuple:
+def _checked_filter(
+  meter: meters.Meter, name: str, values: tuple, kwargs: dict
+) -> tuple:
   """Checks and pays for a filter's arguments; returns them."""
   if not values:
     return values
@@ -303,7 +307,7 @@ def _checked_filter(meter, name: str, values: tuple, kwargs: dict) -> tuple:
   if name in _WITH_WIDTH:
     for option in options:
       _check_width(option, name)
-  _check_growth(meter, name, value, size, (values[1:], kwargs))
+  _check_growth(meter, name, value, size, values[1:], kwargs)
   return value, *values[1:]
 
 
@@ -319,16 +323,18 @@ def _attribute_parts(name: str, options: tuple, kwargs: dict) -> int:
 
 def _check_path(path: str) -> int:
   parts = 1 + path.count('.') + path.count('[')
-  if len(path) > _PATH[0] or parts > _PATH[1]:
+  if len(path) > _PATH_LENGTH or parts > _PATH_PARTS:
     raise meters.Limit(
       f'the path of an attribute has {len(path)} characters and {parts} parts'
     )
   return parts
 
 
-def _check_growth(meter, name: str, value, size: int, given: tuple) -> None:
+def _check_growth(
+  meter: meters.Meter, name: str, value, size: int, args: tuple, kwargs: dict
+) -> None:
   """Checks a filter's result, if it may be larger than its arguments."""
-  options = (*given[0], *given[1].values())
+  options = (*args, *kwargs.values())
   if name == 'join':
     separators = len(value) * sum(map(meter.size, options))
     meter.fits(size + separators, 'joined texts')
@@ -336,7 +342,7 @@ def _check_growth(meter, name: str, value, size: int, given: tuple) -> None:
     width = max(map(_width, options), default=4)
     meter.fits(size + width * (str(value).count('\n') + 1), 'indented text')
   elif name == 'tojson':
-    _check_json(meter, value, size, *given)
+    _check_json(meter, value, size, args, kwargs)
   elif name in ('string', *_MARKUP):
     meter.fits(10 * size if size > meters.SMALL else 0, 'a text')
   elif name in ('replace', 'trim'):
@@ -350,7 +356,9 @@ def _check_growth(meter, name: str, value, size: int, given: tuple) -> None:
     raise meters.Limit("the start of 'sum' must be a number")
 
 
-def _check_json(meter, value, size: int, args: tuple, kwargs: dict) -> None:
+def _check_json(
+  meter: meters.Meter, value, size: int, args: tuple, kwargs: dict
+) -> None:
   indent = args[1] if len(args) > 1 else kwargs.get('indent')
   if isinstance(indent, int):
     _check_width(indent, 'tojson')
@@ -359,7 +367,7 @@ def _check_json(meter, value, size: int, args: tuple, kwargs: dict) -> None:
   meter.fits(12 * size + size // meters.ELEMENT * level, 'JSON')
 
 
-def _check_replace(meter, text: Any, args: tuple) -> None:
+def _check_replace(meter: meters.Meter, text: Any, args: tuple) -> None:
   if all(isinstance(x, str) for x in args[:2]):
     count = text.count(args[0])
     meter.fits(len(text) + count * len(args[1]), 'a text with replacements')
@@ -376,7 +384,7 @@ def _width(option: Any) -> int:
   return len(option) if isinstance(option, str) else int(option or 0)
 
 
-def _listed(meter, values: Any) -> Any:
+def _listed(meter: meters.Meter, values: Any) -> Any:
   if isinstance(values, str | list | tuple | dict):
     return values
   return list(meter.made(iter(values)))

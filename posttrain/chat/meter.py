@@ -4,14 +4,22 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-OPERATIONS = 2_000_000, 20_000  # a constant, and per message
-CHAT = 64_000_000, 50_000  # of all renderings of one chat
-SERVED = 16_000_000, 25_000  # of those of a chat that a server renders
+
+class Budget(NamedTuple):
+  """An amount that grows with the input."""
+
+  constant: int
+  each: int  # per message, or per character
+
+
+OPERATIONS = Budget(2_000_000, 20_000)  # per message
+CHAT = Budget(64_000_000, 50_000)  # of all renderings of one chat
+SERVED = Budget(16_000_000, 25_000)  # of those of a chat that a server renders
 SLICE = 100_000  # operations between two looks at whether the caller has left
-VALUE = 2_000_000, 16  # characters of one value; and per one of the input
-TOTAL = 16_000_000, 256  # of all long values of a rendering
+VALUE = Budget(2_000_000, 16)  # characters of one value; per character
+TOTAL = Budget(16_000_000, 256)  # of all long values of a rendering
 SMALL = 128  # characters of a made value that its operation has paid for
 SHORT = 4096  # characters of a text whose reading its operation has paid for
 BITS = 60  # of a computed integer; colliding hashes need 61
@@ -40,9 +48,9 @@ class Meter:
     """
     self._variables = variables
     self._grown = False
-    self._granted = self._operations = OPERATIONS[0]
+    self._granted = self._operations = OPERATIONS.constant
     self._pause = self._operations - SLICE
-    self._value, self._total = VALUE[0], TOTAL[0]
+    self._value, self._total = VALUE.constant, TOTAL.constant
     self._sizes: dict[int, tuple[Any, int]] = {}
 
   def charge(self, operations: int) -> None:
@@ -167,14 +175,14 @@ class Meter:
       return
     self._grown = True
     messages = self._variables.get('messages', ())
-    more = OPERATIONS[1] * len(messages)
+    more = OPERATIONS.each * len(messages)
     self._operations += more
     self._granted += more
     size = self.size(dict(self._variables))
     self._operations += size
     self._granted += size
-    self._value += VALUE[1] * size
-    self._total += TOTAL[1] * size
+    self._value += VALUE.each * size
+    self._total += TOTAL.each * size
 
 
 @dataclasses.dataclass
@@ -185,8 +193,9 @@ class _Chat:
   cancelled: Callable[[], bool] | None
 
 
-_CHAT: contextvars.ContextVar[_Chat | None]
-_CHAT = contextvars.ContextVar('chat', default=None)
+_CHAT: contextvars.ContextVar[_Chat | None] = contextvars.ContextVar(
+  'chat', default=None
+)
 _METER: contextvars.ContextVar[Meter] = contextvars.ContextVar('meter')
 current = _METER.get  # the meter of the rendering that runs
 
@@ -208,19 +217,17 @@ def metered(variables: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def chat(
-  messages: int,
-  operations: tuple[int, int] | None = None,
-  cancelled: Callable[[], bool] | None = None,
+  messages: int, operations: Budget, cancelled: Callable[[], bool] | None = None
 ) -> Iterator[None]:
   """Opens a budget for all renderings of a chat.
 
   Args:
     messages: their number.
-    operations: the budget: a constant, and per message; `CHAT` by default.
+    operations: the budget, per message.
     cancelled: returns whether the result is no longer wanted.
   """
-  constant, each = operations or CHAT
-  token = _CHAT.set(_Chat(constant + each * messages, cancelled))
+  total = operations.constant + operations.each * messages
+  token = _CHAT.set(_Chat(total, cancelled))
   try:
     yield
   finally:

@@ -174,7 +174,7 @@ class Renderer:
       forms.check(message, f'messages[{index}]')
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
-    with meter.chat(len(messages)):
+    with meter.chat(len(messages), meter.CHAT):
       return self._extended(rendered, messages, start, add_generation_prompt)
 
   def prompt(
@@ -264,50 +264,17 @@ class Renderer:
       open=True,
     )
 
-  def demonstrate(
-    self, messages: Sequence[types.Message], given: int = 0
-  ) -> list[Rendered]:
-    """Renders a demonstration, with the assistant turns marked as `sampled`.
-
-    A turn is `sampled` from after its generation prompt up to and including
-    its eos. If the template rewrites earlier turns, a new sample begins, in
-    which the earlier turns are rendered anew and not `sampled`. Messages after
-    the last assistant turn are left out.
+  def append_turn(self, opened: Rendered, messages: types.Messages) -> Rendered:
+    """Appends an assistant turn as if it were sampled; see `demonstrations`.
 
     Args:
-      messages: the conversation.
-      given: number of leading messages that are not to be imitated.
-
-    Returns:
-      The samples; each assistant turn is `sampled` in exactly one.
+      opened: the ids of the messages before, with a generation prompt.
+      messages: the conversation, which ends in that turn.
 
     Raises:
-      ValueError: as `render`; or the template opens a turn with another header
-        than its generation prompt, or closes it without a stop token.
+      ValueError: the template opens the turn with another header than its
+        generation prompt, or closes it without a stop token.
     """
-    samples, done = [EMPTY], 0
-    for index, message in enumerate(messages):
-      forms.check(message, f'messages[{index}]')
-      if message['role'] != 'assistant' or index < given:
-        continue
-      try:
-        opened = self.extend(
-          samples[-1],
-          messages[:done],
-          messages[done:index],
-          add_generation_prompt=True,
-        )
-      except Rewritten:
-        samples.append(EMPTY)
-        opened = self.render(messages[:index], add_generation_prompt=True)
-      samples[-1] = self._append_turn(opened, tuple(messages[: index + 1]))
-      done = index + 1
-    return samples if done else []
-
-  def _append_turn(
-    self, opened: Rendered, messages: types.Messages
-  ) -> Rendered:
-    """Appends the last message as a turn that the policy would sample."""
     text = self._text(opened, messages, len(messages) - 1, False)
     start = len(opened.text)
     if not text.startswith(opened.text):
@@ -322,18 +289,7 @@ class Renderer:
     else:
       begin, end = spans.one(self._template, messages, len(messages) - 1, text)
     begin, end = max(begin or start, start), max(end or start, start)
-    ends = [
-      text.index(stop, end) + len(stop)
-      for stop in self._stops
-      if stop in text[end:]
-    ]
-    if not ends:
-      raise ValueError(
-        'config.tokenizer.chat_template must close an assistant turn with '
-        f'config.tokenizer.eos: got {foreign.quote(text[end:])}, expected '
-        f'one of {self._stops} in it'
-      )
-    after = min(ends)
+    after = self._end_of_stop(text, end)
     return self._encode(
       [opened],
       [
@@ -345,6 +301,21 @@ class Renderer:
       text,
       open=False,
     )
+
+  def _end_of_stop(self, text: str, start: int) -> int:
+    """Returns the end of the first stop token from `start` on."""
+    ends = [
+      text.index(stop, start) + len(stop)
+      for stop in self._stops
+      if stop in text[start:]
+    ]
+    if not ends:
+      raise ValueError(
+        'config.tokenizer.chat_template must close an assistant turn with '
+        f'config.tokenizer.eos: got {foreign.quote(text[start:])}, expected '
+        f'one of {self._stops} in it'
+      )
+    return min(ends)
 
   def _covered(
     self, rendered: Rendered, messages: types.Messages, text: str

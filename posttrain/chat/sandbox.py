@@ -189,11 +189,13 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 class _Generator(jinja2.compiler.CodeGenerator):
   """The Python code of a template, with calls of `Environment`'s methods."""
 
-  _bodies: dict[int, int] = {}  # cost by the id of a body
-  _conditions: dict[int, int] = {}  # cost by the id of what a loop iterates
+  def __init__(self, *args, **kwargs):
+    super().__init__(*args, **kwargs)
+    self._costs: dict[int, int] = {}  # by the id of a body
+    self._conditions: dict[int, int] = {}  # by the id of what a loop iterates
 
   def visit_Template(self, node, frame=None) -> None:
-    self._bodies = {id(body): _cost(body) for body in _bodies(node)}
+    self._costs = {id(body): _cost(body) for body in _bodies(node)}
     self._conditions = {
       id(loop.iter): _cost([loop.test])
       for loop in node.find_all(jinja2.nodes.For)
@@ -214,7 +216,7 @@ class _Generator(jinja2.compiler.CodeGenerator):
     self.fail("'autoescape' is for HTML", node.lineno)
 
   def blockvisit(self, nodes, frame) -> None:
-    cost = self._bodies.get(id(nodes))
+    cost = self._costs.get(id(nodes))
     if cost is not None:
       self.writeline(f'environment.charge({cost})')
     super().blockvisit(nodes, frame)

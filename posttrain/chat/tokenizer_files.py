@@ -8,6 +8,7 @@ itself is not checked here.
 
 import base64
 import binascii
+import collections
 import functools
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -97,8 +98,8 @@ def _vocabulary(path: pathlib.Path, model: Any) -> dict[int, str]:
       _check_id(path, f'model.vocab[{foreign.quote(text, 80)}]', token_id)
     ids[token_id] = text
   if len(ids) < len(vocabulary):
-    seen: set[int] = set()
-    twice = next(i for i in vocabulary.values() if i in seen or seen.add(i))
+    counts = collections.Counter(vocabulary.values())
+    twice = next(i for i, count in counts.items() if count > 1)
     _refuse(path, 'model.vocab', 'have each id once', twice)
   return ids
 

@@ -147,14 +147,7 @@ class File:
     added = tokenizer_files.check(path)
     self.digest = hashlib.sha256(self.content).hexdigest()
     self._plain = self._library(eos)
-    for token in added:
-      token_id = self._plain.token_to_id(token.text)
-      if token_id != token.id:
-        raise ValueError(
-          f'config.tokenizer.path must name a tokenizer.json with the ids of '
-          f'its tokens: got {token.id} for {foreign.quote(token.text, 80)} in '
-          f'{path}, expected {token_id}, which the tokenizers library gives it'
-        )
+    self._check_added(added)
     self._plain.encode_special_tokens = True  # read them as plain text
     self._ids = self._plain.get_vocab(with_added_tokens=True)
     self._specials = {
@@ -173,29 +166,9 @@ class File:
         f'{eos!r}, which plain text encodes to; name a special token'
       )
     self.pad_id = self._pad(pad)
-    # The file's post-processor adds the token that opens a text.
-    opening = self._safely(
-      self._marking.encode, '', add_special_tokens=True
-    ).ids[:1]
-    self.bos_id = next((i for i in opening if i != self.eos_id), None)
-    self.bos = ''
-    if self.bos_id is not None:
-      bos = self.text(self.bos_id)
-      if bos is None:
-        raise ValueError(
-          f'config.tokenizer.path must name a tokenizer.json that begins texts '
-          f'with a token of its own: got id {self.bos_id} in {path}'
-        )
-      self.bos = bos
+    self.bos, self.bos_id = self._opening()
     self.fingerprint = _fingerprint(self.content, self.eos_id, self.pad_id)
-    first = self._safely(self._plain.encode, 'a', add_special_tokens=False)
-    if first.tokens and first.tokens[0].startswith('▁'):
-      warnings.warn(
-        f'the tokenizer {path} begins every text with a space, and templates '
-        'are read piece by piece: ids may differ from those of transformers '
-        'by such spaces',
-        stacklevel=2,
-      )
+    self._warn_of_spaces()
 
   def _library(self, eos: str | None):
     import tokenizers  # here: the byte tokenizer does not need it
@@ -230,6 +203,43 @@ class File:
   @functools.cached_property
   def _marking(self):
     return self._library(self.eos)
+
+  def _check_added(self, added: Sequence[tokenizer_files.Token]) -> None:
+    """Checks that the library gives the file's added tokens their ids."""
+    for token in added:
+      token_id = self._plain.token_to_id(token.text)
+      if token_id != token.id:
+        raise ValueError(
+          f'config.tokenizer.path must name a tokenizer.json with the ids of '
+          f'its tokens: got {token.id} for {foreign.quote(token.text, 80)} in '
+          f'{self._path}, expected {token_id}, which the tokenizers library '
+          'gives it'
+        )
+
+  def _opening(self) -> tuple[str, int | None]:
+    """Returns text and id of the token that the post-processor puts first."""
+    opening = self._safely(
+      self._marking.encode, '', add_special_tokens=True
+    ).ids[:1]
+    if not opening or opening[0] == self.eos_id:
+      return '', None
+    bos = self.text(opening[0])
+    if bos is None:
+      raise ValueError(
+        f'config.tokenizer.path must name a tokenizer.json that begins texts '
+        f'with a token of its own: got id {opening[0]} in {self._path}'
+      )
+    return bos, opening[0]
+
+  def _warn_of_spaces(self) -> None:
+    first = self._safely(self._plain.encode, 'a', add_special_tokens=False)
+    if first.tokens and first.tokens[0].startswith('▁'):
+      warnings.warn(
+        f'the tokenizer {self._path} begins every text with a space, and '
+        'templates are read piece by piece: ids may differ from those of '
+        'transformers by such spaces',
+        stacklevel=3,
+      )
 
   def _pad(self, pad: str | None) -> int:
     if pad is not None:

@@ -4,9 +4,7 @@ A path is any that `weights` accepts. The import is cheap, so that a mistake in
 a command line is reported at once.
 """
 
-import contextlib
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,12 +61,9 @@ def load(
   from posttrain.models import transformer
 
   folder = weight_folders.find(path)
-  for line in weight_folders.named_folders(folder):
-    print(f'{folder} names {line}, read as data', file=sys.stderr)
+  weight_folders.print_named(folder)
   max_tokens, default = _stage_options(folder)
-  # The folder may not be writable: it only saves time.
-  with contextlib.suppress(OSError):
-    compilation.enable_compilation_cache(cache or default)
+  compilation.enable_compilation_cache(cache or default)
   try:
     renderer = weight_folders.renderer(folder, variables)
   except ValueError:

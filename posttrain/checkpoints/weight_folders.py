@@ -10,6 +10,7 @@ such a folder. Nothing here reads arrays.
 
 import os
 import pathlib
+import sys
 from typing import Any
 
 from posttrain import schema
@@ -157,8 +158,8 @@ def origin(folder: str) -> str | None:
   return None if first == 'random' else first
 
 
-def named_folders(folder: str) -> list[str]:
-  """Returns lines with the folders and files that a folder's weights name.
+def print_named(folder: str) -> None:
+  """Prints the folders and files that a folder's weights name, to stderr.
 
   They are read as data: the base weights of an adapter, and the tokenizer.
 
@@ -176,7 +177,8 @@ def named_folders(folder: str) -> list[str]:
     options = read_host(folder)['config']['tokenizer']
     paths = (options.get('path'), options.get('chat_template'))
     lines += [f'tokenizer {x}' for x in paths if x is not None]
-  return [foreign.text(line) for line in lines]
+  for line in lines:
+    print(f'{folder} names {foreign.text(line)}, read as data', file=sys.stderr)
 
 
 def chain(folder: str) -> list[str]:

@@ -1,13 +1,12 @@
 """JSONL files: one JSON object per line, blank lines allowed."""
 
-import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from posttrain.data import rows
-from posttrain.util import foreign, json_files
+from posttrain.util import floats, foreign, json_files
 
 MAX_LINE = 64 * 2**20  # bytes of a row
 
@@ -88,7 +87,4 @@ def _is_finite(value: Any) -> bool:
     return all(map(_is_finite, value.values()))
   if isinstance(value, list):
     return all(map(_is_finite, value))
-  try:
-    return value is None or math.isfinite(value)
-  except OverflowError:  # an integer beyond all floats
-    return False
+  return value is None or floats.is_finite(value)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from posttrain import types
+from posttrain.chat import demonstrations
 from posttrain.chat import renderer as chat
 from posttrain.data import pair_packing, preferences, sources
 
@@ -196,7 +197,9 @@ def _sample(
   if answer is None:
     return None
   try:
-    parts = renderer.demonstrate((*row.prompt, *answer), len(row.prompt))
+    parts = demonstrations.render(
+      renderer, (*row.prompt, *answer), len(row.prompt)
+    )
   except ValueError as error:
     raise ValueError(f'{row.where}: {error}') from None
   if len(parts) != 1:

@@ -152,11 +152,6 @@ class Evaluator:
     self._driver, self._scorer = driver, scorer
     self._rollouts: list[types.Rollout] = []  # of the evaluation under way
 
-  def __call__(self) -> tuple[dict[str, float], list[Answer]]:
-    """Returns metrics and answers; see `measure`."""
-    metrics, answers, _ = self.measure()
-    return metrics, answers
-
   def measure(self) -> tuple[dict[str, float], list[Answer], tuple[str, ...]]:
     """Plays every task with the engine's weights; warns of failed episodes.
 

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
 from posttrain.models import hf_config, hf_files, transformer
+from posttrain.util import files as files_lib
 from posttrain.util import watchdog
 
 SHARD_BYTES = 2**30  # size of a file, unless one tensor is larger
@@ -185,7 +186,8 @@ def save(
     shard_bytes,
   )
   if like is None:
-    (folder / 'config.json').write_text(json.dumps(config, indent=2))
+    with files_lib.replacing(folder / 'config.json') as file:
+      json.dump(config, file, indent=2)
   else:
     _copy_rest(pathlib.Path(like), folder)
 

@@ -12,7 +12,6 @@ be links, as they are in a cache of downloads.)
 import contextlib
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from posttrain.util import files as files_lib
 from posttrain.util import foreign, json_files
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -160,7 +160,8 @@ def write(
   if len(shards) > 1:
     total = {'total_size': sum(size.values())}
     text = {'metadata': total, 'weight_map': index}
-    (folder / INDEX).write_text(json.dumps(text, indent=2))
+    with files_lib.replacing(folder / INDEX) as file:
+      json.dump(text, file, indent=2)
 
 
 def write_file(
@@ -192,8 +193,7 @@ def write_file(
     }
   text = json.dumps(header, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)
-  partial = path.with_name(path.name + '.partial')
-  with partial.open('wb') as file:
+  with files_lib.replacing(path, 'xb') as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     for name, shape in shapes.items():
       array = get(name)
@@ -201,7 +201,6 @@ def write_file(
       # As bytes: bfloat16 has no buffer protocol.
       file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
       del array  # frees it before the next `get`
-  os.replace(partial, path)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 
 from posttrain import schema, tree
 from posttrain.models import hf, hf_files, hf_rope, lora, transformer
-from posttrain.util import foreign, json_files
+from posttrain.util import files, foreign, json_files
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 # Keys that may have any value: they do not change W + s A B, or are read.
@@ -88,24 +88,21 @@ def save(
   dtypes = dict.fromkeys(shapes, np.dtype(np.float32))
   hf_files.write_file(folder / WEIGHTS, shapes, dtypes, get)
   alpha = options.alpha
-  (folder / CONFIG).write_text(
-    json.dumps(
-      {
-        'peft_type': 'LORA',
-        'task_type': 'CAUSAL_LM',
-        'inference_mode': True,
-        'base_model_name_or_path': base,
-        'bias': 'none',
-        'r': options.rank,
-        'lora_alpha': int(alpha) if alpha.is_integer() else alpha,
-        'use_rslora': options.rslora,
-        'lora_dropout': 0.0,
-        'fan_in_fan_out': False,
-        'target_modules': sorted({name.split('.')[-3] for name in shapes}),
-      },
-      indent=2,
-    )
-  )
+  config = {
+    'peft_type': 'LORA',
+    'task_type': 'CAUSAL_LM',
+    'inference_mode': True,
+    'base_model_name_or_path': base,
+    'bias': 'none',
+    'r': options.rank,
+    'lora_alpha': int(alpha) if alpha.is_integer() else alpha,
+    'use_rslora': options.rslora,
+    'lora_dropout': 0.0,
+    'fan_in_fan_out': False,
+    'target_modules': sorted({name.split('.')[-3] for name in shapes}),
+  }
+  with files.replacing(folder / CONFIG) as file:
+    json.dump(config, file, indent=2)
 
 
 def read(folder: str | pathlib.Path) -> dict[str, Any]:

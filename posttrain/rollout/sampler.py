@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from posttrain import schema, types
+from posttrain.chat import demonstrations
 from posttrain.chat import renderer as chat
 from posttrain.envs import base
 from posttrain.rollout import driver as drivers
@@ -170,7 +171,7 @@ class DatasetSampler:
       )
     messages = (*task.prompt, *task.demonstration)
     try:
-      parts = self._renderer.demonstrate(messages, len(task.prompt))
+      parts = demonstrations.render(self._renderer, messages, len(task.prompt))
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
     self._check(parts, where)

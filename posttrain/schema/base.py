@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-import math
 import re
 import types
 import typing
 from typing import Annotated, Any
 
-from posttrain.util import foreign
+from posttrain.util import floats, foreign
 
 # Texts that reach beyond the run's own data: `config.trust` takes them from a
 # config that the user did not write only if the user says so.
@@ -38,20 +37,12 @@ def require(ok: bool, field: str, must: str, got: Any, hint: str = '') -> None:
     raise FieldError(field, must, got, hint)
 
 
-def is_finite(value: Any) -> bool:
-  """Returns whether a number is finite as a float: 10**400 is not."""
-  try:
-    return math.isfinite(value)
-  except OverflowError:
-    return False
-
-
 def require_positive(node: Any, *fields: str) -> None:
   """Checks that the fields are finite and > 0."""
   for field in fields:
     value = getattr(node, field)
     require(value > 0, field, 'be > 0', value)
-    require(is_finite(value), field, 'be finite', value)
+    require(floats.is_finite(value), field, 'be finite', value)
 
 
 def require_non_negative(node: Any, *fields: str) -> None:
@@ -59,7 +50,7 @@ def require_non_negative(node: Any, *fields: str) -> None:
   for field in fields:
     value = getattr(node, field)
     require(value >= 0, field, 'be >= 0', value)
-    require(is_finite(value), field, 'be finite', value)
+    require(floats.is_finite(value), field, 'be finite', value)
 
 
 def require_seconds(node: Any, *fields: str) -> None:

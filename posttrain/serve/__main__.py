@@ -78,12 +78,7 @@ class Flags:
     'has its own.',
     value='JSON',
   )
-  compilation_cache: str | None = flags_lib.flag(
-    None,
-    'The folder of compiled programs; a checkpoint does not name it.',
-    value='DIR',
-    if_absent='~/.cache/posttrain/compiled; none for a run without one',
-  )
+  compilation_cache: str | None = flags_lib.compilation_cache()
 
 
 PARSER = flags_lib.Parser(Flags, __doc__)

@@ -16,6 +16,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http import h11_impl
 
+from posttrain.serve import fields
+
 HEAD, BODY, READ = 10.0, 60.0, 60.0  # seconds
 KEEP_ALIVE = 5  # seconds between two requests; uvicorn's own setting
 MAX_HEAD = 2**14  # bytes; uvicorn's own setting
@@ -97,16 +99,8 @@ class Connection(h11_impl.H11Protocol):
     begun = bool(self.conn.trailing_data[0])  # of a head
     if begun if head else not self.cycle.response_started:
       message = f"the request's {self._awaited} must arrive in {seconds:g} s"
-      body = json.dumps(
-        {
-          'error': {
-            'message': message,
-            'param': None,
-            'code': 'request_timeout',
-            'type': 'invalid_request_error',
-          }
-        }
-      )
+      refusal = fields.Refused(408, message, code='request_timeout')
+      body = json.dumps(refusal.body)
       self.transport.write(
         'HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n'
         'content-type: application/json\r\n'

@@ -104,9 +104,7 @@ class ApiRequest:
   @property
   def scores_prompt(self) -> bool:
     """Whether the response has logprobs of the prompts."""
-    return self.prompt_logprobs is not None or (
-      self.echo and self.logprobs is not None
-    )
+    return _scores_prompt(self.echo, self.logprobs, self.prompt_logprobs)
 
   @property
   def num_logprobs(self) -> int:
@@ -120,6 +118,12 @@ class ApiRequest:
       tokens = sum(self.max_tokens) + (prompts if self.echo else 0)
       count += self.n * (1 + self.logprobs) * tokens
     return count
+
+
+def _scores_prompt(
+  echo: bool, logprobs: int | None, prompt_logprobs: int | None
+) -> bool:
+  return prompt_logprobs is not None or (echo and logprobs is not None)
 
 
 def read(
@@ -196,8 +200,9 @@ def _check_sequences(
   prompts: int, options: dict[str, Any], served: texts.Served
 ) -> None:
   """Raises Refused for more sequences than may be open at a time."""
-  echoes = options['echo'] and options['logprobs'] is not None
-  scored = echoes or options['prompt_logprobs'] is not None
+  scored = _scores_prompt(
+    options['echo'], options['logprobs'], options['prompt_logprobs']
+  )
   if prompts * (options['n'] + scored) > served.max_sequences:
     raise wrong(
       'n',
@@ -221,8 +226,8 @@ def _check_logprobs(request: ApiRequest) -> None:
 def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
   # Clients send `logprobs: 1` for the logprobs of a completion's own tokens.
   most = 0 if chat else 1
-  scores_prompt = prompt_logprobs is not None or echo and logprobs is not None
-  if scores_prompt or (logprobs or 0) > most:
+  scored = _scores_prompt(echo, logprobs, prompt_logprobs)
+  if scored or (logprobs or 0) > most:
     raise wrong(
       'stream',
       'be false where prompts are scored, or alternatives of '

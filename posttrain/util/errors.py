@@ -53,6 +53,10 @@ _WRAPPED = {
     errno.ENOMEM,
   )
 }
+_MEMORY = (
+  'lower config.STAGE.batch.micro_batch_tokens or config.STAGE.rollout.slots,'
+  ' or raise ulimit -v'
+)
 # A pattern of messages of jax, XLA and the interpreter -> (problem, remedy).
 _MESSAGES = (
   (
@@ -73,8 +77,7 @@ _MESSAGES = (
   (
     r'std::bad_alloc|Cannot allocate memory|Unable to allocate',
     'the machine must have enough memory',
-    'lower config.STAGE.batch.micro_batch_tokens or config.STAGE.rollout.slots,'
-    ' or raise ulimit -v',
+    _MEMORY,
   ),
 )
 
@@ -130,9 +133,7 @@ def machine_failure(error: BaseException) -> str | None:
   chain = list(_chain(error))
   for cause in chain:
     if isinstance(cause, MemoryError):
-      return _line(
-        'the machine must have enough memory', cause, _MESSAGES[-1][2]
-      )
+      return _line('the machine must have enough memory', cause, _MEMORY)
     if isinstance(cause, OSError) and cause.errno in _REMEDIES:
       return _line('', cause, _REMEDIES[cause.errno])
   for cause in filter(_wraps_failures, chain):

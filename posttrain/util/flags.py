@@ -101,6 +101,16 @@ def required(value: str, help: str, **rules: Any) -> Any:
   return dataclasses.field(metadata={'flag': Flag(help, value, **rules)})
 
 
+def compilation_cache() -> Any:
+  """Returns a dataclass field: the flag --compilation_cache."""
+  return flag(
+    None,
+    'The folder of compiled programs; a checkpoint does not name it.',
+    value='DIR',
+    if_absent='~/.cache/posttrain/compiled; none for a run without one',
+  )
+
+
 def overrides() -> Any:
   """Returns a dataclass field: the list of (dotted key, text) overrides."""
   rules = Flag(

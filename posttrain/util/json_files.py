@@ -6,6 +6,7 @@ deep nesting, a ValueError about digits for long numbers, and keeps the last of
 two equal keys in silence. Here each of these is one line that names the place.
 """
 
+import collections
 import json
 import os
 import pathlib
@@ -124,8 +125,8 @@ def _has_long_number(text: str) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   value = dict(pairs)
   if len(value) < len(pairs):
-    seen: set[str] = set()
-    twice = next(k for k, _ in pairs if k in seen or seen.add(k))
+    counts = collections.Counter(key for key, _ in pairs)
+    twice = next(key for key, count in counts.items() if count > 1)
     raise ValueError(f'the key {foreign.quote(twice, 80)} is there twice')
   return value
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import logging
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -40,10 +41,6 @@ def check_limit() -> None:
   Raises:
     RuntimeError: jax cannot start within the limit.
   """
-  try:
-    import resource  # not on Windows
-  except ImportError:
-    return
   limit, _ = resource.getrlimit(resource.RLIMIT_AS)
   if limit == resource.RLIM_INFINITY or limit >= _ROOMY:
     return

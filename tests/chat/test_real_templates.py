@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import renderer, tokenizers
+from posttrain.chat import demonstrations, renderer, tokenizers
 
 FOLDER = pathlib.Path(__file__).parent / 'templates'
 TOKENS = json.loads((FOLDER / 'tokens.json').read_text())
@@ -168,9 +168,9 @@ def test_demonstrate_marks_each_answer_once(folders, name):
   conversation = (U, A, U2, A2)
   if name == FORCED:
     with pytest.raises(ValueError, match='open an assistant turn with its'):
-      chat.demonstrate(conversation)
+      demonstrations.render(chat, conversation)
     return
-  samples = chat.demonstrate(conversation)
+  samples = demonstrations.render(chat, conversation)
   assert len(samples) == SAMPLES.get(name, 1)
   sampled = ''.join(text(chat, part.ids[part.sampled]) for part in samples)
   eos, lead = chat.tokenizer.eos, '<think>\n\n</think>\n\n'

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain import schema, types
-from posttrain.chat import renderer, templates, tokenizers
+from posttrain.chat import demonstrations, renderer, templates, tokenizers
 
 CHATML = """{{ bos_token }}{% for m in messages -%}
 <|{{ m.role }}|>
@@ -52,7 +52,7 @@ def test_fingerprints_of_tokenizers_and_templates_differ():
 
 
 def test_demonstrate_marks_the_answer_with_literal_ids():
-  (sample,) = make().demonstrate(turns('uhi', 'ayo'))
+  (sample,) = demonstrations.render(make(), turns('uhi', 'ayo'))
   assert sample.ids.tolist() == [259, 104, 105, 257, 260, 121, 111, 257]
   assert sample.roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
   assert sample.is_content.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
@@ -64,7 +64,9 @@ def test_demonstrate_marks_the_answer_with_literal_ids():
 def test_every_assistant_turn_is_demonstrated_except_given_ones(template):
   messages = turns('sx', 'ua', 'ab', 'tc', 'ad')
   for first, answers in ((0, b'bd'), (3, b'd')):
-    (sample,) = make(template).demonstrate([*messages, *turns('ue')], first)
+    (sample,) = demonstrations.render(
+      make(template), [*messages, *turns('ue')], first
+    )
     assert bytes(i for i in sample.ids[sample.sampled] if i < 256) == answers
     assert (sample.ids[sample.sampled] == 257).sum() == len(answers)
     # `render` gives the same ids, not sampled.
@@ -72,7 +74,7 @@ def test_every_assistant_turn_is_demonstrated_except_given_ones(template):
     np.testing.assert_array_equal(sample.ids, given_only.ids)
     np.testing.assert_array_equal(sample.roles, given_only.roles)
     assert not given_only.sampled.any()
-  assert make(template).demonstrate(messages, 5) == []
+  assert demonstrations.render(make(template), messages, 5) == []
 
 
 def test_the_generation_prompt_is_the_header_of_an_answer():

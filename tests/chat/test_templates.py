@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.chat import layout, renderer, templates, tokenizers
+from posttrain.chat import (
+  demonstrations,
+  layout,
+  renderer,
+  templates,
+  tokenizers,
+)
 
 QWEN2 = """{%- if messages[0]['role'] != 'system' %}
 <|im_start|>system
@@ -117,7 +123,7 @@ def test_a_transformed_content_is_located_by_its_surroundings():
 
 
 def test_all_text_after_the_generation_prompt_is_imitated():
-  (sample,) = make(FORGETS).demonstrate(UA)
+  (sample,) = demonstrations.render(make(FORGETS), UA)
   assert text(sample.ids[~sample.sampled]) == '<|user|>user<|end|><|assistant|>'
   assert text(sample.ids[sample.sampled]) == '<think></think>im_end<|end|>'
   assert text(sample.ids[sample.is_content]) == 'userim_end'
@@ -135,7 +141,7 @@ def test_a_template_that_rewrites_history_gives_several_samples():
     answers[2],
     UA[0],
   ]
-  samples = make(FORGETS).demonstrate(messages)
+  samples = demonstrations.render(make(FORGETS), messages)
   user = '<|user|>user<|end|>'
   assert [text(part.ids) for part in samples] == [
     f'{user}<|assistant|><think></think>0#a0<|end|>',
@@ -149,7 +155,7 @@ def test_a_template_that_rewrites_history_gives_several_samples():
     assert text(part.ids[part.sampled]) == answer
     assert text(part.ids[part.is_content]).count('user') == [1, 3, 4][i]
   # Given turns give no sample of their own.
-  (last,) = make(FORGETS).demonstrate(messages, given=5)
+  (last,) = demonstrations.render(make(FORGETS), messages, given=5)
   np.testing.assert_array_equal(last.ids, samples[2].ids)
   assert last.sampled.sum() == samples[2].sampled.sum()
 
@@ -236,7 +242,7 @@ def test_unusable_templates_are_refused(source, error):
   with pytest.raises(ValueError, match=error):
     chat = make(source)
     chat.render(UA)
-    chat.demonstrate(UA)
+    demonstrations.render(chat, UA)
 
 
 def test_content_cannot_forge_a_turn():

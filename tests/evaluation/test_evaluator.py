@@ -94,7 +94,7 @@ class Recorder(toys.Driver):
 def test_greedy_answers_are_one_argmax_after_another():
   params = _sharp()
   evaluator, _ = _evaluator(params=params, samples=0)
-  values, answers = evaluator()
+  values, answers, _ = evaluator.measure()
   lengths = set()
   for task, answer in zip(TOY.source('eval', 0).take(4), answers, strict=True):
     prompt = RENDERER.render(task.prompt, add_generation_prompt=True).ids
@@ -170,7 +170,7 @@ def test_max_length_is_bounded_by_the_budget_of_an_episode(
 
 def test_plays_have_the_budgets_of_an_evaluation():
   evaluator, driver = _evaluator(max_episode_tokens=5, keep_exchanges=2)
-  _, answers = evaluator()
+  _, answers, _ = evaluator.measure()
   for spec in driver.specs:
     assert (spec.max_tokens, spec.max_episode_tokens) == (8, 5)
     assert spec.keep_exchanges == 2
@@ -188,7 +188,7 @@ class Counting(toys.Letters):
 
 def test_metrics_of_the_greedy_answers_are_measured():
   evaluator, _ = _evaluator(Counting('toy', schema.Arithmetic()))
-  values, answers = evaluator()
+  values, answers, _ = evaluator.measure()
   letters = [len(answer.text) for answer in answers]
   assert values['eval/letters/toy'] == np.mean(letters)
 
@@ -202,7 +202,7 @@ def test_kl_is_the_drift_from_the_initial_parameters():
     return [_scored(start, sample) for sample in samples]
 
   evaluator, driver = _evaluator(params=now, scorer=scorer, kl=True)
-  values, _ = evaluator()
+  values, _, _ = evaluator.measure()
   firsts = driver.all_rollouts[
     4::3
   ]  # one sampled answer of three, after 4 greedy
@@ -226,7 +226,7 @@ def _scored(params, sample):
 def test_sampled_rates_by_hand():
   params = toys.params()
   evaluator, driver = _evaluator(params=params)
-  values, answers = evaluator()
+  values, answers, _ = evaluator.measure()
   assert len(answers) == 4 and len(driver.all_rollouts) == 4 + 12
   sampled = driver.all_rollouts[4:]
   texts = [rollout.messages[-1]['content'] for rollout in sampled]
@@ -275,10 +275,10 @@ class Initials(toys.Letters):
 
 
 def test_pass_at_k_is_the_mean_over_all_subsets_of_k_answers():
-  values, answers = _evaluator(
+  values, answers, _ = _evaluator(
     Initials('toy', schema.Arithmetic()), samples=5, ks=(2, 4, 4)
-  )[0]()
-  plain, _ = _evaluator(samples=5)[0]()
+  )[0].measure()
+  plain, _, _ = _evaluator(samples=5)[0].measure()
   assert {k: v for k, v in values.items() if k in plain} == plain
   assert values.keys() - plain.keys() == {
     f'eval/{name}{side}/toy'
@@ -302,7 +302,7 @@ class Mute(Initials):
 
 
 def test_maj_at_k_is_zero_where_no_answer_can_be_extracted():
-  values, _ = _evaluator(Mute('toy', schema.Arithmetic()))[0]()
+  values, _, _ = _evaluator(Mute('toy', schema.Arithmetic()))[0].measure()
   assert values['eval/maj@3/toy'] == 0 < values['eval/pass@3/toy']
 
 
@@ -330,8 +330,10 @@ def test_the_suite_is_answered_greedily_in_one_turn():
   assert max(lengths) == 8
   assert evaluator.answer_suite() == answers
   # The suite has no metrics and changes no environment's draws.
-  values, _ = evaluator()
-  assert values == _evaluator(params=params, max_episode_tokens=5)[0]()[0]
+  values, _, _ = evaluator.measure()
+  assert (
+    values == _evaluator(params=params, max_episode_tokens=5)[0].measure()[0]
+  )
   assert len({rollout.uid for rollout in driver.all_rollouts}) == 3 + 16
   assert _evaluator()[0].answer_suite() == []
 
@@ -379,7 +381,7 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   cfg = schema.Rows(path=str(path), eval_path=str(path))
   evaluator, driver = _evaluator(envs.make('toy', cfg))
-  values, answers = evaluator()
+  values, answers, _ = evaluator.measure()
   assert len(driver.all_rollouts) == 3
   assert [answer.answer for answer in answers] == ['0', '1', '2']
   assert {answer.correct for answer in answers} == {None}
@@ -390,7 +392,7 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
     'eval/stop/max_tokens/toy',
   }
   no_tasks, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
-  assert no_tasks() == ({}, []) and driver.all_rollouts == ()
+  assert no_tasks.measure() == ({}, [], ()) and driver.all_rollouts == ()
 
 
 class Failing(toys.Letters):
@@ -407,7 +409,7 @@ def test_errors_are_counted_and_left_out_of_the_means():
   evaluator, driver = _evaluator(
     Failing('toy', schema.Arithmetic()), params, samples=8
   )
-  values, answers = evaluator()
+  values, answers, _ = evaluator.measure()
   failed = [r for r in driver.all_rollouts if r.stop_reason == 'error']
   assert 0 < len(failed) < len(driver.all_rollouts) == 36
   assert values['eval/errors/toy'] == len(failed)
@@ -428,29 +430,31 @@ class Broken(toys.Letters):
 
 
 def test_without_a_graded_rollout_there_is_no_rate():
-  values, answers = _evaluator(Broken('toy', schema.Arithmetic()))[0]()
+  values, answers, _ = _evaluator(Broken('toy', schema.Arithmetic()))[
+    0
+  ].measure()
   assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
   assert all('broken' in answer.error for answer in answers)
 
 
 def test_too_many_errors_stop_the_run():
   env = Broken('toy', schema.Arithmetic())
-  _evaluator(env, max_errors=4)[0]()
+  _evaluator(env, max_errors=4)[0].measure()
   with pytest.raises(
     rollout_metrics.TooManyErrors, match='got 4, the first: toy/'
   ):
-    _evaluator(env, max_errors=3)[0]()
+    _evaluator(env, max_errors=3)[0].measure()
 
 
 def test_the_same_weights_give_the_same_numbers():
   engine = toys.engine()
   evaluator, _ = _evaluator(engine=engine)
-  first = evaluator()
-  assert evaluator() == first
+  first = evaluator.measure()
+  assert evaluator.measure() == first
   engine.set_params(toys.params(seed=1), 1)
-  assert evaluator() != first
+  assert evaluator.measure() != first
   engine.set_params(toys.params(), 2)
-  assert evaluator() == first
+  assert evaluator.measure() == first
 
 
 @pytest.mark.parametrize('weights', [0, 1])
@@ -466,7 +470,7 @@ def test_evaluation_does_not_change_the_batches_of_training(
   engine = driver._engine
   for item in expected:
     engine.set_params(toys.params(seed=weights), 9)
-    evaluator()
+    evaluator.measure()
     engine.set_params(toys.params(), 5)
     again = next(source)
     _equal(item.batch, again.batch)
@@ -490,7 +494,7 @@ def test_correct_answers_have_rate_one():
     {'toy': env}, RENDERER, schema.Eval(max_tokens=48, samples=2), seed=0
   )
   driver = drivers.Driver(Oracle(env), RENDERER, 128)
-  values, answers = evaluation.Evaluator(tasks, driver)()
+  values, answers, _ = evaluation.Evaluator(tasks, driver).measure()
   assert len(answers) == 7
   for name in (
     'pass_rate',

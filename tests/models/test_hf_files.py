@@ -184,7 +184,7 @@ def test_a_directory_of_a_crashed_save_cannot_be_loaded(
   params = transformer.init(jax.random.key(1), SMALL)
   with pytest.raises(KeyboardInterrupt):
     hf.save(params, SMALL, tmp_path, shard_bytes=shard_bytes)
-  assert any(tmp_path.glob('*.partial'))
+  assert not any(tmp_path.glob('*.tmp'))
   for path in tmp_path.glob('*.safetensors'):  # the completed files
     safetensors.load_file(path)
   with pytest.raises(ValueError, match=r'must hold model\.safetensors: got no'):

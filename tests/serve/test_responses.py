@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from experiments.trials import base
 from posttrain import compilation, generate, scoring
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
@@ -311,14 +312,6 @@ def test_stream_ends_before_the_stop_string(served, post):
   assert chunks[-1]['choices'][0]['finish_reason'] == 'stop'
 
 
-def wait_until(check):
-  for _ in range(1000):
-    if check():
-      return
-    time.sleep(0.02)
-  raise AssertionError('the condition must become true')
-
-
 @pytest.mark.parametrize('stream', [False, True])
 def test_disconnected_clients_free_their_slots(served, monkeypatch, stream):
   """The engine is slowed down, so that the client disconnects first."""
@@ -340,8 +333,8 @@ def test_disconnected_clients_free_their_slots(served, monkeypatch, stream):
   else:
     with pytest.raises(Exception, match='timed out'):
       client.post('/v1/completions', json=body, timeout=0.3)
-  wait_until(lambda: client.get('/health').json()['under_way'] == 0)
-  wait_until(lambda: client.get('/health').json()['drawing'] == 0)
+  base.wait_for(lambda: client.get('/health').json()['under_way'] == 0)
+  base.wait_for(lambda: client.get('/health').json()['drawing'] == 0)
   after = client.get('/health').json()
   assert after['dropped'] == before['dropped'] + 4
   assert not len(engine._schedule)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from experiments.trials import base
 from posttrain.util import exits, watchdog
 
 
@@ -25,22 +26,15 @@ def lines(monkeypatch):
   return texts
 
 
-def until(condition):
-  end = time.monotonic() + 10
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.01)
-
-
 def test_a_hang_is_reported_once_with_stacks_and_its_end(lines, tmp_path):
   with watchdog.watch(0.1, None, str(tmp_path / 'stalls')):
     with (
       watchdog.phase('rollout'),
       watchdog.waiting(lambda: 'environment sums: step'),
     ):
-      until(lambda: list(tmp_path.glob('stalls/*.txt')) and lines)
+      base.wait_for(lambda: list(tmp_path.glob('stalls/*.txt')) and lines)
       time.sleep(0.3)
-    until(lambda: len(lines) == 2)
+    base.wait_for(lambda: len(lines) == 2)
   first, second = lines
   (path,) = tmp_path.glob('stalls/*.txt')
   assert first.endswith(f'stacks: {path}')
@@ -54,7 +48,7 @@ def test_a_hang_is_reported_once_with_stacks_and_its_end(lines, tmp_path):
 def test_a_phase_without_a_registered_wait_names_the_usual_one():
   with watchdog.phase('update'):
     assert 'waits for the device, or another process' in watchdog.describe()
-  assert watchdog.describe().startswith('in phase ')
+  assert watchdog.describe().startswith('in phase start, ')
 
 
 def test_the_oldest_waits_are_named():

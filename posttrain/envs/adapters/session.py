@@ -16,12 +16,11 @@ Redirects are not followed, and passwords in the address are not shown.
 import concurrent.futures
 import contextlib
 import json
-import math
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.util import foreign, json_files, loops
+from posttrain.util import floats, foreign, json_files, loops
 
 REFUSALS = ('VALIDATION_ERROR', 'INVALID_JSON')  # of an action
 _MAX_BYTES = 2**24  # of a message from the server, decompressed
@@ -187,12 +186,9 @@ def _cut(text: str) -> str:
 
 def _is_reward(value: Any) -> bool:
   """Returns whether a value is None or a finite number."""
-  try:
-    return value is None or (
-      isinstance(value, int | float) and math.isfinite(value)
-    )
-  except OverflowError:  # an integer of hundreds of digits
-    return False
+  return value is None or (
+    isinstance(value, int | float) and floats.is_finite(value)
+  )
 
 
 # Field of an observation's data -> (requirement in words, check of a value).

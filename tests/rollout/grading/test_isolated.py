@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from experiments.trials import base
 from posttrain import schema
 from posttrain.rollout.grading import rewards as rewarding
 from tests.algorithms import two_turns
@@ -51,13 +52,6 @@ def alive(pid):
     return stat_of(pid)[0] != 'Z'
   except (FileNotFoundError, ProcessLookupError):
     return False
-
-
-def wait_for(condition):
-  end = time.monotonic() + 60
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.01)
 
 
 @pytest.mark.parametrize('name', ['length', 'later', 'edits'])
@@ -155,7 +149,7 @@ def test_fork_shifts_no_reward(rollouts, tmp_path):
   total = rewarding.Rewards('e', cfg)
   for call in (1.0, 2.0, 3.0):
     assert score(rollouts, total)[0] == [call, call]
-  wait_for(lambda: not alive(file.read_text()))
+  base.wait_for(lambda: not alive(file.read_text()))
 
 
 @pytest.mark.parametrize('name', ['replies_early', 'replies_late'])
@@ -165,7 +159,7 @@ def test_reply_of_another_call_is_a_fault(rollouts, name):
   assert score(rollouts, total)[0] == first
   process = worker_of(total)._process
   if process is not None:  # the next call finds what was left
-    wait_for(worker_of(total)._socket.poll)
+    base.wait_for(worker_of(total)._socket.poll)
     rewards, _, (error,) = score(rollouts, total)
     assert rewards == [None, None]
     assert 'must leave the socket of its process alone' in error
@@ -193,7 +187,7 @@ if len(sys.argv) > 1: time.sleep(60)
       run.send_signal(signal.SIGKILL)
     assert run.wait(120) == (-9 if kills else 0)
     run.stdout.close()
-    wait_for(lambda pid=pid: not alive(pid))
+    base.wait_for(lambda pid=pid: not alive(pid))
 
 
 def test_function_that_cannot_be_imported_there_is_a_fault(
