@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain import generate, main, schema, scoring
-from posttrain.checkpoints import policies, store
+from posttrain.checkpoints import policies, reading
 from posttrain.models import transformer
 from tests import fixtures
 
@@ -58,7 +58,7 @@ def average(workdir):
   like = jax.eval_shape(
     lambda: transformer.init(jax.random.key(0), fixtures.MODEL)
   )
-  return store.restore_params(str(workdir), like, average=True)
+  return reading.restore_params(str(workdir), like, average=True)
 
 
 def logits(params, ids):
@@ -95,7 +95,7 @@ def test_greedy_is_the_argmax_of_a_full_forward(generate_json, workdir):
 
 def test_load_returns_the_averaged_weights(workdir):
   params = policies.load(str(workdir)).params
-  trained = store.restore_params(str(workdir), params)
+  trained = reading.restore_params(str(workdir), params)
   pairs = list(
     zip(*map(jax.tree.leaves, (params, trained, average(workdir))), strict=True)
   )

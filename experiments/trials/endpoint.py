@@ -18,7 +18,7 @@ from experiments.trials import endpoint_servers as servers
 from posttrain import schema
 from posttrain.chat import renderer as chat
 from posttrain.chat import tokenizers
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading
 from posttrain.decode import requests
 from posttrain.rollout.endpoint import client
 from posttrain.util import exits
@@ -239,5 +239,5 @@ def _end(workdir: pathlib.Path) -> list[dict]:
       {k: v for k, v in json.loads(line).items() if not k.startswith('time/')}
       for line in lines
     ),
-    store.read_sums(str(workdir / 'checkpoints' / 'main')),
+    reading.read_sums(str(workdir / 'checkpoints' / 'main')),
   ]

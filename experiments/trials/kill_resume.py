@@ -38,7 +38,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from posttrain import tree
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading
 from posttrain.metrics import writers
 
 TIMED = '^time/|^rewards/.*/seconds/'  # metrics that differ between runs
@@ -117,7 +117,7 @@ def outcome(workdir: pathlib.Path) -> dict:
   """Returns the arrays of every stage of a run, and all metrics but times."""
   arrays = {}
   for stage in sorted((workdir / 'checkpoints').iterdir()):
-    folder = store.find(str(stage))
+    folder = reading.find(str(stage))
     with ocp.PyTreeCheckpointer() as reader:
       saved = reader.metadata(folder / 'state').item_metadata.tree
       as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), saved)

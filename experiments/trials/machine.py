@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from experiments.trials import base, kill_resume, signals
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading
 from posttrain.util import exits
 
 MAIN = 'posttrain.main'
@@ -200,6 +200,6 @@ def clock(scratch: base.Scratch) -> str:
     assert done.returncode == 0, done.stderr[-500:]
     wrong = kill_resume.differences(truth, kill_resume.outcome(workdir))
     assert not wrong, wrong
-  host = store.read_host(str(workdir))
+  host = reading.read_host(str(workdir))
   assert host['stage'] == 'grpo', f'the last stage is {host["stage"]}'
   return 'jumps of four minutes, from ten years ago as well: the same bits'

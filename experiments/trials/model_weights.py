@@ -11,7 +11,7 @@ from safetensors import numpy as safetensors
 from experiments.trials import base, models
 from posttrain import schema, tree
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weight_folders, weights
+from posttrain.checkpoints import reading, store, weight_folders, weights
 from posttrain.models import hf, hf_files, lora, peft, transformer
 from posttrain.util import exits
 
@@ -166,9 +166,9 @@ def spoil(name: str, value: float) -> Callable[[dict], None]:
 def spoiled_run(scratch: base.Scratch) -> pathlib.Path:
   """Returns a step of a run with one NaN, and sound checksums."""
   source = weight_folders.find(str(scratch.finished_run() / 'checkpoints/sft'))
-  host = store.read_host(source)
+  host = reading.read_host(source)
   like = transformer.shapes(schema.Model.from_json(host['model']))
-  params = tree.flat(store.restore_params(source, like))
+  params = tree.flat(reading.restore_params(source, like))
   path = 'layers/mlp/up/kernel'
   params[path] = params[path].at[-1, -1, -1].set(np.nan)
   whole = jax.tree.unflatten(jax.tree.structure(like), params.values())

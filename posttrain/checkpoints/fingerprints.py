@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from posttrain.checkpoints import store, weight_folders
+from posttrain.checkpoints import reading, weight_folders
 from posttrain.data import sources
 
 
@@ -20,7 +20,7 @@ def of_weights(folder: str) -> str:
   model = dataclasses.asdict(weight_folders.model(folder))
   parts = [json.dumps(model, sort_keys=True)]
   if weight_folders.is_run(folder):
-    parts.append(json.dumps(store.read_sums(folder), sort_keys=True))
+    parts.append(json.dumps(reading.read_sums(folder), sort_keys=True))
     is_adapter = weight_folders.adapter_options(folder) is not None
   else:
     path = pathlib.Path(folder)  # PEFT adapters differ by their options too

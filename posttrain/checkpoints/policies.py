@@ -14,6 +14,7 @@ from posttrain.chat import renderer as chat
 from posttrain.util import foreign
 
 DEFAULT_MAX_TOKENS = 256  # of an answer, for weights that are not of a run
+_MOST_TOKENS = 2**20  # of an answer, by default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +90,10 @@ def _stage_options(folder: str) -> tuple[int, str | None]:
   host = weight_folders.read_host(folder)
   config = host['config']
   max_tokens = config[host['stage']]['eval'].get('max_tokens')
-  if type(max_tokens) is not int or max_tokens < 1:
+  if type(max_tokens) is not int or not 0 < max_tokens <= _MOST_TOKENS:
     raise ValueError(
-      f'the host item of {folder} must have eval.max_tokens > 0: got '
-      f'{foreign.quote(max_tokens)}'
+      f'the host item of {folder} must have eval.max_tokens in '
+      f'[1, {_MOST_TOKENS}]: got {foreign.quote(max_tokens)}'
     )
   has_cache = config.get('compilation_cache') is not None
   return max_tokens, schema.Run.compilation_cache if has_cache else None

@@ -54,10 +54,20 @@ def move_strays(stage: epath.Path) -> None:
   for path in stage.iterdir() if stage.is_dir() else ():
     if not re.fullmatch('[0-9]+', path.name) or path.is_dir():
       continue
-    target = stage / f'{path.name}.stray'
+    target = _free(stage / f'{path.name}.stray')
     warnings.warn(
       f'{path} is no folder of a step; it is renamed to {target.name}',
       stacklevel=3,
     )
     if jax.process_index() == 0:
       path.rename(target)
+
+
+def _free(path: epath.Path) -> epath.Path:
+  """Returns the path, with a number after it if there is a file of the name."""
+  names = (path.name, *(f'{path.name}{i}' for i in range(2, 1000)))
+  return next(
+    path.parent / name
+    for name in names
+    if not os.path.lexists(path.parent / name)
+  )

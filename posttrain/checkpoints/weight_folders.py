@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain import schema
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading
 from posttrain.models import hf_config, peft
 from posttrain.schema import base as schema_base
 from posttrain.util import foreign, json_files
@@ -51,7 +51,7 @@ def find(path: str) -> str:
   if is_hf(path) or is_peft(path):
     return os.path.realpath(os.path.expanduser(path))
   try:
-    return str(store.find(path))
+    return str(reading.find(path))
   except ValueError as error:
     config = _inside(path, 'config.json')
     if os.path.isfile(config):
@@ -203,7 +203,7 @@ def read_host(folder: str) -> dict[str, Any]:
   Raises:
     ValueError: it lacks what reading weights needs; names that.
   """
-  host = store.read_host(folder)
+  host = reading.read_host(folder)
   config, stage = host.get('config'), host.get('stage')
   options = config if isinstance(config, dict) else {}
   node = options.get(stage) if isinstance(stage, str) else None

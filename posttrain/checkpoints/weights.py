@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from posttrain import schema, sharding, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weight_folders
+from posttrain.checkpoints import reading, weight_folders
 from posttrain.models import hf, hf_config, lora, peft, reward_head, transformer
 
 Params = Any
@@ -76,10 +76,10 @@ def _check_headers(folder: str, cfg: schema.Model, reward: bool) -> None:
   if options is not None:
     like = lora.shapes(options, like)
   elif reward:
-    sums = store.read_sums(folder)
+    sums = reading.read_sums(folder)
     has_lm_head = any(path.startswith('params/head/') for path in sums)
     like = reward_head.shapes(cfg, has_lm_head)
-  store.check_params(folder, like)
+  reading.check_params(folder, like)
   if options is not None:
     weight_folders.chain(folder)  # refuses one that started from itself
     _check_headers(weight_folders.start(folder), cfg, reward=False)
@@ -125,7 +125,7 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
       like,
     )
-    params = store.restore_params(
+    params = reading.restore_params(
       folder, stored, average=average and weight_folders.has_average(folder)
     )
     params = jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
@@ -165,7 +165,7 @@ def adapter(
   options = weight_folders.adapter_options(folder)
   if options is None:
     return None
-  params = store.restore_params(
+  params = reading.restore_params(
     folder,
     _adapter_like(options, folder, like),
     average=average and weight_folders.has_average(folder),

@@ -56,11 +56,15 @@ class Writer:
         stacklevel=2,
       )
       position = _end_of_lines(path, size)
-    read_metrics(path, position)
+    # Stage -> the latest value of each metric before the position.
+    self.latest: dict[str, Row] = {}
+    for row in read_metrics(path, position):
+      self.latest.setdefault(row['stage'], {}).update(row)
     self._path = path
     self._position = position
     self._file = None
-    self._last_step: dict[str, int] = {}  # per stage
+    # Stage -> the step of its last row.
+    self._last_step = {k: row['step'] for k, row in self.latest.items()}
     self._events = {}  # per stage
     self._events_dir = tensorboard_dir
     if tensorboard_dir is not None:
@@ -131,8 +135,6 @@ class Writer:
     os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
     self._file = open(self._path, 'ab')
     self._file.truncate(self._position)
-    for row in read_metrics(self._path):
-      self._last_step[row['stage']] = row['step']
 
 
 def to_row(stage: str, step: int, values: Mapping[str, Any]) -> Row:

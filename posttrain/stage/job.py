@@ -18,7 +18,7 @@ from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import learner, logbook, plan
 from posttrain.training import arrays, token_export
-from posttrain.util import memory, preemption
+from posttrain.util import locks, memory, preemption
 
 # Failures of environments, reward functions and servers, after which the run
 # can be resumed: the types that list the errors of a step, and all types.
@@ -72,6 +72,14 @@ class Job:
   @property
   def steps(self) -> int:
     return self.cfg.steps
+
+  @property
+  def eval_seconds(self) -> float:
+    """How long the last evaluation took; 0 if there was none."""
+    row = self.logbook.writer.latest.get(self.name, {})
+    stored = row.get('time/eval')  # before this start
+    before = stored if isinstance(stored, float) else 0.0
+    return self.logbook.clock.last.get('eval', before)
 
   def evaluates_at(self, step: int) -> bool:
     every = self.cfg.eval.every
@@ -235,7 +243,11 @@ class Job:
     Raises:
       Preempted: everything is saved.
     """
-    requested = stop.after_step(self.saves.checkpointer.seconds)
+    requested = stop.after_step(
+      self.saves.checkpointer.seconds,
+      spent=self.eval_seconds if self.evaluates_at(step) else 0.0,
+      ahead=self.eval_seconds if self.evaluates_at(step + 1) else 0.0,
+    )
     stops = requested and step < self.steps
     if stops or self.saves_at(step):
       with self.logbook.clock('save'):
@@ -246,7 +258,12 @@ class Job:
   def save(
     self, step: int, state: arrays.TrainState, pipeline_state: dict[str, Any]
   ) -> None:
-    """Starts to save everything that a resumed run needs."""
+    """Starts to save everything that a resumed run needs.
+
+    Raises:
+      Locked: another run may write to this workdir.
+    """
+    locks.check(self.logbook.workdir)
     self.saves.checkpointer.save(
       step,
       state,

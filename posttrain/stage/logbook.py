@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain import compilation, schema
 from posttrain.metrics import estimates, writers
-from posttrain.util import files, timers
+from posttrain.util import files, locks, timers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,11 @@ class Logbook:
 
     `time/programs` counts all programs that the stage has compiled so far;
     `time/compile` lies within the other times.
+
+    Raises:
+      Locked: another run may write to this workdir.
     """
+    locks.check(self.workdir)
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
     times['time/compile'] = self.compiling.take()
     times['time/programs'] = self.compiling.count
@@ -112,16 +116,26 @@ def make(
     compiling: counts the stage's compilations.
     step: the step that the stage continues from.
     position: bytes of metrics.jsonl that are kept.
+
+  Raises:
+    ValueError: the kept part of metrics.jsonl is not this run's.
   """
   folder = os.path.join(workdir, 'tensorboard')
+  path = os.path.join(workdir, 'metrics.jsonl')
+  writer = writers.Writer(
+    path, position, folder if cfg.metrics.tensorboard else None
+  )
+  last = writer.latest.get(name, {}).get('step', step)
+  if last > step:
+    raise ValueError(
+      f'{path} must end at step {step} of stage {name!r}, which continues from '
+      f'there: got a row of step {last}; put the file of this run back, '
+      'or move it away: the checkpoints do not need it'
+    )
   return Logbook(
     name,
     workdir,
-    writers.Writer(
-      os.path.join(workdir, 'metrics.jsonl'),
-      position,
-      folder if cfg.metrics.tensorboard else None,
-    ),
+    writer,
     writers.Progress(name, cfg.stages[name].steps, step, cfg.metrics.progress),
     clock,
     compiling,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from posttrain import schema
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading
 from posttrain.config import load as config
 from posttrain.pipeline import tally
 from posttrain.util import files, foreign, json_files
@@ -29,7 +29,7 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
       functions or episodes failed.
   """
   folder = _folder(workdir, name)
-  host = store.newest_host(folder, name)
+  host = reading.newest_host(folder, name)
   later = _later_host(cfg, name, workdir)
   trained = host['step'] if host is not None else 0
   if later is not None:
@@ -54,7 +54,7 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
     return None
   if later is None and name != list(cfg.stages)[-1]:
     step = os.path.join(folder, str(steps))
-    if not store.is_sound(step, name):  # the next stage would begin with it
+    if not reading.is_sound(step, name):  # the next stage would begin with it
       warnings.warn(f'{step} is damaged; an older step is used', stacklevel=2)
       return None
   tally.check_saved(name, host)
@@ -69,7 +69,7 @@ def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
   """
   for later in _later(cfg, name):
     folder = _folder(workdir, later)
-    if store.has_steps(folder):
+    if reading.has_steps(folder):
       raise ValueError(
         f'stage {name!r} must end before stage {later!r} begins: it has '
         f'steps left to train, but {folder} holds steps; move that folder '
@@ -100,15 +100,16 @@ def check_end(cfg: schema.Run, name: str, folder: str) -> None:
 def check_resume(run: schema.Run, workdir: str) -> None:
   """Refuses options that differ from those a workdir was trained with.
 
-  They are compared with each stage's newest checkpoint and with config.json.
+  They are compared with the newest checkpoint of every stage in the workdir,
+  also of stages that `run` does not have, and with config.json.
 
   Raises:
     ValueError: names the options that differ, or a config.json that is not one
       of a run, where no checkpoint holds the options.
   """
   new, stored = config.to_dict(run), False
-  for name in run.stages:
-    host = store.newest_host(_folder(workdir, name), name) or {}
+  for name in dict.fromkeys((*run.stages, *_stages(workdir))):
+    host = reading.newest_host(_folder(workdir, name), name) or {}
     if isinstance(host.get('config'), dict):  # absent in the oldest ones
       config.check_resume(host['config'], new)
       stored = True
@@ -144,6 +145,13 @@ def write_config(run: schema.Run, workdir: str) -> None:
     os.fsync(f.fileno())
 
 
+def _stages(workdir: str) -> list[str]:
+  """Returns the names of the folders of stages in a workdir."""
+  folder = os.path.join(workdir, 'checkpoints')
+  names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+  return [x for x in names if os.path.isdir(os.path.join(folder, x))]
+
+
 def _later(cfg: schema.Run, name: str) -> list[str]:
   names = list(cfg.stages)
   return names[names.index(name) + 1 :]
@@ -156,7 +164,7 @@ def _later_host(
 
   def hosts() -> Iterator[dict[str, Any]]:
     for later in _later(cfg, name):
-      host = store.newest_host(_folder(workdir, later), later)
+      host = reading.newest_host(_folder(workdir, later), later)
       if host is not None and name in host.get('config', ()):
         yield host
 

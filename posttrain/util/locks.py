@@ -3,7 +3,8 @@
 The lock is a POSIX record lock (`fcntl.lockf`) on a file in the folder: the
 system drops it when the process ends, however it ends, and forked workers do
 not inherit it. The file names the holder. It is never deleted: another process
-may be about to lock it.
+may be about to lock it. A user may delete it, so the holder looks at it again
+before it writes (`check`).
 """
 
 import contextlib
@@ -28,6 +29,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 # descriptor of the file drops it: (device, inode) of each file that is locked
 # here -> its holder. Such a file is not opened again.
 _held: dict[tuple[int, int], dict[str, Any]] = {}
+# The path of each locked file -> its (descriptor, (device, inode)).
+_files: dict[str, tuple[int, tuple[int, int]]] = {}
 _guard = threading.Lock()  # of `_held`: one thread locks or unlocks at a time
 
 
@@ -49,14 +52,47 @@ def hold(folder: str, what: str) -> Iterator[None]:
     Locked: another run holds it; names that.
     OSError: the lock file cannot be opened or written.
   """
+  path = _path(folder)
   with _guard:
-    descriptor, identity = _take(os.path.join(folder, NAME), what)
+    _files[path] = _take(path, what)
   try:
     yield
   finally:
     with _guard:
+      descriptor, identity = _files.pop(path)
       del _held[identity]
       os.close(descriptor)
+
+
+def check(folder: str) -> None:
+  """Checks that the lock of a folder is still the one taken here.
+
+  Locks again if the file was deleted, with a warning. Does nothing if `hold`
+  has not locked the folder.
+
+  Raises:
+    Locked: the file is another one: a second run may use the folder.
+  """
+  path = _path(folder)
+  with _guard:
+    if path not in _files:
+      return
+    descriptor, identity = _files[path]
+    if not os.path.lexists(path):
+      _files[path] = _take(path, folder)
+      del _held[identity]
+      os.close(descriptor)
+      warnings.warn(f'{path} was deleted; it is put back', stacklevel=2)
+    elif _identity(os.lstat(path)) != identity:
+      raise Locked(
+        f'{path} must be the file that this run has locked: it was deleted or '
+        'replaced, so that a second run may have started in this folder; this '
+        'one stops without saving'
+      )
+
+
+def _path(folder: str) -> str:
+  return os.path.join(os.path.realpath(folder), NAME)
 
 
 def _take(path: str, what: str) -> tuple[int, tuple[int, int]]:

@@ -32,6 +32,7 @@ class Signal:
     self._callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
     self._step_began, self._steps, self._longest = time.monotonic(), 0, 0.0
     self._end = self._latest = None
+    self._is_late = self._has_trained = False
     if time_limit is not None:
       # When the process must have ended, and when it must begin to save.
       self._end = self._latest = STARTED + time_limit - MARGIN
@@ -58,7 +59,9 @@ class Signal:
     """Starts to measure the steps of a stage."""
     self._step_began, self._steps = time.monotonic(), 0
 
-  def after_step(self, save_seconds: float) -> bool:
+  def after_step(
+    self, save_seconds: float, spent: float = 0.0, ahead: float = 0.0
+  ) -> bool:
     """Returns whether to save and stop now; called once at the end of a step.
 
     True after a request, or if the time limit leaves no time for another step,
@@ -67,18 +70,36 @@ class Signal:
 
     Args:
       save_seconds: how long a save takes.
+      spent: seconds of the step's evaluation, which others may not have.
+      ahead: seconds of the next step's evaluation, 0 if it has none.
     """
     now = time.monotonic()
-    last, self._step_began = now - self._step_began, now
+    last, self._step_began = now - self._step_began - spent, now
     self._steps += 1
     self._longest = last if self._steps <= 2 else max(self._longest, last)
+    self._has_trained = True
     if self._end is not None:
       self._latest = self._end - save_seconds
-      self.requested |= now + self._longest > self._latest
+      self.requested |= now + self._longest + ahead > self._latest
     return self.requested
 
   def check(self, where: str) -> None:
-    """Raises `Preempted(where)` after a request; call it when all is saved."""
+    """Stops after a request; call it when all is saved.
+
+    Args:
+      where: what the run has reached, for the message.
+
+    Raises:
+      Preempted: after a request.
+      ValueError: the time limit has passed before the first step, as it will
+        the next time.
+    """
+    if self._is_late and not self._has_trained:
+      raise ValueError(
+        '--time_limit must leave time for a step: got '
+        f'{time.monotonic() - STARTED:.0f} s that passed before {where}; '
+        'nothing was trained, so raise it'
+      )
     if self.requested:
       raise Preempted(where)
 
@@ -88,6 +109,7 @@ class Signal:
       assert self._latest is not None
       left = self._latest - time.monotonic()
       if left <= 0:
+        self._is_late = not self.requested
         self.request()
       time.sleep(min(max(left, 0.0), 1.0))
 

@@ -22,6 +22,7 @@ class Timers:
 
   def __init__(self):
     self._seconds: dict[str, float] = collections.defaultdict(float)
+    self.last: dict[str, float] = {}  # seconds of the latest block of a name
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
@@ -30,7 +31,8 @@ class Timers:
       with watchdog.phase(name):
         yield
     finally:
-      self._seconds[name] += time.perf_counter() - start
+      self.last[name] = time.perf_counter() - start
+      self._seconds[name] += self.last[name]
 
   def take(self) -> dict[str, float]:
     """Returns the seconds since the last `take`, and resets them."""

@@ -17,7 +17,7 @@ import optax
 import pytest
 
 from posttrain import schema
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading, store
 from posttrain.training import arrays
 from tests import fixtures
 
@@ -168,6 +168,12 @@ def rewrite_host(step, change):
   path.write_text(json.dumps(record))
 
 
+def misdate(record):
+  record['time'] = 'x'
+  del record['crc']
+  record['crc'] = reading.crc(record)
+
+
 DAMAGE = {
   'data truncated': lambda step: os.truncate(largest(step), 100),
   'data deleted': lambda step: largest(step).unlink(),
@@ -192,6 +198,14 @@ DAMAGE = {
   'host digit changed': lambda step: rewrite_host(
     step, lambda record: record['host'].update(metrics_position=8)
   ),
+  'host of gigabytes': lambda step: os.truncate(
+    step / 'host' / 'metadata', 3 * 2**30
+  ),
+  'host a pipe': lambda step: (
+    (step / 'host' / 'metadata').unlink(),
+    os.mkfifo(step / 'host' / 'metadata'),
+  ),
+  'host without a time': lambda step: rewrite_host(step, misdate),
   'everything deleted': lambda step: [
     shutil.rmtree(path) for path in step.iterdir() if path.is_dir()
   ],
@@ -290,7 +304,7 @@ def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
     saver.restore(like)
   assert saver.steps() == [10, 20]
   with pytest.raises(ValueError, match=message):
-    store.restore_params(str(folder), params)
+    reading.restore_params(str(folder), params)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +322,7 @@ def test_storage_and_memory_errors_are_not_damage(folder, monkeypatch, error):
   def fail(*args, **kwargs):
     raise error
 
-  monkeypatch.setattr(store.tree, 'checksums', fail)
+  monkeypatch.setattr(reading.tree, 'checksums', fail)
   saver = open_at(folder)
   with pytest.raises(type(error)):
     saver.restore(make_state(0))
@@ -325,9 +339,9 @@ def test_params_and_host_are_read_from_workdir_stage_or_step(folder, tmp_path):
   with warnings.catch_warnings():
     warnings.simplefilter('error')
     for path, step in ((workdir, 20), (stage, 20), (stage / '10', 10)):
-      params = store.restore_params(str(path), abstract(like))
+      params = reading.restore_params(str(path), abstract(like))
       assert_same_bits(params, make_state(step).params)
-      assert store.read_host(str(path)) == make_host(step)
+      assert reading.read_host(str(path)) == make_host(step)
 
 
 def test_restore_params_restores_the_average_instead(tmp_path):
@@ -337,23 +351,23 @@ def test_restore_params_restores_the_average_instead(tmp_path):
   saver.save(1, arrays.TrainState(**(vars(state) | {'average': average})), {})
   saver.close()
   like = abstract(state.params)
-  got = store.restore_params(str(tmp_path), like, average=True)
+  got = reading.restore_params(str(tmp_path), like, average=True)
   assert_same_bits(got, average)
-  assert_same_bits(store.restore_params(str(tmp_path), like), state.params)
+  assert_same_bits(reading.restore_params(str(tmp_path), like), state.params)
   del like['embed']
   with pytest.raises(ValueError, match="at 'average/embed', expected nothing"):
-    store.restore_params(str(tmp_path), like, average=True)
+    reading.restore_params(str(tmp_path), like, average=True)
 
 
 def test_restoring_a_missing_average_is_an_error(folder):
   like = make_state(0).params
   with pytest.raises(ValueError, match="got nothing at 'average/"):
-    store.restore_params(str(folder), like, average=True)
+    reading.restore_params(str(folder), like, average=True)
 
 
 @pytest.mark.parametrize(
   'read',
-  [lambda path: store.restore_params(path, {}), store.read_host],
+  [lambda path: reading.restore_params(path, {}), reading.read_host],
   ids=['params', 'host'],
 )
 def test_a_path_without_a_checkpoint_is_an_error(tmp_path, read):
@@ -371,7 +385,7 @@ KILLED = """
 import os, signal, sys
 import jax.numpy as jnp
 from posttrain import schema
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading, store
 saver = store.Checkpointer(sys.argv[1], schema.Checkpoint())
 saver.save(1, {'x': jnp.ones(2_000_000)}, {'step': 1})
 saver.wait()
@@ -394,7 +408,7 @@ warnings.simplefilter('error')
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from posttrain import schema
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading, store
 mesh = jax.make_mesh((4,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))
 x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
 split, whole = NamedSharding(mesh, P('x')), NamedSharding(mesh, P(None, 'x'))
@@ -423,7 +437,7 @@ def test_an_unreadable_step_falls_back(folder, monkeypatch):
       raise PermissionError(13, 'Permission denied', str(path))
     return read(self, path, *args, **kwargs)
 
-  monkeypatch.setattr(store.ocp.JsonCheckpointHandler, 'restore', refuse)
+  monkeypatch.setattr(reading.ocp.JsonCheckpointHandler, 'restore', refuse)
   with pytest.warns(UserWarning, match='20 is damaged.*Permission denied'):
     assert open_at(folder).restore(make_state(0))[1]['step'] == 10
   assert sorted(os.listdir(folder)) == ['10', '20.damaged']
@@ -432,17 +446,27 @@ def test_an_unreadable_step_falls_back(folder, monkeypatch):
 @pytest.mark.parametrize('record', [3, [], {}, {'host': 1, 'state_sums': {}}])
 def test_a_host_item_of_another_form_is_damage(folder, record):
   if isinstance(record, dict):
-    record = {**record, 'crc': store._crc(record)}
+    record = {**record, 'crc': reading.crc(record)}
   (folder / '20' / 'host' / 'metadata').write_text(json.dumps(record))
-  assert store.newest_host(str(folder))['step'] == 10
+  assert reading.newest_host(str(folder))['step'] == 10
   with pytest.raises(ValueError, match='must be sound'):
-    store.read_host(str(folder))
+    reading.read_host(str(folder))
   with pytest.warns(UserWarning, match='is damaged'):
     assert open_at(folder).restore(make_state(0))[1]['step'] == 10
 
 
+def test_an_error_of_this_package_is_not_damage(folder, monkeypatch):
+  def fail(state):
+    raise KeyError('a bug')
+
+  monkeypatch.setattr(reading.tree, 'checksums', fail)
+  with pytest.raises(KeyError):
+    open_at(folder).restore(make_state(0))
+  assert sorted(os.listdir(folder)) == ['10', '20']
+
+
 @pytest.mark.parametrize('kind', ['bit flipped late', 'host cut'])
 def test_soundness_of_a_step_includes_its_arrays(folder, kind):
-  assert store.is_sound(str(folder / '20'))
+  assert reading.is_sound(str(folder / '20'))
   DAMAGE[kind](folder / '20')
-  assert not store.is_sound(str(folder / '20'))
+  assert not reading.is_sound(str(folder / '20'))

@@ -15,7 +15,7 @@ import safetensors.numpy
 from posttrain import evaluate, export, generate, main, schema, tree
 from posttrain.chat import pretrained
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weight_folders, weights
+from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
 from posttrain.stage import build, components, from_checkpoint, job
@@ -106,7 +106,7 @@ def close(a, b, atol=1e-6):
 
 
 def test_a_checkpoint_of_a_lora_stage_holds_only_the_adapter(folder, workdir):
-  host = store.read_host(str(workdir / 'checkpoints/sft'))
+  host = reading.read_host(str(workdir / 'checkpoints/sft'))
   assert host['start'] == str(folder.resolve())
   adapter, stored = weights.adapter(str(workdir / 'checkpoints/sft/3'))
   assert stored == LORA
@@ -132,7 +132,7 @@ def test_the_next_stage_starts_from_the_merged_weights(workdir):
     for name in ('sft_eval_000003', 'grpo_eval_000000')
   )
   assert before == after and len(before) == 4
-  host = store.read_host(str(workdir))
+  host = reading.read_host(str(workdir))
   assert (host['stage'], host['start']) == ('grpo', 'checkpoints/sft/3')
   changed = jax.tree.map(
     lambda a, b: float(jnp.abs(a - b).max()),
@@ -267,7 +267,7 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
 def test_options_missing_in_an_older_run_have_defaults_and_overrides(
   workdir, monkeypatch
 ):
-  read = store.read_host
+  read = reading.read_host
 
   def older(folder):
     host = read(folder)
@@ -275,7 +275,7 @@ def test_options_missing_in_an_older_run_have_defaults_and_overrides(
       del host['config']['grpo']['eval'][name]
     return host
 
-  monkeypatch.setattr(store, 'read_host', older)
+  monkeypatch.setattr(reading, 'read_host', older)
   run, name = from_checkpoint.stage_of(
     weight_folders.find(str(workdir)),
     overrides=[('grpo.eval.suite', '("One?", "Two?")')],
@@ -410,11 +410,11 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
   step = run / 'checkpoints/sft/3'
   shutil.copytree(folder, base)
   shutil.copytree(workdir / 'checkpoints/sft/3', step)
-  host = store.read_host(str(step))
-  read = store.read_host
+  host = reading.read_host(str(step))
+  read = reading.read_host
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
-      store, 'read_host', lambda path: {**read(path), 'start': str(base)}
+      reading, 'read_host', lambda path: {**read(path), 'start': str(base)}
     )
     close(weights_at(step), weights_at(workdir / 'checkpoints/sft'))
     shutil.rmtree(base)
@@ -711,7 +711,7 @@ def test_weights_that_are_not_finite_are_named(
   edited(adapter, peft.WEIGHTS, lambda t: t[name].fill(bad))
   with pytest.raises(ValueError, match=f'tensor {re.escape(name)} must be fin'):
     weights_at(adapter)
-  restore = store.restore_params
+  restore = reading.restore_params
 
   def damaged(*args, **kwargs):
     params = restore(*args, **kwargs)
@@ -719,7 +719,7 @@ def test_weights_that_are_not_finite_are_named(
     kernel['b'] = kernel['b'].at[-1, -1, -1].set(bad)
     return params
 
-  monkeypatch.setattr(store, 'restore_params', damaged)
+  monkeypatch.setattr(reading, 'restore_params', damaged)
   with pytest.raises(ValueError, match='finite weights: .* layers/mlp/up/kern'):
     weights_at(workdir / 'checkpoints/sft')
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from posttrain import evaluate, export, generate, main, schema, tree
-from posttrain.checkpoints import store, weight_folders, weights
+from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, transformer
 
@@ -96,7 +96,7 @@ def test_sft_on_the_real_file(folder, runs):
   assert 9 < steps[0]['loss/ce'] < 13  # about log 50304: nothing is learned
   assert steps[1]['loss/ce'] < steps[0]['loss/ce']
   assert steps[0]['batch/ce_tokens'] > 200
-  host = store.read_host(str(runs / 'sft'))
+  host = reading.read_host(str(runs / 'sft'))
   assert host['start'] == str(folder.resolve())
   assert host['config']['model']['dtype'] == 'bfloat16'
 

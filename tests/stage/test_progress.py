@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from posttrain import main, schema
-from posttrain.checkpoints import store
+from posttrain.checkpoints import reading, store
 from posttrain.config import load as config
 from posttrain.stage import progress
 from tests.checkpoints import test_store
@@ -85,10 +85,10 @@ def test_a_relative_workdir_is_the_same(both, only_a, monkeypatch):
       name = workdir.name
       assert progress.end_of(run_of(), 'a', name) == 400
       assert progress.end_of(run_of(), 'b', name) is None
-      assert store.is_sound(f'{name}/checkpoints/a/4')
-      assert store.newest_host(f'{name}/checkpoints/a')['step'] == 4
-      assert store.has_steps(f'{name}/checkpoints/a')
-      assert store.find(name).is_absolute()
+      assert reading.is_sound(f'{name}/checkpoints/a/4')
+      assert reading.newest_host(f'{name}/checkpoints/a')['step'] == 4
+      assert reading.has_steps(f'{name}/checkpoints/a')
+      assert reading.find(name).is_absolute()
 
 
 def test_steps_of_another_stage_or_number_are_damaged(both, only_a):
@@ -118,19 +118,19 @@ def test_steps_of_another_stage_or_number_are_damaged(both, only_a):
   (stage / '2').rename(stage / '4')
   with pytest.warns(UserWarning, match='a/4 is not used: .* of step 2, not 4'):
     assert progress.end_of(run_of(), 'a', str(only_a)) is None
-  assert not store.is_sound(str(stage / '4'), 'a')
+  assert not reading.is_sound(str(stage / '4'), 'a')
 
 
 @pytest.mark.parametrize('path', ['/gs/bucket/run', '/s3/bucket'])
 def test_no_path_is_one_of_a_remote_host(path):
   with pytest.raises(ValueError, match='must be of a local folder'):
-    store.find(path)
+    reading.find(path)
 
 
 @pytest.mark.parametrize('path', ['gs://bucket/run', 'x://y', 'a/../gs://b'])
 def test_addresses_are_names_of_local_folders(path):
   with pytest.raises(ValueError, match='which has no saved step'):
-    store.find(path)
+    reading.find(path)
 
 
 # Damage that leaves no sound last step, to the item that `end_of` reads or not.
@@ -172,16 +172,36 @@ def test_strays_among_the_steps_are_no_steps(only_a, name, kind):
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     assert progress.end_of(run_of(), 'a', str(only_a)) == 400
-    assert store.find(str(only_a)).name == '4'
+    assert reading.find(str(only_a)).name == '4'
     folder = str(stray.parent)
     saver = store.Checkpointer(folder, schema.Checkpoint(keep_last=9))
     state, host = saver.restore({'x': jnp.zeros(2000)})
     assert host['step'] == 4 and state['x'][1] == jnp.sin(4.0)
     saver.save(99, state, {**host, 'step': 99})
     saver.close()
-  assert store.newest_host(folder)['step'] == 99
+  assert reading.newest_host(folder)['step'] == 99
   kept = {f'{name}{end}' for end in ('', '.stray', '.damaged')}
   assert kept & set(os.listdir(folder))
+
+
+def test_a_second_stray_of_a_name_gets_another_one(only_a):
+  stage = only_a / 'checkpoints/a'
+  for name in ('99', '99.stray'):
+    (stage / name).write_text(name)
+  (stage / '99.stray2').mkdir()
+  with pytest.warns(UserWarning, match='renamed to 99.stray3'):
+    store.Checkpointer(str(stage), schema.Checkpoint()).close()
+  assert (stage / '99.stray3').read_text() == '99'
+  assert (stage / '99.stray').read_text() == '99.stray'
+
+
+def test_a_workdir_of_other_stages_is_refused(only_a):
+  """Also without the config.json that names them."""
+  run = run_of()
+  other = schema.Run(stages={'mine': run.stages['a']})
+  with pytest.raises(ValueError, match='must keep its config: changed config.'):
+    progress.check_resume(other, str(only_a))
+  progress.check_resume(run, str(only_a))
 
 
 def test_the_end_of_a_stage_is_not_an_older_step(both):
@@ -219,7 +239,7 @@ def test_checkpoints_without_options_resume(tmp_path):
   metadata = folder / '2' / 'host' / 'metadata'
   record = json.loads(metadata.read_text())
   del record['crc'], record['host']['config']
-  record['crc'] = store._crc(record)
+  record['crc'] = reading.crc(record)
   metadata.write_text(json.dumps(record))
   main.claim(str(tmp_path), changed())
 

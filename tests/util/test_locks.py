@@ -171,3 +171,25 @@ def test_other_failures_are_not_hidden(tmp_path):
   with pytest.raises(FileNotFoundError):
     with locks.hold(str(tmp_path / 'no'), '--workdir'):
       pass
+
+
+def test_a_deleted_file_is_put_back_and_another_one_ends_the_run(tmp_path):
+  path = tmp_path / locks.NAME
+  locks.check(str(tmp_path))  # not locked here
+  with locks.hold(str(tmp_path), '--workdir'):
+    locks.check(str(tmp_path))
+    path.unlink()
+    with pytest.warns(UserWarning, match='was deleted; it is put back'):
+      locks.check(str(tmp_path))
+    assert 'pid' in path.read_text()
+    locks.check(str(tmp_path))
+    with pytest.raises(locks.Locked, match='one run at a time'):
+      with locks.hold(str(tmp_path), '--workdir'):
+        pass
+    path.unlink()
+    path.touch()  # by a second run
+    with pytest.raises(locks.Locked, match='stops without saving'):
+      locks.check(str(tmp_path))
+  locks.check(str(tmp_path))
+  with locks.hold(str(tmp_path), '--workdir'):
+    pass

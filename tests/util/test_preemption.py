@@ -47,7 +47,10 @@ def test_durations_have_units(text, seconds):
   assert preemption.seconds(text, '--time_limit') == seconds
 
 
-@pytest.mark.parametrize('text', ['', '90', '0s', '5m3h', '-1h', '3.5h', '1 h'])
+@pytest.mark.parametrize(
+  'text',
+  ['', '90', '0s', '5m3h', '-1h', '3.5h', '1 h', '366d', '9' * 400 + 'd'],
+)
 def test_other_texts_are_no_durations(text):
   with pytest.raises(ValueError, match='^--time_limit must be a duration with'):
     preemption.seconds(text, '--time_limit')
@@ -83,6 +86,34 @@ def test_the_time_limit_leaves_time_for_a_step_and_its_save(clock):
   clock[0] = 266.0
   assert stop.after_step(save_seconds=10)  # 266 + 20 > 285
   assert stop.requested
+
+
+def test_the_next_evaluation_counts_and_the_last_one_does_not(clock):
+  stop = preemption.Signal(200.0)  # must save before 295
+  clock[0] = 150.0
+  stop.begin_steps()
+  for now in (151.0, 202.0, 203.0):  # the second one has evaluated
+    clock[0] = now
+    assert not stop.after_step(5.0, spent=50.0 if now == 202 else 0.0)
+  clock[0] = 250.0
+  stop.begin_steps()
+  clock[0] = 251.0
+  assert not stop.after_step(5.0)
+  clock[0] = 252.0
+  assert stop.after_step(5.0, ahead=50.0)
+
+
+def test_a_limit_without_time_for_a_step_is_refused():
+  """Instead of exit code 75: the same would happen at each start."""
+  stop = preemption.Signal(0.01)
+  end = time.monotonic() + 10
+  while not stop.requested and time.monotonic() < end:
+    time.sleep(0.01)
+  with pytest.raises(ValueError, match='--time_limit must leave time for a st'):
+    stop.check('the start of stage sft')
+  stop.after_step(0.0)
+  with pytest.raises(preemption.Preempted, match='step 1'):
+    stop.check('step 1')
 
 
 def test_a_single_step_is_the_estimate_of_the_next(clock):

@@ -15,7 +15,7 @@ import numpy as np
 
 from posttrain import schema, scoring, sharding, types
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weight_folders, weights
+from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.models import reward_head, transformer
 from posttrain.rollout.grading import functions
 
@@ -86,7 +86,7 @@ def load(
     weight_folders.model(folder), dtype=policy.dtype, remat='none'
   )
   has_lm_head = any(
-    path.startswith('params/head/') for path in store.read_sums(folder)
+    path.startswith('params/head/') for path in reading.read_sums(folder)
   )
   like = sharding.placed(
     reward_head.shapes(cfg, has_lm_head), transformer.SHARDING_RULES, mesh

@@ -1,0 +1,277 @@
+"""Reading of saved steps: their arrays, their `host` item, their soundness.
+
+The layout of a step is that of `store`. Every function checks what it reads: a
+step whose files cannot be read, or differ from those written, is `Damaged`, and
+an error of the storage service is raised as it is.
+"""
+
+import json
+import os
+import stat
+import warnings
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from posttrain import tree
+from posttrain.checkpoints import damage, step_folders
+from posttrain.util import foreign
+
+State = Any  # a pytree of arrays
+Host = dict[str, Any]
+_MAX_BYTES = 64 * 2**20  # of a file that describes a step
+
+
+def restore_params(path: str, like: State, *, average: bool = False) -> State:
+  """Restores the `params` of a run, for `init: PATH`.
+
+  Args:
+    path: a workdir (its stage saved last), one of its `checkpoints/<stage>`
+      folders (the newest step), or a step's folder.
+    like: the params to restore, as arrays or ShapeDtypeStructs.
+    average: whether to restore their moving average instead, which evaluation
+      uses.
+
+  Raises:
+    ValueError: the step is missing or damaged, or its params differ from
+      `like`; names the first that differs.
+  """
+  item = 'average' if average else 'params'
+  state, _ = read_named(find(path), read, {item: like}, f'{item}/')
+  return state[item]
+
+
+def check_params(path: str, like: State) -> None:
+  """Checks the `params` of a run as `restore_params` does; reads no array.
+
+  Args:
+    path: as in `restore_params`.
+    like: the expected params, as arrays or ShapeDtypeStructs.
+
+  Raises:
+    ValueError: the step is missing or damaged, or its params differ from
+      `like`; names the first that differs.
+  """
+  read_named(find(path), _read_metadata, {'params': like}, 'params/')
+
+
+def read_host(path: str) -> Host:
+  """Returns the `host` dict of a step; `path` as in `restore_params`."""
+  return read_named(find(path), _read_record)['host']
+
+
+def newest_host(folder: str, stage: str | None = None) -> Host | None:
+  """Returns the newest `host` dict of a stage that can be read.
+
+  None if the folder does not exist or has none. The arrays are not read.
+
+  Args:
+    folder: the stage's folder.
+    stage: the stage that must have saved the steps, each with the number that
+      names its folder; others are damaged, with a warning. None = not checked.
+  """
+  for step in reversed(step_folders.steps(step_folders.local(folder))):
+    try:
+      host = _read_record(step)['host']
+    except damage.Damaged:
+      continue
+    try:
+      check_place(step, host, stage)
+    except damage.Damaged as error:
+      warnings.warn(f'{step} is not used: {error}', stacklevel=2)
+    else:
+      return host
+  return None
+
+
+def has_steps(folder: str) -> bool:
+  """Returns whether a stage's folder has steps, sound or damaged."""
+  return bool(step_folders.steps(step_folders.local(folder)))
+
+
+def is_sound(folder: str, stage: str | None = None) -> bool:
+  """Returns whether a step can be read and its checksums agree.
+
+  Reads all arrays to the host, which is as much memory as a save takes.
+
+  Args:
+    folder: the step's folder.
+    stage: see `newest_host`.
+  """
+  step = step_folders.local(folder)
+  try:
+    record = _read_record(step)
+    check_place(step, record['host'], stage)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+      on_host = ocp.RestoreArgs(restore_type=np.ndarray)
+      like = jax.tree.map(lambda _: on_host, _saved_tree(reader, step))
+      args = ocp.args.PyTreeRestore(restore_args=like)
+      state = damage.attempt(reader.restore, step / 'state', args=args)
+  except damage.Damaged:
+    return False
+  leaves = jax.tree.leaves(state)
+  return (
+    all(isinstance(leaf, np.ndarray) for leaf in leaves)
+    and tree.checksums(state) == record['state_sums']
+  )
+
+
+def read_sums(path: str) -> dict[str, int]:
+  """Returns the checksums of a step's parameters, by path in the state."""
+  sums = read_named(find(path), _read_record)['state_sums']
+  return {k: total for k, total in sums.items() if k.startswith('params/')}
+
+
+def find(path: str) -> epath.Path:
+  """Resolves a workdir, stage folder or step folder to a step folder."""
+  root = step_folders.local(path)
+  if step_folders.is_step(root):
+    return root
+  checkpoints = root / 'checkpoints'
+  stages = checkpoints.iterdir() if checkpoints.is_dir() else [root]
+  steps = [
+    step for stage in stages if (step := step_folders.newest(stage)) is not None
+  ]
+  if not steps:
+    raise ValueError(
+      'a checkpoint path must be a workdir, a checkpoints/<stage> folder or '
+      f'a step folder: got {path!r}, which has no saved step'
+    )
+  return steps[0] if len(steps) == 1 else max(steps, key=_saved_at)
+
+
+def _saved_at(folder) -> float:
+  try:
+    return _read_record(folder)['time']
+  except damage.Damaged:
+    return 0.0
+
+
+def read_named(folder, read, *args) -> Any:
+  """Reads one given step, without falling back to an older one."""
+  if not folder.exists():
+    raise ValueError(f'a checkpoint must exist: got {folder}')
+  try:
+    return read(folder, *args)
+  except damage.Damaged as error:
+    raise ValueError(
+      f'a checkpoint must be sound: got {folder}, which is damaged '
+      f'({error}); delete it or name another step'
+    ) from error
+
+
+def read(folder, like: State, prefix='') -> tuple[State, Host]:
+  """Reads and checks a step's arrays with the prefix; may raise `Damaged`."""
+  like = jax.tree.map(_abstract, like)
+  record = _read_record(folder)
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    _check_metadata(reader, folder, record, like, prefix)
+    state = damage.attempt(
+      reader.restore,
+      folder / 'state',
+      args=ocp.args.PyTreeRestore(
+        item=like,
+        partial_restore=bool(prefix),
+        restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+      ),
+    )
+  for path, total in tree.checksums(state).items():
+    if total != record['state_sums'][path]:
+      raise damage.Damaged(f'the checksum of {path!r} is wrong')
+  return state, record['host']
+
+
+def _check_metadata(reader, folder, record, like: State, prefix) -> None:
+  """Checks names, shapes and dtypes of a step's arrays; reads none."""
+  saved = tree.flat(_saved_tree(reader, folder))
+  if saved.keys() != record['state_sums'].keys():
+    raise damage.Damaged('its arrays differ from those written')
+  _check_same(folder, saved, tree.flat(like), prefix)
+
+
+def _saved_tree(reader, folder) -> Any:
+  """Returns the names, shapes and dtypes of a step's arrays."""
+  saved = damage.attempt(reader.metadata, folder / 'state')
+  try:
+    return saved.item_metadata.tree
+  except AttributeError:  # Orbax gives None for some damage
+    raise damage.Damaged('the names of its arrays cannot be read') from None
+
+
+def _read_metadata(folder, like: State, prefix: str) -> None:
+  record = _read_record(folder)
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    _check_metadata(reader, folder, record, like, prefix)
+
+
+def _read_record(folder) -> dict[str, Any]:
+  """Reads and checks the `host` item; looks at the step's files first."""
+  _check_files(folder)
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+    record = damage.attempt(reader.restore, folder / 'host')
+  if not isinstance(record, dict) or record.pop('crc', None) != crc(record):
+    raise damage.Damaged('the checksum of its host item is wrong')
+  if not all(isinstance(record.get(k), dict) for k in ('host', 'state_sums')):
+    raise damage.Damaged('its host item lacks the host or the checksums')
+  if not isinstance(record.get('time'), int | float):
+    raise damage.Damaged('its host item lacks the time')
+  return record
+
+
+def _check_files(folder) -> None:
+  """Raises `Damaged` for files that Orbax would wait for, or read whole."""
+  for root, _, names in os.walk(folder):
+    for name in names:
+      path = os.path.join(root, name)
+      status = os.stat(path) if os.path.exists(path) else os.lstat(path)
+      if not stat.S_ISREG(status.st_mode):
+        raise damage.Damaged(f'{path} is no regular file')
+      # Arrays are in folders `d`; all other files are read as a whole.
+      if os.path.basename(root) != 'd' and status.st_size > _MAX_BYTES:
+        raise damage.Damaged(
+          f'{path} has {status.st_size} bytes, more than {_MAX_BYTES}'
+        )
+
+
+def check_place(folder, host: Host, stage: str | None) -> None:
+  """Raises `Damaged` for a step of another stage, or of another number."""
+  if stage is None:
+    return
+  for key, place in (('stage', stage), ('step', int(folder.name))):
+    if host.get(key, place) != place:  # absent in the oldest ones
+      raise damage.Damaged(
+        f'its host item is of {key} {foreign.quote(host[key])}, not {place!r}'
+      )
+
+
+def _check_same(folder, saved: dict, like: dict, prefix: str) -> None:
+  """Checks `like` against the saved arrays; names the first that differs."""
+  for path in dict.fromkeys([*like, *saved]):
+    if not path.startswith(prefix):
+      continue
+    want, got = (
+      f'{np.dtype(side[path].dtype)}{list(side[path].shape)}'
+      if path in side
+      else 'nothing'
+      for side in (like, saved)
+    )
+    if want != got:
+      raise ValueError(
+        f"the checkpoint {folder} must hold this run's arrays: got {got} "
+        f'at {path!r}, expected {want}; use the model it was saved with'
+      )
+
+
+def _abstract(leaf) -> jax.ShapeDtypeStruct:
+  sharding = getattr(leaf, 'sharding', None)
+  if sharding is None:
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def crc(record: dict[str, Any]) -> int:
+  return zlib.crc32(json.dumps(record, sort_keys=True).encode())
