@@ -9,13 +9,14 @@ this module:
   2. secrets are masked: texts that `mask` has registered, the values of the
      process's variables whose name ends with KEY, TOKEN, SECRET or PASSWORD,
      and forms such as `Bearer ...`, `sk-...` and passwords of addresses. Known
-     secrets are found in any case, and where characters are escaped, as in
-     JSON, Python, HTML or an address;
+     secrets are found in any case, in base64, and where characters are
+     escaped, as in JSON, Python, HTML or an address, or lines are broken;
   3. white space becomes one space; characters that cannot be printed are
      escaped;
   4. a long text is cut, with the number of characters that are left out.
 """
 
+import base64
 import functools
 import html
 import os
@@ -31,7 +32,11 @@ _secrets: set[str] = set()
 # The variables of the process, and the secrets among them.
 _known: tuple[dict[Any, Any], frozenset[str]] = {}, frozenset()
 _LEAST_SECRET = 4  # characters; shorter ones would mask ordinary words
-_LONGEST_ESCAPE = 12  # characters that one character of a secret may take
+_LEAST_BASE64 = 8  # characters
+_URL_SAFE = str.maketrans('+/', '-_')
+_LONGEST_ESCAPE = 16  # characters that one character of a secret may take
+# Between the characters of a secret: line breaks, and what is not shown.
+_BREAK = r'(?:[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2060\ufeff]|\\[nrt]){0,4}+'
 # Variables of the process with a secret, and the values that are one.
 _VARIABLE = re.compile(r'(?:KEY|TOKEN|SECRET|PASSWORD)$', re.IGNORECASE)
 _VALUE = re.compile(r'(?!/)(?=.*[^\d.])\S{12,4096}')
@@ -145,6 +150,8 @@ def _fit(value: str, limit: int, left_out: int) -> str:
 def _masked(shown: str, secrets: set[str]) -> str:
   for secret in sorted(secrets, key=len, reverse=True):
     shown = _pattern(secret).sub(MASK, shown.replace(secret, MASK))
+    for part in _base64(secret):
+      shown = shown.replace(part, MASK)
   return _LOOKS_SECRET.sub(MASK, shown)
 
 
@@ -171,7 +178,24 @@ def _variables() -> frozenset[str]:
 def _pattern(secret: str) -> re.Pattern[str]:
   """Returns the pattern of a secret, each character as it is or escaped."""
   units = re.findall(r'\\+|[^\\]', secret)
-  return re.compile(''.join(map(_any_form, units)), re.IGNORECASE)
+  between = '' if re.search(r'[\s\\]', secret) else _BREAK
+  return re.compile(between.join(map(_any_form, units)), re.IGNORECASE)
+
+
+@functools.lru_cache(maxsize=256)
+def _base64(secret: str) -> tuple[str, ...]:
+  """Returns what all base64 texts with the secret in them have in common.
+
+  It may begin at each of the three bytes of a group of four characters; the
+  characters at its ends depend on its neighbours.
+  """
+  data = secret.encode(errors='surrogatepass')
+  parts = []
+  for shift in range(3):
+    encoded = base64.b64encode(bytes(shift) + data).decode()
+    part = encoded[(8 * shift + 5) // 6 : 8 * (shift + len(data)) // 6]
+    parts += [part, part.translate(_URL_SAFE)]
+  return tuple(part for part in parts if len(part) >= _LEAST_BASE64)
 
 
 def _any_form(unit: str) -> str:
@@ -185,7 +209,7 @@ def _any_form(unit: str) -> str:
   forms = (
     rf'\\{{1,8}}+(?:u{code:04x}|x{code:02x})',
     ''.join(
-      f'%{byte:02x}' for byte in character.encode(errors='surrogatepass')
+      f'%(?:25)*{byte:02x}' for byte in character.encode(errors='surrogatepass')
     ),
     rf'&#0{{0,8}}{code};|&#x0{{0,8}}{code:x};',
     *([html.escape(character)] if character in '<>&"\'' else []),

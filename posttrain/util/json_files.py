@@ -21,7 +21,8 @@ MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 100  # of nested lists and objects
 MAX_DIGITS = 1000  # of a number
 
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+# Possessive: the memory of a repeated group would grow with the text.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(i for i in range(256) if chr(i) not in '[]{}')
 _PART = 2**16  # brackets that are counted at a time
 _DIGITS_TO_ZERO = bytes.maketrans(b'123456789', b'000000000')

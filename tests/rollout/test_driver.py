@@ -427,13 +427,11 @@ def test_first_error_is_reported():
   assert [m['content'] for m in rollout.messages] == ['name', 'red']
 
 
-@pytest.mark.parametrize('blocking', [False, True])
-@pytest.mark.parametrize('error', [KeyboardInterrupt(), SystemExit(1)])
-def test_interrupt_is_raised_and_closes_open_episodes(error, blocking):
-  env = Recall(fails={'step': raises(error)}, blocking=blocking)
-  others = Recall(blocking=blocking)
+def test_interrupt_is_raised_and_closes_open_episodes():
+  env = Recall(fails={'step': raises(KeyboardInterrupt())})
+  others = Recall()
   engine = fakes.Engine({1: ['red'], 2: ['red']}, pick=lambda uids: uids)
-  with pytest.raises(type(error)):
+  with pytest.raises(KeyboardInterrupt):
     driver.Driver(engine, RENDERER, 64).run([spec(1, env), spec(2, others)])
   assert env.closed == ['t1'] and others.closed == ['t2']
 

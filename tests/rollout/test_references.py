@@ -302,7 +302,7 @@ def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
 
 def test_model_with_a_smaller_vocabulary_is_refused(monkeypatch):
   few = dataclasses.replace(fixtures.MODEL, vocab_size=100)
-  monkeypatch.setattr(references.weights, 'model', lambda folder: few)
+  monkeypatch.setattr(references.weight_folders, 'model', lambda folder: few)
   monkeypatch.setattr(references.weights, 'check', lambda *args: None)
   with pytest.raises(ValueError, match='must have the 2.. tokens .* got 100'):
     references.check('x', fixtures.MODEL, fixtures.RENDERER)

@@ -1,5 +1,6 @@
 """Quoted values are short, printable, and show no secret."""
 
+import base64
 import html
 import json
 import urllib.parse
@@ -153,3 +154,40 @@ def test_secrets_in_variables_of_the_process_are_masked(monkeypatch):
   assert foreign._variables() is foreign._variables()
   monkeypatch.delenv('SANDBOX_API_KEY')
   assert foreign.text('open-sesame-5678') == 'open-sesame-5678'
+
+
+def test_secrets_are_masked_across_lines_twice_escaped_and_in_base64(
+  monkeypatch,
+):
+  secret = 'zq-Secret.Key+77/ab=='
+  monkeypatch.setattr(foreign, '_secrets', {secret})
+  quote = urllib.parse.quote
+  for text in (
+    f'{secret[:9]}\n{secret[9:]}',
+    f'{secret[:3]}\u200b\x00{secret[3:]}',
+    repr(f'{secret[:9]}\n{secret[9:]}'),
+    quote(quote(quote(secret))),
+    *(
+      encode(f'{"x" * shift}{secret} end'.encode()).decode()
+      for shift in range(4)
+      for encode in (base64.b64encode, base64.urlsafe_b64encode)
+    ),
+  ):
+    shown = foreign.text(f'got {text}')
+    assert foreign.MASK in shown and secret[10:] not in shown, shown
+    assert 'Secret' not in shown and 'NlY3JldC' not in shown
+
+
+@pytest.mark.parametrize(
+  'name', ['PGPASSWORD', 'APIKEY', 'GITHUBTOKEN', 'my_secret']
+)
+def test_variables_with_secrets_need_no_underscore(name, monkeypatch):
+  monkeypatch.setenv(name, 'opaque-value-1')
+  assert foreign.text('got opaque-value-1') == f'got {foreign.MASK}'
+
+
+def test_a_cut_states_how_many_characters_are_missing():
+  shown = foreign.text('\x00' * 200, 100)
+  assert shown == r'\x00' * 25 + '... (175 more characters)'
+  shown = foreign.text('ab' * 10_000, 10)
+  assert shown == 'ababababab... (19990 more characters)'

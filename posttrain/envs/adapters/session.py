@@ -13,6 +13,7 @@ Each exchange has a deadline up to its last byte (`loops`) and a largest size.
 Redirects are not followed, and passwords in the address are not shown.
 """
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -81,7 +82,7 @@ class Session:
     """
     message = json.dumps({'type': kind, 'data': data})
     try:
-      answer = self._calls.run(self._exchange(message), self._message_timeout)
+      answer = self._calls.run(self._ask(message), self._message_timeout)
     except TimeoutError:
       raise TimeoutError(
         f'{self._url} must answer a {kind} in message_timeout='
@@ -137,6 +138,19 @@ class Session:
     # Its closing handshake has a time limit, and nothing waits for it.
     loops.start(self._socket.close())
 
+  async def _ask(self, message: str) -> str | bytes:
+    """Returns the answer to a message, or an error that came before it."""
+    with contextlib.suppress(TimeoutError, self._closed_error):
+      async with asyncio.timeout(0):  # only what has arrived already
+        early = await self._socket.recv()
+      if 'observation' not in str(early):  # such as that the server is full
+        return early
+      raise RuntimeError(
+        f'{self._url} must send one message for each request: got another one, '
+        f'{foreign.quote(early)}'
+      )
+    return await self._exchange(message)
+
   async def _exchange(self, message: str) -> str | bytes:
     # A server that closes sends the reason first: it can still be received.
     with contextlib.suppress(self._closed_error):
@@ -162,6 +176,7 @@ async def _open(url: str, timeout: float) -> Any:
     # `message_timeout`.
     ping_timeout=None,
     max_size=_MAX_BYTES,
+    max_queue=1,  # a message per request; the rest waits at the server
   )
 
 

@@ -3,11 +3,13 @@
 1. An exchange has a deadline, up to the last byte of the body (`loops`).
 2. A body is decoded while it arrives, up to a number of bytes. Only gzip is
    offered: a piece of it is decoded under the limit, too.
-3. Redirects are not followed: the key is for the named server alone.
+3. Redirects are not followed: the key is for the named server alone. Cookies
+   are not kept: they would grow.
 """
 
 import base64
 import concurrent.futures
+import http.cookiejar
 import json
 import os
 import zlib
@@ -75,6 +77,9 @@ class Channel:
       timeout=None,  # one clock for the whole exchange
       limits=httpx.Limits(max_connections=cfg.concurrency),
       follow_redirects=False,
+      cookies=http.cookiejar.CookieJar(
+        http.cookiejar.DefaultCookiePolicy(allowed_domains=())
+      ),
     )
 
   def close(self) -> None:

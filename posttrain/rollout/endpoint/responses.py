@@ -20,7 +20,7 @@ from posttrain.util import foreign
 
 _MINUS_INFINITY = -9999.0  # in vLLM's responses: JSON has no infinity
 _ROUNDING = 1e-2  # nats by which a logprob may exceed 0
-_LEAST = -1e6  # nats; far below what logits in float32 give
+_LEAST = -1000.0  # nats; far below what models give
 _MAX_DIGITS = 12  # of a marked id
 _MARK = 'token_id:'  # prefix of an id in a list of tokens
 
@@ -364,7 +364,7 @@ def _number(value: Any, where: str, server: str) -> float:
   if not number or value == _MINUS_INFINITY:
     raise _invalid(
       server,
-      f'give a finite logprob, at most 0, for {where}',
+      f'give a logprob in [{_LEAST:g}, 0] for {where}',
       foreign.quote(value, 80),
     )
   return float(value)

@@ -1,5 +1,6 @@
 """The client of OpenEnv servers, against a server in a thread."""
 
+import asyncio
 import json
 import sys
 
@@ -162,6 +163,7 @@ def test_malformed_answers_raise_one_line(server, answer, words):
   episode, _ = begin(make(server.url), 7)
 
   async def recv():
+    await asyncio.sleep(0.001)
     return answer
 
   episode._session._socket.recv = recv

@@ -165,3 +165,14 @@ def test_secrets_of_the_address_are_not_shown(monkeypatch):
   assert 'sesame' not in str(error.value) and 'nobody' not in str(error.value)
   shown = foreign.text(f'got {url}; open/sesame')
   assert 'sesame' not in shown and 'nobody' not in shown
+
+
+def test_messages_that_answer_no_request_are_refused():
+  one = '{"type": "observation", "data": {"observation": {}}}'
+  with running(answers(*[one] * 40)) as url:
+    opened = session.Session(url, 5.0, 5.0)
+    opened.request('reset', {})
+    time.sleep(0.2)
+    with pytest.raises(RuntimeError, match='one message for each request: got'):
+      opened.request('step', {})
+    opened.close()

@@ -188,3 +188,20 @@ def test_close_ends_an_exchange():
     endpoint.close()
     thread.join(1.5)
     assert not thread.is_alive() and 'closed' in errors[0]
+
+
+def test_cookies_are_not_sent_back():
+  requests = []
+
+  def write(connection, request):
+    requests.append(request)
+    connection.sendall(
+      body(b'{"choices": [{"message": {"content": "x"}}]}', b'Set-Cookie: a=b')
+    )
+
+  with serving(write) as url:
+    cfg = schema.Endpoint(name='teacher', base_url=url, tries=1)
+    with contextlib.closing(client.Endpoint(cfg, 'a test')) as endpoint:
+      for _ in range(2):
+        endpoint.chat([({'role': 'user', 'content': 'x'},)])
+  assert len(requests) == 2 and b'cookie' not in requests[1].lower()
