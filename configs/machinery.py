@@ -55,7 +55,8 @@ def check_argument(argument: str, *known: str) -> None:
   if argument not in ('', *known):
     *first, last = map(repr, ('', *known))
     raise ValueError(
-      f'the argument must be {", ".join(first)} or {last}: got {argument!r}'
+      f'the argument of --config=FILE.py:ARGUMENT must be {", ".join(first)} '
+      f'or {last}: got {argument!r}'
     )
 
 

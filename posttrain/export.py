@@ -46,7 +46,7 @@ class Flags:
   dtype: str | None = flags_lib.flag(
     None,
     'The dtype of all tensors of hf, in place of --like.',
-    if_absent='as --like, else bfloat16',
+    if_absent='as --like, else the one that the model computes in',
     choices=DTYPES,
   )
 
@@ -111,6 +111,7 @@ def _save_peft(flags: Flags, folder: str) -> None:
     like = transformer.shapes(model)
     weights.check_base(folder, weights.load(start, like))
   peft.save(*adapter, model, flags.folder, os.path.abspath(base))
+  print(f'{flags.folder} holds the adapter of {folder}, in float32')
 
 
 def _check_base(base: str, start: str, model: schema.Model) -> None:
@@ -150,12 +151,13 @@ def _save_hf(flags: Flags, folder: str) -> None:
   if like is None and flags.dtype is None:
     like = weight_folders.origin(folder)
   params = weights.load(folder, transformer.shapes(model), average=True)
-  hf.save(
-    params, model, flags.folder, like=like, dtype=flags.dtype or 'bfloat16'
-  )
+  dtype = flags.dtype or model.dtype
+  hf.save(params, model, flags.folder, like=like, dtype=dtype)
   renderer = weight_folders.renderer(folder)
   if renderer is not None:
     pretrained.write(renderer, flags.folder)
+  dtypes = dtype if like is None else f'the dtypes of {like}'
+  print(f'{flags.folder} holds {folder}, in {dtypes}')
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -232,8 +232,8 @@ def _run(flags: Flags) -> int:
     launch(run, flags.workdir, flags.dry_run, limit)
   except KeyboardInterrupt:
     print(
-      'interrupted; run the same command to continue from the newest '
-      'checkpoint',
+      'interrupted without saving (SIGTERM saves); the same command continues '
+      'from the newest checkpoint, if there is one',
       file=sys.stderr,
     )
     return exits.INTERRUPTED

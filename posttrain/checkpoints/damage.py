@@ -38,4 +38,6 @@ def attempt(read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # Orbax raises some FileNotFoundErrors without a number.
     if unrelated and not (of_a_file or isinstance(error, _NOT_FOUND)):
       raise
-    raise Damaged(foreign.error(error)) from error
+    # TensorStore adds its whole specification.
+    text = text.partition(' See full TensorStore details')[0]
+    raise Damaged(f'{foreign.kind(error)}: {foreign.text(text)}') from error

@@ -126,12 +126,15 @@ def _literal(text: str, key: str) -> Any:
   """Returns an override's value: JSON, a Python literal, or the text itself."""
   try:
     return json_files.parse(text, key)
-  except ValueError:
+  except ValueError as error:
+    problem = error
     if _is_json(text):  # beyond the limits
       raise
   try:
     return ast.literal_eval(text)
   except (ValueError, SyntaxError, RecursionError, MemoryError):
+    if text.lstrip().startswith(('{', '[')):
+      raise problem from None
     return text
 
 

@@ -32,6 +32,8 @@ from posttrain import schema, scoring
 from posttrain.decode import admission, loop, requests, schedule, tree_spec
 from posttrain.util import watchdog
 
+_LONG_CHUNK = 256  # tokens of a decode call while no request waits
+
 
 class Engine:
   """Decodes with one set of weights at a time."""
@@ -275,7 +277,9 @@ class Engine:
     if not running:
       return
     # Chunks let held requests be extended and free slots be filled.
-    most = self._chunk if self._schedule.needs_chunks else self.capacity
+    # Otherwise they only let Ctrl-C and the watchdog through.
+    long = min(self.capacity or 0, _LONG_CHUNK)
+    most = self._chunk if self._schedule.needs_chunks else long
     self._state = loop.decode(
       self._view,
       self._model,

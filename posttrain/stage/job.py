@@ -124,12 +124,13 @@ class Job:
       raise
     self.logbook.write_errors(step, item.errors)
     if not item.batch.num_micro_batches:
+      hint = '; where all rewards of a group are equal, prune_zero_advantage '
+      hint += 'drops its tokens'
       logging.getLogger('absl').warning(
-        'step %d of stage %s trains on nothing: no token has a weight; where '
-        'all rewards of a group are equal, prune_zero_advantage drops its '
-        'tokens',
+        'step %d of stage %s trains on nothing: no token has a weight%s',
         step,
         self.name,
+        '' if item.errors else hint,  # which are listed
       )
     return item
 

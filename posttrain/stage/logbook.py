@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,6 +133,7 @@ def make(
       f'there: got a row of step {last}; put the file of this run back, '
       'or move it away: the checkpoints do not need it'
     )
+  _announce(name, step, path, position)
   return Logbook(
     name,
     workdir,
@@ -140,3 +142,17 @@ def make(
     clock,
     compiling,
   )
+
+
+def _announce(name: str, step: int, path: str, position: int) -> None:
+  """Prints where a stage continues, and how many rows it writes again."""
+  again = 0
+  if os.path.exists(path):
+    with open(path, 'rb') as f:
+      f.seek(position)
+      again = f.read().count(b'\n')
+  if not (step or again):
+    return
+  start = f'continues after step {step}' if step else 'begins anew'
+  rows = f'; {again} later rows of {path} are written again' if again else ''
+  print(f'stage {name} {start}{rows}', file=sys.stderr)

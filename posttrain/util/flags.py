@@ -26,6 +26,7 @@ or false from the next word, and mistakes are one line with the nearest flag.
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -174,7 +175,8 @@ class Parser(Generic[T]):
     is_process = argv is None
     argv = sys.argv[1:] if argv is None else argv
     try:
-      with streams.guarded(), logs.one_line_background():
+      form = logs.one_form() if is_process else contextlib.nullcontext()
+      with streams.guarded(), form, logs.one_line_background():
         code = self._run(command, argv, packages)
     except OSError as error:  # the last line could not be written to stdout
       code = errors.report(error)
@@ -199,6 +201,7 @@ class Parser(Generic[T]):
       memory.check_limit()
       return command(flags) or exits.DONE
     except KeyboardInterrupt:
+      print('interrupted', file=sys.stderr)
       return exits.INTERRUPTED
     except Exception as error:
       return errors.report(error, *packages)

@@ -21,6 +21,7 @@ import functools
 import html
 import os
 import re
+import sysconfig
 import threading
 import traceback
 from typing import Any
@@ -28,6 +29,11 @@ from typing import Any
 LIMIT = 300  # characters of a quoted value
 MASK = '[masked]'
 
+# Folders of Python's library and of packages; frozen modules have no file.
+_INSTALLED = (
+  '<frozen ',
+  *(sysconfig.get_path(x) for x in ('stdlib', 'purelib', 'platlib')),
+)
 _secrets: set[str] = set()
 # The variables of the process, and the secrets among them.
 _known: tuple[dict[Any, Any], frozenset[str]] = {}, frozenset()
@@ -85,11 +91,17 @@ def error(value: BaseException, limit: int = LIMIT) -> str:
 
 
 def place(value: BaseException) -> str:
-  """Returns 'file.py:12', where an exception was raised; '' if unknown."""
-  frames = _frames(value, 1)
+  """Returns 'file.py:12', where an exception was raised; '' if unknown.
+
+  The last place outside of Python's library and of installed packages, if there
+  is one: that is where a user looks.
+  """
+  frames = _frames(value, 30)
   if not frames:
     return ''
-  return f'{text(os.path.basename(frames[0].filename), 80)}:{frames[0].lineno}'
+  own = [x for x in frames if not x.filename.startswith(_INSTALLED)]
+  frame = (own or frames)[-1]
+  return f'{text(os.path.basename(frame.filename), 80)}:{frame.lineno}'
 
 
 def stack(value: BaseException, limit: int = 12) -> str:

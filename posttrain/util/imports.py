@@ -58,7 +58,7 @@ def function(path: str, key: str) -> Any:
   value = load(path, key)
   if not callable(value):
     raise ValueError(
-      f'{key} must name a function: got {foreign.quote(path)}, a '
+      f'{key} must name a function: got {foreign.quote(path)}, of type '
       f'{foreign.kind(value)}'
     )
   return value

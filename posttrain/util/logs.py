@@ -5,9 +5,12 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 
 from posttrain.util import errors, foreign
+
+_LONGEST = 4000  # characters of a warning
 
 
 def quiet(package: str) -> None:
@@ -18,6 +21,40 @@ def quiet(package: str) -> None:
   logger = logging.getLogger('absl')
   if not any(getattr(f, 'package', None) == package for f in logger.filters):
     logger.addFilter(_ErrorsOnly(package))
+
+
+@contextlib.contextmanager
+def one_form() -> Iterator[None]:
+  """Prints log records and warnings as 'warning: TEXT', each in one line.
+
+  For the process of a command; other programs have their own forms.
+  """
+  handler, root = logging.StreamHandler(sys.stderr), logging.getLogger()
+  handler.setFormatter(_OneLine())
+  before = warnings.showwarning
+
+  def show(message, category, filename, lineno, file=None, line=None):
+    del category, file, line
+    ours = f'{os.sep}posttrain{os.sep}' in filename
+    place = '' if ours else f' ({os.path.basename(filename)}:{lineno})'
+    text = foreign.text(message, _LONGEST)
+    print(f'warning: {text}{place}', file=sys.stderr)
+
+  warnings.showwarning = show
+  root.addHandler(handler)
+  try:
+    yield
+  finally:
+    root.removeHandler(handler)
+    warnings.showwarning = before
+
+
+class _OneLine(logging.Formatter):
+  def format(self, record: logging.LogRecord) -> str:
+    text = record.getMessage()
+    if record.exc_info:  # a bug in a thread, for example
+      text = super().format(record)
+    return f'{record.levelname.lower()}: {text}'
 
 
 @contextlib.contextmanager

@@ -273,3 +273,18 @@ def test_a_server_may_move_and_not_change():
   )
   with pytest.raises(ValueError, match=r"algorithm\.reference\.name \('a' ->"):
     config.check_resume(resolved(), resolved(name='b'))
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('{"a": 1', 'must be JSON: '),
+    ('[' * 100_000, 'must be JSON: nested deeper'),
+    ('[' * 120 + ']' * 120, 'must be JSON: nested deeper'),
+    ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
+  ],
+)
+def test_an_override_that_is_no_json_is_refused_by_key(text, words):
+  node = config.load('configs/arithmetic.py:tiny')
+  with pytest.raises(ValueError, match=f'^config.model {words}'):
+    config.override(node, 'model', text)

@@ -106,7 +106,7 @@ def test_a_pretrained_recipe_needs_a_directory(path, argument):
 
 @pytest.mark.parametrize('path', FROM_SCRATCH)
 def test_an_unknown_argument_is_refused(path):
-  with pytest.raises(ValueError, match="argument must be ''.*: got 'small'"):
+  with pytest.raises(ValueError, match="ARGUMENT must be ''.*: got 'small'"):
     config.load(f'{path}:small')
 
 

@@ -191,3 +191,10 @@ def test_a_cut_states_how_many_characters_are_missing():
   assert shown == r'\x00' * 25 + '... (175 more characters)'
   shown = foreign.text('ab' * 10_000, 10)
   assert shown == 'ababababab... (19990 more characters)'
+
+
+def test_the_place_of_an_error_is_in_the_users_file():
+  try:
+    json.loads('')  # raised in Python's library
+  except ValueError as error:
+    assert foreign.place(error).startswith('test_foreign.py:')

@@ -4,6 +4,7 @@ import logging
 import sys
 import threading
 import types
+import warnings
 
 import pytest
 
@@ -52,3 +53,17 @@ def test_errors_in_the_background_are_one_line_each(where, caplog, capsys):
   assert line.startswith('in the background: ') and 'disk full' in line
   assert capsys.readouterr().err.count('Traceback') == 0
   assert hooks == (sys.excepthook, sys.unraisablehook, threading.excepthook)
+
+
+def test_records_and_warnings_of_a_process_have_one_form(capsys):
+  before = warnings.showwarning
+  with logs.one_form():
+    logging.getLogger('absl').warning('slow: %s', 'disk')
+    warnings.showwarning('odd', UserWarning, '/x/posttrain/train.py', 3)
+    warnings.showwarning('old', DeprecationWarning, '/x/other.py', 4)
+  assert capsys.readouterr().err.splitlines() == [
+    'warning: slow: disk',
+    'warning: odd',
+    'warning: old (other.py:4)',
+  ]
+  assert warnings.showwarning is before

@@ -7,6 +7,7 @@ Imports no jax, unless the function does.
 
 import asyncio
 import importlib
+import io
 import json
 import multiprocessing.connection
 import os
@@ -30,6 +31,8 @@ def main(descriptor: int, parent: int) -> None:
     parent: the id of the run's process.
   """
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+  if isinstance(sys.stdout, io.TextIOWrapper):  # the process may be killed
+    sys.stdout.reconfigure(line_buffering=True)
   if sys.platform == 'linux':
     supervisor.start(parent, descriptor)
   socket = multiprocessing.connection.Connection(descriptor)
