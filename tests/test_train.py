@@ -99,7 +99,7 @@ def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
   with monkeypatch.context() as patch:
     patch.setattr(train_step, 'TrainStep', TermAfter)
     assert main.main(_args(tmp_path)) == 75
-  assert 'the same command continues from' in capsys.readouterr().err
+  assert 'run the same command to continue' in capsys.readouterr().err
   assert reading.find(str(tmp_path)).name == '3'
   assert main.main(_args(tmp_path)) == 0
   truth = kill_resume.outcome(finished[0])

@@ -281,7 +281,7 @@ def test_a_server_may_move_and_not_change():
     ('{"a": 1', 'must be JSON: '),
     ('[' * 100_000, 'must be JSON: nested deeper'),
     ('[' * 120 + ']' * 120, 'must be JSON: nested deeper'),
-    ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
+    ('{"a": 1, "a": 2}', "must be JSON: the key 'a' is there twice"),
   ],
 )
 def test_an_override_that_is_no_json_is_refused_by_key(text, words):
