@@ -53,24 +53,28 @@ def find(sql: str) -> Clause | None:
   Those of subqueries and windows do not count.
   """
   depth, before, clause, limit = 0, '', None, None
-  end = 0
+  end, offset, stop = 0, None, len(sql)
   for match in _TOKEN.finditer(sql):
     word = match[0].lower()
     if word.startswith(('--', '/*')):
       continue
     depth += (word == '(') - (word == ')')
+    if depth == 0 and word == ';':
+      stop = match.start()
+      break
     if depth == 0 and word == 'by' and before == 'order':
       clause = Clause(len(sql))
-    elif depth == 0 and clause and limit is None and word in ('limit', ';'):
+    elif depth == 0 and clause and limit is None and word == 'limit':
       clause, limit = Clause(end), match.end()
     elif depth == 0 and limit is not None and word == ',':
       clause = dataclasses.replace(clause, offset=sql[limit : match.start()])
     elif depth == 0 and limit is not None and word == 'offset':
-      rest = sql[match.end() :].rstrip().rstrip(';')
-      clause = dataclasses.replace(clause, offset=rest)
+      offset = match.end()
     before, end = word, match.end()
   if clause and limit is None:
     clause = Clause(end)
+  if clause and offset is not None:
+    clause = dataclasses.replace(clause, offset=sql[offset:stop])
   return clause
 
 

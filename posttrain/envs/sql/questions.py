@@ -74,6 +74,7 @@ def parse(row: Any, where: str) -> record.Question:
   """
   if not isinstance(row, Mapping):
     raise ValueError(f'{where} must be an object: got {foreign.quote(row)}')
+  _check_names(row, where)
   first, *others = _golds(row, where)
   fields = {}
   for field, (what, fits) in _FORMS.items():
@@ -102,6 +103,21 @@ def parse(row: Any, where: str) -> record.Question:
       'other_golds': tuple(golds[1:]),
     }
   )
+
+
+def _check_names(row: Mapping[str, Any], where: str) -> None:
+  """Checks that a row has all fields; names all that it lacks."""
+  optional = {'difficulty'} | ({'gold_rows'} if _GOLDS in row else set())
+  missing = [
+    names[0]
+    for field, names in _NAMES.items()
+    if field not in optional and not any(name in row for name in names)
+  ]
+  if missing:
+    raise ValueError(
+      f'{where} must have {", ".join(map(repr, missing))}: got the fields '
+      f'{foreign.text(sorted(row))}; README.md shows a question'
+    )
 
 
 def is_ordered(row: Mapping[str, Any], default: bool, where: str) -> bool:

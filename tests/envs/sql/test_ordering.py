@@ -39,6 +39,8 @@ def test_where_keys_can_be_inserted(sql, before):
     ('', '0'),
     ('LIMIT 3', '0'),
     ('LIMIT 3 OFFSET 2;', '2'),
+    ('LIMIT 3 OFFSET 2 ; -- done', '2'),
+    ('; /* LIMIT 3 OFFSET 2 */', '0'),
     ('LIMIT 1 + 2 OFFSET max(1, 2) -- x', 'max(1, 2) -- x'),
     ('LIMIT 2, 3', '2'),
     ('LIMIT max(1, 2), 3', 'max(1, 2)'),
