@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import jinja2.filters
 import jinja2.runtime
 import jinja2.utils
 
@@ -60,6 +61,8 @@ _SEARCHING = (
   *('count', 'find', 'index', 'lstrip', 'partition', 'replace', 'rfind'),
   *('rindex', 'rpartition', 'rsplit', 'rstrip', 'split', 'strip'),
 )
+_BACKWARD = ('rfind', 'rindex', 'rpartition', 'rsplit')
+_STRIPPING = ('lstrip', 'rstrip', 'strip')
 _PADDING = ('center', 'ljust', 'rjust', 'zfill')
 _SPLITTING = ('rsplit', 'split', 'splitlines')
 _METHODS = {
@@ -70,6 +73,9 @@ _METHODS = {
 }
 _CHEAP = frozenset((*_LINEAR, *_SEARCHING)) - {'join'}
 _PRODUCT = 16_384  # characters that such a method compares
+_TUPLES = 64  # keys of a dict that are tuples: these can have equal hashes
+_LINES = '\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029'  # of `splitlines`
+_KEYED = (dict, jinja2.utils.Namespace)
 _OBJECTS = (jinja2.runtime.LoopContext, jinja2.utils.Cycler)
 # What follows the % of a specifier; each text has a match at its start.
 _SPECIFIER = re.compile(r'[-#0 +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?')
@@ -77,6 +83,7 @@ _SPECIFIER = re.compile(r'[-#0 +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?')
 
 def filters(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
   """Wraps filters in checks of their arguments; leaves `_NO_FILTERS` out."""
+  functions = {**functions, 'unique': _unique}
   return {
     name: function if name in _FREE else _filter(name, function)
     for name, function in functions.items()
@@ -87,21 +94,27 @@ def filters(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
 def tests(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
   """Returns tests that pay for their arguments."""
   return {
-    name: _test(function) if name in _COMPARING else function
+    name: _test(name, function) if name in _COMPARING else function
     for name, function in functions.items()
   }
 
 
 def is_cheap(method: Any, args: tuple) -> bool:
-  """Returns whether a call is one of a short text, which its node pays for."""
+  """Returns whether a call is one of a short text, and then pays for it."""
   owner = method.__self__
   if type(owner) is not str or method.__name__ not in _CHEAP:
     return False
-  if not args:
-    return len(owner) <= meters.SHORT
-  text = args[0]
-  product = len(owner) * len(text) if type(text) is str else 1 << 40
-  return len(args) == 1 and product <= _PRODUCT
+  size = len(owner)
+  if args:
+    text = args[0]
+    product = size * len(text) if type(text) is str else 1 << 40
+    if len(args) > 1 or product > _PRODUCT:
+      return False
+  elif size > meters.SHORT:
+    return False
+  if size > meters.PAID:
+    meters.current().charge(size >> 5)
+  return True
 
 
 def call(meter: meters.Meter, function: Any, args: tuple, kwargs: dict) -> Any:
@@ -122,6 +135,8 @@ def call(meter: meters.Meter, function: Any, args: tuple, kwargs: dict) -> Any:
   if len(args) + len(kwargs) > _ARGUMENTS:
     raise meters.Limit(f'a call has {len(args) + len(kwargs)} arguments')
   meter.read(*args, *kwargs.values())
+  if args and isinstance(function, type) and issubclass(function, _KEYED):
+    return (_checked_pairs(meter, args[0]), *args[1:])
   if not isinstance(function, types.MethodType | types.BuiltinMethodType):
     return args
   owner, name = function.__self__, function.__name__
@@ -147,8 +162,9 @@ def _checked_method(
     meter.fits(meter.size(values) + size * len(values), 'joined texts')
     return (values, *args[1:])
   if name in _SEARCHING:
+    forward = name not in (*_BACKWARD, *_STRIPPING)
     for option in (*args[:1], *kwargs.values()):
-      meter.compare(owner, option)
+      meter.compare(owner, option, forward)
   if name == 'replace' and len(args) > 1:
     _check_replace(meter, owner, args)
   elif name in _PADDING:
@@ -240,6 +256,7 @@ def _check_format(meter, text: str, values, count: int, widths: list) -> None:
     total += int(width or 0)
   size = meter.size(list(values) if isinstance(values, tuple) else values)
   meter.fits(len(text) + total + 10 * count * size, 'a formatted text')
+  meter.charge(count * size >> 5)
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,7 +267,7 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   @functools.wraps(function)
   def call(*args, **kwargs):
     meter = meters.current()
-    meter.charge(10)
+    meter.charge(60 if name == 'attr' else 10)
     values = _checked_filter(meter, name, args[passes:], kwargs)
     result = function(*args[:passes], *values, **kwargs)
     return meter.made(str.__str__(result) if plain else result, what)
@@ -259,6 +276,8 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   def call_short(value, *args, **kwargs):
     if type(value) is str and len(value) <= meters.SHORT:
       if not args and not kwargs:
+        if len(value) > meters.PAID:
+          meters.current().charge(len(value) >> 5)
         result = function(value)
         if len(result) > meters.SMALL:
           meters.current().pay(len(result))
@@ -268,11 +287,16 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   return call_short if name in _SHORT else call
 
 
-def _test(function: Callable[..., Any]) -> Callable[..., Any]:
+def _test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+  searches = name == 'in'
+
   @functools.wraps(function)
   def call(*args, **kwargs):
-    if any(type(x) is not str or len(x) > meters.SHORT for x in args):
-      meters.current().read(*args)
+    values = (*args, *kwargs.values())
+    if searches and len(values) == 2 and isinstance(values[1], str):
+      meters.current().compare(values[1], values[0], forward=True)
+    elif any(type(x) is not str or len(x) > meters.PAID for x in values):
+      meters.current().read(*values)
     return function(*args, **kwargs)
 
   return call
@@ -334,16 +358,23 @@ def _check_growth(meter, name: str, value, size: int, given: tuple) -> None:
     meter.fits(size + separators, 'joined texts')
   elif name == 'indent':
     width = max(map(_width, options), default=4)
-    meter.fits(size + width * (str(value).count('\n') + 1), 'indented text')
+    lines = 1 + sum(map(str(value).count, _LINES))
+    meter.fits(size + width * lines, 'indented text')
+    meter.charge(lines >> 1)
   elif name == 'tojson':
     _check_json(meter, value, size, *given)
   elif name in ('string', *_MARKUP):
     meter.fits(10 * size if size > meters.SMALL else 0, 'a text')
-  elif name in ('replace', 'trim'):
+  elif name == 'trim':
     for option in options[:1]:
       meter.compare(str(value), option)
-    if name == 'replace':
-      _check_replace(meter, str(value), tuple(map(str, options)))
+  elif name == 'replace':
+    names = ('old', 'new')[len(given[0]) :]
+    texts = *given[0][:2], *(given[1][x] for x in names if x in given[1])
+    texts = tuple(map(str, texts))
+    if len(texts) == 2:
+      meter.compare(str(value), texts[0], forward=True)
+      _check_replace(meter, str(value), texts)
   elif name == 'format':
     check_percent(meter, str(value), options)
   elif name == 'sum' and any(isinstance(x, list | tuple) for x in options):
@@ -370,6 +401,41 @@ def _check_width(value: Any, name: str) -> None:
   if isinstance(value, int | float) and abs(value) > limit:
     shown = meters.number(value)
     raise meters.Limit(f'{name!r} would have a width of {shown}')
+
+
+@jinja2.utils.pass_environment
+def _unique(environment, value, case_sensitive=False, attribute=None):
+  """The filter `unique`, which pays for keys that can have equal hashes."""
+  lower = None if case_sensitive else jinja2.filters.ignore_case
+  key_of = jinja2.filters.make_attrgetter(environment, attribute, lower)
+  keys, tuples = set(), 0
+  for item in value:
+    key = key_of(item)
+    if isinstance(key, tuple):
+      tuples += 1
+      meters.current().charge(tuples)
+    if key not in keys:
+      keys.add(key)
+      yield item
+
+
+def check_keys(keys: collections.abc.Iterable[Any]) -> None:
+  """Raises Limit where many keys of a dict are tuples."""
+  if sum(isinstance(key, tuple) for key in keys) > _TUPLES:
+    raise meters.Limit(f'more than {_TUPLES} keys of a dict are tuples')
+
+
+def _checked_pairs(meter, pairs: Any) -> Any:
+  """Checks what may become a dict, and returns it; raises as `check_keys`."""
+  if isinstance(pairs, collections.abc.Iterator):
+    pairs = list(meter.made(iter(pairs)))
+  if isinstance(pairs, list | tuple):
+    check_keys(
+      pair[0] if isinstance(pair, list | tuple) and pair else ()
+      for pair in pairs
+      if not isinstance(pair, str)
+    )
+  return pairs
 
 
 def _width(option: Any) -> int:
