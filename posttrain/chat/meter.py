@@ -9,7 +9,7 @@ from typing import Any
 OPERATIONS = 2_000_000, 20_000  # a constant, and per message
 CHAT = 64_000_000, 50_000  # of all renderings of one chat
 SERVED = 16_000_000, 25_000  # of those of a chat that a server renders
-SLICE = 1000  # operations between two looks at whether the caller has left
+SLICE = 4000  # operations between two looks at whether the caller has left
 ONCE = 500_000  # that one operation may pay where the caller may leave
 VALUE = 2_000_000, 16  # characters of one value; and per one of the input
 TOTAL = 16_000_000, 256  # of all long values of a rendering

@@ -31,7 +31,7 @@ from posttrain.chat import guards
 from posttrain.chat import meter as meters
 
 _SMALL, _SHORT = meters.SMALL, meters.SHORT
-_STEPS = 1024  # of a search that its operator has paid for
+_STEPS = 4096  # of a search that its operator has paid for
 _TOKENS = 10_000  # of a template's source
 _SCOPES = ('_loop_vars', '_block_vars')  # arguments that jinja2 adds to calls
 _PLAIN = frozenset((int, bool, float, type(None)))
