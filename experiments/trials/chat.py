@@ -11,6 +11,7 @@ import os
 import pathlib
 import random
 import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ DAY = {'today': '2025-01-31'}
 DATED = {'granite3_3': DAY, 'llama3_2': DAY}
 _MEMORY = 3 * 2**30  # of the process with the hostile inputs
 _SLOWEST = 2  # seconds of processor time for one of them
+_WAIT = 0.5  # seconds between two looks at whether a client has left
 _PEAK = {'templates': 200, 'files': 400}  # MB of the process
 
 
@@ -191,6 +193,61 @@ def _refused(kind: str, named: str) -> str:
 def hostile_templates(scratch: base.Scratch) -> str:
   del scratch
   return _refused('templates', 'config.tokenizer.chat_template')
+
+
+# What operations take most time for what they pay: each is repeated until it
+# is refused.
+_TEXTS = (
+  "{% set a = 'a' * 2499 %}{% set n = 'a' * 624 + 'b' + 'a' * 625 %}"
+  "{% set long = 'a' * 1000000 %}{% set e = '\U0001f600' * 4000 %}"
+  "{% set m = 'a' * 300000 + 'b' + 'a' * 300000 %}{% set w = 'é' * 4000 %}"
+)
+_SEARCHES = (
+  *('n in a', 'n not in a', f"n in '{'a' * 2499}'", 'n in a in [1]'),
+  *('n is in a', "[n] | select('in', a) | first", 'm in long', "'b' in a"),
+  *('a.find(n)', 'a.rfind(n)', 'a.count(n)', 'a.split(n)', 'a.rsplit(n)'),
+  *('a.partition(n)', "a.replace(n, 'c')", "a | replace(new='c', old=n)"),
+  *('a | trim(n)', 'long.find(n)', 'long.rfind(n)', 'long.strip(n)'),
+)
+_OTHERS = (
+  *('w.swapcase()', 'w | upper', 'w is upper', 'e.title()', "[e] ~ ''"),
+  *("'%r' % (e,)", '[e] | string', 'e | tojson(true)', 'e | urlencode'),
+  *("('\n' * 4000) | indent", "('a ' * 2000) | title", 'e | list | sort'),
+  *('[1] | attr("x")', 'messages.x', 'namespace(a=1)', 'range(9) | list'),
+)
+
+
+@base.trial('chat', 'each operation of a template pays for its time')
+def prices(scratch: base.Scratch) -> str:
+  """Measures how long the budget of a rendering lasts, and a client waits."""
+  del scratch
+  seconds, waits = {}, {}
+  loop = '{% for i in range(100000) %}'
+  for name in (*_SEARCHES, *_OTHERS, '1 in loop'):
+    body = '{% set x = (' + name + ') %}{% endfor %}{% endfor %}'
+    chat = renderer.Renderer(tokenizers.Bytes(), _TEXTS + loop * 2 + body)
+    looks = [time.process_time()]
+
+    def left(looks=looks) -> bool:
+      looks.append(time.process_time())
+      return False
+
+    try:
+      chat.prompt([{'role': 'user', 'content': 'hi'}], left)
+    except ValueError as error:
+      assert 'must render within the limits' in str(error), f'{name}: {error}'
+    seconds[name] = time.process_time() - looks[0]
+    waits[name] = max(b - a for a, b in itertools.pairwise(looks))
+  *_, (slowest, most) = sorted(seconds.items(), key=lambda item: item[1])
+  *_, (waited, wait) = sorted(waits.items(), key=lambda item: item[1])
+  assert most < _SLOWEST, f'{slowest!r}: {most:.1f} s'
+  assert wait < _WAIT, f'{waited!r}: {wait:.2f} s between two looks'
+  median = statistics.median(seconds.values())
+  return (
+    f'{len(seconds)} operations repeated until they were refused: after '
+    f'{median:.2f} s, the slowest, {slowest!r}, after {most:.2f} s of '
+    f'processor time; {wait:.3f} s at most between two looks at the client'
+  )
 
 
 @base.trial('chat', 'a hostile tokenizer.json is refused in one line')

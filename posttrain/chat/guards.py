@@ -8,23 +8,20 @@ they run: their results may be far larger than their arguments.
 
 import collections.abc
 import functools
-import re
-import string
 import types
 from collections.abc import Callable
 from typing import Any
 
+import jinja2.filters
 import jinja2.runtime
 import jinja2.utils
 
+from posttrain.chat import formats
 from posttrain.chat import meter as meters
 
 _WIDTH = 10_000  # a width, a precision, a number of columns
 _DIGITS = 1000  # characters of a text that is made a number
 _ARGUMENTS = 256  # of a call
-_PATH_LENGTH, _PATH_PARTS = 64, 8  # of an attribute's path
-_DAY = 256  # characters of a format of a date
-_DIRECTIVES = frozenset('aAbBcCdDeFgGhHIjmMnpPrRStTuUVwWxXyYzZ')
 
 # Slow for some inputs, random, or for HTML: no chat template needs them.
 _NO_FILTERS = ('pprint', 'random', 'striptags', 'urlize', 'wordwrap', 'xmlattr')
@@ -60,6 +57,8 @@ _SEARCHING = (
   *('count', 'find', 'index', 'lstrip', 'partition', 'replace', 'rfind'),
   *('rindex', 'rpartition', 'rsplit', 'rstrip', 'split', 'strip'),
 )
+_BACKWARD = ('rfind', 'rindex', 'rpartition', 'rsplit')
+_STRIPPING = ('lstrip', 'rstrip', 'strip')
 _PADDING = ('center', 'ljust', 'rjust', 'zfill')
 _SPLITTING = ('rsplit', 'split', 'splitlines')
 _METHODS = {
@@ -70,13 +69,15 @@ _METHODS = {
 }
 _CHEAP = frozenset((*_LINEAR, *_SEARCHING)) - {'join'}
 _PRODUCT = 16_384  # characters that such a method compares
+_TUPLES = 64  # keys of a dict that are tuples: these can have equal hashes
+_LINES = '\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029'  # of `splitlines`
+_KEYED = (dict, jinja2.utils.Namespace)
 _OBJECTS = (jinja2.runtime.LoopContext, jinja2.utils.Cycler)
-# What follows the % of a specifier; each text has a match at its start.
-_SPECIFIER = re.compile(r'[-#0 +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?')
 
 
 def filters(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
   """Wraps filters in checks of their arguments; leaves `_NO_FILTERS` out."""
+  functions = {**functions, 'unique': _unique}
   return {
     name: function if name in _FREE else _filter(name, function)
     for name, function in functions.items()
@@ -87,21 +88,27 @@ def filters(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
 def tests(functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
   """Returns tests that pay for their arguments."""
   return {
-    name: _test(function) if name in _COMPARING else function
+    name: _test(name, function) if name in _COMPARING else function
     for name, function in functions.items()
   }
 
 
 def is_cheap(method: Any, args: tuple) -> bool:
-  """Returns whether a call is one of a short text, which its node pays for."""
+  """Returns whether a call is one of a short text, and then pays for it."""
   owner = method.__self__
   if type(owner) is not str or method.__name__ not in _CHEAP:
     return False
-  if not args:
-    return len(owner) <= meters.SHORT
-  text = args[0]
-  product = len(owner) * len(text) if type(text) is str else 1 << 40
-  return len(args) == 1 and product <= _PRODUCT
+  size = len(owner)
+  if args:
+    text = args[0]
+    product = size * len(text) if type(text) is str else 1 << 40
+    if len(args) > 1 or product > _PRODUCT:
+      return False
+  elif size > meters.SHORT:
+    return False
+  if size > meters.PAID:
+    meters.current().charge(size >> 5)
+  return True
 
 
 def call(meter: meters.Meter, function: Any, args: tuple, kwargs: dict) -> Any:
@@ -122,6 +129,8 @@ def call(meter: meters.Meter, function: Any, args: tuple, kwargs: dict) -> Any:
   if len(args) + len(kwargs) > _ARGUMENTS:
     raise meters.Limit(f'a call has {len(args) + len(kwargs)} arguments')
   meter.read(*args, *kwargs.values())
+  if args and isinstance(function, type) and issubclass(function, _KEYED):
+    return (_checked_pairs(meter, args[0]), *args[1:])
   if not isinstance(function, types.MethodType | types.BuiltinMethodType):
     return args
   owner, name = function.__self__, function.__name__
@@ -147,8 +156,9 @@ def _checked_method(
     meter.fits(meter.size(values) + size * len(values), 'joined texts')
     return (values, *args[1:])
   if name in _SEARCHING:
+    forward = name not in (*_BACKWARD, *_STRIPPING)
     for option in (*args[:1], *kwargs.values()):
-      meter.compare(owner, option)
+      meter.compare(owner, option, forward)
   if name == 'replace' and len(args) > 1:
     _check_replace(meter, owner, args)
   elif name in _PADDING:
@@ -168,7 +178,7 @@ def operator(meter: meters.Meter, name: str, left: Any, right: Any) -> None:
   integers = isinstance(left, int) and isinstance(right, int)
   if name == '%':
     if isinstance(left, str):
-      check_percent(meter, left, right)
+      formats.check_percent(meter, left, right)
   elif name == '*':
     for value, times in ((left, right), (right, left)):
       if isinstance(times, int) and not isinstance(value, int | float):
@@ -179,71 +189,6 @@ def operator(meter: meters.Meter, name: str, left: Any, right: Any) -> None:
     meters.check_bits((abs(left).bit_length() - 1) * right)
 
 
-def check_percent(meter: meters.Meter, text: str, values: Any) -> None:
-  """Checks the widths of % specifiers, and what values may make of them.
-
-  Args:
-    meter: the rendering's budget.
-    text: the format.
-    values: its values.
-
-  Raises:
-    Limit: the text would be too large.
-  """
-  meter.charge(len(text) >> 3)
-  specifiers = text.replace('%%', '').split('%')[1:]
-  widths = []
-  for specifier in specifiers:
-    if specifier.startswith('('):
-      key, closed, specifier = specifier[1:].partition(')')
-      if not closed or '(' in key:
-        raise meters.Limit("a key of a format must not have '(' or '%'")
-    match = _SPECIFIER.match(specifier)
-    widths += match.groups() if match else ()
-  _check_format(meter, text, values, len(specifiers), widths)
-
-
-def check_fields(meter: meters.Meter, text: str, values: Any) -> None:
-  """Checks the widths of {} fields; else as `check_percent`."""
-  meter.charge(len(text) >> 3)
-  count, widths = 0, []
-  for _, name, specifier, _ in string.Formatter().parse(text):
-    if name is None:
-      continue
-    count += 1
-    _check_path(name)
-    if specifier and ('{' in specifier or len(specifier) > _PATH_LENGTH):
-      raise meters.Limit('a width of a format must be a literal number')
-    widths += re.findall(r'\d+', specifier or '')
-  _check_format(meter, text, values, count, widths)
-
-
-def day_format(text: str) -> str:
-  """Returns a format of a date; raises Limit where it has other directives."""
-  if not isinstance(text, str) or len(text) > _DAY:
-    raise meters.Limit(f'a date must have a format of {_DAY} characters')
-  for directive in text.replace('%%', '').split('%')[1:]:
-    letter = directive.removeprefix('-')[:1]
-    if letter not in _DIRECTIVES:
-      raise meters.Limit(f'a date cannot be formatted as %{directive[:9]}')
-  return text
-
-
-def _check_format(
-  meter: meters.Meter, text: str, values, count: int, widths: list
-) -> None:
-  meter.charge(20 * count)
-  total = 0
-  for width in widths:
-    if width == '*':
-      raise meters.Limit('a width of a format must be a literal number')
-    if width and len(width) > 4:
-      raise meters.Limit(f'a width of a format is {width[:20]}')
-    total += int(width or 0)
-  size = meter.size(list(values) if isinstance(values, tuple) else values)
-  meter.fits(len(text) + total + 10 * count * size, 'a formatted text')
-
-
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   passes = hasattr(function, 'jinja_pass_arg')
   what = f'the result of {name!r}'
@@ -252,7 +197,7 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   @functools.wraps(function)
   def call(*args, **kwargs):
     meter = meters.current()
-    meter.charge(10)
+    meter.charge(60 if name == 'attr' else 10)
     values = _checked_filter(meter, name, args[passes:], kwargs)
     result = function(*args[:passes], *values, **kwargs)
     return meter.made(str.__str__(result) if plain else result, what)
@@ -261,6 +206,8 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   def call_short(value, *args, **kwargs):
     if type(value) is str and len(value) <= meters.SHORT:
       if not args and not kwargs:
+        if len(value) > meters.PAID:
+          meters.current().charge(len(value) >> 5)
         result = function(value)
         if len(result) > meters.SMALL:
           meters.current().pay(len(result))
@@ -270,11 +217,16 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   return call_short if name in _SHORT else call
 
 
-def _test(function: Callable[..., Any]) -> Callable[..., Any]:
+def _test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+  searches = name == 'in'
+
   @functools.wraps(function)
   def call(*args, **kwargs):
-    if any(type(x) is not str or len(x) > meters.SHORT for x in args):
-      meters.current().read(*args)
+    values = (*args, *kwargs.values())
+    if searches and len(values) == 2 and isinstance(values[1], str):
+      meters.current().compare(values[1], values[0], forward=True)
+    elif any(type(x) is not str or len(x) > meters.PAID for x in values):
+      meters.current().read(*values)
     return function(*args, **kwargs)
 
   return call
@@ -318,16 +270,7 @@ def _attribute_parts(name: str, options: tuple, kwargs: dict) -> int:
     path = options[place]
   else:
     path = kwargs.get('attribute')
-  return _check_path(path) if isinstance(path, str) else 1
-
-
-def _check_path(path: str) -> int:
-  parts = 1 + path.count('.') + path.count('[')
-  if len(path) > _PATH_LENGTH or parts > _PATH_PARTS:
-    raise meters.Limit(
-      f'the path of an attribute has {len(path)} characters and {parts} parts'
-    )
-  return parts
+  return formats.check_path(path) if isinstance(path, str) else 1
 
 
 def _check_growth(
@@ -340,18 +283,25 @@ def _check_growth(
     meter.fits(size + separators, 'joined texts')
   elif name == 'indent':
     width = max(map(_width, options), default=4)
-    meter.fits(size + width * (str(value).count('\n') + 1), 'indented text')
+    lines = 1 + sum(map(str(value).count, _LINES))
+    meter.fits(size + width * lines, 'indented text')
+    meter.charge(lines >> 1)
   elif name == 'tojson':
     _check_json(meter, value, size, args, kwargs)
   elif name in ('string', *_MARKUP):
     meter.fits(10 * size if size > meters.SMALL else 0, 'a text')
-  elif name in ('replace', 'trim'):
+  elif name == 'trim':
     for option in options[:1]:
       meter.compare(str(value), option)
-    if name == 'replace':
-      _check_replace(meter, str(value), tuple(map(str, options)))
+  elif name == 'replace':
+    names = ('old', 'new')[len(args) :]
+    texts = *args[:2], *(kwargs[x] for x in names if x in kwargs)
+    texts = tuple(map(str, texts))
+    if len(texts) == 2:
+      meter.compare(str(value), texts[0], forward=True)
+      _check_replace(meter, str(value), texts)
   elif name == 'format':
-    check_percent(meter, str(value), options)
+    formats.check_percent(meter, str(value), options)
   elif name == 'sum' and any(isinstance(x, list | tuple) for x in options):
     raise meters.Limit("the start of 'sum' must be a number")
 
@@ -378,6 +328,41 @@ def _check_width(value: Any, name: str) -> None:
   if isinstance(value, int | float) and abs(value) > limit:
     shown = meters.number(value)
     raise meters.Limit(f'{name!r} would have a width of {shown}')
+
+
+@jinja2.utils.pass_environment
+def _unique(environment, value, case_sensitive=False, attribute=None):
+  """The filter `unique`, which pays for keys that can have equal hashes."""
+  lower = None if case_sensitive else jinja2.filters.ignore_case
+  key_of = jinja2.filters.make_attrgetter(environment, attribute, lower)
+  keys, tuples = set(), 0
+  for item in value:
+    key = key_of(item)
+    if isinstance(key, tuple):
+      tuples += 1
+      meters.current().charge(tuples)
+    if key not in keys:
+      keys.add(key)
+      yield item
+
+
+def check_keys(keys: collections.abc.Iterable[Any]) -> None:
+  """Raises Limit where many keys of a dict are tuples."""
+  if sum(isinstance(key, tuple) for key in keys) > _TUPLES:
+    raise meters.Limit(f'more than {_TUPLES} keys of a dict are tuples')
+
+
+def _checked_pairs(meter, pairs: Any) -> Any:
+  """Checks what may become a dict, and returns it; raises as `check_keys`."""
+  if isinstance(pairs, collections.abc.Iterator):
+    pairs = list(meter.made(iter(pairs)))
+  if isinstance(pairs, list | tuple):
+    check_keys(
+      pair[0] if isinstance(pair, list | tuple) and pair else ()
+      for pair in pairs
+      if not isinstance(pair, str)
+    )
+  return pairs
 
 
 def _width(option: Any) -> int:

@@ -17,11 +17,13 @@ class Budget(NamedTuple):
 OPERATIONS = Budget(2_000_000, 20_000)  # per message
 CHAT = Budget(64_000_000, 50_000)  # of all renderings of one chat
 SERVED = Budget(16_000_000, 25_000)  # of those of a chat that a server renders
-SLICE = 100_000  # operations between two looks at whether the caller has left
+SLICE = 4000  # operations between two looks at whether the caller has left
+ONCE = 500_000  # that one operation may pay where the caller may leave
 VALUE = Budget(2_000_000, 16)  # characters of one value; per character
 TOTAL = Budget(16_000_000, 256)  # of all long values of a rendering
 SMALL = 128  # characters of a made value that its operation has paid for
 SHORT = 4096  # characters of a text whose reading its operation has paid for
+PAID = 1024  # ... whose reading character by character it has paid for
 BITS = 60  # of a computed integer; colliding hashes need 61
 ELEMENT = 64  # the size of an element of a list, in characters
 
@@ -61,7 +63,7 @@ class Meter:
     """
     self._operations -= operations
     if self._operations < self._pause:
-      check_caller()
+      check_caller(operations)
       if self._operations < 0:
         self._grow()
         if self._operations < 0:
@@ -102,12 +104,22 @@ class Meter:
     if size > SMALL:
       self.charge(size >> 5)
 
-  def compare(self, text: Any, other: Any) -> None:
-    """Pays for comparing a text with another at each of its places."""
+  def compare(self, text: Any, other: Any, forward: bool = False) -> None:
+    """Pays for comparing a text with another at each of its places.
+
+    Args:
+      text: the text that is searched.
+      other: the text that is looked for, or the characters that are.
+      forward: whether it is one of CPython's searches from the start, which
+        take linear time in long texts.
+    """
     if isinstance(text, str) and isinstance(other, str):
-      product = len(text) * len(other)
-      if product > SMALL:
-        self.charge(product >> 8)
+      size, wanted = len(text), len(other)
+      steps = size * (wanted + 2)
+      if forward:
+        steps = _search_steps(size, wanted)
+      if steps > SMALL:
+        self.charge(steps >> 8)
 
   def made(self, value: Any, what: str = 'a value') -> Any:
     """Pays for a value that was made, and returns it."""
@@ -146,6 +158,8 @@ class Meter:
       return len(value) * ELEMENT
     if isinstance(value, _VIEWS):
       return self.size(dict(value.mapping))
+    if hasattr(type(value), '__next__'):  # `loop` is read to its end
+      return getattr(value, 'length', 0) * ELEMENT + 1
     return 1
 
   def _nested(self, value: list | tuple | dict) -> int:
@@ -242,11 +256,37 @@ def check_chat() -> None:
   check_caller()
 
 
-def check_caller() -> None:
-  """Raises Limit if the chat's caller has left."""
+def check_caller(operations: int = 0) -> None:
+  """Checks that the chat's caller has not left.
+
+  Args:
+    operations: those of an operation that is next, and cannot be interrupted.
+
+  Raises:
+    Limit: the caller has left; or may leave, and would wait too long.
+  """
   chat = _CHAT.get()
-  if chat is not None and chat.cancelled is not None and chat.cancelled():
+  if chat is None or chat.cancelled is None:
+    return
+  if chat.cancelled():
     raise Limit('the caller has left')
+  if operations > ONCE:
+    raise Limit('one of its operations would take too long')
+
+
+def _search_steps(size: int, wanted: int) -> int:
+  """Returns about the most comparisons of CPython's search for a text.
+
+  It compares at each place in short texts, and goes over to the two-way
+  algorithm in long ones; not at the last 2000 places where what is looked for
+  has more than a third of the text.
+  """
+  places = max(size - wanted + 1, 0)
+  steps = places * (wanted + 2)
+  if size < 2500 or wanted < 6 or (wanted < 100 and size < 30_000):
+    return steps
+  last = min(places, 2000) * wanted if 3 * wanted >= size - 16 else 0
+  return min(steps, 6 * (size + wanted) + last)
 
 
 def check_bits(bits: int) -> None:

@@ -197,7 +197,10 @@ class Renderer:
     for index, message in enumerate(messages):
       forms.check(message, f'messages[{index}]')
     with meter.chat(len(messages), meter.SERVED, cancelled):
-      return self._extended(EMPTY, tuple(messages), 0, True, served=True)
+      try:
+        return self._extended(EMPTY, tuple(messages), 0, True, served=True)
+      except meter.Limit as error:  # between two renderings
+        raise ValueError(f'messages cannot be rendered: {error}') from error
 
   def _extended(
     self,
@@ -226,7 +229,7 @@ class Renderer:
         text,
         closed=not rendered.open,
         limits=spans.SERVING if served else spans.TRAINING,
-        encode=self.tokenizer.encode_scaffold if served else None,
+        encode=self._encode_scaffold if served else None,
         **options,
       )
     return self._encode([rendered], pieces, text, open=add_generation_prompt)
@@ -356,9 +359,10 @@ class Renderer:
   ) -> Rendered:
     """Tokenizes pieces, each on its own, and appends them."""
     watchdog.progress()  # data sets are rendered in loops of unknown length
-    scaffold, content = self.tokenizer.encode_scaffold, self.tokenizer.encode
     piece_ids = [
-      (content if piece.is_content else scaffold)(piece.text)
+      (self._encode_content if piece.is_content else self._encode_scaffold)(
+        piece.text
+      )
       for piece in pieces
     ]
     for piece, ids in zip(pieces, piece_ids, strict=True):
@@ -369,6 +373,14 @@ class Renderer:
         )
     new = tokens.from_pieces(pieces, piece_ids)
     return tokens.join([*before, new], text, open=open)
+
+  def _encode_content(self, text: str) -> Sequence[int]:
+    meter.check_caller()
+    return self.tokenizer.encode(text)
+
+  def _encode_scaffold(self, text: str) -> Sequence[int]:
+    meter.check_caller()
+    return self.tokenizer.encode_scaffold(text)
 
 
 def _fingerprint(

@@ -12,7 +12,8 @@ budget per rendering (`meter`):
 
 The budgets grow with the messages, so that the 21 templates in tests/chat stay
 far below them. No clock is read: whether a template is refused depends on its
-input only.
+input only, and on whether the caller may leave: then no single operation may
+take long, as none can be interrupted.
 """
 
 import types
@@ -26,10 +27,11 @@ import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
 
-from posttrain.chat import guards
+from posttrain.chat import formats, guards
 from posttrain.chat import meter as meters
 
 _SMALL, _SHORT = meters.SMALL, meters.SHORT
+_STEPS = 4096  # of a search that its operator has paid for
 _TOKENS = 10_000  # of a template's source
 _SCOPES = ('_loop_vars', '_block_vars')  # arguments that jinja2 adds to calls
 _PLAIN = frozenset((int, bool, float, type(None)))
@@ -124,9 +126,19 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
       meters.current().read(value)
     return value
 
-  def searched(self, values: Any) -> Any:
-    """Pays for `in`, and returns the values."""
+  def searched(self, values: Any, wanted: Any) -> Any:
+    """Pays for `wanted in values`, and returns the values."""
+    if type(values) is str and type(wanted) is str:
+      if len(values) * len(wanted) > _STEPS:
+        meters.current().compare(values, wanted, forward=True)
+      return values
+    self.read(wanted)
     return values if type(values) is dict else self.read(values)
+
+  def keyed(self, value: dict[Any, Any]) -> Any:
+    """Pays for a dict with computed keys, and returns it."""
+    guards.check_keys(value)
+    return self.made(value)
 
   def iterated(self, values: Any, operations: int) -> Any:
     """Pays for a loop's condition on each value."""
@@ -139,7 +151,10 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
   def joined(self, values: tuple[Any, ...], join: Callable[..., str]) -> str:
     """Returns the values' texts, joined."""
     meter = meters.current()
-    meter.fits(sum(map(meter.size, values)), "the result of '~'")
+    size = sum(map(meter.size, values))
+    if size > meters.PAID:
+      meter.fits(size, "the result of '~'")
+      meter.charge(size >> 5)
     return self.made(join(values))
 
   def shown(self, value: Any) -> Any:
@@ -151,6 +166,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     size = meter.size(value)
     if size > _SMALL:
       meter.fits(10 * size, "a value's text")
+      meter.charge(size >> 5)
     return meter.made(str(value))
 
   def call_binop(self, context, operator: str, left: Any, right: Any) -> Any:
@@ -180,7 +196,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
       return None
 
     def call(*args, **kwargs):
-      guards.check_fields(meters.current(), value.__self__, (args, kwargs))
+      formats.check_fields(meters.current(), value.__self__, (args, kwargs))
       return format_text(*args, **kwargs)
 
     return call
@@ -230,7 +246,9 @@ class _Generator(jinja2.compiler.CodeGenerator):
     self._wrapped('made', super().visit_List, node, frame)
 
   def visit_Dict(self, node, frame) -> None:
-    self._wrapped('made', super().visit_Dict, node, frame)
+    constant = all(_is_constant(pair.key) for pair in node.items)
+    method = 'made' if constant else 'keyed'
+    self._wrapped(method, super().visit_Dict, node, frame)
 
   def visit_Tuple(self, node, frame) -> None:
     if node.ctx == 'load':
@@ -281,21 +299,34 @@ class _Generator(jinja2.compiler.CodeGenerator):
     # A comparison with a constant ends with the constant's characters.
     short = (
       len(operands) == 2
-      and names[0] not in ('in', 'notin')
+      and names[0] not in _SEARCHES
       and any(map(_is_constant, operands))
     )
     self.write('(')
-    for name, operand in zip(['', *names], operands, strict=True):
+    wanted = ''  # the variable with the value that `in` looks for
+    for name, operand, then in zip(
+      ['', *names], operands, [*names, ''], strict=True
+    ):
       if name:
         self.write(f' {jinja2.compiler.operators[name]} ')
-      if short or _is_constant(operand):
+      value = self.temporary_identifier() if then in _SEARCHES else ''
+      if value:
+        self.write(f'({value} := ')
+      if name in _SEARCHES:
+        self.write('environment.searched(')
+        self.visit(operand, frame)
+        self.write(f', {wanted})')
+      elif short or value or _is_constant(operand):
         self.visit(operand, frame)
       else:
-        method = 'searched' if name in ('in', 'notin') else 'read'
-        self._wrapped(method, self.visit, operand, frame)
+        self._wrapped('read', self.visit, operand, frame)
+      if value:
+        self.write(')')
+      wanted = value
     self.write(')')
 
 
+_SEARCHES = ('in', 'notin')
 _REPEATED = (
   jinja2.nodes.For,
   jinja2.nodes.Macro,
@@ -312,7 +343,7 @@ _COSTS = {
   jinja2.nodes.Filter: 20,
   jinja2.nodes.FilterBlock: 20,
   jinja2.nodes.Getattr: 8,
-  jinja2.nodes.Getitem: 4,
+  jinja2.nodes.Getitem: 6,
   jinja2.nodes.List: 6,
   jinja2.nodes.Mod: 20,
   jinja2.nodes.Mul: 6,

@@ -148,13 +148,13 @@ class Jinja:
     """
     import jinja2.meta  # here: the built-in template does not need it
 
-    from posttrain.chat import guards, sandbox
+    from posttrain.chat import formats, sandbox
 
     self._variables = dict(variables)
     if 'today' in variables:
       day = datetime.date.fromisoformat(variables['today'])
       self._variables['strftime_now'] = lambda text: day.strftime(
-        guards.day_format(text)
+        formats.day_format(text)
       )
     if len(source) > MAX_SOURCE:
       raise ValueError(

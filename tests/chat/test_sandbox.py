@@ -1,6 +1,7 @@
 """Templates under limits: what is refused, and what is not."""
 
 import threading
+import time
 
 import pytest
 
@@ -8,6 +9,37 @@ from posttrain.chat import meter, renderer, templates, tokenizers
 
 HI = ({'role': 'user', 'content': 'hi'},)
 LOOP = '{% for i in range(100000) %}'
+# A text in which CPython's search compares a million characters.
+SLOW = "{% set a = 'a' * 2499 %}{% set n = 'a' * 624 + 'b' + 'a' * 625 %}"
+FEW = '{% for i in range(3000) %}'  # a second of such searches, and more
+SEARCHES = (
+  'n in a',
+  'n not in a',
+  f"n in '{'a' * 2499}'",
+  f"'{'a' * 624}b{'a' * 625}' in a",
+  'n in a in [1]',
+  'i in [i] and n in a',
+  'n is in a',
+  f"n is in '{'a' * 2499}'",
+  'n is in(seq=a)',
+  "[n] | select('in', a) | first",
+  "[n] | reject('in', a) | first",
+  "[{'k': n}] | selectattr('k', 'in', a) | first",
+  'a.find(n)',
+  'a.rfind(n)',
+  'a.count(n)',
+  'a.split(n)',
+  'a.rsplit(n)',
+  'a.split(sep=n)',
+  'a.partition(n)',
+  'a.rpartition(n)',
+  "a.replace(n, 'c')",
+  "a | replace(n, 'c')",
+  "a | replace(new='c', old=n)",
+  "[a] | map('replace', n, 'c') | first",
+  'a.strip(n[:600] ~ n[600:])',
+  'a | trim(n)',
+)
 GROWS = '{% set n = namespace(x=[1]) %}' + LOOP + '{% set n.x = '
 
 
@@ -88,6 +120,81 @@ def test_hostile_templates_are_refused_by_name(source):
   assert '\n' not in str(error.value) and len(str(error.value)) < 300
 
 
+@pytest.mark.parametrize('search', SEARCHES)
+def test_a_search_of_a_text_in_a_text_pays_for_its_worst_case(search):
+  with pytest.raises(ValueError, match='must render within'):
+    render(SLOW + FEW + '{% if ' + search + ' %}{% endif %}{% endfor %}')
+
+
+@pytest.mark.parametrize(
+  'source',
+  [
+    # `loop` is read to its end by what looks through it.
+    FEW + LOOP + "{% if 'a' in loop %}{% endif %}" + '{% endfor %}' * 2,
+    FEW + LOOP + '{% if 1 is in loop %}{% endif %}' + '{% endfor %}' * 2,
+    FEW + LOOP + '{% set x = namespace(loop) %}' + '{% endfor %}' * 2,
+    "{% set a = 'é' * 4000 %}{% for i in range(15000) %}"
+    '{{ a.swapcase() | length }}{% if a is upper %}{% endif %}{% endfor %}',
+    "{% set a = ['\U0001f600' * 4000] %}{% for i in range(20000) %}"
+    "{% set x = a ~ '' %}{% endfor %}",
+    "{% set a = '\r' * 4000 %}" + LOOP + '{{ (a | indent) is none }}'
+    '{% endfor %}',
+    # Texts of gigabytes.
+    "{{ ('a\r' * 900000) | indent(9999) }}",
+    "{{ ('a' * 999999) | replace(new='b' * 9999, old='a') }}",
+    # Keys with equal hashes.
+    '{% set n = namespace(x=[]) %}{% for i in range(16) %}{% for j in range(16)'
+    ' %}{% set n.x = n.x + [((2.0**(61 * i), 2.0**(61 * j)), 1)] %}'
+    '{% endfor %}{% endfor %}{% set d = dict(n.x) %}',
+    '{% set d = {' + ', '.join(f'(i, {i}): 1' for i in range(65)) + '} %}',
+  ],
+)
+def test_what_looks_through_values_pays_for_its_worst_case(source):
+  with pytest.raises(ValueError, match='must render within'):
+    render(source)
+
+
+@pytest.mark.parametrize('size', [2500, 30_000, 1_000_000])
+def test_a_search_for_a_long_text_is_not_refused(size):
+  """CPython searches long texts in linear time."""
+  text = 'word and ' * (size // 9)
+  talk = [{'role': 'user', 'content': text}] * 2
+  source = (
+    '{% for m in messages %}{{ messages[0].content[9:-9] in m.content }}'
+    "{{ m.content.find('</think>' ~ m.content[:size // 4]) }}{% endfor %}"
+  )
+  assert render(source, talk, size=size) == 'True-1True-1'
+
+
+@pytest.mark.parametrize('search', [SEARCHES[0], 'a.rfind(n)', 'n is in a'])
+def test_a_rendering_ends_soon_after_its_caller_has_left(search):
+  loop = '{% for i in range(1500) %}'
+  source = SLOW + loop + '{% if ' + search + ' %}{% endif %}{% endfor %}'
+  chat = renderer.Renderer(tokenizers.Bytes(), source)
+  begin, looks = time.process_time(), []
+
+  def left():
+    looks.append(time.process_time())
+    return looks[-1] > begin + 0.02
+
+  with pytest.raises(ValueError, match='the caller has left'):
+    chat.prompt(HI, left)
+  waits = [b - a for a, b in zip(looks, looks[1:], strict=False)]
+  assert max(waits) < 0.3, max(waits)
+
+
+def test_an_operation_that_nobody_can_wait_for_is_refused():
+  """It cannot be interrupted; without a caller it may take longer."""
+  source = "{{ (messages[0].content * 9).rfind('b' ~ 'a' * 15) }}"
+  chat = renderer.Renderer(
+    tokenizers.Bytes(), source + '{{ messages[0].content }}'
+  )
+  talk = [{'role': 'user', 'content': 'a' * 1_500_000}]
+  with pytest.raises(ValueError, match='one of its operations would take'):
+    chat.prompt(talk, lambda: False)
+  assert len(chat.render(talk)) > 1_500_000
+
+
 @pytest.mark.parametrize(
   ('source', 'words'),
   [
@@ -162,6 +269,20 @@ def test_errors_of_templates_are_one_short_line(source):
     ("{{ messages | map(attribute='content') | first }}", 'hi'),
     ("{{ 'x' in nothing }}{{ nothing | default('d') }}", 'Falsed'),
     ('{% for k, v in {"a": 1}.items() %}{{ k }}{{ v }}{% endfor %}', 'a1'),
+    ("{{ 1 in [1] in [[1], true] }}{{ 'a' in 'ab' == 'ab' }}", 'TrueTrue'),
+    ("{{ 0 < 1 in [1] }}{{ 'a' not in 'b' not in ['b'] }}", 'TrueFalse'),
+    (
+      "{% for x in ['ab', 'c'] if 'a' in x %}{{ x }}{% endfor %}"
+      "{% macro m(x) %}{{ 'a' in x }}{% endmacro %}{{ m('a') }}",
+      'abTrue',
+    ),
+    (
+      "{{ 'ab' | replace(new='c', old='a') }}{{ 'aa' is in(seq='a') }}",
+      'cbFalse',
+    ),
+    ("{{ ['a', 'A', (1, 2), (1, 2)] | unique | list }}", "['a', (1, 2)]"),
+    ("{{ {(1, 2): 3}[(1, 2)] }}{{ dict([('a', 1)]).a }}", '31'),
+    ("{{ 'a\rb' | indent(2) }}", 'a\n  b'),
     ("{{ (1, 2) == (1, 2) }}{{ 1 < 2 < 3 }}{{ 'a' is lower }}", 'TrueTrueTrue'),
   ],
 )
