@@ -1,0 +1,155 @@
+"""Connections: bounded parsing, deadlines, and who has to leave."""
+
+import json
+import socket
+
+import h11
+import httpx
+import pytest
+
+from posttrain.serve import connection
+from tests.serve import conftest
+
+HEAD = (
+  b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
+  b'Content-Type: application/json\r\n'
+)
+CHUNKED = HEAD + b'Transfer-Encoding: chunked\r\n\r\n'
+
+
+def chunks(content, size):
+  parts = (content[i : i + size] for i in range(0, len(content), size))
+  return b''.join(b'%x\r\n%s\r\n' % (len(x), x) for x in parts) + b'0\r\n\r\n'
+
+
+def connect(served):
+  url = httpx.URL(served.url)
+  client = socket.create_connection((url.host, url.port))
+  client.settimeout(10)
+  return client
+
+
+def read_all(client):
+  parts = []
+  while part := client.recv(4096):
+    parts.append(part)
+  return b''.join(parts)
+
+
+def exchange(served, *data):
+  """Returns all that the server sends until it closes the connection."""
+  with connect(served) as client:
+    for part in data:
+      client.sendall(part)
+    return read_all(client)
+
+
+def problem(answer, status):
+  """Returns the message of the last response, an error object."""
+  head, _, body = answer.partition(b'\r\n\r\n')
+  assert head.startswith(b'HTTP/1.1 %d ' % status), answer
+  assert b'application/json' in head
+  return json.loads(body)['error']['message']
+
+
+def parse(data):
+  """Returns the number of events of a read; raises as the parser does."""
+  conn, count = connection._Requests(), 0
+  conn.receive_data(data)
+  while conn.next_event() not in (h11.NEED_DATA, h11.PAUSED):
+    count += 1
+  return count
+
+
+@pytest.mark.parametrize('size', [1, 16, 200])
+def test_small_chunks_are_parsed_up_to_a_bound(size):
+  few = connection.FREE_CHUNKS
+  assert parse(CHUNKED + chunks(b' ' * size * few, size)) == few + 2
+  with pytest.raises(h11.RemoteProtocolError, match='chunks of less than 256'):
+    parse(CHUNKED + chunks(b' ' * size * 100 * few, size))
+
+
+def test_chunks_of_a_fair_size_have_no_bound():
+  count = 20 * connection.FREE_CHUNKS
+  body = chunks(b' ' * connection.MIN_CHUNK * count, connection.MIN_CHUNK)
+  assert parse(CHUNKED + body) == count + 2
+
+
+def test_heads_are_bounded_also_in_a_single_read():
+  fits = HEAD + b'x: y\r\n' * 2000 + b'\r\n'
+  assert len(fits) < connection.MAX_HEAD and parse(fits) == 2
+  large = HEAD + b'x: y\r\n' * 4000 + b'\r\n'
+  for data in (large, large[:-2]):
+    with pytest.raises(h11.RemoteProtocolError, match='head of more than'):
+      parse(data)
+
+
+def test_small_chunks_are_refused_with_an_error_object(served):
+  content = json.dumps({'model': conftest.NAME, 'prompt': 'ab'}).encode()
+  padded = content + b' ' * 4000
+  answer = exchange(served, CHUNKED + chunks(padded, 1))
+  assert 'less than 256 bytes on average' in problem(answer, 400)
+  with connect(served) as client:
+    client.sendall(CHUNKED + chunks(padded, 50))
+    assert b' 200 OK' in client.recv(4096)
+
+
+@pytest.mark.parametrize(
+  ('data', 'status'),
+  [
+    (CHUNKED.replace(b'completions', b'nowhere'), 404),
+    (CHUNKED.replace(b'POST', b'PUT'), 405),
+    (CHUNKED.replace(b'localhost', b'evil.example'), 403),
+    (CHUNKED.replace(b'application/json', b'text/plain'), 415),
+    (HEAD + b'Content-Length: 99999999\r\n\r\n', 413),
+  ],
+)
+def test_nothing_of_a_refused_request_is_parsed(
+  served, monkeypatch, data, status
+):
+  """What follows the response is discarded, and the connection closes."""
+  monkeypatch.setattr(connection, 'KEEP_ALIVE', 0.2)
+  with connect(served) as client:
+    client.sendall(data)
+    answer = client.recv(4096)
+    monkeypatch.setattr(connection._Requests, 'receive_data', None)
+    client.sendall(chunks(b' ' * 5000, 1))
+    answer += read_all(client)
+  monkeypatch.undo()
+  assert problem(answer, status) and b'connection: close' in answer
+  assert served.client.get('/health').status_code == 200
+
+
+def test_a_refused_request_with_its_whole_body_keeps_the_connection(served):
+  with connect(served) as client:
+    for _ in range(2):
+      client.sendall(
+        HEAD.replace(b'json', b'x') + b'Content-Length: 2\r\n\r\n{}'
+      )
+      assert client.recv(4096).startswith(b'HTTP/1.1 415 ')
+
+
+@pytest.mark.parametrize(
+  'data',
+  [
+    b'\x16\x03\x01\x02\x00',
+    b'GET\r\n\r\n',
+    b'GET / HTTP/1.1\r\nno colon\r\n\r\n',
+    CHUNKED + b'zz\r\n',
+    HEAD + b'Content-Length: x\r\n\r\n',
+    b'GET / HTTP/1.1\r\nx: \x00\xff\r\n\r\n',
+  ],
+)
+def test_garbage_is_refused_with_an_error_object_and_no_log(
+  served, caplog, data
+):
+  message = problem(exchange(served, data), 400)
+  assert message.startswith('the request must be HTTP/1.1: got ')
+  assert message.isprintable() and len(message) < 700
+  assert not caplog.records
+
+
+def test_upgrades_are_ignored_without_a_line_in_the_log(served, caplog):
+  upgrade = {'Connection': 'Upgrade', 'Upgrade': 'websocket'}
+  response = served.client.get('/health', headers=upgrade)
+  assert response.status_code == 200 and not caplog.records
