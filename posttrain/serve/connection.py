@@ -2,8 +2,8 @@
 
 A connection is closed if the head of a request takes longer than `HEAD`
 seconds, its body longer than `BODY`, or if its client does not read what is
-sent for `READ` seconds. With too many connections, the one that has waited
-longest for a head is closed, so that half-sent heads keep no client out.
+sent for `READ` seconds. With too many connections, one whose client keeps the
+server waiting is closed, so that half-sent requests keep no client out.
 
 Parsing takes bounded time per read: a head has at most `MAX_HEAD` bytes, chunks
 at least `MIN_CHUNK` on average, and nothing is parsed of a request that has its
@@ -11,6 +11,7 @@ response already: its connection closes.
 """
 
 import asyncio
+import collections
 import functools
 import http
 import json
@@ -102,14 +103,32 @@ class Connection(h11_impl.H11Protocol):
     self._discards = False  # what the client still sends
     self._timer: asyncio.TimerHandle | None = None
     self._unread_timer: asyncio.TimerHandle | None = None
-    self._since = time.monotonic()  # a head is awaited
+    self._since = time.monotonic()  # the client is awaited
+
+  @property
+  def _address(self) -> str:
+    return self.client[0] if self.client else ''
 
   def connection_made(self, transport: Any) -> None:
     super().connection_made(transport)
     self._watch()
     if len(self.connections) > max_connections():
-      waiting = [x for x in self.connections if x._awaited == 'head']
-      min(waiting, key=lambda x: x._since).transport.abort()
+      self._longest_awaited().abort()
+
+  def abort(self) -> None:
+    """Closes the connection at once."""
+    self.connections.discard(self)  # it is lost a little later only
+    self.transport.abort()
+
+  def _longest_awaited(self) -> 'Connection':
+    """Returns the connection that has kept the server waiting longest.
+
+    It is one of the address with the most connections, so that none can have
+    all places. This connection has a head to send, at least.
+    """
+    awaited = [x for x in self.connections if x._awaited or x._unread_timer]
+    counts = collections.Counter(x._address for x in awaited)
+    return min(awaited, key=lambda x: (-counts[x._address], x._since))
 
   def connection_lost(self, exc: Exception | None) -> None:
     for timer in (self._timer, self._unread_timer):
@@ -144,6 +163,8 @@ class Connection(h11_impl.H11Protocol):
 
   def pause_writing(self) -> None:
     super().pause_writing()
+    if not self._awaited:
+      self._since = time.monotonic()
     self._unread_timer = self.loop.call_later(READ, self.transport.abort)
 
   def resume_writing(self) -> None:

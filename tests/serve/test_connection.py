@@ -1,7 +1,10 @@
 """Connections: bounded parsing, deadlines, and who has to leave."""
 
+import asyncio
+import contextlib
 import json
 import socket
+import time
 
 import h11
 import httpx
@@ -153,3 +156,86 @@ def test_upgrades_are_ignored_without_a_line_in_the_log(served, caplog):
   upgrade = {'Connection': 'Upgrade', 'Upgrade': 'websocket'}
   response = served.client.get('/health', headers=upgrade)
   assert response.status_code == 200 and not caplog.records
+
+
+@pytest.mark.parametrize(
+  'sent', [b'', HEAD, HEAD + b'Content-Length: 9\r\n\r\n']
+)
+def test_too_many_connections_close_the_one_that_keeps_waiting_longest(
+  served, monkeypatch, sent
+):
+  monkeypatch.setattr(connection, 'max_connections', lambda: 3)
+  clients = []
+  for _ in range(6):
+    clients.append(connect(served))
+    clients[-1].sendall(sent)
+    time.sleep(0.02)
+  for _ in range(3):
+    response = httpx.get(f'{served.url}/health', timeout=5)
+    assert response.status_code == 200
+  with contextlib.suppress(ConnectionResetError):
+    assert clients[0].recv(1) == b''
+  for client in clients:
+    client.close()
+
+
+class Transport:
+  """A transport with a peer, which is told what happens to it."""
+
+  def __init__(self, address='a', unsent=0):
+    self.address, self.unsent, self.aborted = address, unsent, False
+
+  def get_extra_info(self, name):
+    return {'peername': (self.address, 1)}.get(name)
+
+  def get_write_buffer_size(self):
+    return self.unsent
+
+  def is_closing(self):
+    return self.aborted
+
+  def abort(self):
+    self.aborted = True
+
+
+@pytest.fixture
+def make():
+  """Returns a function that makes a connection of a server."""
+  from uvicorn import config, server
+
+  async def app(scope, receive, send):
+    raise AssertionError('no request is sent')
+
+  loop = asyncio.new_event_loop()
+  settings, state = config.Config(app), server.ServerState()
+
+  def make(*args):
+    made = connection.Connection(settings, state, {}, loop)
+    made.connection_made(Transport(*args))
+    return made
+
+  yield make
+  loop.close()
+
+
+def test_an_address_that_has_all_places_loses_its_own(make, monkeypatch):
+  monkeypatch.setattr(connection, 'max_connections', lambda: 3)
+  honest = make('b')
+  hostile = [make('a') for _ in range(9)]
+  aborted = [x.transport.aborted for x in hostile]
+  assert aborted == [True] * 7 + [False] * 2
+  assert not honest.transport.aborted
+
+
+def test_clients_that_do_not_read_have_to_leave_too(make, monkeypatch):
+  monkeypatch.setattr(connection, 'max_connections', lambda: 2)
+  unread, busy = make('a'), make('a')
+  for x in (unread, busy):  # their requests are handled
+    x._awaited = ''
+  unread.pause_writing()
+  new = make('a')
+  assert [x.transport.aborted for x in (unread, busy, new)] == [
+    True,
+    False,
+    False,
+  ]

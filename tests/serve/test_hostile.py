@@ -101,24 +101,6 @@ def test_half_sent_heads_and_bodies_are_closed(served, monkeypatch):
     assert expected in answer and (b' 408 ' in answer) == bool(expected)
 
 
-def test_too_many_connections_close_the_one_that_waits_longest(
-  served, monkeypatch
-):
-  url = httpx.URL(served.url)
-  monkeypatch.setattr(connection, 'max_connections', lambda: 3)
-  time.sleep(0.1)
-  clients = [socket.create_connection((url.host, url.port)) for _ in range(6)]
-  response = httpx.get(f'{served.url}/health', timeout=5)
-  assert response.status_code == 200
-  clients[0].settimeout(5)
-  try:
-    assert clients[0].recv(1) == b''
-  except ConnectionResetError:
-    pass
-  for client in clients:
-    client.close()
-
-
 def test_connections_are_half_of_the_descriptors(monkeypatch):
   for limit, expected in ((64, 32), (10**6, 1000), (-1, 1000)):
     monkeypatch.setattr(
