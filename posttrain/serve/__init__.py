@@ -3,6 +3,7 @@
 app.py             routes
 access.py          the API key, the Host header, the content type
 bodies.py          reading of bodies; few large ones at a time
+release.py         freed memory, returned to the kernel
 pool.py            threads for reading requests and writing responses
 protocol.py        the body of a request -> `protocol.ApiRequest`, or a refusal
 fields.py          the checked fields of a body

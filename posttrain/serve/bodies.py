@@ -6,13 +6,11 @@ time, one is parsed at a time, and its memory is returned to the kernel.
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator
 
 from starlette import requests
 
-from posttrain.serve import fields
-from posttrain.util import memory
+from posttrain.serve import fields, release
 
 SMALL = 2**16  # bytes; smaller bodies are held without a permit
 _LARGE = 2  # larger bodies that are received at a time
@@ -25,7 +23,6 @@ class Bodies:
     """Args: max_bytes: the most bytes of a body."""
     self._max_bytes = max_bytes
     self._permits = asyncio.Semaphore(_LARGE)
-    self._releases = False  # soon
     self._turn = asyncio.Lock()  # of the large body that is parsed
 
   @contextlib.asynccontextmanager
@@ -55,19 +52,8 @@ class Bodies:
       parts.clear()
       if size > SMALL:
         await stack.enter_async_context(self._turn)
-        stack.callback(self._release_soon)
+        stack.callback(release.soon)
       yield content
-
-  def _release_soon(self) -> None:
-    """Returns memory to the kernel once nothing holds the body any more."""
-    if self._releases:
-      return
-    self._releases = True
-    asyncio.get_running_loop().call_later(1, self._release)
-
-  def _release(self) -> None:
-    self._releases = False
-    threading.Thread(target=memory.release_freed_memory, daemon=True).start()
 
   def _too_large(self) -> fields.Refused:
     return fields.Refused(

@@ -3,7 +3,8 @@
 A connection is closed if the head of a request takes longer than `HEAD`
 seconds, its body longer than `BODY`, or if its client does not read what is
 sent for `READ` seconds. With too many connections, one whose client keeps the
-server waiting is closed, so that half-sent requests keep no client out.
+server waiting is closed, so that half-sent requests keep no client out; the
+same with more than `MAX_UNSENT` bytes of responses that clients do not read.
 
 Parsing takes bounded time per read: a head has at most `MAX_HEAD` bytes, chunks
 at least `MIN_CHUNK` on average, and nothing is parsed of a request that has its
@@ -20,12 +21,13 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import h11
 from uvicorn.protocols.http import h11_impl
 
-from posttrain.serve import fields
+from posttrain.serve import fields, release
 
 HEAD, BODY, READ = 10.0, 60.0, 60.0  # seconds
 KEEP_ALIVE = 5  # seconds between two requests; uvicorn's own setting
@@ -34,6 +36,7 @@ MAX_HEAD = 2**14  # bytes
 # 10 us to parse in the event loop, whatever its size.
 MIN_CHUNK, FREE_CHUNKS = 256, 256
 _MOST = 1000  # connections
+MAX_UNSENT = 2**26  # bytes of responses, over all connections
 
 
 _BLANK_LINE = re.compile(rb'\n\r?\n')
@@ -106,34 +109,40 @@ class Connection(h11_impl.H11Protocol):
     self._since = time.monotonic()  # the client is awaited
 
   @property
-  def _address(self) -> str:
+  def address(self) -> str:
+    """The client's."""
     return self.client[0] if self.client else ''
+
+  @property
+  def is_awaited(self) -> bool:
+    """Whether the server waits for the client to send or to read."""
+    return bool(self._awaited) or self._unread_timer is not None
+
+  @property
+  def since(self) -> float:
+    """The time from which the client is awaited."""
+    return self._since
+
+  @property
+  def unsent(self) -> int:
+    """Bytes that the client has not read."""
+    return self.transport.get_write_buffer_size()
 
   def connection_made(self, transport: Any) -> None:
     super().connection_made(transport)
     self._watch()
     if len(self.connections) > max_connections():
-      self._longest_awaited().abort()
+      _longest_awaited(self.connections).abort()
 
   def abort(self) -> None:
     """Closes the connection at once."""
     self.connections.discard(self)  # it is lost a little later only
     self.transport.abort()
 
-  def _longest_awaited(self) -> 'Connection':
-    """Returns the connection that has kept the server waiting longest.
-
-    It is one of the address with the most connections, so that none can have
-    all places. This connection has a head to send, at least.
-    """
-    awaited = [x for x in self.connections if x._awaited or x._unread_timer]
-    counts = collections.Counter(x._address for x in awaited)
-    return min(awaited, key=lambda x: (-counts[x._address], x._since))
-
   def connection_lost(self, exc: Exception | None) -> None:
-    for timer in (self._timer, self._unread_timer):
-      if timer is not None:
-        timer.cancel()
+    if self._timer is not None:
+      self._timer.cancel()
+    self._end_unread()
     self._unset_keepalive_if_required()
     super().connection_lost(exc)
 
@@ -166,12 +175,31 @@ class Connection(h11_impl.H11Protocol):
     if not self._awaited:
       self._since = time.monotonic()
     self._unread_timer = self.loop.call_later(READ, self.transport.abort)
+    unread = [x for x in self.connections if x.is_awaited and x.unsent]
+    while sum(x.unsent for x in unread) > MAX_UNSENT:
+      longest = _longest_awaited(unread)
+      longest.abort()
+      unread.remove(longest)
 
   def resume_writing(self) -> None:
+    self._end_unread()
+    super().resume_writing()
+    if self.conn.our_state is h11.IDLE and not self.transport.is_closing():
+      self.flow.resume_reading()
+      self.handle_events()
+
+  def _end_unread(self) -> None:
     if self._unread_timer is not None:
       self._unread_timer.cancel()
       self._unread_timer = None
-    super().resume_writing()
+      release.soon()
+
+  def handle_events(self) -> None:
+    if self.flow.write_paused and self.conn.our_state is h11.IDLE:
+      # Else each pipelined request would add a response to the unread one.
+      self.flow.pause_reading()
+    elif not self._discards:
+      super().handle_events()
 
   def _watch(self) -> None:
     """Starts the deadline of what is awaited now, unless it runs already."""
@@ -235,3 +263,14 @@ class Connection(h11_impl.H11Protocol):
     self.flow.resume_reading()
     self.transport.write_eof()
     self._watch()
+
+
+def _longest_awaited(connections: Iterable[Connection]) -> Connection:
+  """Returns the connection that has kept the server waiting longest.
+
+  It is one of the address with the most of them, so that no address can have
+  all places.
+  """
+  awaited = [x for x in connections if x.is_awaited]
+  counts = collections.Counter(x.address for x in awaited)
+  return min(awaited, key=lambda x: (-counts[x.address], x.since))

@@ -21,6 +21,8 @@ COMPLETION_LOGPROBS = 5  # OpenAI's most `logprobs` of completions
 STOPS = 4  # the most stop strings
 STOP_CHARACTERS = 4096  # of all stop strings together
 MAX_LOGPROBS = 2**18  # of a response, alternatives included
+# Ids and characters of prompts in a response, copies included.
+MAX_ECHOED = 2**21
 # Fields without an effect on the response.
 IGNORED = {
   'user',
@@ -121,6 +123,14 @@ class ApiRequest:
       count += self.n * (1 + self.logprobs) * tokens
     return count
 
+  @property
+  def num_echoed(self) -> int:
+    """The ids and characters of prompts in the response, copies included."""
+    copies = 1 if self.chat and not self.stream else self.n
+    ids = sum(len(prompt.ids) for prompt in self.prompts)
+    characters = sum(len(prompt.text) for prompt in self.prompts)
+    return copies * (ids * self.return_token_ids + characters * self.echo)
+
 
 def read(
   content: bytes,
@@ -161,7 +171,7 @@ def read(
     max_tokens=_max_tokens(limit, prompts, served, chat),
     **options,
   )
-  _check_logprobs(request)
+  _check_response(request)
   return request
 
 
@@ -207,8 +217,15 @@ def _check_sequences(
     )
 
 
-def _check_logprobs(request: ApiRequest) -> None:
-  """Raises Refused for a response with too many logprobs."""
+def _check_response(request: ApiRequest) -> None:
+  """Raises Refused for a response that would be too large."""
+  if request.num_echoed > MAX_ECHOED:
+    raise wrong(
+      'echo' if request.echo else 'return_token_ids',
+      f'return at most {MAX_ECHOED} ids and characters of prompts in all, one '
+      'copy per choice; send fewer prompts or choices at a time',
+      request.num_echoed,
+    )
   if request.num_logprobs > MAX_LOGPROBS:
     raise wrong(
       'prompt_logprobs' if request.logprobs is None else 'logprobs',

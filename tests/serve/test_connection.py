@@ -9,8 +9,9 @@ import time
 import h11
 import httpx
 import pytest
+from uvicorn.protocols.http import h11_impl
 
-from posttrain.serve import connection
+from posttrain.serve import connection, release
 from tests.serve import conftest
 
 HEAD = (
@@ -197,9 +198,14 @@ class Transport:
   def abort(self):
     self.aborted = True
 
+  def pause_reading(self):
+    pass
+
+  resume_reading = pause_reading
+
 
 @pytest.fixture
-def make():
+def make(monkeypatch):
   """Returns a function that makes a connection of a server."""
   from uvicorn import config, server
 
@@ -214,6 +220,7 @@ def make():
     made.connection_made(Transport(*args))
     return made
 
+  monkeypatch.setattr(release, 'soon', lambda: None)
   yield make
   loop.close()
 
@@ -239,3 +246,43 @@ def test_clients_that_do_not_read_have_to_leave_too(make, monkeypatch):
     False,
     False,
   ]
+
+
+def test_responses_that_nobody_reads_are_bounded_in_all(make, monkeypatch):
+  monkeypatch.setattr(connection, 'MAX_UNSENT', 100)
+  unread = [make('a', 40) for _ in range(2)]
+  other = make('b', 20)
+  for x in (*unread, other):
+    x.pause_writing()
+  assert not any(x.transport.aborted for x in (*unread, other))
+  new = make('a', 30)
+  new.pause_writing()
+  aborted = [x.transport.aborted for x in (*unread, other, new)]
+  assert aborted == [True, False, False, False]
+
+
+def test_pipelined_requests_wait_until_the_response_is_read(make, monkeypatch):
+  parsed = []
+  monkeypatch.setattr(
+    h11_impl.H11Protocol, 'handle_events', lambda self: parsed.append(self)
+  )
+  client = make()
+  client.data_received(b'')
+  client.pause_writing()
+  client.data_received(b'')
+  assert len(parsed) == 1
+  client.resume_writing()
+  assert len(parsed) == 2
+
+
+def test_memory_of_unread_responses_is_returned(make, monkeypatch):
+  released = []
+  client = make()
+  monkeypatch.setattr(release, 'soon', lambda: released.append(1))
+  client.resume_writing()
+  assert not released
+  client.pause_writing()
+  client.resume_writing()
+  client.pause_writing()
+  client.connection_lost(OSError())
+  assert released == [1, 1]

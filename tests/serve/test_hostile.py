@@ -1,5 +1,6 @@
 """Foreign pages, slow clients, large requests."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -8,7 +9,16 @@ import time
 import httpx
 import pytest
 
-from posttrain.serve import access, bodies, connection, fields, pool, protocol
+from posttrain.serve import (
+  access,
+  app,
+  bodies,
+  connection,
+  fields,
+  output,
+  pool,
+  protocol,
+)
 from tests.serve import conftest
 
 BODY = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
@@ -167,6 +177,68 @@ def test_responses_with_too_many_logprobs_are_refused(post, monkeypatch):
   assert error['param'] == 'prompt_logprobs' and 'got 108' in error['message']
   error = post(status=400, **body, echo=True, logprobs=5)['error']
   assert error['param'] == 'logprobs' and 'got 120' in error['message']
+
+
+def test_responses_with_too_many_copies_of_prompts_are_refused(
+  post, monkeypatch
+):
+  monkeypatch.setattr(protocol, 'MAX_ECHOED', 100)
+  body = {'prompt': ['ab' * 10] * 2, 'max_tokens': 1, 'echo': True}
+  assert post(**body, n=2)['choices']  # 80
+  error = post(status=400, **body, n=3)['error']
+  assert error['param'] == 'echo' and 'got 120' in error['message']
+  body = {'prompt': [[1] * 9] * 2, 'max_tokens': 1, 'return_token_ids': True}
+  assert post(**body, n=5)['choices']  # 90
+  error = post(status=400, **body, n=6)['error']
+  assert error['param'] == 'return_token_ids' and 'got 108' in error['message']
+  chat = {'messages': [{'role': 'user', 'content': 'a' * 40}], 'max_tokens': 1}
+  chat |= {'return_token_ids': True, 'n': 4}
+  post('chat/completions', **chat)  # one copy
+  post('chat/completions', status=400, **chat, stream=True)
+
+
+@pytest.mark.parametrize(
+  'change',
+  [{'echo': True}, {'return_token_ids': True}, {'echo': True, 'logprobs': 0}],
+)
+def test_large_responses_are_not_written_in_the_event_loop(
+  post, monkeypatch, change
+):
+  threads, write = [], output.Writer.whole
+
+  def recorded(self, *args):
+    threads.append(threading.current_thread().name)
+    return write(self, *args)
+
+  monkeypatch.setattr(output.Writer, 'whole', recorded)
+  monkeypatch.setattr(app, '_INLINE', 2000)
+  body = {'prompt': 'a' * 90, 'max_tokens': 1}
+  post(**body)
+  post(**body, n=8, **change)
+  assert threads[0] != 'posttrain-request' == threads[1]
+
+
+def test_a_stream_of_ready_chunks_lets_others_run():
+  class Call:
+    async def chunks(self):
+      for index in range(5):
+        yield {'index': index}
+
+  async def main():
+    order = []
+
+    async def other():
+      for _ in range(5):
+        order.append('other')
+        await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    async for _ in app._events(Call()):
+      order.append('chunk')
+    await task
+    return order
+
+  assert asyncio.run(main())[:4] == ['chunk', 'other', 'chunk', 'other']
 
 
 @pytest.mark.parametrize(
