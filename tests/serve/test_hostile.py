@@ -304,7 +304,7 @@ def test_unpleasant_json_is_refused_in_one_line(served, content, problem):
 
 
 def test_large_bodies_wait_for_each_other(served, monkeypatch):
-  """Bodies above the small size still pass, two at a time."""
+  """Bodies above the small size still pass, parsed one at a time."""
   monkeypatch.setattr(bodies, 'SMALL', 100)
   body = {**BODY, 'user': 'x' * 5000, 'temperature': 0}
   responses = [
