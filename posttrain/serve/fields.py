@@ -11,8 +11,8 @@ from posttrain.util import foreign, json_files
 
 MAX_MESSAGE = 600  # characters of an error's text
 MAX_NAME = 80  # characters of a quoted name
-# Commas, colons and opening brackets of a body: each value in memory takes up to
-# 100 times its text, and the parser holds up all other requests.
+# Commas, colons and opening brackets of a body: each value in memory takes up
+# to 100 times its text, and the parser holds up all other requests.
 MAX_VALUES = 2**20
 
 

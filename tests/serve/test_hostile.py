@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ import time
 import httpx
 import pytest
 
+from posttrain.serve import __main__ as main
 from posttrain.serve import (
   access,
   app,
@@ -71,7 +73,24 @@ def test_hosts_are_checked_on_loopback_addresses_only():
       'proxy.example',
     }
   with socket.create_server(('0.0.0.0', 0)) as reachable:
-    assert access.own_hosts(reachable) is None
+    assert access.own_hosts(reachable, ['']) is None
+    assert access.own_hosts(reachable, [' Proxy.example', 'fd00::1']) == {
+      'localhost',
+      '127.0.0.1',
+      '::1',
+      'proxy.example',
+      'fd00::1',
+    }
+
+
+@pytest.mark.parametrize(
+  'name',
+  ['https://api.example', 'api.example:443', 'a b', '[::1]', 'b\u00fc.de'],
+)
+def test_names_that_no_header_can_have_are_refused(name):
+  with socket.create_server(('127.0.0.1', 0)) as own:
+    with pytest.raises(ValueError, match='without ports'):
+      access.own_hosts(own, ['ok.example', name])
 
 
 @pytest.mark.parametrize(
@@ -394,3 +413,25 @@ def test_a_chat_has_its_place_by_its_messages(served, monkeypatch):
       json={'model': conftest.NAME, 'messages': [message] * count},
     )
   assert sizes[1] - sizes[0] > 89 * 500
+
+
+@pytest.mark.parametrize(
+  'key', ['secret-key\u00e9', 'key with end ', 'a\tb', ' ', b'k\xff']
+)
+def test_keys_that_no_header_can_have_are_refused(monkeypatch, key):
+  key = key if isinstance(key, bytes) else key.encode()
+  monkeypatch.setitem(os.environb, b'SERVER_KEY', key)
+  flags = main.Flags('c', api_key_env='SERVER_KEY')
+  with pytest.raises(ValueError, match='which has other characters') as error:
+    main.api_key(flags)
+  assert 'secret' not in str(error.value)
+  monkeypatch.setitem(os.environb, b'SERVER_KEY', b'sk-1/~')
+  assert main.api_key(flags) == 'sk-1/~'
+
+
+def test_other_addresses_need_a_key_also_with_names():
+  flags = main.Flags('c', allowed_hosts='api.example')
+  main.check_open(flags, None, loopback=True)
+  main.check_open(flags, 'key', loopback=False)
+  with pytest.raises(ValueError, match='--api_key_env must name'):
+    main.check_open(flags, None, loopback=False)
