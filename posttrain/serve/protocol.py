@@ -242,8 +242,8 @@ def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
   if scores_prompt or (logprobs or 0) > most:
     raise wrong(
       'stream',
-      'be false where prompts are scored, or alternatives of '
-      'tokens are requested',
+      'be false where prompts are scored, or alternatives of tokens are '
+      'requested: they are computed once the choice is complete',
       True,
     )
 
@@ -348,7 +348,7 @@ def _sampling(fields: fields_lib.Fields) -> requests.Sampling:
 
 def _stop(fields: fields_lib.Fields, served: texts.Served) -> tuple[str, ...]:
   stop = fields.take('stop')
-  stops = [stop] if isinstance(stop, str) else stop or []
+  stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
   whole = isinstance(stops, list) and len(stops) <= STOPS
   if not whole or not all(isinstance(x, str) and x for x in stops):
     raise wrong('stop', f'be a text, or at most {STOPS} of them', stop)
@@ -364,7 +364,8 @@ def _stop(fields: fields_lib.Fields, served: texts.Served) -> tuple[str, ...]:
 def _stop_ids(
   fields: fields_lib.Fields, served: texts.Served
 ) -> tuple[int, ...]:
-  extra, policy = fields.take('stop_token_ids') or [], served.policy
+  extra, policy = fields.take('stop_token_ids'), served.policy
+  extra = [] if extra is None else extra
   own = () if fields.flag('ignore_eos') else policy.stop_ids
   size = policy.model.vocab_size
   if not isinstance(extra, list) or not all(
