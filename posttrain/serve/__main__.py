@@ -26,6 +26,8 @@ from collections.abc import Sequence
 
 from posttrain.util import flags as flags_lib
 
+SWITCH = 5e-4  # seconds between two turns of a Python thread
+
 
 @dataclasses.dataclass
 class Flags:
@@ -156,6 +158,8 @@ def serve(flags: Flags) -> int:
     served, worker = load(flags)
     # The collector holds up all threads: it need not look at these again.
     gc.freeze()
+    # The event loop waits so long for a busy thread at every system call.
+    sys.setswitchinterval(SWITCH)
     application = app.make(
       served,
       worker,

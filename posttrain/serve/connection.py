@@ -61,6 +61,7 @@ class _Requests(h11.Connection):
   def __init__(self):
     super().__init__(h11.SERVER, MAX_HEAD)
     self._chunks, self._bytes = 0, 0  # of the body
+    self.largest = 0  # bytes of an event of the response
     self.ends = False  # with this response, which its request has not awaited
 
   def next_event(self):
@@ -87,8 +88,10 @@ class _Requests(h11.Connection):
 
   def send(self, event):
     """Returns the bytes of an event; says so if the connection will end."""
-    data = super().send(event)
-    if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+    data = super().send(event) or b''
+    is_first = isinstance(event, h11.Response)
+    self.largest = max(0 if is_first else self.largest, len(data))
+    if is_first and self.their_state is h11.SEND_BODY:
       # Not as a header of h11's: it would have the connection closed at once.
       self.ends = True
       return data[:-2] + b'connection: close\r\n\r\n'
@@ -125,8 +128,13 @@ class Connection(h11_impl.H11Protocol):
 
   @property
   def unsent(self) -> int:
-    """Bytes that the client has not read."""
-    return self.transport.get_write_buffer_size()
+    """Bytes that are held for a client that does not read; 0 if it reads.
+
+    What is written at once is held until the last byte of it is sent.
+    """
+    if self._unread_timer is None:
+      return 0
+    return max(self.transport.get_write_buffer_size(), self.conn.largest)
 
   def connection_made(self, transport: Any) -> None:
     super().connection_made(transport)
@@ -175,7 +183,7 @@ class Connection(h11_impl.H11Protocol):
     if not self._awaited:
       self._since = time.monotonic()
     self._unread_timer = self.loop.call_later(READ, self.transport.abort)
-    unread = [x for x in self.connections if x.is_awaited and x.unsent]
+    unread = [x for x in self.connections if x.unsent]
     while sum(x.unsent for x in unread) > MAX_UNSENT:
       longest = _longest_awaited(unread)
       longest.abort()
