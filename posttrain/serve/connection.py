@@ -31,7 +31,7 @@ from posttrain.serve import fields, release
 
 HEAD, BODY, READ = 10.0, 60.0, 60.0  # seconds
 KEEP_ALIVE = 5  # seconds between two requests; uvicorn's own setting
-MAX_HEAD = 2**14  # bytes
+MAX_HEAD, MAX_LINES = 2**14, 128  # bytes and lines of a head
 # Bytes that a chunk must have, on average after the first ones: each takes
 # 10 us to parse in the event loop, whatever its size.
 MIN_CHUNK, FREE_CHUNKS = 256, 256
@@ -72,8 +72,11 @@ class _Requests(h11.Connection):
     """
     if self.their_state is h11.IDLE:  # h11 bounds incomplete heads only
       head, _ = self.trailing_data
-      if len(head) > MAX_HEAD and not _BLANK_LINE.search(head, 0, MAX_HEAD):
+      end = _BLANK_LINE.search(head, 0, MAX_HEAD)
+      if end is None and len(head) > MAX_HEAD:
         raise h11.RemoteProtocolError(f'a head of more than {MAX_HEAD} bytes')
+      if end is not None and head.count(b'\n', 0, end.start()) > MAX_LINES:
+        raise h11.RemoteProtocolError(f'a head of more than {MAX_LINES} lines')
     event = super().next_event()
     if isinstance(event, h11.Request):
       self._chunks, self._bytes = 0, 0

@@ -80,8 +80,11 @@ def test_chunks_of_a_fair_size_have_no_bound():
 
 
 def test_heads_are_bounded_also_in_a_single_read():
-  fits = HEAD + b'x: y\r\n' * 2000 + b'\r\n'
+  value = b'y' * 120
+  fits = HEAD + b'x: %s\r\n' % value * 120 + b'\r\n'
   assert len(fits) < connection.MAX_HEAD and parse(fits) == 2
+  with pytest.raises(h11.RemoteProtocolError, match='more than 128 lines'):
+    parse(HEAD + b'x: y\r\n' * 200 + b'\r\n')
   large = HEAD + b'x: y\r\n' * 4000 + b'\r\n'
   for data in (large, large[:-2]):
     with pytest.raises(h11.RemoteProtocolError, match='head of more than'):
