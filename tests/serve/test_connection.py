@@ -290,3 +290,32 @@ def test_memory_of_unread_responses_is_returned(make, monkeypatch):
   client.pause_writing()
   client.connection_lost(OSError())
   assert released == [1, 1]
+
+
+def test_half_sent_heads_and_bodies_are_closed(served, monkeypatch):
+  monkeypatch.setattr(connection, 'HEAD', 0.2)
+  monkeypatch.setattr(connection, 'BODY', 0.3)
+  url = httpx.URL(served.url)
+  head = b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
+  rest = b'Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{'
+  for data, expected in (
+    (b'', b''),
+    (head, b"the request's head must arrive in 0.2 s"),
+    (head + rest, b"the request's body must arrive in 0.3 s"),
+  ):
+    with socket.create_connection((url.host, url.port)) as client:
+      client.sendall(data)
+      client.settimeout(5)
+      answer = read_all(client)
+    assert expected in answer and (b' 408 ' in answer) == bool(expected)
+
+
+def test_connections_are_half_of_the_descriptors(monkeypatch):
+  for limit, expected in ((64, 32), (10**6, 1000), (-1, 1000)):
+    monkeypatch.setattr(
+      connection.resource, 'getrlimit', lambda _, limit=limit: (limit, limit)
+    )
+    connection.max_connections.cache_clear()
+    assert connection.max_connections() == expected
+  monkeypatch.undo()
+  connection.max_connections.cache_clear()
