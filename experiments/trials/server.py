@@ -20,6 +20,7 @@ import httpx
 
 from experiments import bench_serve, fuzz_serve, served
 from experiments.trials import base
+from posttrain.serve import connection
 
 COMPLETE, CHAT = '/v1/completions', '/v1/chat/completions'
 JSON = {'content-type': 'application/json'}
@@ -207,6 +208,86 @@ def half_sent(scratch: base.Scratch) -> str:
   )
 
 
+def _begin(server: served.Server, *headers: str) -> socket.socket:
+  """Sends the head of a completion; returns the open connection."""
+  client = socket.create_connection(server.address)
+  client.settimeout(60)
+  head = ['POST /v1/completions HTTP/1.1', 'host: localhost', *headers]
+  head += ['content-type: application/json', '', '']
+  client.sendall('\r\n'.join(head).encode())
+  return client
+
+
+@base.trial('server', 'chunks of one byte stop no other request', alone=True)
+def small_chunks(scratch: base.Scratch) -> str:
+  server, data = running(), b'1\r\n \r\n' * 170_000
+  seen = []
+  for name, header in (
+    ('in the body', 'x: y'),
+    ('after a refusal', 'host: evil.example'),
+  ):
+    with served.watch(server) as watch, contextlib.ExitStack() as stack:
+      for _ in range(8):
+        client = stack.enter_context(
+          _begin(server, header, 'transfer-encoding: chunked')
+        )
+        with contextlib.suppress(OSError):  # the server closes it
+          client.sendall(data)
+      time.sleep(2)
+    assert watch.longest < 0.5, f'/health: {watch.longest} s, {name}'
+    seen.append(f'{watch.longest:.2f} s {name}')
+  return f'8 clients of 1 MB each, /health within {base.words(seen)}'
+
+
+@base.trial(
+  'server', 'responses that nobody reads are bounded in memory', alone=True
+)
+def unread_responses(scratch: base.Scratch) -> str:
+  server, prompt = running(), [5] * 2046
+  fields = {'prompt': [prompt] * 2, 'n': 128, 'max_tokens': 0}
+  fields |= {'echo': True, 'return_token_ids': True}
+  content = json.dumps(served.body(**fields)).encode()
+  before = server.megabytes()
+  with served.watch(server) as watch, contextlib.ExitStack() as stack:
+    for _ in range(100):
+      client = _begin(server, f'content-length: {len(content)}')
+      stack.enter_context(client)
+      client.sendall(content)
+    last = ask(server, COMPLETE, **fields)  # after them all
+    assert last.status_code == 200, last.text[:300]
+    size, most = len(last.content) // MEGABYTE, server.megabytes() - before
+  base.wait_for(lambda: server.megabytes() < before + 150, 10)
+  growth = server.megabytes() - before
+  assert most < 300, f'{most} MB'
+  assert watch.longest < 1, f'/health: {watch.longest} s'
+  return (
+    f'100 clients that do not read {size} MB each: {most:+d} MB, then '
+    f'{growth:+d} MB; /health within {watch.longest:.2f} s'
+  )
+
+
+@base.trial('server', 'half-sent bodies keep nobody out', alone=True)
+def half_sent_bodies(scratch: base.Scratch) -> str:
+  server, count = running(), connection.max_connections()
+  honest = functools.partial(
+    ask, server, COMPLETE, prompt='a', max_tokens=1, user='x' * 100_000
+  )
+  with contextlib.ExitStack() as stack:
+    for _ in range(9):
+      slow = stack.enter_context(_begin(server, 'content-length: 8000000'))
+      slow.sendall(b' ' * 140_000)
+    beside = _seconds(honest)
+    for _ in range(count):
+      stack.enter_context(_begin(server, 'content-length: 10'))
+    seconds = max(_seconds(honest) for _ in range(6))
+  for name, delay in (('slow bodies', beside), ('connections', seconds)):
+    assert delay < 2, f'{delay:.1f} s beside {name}'
+  return (
+    f'a body of 100 KB is answered in {beside:.2f} s beside nine slow large '
+    f'ones, in {seconds:.2f} s beside {count} connections with half a body'
+  )
+
+
 @base.trial('server', 'large bodies do not add up in memory', alone=True)
 def large_bodies(scratch: base.Scratch) -> str:
   server, size = running(), 8 * MEGABYTE - 300
@@ -217,6 +298,7 @@ def large_bodies(scratch: base.Scratch) -> str:
       served.body(prompt='a', user={str(i): {} for i in range(200_000)})
     ),
     'no JSON': '[' * size,
+    'brackets': '{"a":[' + '[[[{}]]],' * (size // 9) + '1]}',
   }
   before, seen = server.megabytes(), []
   with served.watch(server) as watch, server.client() as client:

@@ -2,7 +2,8 @@
 
 app.py             routes
 access.py          the API key, the Host header, the content type
-bodies.py          reading of bodies; few large ones at a time
+bodies.py          reading of bodies; their bytes are bounded in all
+release.py         freed memory, returned to the kernel
 pool.py            threads for reading requests and writing responses
 protocol.py        the body of a request -> `protocol.ApiRequest`, or a refusal
 fields.py          the checked fields of a body
@@ -13,6 +14,6 @@ token_logprobs.py  logprobs of given tokens, with ranks and alternatives
 detokenizer.py     tokens -> text, piece by piece: partial UTF-8
 stop_strings.py    search for stop strings in a text of pieces
 output.py          the JSON objects of a response
-connection.py      deadlines and number of connections
+connection.py      bounds and deadlines of connections
 server.py          the process: socket, signals, shutdown
 """

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 
 from posttrain.util import flags as flags_lib
 
+SWITCH = 5e-4  # seconds between two turns of a Python thread
+
 
 @dataclasses.dataclass
 class Flags:
@@ -65,6 +67,7 @@ class Flags:
     'Names besides those of this machine that the Host header may have, with '
     'commas; for a proxy in front of the server.',
     value='NAMES',
+    if_absent='none; where other machines reach --host, any name will do',
   )
   max_queue: int = flags_lib.flag(
     256, 'Sequences that may wait; further requests get status 429.', least=0
@@ -88,35 +91,36 @@ def api_key(flags: Flags) -> str | None:
   """Returns the key in the environment variable; None without the flag.
 
   Raises:
-    ValueError: the variable is not set, or --no_auth is.
+    ValueError: the variable has no key that a header can have, or --no_auth is
+      set.
   """
   if not flags.api_key_env:
     return None
   if flags.no_auth:
     raise ValueError('--no_auth must be left out where --api_key_env is given')
-  key = os.environ.get(flags.api_key_env)
-  if not key:
+  key = os.environ.get(flags.api_key_env, '')
+  # Errors never show the key itself.
+  if not (key and key.isascii() and key.isprintable() and ' ' not in key):
     raise ValueError(
-      '--api_key_env must name an environment variable that holds a key: '
-      f'got {flags.api_key_env!r}, which is not set'
+      '--api_key_env must name an environment variable that holds a key, of '
+      f'printable ASCII characters without spaces: got {flags.api_key_env!r}, '
+      f'which {"has other characters" if key else "is not set"}'
     )
   return key
 
 
-def check_open(
-  flags: Flags, key: str | None, hosts: frozenset[str] | None
-) -> None:
+def check_open(flags: Flags, key: str | None, loopback: bool) -> None:
   """Checks that a server which other machines reach has a key.
 
   Args:
     flags: the command line.
     key: the key, None = none.
-    hosts: the names of a loopback address; None for other addresses.
+    loopback: whether only this machine reaches the address.
 
   Raises:
     ValueError: it has none, and --no_auth is not set.
   """
-  if hosts is None and key is None and not flags.no_auth:
+  if not loopback and key is None and not flags.no_auth:
     raise ValueError(
       '--api_key_env must name the variable of a key where --host can be '
       f'reached from other machines: got none for {flags.host!r}; or set '
@@ -145,10 +149,12 @@ def serve(flags: Flags) -> int:
     ) from error
   with contextlib.closing(server.bind(flags.host, flags.port)) as listening:
     hosts = access.own_hosts(listening, flags.allowed_hosts.split(','))
-    check_open(flags, key, hosts)
+    check_open(flags, key, access.is_loopback(listening.getsockname()[0]))
     served, worker = load(flags)
     # The collector holds up all threads: it need not look at these again.
     gc.freeze()
+    # The event loop waits so long for a busy thread at every system call.
+    sys.setswitchinterval(SWITCH)
     application = app.make(
       served,
       worker,

@@ -4,7 +4,7 @@ A web page can make a browser send requests to this machine. Without a key two
 rules keep pages out: bodies are `application/json`, which no page may send to
 another origin without asking first, and a server on a loopback address answers
 only to its own names, so that a page cannot give its own name this address
-(DNS rebinding).
+(DNS rebinding). On another address the names are those that are given, if any.
 """
 
 import hmac
@@ -19,7 +19,7 @@ from posttrain.serve import fields
 from posttrain.util import foreign
 
 _JSON = 'application/json'
-_HOST = re.compile(r'(?:\[([\da-fA-F:.]+)\]|([\w.-]+))(?::\d*)?')
+_HOST = re.compile(r'(?:\[([\da-fA-F:.]+)\]|([\w.-]+))(?::\d*)?', re.ASCII)
 
 
 def is_loopback(host: str) -> bool:
@@ -38,12 +38,22 @@ def own_hosts(
   Args:
     listening: the server's socket.
     further: names besides those of this machine, such as a proxy's.
+
+  Raises:
+    ValueError: one of them is no host's name.
   """
+  further = [name.strip().lower() for name in further if name.strip()]
+  for name in further:
+    if not _is_name(name):
+      raise ValueError(
+        '--allowed_hosts must be names or addresses without ports: got '
+        f'{foreign.quote(name, 80)}'
+      )
   bound = listening.getsockname()[0]
-  if not is_loopback(bound):
+  if not further and not is_loopback(bound):
     return None
-  names = ('localhost', '127.0.0.1', '::1', bound, *further)
-  return frozenset(name.lower() for name in names if name)
+  own = [] if ipaddress.ip_address(bound).is_unspecified else [bound]
+  return frozenset(['localhost', '127.0.0.1', '::1', *own, *further])
 
 
 class Access:
@@ -99,6 +109,14 @@ class Access:
         f'{foreign.quote(kind, 80) if kind else "none"}',
         code='unsupported_media_type',
       )
+
+
+def _is_name(name: str) -> bool:
+  """Returns whether `_name` may return a name."""
+  try:
+    return bool(ipaddress.ip_address(name))
+  except ValueError:
+    return _name(name) == name
 
 
 def _name(host: str) -> str:

@@ -43,8 +43,7 @@ from posttrain.util import foreign
 T = TypeVar('T')
 
 _THREADS = 2  # of the pool
-_INLINE = 2**10  # logprobs of a response that is written at once
-_LOGPROB_BYTES = 100  # of a logprob in a response, about
+_INLINE = 2**15  # bytes of a response that is written at once
 _MESSAGE_BYTES = 500  # that take as long to read as a message to render
 
 
@@ -169,7 +168,7 @@ class _Routes:
       if parsed.stream:
         return _Stream(call)
       try:
-        return await _unless_disconnected(request, self._whole(call, parsed))
+        return await _unless_disconnected(request, self._whole(call))
       finally:
         call.close()
     except (requests.ClientDisconnect, _Disconnected):
@@ -209,14 +208,11 @@ class _Routes:
       raise parsed
     return parsed
 
-  async def _whole(
-    self, call: calls.Call, parsed: protocol.ApiRequest
-  ) -> responses.Response:
+  async def _whole(self, call: calls.Call) -> responses.Response:
     """Returns the response without streaming."""
-    write = await call.finished()
-    if parsed.num_logprobs <= _INLINE:
+    size, write = await call.finished()
+    if size <= _INLINE:
       return _json(write())
-    size = parsed.num_logprobs * _LOGPROB_BYTES
     return await self._pool.run(size, lambda: _json(write()))
 
 
@@ -275,6 +271,7 @@ async def _events(call: calls.Call) -> AsyncIterator[str]:
     async with contextlib.aclosing(call.chunks()) as chunks:
       async for chunk in chunks:
         yield f'data: {_dumps(chunk)}\n\n'
+        await asyncio.sleep(0)  # sending waits only for slow clients
     yield 'data: [DONE]\n\n'
   except fields.Refused as error:  # too late for a status
     yield f'data: {_dumps(error.body)}\n\n'

@@ -67,8 +67,11 @@ class Call:
     self._worker.drop(self._open)
     self._open = set()
 
-  async def finished(self) -> Callable[[], dict[str, Any]]:
-    """Waits for all jobs; returns the function that writes the response.
+  async def finished(self) -> tuple[int, Callable[[], dict[str, Any]]]:
+    """Waits for all jobs; returns what is left to do.
+
+    Returns:
+      The response's bytes, about, and the function that writes it.
 
     Raises:
       Refused: the engine failed.
@@ -77,12 +80,13 @@ class Call:
       pass
     if self._request.logprobs and any(choice.ids for choice in self._choices):
       await self._score_choices()
-    return functools.partial(
+    write = functools.partial(
       self._writer.whole,
       self._choices,
       self._prompt_scores,
       self._choice_scores,
     )
+    return self._writer.size(self._choices), write
 
   async def chunks(self) -> AsyncIterator[dict[str, Any]]:
     """Yields the chunks of a streamed response.

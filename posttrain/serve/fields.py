@@ -11,8 +11,8 @@ from posttrain.util import foreign, json_files
 
 MAX_MESSAGE = 600  # characters of an error's text
 MAX_NAME = 80  # characters of a quoted name
-# Commas and colons of a body: each value in memory takes up to 100 times its
-# text, and the parser holds up all other requests.
+# Commas, colons and opening brackets of a body: each value in memory takes up
+# to 100 times its text, and the parser holds up all other requests.
 MAX_VALUES = 2**20
 
 
@@ -84,10 +84,11 @@ def _beginning(value: Any, depth: int) -> Any:
 
 def parse(content: bytes) -> dict[str, Any]:
   """Reads a body; raises Refused unless it is a JSON object."""
-  if content.count(b',') + content.count(b':') > MAX_VALUES:
+  if sum(map(content.count, (b',', b':', b'[', b'{'))) > MAX_VALUES:
     raise Refused(
       413,
-      f'the body must have at most {MAX_VALUES} commas and colons: got more',
+      f'the body must have at most {MAX_VALUES} commas, colons and opening '
+      'brackets: got more',
       code='request_too_large',
     )
   try:

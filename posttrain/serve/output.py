@@ -16,6 +16,8 @@ from posttrain.serve import detokenizer, protocol
 from posttrain.serve import token_logprobs as scores
 
 FINGERPRINT = f'posttrain-{posttrain.__version__}'
+# Of a logprob, an id and an empty choice, about.
+_LOGPROB_BYTES, _ID_BYTES, _CHOICE_BYTES = 100, 6, 200
 
 
 class Writer:
@@ -64,6 +66,20 @@ class Writer:
       body['prompt_logprobs'] = self._prompt_logprobs(0, prompt_scores[0])
     body['usage'] = self.usage(choices)
     return body
+
+  def size(self, choices: Sequence[detokenizer.Detokenizer]) -> int:
+    """Returns the bytes of a response without streaming, about."""
+    request = self._request
+    return (
+      _LOGPROB_BYTES * request.num_logprobs
+      + _ID_BYTES * request.num_echoed
+      + sum(
+        _CHOICE_BYTES
+        + len(choice.text)
+        + _ID_BYTES * len(choice.ids) * request.return_token_ids
+        for choice in choices
+      )
+    )
 
   def usage(self, choices: Sequence[detokenizer.Detokenizer]) -> dict[str, int]:
     """Returns token counts; a prompt counts once, whatever n is."""

@@ -21,6 +21,8 @@ COMPLETION_LOGPROBS = 5  # OpenAI's most `logprobs` of completions
 STOPS = 4  # the most stop strings
 STOP_CHARACTERS = 4096  # of all stop strings together
 MAX_LOGPROBS = 2**18  # of a response, alternatives included
+# Ids and characters of prompts in a response, copies included.
+MAX_ECHOED = 2**21
 # Fields without an effect on the response.
 IGNORED = {
   'user',
@@ -119,6 +121,14 @@ class ApiRequest:
       count += self.n * (1 + self.logprobs) * tokens
     return count
 
+  @property
+  def num_echoed(self) -> int:
+    """The ids and characters of prompts in the response, copies included."""
+    copies = 1 if self.chat and not self.stream else self.n
+    ids = sum(len(prompt.ids) for prompt in self.prompts)
+    characters = sum(len(prompt.text) for prompt in self.prompts)
+    return copies * (ids * self.return_token_ids + characters * self.echo)
+
 
 def _scores_prompt(
   echo: bool, logprobs: int | None, prompt_logprobs: int | None
@@ -165,7 +175,7 @@ def read(
     max_tokens=_max_tokens(limit, prompts, served, chat),
     **options,
   )
-  _check_logprobs(request)
+  _check_response(request)
   return request
 
 
@@ -212,8 +222,15 @@ def _check_sequences(
     )
 
 
-def _check_logprobs(request: ApiRequest) -> None:
-  """Raises Refused for a response with too many logprobs."""
+def _check_response(request: ApiRequest) -> None:
+  """Raises Refused for a response that would be too large."""
+  if request.num_echoed > MAX_ECHOED:
+    raise wrong(
+      'echo' if request.echo else 'return_token_ids',
+      f'return at most {MAX_ECHOED} ids and characters of prompts in all, one '
+      'copy per choice; send fewer prompts or choices at a time',
+      request.num_echoed,
+    )
   if request.num_logprobs > MAX_LOGPROBS:
     raise wrong(
       'prompt_logprobs' if request.logprobs is None else 'logprobs',
@@ -230,8 +247,8 @@ def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
   if scored or (logprobs or 0) > most:
     raise wrong(
       'stream',
-      'be false where prompts are scored, or alternatives of '
-      'tokens are requested',
+      'be false where prompts are scored, or alternatives of tokens are '
+      'requested: they are computed once the choice is complete',
       True,
     )
 
@@ -336,7 +353,7 @@ def _sampling(fields: fields_lib.Fields) -> requests.Sampling:
 
 def _stop(fields: fields_lib.Fields, served: texts.Served) -> tuple[str, ...]:
   stop = fields.take('stop')
-  stops = [stop] if isinstance(stop, str) else stop or []
+  stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
   whole = isinstance(stops, list) and len(stops) <= STOPS
   if not whole or not all(isinstance(x, str) and x for x in stops):
     raise wrong('stop', f'be a text, or at most {STOPS} of them', stop)
@@ -352,7 +369,8 @@ def _stop(fields: fields_lib.Fields, served: texts.Served) -> tuple[str, ...]:
 def _stop_ids(
   fields: fields_lib.Fields, served: texts.Served
 ) -> tuple[int, ...]:
-  extra, policy = fields.take('stop_token_ids') or [], served.policy
+  extra, policy = fields.take('stop_token_ids'), served.policy
+  extra = [] if extra is None else extra
   own = () if fields.flag('ignore_eos') else policy.stop_ids
   size = policy.model.vocab_size
   if not isinstance(extra, list) or not all(

@@ -9,6 +9,8 @@ or tokenized: a message has at least one token, and a token on average at most
 """
 
 import dataclasses
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +69,8 @@ def take_messages(fields: fields_lib.Fields, served: Served) -> list[Any]:
   if len(messages) > served.capacity:
     raise _too_long('messages', len(messages), 'messages', served)
   _check_size(messages, 'messages', served)
-  return [_message(x, f'messages[{i}]') for i, x in enumerate(messages)]
+  names = _names(served.policy.renderer.template)
+  return [_message(x, f'messages[{i}]', names) for i, x in enumerate(messages)]
 
 
 def conversation(
@@ -94,10 +97,28 @@ def conversation(
   return (Prompt(_checked(rendered.ids, 'messages', served), rendered.text),)
 
 
-def _message(message: Any, place: str) -> Any:
-  """Joins the parts of a content; the renderer checks the rest."""
+@functools.lru_cache(maxsize=4)
+def _names(template: str | None) -> frozenset[str]:
+  """Returns the fields of a message that a template may read: all its words."""
+  if template is None:
+    # It refuses tool calls itself, and says what to do instead.
+    return frozenset({'role', 'content', 'tool_calls'})
+  return frozenset({'role', 'content', *re.findall(r'\w+', template)})
+
+
+def _message(message: Any, place: str, names: frozenset[str]) -> Any:
+  """Joins the parts of a content; the renderer checks the rest.
+
+  Args:
+    message: a JSON value.
+    place: its name in errors.
+    names: the fields that the chat template may read.
+  """
   if not isinstance(message, dict):
     raise wrong(place, 'be an object', message)
+  for name, value in message.items():
+    if name not in names:
+      _check_absent(f'{place}.{name}', value, 'the chat template')
   role = message.get('role')
   if isinstance(role, str):
     message = {**message, 'role': _ROLES.get(role, role)}
@@ -108,7 +129,21 @@ def _message(message: Any, place: str) -> Any:
     text = isinstance(part, dict) and part.get('type') == 'text'
     if not text or not isinstance(part.get('text'), str):
       raise wrong(f'{place}.content', 'be text, or parts of text', part)
+    for name, value in part.items():
+      if name not in ('type', 'text'):
+        _check_absent(f'{place}.content.{name}', value, 'this server')
   return {**message, 'content': ''.join(part['text'] for part in parts)}
+
+
+def _check_absent(place: str, value: Any, reader: str) -> None:
+  """Raises Refused for a value that would be dropped."""
+  if value not in (None, '', [], {}):
+    raise wrong(
+      place,
+      f'be left out: {reader} does not read it',
+      value,
+      'unsupported_field',
+    )
 
 
 def _check_size(value: Any, name: str, served: Served) -> None:

@@ -1,5 +1,6 @@
-"""Foreign pages, slow clients, large requests."""
+"""Large requests and responses, unpleasant fields, clients that leave."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -8,126 +9,11 @@ import time
 import httpx
 import pytest
 
-from posttrain.serve import access, bodies, connection, fields, pool, protocol
+from posttrain.serve import app, bodies, fields, output, pool, protocol
 from tests.serve import conftest
 
 BODY = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
 JSON = {'Content-Type': 'application/json'}
-
-
-@pytest.mark.parametrize(
-  'host',
-  [
-    'evil.example',
-    'evil.example:80',
-    'localhost.evil.example',
-    'x@localhost',
-    'localhost.',
-    '[::1].evil',
-    '[::1',
-    '0.0.0.0',
-  ],
-)
-def test_foreign_hosts_are_refused_on_every_route(served, host):
-  headers = {'Host': host}
-  client = served.client
-  for response in (
-    client.get('/health', headers=headers),
-    client.get('/v1/models', headers=headers),
-    client.get('/v1/models/tiny', headers=headers),
-    client.post('/v1/completions', json=BODY, headers=headers),
-    client.post('/v1/chat/completions', json=BODY, headers=headers),
-    client.get('/nothing', headers=headers),
-    client.get('/v1/models/', headers=headers),
-    client.options('/v1/completions', headers=headers),
-    client.delete('/health', headers=headers),
-  ):
-    assert response.status_code == 403, response.text
-    assert 'the header Host must be one of' in response.text
-
-
-@pytest.mark.parametrize('host', ['localhost', 'LocalHost:1', '[::1]:80'])
-def test_own_hosts_are_served(served, host):
-  response = served.client.get('/v1/models', headers={'Host': host})
-  assert response.status_code == 200
-
-
-def test_hosts_are_checked_on_loopback_addresses_only():
-  with socket.create_server(('127.0.0.1', 0)) as own:
-    assert access.own_hosts(own, ['Proxy.example']) == {
-      'localhost',
-      '127.0.0.1',
-      '::1',
-      'proxy.example',
-    }
-  with socket.create_server(('0.0.0.0', 0)) as reachable:
-    assert access.own_hosts(reachable) is None
-
-
-@pytest.mark.parametrize(
-  'kind', ['text/plain', '', 'application/jsonp', 'text/plain;application/json']
-)
-def test_other_content_types_are_refused(served, kind):
-  content = json.dumps(BODY)
-  response = served.client.post(
-    '/v1/completions', content=content, headers={'Content-Type': kind}
-  )
-  assert response.status_code == 415
-  assert 'Content-Type must be application/json' in response.text
-
-
-def read_all(client):
-  parts = []
-  while part := client.recv(4096):
-    parts.append(part)
-  return b''.join(parts)
-
-
-def test_half_sent_heads_and_bodies_are_closed(served, monkeypatch):
-  monkeypatch.setattr(connection, 'HEAD', 0.2)
-  monkeypatch.setattr(connection, 'BODY', 0.3)
-  url = httpx.URL(served.url)
-  head = b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
-  rest = b'Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{'
-  for data, expected in (
-    (b'', b''),
-    (head, b"the request's head must arrive in 0.2 s"),
-    (head + rest, b"the request's body must arrive in 0.3 s"),
-  ):
-    with socket.create_connection((url.host, url.port)) as client:
-      client.sendall(data)
-      client.settimeout(5)
-      answer = read_all(client)
-    assert expected in answer and (b' 408 ' in answer) == bool(expected)
-
-
-def test_too_many_connections_close_the_one_that_waits_longest(
-  served, monkeypatch
-):
-  url = httpx.URL(served.url)
-  monkeypatch.setattr(connection, 'max_connections', lambda: 3)
-  time.sleep(0.1)
-  clients = [socket.create_connection((url.host, url.port)) for _ in range(6)]
-  response = httpx.get(f'{served.url}/health', timeout=5)
-  assert response.status_code == 200
-  clients[0].settimeout(5)
-  try:
-    assert clients[0].recv(1) == b''
-  except ConnectionResetError:
-    pass
-  for client in clients:
-    client.close()
-
-
-def test_connections_are_half_of_the_descriptors(monkeypatch):
-  for limit, expected in ((64, 32), (10**6, 1000), (-1, 1000)):
-    monkeypatch.setattr(
-      connection.resource, 'getrlimit', lambda _, limit=limit: (limit, limit)
-    )
-    connection.max_connections.cache_clear()
-    assert connection.max_connections() == expected
-  monkeypatch.undo()
-  connection.max_connections.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -187,6 +73,68 @@ def test_responses_with_too_many_logprobs_are_refused(post, monkeypatch):
   assert error['param'] == 'logprobs' and 'got 120' in error['message']
 
 
+def test_responses_with_too_many_copies_of_prompts_are_refused(
+  post, monkeypatch
+):
+  monkeypatch.setattr(protocol, 'MAX_ECHOED', 100)
+  body = {'prompt': ['ab' * 10] * 2, 'max_tokens': 1, 'echo': True}
+  assert post(**body, n=2)['choices']  # 80
+  error = post(status=400, **body, n=3)['error']
+  assert error['param'] == 'echo' and 'got 120' in error['message']
+  body = {'prompt': [[1] * 9] * 2, 'max_tokens': 1, 'return_token_ids': True}
+  assert post(**body, n=5)['choices']  # 90
+  error = post(status=400, **body, n=6)['error']
+  assert error['param'] == 'return_token_ids' and 'got 108' in error['message']
+  chat = {'messages': [{'role': 'user', 'content': 'a' * 40}], 'max_tokens': 1}
+  chat |= {'return_token_ids': True, 'n': 4}
+  post('chat/completions', **chat)  # one copy
+  post('chat/completions', status=400, **chat, stream=True)
+
+
+@pytest.mark.parametrize(
+  'change',
+  [{'echo': True}, {'return_token_ids': True}, {'echo': True, 'logprobs': 0}],
+)
+def test_large_responses_are_not_written_in_the_event_loop(
+  post, monkeypatch, change
+):
+  threads, write = [], output.Writer.whole
+
+  def recorded(self, *args):
+    threads.append(threading.current_thread().name)
+    return write(self, *args)
+
+  monkeypatch.setattr(output.Writer, 'whole', recorded)
+  monkeypatch.setattr(app, '_INLINE', 2000)
+  body = {'prompt': 'a' * 90, 'max_tokens': 1}
+  post(**body)
+  post(**body, n=8, **change)
+  assert threads[0] != 'posttrain-request' == threads[1]
+
+
+def test_a_stream_of_ready_chunks_lets_others_run():
+  class Call:
+    async def chunks(self):
+      for index in range(5):
+        yield {'index': index}
+
+  async def main():
+    order = []
+
+    async def other():
+      for _ in range(5):
+        order.append('other')
+        await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    async for _ in app._events(Call()):
+      order.append('chunk')
+    await task
+    return order
+
+  assert asyncio.run(main())[:4] == ['chunk', 'other', 'chunk', 'other']
+
+
 @pytest.mark.parametrize(
   'value',
   [
@@ -226,9 +174,10 @@ def test_refusals_are_one_short_printable_line(served, value):
 def test_bodies_of_too_many_values_are_refused_unparsed(monkeypatch):
   monkeypatch.setattr(fields, 'MAX_VALUES', 10)
   assert fields.parse(b'{"a":[1,2,3]}') == {'a': [1, 2, 3]}
-  with pytest.raises(fields.Refused, match='at most 10 commas') as error:
-    fields.parse(b'{"a":[' + b'1,' * 20)
-  assert error.value.status == 413
+  for rest in (b'1,' * 20, b'[[[{}]]],' * 3, b'[' * 20, b'{"a":' * 5):
+    with pytest.raises(fields.Refused, match='at most 10 commas') as error:
+      fields.parse(b'{"a":[' + rest)
+    assert error.value.status == 413
 
 
 @pytest.mark.parametrize(
@@ -250,7 +199,7 @@ def test_unpleasant_json_is_refused_in_one_line(served, content, problem):
 
 
 def test_large_bodies_wait_for_each_other(served, monkeypatch):
-  """Bodies above the small size still pass, two at a time."""
+  """Bodies above the small size still pass, parsed one at a time."""
   monkeypatch.setattr(bodies, 'SMALL', 100)
   body = {**BODY, 'user': 'x' * 5000, 'temperature': 0}
   responses = [

@@ -57,6 +57,13 @@ def message(response):
     ({'n': 128}, 'n', 'at most 72 sequences'),
     ({'prompt': [[1]] * 40, 'prompt_logprobs': 0}, 'n', 'over 40 prompts'),
     ({'seed': 'x'}, 'seed', 'whole number'),
+    ({'stop': 0}, 'stop', 'got 0'),
+    ({'stop': False}, 'stop', 'got False'),
+    ({'stop': {}}, 'stop', 'got {}'),
+    ({'stop': ''}, 'stop', "got ''"),
+    ({'stop_token_ids': False}, 'stop_token_ids', 'got False'),
+    ({'stop_token_ids': ''}, 'stop_token_ids', "got ''"),
+    ({'stop_token_ids': 0}, 'stop_token_ids', 'got 0'),
     ({'seed': 2**63}, 'seed', 'whole number'),
     ({'stop': ['a'] * 5}, 'stop', 'at most 4'),
     ({'stop': ['']}, 'stop', 'be a text'),
@@ -260,3 +267,38 @@ def test_full_server_responds_429_with_retry_after(start):
       thread.join()
     assert finished[0].status_code == 200
     assert server.client.post('/v1/completions', json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(
+  ('change', 'param'),
+  [
+    ({'name': 'bob'}, 'messages[0].name'),
+    ({'foo': 1}, 'messages[0].foo'),
+    ({'tool_call_id': 'x'}, 'messages[0].tool_call_id'),
+    (
+      {'content': [{'type': 'text', 'text': 'a', 'cache_control': {'x': 1}}]},
+      'messages[0].content.cache_control',
+    ),
+  ],
+)
+def test_fields_of_messages_that_nothing_reads_are_refused(post, change, param):
+  messages = [{'role': 'user', 'content': 'hi', **change}]
+  path = 'chat/completions'
+  error = post(path, status=400, messages=messages, max_tokens=1)['error']
+  assert error['param'] == param and 'must be left out' in error['message']
+
+
+def test_empty_fields_of_messages_are_those_of_clients_that_list_all(post):
+  message = {'role': 'user', 'content': 'hi', 'refusal': None, 'tool_calls': []}
+  message |= {'name': None, 'annotations': [], 'reasoning_content': ''}
+  post('chat/completions', messages=[message], max_tokens=1)
+
+
+def test_fields_that_the_template_reads_reach_it():
+  from posttrain.serve import fields, texts
+
+  message = {'role': 'tool', 'content': 'hi', 'name': 'bob'}
+  names = texts._names('{{ message.name }}')
+  assert texts._message(message, 'm', names) == message
+  with pytest.raises(fields.Refused, match='m.name must be left out'):
+    texts._message(message, 'm', texts._names('{{ message.names }}'))
