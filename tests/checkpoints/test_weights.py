@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import shutil
@@ -9,6 +10,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
@@ -115,11 +117,12 @@ def test_a_checkpoint_of_a_lora_stage_holds_only_the_adapter(folder, workdir):
     'layers/attention/o',
     'layers/mlp/up',
   }
-  size = sum(
-    file.stat().st_size
-    for file in (workdir / 'checkpoints/sft/3/state').rglob('*')
-  )
-  assert size < 4 * transformer.num_params(MODEL)  # moments included
+  # Weights and moments; the size of Orbax's files varies.
+  step = workdir / 'checkpoints/sft/3'
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    saved = tree.flat(reader.metadata(step / 'state').item_metadata.tree)
+  size = sum(math.prod(x.shape) for x in saved.values())
+  assert size < transformer.num_params(MODEL) / 2
   expected = lora.merge(
     lora.Base(hf.load(folder, MODEL), lora.scale(LORA)).attach(adapter)
   )
