@@ -63,7 +63,7 @@ for _phase in PHASES:
 def interrupted(scratch: base.Scratch) -> str:
   workdir = scratch.folder / 'run'
   done = doomed(scratch, 'SIGINT', 'update', workdir)
-  base.expect(done, exits.INTERRUPTED, 'run the same command to continue')
+  base.expect(done, exits.INTERRUPTED, 'the same command continues')
   check_same(scratch, workdir)
   return 'exit 130; then the same bits'
 
