@@ -6,6 +6,6 @@ USAGE = 2  # the command line, the config or a file it names is wrong
 # No rollout of a stage had a reward, because reward functions or episodes
 # failed.
 NO_REWARD = 3
-STALLED = 4  # the watchdog ended a run that made no progress
+STALLED = 4  # a run that made no progress was ended
 PREEMPTED = 75  # saved and stopped; start it again (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C
