@@ -227,7 +227,10 @@ def _check_files(folder) -> None:
   for root, _, names in os.walk(folder):
     for name in names:
       path = os.path.join(root, name)
-      status = os.stat(path) if os.path.exists(path) else os.lstat(path)
+      try:
+        status = os.stat(path)
+      except FileNotFoundError:  # also a link; a running job deletes old steps
+        raise damage.Damaged(f'{path} is gone') from None
       if not stat.S_ISREG(status.st_mode):
         raise damage.Damaged(f'{path} is no regular file')
       # Arrays are in folders `d`; all other files are read as a whole.

@@ -20,6 +20,8 @@ _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 def of(value: Value) -> Value:
   """Returns a deep copy, in time linear in the size of the value.
 
+  Where a part cannot be copied, the time is that times its depth.
+
   Equal objects within the value stay one object. An object that cannot be
   copied, such as a lock or a connection, stays as it is. Containers and
   dataclasses that hold one are copied around it; other objects that hold one

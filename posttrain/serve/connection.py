@@ -198,6 +198,7 @@ class Connection(h11_impl.H11Protocol):
     if self.conn.our_state is h11.IDLE and not self.transport.is_closing():
       self.flow.resume_reading()
       self.handle_events()
+      self._watch()  # a request that has waited is no longer awaited
 
   def _end_unread(self) -> None:
     if self._unread_timer is not None:

@@ -25,13 +25,15 @@ def quiet(package: str) -> None:
 
 @contextlib.contextmanager
 def one_form() -> Iterator[None]:
-  """Prints log records and warnings as 'warning: TEXT', each in one line.
+  """Prints log records and warnings as 'warning: TEXT'.
 
-  For the process of a command; other programs have their own forms.
+  For the process of a command; other programs have their own forms. A module of
+  the user that sets up logging itself replaces the form of log records.
   """
-  handler, root = logging.StreamHandler(sys.stderr), logging.getLogger()
-  handler.setFormatter(_OneLine())
-  before = warnings.showwarning
+  handler = logging.StreamHandler(sys.stderr)
+  handler.setLevel(logging.WARNING)
+  handler.setFormatter(_WithLevel())
+  before = warnings.showwarning, logging.lastResort
 
   def show(message, category, filename, lineno, file=None, line=None):
     del category, file, line
@@ -40,16 +42,16 @@ def one_form() -> Iterator[None]:
     text = foreign.text(message, _LONGEST)
     print(f'warning: {text}{place}', file=sys.stderr)
 
-  warnings.showwarning = show
-  root.addHandler(handler)
+  # The handler of records that no other handles: `basicConfig` has no effect
+  # once the root logger has one.
+  warnings.showwarning, logging.lastResort = show, handler
   try:
     yield
   finally:
-    root.removeHandler(handler)
-    warnings.showwarning = before
+    warnings.showwarning, logging.lastResort = before
 
 
-class _OneLine(logging.Formatter):
+class _WithLevel(logging.Formatter):
   def format(self, record: logging.LogRecord) -> str:
     text = record.getMessage()
     if record.exc_info:  # a bug in a thread, for example

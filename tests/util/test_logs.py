@@ -55,8 +55,9 @@ def test_errors_in_the_background_are_one_line_each(where, caplog, capsys):
   assert hooks == (sys.excepthook, sys.unraisablehook, threading.excepthook)
 
 
-def test_records_and_warnings_of_a_process_have_one_form(capsys):
+def test_records_and_warnings_of_a_process_have_one_form(capsys, monkeypatch):
   before = warnings.showwarning
+  monkeypatch.setattr(logging.getLogger(), 'handlers', [])  # those of pytest
   with logs.one_form():
     logging.getLogger('absl').warning('slow: %s', 'disk')
     warnings.showwarning('odd', UserWarning, '/x/posttrain/train.py', 3)
@@ -67,3 +68,14 @@ def test_records_and_warnings_of_a_process_have_one_form(capsys):
     'warning: old (other.py:4)',
   ]
   assert warnings.showwarning is before
+
+
+def test_logging_that_a_user_sets_up_is_kept(tmp_path, monkeypatch):
+  monkeypatch.setattr(logging.getLogger(), 'handlers', [])
+  path = tmp_path / 'log'
+  with logs.one_form():
+    logging.basicConfig(filename=path)
+    logging.getLogger('mine').warning('a reward')
+  for handler in logging.getLogger().handlers:
+    handler.close()
+  assert 'a reward' in path.read_text()
