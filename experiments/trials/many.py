@@ -1,4 +1,4 @@
-"""Many commands in one process: those that end before they compile anything.
+"""Many commands in one process, each of which ends before it compiles.
 
 `run` starts one process, which imports jax once; each command has its own exit
 code and messages, as if it ran alone. Warnings are shown each time.

@@ -45,7 +45,7 @@ _COMPARING = (
   *('eq', '==', 'equalto', 'ne', '!=', 'in', 'lt', 'lessthan', '<', 'le'),
   *('<=', 'gt', 'greaterthan', '>', 'ge', '>=', 'lower', 'upper'),
 )
-# Methods that take time in proportion to what they read.
+# Methods whose time is linear in the length of their text.
 _LINEAR = (
   *('capitalize', 'endswith', 'isalnum', 'isalpha', 'isdecimal', 'isdigit'),
   *('islower', 'isnumeric', 'isspace', 'istitle', 'isupper', 'join', 'lower'),

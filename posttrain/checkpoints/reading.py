@@ -1,7 +1,7 @@
 """Reading of saved steps: their arrays, their `host` item, their soundness.
 
-The layout of a step is that of `store`. Every function checks what it reads: a
-step whose files cannot be read, or differ from those written, is `Damaged`, and
+`store` describes the layout of a step. Every function checks its files: a step
+whose files cannot be read, or differ from those written, is `Damaged`, and
 an error of the storage service is raised as it is.
 """
 

@@ -49,7 +49,7 @@ class Calls:
         self._running.discard(future)
 
   def cancel(self) -> None:
-    """Cancels all coroutines, and those that `run` gets later."""
+    """Cancels all coroutines, also later ones."""
     with self._lock:
       self._cancelled = True
       running = tuple(self._running)

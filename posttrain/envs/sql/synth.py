@@ -126,7 +126,7 @@ def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
 
 
 def _generated(question: record.Question) -> dict[str, Any]:
-  """Returns the fields of a question, without those that only files have."""
+  """Returns the fields of a question, except the ones of files alone."""
   fields = dataclasses.asdict(question)
   return {k: v for k, v in fields.items() if k not in ('other_golds', 'ranks')}
 
