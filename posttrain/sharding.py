@@ -1,17 +1,23 @@
 """Mesh and sharding rules: the device placement of every array.
 
 Mesh axes: `data` splits the batch, `fsdp` splits the batch and the weights,
-`tensor` splits heads and MLP width. Rules are an ordered list of
+`tensor` splits heads, MLP width and vocabulary. Rules are an ordered list of
 `(regex, axes)` resolved against tree paths; the first match wins.
+
+A program is traced for a mesh within `use(mesh)`. The code that it calls reads
+the mesh with `current` and places intermediate arrays with `pin`, `gather` and
+`split`; on one device these do nothing.
 """
 
+import contextlib
+import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
 from posttrain.util import foreign
@@ -19,8 +25,11 @@ from posttrain.util import foreign
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
 BATCH = PartitionSpec(None, BATCH_AXES)  # [micro_batches, rows, tokens]
+TENSOR = 'tensor'
+FSDP = 'fsdp'
 
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
+Axes = str | tuple[str, ...] | None  # mesh axes of one dimension
 
 
 def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
@@ -128,4 +137,111 @@ def placed(like: Any, rules: Rules, mesh: Mesh) -> Any:
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     like,
     shardings(like, rules, mesh),
+  )
+
+
+@contextlib.contextmanager
+def use(mesh: Mesh | AbstractMesh | None) -> Iterator[None]:
+  """Traces programs for a mesh, see `current`; None = for one device."""
+  if mesh is None:
+    yield
+    return
+  mesh = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh
+  with jax.sharding.use_abstract_mesh(mesh):
+    yield
+
+
+def current() -> AbstractMesh | None:
+  """Returns the mesh that a program is traced for; None on one device.
+
+  None also within `jax.shard_map`, whose code runs on one device.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  auto = jax.sharding.AxisType.Auto
+  if mesh.size == 1 or any(kind != auto for kind in mesh.axis_types):
+    return None
+  return mesh
+
+
+def ways(axes: Axes) -> int:
+  """Returns the number of parts over mesh axes of the `current` mesh."""
+  mesh = current()
+  if mesh is None or axes is None:
+    return 1
+  axes = (axes,) if isinstance(axes, str) else axes
+  return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def fitting(shape: Sequence[int], axes: Sequence[Axes]) -> PartitionSpec:
+  """Returns the spec of `axes`, without those that do not divide a dimension.
+
+  Args:
+    shape: the array's shape.
+    axes: mesh axes of its first dimensions.
+  """
+  return PartitionSpec(
+    *(
+      axis if size % ways(axis) == 0 else None
+      for size, axis in zip(shape, axes, strict=False)
+    )
+  )
+
+
+def pin(x: jax.Array, *axes: Axes) -> jax.Array:
+  """Fixes the placement of an intermediate array, and of its gradient.
+
+  Args:
+    x: the array.
+    *axes: mesh axes of its first dimensions; the others are whole. An axis
+      that does not divide its dimension is left out.
+  """
+  mesh = current()
+  if mesh is None:
+    return x
+  place = NamedSharding(mesh, fitting(x.shape, axes))
+  return jax.lax.with_sharding_constraint(x, place)
+
+
+def pin_batch(x: jax.Array) -> jax.Array:
+  """Pins the first dimension to the batch axes, the others whole."""
+  return pin(x, BATCH_AXES)
+
+
+def gather(x: jax.Array, *axes: Axes) -> jax.Array:
+  """Gathers a weight over `fsdp`, and reduce-scatters its gradient.
+
+  Args:
+    x: a weight in the compute dtype, the dtype that travels.
+    *axes: mesh axes that split its dimensions.
+  """
+  if current() is None or not any(a == FSDP for a in axes):
+    return x
+  return _gather(axes, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(axes, x):
+  return pin(x, *(None if axis == FSDP else axis for axis in axes))
+
+
+_gather.defvjp(
+  lambda axes, x: (_gather(axes, x), None), lambda axes, _, g: (pin(g, *axes),)
+)
+
+
+def split(fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+  """Returns `fn` run on each device of the `current` mesh, on its parts.
+
+  Within `fn` collectives name the mesh axes. On one device it is `fn`.
+
+  Args:
+    fn: a function of arrays.
+    in_specs: a PartitionSpec per argument.
+    out_specs: those of the results.
+  """
+  mesh = current()
+  if mesh is None:
+    return fn
+  return jax.shard_map(
+    fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
   )
