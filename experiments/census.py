@@ -16,6 +16,10 @@ The last line with `--json` is an object per program:
     largest           the largest collective
     peak_gib          GiB per device of arguments, temporaries and results that
                       do not replace arguments
+    layers            of the model that was compiled
+    weights_gib       train_step: GiB that gathering weights and reducing
+                      gradients takes, in float32: `budgets.weight_bytes`
+    violations        train_step and score: of `experiments.budgets`
 """
 
 import argparse
@@ -28,7 +32,6 @@ import time
 PROGRAMS = ('train_step', 'prefill', 'decode', 'score')
 DECODE = ('prefill', 'decode', 'view', 'load', 'admit')
 DECODE_LAYERS = 4  # their layers are not in a loop: the text grows with them
-GIB = 2**30
 SHOWN = 8  # collectives of a program in the table
 
 
@@ -36,10 +39,10 @@ def main(argv=None) -> None:
   """Runs the command."""
   args = parse(argv)
   prepare(math.prod(args.mesh))
-  rows = {}
+  rows, sizes = {}, sizes_of(args)
   for name in args.programs:
     start = time.process_time()
-    row, module = measure(name, args)
+    row, module = measure(name, model_of(name, args), args.mesh, sizes)
     rows[name] = row
     seconds = time.process_time() - start
     if not args.json:
@@ -97,39 +100,47 @@ def prepare(devices: int) -> None:
   os.environ['JAX_PLATFORMS'] = 'cpu'
 
 
-def resolve(args):
-  """Returns (model, sizes) of a program's arguments."""
+def sizes_of(args):
+  """Returns the sizes of the programs' arguments."""
   from experiments import programs
-  from posttrain import schema
 
   fields = dataclasses.fields(programs.Sizes)
-  sizes = programs.Sizes(**{x.name: getattr(args, x.name) for x in fields})
-  return schema.PRESETS[args.model], sizes
+  return programs.Sizes(**{x.name: getattr(args, x.name) for x in fields})
 
 
-def measure(name: str, args):
+def model_of(name: str, args):
+  """Returns the model of a program."""
+  from posttrain import schema
+
+  model = schema.PRESETS[args.model]
+  layers = args.layers or (DECODE_LAYERS if name in DECODE else model.layers)
+  return dataclasses.replace(model, layers=layers)
+
+
+def measure(name: str, model, mesh: tuple[int, int, int], sizes):
   """Compiles a program; returns its row of figures and its `hlo.Module`."""
   import jax
 
-  from experiments import hlo, programs
+  from experiments import budgets, hlo, programs
   from posttrain import schema, sharding
 
-  model, sizes = resolve(args)
-  layers = args.layers or (DECODE_LAYERS if name in DECODE else model.layers)
-  model = dataclasses.replace(model, layers=layers)
-  devices = jax.devices()[: math.prod(args.mesh)]
-  mesh = sharding.make_mesh(schema.Mesh(*args.mesh), devices)
-  compiled = programs.lower(name, model, mesh, sizes).compile()
+  devices = jax.devices()[: math.prod(mesh)]
+  lowered = programs.lower(
+    name, model, sharding.make_mesh(schema.Mesh(*mesh), devices), sizes
+  )
+  compiled = lowered.compile()
   module = hlo.parse(compiled.as_text())
   total = sum(module.bytes().values())
   row = {
-    'collective_gib': total / GIB,
+    'collective_gib': total / hlo.GIB,
     'largest': describe(module.collectives[0]) if total else '',
-    'peak_gib': peak(compiled) / GIB,
-    'layers': layers,
+    'peak_gib': peak(compiled) / hlo.GIB,
+    'layers': model.layers,
   }
   if name == 'train_step':
-    row['fsdp_bound_gib'] = fsdp_bound(model, args.mesh) / GIB
+    row['weights_gib'] = budgets.weight_bytes(model, mesh) / hlo.GIB
+  if name in ('train_step', 'score'):
+    row['violations'] = budgets.violations(module, model, mesh, sizes)
   return row, module
 
 
@@ -144,54 +155,29 @@ def peak(compiled) -> int:
   )
 
 
-def fsdp_bound(model, mesh: tuple[int, ...], width: int = 4) -> float:
-  """Returns the least bytes per device that weights and gradients take.
-
-  With fsdp, every layer is gathered twice, forward and backward, head and
-  embedding once, and all gradients are reduced once. With data, the gradients
-  that a device then has are reduced again.
-
-  Args:
-    model: model options, with the vocabulary resolved.
-    mesh: devices over data, fsdp and tensor.
-    width: bytes of a number that travels.
-  """
-  from posttrain.models import transformer
-
-  data, fsdp, tensor = mesh
-  total = transformer.num_params(model) // tensor
-  table = model.vocab_size * model.embed_dim // tensor
-  layers = total - table * (1 if model.tied_head else 2)
-  numbers = (2 * layers + 2 * table + total) if fsdp > 1 else 0
-  numbers += total // fsdp if data > 1 else 0
-  return width * numbers
-
-
 def describe(collective) -> str:
   """Returns a collective's kind, shapes, runs, size and operation."""
-  size = collective.bytes / GIB
-  return f'{collective}: {size:.2f} GiB, {collective.op_name or "no name"}'
+  size = collective.bytes / 2**30
+  return f'{collective}: {size:.3g} GiB, {collective.op_name or "no name"}'
 
 
 def table(name: str, args, row: dict, module, seconds: float) -> list[str]:
   """Returns the lines that describe a program."""
   mesh = ','.join(map(str, args.mesh))
-  bound = ''
-  if 'fsdp_bound_gib' in row:
-    bound = f'; weights and gradients at least {row["fsdp_bound_gib"]:.1f} GiB'
+  weights = ''
+  if 'weights_gib' in row:
+    weights = f', {row["weights_gib"]:.1f} for weights and gradients'
   kinds = [
-    f'  {kind:<20} {size / GIB:10.2f} GiB'
+    f'  {kind:<20} {size / 2**30:10.3f} GiB'
     for kind, size in module.bytes().items()
   ]
-  loops = module.in_loops('losses/logprobs.py')
   return [
     f'{name} of {args.model}, {row["layers"]} layers, mesh {mesh}: '
-    f'{row["collective_gib"]:.2f} GiB{bound}; peak {row["peak_gib"]:.2f} GiB '
+    f'{row["collective_gib"]:.2f} GiB{weights}; peak {row["peak_gib"]:.2f} GiB '
     f'({seconds:.0f} CPU seconds)',
     *kinds,
-    f'  in loops over the vocabulary: {len(loops)} collectives, '
-    f'{sum(x.bytes for x in loops) / GIB:.2f} GiB',
     *(f'    {describe(x)}' for x in module.collectives[:SHOWN]),
+    *(f'  over budget: {line}' for line in row.get('violations', ())),
   ]
 
 

@@ -28,6 +28,8 @@ KINDS = (
   'collective-broadcast',
 )
 GIB = 2**30
+# Their results are arrays that other instructions computed.
+_NOTHING_NEW = ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast')
 
 _ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,<=]*)\]')
 _NAME = re.compile(r'%([\w.\-]+)')
@@ -234,7 +236,8 @@ class Module:
     """
     for name, instructions in self.computations.items():
       for x in instructions:
-        for array in x.arrays if self.times[name] else ():
+        made = self.times[name] and x.opcode not in _NOTHING_NEW
+        for array in x.arrays if made else ():
           if array.floating and _spans(array.shape, tokens, widths):
             yield x, array
 
