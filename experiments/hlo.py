@@ -256,7 +256,7 @@ def parse(text: str) -> Module:
   """
   computations: dict[str, list[Instruction]] = {}
   entry, current = None, None
-  for line in text.splitlines():
+  for line in text.split('\n'):
     if match := _HEAD.match(line):
       current = computations[match[2]] = []
       entry = match[2] if match[1] else entry
