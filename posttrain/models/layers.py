@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from posttrain import schema
+from posttrain import schema, sharding
 from posttrain.models import lora
 from posttrain.ops import attention as attention_op
 
@@ -43,10 +43,12 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
   """x @ kernel (+ bias) in x's dtype; normal init, scale / sqrt(fan in).
 
-  The kernel may have a low-rank correction, see `lora`.
+  The kernel may have a low-rank correction, see `lora`; `split` has its mesh
+  axes, `sharding.COLUMNS` or `sharding.ROWS`.
   """
 
   features: int
+  split: tuple[str, str]
   use_bias: bool = False
   scale: float = 1.0
 
@@ -56,7 +58,7 @@ class Linear(nn.Module):
     normal = nn.initializers.normal(self.scale / math.sqrt(fan_in))
     kernel = self.param('kernel', normal, (fan_in, self.features))
     # Two dimensions: the gradient then needs no transposed copy of x.
-    y = lora.matmul(x.reshape(-1, fan_in), kernel)
+    y = lora.matmul(x.reshape(-1, fan_in), kernel, self.split)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y = y + bias.astype(x.dtype)[None]
@@ -83,7 +85,8 @@ class Attention(nn.Module):
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
 
     def project(name, count):
-      y = Linear(count * cfg.head_dim, cfg.qkv_bias, name=name)(x)
+      width = count * cfg.head_dim
+      y = Linear(width, sharding.COLUMNS, cfg.qkv_bias, name=name)(x)
       if cfg.qk_norm:  # only then does a gradient need y
         y = checkpoint_name(y, 'kept')
       return y.reshape(*x.shape[:-1], count, cfg.head_dim)
@@ -108,8 +111,9 @@ class Attention(nn.Module):
       cache = write(old_k, k, cache_slots), write(old_v, v, cache_slots)
       out = _attend(q, cache, k_start, k_end, options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
-    out = Linear(cfg.embed_dim, scale=residual_scale(cfg), name='o')(out)
-    return out, cache
+    scale = residual_scale(cfg)
+    out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
+    return sharding.pin_batch(out), cache
 
 
 def _attend(q, cache, k_start, k_end, options):
@@ -130,15 +134,20 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     cfg = self.cfg
+
+    def project(name, width):
+      return Linear(width, sharding.COLUMNS, name=name)(x)
+
     if self.fused:
-      y = Linear(2 * cfg.mlp_dim, name='gate_up')(x)
+      y = project('gate_up', 2 * cfg.mlp_dim)
       gate, up = jnp.split(y, 2, axis=-1)
     else:
-      gate = checkpoint_name(Linear(cfg.mlp_dim, name='gate')(x), 'kept')
-      up = checkpoint_name(Linear(cfg.mlp_dim, name='up')(x), 'kept')
-    down = Linear(cfg.embed_dim, scale=residual_scale(cfg), name='down')
+      gate = checkpoint_name(project('gate', cfg.mlp_dim), 'kept')
+      up = checkpoint_name(project('up', cfg.mlp_dim), 'kept')
     activate = nn.silu if cfg.activation == 'silu' else nn.gelu
-    return down(activate(gate) * up)
+    scale = residual_scale(cfg)
+    down = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='down')
+    return sharding.pin_batch(down(activate(gate) * up))
 
 
 class Block(nn.Module):
@@ -196,7 +205,12 @@ class Embed(nn.Module):
     normal = nn.initializers.normal(1.0 / math.sqrt(cfg.embed_dim))
     shape = (cfg.vocab_size, cfg.embed_dim)
     table = self.param('table', normal, shape)
+    # Under `fsdp` a device looks up its columns for the tokens of all devices
+    # of the axis, and then gives each its tokens: far less than the table.
+    tokens = sharding.pin(tokens, sharding.DATA)
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
+    x = sharding.pin(x, sharding.DATA, None, sharding.FSDP)
+    x = sharding.pin_batch(x)
     if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
       x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
     return x

@@ -34,7 +34,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from posttrain import schema
+from posttrain import schema, sharding
 from posttrain.models import layers, lora
 from posttrain.ops import attention as attention_op
 
@@ -43,20 +43,19 @@ Params = Any
 Cache = tuple[layers.LayerCache, ...]
 
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
-# wins. Megatron's split over `tensor`: the first matrices of a block by column,
-# those that write to the residual stream by row. `fsdp` splits the other axis.
+# wins. The table is the transpose of a head.
 SHARDING_RULES = (
-  (r'embed/table$', ('tensor', 'fsdp')),
-  (r'head/kernel$', ('fsdp', 'tensor')),
-  (r'attention/[qkv]/kernel$', (None, 'fsdp', 'tensor')),
-  (r'attention/[qkv]/bias$', (None, 'tensor')),
-  (r'attention/o/kernel$', (None, 'tensor', 'fsdp')),
-  (r'mlp/(gate|up)/kernel$', (None, 'fsdp', 'tensor')),
-  (r'mlp/down/kernel$', (None, 'tensor', 'fsdp')),
-  (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, 'fsdp', None)),
-  (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, 'tensor')),
-  (r'(attention/o|mlp/down)/kernel/a$', (None, 'tensor', None)),
-  (r'(attention/o|mlp/down)/kernel/b$', (None, None, 'fsdp')),
+  (r'embed/table$', sharding.ROWS),
+  (r'head/kernel$', sharding.COLUMNS),
+  (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
+  (r'attention/[qkv]/bias$', (None, sharding.TENSOR)),
+  (r'attention/o/kernel$', (None, *sharding.ROWS)),
+  (r'mlp/(gate|up)/kernel$', (None, *sharding.COLUMNS)),
+  (r'mlp/down/kernel$', (None, *sharding.ROWS)),
+  (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, sharding.FSDP, None)),
+  (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, sharding.TENSOR)),
+  (r'(attention/o|mlp/down)/kernel/a$', (None, sharding.TENSOR, None)),
+  (r'(attention/o|mlp/down)/kernel/b$', (None, None, sharding.FSDP)),
   (r'final_norm/scale$', (None,)),
   (r'norm/scale$', (None, None)),
   (r'reward/kernel$', (None,)),
@@ -97,9 +96,11 @@ class Transformer(nn.Module):
       length=cfg.layers,
     )
     x, _ = blocks(cfg, name='layers')(x, local, ranges, k_end)
-    x = layers.RMSNorm(cfg, name='final_norm')(x)
+    x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
-      layers.Linear(cfg.vocab_size, name='head')(x)  # `head` reads the kernel
+      layers.Linear(cfg.vocab_size, sharding.COLUMNS, name='head')(
+        x
+      )  # `head` reads the kernel
     return x
 
 
