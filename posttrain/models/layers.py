@@ -4,12 +4,14 @@ Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
 """
 
+import itertools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from posttrain import schema, sharding
 from posttrain.models import lora
@@ -89,13 +91,15 @@ class Attention(nn.Module):
       y = Linear(width, sharding.COLUMNS, cfg.qkv_bias, name=name)(x)
       if cfg.qk_norm:  # only then does a gradient need y
         y = checkpoint_name(y, 'kept')
-      return y.reshape(*x.shape[:-1], count, cfg.head_dim)
+      return y
 
     if self.fused:
       y = project('qkv', sum(counts.values()))
-      q, k, v = jnp.split(y, (cfg.heads, cfg.heads + cfg.kv_heads), axis=-2)
+      sizes = (cfg.head_dim * count for count in counts.values())
+      projections = unfuse(attention_parts(cfg), y, *sizes)
     else:
-      q, k, v = (project(name, count) for name, count in counts.items())
+      projections = (project(name, count) for name, count in counts.items())
+    q, k, v = (y.reshape(*x.shape[:-1], -1, cfg.head_dim) for y in projections)
     if cfg.qk_norm:
       q = RMSNorm(cfg, name='q_norm')(q)
       k = RMSNorm(cfg, name='k_norm')(k)
@@ -140,7 +144,7 @@ class MLP(nn.Module):
 
     if self.fused:
       y = project('gate_up', 2 * cfg.mlp_dim)
-      gate, up = jnp.split(y, 2, axis=-1)
+      gate, up = unfuse(mlp_parts(cfg), y, cfg.mlp_dim, cfg.mlp_dim)
     else:
       gate = checkpoint_name(project('gate', cfg.mlp_dim), 'kept')
       up = checkpoint_name(project('up', cfg.mlp_dim), 'kept')
@@ -214,6 +218,37 @@ class Embed(nn.Module):
     if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
       x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
     return x
+
+
+def attention_parts(cfg: schema.Model) -> int:
+  """Returns the number of devices of `tensor` that split heads; 1 = none."""
+  ways = sharding.ways(sharding.TENSOR)
+  return ways if cfg.kv_heads % ways == 0 else 1
+
+
+def mlp_parts(cfg: schema.Model) -> int:
+  """Returns the number of devices of `tensor` that split the MLP."""
+  ways = sharding.ways(sharding.TENSOR)
+  return ways if cfg.mlp_dim % ways == 0 else 1
+
+
+def fuse(parts: int, *arrays: jax.Array) -> jax.Array:
+  """Joins last dimensions: the first part of each array, then the second, ...
+
+  So an array that is split over as many devices as it has parts is joined
+  without communication, and `unfuse` splits it again.
+  """
+  rows = [x.reshape(*x.shape[:-1], parts, -1) for x in arrays]
+  joined = jnp.concatenate(rows, axis=-1)
+  return joined.reshape(*joined.shape[:-2], -1)
+
+
+def unfuse(parts: int, x: jax.Array, *sizes: int) -> list[jax.Array]:
+  """Splits what `fuse` has joined into arrays of the given last dimensions."""
+  x = x.reshape(*x.shape[:-1], parts, -1)
+  ends = list(itertools.accumulate(size // parts for size in sizes))
+  pieces = jnp.split(x, ends[:-1], axis=-1)
+  return [piece.reshape(*piece.shape[:-2], -1) for piece in pieces]
 
 
 def residual_scale(cfg: schema.Model) -> float:
@@ -290,5 +325,17 @@ def write(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
 
   Entries with a slot of S or more are dropped.
   """
-  rows = jnp.arange(len(new))[:, None]
-  return cache.at[rows, :, slots].set(new.astype(cache.dtype), mode='drop')
+
+  def local(cache, new, slots):
+    rows = jnp.arange(len(new))[:, None]
+    return cache.at[rows, :, slots].set(new.astype(cache.dtype), mode='drop')
+
+  rows, heads = sharding.fitting(
+    cache.shape, (sharding.BATCH_AXES, sharding.TENSOR)
+  )
+  specs = (
+    PartitionSpec(rows, heads),
+    PartitionSpec(rows, None, heads),
+    PartitionSpec(rows),
+  )
+  return sharding.split(local, specs, specs[0])(cache, new, slots)

@@ -61,6 +61,15 @@ SHARDING_RULES = (
   (r'reward/kernel$', (None,)),
 )
 
+# The same, of a decode view: matrices are split over `tensor` alone.
+VIEW_RULES = (
+  (r'embed/table$', (sharding.TENSOR, None)),
+  (r'(head|attention/qkv|mlp/gate_up)/kernel$', (None, sharding.TENSOR)),
+  (r'attention/qkv/bias$', (sharding.TENSOR,)),
+  (r'(attention/o|mlp/down)/kernel$', (sharding.TENSOR, None)),
+  (r'', ()),
+)
+
 # The arrays that a block saves for its backward pass. 'none' recomputes no
 # matrix product: it saves their results, under the name 'kept', and recomputes
 # only elementwise work (norms, RoPE, SwiGLU), which costs less than storing
@@ -184,7 +193,9 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
   """Builds the parameters for decoding, once per weight update.
 
   Slicing stacked weights inside a decode loop would copy them at every step;
-  a fused product is one kernel instead of two or three.
+  a fused product is one kernel instead of two or three. Its columns are those
+  of the first device of `tensor` (of q, k and v, or of gate and up), then those
+  of the second, and so on.
 
   Args:
     params: from `init`; adapted kernels are merged.
@@ -194,14 +205,16 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
     A tree that shares no buffer with `params`, which may be donated later.
   """
 
-  def fuse(parts):
-    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *parts)
+  heads, width = layers.attention_parts(cfg), layers.mlp_parts(cfg)
+
+  def fuse(parts, leaves):
+    return jax.tree.map(lambda *x: layers.fuse(parts, *x), *leaves)
 
   def layer(i):
     p = lora.merge(jax.tree.map(lambda x: x[i], params['layers']))
     attention, mlp = dict(p['attention']), dict(p['mlp'])
-    attention['qkv'] = fuse([attention.pop(name) for name in 'qkv'])
-    mlp['gate_up'] = fuse([mlp.pop('gate'), mlp.pop('up')])
+    attention['qkv'] = fuse(heads, [attention.pop(name) for name in 'qkv'])
+    mlp['gate_up'] = fuse(width, [mlp.pop('gate'), mlp.pop('up')])
     return {**p, 'attention': attention, 'mlp': mlp}
 
   view = {
