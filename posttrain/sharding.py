@@ -25,8 +25,11 @@ from posttrain.util import foreign
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
 BATCH = PartitionSpec(None, BATCH_AXES)  # [micro_batches, rows, tokens]
-TENSOR = 'tensor'
-FSDP = 'fsdp'
+DATA, FSDP, TENSOR = AXES
+# Megatron's split of a block's matrices (Shoeybi et al., arXiv 1909.08053) over
+# `tensor`: the first ones by columns, those that write to the residual stream
+# by rows; `fsdp` splits the other dimension.
+COLUMNS, ROWS = (FSDP, TENSOR), (TENSOR, FSDP)
 
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 Axes = str | tuple[str, ...] | None  # mesh axes of one dimension
@@ -157,10 +160,10 @@ def current() -> AbstractMesh | None:
   None also within `jax.shard_map`, whose code runs on one device.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  auto = jax.sharding.AxisType.Auto
-  if mesh.size == 1 or any(kind != auto for kind in mesh.axis_types):
+  if mesh.empty or mesh.size == 1:
     return None
-  return mesh
+  auto = jax.sharding.AxisType.Auto
+  return mesh if all(kind == auto for kind in mesh.axis_types) else None
 
 
 def ways(axes: Axes) -> int:

@@ -74,6 +74,7 @@ class TrainStep:
 
   def __init__(self, update: Callable, mesh: Mesh, base: Any):
     self.compiles = 0  # programs compiled, or loaded from the cache
+    self.mesh = mesh
     self._rows = NamedSharding(mesh, sharding.BATCH)
     self._whole = NamedSharding(mesh, PartitionSpec())
     self._base = base
@@ -131,6 +132,10 @@ def make_train_step(
     return _update(state, batch, base, objective, optimizer, average, place)
 
   def update(state: arrays.TrainState, batch: Batch, base: Any):
+    with sharding.use(mesh):
+      return passes(state, batch, base)
+
+  def passes(state: arrays.TrainState, batch: Batch, base: Any):
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
       state, metrics = once(state, batch, base)
@@ -219,12 +224,13 @@ def accumulate(
 
 
 def make_measure(
-  objective: base_lib.Objective, base: Any = None
+  objective: base_lib.Objective, mesh: Mesh, base: Any = None
 ) -> Callable[[Any, Batch], dict[str, jax.Array]]:
   """Builds the jitted measurement of a batch that does not train.
 
   Args:
     objective: one of `objectives`.
+    mesh: devices that hold batch and parameters.
     base: see `make_train_step`.
 
   Returns:
@@ -233,10 +239,11 @@ def make_measure(
 
   def measure(params, batch: Batch, base):
     whole = base.attach(params) if base is not None else params
-    batch = objective.prepare(whole, batch)
-    _, metrics = _sum_over_micro_batches(
-      lambda micro: objective(whole, micro), batch
-    )
+    with sharding.use(mesh):
+      batch = objective.prepare(whole, batch)
+      _, metrics = _sum_over_micro_batches(
+        lambda micro: objective(whole, micro), batch
+      )
     return combine.means(metrics)
 
   compiled = jax.jit(measure)
