@@ -225,19 +225,19 @@ class Module:
     return [x for x in self.collectives if x.computation in bodies]
 
   def spanning(
-    self, tokens: int, widths: set[int]
+    self, tokens: tuple[int, int], widths: set[int]
   ) -> Iterator[tuple[Instruction, Array]]:
     """Yields floating-point results of all tokens times a width.
 
     Args:
-      tokens: the number of tokens of the batch; some dimensions of the array
-        multiply to it.
+      tokens: rows and tokens of a row; adjacent dimensions of the array, or
+        one of their product.
       widths: sizes of which another dimension is one.
     """
     for name, instructions in self.computations.items():
       for x in instructions:
-        made = self.times[name] and x.opcode not in _NOTHING_NEW
-        for array in x.arrays if made else ():
+        computed = self.times[name] and x.opcode not in _NOTHING_NEW
+        for array in x.arrays if computed else ():
           if array.floating and _spans(array.shape, tokens, widths):
             yield x, array
 
@@ -375,14 +375,16 @@ def _called(x: Instruction, attribute: str) -> str:
   return match[1]
 
 
-def _spans(shape: tuple[int, ...], tokens: int, widths: set[int]) -> bool:
-  """Returns whether adjacent dimensions hold all tokens, another a width."""
-  for start in range(len(shape)):
-    for end in range(start + 1, len(shape) + 1):
-      rest = shape[:start] + shape[end:]
-      if math.prod(shape[start:end]) == tokens and widths & set(rest):
-        return True
-  return False
+def _spans(
+  shape: tuple[int, ...], tokens: tuple[int, int], widths: set[int]
+) -> bool:
+  """Returns whether a shape has all tokens and a width, see `spanning`."""
+  shape = tuple(size for size in shape if size != 1)
+  places = [(i, i + 1) for i, x in enumerate(shape) if x == math.prod(tokens)]
+  places += [
+    (i, i + 2) for i in range(len(shape)) if shape[i : i + 2] == tokens
+  ]
+  return any(widths & {*shape[:i], *shape[j:]} for i, j in places)
 
 
 def _frames(text: str) -> dict[int, tuple[str, ...]]:

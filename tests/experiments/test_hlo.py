@@ -274,17 +274,20 @@ ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
     ('f32[32,128]', True),
     ('bf16[4,8,128]', True),
     ('f32[1,4,8,2,128]', True),
+    ('f32[4,1,8,128]', True),
     ('f32[128,32]', True),
     ('(s32[], f32[32,128])', True),
     ('s32[32,128]', False),
     ('f32[32,100]', False),
     ('f32[16,128]', False),
-    ('f32[4,128,8]', False),  # the tokens' dimensions are adjacent
+    ('f32[8,4,128]', False),  # tokens by heads
+    ('f32[2,16,128]', False),
+    ('f32[4,128,8]', False),  # not adjacent
   ],
 )
 def test_arrays_of_all_tokens_times_a_width(type, expected):
   module = parse(f'ROOT %r = {type} custom-call(%p)')
-  assert bool(list(module.spanning(tokens=32, widths={128}))) == expected
+  assert bool(list(module.spanning((4, 8), widths={128}))) == expected
 
 
 def test_a_text_without_an_entry_is_refused():
