@@ -38,8 +38,8 @@ def violations(
   ]
   data, fsdp, tensor = mesh
   if data * fsdp > 1:
-    tokens = sizes.rows * sizes.row_tokens
-    whole = list(module.spanning(tokens, _widths(model, mesh)))
+    widths = _widths(model, mesh)
+    whole = list(module.spanning(sizes.rows, sizes.row_tokens, widths))
     lines += [f'all tokens: {x.name} = {y}' for x, y in whole[:SHOWN]]
   moved = sum(module.bytes().values())
   bound = weight_bytes(model, mesh, width)
