@@ -85,4 +85,5 @@ def _widths(model: schema.Model, mesh: tuple[int, int, int]) -> set[int]:
   """
   assert model.vocab_size is not None
   whole = {model.embed_dim, model.mlp_dim, model.vocab_size}
-  return whole | {size // mesh[2] for size in whole} - {model.head_dim}
+  split = {size // mesh[2] for size in whole}
+  return (whole | split) - {model.head_dim}
