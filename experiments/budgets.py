@@ -38,8 +38,8 @@ def violations(
   ]
   data, fsdp, tensor = mesh
   if data * fsdp > 1:
-    tokens = sizes.rows * sizes.row_tokens
-    whole = list(module.spanning(tokens, _widths(model, mesh)))
+    widths = _widths(model, mesh)
+    whole = list(module.spanning(sizes.rows, sizes.row_tokens, widths))
     lines += [f'all tokens: {x.name} = {y}' for x, y in whole[:SHOWN]]
   moved = sum(module.bytes().values())
   bound = weight_bytes(model, mesh, width)
@@ -76,7 +76,11 @@ def weight_bytes(
 
 
 def _widths(model: schema.Model, mesh: tuple[int, int, int]) -> set[int]:
-  """Returns the sizes of an activation's last dimension, whole and split."""
+  """Returns the sizes of an activation's last dimension, whole and split.
+
+  Not those split over fsdp: of its columns of the embedding table, a device
+  looks up the tokens of all devices, and gives each device its tokens.
+  """
   assert model.vocab_size is not None
   whole = (
     model.embed_dim,
@@ -85,4 +89,4 @@ def _widths(model: schema.Model, mesh: tuple[int, int, int]) -> set[int]:
     model.kv_heads * model.head_dim,
     model.vocab_size,
   )
-  return {size // ways for size in whole for ways in (1, *mesh)}
+  return {size // ways for size in whole for ways in (1, mesh[2])}

@@ -225,20 +225,18 @@ class Module:
     return [x for x in self.collectives if x.computation in bodies]
 
   def spanning(
-    self, tokens: int, widths: set[int]
+    self, rows: int, row_tokens: int, widths: set[int]
   ) -> Iterator[tuple[Instruction, Array]]:
     """Yields floating-point results of all tokens times a width.
 
-    Args:
-      tokens: the number of tokens of the batch; some dimensions of the array
-        multiply to it.
-      widths: sizes of which another dimension is one.
+    Their shape has the dimensions `rows, row_tokens`, or their product, and
+    another that is one of `widths`.
     """
     for name, instructions in self.computations.items():
       for x in instructions:
         made = self.times[name] and x.opcode not in _NOTHING_NEW
         for array in x.arrays if made else ():
-          if array.floating and _spans(array.shape, tokens, widths):
+          if array.floating and _spans(array.shape, rows, row_tokens, widths):
             yield x, array
 
   def _files(self, x: Instruction) -> tuple[str, ...]:
@@ -375,13 +373,15 @@ def _called(x: Instruction, attribute: str) -> str:
   return match[1]
 
 
-def _spans(shape: tuple[int, ...], tokens: int, widths: set[int]) -> bool:
-  """Returns whether adjacent dimensions hold all tokens, another a width."""
-  for start in range(len(shape)):
-    for end in range(start + 1, len(shape) + 1):
-      rest = shape[:start] + shape[end:]
-      if math.prod(shape[start:end]) == tokens and widths & set(rest):
-        return True
+def _spans(
+  shape: tuple[int, ...], rows: int, row_tokens: int, widths: set[int]
+) -> bool:
+  """Returns whether a shape has all tokens and a width, see `spanning`."""
+  for tokens in ((rows * row_tokens,), (rows, row_tokens)):
+    size = len(tokens)
+    for start in range(len(shape) - size + 1):
+      if shape[start : start + size] == tokens:
+        return bool(widths & {*shape[:start], *shape[start + size :]})
   return False
 
 

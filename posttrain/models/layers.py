@@ -200,9 +200,15 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-  """Embedding table lookup."""
+  """Embedding table lookup.
+
+  Under `fsdp` a device looks up its columns for the tokens of all devices of
+  the axis, and then gives each its tokens: far less than the table. With
+  `fused`, in a decode view, it has all columns.
+  """
 
   cfg: schema.Model
+  fused: bool = False
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -210,11 +216,11 @@ class Embed(nn.Module):
     normal = nn.initializers.normal(1.0 / math.sqrt(cfg.embed_dim))
     shape = (cfg.vocab_size, cfg.embed_dim)
     table = self.param('table', normal, shape)
-    # Under `fsdp` a device looks up its columns for the tokens of all devices
-    # of the axis, and then gives each its tokens: far less than the table.
-    tokens = sharding.pin(tokens, sharding.DATA)
+    if not self.fused:
+      tokens = sharding.pin(tokens, sharding.DATA)
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
-    x = sharding.pin(x, sharding.DATA, None, sharding.FSDP)
+    if not self.fused:
+      x = sharding.pin(x, sharding.DATA, None, sharding.FSDP)
     x = sharding.pin_batch(x)
     if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
       x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)

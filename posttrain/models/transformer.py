@@ -174,7 +174,7 @@ def trunk(
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
   block, new = layers.Block(cfg, fused=True), []
-  x = apply(layers.Embed(cfg), params['embed'], tokens)
+  x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
     args = (ranges[i in cfg.local_layers],), k_end, slots, old
     x, layer_cache = apply(block, layer, x, None, *args)

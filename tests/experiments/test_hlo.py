@@ -280,11 +280,12 @@ ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
     ('f32[32,100]', False),
     ('f32[16,128]', False),
     ('f32[4,128,8]', False),  # the tokens' dimensions are adjacent
+    ('f32[2,2,8,128]', False),  # of two layers, half of the rows
   ],
 )
 def test_arrays_of_all_tokens_times_a_width(type, expected):
   module = parse(f'ROOT %r = {type} custom-call(%p)')
-  assert bool(list(module.spanning(tokens=32, widths={128}))) == expected
+  assert bool(list(module.spanning(4, 8, {128}))) == expected
 
 
 def test_a_text_without_an_entry_is_refused():
