@@ -107,6 +107,7 @@ class Attention(nn.Module):
     options = {
       'scale': 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
       'softcap': cfg.attention_softcap,
+      'impl': cfg.attention,
     }
     if cache is None:
       out = attention_op.attention(q, k, v, k_start, k_end, **options)

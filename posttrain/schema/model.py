@@ -13,6 +13,8 @@ MAX_LAYERS = 10_000
 MAX_SIZE = 2**24  # of a dimension of a weight
 MAX_PARAMETERS = 10**13
 MAX_TOKENS = 2**31 - 1  # positions are int32
+ATTENTION = ('auto', 'xla', 'pallas', 'cudnn', 'interpret')
+REMAT = ('none', 'attention', 'block')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,15 +106,25 @@ class Model:
   # float32.
   dtype: str = 'float32'
   # Recomputation in the backward pass: 'none' = elementwise operations only
-  # (norms, RoPE, SwiGLU; matrix products are kept), 'block' = every layer from
-  # its input.
+  # (norms, RoPE, SwiGLU; matrix products are kept), 'attention' = every layer
+  # from its input, except attention, whose outputs are kept, 'block' = every
+  # layer from its input.
   remat: str = 'none'
+  # Implementation of attention: 'auto' = the Pallas kernels on a GPU or TPU
+  # where they support the model, else XLA; 'xla'; 'pallas' = the kernels, or an
+  # error; 'cudnn' = cuDNN on a GPU in bfloat16, without attention_softcap, for
+  # training and scoring (it reads a mask of all tokens of a row times all;
+  # decoding is as with 'auto'); 'interpret' = the kernels for GPUs on any
+  # device, slow, for tests. No property of the weights: it may differ when a
+  # run is resumed, and from that of other weights.
+  attention: str = 'auto'
 
   def __post_init__(self):
     base.require_types(self)
     base.require_choice(self, 'activation', ('silu', 'gelu'))
     base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
-    base.require_choice(self, 'remat', ('none', 'block'))
+    base.require_choice(self, 'remat', REMAT)
+    base.require_choice(self, 'attention', ATTENTION)
     self._check_sizes()
     self._check_numbers()
     self._check_local_layers()
