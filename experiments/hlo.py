@@ -202,6 +202,26 @@ class Module:
       sums[x.kind] += x.bytes
     return dict(sums.most_common())
 
+  def custom_calls(self) -> list[tuple[Instruction, int]]:
+    """Returns the calls of kernels and libraries, and how often they run."""
+    return [
+      (x, self.times[name])
+      for name, instructions in self.computations.items()
+      for x in instructions
+      if x.opcode == 'custom-call' and self.times[name]
+    ]
+
+  def copies(self, size: int) -> list[Instruction]:
+    """Returns the copies within loops of arrays of so many bytes."""
+    bodies = {y for loop in self.loops for y in self.within(loop.body)}
+    return [
+      x
+      for name in sorted(bodies)
+      for x in self.computations[name]
+      if x.opcode in ('copy', 'copy-start', 'transpose')
+      if any(y.bytes == size for y in x.arrays)
+    ]
+
   def within(self, computation: str) -> set[str]:
     """Returns the names of a computation and of all that it runs."""
     names, todo = set(), [computation]

@@ -186,6 +186,26 @@ def test_loops_multiply_and_unknown_trips_count_once(config, trips):
   }
 
 
+def test_custom_calls_and_copies_in_loops():
+  body = LOOPS.replace(
+    '%x = f32[8,16]{1,0} get-tuple-element(%i), index=1',
+    '%z = f32[8,16]{1,0} get-tuple-element(%i), index=1\n'
+    '  %c = f32[8,16]{0,1} copy(%z)\n'
+    '  %x = f32[8,16]{1,0} custom-call(%c), custom_call_target="kernel"',
+  )
+  module = parse(
+    '%d = f32[8,16]{0,1} copy(%p)\n'
+    '%t = (s32[], f32[8,16]{1,0}) tuple(%d, %p)\n'
+    'ROOT %w = (s32[], f32[8,16]{1,0}) while(%t), condition=%test, '
+    'body=%outer, backend_config={"known_trip_count":{"n":"3"}}',
+    body,
+  )
+  ((call, times),) = module.custom_calls()
+  assert ('"kernel"' in call.attributes, times) == (True, 15)
+  assert [x.name for x in module.copies(512)] == ['c']
+  assert module.copies(1024) == []
+
+
 def test_calls_and_conditionals_are_followed_and_add_up():
   module = parse(
     '%c = f32[8,16]{1,0} call(%p), to_apply=%f\n'
