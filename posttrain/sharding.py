@@ -248,3 +248,17 @@ def split(fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
   return jax.shard_map(
     fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
   )
+
+
+def reduce_to(x: jax.Array, place: NamedSharding) -> jax.Array:
+  """Adds up the devices' arrays, and returns the device's part of the sum.
+
+  Args:
+    x: a whole array per device, of its rows of the batch, within `split`.
+    place: placement of the sum.
+  """
+  if FSDP not in place.spec:
+    return jax.lax.psum(x, BATCH_AXES)
+  dimension = place.spec.index(FSDP)
+  x = jax.lax.psum_scatter(x, FSDP, scatter_dimension=dimension, tiled=True)
+  return jax.lax.psum(x, DATA)

@@ -163,6 +163,7 @@ class LearnerSpec:
       average=self.cfg.optim.average,
       updates=self.cfg.updates_per_rollout,
       base=base,
+      reduce=self.cfg.batch.reduce_gradients,
     )
     return Learner(self.name, self.cfg, state, base, self.objective, update)
 
