@@ -19,6 +19,7 @@ from posttrain.chat import renderer as chat
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
+from posttrain.ops import attention
 from posttrain.pipeline import base
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
@@ -65,13 +66,15 @@ def make(
     min_capacity: returns the tokens that a sequence may have at least.
 
   Raises:
-    ValueError: mesh, batch, slots, vocabulary, environments or data do not fit.
+    ValueError: mesh, batch, slots, vocabulary, environments or data do not fit,
+      or the devices lack the model's implementation of attention.
   """
   stage = cfg.stages[name]
   renderer = renderer or load_renderer(cfg)
   model = model_options(cfg, name, renderer)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
+  _check_attention(cfg, name, model)
   with _naming(name):
     data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
@@ -135,6 +138,15 @@ def model_options(
   try:
     return dataclasses.replace(model, vocab_size=size)
   except schema.FieldError as error:  # too large with this vocabulary
+    key = f'{name}.model' if cfg.stages[name].model else 'model'
+    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
+
+
+def _check_attention(cfg: schema.Run, name: str, model: schema.Model) -> None:
+  """Refuses an implementation of attention that the devices do not have."""
+  try:
+    attention.check(model)
+  except schema.FieldError as error:
     key = f'{name}.model' if cfg.stages[name].model else 'model'
     raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
 
