@@ -26,7 +26,14 @@ from typing import Any, TextIO
 from posttrain import schema
 from posttrain.config import checks, trust
 from posttrain.config import load as config
-from posttrain.util import exits, foreign, locks, preemption, watchdog
+from posttrain.util import (
+  exits,
+  foreign,
+  locks,
+  preemption,
+  step_range,
+  watchdog,
+)
 from posttrain.util import flags as flags_lib
 
 
@@ -60,17 +67,36 @@ class Flags:
     if_absent='none',
   )
 
+  profile: str | None = flags_lib.flag(
+    None,
+    'Writes a trace (jax.profiler) of these steps of each stage, counted from '
+    '1 and both included, to WORKDIR/profiles/STAGE.',
+    value='FROM:TO',
+    if_absent='none',
+  )
+
   trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
 
   def __post_init__(self):
     if not self.workdir and not self.dry_run:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
+    if self.profile and self.dry_run:
+      raise ValueError('--profile must be given without --dry_run')
 
   @property
   def limit(self) -> float | None:
     """Returns the seconds of `time_limit`."""
     text = self.time_limit
     return None if text is None else preemption.seconds(text, '--time_limit')
+
+  @property
+  def profiled(self) -> range | None:
+    """Returns the steps of `profile`."""
+    return (
+      None
+      if self.profile is None
+      else step_range.parse(self.profile, '--profile')
+    )
 
 
 PARSER = flags_lib.Parser(Flags, __doc__)
@@ -143,7 +169,10 @@ def _writable() -> Iterator[None]:
 
 
 def train(
-  run: schema.Run, workdir: str, time_limit: float | None = None
+  run: schema.Run,
+  workdir: str,
+  time_limit: float | None = None,
+  profile: range | None = None,
 ) -> dict[str, Any]:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -153,6 +182,7 @@ def train(
     run: the options, from `load`.
     workdir: a new folder, or one of the same run, which is continued.
     time_limit: seconds of the process before which it saves and stops.
+    profile: the steps of each stage to trace; None = none.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
@@ -176,7 +206,7 @@ def train(
     with hold(workdir):
       claim(workdir, run)
       compilation.enable_compilation_cache(run.compilation_cache)
-      final = loop.run(stages, workdir, stop)
+      final = loop.run(stages, workdir, stop, profile)
       _report(workdir)
       return final
 
@@ -212,12 +242,13 @@ def launch(
   workdir: str | None,
   dry_run: bool,
   time_limit: float | None = None,
+  profile: range | None = None,
 ) -> None:
   """Prints the plan; trains unless `dry_run`."""
   if dry_run:
     _preflight(run, sys.stdout)
   else:
-    print(json.dumps(train(run, workdir, time_limit)))
+    print(json.dumps(train(run, workdir, time_limit, profile)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,9 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Flags) -> int:
   try:
-    limit = flags.limit
+    limit, profiled = flags.limit, flags.profiled
     run = load(flags.config, flags.overrides, flags.trust_config)
-    launch(run, flags.workdir, flags.dry_run, limit)
+    launch(run, flags.workdir, flags.dry_run, limit, profiled)
   except KeyboardInterrupt:
     print(
       'interrupted without saving (SIGTERM saves); the same command continues '

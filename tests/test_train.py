@@ -1,6 +1,7 @@
 """A whole run: its files, its last line, stop and resume, aborts."""
 
 import gc
+import gzip
 import json
 import os
 import pathlib
@@ -137,6 +138,7 @@ def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
     ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
     ('--config.model.vocab_size=100', "must hold the tokenizer's"),
     ('--config.mesh.fsdp=3', 'config.mesh must multiply'),
+    ('--profile=5:3', '--profile must be FROM:TO'),
     ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
     ('--config.sft.batch.row_tokens=16', 'must have a prompt below'),
@@ -251,6 +253,31 @@ def test_ctrl_c_and_help_are_not_tracebacks(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(main, 'launch', interrupted)
   assert main.main(_args(tmp_path)) == 130
   assert 'the same command continues from' in capsys.readouterr().err
+
+
+def test_a_profile_is_a_trace_of_its_steps(tmp_path, caplog):
+  more = (
+    '--config.sft.steps=3',
+    '--config.sft.optim.warmup_steps=0',
+    '--config.sft.eval.samples=0',
+  )
+  assert main.main(_args(tmp_path, *more, '--profile=2:4')) == 0
+  assert 'stage sft ends at step 3, so steps 2 to 3 are traced' in caplog.text
+  (path,) = (tmp_path / 'profiles' / 'sft').rglob('*.trace.json.gz')
+  events = json.loads(gzip.decompress(path.read_bytes()))['traceEvents']
+  steps = [
+    event['args']['step_num'] for event in events if event.get('name') == 'sft'
+  ]
+  assert steps == ['2', '3']
+  assert any(event.get('name') == 'PjitFunction(update)' for event in events)
+
+
+def test_a_profile_of_trained_steps_is_a_warning(finished, caplog):
+  assert main.main(_args(finished[0], '--profile=3:4')) == 0
+  assert (
+    '--profile=3:4: stage sft is finished after step 20, so no step is traced'
+  ) in caplog.text
+  assert not (finished[0] / 'profiles').exists()
 
 
 def test_the_loop_fits_on_one_screen():
