@@ -114,6 +114,26 @@ def test_resume_refuses_another_config(finished, capsys):
   assert 'config.sft.optim.lr (0.003 -> 0.0001)' in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_run_with_bfloat16_moments_goes_on(tmp_path, capsys):
+  def args(steps, dtype='bfloat16'):
+    return _args(
+      tmp_path,
+      f'--config.sft.steps={steps}',
+      f'--config.sft.optim.moments_dtype={dtype}',
+      '--config.sft.optim.warmup_steps=0',
+      '--config.sft.eval.samples=0',
+    )
+
+  assert main.main(args(1)) == 0
+  assert main.main(args(2)) == 0
+  assert [row['step'] for row in _rows(tmp_path)] == [0, 1, 2]
+  assert main.main(args(3, 'float32')) == 2
+  assert (
+    "config.sft.optim.moments_dtype ('bfloat16' -> 'float32')"
+  ) in capsys.readouterr().err
+
+
 def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
   workdir = tmp_path / 'none'
   assert main.main(_args(workdir, '--dry_run')) == 0
