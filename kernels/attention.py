@@ -28,6 +28,7 @@ from jax import lax
 from kernels import decode_tpu, decode_triton, flash, reference
 from kernels import options as options_lib
 
+MAX_HEAD_DIM = 256  # of any backend
 BACKENDS = ('auto', 'reference', *flash.MODULES)
 
 

@@ -52,7 +52,9 @@ def flash(
 
 def _forward(options, q, k, v, k_start, k_end):
   out, lse = flash(options, q, k, v, k_start, k_end)
-  # The name by which a remat policy saves these instead of recomputing them.
+  # The names by which remat policies save these instead of recomputing them:
+  # 'kept' saves all, 'attention' what only another forward pass computes.
+  out, lse = checkpoint_name((out, lse), 'attention')
   residuals = checkpoint_name((q, k, v, out, lse), 'kept')
   *_, out, lse = residuals
   return (out, lse), (residuals, k_start, k_end)

@@ -99,19 +99,21 @@ def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
 # At module level, so that all `Scorer`s of a shape share one program.
 @functools.partial(jax.jit, static_argnames=('cfg', 'place'))
 def _logprobs(params, rows, cfg, place):
-  logprobs, _ = score(params, cfg, *rows)
-  if place is None:
-    return logprobs
-  return jax.lax.with_sharding_constraint(logprobs, place)
+  with sharding.use(place and place.mesh):
+    logprobs, _ = score(params, cfg, *rows)
+  return _placed(logprobs, place)
 
 
 @functools.partial(jax.jit, static_argnames=('cfg', 'place'))
 def _rewards(params, rows, cfg, place):
-  hidden, _ = transformer.trunk(params, cfg, *rows[:3])
-  rewards = reward_head.rewards(params, hidden)
-  if place is None:
-    return rewards
-  return jax.lax.with_sharding_constraint(rewards, place)
+  with sharding.use(place and place.mesh):
+    hidden, _ = transformer.trunk(params, cfg, *rows[:3])
+    rewards = reward_head.rewards(params, hidden)
+  return _placed(rewards, place)
+
+
+def _placed(x, place):
+  return x if place is None else jax.lax.with_sharding_constraint(x, place)
 
 
 class Scorer:

@@ -25,8 +25,11 @@ from posttrain.util import foreign
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
 BATCH = PartitionSpec(None, BATCH_AXES)  # [micro_batches, rows, tokens]
-TENSOR = 'tensor'
-FSDP = 'fsdp'
+DATA, FSDP, TENSOR = AXES
+# Megatron's split of a block's matrices (Shoeybi et al., arXiv 1909.08053) over
+# `tensor`: the first ones by columns, those that write to the residual stream
+# by rows; `fsdp` splits the other dimension.
+COLUMNS, ROWS = (FSDP, TENSOR), (TENSOR, FSDP)
 
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 Axes = str | tuple[str, ...] | None  # mesh axes of one dimension
@@ -157,10 +160,10 @@ def current() -> AbstractMesh | None:
   None also within `jax.shard_map`, whose code runs on one device.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  auto = jax.sharding.AxisType.Auto
-  if mesh.size == 1 or any(kind != auto for kind in mesh.axis_types):
+  if mesh.empty or mesh.size == 1:
     return None
-  return mesh
+  auto = jax.sharding.AxisType.Auto
+  return mesh if all(kind == auto for kind in mesh.axis_types) else None
 
 
 def ways(axes: Axes) -> int:
@@ -245,3 +248,17 @@ def split(fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
   return jax.shard_map(
     fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
   )
+
+
+def reduce_to(x: jax.Array, place: NamedSharding) -> jax.Array:
+  """Adds up the devices' arrays, and returns the device's part of the sum.
+
+  Args:
+    x: a whole array per device, of its rows of the batch, within `split`.
+    place: placement of the sum.
+  """
+  if FSDP not in place.spec:
+    return jax.lax.psum(x, BATCH_AXES)
+  dimension = place.spec.index(FSDP)
+  x = jax.lax.psum_scatter(x, FSDP, scatter_dimension=dimension, tiled=True)
+  return jax.lax.psum(x, DATA)

@@ -109,6 +109,7 @@ def make(
   updates=1,
   ema_and_snapshots=(),
   init=None,
+  **options,
 ):
   """(step, fresh state) of the tiny model on a mesh."""
   mesh = sharding.make_mesh(mesh or schema.Mesh())
@@ -120,6 +121,7 @@ def make(
     rules=transformer.SHARDING_RULES,
     average=average,
     updates=updates,
+    **options,
   )
 
   def fresh():

@@ -18,13 +18,9 @@ PACKAGES = ('kernels', 'posttrain', 'configs', 'experiments')
 STOREYS = (
   ('kernels', 'posttrain.util'),
   ('posttrain', 'posttrain.schema', 'posttrain.types'),
-  (
-    'posttrain.chat',
-    'posttrain.compilation',
-    'posttrain.ops',
-    'posttrain.tree',
-  ),
+  ('posttrain.chat', 'posttrain.compilation', 'posttrain.tree'),
   ('posttrain.sharding',),
+  ('posttrain.ops',),
   (
     'posttrain.data',
     'posttrain.losses',

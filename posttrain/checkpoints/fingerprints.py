@@ -4,8 +4,16 @@ import dataclasses
 import json
 import pathlib
 
+from posttrain import schema
 from posttrain.checkpoints import reading, weight_folders
 from posttrain.data import sources
+
+
+def of_model(cfg: schema.Model) -> str:
+  """Returns a model's options as text, without the kind of its attention."""
+  options = dataclasses.asdict(cfg)
+  del options['attention']
+  return json.dumps(options, sort_keys=True)
 
 
 def of_weights(folder: str) -> str:
@@ -17,8 +25,7 @@ def of_weights(folder: str) -> str:
   Args:
     folder: a folder from `weight_folders.find`.
   """
-  model = dataclasses.asdict(weight_folders.model(folder))
-  parts = [json.dumps(model, sort_keys=True)]
+  parts = [of_model(weight_folders.model(folder))]
   if weight_folders.is_run(folder):
     parts.append(json.dumps(reading.read_sums(folder), sort_keys=True))
     is_adapter = weight_folders.adapter_options(folder) is not None

@@ -8,6 +8,7 @@
 such a folder. Nothing here reads arrays.
 """
 
+import dataclasses
 import os
 import pathlib
 import sys
@@ -65,6 +66,9 @@ def find(path: str) -> str:
 def model(folder: str) -> schema.Model:
   """Returns the options of the model whose weights a folder holds.
 
+  Their `attention` is 'auto': what the weights were trained with may not run
+  on this machine.
+
   Args:
     folder: a folder from `find`.
   """
@@ -72,7 +76,8 @@ def model(folder: str) -> schema.Model:
     return hf_config.read(folder)
   if is_peft(folder):
     return model(start(folder))
-  return schema.Model.from_json(read_host(folder)['model'])
+  stored = schema.Model.from_json(read_host(folder)['model'])
+  return dataclasses.replace(stored, attention='auto')
 
 
 def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:

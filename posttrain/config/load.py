@@ -36,6 +36,8 @@ RESUMABLE = (
   r'^checkpoint\.',
   r'^watchdog\.',
   r'^compilation_cache$',
+  # An implementation that the devices of another machine need.
+  r'^([^.]+\.)?model\.attention$',
   # A server's address and retries, but not its model; the time limits and the
   # permitted faults of reward functions and environments.
   r'\.(base_url|api_key_env|timeout|tries|concurrency|max_faults)$',
@@ -66,7 +68,7 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   Scalars and tuples are read as Python or JSON literals, anything else is a
   string. A node takes a JSON object, whose missing keys take their defaults.
   The model also takes a preset's name, or a HuggingFace directory, and keeps
-  its dtype and remat.
+  its dtype, remat and attention.
   """
   *parents, leaf = key.split('.')
   node, path = config, 'config'
@@ -282,7 +284,8 @@ def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
   Args:
     name: the preset's name, or the directory.
     path: dotted key of the model, for errors.
-    now: the replaced node; a directory's model keeps its dtype and remat.
+    now: the replaced node; a directory's model keeps its dtype,
+      remat and attention.
   """
   if name in schema.PRESETS:
     return schema.PRESETS[name]
@@ -295,7 +298,8 @@ def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
   model = hf_config.read(folder)
   if now is None:
     return model
-  return dataclasses.replace(model, dtype=now['dtype'], remat=now['remat'])
+  kept = {name: now[name] for name in ('dtype', 'remat', 'attention')}
+  return dataclasses.replace(model, **kept)
 
 
 def to_dict(run: schema.Run) -> dict[str, Any]:

@@ -83,6 +83,7 @@ def _fill(
       tokens[:, offset : offset + width],
       start + offset,
       np.clip(count - offset, 0, width),
+      shapes.sharding,
     )
   return loop.admit(
     state,

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from posttrain import schema, scoring, sharding
+from posttrain import schema, scoring
+from posttrain import sharding as sharding_lib
 from posttrain.decode import sampling
 from posttrain.models import transformer
 
@@ -66,24 +67,36 @@ def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
   """
   if mesh is None:
     return None
-  sharding.check_batch(mesh, slots, 'config rollout.slots')
-  return NamedSharding(mesh, PartitionSpec(sharding.BATCH_AXES))
+  sharding_lib.check_batch(mesh, slots, 'config rollout.slots')
+  return NamedSharding(mesh, PartitionSpec(sharding_lib.BATCH_AXES))
 
 
 def _pin(state: State, sharding: NamedSharding | None) -> State:
   if sharding is None:
     return state
-  return jax.lax.with_sharding_constraint(state, sharding)
+  mesh = sharding.mesh
+  places = jax.tree.map(lambda _: sharding, state)
+  heads = PartitionSpec(sharding_lib.BATCH_AXES, sharding_lib.TENSOR)
+  if state.cache[0][0].shape[1] % mesh.shape[sharding_lib.TENSOR] == 0:
+    cache = jax.tree.map(lambda _: NamedSharding(mesh, heads), state.cache)
+    places = dataclasses.replace(places, cache=cache)
+  return jax.lax.with_sharding_constraint(state, places)
+
+
+def _mesh(sharding: NamedSharding | None) -> Mesh | None:
+  return sharding and sharding.mesh
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def view(params: Any, cfg: schema.Model, sharding: NamedSharding | None) -> Any:
-  """Returns `transformer.decode_view`, replicated over the devices."""
-  tree = transformer.decode_view(params, cfg)
+  """Returns `transformer.decode_view`, split over `tensor` alone."""
+  with sharding_lib.use(_mesh(sharding)):
+    tree = transformer.decode_view(params, cfg)
   if sharding is None:
     return tree
-  whole = NamedSharding(sharding.mesh, PartitionSpec())
-  return jax.lax.with_sharding_constraint(tree, whole)
+  rules = transformer.VIEW_RULES
+  places = sharding_lib.shardings(tree, rules, sharding.mesh)
+  return jax.lax.with_sharding_constraint(tree, places)
 
 
 def fit(
@@ -127,7 +140,7 @@ def load(
   return jax.tree.map(lambda x: x[slots], state.cache), logits
 
 
-@functools.partial(jax.jit, static_argnums=1, donate_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(1, 7), donate_argnums=(2, 3))
 def prefill(
   view: Any,
   cfg: schema.Model,
@@ -136,6 +149,7 @@ def prefill(
   tokens: jax.Array,
   start: jax.Array,
   count: jax.Array,
+  sharding: NamedSharding | None,
 ) -> tuple[transformer.Cache, jax.Array]:
   """Feeds each row its next chunk.
 
@@ -147,6 +161,7 @@ def prefill(
     tokens: i32[R, C], right-padded.
     start: i32[R], position of the chunk's first token.
     count: i32[R], the number of real tokens in the chunk.
+    sharding: the slots' sharding.
 
   Returns:
     (scratch, logits after each row's last token).
@@ -154,12 +169,13 @@ def prefill(
   rows, width = tokens.shape
   index = jnp.arange(width, dtype=jnp.int32)[None]
   valid = (index < count[:, None]).astype(jnp.int32)
-  hidden, filled = transformer.trunk(
-    view, cfg, tokens, start[:, None] + index, valid, scratch
-  )
-  assert filled is not None
-  last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
-  new = scoring.next_logits(view, cfg, last)
+  with sharding_lib.use(_mesh(sharding)):
+    hidden, filled = transformer.trunk(
+      view, cfg, tokens, start[:, None] + index, valid, scratch
+    )
+    assert filled is not None
+    last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
+    new = scoring.next_logits(view, cfg, last)
   return filled, jnp.where(count[:, None] > 0, new, logits)
 
 
@@ -194,7 +210,9 @@ def admit(
   state = dataclasses.replace(
     state, cache=cache, length=jnp.where(new, length[index_of], state.length)
   )
-  return _pin(_draw(state, slots, logits[from_row], new), sharding)
+  with sharding_lib.use(_mesh(sharding)):
+    state = _draw(state, slots, logits[from_row], new)
+  return _pin(state, sharding)
 
 
 def _put(cache, scratch, target, row):
@@ -251,7 +269,9 @@ def decode(
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
-  return _pin(jax.lax.while_loop(continues, step, (0, state))[1], sharding)
+  with sharding_lib.use(_mesh(sharding)):
+    _, state = jax.lax.while_loop(continues, step, (0, state))
+  return _pin(state, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
@@ -285,22 +305,40 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
 
 def _draw(state: State, slots: Slots, logits, active) -> State:
   """Draws the token at position `length` of the active slots, bool[B]."""
+  rows = PartitionSpec(sharding_lib.BATCH_AXES)
+  spec = sharding_lib.fitting(
+    logits.shape, (sharding_lib.BATCH_AXES, sharding_lib.TENSOR)
+  )
+  split = sharding_lib.current() is not None and spec[1] is not None
+  draw = sharding_lib.split(
+    functools.partial(_draw_rows, axis=spec[1] if split else None),
+    (rows, rows, spec, rows),
+    rows,
+  )
+  fields = {k: v for k, v in vars(state).items() if k != 'cache'}
+  return State(cache=state.cache, **draw(fields, slots, logits, active))
+
+
+def _draw_rows(state, slots, logits, active, axis):
+  """Computes `_draw` of the slots of one device, on the fields of `State`."""
+  length = state['length']
   tokens, logprobs = sampling.draw(
     logits,
-    uniforms(slots.keys, state.length),
+    uniforms(slots.keys, length),
     slots.temperature,
     slots.top_k,
     slots.top_p,
     slots.min_p,
+    axis,
   )
   stopped = jnp.any(slots.stop_ids == tokens[:, None], axis=1)
-  stopped |= state.length + 1 >= slots.limit
+  stopped |= length + 1 >= slots.limit
   rows = jnp.arange(len(tokens))
-  places = jnp.where(active, state.length, state.ids.shape[1])
-  return dataclasses.replace(
-    state,
-    token=jnp.where(active, tokens, state.token),
-    active=jnp.where(active, ~stopped, state.active),
-    ids=state.ids.at[rows, places].set(tokens, mode='drop'),
-    logprobs=state.logprobs.at[rows, places].set(logprobs, mode='drop'),
-  )
+  places = jnp.where(active, length, state['ids'].shape[1])
+  return {
+    'length': length,
+    'token': jnp.where(active, tokens, state['token']),
+    'active': jnp.where(active, ~stopped, state['active']),
+    'ids': state['ids'].at[rows, places].set(tokens, mode='drop'),
+    'logprobs': state['logprobs'].at[rows, places].set(logprobs, mode='drop'),
+  }

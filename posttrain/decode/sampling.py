@@ -3,8 +3,13 @@
 One uniform number per row and an inverse CDF, instead of V noise values: the
 number can then depend on the request and the position alone.
 
+The vocabulary may be split over a mesh axis, within `sharding.split`: then
+`axis` is its name, V the columns of one device, and each token one of all.
+
 Axes: B rows, V vocab.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +24,7 @@ def draw(
   top_k: jax.Array,
   top_p: jax.Array,
   min_p: jax.Array,
+  axis: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Draws a token per row.
 
@@ -31,6 +37,7 @@ def draw(
     top_k: i32[B], keeps the k likeliest tokens; 0 = all.
     top_p: f32[B], then the likeliest tokens whose mass reaches it; 1 = all.
     min_p: f32[B], then tokens this likely relative to the likeliest; 0 = all.
+    axis: mesh axis that splits the vocabulary; None = it is whole.
 
   Returns:
     (tokens i32[B], logprobs f32[B]): log softmax(logits / temperature)[token]
@@ -38,49 +45,100 @@ def draw(
     token whose probability is 0 in float32 is never drawn.
   """
   z = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
-  top = jnp.max(z, axis=-1, keepdims=True)
+  top = _max(z, axis)[:, None]
   mass = jnp.exp(z - top)
-  log_total = jnp.log(jnp.sum(mass, axis=-1))
+  log_total = jnp.log(_sum(mass, axis))
   truncated = (top_k > 0) | (top_p < 1) | (min_p > 0)
   kept = jax.lax.cond(
     jnp.any(truncated),
-    _truncate,
+    functools.partial(_truncate, axis=axis),
     lambda mass, *_: mass,
     mass,
     top_k,
     top_p,
     min_p,
   )
-  # XLA's argmax is slow on CPUs; a maximum and its first index are not.
-  best = _first(z == top)
-  tokens = jnp.where(temperature > 0, _invert(kept, uniforms), best)
-  chosen = jnp.take_along_axis(z - top, tokens[:, None], axis=1)[:, 0]
-  return tokens, chosen - log_total
+  tokens = _invert(kept, uniforms, axis)
+  tokens = jnp.where(temperature > 0, tokens, _best(z == top, axis))
+  return tokens, _at(z - top, tokens, axis) - log_total
+
+
+def _best(mask: jax.Array, axis: str | None) -> jax.Array:
+  """Returns the first token with True per row of a mask [B, V]."""
+  best = _first(mask)
+  if axis is None:
+    return best
+  vocab = mask.shape[-1] * jax.lax.axis_size(axis)
+  here = best < mask.shape[-1]
+  best = jnp.where(here, best + _offset(mask, axis), vocab)
+  return jax.lax.pmin(best, axis)
+
+
+def _sum(x: jax.Array, axis: str | None) -> jax.Array:
+  total = jnp.sum(x, axis=-1)
+  return total if axis is None else jax.lax.psum(total, axis)
+
+
+def _max(x: jax.Array, axis: str | None) -> jax.Array:
+  top = jnp.max(x, axis=-1)
+  return top if axis is None else jax.lax.pmax(top, axis)
+
+
+def _offset(x: jax.Array, axis: str | None) -> jax.Array | int:
+  """Returns the token of the first column of x [B, V]."""
+  return 0 if axis is None else jax.lax.axis_index(axis) * x.shape[-1]
+
+
+def _at(x: jax.Array, tokens: jax.Array, axis: str | None) -> jax.Array:
+  """Returns the entry of a token per row of x [B, V]."""
+  if axis is None:
+    return jnp.take_along_axis(x, tokens[:, None], axis=1)[:, 0]
+  local, size = tokens - _offset(x, axis), x.shape[-1]
+  inside = (local >= 0) & (local < size)
+  local = jnp.clip(local, 0, size - 1)[:, None]
+  entries = jnp.take_along_axis(x, local, axis=1)[:, 0]
+  return jax.lax.psum(jnp.where(inside, entries, 0.0), axis)
 
 
 def _first(mask: jax.Array) -> jax.Array:
-  """Returns the index of the first True per row, i32[B]; V if there is none."""
+  """Returns the index of the first True per row, i32[B]; V if there is none.
+
+  XLA's argmax is slow on CPUs; a maximum and its first index are not.
+  """
   size = mask.shape[-1]
   index = jnp.arange(size, dtype=jnp.int32)[None]
   return jnp.min(jnp.where(mask, index, size), axis=-1)
 
 
-def _invert(mass: jax.Array, uniforms: jax.Array) -> jax.Array:
-  """Returns the index at which the cumulative mass passes `uniforms` of it.
+def _invert(
+  mass: jax.Array, uniforms: jax.Array, axis: str | None
+) -> jax.Array:
+  """Returns the token at which the cumulative mass passes `uniforms` of it.
 
   Two levels, blocks first and then the tokens of one block: two short
-  cumulative sums.
+  cumulative sums. A split vocabulary has a level above them, of its parts.
   """
   rows, vocab = mass.shape
   width = 1 << (vocab.bit_length() + 1) // 2
   blocks = -(-vocab // width)
-  mass = jnp.pad(mass, ((0, 0), (0, blocks * width - vocab)))
-  mass = mass.reshape(rows, blocks, width)
-  sums = jnp.sum(mass, axis=-1)
-  target = uniforms * jnp.sum(sums, axis=-1)
+  padded = jnp.pad(mass, ((0, 0), (0, blocks * width - vocab)))
+  padded = padded.reshape(rows, blocks, width)
+  sums = jnp.sum(padded, axis=-1)
+  part, target = 0, jnp.sum(sums, axis=-1)
+  if axis is None:
+    target = uniforms * target
+  else:
+    parts = jax.lax.all_gather(target, axis, axis=1)
+    target = uniforms * jnp.sum(parts, axis=-1)
+    part, below = _pass(parts, target)
+    target -= below
   block, below = _pass(sums, target)
-  inside = jnp.take_along_axis(mass, block[:, None, None], axis=1)[:, 0]
-  return block * width + _pass(inside, target - below)[0]
+  inside = jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0]
+  tokens = block * width + _pass(inside, target - below)[0]
+  if axis is None:
+    return tokens
+  here = part == jax.lax.axis_index(axis)
+  return jax.lax.psum(jnp.where(here, tokens + _offset(mass, axis), 0), axis)
 
 
 def _pass(mass: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,22 +160,22 @@ def _pass(mass: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
   return first, jnp.sum(before, axis=-1)
 
 
-def _truncate(mass, top_k, top_p, min_p) -> jax.Array:
+def _truncate(mass, top_k, top_p, min_p, axis) -> jax.Array:
   """Sets the mass of excluded tokens to 0; the likeliest token has mass 1."""
-  vocab = mass.shape[-1]
+  vocab = mass.shape[-1] * (1 if axis is None else jax.lax.axis_size(axis))
   order = jax.lax.bitcast_convert_type(mass, jnp.int32)
 
   def keeps_k(threshold):
-    return jnp.sum(order >= threshold[:, None], axis=-1) >= top_k
+    return _sum(order >= threshold[:, None], axis) >= top_k
 
   threshold = _largest(keeps_k, len(mass))
   on = (top_k > 0) & (top_k < vocab)
   mass = jnp.where((order >= threshold[:, None]) | ~on[:, None], mass, 0.0)
-  enough = top_p * jnp.sum(mass, axis=-1)
+  enough = top_p * _sum(mass, axis)
 
   def keeps_p(threshold):
     kept = jnp.where(order >= threshold[:, None], mass, 0.0)
-    return jnp.sum(kept, axis=-1) >= enough
+    return _sum(kept, axis) >= enough
 
   threshold = _largest(keeps_p, len(mass))
   keep = (order >= threshold[:, None]) | (top_p == 1)[:, None]

@@ -43,6 +43,14 @@ def merge(a: Metrics, b: Metrics) -> Metrics:
   }
 
 
+def over_devices(metrics: Metrics, axes: tuple[str, ...]) -> Metrics:
+  """Merges the metrics of the devices of mesh axes, within `jax.shard_map`."""
+  return {
+    name: (jax.lax.pmax if isinstance(x, Max) else jax.lax.psum)(x, axes)
+    for name, x in metrics.items()
+  }
+
+
 def total(
   parts: Mapping[str, tuple[jax.Array, Metrics]],
   counts: Mapping[str, jax.Array],

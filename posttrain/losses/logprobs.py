@@ -16,20 +16,38 @@ Axes: T tokens (all leading dimensions, flattened), D model, V vocab.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from posttrain import sharding
 
 BLOCK_BYTES = 64 * 2**20  # bytes of logits; above, they are chunked
 _MIN_CHUNK = 2048  # columns; below, the tokens are chunked as well
 
 
 class _Plan(NamedTuple):
-  """Static arguments: the cap on the logits and the chunk sizes."""
+  """Static arguments: the cap on the logits, chunk sizes, mesh axes.
+
+  The axes are those of the current mesh that split tokens, model dimension and
+  vocabulary; none on one device.
+  """
 
   softcap: float | None
+  vocab_chunk: int | None
+  row_chunk: int | None
+  tokens: tuple[str, ...] = ()
+  model: str | None = None
+  vocab: str | None = None
+
+
+class _Chunks(NamedTuple):
+  """The chunk sizes of the tokens and columns of one device."""
+
   columns: int
   row_chunks: int
 
@@ -61,8 +79,14 @@ def linear(
     vocab_chunk: columns of logits at a time; None = all if the logits fit in
       64 MiB or `row_chunk` is given, else as many as fit (at least 2048).
     row_chunk: tokens at a time; None = all, unless even 2048 columns of all
-      tokens exceed 64 MiB (8192 tokens, counted over all devices) and
-      `vocab_chunk` is None: then as many as fit.
+      tokens exceed 64 MiB (8192 tokens) and `vocab_chunk` is None: then as
+      many as fit.
+
+  Chunks are of one device. On the current mesh (`sharding.use`) the batch axes
+  split the first dimension of the tokens, if they divide it, and `tensor` the
+  vocabulary; each device gathers its columns of the weight over `fsdp` once,
+  in hidden's dtype, and the gradient of the weight is summed on each device
+  and reduce-scattered once, in float32.
 
   Returns:
     (logprobs f32[...], entropy f32[...]), both in nats and of the
@@ -70,24 +94,14 @@ def linear(
   """
   shape, (depth, vocab) = targets.shape, weight.shape
   chex.assert_shape(hidden, (*shape, depth))
-  count = targets.size
-  if vocab_chunk is None and row_chunk is None:
-    vocab_chunk, row_chunk = _default_chunks(count, vocab)
-  row_chunks = -(-count // (row_chunk or count))
-  plan = _Plan(softcap, min(vocab_chunk or vocab, vocab), row_chunks)
   temperature = jnp.asarray(temperature, jnp.float32)
-  temperature = jnp.broadcast_to(temperature, shape).reshape(count)
-  extra = -count % row_chunks  # rows of zeros, dropped from the result
-  hidden, targets, temperature = (
-    jnp.pad(x, ((0, extra), *[(0, 0)] * (x.ndim - 1)), constant_values=fill)
-    for x, fill in (
-      (hidden.reshape(count, depth), 0),
-      (targets.reshape(count), 0),
-      (jax.lax.stop_gradient(temperature), 1),
-    )
+  temperature = jnp.broadcast_to(temperature, shape)
+  plan = _Plan(
+    softcap, vocab_chunk, row_chunk, *_mesh_axes(shape, depth, vocab)
   )
-  logprobs, entropy = _linear_vjp(plan, hidden, weight, targets, temperature)
-  return logprobs[:count].reshape(shape), entropy[:count].reshape(shape)
+  return _linear_vjp(
+    plan, hidden, weight, targets, jax.lax.stop_gradient(temperature)
+  )
 
 
 def logits(
@@ -105,7 +119,19 @@ def logits(
   """
   rows = hidden.reshape(-1, hidden.shape[-1])
   z = _tempered(softcap, rows, weight, jnp.ones(len(rows), jnp.float32))
-  return z.reshape(*hidden.shape[:-1], weight.shape[1])
+  z = z.reshape(*hidden.shape[:-1], weight.shape[1])
+  middle = (None,) * (z.ndim - 2)
+  return sharding.pin(z, sharding.BATCH_AXES, *middle, sharding.TENSOR)
+
+
+def _mesh_axes(shape, depth, vocab):
+  """Returns the last three fields of a `_Plan`."""
+  if sharding.current() is None:
+    return (), None, None
+  axes = (sharding.BATCH_AXES, sharding.FSDP, sharding.TENSOR)
+  first = shape[0] if shape else 1
+  tokens, model, vocab = sharding.fitting((first, depth, vocab), axes)
+  return tokens or (), model, vocab
 
 
 def _default_chunks(count, vocab):
@@ -122,38 +148,142 @@ def _linear(
   return _forward(plan, hidden, weight, targets, temperature)[0]
 
 
-def _forward(plan, hidden, weight, targets, temperature):
-  inputs = (hidden, weight, targets, temperature)
-  if (plan.row_chunks, plan.columns) == (1, weight.shape[1]):
+def _specs(plan):
+  """Returns the specs of tokens, of the weight, and of kept logits."""
+  return (
+    PartitionSpec(plan.tokens or None),
+    PartitionSpec(plan.model, plan.vocab),
+    PartitionSpec(plan.tokens or None, plan.vocab),
+  )
+
+
+def _forward(plan, *inputs):
+  tokens, weight, logits = _specs(plan)
+  local = sharding.split(
+    functools.partial(_local_forward, plan),
+    (tokens, weight, tokens, tokens),
+    (tokens, logits, tokens),
+  )
+  outputs, z, sums = local(*inputs)
+  return outputs, (inputs, z, sums)
+
+
+def _local_forward(plan, hidden, weight, targets, temperature):
+  """Returns (logprobs, entropy) in targets' shape, z or None, (lse, mean)."""
+  shape, weight = targets.shape, _gathered(plan, hidden, weight)
+  chunks = _chunk_sizes(plan, targets.size, weight.shape[1])
+  first = _first_column(plan, weight)
+  inputs = _flat(chunks, hidden, targets - first, temperature)
+  if chunks == (weight.shape[1], 1):
+    hidden, targets, temperature = inputs
     z = _tempered(plan.softcap, hidden, weight, temperature)
     top = jnp.max(z, axis=-1)
     e = jnp.exp(z - top[:, None])
     total, weighted = jnp.sum(e, axis=-1), jnp.sum(e * z, axis=-1)
-    target = jnp.take_along_axis(z, targets[:, None], axis=1)[:, 0]
+    inside, target = _pick(z, targets)
+    target = jnp.where(inside, target, 0.0)
   else:
     z = None
-    top, total, weighted, target = _chunked_sums(plan, *inputs)
+    top, total, weighted, target = _chunked_sums(plan, chunks, weight, *inputs)
+  if plan.vocab:
+    highest = jax.lax.pmax(top, plan.vocab)
+    shrink = jnp.exp(top - highest)
+    total, weighted, target = jax.lax.psum(
+      jnp.stack((total * shrink, weighted * shrink, target)), plan.vocab
+    )
+    top = highest
   lse, mean = top + jnp.log(total), weighted / total
-  return (target - lse, lse - mean), (inputs, z, lse, mean)
+  outputs = target - lse, lse - mean
+  outputs = tuple(x[: math.prod(shape)].reshape(shape) for x in outputs)
+  return outputs, z, (lse, mean)
 
 
 def _backward(plan, residuals, cotangents):
-  inputs, z, lse, mean = residuals
+  inputs, z, sums = residuals
+  tokens, weight, logits = _specs(plan)
+  local = sharding.split(
+    functools.partial(_local_backward, plan),
+    ((tokens, weight, tokens, tokens), logits, tokens, tokens),
+    (tokens, weight),
+  )
+  return *local(inputs, z, sums, cotangents), None, None
+
+
+def _local_backward(plan, inputs, z, sums, cotangents):
+  """Returns the gradients of hidden and weight."""
   hidden, weight, targets, temperature = inputs
+  part, weight = weight, _gathered(plan, hidden, weight)
+  chunks = _chunk_sizes(plan, targets.size, weight.shape[1])
+  first = _first_column(plan, weight)
+  rows, *per_row = _flat(
+    chunks, hidden, targets - first, temperature, *cotangents
+  )
+  per_row = *per_row[:2], *sums, *per_row[2:]
   if z is not None:
-    dz = _logit_gradient(
-      plan.softcap, z, targets, temperature, lse, mean, *cotangents
-    ).astype(hidden.dtype)
-    d_hidden, d_weight = _products(hidden, weight, dz)
+    dz = _logit_gradient(plan.softcap, z, *per_row).astype(hidden.dtype)
+    d_hidden, d_weight = _products(rows, weight, dz)
   else:
-    d_hidden, d_weight = _chunked_gradients(
-      plan, inputs, (lse, mean, *cotangents)
-    )
+    d_hidden, d_weight = _chunked_gradients(plan, chunks, rows, weight, per_row)
+  if plan.vocab:
+    d_hidden = jax.lax.psum(d_hidden, plan.vocab)
+  d_hidden = d_hidden[: targets.size].reshape(hidden.shape)
   return (
     d_hidden.astype(hidden.dtype),
-    d_weight.astype(weight.dtype),
-    None,
-    None,
+    _reduced(plan, d_weight).astype(part.dtype),
+  )
+
+
+def _gathered(plan, hidden, weight):
+  """Returns the device's columns of the weight, whole in D."""
+  if plan.model is None:
+    return weight
+  weight = weight.astype(hidden.dtype)
+  return jax.lax.all_gather(weight, plan.model, axis=0, tiled=True)
+
+
+def _reduced(plan, d_weight):
+  """Returns the device's part of the weight's gradient, over all tokens."""
+  others = tuple(axis for axis in plan.tokens if axis != plan.model)
+  if plan.model in plan.tokens:
+    d_weight = jax.lax.psum_scatter(
+      d_weight, plan.model, scatter_dimension=0, tiled=True
+    )
+  elif plan.model:  # every device has all tokens
+    size = d_weight.shape[0] // jax.lax.axis_size(plan.model)
+    start = jax.lax.axis_index(plan.model) * size
+    d_weight = jax.lax.dynamic_slice_in_dim(d_weight, start, size)
+  return jax.lax.psum(d_weight, others) if others else d_weight
+
+
+def _first_column(plan, weight):
+  """Returns the index in the vocabulary of the device's first column."""
+  if not plan.vocab:
+    return 0
+  return jax.lax.axis_index(plan.vocab) * weight.shape[1]
+
+
+def _chunk_sizes(plan, count, vocab):
+  """Returns the `_Chunks` of `count` tokens and `vocab` columns."""
+  columns, rows = plan.vocab_chunk, plan.row_chunk
+  if columns is None and rows is None:
+    columns, rows = _default_chunks(count, vocab)
+  return _Chunks(min(columns or vocab, vocab), -(-count // (rows or count)))
+
+
+def _flat(chunks, hidden, targets, temperature, *cotangents):
+  """Flattens tokens, and pads them with zeros to whole chunks of rows."""
+  extra = -targets.size % chunks.row_chunks
+
+  def flat(x, fill=0, tail=()):
+    x = x.reshape(-1, *tail)
+    pads = ((0, extra), *((0, 0) for _ in tail))
+    return jnp.pad(x, pads, constant_values=fill)
+
+  return (
+    flat(hidden, tail=hidden.shape[-1:]),
+    flat(targets),
+    flat(temperature, fill=1),
+    *(flat(x) for x in cotangents),
   )
 
 
@@ -185,6 +315,13 @@ def _logit_gradient(
   return dz
 
 
+def _pick(z, index):
+  """Returns (whether an index is a column of z, its logit), [T] each."""
+  inside = (index >= 0) & (index < z.shape[1])
+  index = jnp.clip(index, 0, z.shape[1] - 1)
+  return inside, jnp.take_along_axis(z, index[:, None], axis=1)[:, 0]
+
+
 def _products(hidden, weight, dz):
   """Returns (dz W^T, h^T dz), accumulated in float32."""
   weight = weight.astype(hidden.dtype)
@@ -192,11 +329,11 @@ def _products(hidden, weight, dz):
   return dot(dz, weight.T), dot(hidden.T, dz)
 
 
-def _chunks(size, chunk):
-  """Returns the number of chunks, and a function index -> (start, new).
+def _blocks(size, chunk):
+  """Returns the number of blocks, and a function index -> (start, new).
 
-  The last chunk is shifted left to end at `size`, so no input is padded;
-  `new` is False at the columns that it shares with the chunk before.
+  The last block is shifted left to end at `size`, so no input is padded;
+  `new` is False at the columns that it shares with the block before.
   """
 
   def place(i):
@@ -206,24 +343,22 @@ def _chunks(size, chunk):
   return -(-size // chunk), place
 
 
-def _chunked_sums(plan, hidden, weight, targets, temperature):
+def _chunked_sums(plan, chunks, weight, hidden, targets, temperature):
   """Returns (max z, sum e^(z - max), sum z e^(z - max), z_y), each f32[T]."""
-  count, size = len(hidden), len(hidden) // plan.row_chunks
-  chunks, place = _chunks(weight.shape[1], plan.columns)
+  count, (columns, row_chunks) = len(hidden), chunks
+  size = count // row_chunks
+  blocks, place = _blocks(weight.shape[1], columns)
 
   def one_block(i, sums, rows):
     hidden, targets, temperature = rows
     top, total, weighted, target = sums
     start, new = place(i)
-    part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
+    part = jax.lax.dynamic_slice_in_dim(weight, start, columns, 1)
     z = _tempered(plan.softcap, hidden, part, temperature)
     higher = jnp.maximum(top, jnp.max(z, axis=-1))
     e = jnp.where(new[None], jnp.exp(z - higher[:, None]), 0.0)
     shrink = jnp.exp(top - higher)
-    local = targets - start
-    inside = (local >= 0) & (local < plan.columns)
-    local = jnp.clip(local, 0, plan.columns - 1)
-    hit = jnp.take_along_axis(z, local[:, None], axis=1)[:, 0]
+    inside, hit = _pick(z, targets - start)
     return (
       higher,
       total * shrink + jnp.sum(e, axis=-1),
@@ -231,77 +366,60 @@ def _chunked_sums(plan, hidden, weight, targets, temperature):
       jnp.where(inside, hit, target),
     )
 
-  def one_row_chunk(r, out):
-    rows = _rows(r, plan.row_chunks, hidden, targets, temperature)
+  def one_row_chunk(rows):
     zeros = jnp.zeros(size, jnp.float32)
     # -inf would make top - higher NaN only if z were -inf as well.
     init = (jnp.full(size, -jnp.inf), zeros, zeros, zeros)
-    sums = jax.lax.fori_loop(
-      0, chunks, functools.partial(one_block, rows=rows), init
-    )
-    return tuple(
-      jax.lax.dynamic_update_index_in_dim(x, part, r, 1)
-      for x, part in zip(out, sums, strict=True)
+    return jax.lax.fori_loop(
+      0, blocks, functools.partial(one_block, rows=rows), init
     )
 
-  empty = (jnp.zeros((size, plan.row_chunks), jnp.float32),) * 4
-  out = jax.lax.fori_loop(0, plan.row_chunks, one_row_chunk, empty)
-  return tuple(x.reshape(count) for x in out)
+  rows = tuple(
+    x.reshape(row_chunks, size, *x.shape[1:])
+    for x in (hidden, targets, temperature)
+  )
+  return tuple(x.reshape(count) for x in jax.lax.map(one_row_chunk, rows))
 
 
-def _chunked_gradients(plan, inputs, per_row):
+def _chunked_gradients(plan, chunks, hidden, weight, per_row):
   """Returns the gradients of hidden and weight, f32.
 
   Args:
-    plan: the chunk sizes.
-    inputs: hidden, weight, targets, temperature.
-    per_row: lse, mean and the cotangents, f32[T] each.
+    plan: the options.
+    chunks: the chunk sizes.
+    hidden: float[T, D].
+    weight: float[D, V].
+    per_row: targets, temperature, lse, mean and the cotangents, [T] each.
   """
-  hidden, weight, targets, temperature = inputs
-  chunks, place = _chunks(weight.shape[1], plan.columns)
+  columns, row_chunks = chunks
+  blocks, place = _blocks(weight.shape[1], columns)
 
-  def one_block(step, carry):
+  def one_block(i, carry, rows):
     d_hidden, d_weight = carry
-    r = step // chunks
-    start, new = place(step % chunks)
-    h, y, t, *rest = _rows(
-      r, plan.row_chunks, hidden, targets, temperature, *per_row
-    )
-    part = jax.lax.dynamic_slice_in_dim(weight, start, plan.columns, 1)
-    z = _tempered(plan.softcap, h, part, t)
-    dz = _logit_gradient(plan.softcap, z, y - start, t, *rest)
+    h, y, *rest = rows
+    start, new = place(i)
+    part = jax.lax.dynamic_slice_in_dim(weight, start, columns, 1)
+    z = _tempered(plan.softcap, h, part, rest[0])
+    dz = _logit_gradient(plan.softcap, z, y - start, *rest)
     dz = jnp.where(new[None], dz, 0.0).astype(h.dtype)
     more_hidden, more_weight = _products(h, part, dz)
-    return (
-      _add(d_hidden, more_hidden[:, None], (0, r, 0)),
-      _add(d_weight, more_weight, (0, start)),
+    old = jax.lax.dynamic_slice_in_dim(d_weight, start, columns, 1)
+    return d_hidden + more_hidden, jax.lax.dynamic_update_slice_in_dim(
+      d_weight, old + more_weight, start, 1
     )
 
-  strided = (-1, plan.row_chunks, hidden.shape[1])
-  init = (
-    jnp.zeros(hidden.shape, jnp.float32).reshape(strided),
-    jnp.zeros(weight.shape, jnp.float32),
+  def one_row_chunk(d_weight, rows):
+    d_hidden, d_weight = jax.lax.fori_loop(
+      0,
+      blocks,
+      functools.partial(one_block, rows=rows),
+      (jnp.zeros(rows[0].shape, jnp.float32), d_weight),
+    )
+    return d_weight, d_hidden
+
+  rows = tuple(
+    x.reshape(row_chunks, -1, *x.shape[1:]) for x in (hidden, *per_row)
   )
-  d_hidden, d_weight = jax.lax.fori_loop(
-    0, plan.row_chunks * chunks, one_block, init
-  )
+  zeros = jnp.zeros(weight.shape, jnp.float32)
+  d_weight, d_hidden = jax.lax.scan(one_row_chunk, zeros, rows)
   return d_hidden.reshape(hidden.shape), d_weight
-
-
-def _rows(r, chunks, *arrays):
-  """Returns rows r, r + chunks, r + 2 chunks, ... of each array.
-
-  Tokens may be sharded in contiguous blocks: a strided chunk takes equally many
-  from each device, so nothing is gathered.
-  """
-  return tuple(
-    jax.lax.dynamic_index_in_dim(
-      x.reshape(-1, chunks, *x.shape[1:]), r, 1, keepdims=False
-    )
-    for x in arrays
-  )
-
-
-def _add(array, part, start):
-  old = jax.lax.dynamic_slice(array, start, part.shape)
-  return jax.lax.dynamic_update_slice(array, old + part, start)

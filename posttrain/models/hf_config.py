@@ -17,7 +17,7 @@ from posttrain.models import hf_rope
 from posttrain.util import foreign, json_files
 
 # Fields that do not change a model's function.
-_OURS = ('dtype', 'remat')
+_OURS = ('dtype', 'remat', 'attention')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,8 @@ _KEYS = {
 def read(folder: str | pathlib.Path) -> schema.Model:
   """Returns the model that a directory's `config.json` describes.
 
-  `dtype` and `remat`, which the file does not determine, have their defaults.
+  `dtype`, `remat` and `attention`, which the file does not determine, have
+  their defaults.
 
   Raises:
     ValueError: the file is missing or no JSON, the architecture is unknown, or
@@ -151,7 +152,8 @@ def write(cfg: schema.Model) -> dict[str, Any]:
       f'model.heads must divide embed_dim={cfg.embed_dim} to be written as a '
       f'{family.architecture}, which transformers loads: got {cfg.heads}'
     )
-  parsed = dataclasses.replace(_parse(text), dtype=cfg.dtype, remat=cfg.remat)
+  ours = {name: getattr(cfg, name) for name in _OURS}
+  parsed = dataclasses.replace(_parse(text), **ours)
   if not cfg.local_layers:  # nothing reads their base
     parsed = dataclasses.replace(parsed, local_rope_theta=cfg.local_rope_theta)
   for field in dataclasses.fields(cfg):
@@ -165,7 +167,7 @@ def write(cfg: schema.Model) -> dict[str, Any]:
 
 
 def differing(a: schema.Model, b: schema.Model) -> list[str]:
-  """Returns the names of the fields that differ, except dtype and remat."""
+  """Returns the names of the fields that differ, except those of `_OURS`."""
   names = [field.name for field in dataclasses.fields(schema.Model)]
   return [
     name

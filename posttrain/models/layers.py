@@ -4,14 +4,16 @@ Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
 """
 
+import itertools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
-from posttrain import schema
+from posttrain import schema, sharding
 from posttrain.models import lora
 from posttrain.ops import attention as attention_op
 
@@ -43,10 +45,12 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
   """x @ kernel (+ bias) in x's dtype; normal init, scale / sqrt(fan in).
 
-  The kernel may have a low-rank correction, see `lora`.
+  The kernel may have a low-rank correction, see `lora`; `split` has its mesh
+  axes, `sharding.COLUMNS` or `sharding.ROWS`.
   """
 
   features: int
+  split: tuple[str, str]
   use_bias: bool = False
   scale: float = 1.0
 
@@ -56,7 +60,7 @@ class Linear(nn.Module):
     normal = nn.initializers.normal(self.scale / math.sqrt(fan_in))
     kernel = self.param('kernel', normal, (fan_in, self.features))
     # Two dimensions: the gradient then needs no transposed copy of x.
-    y = lora.matmul(x.reshape(-1, fan_in), kernel)
+    y = lora.matmul(x.reshape(-1, fan_in), kernel, self.split)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y = y + bias.astype(x.dtype)[None]
@@ -83,16 +87,19 @@ class Attention(nn.Module):
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
 
     def project(name, count):
-      y = Linear(count * cfg.head_dim, cfg.qkv_bias, name=name)(x)
+      width = count * cfg.head_dim
+      y = Linear(width, sharding.COLUMNS, cfg.qkv_bias, name=name)(x)
       if cfg.qk_norm:  # only then does a gradient need y
         y = checkpoint_name(y, 'kept')
-      return y.reshape(*x.shape[:-1], count, cfg.head_dim)
+      return y
 
     if self.fused:
       y = project('qkv', sum(counts.values()))
-      q, k, v = jnp.split(y, (cfg.heads, cfg.heads + cfg.kv_heads), axis=-2)
+      sizes = (cfg.head_dim * count for count in counts.values())
+      projections = unfuse(attention_parts(cfg), y, *sizes)
     else:
-      q, k, v = (project(name, count) for name, count in counts.items())
+      projections = (project(name, count) for name, count in counts.items())
+    q, k, v = (y.reshape(*x.shape[:-1], -1, cfg.head_dim) for y in projections)
     if cfg.qk_norm:
       q = RMSNorm(cfg, name='q_norm')(q)
       k = RMSNorm(cfg, name='k_norm')(k)
@@ -100,6 +107,7 @@ class Attention(nn.Module):
     options = {
       'scale': 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
       'softcap': cfg.attention_softcap,
+      'impl': cfg.attention,
     }
     if cache is None:
       out = attention_op.attention(q, k, v, k_start, k_end, **options)
@@ -108,8 +116,9 @@ class Attention(nn.Module):
       cache = write(old_k, k, cache_slots), write(old_v, v, cache_slots)
       out = _attend(q, cache, k_start, k_end, options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
-    out = Linear(cfg.embed_dim, scale=residual_scale(cfg), name='o')(out)
-    return out, cache
+    scale = residual_scale(cfg)
+    out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
+    return sharding.pin_batch(out), cache
 
 
 def _attend(q, cache, k_start, k_end, options):
@@ -130,15 +139,20 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     cfg = self.cfg
+
+    def project(name, width):
+      return Linear(width, sharding.COLUMNS, name=name)(x)
+
     if self.fused:
-      y = Linear(2 * cfg.mlp_dim, name='gate_up')(x)
-      gate, up = jnp.split(y, 2, axis=-1)
+      y = project('gate_up', 2 * cfg.mlp_dim)
+      gate, up = unfuse(mlp_parts(cfg), y, cfg.mlp_dim, cfg.mlp_dim)
     else:
-      gate = checkpoint_name(Linear(cfg.mlp_dim, name='gate')(x), 'kept')
-      up = checkpoint_name(Linear(cfg.mlp_dim, name='up')(x), 'kept')
-    down = Linear(cfg.embed_dim, scale=residual_scale(cfg), name='down')
+      gate = checkpoint_name(project('gate', cfg.mlp_dim), 'kept')
+      up = checkpoint_name(project('up', cfg.mlp_dim), 'kept')
     activate = nn.silu if cfg.activation == 'silu' else nn.gelu
-    return down(activate(gate) * up)
+    scale = residual_scale(cfg)
+    down = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='down')
+    return sharding.pin_batch(down(activate(gate) * up))
 
 
 class Block(nn.Module):
@@ -186,9 +200,15 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-  """Embedding table lookup."""
+  """Embedding table lookup.
+
+  Under `fsdp` a device looks up its columns for the tokens of all devices of
+  the axis, and then gives each its tokens: far less than the table. With
+  `fused`, in a decode view, it has all columns.
+  """
 
   cfg: schema.Model
+  fused: bool = False
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -196,10 +216,46 @@ class Embed(nn.Module):
     normal = nn.initializers.normal(1.0 / math.sqrt(cfg.embed_dim))
     shape = (cfg.vocab_size, cfg.embed_dim)
     table = self.param('table', normal, shape)
+    if not self.fused:
+      tokens = sharding.pin(tokens, sharding.DATA)
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
+    if not self.fused:
+      x = sharding.pin(x, sharding.DATA, None, sharding.FSDP)
+    x = sharding.pin_batch(x)
     if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
       x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
     return x
+
+
+def attention_parts(cfg: schema.Model) -> int:
+  """Returns the number of devices of `tensor` that split heads; 1 = none."""
+  ways = sharding.ways(sharding.TENSOR)
+  return ways if cfg.kv_heads % ways == 0 else 1
+
+
+def mlp_parts(cfg: schema.Model) -> int:
+  """Returns the number of devices of `tensor` that split the MLP."""
+  ways = sharding.ways(sharding.TENSOR)
+  return ways if cfg.mlp_dim % ways == 0 else 1
+
+
+def fuse(parts: int, *arrays: jax.Array) -> jax.Array:
+  """Joins last dimensions: the first part of each array, then the second, ...
+
+  So an array that is split over as many devices as it has parts is joined
+  without communication, and `unfuse` splits it again.
+  """
+  rows = [x.reshape(*x.shape[:-1], parts, -1) for x in arrays]
+  joined = jnp.concatenate(rows, axis=-1)
+  return joined.reshape(*joined.shape[:-2], -1)
+
+
+def unfuse(parts: int, x: jax.Array, *sizes: int) -> list[jax.Array]:
+  """Splits what `fuse` has joined into arrays of the given last dimensions."""
+  x = x.reshape(*x.shape[:-1], parts, -1)
+  ends = list(itertools.accumulate(size // parts for size in sizes))
+  pieces = jnp.split(x, ends[:-1], axis=-1)
+  return [piece.reshape(*piece.shape[:-2], -1) for piece in pieces]
 
 
 def residual_scale(cfg: schema.Model) -> float:
@@ -276,5 +332,17 @@ def write(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
 
   Entries with a slot of S or more are dropped.
   """
-  rows = jnp.arange(len(new))[:, None]
-  return cache.at[rows, :, slots].set(new.astype(cache.dtype), mode='drop')
+
+  def local(cache, new, slots):
+    rows = jnp.arange(len(new))[:, None]
+    return cache.at[rows, :, slots].set(new.astype(cache.dtype), mode='drop')
+
+  rows, heads = sharding.fitting(
+    cache.shape, (sharding.BATCH_AXES, sharding.TENSOR)
+  )
+  specs = (
+    PartitionSpec(rows, heads),
+    PartitionSpec(rows, None, heads),
+    PartitionSpec(rows),
+  )
+  return sharding.split(local, specs, specs[0])(cache, new, slots)

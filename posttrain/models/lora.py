@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posttrain import schema, tree
+from posttrain import schema, sharding, tree
 
 Params = Any
 Adapter = Any
@@ -149,18 +149,25 @@ def merge(params: Params) -> Params:
   )
 
 
-def matmul(x: jax.Array, kernel: jax.Array | Adapted) -> jax.Array:
+def matmul(
+  x: jax.Array, kernel: jax.Array | Adapted, split: tuple[str, str]
+) -> jax.Array:
   """Computes x W, or x W + s (x A) B, in x's dtype.
 
   Args:
     x: float[T, in].
     kernel: [in, out], or an `Adapted` one.
+    split: mesh axes of in and out.
   """
+
+  def times(x, weight, *axes):
+    return x @ sharding.gather(weight.astype(x.dtype), *axes)
+
   if not isinstance(kernel, Adapted):
-    return x @ kernel.astype(x.dtype)
-  low = x @ kernel.a.astype(x.dtype)
-  correction = (kernel.scale * low) @ kernel.b.astype(x.dtype)
-  return x @ kernel.kernel.astype(x.dtype) + correction
+    return times(x, kernel, *split)
+  low = times(x, kernel.a, split[0], None)
+  correction = times(kernel.scale * low, kernel.b, None, split[1])
+  return times(x, kernel.kernel, *split) + correction
 
 
 def _attach(params: Params, adapter: Adapter, scale: float) -> Params:

@@ -34,7 +34,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from posttrain import schema
+from posttrain import schema, sharding
 from posttrain.models import layers, lora
 from posttrain.ops import attention as attention_op
 
@@ -43,31 +43,42 @@ Params = Any
 Cache = tuple[layers.LayerCache, ...]
 
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
-# wins. Megatron's split over `tensor`: the first matrices of a block by column,
-# those that write to the residual stream by row. `fsdp` splits the other axis.
+# wins. The table is the transpose of a head.
 SHARDING_RULES = (
-  (r'embed/table$', ('tensor', 'fsdp')),
-  (r'head/kernel$', ('fsdp', 'tensor')),
-  (r'attention/[qkv]/kernel$', (None, 'fsdp', 'tensor')),
-  (r'attention/[qkv]/bias$', (None, 'tensor')),
-  (r'attention/o/kernel$', (None, 'tensor', 'fsdp')),
-  (r'mlp/(gate|up)/kernel$', (None, 'fsdp', 'tensor')),
-  (r'mlp/down/kernel$', (None, 'tensor', 'fsdp')),
-  (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, 'fsdp', None)),
-  (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, 'tensor')),
-  (r'(attention/o|mlp/down)/kernel/a$', (None, 'tensor', None)),
-  (r'(attention/o|mlp/down)/kernel/b$', (None, None, 'fsdp')),
+  (r'embed/table$', sharding.ROWS),
+  (r'head/kernel$', sharding.COLUMNS),
+  (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
+  (r'attention/[qkv]/bias$', (None, sharding.TENSOR)),
+  (r'attention/o/kernel$', (None, *sharding.ROWS)),
+  (r'mlp/(gate|up)/kernel$', (None, *sharding.COLUMNS)),
+  (r'mlp/down/kernel$', (None, *sharding.ROWS)),
+  (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, sharding.FSDP, None)),
+  (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, sharding.TENSOR)),
+  (r'(attention/o|mlp/down)/kernel/a$', (None, sharding.TENSOR, None)),
+  (r'(attention/o|mlp/down)/kernel/b$', (None, None, sharding.FSDP)),
   (r'final_norm/scale$', (None,)),
   (r'norm/scale$', (None, None)),
   (r'reward/kernel$', (None,)),
 )
 
+# The same, of a decode view: matrices are split over `tensor` alone.
+VIEW_RULES = (
+  (r'embed/table$', (sharding.TENSOR, None)),
+  (r'(head|attention/qkv|mlp/gate_up)/kernel$', (None, sharding.TENSOR)),
+  (r'attention/qkv/bias$', (sharding.TENSOR,)),
+  (r'(attention/o|mlp/down)/kernel$', (sharding.TENSOR, None)),
+  (r'', ()),
+)
+
 # The arrays that a block saves for its backward pass. 'none' recomputes no
 # matrix product: it saves their results, under the name 'kept', and recomputes
 # only elementwise work (norms, RoPE, SwiGLU), which costs less than storing
-# it. 'block' saves only a block's input and recomputes all of it.
+# it. 'attention' saves a block's input and the results of attention, so that
+# the backward pass does not repeat attention (except `dense`, which recomputes
+# its scores). 'block' saves only a block's input and recomputes all of it.
 REMAT = {
   'none': jax.checkpoint_policies.save_only_these_names('kept'),
+  'attention': jax.checkpoint_policies.save_only_these_names('attention'),
   'block': jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -97,9 +108,11 @@ class Transformer(nn.Module):
       length=cfg.layers,
     )
     x, _ = blocks(cfg, name='layers')(x, local, ranges, k_end)
-    x = layers.RMSNorm(cfg, name='final_norm')(x)
+    x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
-      layers.Linear(cfg.vocab_size, name='head')(x)  # `head` reads the kernel
+      layers.Linear(cfg.vocab_size, sharding.COLUMNS, name='head')(
+        x
+      )  # `head` reads the kernel
     return x
 
 
@@ -161,7 +174,7 @@ def trunk(
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
   block, new = layers.Block(cfg, fused=True), []
-  x = apply(layers.Embed(cfg), params['embed'], tokens)
+  x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
     args = (ranges[i in cfg.local_layers],), k_end, slots, old
     x, layer_cache = apply(block, layer, x, None, *args)
@@ -183,7 +196,9 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
   """Builds the parameters for decoding, once per weight update.
 
   Slicing stacked weights inside a decode loop would copy them at every step;
-  a fused product is one kernel instead of two or three.
+  a fused product is one kernel instead of two or three. Its columns are those
+  of the first device of `tensor` (of q, k and v, or of gate and up), then those
+  of the second, and so on.
 
   Args:
     params: from `init`; adapted kernels are merged.
@@ -193,14 +208,16 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
     A tree that shares no buffer with `params`, which may be donated later.
   """
 
-  def fuse(parts):
-    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *parts)
+  heads, width = layers.attention_parts(cfg), layers.mlp_parts(cfg)
+
+  def fuse(parts, leaves):
+    return jax.tree.map(lambda *x: layers.fuse(parts, *x), *leaves)
 
   def layer(i):
     p = lora.merge(jax.tree.map(lambda x: x[i], params['layers']))
     attention, mlp = dict(p['attention']), dict(p['mlp'])
-    attention['qkv'] = fuse([attention.pop(name) for name in 'qkv'])
-    mlp['gate_up'] = fuse([mlp.pop('gate'), mlp.pop('up')])
+    attention['qkv'] = fuse(heads, [attention.pop(name) for name in 'qkv'])
+    mlp['gate_up'] = fuse(width, [mlp.pop('gate'), mlp.pop('up')])
     return {**p, 'attention': attention, 'mlp': mlp}
 
   view = {

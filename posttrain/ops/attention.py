@@ -4,23 +4,32 @@ Query t of a row attends to the keys `k_start[t] <= s < k_end[t]`. Causality,
 packing, padding (an empty interval), sliding windows and ragged lengths are all
 such intervals.
 
-`impl` names an implementation (see `posttrain.ops.dispatch`). The default is
-the XLA code below on a CPU, and the Pallas kernels on one GPU or TPU.
+1. Under a mesh (`sharding.use`) each device computes its rows and heads: rows
+   are split over the batch axes, heads over `tensor`; nothing is communicated.
+2. `impl` names an implementation, see `posttrain.ops.dispatch`. XLA is `dense`
+   for short rows and `chunked` for long ones.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads (each read by N/K
 query heads), H head dim.
 """
 
 import functools
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from kernels import attention as kernels
-from posttrain.ops import dispatch
+from kernels import masks
+from posttrain import schema, sharding
+from posttrain.ops import chunked, cudnn, dense, dispatch
 
-_MASKED = -1e30  # finite: -inf - (-inf) would be NaN for an empty interval
+# The most queries times keys of a row of which XLA stores the scores. On a CPU
+# `chunked` is faster from rows of 256 tokens on; below the bound, results stay
+# those of earlier versions to the bit.
+MAX_DENSE = 512 * 512
 
 
 def intervals(
@@ -39,6 +48,19 @@ def intervals(
   valid = segment_ids != 0
   start = jnp.where(valid, index - positions, 0)
   return start, jnp.where(valid, index + 1, 0)
+
+
+def check(cfg: schema.Model) -> None:
+  """Checks that this process's devices support a model's `attention`.
+
+  Raises:
+    FieldError: they do not.
+  """
+  dtype, softcap = jnp.dtype(cfg.dtype), cfg.attention_softcap
+  dispatch.choose(
+    cfg.attention,
+    lambda name: _unsupported(name, cfg.head_dim, (dtype,) * 3, softcap),
+  )
 
 
 def attention(
@@ -69,18 +91,22 @@ def attention(
     k_end: i32[B, T], one past the last key that it attends to.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
-    impl: one of `dispatch.IMPLS`.
+    impl: one of `schema.ATTENTION`.
 
   Returns:
     float[B, T, N, H] in q's dtype; scores and softmax are float32.
 
   Raises:
-    NotImplementedError: the named implementation does not support the
-      arguments.
+    FieldError: the named implementation does not support the arguments.
   """
-  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-  options = {'scale': scale, 'softcap': softcap, 'impl': impl}
-  return cached(q, k, v, k_start, k_end, **options)
+  # kv heads that do not divide over the mesh, as query heads do, are repeated
+  # until they do: a device then has the kv heads of its query heads.
+  ways, kv = sharding.ways(sharding.TENSOR), k.shape[2]
+  times = math.lcm(ways, kv) // kv
+  if times > 1 and q.shape[2] % ways == 0:
+    k, v = jnp.repeat(k, times, axis=2), jnp.repeat(v, times, axis=2)
+  fn = functools.partial(_attention, scale, softcap, impl)
+  return _on_devices(fn, q, k, v, k_start, k_end, heads_axes=(2, 2))
 
 
 def cached(
@@ -104,25 +130,14 @@ def cached(
     k_end: i32[B, T], one past the last key that it attends to.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
-    impl: one of `dispatch.IMPLS`.
+    impl: one of `schema.ATTENTION`; 'cudnn' is 'auto'.
 
   Returns:
     float[B, T, N, H] in q's dtype.
   """
-  impl = _choose(impl, q, k, v)
-  if impl != 'xla':
-    args = q, k, v, k_start, k_end
-    return _kernel(kernels.cached, impl, scale, softcap, *args)
-  b, t, n, h = q.shape
-  kv = k.shape[1]
-  assert n % kv == 0, f'{n} query heads over {kv} kv heads'
-  # Heads before time, and the N/K query heads of a kv head folded into rows:
-  # every contraction is then a plain batched matmul, the fastest on CPUs.
-  q = (q * scale).reshape(b, t, kv, n // kv, h)
-  q = q.transpose(0, 2, 3, 1, 4).reshape(b, kv, n // kv * t, h)
-  out = _folded(softcap, q, k, v, k_start, k_end)
-  out = out.reshape(b, kv, n // kv, t, h).transpose(0, 3, 1, 2, 4)
-  return out.reshape(b, t, n, h)
+  impl = 'auto' if impl == 'cudnn' else impl
+  fn = functools.partial(_cached, scale, softcap, impl)
+  return _on_devices(fn, q, k, v, k_start, k_end, heads_axes=(2, 1))
 
 
 def decode(
@@ -146,36 +161,108 @@ def decode(
     k_end: i32[B], one past the last key of the interval.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
-    impl: one of `dispatch.IMPLS`.
+    impl: one of `schema.ATTENTION`; 'cudnn' is 'auto'.
 
   Returns:
     float[B, N, H] in q's dtype.
   """
-  impl = _choose(impl, q, k, v, in_loop=True)
+  impl = 'auto' if impl == 'cudnn' else impl
+  fn = functools.partial(_decode, scale, softcap, impl)
+  return _on_devices(fn, q, k, v, k_start, k_end, heads_axes=(1, 1))
+
+
+def _on_devices(fn: Callable, q, k, v, k_start, k_end, *, heads_axes):
+  """Runs attention on each device of the `current` mesh, on its rows and heads.
+
+  Rows, or heads, that do not divide over their mesh axes are whole on each.
+
+  Args:
+    fn: attention on one device.
+    heads_axes: the axis of heads in q, and in k and v.
+  """
+  (rows,) = sharding.fitting(q.shape[:1], (sharding.BATCH_AXES,))
+  # Those of k divide q's: whole kv heads are split with their query heads.
+  counts = (k.shape[heads_axes[1]],)
+  (heads,) = sharding.fitting(counts, (sharding.TENSOR,))
+
+  def spec(axis):
+    return PartitionSpec(rows, *(None,) * (axis - 1), heads)
+
+  q_spec, k_spec = map(spec, heads_axes)
+  ends = PartitionSpec(rows)
+  in_specs = (q_spec, k_spec, k_spec, ends, ends)
+  return sharding.split(fn, in_specs, q_spec)(q, k, v, k_start, k_end)
+
+
+def _attention(scale, softcap, impl, q, k, v, k_start, k_end):
+  if _choose(impl, softcap, q, k, v) == 'cudnn':
+    return cudnn.attention(q, k, v, k_start, k_end, scale=scale)
+  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  return _cached(scale, softcap, impl, q, k, v, k_start, k_end)
+
+
+def _cached(scale, softcap, impl, q, k, v, k_start, k_end):
+  impl, args = _choose(impl, softcap, q, k, v), (k, v, k_start, k_end)
   if impl != 'xla':
-    args = q, k, v, k_start, k_end
+    return _kernel(kernels.cached, impl, scale, softcap, q, *args)
+  if q.shape[1] * k.shape[2] <= MAX_DENSE:
+    return dense.cached(q, *args, scale=scale, softcap=softcap)
+  block = chunked.CPU_BLOCK if dispatch.platform() == 'cpu' else chunked.BLOCK
+  options = chunked.Options(scale, softcap, block)
+  out = chunked.attention(options, q.transpose(0, 2, 1, 3), *args)
+  return out.transpose(0, 2, 1, 3)
+
+
+def _decode(scale, softcap, impl, q, k, v, k_start, k_end):
+  impl = _choose(impl, softcap, q, k, v, in_loop=True)
+  args = q, k, v, k_start, k_end
+  if impl != 'xla':
     return _kernel(kernels.decode, impl, scale, softcap, *args)
-  return _decode(softcap, q * scale, k, v, k_start, k_end)
+  return dense.decode(*args, scale=scale, softcap=softcap)
 
 
-def _choose(impl, q, k, v, in_loop=False):
+def _choose(impl, softcap, q, k, v, in_loop=False):
   """Chooses an implementation.
 
   Args:
     in_loop: whether the op is called at every step of a loop that carries k
       and v.
   """
+  h = q.shape[-1]
+  dtypes = q.dtype, k.dtype, v.dtype
 
-  def unsupported(backend):
-    narrow = backend == 'mosaic_tpu' and k.shape[3] % 128
-    if in_loop and narrow and impl == 'auto':
-      # The kernel needs H along lanes; XLA chooses another layout in a loop.
-      return f'head_dim {k.shape[3]}: the cache would be copied at every step'
-    if q.dtype != k.dtype or q.dtype != v.dtype:
-      return f'dtypes must agree: got {q.dtype}, {k.dtype}, {v.dtype}'
-    return kernels.unsupported(backend, q.shape[-1], q.dtype)
+  def avoid(backend):
+    if not in_loop:
+      return None
+    # The TPU kernel needs H along lanes; XLA chooses another layout in a loop.
+    narrow = backend == 'mosaic_tpu' and h % 128
+    # Padded heads in the cache itself would cost their memory in every slot;
+    # where a named implementation asks for it, each step pads a copy.
+    if narrow or h != _padded(backend, h):
+      return f'head_dim {h}: the cache would be copied at every step'
+    return None
 
-  return dispatch.choose(impl, unsupported)
+  return dispatch.choose(
+    impl, lambda name: _unsupported(name, h, dtypes, softcap), avoid
+  )
+
+
+def _unsupported(backend, head_dim, dtypes, softcap):
+  """Returns why a backend does not support such heads, or None."""
+  if len({*dtypes}) > 1:
+    return f'dtypes must agree: got {", ".join(map(str, dtypes))}'
+  if backend == 'cudnn':
+    return cudnn.unsupported(head_dim, dtypes[0], softcap)
+  padded = _padded(backend, head_dim)
+  h = head_dim if padded > kernels.MAX_HEAD_DIM else padded
+  return kernels.unsupported(backend, h, dtypes[0])
+
+
+def _padded(backend, head_dim):
+  """Returns the head dim that kernels compute with: zeros change no score."""
+  if backend == 'triton':
+    return max(16, 1 << (head_dim - 1).bit_length())
+  return max(16, -(-head_dim // 8) * 8)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -183,7 +270,10 @@ def _kernel(fn, impl, scale, softcap, q, k, v, k_start, k_end):
   """Calls a kernel; under jit, so that layers share one tracing of it."""
   interpret = impl == 'interpret'
   backend = 'triton' if interpret else impl
-  return fn(
+  h = q.shape[-1]
+  here = dispatch.KERNELS[dispatch.platform()] if impl == 'auto' else backend
+  q, k, v = (masks.pad(x, x.ndim - 1, _padded(here, h)) for x in (q, k, v))
+  out = fn(
     q,
     k,
     v,
@@ -194,85 +284,4 @@ def _kernel(fn, impl, scale, softcap, q, k, v, k_start, k_end):
     backend=backend,
     interpret=interpret,
   )
-
-
-def _decode(softcap, q, k, v, k_start, k_end):
-  """Computes attention of scaled q [B, N, H] over k, v [B, K, S, H]."""
-  b, n, h = q.shape
-  kv, s = k.shape[1:3]
-  assert n % kv == 0, f'{n} query heads over {kv} kv heads'
-  # A product per head of the group: on CPUs, one batched product of so few rows
-  # takes two to three times as long as all of these together.
-  q = q.reshape(b, kv, n // kv, h)
-  dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  heads = [dot('bkh,bksh->bks', q[:, :, g], k) for g in range(n // kv)]
-  scores = _capped(jnp.stack(heads, axis=2), softcap)
-  keys = jnp.arange(s, dtype=jnp.int32)[None]
-  mask = (k_start[:, None] <= keys) & (keys < k_end[:, None])
-  weights, inverse = _exponentials(scores, mask[:, None, None])
-  out = dot('bkgs,bksh->bkgh', weights.astype(v.dtype), v) * inverse
-  return out.astype(q.dtype).reshape(b, n, h)
-
-
-def _capped(scores, softcap):
-  return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-
-
-def _exponentials(scores, mask):
-  """Returns (exp(scores - their maximum), 1 / its sum), 0 where masked."""
-  top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)
-  # Masked scores may exceed `top`, so they are masked before exp.
-  unnormalized = jnp.exp(jnp.where(mask, scores - top, _MASKED))
-  total = jnp.sum(unnormalized, axis=-1, keepdims=True)
-  # 0 / 1 for an empty interval; otherwise the top key alone contributes 1.
-  return unnormalized, 1.0 / jnp.maximum(total, 1.0)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _folded(softcap, q, k, v, k_start, k_end):
-  """Computes attention of scaled q [B, K, N/K*T, H] over k, v [B, K, S, H]."""
-  return _folded_fwd(softcap, q, k, v, k_start, k_end)[0]
-
-
-_matmul = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-
-
-def _folded_fwd(softcap, q, k, v, k_start, k_end):
-  b, kv, rows, _ = q.shape
-  t, s = k_start.shape[1], k.shape[2]
-  scores = _capped(_matmul(q, k.mT), softcap).reshape(b, kv, rows // t, t, s)
-  keys = jnp.arange(s, dtype=jnp.int32)[None, None]
-  mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
-  # [B, 1, 1, T, S]
-  unnormalized, inverse = _exponentials(scores, mask[:, None, None])
-  inverse = inverse.reshape(b, kv, rows, 1)
-  weights = unnormalized.reshape(b, kv, rows, s).astype(v.dtype)
-  out = _matmul(weights, v) * inverse
-  out = out.astype(q.dtype)
-  slope = None  # d tanh = 1 - tanh^2
-  if softcap is not None:
-    slope = 1.0 - jnp.square(scores.reshape(weights.shape) / softcap)
-  # The name by which a remat policy saves these instead of recomputing them.
-  residuals = (slope, q, k, v, weights, inverse, out)
-  *_, out = residuals = checkpoint_name(residuals, 'kept')
-  return out, residuals
-
-
-def _folded_bwd(softcap, residuals, g):
-  """Computes dv = p^T g, ds = p (g v^T - g . out), dq = ds k, with p = e / l.
-
-  e is saved instead of p: dividing g by l takes H divisions per row, not S.
-  """
-  del softcap
-  slope, q, k, v, weights, inverse, out = residuals
-  scaled = g.astype(jnp.float32) * inverse
-  delta = jnp.sum(scaled * out, axis=-1, keepdims=True)
-  scaled = scaled.astype(v.dtype)
-  dv = _matmul(weights.mT, scaled)
-  ds = weights * (_matmul(scaled, v.mT) - delta)
-  ds = (ds if slope is None else ds * slope).astype(k.dtype)
-  dq, dk = _matmul(ds, k), _matmul(ds.mT, q)
-  return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
-
-
-_folded.defvjp(_folded_fwd, _folded_bwd)
+  return out[..., :h]

@@ -1,10 +1,10 @@
-"""The choice of an op's implementation.
+"""The choice of attention's implementation.
 
-    'auto'          the kernels of the platform in use; XLA on a CPU, with
-                    several devices, and for unsupported arguments
+    'auto'          the kernels of the platform in use; XLA on a CPU, and for
+                    unsupported arguments
     'xla'           plain XLA, on every platform
-    'triton'        Pallas kernels for GPUs
-    'mosaic_tpu'    Pallas kernels for TPUs
+    'pallas'        the kernels of the platform in use, or an error
+    'cudnn'         cuDNN on a GPU, or an error; over a cache, as 'auto'
     'interpret'     the kernels for GPUs, as plain jax: slow, for tests
 
 The platform in use is that of the default backend or, for programs that are
@@ -13,10 +13,11 @@ residuals of the forward pass, which a lowering cannot change; with 'auto' on an
 accelerator, the kernel is then chosen by the platform that the program is
 lowered for.
 
-With several devices 'auto' is XLA: the compiler cannot partition a kernel, and
-an op cannot read the mesh of its arguments. If 'auto' does not choose an
-accelerator's kernels, the reason is logged once as a warning. Within
-`jax.shard_map` every axis is manual, and an op runs on one device.
+The compiler cannot partition a kernel: under a mesh an op calls it within
+`jax.shard_map`, on one device. A program that is traced for no mesh, in a
+process of several devices, may run on one of them or on all: there 'auto' is
+XLA. If 'auto' does not choose an accelerator's kernels, the reason is logged
+once as a warning.
 """
 
 import functools
@@ -25,8 +26,9 @@ from collections.abc import Callable
 
 import jax
 
+from posttrain import schema
+
 KERNELS = {'gpu': 'triton', 'tpu': 'mosaic_tpu'}
-IMPLS = ('auto', 'xla', 'triton', 'mosaic_tpu', 'interpret')
 
 
 def platform() -> str:
@@ -35,52 +37,66 @@ def platform() -> str:
   return jax.default_backend() if device is None else device.platform
 
 
-def single_device() -> bool:
-  """Returns whether a traced op is known to run on one device."""
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
-    return jax.device_count() == 1
-  manual = jax.sharding.AxisType.Manual
-  return mesh.size == 1 or all(kind == manual for kind in mesh.axis_types)
-
-
-def choose(impl: str, unsupported: Callable[[str], str | None]) -> str:
+def choose(
+  impl: str,
+  unsupported: Callable[[str], str | None],
+  avoid: Callable[[str], str | None] = lambda _: None,
+) -> str:
   """Resolves the name of an implementation to a supported one.
 
   Args:
-    impl: one of IMPLS.
-    unsupported: returns why 'triton' or 'mosaic_tpu' does not support the
-      arguments, None if it does.
+    impl: one of `schema.ATTENTION`.
+    unsupported: returns why 'triton', 'mosaic_tpu' or 'cudnn' does not support
+      the arguments, None if it does.
+    avoid: returns why 'auto' does not choose supported kernels, None if it
+      does.
 
   Returns:
-    'xla', 'interpret', 'triton', 'mosaic_tpu', or 'auto': the kernels of the
-    platform that the program is lowered for.
+    'xla', 'interpret', 'cudnn', 'triton', 'mosaic_tpu', or 'auto': the kernels
+    of the platform that the program is lowered for.
 
   Raises:
     ValueError: the name is unknown.
-    NotImplementedError: an implementation other than 'auto' does not support
-      the arguments or the platform.
+    FieldError: an implementation other than 'auto' does not support the
+      arguments or the platform.
   """
-  if impl not in IMPLS:
-    raise ValueError(f'impl must be one of {IMPLS}: got {impl!r}')
+  if impl not in schema.ATTENTION:
+    raise ValueError(f'impl must be one of {schema.ATTENTION}: got {impl!r}')
   if impl == 'xla':
     return impl
-  here = platform()
+  kernels = KERNELS.get(platform())
   if impl == 'auto':
-    if here not in KERNELS:
+    if kernels is None:
       return 'xla'
-    reason = unsupported(KERNELS[here])
-    if not single_device():
-      reason = 'several devices in use; call the op within jax.shard_map'
+    reason = _several_devices() or unsupported(kernels) or avoid(kernels)
     if reason:
-      _warn(f'attention runs as XLA, not as {KERNELS[here]}: {reason}')
+      _warn(f'attention runs as XLA, not as {kernels}: {reason}')
     return 'xla' if reason else 'auto'
-  reason = unsupported('triton' if impl == 'interpret' else impl)
-  if impl != 'interpret' and KERNELS.get(here) != impl:
-    reason = f'platform must be the one of these kernels: got {here!r}'
+  target = {'interpret': 'triton', 'pallas': kernels}.get(impl, impl)
+  reason = _missing(impl) or unsupported(target or '')
   if reason:
-    raise NotImplementedError(f"{impl}: {reason}; use impl='auto' or 'xla'")
-  return impl
+    hint = f"{reason}; use 'auto', 'xla' or, for tests, 'interpret'"
+    raise schema.FieldError('attention', 'be supported here', impl, hint)
+  return target if target and impl == 'pallas' else impl
+
+
+def _missing(impl):
+  """Returns why the platform in use has no such implementation, or None."""
+  platforms = {'pallas': tuple(KERNELS), 'cudnn': ('gpu',)}.get(impl)
+  if platforms is None or platform() in platforms:
+    return None
+  return f'it is for a {" or ".join(platforms)}, not for a {platform()}'
+
+
+def _several_devices():
+  """Returns why an op may run on several devices at a time, or None."""
+  mesh = jax.sharding.get_abstract_mesh()
+  manual = jax.sharding.AxisType.Manual
+  if mesh.empty and jax.device_count() > 1:
+    return 'several devices and no mesh; trace it within sharding.use(mesh)'
+  if mesh.size > 1 and any(kind != manual for kind in mesh.axis_types):
+    return 'not all axes of the mesh are manual'
+  return None
 
 
 @functools.cache  # once per message

@@ -306,4 +306,6 @@ def check(
       f'config.tokenizer: got {cfg.vocab_size}; use a reference of the same '
       'tokenizer'
     )
-  return dataclasses.replace(cfg, dtype=policy.dtype, remat='none')
+  return dataclasses.replace(
+    cfg, dtype=policy.dtype, remat='none', attention=policy.attention
+  )

@@ -42,6 +42,7 @@ from posttrain.schema.losses import Ipo as Ipo
 from posttrain.schema.losses import Loss as Loss
 from posttrain.schema.losses import RefKl as RefKl
 from posttrain.schema.losses import RlLoss as RlLoss
+from posttrain.schema.model import ATTENTION as ATTENTION
 from posttrain.schema.model import PRESETS as PRESETS
 from posttrain.schema.model import Model as Model
 from posttrain.schema.model import RopeScaling as RopeScaling

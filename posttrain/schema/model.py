@@ -13,6 +13,8 @@ MAX_LAYERS = 10_000
 MAX_SIZE = 2**24  # of a dimension of a weight
 MAX_PARAMETERS = 10**13
 MAX_TOKENS = 2**31 - 1  # positions are int32
+ATTENTION = ('auto', 'xla', 'pallas', 'cudnn', 'interpret')
+REMAT = ('none', 'attention', 'block')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,15 +106,25 @@ class Model:
   # float32.
   dtype: str = 'float32'
   # Recomputation in the backward pass: 'none' = elementwise operations only
-  # (norms, RoPE, SwiGLU; matrix products are kept), 'block' = every layer from
-  # its input.
+  # (norms, RoPE, SwiGLU; matrix products are kept), 'attention' = every layer
+  # from its input, except attention, whose outputs are kept, 'block' = every
+  # layer from its input.
   remat: str = 'none'
+  # Implementation of attention: 'auto' = the Pallas kernels on a GPU or TPU
+  # where they support the model, else XLA; 'xla'; 'pallas' = the kernels, or an
+  # error; 'cudnn' = cuDNN on a GPU in bfloat16, without attention_softcap, for
+  # training and scoring (it reads a mask of all tokens of a row times all;
+  # decoding is as with 'auto'); 'interpret' = the kernels for GPUs on any
+  # device, slow, for tests. No property of the weights: it may differ when a
+  # run is resumed, and from that of other weights.
+  attention: str = 'auto'
 
   def __post_init__(self):
     base.require_types(self)
     base.require_choice(self, 'activation', ('silu', 'gelu'))
     base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
-    base.require_choice(self, 'remat', ('none', 'block'))
+    base.require_choice(self, 'remat', REMAT)
+    base.require_choice(self, 'attention', ATTENTION)
     self._check_sizes()
     self._check_numbers()
     self._check_local_layers()
@@ -208,38 +220,59 @@ def _require_keys(node: type, values: Any, name: str) -> None:
   base.require(not unknown, name, 'have keys of the schema only', unknown)
 
 
+def _qwen3(
+  layers: int, embed_dim: int, heads: int, mlp_dim: int, tied_head: bool
+) -> Model:
+  """Returns a dense Qwen3 (arXiv 2505.09388)."""
+  return Model(
+    vocab_size=151_936,
+    layers=layers,
+    embed_dim=embed_dim,
+    heads=heads,
+    kv_heads=8,
+    head_dim=128,
+    mlp_dim=mlp_dim,
+    rope_theta=1e6,
+    qk_norm=True,
+    tied_head=tied_head,
+    dtype='bfloat16',
+    remat='block',
+  )
+
+
+def _llama3(layers: int, embed_dim: int, heads: int, mlp_dim: int) -> Model:
+  """Returns a Llama 3.1 (arXiv 2407.21783), for contexts of 128k tokens."""
+  return Model(
+    vocab_size=128_256,
+    layers=layers,
+    embed_dim=embed_dim,
+    heads=heads,
+    kv_heads=8,
+    head_dim=128,
+    mlp_dim=mlp_dim,
+    rope_theta=500_000.0,
+    rope_scaling=RopeScaling(kind='llama3', factor=8.0),
+    norm_eps=1e-5,
+    tied_head=False,
+    dtype='bfloat16',
+    remat='block',
+  )
+
+
 # Models by name: `--config.model=NAME` replaces the whole node.
 PRESETS = {
   'tiny': Model(
     layers=1, embed_dim=32, heads=2, kv_heads=1, head_dim=16, mlp_dim=64
   ),
   'small': Model(),
-  'qwen3_0p6b': Model(
-    vocab_size=151_936,
-    layers=28,
-    embed_dim=1024,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    mlp_dim=3072,
-    rope_theta=1e6,
-    qk_norm=True,
-    dtype='bfloat16',
-    remat='block',
-  ),
-  'qwen3_1p7b': Model(
-    vocab_size=151_936,
-    layers=28,
-    embed_dim=2048,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    mlp_dim=6144,
-    rope_theta=1e6,
-    qk_norm=True,
-    dtype='bfloat16',
-    remat='block',
-  ),
+  'qwen3_0p6b': _qwen3(28, 1024, 16, 3072, tied_head=True),
+  'qwen3_1p7b': _qwen3(28, 2048, 16, 6144, tied_head=True),
+  'qwen3_4b': _qwen3(36, 2560, 32, 9728, tied_head=True),
+  'qwen3_8b': _qwen3(36, 4096, 32, 12_288, tied_head=False),
+  'qwen3_14b': _qwen3(40, 5120, 40, 17_408, tied_head=False),
+  'qwen3_32b': _qwen3(64, 5120, 64, 25_600, tied_head=False),
+  'llama3_8b': _llama3(32, 4096, 32, 14_336),
+  'llama3_70b': _llama3(80, 8192, 64, 28_672),
 }
 
 

@@ -65,8 +65,15 @@ class Batch:
   # Size of a micro-batch over all devices, in tokens; gradients accumulate over
   # micro-batches.
   micro_batch_tokens: int = 1024
+  # How often devices add up their gradients: at every 'micro_batch', each layer
+  # gathered over the mesh's fsdp axis as it is needed; or once per 'update',
+  # which saves communication and costs memory: every device then holds all
+  # layers in the compute dtype, and its own float32 gradient of all weights.
+  # Needs mesh.tensor=1.
+  reduce_gradients: str = 'micro_batch'
 
   def __post_init__(self):
+    base.require_choice(self, 'reduce_gradients', ('micro_batch', 'update'))
     base.require_positive(
       self, 'prompts_per_step', 'row_tokens', 'micro_batch_tokens'
     )

@@ -76,6 +76,12 @@ def make(
     data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
   sharding.check_batch(mesh, data.shape[1], rows_key)
+  if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
+    raise ValueError(
+      f'config.{name}.batch.reduce_gradients must be micro_batch with '
+      f'config.mesh.tensor={mesh.shape["tensor"]}: got update; choose fsdp for '
+      'these devices'
+    )
   generates_text = objectives.TYPES[stage.kind].generates_text
   with _naming(name):
     eval_tasks = evaluation.EvalTasks(

@@ -96,7 +96,9 @@ class HeldOutPairs:
 
   def __init__(self, learner: Learner, batch: training_base.Batch):
     self._learner, self._batch, self._placed = learner, batch, None
-    self._measure = train_step.make_measure(learner.objective, learner.base)
+    self._measure = train_step.make_measure(
+      learner.objective, learner.update.mesh, learner.base
+    )
 
   def __call__(self, params: Any) -> dict[str, float]:
     """Returns the metrics `eval/pairs/<name>` under the parameters."""
@@ -161,6 +163,7 @@ class LearnerSpec:
       average=self.cfg.optim.average,
       updates=self.cfg.updates_per_rollout,
       base=base,
+      reduce=self.cfg.batch.reduce_gradients,
     )
     return Learner(self.name, self.cfg, state, base, self.objective, update)
 

@@ -265,7 +265,7 @@ def _fingerprint(
     return f'{reference.name} behind a server'  # at any address
   components, folder = models.components, models.load.folders[reference]
   if folder == 'random':
-    model = json.dumps(dataclasses.asdict(components.model), sort_keys=True)
+    model = fingerprints.of_model(components.model)
     seed = components.cfg.seed
     weights = sources.fingerprint(f'random {seed} {model}'.encode())
   else:

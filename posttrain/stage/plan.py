@@ -177,7 +177,9 @@ def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:
   # Not kept: f32 scores with their exponentials or gradients, or the MLP's
   # product with the gradients of gate and up.
   work = max(8 * model.heads * row_tokens, 3 * width * model.mlp_dim) / tensor
-  kept_layers = {'none': model.layers, 'block': 1}[model.remat]
+  kept_layers = model.layers if model.remat == 'none' else 1
+  if model.remat == 'attention':  # its output, and the log of its f32 sums
+    between += model.heads * (width * model.head_dim + 4) / tensor
   return model.layers * between + kept_layers * inside + work
 
 

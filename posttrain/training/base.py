@@ -25,6 +25,7 @@ class Objective(Protocol):
 
   # Whether the model that it trains generates text; a reward model does not.
   generates_text: ClassVar[bool] = True
+  dtype: str = 'float32'  # compute dtype of the model that it trains
 
   @staticmethod
   def init_params(params: Params, loss: schema.Loss) -> Params:

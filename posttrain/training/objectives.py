@@ -48,7 +48,7 @@ class TokenComponents(base.Objective):
       envs: environment names in `env_ids` order.
       loss: options of the components; None = the defaults.
     """
-    self._model = model
+    self._model, self.dtype = model, model.dtype
     self._envs = envs
     loss = loss or schema.Loss()
     self._rl = tree.fields(loss.rl)

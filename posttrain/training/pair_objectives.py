@@ -38,7 +38,8 @@ class Preference(base.Objective):
       loss: the options of the losses.
     """
     del envs
-    self._model, self._options = model, tree.fields(loss.preference)
+    self._model, self.dtype = model, model.dtype
+    self._options = tree.fields(loss.preference)
     self._type = self._options.pop('type')
     self._options.pop('reference', None)  # its logprobs are in the batch
     self._function = preference.TYPES[self._type]
@@ -144,7 +145,8 @@ class Ranking(base.Objective):
       loss: the options of the losses.
     """
     del envs
-    self._model, self._options = model, tree.fields(loss.ranking)
+    self._model, self.dtype = model, model.dtype
+    self._options = tree.fields(loss.ranking)
     self._lm_coef = self._options.pop('lm_coef')
 
   generates_text = False

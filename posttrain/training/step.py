@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from posttrain import compilation, schema, sharding
+from posttrain import compilation, schema, sharding, tree
 from posttrain.losses import combine
 from posttrain.training import arrays, optim
 from posttrain.training import base as base_lib
@@ -74,6 +74,7 @@ class TrainStep:
 
   def __init__(self, update: Callable, mesh: Mesh, base: Any):
     self.compiles = 0  # programs compiled, or loaded from the cache
+    self.mesh = mesh
     self._rows = NamedSharding(mesh, sharding.BATCH)
     self._whole = NamedSharding(mesh, PartitionSpec())
     self._base = base
@@ -106,6 +107,7 @@ def make_train_step(
   average: float | None = None,
   updates: int = 1,
   base: Any = None,
+  reduce: str = 'micro_batch',
 ) -> TrainStep:
   """Builds the jitted update.
 
@@ -120,7 +122,17 @@ def make_train_step(
       of them.
     base: a pytree that does not train; the objective gets
       `base.attach(params)`. None = it gets the parameters that train.
+    reduce: 'micro_batch' or 'update', how often the devices add up their
+      gradients, see `accumulate_once`.
   """
+
+  def add_up(function, params, base, batch):
+    if reduce == 'update' and sharding.current() is not None:
+      places = sharding.shardings(params, rules, mesh)
+      return accumulate_once(
+        function, params, base, batch, places, objective.dtype
+      )
+    return accumulate(lambda p, x: function(p, base, x), params, batch)
 
   def place(state: arrays.TrainState) -> arrays.TrainState:
     return jax.lax.with_sharding_constraint(
@@ -128,9 +140,15 @@ def make_train_step(
     )
 
   def once(state: arrays.TrainState, batch: Batch, base: Any):
-    return _update(state, batch, base, objective, optimizer, average, place)
+    return _update(
+      state, batch, base, objective, optimizer, average, place, add_up
+    )
 
   def update(state: arrays.TrainState, batch: Batch, base: Any):
+    with sharding.use(mesh):
+      return passes(state, batch, base)
+
+  def passes(state: arrays.TrainState, batch: Batch, base: Any):
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
       state, metrics = once(state, batch, base)
@@ -159,12 +177,19 @@ def _update(
   optimizer: optax.GradientTransformation,
   average: float | None,
   place: Callable[[arrays.TrainState], arrays.TrainState],
+  add_up: Callable[..., tuple[Any, combine.Metrics, jax.Array]],
 ) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
   """Returns the state after one optimizer update, and its metrics."""
-  attach = base.attach if base is not None else lambda params: params
-  batch = objective.prepare(attach(state.params), batch)
-  grads, sums, loss = accumulate(
-    lambda params, micro: objective(attach(params), micro), state.params, batch
+
+  def attach(params: Any, base: Any):
+    return params if base is None else base.attach(params)
+
+  batch = objective.prepare(attach(state.params, base), batch)
+  grads, sums, loss = add_up(
+    lambda params, base, micro: objective(attach(params, base), micro),
+    state.params,
+    base,
+    batch,
   )
   norm = optax.tree.norm(grads)
   bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
@@ -205,26 +230,89 @@ def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def accumulate(
-  objective: Callable, params: Any, batch: Batch
+  objective: Callable,
+  params: Any,
+  batch: Batch,
+  widen: Callable[[Any], Any] = lambda params: params,
 ) -> tuple[Any, combine.Metrics, jax.Array]:
-  """Returns gradients, metrics and loss, summed over the micro-batches."""
+  """Returns gradients, metrics and loss, summed over the micro-batches.
+
+  Args:
+    objective: a function (params, micro-batch) -> (loss, metrics).
+    params: the parameters that train.
+    batch: the batch.
+    widen: casts them to the dtype of their gradients.
+  """
   grad_fn = jax.value_and_grad(objective, has_aux=True)
 
   def micro_batch_grads(micro):
-    (loss, metrics), grads = grad_fn(params, micro)
+    (loss, metrics), grads = grad_fn(widen(params), micro)
     return (grads, loss), metrics
 
   (grads, loss), metrics = _sum_over_micro_batches(micro_batch_grads, batch)
   return grads, metrics, loss
 
 
+def accumulate_once(
+  objective: Callable,
+  params: Any,
+  base: Any,
+  batch: Batch,
+  places: Any,
+  dtype: str,
+) -> tuple[Any, combine.Metrics, jax.Array]:
+  """Computes `accumulate`, with one communication per update.
+
+  Every device gathers all weights once, and adds up the gradients of its own
+  rows over all micro-batches; then they are reduced to the parts that the
+  devices hold. `accumulate` communicates at each micro-batch instead, and
+  holds the weights of one layer at a time and its part of the gradients.
+
+  Args:
+    objective: a function (params, base, micro-batch) -> (loss, metrics).
+    params: the parameters that train.
+    base: those that do not, or None.
+    batch: the batch.
+    places: the parameters' shardings, with `tensor` of size 1.
+    dtype: the compute dtype, in which the layers' matrices are gathered.
+  """
+  whole, rows = PartitionSpec(), sharding.BATCH
+  narrow = tree.map_with_path(
+    lambda path, x: x.astype(dtype) if _is_layer_matrix(path, x) else x, params
+  )
+
+  def local(narrow, base, batch):
+    grads, metrics, loss = accumulate(
+      lambda params, micro: objective(params, base, micro),
+      narrow,
+      batch,
+      widen=lambda x: jax.tree.map(lambda n, p: n.astype(p.dtype), x, params),
+    )
+    return (
+      jax.tree.map(sharding.reduce_to, grads, places),
+      combine.over_devices(metrics, sharding.BATCH_AXES),
+      jax.lax.psum(loss, sharding.BATCH_AXES),
+    )
+
+  return sharding.split(
+    local,
+    (whole, whole, jax.tree.map(lambda x: rows if x.ndim else whole, batch)),
+    (jax.tree.map(lambda x: x.spec, places), whole, whole),
+  )(narrow, base, batch)
+
+
+def _is_layer_matrix(path: str, x: jax.Array) -> bool:
+  return path.startswith('layers/') and x.ndim > 2
+
+
 def make_measure(
-  objective: base_lib.Objective, base: Any = None
+  objective: base_lib.Objective, mesh: Mesh, base: Any = None
 ) -> Callable[[Any, Batch], dict[str, jax.Array]]:
   """Builds the jitted measurement of a batch that does not train.
 
   Args:
     objective: one of `objectives`.
+    mesh: devices that hold batch and parameters.
     base: see `make_train_step`.
 
   Returns:
@@ -233,10 +321,11 @@ def make_measure(
 
   def measure(params, batch: Batch, base):
     whole = base.attach(params) if base is not None else params
-    batch = objective.prepare(whole, batch)
-    _, metrics = _sum_over_micro_batches(
-      lambda micro: objective(whole, micro), batch
-    )
+    with sharding.use(mesh):
+      batch = objective.prepare(whole, batch)
+      _, metrics = _sum_over_micro_batches(
+        lambda micro: objective(whole, micro), batch
+      )
     return combine.means(metrics)
 
   compiled = jax.jit(measure)

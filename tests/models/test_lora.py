@@ -93,7 +93,8 @@ def test_merge_and_matmul_of_literal_numbers():
   )
   np.testing.assert_array_equal(adapted.merge(), [[2.5, -0.5], [3.0, 0.0]])
   np.testing.assert_array_equal(
-    lora.matmul(jnp.array([[1.0, 1.0]]), adapted), [[5.5, -0.5]]
+    lora.matmul(jnp.array([[1.0, 1.0]]), adapted, sharding.COLUMNS),
+    [[5.5, -0.5]],
   )
 
 

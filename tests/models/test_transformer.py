@@ -114,9 +114,22 @@ def test_init_scales_follow_fan_in_and_depth():
     assert not (kernel[0] == kernel[1]).any()
 
 
-def test_num_params_of_a_preset():
-  # Published for Qwen3-0.6B: 0.6 B, of which 0.44 B are not embeddings.
-  assert transformer.num_params(schema.PRESETS['qwen3_0p6b']) == 596_049_920
+# The numbers of parameters that the models' authors publish, to the last one.
+@pytest.mark.parametrize(
+  'preset, parameters',
+  [
+    ('qwen3_0p6b', 596_049_920),
+    ('qwen3_1p7b', 1_720_574_976),
+    ('qwen3_4b', 4_022_468_096),
+    ('qwen3_8b', 8_190_735_360),
+    ('qwen3_14b', 14_768_307_200),
+    ('qwen3_32b', 32_762_123_264),
+    ('llama3_8b', 8_030_261_248),
+    ('llama3_70b', 70_553_706_496),
+  ],
+)
+def test_num_params_of_a_preset(preset, parameters):
+  assert transformer.num_params(schema.PRESETS[preset]) == parameters
 
 
 @pytest.mark.parametrize('dims', [(1, 2, 2), (2, 4, 4)])

@@ -1,5 +1,6 @@
 """The implementation chosen on each platform, and its kernels."""
 
+import dataclasses
 import functools
 import logging
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from kernels import reference
+from posttrain import schema
 from posttrain.ops import attention, dispatch
 from tests.kernels import inputs, lowering
 
@@ -57,36 +59,64 @@ def test_xla_lowers_to_no_kernel():
 def test_auto_warns_once_if_the_kernels_are_unsupported(caplog):
   dispatch._warn.cache_clear()
   for _ in range(2):
-    assert counts(lower('cached', 'h200', h=80)) == [0, 0]
+    assert counts(lower('cached', 'h200', h=300)) == [0, 0]
   assert [(x.levelno, x.message) for x in caplog.records] == [
     (
       logging.WARNING,
       'attention runs as XLA, not as triton: head_dim must be a power of two '
-      'from 16 to 256: got 80',
+      'from 16 to 256: got 300',
     )
   ]
 
 
 def test_auto_avoids_the_tpu_decode_kernel_for_narrow_heads():
   assert counts(lower('decode', 'v5e', h=64)) == [0, 0]
-  assert counts(lower('decode', 'v5e', 'mosaic_tpu', h=64)) == [0, 1]
+  assert counts(lower('decode', 'v5e', 'pallas', h=64)) == [0, 1]
   assert counts(lower('cached', 'v5e', h=64)) == [0, 1]  # a copy per prefill
+
+
+def test_kernels_pad_heads_but_auto_pads_no_cache_at_every_step():
+  for name in ('attention', 'cached'):
+    assert counts(lower(name, 'h200', h=80)) == [1, 0]
+  assert counts(lower('decode', 'h200', h=80)) == [0, 0]
+  assert counts(lower('decode', 'h200', 'pallas', h=80)) == [1, 0]
+  assert counts(lower('attention', 'v5e', h=20)) == [0, 1]
 
 
 @pytest.mark.parametrize(
   'impl, target, h, message',
   [
-    ('triton', 'h200', 80, 'head_dim must be a power of two'),
-    ('triton', 'v5e', 64, "got 'tpu'"),
-    ('mosaic_tpu', 'cpu', 64, "got 'cpu'"),
-    ('interpret', 'cpu', 80, 'head_dim'),
+    ('pallas', 'h200', 300, 'head_dim must be a power of two'),
+    ('pallas', 'cpu', 64, 'for a gpu or tpu, not for a cpu; use'),
+    ('cudnn', 'v5e', 64, 'for a gpu, not for a tpu'),
+    ('cudnn', 'h200', 20, 'head_dim must be a multiple of 8'),
+    ('interpret', 'cpu', 300, 'head_dim'),
   ],
 )
 def test_a_named_implementation_that_is_unsupported_is_refused(
   impl, target, h, message
 ):
-  with pytest.raises(NotImplementedError, match=message):
+  where = f'attention must be supported here: got {impl!r}; .*{message}'
+  with pytest.raises(schema.FieldError, match=where):
     lower('attention', target, impl, h=h)
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'attention': 'pallas'}, 'not for a cpu'),
+    ({'attention': 'cudnn'}, 'not for a cpu'),
+    ({'attention': 'interpret', 'head_dim': 300}, 'got 300'),
+  ],
+)
+def test_a_model_is_checked_before_it_is_traced(options, message):
+  with pytest.raises(schema.FieldError, match=message):
+    attention.check(dataclasses.replace(schema.Model(), **options))
+
+
+@pytest.mark.parametrize('impl', ['auto', 'xla', 'interpret'])
+def test_a_model_is_served_on_a_cpu(impl):
+  attention.check(dataclasses.replace(schema.Model(), attention=impl))
 
 
 def test_an_unknown_implementation_is_an_error():
@@ -98,10 +128,9 @@ def test_auto_is_xla_on_several_devices_unless_axes_are_manual(monkeypatch):
   mesh = jax.sharding.AbstractMesh(
     (2,), ('data',), (jax.sharding.AxisType.Auto,)
   )
-  assert dispatch.single_device()
+  monkeypatch.setattr(dispatch, 'platform', lambda: 'gpu')
+  assert dispatch.choose('auto', lambda name: None) == 'auto'
   with jax.sharding.use_abstract_mesh(mesh):
-    assert not dispatch.single_device()
-    monkeypatch.setattr(dispatch, 'platform', lambda: 'gpu')
     assert dispatch.choose('auto', lambda name: None) == 'xla'
   manual = jax.sharding.AbstractMesh(
     (2,), ('data',), (jax.sharding.AxisType.Manual,)
@@ -109,13 +138,13 @@ def test_auto_is_xla_on_several_devices_unless_axes_are_manual(monkeypatch):
   with jax.sharding.use_abstract_mesh(manual):
     assert dispatch.choose('auto', lambda name: None) == 'auto'
   monkeypatch.setattr(jax, 'device_count', lambda: 8)
-  assert not dispatch.single_device()
+  assert dispatch.choose('auto', lambda name: None) == 'xla'
 
 
 @pytest.mark.parametrize(
   'here, kernel', [('cpu', None), ('gpu', 'triton'), ('tpu', 'mosaic_tpu')]
 )
-def test_auto_warns_once_about_several_accelerators(
+def test_auto_warns_once_about_several_accelerators_without_a_mesh(
   monkeypatch, caplog, here, kernel
 ):
   dispatch._warn.cache_clear()
@@ -126,8 +155,8 @@ def test_auto_warns_once_about_several_accelerators(
   assert [(x.levelno, x.message) for x in caplog.records] == [
     (
       logging.WARNING,
-      f'attention runs as XLA, not as {kernel}: several devices in use; call '
-      'the op within jax.shard_map',
+      f'attention runs as XLA, not as {kernel}: several devices and no mesh; '
+      'trace it within sharding.use(mesh)',
     )
   ] * (kernel is not None)
 
@@ -159,9 +188,10 @@ def test_every_device_of_a_shard_map_runs_the_kernels(target):
 
 
 @pytest.mark.parametrize('target', ['h200', 'v5e'])
-def test_backward_of_a_rematerialized_layer_runs_forward_once(target):
+@pytest.mark.parametrize('kept', ['kept', 'attention'])
+def test_backward_of_a_rematerialized_layer_runs_forward_once(target, kept):
   op, args = shapes()['attention']
-  policy = jax.checkpoint_policies.save_only_these_names('kept')
+  policy = jax.checkpoint_policies.save_only_these_names(kept)
 
   def loss(q, *rest):
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)

@@ -83,7 +83,10 @@ def load(
     ValueError: the folder has no reward model, or is missing.
   """
   cfg = dataclasses.replace(
-    weight_folders.model(folder), dtype=policy.dtype, remat='none'
+    weight_folders.model(folder),
+    dtype=policy.dtype,
+    remat='none',
+    attention=policy.attention,
   )
   has_lm_head = any(
     path.startswith('params/head/') for path in reading.read_sums(folder)

@@ -1,0 +1,92 @@
+"""Limits on what a compiled program of several devices may do.
+
+1. No collective runs inside a loop over the vocabulary (`losses.logprobs`).
+2. No floating-point result spans all tokens of the batch and a dimension of
+   the model or the vocabulary: each device works on its own tokens.
+3. Under fsdp, collectives move at most SLACK times what weights and gradients
+   need, see `weight_bytes`.
+"""
+
+from experiments import hlo, programs
+from posttrain import schema
+from posttrain.models import transformer
+
+VOCABULARY_LOOPS = 'losses/logprobs.py'
+SLACK = 1.2
+SHOWN = 3  # results of one program
+
+
+def violations(
+  module: hlo.Module,
+  model: schema.Model,
+  mesh: tuple[int, int, int],
+  sizes: programs.Sizes,
+  width: int = 4,
+) -> list[str]:
+  """Returns what a train step or a scoring pass does beyond the limits.
+
+  Args:
+    module: the compiled program.
+    model: model options, with the vocabulary resolved.
+    mesh: devices over data, fsdp and tensor.
+    sizes: the program's sizes.
+    width: bytes of a number that travels.
+  """
+  lines = [
+    f'in a loop over the vocabulary: {x}'
+    for x in module.in_loops(VOCABULARY_LOOPS)
+  ]
+  data, fsdp, tensor = mesh
+  if data * fsdp > 1:
+    widths = _widths(model, mesh)
+    whole = list(module.spanning(sizes.rows, sizes.row_tokens, widths))
+    lines += [f'all tokens: {x.name} = {y}' for x, y in whole[:SHOWN]]
+  moved = sum(module.bytes().values())
+  bound = weight_bytes(model, mesh, width)
+  if fsdp > 1 and tensor == 1 and moved > SLACK * bound:
+    lines.append(
+      f'collectives: {moved / hlo.GIB:.2f} GiB, expected at most {SLACK} x '
+      f'{bound / hlo.GIB:.2f}'
+    )
+  return lines
+
+
+def weight_bytes(
+  model: schema.Model, mesh: tuple[int, int, int], width: int = 4
+) -> int:
+  """Returns the bytes per device by which weights and gradients must move.
+
+  Under fsdp every layer is gathered twice, forward and backward, and head and
+  embedding once; all gradients are reduced once. Under data the gradients that
+  a device then has are reduced again. `tensor` divides all of them.
+
+  Args:
+    model: model options, with the vocabulary resolved.
+    mesh: devices over data, fsdp and tensor.
+    width: bytes of a number that travels.
+  """
+  data, fsdp, tensor = mesh
+  assert model.vocab_size is not None
+  total = transformer.num_params(model) // tensor
+  table = model.vocab_size * model.embed_dim // tensor
+  layers = total - table * (1 if model.tied_head else 2)
+  numbers = 2 * layers + 2 * table + total if fsdp > 1 else 0
+  numbers += total // fsdp if data > 1 else 0
+  return width * numbers
+
+
+def _widths(model: schema.Model, mesh: tuple[int, int, int]) -> set[int]:
+  """Returns the sizes of an activation's last dimension, whole and split.
+
+  Not those split over fsdp: of its columns of the embedding table, a device
+  looks up the tokens of all devices, and gives each device its tokens.
+  """
+  assert model.vocab_size is not None
+  whole = (
+    model.embed_dim,
+    model.mlp_dim,
+    model.heads * model.head_dim,
+    model.kv_heads * model.head_dim,
+    model.vocab_size,
+  )
+  return {size // ways for size in whole for ways in (1, mesh[2])}

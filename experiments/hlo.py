@@ -1,0 +1,411 @@
+"""Optimized HLO text: the collectives of a program and its loops.
+
+1. `parse` reads the text of a compiled program (`compiled.as_text()`) into
+   computations and instructions.
+2. A computation runs as often as all its callers together; the body of a while
+   loop runs `known_trip_count` times per run of the loop, once if that is not
+   known. Every branch of a conditional counts.
+3. `Module.collectives` lists what travels between devices, `Module.loops` the
+   while loops, `Module.spanning` the large arrays.
+
+All sizes are per device. An asynchronous collective counts where it starts.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+KINDS = (
+  'all-reduce',
+  'all-gather',
+  'reduce-scatter',
+  'all-to-all',
+  'ragged-all-to-all',
+  'collective-permute',
+  'collective-broadcast',
+)
+GIB = 2**30
+# Their results are arrays that other instructions computed.
+_NOTHING_NEW = ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast')
+
+_ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,<=]*)\]')
+_NAME = re.compile(r'%([\w.\-]+)')
+_HEAD = re.compile(r'^(ENTRY )?%([\w.\-]+) \(.*\{$')
+_CALLS = re.compile(
+  r'\b(?:calls|to_apply|body|condition|true_computation|false_computation)='
+  r'(%[\w.\-]+)|\b(?:branch_computations|called_computations)=\{([^}]*)\}'
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_FRAME = re.compile(r'stack_frame_id=(\d+)')
+_SOURCE = re.compile(r'source_file="([^"]*)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+  """Dtype and shape of an array, or of one part of a tuple."""
+
+  dtype: str
+  shape: tuple[int, ...]
+
+  @property
+  def bytes(self) -> int:
+    """Its size on one device; a token has none."""
+    bits = 8 if self.dtype == 'pred' else int(_digits(self.dtype))
+    return math.prod(self.shape) * bits // 8
+
+  @property
+  def floating(self) -> bool:
+    """Whether its elements are floating-point numbers."""
+    return self.dtype.startswith(('f', 'bf'))
+
+  def __str__(self):
+    return f'{self.dtype}[{",".join(map(str, self.shape))}]'
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One line of a computation."""
+
+  name: str
+  opcode: str
+  type: str  # of the result, as text
+  operands: tuple[str, ...]  # names
+  attributes: str  # the text after the operands
+
+  @functools.cached_property
+  def arrays(self) -> tuple[Array, ...]:
+    """The arrays of the result, in order."""
+    return _arrays(self.type)
+
+  @property
+  def op_name(self) -> str:
+    """The path of jax's operation, '' if unknown."""
+    match = _OP_NAME.search(self.attributes)
+    return match[1] if match else ''
+
+  @property
+  def trips(self) -> int:
+    """How often a while loop runs its body; 1 if that is not known."""
+    match = _TRIPS.search(self.attributes)
+    return int(match[1]) if match else 1
+
+  @property
+  def callees(self) -> list[str]:
+    """The computations that it runs; none for the end of an async pair."""
+    if self.opcode.endswith(('-done', '-update')):
+      return []
+    calls = _CALLS.findall(self.attributes)
+    return _NAME.findall(' '.join(one or many for one, many in calls))
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """An exchange between devices."""
+
+  kind: str  # one of KINDS
+  computation: str
+  arrays: tuple[Array, ...]  # the larger of operands and result
+  times: int  # how often it runs
+  op_name: str
+  files: tuple[str, ...]  # Python files of its stack, the innermost first
+
+  @property
+  def bytes(self) -> int:
+    """Bytes per device, of all runs."""
+    return self.times * sum(x.bytes for x in self.arrays)
+
+  def __str__(self):
+    shapes = ', '.join(map(str, self.arrays[:3]))
+    more = f', and {len(self.arrays) - 3} more' if len(self.arrays) > 3 else ''
+    return f'{self.kind} {shapes}{more} x {self.times}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+  """A while loop."""
+
+  computation: str  # that it lies in
+  body: str
+  trips: int
+  times: int  # how often the body runs
+  op_name: str
+  files: tuple[str, ...]  # Python files of its stack, the innermost first
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """A program: its computations by name, and Python files by stack frame."""
+
+  computations: dict[str, tuple[Instruction, ...]]
+  entry: str
+  frames: dict[int, tuple[str, ...]]
+
+  @functools.cached_property
+  def times(self) -> dict[str, int]:
+    """How often each computation runs."""
+    callers = collections.defaultdict(list)
+    for name, instructions in self.computations.items():
+      for x in instructions:
+        for callee in x.callees:
+          callers[callee].append((name, x.trips if x.opcode == 'while' else 1))
+
+    @functools.cache
+    def count(name: str) -> int:
+      own = 1 if name == self.entry else 0
+      return own + sum(count(x) * trips for x, trips in callers[name])
+
+    return {name: count(name) for name in self.computations}
+
+  @functools.cached_property
+  def collectives(self) -> tuple[Collective, ...]:
+    """All collectives between at least two devices, the largest first."""
+    found = [
+      Collective(
+        _kind(x, name),
+        name,
+        _traffic(x, {y.name: y for y in instructions}),
+        self.times[name],
+        x.op_name,
+        self._files(x),
+      )
+      for name, instructions in self.computations.items()
+      for x in instructions
+      if _is_collective(x) and self.times[name] and _group(x) != 1
+    ]
+    return tuple(sorted(found, key=lambda x: -x.bytes))
+
+  @functools.cached_property
+  def loops(self) -> tuple[Loop, ...]:
+    """All while loops that run."""
+    return tuple(
+      Loop(
+        name,
+        _called(x, 'body'),
+        x.trips,
+        self.times[name] * x.trips,
+        x.op_name,
+        self._files(x),
+      )
+      for name, instructions in self.computations.items()
+      for x in instructions
+      if x.opcode == 'while' and self.times[name]
+    )
+
+  def bytes(self) -> dict[str, int]:
+    """Returns the bytes per device of the collectives, by kind."""
+    sums = collections.Counter()
+    for x in self.collectives:
+      sums[x.kind] += x.bytes
+    return dict(sums.most_common())
+
+  def within(self, computation: str) -> set[str]:
+    """Returns the names of a computation and of all that it runs."""
+    names, todo = set(), [computation]
+    while todo:
+      name = todo.pop()
+      if name not in names:
+        names.add(name)
+        todo += [y for x in self.computations[name] for y in x.callees]
+    return names
+
+  def in_loops(self, file: str) -> list[Collective]:
+    """Returns the collectives within the loops that a Python file contains.
+
+    Args:
+      file: the end of the file's path.
+    """
+    bodies = set()
+    for loop in self.loops:
+      if loop.files and loop.files[0].endswith(file):
+        bodies |= self.within(loop.body)
+    return [x for x in self.collectives if x.computation in bodies]
+
+  def spanning(
+    self, rows: int, row_tokens: int, widths: set[int]
+  ) -> Iterator[tuple[Instruction, Array]]:
+    """Yields floating-point results of all tokens times a width.
+
+    Their shape has the dimensions `rows, row_tokens`, or their product, and
+    another that is one of `widths`.
+    """
+    for name, instructions in self.computations.items():
+      for x in instructions:
+        made = self.times[name] and x.opcode not in _NOTHING_NEW
+        for array in x.arrays if made else ():
+          if array.floating and _spans(array.shape, rows, row_tokens, widths):
+            yield x, array
+
+  def _files(self, x: Instruction) -> tuple[str, ...]:
+    if match := _FRAME.search(x.attributes):
+      return self.frames.get(int(match[1]), ())
+    match = _SOURCE.search(x.attributes)
+    return (match[1],) if match else ()
+
+
+def parse(text: str) -> Module:
+  """Reads the text of an optimized program.
+
+  Raises:
+    ValueError: the text has no entry computation.
+  """
+  computations: dict[str, list[Instruction]] = {}
+  entry, current = None, None
+  for line in text.splitlines():
+    if match := _HEAD.match(line):
+      current = computations[match[2]] = []
+      entry = match[2] if match[1] else entry
+    elif current is not None and line.startswith('  ') and ' = ' in line:
+      current.append(_instruction(line))
+  if entry is None:
+    raise ValueError(
+      'text must be a module with an ENTRY computation: got none'
+    )
+  return Module(
+    {name: tuple(lines) for name, lines in computations.items()},
+    entry,
+    _frames(text),
+  )
+
+
+def _instruction(line: str) -> Instruction:
+  name, rest = line.strip().removeprefix('ROOT ').split(' = ', 1)
+  end = _closing(rest) if rest.startswith('(') else rest.index(' ')
+  opcode, tail = rest[end:].strip().split('(', 1)
+  close = _closing('(' + tail) - 1
+  return Instruction(
+    name.removeprefix('%'),
+    opcode,
+    rest[:end],
+    tuple(_NAME.findall(tail[:close])),
+    tail[close:],
+  )
+
+
+def _closing(text: str) -> int:
+  """Returns the index after the bracket that closes the first one."""
+  depth = 0
+  for match in re.finditer(r'[()]', text):
+    depth += 1 if match[0] == '(' else -1
+    if not depth:
+      return match.end()
+  raise ValueError(f'brackets must close: got {text[:80]!r}')
+
+
+def _elements(type: str) -> list[str]:
+  """Returns the texts of a tuple's elements, or of the type itself."""
+  if not type.startswith('('):
+    return [type]
+  parts, depth, start = [], 0, 1
+  for match in re.finditer(r'[(){}\[\],]', type):
+    if match[0] in '({[':
+      depth += 1
+    elif match[0] in ')}]':
+      depth -= 1
+    if (match[0] == ',' and depth == 1) or not depth:
+      parts.append(type[start : match.start()].strip())
+      start = match.end()
+  return parts
+
+
+def _arrays(type: str) -> tuple[Array, ...]:
+  return tuple(
+    Array(dtype, tuple(int(x.removeprefix('<=')) for x in dims.split(',') if x))
+    for dtype, dims in _ARRAY.findall(type)
+  )
+
+
+def _digits(dtype: str) -> str:
+  match = re.search(r'\d+', dtype)
+  return match[0] if match else '0'
+
+
+def _is_collective(x: Instruction) -> bool:
+  return x.opcode.removesuffix('-start') in KINDS
+
+
+def _kind(x: Instruction, computation: str) -> str:
+  # TPUs reduce and scatter in a fusion of an all-reduce and a slice.
+  if computation.startswith('all-reduce-scatter'):
+    return 'reduce-scatter'
+  return x.opcode.removesuffix('-start')
+
+
+def _traffic(
+  x: Instruction, instructions: dict[str, Instruction]
+) -> tuple[Array, ...]:
+  """Returns the operands' arrays or the result's, which are larger."""
+  operands = [
+    array
+    for name in x.operands
+    if name in instructions
+    for array in instructions[name].arrays
+  ]
+  result = x.arrays
+  if x.opcode.endswith('-start') and x.opcode != 'all-reduce-start':
+    # (operands, results, context...)
+    parts = _elements(x.type)
+    result = _arrays(parts[1]) if len(parts) > 1 else result
+  size = sum(y.bytes for y in operands)
+  larger = operands if size > sum(y.bytes for y in result) else result
+  return tuple(larger)
+
+
+def _group(x: Instruction) -> int | None:
+  """Returns the number of devices in a replica group; None = not known."""
+  text = x.attributes
+  if match := re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', text):
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+    return math.prod(int(sizes[y]) for y in re.findall(r"'(\w+)'", match[2]))
+  if match := re.search(r'replica_groups=\[(\d+),(\d+)\]<=', text):
+    return int(match[2])
+  if match := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
+    return match[1].count(',') + 1
+  return None
+
+
+def _called(x: Instruction, attribute: str) -> str:
+  match = re.search(rf'\b{attribute}=%([\w.\-]+)', x.attributes)
+  assert match, f'{x.name} has no {attribute}'
+  return match[1]
+
+
+def _spans(
+  shape: tuple[int, ...], rows: int, row_tokens: int, widths: set[int]
+) -> bool:
+  """Returns whether a shape has all tokens and a width, see `spanning`."""
+  for tokens in ((rows * row_tokens,), (rows, row_tokens)):
+    size = len(tokens)
+    for start in range(len(shape) - size + 1):
+      if shape[start : start + size] == tokens:
+        return bool(widths & {*shape[:start], *shape[start + size :]})
+  return False
+
+
+def _frames(text: str) -> dict[int, tuple[str, ...]]:
+  """Returns the Python files of each stack frame, the innermost first."""
+  files = dict(_table(text, 'FileNames', r'"([^"]*)"'))
+  places = dict(_table(text, 'FileLocations', r'\{file_name_id=(\d+) '))
+  stack = list(
+    _table(text, 'StackFrames', r'\{file_location_id=(\d+).*?(?:id=(\d+))?\}')
+  )
+  frames: dict[int, tuple[str, ...]] = {}
+  # Parents come first; some versions print their index plus one.
+  shift = int(any(parent == str(key) for key, (_, parent) in stack))
+  for key, (place, parent) in stack:
+    above = frames.get(int(parent or 0) - shift, ())
+    frames[key] = (files[int(places[int(place)])], *above)
+  return frames
+
+
+def _table(text: str, title: str, value: str) -> Iterator[tuple[int, str]]:
+  """Yields (id, value) of the lines of a table before the computations."""
+  match = re.search(rf'^{title}\n((?:\d+ .*\n)*)', text, re.MULTILINE)
+  for line in match[1].splitlines() if match else ():
+    key, rest = line.split(' ', 1)
+    if found := re.match(value, rest):
+      groups = found.groups()
+      yield int(key), groups[0] if len(groups) == 1 else groups

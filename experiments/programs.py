@@ -1,0 +1,202 @@
+"""The programs of a run, lowered for devices that need not be here.
+
+Nothing is allocated: the arguments are shapes with shardings, and the devices
+may be those of a topology. `lower` builds
+
+    train_step    one update of a token stage from one micro-batch, AdamW
+    score         logprobs of packed rows
+    prefill       one chunk of prompt tokens
+    decode        the loop that draws a token per slot
+    view          the weights for decoding, from those that train
+    load, admit   copies of slots before and after prefill
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from posttrain import schema, scoring, sharding, types
+from posttrain.decode import loop
+from posttrain.models import transformer
+from posttrain.training import arrays, objectives, optim
+from posttrain.training import state as train_state
+from posttrain.training import step as train_step
+
+STOP_IDS = 4
+STEPS = 1000  # of the stage; the length of the schedule is no part of a shape
+_SCALARS = ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences')
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Sizes of a batch and of the decode engine, over all devices."""
+
+  rows: int = 8  # of a micro-batch
+  row_tokens: int = 4096
+  slots: int = schema.Rollout.slots
+  capacity: int = 4096  # tokens of a slot
+  prefill_rows: int = schema.Rollout.prefill_rows
+  prefill_tokens: int = schema.Rollout.prefill_tokens
+
+
+def lower(
+  name: str,
+  model: schema.Model,
+  mesh: Mesh,
+  sizes: Sizes,
+  platform: str | None = None,
+) -> jax.stages.Lowered:
+  """Lowers a program.
+
+  Args:
+    name: one of PROGRAMS.
+    model: model options, with the vocabulary resolved.
+    mesh: devices that hold its arguments.
+    sizes: sizes of its arguments.
+    platform: platform that the program is lowered for, 'cpu', 'cuda' or 'tpu';
+      None = that of jax's default backend.
+  """
+  fn, args = PROGRAMS[name](_Builder(model, mesh, sizes, platform))
+  return _lower(fn, args, mesh, platform)
+
+
+def _lower(fn, args, mesh, platform) -> jax.stages.Lowered:
+  platforms = None if platform is None else (platform,)
+  with sharding.use(mesh):
+    return fn.trace(*args).lower(lowering_platforms=platforms)
+
+
+class _Builder:
+  """The arguments of the programs, as ShapeDtypeStructs with shardings."""
+
+  def __init__(
+    self, model: schema.Model, mesh: Mesh, sizes: Sizes, platform: str | None
+  ):
+    self.model, self.mesh, self.sizes = model, mesh, sizes
+    self._platform = platform
+    self._whole = NamedSharding(mesh, PartitionSpec())
+    self.slots = loop.placement(mesh, sizes.slots)
+
+  def train_step(self) -> tuple[Any, tuple]:
+    stage = schema.Stage(envs={'tokens': schema.EnvEntry()})
+    optimizer = optim.make(stage.optim, STEPS)
+    state, _ = train_state.shapes(stage, self.model, optimizer, self.mesh)
+    step = train_step.make_train_step(
+      objectives.make('tokens', self.model, tuple(stage.envs), stage.loss),
+      optimizer,
+      mesh=self.mesh,
+      rules=transformer.SHARDING_RULES,
+    )
+    return step._update, (state, self._batch(), None)
+
+  def score(self) -> tuple[Any, tuple]:
+    sizes = self.sizes
+    shape = (sizes.rows, sizes.row_tokens)
+    scorer = scoring.Scorer(self.model, *shape, self.mesh)
+    place = NamedSharding(self.mesh, PartitionSpec(*sharding.BATCH[1:]))
+    rows = tuple(
+      jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+      for dtype in (np.int32, np.int32, np.int32, np.float32)
+    )
+    return scorer._read, (self._params(), rows, self.model, self._whole)
+
+  def view(self) -> tuple[Any, tuple]:
+    return loop.view, (self._params(), self.model, self.slots)
+
+  def decode(self) -> tuple[Any, tuple]:
+    steps = jax.ShapeDtypeStruct((), np.int32)
+    state, slots = self._state(), self._slots()
+    view = self._results(*self.view())
+    return loop.decode, (view, self.model, state, slots, steps, self.slots)
+
+  def load(self) -> tuple[Any, tuple]:
+    return loop.load, (self._state(), self.model, self._rows())
+
+  def prefill(self) -> tuple[Any, tuple]:
+    sizes = self.sizes
+    tokens = jax.ShapeDtypeStruct(
+      (sizes.prefill_rows, sizes.prefill_tokens), np.int32
+    )
+    scratch = self._results(*self.load())
+    view = self._results(*self.view())
+    rows = self._rows()
+    return loop.prefill, (view, self.model, *scratch, tokens, rows, rows)
+
+  def admit(self) -> tuple[Any, tuple]:
+    scratch = self._results(*self.load())
+    each = jax.ShapeDtypeStruct((self.sizes.slots,), np.int32)
+    state, slots = self._state(), self._slots()
+    return loop.admit, (state, slots, *scratch, each, each, each, self.slots)
+
+  def _params(self) -> Any:
+    return sharding.placed(
+      transformer.shapes(self.model), transformer.SHARDING_RULES, self.mesh
+    )
+
+  def _batch(self) -> types.Batch:
+    sizes, rows = self.sizes, NamedSharding(self.mesh, sharding.BATCH)
+    counts = dict.fromkeys(_SCALARS, np.float32)
+    counts['num_micro_batches'] = np.int32
+    shape = (1, sizes.rows, sizes.row_tokens)
+    return arrays.Batch(
+      **{
+        field.name: jax.ShapeDtypeStruct(
+          shape, types.TOKEN_FIELDS.get(field.name, np.int32), sharding=rows
+        )
+        for field in dataclasses.fields(types.Batch)
+        if field.name not in counts
+      },
+      **{
+        name: jax.ShapeDtypeStruct((), dtype, sharding=self._whole)
+        for name, dtype in counts.items()
+      },
+    )
+
+  def _rows(self) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((self.sizes.prefill_rows,), np.int32)
+
+  def _slots(self) -> loop.Slots:
+    count = self.sizes.slots
+    number = jax.ShapeDtypeStruct((count,), np.float32)
+    integer = jax.ShapeDtypeStruct((count,), np.int32)
+    return loop.Slots(
+      keys=jax.ShapeDtypeStruct((count, 2), np.uint32),
+      limit=integer,
+      stop_ids=jax.ShapeDtypeStruct((count, STOP_IDS), np.int32),
+      temperature=number,
+      top_k=integer,
+      top_p=number,
+      min_p=number,
+    )
+
+  def _state(self) -> loop.State:
+    sizes = self.sizes
+    args = (None, self.model, sizes.slots, sizes.capacity, self.slots)
+    return self._results(loop._widen, args)
+
+  def _results(self, fn, args) -> Any:
+    """Returns a program's results; their shardings are the compiler's."""
+    lowered = _lower(fn, args, self.mesh, self._platform)
+    return jax.tree.map(
+      lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+      lowered.out_info,
+      lowered.compile().output_shardings,
+    )
+
+
+PROGRAMS: dict[str, Callable[[_Builder], tuple[Any, Sequence[Any]]]] = {
+  name: getattr(_Builder, name)
+  for name in (
+    'train_step',
+    'score',
+    'prefill',
+    'decode',
+    'view',
+    'load',
+    'admit',
+  )
+}

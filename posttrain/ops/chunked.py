@@ -1,0 +1,227 @@
+"""Attention in XLA by blocks: no array of all queries times all keys exists.
+
+1. Queries are cut into blocks, each of all rows and heads. A block visits the
+   blocks of keys that the intervals of any of its queries reach; the others
+   are skipped, so that packed rows of short segments cost little.
+2. The forward pass adds up a softmax over the visits; it saves out and lse.
+3. The backward pass repeats the visits, and computes p again from lse.
+
+The formulas are those of `kernels.tiles`.
+
+Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim, I blocks
+of queries, R query heads of a kv head times queries of a block.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from kernels import masks, tiles
+
+# Queries and keys of a block. On a CPU its scores fit into the cache: measured
+# against 64, 256 and 512 at rows of 256 to 2,048 tokens. On accelerators a
+# visit is several kernels, whose launches larger blocks make up for; not tuned.
+CPU_BLOCK, BLOCK = 128, 512
+
+
+class Options(NamedTuple):
+  """The static options of a call; hashable."""
+
+  scale: float
+  softcap: float | None
+  block: int
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(
+  options: Options,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+) -> jax.Array:
+  """Computes attention, heads before time.
+
+  Args:
+    options: static options.
+    q: float[B, N, T, H].
+    k: float[B, K, S, H].
+    v: float[B, K, S, H].
+    k_start: i32[B, T].
+    k_end: i32[B, T].
+
+  Returns:
+    float[B, N, T, H] in q's dtype; exactly 0 for an empty interval.
+  """
+  return _forward(options, q, k, v, k_start, k_end)[0]
+
+
+def _forward(options, q, k, v, k_start, k_end):
+  plan = _plan(options, q, k)
+  ranges, start, end = plan.visits(k_start, k_end)
+
+  def block(_, xs):
+    (lo, hi), start, end, q = xs
+
+    def visit(j, state):
+      mask, (k_block, v_block) = plan.keys(j, start, end, k, v)
+
+      def head(q, k, v, mask, *state):
+        s = tiles.scores(q, k, options.scale, options.softcap)
+        return tiles.step(state, s, v, mask)
+
+      return _per_head(head, 3)(q, k_block, v_block, mask, *state)
+
+    state = lax.fori_loop(lo, hi, visit, plan.state())
+    out, lse = tiles.finish(state)
+    return None, (out.astype(q.dtype), lse)
+
+  _, results = lax.scan(block, None, (ranges, start, end, plan.cut(q)))
+  out, lse = map(plan.join, results)
+  # The names by which remat policies save these, see `kernels.flash`.
+  out, lse = checkpoint_name((out, lse), 'attention')
+  residuals = checkpoint_name((q, k, v, out, lse), 'kept')
+  return residuals[3], (residuals, k_start, k_end)
+
+
+def _backward(options, saved, g):
+  (q, k, v, out, lse), k_start, k_end = saved
+  plan = _plan(options, q, k)
+  ranges, start, end = plan.visits(k_start, k_end)
+  delta = jnp.sum(
+    g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True
+  )
+
+  def block(grads, xs):
+    (lo, hi), start, end, q, g, lse, delta = xs
+
+    def visit(j, state):
+      mask, (k_block, v_block) = plan.keys(j, start, end, k, v)
+
+      def head(q, k, v, mask, g, lse, delta):
+        s = tiles.scores(q, k, options.scale, options.softcap)
+        dp = tiles.dot(g, v, (1, 1))
+        p, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
+        p, ds = p.astype(g.dtype), ds.astype(k.dtype)
+        axes = (ds, k, (1, 0)), (ds, q, (0, 0)), (p, g, (0, 0))
+        return tuple(tiles.dot(*x) for x in axes)
+
+      dq, dk, dv = state
+      more = _per_head(head, 3)(q, k_block, v_block, mask, g, lse, delta)
+      return dq + more[0], plan.add(dk, j, more[1]), plan.add(dv, j, more[2])
+
+    state = (jnp.zeros(q.shape, jnp.float32), *grads)
+    dq, *grads = lax.fori_loop(lo, hi, visit, state)
+    return tuple(grads), (dq * options.scale).astype(q.dtype)
+
+  zeros = jnp.zeros(k.shape, jnp.float32)
+  blocks = map(plan.cut, (q, g.astype(q.dtype), lse, delta))
+  xs = (ranges, start, end, *blocks)
+  (dk, dv), dq = lax.scan(block, (zeros, zeros), xs)
+  dk = (dk * options.scale).astype(k.dtype)
+  return plan.join(dq), dk, dv.astype(v.dtype), None, None
+
+
+attention.defvjp(_forward, _backward)
+
+
+def _per_head(fn, mask_at):
+  """Maps `fn` over rows and kv heads; all heads share the mask of a row."""
+
+  def call(*args):
+    axes = tuple(None if i == mask_at else 0 for i in range(len(args)))
+    return jax.vmap(jax.vmap(fn, axes))(*args)
+
+  return call
+
+
+class _Plan(NamedTuple):
+  """Sizes (padded to whole blocks of queries), and the way to cut arrays."""
+
+  b: int
+  n: int
+  kv: int
+  t: int
+  padded: int
+  s: int
+  h: int
+  block_q: int
+  block_k: int
+
+  @property
+  def rows(self):
+    return self.n // self.kv * self.block_q
+
+  def visits(self, k_start, k_end):
+    """Returns (ranges of key blocks (i32[I], i32[I]), intervals [I, B, R])."""
+    ends = masks.clip(k_start, k_end, self.s)
+    # [B, T] to [I, B, block_q]
+    start, end = (
+      masks.pad(x, 1, self.padded)
+      .reshape(self.b, -1, self.block_q)
+      .swapaxes(0, 1)
+      for x in ends
+    )
+    width = self.b * self.block_q
+    flat = start.reshape(1, -1), end.reshape(1, -1)
+    ranges = masks.key_blocks(*flat, width, self.block_k)[0]
+    group = self.n // self.kv
+    start, end = (jnp.tile(x, (1, 1, group)) for x in (start, end))
+    return (ranges[:, 0], ranges[:, 3]), start, end
+
+  def cut(self, x):
+    """Cuts [B, N, T, X] into blocks [I, B, K, R, X]."""
+    x = masks.pad(x, 2, self.padded)
+    x = x.reshape(self.b, self.kv, -1, *self._blocks(), x.shape[-1])
+    x = x.transpose(3, 0, 1, 2, 4, 5)
+    return x.reshape(*x.shape[:3], self.rows, x.shape[-1])
+
+  def join(self, x):
+    """Inverts `cut`."""
+    x = x.reshape(*x.shape[:3], -1, self.block_q, x.shape[-1])
+    x = x.transpose(1, 2, 3, 0, 4, 5)
+    x = x.reshape(self.b, self.n, self.padded, x.shape[-1])
+    return x[:, :, : self.t]
+
+  def _blocks(self):
+    return self.padded // self.block_q, self.block_q
+
+  def state(self):
+    """Returns the state of a softmax before the first visit, [B, K, R, X]."""
+    return jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (self.b, self.kv, *x.shape)),
+      tiles.start(self.rows, self.h),
+    )
+
+  def keys(self, j, start, end, *arrays):
+    """Returns the mask [B, R, block_k] of block j, and blocks of arrays."""
+    first = self._first(j)
+    keys = first + lax.iota(jnp.int32, self.block_k)[None, None]
+    mask = tiles.in_interval(start[..., None], end[..., None], keys)
+    # The last block starts early enough to be whole: its first keys are those
+    # of the block before.
+    return mask & (keys >= j * self.block_k), tuple(
+      lax.dynamic_slice_in_dim(x, first, self.block_k, axis=2) for x in arrays
+    )
+
+  def add(self, x, j, block):
+    """Adds a block of keys to block j of x [B, K, S, H]."""
+    first = self._first(j)
+    block += lax.dynamic_slice_in_dim(x, first, self.block_k, axis=2)
+    return lax.dynamic_update_slice_in_dim(x, block, first, axis=2)
+
+  def _first(self, j):
+    return jnp.minimum(j * self.block_k, self.s - self.block_k)
+
+
+def _plan(options, q, k):
+  b, n, t, h = q.shape
+  kv, s = k.shape[1:3]
+  assert n % kv == 0, f'{n} query heads over {kv} kv heads'
+  block_q, padded = masks.fit(t, options.block, 16)
+  return _Plan(b, n, kv, t, padded, s, h, block_q, min(options.block, s))

@@ -1,0 +1,149 @@
+"""Budgets of the programs that are compiled for several devices.
+
+Nothing runs: XLA's CPU backend compiles for eight forced devices.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from experiments import budgets, census
+from posttrain import schema
+from tests import fixtures
+
+MESHES = ((1, 8, 1), (1, 2, 4), (8, 1, 1), (2, 2, 2))
+# No two of its sizes, whole or split, are equal, nor do two multiply to the
+# number of tokens.
+MODEL = schema.Model(
+  vocab_size=4096,
+  layers=2,
+  embed_dim=768,
+  heads=4,
+  kv_heads=4,
+  head_dim=64,
+  mlp_dim=1280,
+  qk_norm=True,
+  tied_head=False,
+  dtype='bfloat16',
+  remat='block',
+)
+BLOCK_BYTES = 2**18  # of logits: the vocabulary is a loop of several chunks
+
+
+def run(*argv: str):
+  """Runs a module with the compiler's own settings; returns its last line."""
+  env = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
+  env.pop('JAX_DISABLE_MOST_OPTIMIZATIONS', None)
+  done = subprocess.run(
+    [sys.executable, '-m', *argv],
+    env=env,
+    cwd=fixtures.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_train_steps_of_two_layers_are_within_budget():
+  rows = run('tests.experiments.test_census')
+  for mesh in rows:
+    assert rows[mesh]['loops'], 'the vocabulary must be a loop'
+    assert rows[mesh]['violations'] == [], mesh
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model', ['qwen3_0p6b', 'qwen3_8b', 'qwen3_32b'])
+@pytest.mark.parametrize('mesh', MESHES, ids=str)
+def test_presets_are_within_budget(model, mesh):
+  sizes = ','.join(map(str, mesh))
+  rows = run(
+    'experiments.census',
+    f'--model={model}',
+    f'--mesh={sizes}',
+    '--programs=train_step,score',
+    '--json',
+  )
+  for row in rows.values():
+    assert row['violations'] == []
+    assert row['collective_gib'] <= most(model, mesh)
+
+
+def most(model: str, mesh: tuple[int, ...]) -> float:
+  """Returns the most GiB that a program may move."""
+  return {('qwen3_8b', (1, 8, 1)): 100, ('qwen3_8b', (1, 2, 4)): 120}.get(
+    (model, mesh), float('inf')
+  )
+
+
+def test_weight_bytes_of_a_mesh():
+  # 8B parameters: two tables of 622 M, and 6946 M in layers and a norm.
+  model = schema.PRESETS['qwen3_8b']
+  total, table = 8_190_735_360, 151_936 * 4096
+  layers = total - 2 * table
+  gathered = 2 * layers + 2 * table
+  for mesh, numbers in {
+    (1, 1, 8): 0,
+    (8, 1, 1): total,
+    (1, 8, 1): gathered + total,
+    (2, 4, 1): gathered + total + total // 4,
+    (2, 2, 2): (gathered + total + total // 2) // 2,
+  }.items():
+    assert budgets.weight_bytes(model, mesh, width=2) == 2 * numbers, mesh
+  tied = schema.PRESETS['qwen3_0p6b']
+  layers = 596_049_920 - 151_936 * 1024
+  expected = 2 * layers + 2 * 151_936 * 1024 + 596_049_920
+  assert budgets.weight_bytes(tied, (1, 8, 1), width=1) == expected
+
+
+def test_flags_of_the_caller_are_kept(monkeypatch):
+  monkeypatch.setenv('XLA_FLAGS', '--xla_a=1')
+  monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+  census.prepare(8)
+  assert os.environ['JAX_PLATFORMS'] == 'cpu'
+  assert os.environ['XLA_FLAGS'].split() == [
+    '--xla_a=1',
+    '--xla_force_host_platform_device_count=8',
+    '--xla_backend_optimization_level=0',
+  ]
+  monkeypatch.setenv('XLA_FLAGS', '--xla_backend_optimization_level=2')
+  census.prepare(4)
+  assert os.environ['XLA_FLAGS'].split()[1:] == [
+    '--xla_force_host_platform_device_count=4'
+  ]
+
+
+@pytest.mark.parametrize(
+  'flag', ['--mesh=8', '--mesh=1,0,8', '--programs=x', '--model=x']
+)
+def test_mistakes_are_refused(flag, capsys):
+  with pytest.raises(SystemExit):
+    census.parse([flag])
+  assert flag.split('=')[1].strip() in capsys.readouterr().err
+
+
+def main() -> None:
+  """Prints the budgets of two meshes: run in a process of its own."""
+  census.prepare(8)
+  from experiments import programs
+  from posttrain.losses import logprobs
+
+  logprobs.BLOCK_BYTES = BLOCK_BYTES
+  sizes, rows = programs.Sizes(rows=8, row_tokens=640), {}
+  for mesh in MESHES[:2]:
+    row, module = census.measure('train_step', MODEL, mesh, sizes)
+    loops = [
+      loop.trips
+      for loop in module.loops
+      if loop.files and loop.files[0].endswith(budgets.VOCABULARY_LOOPS)
+    ]
+    rows[str(mesh)] = {**row, 'loops': loops}
+  print(json.dumps(rows))
+
+
+if __name__ == '__main__':
+  main()

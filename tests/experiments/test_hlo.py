@@ -1,0 +1,293 @@
+"""The reader of optimized HLO, on programs of a few lines."""
+
+import pytest
+
+from experiments import hlo
+
+ADD = """
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+"""
+GROUPS = 'replica_groups={{0,1,2,3}}'
+
+
+def parse(entry: str, computations: str = '') -> hlo.Module:
+  """Reads a module of the entry's lines, which begin with a parameter."""
+  lines = '\n  '.join(entry.strip().splitlines())
+  return hlo.parse(
+    'HloModule jit_f, is_scheduled=true\n'
+    f'{ADD}{computations}\n'
+    'ENTRY %main (p: f32[8,16]) -> f32[8,16] {\n'
+    '  %p = f32[8,16]{1,0} parameter(0)\n'
+    f'  {lines}\n'
+    '}\n'
+  )
+
+
+def only(module: hlo.Module) -> hlo.Collective:
+  (collective,) = module.collectives
+  return collective
+
+
+def test_a_collective_has_kind_shape_bytes_and_name():
+  module = parse(
+    f'ROOT %r = f32[8,16]{{1,0}} all-reduce(%p), channel_id=1, {GROUPS}, '
+    'to_apply=%add, metadata={op_name="jit(f)/dot" source_file="a/b.py"}'
+  )
+  x = only(module)
+  assert (x.kind, x.times, x.bytes) == ('all-reduce', 1, 8 * 16 * 4)
+  assert x.arrays == (hlo.Array('f32', (8, 16)),)
+  assert (x.op_name, x.files) == ('jit(f)/dot', ('a/b.py',))
+  assert str(x) == 'all-reduce f32[8,16] x 1'
+  assert module.bytes() == {'all-reduce': 512}
+
+
+@pytest.mark.parametrize(
+  'line, expected',
+  [
+    # The larger of operand and result, in the dtype that travels.
+    (f'bf16[32,16]{{1,0}} all-gather(%h), {GROUPS}, dimensions={{0}}', 1024),
+    (f'bf16[2,16]{{1,0}} reduce-scatter(%h), {GROUPS}, to_apply=%add', 256),
+    (
+      'bf16[8,16]{1,0} collective-permute(%h), source_target_pairs={{0,1}}',
+      256,
+    ),
+    (f'(bf16[2,16], bf16[2,16]) all-to-all(%s, %s), {GROUPS}', 128),
+    (f'(f32[8,16], bf16[8,16]) all-reduce(%p, %h), {GROUPS}', 512 + 256),
+    (f'(pred[], s4[6]) all-reduce(%b, %i), {GROUPS}', 1 + 3),
+    # Operands with types, layouts with brackets.
+    (
+      'bf16[32,16]{1,0:T(8,128)(2,1)S(1)} all-gather(bf16[8,16]{1,0:T(8,128)} '
+      f'%h), {GROUPS}',
+      1024,
+    ),
+  ],
+)
+def test_bytes_are_those_of_the_larger_side(line, expected):
+  module = parse(
+    '%h = bf16[8,16]{1,0} convert(%p)\n'
+    '%s = bf16[2,16]{1,0} slice(%h), slice={[0:2], [0:16]}\n'
+    '%b = pred[] constant(true)\n'
+    '%i = s4[6]{0} iota(), iota_dimension=0\n'
+    f'ROOT %r = {line}'
+  )
+  assert only(module).bytes == expected
+
+
+@pytest.mark.parametrize(
+  'start, done, kind, expected',
+  [
+    (
+      'f32[8,16]{1,0} all-reduce-start(%p)',
+      'all-reduce-done',
+      'all-reduce',
+      512,
+    ),
+    (
+      '(f32[8,16]{1,0}, f32[32,16]{1,0}) all-gather-start(%p)',
+      'all-gather-done',
+      'all-gather',
+      2048,
+    ),
+    (
+      '((f32[8,16], f32[8,16]), (f32[32,16], f32[32,16])) '
+      'all-gather-start(%p, %p)',
+      'all-gather-done',
+      'all-gather',
+      4096,
+    ),
+    (
+      '(f32[8,16], f32[8,16], u32[], u32[]) collective-permute-start(%p)',
+      'collective-permute-done',
+      'collective-permute',
+      512,
+    ),
+    (
+      '((f32[8,16]), f32[2,16], u32[]) reduce-scatter-start(%p)',
+      'reduce-scatter-done',
+      'reduce-scatter',
+      512,
+    ),
+  ],
+)
+def test_an_async_pair_counts_once(start, done, kind, expected):
+  module = parse(
+    f'%s = {start}, {GROUPS}, to_apply=%add\nROOT %r = f32[8,16] {done}(%s)'
+  )
+  assert (only(module).kind, only(module).bytes) == (kind, expected)
+
+
+def test_wrapped_async_and_fused_collectives_count_once():
+  module = parse(
+    '%s = ((f32[8,16]), f32[2,16], u32[]) async-start(%p), calls=%wrapped\n'
+    '%u = ((f32[8,16]), f32[2,16], u32[]) async-update(%s), calls=%wrapped\n'
+    '%d = f32[2,16]{1,0} async-done(%u), calls=%wrapped\n'
+    'ROOT %f = f32[8,16]{1,0} fusion(%p), kind=kCustom, '
+    'calls=%all-reduce-scatter.1',
+    f"""
+%wrapped (q: f32[8,16]) -> f32[2,16] {{
+  %q = f32[8,16]{{1,0}} parameter(0)
+  ROOT %rs = f32[2,16]{{1,0}} reduce-scatter(%q), {GROUPS}, to_apply=%add
+}}
+
+%all-reduce-scatter.1 (t: f32[8,16]) -> f32[8,16] {{
+  %t = f32[8,16]{{1,0}} parameter(0)
+  ROOT %ar = f32[8,16]{{1,0}} all-reduce(%t), {GROUPS}, to_apply=%add
+}}
+""",
+  )
+  assert [x.kind for x in module.collectives] == ['reduce-scatter'] * 2
+  assert module.bytes() == {'reduce-scatter': 1024}
+
+
+LOOPS = f"""
+%inner (i: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
+  %i = (s32[], /*index=1*/f32[8,16]{{1,0}}) parameter(0)
+  %x = f32[8,16]{{1,0}} get-tuple-element(%i), index=1
+  %r = f32[8,16]{{1,0}} all-reduce(%x), {GROUPS}, to_apply=%add
+  ROOT %o = (s32[], f32[8,16]{{1,0}}) tuple(%i, %r)
+}}
+
+%outer (j: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
+  %j = (s32[], f32[8,16]{{1,0}}) parameter(0)
+  %y = f32[8,16]{{1,0}} get-tuple-element(%j), index=1
+  %g = f32[32,16]{{1,0}} all-gather(%y), {GROUPS}, dimensions={{0}}
+  ROOT %w = (s32[], f32[8,16]{{1,0}}) while(%j), condition=%test, body=%inner\
+, metadata={{op_name="jit(f)/while/body/while" stack_frame_id=2}}\
+, backend_config={{"known_trip_count":{{"n":"5"}}}}
+}}
+
+%test (k: (s32[], f32[8,16])) -> pred[] {{
+  %k = (s32[], f32[8,16]{{1,0}}) parameter(0)
+  ROOT %t = pred[] constant(true)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+  'config, trips',
+  [(', backend_config={"known_trip_count":{"n":"3"},"a":"b"}', 3), ('', 1)],
+)
+def test_loops_multiply_and_unknown_trips_count_once(config, trips):
+  module = parse(
+    '%t = (s32[], f32[8,16]{1,0}) tuple(%p, %p)\n'
+    'ROOT %w = (s32[], f32[8,16]{1,0}) while(%t), condition=%test, '
+    f'body=%outer{config}',
+    LOOPS,
+  )
+  times = {x.kind: x.times for x in module.collectives}
+  assert times == {'all-gather': trips, 'all-reduce': 5 * trips}
+  assert {x.body: (x.trips, x.times) for x in module.loops} == {
+    'outer': (trips, trips),
+    'inner': (5, 5 * trips),
+  }
+
+
+def test_calls_and_conditionals_are_followed_and_add_up():
+  module = parse(
+    '%c = f32[8,16]{1,0} call(%p), to_apply=%f\n'
+    '%a = f32[8,16]{1,0} conditional(%p, %p, %p), '
+    'branch_computations={%f, %g}\n'
+    '%b = f32[8,16]{1,0} conditional(%p, %p, %p), true_computation=%f, '
+    'false_computation=%g\n'
+    'ROOT %r = f32[8,16]{1,0} custom-call(%a), called_computations={%g}',
+    f"""
+%f (x: f32[8,16]) -> f32[8,16] {{
+  %x = f32[8,16]{{1,0}} parameter(0)
+  ROOT %r = f32[8,16]{{1,0}} all-reduce(%x), {GROUPS}, to_apply=%add
+}}
+
+%g (y: f32[8,16]) -> f32[8,16] {{
+  %y = f32[8,16]{{1,0}} parameter(0)
+  ROOT %h = f32[8,16]{{1,0}} fusion(%y), kind=kLoop, calls=%f
+}}
+
+%never (z: f32[8,16]) -> f32[8,16] {{
+  %z = f32[8,16]{{1,0}} parameter(0)
+  ROOT %q = f32[32,16]{{1,0}} all-gather(%z), {GROUPS}, dimensions={{0}}
+}}
+""",
+  )
+  # By call, by each conditional itself and by its branch, by custom-call.
+  assert only(module).times == 1 + 2 + 2 + 1
+
+
+@pytest.mark.parametrize(
+  'groups, counts',
+  [
+    ('replica_groups={{0},{1}}', False),
+    ('replica_groups={{0,1},{2,3}}', True),
+    ('replica_groups={}', True),
+    ('replica_groups=[8,1]<=[8]', False),
+    ('replica_groups=[4,2]<=[2,4]T(1,0)', True),
+    ("replica_groups=mesh['a'=1,'b'=8] {'a'}", False),
+    ("replica_groups=mesh['a'=1,'b'=8] {'a','b'}", True),
+  ],
+)
+def test_groups_of_one_device_exchange_nothing(groups, counts):
+  module = parse(f'ROOT %r = f32[8,16] all-reduce(%p), {groups}, to_apply=%add')
+  assert len(module.collectives) == counts
+
+
+# Parents as jax 0.10 prints them, index plus one, and as they are.
+@pytest.mark.parametrize('shift', [1, 0])
+def test_loops_are_found_by_the_python_file_of_their_stack(shift):
+  text = f"""HloModule jit_f
+
+FileNames
+1 "train.py"
+2 "losses/chunks.py"
+
+FunctionNames
+1 "f"
+
+FileLocations
+1 {{file_name_id=1 function_name_id=1 line=1 end_line=1 column=0 end_column=1}}
+2 {{file_name_id=2 function_name_id=1 line=1 end_line=1 column=0 end_column=1}}
+
+StackFrames
+1 {{file_location_id=1 parent_frame_id={shift}}}
+2 {{file_location_id=2 parent_frame_id={1 + shift}}}
+
+{ADD}{LOOPS}
+ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
+  %p = (s32[], f32[8,16]{{1,0}}) parameter(0)
+  ROOT %w = (s32[], f32[8,16]{{1,0}}) while(%p), condition=%test, body=%outer\
+, metadata={{op_name="jit(f)/while" stack_frame_id=1}}
+}}
+"""
+  module = hlo.parse(text)
+  files = {x.body: x.files for x in module.loops}
+  assert files['outer'] == ('train.py',)
+  assert files['inner'] == ('losses/chunks.py', 'train.py')
+  assert [x.kind for x in module.in_loops('losses/chunks.py')] == ['all-reduce']
+  assert len(module.in_loops('train.py')) == 2
+  assert not module.in_loops('other.py')
+
+
+@pytest.mark.parametrize(
+  'type, expected',
+  [
+    ('f32[32,128]', True),
+    ('bf16[4,8,128]', True),
+    ('f32[1,4,8,2,128]', True),
+    ('f32[128,32]', True),
+    ('(s32[], f32[32,128])', True),
+    ('s32[32,128]', False),
+    ('f32[32,100]', False),
+    ('f32[16,128]', False),
+    ('f32[4,128,8]', False),  # the tokens' dimensions are adjacent
+    ('f32[2,2,8,128]', False),  # of two layers, half of the rows
+  ],
+)
+def test_arrays_of_all_tokens_times_a_width(type, expected):
+  module = parse(f'ROOT %r = {type} custom-call(%p)')
+  assert bool(list(module.spanning(4, 8, {128}))) == expected
+
+
+def test_a_text_without_an_entry_is_refused():
+  with pytest.raises(ValueError, match='ENTRY'):
+    hlo.parse('HloModule jit_f')

@@ -1,0 +1,135 @@
+"""Attention by blocks, against XLA with all scores."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from posttrain.ops import attention, chunked, dense
+from tests.kernels import inputs
+
+T, N, K, H = 80, 4, 2, 8
+SCALE = H**-0.5
+
+
+def by_blocks(q, k, v, start, end, *, scale, softcap, block=32):
+  options = chunked.Options(scale, softcap, block)
+  q = q.transpose(0, 2, 1, 3)
+  return chunked.attention(options, q, k, v, start, end).transpose(0, 2, 1, 3)
+
+
+def make_inputs(b, t=T, s=T, dtype=jnp.float32):
+  """Draws (q, k, v) and a gradient; keys have heads before time."""
+  shapes = ((b, t, N, H), (b, K, s, H), (b, K, s, H), (b, t, N, H))
+  *arrays, g = inputs.draw(0, *shapes, dtype=dtype)
+  return arrays, g
+
+
+def run(fn, arrays, g, ends, **options):
+  @jax.jit
+  def call(arrays, g, ends):
+    out, vjp = jax.vjp(
+      lambda *x: fn(*x, *ends, scale=SCALE, **options), *arrays
+    )
+    return out, *vjp(g)
+
+  return call(arrays, g, ends)
+
+
+def close(ours, expected, bound):
+  for a, b in zip(ours, expected, strict=True):
+    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+    assert np.isfinite(a).all()
+    np.testing.assert_allclose(a, b, atol=bound * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+  't, s, block', [(T, T, 32), (T, T, 128), (24, T, 32), (T, 87, 16)]
+)
+@pytest.mark.parametrize('softcap', [None, 0.8])
+def test_matches_dense_on_all_kinds_of_intervals(t, s, block, softcap):
+  """Sizes that blocks divide or not; empty intervals; windows; a cache."""
+  ends = inputs.every_kind(t, s)
+  arrays, g = make_inputs(len(inputs.KINDS), t, s)
+  fn = functools.partial(by_blocks, block=block)
+  ours = run(fn, arrays, g, ends, softcap=softcap)
+  close(ours, run(dense.cached, arrays, g, ends, softcap=softcap), 5e-6)
+  empty = np.maximum(ends[0], 0) >= np.minimum(ends[1], s)
+  assert empty.any() and not np.asarray(ours[0])[empty].any()
+  assert not np.asarray(ours[1])[empty].any()  # the gradient of queries
+
+
+def test_bfloat16_matches_dense():
+  ends = inputs.every_kind(T)
+  arrays, g = make_inputs(len(inputs.KINDS), dtype=jnp.bfloat16)
+  ours = run(by_blocks, arrays, g, ends, softcap=None)
+  assert {x.dtype for x in ours} == {jnp.dtype(jnp.bfloat16)}
+  close(ours, run(dense.cached, arrays, g, ends, softcap=None), 2e-2)
+
+
+def test_blocks_outside_every_interval_are_not_read():
+  """NaN in a block of keys that no query reaches changes nothing."""
+  arrays, g = make_inputs(2)
+  start, end = (np.full((2, T), x, np.int32) for x in (33, 60))
+  ends = jnp.asarray(start), jnp.asarray(end)
+  q, k, v = arrays
+  nan = jnp.where(jnp.arange(T) < 32, jnp.nan, 0.0)[None, None, :, None]
+  ours = run(by_blocks, arrays, g, ends, softcap=None)
+  other = run(by_blocks, (q, k + nan, v + nan), g, ends, softcap=None)
+  for a, b in zip(ours, other, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_gradients_by_finite_differences():
+  arrays, _ = make_inputs(1, 12, 12)
+  start, end = (jnp.asarray(x)[None] for x in inputs.packed((7, 3), 12))
+  fn = functools.partial(by_blocks, scale=SCALE, softcap=0.8, block=16)
+  check_grads(
+    jax.jit(lambda *x: fn(*x, start, end)),
+    arrays,
+    order=1,
+    modes=['rev'],
+    atol=1e-2,
+    rtol=1e-2,
+  )
+
+
+@pytest.mark.parametrize('t, stored', [(1024, False), (512, True)])
+def test_long_rows_store_no_scores(t, stored):
+  """No array of the gradient's program has as many entries as T times S."""
+  shape = jax.ShapeDtypeStruct
+
+  def loss(q, k, v, *ends):
+    return attention.attention(q, k, v, *ends, scale=SCALE).sum()
+
+  q, ends = shape((1, t, N, H), jnp.float32), shape((1, t), jnp.int32)
+  k = shape((1, t, K, H), jnp.float32)
+  text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, ends, ends).as_text()
+  sizes = re.findall(r'tensor<((?:\d+x)+)', text)
+  largest = max(math.prod(map(int, x[:-1].split('x'))) for x in sizes)
+  assert (largest >= t * t) == stored, largest
+
+
+@pytest.mark.parametrize('kept', ['kept', 'attention'])
+def test_a_rematerialized_layer_runs_forward_once(kept):
+  """Two loops over blocks of queries: one forward, one backward."""
+  shape = jax.ShapeDtypeStruct
+  q, ends = shape((1, 1024, N, H), jnp.float32), shape((1, 1024), jnp.int32)
+  policy = jax.checkpoint_policies.save_only_these_names(kept)
+
+  @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
+  def layer(x, start, end):
+    return jnp.sin(attention.attention(x, x, x, start, end, scale=SCALE))
+
+  def loss(x, *ends):
+    return layer(jnp.sin(x), *ends).sum()
+
+  text = jax.jit(jax.grad(loss)).lower(q, ends, ends).as_text()
+  exps = text.count('stablehlo.exponential ')
+  # p and the shrinking of the state forward, p backward.
+  assert exps == 3, exps
