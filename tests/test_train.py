@@ -144,9 +144,48 @@ def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
     'micro_batch_tokens',
     'parameters',
     'memory estimate',
+    'embed/table',
+    'communication of one update',
   ):
     assert word in text
   assert not workdir.exists()
+
+
+def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
+  mesh = '--config.mesh={"data": 2, "fsdp": 2, "tensor": -1}'
+  assert main.main([*TINY, '--dry_run', '--devices=gpu:8', mesh]) == 0
+  text = capsys.readouterr().out
+  assert 'mesh                 data 2, fsdp 2, tensor 2' in text
+  assert '(-, fsdp, tensor)' in text and 'reduce-scatter' in text
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['--devices=8'], '--devices must be given with --dry_run'),
+    (['--dry_run', '--devices=0'], '--devices must be a number, or one after'),
+    (['--dry_run', '--devices=xpu:8'], "got 'xpu:8'"),
+    (
+      ['--dry_run', '--devices=8', '--config.mesh.fsdp=3'],
+      'config.mesh must multiply to the 8 devices: got data=-1, fsdp=3',
+    ),
+    (
+      ['--dry_run', '--devices=12'],
+      'micro_batch_tokens / row_tokens must be a multiple of data x fsdp = 12',
+    ),
+    (
+      ['--dry_run', '--devices=5', '--config.mesh={"data": 1, "tensor": 5}'],
+      'must divide over config.mesh.tensor=5',
+    ),
+    (['--dry_run', '--profile=1:2'], '--profile must be given without'),
+  ],
+)
+def test_mistakes_about_absent_devices_are_one_line(
+  tmp_path, capsys, arguments, message
+):
+  assert main.main([*TINY, f'--workdir={tmp_path}', *arguments]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ') and message in line
 
 
 @pytest.mark.parametrize(

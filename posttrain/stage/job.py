@@ -305,5 +305,5 @@ def explain_oom(sizes: plan.Plan) -> Iterator[None]:
     "model.remat (set it to 'block')",
     'mesh.fsdp (raise it)',
   ]
-  with memory.explain_oom(dataclasses.asdict(sizes), knobs):
+  with memory.explain_oom(sizes.sizes(), knobs):
     yield
