@@ -196,14 +196,20 @@ def prefill(
 
 def view_bytes(device: Device) -> int:
   """Returns the bytes of the decode view: whole but for `tensor`."""
-  model = device.model
+  params = transformer.shapes(device.model)
+  # Layers are alike: the view of the first is enough.
+  params['layers'] = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), params['layers']
+  )
+  one = dataclasses.replace(
+    device.model, layers=1, local_layers=(), window=None
+  )
   like = jax.eval_shape(
-    functools.partial(transformer.decode_view, cfg=model),
-    transformer.shapes(model),
+    functools.partial(transformer.decode_view, cfg=one), params
   )
-  return tensors.device_bytes(
-    sharding.placed(like, transformer.VIEW_RULES, device.mesh)
-  )
+  view = sharding.placed(like, transformer.VIEW_RULES, device.mesh)
+  others = (device.model.layers - 1) * tensors.device_bytes(view['layers'])
+  return tensors.device_bytes(view) + others
 
 
 def cache_bytes(device: Device, slots: int, capacity: int) -> int:
