@@ -3,6 +3,8 @@
 import types
 
 import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -92,3 +94,70 @@ def test_every_array_of_model_and_optimizer_has_a_rule(options):
 
 def _is_spec(x):
   return isinstance(x, P)
+
+
+AUTO = (jax.sharding.AxisType.Auto,) * 3
+EIGHT = jax.sharding.AbstractMesh((2, 2, 2), sharding.AXES, axis_types=AUTO)
+
+
+def test_one_device_has_no_current_mesh():
+  x = jnp.ones((4, 6))
+  with sharding.use(None):
+    assert sharding.current() is None
+  with sharding.use(sharding.make_mesh(schema.Mesh())):
+    assert sharding.current() is None
+    assert sharding.ways(sharding.BATCH_AXES) == 1
+    assert sharding.pin_batch(x) is x
+    assert sharding.gather(x, *sharding.COLUMNS) is x
+    assert sharding.split(abs, P(), P()) is abs
+  with sharding.use(EIGHT):
+    assert sharding.current() == EIGHT
+    assert sharding.ways(sharding.BATCH_AXES) == 4
+    assert sharding.ways('tensor') == 2
+    assert sharding.ways(None) == 1
+  assert sharding.current() is None
+
+
+def test_axes_that_do_not_divide_are_left_out():
+  axes = sharding.BATCH_AXES, None, 'tensor'
+  with sharding.use(EIGHT):
+    assert sharding.fitting((8, 5, 6), axes) == P(
+      ('data', 'fsdp'), None, 'tensor'
+    )
+    assert sharding.fitting((6, 5, 3), axes) == P(None, None, None)
+    assert sharding.fitting((4,), axes) == P(('data', 'fsdp'))
+
+
+def _constraints(fn, *args):
+  """The specs of all sharding constraints of a function's program."""
+
+  def specs(jaxpr):
+    for equation in jaxpr.eqns:
+      if equation.primitive.name == 'sharding_constraint':
+        yield equation.params['sharding'].spec
+      for inner in jex.jaxprs_in_params(equation.params):
+        yield from specs(inner)
+
+  def traced(*args):
+    with sharding.use(EIGHT):
+      return fn(*args)
+
+  return list(specs(jax.make_jaxpr(traced)(*args).jaxpr))
+
+
+def test_pin_places_an_array_and_its_gradient():
+  x = jnp.ones((4, 6))
+  pinned = jax.grad(lambda x: jnp.sum(sharding.pin_batch(x) ** 2))
+  assert _constraints(pinned, x) == 2 * [P(('data', 'fsdp'))]
+
+
+def test_a_gathered_weight_has_a_gradient_in_parts():
+  w = jnp.ones((4, 6))
+  for axes, whole in (
+    (sharding.COLUMNS, P(None, 'tensor')),
+    (sharding.ROWS, P('tensor', None)),
+  ):
+    gathered = jax.grad(lambda w, a=axes: jnp.sum(sharding.gather(w, *a) ** 2))
+    assert _constraints(gathered, w) == [whole, P(*axes)]
+  unsplit = jax.grad(lambda w: jnp.sum(sharding.gather(w, None, 'tensor')))
+  assert _constraints(unsplit, w) == []

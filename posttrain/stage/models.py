@@ -210,6 +210,7 @@ class Models:
       frozen.cfg,
       slots=self.components.stage.rollout.slots,
       seed=self.components.cfg.seed,
+      mesh=self.components.mesh,
     )
     decoder.set_params(frozen.params, -1)
     return rewarding.LocalJudge(decoder, self.components.renderer)

@@ -1,9 +1,10 @@
-"""Decoding and a GRPO step on four devices, compared with one device.
+"""Decoding and a GRPO step on eight devices, compared with one device.
 
 python -m tests.decode.test_mesh FILE    # on all devices of the process
 """
 
 import dataclasses
+import math
 import sys
 
 import jax
@@ -13,10 +14,56 @@ import pytest
 from posttrain import schema, sharding, tree, types
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
+from posttrain.models import transformer
 from posttrain.training import objectives
 from tests import fixtures, toys
 
 STEPS = 2  # the second batch is sampled by the updated weights
+WIDE = schema.Model(  # its kv heads divide over four devices, not over eight
+  vocab_size=128,
+  layers=2,
+  embed_dim=32,
+  heads=8,
+  kv_heads=4,
+  head_dim=8,
+  mlp_dim=64,
+  qk_norm=True,
+  qkv_bias=True,
+)
+SIZES = ((1, 2, 4), (1, 1, 8))
+SAMPLINGS = (
+  {},
+  {'temperature': 0.0},
+  {'top_p': 0.8},
+  {'top_k': 20},
+  {'min_p': 0.02},
+  {'temperature': 0.7, 'top_k': 50, 'top_p': 0.9, 'min_p': 0.01},
+)
+
+
+def _wide_completions(sizes):
+  """Completes prompts with a vocabulary that `tensor` splits."""
+  devices = jax.devices()[: math.prod(sizes)]
+  mesh = sharding.make_mesh(schema.Mesh(*sizes), devices)
+  params = transformer.init(jax.random.key(0), WIDE)
+  places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
+  engine = engines.Engine(
+    WIDE, slots=4, capacity=32, prefill_rows=4, prefill_tokens=8, mesh=mesh
+  )
+  engine.set_params(jax.device_put(params, places), 0)
+  rng = np.random.default_rng(0)
+  done = engine.generate(
+    [
+      requests.Request(
+        i, rng.integers(0, 128, 3 + i), 8, (7,), requests.Sampling(**sampling)
+      )
+      for i, sampling in enumerate(2 * SAMPLINGS)
+    ]
+  )
+  return {
+    f'{name}/{sizes}': np.concatenate([getattr(c, name) for c in done])
+    for name in ('ids', 'logprobs')
+  }
 
 
 def _completions(mesh, params):
@@ -79,16 +126,19 @@ def outcome(mesh):
     return arrays | _steps(mesh, state, step, patch)
 
 
-def test_four_devices_match_one(tmp_path):
-  path = tmp_path / 'four.npz'
-  fixtures.run_on_devices(4, '-m', 'tests.decode.test_mesh', str(path))
-  four, one = dict(np.load(path)), outcome(schema.Mesh())
-  assert four.pop('devices') == 4 and four.keys() == one.keys()
+def test_eight_devices_match_one(tmp_path):
+  path = tmp_path / 'eight.npz'
+  fixtures.run_on_devices(8, '-m', 'tests.decode.test_mesh', str(path))
+  eight, one = dict(np.load(path)), outcome(schema.Mesh())
+  wide = _wide_completions((1, 1, 1))
+  for sizes in SIZES:
+    one |= {k.replace('(1, 1, 1)', str(sizes)): x for k, x in wide.items()}
+  assert eight.pop('devices') == 8 and eight.keys() == one.keys()
   assert len(set(one['reasons'])) == 2 and one['0/batch/rl_count'] > 0
   for name, value in one.items():
     exact = np.asarray(value).dtype.kind in 'ib' and 'metrics' not in name
     np.testing.assert_allclose(
-      four[name],
+      eight[name],
       value,
       rtol=0 if exact else 1e-5,
       atol=0 if exact else 1e-5,
@@ -106,5 +156,6 @@ if __name__ == '__main__':
   np.savez(
     sys.argv[1],
     devices=jax.device_count(),
-    **outcome(schema.Mesh(data=2, fsdp=2)),
+    **outcome(schema.Mesh(2, 2, 2)),
+    **{k: x for sizes in SIZES for k, x in _wide_completions(sizes).items()},
   )
