@@ -16,7 +16,7 @@ from posttrain.rollout import abandoned, env_calls
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
-from posttrain.stage import learner, logbook, plan
+from posttrain.stage import learner, logbook, plan, profiles
 from posttrain.training import arrays, token_export
 from posttrain.util import locks, memory, preemption
 
@@ -66,6 +66,7 @@ class Job:
   sampling: Sampling
   exporter: token_export.Exporter
   logbook: logbook.Logbook
+  profiler: profiles.Profiler
   saves: Saves
   prefetched: base.Item | None = None  # the next step's item
 
@@ -288,10 +289,11 @@ class Job:
       tally.warn(self.name)
 
   def close(self) -> None:
-    """Waits for a checkpoint that is being written; closes the files."""
+    """Waits for a checkpoint that is being written; closes all files."""
     self.sampling.references.close()
     self.saves.checkpointer.close()
     self.logbook.close()
+    self.profiler.close()
 
 
 @contextlib.contextmanager
@@ -303,5 +305,5 @@ def explain_oom(sizes: plan.Plan) -> Iterator[None]:
     "model.remat (set it to 'block')",
     'mesh.fsdp (raise it)',
   ]
-  with memory.explain_oom(dataclasses.asdict(sizes), knobs):
+  with memory.explain_oom(sizes.sizes(), knobs):
     yield
