@@ -1,12 +1,12 @@
 """Prefill of waiting requests into free slots, on the device.
 
-Axes: B slots, R scratch rows, C tokens of a prefill chunk.
+Rows of a prefill call have one of two numbers, so that few waiting requests do
+not pay for many; the tokens that they attend to have few lengths.
 """
 
 import dataclasses
 from typing import Any
 
-import numpy as np
 from jax.sharding import NamedSharding
 
 from posttrain import schema
@@ -22,6 +22,26 @@ class Shapes:
   width: int  # tokens of a prompt per prefill chunk
   seed: int  # of all draws
   sharding: NamedSharding | None  # of the slots
+  ways: int = 1  # devices that slots and rows are split over
+
+  @property
+  def device_slots(self) -> int:
+    """The number of slots per device."""
+    return self.slots // self.ways
+
+  @property
+  def row_counts(self) -> tuple[int, ...]:
+    """The numbers of rows per device, in ascending order."""
+    most = -(-self.rows // self.ways)
+    return tuple(sorted({max(most // 8, 1), most}))
+
+  def row_count(self, waiting: int) -> int:
+    """Returns the rows per device of a call for so many waiting groups.
+
+    Up to half of the most, several calls of few rows cost no more.
+    """
+    few, most = self.row_counts[0], self.row_counts[-1]
+    return few if 2 * waiting <= most else most
 
 
 def admit(
@@ -33,7 +53,10 @@ def admit(
   capacity: int,
   shapes: Shapes,
 ) -> tuple[loop.State | None, loop.Slots | None]:
-  """Prefills as many waiting requests as fit, and draws a token for each.
+  """Prefills waiting requests, and draws a token for each.
+
+  Until none waits or no slot is free; next to active slots, which must not wait
+  long, at most a chunk of all rows.
 
   Args:
     waiting: the requests, in their order.
@@ -50,10 +73,19 @@ def admit(
   if not waiting.num_waiting:
     return state, options
   state = loop.fit(state, model, shapes.slots, capacity, shapes.sharding)
-  while groups := waiting.assign_slots(shapes.rows):
-    options = _options(waiting, shapes.seed)
-    state = _fill(groups, state, options, view, model, shapes)
-  return state, options
+  left = shapes.row_counts[-1] if waiting.any_active else None
+  while True:
+    waiting.assign_slots()
+    rows = waiting.next_rows(shapes.row_counts[-1])
+    most = max(map(len, rows))
+    count = shapes.row_count(most)
+    if not most or (left is not None and count > left):
+      return state, options
+    left = None if left is None else left - count
+    rows = [groups[:count] for groups in rows]
+    state, options = _feed(
+      waiting, rows, state, options, view, model, count, shapes
+    )
 
 
 def _options(waiting: schedule.Schedule, seed: int) -> loop.Slots:
@@ -62,34 +94,32 @@ def _options(waiting: schedule.Schedule, seed: int) -> loop.Slots:
   return loop.Slots(keys=keys, **fields)
 
 
-def _fill(
-  groups: list[list[schedule.RequestState]],
+def _feed(
+  waiting: schedule.Schedule,
+  rows: feeds.Rows,
   state: loop.State,
-  options: loop.Slots,
+  options: loop.Slots | None,
   view: Any,
   model: schema.Model,
+  count: int,
   shapes: Shapes,
-) -> loop.State:
-  """Prefills a scratch row per group, and copies it into the group's slots."""
-  width = shapes.width
-  tokens, start, count, source = feeds.prompts(groups, shapes.rows, width)
-  scratch, logits = loop.load(state, model, source)
-  for offset in range(0, tokens.shape[1], width):
-    scratch, logits = loop.prefill(
-      view,
-      model,
-      scratch,
-      logits,
-      tokens[:, offset : offset + width],
-      start + offset,
-      np.clip(count - offset, 0, width),
-      shapes.sharding,
-    )
-  return loop.admit(
-    state,
-    options,
-    scratch,
-    logits,
-    *feeds.targets(groups, shapes.slots),
-    shapes.sharding,
-  )
+) -> tuple[loop.State, loop.Slots | None]:
+  """Feeds a chunk to each row; those that are complete draw a token."""
+  slots, place = shapes.device_slots, shapes.sharding
+  chunk = feeds.chunk(rows, count, shapes.width, slots)
+  _, start, number, _ = chunk
+  length = schedule.prefix_length(int(max(start + number)), state.ids.shape[1])
+  state, logits = loop.prefill(view, model, state, *chunk, length, place)
+  finished = [
+    [x for x in groups if waiting.feed(x, min(x.left, shapes.width))]
+    for groups in rows
+  ]
+  if not any(finished):
+    return state, options
+  if any(len(x.entries) > 1 for groups in finished for x in groups):
+    pairs = feeds.copies(finished, slots)
+    rows_at_a_time = min(shapes.row_counts[-1], slots)
+    state = loop.share(state, *pairs, length, rows_at_a_time, place)
+  options = _options(waiting, shapes.seed)
+  drawing = feeds.drawing(rows, finished, slots)
+  return loop.first(state, options, logits, *drawing, place), options

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from posttrain import schema, scoring
+from posttrain import schema, scoring, sharding
 from posttrain.decode import admission, loop, requests, schedule, tree_spec
 from posttrain.util import watchdog
 
@@ -76,15 +76,17 @@ class Engine:
     self._grows = capacity is None
     self._model, self._chunk = model, chunk
     self._sharding = loop.placement(mesh, slots)
+    ways = 1 if mesh is None else sharding.batch_ways(mesh)
+    rows = min(prefill_rows, slots)
     self._shapes = admission.Shapes(
-      slots, min(prefill_rows, slots), prefill_tokens, seed, self._sharding
+      slots, rows, prefill_tokens, seed, self._sharding, ways
     )
     self._params = self._view = self._state = self._options = None
     self._spec: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
-    self._schedule = schedule.Schedule(slots, share_prefill)
+    self._schedule = schedule.Schedule(slots, share_prefill, ways)
     self._ready: list[requests.Completion] = []
-    self._launched: set[int] | None = None  # orders of requests in the chunk
+    self._launched = False  # whether a chunk runs that was not waited for
 
   def set_params(self, params: Any, version: int) -> None:
     """Sets the weights that decode from now on.
@@ -172,7 +174,7 @@ class Engine:
     before the wait take effect after the chunk.
     """
     self._need_weights()
-    if self._launched is None:
+    if not self._launched:
       self._decode(self._chunk)
 
   def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -186,7 +188,7 @@ class Engine:
       entry.request.id: (ids[turn].copy(), logprobs[turn].copy())
       for entry in self._schedule.in_slots
       if not entry.held
-      for turn in [entry.turn(length[entry.slot])]
+      for turn in [entry.turn(length[entry.slot] if entry.active else 0)]
     }
 
   def cancel(self, id: int) -> None:
@@ -273,10 +275,9 @@ class Engine:
       self.capacity or 0,  # None: no request was submitted yet
       self._shapes,
     )
-    running = {x.order for x in self._schedule.in_slots if not x.held}
-    if not running:
+    if not self._schedule.any_active:
       return
-    # Chunks let held requests be extended and free slots be filled.
+    # Chunks let waiting requests be prefilled and held ones be extended.
     # Otherwise they only let Ctrl-C and the watchdog through.
     long = min(self.capacity or 0, _LONG_CHUNK)
     most = self._chunk if self._schedule.needs_chunks else long
@@ -288,19 +289,17 @@ class Engine:
       steps or most,
       self._sharding,
     )
-    self._launched = running
+    self._launched = True
 
   def _harvest(self) -> None:
     """Waits for the launched chunk; collects the requests that stopped."""
-    launched, self._launched = self._launched, None
-    if launched is None:
+    launched, self._launched = self._launched, False
+    if not launched:
       return
     assert self._state is not None
     active, length = jax.device_get((self._state.active, self._state.length))
     watchdog.progress()
-    # Requests extended since the launch are inactive too, but have not begun.
     stopped = self._schedule.stopped(active)
-    stopped = [entry for entry in stopped if entry.order in launched]
     if not stopped:
       return
     ids, logprobs = jax.device_get((self._state.ids, self._state.logprobs))
