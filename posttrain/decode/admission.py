@@ -12,6 +12,10 @@ from jax.sharding import NamedSharding
 from posttrain import schema
 from posttrain.decode import feeds, loop, schedule
 
+# A call of so many tokens is cheap: a program of fewer rows costs more to
+# compile than it saves.
+_FEW_TOKENS = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
@@ -33,7 +37,8 @@ class Shapes:
   def row_counts(self) -> tuple[int, ...]:
     """The numbers of rows per device, in ascending order."""
     most = -(-self.rows // self.ways)
-    return tuple(sorted({max(most // 8, 1), most}))
+    few = max(most // 8, 1) if most * self.width > _FEW_TOKENS else most
+    return tuple(sorted({few, most}))
 
   def row_count(self, waiting: int) -> int:
     """Returns the rows per device of a call for so many waiting groups.
@@ -109,7 +114,9 @@ def _feed(
   chunk = feeds.chunk(rows, count, shapes.width, slots)
   _, start, number, _ = chunk
   length = schedule.prefix_length(int(max(start + number)), state.ids.shape[1])
-  state, logits = loop.prefill(view, model, state, *chunk, length, place)
+  most = shapes.row_counts[-1]
+  sizes = length, most, place
+  state, logits = loop.prefill(view, model, state, *chunk, *sizes)
   finished = [
     [x for x in groups if waiting.feed(x, min(x.left, shapes.width))]
     for groups in rows
@@ -118,8 +125,7 @@ def _feed(
     return state, options
   if any(len(x.entries) > 1 for groups in finished for x in groups):
     pairs = feeds.copies(finished, slots)
-    rows_at_a_time = min(shapes.row_counts[-1], slots)
-    state = loop.share(state, *pairs, length, rows_at_a_time, place)
+    state = loop.share(state, *pairs, *sizes)
   options = _options(waiting, shapes.seed)
   drawing = feeds.drawing(rows, finished, slots)
   return loop.first(state, options, logits, *drawing, place), options

@@ -136,7 +136,7 @@ def _widen(state, cfg, slots, capacity, sharding):
   return _pin(wide, sharding)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 7, 8), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(1, 7, 8, 9), donate_argnums=2)
 def prefill(
   view: Any,
   cfg: schema.Model,
@@ -146,6 +146,7 @@ def prefill(
   count: jax.Array,
   slot: jax.Array,
   length: int,
+  most: int,
   sharding: NamedSharding | None,
 ) -> tuple[State, jax.Array]:
   """Feeds each row its next chunk.
@@ -158,12 +159,13 @@ def prefill(
     start: i32[R], position of the chunk's first token.
     count: i32[R], the number of real tokens in the chunk; 0 = no row.
     slot: i32[R], the row's slot.
-    length: tokens of a slot that are read; a multiple of no chunk, but at least
-      start + count of all rows.
+    length: tokens of a slot that are read, at least start + count of all rows.
+    most: the most rows per device of any call.
     sharding: the state's sharding.
 
   Returns:
-    (state, logits f32[R, V] after each row's last token).
+    (state, logits f32[M, V] after each row's last token): on each device its
+    rows, and zeros up to `most`, so that `first` has one shape.
   """
   rows, width = tokens.shape
   index = jnp.arange(width, dtype=jnp.int32)[None]
@@ -176,6 +178,10 @@ def prefill(
     assert cache is not None
     last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
     logits = scoring.next_logits(view, cfg, last)
+    place = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
+    logits = sharding_lib.split(
+      lambda x: jnp.pad(x, ((0, most - len(x)), (0, 0))), (place,), place
+    )(logits)
   return _pin(dataclasses.replace(state, cache=cache), sharding), logits
 
 
@@ -244,7 +250,7 @@ def first(
   Args:
     state: the state of all slots.
     slots: options of the requests.
-    logits: f32[R, V], after each row's last token.
+    logits: f32[M, V], from `prefill`.
     row: i32[B], the slot's row; -1 = its prompt is not complete, or drawn from.
     length: i32[B], the tokens of the prompt.
     sharding: the state's sharding.

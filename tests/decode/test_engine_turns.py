@@ -99,7 +99,7 @@ def queue(plan, id, prompt, hold=False):
 
 
 def assign(plan):
-  """Gives slots to the queue, and prefills it; returns each group's requests."""
+  """Gives slots to the queue and prefills it; returns the requests by group."""
   plan.assign_slots()
   groups = plan.next_rows(8)[0]
   assert all(plan.feed(group, group.left) for group in groups)
