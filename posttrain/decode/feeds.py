@@ -40,7 +40,7 @@ def chunk(
   return tokens, start, number, slot
 
 
-def copies(groups: Rows, slots: int) -> tuple[np.ndarray, np.ndarray]:
+def copies(groups: Rows, slots: int) -> tuple[np.ndarray, np.ndarray, int]:
   """Returns the slots that groups' prompts are copied to.
 
   Args:
@@ -48,20 +48,19 @@ def copies(groups: Rows, slots: int) -> tuple[np.ndarray, np.ndarray]:
     slots: slots per device.
 
   Returns:
-    (target i32[B], source i32[B]): per device the slots to fill, then `slots`
-    for none; and the slots with their prompts.
+    (target i32[B], source i32[B], length): per device the slots to fill, then
+    `slots` for none; the slots with their prompts; and the tokens of the
+    longest of these.
   """
-  target = np.full((len(groups), slots), slots, np.int32)
+  length, target = 0, np.full((len(groups), slots), slots, np.int32)
   source = np.zeros((len(groups), slots), np.int32)
   for device, its_groups in enumerate(groups):
-    pairs = [
-      (_slot(entry) % slots, _slot(group.head) % slots)
-      for group in its_groups
-      for entry in group.entries[1:]
-    ]
-    for i, (to, origin) in enumerate(pairs):
-      target[device, i], source[device, i] = to, origin
-  return target.reshape(-1), source.reshape(-1)
+    pairs = [(x, g.head) for g in its_groups for x in g.entries[1:]]
+    for i, (entry, head) in enumerate(pairs):
+      target[device, i] = _slot(entry) % slots
+      source[device, i] = _slot(head) % slots
+      length = max(length, head.prompt_end)
+  return target.reshape(-1), source.reshape(-1), length
 
 
 def drawing(

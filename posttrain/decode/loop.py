@@ -185,13 +185,13 @@ def prefill(
   return _pin(dataclasses.replace(state, cache=cache), sharding), logits
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5), donate_argnums=0)
+@functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=0)
 def share(
   state: State,
   target: jax.Array,
   source: jax.Array,
-  length: int,
-  rows: int,
+  length: jax.Array,
+  tokens: int,
   sharding: NamedSharding | None,
 ) -> State:
   """Copies the first tokens of slots to others.
@@ -201,39 +201,46 @@ def share(
     target: i32[B], on each device the slots to fill, and then a number above
       them for none.
     source: i32[B], the slot that each is copied from.
-    length: tokens to copy.
-    rows: slots to copy at a time on a device, which bounds the memory.
+    length: i32[], the most tokens of a source.
+    tokens: tokens to copy at a time on a device, which bounds the memory.
     sharding: the state's sharding.
   """
-
-  def copy(target, source, cache):
-    slots = len(target)
-    fill = -slots % rows
-    target = jnp.pad(target, (0, fill), constant_values=slots)
-    source = jnp.pad(source, (0, fill))
-
-    def put(i, cache):
-      to, origin = (
-        jax.lax.dynamic_slice(x, (i * rows,), (rows,)) for x in (target, source)
-      )
-      prefixes = layers.Prefixes(origin, length)
-      return jax.tree.map(
-        lambda x: x.at[to, :, :length].set(
-          layers.take(x, prefixes), mode='drop'
-        ),
-        cache,
-      )
-
-    left = jnp.sum(target < slots)
-    return jax.lax.fori_loop(0, (left + rows - 1) // rows, put, cache)
-
+  shape = state.cache[0][0].shape
+  copy = functools.partial(_copy_blocks, tokens)
   with sharding_lib.use(_mesh(sharding)):
-    shape = state.cache[0][0].shape
     place = sharding_lib.fitting(shape, layers.CACHE_AXES)
     batch = PartitionSpec(place[0])
-    copy = sharding_lib.split(copy, (batch, batch, place), place)
-    cache = copy(target, source, state.cache)
+    specs = batch, batch, PartitionSpec(), place
+    copy = sharding_lib.split(copy, specs, place)
+    cache = copy(target, source, length, state.cache)
   return _pin(dataclasses.replace(state, cache=cache), sharding)
+
+
+def _copy_blocks(tokens, target, source, length, cache):
+  """Computes `share` on the slots of one device, in blocks of 128 tokens."""
+  slots, capacity = len(target), cache[0][0].shape[2]
+  block = min(capacity, 128)
+  blocks = (length + block - 1) // block
+  rows = max(min(tokens // block, slots), 1)
+  target, source = (
+    jnp.pad(x, (0, -slots % rows), constant_values=slots)
+    for x in (target, source)
+  )
+
+  def put(i, cache):
+    # The last block ends with the slot; it may overlap the one before.
+    start = jnp.minimum(i % blocks * block, capacity - block)
+    to, origin = (
+      jax.lax.dynamic_slice(x, (i // blocks * rows,), (rows,))
+      for x in (target, source)
+    )
+    return jax.tree.map(
+      lambda x: layers.put(x, layers.take(x, origin, block, start), to, start),
+      cache,
+    )
+
+  tiles = (jnp.sum(target < slots) + rows - 1) // rows
+  return jax.lax.fori_loop(0, tiles * blocks, put, cache)
 
 
 @functools.partial(jax.jit, static_argnums=5, donate_argnums=0)

@@ -133,7 +133,7 @@ class Attention(nn.Module):
       cache = write(old_k, k, *args), write(old_v, v, *args)
       read = cache
       if prefixes is not None:
-        read = take(cache[0], prefixes), take(cache[1], prefixes)
+        read = _read(cache[0], prefixes), _read(cache[1], prefixes)
       out = _attend(q, read, k_start, k_end, options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
     scale = residual_scale(cfg)
@@ -370,16 +370,39 @@ def write(
   return sharding.split(local, specs, place)(cache, new, slots, *index)
 
 
-def take(cache: jax.Array, prefixes: Prefixes) -> jax.Array:
+def _read(cache: jax.Array, prefixes: Prefixes) -> jax.Array:
   """Returns the prefixes [R, K, length, H] of sequences of a cache."""
-
-  def get(cache, index):
-    # Slicing the cache first would copy the prefixes of all sequences.
-    size = (1, cache.shape[1], prefixes.length, cache.shape[3])
-    return jax.vmap(
-      lambda i: jax.lax.dynamic_slice(cache, (i, 0, 0, 0), size)[0]
-    )(index)
-
   place = sharding.fitting(cache.shape, CACHE_AXES)
-  batch = PartitionSpec(place[0])
-  return sharding.split(get, (place, batch), place)(cache, prefixes.index)
+  return sharding.split(
+    lambda cache, index: take(cache, index, prefixes.length),
+    (place, PartitionSpec(place[0])),
+    place,
+  )(cache, prefixes.index)
+
+
+def take(
+  cache: jax.Array, index: jax.Array, length: int, start: jax.Array | int = 0
+) -> jax.Array:
+  """Returns tokens [R, K, length, H] of sequences i32[R] of a cache."""
+  # Slicing the cache first would copy these tokens of all sequences.
+  size = (1, cache.shape[1], length, cache.shape[3])
+  return jax.vmap(
+    lambda i: jax.lax.dynamic_slice(cache, (i, 0, start, 0), size)[0]
+  )(index)
+
+
+def put(
+  cache: jax.Array, new: jax.Array, index: jax.Array, start: jax.Array
+) -> jax.Array:
+  """Writes tokens [R, K, T, H] to sequences i32[R] of a cache, from `start`.
+
+  Sequences of B or more are dropped.
+  """
+  numbers = jax.lax.ScatterDimensionNumbers(
+    update_window_dims=(1, 2, 3),
+    inserted_window_dims=(0,),
+    scatter_dims_to_operand_dims=(0, 2),
+  )
+  places = jnp.stack([index, jnp.full_like(index, start)], axis=-1)
+  mode = jax.lax.GatherScatterMode.FILL_OR_DROP
+  return jax.lax.scatter(cache, places, new, numbers, mode=mode)
