@@ -167,8 +167,7 @@ def prefill(
     (state, logits f32[M, V] after each row's last token): on each device its
     rows, and zeros up to `most`, so that `first` has one shape.
   """
-  rows, width = tokens.shape
-  index = jnp.arange(width, dtype=jnp.int32)[None]
+  index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
   valid = (index < count[:, None]).astype(jnp.int32)
   prefixes = layers.Prefixes(slot, length)
   with sharding_lib.use(_mesh(sharding)):
@@ -176,8 +175,9 @@ def prefill(
       view, cfg, tokens, start[:, None] + index, valid, state.cache, prefixes
     )
     assert cache is not None
-    last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
-    logits = scoring.next_logits(view, cfg, last)
+    last = jnp.maximum(count - 1, 0)[:, None, None]
+    hidden = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
+    logits = scoring.next_logits(view, cfg, hidden)
     place = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
     logits = sharding_lib.split(
       lambda x: jnp.pad(x, ((0, most - len(x)), (0, 0))), (place,), place
