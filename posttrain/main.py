@@ -19,6 +19,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
@@ -26,8 +27,17 @@ from typing import Any, TextIO
 from posttrain import schema
 from posttrain.config import checks, trust
 from posttrain.config import load as config
-from posttrain.util import exits, foreign, locks, preemption, watchdog
+from posttrain.util import (
+  exits,
+  foreign,
+  locks,
+  preemption,
+  step_range,
+  watchdog,
+)
 from posttrain.util import flags as flags_lib
+
+Devices = tuple[str | None, int]  # platform, None = this machine's; number
 
 
 @dataclasses.dataclass
@@ -48,8 +58,16 @@ class Flags:
   )
   dry_run: bool = flags_lib.flag(
     False,
-    'Prints the plan (batch sizes, parameters, a memory estimate) and trains '
-    'nothing.',
+    'Prints the plan (batch sizes, parameters, memory and communication per '
+    'device) and trains nothing.',
+  )
+
+  devices: str | None = flags_lib.flag(
+    None,
+    'With --dry_run: plans for N devices that need not be here, of this '
+    "machine's kind, or of another: gpu:8, tpu:32.",
+    value='N',
+    if_absent='the devices of this machine',
   )
 
   time_limit: str | None = flags_lib.flag(
@@ -60,17 +78,53 @@ class Flags:
     if_absent='none',
   )
 
+  profile: str | None = flags_lib.flag(
+    None,
+    'Writes a trace (jax.profiler) of these steps of each stage, counted from '
+    '1 and both included, to WORKDIR/profiles/STAGE.',
+    value='FROM:TO',
+    if_absent='none',
+  )
+
   trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
 
   def __post_init__(self):
     if not self.workdir and not self.dry_run:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
+    if self.profile and self.dry_run:
+      raise ValueError('--profile must be given without --dry_run')
+    if self.devices and not self.dry_run:
+      raise ValueError('--devices must be given with --dry_run')
 
   @property
   def limit(self) -> float | None:
     """Returns the seconds of `time_limit`."""
     text = self.time_limit
     return None if text is None else preemption.seconds(text, '--time_limit')
+
+  @property
+  def planned(self) -> Devices | None:
+    """Returns the devices that `devices` names."""
+    if self.devices is None:
+      return None
+    parts = re.fullmatch(
+      r'(?:(cpu|gpu|tpu):)?(\d{1,6})', self.devices, re.ASCII
+    )
+    if not parts or not int(parts[2]):
+      raise ValueError(
+        '--devices must be a number, or one after cpu:, gpu: or tpu:, as in '
+        f'gpu:8: got {foreign.quote(self.devices)}'
+      )
+    return parts[1], int(parts[2])
+
+  @property
+  def profiled(self) -> range | None:
+    """Returns the steps of `profile`."""
+    return (
+      None
+      if self.profile is None
+      else step_range.parse(self.profile, '--profile')
+    )
 
 
 PARSER = flags_lib.Parser(Flags, __doc__)
@@ -143,7 +197,10 @@ def _writable() -> Iterator[None]:
 
 
 def train(
-  run: schema.Run, workdir: str, time_limit: float | None = None
+  run: schema.Run,
+  workdir: str,
+  time_limit: float | None = None,
+  profile: range | None = None,
 ) -> dict[str, Any]:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -153,6 +210,7 @@ def train(
     run: the options, from `load`.
     workdir: a new folder, or one of the same run, which is continued.
     time_limit: seconds of the process before which it saves and stops.
+    profile: the steps of each stage to trace; None = none.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
@@ -176,7 +234,7 @@ def train(
     with hold(workdir):
       claim(workdir, run)
       compilation.enable_compilation_cache(run.compilation_cache)
-      final = loop.run(stages, workdir, stop)
+      final = loop.run(stages, workdir, stop, profile)
       _report(workdir)
       return final
 
@@ -195,15 +253,21 @@ def _report(workdir: str) -> None:
     )
 
 
-def _preflight(run: schema.Run, file: TextIO) -> dict[str, Any]:
+def _preflight(
+  run: schema.Run,
+  file: TextIO,
+  devices: Devices | None = None,
+  details: bool = False,
+) -> dict[str, Any]:
   """Returns the checked components of each stage; prints their plans."""
   from posttrain.stage import components
   from posttrain.util import memory
 
   memory.keep_freed_memory()
-  stages = components.preflight(run)
+  stages = components.preflight(run, devices)
   for stage in stages.values():
-    print('\n'.join(stage.plan.lines()), file=file)
+    lines = stage.plan.lines() + (stage.plan.details() if details else [])
+    print('\n'.join(lines), file=file)
   return stages
 
 
@@ -212,12 +276,14 @@ def launch(
   workdir: str | None,
   dry_run: bool,
   time_limit: float | None = None,
+  profile: range | None = None,
+  devices: Devices | None = None,
 ) -> None:
-  """Prints the plan; trains unless `dry_run`."""
+  """Prints the plan, with `dry_run` for given devices; else trains."""
   if dry_run:
-    _preflight(run, sys.stdout)
+    _preflight(run, sys.stdout, devices, details=True)
   else:
-    print(json.dumps(train(run, workdir, time_limit)))
+    print(json.dumps(train(run, workdir, time_limit, profile)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,9 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Flags) -> int:
   try:
-    limit = flags.limit
+    limit, profiled, planned = flags.limit, flags.profiled, flags.planned
     run = load(flags.config, flags.overrides, flags.trust_config)
-    launch(run, flags.workdir, flags.dry_run, limit)
+    launch(run, flags.workdir, flags.dry_run, limit, profiled, planned)
   except KeyboardInterrupt:
     print(
       'interrupted without saving (SIGTERM saves); the same command continues '

@@ -68,6 +68,17 @@ def make_mesh(
   return jax.make_mesh(sizes, AXES, axis_types=types, devices=devices)
 
 
+def abstract_mesh(cfg: schema.Mesh, devices: int) -> AbstractMesh:
+  """Returns the mesh of devices that are not here, for plans.
+
+  Raises:
+    ValueError: the axis sizes do not multiply to the number of devices.
+  """
+  sizes = tuple(mesh_sizes(cfg, devices).values())
+  types = (jax.sharding.AxisType.Auto,) * len(AXES)
+  return AbstractMesh(sizes, AXES, axis_types=types)
+
+
 def _all_devices() -> Sequence[jax.Device]:
   try:
     return jax.devices()
@@ -81,7 +92,7 @@ def _all_devices() -> Sequence[jax.Device]:
     ) from error
 
 
-def batch_ways(mesh: Mesh | Mapping[str, int]) -> int:
+def batch_ways(mesh: Mesh | AbstractMesh | Mapping[str, int]) -> int:
   """Returns the number of parts that a batch's rows are split into.
 
   Args:
@@ -91,7 +102,7 @@ def batch_ways(mesh: Mesh | Mapping[str, int]) -> int:
   return math.prod(sizes[axis] for axis in BATCH_AXES)
 
 
-def check_batch(mesh: Mesh, count: int, key: str) -> None:
+def check_batch(mesh: Mesh | AbstractMesh, count: int, key: str) -> None:
   """Checks that rows, or decode slots, divide over the batch's mesh axes.
 
   Args:
@@ -110,7 +121,7 @@ def check_batch(mesh: Mesh, count: int, key: str) -> None:
     )
 
 
-def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
+def shardings(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
   """Resolves `rules` for a tree of arrays or shapes.
 
   Optimizer state resolves like the parameters it mirrors, because its paths
@@ -134,7 +145,7 @@ def shardings(like: Any, rules: Rules, mesh: Mesh) -> Any:
   return tree.map_with_path(place, like)
 
 
-def placed(like: Any, rules: Rules, mesh: Mesh) -> Any:
+def placed(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
   """Returns a tree's shapes, dtypes and `shardings`, as ShapeDtypeStructs."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),

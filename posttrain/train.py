@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from posttrain.metrics import writers
-from posttrain.stage import build, components, progress
+from posttrain.stage import build, components, profiles, progress
 from posttrain.stage import job as jobs
 from posttrain.util import preemption
 
@@ -36,6 +36,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
   stop.check(f'stage {job.name}, step {job.step}')
   stop.begin_steps()
   for step in range(job.step + 1, job.steps + 1):
+    job.profiler.begin(step)
     with clock('rollout'):
       job.hand_over(state, step - 1)
       item = job.next_item(step, state, stop)
@@ -57,6 +58,7 @@ def run(
   stages: dict[str, components.Components],
   workdir: str,
   stop: preemption.Signal,
+  profile: range | None = None,
 ) -> dict[str, Any]:
   """Runs the stages in order; continues an interrupted run of `workdir`.
 
@@ -65,6 +67,7 @@ def run(
       when its stage ends.
     workdir: the run's folder, claimed by `main.claim`.
     stop: requests to save and end.
+    profile: the steps of each stage to trace; None = none.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
@@ -75,12 +78,15 @@ def run(
     end = progress.end_of(stage.cfg, name, workdir)
     if end is not None:
       position = end
+      profiles.remaining(name, profile, stage.stage.steps, stage.stage.steps)
       continue
     progress.check_order(stage.cfg, name, workdir)
     stop.check(f'the start of stage {name}')
     with (
       jobs.explain_oom(stage.plan),
-      contextlib.closing(build.make(stage, workdir, position, stop)) as job,
+      contextlib.closing(
+        build.make(stage, workdir, position, stop, profile)
+      ) as job,
     ):
       train(job, stop)
       position = job.logbook.writer.position()

@@ -1,6 +1,7 @@
 """A whole run: its files, its last line, stop and resume, aborts."""
 
 import gc
+import gzip
 import json
 import os
 import pathlib
@@ -113,6 +114,26 @@ def test_resume_refuses_another_config(finished, capsys):
   assert 'config.sft.optim.lr (0.003 -> 0.0001)' in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_run_with_bfloat16_moments_goes_on(tmp_path, capsys):
+  def args(steps, dtype='bfloat16'):
+    return _args(
+      tmp_path,
+      f'--config.sft.steps={steps}',
+      f'--config.sft.optim.moments_dtype={dtype}',
+      '--config.sft.optim.warmup_steps=0',
+      '--config.sft.eval.samples=0',
+    )
+
+  assert main.main(args(1)) == 0
+  assert main.main(args(2)) == 0
+  assert [row['step'] for row in _rows(tmp_path)] == [0, 1, 2]
+  assert main.main(args(3, 'float32')) == 2
+  assert (
+    "config.sft.optim.moments_dtype ('bfloat16' -> 'float32')"
+  ) in capsys.readouterr().err
+
+
 def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
   workdir = tmp_path / 'none'
   assert main.main(_args(workdir, '--dry_run')) == 0
@@ -123,9 +144,48 @@ def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
     'micro_batch_tokens',
     'parameters',
     'memory estimate',
+    'embed/table',
+    'communication of one update',
   ):
     assert word in text
   assert not workdir.exists()
+
+
+def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
+  mesh = '--config.mesh={"data": 2, "fsdp": 2, "tensor": -1}'
+  assert main.main([*TINY, '--dry_run', '--devices=gpu:8', mesh]) == 0
+  text = capsys.readouterr().out
+  assert 'mesh                 data 2, fsdp 2, tensor 2' in text
+  assert '(-, fsdp, tensor)' in text and 'reduce-scatter' in text
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['--devices=8'], '--devices must be given with --dry_run'),
+    (['--dry_run', '--devices=0'], '--devices must be a number, or one after'),
+    (['--dry_run', '--devices=xpu:8'], "got 'xpu:8'"),
+    (
+      ['--dry_run', '--devices=8', '--config.mesh.fsdp=3'],
+      'config.mesh must multiply to the 8 devices: got data=-1, fsdp=3',
+    ),
+    (
+      ['--dry_run', '--devices=12'],
+      'micro_batch_tokens / row_tokens must be a multiple of data x fsdp = 12',
+    ),
+    (
+      ['--dry_run', '--devices=5', '--config.mesh={"data": 1, "tensor": 5}'],
+      'must divide over config.mesh.tensor=5',
+    ),
+    (['--dry_run', '--profile=1:2'], '--profile must be given without'),
+  ],
+)
+def test_mistakes_about_absent_devices_are_one_line(
+  tmp_path, capsys, arguments, message
+):
+  assert main.main([*TINY, f'--workdir={tmp_path}', *arguments]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ') and message in line
 
 
 @pytest.mark.parametrize(
@@ -137,6 +197,12 @@ def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
     ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
     ('--config.model.vocab_size=100', "must hold the tokenizer's"),
     ('--config.mesh.fsdp=3', 'config.mesh must multiply'),
+    (
+      '--config.model.attention=pallas',
+      "config.model.attention must be supported here: got 'pallas'; it is for "
+      'a gpu or tpu, not for a cpu',
+    ),
+    ('--profile=5:3', '--profile must be FROM:TO'),
     ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
     ('--config.sft.batch.row_tokens=16', 'must have a prompt below'),
@@ -251,6 +317,31 @@ def test_ctrl_c_and_help_are_not_tracebacks(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(main, 'launch', interrupted)
   assert main.main(_args(tmp_path)) == 130
   assert 'the same command continues from' in capsys.readouterr().err
+
+
+def test_a_profile_is_a_trace_of_its_steps(tmp_path, caplog):
+  more = (
+    '--config.sft.steps=3',
+    '--config.sft.optim.warmup_steps=0',
+    '--config.sft.eval.samples=0',
+  )
+  assert main.main(_args(tmp_path, *more, '--profile=2:4')) == 0
+  assert 'stage sft ends at step 3, so steps 2 to 3 are traced' in caplog.text
+  (path,) = (tmp_path / 'profiles' / 'sft').rglob('*.trace.json.gz')
+  events = json.loads(gzip.decompress(path.read_bytes()))['traceEvents']
+  steps = [
+    event['args']['step_num'] for event in events if event.get('name') == 'sft'
+  ]
+  assert steps == ['2', '3']
+  assert any(event.get('name') == 'PjitFunction(update)' for event in events)
+
+
+def test_a_profile_of_trained_steps_is_a_warning(finished, caplog):
+  assert main.main(_args(finished[0], '--profile=3:4')) == 0
+  assert (
+    '--profile=3:4: stage sft is finished after step 20, so no step is traced'
+  ) in caplog.text
+  assert not (finished[0] / 'profiles').exists()
 
 
 def test_the_loop_fits_on_one_screen():

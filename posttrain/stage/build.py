@@ -18,7 +18,7 @@ from posttrain.evaluation import evaluator as evaluation
 from posttrain.pipeline import base, pairs, tokens
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
-from posttrain.stage import job, learner, logbook, progress
+from posttrain.stage import job, learner, logbook, profiles, progress
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
 from posttrain.training import token_export
@@ -30,6 +30,7 @@ def make(
   workdir: str,
   position: int,
   stop: preemption.Signal,
+  profile: range | None = None,
 ) -> job.Job:
   """Builds a stage and restores its newest checkpoint, if it has one.
 
@@ -38,6 +39,7 @@ def make(
     workdir: the run's folder.
     position: end of metrics.jsonl for a stage without a checkpoint.
     stop: ends waits for servers.
+    profile: the steps to trace; None = none.
 
   Raises:
     ValueError: weights, references or pairs are missing or do not fit.
@@ -71,9 +73,17 @@ def make(
   sampling = job.Sampling(pipeline, engine, references, evaluator, held_out)
   log = logbook.make(cfg, name, workdir, clock, compiling, step, position)
   saves = job.Saves(checkpointer, cfg.checkpoint.every, metadata)
-  exporter = _exporter(components, workdir)
+  traced = profiles.remaining(name, profile, step, components.stage.steps)
   return job.Job(
-    name, components.stage, step, trained, sampling, exporter, log, saves
+    name=name,
+    cfg=components.stage,
+    step=step,
+    learner=trained,
+    sampling=sampling,
+    exporter=_exporter(components, workdir),
+    logbook=log,
+    profiler=profiles.make(workdir, name, traced),
+    saves=saves,
   )
 
 

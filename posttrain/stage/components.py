@@ -10,7 +10,8 @@ Nothing is compiled for them, and no weights are read.
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import jax
 
@@ -19,13 +20,13 @@ from posttrain.chat import renderer as chat
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
+from posttrain.ops import attention
 from posttrain.pipeline import base
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import models as reward_models
 from posttrain.stage import plan
 from posttrain.training import objectives
-from posttrain.training import state as train_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Components:
   name: str
   renderer: chat.Renderer
   model: schema.Model  # with its vocabulary
-  mesh: jax.sharding.Mesh
+  mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
   data: base.StageData
   eval_tasks: evaluation.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
@@ -54,6 +55,7 @@ def make(
   renderer: chat.Renderer | None = None,
   mesh: jax.sharding.Mesh | None = None,
   min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
+  platform: str | None = None,
 ) -> Components:
   """Builds the components of a stage.
 
@@ -63,15 +65,20 @@ def make(
     renderer: the run's renderer; None = a new one.
     mesh: the run's mesh; None = a new one.
     min_capacity: returns the tokens that a sequence may have at least.
+    platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
 
   Raises:
-    ValueError: mesh, batch, slots, vocabulary, environments or data do not fit.
+    ValueError: mesh, weights, batch, slots, vocabulary, environments or data do
+      not fit, or the devices lack the model's implementation of attention.
   """
   stage = cfg.stages[name]
   renderer = renderer or load_renderer(cfg)
   model = model_options(cfg, name, renderer)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
+  platform = platform or jax.default_backend()
+  if platform == jax.default_backend():
+    _check_attention(cfg, name, model)
   with _naming(name):
     data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
@@ -101,7 +108,7 @@ def make(
   )
   slots_key = f'config.{name}.rollout.slots'
   sharding.check_batch(mesh, stage.rollout.slots, slots_key)
-  sizes = _plan(name, stage, model, mesh.shape, data, capacity)
+  sizes = _plan(name, stage, model, mesh, platform, data, capacity)
   return Components(
     cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes
   )
@@ -139,19 +146,44 @@ def model_options(
     raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
 
 
-def preflight(cfg: schema.Run) -> dict[str, Components]:
+def _check_attention(cfg: schema.Run, name: str, model: schema.Model) -> None:
+  """Refuses an implementation of attention that the devices do not have."""
+  try:
+    attention.check(model)
+  except schema.FieldError as error:
+    key = f'{name}.model' if cfg.stages[name].model else 'model'
+    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
+
+
+def preflight(
+  cfg: schema.Run, devices: tuple[str | None, int] | None = None
+) -> dict[str, Components]:
   """Builds and checks the components of every stage; compiles nothing.
+
+  Args:
+    cfg: the run's options.
+    devices: platform (None = the one in use) and number of devices that need
+      not be here, for plans alone; None = those of this machine.
 
   Raises:
     ValueError: anything that can be seen to be wrong without compiling.
   """
-  renderer, mesh = load_renderer(cfg), sharding.make_mesh(cfg.mesh)
+  platform, count = devices or (None, None)
+  renderer = load_renderer(cfg)
+  mesh = _mesh(cfg.mesh, count)
   components = {}
   for name in cfg.stages:
-    components[name] = make(cfg, name, renderer, mesh)
+    components[name] = make(cfg, name, renderer, mesh, platform=platform)
     components[name].data.check()
     _check_paths(components[name])
   return components
+
+
+def _mesh(cfg: schema.Mesh, count: int | None) -> jax.sharding.Mesh:
+  if count is None:
+    return sharding.make_mesh(cfg)
+  # Plans use the shape of the mesh alone.
+  return cast(jax.sharding.Mesh, sharding.abstract_mesh(cfg, count))
 
 
 @contextlib.contextmanager
@@ -182,7 +214,8 @@ def _plan(
   name: str,
   stage: schema.Stage,
   model: schema.Model,
-  sizes: Mapping[str, int],
+  mesh: jax.sharding.Mesh,
+  platform: str,
   data: base.StageData,
   capacity: int,
 ) -> plan.Plan:
@@ -191,10 +224,11 @@ def _plan(
       name,
       stage,
       model,
-      dict(sizes),
-      plan.slot_tokens(capacity, jax.default_backend()),
+      mesh,
+      platform,
+      plan.slot_tokens(capacity, platform),
+      data.shape[0],
       _reference_parameters(stage, data, model),
-      train_state.ema_and_snapshots(stage),
       len([x for x in data.players if isinstance(x, str)]),
       data.group_sizes,
     )

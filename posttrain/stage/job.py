@@ -16,7 +16,7 @@ from posttrain.rollout import abandoned, env_calls
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
-from posttrain.stage import learner, logbook, plan
+from posttrain.stage import learner, logbook, plan, profiles
 from posttrain.training import arrays, token_export
 from posttrain.util import locks, memory, preemption
 
@@ -66,6 +66,7 @@ class Job:
   sampling: Sampling
   exporter: token_export.Exporter
   logbook: logbook.Logbook
+  profiler: profiles.Profiler
   saves: Saves
   prefetched: base.Item | None = None  # the next step's item
 
@@ -123,6 +124,8 @@ class Job:
         stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self.logbook.write_errors(step, item.errors)
+    if self.cfg.rollout.sleep:
+      self.sampling.engine.sleep()
     if not item.batch.num_micro_batches:
       hint = '; where all rewards of a group are equal, prune_zero_advantage '
       hint += 'drops its tokens'
@@ -288,10 +291,11 @@ class Job:
       tally.warn(self.name)
 
   def close(self) -> None:
-    """Waits for a checkpoint that is being written; closes the files."""
+    """Waits for a checkpoint that is being written; closes all files."""
     self.sampling.references.close()
     self.saves.checkpointer.close()
     self.logbook.close()
+    self.profiler.close()
 
 
 @contextlib.contextmanager
@@ -303,5 +307,5 @@ def explain_oom(sizes: plan.Plan) -> Iterator[None]:
     "model.remat (set it to 'block')",
     'mesh.fsdp (raise it)',
   ]
-  with memory.explain_oom(dataclasses.asdict(sizes), knobs):
+  with memory.explain_oom(sizes.sizes(), knobs):
     yield

@@ -1,18 +1,21 @@
-"""The plan of a stage: batch sizes, parameter counts, a memory estimate.
+"""The plan of a stage: batch sizes, parameters, memory and communication.
 
-Printed by `--dry_run` and at the start of a run, and quoted when the device
-runs out of memory.
+Printed by `--dry_run` and, in short, at the start of a run; quoted when the
+device runs out of memory. Bytes are per device.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
 from posttrain import schema, sharding
-from posttrain.losses import logprobs
-from posttrain.models import lora, transformer
+from posttrain.models import transformer
+from posttrain.stage import communication, program_bytes, tensors
+from posttrain.training import arrays, optim
+from posttrain.training import state as train_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Plan:
 
   stage: str
   steps: int
+  mesh: dict[str, int]  # devices per axis
   prompts_per_step: int
   group_size: dict[str, int]
   samples_per_step: int
@@ -29,18 +33,36 @@ class Plan:
   row_tokens: int
   parameters: int
   trained: int  # those that train; with LoRA the adapter's
-  state_bytes: int  # weights, gradients, moments, average, EMA and snapshots
-  activation_bytes: int  # of one micro-batch, forward and backward
+  state_bytes: (
+    int  # weights, moments, average, EMA and snapshots, frozen weights
+  )
   slots: int  # sequences decoded at a time
   slot_tokens: int  # capacity of a slot
   decode_bytes: int  # KV cache of the slots, and the decode view
   reference_bytes: int  # weights of references held beside the policy
+  update_bytes: int  # of an update: batch, gradients, activations
+  rollout_bytes: int  # of prefill, draws or scores, the largest
+  programs: dict[str, program_bytes.Program]
+  weights: Sequence[tensors.Tensor]  # those that train, and frozen ones
+  transfers: Sequence[communication.Transfer]  # of one micro-batch
+
+  @property
+  def total_bytes(self) -> int:
+    """Returns the largest number of bytes at a time.
+
+    Cache, decode view and references stay during an update.
+    """
+    held = self.state_bytes + self.decode_bytes + self.reference_bytes
+    return held + max(self.update_bytes, self.rollout_bytes)
+
+  def sizes(self) -> dict[str, Any]:
+    """Returns the sizes without the tables, for an error."""
+    tables = ('programs', 'weights', 'transfers')
+    return {k: v for k, v in vars(self).items() if k not in tables}
 
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
-    total = self.state_bytes + self.activation_bytes
-    total += self.decode_bytes + self.reference_bytes
     rows = (
       ('prompts_per_step', f'{self.prompts_per_step}'),
       ('group_size', groups),
@@ -50,18 +72,28 @@ class Plan:
       ('rollout.slots', f'{self.slots}'),
       ('  tokens each', f'{self.slot_tokens}'),
       ('steps', f'{self.steps}'),
+      ('mesh', ', '.join(f'{k} {v}' for k, v in self.mesh.items())),
       ('parameters', f'{self.parameters:,}'),
       ('  that train', f'{self.trained:,}'),
-      ('memory estimate', f'{_size(total)} per device'),
+      ('memory estimate', f'{_size(self.total_bytes)} per device'),
       ('  training state', _size(self.state_bytes)),
-      ('  activations', _size(self.activation_bytes)),
       ('  decoding', _size(self.decode_bytes)),
       ('  references', _size(self.reference_bytes)),
+      ('  larger of: update', _size(self.update_bytes)),
+      ('             rollout', _size(self.rollout_bytes)),
     )
     return [
       f'stage {self.stage}',
       *(f'  {name:<20} {value}' for name, value in rows),
     ]
+
+  def details(self) -> list[str]:
+    """Returns the lines of the tables: weights, and what is communicated."""
+    lines = [f'weights of stage {self.stage}', *tensors.lines(self.weights)]
+    lines.append('communication of one update of one micro-batch, per device')
+    if not self.transfers:
+      return [*lines, '  none: one device']
+    return [*lines, *communication.lines(self.transfers)]
 
 
 def slot_tokens(longest: int, backend: str) -> int:
@@ -77,118 +109,111 @@ def make(
   name: str,
   stage: schema.Stage,
   model: schema.Model,
-  sizes: Mapping[str, int],
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+  platform: str,
   slot_tokens: int,
+  micro_batches: int = 1,
   references: int = 0,
-  ema_and_snapshots: Sequence[str] = (),
   players: int = 0,
   group_sizes: Mapping[str, int] | None = None,
 ) -> Plan:
-  """Resolves the sizes of a stage.
+  """Resolves the sizes of a stage; allocates nothing.
 
   Args:
     name: the stage's name.
     stage: its options.
     model: the model's options with the vocabulary resolved.
-    sizes: devices per mesh axis, from `sharding.mesh_sizes`.
+    mesh: the devices, which need not exist.
+    platform: their kind, 'cpu', 'gpu' or 'tpu'.
     slot_tokens: tokens that a slot holds.
+    micro_batches: micro-batches of a step, at most.
     references: parameters of the models held beside the policy.
-    ema_and_snapshots: names of the copies of the trained parameters.
     players: number of frozen models that sample, assumed to be of the policy's
       shape.
     group_sizes: samples per task, by environment; None = the stage's options.
+
+  Raises:
+    ValueError: a weight does not divide over the mesh.
+    FieldError: LoRA does not fit the model.
   """
-  batch, tokens = stage.batch, stage.batch.micro_batch_tokens
-  batch_ways = sharding.batch_ways(sizes)
-  weight_ways = sizes['fsdp'] * sizes['tensor']
-  parameters = transformer.num_params(model)
-  trained, frozen_bytes = _trained(stage, model, parameters)
-  # f32 weights, gradients and two moments, and the average where kept.
-  copies = 4 + (stage.optim.average is not None) + len(ema_and_snapshots)
+  batch, rollout = stage.batch, stage.rollout
+  device = program_bytes.Device(model, mesh, platform)
+  state, frozen = _state(stage, model, mesh)
+  state_bytes = tensors.device_bytes((state, frozen))
+  programs = _programs(
+    device, stage, slot_tokens, micro_batches, state_bytes, state, frozen
+  )
   group_size = dict(group_sizes or _group_sizes(stage))
-  activation_bytes = _activation_bytes(model, batch, sizes['tensor'])
-  cached = stage.rollout.slots * slot_tokens // batch_ways
+  cache = program_bytes.cache_bytes(device, rollout.slots, slot_tokens)
+  view = program_bytes.view_bytes(device)
+  weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
   return Plan(
     stage=name,
     steps=stage.steps,
+    mesh=dict(mesh.shape),
     prompts_per_step=batch.prompts_per_step,
     group_size=group_size,
     samples_per_step=batch.prompts_per_step * max(group_size.values()),
-    micro_batch_tokens=tokens,
-    rows_per_micro_batch=tokens // batch.row_tokens,
+    micro_batch_tokens=batch.micro_batch_tokens,
+    rows_per_micro_batch=batch.micro_batch_tokens // batch.row_tokens,
     row_tokens=batch.row_tokens,
-    parameters=parameters,
-    trained=trained,
-    state_bytes=(4 * copies * trained + frozen_bytes) // weight_ways,
-    activation_bytes=int(activation_bytes / batch_ways),
-    slots=stage.rollout.slots,
+    parameters=transformer.num_params(model),
+    trained=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
+    state_bytes=state_bytes,
+    slots=rollout.slots,
     slot_tokens=slot_tokens,
-    decode_bytes=(1 + players) * _decode_bytes(model, cached, parameters),
+    decode_bytes=(1 + players) * (view + cache),
     reference_bytes=4 * references // weight_ways,
+    update_bytes=programs['train_step'].total - state_bytes,
+    rollout_bytes=max(
+      x.temporaries for name, x in programs.items() if name != 'train_step'
+    ),
+    programs=programs,
+    weights=tensors.of(state.params) + tensors.of(frozen),
+    transfers=communication.of(device, batch),
   )
+
+
+def _state(
+  stage: schema.Stage,
+  model: schema.Model,
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+) -> tuple[arrays.TrainState, Any]:
+  """Returns the train state and, with LoRA, the frozen weights, as shapes."""
+  updates = stage.steps * stage.updates_per_rollout
+  optimizer = optim.make(stage.optim, updates)
+  state, whole = train_state.shapes(stage, model, optimizer, mesh)
+  return state, whole if stage.lora.rank else None
+
+
+def _programs(
+  device: program_bytes.Device,
+  stage: schema.Stage,
+  slot_tokens: int,
+  micro_batches: int,
+  state_bytes: int,
+  state: arrays.TrainState,
+  frozen: Any,
+) -> dict[str, program_bytes.Program]:
+  """Returns the bytes of the stage's programs."""
+  batch, rollout = stage.batch, stage.rollout
+  tokens, row_tokens = batch.micro_batch_tokens, batch.row_tokens
+  trained = tensors.device_bytes(state.params)
+  weights = trained + tensors.device_bytes(frozen)
+  slots = device, rollout.slots, slot_tokens
+  prefill = rollout.prefill_rows, rollout.prefill_tokens
+  return {
+    'train_step': program_bytes.train_step(
+      device, stage, state_bytes, trained, micro_batches
+    ),
+    'score': program_bytes.score(device, weights, tokens, row_tokens),
+    'decode': program_bytes.decode(*slots),
+    'prefill': program_bytes.prefill(*slots, *prefill),
+  }
 
 
 def _group_sizes(stage: schema.Stage) -> dict[str, int]:
   return {name: entry.group_size for name, entry in stage.envs.items()}
-
-
-def _vocab(model: schema.Model) -> int:
-  assert model.vocab_size is not None, 'the vocabulary must be resolved'
-  return model.vocab_size
-
-
-def _trained(
-  stage: schema.Stage, model: schema.Model, parameters: int
-) -> tuple[int, int]:
-  """Returns (parameters that train, bytes of the frozen ones)."""
-  if not stage.lora.rank:
-    return parameters, 0
-  adapter = lora.shapes(stage.lora, transformer.shapes(model))
-  trained = sum(math.prod(x.shape) for x in jax.tree.leaves(adapter))
-  return trained, parameters * (2 if model.dtype == 'bfloat16' else 4)
-
-
-def _activation_bytes(
-  model: schema.Model, batch: schema.Batch, tensor: int
-) -> float:
-  """Returns the activation bytes of a micro-batch, over all devices."""
-  tokens = batch.micro_batch_tokens
-  # One block of f32 logits and its gradient.
-  logits = 2 * min(4 * tokens * _vocab(model), logprobs.BLOCK_BYTES)
-  return tokens * _token_bytes(model, batch.row_tokens, tensor) + logits
-
-
-def _token_bytes(model: schema.Model, row_tokens: int, tensor: int) -> float:
-  """Returns activation bytes per token: kept by all layers, used by one.
-
-  The residual stream is whole on every device of the `tensor` axis; heads
-  and MLP width are split over it.
-  """
-  width = 2 if model.dtype == 'bfloat16' else 4
-  heads = model.heads + model.kv_heads
-  # Attention keeps q, k, v, its output, and the unnormalized weights with
-  # their f32 sums; qk_norm keeps q and k from before the norm as well.
-  numbers = (3 if model.qk_norm else 2) * heads * model.head_dim
-  numbers += model.heads * row_tokens + 2 * model.mlp_dim  # gate and up
-  inside = (width * numbers + 4 * model.heads) / tensor
-  # The stream between attention and MLP; that before a layer is always kept.
-  inside += width * model.embed_dim
-  between = width * model.embed_dim
-  # Not kept: f32 scores with their exponentials or gradients, or the MLP's
-  # product with the gradients of gate and up.
-  work = max(8 * model.heads * row_tokens, 3 * width * model.mlp_dim) / tensor
-  kept_layers = model.layers if model.remat == 'none' else 1
-  if model.remat == 'attention':  # its output, and the log of its f32 sums
-    between += model.heads * (width * model.head_dim + 4) / tensor
-  return model.layers * between + kept_layers * inside + work
-
-
-def _decode_bytes(model: schema.Model, tokens: int, parameters: int) -> int:
-  """Returns the bytes of the KV cache and of the weights' decode view."""
-  width = 2 if model.dtype == 'bfloat16' else 4
-  cache = 2 * model.layers * model.kv_heads * model.head_dim * tokens
-  head = _vocab(model) * model.embed_dim * model.tied_head
-  return width * (cache + parameters + head)
 
 
 def _size(count: float) -> str:

@@ -5,7 +5,14 @@ import os
 from posttrain import schema
 
 FILES = ('config.json', 'metrics.jsonl', 'report.html')
-FOLDERS = ('pairs', 'rollouts', 'stalls', 'tensorboard', 'token_exports')
+FOLDERS = (
+  'pairs',
+  'profiles',
+  'rollouts',
+  'stalls',
+  'tensorboard',
+  'token_exports',
+)
 
 
 def check(workdir: str, run: schema.Run) -> None:

@@ -22,7 +22,7 @@ def shapes(
   stage: schema.Stage,
   model: schema.Model,
   optimizer: optax.GradientTransformation,
-  mesh: jax.sharding.Mesh,
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
 ) -> tuple[arrays.TrainState, Any]:
   """Returns (the state, the model's whole weights), as ShapeDtypeStructs.
 

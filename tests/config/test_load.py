@@ -185,11 +185,15 @@ def test_resume_allows_only_declared_keys():
       ('sft.eval.every', '7'),
       ('metrics.progress', 'false'),
       ('checkpoint.every', '9'),
+      ('model.attention', 'xla'),
     )
   )
   config.check_resume(old, allowed)
   with pytest.raises(ValueError, match=r'config\.sft\.optim\.lr \(0\.0003 ->'):
     config.check_resume(old, config.to_dict(_resolve(('sft.optim.lr', '1.0'))))
+  with pytest.raises(ValueError, match='moments_dtype .*32.* -> .*bfloat16'):
+    new = _resolve(('sft.optim.moments_dtype', 'bfloat16'))
+    config.check_resume(old, config.to_dict(new))
   with pytest.raises(ValueError, match=r'config\.seed \(0 -> 1\)'):
     config.check_resume(old, config.to_dict(_resolve(('seed', '1'))))
 

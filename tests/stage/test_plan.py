@@ -1,10 +1,11 @@
-"""The figures of a plan, by hand."""
+"""The figures of a plan, by hand; `test_program_bytes` has the programs."""
 
 import dataclasses
+import math
 
 import pytest
 
-from posttrain import schema
+from posttrain import schema, sharding
 from posttrain.stage import plan
 
 # 3200 embedding + 3072 attention + 6144 MLP + 96 norm scales.
@@ -15,89 +16,142 @@ STAGE = schema.Stage(
   batch=schema.Batch(prompts_per_step=8, row_tokens=16, micro_batch_tokens=64),
   rollout=schema.Rollout(slots=8),
 )
-# Bytes per token of a layer in float32: the stream twice (2 x 32 x 4), q, k,
-# v and output (96), weights (2 x 16), gate and up (128), all x 4; sums 2 x 4.
-STREAM, INSIDE = 256, 4 * (96 + 32 + 128) + 8
-WORK = 3 * 4 * 64  # more than 8 x 2 x 16 bytes of scores
-LOGITS = 2 * 4 * 64 * 100
-SLOT_TOKENS = 10
+SCALARS = 8 * 4  # steps, counts, the learning rate
+SLOT_TOKENS = 16
 
 
-def _make(data=1, fsdp=1, tensor=1, stage=STAGE, **model):
-  sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
+def _make(data=1, fsdp=1, tensor=1, stage=STAGE, platform='cpu', **model):
+  sizes = data, fsdp, tensor
+  mesh = sharding.abstract_mesh(schema.Mesh(*sizes), math.prod(sizes))
   model = dataclasses.replace(MODEL, **model)
-  return plan.make('sft', stage, model, sizes, SLOT_TOKENS)
+  return plan.make('sft', stage, model, mesh, platform, SLOT_TOKENS)
+
+
+def _stage(**options):
+  return dataclasses.replace(STAGE, **options)
 
 
 def test_plan_on_one_device_has_its_bytes_and_sizes():
   made = _make()
-  assert made.parameters == PARAMETERS
-  assert made.state_bytes == 200_192 == 16 * PARAMETERS
-  assert made.activation_bytes == 182_784
-  assert made.activation_bytes == 64 * (STREAM + INSIDE + WORK) + LOGITS
+  assert made.parameters == made.trained == PARAMETERS
+  assert made.state_bytes == 3 * 4 * PARAMETERS + SCALARS
   assert (made.rows_per_micro_batch, made.row_tokens) == (4, 16)
   assert (made.prompts_per_step, made.samples_per_step) == (8, 8)
+  assert made.programs['train_step'].arguments == made.state_bytes + 64 * 49
+  held = made.state_bytes + made.decode_bytes
+  assert made.total_bytes == held + max(made.update_bytes, made.rollout_bytes)
   text = '\n'.join(made.lines())
-  assert '4 x 16' in text and '12,512' in text and '445 KiB per dev' in text
-  for line in ('rollout.slots        8', 'tokens each        10'):
+  assert '4 x 16' in text and '12,512' in text and '147 KiB' in text
+  assert 'mesh                 data 1, fsdp 1, tensor 1' in text
+  for line in ('rollout.slots        8', 'tokens each        16'):
     assert line in text
 
 
 @pytest.mark.parametrize(
-  ('sizes', 'state', 'activations'),
+  ('sizes', 'matrices'),
   [
-    ({'data': 4}, 200_192, 45_696),  # the batch alone is split
-    ({'fsdp': 4}, 50_048, 45_696),
-    # The stream (16,384) and the logits (51,200) are not split.
-    ({'tensor': 2}, 100_096, 125_184),
-    ({'data': 2, 'fsdp': 2, 'tensor': 2}, 50_048, 31_296),
+    ({'data': 4}, 1),  # the batch alone is split
+    ({'fsdp': 4}, 4),
+    ({'tensor': 2}, 2),
+    ({'data': 2, 'fsdp': 2, 'tensor': 2}, 4),
   ],
 )
-def test_bytes_per_device(sizes, state, activations):
-  made = _make(**sizes)
-  assert (made.state_bytes, made.activation_bytes) == (state, activations)
+def test_matrices_are_split_and_norms_are_not(sizes, matrices):
+  norms = 3 * 32
+  numbers = (PARAMETERS - norms) // matrices + norms
+  assert _make(**sizes).state_bytes == 12 * numbers + SCALARS
 
 
-def test_an_average_is_a_fifth_copy():
-  optim = schema.Optim(average=0.9)
-  made = _make(stage=dataclasses.replace(STAGE, optim=optim))
-  assert made.state_bytes == 20 * PARAMETERS
+def test_copies_of_the_weights_count_as_state():
+  plain = _make().state_bytes
+  average = _make(stage=_stage(optim=schema.Optim(average=0.9)))
+  assert average.state_bytes == plain + 4 * PARAMETERS
+  narrow = _make(stage=_stage(optim=schema.Optim(moments_dtype='bfloat16')))
+  assert narrow.state_bytes == plain - 4 * PARAMETERS
+  entry = schema.EnvEntry(
+    algorithm=schema.Opd(reference='ema:0.9'), sampler=schema.Policy()
+  )
+  held = _make(stage=_stage(envs={'a': entry}))
+  assert held.state_bytes == plain + 4 * PARAMETERS
 
 
-def test_remat_keeps_the_stream_of_all_layers_and_the_inside_of_one():
+def test_an_adapter_trains_and_the_weights_lie_in_the_compute_dtype():
+  made = _make(stage=_stage(lora=schema.Lora(rank=2)), dtype='bfloat16')
+  norms = 3 * 32
+  frozen = 2 * (PARAMETERS - norms) + 4 * norms
+  assert 0 < made.trained < PARAMETERS // 4
+  assert made.state_bytes == frozen + 12 * made.trained + SCALARS
+  paths = [x.path for x in made.weights]
+  assert 'layers/attention/q/kernel/a' in paths and 'embed/table' in paths
+  full = _make(dtype='bfloat16')
+  assert made.update_bytes < full.update_bytes
+
+
+def test_a_weight_that_does_not_divide_is_named():
+  with pytest.raises(
+    ValueError, match=r'head/kernel|embed/table must divide .*tensor=8'
+  ):
+    _make(tensor=8)
+
+
+def test_remat_keeps_less():
   kept = {
-    remat: _make(layers=5, remat=remat).activation_bytes - LOGITS
-    for remat in ('none', 'block')
+    remat: _make(layers=9, remat=remat, platform='gpu').update_bytes
+    for remat in ('none', 'attention', 'block')
   }
-  # Of the stream, half is kept before a layer and half inside it.
-  assert kept['none'] == 64 * (5 * (STREAM + INSIDE) + WORK)
-  assert kept['block'] == 64 * (5 * 128 + 128 + INSIDE + WORK)
+  assert kept['none'] > kept['attention'] > kept['block']
+  # Attention's output and the log of its sums, in eight further layers.
+  more = kept['attention'] - kept['block']
+  assert more == pytest.approx(9 * 64 * 2 * (16 * 4 + 4) * 1.03, abs=2)
+
+
+def test_short_rows_store_scores_on_a_cpu_and_long_ones_do_not():
+  def scores(row_tokens):
+    batch = schema.Batch(
+      prompts_per_step=8, row_tokens=row_tokens, micro_batch_tokens=4096
+    )
+    cpu, gpu = (
+      _make(stage=_stage(batch=batch), platform=platform).update_bytes
+      for platform in ('cpu', 'gpu')
+    )
+    return cpu - gpu
+
+  assert scores(256) > 8 * 4096 * 256 * 2
+  assert scores(1024) == 0
 
 
 def test_logits_are_counted_by_the_block():
-  # 64 tokens x 1M columns are 256 MB, made in blocks of 64 MiB.
-  few = _make(vocab_size=100).activation_bytes - LOGITS
-  many = _make(vocab_size=1_000_000).activation_bytes
-  assert many == few + 2 * 64 * 2**20
+  # 64 tokens x 1M columns are 256 MB, made in blocks of 64 MiB. What grows
+  # with the vocabulary is the table, transposed.
+  small, few, many = (
+    _make(vocab_size=size, platform='gpu').programs['score'].temporaries
+    for size in (2**17, 2**19, 2**20)
+  )
+  assert few - small > 1.03 * 4 * (2**19 - 2**17) * 32 + 2**24
+  assert many - few == pytest.approx(1.03 * 4 * 2**19 * 32, rel=0.01)
 
 
 @pytest.mark.parametrize(
   ('sizes', 'options', 'decoding'),
   [
-    # 8 slots of 10 tokens, each a key and a value of 16 numbers; a copy
-    # of the weights, and the head apart from the embedding (3200).
-    ({}, {}, 4 * (80 * 32 + PARAMETERS + 3200)),
-    # The slots are split, the weights are not.
+    # 8 slots of 16 tokens, each a key and a value of 16 numbers, an id and a
+    # logprob; a copy of the weights, and the head apart from the embedding.
+    ({}, {}, 4 * 128 * 34 + 4 * (PARAMETERS + 3200)),
+    # The slots are split over four, matrices over tensor; one kv head is not.
     (
       {'data': 2, 'fsdp': 2, 'tensor': 2},
       {},
-      4 * (20 * 32 + PARAMETERS + 3200),
+      4 * 32 * 34 + 4 * ((PARAMETERS + 3200 - 96) // 2 + 96),
     ),
-    ({}, {'dtype': 'bfloat16'}, 2 * (80 * 32 + PARAMETERS + 3200)),
     (
       {},
-      {'layers': 3, 'kv_heads': 2, 'tied_head': False},
-      4 * (80 * 6 * 32 + 6400 + 3 * (4096 + 6144 + 64) + 32),
+      {'dtype': 'bfloat16'},
+      128 * (64 + 8) + 2 * (PARAMETERS + 3200 - 96) + 4 * 96,
+    ),
+    (
+      {'tensor': 2},
+      {'kv_heads': 2},
+      4 * 128 * 34 + 4 * ((PARAMETERS + 1024 + 3200 - 96) // 2 + 96),
     ),
   ],
 )
@@ -106,29 +160,51 @@ def test_decode_bytes_count_cache_weights_and_head(sizes, options, decoding):
 
 
 def test_references_lie_beside_the_policy():
-  def make(count, **sizes):
-    sizes = {'data': 1, 'fsdp': 1, 'tensor': 1, **sizes}
+  def make(count, *sizes):
+    mesh = sharding.abstract_mesh(schema.Mesh(*sizes), math.prod(sizes))
     held = count * PARAMETERS
-    return plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, held)
+    return plan.make(
+      'sft', STAGE, MODEL, mesh, 'cpu', SLOT_TOKENS, references=held
+    )
 
-  assert make(0).reference_bytes == 0
-  assert make(2).reference_bytes == 8 * PARAMETERS
+  assert make(0, 1, 1, 1).reference_bytes == 0
+  assert make(2, 1, 1, 1).reference_bytes == 8 * PARAMETERS
   # As the weights of the policy: over fsdp and tensor.
-  assert make(2, data=2, fsdp=2, tensor=2).reference_bytes == 2 * PARAMETERS
+  assert make(2, 2, 2, 2).reference_bytes == 2 * PARAMETERS
   more = 4 * 20 * PARAMETERS  # enough to see among the rest
-  assert make(20).reference_bytes == more
-  assert f'references         {more / 1024:.0f} KiB' in '\n'.join(
-    make(20).lines()
-  )
+  assert make(20, 1, 1, 1).reference_bytes == more
+  text = '\n'.join(make(20, 1, 1, 1).lines())
+  assert f'references         {more / 1024:.0f} KiB' in text
 
 
-def test_ema_and_snapshot_weights_count_as_state():
-  sizes = {'data': 1, 'fsdp': 1, 'tensor': 1}
-  plain, averaged = (
-    plan.make('sft', STAGE, MODEL, sizes, SLOT_TOKENS, ema_and_snapshots=names)
-    for names in ((), ('ema:0.9', 'snapshot:5'))
+def test_a_model_that_samples_has_a_cache_and_a_view_of_its_own():
+  mesh = sharding.abstract_mesh(schema.Mesh(), 1)
+  alone, two = (
+    plan.make('sft', STAGE, MODEL, mesh, 'cpu', SLOT_TOKENS, players=players)
+    for players in (0, 1)
   )
-  assert averaged.state_bytes == plain.state_bytes + 8 * PARAMETERS
+  assert two.decode_bytes == 2 * alone.decode_bytes
+
+
+def test_details_are_a_table_of_weights_and_one_of_transfers():
+  alone = _make().details()
+  assert alone[0] == 'weights of stage sft'
+  assert alone[1].split() == ['embed/table', 'f32[100,', '32]', '(tensor,'] + [
+    'fsdp)',
+    '0.0',
+    'MiB',
+  ]
+  assert alone[-1] == '  none: one device'
+  assert sum('layers/mlp/gate/kernel' in line for line in alone) == 1
+  split = _make(fsdp=2, tensor=2).details()
+  assert any('all-reduce' in line and 'tensor' in line for line in split)
+  assert split[-1].split()[0] == 'together'
+
+
+def test_sizes_for_an_error_have_no_tables():
+  sizes = _make().sizes()
+  assert sizes['micro_batch_tokens'] == 64
+  assert not {'weights', 'transfers', 'programs'} & sizes.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Schedules, decay mask and clipping, against literal numbers."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -92,3 +95,97 @@ def test_clips_by_the_norm_of_all_gradients(scale, expected):
   mean = state[1].inner_state[0].mu  # 1 - beta1 of what was clipped
   seen = [float(mean['a'][0]) / 0.1, float(mean['b'][0]) / 0.1]
   np.testing.assert_allclose(seen, expected, rtol=1e-5)
+
+
+def _moments(state):
+  adam = state[1].inner_state[0]
+  return adam.mu, adam.nu
+
+
+def test_bfloat16_moments_are_the_float32_ones_rounded_after_each_update():
+  cfg = schema.Optim(schedule='constant', moments_dtype='bfloat16')
+  params = {'kernel': jnp.linspace(-1.0, 1.0, 5)}
+  gradients = [{'kernel': jnp.sin(jnp.arange(5.0) + 0.1 * i)} for i in range(4)]
+  exact = optim.make(dataclasses.replace(cfg, moments_dtype='float32'), 10)
+  optimizer = optim.make(cfg, 10)
+  state, wide = optimizer.init(params), exact.init(params)
+  assert all(x['kernel'].dtype == jnp.bfloat16 for x in _moments(state))
+  for gradient in gradients:
+    change, state = optimizer.update(gradient, state, params)
+    expected, wide = exact.update(gradient, wide, params)
+    np.testing.assert_array_equal(change['kernel'], expected['kernel'])
+    rounded = [x['kernel'].astype(jnp.bfloat16) for x in _moments(wide)]
+    for moment, value in zip(_moments(state), rounded, strict=True):
+      np.testing.assert_array_equal(moment['kernel'], value)
+    # The next update starts from the rounded moments.
+    adam = wide[1].inner_state[0]
+    mu, nu = ({'kernel': x.astype(jnp.float32)} for x in rounded)
+    inner = (adam._replace(mu=mu, nu=nu), *wide[1].inner_state[1:])
+    wide = (wide[0], wide[1]._replace(inner_state=inner))
+
+
+def test_bfloat16_moments_follow_the_float32_trajectory():
+  """A regression, 300 updates: as good in the end, and close to it."""
+  rng = np.random.default_rng(0)
+  inputs = jnp.asarray(rng.normal(size=(256, 32)), jnp.float32)
+  truth = jnp.asarray(rng.normal(size=32), jnp.float32)
+  draws = jnp.asarray(rng.integers(0, 256, (300, 16)))
+
+  def train(dtype):
+    cfg = schema.Optim(lr=0.05, weight_decay=0.0, moments_dtype=dtype)
+    optimizer = optim.make(cfg, steps=300)
+
+    def update(carry, rows):
+      params, state = carry
+      error, gradient = jax.value_and_grad(
+        lambda w: jnp.mean((inputs[rows] @ (w - truth)) ** 2)
+      )(params)
+      change, state = optimizer.update(gradient, state, params)
+      return (params + change, state), error
+
+    start = jnp.zeros(32), optimizer.init(jnp.zeros(32))
+    (params, _), errors = jax.jit(lambda: jax.lax.scan(update, start, draws))()
+    return np.asarray(params), np.asarray(errors)
+
+  exact, errors = train('float32')
+  rounded, rounded_errors = train('bfloat16')
+  assert errors[0] > 10 and errors[-1] < 1e-4 and rounded_errors[-1] < 1e-4
+  np.testing.assert_allclose(rounded_errors[:50], errors[:50], rtol=0.1)
+  np.testing.assert_allclose(rounded, exact, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'lowest', 'highest'),
+  [('float32', 0.9999, 1.0), ('bfloat16', 0.61, 0.81)],
+)
+def test_small_changes_of_bfloat16_moments_are_lost(dtype, lowest, highest):
+  """With b = 0.99 the mean of a constant 1 stays 2^-8 / 0.01 m below it."""
+  cfg = schema.Optim(beta1=0.99, clip_norm=1e6, moments_dtype=dtype)
+  optimizer = optim.make(cfg, steps=10)
+  params, gradient = {'kernel': jnp.zeros(1)}, {'kernel': jnp.ones(1)}
+  state = jax.lax.fori_loop(
+    0,
+    2000,
+    lambda _, state: optimizer.update(gradient, state, params)[1],
+    optimizer.init(params),
+  )
+  assert lowest < float(_moments(state)[0]['kernel'][0]) <= highest
+
+
+def test_bfloat16_moments_halve_the_state():
+  params = {'kernel': jnp.zeros((8, 16)), 'bias': jnp.zeros(16)}
+
+  def size(dtype):
+    cfg = schema.Optim(moments_dtype=dtype)
+    moments = _moments(optim.make(cfg, steps=10).init(params))
+    return sum(x.nbytes for x in jax.tree.leaves(moments))
+
+  assert size('float32') == 2 * 4 * 144 and size('bfloat16') == 2 * 2 * 144
+
+
+@pytest.mark.parametrize('field', ['beta1', 'beta2'])
+def test_decays_that_bfloat16_rounds_away_are_refused(field):
+  assert schema.Optim(**{field: 0.99}, moments_dtype='bfloat16')
+  assert schema.Optim(**{field: 0.999})
+  with pytest.raises(schema.FieldError, match=f'{field} must be at most 0.99'):
+    schema.Optim(**{field: 0.999}, moments_dtype='bfloat16')

@@ -21,8 +21,8 @@ from tests.training import torch_peer, torch_trajectories
 torch = pytest.importorskip('torch')
 
 UPDATES = 12
-# Every option but `max_skipped`, which is the train loop's; in company, and at
-# the edges of what the schema allows.
+# Every option but `max_skipped`, which is the train loop's, and
+# `moments_dtype`; in company, and at the edges of what the schema allows.
 GRID = {
   'defaults': {},
   'constant': {'schedule': 'constant', 'lr': 0.3},
@@ -115,7 +115,10 @@ def test_updates_are_the_formulas(name):
 
 def test_the_grid_has_every_option():
   options = {field.name for field in dataclasses.fields(schema.Optim)}
-  assert set().union(*GRID.values()) == options - {'max_skipped'}
+  assert set().union(*GRID.values()) == options - {
+    'max_skipped',
+    'moments_dtype',
+  }
 
 
 def test_clipping_bites_at_times():

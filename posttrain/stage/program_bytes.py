@@ -1,0 +1,315 @@
+"""Bytes that the compiled programs of a stage need on one device.
+
+Arguments are exact: they follow from shapes and rules. Temporaries are those
+of XLA for a GPU, by phase of a program, of which the largest counts: compiled
+for H100, the programs need as much or up to a seventh less (measurements in
+`tests/stage/test_program_bytes.py`). XLA for a CPU needs more: it stores
+bfloat16 as float32. Only XLA's attention in short rows stores scores.
+"""
+
+import dataclasses
+import functools
+
+import jax
+
+from posttrain import schema, sharding
+from posttrain.losses import logprobs
+from posttrain.models import transformer
+from posttrain.ops import attention
+from posttrain.stage import tensors
+
+# The per-token arrays of `types.Batch`: ten of the sample, three of packing.
+BATCH_TOKEN_BYTES = 12 * 4 + 1
+_MARGIN = 1.03  # on temporaries, which depend on the compiler's schedule
+_LOGITS = 4  # copies of the logits while a token is drawn
+_BLOCKS = 3  # of logits: themselves, their gradient, and both in other dtypes
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """Bytes of a compiled program on a device."""
+
+  arguments: int
+  temporaries: int  # and results that replace no argument
+
+  @property
+  def total(self) -> int:
+    """Returns the bytes of both."""
+    return self.arguments + self.temporaries
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """A model on one device of a mesh."""
+
+  model: schema.Model
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+  platform: str
+
+  @property
+  def width(self) -> int:
+    """Returns the bytes of a number in the compute dtype."""
+    return 2 if self.model.dtype == 'bfloat16' else 4
+
+  @property
+  def fsdp(self) -> int:
+    """Returns the devices that share a weight's other dimension."""
+    return self.mesh.shape[sharding.FSDP]
+
+  @property
+  def tensor(self) -> int:
+    """Returns the devices that share heads and MLP columns."""
+    return self.mesh.shape[sharding.TENSOR]
+
+  @property
+  def rows(self) -> int:
+    """Returns the parts of a batch's rows."""
+    return sharding.batch_ways(self.mesh)
+
+  @property
+  def table(self) -> int:
+    """Returns the numbers of the head's columns, whole in D."""
+    assert self.model.vocab_size is not None, 'the vocabulary must be resolved'
+    return _split(self.model.vocab_size, self.tensor) * self.model.embed_dim
+
+  @functools.cached_property
+  def layer(self) -> int:
+    """Returns the numbers of a layer's matrices, whole over `fsdp`."""
+    model = self.model
+    heads = 2 * (model.heads + model.kv_heads) * model.head_dim
+    return model.embed_dim * (heads + 3 * model.mlp_dim) // self.tensor
+
+
+def _split(size: int, ways: int) -> int:
+  return size // ways if size % ways == 0 else size
+
+
+def train_step(
+  device: Device,
+  stage: schema.Stage,
+  state: int,
+  trained: int,
+  micro_batches: int,
+) -> Program:
+  """Returns the bytes of one update.
+
+  Args:
+    device: the model on a device.
+    stage: the stage's options.
+    state: bytes of the state, and of frozen weights.
+    trained: bytes of the weights that train; their gradients have as many.
+    micro_batches: micro-batches of a step.
+  """
+  batch, frozen = stage.batch, bool(stage.lora.rank)
+  local = batch.micro_batch_tokens // device.rows
+  once = batch.reduce_gradients == 'update' and device.mesh.size > 1
+  # Accumulated gradients, those of the micro-batch, and what layers keep.
+  held = 2 * trained + _kept_bytes(device, local, batch.row_tokens)
+  head = _head_bytes(device, local, gradient=not frozen)
+  layers = _layer_work(device, local, batch.row_tokens)
+  tables = 4 * device.table * (1 if device.model.tied_head else 2)
+  if once and not frozen:
+    # Both gradients are whole, and so are the weights: layers in the compute
+    # dtype and in float32. (Tables in float32, whose gradients are added in
+    # place.)
+    held += 2 * (device.fsdp - 1) * trained
+    held += (device.width + 4) * device.model.layers * device.layer
+  elif not frozen and device.mesh.size == 1:
+    layers -= tables  # the gradients of head and embedding are added in place
+  elif not frozen and device.fsdp > 1:
+    layers += _transposed(device)
+  arguments = state + BATCH_TOKEN_BYTES * micro_batches * local
+  return Program(arguments, int(_MARGIN * (held + max(head, layers))))
+
+
+def _transposed(device: Device) -> int:
+  """Returns the bytes of the gradients that lie unlike their weights.
+
+  Reduce-scattered over their last dimension, those of `o` and `down` are copied
+  before the update.
+  """
+  model = device.model
+  numbers = model.heads * model.head_dim + model.mlp_dim
+  numbers *= model.layers * model.embed_dim
+  return 4 * numbers // device.fsdp // device.tensor
+
+
+def score(
+  device: Device, weights: int, tokens: int, row_tokens: int
+) -> Program:
+  """Returns the bytes of the logprobs of packed rows.
+
+  Args:
+    device: the model on a device.
+    weights: bytes of the model's weights.
+    tokens: tokens of the rows, over all devices.
+    row_tokens: tokens of a row.
+  """
+  local = tokens // device.rows
+  layers = _forward_work(device, local, row_tokens, row_tokens)
+  layers += 2 * _block(device, local)
+  if device.fsdp > 1:  # all layers are cast before the first is gathered
+    numbers = device.model.layers * device.layer // device.fsdp
+    layers += device.width * numbers
+  head = _head_bytes(device, local, gradient=False)
+  work = int(_MARGIN * max(head, layers))
+  return Program(weights + 16 * local, work + 4 * tokens)
+
+
+def decode(device: Device, slots: int, capacity: int) -> Program:
+  """Returns the bytes of the decode loop.
+
+  Args:
+    device: the model on a device.
+    slots: sequences decoded at a time, over all devices.
+    capacity: tokens of a slot.
+  """
+  arguments = view_bytes(device) + cache_bytes(device, slots, capacity)
+  scores = 0
+  if _stores_scores(device, 1, capacity):
+    scores = 8 * _split(device.model.heads, device.tensor) * capacity
+  draw = _LOGITS * 4 * device.table // device.model.embed_dim
+  work = slots // device.rows * (draw + scores)
+  return Program(arguments, int(_MARGIN * work))
+
+
+def prefill(
+  device: Device, slots: int, capacity: int, rows: int, width: int
+) -> Program:
+  """Returns the bytes of a prefill chunk.
+
+  Args:
+    device: the model on a device.
+    slots: sequences decoded at a time, over all devices.
+    capacity: tokens of a slot.
+    rows: prompts prefilled at a time, over all devices.
+    width: tokens of a chunk.
+  """
+  arguments = view_bytes(device) + cache_bytes(device, slots, capacity)
+  rows = -(-rows // device.rows)
+  # Keys and values of one layer, gathered from the slots, and the last logits.
+  prefixes = rows * capacity * _cached_token_bytes(device)
+  logits = 2 * 4 * rows * device.table // device.model.embed_dim
+  work = _forward_work(device, rows * width, width, capacity, fused=True)
+  return Program(arguments, int(_MARGIN * (work + prefixes + logits)))
+
+
+def view_bytes(device: Device) -> int:
+  """Returns the bytes of the decode view: whole but for `tensor`."""
+  params = transformer.shapes(device.model)
+  # Layers are alike: the view of the first is enough.
+  params['layers'] = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), params['layers']
+  )
+  one = dataclasses.replace(
+    device.model, layers=1, local_layers=(), window=None
+  )
+  like = jax.eval_shape(
+    functools.partial(transformer.decode_view, cfg=one), params
+  )
+  view = sharding.placed(like, transformer.VIEW_RULES, device.mesh)
+  others = (device.model.layers - 1) * tensors.device_bytes(view['layers'])
+  return tensors.device_bytes(view) + others
+
+
+def cache_bytes(device: Device, slots: int, capacity: int) -> int:
+  """Returns the bytes of the slots: cache, drawn ids and their logprobs."""
+  token = device.model.layers * _cached_token_bytes(device) + 4 + 4
+  return slots // device.rows * capacity * token
+
+
+def _cached_token_bytes(device: Device) -> int:
+  """Returns the bytes of a token's key and value in a layer."""
+  model = device.model
+  heads = _split(model.kv_heads, device.tensor)
+  return 2 * device.width * heads * model.head_dim
+
+
+def _stores_scores(device: Device, queries: int, keys: int) -> bool:
+  """Returns whether attention stores the scores of all queries and keys."""
+  xla = device.platform == 'cpu' or device.model.attention == 'xla'
+  return xla and queries * keys <= attention.MAX_DENSE
+
+
+def _head_bytes(device: Device, tokens: int, gradient: bool) -> int:
+  """Returns the bytes of head and logits while logprobs are computed."""
+  weight = 0
+  if device.fsdp > 1:  # gathered, in the compute dtype
+    weight += device.width * device.table
+  if device.model.tied_head:  # transposed
+    weight += 4 * device.table // device.fsdp
+  if gradient:  # of all columns, in float32
+    weight += 4 * device.table
+  blocks = (_BLOCKS if gradient else 1) * _block(device, tokens)
+  # The hidden states twice, and their gradient and its sum in float32.
+  hidden = 2 * device.width + (4 + 4 if gradient else 0)
+  return weight + blocks + hidden * tokens * device.model.embed_dim
+
+
+def _block(device: Device, tokens: int) -> int:
+  """Returns the bytes of a block of logits."""
+  whole = 4 * tokens * device.table // device.model.embed_dim
+  return min(whole, logprobs.BLOCK_BYTES)
+
+
+def _kept_bytes(device: Device, tokens: int, row_tokens: int) -> int:
+  """Returns the bytes that all layers keep for the backward pass."""
+  model = device.model
+  kept = tokens * device.width * model.embed_dim  # the layer's input
+  if model.remat == 'none':
+    kept += _inside(device, tokens, row_tokens)
+  if model.remat == 'attention':
+    heads = model.heads * (device.width * model.head_dim + 4)
+    kept += tokens * heads // device.tensor
+  return model.layers * kept
+
+
+def _inside(device: Device, tokens: int, row_tokens: int) -> int:
+  """Returns the bytes of a layer's matrix products and attention."""
+  model = device.model
+  heads = (model.heads + model.kv_heads) * model.head_dim
+  # q, k and their values before the norm, v, attention's output, gate and up.
+  split = (2 if model.qk_norm else 1) * heads + heads + 2 * model.mlp_dim
+  if _stores_scores(device, row_tokens, row_tokens):
+    split += model.heads * row_tokens  # unnormalized weights
+  split = device.width * split + 4 * model.heads
+  stream = device.width * model.embed_dim  # between attention and MLP
+  return tokens * (split // device.tensor + stream)
+
+
+def _layer_work(device: Device, tokens: int, row_tokens: int) -> int:
+  """Returns the bytes of a layer's backward pass, recomputation included."""
+  model = device.model
+  heads = (model.heads + model.kv_heads) * model.head_dim
+  # The gradient of the MLP, or that of attention, when the MLP's is done.
+  numbers = max(4 * model.mlp_dim, 12 * heads - 2 * model.mlp_dim)
+  if model.remat == 'none':
+    numbers += 2 * model.mlp_dim
+  split = device.width * numbers // device.tensor
+  # On `tensor` the parts of the stream's gradient are summed in float32.
+  stream = (4 * 4 if device.tensor > 1 else 0) * model.embed_dim
+  work = tokens * (split + stream) + _inside(device, tokens, row_tokens)
+  if device.fsdp > 1:  # gathered matrices, the next ones, and gradients
+    work += 3 * device.width * device.layer
+  return work + _score_bytes(device, tokens, row_tokens, row_tokens)
+
+
+def _forward_work(
+  device: Device, tokens: int, queries: int, keys: int, fused: bool = False
+) -> int:
+  """Returns the bytes of a layer's forward pass; `fused` = of a decode view."""
+  model = device.model
+  heads = (model.heads + model.kv_heads) * model.head_dim
+  mlp = (4 if fused else 2) * model.mlp_dim
+  split = max(mlp, 3 * heads) // device.tensor
+  work = tokens * device.width * (split + 2 * model.embed_dim)
+  if device.fsdp > 1 and not fused:  # the layer's matrices are gathered
+    work += device.width * device.layer
+  return work + _score_bytes(device, tokens, queries, keys)
+
+
+def _score_bytes(device: Device, tokens: int, queries: int, keys: int) -> int:
+  """Returns the bytes of scores and their exponentials in float32."""
+  if not _stores_scores(device, queries, keys):
+    return 0
+  return 8 * tokens * keys * _split(device.model.heads, device.tensor)
