@@ -9,7 +9,8 @@ may be those of a topology. `lower` builds
     decode        the loop that draws a token per slot
     view          the weights for decoding, from those that train
     state         an empty cache and its slots
-    load, admit   copies of slots before and after prefill
+    share         copies of a prompt from its slot to others
+    first         the tokens that follow complete prompts
 """
 
 import dataclasses
@@ -80,6 +81,8 @@ class _Builder:
     )
     self._whole = NamedSharding(mesh, PartitionSpec())
     self.slots = loop.placement(mesh, sizes.slots)
+    self._ways = sharding.batch_ways(mesh)
+    self._rows = -(-sizes.prefill_rows // self._ways)  # per device
 
   def train_step(self) -> tuple[Any, tuple]:
     stage = schema.Stage(envs={'tokens': schema.EnvEntry()})
@@ -113,30 +116,36 @@ class _Builder:
     return loop._widen, args
 
   def decode(self) -> tuple[Any, tuple]:
-    steps = jax.ShapeDtypeStruct((), np.int32)
     state, slots = self._results('state'), self._slots()
     view = self._results('view')
-    return loop.decode, (view, self.model, state, slots, steps, self.slots)
-
-  def load(self) -> tuple[Any, tuple]:
-    return loop.load, (self._results('state'), self.model, self._rows())
+    return loop.decode, (
+      view,
+      self.model,
+      state,
+      slots,
+      _integers(),
+      self.slots,
+    )
 
   def prefill(self) -> tuple[Any, tuple]:
     sizes = self.sizes
-    tokens = jax.ShapeDtypeStruct(
-      (sizes.prefill_rows, sizes.prefill_tokens), np.int32
-    )
-    scratch = self._results('load')
-    view = self._results('view')
-    rows = self._rows()
-    args = (view, self.model, *scratch, tokens, rows, rows, self.slots)
-    return loop.prefill, args
+    rows = _integers(self._rows * self._ways)
+    tokens = _integers(self._rows * self._ways, sizes.prefill_tokens)
+    view, state = self._results('view'), self._results('state')
+    arrays = (tokens, rows, rows, rows)
+    options = (sizes.capacity, self._rows, self.slots)
+    return loop.prefill, (view, self.model, state, *arrays, *options)
 
-  def admit(self) -> tuple[Any, tuple]:
-    scratch = self._results('load')
-    each = jax.ShapeDtypeStruct((self.sizes.slots,), np.int32)
-    state, slots = self._results('state'), self._slots()
-    return loop.admit, (state, slots, *scratch, each, each, each, self.slots)
+  def share(self) -> tuple[Any, tuple]:
+    slots = _integers(self.sizes.slots)
+    tokens = self._rows * self.sizes.prefill_tokens
+    args = (self._results('state'), slots, slots, _integers(), tokens)
+    return loop.share, (*args, self.slots)
+
+  def first(self) -> tuple[Any, tuple]:
+    state, logits = self._results('prefill')
+    each = _integers(self.sizes.slots)
+    return loop.first, (state, self._slots(), logits, each, each, self.slots)
 
   def _params(self) -> Any:
     return sharding.placed(
@@ -162,22 +171,23 @@ class _Builder:
       },
     )
 
-  def _rows(self) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((self.sizes.prefill_rows,), np.int32)
-
   def _slots(self) -> loop.Slots:
     count = self.sizes.slots
     number = jax.ShapeDtypeStruct((count,), np.float32)
-    integer = jax.ShapeDtypeStruct((count,), np.int32)
+    integer = _integers(count)
     return loop.Slots(
       keys=jax.ShapeDtypeStruct((count, 2), np.uint32),
       limit=integer,
-      stop_ids=jax.ShapeDtypeStruct((count, STOP_IDS), np.int32),
+      stop_ids=_integers(count, STOP_IDS),
       temperature=number,
       top_k=integer,
       top_p=number,
       min_p=number,
     )
+
+
+def _integers(*shape: int) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -200,7 +210,7 @@ PROGRAMS: dict[str, Callable[[_Builder], tuple[Any, Sequence[Any]]]] = {
     'decode',
     'view',
     'state',
-    'load',
-    'admit',
+    'share',
+    'first',
   )
 }

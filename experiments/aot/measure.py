@@ -47,7 +47,7 @@ def program(
   module = hlo.parse(compiled.as_text())
   wrong = checks.kernels(case.name, module, model.layers)
   wrong += checks.memory(compiled, target.memory)
-  if case.name == 'decode':
+  if case.name in ('prefill', 'decode', 'share'):
     wrong += checks.cache(module, compiled, model, case.mesh, sizes)
   row = {
     'kind': 'program',
