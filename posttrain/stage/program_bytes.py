@@ -117,21 +117,23 @@ def train_step(
   elif not frozen and device.mesh.size == 1:
     layers -= tables  # the gradients of head and embedding are added in place
   elif not frozen and device.fsdp > 1:
-    layers += _transposed(device)
+    layers += 4 * _transposed(device)
+  elif device.fsdp > 1:
+    held += device.width * _transposed(device)
   arguments = state + BATCH_TOKEN_BYTES * micro_batches * local
   return Program(arguments, int(_MARGIN * (held + max(head, layers))))
 
 
 def _transposed(device: Device) -> int:
-  """Returns the bytes of the gradients that lie unlike their weights.
+  """Returns the numbers of `o` and `down`, which XLA transposes.
 
-  Reduce-scattered over their last dimension, those of `o` and `down` are copied
-  before the update.
+  They are gathered and reduce-scattered over their last dimension: gradients
+  are transposed before the update, and frozen weights before the first layer.
   """
   model = device.model
   numbers = model.heads * model.head_dim + model.mlp_dim
   numbers *= model.layers * model.embed_dim
-  return 4 * numbers // device.fsdp // device.tensor
+  return numbers // device.fsdp // device.tensor
 
 
 def score(
