@@ -1,7 +1,7 @@
 """Benchmarks, one JSON line per result.
 
     python -m experiments.bench train_step --shape=S --threads=1
-    python -m experiments.bench decode --shape=S --threads=1
+    python -m experiments.bench decode --shape=S --threads=1 [--refill]
     python -m experiments.bench grpo --shape=S --threads=1 [--first]
     python -m experiments.bench logprobs --vocab=32768
 
@@ -52,6 +52,7 @@ def parse(argv):
   decode = commands.add_parser('decode')
   decode.set_defaults(run=bench_decode.main)
   decode.add_argument('--shape', choices=('S', 'M'), default='S')
+  decode.add_argument('--refill', action='store_true', help='by capacity')
   grpo = commands.add_parser('grpo')
   grpo.set_defaults(run=bench_grpo.main)
   grpo.add_argument('--shape', choices=('S', 'M'), default='S')

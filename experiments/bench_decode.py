@@ -11,10 +11,15 @@ import time
 from experiments import timing
 
 BATCH, PROMPT, NEW, GROUP = 64, 32, 128, 8
+REFILL_SLOTS, REFILL_PROMPT = 16, 64
+CAPACITIES = (512, 1024, 2048, 4096, 8192)
 
 
 def main(args) -> None:
   """Prints a row per implementation, and one of the matrix product."""
+  if args.refill:
+    refill(args)
+    return
   from experiments import plain_jax
   from posttrain.util import memory
 
@@ -46,6 +51,54 @@ def main(args) -> None:
       first_s=timing.rounded(first[name]),
       **timing.scaled('decode', args.shape, rate, gflops['gflop_per_cpu_s']),
     )
+
+
+def refill(args) -> None:
+  """Prints the milliseconds of a refill, by capacity and group size."""
+  from experiments import plain_jax
+  from posttrain.util import memory
+
+  memory.keep_freed_memory()
+  shape = plain_jax.SHAPES[args.shape]
+  for group in (1, GROUP):
+    clocks = {}
+    for capacity in CAPACITIES:
+      work = refilling(shape, capacity, group)
+      work()  # compiles
+      clocks[capacity] = timing.Clock(work)
+    timing.alternate(clocks, args.repeats)
+    for capacity, clock in clocks.items():
+      rates = clock.rates(1, 'refills')
+      timing.emit(
+        bench='refill',
+        shape=args.shape,
+        capacity=capacity,
+        group=group,
+        prompt=REFILL_PROMPT,
+        wall_ms=timing.rounded(1e3 / rates['refills_per_s']),
+        cpu_ms=timing.rounded(1e3 / rates['refills_per_cpu_s']),
+      )
+
+
+def refilling(shape, capacity: int, group: int):
+  """Returns the prefill of a group's prompt as a function."""
+  import jax
+  import numpy as np
+
+  from posttrain import schema
+  from posttrain.decode import engine as engines
+  from posttrain.decode import requests
+  from posttrain.models import transformer
+
+  cfg = schema.Model(**dataclasses.asdict(shape))
+  engine = engines.Engine(
+    cfg, slots=REFILL_SLOTS, capacity=capacity, prefill_rows=8
+  )
+  engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
+  ids = np.random.default_rng(0).integers(0, shape.vocab_size, REFILL_PROMPT)
+  # The first token comes with the prompt, and nothing is decoded.
+  batch = [requests.Request(i, ids, 1) for i in range(group)]
+  return lambda: engine.generate(batch)
 
 
 def prompts(vocab: int, count: int):

@@ -2,7 +2,8 @@
 
 1. No collective runs inside a loop over the vocabulary (`losses.logprobs`).
 2. No floating-point result spans all tokens of the batch and a dimension of
-   the model or the vocabulary: each device works on its own tokens.
+   the model or the vocabulary: each device works on its own tokens, except for
+   columns of the embedding.
 3. Under fsdp, collectives move at most SLACK times what weights and gradients
    need, see `weight_bytes`.
 """
@@ -38,8 +39,8 @@ def violations(
   ]
   data, fsdp, tensor = mesh
   if data * fsdp > 1:
-    widths = _widths(model, mesh)
-    whole = list(module.spanning(sizes.rows, sizes.row_tokens, widths))
+    tokens = (sizes.rows, sizes.row_tokens)
+    whole = list(module.spanning(tokens, _widths(model, mesh)))
     lines += [f'all tokens: {x.name} = {y}' for x, y in whole[:SHOWN]]
   moved = sum(module.bytes().values())
   bound = weight_bytes(model, mesh, width)
@@ -76,17 +77,13 @@ def weight_bytes(
 
 
 def _widths(model: schema.Model, mesh: tuple[int, int, int]) -> set[int]:
-  """Returns the sizes of an activation's last dimension, whole and split.
+  """Returns the sizes of an activation's last dimension.
 
-  Not those split over fsdp: of its columns of the embedding table, a device
-  looks up the tokens of all devices, and gives each device its tokens.
+  Whole, or split over `tensor`; not over fsdp: a lookup in the columns of the
+  embedding that a device has gives no more than its share of the result. The
+  size of a head is left out, as some models have as many heads as a batch rows.
   """
   assert model.vocab_size is not None
-  whole = (
-    model.embed_dim,
-    model.mlp_dim,
-    model.heads * model.head_dim,
-    model.kv_heads * model.head_dim,
-    model.vocab_size,
-  )
-  return {size // ways for size in whole for ways in (1, mesh[2])}
+  whole = {model.embed_dim, model.mlp_dim, model.vocab_size}
+  split = {size // mesh[2] for size in whole}
+  return (whole | split) - {model.head_dim}

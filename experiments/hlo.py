@@ -202,6 +202,26 @@ class Module:
       sums[x.kind] += x.bytes
     return dict(sums.most_common())
 
+  def custom_calls(self) -> list[tuple[Instruction, int]]:
+    """Returns the calls of kernels and libraries, and how often they run."""
+    return [
+      (x, self.times[name])
+      for name, instructions in self.computations.items()
+      for x in instructions
+      if x.opcode == 'custom-call' and self.times[name]
+    ]
+
+  def copies(self, size: int) -> list[Instruction]:
+    """Returns the copies within loops of arrays of so many bytes."""
+    bodies = {y for loop in self.loops for y in self.within(loop.body)}
+    return [
+      x
+      for name in sorted(bodies)
+      for x in self.computations[name]
+      if x.opcode in ('copy', 'copy-start', 'transpose')
+      if any(y.bytes == size for y in x.arrays)
+    ]
+
   def within(self, computation: str) -> set[str]:
     """Returns the names of a computation and of all that it runs."""
     names, todo = set(), [computation]
@@ -225,18 +245,20 @@ class Module:
     return [x for x in self.collectives if x.computation in bodies]
 
   def spanning(
-    self, rows: int, row_tokens: int, widths: set[int]
+    self, tokens: tuple[int, int], widths: set[int]
   ) -> Iterator[tuple[Instruction, Array]]:
     """Yields floating-point results of all tokens times a width.
 
-    Their shape has the dimensions `rows, row_tokens`, or their product, and
-    another that is one of `widths`.
+    Args:
+      tokens: rows and tokens of a row; adjacent dimensions of the array, or
+        one of their product.
+      widths: sizes of which another dimension is one.
     """
     for name, instructions in self.computations.items():
       for x in instructions:
-        made = self.times[name] and x.opcode not in _NOTHING_NEW
-        for array in x.arrays if made else ():
-          if array.floating and _spans(array.shape, rows, row_tokens, widths):
+        computed = self.times[name] and x.opcode not in _NOTHING_NEW
+        for array in x.arrays if computed else ():
+          if array.floating and _spans(array.shape, tokens, widths):
             yield x, array
 
   def _files(self, x: Instruction) -> tuple[str, ...]:
@@ -254,7 +276,7 @@ def parse(text: str) -> Module:
   """
   computations: dict[str, list[Instruction]] = {}
   entry, current = None, None
-  for line in text.splitlines():
+  for line in text.split('\n'):
     if match := _HEAD.match(line):
       current = computations[match[2]] = []
       entry = match[2] if match[1] else entry
@@ -374,15 +396,15 @@ def _called(x: Instruction, attribute: str) -> str:
 
 
 def _spans(
-  shape: tuple[int, ...], rows: int, row_tokens: int, widths: set[int]
+  shape: tuple[int, ...], tokens: tuple[int, int], widths: set[int]
 ) -> bool:
   """Returns whether a shape has all tokens and a width, see `spanning`."""
-  for tokens in ((rows * row_tokens,), (rows, row_tokens)):
-    size = len(tokens)
-    for start in range(len(shape) - size + 1):
-      if shape[start : start + size] == tokens:
-        return bool(widths & {*shape[:start], *shape[start + size :]})
-  return False
+  shape = tuple(size for size in shape if size != 1)
+  places = [(i, i + 1) for i, x in enumerate(shape) if x == math.prod(tokens)]
+  places += [
+    (i, i + 2) for i in range(len(shape)) if shape[i : i + 2] == tokens
+  ]
+  return any(widths & {*shape[:i], *shape[j:]} for i, j in places)
 
 
 def _frames(text: str) -> dict[int, tuple[str, ...]]:

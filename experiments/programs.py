@@ -8,10 +8,12 @@ may be those of a topology. `lower` builds
     prefill       one chunk of prompt tokens
     decode        the loop that draws a token per slot
     view          the weights for decoding, from those that train
+    state         an empty cache and its slots
     load, admit   copies of slots before and after prefill
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,10 +63,6 @@ def lower(
       None = that of jax's default backend.
   """
   fn, args = PROGRAMS[name](_Builder(model, mesh, sizes, platform))
-  return _lower(fn, args, mesh, platform)
-
-
-def _lower(fn, args, mesh, platform) -> jax.stages.Lowered:
   platforms = None if platform is None else (platform,)
   with sharding.use(mesh):
     return fn.trace(*args).lower(lowering_platforms=platforms)
@@ -77,7 +75,9 @@ class _Builder:
     self, model: schema.Model, mesh: Mesh, sizes: Sizes, platform: str | None
   ):
     self.model, self.mesh, self.sizes = model, mesh, sizes
-    self._platform = platform
+    self._results = functools.partial(
+      _results, model=model, mesh=mesh, sizes=sizes, platform=platform
+    )
     self._whole = NamedSharding(mesh, PartitionSpec())
     self.slots = loop.placement(mesh, sizes.slots)
 
@@ -107,29 +107,35 @@ class _Builder:
   def view(self) -> tuple[Any, tuple]:
     return loop.view, (self._params(), self.model, self.slots)
 
+  def state(self) -> tuple[Any, tuple]:
+    sizes = self.sizes
+    args = (None, self.model, sizes.slots, sizes.capacity, self.slots)
+    return loop._widen, args
+
   def decode(self) -> tuple[Any, tuple]:
     steps = jax.ShapeDtypeStruct((), np.int32)
-    state, slots = self._state(), self._slots()
-    view = self._results(*self.view())
+    state, slots = self._results('state'), self._slots()
+    view = self._results('view')
     return loop.decode, (view, self.model, state, slots, steps, self.slots)
 
   def load(self) -> tuple[Any, tuple]:
-    return loop.load, (self._state(), self.model, self._rows())
+    return loop.load, (self._results('state'), self.model, self._rows())
 
   def prefill(self) -> tuple[Any, tuple]:
     sizes = self.sizes
     tokens = jax.ShapeDtypeStruct(
       (sizes.prefill_rows, sizes.prefill_tokens), np.int32
     )
-    scratch = self._results(*self.load())
-    view = self._results(*self.view())
+    scratch = self._results('load')
+    view = self._results('view')
     rows = self._rows()
-    return loop.prefill, (view, self.model, *scratch, tokens, rows, rows)
+    args = (view, self.model, *scratch, tokens, rows, rows, self.slots)
+    return loop.prefill, args
 
   def admit(self) -> tuple[Any, tuple]:
-    scratch = self._results(*self.load())
+    scratch = self._results('load')
     each = jax.ShapeDtypeStruct((self.sizes.slots,), np.int32)
-    state, slots = self._state(), self._slots()
+    state, slots = self._results('state'), self._slots()
     return loop.admit, (state, slots, *scratch, each, each, each, self.slots)
 
   def _params(self) -> Any:
@@ -173,19 +179,16 @@ class _Builder:
       min_p=number,
     )
 
-  def _state(self) -> loop.State:
-    sizes = self.sizes
-    args = (None, self.model, sizes.slots, sizes.capacity, self.slots)
-    return self._results(loop._widen, args)
 
-  def _results(self, fn, args) -> Any:
-    """Returns a program's results; their shardings are the compiler's."""
-    lowered = _lower(fn, args, self.mesh, self._platform)
-    return jax.tree.map(
-      lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-      lowered.out_info,
-      lowered.compile().output_shardings,
-    )
+@functools.lru_cache(maxsize=64)
+def _results(name: str, **options: Any) -> Any:
+  """Returns the results of a program; their shardings are the compiler's."""
+  lowered = lower(name, **options)
+  return jax.tree.map(
+    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+    lowered.out_info,
+    lowered.compile().output_shardings,
+  )
 
 
 PROGRAMS: dict[str, Callable[[_Builder], tuple[Any, Sequence[Any]]]] = {
@@ -196,6 +199,7 @@ PROGRAMS: dict[str, Callable[[_Builder], tuple[Any, Sequence[Any]]]] = {
     'prefill',
     'decode',
     'view',
+    'state',
     'load',
     'admit',
   )

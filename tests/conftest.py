@@ -2,7 +2,7 @@
 
 CPU unless `-m gpu` asks for the GPU tests; rank promotion raises; warnings are
 errors, but for the allow-list in .pytest.ini. Quick tests compile with hardly
-an optimization, in a quarter of the time; slow and GPU tests as runs do.
+an optimization, in a quarter of the time; the others as runs do.
 """
 
 import importlib.metadata
@@ -17,7 +17,9 @@ FLAG = '--xla_cpu_use_fusion_emitters=false'
 
 def pytest_configure(config):
   """Settles the platform before anything imports jax."""
-  wanted = re.findall(r'(?<!not )\b(gpu|slow)\b', config.getoption('-m') or '')
+  wanted = re.findall(
+    r'(?<!not )\b(gpu|slow|aot)\b', config.getoption('-m') or ''
+  )
   # Subprocesses inherit what is said by way of the environment.
   if 'gpu' not in wanted:
     os.environ['JAX_PLATFORMS'] = 'cpu'

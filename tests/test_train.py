@@ -197,6 +197,11 @@ def test_mistakes_about_absent_devices_are_one_line(
     ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
     ('--config.model.vocab_size=100', "must hold the tokenizer's"),
     ('--config.mesh.fsdp=3', 'config.mesh must multiply'),
+    (
+      '--config.model.attention=pallas',
+      "config.model.attention must be supported here: got 'pallas'; it is for "
+      'a gpu or tpu, not for a cpu',
+    ),
     ('--profile=5:3', '--profile must be FROM:TO'),
     ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),

@@ -13,8 +13,10 @@ or, to continue sequences between turns:
 
 1. Queued requests wait for free slots. Neighbours with the same prompt are
    admitted together, and their prompt is prefilled once.
-2. The loop runs until all have stopped; while a request waits for a slot, or
-   holds one, for `chunk` tokens at a time.
+2. The loop runs until all have stopped; while a request waits for a slot or its
+   prompt, or holds a slot, for `chunk` tokens at a time. Between two chunks at
+   most `prefill_rows` x `prefill_tokens` tokens are prefilled; while no slot
+   decodes, all that have slots.
 3. A completion depends on the weights, the seed, the request's id and its
    prompt; on its slot, the other requests and the chunks only as far as matrix
    products round differently. Scheduling depends on token counts alone, so that
@@ -28,7 +30,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from posttrain import schema, scoring
+from posttrain import schema, scoring, sharding
 from posttrain.decode import admission, loop, requests, schedule, tree_spec
 from posttrain.util import watchdog
 
@@ -60,7 +62,8 @@ class Engine:
         requests need, in buckets, each of which compiles anew.
       chunk: tokens per decode call while a request waits for a slot or holds
         one.
-      prefill_rows: prompts prefilled at a time.
+      prefill_rows: the most prompts prefilled at a time, and between two
+        chunks of decoding; a call for few prompts has an eighth of these rows.
       prefill_tokens: tokens of a prompt per prefill chunk.
       seed: the seed of all draws.
       mesh: splits slots over its axes data and fsdp; weights are whole on
@@ -76,15 +79,17 @@ class Engine:
     self._grows = capacity is None
     self._model, self._chunk = model, chunk
     self._sharding = loop.placement(mesh, slots)
+    ways = 1 if mesh is None else sharding.batch_ways(mesh)
+    rows = min(prefill_rows, slots)
     self._shapes = admission.Shapes(
-      slots, min(prefill_rows, slots), prefill_tokens, seed, self._sharding
+      slots, rows, prefill_tokens, seed, self._sharding, ways
     )
     self._params = self._view = self._state = self._options = None
     self._spec: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
-    self._schedule = schedule.Schedule(slots, share_prefill)
+    self._schedule = schedule.Schedule(slots, share_prefill, ways)
     self._ready: list[requests.Completion] = []
-    self._launched: set[int] | None = None  # orders of requests in the chunk
+    self._launched = False  # whether a chunk runs that was not waited for
 
   def set_params(self, params: Any, version: int) -> None:
     """Sets the weights that decode from now on.
@@ -107,6 +112,37 @@ class Engine:
     tree_spec.check_same(self._spec or spec, spec)
     self._params, self._version, self._spec = params, version, spec
     self._view = loop.view(params, self._model, self._sharding)
+
+  def sleep(self) -> None:
+    """Frees the cache until `wake` or the next request.
+
+    Raises:
+      ValueError: a request is in flight, whose tokens are in the cache.
+    """
+    if len(self._schedule):
+      raise ValueError(
+        'the cache must be freed while no request is in flight: got '
+        f'{len(self._schedule)}; poll and release them first'
+      )
+    self._state = self._options = None
+    self._launched = False
+
+  def wake(self) -> None:
+    """Allocates the cache, if its size is known; a request does it too."""
+    if self.capacity:
+      self._state = self._fit()
+
+  def warm_up(self) -> None:
+    """Compiles the programs of prefill, for an engine with a fixed capacity.
+
+    Raises:
+      ValueError: no weights are set.
+    """
+    self._need_weights()
+    assert not self._grows, 'an engine that grows compiles as it grows'
+    self._state = admission.warm_up(
+      self._fit(), self._view, self._model, self._shapes
+    )
 
   def submit(self, request: requests.Request) -> None:
     """Queues a request.
@@ -172,7 +208,7 @@ class Engine:
     before the wait take effect after the chunk.
     """
     self._need_weights()
-    if self._launched is None:
+    if not self._launched:
       self._decode(self._chunk)
 
   def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -186,7 +222,7 @@ class Engine:
       entry.request.id: (ids[turn].copy(), logprobs[turn].copy())
       for entry in self._schedule.in_slots
       if not entry.held
-      for turn in [entry.turn(length[entry.slot])]
+      for turn in [entry.turn(length[entry.slot] if entry.active else 0)]
     }
 
   def cancel(self, id: int) -> None:
@@ -264,19 +300,18 @@ class Engine:
 
   def _decode(self, steps: int | None = None) -> None:
     """Admits requests and starts decoding; `steps`: None = `poll`'s choice."""
-    self._state, self._options = admission.admit(
-      self._schedule,
-      self._state,
-      self._options,
-      self._view,
-      self._model,
-      self.capacity or 0,  # None: no request was submitted yet
-      self._shapes,
-    )
-    running = {x.order for x in self._schedule.in_slots if not x.held}
-    if not running:
+    if self._schedule.num_waiting:
+      self._state, self._options = admission.admit(
+        self._schedule,
+        self._fit(),
+        self._options,
+        self._view,
+        self._model,
+        self._shapes,
+      )
+    if not self._schedule.any_active:
       return
-    # Chunks let held requests be extended and free slots be filled.
+    # Chunks let waiting requests be prefilled and held ones be extended.
     # Otherwise they only let Ctrl-C and the watchdog through.
     long = min(self.capacity or 0, _LONG_CHUNK)
     most = self._chunk if self._schedule.needs_chunks else long
@@ -288,19 +323,24 @@ class Engine:
       steps or most,
       self._sharding,
     )
-    self._launched = running
+    self._launched = True
+
+  def _fit(self) -> loop.State:
+    """Returns the state, allocated or widened to the capacity if need be."""
+    assert self.capacity is not None
+    return loop.fit(
+      self._state, self._model, self.slots, self.capacity, self._sharding
+    )
 
   def _harvest(self) -> None:
     """Waits for the launched chunk; collects the requests that stopped."""
-    launched, self._launched = self._launched, None
-    if launched is None:
+    launched, self._launched = self._launched, False
+    if not launched:
       return
     assert self._state is not None
     active, length = jax.device_get((self._state.active, self._state.length))
     watchdog.progress()
-    # Requests extended since the launch are inactive too, but have not begun.
     stopped = self._schedule.stopped(active)
-    stopped = [entry for entry in stopped if entry.order in launched]
     if not stopped:
       return
     ids, logprobs = jax.device_get((self._state.ids, self._state.logprobs))

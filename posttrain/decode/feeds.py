@@ -1,52 +1,91 @@
-"""The arrays that prefill and admission take. Numpy only.
+"""The arrays that prefill takes. Numpy only.
 
-Axes: B slots, R scratch rows, T tokens of the longest prompt.
+Slots and rows are split over devices in equal ranges; an array names them by
+their index in the range.
+
+Axes: B slots, R rows, C tokens of a prefill chunk.
 """
 
 import numpy as np
 
 from posttrain.decode import schedule
 
+Rows = list[list[schedule.Group]]  # the groups of each device, a row for each
 
-def prompts(
-  groups: list[list[schedule.RequestState]], rows: int, width: int
+
+def chunk(
+  rows: Rows, count: int, width: int, slots: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the tokens of scratch rows, one group of equal prompts per row.
+  """Returns the next tokens of each group, and their places.
 
   Args:
-    groups: requests per row, at most `rows` lists.
-    rows: R.
-    width: tokens of a prefill chunk.
+    rows: the groups, at most `count` per device.
+    count: rows per device.
+    width: C.
+    slots: slots per device.
 
   Returns:
-    (tokens i32[R, T], start i32[R], count i32[R], slot i32[R]): the tokens,
-    right-padded, T a multiple of `width`; the first one's position; their
-    number; and the slot with the tokens before them.
+    (tokens i32[R, C], start i32[R], count i32[R], slot i32[R]): the tokens,
+    right-padded; the first one's position; their number; and their slot.
   """
-  heads = [group[0] for group in groups]
-  chunks = -(-max(len(entry.feed) for entry in heads) // width)
-  tokens = np.zeros((rows, chunks * width), np.int32)
-  start, count, slot = np.zeros((3, rows), np.int32)
-  for row, entry in enumerate(heads):
-    assert entry.slot is not None
-    tokens[row, : len(entry.feed)] = entry.feed
-    start[row], count[row], slot[row] = entry.start, len(entry.feed), entry.slot
-  return tokens, start, count, slot
+  size = count * len(rows)
+  tokens = np.zeros((size, width), np.int32)
+  start, number, slot = np.zeros((3, size), np.int32)
+  for device, groups in enumerate(rows):
+    for row, group in enumerate(groups, device * count):
+      new = group.head.feed[group.fed : group.fed + width]
+      tokens[row, : len(new)] = new
+      start[row], number[row] = group.position, len(new)
+      slot[row] = _slot(group.head) % slots
+  return tokens, start, number, slot
 
 
-def targets(
-  groups: list[list[schedule.RequestState]], slots: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the slots that scratch rows are copied into.
+def copies(groups: Rows, slots: int) -> tuple[np.ndarray, np.ndarray, int]:
+  """Returns the slots that groups' prompts are copied to.
+
+  Args:
+    groups: the groups of each device.
+    slots: slots per device.
 
   Returns:
-    (slot i32[B], row i32[B], length i32[B]): a slot to fill, B = none; the row
-    that is copied into it; and the tokens that this row then holds.
+    (target i32[B], source i32[B], length): per device the slots to fill, then
+    `slots` for none; the slots with their prompts; and the tokens of the
+    longest of these.
   """
-  slot = np.full(slots, slots, np.int32)
-  row, length = np.zeros((2, slots), np.int32)
-  entries = [(r, entry) for r, group in enumerate(groups) for entry in group]
-  for i, (r, entry) in enumerate(entries):
-    assert entry.slot is not None
-    slot[i], row[i], length[i] = entry.slot, r, entry.prompt_end
-  return slot, row, length
+  length, target = 0, np.full((len(groups), slots), slots, np.int32)
+  source = np.zeros((len(groups), slots), np.int32)
+  for device, its_groups in enumerate(groups):
+    pairs = [(x, g.head) for g in its_groups for x in g.entries[1:]]
+    for i, (entry, head) in enumerate(pairs):
+      target[device, i] = _slot(entry) % slots
+      source[device, i] = _slot(head) % slots
+      length = max(length, head.prompt_end)
+  return target.reshape(-1), source.reshape(-1), length
+
+
+def drawing(
+  rows: Rows, finished: Rows, slots: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the rows whose logits slots draw their next token from.
+
+  Args:
+    rows: the groups of each device, a row for each.
+    finished: those of them whose prompt is in the cache.
+    slots: slots per device.
+
+  Returns:
+    (row i32[B], length i32[B]): the row, -1 = none; and the tokens in the
+    slot's cache.
+  """
+  row = np.full(slots * len(rows), -1, np.int32)
+  length = np.zeros_like(row)
+  for groups, done in zip(rows, finished, strict=True):
+    for i, group in enumerate(groups):
+      for entry in group.entries if group in done else ():
+        row[_slot(entry)], length[_slot(entry)] = i, entry.prompt_end
+  return row, length
+
+
+def _slot(entry: schedule.RequestState) -> int:
+  assert entry.slot is not None
+  return entry.slot

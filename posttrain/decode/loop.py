@@ -1,17 +1,22 @@
-"""The jitted parts of the engine: prefill, admission, and the decode loop.
+"""The jitted parts of the engine: prefill, first tokens, and the decode loop.
 
-1. `prefill`: new tokens of R rows pass through the model in chunks, into a
-   scratch cache; the result has the logits after each row's last token.
-2. `admit`: rows of the scratch cache are copied into slots, several slots from
-   one row if they share a prompt; every slot draws its own next token.
-3. `decode`: a `while_loop`; each iteration feeds every active slot its last
+1. `prefill`: the next tokens of R rows pass through the model, into the slots
+   of these rows; queries read the slots' prefixes.
+2. `share`: a prompt is copied from its slot to others with the same prompt.
+3. `first`: slots whose prompt is complete draw their next token, from the
+   logits after it.
+4. `decode`: a `while_loop`; each iteration feeds every active slot its last
    token and draws the next, until all have stopped or `steps` are done.
 
 The random number of the token at position p depends on the request's key and p
 alone, not on slots, chunks or other requests.
 
-Axes: B slots, R scratch rows, C tokens of a prefill chunk, S cache slots,
-V vocab, E stop ids.
+Slots and rows are split over the mesh axes of the batch, in equal ranges, and
+an array names them by their index in the range: a row's slot is on its device,
+and no program moves a part of the cache to another device.
+
+Axes: B slots, R rows, C tokens of a prefill chunk, S cache slots, V vocab,
+E stop ids.
 """
 
 import dataclasses
@@ -25,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from posttrain import schema, scoring
 from posttrain import sharding as sharding_lib
 from posttrain.decode import sampling
-from posttrain.models import transformer
+from posttrain.models import layers, transformer
 
 
 @jax.tree_util.register_dataclass
@@ -131,111 +136,141 @@ def _widen(state, cfg, slots, capacity, sharding):
   return _pin(wide, sharding)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def load(
-  state: State, cfg: schema.Model, slots: jax.Array
-) -> tuple[transformer.Cache, jax.Array]:
-  """Returns the cache of slots i32[R], a copy, and zero logits f32[R, V]."""
-  logits = jnp.zeros((len(slots), cfg.vocab_size), jnp.float32)
-  return jax.tree.map(lambda x: x[slots], state.cache), logits
-
-
-@functools.partial(jax.jit, static_argnums=(1, 7), donate_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(1, 7, 8, 9), donate_argnums=2)
 def prefill(
   view: Any,
   cfg: schema.Model,
-  scratch: transformer.Cache,
-  logits: jax.Array,
+  state: State,
   tokens: jax.Array,
   start: jax.Array,
   count: jax.Array,
+  slot: jax.Array,
+  length: int,
+  most: int,
   sharding: NamedSharding | None,
-) -> tuple[transformer.Cache, jax.Array]:
+) -> tuple[State, jax.Array]:
   """Feeds each row its next chunk.
 
   Args:
     view: `transformer.decode_view` of the parameters.
     cfg: model options.
-    scratch: cache of R rows, holding `start` tokens of each.
-    logits: f32[R, V], kept for rows without a token in this chunk.
+    state: the state of all slots.
     tokens: i32[R, C], right-padded.
     start: i32[R], position of the chunk's first token.
-    count: i32[R], the number of real tokens in the chunk.
-    sharding: the slots' sharding.
+    count: i32[R], the number of real tokens in the chunk; 0 = no row.
+    slot: i32[R], the row's slot.
+    length: tokens of a slot that are read, at least start + count of all rows.
+    most: the most rows per device of any call.
+    sharding: the state's sharding.
 
   Returns:
-    (scratch, logits after each row's last token).
+    (state, logits f32[M, V] after each row's last token): on each device its
+    rows, and zeros up to `most`, so that `first` has one shape.
   """
-  rows, width = tokens.shape
-  index = jnp.arange(width, dtype=jnp.int32)[None]
+  index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
   valid = (index < count[:, None]).astype(jnp.int32)
+  prefixes = layers.Prefixes(slot, length)
   with sharding_lib.use(_mesh(sharding)):
-    hidden, filled = transformer.trunk(
-      view, cfg, tokens, start[:, None] + index, valid, scratch
+    hidden, cache = transformer.trunk(
+      view, cfg, tokens, start[:, None] + index, valid, state.cache, prefixes
     )
-    assert filled is not None
-    last = hidden[jnp.arange(rows), jnp.maximum(count - 1, 0)]
-    new = scoring.next_logits(view, cfg, last)
-  return filled, jnp.where(count[:, None] > 0, new, logits)
+    assert cache is not None
+    last = jnp.maximum(count - 1, 0)[:, None, None]
+    hidden = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
+    logits = scoring.next_logits(view, cfg, hidden)
+    place = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
+    logits = sharding_lib.split(
+      lambda x: jnp.pad(x, ((0, most - len(x)), (0, 0))), (place,), place
+    )(logits)
+  return _pin(dataclasses.replace(state, cache=cache), sharding), logits
 
 
-@functools.partial(jax.jit, static_argnums=7, donate_argnums=0)
-def admit(
+@functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=0)
+def share(
+  state: State,
+  target: jax.Array,
+  source: jax.Array,
+  length: jax.Array,
+  tokens: int,
+  sharding: NamedSharding | None,
+) -> State:
+  """Copies the first tokens of slots to others.
+
+  Args:
+    state: the state of all slots.
+    target: i32[B], on each device the slots to fill, and then a number above
+      them for none.
+    source: i32[B], the slot that each is copied from.
+    length: i32[], the most tokens of a source.
+    tokens: tokens to copy at a time on a device, which bounds the memory.
+    sharding: the state's sharding.
+  """
+  shape = state.cache[0][0].shape
+  copy = functools.partial(_copy_blocks, tokens)
+  with sharding_lib.use(_mesh(sharding)):
+    place = sharding_lib.fitting(shape, layers.CACHE_AXES)
+    batch = PartitionSpec(place[0])
+    specs = batch, batch, PartitionSpec(), place
+    copy = sharding_lib.split(copy, specs, place)
+    cache = copy(target, source, length, state.cache)
+  return _pin(dataclasses.replace(state, cache=cache), sharding)
+
+
+def _copy_blocks(tokens, target, source, length, cache):
+  """Computes `share` on the slots of one device, in blocks of 128 tokens."""
+  slots, capacity = len(target), cache[0][0].shape[2]
+  block = min(capacity, 128)
+  blocks = (length + block - 1) // block
+  rows = max(min(tokens // block, slots), 1)
+  target, source = (
+    jnp.pad(x, (0, -slots % rows), constant_values=slots)
+    for x in (target, source)
+  )
+
+  def put(i, cache):
+    # The last block ends with the slot; it may overlap the one before.
+    start = jnp.minimum(i % blocks * block, capacity - block)
+    to, origin = (
+      jax.lax.dynamic_slice(x, (i // blocks * rows,), (rows,))
+      for x in (target, source)
+    )
+    return jax.tree.map(
+      lambda x: layers.put(x, layers.take(x, origin, block, start), to, start),
+      cache,
+    )
+
+  tiles = (jnp.sum(target < slots) + rows - 1) // rows
+  return jax.lax.fori_loop(0, tiles * blocks, put, cache)
+
+
+@functools.partial(jax.jit, static_argnums=5, donate_argnums=0)
+def first(
   state: State,
   slots: Slots,
-  scratch: transformer.Cache,
   logits: jax.Array,
-  target: jax.Array,
   row: jax.Array,
   length: jax.Array,
   sharding: NamedSharding | None,
 ) -> State:
-  """Copies scratch rows into slots and draws the token that follows each.
+  """Draws the token that follows the prompts of slots, which decode then.
 
   Args:
     state: the state of all slots.
-    slots: options of the requests, the new ones included.
-    scratch: cache of R rows.
-    logits: f32[R, V], after each row's last token.
-    target: i32[B], slots to fill, and then B or more = none.
-    row: i32[B], the scratch row of each target.
-    length: i32[B], the tokens of that row.
+    slots: options of the requests.
+    logits: f32[M, V], from `prefill`.
+    row: i32[B], the slot's row; -1 = its prompt is not complete, or drawn from.
+    length: i32[B], the tokens of the prompt.
     sharding: the state's sharding.
   """
-  count = len(state.length)
-  index_of = jnp.full(count, -1).at[target].set(jnp.arange(count), mode='drop')
-  new = index_of >= 0  # [B] slots that are filled
-  from_row = row[index_of]
-  cache = _put(state.cache, scratch, target, row)
-  state = dataclasses.replace(
-    state, cache=cache, length=jnp.where(new, length[index_of], state.length)
-  )
+  new = row >= 0
+  length = jnp.where(new, length, state.length)
   with sharding_lib.use(_mesh(sharding)):
-    state = _draw(state, slots, logits[from_row], new)
+    place = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
+    specs = place, PartitionSpec(place[0])
+    pick = sharding_lib.split(lambda logits, row: logits[row], specs, place)
+    state = dataclasses.replace(state, length=length)
+    state = _draw(state, slots, pick(logits, row), new)
   return _pin(state, sharding)
-
-
-def _put(cache, scratch, target, row):
-  """Copies R rows at a time until all targets are filled.
-
-  One copy of all would cost a pass over the cache of all slots, even for a few
-  new rows.
-  """
-  count, rows = len(target), len(jax.tree.leaves(scratch)[0])
-  fill = -count % rows
-  target = jnp.pad(target, (0, fill), constant_values=count)
-  row = jnp.pad(row, (0, fill))
-
-  def put(i, cache):
-    to, source = (
-      jax.lax.dynamic_slice(x, (i * rows,), (rows,)) for x in (target, row)
-    )
-    return jax.tree.map(
-      lambda old, new: old.at[to].set(new[source], mode='drop'), cache, scratch
-    )
-
-  left = jnp.sum(target < count)
-  return jax.lax.fori_loop(0, (left + rows - 1) // rows, put, cache)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 5), donate_argnums=2)

@@ -1,8 +1,13 @@
 """The queue and the slots of an engine: which request gets a slot next.
 
-A request's turn begins when its tokens are known. It then waits (new requests
-in the queue, extensions ahead of them), gets a slot, and finishes when it
-stops. A held request keeps its slot until its next turn or its release.
+A request's turn begins when its tokens are known. A new request then waits in
+the queue for a slot. Its tokens are fed in chunks (those of extensions ahead
+of those of new requests), then it is active until it stops. A held request
+keeps its slot until its next turn or its release.
+
+The slots are split over devices in equal ranges. Requests with the same prompt
+are placed in one range where there is space, because their prompt is computed
+in one slot and copied to the others, which must not cross devices.
 
 Order depends on submission and token counts alone. Numpy only.
 """
@@ -38,6 +43,7 @@ class RequestState:
   length: int = 0
   token: int = -1
   held: bool = False  # stopped, and keeps its slot
+  active: bool = False  # its tokens are in the cache, and it has not stopped
 
   @property
   def prompt_end(self) -> int:
@@ -61,18 +67,53 @@ class RequestState:
     return self.slot, slice(self.prompt_end, int(length) + 1)
 
 
+@dataclasses.dataclass(eq=False)
+class Group:
+  """Requests with the same tokens to feed, in slots of one device.
+
+  The tokens are fed to the slot of the first request.
+  """
+
+  entries: list[RequestState]
+  device: int
+  fed: int = 0  # tokens in the cache
+
+  @property
+  def head(self) -> RequestState:
+    """The request whose slot the tokens are fed to."""
+    return self.entries[0]
+
+  @property
+  def left(self) -> int:
+    """The number of tokens that are not in the cache."""
+    return len(self.head.feed) - self.fed
+
+  @property
+  def position(self) -> int:
+    """The position of the next token to feed."""
+    return self.head.start + self.fed
+
+  @property
+  def priority(self) -> int:
+    """Rank among the groups of a device: begun, extensions, new ones."""
+    return 0 if self.fed else 1 if self.head.start else 2
+
+
 class Schedule:
   """The requests of an engine, and their slots."""
 
-  def __init__(self, slots: int, share_prefill: bool = True):
+  def __init__(self, slots: int, share_prefill: bool = True, ways: int = 1):
     """Starts without requests.
 
     Args:
       slots: number of the engine's slots.
       share_prefill: as in `Engine`.
+      ways: number of devices that the slots are split over.
     """
-    self._share_prefill = share_prefill
+    assert slots % ways == 0, f'{slots} slots over {ways} devices'
+    self._share_prefill, self._ways = share_prefill, ways
     self._slots: list[RequestState | None] = [None] * slots
+    self._groups: list[Group] = []  # that are being fed, in order
     self._in_flight: dict[int, RequestState] = {}
     self._queue: collections.deque[RequestState] = collections.deque()
     self._extended: collections.deque[RequestState] = collections.deque()
@@ -89,8 +130,14 @@ class Schedule:
 
   @property
   def num_waiting(self) -> int:
-    """The number of requests that wait for prefill."""
-    return len(self._queue) + len(self._extended)
+    """The number of requests that are not active yet, and not held."""
+    feeding = sum(len(group.entries) for group in self._groups)
+    return len(self._queue) + len(self._extended) + feeding
+
+  @property
+  def any_active(self) -> bool:
+    """Whether some slot decodes."""
+    return any(entry.active for entry in self.in_slots)
 
   @property
   def running(self) -> bool:
@@ -99,7 +146,7 @@ class Schedule:
 
   @property
   def needs_chunks(self) -> bool:
-    """Whether a request waits for a slot, or may be extended."""
+    """Whether a request waits for prefill, or may be extended."""
     return bool(self.num_waiting) or any(x.request.hold for x in self.in_slots)
 
   def check_some_run(self) -> None:
@@ -209,36 +256,80 @@ class Schedule:
     entry.held = False
     return True
 
-  def assign_slots(self, rows: int) -> list[list[RequestState]]:
-    """Returns the requests to prefill next, and gives them free slots.
+  def assign_slots(self) -> None:
+    """Gives free slots to the queue, in order.
 
-    Extensions come first, each with its own row. In the queue, neighbours with
-    the same prompt share a row, and wait until there are slots for all; if they
+    Neighbours with the same prompt wait until there are slots for all; if they
     are more than the slots that are not held, the first of them go alone.
-    Without `share_prefill` they take the slots that are free.
-
-    Args:
-      rows: scratch rows, and so the most lists to return.
-
-    Returns:
-      A list of requests per scratch row.
+    Without `share_prefill` they take the slots that are free. They are one
+    group per device that they are placed on: one, if it has slots for all.
     """
-    groups = []
-    while self._extended and len(groups) < rows:
-      groups.append([self._extended.popleft()])
-    free = [slot for slot, entry in enumerate(self._slots) if entry is None]
-    while self._queue and free and len(groups) < rows:
-      group = self._same_prompt()
-      if len(group) > len(free):
+    while self._extended:
+      entry = self._extended.popleft()
+      assert entry.slot is not None
+      self._groups.append(Group([entry], self._device(entry.slot)))
+    free = self._free_slots()
+    while self._queue and any(free):
+      entries, space = self._same_prompt(), sum(map(len, free))
+      if len(entries) > space:
         if self._share_prefill:
           break
-        group = group[: len(free)]
-      for entry in group:
+        entries = entries[:space]
+      for _ in entries:
         self._queue.popleft()
-        entry.slot = free.pop(0)
+      self._place(entries, free)
+
+  def _free_slots(self) -> list[list[int]]:
+    """Returns the free slots of each device."""
+    free: list[list[int]] = [[] for _ in range(self._ways)]
+    for slot, entry in enumerate(self._slots):
+      if entry is None:
+        free[self._device(slot)].append(slot)
+    return free
+
+  def _device(self, slot: int) -> int:
+    return slot * self._ways // len(self._slots)
+
+  def _place(self, entries: list[RequestState], free: list[list[int]]) -> None:
+    """Gives slots to requests with the same prompt, on as few devices as can.
+
+    Args:
+      entries: the requests.
+      free: the free slots of each device; those that are taken are removed.
+    """
+    while entries:
+      # If the device with the most free slots lacks space, all others do.
+      device = max(range(self._ways), key=lambda i: len(free[i]))
+      count = min(len(entries), len(free[device]))
+      group, entries = entries[:count], entries[count:]
+      for entry in group:
+        entry.slot = free[device].pop(0)
         self._slots[entry.slot] = entry
-      groups.append(group)
-    return groups
+      self._groups.append(Group(group, device))
+
+  def next_rows(self, most: int) -> list[list[Group]]:
+    """Returns the groups to feed the next chunk, of each device.
+
+    Args:
+      most: the largest number of groups per device.
+    """
+    rows: list[list[Group]] = [[] for _ in range(self._ways)]
+    for group in sorted(self._groups, key=lambda group: group.priority):
+      rows[group.device].append(group)
+    return [groups[:most] for groups in rows]
+
+  def feed(self, group: Group, count: int) -> bool:
+    """Counts tokens that have been fed; returns whether they were the last.
+
+    The group's requests are active then.
+    """
+    group.fed += count
+    if group.left:
+      return False
+    self._groups.remove(group)
+    for entry in group.entries:
+      entry.active = True
+    return True
 
   def slot_options(self) -> dict[str, Any]:
     """Returns the options of the requests in the slots, as arrays.
@@ -293,12 +384,12 @@ class Schedule:
     Args:
       active: bool[B], the slots that still decode.
     """
-    entries = (x for x in self.in_slots if not x.held and not active[x.slot])
+    entries = (x for x in self.in_slots if x.active and not active[x.slot])
     return sorted(entries, key=lambda entry: entry.order)
 
   def finish(self, entry: RequestState) -> None:
     """Ends a turn: the slot is held, or free."""
-    entry.held = True
+    entry.held, entry.active = True, False
     if not entry.request.hold:
       self.remove(entry)
 
@@ -314,8 +405,23 @@ class Schedule:
     for queue in (self._queue, self._extended):
       for index in [i for i, other in enumerate(queue) if other is entry]:
         del queue[index]
+    self._leave_group(entry)
     self.remove(entry)
     return entry.slot
+
+  def _leave_group(self, entry: RequestState) -> None:
+    """Removes a request from its group, whose tokens stay in the cache."""
+    for group in self._groups:
+      if any(other is entry for other in group.entries):
+        others = [other for other in group.entries if other is not entry]
+        if entry is group.head and others:
+          # The next request goes on with the slot that the tokens are in.
+          a, b = entry.slot, others[0].slot
+          assert a is not None and b is not None
+          entry.slot, others[0].slot = b, a
+          self._slots[a], self._slots[b] = others[0], entry
+        group.entries = others
+    self._groups = [group for group in self._groups if group.entries]
 
   def remove(self, entry: RequestState) -> None:
     """Removes a request; its slot is free."""
@@ -329,6 +435,19 @@ def require(ok: bool, id: int, must: str, got: Any, advice: str = '') -> None:
   if not ok:
     advice = advice and f'; {advice}'
     raise ValueError(f'request {id} must {must}: got {got!r}{advice}')
+
+
+def prefix_length(tokens: int, capacity: int) -> int:
+  """Returns the tokens of a slot that a prefill reads: 128, 512, 2048, ...
+
+  Args:
+    tokens: the tokens that it must read.
+    capacity: tokens of a slot; replaces lengths above half of it.
+  """
+  size = 128
+  while size < tokens:
+    size *= 4
+  return capacity if 2 * size > capacity else size
 
 
 def bucket(tokens: int) -> int:

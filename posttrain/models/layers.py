@@ -4,6 +4,7 @@ Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -20,6 +21,21 @@ from posttrain.ops import attention as attention_op
 Rope = tuple[jax.Array, jax.Array]  # (cos, sin), f32[B, T, 1, H / 2] each
 LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
 LayerCache = tuple[jax.Array, jax.Array]  # (keys, values), [B, K, S, H] each
+# Mesh axes of a cache: its sequences, and its kv heads where they divide.
+CACHE_AXES = (sharding.BATCH_AXES, sharding.TENSOR)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefixes:
+  """The part of a cache that R rows read: the first tokens of R sequences.
+
+  On a mesh that splits the cache's sequences, row i is on the device that holds
+  its sequence.
+  """
+
+  # i32[R], the sequence of each row, counted from the first one on its device.
+  index: jax.Array
+  length: int  # tokens
 
 
 class RMSNorm(nn.Module):
@@ -82,6 +98,7 @@ class Attention(nn.Module):
     k_start: jax.Array,
     k_end: jax.Array,
     cache: LayerCache | None,
+    prefixes: Prefixes | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
     cfg = self.cfg
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
@@ -113,8 +130,12 @@ class Attention(nn.Module):
       out = attention_op.attention(q, k, v, k_start, k_end, **options)
     else:
       old_k, old_v = cache
-      cache = write(old_k, k, cache_slots), write(old_v, v, cache_slots)
-      out = _attend(q, cache, k_start, k_end, options)
+      args = cache_slots, prefixes
+      cache = write(old_k, k, *args), write(old_v, v, *args)
+      read = cache
+      if prefixes is not None:
+        read = _read(cache[0], prefixes), _read(cache[1], prefixes)
+      out = _attend(q, read, k_start, k_end, options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
     scale = residual_scale(cfg)
     out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
@@ -161,7 +182,8 @@ class Block(nn.Module):
   With `fused` the parameters are those of a decode view. `layer_ranges` is
   from the function of that name; if it has two entries, `local` (bool[]) picks
   one. With a `cache`, keys and values are written to its slots `cache_slots`,
-  i32[B, T], and queries attend to the cache.
+  i32[B, T], and queries attend to the cache; with `prefixes` to that part of a
+  cache of more sequences than there are rows.
   """
 
   cfg: schema.Model
@@ -176,6 +198,7 @@ class Block(nn.Module):
     k_end: jax.Array,
     cache_slots: jax.Array | None = None,
     cache: LayerCache | None = None,
+    prefixes: Prefixes | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
     cfg = self.cfg
     rope, k_start = layer_ranges[0]
@@ -189,7 +212,8 @@ class Block(nn.Module):
 
     y = norm('attention_norm', x)
     attention = Attention(cfg, self.fused, name='attention')
-    y, cache = attention(y, rope, cache_slots, k_start, k_end, cache)
+    args = rope, cache_slots, k_start, k_end, cache, prefixes
+    y, cache = attention(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
     x = checkpoint_name(x + y, 'kept')
@@ -327,22 +351,65 @@ def rotate(x: jax.Array, rope: Rope) -> jax.Array:
   return y.astype(x.dtype)
 
 
-def write(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+def write(
+  cache: jax.Array,
+  new: jax.Array,
+  slots: jax.Array,
+  prefixes: Prefixes | None = None,
+) -> jax.Array:
   """Writes new keys or values [B, T, K, H] to slots of a cache [B, K, S, H].
 
-  Entries with a slot of S or more are dropped.
+  Entries with a slot of S or more are dropped. With `prefixes` the rows of
+  `new` and `slots` are those of the prefixes.
   """
 
-  def local(cache, new, slots):
-    rows = jnp.arange(len(new))[:, None]
-    return cache.at[rows, :, slots].set(new.astype(cache.dtype), mode='drop')
+  def local(cache, new, slots, *index):
+    rows = index[0] if index else jnp.arange(len(new))
+    new = new.astype(cache.dtype)
+    return cache.at[rows[:, None], :, slots].set(new, mode='drop')
 
-  rows, heads = sharding.fitting(
-    cache.shape, (sharding.BATCH_AXES, sharding.TENSOR)
+  place = sharding.fitting(cache.shape, CACHE_AXES)
+  rows, heads = place
+  specs = place, PartitionSpec(rows, None, heads), PartitionSpec(rows)
+  index = ()
+  if prefixes is not None:
+    index, specs = (prefixes.index,), (*specs, PartitionSpec(rows))
+  return sharding.split(local, specs, place)(cache, new, slots, *index)
+
+
+def _read(cache: jax.Array, prefixes: Prefixes) -> jax.Array:
+  """Returns the prefixes [R, K, length, H] of sequences of a cache."""
+  place = sharding.fitting(cache.shape, CACHE_AXES)
+  return sharding.split(
+    lambda cache, index: take(cache, index, prefixes.length),
+    (place, PartitionSpec(place[0])),
+    place,
+  )(cache, prefixes.index)
+
+
+def take(
+  cache: jax.Array, index: jax.Array, length: int, start: jax.Array | int = 0
+) -> jax.Array:
+  """Returns tokens [R, K, length, H] of sequences i32[R] of a cache."""
+  # Slicing the cache first would copy these tokens of all sequences.
+  size = (1, cache.shape[1], length, cache.shape[3])
+  return jax.vmap(
+    lambda i: jax.lax.dynamic_slice(cache, (i, 0, start, 0), size)[0]
+  )(index)
+
+
+def put(
+  cache: jax.Array, new: jax.Array, index: jax.Array, start: jax.Array
+) -> jax.Array:
+  """Writes tokens [R, K, T, H] to sequences i32[R] of a cache, from `start`.
+
+  Sequences of B or more are dropped.
+  """
+  numbers = jax.lax.ScatterDimensionNumbers(
+    update_window_dims=(1, 2, 3),
+    inserted_window_dims=(0,),
+    scatter_dims_to_operand_dims=(0, 2),
   )
-  specs = (
-    PartitionSpec(rows, heads),
-    PartitionSpec(rows, None, heads),
-    PartitionSpec(rows),
-  )
-  return sharding.split(local, specs, specs[0])(cache, new, slots)
+  places = jnp.stack([index, jnp.full_like(index, start)], axis=-1)
+  mode = jax.lax.GatherScatterMode.FILL_OR_DROP
+  return jax.lax.scatter(cache, places, new, numbers, mode=mode)

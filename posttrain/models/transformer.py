@@ -139,12 +139,14 @@ def trunk(
   positions: jax.Array,
   segment_ids: jax.Array,
   cache: Cache | None = None,
+  prefixes: layers.Prefixes | None = None,
 ) -> tuple[jax.Array, Cache | None]:
   """Computes the hidden states that predict each token's successor.
 
   With a cache, `params` are a `decode_view`, a row holds one sequence, its new
   tokens are at `positions` after those in the cache, and each attends to the
-  cache up to itself.
+  cache up to itself. Rows are the cache's sequences in order, or those that
+  `prefixes` name; these read that much of the cache and no more.
 
   Args:
     params: from `init`, or from `decode_view` with a cache.
@@ -153,6 +155,8 @@ def trunk(
     positions: i32[B, T], RoPE index, restarting at 0 in every segment.
     segment_ids: i32[B, T], packed example id; 0 = pad.
     cache: keys and values of the rows' earlier tokens; None = no cache.
+    prefixes: the rows' sequences in the cache, and a length that holds the new
+      tokens and those before them; None = the whole cache.
 
   Returns:
     (hidden [B, T, D] in the compute dtype, cache with the new tokens). Pads
@@ -176,7 +180,7 @@ def trunk(
   block, new = layers.Block(cfg, fused=True), []
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
-    args = (ranges[i in cfg.local_layers],), k_end, slots, old
+    args = (ranges[i in cfg.local_layers],), k_end, slots, old, prefixes
     x, layer_cache = apply(block, layer, x, None, *args)
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)

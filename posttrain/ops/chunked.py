@@ -64,27 +64,23 @@ def attention(
 def _forward(options, q, k, v, k_start, k_end):
   plan = _plan(options, q, k)
   ranges, start, end = plan.visits(k_start, k_end)
+  tile = _per_head(functools.partial(_add_tile, options))
 
   def block(_, xs):
     (lo, hi), start, end, q = xs
 
     def visit(j, state):
-      mask, (k_block, v_block) = plan.keys(j, start, end, k, v)
+      mask, keys = plan.keys(j, start, end, k, v)
+      return tile(mask, q, *keys, *state)
 
-      def head(q, k, v, mask, *state):
-        s = tiles.scores(q, k, options.scale, options.softcap)
-        return tiles.step(state, s, v, mask)
-
-      return _per_head(head, 3)(q, k_block, v_block, mask, *state)
-
-    state = lax.fori_loop(lo, hi, visit, plan.state())
-    out, lse = tiles.finish(state)
+    out, lse = tiles.finish(lax.fori_loop(lo, hi, visit, plan.state()))
     return None, (out.astype(q.dtype), lse)
 
   _, results = lax.scan(block, None, (ranges, start, end, plan.cut(q)))
   out, lse = map(plan.join, results)
-  # The names by which remat policies save these, see `kernels.flash`.
-  out, lse = checkpoint_name((out, lse), 'attention')
+  # The names by which remat policies save these, see `kernels.flash`. An axis
+  # of size one would be padded to 128 on a TPU.
+  out, lse = checkpoint_name((out, lse[..., 0]), 'attention')
   residuals = checkpoint_name((q, k, v, out, lse), 'kept')
   return residuals[3], (residuals, k_start, k_end)
 
@@ -93,35 +89,24 @@ def _backward(options, saved, g):
   (q, k, v, out, lse), k_start, k_end = saved
   plan = _plan(options, q, k)
   ranges, start, end = plan.visits(k_start, k_end)
-  delta = jnp.sum(
-    g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True
-  )
+  delta = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+  tile = _per_head(functools.partial(_tile_gradients, options))
 
   def block(grads, xs):
-    (lo, hi), start, end, q, g, lse, delta = xs
+    (lo, hi), start, end, q, *more = xs
 
     def visit(j, state):
-      mask, (k_block, v_block) = plan.keys(j, start, end, k, v)
-
-      def head(q, k, v, mask, g, lse, delta):
-        s = tiles.scores(q, k, options.scale, options.softcap)
-        dp = tiles.dot(g, v, (1, 1))
-        p, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
-        p, ds = p.astype(g.dtype), ds.astype(k.dtype)
-        axes = (ds, k, (1, 0)), (ds, q, (0, 0)), (p, g, (0, 0))
-        return tuple(tiles.dot(*x) for x in axes)
-
-      dq, dk, dv = state
-      more = _per_head(head, 3)(q, k_block, v_block, mask, g, lse, delta)
-      return dq + more[0], plan.add(dk, j, more[1]), plan.add(dv, j, more[2])
+      mask, keys = plan.keys(j, start, end, k, v)
+      dq, dk, dv = tile(mask, q, *keys, *more)
+      return state[0] + dq, plan.add(state[1], j, dk), plan.add(state[2], j, dv)
 
     state = (jnp.zeros(q.shape, jnp.float32), *grads)
     dq, *grads = lax.fori_loop(lo, hi, visit, state)
     return tuple(grads), (dq * options.scale).astype(q.dtype)
 
   zeros = jnp.zeros(k.shape, jnp.float32)
-  blocks = map(plan.cut, (q, g.astype(q.dtype), lse, delta))
-  xs = (ranges, start, end, *blocks)
+  arrays = q, g.astype(q.dtype), lse[..., None], delta[..., None]
+  xs = (ranges, start, end, *map(plan.cut, arrays))
   (dk, dv), dq = lax.scan(block, (zeros, zeros), xs)
   dk = (dk * options.scale).astype(k.dtype)
   return plan.join(dq), dk, dv.astype(v.dtype), None, None
@@ -130,12 +115,28 @@ def _backward(options, saved, g):
 attention.defvjp(_forward, _backward)
 
 
-def _per_head(fn, mask_at):
-  """Maps `fn` over rows and kv heads; all heads share the mask of a row."""
+def _add_tile(options, mask, q, k, v, *state):
+  """Adds a tile to the state of the softmax of one row and kv head."""
+  s = tiles.scores(q, k, options.scale, options.softcap)
+  return tiles.step(state, s, v, mask)
 
-  def call(*args):
-    axes = tuple(None if i == mask_at else 0 for i in range(len(args)))
-    return jax.vmap(jax.vmap(fn, axes))(*args)
+
+def _tile_gradients(options, mask, q, k, v, g, lse, delta):
+  """Returns a tile's (dq / scale, dk / scale, dv), f32."""
+  s = tiles.scores(q, k, options.scale, options.softcap)
+  dp = tiles.dot(g, v, (1, 1))
+  p, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
+  p, ds = p.astype(g.dtype), ds.astype(k.dtype)
+  dq, dk = tiles.dot(ds, k, (1, 0)), tiles.dot(ds, q, (0, 0))
+  return dq, dk, tiles.dot(p, g, (0, 0))
+
+
+def _per_head(fn):
+  """Maps fn(mask, ...) over rows and kv heads; these share a row's mask."""
+
+  def call(mask, *args):
+    heads = jax.vmap(fn, (None,) + (0,) * len(args))
+    return jax.vmap(heads)(mask, *args)
 
   return call
 

@@ -94,7 +94,7 @@ class Rollout:
   # Number of tokens decoded between two checks of the slots, while episodes
   # wait for a slot or have further turns.
   chunk: int = 16
-  # Number of prompts prefilled at a time.
+  # Largest number of prompts prefilled at a time, and between two chunks.
   prefill_rows: int = 32
   # Number of tokens of a prompt prefilled at a time.
   prefill_tokens: int = 32
@@ -113,6 +113,8 @@ class Rollout:
   # The other environments reply while the device decodes the next chunk,
   # instead of before it.
   overlap: bool = False
+  # Frees the KV cache during the update, and allocates it anew to sample.
+  sleep: bool = False
 
   def __post_init__(self):
     base.require_positive(

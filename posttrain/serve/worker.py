@@ -125,6 +125,7 @@ class Worker:
       Exception: the engine cannot decode.
     """
     self._engine = self._make_engine()
+    self._engine.warm_up()
     # Twice: some programs have other inputs once there is a state.
     for _ in range(2):
       request_id = next(self._ids)

@@ -20,6 +20,7 @@ from posttrain.chat import renderer as chat
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
+from posttrain.ops import attention
 from posttrain.pipeline import base
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
@@ -68,13 +69,16 @@ def make(
 
   Raises:
     ValueError: mesh, weights, batch, slots, vocabulary, environments or data do
-      not fit.
+      not fit, or the devices lack the model's implementation of attention.
   """
   stage = cfg.stages[name]
   renderer = renderer or load_renderer(cfg)
   model = model_options(cfg, name, renderer)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
+  platform = platform or jax.default_backend()
+  if platform == jax.default_backend():
+    _check_attention(cfg, name, model)
   with _naming(name):
     data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
@@ -104,7 +108,6 @@ def make(
   )
   slots_key = f'config.{name}.rollout.slots'
   sharding.check_batch(mesh, stage.rollout.slots, slots_key)
-  platform = platform or jax.default_backend()
   sizes = _plan(name, stage, model, mesh, platform, data, capacity)
   return Components(
     cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes
@@ -139,6 +142,15 @@ def model_options(
   try:
     return dataclasses.replace(model, vocab_size=size)
   except schema.FieldError as error:  # too large with this vocabulary
+    key = f'{name}.model' if cfg.stages[name].model else 'model'
+    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
+
+
+def _check_attention(cfg: schema.Run, name: str, model: schema.Model) -> None:
+  """Refuses an implementation of attention that the devices do not have."""
+  try:
+    attention.check(model)
+  except schema.FieldError as error:
     key = f'{name}.model' if cfg.stages[name].model else 'model'
     raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
 

@@ -124,6 +124,8 @@ class Job:
         stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self.logbook.write_errors(step, item.errors)
+    if self.cfg.rollout.sleep:
+      self.sampling.engine.sleep()
     if not item.batch.num_micro_batches:
       hint = '; where all rewards of a group are equal, prune_zero_advantage '
       hint += 'drops its tokens'

@@ -185,6 +185,7 @@ def test_resume_allows_only_declared_keys():
       ('sft.eval.every', '7'),
       ('metrics.progress', 'false'),
       ('checkpoint.every', '9'),
+      ('model.attention', 'xla'),
     )
   )
   config.check_resume(old, allowed)

@@ -55,14 +55,15 @@ def cached(batch, completions, model):
   """Returns the logits before each drawn token as decoding computes them."""
   ids = sequences(batch, completions)
   view = loop.view(helpers.params(model), model, None)
-  cache = transformer.empty_cache(model, *ids.shape)
-  logits = jnp.zeros((len(ids), model.vocab_size))
+  state = loop.fit(None, model, *ids.shape, None)
   one, steps = np.ones(len(ids), np.int32), []
+  slots = np.arange(len(ids), dtype=np.int32)
   for i in range(helpers.WIDTH):
-    cache, logits = loop.prefill(
-      view, model, cache, logits, ids[:, i : i + 1], i * one, one
+    chunk = ids[:, i : i + 1], i * one, one, slots
+    state, logits = loop.prefill(
+      view, model, state, *chunk, helpers.WIDTH, len(ids), None
     )
-    steps.append(np.array(logits))  # a copy: they are donated
+    steps.append(np.asarray(logits))
   return before_drawn(np.stack(steps, 1), batch, completions)
 
 

@@ -44,8 +44,9 @@ def test_partial_is_a_prefix_of_the_completion():
         logprobs, whole[id].logprobs[: len(ids)], rtol=0, atol=1e-5
       )
       lengths.add(len(ids))
-  # A token comes with the prompt, and four with every chunk.
-  assert lengths == {5, 9, 13}
+  # None while its prompt is fed; a token comes with the last of it, and four
+  # with every chunk.
+  assert lengths == {0, 5, 9, 13}
   assert engine.partial() == {}
 
 
@@ -80,7 +81,8 @@ def test_cancelling_does_not_change_other_completions(steps):
   got = [c for c in by_id(completions) if c.id not in cancelled]
   assert helpers.same(got, kept)
   for a, b in zip(got, kept, strict=True):
-    np.testing.assert_array_equal(a.logprobs, b.logprobs)
+    # Fewer requests may be prefilled in fewer rows, which round differently.
+    np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=1e-5)
   # All slots are free again, also for the cancelled requests.
   again = engine.generate(batch)
   assert helpers.same(again, expected)
@@ -144,8 +146,12 @@ def test_only_shared_prefill_waits_for_slots_for_all(share_prefill, expected):
   for id, prompt in enumerate(([1], [2], [2])):
     request = requests.Request(id, np.array(prompt), 4)
     plan.begin(plan.new(request), np.array(prompt), 0, 4, 32)
-  groups = plan.assign_slots(4)
-  assert [len(group) for group in groups] == [1] + [1] * expected
+  plan.assign_slots()
+  (groups,) = plan.next_rows(4)
+  assert [len(group.entries) for group in groups] == [1] + [1] * expected
+  for group in groups:
+    plan.feed(group, 1)
   plan.cancel(0)
-  groups = plan.assign_slots(4)
-  assert [len(group) for group in groups] == [2 - expected]
+  plan.assign_slots()
+  (groups,) = plan.next_rows(4)
+  assert [len(group.entries) for group in groups] == [2 - expected]

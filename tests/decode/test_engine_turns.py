@@ -16,9 +16,9 @@ def test_each_prompt_of_a_group_is_prefilled_once(monkeypatch):
   counts = []
   prefill = loop.prefill
 
-  def spy(view, model, scratch, logits, tokens, start, count):
+  def spy(view, model, state, tokens, start, count, *args):
     counts.append(int(np.sum(count)))
-    return prefill(view, model, scratch, logits, tokens, start, count)
+    return prefill(view, model, state, tokens, start, count, *args)
 
   monkeypatch.setattr(loop, 'prefill', spy)
   rng = np.random.default_rng(0)
@@ -98,6 +98,14 @@ def queue(plan, id, prompt, hold=False):
   assert plan.begin(entry, entry.request.ids, 0, 4, helpers.WIDTH)
 
 
+def assign(plan):
+  """Gives slots to the queue and prefills it; returns the requests by group."""
+  plan.assign_slots()
+  groups = plan.next_rows(8)[0]
+  assert all(plan.feed(group, group.left) for group in groups)
+  return [group.entries for group in groups]
+
+
 @pytest.mark.parametrize(
   'held, group, runs',
   [
@@ -114,27 +122,28 @@ def test_group_is_split_by_the_slots_that_are_not_held(held, group, runs):
   plan = schedule.Schedule(4)
   for id in range(held):
     queue(plan, id, 1 + id, hold=True)
-  for (entry,) in plan.assign_slots(4):
+  for (entry,) in assign(plan):
     plan.finish(entry)
   for id in range(10, 10 + group):
     queue(plan, id, 9)
   sizes = []
-  while groups := plan.assign_slots(1):
-    sizes.append(len(groups[0]))
-    for entry in groups[0]:
-      plan.finish(entry)
+  while groups := assign(plan):
+    for entries in groups:
+      sizes.append(len(entries))
+      for entry in entries:
+        plan.finish(entry)
   assert sizes == runs and plan.num_waiting == group - sum(runs)
 
 
 def test_group_waits_for_running_requests():
   plan = schedule.Schedule(4)
   queue(plan, 0, 1)
-  ((first,),) = plan.assign_slots(4)
+  ((first,),) = assign(plan)
   for id in range(1, 5):
     queue(plan, id, 9)
-  assert plan.assign_slots(4) == []  # prefilled twice otherwise
+  assert assign(plan) == []  # prefilled twice otherwise
   plan.finish(first)
-  assert [len(run) for run in plan.assign_slots(4)] == [4]
+  assert [len(run) for run in assign(plan)] == [4]
 
 
 def test_poll_raises_if_all_slots_are_held():

@@ -11,7 +11,7 @@ from posttrain.decode import loop, schedule
 from posttrain.models import transformer
 from tests.kernels import lowering
 
-SLOTS, ROWS, CAPACITY, CHUNK = 16, 4, 512, 128
+SLOTS, ROWS, CAPACITY, CHUNK, PREFIX = 16, 4, 512, 128, 256
 
 
 def model(dtype):
@@ -88,38 +88,22 @@ def test_decode_chunk_lowers_with_a_kernel_per_layer(target, dtype):
 def test_prefill_and_admission_lower_with_a_kernel_per_layer(target):
   cfg = model('bfloat16')
   view, state, slots = shapes(cfg)
-  scratch, logits = jax.eval_shape(
-    lambda state, rows: loop.load(state, cfg, rows),
-    state,
-    jnp.zeros(ROWS, jnp.int32),
-  )
 
-  def fill(view, state, slots, scratch, logits, tokens, row, target_slots):
-    scratch, logits = loop.prefill(view, cfg, scratch, logits, tokens, row, row)
-    return loop.admit(
-      state,
-      slots,
-      scratch,
-      logits,
-      target_slots,
-      target_slots,
-      target_slots,
-      None,
+  def fill(view, state, slots, tokens, row, target_slots):
+    state, logits = loop.prefill(
+      view, cfg, state, tokens, row, row, row, PREFIX, ROWS, None
     )
+    state = loop.share(state, target_slots, target_slots, row[0], PREFIX, None)
+    return loop.first(state, slots, logits, target_slots, target_slots, None)
 
-  tokens = jax.ShapeDtypeStruct((ROWS, CHUNK), jnp.int32)
-  row = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
-  target_slots = jax.ShapeDtypeStruct((SLOTS,), jnp.int32)
   text = lowering.lower(
     fill,
     view,
     state,
     slots,
-    scratch,
-    logits,
-    tokens,
-    row,
-    target_slots,
+    jax.ShapeDtypeStruct((ROWS, CHUNK), jnp.int32),
+    jax.ShapeDtypeStruct((ROWS,), jnp.int32),
+    jax.ShapeDtypeStruct((SLOTS,), jnp.int32),
     target=target,
   )
   assert kernel_calls(text, target) == cfg.layers

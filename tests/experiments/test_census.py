@@ -15,8 +15,7 @@ from posttrain import schema
 from tests import fixtures
 
 MESHES = ((1, 8, 1), (1, 2, 4), (8, 1, 1), (2, 2, 2))
-# No two of its sizes, whole or split, are equal, nor do two multiply to the
-# number of tokens.
+# No two of its sizes are equal, whole or split.
 MODEL = schema.Model(
   vocab_size=4096,
   layers=2,

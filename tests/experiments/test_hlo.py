@@ -186,6 +186,26 @@ def test_loops_multiply_and_unknown_trips_count_once(config, trips):
   }
 
 
+def test_custom_calls_and_copies_in_loops():
+  body = LOOPS.replace(
+    '%x = f32[8,16]{1,0} get-tuple-element(%i), index=1',
+    '%z = f32[8,16]{1,0} get-tuple-element(%i), index=1\n'
+    '  %c = f32[8,16]{0,1} copy(%z)\n'
+    '  %x = f32[8,16]{1,0} custom-call(%c), custom_call_target="kernel"',
+  )
+  module = parse(
+    '%d = f32[8,16]{0,1} copy(%p)\n'
+    '%t = (s32[], f32[8,16]{1,0}) tuple(%d, %p)\n'
+    'ROOT %w = (s32[], f32[8,16]{1,0}) while(%t), condition=%test, '
+    'body=%outer, backend_config={"known_trip_count":{"n":"3"}}',
+    body,
+  )
+  ((call, times),) = module.custom_calls()
+  assert ('"kernel"' in call.attributes, times) == (True, 15)
+  assert [x.name for x in module.copies(512)] == ['c']
+  assert module.copies(1024) == []
+
+
 def test_calls_and_conditionals_are_followed_and_add_up():
   module = parse(
     '%c = f32[8,16]{1,0} call(%p), to_apply=%f\n'
@@ -274,18 +294,20 @@ ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
     ('f32[32,128]', True),
     ('bf16[4,8,128]', True),
     ('f32[1,4,8,2,128]', True),
+    ('f32[4,1,8,128]', True),
     ('f32[128,32]', True),
     ('(s32[], f32[32,128])', True),
     ('s32[32,128]', False),
     ('f32[32,100]', False),
     ('f32[16,128]', False),
-    ('f32[4,128,8]', False),  # the tokens' dimensions are adjacent
-    ('f32[2,2,8,128]', False),  # of two layers, half of the rows
+    ('f32[8,4,128]', False),  # tokens by heads
+    ('f32[2,16,128]', False),
+    ('f32[4,128,8]', False),  # not adjacent
   ],
 )
 def test_arrays_of_all_tokens_times_a_width(type, expected):
   module = parse(f'ROOT %r = {type} custom-call(%p)')
-  assert bool(list(module.spanning(4, 8, {128}))) == expected
+  assert bool(list(module.spanning((4, 8), widths={128}))) == expected
 
 
 def test_a_text_without_an_entry_is_refused():

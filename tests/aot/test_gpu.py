@@ -1,0 +1,60 @@
+"""Kernels and whole programs, compiled for eight GPUs that are not here."""
+
+import pytest
+
+from experiments import programs
+from experiments.aot import kernels, measure, targets
+
+PRESETS = tuple(
+  f'qwen3_{size}' for size in ('0p6b', '1p7b', '4b', '8b', '14b', '32b')
+)
+FSDP, MIXED, TENSOR = (1, 8, 1), (1, 2, 4), (1, 1, 8)
+SIZES = programs.Sizes()
+PROGRAMS = (
+  *(measure.Program('h100', 'train_step', x, FSDP) for x in PRESETS),
+  measure.Program('h100', 'train_step', 'qwen3_8b', MIXED),
+  measure.Program('h100', 'train_step', 'qwen3_8b', (2, 2, 2)),
+  measure.Program('h100', 'train_step', 'qwen3_32b', MIXED),
+  measure.Program('h200', 'train_step', 'qwen3_32b', FSDP),
+  measure.Program('h100', 'train_step', 'qwen3_0p6b', (1, 1, 1)),
+  *(
+    measure.Program('h100', name, preset, mesh)
+    for name in ('prefill', 'decode')
+    for preset, mesh in (
+      ('qwen3_0p6b', FSDP),
+      ('qwen3_1p7b', FSDP),
+      ('qwen3_4b', FSDP),
+      ('qwen3_8b', MIXED),
+      ('qwen3_14b', MIXED),
+      ('qwen3_32b', TENSOR),
+    )
+  ),
+)
+
+pytestmark = [
+  pytest.mark.aot,
+  pytest.mark.skipif(
+    targets.missing('h100') is not None, reason=str(targets.missing('h100'))
+  ),
+]
+
+
+@pytest.mark.parametrize('target', ['h100', 'h200'])
+@pytest.mark.parametrize('case', kernels.CASES)
+def test_kernels_use_tensor_cores_and_spill_nothing(
+  case, target, tmp_path, record
+):
+  rows = measure.kernel(case, target, str(tmp_path))
+  record(*rows)
+  for row in rows:
+    assert row['registers'] <= 255, row
+    assert row['stack'] == row['spill_stores'] == row['spill_loads'] == 0, row
+    # Decoding multiplies 16 rows, fewer than an instruction of a warp group.
+    assert row['mma' if row['name'] == 'decode' else 'wgmma'] > 0, row
+
+
+@pytest.mark.parametrize('case', PROGRAMS, ids=str)
+def test_programs(case, record):
+  row, wrong = measure.program(case, SIZES)
+  record(row)
+  assert wrong == []

@@ -1,0 +1,181 @@
+"""Figures of the assembler, checks and the table, without a compiler."""
+
+import types
+
+import pytest
+
+from experiments import hlo, programs
+from experiments.aot import checks, ptx, table, targets
+from posttrain import schema
+
+PTX = """.version 9.0
+.target sm_90a
+.visible .entry flash_dq(
+.param .u64 x)
+{
+wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1;
+wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%f1}, %rd1;
+mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1};
+}
+"""
+REPORT = """ptxas info    : Function properties for flash_dq
+    16 bytes stack frame, 120 bytes spill stores, 112 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers
+"""
+GIB = 2**30
+
+
+def test_figures_of_the_assembler():
+  kernel = ptx.read('flash_dq', PTX, REPORT)
+  assert kernel == ptx.Kernel(
+    'flash_dq',
+    registers=255,
+    stack=16,
+    spill_stores=120,
+    spill_loads=112,
+    wgmma=2,
+    mma=1,
+  )
+
+
+def test_a_dump_without_the_kernel_is_refused(tmp_path):
+  (tmp_path / 'a.ptx').write_text(PTX)
+  with pytest.raises(ValueError, match=r"flash_dkv: got \['flash_dq'\]"):
+    ptx.assemble(tmp_path, ('flash_dkv',))
+
+
+def test_targets_name_the_missing_compiler(monkeypatch):
+  monkeypatch.setenv('POSTTRAIN_AOT', 'tpu')
+  assert targets.missing('v5e') is None
+  assert targets.missing('h100').endswith('run.sh cuda')
+
+
+def module(name: str, body: str = '', trips: int = 3) -> hlo.Module:
+  """Reads a program whose loop calls a kernel."""
+  return hlo.parse(f"""HloModule m
+
+%body (p: bf16[8,4]) -> bf16[8,4] {{
+  %p = bf16[8,4] parameter(0)
+  {body}
+  ROOT %k = bf16[8,4] custom-call(%p), custom_call_target="tpu_custom_call", \
+metadata={{op_name="jit(f)/{name}/pallas_call"}}
+}}
+
+%test (q: bf16[8,4]) -> pred[] {{
+  ROOT %q = pred[] constant(true)
+}}
+
+ENTRY %main (x: bf16[8,4]) -> bf16[8,4] {{
+  %x = bf16[8,4] parameter(0)
+  ROOT %w = bf16[8,4] while(%x), condition=%test, body=%body, \
+backend_config={{"known_trip_count":{{"n":"{trips}"}}}}
+}}
+""")
+
+
+def test_a_layer_without_its_kernel_is_named():
+  assert checks.kernels('score', module('flash_forward'), layers=3) == []
+  assert checks.kernels('score', module('flash_forward'), layers=4) == [
+    'flash_forward: 3 calls, expected one in each of 4 layers'
+  ]
+  (line,) = checks.kernels('score', module('other'), layers=3)
+  assert line.startswith('flash_forward: 0 calls')
+
+
+def compiled(arguments=0.0, temporaries=0.0, outputs=0.0, aliased=0.0):
+  """Returns a stand-in of a compiled program."""
+  sizes = types.SimpleNamespace(
+    argument_size_in_bytes=arguments,
+    temp_size_in_bytes=temporaries,
+    output_size_in_bytes=outputs,
+    alias_size_in_bytes=aliased,
+  )
+  return types.SimpleNamespace(memory_analysis=lambda: sizes)
+
+
+def test_a_cache_must_be_aliased_and_not_copied():
+  model = schema.Model(
+    layers=2, kv_heads=2, heads=2, head_dim=2, dtype='bfloat16'
+  )
+  sizes = programs.Sizes(slots=4, capacity=8)
+  mesh = (1, 2, 2)
+  # 2 slots of 8 tokens, one head of 2 numbers of 2 bytes.
+  assert checks.layer_cache_bytes(model, mesh, sizes) == 64
+
+  def lines(body, aliased):
+    program = compiled(aliased=aliased)
+    return checks.cache(module('decode', body), program, model, mesh, sizes)
+
+  assert lines('', 256) == []
+  (line,) = lines('', 255)
+  assert 'must replace the one given: 255 bytes do' in line
+  (line,) = lines('%c = bf16[4,8]{0,1} copy(%p)', 256)
+  assert line.startswith('1 copies of a layer')
+
+
+def test_a_program_must_fit_its_device():
+  program = compiled(arguments=3, temporaries=2, outputs=3, aliased=2)
+  assert checks.memory(program, 6) == []
+  (line,) = checks.memory(program, 5)
+  assert 'must fit' in line
+
+
+@pytest.mark.parametrize(
+  'arguments, total, wrong',
+  [
+    (100.0, 110, 0),
+    (100.9, 131, 0),
+    (101.9, 120, 1),
+    (100.0, 109, 1),
+    (100.0, 133, 1),
+    (98.0, 0, 2),
+  ],
+)
+def test_a_plan_must_agree_with_the_compiler(arguments, total, wrong):
+  program = compiled(arguments=100, temporaries=10, outputs=50, aliased=50)
+  assert len(checks.plan(arguments, total, program)) == wrong
+
+
+def test_the_table_has_a_section_per_kind():
+  kernel = {'kind': 'kernel', 'case': 'training', 'seconds': 1.25}
+  figures = {
+    'registers': 168,
+    'stack': 0,
+    'spill_stores': 1,
+    'spill_loads': 2,
+    'wgmma': 36,
+    'mma': 0,
+  }
+  program = {
+    'kind': 'program',
+    'target': 'h100',
+    'name': 'train_step',
+    'preset': 'qwen3_8b',
+    'mesh': [1, 8, 1],
+    'layers': 36,
+    'kernels': {'flash_dq': 36},
+    'seconds': 10.4,
+    'collectives_gib': {'all-gather': 27.0, 'reduce-scatter': 15.25},
+    'arguments_gib': 11.45,
+    'temporaries_gib': 16.4,
+    'aliased_gib': 11.45,
+    'peak_gib': 27.85,
+    'weights_gib': 43.4,
+  }
+  page = table.markdown(
+    [
+      kernel | figures | {'target': 'h100', 'name': 'flash_forward'},
+      kernel | {'target': 'v5e', 'name': 'decode', 'calls': 1},
+      program,
+    ]
+  )
+  assert '| training | flash_forward | h100 | 168 | 0 | 3 | 36 | 0 | 1.2 |' in (
+    page
+  )
+  assert '| training | decode | v5e | 1 | 1.2 |' in page
+  assert (
+    '| train_step | qwen3_8b, 36 layers | h100 | 1,8,1 | 36 flash_dq | 42.2 '
+    '(all-gather 27.00, reduce-scatter 15.25) | 43.4 | 11.45 | 16.40 | 11.45 '
+    '| 27.85 | 10 |'
+  ) in page
+  assert '## Programs' not in table.markdown([])
