@@ -186,6 +186,22 @@ def test_a_model_that_samples_has_a_cache_and_a_view_of_its_own():
   assert two.decode_bytes == 2 * alone.decode_bytes
 
 
+def test_a_cache_that_sleeps_does_not_lie_beside_the_update():
+  batch = schema.Batch(row_tokens=512, micro_batch_tokens=8192)
+  rollout = schema.Rollout(slots=64)
+  awake, asleep = (
+    _make(
+      stage=_stage(
+        batch=batch, rollout=dataclasses.replace(rollout, sleep=sleep)
+      )
+    )
+    for sleep in (False, True)
+  )
+  cache = 4 * 64 * 16 * 34
+  assert awake.sleep_bytes == 0 and asleep.sleep_bytes == cache
+  assert awake.total_bytes - asleep.total_bytes == cache
+
+
 def test_details_are_a_table_of_weights_and_one_of_transfers():
   alone = _make().details()
   assert alone[0] == 'weights of stage sft'
