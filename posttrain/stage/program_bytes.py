@@ -20,7 +20,7 @@ from posttrain.stage import tensors
 
 # The per-token arrays of `types.Batch`: ten of the sample, three of packing.
 BATCH_TOKEN_BYTES = 12 * 4 + 1
-_MARGIN = 1.03  # on temporaries, which depend on the compiler's schedule
+_MARGIN = 1.05  # on temporaries, which depend on the compiler's schedule
 _LOGITS = 4  # copies of the logits while a token is drawn
 _BLOCKS = 3  # of logits: themselves, their gradient, and both in other dtypes
 
@@ -305,6 +305,8 @@ def _forward_work(
   mlp = (4 if fused else 2) * model.mlp_dim
   split = max(mlp, 3 * heads) // device.tensor
   work = tokens * device.width * (split + 2 * model.embed_dim)
+  if device.tensor > 1:  # the stream's sum over `tensor`
+    work += 4 * tokens * model.embed_dim
   if device.fsdp > 1 and not fused:  # the layer's matrices are gathered
     work += device.width * device.layer
   return work + _score_bytes(device, tokens, queries, keys)

@@ -102,7 +102,7 @@ def test_remat_keeps_less():
   assert kept['none'] > kept['attention'] > kept['block']
   # Attention's output and the log of its sums, in eight further layers.
   more = kept['attention'] - kept['block']
-  assert more == pytest.approx(9 * 64 * 2 * (16 * 4 + 4) * 1.03, abs=2)
+  assert more == pytest.approx(9 * 64 * 2 * (16 * 4 + 4) * 1.05, abs=2)
 
 
 def test_short_rows_store_scores_on_a_cpu_and_long_ones_do_not():
@@ -127,8 +127,8 @@ def test_logits_are_counted_by_the_block():
     _make(vocab_size=size, platform='gpu').programs['score'].temporaries
     for size in (2**17, 2**19, 2**20)
   )
-  assert few - small > 1.03 * 4 * (2**19 - 2**17) * 32 + 2**24
-  assert many - few == pytest.approx(1.03 * 4 * 2**19 * 32, rel=0.01)
+  assert few - small > 1.05 * 4 * (2**19 - 2**17) * 32 + 2**24
+  assert many - few == pytest.approx(1.05 * 4 * 2**19 * 32, rel=0.01)
 
 
 @pytest.mark.parametrize(
