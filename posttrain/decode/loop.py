@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, scoring
 from posttrain import sharding as sharding_lib
@@ -88,7 +88,7 @@ def _pin(state: State, sharding: NamedSharding | None) -> State:
   return jax.lax.with_sharding_constraint(state, places)
 
 
-def _mesh(sharding: NamedSharding | None) -> Mesh | None:
+def _mesh(sharding: NamedSharding | None) -> Mesh | AbstractMesh | None:
   return sharding and sharding.mesh
 
 
