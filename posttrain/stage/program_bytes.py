@@ -13,6 +13,7 @@ import functools
 import jax
 
 from posttrain import schema, sharding
+from posttrain.decode import admission
 from posttrain.losses import logprobs
 from posttrain.models import transformer
 from posttrain.ops import attention
@@ -178,7 +179,7 @@ def decode(device: Device, slots: int, capacity: int) -> Program:
 def prefill(
   device: Device, slots: int, capacity: int, rows: int, width: int
 ) -> Program:
-  """Returns the bytes of a prefill chunk.
+  """Returns the bytes of the largest prefill call.
 
   Args:
     device: the model on a device.
@@ -188,12 +189,18 @@ def prefill(
     width: tokens of a chunk.
   """
   arguments = view_bytes(device) + cache_bytes(device, slots, capacity)
-  rows = -(-rows // device.rows)
-  # Keys and values of one layer, gathered from the slots, and the last logits.
-  prefixes = rows * capacity * _cached_token_bytes(device)
-  logits = 2 * 4 * rows * device.table // device.model.embed_dim
-  work = _forward_work(device, rows * width, width, capacity, fused=True)
-  return Program(arguments, int(_MARGIN * (work + prefixes + logits)))
+  rows = min(rows, slots)
+  shapes = admission.Shapes(slots, rows, width, ways=device.rows)
+  # Keys and values of one layer, read from the slots, and the last logits.
+  prefix = _cached_token_bytes(device)
+  work = max(
+    count * length * prefix
+    + _forward_work(device, count * width, width, length, fused=True)
+    for count, length in shapes.calls(capacity)
+  )
+  most = shapes.row_counts[-1]
+  logits = 2 * 4 * most * device.table // device.model.embed_dim
+  return Program(arguments, int(_MARGIN * (work + logits)))
 
 
 def view_bytes(device: Device) -> int:
