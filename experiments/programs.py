@@ -5,16 +5,16 @@ may be those of a topology. `lower` builds
 
     train_step    one update of a token stage from one micro-batch, AdamW
     score         logprobs of packed rows
-    prefill       one chunk of prompt tokens
+    prefill       one chunk of prompt tokens: the call that reads the most
     decode        the loop that draws a token per slot
     view          the weights for decoding, from those that train
     state         an empty cache and its slots
-    share         copies of a prompt from its slot to others
-    first         the tokens that follow complete prompts
+    share, first  copies of a prompt to other slots, and the first tokens
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +23,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, scoring, sharding, types
-from posttrain.decode import loop
+from posttrain.decode import admission, loop
 from posttrain.models import transformer
+from posttrain.stage import plan, program_bytes
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import state as train_state
 from posttrain.training import step as train_step
@@ -69,6 +70,33 @@ def lower(
     return fn.trace(*args).lower(lowering_platforms=platforms)
 
 
+def planned(
+  model: schema.Model, mesh: Mesh, sizes: Sizes, platform: str
+) -> dict[str, program_bytes.Program]:
+  """Returns the planned bytes of programs: train_step, score, decode, prefill.
+
+  Args:
+    model: model options, with the vocabulary resolved.
+    mesh: devices that hold the arguments.
+    sizes: sizes of the arguments.
+    platform: 'cpu', 'gpu' or 'tpu'.
+  """
+  stage = schema.Stage(
+    envs={'tokens': schema.EnvEntry()},
+    batch=schema.Batch(
+      row_tokens=sizes.row_tokens,
+      micro_batch_tokens=sizes.rows * sizes.row_tokens,
+    ),
+    rollout=schema.Rollout(
+      slots=sizes.slots,
+      prefill_rows=sizes.prefill_rows,
+      prefill_tokens=sizes.prefill_tokens,
+    ),
+  )
+  made = plan.make('plan', stage, model, mesh, platform, sizes.capacity)
+  return made.programs
+
+
 class _Builder:
   """The arguments of the programs, as ShapeDtypeStructs with shardings."""
 
@@ -81,8 +109,6 @@ class _Builder:
     )
     self._whole = NamedSharding(mesh, PartitionSpec())
     self.slots = loop.placement(mesh, sizes.slots)
-    self._ways = sharding.batch_ways(mesh)
-    self._rows = -(-sizes.prefill_rows // self._ways)  # per device
 
   def train_step(self) -> tuple[Any, tuple]:
     stage = schema.Stage(envs={'tokens': schema.EnvEntry()})
@@ -116,36 +142,38 @@ class _Builder:
     return loop._widen, args
 
   def decode(self) -> tuple[Any, tuple]:
+    steps = jax.ShapeDtypeStruct((), np.int32)
     state, slots = self._results('state'), self._slots()
     view = self._results('view')
-    return loop.decode, (
-      view,
-      self.model,
-      state,
-      slots,
-      _integers(),
-      self.slots,
-    )
+    return loop.decode, (view, self.model, state, slots, steps, self.slots)
 
   def prefill(self) -> tuple[Any, tuple]:
-    sizes = self.sizes
-    rows = _integers(self._rows * self._ways)
-    tokens = _integers(self._rows * self._ways, sizes.prefill_tokens)
-    view, state = self._results('view'), self._results('state')
-    arrays = (tokens, rows, rows, rows)
-    options = (sizes.capacity, self._rows, self.slots)
-    return loop.prefill, (view, self.model, state, *arrays, *options)
+    sizes, shapes = self.sizes, self._shapes()
+    count, length = max(
+      shapes.calls(sizes.capacity), key=lambda call: (math.prod(call), call)
+    )
+    row = jax.ShapeDtypeStruct((count * shapes.ways,), np.int32)
+    tokens = jax.ShapeDtypeStruct((*row.shape, sizes.prefill_tokens), np.int32)
+    args = (self._results('view'), self.model, self._results('state'), tokens)
+    most = shapes.row_counts[-1]
+    return loop.prefill, (*args, row, row, row, length, most, self.slots)
 
   def share(self) -> tuple[Any, tuple]:
-    slots = _integers(self.sizes.slots)
-    tokens = self._rows * self.sizes.prefill_tokens
-    args = (self._results('state'), slots, slots, _integers(), tokens)
-    return loop.share, (*args, self.slots)
+    shapes, each = self._shapes(), self._each()
+    length = jax.ShapeDtypeStruct((), np.int32)
+    tokens = shapes.row_counts[-1] * shapes.width
+    state = self._results('state')
+    return loop.share, (state, each, each, length, tokens, self.slots)
 
   def first(self) -> tuple[Any, tuple]:
-    state, logits = self._results('prefill')
-    each = _integers(self.sizes.slots)
-    return loop.first, (state, self._slots(), logits, each, each, self.slots)
+    each, (_, logits) = self._each(), self._results('prefill')
+    state, slots = self._results('state'), self._slots()
+    return loop.first, (state, slots, logits, each, each, self.slots)
+
+  def _shapes(self) -> admission.Shapes:
+    sizes, ways = self.sizes, sharding.batch_ways(self.mesh)
+    rows = min(sizes.prefill_rows, sizes.slots)
+    return admission.Shapes(sizes.slots, rows, sizes.prefill_tokens, ways=ways)
 
   def _params(self) -> Any:
     return sharding.placed(
@@ -171,23 +199,22 @@ class _Builder:
       },
     )
 
+  def _each(self) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((self.sizes.slots,), np.int32)
+
   def _slots(self) -> loop.Slots:
     count = self.sizes.slots
     number = jax.ShapeDtypeStruct((count,), np.float32)
-    integer = _integers(count)
+    integer = jax.ShapeDtypeStruct((count,), np.int32)
     return loop.Slots(
       keys=jax.ShapeDtypeStruct((count, 2), np.uint32),
       limit=integer,
-      stop_ids=_integers(count, STOP_IDS),
+      stop_ids=jax.ShapeDtypeStruct((count, STOP_IDS), np.int32),
       temperature=number,
       top_k=integer,
       top_p=number,
       min_p=number,
     )
-
-
-def _integers(*shape: int) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 @functools.lru_cache(maxsize=64)
