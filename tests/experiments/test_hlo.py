@@ -186,6 +186,34 @@ def test_loops_multiply_and_unknown_trips_count_once(config, trips):
   }
 
 
+# TPUs' compiler notes no trip counts.
+@pytest.mark.parametrize(
+  'condition, trips',
+  [
+    ('compare(%i, %n), direction=LT', 7),
+    ('compare(%i, %n), direction=GT', 1),
+    ('compare(%i, %i), direction=LT', 1),
+    ('and(%n, %n)', 1),
+  ],
+)
+def test_the_bound_of_a_condition_is_a_trip_count(condition, trips):
+  test = f"""
+%bound (k: (s32[], f32[8,16])) -> pred[] {{
+  %n = s32[]{{:T(128)}} constant(7)
+  %k = (s32[], f32[8,16]{{1,0}}) parameter(0)
+  %i = s32[] get-tuple-element(%k), index=0
+  ROOT %t = pred[]{{:T(512)}} {condition}
+}}
+"""
+  module = parse(
+    '%t = (s32[], f32[8,16]{1,0}) tuple(%p, %p)\n'
+    'ROOT %w = (s32[], f32[8,16]{1,0}) while(%t), condition=%bound, '
+    'body=%inner',
+    LOOPS + test,
+  )
+  assert only(module).times == trips
+
+
 def test_custom_calls_and_copies_in_loops():
   body = LOOPS.replace(
     '%x = f32[8,16]{1,0} get-tuple-element(%i), index=1',
