@@ -322,7 +322,7 @@ def _instruction(line: str) -> Instruction:
     rest[:end],
     tuple(_NAME.findall(tail[:close])),
     tail[close:],
-    tail[:close] if opcode == 'constant' else '',
+    tail[: close - 1] if opcode == 'constant' else '',
   )
 
 
