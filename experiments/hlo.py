@@ -191,8 +191,9 @@ class Module:
         self._files(x),
       )
       for name, instructions in self.computations.items()
+      if self.times[name] and not _continues(name, instructions)
       for x in instructions
-      if _is_collective(x) and self.times[name] and _group(x) != 1
+      if _is_collective(x) and _group(x) != 1
     ]
     return tuple(sorted(found, key=lambda x: -x.bytes))
 
@@ -366,6 +367,18 @@ def _digits(dtype: str) -> str:
 
 def _is_collective(x: Instruction) -> bool:
   return x.opcode.removesuffix('-start') in KINDS
+
+
+def _continues(name: str, instructions: tuple[Instruction, ...]) -> bool:
+  """Returns whether a computation continues an exchange that another starts.
+
+  TPUs' compiler fuses parts of an asynchronous collective with other work: each
+  fusion has its instruction, the one with AsyncCollectiveStart is the first.
+  """
+  done = 'custom_call_target="AsyncCollectiveDone"'
+  return name.startswith('async_collective_fusion') or any(
+    done in x.attributes for x in instructions if x.opcode == 'custom-call'
+  )
 
 
 def _kind(x: Instruction, computation: str) -> str:

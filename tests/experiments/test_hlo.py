@@ -143,6 +143,31 @@ def test_wrapped_async_and_fused_collectives_count_once():
   assert module.bytes() == {'reduce-scatter': 1024}
 
 
+def test_parts_of_a_collective_in_fusions_count_once():
+  names = {
+    'fused_computation.1': 'AsyncCollectiveStart',
+    'async_collective_fusion.2': 'Other',
+    'fused_computation.3': 'AsyncCollectiveDone',
+  }
+  module = parse(
+    '\n'.join(
+      f'%f{i} = f32[32,16]{{1,0}} fusion(%p), kind=kCustom, calls=%{name}'
+      for i, name in enumerate(names)
+    ),
+    ''.join(
+      f"""
+%{name} (q: f32[8,16]) -> f32[32,16] {{
+  %q = f32[8,16]{{1,0}} parameter(0)
+  %g = f32[32,16]{{1,0}} all-gather(%q), {GROUPS}, dimensions={{0}}
+  ROOT %c = f32[32,16] custom-call(%g), custom_call_target="{target}"
+}}
+"""
+      for name, target in names.items()
+    ),
+  )
+  assert only(module).computation == 'fused_computation.1'
+
+
 LOOPS = f"""
 %inner (i: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
   %i = (s32[], /*index=1*/f32[8,16]{{1,0}}) parameter(0)
