@@ -48,7 +48,7 @@ run() {
   export PYTHONPATH=$PWD:$folder${PYTHONPATH:+:$PYTHONPATH} JAX_PLATFORMS=cpu
   if [[ $1 == tpu ]]; then
     export TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v5litepod-8
-    export TPU_WORKER_HOSTNAMES=localhost
+    export TPU_WORKER_HOSTNAMES=localhost ALLOW_MULTIPLE_LIBTPU_LOAD=1
     "$python" -m pytest -m aot tests/aot/test_tpu.py
   else
     export JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1
