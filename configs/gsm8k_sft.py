@@ -12,8 +12,8 @@ names others. Solutions lose their calculator marks and end in `\boxed{N}`.
 `--config.sft.lora.rank=32` alone keeps the rate of full training.
 
 Expected: not measured. Two epochs, in bfloat16 with float32 master weights.
-Device memory, by `--dry_run --devices=gpu:1`: 21.4 GiB for Qwen3-0.6B (LoRA:
-10.9), 46.7 GiB for 1.7B (LoRA: 16.7); a chip of 24 or 48 GiB is enough; fewer
+Device memory, by `--dry_run --devices=gpu:1`: 21.5 GiB for Qwen3-0.6B (LoRA:
+10.9), 47.0 GiB for 1.7B (LoRA: 16.7); a chip of 24 or 48 GiB is enough; fewer
 `rollout.slots` need less. Time, estimated: 2.5 million tokens are 9 PFLOP for
 0.6B, a minute or two at 100 TFLOP/s, besides compilation and evaluations.
 

@@ -30,7 +30,7 @@ import os
 import time
 
 PROGRAMS = ('train_step', 'prefill', 'decode', 'score')
-DECODE = ('prefill', 'decode', 'view', 'state', 'load', 'admit')
+DECODE = ('prefill', 'decode', 'view', 'state', 'share', 'first')
 DECODE_LAYERS = 4  # their layers are not in a loop: the text grows with them
 SHOWN = 8  # collectives of a program in the table
 

@@ -5,15 +5,16 @@ may be those of a topology. `lower` builds
 
     train_step    one update of a token stage from one micro-batch, AdamW
     score         logprobs of packed rows
-    prefill       one chunk of prompt tokens
+    prefill       one chunk of prompt tokens: the call that reads the most
     decode        the loop that draws a token per slot
     view          the weights for decoding, from those that train
     state         an empty cache and its slots
-    load, admit   copies of slots before and after prefill
+    share, first  copies of a prompt to other slots, and the first tokens
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,8 +23,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, scoring, sharding, types
-from posttrain.decode import loop
+from posttrain.decode import admission, loop
 from posttrain.models import transformer
+from posttrain.stage import plan, program_bytes
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import state as train_state
 from posttrain.training import step as train_step
@@ -66,6 +68,33 @@ def lower(
   platforms = None if platform is None else (platform,)
   with sharding.use(mesh):
     return fn.trace(*args).lower(lowering_platforms=platforms)
+
+
+def planned(
+  model: schema.Model, mesh: Mesh, sizes: Sizes, platform: str
+) -> dict[str, program_bytes.Program]:
+  """Returns the planned bytes of programs: train_step, score, decode, prefill.
+
+  Args:
+    model: model options, with the vocabulary resolved.
+    mesh: devices that hold the arguments.
+    sizes: sizes of the arguments.
+    platform: 'cpu', 'gpu' or 'tpu'.
+  """
+  stage = schema.Stage(
+    envs={'tokens': schema.EnvEntry()},
+    batch=schema.Batch(
+      row_tokens=sizes.row_tokens,
+      micro_batch_tokens=sizes.rows * sizes.row_tokens,
+    ),
+    rollout=schema.Rollout(
+      slots=sizes.slots,
+      prefill_rows=sizes.prefill_rows,
+      prefill_tokens=sizes.prefill_tokens,
+    ),
+  )
+  made = plan.make('plan', stage, model, mesh, platform, sizes.capacity)
+  return made.programs
 
 
 class _Builder:
@@ -118,25 +147,33 @@ class _Builder:
     view = self._results('view')
     return loop.decode, (view, self.model, state, slots, steps, self.slots)
 
-  def load(self) -> tuple[Any, tuple]:
-    return loop.load, (self._results('state'), self.model, self._rows())
-
   def prefill(self) -> tuple[Any, tuple]:
-    sizes = self.sizes
-    tokens = jax.ShapeDtypeStruct(
-      (sizes.prefill_rows, sizes.prefill_tokens), np.int32
+    sizes, shapes = self.sizes, self._shapes()
+    count, length = max(
+      shapes.calls(sizes.capacity), key=lambda call: (math.prod(call), call)
     )
-    scratch = self._results('load')
-    view = self._results('view')
-    rows = self._rows()
-    args = (view, self.model, *scratch, tokens, rows, rows, self.slots)
-    return loop.prefill, args
+    row = jax.ShapeDtypeStruct((count * shapes.ways,), np.int32)
+    tokens = jax.ShapeDtypeStruct((*row.shape, sizes.prefill_tokens), np.int32)
+    args = (self._results('view'), self.model, self._results('state'), tokens)
+    most = shapes.row_counts[-1]
+    return loop.prefill, (*args, row, row, row, length, most, self.slots)
 
-  def admit(self) -> tuple[Any, tuple]:
-    scratch = self._results('load')
-    each = jax.ShapeDtypeStruct((self.sizes.slots,), np.int32)
+  def share(self) -> tuple[Any, tuple]:
+    shapes, each = self._shapes(), self._each()
+    length = jax.ShapeDtypeStruct((), np.int32)
+    tokens = shapes.row_counts[-1] * shapes.width
+    state = self._results('state')
+    return loop.share, (state, each, each, length, tokens, self.slots)
+
+  def first(self) -> tuple[Any, tuple]:
+    each, (_, logits) = self._each(), self._results('prefill')
     state, slots = self._results('state'), self._slots()
-    return loop.admit, (state, slots, *scratch, each, each, each, self.slots)
+    return loop.first, (state, slots, logits, each, each, self.slots)
+
+  def _shapes(self) -> admission.Shapes:
+    sizes, ways = self.sizes, sharding.batch_ways(self.mesh)
+    rows = min(sizes.prefill_rows, sizes.slots)
+    return admission.Shapes(sizes.slots, rows, sizes.prefill_tokens, ways=ways)
 
   def _params(self) -> Any:
     return sharding.placed(
@@ -162,8 +199,8 @@ class _Builder:
       },
     )
 
-  def _rows(self) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((self.sizes.prefill_rows,), np.int32)
+  def _each(self) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((self.sizes.slots,), np.int32)
 
   def _slots(self) -> loop.Slots:
     count = self.sizes.slots
@@ -200,7 +237,7 @@ PROGRAMS: dict[str, Callable[[_Builder], tuple[Any, Sequence[Any]]]] = {
     'decode',
     'view',
     'state',
-    'load',
-    'admit',
+    'share',
+    'first',
   )
 }

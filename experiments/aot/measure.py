@@ -8,6 +8,7 @@ from experiments import budgets, census, hlo, programs
 from experiments.aot import checks, kernels, ptx, targets
 from posttrain import schema
 
+PLATFORMS = {'cuda': 'gpu', 'tpu': 'tpu'}  # as jax names the backends
 TRAVELS = 2  # bytes of a number between devices: bfloat16, unlike on CPUs
 
 
@@ -47,6 +48,10 @@ def program(
   module = hlo.parse(compiled.as_text())
   wrong = checks.kernels(case.name, module, model.layers)
   wrong += checks.memory(compiled, target.memory)
+  plans = programs.planned(model, mesh, sizes, PLATFORMS[target.platform])
+  if case.name in plans and target.platform == 'cuda':
+    planned = plans[case.name]
+    wrong += checks.plan(planned.arguments, planned.total, compiled)
   if case.name == 'decode':
     wrong += checks.cache(module, compiled, model, case.mesh, sizes)
   row = {

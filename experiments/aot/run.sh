@@ -55,7 +55,7 @@ run() {
     # Autotuning would run kernels.
     export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0 \
 --xla_gpu_cuda_data_dir=$(echo "$folder"/nvidia/cu*)"
-    "$python" -m pytest -m aot tests/aot/test_gpu.py
+    "$python" -m pytest -m aot tests/aot/test_gpu.py tests/aot/test_mutations.py
   fi
 }
 

@@ -27,8 +27,8 @@ class Shapes:
   slots: int
   rows: int  # prompts prefilled at a time
   width: int  # tokens of a prompt per prefill chunk
-  seed: int  # of all draws
-  sharding: NamedSharding | None  # of the slots
+  seed: int = 0  # of all draws
+  sharding: NamedSharding | None = None  # of the slots
   ways: int = 1  # devices that slots and rows are split over
 
   @property
@@ -42,6 +42,22 @@ class Shapes:
     most = -(-self.rows // self.ways)
     few = max(most // 8, 1) if most * self.width > _FEW_TOKENS else most
     return tuple(sorted({few, most}))
+
+  def calls(self, capacity: int) -> list[tuple[int, int]]:
+    """Returns (rows per device, tokens of a slot read) of all prefill calls.
+
+    Args:
+      capacity: tokens of a slot.
+    """
+    few, lengths = self.row_counts[0], [0]
+    while lengths[-1] < capacity:
+      lengths.append(schedule.prefix_length(lengths[-1] + 1, capacity))
+    return [
+      (count, length)
+      for length in lengths[1:]
+      for count in self.row_counts
+      if count == few or length <= _LONG_PREFIX
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,15 +114,9 @@ def warm_up(
     model: model options.
     shapes: the engine's shapes.
   """
-  capacity, few = state.ids.shape[1], shapes.row_counts[0]
-  lengths = {
-    schedule.prefix_length(n, capacity) for n in range(1, capacity + 1)
-  }
-  for length in sorted(lengths):
-    for count in shapes.row_counts:
-      if count == few or length <= _LONG_PREFIX:
-        call = Call([[] for _ in range(shapes.ways)], count, length)
-        state, _ = _prefill(call, state, view, model, shapes)
+  for count, length in shapes.calls(state.ids.shape[1]):
+    call = Call([[] for _ in range(shapes.ways)], count, length)
+    state, _ = _prefill(call, state, view, model, shapes)
   return state
 
 

@@ -39,6 +39,7 @@ class Plan:
   slots: int  # sequences decoded at a time
   slot_tokens: int  # capacity of a slot
   decode_bytes: int  # KV cache of the slots, and the decode view
+  sleep_bytes: int  # those of them that are freed during an update
   reference_bytes: int  # weights of references held beside the policy
   update_bytes: int  # of an update: batch, gradients, activations
   rollout_bytes: int  # of prefill, draws or scores, the largest
@@ -50,10 +51,12 @@ class Plan:
   def total_bytes(self) -> int:
     """Returns the largest number of bytes at a time.
 
-    Cache, decode view and references stay during an update.
+    Decode view and references stay during an update, and so does the cache
+    unless `rollout.sleep` frees it.
     """
     held = self.state_bytes + self.decode_bytes + self.reference_bytes
-    return held + max(self.update_bytes, self.rollout_bytes)
+    update = self.update_bytes - self.sleep_bytes
+    return held + max(update, self.rollout_bytes)
 
   def sizes(self) -> dict[str, Any]:
     """Returns the sizes without the tables, for an error."""
@@ -163,6 +166,7 @@ def make(
     slots=rollout.slots,
     slot_tokens=slot_tokens,
     decode_bytes=(1 + players) * (view + cache),
+    sleep_bytes=cache if rollout.sleep else 0,
     reference_bytes=4 * references // weight_ways,
     update_bytes=programs['train_step'].total - state_bytes,
     rollout_bytes=max(
@@ -201,7 +205,7 @@ def _programs(
   trained = tensors.device_bytes(state.params)
   weights = trained + tensors.device_bytes(frozen)
   slots = device, rollout.slots, slot_tokens
-  prefill = rollout.prefill_rows, rollout.prefill_tokens
+  prefill = min(rollout.prefill_rows, rollout.slots), rollout.prefill_tokens
   return {
     'train_step': program_bytes.train_step(
       device, stage, state_bytes, trained, micro_batches

@@ -13,6 +13,7 @@ import functools
 import jax
 
 from posttrain import schema, sharding
+from posttrain.decode import admission
 from posttrain.losses import logprobs
 from posttrain.models import transformer
 from posttrain.ops import attention
@@ -20,7 +21,7 @@ from posttrain.stage import tensors
 
 # The per-token arrays of `types.Batch`: ten of the sample, three of packing.
 BATCH_TOKEN_BYTES = 12 * 4 + 1
-_MARGIN = 1.03  # on temporaries, which depend on the compiler's schedule
+_MARGIN = 1.05  # on temporaries, which depend on the compiler's schedule
 _LOGITS = 4  # copies of the logits while a token is drawn
 _BLOCKS = 3  # of logits: themselves, their gradient, and both in other dtypes
 
@@ -117,21 +118,23 @@ def train_step(
   elif not frozen and device.mesh.size == 1:
     layers -= tables  # the gradients of head and embedding are added in place
   elif not frozen and device.fsdp > 1:
-    layers += _transposed(device)
+    layers += 4 * _transposed(device)
+  elif device.fsdp > 1:
+    held += device.width * _transposed(device)
   arguments = state + BATCH_TOKEN_BYTES * micro_batches * local
   return Program(arguments, int(_MARGIN * (held + max(head, layers))))
 
 
 def _transposed(device: Device) -> int:
-  """Returns the bytes of the gradients that lie unlike their weights.
+  """Returns the numbers of `o` and `down`, which XLA transposes.
 
-  Reduce-scattered over their last dimension, those of `o` and `down` are copied
-  before the update.
+  They are gathered and reduce-scattered over their last dimension: gradients
+  are transposed before the update, and frozen weights before the first layer.
   """
   model = device.model
   numbers = model.heads * model.head_dim + model.mlp_dim
   numbers *= model.layers * model.embed_dim
-  return 4 * numbers // device.fsdp // device.tensor
+  return numbers // device.fsdp // device.tensor
 
 
 def score(
@@ -176,7 +179,7 @@ def decode(device: Device, slots: int, capacity: int) -> Program:
 def prefill(
   device: Device, slots: int, capacity: int, rows: int, width: int
 ) -> Program:
-  """Returns the bytes of a prefill chunk.
+  """Returns the bytes of the largest prefill call.
 
   Args:
     device: the model on a device.
@@ -186,12 +189,18 @@ def prefill(
     width: tokens of a chunk.
   """
   arguments = view_bytes(device) + cache_bytes(device, slots, capacity)
-  rows = -(-rows // device.rows)
-  # Keys and values of one layer, gathered from the slots, and the last logits.
-  prefixes = rows * capacity * _cached_token_bytes(device)
-  logits = 2 * 4 * rows * device.table // device.model.embed_dim
-  work = _forward_work(device, rows * width, width, capacity, fused=True)
-  return Program(arguments, int(_MARGIN * (work + prefixes + logits)))
+  rows = min(rows, slots)
+  shapes = admission.Shapes(slots, rows, width, ways=device.rows)
+  # Keys and values of one layer, read from the slots, and the last logits.
+  prefix = _cached_token_bytes(device)
+  work = max(
+    count * length * prefix
+    + _forward_work(device, count * width, width, length, fused=True)
+    for count, length in shapes.calls(capacity)
+  )
+  most = shapes.row_counts[-1]
+  logits = 2 * 4 * most * device.table // device.model.embed_dim
+  return Program(arguments, int(_MARGIN * (work + logits)))
 
 
 def view_bytes(device: Device) -> int:
@@ -303,6 +312,8 @@ def _forward_work(
   mlp = (4 if fused else 2) * model.mlp_dim
   split = max(mlp, 3 * heads) // device.tensor
   work = tokens * device.width * (split + 2 * model.embed_dim)
+  if device.tensor > 1:  # the stream's sum over `tensor`
+    work += 4 * tokens * model.embed_dim
   if device.fsdp > 1 and not fused:  # the layer's matrices are gathered
     work += device.width * device.layer
   return work + _score_bytes(device, tokens, queries, keys)

@@ -11,11 +11,12 @@ PRESETS = tuple(
 FSDP, MIXED, TENSOR = (1, 8, 1), (1, 2, 4), (1, 1, 8)
 SIZES = programs.Sizes()
 PROGRAMS = (
-  *(measure.Program('h100', 'train_step', x, FSDP) for x in PRESETS),
+  *(measure.Program('h100', 'train_step', x, FSDP) for x in PRESETS[:-1]),
   measure.Program('h100', 'train_step', 'qwen3_8b', MIXED),
   measure.Program('h100', 'train_step', 'qwen3_8b', (2, 2, 2)),
-  measure.Program('h100', 'train_step', 'qwen3_32b', MIXED),
+  # Its state and gradients in float32 take more than an H100 has.
   measure.Program('h200', 'train_step', 'qwen3_32b', FSDP),
+  measure.Program('h200', 'train_step', 'qwen3_32b', MIXED),
   measure.Program('h100', 'train_step', 'qwen3_0p6b', (1, 1, 1)),
   *(
     measure.Program('h100', name, preset, mesh)

@@ -138,8 +138,20 @@ def test_prefix_lengths(tokens, capacity, length):
   assert schedule.prefix_length(tokens, capacity) == length
 
 
+@pytest.mark.parametrize(
+  'capacity, calls',
+  [
+    (48, [(8, 48), (64, 48)]),
+    (1024, [(8, 128), (64, 128), (8, 512), (64, 512), (8, 1024), (64, 1024)]),
+    (6000, [(8, 128), (64, 128), (8, 512), (64, 512), (8, 2048), (8, 6000)]),
+  ],
+)
+def test_shapes_of_calls(capacity, calls):
+  assert admission.Shapes(64, 64, 64).calls(capacity) == calls
+
+
 def test_long_prefixes_have_few_rows():
-  sizes = admission.Shapes(64, 64, 64, 0, None)
+  sizes = admission.Shapes(64, 64, 64)
   plan = schedule.Schedule(64)
   for i in range(40):
     ids = prompt(100 if i else 1200, i)

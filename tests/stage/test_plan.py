@@ -102,7 +102,7 @@ def test_remat_keeps_less():
   assert kept['none'] > kept['attention'] > kept['block']
   # Attention's output and the log of its sums, in eight further layers.
   more = kept['attention'] - kept['block']
-  assert more == pytest.approx(9 * 64 * 2 * (16 * 4 + 4) * 1.03, abs=2)
+  assert more == pytest.approx(9 * 64 * 2 * (16 * 4 + 4) * 1.05, abs=2)
 
 
 def test_short_rows_store_scores_on_a_cpu_and_long_ones_do_not():
@@ -127,8 +127,8 @@ def test_logits_are_counted_by_the_block():
     _make(vocab_size=size, platform='gpu').programs['score'].temporaries
     for size in (2**17, 2**19, 2**20)
   )
-  assert few - small > 1.03 * 4 * (2**19 - 2**17) * 32 + 2**24
-  assert many - few == pytest.approx(1.03 * 4 * 2**19 * 32, rel=0.01)
+  assert few - small > 1.05 * 4 * (2**19 - 2**17) * 32 + 2**24
+  assert many - few == pytest.approx(1.05 * 4 * 2**19 * 32, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,22 @@ def test_a_model_that_samples_has_a_cache_and_a_view_of_its_own():
     for players in (0, 1)
   )
   assert two.decode_bytes == 2 * alone.decode_bytes
+
+
+def test_a_cache_that_sleeps_does_not_lie_beside_the_update():
+  batch = schema.Batch(row_tokens=512, micro_batch_tokens=8192)
+  rollout = schema.Rollout(slots=64)
+  awake, asleep = (
+    _make(
+      stage=_stage(
+        batch=batch, rollout=dataclasses.replace(rollout, sleep=sleep)
+      )
+    )
+    for sleep in (False, True)
+  )
+  cache = 4 * 64 * 16 * 34
+  assert awake.sleep_bytes == 0 and asleep.sleep_bytes == cache
+  assert awake.total_bytes - asleep.total_bytes == cache
 
 
 def test_details_are_a_table_of_weights_and_one_of_transfers():

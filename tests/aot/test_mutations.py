@@ -1,0 +1,64 @@
+"""Deliberate mistakes that the compile tier must catch."""
+
+import jax
+import pytest
+
+from experiments import programs
+from experiments.aot import kernels, measure, targets
+from kernels import flash_triton
+from posttrain import sharding
+from posttrain.decode import loop
+from posttrain.ops import dispatch
+
+pytestmark = [
+  pytest.mark.aot,
+  pytest.mark.skipif(
+    targets.missing('h100') is not None, reason=str(targets.missing('h100'))
+  ),
+]
+SIZES = programs.Sizes()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+  """Traces anew: a traced function keeps what it was traced with."""
+  jax.clear_caches()
+  yield
+  jax.clear_caches()
+
+
+def wrong(name: str, mesh: tuple[int, int, int]) -> str:
+  """Returns what the checks find in two layers of a program."""
+  case = measure.Program('h100', name, 'qwen3_8b', mesh, layers=2)
+  return '\n'.join(measure.program(case, SIZES)[1])
+
+
+def test_a_dropped_constraint(monkeypatch):
+  monkeypatch.setattr(sharding, 'pin_batch', lambda x: x)
+  lines = wrong('train_step', (1, 8, 1))
+  assert 'all tokens: ' in lines
+  assert 'collectives: ' in lines
+
+
+def test_attention_without_its_kernel(monkeypatch):
+  monkeypatch.setattr(dispatch, 'choose', lambda *args: 'xla')
+  assert 'flash_forward: 0 calls' in wrong('train_step', (1, 2, 4))
+
+
+def test_a_tile_beyond_shared_memory(monkeypatch, tmp_path):
+  monkeypatch.setattr(flash_triton, 'BLOCK', 256)
+  case = kernels.CASES['training, 16/8 heads of 128']
+  with pytest.raises(Exception, match='Shared memory size limit exceeded'):
+    kernels.compile(case, 'h100', str(tmp_path))
+
+
+def test_a_tile_that_spills(monkeypatch, tmp_path):
+  monkeypatch.setattr(flash_triton, 'BLOCK', 128)
+  rows = measure.kernel('prefill, 32/8 heads of 128', 'h100', str(tmp_path))
+  assert any(row['spill_stores'] for row in rows)
+
+
+def test_a_cache_that_is_not_donated(monkeypatch):
+  decode = jax.jit(loop.decode.__wrapped__, static_argnums=(1, 5))
+  monkeypatch.setattr(loop, 'decode', decode)
+  assert 'must replace the one given' in wrong('decode', (1, 2, 4))
