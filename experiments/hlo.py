@@ -3,8 +3,8 @@
 1. `parse` reads the text of a compiled program (`compiled.as_text()`) into
    computations and instructions.
 2. A computation runs as often as all its callers together; the body of a while
-   loop runs `known_trip_count` times per run of the loop, once if that is not
-   known. Every branch of a conditional counts.
+   loop runs as often as `Module.trips` says, once if that is not known. Every
+   branch of a conditional counts.
 3. `Module.collectives` lists what travels between devices, `Module.loops` the
    while loops, `Module.spanning` the large arrays.
 
@@ -75,6 +75,7 @@ class Instruction:
   type: str  # of the result, as text
   operands: tuple[str, ...]  # names
   attributes: str  # the text after the operands
+  literal: str = ''  # of a constant
 
   @functools.cached_property
   def arrays(self) -> tuple[Array, ...]:
@@ -88,10 +89,10 @@ class Instruction:
     return match[1] if match else ''
 
   @property
-  def trips(self) -> int:
-    """How often a while loop runs its body; 1 if that is not known."""
+  def known_trips(self) -> int | None:
+    """How often a while loop runs its body, if the compiler noted it."""
     match = _TRIPS.search(self.attributes)
-    return int(match[1]) if match else 1
+    return int(match[1]) if match else None
 
   @property
   def callees(self) -> list[str]:
@@ -151,7 +152,7 @@ class Module:
     for name, instructions in self.computations.items():
       for x in instructions:
         for callee in x.callees:
-          callers[callee].append((name, x.trips if x.opcode == 'while' else 1))
+          callers[callee].append((name, self.trips(x)))
 
     @functools.cache
     def count(name: str) -> int:
@@ -159,6 +160,23 @@ class Module:
       return own + sum(count(x) * trips for x, trips in callers[name])
 
     return {name: count(name) for name in self.computations}
+
+  def trips(self, x: Instruction) -> int:
+    """Returns how often an instruction runs its computations.
+
+    For a while loop that the compiler did not count, it is the bound of its
+    condition, if that is a constant: jax's loops count from 0 by 1.
+    """
+    if x.opcode != 'while':
+      return 1
+    if x.known_trips is not None:
+      return x.known_trips
+    lines = {y.name: y for y in self.computations[_called(x, 'condition')]}
+    last = list(lines.values())[-1]
+    bound = lines.get(last.operands[-1]) if last.opcode == 'compare' else None
+    if bound and bound.literal.isdigit() and 'direction=LT' in last.attributes:
+      return int(bound.literal)
+    return 1
 
   @functools.cached_property
   def collectives(self) -> tuple[Collective, ...]:
@@ -173,8 +191,9 @@ class Module:
         self._files(x),
       )
       for name, instructions in self.computations.items()
+      if self.times[name] and not _continues(name, instructions)
       for x in instructions
-      if _is_collective(x) and self.times[name] and _group(x) != 1
+      if _is_collective(x) and _group(x) != 1
     ]
     return tuple(sorted(found, key=lambda x: -x.bytes))
 
@@ -185,8 +204,8 @@ class Module:
       Loop(
         name,
         _called(x, 'body'),
-        x.trips,
-        self.times[name] * x.trips,
+        self.trips(x),
+        self.times[name] * self.trips(x),
         x.op_name,
         self._files(x),
       )
@@ -304,6 +323,7 @@ def _instruction(line: str) -> Instruction:
     rest[:end],
     tuple(_NAME.findall(tail[:close])),
     tail[close:],
+    tail[: close - 1] if opcode == 'constant' else '',
   )
 
 
@@ -347,6 +367,18 @@ def _digits(dtype: str) -> str:
 
 def _is_collective(x: Instruction) -> bool:
   return x.opcode.removesuffix('-start') in KINDS
+
+
+def _continues(name: str, instructions: tuple[Instruction, ...]) -> bool:
+  """Returns whether a computation continues an exchange that another starts.
+
+  TPUs' compiler fuses parts of an asynchronous collective with other work: each
+  fusion has its instruction, the one with AsyncCollectiveStart is the first.
+  """
+  done = 'custom_call_target="AsyncCollectiveDone"'
+  return name.startswith('async_collective_fusion') or any(
+    done in x.attributes for x in instructions if x.opcode == 'custom-call'
+  )
 
 
 def _kind(x: Instruction, computation: str) -> str:

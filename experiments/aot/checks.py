@@ -53,7 +53,7 @@ def cache(
   mesh: tuple[int, int, int],
   sizes: programs.Sizes,
 ) -> list[str]:
-  """Checks that decoding updates its cache in place."""
+  """Checks that prefill, decode and share update the cache in place."""
   layer = layer_cache_bytes(model, mesh, sizes)
   lines = []
   aliased = compiled.memory_analysis().alias_size_in_bytes

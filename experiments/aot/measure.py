@@ -52,7 +52,7 @@ def program(
   if case.name in plans and target.platform == 'cuda':
     planned = plans[case.name]
     wrong += checks.plan(planned.arguments, planned.total, compiled)
-  if case.name == 'decode':
+  if case.name in ('prefill', 'decode', 'share'):
     wrong += checks.cache(module, compiled, model, case.mesh, sizes)
   row = {
     'kind': 'program',

@@ -143,6 +143,31 @@ def test_wrapped_async_and_fused_collectives_count_once():
   assert module.bytes() == {'reduce-scatter': 1024}
 
 
+def test_parts_of_a_collective_in_fusions_count_once():
+  names = {
+    'fused_computation.1': 'AsyncCollectiveStart',
+    'async_collective_fusion.2': 'Other',
+    'fused_computation.3': 'AsyncCollectiveDone',
+  }
+  module = parse(
+    '\n'.join(
+      f'%f{i} = f32[32,16]{{1,0}} fusion(%p), kind=kCustom, calls=%{name}'
+      for i, name in enumerate(names)
+    ),
+    ''.join(
+      f"""
+%{name} (q: f32[8,16]) -> f32[32,16] {{
+  %q = f32[8,16]{{1,0}} parameter(0)
+  %g = f32[32,16]{{1,0}} all-gather(%q), {GROUPS}, dimensions={{0}}
+  ROOT %c = f32[32,16] custom-call(%g), custom_call_target="{target}"
+}}
+"""
+      for name, target in names.items()
+    ),
+  )
+  assert only(module).computation == 'fused_computation.1'
+
+
 LOOPS = f"""
 %inner (i: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
   %i = (s32[], /*index=1*/f32[8,16]{{1,0}}) parameter(0)
@@ -184,6 +209,34 @@ def test_loops_multiply_and_unknown_trips_count_once(config, trips):
     'outer': (trips, trips),
     'inner': (5, 5 * trips),
   }
+
+
+# TPUs' compiler notes no trip counts.
+@pytest.mark.parametrize(
+  'condition, trips',
+  [
+    ('compare(%i, %n), direction=LT', 7),
+    ('compare(%i, %n), direction=GT', 1),
+    ('compare(%i, %i), direction=LT', 1),
+    ('and(%n, %n)', 1),
+  ],
+)
+def test_the_bound_of_a_condition_is_a_trip_count(condition, trips):
+  test = f"""
+%bound (k: (s32[], f32[8,16])) -> pred[] {{
+  %n = s32[]{{:T(128)}} constant(7)
+  %k = (s32[], f32[8,16]{{1,0}}) parameter(0)
+  %i = s32[] get-tuple-element(%k), index=0
+  ROOT %t = pred[]{{:T(512)}} {condition}
+}}
+"""
+  module = parse(
+    '%t = (s32[], f32[8,16]{1,0}) tuple(%p, %p)\n'
+    'ROOT %w = (s32[], f32[8,16]{1,0}) while(%t), condition=%bound, '
+    'body=%inner',
+    LOOPS + test,
+  )
+  assert only(module).times == trips
 
 
 def test_custom_calls_and_copies_in_loops():
