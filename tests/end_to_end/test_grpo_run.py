@@ -11,6 +11,7 @@ from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.checkpoints import reading
 from posttrain.config import checks
+from posttrain.decode import engine
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.report import curves
@@ -99,6 +100,28 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope='module')
 def rows(finished):
   return writers.read(str(finished / 'metrics.jsonl'))
+
+
+def test_freeing_the_cache_during_updates_changes_no_number(
+  rows, tmp_path, monkeypatch
+):
+  run, awake, calls = _run(steps=3), engine.Engine.sleep, []
+  (stage,) = run.stages.values()
+  rollout = dataclasses.replace(stage.rollout, sleep=True)
+  stage = dataclasses.replace(stage, rollout=rollout)
+  run = dataclasses.replace(run, stages={'grpo': stage})
+
+  def sleep(self):
+    calls.append(self._state is not None)
+    awake(self)
+
+  monkeypatch.setattr(engine.Engine, 'sleep', sleep)
+  _launch(tmp_path / 'run', run)
+  assert calls == 3 * [True]
+  slept = writers.read(str(tmp_path / 'run' / 'metrics.jsonl'))
+  for a, b in zip(slept[1:3], rows[1:3], strict=True):
+    same = {k for k in a if not k.startswith('time/')}
+    assert {k: a[k] for k in same} == {k: b[k] for k in same}
 
 
 def test_sampler_and_policy_logprobs_agree(rows):

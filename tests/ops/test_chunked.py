@@ -49,9 +49,9 @@ def close(ours, expected, bound):
 
 
 @pytest.mark.parametrize(
-  't, s, block', [(T, T, 32), (T, T, 128), (24, T, 32), (T, 87, 16)]
+  't, s, block, softcap',
+  [(T, T, 32, None), (T, T, 128, 0.8), (24, T, 32, 0.8), (T, 87, 16, None)],
 )
-@pytest.mark.parametrize('softcap', [None, 0.8])
 def test_matches_dense_on_all_kinds_of_intervals(t, s, block, softcap):
   """Sizes that blocks divide or not; empty intervals; windows; a cache."""
   ends = inputs.every_kind(t, s)

@@ -58,7 +58,7 @@ def kernels(fn, args, target):
   'target, remat, kv_heads, count',
   [
     ('h200', 'attention', 2, 3),  # forward, dq, dkv
-    ('h200', 'block', 4, 4),  # forward twice
+    pytest.param('h200', 'block', 4, 4, marks=pytest.mark.slow),  # twice
     ('v5e', 'none', 8, 3),
   ],
 )
