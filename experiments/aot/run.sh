@@ -8,7 +8,8 @@
 #
 # The compilers are wheels of 360 MB (cuda) and 210 MB (tpu), fetched by pip once
 # into a folder of their own under POSTTRAIN_AOT_WHEELS, by default
-# ~/.cache/posttrain/aot. No other Python process sees them.
+# ~/.cache/posttrain/aot. No other Python process sees them. Exit code 3: they
+# cannot be fetched.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -36,14 +37,14 @@ fetch() {
   rm -rf "$2.part"
   mkdir -p "$(dirname "$2")"
   # shellcheck disable=SC2046  # one argument per requirement
-  "$python" -m pip install -q --no-deps --target "$2.part" $(requirements "$1")
-  mv "$2.part" "$2"
+  "$python" -m pip install -q --no-deps --target "$2.part" $(requirements "$1") &&
+    mv "$2.part" "$2"
 }
 
 # Runs the tests of a platform with its compiler.
 run() {
   local folder=$wheels/$1-jax$version
-  fetch "$1" "$folder"
+  fetch "$1" "$folder" || return 3
   export POSTTRAIN_AOT=$1
   export PYTHONPATH=$PWD:$folder${PYTHONPATH:+:$PYTHONPATH} JAX_PLATFORMS=cpu
   if [[ $1 == tpu ]]; then
@@ -60,7 +61,7 @@ run() {
 }
 
 if (($#)); then
-  for platform in "$@"; do (run "$platform"); done
+  for platform in "$@"; do (run "$platform") || exit; done
   exit
 fi
 POSTTRAIN_AOT_ROWS=$(mktemp)
