@@ -365,8 +365,11 @@ def write(
 
   def local(cache, new, slots, *index):
     rows = index[0] if index else jnp.arange(len(new))
-    new = new.astype(cache.dtype)
-    return cache.at[rows[:, None], :, slots].set(new, mode='drop')
+    heads = jnp.arange(new.shape[2])[None, None]
+    # A window of several heads would have TPUs choose another layout for the
+    # cache than the decode kernel's, and copy it at every step.
+    at = cache.at[rows[:, None, None], heads, slots[:, :, None]]
+    return at.set(new.astype(cache.dtype), mode='drop')
 
   place = sharding.fitting(cache.shape, CACHE_AXES)
   rows, heads = place
