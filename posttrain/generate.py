@@ -126,6 +126,7 @@ def answer(flags: Flags) -> dict[str, Any]:
     ValueError: the checkpoint cannot be used, or the prompt does not fit it.
   """
   # Imported here so that command-line mistakes are reported without jax.
+  from posttrain import sharding
   from posttrain.decode import engine as engines
 
   policy = policies.load(
@@ -135,7 +136,9 @@ def answer(flags: Flags) -> dict[str, Any]:
     cache=flags.compilation_cache,
   )
   prompt = prompt_of(flags, policy)
-  engine = engines.Engine(policy.model, slots=1, seed=flags.seed)
+  engine = engines.Engine(
+    policy.model, slots=1, seed=flags.seed, mesh=sharding.one_device()
+  )
   engine.set_params(policy.params, 0)
   (completion,) = engine.generate(
     [

@@ -53,6 +53,12 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
   return sizes
 
 
+@functools.cache
+def one_device() -> Mesh:
+  """Returns the mesh of the first device alone."""
+  return make_mesh(schema.Mesh(), jax.devices()[:1])
+
+
 def make_mesh(
   cfg: schema.Mesh, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
@@ -223,6 +229,9 @@ def pin_batch(x: jax.Array) -> jax.Array:
 
 def gather(x: jax.Array, *axes: Axes) -> jax.Array:
   """Gathers a weight over `fsdp`, and reduce-scatters its gradient.
+
+  The gradient is summed over the devices in the weight's dtype, as other FSDP
+  implementations do; one device rounds its sum to that dtype only once.
 
   Args:
     x: a weight in the compute dtype, the dtype that travels.

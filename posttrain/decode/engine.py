@@ -63,11 +63,12 @@ class Engine:
       chunk: tokens per decode call while a request waits for a slot or holds
         one.
       prefill_rows: the most prompts prefilled at a time, and between two
-        chunks of decoding; a call for few prompts has an eighth of these rows.
+        chunks of decoding, rounded up to as many on each device; a call for few
+        prompts has an eighth of these rows.
       prefill_tokens: tokens of a prompt per prefill chunk.
       seed: the seed of all draws.
-      mesh: splits slots over its axes data and fsdp; weights are whole on
-        every device. None = one device.
+      mesh: splits slots over its axes data and fsdp, and weights over tensor.
+        None = one device.
       share_prefill: neighbours with the same prompt wait until there are slots
         for all of them, so that their prompt is prefilled once; otherwise they
         take free slots at once.
@@ -78,7 +79,7 @@ class Engine:
     self.slots, self.capacity = slots, capacity
     self._grows = capacity is None
     self._model, self._chunk = model, chunk
-    self._sharding = loop.placement(mesh, slots)
+    self._mesh, self._sharding = mesh, loop.placement(mesh, slots)
     ways = 1 if mesh is None else sharding.batch_ways(mesh)
     rows = min(prefill_rows, slots)
     self._shapes = admission.Shapes(
@@ -273,7 +274,9 @@ class Engine:
     """
     self._need_weights()
     width = schedule.bucket(max(map(len, sequences)))
-    scorer = scoring.Scorer(self._model, self._shapes.rows, width)
+    ways = self._shapes.ways
+    rows = -(-self._shapes.rows // ways) * ways
+    scorer = scoring.Scorer(self._model, rows, width, self._mesh)
     temperatures = [np.full(len(x), temperature, np.float32) for x in sequences]
     return scorer(self._params, sequences, temperatures)
 

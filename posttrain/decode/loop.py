@@ -81,7 +81,7 @@ def _pin(state: State, sharding: NamedSharding | None) -> State:
     return state
   mesh = sharding.mesh
   places = jax.tree.map(lambda _: sharding, state)
-  heads = PartitionSpec(sharding_lib.BATCH_AXES, sharding_lib.TENSOR)
+  heads = PartitionSpec(*layers.CACHE_AXES)
   if state.cache[0][0].shape[1] % mesh.shape[sharding_lib.TENSOR] == 0:
     cache = jax.tree.map(lambda _: NamedSharding(mesh, heads), state.cache)
     places = dataclasses.replace(places, cache=cache)
@@ -341,9 +341,7 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
 def _draw(state: State, slots: Slots, logits, active) -> State:
   """Draws the token at position `length` of the active slots, bool[B]."""
   rows = PartitionSpec(sharding_lib.BATCH_AXES)
-  spec = sharding_lib.fitting(
-    logits.shape, (sharding_lib.BATCH_AXES, sharding_lib.TENSOR)
-  )
+  spec = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
   split = sharding_lib.current() is not None and spec[1] is not None
   draw = sharding_lib.split(
     functools.partial(_draw_rows, axis=spec[1] if split else None),

@@ -1,8 +1,8 @@
 """The queue and the slots of an engine: which request gets a slot next.
 
 A request's turn begins when its tokens are known. A new request then waits in
-the queue for a slot. Its tokens are fed in chunks (those of extensions ahead
-of those of new requests), then it is active until it stops. A held request
+the queue for a slot. Its tokens are fed in chunks, then it is active until it
+stops. A held request
 keeps its slot until its next turn or its release.
 
 The slots are split over devices in equal ranges. Requests with the same prompt
@@ -92,11 +92,6 @@ class Group:
   def position(self) -> int:
     """The position of the next token to feed."""
     return self.head.start + self.fed
-
-  @property
-  def priority(self) -> int:
-    """Rank among the groups of a device: begun, extensions, new ones."""
-    return 0 if self.fed else 1 if self.head.start else 2
 
 
 class Schedule:
@@ -314,7 +309,8 @@ class Schedule:
       most: the largest number of groups per device.
     """
     rows: list[list[Group]] = [[] for _ in range(self._ways)]
-    for group in sorted(self._groups, key=lambda group: group.priority):
+    # Those that have begun come first, then in the order of getting slots.
+    for group in sorted(self._groups, key=lambda group: not group.fed):
       rows[group.device].append(group)
     return [groups[:most] for groups in rows]
 

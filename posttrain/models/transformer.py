@@ -26,6 +26,7 @@ Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -110,9 +111,8 @@ class Transformer(nn.Module):
     x, _ = blocks(cfg, name='layers')(x, local, ranges, k_end)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
-      layers.Linear(cfg.vocab_size, sharding.COLUMNS, name='head')(
-        x
-      )  # `head` reads the kernel
+      # `head` reads the kernel.
+      layers.Linear(cfg.vocab_size, sharding.COLUMNS, name='head')(x)
     return x
 
 
@@ -128,6 +128,8 @@ def init(key: jax.Array, cfg: schema.Model) -> Params:
     cfg: model options, with `vocab_size` resolved.
   """
   assert cfg.vocab_size is not None, 'vocab_size must be resolved'
+  # Shapes do not depend on it, and another platform's may not be here.
+  cfg = dataclasses.replace(cfg, attention='xla')
   tokens = jnp.zeros((1, 1), jnp.int32)
   return Transformer(cfg).init(key, tokens, tokens, tokens)['params']
 

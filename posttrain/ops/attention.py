@@ -50,16 +50,23 @@ def intervals(
   return start, jnp.where(valid, index + 1, 0)
 
 
-def check(cfg: schema.Model) -> None:
-  """Checks that this process's devices support a model's `attention`.
+def check(cfg: schema.Model, platform: str | None = None) -> None:
+  """Checks that devices support a model's `attention`.
+
+  Args:
+    cfg: model options.
+    platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
 
   Raises:
     FieldError: they do not.
   """
+  if cfg.attention == 'auto':  # it chooses among those that they support
+    return
   dtype, softcap = jnp.dtype(cfg.dtype), cfg.attention_softcap
   dispatch.choose(
     cfg.attention,
     lambda name: _unsupported(name, cfg.head_dim, (dtype,) * 3, softcap),
+    here=platform,
   )
 
 

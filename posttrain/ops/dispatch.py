@@ -41,6 +41,7 @@ def choose(
   impl: str,
   unsupported: Callable[[str], str | None],
   avoid: Callable[[str], str | None] = lambda _: None,
+  here: str | None = None,
 ) -> str:
   """Resolves the name of an implementation to a supported one.
 
@@ -50,6 +51,7 @@ def choose(
       the arguments, None if it does.
     avoid: returns why 'auto' does not choose supported kernels, None if it
       does.
+    here: the platform; None = the one in use.
 
   Returns:
     'xla', 'interpret', 'cudnn', 'triton', 'mosaic_tpu', or 'auto': the kernels
@@ -64,7 +66,8 @@ def choose(
     raise ValueError(f'impl must be one of {schema.ATTENTION}: got {impl!r}')
   if impl == 'xla':
     return impl
-  kernels = KERNELS.get(platform())
+  here = here or platform()
+  kernels = KERNELS.get(here)
   if impl == 'auto':
     if kernels is None:
       return 'xla'
@@ -73,19 +76,19 @@ def choose(
       _warn(f'attention runs as XLA, not as {kernels}: {reason}')
     return 'xla' if reason else 'auto'
   target = {'interpret': 'triton', 'pallas': kernels}.get(impl, impl)
-  reason = _missing(impl) or unsupported(target or '')
+  reason = _missing(impl, here) or unsupported(target or '')
   if reason:
     hint = f"{reason}; use 'auto', 'xla' or, for tests, 'interpret'"
     raise schema.FieldError('attention', 'be supported here', impl, hint)
   return target if target and impl == 'pallas' else impl
 
 
-def _missing(impl):
-  """Returns why the platform in use has no such implementation, or None."""
+def _missing(impl, here):
+  """Returns why a platform has no such implementation, or None."""
   platforms = {'pallas': tuple(KERNELS), 'cudnn': ('gpu',)}.get(impl)
-  if platforms is None or platform() in platforms:
+  if platforms is None or here in platforms:
     return None
-  return f'it is for a {" or ".join(platforms)}, not for a {platform()}'
+  return f'it is for a {" or ".join(platforms)}, not for a {here}'
 
 
 def _several_devices():

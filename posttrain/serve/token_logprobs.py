@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain import schema, scoring
+from posttrain import schema, scoring, sharding
 from posttrain.models import transformer
 
 ROWS = 8  # sequences scored at a time, if there are several
@@ -88,6 +88,12 @@ def _score_rows(params, cfg, sequences, temperatures, shape, count):
 @functools.partial(jax.jit, static_argnames=('cfg', 'count'))
 def _forward(params, ids, valid, temperatures, cfg, count):
   """Returns logprobs f32[B, T], ranks i32[B, T], alternatives [B, T, A]."""
+  with sharding.use(sharding.one_device()):
+    return _scored(params, ids, valid, temperatures, cfg, count)
+
+
+def _scored(params, ids, valid, temperatures, cfg, count):
+  """Computes `_forward`."""
   rows, width = ids.shape
   positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), ids.shape)
   hidden, _ = transformer.trunk(params, cfg, ids, positions, valid)

@@ -18,10 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import jax
 import numpy as np
 
-from posttrain import schema, sharding
+from posttrain import sharding
 from posttrain.checkpoints import policies
 from posttrain.decode import engine as engines
 from posttrain.decode import requests
@@ -213,7 +212,7 @@ class Worker:
       capacity=self.capacity,
       chunk=self._chunk,
       share_prefill=False,
-      mesh=sharding.make_mesh(schema.Mesh(), jax.devices()[:1]),
+      mesh=sharding.one_device(),
       **_PREFILL,
     )
     engine.set_params(self._policy.params, 0)

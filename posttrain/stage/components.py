@@ -77,8 +77,7 @@ def make(
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
   platform = platform or jax.default_backend()
-  if platform == jax.default_backend():
-    _check_attention(cfg, name, model)
+  _check_attention(cfg, name, model, platform)
   with _naming(name):
     data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
@@ -146,10 +145,12 @@ def model_options(
     raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
 
 
-def _check_attention(cfg: schema.Run, name: str, model: schema.Model) -> None:
+def _check_attention(
+  cfg: schema.Run, name: str, model: schema.Model, platform: str
+) -> None:
   """Refuses an implementation of attention that the devices do not have."""
   try:
-    attention.check(model)
+    attention.check(model, platform)
   except schema.FieldError as error:
     key = f'{name}.model' if cfg.stages[name].model else 'model'
     raise ValueError(f'config.{key}.{error.field} {error.detail}') from None

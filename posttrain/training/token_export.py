@@ -42,7 +42,8 @@ COMPARED = ('log_ratio', 'ratio', 'probability_difference', 'k3')
 # Per micro-batch, not per batch, so that padding is not scored.
 @functools.partial(jax.jit, static_argnames=('cfg', 'place'))
 def _score(params, rows, cfg, place):
-  scored = scoring.score(params, cfg, *rows)
+  with sharding.use(place.mesh):
+    scored = scoring.score(params, cfg, *rows)
   return jax.lax.with_sharding_constraint(scored, place)
 
 
