@@ -157,6 +157,8 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
   text = capsys.readouterr().out
   assert 'mesh                 data 2, fsdp 2, tensor 2' in text
   assert '(-, fsdp, tensor)' in text and 'reduce-scatter' in text
+  flags = ['--dry_run', '--devices=gpu:4', '--config.model.attention=pallas']
+  assert main.main([*TINY, *flags]) == 0
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,10 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
       'must divide over config.mesh.tensor=5',
     ),
     (['--dry_run', '--profile=1:2'], '--profile must be given without'),
+    (
+      ['--dry_run', '--devices=tpu:8', '--config.model.attention=cudnn'],
+      'config.model.attention must be supported here',
+    ),
   ],
 )
 def test_mistakes_about_absent_devices_are_one_line(

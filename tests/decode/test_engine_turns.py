@@ -146,6 +146,24 @@ def test_group_waits_for_running_requests():
   assert [len(run) for run in assign(plan)] == [4]
 
 
+def test_extensions_do_not_keep_new_prompts_waiting():
+  """One row per call, and two conversations that go on in every round."""
+  plan, fed = schedule.Schedule(3), []
+  for id in range(2):
+    queue(plan, id, 1 + id, hold=True)
+  held = [entry for (entry,) in assign(plan)]
+  queue(plan, 2, 3)
+  for _ in range(3):
+    for entry in [x for x in held if x.active]:
+      plan.finish(entry)
+      assert plan.begin(entry, entry.request.ids, 2, 4, helpers.WIDTH)
+    plan.assign_slots()
+    (group,) = plan.next_rows(1)[0]
+    fed.append(group.head.request.id)
+    assert plan.feed(group, group.left)
+  assert 2 in fed
+
+
 def test_poll_raises_if_all_slots_are_held():
   engine = helpers.make(**helpers.SMALL)
   for i in (1, 2):
