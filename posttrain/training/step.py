@@ -15,6 +15,7 @@ With `updates` > 1 several updates follow each other, each on the whole batch
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,13 +127,7 @@ def make_train_step(
       gradients, see `accumulate_once`.
   """
 
-  def add_up(function, params, base, batch):
-    if reduce == 'update' and sharding.current() is not None:
-      places = sharding.shardings(params, rules, mesh)
-      return accumulate_once(
-        function, params, base, batch, places, objective.dtype
-      )
-    return accumulate(lambda p, x: function(p, base, x), params, batch)
+  gradients = functools.partial(_gradients, objective, mesh, rules, reduce)
 
   def place(state: arrays.TrainState) -> arrays.TrainState:
     return jax.lax.with_sharding_constraint(
@@ -140,13 +135,7 @@ def make_train_step(
     )
 
   def once(state: arrays.TrainState, batch: Batch, base: Any):
-    return _update(
-      state, batch, base, objective, optimizer, average, place, add_up
-    )
-
-  def update(state: arrays.TrainState, batch: Batch, base: Any):
-    with sharding.use(mesh):
-      return passes(state, batch, base)
+    return _update(state, batch, base, gradients, optimizer, average, place)
 
   def passes(state: arrays.TrainState, batch: Batch, base: Any):
     state = dataclasses.replace(state, step=state.step + 1)
@@ -166,31 +155,48 @@ def make_train_step(
     # A scan may choose a layout of its own, and the next call would compile.
     return place(state), metrics
 
+  def update(state: arrays.TrainState, batch: Batch, base: Any):
+    with sharding.use(mesh):
+      return passes(state, batch, base)
+
   return TrainStep(update, mesh, base)
+
+
+def _gradients(
+  objective: base_lib.Objective,
+  mesh: Mesh,
+  rules: sharding.Rules,
+  reduce: str,
+  params: Any,
+  base: Any,
+  batch: Batch,
+) -> tuple[Any, combine.Metrics, jax.Array]:
+  """Returns gradients, metrics and loss of a batch."""
+
+  def attach(params: Any, base: Any):
+    return params if base is None else base.attach(params)
+
+  def loss(params: Any, base: Any, micro: Batch):
+    return objective(attach(params, base), micro)
+
+  batch = objective.prepare(attach(params, base), batch)
+  if reduce == 'update' and sharding.current() is not None:
+    places = sharding.shardings(params, rules, mesh)
+    return accumulate_once(loss, params, base, batch, places, objective.dtype)
+  return accumulate(lambda p, micro: loss(p, base, micro), params, batch)
 
 
 def _update(
   state: arrays.TrainState,
   batch: Batch,
   base: Any,
-  objective: base_lib.Objective,
+  gradients: Callable[..., tuple[Any, combine.Metrics, jax.Array]],
   optimizer: optax.GradientTransformation,
   average: float | None,
   place: Callable[[arrays.TrainState], arrays.TrainState],
-  add_up: Callable[..., tuple[Any, combine.Metrics, jax.Array]],
 ) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
   """Returns the state after one optimizer update, and its metrics."""
-
-  def attach(params: Any, base: Any):
-    return params if base is None else base.attach(params)
-
-  batch = objective.prepare(attach(state.params, base), batch)
-  grads, sums, loss = add_up(
-    lambda params, base, micro: objective(attach(params, base), micro),
-    state.params,
-    base,
-    batch,
-  )
+  grads, sums, loss = gradients(state.params, base, batch)
   norm = optax.tree.norm(grads)
   bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
   empty = batch.members == 0
