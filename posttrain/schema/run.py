@@ -14,7 +14,7 @@ class Mesh:
   data: int = -1
   # Devices of the axis that splits the batch, weights and optimizer state.
   fsdp: int = 1
-  # Devices of the axis that splits heads and MLP width.
+  # Devices of the axis that splits heads, MLP width and vocabulary.
   tensor: int = 1
 
   def __post_init__(self):
