@@ -17,8 +17,7 @@ move follows from the placement:
 
 With LoRA only the adapter has gradients. The part of it that `fsdp` splits
 travels with its layer; the gradients of the rest are all-reduced over `fsdp`
-and `data` together. Over `tensor` the products with A
-are summed as well.
+and `data` together. Over `tensor` the products with A are summed as well.
 """
 
 import dataclasses

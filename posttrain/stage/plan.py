@@ -66,6 +66,10 @@ class Plan:
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
+    update = _size(self.update_bytes)
+    if self.sleep_bytes:
+      freed = _size(self.sleep_bytes)
+      update += f', less {freed} of cache that rollout.sleep frees'
     rows = (
       ('prompts_per_step', f'{self.prompts_per_step}'),
       ('group_size', groups),
@@ -82,7 +86,7 @@ class Plan:
       ('  training state', _size(self.state_bytes)),
       ('  decoding', _size(self.decode_bytes)),
       ('  references', _size(self.reference_bytes)),
-      ('  larger of: update', _size(self.update_bytes)),
+      ('  larger of: update', update),
       ('             rollout', _size(self.rollout_bytes)),
     )
     return [
