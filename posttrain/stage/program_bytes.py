@@ -218,7 +218,7 @@ def prefill(
   rows = min(rows, slots)
   shapes = admission.Shapes(slots, rows, width, ways=device.rows)
   # Keys and values of one layer, read from the slots, and the last logits.
-  prefix = _cached_token_bytes(device)
+  prefix = cached_token_bytes(device)
   work = max(
     count * length * prefix
     + _forward_work(device, count * width, width, length, fused=True)
@@ -249,11 +249,11 @@ def view_bytes(device: Device) -> int:
 
 def cache_bytes(device: Device, slots: int, capacity: int) -> int:
   """Returns the bytes of the slots: cache, drawn ids and their logprobs."""
-  token = device.model.layers * _cached_token_bytes(device) + 4 + 4
+  token = device.model.layers * cached_token_bytes(device) + 4 + 4
   return slots // device.rows * capacity * token
 
 
-def _cached_token_bytes(device: Device) -> int:
+def cached_token_bytes(device: Device) -> int:
   """Returns the bytes of a token's key and value in a layer."""
   model = device.model
   heads = _split(model.kv_heads, device.tensor)
