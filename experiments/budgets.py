@@ -3,7 +3,9 @@
 1. No collective runs inside a loop over the vocabulary (`losses.logprobs`).
 2. No floating-point result spans all tokens of the batch and a dimension of
    the model or the vocabulary: each device works on its own tokens, except for
-   columns of the embedding.
+   columns of the embedding. Attention is left out: it runs within
+   `jax.shard_map` on a device's rows, and the shape of its scores, heads x
+   queries x keys, may equal that of all tokens x a dimension.
 3. Under fsdp or tensor, collectives move at most SLACK times what weights and
    gradients need, see `weight_bytes`, and under tensor REDUCTIONS sums of the
    residual stream per layer and EDGES more.
@@ -14,6 +16,7 @@ from posttrain import schema
 from posttrain.models import transformer
 
 VOCABULARY_LOOPS = 'losses/logprobs.py'
+ATTENTION = ('posttrain/ops/dense.py', 'posttrain/ops/chunked.py')
 SLACK = 1.2
 # Attention and MLP each end with one; the backward pass computes them again,
 # and has one for the gradient of each product that reads the stream: q, k and
@@ -45,7 +48,7 @@ def violations(
   data, fsdp, tensor = mesh
   if data * fsdp > 1:
     tokens = (sizes.rows, sizes.row_tokens)
-    whole = list(module.spanning(tokens, _widths(model, mesh)))
+    whole = list(module.spanning(tokens, _widths(model, mesh), ATTENTION))
     lines += [f'all tokens: {x.name} = {y}' for x, y in whole[:SHOWN]]
   moved = sum(module.bytes().values())
   limit = SLACK * weight_bytes(model, mesh, width)

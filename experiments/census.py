@@ -109,12 +109,19 @@ def sizes_of(args):
 
 
 def model_of(name: str, args):
-  """Returns the model of a program."""
+  """Returns the model of a program; its tokenizer is of bytes if it has none.
+
+  Args:
+    name: the program.
+    args: the command line.
+  """
   from posttrain import schema
+  from posttrain.chat import tokenizers
 
   model = schema.PRESETS[args.model]
   layers = args.layers or (DECODE_LAYERS if name in DECODE else model.layers)
-  return dataclasses.replace(model, layers=layers)
+  vocab_size = model.vocab_size or tokenizers.Bytes().vocab_size
+  return dataclasses.replace(model, layers=layers, vocab_size=vocab_size)
 
 
 def measure(name: str, model, mesh: tuple[int, int, int], sizes):

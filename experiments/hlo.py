@@ -30,6 +30,7 @@ KINDS = (
 GIB = 2**30
 # Their results are arrays that other instructions computed.
 _NOTHING_NEW = ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast')
+_MOVES = ('transpose', 'copy', 'bitcast')  # one operand, in another layout
 
 _ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,<=]*)\]')
 _NAME = re.compile(r'%([\w.\-]+)')
@@ -75,7 +76,7 @@ class Instruction:
   type: str  # of the result, as text
   operands: tuple[str, ...]  # names
   attributes: str  # the text after the operands
-  literal: str = ''  # of a constant
+  literal: str = ''  # a constant's value, a parameter's number
 
   @functools.cached_property
   def arrays(self) -> tuple[Array, ...]:
@@ -264,7 +265,10 @@ class Module:
     return [x for x in self.collectives if x.computation in bodies]
 
   def spanning(
-    self, tokens: tuple[int, int], widths: set[int]
+    self,
+    tokens: tuple[int, int],
+    widths: set[int],
+    outside: tuple[str, ...] = (),
   ) -> Iterator[tuple[Instruction, Array]]:
     """Yields floating-point results of all tokens times a width.
 
@@ -272,13 +276,47 @@ class Module:
       tokens: rows and tokens of a row; adjacent dimensions of the array, or
         one of their product.
       widths: sizes of which another dimension is one.
+      outside: ends of paths of Python files whose own results are left out.
     """
     for name, instructions in self.computations.items():
       for x in instructions:
         computed = self.times[name] and x.opcode not in _NOTHING_NEW
         for array in x.arrays if computed else ():
           if array.floating and _spans(array.shape, tokens, widths):
-            yield x, array
+            if not self._source(name, x).endswith(outside):
+              yield x, array
+
+  def _source(self, computation: str, x: Instruction) -> str:
+    """Returns the Python file of an instruction, '' if unknown.
+
+    The compiler's own transposes and copies name none: theirs is that of the
+    array they read. A fusion's is its root's, a parameter's of a fusion that of
+    the operand.
+    """
+    while not (files := self._files(x)):
+      operand = next(iter(x.operands), None) if x.opcode in _MOVES else None
+      if x.opcode == 'fusion':
+        computation = x.callees[0]
+        operand = self.computations[computation][-1].name
+      elif x.opcode == 'parameter' and computation in self._fusions:
+        computation, caller = self._fusions[computation]
+        operand = caller.operands[int(x.literal)]
+      lines = {y.name: y for y in self.computations[computation]}
+      if operand not in lines:
+        return ''
+      x = lines[operand]
+    return files[0]
+
+  @functools.cached_property
+  def _fusions(self) -> dict[str, tuple[str, Instruction]]:
+    """The caller of each fused computation: its computation and itself."""
+    return {
+      callee: (name, x)
+      for name, instructions in self.computations.items()
+      for x in instructions
+      if x.opcode == 'fusion'
+      for callee in x.callees
+    }
 
   def _files(self, x: Instruction) -> tuple[str, ...]:
     if match := _FRAME.search(x.attributes):
@@ -323,7 +361,7 @@ def _instruction(line: str) -> Instruction:
     rest[:end],
     tuple(_NAME.findall(tail[:close])),
     tail[close:],
-    tail[: close - 1] if opcode == 'constant' else '',
+    tail[: close - 1] if opcode in ('constant', 'parameter') else '',
   )
 
 

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, scoring, sharding, types
 from posttrain.decode import admission, loop
-from posttrain.models import transformer
+from posttrain.models import lora, transformer
 from posttrain.stage import plan, program_bytes
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import state as train_state
@@ -32,6 +32,7 @@ from posttrain.training import step as train_step
 
 STOP_IDS = 4
 STEPS = 1000  # of the stage; the length of the schedule is no part of a shape
+_STAGE = schema.Stage(envs={'tokens': schema.EnvEntry()})
 _SCALARS = ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences')
 
 
@@ -53,6 +54,7 @@ def lower(
   mesh: Mesh,
   sizes: Sizes,
   platform: str | None = None,
+  stage: schema.Stage = _STAGE,
 ) -> jax.stages.Lowered:
   """Lowers a program.
 
@@ -63,8 +65,10 @@ def lower(
     sizes: sizes of its arguments.
     platform: platform that the program is lowered for, 'cpu', 'cuda' or 'tpu';
       None = that of jax's default backend.
+    stage: options of the train step: LoRA, optimizer, loss, and how often
+      gradients are reduced.
   """
-  fn, args = PROGRAMS[name](_Builder(model, mesh, sizes, platform))
+  fn, args = PROGRAMS[name](_Builder(model, mesh, sizes, platform, stage))
   platforms = None if platform is None else (platform,)
   with sharding.use(mesh):
     return fn.trace(*args).lower(lowering_platforms=platforms)
@@ -101,9 +105,15 @@ class _Builder:
   """The arguments of the programs, as ShapeDtypeStructs with shardings."""
 
   def __init__(
-    self, model: schema.Model, mesh: Mesh, sizes: Sizes, platform: str | None
+    self,
+    model: schema.Model,
+    mesh: Mesh,
+    sizes: Sizes,
+    platform: str | None,
+    stage: schema.Stage,
   ):
     self.model, self.mesh, self.sizes = model, mesh, sizes
+    self.stage = stage
     self._results = functools.partial(
       _results, model=model, mesh=mesh, sizes=sizes, platform=platform
     )
@@ -111,16 +121,20 @@ class _Builder:
     self.slots = loop.placement(mesh, sizes.slots)
 
   def train_step(self) -> tuple[Any, tuple]:
-    stage = schema.Stage(envs={'tokens': schema.EnvEntry()})
+    stage, base = self.stage, None
     optimizer = optim.make(stage.optim, STEPS)
-    state, _ = train_state.shapes(stage, self.model, optimizer, self.mesh)
+    state, whole = train_state.shapes(stage, self.model, optimizer, self.mesh)
+    if stage.lora.rank:
+      base = lora.Base(whole, lora.scale(stage.lora))
     step = train_step.make_train_step(
       objectives.make('tokens', self.model, tuple(stage.envs), stage.loss),
       optimizer,
       mesh=self.mesh,
       rules=transformer.SHARDING_RULES,
+      base=base,
+      reduce=stage.batch.reduce_gradients,
     )
-    return step._update, (state, self._batch(), None)
+    return step._update, (state, self._batch(), base)
 
   def score(self) -> tuple[Any, tuple]:
     sizes = self.sizes

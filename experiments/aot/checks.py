@@ -11,7 +11,8 @@ Each check returns the lines of what is wrong.
 import math
 
 from experiments import census, hlo, programs
-from posttrain import schema
+from posttrain import schema, sharding
+from posttrain.stage import program_bytes
 
 # Kernels that a layer of a program calls.
 KERNELS = {
@@ -75,10 +76,10 @@ def layer_cache_bytes(
   model: schema.Model, mesh: tuple[int, int, int], sizes: programs.Sizes
 ) -> int:
   """Returns the bytes of a layer's keys on one device; values take as many."""
-  data, fsdp, tensor = mesh
-  slots, heads = sizes.slots // (data * fsdp), model.kv_heads // tensor
-  width = 2 if model.dtype == 'bfloat16' else 4
-  return width * slots * heads * sizes.capacity * model.head_dim
+  devices = sharding.abstract_mesh(schema.Mesh(*mesh), math.prod(mesh))
+  device = program_bytes.Device(model, devices, 'gpu')
+  tokens = sizes.slots // device.rows * sizes.capacity
+  return tokens * program_bytes.cached_token_bytes(device) // 2
 
 
 def memory(compiled, limit: int) -> list[str]:

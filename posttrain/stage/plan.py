@@ -13,6 +13,7 @@ import jax
 
 from posttrain import schema, sharding
 from posttrain.models import transformer
+from posttrain.stage import adapter as adapter_lib
 from posttrain.stage import communication, program_bytes, tensors
 from posttrain.training import arrays, optim
 from posttrain.training import state as train_state
@@ -33,9 +34,8 @@ class Plan:
   row_tokens: int
   parameters: int
   trained: int  # those that train; with LoRA the adapter's
-  state_bytes: (
-    int  # weights, moments, average, EMA and snapshots, frozen weights
-  )
+  # Weights, moments, average, EMA and snapshots, frozen weights.
+  state_bytes: int
   slots: int  # sequences decoded at a time
   slot_tokens: int  # capacity of a slot
   decode_bytes: int  # KV cache of the slots, and the decode view
@@ -66,6 +66,10 @@ class Plan:
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
+    update = _size(self.update_bytes)
+    if self.sleep_bytes:
+      freed = _size(self.sleep_bytes)
+      update += f', less {freed} of cache that rollout.sleep frees'
     rows = (
       ('prompts_per_step', f'{self.prompts_per_step}'),
       ('group_size', groups),
@@ -82,7 +86,7 @@ class Plan:
       ('  training state', _size(self.state_bytes)),
       ('  decoding', _size(self.decode_bytes)),
       ('  references', _size(self.reference_bytes)),
-      ('  larger of: update', _size(self.update_bytes)),
+      ('  larger of: update', update),
       ('             rollout', _size(self.rollout_bytes)),
     )
     return [
@@ -143,9 +147,9 @@ def make(
   device = program_bytes.Device(model, mesh, platform)
   state, frozen = _state(stage, model, mesh)
   state_bytes = tensors.device_bytes((state, frozen))
-  programs = _programs(
-    device, stage, slot_tokens, micro_batches, state_bytes, state, frozen
-  )
+  adapter = adapter_lib.of(state.params) if stage.lora.rank else None
+  weights = state_bytes, state, frozen, adapter
+  programs = _programs(device, stage, slot_tokens, micro_batches, *weights)
   group_size = dict(group_sizes or _group_sizes(stage))
   cache = program_bytes.cache_bytes(device, rollout.slots, slot_tokens)
   view = program_bytes.view_bytes(device)
@@ -174,7 +178,7 @@ def make(
     ),
     programs=programs,
     weights=tensors.of(state.params) + tensors.of(frozen),
-    transfers=communication.of(device, batch),
+    transfers=communication.of(device, batch, adapter),
   )
 
 
@@ -198,6 +202,7 @@ def _programs(
   state_bytes: int,
   state: arrays.TrainState,
   frozen: Any,
+  adapter: adapter_lib.Adapter | None,
 ) -> dict[str, program_bytes.Program]:
   """Returns the bytes of the stage's programs."""
   batch, rollout = stage.batch, stage.rollout
@@ -208,7 +213,7 @@ def _programs(
   prefill = min(rollout.prefill_rows, rollout.slots), rollout.prefill_tokens
   return {
     'train_step': program_bytes.train_step(
-      device, stage, state_bytes, trained, micro_batches
+      device, stage, state_bytes, trained, micro_batches, adapter
     ),
     'score': program_bytes.score(device, weights, tokens, row_tokens),
     'decode': program_bytes.decode(*slots),

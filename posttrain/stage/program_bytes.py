@@ -17,6 +17,7 @@ from posttrain.decode import admission
 from posttrain.losses import logprobs
 from posttrain.models import transformer
 from posttrain.ops import attention
+from posttrain.stage import adapter as adapter_lib
 from posttrain.stage import tensors
 
 # The per-token arrays of `types.Batch`: ten of the sample, three of packing.
@@ -73,6 +74,11 @@ class Device:
     assert self.model.vocab_size is not None, 'the vocabulary must be resolved'
     return _split(self.model.vocab_size, self.tensor) * self.model.embed_dim
 
+  @property
+  def tables(self) -> int:
+    """Returns the numbers of head and embedding, whole in D."""
+    return self.table * (1 if self.model.tied_head else 2)
+
   @functools.cached_property
   def layer(self) -> int:
     """Returns the numbers of a layer's matrices, whole over `fsdp`."""
@@ -91,6 +97,7 @@ def train_step(
   state: int,
   trained: int,
   micro_batches: int,
+  adapter: adapter_lib.Adapter | None = None,
 ) -> Program:
   """Returns the bytes of one update.
 
@@ -100,29 +107,48 @@ def train_step(
     state: bytes of the state, and of frozen weights.
     trained: bytes of the weights that train; their gradients have as many.
     micro_batches: micro-batches of a step.
+    adapter: the adapter that trains beside frozen weights; None = all weights
+      train.
   """
-  batch, frozen = stage.batch, bool(stage.lora.rank)
+  batch, frozen = stage.batch, adapter is not None
   local = batch.micro_batch_tokens // device.rows
   once = batch.reduce_gradients == 'update' and device.mesh.size > 1
   # Accumulated gradients, those of the micro-batch, and what layers keep.
   held = 2 * trained + _kept_bytes(device, local, batch.row_tokens)
   head = _head_bytes(device, local, gradient=not frozen)
   layers = _layer_work(device, local, batch.row_tokens)
-  tables = 4 * device.table * (1 if device.model.tied_head else 2)
-  if once and not frozen:
-    # Both gradients are whole, and so are the weights: layers in the compute
-    # dtype and in float32. (Tables in float32, whose gradients are added in
-    # place.)
-    held += 2 * (device.fsdp - 1) * trained
-    held += (device.width + 4) * device.model.layers * device.layer
+  if once:
+    held += _once_bytes(device, trained, adapter)
   elif not frozen and device.mesh.size == 1:
-    layers -= tables  # the gradients of head and embedding are added in place
+    # The gradients of head and embedding are added in place.
+    layers -= 4 * device.tables
   elif not frozen and device.fsdp > 1:
     layers += 4 * _transposed(device)
   elif device.fsdp > 1:
     held += device.width * _transposed(device)
   arguments = state + BATCH_TOKEN_BYTES * micro_batches * local
   return Program(arguments, int(_MARGIN * (held + max(head, layers))))
+
+
+def _once_bytes(
+  device: Device, trained: int, adapter: adapter_lib.Adapter | None
+) -> int:
+  """Returns the bytes that one communication per update adds to an update.
+
+  Both gradients are whole, and so are the weights that train: layers in the
+  compute dtype and in float32. (Tables in float32, whose gradients are added in
+  place.) Frozen weights are whole in the compute dtype, beside the device's
+  part of them, which is an argument.
+  """
+  layers = device.model.layers * device.layer
+  if adapter is None:
+    gradients = 2 * (device.fsdp - 1) * trained
+    return gradients + (device.width + 4) * layers
+  others = 4 * adapter.split * (device.fsdp - 1) // device.fsdp
+  size = 2 * others + (device.width + 4) * adapter.numbers
+  if device.fsdp > 1:
+    size += device.width * (layers + device.tables)
+  return size
 
 
 def _transposed(device: Device) -> int:
@@ -192,7 +218,7 @@ def prefill(
   rows = min(rows, slots)
   shapes = admission.Shapes(slots, rows, width, ways=device.rows)
   # Keys and values of one layer, read from the slots, and the last logits.
-  prefix = _cached_token_bytes(device)
+  prefix = cached_token_bytes(device)
   work = max(
     count * length * prefix
     + _forward_work(device, count * width, width, length, fused=True)
@@ -223,11 +249,11 @@ def view_bytes(device: Device) -> int:
 
 def cache_bytes(device: Device, slots: int, capacity: int) -> int:
   """Returns the bytes of the slots: cache, drawn ids and their logprobs."""
-  token = device.model.layers * _cached_token_bytes(device) + 4 + 4
+  token = device.model.layers * cached_token_bytes(device) + 4 + 4
   return slots // device.rows * capacity * token
 
 
-def _cached_token_bytes(device: Device) -> int:
+def cached_token_bytes(device: Device) -> int:
   """Returns the bytes of a token's key and value in a layer."""
   model = device.model
   heads = _split(model.kv_heads, device.tensor)

@@ -269,15 +269,16 @@ def accumulate_once(
 ) -> tuple[Any, combine.Metrics, jax.Array]:
   """Computes `accumulate`, with one communication per update.
 
-  Every device gathers all weights once, and adds up the gradients of its own
-  rows over all micro-batches; then they are reduced to the parts that the
-  devices hold. `accumulate` communicates at each micro-batch instead, and
-  holds the weights of one layer at a time and its part of the gradients.
+  Every device gathers all weights once, those of `base` as well, and adds up
+  the gradients of its own rows over all micro-batches; then they are reduced to
+  the parts that the devices hold. `accumulate` communicates at each micro-batch
+  instead, and holds the weights of one layer at a time and its part of the
+  gradients.
 
   Args:
     objective: a function (params, base, micro-batch) -> (loss, metrics).
     params: the parameters that train.
-    base: those that do not, or None.
+    base: those that do not, or None; gathered whole, in its dtypes.
     batch: the batch.
     places: the parameters' shardings, with `tensor` of size 1.
     dtype: the compute dtype, in which the layers' matrices are gathered.

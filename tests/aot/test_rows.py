@@ -101,6 +101,8 @@ def test_a_cache_must_be_aliased_and_not_copied():
   mesh = (1, 2, 2)
   # 2 slots of 8 tokens, one head of 2 numbers of 2 bytes.
   assert checks.layer_cache_bytes(model, mesh, sizes) == 64
+  # Two heads do not divide over four devices: each has both.
+  assert checks.layer_cache_bytes(model, (1, 2, 4), sizes) == 128
 
   def lines(body, aliased):
     program = compiled(aliased=aliased)

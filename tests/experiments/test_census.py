@@ -117,6 +117,14 @@ def test_flags_of_the_caller_are_kept(monkeypatch):
 
 
 @pytest.mark.parametrize(
+  ('preset', 'size'), [('tiny', 264), ('qwen3_8b', 151_936)]
+)
+def test_every_preset_has_a_vocabulary(preset, size):
+  args = census.parse([f'--model={preset}'])
+  assert census.model_of('train_step', args).vocab_size == size
+
+
+@pytest.mark.parametrize(
   'flag', ['--mesh=8', '--mesh=1,0,8', '--programs=x', '--model=x']
 )
 def test_mistakes_are_refused(flag, capsys):

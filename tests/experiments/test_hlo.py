@@ -363,6 +363,38 @@ def test_arrays_of_all_tokens_times_a_width(type, expected):
   assert bool(list(module.spanning((4, 8), widths={128}))) == expected
 
 
+FUSED = """
+%fused (a: s32[], b: f32[4,8,128]) -> f32[8,4,128] {
+  %a = s32[] parameter(0)
+  %b = f32[4,8,128]{2,1,0} parameter(1)
+  ROOT %t = f32[4,8,128]{2,0,1} copy(%b)
+}
+"""
+
+
+# A copy of the compiler's names no file: it belongs to what it copies.
+@pytest.mark.parametrize(
+  ('file', 'names'),
+  [
+    ('/a/posttrain/ops/dense.py', []),
+    ('/a/posttrain/ops/other_dense.py', ['t', 's', 'c', 'r']),
+    ('/a/posttrain/models/layers.py', ['t', 's', 'c', 'r']),
+    ('', ['t', 's', 'c', 'r']),
+  ],
+)
+def test_arrays_of_a_file_are_left_out_with_their_copies(file, names):
+  source = f'metadata={{source_file="{file}"}}' if file else ''
+  module = parse(
+    '%i = s32[] constant(1)\n'
+    f'%s = f32[4,8,128]{{2,1,0}} exponential(%p), {source}\n'
+    '%c = f32[4,8,128]{1,2,0} copy(%s)\n'
+    'ROOT %r = f32[4,8,128]{2,0,1} fusion(%i, %c), kind=kLoop, calls=%fused',
+    FUSED,
+  )
+  spanning = module.spanning((4, 8), {128}, outside=('/ops/dense.py',))
+  assert [x.name for x, _ in spanning] == names
+
+
 def test_a_text_without_an_entry_is_refused():
   with pytest.raises(ValueError, match='ENTRY'):
     hlo.parse('HloModule jit_f')

@@ -200,6 +200,9 @@ def test_a_cache_that_sleeps_does_not_lie_beside_the_update():
   cache = 4 * 64 * 16 * 34
   assert awake.sleep_bytes == 0 and asleep.sleep_bytes == cache
   assert awake.total_bytes - asleep.total_bytes == cache
+  assert 'less' not in '\n'.join(awake.lines())
+  (line,) = (x for x in asleep.lines() if 'larger of: update' in x)
+  assert line.endswith(', less 136 KiB of cache that rollout.sleep frees')
 
 
 def test_details_are_a_table_of_weights_and_one_of_transfers():
