@@ -27,6 +27,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import time
 
 PROGRAMS = ('train_step', 'prefill', 'decode', 'score')
@@ -39,6 +40,20 @@ def main(argv=None) -> None:
   """Runs the command."""
   args = parse(argv)
   prepare(math.prod(args.mesh))
+  try:
+    _run(args)
+  except ValueError as error:  # a size does not divide over the mesh
+    print(f'error: {str(error).splitlines()[0]}', file=sys.stderr)
+    sys.exit(2)
+
+
+def _run(args: argparse.Namespace) -> None:
+  """Measures the programs and prints what they do."""
+  from posttrain import sharding
+
+  mesh = dict(zip(sharding.AXES, args.mesh, strict=True))
+  sharding.check_batch(mesh, args.rows, '--rows')
+  sharding.check_batch(mesh, args.slots, '--slots')
   rows, sizes = {}, sizes_of(args)
   for name in args.programs:
     start = time.process_time()
@@ -72,8 +87,9 @@ def parse(argv=None) -> argparse.Namespace:
 
 
 def _mesh(text: str) -> tuple[int, ...]:
-  sizes = tuple(int(x) for x in text.split(','))
-  if len(sizes) != 3 or min(sizes) < 1:
+  words = text.split(',')
+  sizes = tuple(int(x) for x in words if x.isdecimal())
+  if len(words) != 3 or len(sizes) != 3 or min(sizes) < 1:
     raise argparse.ArgumentTypeError(
       f'must be three sizes >= 1, data,fsdp,tensor: got {text!r}'
     )

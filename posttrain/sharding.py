@@ -48,7 +48,8 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
     raise ValueError(
       f'config.mesh must multiply to the {devices} devices: got '
       f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; -1 on one '
-      'axis takes all that remain'
+      'axis takes all that remain; to plan for devices that are not here, add '
+      '--dry_run --devices=gpu:N'
     )
   return sizes
 
@@ -108,7 +109,9 @@ def batch_ways(mesh: Mesh | AbstractMesh | Mapping[str, int]) -> int:
   return math.prod(sizes[axis] for axis in BATCH_AXES)
 
 
-def check_batch(mesh: Mesh | AbstractMesh, count: int, key: str) -> None:
+def check_batch(
+  mesh: Mesh | AbstractMesh | Mapping[str, int], count: int, key: str
+) -> None:
   """Checks that rows, or decode slots, divide over the batch's mesh axes.
 
   Args:
@@ -121,9 +124,11 @@ def check_batch(mesh: Mesh | AbstractMesh, count: int, key: str) -> None:
   """
   ways = batch_ways(mesh)
   if count % ways:
+    below = count // ways * ways
+    choices = f'{below} or {below + ways}' if below else f'{ways}'
     raise ValueError(
       f'{key} must be a multiple of {" x ".join(BATCH_AXES)} = {ways}: got '
-      f'{count}'
+      f'{count}; use {choices}'
     )
 
 

@@ -51,7 +51,7 @@ def test_check_batch_refuses_what_does_not_divide():
   with pytest.raises(
     ValueError,
     match='^config.sft.rollout.slots must be a multiple of data x fsdp = 6: '
-    'got 10$',
+    'got 10; use 6 or 12$',
   ):
     sharding.check_batch(mesh, 10, 'config.sft.rollout.slots')
 
