@@ -219,11 +219,12 @@ def prefill(
   shapes = admission.Shapes(slots, rows, width, ways=device.rows)
   # Keys and values of one layer, read from the slots, and the last logits.
   prefix = cached_token_bytes(device)
-  work = max(
+  calls = (
     count * length * prefix
     + _forward_work(device, count * width, width, length, fused=True)
     for count, length in shapes.calls(capacity)
   )
+  work = max(calls, default=0)  # a stage may have nothing to decode
   most = shapes.row_counts[-1]
   logits = 2 * 4 * most * device.table // device.model.embed_dim
   return Program(arguments, int(_MARGIN * (work + logits)))
