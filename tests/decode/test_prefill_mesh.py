@@ -115,7 +115,11 @@ def outcome(sizes):
 
 
 @pytest.mark.parametrize(
-  'devices, meshes', [(4, ((4, 1, 1), (2, 1, 2))), (8, ((2, 2, 2), (8, 1, 1)))]
+  'devices, meshes',
+  [
+    (4, ((4, 1, 1), (2, 1, 2))),
+    pytest.param(8, ((2, 2, 2), (8, 1, 1)), marks=pytest.mark.slow),
+  ],
 )
 def test_devices_match_one(tmp_path, devices, meshes):
   path = tmp_path / 'arrays.npz'
