@@ -7,7 +7,7 @@ may be those of a topology. `lower` builds
     score         logprobs of packed rows
     prefill       one chunk of prompt tokens: the call that reads the most
     decode        the loop that draws a token per slot
-    view          the weights for decoding, from those that train
+    view          the weights for decoding, from the trained ones
     state         an empty cache and its slots
     share, first  copies of a prompt to other slots, and the first tokens
 """

@@ -198,7 +198,7 @@ def ways(axes: Axes) -> int:
 
 
 def fitting(shape: Sequence[int], axes: Sequence[Axes]) -> PartitionSpec:
-  """Returns the spec of `axes`, without those that do not divide a dimension.
+  """Returns the spec of the `axes` that divide their dimensions.
 
   Args:
     shape: the array's shape.

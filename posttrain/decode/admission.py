@@ -158,7 +158,7 @@ def _run(
   model: schema.Model,
   shapes: Shapes,
 ) -> tuple[loop.State, loop.Slots | None]:
-  """Feeds a chunk to each row; those that are complete draw a token."""
+  """Feeds a chunk to each row; slots with complete prompts draw a token."""
   state, logits = _prefill(call, state, view, model, shapes)
   finished = [
     [x for x in groups if waiting.feed(x, min(x.left, shapes.width))]

@@ -290,7 +290,7 @@ class Schedule:
 
     Args:
       entries: the requests.
-      free: the free slots of each device; those that are taken are removed.
+      free: the free slots of each device; slots given away are removed.
     """
     while entries:
       # If the device with the most free slots lacks space, all others do.
@@ -309,7 +309,7 @@ class Schedule:
       most: the largest number of groups per device.
     """
     rows: list[list[Group]] = [[] for _ in range(self._ways)]
-    # Those that have begun come first, then in the order of getting slots.
+    # Partly fed groups come first, then groups in the order of their slots.
     for group in sorted(self._groups, key=lambda group: not group.fed):
       rows[group.device].append(group)
     return [groups[:most] for groups in rows]

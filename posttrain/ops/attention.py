@@ -60,7 +60,7 @@ def check(cfg: schema.Model, platform: str | None = None) -> None:
   Raises:
     FieldError: they do not.
   """
-  if cfg.attention == 'auto':  # it chooses among those that they support
+  if cfg.attention == 'auto':  # chooses a supported one
     return
   dtype, softcap = jnp.dtype(cfg.dtype), cfg.attention_softcap
   dispatch.choose(
