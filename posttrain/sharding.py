@@ -147,9 +147,11 @@ def shardings(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
     axes = tree.match(rules, path) if leaf.ndim else ()
     for size, axis in zip(leaf.shape, axes, strict=False):
       if axis is not None and size % mesh.shape[axis]:
+        divisors = [str(n) for n in range(1, mesh.size + 1) if size % n == 0]
         raise ValueError(
-          f'{path} must divide over config.mesh.{axis}='
-          f'{mesh.shape[axis]}: got shape {leaf.shape}; choose a divisor'
+          f'{path} must divide over config.mesh.{axis}={mesh.shape[axis]}: '
+          f'got a dimension of {size} in shape {leaf.shape}; use '
+          f'config.mesh.{axis}={" or ".join(divisors)}, or another model size'
         )
     return NamedSharding(mesh, PartitionSpec(*axes))
 

@@ -143,7 +143,7 @@ def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
     'group_size',
     'micro_batch_tokens',
     'parameters',
-    'memory estimate',
+    'memory per device',
     'embed/table',
     'communication of one update',
   ):

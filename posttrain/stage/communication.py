@@ -11,7 +11,7 @@ move follows from the placement:
                 the head's in float32; then all-reduced over `data`
     embedding   is not gathered: each device looks up its columns for the
                 tokens of all devices of `fsdp`, and then gives each its tokens
-    stream      summed over `tensor`: after attention and MLP in the forward
+    activations summed over `tensor`: after attention and MLP in the forward
                 pass, after attention where it is recomputed, and at the input
                 of five matrices in the backward pass
 
@@ -25,9 +25,7 @@ from collections.abc import Sequence
 
 from posttrain import schema, sharding
 from posttrain.stage import adapter as adapter_lib
-from posttrain.stage import program_bytes
-
-GIB = 2**30
+from posttrain.stage import program_bytes, tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,7 @@ def of(
   elif data > 1:
     transfers += _reduced(device)
   if device.tensor > 1:
-    transfers += _stream(device, local)
+    transfers += _activations(device, local)
     transfers += _low_rank(device, local, adapter) if adapter else []
   return transfers
 
@@ -166,7 +164,7 @@ def _reduced(device: program_bytes.Device) -> list[Transfer]:
   return [Transfer('gradients', 'all-reduce', 'data', model.layers + 2, size)]
 
 
-def _stream(device: program_bytes.Device, tokens: int) -> list[Transfer]:
+def _activations(device: program_bytes.Device, tokens: int) -> list[Transfer]:
   """Returns the sums over `tensor`."""
   model, size = device.model, tokens * device.model.embed_dim
   # The MLP's sum is not needed again where a layer is recomputed.
@@ -175,9 +173,11 @@ def _stream(device: program_bytes.Device, tokens: int) -> list[Transfer]:
   sums = 'all-reduce', 'tensor'
   return [
     Transfer('embedded tokens', *sums, 1, 4 * size),
-    Transfer('stream, forward', *sums, forward, forward * device.width * size),
     Transfer(
-      'stream, backward', *sums, backward, backward * device.width * size
+      'activations, forward', *sums, forward, forward * device.width * size
+    ),
+    Transfer(
+      'activations, backward', *sums, backward, backward * device.width * size
     ),
     Transfer('hidden states, gradient', *sums, 1, 4 * size),
     Transfer('logits, sums of a token', *sums, 2, 4 * 4 * tokens),
@@ -187,7 +187,7 @@ def _stream(device: program_bytes.Device, tokens: int) -> list[Transfer]:
 def _low_rank(
   device: program_bytes.Device, tokens: int, adapter: adapter_lib.Adapter
 ) -> list[Transfer]:
-  """Returns the sums of x A and its gradient, which travel with the stream."""
+  """Returns the sums of x A and its gradient, summed with the activations."""
   size = tokens * device.width * adapter.summed
   count = device.model.layers
   return [Transfer('products with A', 'all-reduce', 'tensor', count, size)]
@@ -197,10 +197,10 @@ def lines(transfers: Sequence[Transfer]) -> list[str]:
   """Returns the lines of a table, with the sum."""
   total = sum(x.device_bytes for x in transfers)
   rows = [
-    (x.what, f'{x.count} x {x.kind}', x.axis, f'{x.device_bytes / GIB:.3f} GiB')
+    (x.what, f'{x.count} x {x.kind}', x.axis, tensors.size(x.device_bytes))
     for x in transfers
   ]
-  rows.append(('together', '', '', f'{total / GIB:.3f} GiB'))
+  rows.append(('total', '', '', tensors.size(total)))
   widths = [max(len(row[i]) for row in rows) for i in range(4)]
   return [
     f'  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}'

@@ -41,8 +41,10 @@ class Plan:
   decode_bytes: int  # KV cache of the slots, and the decode view
   sleep_bytes: int  # those of them that are freed during an update
   reference_bytes: int  # weights of references held beside the policy
-  update_bytes: int  # of an update: batch, gradients, activations
-  rollout_bytes: int  # of prefill, draws or scores, the largest
+  # Temporary arrays of an update: batch, gradients, activations.
+  update_bytes: int
+  # Temporary arrays of prefill, decoding or scoring, the largest.
+  rollout_bytes: int
   programs: dict[str, program_bytes.Program]
   weights: Sequence[tensors.Tensor]  # those that train, and frozen ones
   transfers: Sequence[communication.Transfer]  # of one micro-batch
@@ -66,10 +68,12 @@ class Plan:
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
-    update = _size(self.update_bytes)
+    update = tensors.size(self.update_bytes)
     if self.sleep_bytes:
-      freed = _size(self.sleep_bytes)
+      freed = tensors.size(self.sleep_bytes)
       update += f', less {freed} of cache that rollout.sleep frees'
+    rollout = self.rollout_bytes
+    temporaries = max(self.update_bytes - self.sleep_bytes, rollout)
     rows = (
       ('prompts_per_step', f'{self.prompts_per_step}'),
       ('group_size', groups),
@@ -82,12 +86,13 @@ class Plan:
       ('mesh', ', '.join(f'{k} {v}' for k, v in self.mesh.items())),
       ('parameters', f'{self.parameters:,}'),
       ('  that train', f'{self.trained:,}'),
-      ('memory estimate', f'{_size(self.total_bytes)} per device'),
-      ('  training state', _size(self.state_bytes)),
-      ('  decoding', _size(self.decode_bytes)),
-      ('  references', _size(self.reference_bytes)),
-      ('  larger of: update', update),
-      ('             rollout', _size(self.rollout_bytes)),
+      ('memory per device', f'{tensors.size(self.total_bytes)}, the sum of'),
+      ('  training state', tensors.size(self.state_bytes)),
+      ('  decoding', tensors.size(self.decode_bytes)),
+      ('  references', tensors.size(self.reference_bytes)),
+      ('  temporary arrays', f'{tensors.size(temporaries)}, the larger of'),
+      ('    update', update),
+      ('    rollout', tensors.size(rollout)),
     )
     return [
       f'stage {self.stage}',
@@ -96,7 +101,10 @@ class Plan:
 
   def details(self) -> list[str]:
     """Returns the lines of the tables: weights, and what is communicated."""
-    lines = [f'weights of stage {self.stage}', *tensors.lines(self.weights)]
+    lines = [
+      f'weights of stage {self.stage}: shape, splitting axes, size per device',
+      *tensors.lines(self.weights),
+    ]
     lines.append('communication of one update of one micro-batch, per device')
     if not self.transfers:
       return [*lines, '  none: one device']
@@ -223,11 +231,3 @@ def _programs(
 
 def _group_sizes(stage: schema.Stage) -> dict[str, int]:
   return {name: entry.group_size for name, entry in stage.envs.items()}
-
-
-def _size(count: float) -> str:
-  for unit in ('B', 'KiB', 'MiB'):
-    if count < 1024:
-      return f'{count:.0f} {unit}'
-    count /= 1024
-  return f'{count:.1f} GiB'

@@ -9,8 +9,6 @@ import jax
 
 from posttrain import tree
 
-MIB = 2**20
-
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
@@ -36,19 +34,28 @@ def device_bytes(like: Any) -> int:
   return sum(_device_bytes(x) for x in jax.tree.leaves(like))
 
 
+def size(count: float) -> str:
+  """Returns a number of bytes with its unit."""
+  for unit in ('B', 'KiB', 'MiB'):
+    if count < 1024:
+      return f'{count:.0f} {unit}'
+    count /= 1024
+  return f'{count:.1f} GiB'
+
+
 def _device_bytes(x: jax.ShapeDtypeStruct) -> int:
   assert x.sharding is not None
   return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def lines(tensors: Iterable[Tensor]) -> list[str]:
-  """Returns the lines of a table: path, dtype, shape, spec, MiB per device."""
+  """Returns the lines of a table: path, dtype, shape, spec, size per device."""
   rows = [
     (
       x.path,
       f'{_DTYPES.get(x.dtype, x.dtype)}[{", ".join(map(str, x.shape))}]',
       _spec(x.spec),
-      f'{x.device_bytes / MIB:,.1f} MiB',
+      size(x.device_bytes),
     )
     for x in tensors
   ]

@@ -22,7 +22,7 @@ MODEL = schema.Model(
 )
 LAYER = 64 * (2 * (8 + 4) * 16 + 3 * 96)  # numbers of a layer's matrices
 TABLE = 1000 * 64
-STREAM = 4 * 512 * 64  # bytes of 512 tokens
+ACTIVATIONS = 4 * 512 * 64  # bytes of 512 tokens
 # Numbers of a layer's adapter of rank 4: A of q, k, v, gate and up and B of o
 # and down, which fsdp splits, and the others.
 SPLIT = 4 * 7 * 64
@@ -60,7 +60,7 @@ def test_fsdp_gathers_layers_twice_and_the_head_once():
     ('layers, gradient', 'fsdp'): (5, layers),
     ('head', 'fsdp'): (1, 4 * TABLE),
     ('head, gradient', 'fsdp'): (1, 4 * TABLE),
-    ('embedded tokens', 'fsdp'): (2, 2 * STREAM),
+    ('embedded tokens', 'fsdp'): (2, 2 * ACTIVATIONS),
   }
 
 
@@ -73,15 +73,15 @@ def test_weights_travel_in_the_compute_dtype_and_the_heads_gradient_does_not():
     assert ratio * narrow[key][1] == wide[key][1], key
 
 
-def test_tensor_divides_weights_and_adds_up_the_stream():
+def test_tensor_divides_weights_and_adds_up_the_activations():
   found = _of((1, 2, 4), tokens=2 * 512)
   assert found['layers, forward', 'fsdp'] == (5, 5 * 4 * LAYER // 4)
   assert found['head, gradient', 'fsdp'] == (1, 4 * TABLE // 4)
   # Attention and MLP, and attention again.
-  assert found['stream, forward', 'tensor'] == (15, 15 * STREAM)
-  assert found['stream, backward', 'tensor'] == (25, 25 * STREAM)
+  assert found['activations, forward', 'tensor'] == (15, 15 * ACTIVATIONS)
+  assert found['activations, backward', 'tensor'] == (25, 25 * ACTIVATIONS)
   kept = _of((1, 2, 4), tokens=2 * 512, remat='none')
-  assert kept['stream, forward', 'tensor'] == (10, 10 * STREAM)
+  assert kept['activations, forward', 'tensor'] == (10, 10 * ACTIVATIONS)
 
 
 def test_data_reduces_the_part_that_fsdp_leaves():
@@ -108,7 +108,7 @@ def test_only_an_adapter_has_gradients():
     ('layers, forward', 'fsdp'): (5, weights),
     ('layers, backward', 'fsdp'): (5, weights),
     ('head', 'fsdp'): (1, 4 * TABLE),
-    ('embedded tokens', 'fsdp'): (1, STREAM),
+    ('embedded tokens', 'fsdp'): (1, ACTIVATIONS),
     ('adapter, gradient', 'fsdp'): (5, 4 * 5 * SPLIT),
     ('adapter, other gradients', 'fsdp'): (5, 4 * 5 * WHOLE),
   }
@@ -156,9 +156,9 @@ def test_lines_end_with_the_sum():
     communication.Transfer('bc', 'all-reduce', 'data', 1, 2**29),
   ]
   assert communication.lines(transfers) == [
-    '  a         3 x all-gather  fsdp  1.000 GiB',
-    '  bc        1 x all-reduce  data  0.500 GiB',
-    '  together                        1.500 GiB',
+    '  a      3 x all-gather  fsdp  1.0 GiB',
+    '  bc     1 x all-reduce  data  512 MiB',
+    '  total                        1.5 GiB',
   ]
 
 
