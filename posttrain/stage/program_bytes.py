@@ -114,38 +114,35 @@ def train_step(
   local = batch.micro_batch_tokens // device.rows
   once = batch.reduce_gradients == 'update' and device.mesh.size > 1
   # Accumulated gradients, those of the micro-batch, and what layers keep.
-  held = 2 * trained + _kept_bytes(device, local, batch.row_tokens)
+  held = _once_bytes(device, adapter) if once else 2 * trained
+  held += _kept_bytes(device, local, batch.row_tokens)
   head = _head_bytes(device, local, gradient=not frozen)
   layers = _layer_work(device, local, batch.row_tokens)
-  if once:
-    held += _once_bytes(device, trained, adapter)
-  elif not frozen and device.mesh.size == 1:
+  if not frozen and device.mesh.size == 1:
     # The gradients of head and embedding are added in place.
     layers -= 4 * device.tables
-  elif not frozen and device.fsdp > 1:
-    layers += 4 * _transposed(device)
-  elif device.fsdp > 1:
-    held += device.width * _transposed(device)
+  elif device.fsdp > 1 and not once:
+    if frozen:
+      held += device.width * _transposed(device)
+    else:
+      layers += 4 * _transposed(device)
   arguments = state + BATCH_TOKEN_BYTES * micro_batches * local
   return Program(arguments, int(_MARGIN * (held + max(head, layers))))
 
 
-def _once_bytes(
-  device: Device, trained: int, adapter: adapter_lib.Adapter | None
-) -> int:
-  """Returns the bytes that one communication per update adds to an update.
+def _once_bytes(device: Device, adapter: adapter_lib.Adapter | None) -> int:
+  """Returns the bytes of weights and gradients with one communication a step.
 
-  Both gradients are whole, and so are the weights that train: layers in the
-  compute dtype and in float32. (Tables in float32, whose gradients are added in
-  place.) Frozen weights are whole in the compute dtype, beside the device's
-  part of them, which is an argument.
+  The sum of the gradients is whole, in float32, and so are the weights that
+  train and a micro-batch's gradients: those of the layers in the compute dtype,
+  the tables in float32, whose gradients are added in place. Frozen weights are
+  whole in the compute dtype, beside the device's part of them, which is an
+  argument.
   """
   layers = device.model.layers * device.layer
   if adapter is None:
-    gradients = 2 * (device.fsdp - 1) * trained
-    return gradients + (device.width + 4) * layers
-  others = 4 * adapter.split * (device.fsdp - 1) // device.fsdp
-  size = 2 * others + (device.width + 4) * adapter.numbers
+    return (4 + 2 * device.width) * layers + 2 * 4 * device.tables
+  size = (4 + 2 * device.width) * adapter.numbers
   if device.fsdp > 1:
     size += device.width * (layers + device.tables)
   return size

@@ -236,10 +236,7 @@ def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def accumulate(
-  objective: Callable,
-  params: Any,
-  batch: Batch,
-  widen: Callable[[Any], Any] = lambda params: params,
+  objective: Callable, params: Any, batch: Batch, like: Any = None
 ) -> tuple[Any, combine.Metrics, jax.Array]:
   """Returns gradients, metrics and loss, summed over the micro-batches.
 
@@ -247,12 +244,14 @@ def accumulate(
     objective: a function (params, micro-batch) -> (loss, metrics).
     params: the parameters that train.
     batch: the batch.
-    widen: casts them to the dtype of their gradients.
+    like: a tree whose dtypes the sums have; None = the parameters'.
   """
   grad_fn = jax.value_and_grad(objective, has_aux=True)
+  like = params if like is None else like
 
   def micro_batch_grads(micro):
-    (loss, metrics), grads = grad_fn(widen(params), micro)
+    (loss, metrics), grads = grad_fn(params, micro)
+    grads = jax.tree.map(lambda x, y: x.astype(y.dtype), grads, like)
     return (grads, loss), metrics
 
   (grads, loss), metrics = _sum_over_micro_batches(micro_batch_grads, batch)
@@ -293,7 +292,7 @@ def accumulate_once(
       lambda params, micro: objective(params, base, micro),
       narrow,
       batch,
-      widen=lambda x: jax.tree.map(lambda n, p: n.astype(p.dtype), x, params),
+      like=params,
     )
     return (
       jax.tree.map(sharding.reduce_to, grads, places),
