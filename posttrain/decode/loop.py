@@ -6,7 +6,9 @@
 3. `first`: slots whose prompt is complete draw their next token, from the
    logits after it.
 4. `decode`: a `while_loop`; each iteration feeds every active slot its last
-   token and draws the next, until all have stopped or `steps` are done.
+   token and draws the next, until all have stopped or `steps` are done. Where
+   attention reads all keys of its cache, the loop runs on the part of the
+   cache that the longest active slot needs, then on the next larger part.
 
 The random number of the token at position p depends on the request's key and p
 alone, not on slots, chunks or other requests.
@@ -31,6 +33,9 @@ from posttrain import schema, scoring
 from posttrain import sharding as sharding_lib
 from posttrain.decode import sampling
 from posttrain.models import layers, transformer
+from posttrain.ops import attention as attention_op
+
+_SHORTEST = 64  # tokens; reading fewer saves less than it costs to compile
 
 
 @jax.tree_util.register_dataclass
@@ -284,10 +289,6 @@ def decode(
 ) -> State:
   """Draws up to `steps` (i32[], traced) tokens for every active slot."""
 
-  def continues(carry):
-    i, state = carry
-    return (i < steps) & jnp.any(state.active)
-
   def step(carry):
     i, state = carry
     hidden, cache = transformer.trunk(
@@ -304,9 +305,55 @@ def decode(
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
+  capacity, carry = state.ids.shape[1], (jnp.zeros((), jnp.int32), state)
   with sharding_lib.use(_mesh(sharding)):
-    _, state = jax.lax.while_loop(continues, step, (0, state))
-  return _pin(state, sharding)
+    # Kernels skip what a slot does not hold.
+    partly = attention_op.decode_reads_all(cfg)
+    for tokens in lengths(capacity) if partly else [capacity]:
+      carry = _decode_within(tokens, steps, step, carry)
+  return _pin(carry[1], sharding)
+
+
+def lengths(capacity: int) -> list[int]:
+  """Returns the numbers of tokens of a slot that are read: 64, 128, ..."""
+  sizes, size = [], _SHORTEST
+  while 4 * size <= 3 * capacity:
+    sizes.append(size)
+    size *= 2
+  return [*sizes, capacity]
+
+
+def _decode_within(tokens, steps, step, carry):
+  """Decodes while all active slots hold fewer than `tokens`.
+
+  The cache of so many tokens is a copy, which is read at every step instead of
+  the whole cache, and written back at the end.
+  """
+  whole = tokens == carry[1].ids.shape[1]
+
+  def continues(carry):
+    i, state = carry
+    more = (i < steps) & jnp.any(state.active)
+    if whole:
+      return more
+    return more & jnp.all(~state.active | (state.length < tokens))
+
+  def within(carry):
+    i, state = carry
+    cache = jax.tree.map(lambda x: x[:, :, :tokens], state.cache)
+    part = dataclasses.replace(state, cache=cache)
+    i, part = jax.lax.while_loop(continues, step, (i, part))
+    cache = jax.tree.map(
+      lambda x, y: jax.lax.dynamic_update_slice(x, y, (0,) * x.ndim),
+      state.cache,
+      part.cache,
+    )
+    return i, dataclasses.replace(part, cache=cache)
+
+  if whole:
+    return jax.lax.while_loop(continues, step, carry)
+  # A loop of at most one turn: unlike a condition, it copies no cache.
+  return jax.lax.while_loop(continues, within, carry)
 
 
 @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)

@@ -52,10 +52,11 @@ class RMSNorm(nn.Module):
     initializer = nn.initializers.zeros if offset else nn.initializers.ones
     scale = self.param('scale', initializer, x.shape[-1:])
     scale = 1.0 + scale if offset else scale
-    scale = jnp.expand_dims(scale, range(x.ndim - 1))
-    y = x.astype(jnp.float32)
+    # Two dimensions: XLA's sum over the rows of a [1, T, D] array is slow.
+    y = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     mean = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
-    return (y * jax.lax.rsqrt(mean + self.cfg.norm_eps) * scale).astype(x.dtype)
+    y = y * jax.lax.rsqrt(mean + self.cfg.norm_eps) * scale[None]
+    return y.reshape(x.shape).astype(x.dtype)
 
 
 class Linear(nn.Module):

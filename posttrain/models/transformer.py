@@ -75,8 +75,8 @@ VIEW_RULES = (
 # matrix product: it saves their results, under the name 'kept', and recomputes
 # only elementwise work (norms, RoPE, SwiGLU), which costs less than storing
 # it. 'attention' saves a block's input and the results of attention, so that
-# the backward pass does not repeat attention (except `dense`, which recomputes
-# its scores). 'block' saves only a block's input and recomputes all of it.
+# the backward pass does not repeat attention. 'block' saves only a block's
+# input and recomputes all of it.
 REMAT = {
   'none': jax.checkpoint_policies.save_only_these_names('kept'),
   'attention': jax.checkpoint_policies.save_only_these_names('attention'),

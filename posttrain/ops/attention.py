@@ -6,8 +6,8 @@ such intervals.
 
 1. Under a mesh (`sharding.use`) each device computes its rows and heads: rows
    are split over the batch axes, heads over `tensor`; nothing is communicated.
-2. `impl` names an implementation, see `posttrain.ops.dispatch`. XLA is `dense`
-   for short rows and `chunked` for long ones.
+2. `impl` names an implementation, see `posttrain.ops.dispatch`. XLA is
+   `chunked`, and `dense` for one query per row.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads (each read by N/K
 query heads), H head dim.
@@ -25,11 +25,6 @@ from kernels import attention as kernels
 from kernels import masks
 from posttrain import schema, sharding
 from posttrain.ops import chunked, cudnn, dense, dispatch
-
-# The most queries times keys of a row of which XLA stores the scores. On a CPU
-# `chunked` is faster from rows of 256 tokens on; below the bound, results stay
-# those of earlier versions to the bit.
-MAX_DENSE = 512 * 512
 
 
 def intervals(
@@ -68,6 +63,29 @@ def check(cfg: schema.Model, platform: str | None = None) -> None:
     lambda name: _unsupported(name, cfg.head_dim, (dtype,) * 3, softcap),
     here=platform,
   )
+
+
+def xla_blocks(platform: str) -> chunked.Blocks:
+  """Returns the sizes of blocks of XLA's attention on a platform."""
+  return chunked.CPU_BLOCKS if platform == 'cpu' else chunked.BLOCKS
+
+
+def decode_reads_all(cfg: schema.Model) -> bool:
+  """Returns whether `decode` reads all keys, not the intervals alone."""
+  impl, softcap = cfg.attention, cfg.attention_softcap
+  impl, chosen = 'auto' if impl == 'cudnn' else impl, []
+
+  def choose(q, k, v, start, end):
+    chosen.append(_choose(impl, softcap, q, k, v, in_loop=True))
+    return q
+
+  # Within the mesh's devices, as `decode` chooses.
+  q = jax.ShapeDtypeStruct((1, cfg.heads, cfg.head_dim), cfg.dtype)
+  k = jax.ShapeDtypeStruct((1, cfg.kv_heads, 1, cfg.head_dim), cfg.dtype)
+  end = jax.ShapeDtypeStruct((1,), jnp.int32)
+  fn = functools.partial(_on_devices, choose, heads_axes=(1, 1))
+  jax.eval_shape(fn, q, k, k, end, end)
+  return chosen[-1] == 'xla'
 
 
 def attention(
@@ -212,12 +230,8 @@ def _cached(scale, softcap, impl, q, k, v, k_start, k_end):
   impl, args = _choose(impl, softcap, q, k, v), (k, v, k_start, k_end)
   if impl != 'xla':
     return _kernel(kernels.cached, impl, scale, softcap, q, *args)
-  if q.shape[1] * k.shape[2] <= MAX_DENSE:
-    return dense.cached(q, *args, scale=scale, softcap=softcap)
-  block = chunked.CPU_BLOCK if dispatch.platform() == 'cpu' else chunked.BLOCK
-  options = chunked.Options(scale, softcap, block)
-  out = chunked.attention(options, q.transpose(0, 2, 1, 3), *args)
-  return out.transpose(0, 2, 1, 3)
+  options = chunked.Options(scale, softcap, xla_blocks(dispatch.platform()))
+  return chunked.attention(options, q, *args)
 
 
 def _decode(scale, softcap, impl, q, k, v, k_start, k_end):

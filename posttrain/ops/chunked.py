@@ -2,7 +2,8 @@
 
 1. Queries are cut into blocks, each of all rows and heads. A block visits the
    blocks of keys that the intervals of any of its queries reach; the others
-   are skipped, so that packed rows of short segments cost little.
+   are skipped, so that packed rows of short segments cost little. Short rows
+   are one block, visited once.
 2. The forward pass adds up a softmax over the visits; it saves out and lse.
 3. The backward pass repeats the visits, and computes p again from lse.
 
@@ -22,10 +23,20 @@ from jax.ad_checkpoint import checkpoint_name
 
 from kernels import masks, tiles
 
-# Queries and keys of a block. On a CPU its scores fit into the cache: measured
-# against 64, 256 and 512 at rows of 256 to 2,048 tokens. On accelerators a
-# visit is several kernels, whose launches larger blocks make up for; not tuned.
-CPU_BLOCK, BLOCK = 128, 512
+
+class Blocks(NamedTuple):
+  """The sizes of blocks; hashable."""
+
+  single: int  # the most queries, or keys, that are one block
+  queries: int  # of a block of more queries, at most; and its keys
+  keys: int  # of a block of more keys, for a single block of queries
+
+
+# On a CPU, measured at rows of 16 to 2,048 tokens: against blocks of 32, 48, 96
+# and 128 queries, and 64 to 192 for a single one. On accelerators a visit is
+# several kernels, whose launches larger blocks make up for; not tuned.
+CPU_BLOCKS = Blocks(single=160, queries=64, keys=128)
+BLOCKS = Blocks(single=512, queries=512, keys=512)
 
 
 class Options(NamedTuple):
@@ -33,7 +44,7 @@ class Options(NamedTuple):
 
   scale: float
   softcap: float | None
-  block: int
+  blocks: Blocks
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -45,18 +56,18 @@ def attention(
   k_start: jax.Array,
   k_end: jax.Array,
 ) -> jax.Array:
-  """Computes attention, heads before time.
+  """Computes attention over keys with heads before time.
 
   Args:
     options: static options.
-    q: float[B, N, T, H].
+    q: float[B, T, N, H].
     k: float[B, K, S, H].
     v: float[B, K, S, H].
     k_start: i32[B, T].
     k_end: i32[B, T].
 
   Returns:
-    float[B, N, T, H] in q's dtype; exactly 0 for an empty interval.
+    float[B, T, N, H] in q's dtype; exactly 0 for an empty interval.
   """
   return _forward(options, q, k, v, k_start, k_end)[0]
 
@@ -73,14 +84,13 @@ def _forward(options, q, k, v, k_start, k_end):
       mask, keys = plan.keys(j, start, end, k, v)
       return tile(mask, q, *keys, *state)
 
-    out, lse = tiles.finish(lax.fori_loop(lo, hi, visit, plan.state()))
-    return None, (out.astype(q.dtype), lse)
+    out, lse = tiles.finish(plan.loop(lo, hi, visit, plan.state()))
+    return None, (out.astype(q.dtype), lse[..., 0])
 
-  _, results = lax.scan(block, None, (ranges, start, end, plan.cut(q)))
-  out, lse = map(plan.join, results)
+  _, (out, lse) = lax.scan(block, None, (ranges, start, end, plan.cut(q)))
   # The names by which remat policies save these, see `kernels.flash`. An axis
   # of size one would be padded to 128 on a TPU.
-  out, lse = checkpoint_name((out, lse[..., 0]), 'attention')
+  out, lse = checkpoint_name((plan.join(out), lse), 'attention')
   residuals = checkpoint_name((q, k, v, out, lse), 'kept')
   return residuals[3], (residuals, k_start, k_end)
 
@@ -89,7 +99,8 @@ def _backward(options, saved, g):
   (q, k, v, out, lse), k_start, k_end = saved
   plan = _plan(options, q, k)
   ranges, start, end = plan.visits(k_start, k_end)
-  delta = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+  delta = g.astype(jnp.float32) * out.astype(jnp.float32)
+  delta = jnp.sum(delta, axis=-1, keepdims=True)
   tile = _per_head(functools.partial(_tile_gradients, options))
 
   def block(grads, xs):
@@ -101,12 +112,12 @@ def _backward(options, saved, g):
       return state[0] + dq, plan.add(state[1], j, dk), plan.add(state[2], j, dv)
 
     state = (jnp.zeros(q.shape, jnp.float32), *grads)
-    dq, *grads = lax.fori_loop(lo, hi, visit, state)
+    dq, *grads = plan.loop(lo, hi, visit, state)
     return tuple(grads), (dq * options.scale).astype(q.dtype)
 
   zeros = jnp.zeros(k.shape, jnp.float32)
-  arrays = q, g.astype(q.dtype), lse[..., None], delta[..., None]
-  xs = (ranges, start, end, *map(plan.cut, arrays))
+  q, g, delta = map(plan.cut, (q, g.astype(q.dtype), delta))
+  xs = ranges, start, end, q, g, lse[..., None], delta
   (dk, dv), dq = lax.scan(block, (zeros, zeros), xs)
   dk = (dk * options.scale).astype(k.dtype)
   return plan.join(dq), dk, dv.astype(v.dtype), None, None
@@ -156,7 +167,14 @@ class _Plan(NamedTuple):
 
   @property
   def rows(self):
+    """Returns R."""
     return self.n // self.kv * self.block_q
+
+  def loop(self, lo, hi, visit, state):
+    """Returns the state after the visits to the key blocks from lo to hi."""
+    if self.t == self.block_q and self.s == self.block_k:
+      return visit(0, state)  # the only one, without a loop
+    return lax.fori_loop(lo, hi, visit, state)
 
   def visits(self, k_start, k_end):
     """Returns (ranges of key blocks (i32[I], i32[I]), intervals [I, B, R])."""
@@ -176,21 +194,19 @@ class _Plan(NamedTuple):
     return (ranges[:, 0], ranges[:, 3]), start, end
 
   def cut(self, x):
-    """Cuts [B, N, T, X] into blocks [I, B, K, R, X]."""
-    x = masks.pad(x, 2, self.padded)
-    x = x.reshape(self.b, self.kv, -1, *self._blocks(), x.shape[-1])
-    x = x.transpose(3, 0, 1, 2, 4, 5)
+    """Cuts [B, T, N, X] into blocks [I, B, K, R, X]."""
+    x = masks.pad(x, 1, self.padded)
+    group = self.n // self.kv
+    shape = self.b, -1, self.block_q, self.kv, group, x.shape[-1]
+    x = x.reshape(shape).transpose(1, 0, 3, 4, 2, 5)
     return x.reshape(*x.shape[:3], self.rows, x.shape[-1])
 
   def join(self, x):
     """Inverts `cut`."""
     x = x.reshape(*x.shape[:3], -1, self.block_q, x.shape[-1])
-    x = x.transpose(1, 2, 3, 0, 4, 5)
-    x = x.reshape(self.b, self.n, self.padded, x.shape[-1])
-    return x[:, :, : self.t]
-
-  def _blocks(self):
-    return self.padded // self.block_q, self.block_q
+    x = x.transpose(1, 0, 4, 2, 3, 5)
+    x = x.reshape(self.b, self.padded, self.n, x.shape[-1])
+    return x[:, : self.t]
 
   def state(self):
     """Returns the state of a softmax before the first visit, [B, K, R, X]."""
@@ -221,8 +237,13 @@ class _Plan(NamedTuple):
 
 
 def _plan(options, q, k):
-  b, n, t, h = q.shape
+  b, t, n, h = q.shape
   kv, s = k.shape[1:3]
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
-  block_q, padded = masks.fit(t, options.block, 16)
-  return _Plan(b, n, kv, t, padded, s, h, block_q, min(options.block, s))
+  sizes = options.blocks
+  if t <= sizes.single:
+    block_k = s if s <= sizes.single else sizes.keys
+    return _Plan(b, n, kv, t, t, s, h, t, block_k)
+  count = -(-t // sizes.queries)
+  block = -(-t // count)
+  return _Plan(b, n, kv, t, count * block, s, h, block, min(block, s))

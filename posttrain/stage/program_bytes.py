@@ -4,7 +4,7 @@ Arguments are exact: they follow from shapes and rules. Temporaries are those
 of XLA for a GPU, by phase of a program, of which the largest counts: compiled
 for H100, the programs need as much or up to a seventh less (measurements in
 `tests/stage/test_program_bytes.py`). XLA for a CPU needs more: it stores
-bfloat16 as float32. Only XLA's attention in short rows stores scores.
+bfloat16 as float32. Only XLA's attention stores scores, those of a block.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import functools
 import jax
 
 from posttrain import schema, sharding
-from posttrain.decode import admission
+from posttrain.decode import admission, loop
 from posttrain.losses import logprobs
 from posttrain.models import transformer
 from posttrain.ops import attention
@@ -191,12 +191,15 @@ def decode(device: Device, slots: int, capacity: int) -> Program:
     capacity: tokens of a slot.
   """
   arguments = view_bytes(device) + cache_bytes(device, slots, capacity)
-  scores = 0
-  if _stores_scores(device, 1, capacity):
+  scores = part = 0
+  if _is_xla(device):
     scores = 8 * _split(device.model.heads, device.tensor) * capacity
+    # The copy of a part of the cache, which is read until it is full.
+    *parts, _ = (0, *loop.lengths(capacity))
+    part = cache_bytes(device, slots, parts[-1])
   draw = _LOGITS * 4 * device.table // device.model.embed_dim
   work = slots // device.rows * (draw + scores)
-  return Program(arguments, int(_MARGIN * work))
+  return Program(arguments, int(_MARGIN * work) + part)
 
 
 def prefill(
@@ -258,10 +261,9 @@ def cached_token_bytes(device: Device) -> int:
   return 2 * device.width * heads * model.head_dim
 
 
-def _stores_scores(device: Device, queries: int, keys: int) -> bool:
-  """Returns whether attention stores the scores of all queries and keys."""
-  xla = device.platform == 'cpu' or device.model.attention == 'xla'
-  return xla and queries * keys <= attention.MAX_DENSE
+def _is_xla(device: Device) -> bool:
+  """Returns whether attention is XLA's."""
+  return device.platform == 'cpu' or device.model.attention == 'xla'
 
 
 def _head_bytes(device: Device, tokens: int, gradient: bool) -> int:
@@ -303,8 +305,6 @@ def _inside(device: Device, tokens: int, row_tokens: int) -> int:
   heads = (model.heads + model.kv_heads) * model.head_dim
   # q, k and their values before the norm, v, attention's output, gate and up.
   split = (2 if model.qk_norm else 1) * heads + heads + 2 * model.mlp_dim
-  if _stores_scores(device, row_tokens, row_tokens):
-    split += model.heads * row_tokens  # unnormalized weights
   split = device.width * split + 4 * model.heads
   stream = device.width * model.embed_dim  # between attention and MLP
   return tokens * (split // device.tensor + stream)
@@ -345,6 +345,11 @@ def _forward_work(
 
 def _score_bytes(device: Device, tokens: int, queries: int, keys: int) -> int:
   """Returns the bytes of scores and their exponentials in float32."""
-  if not _stores_scores(device, queries, keys):
+  if not _is_xla(device):
     return 0
+  sizes = attention.xla_blocks(device.platform)
+  if queries > sizes.single:  # one block of every row at a time
+    tokens, keys = tokens * sizes.queries // queries, sizes.queries
+  elif keys > sizes.single:
+    keys = sizes.keys
   return 8 * tokens * keys * _split(device.model.heads, device.tensor)

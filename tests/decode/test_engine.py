@@ -148,6 +148,23 @@ def test_g4_completions_do_not_depend_on_slots_chunks_or_capacity():
   assert helpers.same(alone, expected[:3])
 
 
+def test_g4_completions_do_not_depend_on_the_part_of_the_cache_read(
+  monkeypatch,
+):
+  monkeypatch.setattr(loop, '_SHORTEST', 8)
+  capacity = 56  # of no other engine: its programs are traced here
+  assert loop.lengths(capacity) == [8, 16, 32, 56]
+  batch, expected = helpers.baseline()
+  completions = helpers.make(capacity=capacity).generate(batch)
+  assert helpers.same(completions, expected)
+
+
+def test_parts_of_the_cache_are_powers_of_two_and_the_whole():
+  assert loop.lengths(64) == [64]
+  assert loop.lengths(96) == [64, 96]
+  assert loop.lengths(1000) == [64, 128, 256, 512, 1000]
+
+
 def test_g4_a_rerun_is_bitwise():
   batch, expected = helpers.baseline()
   for a, b in zip(helpers.make().generate(batch), expected, strict=True):
