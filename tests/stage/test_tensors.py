@@ -30,7 +30,7 @@ def test_bytes_are_those_of_one_device():
 
 def test_lines_have_dtype_shape_spec_and_size():
   assert tensors.lines(tensors.of(_like())) == [
-    '  a/kernel  f32[3, 1024, 512]  (-, fsdp, tensor)  0.8 MiB',
-    '  scale     bf16[7]            ()                 0.0 MiB',
-    '  step      i32[]              ()                 0.0 MiB',
+    '  a/kernel  f32[3, 1024, 512]  (-, fsdp, tensor)  768 KiB',
+    '  scale     bf16[7]            ()                    14 B',
+    '  step      i32[]              ()                     4 B',
   ]
