@@ -3,6 +3,7 @@
     python -m experiments.bench train_step --shape=S --threads=1
     python -m experiments.bench decode --shape=S --threads=1 [--refill]
     python -m experiments.bench grpo --shape=S --threads=1 [--first]
+    python -m experiments.bench growth --shape=S --threads=1
     python -m experiments.bench logprobs --vocab=32768
 
 `train_step` alternates our train step with the yardstick of `plain_jax`, under
@@ -10,7 +11,8 @@ the same noise, and measures the machine's matrix product in between. On a
 shared machine, tokens per CPU second is the number to read.
 
 `decode` and `grpo` do the same with the engine and with a whole GRPO step:
-see `bench_decode` and `bench_grpo`.
+see `bench_decode` and `bench_grpo`. `growth` has curves of what a token costs,
+see `bench_growth`.
 
 `logprobs` compares the chunked linear head with full logits, each in a process
 of its own, because peak memory is a property of a process.
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import time
 
-from experiments import bench_decode, bench_grpo, timing
+from experiments import bench_decode, bench_growth, bench_grpo, timing
 
 
 def main(argv=None) -> None:
@@ -63,6 +65,13 @@ def parse(argv):
     help='only the first step of this implementation, in this process',
   )
   grpo.add_argument('--cache', help='cold:FOLDER or warm:FOLDER, with --impl')
+  growth = commands.add_parser('growth')
+  growth.set_defaults(run=bench_growth.main)
+  growth.add_argument('--shape', choices=('S', 'M'), default='S')
+  growth.add_argument(
+    '--kinds', help='decode,prefill,train,ragged; default all'
+  )
+  growth.add_argument('--picture', help='file of a picture of the curves')
   logprobs = commands.add_parser('logprobs')
   logprobs.set_defaults(run=linear_head)
   logprobs.add_argument('--vocab', type=int, default=32768)
@@ -70,7 +79,7 @@ def parse(argv):
   logprobs.add_argument('--embed-dim', type=int, default=256)
   logprobs.add_argument('--vocab-chunk', type=int)
   logprobs.add_argument('--impl', choices=('chunked', 'plain'))
-  for command in (step, decode, grpo, logprobs):
+  for command in (step, decode, grpo, growth, logprobs):
     command.add_argument('--threads', type=int, help='default: all')
     command.add_argument('--repeats', type=int, default=5)
   return parser.parse_args(argv)
@@ -107,12 +116,6 @@ def train_step(args) -> None:
       micro_tokens=args.micro_rows * size[1],
       **rates,
       first_step_s=timing.rounded(seconds),
-      **timing.scaled(
-        'train_step',
-        args.shape,
-        rates['tokens_per_cpu_s'],
-        gflops['gflop_per_cpu_s'],
-      ),
     )
 
 
@@ -166,8 +169,14 @@ def ours(args, shape, ids):
   return work
 
 
-def make_batch(ids, rows: int):
-  """Returns one row per sequence, all tokens except the first in `ce`."""
+def make_batch(ids, rows: int, segment: int | None = None):
+  """Returns a batch of rows, all tokens but the first of a segment in `ce`.
+
+  Args:
+    ids: i32[N, T], a row each.
+    rows: rows of a micro-batch.
+    segment: tokens of a segment, which divide T; None = a row is one.
+  """
   import numpy as np
 
   from posttrain import types
@@ -178,9 +187,10 @@ def make_batch(ids, rows: int):
     name: np.zeros(ids.shape, dtype)
     for name, dtype in types.TOKEN_FIELDS.items()
   }
-  positions = np.broadcast_to(
-    np.arange(ids.shape[-1], dtype=np.int32), ids.shape
-  )
+  segment = segment or ids.shape[-1]
+  index = np.arange(ids.shape[-1], dtype=np.int32)
+  positions = np.broadcast_to(index % segment, ids.shape)
+  segment_ids = np.broadcast_to(index // segment + 1, ids.shape)
   weights = (positions > 0).astype(np.float32)
   fields |= {
     'ids': ids,
@@ -190,7 +200,7 @@ def make_batch(ids, rows: int):
   }
   return types.Batch(
     **fields,
-    segment_ids=np.ones_like(ids),
+    segment_ids=segment_ids,
     positions=positions,
     env_ids=np.zeros_like(ids),
     rl_count=np.float32(0),

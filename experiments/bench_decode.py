@@ -41,7 +41,6 @@ def main(args) -> None:
   timing.emit(bench='matmul', threads=args.threads, **gflops)
   for name in works:
     rates = clocks[name].rates(BATCH * NEW, 'tokens')
-    rate = rates['tokens_per_cpu_s']
     timing.emit(
       bench='decode',
       impl=name,
@@ -49,7 +48,6 @@ def main(args) -> None:
       threads=args.threads,
       **rates,
       first_s=timing.rounded(first[name]),
-      **timing.scaled('decode', args.shape, rate, gflops['gflop_per_cpu_s']),
     )
 
 

@@ -71,9 +71,6 @@ def alternate(args) -> None:
       **rates,
       seconds=timing.rounded(1 / rates['steps_per_s']),
       cpu_seconds=timing.rounded(1 / rates['steps_per_cpu_s']),
-      **timing.scaled(
-        'grpo', args.shape, rates['steps_per_cpu_s'], gflops['gflop_per_cpu_s']
-      ),
     )
 
 

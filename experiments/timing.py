@@ -1,9 +1,4 @@
-"""Clock, machine speed and output of the benchmarks.
-
-`REFERENCE` holds figures of another machine, with one thread, per CPU second.
-`scaled_NAME` is such a figure times this machine's matrix product over that
-one's; `to_NAME` is the measured rate over it. With more threads both are rough.
-"""
+"""Clock, machine speed and output of the benchmarks."""
 
 import json
 import statistics
@@ -11,19 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 
 MATMUL_GFLOP = 8 * 2 * 1024**3 / 1e9
-REFERENCE_GFLOPS = 190  # of the matrix product, per CPU second
-REFERENCE = {
-  'train_step': {
-    'S': {'plain': 6758, 'aim': 7702},
-    'M': {'plain': 954, 'aim': 1000},
-  },
-  'decode': {
-    'S': {'plain': 11_515, 'transformers': 4728, 'tunix': 5628},
-    'M': {'plain': 1643, 'transformers': 712, 'tunix': 803},
-  },
-  # Steps per second.
-  'grpo': {'S': {'plain': 1 / 0.72, 'trl': 1 / 1.31, 'tunix': 1 / 1.16}},
-}
 
 
 def emit(**fields) -> None:
@@ -52,6 +34,11 @@ class Clock:
   def forget(self) -> None:
     """Drops all measurements."""
     self.wall, self.cpu = [], []
+
+  @property
+  def median_cpu(self) -> float:
+    """Returns the median of CPU seconds."""
+    return statistics.median(self.cpu)
 
   def rates(self, amount: float, unit: str) -> dict:
     """Returns median and spread, (max - min) / median, of amount per second."""
@@ -87,13 +74,3 @@ def matmul_clock() -> Clock:
 
   work()
   return Clock(work)
-
-
-def scaled(bench: str, shape: str, rate: float, gflops: float) -> dict:
-  """Returns reference figures scaled to this machine, and rates over them."""
-  out = {}
-  for name, figure in REFERENCE[bench].get(shape, {}).items():
-    here = figure * gflops / REFERENCE_GFLOPS
-    out[f'scaled_{name}'] = rounded(here)
-    out[f'to_{name}'] = rounded(rate / here)
-  return out
