@@ -98,6 +98,8 @@ class Renderer:
       tokenizer.fingerprint, template, self.stop_ids[1:], self.variables
     )
     self.embedding_rows = tokenizer.vocab_size
+    # The last whole conversation and its ids: a group has one prompt.
+    self._last: tuple[tuple[str, bool], Rendered] | None = None
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
     self._template: templates.BuiltIn | templates.Jinja = (
       templates.BuiltIn(tokenizer.bos, tokenizer.eos)
@@ -121,7 +123,7 @@ class Renderer:
         f'got {rows}'
       )
     renderer = copy.copy(self)
-    renderer.embedding_rows = rows
+    renderer.embedding_rows, renderer._last = rows, None
     return renderer
 
   def render(
@@ -174,8 +176,17 @@ class Renderer:
       forms.check(message, f'messages[{index}]')
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
+    key = None
+    if rendered is EMPTY and not start:
+      key = repr(messages), add_generation_prompt
+      if (last := self._last) and last[0] == key:
+        return last[1]
     with meter.chat(len(messages), meter.CHAT):
-      return self._extended(rendered, messages, start, add_generation_prompt)
+      args = rendered, messages, start, add_generation_prompt
+      result = self._extended(*args)
+    if key:
+      self._last = key, result
+    return result
 
   def prompt(
     self,

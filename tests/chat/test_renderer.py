@@ -90,6 +90,27 @@ def test_content_cannot_forge_a_turn():
   assert (prompt.ids >= 256).sum() == 2
 
 
+def test_the_last_prompt_is_rendered_once(monkeypatch):
+  ours, calls, work = make(), [], renderer.Renderer._extended
+
+  def counted(self, *args, **options):
+    calls.append(args)
+    return work(self, *args, **options)
+
+  monkeypatch.setattr(renderer.Renderer, '_extended', counted)
+  message = {'role': 'user', 'content': 'a'}
+  first = ours.render([message], add_generation_prompt=True)
+  assert ours.render([dict(message)], add_generation_prompt=True) is first
+  assert len(calls) == 1
+  # Another end, and a message that has changed in place.
+  assert_same(ours.render([message]), make().render([message]))
+  message['content'] = 'b'
+  assert ours.render([message]).text != first.text
+  # Rows of the model are checked anew.
+  ours.with_embedding_rows(ours.embedding_rows).render([message])
+  assert len(calls) == 5
+
+
 def test_no_messages_render_to_no_ids():
   assert len(make().render([])) == 0
   assert make().render([], add_generation_prompt=True).ids.tolist() == [260]
