@@ -6,12 +6,11 @@
     python -m experiments.bench growth --shape=S --threads=1
     python -m experiments.bench logprobs --vocab=32768
 
-`train_step` alternates our train step with the yardstick of `plain_jax`, under
-the same noise, and measures the machine's matrix product in between. On a
-shared machine, tokens per CPU second is the number to read.
-
-`decode` and `grpo` do the same with the engine and with a whole GRPO step:
-see `bench_decode` and `bench_grpo`. `growth` has curves of what a token costs,
+`train_step`, `decode` and `grpo` alternate our train step, our engine and our
+whole GRPO step with the yardsticks of `plain_jax` and `plain_jax_decode`, under
+the same noise, and measure the machine's matrix product in between. On a shared
+machine, tokens per CPU second is the number to read. See `bench_train`,
+`bench_decode` and `bench_grpo`. `growth` has curves of what a token costs,
 see `bench_growth`.
 
 `logprobs` compares the chunked linear head with full logits, each in a process
@@ -19,14 +18,19 @@ of its own, because peak memory is a property of a process.
 """
 
 import argparse
-import dataclasses
 import os
 import resource
 import subprocess
 import sys
 import time
 
-from experiments import bench_decode, bench_growth, bench_grpo, timing
+from experiments import (
+  bench_decode,
+  bench_growth,
+  bench_grpo,
+  bench_train,
+  timing,
+)
 
 
 def main(argv=None) -> None:
@@ -46,7 +50,7 @@ def parse(argv):
   parser = argparse.ArgumentParser(prog='python -m experiments.bench')
   commands = parser.add_subparsers(required=True)
   step = commands.add_parser('train_step')
-  step.set_defaults(run=train_step)
+  step.set_defaults(run=bench_train.main)
   step.add_argument('--shape', choices=('S', 'M'), default='S')
   step.add_argument('--micro-rows', type=int, default=4)
   step.add_argument('--dtype', default='float32')
@@ -83,132 +87,6 @@ def parse(argv):
     command.add_argument('--threads', type=int, help='default: all')
     command.add_argument('--repeats', type=int, default=5)
   return parser.parse_args(argv)
-
-
-def train_step(args) -> None:
-  """Measures a whole step: 64 rows of 160 tokens, CE on all of them."""
-  import jax
-
-  from experiments import plain_jax
-  from posttrain.util import memory
-
-  memory.keep_freed_memory()  # as `posttrain.main` does, for both
-  shape = plain_jax.SHAPES[args.shape]
-  size = (plain_jax.ROWS, plain_jax.TOKENS)
-  ids = jax.random.randint(jax.random.key(1), size, 0, shape.vocab_size)
-  clocks, compile_s = {'matmul': timing.matmul_clock()}, {}
-  for name, make in (('ours', ours), ('plain', plain)):
-    start = time.perf_counter()
-    work = make(args, shape, ids)
-    work()  # compiles
-    compile_s[name] = time.perf_counter() - start
-    clocks[name] = timing.Clock(work)
-  timing.alternate(clocks, args.repeats)
-  gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
-  timing.emit(bench='matmul', threads=args.threads, **gflops)
-  for name, seconds in compile_s.items():
-    rates = clocks[name].rates(ids.size, 'tokens')
-    timing.emit(
-      bench='train_step',
-      impl=name,
-      shape=args.shape,
-      threads=args.threads,
-      micro_tokens=args.micro_rows * size[1],
-      **rates,
-      first_step_s=timing.rounded(seconds),
-    )
-
-
-def plain(args, shape, ids):
-  """Returns the yardstick's step as a function without arguments."""
-  import jax
-
-  from experiments import plain_jax
-
-  init_state, step = plain_jax.make_step(shape, args.micro_rows)
-  state = init_state(jax.random.key(0))
-
-  def work():
-    nonlocal state
-    state, loss = step(state, ids)
-    loss.block_until_ready()
-
-  return work
-
-
-def ours(args, shape, ids):
-  """Returns our step on the same tokens as a function without arguments."""
-  import jax
-
-  from posttrain import schema, sharding
-  from posttrain.models import transformer
-  from posttrain.training import objectives, optim
-  from posttrain.training import step as train_steps
-
-  cfg = schema.Model(
-    **dataclasses.asdict(shape), dtype=args.dtype, remat=args.remat
-  )
-  optim_cfg = schema.Optim()
-  optimizer = optim.make(optim_cfg, 1000)
-  step = train_steps.make_train_step(
-    objectives.TokenComponents(cfg, ('bench',)),
-    optimizer,
-    mesh=sharding.make_mesh(schema.Mesh()),
-    rules=transformer.SHARDING_RULES,
-  )
-  state = train_steps.init_state(
-    transformer.init(jax.random.key(0), cfg), optimizer, average=False
-  )
-  batch = make_batch(ids, args.micro_rows)
-
-  def work():
-    nonlocal state
-    state, metrics = step(state, batch)
-    metrics['loss/total'].block_until_ready()
-
-  return work
-
-
-def make_batch(ids, rows: int, segment: int | None = None):
-  """Returns a batch of rows, all tokens but the first of a segment in `ce`.
-
-  Args:
-    ids: i32[N, T], a row each.
-    rows: rows of a micro-batch.
-    segment: tokens of a segment, which divide T; None = a row is one.
-  """
-  import numpy as np
-
-  from posttrain import types
-
-  micro = (-1, rows, ids.shape[1])
-  ids = np.asarray(ids).reshape(micro)
-  fields = {
-    name: np.zeros(ids.shape, dtype)
-    for name, dtype in types.TOKEN_FIELDS.items()
-  }
-  segment = segment or ids.shape[-1]
-  index = np.arange(ids.shape[-1], dtype=np.int32)
-  positions = np.broadcast_to(index % segment, ids.shape)
-  segment_ids = np.broadcast_to(index // segment + 1, ids.shape)
-  weights = (positions > 0).astype(np.float32)
-  fields |= {
-    'ids': ids,
-    'mask': positions > 0,
-    'ce_weights': weights,
-    'temperatures': np.ones_like(weights),
-  }
-  return types.Batch(
-    **fields,
-    segment_ids=segment_ids,
-    positions=positions,
-    env_ids=np.zeros_like(ids),
-    rl_count=np.float32(0),
-    ce_count=np.float32(weights.sum()),
-    ref_kl_count=np.float32(0),
-    rl_sequences=np.float32(0),
-    num_micro_batches=np.int32(len(ids)),
-  )
 
 
 def linear_head(args) -> None:

@@ -14,7 +14,7 @@ medians of CPU time. `--picture=FILE` draws the curves.
 import dataclasses
 from collections.abc import Callable
 
-from experiments import timing
+from experiments import bench_train, timing
 
 CAPACITIES = (64, 128, 256, 512, 1024, 2048, 4096)
 ROWS = (64, 128, 256, 512, 1024, 2048)
@@ -164,38 +164,16 @@ def train(shape) -> dict:
 
 def training(shape, row_tokens: int, segment: int) -> Callable[[], object]:
   """Returns an update from two micro-batches of packed rows."""
-  import jax
   import numpy as np
 
-  from experiments import bench
-  from posttrain import schema, sharding
-  from posttrain.models import transformer
-  from posttrain.training import objectives, optim
-  from posttrain.training import step as train_step
+  from posttrain import schema
 
-  cfg = schema.Model(**dataclasses.asdict(shape))
-  optimizer = optim.make(schema.Optim(), 1000)
-  step = train_step.make_train_step(
-    objectives.TokenComponents(cfg, ('bench',)),
-    optimizer,
-    mesh=sharding.make_mesh(schema.Mesh()),
-    rules=transformer.SHARDING_RULES,
-  )
-  state = train_step.init_state(
-    transformer.init(jax.random.key(0), cfg), optimizer, average=False
-  )
   rows = MICRO_TOKENS // row_tokens
   ids = np.random.default_rng(0).integers(
     0, shape.vocab_size, (2 * rows, row_tokens), np.int32
   )
-  batch = bench.make_batch(ids, rows, segment)
-
-  def work():
-    nonlocal state
-    state, metrics = step(state, batch)
-    jax.block_until_ready(metrics)
-
-  return work
+  cfg = schema.Model(**dataclasses.asdict(shape))
+  return bench_train.update(cfg, bench_train.make_batch(ids, rows, segment))
 
 
 def draw(rows: list[dict], path: str) -> None:

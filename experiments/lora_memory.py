@@ -165,7 +165,7 @@ class Child:
   """A stage with its shapes, shardings and batch, without weights."""
 
   def __init__(self, args):
-    from experiments import bench
+    from experiments import bench_train
     from posttrain import schema, sharding
     from posttrain.training import optim
     from posttrain.training import state as train_state
@@ -189,7 +189,7 @@ class Child:
     ids = np.random.default_rng(0).integers(
       self.model.vocab_size, size=(2 * ROWS, TOKENS), dtype=np.int32
     )
-    self.batch = bench.make_batch(ids, ROWS)
+    self.batch = bench_train.make_batch(ids, ROWS)
 
   def compile(self):
     """Returns the compiled `TrainStep`; also places the batch on the mesh."""
