@@ -40,7 +40,7 @@ def main(args) -> None:
   ):
     if not args.kinds or kind in args.kinds.split(','):
       rows += measure(kind, points, args)
-  if args.picture:
+  if args.picture and any(row['bench'] != 'growth_ragged' for row in rows):
     draw(rows, args.picture)
 
 
@@ -180,9 +180,14 @@ def draw(rows: list[dict], path: str) -> None:
   """Draws the curves of all kinds but `ragged`."""
   from matplotlib import pyplot as plt
 
-  kinds = ('decode', 'prefill', 'train')
-  figure, axes = plt.subplots(1, len(kinds), figsize=(12, 3.5))
-  for kind, axis in zip(kinds, axes, strict=True):
+  kinds = [
+    kind
+    for kind in ('decode', 'prefill', 'train')
+    if any(row['bench'] == f'growth_{kind}' for row in rows)
+  ]
+  size = (4 * len(kinds), 3.5)
+  figure, axes = plt.subplots(1, len(kinds), figsize=size, squeeze=False)
+  for kind, axis in zip(kinds, axes[0], strict=True):
     mine = [row for row in rows if row['bench'] == f'growth_{kind}']
     for curve in dict.fromkeys(row['curve'] for row in mine):
       points = [row for row in mine if row['curve'] == curve]
@@ -197,6 +202,6 @@ def draw(rows: list[dict], path: str) -> None:
     axis.set_title(kind)
     axis.set_xlabel('tokens of a row' if kind == 'train' else 'capacity')
     axis.legend()
-  axes[0].set_ylabel('CPU us per token')
+  axes[0, 0].set_ylabel('CPU us per token')
   figure.tight_layout()
   figure.savefig(path, dpi=120)

@@ -335,5 +335,6 @@ def test_all_renderings_of_a_chat_have_a_budget(monkeypatch):
   chat = renderer.Renderer(tokenizers.Bytes(), source)
   assert len(chat.render(HI)) == 4
   monkeypatch.setattr(meter, 'CHAT', meter.Budget(-1, 0))
+  chat = renderer.Renderer(tokenizers.Bytes(), source)  # has rendered nothing
   with pytest.raises(ValueError, match='renderings of one chat need too many'):
     chat.render(HI)
