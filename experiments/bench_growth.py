@@ -32,14 +32,9 @@ def main(args) -> None:
   memory.keep_freed_memory()
   shape = plain_jax.SHAPES[args.shape]
   rows = []
-  for kind, points in (
-    ('decode', decode(shape)),
-    ('prefill', prefill(shape)),
-    ('train', train(shape)),
-    ('ragged', ragged(shape)),
-  ):
-    if not args.kinds or kind in args.kinds.split(','):
-      rows += measure(kind, points, args)
+  kinds = {f.__name__: f for f in (decode, prefill, train, ragged)}
+  for kind in (args.kinds or ','.join(kinds)).split(','):
+    rows += measure(kind, kinds[kind](shape), args)
   if args.picture and any(row['bench'] != 'growth_ragged' for row in rows):
     draw(rows, args.picture)
 

@@ -2,7 +2,7 @@
 
 Arguments are exact: they follow from shapes and rules. Temporaries are those
 of XLA for a GPU, by phase of a program, of which the largest counts: compiled
-for H100, the programs need as much or up to a seventh less (measurements in
+for H100, the programs need as much or up to a sixth less (measurements in
 `tests/stage/test_program_bytes.py`). XLA for a CPU needs more: it stores
 bfloat16 as float32. Only XLA's attention stores scores, those of a block.
 """
@@ -131,7 +131,7 @@ def train_step(
 
 
 def _once_bytes(device: Device, adapter: adapter_lib.Adapter | None) -> int:
-  """Returns the bytes of weights and gradients with one communication a step.
+  """Returns the bytes of weights and gradients if an update reduces once.
 
   The sum of the gradients is whole, in float32, and so are the weights that
   train and a micro-batch's gradients: those of the layers in the compute dtype,
