@@ -13,6 +13,7 @@ Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
 rows.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,35 @@ _PADS = {
   'env_ids': -1,
 }  # others 0; ids: pad_id
 _WEIGHTS = {name: f'{name}_weights' for name in types.COMPONENTS}
+_FIELDS = (*types.TOKEN_FIELDS, 'roles', 'is_content')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tokens:
+  """The tokens of all samples as one sequence of N.
+
+  Samples are many and short: numpy's cost is per call.
+
+  Attributes:
+    samples: the samples.
+    sample: i64[N], index of each token's sample.
+    position: i64[N], index of each token in its sample.
+    fields: name -> [N]; 0 where a sample lacks the field.
+  """
+
+  samples: Sequence[types.Sample]
+  sample: np.ndarray
+  position: np.ndarray
+  fields: dict[str, np.ndarray]
+
+  def weights(self, component: str) -> np.ndarray:
+    """Returns a component's weights, f32[N]; rl's only on the completion."""
+    weights = self.fields[_WEIGHTS[component]]
+    return weights * self.fields['mask'] if component == 'rl' else weights
+
+  def of_samples(self, tokens: np.ndarray) -> np.ndarray:
+    """Returns whether each sample has one of the tokens, bool[samples]."""
+    return np.bincount(self.sample[tokens], minlength=len(self.samples)) > 0
 
 
 def pack(
@@ -60,25 +90,26 @@ def pack(
   Raises:
     ValueError: see `check`.
   """
-  for sample in samples:
-    check(sample, row_tokens=row_tokens, envs=envs)
-  kept = [
-    sample
-    for sample in samples
-    if any(_weights(sample, component).any() for component in types.COMPONENTS)
-  ]
+  tokens = check(samples, row_tokens=row_tokens, envs=envs)
+  member = np.any([tokens.weights(name) for name in types.COMPONENTS], axis=0)
+  kept = np.flatnonzero(tokens.of_samples(member)).tolist()
   bins, left = first_fit(
-    [len(sample) for sample in kept], row_tokens, rows * micro_batches
+    [len(samples[index]) for index in kept], row_tokens, rows * micro_batches
   )
-  members = [[kept[index] for index in row] for row in bins]
-  batch = _batch(members, (micro_batches, rows, row_tokens), envs, pad_id)
-  return batch, [kept[index] for index in left]
+  batch = _batch(
+    tokens,
+    [[kept[index] for index in row] for row in bins],
+    (micro_batches, rows, row_tokens),
+    envs,
+    pad_id,
+  )
+  return batch, [samples[kept[index]] for index in left]
 
 
 def check(
-  sample: types.Sample, *, row_tokens: int, envs: tuple[str, ...]
-) -> None:
-  """Refuses a sample whose streams contradict each other.
+  samples: Sequence[types.Sample], *, row_tokens: int, envs: tuple[str, ...]
+) -> _Tokens:
+  """Refuses samples whose streams contradict each other; joins the others.
 
   Raises:
     ValueError: the environment is unknown; the sample is empty or longer
@@ -87,65 +118,66 @@ def check(
       ref_kl member no reference logprob; a number is not finite or a
       temperature not positive; a ce member has a temperature other than 1.
   """
-  name = f'sample of env {sample.env!r}, row {sample.row!r}:'
-  _require(
-    sample.env in envs,
-    name,
-    'env',
-    'be an environment of the stage',
-    sample.env,
-    expected=envs,
-  )
-  _require(
-    0 < len(sample) <= row_tokens,
-    name,
-    'length',
-    'be in [1, batch.row_tokens]',
-    len(sample),
-    expected=row_tokens,
-    hint='raise batch.row_tokens, or drop or truncate the row',
-  )
-  fields = (*types.TOKEN_FIELDS, 'roles', 'is_content')
-  present = [field for field in fields if getattr(sample, field) is not None]
-  for field in present:
-    _check_values(sample, field, name)
-  for field in set(fields) - set(present):
-    _check_absent(sample, field, name)
-  _check_temperatures(sample, name)
-  _check_first_weights(sample, name)
+  for sample in samples:
+    _check_shapes(sample, row_tokens, envs)
+  tokens = _join(samples)
+  for name in _FIELDS:
+    _check_tokens(tokens, name, ~np.isfinite(tokens.fields[name]), 'be finite')
+  # Nothing predicts token 0.
+  first = tokens.position == 0
+  for component, name in _WEIGHTS.items():
+    bad = first & (tokens.weights(component) != 0)
+    _check_tokens(tokens, name, bad, 'be 0 at token 0')
+  _check_temperatures(tokens)
+  for name, reader in ('advantages', 'rl'), ('ref_logprobs', 'ref_kl'):
+    _check_given(tokens, name, reader)
+  return tokens
 
 
-def _check_values(sample: types.Sample, field: str, name: str) -> None:
-  """Checks that a field has one finite value per token."""
-  value = getattr(sample, field)
-  _require(
-    np.shape(value) == (len(sample),),
-    name,
-    field,
-    'have one entry per token',
-    np.shape(value),
-    expected=(len(sample),),
-  )
-  finite = bool(np.isfinite(value).all())
-  _require(
-    finite, name, field, 'be finite', None if finite else _first_bad(value)
-  )
-
-
-def _check_first_weights(sample: types.Sample, name: str) -> None:
-  """Checks that token 0, which nothing predicts, has no weight."""
-  for component, field in _WEIGHTS.items():
-    first = _weights(sample, component)[0]
-    _require(
-      first == 0,
-      name,
-      f'{field}[0]',
-      'be 0 (nothing predicts token 0)',
-      float(first),
+def _check_shapes(
+  sample: types.Sample, row_tokens: int, envs: tuple[str, ...]
+) -> None:
+  """Checks environment, length, and that fields have a value per token."""
+  length = len(sample)
+  if sample.env not in envs:
+    _refuse(sample, 'env', 'be an environment of the stage', sample.env, envs)
+  if not 0 < length <= row_tokens:
+    _refuse(
+      sample,
+      'length',
+      'be in [1, batch.row_tokens]',
+      length,
+      row_tokens,
+      'raise batch.row_tokens, or drop or truncate the row',
     )
+  for name in _FIELDS:
+    value = getattr(sample, name)
+    if value is None:
+      if name not in ('advantages', 'ref_logprobs'):
+        hint = 'streams.finalize sets them'
+        _refuse(sample, name, 'be given', None, hint=hint)
+    elif np.shape(value) != (length,):
+      got, must = np.shape(value), 'have one entry per token'
+      _refuse(sample, name, must, got, (length,))
 
 
-def _check_temperatures(sample: types.Sample, name: str) -> None:
+def _join(samples: Sequence[types.Sample]) -> _Tokens:
+  lengths = np.array([len(sample) for sample in samples], np.int64)
+  starts = np.cumsum(lengths) - lengths
+  index = np.repeat(np.arange(len(samples)), lengths)
+  none = np.zeros(max(lengths, default=0), np.float32)
+  fields = {}
+  for name in _FIELDS:
+    values = (getattr(sample, name) for sample in samples)
+    arrays = [
+      none[:length] if value is None else value
+      for value, length in zip(values, lengths, strict=True)
+    ]
+    fields[name] = np.concatenate(arrays or [none])
+  return _Tokens(samples, index, np.arange(len(index)) - starts[index], fields)
+
+
+def _check_temperatures(tokens: _Tokens) -> None:
   """Checks that all are positive, and 1 for ce members.
 
   The check is per token: in a rollout sampled at another temperature, the
@@ -153,70 +185,52 @@ def _check_temperatures(sample: types.Sample, name: str) -> None:
   that is also a member of another component has one temperature for both, and
   is refused like the rest.
   """
-  temperatures = sample.temperatures
-  _require(
-    (temperatures > 0).all(),
+  name, temperatures = 'temperatures', tokens.fields['temperatures']
+  _check_tokens(tokens, name, temperatures <= 0, 'be > 0')
+  _check_tokens(
+    tokens,
     name,
-    'temperatures',
-    'be > 0',
-    float(temperatures.min()),
-  )
-  bad = (_weights(sample, 'ce') != 0) & (temperatures != 1)
-  index = int(np.argmax(bad))
-  _require(
-    not bad.any(),
-    name,
-    'temperatures',
+    (tokens.weights('ce') != 0) & (temperatures != 1),
     'be 1 where ce_weights is not 0',
-    f'{temperatures[index]} at token {index}',
-    expected=1,
-    hint='ce is a loss at temperature 1; set its weight there to 0, or '
-    'the temperature to 1',
+    'ce is a loss at temperature 1; set its weight there to 0, or the '
+    'temperature to 1',
   )
 
 
-def _check_absent(sample: types.Sample, field: str, name: str) -> None:
-  """Refuses an absent stream that a member token reads."""
-  reader = {'advantages': 'rl', 'ref_logprobs': 'ref_kl'}.get(field)
-  _require(
-    reader is not None and not _weights(sample, reader).any(),
-    name,
-    field,
-    f'be given where {reader} has member tokens' if reader else 'be given',
-    None,
-    hint='streams.finalize sets them',
-  )
+def _check_given(tokens: _Tokens, name: str, reader: str) -> None:
+  """Refuses samples without a stream that a member token reads."""
+  read = tokens.of_samples(tokens.weights(reader) != 0)
+  for index in np.flatnonzero(read).tolist():
+    sample = tokens.samples[index]
+    if getattr(sample, name) is None:
+      must = f'be given where {reader} has member tokens'
+      _refuse(sample, name, must, None, hint='streams.finalize sets them')
 
 
-def _require(
-  ok: bool,
+def _check_tokens(
+  tokens: _Tokens, name: str, bad: np.ndarray, must: str, hint: str = ''
+) -> None:
+  """Refuses the first token with a bad value of a field."""
+  if bad.any():
+    index = int(np.argmax(bad))
+    got = f'{tokens.fields[name][index]} at token {tokens.position[index]}'
+    _refuse(tokens.samples[tokens.sample[index]], name, must, got, hint=hint)
+
+
+def _refuse(
+  sample: types.Sample,
   name: str,
-  field: str,
   must: str,
   got: Any,
-  *,
   expected: Any = None,
   hint: str = '',
 ) -> None:
-  if not ok:
-    raise ValueError(
-      f'{name} {field} must {must}: got {foreign.quote(got)}'
-      + ('' if expected is None else f', expected {expected!r}')
-      + (f'; {hint}' if hint else '')
-    )
-
-
-def _first_bad(value: np.ndarray) -> str:
-  index = int(np.argmin(np.isfinite(value)))
-  return f'{value[index]} at token {index}'
-
-
-def _weights(sample: types.Sample, component: str) -> np.ndarray:
-  """Returns a component's weights: f32[T]; rl's only on the completion."""
-  weights = getattr(sample, _WEIGHTS[component])
-  if weights is None:
-    return np.zeros(len(sample), np.float32)  # refused by `check`
-  return np.where(sample.mask, weights, 0) if component == 'rl' else weights
+  raise ValueError(
+    f'sample of env {sample.env!r}, row {sample.row!r}: {name} must {must}: '
+    f'got {foreign.quote(got)}'
+    + ('' if expected is None else f', expected {expected!r}')
+    + (f'; {hint}' if hint else '')
+  )
 
 
 def first_fit(
@@ -259,63 +273,57 @@ def first_fit(
 
 
 def _batch(
-  samples_by_row: Sequence[Sequence[types.Sample]],
+  tokens: _Tokens,
+  rows: Sequence[Sequence[int]],
   shape: tuple[int, int, int],
   envs: tuple[str, ...],
   pad_id: int,
 ) -> types.Batch:
   """Returns a batch of shape [M, B, T] with the samples of each row."""
-  micro_batches, rows, row_tokens = shape
-  arrays = _padding((micro_batches * rows, row_tokens), pad_id)
-  for row, members in enumerate(samples_by_row):
-    start = 0
-    for segment, sample in enumerate(members, 1):
-      place = (row, slice(start, start + len(sample)))
-      _write_sample(arrays, place, sample, segment, envs)
-      start = place[1].stop
+  micro_batches, per_micro_batch, row_tokens = shape
+  size = len(tokens.samples)
+  first, segment = np.full(size, -1), np.zeros(size, np.int32)
+  for row, members in enumerate(rows):
+    place = row * row_tokens
+    for number, index in enumerate(members, 1):
+      first[index], segment[index] = place, number
+      place += len(tokens.samples[index])
+  packed = first[tokens.sample] >= 0
+  index, position = tokens.sample[packed], tokens.position[packed]
+  env_ids = np.array([envs.index(x.env) for x in tokens.samples], np.int32)
+  values = {name: tokens.fields[name][packed] for name in types.TOKEN_FIELDS}
+  values |= {
+    'rl_weights': tokens.weights('rl')[packed],
+    'segment_ids': segment[index],
+    'positions': position,
+    'env_ids': env_ids[index],
+  }
+  arrays = _padding(micro_batches * per_micro_batch * row_tokens, pad_id)
+  for name, array in arrays.items():
+    array[first[index] + position] = values[name]
   counts = {
     f'{component}_count': np.asarray(
       np.count_nonzero(arrays[weights]), np.float32
     )
     for component, weights in _WEIGHTS.items()
   }
-  sequences = sum(
-    bool(_weights(sample, 'rl').any())
-    for row in samples_by_row
-    for sample in row
-  )
+  sequences = tokens.of_samples(packed & (tokens.weights('rl') != 0)).sum()
+  live = -(-len(rows) // per_micro_batch)
   return types.Batch(
     **{field: array.reshape(shape) for field, array in arrays.items()},
     **counts,
     rl_sequences=np.asarray(sequences, np.float32),
-    num_micro_batches=np.asarray(-(-len(samples_by_row) // rows), np.int32),
+    num_micro_batches=np.asarray(live, np.int32),
   )
 
 
-def _padding(shape: tuple[int, int], pad_id: int) -> dict[str, np.ndarray]:
-  """Returns padding for every per-token field of a batch."""
+def _padding(size: int, pad_id: int) -> dict[str, np.ndarray]:
+  """Returns `size` tokens of padding for every field of a batch."""
   arrays = {
-    field: np.full(shape, _PADS.get(field, 0), dtype)
+    field: np.full(size, _PADS.get(field, 0), dtype)
     for field, dtype in types.TOKEN_FIELDS.items()
   }
   for field in ('segment_ids', 'positions', 'env_ids'):
-    arrays[field] = np.full(shape, _PADS.get(field, 0), np.int32)
+    arrays[field] = np.full(size, _PADS.get(field, 0), np.int32)
   arrays['ids'][:] = pad_id
   return arrays
-
-
-def _write_sample(
-  arrays: dict[str, np.ndarray],
-  place: tuple,
-  sample: types.Sample,
-  segment: int,
-  envs: tuple[str, ...],
-) -> None:
-  """Writes a sample into the arrays at place = (row, slice of tokens)."""
-  for field in types.TOKEN_FIELDS:
-    value = getattr(sample, field)
-    arrays[field][place] = 0 if value is None else value
-  arrays['rl_weights'][place] = _weights(sample, 'rl')
-  arrays['segment_ids'][place] = segment
-  arrays['positions'][place] = np.arange(len(sample))
-  arrays['env_ids'][place] = envs.index(sample.env)

@@ -12,11 +12,17 @@ from tests.data.test_packing import f32, make, pack
     ({'env': 'nope'}, ('env must be an environment', "'nope'")),
     ({'length': 9}, ('batch.row_tokens', 'got 9', 'expected 8')),
     ({'length': 0}, ('length must be in',)),
-    ({'ce_weights': f32(1, 0, 0, 0)}, ('ce_weights[0] must be 0', '1.0')),
-    ({'ref_kl_weights': f32(1, 0, 0, 0)}, ('ref_kl_weights[0]',)),
+    (
+      {'ce_weights': f32(1, 0, 0, 0)},
+      ('ce_weights must be 0 at token 0', '1.0'),
+    ),
+    (
+      {'ref_kl_weights': f32(1, 0, 0, 0)},
+      ('ref_kl_weights must be 0 at token 0',),
+    ),
     (
       {'mask': np.ones(4, bool), 'rl_weights': f32(1, 1, 1, 1)},
-      ('rl_weights[0] must be 0',),
+      ('rl_weights must be 0 at token 0',),
     ),
     ({'ids': np.zeros(3, np.int32)}, ('mask must have one entry', '(3,)')),
     (
@@ -49,7 +55,7 @@ from tests.data.test_packing import f32, make, pack
         'ce_weights': f32(0, 1, 1, -1),
         'temperatures': f32(1, 1, 1, 0.5),
       },
-      ('temperatures must be 1 where ce', '0.5 at token 3', 'expected 1'),
+      ('temperatures must be 1 where ce', '0.5 at token 3'),
     ),
     # Also a member of rl: its one temperature cannot serve both.
     (
