@@ -12,7 +12,7 @@ import jax
 from posttrain.metrics import writers
 from posttrain.stage import build, components, profiles, progress
 from posttrain.stage import job as jobs
-from posttrain.util import preemption
+from posttrain.util import memory, preemption
 
 
 def train(job: jobs.Job, stop: preemption.Signal) -> None:
@@ -87,6 +87,7 @@ def run(
       contextlib.closing(
         build.make(stage, workdir, position, stop, profile)
       ) as job,
+      memory.skip_old_objects(),
     ):
       train(job, stop)
       position = job.logbook.writer.position()
