@@ -156,10 +156,11 @@ class _Builder:
     return loop._widen, args
 
   def decode(self) -> tuple[Any, tuple]:
-    steps = jax.ShapeDtypeStruct((), np.int32)
+    count = jax.ShapeDtypeStruct((), np.int32)
     state, slots = self._results('state'), self._slots()
     view = self._results('view')
-    return loop.decode, (view, self.model, state, slots, steps, self.slots)
+    args = (view, self.model, state, slots, count, count, self.slots)
+    return loop.decode, args
 
   def prefill(self) -> tuple[Any, tuple]:
     sizes, shapes = self.sizes, self._shapes()

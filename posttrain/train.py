@@ -12,7 +12,7 @@ import jax
 from posttrain.metrics import writers
 from posttrain.stage import build, components, profiles, progress
 from posttrain.stage import job as jobs
-from posttrain.util import memory, preemption
+from posttrain.util import preemption
 
 
 def train(job: jobs.Job, stop: preemption.Signal) -> None:
@@ -36,7 +36,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
   stop.check(f'stage {job.name}, step {job.step}')
   stop.begin_steps()
   for step in range(job.step + 1, job.steps + 1):
-    job.profiler.begin(step)
+    job.begin(step)
     with clock('rollout'):
       job.hand_over(state, step - 1)
       item = job.next_item(step, state, stop)
@@ -87,7 +87,6 @@ def run(
       contextlib.closing(
         build.make(stage, workdir, position, stop, profile)
       ) as job,
-      memory.skip_old_objects(),
     ):
       train(job, stop)
       position = job.logbook.writer.position()

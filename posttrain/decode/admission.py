@@ -93,7 +93,7 @@ def admit(
   Returns:
     The new (state, options).
   """
-  left = shapes.row_counts[-1] if waiting.any_active else None
+  left = shapes.row_counts[-1] if waiting.num_active else None
   while True:
     waiting.assign_slots()
     call = _next_call(waiting, shapes, state.ids.shape[1])

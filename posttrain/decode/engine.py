@@ -35,6 +35,7 @@ from posttrain.decode import admission, loop, requests, schedule, tree_spec
 from posttrain.util import watchdog
 
 _LONG_CHUNK = 256  # tokens of a decode call while no request waits
+_SPARE = 8
 
 
 class Engine:
@@ -312,7 +313,7 @@ class Engine:
         self._model,
         self._shapes,
       )
-    if not self._schedule.any_active:
+    if not self._schedule.num_active:
       return
     # Chunks let waiting requests be prefilled and held ones be extended.
     # Otherwise they only let Ctrl-C and the watchdog through.
@@ -324,9 +325,20 @@ class Engine:
       self._state,
       self._options,
       steps or most,
+      self._least(),
       self._sharding,
     )
     self._launched = True
+
+  def _least(self) -> int:
+    """Returns the number of active slots at which a chunk ends.
+
+    While requests wait, it ends early once some slots have stopped: they idle,
+    but to admit the next costs as much as a few tokens of all slots.
+    """
+    if not self._schedule.needs_chunks:
+      return 0
+    return max(self._schedule.num_active - max(self.slots // _SPARE, 1), 0)
 
   def _fit(self) -> loop.State:
     """Returns the state, allocated or widened to the capacity if need be."""

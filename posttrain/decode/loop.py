@@ -6,8 +6,8 @@
 3. `first`: slots whose prompt is complete draw their next token, from the
    logits after it.
 4. `decode`: a `while_loop`; each iteration feeds every active slot its last
-   token and draws the next, until all have stopped or `steps` are done. Where
-   attention reads all keys of its cache, the loop runs on the part of the
+   token and draws the next, until enough have stopped or `steps` are done.
+   Where attention reads all keys of its cache, the loop runs on the part of the
    cache that the longest active slot needs, then on the next larger part.
 
 The random number of the token at position p depends on the request's key and p
@@ -278,16 +278,27 @@ def first(
   return _pin(state, sharding)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 5), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(1, 6), donate_argnums=2)
 def decode(
   view: Any,
   cfg: schema.Model,
   state: State,
   slots: Slots,
   steps: jax.Array,
+  least: jax.Array,
   sharding: NamedSharding | None,
 ) -> State:
-  """Draws up to `steps` (i32[], traced) tokens for every active slot."""
+  """Draws tokens for every active slot.
+
+  Args:
+    view: `transformer.decode_view` of the parameters.
+    cfg: model options.
+    state: the state of all slots.
+    slots: options of the requests.
+    steps: i32[], the most tokens of a slot.
+    least: i32[], ends once no more slots than these are active.
+    sharding: the state's sharding.
+  """
 
   def step(carry):
     i, state = carry
@@ -310,7 +321,7 @@ def decode(
     # Kernels skip what a slot does not hold.
     partly = attention_op.decode_reads_all(cfg)
     for tokens in lengths(capacity) if partly else [capacity]:
-      carry = _decode_within(tokens, steps, step, carry)
+      carry = _decode_within(tokens, steps, least, step, carry)
   return _pin(carry[1], sharding)
 
 
@@ -323,7 +334,7 @@ def lengths(capacity: int) -> list[int]:
   return [*sizes, capacity]
 
 
-def _decode_within(tokens, steps, step, carry):
+def _decode_within(tokens, steps, least, step, carry):
   """Decodes while all active slots hold fewer than `tokens`.
 
   The cache of so many tokens is a copy, which is read at every step instead of
@@ -333,7 +344,7 @@ def _decode_within(tokens, steps, step, carry):
 
   def continues(carry):
     i, state = carry
-    more = (i < steps) & jnp.any(state.active)
+    more = (i < steps) & (jnp.sum(state.active) > least)
     if whole:
       return more
     return more & jnp.all(~state.active | (state.length < tokens))

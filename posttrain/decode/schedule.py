@@ -22,6 +22,15 @@ import numpy as np
 from posttrain.decode import requests
 
 STOP_IDS = 8  # the most stop ids of a request
+_OPTIONS = {
+  'high': np.uint32,
+  'low': np.uint32,
+  'limit': np.int32,
+  'temperature': np.float32,
+  'top_k': np.int32,
+  'top_p': np.float32,
+  'min_p': np.float32,
+}
 
 
 @dataclasses.dataclass
@@ -113,6 +122,11 @@ class Schedule:
     self._queue: collections.deque[RequestState] = collections.deque()
     self._extended: collections.deque[RequestState] = collections.deque()
     self._submitted = 0
+    # See `slot_options`; (order, limit) of the request that each slot has them
+    # of.
+    self._options = {k: np.zeros(slots, dtype) for k, dtype in _OPTIONS.items()}
+    self._options['stop_ids'] = np.full((slots, STOP_IDS), -1, np.int32)
+    self._written: list[tuple[int, int]] = [(-1, -1)] * slots
 
   def __len__(self) -> int:
     """Returns the number of requests in flight, held ones included."""
@@ -130,9 +144,9 @@ class Schedule:
     return len(self._queue) + len(self._extended) + feeding
 
   @property
-  def any_active(self) -> bool:
-    """Whether some slot decodes."""
-    return any(entry.active for entry in self.in_slots)
+  def num_active(self) -> int:
+    """The number of slots that decode."""
+    return sum(entry.active for entry in self.in_slots)
 
   @property
   def running(self) -> bool:
@@ -332,32 +346,27 @@ class Schedule:
 
     Returns:
       The fields of `loop.Slots`, except that the keys are two u32[B] words,
-      `high` and `low`. Zeros, and no stop ids, for empty slots.
+      `high` and `low`. Free slots have those of their last request.
     """
-    dtypes = {
-      'high': np.uint32,
-      'low': np.uint32,
-      'limit': np.int32,
-      'temperature': np.float32,
-      'top_k': np.int32,
-      'top_p': np.float32,
-      'min_p': np.float32,
+    for slot, entry in enumerate(self._slots):
+      if entry is None or self._written[slot] == (entry.order, entry.limit):
+        continue
+      self._written[slot] = entry.order, entry.limit
+      self._write_options(slot, entry)
+    return {name: values.copy() for name, values in self._options.items()}
+
+  def _write_options(self, slot: int, entry: RequestState) -> None:
+    request = entry.request
+    values = {
+      **vars(request.sampling),
+      'limit': entry.limit,
+      'high': request.draw_key >> 32,
+      'low': request.draw_key & 0xFFFFFFFF,
     }
-    size = len(self._slots)
-    fields = {k: np.zeros(size, dtype) for k, dtype in dtypes.items()}
-    stop_ids = np.full((size, STOP_IDS), -1, np.int32)
-    for entry in self.in_slots:
-      request = entry.request
-      values = {
-        **vars(request.sampling),
-        'limit': entry.limit,
-        'high': request.draw_key >> 32,
-        'low': request.draw_key & 0xFFFFFFFF,
-      }
-      for name, value in values.items():
-        fields[name][entry.slot] = value
-      stop_ids[entry.slot, : len(request.stop_ids)] = request.stop_ids
-    return {**fields, 'stop_ids': stop_ids}
+    for name, value in values.items():
+      self._options[name][slot] = value
+    self._options['stop_ids'][slot] = -1
+    self._options['stop_ids'][slot, : len(request.stop_ids)] = request.stop_ids
 
   def _same_prompt(self) -> list[RequestState]:
     """Returns the queue's head and its neighbours with the same prompt.

@@ -89,6 +89,12 @@ class Job:
   def saves_at(self, step: int) -> bool:
     return step == self.steps or step % self.saves.every == 0
 
+  def begin(self, step: int) -> None:
+    """Begins a step: its profile, where due."""
+    self.profiler.begin(step)
+    if step == self.step + 2:  # the first step has made all programs
+      memory.skip_old_objects()
+
   def hand_over(self, state: arrays.TrainState, step: int) -> None:
     """Hands the weights to the engine and references, if a batch needs them."""
     if self.sampling.pipeline.uses_policy:
@@ -292,6 +298,7 @@ class Job:
 
   def close(self) -> None:
     """Waits for a checkpoint that is being written; closes all files."""
+    memory.forget_old_objects()
     self.sampling.references.close()
     self.saves.checkpointer.close()
     self.logbook.close()

@@ -75,19 +75,19 @@ def release_freed_memory() -> None:
       ctypes.CDLL(None).malloc_trim(0)
 
 
-@contextlib.contextmanager
-def skip_old_objects() -> Iterator[None]:
+def skip_old_objects() -> None:
   """Makes garbage collection skip the objects that exist now.
 
   Those of jax and of its programs are so many that a full collection takes 30
-  ms on a laptop, and a step that makes many objects starts one.
+  to 80 ms, and every step whose rollouts make many objects starts one.
   """
   gc.collect()
   gc.freeze()
-  try:
-    yield
-  finally:
-    gc.unfreeze()
+
+
+def forget_old_objects() -> None:
+  """Lets garbage collection free the objects that it skipped."""
+  gc.unfreeze()
 
 
 class OutOfDeviceMemory(RuntimeError):

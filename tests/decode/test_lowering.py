@@ -74,11 +74,11 @@ def test_decode_chunk_lowers_with_a_kernel_per_layer(target, dtype):
   cfg = model(dtype)
   view, state, slots = shapes(cfg)
 
-  def chunk(view, state, slots, steps):
-    return loop.decode(view, cfg, state, slots, steps, None)
+  def chunk(view, state, slots, count):
+    return loop.decode(view, cfg, state, slots, count, count, None)
 
-  steps = jax.ShapeDtypeStruct((), jnp.int32)
-  text = lowering.lower(chunk, view, state, slots, steps, target=target)
+  count = jax.ShapeDtypeStruct((), jnp.int32)
+  text = lowering.lower(chunk, view, state, slots, count, target=target)
   assert kernel_calls(text, target) == cfg.layers
   assert 'stablehlo.while' in text
   assert 'callback' not in text
@@ -117,6 +117,7 @@ def test_cpu_program_has_no_kernel():
     view,
     state,
     slots,
+    jax.ShapeDtypeStruct((), jnp.int32),
     jax.ShapeDtypeStruct((), jnp.int32),
     target='cpu',
   )

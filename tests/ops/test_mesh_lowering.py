@@ -93,9 +93,9 @@ def test_a_decode_chunk_runs_kernels_on_every_device():
   with sharding.use(devices):
     view, state, slots = decoding.shapes(cfg)
 
-  def chunk(view, state, slots, steps):
-    return loop.decode(view, cfg, state, slots, steps, place)
+  def chunk(view, state, slots, count):
+    return loop.decode(view, cfg, state, slots, count, count, place)
 
-  steps = jax.ShapeDtypeStruct((), jnp.int32)
-  types = kernels(jax.jit(chunk), (view, state, slots, steps), 'h200')
+  count = jax.ShapeDtypeStruct((), jnp.int32)
+  types = kernels(jax.jit(chunk), (view, state, slots, count), 'h200')
   assert types == [f'tensor<{decoding.SLOTS // 2}x1x2x128xbf16>']
