@@ -36,7 +36,7 @@ from posttrain import schema
 ENV = schema.Arithmetic(ops=('+', '-'), max_operand=99, mistakes=0.3)
 
 # How answers are decoded and measured, in both stages.
-ROLLOUT = schema.Rollout(slots=512, prefill_rows=64)
+ROLLOUT = schema.Rollout(slots=512, prefill_rows=64, prefill_tokens=20)
 EVAL = schema.Eval(prompts=500, samples=8, max_tokens=40)
 
 # Stage 1: SFT. Sampled answers repeat the mistakes of the demonstrations.

@@ -44,7 +44,7 @@ def arithmetic_sft(env: schema.Arithmetic, steps: int) -> schema.Stage:
   return schema.Stage(
     init='random',
     envs={'arithmetic': schema.EnvEntry(env=env)},
-    rollout=schema.Rollout(slots=512, prefill_rows=64),
+    rollout=schema.Rollout(slots=512, prefill_rows=64, prefill_tokens=20),
     steps=steps,
     batch=schema.Batch(
       prompts_per_step=64, row_tokens=64, micro_batch_tokens=1024

@@ -97,7 +97,7 @@ SFT = schema.Stage(
   rollout=ROLLOUT,
   steps=500,
   batch=schema.Batch(
-    prompts_per_step=64, row_tokens=128, micro_batch_tokens=1024
+    prompts_per_step=64, row_tokens=128, joined_rows=2, micro_batch_tokens=1024
   ),
   optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
   eval=dataclasses.replace(EVAL, every=250),
@@ -118,7 +118,7 @@ GRPO = schema.Stage(
   rollout=ROLLOUT,
   steps=24,
   batch=schema.Batch(
-    prompts_per_step=48, row_tokens=128, micro_batch_tokens=1024
+    prompts_per_step=48, row_tokens=128, joined_rows=2, micro_batch_tokens=1024
   ),
   loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
   optim=schema.Optim(

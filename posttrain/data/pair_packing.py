@@ -27,12 +27,13 @@ def pack(
   rows: int,
   row_tokens: int,
   per_row: int,
+  sure: int = 1,
   pad_id: int = 0,
 ) -> types.PairBatch:
   """Packs pairs into `[M, rows, row_tokens]`.
 
-  M is computed for one pair per row, even if fewer rows suffice, so that
-  batches of equally many pairs have the same shape.
+  M is computed for the pairs that surely fit into a row, even if fewer rows
+  suffice, so that batches of equally many pairs have the same shape.
 
   Args:
     pairs: the pairs that train.
@@ -41,6 +42,7 @@ def pack(
     rows: B.
     row_tokens: T.
     per_row: K, the most pairs in a row.
+    sure: the number of the longest pairs that fit into a row.
     pad_id: token id of the padding.
 
   Raises:
@@ -50,7 +52,9 @@ def pack(
     _assign_rows([p for p in x if p is not None], row_tokens, per_row)
     for x in (pairs, mismatched)
   ]
-  max_micro_batches = sum(math.ceil(len(x) / rows) for x in (pairs, mismatched))
+  max_micro_batches = sum(
+    math.ceil(len(x) / (rows * sure)) for x in (pairs, mismatched)
+  )
   num_micro_batches, num_mismatched = (math.ceil(len(x) / rows) for x in bins)
   arrays = _padding((max_micro_batches * rows, row_tokens), per_row, pad_id)
   for first_row, members in zip(

@@ -15,7 +15,7 @@ from posttrain.decode import feeds, loop, schedule
 
 # A call of so many tokens is cheap: a program of fewer rows costs more to
 # compile than it saves.
-_FEW_TOKENS = 256
+_FEW_TOKENS = 128
 # Calls that read longer prefixes have few rows, which bounds their memory.
 _LONG_PREFIX = 1024
 

@@ -340,14 +340,17 @@ def _decode_within(tokens, steps, least, step, carry):
   The cache of so many tokens is a copy, which is read at every step instead of
   the whole cache, and written back at the end.
   """
-  whole = tokens == carry[1].ids.shape[1]
+  capacity = carry[1].ids.shape[1]
+  whole = tokens == capacity
+  # To copy a part, and back, reads and writes it twice.
+  pays = steps * (capacity - tokens) > 4 * tokens
 
   def continues(carry):
     i, state = carry
     more = (i < steps) & (jnp.sum(state.active) > least)
     if whole:
       return more
-    return more & jnp.all(~state.active | (state.length < tokens))
+    return more & pays & jnp.all(~state.active | (state.length < tokens))
 
   def within(carry):
     i, state = carry

@@ -107,9 +107,9 @@ class PairData:
       {reference: 'loss.preference.reference'} if reference else {}
     )
     batch = stage.batch
-    rows = batch.micro_batch_tokens // batch.row_tokens
-    micro_batches = math.ceil(batch.prompts_per_step / rows)
-    self.shape = micro_batches, rows, batch.row_tokens
+    pairs = batch.packed_rows * batch.joined_rows  # that surely fit
+    micro_batches = math.ceil(batch.prompts_per_step / pairs)
+    self.shape = micro_batches, batch.packed_rows, batch.packed_tokens
     self.min_capacity = batch.row_tokens
     self.pad_id = renderer.tokenizer.pad_id
     self.splits: PairSplits | None = None
@@ -209,8 +209,8 @@ class PairPipeline:
     """
     self._data, self._train = data, splits.train
     every = (*splits.train.pairs, *splits.held_out.pairs)
-    row_tokens = data.stage.batch.row_tokens
-    self._per_row = row_tokens // min(map(pair_packing.length, every))
+    shortest = min(map(pair_packing.length, every))
+    self._per_row = data.stage.batch.packed_tokens // shortest
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
     )
@@ -242,6 +242,7 @@ class PairPipeline:
       rows=rows,
       row_tokens=row_tokens,
       per_row=self._per_row,
+      sure=self._data.stage.batch.joined_rows,
       pad_id=self._data.pad_id,
     )
 

@@ -286,12 +286,15 @@ class TokenPipeline:
 
 
 def shape(stage: schema.Stage) -> tuple[int, int, int]:
-  """Returns [micro_batches, rows, row_tokens], with a row per rollout."""
+  """Returns [micro_batches, rows, row_tokens] of a batch.
+
+  It has space for a sample of `batch.row_tokens` per rollout.
+  """
   batch = stage.batch
-  rows = batch.micro_batch_tokens // batch.row_tokens
   group_size = max(entry.group_size for entry in stage.envs.values())
   rollouts = batch.prompts_per_step * group_size
-  return math.ceil(rollouts / rows), rows, batch.row_tokens
+  micro_batches = math.ceil(rollouts / (batch.packed_rows * batch.joined_rows))
+  return micro_batches, batch.packed_rows, batch.packed_tokens
 
 
 class Packer:
@@ -304,6 +307,7 @@ class Packer:
   def __init__(self, stage: schema.Stage, pad_id: int):
     self._envs, self._pad_id = tuple(stage.envs), pad_id
     self._micro_batches, self._rows, self._row_tokens = shape(stage)
+    self._samples = self._micro_batches * self._rows * stage.batch.joined_rows
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     """Returns the batch of all samples."""
@@ -318,8 +322,9 @@ class Packer:
       )
       if not leftover:
         return batch
-      assert len(samples) > self._micro_batches * self._rows
+      assert len(samples) > self._samples, 'each must fit into a row'
       self._micro_batches *= 2
+      self._samples *= 2
 
 
 def _batch_metrics(batch: types.Batch, samples: int) -> dict[str, float]:

@@ -59,9 +59,12 @@ class Batch:
   # Number of tasks (groups), or pairs, per step, over all environments and
   # devices.
   prompts_per_step: int = 64
-  # Length of a packed row, in tokens: of the longest sample that can train, or
-  # the longest pair, which repeats the prompt before each of its answers.
+  # Length of a row, in tokens: of the longest sample that can train, or the
+  # longest pair, which repeats the prompt before each of its answers.
   row_tokens: int = 256
+  # Number of rows that are packed as one: samples longer than half of a row
+  # leave less of it empty.
+  joined_rows: int = 1
   # Size of a micro-batch over all devices, in tokens; gradients accumulate over
   # micro-batches.
   micro_batch_tokens: int = 1024
@@ -75,14 +78,31 @@ class Batch:
   def __post_init__(self):
     base.require_choice(self, 'reduce_gradients', ('micro_batch', 'update'))
     base.require_positive(
-      self, 'prompts_per_step', 'row_tokens', 'micro_batch_tokens'
+      self,
+      'prompts_per_step',
+      'row_tokens',
+      'joined_rows',
+      'micro_batch_tokens',
+    )
+    joined = (
+      f' * joined_rows={self.joined_rows}' if self.joined_rows > 1 else ''
     )
     base.require(
-      self.micro_batch_tokens % self.row_tokens == 0,
+      self.micro_batch_tokens % self.packed_tokens == 0,
       'micro_batch_tokens',
-      f'be a multiple of row_tokens={self.row_tokens}',
+      f'be a multiple of row_tokens={self.row_tokens}{joined}',
       self.micro_batch_tokens,
     )
+
+  @property
+  def packed_tokens(self) -> int:
+    """Tokens of a packed row."""
+    return self.row_tokens * self.joined_rows
+
+  @property
+  def packed_rows(self) -> int:
+    """Packed rows of a micro-batch, over all devices."""
+    return self.micro_batch_tokens // self.packed_tokens
 
 
 @dataclasses.dataclass(frozen=True)

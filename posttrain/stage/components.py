@@ -81,6 +81,8 @@ def make(
   with _naming(name):
     data = _data(cfg, name, renderer)
   rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
+  if stage.batch.joined_rows > 1:
+    rows_key += ' / joined_rows'
   sharding.check_batch(mesh, data.shape[1], rows_key)
   if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
     raise ValueError(

@@ -170,8 +170,8 @@ def make(
     group_size=group_size,
     samples_per_step=batch.prompts_per_step * max(group_size.values()),
     micro_batch_tokens=batch.micro_batch_tokens,
-    rows_per_micro_batch=batch.micro_batch_tokens // batch.row_tokens,
-    row_tokens=batch.row_tokens,
+    rows_per_micro_batch=batch.packed_rows,
+    row_tokens=batch.packed_tokens,
     parameters=transformer.num_params(model),
     trained=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
     state_bytes=state_bytes,
@@ -214,7 +214,7 @@ def _programs(
 ) -> dict[str, program_bytes.Program]:
   """Returns the bytes of the stage's programs."""
   batch, rollout = stage.batch, stage.rollout
-  tokens, row_tokens = batch.micro_batch_tokens, batch.row_tokens
+  tokens, row_tokens = batch.micro_batch_tokens, batch.packed_tokens
   trained = tensors.device_bytes(state.params)
   weights = trained + tensors.device_bytes(frozen)
   slots = device, rollout.slots, slot_tokens

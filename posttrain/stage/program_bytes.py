@@ -115,9 +115,9 @@ def train_step(
   once = batch.reduce_gradients == 'update' and device.mesh.size > 1
   # Accumulated gradients, those of the micro-batch, and what layers keep.
   held = _once_bytes(device, adapter) if once else 2 * trained
-  held += _kept_bytes(device, local, batch.row_tokens)
+  held += _kept_bytes(device, local, batch.packed_tokens)
   head = _head_bytes(device, local, gradient=not frozen)
-  layers = _layer_work(device, local, batch.row_tokens)
+  layers = _layer_work(device, local, batch.packed_tokens)
   if not frozen and device.mesh.size == 1:
     # The gradients of head and embedding are added in place.
     layers -= 4 * device.tables
