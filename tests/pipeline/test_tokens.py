@@ -47,14 +47,14 @@ def test_a_batch_holds_every_completion_token_once():
 
 
 def test_joined_rows_hold_the_same_samples_with_less_padding():
-  options = {'prompts': 8, 'row_tokens': 32, 'micro_batch_tokens': 128}
+  options = {'prompts': 10, 'row_tokens': 80, 'micro_batch_tokens': 320}
   stage = fixtures.stage(**options)
   joined = dataclasses.replace(stage.batch, joined_rows=4)
   joined = dataclasses.replace(stage, batch=joined)
   one, four = (
     next(_of(x, fixtures.RENDERER, 3)).batch for x in (stage, joined)
   )
-  assert one.ids.shape == (2, 4, 32) and four.ids.shape == (2, 1, 128)
+  assert one.ids.shape == (3, 4, 80) and four.ids.shape == (3, 1, 320)
   assert four.num_micro_batches < one.num_micro_batches
 
   def samples(batch):
@@ -62,7 +62,7 @@ def test_joined_rows_hold_the_same_samples_with_less_padding():
     ids, first = batch.ids[live], batch.positions[live] == 0
     return sorted(map(tuple, np.split(ids, np.flatnonzero(first)[1:])))
 
-  assert samples(one) == samples(four) and len(samples(one)) == 8
+  assert samples(one) == samples(four) and len(samples(one)) == 10
   assert one.ce_count == four.ce_count
 
 
