@@ -257,7 +257,7 @@ def _messages(messages: Any, method: str) -> types.Messages:
 
 def _reward(value: Any, method: str, hint: str) -> float:
   """Returns a finite reward as Python's float."""
-  number = _number(value, method, 'a reward')
+  number = _number(value, method)
   if not abs(number) <= values.LARGEST:  # or NaN
     raise ResultError(
       f'reward of {method} must be finite, of a size of at most '
@@ -266,10 +266,18 @@ def _reward(value: Any, method: str, hint: str) -> float:
   return number
 
 
-def _number(value: Any, method: str, what: str) -> float:
-  """Returns a number of Python, numpy, jax or torch as a float."""
+def _number(value: Any, method: str, metric: Any = None) -> float:
+  """Returns a number of Python, numpy, jax or torch as a float.
+
+  Args:
+    value: the number.
+    method: the environment's method that returned it.
+    metric: the metric's name; None = the reward.
+  """
   plain = values.plain(value)
   if not isinstance(plain, numbers.Real):
+    named = f'metric {foreign.quote(metric, 80)}'
+    what = 'a reward' if metric is None else named
     raise _wrong(method, f'{what} as a number', value)
   try:
     return float(plain)
@@ -284,12 +292,23 @@ def _flag(value: Any, method: str, what: str) -> bool:
   return bool(plain)
 
 
+def _metric(name: Any) -> str:
+  """Returns the name of a metric as it is logged."""
+  return _known_metric(name) if type(name) is str else foreign.text(name, 100)
+
+
+@functools.lru_cache(1024)
+def _known_metric(name: str) -> str:
+  return foreign.text(name, 100)
+
+
 def _score(score: Any) -> types.Score:
   """Returns a copy of a score, with Python's numbers."""
   if not isinstance(score, types.Score):
     raise _wrong('grade', 'a types.Score', score)
   if not isinstance(score.metrics, Mapping) or len(score.metrics) > _METRICS:
     raise _wrong('grade', 'metrics as a small dict', score.metrics)
+  metrics = score.metrics.items()
   reward, answer = score.reward, values.plain(score.answer)
   if reward is not None:
     hint = '; None marks an episode as not scorable'
@@ -302,11 +321,6 @@ def _score(score: Any) -> types.Score:
     None
     if score.formatted is None
     else _flag(score.formatted, 'grade', 'formatted'),
-    {
-      foreign.text(name, 100): _number(
-        x, 'grade', f'metric {foreign.quote(name, 80)}'
-      )
-      for name, x in score.metrics.items()
-    },
+    {_metric(name): _number(x, 'grade', name) for name, x in metrics},
     None if answer is None else str(answer),
   )

@@ -147,6 +147,8 @@ def _quote(convert, value: object, limit: int) -> str:
 
 def _fit(value: str, limit: int, left_out: int) -> str:
   """Escapes a text, cuts it, and adds the number of characters left out."""
+  if not left_out and len(value) <= limit and value.isprintable():
+    return value
   shown, length = [], 0
   for character in value:
     piece = character if character.isprintable() else _escape(character)

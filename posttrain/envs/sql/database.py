@@ -14,6 +14,7 @@ Views can be read, but are not listed. Virtual tables cannot be read.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sqlite3
 import time
@@ -106,8 +107,7 @@ class Database:
     self._names = {table.lower() for table in self._columns} | {
       view.lower() for (view,) in connection.execute(views)
     }
-    for name, bound in list(dataclasses.asdict(limits).items())[4:]:
-      number = getattr(sqlite3, f'SQLITE_LIMIT_{name.upper()}')
+    for number, bound in _sqlite_limits(limits):
       connection.setlimit(number, bound)
     self._dates = dates.Dates(now, limits.length)
     for name, count, function in (*like.FUNCTIONS, *self._dates.functions()):
@@ -303,6 +303,16 @@ class Database:
       reason = 'only SELECT is allowed'
     self._refusal = self._refusal or reason
     return sqlite3.SQLITE_DENY if reason else sqlite3.SQLITE_OK
+
+
+@functools.cache
+def _sqlite_limits(limits: Limits) -> tuple[tuple[int, int], ...]:
+  """Returns (number, bound) of the limits that SQLite keeps."""
+  bounds = list(dataclasses.asdict(limits).items())[4:]
+  return tuple(
+    (getattr(sqlite3, f'SQLITE_LIMIT_{name.upper()}'), bound)
+    for name, bound in bounds
+  )
 
 
 def _read_schema(connection: sqlite3.Connection) -> dict[str, tuple]:
