@@ -124,7 +124,9 @@ class Schedule:
     self._submitted = 0
     # See `slot_options`; (order, limit) of the request that each slot has them
     # of.
-    self._options = {k: np.zeros(slots, dtype) for k, dtype in _OPTIONS.items()}
+    self._options: dict[str, np.ndarray] = {
+      name: np.zeros(slots, dtype) for name, dtype in _OPTIONS.items()
+    }
     self._options['stop_ids'] = np.full((slots, STOP_IDS), -1, np.int32)
     self._written: list[tuple[int, int]] = [(-1, -1)] * slots
 
