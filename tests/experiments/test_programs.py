@@ -26,6 +26,6 @@ def test_every_program_compiles_without_arrays(name):
 def test_sizes_are_those_of_the_arguments():
   mesh = sharding.make_mesh(schema.Mesh(), jax.devices()[:1])
   lowered = programs.lower('decode', MODEL, mesh, SIZES)
-  (_, state, slots, _), _ = lowered.args_info
+  (_, state, slots, *_), _ = lowered.args_info
   assert state.ids.shape == (4, 32)
   assert slots.keys.shape == (4, 2)
