@@ -29,6 +29,7 @@ _FAILURES = (
   env_calls.EnvError,
   client.EndpointError,
 )
+_MANY_STEPS = 16  # of a stage, for which skipping old objects pays
 MIN_PASS_RATE = 0.1  # below it, trial and error finds little to reinforce
 
 
@@ -92,7 +93,8 @@ class Job:
   def begin(self, step: int) -> None:
     """Begins a step: its profile, where due."""
     self.profiler.begin(step)
-    if step == self.step + 2:  # the first step has made all programs
+    # The first step has made all programs; a short stage is over too soon.
+    if step == self.step + 2 and self.steps - step >= _MANY_STEPS:
       memory.skip_old_objects()
 
   def hand_over(self, state: arrays.TrainState, step: int) -> None:
