@@ -192,6 +192,7 @@ def _check_temperatures(tokens: _Tokens) -> None:
     name,
     (tokens.weights('ce') != 0) & (temperatures != 1),
     'be 1 where ce_weights is not 0',
+    1,
     'ce is a loss at temperature 1; set its weight there to 0, or the '
     'temperature to 1',
   )
@@ -208,13 +209,20 @@ def _check_given(tokens: _Tokens, name: str, reader: str) -> None:
 
 
 def _check_tokens(
-  tokens: _Tokens, name: str, bad: np.ndarray, must: str, hint: str = ''
+  tokens: _Tokens,
+  name: str,
+  bad: np.ndarray,
+  must: str,
+  expected: Any = None,
+  hint: str = '',
 ) -> None:
   """Refuses the first token with a bad value of a field."""
   if bad.any():
     index = int(np.argmax(bad))
     got = f'{tokens.fields[name][index]} at token {tokens.position[index]}'
-    _refuse(tokens.samples[tokens.sample[index]], name, must, got, hint=hint)
+    _refuse(
+      tokens.samples[tokens.sample[index]], name, must, got, expected, hint
+    )
 
 
 def _refuse(

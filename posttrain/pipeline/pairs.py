@@ -107,8 +107,7 @@ class PairData:
       {reference: 'loss.preference.reference'} if reference else {}
     )
     batch = stage.batch
-    pairs = batch.packed_rows * batch.joined_rows  # that surely fit
-    micro_batches = math.ceil(batch.prompts_per_step / pairs)
+    micro_batches = math.ceil(batch.prompts_per_step / batch.rows)
     self.shape = micro_batches, batch.packed_rows, batch.packed_tokens
     self.min_capacity = batch.row_tokens
     self.pad_id = renderer.tokenizer.pad_id

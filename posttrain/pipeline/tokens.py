@@ -293,7 +293,7 @@ def shape(stage: schema.Stage) -> tuple[int, int, int]:
   batch = stage.batch
   group_size = max(entry.group_size for entry in stage.envs.values())
   rollouts = batch.prompts_per_step * group_size
-  micro_batches = math.ceil(rollouts / (batch.packed_rows * batch.joined_rows))
+  micro_batches = math.ceil(rollouts / batch.rows)
   return micro_batches, batch.packed_rows, batch.packed_tokens
 
 
@@ -307,7 +307,7 @@ class Packer:
   def __init__(self, stage: schema.Stage, pad_id: int):
     self._envs, self._pad_id = tuple(stage.envs), pad_id
     self._micro_batches, self._rows, self._row_tokens = shape(stage)
-    self._samples = self._micro_batches * self._rows * stage.batch.joined_rows
+    self._samples = self._micro_batches * stage.batch.rows
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     """Returns the batch of all samples."""

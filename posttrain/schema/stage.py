@@ -100,6 +100,11 @@ class Batch:
     return self.row_tokens * self.joined_rows
 
   @property
+  def rows(self) -> int:
+    """Rows of a micro-batch before they are joined, over all devices."""
+    return self.micro_batch_tokens // self.row_tokens
+
+  @property
   def packed_rows(self) -> int:
     """Packed rows of a micro-batch, over all devices."""
     return self.micro_batch_tokens // self.packed_tokens

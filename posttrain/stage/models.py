@@ -107,8 +107,7 @@ class Models:
   def references(self) -> refs.References:
     """Returns the references of the stage, none of which is loaded yet."""
     components = self.components
-    batch = components.stage.batch
-    rows = batch.packed_rows * batch.joined_rows
+    rows = components.stage.batch.rows
     references = refs.References(
       components.model,
       components.renderer,
@@ -187,8 +186,7 @@ class Models:
   def _reward_model(self, name: str) -> reward_models.RewardModel:
     """Loads a reward model; it stays on the devices while the stage lasts."""
     components = self.components
-    batch = components.stage.batch
-    rows = batch.packed_rows * batch.joined_rows
+    rows = components.stage.batch.rows
     return reward_models.load(
       name,
       os.path.join(self.load.workdir, self.load.folders[name]),

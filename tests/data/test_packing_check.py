@@ -55,7 +55,7 @@ from tests.data.test_packing import f32, make, pack
         'ce_weights': f32(0, 1, 1, -1),
         'temperatures': f32(1, 1, 1, 0.5),
       },
-      ('temperatures must be 1 where ce', '0.5 at token 3'),
+      ('temperatures must be 1 where ce', '0.5 at token 3', 'expected 1'),
     ),
     # Also a member of rl: its one temperature cannot serve both.
     (
