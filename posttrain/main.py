@@ -10,8 +10,9 @@ evaluation. The console script `posttrain` is this command.
 
 Exit codes: 0 done, 1 the run or the machine failed, 2 the command line or the
 config is wrong, 3 no rollout of a stage had a reward, because reward functions
-or episodes failed, 4 ended by the watchdog (config.watchdog.exit_seconds), 75
-stopped after saving by SIGTERM or --time_limit, 130 interrupted.
+or episodes failed, 4 ended by the watchdog (config.watchdog.exit_seconds), 5
+another process of the run is lost, 75 stopped after saving by SIGTERM or
+--time_limit, 130 interrupted.
 """
 
 import contextlib
@@ -24,10 +25,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from posttrain import schema
+from posttrain import processes, schema
 from posttrain.config import checks, trust
 from posttrain.config import load as config
 from posttrain.util import (
+  cluster,
   exits,
   foreign,
   locks,
@@ -88,6 +90,26 @@ class Flags:
 
   trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
 
+  coordinator: str | None = flags_lib.flag(
+    None,
+    'The address of process 0, in a run of several processes, one per host; '
+    "with --num_processes and --process_id. 'auto' = as jax finds all three.",
+    value='HOST:PORT',
+    if_absent='the variables of SLURM, Open MPI, Kubernetes or TPU, if any',
+  )
+
+  num_processes: int | None = flags_lib.flag(
+    None, 'The number of processes.', value='N', if_absent='1', least=1
+  )
+
+  process_id: int | None = flags_lib.flag(
+    None,
+    'The number of this process, from 0.',
+    value='I',
+    if_absent='0',
+    least=0,
+  )
+
   def __post_init__(self):
     if not self.workdir and not self.dry_run:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
@@ -101,6 +123,11 @@ class Flags:
     """Returns the seconds of `time_limit`."""
     text = self.time_limit
     return None if text is None else preemption.seconds(text, '--time_limit')
+
+  @property
+  def place(self) -> cluster.Place | None:
+    """Returns the place of this process; None if it is the only one."""
+    return cluster.find(self.coordinator, self.num_processes, self.process_id)
 
   @property
   def planned(self) -> Devices | None:
@@ -201,6 +228,7 @@ def train(
   workdir: str,
   time_limit: float | None = None,
   profile: range | None = None,
+  place: cluster.Place | None = None,
 ) -> dict[str, Any]:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -211,6 +239,7 @@ def train(
     workdir: a new folder, or one of the same run, which is continued.
     time_limit: seconds of the process before which it saves and stops.
     profile: the steps of each stage to trace; None = none.
+    place: the place of this process in a run of several; None = the only one.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
@@ -223,20 +252,26 @@ def train(
   """
   dog, stalls = run.watchdog, os.path.join(workdir, 'stalls')
   with (
-    preemption.on_sigterm(time_limit) as stop,
+    preemption.on_sigterm(time_limit, processes.any_of) as stop,
     watchdog.watch(dog.seconds, dog.exit_seconds, stalls),
+    contextlib.ExitStack() as stack,
   ):
     # Imported here so that command-line mistakes are reported without jax.
-    from posttrain import compilation
+    from posttrain import compilation, peers
     from posttrain import train as loop
 
+    stack.enter_context(peers.join(place, os.path.join(workdir, 'hosts')))
     stages = _preflight(run, sys.stderr)
-    with hold(workdir):
+
+    def begin() -> None:
+      stack.enter_context(hold(workdir))
       claim(workdir, run)
-      compilation.enable_compilation_cache(run.compilation_cache)
-      final = loop.run(stages, workdir, stop, profile)
-      _report(workdir)
-      return final
+
+    processes.on(0, begin)
+    compilation.enable_compilation_cache(run.compilation_cache)
+    final = loop.run(stages, workdir, stop, profile)
+    processes.on(0, lambda: _report(workdir))
+    return final
 
 
 def _report(workdir: str) -> None:
@@ -278,12 +313,15 @@ def launch(
   time_limit: float | None = None,
   profile: range | None = None,
   devices: Devices | None = None,
+  place: cluster.Place | None = None,
 ) -> None:
   """Prints the plan, with `dry_run` for given devices; else trains."""
   if dry_run:
     _preflight(run, sys.stdout, devices, details=True)
   else:
-    print(json.dumps(train(run, workdir, time_limit, profile)))
+    final = train(run, workdir, time_limit, profile, place)
+    if processes.is_first():
+      print(json.dumps(final))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -294,8 +332,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(flags: Flags) -> int:
   try:
     limit, profiled, planned = flags.limit, flags.profiled, flags.planned
+    place = flags.place
     run = load(flags.config, flags.overrides, flags.trust_config)
-    launch(run, flags.workdir, flags.dry_run, limit, profiled, planned)
+    launch(run, flags.workdir, flags.dry_run, limit, profiled, planned, place)
   except KeyboardInterrupt:
     print(
       'interrupted without saving (SIGTERM saves); the same command continues '

@@ -200,7 +200,7 @@ class Scorer:
       segments[place] = segment
       packed_temperatures[place] = temperatures[index]
     rows = tokens, positions, segments, packed_temperatures
-    return rows if self._place is None else jax.device_put(rows, self._place)
+    return rows if self._place is None else sharding.put(rows, self._place)
 
 
 def _places(rows, lengths):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
@@ -130,6 +131,72 @@ def check_batch(
       f'{key} must be a multiple of {" x ".join(BATCH_AXES)} = {ways}: got '
       f'{count}; use {choices}'
     )
+
+
+def put(tree: Any, places: Any) -> Any:
+  """Places host arrays, which are equal in all processes.
+
+  `jax.device_put` would send them to all processes and compare them.
+
+  Args:
+    tree: arrays.
+    places: their shardings: a tree of them, or one for all.
+  """
+  if isinstance(places, jax.sharding.Sharding):
+    places = jax.tree.map(lambda _: places, tree)
+
+  def put_one(x, place: jax.sharding.Sharding):
+    if place.is_fully_addressable or isinstance(x, jax.Array):
+      return jax.device_put(x, place)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, place, lambda i: x[i])
+
+  return jax.tree.map(put_one, tree, places)
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+  """Returns the mesh of this process's devices, which decode for it.
+
+  Weights are split over as many of them as the mesh's `tensor` allows, and the
+  slots over the others. In a run of one process it is the mesh itself.
+  """
+  if not isinstance(mesh, Mesh) or jax.process_count() == 1:
+    return mesh
+  own = jax.local_devices()
+  tensor = math.gcd(mesh.shape[TENSOR], len(own))
+  return make_mesh(schema.Mesh(len(own) // tensor, 1, tensor), own)
+
+
+def localize(params: Any, rules: Rules, mesh: Mesh) -> Any:
+  """Returns a copy of a run's parameters on the devices of this process.
+
+  Every process must call it. In a run of one process it returns its argument.
+
+  Args:
+    params: parameters on all devices of the run.
+    rules: their sharding rules.
+    mesh: the mesh of this process, from `local_mesh`.
+  """
+  if jax.tree.leaves(params)[0].is_fully_addressable:
+    return params
+  by_process = [
+    [x for x in jax.devices() if x.process_index == process]
+    for process in range(jax.process_count())
+  ]
+  shape = (len(by_process), *mesh.devices.shape)
+  types = (jax.sharding.AxisType.Auto,) * (1 + len(AXES))
+  wide = Mesh(np.reshape(by_process, shape), ('process', *AXES), types)
+  local = shardings(params, rules, mesh)
+  copies = jax.device_put(
+    params, jax.tree.map(lambda x: NamedSharding(wide, x.spec), local)
+  )
+  return jax.tree.map(
+    lambda x, place: jax.make_array_from_single_device_arrays(
+      x.shape, place, [shard.data for shard in x.addressable_shards]
+    ),
+    copies,
+    local,
+  )
 
 
 def shardings(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:

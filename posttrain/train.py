@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from posttrain import processes
 from posttrain.metrics import writers
 from posttrain.stage import build, components, profiles, progress
 from posttrain.stage import job as jobs
@@ -91,7 +92,8 @@ def run(
       train(job, stop)
       position = job.logbook.writer.position()
     del job, stage  # with their models, before the next stage builds its own
-  last = writers.last(os.path.join(workdir, 'metrics.jsonl'))
+  path = os.path.join(workdir, 'metrics.jsonl')
+  last = processes.on(0, lambda: writers.last(path))
   return {
     key: value
     for key, value in last.items()

@@ -18,8 +18,13 @@ PACKAGES = ('kernels', 'posttrain', 'configs', 'experiments')
 STOREYS = (
   ('kernels', 'posttrain.util'),
   ('posttrain', 'posttrain.schema', 'posttrain.types'),
-  ('posttrain.chat', 'posttrain.compilation', 'posttrain.tree'),
-  ('posttrain.sharding',),
+  (
+    'posttrain.chat',
+    'posttrain.compilation',
+    'posttrain.processes',
+    'posttrain.tree',
+  ),
+  ('posttrain.peers', 'posttrain.sharding'),
   ('posttrain.ops',),
   (
     'posttrain.data',
@@ -58,6 +63,7 @@ NUMPY_ROOMS = (
   'posttrain.schema',
   'posttrain.util',
   'posttrain.chat',
+  'posttrain.processes',
   'posttrain.data',
   'posttrain.metrics',
   'posttrain.rewards',

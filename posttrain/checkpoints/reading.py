@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from posttrain import tree
+from posttrain import processes, tree
 from posttrain.checkpoints import damage, step_folders
 from posttrain.util import foreign
 
@@ -167,18 +167,24 @@ def read_named(folder, read, *args) -> Any:
 def read(folder, like: State, prefix='') -> tuple[State, Host]:
   """Reads and checks a step's arrays with the prefix; may raise `Damaged`."""
   like = jax.tree.map(_abstract, like)
-  record = _read_record(folder)
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-    _check_metadata(reader, folder, record, like, prefix)
-    state = damage.attempt(
-      reader.restore,
-      folder / 'state',
-      args=ocp.args.PyTreeRestore(
-        item=like,
-        partial_restore=bool(prefix),
-        restore_args=ocp.checkpoint_utils.construct_restore_args(like),
-      ),
-    )
+
+  def read_arrays() -> tuple[State, dict[str, Any]]:
+    record = _read_record(folder)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+      _check_metadata(reader, folder, record, like, prefix)
+      state = damage.attempt(
+        reader.restore,
+        folder / 'state',
+        args=ocp.args.PyTreeRestore(
+          item=like,
+          partial_restore=bool(prefix),
+          restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+        ),
+      )
+    return state, record
+
+  # A step that one process cannot read is damaged for all of them.
+  state, record = processes.together(read_arrays)
   for path, total in tree.checksums(state).items():
     if total != record['state_sums'][path]:
       raise damage.Damaged(f'the checksum of {path!r} is wrong')

@@ -4,9 +4,9 @@ import os
 import re
 import warnings
 
-import jax
 from etils import epath
 
+from posttrain import processes
 from posttrain.util import foreign
 
 
@@ -59,7 +59,7 @@ def move_strays(stage: epath.Path) -> None:
       f'{path} is no folder of a step; it is renamed to {target.name}',
       stacklevel=3,
     )
-    if jax.process_index() == 0:
+    if processes.is_first():
       path.rename(target)
 
 

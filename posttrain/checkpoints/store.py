@@ -24,10 +24,9 @@ import json
 import time
 import warnings
 
-import jax
 import orbax.checkpoint as ocp
 
-from posttrain import schema, tree
+from posttrain import processes, schema, tree
 from posttrain.checkpoints import damage, reading, step_folders
 from posttrain.util import logs, watchdog
 
@@ -168,9 +167,12 @@ class Checkpointer:
     self.seconds = time.monotonic() - self._began
 
   def _rename_damaged(self, damaged: list[int]) -> None:
-    for number in damaged if jax.process_index() == 0 else ():
-      target = self._folder / f'{number}.damaged'
-      target.rmtree(missing_ok=True)
-      (self._folder / str(number)).rename(target)
+    def rename() -> None:
+      for number in damaged:
+        target = self._folder / f'{number}.damaged'
+        target.rmtree(missing_ok=True)
+        (self._folder / str(number)).rename(target)
+
+    processes.on(0, rename)
     if damaged:
       self._manager.reload()

@@ -159,7 +159,9 @@ def adapter(
     params, options = peft.load(folder, weight_folders.model(folder))
     shapes = _adapter_like(options, folder, like)
     params = jax.tree.map(
-      lambda x, y: jax.device_put(x, y.sharding), params, shapes
+      lambda x, y: sharding.put(x, y.sharding) if y.sharding else x,
+      params,
+      shapes,
     )
     return params, options
   options = weight_folders.adapter_options(folder)

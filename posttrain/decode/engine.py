@@ -32,6 +32,7 @@ from jax.sharding import Mesh
 
 from posttrain import schema, scoring, sharding
 from posttrain.decode import admission, loop, requests, schedule, tree_spec
+from posttrain.models import transformer
 from posttrain.util import watchdog
 
 _LONG_CHUNK = 256  # tokens of a decode call while no request waits
@@ -97,8 +98,9 @@ class Engine:
     """Sets the weights that decode from now on.
 
     Args:
-      params: the model's parameters. Decoding has its own copy; `score` reads
-        these, so they must not be deleted before the next call.
+      params: the model's parameters, on the engine's devices or on those of
+        all processes, which then call this together. Decoding has its own copy;
+        `score` reads these, so they must not be deleted before the next call.
       version: the version that completions report.
 
     Raises:
@@ -110,6 +112,8 @@ class Engine:
         'weights must be set while no request is in flight: got '
         f'{len(self._schedule)}; poll and release them first'
       )
+    if self._mesh is not None:
+      params = sharding.localize(params, transformer.SHARDING_RULES, self._mesh)
     spec = tree_spec.describe(params)
     tree_spec.check_same(self._spec or spec, spec)
     self._params, self._version, self._spec = params, version, spec

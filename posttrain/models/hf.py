@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from posttrain import schema, tree
+from posttrain import schema, sharding, tree
 from posttrain.models import hf_config, hf_files, transformer
 from posttrain.util import files as files_lib
 from posttrain.util import watchdog
@@ -212,13 +212,13 @@ def _fill(
   Returns:
     (leaf, whether all numbers of the tensor are finite in its dtype).
   """
-  placed = jax.device_put(array, _place(leaf, tensor))
+  placed = sharding.put(array, _place(leaf, tensor))
   leaf = _put(leaf, placed, tensor.layer, tensor.transposed)
   finite = hf_files.is_finite(array, leaf.dtype)  # while the device works
   return jax.block_until_ready(leaf), finite
 
 
-def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding | None:
+def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding:
   """Returns a tensor's sharding that matches its leaf's."""
   if not isinstance(leaf.sharding, NamedSharding):
     return leaf.sharding

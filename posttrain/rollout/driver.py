@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from posttrain import schema, types
+from posttrain import processes, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.rollout import abandoned, episode, limits, pool
 
@@ -73,6 +73,8 @@ class Driver:
   def run(self, specs: Sequence[EpisodeSpec]) -> list[types.Rollout]:
     """Returns one rollout per spec, in order.
 
+    Each process of a run plays its share of the tasks and gets all rollouts.
+
     A rollout's `messages` are the whole conversation; its one sample (or
     several, see `transcript`) ends with the last token that the policy sampled.
     Stop reasons:
@@ -87,6 +89,10 @@ class Driver:
       env_done, max_turns: the environment was done; no turn was left.
       eos: the one turn of a single-turn environment ended with an eos.
     """
+    return processes.divided(specs, self._run, lambda spec: id(spec.task))
+
+  def _run(self, specs: Sequence[EpisodeSpec]) -> list[types.Rollout]:
+    """Runs the episodes of this process."""
     runs = {
       spec.uid: episode.EpisodeRun(
         spec, self._engine, self._renderer, self._max_length

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from posttrain import schema, scoring, sharding, types
+from posttrain import processes, schema, scoring, sharding, types
 from posttrain.chat import renderer as chat
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.models import hf_config, transformer
@@ -155,7 +155,14 @@ class References:
       ]
       names = ', '.join(sorted({sample.env for sample in samples} - {''}))
       caller = f'environment {names}' if names else 'a stage on pairs'
-      logprobs = self.endpoint(reference).score(ids, temperatures, caller)
+      endpoint = self.endpoint(reference)
+
+      def score(own):
+        own_ids, own_temperatures = zip(*own, strict=True) if own else ((), ())
+        return endpoint.score(own_ids, own_temperatures, caller)
+
+      pairs = list(zip(ids, temperatures, strict=True))
+      logprobs = processes.divided(pairs, score, key=id)
     else:
       temperatures = [
         np.append(np.ones(len(i) - len(s), np.float32), s.temperatures)

@@ -15,7 +15,7 @@ from typing import cast
 
 import jax
 
-from posttrain import pipeline, schema, sharding
+from posttrain import pipeline, processes, schema, sharding
 from posttrain.chat import renderer as chat
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.evaluation import evaluator as evaluation
@@ -109,10 +109,20 @@ def make(
   )
   slots_key = f'config.{name}.rollout.slots'
   sharding.check_batch(mesh, stage.rollout.slots, slots_key)
+  _check_slots(stage.rollout.slots, slots_key)
   sizes = _plan(name, stage, model, mesh, platform, data, capacity)
   return Components(
     cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes
   )
+
+
+def _check_slots(slots: int, key: str) -> None:
+  """Refuses slots that cannot be shared out to the processes of the run."""
+  if slots % processes.count():
+    raise ValueError(
+      f'{key} must be a multiple of the {processes.count()} processes of the '
+      f'run, each of which has its share: got {slots}'
+    )
 
 
 def _warn_without_tasks(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 
-from posttrain import schema, tree
+from posttrain import processes, schema, tree
 from posttrain.models import lora, transformer
 from posttrain.rollout import references as refs
 from posttrain.training import arrays, objectives, optim
@@ -79,10 +79,11 @@ class Learner:
     limit = self.cfg.optim.max_skipped
     if metrics['optim/skipped_in_row'] < limit:
       return
-    arrays = dict(vars(batch))
-    arrays['live'] = arrays.pop('num_micro_batches')  # its stored name
-    with files.replacing(path, 'xb') as file:
-      np.savez_compressed(file, **arrays)
+    if processes.is_first():
+      arrays = dict(vars(batch))
+      arrays['live'] = arrays.pop('num_micro_batches')  # its stored name
+      with files.replacing(path, 'xb') as file:
+        np.savez_compressed(file, **arrays)
     raise NonFiniteError(
       f'gradients must be finite: {limit} in a row were not, the last at step '
       f'{step} of stage {self.name}; its batch is in {path}; lower '

@@ -1,4 +1,7 @@
-"""The part of a job that writes metrics, answers and errors."""
+"""The part of a job that writes metrics, answers and errors.
+
+Only the first process of a run writes them.
+"""
 
 import contextlib
 import dataclasses
@@ -8,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain import compilation, schema
+from posttrain import compilation, processes, schema
 from posttrain.metrics import estimates, writers
 from posttrain.util import files, locks, timers
 
@@ -33,6 +36,10 @@ class Logbook:
     Raises:
       Locked: another run may write to this workdir.
     """
+    if not processes.is_first():
+      self.clock.take()
+      self.compiling.take()
+      return
     locks.check(self.workdir)
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
     times['time/compile'] = self.compiling.take()
@@ -62,6 +69,8 @@ class Logbook:
       errors: one line each.
       what: 'errors', or 'eval_errors' of the evaluation at that step.
     """
+    if not processes.is_first():
+      return
     path = self._rollouts(what, step)
     if not errors:
       with contextlib.suppress(FileNotFoundError):
@@ -79,6 +88,8 @@ class Logbook:
       step: number of the step.
       answers: dataclasses, one per line.
     """
+    if not processes.is_first():
+      return
     with files.replacing(self._rollouts(what, step)) as f:
       for answer in answers:
         f.write(writers.dumps(dataclasses.asdict(answer)) + '\n')
@@ -121,19 +132,20 @@ def make(
   Raises:
     ValueError: the kept part of metrics.jsonl is not this run's.
   """
-  folder = os.path.join(workdir, 'tensorboard')
+  tensorboard = None
+  if cfg.metrics.tensorboard and processes.is_first():
+    tensorboard = os.path.join(workdir, 'tensorboard')
   path = os.path.join(workdir, 'metrics.jsonl')
-  writer = writers.Writer(
-    path, position, folder if cfg.metrics.tensorboard else None
-  )
+  writer = writers.Writer(path, position, tensorboard)
   last = writer.latest.get(name, {}).get('step', step)
-  if last > step:
+  if last > step and processes.is_first():
     raise ValueError(
       f'{path} must end at step {step} of stage {name!r}, which continues from '
       f'there: got a row of step {last}; put the file of this run back, '
       'or move it away: the checkpoints do not need it'
     )
-  _announce(name, step, path, position)
+  if processes.is_first():
+    _announce(name, step, path, position)
   return Logbook(
     name,
     workdir,

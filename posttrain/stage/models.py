@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from posttrain import schema, scoring
+from posttrain import processes, schema, scoring, sharding
 from posttrain.decode import engine as engines
 from posttrain.models import lora, transformer
 from posttrain.pipeline import tokens as token_pipeline
@@ -33,6 +33,8 @@ def engine(
 ) -> engines.Engine:
   """Builds a decode engine of the stage's sizes, without weights.
 
+  Each process of a run has its share of the slots, on its own devices.
+
   Args:
     components: the stage's components.
     model: options of the model; None = the policy's.
@@ -40,13 +42,13 @@ def engine(
   rollout = components.stage.rollout
   return engines.Engine(
     model or components.model,
-    slots=rollout.slots,
+    slots=rollout.slots // processes.count(),
     capacity=components.plan.slot_tokens,
     chunk=rollout.chunk,
     prefill_rows=rollout.prefill_rows,
     prefill_tokens=rollout.prefill_tokens,
     seed=components.cfg.seed,
-    mesh=components.mesh,
+    mesh=sharding.local_mesh(components.mesh),
   )
 
 
@@ -161,7 +163,7 @@ class Models:
     for model, key in self.components.data.references.items():
       if isinstance(model, schema.Endpoint):
         try:
-          references.endpoint(model, key)
+          processes.attempt(lambda m=model, k=key: references.endpoint(m, k))
         except client.EndpointError:
           self.stop.check(f'{key}, before its stage')
           raise
@@ -208,9 +210,9 @@ class Models:
     # Of any length: a judge's prompts are longer than the samples that train.
     decoder = engines.Engine(
       frozen.cfg,
-      slots=self.components.stage.rollout.slots,
+      slots=self.components.stage.rollout.slots // processes.count(),
       seed=self.components.cfg.seed,
-      mesh=self.components.mesh,
+      mesh=sharding.local_mesh(self.components.mesh),
     )
     decoder.set_params(frozen.params, -1)
     return rewarding.LocalJudge(decoder, self.components.renderer)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posttrain import schema, types
+from posttrain import processes, schema, types
 from posttrain.checkpoints import fingerprints
 from posttrain.data import preferences, sources
 from posttrain.pipeline import pairs as pair_pipeline
@@ -81,7 +81,8 @@ def _made(
   files = {'train': os.path.join(folder, f'{name}.jsonl')}
   if cfg.eval_prompts is not None:
     files['eval'] = os.path.join(folder, f'{name}_eval.jsonl')
-  if fresh or not all(map(os.path.exists, files.values())):
+  exist = processes.on(0, lambda: all(map(os.path.exists, files.values())))
+  if fresh or not exist:
     write_pairs(
       files,
       os.path.join(folder, f'{name}_of.json'),
@@ -109,24 +110,29 @@ def write_pairs(
     key: entry -> hash of everything that the pairs depend on.
     make: returns the pairs of a split.
   """
-  existing = [x for x in files.values() if os.path.exists(x)]
-  changed = _changed(_read_key(key_path), key)
-  if existing and changed:
-    logging.getLogger('absl').warning(
-      '%s is stale: the %s has changed; the pairs are made again',
-      existing[0],
-      changed,
-    )
-    for path in existing:
-      os.remove(path)
-  for split, path in files.items():
-    if os.path.exists(path):
-      continue
-    pairs = make(split)
+
+  def missing() -> list[str]:
+    existing = [x for x in files.values() if os.path.exists(x)]
+    changed = _changed(_read_key(key_path), key)
+    if existing and changed:
+      logging.getLogger('absl').warning(
+        '%s is stale: the %s has changed; the pairs are made again',
+        existing[0],
+        changed,
+      )
+      for path in existing:
+        os.remove(path)
+    return [k for k, path in files.items() if not os.path.exists(path)]
+
+  def write(split: str, pairs: Sequence[preferences.Preference]) -> None:
     os.makedirs(os.path.dirname(key_path), exist_ok=True)
     with files_lib.replacing(key_path) as file:
       json.dump(key, file)
-    preferences.write(path, pairs)
+    preferences.write(files[split], pairs)
+
+  for split in processes.on(0, missing):
+    pairs = make(split)
+    processes.on(0, functools.partial(write, split, pairs))
 
 
 def _read_key(path: str) -> dict[str, str]:
@@ -159,7 +165,7 @@ def cached(
   Returns:
     f32[len(samples)], nats.
   """
-  cache = _read_cache(path)
+  cache = processes.on(0, lambda: _read_cache(path))
   if cache is not None:
     old_key, logprobs = cache
     changed = _changed(old_key, key)
@@ -171,9 +177,13 @@ def cached(
       changed or 'number of answers',
     )
   logprobs = np.asarray(score(samples), np.float32)
-  os.makedirs(os.path.dirname(path), exist_ok=True)
-  with files_lib.replacing(path, 'xb') as file:
-    np.savez(file, logprobs=logprobs, key=np.str_(json.dumps(key)))
+
+  def write() -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with files_lib.replacing(path, 'xb') as file:
+      np.savez(file, logprobs=logprobs, key=np.str_(json.dumps(key)))
+
+  processes.on(0, write)
   return logprobs
 
 

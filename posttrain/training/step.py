@@ -93,7 +93,7 @@ class TrainStep:
 
   def place(self, batch: Batch) -> Batch:
     """Moves a host batch to the devices that read it."""
-    return jax.device_put(
+    return sharding.put(
       batch,
       jax.tree.map(lambda x: self._rows if x.ndim else self._whole, batch),
     )

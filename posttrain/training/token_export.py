@@ -21,6 +21,7 @@ batch's bit for bit.
 Axes: M micro-batches, B rows, T tokens of a row.
 """
 
+import collections
 import functools
 import json
 import os
@@ -31,7 +32,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from posttrain import schema, scoring, sharding, types
+from posttrain import processes, schema, scoring, sharding, types
 from posttrain.util import files
 
 SCHEMA_VERSION = 1
@@ -87,24 +88,28 @@ class Exporter:
       params: the whole model's parameters before the step's first update.
       batch: the step's batch, on the host.
     """
+    micro_batches = range(int(batch.num_micro_batches))
+    scored = (self._scored(params, batch, micro) for micro in micro_batches)
+    if not processes.is_first():
+      collections.deque(scored, maxlen=0)  # all processes must score
+      return
     os.makedirs(self._folder, exist_ok=True)
     path = os.path.join(self._folder, f'{self._stage}_{step:06d}.jsonl')
+    head = {
+      'schema_version': SCHEMA_VERSION,
+      'stage': self._stage,
+      'step': step,
+    }
     with files.replacing(path) as f:
-      for micro in range(int(batch.num_micro_batches)):
-        scored = self._scored(params, batch, micro)
-        for record in records(batch, micro, *scored, self._envs):
-          head = {
-            'schema_version': SCHEMA_VERSION,
-            'stage': self._stage,
-            'step': step,
-          }
+      for micro, values in enumerate(scored):
+        for record in records(batch, micro, *values, self._envs):
           f.write(json.dumps({**head, **record}, allow_nan=False) + '\n')
 
   def _scored(
     self, params: Any, batch: types.Batch, micro: int
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (policy_logprobs, entropy) of a micro-batch, f32[B, T]."""
-    rows = jax.device_put(
+    rows = sharding.put(
       tuple(
         getattr(batch, name)[micro]
         for name in ('ids', 'positions', 'segment_ids', 'temperatures')

@@ -26,9 +26,17 @@ class Preempted(Exception):
 class Signal:
   """A request to stop the run."""
 
-  def __init__(self, time_limit: float | None = None):
-    """Args: time_limit: seconds of the process, from its start; None = any."""
-    self.requested = False
+  def __init__(
+    self, time_limit: float | None = None, any_of: Callable[[bool], bool] = bool
+  ):
+    """Starts without a request.
+
+    Args:
+      time_limit: seconds of the process, from its start; None = any.
+      any_of: returns whether a flag is set in any process of the run; `check`
+        and `after_step` call it, so that all stop at the same step.
+    """
+    self.requested, self._any_of = False, any_of
     self._callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
     self._step_began, self._steps, self._longest = time.monotonic(), 0, 0.0
     self._end = self._latest = None
@@ -81,7 +89,7 @@ class Signal:
     if self._end is not None:
       self._latest = self._end - save_seconds
       self.requested |= now + self._longest + ahead > self._latest
-    return self.requested
+    return self._any_of(self.requested)
 
   def check(self, where: str) -> None:
     """Stops after a request; call it when all is saved.
@@ -94,13 +102,13 @@ class Signal:
       ValueError: the time limit has passed before the first step, as it will
         the next time.
     """
-    if self._is_late and not self._has_trained:
+    if self._any_of(self._is_late and not self._has_trained):
       raise ValueError(
         '--time_limit must leave time for a step: got '
         f'{time.monotonic() - STARTED:.0f} s that passed before {where}; '
         'nothing was trained, so raise it'
       )
-    if self.requested:
+    if self._any_of(self.requested):
       raise Preempted(where)
 
   def _wait(self) -> None:
@@ -115,13 +123,16 @@ class Signal:
 
 
 @contextlib.contextmanager
-def on_sigterm(time_limit: float | None = None) -> Iterator[Signal]:
+def on_sigterm(
+  time_limit: float | None = None, any_of: Callable[[bool], bool] = bool
+) -> Iterator[Signal]:
   """Yields a signal that SIGTERM requests; restores the handler at the end.
 
   Args:
     time_limit: as in `Signal`.
+    any_of: as in `Signal`.
   """
-  stop = Signal(time_limit)
+  stop = Signal(time_limit, any_of)
   before = signal.signal(signal.SIGTERM, stop.request)
   try:
     yield stop

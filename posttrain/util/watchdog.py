@@ -109,10 +109,14 @@ def watch(
     watcher.stop()
 
 
+def current() -> str:
+  """Returns the name of the phase."""
+  return _phases[-1] if _phases else 'start'
+
+
 def describe() -> str:
   """Returns the phase, and what it waits for with the seconds of each wait."""
-  name = _phases[-1] if _phases else 'start'
-  now = time.monotonic()
+  name, now = current(), time.monotonic()
   waits = sorted(list(_waits.values()), key=lambda wait: wait[1])
   texts = [f'{what()} ({now - start:.0f} s)' for what, start in waits[:_SHOWN]]
   if len(waits) > _SHOWN:
@@ -183,16 +187,19 @@ class _Watcher:
     _within(self._tick, _log, text, idle, describe(), path)
 
 
-def end(reason: str, seconds: float = 5.0) -> NoReturn:
-  """Ends the process with `exits.STALLED`, whatever its threads do.
+def end(
+  reason: str, seconds: float = 5.0, code: int = exits.STALLED
+) -> NoReturn:
+  """Ends the process, whatever its threads do.
 
   Args:
     reason: for the log.
     seconds: how long to wait for the log.
+    code: the exit code.
   """
-  _within(seconds, _log, '%s; exit %d', reason, exits.STALLED)
+  _within(seconds, _log, '%s; exit %d', reason, code)
   _within(seconds, _flush)
-  os._exit(exits.STALLED)
+  os._exit(code)
 
 
 def _within(seconds: float, fn: Callable[..., object], *args: object) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from posttrain import schema, types
+from posttrain import processes, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 from posttrain.rollout.grading import functions
@@ -166,10 +166,12 @@ class Rewards:
     alive = [r for r in rollouts if r.samples]
     if not self._cfg or not alive:
       return list(rollouts), {}, ()
-    results = {name: self._evaluate(name, alive) for name in self._cfg}
+    results = {
+      name: self._evaluate(process, name, alive)
+      for process, name in enumerate(self._cfg)
+    }
     errors = tuple(x.error for x in results.values() if x.error is not None)
-    for budget in self._budgets.values():
-      budget.check(errors)
+    processes.attempt(lambda: self._check_budgets(errors))
     failed = frozenset().union(*(x.failed for x in results.values()))
     totals = {
       rollout.uid: None
@@ -192,7 +194,12 @@ class Rewards:
       errors,
     )
 
-  def _evaluate(self, name: str, rollouts) -> functions.Result:
+  def _check_budgets(self, errors: tuple[str, ...]) -> None:
+    for budget in self._budgets.values():
+      budget.check(errors)
+
+  def _evaluate(self, process: int, name: str, rollouts) -> functions.Result:
+    """Returns the rewards of a summand; one process calls its function."""
     cfg = self._cfg[name]
     if cfg.model is not None:
       result = self._models[cfg.model](rollouts)
@@ -200,9 +207,13 @@ class Rewards:
       return result
     if cfg.fn is None:
       return functions.Result([r.score.reward for r in rollouts])
-    judge = None if cfg.judge is None else self._judges[cfg.judge]
-    arguments = {**columns(rollouts), **cfg.kwargs}
-    return self._functions[name](rollouts, arguments, judge)
+
+    def call() -> functions.Result:
+      judge = None if cfg.judge is None else self._judges[cfg.judge]
+      arguments = {**columns(rollouts), **cfg.kwargs}
+      return self._functions[name](rollouts, arguments, judge)
+
+    return processes.on(process, call)
 
 
 def _look_up(

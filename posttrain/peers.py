@@ -1,0 +1,270 @@
+"""Joining the other processes of a run, and ending with them.
+
+`jax.distributed` connects the processes: process 0 has the coordinator, through
+which all of them send heartbeats. The values of `processes` travel through the
+devices, as those of all programs do.
+
+1. `join` waits until all processes have joined.
+2. A thread of each, the monitor, sends heartbeats and reads those of all.
+3. When another process is lost or fails, the monitor ends this one: its main
+   thread may wait in a collective for ever.
+"""
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax._src import distributed  # the client of the coordination service
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from posttrain import processes
+from posttrain.util import cluster, exits, foreign, watchdog
+
+START_SECONDS = 50  # for all processes to join
+LOST_SECONDS = 25.0  # without a heartbeat, after which a process is lost
+_BEAT_SECONDS = 2.0
+_GRACE_SECONDS = 10.0  # for the others to end, after one has failed
+# jax ends a process of its own accord then; the monitor comes first.
+_JAX_SECONDS = 50
+
+
+class _Peers:
+  """The devices' connection between the processes."""
+
+  def __init__(self):
+    self.count, self.index = jax.process_count(), jax.process_index()
+    devices = {x.process_index: x for x in reversed(jax.devices())}
+    self._own = devices[self.index]
+    first = [devices[i] for i in range(self.count)]
+    mesh = Mesh(np.array(first), ('processes',))
+    self._split = NamedSharding(mesh, PartitionSpec('processes'))
+    whole = NamedSharding(mesh, PartitionSpec())
+    self._gather = jax.jit(lambda x: x, out_shardings=whole)
+
+  def exchange(self, row: np.ndarray) -> np.ndarray:
+    rows = jax.make_array_from_single_device_arrays(
+      (self.count, *row.shape),
+      self._split,
+      [jax.device_put(row[None], self._own)],
+    )
+    return np.asarray(self._gather(rows).addressable_data(0))
+
+
+@contextlib.contextmanager
+def join(place: cluster.Place | None, folder: str) -> Iterator[None]:
+  """Joins the other processes of a run; must come before jax uses a device.
+
+  Process 0 keeps stderr; the others write it to `folder`/<index>.log.
+
+  Args:
+    place: the place of this process; None = there are no others.
+    folder: the folder of the logs.
+
+  Raises:
+    RuntimeError: some process has not joined in time.
+  """
+  if place is None:
+    yield
+    return
+  _initialize(place)
+  peers = _Peers()
+  if peers.index:
+    os.makedirs(folder, exist_ok=True)
+    log = os.open(
+      os.path.join(folder, f'{peers.index}.log'),
+      os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    )
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
+  monitor = _Monitor(peers.count, peers.index)
+  monitor.start()
+  try:
+    with processes.use(peers):
+      yield
+  except BaseException as error:
+    monitor.fail(error)
+    raise
+  monitor.leave()
+
+
+def _initialize(place: cluster.Place) -> None:
+  # jax's own handler of SIGTERM would replace the train loop's.
+  jax.config.update('jax_enable_preemption_service', False)
+  try:
+    jax.distributed.initialize(
+      place.coordinator,
+      place.count,
+      place.index,
+      initialization_timeout=START_SECONDS,
+      heartbeat_timeout_seconds=_JAX_SECONDS,
+      shutdown_timeout_seconds=int(_GRACE_SECONDS),
+    )
+  except RuntimeError as error:
+    absent = sorted(set(map(int, re.findall(r'task:(\d+)', str(error)))))
+    who = f'processes {absent}' if absent else 'process 0, the coordinator,'
+    state = distributed.global_state
+    raise RuntimeError(
+      f'all processes must join within {START_SECONDS} s: got no sign of {who} '
+      f'at {state.coordinator_address} in process {state.process_id} on '
+      f'{socket.gethostname()}; start all of them, and see their logs: '
+      f'{foreign.text(error, 300)}'
+    ) from error
+
+
+class _Monitor(threading.Thread):
+  """Sends heartbeats, and ends this process when another one is lost.
+
+  A process is lost if its heartbeats stop for `LOST_SECONDS`: it has ended, or
+  is stopped, or its host is gone. One that fails says so, and the others end
+  after `_GRACE_SECONDS` unless they fail in the same way before. One that beats
+  without progress is the watchdog's affair.
+  """
+
+  def __init__(self, count: int, index: int):
+    super().__init__(name='processes', daemon=True)
+    self._count, self._index = count, index
+    self._client, self._done = distributed.global_state.client, False
+    self._beats: dict[int, list[Any]] = {}  # process -> its latest
+    self._idle = dict.fromkeys(
+      range(self._count), 0.0
+    )  # seconds since the latest
+    self._number = 0
+    _on_abort(self._aborted)
+
+  def run(self) -> None:
+    before = time.monotonic()
+    while not self._done:
+      try:
+        self._beat()
+        beats = self._read('beats/')
+        ended = self._read('ended/')
+      except Exception:  # the coordinator does not answer
+        beats, ended = {}, {}
+      now = time.monotonic()
+      # This process may have been stopped: a long pause counts as a short one.
+      self._update(beats, ended, min(now - before, 2 * _BEAT_SECONDS))
+      before = now
+      time.sleep(_BEAT_SECONDS)
+
+  def _beat(self) -> None:
+    self._number += 1
+    text = [self._number, socket.gethostname(), os.getpid(), watchdog.current()]
+    self._set('beats', text)
+
+  def _set(self, folder: str, value: Any) -> None:
+    self._client.key_value_set(
+      f'{folder}/{self._index}', json.dumps(value), allow_overwrite=True
+    )
+
+  def _read(self, folder: str) -> dict[int, Any]:
+    entries = self._client.key_value_dir_get(folder)
+    return {int(k.rpartition('/')[2]): json.loads(v) for k, v in entries}
+
+  def _update(self, beats, ended, seconds: float) -> None:
+    for process in range(self._count):
+      self._idle[process] += seconds
+      beat = beats.get(process)
+      if beat is not None and beat != self._beats.get(process):
+        self._beats[process], self._idle[process] = beat, 0.0
+      if process in ended and process != self._index:
+        self._end_with(process, ended[process])
+      elif self._idle[process] > LOST_SECONDS:
+        # Without the coordinator no heartbeat arrives.
+        self._end(self._lost(process if self._idle[0] < seconds else 0))
+
+  def _end_with(self, process: int, reason: str | None) -> None:
+    """Ends this process soon after another has failed; None = it is done."""
+    if reason is None:
+      self._idle[process] = 0.0
+      return
+    time.sleep(_GRACE_SECONDS)  # this one may fail in the same way
+    if not self._done:
+      self._end(f'{self._name(process)} has failed: {reason}')
+
+  def _lost(self, process: int) -> str:
+    beat = self._beats.get(process)
+    phase = f', last in phase {beat[3]}' if beat else ''
+    return (
+      f'{self._name(process)} is lost{phase}: it has ended, or has sent no '
+      f'heartbeat for {LOST_SECONDS:.0f} s'
+    )
+
+  def _name(self, process: int) -> str:
+    beat = self._beats.get(process)
+    where = f' on {beat[1]} (pid {beat[2]})' if beat else ''
+    return f'process {process}{where}'
+
+  def _end(self, reason: str) -> NoReturn:
+    """Ends this process at once: its threads may wait for what is lost."""
+    text = f'{reason}; process {self._index} ends in phase {watchdog.current()}'
+    watchdog.end(f'{text}; start all of them again', code=exits.PEER_LOST)
+
+  def _aborted(self) -> None:
+    """Ends this process when jax aborts it because process 0 is gone."""
+    host, _, port = distributed.global_state.coordinator_address.rpartition(':')
+    try:
+      socket.create_connection((host.strip('[]'), int(port)), 2.0).close()
+    except OSError:
+      self._end(self._lost(0))
+
+  def fail(self, error: BaseException) -> None:
+    """Tells the others that this process ends with an error.
+
+    If it is a failure of communication, another process is probably lost: this
+    one then waits until the monitor knows which.
+    """
+    if type(error).__module__.startswith('jax'):
+      time.sleep(LOST_SECONDS + 3 * _BEAT_SECONDS)
+    self._finish(foreign.error(error))
+
+  def leave(self) -> None:
+    """Tells the others that this process is done."""
+    self._finish(None)
+
+  def _finish(self, reason: str | None) -> None:
+    self._done = True
+    with contextlib.suppress(Exception):
+      self._set('ended', reason)
+      # Process 0 must answer until the others have read it.
+      end = time.monotonic() + 2 * _GRACE_SECONDS
+      while not self._index and time.monotonic() < end:
+        if len(self._read('ended/')) == self._count:
+          break
+        time.sleep(0.1)
+    if reason is None:
+      jax.distributed.shutdown()
+    else:
+      # Not at exit either, where it would wait for processes that hang.
+      _abandoned.append(
+        (distributed.global_state.client, distributed.global_state.service)
+      )
+      distributed.global_state.client = distributed.global_state.service = None
+
+
+_abandoned: list[Any] = []  # kept, because they cannot be deleted either
+_handlers: list[Any] = []  # of signals, which C code calls
+
+
+def _on_abort(fn: Callable[[], None]) -> None:
+  """Calls `fn` when C++ code aborts; Python's handlers would come too late."""
+
+  def handle(_):
+    try:
+      fn()
+    except Exception:
+      logging.getLogger('absl').exception('in the handler of SIGABRT')
+
+  _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(handle))
+  ctypes.CDLL(None).signal(int(signal.SIGABRT), _handlers[-1])

@@ -1,0 +1,176 @@
+"""The processes of a run: one per host, all of which run the same program.
+
+Every process makes the same decisions, from the same values: what one alone
+knows (a signal, a file, an episode) reaches the others through this module. All
+functions but `count`, `index` and `is_first` must be called by every process,
+in the same order. In a run of one process they do nothing.
+
+    with peers.join(place, folder):
+      rollouts = divided(specs, play, key)   # each plays its share; all get all
+      text = on(0, read)                     # one reads; all get it
+      if any_of(stop): ...                   # all stop, if one must
+
+A failure in one process is raised in all. A process that ends otherwise, or
+stops, ends the others as well, see `peers`. Numpy only.
+"""
+
+import contextlib
+import itertools
+import pickle
+import socket
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from posttrain.util import foreign
+
+_SMALLEST = 4096  # bytes of an exchange; sizes are powers of two from there
+T = TypeVar('T')
+
+
+class Peers(Protocol):
+  """The connection of this process with all others."""
+
+  count: int
+  index: int
+
+  def exchange(self, row: np.ndarray) -> np.ndarray:
+    """Returns the rows of all processes; each sends an equal number of items.
+
+    Called by all processes, in the same order.
+    """
+    ...
+
+
+_peers: Peers | None = None
+
+
+@contextlib.contextmanager
+def use(peers: Peers) -> Iterator[None]:
+  """Makes this process one of several while the block runs."""
+  global _peers
+  assert _peers is None, 'a process joins once'
+  _peers = peers
+  try:
+    yield
+  finally:
+    _peers = None
+
+
+def count() -> int:
+  """Returns the number of processes."""
+  return 1 if _peers is None else _peers.count
+
+
+def index() -> int:
+  """Returns the number of this process, from 0."""
+  return 0 if _peers is None else _peers.index
+
+
+def is_first() -> bool:
+  """Returns whether this process writes what is written once."""
+  return index() == 0
+
+
+def gather(value: Any) -> list[Any]:
+  """Returns the values of all processes, in their order; values are pickled."""
+  if _peers is None:
+    return [value]
+  exchange = _peers.exchange
+  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  sizes = exchange(np.array([len(data)], np.int32))[:, 0]
+  width = _SMALLEST
+  while width < sizes.max():
+    width *= 2
+  rows = exchange(np.pad(data, (0, width - len(data))))
+  return [
+    pickle.loads(row[:size].tobytes())
+    for row, size in zip(rows, sizes, strict=True)
+  ]
+
+
+def attempt(fn: Callable[[], T]) -> list[T]:
+  """Returns what `fn` returns in each process; raises what it raises in any.
+
+  Raises:
+    Exception: the failure of the lowest process, in all of them.
+  """
+  if count() == 1:
+    return [fn()]
+  result = failure = None
+  try:
+    result = fn()
+  except Exception as error:
+    failure = _portable(error)
+  results = gather((result, failure))
+  for failure in (failure for _, failure in results if failure is not None):
+    raise failure
+  return [result for result, _ in results]
+
+
+def together(fn: Callable[[], T]) -> T:
+  """Returns what `fn` returns in this process; raises what it raises in any.
+
+  Unlike that of `attempt`, the result need not be pickled.
+  """
+  results: list[T] = []
+  attempt(lambda: results.append(fn()))
+  return results[0]
+
+
+def on(process: int, fn: Callable[[], T]) -> T:
+  """Returns in all processes what `fn` returns in one; raises what it raises.
+
+  Args:
+    process: the process that calls `fn`, modulo their number.
+    fn: a function whose result can be pickled.
+  """
+  process %= count()
+  return attempt(lambda: fn() if process == index() else None)[process]
+
+
+def any_of(flag: bool) -> bool:
+  """Returns whether the flag is set in any process."""
+  return any(gather(flag))
+
+
+def divided(
+  items: Sequence[Any],
+  fn: Callable[[Sequence[Any]], Sequence[T]],
+  key: Callable[[Any], Hashable],
+) -> list[T]:
+  """Returns fn(items), of which each process computes a share.
+
+  Neighbours with equal keys stay together. The share depends on the position of
+  an item alone.
+
+  Args:
+    items: equal in all processes.
+    fn: returns one result per item, in order; results can be pickled.
+    key: returns the key of an item.
+  """
+  if count() == 1:
+    return list(fn(items))
+  groups = [list(group) for _, group in itertools.groupby(items, key)]
+  mine = [x for group in groups[index() :: count()] for x in group]
+  shares = [iter(share) for share in attempt(lambda: list(fn(mine)))]
+  return [
+    next(shares[number % count()])
+    for number, group in enumerate(groups)
+    for _ in group
+  ]
+
+
+def _portable(error: Exception) -> Exception:
+  """Returns an error that can be pickled, with the process that raised it."""
+  note = f'(process {index()} on {socket.gethostname()})'
+  try:
+    copy = pickle.loads(pickle.dumps(error))
+    if str(copy) == str(error):
+      error.add_note(note)
+      return error
+  except Exception:  # its constructor takes other arguments
+    pass
+  kind = ValueError if isinstance(error, ValueError) else RuntimeError
+  return kind(f'{foreign.error(error)} {note}')
