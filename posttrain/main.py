@@ -39,7 +39,8 @@ from posttrain.util import (
 )
 from posttrain.util import flags as flags_lib
 
-Devices = tuple[str | None, int]  # platform, None = this machine's; number
+# Platform, None = this machine's; number of devices, and of hosts.
+Devices = tuple[str | None, int, int]
 
 
 @dataclasses.dataclass
@@ -99,7 +100,11 @@ class Flags:
   )
 
   num_processes: int | None = flags_lib.flag(
-    None, 'The number of processes.', value='N', if_absent='1', least=1
+    None,
+    'The number of processes; with --dry_run --devices, of those to plan for.',
+    value='N',
+    if_absent='1',
+    least=1,
   )
 
   process_id: int | None = flags_lib.flag(
@@ -127,11 +132,13 @@ class Flags:
   @property
   def place(self) -> cluster.Place | None:
     """Returns the place of this process; None if it is the only one."""
+    if self.dry_run:
+      return None
     return cluster.find(self.coordinator, self.num_processes, self.process_id)
 
   @property
   def planned(self) -> Devices | None:
-    """Returns the devices that `devices` names."""
+    """Returns the devices that `devices` and `num_processes` name."""
     if self.devices is None:
       return None
     parts = re.fullmatch(
@@ -142,7 +149,7 @@ class Flags:
         '--devices must be a number, or one after cpu:, gpu: or tpu:, as in '
         f'gpu:8: got {foreign.quote(self.devices)}'
       )
-    return parts[1], int(parts[2])
+    return parts[1], int(parts[2]), self.num_processes or 1
 
   @property
   def profiled(self) -> range | None:

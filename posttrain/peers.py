@@ -15,7 +15,6 @@ import ctypes
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -72,8 +71,7 @@ def join(place: cluster.Place | None, folder: str) -> Iterator[None]:
     place: the place of this process; None = there are no others.
     folder: the folder of the logs.
 
-  Raises:
-    RuntimeError: some process has not joined in time.
+  A process that others do not join in time ends with `exits.PEER_LOST`.
   """
   if place is None:
     yield
@@ -102,25 +100,44 @@ def join(place: cluster.Place | None, folder: str) -> Iterator[None]:
 def _initialize(place: cluster.Place) -> None:
   # jax's own handler of SIGTERM would replace the train loop's.
   jax.config.update('jax_enable_preemption_service', False)
+  # jax would abort the process at its own limit, which comes later.
+  limit = threading.Timer(START_SECONDS, _end_alone)
+  limit.daemon = True
+  limit.start()
+  jax.distributed.initialize(
+    place.coordinator,
+    place.count,
+    place.index,
+    initialization_timeout=4 * START_SECONDS,
+    heartbeat_timeout_seconds=_JAX_SECONDS,
+    shutdown_timeout_seconds=int(_GRACE_SECONDS),
+  )
+  limit.cancel()
+
+
+def _end_alone() -> NoReturn:
+  """Ends this process, because others have not joined."""
+  state = distributed.global_state
+  absent = 'another process has not'
+  if state.process_id and not _coordinator_answers():
+    absent = 'process 0 does not answer there'
+  watchdog.end(
+    f'all processes must join at {state.coordinator_address} within '
+    f'{START_SECONDS} s: {absent}; process {state.process_id} on '
+    f'{socket.gethostname()} ends before its first phase; start all of them '
+    'again, at the same time',
+    code=exits.PEER_LOST,
+  )
+
+
+def _coordinator_answers() -> bool:
+  address = distributed.global_state.coordinator_address or ''
+  host, _, port = address.rpartition(':')
   try:
-    jax.distributed.initialize(
-      place.coordinator,
-      place.count,
-      place.index,
-      initialization_timeout=START_SECONDS,
-      heartbeat_timeout_seconds=_JAX_SECONDS,
-      shutdown_timeout_seconds=int(_GRACE_SECONDS),
-    )
-  except RuntimeError as error:
-    absent = sorted(set(map(int, re.findall(r'task:(\d+)', str(error)))))
-    who = f'processes {absent}' if absent else 'process 0, the coordinator,'
-    state = distributed.global_state
-    raise RuntimeError(
-      f'all processes must join within {START_SECONDS} s: got no sign of {who} '
-      f'at {state.coordinator_address} in process {state.process_id} on '
-      f'{socket.gethostname()}; start all of them, and see their logs: '
-      f'{foreign.text(error, 300)}'
-    ) from error
+    socket.create_connection((host.strip('[]'), int(port)), 2.0).close()
+  except OSError:
+    return False
+  return True
 
 
 class _Monitor(threading.Thread):
@@ -135,7 +152,8 @@ class _Monitor(threading.Thread):
   def __init__(self, count: int, index: int):
     super().__init__(name='processes', daemon=True)
     self._count, self._index = count, index
-    self._client, self._done = distributed.global_state.client, False
+    self._client = distributed.global_state.client
+    self._done = self._aborts = False
     self._beats: dict[int, list[Any]] = {}  # process -> its latest
     self._idle = dict.fromkeys(
       range(self._count), 0.0
@@ -159,6 +177,8 @@ class _Monitor(threading.Thread):
       time.sleep(_BEAT_SECONDS)
 
   def _beat(self) -> None:
+    if self._aborts:
+      return
     self._number += 1
     text = [self._number, socket.gethostname(), os.getpid(), watchdog.current()]
     self._set('beats', text)
@@ -191,17 +211,17 @@ class _Monitor(threading.Thread):
       return
     time.sleep(_GRACE_SECONDS)  # this one may fail in the same way
     if not self._done:
-      self._end(f'{self._name(process)} has failed: {reason}')
+      self._end(f'{self._describe(process)} has failed: {reason}')
 
   def _lost(self, process: int) -> str:
     beat = self._beats.get(process)
     phase = f', last in phase {beat[3]}' if beat else ''
     return (
-      f'{self._name(process)} is lost{phase}: it has ended, or has sent no '
+      f'{self._describe(process)} is lost{phase}: it has ended, or has sent no '
       f'heartbeat for {LOST_SECONDS:.0f} s'
     )
 
-  def _name(self, process: int) -> str:
+  def _describe(self, process: int) -> str:
     beat = self._beats.get(process)
     where = f' on {beat[1]} (pid {beat[2]})' if beat else ''
     return f'process {process}{where}'
@@ -212,12 +232,16 @@ class _Monitor(threading.Thread):
     watchdog.end(f'{text}; start all of them again', code=exits.PEER_LOST)
 
   def _aborted(self) -> None:
-    """Ends this process when jax aborts it because process 0 is gone."""
-    host, _, port = distributed.global_state.coordinator_address.rpartition(':')
-    try:
-      socket.create_connection((host.strip('[]'), int(port)), 2.0).close()
-    except OSError:
+    """Waits until it is known why C++ code aborts this process.
+
+    It does so when process 0 is gone, and may do so in a collective when
+    another one is. If it is neither, this process ends as C++ code wants, and
+    is lost for the others, to which it sends no more heartbeats.
+    """
+    self._aborts = True
+    if not _coordinator_answers():
       self._end(self._lost(0))
+    time.sleep(LOST_SECONDS + 3 * _BEAT_SECONDS)
 
   def fail(self, error: BaseException) -> None:
     """Tells the others that this process ends with an error.
@@ -235,6 +259,7 @@ class _Monitor(threading.Thread):
 
   def _finish(self, reason: str | None) -> None:
     self._done = True
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)
     with contextlib.suppress(Exception):
       self._set('ended', reason)
       # Process 0 must answer until the others have read it.
@@ -246,14 +271,14 @@ class _Monitor(threading.Thread):
     if reason is None:
       jax.distributed.shutdown()
     else:
-      # Not at exit either, where it would wait for processes that hang.
-      _abandoned.append(
-        (distributed.global_state.client, distributed.global_state.service)
-      )
-      distributed.global_state.client = distributed.global_state.service = None
+      # At exit jax would wait for processes that hang, and C++ code abort when
+      # the service is deleted before the client.
+      state = distributed.global_state
+      for x in (state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
+      state.client = state.service = None
 
 
-_abandoned: list[Any] = []  # kept, because they cannot be deleted either
 _handlers: list[Any] = []  # of signals, which C code calls
 
 

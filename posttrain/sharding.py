@@ -157,35 +157,72 @@ def put(tree: Any, places: Any) -> Any:
 def local_mesh(mesh: Mesh) -> Mesh:
   """Returns the mesh of this process's devices, which decode for it.
 
-  Weights are split over as many of them as the mesh's `tensor` allows, and the
-  slots over the others. In a run of one process it is the mesh itself.
+  Weights are split over `tensor` as on the run's mesh, and slots over all
+  others. In a run of one process it is the mesh itself.
   """
-  if not isinstance(mesh, Mesh) or jax.process_count() == 1:
+  if jax.process_count() == 1:
     return mesh
-  own = jax.local_devices()
-  tensor = math.gcd(mesh.shape[TENSOR], len(own))
-  return make_mesh(schema.Mesh(len(own) // tensor, 1, tensor), own)
+  return _host_mesh(jax.process_index(), mesh.shape[TENSOR])
+
+
+def _host_mesh(process: int, tensor: int) -> Mesh:
+  own = [x for x in jax.devices() if x.process_index == process]
+  sizes = host_sizes(tensor, len(own)).values()
+  types = (jax.sharding.AxisType.Auto,) * len(AXES)
+  return Mesh(np.reshape(own, tuple(sizes)), AXES, types)
+
+
+def host_sizes(tensor: int, devices: int) -> dict[str, int]:
+  """Returns the devices per axis of a process that decodes.
+
+  Args:
+    tensor: devices of the axis.
+    devices: devices of the process.
+  """
+  return dict(zip(AXES, (devices // tensor, 1, tensor), strict=True))
+
+
+def check_hosts(mesh: Mesh | AbstractMesh, hosts: int) -> None:
+  """Checks that each host of a run can decode by itself.
+
+  Args:
+    mesh: the devices of the run.
+    hosts: its processes, one per host.
+
+  Raises:
+    ValueError: the devices cannot be shared out, or an array that is split over
+      `tensor` would lie on several hosts.
+  """
+  devices, tensor = math.prod(mesh.shape.values()), mesh.shape[TENSOR]
+  if devices % hosts or devices // hosts % tensor:
+    raise ValueError(
+      f'config.mesh.tensor must divide the devices of a process: got {tensor}, '
+      f'and {devices} devices in {hosts} processes; raise config.mesh.fsdp '
+      'instead'
+    )
+
+
+def is_local(params: Any) -> bool:
+  """Returns whether all of some arrays is on the devices of this process."""
+  return all(x.is_fully_addressable for x in jax.tree.leaves(params))
 
 
 def localize(params: Any, rules: Rules, mesh: Mesh) -> Any:
-  """Returns a copy of a run's parameters on the devices of this process.
+  """Returns a copy of a run's arrays on the devices of this process.
 
-  Every process must call it. In a run of one process it returns its argument.
+  Every process must call it.
 
   Args:
-    params: parameters on all devices of the run.
-    rules: their sharding rules.
+    params: arrays on all devices of the run.
+    rules: the sharding rules of the copy.
     mesh: the mesh of this process, from `local_mesh`.
   """
-  if jax.tree.leaves(params)[0].is_fully_addressable:
-    return params
-  by_process = [
-    [x for x in jax.devices() if x.process_index == process]
+  hosts = [
+    _host_mesh(process, mesh.shape[TENSOR]).devices
     for process in range(jax.process_count())
   ]
-  shape = (len(by_process), *mesh.devices.shape)
   types = (jax.sharding.AxisType.Auto,) * (1 + len(AXES))
-  wide = Mesh(np.reshape(by_process, shape), ('process', *AXES), types)
+  wide = Mesh(np.stack(hosts), ('process', *AXES), types)
   local = shardings(params, rules, mesh)
   copies = jax.device_put(
     params, jax.tree.map(lambda x: NamedSharding(wide, x.spec), local)

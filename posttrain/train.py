@@ -90,7 +90,7 @@ def run(
       ) as job,
     ):
       train(job, stop)
-      position = job.logbook.writer.position()
+      position = processes.on(0, job.logbook.writer.position)
     del job, stage  # with their models, before the next stage builds its own
   path = os.path.join(workdir, 'metrics.jsonl')
   last = processes.on(0, lambda: writers.last(path))

@@ -106,7 +106,7 @@ def is_sound(folder: str, stage: str | None = None) -> bool:
   try:
     record = _read_record(step)
     check_place(step, record['host'], stage)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    with _reader(ocp.PyTreeCheckpointHandler()) as reader:
       on_host = ocp.RestoreArgs(restore_type=np.ndarray)
       like = jax.tree.map(lambda _: on_host, _saved_tree(reader, step))
       args = ocp.args.PyTreeRestore(restore_args=like)
@@ -170,7 +170,7 @@ def read(folder, like: State, prefix='') -> tuple[State, Host]:
 
   def read_arrays() -> tuple[State, dict[str, Any]]:
     record = _read_record(folder)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    with _reader(ocp.PyTreeCheckpointHandler()) as reader:
       _check_metadata(reader, folder, record, like, prefix)
       state = damage.attempt(
         reader.restore,
@@ -189,6 +189,21 @@ def read(folder, like: State, prefix='') -> tuple[State, Host]:
     if total != record['state_sums'][path]:
       raise damage.Damaged(f'the checksum of {path!r} is wrong')
   return state, record['host']
+
+
+def _reader(handler) -> ocp.Checkpointer:
+  """Returns a reader that does not wait for the processes of the run.
+
+  One of them may read alone, and a step that is damaged for one would have the
+  others wait for ever; `processes.together` has them agree.
+  """
+  own = processes.index()
+  options = ocp.options.MultiprocessingOptions(
+    primary_host=own,
+    active_processes={own},
+    barrier_sync_key_prefix=f'read_{own}',
+  )
+  return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _check_metadata(reader, folder, record, like: State, prefix) -> None:
@@ -210,14 +225,14 @@ def _saved_tree(reader, folder) -> Any:
 
 def _read_metadata(folder, like: State, prefix: str) -> None:
   record = _read_record(folder)
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+  with _reader(ocp.PyTreeCheckpointHandler()) as reader:
     _check_metadata(reader, folder, record, like, prefix)
 
 
 def _read_record(folder) -> dict[str, Any]:
   """Reads and checks the `host` item; looks at the step's files first."""
   _check_files(folder)
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+  with _reader(ocp.JsonCheckpointHandler()) as reader:
     record = damage.attempt(reader.restore, folder / 'host')
   if not isinstance(record, dict) or record.pop('crc', None) != crc(record):
     raise damage.Damaged('the checksum of its host item is wrong')

@@ -129,7 +129,7 @@ class Checkpointer:
     if step is not None:
       return reading.read_named(self._folder / str(step), reading.read, like)
     damaged = []
-    for number in reversed(self.steps()):
+    for number in reversed(processes.on(0, self.steps)):
       folder = self._folder / str(number)
       try:
         state, host = reading.read(folder, like)

@@ -32,7 +32,6 @@ from jax.sharding import Mesh
 
 from posttrain import schema, scoring, sharding
 from posttrain.decode import admission, loop, requests, schedule, tree_spec
-from posttrain.models import transformer
 from posttrain.util import watchdog
 
 _LONG_CHUNK = 256  # tokens of a decode call while no request waits
@@ -100,7 +99,8 @@ class Engine:
     Args:
       params: the model's parameters, on the engine's devices or on those of
         all processes, which then call this together. Decoding has its own copy;
-        `score` reads these, so they must not be deleted before the next call.
+        `score` reads these, so they must not be deleted before the next call,
+        and needs them on the engine's devices.
       version: the version that completions report.
 
     Raises:
@@ -112,12 +112,13 @@ class Engine:
         'weights must be set while no request is in flight: got '
         f'{len(self._schedule)}; poll and release them first'
       )
-    if self._mesh is not None:
-      params = sharding.localize(params, transformer.SHARDING_RULES, self._mesh)
     spec = tree_spec.describe(params)
     tree_spec.check_same(self._spec or spec, spec)
     self._params, self._version, self._spec = params, version, spec
-    self._view = loop.view(params, self._model, self._sharding)
+    if self._mesh is None or sharding.is_local(params):
+      self._view = loop.view(params, self._model, self._sharding)
+    else:
+      self._view = loop.local_view(params, self._model, self._mesh)
 
   def sleep(self) -> None:
     """Frees the cache until `wake` or the next request.

@@ -109,6 +109,27 @@ def view(params: Any, cfg: schema.Model, sharding: NamedSharding | None) -> Any:
   return jax.lax.with_sharding_constraint(tree, places)
 
 
+def local_view(params: Any, cfg: schema.Model, mesh: Mesh) -> Any:
+  """Returns `view` of parameters that are on the devices of all processes.
+
+  All processes must call it. What travels is in the compute dtype.
+
+  Args:
+    params: the parameters.
+    cfg: model options.
+    mesh: the devices of this process.
+  """
+  wide = jax.tree.leaves(params)[0].sharding.mesh
+  tree = _spread_view(params, cfg, wide)
+  return sharding_lib.localize(tree, transformer.VIEW_RULES, mesh)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _spread_view(params, cfg, mesh):
+  with sharding_lib.use(mesh):
+    return transformer.decode_view(params, cfg)
+
+
 def fit(
   state: State | None,
   cfg: schema.Model,

@@ -9,7 +9,7 @@ import dataclasses
 import os
 from typing import Any
 
-from posttrain import compilation
+from posttrain import compilation, processes
 from posttrain.chat import renderer as chat
 from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.config import load as config
@@ -55,7 +55,7 @@ def make(
     )
     checkpointer = _checkpointer(components, workdir)
     state, host = checkpointer.restore(spec.state_like) or (None, {})
-    metadata = _metadata(components, workdir, host)
+    metadata = processes.on(0, lambda: _metadata(components, workdir, host))
     models = _models(components, workdir, host, metadata, spec, stop)
     # 2. The other models, and the pipeline that samples and scores with them.
     engine, references = stage_models.engine(components), models.references()

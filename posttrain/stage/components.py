@@ -56,6 +56,7 @@ def make(
   mesh: jax.sharding.Mesh | None = None,
   min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
   platform: str | None = None,
+  hosts: int | None = None,
 ) -> Components:
   """Builds the components of a stage.
 
@@ -66,6 +67,7 @@ def make(
     mesh: the run's mesh; None = a new one.
     min_capacity: returns the tokens that a sequence may have at least.
     platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
+    hosts: the processes of the run, one per host; None = those that run.
 
   Raises:
     ValueError: mesh, weights, batch, slots, vocabulary, environments or data do
@@ -77,6 +79,8 @@ def make(
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
   platform = platform or jax.default_backend()
+  hosts = hosts or processes.count()
+  sharding.check_hosts(mesh, hosts)
   _check_attention(cfg, name, model, platform)
   with _naming(name):
     data = _data(cfg, name, renderer)
@@ -109,20 +113,10 @@ def make(
   )
   slots_key = f'config.{name}.rollout.slots'
   sharding.check_batch(mesh, stage.rollout.slots, slots_key)
-  _check_slots(stage.rollout.slots, slots_key)
-  sizes = _plan(name, stage, model, mesh, platform, data, capacity)
+  sizes = _plan(name, stage, model, mesh, platform, data, capacity, hosts)
   return Components(
     cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes
   )
-
-
-def _check_slots(slots: int, key: str) -> None:
-  """Refuses slots that cannot be shared out to the processes of the run."""
-  if slots % processes.count():
-    raise ValueError(
-      f'{key} must be a multiple of the {processes.count()} processes of the '
-      f'run, each of which has its share: got {slots}'
-    )
 
 
 def _warn_without_tasks(
@@ -169,24 +163,27 @@ def _check_attention(
 
 
 def preflight(
-  cfg: schema.Run, devices: tuple[str | None, int] | None = None
+  cfg: schema.Run, devices: tuple[str | None, int, int] | None = None
 ) -> dict[str, Components]:
   """Builds and checks the components of every stage; compiles nothing.
 
   Args:
     cfg: the run's options.
     devices: platform (None = the one in use) and number of devices that need
-      not be here, for plans alone; None = those of this machine.
+      not be here, and of their hosts, for plans alone; None = those of this
+      run.
 
   Raises:
     ValueError: anything that can be seen to be wrong without compiling.
   """
-  platform, count = devices or (None, None)
+  platform, count, hosts = devices or (None, None, None)
   renderer = load_renderer(cfg)
   mesh = _mesh(cfg.mesh, count)
   components = {}
   for name in cfg.stages:
-    components[name] = make(cfg, name, renderer, mesh, platform=platform)
+    components[name] = make(
+      cfg, name, renderer, mesh, platform=platform, hosts=hosts
+    )
     components[name].data.check()
     _check_paths(components[name])
   return components
@@ -231,6 +228,7 @@ def _plan(
   platform: str,
   data: base.StageData,
   capacity: int,
+  hosts: int,
 ) -> plan.Plan:
   try:
     return plan.make(
@@ -244,6 +242,7 @@ def _plan(
       _reference_parameters(stage, data, model),
       len([x for x in data.players if isinstance(x, str)]),
       data.group_sizes,
+      hosts,
     )
   except schema.FieldError as error:
     raise ValueError(

@@ -26,6 +26,7 @@ class Plan:
   stage: str
   steps: int
   mesh: dict[str, int]  # devices per axis
+  hosts: int  # processes, each of which decodes with the whole model
   prompts_per_step: int
   group_size: dict[str, int]
   samples_per_step: int
@@ -84,6 +85,7 @@ class Plan:
       ('  tokens each', f'{self.slot_tokens}'),
       ('steps', f'{self.steps}'),
       ('mesh', ', '.join(f'{k} {v}' for k, v in self.mesh.items())),
+      *self._hosts(),
       ('parameters', f'{self.parameters:,}'),
       ('  that train', f'{self.trained:,}'),
       ('memory per device', f'{tensors.size(self.total_bytes)}, the sum of'),
@@ -98,6 +100,16 @@ class Plan:
       f'stage {self.stage}',
       *(f'  {name:<20} {value}' for name, value in rows),
     ]
+
+  def _hosts(self) -> list[tuple[str, str]]:
+    """Returns the row of a run of several processes."""
+    if self.hosts == 1:
+      return []
+    slots = self.slots // self.hosts
+    devices = math.prod(self.mesh.values()) // self.hosts
+    text = f'{self.hosts}, each of which decodes {slots} slots on {devices} '
+    text += 'devices, which must hold the model'
+    return [('processes', text)]
 
   def details(self) -> list[str]:
     """Returns the lines of the tables: weights, and what is communicated."""
@@ -131,6 +143,7 @@ def make(
   references: int = 0,
   players: int = 0,
   group_sizes: Mapping[str, int] | None = None,
+  hosts: int = 1,
 ) -> Plan:
   """Resolves the sizes of a stage; allocates nothing.
 
@@ -146,6 +159,7 @@ def make(
     players: number of frozen models that sample, assumed to be of the policy's
       shape.
     group_sizes: samples per task, by environment; None = the stage's options.
+    hosts: the processes of the run, one per host.
 
   Raises:
     ValueError: a weight does not divide over the mesh.
@@ -153,19 +167,32 @@ def make(
   """
   batch, rollout = stage.batch, stage.rollout
   device = program_bytes.Device(model, mesh, platform)
+  decoding = _decoding(device, hosts)
+  slots = rollout.slots // hosts
   state, frozen = _state(stage, model, mesh)
   state_bytes = tensors.device_bytes((state, frozen))
   adapter = adapter_lib.of(state.params) if stage.lora.rank else None
   weights = state_bytes, state, frozen, adapter
-  programs = _programs(device, stage, slot_tokens, micro_batches, *weights)
+  programs = {
+    **_programs(device, stage, micro_batches, *weights),
+    'decode': program_bytes.decode(decoding, slots, slot_tokens),
+    'prefill': program_bytes.prefill(
+      decoding,
+      slots,
+      slot_tokens,
+      min(rollout.prefill_rows, slots),
+      rollout.prefill_tokens,
+    ),
+  }
   group_size = dict(group_sizes or _group_sizes(stage))
-  cache = program_bytes.cache_bytes(device, rollout.slots, slot_tokens)
-  view = program_bytes.view_bytes(device)
+  cache = program_bytes.cache_bytes(decoding, slots, slot_tokens)
+  view = program_bytes.view_bytes(decoding)
   weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
   return Plan(
     stage=name,
     steps=stage.steps,
     mesh=dict(mesh.shape),
+    hosts=hosts,
     prompts_per_step=batch.prompts_per_step,
     group_size=group_size,
     samples_per_step=batch.prompts_per_step * max(group_size.values()),
@@ -205,28 +232,34 @@ def _state(
 def _programs(
   device: program_bytes.Device,
   stage: schema.Stage,
-  slot_tokens: int,
   micro_batches: int,
   state_bytes: int,
   state: arrays.TrainState,
   frozen: Any,
   adapter: adapter_lib.Adapter | None,
 ) -> dict[str, program_bytes.Program]:
-  """Returns the bytes of the stage's programs."""
-  batch, rollout = stage.batch, stage.rollout
+  """Returns the bytes of the programs that all devices run together."""
+  batch = stage.batch
   tokens, row_tokens = batch.micro_batch_tokens, batch.packed_tokens
   trained = tensors.device_bytes(state.params)
   weights = trained + tensors.device_bytes(frozen)
-  slots = device, rollout.slots, slot_tokens
-  prefill = min(rollout.prefill_rows, rollout.slots), rollout.prefill_tokens
   return {
     'train_step': program_bytes.train_step(
       device, stage, state_bytes, trained, micro_batches, adapter
     ),
     'score': program_bytes.score(device, weights, tokens, row_tokens),
-    'decode': program_bytes.decode(*slots),
-    'prefill': program_bytes.prefill(*slots, *prefill),
   }
+
+
+def _decoding(device: program_bytes.Device, hosts: int) -> program_bytes.Device:
+  """Returns the device as a part of its host alone."""
+  if hosts == 1:
+    return device
+  mesh = device.mesh
+  devices = math.prod(mesh.shape.values()) // hosts
+  sizes = sharding.host_sizes(mesh.shape[sharding.TENSOR], devices)
+  own = sharding.abstract_mesh(schema.Mesh(**sizes), devices)
+  return dataclasses.replace(device, mesh=own)
 
 
 def _group_sizes(stage: schema.Stage) -> dict[str, int]:

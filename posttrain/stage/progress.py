@@ -1,6 +1,7 @@
 """How far the stages of a workdir have come, and with which options.
 
-Read from the checkpoints, each of which holds the options it was trained with.
+Read from the checkpoints, each of which holds the options it was trained with;
+by the first process of a run, for all of them.
 """
 
 import json
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from posttrain import schema
+from posttrain import processes, schema
 from posttrain.checkpoints import reading
 from posttrain.config import load as config
 from posttrain.pipeline import tally
@@ -28,6 +29,10 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
     NoReward: no rollout of the finished stage had a reward, because reward
       functions or episodes failed.
   """
+  return processes.on(0, lambda: _end_of(cfg, name, workdir))
+
+
+def _end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
   folder = _folder(workdir, name)
   host = reading.newest_host(folder, name)
   later = _later_host(cfg, name, workdir)
@@ -67,9 +72,12 @@ def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
   Raises:
     ValueError: with the folder to move away.
   """
-  for later in _later(cfg, name):
-    folder = _folder(workdir, later)
-    if reading.has_steps(folder):
+  folders = [_folder(workdir, later) for later in _later(cfg, name)]
+  begun = processes.on(0, lambda: [reading.has_steps(x) for x in folders])
+  for later, folder, has_steps in zip(
+    _later(cfg, name), folders, begun, strict=True
+  ):
+    if has_steps:
       raise ValueError(
         f'stage {name!r} must end before stage {later!r} begins: it has '
         f'steps left to train, but {folder} holds steps; move that folder '
