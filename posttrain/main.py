@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
@@ -209,8 +210,12 @@ def claim(workdir: str, run: schema.Run) -> None:
 
 
 @contextlib.contextmanager
-def hold(workdir: str) -> Iterator[None]:
+def hold(workdir: str, others: Sequence[str] = ()) -> Iterator[None]:
   """Locks a workdir, which is created if it is missing.
+
+  Args:
+    workdir: the folder.
+    others: the other processes of the run.
 
   Raises:
     ValueError: another run uses it, or it cannot be written.
@@ -218,7 +223,7 @@ def hold(workdir: str) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     with _writable():
       os.makedirs(workdir, exist_ok=True)
-      stack.enter_context(locks.hold(workdir, '--workdir'))
+      stack.enter_context(locks.hold(workdir, '--workdir', others))
     yield
 
 
@@ -270,8 +275,11 @@ def train(
     stack.enter_context(peers.join(place, os.path.join(workdir, 'hosts')))
     stages = _preflight(run, sys.stderr)
 
+    me = f'process {os.getpid()} on {socket.gethostname()}'
+    others = processes.gather(me)[1:]
+
     def begin() -> None:
-      stack.enter_context(hold(workdir))
+      stack.enter_context(hold(workdir, others))
       claim(workdir, run)
 
     processes.on(0, begin)

@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from jax._src import distributed  # the client of the coordination service
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import processes
-from posttrain.util import cluster, exits, foreign, watchdog
+from posttrain.util import cluster, exits, foreign, streams, watchdog
 
 START_SECONDS = 50  # for all processes to join
 LOST_SECONDS = 25.0  # without a heartbeat, after which a process is lost
@@ -77,15 +76,10 @@ def join(place: cluster.Place | None, folder: str) -> Iterator[None]:
     yield
     return
   _initialize(place)
+  streams.keep_stdout()  # Gloo writes to it
   peers = _Peers()
   if peers.index:
-    os.makedirs(folder, exist_ok=True)
-    log = os.open(
-      os.path.join(folder, f'{peers.index}.log'),
-      os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    )
-    os.dup2(log, sys.stderr.fileno())
-    os.close(log)
+    _log_to(folder, f'{peers.index}.log')
   monitor = _Monitor(peers.count, peers.index)
   monitor.start()
   try:
@@ -95,6 +89,16 @@ def join(place: cluster.Place | None, folder: str) -> Iterator[None]:
     monitor.fail(error)
     raise
   monitor.leave()
+
+
+def _log_to(folder: str, name: str) -> None:
+  """Sends stderr to the end of a file."""
+  os.makedirs(folder, exist_ok=True)
+  flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+  log = os.open(os.path.join(folder, name), flags, 0o644)
+  for descriptor in (1, 2):
+    os.dup2(log, descriptor)
+  os.close(log)
 
 
 def _initialize(place: cluster.Place) -> None:

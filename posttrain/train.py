@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from posttrain import processes
+from posttrain.metrics import goodput as goodputs
 from posttrain.metrics import writers
 from posttrain.stage import build, components, profiles, progress
 from posttrain.stage import job as jobs
@@ -73,7 +74,8 @@ def run(
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
   """
-  position = 0
+  path = os.path.join(workdir, 'metrics.jsonl')
+  position, goodput = 0, goodputs.Goodput(path)
   for name in list(stages):
     stage = stages.pop(name)
     end = progress.end_of(stage.cfg, name, workdir)
@@ -86,13 +88,12 @@ def run(
     with (
       jobs.explain_oom(stage.plan),
       contextlib.closing(
-        build.make(stage, workdir, position, stop, profile)
+        build.make(stage, workdir, position, stop, profile, goodput)
       ) as job,
     ):
       train(job, stop)
       position = processes.on(0, job.logbook.writer.position)
     del job, stage  # with their models, before the next stage builds its own
-  path = os.path.join(workdir, 'metrics.jsonl')
   last = processes.on(0, lambda: writers.last(path))
   return {
     key: value

@@ -343,7 +343,8 @@ def _lose(run: Run, name: str, victim: int, delay: float) -> dict:
     fine = set(codes) <= {exits.PREEMPTED, 0} and len(set(codes)) == 1
   else:
     codes = run.wait(2 * LIMIT, others)
-    fine = None not in codes and 0 not in codes
+    # The run may just have come to its end.
+    fine = None not in codes and (0 not in codes or set(codes) == {0})
   seconds = time.monotonic() - began
   if name == 'SIGSTOP':  # it goes on, and finds itself alone
     run.processes[victim].send_signal(signal.SIGCONT)

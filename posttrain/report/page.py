@@ -151,8 +151,17 @@ def _subtitle(rows: Rows) -> str:
       times = f'{compiles} time{"s" if compiles != 1 else ""}'
       text += f', update compiled {times}'
     parts.append(text)
-  text = '; '.join(parts) or 'No metrics yet.'
+  text = '; '.join(parts + _goodput(rows)) or 'No metrics yet.'
   return f'<p class="note">{html.escape(text)}</p>'
+
+
+def _goodput(rows: Rows) -> list[str]:
+  """Returns a sentence on the share of time in steps that counted."""
+  for row in reversed(rows):
+    share, seconds = row.get('time/goodput'), row.get('time/elapsed')
+    if isinstance(share, float) and isinstance(seconds, float):
+      return [f'{share:.0%} of {seconds / 60:,.1f} minutes in steps that count']
+  return []
 
 
 def _results(rows: Rows) -> str:
@@ -230,6 +239,13 @@ def _seconds(rows: Rows) -> str:
   return f'<h2>Where the seconds went</h2>{parts}' if parts else ''
 
 
+# Times that are not parts of the seconds of a row.
+_NO_PARTS = tuple(
+  f'time/{x}'
+  for x in ('compile', 'programs', 'tokens_per_second', 'elapsed', 'goodput')
+)
+
+
 def _slices(row: dict[str, Any]) -> dict[str, float]:
   """Returns a row's seconds by name, each second counted once.
 
@@ -239,9 +255,7 @@ def _slices(row: dict[str, Any]) -> dict[str, float]:
   seconds = {
     key.removeprefix('time/'): value
     for key, value in row.items()
-    if key.startswith('time/')
-    and value
-    and key not in ('time/compile', 'time/programs', 'time/tokens_per_second')
+    if key.startswith('time/') and value and key not in _NO_PARTS
   }
   left = row.get('time/compile') or 0.0
   for name in ('update', 'eval', 'rollout'):

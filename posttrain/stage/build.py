@@ -15,6 +15,7 @@ from posttrain.checkpoints import store, weight_folders, weights
 from posttrain.config import load as config
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
+from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import base, pairs, tokens
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
@@ -31,6 +32,7 @@ def make(
   position: int,
   stop: preemption.Signal,
   profile: range | None = None,
+  goodput: goodputs.Goodput | None = None,
 ) -> job.Job:
   """Builds a stage and restores its newest checkpoint, if it has one.
 
@@ -40,6 +42,7 @@ def make(
     position: end of metrics.jsonl for a stage without a checkpoint.
     stop: ends waits for servers.
     profile: the steps to trace; None = none.
+    goodput: the run's; None = a new one.
 
   Raises:
     ValueError: weights, references or pairs are missing or do not fit.
@@ -71,7 +74,9 @@ def make(
     held_out = learner.held_out(trained, pipeline.held_out)
   step, position = host.get('step', 0), host.get('metrics_position', position)
   sampling = job.Sampling(pipeline, engine, references, evaluator, held_out)
-  log = logbook.make(cfg, name, workdir, clock, compiling, step, position)
+  log = logbook.make(
+    cfg, name, workdir, clock, compiling, step, position, goodput
+  )
   saves = job.Saves(checkpointer, cfg.checkpoint.every, metadata)
   traced = profiles.remaining(name, profile, step, components.stage.steps)
   return job.Job(

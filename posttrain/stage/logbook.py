@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain import compilation, processes, schema
 from posttrain.metrics import estimates, writers
+from posttrain.metrics import goodput as goodputs
 from posttrain.util import files, locks, timers
 
 
@@ -26,6 +27,7 @@ class Logbook:
   progress: writers.Progress
   clock: timers.Timers
   compiling: compilation.CompileCounter
+  goodput: goodputs.Goodput
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Writes a row, with the seconds since the last one, and the bar.
@@ -47,6 +49,7 @@ class Logbook:
     if 'batch/tokens' in values:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
+    times |= self.goodput.add(times)
     self.writer.write(self.stage, step, {**values, **times})
     self.progress.update(
       step,
@@ -117,6 +120,7 @@ def make(
   compiling: compilation.CompileCounter,
   step: int = 0,
   position: int = 0,
+  goodput: goodputs.Goodput | None = None,
 ) -> Logbook:
   """Opens the logbook of a stage.
 
@@ -128,6 +132,7 @@ def make(
     compiling: counts the stage's compilations.
     step: the step that the stage continues from.
     position: bytes of metrics.jsonl that are kept.
+    goodput: the run's; None = a new one.
 
   Raises:
     ValueError: the kept part of metrics.jsonl is not this run's.
@@ -146,6 +151,8 @@ def make(
     )
   if processes.is_first():
     _announce(name, step, path, position)
+  goodput = goodput or goodputs.Goodput(path)
+  goodput.keep(writers.read_metrics(path, position))
   return Logbook(
     name,
     workdir,
@@ -153,6 +160,7 @@ def make(
     writers.Progress(name, cfg.stages[name].steps, step, cfg.metrics.progress),
     clock,
     compiling,
+    goodput,
   )
 
 

@@ -17,12 +17,13 @@ import socket
 import stat
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from posttrain.util import foreign, json_files
 
 NAME = 'lock'  # of the file in the folder
+_NAMED = 8  # processes that a file names beside the holder
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 # A process does not exclude itself from a record lock, and closing any
@@ -39,7 +40,7 @@ class Locked(ValueError):
 
 
 @contextlib.contextmanager
-def hold(folder: str, what: str) -> Iterator[None]:
+def hold(folder: str, what: str, others: Sequence[str] = ()) -> Iterator[None]:
   """Locks an existing folder while the block runs.
 
   Warns, and locks nothing, where the file system has no locks.
@@ -47,6 +48,7 @@ def hold(folder: str, what: str) -> Iterator[None]:
   Args:
     folder: the folder.
     what: its name in errors, such as '--workdir'.
+    others: the other processes of the run, as in 'process 1 on HOST'.
 
   Raises:
     Locked: another run holds it; names that.
@@ -54,7 +56,7 @@ def hold(folder: str, what: str) -> Iterator[None]:
   """
   path = _path(folder)
   with _guard:
-    _files[path] = _take(path, what)
+    _files[path] = _take(path, what, _holder(others))
   try:
     yield
   finally:
@@ -79,7 +81,7 @@ def check(folder: str) -> None:
       return
     descriptor, identity = _files[path]
     if not os.path.lexists(path):
-      _files[path] = _take(path, folder)
+      _files[path] = _take(path, folder, _held[identity])
       del _held[identity]
       os.close(descriptor)
       warnings.warn(f'{path} was deleted; it is put back', stacklevel=2)
@@ -95,7 +97,9 @@ def _path(folder: str) -> str:
   return os.path.join(os.path.realpath(folder), NAME)
 
 
-def _take(path: str, what: str) -> tuple[int, tuple[int, int]]:
+def _take(
+  path: str, what: str, holder: dict[str, Any]
+) -> tuple[int, tuple[int, int]]:
   """Locks a file, which is created if it is missing, and names the holder."""
   with contextlib.suppress(FileNotFoundError):
     identity = _identity(os.lstat(path))
@@ -104,7 +108,7 @@ def _take(path: str, what: str) -> tuple[int, tuple[int, int]]:
   flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
   descriptor = os.open(path, flags, 0o644)
   try:
-    status, holder = os.fstat(descriptor), _holder()
+    status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
       raise OSError(errno.EINVAL, 'no regular file', path)
     _lock(descriptor, path, what)
@@ -149,19 +153,28 @@ def _locked(path: str, what: str, holder: dict[str, Any]) -> Locked:
       f'{foreign.text(holder.get("host"), 80)}, since '
       f'{foreign.text(holder.get("since"), 40)}'
     )
+    if holder.get('others'):
+      who += f', with {foreign.text(holder["others"], 400)}'
   return Locked(
     f'{what} must have one run at a time: got {os.path.dirname(path)!r}, which '
     f'is in use by {who}; wait for its end, or stop it'
   )
 
 
-def _holder() -> dict[str, Any]:
+def _holder(others: Sequence[str]) -> dict[str, Any]:
   now = datetime.datetime.now().astimezone()
   return {
     'pid': os.getpid(),
     'host': socket.gethostname(),
     'since': now.isoformat(timespec='seconds'),
+    **({'others': _named(others)} if others else {}),
   }
+
+
+def _named(others: Sequence[str]) -> str:
+  """Returns the first processes in words, few enough for `_read`."""
+  rest = len(others) - _NAMED
+  return ', '.join([*others[:_NAMED], *([f'{rest} more'] if rest > 0 else [])])
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -52,11 +52,26 @@ def guarded() -> Iterator[None]:
     sys.stdout, sys.stderr = stdout, stderr
 
 
+def keep_stdout() -> None:
+  """Sends to stderr what C++ code writes to stdout, for ever."""
+  sys.stdout.flush()
+  stdout = os.fdopen(os.dup(1), 'w', buffering=1)
+  os.dup2(2, 1)
+  if isinstance(sys.stdout, _Guarded):
+    sys.stdout.redirect(stdout)
+  else:
+    sys.stdout = stdout
+
+
 class _Guarded:
   """A text stream; after a broken pipe it writes to the null device."""
 
   def __init__(self, stream: TextIO, any_error: bool):
     self._stream, self._any_error = stream, any_error
+
+  def redirect(self, stream: TextIO) -> None:
+    """Writes to another stream from now on."""
+    self._stream = stream
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._stream, name)

@@ -1,0 +1,120 @@
+"""A run of two processes on this machine, against the run of one."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from posttrain import main
+from posttrain.metrics import writers
+from posttrain.util import exits
+
+SMALL = {
+  'metrics.progress': False,
+  'metrics.export_tokens': 1,
+  'compilation_cache': None,
+  'sft.steps': 2,
+  'sft.optim.warmup_steps': 0,
+  'grpo.steps': 2,
+  'grpo.optim.warmup_steps': 0,
+  'grpo.rollout.slots': 8,
+  'grpo.rollout.chunk': 4,
+  **{
+    f'{stage}.{key}': value
+    for stage in ('sft', 'grpo')
+    for key, value in {
+      'eval.prompts': 2,
+      'eval.max_tokens': 8,
+      'batch.micro_batch_tokens': 128,
+      'envs.arithmetic.env.train_tasks': 20,
+    }.items()
+  },
+  'grpo.envs.arithmetic.sampler.max_tokens': 8,
+}
+
+
+def _flags(workdir, **overrides):
+  return [
+    '--config=configs/arithmetic.py:tiny',
+    f'--workdir={workdir}',
+    *(f'--config.{k}={v}' for k, v in {**SMALL, **overrides}.items()),
+  ]
+
+
+def _start(flags, count):
+  """Starts a run's processes on free ports of this machine."""
+  with socket.socket() as sock:
+    sock.bind(('127.0.0.1', 0))
+    port = sock.getsockname()[1]
+  place = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}']
+  return [
+    subprocess.Popen(
+      [sys.executable, '-m', 'posttrain.main', *flags, *place]
+      + [f'--process_id={index}'],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    for index in range(count)
+  ]
+
+
+def _ids(workdir):
+  return {
+    path.name: [json.loads(line)['ids'] for line in path.open()]
+    for path in sorted((workdir / 'token_exports').iterdir())
+  }
+
+
+def _rows(workdir):
+  rows = writers.read(str(workdir / 'metrics.jsonl'))
+  return [
+    {
+      k: v if isinstance(v, str) else pytest.approx(v, rel=1e-4, abs=1e-6)
+      for k, v in row.items()
+      if not k.startswith('time/') and k != 'optim/grad_norm'
+    }
+    for row in rows
+  ]
+
+
+def test_two_processes_do_what_one_does(tmp_path, capsys):
+  """The same tokens and rows; files and the last line are written once."""
+  one, two = tmp_path / 'one', tmp_path / 'two'
+  processes = _start(_flags(two), 2)
+  assert main.main(_flags(one)) == 0
+  outputs = [process.communicate(timeout=300) for process in processes]
+  assert [x.returncode for x in processes] == [0, 0], outputs
+  assert _ids(two) == _ids(one)
+  rows, expected = (writers.read(str(x / 'metrics.jsonl')) for x in (two, one))
+  assert [r.keys() for r in rows] == [r.keys() for r in expected]
+  for row, like in zip(rows, _rows(one), strict=True):
+    assert {k: row[k] for k in like} == like
+  printed = json.loads(outputs[0][0])
+  assert printed.keys() == json.loads(capsys.readouterr().out).keys()
+  assert outputs[1] == ('', '')
+  assert 'processes' in (two / 'hosts' / '1.log').read_text()
+  written = {
+    str(path.relative_to(two))
+    for path in two.rglob('*')
+    if path.is_file() and 'checkpoints' not in path.parts
+  }
+  like = {
+    str(path.relative_to(one))
+    for path in one.rglob('*')
+    if path.is_file() and 'checkpoints' not in path.parts
+  }
+  assert written - like == {'hosts/1.log'} and like <= written
+
+
+def test_a_mistake_ends_all_with_the_same_line(tmp_path):
+  """An error of the config is a line in each log, and exit code 2."""
+  processes = _start(_flags(tmp_path, **{'grpo.rollout.slots': 7}), 2)
+  outputs = [process.communicate(timeout=120) for process in processes]
+  assert [x.returncode for x in processes] == [exits.USAGE] * 2, outputs
+  log = (tmp_path / 'hosts' / '1.log').read_text()
+  for text in (outputs[0][1], log):
+    assert re.search(r'error: config.grpo.rollout.slots must be a mul', text)
