@@ -6,6 +6,10 @@
 
 The weights are the moving average where the checkpoint has one.
 
+The weights are split over all devices; those of several hosts, if each runs
+the command with its place (--coordinator, --num_processes, --process_id), as
+`posttrain.main` does. Tensors are gathered and written one at a time.
+
 hf: config.json, safetensors, and the tokenizer with its chat template; a LoRA
 is merged. With --like, that directory's config and small files are copied and
 its dtypes kept.
@@ -22,7 +26,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from posttrain import schema
+from posttrain import processes, schema
+from posttrain.util import cluster
 from posttrain.util import flags as flags_lib
 
 FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
@@ -43,6 +48,9 @@ class Flags:
     value='DIR',
     if_absent="the directory in the stage's init, if any",
   )
+  coordinator: str | None = cluster.coordinator()
+  num_processes: int | None = cluster.num_processes()
+  process_id: int | None = cluster.process_id()
   dtype: str | None = flags_lib.flag(
     None,
     'The dtype of all tensors of hf, in place of --like.',
@@ -69,7 +77,15 @@ def export(flags: Flags) -> None:
     ValueError: there is no such checkpoint, it holds no adapter (peft), the
       folder is not empty, or no HuggingFace architecture fits this model.
   """
+  place = cluster.find(flags.coordinator, flags.num_processes, flags.process_id)
   # Imported here so that command-line mistakes are reported without jax.
+  from posttrain import peers
+
+  with peers.join(place, None):
+    _export(flags)
+
+
+def _export(flags: Flags) -> None:
   from posttrain.checkpoints import weight_folders
 
   folder = weight_folders.find(flags.checkpoint)
@@ -78,8 +94,14 @@ def export(flags: Flags) -> None:
       '--checkpoint must name a run or a PEFT directory: got '
       f'{flags.checkpoint!r}, which is a HuggingFace directory already'
     )
-  weight_folders.print_named(folder)
+  if processes.is_first():
+    weight_folders.print_named(folder)
   if flags.format == 'peft':
+    if processes.count() > 1:
+      raise ValueError(
+        f'--format=peft must be run by one process: got {processes.count()}; '
+        'an adapter is small'
+      )
     _save_peft(flags, folder)
   else:
     _save_hf(flags, folder)
@@ -143,6 +165,7 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
 
 
 def _save_hf(flags: Flags, folder: str) -> None:
+  from posttrain import sharding
   from posttrain.chat import pretrained
   from posttrain.checkpoints import weight_folders, weights
   from posttrain.models import hf, transformer
@@ -150,14 +173,17 @@ def _save_hf(flags: Flags, folder: str) -> None:
   model, like = weight_folders.model(folder), flags.like
   if like is None and flags.dtype is None:
     like = weight_folders.origin(folder)
-  params = weights.load(folder, transformer.shapes(model), average=True)
+  shapes = transformer.shapes(model)
+  shapes = sharding.spread(shapes, transformer.SHARDING_RULES)
+  params = weights.load(folder, shapes, average=True)
   dtype = flags.dtype or model.dtype
   hf.save(params, model, flags.folder, like=like, dtype=dtype)
   renderer = weight_folders.renderer(folder)
   if renderer is not None:
-    pretrained.write(renderer, flags.folder)
+    processes.on(0, lambda: pretrained.write(renderer, flags.folder))
   dtypes = dtype if like is None else f'the dtypes of {like}'
-  print(f'{flags.folder} holds {folder}, in {dtypes}')
+  if processes.is_first():
+    print(f'{flags.folder} holds {folder}, in {dtypes}')
 
 
 def main(argv: Sequence[str] | None = None) -> int:

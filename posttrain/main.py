@@ -92,29 +92,11 @@ class Flags:
 
   trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
 
-  coordinator: str | None = flags_lib.flag(
-    None,
-    'The address of process 0, in a run of several processes, one per host; '
-    "with --num_processes and --process_id. 'auto' = as jax finds all three.",
-    value='HOST:PORT',
-    if_absent='the variables of SLURM, Open MPI, Kubernetes or TPU, if any',
+  coordinator: str | None = cluster.coordinator()
+  num_processes: int | None = cluster.num_processes(
+    'The number of processes; with --dry_run --devices, of those to plan for.'
   )
-
-  num_processes: int | None = flags_lib.flag(
-    None,
-    'The number of processes; with --dry_run --devices, of those to plan for.',
-    value='N',
-    if_absent='1',
-    least=1,
-  )
-
-  process_id: int | None = flags_lib.flag(
-    None,
-    'The number of this process, from 0.',
-    value='I',
-    if_absent='0',
-    least=0,
-  )
+  process_id: int | None = cluster.process_id()
 
   def __post_init__(self):
     if not self.workdir and not self.dry_run:
@@ -241,7 +223,7 @@ def train(
   time_limit: float | None = None,
   profile: range | None = None,
   place: cluster.Place | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
   Prints the plan to stderr, nothing to stdout.
@@ -254,7 +236,8 @@ def train(
     place: the place of this process in a run of several; None = the only one.
 
   Returns:
-    The final evaluation: `stage`, `step` and every `eval/*` value.
+    The final evaluation: `stage`, `step` and every `eval/*` value; None in all
+    processes of a run but the first.
 
   Raises:
     ValueError: options, weights or workdir do not fit each other; raised
@@ -286,7 +269,7 @@ def train(
     compilation.enable_compilation_cache(run.compilation_cache)
     final = loop.run(stages, workdir, stop, profile)
     processes.on(0, lambda: _report(workdir))
-    return final
+    return final if processes.is_first() else None
 
 
 def _report(workdir: str) -> None:
@@ -335,7 +318,7 @@ def launch(
     _preflight(run, sys.stdout, devices, details=True)
   else:
     final = train(run, workdir, time_limit, profile, place)
-    if processes.is_first():
+    if final is not None:
       print(json.dumps(final))
 
 

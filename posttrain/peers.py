@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from posttrain import processes
 from posttrain.util import cluster, exits, foreign, streams, watchdog
 
-START_SECONDS = 50  # for all processes to join
+START_SECONDS = 45  # for all processes to join
 LOST_SECONDS = 25.0  # without a heartbeat, after which a process is lost
 _BEAT_SECONDS = 2.0
 _GRACE_SECONDS = 10.0  # for the others to end, after one has failed
@@ -61,14 +61,15 @@ class _Peers:
 
 
 @contextlib.contextmanager
-def join(place: cluster.Place | None, folder: str) -> Iterator[None]:
+def join(place: cluster.Place | None, folder: str | None) -> Iterator[None]:
   """Joins the other processes of a run; must come before jax uses a device.
 
-  Process 0 keeps stderr; the others write it to `folder`/<index>.log.
+  Process 0 keeps stderr; the others write it to `folder`/<index>.log, if there
+  is a folder.
 
   Args:
     place: the place of this process; None = there are no others.
-    folder: the folder of the logs.
+    folder: the folder of the logs; None = all processes keep stderr.
 
   A process that others do not join in time ends with `exits.PEER_LOST`.
   """
@@ -78,7 +79,7 @@ def join(place: cluster.Place | None, folder: str) -> Iterator[None]:
   _initialize(place)
   streams.keep_stdout()  # Gloo writes to it
   peers = _Peers()
-  if peers.index:
+  if peers.index and folder is not None:
     _log_to(folder, f'{peers.index}.log')
   monitor = _Monitor(peers.count, peers.index)
   monitor.start()

@@ -271,6 +271,21 @@ def placed(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
   )
 
 
+def spread(like: Any, rules: Rules) -> Any:
+  """Returns a tree's shapes, split over all devices as far as they divide.
+
+  Args:
+    like: shapes.
+    rules: their sharding rules.
+  """
+  devices = _all_devices()
+  # Whole on each device where they do not divide.
+  for cfg in (schema.Mesh(1, len(devices)), schema.Mesh(len(devices))):
+    with contextlib.suppress(ValueError):
+      return placed(like, rules, make_mesh(cfg, devices))
+  raise AssertionError('one device holds any array')
+
+
 @contextlib.contextmanager
 def use(mesh: Mesh | AbstractMesh | None) -> Iterator[None]:
   """Traces programs for a mesh, see `current`; None = for one device."""

@@ -355,13 +355,13 @@ def _lose(run: Run, name: str, victim: int, delay: float) -> dict:
     line
     for log in sorted(run.workdir.parent.glob(f'{run.workdir.name}.*.log'))
     for line in log.read_text().splitlines()
-    if 'process' in line and ('lost' in line or 'failed' in line)
+    if 'is lost' in line or 'has failed' in line or 'must join' in line
   ]
   said += [
     line
     for log in sorted(run.workdir.glob('hosts/*.log'))
     for line in log.read_text().splitlines()
-    if 'is lost' in line
+    if 'is lost' in line or 'must join' in line
   ]
   return {
     **result,

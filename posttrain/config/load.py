@@ -36,6 +36,8 @@ RESUMABLE = (
   r'^checkpoint\.',
   r'^watchdog\.',
   r'^compilation_cache$',
+  # Other devices: arrays are split anew, and numbers agree up to rounding.
+  r'^mesh\.',
   # An implementation that the devices of another machine need.
   r'^([^.]+\.)?model\.attention$',
   # A server's address and retries, but not its model; the time limits and the

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from posttrain import schema, sharding, tree
+from posttrain import processes, schema, sharding, tree
 from posttrain.models import hf_config, hf_files, transformer
 from posttrain.util import files as files_lib
 from posttrain.util import watchdog
@@ -156,7 +156,8 @@ def save(
   """Writes a directory that HuggingFace tools can load.
 
   Args:
-    params: the parameters.
+    params: the parameters; if they are on the devices of several processes,
+      all call this, and the first one writes.
     cfg: the model, with `vocab_size` resolved.
     folder: a new or empty folder.
     like: the directory the model came from: its config.json, tokenizer, chat
@@ -169,7 +170,7 @@ def save(
       architecture of HuggingFace's computes this one.
   """
   folder = pathlib.Path(folder)
-  check_empty(folder)
+  processes.on(0, lambda: check_empty(folder))
   expected, leaves = tensors(cfg), tree.flat(params)
   dtypes = dict.fromkeys(expected, jnp.dtype(dtype))
   if like is None:
@@ -177,7 +178,7 @@ def save(
   else:
     check_like(like, cfg)
     dtypes = hf_files.dtypes(pathlib.Path(like), _shapes(expected))
-  folder.mkdir(parents=True, exist_ok=True)
+  processes.on(0, lambda: folder.mkdir(parents=True, exist_ok=True))
   hf_files.write(
     folder,
     _shapes(expected),
@@ -185,6 +186,8 @@ def save(
     lambda name: _host(leaves, expected[name], dtypes[name]),
     shard_bytes,
   )
+  if not processes.is_first():
+    return
   if like is None:
     with files_lib.replacing(folder / 'config.json') as file:
       json.dump(config, file, indent=2)
@@ -239,15 +242,22 @@ def _put(leaf, array, layer, transposed):
 def _host(leaves, tensor: Tensor, dtype) -> np.ndarray:
   """Returns a tensor in HuggingFace's layout, on the host."""
   leaf = leaves[tensor.path]
-  return np.asarray(_get(leaf, tensor.layer, tensor.transposed, dtype))
+  place = getattr(leaf, 'sharding', None)
+  if isinstance(place, NamedSharding):  # gathered in every process
+    place = NamedSharding(place.mesh, PartitionSpec())
+  array = _get(leaf, tensor.layer, tensor.transposed, dtype, place)
+  return np.asarray(array.addressable_data(0))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _get(leaf, layer, transposed, dtype):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _get(leaf, layer, transposed, dtype, place):
   """Slices, transposes and casts in one program, without temporaries."""
   if layer is not None:
     leaf = jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False)
-  return (leaf.T if transposed else leaf).astype(dtype)
+  array = (leaf.T if transposed else leaf).astype(dtype)
+  if not isinstance(place, NamedSharding):
+    return array
+  return jax.lax.with_sharding_constraint(array, place)
 
 
 def check_like(like: str | pathlib.Path, cfg: schema.Model) -> None:

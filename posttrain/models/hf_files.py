@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from posttrain import processes
 from posttrain.util import files as files_lib
 from posttrain.util import foreign, json_files
 
@@ -160,6 +161,8 @@ def write(
   if len(shards) > 1:
     total = {'total_size': sum(size.values())}
     text = {'metadata': total, 'weight_map': index}
+    if not processes.is_first():
+      return
     with files_lib.replacing(folder / INDEX) as file:
       json.dump(text, file, indent=2)
 
@@ -180,8 +183,13 @@ def write_file(
     path: the file.
     shapes: its tensors, in their order.
     dtypes: each tensor's dtype.
-    get: returns a tensor by name; called once for each.
+    get: returns a tensor by name; called once for each, by all processes of a
+      run, of which the first one writes.
   """
+  if not processes.is_first():
+    for name in shapes:
+      get(name)
+    return
   codes = {jnp.dtype(dtype): code for code, dtype in DTYPES.items()}
   header, end = {'__metadata__': {'format': 'pt'}}, 0
   for name, shape in shapes.items():

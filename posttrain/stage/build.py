@@ -6,6 +6,7 @@ In this file kinds of stages differ only in their pipeline, see `PIPELINES`.
 """
 
 import dataclasses
+import logging
 import os
 from typing import Any
 
@@ -59,6 +60,7 @@ def make(
     checkpointer = _checkpointer(components, workdir)
     state, host = checkpointer.restore(spec.state_like) or (None, {})
     metadata = processes.on(0, lambda: _metadata(components, workdir, host))
+    _warn_of_devices(name, host.get('devices'), metadata['devices'])
     models = _models(components, workdir, host, metadata, spec, stop)
     # 2. The other models, and the pipeline that samples and scores with them.
     engine, references = stage_models.engine(components), models.references()
@@ -163,7 +165,29 @@ def _metadata(
     'config': config.to_dict(components.cfg),
     'start': start,
     'references': pinned,
+    'devices': {
+      **{axis: int(n) for axis, n in components.mesh.shape.items()},
+      'processes': processes.count(),
+    },
   }
+
+
+def _warn_of_devices(
+  name: str, before: dict[str, int] | None, now: dict[str, int]
+) -> None:
+  """Warns of a stage that continues on other devices."""
+  if before is None or before == now:
+    return
+  old, new = (
+    ', '.join(f'{k} {v}' for k, v in x.items()) for x in (before, now)
+  )
+  logging.getLogger('absl').warning(
+    'stage %s continues on other devices (%s; before: %s): its numbers agree '
+    'with those of the former up to rounding, not bit by bit',
+    name,
+    new,
+    old,
+  )
 
 
 def _resolve(

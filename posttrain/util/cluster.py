@@ -15,10 +15,37 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from posttrain.util import foreign
+from posttrain.util import flags, foreign
 
 _FLAGS = '--coordinator=HOST:PORT --num_processes=N --process_id=I'
 _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
+
+
+def coordinator() -> str | None:
+  """Returns the flag of that name, for the flags of a command."""
+  return flags.flag(
+    None,
+    'The address of process 0, in a run of several processes, one per host; '
+    "with --num_processes and --process_id. 'auto' = as jax finds all three.",
+    value='HOST:PORT',
+    if_absent='the variables of SLURM, Open MPI, Kubernetes or TPU, if any',
+  )
+
+
+def num_processes(text: str = 'The number of processes.') -> int | None:
+  """Returns the flag of that name; `text` is its help."""
+  return flags.flag(None, text, value='N', if_absent='1', least=1)
+
+
+def process_id() -> int | None:
+  """Returns the flag of that name."""
+  return flags.flag(
+    None,
+    'The number of this process, from 0.',
+    value='I',
+    if_absent='0',
+    least=0,
+  )
 
 
 class Place(NamedTuple):

@@ -88,8 +88,17 @@ def test_newer_options_take_their_defaults_on_resume():
   values = config.to_dict(
     config.build(config.load('configs/arithmetic_sft.py:tiny'))
   )
-  old = {k: v for k, v in values.items() if k != 'mesh'}
+  old = {k: v for k, v in values.items() if k != 'watchdog'}
   config.check_resume(old, values)
-  values['mesh'] = {'data': 1, 'fsdp': 1, 'tensor': 1}
-  with pytest.raises(ValueError, match=r'config\.mesh\.data \(-1 -> 1\)'):
+  old = {k: v for k, v in values.items() if k != 'seed'}
+  values['seed'] = 7
+  with pytest.raises(ValueError, match=r'config\.seed \(0 -> 7\)'):
     config.check_resume(old, values)
+
+
+def test_a_run_may_go_on_with_another_mesh():
+  values = config.to_dict(
+    config.build(config.load('configs/arithmetic_sft.py:tiny'))
+  )
+  other = {**values, 'mesh': {'data': 1, 'fsdp': 4, 'tensor': 2}}
+  config.check_resume(values, other)

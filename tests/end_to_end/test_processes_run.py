@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from posttrain import main
+from posttrain import export, main
 from posttrain.metrics import writers
 from posttrain.util import exits
 
@@ -44,7 +44,7 @@ def _flags(workdir, **overrides):
   ]
 
 
-def _start(flags, count):
+def _start(flags, count, command='posttrain.main'):
   """Starts a run's processes on free ports of this machine."""
   with socket.socket() as sock:
     sock.bind(('127.0.0.1', 0))
@@ -52,7 +52,7 @@ def _start(flags, count):
   place = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}']
   return [
     subprocess.Popen(
-      [sys.executable, '-m', 'posttrain.main', *flags, *place]
+      [sys.executable, '-m', command, *flags, *place]
       + [f'--process_id={index}'],
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
@@ -118,3 +118,19 @@ def test_a_mistake_ends_all_with_the_same_line(tmp_path):
   log = (tmp_path / 'hosts' / '1.log').read_text()
   for text in (outputs[0][1], log):
     assert re.search(r'error: config.grpo.rollout.slots must be a mul', text)
+
+
+@pytest.mark.slow
+def test_two_processes_export_what_one_does(tmp_path):
+  """The files are equal; each tensor is gathered from both."""
+  assert main.main(_flags(tmp_path / 'run', **{'grpo.steps': 1})) == 0
+  flags = [f'--checkpoint={tmp_path / "run"}', '--dtype=float32']
+  one, two = tmp_path / 'one', tmp_path / 'two'
+  assert export.main([*flags, f'--folder={one}']) == 0
+  processes = _start([*flags, f'--folder={two}'], 2, 'posttrain.export')
+  outputs = [process.communicate(timeout=120) for process in processes]
+  assert [x.returncode for x in processes] == [0, 0], outputs
+  names = {path.name for path in one.iterdir()}
+  assert {path.name for path in two.iterdir()} == names
+  for name in names:
+    assert (two / name).read_bytes() == (one / name).read_bytes()
