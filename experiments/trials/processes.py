@@ -20,7 +20,8 @@ SIGSTOP all others must end within `LIMIT` seconds, after SIGTERM all must save
 and end with 75. The same command then continues the run; at its end it must
 equal an undisturbed one bit by bit.
 
-`elastic`: a run of four processes is stopped, and continued by one and by two.
+`elastic`: a run of four processes is continued by one, two and four, from the
+same checkpoint; the tokens of the next step must be the same.
 
 Prints a JSON object per line; exits non-zero where something is wrong.
 """
@@ -380,14 +381,22 @@ def elastic(args, scratch: pathlib.Path) -> bool:
     recipe, overrides={**recipe.overrides, 'grpo.steps': 4}
   )
   Run(half, scratch / 'four', 4, cache).finish()
-  ok = True
+  ok, tokens = True, []
   for count in (1, 2, 4):
     workdir = scratch / f'then_{count}'
     shutil.copytree(scratch / 'four', workdir)
     Run(recipe, workdir, count, cache).finish()
     rows = [row['step'] for row in _rows(workdir, recipe.stage)]
-    fine = rows == list(range(9))
-    emit(saved_by=4, continued_by=count, steps=rows, ok=fine)
+    path = workdir / EXPORTS / f'{recipe.stage}_000005.jsonl'
+    tokens.append(list(_sequences(path)))  # of the first step that continues
+    fine = rows == list(range(9)) and tokens[-1] == tokens[0]
+    emit(
+      saved_by=4,
+      continued_by=count,
+      steps=rows,
+      same_tokens=tokens[-1] == tokens[0],
+      ok=fine,
+    )
     ok &= fine
   return ok
 

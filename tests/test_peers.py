@@ -1,0 +1,153 @@
+"""When a process ends with another: the monitor, with a dict as coordinator.
+
+Runs of several processes are in `tests/end_to_end/test_processes_run.py` and
+`tests/experiments/test_processes.py`.
+"""
+
+import json
+import types
+
+import pytest
+
+from posttrain import peers
+from posttrain.util import exits
+
+
+class Ended(Exception):
+  """Raised in place of the end of the process."""
+
+
+class Coordinator:
+  """The key-value store of the coordination service."""
+
+  def __init__(self):
+    self.values = {}
+
+  def key_value_set(self, key, value, allow_overwrite=False):
+    assert allow_overwrite or key not in self.values
+    self.values[key] = value
+
+  def key_value_dir_get(self, folder):
+    return [(k, v) for k, v in self.values.items() if k.startswith(folder)]
+
+
+@pytest.fixture
+def monitor(monkeypatch):
+  """Returns a function: index of this process of three -> its monitor."""
+  store = Coordinator()
+  state = types.SimpleNamespace(client=store, coordinator_address='x:1')
+  monkeypatch.setattr(peers.distributed, 'global_state', state)
+  monkeypatch.setattr(peers, '_on_abort', lambda fn: None)
+  monkeypatch.setattr(peers.time, 'sleep', lambda seconds: None)
+
+  def end(text, code):
+    raise Ended(code, text)
+
+  monkeypatch.setattr(peers.watchdog, 'end', end)
+  return lambda index: peers._Monitor(3, index)
+
+
+def _beats(number, *processes):
+  return {i: [number, f'host{i}', 100 + i, 'update'] for i in processes}
+
+
+def test_a_beat_tells_who_and_in_which_phase(monitor):
+  made = monitor(1)
+  made._beat()
+  made._beat()
+  (beat,) = made._read('beats/').values()
+  assert beat[0] == 2 and beat[3] == 'start'
+  assert list(made._read('beats/')) == [1]
+
+
+def test_a_silent_process_is_lost(monitor):
+  """The line names host, process id and phase; the code says start again."""
+  made = monitor(0)
+  made._update(_beats(1, 0, 1, 2), {}, 2.0)
+  for number in range(2, 14):
+    beats = {**_beats(number, 0, 1), **_beats(1, 2)}
+    made._update(beats, {}, 2.0)  # 24 s in all
+  with pytest.raises(Ended) as ended:
+    made._update({**_beats(14, 0, 1), **_beats(1, 2)}, {}, 2.0)
+  code, text = ended.value.args
+  assert code == exits.PEER_LOST
+  assert 'process 2 on host2 (pid 102) is lost, last in phase update' in text
+  assert text.endswith('process 0 ends in phase start; start all of them again')
+
+
+def test_one_that_never_beat_is_lost_too(monitor):
+  made = monitor(1)
+  made._update(_beats(1, 0, 1), {}, peers.LOST_SECONDS)
+  with pytest.raises(Ended, match='process 2 is lost: it has ended'):
+    made._update(_beats(2, 0, 1), {}, 1.0)
+
+
+def test_without_a_coordinator_process_0_is_lost(monitor):
+  """Nobody's heartbeats arrive then, this process's own included."""
+  made = monitor(2)
+  made._update(_beats(1, 0, 1, 2), {}, 2.0)
+  made._update({}, {}, peers.LOST_SECONDS)
+  with pytest.raises(Ended, match=r'process 0 on host0 \(pid 100\) is lost'):
+    made._update({}, {}, 2.0)
+
+
+def test_the_end_of_one_that_failed_is_the_reason(monitor):
+  made = monitor(0)
+  with pytest.raises(Ended, match='has failed: ValueError: bad') as ended:
+    made._update(_beats(1, 0, 1, 2), {2: 'ValueError: bad'}, 2.0)
+  assert ended.value.args[0] == exits.PEER_LOST
+
+
+def test_one_that_fails_alike_is_not_ended(monitor):
+  made = monitor(0)
+  made._done = True  # as `fail` sets, while the monitor waits
+  made._update(_beats(1, 0, 1, 2), {2: 'ValueError: bad'}, 2.0)
+
+
+def test_one_that_is_done_is_not_lost(monitor):
+  made = monitor(0)
+  for number in range(60):
+    made._update(_beats(number, 0, 1), {2: None}, 2.0)
+
+
+def test_an_aborting_process_sends_no_beats(monitor, monkeypatch):
+  """For the others it is lost, unless it learns who else is."""
+  made = monitor(1)
+  monkeypatch.setattr(peers, '_coordinator_answers', lambda: True)
+  made._aborted()
+  made._beat()
+  assert made._read('beats/') == {}
+
+
+def test_an_abort_without_a_coordinator_blames_process_0(monitor, monkeypatch):
+  made = monitor(1)
+  monkeypatch.setattr(peers, '_coordinator_answers', lambda: False)
+  with pytest.raises(Ended, match='process 0 is lost'):
+    made._aborted()
+
+
+@pytest.mark.parametrize(
+  ('process', 'answers', 'text'),
+  [
+    (0, True, 'another process has not'),
+    (2, True, 'another process has not'),
+    (2, False, 'process 0 does not answer there'),
+  ],
+)
+def test_a_start_alone_says_who_is_missing(
+  process, answers, text, monitor, monkeypatch
+):
+  del monitor  # its patches
+  peers.distributed.global_state.process_id = process
+  monkeypatch.setattr(peers, '_coordinator_answers', lambda: answers)
+  with pytest.raises(Ended) as ended:
+    peers._end_alone()
+  assert f'at x:1 within {peers.START_SECONDS} s: {text}' in str(ended.value)
+
+
+def test_beats_are_json(monitor):
+  made = monitor(0)
+  made._set('ended', None)
+  made._set('ended', 'ValueError: "x"\n')
+  assert made._read('ended/') == {0: 'ValueError: "x"\n'}
+  assert json.loads(made._client.values['ended/0']) == 'ValueError: "x"\n'
