@@ -1,6 +1,7 @@
 """`bench train_step`: our train step against plain JAX, tokens per second.
 
 A whole step: 64 rows of 160 tokens, cross-entropy on all of them, AdamW.
+`matmul_share` is its rate, in FLOPs of the model, over the matrix product's.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ def main(args) -> None:
   timing.emit(bench='matmul', threads=args.threads, **gflops)
   for name, seconds in compile_s.items():
     rates = clocks[name].rates(ids.size, 'tokens')
+    flops = plain_jax.train_flops(shape, size[1])
+    share = rates['tokens_per_cpu_s'] * flops / 1e9 / gflops['gflop_per_cpu_s']
     timing.emit(
       bench='train_step',
       impl=name,
@@ -39,6 +42,7 @@ def main(args) -> None:
       threads=args.threads,
       micro_tokens=args.micro_rows * size[1],
       **rates,
+      matmul_share=timing.rounded(share),
       first_step_s=timing.rounded(seconds),
     )
 
