@@ -269,7 +269,7 @@ class Parser(Generic[T]):
       labels = [name if rules.by_position else f'--{name}']
       options: dict[str, Any] = {
         'help': f'{rules.help} ({_default(field)})'.replace('%', '%%'),
-        'metavar': _usage(field).rpartition('=')[2],
+        'metavar': _usage(field).removeprefix(f'--{name}='),
       }
       if rules.repeated:
         labels = list(dict.fromkeys(overrides))
