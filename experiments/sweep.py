@@ -223,7 +223,7 @@ def run(
     SIGTERM or Ctrl-C.
   """
   sweep = Sweep(jobs, at_a_time, restarts, python)
-  with _handled(sweep.stop):
+  with handled(sweep.stop):
     sweep.run()
   print('\n'.join(results.write(jobs, folder)), flush=True)
   for name, failure in sweep.failures.items():
@@ -254,8 +254,8 @@ def mark_finished(job: jobs_lib.Job) -> None:
 
 
 @contextlib.contextmanager
-def _handled(stop: Callable[..., None]) -> Iterator[None]:
-  """Calls `stop` at SIGTERM and SIGINT while the block runs."""
+def handled(stop: Callable[..., None]) -> Iterator[None]:
+  """Calls a handler at SIGTERM and SIGINT while the block runs."""
   numbers = signal.SIGTERM, signal.SIGINT
   before = [signal.signal(number, stop) for number in numbers]
   try:
