@@ -103,10 +103,14 @@ def command(
 def starts_again(codes: Sequence[int]) -> bool:
   """Returns whether a run that has ended so is to be started again.
 
+  It is not where a process has failed by itself, even if others were lost then.
+
   Args:
     codes: exit codes of all its processes; negative = killed by that signal.
   """
-  return any(code in (exits.PREEMPTED, exits.PEER_LOST) for code in codes)
+  failed = exits.FAILED, exits.USAGE, exits.NO_REWARD
+  again = exits.PREEMPTED, exits.PEER_LOST
+  return any(x in again for x in codes) and not any(x in failed for x in codes)
 
 
 def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:

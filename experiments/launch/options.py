@@ -103,13 +103,13 @@ class Options:
     '',
     'The interpreter on the hosts.',
     value='PATH',
-    if_absent='python; here, and with ray: the one that runs this command',
+    if_absent='python3; local, xmanager, ray: the one that runs this command',
   )
 
   setup: list[str] = flags.several(
     'TEXT',
-    'A line of shell that each host runs first (slurm, tpu_vm), as in '
-    "'module load cuda' or 'mount -t nfs ...'.",
+    'A line of shell before the run, as in --setup="module load cuda": slurm '
+    'runs it on the first host, whose variables all get, tpu_vm on each.',
   )
 
   image: str = flags.flag(
