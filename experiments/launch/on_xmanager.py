@@ -33,16 +33,15 @@ def submit(
   Raises:
     ValueError: XManager is not installed.
   """
-  python = options.python or sys.executable
   if dry_run:
     print(
       f'# experiment {options.title!r}, {options.jobs} work units at a time'
     )
     for job in jobs:
-      print(shlex.join([python, *arguments(job, options)]))
+      print(shlex.join([sys.executable, *arguments(job, options)]))
     return exits.DONE
   with sweep.handled(_stop):
-    failures = asyncio.run(_run(jobs, options, python))
+    failures = asyncio.run(_run(jobs, options))
   print('\n'.join(results.write(jobs, options.workdir)), flush=True)
   for name, failure in failures.items():
     line = f'error: {name} must end with exit code 0: got {failure}'
@@ -79,7 +78,7 @@ def arguments(job: jobs_lib.Job, options: options_lib.Options) -> list[str]:
 
 
 async def _run(
-  jobs: Sequence[jobs_lib.Job], options: options_lib.Options, python: str
+  jobs: Sequence[jobs_lib.Job], options: options_lib.Options
 ) -> dict[str, str]:
   """Runs the experiment; returns the failures, by the name of the run."""
   xm, xm_local = _xmanager()
@@ -101,7 +100,7 @@ async def _run(
   with contextlib.suppress(_Failed):
     async with xm_local.create_experiment(options.title) as experiment:
       (binary,) = experiment.package(
-        [xm.binary(executor_spec=executor.Spec(), path=python)]
+        [xm.binary(executor_spec=executor.Spec(), path=sys.executable)]
       )
       units = (work_unit(experiment, binary, job) for job in jobs)
       await asyncio.gather(*units)

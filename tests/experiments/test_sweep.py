@@ -1,7 +1,5 @@
 """Sweeps on this machine, mostly of runs that only pretend to train."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,75 +11,18 @@ from experiments import sweep
 from experiments.launch import jobs, results
 from posttrain.metrics import writers
 from posttrain.util import exits
+from tests.experiments.launch import fake_runs
 
 CONFIG = 'configs/arithmetic.py:tiny'
-# Stands in for the interpreter: notes the start in the workdir, then ends with
-# the next of the codes that the run's file names, or waits for a signal.
-FAKE = """#!{python} -SE
-import json, os, signal, sys, time
-words = dict(word[2:].split('=', 1) for word in sys.argv if '=' in word)
-workdir, process = words['workdir'], words.get('process_id', '0')
-note = dict(words, gpus=os.environ.get('CUDA_VISIBLE_DEVICES'))
-note['start'] = time.monotonic()
-path = os.path.join(workdir, 'starts.jsonl')
-plan = os.environ['PLAN']
-with open(plan) as file:
-  codes = json.load(file)[words.get('config.seed', '0')]
-own = os.path.join(workdir, 'start_' + process)
-count = os.path.getsize(own) if os.path.exists(own) else 0
-with open(own, 'a') as file:
-  file.write('x')
-code = codes[min(count, len(codes) - 1)]
-if isinstance(code, list):
-  code = code[int(process)]
-def end(code):
-  note.update(code=code, end=time.monotonic())
-  with open(path, 'a') as file:
-    file.write(json.dumps(note) + chr(10))
-  if code == 0:
-    row = dict(stage='grpo', step=3)
-    row['eval/pass_rate/sums'] = int(words.get('config.seed', 0)) / 10
-    row['loss/total'] = 1.0
-    with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as file:
-      file.write(json.dumps(row) + chr(10))
-  print('the last line of', words.get('config.seed'), flush=True)
-  if code < 0:
-    os.kill(os.getpid(), -code)
-  os._exit(code)
-if code == 'wait':
-  signal.signal(signal.SIGTERM, lambda *_: end(75))
-  signal.signal(signal.SIGINT, lambda *_: end(130))
-  open(os.path.join(workdir, 'ready'), 'w').close()
-  while True:
-    time.sleep(0.05)
-time.sleep(0.15)
-end(code)
-"""
 
 
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-  """Returns a function: codes by seed -> path of the interpreter."""
-  path = tmp_path / 'python'
-  path.write_text(FAKE.format(python=sys.executable))
-  path.chmod(0o755)
-  monkeypatch.setenv('PLAN', str(tmp_path / 'plan.json'))
-  monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-
-  def write(codes):
-    (tmp_path / 'plan.json').write_text(json.dumps(codes))
-    return str(path)
-
-  return write
+def starts(job):
+  return fake_runs.read(job.workdir)
 
 
 def seeds(folder, values='1,2,3', overrides=(), **fields):
   texts = [f'seed={values}']
   return jobs.expand(CONFIG, overrides, texts, str(folder), **fields)
-
-
-def starts(job):
-  return writers.read(os.path.join(job.workdir, 'starts.jsonl'))
 
 
 def test_all_runs_finish_and_end_with_one_table(fake, tmp_path, capsys):
@@ -105,15 +46,16 @@ def test_all_runs_finish_and_end_with_one_table(fake, tmp_path, capsys):
   assert log == 'the last line of 1\n'
 
 
-def test_so_many_run_at_a_time(fake, tmp_path):
+@pytest.mark.parametrize('number', [1, 2, 9])
+def test_so_many_run_at_a_time(number, fake, tmp_path, capsys):
   python = fake(dict.fromkeys('12345', [0]))
   found = seeds(tmp_path / 'w', '1,2,3,4,5')
-  sweep.run(found, str(tmp_path / 'w'), 2, python=python)
-  spans = [starts(job)[0] for job in found]
-  most = max(
-    sum(x['start'] <= y['start'] < x['end'] for x in spans) for y in spans
-  )
-  assert most == 2
+  sweep.run(found, str(tmp_path / 'w'), number, python=python)
+  running, most = 0, 0
+  for line in capsys.readouterr().err.splitlines():
+    running += {'started,': 1, 'done': -1}[line.split()[1]]
+    most = max(most, running)
+  assert (running, most) == (0, min(number, 5))
 
 
 def test_a_finished_run_is_not_run_again(fake, tmp_path, capsys):

@@ -23,6 +23,7 @@ COMMANDS = (
   'posttrain.envs.__main__',
   'posttrain.envs.sql.__main__',
   'experiments.replay',
+  'experiments.launch.__main__',
 )
 
 
@@ -41,6 +42,7 @@ class Flags:
   ops: tuple[str, ...] = flags_lib.flag(('+',), 'Operators.')
   split: str = flags_lib.flag('train', 'The split.', choices=('train', 'eval'))
   dry_run: bool = flags_lib.flag(False, 'Trains nothing.')
+  sweep: list[str] = flags_lib.several('KEY=VALUES', 'Some values.')
   file: str | None = flags_lib.flag(
     None, 'A file.', only_with=('config', 'port')
   )
@@ -61,6 +63,15 @@ FOLDERS = flags_lib.Parser(Folders, 'The copy command.')
 
 def parse(*argv):
   return PARSER.parse(['--config=c.py', *argv])
+
+
+def test_a_flag_that_takes_several_has_all_values_in_order():
+  words = ['--sweep=a=1,2', '--sweep', 'b=-1', '--sweep=--x=y']
+  assert parse(*words).sweep == ['a=1,2', 'b=-1', '--x=y']
+  assert parse().sweep == []
+  with pytest.raises(ValueError, match='--sweep must not be empty'):
+    parse('--sweep=')
+  assert '  --sweep KEY=VALUES\n' in PARSER.help()
 
 
 @pytest.mark.parametrize(
