@@ -22,7 +22,8 @@ from experiments.launch import options as options_lib
 from posttrain.config import load as config
 from posttrain.util import flags
 
-PARSER = flags.Parser(options_lib.Options, __doc__)
+Flags = options_lib.Options
+PARSER = flags.Parser(Flags, __doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

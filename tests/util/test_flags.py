@@ -22,8 +22,8 @@ COMMANDS = (
   'posttrain.serve.__main__',
   'posttrain.envs.__main__',
   'posttrain.envs.sql.__main__',
-  'experiments.replay',
   'experiments.launch.__main__',
+  'experiments.replay',
 )
 
 
@@ -305,7 +305,8 @@ def test_help_of_each_command_lists_every_flag_with_its_default(command):
       assert name == (rules.value or 'config.KEY')
       continue
     assert name == field.name
-    if field.default is dataclasses.MISSING:
+    absent = field.default, field.default_factory
+    if absent == (dataclasses.MISSING, dataclasses.MISSING):
       assert default == 'required)'
     else:
       assert default.startswith('default: ')
@@ -342,7 +343,7 @@ for name in {COMMANDS[:-1]!r}:
 
 
 def test_help_and_mistakes_need_no_jax():
-  """All commands of posttrain; the launchers in experiments may import it."""
+  """All commands of posttrain, and the launcher; the replay imports it."""
   done = subprocess.run(
     [sys.executable, '-c', LIGHT], cwd=ROOT, capture_output=True, text=True
   )
