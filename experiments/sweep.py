@@ -55,7 +55,9 @@ class Run:
 
   job: jobs_lib.Job
   slot: int
-  processes: list[subprocess.Popen] = dataclasses.field(default_factory=list)
+  processes: list[subprocess.Popen[bytes]] = dataclasses.field(
+    default_factory=list
+  )
   restarts: int = 0
   started: float = dataclasses.field(default_factory=time.monotonic)
   failed_at: float | None = None
@@ -225,9 +227,11 @@ def run(
   sweep = Sweep(jobs, at_a_time, restarts, python)
   with handled(sweep.stop):
     sweep.run()
-  print('\n'.join(results.write(jobs, folder)), flush=True)
-  for name, failure in sweep.failures.items():
-    _say(f'error: {name} must end with exit code 0: got {failure}')
+  try:
+    print('\n'.join(results.write(jobs, folder)), flush=True)
+  finally:
+    for name, failure in sweep.failures.items():
+      _say(f'error: {name} must end with exit code 0: got {failure}')
   left = len(sweep.stopped) + len(sweep.waiting)
   if left:
     _say(f'stopped; the same command continues {left} of {len(jobs)} runs')

@@ -161,12 +161,7 @@ def expand(
   """
   parsed = [parse_sweep(text) for text in sweeps]
   keys = [key for key, _ in parsed]
-  for key in keys:
-    if keys.count(key) > 1 or key in dict(overrides):
-      raise ValueError(
-        f'--sweep={key} must be the only value of its key: got another --sweep '
-        f'or --config.{key}; remove one of them'
-      )
+  _check_keys(keys, overrides)
   if not parsed:
     last = os.path.basename(os.path.normpath(workdir))
     only = _safe(name or last, name or last)
@@ -183,6 +178,17 @@ def expand(
       f'{foreign.quote([job.name for job in jobs])}'
     )
   return jobs
+
+
+def _check_keys(
+  keys: Sequence[str], overrides: Sequence[tuple[str, str]]
+) -> None:
+  for key in keys:
+    if keys.count(key) > 1 or key in dict(overrides):
+      raise ValueError(
+        f'--sweep={key} must be the only value of its key: got another --sweep '
+        f'or --config.{key}; remove one of them'
+      )
 
 
 def _name(swept: Values) -> str:

@@ -68,38 +68,21 @@ def _check(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> None:
 
 def job_set(job: jobs_lib.Job, options: options_lib.Options) -> dict[str, Any]:
   """Returns the JobSet of a run, as the YAML that kubectl reads."""
-  name = f'{options.title}-{job.name}' if job.swept else job.name
-  name = submission.dns_name(name, _LONGEST_NAME)
-  labels = {'kueue.x-k8s.io/queue-name': options.queue}
-  pools = {
-    'alpha.jobset.sigs.k8s.io/exclusive-topology': (
-      'cloud.google.com/gke-nodepool'
-    )
+  name = submission.run_name(job, options.title, _LONGEST_NAME)
+  # The JobSet starts all pods again, never a single one.
+  spec = {
+    'completionMode': 'Indexed',
+    'completions': job.hosts,
+    'parallelism': job.hosts,
+    'backoffLimit': 0,
+    'podFailurePolicy': {'rules': [_rule({'containerName': _ROLE})]},
+    'template': {'spec': _pod(job, options, name)},
   }
-  policy = {'rules': [_rule({'containerName': _ROLE})]}
-  replicated = {
-    'name': _ROLE,
-    'replicas': 1,
-    'template': {
-      'spec': {
-        'completionMode': 'Indexed',
-        'completions': job.hosts,
-        'parallelism': job.hosts,
-        'backoffLimit': 0,  # the JobSet starts all pods again, not one
-        'podFailurePolicy': policy,
-        'template': {'spec': _pod(job, options, name)},
-      }
-    },
-  }
+  replicated = {'name': _ROLE, 'replicas': 1, 'template': {'spec': spec}}
   return {
     'apiVersion': 'jobset.x-k8s.io/v1alpha2',
     'kind': 'JobSet',
-    'metadata': {
-      'name': name,
-      **({'labels': labels} if options.queue else {}),
-      # A slice is a node pool of its own.
-      **({'annotations': pools} if job.resources.tpu else {}),
-    },
+    'metadata': {'name': name, **_metadata(job, options)},
     'spec': {
       'network': {'enableDNSHostnames': True, 'publishNotReadyAddresses': True},
       'failurePolicy': {
@@ -110,6 +93,23 @@ def job_set(job: jobs_lib.Job, options: options_lib.Options) -> dict[str, Any]:
       },
       'replicatedJobs': [replicated],
     },
+  }
+
+
+def _metadata(
+  job: jobs_lib.Job, options: options_lib.Options
+) -> dict[str, Any]:
+  """Returns the queue's label, and the annotation of TPU slices."""
+  labels = {'kueue.x-k8s.io/queue-name': options.queue}
+  # A slice is a node pool of its own.
+  pool = {
+    'alpha.jobset.sigs.k8s.io/exclusive-topology': (
+      'cloud.google.com/gke-nodepool'
+    )
+  }
+  return {
+    **({'labels': labels} if options.queue else {}),
+    **({'annotations': pool} if job.resources.tpu else {}),
   }
 
 

@@ -59,8 +59,7 @@ def submit(
 
 def job_name(job: jobs_lib.Job, options: options_lib.Options) -> str:
   """Returns the name of a run's queued resource and of its slice."""
-  name = f'{options.title}-{job.name}' if job.swept else job.name
-  return submission.dns_name(name, _LONGEST_NAME)
+  return submission.run_name(job, options.title, _LONGEST_NAME)
 
 
 def arguments(

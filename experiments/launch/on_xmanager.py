@@ -9,6 +9,7 @@ has finished. XManager names the experiment, keeps it in its database
 
 import asyncio
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -95,7 +96,8 @@ async def _run(
       try:
         await unit.wait_until_complete()
       except xm.ExperimentUnitError as error:
-        failures[job.name] = str(error)
+        log = os.path.join(job.workdir, sweep.LOG)
+        failures[job.name] = f'{error}; see {log}'
 
   with contextlib.suppress(_Failed):
     async with xm_local.create_experiment(options.title) as experiment:

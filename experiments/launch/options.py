@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from typing import Any
 
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import tpus
@@ -206,7 +207,7 @@ def _check(job: jobs_lib.Job, trust_config: bool) -> None:
     raise ValueError(f'{error} (with {foreign.text(values)})') from error
 
 
-def resolved(job: jobs_lib.Job) -> dict:
+def resolved(job: jobs_lib.Job) -> dict[str, Any]:
   """Returns all options of a job, as its workdir's config.json holds them."""
   trust_config = '--trust_config' in job.flags
   run = main.load(job.config, job.overrides, trust_config)

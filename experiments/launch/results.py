@@ -29,9 +29,10 @@ def collect(jobs: Sequence[jobs_lib.Job]) -> list[Row]:
   rows = []
   for job in jobs:
     path = os.path.join(job.workdir, 'metrics.jsonl')
-    if not os.path.exists(path):
+    metrics = writers.read_metrics(path)
+    if not metrics:
       continue
-    last = writers.last(path)
+    last = metrics[-1]
     values = {name: last[name] for name in last if name.startswith('eval/')}
     rows.append(
       {

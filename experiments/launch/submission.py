@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+from experiments.launch import jobs as jobs_lib
 from posttrain.util import foreign
 
 
@@ -36,15 +37,17 @@ def run(place: str, command: Sequence[str], text: str | None = None) -> None:
     )
 
 
-def dns_name(text: str, longest: int) -> str:
-  """Returns a name of lower-case letters, digits and dashes.
+def run_name(job: jobs_lib.Job, title: str, longest: int) -> str:
+  """Returns a cluster's name of a run: lower-case letters, digits and dashes.
 
-  A name that had to be changed ends with a digest of the text.
+  A name that had to be changed ends with a digest.
 
   Args:
-    text: any text.
+    job: the job.
+    title: the name of its launch.
     longest: the most characters.
   """
+  text = f'{title}-{job.name}' if job.swept else job.name
   plain = re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')
   if plain == text and len(plain) <= longest and plain[:1].isalpha():
     return plain
