@@ -1,8 +1,9 @@
 """An sbatch script: one job per run, an array for a sweep.
 
 srun starts a process on each node; posttrain.main reads its place from SLURM's
-variables. The script asks for a signal two minutes before SLURM's time limit
-and passes it on, so that the run saves. It requeues itself after exit codes 75
+variables. SLURM sends SIGTERM to the processes two minutes before its time
+limit, so that the run saves. (Not to the script, as B:TERM does: srun kills its
+tasks when it gets that signal.) The script requeues itself after exit codes 75
 and 5, and where SLURM has killed a process; its log goes on in the same file.
 """
 
@@ -19,16 +20,9 @@ _SIGNAL_SECONDS = 120  # between the signal and SLURM's time limit
 # What SLURM's time limit allows beyond --time_limit, which starts with Python.
 _EXTRA_MINUTES = 5
 _LAST = """
-# In the background, so that the script gets a signal while it waits.
-srun --kill-on-bad-exit=0 SRUN"${command[@]}" &
-step=$!
-trap 'kill -TERM "$step"' TERM
+trap : TERM # SLURM may send it to the script as well, which has to go on
 code=0
-wait "$step" || code=$?
-while kill -0 "$step" 2> /dev/null; do
-  code=0
-  wait "$step" || code=$?
-done
+srun --kill-on-bad-exit=0 SRUN"${command[@]}" || code=$?
 
 case $code in
 RESTARTED)
@@ -116,7 +110,7 @@ def _directives(
   resources = job.resources
   lines = [
     *(f'--nodes={job.hosts}', '--ntasks-per-node=1'),
-    *('--requeue', '--open-mode=append', f'--signal=B:TERM@{_SIGNAL_SECONDS}'),
+    *('--requeue', '--open-mode=append', f'--signal=TERM@{_SIGNAL_SECONDS}'),
   ]
   if options.sweep:
     lines.append(f'--array=0-{len(jobs) - 1}%{options.jobs}')

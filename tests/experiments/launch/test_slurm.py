@@ -90,12 +90,12 @@ def test_it_requeues_after_some_exit_codes_and_not_for_ever(
   )
 
 
-def test_the_signal_before_the_time_limit_reaches_the_run(programs):
+def test_a_signal_to_the_script_does_not_end_it_before_the_run(programs):
   scripts.program(
     programs,
     'srun',
-    'trap \'echo saved > "$HOME/saved"; exit 75\' TERM\n'
-    'echo > "$HOME/ready"; while :; do sleep 0.05; done',
+    'echo > "$HOME/ready"\n'
+    'until [[ -e "$HOME/saved" ]]; do sleep 0.05; done; exit 75',
   )
   job = jobs.Job('x', 'c.py', (), (), 'w')
   (programs / 'job.sh').write_text(
@@ -110,8 +110,10 @@ def test_the_signal_before_the_time_limit_reaches_the_run(programs):
   while not (programs / 'ready').exists() and time.monotonic() < end:
     time.sleep(0.02)
   process.send_signal(signal.SIGTERM)
+  with pytest.raises(subprocess.TimeoutExpired):
+    process.wait(0.3)
+  (programs / 'saved').touch()
   assert process.wait(30) == 75
-  assert (programs / 'saved').exists()
   assert (programs / 'scontrol.out').read_text() == 'requeue 77\n'
 
 
@@ -122,7 +124,7 @@ def test_nodes_devices_and_time_are_directives():
   text = on_slurm.script([job], options)
   assert re.findall('^#SBATCH (.+)$', text, re.M) == [
     *('--nodes=4', '--ntasks-per-node=1', '--requeue', '--open-mode=append'),
-    *('--signal=B:TERM@120', '--time=235', '--gpus-per-node=h100:8'),
+    *('--signal=TERM@120', '--time=235', '--gpus-per-node=h100:8'),
     *('--cpus-per-task=12', '--mem=100G'),
   ]
   assert 'srun --kill-on-bad-exit=0 --cpus-per-task=12 "$' in text
