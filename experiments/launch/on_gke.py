@@ -3,9 +3,7 @@
 The pods are found by their names: process 0 is pod 0, and posttrain.main reads
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JOB_COMPLETION_INDEX. Where one
 pod ends with an error all are started again, `restarts` times at most, unless
-the exit code is 2 or 3, which a new start would not change. (1 is not among
-them: pods that start much later than others, because their nodes still fetch
-the image, end those with 1.)
+the exit code is 1, 2 or 3: then a process has failed by itself.
 """
 
 import os
@@ -115,7 +113,7 @@ def _metadata(
 
 def _rule(container: dict[str, str]) -> dict[str, Any]:
   """Returns the rule that fails a Job whose next start would fail as well."""
-  values = [exits.USAGE, exits.NO_REWARD]
+  values = [exits.FAILED, exits.USAGE, exits.NO_REWARD]
   return {
     'action': 'FailJob',
     'onExitCodes': {**container, 'operator': 'In', 'values': values},

@@ -122,7 +122,7 @@ def test_one_host_joins_nobody(capsys):
   assert cluster.find(None, None, None, env) is None
 
 
-def test_all_pods_start_again_unless_the_command_is_wrong(capsys):
+def test_all_pods_start_again_unless_one_has_failed_by_itself(capsys):
   job = jobs.Job('x', 'c', (), (), '/data/w', 2)
   (document,) = load(capsys, [job], make(restarts=7))
   policy = document['spec']['failurePolicy']
@@ -136,7 +136,7 @@ def test_all_pods_start_again_unless_the_command_is_wrong(capsys):
   (rule,) = spec['podFailurePolicy']['rules']
   assert rule['action'] == 'FailJob'
   codes = rule['onExitCodes']
-  assert codes['operator'] == 'In' and codes['values'] == [2, 3]
+  assert codes['operator'] == 'In' and codes['values'] == [1, 2, 3]
   assert codes['containerName'] == container_of(document)['name']
 
 
