@@ -13,7 +13,8 @@
 1. `--NAME=VALUE` and `--NAME VALUE` are equal. A separate value may start with
    one dash (`--seed -1`), not with two: write `--prompt=--x`.
 2. A bool is true as `--NAME`; the value true or false may follow. The last of
-   two values counts. Names have no abbreviations.
+   two values counts, except where a flag takes several. Names have no
+   abbreviations.
 3. `--config.KEY=VALUE` are overrides: (key, text) pairs in the order given.
 4. `--help` or `-h`, anywhere, prints the docstring and all flags.
 5. Every mistake is a ValueError of one line that names the argument; `run`
@@ -121,6 +122,14 @@ def overrides() -> Any:
     repeated=True,
   )
   return dataclasses.field(default_factory=list, metadata={'flag': rules})
+
+
+def several(value: str, help: str, **rules: Any) -> Any:
+  """Returns a dataclass field: a flag given any number of times, a list."""
+  rules.setdefault('if_absent', 'none')
+  return dataclasses.field(
+    default_factory=list, metadata={'flag': Flag(help, value, **rules)}
+  )
 
 
 def option(kind: type, name: str, **rules: Any) -> Any:
@@ -260,11 +269,13 @@ class Parser(Generic[T]):
       labels = [name if rules.by_position else f'--{name}']
       options: dict[str, Any] = {
         'help': f'{rules.help} ({_default(field)})'.replace('%', '%%'),
-        'metavar': _usage(field).rpartition('=')[2],
+        'metavar': _usage(field).removeprefix(f'--{name}='),
       }
       if rules.repeated:
         labels = list(dict.fromkeys(overrides))
         options |= {'action': 'append', 'dest': name}
+      elif _type(field) == list[str]:
+        options['action'] = 'append'
       elif _type(field) is bool:
         options['nargs'] = '?'
       for label in labels:
@@ -399,6 +410,7 @@ _BOOLS = {'true': True, 'false': False}
 # By type: how a text is read, its name in errors, its placeholder in the help.
 _TYPES: dict[Any, tuple[Callable[[str], Any], str, str]] = {
   str: (str, 'a text', 'TEXT'),
+  list[str]: (str, 'a text', 'TEXT'),
   list[tuple[str, str]]: (str, 'a text', 'VALUE'),
   int: (int, 'a whole number', 'N'),
   float: (float, 'a number', 'X'),

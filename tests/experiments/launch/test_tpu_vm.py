@@ -1,0 +1,118 @@
+"""The startup script and the queued resource of a TPU slice."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments.launch import jobs, on_tpu_vm
+from tests.experiments.launch import scripts
+
+PYTHON = """
+printf "%s\\0" "$@" > "$HOME/args"
+echo start >> "$HOME/starts"
+code=$(sed -n "$(wc -l < "$HOME/starts")p" "$HOME/codes")
+exit "${code:-0}"
+"""
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+  scripts.program(tmp_path, 'python3', PYTHON)
+  monkeypatch.setattr(on_tpu_vm, 'LOG', str(tmp_path / 'log'))
+  (tmp_path / 'codes').write_text('')
+  return tmp_path
+
+
+def run(text, folder):
+  env = scripts.environment(folder)
+  return subprocess.run(
+    ['bash', '-s'], input=text, env=env, text=True, timeout=30
+  ).returncode
+
+
+def make(**fields):
+  return scripts.make('tpu_vm', tpu='v5litepod-16', **fields)
+
+
+def test_every_value_reaches_the_run_as_it_is(programs):
+  job = scripts.nasty_job(hosts=4)
+  assert run(on_tpu_vm.script(job, make()), programs) == 0
+  command = jobs.command(job, 'python3', jobs.Place('auto'))
+  assert scripts.words(programs / 'args') == command[1:]
+  assert command[-1] == '--coordinator=auto'
+
+
+def test_a_slice_of_one_host_joins_nobody(programs):
+  run(on_tpu_vm.script(scripts.nasty_job(), make()), programs)
+  assert '--coordinator' not in (programs / 'args').read_text()
+
+
+@pytest.mark.parametrize(
+  ('codes', 'restarts', 'starts', 'code'),
+  [
+    ([0], 20, 1, 0),
+    ([75, 5, 0], 20, 3, 0),
+    ([1], 20, 1, 1),
+    ([75, 2], 20, 2, 2),
+    ([75] * 9, 3, 4, 75),
+    ([5], 0, 1, 5),
+  ],
+)
+def test_it_starts_again_after_some_exit_codes_and_not_for_ever(
+  programs, codes, restarts, starts, code
+):
+  (programs / 'codes').write_text(''.join(f'{x}\n' for x in codes))
+  text = on_tpu_vm.script(
+    jobs.Job('x', 'c', (), (), 'w'), make(restarts=restarts)
+  )
+  assert run(text, programs) == code
+  assert (programs / 'starts').read_text() == 'start\n' * starts
+
+
+def test_setup_comes_first_and_its_output_is_in_the_log(programs):
+  options = make(setup=['export CODE=7', 'echo "ready $CODE"'])
+  run(on_tpu_vm.script(jobs.Job('x', 'c', (), (), 'w'), options), programs)
+  assert (programs / 'log').read_text() == 'ready 7\n'
+
+
+def test_an_image_runs_with_the_workdirs_folder(programs):
+  scripts.program(
+    programs, 'docker', 'printf "%s\\0" "$@" > "$HOME/docker.out"'
+  )
+  job = scripts.nasty_job()
+  run(on_tpu_vm.script(job, make(image='img:1', mount='/mnt x')), programs)
+  words = scripts.words(programs / 'docker.out')
+  assert '--volume=/mnt x:/mnt x' in words
+  at = words.index('img:1')
+  assert words[at + 1 :] == jobs.command(job, 'python3')
+
+
+def test_shellcheck_finds_nothing():
+  job = jobs.Job('x', 'c.py', (('seed', '1'),), (), '/data/w', 4)
+  scripts.shellcheck(on_tpu_vm.script(job, make(image='img:1')))
+
+
+def test_the_queued_resource_has_the_slice_and_the_script(
+  programs, monkeypatch
+):
+  code = (
+    'import json, sys; path = sys.argv[-2].split("=", 2)[2]; '
+    'json.dump([sys.argv[1:], open(path).read()], open("gcloud.json", "w"))'
+  )
+  scripts.program(programs, 'gcloud', f'{sys.executable} -c \'{code}\' "$@"')
+  for name, value in scripts.environment(programs).items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.chdir(programs)
+  job = jobs.Job('LR', 'c.py', (), (), '/data/w', 4)
+  options = make(extra=['--zone=z'])
+  assert on_tpu_vm.submit([job], options, dry_run=False) == 0
+  words, text = json.loads((programs / 'gcloud.json').read_text())
+  assert words[:4] == ['compute', 'tpus', 'queued-resources', 'create']
+  name = words[4]
+  assert name.startswith('lr-') and f'--node-id={name}' in words
+  assert '--accelerator-type=v5litepod-16' in words
+  assert '--runtime-version=v2-alpha-tpuv5-lite' in words
+  assert words[-1] == '--zone=z'
+  assert text == on_tpu_vm.script(job, options)
