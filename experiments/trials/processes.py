@@ -310,6 +310,8 @@ def _sequences(path: pathlib.Path) -> Iterator[tuple[list, list]]:
 def lost(args, scratch: pathlib.Path) -> bool:
   """Loses one of several processes at random times; continues the runs."""
   recipe, cache = recipes()['arithmetic'], scratch / 'cache'
+  short = {'sft.steps': 8, 'sft.optim.warmup_steps': 0}
+  recipe = dataclasses.replace(recipe, overrides={**recipe.overrides, **short})
   rng, ok = random.Random(args.seed), True
   Run(recipe, scratch / 'first', args.count, cache).finish()  # compiles
   seconds = Run(recipe, scratch / 'truth', args.count, cache).finish()

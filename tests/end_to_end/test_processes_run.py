@@ -64,7 +64,9 @@ def _start(flags, count, command='posttrain.main'):
 
 def _ids(workdir):
   return {
-    path.name: [json.loads(line)['ids'] for line in path.read_text().splitlines()]
+    path.name: [
+      json.loads(line)['ids'] for line in path.read_text().splitlines()
+    ]
     for path in sorted((workdir / 'token_exports').iterdir())
   }
 
