@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import algorithms, schema, types
+from posttrain import algorithms, processes, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.data import packing
 from posttrain.envs import base as env_base
@@ -240,7 +240,7 @@ class TokenPipeline:
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
     if self._players:
-      metrics['rollout/hung'] = abandoned.count()
+      metrics['rollout/hung'] = sum(processes.gather(abandoned.count()))
     self.tally.add_step(bool(np.any(batch.advantages)))
     return base.Item(batch, metrics, self.get_state(), errors)
 

@@ -163,7 +163,7 @@ class Models:
     for model, key in self.components.data.references.items():
       if isinstance(model, schema.Endpoint):
         try:
-          processes.attempt(lambda m=model, k=key: references.endpoint(m, k))
+          processes.together(lambda m=model, k=key: references.endpoint(m, k))
         except client.EndpointError:
           self.stop.check(f'{key}, before its stage')
           raise
