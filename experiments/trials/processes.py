@@ -12,7 +12,7 @@ All processes are on this machine, connected over loopback.
 stage, so that the second begins with the same weights. Compared are: the
 prompts; the parameters after the first update; the tokens of the first rollout;
 later tokens, where the first ones that differ must be within rounding of the
-draw, see `flips`; a second run of as many processes, bit by bit; and the names
+draw; a second run of as many processes, bit by bit; and the names
 of the files.
 
 `lost`: a signal is sent to one process at a random time. After SIGKILL and
@@ -41,14 +41,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.trials import kill_resume
+from experiments.trials import flips, kill_resume
 from posttrain.util import exits
 
 EXPORTS = 'token_exports'  # a folder in the workdir
+ROUNDING = 1e-4  # of a draw, which is in [0, 1)
 LIMIT = 60.0  # seconds for all to end after one is lost
 _WAIT = 900.0  # seconds for a run to end
 
@@ -228,6 +228,7 @@ def _compare(name, recipe, count, truth, run, again, seconds) -> bool:
     found = compare_tokens(truth, run, recipe.stage)
     result |= found
     ok &= found['same_prompts'] and found['first_rollout_differs'] == 0
+    ok &= max(found['flip_margins'], default=0.0) < ROUNDING
   emit(**result, ok=ok)
   return ok
 
@@ -276,35 +277,30 @@ def update_error(truth, run, stage: str) -> float:
 
 
 def compare_tokens(truth, run, stage: str) -> dict:
-  """Compares the exported sequences of two runs, step by step."""
-  differs, same_prompts, total = {}, True, 0
+  """Compares the exported sequences of two runs, step by step.
+
+  In the first step with differences, all must be within rounding of the draw:
+  `flip_margins` has the distances, see `flips`.
+  """
+  differs, same_prompts, total, margins = {}, True, 0, []
   for path in sorted((truth / EXPORTS).glob(f'{stage}_*.jsonl')):
-    pairs = list(
-      zip(
-        *(_sequences(x / EXPORTS / path.name) for x in (truth, run)),
-        strict=True,
-      )
-    )
+    rows, others = (flips.read(x / EXPORTS / path.name) for x in (truth, run))
     step = int(path.stem.rpartition('_')[2])
-    same_prompts &= all(a[0] == b[0] for a, b in pairs)
-    differs[step] = sum(a != b for a, b in pairs)
-    total += len(pairs)
-  first = min(differs)
+    prompts = [sorted(map(flips.prompt, x)) for x in (rows, others)]
+    same_prompts &= prompts[0] == prompts[1]
+    pairs = list(flips.pairs(rows, others))
+    if pairs and not any(differs.values()) and step > 1:
+      draws = flips.Draws(truth / 'checkpoints' / stage, step)
+      margins = [draws.margin(*pair) for pair in pairs]
+    differs[step] = len(pairs)
+    total += len(rows)
   return {
     'sequences': total,
     'same_prompts': same_prompts,
-    'first_rollout_differs': differs[first],
+    'first_rollout_differs': differs[min(differs)],
     'differ_by_step': {k: v for k, v in differs.items() if v},
+    'flip_margins': [float(f'{x:.1e}') for x in margins],
   }
-
-
-def _sequences(path: pathlib.Path) -> Iterator[tuple[list, list]]:
-  """Yields (prompt, completion) of each exported sequence, sorted."""
-  rows = []
-  for row in map(json.loads, path.open()):
-    start = row['mask'].index(True) if any(row['mask']) else len(row['mask'])
-    rows.append((row['ids'][:start], row['ids'][start:]))
-  return iter(sorted(rows))
 
 
 def lost(args, scratch: pathlib.Path) -> bool:
@@ -390,7 +386,8 @@ def elastic(args, scratch: pathlib.Path) -> bool:
     Run(recipe, workdir, count, cache).finish()
     rows = [row['step'] for row in _rows(workdir, recipe.stage)]
     path = workdir / EXPORTS / f'{recipe.stage}_000005.jsonl'
-    tokens.append(list(_sequences(path)))  # of the first step that continues
+    # Of the first step that continues.
+    tokens.append(sorted(row['ids'] for row in flips.read(path)))
     fine = rows == list(range(9)) and tokens[-1] == tokens[0]
     emit(
       saved_by=4,
