@@ -1,7 +1,7 @@
 """An environment that waits, as one behind a network does, and its reward.
 
-    {"type": "custom", "import_path": "experiments.cluster.waiting:Waiting",
-     "kwargs": {"options": {"turns": 3}, "seconds": 0.02}}
+{"type": "custom", "import_path": "experiments.cluster.waiting:Waiting",
+ "kwargs": {"options": {"turns": 3}, "seconds": 0.02}}
 """
 
 import time

@@ -1,7 +1,7 @@
 """A few steps of GRPO on an environment and a reward that wait; learns nothing.
 
-    python -m posttrain.main --config=experiments/cluster/waiting_grpo.py
-        --workdir=DIR [--config.grpo.rollout.workers=ray]
+python -m posttrain.main --config=experiments/cluster/waiting_grpo.py
+    --workdir=DIR [--config.grpo.rollout.workers=ray]
 """
 
 import dataclasses

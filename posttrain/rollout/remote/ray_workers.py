@@ -111,23 +111,41 @@ def _get(reference: Any, seconds: float) -> Any:
     raise workers.Lost(f'{type(error).__name__}: {line}') from None
 
 
-@functools.cache
-def _actor_class() -> Any:
-  """Connects to Ray, once; returns the class of actors."""
+def connect(address: str | None = None, cpus: int | None = None) -> None:
+  """Connects this process to Ray, unless it is connected.
+
+  Args:
+    address: the cluster's; None = that of RAY_ADDRESS, or else a new one on
+      this machine, which ends with this process.
+    cpus: the number that a new one has to share out; None = the machine's.
+
+  Raises:
+    ConnectionError: no cluster answers at the address.
+  """
   import ray
 
-  if not ray.is_initialized():
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
-    options: dict[str, Any] = {}
-    if not os.environ.get('RAY_ADDRESS'):
-      options = {
-        'address': 'local',
-        'include_dashboard': False,
-        'object_store_memory': OBJECT_STORE,
-        '_node_ip_address': '127.0.0.1',
-      }
-    with _handlers_kept():
-      ray.init(logging_level=logging.WARNING, **options)
+  if ray.is_initialized():
+    return
+  os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+  options: dict[str, Any] = {'address': address}
+  if not (address or os.environ.get('RAY_ADDRESS')):
+    options = {
+      'address': 'local',
+      'num_cpus': cpus,
+      'include_dashboard': False,
+      'object_store_memory': OBJECT_STORE,
+      '_node_ip_address': '127.0.0.1',
+    }
+  with _handlers_kept():
+    ray.init(logging_level=logging.WARNING, **options)
+
+
+@functools.cache
+def _actor_class() -> Any:
+  """Connects to Ray; returns the class of actors."""
+  import ray
+
+  connect()
   return ray.remote(
     num_cpus=0,
     scheduling_strategy='SPREAD',
