@@ -16,7 +16,6 @@ A call over the time limit is not made again: its worker is given up, and the
 episode ends as it would in a thread.
 """
 
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable
@@ -100,7 +99,7 @@ class Calls:
     if worker is not None:
       try:
         self._at(worker, 'abandon')
-      except (workers_lib.Lost, workers_lib.TimedOut):
+      except Exception:  # the worker's, as the host catches those of a user
         self._workers.lose(worker)
     self._close()
 
@@ -121,7 +120,6 @@ class Calls:
         loss of its worker.
       TimeLimit: the call exceeded its time limit.
     """
-    self.method = _METHODS[method]
     return limits.untimed(self._play)(method, args)
 
   def _play(self, method: str, args: tuple[Any, ...]) -> Any:
@@ -160,9 +158,10 @@ class Calls:
 
   def _at(self, worker: workers_lib.Worker, method: str, *args: Any) -> Any:
     """Returns the result of a call in a worker, which may be an `EnvError`."""
-    call = functools.partial(worker.handle.call, self._timeout)
+    self.method, call = _METHODS[method], worker.handle.call
+    arguments = self._uid, self._task, method, args
     try:
-      result, self.method = call('call', self._uid, self._task, method, args)
+      result, self.method = call(self._timeout, 'call', *arguments)
     except workers_lib.TimedOut:
       self._find_method(worker)
       raise
