@@ -129,9 +129,13 @@ def test_a_call_over_its_limit_ends_as_in_a_thread_and_its_worker_too(truth):
   options = {'fault': 'hangs', 'at': ('t1',), 'timeout': 0.5}
   rollouts, _ = play(**options)
   others, workers = play(Cluster(), num_workers=1, **options)
-  assert rollouts[1].error == others[1].error == (
-    'recall/t1: step must return within rollout.env_timeout=0.5 s: it did '
-    'not, and was given up'
+  assert (
+    rollouts[1].error
+    == others[1].error
+    == (
+      'recall/t1: step must return within rollout.env_timeout=0.5 s: it did '
+      'not, and was given up'
+    )
   )
   assert_same(rollouts, others)
   assert workers.losses == 1 and abandoned.count() == 1  # that of the thread
