@@ -8,9 +8,9 @@ of an episode is replaced, and the calls so far are made again in another one:
 
 That is sound if the environment's replies depend on the task and the policy's
 turns alone. Replies of the second time are compared with those of the first;
-if they differ, the episode fails. So does one that has lost `MOST_LOSSES`
-workers. Since an episode that ends its process takes others with it, one that
-has lost `SHARED_LOSSES` gets a worker of its own.
+if they differ, the episode fails. So does one that loses `MOST_LOSSES` workers
+in one call. Since an episode that ends its process takes others with it, one
+that loses `SHARED_LOSSES` in a call gets a worker of its own.
 
 A call over the time limit is not made again: its worker is given up, and the
 episode ends as it would in a thread.
@@ -27,7 +27,7 @@ from posttrain.rollout import env_calls, limits
 from posttrain.rollout.remote import workers as workers_lib
 from posttrain.util import foreign
 
-# Workers that an episode may lose: before it gets one of its own, and in all.
+# Workers lost in one call: before the episode gets one of its own, and in all.
 SHARED_LOSSES, MOST_LOSSES = 2, 4
 QUERY_SECONDS = 1.0  # for the name of the method that exceeds its time limit
 # Method of the environment that a call begins with.
@@ -132,7 +132,7 @@ class Calls:
         if self._losses >= MOST_LOSSES:
           raise env_calls.EnvError(
             f'{self.where}: the worker of an episode must outlive it: '
-            f'{self._losses} were lost, the last in {self.method}: '
+            f'{self._losses} were lost in one call, the last in {self.method}: '
             f'{foreign.text(error, 200)}'
           ) from None
       except workers_lib.TimedOut:
@@ -153,6 +153,7 @@ class Calls:
     result = self._at(self._worker, method, *args)
     if isinstance(result, env_calls.EnvError):
       raise result
+    self._losses = 0
     self._calls.append((method, args, _digest(result)))
     return result
 

@@ -59,6 +59,9 @@ class _Actor:
   def __init__(self, make: Callable[[], Any]):
     self._host = make()
 
+  def start(self) -> None:
+    self._host.start()
+
   def call(self, method: str, args: tuple[Any, ...]) -> Any:
     return getattr(self._host, method)(*args)
 
@@ -69,7 +72,7 @@ class _Handle:
   def __init__(self, actor_class: Any, make: Callable, concurrency: int):
     options = actor_class.options(max_concurrency=concurrency)
     self._actor = options.remote(make)
-    self._started = self._actor.call.remote('start', ())
+    self._started = self._actor.start.remote()
 
   def start(self) -> None:
     """Waits until the host has started."""

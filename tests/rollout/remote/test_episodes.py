@@ -84,8 +84,8 @@ def test_an_episode_that_ends_its_workers_costs_only_itself(truth):
   rollouts, workers = play(cluster, num_workers=1)
   assert rollouts[1].stop_reason == 'error' and rollouts[1].samples == ()
   assert rollouts[1].error == (
-    'recall/t1: the worker of an episode must outlive it: 4 were lost, the '
-    'last in step: it was killed'
+    'recall/t1: the worker of an episode must outlive it: 4 were lost in '
+    'one call, the last in step: it was killed'
   )
   assert_same(rollouts[:1] + rollouts[2:], truth[:1] + truth[2:])
   assert workers.losses == episodes.MOST_LOSSES
@@ -96,7 +96,9 @@ def test_an_episode_that_ends_its_workers_costs_only_itself(truth):
 def test_workers_that_do_not_start_fail_their_episodes():
   rollouts, _ = play(Cluster(never_starts=True), count=2)
   for rollout in rollouts:
-    assert rollout.error.endswith('4 were lost, the last in make: no start')
+    assert rollout.error.endswith(
+      '4 were lost in one call, the last in make: no start'
+    )
 
 
 def test_another_reply_after_a_loss_fails_the_episode(truth):
