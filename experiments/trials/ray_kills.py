@@ -33,7 +33,7 @@ from experiments.trials import kill_resume
 from posttrain.metrics import writers
 
 KILLS_EACH = 5  # of workers, in a trial
-PAUSE = 0.5, 2.5  # seconds between them: least, most
+PAUSE = 0.5, 2.5  # seconds from a call after a kill to the next kill
 LIMIT = 600  # the longest run, in seconds
 COUNT = 'rollout/worker_restarts'
 # Title of a worker's process while it runs a call.
@@ -82,7 +82,7 @@ def kill_workers(
 ) -> int:
   """Kills busy workers, some times; returns how many."""
   del workdir
-  kills, end = 0, time.monotonic() + LIMIT
+  kills, end, ready = 0, time.monotonic() + LIMIT, None
   while process.poll() is None and kills < KILLS_EACH:
     assert time.monotonic() < end, 'the run must end'
     busy = [
@@ -90,13 +90,14 @@ def kill_workers(
       for child, title in descendants(process.pid).items()
       if title.startswith(BUSY)
     ]
-    if not busy:
+    if busy and ready is None:  # its successor plays
+      ready = time.monotonic() + rng.uniform(*PAUSE)
+    if not busy or time.monotonic() < ready:
       time.sleep(0.005)
       continue
     with contextlib.suppress(ProcessLookupError):
       os.kill(rng.choice(busy), signal.SIGKILL)
-      kills += 1
-    time.sleep(rng.uniform(*PAUSE))
+      kills, ready = kills + 1, None
   return kills
 
 

@@ -100,15 +100,15 @@ class _Handle:
 
 
 def _get(reference: Any, seconds: float) -> Any:
-  """Returns a result; translates Ray's own exceptions."""
+  """Returns a result; raises what the actor raised, and `Lost` for its end."""
   import ray
 
   try:
     return ray.get(reference, timeout=seconds)
   except ray.exceptions.GetTimeoutError:
     raise workers.TimedOut from None
-  except ray.exceptions.RayTaskError:
-    raise
+  except ray.exceptions.RayTaskError as error:
+    raise error.cause from None
   except ray.exceptions.RayError as error:
     (line, *_) = f'{error}'.strip().splitlines() or ['']
     raise workers.Lost(f'{type(error).__name__}: {line}') from None
