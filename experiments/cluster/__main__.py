@@ -14,7 +14,6 @@ Exit codes: those of posttrain.main; 1 also if no restart is left.
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import sys
 import time
@@ -95,7 +94,7 @@ class Flags:
 
 def run(flags: Flags) -> int:
   """Runs the trainers to their end; returns the exit code."""
-  if importlib.util.find_spec('ray') is None:
+  if not ray_workers.is_installed():
     raise ValueError(
       'experiments.cluster must have Ray: this installation lacks it; run '
       "pip install 'posttrain[cluster]'"

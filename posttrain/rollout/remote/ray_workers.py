@@ -27,6 +27,11 @@ _VARIABLES = {'JAX_PLATFORMS': 'cpu'}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+def is_installed() -> bool:
+  """Returns whether Ray is installed; does not import it."""
+  return importlib.util.find_spec('ray') is not None
+
+
 def check(key: str) -> None:
   """Checks that Ray is installed; does not import it.
 
@@ -36,7 +41,7 @@ def check(key: str) -> None:
   Raises:
     ValueError: it is not.
   """
-  if importlib.util.find_spec('ray') is None:
+  if not is_installed():
     raise ValueError(
       f"{key} must be 'threads' in an installation without Ray: got 'ray'; "
       "run pip install 'posttrain[cluster]', or leave it out"
