@@ -79,6 +79,12 @@ class _Handle:
     self._actor = options.remote(make)
     self._started = self._actor.start.remote()
 
+  def has_started(self) -> bool:
+    """Returns whether `start` would return, or raise, at once."""
+    import ray
+
+    return bool(ray.wait([self._started], timeout=0)[0])
+
   def start(self) -> None:
     """Waits until the host has started."""
     try:

@@ -1,12 +1,13 @@
 """Worker processes: which one an episode lives in, and lost ones.
 
-    worker = workers.take()        # for one episode; the one with the fewest
+    worker = workers.take()        # for one episode
     worker.handle.call(...)        # Lost, TimedOut
     workers.give_back(worker)      # or workers.lose(worker)
 
 A worker that is lost, or is given up because a call exceeded its time limit, is
-killed, with all its episodes; the next `take` starts another one. Which worker
-an episode lives in depends on time, and nothing else depends on it.
+killed, with all its episodes, and another one starts. An episode gets the
+worker with the fewest among those that have started. So it depends on time which
+one it gets, and nothing else depends on that.
 """
 
 import threading
@@ -24,6 +25,10 @@ class TimedOut(Exception):
 
 class Handle(Protocol):
   """A worker process that starts or runs."""
+
+  def has_started(self) -> bool:
+    """Returns whether `start` would return, or raise, at once."""
+    ...
 
   def start(self) -> None:
     """Waits until the host has started; from any thread, any number of times.
@@ -88,7 +93,9 @@ class Workers:
       if alone:
         worker = Worker(self._start(), alone)
       else:
-        worker = min(self._shared, key=lambda worker: worker.episodes)
+        worker = min(
+          self._shared, key=lambda x: (not x.handle.has_started(), x.episodes)
+        )
       worker.episodes += 1
     try:
       worker.handle.start()
@@ -105,7 +112,7 @@ class Workers:
       worker.handle.kill()
 
   def lose(self, worker: Worker) -> None:
-    """Gives a worker up, with all its episodes; counts it once."""
+    """Gives a worker up, with all its episodes; starts another one."""
     with self._lock:
       if worker.is_lost:
         return
@@ -114,3 +121,4 @@ class Workers:
       if not worker.alone:
         self._shared.remove(worker)
     worker.handle.kill()
+    self.begin()

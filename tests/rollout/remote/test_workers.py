@@ -7,7 +7,10 @@ from posttrain.rollout.remote import workers
 
 class Handle:
   def __init__(self):
-    self.killed, self.starts = 0, True
+    self.killed, self.starts, self.started = 0, True, True
+
+  def has_started(self):
+    return self.started
 
   def start(self):
     if not self.starts:
@@ -47,13 +50,22 @@ def test_an_episode_gets_the_worker_with_the_fewest(pair, handles):
   assert not any(x.killed for x in handles)
 
 
+def test_a_worker_that_has_started_comes_before_one_that_has_not(pair, handles):
+  pair.begin()
+  handles[0].started = False
+  assert [pair.take().handle for _ in range(2)] == [handles[1]] * 2
+  handles[0].started = True
+  assert pair.take().handle is handles[0]
+
+
 def test_a_lost_worker_is_killed_counted_once_and_replaced(pair, handles):
   first, _, again = (pair.take() for _ in range(3))
   assert first is again
   pair.lose(first)
   pair.lose(again)
   assert pair.losses == 1 and handles[0].killed == 1
-  assert pair.take().handle is handles[2] and len(handles) == 3
+  assert len(handles) == 3  # it starts at once
+  assert pair.take().handle is handles[2]
 
 
 def test_a_worker_alone_ends_with_its_episode(pair, handles):
