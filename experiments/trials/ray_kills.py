@@ -3,8 +3,8 @@
     python -m experiments.trials.ray_kills --what=workers --trials=10 --seed=0
     python -m experiments.trials.ray_kills --what=trainer --trials=1
 
-workers: a run plays its environment, and calls its reward, in Ray workers. One
-that is in the middle of a call is killed (SIGKILL), again and again. The
+workers: a run plays its environment, and calls its reward, in Ray workers. In
+some of its steps one that is in the middle of a call is killed (SIGKILL). The
 undisturbed run calls both in threads.
 
 trainer: `experiments.cluster` runs two trainers, one of which is killed in the
@@ -32,8 +32,9 @@ import time
 from experiments.trials import kill_resume
 from posttrain.metrics import writers
 
-KILLS_EACH = 5  # of workers, in a trial
-PAUSE = 0.5, 2.5  # seconds from a call after a kill to the next kill
+# Steps of a run with workers, and how many of them have a kill, each a random
+# time after its beginning, in seconds.
+STEPS, KILLS_EACH, DELAY = 12, 5, (0.0, 0.3)
 LIMIT = 600  # the longest run, in seconds
 COUNT = 'rollout/worker_restarts'
 # Title of a worker's process while it runs a call.
@@ -44,7 +45,8 @@ def command(what: str, workdir: pathlib.Path, disturbed: bool) -> list[str]:
   """Returns the arguments of a run."""
   if what == 'workers':
     recipe = 'experiments/cluster/waiting_grpo.py' + ':ray' * disturbed
-    return ['posttrain.main', f'--config={recipe}', f'--workdir={workdir}']
+    words = [f'--config={recipe}', f'--config.grpo.steps={STEPS}']
+    return ['posttrain.main', *words, f'--workdir={workdir}']
   return [
     'experiments.cluster',
     '--config=configs/arithmetic.py:tiny',
@@ -80,45 +82,49 @@ def descendants(pid: int) -> dict[int, bytes]:
 def kill_workers(
   process: subprocess.Popen, rng: random.Random, workdir: pathlib.Path
 ) -> int:
-  """Kills busy workers, some times; returns how many."""
-  del workdir
-  kills, end, ready = 0, time.monotonic() + LIMIT, None
-  while process.poll() is None and kills < KILLS_EACH:
-    assert time.monotonic() < end, 'the run must end'
-    busy = [
-      child
-      for child, title in descendants(process.pid).items()
-      if title.startswith(BUSY)
-    ]
-    if busy and ready is None:  # its successor plays
-      ready = time.monotonic() + rng.uniform(*PAUSE)
-    if not busy or time.monotonic() < ready:
-      time.sleep(0.005)
-      continue
-    with contextlib.suppress(ProcessLookupError):
+  """Kills a busy worker in each of some steps; returns how many."""
+  kills, end = 0, time.monotonic() + LIMIT
+  for step in sorted(rng.sample(range(1, STEPS + 1), KILLS_EACH)):
+    wait_for_rows(workdir, step, process)
+    time.sleep(rng.uniform(*DELAY))
+    busy = []
+    while not busy and process.poll() is None and time.monotonic() < end:
+      busy = [
+        child
+        for child, title in descendants(process.pid).items()
+        if title.startswith(BUSY)
+      ]
+    with contextlib.suppress(ProcessLookupError, IndexError):
       os.kill(rng.choice(busy), signal.SIGKILL)
-      kills, ready = kills + 1, None
+      kills += 1
   return kills
+
+
+def wait_for_rows(
+  workdir: pathlib.Path, count: int, process: subprocess.Popen
+) -> None:
+  """Waits until a run has written so many rows of metrics, or has ended."""
+  path, end = workdir / 'metrics.jsonl', time.monotonic() + LIMIT
+  while process.poll() is None and time.monotonic() < end:
+    if path.exists() and len(writers.read(str(path))) >= count:
+      return
+    time.sleep(0.01)
 
 
 def kill_trainer(
   process: subprocess.Popen, rng: random.Random, workdir: pathlib.Path
 ) -> int:
   """Kills a trainer after a random number of steps; returns 1 if it did."""
-  steps, end = rng.randint(12, 35), time.monotonic() + LIMIT
-  while process.poll() is None and time.monotonic() < end:
-    path = workdir / 'metrics.jsonl'
-    if path.exists() and len(writers.read(str(path))) >= steps:
-      trainers = [
-        child
-        for child, title in descendants(process.pid).items()
-        if b'--process_id=' in title
-      ]
-      time.sleep(rng.uniform(0, 0.1))
-      os.kill(rng.choice(sorted(trainers)), signal.SIGKILL)
-      return 1
-    time.sleep(0.01)
-  return 0
+  wait_for_rows(workdir, rng.randint(12, 35), process)
+  time.sleep(rng.uniform(*DELAY))
+  trainers = [
+    child
+    for child, title in descendants(process.pid).items()
+    if b'--process_id=' in title
+  ]
+  if trainers:
+    os.kill(rng.choice(sorted(trainers)), signal.SIGKILL)
+  return min(len(trainers), 1)
 
 
 KILLS = {'workers': kill_workers, 'trainer': kill_trainer}
