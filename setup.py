@@ -55,6 +55,7 @@ EXTRAS = {
   'launch': ['xmanager'],
   'openenv': OPENENV,
   'verifiers': ['verifiers>=0.4,<0.5'],
+  'cluster': ['ray>=2.50'],
 }
 # `posttrain` is `python -m posttrain.main`, `posttrain-serve` the server.
 SCRIPTS = [

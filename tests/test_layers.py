@@ -77,6 +77,7 @@ ONLY = {
   'configs': ('configs', 'experiments'),
   'tensorflow': (),
   'torch': (),
+  'ray': ('posttrain.rollout',),
 }
 
 

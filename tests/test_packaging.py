@@ -36,6 +36,7 @@ EXTRAS = {
   'launch',
   'openenv',
   'verifiers',
+  'cluster',
 }
 
 

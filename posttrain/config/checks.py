@@ -27,6 +27,7 @@ def check(run: schema.Run) -> None:
         stage.loss, field, f'{path}.loss', f'kind is {stage.kind!r}'
       )
     _check_lora(stage, path)
+    _check_workers(stage, path)
     _KINDS[stage.kind](stage, earlier, path)
     earlier[name] = stage.kind
 
@@ -133,6 +134,14 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
   if isinstance(rl, schema.CustomRl):
     path += '.import_path'
     env_checks.check_takes('inputs', rl.import_path, rl.kwargs, path)
+
+
+def _check_workers(stage: schema.Stage, path: str) -> None:
+  """Refuses a number of workers without workers."""
+  if stage.rollout.workers == 'threads':
+    env_checks.unread(
+      stage.rollout, 'num_workers', f'{path}.rollout', "workers is 'threads'"
+    )
 
 
 def _check_lora(stage: schema.Stage, path: str) -> None:

@@ -44,6 +44,8 @@ RESUMABLE = (
   # permitted faults of reward functions and environments.
   r'\.(base_url|api_key_env|timeout|tries|concurrency|max_faults)$',
   r'\.rollout\.(env_timeout|max_errors)$',
+  # Where environments are called.
+  r'\.rollout\.(workers|num_workers)$',
 )
 
 

@@ -19,6 +19,7 @@ from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import env_calls, limits
 from posttrain.rollout import sampler as samplers
 from posttrain.rollout.grading import rewards as rewarding
+from posttrain.rollout.remote import remote as remotes
 
 CHECKED = 2000  # tasks of a source that `check` looks at
 
@@ -102,6 +103,7 @@ class Environment:
     self,
     judge: Callable[[schema.Reference], rewarding.Judge] | None,
     reward_model: Callable[[str], rewarding.Model] | None,
+    remote: remotes.Remote | None = None,
   ) -> rewarding.Rewards:
     """Returns its rewards, all of whose models are loaded.
 
@@ -110,6 +112,7 @@ class Environment:
     Args:
       judge: returns the judge of a reference.
       reward_model: returns the reward model of a name.
+      remote: worker processes of reward functions; None = threads.
     """
     if self.entry.judge is not None:
       assert judge is not None, 'an environment with a judge must get one'
@@ -120,6 +123,7 @@ class Environment:
       functools.partial(_columns, self.source),
       judge,
       reward_model,
+      remote,
     )
 
   def samples(

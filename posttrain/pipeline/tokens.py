@@ -31,6 +31,7 @@ from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout import sampler as samplers
 from posttrain.rollout.grading import rewards as rewarding
+from posttrain.rollout.remote import remote as remotes
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 
@@ -168,6 +169,7 @@ class TokenPipeline:
     scorer: algorithms.base.Scorer | None = None,
     judge: Callable[[schema.Reference], rewarding.Judge] | None = None,
     reward_model: Callable[[str], rewarding.Model] | None = None,
+    remote: remotes.Remote | None = None,
   ):
     """Starts at the first task of every source.
 
@@ -178,6 +180,7 @@ class TokenPipeline:
       scorer: scores under the algorithms' references.
       judge: returns the judge of a reference.
       reward_model: returns the reward model of a name.
+      remote: worker processes of reward functions; None = threads.
 
     Raises:
       ValueError: a judge or reward model does not fit.
@@ -187,8 +190,9 @@ class TokenPipeline:
     self._stage, self._seed = data.stage, data.seed
     self._uid = data.index * UIDS_PER_STAGE
     self._players, self._scorer = players or {}, scorer
+    self._remote = remote
     self._rewards = {
-      name: environment.rewards(judge, reward_model)
+      name: environment.rewards(judge, reward_model, remote)
       for name, environment in data.environments.items()
     }
     self._pack = Packer(data.stage, data.pad_id)
@@ -241,6 +245,9 @@ class TokenPipeline:
     metrics |= _batch_metrics(batch, len(samples))
     if self._players:
       metrics['rollout/hung'] = sum(processes.gather(abandoned.count()))
+    if self._remote is not None:
+      losses = processes.gather(self._remote.losses)
+      metrics['rollout/worker_restarts'] = sum(losses)
     self.tally.add_step(bool(np.any(batch.advantages)))
     return base.Item(batch, metrics, self.get_state(), errors)
 

@@ -12,9 +12,11 @@
 3. Rollouts are returned in the order of the specs.
 
 An environment with `blocking` is called in threads, all episodes concurrently,
-while the engine decodes the others; see `pool`. The other environments are
-called in this thread; with `overlap` while the device decodes the next chunk.
-Each call has a time limit, see `limits`; one that exceeds it fails.
+while the engine decodes the others; see `pool`. With worker processes, see
+`remote`, the threads wait for those; results and order are the same. The other
+environments are called in this thread; with `overlap` while the device decodes
+the next chunk. Each call has a time limit, see `limits`; one that exceeds it
+fails.
 
 Order depends on the order of completions, and on the number of decoded chunks,
 never on time. An environment that raises ends its own episode and no other:
@@ -30,6 +32,7 @@ from typing import Any
 from posttrain import processes, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.rollout import abandoned, episode, limits, pool
+from posttrain.rollout.remote import remote as remotes
 
 # After an exception: the time limit of closing an episode, in seconds, and the
 # number of episodes that may exceed it before the others are not closed.
@@ -47,6 +50,7 @@ class Driver:
     renderer: chat.Renderer,
     max_length: int,
     cfg: schema.Rollout | None = None,
+    remote: remotes.Remote | None = None,
   ):
     """Makes a driver.
 
@@ -57,11 +61,13 @@ class Driver:
       renderer: turns messages into tokens.
       max_length: the most tokens of a sample that can train.
       cfg: how environments are called; None = the defaults.
+      remote: the worker processes of blocking environments; None = none.
     """
     self._engine = engine
     self._renderer = renderer
     self._max_length = max_length
     self._cfg = cfg or schema.Rollout()
+    self._remote = remote
     self._step = getattr(engine, 'step', engine.poll)
     self._launch = None
     if self._cfg.overlap:
@@ -95,12 +101,14 @@ class Driver:
     """Runs the episodes of this process."""
     runs = {
       spec.uid: episode.EpisodeRun(
-        spec, self._engine, self._renderer, self._max_length
+        spec, self._engine, self._renderer, self._max_length, self._remote
       )
       for spec in specs
     }
     assert len(runs) == len(specs), 'the uid of an episode must be unique'
     rollouts: dict[int, types.Rollout] = {}
+    if self._remote is not None and any(x.blocking for x in runs.values()):
+      self._remote.begin()
     with contextlib.ExitStack() as stack:
       stack.callback(_close, runs.values(), self.env_timeout)
       calls = stack.enter_context(

@@ -11,7 +11,7 @@ import functools
 import numbers
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from posttrain import types
 from posttrain.chat import messages as forms
@@ -60,6 +60,31 @@ def late(where: str, method: str, result: limits.Late) -> EnvError:
   )
 
 
+class Named(Protocol):
+  """Names what calls call, for errors."""
+
+  method: str  # the environment's method that was called last
+
+  @property
+  def where(self) -> str:
+    """'<env>/<task id>'."""
+    ...
+
+
+def caught(calls: Named, fn: Callable[..., Any], *args: Any) -> Any:
+  """Returns the result of a method of `calls`, or its `EnvError`."""
+  try:
+    with watchdog.waiting(lambda: f'environment {calls.where}: {calls.method}'):
+      return fn(*args)
+  except base.TimeLimit:
+    raise
+  except EnvError as error:  # from a worker process
+    return error
+  except BaseException as error:  # also SystemExit, from a user's code
+    _raise_interrupt(error)
+    return failure(calls.where, calls.method, error)
+
+
 class Calls:
   """All calls into the episode of one task.
 
@@ -81,14 +106,7 @@ class Calls:
 
   def caught(self, fn: Callable[..., Any], *args: Any) -> Any:
     """Returns the result of a method of this class, or its `EnvError`."""
-    try:
-      with watchdog.waiting(lambda: f'environment {self.where}: {self.method}'):
-        return fn(*args)
-    except base.TimeLimit:
-      raise
-    except BaseException as error:  # also SystemExit, from a user's code
-      _raise_interrupt(error)
-      return failure(self.where, self.method, error)
+    return caught(self, fn, *args)
 
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""

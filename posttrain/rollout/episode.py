@@ -22,6 +22,8 @@ from posttrain.decode import requests
 from posttrain.envs import base
 from posttrain.rollout import env_calls, limits
 from posttrain.rollout import transcript as transcripts
+from posttrain.rollout.remote import episodes as remote_episodes
+from posttrain.rollout.remote import remote as remotes
 from posttrain.util import foreign
 
 # The bits of a request id that count restarts; the other bits are the uid.
@@ -82,6 +84,7 @@ class EpisodeRun:
     engine: Engine,
     renderer: chat.Renderer,
     max_length: int,
+    remote: remotes.Remote | None = None,
   ):
     """Prepares an episode; nothing runs before the generator does.
 
@@ -90,13 +93,18 @@ class EpisodeRun:
       engine: decodes the policy's turns.
       renderer: turns messages into tokens.
       max_length: the most tokens of a sample.
+      remote: the worker processes of blocking environments; None = none.
     """
     assert spec.env.max_turns >= 1 and spec.max_tokens >= 1
     assert uid_of(spec.uid) == spec.uid, f'uids leave bits for restarts: {spec}'
     self._spec, self._engine, self._max_length = spec, engine, max_length
     self._stop_ids = renderer.stop_ids
     self._transcript = transcripts.Transcript(renderer, spec.keep_exchanges)
-    self.env = env_calls.Calls(spec.env, spec.task)
+    self.env: env_calls.Calls | remote_episodes.Calls
+    if remote is not None and spec.env.blocking:
+      self.env = remote.episode(spec.task)
+    else:
+      self.env = env_calls.Calls(spec.env, spec.task)
     self._slot: int | None = None  # id of the request that holds a slot
     self.blocking = spec.env.blocking
     self.generator = self._run()

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from posttrain.envs import base
 from posttrain.rollout import abandoned, limits
 from posttrain.rollout.grading import calls as timed_calls
 
@@ -181,6 +182,8 @@ class _Call:
     try:
       with limits.TimedBy(self.clock):
         self.future.set_result(self._fn())
+    except base.TimeLimit:  # of a worker process, which has been given up
+      self.future.set_result(limits.Late(self._timeout))
     except BaseException as error:  # `due` raises it
       self.future.set_exception(error)
 

@@ -132,6 +132,13 @@ class Rollout:
   # Time limit of a call into an environment, in seconds, without its judge's
   # time. A call that exceeds it is an error of its episode.
   env_timeout: float = 300.0
+  # Where blocking environments, and reward functions without a judge that are
+  # not isolated, are called: 'threads' of this process, or processes of 'ray',
+  # on this machine or in the cluster of RAY_ADDRESS. The numbers are the same.
+  workers: str = 'threads'
+  # Number of Ray workers for the environments of a stage; each plays several
+  # episodes at a time, in threads. As many as env_threads: one or a few each.
+  num_workers: int = 4
   # A blocking environment's reply is read this many chunks after the turn, if
   # other episodes decode meanwhile; a later reply is waited for.
   env_chunks: int = 4
@@ -149,8 +156,10 @@ class Rollout:
       'prefill_rows',
       'prefill_tokens',
       'env_threads',
+      'num_workers',
       'env_chunks',
     )
+    base.require_choice(self, 'workers', ('threads', 'ray'))
     base.require_seconds(self, 'env_timeout')
     base.require_non_negative(self, 'max_errors')
 

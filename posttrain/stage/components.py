@@ -25,7 +25,8 @@ from posttrain.pipeline import base
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import models as reward_models
-from posttrain.stage import plan
+from posttrain.rollout.remote import remote as remotes
+from posttrain.stage import plan, workers
 from posttrain.training import objectives
 
 
@@ -42,6 +43,7 @@ class Components:
   eval_tasks: evaluation.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
   plan: plan.Plan
+  remote: remotes.Remote | None  # worker processes; None = threads
 
   @property
   def stage(self) -> schema.Stage:
@@ -115,7 +117,16 @@ def make(
   sharding.check_batch(mesh, stage.rollout.slots, slots_key)
   sizes = _plan(name, stage, model, mesh, platform, data, capacity, hosts)
   return Components(
-    cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes
+    cfg,
+    name,
+    renderer,
+    model,
+    mesh,
+    data,
+    eval_tasks,
+    capacity,
+    sizes,
+    workers.make(name, stage, data.envs),
   )
 
 

@@ -67,6 +67,7 @@ def driver(
     components.renderer,
     max_length or components.capacity,
     components.stage.rollout,
+    components.remote,
   )
 
 
@@ -156,6 +157,7 @@ class Models:
       references,
       functools.cache(functools.partial(self._judge, references)),
       functools.cache(self._reward_model),
+      self.components.remote,
     )
 
   def _wait_for_endpoints(self, references: refs.References) -> None:

@@ -304,6 +304,15 @@ def test_a_key_that_no_schedule_reads_is_refused():
     )
 
 
+def test_a_number_of_workers_without_workers_is_refused():
+  run = _resolve(
+    ('grpo.rollout.workers', 'ray'), ('grpo.rollout.num_workers', '2')
+  )
+  assert run.stages['grpo'].rollout.num_workers == 2
+  with pytest.raises(ValueError, match="num_workers .* workers is 'threads'"):
+    _resolve(('grpo.rollout.num_workers', '2'))
+
+
 def test_sampler_is_mode_requires_one_update_per_rollout():
   mode = ('grpo.loss.rl.sampler_is_mode', 'token_truncate')
   assert _resolve(mode).stages['grpo'].loss.rl.sampler_is_mode == mode[1]

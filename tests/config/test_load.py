@@ -186,6 +186,8 @@ def test_resume_allows_only_declared_keys():
       ('metrics.progress', 'false'),
       ('checkpoint.every', '9'),
       ('model.attention', 'xla'),
+      ('sft.rollout.workers', 'ray'),
+      ('sft.rollout.num_workers', '2'),
     )
   )
   config.check_resume(old, allowed)

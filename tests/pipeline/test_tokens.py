@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def test_a_batch_holds_every_completion_token_once():
   assert (batch.versions == -1).all()  # nobody sampled it
   starts = (batch.positions == 0) & (batch.segment_ids > 0)
   assert starts.sum() == 8
+
+
+def test_lost_workers_are_counted_where_there_are_workers():
+  assert 'rollout/worker_restarts' not in next(_pipeline()).metrics
+  data = token_pipeline.TokenData(fixtures.stage(), fixtures.RENDERER, 0)
+  workers = types.SimpleNamespace(losses=3)
+  pipeline = token_pipeline.TokenPipeline(data, remote=workers)
+  assert next(pipeline).metrics['rollout/worker_restarts'] == 3
 
 
 def test_joined_rows_hold_the_same_samples_with_less_padding():

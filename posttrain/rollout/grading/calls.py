@@ -129,16 +129,21 @@ def call(
   running = _Call(fn, arguments, convert or (lambda result: result))
   try:
     if not clock.wait(running.done):
-      raise Fault(
-        f'must return within its timeout of {clock.timeout:.4g} s: it did '
-        'not, and was abandoned'
-      )
+      raise Fault(late(clock))
   finally:
     clock.stop()
     running.abandon()
   if running.error is not None:
     raise running.error
   return running.result
+
+
+def late(clock: Clock) -> str:
+  """Returns the error of a call that exceeded its timeout."""
+  return (
+    f'must return within its timeout of {clock.timeout:.4g} s: it did not, and '
+    'was abandoned'
+  )
 
 
 def _error(raised: BaseException) -> BaseException:

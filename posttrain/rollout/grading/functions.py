@@ -18,6 +18,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.rollout import abandoned, copies
 from posttrain.rollout.grading import calls, isolated, values
+from posttrain.rollout.remote import remote as remotes
 from posttrain.util import exits, foreign, watchdog
 
 LARGEST = values.LARGEST
@@ -97,6 +98,7 @@ class Function:
     cfg: schema.RewardFn,
     fn: Callable,
     columns: Callable[[], Iterable[str]] = tuple,
+    remote: remotes.Remote | None = None,
   ):
     """Wraps a function.
 
@@ -106,6 +108,8 @@ class Function:
       fn: the function that `cfg.fn` names.
       columns: returns each key of `info` that some task has; called when the
         tasks of a step all lack an argument of the function.
+      remote: worker processes, for a function that is not isolated and has no
+        judge; None = a thread.
     """
     self._key, self._cfg, self._fn, self._columns = key, cfg, fn, columns
     self._name = f'{key}: {cfg.fn}'
@@ -114,6 +118,9 @@ class Function:
     if cfg.isolate:
       assert cfg.fn is not None
       self._worker = isolated.Worker(cfg.fn, cfg.memory * 2**20)
+    elif remote is not None and cfg.judge is None:
+      assert cfg.fn is not None
+      self._worker = remote.reward(cfg.fn)
     self.budget = Budget(key, self._name, cfg.max_faults)
 
   def __call__(

@@ -78,20 +78,12 @@ class Worker:
     Raises:
       Fault: it failed, or its process did.
     """
-    plain = {k: x for k, x in arguments.items() if k not in _LOGGERS}
-    loggers = [k for k in _LOGGERS if k in arguments]
-    try:
-      message = pickle.dumps((plain, loggers, count, weight))
-    except Exception as error:
-      raise calls.Fault(
-        'must get arguments that can be pickled, since it has isolate=True: '
-        f'got {foreign.error(error)}'
-      ) from error
+    message = message_of(arguments, count, weight, 'isolate=True')
     self._start()
     clock.restart()
     try:
       reply = calls.call(self._exchange, {'message': message}, clock)
-      rewards = _rewards(reply, logged, count)
+      rewards = rewards_of(reply, logged, count)
     except calls.Fault as fault:
       if not fault.process_is_sound:
         self.stop()
@@ -209,7 +201,32 @@ def _end(process: subprocess.Popen) -> str:
   return f'was ended by signal {-code}'
 
 
-def _rewards(
+def message_of(
+  arguments: Mapping[str, Any], count: int, weight: float, option: str
+) -> bytes:
+  """Returns the message of a call, see `worker.answer`.
+
+  Args:
+    arguments: by name, the loggers among them.
+    count: the number of rollouts.
+    weight: the weight of the rewards.
+    option: why the function runs in another process, for the error.
+
+  Raises:
+    Fault: an argument cannot be pickled.
+  """
+  plain = {k: x for k, x in arguments.items() if k not in _LOGGERS}
+  loggers = [k for k in _LOGGERS if k in arguments]
+  try:
+    return pickle.dumps((plain, loggers, count, weight))
+  except Exception as error:
+    raise calls.Fault(
+      f'must get arguments that can be pickled, since it has {option}: '
+      f'got {foreign.error(error)}'
+    ) from error
+
+
+def rewards_of(
   reply: Mapping[str, Any], logged: dict[str, list[float]], count: int
 ) -> list[values.Value]:
   """Returns a reply's rewards; raises its fault."""

@@ -31,6 +31,7 @@ from posttrain import processes, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 from posttrain.rollout.grading import functions
+from posttrain.rollout.remote import remote as remotes
 from posttrain.util import imports
 
 TooManyFaults, OnlyFaults = functions.TooManyFaults, functions.OnlyFaults
@@ -107,6 +108,7 @@ class Rewards:
     columns: Callable[[], Iterable[str]] = tuple,
     judge: Callable[[schema.Reference], Judge] | None = None,
     reward_model: Callable[[str], Model] | None = None,
+    remote: remotes.Remote | None = None,
   ):
     """Imports the functions; looks up all judges and reward models.
 
@@ -118,6 +120,7 @@ class Rewards:
       judge: returns the judge with a name of `cfg`; called once per name.
       reward_model: returns the reward model with a name of `cfg`; called once
         per name.
+      remote: the worker processes of functions; None = threads.
 
     Raises:
       ValueError: a path of `cfg` names no function, or a name no model that
@@ -134,6 +137,7 @@ class Rewards:
         entry,
         imports.function(entry.fn, f'{keys[name]}.fn'),
         columns,
+        remote,
       )
       for name, entry in cfg.items()
       if entry.fn is not None

@@ -56,7 +56,7 @@ def main(descriptor: int, parent: int) -> None:
       nonce, call = _receive(socket)
     except EOFError:
       return
-    reply = _answer(fn, call, runner)
+    reply = answer(fn, call, runner)
     if os.getpid() != pid:  # a child that the function forked returns as well
       os._exit(0)
     try:
@@ -65,10 +65,15 @@ def main(descriptor: int, parent: int) -> None:
       os._exit(1)
 
 
-def _answer(
-  fn: Callable, call: bytes, runner: asyncio.Runner
-) -> dict[str, Any]:
-  """Calls the function; returns its rewards and metrics, or its fault."""
+def answer(fn: Callable, call: bytes, runner: asyncio.Runner) -> dict[str, Any]:
+  """Calls the function; returns its rewards and metrics, or its fault.
+
+  Args:
+    fn: the function.
+    call: pickle of its arguments, the names of the loggers that it takes, the
+      number of rollouts, and the weight of the rewards.
+    runner: runs the coroutine that it may return.
+  """
   logged: dict[str, list[float]] = {}
   try:
     arguments, loggers, count, weight = pickle.loads(call)

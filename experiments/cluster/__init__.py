@@ -1,0 +1,1 @@
+"""Runs of several processes, placed and restarted by Ray."""

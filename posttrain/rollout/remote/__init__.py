@@ -1,0 +1,1 @@
+"""Environments and reward functions in worker processes; see `remote`."""

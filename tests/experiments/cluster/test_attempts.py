@@ -1,0 +1,147 @@
+"""When a run of several trainers is started again, and with which end."""
+
+import signal
+
+import pytest
+
+from experiments.cluster import attempts
+from experiments.cluster.attempts import LOST
+from posttrain.util import preemption
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+  monkeypatch.setattr(attempts, 'POLL_SECONDS', 0.0)
+  monkeypatch.setattr(attempts, 'PAUSES', (0.0, 0.0))
+
+
+class Trainers:
+  """Trainers whose ends are scripted, one list per look; the last stays."""
+
+  def __init__(self, *looks, stop=None, request_at=None):
+    self.looks, self.seen = looks, 0
+    self.stop, self.request_at = stop, request_at
+    self.signals, self.closed = [], 0
+
+  def ends(self):
+    look = self.looks[min(self.seen, len(self.looks) - 1)]
+    self.seen += 1
+    if self.seen == self.request_at:
+      self.stop.request()
+    return list(look)
+
+  def signal(self, number):
+    self.signals.append(number)
+
+  def last_lines(self):
+    return [f'line {i}' for i in range(len(self.looks[0]))]
+
+  def close(self):
+    self.closed += 1
+
+
+def run(*trainers, restarts=3, stop=None):
+  """Returns the exit code and the lines of a run with these attempts."""
+  left, lines = iter(trainers), []
+
+  def start():
+    following = next(left)
+    if isinstance(following, Exception):
+      raise following
+    return following
+
+  code = attempts.run(
+    start, restarts, stop or preemption.Signal(), lines.append
+  )
+  assert next(left, None) is None
+  for x in trainers:
+    assert isinstance(x, Exception) or x.closed == 1
+  return code, lines
+
+
+@pytest.mark.parametrize(
+  ('ends', 'code'),
+  [
+    ([0, 0], 0),
+    ([0], 0),
+    ([2, 2], 2),
+    ([3, 5], 3),
+    ([5, 2], 2),
+    ([75, 75], 75),
+    ([75, 5], 75),
+    ([130, 5], 130),
+    ([0, 5], None),
+    ([1, 5], None),
+    ([-9, 5], None),
+    ([4, 4], None),
+    ([LOST, 5], None),
+    ([LOST, None], None),
+  ],
+)
+def test_outcome_of_an_attempt(ends, code):
+  assert attempts.outcome(ends, stopped=False) == code
+
+
+def test_a_run_that_was_stopped_is_not_started_again():
+  assert attempts.outcome([LOST, 5], stopped=True) == 75
+  assert attempts.outcome([0, 0], stopped=True) == 0
+  assert attempts.outcome([75, 2], stopped=True) == 2
+
+
+def test_a_run_without_failures_prints_the_last_line_of_the_first(capsys):
+  code, lines = run(Trainers([None, None], [0, None], [0, 0]))
+  assert code == 0 and lines == ['trainers ended with [0, 0]']
+  assert capsys.readouterr().out == 'line 0\n'
+
+
+def test_failures_are_followed_by_other_attempts():
+  code, lines = run(
+    Trainers([None, None], [-9, None], [-9, 5]),
+    attempts.StartError('a node'),
+    Trainers([LOST, 5]),
+    Trainers([0, 0]),
+  )
+  assert code == 0
+  assert [line for line in lines if 'pause' in line] == [
+    f'pause of 0 s before restart {n} of 3' for n in (1, 2, 3)
+  ]
+  assert 'a trainer has failed: [-9, running]; the others are to end' in lines
+  assert 'trainer 0: a node' in lines
+
+
+def test_the_budget_of_restarts_is_kept():
+  code, lines = run(Trainers([1]), Trainers([1]), restarts=1)
+  assert code == 1
+  assert lines[-1] == 'no restart is left of 1; the same command continues'
+
+
+@pytest.mark.parametrize('code', [2, 3, 75, 130])
+def test_final_ends_are_passed_on_at_once(code):
+  assert run(Trainers([None, None], [code, code]))[0] == code
+
+
+def test_others_are_killed_when_they_do_not_end(monkeypatch):
+  monkeypatch.setattr(attempts, 'GRACE_SECONDS', 0.0)
+  first = Trainers([5, None])
+  assert run(first, Trainers([0, 0]))[0] == 0
+
+
+def test_a_request_to_stop_is_passed_on_once():
+  stop = preemption.Signal()
+  trainers = Trainers(*[[None, None]] * 4, [75, 75], stop=stop, request_at=2)
+  code, _ = run(trainers, stop=stop)
+  assert code == 75 and trainers.signals == [signal.SIGTERM]
+
+
+def test_a_request_in_a_pause_starts_nothing():
+  stop = preemption.Signal()
+  code, lines = run(Trainers([None], [5], stop=stop, request_at=2), stop=stop)
+  assert code == 75  # what was saved is there
+
+
+def test_the_pause_doubles_up_to_its_limit(monkeypatch):
+  monkeypatch.setattr(attempts, 'PAUSES', (1.0, 3.0))
+  monkeypatch.setattr(attempts, '_sleep', lambda seconds, stop: None)
+  _, lines = run(*(Trainers([5]) for _ in range(4)))
+  pauses = [line for line in lines if 'pause' in line]
+  assert [line.split()[2] for line in pauses] == ['1', '2', '3']

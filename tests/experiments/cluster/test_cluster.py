@@ -1,0 +1,105 @@
+"""The command with Ray: flags, SIGTERM, and the same command again."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.cluster import __main__ as cluster
+from posttrain.rollout.remote import ray_workers
+from posttrain.util import exits
+
+BASE = ['--config=configs/arithmetic.py:tiny']
+
+
+def parse(*words):
+  return cluster.PARSER.parse([*BASE, '--workdir=x', *words])
+
+
+def test_the_arguments_of_the_trainers_are_those_of_the_driver():
+  flags = parse(
+    *('--config.seed=3', '--time_limit=1h', '--trust_config'),
+    *('--config.sft.steps=5', '--hosts=2'),
+  )
+  assert flags.words == [
+    *BASE,
+    *('--workdir=x', '--config.seed=3', '--config.sft.steps=5'),
+    *('--time_limit=1h', '--trust_config'),
+  ]
+
+
+def test_resources_of_a_trainer():
+  assert parse().bundle == {'CPU': 1.0}
+  assert parse('--gpus=8', '--cpus=4', '--resources={"TPU": 4}').bundle == {
+    'CPU': 4.0,
+    'GPU': 8.0,
+    'TPU': 4.0,
+  }
+
+
+@pytest.mark.parametrize('text', ['TPU', '[1]', '{"TPU": "x"}', '3'])
+def test_wrong_resources_are_one_line(text, capsys):
+  words = [*BASE, '--workdir=x', f'--resources={text}']
+  assert cluster.main(words) == exits.USAGE
+  error = capsys.readouterr().err
+  assert error.startswith('error: --resources must be a JSON object of numbers')
+  assert error.count('\n') == 1
+
+
+def test_an_installation_without_ray_is_one_line(capsys, monkeypatch):
+  monkeypatch.setattr(ray_workers, 'is_installed', lambda: False)
+  assert cluster.main([*BASE, '--workdir=x']) == exits.USAGE
+  assert "pip install 'posttrain[cluster]'" in capsys.readouterr().err
+
+
+def launch(module, workdir, *words):
+  return subprocess.Popen(
+    [sys.executable, '-m', module, f'--workdir={workdir}', *words],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=pathlib.Path(__file__).parents[3],
+  )
+
+
+def wait_for_rows(workdir, count):
+  end = time.monotonic() + 300
+  path = workdir / 'metrics.jsonl'
+  while not path.exists() or len(path.read_text().splitlines()) < count:
+    assert time.monotonic() < end
+    time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('module', 'words', 'last'),
+  [
+    ('experiments.cluster', [*BASE, '--hosts=2'], ('grpo', 20)),
+    (
+      'posttrain.main',
+      ['--config=experiments/cluster/waiting_grpo.py:ray'],
+      ('grpo', 20),
+    ),
+  ],
+)
+def test_sigterm_saves_and_the_same_command_continues(
+  module, words, last, tmp_path
+):
+  pytest.importorskip('ray')
+  process = launch(module, tmp_path, *words)
+  wait_for_rows(tmp_path, 4)
+  process.send_signal(signal.SIGTERM)
+  _, errors = process.communicate(timeout=300)
+  assert process.returncode == exits.PREEMPTED, errors
+  process = launch(module, tmp_path, *words)
+  output, errors = process.communicate(timeout=600)
+  assert process.returncode == 0, errors
+  result = json.loads(output.splitlines()[-1])
+  assert (result['stage'], result['step']) == last
+  rows = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+  steps = [(x['stage'], x['step']) for x in map(json.loads, rows)]
+  assert len(set(steps)) == len(steps)

@@ -1,0 +1,123 @@
+"""Workers as Ray actors: real processes, killed in the middle of calls."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from posttrain import schema
+from posttrain.rollout.grading import rewards as rewarding
+from posttrain.rollout.remote import ray_workers, remote, workers
+from tests.algorithms import two_turns
+from tests.rollout import fakes
+from tests.rollout.remote import toys
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.filterwarnings('ignore'),  # of Ray
+]
+ray = pytest.importorskip('ray')
+
+
+@pytest.fixture(scope='module')
+def connected():
+  """Connects to Ray on this machine, as a run does; ends it afterwards."""
+  before = signal.getsignal(signal.SIGTERM)
+  ray_workers.connect(cpus=2)
+  assert signal.getsignal(signal.SIGTERM) is before
+  yield
+  ray_workers._actor_class.cache_clear()
+  ray.shutdown()
+
+
+def test_episodes_of_ray_workers_equal_those_in_threads(connected):
+  truth, _ = toys.play()
+  rollouts, stage = toys.play(ray_workers)
+  assert [r.messages for r in rollouts] == [r.messages for r in truth]
+  assert [r.score for r in rollouts] == [r.score for r in truth]
+  assert [r.error for r in rollouts] == [None] * 4 and stage.losses == 0
+
+
+@pytest.fixture
+def calls(connected):
+  """The calls of an episode of two turns, in a worker."""
+  cfg = schema.Rollout(env_timeout=20.0, num_workers=1)
+  stage = remote.Remote(cfg, toys.options(seconds=1.0), ray_workers.start)
+  yield stage.episode(fakes.spec(1).task), stage
+
+
+def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing(calls):
+  episode, stage = calls
+  assert episode.caught(episode.open)[0]['content'] == 'name'
+  handle = episode._worker.handle
+  pid = handle.call(20.0, 'start')  # again: it returns the process's id
+  assert pid != os.getpid()
+  timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+  timer.start()
+  messages, reward, done = episode.caught(episode.step, 'red', False)
+  timer.join()
+  assert (messages[0]['content'], reward, done) == ('1?', 0.5, False)
+  assert stage.losses == 1 and episode._worker.handle is not handle
+  assert episode.caught(episode.step, 'red', False)[2]
+  assert episode.caught(episode.end, True).reward == 1.0
+
+
+def test_an_exception_has_the_text_and_place_of_a_thread(connected):
+  options = {'fault': 'raises', 'at': ('t1',)}
+  truth, _ = toys.play(**options)
+  rollouts, stage = toys.play(ray_workers, **options)
+  assert [r.error for r in rollouts] == [r.error for r in truth]
+  assert truth[1].error is not None and stage.losses == 0
+
+
+def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
+  connected,
+):
+  options = {'at': ('t1',), 'num_workers': 1, 'timeout': 5.0}
+  truth, _ = toys.play()
+  hung, stage = toys.play(ray_workers, fault='hangs', **options)
+  assert hung[1].error == (
+    'recall/t1: step must return within rollout.env_timeout=5 s: it did not, '
+    'and was given up'
+  )
+  assert stage.losses == 1
+  gone, stage = toys.play(ray_workers, fault='exits', **options)
+  assert 'must outlive it: 4 were lost in one call' in gone[1].error
+  for rollouts in (hung, gone):
+    for i in (0, 2, 3):
+      assert rollouts[i].messages == truth[i].messages
+      assert rollouts[i].score == truth[i].score
+
+
+def test_rewards_of_a_ray_worker_equal_those_in_a_thread(connected):
+  path = 'tests.rollout.grading.hostile'
+  cfg = {x: schema.RewardFn(fn=f'{path}:{x}') for x in ('length', 'later')}
+  stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
+  group = two_turns.group(1.0, 0.0)
+  (a, _, _), (b, metrics, errors) = (
+    rewarding.Rewards('e', cfg, remote=x)(group) for x in (None, stage)
+  )
+  assert [r.score for r in a] == [r.score for r in b] and errors == ()
+  assert metrics['rewards/length/faults'] == 0
+
+
+def test_a_function_that_exits_is_tried_twice_and_is_a_fault(connected):
+  cfg = {'x': schema.RewardFn(fn='tests.rollout.grading.hostile:leaves')}
+  stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
+  scored, _, (error,) = rewarding.Rewards('e', cfg, remote=stage)(
+    two_turns.group(1.0, 0.0)
+  )
+  assert [r.score.reward for r in scored] == [None, None]
+  assert '2 workers were lost, the last: ActorDiedError' in error
+  assert stage.losses == 2
+
+
+def test_a_host_that_cannot_start_is_lost(connected):
+  stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
+  worker = stage.reward('no_such_module:fn')
+  begin = time.monotonic()
+  with pytest.raises(workers.Lost, match='no_such_module'):
+    worker._start().start()
+  assert time.monotonic() - begin < 60

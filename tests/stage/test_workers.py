@@ -1,0 +1,75 @@
+"""The options of a stage's workers, and what they refuse."""
+
+import importlib.util
+
+import pytest
+
+from posttrain import envs, schema
+from posttrain.rollout.remote import ray_workers
+from posttrain.stage import workers
+from tests.rollout.remote import toys
+
+LENGTH = schema.RewardFn(fn='tests.rollout.grading.hostile:length')
+JUDGED = schema.RewardFn(
+  fn='tests.rollout.grading.judged:verdicts', judge='init'
+)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+  """Lets the check of the installation pass."""
+  monkeypatch.setattr(ray_workers, 'check', lambda key: None)
+
+
+def make(env=None, where='ray', **fields):
+  """Returns the workers of a stage with one environment."""
+  env = env or toys.options()['recall']
+  entry = schema.EnvEntry(env=env, **fields)
+  stage = schema.Stage(envs={'x': entry}, rollout=schema.Rollout(workers=where))
+  return workers.make('s', stage, {'x': envs.make('x', env)})
+
+
+def test_threads_are_the_default_and_need_no_workers():
+  assert schema.Rollout().workers == 'threads'
+  assert make(where='threads') is None
+
+
+def test_blocking_environments_and_reward_functions_have_workers():
+  assert make()._workers._count == schema.Rollout.num_workers
+  assert make(schema.Arithmetic(), rewards={'l': LENGTH}) is not None
+
+
+def test_a_judge_of_an_environment_is_refused():
+  with pytest.raises(ValueError) as error:
+    make(judge='init')
+  assert str(error.value) == (
+    "config.s.envs.x.judge must be None where config.s.rollout.workers='ray': "
+    "got 'init', a model of this process that its workers cannot call; set "
+    "workers='threads'"
+  )
+
+
+@pytest.mark.parametrize(
+  'rewards', [{}, {'j': JUDGED}, {'m': schema.RewardFn(model='stage:rm')}]
+)
+def test_workers_that_nothing_would_use_are_refused(rewards):
+  with pytest.raises(ValueError, match=r'^config\.s\.rollout\.workers must be'):
+    make(schema.Arithmetic(), rewards=rewards)
+
+
+def test_other_names_are_refused():
+  with pytest.raises(ValueError, match='workers'):
+    schema.Rollout(workers='dask')
+  with pytest.raises(ValueError, match='num_workers'):
+    schema.Rollout(workers='ray', num_workers=0)
+
+
+def test_an_installation_without_ray_is_one_line(monkeypatch):
+  monkeypatch.undo()
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ValueError) as error:
+    make()
+  assert str(error.value) == (
+    "config.s.rollout.workers must be 'threads' in an installation without "
+    "Ray: got 'ray'; run pip install 'posttrain[cluster]', or leave it out"
+  )
