@@ -24,7 +24,7 @@ _LISTS = re.compile(
 _IOTA = r'\[([\d,]+)\](?:T\(([\d,]+)\))?'
 _COUNTED = re.compile(rf'replica_groups=\[(\d+),(\d+)\]<={_IOTA}')
 _MESH = re.compile(
-  rf"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\({_IOTA}\))?"
+  rf'replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\({_IOTA}\))?'
   r'\s*\{([^}]*)\}'
 )
 _SIZE = re.compile(r"'(\w+)'=(\d+)")

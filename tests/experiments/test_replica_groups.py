@@ -5,10 +5,7 @@ import pytest
 from experiments import replica_groups
 
 CASES = {
-  'replica_groups={{0,1},{2,3}}, use_global_device_ids=true': (
-    (0, 1),
-    (2, 3),
-  ),
+  'replica_groups={{0,1},{2,3}}, use_global_device_ids=true': ((0, 1), (2, 3)),
   'channel_id=1, source_target_pairs={{0,1},{1,0}}': ((0, 1), (1, 0)),
   'replica_groups=[2,3]<=[6], dimensions={0}': ((0, 1, 2), (3, 4, 5)),
   # 0..5 as 2 rows of 3, transposed: 0 3 1 4 2 5.
