@@ -72,8 +72,11 @@ _GPU = {
     'NCCL, a 400 Gb/s InfiniBand adapter per GPU: 46 to 48 GB/s, '
     'NVIDIA/nccl-tests issue 290',
   ),
-  'inner_latency': _judged(15e-6, 's', 'a small NCCL collective in a host'),
-  'outer_latency': _judged(50e-6, 's', 'a small NCCL collective over hosts'),
+  'start_latency': _judged(5e-6, 's', 'of an NCCL kernel'),
+  'inner_latency': _judged(
+    1.5e-6, 's', 'a hop over NVLink: small collectives of 8 take 15 us'
+  ),
+  'outer_latency': _judged(6e-6, 's', 'a hop between hosts'),
 }
 
 _TPU = {
@@ -83,15 +86,18 @@ _TPU = {
   'attention_forward_share': _judged(
     0.4, '', 'flash kernel for TPUs: 0.35 to 0.45'
   ),
-  'attention_backward_share': _judged(0.25, '', 'as forward and backward on GPUs'),
+  'attention_backward_share': _judged(
+    0.25, '', 'as forward and backward on GPUs'
+  ),
   'cache_share': _judged(
     0.45, '', 'decode kernel for TPUs: 0.30 to 0.60, skipped blocks included'
   ),
   'devices_per_host': _stated(
     4, '', 'libtpu: a process of a slice of several hosts has 2 x 2 chips'
   ),
-  'inner_latency': _judged(5e-6, 's', 'a small collective over ICI'),
-  'outer_latency': _judged(100e-6, 's', 'a small collective over DCN'),
+  'start_latency': _judged(2e-6, 's', 'of a collective'),
+  'inner_latency': _judged(1e-6, 's', 'a hop over ICI'),
+  'outer_latency': _judged(50e-6, 's', 'a hop over DCN'),
 }
 
 
@@ -173,14 +179,3 @@ def override(
 def values(table: Table) -> dict[str, float]:
   """Returns the numbers of a chip by name."""
   return {name: x.value for name, x in table.items()}
-
-
-def lines(chips: Sequence[str], tables: Mapping[str, Table]) -> list[str]:
-  """Returns a Markdown table of the numbers of some chips."""
-  rows = ['| assumption | value | kind | source |', '|---|---:|---|---|']
-  for chip in chips:
-    rows += [
-      f'| {chip}.{name} | {x.value:.4g} {x.unit} | {x.kind} | {x.source} |'
-      for name, x in sorted(tables[chip].items())
-    ]
-  return rows

@@ -17,7 +17,9 @@
    rings share them: the outer link of a device has 1 / d of what the inner one
    has. An all-to-all sends to each device directly: of g - 1 parts, g - d leave
    the domain.
-4. The seconds of a collective are those of its slower link, and a latency.
+4. The seconds of a collective are those of its slower link, and a latency: of
+   a start, and of a ring's hops within and between domains, twice for an
+   all-reduce.
 
 A ring over a dimension of a torus sends both ways where the dimension is closed
 (16 chips), and one way along a line. Rings of every s-th chip share each link
@@ -30,8 +32,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-INNER, OUTER = 'inner', 'outer'
-NAMES = {'cuda': ('NVLink', 'InfiniBand'), 'tpu': ('ICI', 'DCN')}
+from experiments import hlo
+
 CLOSED = 16  # chips of a torus dimension that is a ring
 _TWICE = ('all-reduce',)
 _WHOLE = ('collective-permute', 'collective-broadcast')
@@ -45,7 +47,7 @@ class Exchange:
   kind: str  # one of `hlo.KINDS`
   bytes: float  # of the larger of operand and result, of all runs
   times: int  # how often it runs
-  groups: Sequence[Sequence[int]]  # device indices; () = all devices
+  group: Sequence[int]  # indices of devices, of one group of several alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Layout:
       Bytes over the inner and the outer link, and the number of ICI links that
       carry the inner ones at a time (1 for GPUs).
     """
-    group = self._group(x)
+    group = np.array(x.group)
     size, count = len(group), len(set(self.domains[group]))
     sent, each = wire(x.kind, x.bytes, size), size / count
     if count == 1:
@@ -88,18 +90,23 @@ class Layout:
       return inner / (size - 1), outer / (size - 1), self._ways(group)
     return sent * (each > 1), sent / each, self._ways(group)
 
+  def hops(self, x: Exchange) -> tuple[int, int]:
+    """Returns the steps of a ring within domains and between them.
+
+    Along the dimensions of a torus rings run one after the other.
+    """
+    group = np.array(x.group)
+    between = len(set(self.domains[group])) - 1
+    within = len(group) - between - 1
+    if self.coords is not None:
+      sizes = [len(np.unique(place)) for place in self.coords[group].T]
+      within = sum(sizes) - len(sizes)
+    ways = 2 if x.kind in _TWICE else 1
+    return ways * within, ways * between
+
   def spans_hosts(self, x: Exchange) -> bool:
     """Returns whether devices of several hosts take part."""
-    return len(set(self.hosts[self._group(x)])) > 1
-
-  def _group(self, x: Exchange) -> np.ndarray:
-    """Returns a group; of a permutation's pairs, one that is farthest apart."""
-    if not x.groups:
-      return np.arange(len(self.hosts))
-    groups = [np.array(group) for group in x.groups]
-    if x.kind not in _WHOLE:
-      return groups[0]
-    return max(groups, key=lambda group: len(set(self.domains[group])))
+    return len(set(self.hosts[list(x.group)])) > 1
 
   def _ways(self, group: np.ndarray) -> float:
     """Returns the ICI links that a group uses at a time."""
@@ -147,17 +154,44 @@ def traffic(
   times = 0
   for x in exchanges:
     inner, outer, ways = layout.route(x)
-    latency = limits['outer_latency' if outer else 'inner_latency']
+    within, between = layout.hops(x)
+    latency = limits['start_latency']
+    latency += within * limits['inner_latency']
+    latency += between * limits['outer_latency']
     seconds = x.times * latency + max(
       inner / limits['inner_bandwidth'] / ways,
       outer / limits['outer_bandwidth'],
     )
-    sent = wire(x.kind, x.bytes, len(layout._group(x)))
+    sent = wire(x.kind, x.bytes, len(x.group))
     kinds[x.kind] += sent
     total += (inner, outer, sent * layout.spans_hosts(x), seconds)
     times += x.times
   inner, outer, hosts, seconds = map(float, total)
   return Traffic(dict(kinds), inner, outer, hosts, times, seconds)
+
+
+def compiled(layout: Layout, module: hlo.Module) -> list[Exchange]:
+  """Returns the collectives of a compiled program, equal kinds together.
+
+  Of a permutation's pairs, one that is farthest apart stands for all.
+
+  Args:
+    layout: the program's devices.
+    module: its optimized HLO.
+  """
+  sums: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+  for x in module.collectives:
+    groups = x.groups or (tuple(range(len(layout.hosts))),)
+    group = groups[0]
+    if x.kind in _WHOLE:
+      group = max(groups, key=lambda y: len(set(layout.domains[list(y)])))
+    total = sums.setdefault((x.kind, group), [0, 0])
+    total[0] += x.bytes
+    total[1] += x.times
+  return [
+    Exchange(kind, size, times, group)
+    for (kind, group), (size, times) in sums.items()
+  ]
 
 
 def of_devices(devices: np.ndarray) -> Layout:
