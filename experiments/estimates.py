@@ -11,9 +11,10 @@ best there is for a program:
     scaled      from a compiled program of the same chip, the same model on
                 another number of devices or the nearest other model:
                     X = plan(program) X(compiled) / plan(compiled)
-                where plan is the memory plan (`stage.program_bytes`) for bytes,
-                and the placement's collectives (`plans.exchanges`) for what is
-                sent; the plan says on which link it is sent
+                where plan is the memory plan (`stage.program_bytes`) for bytes
+                held. The collectives are those of the placement (`plans.
+                exchanges`), times the same ratio of bytes sent, and of number,
+                for each set of mesh axes over which devices exchange
     planned     the plan alone: nothing of the chip is compiled
 
 `errors` predicts each compiled program as if it were not, and compares.
@@ -26,6 +27,8 @@ import pathlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from experiments import census, fleets, hlo, links, plans, programs, roofline
 from experiments.aot import targets
@@ -60,12 +63,12 @@ class Program:
     """Returns the program of another number of layers."""
     return dataclasses.replace(self, layers=layers)
 
-  def plan(self) -> tuple[int, int, float]:
-    """Returns planned bytes: arguments, temporaries, and those sent."""
+  def plan(self) -> tuple[int, int]:
+    """Returns planned bytes of arguments and temporaries."""
     memory = plans.plan(
       self.name, self.model, self.mesh, self.sizes, self.target.platform
     )
-    return memory.arguments, memory.temporaries, sent(self.exchanges())
+    return memory.arguments, memory.temporaries
 
   def exchanges(self) -> list[links.Exchange]:
     """Returns the collectives of its placement."""
@@ -176,7 +179,7 @@ def estimate(
   bases = [x for key, x in measured.items() if key != program.key]
   if base := _base(program, bases, other='model' in without):
     return _scaled(program, base)
-  arguments, temporaries, _ = program.plan()
+  arguments, temporaries = program.plan()
   return Estimate(arguments, temporaries, program.exchanges(), 'planned', '')
 
 
@@ -222,7 +225,9 @@ def _by_group(
 def _base(
   program: Program, measured: Iterable[Measurement], other: bool
 ) -> Measurement | None:
-  """Returns the compiled program to scale from: nearest model, then devices.
+  """Returns the compiled program to scale from, None if there is none.
+
+  The axes that split weights matter first, then the model, then the devices.
 
   Args:
     program: the program.
@@ -230,7 +235,7 @@ def _base(
     other: whether the same model is left out.
   """
 
-  def distance(x: Measurement) -> tuple[float, float, int]:
+  def distance(x: Measurement) -> tuple[int, float, float, int]:
     sizes = [
       roofline.product_weights(schema.PRESETS[y])
       for y in (program.preset, x.program.preset)
@@ -250,14 +255,25 @@ def _base(
 
 def _scaled(program: Program, base: Measurement) -> Estimate:
   """Returns the plan times what the compiler needs of a plan elsewhere."""
-  arguments, temporaries, _ = program.plan()
+  arguments, temporaries = program.plan()
   planned = base.program.plan()
-  ratio = sent(base.exchanges) / planned[2] if planned[2] else 1.0
-  exchanges = [
-    dataclasses.replace(x, bytes=x.bytes * ratio) for x in program.exchanges()
-  ]
+  compiled = _by_axes(base.program, base.exchanges)
+  expected = _by_axes(base.program, base.program.exchanges())
+  exchanges = []
+  for x in program.exchanges():
+    axes = _axes(program, x)
+    size, times = 1.0, 1.0
+    if axes in compiled and axes in expected:
+      size, times = compiled[axes] / expected[axes]
+    exchanges.append(
+      dataclasses.replace(
+        x, bytes=x.bytes * size, times=max(round(x.times * times), 1)
+      )
+    )
   mesh = ','.join(map(str, base.program.mesh))
   source = f'{base.program.preset} on {base.program.target}, mesh {mesh}'
+  if base.program.layers != schema.PRESETS[base.program.preset].layers:
+    source += f', {base.program.layers} layers'
   return Estimate(
     arguments * base.arguments / planned[0],
     temporaries * base.temporaries / planned[1],
@@ -267,23 +283,39 @@ def _scaled(program: Program, base: Measurement) -> Estimate:
   )
 
 
+def _axes(program: Program, x: links.Exchange) -> tuple[int, ...]:
+  """Returns the axes of the mesh along which a group's devices differ."""
+  places = np.unravel_index(np.array(x.group), program.mesh)
+  return tuple(i for i, place in enumerate(places) if len(set(place)) > 1)
+
+
+def _by_axes(
+  program: Program, exchanges: Iterable[links.Exchange]
+) -> dict[tuple[int, ...], np.ndarray]:
+  """Returns bytes sent and number of collectives, by the axes of groups."""
+  sums: dict[tuple[int, ...], np.ndarray] = {}
+  for x in exchanges:
+    axes = _axes(program, x)
+    both = np.array([sent([x]), x.times], float)
+    sums[axes] = sums.get(axes, np.zeros(2)) + both
+  return sums
+
+
 def errors(
   measured: Mapping[str, Measurement], depths: tuple[int, int]
 ) -> list[dict[str, Any]]:
   """Returns predictions of compiled programs and their errors.
 
-  Each is predicted from two depths if they are compiled, from the same model
-  on another number of devices, and from the nearest other model.
+  Each is predicted from two depths, or from the same model on another number
+  of devices, and from another model.
   """
   rows = []
   for x in measured.values():
     if x.program.layers != schema.PRESETS[x.program.preset].layers:
       continue
-    for without in (
-      ('compiled',),
-      ('compiled', 'depth'),
-      ('compiled', 'depth', 'model'),
-    ):
+    unrolled = x.program.name in plans.UNROLLED
+    second = ('compiled',) if unrolled else ('compiled', 'depth')
+    for without in (second, ('compiled', 'depth', 'model')):
       found = estimate(x.program, measured, depths, without)
       row = _error(x, found)
       if found.kind in ('depth', 'scaled') and row not in rows:

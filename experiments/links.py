@@ -18,8 +18,7 @@
    has. An all-to-all sends to each device directly: of g - 1 parts, g - d leave
    the domain.
 4. The seconds of a collective are those of its slower link, and a latency: of
-   a start, and of a ring's hops within and between domains, twice for an
-   all-reduce.
+   a start, and of the steps within and between domains (`Layout.hops`).
 
 A ring over a dimension of a torus sends both ways where the dimension is closed
 (16 chips), and one way along a line. Rings of every s-th chip share each link
@@ -28,6 +27,7 @@ by s. Groups over two dimensions use the links of both.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -91,18 +91,21 @@ class Layout:
     return sent * (each > 1), sent / each, self._ways(group)
 
   def hops(self, x: Exchange) -> tuple[int, int]:
-    """Returns the steps of a ring within domains and between them.
+    """Returns the steps of a collective within domains and between them.
 
-    Along the dimensions of a torus rings run one after the other.
+    An all-reduce of GPUs climbs and descends a tree, the others go round a
+    ring; along the dimensions of a torus rings run one after the other.
     """
     group = np.array(x.group)
-    between = len(set(self.domains[group])) - 1
-    within = len(group) - between - 1
+    count = len(set(self.domains[group]))
+    twice = 2 if x.kind in _TWICE else 1
     if self.coords is not None:
       sizes = [len(np.unique(place)) for place in self.coords[group].T]
-      within = sum(sizes) - len(sizes)
-    ways = 2 if x.kind in _TWICE else 1
-    return ways * within, ways * between
+      return twice * (sum(sizes) - len(sizes)), twice * (count - 1)
+    if twice == 2:
+      levels = [math.ceil(math.log2(n)) for n in (len(group) / count, count)]
+      return twice * levels[0], twice * levels[1]
+    return len(group) - count, count - 1
 
   def spans_hosts(self, x: Exchange) -> bool:
     """Returns whether devices of several hosts take part."""

@@ -48,6 +48,7 @@ from experiments import (
 from experiments.aot import targets
 from posttrain import schema
 
+COMPILED = pathlib.Path(__file__).parent / 'results' / 'scale.jsonl'
 PROGRAMS = ('train_step', 'prefill', 'decode')
 
 
@@ -88,7 +89,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
   add('--prefill_rows', type=int, default=schema.Rollout.prefill_rows)
   add('--prefill_tokens', type=int, default=schema.Rollout.prefill_tokens)
   add('--assume', action='append', default=[], help='CHIP.NAME=NUMBER')
-  add('--compiled', help='file of compiled programs; new ones are added')
+  add(
+    '--compiled',
+    default=str(COMPILED),
+    help="file of compiled programs; new ones are added; '' = none",
+  )
   add('--depths', type=_depths, default=(2, 4), help='of unrolled programs')
   add('--full', action='store_true', help='compile all layers of these too')
   add('--json', action='store_true', help='print one line of JSON')
@@ -182,7 +187,9 @@ def _no_host(
 
 
 def _sizes(args: argparse.Namespace) -> dict[str, int]:
-  names = 'device_rows row_tokens capacity prefill_rows prefill_tokens'
+  names = (
+    'device_rows row_tokens device_slots capacity prefill_rows prefill_tokens'
+  )
   sizes = {name: getattr(args, name) for name in names.split()}
   return {**sizes, 'context': _context(args)}
 

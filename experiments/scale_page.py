@@ -1,8 +1,57 @@
 """Markdown of a report of `experiments.scale`."""
 
+import datetime
+import importlib.metadata
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+INTRO = """# Runs on many devices, predicted
+
+Train steps, prefill and decoding on devices that are not here. Bytes and
+collectives are those of programs compiled for the very topology, or scaled from
+such programs: the column *figures* says which. Seconds are predictions from the
+assumptions below; nothing ran. Sizes are GiB per device.
+
+```
+aot=experiments/aot/run.sh scale="python -m experiments.scale --models=MODELS"
+$aot with cuda $scale --targets=h100:8,h100:64,h100:512
+$aot with tpu $scale --targets=v5e:256,v6e:256
+$scale --targets=TARGETS > experiments/results/scale.md
+```
+
+The first two compile what [scale.jsonl](scale.jsonl) does not have yet; the
+last needs no compiler.
+
+"""
+FORMULA = """## How figures are made
+
+- *compiled*: by the compiler of that chip for that many devices, all layers.
+- *compiled at two depths*: prefill and decoding repeat their layers in the
+  text, so they are compiled with a < b layers, and every figure X of L layers
+  is X(a) + (X(b) - X(a)) (L - a) / (b - a).
+- *extrapolated*: from the named compiled program. Bytes held are its own plan
+  (`stage.program_bytes`) times compiled / plan of the other program. Bytes sent
+  are those of the placement (`stage.communication`), and the ratio is taken for
+  each set of mesh axes.
+- *run* is what a device holds that trains and samples: state, decode view and
+  cache, and the largest program's temporaries, with `rollout.sleep`.
+- The mesh (data, fsdp, tensor) is the fastest that fits, of almost equal ones
+  that with the smallest `tensor`, then `fsdp` (`experiments/choices.py`).
+- Sent, of an array of S bytes among g devices: S (g - 1) / g, an all-reduce
+  twice that. In a group of several hosts with d devices each, InfiniBand has
+  1 / d of what NVLink has (`experiments/links.py`). A TPU slice has ICI alone,
+  also between hosts.
+- Compute: products take 8 N FLOPs per token, as layers and logits are computed
+  twice; causal attention twice forward, once backward; each at its share of
+  peak. The update passes eight times over float32 weights. MFU counts PaLM's
+  6 N + 12 L H Q T per token (`experiments/roofline.py`).
+- *step*: from communication hidden behind compute to none hidden.
+- Prefill is one call, decoding one token of every slot; the hosts of a target
+  work alike, each on its own slots.
+- Left out: work of hosts and environments, stragglers, congestion, and weights
+  handed from training to decoding.
+"""
 KINDS = {
   'compiled': 'compiled',
   'depth': 'compiled at two depths',
@@ -16,7 +65,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
   rows = report['rows']
   train = [x for x in rows if x['program'] == 'train_step']
   host = [x for x in rows if x['program'] != 'train_step']
-  parts: list[str] = []
+  parts = [*INTRO.splitlines(), _made(report['sizes']), '']
   if train:
     parts += ['## Train step', '', *_train(train), '']
     parts += ['## What a train step sends', '', *_sent(train), '']
@@ -26,10 +75,25 @@ def lines(report: Mapping[str, Any]) -> list[str]:
     parts += ['## Refused', '', *_refused(report['refused']), '']
   if report['errors']:
     parts += ['## Extrapolated against compiled', '', *_errors(report), '']
+  parts += FORMULA.splitlines() + ['']
   parts += ['## Assumptions', '', *_ceilings(report['ceilings']), '']
   if report['compiled']:
     parts += ['## CPU seconds', '', *_seconds(report['compiled'])]
   return parts
+
+
+def _made(sizes: Mapping[str, int]) -> str:
+  """Returns date, versions and the sizes of the programs."""
+  names = [f'{x} {importlib.metadata.version(x)}' for x in ('jax', 'jaxlib')]
+  return (
+    f'{datetime.date.today().isoformat()}, Python {platform.python_version()}, '
+    f'{", ".join(names)}. Rows of {sizes["row_tokens"]:,} tokens, '
+    f'{sizes["device_rows"]} per device where they fit; slots of '
+    f'{sizes["capacity"]:,} tokens, {sizes["device_slots"]} per device where '
+    f'they fit, of which decoding reads {sizes["context"]:,}; prefill of '
+    f'{sizes["prefill_rows"]} rows x {sizes["prefill_tokens"]} tokens on a '
+    'host, at the longest prefix.'
+  )
 
 
 def _train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
