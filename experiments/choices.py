@@ -83,7 +83,7 @@ def choose(
       options = [
         Choice(mesh, fleets.local_mesh(mesh, per_host), fewer, held, limit)
         for mesh in meshes
-        if (held := _held(model, mesh, fewer, target, per_host)) <= limit
+        if (held := _held(model, mesh, fewer, target, limits)) <= limit
       ]
       if options:
         return _best(options, seconds)
@@ -91,7 +91,8 @@ def choose(
   totals = {}
   for fewer in _fewer_rows(sizes):
     totals |= {
-      (mesh, fewer): _train(model, mesh, fewer, target) for mesh in meshes
+      (mesh, fewer): _train(model, mesh, fewer, target, limits)
+      for mesh in meshes
     }
     options = [
       Choice(mesh, None, fewer, total, limit)
@@ -129,11 +130,13 @@ def _train(
   mesh: fleets.MESH,
   sizes: programs.Sizes,
   target: fleets.Target,
+  limits: Mapping[str, float],
 ) -> float:
-  """Returns the planned bytes of a train step; inf if it does not divide."""
+  """Returns the bytes of a train step; inf if it does not divide."""
   if sizes.rows % (mesh[0] * mesh[1]) or not plans.divides(model, mesh):
     return math.inf
-  return plans.plan('train_step', model, mesh, sizes, target.platform).total
+  plan = plans.plan('train_step', model, mesh, sizes, target.platform)
+  return plan.arguments + limits['plan_factor'] * plan.temporaries
 
 
 def _held(
@@ -141,22 +144,24 @@ def _held(
   mesh: fleets.MESH,
   sizes: programs.Sizes,
   target: fleets.Target,
-  per_host: int,
+  limits: Mapping[str, float],
 ) -> float:
   """Returns the bytes of a device of a run that trains and samples."""
-  if math.isinf(_train(model, mesh, sizes, target)):
+  train = _train(model, mesh, sizes, target, limits)
+  if math.isinf(train):
     return math.inf
+  per_host = min(int(limits['devices_per_host']), target.devices)
   local = fleets.local_mesh(mesh, per_host)
-  train = plans.plan('train_step', model, mesh, sizes, target.platform)
+  state = plans.plan('train_step', model, mesh, sizes, target.platform)
   decode, prefill = (
     plans.plan(name, model, local, sizes, target.platform)
     for name in ('decode', 'prefill')
   )
   device = program_bytes.Device(model, fleets.abstract(local), target.platform)
   cache = program_bytes.cache_bytes(device, sizes.slots, sizes.capacity)
-  update = train.temporaries - cache
+  update = train - state.arguments - cache
   work = max(update, decode.temporaries, prefill.temporaries)
-  return train.arguments + decode.arguments + work
+  return state.arguments + decode.arguments + work
 
 
 def _refusal(

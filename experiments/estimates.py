@@ -172,47 +172,67 @@ def estimate(
   if 'compiled' not in without and program.key in measured:
     x = measured[program.key]
     return _estimate(x, 'compiled', program)
-  shallow = [measured.get(program.deep(n).key) for n in depths]
-  if 'depth' not in without and all(shallow):
-    low, high = (x for x in shallow if x)
-    return _deeper(program, low, high)
-  bases = [x for key, x in measured.items() if key != program.key]
+  if 'depth' not in without and (x := _deeper(program, measured, depths)):
+    a, b = depths
+    return _estimate(x, 'depth', program, f', {a} and {b} layers')
+  bases = _whole(measured, depths)
+  bases = [x for x in bases if x.program.key != program.key]
   if base := _base(program, bases, other='model' in without):
     return _scaled(program, base)
   arguments, temporaries = program.plan()
   return Estimate(arguments, temporaries, program.exchanges(), 'planned', '')
 
 
-def _estimate(x: Measurement, kind: str, program: Program) -> Estimate:
-  source = f'{program.target}'
+def _estimate(
+  x: Measurement, kind: str, program: Program, layers: str = ''
+) -> Estimate:
+  source = f'{program.target}{layers}'
   return Estimate(x.arguments, x.temporaries, x.exchanges, kind, source)
 
 
-def _deeper(program: Program, low: Measurement, high: Measurement) -> Estimate:
+def _whole(
+  measured: Mapping[str, Measurement], depths: tuple[int, int]
+) -> list[Measurement]:
+  """Returns programs of all layers, compiled or from two depths."""
+  found = {}
+  for x in measured.values():
+    program = x.program.deep(schema.PRESETS[x.program.preset].layers)
+    whole = measured.get(program.key) or _deeper(program, measured, depths)
+    if whole:
+      found[program.key] = whole
+  return list(found.values())
+
+
+def _deeper(
+  program: Program, measured: Mapping[str, Measurement], depths: tuple[int, int]
+) -> Measurement | None:
   """Returns the linear extrapolation in the number of layers."""
-  a, b = low.program.layers, high.program.layers
+  (a, b), (low, high) = (
+    depths,
+    (measured.get(program.deep(n).key) for n in depths),
+  )
+  if low is None or high is None:
+    return None
   share = (program.layers - a) / (b - a)
 
   def line(x: float, y: float) -> float:
     return x + (y - x) * share
 
-  first, last = _by_group(low.exchanges), _by_group(high.exchanges)
-  exchanges = [
-    links.Exchange(
-      *key[:1],
-      line(first.get(key, (0, 0))[0], size),
-      round(line(first.get(key, (0, 0))[1], times)),
-      key[1],
+  first = _by_group(low.exchanges)
+  exchanges = []
+  for (kind, group), (size, times) in _by_group(high.exchanges).items():
+    before = first.get((kind, group), (0.0, 0))
+    exchanges.append(
+      links.Exchange(
+        kind, line(before[0], size), round(line(before[1], times)), group
+      )
     )
-    for key, (size, times) in last.items()
-  ]
-  source = f'{low.program.target}, {a} and {b} layers'
-  return Estimate(
+  return Measurement(
+    program,
     line(low.arguments, high.arguments),
     line(low.temporaries, high.temporaries),
     exchanges,
-    'depth',
-    source,
+    low.cpu_seconds + high.cpu_seconds,
   )
 
 
@@ -235,13 +255,15 @@ def _base(
     other: whether the same model is left out.
   """
 
-  def distance(x: Measurement) -> tuple[int, float, float, int]:
+  def distance(x: Measurement) -> tuple[int, float, float]:
     sizes = [
       roofline.product_weights(schema.PRESETS[y])
       for y in (program.preset, x.program.preset)
     ]
     devices = math.log(x.program.target.devices / program.target.devices)
-    return (abs(math.log(sizes[0] / sizes[1])), abs(devices), -x.program.layers)
+    axes = [tuple(y > 1 for y in z.mesh[1:]) for z in (x.program, program)]
+    others = sum(a != b for a, b in zip(*axes, strict=True))
+    return others, abs(math.log(sizes[0] / sizes[1])), abs(devices)
 
   alike = [
     x
@@ -272,8 +294,6 @@ def _scaled(program: Program, base: Measurement) -> Estimate:
     )
   mesh = ','.join(map(str, base.program.mesh))
   source = f'{base.program.preset} on {base.program.target}, mesh {mesh}'
-  if base.program.layers != schema.PRESETS[base.program.preset].layers:
-    source += f', {base.program.layers} layers'
   return Estimate(
     arguments * base.arguments / planned[0],
     temporaries * base.temporaries / planned[1],

@@ -177,10 +177,10 @@ def _host(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   head = (
     'program',
     'model',
-    'target',
+    'targets',
     'mesh of a host',
     'figures',
-    'slots of a host',
+    'slots',
     'arguments',
     'temporaries',
     'collectives',
@@ -188,8 +188,13 @@ def _host(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     'compute ms',
     'communication ms',
     'call ms',
-    'tokens/s of all hosts',
+    'tokens/s of a host',
   )
+  alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+  for x in rows:  # hosts of several targets may be alike
+    key = (x['program'], x['model'], _mesh(x), _figures(x), x['slots'])
+    chip = x['target'].split(':')[0]
+    alike.setdefault((*key, chip), []).append(x)
   return table(
     head,
     5,
@@ -197,7 +202,7 @@ def _host(rows: Sequence[Mapping[str, Any]]) -> list[str]:
       (
         x['program'],
         x['model'],
-        x['target'],
+        ', '.join(y['target'] for y in same),
         _mesh(x),
         _figures(x),
         x['slots'],
@@ -208,9 +213,10 @@ def _host(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f'{1000 * x["compute_s"]:.3g}',
         f'{1000 * x["communication_s"]:.3g}',
         _range([1000 * y for y in x['step_s']], '.3g'),
-        _range(x['tokens_per_s'], ',.0f'),
+        _range([y / x['hosts'] for y in x['tokens_per_s']], ',.0f'),
       )
-      for x in rows
+      for same in alike.values()
+      for x in same[:1]
     ),
   )
 

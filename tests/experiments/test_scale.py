@@ -344,6 +344,33 @@ def test_scaled_is_the_plan_times_what_the_compiler_needs_of_it():
     assert x.group == planned.group and x.times == planned.times
 
 
+def test_programs_of_the_same_split_axes_are_nearest():
+  factors = {'fsdp': 1.0, 'data': 1.0}
+  near = program(name='train_step', mesh=(4, 8, 1), target='h100:32')
+  apart = dataclasses.replace(near, preset='qwen3_8b', layers=36)
+  other = program(name='train_step', mesh=(1, 8, 2), target='h100:16')
+  tensor = dataclasses.replace(other, preset='qwen3_8b', layers=36)
+  found = {x.key: grown(x, factors) for x in (near, apart)}
+  assert SMALL in estimates.estimate(other, found, (2, 4)).source
+  arguments, temporaries = tensor.plan()
+  found[tensor.key] = estimates.Measurement(
+    tensor, arguments, temporaries, tensor.exchanges(), 1.0
+  )
+  assert '8b on h100:16' in estimates.estimate(other, found, (2, 4)).source
+
+
+def test_shallow_programs_are_scaled_at_all_layers():
+  points = [
+    measured(program(2), 100.0, 10.0, 40.0, 5),
+    measured(program(4), 140.0, 10.0, 60.0, 9),
+  ]
+  wanted = dataclasses.replace(program(36), preset='qwen3_8b')
+  found = estimates.estimate(wanted, {x.program.key: x for x in points}, (2, 4))
+  planned = program(28).plan()[0]
+  assert found.kind == 'scaled'
+  assert found.arguments == pytest.approx(620 * wanted.plan()[0] / planned)
+
+
 def test_errors_compare_with_programs_left_out():
   found = {}
   for target, mesh, factor in (
