@@ -326,21 +326,36 @@ def errors(
 ) -> list[dict[str, Any]]:
   """Returns predictions of compiled programs and their errors.
 
-  Each is predicted from two depths, or from the same model on another number
-  of devices, and from another model.
+  Prefill and decoding are predicted from two depths, train steps from the same
+  model on another number of devices; and both from another model.
   """
   rows = []
-  for x in measured.values():
-    if x.program.layers != schema.PRESETS[x.program.preset].layers:
+  for x in sorted(measured.values(), key=lambda x: _order(x.program)):
+    program = x.program
+    if program.layers != schema.PRESETS[program.preset].layers:
       continue
-    unrolled = x.program.name in plans.UNROLLED
-    second = ('compiled',) if unrolled else ('compiled', 'depth')
-    for without in (second, ('compiled', 'depth', 'model')):
-      found = estimate(x.program, measured, depths, without)
+    if program.name in plans.UNROLLED:
+      first = estimate(program, measured, depths, ('compiled',))
+    else:
+      others = {
+        key: y
+        for key, y in measured.items()
+        if (y.program.preset, y.program.target)
+        != (program.preset, program.target)
+      }
+      first = estimate(program, others, depths)
+    second = estimate(program, measured, depths, ('compiled', 'depth', 'model'))
+    for found in (first, second):
       row = _error(x, found)
       if found.kind in ('depth', 'scaled') and row not in rows:
         rows.append(row)
   return rows
+
+
+def _order(program: Program) -> tuple[str, str, int, int, str]:
+  size = roofline.product_weights(schema.PRESETS[program.preset])
+  target = program.target
+  return target.chip, program.name, size, target.devices, program.key
 
 
 def _error(x: Measurement, found: Estimate) -> dict[str, Any]:
