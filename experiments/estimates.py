@@ -344,11 +344,13 @@ def errors(
         != (program.preset, program.target)
       }
       first = estimate(program, others, depths)
+      if program.preset not in first.source.split():
+        first = dataclasses.replace(first, kind='')
     second = estimate(program, measured, depths, ('compiled', 'depth', 'model'))
-    for found in (first, second):
-      row = _error(x, found)
-      if found.kind in ('depth', 'scaled') and row not in rows:
-        rows.append(row)
+    own = {'depth': 'two depths', 'scaled': 'other devices'}
+    for found, way in ((first, own), (second, {'scaled': 'other model'})):
+      if found.kind in way:
+        rows.append({'way': way[found.kind], **_error(x, found)})
   return rows
 
 

@@ -1,5 +1,6 @@
 """Markdown of a report of `experiments.scale`."""
 
+import collections
 import datetime
 import importlib.metadata
 import platform
@@ -46,6 +47,10 @@ FORMULA = """## How figures are made
   twice; causal attention twice forward, once backward; each at its share of
   peak. The update passes eight times over float32 weights. MFU counts PaLM's
   6 N + 12 L H Q T per token (`experiments/roofline.py`).
+- Where *other model* is off by more than a tenth of what is sent, the plan is:
+  a tied table's gradient is summed over `data` twice, once for each use, and
+  XLA for GPUs joins the five sums over `tensor` of a layer's backward pass to
+  two. Rows of such models are scaled from one alike where there is one.
 - *step*: from communication hidden behind compute to none hidden.
 - Prefill is one call, decoding one token of every slot; the hosts of a target
   work alike, each on its own slots.
@@ -65,7 +70,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
   rows = report['rows']
   train = [x for x in rows if x['program'] == 'train_step']
   host = [x for x in rows if x['program'] != 'train_step']
-  parts = [*INTRO.splitlines(), _made(report['sizes']), '']
+  parts = [*INTRO.splitlines(), _made(report['sizes']), '', _count(rows), '']
   if train:
     parts += ['## Train step', '', *_train(train), '']
     parts += ['## What a train step sends', '', *_sent(train), '']
@@ -74,7 +79,8 @@ def lines(report: Mapping[str, Any]) -> list[str]:
   if report['refused']:
     parts += ['## Refused', '', *_refused(report['refused']), '']
   if report['errors']:
-    parts += ['## Extrapolated against compiled', '', *_errors(report), '']
+    parts += ['## Extrapolated against compiled', '']
+    parts += [*_largest(report['errors']), '', *_errors(report), '']
   parts += FORMULA.splitlines() + ['']
   parts += ['## Assumptions', '', *_ceilings(report['ceilings']), '']
   if report['compiled']:
@@ -94,6 +100,13 @@ def _made(sizes: Mapping[str, int]) -> str:
     f'{sizes["prefill_rows"]} rows x {sizes["prefill_tokens"]} tokens on a '
     'host, at the longest prefix.'
   )
+
+
+def _count(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns how many rows have compiled figures, and how many others."""
+  counts = collections.Counter(x['kind'] for x in rows)
+  texts = [f'{counts[x]} {KINDS[x]}' for x in KINDS if counts[x]]
+  return f'Of {len(rows)} programs: {", ".join(texts)}.'
 
 
 def _train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -231,11 +244,12 @@ def _refused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _errors(report: Mapping[str, Any]) -> list[str]:
   head = (
+    'from',
     'program',
     'model',
     'target',
     'mesh',
-    'from',
+    'compiled program',
     'peak GiB: extrapolated',
     'compiled',
     'error %',
@@ -245,9 +259,10 @@ def _errors(report: Mapping[str, Any]) -> list[str]:
   )
   return table(
     head,
-    5,
+    6,
     (
       (
+        x['way'],
         x['program'],
         x['model'],
         x['target'],
@@ -261,10 +276,29 @@ def _errors(report: Mapping[str, Any]) -> list[str]:
   )
 
 
-def _pair(values: Sequence[float]) -> tuple[str, str, str]:
+def _largest(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns a line per way with its largest errors."""
+  lines = []
+  for way in sorted({x['way'] for x in rows}):
+    pairs = [(x['peak_gib'], x['sent_gib']) for x in rows if x['way'] == way]
+    peak, sent = (
+      max(abs(_error(x)) for x in values) for values in zip(*pairs, strict=True)
+    )
+    lines.append(
+      f'- {way}: {len(pairs)} programs, at most {peak:.1f} % of the peak and '
+      f'{sent:.1f} % of what is sent'
+    )
+  return lines
+
+
+def _error(values: Sequence[float]) -> float:
+  """Returns the error in percent; 0 if next to nothing is compiled."""
   predicted, actual = values
-  error = f'{100 * (predicted / actual - 1):+.1f}' if actual > 1e-6 else ''
-  return f'{predicted:.3g}', f'{actual:.3g}', error
+  return 100 * (predicted / actual - 1) if actual > 1e-6 else 0.0
+
+
+def _pair(values: Sequence[float]) -> tuple[str, str, str]:
+  return f'{values[0]:.3g}', f'{values[1]:.3g}', f'{_error(values):+.1f}'
 
 
 def _ceilings(chips: Mapping[str, Mapping[str, Any]]) -> list[str]:
