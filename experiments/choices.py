@@ -2,7 +2,10 @@
 
 1. Candidates are all (data, fsdp, tensor) with the target's number of devices;
    `tensor` stays within a host. Sizes that a weight, the rows or the slots do
-   not divide by are left out.
+   not divide by are left out, and on TPUs an `fsdp` that leaves a device less
+   than 128 columns of D: v5e:256 pads them (8B on 4,64,1 needs 1.9 times the
+   planned temporaries, on 4,16,4 1.16 times), and v6e:256 reduces whole
+   gradients (8B on 1,256,1).
 2. A candidate fits if the train step does, and if a run that samples does as
    well. That holds the train state, the decode view and the cache of its host's
    slots, and the temporaries of the largest program; the cache is freed during
@@ -27,6 +30,7 @@ from posttrain.stage import program_bytes
 
 FEWEST = 4  # slots per device
 SLACK = 1.05
+LANES = 128  # numbers of a TPU's vector
 _ROWS = (1, 2, 4, 8)  # parts of the rows that are tried
 # Seconds of a token.
 Seconds = Callable[[fleets.MESH, programs.Sizes], float]
@@ -134,6 +138,8 @@ def _train(
 ) -> float:
   """Returns the bytes of a train step; inf if it does not divide."""
   if sizes.rows % (mesh[0] * mesh[1]) or not plans.divides(model, mesh):
+    return math.inf
+  if target.tpu and model.embed_dim < LANES * mesh[1] > LANES:
     return math.inf
   plan = plans.plan('train_step', model, mesh, sizes, target.platform)
   return plan.arguments + limits['plan_factor'] * plan.temporaries

@@ -247,7 +247,8 @@ def _base(
 ) -> Measurement | None:
   """Returns the compiled program to scale from, None if there is none.
 
-  The axes that split weights matter first, then the model, then the devices.
+  The axes that split weights matter first, then the model, the devices and the
+  sizes of the axes.
 
   Args:
     program: the program.
@@ -255,7 +256,7 @@ def _base(
     other: whether the same model is left out.
   """
 
-  def distance(x: Measurement) -> tuple[int, float, float]:
+  def distance(x: Measurement) -> tuple[int, float, float, float]:
     sizes = [
       roofline.product_weights(schema.PRESETS[y])
       for y in (program.preset, x.program.preset)
@@ -263,7 +264,9 @@ def _base(
     devices = math.log(x.program.target.devices / program.target.devices)
     axes = [tuple(y > 1 for y in z.mesh[1:]) for z in (x.program, program)]
     others = sum(a != b for a, b in zip(*axes, strict=True))
-    return others, abs(math.log(sizes[0] / sizes[1])), abs(devices)
+    ratios = zip(x.program.mesh, program.mesh, strict=True)
+    shape = sum(abs(math.log(a / b)) for a, b in ratios)
+    return others, abs(math.log(sizes[0] / sizes[1])), abs(devices), shape
 
   alike = [
     x

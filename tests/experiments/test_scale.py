@@ -200,6 +200,15 @@ def test_of_equal_meshes_that_fit_the_smallest_axes_are_taken():
   assert choice('qwen3_8b', 'h100:8').mesh == (2, 4, 1)
 
 
+def test_tpus_keep_whole_vectors():
+  def seconds(mesh, sizes):
+    return 1 / mesh[1]
+
+  # 4,096 columns are 32 vectors.
+  assert choice('qwen3_8b', 'v6e:256', seconds).mesh[1] == 32
+  assert choice('qwen3_8b', 'h100:256', seconds).mesh[1] == 256
+
+
 def test_a_faster_mesh_is_taken():
   def seconds(mesh, sizes):
     return 1.0 if mesh == (1, 8, 1) else 1.06
