@@ -73,7 +73,7 @@ def parse(argv=None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(prog='python -m experiments.census')
   add = parser.add_argument
   add('--model', choices=schema.PRESETS, default='qwen3_0p6b')
-  add('--mesh', type=_mesh, default=(1, 8, 1), help='data,fsdp,tensor')
+  add('--mesh', type=parse_mesh, default=(1, 8, 1), help='data,fsdp,tensor')
   add('--layers', type=int, help="instead of the model's; 4 for decoding")
   add('--programs', type=_programs, default=PROGRAMS, help='comma-separated')
   add('--rows', type=int, default=8, help='rows of a micro-batch')
@@ -86,7 +86,8 @@ def parse(argv=None) -> argparse.Namespace:
   return parser.parse_args(argv)
 
 
-def _mesh(text: str) -> tuple[int, ...]:
+def parse_mesh(text: str) -> tuple[int, ...]:
+  """Returns the sizes of a mesh, from data,fsdp,tensor."""
   words = text.split(',')
   sizes = tuple(int(x) for x in words if x.isdecimal())
   if len(words) != 3 or len(sizes) != 3 or min(sizes) < 1:

@@ -18,6 +18,8 @@ import math
 import re
 from collections.abc import Iterator
 
+from experiments import replica_groups
+
 KINDS = (
   'all-reduce',
   'all-gather',
@@ -114,6 +116,12 @@ class Collective:
   times: int  # how often it runs
   op_name: str
   files: tuple[str, ...]  # Python files of its stack, the innermost first
+  attributes: str = ''  # the text after the operands
+
+  @property
+  def groups(self) -> replica_groups.Groups:
+    """Groups of devices that exchange; () = all of them together."""
+    return replica_groups.parse(self.attributes)
 
   @property
   def bytes(self) -> int:
@@ -190,6 +198,7 @@ class Module:
         self.times[name],
         x.op_name,
         self._files(x),
+        x.attributes,
       )
       for name, instructions in self.computations.items()
       if self.times[name] and not _continues(name, instructions)
@@ -448,15 +457,8 @@ def _traffic(
 
 def _group(x: Instruction) -> int | None:
   """Returns the number of devices in a replica group; None = not known."""
-  text = x.attributes
-  if match := re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', text):
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
-    return math.prod(int(sizes[y]) for y in re.findall(r"'(\w+)'", match[2]))
-  if match := re.search(r'replica_groups=\[(\d+),(\d+)\]<=', text):
-    return int(match[2])
-  if match := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
-    return match[1].count(',') + 1
-  return None
+  groups = replica_groups.parse(x.attributes)
+  return len(groups[0]) if groups else None
 
 
 def _called(x: Instruction, attribute: str) -> str:

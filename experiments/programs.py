@@ -32,7 +32,7 @@ from posttrain.training import step as train_step
 
 STOP_IDS = 4
 STEPS = 1000  # of the stage; the length of the schedule is no part of a shape
-_STAGE = schema.Stage(envs={'tokens': schema.EnvEntry()})
+STAGE = schema.Stage(envs={'tokens': schema.EnvEntry()})
 _SCALARS = ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences')
 
 
@@ -54,7 +54,7 @@ def lower(
   mesh: Mesh,
   sizes: Sizes,
   platform: str | None = None,
-  stage: schema.Stage = _STAGE,
+  stage: schema.Stage = STAGE,
 ) -> jax.stages.Lowered:
   """Lowers a program.
 
@@ -99,6 +99,24 @@ def planned(
   )
   made = plan.make('plan', stage, model, mesh, platform, sizes.capacity)
   return made.programs
+
+
+def largest_call(
+  sizes: Sizes, ways: int
+) -> tuple[admission.Shapes, tuple[int, int]]:
+  """Returns the shapes of prefill, and the call that reads the most.
+
+  Args:
+    sizes: sizes of the decode engine.
+    ways: devices that slots and rows are split over.
+
+  Returns:
+    The shapes, and the call's rows per device and tokens of a slot.
+  """
+  rows = min(sizes.prefill_rows, sizes.slots)
+  shapes = admission.Shapes(sizes.slots, rows, sizes.prefill_tokens, ways=ways)
+  calls = shapes.calls(sizes.capacity)
+  return shapes, max(calls, key=lambda call: (math.prod(call), call))
 
 
 class _Builder:
@@ -163,10 +181,8 @@ class _Builder:
     return loop.decode, args
 
   def prefill(self) -> tuple[Any, tuple]:
-    sizes, shapes = self.sizes, self._shapes()
-    count, length = max(
-      shapes.calls(sizes.capacity), key=lambda call: (math.prod(call), call)
-    )
+    sizes, ways = self.sizes, sharding.batch_ways(self.mesh)
+    shapes, (count, length) = largest_call(sizes, ways)
     row = jax.ShapeDtypeStruct((count * shapes.ways,), np.int32)
     tokens = jax.ShapeDtypeStruct((*row.shape, sizes.prefill_tokens), np.int32)
     args = (self._results('view'), self.model, self._results('state'), tokens)
@@ -186,9 +202,7 @@ class _Builder:
     return loop.first, (state, slots, logits, each, each, self.slots)
 
   def _shapes(self) -> admission.Shapes:
-    sizes, ways = self.sizes, sharding.batch_ways(self.mesh)
-    rows = min(sizes.prefill_rows, sizes.slots)
-    return admission.Shapes(sizes.slots, rows, sizes.prefill_tokens, ways=ways)
+    return largest_call(self.sizes, sharding.batch_ways(self.mesh))[0]
 
   def _params(self) -> Any:
     return sharding.placed(

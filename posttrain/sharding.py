@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
@@ -73,7 +74,43 @@ def make_mesh(
   devices = _all_devices() if devices is None else devices
   sizes = tuple(mesh_sizes(cfg, len(devices)).values())
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
-  return jax.make_mesh(sizes, AXES, axis_types=types, devices=devices)
+  return Mesh(arrange(sizes, devices), AXES, axis_types=types)
+
+
+def arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+  """Returns the devices in the order of a mesh: neighbours are close.
+
+  Slices of TPUs, and hosts of GPUs, which jax calls slices as well, are divided
+  among the first axes; the last axes lie within a slice as far as they can.
+  `jax.make_mesh` refuses several slices, and a TPU v6e if an axis takes a part
+  of a dimension of the torus.
+
+  Args:
+    sizes: devices per axis.
+    devices: as many as their product.
+
+  Raises:
+    ValueError: the sizes do not divide over the slices.
+  """
+  slices = len({getattr(x, 'slice_index', None) for x in devices})
+  if slices == 1:
+    return mesh_utils.create_device_mesh(
+      sizes, devices, allow_split_physical_axes=True
+    )
+  outer, left = [], slices
+  for size in sizes:
+    outer.append(math.gcd(size, left))
+    left //= outer[-1]
+  if left > 1:
+    raise ValueError(
+      f'config.mesh must divide over the {slices} slices of the devices: got '
+      f'{", ".join(f"{k}={v}" for k, v in zip(AXES, sizes, strict=True))}; '
+      f'let data be a multiple of {slices}'
+    )
+  inner = [size // ways for size, ways in zip(sizes, outer, strict=True)]
+  return mesh_utils.create_hybrid_device_mesh(
+    inner, outer, devices, allow_split_physical_axes=True
+  )
 
 
 def abstract_mesh(cfg: schema.Mesh, devices: int) -> AbstractMesh:

@@ -1,5 +1,6 @@
 """Meshes, and the rules that place arrays on them."""
 
+import dataclasses
 import types
 
 import jax
@@ -13,6 +14,54 @@ from posttrain.models import transformer
 from posttrain.training import optim
 
 RULES = ((r'kernel$', ('fsdp', 'tensor')), (r'bias$', (None,)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """What jax reads of a device to order a mesh."""
+
+  id: int
+  slice_index: int
+  coords: tuple[int, ...] | None = None
+  platform: str = 'gpu'
+  device_kind: str = 'NVIDIA H100'
+  core_on_chip: int = 0
+
+
+def _gpus(hosts: int) -> list[Device]:
+  """Returns eight GPUs per host; jax calls a host a slice."""
+  return [Device(i, i // 8) for i in range(8 * hosts)]
+
+
+@pytest.mark.parametrize(
+  'sizes', [(8, 8, 1), (1, 64, 1), (2, 32, 1), (1, 8, 8), (4, 4, 4)]
+)
+def test_meshes_of_several_hosts_keep_the_last_axes_within_them(sizes):
+  devices = sharding.arrange(sizes, _gpus(8)[::-1])
+  assert devices.shape == sizes
+  assert [x.id for x in devices.flat] == list(range(64))
+
+
+def test_slices_divide_the_first_axes():
+  # Three hosts: of 2 x 12 the second axis is split over them.
+  devices = sharding.arrange((2, 12, 1), _gpus(3))
+  for row in devices[..., 0]:
+    assert [x.slice_index for x in row] == [0] * 4 + [1] * 4 + [2] * 4
+  hosts = [Device(i, i // 2) for i in range(8)]
+  with pytest.raises(ValueError, match='divide over the 4 slices.*data=3'):
+    sharding.arrange((3, 1, 1), hosts)
+
+
+def test_axes_may_take_parts_of_a_torus():
+  chips = [
+    Device(i, 0, (i % 16, i // 16, 0), 'tpu', 'TPU v6 lite') for i in range(256)
+  ]
+  devices = sharding.arrange((4, 64, 1), chips)
+  assert {x.id for x in devices.flat} == set(range(256))
+  for data, part in enumerate(devices[..., 0]):  # a ring of 16 and a line of 4
+    places = {x.coords[:2] for x in part}
+    rows = range(4 * data, 4 * data + 4)
+    assert places == {(x, y) for x in range(16) for y in rows}
 
 
 def _shape(*shape):

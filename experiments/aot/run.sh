@@ -5,6 +5,8 @@
 #                                         experiments/results/aot.md
 #   experiments/aot/run.sh cuda           one of them, cuda or tpu; writes nothing
 #   PYTEST_ADDOPTS='-k kernels' experiments/aot/run.sh tpu
+#   experiments/aot/run.sh with cuda COMMAND ...
+#                                         runs a command with one compiler
 #
 # The compilers are wheels of 360 MB (cuda) and 210 MB (tpu), fetched by pip once
 # into a folder of their own under POSTTRAIN_AOT_WHEELS, by default
@@ -41,25 +43,38 @@ fetch() {
     mv "$2.part" "$2"
 }
 
-# Runs the tests of a platform with its compiler.
-run() {
-  local folder=$wheels/$1-jax$version
-  fetch "$1" "$folder" || return 3
-  export POSTTRAIN_AOT=$1
+# Runs a command with a platform's compiler.
+with() {
+  local platform=$1 folder=$wheels/$1-jax$version
+  shift
+  fetch "$platform" "$folder" || return 3
+  export POSTTRAIN_AOT=$platform
   export PYTHONPATH=$PWD:$folder${PYTHONPATH:+:$PYTHONPATH} JAX_PLATFORMS=cpu
-  if [[ $1 == tpu ]]; then
+  if [[ $platform == tpu ]]; then
     export TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v5litepod-8
     export TPU_WORKER_HOSTNAMES=localhost ALLOW_MULTIPLE_LIBTPU_LOAD=1
-    "$python" -m pytest -m aot tests/aot/test_tpu.py
   else
     export JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1
     # Autotuning would run kernels.
     export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0 \
 --xla_gpu_cuda_data_dir=$(echo "$folder"/nvidia/cu*)"
-    "$python" -m pytest -m aot tests/aot/test_gpu.py tests/aot/test_mutations.py
   fi
+  "$@"
 }
 
+# Runs the tests of a platform.
+run() {
+  local tests=(tests/aot/test_gpu.py tests/aot/test_layouts.py
+    tests/aot/test_mutations.py)
+  [[ $1 == tpu ]] && tests=(tests/aot/test_tpu.py tests/aot/test_layouts.py)
+  with "$1" "$python" -m pytest -m aot "${tests[@]}"
+}
+
+if [[ ${1:-} == with ]]; then
+  shift
+  with "$@"
+  exit
+fi
 if (($#)); then
   for platform in "$@"; do (run "$platform") || exit; done
   exit

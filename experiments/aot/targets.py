@@ -83,19 +83,25 @@ def missing(name: str) -> str | None:
   return f'needs its compiler: experiments/aot/run.sh {platform}'
 
 
-def devices(name: str) -> Sequence[jax.Device]:
-  """Returns the devices of a target, which can only be compiled for."""
+def devices(name: str, topology: str | None = None) -> Sequence[jax.Device]:
+  """Returns the devices of a target, which can only be compiled for.
+
+  Args:
+    name: one of TARGETS.
+    topology: slices x hosts x GPUs, or a TPU slice; None = the target's eight
+      devices.
+  """
   target = TARGETS[name]
   if target.platform == 'tpu':
-    topology = topologies.get_topology_desc(target.topology, 'tpu')
+    found = topologies.get_topology_desc(topology or target.topology, 'tpu')
   else:
-    topology = topologies.get_topology_desc(
+    found = topologies.get_topology_desc(
       '',
       'cuda',
-      topology=target.topology,
+      topology=topology or target.topology,
       target_config=_GPU.format(**dataclasses.asdict(target)),
     )
-  return topology.devices
+  return found.devices
 
 
 def mesh(name: str, sizes: tuple[int, int, int]) -> Mesh:
