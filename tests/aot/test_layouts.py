@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments import fleets, links
 from experiments.aot import targets
+from experiments.scale import fleets, links
 from posttrain import schema, sharding
 
 CASES = (

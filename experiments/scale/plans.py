@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments import fleets, links, programs
+from experiments import programs
+from experiments.scale import fleets, links
 from posttrain import schema, sharding
 from posttrain.models import transformer
 from posttrain.stage import communication, program_bytes, tensors

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterator
 
-from experiments import ceilings, links
+from experiments.scale import ceilings, links
 from posttrain import schema, sharding
 
 MESH = tuple[int, int, int]

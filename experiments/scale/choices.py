@@ -24,7 +24,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments import fleets, plans, programs
+from experiments import programs
+from experiments.scale import fleets, plans
 from posttrain import schema
 from posttrain.stage import program_bytes
 

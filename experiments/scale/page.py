@@ -38,15 +38,15 @@ FORMULA = """## How figures are made
 - *run* is what a device holds that trains and samples: state, decode view and
   cache, and the largest program's temporaries, with `rollout.sleep`.
 - The mesh (data, fsdp, tensor) is the fastest that fits, of almost equal ones
-  that with the smallest `tensor`, then `fsdp` (`experiments/choices.py`).
+  that with the smallest `tensor`, then `fsdp` (`experiments/scale/choices.py`).
 - Sent, of an array of S bytes among g devices: S (g - 1) / g, an all-reduce
   twice that. In a group of several hosts with d devices each, InfiniBand has
-  1 / d of what NVLink has (`experiments/links.py`). A TPU slice has ICI alone,
-  also between hosts.
+  1 / d of what NVLink has (`experiments/scale/links.py`). A TPU slice has ICI
+  alone, also between hosts.
 - Compute: products take 8 N FLOPs per token, as layers and logits are computed
   twice; causal attention twice forward, once backward; each at its share of
   peak. The update passes eight times over float32 weights. MFU counts PaLM's
-  6 N + 12 L H Q T per token (`experiments/roofline.py`).
+  6 N + 12 L H Q T per token (`experiments/scale/roofline.py`).
 - Where *other model* is off by more than a tenth of what is sent, the plan is:
   a tied table's gradient is summed over `data` twice, once for each use, and
   XLA for GPUs joins the five sums over `tensor` of a layer's backward pass to

@@ -15,7 +15,7 @@
    roofline`, and traffic from `experiments.links`. --assume=h100.hbm_share=0.8
    replaces a ceiling.
 
-It prints the Markdown of `experiments.scale_page`, or with --json an object:
+It prints the Markdown of `experiments.scale.page`, or with --json an object:
 
     rows       of programs: their bytes, traffic, seconds
     refused    models that fit no mesh of a target, and why
@@ -32,20 +32,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import (
+from experiments import census, hlo, programs
+from experiments.aot import targets
+from experiments.scale import (
   ceilings,
-  census,
   choices,
   estimates,
   fleets,
-  hlo,
   links,
   plans,
-  programs,
   roofline,
-  scale_page,
 )
-from experiments.aot import targets
+from experiments.scale import page as scale_page
 from posttrain import schema
 
 COMPILED = pathlib.Path(__file__).parent / 'results' / 'scale.jsonl'

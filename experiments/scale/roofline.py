@@ -30,7 +30,8 @@ Nothing else takes time here: no host, no pipeline bubbles, no stragglers.
 import dataclasses
 from collections.abc import Mapping
 
-from experiments import fleets, plans, programs
+from experiments import programs
+from experiments.scale import fleets, plans
 from posttrain import schema
 from posttrain.models import transformer
 from posttrain.stage import program_bytes

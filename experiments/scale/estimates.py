@@ -30,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import census, fleets, hlo, links, plans, programs, roofline
+from experiments import census, hlo, programs
 from experiments.aot import targets
+from experiments.scale import fleets, links, plans, roofline
 from posttrain import schema, sharding
 
 

@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from experiments import (
+from experiments import programs
+from experiments.scale import __main__ as scale
+from experiments.scale import (
   ceilings,
   choices,
   estimates,
   fleets,
   links,
   plans,
-  programs,
   roofline,
-  scale,
-  scale_page,
 )
+from experiments.scale import page as scale_page
 from posttrain import schema
 
 H100 = ceilings.values(ceilings.CHIPS['h100'])
