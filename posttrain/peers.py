@@ -251,10 +251,10 @@ class _Monitor(threading.Thread):
   def fail(self, error: BaseException) -> None:
     """Tells the others that this process ends with an error.
 
-    If it is a failure of communication, another process is probably lost: this
-    one then waits until the monitor knows which.
+    If it may be a failure of communication, another process is probably lost:
+    this one then waits until the monitor knows which.
     """
-    if type(error).__module__.startswith('jax'):
+    if _is_from_libraries(error):
       time.sleep(LOST_SECONDS + 3 * _BEAT_SECONDS)
     self._finish(foreign.error(error))
 
@@ -282,6 +282,15 @@ class _Monitor(threading.Thread):
       for x in (state.client, state.service):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
       state.client = state.service = None
+
+
+def _is_from_libraries(error: BaseException) -> bool:
+  """Returns whether jax or Orbax raised an error, of whatever type."""
+  trace, sources = error.__traceback__, [type(error).__module__]
+  while trace is not None:
+    last, trace = trace.tb_frame.f_globals.get('__name__', ''), trace.tb_next
+    sources[1:] = [last]
+  return any(str(x).startswith(('jax', 'orbax')) for x in sources)
 
 
 _handlers: list[Any] = []  # of signals, which C code calls

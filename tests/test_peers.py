@@ -7,6 +7,7 @@ Runs of several processes are in `tests/end_to_end/test_processes_run.py` and
 import json
 import types
 
+import jax
 import pytest
 
 from posttrain import peers
@@ -151,3 +152,18 @@ def test_beats_are_json(monitor):
   made._set('ended', 'ValueError: "x"\n')
   assert made._read('ended/') == {0: 'ValueError: "x"\n'}
   assert json.loads(made._client.values['ended/0']) == 'ValueError: "x"\n'
+
+
+def test_errors_of_jax_are_known_by_where_they_come_from(monitor):
+  """Gloo's come as ValueError, from within jax; the others wait for those."""
+  waits = []
+  peers.time.sleep = waits.append  # the fixture restores it
+  made = monitor(1)
+  made._finish = lambda reason: waits.append(reason)
+  for fn in (lambda: jax.jit(lambda x: x + 'a')(1), lambda: {}['a']):
+    try:
+      fn()
+    except Exception as error:
+      made.fail(error)
+  assert waits[0] > peers.LOST_SECONDS and isinstance(waits[1], str)
+  assert len(waits) == 3 and waits[2].startswith('KeyError')
