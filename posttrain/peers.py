@@ -15,6 +15,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -254,7 +255,7 @@ class _Monitor(threading.Thread):
     If it may be a failure of communication, another process is probably lost:
     this one then waits until the monitor knows which.
     """
-    if _is_from_libraries(error):
+    if _may_be_lost(error):
       time.sleep(LOST_SECONDS + 3 * _BEAT_SECONDS)
     self._finish(foreign.error(error))
 
@@ -284,13 +285,14 @@ class _Monitor(threading.Thread):
       state.client = state.service = None
 
 
-def _is_from_libraries(error: BaseException) -> bool:
-  """Returns whether jax or Orbax raised an error, of whatever type."""
-  trace, sources = error.__traceback__, [type(error).__module__]
-  while trace is not None:
-    last, trace = trace.tb_frame.f_globals.get('__name__', ''), trace.tb_next
-    sources[1:] = [last]
-  return any(str(x).startswith(('jax', 'orbax')) for x in sources)
+def _may_be_lost(error: BaseException) -> bool:
+  """Returns whether an error may come from a lost connection.
+
+  It is one of jax's, or has the text of an `absl::Status`, as in 'UNKNOWN: Gloo
+  AllGather failed', which jax raises as ValueError too.
+  """
+  ours = type(error).__module__.startswith('jax')
+  return ours or re.match(r'[A-Z_]{5,}: ', str(error)) is not None
 
 
 _handlers: list[Any] = []  # of signals, which C code calls

@@ -154,16 +154,21 @@ def test_beats_are_json(monitor):
   assert json.loads(made._client.values['ended/0']) == 'ValueError: "x"\n'
 
 
-def test_errors_of_jax_are_known_by_where_they_come_from(monitor):
-  """Gloo's come as ValueError, from within jax; the others wait for those."""
-  waits = []
-  peers.time.sleep = waits.append  # the fixture restores it
+@pytest.mark.parametrize(
+  ('error', 'waits'),
+  [
+    (ValueError('UNKNOWN: Gloo AllGather failed: Connection reset'), True),
+    (jax.errors.JaxRuntimeError('INTERNAL: x'), True),
+    (ValueError('config.seed must be >= 0: got -1'), False),
+    (KeyError('a'), False),
+  ],
+)
+def test_errors_of_communication_wait_for_the_monitor(error, waits, monitor):
+  """It knows within that time who is lost; other errors are told at once."""
+  slept, told = [], []
+  peers.time.sleep = slept.append  # the fixture restores it
   made = monitor(1)
-  made._finish = lambda reason: waits.append(reason)
-  for fn in (lambda: jax.jit(lambda x: x + 'a')(1), lambda: {}['a']):
-    try:
-      fn()
-    except Exception as error:
-      made.fail(error)
-  assert waits[0] > peers.LOST_SECONDS and isinstance(waits[1], str)
-  assert len(waits) == 3 and waits[2].startswith('KeyError')
+  made._finish = told.append
+  made.fail(error)
+  assert len(told) == 1
+  assert [x > peers.LOST_SECONDS for x in slept] == [True] * waits
