@@ -17,7 +17,14 @@ from tests import test_layers
 from tests.algorithms import two_turns
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ('README.md', 'docs/design.md', 'docs/metrics.md')
+PAGES = (
+  'README.md',
+  'docs/cluster.md',
+  'docs/design.md',
+  'docs/hosts.md',
+  'docs/launch.md',
+  'docs/metrics.md',
+)
 TOPS = 'configs|docs|experiments|kernels|posttrain|tests'
 # Owner, as the pages write it -> module that has it, or that it is.
 OWNERS = {
@@ -65,7 +72,7 @@ def test_every_path_exists(page):
   # NAME and the files of the examples are the reader's.
   mine = re.compile(r'NAME|/(listen|parrot)\.py$')
   paths = {path for path in paths if not mine.search(path)}
-  assert len(paths) > 10
+  assert paths
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
@@ -87,7 +94,10 @@ def test_every_command_is_a_module(page):
   assert names or page != 'README.md'
 
 
-@pytest.mark.parametrize('page', PAGES[1:])  # the README has config keys
+CODE_PAGES = ('docs/design.md', 'docs/metrics.md')  # others have config keys
+
+
+@pytest.mark.parametrize('page', CODE_PAGES)
 def test_every_attribute_exists(page):
   names = re.findall(r'`(\w+)\.(\w+)[`(]', _text(page))
   missing = []
