@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from posttrain import export, main
+from posttrain.config import load as config
 from posttrain.metrics import writers
 from posttrain.util import exits
 
@@ -16,35 +17,37 @@ SMALL = {
   'metrics.progress': False,
   'metrics.export_tokens': 1,
   'compilation_cache': None,
-  'sft.steps': 2,
-  'sft.optim.warmup_steps': 0,
+  'grpo.init': 'random',
   'grpo.steps': 2,
   'grpo.optim.warmup_steps': 0,
   'grpo.rollout.slots': 8,
   'grpo.rollout.chunk': 4,
-  **{
-    f'{stage}.{key}': value
-    for stage in ('sft', 'grpo')
-    for key, value in {
-      'eval.prompts': 2,
-      'eval.max_tokens': 8,
-      'batch.micro_batch_tokens': 128,
-      'envs.arithmetic.env.train_tasks': 20,
-    }.items()
-  },
+  'grpo.eval.prompts': 2,
+  'grpo.eval.max_tokens': 8,
+  'grpo.batch.micro_batch_tokens': 128,
+  'grpo.envs.arithmetic.env.train_tasks': 20,
   'grpo.envs.arithmetic.sampler.max_tokens': 8,
 }
 
 
-def _flags(workdir, **overrides):
-  return [
-    '--config=configs/arithmetic.py:tiny',
+@pytest.fixture
+def flags(tmp_path):
+  """Returns a function: workdir -> the flags of a run of one small stage."""
+  run = config.build(config.load('configs/arithmetic.py:tiny'))
+  values = config.to_dict(run)
+  del values['sft']
+  values['stages'] = ['grpo']
+  values['grpo']['init'] = 'random'
+  path = tmp_path / 'recipe.json'
+  path.write_text(json.dumps(values))
+  return lambda workdir, **overrides: [
+    f'--config={path}',
     f'--workdir={workdir}',
     *(f'--config.{k}={v}' for k, v in {**SMALL, **overrides}.items()),
   ]
 
 
-def _start(flags, count, command='posttrain.main'):
+def _start(words, count, command='posttrain.main'):
   """Starts a run's processes on free ports of this machine."""
   with socket.socket() as sock:
     sock.bind(('127.0.0.1', 0))
@@ -52,7 +55,7 @@ def _start(flags, count, command='posttrain.main'):
   place = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}']
   return [
     subprocess.Popen(
-      [sys.executable, '-m', command, *flags, *place]
+      [sys.executable, '-m', command, *words, *place]
       + [f'--process_id={index}'],
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
@@ -83,11 +86,11 @@ def _rows(workdir):
   ]
 
 
-def test_two_processes_do_what_one_does(tmp_path, capsys):
+def test_two_processes_do_what_one_does(flags, tmp_path, capsys):
   """The same tokens and rows; files and the last line are written once."""
   one, two = tmp_path / 'one', tmp_path / 'two'
-  processes = _start(_flags(two), 2)
-  assert main.main(_flags(one)) == 0
+  processes = _start(flags(two), 2)
+  assert main.main(flags(one)) == 0
   outputs = [process.communicate(timeout=300) for process in processes]
   assert [x.returncode for x in processes] == [0, 0], outputs
   assert _ids(two) == _ids(one)
@@ -112,9 +115,9 @@ def test_two_processes_do_what_one_does(tmp_path, capsys):
   assert written - like == {'hosts/1.log'} and like <= written
 
 
-def test_a_mistake_ends_all_with_the_same_line(tmp_path):
+def test_a_mistake_ends_all_with_the_same_line(flags, tmp_path):
   """An error of the config is a line in each log, and exit code 2."""
-  processes = _start(_flags(tmp_path, **{'grpo.rollout.slots': 7}), 2)
+  processes = _start(flags(tmp_path, **{'grpo.rollout.slots': 7}), 2)
   outputs = [process.communicate(timeout=120) for process in processes]
   assert [x.returncode for x in processes] == [exits.USAGE] * 2, outputs
   log = (tmp_path / 'hosts' / '1.log').read_text()
@@ -123,13 +126,13 @@ def test_a_mistake_ends_all_with_the_same_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_export_what_one_does(tmp_path):
+def test_two_processes_export_what_one_does(flags, tmp_path):
   """The files are equal; each tensor is gathered from both."""
-  assert main.main(_flags(tmp_path / 'run', **{'grpo.steps': 1})) == 0
-  flags = [f'--checkpoint={tmp_path / "run"}', '--dtype=float32']
+  assert main.main(flags(tmp_path / 'run', **{'grpo.steps': 1})) == 0
+  words = [f'--checkpoint={tmp_path / "run"}', '--dtype=float32']
   one, two = tmp_path / 'one', tmp_path / 'two'
-  assert export.main([*flags, f'--folder={one}']) == 0
-  processes = _start([*flags, f'--folder={two}'], 2, 'posttrain.export')
+  assert export.main([*words, f'--folder={one}']) == 0
+  processes = _start([*words, f'--folder={two}'], 2, 'posttrain.export')
   outputs = [process.communicate(timeout=120) for process in processes]
   assert [x.returncode for x in processes] == [0, 0], outputs
   names = {path.name for path in one.iterdir()}
