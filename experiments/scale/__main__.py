@@ -311,7 +311,7 @@ def row(
     'slots': 0 if name == 'train_step' else choice.sizes.slots,
     'arguments_gib': found.arguments / hlo.GIB,
     'temporaries_gib': found.temporaries / hlo.GIB,
-    'held_gib': choice.held / hlo.GIB,
+    'held_gib': max(choice.held, peak) / hlo.GIB,
     'limit_gib': choice.limit / hlo.GIB,
     'fits': peak <= choice.limit,
     'sent_gib': {k: v / hlo.GIB for k, v in traffic.kinds.items()},

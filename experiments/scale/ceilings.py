@@ -89,7 +89,7 @@ _TPU = {
     '',
     'measured',
     'temporaries of a train step against their plan, which is made for GPUs: '
-    '1.16 for 8B on v5e:256',
+    '1.16 compiled with 256 columns of D per device; more with fewer',
   ),
   'hbm_share': _judged(0.9, '', 'as on GPUs'),
   'matmul_share': _judged(0.7, '', 'no measurement; large products of 128'),

@@ -3,9 +3,10 @@
 1. Candidates are all (data, fsdp, tensor) with the target's number of devices;
    `tensor` stays within a host. Sizes that a weight, the rows or the slots do
    not divide by are left out, and on TPUs an `fsdp` that leaves a device less
-   than 128 columns of D: v5e:256 pads them (8B on 4,64,1 needs 1.9 times the
-   planned temporaries, on 4,16,4 1.16 times), and v6e:256 reduces whole
-   gradients (8B on 1,256,1).
+   than 128 columns of D. The fewer columns, the more of the gradients XLA for
+   TPUs reduces whole instead of scattering them, and the more temporaries it
+   needs: compiled, 1.16 times the plan with 256 columns, 1.5 to 1.8 with 128,
+   1.9 with 64, and 2.0 with 16, where nothing is scattered.
 2. A candidate fits if the train step does, and if a run that samples does as
    well. That holds the train state, the decode view and the cache of its host's
    slots, and the temporaries of the largest program; the cache is freed during

@@ -37,6 +37,9 @@ FORMULA = """## How figures are made
   each set of mesh axes.
 - *run* is what a device holds that trains and samples: state, decode view and
   cache, and the largest program's temporaries, with `rollout.sleep`.
+  It is planned, and at least what the train step takes. **over**: the mesh fits
+  by plan, but not by the figures of the row; on TPUs the plan is too small
+  where `fsdp` leaves a device few columns.
 - The mesh (data, fsdp, tensor) is the fastest that fits, of almost equal ones
   that with the smallest `tensor`, then `fsdp` (`experiments/scale/choices.py`).
 - Sent, of an array of S bytes among g devices: S (g - 1) / g, an all-reduce
