@@ -46,7 +46,7 @@ from experiments.scale import (
 from experiments.scale import page as scale_page
 from posttrain import schema
 
-COMPILED = pathlib.Path(__file__).parent / 'results' / 'scale.jsonl'
+COMPILED = pathlib.Path(__file__).parents[1] / 'results' / 'scale.jsonl'
 PROGRAMS = ('train_step', 'prefill', 'decode')
 
 
