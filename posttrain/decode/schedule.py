@@ -129,6 +129,8 @@ class Schedule:
     }
     self._options['stop_ids'] = np.full((slots, STOP_IDS), -1, np.int32)
     self._written: list[tuple[int, int]] = [(-1, -1)] * slots
+    for slot in range(slots):
+      self._clear_options(slot)
 
   def __len__(self) -> int:
     """Returns the number of requests in flight, held ones included."""
@@ -348,7 +350,7 @@ class Schedule:
 
     Returns:
       The fields of `loop.Slots`, except that the keys are two u32[B] words,
-      `high` and `low`. Free slots have those of their last request.
+      `high` and `low`. Free slots draw from the plain law.
     """
     for slot, entry in enumerate(self._slots):
       if entry is None or self._written[slot] == (entry.order, entry.limit):
@@ -356,6 +358,15 @@ class Schedule:
       self._written[slot] = entry.order, entry.limit
       self._write_options(slot, entry)
     return {name: values.copy() for name, values in self._options.items()}
+
+  def _clear_options(self, slot: int) -> None:
+    """Sets a free slot's law to the plain one: one that is truncated costs.
+
+    It costs all slots, because one program draws for all of them.
+    """
+    self._written[slot] = -1, -1
+    for name, value in vars(requests.Sampling()).items():
+      self._options[name][slot] = value
 
   def _write_options(self, slot: int, entry: RequestState) -> None:
     request = entry.request
@@ -435,6 +446,7 @@ class Schedule:
     del self._in_flight[entry.request.id]
     if entry.slot is not None:
       self._slots[entry.slot] = None
+      self._clear_options(entry.slot)
 
 
 def require(ok: bool, id: int, must: str, got: Any, advice: str = '') -> None:

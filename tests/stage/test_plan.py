@@ -32,7 +32,7 @@ def _stage(**options):
   return dataclasses.replace(STAGE, **options)
 
 
-def test_plan_on_one_device_has_its_expectedand_sizes():
+def test_plan_on_one_device_has_its_bytes_and_sizes():
   made = _make()
   assert made.parameters == made.trained == PARAMETERS
   assert made.state_bytes == 3 * 4 * PARAMETERS + SCALARS
@@ -158,7 +158,7 @@ def test_logits_are_counted_by_the_block():
     ),
   ],
 )
-def test_decode_expectedcount_cache_weights_and_head(sizes, options, decoding):
+def test_decode_bytes_count_cache_weights_and_head(sizes, options, decoding):
   assert _make(**sizes, **options).decode_bytes == decoding
 
 
