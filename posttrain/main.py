@@ -17,6 +17,7 @@ another process of the run is lost, 75 stopped after saving by SIGTERM or
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ from posttrain.util import (
 )
 from posttrain.util import flags as flags_lib
 
+_VERSIONS = ('jax', 'jaxlib', 'numpy', 'posttrain')  # of packages
 # Platform, None = this machine's; number of devices, and of hosts.
 Devices = tuple[str | None, int, int]
 
@@ -256,6 +258,7 @@ def train(
     from posttrain import train as loop
 
     stack.enter_context(peers.join(place, os.path.join(workdir, 'hosts')))
+    _check_equal(run)
     stages = _preflight(run, sys.stderr)
 
     me = f'process {os.getpid()} on {socket.gethostname()}'
@@ -270,6 +273,23 @@ def train(
     final = loop.run(stages, workdir, stop, profile)
     processes.on(0, lambda: _report(workdir))
     return final if processes.is_first() else None
+
+
+def _check_equal(run: schema.Run) -> None:
+  """Refuses processes of other options or versions than the first one's."""
+  versions = {x: importlib.metadata.version(x) for x in _VERSIONS}
+  all_own = processes.gather((config.to_dict(run), versions))
+  (options, known), *_ = all_own
+  for index, (own, other) in enumerate(all_own):
+    lines = config.changes(options, own)
+    if known != other:
+      lines += f' versions {known} -> {other}'
+    if lines:
+      raise ValueError(
+        'all processes of a run must have the same options and versions: '
+        f'process {index} differs from process 0 in {lines.strip()}; start all '
+        'with the same command'
+      )
 
 
 def _report(workdir: str) -> None:

@@ -79,13 +79,13 @@ def join(place: cluster.Place | None, folder: str | None) -> Iterator[None]:
     return
   _initialize(place)
   streams.keep_stdout()  # Gloo writes to it
-  peers = _Peers()
-  if peers.index and folder is not None:
-    _log_to(folder, f'{peers.index}.log')
-  monitor = _Monitor(peers.count, peers.index)
+  state = distributed.global_state
+  if state.process_id and folder is not None:
+    _log_to(folder, f'{state.process_id}.log')
+  monitor = _Monitor(state.num_processes, state.process_id)
   monitor.start()
   try:
-    with processes.use(peers):
+    with processes.use(_Peers()):
       yield
   except BaseException as error:
     monitor.fail(error)
@@ -208,7 +208,8 @@ class _Monitor(threading.Thread):
         self._end_with(process, ended[process])
       elif self._idle[process] > LOST_SECONDS:
         # Without the coordinator no heartbeat arrives.
-        self._end(self._lost(process if self._idle[0] < seconds else 0))
+        gone = self._idle[0] > LOST_SECONDS / 2
+        self._end(self._lost(0 if gone else process))
 
   def _end_with(self, process: int, reason: str | None) -> None:
     """Ends this process soon after another has failed; None = it is done."""
@@ -217,7 +218,7 @@ class _Monitor(threading.Thread):
       return
     time.sleep(_GRACE_SECONDS)  # this one may fail in the same way
     if not self._done:
-      self._end(f'{self._describe(process)} has failed: {reason}')
+      self._end(f'{self._describe(process)} has failed: {reason}', exits.FAILED)
 
   def _lost(self, process: int) -> str:
     beat = self._beats.get(process)
@@ -232,10 +233,12 @@ class _Monitor(threading.Thread):
     where = f' on {beat[1]} (pid {beat[2]})' if beat else ''
     return f'process {process}{where}'
 
-  def _end(self, reason: str) -> NoReturn:
+  def _end(self, reason: str, code: int = exits.PEER_LOST) -> NoReturn:
     """Ends this process at once: its threads may wait for what is lost."""
     text = f'{reason}; process {self._index} ends in phase {watchdog.current()}'
-    watchdog.end(f'{text}; start all of them again', code=exits.PEER_LOST)
+    if code == exits.PEER_LOST:
+      text += '; start all of them again'
+    watchdog.end(text, code=code)
 
   def _aborted(self) -> None:
     """Waits until it is known why C++ code aborts this process.
@@ -274,6 +277,8 @@ class _Monitor(threading.Thread):
         if len(self._read('ended/')) == self._count:
           break
         time.sleep(0.1)
+    if not self._index and reason is not None:
+      time.sleep(_BEAT_SECONDS)  # for the others to end before its service
     if reason is None:
       jax.distributed.shutdown()
     else:

@@ -19,7 +19,7 @@ import itertools
 import pickle
 import socket
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -98,15 +98,15 @@ def attempt(fn: Callable[[], T]) -> list[T]:
   """
   if count() == 1:
     return [fn()]
-  result = failure = None
   try:
-    result = fn()
+    own = _pickled(fn())
   except Exception as error:
-    failure = _portable(error)
-  results = gather((result, failure))
-  for failure in (failure for _, failure in results if failure is not None):
-    raise failure
-  return [result for result, _ in results]
+    own = _pickled(_failure(error))
+  results = [pickle.loads(x) for x in gather(own)]
+  for result in results:
+    if isinstance(result, _Failure):
+      raise result.error()
+  return results
 
 
 def together(fn: Callable[[], T]) -> T:
@@ -162,15 +162,41 @@ def divided(
   ]
 
 
-def _portable(error: Exception) -> Exception:
-  """Returns an error that can be pickled, with the process that raised it."""
+class _Failure(NamedTuple):
+  """An error on its way to other processes; constructors are not called."""
+
+  kind: type[Exception]
+  args: tuple[Any, ...]
+  state: dict[str, Any]
+
+  def error(self) -> Exception:
+    """Returns the error, with its type and attributes."""
+    error = self.kind.__new__(self.kind, *self.args)
+    error.args = self.args
+    error.__dict__.update(self.state)
+    return error
+
+
+def _failure(error: Exception) -> _Failure:
+  """Returns an error that can be sent, with the process that raised it."""
   note = f'(process {index()} on {socket.gethostname()})'
+  error.add_note(note)
+  failure = _Failure(type(error), error.args, dict(error.__dict__))
   try:
-    copy = pickle.loads(pickle.dumps(error))
-    if str(copy) == str(error):
-      error.add_note(note)
-      return error
-  except Exception:  # its constructor takes other arguments
+    if str(pickle.loads(pickle.dumps(failure)).error()) == str(error):
+      return failure
+  except Exception:  # a class of a function, or attributes that stay here
     pass
   kind = ValueError if isinstance(error, ValueError) else RuntimeError
-  return kind(f'{foreign.error(error)} {note}')
+  return _Failure(kind, (f'{foreign.error(error)} {note}',), {})
+
+
+def _pickled(value: Any) -> bytes:
+  try:
+    return pickle.dumps(value)
+  except Exception as error:
+    raise TypeError(
+      'what one process of a run sends to the others must be picklable: got '
+      f'{foreign.error(error)}; use plain values and classes of modules in '
+      'tasks, messages and scores'
+    ) from error

@@ -92,11 +92,20 @@ def test_without_a_coordinator_process_0_is_lost(monitor):
     made._update({}, {}, 2.0)
 
 
+def test_a_missed_beat_of_process_0_does_not_blame_it(monitor):
+  made = monitor(2)
+  made._update(_beats(1, 0, 1, 2), {}, 2.0)
+  for number in range(2, 14):
+    made._update({**_beats(number, 0, 2), **_beats(1, 1)}, {}, 2.0)
+  with pytest.raises(Ended, match='process 1 on host1'):
+    made._update({**_beats(13, 0), **_beats(14, 2), **_beats(1, 1)}, {}, 2.0)
+
+
 def test_the_end_of_one_that_failed_is_the_reason(monitor):
   made = monitor(0)
   with pytest.raises(Ended, match='has failed: ValueError: bad') as ended:
     made._update(_beats(1, 0, 1, 2), {2: 'ValueError: bad'}, 2.0)
-  assert ended.value.args[0] == exits.PEER_LOST
+  assert ended.value.args[0] == exits.FAILED
 
 
 def test_one_that_fails_alike_is_not_ended(monitor):

@@ -152,6 +152,30 @@ def work():
     assert kind == 'ValueError' and 'this and that (process 1 on ' in text
 
 
+def test_errors_keep_type_and_attributes():
+  """Also those whose constructor takes more than a text."""
+  source = """
+from posttrain.metrics import rollouts
+
+
+def work():
+  def fail():
+    if index == 1:
+      raise rollouts.TooManyErrors('too many', ('a', 'b'))
+  try:
+    processes.attempt(fail)
+  except rollouts.TooManyErrors as error:
+    return [str(error), list(error.errors)]
+"""
+  assert _world(2, source) == [['too many', ['a', 'b']]] * 2
+
+
+def test_results_that_cannot_be_pickled_are_named():
+  source = 'def work(): return processes.attempt(lambda: lambda: 1)'
+  for kind, text in _world(2, source):
+    assert kind == 'TypeError' and 'must be picklable' in text
+
+
 def test_one_calls_and_all_get_the_result():
   source = """
 def work():

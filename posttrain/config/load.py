@@ -16,6 +16,7 @@ import os
 import re
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import config_dict
@@ -348,25 +349,38 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
     old: `to_dict` of the workdir's run.
     new: `to_dict` of the run that resumes it.
   """
-  before, after = _flat(_with_defaults(old)), _flat(new)
-  changed = [
-    key
-    for key in sorted(before | after)
-    if before.get(key) != after.get(key)
-    and not any(re.search(rule, key) for rule in RESUMABLE)
-  ]
-  if changed:
-    lines = ', '.join(
-      f'config.{foreign.text(k)} ({foreign.quote(before.get(k))} -> '
-      f'{foreign.quote(after.get(k))})'
-      for k in changed[:_SHOWN]
-    )
-    if len(changed) > _SHOWN:
-      lines += f' and {len(changed) - _SHOWN} more'
+  if lines := changes(_with_defaults(old), new, RESUMABLE):
     raise ValueError(
       f'a resumed run must keep its config: changed {lines}; use another '
       '--workdir, or undo the change'
     )
+
+
+def changes(
+  old: dict[str, Any], new: dict[str, Any], but: Sequence[str] = ()
+) -> str:
+  """Returns 'config.KEY (OLD -> NEW), ...' of two `to_dict`; '' = none.
+
+  Args:
+    old: options.
+    new: other options.
+    but: regular expressions of keys that may differ.
+  """
+  before, after = _flat(old), _flat(new)
+  changed = [
+    key
+    for key in sorted(before | after)
+    if before.get(key) != after.get(key)
+    and not any(re.search(rule, key) for rule in but)
+  ]
+  lines = ', '.join(
+    f'config.{foreign.text(k)} ({foreign.quote(before.get(k))} -> '
+    f'{foreign.quote(after.get(k))})'
+    for k in changed[:_SHOWN]
+  )
+  if len(changed) > _SHOWN:
+    lines += f' and {len(changed) - _SHOWN} more'
+  return lines
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:

@@ -211,10 +211,9 @@ class TokenPipeline:
     return self
 
   def __next__(self) -> base.Item:
-    names, draws = zip(
-      *(self._draw() for _ in range(self._stage.batch.prompts_per_step)),
-      strict=True,
-    )
+    count = self._stage.batch.prompts_per_step
+    draws = processes.together(lambda: [self._draw() for _ in range(count)])
+    names, draws = zip(*draws, strict=True)
     groups = collections.defaultdict(list)
     for name, group in zip(
       names, samplers.sample(draws, self._players), strict=True

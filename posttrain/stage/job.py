@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posttrain import schema, types
+from posttrain import processes, schema, types
 from posttrain.checkpoints import store
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
@@ -148,11 +148,13 @@ class Job:
   def prefetch(self, step: int) -> None:
     """Builds the next batch while the device runs the update.
 
-    Does nothing if building it needs a model. A batch that fails is built again
+    Does nothing if building it needs a model, or with several processes, whose
+    values would travel beside the update's. A batch that fails is built again
     when it is due, after this step's save.
     """
     pipeline = self.sampling.pipeline
-    if step == self.steps or not pipeline.can_prefetch:
+    alone = processes.count() == 1
+    if step == self.steps or not (alone and pipeline.can_prefetch):
       return
     before = pipeline.get_state()
     try:
