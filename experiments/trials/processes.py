@@ -343,12 +343,12 @@ def _lose(run: Run, name: str, victim: int, delay: float) -> dict:
   else:
     codes = run.wait(2 * LIMIT, others)
     # The run may just have come to its end.
-    fine = None not in codes and (0 not in codes or set(codes) == {0})
+    fine = set(codes) in ({exits.PEER_LOST}, {0})
   seconds = time.monotonic() - began
   if name == 'SIGSTOP':  # it goes on, and finds itself alone
     run.processes[victim].send_signal(signal.SIGCONT)
     codes += run.wait(LIMIT, [run.processes[victim]])
-    fine &= codes[-1] not in (None, 0)
+    fine &= codes[-1] == exits.PEER_LOST
   fine &= name == 'SIGTERM' or seconds <= LIMIT
   said = [
     line
