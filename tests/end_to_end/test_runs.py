@@ -20,6 +20,7 @@ from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.rollout import abandoned, env_calls
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
+from posttrain.rollout.remote import remote
 from posttrain.stage import job, learner
 from posttrain.training import objectives
 from posttrain.util import preemption
@@ -438,6 +439,8 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     objectives.TokenComponents(
       run.model, tuple(envs), schema.Loss(rl=kind(**options))
     )
+  # Workers in Ray, none of which starts here.
+  remote.Remote(stage.rollout, {}, start=lambda make, calls: None)
   unread = {
     f'{kind.__name__}.{field.name}'
     for kind in classes
