@@ -130,7 +130,7 @@ class Sweep:
     """Starts nothing yet.
 
     Args:
-      jobs: the jobs; those that have finished are left out.
+      jobs: the jobs; finished jobs are left out.
       at_a_time: number of runs at a time.
       restarts: how often each run is started again.
       python: the interpreter.

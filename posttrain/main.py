@@ -27,6 +27,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+import posttrain
 from posttrain import processes, schema
 from posttrain.config import checks, trust
 from posttrain.config import load as config
@@ -41,7 +42,7 @@ from posttrain.util import (
 )
 from posttrain.util import flags as flags_lib
 
-_VERSIONS = ('jax', 'jaxlib', 'numpy', 'posttrain')  # of packages
+_PACKAGES = ('jax', 'jaxlib', 'numpy')  # whose versions change numbers
 # Platform, None = this machine's; number of devices, and of hosts.
 Devices = tuple[str | None, int, int]
 
@@ -105,6 +106,8 @@ class Flags:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
     if self.profile and self.dry_run:
       raise ValueError('--profile must be given without --dry_run')
+    if self.dry_run and self.num_processes and not self.devices:
+      raise ValueError('--num_processes must be given with --devices to plan')
     if self.devices and not self.dry_run:
       raise ValueError('--devices must be given with --dry_run')
 
@@ -277,7 +280,10 @@ def train(
 
 def _check_equal(run: schema.Run) -> None:
   """Refuses processes of other options or versions than the first one's."""
-  versions = {x: importlib.metadata.version(x) for x in _VERSIONS}
+  if processes.count() == 1:
+    return
+  versions = {x: importlib.metadata.version(x) for x in _PACKAGES}
+  versions['posttrain'] = posttrain.__version__
   all_own = processes.gather((config.to_dict(run), versions))
   (options, known), *_ = all_own
   for index, (own, other) in enumerate(all_own):

@@ -161,9 +161,8 @@ class _Monitor(threading.Thread):
     self._client = distributed.global_state.client
     self._done = self._aborts = False
     self._beats: dict[int, list[Any]] = {}  # process -> its latest
-    self._idle = dict.fromkeys(
-      range(self._count), 0.0
-    )  # seconds since the latest
+    # Seconds since the latest.
+    self._idle = dict.fromkeys(range(count), 0.0)
     self._number = 0
     _on_abort(self._aborted)
 

@@ -16,7 +16,7 @@ def run(place: str, command: Sequence[str], text: str | None = None) -> None:
   Args:
     place: the value of --on, for errors.
     command: the program and its arguments.
-    text: what it reads from stdin; None = nothing.
+    text: the command's standard input; None = an empty one.
 
   Raises:
     ValueError: the program is not installed.

@@ -53,7 +53,7 @@ def find(name: str) -> Slice:
   """Returns the slice of an accelerator type.
 
   Raises:
-    ValueError: the type is not in the tables; lists those that are.
+    ValueError: the type is not in the tables; lists the known types.
   """
   parts = re.fullmatch(r'(\w+)-(\d{1,5})', name, re.ASCII)
   kind, number = (parts[1], int(parts[2])) if parts else ('', 0)

@@ -350,24 +350,23 @@ def _lose(run: Run, name: str, victim: int, delay: float) -> dict:
     codes += run.wait(LIMIT, [run.processes[victim]])
     fine &= codes[-1] == exits.PEER_LOST
   fine &= name == 'SIGTERM' or seconds <= LIMIT
-  said = [
+  logs = [
+    *sorted(run.workdir.parent.glob(f'{run.workdir.name}.*.log')),
+    *sorted(run.workdir.glob('hosts/*.log')),
+  ]
+  lines = [
     line
-    for log in sorted(run.workdir.parent.glob(f'{run.workdir.name}.*.log'))
+    for log in logs
     for line in log.read_text().splitlines()
     if 'is lost' in line or 'has failed' in line or 'must join' in line
   ]
-  said += [
-    line
-    for log in sorted(run.workdir.glob('hosts/*.log'))
-    for line in log.read_text().splitlines()
-    if 'is lost' in line or 'must join' in line
-  ]
+  named = bool(lines) or set(codes) == {0} or name == 'SIGTERM'
   return {
     **result,
     'codes': codes,
     'seconds': round(seconds, 1),
-    'line': said[0] if said else None,
-    'fine': fine,
+    'line': lines[0] if lines else None,
+    'fine': fine and named,
   }
 
 

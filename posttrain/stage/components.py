@@ -69,7 +69,7 @@ def make(
     mesh: the run's mesh; None = a new one.
     min_capacity: returns the tokens that a sequence may have at least.
     platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
-    hosts: the processes of the run, one per host; None = those that run.
+    hosts: number of processes of the run, one per host; None = as it runs.
 
   Raises:
     ValueError: mesh, weights, batch, slots, vocabulary, environments or data do

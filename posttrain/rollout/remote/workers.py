@@ -6,8 +6,8 @@
 
 A worker that is lost, or is given up because a call exceeded its time limit, is
 killed, with all its episodes, and another one starts. An episode gets the
-worker with the fewest among those that have started. So which one it gets
-depends on time, and nothing else depends on that.
+started worker with the fewest episodes. Which worker that is depends on time,
+and nothing else depends on it.
 """
 
 import threading
