@@ -185,7 +185,8 @@ def same(args, scratch: pathlib.Path) -> bool:
     recipe = recipes()[name]
     truth = scratch / f'{name}_1'
     seconds = Run(recipe, truth, 1, scratch / 'cache').finish()
-    emit(recipe=name, processes=1, seconds=round(seconds, 1))
+    updates = max(row['step'] for row in _rows(truth, recipe.stage))
+    emit(recipe=name, processes=1, seconds=round(seconds, 1), updates=updates)
     for count in map(int, args.counts.split(',')):
       runs = [scratch / f'{name}_{count}{letter}' for letter in 'ab']
       for workdir in runs:
@@ -244,11 +245,8 @@ def _names(workdir: pathlib.Path) -> set[str]:
 
 
 def _rows(workdir: pathlib.Path, stage: str) -> list[dict]:
-  return [
-    row
-    for row in map(json.loads, (workdir / 'metrics.jsonl').open())
-    if row['stage'] == stage
-  ]
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [row for row in map(json.loads, lines) if row['stage'] == stage]
 
 
 def update_error(truth, run, stage: str) -> float:
