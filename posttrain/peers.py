@@ -164,21 +164,29 @@ class _Monitor(threading.Thread):
     # Seconds since the latest.
     self._idle = dict.fromkeys(range(count), 0.0)
     self._number = 0
+    self._heard: tuple[dict[int, Any], dict[int, Any]] = {}, {}
     _on_abort(self._aborted)
 
   def run(self) -> None:
+    threading.Thread(target=self._talk, name='heartbeats', daemon=True).start()
     before = time.monotonic()
     while not self._done:
-      try:
-        self._beat()
-        beats = self._read('beats/')
-        ended = self._read('ended/')
-      except Exception:  # the coordinator does not answer
-        beats, ended = {}, {}
       now = time.monotonic()
       # This process may have been stopped: a long pause counts as a short one.
-      self._update(beats, ended, min(now - before, 2 * _BEAT_SECONDS))
+      self._update(*self._heard, min(now - before, 2 * _BEAT_SECONDS))
       before = now
+      time.sleep(_BEAT_SECONDS)
+
+  def _talk(self) -> None:
+    """Sends and reads heartbeats.
+
+    Not in the thread that judges them: a call to a coordinator that is stopped
+    does not return.
+    """
+    while not self._done:
+      with contextlib.suppress(Exception):  # the coordinator does not answer
+        self._beat()
+        self._heard = self._read('beats/'), self._read('ended/')
       time.sleep(_BEAT_SECONDS)
 
   def _beat(self) -> None:
@@ -199,15 +207,17 @@ class _Monitor(threading.Thread):
 
   def _update(self, beats, ended, seconds: float) -> None:
     for process in range(self._count):
+      if process == self._index:
+        continue
       self._idle[process] += seconds
       beat = beats.get(process)
       if beat is not None and beat != self._beats.get(process):
         self._beats[process], self._idle[process] = beat, 0.0
-      if process in ended and process != self._index:
+      if process in ended:
         self._end_with(process, ended[process])
       elif self._idle[process] > LOST_SECONDS:
         # Without the coordinator no heartbeat arrives.
-        gone = self._idle[0] > LOST_SECONDS / 2
+        gone = self._index and self._idle[0] > LOST_SECONDS / 2
         self._end(self._lost(0 if gone else process))
 
   def _end_with(self, process: int, reason: str | None) -> None:
@@ -247,7 +257,7 @@ class _Monitor(threading.Thread):
     is lost for the others, to which it sends no more heartbeats.
     """
     self._aborts = True
-    if not _coordinator_answers():
+    if self._index and not _coordinator_answers():
       self._end(self._lost(0))
     time.sleep(LOST_SECONDS + 3 * _BEAT_SECONDS)
 
@@ -266,10 +276,11 @@ class _Monitor(threading.Thread):
     self._finish(None)
 
   def _finish(self, reason: str | None) -> None:
+    with contextlib.suppress(Exception):
+      self._set('ended', reason)
     self._done = True
     signal.signal(signal.SIGABRT, signal.SIG_DFL)
     with contextlib.suppress(Exception):
-      self._set('ended', reason)
       # Process 0 must answer until the others have read it.
       end = time.monotonic() + 2 * _GRACE_SECONDS
       while not self._index and time.monotonic() < end:

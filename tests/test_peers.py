@@ -5,6 +5,7 @@ Runs of several processes are in `tests/end_to_end/test_processes_run.py` and
 """
 
 import json
+import threading
 import types
 
 import jax
@@ -74,6 +75,18 @@ def test_a_silent_process_is_lost(monitor):
   assert code == exits.PEER_LOST
   assert 'process 2 on host2 (pid 102) is lost, last in phase update' in text
   assert text.endswith('process 0 ends in phase start; start all of them again')
+
+
+def test_a_coordinator_that_does_not_return_is_lost(monitor, monkeypatch):
+  """As one that is stopped: its sockets accept, its calls wait."""
+  made, waits = monitor(2), threading.Event()
+  monkeypatch.setattr(made, '_beat', waits.wait)
+  monkeypatch.setattr(peers, '_BEAT_SECONDS', 1e-3)
+  monkeypatch.setattr(peers, 'LOST_SECONDS', 0.01)
+  with pytest.raises(Ended, match='process 0 is lost'):
+    made.run()
+  waits.set()
+  made._done = True
 
 
 def test_one_that_never_beat_is_lost_too(monitor):

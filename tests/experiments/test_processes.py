@@ -21,13 +21,11 @@ def test_two_processes_agree_with_one(recipe, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('signal', ['SIGKILL', 'SIGSTOP', 'SIGTERM'])
-def test_all_end_with_a_lost_one_and_continue(signal, capsys):
-  processes.main(
-    ['lost', '--count=2', '--trials=1', f'--signals={signal}', '--seed=3']
-  )
-  *_, row = _rows(capsys)
-  assert row['signal'] == signal and row['ok'] and row['differs'] == []
+def test_all_end_with_a_lost_one_and_continue(capsys):
+  processes.main(['lost', '--count=2', '--trials=1', '--seed=3'])
+  _, *rows = _rows(capsys)
+  assert [x['signal'] for x in rows] == ['SIGKILL', 'SIGSTOP', 'SIGTERM']
+  assert all(row['ok'] and row['differs'] == [] for row in rows)
 
 
 @pytest.mark.slow
