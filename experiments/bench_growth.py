@@ -2,8 +2,9 @@
 
     decode    by the capacity of a slot, of which 32 tokens are used
     prefill   by the capacity of a slot, per token of prompts of 64
-    train     by the tokens of a row: of one sequence, and packed of segments of
-              64; micro-batches of 2,048 tokens
+    train     by the tokens of a row: of one sequence, packed of segments of 64
+              or 60, and of 60 but for one row; micro-batches of 2,048
+              tokens
     ragged    completions of 16 to 112 tokens that take turns in the slots,
               against completions of 64 tokens
 
@@ -20,7 +21,8 @@ CAPACITIES = (64, 128, 256, 512, 1024, 2048, 4096)
 ROWS = (64, 128, 256, 512, 1024, 2048)
 SLOTS, PROMPT, NEW = 64, 8, 24  # of `decode`
 LONG_PROMPT = 64  # of `prefill`
-SEGMENT, MICRO_TOKENS = 64, 2048  # of `train`
+MICRO_TOKENS = 2048  # of `train`
+MIXED = (256, 512, 1024)  # rows of the other curves
 RAGGED_SLOTS, REQUESTS, MEAN = 32, 256, 64  # of `ragged`
 
 
@@ -151,14 +153,27 @@ def train(shape) -> dict:
   """Returns the points of `train`."""
   points = {}
   for row in ROWS:
-    for curve, segment in (('one segment', row), ('segments of 64', SEGMENT)):
-      work = training(shape, row, segment)
+    rows = MICRO_TOKENS // row
+    curves = {'one segment': [row] * rows, 'segments of 64': [64] * rows}
+    if row in MIXED:
+      mixed = [row] + [60] * (rows - 1)
+      curves |= {'segments of 60': [60] * rows, 'one row unpacked': mixed}
+    for curve, segments in curves.items():
+      work = training(shape, row, segments)
       points[curve, row] = work, 2 * MICRO_TOKENS
   return points
 
 
-def training(shape, row_tokens: int, segment: int) -> Callable[[], object]:
-  """Returns an update from two micro-batches of packed rows."""
+def training(
+  shape, row_tokens: int, segments: list[int]
+) -> Callable[[], object]:
+  """Returns an update from two micro-batches.
+
+  Args:
+    shape: the model's sizes.
+    row_tokens: tokens of a row.
+    segments: tokens of a segment, by row of a micro-batch.
+  """
   import numpy as np
 
   from posttrain import schema
@@ -168,7 +183,7 @@ def training(shape, row_tokens: int, segment: int) -> Callable[[], object]:
     0, shape.vocab_size, (2 * rows, row_tokens), np.int32
   )
   cfg = schema.Model(**dataclasses.asdict(shape))
-  return bench_train.update(cfg, bench_train.make_batch(ids, rows, segment))
+  return bench_train.update(cfg, bench_train.make_batch(ids, rows, segments))
 
 
 def draw(rows: list[dict], path: str) -> None:

@@ -6,6 +6,7 @@ A whole step: 64 rows of 160 tokens, cross-entropy on all of them, AdamW.
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 from experiments import timing
 
@@ -83,15 +84,18 @@ def update(cfg, batch):
   from posttrain.training import step as train_steps
 
   optimizer = optim.make(schema.Optim(), 1000)
+  mesh, rules = sharding.make_mesh(schema.Mesh()), transformer.SHARDING_RULES
   step = train_steps.make_train_step(
     objectives.TokenComponents(cfg, ('bench',)),
     optimizer,
-    mesh=sharding.make_mesh(schema.Mesh()),
-    rules=transformer.SHARDING_RULES,
+    mesh=mesh,
+    rules=rules,
   )
   state = train_steps.init_state(
     transformer.init(jax.random.key(0), cfg), optimizer, average=False
   )
+  # Placed, or the second call would compile again.
+  state = jax.device_put(state, sharding.shardings(state, rules, mesh))
 
   def work():
     nonlocal state
@@ -101,13 +105,13 @@ def update(cfg, batch):
   return work
 
 
-def make_batch(ids, rows: int, segment: int | None = None):
+def make_batch(ids, rows: int, segments: Sequence[int] | None = None):
   """Returns a batch of rows, all tokens but the first of a segment in `ce`.
 
   Args:
     ids: i32[N, T], a row each.
     rows: rows of a micro-batch.
-    segment: tokens of a segment, which divide T; None = a row is one.
+    segments: tokens of a segment, by row of a micro-batch; None = a row is one.
   """
   import numpy as np
 
@@ -119,8 +123,8 @@ def make_batch(ids, rows: int, segment: int | None = None):
     name: np.zeros(ids.shape, dtype)
     for name, dtype in types.TOKEN_FIELDS.items()
   }
-  segment = segment or ids.shape[-1]
-  index = np.arange(ids.shape[-1], dtype=np.int32)
+  segment = np.array(segments or [ids.shape[-1]] * rows, np.int32)[:, None]
+  index = np.arange(ids.shape[-1], dtype=np.int32)[None]
   positions = np.broadcast_to(index % segment, ids.shape)
   segment_ids = np.broadcast_to(index // segment + 1, ids.shape)
   weights = (positions > 0).astype(np.float32)

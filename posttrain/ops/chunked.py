@@ -1,9 +1,10 @@
 """Attention in XLA by blocks: no array of all queries times all keys exists.
 
-1. Queries are cut into blocks, each of all rows and heads. A block visits the
-   blocks of keys that the intervals of any of its queries reach; the others
-   are skipped, so that packed rows of short segments cost little. Short rows
-   are one block, visited once.
+1. Queries are cut into blocks of all heads, of one row (CPU) or of all (where
+   a loop over rows would leave a device idle). A block visits the blocks of
+   keys that the intervals of any of its queries reach; the others are skipped,
+   so that packed rows of short segments cost little. Short rows are one block,
+   of all rows, visited once.
 2. The forward pass adds up a softmax over the visits; it saves out and lse.
 3. The backward pass repeats the visits, and computes p again from lse.
 
@@ -30,13 +31,14 @@ class Blocks(NamedTuple):
   single: int  # the most queries, or keys, that are one block
   queries: int  # of a block of more queries, at most; and its keys
   keys: int  # of a block of more keys, for a single block of queries
+  by_row: bool  # a block of queries is of one row, unless it is all of it
 
 
 # On a CPU, measured at rows of 16 to 2,048 tokens: against blocks of 32, 48, 96
 # and 128 queries, and 64 to 192 for a single one. On accelerators a visit is
 # several kernels, whose launches larger blocks make up for; not tuned.
-CPU_BLOCKS = Blocks(single=160, queries=64, keys=128)
-BLOCKS = Blocks(single=512, queries=512, keys=512)
+CPU_BLOCKS = Blocks(single=160, queries=64, keys=128, by_row=True)
+BLOCKS = Blocks(single=512, queries=512, keys=512, by_row=False)
 
 
 class Options(NamedTuple):
@@ -73,6 +75,16 @@ def attention(
 
 
 def _forward(options, q, k, v, k_start, k_end):
+  fn = functools.partial(_out, options)
+  out = _map_rows(options, fn, q, k, v, k_start, k_end)
+  # The names by which remat policies save these, see `kernels.flash`.
+  out, lse = checkpoint_name(out, 'attention')
+  residuals = checkpoint_name((q, k, v, out, lse), 'kept')
+  return residuals[3], (residuals, k_start, k_end)
+
+
+def _out(options, q, k, v, k_start, k_end):
+  """Returns (out, lse f32[B, I, K, R])."""
   plan = _plan(options, q, k)
   ranges, start, end = plan.visits(k_start, k_end)
   tile = _per_head(functools.partial(_add_tile, options))
@@ -85,22 +97,26 @@ def _forward(options, q, k, v, k_start, k_end):
       return tile(mask, q, *keys, *state)
 
     out, lse = tiles.finish(plan.loop(lo, hi, visit, plan.state()))
+    # An axis of size one would be padded to 128 on a TPU.
     return None, (out.astype(q.dtype), lse[..., 0])
 
   _, (out, lse) = lax.scan(block, None, (ranges, start, end, plan.cut(q)))
-  # The names by which remat policies save these, see `kernels.flash`. An axis
-  # of size one would be padded to 128 on a TPU.
-  out, lse = checkpoint_name((plan.join(out), lse), 'attention')
-  residuals = checkpoint_name((q, k, v, out, lse), 'kept')
-  return residuals[3], (residuals, k_start, k_end)
+  return plan.join(out), lse.swapaxes(0, 1)
 
 
 def _backward(options, saved, g):
-  (q, k, v, out, lse), k_start, k_end = saved
-  plan = _plan(options, q, k)
-  ranges, start, end = plan.visits(k_start, k_end)
+  (q, k, v, out, lse), *ends = saved
   delta = g.astype(jnp.float32) * out.astype(jnp.float32)
   delta = jnp.sum(delta, axis=-1, keepdims=True)
+  fn = functools.partial(_gradients, options)
+  args = q, k, v, *ends, g.astype(q.dtype), lse, delta
+  return *_map_rows(options, fn, *args), None, None
+
+
+def _gradients(options, q, k, v, k_start, k_end, g, lse, delta):
+  """Returns (dq, dk, dv)."""
+  plan = _plan(options, q, k)
+  ranges, start, end = plan.visits(k_start, k_end)
   tile = _per_head(functools.partial(_tile_gradients, options))
 
   def block(grads, xs):
@@ -116,11 +132,22 @@ def _backward(options, saved, g):
     return tuple(grads), (dq * options.scale).astype(q.dtype)
 
   zeros = jnp.zeros(k.shape, jnp.float32)
-  q, g, delta = map(plan.cut, (q, g.astype(q.dtype), delta))
-  xs = ranges, start, end, q, g, lse[..., None], delta
+  q, g, delta = map(plan.cut, (q, g, delta))
+  xs = ranges, start, end, q, g, lse.swapaxes(0, 1)[..., None], delta
   (dk, dv), dq = lax.scan(block, (zeros, zeros), xs)
   dk = (dk * options.scale).astype(k.dtype)
-  return plan.join(dq), dk, dv.astype(v.dtype), None, None
+  return plan.join(dq), dk, dv.astype(v.dtype)
+
+
+def _map_rows(options, fn, q, k, *args):
+  """Calls fn(q, k, *args), for each row by itself where `by_row` says so."""
+  if len(q) == 1 or not options.blocks.by_row or _plan(options, q, k).whole:
+    return fn(q, k, *args)
+
+  def one(row):
+    return jax.tree.map(lambda x: x[0], fn(*(x[None] for x in row)))
+
+  return lax.map(one, (q, k, *args))
 
 
 attention.defvjp(_forward, _backward)
@@ -166,13 +193,18 @@ class _Plan(NamedTuple):
   block_k: int
 
   @property
+  def whole(self):
+    """Returns whether a row's queries are one block."""
+    return self.t == self.block_q
+
+  @property
   def rows(self):
     """Returns R."""
     return self.n // self.kv * self.block_q
 
   def loop(self, lo, hi, visit, state):
     """Returns the state after the visits to the key blocks from lo to hi."""
-    if self.t == self.block_q and self.s == self.block_k:
+    if self.whole and self.s == self.block_k:
       return visit(0, state)  # the only one, without a loop
     return lax.fori_loop(lo, hi, visit, state)
 
@@ -245,5 +277,5 @@ def _plan(options, q, k):
     block_k = s if s <= sizes.single else sizes.keys
     return _Plan(b, n, kv, t, t, s, h, t, block_k)
   count = -(-t // sizes.queries)
-  block = -(-t // count)
+  block = -(-t // (16 * count)) * 16
   return _Plan(b, n, kv, t, count * block, s, h, block, min(block, s))

@@ -18,8 +18,8 @@ T, N, K, H = 80, 4, 2, 8
 SCALE = H**-0.5
 
 
-def by_blocks(q, k, v, start, end, *, scale, softcap, block=32):
-  blocks = chunked.Blocks(single=block // 2, queries=block, keys=block)
+def by_blocks(q, k, v, start, end, *, scale, softcap, block=32, by_row=False):
+  blocks = chunked.Blocks(block // 2, block, block, by_row)
   options = chunked.Options(scale, softcap, blocks)
   return chunked.attention(options, q, k, v, start, end)
 
@@ -55,21 +55,24 @@ def close(ours, expected, bound):
 
 
 @pytest.mark.parametrize(
-  't, s, block, softcap',
+  't, s, block, softcap, by_row',
   [
-    (T, T, 32, None),
-    (T, T, 128, None),
-    (T, T, 256, 0.8),
-    (24, T, 32, 0.8),
-    (24, T, 64, None),
-    (T, 87, 16, None),
+    (T, T, 32, None, True),
+    (T, T, 32, None, False),
+    (T, T, 128, None, True),
+    (T, T, 256, 0.8, True),
+    (24, T, 32, 0.8, True),
+    (24, T, 64, None, True),
+    (T, 87, 16, None, True),
   ],
 )
-def test_matches_the_oracle_on_all_kinds_of_intervals(t, s, block, softcap):
+def test_matches_the_oracle_on_all_kinds_of_intervals(
+  t, s, block, softcap, by_row
+):
   """Sizes that blocks divide or not; empty intervals; windows; a cache."""
   ends = inputs.every_kind(t, s)
   arrays, g = make_inputs(len(inputs.KINDS), t, s)
-  fn = functools.partial(by_blocks, block=block)
+  fn = functools.partial(by_blocks, block=block, by_row=by_row)
   ours = run(fn, arrays, g, ends, softcap=softcap)
   close(ours, run(whole, arrays, g, ends, softcap=softcap), 5e-6)
   empty = np.maximum(ends[0], 0) >= np.minimum(ends[1], s)
@@ -94,6 +97,20 @@ def test_blocks_outside_every_interval_are_not_read():
   nan = jnp.where(jnp.arange(T) < T // 3, jnp.nan, 0.0)[None, None, :, None]
   ours = run(by_blocks, arrays, g, ends, softcap=None)
   other = run(by_blocks, (q, k + nan, v + nan), g, ends, softcap=None)
+  for a, b in zip(ours, other, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_row_does_not_read_what_another_one_reaches():
+  arrays, g = make_inputs(2)
+  start, end = (np.full((2, T), x, np.int32) for x in (0, T))
+  start[0] = 48  # the first row skips the first block, the other reads all
+  ends = jnp.asarray(start), jnp.asarray(end)
+  q, k, v = arrays
+  nan = jnp.zeros(k.shape).at[0, :, :32].set(jnp.nan)
+  fn = functools.partial(by_blocks, by_row=True)
+  ours = run(fn, arrays, g, ends, softcap=None)
+  other = run(fn, (q, k + nan, v + nan), g, ends, softcap=None)
   for a, b in zip(ours, other, strict=True):
     np.testing.assert_array_equal(a, b)
 
