@@ -67,6 +67,7 @@ def pack(
   micro_batches: int,
   envs: tuple[str, ...],
   pad_id: int = 0,
+  longest: int | None = None,
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -83,6 +84,7 @@ def pack(
     envs: names of the stage's environments; `env_ids` are indices into it.
     pad_id: token id of the padding after a row's last sample. Its segment is
       0, so that nothing attends to it and no loss reads it.
+    longest: the most tokens of a sample, `batch.row_tokens`; None = T.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
@@ -90,7 +92,7 @@ def pack(
   Raises:
     ValueError: see `check`.
   """
-  tokens = check(samples, row_tokens=row_tokens, envs=envs)
+  tokens = check(samples, longest=longest or row_tokens, envs=envs)
   member = np.any([tokens.weights(name) for name in types.COMPONENTS], axis=0)
   kept = np.flatnonzero(tokens.of_samples(member)).tolist()
   bins, left = first_fit(
@@ -107,19 +109,19 @@ def pack(
 
 
 def check(
-  samples: Sequence[types.Sample], *, row_tokens: int, envs: tuple[str, ...]
+  samples: Sequence[types.Sample], *, longest: int, envs: tuple[str, ...]
 ) -> _Tokens:
   """Refuses samples whose streams contradict each other; joins the others.
 
   Raises:
     ValueError: the environment is unknown; the sample is empty or longer
-      than a row; fields differ in length; a weight is missing or not 0 at
+      than `longest`; fields differ in length; a weight is missing or not 0 at
       token 0, which nothing predicts; an rl member has no advantage, or a
       ref_kl member no reference logprob; a number is not finite or a
       temperature not positive; a ce member has a temperature other than 1.
   """
   for sample in samples:
-    _check_shapes(sample, row_tokens, envs)
+    _check_shapes(sample, longest, envs)
   tokens = _join(samples)
   for name in _FIELDS:
     _check_tokens(tokens, name, ~np.isfinite(tokens.fields[name]), 'be finite')
@@ -135,19 +137,19 @@ def check(
 
 
 def _check_shapes(
-  sample: types.Sample, row_tokens: int, envs: tuple[str, ...]
+  sample: types.Sample, longest: int, envs: tuple[str, ...]
 ) -> None:
   """Checks environment, length, and that fields have a value per token."""
   length = len(sample)
   if sample.env not in envs:
     _refuse(sample, 'env', 'be an environment of the stage', sample.env, envs)
-  if not 0 < length <= row_tokens:
+  if not 0 < length <= longest:
     _refuse(
       sample,
       'length',
       'be in [1, batch.row_tokens]',
       length,
-      row_tokens,
+      longest,
       'raise batch.row_tokens, or drop or truncate the row',
     )
   for name in _FIELDS:

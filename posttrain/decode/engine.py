@@ -35,7 +35,6 @@ from posttrain.decode import admission, loop, requests, schedule, tree_spec
 from posttrain.util import watchdog
 
 _LONG_CHUNK = 256  # tokens of a decode call while no request waits
-_SPARE = 8
 
 
 class Engine:
@@ -330,20 +329,25 @@ class Engine:
       self._state,
       self._options,
       steps or most,
-      self._least(),
+      self._min_active(),
       self._sharding,
     )
     self._launched = True
 
-  def _least(self) -> int:
+  def _min_active(self) -> int:
     """Returns the number of active slots at which a chunk ends.
 
-    While requests wait, it ends early once some slots have stopped: they idle,
-    but to admit the next costs as much as a few tokens of all slots.
+    While requests wait for slots or held ones may be extended, it ends early
+    once an eighth of the slots have stopped, and there is space for the next
+    requests: the stopped ones idle, but to admit others costs as much as a few
+    tokens of all slots.
     """
-    if not self._schedule.needs_chunks:
+    holds = any(entry.request.hold for entry in self._schedule.in_slots)
+    lacking = self._schedule.lacking
+    if not lacking and not holds:
       return 0
-    return max(self._schedule.num_active - max(self.slots // _SPARE, 1), 0)
+    stops = max(self.slots // 8, lacking, 1)
+    return max(self._schedule.num_active - stops, 0)
 
   def _fit(self) -> loop.State:
     """Returns the state, allocated or widened to the capacity if need be."""

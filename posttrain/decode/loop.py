@@ -306,7 +306,7 @@ def decode(
   state: State,
   slots: Slots,
   steps: jax.Array,
-  least: jax.Array,
+  min_active: jax.Array,
   sharding: NamedSharding | None,
 ) -> State:
   """Draws tokens for every active slot.
@@ -317,7 +317,7 @@ def decode(
     state: the state of all slots.
     slots: options of the requests.
     steps: i32[], the most tokens of a slot.
-    least: i32[], ends once no more slots than these are active.
+    min_active: i32[], ends once no more slots than these are active.
     sharding: the state's sharding.
   """
 
@@ -340,9 +340,9 @@ def decode(
   capacity, carry = state.ids.shape[1], (jnp.zeros((), jnp.int32), state)
   with sharding_lib.use(_mesh(sharding)):
     # Kernels skip what a slot does not hold.
-    partly = attention_op.decode_reads_all(cfg)
+    partly = attention_op.is_xla(cfg, decodes=True)
     for tokens in lengths(capacity) if partly else [capacity]:
-      carry = _decode_within(tokens, steps, least, step, carry)
+      carry = _decode_within(tokens, steps, min_active, step, carry)
   return _pin(carry[1], sharding)
 
 
@@ -355,7 +355,7 @@ def lengths(capacity: int) -> list[int]:
   return [*sizes, capacity]
 
 
-def _decode_within(tokens, steps, least, step, carry):
+def _decode_within(tokens, steps, min_active, step, carry):
   """Decodes while all active slots hold fewer than `tokens`.
 
   The cache of so many tokens is a copy, which is read at every step instead of
@@ -368,7 +368,7 @@ def _decode_within(tokens, steps, least, step, carry):
 
   def continues(carry):
     i, state = carry
-    more = (i < steps) & (jnp.sum(state.active) > least)
+    more = (i < steps) & (jnp.sum(state.active) > min_active)
     if whole:
       return more
     return more & pays & jnp.all(~state.active | (state.length < tokens))

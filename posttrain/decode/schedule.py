@@ -162,6 +162,14 @@ class Schedule:
     """Whether a request waits for prefill, or may be extended."""
     return bool(self.num_waiting) or any(x.request.hold for x in self.in_slots)
 
+  @property
+  def lacking(self) -> int:
+    """The slots that must become free before more requests get any; 0: none."""
+    if not self._queue:
+      return 0
+    wanted = len(self._same_prompt()) if self._share_prefill else 1
+    return max(wanted - sum(map(len, self._free_slots())), 0)
+
   def check_some_run(self) -> None:
     """Checks that some slot decodes, so that polling comes to an end.
 

@@ -70,16 +70,26 @@ def xla_blocks(platform: str) -> chunked.Blocks:
   return chunked.CPU_BLOCKS if platform == 'cpu' else chunked.BLOCKS
 
 
-def decode_reads_all(cfg: schema.Model) -> bool:
-  """Returns whether `decode` reads all keys, not the intervals alone."""
-  impl, softcap = cfg.attention, cfg.attention_softcap
-  impl, chosen = 'auto' if impl == 'cudnn' else impl, []
+def is_xla(
+  cfg: schema.Model, *, decodes: bool, platform: str | None = None
+) -> bool:
+  """Returns whether a model's attention is XLA's, under the `current` mesh.
+
+  Args:
+    cfg: model options.
+    decodes: in the decode loop, where XLA reads all keys, not the intervals
+      alone; otherwise in training.
+    platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
+  """
+  impl, softcap, chosen = cfg.attention, cfg.attention_softcap, []
+  if decodes and impl == 'cudnn':
+    impl = 'auto'
 
   def choose(q, k, v, start, end):
-    chosen.append(_choose(impl, softcap, q, k, v, in_loop=True))
+    chosen.append(_choose(impl, softcap, q, k, v, decodes, platform))
     return q
 
-  # Within the mesh's devices, as `decode` chooses.
+  # Within the mesh's devices, as the ops choose.
   q = jax.ShapeDtypeStruct((1, cfg.heads, cfg.head_dim), cfg.dtype)
   k = jax.ShapeDtypeStruct((1, cfg.kv_heads, 1, cfg.head_dim), cfg.dtype)
   end = jax.ShapeDtypeStruct((1,), jnp.int32)
@@ -242,12 +252,13 @@ def _decode(scale, softcap, impl, q, k, v, k_start, k_end):
   return dense.decode(*args, scale=scale, softcap=softcap)
 
 
-def _choose(impl, softcap, q, k, v, in_loop=False):
+def _choose(impl, softcap, q, k, v, in_loop=False, platform=None):
   """Chooses an implementation.
 
   Args:
     in_loop: whether the op is called at every step of a loop that carries k
       and v.
+    platform: the platform; None = the one in use.
   """
   h = q.shape[-1]
   dtypes = q.dtype, k.dtype, v.dtype
@@ -264,7 +275,7 @@ def _choose(impl, softcap, q, k, v, in_loop=False):
     return None
 
   return dispatch.choose(
-    impl, lambda name: _unsupported(name, h, dtypes, softcap), avoid
+    impl, lambda name: _unsupported(name, h, dtypes, softcap), avoid, platform
   )
 
 

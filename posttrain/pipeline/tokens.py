@@ -314,6 +314,7 @@ class Packer:
     self._envs, self._pad_id = tuple(stage.envs), pad_id
     self._micro_batches, self._rows, self._row_tokens = shape(stage)
     self._samples = self._micro_batches * stage.batch.rows
+    self._longest = stage.batch.row_tokens
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     """Returns the batch of all samples."""
@@ -325,6 +326,7 @@ class Packer:
         micro_batches=self._micro_batches,
         envs=self._envs,
         pad_id=self._pad_id,
+        longest=self._longest,
       )
       if not leftover:
         return batch

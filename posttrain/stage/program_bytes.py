@@ -192,7 +192,7 @@ def decode(device: Device, slots: int, capacity: int) -> Program:
   """
   arguments = view_bytes(device) + cache_bytes(device, slots, capacity)
   scores = part = 0
-  if _is_xla(device):
+  if _is_xla(device, decodes=True):
     scores = 8 * _split(device.model.heads, device.tensor) * capacity
     # The copy of a part of the cache, which is read until it is full.
     *parts, _ = (0, *loop.lengths(capacity))
@@ -261,9 +261,12 @@ def cached_token_bytes(device: Device) -> int:
   return 2 * device.width * heads * model.head_dim
 
 
-def _is_xla(device: Device) -> bool:
+def _is_xla(device: Device, *, decodes: bool = False) -> bool:
   """Returns whether attention is XLA's."""
-  return device.platform == 'cpu' or device.model.attention == 'xla'
+  with sharding.use(device.mesh):
+    return attention.is_xla(
+      device.model, decodes=decodes, platform=device.platform
+    )
 
 
 def _head_bytes(device: Device, tokens: int, gradient: bool) -> int:

@@ -86,3 +86,12 @@ def test_ce_members_may_have_temperature_1_in_a_rollout_at_another_one():
   )
   batch, _ = pack([sample])
   assert (batch.rl_count, batch.ce_count) == (2, 2)
+
+
+def test_a_sample_of_the_joined_row_s_length_is_too_long():
+  """Such a row holds several samples; none may be longer than `longest`."""
+  pack([make(4)], row_tokens=8, longest=4)
+  with pytest.raises(
+    ValueError, match=r'batch.row_tokens\]: got 5, expected 4'
+  ):
+    pack([make(5)], row_tokens=8, longest=4)

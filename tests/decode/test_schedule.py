@@ -1,6 +1,7 @@
 """The options of slots, without a device."""
 
 import numpy as np
+import pytest
 
 from posttrain.decode import requests, schedule
 
@@ -43,3 +44,19 @@ def test_a_slot_has_the_options_of_its_next_request():
     assert options['temperature'].tolist() == [temperature]
     assert options['low'].tolist() == [key]
     slots.finish(entry)
+
+
+@pytest.mark.parametrize('share, lacking', [(True, [4, 3]), (False, [1, 0])])
+def test_a_group_lacks_slots_until_there_are_enough_for_all(share, lacking):
+  slots = schedule.Schedule(4, share_prefill=share)
+  assert slots.lacking == 0
+  entries = []
+  for key in range(8):  # two prompts, of four requests each
+    ids = np.array([key // 4], np.int32)
+    entries.append(slots.new(requests.Request(key, ids, 2)))
+    slots.begin(entries[-1], ids, 0, 2, 8)
+  slots.assign_slots()
+  found = [slots.lacking]
+  slots.finish(entries[0])
+  found.append(slots.lacking)
+  assert found == lacking

@@ -104,7 +104,7 @@ def test_sample_passes_the_check_of_packing():
   sample = dataclasses.replace(
     sample, rl_weights=zeros, ce_weights=zeros, ref_kl_weights=zeros
   )
-  packing.check([sample], row_tokens=64, envs=('recall',))
+  packing.check([sample], longest=64, envs=('recall',))
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.7])
