@@ -136,6 +136,7 @@ def _linear_head(args) -> None:
     peak_rss_mib=peak_rss_mib(),
     rss_before_mib=before,
   )
+  timing.emit_matmul(threads=args.threads)
 
 
 def logprobs_loss(args):

@@ -38,7 +38,7 @@ def main(args) -> None:
     clocks[name] = timing.Clock(work)
   timing.alternate(clocks, args.repeats)
   gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
-  timing.emit(bench='matmul', threads=args.threads, **gflops)
+  timing.emit_matmul(gflops, args.threads)
   for name in works:
     rates = clocks[name].rates(BATCH * NEW, 'tokens')
     timing.emit(
@@ -57,6 +57,7 @@ def refill(args) -> None:
   from posttrain.util import memory
 
   memory.keep_freed_memory()
+  timing.emit_matmul(threads=args.threads)
   shape = plain_jax.SHAPES[args.shape]
   for group in (1, GROUP):
     clocks = {}

@@ -39,6 +39,7 @@ import jax
 import numpy as np
 
 import configs
+from experiments import timing
 from posttrain import main
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
@@ -306,6 +307,7 @@ def run(argv: list[str]) -> None:
       variant.run()
   weights = args.checkpoint or 'random weights'
   report(by_name, f'{args.episodes} episodes, {args.slots} slots, {weights}')
+  timing.emit_matmul()
 
 
 if __name__ == '__main__':

@@ -60,7 +60,7 @@ def alternate(args) -> None:
     clocks[name].run()  # compiles
   timing.alternate(clocks, args.repeats)
   gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
-  timing.emit(bench='matmul', threads=args.threads, **gflops)
+  timing.emit_matmul(gflops, args.threads)
   for name in makers():
     rates = clocks[name].rates(1, 'steps')
     timing.emit(
@@ -128,6 +128,7 @@ def child(args) -> None:
     compile_s=timing.rounded(compilations.seconds),
     second_step_cpu_s=timing.rounded(clock.cpu[0]),
   )
+  timing.emit_matmul(threads=args.threads)
 
 
 def ours(shape, tied: int):

@@ -25,6 +25,8 @@ import time
 
 import httpx
 
+from experiments import timing
+
 
 def publish(preset: str, folder: pathlib.Path) -> None:
   """Writes a random model, with the byte tokenizer."""
@@ -141,6 +143,7 @@ def main(argv: list[str]) -> None:
       }
     )
   )
+  timing.emit_matmul()
 
 
 if __name__ == '__main__':

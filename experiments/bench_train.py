@@ -31,7 +31,7 @@ def main(args) -> None:
     clocks[name] = timing.Clock(work)
   timing.alternate(clocks, args.repeats)
   gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
-  timing.emit(bench='matmul', threads=args.threads, **gflops)
+  timing.emit_matmul(gflops, args.threads)
   for name, seconds in compile_s.items():
     rates = clocks[name].rates(ids.size, 'tokens')
     flops = plain_jax.train_flops(shape, size[1])

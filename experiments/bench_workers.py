@@ -100,6 +100,7 @@ def main(argv=None) -> None:
       least=timing.rounded(min(ratios)),
       most=timing.rounded(max(ratios)),
     )
+  timing.emit_matmul()
 
 
 if __name__ == '__main__':

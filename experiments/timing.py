@@ -74,3 +74,17 @@ def matmul_clock() -> Clock:
 
   work()
   return Clock(work)
+
+
+def emit_matmul(rates: dict | None = None, threads: int | None = None) -> None:
+  """Prints the machine's rate, beside which other rows are to be read.
+
+  Args:
+    rates: of `matmul_clock`; None = measured here, by itself.
+    threads: of the run, None = all.
+  """
+  if rates is None:
+    clock = matmul_clock()
+    alternate({'matmul': clock}, 5)
+    rates = clock.rates(MATMUL_GFLOP, 'gflop')
+  emit(bench='matmul', threads=threads, **rates)
