@@ -6,10 +6,12 @@
 Steps that a resumed run repeats count once, and the time that was lost with
 them, as starts, compilation, evaluations and saves, is in the denominator.
 Time in which no process ran is not, nor is that after the last row of a process
-that was killed.
+that was killed. `time/cpu` counts the CPU seconds of the same time: of this
+process, all its threads, and of those of its children that have ended.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +19,8 @@ from typing import Any
 from posttrain.metrics import writers
 from posttrain.util import preemption
 
-ELAPSED, GOODPUT = 'time/elapsed', 'time/goodput'
+ELAPSED, CPU = 'time/elapsed', 'time/cpu'
+GOODPUT = 'time/goodput'
 
 
 class Goodput:
@@ -30,7 +33,8 @@ class Goodput:
       path: the run's metrics.jsonl; it may be missing.
       began: the start of this process, of `time.monotonic`.
     """
-    self._zero = began - _elapsed(path)
+    self._zero = began - _last(path, ELAPSED)
+    self._cpu = _last(path, CPU)  # of earlier processes
     self._useful = 0.0
 
   def keep(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -38,18 +42,19 @@ class Goodput:
     self._useful = sum(map(useful, rows))
 
   def add(self, row: Mapping[str, Any]) -> dict[str, float]:
-    """Counts a new row; returns its `time/elapsed` and `time/goodput`."""
+    """Counts a new row; returns its `time/elapsed`, `cpu` and `goodput`."""
     self._useful += useful(row)
     elapsed = time.monotonic() - self._zero
-    return {ELAPSED: elapsed, GOODPUT: self._useful / elapsed}
+    cpu = self._cpu + sum(os.times()[:4])
+    return {ELAPSED: elapsed, CPU: cpu, GOODPUT: self._useful / elapsed}
 
 
-def _elapsed(path: str) -> float:
-  """Returns the seconds of the file's last row; 0 if there is none."""
+def _last(path: str, name: str) -> float:
+  """Returns the seconds in the file's last row with them; 0: there is none."""
   with contextlib.suppress(ValueError):  # rows that are not kept may be damaged
     for row in reversed(writers.read_metrics(path)):
-      if isinstance(row.get(ELAPSED), float):
-        return row[ELAPSED]
+      if isinstance(row.get(name), float):
+        return row[name]
   return 0.0
 
 

@@ -26,6 +26,7 @@ import faulthandler
 import itertools
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -215,7 +216,8 @@ def _log(text: str, *values: object) -> None:
 
 def _file_name() -> str:
   now = datetime.datetime.now(datetime.UTC)
-  return f'{now:%Y%m%dT%H%M%S}_{os.getpid()}.txt'
+  # Processes of other hosts, or containers, may have the same id.
+  return f'{now:%Y%m%dT%H%M%S}_{socket.gethostname()}_{os.getpid()}.txt'
 
 
 def _write_stacks(path: str) -> None:

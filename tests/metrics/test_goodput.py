@@ -1,6 +1,7 @@
 """The share of a run's time in steps that counted."""
 
 import json
+import os
 import time
 
 import pytest
@@ -30,14 +31,19 @@ def test_repeated_steps_count_once(tmp_path, monkeypatch):
   path = tmp_path / 'metrics.jsonl'
   rows = [
     _row(1, 1.0, 1.0, **{goodput.ELAPSED: 4.0}),
-    _row(2, 1.0, 3.0, **{goodput.ELAPSED: 10.0}),
+    _row(2, 1.0, 3.0, **{goodput.ELAPSED: 10.0, goodput.CPU: 7.0}),
   ]
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   measured = goodput.Goodput(str(path), began=100.0)
   measured.keep(rows[:1])
   monkeypatch.setattr(time, 'monotonic', lambda: 106.0)
+  monkeypatch.setattr(os, 'times', lambda: (1.0, 0.5, 2.0, 0.5, 99.0))
   added = measured.add(_row(2, 1.0, 3.0))
-  assert added == {goodput.ELAPSED: 16.0, goodput.GOODPUT: 6.0 / 16.0}
+  assert added == {
+    goodput.ELAPSED: 16.0,
+    goodput.CPU: 11.0,
+    goodput.GOODPUT: 6.0 / 16.0,
+  }
 
 
 @pytest.mark.parametrize('text', ['', '{"stage": "sft"}\n', 'no json\n'])
