@@ -7,8 +7,8 @@ is `python -m experiments.launch --on=local`, and takes its flags.
 
 1. A run that has finished with the same config is not run again (finished.json
    in its workdir); any other starts, or continues from its newest checkpoint.
-2. A run that saves and stops (exit code 75), or loses a process (5), starts
-   again, `restarts` times at most.
+2. A run that saves and stops (exit code 75), loses a process (5) or makes no
+   progress (4) starts again, `restarts` times at most.
 3. SIGTERM and Ctrl-C are passed on to the runs; none starts after that.
 4. At the end, a line on stderr per run that failed, and the table on stdout.
 

@@ -24,6 +24,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
@@ -43,6 +44,7 @@ from posttrain.util import (
 from posttrain.util import flags as flags_lib
 
 _PACKAGES = ('jax', 'jaxlib', 'numpy')  # whose versions change numbers
+_LOCK_SECONDS = 120.0  # for a lock that a lost host has left
 # Platform, None = this machine's; number of devices, and of hosts.
 Devices = tuple[str | None, int, int]
 
@@ -210,8 +212,28 @@ def hold(workdir: str, others: Sequence[str] = ()) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     with _writable():
       os.makedirs(workdir, exist_ok=True)
-      stack.enter_context(locks.hold(workdir, '--workdir', others))
+      _lock(stack, workdir, others)
     yield
+
+
+def _lock(
+  stack: contextlib.ExitStack, workdir: str, others: Sequence[str]
+) -> None:
+  """Locks a workdir; with other processes, waits if it is locked.
+
+  On a network file system the lock of a host that is gone lives on for a while,
+  in which the run may be started again.
+  """
+  end = time.monotonic() + (_LOCK_SECONDS if others else 0.0)
+  while True:
+    try:
+      stack.enter_context(locks.hold(workdir, '--workdir', others))
+    except locks.Locked:
+      if time.monotonic() > end:
+        raise
+      time.sleep(1.0)
+    else:
+      return
 
 
 @contextlib.contextmanager

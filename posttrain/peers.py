@@ -29,12 +29,20 @@ from jax._src import distributed  # the client of the coordination service
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import processes
-from posttrain.util import cluster, exits, foreign, streams, watchdog
+from posttrain.util import (
+  cluster,
+  exits,
+  foreign,
+  preemption,
+  streams,
+  watchdog,
+)
 
 START_SECONDS = 45  # for all processes to join
 LOST_SECONDS = 25.0  # without a heartbeat, after which a process is lost
 _BEAT_SECONDS = 2.0
 _GRACE_SECONDS = 10.0  # for the others to end, after one has failed
+_SAVED_SECONDS = 120.0  # the same, after one has saved and stopped
 # jax ends a process of its own accord then; the monitor comes first.
 _JAX_SECONDS = 50
 
@@ -51,8 +59,17 @@ class _Peers:
     self._split = NamedSharding(mesh, PartitionSpec('processes'))
     whole = NamedSharding(mesh, PartitionSpec())
     self._gather = jax.jit(lambda x: x, out_shardings=whole)
+    self.waits = False  # for the others, in an exchange
 
   def exchange(self, row: np.ndarray) -> np.ndarray:
+    self.waits = True
+    try:
+      with watchdog.waiting(lambda: 'the other processes of the run'):
+        return self._exchange(row)
+    finally:
+      self.waits = False
+
+  def _exchange(self, row: np.ndarray) -> np.ndarray:
     rows = jax.make_array_from_single_device_arrays(
       (self.count, *row.shape),
       self._split,
@@ -85,7 +102,9 @@ def join(place: cluster.Place | None, folder: str | None) -> Iterator[None]:
   monitor = _Monitor(state.num_processes, state.process_id)
   monitor.start()
   try:
-    with processes.use(_Peers()):
+    peers = _Peers()
+    monitor.waits = lambda: peers.waits
+    with processes.use(peers):
       yield
   except BaseException as error:
     monitor.fail(error)
@@ -114,11 +133,20 @@ def _initialize(place: cluster.Place) -> None:
     place.coordinator,
     place.count,
     place.index,
+    # All devices of the host. None would be one of them under SLURM and Open
+    # MPI, where jax expects a process per device.
+    local_device_ids=_visible_devices(),
     initialization_timeout=4 * START_SECONDS,
     heartbeat_timeout_seconds=_JAX_SECONDS,
     shutdown_timeout_seconds=int(_GRACE_SECONDS),
   )
   limit.cancel()
+
+
+def _visible_devices() -> list[int]:
+  """Returns the devices that jax's own variable names; [] = all."""
+  names = os.environ.get('JAX_LOCAL_DEVICE_IDS', '')
+  return [int(name) for name in names.split(',') if name]
 
 
 def _end_alone() -> NoReturn:
@@ -152,7 +180,8 @@ class _Monitor(threading.Thread):
   A process is lost if its heartbeats stop for `LOST_SECONDS`: it has ended, or
   is stopped, or its host is gone. One that fails says so, and the others end
   after `_GRACE_SECONDS` unless they fail in the same way before. One that beats
-  without progress is the watchdog's affair.
+  without progress is its watchdog's affair: while this process waits for the
+  others, their progress counts as its own, so that it does not end before them.
   """
 
   def __init__(self, count: int, index: int):
@@ -165,6 +194,7 @@ class _Monitor(threading.Thread):
     self._idle = dict.fromkeys(range(count), 0.0)
     self._number = 0
     self._heard: tuple[dict[int, Any], dict[int, Any]] = {}, {}
+    self.waits: Callable[[], bool] = lambda: False  # for the others
     _on_abort(self._aborted)
 
   def run(self) -> None:
@@ -193,8 +223,9 @@ class _Monitor(threading.Thread):
     if self._aborts:
       return
     self._number += 1
-    text = [self._number, socket.gethostname(), os.getpid(), watchdog.current()]
-    self._set('beats', text)
+    me = socket.gethostname(), os.getpid()
+    beat = [self._number, *me, watchdog.current(), watchdog.count()]
+    self._set('beats', beat)
 
   def _set(self, folder: str, value: Any) -> None:
     self._client.key_value_set(
@@ -212,22 +243,25 @@ class _Monitor(threading.Thread):
       self._idle[process] += seconds
       beat = beats.get(process)
       if beat is not None and beat != self._beats.get(process):
+        if self.waits() and beat[4:] != self._beats.get(process, beat)[4:]:
+          watchdog.others_progress()
         self._beats[process], self._idle[process] = beat, 0.0
       if process in ended:
-        self._end_with(process, ended[process])
+        self._end_with(process, *ended[process])
       elif self._idle[process] > LOST_SECONDS:
         # Without the coordinator no heartbeat arrives.
         gone = self._index and self._idle[0] > LOST_SECONDS / 2
         self._end(self._lost(0 if gone else process))
 
-  def _end_with(self, process: int, reason: str | None) -> None:
-    """Ends this process soon after another has failed; None = it is done."""
-    if reason is None:
+  def _end_with(self, process: int, reason: str, code: int) -> None:
+    """Ends this process some time after another, unless it does so itself."""
+    if code == exits.DONE:
       self._idle[process] = 0.0
       return
-    time.sleep(_GRACE_SECONDS)  # this one may fail in the same way
-    if not self._done:
-      self._end(f'{self._describe(process)} has failed: {reason}', exits.FAILED)
+    # This one may fail in the same way; or it has saved as well, and is slower.
+    seconds = _GRACE_SECONDS if code == exits.FAILED else _SAVED_SECONDS
+    if self._idle[process] > seconds and not self._done:
+      self._end(f'{self._describe(process)} has ended: {reason}', code)
 
   def _lost(self, process: int) -> str:
     beat = self._beats.get(process)
@@ -245,7 +279,7 @@ class _Monitor(threading.Thread):
   def _end(self, reason: str, code: int = exits.PEER_LOST) -> NoReturn:
     """Ends this process at once: its threads may wait for what is lost."""
     text = f'{reason}; process {self._index} ends in phase {watchdog.current()}'
-    if code == exits.PEER_LOST:
+    if code in (exits.PEER_LOST, exits.PREEMPTED):
       text += '; start all of them again'
     watchdog.end(text, code=code)
 
@@ -269,15 +303,20 @@ class _Monitor(threading.Thread):
     """
     if _may_be_lost(error):
       time.sleep(LOST_SECONDS + 3 * _BEAT_SECONDS)
-    self._finish(foreign.error(error))
+    code = exits.FAILED
+    if isinstance(error, preemption.Preempted):
+      code = exits.PREEMPTED
+    elif isinstance(error, KeyboardInterrupt):
+      code = exits.INTERRUPTED
+    self._finish(foreign.error(error), code)
 
   def leave(self) -> None:
     """Tells the others that this process is done."""
-    self._finish(None)
+    self._finish('', exits.DONE)
 
-  def _finish(self, reason: str | None) -> None:
+  def _finish(self, reason: str, code: int) -> None:
     with contextlib.suppress(Exception):
-      self._set('ended', reason)
+      self._set('ended', [reason, code])
     self._done = True
     signal.signal(signal.SIGABRT, signal.SIG_DFL)
     with contextlib.suppress(Exception):
@@ -287,10 +326,11 @@ class _Monitor(threading.Thread):
         if len(self._read('ended/')) == self._count:
           break
         time.sleep(0.1)
-    if not self._index and reason is not None:
+    if not self._index and code != exits.DONE:
       time.sleep(_BEAT_SECONDS)  # for the others to end before its service
-    if reason is None:
-      jax.distributed.shutdown()
+    if code == exits.DONE:
+      with contextlib.suppress(Exception):  # this process is done all the same
+        jax.distributed.shutdown()
     else:
       # At exit jax would wait for processes that hang, and C++ code abort when
       # the service is deleted before the client.

@@ -323,6 +323,22 @@ def spread(like: Any, rules: Rules) -> Any:
   raise AssertionError('one device holds any array')
 
 
+def scattered(like: Any) -> Any:
+  """Returns a tree's shapes, each split along its first dimension that divides.
+
+  Over all devices; whole on each where none divides.
+  """
+  mesh = Mesh(np.array(_all_devices()), ('all',))
+
+  def place(x):
+    axes = [i for i, size in enumerate(x.shape) if size % mesh.size == 0]
+    spec = PartitionSpec(*(None,) * axes[0], 'all') if axes else PartitionSpec()
+    sharding = NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  return jax.tree.map(place, like)
+
+
 @contextlib.contextmanager
 def use(mesh: Mesh | AbstractMesh | None) -> Iterator[None]:
   """Traces programs for a mesh, see `current`; None = for one device."""

@@ -10,9 +10,10 @@ import types
 
 import jax
 import pytest
+from jax._src import clusters, distributed
 
 from posttrain import peers
-from posttrain.util import exits
+from posttrain.util import cluster, exits, preemption
 
 
 class Ended(Exception):
@@ -116,21 +117,73 @@ def test_a_missed_beat_of_process_0_does_not_blame_it(monitor):
 
 def test_the_end_of_one_that_failed_is_the_reason(monitor):
   made = monitor(0)
-  with pytest.raises(Ended, match='has failed: ValueError: bad') as ended:
-    made._update(_beats(1, 0, 1, 2), {2: 'ValueError: bad'}, 2.0)
+  failed = {2: ['ValueError: bad', exits.FAILED]}
+  made._update(_beats(1, 0, 1, 2), failed, 2.0)
+  made._update(_beats(2, 0, 1), failed, 9.0)  # it may fail alike
+  with pytest.raises(Ended, match='has ended: ValueError: bad') as ended:
+    made._update(_beats(3, 0, 1), failed, 2.0)
   assert ended.value.args[0] == exits.FAILED
+
+
+def test_a_slow_one_that_has_saved_ends_as_the_others_did(monitor):
+  """It may write its last files for two minutes, and is then started again."""
+  made = monitor(0)
+  stopped = {2: ['Preempted: SIGTERM', exits.PREEMPTED]}
+  for number in range(1, 61):
+    made._update(_beats(number, 0, 1), stopped, 2.0)
+  with pytest.raises(Ended, match='ends in phase .*; start all') as ended:
+    made._update(_beats(99, 0, 1), stopped, 2.0)
+  assert ended.value.args[0] == exits.PREEMPTED
+
+
+@pytest.mark.parametrize(
+  ('error', 'code'),
+  [
+    (preemption.Preempted('SIGTERM'), exits.PREEMPTED),
+    (KeyboardInterrupt(), exits.INTERRUPTED),
+    (ValueError('x'), exits.FAILED),
+  ],
+)
+def test_the_others_learn_how_it_ended(error, code, monitor):
+  told = []
+  made = monitor(1)
+  made._finish = lambda reason, code: told.append(code)
+  made.fail(error)
+  assert told == [code]
+
+
+def test_progress_of_others_counts_while_this_one_waits(monitor, monkeypatch):
+  """It does not pass on: two that wait for a third would keep each other up."""
+  counted = []
+  monkeypatch.setattr(
+    peers.watchdog, 'others_progress', lambda: counted.append(1)
+  )
+  made, before = monitor(0), peers.watchdog.count()
+
+  def beat(number, progress):
+    made._update({1: [number, 'h', 7, 'rollout', progress]}, {}, 2.0)
+
+  beat(1, 5)
+  beat(2, 6)
+  made.waits = lambda: True
+  beat(3, 6)
+  assert not counted
+  beat(4, 7)
+  assert counted == [1] and peers.watchdog.count() == before
 
 
 def test_one_that_fails_alike_is_not_ended(monitor):
   made = monitor(0)
   made._done = True  # as `fail` sets, while the monitor waits
-  made._update(_beats(1, 0, 1, 2), {2: 'ValueError: bad'}, 2.0)
+  failed = {2: ['ValueError: bad', exits.FAILED]}
+  made._update(_beats(1, 0, 1, 2), failed, 2.0)
+  made._update(_beats(2, 0, 1), failed, 20.0)
 
 
 def test_one_that_is_done_is_not_lost(monitor):
   made = monitor(0)
   for number in range(60):
-    made._update(_beats(number, 0, 1), {2: None}, 2.0)
+    made._update(_beats(number, 0, 1), {2: ['', exits.DONE]}, 2.0)
 
 
 def test_an_aborting_process_sends_no_beats(monitor, monkeypatch):
@@ -168,6 +221,30 @@ def test_a_start_alone_says_who_is_missing(
   assert f'at x:1 within {peers.START_SECONDS} s: {text}' in str(ended.value)
 
 
+def test_a_process_has_all_devices_of_its_host(monkeypatch):
+  """Under SLURM jax alone would give it the one of its local number."""
+  names = 'JOB_ID', 'LOCALID', 'NTASKS', 'PROCID', 'STEP_NODELIST'
+  for value, name in enumerate(names):
+    monkeypatch.setenv(f'SLURM_{name}', str(value))
+  made = distributed.State()
+  monkeypatch.setattr(peers.distributed, 'global_state', made)
+  given = {}
+  monkeypatch.setattr(
+    peers.jax.distributed,
+    'initialize',
+    lambda *args, **options: given.update(options),
+  )
+  peers._initialize(cluster.Place('h:1', 2, 0))
+  assert given['local_device_ids'] == []
+  detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+  ours = detect('h:1', 2, 0, given['local_device_ids'], None, None)
+  theirs = detect('h:1', 2, 0, None, None, None)
+  assert (ours[-1], theirs[-1]) == ([], [1])
+  monkeypatch.setenv('JAX_LOCAL_DEVICE_IDS', '2,3')
+  peers._initialize(cluster.Place('h:1', 2, 0))
+  assert given['local_device_ids'] == [2, 3]
+
+
 def test_beats_are_json(monitor):
   made = monitor(0)
   made._set('ended', None)
@@ -190,7 +267,7 @@ def test_errors_of_communication_wait_for_the_monitor(error, waits, monitor):
   slept, told = [], []
   peers.time.sleep = slept.append  # the fixture restores it
   made = monitor(1)
-  made._finish = told.append
+  made._finish = lambda *args: told.append(args)
   made.fail(error)
   assert len(told) == 1
   assert [x > peers.LOST_SECONDS for x in slept] == [True] * waits

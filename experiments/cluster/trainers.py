@@ -135,7 +135,8 @@ class Group:
         f'the cluster must have {hosts} places with {bundle}: got '
         f'{ray.available_resources()} within {PLACE_SECONDS:g} s'
       )
-    rest = {k: x for k, x in bundle.items() if k not in ('CPU', 'GPU')}
+    named = 'CPU', 'GPU', 'memory'
+    rest = {k: x for k, x in bundle.items() if k not in named}
     for index in range(hosts):
       place = scheduling_strategies.PlacementGroupSchedulingStrategy(
         self._group, placement_group_bundle_index=index
@@ -143,6 +144,7 @@ class Group:
       options = ray.remote(Trainer).options(
         num_cpus=bundle['CPU'],
         num_gpus=bundle.get('GPU', 0),
+        memory=bundle.get('memory'),
         resources=rest,
         scheduling_strategy=place,
       )

@@ -109,7 +109,7 @@ def starts_again(codes: Sequence[int]) -> bool:
     codes: exit codes of all its processes; negative = killed by that signal.
   """
   failed = exits.FAILED, exits.USAGE, exits.NO_REWARD
-  again = exits.PREEMPTED, exits.PEER_LOST
+  again = exits.PREEMPTED, exits.PEER_LOST, exits.STALLED
   return any(x in again for x in codes) and not any(x in failed for x in codes)
 
 

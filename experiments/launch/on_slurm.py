@@ -3,12 +3,14 @@
 srun starts a process on each node; posttrain.main reads its place from SLURM's
 variables. SLURM sends SIGTERM to the processes two minutes before its time
 limit, so that the run saves. (Not to the script, as B:TERM does: srun kills its
-tasks when it gets that signal.) The script requeues itself after exit codes 75
-and 5, and where SLURM has killed a process; its log goes on in the same file.
+tasks when it gets that signal.) The script requeues itself after exit codes 75,
+5 and 4, and where a process was killed; its log goes on in the same file. A
+process that is still there five minutes after another has ended is killed.
 """
 
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 
 from experiments.launch import jobs as jobs_lib
@@ -19,10 +21,12 @@ from posttrain.util import exits
 _SIGNAL_SECONDS = 120  # between the signal and SLURM's time limit
 # What SLURM's time limit allows beyond --time_limit, which starts with Python.
 _EXTRA_MINUTES = 5
+# For the others, after the first process has ended; a stopped one never ends.
+_WAIT_SECONDS = 300
 _LAST = """
 trap : TERM # SLURM may send it to the script as well, which has to go on
 code=0
-srun --kill-on-bad-exit=0 SRUN"${command[@]}" || code=$?
+srun --kill-on-bad-exit=0 WAIT SRUN"${command[@]}" || code=$?
 
 case $code in
 RESTARTED)
@@ -72,14 +76,19 @@ def arguments(options: options_lib.Options) -> list[str]:
 
 def script(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> str:
   """Returns the sbatch script of jobs that have the same resources."""
-  # srun returns the highest exit code, which a killed process raises.
-  killed = [128 + 9] if jobs[0].hosts > 1 else []
-  codes = [exits.PREEMPTED, exits.PEER_LOST, *killed, 128 + 15]
+  codes = [exits.PREEMPTED, exits.PEER_LOST, exits.STALLED, 128 + 15]
+  if jobs[0].hosts > 1:
+    # srun returns the highest exit code, which a killed process raises.
+    codes += [128 + signal.SIGABRT, 128 + signal.SIGKILL, 128 + signal.SIGSEGV]
   # srun does not take this from the job.
   cpus = jobs[0].resources.cpus
   srun = '' if cpus is None else f'--cpus-per-task={cpus} '
   last = _LAST.replace('RESTARTED', ' | '.join(map(str, codes)))
-  last = last.replace('SRUN', srun).replace('LIMIT', str(options.restarts))
+  last = (
+    last.replace('WAIT', f'--wait={_WAIT_SECONDS}')
+    .replace('SRUN', srun)
+    .replace('LIMIT', str(options.restarts))
+  )
   lines = [
     '#!/bin/bash',
     *(f'#SBATCH {line}' for line in _directives(jobs, options)),

@@ -1,8 +1,11 @@
 """A queued resource of Cloud TPU per run, with a startup script on each host.
 
 The script runs at each boot of each host of the slice. It calls posttrain.main,
-again after exit codes 75 and 5, `restarts` times at most. Where the slice has
-several hosts, jax finds them in the metadata (--coordinator=auto).
+and again unless the run is done or has failed by itself (exit codes 0 to 3, and
+130): after 75, 5 and 4, and where a signal has killed it. It does so `restarts`
+times at most; starts that end with 5 within two minutes do not count, as they
+may while another host is away. Where the slice has several hosts, jax finds
+them in the metadata (--coordinator=auto).
 """
 
 import os
@@ -17,15 +20,23 @@ from posttrain.util import exits
 
 LOG = '/var/log/posttrain.log'
 _LONGEST_NAME = 60
+_SHORT_SECONDS = 120  # of a start that does not count
+_PAUSE_SECONDS = 15  # after such a start
 _LOOP = """
 code=0
-for ((start = 0; start <= LIMIT; start++)); do
-  code=0
+start=0
+while ((start <= LIMIT)); do
+  code=0 began=$SECONDS
   "${command[@]}" || code=$?
   case $code in
-  RESTARTED) echo "exit code $code" ;;
-  *) break ;;
+  FINAL) break ;;
+  *) echo "exit code $code" ;;
   esac
+  if ((code == LOST && SECONDS - began < SHORT)); then
+    sleep PAUSE # another host is not up again yet
+  else
+    start=$((start + 1))
+  fi
 done
 exit "$code"
 """
@@ -91,8 +102,18 @@ def script(job: jobs_lib.Job, options: options_lib.Options) -> str:
     volume = f'--volume={options.mount}:{options.mount}'
     docker = ('docker', 'run', '--rm', '--privileged', '--user=0')
     words = [*docker, '--network=host', volume, options.image, *words]
-  codes = f'{exits.PREEMPTED} | {exits.PEER_LOST}'
-  loop = _LOOP.replace('RESTARTED', codes)
+  final = (
+    *(exits.DONE, exits.FAILED, exits.USAGE, exits.NO_REWARD),
+    exits.INTERRUPTED,
+  )
+  loop = _LOOP.replace('FINAL', ' | '.join(map(str, final)))
+  values = {
+    'LOST': exits.PEER_LOST,
+    'SHORT': _SHORT_SECONDS,
+    'PAUSE': _PAUSE_SECONDS,
+  }
+  for word, value in values.items():
+    loop = loop.replace(word, str(value))
   lines = [
     '#!/bin/bash',
     'set -u',

@@ -2,7 +2,7 @@
 
 Each work unit is one run: an `xm.Binary`, so that nothing needs a container. It
 is this machine's interpreter, which calls `python -m experiments.sweep` for the
-run alone: that starts it again after exit codes 75 and 5, and skips it if it
+run alone: that starts it again after exit codes 75, 5 and 4, and skips it if it
 has finished. XManager names the experiment, keeps it in its database
 (~/.xmanager) and shows the output. Its local executor ignores resources.
 """

@@ -86,7 +86,7 @@ class Options:
   restarts: int = flags.flag(
     20,
     'How often a run is started again after it has saved and stopped (exit '
-    'code 75) or has lost a process (5).',
+    'code 75), has lost a process (5) or has made no progress (4).',
     least=0,
   )
 

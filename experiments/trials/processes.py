@@ -252,7 +252,7 @@ def _rows(workdir: pathlib.Path, stage: str) -> list[dict]:
 def update_error(truth, run, stage: str) -> float:
   """Returns the largest error of the parameters after the first update.
 
-  Relative to the largest change of each array.
+  Relative to the largest parameter of each array.
   """
   import jax
   import orbax.checkpoint as ocp
@@ -314,10 +314,15 @@ def lost(args, scratch: pathlib.Path) -> bool:
   for name, trial in itertools.product(
     args.signals.split(','), range(args.trials)
   ):
-    workdir = scratch / f'{name}_{trial}'
-    run = Run(recipe, workdir, args.count, cache)
-    ended = _lose(run, name, rng.randrange(args.count), rng.uniform(1, seconds))
-    run.close()
+    workdir, ended = scratch / f'{name}_{trial}', None
+    while ended is None:  # of a run that had not come to its end before
+      shutil.rmtree(workdir, ignore_errors=True)
+      run = Run(recipe, workdir, args.count, cache)
+      # SIGSTOP for process 0, which has the coordinator, and for others.
+      victim = rng.randrange(args.count) if name != 'SIGSTOP' else trial
+      victim %= args.count
+      ended = _lose(run, name, victim, rng.uniform(1, seconds))
+      run.close()
     Run(recipe, workdir, args.count, cache).finish()
     wrong = kill_resume.differences(truth, kill_resume.outcome(workdir))
     fine = not wrong and ended.pop('fine')
@@ -327,11 +332,14 @@ def lost(args, scratch: pathlib.Path) -> bool:
   return ok
 
 
-def _lose(run: Run, name: str, victim: int, delay: float) -> dict:
-  """Sends a signal to a process; returns how the others ended."""
+def _lose(run: Run, name: str, victim: int, delay: float) -> dict | None:
+  """Sends a signal to a process; returns how the others ended.
+
+  None: the run had come to its end before.
+  """
   result = {'victim': victim, 'after_s': round(delay, 1)}
   if None not in run.wait(delay, run.processes[:1]):
-    return {**result, 'finished_before': True, 'fine': True}
+    return None
   run.processes[victim].send_signal(getattr(signal, name))
   began = time.monotonic()
   others = [x for i, x in enumerate(run.processes) if i != victim]
@@ -356,7 +364,7 @@ def _lose(run: Run, name: str, victim: int, delay: float) -> dict:
     line
     for log in logs
     for line in log.read_text().splitlines()
-    if 'is lost' in line or 'has failed' in line or 'must join' in line
+    if 'is lost' in line or 'has ended: ' in line or 'must join' in line
   ]
   named = bool(lines) or set(codes) == {0} or name == 'SIGTERM'
   return {

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from posttrain import processes, tree
+from posttrain import processes, sharding, tree
 from posttrain.checkpoints import damage, step_folders
 from posttrain.util import foreign
 
@@ -96,28 +96,32 @@ def has_steps(folder: str) -> bool:
 def is_sound(folder: str, stage: str | None = None) -> bool:
   """Returns whether a step can be read and its checksums agree.
 
-  Reads all arrays to the host, which is as much memory as a save takes.
+  Reads all arrays, each split over the devices of all processes, which must all
+  call it.
 
   Args:
     folder: the step's folder.
     stage: see `newest_host`.
   """
   step = step_folders.local(folder)
-  try:
-    record = _read_record(step)
-    check_place(step, record['host'], stage)
+
+  def shapes() -> State:
+    check_place(step, _read_record(step)['host'], stage)
     with _reader(ocp.PyTreeCheckpointHandler()) as reader:
-      on_host = ocp.RestoreArgs(restore_type=np.ndarray)
-      like = jax.tree.map(lambda _: on_host, _saved_tree(reader, step))
-      args = ocp.args.PyTreeRestore(restore_args=like)
-      state = damage.attempt(reader.restore, step / 'state', args=args)
+      return jax.tree.map(_saved_shape, _saved_tree(reader, step))
+
+  try:
+    read(step, sharding.scattered(processes.together(shapes)))
   except damage.Damaged:
     return False
-  leaves = jax.tree.leaves(state)
-  return (
-    all(isinstance(leaf, np.ndarray) for leaf in leaves)
-    and tree.checksums(state) == record['state_sums']
-  )
+  return True
+
+
+def _saved_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+  try:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+  except (AttributeError, TypeError):
+    raise damage.Damaged('one of its values is no array') from None
 
 
 def read_sums(path: str) -> dict[str, int]:

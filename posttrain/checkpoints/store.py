@@ -81,7 +81,7 @@ class Checkpointer:
       host: JSON-able dict; tuples are restored as lists, keys as strings.
     """
     self._began = time.monotonic()
-    for old in self.steps():
+    for old in processes.on(0, self.steps):  # all must delete the same
       if old >= step:
         self.wait()
         self._manager.delete(old)

@@ -6,8 +6,9 @@
 Steps that a resumed run repeats count once, and the time that was lost with
 them, as starts, compilation, evaluations and saves, is in the denominator.
 Time in which no process ran is not, nor is that after the last row of a process
-that was killed. `time/cpu` counts the CPU seconds of the same time: of this
-process, all its threads, and of those of its children that have ended.
+that was killed, or of a start that ended before its first row. `time/cpu`
+counts the CPU seconds of the same time: of this process, all its threads, and
+of those of its children that have ended.
 """
 
 import contextlib

@@ -29,10 +29,23 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
     NoReward: no rollout of the finished stage had a reward, because reward
       functions or episodes failed.
   """
-  return processes.on(0, lambda: _end_of(cfg, name, workdir))
+  host, unread = processes.on(0, lambda: _trained(cfg, name, workdir))
+  if host is None:
+    return None
+  if unread is not None and not reading.is_sound(unread, name):
+    warnings.warn(f'{unread} is damaged; an older step is used', stacklevel=2)
+    return None
+  tally.check_saved(name, host)
+  return host['metrics_position']
 
 
-def _end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
+def _trained(
+  cfg: schema.Run, name: str, workdir: str
+) -> tuple[dict[str, Any] | None, str | None]:
+  """Returns the `host` of a trained stage, and its step if that must be read.
+
+  The next stage would begin with that step. None: the stage is not finished.
+  """
   folder = _folder(workdir, name)
   host = reading.newest_host(folder, name)
   later = _later_host(cfg, name, workdir)
@@ -48,7 +61,7 @@ def _end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
         stacklevel=2,
       )
   if host is None:
-    return None
+    return None, None
   steps = cfg.stages[name].steps
   if trained > steps:
     raise ValueError(
@@ -56,14 +69,9 @@ def _end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
       f'are trained already: got {steps}; use another --workdir'
     )
   if trained < steps:
-    return None
-  if later is None and name != list(cfg.stages)[-1]:
-    step = os.path.join(folder, str(steps))
-    if not reading.is_sound(step, name):  # the next stage would begin with it
-      warnings.warn(f'{step} is damaged; an older step is used', stacklevel=2)
-      return None
-  tally.check_saved(name, host)
-  return host['metrics_position']
+    return None, None
+  is_next = later is None and name != list(cfg.stages)[-1]
+  return host, os.path.join(folder, str(steps)) if is_next else None
 
 
 def check_order(cfg: schema.Run, name: str, workdir: str) -> None:

@@ -51,10 +51,23 @@ _phases: list[str] = []
 _waits: dict[int, tuple[Callable[[], str], float]] = {}
 _numbers = itertools.count()
 _last = time.monotonic()  # of the last progress
+_count = 0  # of progress
 
 
 def progress() -> None:
   """Registers progress."""
+  global _last, _count
+  _last = time.monotonic()
+  _count += 1
+
+
+def count() -> int:
+  """Returns how much progress there was, a number that only grows."""
+  return _count
+
+
+def others_progress() -> None:
+  """Registers progress of another process, which does not count as ours."""
   global _last
   _last = time.monotonic()
 

@@ -76,8 +76,11 @@ class Workers:
   def begin(self) -> None:
     """Begins to start all workers that do not run."""
     with self._lock:
-      while len(self._shared) < self._count:
-        self._shared.append(Worker(self._start(), alone=False))
+      self._fill()
+
+  def _fill(self) -> None:
+    while len(self._shared) < self._count:
+      self._shared.append(Worker(self._start(), alone=False))
 
   def take(self, alone: bool = False) -> Worker:
     """Returns a worker for an episode, which has started.
@@ -88,8 +91,8 @@ class Workers:
     Raises:
       Lost: it does not start.
     """
-    self.begin()
     with self._lock:
+      self._fill()
       if alone:
         worker = Worker(self._start(), alone)
       else:

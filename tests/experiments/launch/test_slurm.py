@@ -45,6 +45,7 @@ def test_every_value_reaches_the_run_as_it_is(programs):
   command = jobs.command(job, 'python3')
   assert scripts.words(programs / 'srun.out') == [
     '--kill-on-bad-exit=0',
+    '--wait=300',
     *command,
   ]
 
@@ -56,7 +57,7 @@ def test_each_task_of_the_array_is_one_run(programs):
   for i, job in enumerate(found):
     run(text, programs, SLURM_ARRAY_TASK_ID=str(i))
     command = jobs.command(job, 'python3')
-    assert scripts.words(programs / 'srun.out')[1:] == command
+    assert scripts.words(programs / 'srun.out')[2:] == command
   assert run(text, programs, SLURM_ARRAY_TASK_ID='3').returncode == 2
 
 
@@ -127,7 +128,7 @@ def test_nodes_devices_and_time_are_directives():
     *('--signal=TERM@120', '--time=235', '--gpus-per-node=h100:8'),
     *('--cpus-per-task=12', '--mem=100G'),
   ]
-  assert 'srun --kill-on-bad-exit=0 --cpus-per-task=12 "$' in text
+  assert 'srun --kill-on-bad-exit=0 --wait=300 --cpus-per-task=12 "$' in text
 
 
 def test_texts_of_the_user_are_arguments_and_no_directives():

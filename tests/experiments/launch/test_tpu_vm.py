@@ -57,13 +57,16 @@ def test_a_slice_of_one_host_joins_nobody(programs):
     ([1], 20, 1, 1),
     ([75, 2], 20, 2, 2),
     ([75] * 9, 3, 4, 75),
-    ([5], 0, 1, 5),
+    ([137, 4, 0], 20, 3, 0),
+    ([137], 0, 1, 137),
+    ([5, 5, 5, 0], 0, 4, 0),  # another host is away
   ],
 )
 def test_it_starts_again_after_some_exit_codes_and_not_for_ever(
-  programs, codes, restarts, starts, code
+  programs, codes, restarts, starts, code, monkeypatch
 ):
   (programs / 'codes').write_text(''.join(f'{x}\n' for x in codes))
+  monkeypatch.setattr(on_tpu_vm, '_PAUSE_SECONDS', 0)
   text = on_tpu_vm.script(
     jobs.Job('x', 'c', (), (), 'w'), make(restarts=restarts)
   )

@@ -1,5 +1,7 @@
 """Which worker an episode gets, and the count of lost ones."""
 
+import contextlib
+
 import pytest
 
 from posttrain.rollout.remote import workers
@@ -86,3 +88,40 @@ def test_a_worker_that_does_not_start_is_lost(pair, handles):
     pair.take()
   assert pair.losses == 1 and handles[0].killed == 1
   assert pair.take().handle is handles[1]
+
+
+def test_the_only_worker_may_be_lost_while_another_thread_takes_one(handles):
+  """It is removed, but its kill takes a while: no other one has begun yet."""
+
+  def start():
+    handles.append(Handle())
+    return handles[-1]
+
+  one = workers.Workers(start, 1)
+  first, lock = one.take(), one._lock
+
+  class Slow(Exception):
+    pass
+
+  def kill():
+    raise Slow
+
+  @contextlib.contextmanager
+  def gap():  # the other thread loses the worker whenever it gets the lock
+    with lock:
+      yield
+    first.handle.kill, one._lock = kill, lock
+    with contextlib.suppress(Slow):
+      one.lose(first)
+
+  class Gap:
+    def __enter__(self):
+      self.entered = gap()
+      return self.entered.__enter__()
+
+    def __exit__(self, *args):
+      return self.entered.__exit__(*args)
+
+  one._lock = Gap()
+  assert one.take() is first and first.is_lost
+  assert one.take().handle is handles[1]

@@ -1,0 +1,1 @@
+"""What recipes learn, over seeds, from the same starts; see `__main__`."""
