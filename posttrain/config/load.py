@@ -345,11 +345,19 @@ def from_dict(
 def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   """Refuses to resume with options that would change the numbers.
 
+  Further stages may follow those of the workdir's run.
+
   Args:
     old: `to_dict` of the workdir's run.
     new: `to_dict` of the run that resumes it.
   """
-  if lines := changes(_with_defaults(old), new, RESUMABLE):
+  old = _with_defaults(old)
+  known, names = (list(x.get('stages') or ()) for x in (old, new))
+  if names[: len(known)] == known:
+    added = names[len(known) :]
+    new = {k: v for k, v in new.items() if k not in added}
+    new['stages'] = old.get('stages')
+  if lines := changes(old, new, RESUMABLE):
     raise ValueError(
       f'a resumed run must keep its config: changed {lines}; use another '
       '--workdir, or undo the change'

@@ -200,6 +200,22 @@ def test_resume_allows_only_declared_keys():
     config.check_resume(old, config.to_dict(_resolve(('seed', '1'))))
 
 
+def test_stages_may_be_added_at_the_end():
+  """Of a run whose stages are over; they stay as they are."""
+  new = config.to_dict(_resolve())
+  first, *later = new['stages']
+  old = {k: v for k, v in new.items() if k not in later}
+  old['stages'] = [first]
+  config.check_resume(old, new)
+  with pytest.raises(ValueError, match='must keep its config'):
+    config.check_resume(new, old)
+  changed = {**old, first: {**old[first], 'init': 'x'}}
+  with pytest.raises(ValueError, match=rf"{first}.init \('x' ->"):
+    config.check_resume(changed, new)
+  with pytest.raises(ValueError, match='config.stages'):
+    config.check_resume(old, {**new, 'stages': [*later, first]})
+
+
 def test_how_reward_functions_may_fail_may_change():
   def resolved(**changes):
     reward = schema.RewardFn('json:loads', **changes)
