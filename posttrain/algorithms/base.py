@@ -39,8 +39,8 @@ class Scorer(Protocol):
     Args:
       reference: the model's name in the config, see `rollout.references`.
       samples: scored at their own temperatures.
-      hints: messages before each sample in the reference's context; None =
-        none.
+      hints: a message for the prompt of each sample in the reference's
+        context; None = none.
 
     Returns:
       One f32[T] per sample: log q(token_t | <t) in nats; 0 at token 0.

@@ -15,9 +15,11 @@ class Opsd(base.Algorithm):
 
       loss = sum_t KL(pi(. | <t) || q(. | hint, <t)) / N_ref_kl
 
-  The hint is one message, `template` with the demonstration, rendered before
-  the sample's unchanged tokens. A conversation with a system prompt then has
-  two. By default q is the policy at the current step, without gradient.
+  The hint is one message, `template` with the demonstration, in the sample's
+  prompt as the chat template renders it: before the text of its system message,
+  or of the first user message with `role='user'`. By default q is the stage's
+  initial policy: the present one collapses together with its student where the
+  hint alone does not keep it right.
 
   Streams: as `opd`. A hint without information on the answer teaches nothing; a
   hint with the bare answer teaches guessing, and gives a warning. Answers grow

@@ -41,6 +41,35 @@ class Model(NamedTuple):
   cfg: schema.Model  # with its vocabulary
 
 
+class _Head(NamedTuple):
+  """Tokens that a sample begins with in a reference's context."""
+
+  ids: np.ndarray  # i32
+  replaced: int  # the first tokens of the sample, in place of which they are
+
+
+_NO_HEAD = _Head(np.zeros(0, np.int32), 0)
+
+
+def hinted(prompt: types.Messages, hint: types.Messages) -> types.Messages:
+  """Returns a prompt with a hint: before the text of its first such message.
+
+  A prompt without a message of the hint's role gets the hint as its first one.
+  So a conversation keeps one system message, and its turns alternate, as many
+  chat templates demand.
+
+  Args:
+    prompt: the messages.
+    hint: one message, of the role system or user.
+  """
+  (message,) = hint
+  for i, other in enumerate(prompt):
+    if other['role'] == message['role']:
+      text = f'{message["content"]}\n\n{other["content"]}'
+      return (*prompt[:i], {**other, 'content': text}, *prompt[i + 1 :])
+  return (message, *prompt)
+
+
 class References:
   """The algorithms' scorer: `references(reference, samples)`."""
 
@@ -131,8 +160,10 @@ class References:
     Args:
       reference: a name or an endpoint, see the module.
       samples: samples of any environments.
-      hints: messages that precede each sample in the reference's context,
-        rendered as a conversation of their own; the sample's bos is dropped.
+      hints: one message per sample, put into its prompt in the reference's
+        context, see `hinted`. A sample that does not begin with the prompt of
+        its task (as after a rewritten history) has it before all its tokens, as
+        a conversation of its own.
 
     Returns:
       One f32[T] per sample, in nats; entry 0 is 0.
@@ -141,10 +172,14 @@ class References:
       ValueError: the name has no weights, or a sample is too long.
       EndpointError: a server does not score the samples.
     """
-    ids = [sample.ids for sample in samples]
+    heads = [_NO_HEAD] * len(samples)
     if hints is not None:
-      pairs = zip(hints, ids, strict=True)
-      ids = [self._with_hint(hint, own) for hint, own in pairs]
+      pairs = zip(samples, hints, strict=True)
+      heads = [self._head(sample, hint) for sample, hint in pairs]
+    ids = [
+      np.concatenate([head.ids, s.ids[head.replaced :]])
+      for head, s in zip(heads, samples, strict=True)
+    ]
     if isinstance(reference, schema.Endpoint):
       # A server scores a whole sequence at one temperature: that of the sampled
       # tokens, the only ones that are read.
@@ -165,22 +200,36 @@ class References:
       logprobs = processes.divided(pairs, score, key=id)
     else:
       temperatures = [
-        np.append(np.ones(len(i) - len(s), np.float32), s.temperatures)
-        for i, s in zip(ids, samples, strict=True)
+        np.concatenate(
+          [np.ones(len(head.ids), np.float32), s.temperatures[head.replaced :]]
+        )
+        for head, s in zip(heads, samples, strict=True)
       ]
       logprobs = self._score(self.model(reference), ids, temperatures)
-    # Token 0 has no prediction, with or without a hint.
+    # Token 0 has no prediction, with or without a hint; nor do tokens of the
+    # prompt that the hint has changed.
+    first = [max(head.replaced, 1) for head in heads]
     return [
-      np.append(np.float32(0), x[len(x) - len(s) + 1 :])
-      for x, s in zip(logprobs, samples, strict=True)
+      np.append(np.zeros(n, np.float32), x[len(x) - len(s) + n :])
+      for n, x, s in zip(first, logprobs, samples, strict=True)
     ]
 
-  def _with_hint(self, hint: types.Messages, ids: np.ndarray) -> np.ndarray:
-    """Returns the hint's ids and then these, with a single bos."""
+  def _head(self, sample: types.Sample, hint: types.Messages) -> '_Head':
+    """Returns what a sample begins with in the reference's context."""
+
+    def render(messages):
+      prompt = self._renderer.render(messages, add_generation_prompt=True)
+      return prompt.ids
+
+    task, ids = sample.task, sample.ids
+    own = render(task.prompt) if task is not None else ids
+    if len(own) < len(ids) and np.array_equal(ids[: len(own)], own):
+      assert task is not None
+      return _Head(render(hinted(task.prompt, hint)), len(own))
     head = self._renderer.render(hint).ids
-    if len(head) and head[0] == ids[0] == self._renderer.tokenizer.bos_id:
-      return np.concatenate([head, ids[1:]])
-    return np.concatenate([head, ids])
+    bos = self._renderer.tokenizer.bos_id
+    # A single bos.
+    return _Head(head, int(len(head) > 0 and head[0] == ids[0] == bos))
 
   def _score(self, model: Model, ids, temperatures) -> list[np.ndarray]:
     highest = max((int(x.max()) for x in ids), default=0)

@@ -263,8 +263,9 @@ class Opsd:
 
   # Which algorithm this is; fixed.
   type: str = 'opsd'
-  # The teacher model: 'policy', or a reference of opd.
-  reference: references.Reference = 'policy'
+  # The teacher model: 'policy', or a reference of opd. With the present policy
+  # as the teacher, both may collapse together.
+  reference: references.Reference = 'init'
   # Source of the demonstration: 'demonstration' or 'answer' (of the task),
   # 'info.KEY' (of the task's info), or 'package.module:function', a function of
   # the task that returns the text.
@@ -274,7 +275,8 @@ class Opsd:
     'For this conversation you have been shown how it is done well:\n'
     '<demonstration>\n{demonstration}\n</demonstration>'
   )
-  # Role of the hint: 'system', or 'user' for templates without a system role.
+  # Role of the message that the hint is put into: 'system', or 'user' for
+  # templates without a system role.
   role: str = 'system'
 
   def __post_init__(self):

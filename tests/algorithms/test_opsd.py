@@ -19,7 +19,7 @@ def hints(task=two_turns.TASK, **options):
   )
   ((reference, (hint,)),) = scorer.calls
   (message,) = hint
-  assert reference == options.get('reference', 'policy')
+  assert reference == options.get('reference', 'init')
   return message
 
 

@@ -57,7 +57,7 @@ ROWS = {
   'opd': Row(
     schema.Opd(reference='stage:sft'), None, ref_kl=ONE, reference='stage:sft'
   ),
-  'opsd': Row(schema.Opsd(), None, ref_kl=ONE, reference='policy'),
+  'opsd': Row(schema.Opsd(), None, ref_kl=ONE, reference='init'),
   'sft': Row(schema.Sft(), None, ce=ONE),
 }
 TABLE = pytest.mark.parametrize('row', ROWS.values(), ids=ROWS.keys())

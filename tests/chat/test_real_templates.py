@@ -15,6 +15,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.chat import demonstrations, renderer, tokenizers
+from posttrain.rollout import references
 
 FOLDER = pathlib.Path(__file__).parent / 'templates'
 TOKENS = json.loads((FOLDER / 'tokens.json').read_text())
@@ -222,6 +223,27 @@ def test_a_system_message_is_rendered_or_refused(folders, name):
   shown = chat.render((S, U), add_generation_prompt=True)
   mask = shown.is_content & (shown.roles == types.ROLES.index('system'))
   assert text(chat, shown.ids[mask]) == S['content']
+
+
+@NAMES
+@pytest.mark.parametrize('message', [S, U], ids=['system', 'user'])
+def test_a_hint_changes_the_text_of_one_message_alone(folders, name, message):
+  """No second system block, and turns go on alternating."""
+  chat = load(folders, name)
+  prompt = (U,) if name in NO_SYSTEM else (S, U)
+  hint = {'role': message['role'], 'content': 'It is <b>132</b>.'}
+  new = references.hinted(prompt, (hint,))
+  if name in NO_SYSTEM and message is S:
+    with pytest.raises(ValueError, match='must be ones that config.tokenizer'):
+      chat.render(new, add_generation_prompt=True)
+    return
+  before, after = (
+    text(chat, chat.render(x, add_generation_prompt=True).ids)
+    for x in (prompt, new)
+  )
+  own = message['content']
+  assert before.count(own) == 1
+  assert after == before.replace(own, f'{hint["content"]}\n\n{own}')
 
 
 def test_a_content_that_changes_other_turns_is_located(folders):

@@ -267,6 +267,58 @@ def test_hint_precedes_the_sample_with_one_bos(bos):
   assert np.abs(scored[0] - refs('policy', batch)[0]).max() > 1e-3
 
 
+@pytest.mark.parametrize('role', ['system', 'user'])
+def test_a_hint_is_in_the_prompt_of_the_sample(role):
+  """Compares with a forward over the hinted prompt and the completion."""
+  render, prompt = (
+    fixtures.RENDERER.render,
+    ({'role': 'user', 'content': '1?'},),
+  )
+  own = render(prompt, add_generation_prompt=True).ids
+  (sample, *_) = samples(0.7)
+  task = types.Task(id='r', env='e', prompt=prompt)
+  completion = sample.ids
+  sample = dataclasses.replace(
+    sample,
+    ids=np.concatenate([own, completion]),
+    temperatures=np.full(len(own) + len(completion), 0.7, np.float32),
+    task=task,
+  )
+  hint = ({'role': role, 'content': 'It is 1.'},)
+  refs = make(refuse)
+  refs.set_policy({'policy': params(0)})
+  (scored,) = refs('policy', [sample], [hint])
+  head = render(references.hinted(prompt, hint), add_generation_prompt=True).ids
+  ids = np.concatenate([head, completion])[None]
+  whole = score(
+    params(0),
+    ids,
+    np.arange(ids.size, dtype=np.int32)[None],
+    np.ones_like(ids),
+    np.full(ids.shape, 0.7, np.float32),
+  )[0]
+  assert len(scored) == len(sample.ids) and not scored[: len(own)].any()
+  np.testing.assert_allclose(scored[len(own) :], whole[len(head) :], atol=2e-5)
+
+
+def test_a_hint_goes_into_the_first_message_of_its_role():
+  system, user, answer, more = (
+    {'role': role, 'content': role[0]}
+    for role in ('system', 'user', 'assistant', 'user')
+  )
+  hint = {'role': 'user', 'content': 'h'}
+  both = {'role': 'user', 'content': 'h\n\nu'}
+  assert references.hinted((system, user, answer, more), (hint,)) == (
+    *(system, both, answer, more),
+  )
+  hint = {'role': 'system', 'content': 'h'}
+  assert references.hinted((user,), (hint,)) == (hint, user)
+  assert references.hinted((system, user), (hint,)) == (
+    {'role': 'system', 'content': 'h\n\ns'},
+    user,
+  )
+
+
 def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
   """A teacher is often larger than its student."""
   bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)
