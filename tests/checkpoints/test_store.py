@@ -137,6 +137,7 @@ def test_close_may_be_called_twice(tmp_path):
   saver = open_at(tmp_path)
   saver.close()
   saver.close()
+  assert open_at(tmp_path).steps() == []
 
 
 def test_a_half_written_step_is_ignored_and_deleted(folder):

@@ -104,7 +104,9 @@ def test_sample_passes_the_check_of_packing():
   sample = dataclasses.replace(
     sample, rl_weights=zeros, ce_weights=zeros, ref_kl_weights=zeros
   )
-  packing.check([sample], longest=64, envs=('recall',))
+  tokens = packing.check([sample], longest=64, envs=('recall',))
+  np.testing.assert_array_equal(tokens.fields['rl_weights'], zeros)
+  assert tokens.position.tolist() == list(range(len(sample)))
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.7])

@@ -60,7 +60,8 @@ def test_no_word_of_a_database_is_a_keyword(word):
   connection = sqlite3.connect(':memory:')
   for name in (word, words.plural(word)):
     connection.execute(f'CREATE TABLE {name} (id INTEGER, {word} INTEGER)')
-    connection.execute(f'SELECT {word} FROM {name} ORDER BY {word}')
+    rows = connection.execute(f'SELECT {word} FROM {name} ORDER BY {word}')
+    assert rows.fetchall() == []
     connection.execute(f'DROP TABLE {name}')
   connection.close()
 
