@@ -18,7 +18,7 @@ FLAG = '--xla_cpu_use_fusion_emitters=false'
 def pytest_configure(config):
   """Settles the platform before anything imports jax."""
   wanted = re.findall(
-    r'(?<!not )\b(gpu|slow|aot)\b', config.getoption('-m') or ''
+    r'(?<!not )\b(gpu|slow|aot|gate)\b', config.getoption('-m') or ''
   )
   # Subprocesses inherit what is said by way of the environment.
   if 'gpu' not in wanted:

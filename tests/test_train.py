@@ -20,6 +20,8 @@ from posttrain.stage import build, components
 from posttrain.training import step as train_step
 from posttrain.util import locks, preemption
 
+pytestmark = pytest.mark.gate
+
 TINY = ['--config=configs/arithmetic_sft.py:tiny']
 
 

@@ -10,11 +10,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from posttrain import compilation, scoring
 from posttrain.decode import loop, requests
 from posttrain.models import transformer
 from tests.decode import helpers
+
+pytestmark = pytest.mark.gate
 
 
 @functools.partial(jax.jit, static_argnums=1)

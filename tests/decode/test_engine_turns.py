@@ -11,6 +11,8 @@ from posttrain.decode import engine as engines
 from posttrain.decode import loop, requests, schedule, tree_spec
 from tests.decode import helpers
 
+pytestmark = pytest.mark.gate
+
 
 def test_each_prompt_of_a_group_is_prefilled_once(monkeypatch):
   counts = []

@@ -15,6 +15,8 @@ from posttrain.losses import ce, preference, ranking, ref_kl, rl
 
 torch = pytest.importorskip('torch')
 
+pytestmark = pytest.mark.gate
+
 T = 12
 
 

@@ -10,6 +10,8 @@ from posttrain.losses import logprobs, preference, rl
 torch = pytest.importorskip('torch')
 from tests.losses import test_torch as peer  # noqa: E402
 
+pytestmark = pytest.mark.gate
+
 T = peer.T
 
 

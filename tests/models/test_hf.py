@@ -14,6 +14,8 @@ from posttrain import scoring
 from posttrain.decode import engine, requests
 from posttrain.models import hf, hf_config, hf_files, transformer
 
+pytestmark = pytest.mark.gate
+
 LLAMA3 = {
   'rope_type': 'llama3',
   'rope_theta': 100.0,
@@ -131,6 +133,10 @@ def make_peer(case):
   for value in peer.parameters():
     if value.ndim == 1:
       value.data += 0.2 * torch.randn_like(value)
+  if family.startswith('Gemma'):
+    # These multiply embeddings by sqrt(D), so that a random model with a tied
+    # head would repeat its last token for ever.
+    peer.get_input_embeddings().weight.data *= 0.1
   return peer
 
 
@@ -322,7 +328,8 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
       expected = make_peer(case).generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=new
       )
-    assert answer.ids.tolist() == expected[0, len(prompt) :].tolist()
+    tokens = expected[0, len(prompt) :].tolist()
+    assert answer.ids.tolist() == tokens and len(set(tokens)) >= 8
 
 
 @each

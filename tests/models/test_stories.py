@@ -18,9 +18,12 @@ from posttrain.models import hf, hf_config, transformer
 from tests.models import stories
 
 DATA = os.environ.get('POSTTRAIN_DATA')
-pytestmark = pytest.mark.skipif(
-  DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
-)
+pytestmark = [
+  pytest.mark.gate,
+  pytest.mark.skipif(
+    DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+  ),
+]
 
 MODEL = schema.Model(
   vocab_size=512,
