@@ -27,7 +27,7 @@ def pack(
   rows: int,
   row_tokens: int,
   per_row: int,
-  sure: int = 1,
+  longest_pairs: int = 1,
   pad_id: int = 0,
 ) -> types.PairBatch:
   """Packs pairs into `[M, rows, row_tokens]`.
@@ -42,7 +42,7 @@ def pack(
     rows: B.
     row_tokens: T.
     per_row: K, the most pairs in a row.
-    sure: the number of the longest pairs that fit into a row.
+    longest_pairs: the number of the longest pairs that fit into a row.
     pad_id: token id of the padding.
 
   Raises:
@@ -53,7 +53,7 @@ def pack(
     for x in (pairs, mismatched)
   ]
   max_micro_batches = sum(
-    math.ceil(len(x) / (rows * sure)) for x in (pairs, mismatched)
+    math.ceil(len(x) / (rows * longest_pairs)) for x in (pairs, mismatched)
   )
   num_micro_batches, num_mismatched = (math.ceil(len(x) / rows) for x in bins)
   arrays = _padding((max_micro_batches * rows, row_tokens), per_row, pad_id)

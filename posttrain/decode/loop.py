@@ -340,9 +340,9 @@ def decode(
   capacity, carry = state.ids.shape[1], (jnp.zeros((), jnp.int32), state)
   with sharding_lib.use(_mesh(sharding)):
     # Kernels skip what a slot does not hold.
-    partly = attention_op.is_xla(cfg, decodes=True)
-    for tokens in lengths(capacity) if partly else [capacity]:
-      carry = _decode_within(tokens, steps, min_active, step, carry)
+    reads_all = attention_op.is_xla(cfg, decodes=True)
+    for tokens in lengths(capacity) if reads_all else [capacity]:
+      carry = _decode_up_to(tokens, steps, min_active, step, carry)
   return _pin(carry[1], sharding)
 
 
@@ -355,7 +355,7 @@ def lengths(capacity: int) -> list[int]:
   return [*sizes, capacity]
 
 
-def _decode_within(tokens, steps, min_active, step, carry):
+def _decode_up_to(tokens, steps, min_active, step, carry):
   """Decodes while all active slots hold fewer than `tokens`.
 
   The cache of so many tokens is a copy, which is read at every step instead of
@@ -364,16 +364,16 @@ def _decode_within(tokens, steps, min_active, step, carry):
   capacity = carry[1].ids.shape[1]
   whole = tokens == capacity
   # To copy a part, and back, reads and writes it twice.
-  pays = steps * (capacity - tokens) > 4 * tokens
+  is_cheaper = steps * (capacity - tokens) > 4 * tokens
 
   def continues(carry):
     i, state = carry
     more = (i < steps) & (jnp.sum(state.active) > min_active)
     if whole:
       return more
-    return more & pays & jnp.all(~state.active | (state.length < tokens))
+    return more & is_cheaper & jnp.all(~state.active | (state.length < tokens))
 
-  def within(carry):
+  def on_copy(carry):
     i, state = carry
     cache = jax.tree.map(lambda x: x[:, :, :tokens], state.cache)
     part = dataclasses.replace(state, cache=cache)
@@ -388,7 +388,7 @@ def _decode_within(tokens, steps, min_active, step, carry):
   if whole:
     return jax.lax.while_loop(continues, step, carry)
   # A loop of at most one turn: unlike a condition, it copies no cache.
-  return jax.lax.while_loop(continues, within, carry)
+  return jax.lax.while_loop(continues, on_copy, carry)
 
 
 @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)

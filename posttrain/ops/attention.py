@@ -237,6 +237,8 @@ def _attention(scale, softcap, impl, q, k, v, k_start, k_end):
 
 
 def _cached(scale, softcap, impl, q, k, v, k_start, k_end):
+  if not q.size:
+    return q
   impl, args = _choose(impl, softcap, q, k, v), (k, v, k_start, k_end)
   if impl != 'xla':
     return _kernel(kernels.cached, impl, scale, softcap, q, *args)

@@ -241,7 +241,7 @@ class PairPipeline:
       rows=rows,
       row_tokens=row_tokens,
       per_row=self._per_row,
-      sure=self._data.stage.batch.joined_rows,
+      longest_pairs=self._data.stage.batch.joined_rows,
       pad_id=self._data.pad_id,
     )
 

@@ -95,7 +95,7 @@ class Job:
     self.profiler.begin(step)
     # The first step has made all programs; a short stage is over too soon.
     if step == self.step + 2 and self.steps - step >= _MANY_STEPS:
-      memory.skip_old_objects()
+      memory.freeze_objects()
 
   def hand_over(self, state: arrays.TrainState, step: int) -> None:
     """Hands the weights to the engine and references, if a batch needs them."""
@@ -302,7 +302,7 @@ class Job:
 
   def close(self) -> None:
     """Waits for a checkpoint that is being written; closes all files."""
-    memory.forget_old_objects()
+    memory.unfreeze_objects()
     self.sampling.references.close()
     self.saves.checkpointer.close()
     self.logbook.close()

@@ -75,18 +75,18 @@ def release_freed_memory() -> None:
       ctypes.CDLL(None).malloc_trim(0)
 
 
-def skip_old_objects() -> None:
+def freeze_objects() -> None:
   """Makes garbage collection skip the objects that exist now.
 
   Those of jax and of its programs are so many that a full collection takes 30
   to 80 ms, and every step whose rollouts make many objects starts one. There is
   no collection before: unreachable cycles of now stay until
-  `forget_old_objects`.
+  `unfreeze_objects`.
   """
   gc.freeze()
 
 
-def forget_old_objects() -> None:
+def unfreeze_objects() -> None:
   """Lets garbage collection free the objects that it skipped."""
   gc.unfreeze()
 

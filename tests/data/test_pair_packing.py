@@ -32,13 +32,13 @@ def make_pair(chosen, rejected, first=0, **options):
   return types.Pair(*answers, logprobs, **options)
 
 
-def pack(*args, rows=2, row_tokens=16, per_row=3, sure=1):
+def pack(*args, rows=2, row_tokens=16, per_row=3, longest_pairs=1):
   return pair_packing.pack(
     *args,
     rows=rows,
     row_tokens=row_tokens,
     per_row=per_row,
-    sure=sure,
+    longest_pairs=longest_pairs,
     pad_id=999,
   )
 
@@ -104,7 +104,9 @@ def test_batches_of_equally_many_pairs_have_one_shape():
 
 def test_the_shape_follows_the_longest_pairs_that_surely_fit():
   pairs = [make_pair(4, 4, 100 * i) for i in range(9)]
-  batch = pack(pairs, row_tokens=32, per_row=4, sure=2)  # of up to 16 tokens
+  batch = pack(
+    pairs, row_tokens=32, per_row=4, longest_pairs=2
+  )  # of up to 16 tokens
   assert batch.ids.shape == (3, 2, 32) and batch.pairs == 9
   assert batch.num_micro_batches == 2  # rows of 4, 4 and 1
 

@@ -163,3 +163,10 @@ def test_a_rematerialized_layer_runs_forward_once(kept):
   exps = text.count('stablehlo.exponential ')
   # p and the shrinking of the state forward, p backward.
   assert exps == 3, exps
+
+
+def test_no_rows_give_no_rows():
+  arrays, _ = make_inputs(0)
+  q, k, v = arrays
+  ends = jnp.zeros((0, T), jnp.int32)
+  assert attention.cached(q, k, v, ends, ends, scale=SCALE).shape == q.shape

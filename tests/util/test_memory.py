@@ -73,9 +73,9 @@ def test_a_real_allocation_that_cannot_fit_is_explained():
 
 
 def test_objects_are_skipped_until_they_are_forgotten():
-  memory.skip_old_objects()
+  memory.freeze_objects()
   try:
     assert gc.get_freeze_count() > 0
   finally:
-    memory.forget_old_objects()
+    memory.unfreeze_objects()
   assert gc.get_freeze_count() == 0
