@@ -27,12 +27,31 @@ Groups = list[list[types.Rollout]]
 
 
 class Graded(NamedTuple):
-  """Finished groups of an environment, graded."""
+  """Finished groups of an environment, with their rewards."""
 
-  samples: list[types.Sample]  # with streams
-  metrics: dict[str, float]  # of the step
+  groups: Groups  # all rollouts
+  usable: Groups  # without those that failed, or lack a reward that is read
+  metrics: dict[str, float]  # of reward functions
   errors: tuple[str, ...]  # of reward functions
-  usable: int  # rollouts that did not fail and have a reward, if one is read
+
+
+def join(rounds: Sequence[Graded]) -> Graded:
+  """Returns all groups; metrics are means, weighted by rollouts."""
+  if len(rounds) == 1:
+    return rounds[0]
+  sums: dict[str, list[float]] = {}
+  for graded in rounds:
+    count = sum(map(len, graded.groups))
+    for name, value in graded.metrics.items():
+      total = sums.setdefault(name, [0.0, 0.0])
+      total[0] += count * value
+      total[1] += count
+  return Graded(
+    [group for graded in rounds for group in graded.groups],
+    [group for graded in rounds for group in graded.usable],
+    {name: total / count for name, (total, count) in sums.items()},
+    tuple(error for graded in rounds for error in graded.errors),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,34 +145,43 @@ class Environment:
       remote,
     )
 
-  def samples(
-    self,
-    groups: Groups,
-    rewards: rewarding.Rewards,
-    scorer: algorithms.base.Scorer | None,
-  ) -> Graded:
-    """Turns finished groups into samples with streams.
+  def grade(self, groups: Groups, rewards: rewarding.Rewards) -> Graded:
+    """Gives finished groups their rewards.
 
     Args:
       groups: the rollouts of each drawn task.
       rewards: from `rewards`.
-      scorer: scores under the algorithm's reference.
     """
     flat, metrics, errors = rewards([r for group in groups for r in group])
     rewarded = iter(flat)
     groups = [[next(rewarded) for _ in group] for group in groups]
     usable = [self._usable(group) for group in groups]
-    samples = streams.finalize(
-      self.algorithm, [group for group in usable if group], scorer
-    )
+    return Graded(groups, usable, metrics, errors)
+
+  def is_tied(self, group: Sequence[types.Rollout]) -> bool:
+    """Whether the algorithm compares rewards of a group, and all are equal."""
+    if not (self.learns_by_trial and self.algorithm.group_relative):
+      return False
+    return len({rollout.score.reward for rollout in group}) < 2
+
+  def samples(
+    self, usable: Groups, scorer: algorithms.base.Scorer | None
+  ) -> list[types.Sample]:
+    """Returns samples with streams.
+
+    Args:
+      usable: groups of `grade`.
+      scorer: scores under the algorithm's reference.
+    """
+    groups = [group for group in usable if group]
+    return streams.finalize(self.algorithm, groups, scorer)
+
+  def metrics(self, graded: Graded) -> dict[str, float]:
+    """Returns the metrics of a step, of all its groups."""
+    metrics = graded.metrics
     if self.sampler.model is not None:
-      metrics |= self._metrics(groups, usable)
-    return Graded(
-      samples,
-      {f'{k}/{self.name}': v for k, v in metrics.items()},
-      errors,
-      sum(len(group) for group in usable),
-    )
+      metrics = metrics | self._metrics(graded.groups, graded.usable)
+    return {f'{k}/{self.name}': v for k, v in metrics.items()}
 
   def _usable(self, group: Sequence[types.Rollout]) -> list[types.Rollout]:
     """Returns a group without failed rollouts and those without a reward.

@@ -3,7 +3,8 @@
     source -> sampler -> algorithm -> packing
 
 1. For each of `prompts_per_step` groups an environment is chosen and a task
-   drawn from its source.
+   drawn from its source; with `max_draws` further ones in place of groups whose
+   rewards are all equal.
 2. The samplers make the rollouts; episodes of all environments are played at
    once. Failed rollouts, and those that cannot be graded, are dropped from
    their groups and counted.
@@ -211,35 +212,16 @@ class TokenPipeline:
     return self
 
   def __next__(self) -> base.Item:
-    count = self._stage.batch.prompts_per_step
-    draws = processes.together(lambda: [self._draw() for _ in range(count)])
-    names, draws = zip(*draws, strict=True)
-    groups = collections.defaultdict(list)
-    for name, group in zip(
-      names, samplers.sample(draws, self._players), strict=True
-    ):
-      groups[name].append(group)
-    errors = rollout_metrics.errors(
-      [r for rollouts in groups.values() for group in rollouts for r in group],
-      self._stage.rollout.max_errors,
-    )
+    rounds, errors = self._play_step()
     samples, metrics = [], {}
-    for name, rollouts in groups.items():
-      try:
-        graded = self._environments[name].samples(
-          rollouts, self._rewards[name], self._scorer
-        )
-      except rewarding.TooManyFaults as error:
-        error.errors = errors + error.errors
-        if self.tally.has_rewards:
-          raise
-        raise rewarding.OnlyFaults(
-          f'no rollout of the stage has had a reward so far: {error}',
-          error.errors,
-        ) from error
-      samples, metrics = samples + graded.samples, metrics | graded.metrics
-      errors += graded.errors
-      self._count(name, rollouts, graded)
+    for name, found in rounds.items():
+      environment, graded = self._environments[name], environments.join(found)
+      samples += environment.samples(
+        _kept(environment, graded.usable, len(found[0].usable)), self._scorer
+      )
+      metrics |= environment.metrics(graded)
+      if self._stage.batch.max_draws is not None:
+        metrics[f'rollout/draws/{name}'] = len(graded.groups)
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
     if self._players:
@@ -250,18 +232,77 @@ class TokenPipeline:
     self.tally.add_step(bool(np.any(batch.advantages)))
     return base.Item(batch, metrics, self.get_state(), errors)
 
-  def _count(
-    self, name: str, groups: environments.Groups, graded: environments.Graded
-  ) -> None:
+  def _play_step(
+    self,
+  ) -> tuple[dict[str, list[environments.Graded]], tuple[str, ...]]:
+    """Plays the tasks of a step, and further ones in place of tied groups.
+
+    Returns:
+      (environment -> its groups by round, errors of episodes and rewards)
+    """
+    batch = self._stage.batch
+    rounds, played, faults = collections.defaultdict(list), [], ()
+    # The environment of each task to draw; None = any, by their ratios.
+    wanted: list[str | None] = [None] * batch.prompts_per_step
+    left = max(batch.max_draws or 0, batch.prompts_per_step)
+    while wanted:
+      left -= len(wanted)
+      groups = self._play(wanted)
+      played += [r for found in groups.values() for x in found for r in x]
+      errors = rollout_metrics.errors(played, self._stage.rollout.max_errors)
+      tied = []
+      for name, found in groups.items():
+        graded = self._grade(name, found, errors + faults)
+        faults += graded.errors
+        self._count(name, graded)
+        rounds[name].append(graded)
+        is_tied = self._environments[name].is_tied
+        tied += [name for group in graded.usable if is_tied(group)]
+      wanted = tied[:left]
+    return rounds, errors + faults
+
+  def _play(
+    self, wanted: Sequence[str | None]
+  ) -> dict[str, list[list[types.Rollout]]]:
+    """Draws tasks and plays them; returns environment -> its groups."""
+    draws = processes.together(lambda: [self._draw(name) for name in wanted])
+    names, draws = zip(*draws, strict=True)
+    groups = collections.defaultdict(list)
+    for name, group in zip(
+      names, samplers.sample(draws, self._players), strict=True
+    ):
+      groups[name].append(group)
+    return groups
+
+  def _grade(
+    self, name: str, groups: environments.Groups, errors: tuple[str, ...]
+  ) -> environments.Graded:
+    try:
+      return self._environments[name].grade(groups, self._rewards[name])
+    except rewarding.TooManyFaults as error:
+      error.errors = errors + error.errors
+      if self.tally.has_rewards:
+        raise
+      raise rewarding.OnlyFaults(
+        f'no rollout of the stage has had a reward so far: {error}',
+        error.errors,
+      ) from error
+
+  def _count(self, name: str, graded: environments.Graded) -> None:
     """Adds an environment's rewards to the tally of the stage."""
-    rollouts = [rollout for group in groups for rollout in group]
+    rollouts = [rollout for group in graded.groups for rollout in group]
     failures = [r.error for r in rollouts if r.error is not None]
     failures += graded.errors
-    self.tally.add_env(name, len(rollouts), graded.usable, failures)
+    usable = sum(map(len, graded.usable))
+    self.tally.add_env(name, len(rollouts), usable, failures)
 
-  def _draw(self) -> tuple[str, samplers.Draw]:
-    """Draws an environment, one of its tasks, and the group's uids."""
-    name = self._pick()
+  def _draw(self, name: str | None) -> tuple[str, samplers.Draw]:
+    """Draws one of an environment's tasks, and the group's uids.
+
+    Args:
+      name: the environment; None = one is drawn as well.
+    """
+    name = name or self._pick()
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
     draw = samplers.Draw(next(environment.source), environment.sampler, uids)
@@ -289,6 +330,15 @@ class TokenPipeline:
     self._uid = state['uid']
     self.tally.set_state(state.get('tally', {}))
     self._data.set_state(state)
+
+
+def _kept(
+  environment: environments.Environment, usable: environments.Groups, count: int
+) -> environments.Groups:
+  """Returns `count` of all groups of a step, those that are not tied first."""
+  if len(usable) == count:
+    return usable
+  return sorted(usable, key=environment.is_tied)[:count]
 
 
 def shape(stage: schema.Stage) -> tuple[int, int, int]:

@@ -59,6 +59,11 @@ class Batch:
   # Number of tasks (groups), or pairs, per step, over all environments and
   # devices.
   prompts_per_step: int = 64
+  # Dynamic sampling: where an algorithm compares the rewards of a group (grpo,
+  # rloo, max_rl), a group whose rewards are all equal is replaced by another
+  # task of its environment, played within the same step, until none is left or
+  # so many tasks are drawn (Yu et al., DAPO, arXiv 2503.14476). None = never.
+  max_draws: int | None = None
   # Length of a row, in tokens: of the longest sample that can train, or the
   # longest pair, which repeats the prompt before each of its answers.
   row_tokens: int = 256
@@ -83,6 +88,12 @@ class Batch:
       'row_tokens',
       'joined_rows',
       'micro_batch_tokens',
+    )
+    base.require(
+      self.max_draws is None or self.max_draws >= self.prompts_per_step,
+      'max_draws',
+      f'be None or >= prompts_per_step={self.prompts_per_step}',
+      self.max_draws,
     )
     joined = (
       f' * joined_rows={self.joined_rows}' if self.joined_rows > 1 else ''

@@ -82,7 +82,7 @@ def test_exit_code_tells_whether_any_rollout_had_a_reward(
   def samples(self, *args):
     raise rewards.TooManyFaults('f must fail at most', ('a fault',))
 
-  monkeypatch.setattr(environment.Environment, 'samples', samples)
+  monkeypatch.setattr(environment.Environment, 'grade', samples)
   pipeline, before = _pipeline(), tally.Tally(('a',))
   before.add_env('a', 4, rewarded, ['x'] * 3)
   pipeline.tally = tally.Tally(('a',))
