@@ -98,6 +98,24 @@ def linear(
   return rewards - price * (share @ np.asarray(weights, np.float32))
 
 
+def overlong(
+  rewards: np.ndarray, tokens: np.ndarray, cfg: schema.Overlong
+) -> np.ndarray:
+  """Returns rewards with a penalty on answers near the limit, f32[G].
+
+      r_i - weight clip((n_i - (max_tokens - buffer)) / buffer, 0, 1)
+
+  The soft overlong punishment of DAPO (Yu et al., arXiv 2503.14476, eq. 13).
+
+  Args:
+    rewards: f32[G].
+    tokens: f32[G], numbers n of sampled tokens.
+    cfg: max_tokens, buffer and weight.
+  """
+  over = (tokens - (cfg.max_tokens - cfg.buffer)) / cfg.buffer
+  return rewards - np.float32(cfg.weight) * np.clip(over, 0, 1)
+
+
 def _efficiency(
   rewards: np.ndarray, counts: Sequence[Count], cfg: schema.Efficiency
 ) -> np.ndarray:
@@ -123,5 +141,12 @@ def _linear(
   )
 
 
+def _overlong(
+  rewards: np.ndarray, counts: Sequence[Count], cfg: schema.Overlong
+) -> np.ndarray:
+  tokens = np.array([c.output for c in counts], np.float32)
+  return overlong(rewards, tokens, cfg)
+
+
 # By `type` of the options.
-TYPES = {'efficiency': _efficiency, 'linear': _linear}
+TYPES = {'efficiency': _efficiency, 'linear': _linear, 'overlong': _overlong}

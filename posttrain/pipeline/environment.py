@@ -159,10 +159,10 @@ class Environment:
     return Graded(groups, usable, metrics, errors)
 
   def is_tied(self, group: Sequence[types.Rollout]) -> bool:
-    """Whether the algorithm compares rewards of a group, and all are equal."""
+    """Whether the algorithm compares a group, and nothing in it differs."""
     if not (self.learns_by_trial and self.algorithm.group_relative):
       return False
-    return len({rollout.score.reward for rollout in group}) < 2
+    return not any(np.any(x) for x in self.algorithm.assign(group))
 
   def samples(
     self, usable: Groups, scorer: algorithms.base.Scorer | None

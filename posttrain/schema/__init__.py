@@ -21,6 +21,7 @@ from posttrain.schema.algorithms import Linear as Linear
 from posttrain.schema.algorithms import MaxRl as MaxRl
 from posttrain.schema.algorithms import Opd as Opd
 from posttrain.schema.algorithms import Opsd as Opsd
+from posttrain.schema.algorithms import Overlong as Overlong
 from posttrain.schema.algorithms import Reward as Reward
 from posttrain.schema.algorithms import Rloo as Rloo
 from posttrain.schema.algorithms import Sft as Sft

@@ -52,6 +52,33 @@ class Linear:
     _require_weights(self, 'output_weight', 'input_weight', 'turn_weight')
 
 
+@dataclasses.dataclass(frozen=True)
+class Overlong:
+  """A penalty on episodes that come close to their limit of tokens.
+
+  Soft overlong punishment (Yu et al., DAPO, arXiv 2503.14476, eq. 13).
+  """
+
+  # Which penalty this is; fixed.
+  type: str = 'overlong'
+  # Sampled tokens of an episode at which the penalty is whole: those that the
+  # sampler allows.
+  max_tokens: int = 64
+  # Number of tokens before that over which it grows, linearly from 0.
+  buffer: int = 16
+  # The whole penalty, on the scale of the rewards.
+  weight: float = 1.0
+
+  def __post_init__(self):
+    base.require_positive(self, 'max_tokens', 'buffer', 'weight')
+    base.require(
+      self.buffer <= self.max_tokens,
+      'buffer',
+      f'be <= max_tokens={self.max_tokens}',
+      self.buffer,
+    )
+
+
 def _require_weights(node: Any, *fields: str) -> None:
   base.require_non_negative(node, *fields)
   base.require(
@@ -63,7 +90,7 @@ def _require_weights(node: Any, *fields: str) -> None:
   )
 
 
-LengthPenalty = Efficiency | Linear
+LengthPenalty = Efficiency | Linear | Overlong
 
 
 @dataclasses.dataclass(frozen=True)

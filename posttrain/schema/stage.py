@@ -60,9 +60,9 @@ class Batch:
   # devices.
   prompts_per_step: int = 64
   # Dynamic sampling: where an algorithm compares the rewards of a group (grpo,
-  # rloo, max_rl), a group whose rewards are all equal is replaced by another
-  # task of its environment, played within the same step, until none is left or
-  # so many tasks are drawn (Yu et al., DAPO, arXiv 2503.14476). None = never.
+  # rloo, max_rl, echo), a group that has no credit is replaced by another task
+  # of its environment, played within the same step, until none is left or so
+  # many tasks are drawn (Yu et al., DAPO, arXiv 2503.14476). None = never.
   max_draws: int | None = None
   # Length of a row, in tokens: of the longest sample that can train, or the
   # longest pair, which repeats the prompt before each of its answers.

@@ -75,6 +75,22 @@ def test_linear(rewards, counts, weights, expected):
     np.testing.assert_allclose(advantages, expected, atol=1e-6)
 
 
+def test_overlong():
+  """Whole at 20 tokens, none up to 15; DAPO's formula by hand."""
+  cfg = schema.Overlong(max_tokens=20, buffer=5, weight=0.5)
+  rewards, tokens = np.ones(6, np.float32), np.float32([1, 15, 16, 18, 20, 99])
+  np.testing.assert_allclose(
+    length.overlong(rewards, tokens, cfg), [1, 1, 0.9, 0.7, 0.5, 0.5]
+  )
+  counts = [length.Count(int(n), 3, 0, 1) for n in tokens]
+  np.testing.assert_array_equal(
+    length.penalized(rewards, counts, cfg),
+    length.overlong(rewards, tokens, cfg),
+  )
+  with pytest.raises(schema.FieldError, match='buffer must be <= max_tokens'):
+    schema.Overlong(max_tokens=4, buffer=5)
+
+
 def test_algorithms_apply_the_length_penalty():
   short, long = two_turns.rollout(), two_turns.rollout(uid=1, samples=2)
   for cfg in (schema.Grpo, schema.Rloo, schema.Echo):

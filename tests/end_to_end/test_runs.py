@@ -471,7 +471,7 @@ def _ask_the_rest():
       env.make(next(env.source(split, 0)))
   priced = (
     schema.Grpo(length_penalty=penalty)
-    for penalty in (schema.Efficiency(), schema.Linear())
+    for penalty in (schema.Efficiency(), schema.Linear(), schema.Overlong())
   )
   filtered = schema.Echo(
     filter=schema.EchoFilter(f'{test_table.CREDITS}:all_but', {'ids': [6]})
