@@ -42,7 +42,7 @@ START_SECONDS = 45  # for all processes to join
 LOST_SECONDS = 25.0  # without a heartbeat, after which a process is lost
 _BEAT_SECONDS = 2.0
 _GRACE_SECONDS = 10.0  # for the others to end, after one has failed
-_SAVED_SECONDS = 120.0  # the same, after one has saved and stopped
+_SAVED_SECONDS = 60.0  # the same, after one has saved and stopped
 # jax ends a process of its own accord then; the monitor comes first.
 _JAX_SECONDS = 50
 
@@ -321,7 +321,9 @@ class _Monitor(threading.Thread):
     signal.signal(signal.SIGABRT, signal.SIG_DFL)
     with contextlib.suppress(Exception):
       # Process 0 must answer until the others have read it.
-      end = time.monotonic() + 2 * _GRACE_SECONDS
+      saved = code in (exits.PREEMPTED, exits.INTERRUPTED)
+      wait = _SAVED_SECONDS if saved else 2 * _GRACE_SECONDS
+      end = time.monotonic() + wait
       while not self._index and time.monotonic() < end:
         if len(self._read('ended/')) == self._count:
           break

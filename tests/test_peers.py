@@ -126,10 +126,10 @@ def test_the_end_of_one_that_failed_is_the_reason(monitor):
 
 
 def test_a_slow_one_that_has_saved_ends_as_the_others_did(monitor):
-  """It may write its last files for two minutes, and is then started again."""
+  """It may write its last files for a minute, and is then started again."""
   made = monitor(0)
   stopped = {2: ['Preempted: SIGTERM', exits.PREEMPTED]}
-  for number in range(1, 61):
+  for number in range(1, 31):
     made._update(_beats(number, 0, 1), stopped, 2.0)
   with pytest.raises(Ended, match='ends in phase .*; start all') as ended:
     made._update(_beats(99, 0, 1), stopped, 2.0)
