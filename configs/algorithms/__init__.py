@@ -45,7 +45,7 @@ def trial(
   *,
   prompts: int,
   row_tokens: int = 64,
-  lr: float = 5e-4,
+  lr: float = 1e-4,
   **envs: schema.EnvEntry,
 ) -> schema.Stage:
   """Returns the stage of an algorithm, with `prompts` tasks per step."""

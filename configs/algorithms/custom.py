@@ -23,7 +23,7 @@ def centered(inputs, price: float) -> list[list[float]]:
 
 START = algorithms.imitation(150, sums=algorithms.SUMS)
 MAIN = algorithms.trial(
-  60,
+  100,
   prompts=32,
   sums=schema.EnvEntry(
     env=algorithms.SUMS,

@@ -26,6 +26,7 @@ START = algorithms.imitation(
 MAIN = algorithms.trial(
   80,
   prompts=160,
+  lr=5e-4,
   sums=schema.EnvEntry(
     env=algorithms.SUMS,
     algorithm=schema.Grpo(),

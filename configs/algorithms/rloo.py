@@ -13,7 +13,7 @@ from posttrain import schema
 
 START = algorithms.imitation(150, sums=algorithms.SUMS)
 MAIN = algorithms.trial(
-  60,
+  100,
   prompts=32,
   sums=schema.EnvEntry(
     env=algorithms.SUMS,
