@@ -148,7 +148,10 @@ def batch_ways(mesh: Mesh | AbstractMesh | Mapping[str, int]) -> int:
 
 
 def check_batch(
-  mesh: Mesh | AbstractMesh | Mapping[str, int], count: int, key: str
+  mesh: Mesh | AbstractMesh | Mapping[str, int],
+  count: int,
+  key: str,
+  tokens: int | None = None,
 ) -> None:
   """Checks that rows, or decode slots, divide over the batch's mesh axes.
 
@@ -156,17 +159,22 @@ def check_batch(
     mesh: the mesh.
     count: number of rows or slots.
     key: the config key that sets `count`, for the error.
+    tokens: of a row, where the key counts tokens; None = it counts rows.
 
   Raises:
     ValueError: `count` is not a multiple of `batch_ways`.
   """
   ways = batch_ways(mesh)
   if count % ways:
-    below = count // ways * ways
-    choices = f'{below} or {below + ways}' if below else f'{ways}'
+    each, axes = tokens or 1, ' x '.join(BATCH_AXES)
+    below, above = (
+      count // ways * ways * each,
+      (count // ways + 1) * ways * each,
+    )
+    rows = '' if tokens is None else f' x rows of {tokens} tokens'
     raise ValueError(
-      f'{key} must be a multiple of {" x ".join(BATCH_AXES)} = {ways}: got '
-      f'{count}; use {choices}'
+      f'{key} must be a multiple of {axes}{rows} = {ways * each}: got '
+      f'{count * each}; use {f"{below} or {above}" if below else above}'
     )
 
 

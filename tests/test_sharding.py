@@ -103,6 +103,12 @@ def test_check_batch_refuses_what_does_not_divide():
     'got 10; use 6 or 12$',
   ):
     sharding.check_batch(mesh, 10, 'config.sft.rollout.slots')
+  with pytest.raises(
+    ValueError,
+    match='^k must be a multiple of data x fsdp x rows of 64 tokens = 384: '
+    'got 64; use 384$',
+  ):
+    sharding.check_batch(mesh, 1, 'k', 64)
 
 
 def _specs(like, rules=RULES):

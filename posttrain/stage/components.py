@@ -86,10 +86,9 @@ def make(
   _check_attention(cfg, name, model, platform)
   with _naming(name):
     data = _data(cfg, name, renderer)
-  rows_key = f'config.{name}.batch.micro_batch_tokens / row_tokens'
-  if stage.batch.joined_rows > 1:
-    rows_key += ' / joined_rows'
-  sharding.check_batch(mesh, data.shape[1], rows_key)
+  _, rows, row_tokens = data.shape
+  rows_key = f'config.{name}.batch.micro_batch_tokens'
+  sharding.check_batch(mesh, rows, rows_key, row_tokens)
   if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
     raise ValueError(
       f'config.{name}.batch.reduce_gradients must be micro_batch with '
