@@ -176,7 +176,7 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
     ),
     (
       ['--dry_run', '--devices=12'],
-      'micro_batch_tokens must be a multiple of data x fsdp x rows of 64 tokens',
+      'micro_batch_tokens must be a multiple of data x fsdp x rows of 64',
     ),
     (
       ['--dry_run', '--devices=5', '--config.mesh={"data": 1, "tensor": 5}'],
