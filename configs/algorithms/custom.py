@@ -4,9 +4,10 @@
 
 grpo on the reward less 0.002 per sampled token.
 
-Expected, on 250 unseen questions, seed 0: sampled pass rate 0.576 after the
-start, 0.714 after; greedy 0.968, then 0.796. The length of answers stays: no
-right answer is shorter. Two busy cores of an AMD EPYC: two and a half minutes.
+Expected, on 250 unseen questions, seeds 0, 1, 2: sampled 0.575, 0.552,
+0.254 after the start, 0.881, 0.854, 0.435 after; greedy 0.972, 0.948, 0.576,
+then 0.988, 0.980, 0.640. The length of answers stays: no right answer is
+shorter. Two cores of an AMD EPYC: two minutes.
 """
 
 from configs import algorithms, machinery
