@@ -2,9 +2,9 @@
 
     decode    by the capacity of a slot, of which 32 tokens are used
     prefill   by the capacity of a slot, per token of prompts of 64
-    train     by the tokens of a row: of one sequence, packed of segments of 64
-              or 60, and of 60 but for one row; micro-batches of 2,048
-              tokens
+    train     by the tokens of a row: one sequence; packed with segments of 64,
+              or of 60; or packed with segments of 60, except one row in each
+              micro-batch. Micro-batches of 2,048 tokens
     ragged    completions of 16 to 112 tokens that take turns in the slots,
               against completions of 64 tokens
 

@@ -224,14 +224,23 @@ def run(
     The exit code: 0, 1 if a run has failed, 75 or 130 if runs are left after
     SIGTERM or Ctrl-C.
   """
+  code = play(jobs, at_a_time, restarts, python)
+  print('\n'.join(results.write(jobs, folder)), flush=True)
+  return code
+
+
+def play(
+  jobs: Sequence[jobs_lib.Job],
+  at_a_time: int = 1,
+  restarts: int = 20,
+  python: str = sys.executable,
+) -> int:
+  """Runs all jobs; names those that fail; returns the exit code of `run`."""
   sweep = Sweep(jobs, at_a_time, restarts, python)
   with handled(sweep.stop):
     sweep.run()
-  try:
-    print('\n'.join(results.write(jobs, folder)), flush=True)
-  finally:
-    for name, failure in sweep.failures.items():
-      _say(f'error: {name} must end with exit code 0: got {failure}')
+  for name, failure in sweep.failures.items():
+    _say(f'error: {name} must end with exit code 0: got {failure}')
   left = len(sweep.stopped) + len(sweep.waiting)
   if left:
     _say(f'stopped; the same command continues {left} of {len(jobs)} runs')

@@ -173,8 +173,7 @@ def _save_hf(flags: Flags, folder: str) -> None:
   model, like = weight_folders.model(folder), flags.like
   if like is None and flags.dtype is None:
     like = weight_folders.origin(folder)
-  shapes = transformer.shapes(model)
-  shapes = sharding.spread(shapes, transformer.SHARDING_RULES)
+  shapes = sharding.spread(transformer.shapes(model))
   params = weights.load(folder, shapes, average=True)
   dtype = flags.dtype or model.dtype
   hf.save(params, model, flags.folder, like=like, dtype=dtype)

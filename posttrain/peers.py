@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -47,10 +47,21 @@ _SAVED_SECONDS = 60.0  # the same, after one has saved and stopped
 _JAX_SECONDS = 50
 
 
+class _Beat(NamedTuple):
+  """A heartbeat."""
+
+  number: int
+  host: str
+  pid: int
+  phase: str
+  progress: int  # `watchdog.count`
+
+
 class _Peers:
   """The devices' connection between the processes."""
 
-  def __init__(self):
+  def __init__(self, monitor: '_Monitor'):
+    self._monitor = monitor
     self.count, self.index = jax.process_count(), jax.process_index()
     devices = {x.process_index: x for x in reversed(jax.devices())}
     self._own = devices[self.index]
@@ -59,23 +70,15 @@ class _Peers:
     self._split = NamedSharding(mesh, PartitionSpec('processes'))
     whole = NamedSharding(mesh, PartitionSpec())
     self._gather = jax.jit(lambda x: x, out_shardings=whole)
-    self.waits = False  # for the others, in an exchange
 
   def exchange(self, row: np.ndarray) -> np.ndarray:
-    self.waits = True
-    try:
-      with watchdog.waiting(lambda: 'the other processes of the run'):
-        return self._exchange(row)
-    finally:
-      self.waits = False
-
-  def _exchange(self, row: np.ndarray) -> np.ndarray:
-    rows = jax.make_array_from_single_device_arrays(
-      (self.count, *row.shape),
-      self._split,
-      [jax.device_put(row[None], self._own)],
-    )
-    return np.asarray(self._gather(rows).addressable_data(0))
+    with self._monitor.waiting():
+      rows = jax.make_array_from_single_device_arrays(
+        (self.count, *row.shape),
+        self._split,
+        [jax.device_put(row[None], self._own)],
+      )
+      return np.asarray(self._gather(rows).addressable_data(0))
 
 
 @contextlib.contextmanager
@@ -102,9 +105,7 @@ def join(place: cluster.Place | None, folder: str | None) -> Iterator[None]:
   monitor = _Monitor(state.num_processes, state.process_id)
   monitor.start()
   try:
-    peers = _Peers()
-    monitor.waits = lambda: peers.waits
-    with processes.use(peers):
+    with processes.use(_Peers(monitor)):
       yield
   except BaseException as error:
     monitor.fail(error)
@@ -189,12 +190,13 @@ class _Monitor(threading.Thread):
     self._count, self._index = count, index
     self._client = distributed.global_state.client
     self._done = self._aborts = False
-    self._beats: dict[int, list[Any]] = {}  # process -> its latest
+    self._beats: dict[int, _Beat] = {}  # process -> its latest
     # Seconds since the latest.
     self._idle = dict.fromkeys(range(count), 0.0)
     self._number = 0
-    self._heard: tuple[dict[int, Any], dict[int, Any]] = {}, {}
-    self.waits: Callable[[], bool] = lambda: False  # for the others
+    # What was read last: process -> its heartbeat, and -> how it has ended.
+    self._heard: tuple[dict[int, _Beat], dict[int, Any]] = {}, {}
+    self._waits = False  # for the other processes
     _on_abort(self._aborted)
 
   def run(self) -> None:
@@ -216,7 +218,8 @@ class _Monitor(threading.Thread):
     while not self._done:
       with contextlib.suppress(Exception):  # the coordinator does not answer
         self._beat()
-        self._heard = self._read('beats/'), self._read('ended/')
+        beats = {i: _Beat(*x) for i, x in self._read('beats/').items()}
+        self._heard = beats, self._read('ended/')
       time.sleep(_BEAT_SECONDS)
 
   def _beat(self) -> None:
@@ -224,8 +227,18 @@ class _Monitor(threading.Thread):
       return
     self._number += 1
     me = socket.gethostname(), os.getpid()
-    beat = [self._number, *me, watchdog.current(), watchdog.count()]
-    self._set('beats', beat)
+    phase, progress = watchdog.current(), watchdog.count()
+    self._set('beats', _Beat(self._number, *me, phase, progress))
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Has the progress of other processes count while the block waits."""
+    self._waits = True
+    try:
+      with watchdog.waiting(lambda: 'the other processes of the run'):
+        yield
+    finally:
+      self._waits = False
 
   def _set(self, folder: str, value: Any) -> None:
     self._client.key_value_set(
@@ -242,8 +255,8 @@ class _Monitor(threading.Thread):
         continue
       self._idle[process] += seconds
       beat = beats.get(process)
-      if beat is not None and beat != self._beats.get(process):
-        if self.waits() and beat[4:] != self._beats.get(process, beat)[4:]:
+      if beat is not None and beat != (before := self._beats.get(process)):
+        if self._waits and before and beat.progress != before.progress:
           watchdog.others_progress()
         self._beats[process], self._idle[process] = beat, 0.0
       if process in ended:
@@ -265,7 +278,7 @@ class _Monitor(threading.Thread):
 
   def _lost(self, process: int) -> str:
     beat = self._beats.get(process)
-    phase = f', last in phase {beat[3]}' if beat else ''
+    phase = f', last in phase {beat.phase}' if beat else ''
     return (
       f'{self._describe(process)} is lost{phase}: it has ended, or has sent no '
       f'heartbeat for {LOST_SECONDS:.0f} s'
@@ -273,7 +286,7 @@ class _Monitor(threading.Thread):
 
   def _describe(self, process: int) -> str:
     beat = self._beats.get(process)
-    where = f' on {beat[1]} (pid {beat[2]})' if beat else ''
+    where = f' on {beat.host} (pid {beat.pid})' if beat else ''
     return f'process {process}{where}'
 
   def _end(self, reason: str, code: int = exits.PEER_LOST) -> NoReturn:

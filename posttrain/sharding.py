@@ -316,32 +316,17 @@ def placed(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
   )
 
 
-def spread(like: Any, rules: Rules) -> Any:
+def spread(like: Any) -> Any:
   """Returns a tree's shapes, split over all devices as far as they divide.
 
-  Args:
-    like: shapes.
-    rules: their sharding rules.
+  Each along its first dimension that divides; whole on each device without one.
   """
-  devices = _all_devices()
-  # Whole on each device where they do not divide.
-  for cfg in (schema.Mesh(1, len(devices)), schema.Mesh(len(devices))):
-    with contextlib.suppress(ValueError):
-      return placed(like, rules, make_mesh(cfg, devices))
-  raise AssertionError('one device holds any array')
-
-
-def scattered(like: Any) -> Any:
-  """Returns a tree's shapes, each split along its first dimension that divides.
-
-  Over all devices; whole on each where none divides.
-  """
-  mesh = Mesh(np.array(_all_devices()), ('all',))
+  mesh = make_mesh(schema.Mesh())
 
   def place(x):
     axes = [i for i, size in enumerate(x.shape) if size % mesh.size == 0]
-    spec = PartitionSpec(*(None,) * axes[0], 'all') if axes else PartitionSpec()
-    sharding = NamedSharding(mesh, spec)
+    spec = [*(None,) * axes[0], mesh.axis_names] if axes else []
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
   return jax.tree.map(place, like)

@@ -51,7 +51,9 @@ def monitor(monkeypatch):
 
 
 def _beats(number, *processes):
-  return {i: [number, f'host{i}', 100 + i, 'update'] for i in processes}
+  return {
+    i: peers._Beat(number, f'host{i}', 100 + i, 'update', 0) for i in processes
+  }
 
 
 def test_a_beat_tells_who_and_in_which_phase(monitor):
@@ -158,18 +160,22 @@ def test_progress_of_others_counts_while_this_one_waits(monitor, monkeypatch):
   monkeypatch.setattr(
     peers.watchdog, 'others_progress', lambda: counted.append(1)
   )
-  made, before = monitor(0), peers.watchdog.count()
+  made = monitor(0)
 
   def beat(number, progress):
-    made._update({1: [number, 'h', 7, 'rollout', progress]}, {}, 2.0)
+    beats = {1: peers._Beat(number, 'h', 7, 'rollout', progress)}
+    made._update(beats, {}, 2.0)
 
   beat(1, 5)
   beat(2, 6)
-  made.waits = lambda: True
-  beat(3, 6)
-  assert not counted
-  beat(4, 7)
-  assert counted == [1] and peers.watchdog.count() == before
+  with made.waiting():
+    inside = peers.watchdog.count()
+    beat(3, 6)
+    assert not counted
+    beat(4, 7)
+    assert counted == [1] and peers.watchdog.count() == inside
+  beat(5, 8)
+  assert counted == [1]
 
 
 def test_one_that_fails_alike_is_not_ended(monitor):

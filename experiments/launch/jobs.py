@@ -164,7 +164,7 @@ def expand(
   _check_keys(keys, overrides)
   if not parsed:
     last = os.path.basename(os.path.normpath(workdir))
-    only = _safe(name or last, name or last)
+    only = safe_name(name or last, name or last)
     return [Job(only, config, tuple(overrides), (), workdir, **fields)]
   jobs = []
   for texts in itertools.product(*(values for _, values in parsed)):
@@ -202,10 +202,10 @@ def _name(swept: Values) -> str:
       if n == len(key) or sum(k[-n:] == key[-n:] for k in keys) == 1
     )
     parts.append(f'{".".join(key[-length:])}={text}')
-  return _safe('_'.join(parts), repr(swept))
+  return safe_name('_'.join(parts), repr(swept))
 
 
-def _safe(name: str, identity: str) -> str:
+def safe_name(name: str, identity: str) -> str:
   """Returns a name of safe characters; a changed one ends with a digest."""
   safe = re.sub(r'[^A-Za-z0-9._=+-]+', '-', name)[:_LONGEST_NAME].strip('-.')
   if safe == name:

@@ -32,7 +32,7 @@ from experiments import sweep
 from experiments.launch import jobs as jobs_lib
 from experiments.learning import picture, table, trials
 from posttrain.metrics import writers
-from posttrain.util import exits, files
+from posttrain.util import files
 from posttrain.util import flags as flags_lib
 
 
@@ -76,12 +76,14 @@ def _run(flags: Flags) -> int:
   )
   starts = trials.start_jobs(tried, flags.workdir)
   jobs = trials.trial_jobs(tried, flags.workdir)
-  code = _play(list({x.name: x for x in starts.values()}.values()), flags)
+  code = sweep.play(
+    list({x.name: x for x in starts.values()}.values()), flags.jobs
+  )
   if code:
     return code
   for trial, job in zip(tried, jobs, strict=True):
     trials.branch(starts[trial.name], job)
-  code = _play(jobs, flags)
+  code = sweep.play(jobs, flags.jobs)
   rows = {
     trial.name: writers.read_metrics(os.path.join(job.workdir, 'metrics.jsonl'))
     for trial, job in zip(tried, jobs, strict=True)
@@ -98,18 +100,6 @@ def _seed(text: str) -> int:
   if not text.isdecimal():
     raise ValueError(f'--seeds must be numbers, as 0,1,2: got {text!r}')
   return int(text)
-
-
-def _play(jobs: Sequence[jobs_lib.Job], flags: Flags) -> int:
-  """Runs jobs; returns the exit code."""
-  runs = sweep.Sweep(jobs, flags.jobs)
-  with sweep.handled(runs.stop):
-    runs.run()
-  for name, failure in runs.failures.items():
-    print(f'error: {name}: {failure}', file=sys.stderr, flush=True)
-  if runs.stopped or runs.waiting:
-    return exits.PREEMPTED
-  return exits.FAILED if runs.failures else exits.DONE
 
 
 def _controls(
@@ -131,7 +121,7 @@ def _controls(
       factor = sum(cpu) / cpu[0]
       job = trials.control_job(trial, start, factor, flags.workdir)
       chosen[start.name] = trial, job
-  code = _play([job for _, job in chosen.values()], flags)
+  code = sweep.play([job for _, job in chosen.values()], flags.jobs)
   found: dict[str, list[tuple[trials.Trial, list[dict[str, Any]]]]] = {}
   for trial, job in chosen.values():
     path = os.path.join(job.workdir, 'metrics.jsonl')

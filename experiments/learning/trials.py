@@ -52,12 +52,9 @@ class Trial:
   @property
   def name(self) -> str:
     """Returns a name that is unique among the trials, and a folder's."""
-    words = [self.recipe, self.change] if self.change else [self.recipe]
-    text = '_'.join(words)
-    plain = ''.join(x if x.isalnum() or x in '._=+-' else '-' for x in text)
-    if plain != text.replace('/', '-') or len(plain) > 80:
-      plain = f'{plain[:80]}-{_digest(text)}'
-    return f'{plain}_seed={self.seed}'
+    parts = filter(None, (self.recipe, self.change, f'seed={self.seed}'))
+    name = '_'.join(parts)
+    return jobs_lib.safe_name(name, name)
 
 
 def expand(

@@ -111,7 +111,7 @@ def is_sound(folder: str, stage: str | None = None) -> bool:
       return jax.tree.map(_saved_shape, _saved_tree(reader, step))
 
   try:
-    read(step, sharding.scattered(processes.together(shapes)))
+    read(step, sharding.spread(processes.together(shapes)))
   except damage.Damaged:
     return False
   return True

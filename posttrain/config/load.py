@@ -353,7 +353,7 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   """
   old = _with_defaults(old)
   known, names = (list(x.get('stages') or ()) for x in (old, new))
-  if names[: len(known)] == known:
+  if known and names[: len(known)] == known:
     added = names[len(known) :]
     new = {k: v for k, v in new.items() if k not in added}
     new['stages'] = old.get('stages')

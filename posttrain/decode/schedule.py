@@ -164,7 +164,7 @@ class Schedule:
 
   @property
   def lacking(self) -> int:
-    """The slots that must become free before more requests get any; 0: none."""
+    """How many more slots must become free for the next requests; 0 = none."""
     if not self._queue:
       return 0
     wanted = len(self._same_prompt()) if self._share_prefill else 1

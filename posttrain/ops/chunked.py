@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
   single: int  # the most queries, or keys, that are one block
   queries: int  # of a block of more queries, at most; and its keys
   keys: int  # of a block of more keys, for a single block of queries
-  by_row: bool  # a block of queries is of one row, unless it is all of it
+  by_row: bool  # whether a block of queries is of one row, not of all
 
 
 # On a CPU, measured at rows of 16 to 2,048 tokens: against blocks of 32, 48, 96

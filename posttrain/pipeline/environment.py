@@ -30,7 +30,8 @@ class Graded(NamedTuple):
   """Finished groups of an environment, with their rewards."""
 
   groups: Groups  # all rollouts
-  usable: Groups  # without those that failed, or lack a reward that is read
+  # Without failed rollouts and, if rewards are read, those without a reward.
+  usable: Groups
   metrics: dict[str, float]  # of reward functions
   errors: tuple[str, ...]  # of reward functions
 

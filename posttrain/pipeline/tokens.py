@@ -335,7 +335,7 @@ class TokenPipeline:
 def _kept(
   environment: environments.Environment, usable: environments.Groups, count: int
 ) -> environments.Groups:
-  """Returns `count` of all groups of a step, those that are not tied first."""
+  """Returns `count` groups of a step; tied ones only where others are fewer."""
   if len(usable) == count:
     return usable
   return sorted(usable, key=environment.is_tied)[:count]

@@ -45,7 +45,7 @@ class _Head(NamedTuple):
   """Tokens that a sample begins with in a reference's context."""
 
   ids: np.ndarray  # i32
-  replaced: int  # the first tokens of the sample, in place of which they are
+  replaced: int  # number of the sample's own first tokens that are left out
 
 
 _NO_HEAD = _Head(np.zeros(0, np.int32), 0)

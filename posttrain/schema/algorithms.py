@@ -61,12 +61,12 @@ class Overlong:
 
   # Which penalty this is; fixed.
   type: str = 'overlong'
-  # Sampled tokens of an episode at which the penalty is whole: those that the
-  # sampler allows.
+  # Number of sampled tokens in an episode at which the penalty is largest: set
+  # it to the sampler's limit.
   max_tokens: int = 64
-  # Number of tokens before that over which it grows, linearly from 0.
+  # Number of tokens over which the penalty grows linearly from 0, before that.
   buffer: int = 16
-  # The whole penalty, on the scale of the rewards.
+  # The largest penalty, on the scale of the rewards.
   weight: float = 1.0
 
   def __post_init__(self):
