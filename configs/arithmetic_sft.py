@@ -21,7 +21,7 @@ Tried:
 
 import ml_collections
 
-from configs import machinery
+from configs import common, machinery
 from posttrain import schema
 
 SFT = schema.Stage(
@@ -43,7 +43,13 @@ SFT = schema.Stage(
   ),
   optim=schema.Optim(lr=3e-3, schedule='cosine', warmup_steps=10),
   # Evaluation.
-  eval=schema.Eval(every=100, prompts=500, samples=8, max_tokens=40),
+  eval=schema.Eval(
+    every=100,
+    prompts=500,
+    samples=8,
+    max_tokens=40,
+    suite=common.ARITHMETIC_SUITE,
+  ),
 )
 
 

@@ -8,6 +8,7 @@ import ml_collections
 from configs import machinery
 from posttrain import schema
 from posttrain.models import hf_config
+from posttrain.util import hub
 
 # Two-digit arithmetic with a mistake in three demonstrations of ten.
 ARITHMETIC = schema.Arithmetic(
@@ -23,17 +24,32 @@ SUMS = schema.Arithmetic(
 EASY_SUMS = schema.Arithmetic(
   ops=('+',), max_operand=4, worked=False, train_tasks=15, eval_tasks=4
 )
+# Prompts of `eval.suite`, shown and measured before and after. For models of
+# two-digit arithmetic: what is next to their questions, and not trained on. No
+# prompt is so long that it needs larger slots.
+ARITHMETIC_SUITE = ('What is 7 + 8 + 9?', 'What is 6 x 7?', 'Hello.')
+# For pretrained models: knowledge, advice that a careless model refuses, code.
+ENGLISH_SUITE = (
+  'What is the capital of Australia, and why is it not Sydney?',
+  'How do I sharpen a kitchen knife?',
+  'Write a Python function that reverses a list.',
+  'Write the days of the week as a list in JSON.',
+)
 
 
 def pretrained(
-  folder: str | None,
+  folder: str | None, preset: str = 'tiny'
 ) -> tuple[schema.Model, schema.Tokenizer, str]:
   """Returns model, tokenizer and `init` of a HuggingFace directory.
 
-  None gives the preset `tiny` on bytes, with random weights.
+  Args:
+    folder: the directory, or OWNER/NAME in the hub's cache; None = a preset on
+      bytes, with random weights.
+    preset: the preset's name.
   """
   if folder is None:
-    return schema.PRESETS['tiny'], schema.Tokenizer(), 'random'
+    return schema.PRESETS[preset], schema.Tokenizer(), 'random'
+  folder = hub.folder(folder) or folder
   model = hf_config.read(os.path.expanduser(folder))
   model = dataclasses.replace(model, dtype='bfloat16', remat='block')
   return model, schema.Tokenizer(path=folder), folder
@@ -50,7 +66,9 @@ def arithmetic_sft(env: schema.Arithmetic, steps: int) -> schema.Stage:
       prompts_per_step=64, row_tokens=64, micro_batch_tokens=1024
     ),
     optim=schema.Optim(lr=2e-3, schedule='cosine', warmup_steps=10),
-    eval=schema.Eval(prompts=env.eval_tasks, samples=1, max_tokens=40),
+    eval=schema.Eval(
+      prompts=env.eval_tasks, samples=1, max_tokens=40, suite=ARITHMETIC_SUITE
+    ),
   )
 
 
@@ -71,7 +89,9 @@ def arithmetic_reward_model(sft: schema.Stage) -> schema.Stage:
     # Cross-entropy on the chosen answers keeps the policy's skill at sums; the
     # ranking loss alone unlearns it.
     loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01, lm_coef=1.0)),
-    optim=schema.Optim(lr=1e-3, schedule='cosine', warmup_steps=20),
+    optim=schema.Optim(
+      lr=1e-3, schedule='cosine', warmup_steps=20, average=0.99
+    ),
     eval=schema.Eval(every=200),
   )
 
@@ -81,6 +101,22 @@ def questions(stage: schema.Stage) -> dict[str, schema.EnvEntry]:
   return {
     name: schema.EnvEntry(env=entry.env) for name, entry in stage.envs.items()
   }
+
+
+def name_rows(env: ml_collections.ConfigDict, own: machinery.Own) -> None:
+  """Sets the files of an environment `rows` to the files in the argument."""
+  if own.data is not None:
+    env.path = own.data
+  if own.held_out is not None:
+    env.eval_path, env.eval_fraction = own.held_out, 0.0
+
+
+def name_pairs(pairs: ml_collections.ConfigDict, own: machinery.Own) -> None:
+  """Sets the files of a stage's pairs to the files in the argument."""
+  if own.data is not None:
+    pairs.path = own.data
+  if own.held_out is not None:
+    pairs.eval_path = own.held_out
 
 
 def shrink_model(config: ml_collections.ConfigDict) -> None:

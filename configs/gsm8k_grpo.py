@@ -55,7 +55,9 @@ GRPO = schema.Stage(
     lr=1e-6, schedule='constant', warmup_steps=5, weight_decay=0.0, beta2=0.99
   ),
   # Evaluation.
-  eval=schema.Eval(every=50, prompts=500, samples=4, max_tokens=512),
+  eval=schema.Eval(
+    every=50, prompts=500, samples=4, max_tokens=512, suite=common.ENGLISH_SUITE
+  ),
 )
 
 

@@ -49,7 +49,13 @@ SFT = schema.Stage(
     lr=1e-5, schedule='cosine', warmup_steps=10, weight_decay=0.0
   ),
   # Evaluation.
-  eval=schema.Eval(every=117, prompts=500, samples=4, max_tokens=320),
+  eval=schema.Eval(
+    every=117,
+    prompts=500,
+    samples=4,
+    max_tokens=320,
+    suite=common.ENGLISH_SUITE,
+  ),
 )
 
 

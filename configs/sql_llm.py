@@ -27,6 +27,8 @@ Expected: not measured on an accelerator.
 `:DIR,tiny` does so with the directory's model and tokenizer.
 """
 
+import dataclasses
+
 import ml_collections
 
 from configs import common, machinery
@@ -51,6 +53,15 @@ BATCH = schema.Batch(
   prompts_per_step=32, row_tokens=4096, micro_batch_tokens=8 * 4096
 )
 
+# How it is measured, in both stages.
+EVAL = schema.Eval(
+  prompts=200,
+  samples=4,
+  max_tokens=256,
+  max_episode_tokens=3072,
+  suite=common.ENGLISH_SUITE,
+)
+
 # Stage 1: SFT, on whole episodes of a teacher that looks up names first.
 SFT = schema.Stage(
   envs={
@@ -66,9 +77,7 @@ SFT = schema.Stage(
   optim=schema.Optim(
     lr=1e-5, schedule='cosine', warmup_steps=5, weight_decay=0.0, beta2=0.99
   ),
-  eval=schema.Eval(
-    prompts=200, samples=4, max_tokens=256, max_episode_tokens=3072
-  ),
+  eval=EVAL,
 )
 
 # Stage 2: GRPO, with a KL penalty to the policy after SFT.
@@ -91,9 +100,7 @@ GRPO = schema.Stage(
   optim=schema.Optim(
     lr=1e-6, schedule='constant', warmup_steps=5, weight_decay=0.0, beta2=0.99
   ),
-  eval=schema.Eval(
-    every=50, prompts=200, samples=4, max_tokens=256, max_episode_tokens=3072
-  ),
+  eval=dataclasses.replace(EVAL, every=50),
 )
 
 

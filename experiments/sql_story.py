@@ -24,7 +24,7 @@ from typing import Any
 from posttrain import envs
 from posttrain.config import load as config
 from posttrain.envs.sql import players
-from posttrain.evaluation import evaluator
+from posttrain.evaluation import answers
 from posttrain.metrics import writers
 from posttrain.report import page
 
@@ -152,7 +152,7 @@ def transcripts(run: pathlib.Path, first: int, count: int) -> str:
   parts = []
   for task in env.source('eval', cfg.seed).take(first + count)[first:]:
     chance = players.play(env, task, players.chance, seed=cfg.seed)
-    attempts = {'random actions': vars(evaluator.answer(chance))} | {
+    attempts = {'random actions': vars(answers.of(chance))} | {
       f'after {stage}': next(
         row
         for row in episodes(run, stage, step)

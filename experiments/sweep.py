@@ -235,7 +235,7 @@ def play(
   restarts: int = 20,
   python: str = sys.executable,
 ) -> int:
-  """Runs all jobs; names those that fail; returns the exit code of `run`."""
+  """Runs all jobs; names the failed ones; returns the exit code of `run`."""
   sweep = Sweep(jobs, at_a_time, restarts, python)
   with handled(sweep.stop):
     sweep.run()

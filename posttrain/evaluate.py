@@ -11,7 +11,8 @@ Prints a table with 95 % intervals over the tasks, the answers to the prompts of
 `eval.suite`, and as the last line on stdout one JSON object. With --against
 both policies answer the same tasks: the suite's answers stand side by side, and
 the table adds the mean difference of the pass rate (first minus second) with
-the normal 95 % interval of the mean of the differences per task.
+the normal 95 % interval of the mean of the differences per task, and that of
+the suite's values (`suite`), without an interval.
 
 Exit codes: 0 done, 1 environments failed too often, 2 the command line or the
 config is wrong, 130 interrupted.
@@ -99,13 +100,16 @@ def measure(
   player = from_checkpoint.player(run, name, folders[0])
   if flags.against is not None:
     folders.append(_rival(flags.against, player))
-  evaluator = evaluation.Evaluator(player.components.eval_tasks, player.driver)
+  evaluator = evaluation.Evaluator(
+    player.components.eval_tasks, player.driver, measures=player.measures()
+  )
   measurements = []
   for folder in folders:
     player.load(folder)
     values, answers, _ = evaluator.measure()
+    suite_values, suite = evaluator.answer_suite()
     measurements.append(
-      comparison.Measurement(values, answers, evaluator.answer_suite())
+      comparison.Measurement(values | suite_values, answers, suite)
     )
     _check_tasks(name, measurements[-1])
   return measurements[0], measurements[1] if len(measurements) > 1 else None

@@ -12,10 +12,13 @@ the command with its place (--coordinator, --num_processes, --process_id), as
 
 hf: config.json, safetensors, and the tokenizer with its chat template; a LoRA
 is merged. With --like, that directory's config and small files are copied and
-its dtypes kept.
+its dtypes kept; its README.md becomes BASE_README.md.
 
 peft: the adapter of a stage with LoRA, in float32. A stage that started from
 anything but a HuggingFace directory needs --like: its start, exported as hf.
+
+README.md is a model card: how the weights were trained, and what was measured.
+The licence is left to you.
 
 Exit codes: 0 done, 1 the machine failed, 2 the command line is wrong, 130
 interrupted.
@@ -108,7 +111,7 @@ def _export(flags: Flags) -> None:
 
 
 def _save_peft(flags: Flags, folder: str) -> None:
-  from posttrain.checkpoints import weight_folders, weights
+  from posttrain.checkpoints import cards, weight_folders, weights
   from posttrain.models import peft, transformer
 
   adapter, start = (
@@ -128,16 +131,17 @@ def _save_peft(flags: Flags, folder: str) -> None:
     )
   base, model = flags.like or start, weight_folders.model(folder)
   if flags.like is not None:
-    _check_base(base, start, model)
+    _check_base(base, folder, model)
   elif weight_folders.is_run(folder):
     like = transformer.shapes(model)
-    weights.check_base(folder, weights.load(start, like))
+    weights.check_base(folder, weights.load_start(folder, like))
   peft.save(*adapter, model, flags.folder, os.path.abspath(base))
+  cards.write(folder, flags.folder, flags.format)
   print(f'{flags.folder} holds the adapter of {folder}, in float32')
 
 
-def _check_base(base: str, start: str, model: schema.Model) -> None:
-  """Checks that a base model holds the weights the stage started from.
+def _check_base(base: str, folder: str, model: schema.Model) -> None:
+  """Checks that a base model holds the weights that a stage started from.
 
   Dtypes may differ: values are compared to bfloat16 precision.
 
@@ -155,11 +159,13 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
   hf.check_like(base, model)
   like = transformer.shapes(model)
   base_params = tree.flat(hf.load(base, model))
-  for path, value in tree.flat(weights.load(start, like)).items():
+  start = weights.load_start(folder, like)
+  for path, value in tree.flat(start).items():
     error = jnp.abs(value - base_params[path]).max() / jnp.abs(value).max()
     if not error < 2**-7:  # the rounding error of bfloat16 is half of that
       raise ValueError(
-        f'--like must hold the weights the adapter was trained on, {start}: '
+        '--like must hold the weights the adapter was trained on, '
+        f'{weight_folders.start(folder)}: '
         f'{path} differs by {error:.1%}; export that with --format=hf'
       )
 
@@ -167,7 +173,7 @@ def _check_base(base: str, start: str, model: schema.Model) -> None:
 def _save_hf(flags: Flags, folder: str) -> None:
   from posttrain import sharding
   from posttrain.chat import pretrained
-  from posttrain.checkpoints import weight_folders, weights
+  from posttrain.checkpoints import cards, weight_folders, weights
   from posttrain.models import hf, transformer
 
   model, like = weight_folders.model(folder), flags.like
@@ -180,6 +186,7 @@ def _save_hf(flags: Flags, folder: str) -> None:
   renderer = weight_folders.renderer(folder)
   if renderer is not None:
     processes.on(0, lambda: pretrained.write(renderer, flags.folder))
+  processes.on(0, lambda: cards.write(folder, flags.folder, flags.format))
   dtypes = dtype if like is None else f'the dtypes of {like}'
   if processes.is_first():
     print(f'{flags.folder} holds {folder}, in {dtypes}')

@@ -30,6 +30,9 @@ from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.util import flags as flags_lib
 
+SLOTS = 32  # sequences that are decoded at a time, at most
+GREEDY = requests.Sampling(temperature=0.0)
+
 
 @dataclasses.dataclass
 class Flags:
@@ -125,40 +128,74 @@ def answer(flags: Flags) -> dict[str, Any]:
   Raises:
     ValueError: the checkpoint cannot be used, or the prompt does not fit it.
   """
-  # Imported here so that command-line mistakes are reported without jax.
-  from posttrain import sharding
-  from posttrain.decode import engine as engines
-
   policy = policies.load(
     flags.checkpoint,
     text=flags.prompt is not None,
     variables=flags.template_variables,
     cache=flags.compilation_cache,
   )
-  prompt = prompt_of(flags, policy)
+  (result,) = answers(
+    policy,
+    [prompt_of(flags, policy)],
+    flags.max_tokens,
+    flags.sampling,
+    flags.seed,
+  )
+  return result
+
+
+def answers(
+  policy: policies.Policy,
+  prompts: Sequence[np.ndarray],
+  max_tokens: int | None = None,
+  sampling: requests.Sampling = GREEDY,
+  seed: int = 0,
+) -> list[dict[str, Any]]:
+  """Samples an answer to each prompt; returns the objects of --json.
+
+  Args:
+    policy: the policy.
+    prompts: i32[P] each, ids to continue.
+    max_tokens: longest answer, in tokens; None = as in its stage's evaluation.
+    sampling: temperature and truncation.
+    seed: answer i has the uniforms of (seed, i), whatever the other prompts.
+
+  Raises:
+    ValueError: a prompt does not fit the policy.
+  """
+  # Imported here so that command-line mistakes are reported without jax.
+  from posttrain import sharding
+  from posttrain.decode import engine as engines
+
   engine = engines.Engine(
-    policy.model, slots=1, seed=flags.seed, mesh=sharding.one_device()
+    policy.model,
+    slots=max(1, min(len(prompts), SLOTS)),
+    seed=seed,
+    mesh=sharding.one_device(),
   )
   engine.set_params(policy.params, 0)
-  (completion,) = engine.generate(
+  completions = engine.generate(
     [
       requests.Request(
-        id=0,
-        ids=prompt,
-        max_tokens=flags.max_tokens or policy.max_tokens,
+        id=i,
+        ids=ids,
+        max_tokens=max_tokens or policy.max_tokens,
         stop_ids=policy.stop_ids,
-        sampling=flags.sampling,
+        sampling=sampling,
       )
+      for i, ids in enumerate(prompts)
     ]
   )
-  ids = completion.ids.tolist()
-  return {
-    'prompt_ids': prompt.tolist(),
-    'ids': ids,
-    'logprobs': completion.logprobs.tolist(),
-    'text': policy.text(ids),
-    'stop_reason': completion.stop_reason,
-  }
+  return [
+    {
+      'prompt_ids': ids.tolist(),
+      'ids': completion.ids.tolist(),
+      'logprobs': completion.logprobs.tolist(),
+      'text': policy.text(completion.ids.tolist()),
+      'stop_reason': completion.stop_reason,
+    }
+    for ids, completion in zip(prompts, completions, strict=True)
+  ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

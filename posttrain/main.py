@@ -32,10 +32,13 @@ import posttrain
 from posttrain import processes, schema
 from posttrain.config import checks, trust
 from posttrain.config import load as config
+from posttrain.metrics import display, trackers
 from posttrain.util import (
   cluster,
   exits,
   foreign,
+  hub,
+  imports,
   locks,
   preemption,
   step_range,
@@ -281,23 +284,51 @@ def train(
     # Imported here so that command-line mistakes are reported without jax.
     from posttrain import compilation, peers
     from posttrain import train as loop
+    from posttrain.stage import about, summary
 
     stack.enter_context(peers.join(place, os.path.join(workdir, 'hosts')))
     _check_equal(run)
-    stages = _preflight(run, sys.stderr)
-
+    stack.enter_context(_shown(run))
+    with watchdog.phase('plan', 'reading the data and planning'):
+      stages = _preflight(run)
     me = f'process {os.getpid()} on {socket.gethostname()}'
     others = processes.gather(me)[1:]
 
     def begin() -> None:
       stack.enter_context(hold(workdir, others))
       claim(workdir, run)
+      with _writable():
+        about.begin(workdir, stages)
+      stack.enter_context(_tracked(run, workdir))
 
     processes.on(0, begin)
+    _print_plans(run, stages, sys.stderr)
     compilation.enable_compilation_cache(run.compilation_cache)
     final = loop.run(stages, workdir, stop, profile)
-    processes.on(0, lambda: _report(workdir))
-    return final if processes.is_first() else None
+    with watchdog.phase('report', 'writing the report'):
+      processes.on(0, lambda: _report(workdir))
+    is_first = processes.is_first()
+  if not is_first:
+    return None
+  print('\n'.join(summary.lines(run, workdir)), file=sys.stderr)
+  return final
+
+
+def _shown(run: schema.Run) -> contextlib.AbstractContextManager:
+  """Returns the run's display; only the first process shows anything."""
+  on = run.metrics.progress and processes.is_first()
+  return display.show(_steps(run), run.metrics.log_seconds, on)
+
+
+def _tracked(
+  run: schema.Run, workdir: str
+) -> contextlib.AbstractContextManager:
+  names, options = run.metrics.trackers, config.to_dict(run)
+  return trackers.use(names, _steps(run), options, workdir)
+
+
+def _steps(run: schema.Run) -> dict[str, int]:
+  return {name: stage.steps for name, stage in run.stages.items()}
 
 
 def _check_equal(run: schema.Run) -> None:
@@ -323,8 +354,10 @@ def _check_equal(run: schema.Run) -> None:
 def _report(workdir: str) -> None:
   """Writes the report; a finished run without one is finished."""
   from posttrain.report import page
+  from posttrain.stage import about
 
   try:
+    about.end(workdir)
     page.write(workdir)
   except (OSError, ValueError) as error:
     logging.getLogger('absl').warning(
@@ -335,21 +368,30 @@ def _report(workdir: str) -> None:
 
 
 def _preflight(
-  run: schema.Run,
-  file: TextIO,
-  devices: Devices | None = None,
-  details: bool = False,
+  run: schema.Run, devices: Devices | None = None
 ) -> dict[str, Any]:
-  """Returns the checked components of each stage; prints their plans."""
+  """Returns the checked components of each stage."""
   from posttrain.stage import components
   from posttrain.util import memory
 
   memory.keep_freed_memory()
-  stages = components.preflight(run, devices)
+  processes.on(0, lambda: trackers.check(run.metrics.trackers))
+  return components.preflight(run, devices)
+
+
+def _print_plans(
+  run: schema.Run,
+  stages: dict[str, Any],
+  file: TextIO,
+  devices: Devices | None = None,
+  details: bool = False,
+) -> None:
+  from posttrain.stage import plan
+
+  print('\n'.join(plan.head(run.seed, devices)), file=file)
   for stage in stages.values():
     lines = stage.plan.lines() + (stage.plan.details() if details else [])
     print('\n'.join(lines), file=file)
-  return stages
 
 
 def launch(
@@ -363,7 +405,8 @@ def launch(
 ) -> None:
   """Prints the plan, with `dry_run` for given devices; else trains."""
   if dry_run:
-    _preflight(run, sys.stdout, devices, details=True)
+    stages = _preflight(run, devices)
+    _print_plans(run, stages, sys.stdout, devices, details=True)
   else:
     final = train(run, workdir, time_limit, profile, place)
     if final is not None:
@@ -372,6 +415,8 @@ def launch(
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
+  if argv is None:
+    imports.add_current_folder()  # the console script has its own instead
   return PARSER.run(_run, argv, 'configs.', config.RECIPE_PREFIX)
 
 
@@ -379,7 +424,8 @@ def _run(flags: Flags) -> int:
   try:
     limit, profiled, planned = flags.limit, flags.profiled, flags.planned
     place = flags.place
-    run = load(flags.config, flags.overrides, flags.trust_config)
+    with hub.keeping(flags.workdir):
+      run = load(flags.config, flags.overrides, flags.trust_config)
     launch(run, flags.workdir, flags.dry_run, limit, profiled, planned, place)
   except KeyboardInterrupt:
     print(

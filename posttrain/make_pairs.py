@@ -116,6 +116,7 @@ def make(flags: Flags) -> str:
 def _sample(flags: Flags) -> tuple[list[Any], str]:
   """Samples a policy's answers; returns their pairs and a line of counts."""
   from posttrain.checkpoints import weight_folders
+  from posttrain.config import checks
   from posttrain.rollout import pairing
   from posttrain.stage import from_checkpoint
 
@@ -124,6 +125,7 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
     folder, flags.config, flags.stage, flags.overrides, flags.trust_config
   )
   stage = run.stages[name]
+  checks.check_makes_pairs(stage, f'config.{name}')
   stage = dataclasses.replace(
     stage,
     eval=dataclasses.replace(stage.eval, max_tokens=flags.pairs.max_tokens),

@@ -2,8 +2,8 @@
 
 Every process makes the same decisions, from the same values: what one alone
 knows (a signal, a file, an episode) reaches the others through this module. All
-functions but `count`, `index` and `is_first` must be called by every process,
-in the same order. In a run of one process they do nothing.
+functions but `count`, `index`, `is_first` and `share` must be called by every
+process, in the same order. In a run of one process they do nothing.
 
     with peers.join(place, folder):
       rollouts = divided(specs, play, key)   # each plays its share; all get all
@@ -152,14 +152,23 @@ def divided(
   """
   if count() == 1:
     return list(fn(items))
-  groups = [list(group) for _, group in itertools.groupby(items, key)]
-  mine = [x for group in groups[index() :: count()] for x in group]
-  shares = [iter(share) for share in attempt(lambda: list(fn(mine)))]
+  mine = share(items, key)
+  shares = [iter(results) for results in attempt(lambda: list(fn(mine)))]
   return [
     next(shares[number % count()])
-    for number, group in enumerate(groups)
+    for number, group in enumerate(_groups(items, key))
     for _ in group
   ]
+
+
+def share(items: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
+  """Returns the items whose results `divided` expects of this process."""
+  groups = _groups(items, key)[index() :: count()]
+  return [item for group in groups for item in group]
+
+
+def _groups(items: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+  return [list(group) for _, group in itertools.groupby(items, key)]
 
 
 class _Failure(NamedTuple):

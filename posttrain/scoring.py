@@ -7,8 +7,10 @@ distribution, as logits.
 Axes: B rows, T tokens, D model, V vocab.
 """
 
+import collections
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -81,6 +83,35 @@ def score_hidden(
   )
 
 
+def is_top(
+  params: Any,
+  cfg: schema.Model,
+  hidden: jax.Array,
+  ids: jax.Array,
+  positions: jax.Array,
+  segment_ids: jax.Array,
+) -> jax.Array:
+  """Computes whether each token is the most likely one in its segment so far.
+
+  Args:
+    params: the model's parameters.
+    cfg: as in `score`.
+    hidden: float[B, T, D] from `transformer.trunk`.
+    ids: as in `score`.
+    positions: as in `score`.
+    segment_ids: as in `score`.
+
+  Returns:
+    f32[B, T], 0 or 1; 0 for first tokens and pads.
+  """
+  weight, _ = transformer.head(params, cfg)
+  top = logprobs_lib.is_top(hidden, weight, jnp.roll(ids, -1, axis=1))
+  predicted = (positions > 0) & (segment_ids != 0)
+  return jnp.where(predicted, jnp.roll(top, 1, axis=1), False).astype(
+    jnp.float32
+  )
+
+
 def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
   """Computes the logits of the token after each hidden state.
 
@@ -112,6 +143,23 @@ def _rewards(params, rows, cfg, place):
   return _placed(rewards, place)
 
 
+@functools.partial(jax.jit, static_argnames=('cfg', 'place'))
+def _logprobs_and_top(params, rows, cfg, place):
+  with sharding.use(place and place.mesh):
+    hidden, _ = transformer.trunk(params, cfg, *rows[:3])
+    logprobs, _ = score_hidden(params, cfg, hidden, *rows)
+    top = is_top(params, cfg, hidden, *rows[:3])
+  return _placed(jnp.stack((logprobs, top), axis=-1), place)
+
+
+# What a `Scorer` computes of each token.
+READS = {
+  'logprobs': _logprobs,  # f32, nats
+  'rewards': _rewards,  # f32
+  'logprobs_and_top': _logprobs_and_top,  # f32[2]; see `is_top`
+}
+
+
 def _placed(x, place):
   return x if place is None else jax.lax.with_sharding_constraint(x, place)
 
@@ -119,7 +167,10 @@ def _placed(x, place):
 class Scorer:
   """Scores of any number of sequences of any length, by one program.
 
-  Sequences are packed first-fit into arrays of one shape, [B, T].
+  Sequences are packed first-fit into arrays of one shape, [B, T]. An
+  accelerator has up to `ahead` arrays of them beside the one that is fetched. A
+  CPU gets them one by one: it has no other device to wait for, and programs in
+  flight on several CPU devices may block each other.
   """
 
   def __init__(
@@ -128,7 +179,7 @@ class Scorer:
     rows: int,
     row_tokens: int,
     mesh: jax.sharding.Mesh | None = None,
-    reward: bool = False,
+    reads: str = 'logprobs',
   ):
     """Sets the shape [B, T].
 
@@ -137,11 +188,11 @@ class Scorer:
       rows: B.
       row_tokens: T, the longest sequence that can be scored.
       mesh: splits the rows over its batch axes; None = one device.
-      reward: whether to compute rewards (`reward_head.rewards`) instead of
-        logprobs.
+      reads: what to compute, a key of `READS`.
     """
-    self._read = _rewards if reward else _logprobs
+    self._read = READS[reads]
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
+    self.ahead = 0 if jax.default_backend() == 'cpu' else 2
     self._place = self._whole = None
     if mesh is not None:
       self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
@@ -153,7 +204,7 @@ class Scorer:
     ids: Sequence[np.ndarray],
     temperatures: Sequence[np.ndarray],
   ) -> list[np.ndarray]:
-    """Computes the log probability, or the reward, of every token.
+    """Computes what the scorer reads of every token.
 
     Args:
       params: the model's parameters.
@@ -161,7 +212,33 @@ class Scorer:
       temperatures: one f32[n] per sequence, > 0.
 
     Returns:
-      One f32[n] per sequence: logprobs in nats, 0 at index 0; or rewards.
+      One array per sequence: logprobs f32[n] in nats, 0 at index 0; rewards
+      f32[n]; or f32[n, 2], the logprobs beside 0 or 1 of `is_top`.
+
+    Raises:
+      ValueError: a sequence is longer than a row.
+    """
+    return self.start(params, ids, temperatures)()
+
+  def start(
+    self,
+    params: Any,
+    ids: Sequence[np.ndarray],
+    temperatures: Sequence[np.ndarray],
+  ) -> Callable[[], list[np.ndarray]]:
+    """Starts the first `ahead` programs of `__call__`.
+
+    The order of programs is that of the calls, of this method and of the
+    functions that it returns. It must be the same in all processes.
+
+    Args:
+      params: as in `__call__`; must not be deleted before the end.
+      ids: as in `__call__`.
+      temperatures: as in `__call__`.
+
+    Returns:
+      A function, called once, that starts the others and returns the results
+      of `__call__`.
 
     Raises:
       ValueError: a sequence is longer than a row.
@@ -170,15 +247,29 @@ class Scorer:
     assert lengths == [len(values) for values in temperatures]
     self._check(lengths)
     bins, _ = packing.first_fit(lengths, self._row_tokens, len(lengths))
-    results = [None] * len(lengths)
-    for start in range(0, len(bins), self._rows):
-      places = list(_places(bins[start : start + self._rows], lengths))
-      rows = self._pack(places, ids, temperatures)
-      values = jax.device_get(self._read(params, rows, self._cfg, self._whole))
-      watchdog.progress()
-      for index, place in places:
-        results[index] = values[place].copy()
-    return results
+
+    def launch():
+      for start in range(0, len(bins), self._rows):
+        places = list(_places(bins[start : start + self._rows], lengths))
+        rows = self._pack(places, ids, temperatures)
+        yield places, self._read(params, rows, self._cfg, self._whole)
+
+    launches = launch()
+    launched = collections.deque(itertools.islice(launches, self.ahead))
+
+    def finish():
+      results: list[Any] = [None] * len(lengths)
+      while True:
+        launched.extend(itertools.islice(launches, 1))
+        if not launched:
+          return results
+        places, outputs = launched.popleft()
+        values = jax.device_get(outputs)
+        watchdog.progress()
+        for index, place in places:
+          results[index] = values[place].copy()
+
+    return finish
 
   def _check(self, lengths: Sequence[int]) -> None:
     for index, length in enumerate(lengths):

@@ -50,8 +50,8 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
     raise ValueError(
       f'config.mesh must multiply to the {devices} devices: got '
       f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; -1 on one '
-      'axis takes all that remain; to plan for devices that are not here, add '
-      '--dry_run --devices=gpu:N'
+      'axis takes all that remain, if the others divide them; --dry_run '
+      '--devices=gpu:N plans for other devices'
     )
   return sizes
 

@@ -34,7 +34,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
   """
   state, clock = job.learner.state, job.logbook.clock
   if job.step == 0:
-    job.log(0, job.evaluate(state, 0))
+    job.start(state)
   stop.check(f'stage {job.name}, step {job.step}')
   stop.begin_steps()
   for step in range(job.step + 1, job.steps + 1):
@@ -53,6 +53,9 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
     job.log(step, record)
     job.check_finite(step, metrics, item)
     job.save_or_stop(step, state, item.state, stop)
+    if job.ends_at(step):
+      job.announce_end(step)
+      break
   job.check_rewards()
 
 

@@ -30,6 +30,18 @@ STOP_REASONS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Tools:
+  """The tools of a task, described in its prompt."""
+
+  # As the APIs of models have them; `posttrain.envs.tools.of` builds them.
+  schemas: tuple[Mapping[str, Any], ...]
+  # How the policy writes calls: 'hermes', 'llama3' or 'plain', see
+  # `posttrain.chat.tool_calls`; 'auto' = as its chat template does; 'text' =
+  # calls are not read, and every turn is passed to `Episode.step`.
+  format: str = 'auto'
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
   """One problem instance: data only, drawn from an environment's source."""
 
@@ -41,6 +53,10 @@ class Task:
   # them; None = unknown.
   demonstration: Messages | None = None
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Whether reward functions get prompt and completion as strings, as in TRL's
+  # standard format, and not as messages.
+  as_text: bool = False
+  tools: Tools | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +70,8 @@ class Score:
   # The parsed answer in a canonical form, equal for equivalent answers; None =
   # not parseable, or not provided by the environment.
   answer: str | None = None
+  # Value of each summand of the reward, without its weight; {} = the grade.
+  summands: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,17 +13,24 @@ import pytest
 
 from posttrain import algorithms, envs, schema
 from posttrain.algorithms import streams
+from posttrain.rollout import driver
 from tests import test_layers
 from tests.algorithms import two_turns
+from tests.rollout import fakes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = (
   'README.md',
-  'docs/cluster.md',
-  'docs/design.md',
-  'docs/hosts.md',
-  'docs/launch.md',
-  'docs/metrics.md',
+  *sorted(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')),
+)
+# Pages that name no file of the repository.
+WITHOUT_PATHS = (
+  'docs/api.md',
+  'docs/changelog.md',
+  'docs/comparison.md',
+  'docs/glossary.md',
+  'docs/names.md',
+  'docs/serving.md',
 )
 TOPS = 'configs|docs|experiments|kernels|posttrain|tests'
 # Owner, as the pages write it -> module that has it, or that it is.
@@ -32,20 +39,22 @@ OWNERS = {
   'combine': 'posttrain.losses.combine',
   'components': 'posttrain.stage.components',
   'config': 'posttrain.config.load',
-  'curves': 'posttrain.report.curves',
   'job': 'posttrain.stage.job',
   'learner': 'posttrain.stage.learner',
   'main': 'posttrain.main',
   'models': 'posttrain.stage.models',
   'objectives': 'posttrain.training.objectives',
-  'page': 'posttrain.report.page',
   'pair_objectives': 'posttrain.training.pair_objectives',
   'pairs': 'posttrain.pipeline.pairs',
   'pipeline': 'posttrain.pipeline',
   'plan': 'posttrain.stage.plan',
+  'panels': 'posttrain.report.panels',
   'progress': 'posttrain.stage.progress',
+  'results': 'posttrain.report.results',
   'schema': 'posttrain.schema',
   'scoring': 'posttrain.scoring',
+  'seconds': 'posttrain.report.seconds',
+  'series': 'posttrain.report.series',
   'store': 'posttrain.checkpoints.store',
   'streams': 'posttrain.algorithms.streams',
   'tokens': 'posttrain.pipeline.tokens',
@@ -70,10 +79,23 @@ def test_every_path_exists(page):
   text = re.sub(r'python -m \S+', '', _text(page))
   paths = set(re.findall(rf'(?<![\w/.])(?:{TOPS})/[\w./-]*\w', text))
   # NAME and the files of the examples are the reader's.
-  mine = re.compile(r'NAME|/(listen|parrot)\.py$')
+  mine = re.compile(r'NAME|/(listen|parrot|test_sapo)\.py$')
   paths = {path for path in paths if not mine.search(path)}
-  assert paths
+  assert paths or page in WITHOUT_PATHS
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_the_front_page_is_short_and_leads_to_the_pages():
+  text = _text('README.md')
+  assert 9_000 < len(text.encode()) < 11_000
+  assert len(set(re.findall(r'\]\((docs/\w+\.md)\)', text))) > 15
+
+
+def test_the_index_has_a_row_for_every_page():
+  index = _text('docs/index.md')
+  for page in PAGES[1:]:
+    if page != 'docs/index.md':
+      assert f']({page.removeprefix("docs/")}) | ' in index, page
 
 
 @EACH_PAGE
@@ -146,7 +168,7 @@ def test_the_table_of_registries_names_unions_and_files_with_dicts():
 
 
 def _tree(text):
-  """Yields the paths of the file tree in the README."""
+  """Yields the paths of the file tree."""
   (block,) = re.findall(r'^```\n(configs/.*?)^```', text, re.M | re.S)
   folders = []
   for line in block.splitlines():
@@ -159,8 +181,8 @@ def _tree(text):
         folders[depth:] = [name.rstrip('/')]
 
 
-def test_the_file_tree_of_the_readme_equals_the_packages():
-  paths = set(_tree(_text('README.md')))
+def test_the_file_tree_equals_the_packages():
+  paths = set(_tree(_text('docs/files.md')))
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
   packages = {place.replace('.', '/') for place in test_layers.FLOORS}
   listed = {path.removesuffix('.py') for path in paths}
@@ -169,11 +191,11 @@ def test_the_file_tree_of_the_readme_equals_the_packages():
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-  """Returns a function: file name -> path of the README's example module."""
+  """Returns a function: file name -> path of a page's example module."""
   monkeypatch.syspath_prepend(tmp_path)
 
-  def write(name):
-    blocks = re.findall(r'```python\n(.*?)```', _text('README.md'), re.S)
+  def write(name, page='docs/extending.md'):
+    blocks = re.findall(r'```python\n(.*?)```', _text(page), re.S)
     (block,) = (x for x in blocks if re.match(rf'# \S*\b{name}', x))
     (tmp_path / name).write_text(block)
     return tmp_path / name
@@ -181,9 +203,10 @@ def example(tmp_path, monkeypatch):
   return write
 
 
-def test_the_environment_of_the_readme_grades_its_demonstration(example):
+def test_the_environment_of_the_page_grades_its_demonstration(example):
   example('parrot.py')
-  (entry,) = re.findall(r"envs='(\{\s+\"parrot.*?)'", _text('README.md'), re.S)
+  text = _text('docs/extending.md')
+  (entry,) = re.findall(r"envs='(\{\s+\"parrot.*?)'", text, re.S)
   options = json.loads(entry)['parrot']['env']
   assert options.pop('type') == 'custom'
   env = envs.make('parrot', schema.CustomEnv(**options))
@@ -194,14 +217,38 @@ def test_the_environment_of_the_readme_grades_its_demonstration(example):
   assert episode.grade().reward == 1 and episode.grade().correct
 
 
-def test_the_credit_function_of_the_readme_gives_one_number_per_token(example):
+def test_the_environment_with_tools_plays_an_episode(example):
+  """A scripted policy writes a call that is wrong, a call, and the answer."""
+  block = example('squares.py', 'docs/environments.md').read_text()
+  (entry,) = re.findall(
+    r"envs='(\{\s+\"squares.*?)'", _text('docs/environments.md'), re.S
+  )
+  options = json.loads(entry)['squares']['env']
+  assert options.pop('type') == 'custom' and len(block.splitlines()) < 32
+  env = envs.make('squares', schema.CustomEnv(**options))
+  (task,) = env.source('train', 0).take(1)
+  engine = fakes.Engine(
+    {1: ['multiply({"a": 100})', 'multiply({"a": 100, "b": 100})', '10000']}
+  )
+  spec = driver.EpisodeSpec(1, env, task, 1.0, 64)
+  (rollout,) = driver.Driver(engine, fakes.RENDERER, 2000).run([spec])
+  assert [m['content'] for m in rollout.messages if m['role'] == 'tool'] == [
+    "error: multiply must have the argument 'b': it is missing",
+    '10000',
+  ]
+  assert rollout.score.reward == 1 and rollout.stop_reason == 'env_done'
+  assert rollout.score.metrics['malformed'] == 1 / 3
+  assert env.source('eval', 0).take(1)[0].id == '101'
+
+
+def test_the_credit_function_of_the_page_gives_one_number_per_token(example):
   example('mine.py')
   cfg = schema.Custom(import_path='mine:above_median', kwargs={'scale': 2.0})
   credit = algorithms.make(cfg).assign(two_turns.group(1.0, 0.0))
   assert [set(x[two_turns.MASK]) for x in credit] == [{0.0}, {-2.0}]
 
 
-def test_the_algorithm_of_the_readme_weighs_the_other_messages(example):
+def test_the_algorithm_of_the_page_weighs_the_other_messages(example):
   namespace = {}
   exec(example('listen.py').read_text(), namespace)
   cfg = types.SimpleNamespace(weight=0.1)

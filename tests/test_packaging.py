@@ -1,13 +1,16 @@
 """The installed packages and scripts, and the top level of the checkout."""
 
 import ast
+import email
 import importlib
 import importlib.util
 import inspect
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -28,11 +31,14 @@ VISIBLE = {
 }
 EXTRAS = {
   'test',
+  'docs',
   'serve',
   'hf',
   'notebook',
   'parity',
   'tensorboard',
+  'trackio',
+  'wandb',
   'launch',
   'openenv',
   'verifiers',
@@ -55,14 +61,11 @@ def tracked():
 
 @pytest.fixture(scope='module')
 def setup():
-  """The module setup.py, with the packages that setuptools would install."""
-  setuptools = pytest.importorskip('setuptools')
+  """The module setup.py."""
+  pytest.importorskip('setuptools')
   spec = importlib.util.spec_from_file_location('setup', ROOT / 'setup.py')
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  module.packages = setuptools.find_namespace_packages(
-    str(ROOT), include=['posttrain*', 'kernels*', 'configs*', 'experiments*']
-  )
   return module
 
 
@@ -80,6 +83,13 @@ def test_ruff_versions_of_setup_and_pre_commit_are_equal(setup):
   assert len(hooks) == 2 and {*hooks} == {*extras}
 
 
+def test_the_citation_names_the_version():
+  yaml = pytest.importorskip('yaml')
+  citation = yaml.safe_load((ROOT / '.github' / 'CITATION.cff').read_text())
+  assert citation['version'] == posttrain.__version__
+  assert citation['license'] == 'Apache-2.0'
+
+
 def test_kernels_init_imports_nothing():
   body = ast.parse((ROOT / 'kernels' / '__init__.py').read_text()).body
   assert not [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -89,9 +99,85 @@ def test_every_folder_with_code_is_a_package_of_the_installation(setup):
   folders = {
     '.'.join(pathlib.Path(name).parent.parts)
     for name in tracked()
-    if name.endswith('.py') and not name.startswith('tests')
-  } - {''}
-  assert folders <= set(setup.packages)
+    if name.endswith('.py') and name.startswith(setup.PACKAGES)
+  }
+  assert folders == set(setup.packages())
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+  """A wheel of the repository, built without a network."""
+  pytest.importorskip('setuptools', minversion='77')
+  folder = tmp_path_factory.mktemp('wheel')
+  for name in tracked():  # all of it, so that what is left out is seen
+    if not name.startswith(('.', 'docs/', 'experiments/results/')):
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(ROOT / name, folder / name)
+  done = subprocess.run(
+    [sys.executable, '-W', 'ignore', 'setup.py', '-q', 'bdist_wheel'],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  (path,) = folder.glob('dist/*.whl')
+  return zipfile.ZipFile(path)
+
+
+def test_a_wheel_installs_three_packages_and_nothing_else(setup, wheel):
+  names = wheel.namelist()
+  tops = {name.split('/')[0] for name in names}
+  info = f'posttrain-{posttrain.__version__}.dist-info'
+  assert tops == {*setup.PACKAGES, info}
+  for name in tracked():
+    if name.startswith(setup.PACKAGES):
+      assert name in names, f'{name} is missing'
+  assert any(name.endswith('licenses/LICENSE') for name in names)
+
+
+def test_the_metadata_of_a_wheel_are_complete(setup, wheel):
+  (path,) = (x for x in wheel.namelist() if x.endswith('.dist-info/METADATA'))
+  metadata = email.message_from_bytes(wheel.read(path))
+  assert metadata['Name'] == 'posttrain'
+  assert metadata['Version'] == posttrain.__version__
+  assert metadata['Requires-Python'] == '>=3.11'
+  assert metadata['Summary'] and metadata['Keywords']
+  license = metadata['License-Expression'] or metadata['License']
+  assert license == 'Apache-2.0'
+  assert metadata.get_all('Classifier') == setup.CLASSIFIERS
+  assert set(metadata.get_all('Provides-Extra')) == EXTRAS
+  assert metadata.get_payload().startswith('# posttrain')
+
+
+def test_the_program_imports_nothing_of_the_experiments(setup):
+  for name in setup.PACKAGES:
+    for path in sorted((ROOT / name).rglob('*.py')):
+      for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+          names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+          names = [node.module or '']
+        tops = {name.split('.')[0] for name in names}
+        assert not tops & {'experiments', 'tests'}, path
+
+
+# tensorflow-datasets reads with array_record; orbax logs through absl.
+UNIMPORTED = {'array_record', 'absl-py'}
+
+
+def test_every_core_requirement_is_imported(setup):
+  text = '\n'.join(
+    path.read_text()
+    for name in setup.PACKAGES
+    for path in (ROOT / name).rglob('*.py')
+  )
+  names = {re.split('[<>=]', line)[0] for line in setup.CORE}
+  for name in names - UNIMPORTED:
+    module = name.removesuffix('-checkpoint').replace('-', '_')
+    module = 'yaml' if name == 'pyyaml' else module
+    imported = re.search(rf'^\s*(import|from) {module}\b', text, re.M)
+    assert imported, f'nothing imports {name}'
 
 
 def test_console_scripts_are_commands_without_arguments(setup):
@@ -130,6 +216,7 @@ def test_every_import_of_the_program_is_declared(setup):
     'absl-py': 'absl',
     'ml-collections': 'ml_collections',
     'orbax-checkpoint': 'orbax',
+    'pyyaml': 'yaml',
     'tensorflow-datasets': 'tensorflow_datasets',
   }
   lines = setup.CORE + sum(setup.EXTRAS.values(), [])

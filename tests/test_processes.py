@@ -116,6 +116,35 @@ def work():
   assert max(map(len, shares)) < len(items)
 
 
+def test_work_before_an_exchange_may_end_in_any_order():
+  """Processes finish different tasks first; all raise the first one's error."""
+  source = """
+from posttrain.util import side_by_side
+
+def play(name, own, late):
+  for _ in range(late):
+    yield ()
+  if (index, name) in FAILS:
+    raise ValueError(name)
+  return [f'{name}{x}' for x in own]
+
+def work():
+  items = {'a': [0, 1, 2], 'b': [3, 4]}
+  shares = {k: processes.share(v, key=int) for k, v in items.items()}
+  late = {'a': 3 * index, 'b': 3 - 3 * index}
+  results = side_by_side.run([play(k, shares[k], late[k]) for k in items])
+  return [
+    processes.divided(v, lambda _, result=result: result.result(), key=int)
+    for v, result in zip(items.values(), results)
+  ]
+"""
+  whole = [['a0', 'a1', 'a2'], ['b3', 'b4']]
+  assert _world(2, f'FAILS = []{source}') == [whole] * 2
+  failed = _world(2, f"FAILS = [(0, 'b'), (1, 'a')]{source}")
+  assert failed[0] == failed[1] and failed[0][0] == 'ValueError'
+  assert failed[0][1].startswith('a (process 1 ')
+
+
 def test_more_processes_than_items():
   source = 'def work(): return processes.divided([7], list, key=int)'
   assert _world(3, source) == [[7]] * 3

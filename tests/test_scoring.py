@@ -157,6 +157,38 @@ def test_scorer_scores_any_lengths_with_one_program(params, mesh):
       np.testing.assert_allclose(ours, expected[0, : len(tokens)], atol=1e-5)
 
 
+def test_top_tokens_are_those_of_the_full_logits(params):
+  """The greedy continuation of a prompt, and the same with one other token."""
+  prompt, cfg = [3, 17, 5], CFG
+  ids, positions, segments = np.zeros((3, 1, T), np.int32)
+  ids[0, :3], segments[0], positions[0] = prompt, 1, np.arange(T)
+
+  @jax.jit
+  def logits(params, ids):
+    hidden, _ = transformer.trunk(params, cfg, ids, positions, segments)
+    return scoring.next_logits(params, cfg, hidden)
+
+  for t in range(3, T):
+    ids[0, t] = np.asarray(logits(params, ids))[0, t - 1].argmax()
+  greedy, other = ids[0].copy(), ids[0].copy()
+  other[T - 1] = (greedy[T - 1] + 1) % 40
+  tops = []
+  for row in (greedy, other):
+    full = np.asarray(logits(params, row[None]))[0]
+    tops.append([0, *(full[:-1].argmax(axis=1) == row[1:])])
+  assert tops[0][3:] == [1] * (T - 3) and tops[1][-2:] == [1, 0]
+  scorer = scoring.Scorer(CFG, 2, T, reads='logprobs_and_top')
+  plain = scoring.Scorer(CFG, 2, T)
+  sequences = [greedy, other]
+  ones = [np.ones(T, np.float32)] * 2
+  both = scorer(params, sequences, ones)
+  for ours, logprobs, top in zip(
+    both, plain(params, sequences, ones), tops, strict=True
+  ):
+    np.testing.assert_array_equal(ours[:, 1], top)
+    np.testing.assert_allclose(ours[:, 0], logprobs, atol=1e-6)
+
+
 SPLIT = """
 import jax, numpy as np
 from posttrain import schema, scoring, sharding
@@ -171,10 +203,11 @@ params = jax.device_put(
 rng = np.random.default_rng(0)
 ids = [rng.integers(0, 40, n).astype(np.int32) for n in range(1, 17)]
 temperatures = [rng.uniform(0.5, 2.0, len(x)).astype(np.float32) for x in ids]
-split = scoring.Scorer(cfg, 4, 16, mesh)(params, ids, temperatures)
-single = scoring.Scorer(cfg, 4, 16)(whole, ids, temperatures)
-for a, b in zip(split, single, strict=True):
-  np.testing.assert_allclose(a, b, atol=1e-5)
+for reads in ('logprobs', 'logprobs_and_top'):
+  split = scoring.Scorer(cfg, 4, 16, mesh, reads)(params, ids, temperatures)
+  single = scoring.Scorer(cfg, 4, 16, None, reads)(whole, ids, temperatures)
+  for a, b in zip(split, single, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
 """
 
 

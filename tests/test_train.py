@@ -67,7 +67,10 @@ def test_the_files_that_tools_rely_on(finished, capsys):
   assert json.loads((workdir / 'config.json').read_text())['stages'] == ['sft']
   steps = {path.name for path in (workdir / 'checkpoints' / 'sft').iterdir()}
   assert steps == {'10', '20'}
-  assert '<svg' in (workdir / 'report.html').read_text()
+  report = (workdir / 'report.html').read_text()
+  assert '<b class="finished">' in report and '<dt>device</dt>' in report
+  # The run has written a report before, from its first row on.
+  assert timed[0]['time/report'] == 0 < timed[1]['time/report']
 
 
 def test_rerunning_a_finished_run_changes_no_row_and_prints_the_last(

@@ -112,8 +112,8 @@ def engine(capacity=ROW_TOKENS, mesh=None):
 class Driver(drivers.Driver):
   """Remembers what it played."""
 
-  def run(self, specs):
-    self.specs, self.rollouts = specs, super().run(specs)
+  def play(self, specs):
+    self.specs, self.rollouts = specs, (yield from super().play(specs))
     return self.rollouts
 
 
@@ -140,4 +140,4 @@ def pipeline_and_driver(
   if frozen is not None:
     players['stage:a'] = driver if frozen is True else frozen
   data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed, index=1)
-  return token_pipeline.TokenPipeline(data, players, refs, judge), driver
+  return token_pipeline.TokenPipeline(data, players, refs.start, judge), driver

@@ -7,7 +7,7 @@ stage `main` trains by the recipe's algorithm.
 
 import ml_collections
 
-from configs import machinery
+from configs import common, machinery
 from posttrain import schema
 
 # What is learned: sums and differences, three demonstrations of ten with a
@@ -73,7 +73,9 @@ def _stage(*, init, envs, steps, prompts, row_tokens, lr) -> schema.Stage:
     optim=schema.Optim(
       lr=lr, schedule='cosine', warmup_steps=10, beta2=0.99, weight_decay=0.0
     ),
-    eval=schema.Eval(prompts=250, samples=8, max_tokens=40),
+    eval=schema.Eval(
+      prompts=250, samples=8, max_tokens=40, suite=common.ARITHMETIC_SUITE
+    ),
   )
 
 

@@ -1,4 +1,4 @@
-"""All algorithms in one run, mixed in every batch.
+"""All algorithms in one run, mixed in every batch; the task of echo gets worse.
 
     python -m posttrain.main --config=configs/algorithms/mixed_all.py \\
         --workdir=DIR

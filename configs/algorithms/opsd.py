@@ -12,8 +12,8 @@ start, 0.939 after; greedy 0.960, then 0.996. Two cores of an AMD EPYC: 284 s.
 
 Tried:
   120 steps: sampled 0.948, greedy 0.984.
-  The current policy as the teacher (reference 'policy', the default), 64
-    answers per step, lr 5e-4: 0.084; teacher and student degrade together.
+  The current policy as the teacher (reference 'policy'), 64 answers per step,
+    lr 5e-4: 0.084; teacher and student degrade together.
 """
 
 import dataclasses

@@ -20,8 +20,6 @@ The same command continues what is left. Exit codes: as experiments.sweep.
 """
 
 import dataclasses
-import json
-import math
 import os
 import statistics
 import sys
@@ -53,6 +51,11 @@ class Flags:
   )
   jobs: int = flags_lib.flag(1, 'Runs at a time.', least=1)
   control: bool = flags_lib.flag(True, 'Runs the controls.')
+  reach: float | None = flags_lib.flag(
+    None,
+    'Adds the CPU seconds until this sampled pass rate, evaluations excluded: '
+    'set eval.every.',
+  )
 
 
 PARSER = flags_lib.Parser(Flags, __doc__)
@@ -88,7 +91,7 @@ def _run(flags: Flags) -> int:
     trial.name: writers.read_metrics(os.path.join(job.workdir, 'metrics.jsonl'))
     for trial, job in zip(tried, jobs, strict=True)
   }
-  results = summarize(tried, rows)
+  results = summarize(tried, rows, flags.reach)
   if flags.control and not code:
     code, more = _controls(tried, rows, starts, flags)
     results += more
@@ -145,7 +148,9 @@ def _controls(
 
 
 def summarize(
-  tried: Sequence[trials.Trial], rows: Mapping[str, Sequence[table.Row]]
+  tried: Sequence[trials.Trial],
+  rows: Mapping[str, Sequence[table.Row]],
+  reach: float | None = None,
 ) -> list[dict[str, Any]]:
   """Returns a row per variant and environment.
 
@@ -153,6 +158,7 @@ def summarize(
     tried: the trials.
     rows: name of a trial -> the rows of its metrics.jsonl. Trials without a
       last evaluation are left out.
+    reach: the sampled pass rate whose CPU seconds per seed are added.
   """
   results = []
   for (recipe, change), group in trials.by_variant(tried).items():
@@ -163,7 +169,13 @@ def summarize(
       if both:
         pairs.append(both)
         times.append(_times(own, trial.stage))
-    results += _results(recipe, change, pairs, times)
+    found = _results(recipe, change, pairs, times)
+    for result in found if reach is not None else ():
+      result['reached_s'] = [
+        table.seconds_to(rows[x.name], x.stage, result['env'], reach)
+        for x in group
+      ]
+    results += found
   return results
 
 
@@ -202,7 +214,7 @@ def write(
   with files.replacing(os.path.join(folder, 'learning.md')) as file:
     file.writelines(f'{line}\n' for line in lines)
   with files.replacing(os.path.join(folder, 'learning.jsonl')) as file:
-    file.writelines(f'{json.dumps(_finite(row))}\n' for row in results)
+    file.writelines(f'{writers.dumps(row)}\n' for row in results)
   curves: dict[str, dict[str, list[Sequence[table.Row]]]] = {}
   for (recipe, change), group in trials.by_variant(tried).items():
     seeds = [
@@ -213,15 +225,6 @@ def write(
       name = f'{recipe} {change}'.strip()
       curves.setdefault(env, {})[name] = seeds
   picture.draw(curves, os.path.join(folder, 'learning.png'))
-
-
-def _finite(value: Any) -> Any:
-  """Returns JSON values with None in place of NaN."""
-  if isinstance(value, Mapping):
-    return {key: _finite(child) for key, child in value.items()}
-  if isinstance(value, list):
-    return [_finite(child) for child in value]
-  return None if isinstance(value, float) and math.isnan(value) else value
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@ A change is the mean over seeds of after - before, +- the half-width of its 95 %
 interval by Student's t (n - 1 degrees of freedom). With one seed there is none.
 """
 
+import itertools
 import math
 import re
 import statistics
@@ -11,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scipy import stats
+
+from posttrain.metrics import writers
 
 Row = Mapping[str, Any]
 
@@ -30,6 +33,8 @@ def before_and_after(
 ) -> tuple[Row, Row] | None:
   """Returns the evaluations that a stage begins and ends with; None: not yet.
 
+  Of a stage that selects, the end is its best step.
+
   Args:
     rows: of a run's metrics.jsonl.
     stage: the stage.
@@ -40,7 +45,9 @@ def before_and_after(
   earlier = [row for row in rows if row['stage'] == origin and evaluates(row)]
   if own and own[0]['step'] == 0:
     earlier = own[:1]
-  return (earlier[-1], own[-1]) if earlier and own else None
+  if not (earlier and own):
+    return None
+  return writers.end(earlier), writers.end(own)
 
 
 def evaluates(row: Row) -> bool:
@@ -58,6 +65,30 @@ def seconds(rows: Sequence[Row], stage: str, name: str) -> float:
   last = len(stages) - 1 - stages[::-1].index(stage)
   begin = rows[first - 1].get(name, 0.0) if first else 0.0
   return rows[last].get(name, math.nan) - begin
+
+
+def seconds_to(rows: Sequence[Row], stage: str, env: str, rate: float) -> float:
+  """Returns the CPU seconds until the sampled pass rate; NaN = not reached.
+
+  Those of the stage's rollouts and updates: a step with an evaluation counts
+  as much as the mean step without one.
+
+  Args:
+    rows: of a run's metrics.jsonl.
+    stage: the stage.
+    env: the environment whose evaluations count.
+    rate: the pass rate to reach.
+  """
+  costs, steps = [], 0
+  for last, row in itertools.pairwise(rows):
+    if row['stage'] != stage or not row['step']:
+      continue
+    steps += 1
+    if last['stage'] == stage and not (evaluates(last) or evaluates(row)):
+      costs.append(row['time/cpu'] - last['time/cpu'])
+    if value(row, 'sampled_pass_rate', env) >= rate:
+      return steps * statistics.fmean(costs) if costs else math.nan
+  return math.nan
 
 
 def envs(row: Row) -> list[str]:
@@ -105,11 +136,19 @@ def lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
   """Returns the lines of a Markdown table, of `__main__.summarize`'s rows."""
   header = ['recipe', 'change', 'environment', 'seeds', *MEASURES.values()]
   header += ['wall s', 'CPU s']
+  reaches = any('reached_s' in row for row in results)
+  if reaches:
+    header.append('CPU s to the rate')
   table = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
   for row in results:
     cells = [row['recipe'], row['change'], row['env'], str(row['seeds'])]
     cells += [_cell(row['measures'].get(name)) for name in MEASURES]
     cells += [_number(row['wall_s'], 0), _number(row['cpu_s'], 0)]
+    if reaches:
+      seconds_to_rate = row.get('reached_s', [])
+      cells.append(
+        ' / '.join(_number(x, 0) or 'never' for x in seconds_to_rate)
+      )
     escaped = (cell.replace('|', '\\|') for cell in cells)
     table.append(f'| {" | ".join(escaped)} |')
   return table

@@ -114,7 +114,7 @@ def _has(node, key: str) -> bool:
 def start_jobs(trials: Sequence[Trial], folder: str) -> dict[str, jobs_lib.Job]:
   """Returns the name of a trial -> the job of its start; equal ones are one."""
   return {
-    trial.name: _job(
+    trial.name: make_job(
       f'start_{_digest(_text(trial.start))}', trial.start, folder
     )
     for trial in trials
@@ -123,7 +123,7 @@ def start_jobs(trials: Sequence[Trial], folder: str) -> dict[str, jobs_lib.Job]:
 
 def trial_jobs(trials: Sequence[Trial], folder: str) -> list[jobs_lib.Job]:
   """Returns the jobs of the trials, in order."""
-  return [_job(trial.name, trial.run, folder) for trial in trials]
+  return [make_job(trial.name, trial.run, folder) for trial in trials]
 
 
 def control_job(
@@ -135,7 +135,7 @@ def control_job(
   steps = round(factor * stages[name].steps)
   stages[name] = dataclasses.replace(stages[name], steps=steps)
   run = dataclasses.replace(trial.start, stages=stages)
-  return _job(start.name.replace('start', 'control'), run, folder)
+  return make_job(start.name.replace('start', 'control'), run, folder)
 
 
 def origin(trial: Trial) -> str:
@@ -156,7 +156,7 @@ def branch(start: jobs_lib.Job, trial: jobs_lib.Job) -> None:
   os.rename(partial, trial.workdir)
 
 
-def _job(name: str, run: schema.Run, folder: str) -> jobs_lib.Job:
+def make_job(name: str, run: schema.Run, folder: str) -> jobs_lib.Job:
   """Writes the config of a run; returns its job."""
   configs = os.path.join(folder, 'configs')
   os.makedirs(configs, exist_ok=True)

@@ -104,7 +104,7 @@ def run(options: str, *argv: str) -> int:
   watch = Watch(**json.loads(options))
   watch.wrap('eval', evaluator.Evaluator, 'measure')
   watch.wrap('eval', evaluator.Evaluator, 'answer_suite', counts=False)
-  watch.wrap('rollout', driver.Driver, 'run', counts=False)
+  watch.wrap('rollout', driver, 'run_all', counts=False)
   watch.wrap('rollout', engine.Engine, 'poll')  # once per chunk and stop
   watch.wrap('update', train_step.TrainStep, '__call__')
   watch.wrap('save', store.Checkpointer, 'save')

@@ -2,7 +2,7 @@
 
     python -m experiments.trials.kill_resume --kills=20 --saving=5 --seed=0
         [--stage=grpo|dpo|rm] [--each=2]
-        [--phases=rollout,update,save,eval,random]
+        [--phases=rollout,update,save,eval,random] [--set=grpo.eval.every=2 ...]
 
 1. A run goes to its end undisturbed, twice: with an empty compilation cache,
    and with a full one, which is the truth. The second stage must have changed
@@ -32,13 +32,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from posttrain import tree
-from posttrain.checkpoints import reading
+from posttrain.checkpoints import reading, step_folders
 from posttrain.metrics import writers
 
 TIMED = '^time/|^rewards/.*/seconds/'  # metrics that differ between runs
@@ -82,14 +83,25 @@ def setting(stage: str) -> dict:
 
 
 def command(
-  workdir: pathlib.Path, cache: pathlib.Path, stage: str = 'grpo'
+  workdir: pathlib.Path,
+  cache: pathlib.Path,
+  stage: str = 'grpo',
+  options: Sequence[str] = (),
 ) -> list[str]:
-  """Returns the arguments of a run that saves often."""
+  """Returns the arguments of a run that saves often.
+
+  Args:
+    workdir: its folder.
+    cache: folder of the compilation cache.
+    stage: the second stage.
+    options: 'KEY=VALUE' of further options.
+  """
   return [
     f'--config=configs/{RECIPES[stage]}.py:tiny',
     f'--workdir={workdir}',
     f'--config.compilation_cache={cache}',
     *(f'--config.{key}={value}' for key, value in setting(stage).items()),
+    *(f'--config.{option}' for option in options),
   ]
 
 
@@ -114,15 +126,22 @@ def finish(process: subprocess.Popen) -> None:
 
 
 def outcome(workdir: pathlib.Path) -> dict:
-  """Returns the arrays of every stage of a run, and all metrics but times."""
-  arrays = {}
+  """Returns the arrays of every stage of a run, and all metrics but times.
+
+  Of a stage that selects: of its last step and of its best one.
+  """
+  arrays, folders = {}, {}
   for stage in sorted((workdir / 'checkpoints').iterdir()):
-    folder = reading.find(str(stage))
+    folders[stage.name] = step_folders.newest(step_folders.local(str(stage)))
+    best = reading.find(str(stage))
+    if best != folders[stage.name]:
+      folders[f'{stage.name}_best'] = best
+  for name, folder in folders.items():
     with ocp.PyTreeCheckpointer() as reader:
       saved = reader.metadata(folder / 'state').item_metadata.tree
       as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), saved)
       state = reader.restore(folder / 'state', restore_args=as_numpy)
-    arrays |= {f'{stage.name}/{k}': x for k, x in tree.flat(state).items()}
+    arrays |= {f'{name}/{k}': x for k, x in tree.flat(state).items()}
   rows = [
     {k: v for k, v in row.items() if not re.search(TIMED, k)}
     for row in writers.read(str(workdir / 'metrics.jsonl'))
@@ -254,6 +273,7 @@ def main(argv=None) -> None:
   parser.add_argument('--saving', type=int, default=5)
   parser.add_argument('--phases', default=','.join([*PHASES, 'random']))
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE')
   args = parser.parse_args(argv)
   args.phases = args.phases.split(',')
   if unknown := set(args.phases) - {*PHASES, 'random'}:
@@ -266,9 +286,9 @@ def undisturbed(args, scratch: pathlib.Path) -> tuple[Killer, dict, list]:
   """Runs twice to the end; returns killer, truth, and their differences."""
   cold, warm, cache = (scratch / x for x in ('cold', 'warm', 'compiled'))
   report = scratch / 'watch.json'
-  finish(launch(command(cold, cache, args.stage), report=str(report)))
+  finish(launch(command(cold, cache, args.stage, args.set), report=str(report)))
   start = time.monotonic()
-  finish(launch(command(warm, cache, args.stage)))
+  finish(launch(command(warm, cache, args.stage, args.set)))
   seconds = time.monotonic() - start
   truth, entries = outcome(warm), json.loads(report.read_text())
   updates = check_moved(truth, args.stage)
@@ -311,14 +331,14 @@ def check(args, scratch: pathlib.Path) -> None:
 
   while next_phases():
     workdir = scratch / f'trial_{trial}'
-    argv = command(workdir, scratch / 'compiled', args.stage)
+    argv = command(workdir, scratch / 'compiled', args.stage, args.set)
     while phases := next_phases():
       kill = killer.kill(killer.rng.choice(phases), argv, workdir)
       if kill is None:
         break
       counts.update([kill['phase'], 'kills', *['saving'] * kill['saving']])
       print(json.dumps({'trial': trial, **kill}), flush=True)
-    if not (workdir / 'report.html').exists():
+    else:
       finish(launch(argv))
     differs = differences(truth, outcome(workdir))
     print(json.dumps({'trial': trial, 'differs': differs}), flush=True)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from experiments.trials import base
-from posttrain.data import jsonl, preferences
+from posttrain.data import preferences, row_files
 from posttrain.stage import pairs
 from posttrain.util import exits
 
@@ -59,7 +59,7 @@ def hostile(scratch: base.Scratch) -> str:
     f'{{"messages": [{{"role": "{LONG}", "content": ""}}]}}',
     f'{{"messages": [{{"role": "user", "content": ["{LONG}"]}}]}}',
   ]
-  return refused(jsonl.read, scratch.folder / 'rows.jsonl', columns)
+  return refused(row_files.read, scratch.folder / 'rows.jsonl', columns)
 
 
 @base.trial('rows', 'a hostile preference is one short line that names it')

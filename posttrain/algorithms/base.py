@@ -43,7 +43,9 @@ class Scorer(Protocol):
         context; None = none.
 
     Returns:
-      One f32[T] per sample: log q(token_t | <t) in nats; 0 at token 0.
+      One f32[T] per sample: log q(token_t | <t) in nats; 0 at token 0. It may
+      wait for them at the first access, so that other models work meanwhile;
+      an algorithm that reads them in `score` waits there.
     """
     ...
 
@@ -55,6 +57,8 @@ class Algorithm:
   """
 
   component: str  # 'rl', 'ce' or 'ref_kl'
+  # Weight of the mask tokens in it; of an rl token it is 1.
+  weight: float = 1.0
   # Whether credit is relative to the group; a group of one then has none.
   group_relative: bool = False
   # Weight of the KL to `reference` on all mask tokens; 0 = no KL.

@@ -13,7 +13,7 @@ from posttrain.util import imports
 class Opsd(base.Algorithm):
   """As `opd`; the teacher is the policy with a demonstration in its prompt.
 
-      loss = sum_t KL(pi(. | <t) || q(. | hint, <t)) / N_ref_kl
+      loss = w sum_t KL(pi(. | <t) || q(. | hint, <t)) / N
 
   The hint is one message, `template` with the demonstration, in the sample's
   prompt as the chat template renders it: before the text of its system message,
@@ -35,6 +35,7 @@ class Opsd(base.Algorithm):
   def __init__(self, cfg: schema.Opsd):
     """Imports the function, if `demonstration` names one."""
     super().__init__(cfg)
+    self.weight = cfg.weight
     self._fn, self._warned = None, False
     if ':' in cfg.demonstration:
       self._fn = imports.function(cfg.demonstration, 'algorithm.demonstration')
@@ -53,8 +54,9 @@ class Opsd(base.Algorithm):
       self._warned = True
       warnings.warn(
         f'environment {task.env}: the demonstration of task {task.id} is its '
-        f'bare answer, {task.answer!r}, without a derivation; set '
-        'algorithm.demonstration to a text with the derivation',
+        f'bare answer, {task.answer!r}, without a derivation; let '
+        f'envs.{task.env}.algorithm.demonstration name a column with one, as '
+        'info.KEY, or a function of the task',
         stacklevel=2,
       )
 

@@ -1,15 +1,21 @@
 """Supervised fine-tuning: cross-entropy on completion tokens."""
 
+from posttrain import schema
 from posttrain.algorithms import base
 
 
 class Sft(base.Algorithm):
   """Maximum likelihood of completions of a data set, or a frozen model.
 
-      loss = - sum_t log pi(token_t | <t) / N_ce    over completion tokens t
+      loss = - w sum_t log pi(token_t | <t) / N_ce    over completion tokens t
 
-  Streams: `ce_weights = 1` on the completion mask; no credit, no reference.
+  Streams: `ce_weights = w`, the option `weight`, on the completion mask; no
+  credit, no reference.
   A rollout with no completion token trains nothing and is dropped.
   """
 
   component = 'ce'
+
+  def __init__(self, cfg: schema.Sft):
+    super().__init__(cfg)
+    self.weight = cfg.weight

@@ -27,6 +27,7 @@ from posttrain.chat import (
   spans,
   templates,
   tokenizers,
+  told,
 )
 from posttrain.chat import messages as forms
 from posttrain.chat import rendered as tokens
@@ -34,6 +35,7 @@ from posttrain.util import foreign, watchdog
 
 Rewritten = layout.Rewritten
 EMPTY, Rendered = tokens.EMPTY, tokens.Rendered
+_MOST_TOOLS = 64  # sets of tools whose renderers are kept
 
 
 def load(cfg: schema.Tokenizer) -> 'Renderer':
@@ -100,8 +102,11 @@ class Renderer:
     self.embedding_rows = tokenizer.vocab_size
     # The last whole conversation and its ids: a group has one prompt.
     self._last: tuple[tuple[str, bool], Rendered] | None = None
+    # How calls are written after `with_tools`, and its renderers.
+    self.style: told.Style | None = None
+    self._with_tools: dict[str, Renderer] = {}
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
-    self._template: templates.BuiltIn | templates.Jinja = (
+    self._template: templates.BuiltIn | spans.Template = (
       templates.BuiltIn(tokenizer.bos, tokenizer.eos)
       if template is None
       else templates.Jinja(template, {**names, **self.variables})
@@ -124,7 +129,30 @@ class Renderer:
       )
     renderer = copy.copy(self)
     renderer.embedding_rows, renderer._last = rows, None
+    renderer._with_tools = {}
     return renderer
+
+  def with_tools(self, tools: types.Tools | None) -> 'Renderer':
+    """Returns a renderer whose template tells of tools, see `told`.
+
+    Its `style` says how the policy calls them; its fingerprint is the same.
+
+    Raises:
+      ValueError: see `told.make`.
+    """
+    if tools is None:
+      return self
+    key = repr(tools)
+    if key not in self._with_tools:
+      renderer = copy.copy(self)
+      renderer._last = None
+      renderer._template, renderer.style = told.make(
+        self._template, self.tokenizer.bos, self._stops, tools
+      )
+      if len(self._with_tools) == _MOST_TOOLS:
+        self._with_tools.clear()
+      self._with_tools[key] = renderer
+    return self._with_tools[key]
 
   def render(
     self,

@@ -8,9 +8,10 @@ do not depend on the date: `strftime_now` formats the variable `today`, such as
 date.
 """
 
+import copy
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain import types
@@ -93,8 +94,9 @@ class BuiltIn:
     lengths = [len(turn) for turn in self._turns(messages[start:], start)]
     rest = len(_header('assistant')) if prompt else 0
     end = len(text) - sum(lengths) - rest  # of the message before
-    position, pieces = max(skip, end), []
+    position, pieces = skip, []
     if start:
+      position = max(skip, end)
       role = messages[start - 1]['role']
       pieces.append(layout.Piece(text[skip:position], role, message=start - 1))
     for i, length in enumerate(lengths, start):
@@ -179,6 +181,12 @@ class Jinja:
         f'{foreign.text(error)}'
       ) from error
     self.reads = frozenset(meta)  # names of variables
+
+  def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> 'Jinja':
+    """Returns the template with a value of its variable `tools`."""
+    template = copy.copy(self)
+    template._variables = {**self._variables, 'tools': tools}
+    return template
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
     """Renders messages; with `prompt`, adds the header of an assistant turn.

@@ -27,7 +27,9 @@ def of_weights(folder: str) -> str:
   """
   parts = [of_model(weight_folders.model(folder))]
   if weight_folders.is_run(folder):
-    parts.append(json.dumps(reading.read_sums(folder), sort_keys=True))
+    averaged = weight_folders.selects(folder)
+    sums = reading.read_sums(folder, averaged)
+    parts.append(json.dumps(sums, sort_keys=True))
     is_adapter = weight_folders.adapter_options(folder) is not None
   else:
     path = pathlib.Path(folder)  # PEFT adapters differ by their options too

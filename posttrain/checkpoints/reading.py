@@ -19,7 +19,9 @@ from etils import epath
 
 from posttrain import processes, sharding, tree
 from posttrain.checkpoints import damage, step_folders
-from posttrain.util import foreign
+from posttrain.util import foreign, logs
+
+logs.quiet('orbax')  # it logs what it saves and reads, through absl
 
 State = Any  # a pytree of arrays
 Host = dict[str, Any]
@@ -30,8 +32,8 @@ def restore_params(path: str, like: State, *, average: bool = False) -> State:
   """Restores the `params` of a run, for `init: PATH`.
 
   Args:
-    path: a workdir (its stage saved last), one of its `checkpoints/<stage>`
-      folders (the newest step), or a step's folder.
+    path: a workdir, one of its `checkpoints/<stage>` folders, or a step's
+      folder, see `find`.
     like: the params to restore, as arrays or ShapeDtypeStructs.
     average: whether to restore their moving average instead, which evaluation
       uses.
@@ -124,14 +126,27 @@ def _saved_shape(leaf: Any) -> jax.ShapeDtypeStruct:
     raise damage.Damaged('one of its values is no array') from None
 
 
-def read_sums(path: str) -> dict[str, int]:
-  """Returns the checksums of a step's parameters, by path in the state."""
+def read_sums(path: str, averaged: bool = False) -> dict[str, int]:
+  """Returns the checksums of a step's parameters, by path in the state.
+
+  Args:
+    path: as in `restore_params`.
+    averaged: whether those of the moving average are included, if there is one.
+  """
   sums = read_named(find(path), _read_record)['state_sums']
-  return {k: total for k, total in sums.items() if k.startswith('params/')}
+  parts = ('params/', 'average/') if averaged else ('params/',)
+  return {k: total for k, total in sums.items() if k.startswith(parts)}
 
 
 def find(path: str) -> epath.Path:
-  """Resolves a workdir, stage folder or step folder to a step folder."""
+  """Resolves a workdir, stage folder or step folder to a step folder.
+
+  A workdir stands for its stage that was saved last, and a stage for its newest
+  step, or for its best one where it selects (`host['best']` of the newest).
+
+  Raises:
+    ValueError: there is no step, or the best one is missing.
+  """
   root = step_folders.local(path)
   if step_folders.is_step(root):
     return root
@@ -145,7 +160,36 @@ def find(path: str) -> epath.Path:
       'a checkpoint path must be a workdir, a checkpoints/<stage> folder or '
       f'a step folder: got {path!r}, which has no saved step'
     )
-  return steps[0] if len(steps) == 1 else max(steps, key=_saved_at)
+  newest = steps[0] if len(steps) == 1 else max(steps, key=_saved_at)
+  number = best_step(newest)
+  best = newest if number is None else newest.parent / str(number)
+  if not step_folders.is_step(best):
+    raise ValueError(
+      f'{best} must hold the best step of its stage: it is missing; put it '
+      'back, or name another step'
+    )
+  return best
+
+
+def best_step(folder) -> int | None:
+  """Returns the best step by a step's `host`; None if no evaluation chose.
+
+  Raises:
+    ValueError: the host names no step: it may be of a foreign checkpoint.
+  """
+  try:
+    best = _read_record(folder)['host'].get('best')
+  except damage.Damaged:
+    return None
+  if best is None:
+    return None
+  step = best.get('step', -1) if isinstance(best, dict) else -1
+  if step is None or (type(step) is int and step >= 0):
+    return step
+  raise ValueError(
+    f'the host item of {folder} must name its best step, a number: got '
+    f'{foreign.quote(best)}'
+  )
 
 
 def _saved_at(folder) -> float:

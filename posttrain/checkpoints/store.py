@@ -20,6 +20,7 @@ to `<name>.stray`, with a warning, before anything is saved.
 """
 
 import contextlib
+import dataclasses
 import json
 import time
 import warnings
@@ -28,9 +29,18 @@ import orbax.checkpoint as ocp
 
 from posttrain import processes, schema, tree
 from posttrain.checkpoints import damage, reading, step_folders
-from posttrain.util import logs, watchdog
+from posttrain.util import watchdog
 
-logs.quiet('orbax')  # it logs every save, through absl
+
+@dataclasses.dataclass
+class _Named:
+  """Orbax's preservation policy that keeps steps which change."""
+
+  steps: set[int | None] = dataclasses.field(default_factory=set)
+
+  def should_preserve(self, checkpoints, *, context) -> list[bool]:
+    del context
+    return [x.step in self.steps for x in checkpoints]
 
 
 class Checkpointer:
@@ -49,7 +59,8 @@ class Checkpointer:
     self._folder, self._stage = step_folders.local(folder), stage
     step_folders.move_strays(self._folder)
     policies = ocp.checkpoint_managers
-    rules = [policies.LatestN(keep.keep_last)]
+    self._best, self._keep_last = _Named(), keep.keep_last
+    rules = [policies.LatestN(keep.keep_last), self._best]
     if keep.keep_every is not None:
       rules.append(policies.EveryNSteps(keep.keep_every))
     self._manager = ocp.CheckpointManager(
@@ -78,13 +89,18 @@ class Checkpointer:
     Args:
       step: the step's number, which names its folder.
       state: pytree of arrays.
-      host: JSON-able dict; tuples are restored as lists, keys as strings.
+      host: JSON-able dict; tuples are restored as lists, keys as strings. The
+        step that its `best` names, see `reading.find`, is kept, and so are the
+        best steps of the other latest steps.
     """
     self._began = time.monotonic()
     for old in processes.on(0, self.steps):  # all must delete the same
       if old >= step:
         self.wait()
         self._manager.delete(old)
+    if best := host.get('best'):
+      self.wait()  # the latest steps are read
+      self._best.steps = {best['step'], *processes.on(0, self._named)}
     record = {
       'host': json.loads(json.dumps(host)),
       'state_sums': tree.checksums(state),
@@ -99,6 +115,11 @@ class Checkpointer:
         ),
       )
     assert saved, f'Orbax declined to save step {step} to {self._folder}'
+
+  def _named(self) -> list[int | None]:
+    """Returns the best steps of the latest steps that a save keeps."""
+    latest = self.steps()[::-1][: self._keep_last - 1]
+    return [reading.best_step(self._folder / str(x)) for x in latest]
 
   def steps(self) -> list[int]:
     """Returns the steps in the folder, oldest first."""

@@ -19,7 +19,7 @@ from posttrain.chat import renderer as chat
 from posttrain.checkpoints import reading
 from posttrain.models import hf_config, peft
 from posttrain.schema import base as schema_base
-from posttrain.util import foreign, json_files
+from posttrain.util import foreign, hub, json_files
 
 
 def is_hf(path: str) -> bool:
@@ -46,9 +46,12 @@ def is_run(folder: str) -> bool:
 def find(path: str) -> str:
   """Resolves a path to a step's folder, or a HuggingFace or PEFT directory.
 
+  The id of a model in the hub's cache is the directory of its commit.
+
   Raises:
     ValueError: the path is neither.
   """
+  path = hub.folder(path) or path
   if is_hf(path) or is_peft(path):
     return os.path.realpath(os.path.expanduser(path))
   try:
@@ -60,6 +63,7 @@ def find(path: str) -> str:
     raise ValueError(
       f'{error}; it is not a HuggingFace directory (a config.json with a '
       'model_type) or a PEFT directory (an adapter_config.json) either'
+      f'{hub.hint(path)}'
     ) from error
 
 
@@ -233,6 +237,17 @@ def stage_options(folder: str) -> dict[str, Any]:
   """Returns the options of a checkpoint's stage."""
   host = read_host(folder)
   return host['config'][host['stage']]
+
+
+def selects(folder: str) -> bool:
+  """Returns whether a folder is a step of a stage with `eval.best`.
+
+  Such a stage hands on its averaged weights, if it keeps them: they are those
+  that were evaluated. Others hand on the weights that they trained.
+  """
+  return (
+    is_run(folder) and stage_options(folder)['eval'].get('best') is not None
+  )
 
 
 def has_average(folder: str) -> bool:

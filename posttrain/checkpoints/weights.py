@@ -132,11 +132,24 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
     _check_finite(params, folder)
     return params
   weight_folders.chain(folder)  # refuses one that started from itself
-  base = load(weight_folders.start(folder), like)
+  base = load_start(folder, like)
   if weight_folders.is_run(folder):
     check_base(folder, base)
   params, options = correction
   return lora.absorb(base, params, lora.scale(options))
+
+
+def load_start(folder: str, like: Params) -> Params:
+  """Reads the weights that a folder's stage or adapter started from.
+
+  They are averaged where that stage began with averages.
+
+  Args:
+    folder: a folder from `weight_folders.find`.
+    like: shapes, dtypes and shardings of the result.
+  """
+  start = weight_folders.start(folder)
+  return load(start, like, average=weight_folders.selects(start))
 
 
 def adapter(

@@ -27,9 +27,22 @@ def check(run: schema.Run) -> None:
         stage.loss, field, f'{path}.loss', f'kind is {stage.kind!r}'
       )
     _check_lora(stage, path)
+    _check_selection(stage, path)
     _check_workers(stage, path)
     _KINDS[stage.kind](stage, earlier, path)
     earlier[name] = stage.kind
+
+
+def check_makes_pairs(stage: schema.Stage, path: str) -> None:
+  """Checks that a stage has an environment whose answers form pairs.
+
+  Raises:
+    ValueError: one line with the dotted key.
+  """
+  try:
+    stage.require_envs()
+  except schema.FieldError as error:
+    raise ValueError(f'{path}.{error.field} {error.detail}') from None
 
 
 def _check_optim(stage: schema.Stage, path: str) -> None:
@@ -59,6 +72,8 @@ def _check_tokens(
 
 def _check_pair_envs(stage: schema.Stage, path: str) -> None:
   """Checks environments whose rollouts do not train."""
+  if isinstance(stage.pairs, schema.MadePairs):
+    check_makes_pairs(stage, path)
   for name, entry in stage.envs.items():
     key = f'{path}.envs.{name}'
     env_checks.check_name(name, key)
@@ -144,6 +159,50 @@ def _check_workers(stage: schema.Stage, path: str) -> None:
     )
 
 
+def _check_selection(stage: schema.Stage, path: str) -> None:
+  """Checks that the stage measures the metric of `eval.best`."""
+  best, has_pairs = stage.eval.best, stage.kind != 'tokens'
+  if stage.eval.selects is None:
+    env_checks.unread(
+      stage.eval, 'best_prompts', f'{path}.eval', f'best is {best!r}'
+    )
+  names = () if stage.kind == 'ranking' else tuple(stage.envs)
+  if (stage.eval.selects_pairs and not has_pairs) or (
+    stage.eval.selects is not None and stage.eval.selects[1] not in names
+  ):
+    pairs = ', or of eval/pairs' if has_pairs else ''
+    raise ValueError(
+      f'{path}.eval.best must be a metric of one of the environments {names}'
+      f'{pairs}: got {best!r}'
+    )
+  if why := _unmeasured(stage):
+    raise ValueError(f'{path}.eval.best must be measured: got {best!r}, {why}')
+
+
+def _unmeasured(stage: schema.Stage) -> str:
+  """Returns why `eval.best` cannot be measured, '' if it may be."""
+  cfg = stage.eval
+  if cfg.selects_pairs:
+    if '/loss/' in str(cfg.best):
+      return 'whose largest value is the worst'
+    held_out = (
+      getattr(stage.pairs, name, None) for name in ('eval_prompts', 'eval_path')
+    )
+    if not (stage.pairs.eval_fraction or any(held_out)):
+      return 'but pairs.eval_fraction holds no pairs out'
+    return ''
+  name = cfg.selects[0] if cfg.selects else ''
+  at, _, k = name.partition('@')
+  sampled = name.startswith('sampled_') or name == 'entropy'
+  if (sampled or name == 'kl' or at in ('pass', 'maj')) and not cfg.samples:
+    return 'but eval.samples is 0'
+  if at in ('pass', 'maj') and k not in map(str, (*cfg.ks, cfg.samples)):
+    return f'but eval.ks is {cfg.ks} and eval.samples {cfg.samples}'
+  if name == 'kl' and not cfg.kl:
+    return 'but eval.kl is False'
+  return ''
+
+
 def _check_lora(stage: schema.Stage, path: str) -> None:
   """Refuses LoRA on random weights, and its options without LoRA."""
   if not stage.lora.rank:
@@ -153,5 +212,5 @@ def _check_lora(stage: schema.Stage, path: str) -> None:
     raise ValueError(
       f"{path}.lora.rank must be 0 where init is 'random': got "
       f'{stage.lora.rank}; an adapter of frozen random weights learns '
-      'little'
+      f'little; name weights, as in --{path}.init=DIR'
     )

@@ -78,13 +78,22 @@ def _check_group(entry: schema.EnvEntry, path: str) -> None:
       f'{path}.group_size must be 1 with a dataset sampler: got '
       f'{entry.group_size}; a data set has one demonstration per task'
     )
-  algorithm = algorithms.TYPES[entry.algorithm.type]
-  if algorithm.group_relative and entry.group_size < 2:
-    warnings.warn(
-      f'{path}.group_size should be at least 2 for algorithm '
-      f'{entry.algorithm.type!r}: got {entry.group_size}; a rollout alone is '
-      'its own baseline, and its advantage is 0',
-      stacklevel=3,
+  algorithm, kind = entry.algorithm, entry.algorithm.type
+  has_baseline = algorithms.TYPES[kind].group_relative and getattr(
+    algorithm, 'baseline', True
+  )
+  if not (has_baseline and entry.group_size < 2 and entry.ratio):
+    return
+  why = (
+    f"at least 2 for algorithm {kind!r}: got {entry.group_size}; a rollout's "
+    "baseline is its group's mean reward, so that alone its advantage is 0"
+  )
+  if kind == 'echo' or getattr(algorithm, 'kl_beta', 0):
+    warnings.warn(f'{path}.group_size should be {why}', stacklevel=3)
+  else:
+    raise ValueError(
+      f"{path}.group_size must be {why} and nothing trains; algorithm 'reward' "
+      'has no baseline'
     )
 
 
@@ -221,9 +230,12 @@ def check_earlier(
   if kind != 'stage':
     return
   if target not in earlier:
+    expected = 'but config.stages has none before it; list that stage first'
+    if earlier:
+      expected = f'expected one of {tuple(earlier)}, which are before it'
     raise ValueError(
-      f'{key} must name an earlier stage: got {foreign.quote(name)}, expected '
-      f'one of {tuple(earlier)}'
+      f'{key} must name an earlier stage: got {foreign.quote(name)}, {expected}'
+      f', or name a workdir or a HuggingFace directory: --{key}=PATH'
     )
   if (earlier[target] == 'ranking') != reward:
     wanted = "of kind 'ranking'" if reward else 'that trains a policy'
@@ -254,6 +266,8 @@ def unread(node: Any, field: str, path: str, why: str) -> None:
     for part in dataclasses.fields(value):  # name the key that was set
       unread(value, part.name, f'{path}.{field}', why)
   if value != default:
+    # Of nodes, the types; a node of another type says no more.
+    default, value = (getattr(x, 'type', x) for x in (default, value))
     raise ValueError(
       f'{path}.{field} must be left at {foreign.quote(default)}: got '
       f'{foreign.quote(value)}, but nothing reads it where {why}'

@@ -10,7 +10,6 @@ Checks that span several options are in `checks`.
 
 import ast
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -22,17 +21,22 @@ from typing import Any
 from ml_collections import config_dict
 
 from posttrain import schema
-from posttrain.config import recipes
+from posttrain.config import hints, paths, recipes
 from posttrain.models import hf_config
-from posttrain.util import foreign, json_files
+from posttrain.util import foreign, hub, json_files, spelling
 
 RECIPE_PREFIX = recipes.PREFIX
+# Type of an option -> how a value is written.
+_EXAMPLES = {
+  int: 'a whole number, as in 100',
+  float: 'a number, as in 1e-4',
+  bool: 'true or false',
+  str: 'a text',
+}
 _SHOWN = 20  # changed options in a message
-# Keys that may differ when a run is resumed: the number of steps (and with it
-# the rest of a decaying schedule), logging, saving, evaluation cadence.
+# Keys that may differ when a run is resumed: logging, saving. See
+# `_schedule_keys` for the number of steps and the cadence of evaluation.
 RESUMABLE = (
-  r'^[^.]+\.steps$',
-  r'^[^.]+\.eval\.every$',
   r'^metrics\.',
   r'^checkpoint\.',
   r'^watchdog\.',
@@ -75,58 +79,90 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   The model also takes a preset's name, or a HuggingFace directory, and keeps
   its dtype, remat and attention.
   """
+  key = _with_stage(config, key)
+  node, now = _find(config, key)
   *parents, leaf = key.split('.')
-  node, path = config, 'config'
-  for name in parents:
-    node = _child(node, name, path)
-    path += f'.{name}'
-    if not isinstance(node, config_dict.ConfigDict):
-      raise ValueError(
-        f'{path} must be a node to have a key {foreign.quote(leaf)}'
-      )
-  now = _child(node, leaf, path)
+  path, parent = f'config.{key}', '.'.join(parents)
   if leaf == 'type' and now != text:
-    parent = '.'.join(parents)
+    _check_type(config, parent, text)
     raise ValueError(
       f'{path} must be set whole to be of another type, its options with it: '
       f'got .type={text}, expected --config.{parent}={text}, or '
       f"""--config.{parent}='{{"type": "{text}", ...}}'"""
     )
-  value = (
-    text if node.get_type(leaf) is str else _literal(text, f'{path}.{leaf}')
-  )
+  value = text if node.get_type(leaf) is str else _literal(text, path)
   value = None if text == 'None' else value
   if leaf == 'model' and len(parents) < 2 and isinstance(value, str):
-    named = _named_model(value, f'{path}.{leaf}', node[leaf])
+    named = _named_model(value, path, node[leaf])
     value = dataclasses.asdict(named)
   if isinstance(value, dict):
-    value = config_dict.ConfigDict(value)
+    value = _as_node(value, path)
   with node.unlocked(), node.ignore_type():
+    left_out = _left_out(config, value) if key == 'stages' else ()
+    for name in left_out:
+      del config[name]
     node[leaf] = value
 
 
-def _child(node: Any, name: str, path: str) -> Any:
-  if name not in node:
-    raise ValueError(_unknown(path, name, node))
-  return node[name]
+def _check_type(config: config_dict.ConfigDict, parent: str, text: str) -> None:
+  """Refuses a node's type that does not exist."""
+  trial = config.copy_and_resolve_references()
+  override(trial, parent, text)
+  try:
+    build(trial)
+  except ValueError as error:
+    if str(error).startswith(f'config.{parent}.type must be one of'):
+      raise
 
 
-def _unknown(path: str, name: str, known: Any) -> str:
-  """Returns the error of an unknown key, with the nearest known one."""
-  inner = known.to_dict() if isinstance(known, config_dict.ConfigDict) else {}
-  below = [key for key in _flat(inner) if key.endswith(f'.{name}')]
-  near = below or difflib.get_close_matches(name, list(known), 1)
-  if near:
-    hint = f'did you mean {path}.{near[0]}?'
-  elif known:
-    hint = f'the keys of {path} are {foreign.text(", ".join(known))}'
-  else:
-    hint = (
-      f'it has none yet: --config{path.removeprefix("config")}='
-      f"""'{{"{foreign.text(name)}": {{...}}}}' sets it"""
+def _with_stage(config: config_dict.ConfigDict, key: str) -> str:
+  """Adds the name of the stage, which may be left out where there is one."""
+  names, first = config.get('stages'), key.partition('.')[0]
+  if first in config or not isinstance(names, tuple | list) or len(names) != 1:
+    return key
+  stage = config.get(names[0])
+  in_stage = isinstance(stage, config_dict.ConfigDict) and first in stage
+  return f'{names[0]}.{key}' if in_stage else key
+
+
+def _find(config: config_dict.ConfigDict, key: str) -> tuple[Any, Any]:
+  """Returns the node that has a dotted key, and its value."""
+  node, value, path = config, config, 'config'
+  parts = key.split('.')
+  for i, name in enumerate(parts):
+    node = value
+    is_node = isinstance(node, config_dict.ConfigDict)
+    if not is_node and node is not None:
+      raise ValueError(
+        f'{path} must be a node to have a key {foreign.quote(name)}: got '
+        f'{foreign.quote(node)}; it is set as a whole, with --{path}=VALUE'
+      )
+    if not is_node or name not in node:
+      rest, known = '.'.join(parts[i + 1 :]), node if is_node else ()
+      raise ValueError(hints.unknown(config, path, name, known, rest))
+    value, path = node[name], f'{path}.{name}'
+  return node, value
+
+
+def _as_node(value: dict[str, Any], path: str) -> config_dict.ConfigDict:
+  try:
+    return config_dict.ConfigDict(value)
+  except ValueError as error:  # a dot, which separates the keys of nodes
+    raise ValueError(
+      f'{path} must have keys without dots: got {foreign.quote(value)}'
+    ) from error
+
+
+def _left_out(config: config_dict.ConfigDict, names: Any) -> list[str]:
+  """Returns the stages of a config that a new tuple of names lacks."""
+  if not isinstance(names, tuple | list):
+    return []
+  if wrong := [x for x in names if x not in config['stages']]:
+    raise ValueError(
+      f'config.stages must name stages of the recipe: got '
+      f'{foreign.quote(wrong[0])}, expected some of {config["stages"]}'
     )
-  key = f'{path}.{foreign.text(name)}'
-  return f'{key} must be a key of the schema: it is unknown; {hint}'
+  return [x for x in config['stages'] if x not in names and x in config]
 
 
 def _literal(text: str, key: str) -> Any:
@@ -153,12 +189,23 @@ def _is_json(text: str) -> bool:
   return True
 
 
+class _UnknownKey(Exception):
+  """A node has a key that its class lacks: its path, the key, known keys."""
+
+
 def build(config: config_dict.ConfigDict) -> schema.Run:
   """Turns a ConfigDict into the checked `schema.Run`.
 
   Raises:
     ValueError: one line with the dotted key, what it must be, what it is.
   """
+  try:
+    return _build_run(config)
+  except _UnknownKey as error:
+    raise ValueError(hints.unknown(config, *error.args)) from None
+
+
+def _build_run(config: config_dict.ConfigDict) -> schema.Run:
   values = dict(config.items())
   names = values.get('stages') or ()
   is_tuple = isinstance(names, tuple | list)
@@ -179,6 +226,8 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
     stages[name] = _build(
       values.pop(name), schema.Stage, f'config.{foreign.text(name)}'
     )
+  if isinstance(values.get('metrics'), config_dict.ConfigDict):
+    values['metrics'] = _without_removed(values['metrics'])
   shared = {field.name for field in dataclasses.fields(schema.Run)}
   for name in values.keys() - shared:
     if isinstance(values[name], config_dict.ConfigDict):
@@ -187,26 +236,18 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
         f'{foreign.quote(names)}; nothing reads a stage that does not run'
       )
   values['stages'] = stages
-  return _absolute(_build(values, schema.Run, 'config'))
+  return paths.absolute(_build(values, schema.Run, 'config'))
 
 
-def _absolute(run: schema.Run) -> schema.Run:
-  """Makes the paths of `init` and of the tokenizer absolute."""
+def _without_removed(metrics: config_dict.ConfigDict) -> dict[str, Any]:
+  """Returns the node `metrics` with the keys of today.
 
-  def absolute(path):
-    name = path and path != 'random' and os.path.expanduser(path)
-    return os.path.abspath(name) if name and os.path.exists(name) else path
-
-  names = ('path', 'chat_template')
-  tokenizer = {name: absolute(getattr(run.tokenizer, name)) for name in names}
-  return dataclasses.replace(
-    run,
-    tokenizer=dataclasses.replace(run.tokenizer, **tokenizer),
-    stages={
-      name: dataclasses.replace(stage, init=absolute(stage.init))
-      for name, stage in run.stages.items()
-    },
-  )
+  Runs of older versions have `tensorboard`, true or false.
+  """
+  values = dict(metrics.items())
+  if values.pop('tensorboard', False):
+    values['trackers'] = ('tensorboard', *values.get('trackers', ()))
+  return values
 
 
 def _build(value: Any, kind: Any, path: str) -> Any:
@@ -237,7 +278,10 @@ def _build(value: Any, kind: Any, path: str) -> Any:
     }
   if origin is tuple:
     if not isinstance(value, tuple | list):
-      raise ValueError(f'{path} must be a tuple: got {foreign.quote(value)}')
+      raise ValueError(
+        f'{path} must be a tuple: got {foreign.quote(value)}; write '
+        f'"{foreign.text((value,))}", with the comma'
+      )
     item = typing.get_args(kind)[0]
     return tuple(_build(v, item, f'{path}[{i}]') for i, v in enumerate(value))
   if kind is float and type(value) is int and abs(value) < 2**1023:
@@ -246,7 +290,7 @@ def _build(value: Any, kind: Any, path: str) -> Any:
   if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
     raise ValueError(
       f'{path} must be of type {kind.__name__}: got {foreign.quote(value)} '
-      f'({type(value).__name__})'
+      f'({type(value).__name__}); write {_EXAMPLES.get(kind, "a value of it")}'
     )
   return value
 
@@ -257,8 +301,11 @@ def _pick(value: Any, kinds: tuple[type, ...], path: str) -> type:
   is_node = isinstance(value, dict | config_dict.ConfigDict)
   name = value.get('type') if is_node else value
   if not isinstance(name, str) or name not in by_type:
+    near = spelling.near(name, by_type) if isinstance(name, str) else []
+    hint = f'; did you mean {near[0]}?' if near else ''
     raise ValueError(
       f'{path}.type must be one of {tuple(by_type)}: got {foreign.quote(name)}'
+      f'{hint}'
     )
   return by_type[name]
 
@@ -272,11 +319,11 @@ def _build_node(value: Any, kind: type, path: str) -> Any:
     return _named_model(value, path)
   if not isinstance(value, dict | config_dict.ConfigDict):
     raise ValueError(f'{path} must be a node: got {foreign.quote(value)}')
-  hints = typing.get_type_hints(kind)
+  kinds = typing.get_type_hints(kind)
   for name in value:
-    if name not in hints:
-      raise ValueError(_unknown(path, name, hints))
-  fields = {k: _build(v, hints[k], f'{path}.{k}') for k, v in value.items()}
+    if name not in kinds:
+      raise _UnknownKey(path, name, kinds)
+  fields = {k: _build(v, kinds[k], f'{path}.{k}') for k, v in value.items()}
   try:
     return kind(**fields)
   except schema.FieldError as error:
@@ -294,11 +341,11 @@ def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
   """
   if name in schema.PRESETS:
     return schema.PRESETS[name]
-  folder = os.path.expanduser(name)
+  folder = hub.folder(name) or os.path.expanduser(name)
   if not os.path.isdir(folder):
     raise ValueError(
       f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
-      f'directory: got {foreign.quote(name)}'
+      f'directory: got {foreign.quote(name)}{hub.hint(name)}'
     )
   model = hf_config.read(folder)
   if now is None:
@@ -357,11 +404,32 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
     added = names[len(known) :]
     new = {k: v for k, v in new.items() if k not in added}
     new['stages'] = old.get('stages')
-  if lines := changes(old, new, RESUMABLE):
+  schedules = [
+    key
+    for name in names
+    if name in new
+    for key in _schedule_keys(name, old.get(name) or new[name])
+  ]
+  if lines := changes(old, new, (*RESUMABLE, *schedules)):
     raise ValueError(
       f'a resumed run must keep its config: changed {lines}; use another '
       '--workdir, or undo the change'
     )
+
+
+def _schedule_keys(name: str, stage: dict[str, Any]) -> list[str]:
+  """Returns regular expressions of the schedule's keys that may change.
+
+  The number of steps, and with it the rest of a decaying learning rate, and the
+  cadence of evaluation. With `eval.best` another cadence would select other
+  weights, and so would more steps if the last one has an evaluation that the
+  cadence has not.
+  """
+  evaluation, steps = stage.get('eval', {}), rf'^{re.escape(name)}\.steps$'
+  if evaluation.get('best') is None:
+    return [steps, rf'^{re.escape(name)}\.eval\.every$']
+  every = evaluation.get('every')
+  return [steps] if every and stage['steps'] % every == 0 else []
 
 
 def changes(

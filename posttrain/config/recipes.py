@@ -4,18 +4,24 @@ A recipe is code: it may do whatever Python can, as the user who runs it.
 """
 
 import os
+import pathlib
 import runpy
 from types import TracebackType
 
 from ml_collections import config_dict
 
-from posttrain.util import errors, foreign
+import posttrain
+from posttrain.util import errors, foreign, spelling
 
+_FOLDER = pathlib.Path(posttrain.__file__).parents[1] / 'configs'
 PREFIX = 'recipe_'  # begins the module name of a recipe file
 
 
 def split(spec: str) -> tuple[str, str]:
   """Splits `FILE` or `FILE:ARGUMENT` into the file and '' or the argument.
+
+  A recipe of the installed package `configs` is found from any folder, as
+  `configs/grpo.py` or as `grpo`; a file of that path comes first.
 
   Raises:
     ValueError: there is no such file, or it is neither Python nor JSON.
@@ -23,14 +29,42 @@ def split(spec: str) -> tuple[str, str]:
   path, _, argument = spec.partition(':')
   if os.path.isfile(spec):  # a path may have colons
     path, argument = spec, ''
+  path = _installed(path)
   if not os.path.isfile(path):
-    raise ValueError(f'--config must name a file: got {foreign.quote(path)}')
+    raise ValueError(
+      '--config must name a file, or a recipe of the package: got '
+      f'{foreign.quote(path)}; {_hint(path)}'
+    )
   if not path.endswith(('.py', '.json')):
     raise ValueError(
       '--config must name a recipe FILE.py, or the config.json of a workdir: '
       f'got {foreign.quote(path)}'
     )
   return path, argument
+
+
+def _installed(path: str) -> str:
+  """Returns the file of an installed recipe's name, else the path."""
+  if os.path.isfile(path) or os.path.isabs(path) or '..' in path:
+    return path
+  file = _FOLDER / f'{_name(path)}.py'
+  return str(file) if file.is_file() else path
+
+
+def _name(path: str) -> str:
+  return path.removeprefix('configs/').removesuffix('.py')
+
+
+def _hint(path: str) -> str:
+  """Returns the near recipe's name, else all names."""
+  names = sorted(
+    file.relative_to(_FOLDER).with_suffix('').as_posix()
+    for file in _FOLDER.rglob('*.py')
+    if 'def get_config(' in file.read_text()
+  )
+  if near := spelling.near(_name(path), names):
+    return f'did you mean {near[0]}?'
+  return f'the recipes are {", ".join(names)}'
 
 
 def run(path: str, argument: str) -> config_dict.ConfigDict:

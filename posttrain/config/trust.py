@@ -42,6 +42,8 @@ RECIPES = 'configs'
 # Parameters of functions that a config can name: of rewards (`completions`),
 # algorithms and losses (`inputs`), demonstrations (`task`).
 _PARAMETERS = {'completions', 'inputs', 'task'}
+# Annotations of fields whose values need trust, see `schema.base`.
+_TRUSTED = ('function', 'server', 'variable', 'compiled')
 _ADDRESS = re.compile(r'[A-Za-z][\w+.-]*://\S*')
 _ROOT = pathlib.Path(posttrain.__file__).resolve().parent.parent
 _SHOWN = 8  # names in a message
@@ -169,11 +171,21 @@ def _walk(node: Any, path: str) -> Iterator[tuple[str, str]]:
   hints = typing.get_type_hints(type(node), include_extras=True)
   for field in dataclasses.fields(node):
     value, key = getattr(node, field.name), f'{path}.{field.name}'
-    (kind,) = getattr(hints[field.name], '__metadata__', (None,))
-    if kind is None:
+    kind = _kind(hints[field.name])
+    items = value if isinstance(value, tuple) else (value,)
+    if kind not in _TRUSTED:
       yield from _walk(value, key)
-    elif value and value != field.default and not _is_plain(kind, value):
-      yield key, value
+    elif value and value != field.default:
+      for index, item in enumerate(items):
+        if not _is_plain(kind, item):
+          yield f'{key}.{index}' if items is value else key, item
+
+
+def _kind(hint: Any) -> str | None:
+  """Returns what the texts of a field reach; None: nothing."""
+  inner = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+  (kind,) = getattr((*inner, hint)[0], '__metadata__', (None,))
+  return kind
 
 
 def _is_plain(kind: str, value: str) -> bool:

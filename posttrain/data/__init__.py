@@ -1,5 +1,5 @@
 """Resumable sources, readers of data files, and packing (np).
 
-file -> `jsonl.read` or `tfds.read` -> `rows.Row` -> (an environment's
+file or TFDS data set -> `row_files.read` -> `rows.Row` -> (an environment's
 tasks) -> `sources.Shuffled`; samples -> `packing`; pairs -> `pair_packing`
 """

@@ -1,4 +1,4 @@
-"""Preferences in JSONL: a prompt, and a chosen and a rejected answer.
+"""Preferences in files of rows: a prompt, a chosen and a rejected answer.
 
     {"prompt": ..., "chosen": ..., "rejected": ...}      a pair
     {"prompt": ..., "completion": ..., "label": true}    one answer, for KTO
@@ -8,20 +8,22 @@ messages; a prompt that an answer begins with is cut off. Where `prompt` is
 missing, chosen and rejected are whole conversations, and the prompt is their
 common beginning, up to the last message that is not an assistant's. A pair may
 have a `margin`, which the ranking loss subtracts from the difference of the two
-rewards. Other columns are kept in `info`.
+rewards. Other columns are kept in `info`. Columns of other names are renamed
+first (`rows.renamed`).
 """
 
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from posttrain import types
-from posttrain.data import jsonl, rows
+from posttrain.data import row_files, rows
 from posttrain.util import files, foreign
 
 COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
@@ -40,13 +42,25 @@ class Preference:
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read(path: str | pathlib.Path) -> tuple[Preference, ...]:
-  """Reads a file, in its order.
+def read(
+  path: str | pathlib.Path,
+  columns: Mapping[str, str] | None = None,
+  split: str = 'train',
+) -> tuple[Preference, ...]:
+  """Reads a data set, in its order.
+
+  Args:
+    path: see `row_files.indexed`.
+    columns: column -> its name among those above.
+    split: see `row_files.indexed`.
 
   Raises:
-    ValueError: as `jsonl.objects`; or a row is not a preference.
+    ValueError: as `row_files.objects`; a row is not a preference; or no row has
+      a column of `columns`.
   """
-  return tuple(parse(raw, where) for raw, where in jsonl.objects(path))
+  columns = columns or {}
+  objects = rows.check_columns(row_files.objects(path, split), columns)
+  return tuple(parse(raw, where, columns) for raw, where in objects)
 
 
 def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
@@ -72,31 +86,41 @@ def check_writable(path: str | pathlib.Path) -> None:
   path.with_name(f'{path.name}.check').unlink()
 
 
-def held_out(pair: Preference, fraction: float) -> bool:
-  """Returns whether a pair is for evaluation, by a hash of its prompt.
+def split(
+  pairs: Sequence[Preference], fraction: float
+) -> tuple[list[Preference], list[Preference]]:
+  """Returns (pairs to train on, held-out pairs), by a hash of their prompts.
 
-  Pairs with equal prompts have equal results.
+  Each has a pair at least, unless `fraction` is 0, or all have one prompt, on
+  which they train.
 
   Args:
-    pair: the pair.
-    fraction: the expected share of held-out prompts, in [0, 1].
+    pairs: the pairs.
+    fraction: the expected share of held-out prompts, in [0, 1).
   """
-  text = json.dumps(pair.prompt, sort_keys=True)
-  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'big') < fraction * 2**64
+  hashes = np.array([rows.hashed(pair.prompt) for pair in pairs], np.uint64)
+  if not fraction or len(np.unique(hashes)) < 2:
+    return list(pairs), []
+  train, held_out = rows.split(hashes, fraction)
+  return [pairs[i] for i in train], [pairs[i] for i in held_out]
 
 
-def parse(raw: Mapping[str, Any], where: str) -> Preference:
+def parse(
+  raw: Mapping[str, Any], where: str, columns: Mapping[str, str] | None = None
+) -> Preference:
   """Reads a row.
 
   Args:
     raw: a mapping with the columns above.
     where: the row's name in error messages.
+    columns: column -> its name among those above, see `rows.renamed`.
 
   Raises:
     ValueError: a column is missing, or has another form; the two answers are
       equal.
   """
+  present = sorted(raw)
+  raw = rows.renamed(raw, columns, where) if columns else raw
   named = {column for column in COLUMNS if column in raw} - {'margin'}
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
   if named == {'prompt', 'completion', 'label'}:
@@ -105,7 +129,8 @@ def parse(raw: Mapping[str, Any], where: str) -> Preference:
     raise ValueError(
       f"{where}: a preference must have 'prompt', 'chosen' and 'rejected', "
       "or 'prompt', 'completion' and 'label': got columns "
-      f'{foreign.text(sorted(raw))}; rename or convert them'
+      f'{foreign.text(present)}; the option `columns` names them anew, as in '
+      '{"question": "prompt"}'
     )
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)

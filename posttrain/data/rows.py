@@ -1,38 +1,168 @@
-"""Rows of conversation data, from JSONL or TFDS.
+"""Rows of conversation data, from JSONL, tables or TFDS.
 
 Accepted columns: `prompt` and `completion`, each a string or a list of
-messages, the completion with or without the prompt before it; or `messages`,
-which is split before its first assistant turn. Other columns are kept in
-`info`.
+messages, the completion with or without the prompt before it; `prompt` alone,
+for answers that are sampled; or `messages`, which is split before its first
+assistant turn. Other columns are kept in `info`; `tools` is read as well.
+Columns of other names are renamed first (`renamed`).
 """
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from posttrain import types
 from posttrain.chat import messages
-from posttrain.util import foreign
+from posttrain.chat import tools as chat_tools
+from posttrain.util import foreign, json_files
 
 COLUMNS = ('prompt', 'completion', 'messages')
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A prompt and its demonstrated completion."""
+  """A prompt and its demonstrated completion, if it has one."""
 
   prompt: types.Messages  # its assistant turns are not trained
-  completion: types.Messages  # holds at least one assistant turn
+  completion: types.Messages  # holds at least one assistant turn; or ()
   where: str  # 'file:line', for error messages
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  as_text: bool = False  # the prompt is a string in the file
+  tools: types.Tools | None = None  # of the column `tools`; calls are not read
 
 
-def parse(raw: Any, where: str) -> Row:
+class Rows(Sequence[Row]):
+  """The rows of a data set, each read again and parsed when it is used.
+
+  `hashes`: a number of each row's prompt, u64[rows].
+  """
+
+  def __init__(
+    self,
+    objects: Sequence[tuple[Mapping[str, Any], str]],
+    columns: Mapping[str, str],
+  ):
+    """Reads and checks every row once; keeps 8 bytes of each.
+
+    Args:
+      objects: (object, its name in error messages) of each row.
+      columns: column of an object -> the name that it gets, see `renamed`.
+
+    Raises:
+      ValueError: an object is no row of conversation data, or no object has a
+        column of `columns`.
+    """
+    self._objects, self._columns = objects, columns
+    self.hashes = np.zeros(len(objects), np.uint64)
+    checked = check_columns(objects, columns)
+    for index, (raw, where) in enumerate(checked):
+      self.hashes[index] = hashed(parse(raw, where, columns).prompt)
+
+  def __len__(self) -> int:
+    return len(self._objects)
+
+  def __getitem__(self, index: int) -> Row:
+    return parse(*self._objects[index], self._columns)
+
+  def __iter__(self) -> Iterator[Row]:
+    for raw, where in self._objects:
+      yield parse(raw, where, self._columns)
+
+
+def split(hashes: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the indices of (rows to train on, held-out rows): i64 each.
+
+  Where the hash puts all prompts on one side, the prompt of the smallest hash
+  is held out alone, or that of the largest one trained on.
+
+  Args:
+    hashes: a number of each row's prompt, u64[rows].
+    fraction: the expected share of held-out prompts, in (0, 1).
+
+  Raises:
+    ValueError: the rows have one prompt, or none.
+  """
+  known = np.unique(hashes)
+  if len(known) < 2:
+    raise ValueError(
+      'eval_fraction must have rows of two prompts at least to hold one out: '
+      f'got {len(known)}; add rows, or name a file as eval_path'
+    )
+  # In Python's integers: a float of 2**64 fits into no uint64.
+  low, high = int(known[0]), int(known[-1])
+  bound = min(max(math.ceil(fraction * 2**64), low + 1), high)
+  held_out = hashes < np.uint64(bound)
+  return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def check_columns(
+  objects: Iterable[tuple[Mapping[str, Any], str]], columns: Mapping[str, str]
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+  """Yields the objects, to be renamed.
+
+  Raises:
+    ValueError: at the end, if no object has a column that `columns` names.
+  """
+  left, first, shown = set(columns), '', ()
+  for raw, where in objects:
+    if left:
+      first, shown = first or where, shown or sorted(raw)
+      left -= set(raw)
+    yield raw, where
+  if left:
+    raise ValueError(
+      f'{first}: columns must name columns that the rows have: got '
+      f'{foreign.text(sorted(left))}, expected some of {foreign.text(shown)}'
+    )
+
+
+def renamed(
+  raw: Mapping[str, Any], columns: Mapping[str, str], where: str
+) -> dict[str, Any]:
+  """Returns a row whose columns have other names.
+
+  Args:
+    raw: the row.
+    columns: column -> its new name; a row may lack columns.
+    where: the row's name in error messages.
+
+  Raises:
+    ValueError: two columns would have one name.
+  """
+  names = {}
+  for old in raw:
+    new = columns.get(old, old)
+    if new in names:
+      raise ValueError(
+        f'{where}: columns must give each column a name of its own: got '
+        f'{foreign.quote(new)} for {foreign.quote([names[new], old])}; give '
+        'the other one another name'
+      )
+    names[new] = old
+  return {new: raw[old] for new, old in names.items()}
+
+
+def hashed(prompt: types.Messages) -> int:
+  """Returns a number in [0, 2**64), the same for equal messages."""
+  text = json.dumps(prompt, sort_keys=True)
+  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+  return int.from_bytes(digest, 'big')
+
+
+def parse(
+  raw: Any, where: str, columns: Mapping[str, str] | None = None
+) -> Row:
   """Reads a row.
 
   Args:
     raw: a mapping with the columns above.
     where: the row's name in error messages.
+    columns: column -> its name among those above, see `renamed`.
 
   Raises:
     ValueError: a column is missing, contradicts another, or has another form.
@@ -41,6 +171,8 @@ def parse(raw: Any, where: str) -> Row:
     raise ValueError(
       f'{where}: a row must be an object: got {foreign.quote(raw)}'
     )
+  present = sorted(raw)
+  raw = renamed(raw, columns, where) if columns else raw
   named = tuple(column for column in COLUMNS if column in raw)
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
   if named == ('messages',):
@@ -51,15 +183,36 @@ def parse(raw: Any, where: str) -> Row:
     )
     prompt, completion = turns[:first], turns[first:]
     _require_answer(completion, raw, 'messages', where)
-  elif named == ('prompt', 'completion'):
+  elif named in (('prompt', 'completion'), ('prompt',)):
     prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
-    completion = answer_of(raw, 'completion', prompt, where)
+    completion = ()
+    if 'completion' in named:
+      completion = answer_of(raw, 'completion', prompt, where)
   else:
     raise ValueError(
-      f"{where}: a row must have 'prompt' and 'completion', or 'messages': "
-      f'got columns {foreign.text(sorted(raw))}; rename or convert them'
+      f"{where}: a row must have 'prompt' and 'completion', or 'messages', or "
+      "'prompt' alone where answers are sampled: got columns "
+      f'{foreign.text(present)}; the option `columns` names them anew, as in '
+      '{"question": "prompt"}'
     )
-  return Row(prompt, completion, where, info)
+  as_text = isinstance(raw.get('prompt'), str)
+  tools = _tools(info.get('tools'), where)
+  return Row(prompt, completion, where, info, as_text, tools)
+
+
+def _tools(value: Any, where: str) -> types.Tools | None:
+  """Reads the column `tools`, a list of tools or its JSON; None = no tools."""
+  try:
+    if isinstance(value, str) and value.strip():
+      value = json_files.parse(value, 'tools')
+    if not value:
+      return None
+    return types.Tools(tuple(chat_tools.plain(value)), 'text')
+  except ValueError as error:
+    raise ValueError(
+      f'{where}: {error}; a column of another meaning needs another name, by '
+      'the option `columns`'
+    ) from None
 
 
 def answer_of(

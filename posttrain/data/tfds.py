@@ -1,12 +1,14 @@
 """Rows as a TFDS data set in ArrayRecord, written and read without tensorflow.
 
 `write` makes the columns `prompt` and `completion`, each a sequence of
-`{'role', 'content'}`, and `info_json`. `read` takes any data set with the
-columns of `data.rows`. TFDS orders examples by a hash of their key, so that
-their order is fixed but is not that of insertion; texts come back as bytes.
+`{'role', 'content'}`, and `info_json`. `Examples` reads any data set, one
+example at a time, from the shard that has it. TFDS orders examples by a hash of
+their key, so that their order is fixed but is not that of insertion; texts come
+back as bytes.
 """
 
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from posttrain.data import rows
-from posttrain.util import foreign, json_files
+from posttrain.util import foreign, json_files, tfds_names
 
 VERSION = '1.0.0'
 # TFDS imports the module of every class that a features.json names. Its own:
 _FEATURE = re.compile(r'tensorflow_datasets\.core\.features(\.[A-Za-z]\w*)+')
 _CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')  # the last: old
 _JSON_KEYS = ('json', 'content')  # may hold JSON as a text
+_BATCH = 256  # examples that are read at a time, where all are
 # Names of a held-out split, in order of preference.
 _HELD_OUT = ('eval', 'validation', 'test')
 
@@ -58,41 +61,89 @@ def write(
   return target
 
 
-def read(folder: str | pathlib.Path, split: str) -> tuple[rows.Row, ...]:
-  """Reads the rows of a split.
+class Examples(Sequence[tuple[Mapping[str, Any], str]]):
+  """The examples of a split as (row, 'data set:split:number').
 
-  Args:
-    folder: a data set's folder, or a parent of exactly one data set.
-    split: 'train'; or 'eval', which also stands for 'validation' or 'test'.
-
-  Raises:
-    ValueError: no data set, no such split, a row is malformed, or a feature is
-      of a class that TFDS does not define.
+  Each is read when it is used; memory holds the index of the shards.
   """
+
+  def __init__(self, path: str | pathlib.Path, split: str = 'train'):
+    """Opens a data set; reads no example.
+
+    Args:
+      path: a data set's folder, a parent of exactly one data set, or a name of
+        `util.tfds_names`.
+      split: 'train'; or 'eval', which also stands for 'validation' or 'test'.
+        A name may have another one, which then counts.
+
+    Raises:
+      ValueError: there is no such data set or split, it is not in ArrayRecord,
+        or a feature is of a class that TFDS does not define.
+    """
+    builder, folder, named = _open(path)
+    names = _HELD_OUT if split == 'eval' else (split,)
+    names = (named.partition('[')[0],) if named else names
+    present = [name for name in names if name in builder.info.splits]
+    if not present:
+      raise ValueError(
+        f'{path}: the data set must have a split named one of {names}: got '
+        f'{sorted(builder.info.splits)} in {folder}'
+      )
+    split = named or present[0]
+    self._where = f'{folder}:{split}'
+    try:
+      self._source = builder.as_data_source(split=split)
+    except (NotImplementedError, ValueError) as error:  # another format; slice
+      raise ValueError(
+        f'{path}: the split {foreign.quote(split)} must be one that can be '
+        'read in any order, from files in ArrayRecord (`tfds build '
+        f'--file_format=array_record`): {foreign.text(error)}'
+      ) from error
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
+    where = f'{self._where}:{index + 1}'
+    return _row(self._source[index], where), where
+
+  def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+    for start in range(0, len(self), _BATCH):
+      indices = range(start, min(start + _BATCH, len(self)))
+      examples = self._source.__getitems__(list(indices))
+      for index, example in zip(indices, examples, strict=True):
+        where = f'{self._where}:{index + 1}'
+        yield _row(example, where), where
+
+
+def _open(path: str | pathlib.Path) -> tuple[Any, str, str | None]:
+  """Returns (a TFDS builder, its folder, the split that a name has)."""
   import tensorflow_datasets as tfds  # slow to import
 
-  infos = sorted(pathlib.Path(folder).rglob('dataset_info.json'))
-  if len(infos) != 1:
+  folder, split = os.fspath(path), None
+  if tfds_names.is_name(folder):
+    split = tfds_names.parse(folder).split
+    folder = tfds_names.find(folder)
+  known = _versions(folder)
+  if len(known) != 1:
     raise ValueError(
-      'a TFDS folder must hold one data set: got '
-      f'{[str(file.parent) for file in infos]} in {str(folder)!r}; name the '
-      'folder of one version'
+      f'a TFDS folder must hold one data set: got {foreign.text(known)} in '
+      f'{foreign.quote(folder)}; name the folder of one version'
     )
-  for file in sorted(pathlib.Path(folder).rglob('features.json')):
+  for file in sorted(pathlib.Path(known[0]).rglob('features.json')):
     _check_features(file)
-  builder = tfds.builder_from_directory(infos[0].parent)
-  names = _HELD_OUT if split == 'eval' else (split,)
-  present = [name for name in names if name in builder.info.splits]
-  if not present:
-    raise ValueError(
-      f'{folder}: the data set must have a split named one of {names}: got '
-      f'{sorted(builder.info.splits)}'
-    )
-  source = builder.as_data_source(split=present[0])
-  return tuple(
-    _row(source[i], f'{folder}:{present[0]}:{i + 1}')
-    for i in range(len(source))
-  )
+  return tfds.builder_from_directory(known[0]), folder, split
+
+
+def _versions(folder: str) -> list[str]:
+  """Returns the data sets in a folder, at most three levels below it."""
+  known, depth = [], folder.rstrip(os.sep).count(os.sep)
+  for path, folders, names in os.walk(folder):
+    if 'dataset_info.json' in names:
+      known.append(path)
+    if path.count(os.sep) - depth >= 3:
+      folders.clear()
+  return sorted(known)
 
 
 def _check_features(file: pathlib.Path) -> None:
@@ -175,14 +226,14 @@ def _example(row: rows.Row) -> dict[str, Any]:
   }
 
 
-def _row(example: Mapping[str, Any], where: str) -> rows.Row:
+def _row(example: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+  """Returns an example as the row that it was written from."""
   try:
     raw = {key: _host(value) for key, value in example.items()}
   except UnicodeDecodeError as error:
     raise ValueError(f'{where}: texts must be UTF-8: {error.reason}') from error
-  for column in rows.COLUMNS:
-    if isinstance(raw.get(column), Mapping):  # a dict of sequences
-      fields = raw[column]
+  for column, fields in raw.items():
+    if _is_sequence(fields):
       raw[column] = [
         dict(zip(fields, values, strict=True))
         for values in zip(*fields.values(), strict=True)
@@ -192,7 +243,15 @@ def _row(example: Mapping[str, Any], where: str) -> rows.Row:
     raise ValueError(
       f'{where}: info_json must be a JSON object: got {foreign.quote(info)}'
     )
-  return rows.parse({**raw, **info}, where)
+  return {**raw, **info}
+
+
+def _is_sequence(value: Any) -> bool:
+  """Returns whether TFDS gives a list of messages as a dict of lists."""
+  if not isinstance(value, Mapping) or not {'role', 'content'} <= set(value):
+    return False
+  lists = [child for child in value.values() if isinstance(child, list)]
+  return len(lists) == len(value) and len({*map(len, lists)}) == 1
 
 
 def _host(value: Any) -> Any:

@@ -263,16 +263,21 @@ class Engine:
     return [completions[request.id] for request in batch]
 
   def score(
-    self, sequences: Sequence[np.ndarray], temperature: float = 1.0
+    self,
+    sequences: Sequence[np.ndarray],
+    temperature: float = 1.0,
+    reads: str = 'logprobs',
   ) -> list[np.ndarray]:
     """Returns the logprobs of each sequence's tokens under the weights.
 
     Args:
       sequences: i32[T] each, prompt and completion.
       temperature: > 0.
+      reads: what to compute of each token, a key of `scoring.READS`.
 
     Returns:
-      f32[T] each, in nats, by `scoring.score`; entry 0 is 0.
+      f32[T] each, in nats, by `scoring.score`; entry 0 is 0. With
+      'logprobs_and_top' f32[T, 2], beside whether a token is the most likely.
 
     Raises:
       ValueError: no weights are set.
@@ -281,7 +286,7 @@ class Engine:
     width = schedule.bucket(max(map(len, sequences)))
     ways = self._shapes.ways
     rows = -(-self._shapes.rows // ways) * ways
-    scorer = scoring.Scorer(self._model, rows, width, self._mesh)
+    scorer = scoring.Scorer(self._model, rows, width, self._mesh, reads)
     temperatures = [np.full(len(x), temperature, np.float32) for x in sequences]
     return scorer(self._params, sequences, temperatures)
 

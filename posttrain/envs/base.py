@@ -6,6 +6,9 @@
       while not done: step = episode.step(text, truncated)
       score = episode.grade(); episode.close()
 
+If the task has tools, a turn with calls of them goes to `episode.call` instead,
+call by call; see `ToolEpisode`.
+
 A bad answer is not an error: it gets an observation or a low reward. An episode
 that cannot be graded has reward None and is left out of its group; it is never
 0.
@@ -15,7 +18,7 @@ import abc
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from posttrain import types
@@ -39,6 +42,26 @@ class Episode(Protocol):
 
   def close(self) -> None:
     """Frees the episode's resources."""
+
+
+class ToolEpisode(Episode, Protocol):
+  """One attempt at a task with tools (`types.Task.tools`).
+
+  A turn with calls is not passed to `step`. Each call is checked against its
+  tool's schema and passed to `call`; the results are the messages of the next
+  turn. A call that cannot be read or does not fit its tool gets an error
+  instead, and so does one whose `call` raises: an error is returned to the
+  policy as a message, and does not end the episode. A turn without calls is
+  passed to `step`, as of any episode.
+  """
+
+  def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Runs a tool and returns its result; `str` of it is shown.
+
+    Args:
+      name: one of the task's tools.
+      arguments: all that the schema requires, of simple types as it says.
+    """
 
 
 class Env(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema, types
-from posttrain.data import jsonl, sources
+from posttrain.data import row_files, sources
 from posttrain.envs import base
 from posttrain.rewards import numeric
 from posttrain.util import foreign
@@ -74,7 +74,7 @@ class Gsm8k(base.Env):
       return sources.Shuffled((), seed)
     if split not in self._read:
       file = base.find(self.name, field, path, folders=False)
-      tasks = [self._task(raw, where) for raw, where in jsonl.objects(file)]
+      tasks = [self._task(raw, where) for raw, where in row_files.objects(file)]
       self._read[split] = tasks, sources.file_fingerprint(file)
     tasks, fingerprint = self._read[split]
     return sources.Shuffled(tasks, seed, fingerprint)

@@ -3,55 +3,80 @@
 import dataclasses
 
 from posttrain import schema, types
-from posttrain.data import jsonl, sources, tfds
+from posttrain.data import row_files, sources
 from posttrain.data import rows as data_rows
 from posttrain.envs import base
+from posttrain.util import tfds_names
 
 
 class Rows(base.Env):
-  """`schema.Rows`: a JSONL file, or a TFDS folder in ArrayRecord.
+  """`schema.Rows`: a JSONL file, a table, or a TFDS data set in ArrayRecord.
 
   The prompt of a task is `prompt`, or the messages before the first assistant
   turn of `messages`. The demonstration is the rest, with further user turns as
-  the environment's messages.
+  the environment's messages; a row that is only a prompt has none. The answer
+  is the column `answer`, or the demonstration's first message. The column
+  `tools`, a list of tools or its JSON, lists the tools in the prompt; calls
+  are not read.
   """
 
   max_turns = 1
 
   def __init__(self, name: str, cfg: schema.Rows):
     self.name, self._cfg = name, cfg
-    self._read: dict[str, tuple[list[types.Task], str]] = {}  # by split
+    # By field of the options.
+    self._read: dict[str, tuple[data_rows.Rows, str]] = {}
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
-    """Returns the rows of `path` or `eval_path`; no rows if that is None.
+    """Returns the rows of a split; no rows if no option names held-out ones.
+
+    All rows are checked at once, and read again one by one.
 
     Raises:
       ValueError: the file or split is missing, or a row is malformed.
     """
     base.check_split(split)
-    field = 'path' if split == 'train' else 'eval_path'
-    path = getattr(self._cfg, field)
-    if path is None:
+    cfg, held_out = self._cfg, split == 'eval'
+    field = 'eval_path' if held_out and cfg.eval_path is not None else 'path'
+    if held_out and cfg.eval_path is None and not cfg.eval_fraction:
       return sources.Shuffled((), seed)
-    if split not in self._read:
-      file = base.find(self.name, field, path, folders=True)
-      rows = tfds.read(file, split) if file.is_dir() else jsonl.read(file)
-      fingerprint = sources.file_fingerprint(file)
-      self._read[split] = [self._task(row) for row in rows], fingerprint
-    tasks, fingerprint = self._read[split]
+    rows, fingerprint = self._rows(field, split)
+    indices = range(len(rows))
+    if field == 'path' and cfg.eval_path is None and cfg.eval_fraction:
+      try:
+        sides = data_rows.split(rows.hashes, cfg.eval_fraction)
+      except ValueError as error:
+        raise ValueError(f'envs.{self.name}.env.{error}') from None
+      indices = sides[held_out]
+    tasks = base.Tasks(indices, lambda index: self._task(rows[int(index)]))
     return sources.Shuffled(tasks, seed, fingerprint)
+
+  def _rows(self, field: str, split: str) -> tuple[data_rows.Rows, str]:
+    """Returns the rows that an option names, and their fingerprint."""
+    if field not in self._read:
+      path = getattr(self._cfg, field)
+      if not tfds_names.is_name(path):
+        path = base.find(self.name, field, path, folders=True)
+      split = 'train' if field == 'path' else split
+      rows = row_files.read(path, self._cfg.columns, split)
+      self._read[field] = rows, row_files.fingerprint(path)
+    return self._read[field]
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task)
 
   def _task(self, row: data_rows.Row) -> types.Task:
+    texts = (message['content'] for message in row.completion)
     return types.Task(
       id=row.where,
       env=self.name,
       prompt=row.prompt,
-      answer=row.completion[0]['content'],  # shown beside completions
-      demonstration=row.completion,
+      # Shown beside completions, and an argument of reward functions.
+      answer=row.info.get('answer', next(texts, None)),
+      demonstration=row.completion or None,
       info=row.info,
+      as_text=row.as_text,
+      tools=row.tools,
     )
 
 

@@ -1,4 +1,4 @@
-"""Prompts of `eval.suite`, answered and shown but not graded."""
+"""Prompts of `eval.suite`: tasks without an expected answer."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from posttrain.envs import base, rows
 
 
 class Suite(base.Env):
-  """A fixed set of user messages, each answered in one turn; not graded."""
+  """A fixed set of user messages, answered in one turn without a reward."""
 
   name, max_turns = 'suite', 1
 

@@ -3,16 +3,17 @@
 Two policies are compared task by task on the same tasks: the interval of the
 difference of their rates can be narrower than that of either rate, see
 `estimates.paired`. The difference is the first policy's rate minus the
-second's.
+second's. Values of the suite are compared prompt by prompt; a suite has too few
+of them for an interval.
 """
 
 import dataclasses
 import itertools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from posttrain.evaluation import evaluator
+from posttrain.evaluation import answers as answers_lib
 from posttrain.metrics import estimates
 
 WIDTH = 79  # characters of a line of the suite's answers
@@ -24,9 +25,10 @@ _AGAINST = ('against', '95 % interval', 'difference', '95 % interval')
 class Measurement:
   """The evaluation of one policy."""
 
-  values: dict[str, float]  # {'eval/<name>/<env>': value}
-  answers: list[evaluator.Answer]
-  suite: list[evaluator.SuiteAnswer]
+  # {'eval/<name>/<env>': value, 'eval/suite/<name>': value}
+  values: dict[str, float]
+  answers: list[answers_lib.Answer]
+  suite: list[answers_lib.SuiteAnswer]
 
 
 def differences(first: Measurement, second: Measurement) -> dict[str, float]:
@@ -36,8 +38,11 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
     first, second: answers to the same tasks in the same order.
 
   Returns:
-    {'difference/<pass_rate or sampled_pass_rate>/<env>'} with its bounds `_low`
-    and `_high`; absent where fewer than two tasks were graded for both.
+    {'difference/<name>/<env>'} of pass_rate, sampled_pass_rate and each measure
+    beside the grade (the mean over tasks), with its bounds `_low` and `_high`;
+    absent where fewer than two tasks have the value under both. And
+    {'difference/suite/<name>'}, over the prompts whose answers have the value
+    under both; absent where there is none.
   """
   pairs: dict[str, list] = {}
   for a, b in zip(first.answers, second.answers, strict=True):
@@ -45,10 +50,12 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
     pairs.setdefault(a.env, []).append((a, b))
   values = {}
   for env, both in pairs.items():
-    for name, rate in (
-      ('pass_rate', lambda x: _rate([x.correct])),
-      ('sampled_pass_rate', lambda x: _rate(x.sampled)),
-    ):
+    rates = {
+      'pass_rate': lambda x: _rate([x.correct]),
+      'sampled_pass_rate': lambda x: _rate(x.sampled),
+      **{name: _measure(name) for a, _ in both for name in a.measures},
+    }
+    for name, rate in rates.items():
       difference = estimates.paired(
         *zip(*((rate(a), rate(b)) for a, b in both), strict=True)
       )
@@ -56,7 +63,24 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
         ('', *estimates.BOUNDS), difference or (), strict=False
       ):
         values[f'difference/{name}{side}/{env}'] = value
-  return values
+  return values | _suite_differences(first, second)
+
+
+def _suite_differences(
+  first: Measurement, second: Measurement
+) -> dict[str, float]:
+  changes: dict[str, list[float]] = {}
+  for a, b in zip(first.suite, second.suite, strict=True):
+    assert a.prompt == b.prompt, 'the prompts must be the same'
+    for name, value in a.values.items():
+      if name in b.values:
+        changes.setdefault(name, []).append(value - b.values[name])
+  return {f'difference/suite/{k}': sum(x) / len(x) for k, x in changes.items()}
+
+
+def _measure(name: str) -> Callable[[answers_lib.Answer], float | None]:
+  """Returns a function that reads a measure of an answer."""
+  return lambda x: x.measures.get(name)
 
 
 def _rate(correct: Sequence[bool | None]) -> float | None:
@@ -105,10 +129,7 @@ def table(first: Measurement, second: Measurement | None = None) -> list[str]:
     if not estimates.is_bound(key, values)
   )
   rows = [(*_HEADS, *(_AGAINST if second is not None else ()))] + [
-    (
-      *key.removeprefix('eval/').rsplit('/', 1),
-      *(cell for values in sets for cell in _cells(values, key)),
-    )
+    (*_names(key), *(cell for values in sets for cell in _cells(values, key)))
     for key in keys
   ]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -119,6 +140,12 @@ def table(first: Measurement, second: Measurement | None = None) -> list[str]:
     ).rstrip()
     for row in rows
   ]
+
+
+def _names(key: str) -> tuple[str, str]:
+  """Returns the metric and the environment, or 'suite', of a name."""
+  metric, _, env = key.removeprefix('eval/').rpartition('/')
+  return (env, metric) if metric == 'suite' else (metric, env)
 
 
 def _cells(values: dict[str, float], key: str) -> tuple[str, str]:
@@ -139,12 +166,20 @@ def suite(first: Measurement, second: Measurement | None = None) -> list[str]:
   lines = []
   for answers in zip(*(x.suite for x in policies.values()), strict=True):
     cells = [
-      [f'{name} ({x.stop_reason}, {x.tokens} tokens):', *_lines(x.text)]
+      [
+        f'{name} ({x.stop_reason}, {x.tokens} tokens):',
+        *([f'[{_grades(x)}]'] if x.grades else []),
+        *_lines(x.text),
+      ]
       for name, x in zip(policies, answers, strict=True)
     ]
     lines += ['', *(f'> {x}' for x in _lines(answers[0].prompt))]
     lines += _side_by_side(cells)
   return lines
+
+
+def _grades(answer: answers_lib.SuiteAnswer) -> str:
+  return ', '.join(f'{name} {x:.2f}' for name, x in answer.grades.items())
 
 
 def _lines(text: str) -> list[str]:

@@ -2,14 +2,12 @@
 
 Every task is played once greedily and `samples` times at temperature 1. The
 random numbers are the same at every evaluation, so that two evaluations differ
-by their weights alone. The prompts of a suite are answered greedily and are not
-graded.
+by their weights alone. The prompts of a suite are answered greedily; their
+answers are measured by `posttrain.rewards.texts`, which needs no expected one.
 """
 
-import dataclasses
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,45 +16,15 @@ from posttrain.algorithms import base as algorithms
 from posttrain.chat import renderer as chat
 from posttrain.envs import base
 from posttrain.envs import suite as suites
+from posttrain.evaluation import answers as answers_lib
+from posttrain.evaluation import measures as measures_lib
 from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.rewards import texts
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import env_calls
 
 FIRST_UID = 2**62  # above the uids of training rollouts
 _ENV_UIDS, _TASK_UIDS = 2**40, 2**12
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-  """One greedy attempt at a held-out task."""
-
-  env: str
-  id: str
-  prompt: str
-  text: str
-  answer: Any
-  correct: bool | None
-  formatted: bool | None
-  reward: float | None
-  stop_reason: str
-  tokens: int
-  error: str | None
-  question: str  # the last message of the prompt
-  messages: tuple[types.Message, ...]  # after the prompt
-  turn_rewards: tuple[float, ...]  # of the policy's turns, in their order
-  metrics: dict[str, float]  # of the score
-  # Of each answer at temperature 1: whether it is correct, None = not graded.
-  sampled: tuple[bool | None, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class SuiteAnswer:
-  """The greedy answer to a prompt of the suite."""
-
-  prompt: str
-  text: str
-  stop_reason: str
-  tokens: int
 
 
 class EvalTasks:
@@ -66,6 +34,8 @@ class EvalTasks:
 
   Attributes:
     by_env: {environment's name: (environment, its tasks)}.
+    selection: the tasks that `eval.best` is measured on; () without it.
+    counts: {environment's name: number of its held-out tasks}.
     suite: the prompts of `eval.suite`.
     cfg: the evaluation's options.
     max_errors: number of errors of environments that an evaluation tolerates.
@@ -92,31 +62,35 @@ class EvalTasks:
 
     Raises:
       EnvError: an environment's source fails.
-      ValueError: a prompt cannot be rendered; names the row.
+      ValueError: a prompt cannot be rendered; names the row. Or no task is left
+        for `eval.best`.
     """
     self.cfg = cfg
     self.max_errors = max_errors
-    self.by_env = {
-      name: (
-        env,
-        env_calls.Source(env, 'eval', seed, env_timeout).take(cfg.prompts),
-      )
-      for name, env in envs.items()
-    }
+    self.by_env = {}
+    self.selection: tuple[types.Task, ...] = ()
+    self.counts: dict[str, int] = {}
     self.suite = suites.Suite(cfg.suite)
-    self._max_length = max(
-      (
-        *(
-          max_episode_length(renderer, env, tasks, cfg)
-          for env, tasks in self.by_env.values()
-        ),
-        *(
-          _prompt_length(renderer, task) + cfg.max_tokens
-          for task in self.suite.tasks
-        ),
-      ),
-      default=0,
-    )
+    lengths = [
+      _prompt_length(renderer, task) + cfg.max_tokens
+      for task in self.suite.tasks
+    ]
+    for name, env in envs.items():
+      selecting = cfg.selects is not None and cfg.selects[1] == name
+      source = env_calls.Source(env, 'eval', seed, env_timeout)
+      self.counts[name] = len(source)
+      tasks = source.take(cfg.prompts + selecting * cfg.best_prompts)
+      self.by_env[name] = env, tasks[: cfg.prompts]
+      if selecting:
+        self.selection = tasks[cfg.prompts :]
+        if not self.selection:
+          raise ValueError(
+            f'envs.{name}.env must have more evaluation tasks than the '
+            f'eval.prompts={cfg.prompts} that are reported, for eval.best: got '
+            f'{len(tasks)}; lower eval.prompts, or add tasks'
+          )
+      lengths.append(max_episode_length(renderer, env, tasks, cfg))
+    self._max_length = max(lengths, default=0)
 
   @property
   def max_length(self) -> int:
@@ -130,6 +104,13 @@ class EvalTasks:
       (*(tasks for _, tasks in self.by_env.values()), self.suite.tasks)
     )
 
+  @property
+  def description(self) -> str:
+    """Description of an evaluation, for the display; '' without tasks."""
+    count = sum(len(tasks) for _, tasks in self.by_env.values())
+    count += len(self.selection)
+    return f'evaluating {count} prompts' if count else ''
+
 
 class Evaluator:
   """Plays the evaluation tasks of a stage and measures the rollouts."""
@@ -139,6 +120,7 @@ class Evaluator:
     tasks: EvalTasks,
     driver: drivers.Driver,
     scorer: algorithms.Scorer | None = None,
+    measures: measures_lib.Measures | None = None,
   ):
     """Holds the models.
 
@@ -146,22 +128,30 @@ class Evaluator:
       tasks: the tasks and the evaluation's options.
       driver: runs episodes with the policy.
       scorer: scores samples under the model 'init'; needed with `eval.kl`.
+      measures: measures tasks beside their grade; None = no measure.
     """
     self.tasks = tasks
     self._cfg = tasks.cfg
     self._driver, self._scorer = driver, scorer
-    self._rollouts: list[types.Rollout] = []  # of the evaluation under way
+    self._measures = measures
+    # Of the evaluation under way: rollouts, and errors of reward functions.
+    self._rollouts: list[types.Rollout] = []
+    self._faults: list[str] = []
 
-  def measure(self) -> tuple[dict[str, float], list[Answer], tuple[str, ...]]:
+  def measure(
+    self,
+  ) -> tuple[dict[str, float], list[answers_lib.Answer], tuple[str, ...]]:
     """Plays every task with the engine's weights; warns of failed episodes.
 
     Returns:
-      {'eval/<name>/<env>': value}, the greedy answers, and the errors.
+      {'eval/<name>/<env>': value} and {'select/<name>/<env>': value} of the
+      metric that selects, the greedy answers, and the errors, of episodes and
+      of reward functions.
 
     Raises:
       TooManyErrors: environments failed too often.
     """
-    metrics, answers, self._rollouts = {}, [], []
+    metrics, answers, self._rollouts, self._faults = {}, [], [], []
     for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items()):
       if not tasks:
         continue
@@ -170,14 +160,11 @@ class Evaluator:
         rollout for (rollout,) in self._run_episodes(env, tasks, uid, 0.0, 1)
       ]
       groups = self._sample(env, tasks, uid + 1, greedy)
-      values = self._measure(env, greedy, groups)
+      measures = self._measure_beside(name, greedy)
+      values = self._measure(env, greedy, groups, measures)
       metrics |= {f'eval/{key}/{name}': v for key, v in values.items()}
-      answers += [
-        answer(rollout, group)
-        for rollout, group in zip(
-          greedy, groups or [()] * len(greedy), strict=True
-        )
-      ]
+      answers += _answers(greedy, groups, measures)
+    metrics |= self._select()
     errors = rollout_metrics.errors(self._rollouts, self.tasks.max_errors)
     if errors:
       logging.getLogger('absl').warning(
@@ -187,10 +174,43 @@ class Evaluator:
         len(self._rollouts),
         errors[0],
       )
-    return metrics, answers, errors
+    return metrics, answers, (*errors, *self._faults)
 
-  def answer_suite(self) -> list[SuiteAnswer]:
-    """Plays the prompts of `eval.suite`; returns the answers in their order."""
+  def _measure_beside(
+    self, name: str, greedy: Sequence[types.Rollout]
+  ) -> dict[str, measures_lib.Values]:
+    """Returns the measures beside the grade; keeps the errors of functions."""
+    if self._measures is None:
+      return {}
+    measures, faults = self._measures(name, greedy)
+    self._faults += faults
+    return measures
+
+  def _select(self) -> dict[str, float]:
+    """Measures `eval.best` on its own tasks; samples only if it must."""
+    if self._cfg.selects is None:
+      return {}
+    name, env_name = self._cfg.selects
+    index, tasks = list(self.tasks.by_env).index(env_name), self.tasks.selection
+    uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
+    env, _ = self.tasks.by_env[env_name]
+    greedy = [x for (x,) in self._run_episodes(env, tasks, uid, 0.0, 1)]
+    measures = self._measure_beside(env_name, greedy)
+    values = self._measure(env, greedy, [], measures)
+    if name not in values:
+      groups = self._sample(env, tasks, uid + 1, greedy)
+      values = self._measure(env, greedy, groups, measures)
+    return {f'select/{name}/{env_name}': values[name]} if name in values else {}
+
+  def answer_suite(
+    self,
+  ) -> tuple[dict[str, float], list[answers_lib.SuiteAnswer]]:
+    """Plays the prompts of `eval.suite`, and measures the answers.
+
+    Returns:
+      {'eval/suite/<name>': mean over the answers that have the value}, and the
+      answers in the order of the prompts.
+    """
     uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
     suite = self.tasks.suite
     specs = [
@@ -200,10 +220,13 @@ class Evaluator:
       for index, task in enumerate(suite.tasks)
     ]
     rollouts = self._driver.run(specs) if specs else []
-    return [
-      SuiteAnswer(x.prompt, x.text, x.stop_reason, x.tokens)
-      for x in map(answer, rollouts)
+    answers = [
+      answers_lib.SuiteAnswer(
+        x.prompt, x.text, x.stop_reason, x.tokens, texts.grade(x.text)
+      )
+      for x in map(answers_lib.of, rollouts)
     ]
+    return answers_lib.suite_metrics(answers), answers
 
   @property
   def _ks(self) -> tuple[int, ...]:
@@ -225,6 +248,7 @@ class Evaluator:
     env: base.Env,
     greedy: list[types.Rollout],
     groups: list[list[types.Rollout]],
+    measures: Mapping[str, measures_lib.Values],
   ) -> dict[str, float]:
     """Returns one environment's values, without prefix and suffix.
 
@@ -232,8 +256,10 @@ class Evaluator:
       env: the environment.
       greedy: the greedy rollout of each task.
       groups: the sampled rollouts of each task, [] for none.
+      measures: of each task, beside its grade.
     """
     values = {
+      **{key: measures_lib.mean(x) for key, x in measures.items()},
       **rollout_metrics.summarize(greedy),
       **rollout_metrics.stops(greedy),
       **rollout_metrics.bounds(
@@ -303,6 +329,22 @@ class Evaluator:
     return [rollouts[i : i + count] for i in range(0, len(rollouts), count)]
 
 
+def _answers(
+  greedy: Sequence[types.Rollout],
+  groups: Sequence[Sequence[types.Rollout]],
+  measures: Mapping[str, measures_lib.Values],
+) -> list[answers_lib.Answer]:
+  """Returns the answer to each task, with its grades and measures."""
+  return [
+    answers_lib.of(
+      rollout,
+      groups[i] if groups else (),
+      {k: x[i] for k, (x, _) in measures.items() if x[i] is not None},
+    )
+    for i, rollout in enumerate(greedy)
+  ]
+
+
 def _max_growth(env: base.Env, cfg: schema.Eval) -> int:
   """Returns the most tokens that an episode may add to its prompt."""
   sampled, budget = env.max_turns * cfg.max_tokens, cfg.max_episode_tokens
@@ -333,46 +375,9 @@ def max_episode_length(
 
 def _prompt_length(renderer: chat.Renderer, task: types.Task) -> int:
   try:
+    renderer = renderer.with_tools(task.tools)
     return len(renderer.render(task.prompt, add_generation_prompt=True))
   except ValueError as error:
     raise ValueError(
       f'row {task.id} of environment {task.env}: {error}'
     ) from None
-
-
-def answer(
-  rollout: types.Rollout, sampled: Sequence[types.Rollout] = ()
-) -> Answer:
-  """Returns a greedy rollout as an `Answer`.
-
-  Args:
-    rollout: the greedy rollout.
-    sampled: rollouts of the same task at temperature 1; their grades are kept.
-  """
-  task, score = rollout.task, rollout.score
-  messages = rollout.completion_messages
-  text = (
-    messages[0]['content']
-    if len(messages) == 1
-    else '\n'.join(f'{x["role"]}: {x["content"]}' for x in messages)
-  )
-  return Answer(
-    env=task.env,
-    id=task.id,
-    prompt='\n'.join(turn['content'] for turn in rollout.prompt),
-    text=text,
-    answer=task.answer,
-    correct=score.correct,
-    formatted=score.formatted,
-    reward=score.reward,
-    stop_reason=rollout.stop_reason,
-    tokens=int(sum(sample.mask.sum() for sample in rollout.samples)),
-    error=rollout.error,
-    question=rollout.prompt[-1]['content'],
-    messages=tuple(
-      {'role': x['role'], 'content': x['content']} for x in messages
-    ),
-    turn_rewards=tuple(float(turn.reward) for turn in rollout.turns),
-    metrics={key: float(value) for key, value in score.metrics.items()},
-    sampled=tuple(other.score.correct for other in sampled),
-  )

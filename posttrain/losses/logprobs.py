@@ -124,6 +124,34 @@ def logits(
   return sharding.pin(z, sharding.BATCH_AXES, *middle, sharding.TENSOR)
 
 
+def is_top(
+  hidden: jax.Array, weight: jax.Array, targets: jax.Array
+) -> jax.Array:
+  """Returns whether no token has a larger logit than the target.
+
+  Of equal logits all are the largest. Neither temperature nor softcap changes
+  the order. For evaluation: no gradient, and a second product beside `linear`.
+
+  Args:
+    hidden: float[..., D].
+    weight: f32[D, V], cast and accumulated as in `linear`.
+    targets: i32[...], in [0, V).
+
+  Returns:
+    bool[...].
+  """
+
+  def one(row):
+    h, target = row
+    z = _tempered(None, h[None], weight, jnp.ones(1))[0]
+    return z[target] >= jnp.max(z)
+
+  rows = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+  size = max(BLOCK_BYTES // (4 * weight.shape[1]), 1)
+  top = jax.lax.map(one, rows, batch_size=min(size, targets.size))
+  return top.reshape(targets.shape)
+
+
 def _mesh_axes(shape, depth, vocab):
   """Returns the last three fields of a `_Plan`."""
   if sharding.current() is None:

@@ -1,4 +1,4 @@
-"""Writers of metrics: metrics.jsonl, TensorBoard, and a progress bar.
+"""The file of metrics, metrics.jsonl.
 
 One strict-JSON object per line: `stage`, `step`, then flat names grouped by
 slashes (`loss/total`, `eval/pass_rate/arithmetic`). A number that is not
@@ -7,21 +7,18 @@ then has `nonfinite`, the names of those values.
 
 A checkpoint stores `Writer.position()`. A resumed run opens the file with it,
 and its first write truncates the file there, so that no step appears twice,
-none is missing, and a half-written line is gone. TensorBoard has a folder per
-stage, and on a resume its later steps are purged.
+none is missing, and a half-written line is gone.
 """
 
 import errno
 import json
 import math
 import os
-import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from posttrain.util import foreign, json_files
 
@@ -31,7 +28,7 @@ Row = dict[str, Any]
 class Writer:
   """Writes a run's metrics, from a position in the file on."""
 
-  def __init__(self, path: str, position: int, tensorboard_dir: str | None):
+  def __init__(self, path: str, position: int):
     """Checks the file; the first write truncates it at `position`.
 
     (Not earlier: a finished stage has a writer, too, which writes nothing, and
@@ -40,12 +37,9 @@ class Writer:
     Args:
       path: path of metrics.jsonl; created, with its folder, at the first write.
       position: bytes of the file to keep, from `position()`; 0 = none.
-      tensorboard_dir: folder of the event files, with a folder per stage; None
-        = no event files.
 
     Raises:
-      ValueError: a line before `position` is no row; or `tensorboard_dir` is
-        set, but tensorboardX is missing.
+      ValueError: a line before `position` is no row.
     """
     size = os.path.getsize(path) if os.path.exists(path) else 0
     if size < position:
@@ -65,13 +59,9 @@ class Writer:
     self._file = None
     # Stage -> the step of its last row.
     self._last_step = {k: row['step'] for k, row in self.latest.items()}
-    self._events = {}  # per stage
-    self._events_dir = tensorboard_dir
-    if tensorboard_dir is not None:
-      _tensorboard()
 
-  def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
-    """Appends a line and flushes it.
+  def write(self, stage: str, step: int, values: Mapping[str, Any]) -> Row:
+    """Appends a line, flushes it, and returns its object.
 
     Args:
       stage: the stage's name.
@@ -95,34 +85,17 @@ class Writer:
     self._file.write(json.dumps(row, allow_nan=False).encode() + b'\n')
     self._file.flush()
     self._position = self._file.tell()
-    if self._events_dir is not None:
-      self._write_events(stage, row)
+    return row
 
   def position(self) -> int:
     """Returns the file's length in bytes up to the last line written."""
     return self._position
 
   def close(self) -> None:
-    """Closes the files; does nothing the second time."""
+    """Closes the file; does nothing the second time."""
     if self._file is not None:
       self._file.close()
-    for events in self._events.values():
-      events.close()
-    self._file, self._events = None, {}
-
-  def _write_events(self, stage: str, row: Row) -> None:
-    step = row['step']
-    if stage not in self._events:
-      # Purging hides later steps of a whole folder, so each stage has its own.
-      self._events[stage] = _tensorboard().SummaryWriter(
-        os.path.join(self._events_dir, stage),
-        purge_step=step,
-        filename_suffix=f'.{step:09d}',  # names differ in whole seconds only
-      )
-    for name, value in row.items():
-      if name != 'step' and isinstance(value, int | float):
-        self._events[stage].add_scalar(name, value, step)
-    self._events[stage].flush()
+    self._file = None
 
   def _open(self) -> None:
     if not _ends_a_line(self._path, self._position):
@@ -153,7 +126,7 @@ def to_row(stage: str, step: int, values: Mapping[str, Any]) -> Row:
 
 
 def dumps(value: Any) -> str:
-  """Returns JSON, with null for numbers that are not finite."""
+  """Returns JSON: null for numbers that are not finite, texts for objects."""
 
   def finite(node):
     if isinstance(node, Mapping):
@@ -163,7 +136,7 @@ def dumps(value: Any) -> str:
     bad = isinstance(node, float) and not math.isfinite(node)
     return None if bad else node
 
-  return json.dumps(finite(value), allow_nan=False)
+  return json.dumps(finite(value), allow_nan=False, default=str)
 
 
 def read(path: str) -> list[Row]:
@@ -204,7 +177,7 @@ def read_metrics(path: str, size: int = -1) -> list[Row]:
 
 
 def last(path: str) -> Row:
-  """Returns the last row of a metrics.jsonl.
+  """Returns the row of the last stage's end in a metrics.jsonl; see `end`.
 
   Raises:
     ValueError: there is none.
@@ -215,7 +188,20 @@ def last(path: str) -> Row:
       f'{path} must hold the metrics of a finished run: got none; the '
       'checkpoints do not need it, and posttrain.evaluate measures them again'
     )
-  return rows[-1]
+  return end([row for row in rows if row['stage'] == rows[-1]['stage']])
+
+
+def end(rows: Sequence[Row]) -> Row:
+  """Returns the row of the weights that a stage hands on.
+
+  The last one; where the stage selects (`eval.best`), that of its best step.
+
+  Args:
+    rows: all rows of a stage, at least one.
+  """
+  steps = {row['step']: row for row in rows}
+  best = [row['select/best_step'] for row in rows if 'select/best_step' in row]
+  return steps.get(best[-1], rows[-1]) if best else rows[-1]
 
 
 def _objects(path: str, size: int = -1) -> list[tuple[str, Row]]:
@@ -236,41 +222,6 @@ def _objects(path: str, size: int = -1) -> list[tuple[str, Row]]:
       )
     objects.append((where, value))
   return objects
-
-
-class Progress:
-  """A bar on stderr with a few numbers, in a terminal or a notebook only.
-
-  with Progress('sft', 400, start=100) as bar:
-    bar.update(101, {'loss': 0.4})
-  """
-
-  def __init__(self, stage: str, steps: int, start: int = 0, on: bool = True):
-    interactive = sys.stderr.isatty() or 'ipykernel' in sys.modules
-    self._bar = tqdm.tqdm(
-      desc=stage,
-      total=steps,
-      initial=start,
-      unit='step',
-      leave=True,
-      dynamic_ncols=True,
-      disable=not (on and interactive),
-    )
-
-  def __enter__(self) -> 'Progress':
-    return self
-
-  def __exit__(self, *exc) -> None:
-    self.close()
-
-  def update(self, step: int, numbers: Mapping[str, Any]) -> None:
-    """Moves to `step` and shows `numbers`."""
-    texts = {name: f'{float(value):.4g}' for name, value in numbers.items()}
-    self._bar.set_postfix(texts, refresh=False)
-    self._bar.update(step - self._bar.n)
-
-  def close(self) -> None:
-    self._bar.close()
 
 
 def _flat(values: Mapping[str, Any], prefix: str = ''):
@@ -307,15 +258,3 @@ def _ends_a_line(path: str, position: int) -> bool:
   with open(path, 'rb') as f:
     f.seek(position - 1)
     return f.read(1) == b'\n'
-
-
-def _tensorboard() -> Any:
-  try:
-    import tensorboardX
-  except ImportError as error:
-    raise ValueError(
-      'config.metrics.tensorboard must have the package tensorboardX: got '
-      "an installation without it; run pip install 'posttrain[tensorboard]', "
-      'or set config.metrics.tensorboard=False'
-    ) from error
-  return tensorboardX

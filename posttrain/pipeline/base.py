@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from posttrain import schema, types
 from posttrain.envs import base
+from posttrain.pipeline import attempts
 from posttrain.pipeline import tally as tallies
 
 Batch = types.Batch | types.PairBatch
@@ -25,6 +26,10 @@ class Item:
   state: dict[str, Any]
   # One per dropped episode, and one per failed call of a reward function.
   errors: tuple[str, ...] = ()
+  # Environment -> its rollouts, where a model has sampled them.
+  played: Mapping[str, attempts.Played] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 class DataError(ValueError):
@@ -51,6 +56,16 @@ class StageData(Protocol):
   @property
   def env_names(self) -> tuple[str, ...]:
     """Names in the order of `Batch.env_ids`; () for batches without them."""
+    ...
+
+  @property
+  def task_counts(self) -> Mapping[str, int]:
+    """Tasks of an epoch, by environment that trains; pairs of a file."""
+    ...
+
+  @property
+  def held_out_counts(self) -> Mapping[str, int]:
+    """Held-out tasks that no environment has: pairs of a file."""
     ...
 
   @property
@@ -118,6 +133,11 @@ class Pipeline(Protocol):
   @property
   def held_out(self) -> types.PairBatch | None:
     """Held-out pairs as one batch; None without any."""
+    ...
+
+  @property
+  def selecting(self) -> types.PairBatch | None:
+    """Further held-out pairs, which `eval.best` is measured on; or None."""
     ...
 
   def __next__(self) -> Item: ...

@@ -111,13 +111,19 @@ class Environment:
     """Checks the first tasks; does not advance the source.
 
     Raises:
-      ValueError: naming the row that cannot train, or a source without any.
+      ValueError: naming the row that cannot train, a source without any, or a
+        reward function that needs an argument that no task has.
     """
     if not len(self.source):
       raise ValueError(f'environment {self.name} must have tasks: got none')
+    keys = set()
     for task in self.source.take(CHECKED):
       self.sampler.check(task)
       self.algorithm.check(task)
+      keys.update(task.info)
+    if self.learns_by_trial:
+      columns = functools.partial(_columns, self.source)
+      rewarding.check(self.name, self.entry.rewards, keys, columns)
 
   def rewards(
     self,
@@ -165,17 +171,13 @@ class Environment:
       return False
     return not any(np.any(x) for x in self.algorithm.assign(group))
 
-  def samples(
-    self, usable: Groups, scorer: algorithms.base.Scorer | None
-  ) -> list[types.Sample]:
-    """Returns samples with streams.
+  def samples(self, usable: Groups) -> list[types.Sample]:
+    """Returns samples with streams, without reference logprobs.
 
     Args:
       usable: groups of `grade`.
-      scorer: scores under the algorithm's reference.
     """
-    groups = [group for group in usable if group]
-    return streams.finalize(self.algorithm, groups, scorer)
+    return streams.stamp(self.algorithm, [group for group in usable if group])
 
   def metrics(self, graded: Graded) -> dict[str, float]:
     """Returns the metrics of a step, of all its groups."""

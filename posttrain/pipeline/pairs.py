@@ -119,6 +119,14 @@ class PairData:
         raise base.DataError('pairs', error) from error
     self.envs = {k: envs.make(k, entry.env) for k, entry in stage.envs.items()}
 
+  @property
+  def task_counts(self) -> dict[str, int]:
+    return {'pairs': len(self.splits.train.pairs)} if self.splits else {}
+
+  @property
+  def held_out_counts(self) -> dict[str, int]:
+    return {'pairs': len(self.splits.held_out.pairs)} if self.splits else {}
+
   def check(self) -> None:
     """Does nothing: all pairs of a file are checked when they are read."""
 
@@ -135,17 +143,19 @@ class PairData:
       ValueError: no pair is left to train on.
     """
     if held_out is None:
-      pairs, held_out = _split(pairs, self.stage.pairs.eval_fraction)
+      fraction = self.stage.pairs.eval_fraction
+      pairs, held_out = preferences.split(pairs, fraction)
     return self._tokenize(pairs, held_out, 'drop')
 
   def _read(self, cfg: schema.PairFile) -> PairSplits:
     """Tokenizes the pairs of a file, or of two."""
-    pairs = preferences.read(cfg.path)
+    pairs = preferences.read(cfg.path, cfg.columns)
     if cfg.eval_path is not None:
-      held_out = preferences.read(cfg.eval_path)
+      held_out = preferences.read(cfg.eval_path, cfg.columns, 'eval')
       _warn_of_shared_prompts(pairs, held_out)
-      return self._tokenize(pairs, held_out, cfg.too_long)
-    return self._tokenize(*_split(pairs, cfg.eval_fraction), cfg.too_long)
+    else:
+      pairs, held_out = preferences.split(pairs, cfg.eval_fraction)
+    return self._tokenize(pairs, held_out, cfg.too_long)
 
   def _tokenize(
     self, train: Preferences, held_out: Preferences, too_long: str
@@ -213,9 +223,11 @@ class PairPipeline:
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
     )
-    self.held_out = (
-      self.pack(splits.held_out) if splits.held_out.pairs else None
-    )
+    held_out, selecting = splits.held_out, None
+    if data.stage.eval.selects_pairs:
+      held_out, selecting = _halves(held_out)
+    self.held_out = self.pack(held_out) if held_out.pairs else None
+    self.selecting = self.pack(selecting) if selecting else None
 
   def __iter__(self):
     return self
@@ -268,14 +280,36 @@ def _batch_metrics(batch: types.PairBatch) -> dict[str, float]:
   }
 
 
-def _split(
-  pairs: Preferences, fraction: float
-) -> tuple[list[preferences.Preference], list[preferences.Preference]]:
-  """Returns (pairs to train on, held-out pairs), split by their prompts."""
-  sides = [], []
-  for pair in pairs:
-    sides[preferences.held_out(pair, fraction)].append(pair)
-  return sides
+def _halves(
+  held_out: tokenized_pairs.TokenizedPairs,
+) -> list[tokenized_pairs.TokenizedPairs]:
+  """Splits held-out pairs, by a hash of their prompts' tokens.
+
+  Raises:
+    ValueError: one of the halves is empty.
+  """
+  halves = []
+  for side in (0, 1):
+    mine = [i for i, x in enumerate(held_out.pairs) if _hash(x) % 2 == side]
+    if not mine:
+      raise ValueError(
+        'eval.best must have held-out pairs of several prompts, half of which '
+        f'it is measured on: got {len(held_out.pairs)} pairs; raise '
+        'pairs.eval_fraction or pairs.eval_prompts, or add to pairs.eval_path'
+      )
+    parts = (held_out.pairs, held_out.mismatched)
+    halves.append(
+      tokenized_pairs.TokenizedPairs(
+        *(tuple(x[i] for i in mine) if x else () for x in parts)
+      )
+    )
+  return halves
+
+
+def _hash(pair: types.Pair) -> int:
+  answer = pair.chosen if pair.chosen is not None else pair.rejected
+  assert answer is not None, 'a pair has an answer'
+  return zlib.crc32(answer.ids[: int(np.argmax(answer.mask))].tobytes())
 
 
 def _warn_of_shared_prompts(pairs: Preferences, held_out: Preferences) -> None:

@@ -8,7 +8,8 @@
 2. The samplers make the rollouts; episodes of all environments are played at
    once. Failed rollouts, and those that cannot be graded, are dropped from
    their groups and counted.
-3. Each environment's algorithm writes streams on its groups.
+3. Each environment's algorithm writes streams on its groups; the references of
+   all environments score at once.
 4. The samples of all environments are packed into one batch.
 """
 
@@ -20,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from posttrain import algorithms, processes, schema, types
+from posttrain.algorithms import streams
 from posttrain.chat import renderer as chat
 from posttrain.data import packing
 from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.pipeline import base
+from posttrain.pipeline import attempts, base
 from posttrain.pipeline import environment as environments
 from posttrain.pipeline import tally as tallies
 from posttrain.rollout import abandoned
@@ -33,12 +35,15 @@ from posttrain.rollout import references as refs
 from posttrain.rollout import sampler as samplers
 from posttrain.rollout.grading import rewards as rewarding
 from posttrain.rollout.remote import remote as remotes
+from posttrain.util import side_by_side, timers
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 
 
 class TokenData:
   """The environments of a stage, see `base.StageData`."""
+
+  held_out_counts = {}
 
   def __init__(
     self,
@@ -83,6 +88,13 @@ class TokenData:
   @property
   def env_names(self) -> tuple[str, ...]:
     return tuple(self.environments)
+
+  @property
+  def task_counts(self) -> dict[str, int]:
+    return {
+      name: len(environment.source)
+      for name, environment in self.environments.items()
+    }
 
   @property
   def group_sizes(self) -> dict[str, int]:
@@ -161,7 +173,7 @@ class TokenData:
 class TokenPipeline:
   """Batches of samples with streams, see `base.Pipeline`."""
 
-  held_out = None
+  held_out, selecting = None, None
 
   def __init__(
     self,
@@ -171,6 +183,7 @@ class TokenPipeline:
     judge: Callable[[schema.Reference], rewarding.Judge] | None = None,
     reward_model: Callable[[str], rewarding.Model] | None = None,
     remote: remotes.Remote | None = None,
+    clock: timers.Timers | None = None,
   ):
     """Starts at the first task of every source.
 
@@ -178,10 +191,11 @@ class TokenPipeline:
       data: the environments.
       players: model -> driver that plays episodes with it; 'policy' is the
         model that trains.
-      scorer: scores under the algorithms' references.
+      scorer: scores under the algorithms' references, see `References.start`.
       judge: returns the judge of a reference.
       reward_model: returns the reward model of a name.
       remote: worker processes of reward functions; None = threads.
+      clock: measures 'scoring'; None = a new one.
 
     Raises:
       ValueError: a judge or reward model does not fit.
@@ -191,7 +205,7 @@ class TokenPipeline:
     self._stage, self._seed = data.stage, data.seed
     self._uid = data.index * UIDS_PER_STAGE
     self._players, self._scorer = players or {}, scorer
-    self._remote = remote
+    self._remote, self._clock = remote, clock or timers.Timers()
     self._rewards = {
       name: environment.rewards(judge, reward_model, remote)
       for name, environment in data.environments.items()
@@ -213,15 +227,17 @@ class TokenPipeline:
 
   def __next__(self) -> base.Item:
     rounds, errors = self._play_step()
-    samples, metrics = [], {}
+    stamped, metrics, played = {}, {}, {}
     for name, found in rounds.items():
       environment, graded = self._environments[name], environments.join(found)
-      samples += environment.samples(
-        _kept(environment, graded.usable, len(found[0].usable)), self._scorer
-      )
+      kept = _kept(environment, graded.usable, len(found[0].usable))
+      stamped[name] = environment.samples(kept)
+      if environment.sampler.model is not None:
+        played[name] = attempts.Played(graded.groups, kept, stamped[name])
       metrics |= environment.metrics(graded)
       if self._stage.batch.max_draws is not None:
         metrics[f'rollout/draws/{name}'] = len(graded.groups)
+    samples = self._score(stamped)
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
     if self._players:
@@ -230,7 +246,32 @@ class TokenPipeline:
       losses = processes.gather(self._remote.losses)
       metrics['rollout/worker_restarts'] = sum(losses)
     self.tally.add_step(bool(np.any(batch.advantages)))
-    return base.Item(batch, metrics, self.get_state(), errors)
+    return base.Item(batch, metrics, self.get_state(), errors, played)
+
+  def _score(
+    self, stamped: dict[str, list[types.Sample]]
+  ) -> list[types.Sample]:
+    """Returns all samples with reference logprobs, in the same order."""
+    names = [
+      k for k, samples in stamped.items() if streams.needs_scores(samples)
+    ]
+    if names:
+      tasks = [
+        streams.scoring(
+          self._environments[name].algorithm, stamped[name], self._scorer
+        )
+        for name in names
+      ]
+      with self._clock('scoring'):
+        scored = [result.result() for result in side_by_side.run(tasks)]
+      stamped = {**stamped, **dict(zip(names, scored, strict=True))}
+    distilled = {
+      name
+      for name in stamped
+      if self._environments[name].algorithm.component == 'ref_kl'
+    }
+    apart = streams.apart(stamped, distilled)
+    return [sample for samples in apart.values() for sample in samples]
 
   def _play_step(
     self,

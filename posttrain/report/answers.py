@@ -3,48 +3,48 @@
 Evaluation writes its greedy answers to `rollouts/<stage>_eval_<step>.jsonl`.
 Tasks of one turn share a table; tasks of several turns are shown as
 `transcripts`. The prompts of a suite, in `rollouts/<stage>_suite_<step>.jsonl`,
-have a table of their own.
+have a table of their own, with the grades below each answer.
 """
 
 import html
-import os
-import re
-import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.metrics import writers
-from posttrain.report import transcripts
+from posttrain.report import runs, transcripts
 
 MAX_PROMPTS = 12  # prompts in the table of answers
 MAX_TASKS = 6  # tasks of each environment of several turns
 MAX_LENGTH = 600  # characters shown of an answer
+MAX_CHARACTERS = 300_000  # of the HTML of tasks of several turns
 
 Rows = list[dict[str, Any]]
+Ends = Mapping[str, tuple[str, int | None]]  # see `series.ends`
 
 
-def write(workdir: str, stages: list[str]) -> str:
+def write(workdir: str, ends: Ends, limit: int = MAX_CHARACTERS) -> str:
   """Returns the answers to the first evaluation tasks, before and after.
 
   Args:
     workdir: the run's folder.
-    stages: names of the stages, in the order in which they ran.
+    ends: of the stages, in the order in which they ran, see `series.ends`.
+    limit: about so many characters of HTML for the tasks of several turns.
 
   Returns:
     HTML for a page with the style of `page`; '' without answers.
   """
-  attempts = _attempts(workdir, stages, 'eval')
+  attempts = attempts_of(workdir, ends, 'eval')
   if not attempts:
     return ''
   multi_turn = transcripts.multi_turn(
     row for rows in attempts.values() for row in rows
   )
-  parts = [_transcripts(env, attempts) for env in sorted(multi_turn)]
+  played = _transcripts(sorted(multi_turn), attempts, limit)
   if len(attempts) > 2:  # one more column is too many for the table
     attempts.pop('start', None)
-  return ''.join([_table(attempts, multi_turn), *parts])
+  return _table(attempts, multi_turn) + played
 
 
-def suite(workdir: str, stages: list[str]) -> str:
+def suite(workdir: str, ends: Ends) -> str:
   """Returns the prompts of `eval.suite` and all answers; args as in `write`.
 
   Stages may differ in their prompts: the answer to a prompt that a stage does
@@ -52,56 +52,43 @@ def suite(workdir: str, stages: list[str]) -> str:
   """
   attempts = {
     name: {row['prompt']: row for row in rows}
-    for name, rows in _attempts(workdir, stages, 'suite').items()
+    for name, rows in attempts_of(workdir, ends, 'suite').items()
   }
   if not attempts:
     return ''
   body = ''
   for prompt in dict.fromkeys(x for rows in attempts.values() for x in rows):
     cells = ''.join(
-      _answer(rows[prompt]) if prompt in rows else '<td class="n">n/a</td>'
+      _answer(rows[prompt], _grades(rows[prompt]))
+      if prompt in rows
+      else '<td class="n">n/a</td>'
       for rows in attempts.values()
     )
     body += f'<tr><td class="text">{html.escape(prompt)}</td>{cells}</tr>'
   heads = ''.join(f'<th>{html.escape(name)}</th>' for name in attempts)
   return (
     '<h2>The suite of prompts, before and after</h2><p class="note">Answered '
-    'greedily, and not graded.</p>'
+    'greedily; below each answer, what was measured of it.</p>'
     f'<table><tr><th>prompt</th>{heads}</tr>{body}</table>'
   )
 
 
-def _attempts(workdir: str, stages: list[str], what: str) -> dict[str, Rows]:
-  """Returns the answers before the first step, and the last of every stage."""
-  files = _files(os.path.join(workdir, 'rollouts'), stages, what)
+def attempts_of(workdir: str, ends: Ends, what: str) -> dict[str, Rows]:
+  """Returns the answers before the first step, and at every stage's end."""
+  stages = list(ends)
+  files = runs.files(workdir, stages, what)
   if not files:
     return {}
   (first, step, path), paths = files[0], {}
   if step == 0:
     paths['start' if first in stages[:1] else f'before {first}'] = path
-  paths |= {f'after {stage}': path for stage, step, path in files if step}
-  attempts = {name: _read(path, what) for name, path in paths.items()}
-  return {name: rows for name, rows in attempts.items() if rows}
-
-
-def _read(path: str, what: str) -> Rows:
-  """Returns the answers in a file; warns of lines that are none."""
+  for stage, step, path in files:
+    title, end = ends.get(stage, (f'after {stage}', None))
+    if end == step or (end is None and step):
+      paths[title] = path
   keys = ('prompt',) if what == 'suite' else ('env', 'id')
-  try:
-    objects = writers.read(path)
-  except ValueError as error:
-    warnings.warn(f'the report leaves answers out: {error}', stacklevel=2)
-    return []
-  rows = [
-    x for x in objects if all(isinstance(x.get(k), str | int) for k in keys)
-  ]
-  if len(rows) < len(objects):
-    warnings.warn(
-      f'the report leaves {len(objects) - len(rows)} answers of {path} out: '
-      f'they lack {" or ".join(keys)}',
-      stacklevel=2,
-    )
-  return rows
+  attempts = {name: runs.read_rows(x, keys) for name, x in paths.items()}
+  return {name: rows for name, rows in attempts.items() if rows}
 
 
 def _table(attempts: dict[str, Rows], multi_turn: set[str]) -> str:
@@ -135,42 +122,67 @@ def _table(attempts: dict[str, Rows], multi_turn: set[str]) -> str:
   )
 
 
-def _transcripts(env: str, attempts: dict[str, Rows]) -> str:
-  """Returns the first tasks of an environment, turn by turn."""
+def _transcripts(
+  envs: Sequence[str], attempts: dict[str, Rows], limit: int
+) -> str:
+  """Returns the first tasks of each environment, turn by turn.
+
+  The first task of every environment, then the second ones, while they fit.
+  """
+  shared = {env: _shared(env, attempts) for env in envs}
+  texts: dict[str, list[str]] = {env: [] for env in envs}
+  for place in range(MAX_TASKS):
+    for env, tasks in shared.items():
+      if place < len(tasks) and len(texts[env]) == place:
+        text = transcripts.task(tasks[place])
+        if len(text) <= limit:
+          limit -= len(text)
+          texts[env].append(text)
+  lacking = ', '.join(env for env in envs if not texts[env])
+  return ''.join(
+    f'<h2>The same tasks of {html.escape(env)}, before and after</h2>'
+    f'<p class="note">The first {len(own)} of {len(shared[env])} evaluation '
+    f'tasks, played greedily; not selected.</p>{"".join(own)}'
+    for env, own in texts.items()
+    if own
+  ) + (
+    f'<p class="note">The page has no space for tasks of '
+    f'{html.escape(lacking)}.</p>'
+    if lacking
+    else ''
+  )
+
+
+def _shared(env: str, attempts: dict[str, Rows]) -> list[dict[str, Any]]:
+  """Returns {title: row} of each task that all attempts at it have."""
   by_id = {
     name: {row['id']: row for row in rows if row['env'] == env}
     for name, rows in attempts.items()
   }
   by_id = {name: rows for name, rows in by_id.items() if rows}
   first = next(iter(by_id.values()))
-  shared = [id for id in first if all(id in rows for rows in by_id.values())]
-  tasks = ''.join(
-    transcripts.task({name: rows[id] for name, rows in by_id.items()})
-    for id in shared[:MAX_TASKS]
-  )
-  return (
-    f'<h2>The same tasks of {html.escape(env)}, before and after</h2>'
-    f'<p class="note">The first {min(MAX_TASKS, len(shared))} of {len(first)} '
-    f'evaluation tasks, played greedily; not selected.</p>{tasks}'
-  )
+  return [
+    {name: rows[id] for name, rows in by_id.items()}
+    for id in first
+    if all(id in rows for rows in by_id.values())
+  ]
 
 
-def _files(
-  folder: str, stages: list[str], what: str
-) -> list[tuple[str, int, str]]:
-  """Returns (stage, step, path) of each file, in the run's order."""
-  files = []
-  for name in os.listdir(folder) if os.path.isdir(folder) else ():
-    match = re.fullmatch(rf'(.+)_{what}_(\d+)\.jsonl', name)
-    if match:
-      stage, step = match[1], int(match[2])
-      files.append((stage, step, os.path.join(folder, name)))
-  order = {stage: place for place, stage in enumerate(stages)}
-  return sorted(files, key=lambda x: (order.get(x[0], len(order)), x[1], x[2]))
+def _grades(row: dict[str, Any]) -> str:
+  """Returns HTML of an answer's grades; '' for those of older runs."""
+  grades = row.get('grades')
+  if not isinstance(grades, dict):
+    return ''
+  texts = [
+    f'{html.escape(str(name))} {value:.2f}'
+    for name, value in grades.items()
+    if isinstance(value, int | float)
+  ]
+  return f'<small>\n{", ".join(texts)}</small>' if texts else ''
 
 
-def _answer(row: dict[str, Any]) -> str:
+def _answer(row: dict[str, Any], more: str = '') -> str:
   kind = {True: 'good', False: 'bad'}.get(row.get('correct'), '')
   mark = {'good': '&#10003; ', 'bad': '&#10007; '}.get(kind, '')
   text = transcripts.cut(str(row.get('text', '')), MAX_LENGTH) or '(empty)'
-  return f'<td class="text {kind}">{mark}{html.escape(text)}</td>'
+  return f'<td class="text {kind}">{mark}{html.escape(text)}{more}</td>'

@@ -1,8 +1,6 @@
-"""The learning curves of a run, drawn from the rows of metrics.jsonl.
+"""The learning curves of a run as a figure of matplotlib, for a PNG.
 
-Stages lie side by side on one axis of steps. A panel whose metric is missing
-is left out; a value that was not finite is a gap. `PANELS` lists the metrics
-that are drawn here; `unlisted` draws all others.
+A panel whose metric is missing is left out. `series.PANELS` lists the metrics.
 """
 
 from typing import Any
@@ -11,88 +9,23 @@ import matplotlib
 import numpy as np
 from matplotlib import figure as mpl_figure
 
-from posttrain.metrics import estimates
+from posttrain.report import series
 
 INK, MUTED, RULE = '#1f2933', '#7b8794', '#d9dee4'
 COLORS = ('#2f6f9f', '#c8553d', '#4a8c5c', '#8a6fb0', '#b58a2c')
-PANELS = (  # title, metric or its prefix, how it is drawn
-  ('Pass rate, greedy', 'eval/pass_rate/', 'rate'),
-  ('Pass rate, sampled', 'eval/sampled_pass_rate/', 'rate'),
-  ('Pass rate of k answers', 'eval/pass@', 'rate'),
-  ('Format rate', 'eval/format_rate/', 'rate'),
-  ('Reward of rollouts', 'rollout/reward/', 'noisy'),
-  ('Entropy, nats per token', 'eval/entropy/', 'plain'),
-  ('Length of answers, tokens', 'eval/length/', 'plain'),
-  ('KL to the start, nats per token', 'eval/kl/', 'plain'),
-  ('KL to the reference', 'ref_kl/kl', 'noisy'),
-  ('Sampler against trainer, |nats|', 'mismatch/', 'log'),
-  ('Accuracy on held-out pairs', 'eval/pairs/rewards/accuracies', 'rate'),
-  ('Reward margin of pairs', 'rewards/margins', 'noisy'),
-  ('Training loss', 'loss/total', 'noisy'),
-  ('Gradient norm', 'optim/grad_norm', 'noisy'),
-  ('Learning rate', 'optim/lr', 'plain'),
-  ('Tokens trained on', 'batch/tokens', 'sum'),
-)
 
-Rows = list[dict[str, Any]]
-
-
-def stages(rows: Rows) -> list[str]:
-  """Returns the names of the stages, in the order in which they ran."""
-  return list(dict.fromkeys(row['stage'] for row in rows))
-
-
-def series(rows: Rows) -> dict[str, list[np.ndarray]]:
-  """Returns the numbers of every metric: {metric: [f64[2, steps], per stage]}.
-
-  The two rows of an array are x, the steps of all stages one after another, and
-  y, NaN for null. Bounds of intervals and values that are no numbers are left
-  out.
-
-  Args:
-    rows: rows of metrics.jsonl.
-  """
-  arrays: dict[str, list[np.ndarray]] = {}
-  start = 0
-  for stage in stages(rows):
-    points: dict[str, list[tuple[float, float]]] = {}
-    mine = [row for row in rows if row['stage'] == stage]
-    names = dict.fromkeys(
-      name
-      for row in mine
-      for name in row
-      if name not in ('stage', 'step') and not estimates.is_bound(name, row)
-    )
-    for row in mine:
-      for name in names.keys() & row.keys():
-        value = row[name]
-        if value is None or isinstance(value, int | float):
-          y = np.nan if value is None else value
-          points.setdefault(name, []).append((start + row['step'], y))
-    for name in names:
-      if name in points:
-        array = np.array(points[name], np.float64).T
-        arrays.setdefault(name, []).append(array)
-    start += max(row['step'] for row in mine)
-  return arrays
-
-
-def is_listed(name: str) -> bool:
-  """Returns whether a panel of `PANELS` shows the metric."""
-  return any(_shows(key, name) for _, key, _ in PANELS)
-
-
-def _shows(key: str, name: str) -> bool:
-  """Returns whether a panel's key is a metric, or its prefix up to / or @."""
-  return name == key or key[-1] in '/@' and name.startswith(key)
+Rows = series.Rows
 
 
 def draw(rows: Rows) -> mpl_figure.Figure | None:
   """Draws the listed panels that have data; None if there are none."""
-  arrays = series(rows)
+  arrays = series.arrays(rows)
   panels = [
-    (panel, {name: arrays[name] for name in arrays if _shows(panel[1], name)})
-    for panel in PANELS
+    (
+      panel,
+      {name: arrays[name] for name in arrays if series.shows(panel[1], name)},
+    )
+    for panel in series.PANELS
   ]
   panels = [(panel, shown) for panel, shown in panels if shown]
   if not panels:
@@ -190,7 +123,7 @@ def _smooth(y: np.ndarray, width: int) -> np.ndarray:
 def _mark_stages(axis: Any, rows: Rows) -> None:
   """Draws a line where one stage ends and the next begins."""
   end = 0
-  names = stages(rows)
+  names = series.stages(rows)
   for name in names[:-1]:
     end += max(row['step'] for row in rows if row['stage'] == name)
     axis.axvline(end, color=MUTED, linewidth=0.8, linestyle=':')

@@ -1,107 +1,106 @@
-"""The report of a run: `WORKDIR/report.html`, and its curves as a PNG.
+"""The report of one run or of several: an HTML page that needs no other file.
 
-  1. read config.json, metrics.jsonl and the last answers of evaluation
-     (`rollouts/<stage>_eval_<step>.jsonl`, and `_suite_`);
-  2. draw the learning curves, stages side by side on one axis;
-  3. write one HTML file that needs no other: the results, the curves, answers
-     to the same prompts before and after, the suite, the seconds, all other
-     metrics, the config.
+  1. read config.json, about.json, metrics.jsonl and rollouts of each run;
+  2. compute the tables, and the numbers of the panels as JSON;
+  3. render `assets/page.html` (jinja2, all texts escaped) with its style, its
+     script and plotly.js, which draws the panels in the browser.
 
-A section without data is left out: a run that was stopped has a report, too.
+A section without data is left out: a run that has just begun has a report, too.
+Without JavaScript the page has its tables and texts, and no curves.
+
+The content security policy of the page allows nothing but the three scripts and
+the style that are in it, by their hashes. plotly.js also fills style elements
+that it creates empty, so the hash of an empty style is allowed; images are
+those that it saves (`data:` and `blob:`).
 """
 
-import html
-import io
+import base64
+import functools
+import hashlib
+import itertools
 import json
 import os
+import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
-import numpy as np
+import jinja2
 
-from posttrain.metrics import estimates, writers
-from posttrain.report import answers, curves, transcripts, unlisted
-from posttrain.util import files, json_files
-
-RESULTS = (  # metric, title ({} = the metric), number format
-  ('pass_rate', 'pass rate, greedy', '{:.1%}'),
-  (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # over a subset of the tasks
-  ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
-  (r'pass@\d+', '{}', '{:.1%}'),
-  (r'maj@\d+', '{}, majority vote', '{:.1%}'),
-  ('format_rate', 'format rate, greedy', '{:.1%}'),
-  ('entropy', 'entropy, nats per token', '{:.4f}'),
-  ('kl', 'KL to the start of the stage, nats per token', '{:.4f}'),
-  ('length', 'length, tokens', '{:.1f}'),
+from posttrain.metrics import writers
+from posttrain.report import (
+  answers,
+  facts,
+  groups,
+  panels,
+  results,
+  samples,
+  seconds,
+  transcripts,
 )
-STYLE = (
-  f"""
-:root {{ color-scheme: light dark; {transcripts.LIGHT} }}
-@media screen and (prefers-color-scheme: dark) {{
-  :root {{ {transcripts.DARK} }} }}
-"""
-  + """
-* { box-sizing: border-box; }
-body { font: 16px/1.55 system-ui, -apple-system, 'Segoe UI', sans-serif;
-  background: var(--paper); color: var(--ink); max-width: 62rem;
-  margin: 3rem auto; padding: 0 1.5rem; }
-h1 { font-size: 1.9rem; letter-spacing: -0.02em; margin: 0; }
-h2 { font-size: 1.1rem; margin: 2.8rem 0 0.8rem; }
-p.note { color: var(--muted); margin: 0.3rem 0 1rem; font-size: 0.9rem; }
-table { border-collapse: collapse; width: 100%; font-size: 0.92rem; }
-th { text-align: left; color: var(--muted); font-weight: 500;
-  border-bottom: 1px solid var(--rule); }
-th, td { padding: 0.45rem 1rem 0.45rem 0; vertical-align: top; }
-td { border-bottom: 1px solid var(--rule); }
-.n { text-align: right; font-variant-numeric: tabular-nums; }
-b.n { font-size: 1.05rem; }
-td small { color: var(--muted); white-space: nowrap; }
-.text { font: 0.82rem/1.5 ui-monospace, Menlo, Consolas, monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-.good { color: var(--good); } .bad { color: var(--bad); }
-.bar { display: flex; height: 0.8rem; border-radius: 3px; overflow: hidden;
-  margin: 0.4rem 0 0.8rem; background: var(--soft); }
-.dot { display: inline-block; width: 0.65rem; height: 0.65rem;
-  border-radius: 2px; margin-right: 0.5rem; }
-svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
-details { margin-top: 2.8rem; }
-summary { cursor: pointer; font-weight: 600; }
-pre { background: var(--soft); padding: 1rem; overflow-x: auto;
-  font-size: 0.8rem; border-radius: 4px; }
-"""
-  + transcripts.STYLE
-  + unlisted.STYLE
-)
+from posttrain.report import runs as runs_lib
+from posttrain.util import files
 
-Rows = list[dict[str, Any]]
+MAX_BYTES = 2_000_000  # of a page
+MAX_STORIES = 600_000  # characters of texts
+_LEAST_STORIES = 20_000  # below, there are none
+_POINT_BYTES = 8  # about so many in the JSON of a value
+_ASSETS = pathlib.Path(__file__).parent / 'assets'
+# Control characters but tab and line feed, as the pictures that Unicode has
+# of them; what no UTF-8 can hold.
+_CONTROLS = {i: 0x2400 + i for i in range(32) if i not in (9, 10)} | {
+  127: 0x2421
+}
+_SURROGATES = re.compile('[\ud800-\udfff]')
+_ESCAPES = {ord(x): f'\\u{ord(x):04x}' for x in '<>&\u2028\u2029'}
 
 
-def write(workdir: str) -> str:
-  """Writes the report of a run; returns the path of `report.html`."""
-  rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
-  config = _config(workdir)
-  name = html.escape(os.path.basename(os.path.abspath(workdir)))
-  parts = [
-    f'<h1>{name}</h1>',
-    _subtitle(rows),
-    _results(rows),
-    _curves(rows),
-    answers.write(workdir, curves.stages(rows)),
-    answers.suite(workdir, curves.stages(rows)),
-    _seconds(rows),
-    unlisted.write(rows, _env_names(config)),
-    _details(config),
-  ]
-  path = os.path.join(workdir, 'report.html')
-  with files.replacing(path) as f:
-    f.write(
-      '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-      '<meta name="viewport" content="width=device-width">'
-      f'<title>{name}</title><style>{STYLE}</style>'
-      f'</head><body>\n{"".join(parts)}\n</body></html>\n'
-    )
+def write(workdir: str, path: str | None = None) -> str:
+  """Writes the report of a run; returns its path.
+
+  Args:
+    workdir: the run's folder.
+    path: the file; None = `WORKDIR/report.html`.
+
+  Raises:
+    ValueError: a file of the run is damaged.
+  """
+  path = path or path_of(workdir)
+  write_all([workdir], path)
   return path
+
+
+def path_of(workdir: str) -> str:
+  """Returns the path of a run's own report."""
+  return os.path.join(workdir, 'report.html')
+
+
+def write_all(
+  workdirs: Sequence[str], path: str, reload: float | None = None
+) -> bool:
+  """Writes the report of one run, or of several overlaid.
+
+  Args:
+    workdirs: the runs' folders.
+    path: the file.
+    reload: seconds after which an open page of unfinished runs loads itself
+      again; None = never.
+
+  Returns:
+    Whether all runs are finished.
+
+  Raises:
+    ValueError: a file of a run is damaged.
+  """
+  names = runs_lib.names(workdirs)
+  all_runs = [
+    runs_lib.read(*pair) for pair in zip(workdirs, names, strict=True)
+  ]
+  finished = all(run.finished for run in all_runs)
+  text = render(all_runs, None if finished else reload)
+  with files.replacing(path) as f:
+    f.write(text)
+  return finished
 
 
 def figure(workdir: str, png_path: str) -> None:
@@ -114,6 +113,9 @@ def figure(workdir: str, png_path: str) -> None:
   Raises:
     ValueError: there are no metrics to draw.
   """
+  # matplotlib takes most of a second to import, which a page does without.
+  from posttrain.report import curves
+
   rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
   curve_figure = curves.draw(rows)
   if curve_figure is None:
@@ -124,173 +126,143 @@ def figure(workdir: str, png_path: str) -> None:
   curve_figure.savefig(png_path, dpi=160)
 
 
-def _config(workdir: str) -> dict[str, Any]:
-  path = os.path.join(workdir, 'config.json')
-  return json_files.read_object(path) if os.path.exists(path) else {}
-
-
-def _env_names(config: dict[str, Any]) -> set[str]:
-  """Returns the names of the environments of all stages."""
-  stages = config.get('stages')
-  names = stages if isinstance(stages, list) else ()
-  nodes = [config.get(name) for name in names if isinstance(name, str)]
-  envs = [node.get('envs') for node in nodes if isinstance(node, dict)]
-  return {name for node in envs if isinstance(node, dict) for name in node}
-
-
-def _subtitle(rows: Rows) -> str:
-  """Returns steps, tokens per second and compiled programs of each stage."""
-  parts = []
-  for stage in curves.stages(rows):
-    mine = [row for row in rows if row['stage'] == stage]
-    text = f'{stage}: {mine[-1]["step"]:,} steps'
-    speeds = [s for row in mine if (s := row.get('time/tokens_per_second'))]
-    if speeds:
-      text += f', {np.median(speeds):,.0f} tokens/s (median)'
-    if (compiles := mine[-1].get('compiles')) is not None:
-      times = f'{compiles} time{"s" if compiles != 1 else ""}'
-      text += f', update compiled {times}'
-    parts.append(text)
-  text = '; '.join(parts + _goodput(rows)) or 'No metrics yet.'
-  return f'<p class="note">{html.escape(text)}</p>'
-
-
-def _goodput(rows: Rows) -> list[str]:
-  """Returns a sentence on the share of time in steps that counted."""
-  for row in reversed(rows):
-    share, seconds = row.get('time/goodput'), row.get('time/elapsed')
-    if isinstance(share, float) and isinstance(seconds, float):
-      return [f'{share:.0%} of {seconds / 60:,.1f} minutes in steps that count']
-  return []
-
-
-def _results(rows: Rows) -> str:
-  """Returns a table of the first evaluation and the last of every stage."""
-  evaluations = [(row, _evaluated(row)) for row in rows]
-  evaluations = [(row, values) for row, values in evaluations if values]
-  if not evaluations:
-    return ''
-  columns = {'start': evaluations[0][1]}
-  columns |= {f'after {row["stage"]}': values for row, values in evaluations}
-  heads = ''.join(f'<th class="n">{html.escape(name)}</th>' for name in columns)
-  body = ''
-  for env, name in dict.fromkeys(
-    key for values in columns.values() for key in values
-  ):
-    cells = ''.join(
-      f'<td class="n">{values.get((env, name), "n/a")}</td>'
-      for values in columns.values()
-    )
-    body += (
-      f'<tr><td>{html.escape(env)}</td><td>{html.escape(name)}</td>{cells}</tr>'
-    )
-  has_intervals = any(
-    '<small>' in x for c in columns.values() for x in c.values()
-  )
-  note = '<p class="note">In brackets: 95 % intervals, over tasks.</p>'
-  return (
-    f'<h2>Held-out evaluation</h2>{note if has_intervals else ""}'
-    f'<table><tr><th>environment</th><th></th>{heads}</tr>{body}</table>'
-  )
-
-
-def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str], str]:
-  """Returns {(environment, title): HTML of the value}, in a fixed order."""
-  cells = {}
-  for pattern, title, style in RESULTS:
-    for key, value in row.items():
-      match = re.fullmatch(f'eval/({pattern})/(.+)', key)
-      if match and value is not None and not estimates.is_bound(key, row):
-        interval = [
-          row.get(f'eval/{match[1]}{side}/{match[2]}')
-          for side in estimates.BOUNDS
-        ]
-        text = style.format(value)
-        if None not in interval:
-          low, high = map(style.format, interval)
-          text += f' <small>[{low}, {high}]</small>'
-        cells[match[2], title.format(match[1])] = text
-  return dict(sorted(cells.items(), key=lambda item: item[0][0]))
-
-
-def _curves(rows: Rows) -> str:
-  figure = curves.draw(rows)
-  if figure is None:
-    return ''
-  text = io.StringIO()
-  with matplotlib.rc_context({'svg.hashsalt': 'posttrain'}):
-    no_metadata = dict.fromkeys(('Date', 'Creator', 'Format', 'Type'))
-    figure.savefig(text, format='svg', metadata=no_metadata)
-  svg = text.getvalue()
-  return f'<h2>Learning curves</h2>{svg[svg.index("<svg") :]}'
-
-
-def _seconds(rows: Rows) -> str:
-  """Returns a bar and a table of the seconds of each stage."""
-  parts = ''
-  for stage in curves.stages(rows):
-    totals = {}
-    for row in rows:
-      if row['stage'] == stage:
-        for name, seconds in _slices(row).items():
-          totals[name] = totals.get(name, 0.0) + seconds
-    if totals:
-      parts += _bar(stage, totals)
-  return f'<h2>Where the seconds went</h2>{parts}' if parts else ''
-
-
-# Times that are not parts of the seconds of a row.
-_NO_PARTS = tuple(
-  f'time/{x}'
-  for x in ('compile', 'programs', 'tokens_per_second', 'elapsed', 'goodput')
-)
-
-
-def _slices(row: dict[str, Any]) -> dict[str, float]:
-  """Returns a row's seconds by name, each second counted once.
-
-  The timers of the other parts include compiling. It is subtracted from them,
-  so that the sum is the measured time.
-  """
-  seconds = {
-    key.removeprefix('time/'): value
-    for key, value in row.items()
-    if key.startswith('time/') and value and key not in _NO_PARTS
+def render(all_runs: Sequence[runs_lib.Run], reload: float | None) -> str:
+  """Returns the page of runs; see `write_all`."""
+  steps = [groups.read(run) for run in all_runs]
+  charts = [
+    {'run': i, **chart}
+    for i, mine in enumerate(steps)
+    for chart in groups.histograms(mine)
+  ]
+  table = results.side_by_side(all_runs)
+  cells = [value for column in table.values() for value in column.values()]
+  values = {
+    'title': ', '.join(run.name for run in all_runs),
+    'table': table,
+    'keys': results.keys(all_runs, table),
+    'intervals': any(value.interval for value in cells),
+    'differences': facts.differences(all_runs),
+    'histograms': charts,
+    'components': panels.COMPONENTS,
+    **_assets(),
   }
-  left = row.get('time/compile') or 0.0
-  for name in ('update', 'eval', 'rollout'):
-    inside = min(left, seconds.get(name, 0.0))
-    if inside > 0:
-      left -= inside
-      seconds[name] -= inside
-      seconds['compile'] = seconds.get('compile', 0.0) + inside
-  return seconds
+  space = MAX_STORIES
+  while True:
+    values['runs'] = [
+      _context(run, mine, space // len(all_runs))
+      for run, mine in zip(all_runs, steps, strict=True)
+    ]
+    # The panels get the space that the texts leave.
+    empty = _page({**values, 'data': {'panels': []}, 'json': ''})
+    left = MAX_BYTES - len(empty.encode())
+    points = max(left, 0) * space // MAX_STORIES // _POINT_BYTES
+    data = panels.build(all_runs, points)
+    sent = {**data, 'histograms': charts, 'reload': reload}
+    text = _page({**values, 'data': data, 'json': script_json(sent)})
+    if len(text.encode()) <= MAX_BYTES or not space:
+      return text
+    space = space // 2 if space > _LEAST_STORIES else 0
 
 
-def _bar(stage: str, totals: dict[str, float]) -> str:
-  whole = sum(totals.values())
-  bar, legend = '', ''
-  ordered = sorted(totals.items(), key=lambda item: -item[1])
-  for i, (name, seconds) in enumerate(ordered):
-    color = curves.COLORS[i] if i < len(curves.COLORS) else curves.MUTED
-    bar += (
-      f'<span style="width:{seconds / whole:.2%};background:{color}"></span>'
-    )
-    legend += (
-      f'<tr><td><span class="dot" style="background:{color}"></span>'
-      f'{html.escape(name)}</td><td class="n">{seconds:,.1f} s</td>'
-      f'<td class="n">{seconds / whole:.1%}</td></tr>'
-    )
-  return (
-    f'<p class="note">{html.escape(stage)}: {whole:,.1f} s</p>'
-    f'<div class="bar">{bar}</div><table>{legend}</table>'
+def script_json(value: Any) -> str:
+  """Returns JSON that can stand in a script element of a page."""
+  text = json.dumps(value, allow_nan=False, separators=(',', ':'))
+  return text.translate(_ESCAPES)
+
+
+def clean(text: str) -> str:
+  """Returns a text without characters that a page cannot have."""
+  return _SURROGATES.sub('\ufffd', text).translate(_CONTROLS)
+
+
+def _context(
+  run: runs_lib.Run, steps: groups.Steps, space: int
+) -> dict[str, Any]:
+  """Returns what the template shows of a run.
+
+  Args:
+    run: the run.
+    steps: its logged training steps.
+    space: about so many characters for its stories.
+  """
+  config = json.dumps(run.config, indent=2) if run.config else ''
+  state, progress = facts.status(run)
+  return {
+    'name': run.name,
+    'headlines': results.headlines(run),
+    'subtitle': facts.subtitle(run.rows),
+    'state': state,
+    'progress': progress,
+    'facts': facts.facts(run),
+    'answers': clean(answers.write(run.workdir, run.ends, space // 2)),
+    'suite': clean(answers.suite(run.workdir, run.ends)),
+    'samples': _fit(samples.read(run.workdir, run.ends), space // 8),
+    'groups': _fit(groups.stories(steps), space // 4),
+    'seconds': seconds.stages(run.rows),
+    'summary': _fit(panels.summary(run), space // 2),
+    'config': transcripts.cut(config, space // 4),
+  }
+
+
+def _fit(items: list[Any], limit: int) -> list[Any]:
+  """Returns the first items, as many as fit into so many characters."""
+  sizes = itertools.accumulate(len(json.dumps(item)) for item in items)
+  return items[: sum(size <= limit for size in sizes)]
+
+
+def _page(values: dict[str, Any]) -> str:
+  """Returns the rendered template; its scripts and style are put in last."""
+  return _template().render(values)
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_ASSETS),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_finalize,
   )
+  return environment.get_template('page.html')
 
 
-def _details(config: dict[str, Any]) -> str:
-  if not config:
-    return ''
-  return (
-    '<details><summary>Resolved config</summary><pre>'
-    f'{html.escape(json.dumps(config, indent=2))}</pre></details>'
+def _finalize(value: Any) -> Any:
+  """Cleans every text that a template escapes."""
+  is_html = hasattr(value, '__html__')
+  return clean(value) if isinstance(value, str) and not is_html else value
+
+
+@functools.cache
+def _assets() -> dict[str, Any]:
+  """Returns scripts and style of the page, and their policy."""
+  read = {
+    name: (_ASSETS / file).read_text(encoding='utf-8')
+    for name, file in (
+      ('plotly', 'plotly-basic.min.js'),
+      ('plots', 'plots.js'),
+      ('script', 'page.js'),
+      ('style', 'page.css'),
+    )
+  }
+  read['script'] = read.pop('plots') + read['script']
+  read['style'] = (
+    f':root {{ {transcripts.LIGHT} }}\n'
+    '@media screen and (prefers-color-scheme: dark) '
+    f'{{ :root:not([data-theme="light"]) {{ {transcripts.DARK} }} }}\n'
+    f'@media screen {{ :root[data-theme="dark"] {{ {transcripts.DARK} }} }}\n'
+    f'{transcripts.STYLE}{read["style"]}'
   )
+  scripts = ' '.join(_hash(read[name]) for name in ('plotly', 'script'))
+  policy = (
+    f"default-src 'none'; script-src {scripts}; "
+    f'style-src {_hash(read["style"])} {_hash("")}; img-src data: blob:; '
+    "base-uri 'none'; form-action 'none'"
+  )
+  return {'policy': policy, **read}
+
+
+def _hash(text: str) -> str:
+  digest = hashlib.sha256(text.encode()).digest()
+  return f"'sha256-{base64.b64encode(digest).decode()}'"

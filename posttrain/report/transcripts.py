@@ -4,7 +4,8 @@ A task is a section: its question and expected answer, and one column per
 attempt, side by side. Without CSS it is headings and lists, so that a text
 browser shows it, too.
 
-An attempt is an `evaluator.Answer` as a dict, as in the files in `rollouts/`.
+An attempt is an `evaluation.answers.Answer` as a dict, as in the files in
+`rollouts/`.
 """
 
 import html

@@ -1,1 +1,1 @@
-"""Checkers of answers: pure functions of text and gold answer (np)."""
+"""Checkers of answers, graders of any text: pure functions of texts (np)."""

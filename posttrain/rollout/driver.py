@@ -11,6 +11,10 @@
    the policy's context.
 3. Rollouts are returned in the order of the specs.
 
+`run_all` does so for several drivers, each with an engine of its own: while one
+waits for its server the others go on, in the same thread, so that environments
+are called one at a time. What a driver does is the same as alone.
+
 An environment with `blocking` is called in threads, all episodes concurrently,
 while the engine decodes the others; see `pool`. With worker processes, see
 `remote`, the threads wait for those; results and order are the same. The other
@@ -26,13 +30,14 @@ no reward.
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from posttrain import processes, schema, types
 from posttrain.chat import renderer as chat
 from posttrain.rollout import abandoned, episode, limits, pool
 from posttrain.rollout.remote import remote as remotes
+from posttrain.util import side_by_side
 
 # After an exception: the time limit of closing an episode, in seconds, and the
 # number of episodes that may exceed it before the others are not closed.
@@ -55,9 +60,11 @@ class Driver:
     """Makes a driver.
 
     Args:
-      engine: decodes the policy's turns. Two methods are optional: `step` (one
-        chunk) is used while environments run in threads, and `launch` with
-        `cfg.overlap`.
+      engine: decodes the policy's turns. Some attributes are optional: `step`
+        (one chunk) is used while environments run in threads, `launch` with
+        `cfg.overlap`; `futures`, one of which `poll` waits for, lets other
+        drivers go on meanwhile; and `drop`, called at the end, removes what
+        an exception has left.
       renderer: turns messages into tokens.
       max_length: the most tokens of a sample that can train.
       cfg: how environments are called; None = the defaults.
@@ -95,10 +102,13 @@ class Driver:
       env_done, max_turns: the environment was done; no turn was left.
       eos: the one turn of a single-turn environment ended with an eos.
     """
-    return processes.divided(specs, self._run, lambda spec: id(spec.task))
+    (rollouts,) = run_all([(self, specs)])
+    return rollouts
 
-  def _run(self, specs: Sequence[EpisodeSpec]) -> list[types.Rollout]:
-    """Runs the episodes of this process."""
+  def play(
+    self, specs: Sequence[EpisodeSpec]
+  ) -> side_by_side.Task[list[types.Rollout]]:
+    """Runs the episodes of this process; a task of `side_by_side`."""
     runs = {
       spec.uid: episode.EpisodeRun(
         spec, self._engine, self._renderer, self._max_length, self._remote
@@ -110,6 +120,7 @@ class Driver:
     if self._remote is not None and any(x.blocking for x in runs.values()):
       self._remote.begin()
     with contextlib.ExitStack() as stack:
+      stack.callback(getattr(self._engine, 'drop', lambda: None))
       stack.callback(_close, runs.values(), self.env_timeout)
       calls = stack.enter_context(
         pool.Pool(self._cfg.env_threads, self._cfg.env_chunks, self.env_timeout)
@@ -121,7 +132,7 @@ class Driver:
             rollout = self._advance(runs[uid], uid, result, calls, inline)
             if rollout is not None:
               rollouts[uid] = rollout
-        results = self._wait(calls, len(specs) - len(rollouts))
+        results = yield from self._wait(calls, len(specs) - len(rollouts))
     return [rollouts[spec.uid] for spec in specs]
 
   def _advance(
@@ -153,12 +164,16 @@ class Driver:
       return end.value
     return None
 
-  def _wait(self, calls: pool.Pool, num_running: int) -> list[tuple[int, Any]]:
+  def _wait(
+    self, calls: pool.Pool, num_running: int
+  ) -> Generator[side_by_side.Futures, None, list[tuple[int, Any]]]:
     """Waits for the next results; returns (uid, result) pairs."""
     if not num_running:
       return []
+    yield ()  # others send their requests before this one waits
     if due := calls.due(idle=len(calls) == num_running):
       return due
+    yield getattr(self._engine, 'futures', ())
     if len(calls):
       completions = self._step()
       calls.tick()
@@ -168,6 +183,36 @@ class Driver:
     if self._launch is not None:
       self._launch()
     return [(episode.uid_of(x.id), x) for x in completions]
+
+
+def run_all(
+  plays: Sequence[tuple[Driver, Sequence[EpisodeSpec]]],
+) -> list[list[types.Rollout]]:
+  """Returns the rollouts of each driver, all of which run side by side.
+
+  Each process plays its share of every driver's tasks, by models on its own
+  devices or on servers, without waiting for other processes. Then they exchange
+  the rollouts, driver by driver, so in the same order in all of them.
+
+  Args:
+    plays: drivers, each with other specs and another engine.
+
+  Raises:
+    Exception: the first failure in the order of drivers; see `side_by_side`.
+  """
+  shares = [processes.share(specs, _task) for _, specs in plays]
+  results = side_by_side.run(
+    [driver.play(own) for (driver, _), own in zip(plays, shares, strict=True)]
+  )
+  return [
+    processes.divided(specs, lambda _, own=own: own.result(), _task)
+    for (_, specs), own in zip(plays, results, strict=True)
+  ]
+
+
+def _task(spec: EpisodeSpec) -> int:
+  """Returns a key that specs of one task share."""
+  return id(spec.task)
 
 
 def _close(runs: Iterable[episode.EpisodeRun], timeout: float) -> None:

@@ -7,6 +7,7 @@ returns is copied, so that no environment can change a task that others get, or
 a conversation afterwards.
 """
 
+import dataclasses
 import functools
 import numbers
 import threading
@@ -15,8 +16,9 @@ from typing import Any, Protocol
 
 from posttrain import types
 from posttrain.chat import messages as forms
+from posttrain.chat import told
 from posttrain.envs import base
-from posttrain.rollout import copies, limits
+from posttrain.rollout import copies, limits, tool_turns
 from posttrain.rollout.grading import values
 from posttrain.util import errors, foreign, watchdog
 
@@ -96,6 +98,7 @@ class Calls:
     """Calls nothing yet."""
     self._env, self._task = env, task
     self._episode: base.Episode | None = None
+    self._turns = tool_turns.Turns(task.tools) if task.tools else None
     self._is_left_behind = False
     self.method = 'make'  # the last that was called
 
@@ -116,10 +119,21 @@ class Calls:
     return _messages(self._episode.reset(), 'reset')
 
   def step(
-    self, text: str, truncated: bool
+    self, text: str, truncated: bool, style: told.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
-    """Passes a turn on; returns the new messages, the reward, and `done`."""
+    """Passes a turn on; returns the new messages, the reward, and `done`.
+
+    Args:
+      text: the turn.
+      truncated: whether it was cut off before its end.
+      style: how the policy calls tools; None if the task has none.
+    """
     assert self._episode is not None
+    if self._turns is not None and style is not None and style.reads_calls:
+      self.method = 'call'
+      results = self._turns.play(self._episode, text, truncated, style)
+      if results:
+        return _messages(results, 'call'), 0.0, False
     self.method = 'step'
     out = self._episode.step(text, truncated)
     if not isinstance(out, types.StepOut):
@@ -137,6 +151,9 @@ class Calls:
     if has_turns:
       self.method = 'grade'
       score = _score(self._episode.grade())
+      if self._turns is not None:
+        metrics = {**self._turns.metrics(), **score.metrics}
+        score = dataclasses.replace(score, metrics=metrics)
     self._close()
     return score
 

@@ -98,7 +98,8 @@ class EpisodeRun:
     assert spec.env.max_turns >= 1 and spec.max_tokens >= 1
     assert uid_of(spec.uid) == spec.uid, f'uids leave bits for restarts: {spec}'
     self._spec, self._engine, self._max_length = spec, engine, max_length
-    self._stop_ids = renderer.stop_ids
+    renderer = renderer.with_tools(spec.task.tools)
+    self._stop_ids, self._style = renderer.stop_ids, renderer.style
     self._transcript = transcripts.Transcript(renderer, spec.keep_exchanges)
     self.env: env_calls.Calls | remote_episodes.Calls
     if remote is not None and spec.env.blocking:
@@ -141,7 +142,7 @@ class EpisodeRun:
       cut = self._cut_reason(completion)
       text = self._transcript.append_completion(completion)
       messages, reward, done = yield from self._call(
-        self.env.step, text, completion.stop_reason != 'eos'
+        self.env.step, text, completion.stop_reason != 'eos', self._style
       )
       self._transcript.add_outcome(reward, cut or 'eos')
       stop_reason = self._stop_reason(cut, done)

@@ -17,6 +17,7 @@ from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import env_calls
+from posttrain.util import foreign
 
 # Above the uids of training rollouts and of evaluations.
 FIRST_UID = 2**62 + 2**49
@@ -122,6 +123,9 @@ def first_tasks(
 
   Tasks are equal if prompt, answer and info are: tasks with equal prompts may
   be shown by different ones.
+
+  Raises:
+    ValueError: a task has tools, of which pairs do not tell.
   """
   count = cfg.eval_prompts if split == 'eval' else cfg.prompts
   source, tasks = env_calls.Source(env, split, seed, timeout), {}
@@ -129,6 +133,12 @@ def first_tasks(
     if len(tasks) == count:
       break
     task = next(source)
+    if task.tools is not None:
+      raise ValueError(
+        f'envs.{foreign.text(env.name)}.env must have tasks without tools to '
+        'make pairs, as prompts of pairs have none: got some; train on rewards '
+        'instead'
+      )
     tasks.setdefault(repr((task.prompt, task.answer, task.info)), task)
   return list(tasks.values())
 

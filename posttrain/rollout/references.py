@@ -15,9 +15,17 @@ Equal references share one model.
 1. `resolve`: the folder of a name, fixed when a stage begins.
 2. `Loader`: the model of a folder.
 3. `References`: the algorithms' scorer.
+
+`References.start` returns before the logprobs exist, so that several models
+work side by side: a thread waits for a server, and devices compute the programs
+that were launched. Programs are launched, and values of processes exchanged, in
+the caller's thread and in the order of its calls, because all processes of a
+run must do so in the same order. The thread of a server does neither.
 """
 
+import concurrent.futures
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +38,7 @@ from posttrain.chat import renderer as chat
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.models import hf_config, transformer
 from posttrain.rollout.endpoint import client
+from posttrain.util import side_by_side
 
 Params = Any
 
@@ -68,6 +77,32 @@ def hinted(prompt: types.Messages, hint: types.Messages) -> types.Messages:
       text = f'{message["content"]}\n\n{other["content"]}'
       return (*prompt[:i], {**other, 'content': text}, *prompt[i + 1 :])
   return (message, *prompt)
+
+
+class Scores(Sequence[np.ndarray]):
+  """Logprobs of samples, f32[T] each, which the first access waits for.
+
+  `futures` are done once that wait is short; none for a model in this process.
+  """
+
+  def __init__(
+    self,
+    count: int,
+    finish: Callable[[], list[np.ndarray]],
+    futures: Sequence[concurrent.futures.Future] = (),
+  ):
+    """Args: count: the number of samples; finish: waits and returns them."""
+    self._count, self._finish, self.futures = count, finish, futures
+
+  def __len__(self) -> int:
+    return self._count
+
+  def __getitem__(self, index):
+    return self._logprobs[index]
+
+  @functools.cached_property
+  def _logprobs(self) -> list[np.ndarray]:
+    return self._finish()
 
 
 class References:
@@ -172,6 +207,19 @@ class References:
       ValueError: the name has no weights, or a sample is too long.
       EndpointError: a server does not score the samples.
     """
+    return list(self.start(reference, samples, hints))
+
+  def start(
+    self,
+    reference: schema.Reference,
+    samples: Sequence[types.Sample],
+    hints: Sequence[types.Messages] | None = None,
+  ) -> Scores:
+    """Starts to score samples; see `__call__`.
+
+    The first access to the result raises an EndpointError. After `close` a
+    server's thread ends, as waits for its server do.
+    """
     heads = [_NO_HEAD] * len(samples)
     if hints is not None:
       pairs = zip(samples, hints, strict=True)
@@ -181,23 +229,7 @@ class References:
       for head, s in zip(heads, samples, strict=True)
     ]
     if isinstance(reference, schema.Endpoint):
-      # A server scores a whole sequence at one temperature: that of the sampled
-      # tokens, the only ones that are read.
-      sampled = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
-      temperatures = [
-        np.full(len(i), t, np.float32)
-        for i, t in zip(ids, sampled, strict=True)
-      ]
-      names = ', '.join(sorted({sample.env for sample in samples} - {''}))
-      caller = f'environment {names}' if names else 'a stage on pairs'
-      endpoint = self.endpoint(reference)
-
-      def score(own):
-        own_ids, own_temperatures = zip(*own, strict=True) if own else ((), ())
-        return endpoint.score(own_ids, own_temperatures, caller)
-
-      pairs = list(zip(ids, temperatures, strict=True))
-      logprobs = processes.divided(pairs, score, key=id)
+      finish, futures = self._start_server(reference, ids, samples)
     else:
       temperatures = [
         np.concatenate(
@@ -205,23 +237,59 @@ class References:
         )
         for head, s in zip(heads, samples, strict=True)
       ]
-      logprobs = self._score(self.model(reference), ids, temperatures)
+      finish = self._start(self.model(reference), ids, temperatures)
+      futures = ()
     # Token 0 has no prediction, with or without a hint; nor do tokens of the
     # prompt that the hint has changed.
     first = [max(head.replaced, 1) for head in heads]
-    return [
-      np.append(np.zeros(n, np.float32), x[len(x) - len(s) + n :])
-      for n, x, s in zip(first, logprobs, samples, strict=True)
+
+    def aligned():
+      return [
+        np.append(np.zeros(n, np.float32), x[len(x) - len(s) + n :])
+        for n, x, s in zip(first, finish(), samples, strict=True)
+      ]
+
+    return Scores(len(samples), aligned, futures)
+
+  def _start_server(
+    self,
+    reference: schema.Endpoint,
+    ids: Sequence[np.ndarray],
+    samples: Sequence[types.Sample],
+  ) -> tuple[
+    Callable[[], list[np.ndarray]], Sequence[concurrent.futures.Future]
+  ]:
+    """Starts requests in a thread; returns a function that waits for them."""
+    # A server scores a whole sequence at one temperature: that of the sampled
+    # tokens, the only ones that are read.
+    sampled = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
+    temperatures = [
+      np.full(len(i), t, np.float32) for i, t in zip(ids, sampled, strict=True)
     ]
+    names = ', '.join(sorted({sample.env for sample in samples} - {''}))
+    caller = f'environment {names}' if names else 'a stage on pairs'
+    endpoint = self.endpoint(reference)
+
+    def score(own):
+      own_ids, own_temperatures = zip(*own, strict=True) if own else ((), ())
+      return endpoint.score(own_ids, own_temperatures, caller)
+
+    pairs = list(zip(ids, temperatures, strict=True))
+    own = side_by_side.thread(score, processes.share(pairs, key=id))
+
+    def finish():
+      return processes.divided(pairs, lambda _: own.result(), key=id)
+
+    return finish, (own,)
 
   def _head(self, sample: types.Sample, hint: types.Messages) -> '_Head':
     """Returns what a sample begins with in the reference's context."""
+    task, ids = sample.task, sample.ids
+    renderer = self._renderer.with_tools(task.tools if task else None)
 
     def render(messages):
-      prompt = self._renderer.render(messages, add_generation_prompt=True)
-      return prompt.ids
+      return renderer.render(messages, add_generation_prompt=True).ids
 
-    task, ids = sample.task, sample.ids
     own = render(task.prompt) if task is not None else ids
     if len(own) < len(ids) and np.array_equal(ids[: len(own)], own):
       assert task is not None
@@ -231,7 +299,9 @@ class References:
     # A single bos.
     return _Head(head, int(len(head) > 0 and head[0] == ids[0] == bos))
 
-  def _score(self, model: Model, ids, temperatures) -> list[np.ndarray]:
+  def _start(
+    self, model: Model, ids, temperatures
+  ) -> Callable[[], list[np.ndarray]]:
     highest = max((int(x.max()) for x in ids), default=0)
     if highest >= model.cfg.vocab_size:
       raise ValueError(
@@ -246,18 +316,12 @@ class References:
     key = (model.cfg, width)
     if key not in self._scorers:
       self._scorers[key] = self._scorer(*key)
-    return self._scorers[key](model.params, ids, temperatures)
+    return self._scorers[key].start(model.params, ids, temperatures)
 
 
 def tracks_policy(reference: schema.Reference) -> bool:
   """Returns whether a reference changes while a stage trains."""
   return reference == 'policy' or schema.ema_or_snapshot(reference) is not None
-
-
-def is_path(name: str) -> bool:
-  """Returns whether a reference, or an `init`, is a path."""
-  known = name in ('init', 'random') or tracks_policy(name)
-  return not known and not name.startswith('stage:')
 
 
 def resolve(name: str, workdir: str) -> str:
@@ -280,7 +344,7 @@ def resolve(name: str, workdir: str) -> str:
   kind, _, target = name.partition(':')
   if kind == 'stage':
     path = os.path.join(workdir, 'checkpoints', target)
-  elif is_path(name):
+  elif schema.is_path(name):
     path = name
   else:
     return name
@@ -327,12 +391,13 @@ class Loader:
     if same:
       weights.check(path, self.model, self.renderer)
     cfg = self.model if same else check(path, self.model, self.renderer)
-    if cfg == self.model:
-      return Model(weights.load(path, self.like), cfg)
-    like = sharding.placed(
-      transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
-    )
-    return Model(weights.load(path, like), cfg)
+    like = self.like
+    if cfg != self.model:
+      like = sharding.placed(
+        transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
+      )
+    average = weight_folders.selects(path)
+    return Model(weights.load(path, like, average=average), cfg)
 
 
 def check(

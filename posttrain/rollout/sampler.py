@@ -6,6 +6,7 @@ policy sampled them (`on_policy`): then they have logprobs and a version.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ class Draw:
 def sample(
   draws: Sequence[Draw], players: Mapping[schema.Reference, drivers.Driver]
 ) -> list[list[types.Rollout]]:
-  """Returns a group of rollouts per draw; runs all of a model's at once.
+  """Returns a group of rollouts per draw; the models play concurrently.
 
   Args:
     draws: tasks in any order; uids are unique.
@@ -43,11 +44,18 @@ def sample(
         rollouts[uid] = draw.sampler.rollout(draw.task, uid)
       else:
         by_model[draw.sampler.model].append((draw.sampler, draw.task, uid))
-  for model, entries in by_model.items():
-    specs = [sampler.spec(task, uid) for sampler, task, uid in entries]
-    samplers = {uid: sampler for sampler, _, uid in entries}
-    for rollout in players[model].run(specs):
-      rollouts[rollout.uid] = samplers[rollout.uid].finish(rollout)
+  played = drivers.run_all(
+    [
+      (
+        players[model],
+        [sampler.spec(task, uid) for sampler, task, uid in entries],
+      )
+      for model, entries in by_model.items()
+    ]
+  )
+  samplers = {uid: draw.sampler for draw in draws for uid in draw.uids}
+  for rollout in itertools.chain.from_iterable(played):
+    rollouts[rollout.uid] = samplers[rollout.uid].finish(rollout)
   # By uid and not by position: a driver may return them in any order.
   return [[rollouts[uid] for uid in draw.uids] for draw in draws]
 
@@ -121,7 +129,8 @@ class ModelSampler:
     """
     where = f'row {task.id} of environment {task.env}'
     try:
-      prompt = self._renderer.render(task.prompt, add_generation_prompt=True)
+      renderer = self._renderer.with_tools(task.tools)
+      prompt = renderer.render(task.prompt, add_generation_prompt=True)
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
     if len(prompt) >= self._max_tokens:
@@ -167,11 +176,12 @@ class DatasetSampler:
     if task.demonstration is None:
       raise ValueError(
         f'{where} must have a demonstration: got none; the dataset sampler '
-        'replays demonstrations'
+        "replays demonstrations: add a completion, or set sampler.type='policy'"
       )
     messages = (*task.prompt, *task.demonstration)
     try:
-      parts = demonstrations.render(self._renderer, messages, len(task.prompt))
+      renderer = self._renderer.with_tools(task.tools)
+      parts = demonstrations.render(renderer, messages, len(task.prompt))
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
     self._check(parts, where)

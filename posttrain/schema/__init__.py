@@ -63,6 +63,7 @@ from posttrain.schema.preferences import SimPo as SimPo
 from posttrain.schema.references import Endpoint as Endpoint
 from posttrain.schema.references import Reference as Reference
 from posttrain.schema.references import ema_or_snapshot as ema_or_snapshot
+from posttrain.schema.references import is_path as is_path
 from posttrain.schema.rewards import RewardFn as RewardFn
 from posttrain.schema.run import Checkpoint as Checkpoint
 from posttrain.schema.run import Mesh as Mesh

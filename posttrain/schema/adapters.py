@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.schema import base
 
 MAX_SEEDS = 1_000_000  # tasks of one split of `OpenEnv`
+TOOL_FORMATS = ('auto', 'hermes', 'llama3', 'plain')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +97,10 @@ class Trl:
   factory: base.Function = ''
   # JSONL file of rows: `prompt` (a string or messages; missing = ''), and
   # columns that are passed to `reset`; None = empty rows.
-  path: str | None = None
+  path: base.FileOrNone = None
   # JSONL file of the evaluation rows; None = no evaluation on this
   # environment, unless the rows are empty.
-  eval_path: str | None = None
+  eval_path: base.FileOrNone = None
   # Number of empty rows in the training split.
   train_tasks: int = 1000
   # Number of empty rows in the evaluation split.
@@ -111,9 +112,13 @@ class Trl:
   correct_at: float | None = None
   # Runs episodes in a thread pool: for thread-safe tools that wait for I/O.
   blocking: bool = False
+  # How the policy writes calls: 'hermes' (also Qwen), 'llama3' or 'plain';
+  # 'auto' = as the chat template does, 'plain' if it tells of no tools.
+  tool_format: str = 'auto'
 
   def __post_init__(self):
     base.require_import_path(self, 'factory')
+    base.require_choice(self, 'tool_format', TOOL_FORMATS)
     for field in ('path', 'eval_path'):
       base.require(
         getattr(self, field) != '', field, 'be None or name a file', ''

@@ -16,6 +16,12 @@ class Sft:
 
   # Which algorithm this is; fixed.
   type: str = 'sft'
+  # Factor of the loss. Values below 1 preserve behaviour that training on other
+  # environments would change.
+  weight: float = 1.0
+
+  def __post_init__(self):
+    base.require_positive(self, 'weight')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,8 +271,12 @@ class Opd:
   # The teacher model: 'init', 'ema:DECAY', 'snapshot:STEPS', 'stage:NAME', a
   # path or an endpoint.
   reference: references.Reference = ''
+  # Factor of the loss. With the reference 'init', values below 1 preserve
+  # behaviour that training on other environments would change.
+  weight: float = 1.0
 
   def __post_init__(self):
+    base.require_positive(self, 'weight')
     base.require(
       self.reference != '',
       'reference',
@@ -305,8 +315,11 @@ class Opsd:
   # Role of the message that the hint is put into: 'system', or 'user' for
   # templates without a system role.
   role: str = 'system'
+  # Factor of the loss.
+  weight: float = 1.0
 
   def __post_init__(self):
+    base.require_positive(self, 'weight')
     references.require(self, 'reference')
     known = self.demonstration in ('demonstration', 'answer')
     base.require(

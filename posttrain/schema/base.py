@@ -16,6 +16,13 @@ FunctionOrNone = Annotated[str | None, 'function']
 Server = Annotated[str, 'server']  # an address that is called
 Variable = Annotated[str, 'variable']  # of the environment; its value is sent
 Compiled = Annotated[str | None, 'compiled']  # a folder of programs
+# Paths, which `config.paths` makes absolute, so that config.json means the same
+# files from any folder.
+File = Annotated[str, 'file']  # or a folder
+FileOrNone = Annotated[str | None, 'file']
+# A folder of weights or of a tokenizer, or a model of the hub's cache.
+Folder = Annotated[str, 'folder']
+FolderOrNone = Annotated[str | None, 'folder']
 
 LONGEST = 365 * 86_400.0  # seconds of a time limit; clocks overflow far above
 

@@ -82,10 +82,10 @@ class Gsm8k:
   # Which environment this is; fixed.
   type: str = 'gsm8k'
   # JSONL file of `question` and `answer`; the answer ends in a line `#### N`.
-  path: str = ''
+  path: base.File = ''
   # JSONL file of the evaluation split; None = no evaluation on this
   # environment.
-  eval_path: str | None = None
+  eval_path: base.FileOrNone = None
   # Text of the prompt after the question; '' = none.
   instruction: str = (
     'Reason step by step, and put the final answer in \\boxed{}.'
@@ -106,18 +106,37 @@ class Gsm8k:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Rows of a file: `prompt` + `completion`, or `messages`. Not graded."""
+  """Rows of a file: `prompt`, with `completion`; or `messages`. Not graded."""
 
   # Which environment this is; fixed.
   type: str = 'rows'
-  # JSONL file, or folder of a TFDS data set in ArrayRecord.
-  path: str = ''
-  # File or folder of the evaluation split; None = no evaluation on this
-  # environment.
-  eval_path: str | None = None
+  # File of rows (.jsonl, .parquet, .arrow, .csv); or a TFDS data set in
+  # ArrayRecord, its folder or tfds:NAME[/CONFIG][:VERSION][:SPLIT].
+  path: base.File = ''
+  # The data set of the evaluation split, as path; None = as eval_fraction says.
+  eval_path: base.FileOrNone = None
+  # Columns with other names: column -> 'prompt', 'completion', 'messages', or
+  # any other name; {"question": "prompt", "solution": "completion"}.
+  columns: dict[str, str] = dataclasses.field(default_factory=dict)
+  # Fraction of the prompts of `path` that is held out for evaluation, by their
+  # hash, one prompt at least; 0 = no evaluation on this environment.
+  eval_fraction: float = 0.0
 
   def __post_init__(self):
     base.require(bool(self.path), 'path', 'name a file or folder', self.path)
+    base.require(
+      0 <= self.eval_fraction < 1,
+      'eval_fraction',
+      'be in [0, 1)',
+      self.eval_fraction,
+    )
+    base.require(
+      self.eval_path is None or not self.eval_fraction,
+      'eval_fraction',
+      'be 0 with an eval_path',
+      self.eval_fraction,
+      'the rows of eval_path are held out',
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -282,9 +282,9 @@ class Tokenizer:
 
   # Path of a tokenizer.json, or of a HuggingFace directory with one; None = the
   # byte tokenizer, which has no file.
-  path: str | None = None
+  path: base.FolderOrNone = None
   # Path of a Jinja chat template; None = the directory's, or the built-in one.
-  chat_template: str | None = None
+  chat_template: base.FileOrNone = None
   # Variables of the template besides messages and special tokens: a JSON
   # object, such as {"enable_thinking": false}; "today" is the date, such as
   # "2025-01-31", for templates that print one.

@@ -49,14 +49,19 @@ class MadePairs:
 
 @dataclasses.dataclass(frozen=True)
 class PairFile:
-  """A JSONL file of pairs, see `posttrain.data.preferences`."""
+  """A data set of pairs, see `posttrain.data.preferences`."""
 
   type: str = 'file'
-  # Path of the file.
-  path: str = ''
-  # File of held-out pairs; None = holds out a fraction of `path`.
-  eval_path: str | None = None
-  # Fraction of the prompts of `path` that is held out if eval_path is None.
+  # File of pairs (.jsonl, .parquet, .arrow, .csv); or a TFDS data set in
+  # ArrayRecord, its folder or tfds:NAME[/CONFIG][:VERSION][:SPLIT].
+  path: base.File = ''
+  # The data set of held-out pairs; None = holds out a fraction of `path`.
+  eval_path: base.FileOrNone = None
+  # Columns with other names: column -> 'prompt', 'chosen', 'rejected' and so
+  # on; {"question": "prompt"}.
+  columns: dict[str, str] = dataclasses.field(default_factory=dict)
+  # Fraction of the prompts of `path` that is held out if eval_path is None, one
+  # prompt at least; 0 = none.
   eval_fraction: float = 0.1
   # A pair longer than batch.row_tokens: 'error' = raises, 'drop' = is left out,
   # and the number of dropped pairs is logged.

@@ -6,7 +6,7 @@ a model on a server.
 
 import dataclasses
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from posttrain.schema import base
 
@@ -53,7 +53,8 @@ class Endpoint:
     return f'{self.name} at {self.address}'
 
 
-Reference = str | Endpoint
+Reference = Annotated[str | Endpoint, 'folder']
+ReferenceOrNone = Annotated[str | Endpoint | None, 'folder']
 
 # Kind -> regex of its number: a decay in (0, 1), or at least 2 steps.
 _EMA_AND_SNAPSHOT = {'ema': r'0\.\d*[1-9]\d*', 'snapshot': r'[2-9]|[1-9]\d+'}
@@ -73,6 +74,12 @@ def ema_or_snapshot(reference: Reference) -> tuple[str, float] | None:
   ):
     return None
   return kind, float(number)
+
+
+def is_path(name: str) -> bool:
+  """Returns whether a reference, or an `init`, is a path."""
+  known = name in ('init', 'policy', 'random') or name.startswith('stage:')
+  return not known and ema_or_snapshot(name) is None
 
 
 def require(node: Any, field: str) -> None:

@@ -21,13 +21,13 @@ class RewardFn:
   # `rollout.grading.rewards`.
   fn: base.FunctionOrNone = None
   # A reward model: 'stage:NAME', or the path of a stage of kind 'ranking'.
-  model: str | None = None
+  model: base.FolderOrNone = None
   # Factor in the sum.
   weight: float = 1.0
   # Keyword arguments of the function.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
   # Model that the function gets as `judge`; None = none.
-  judge: references.Reference | None = None
+  judge: references.ReferenceOrNone = None
   # Time limit of a call of the function, in seconds, without its judge's time.
   timeout: float = 60.0
   # Whether the function runs in a process of its own, which is killed after the

@@ -5,6 +5,8 @@ import dataclasses
 from posttrain.schema import base, stage
 from posttrain.schema import model as models
 
+TRACKERS = ('tensorboard', 'wandb', 'trackio')
+
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
@@ -51,15 +53,42 @@ class Checkpoint:
 class Metrics:
   """Outputs of metrics besides metrics.jsonl."""
 
-  # Writes TensorBoard files (extra `tensorboard`).
-  tensorboard: bool = False
-  # Shows a progress bar on stderr.
+  # Other tools that get each row: 'tensorboard', 'wandb', 'trackio' (extras of
+  # these names), or the class of one as 'package.module:Class'.
+  trackers: tuple[base.Function, ...] = ()
+  # Shows a bar on stderr, or lines where there is no terminal.
   progress: bool = True
+  # Seconds between those lines.
+  log_seconds: float = 60.0
+  # Steps between files of a step's rollouts, prompts, texts and rewards,
+  # WORKDIR/rollouts/<stage>_train_<step>.jsonl; the first step has one too.
+  # None = no files.
+  rollouts_every: int | None = 10
   # Steps between exports of each packed sequence, with every stream of its
   # tokens, to WORKDIR/token_exports; None = no exports.
   export_tokens: int | None = None
 
   def __post_init__(self):
+    for name in self.trackers:
+      base.require(
+        name in TRACKERS or all(name.partition(':')),
+        'trackers',
+        f"hold names of {TRACKERS}, or import paths 'package.module:Class'",
+        name,
+      )
+    base.require(
+      len(set(self.trackers)) == len(self.trackers),
+      'trackers',
+      'name each one once',
+      self.trackers,
+    )
+    base.require_seconds(self, 'log_seconds')
+    base.require(
+      self.rollouts_every is None or self.rollouts_every > 0,
+      'rollouts_every',
+      'be None or > 0',
+      self.rollouts_every,
+    )
     base.require(
       self.export_tokens is None or self.export_tokens > 0,
       'export_tokens',

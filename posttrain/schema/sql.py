@@ -42,9 +42,9 @@ class SqlFiles:
   # Path of a JSON list, or JSONL, of objects with `id`, `question`, `db_id`,
   # `tables`, `gold_sql`, `gold_answer` (rows), `answer_type`, `difficulty`;
   # `gold_answers`, a list, instead of `gold_answer`: any of them is correct.
-  questions: str = ''
+  questions: base.File = ''
   # Folder with the databases, `<db_id>/<db_id>.sqlite`.
-  databases: str = ''
+  databases: base.File = ''
   # Fraction of the databases that is held out for evaluation; 0 = no
   # evaluation.
   eval_share: float = 0.3

@@ -1,6 +1,7 @@
 """Options of one stage: its environments, batch, optimizer, evaluation."""
 
 import dataclasses
+import re
 
 from posttrain.schema import algorithms, base, losses, references, samplers
 from posttrain.schema import envs as env_types
@@ -29,7 +30,7 @@ class EnvEntry:
     default_factory=dict
   )
   # Model that the environment grades with, if it supports one; None = none.
-  judge: references.Reference | None = None
+  judge: references.ReferenceOrNone = None
   # Number of rollouts per task.
   group_size: int = 1
   # Share of the groups, relative to the other environments' ratios; 0 = only
@@ -103,6 +104,7 @@ class Batch:
       'micro_batch_tokens',
       f'be a multiple of row_tokens={self.row_tokens}{joined}',
       self.micro_batch_tokens,
+      f'{self.packed_tokens} is one row, the least',
     )
 
   @property
@@ -190,7 +192,8 @@ class Eval:
   # temperature 1; k = samples is always measured.
   ks: tuple[int, ...] = ()
   # Further prompts (user messages), answered greedily in one turn without an
-  # environment; the answers are shown before and after, and not graded.
+  # environment; the answers are shown before and after, and measured without
+  # an expected answer: repetition, broken characters, refusals, syntax of code.
   suite: tuple[str, ...] = ()
   # Measures the KL of the policy to the stage's initial parameters, on one
   # sampled answer per task; keeps a copy of those parameters on the devices.
@@ -204,9 +207,21 @@ class Eval:
   # Number of latest exchanges that the policy's context keeps after the prompt;
   # None = all.
   keep_exchanges: int | None = None
+  # The metric whose largest value (of 'eval/nll/ENV' the smallest) chooses the
+  # weights that the stage hands on, as 'eval/pass_rate/ENV',
+  # 'eval/reward/NAME/ENV' or 'eval/pairs/rewards/accuracies'; None = the last
+  # weights. It is measured at every evaluation, on tasks of its own that are
+  # not reported: the environment's next `best_prompts`, after `prompts`; or the
+  # pairs of half of the held-out prompts.
+  best: str | None = None
+  # Number of those tasks, at most all that are left.
+  best_prompts: int = 200
+  # Number of evaluations in a row without a new best after which the stage
+  # ends; None = it lasts `steps`.
+  patience: int | None = None
 
   def __post_init__(self):
-    base.require_positive(self, 'prompts', 'max_tokens')
+    base.require_positive(self, 'prompts', 'max_tokens', 'best_prompts')
     samplers.require_budgets(self)
     base.require(
       0 <= self.samples <= 1000, 'samples', 'be in [0, 1000]', self.samples
@@ -231,6 +246,44 @@ class Eval:
       'be None or > 0',
       self.every,
     )
+    self._require_selection()
+
+  def _require_selection(self):
+    base.require(
+      self.best is None or self.selects_pairs or self.selects is not None,
+      'best',
+      "be None or a metric of an environment, as 'eval/pass_rate/ENV'",
+      self.best,
+    )
+    base.require(
+      self.patience is None or self.patience > 0,
+      'patience',
+      'be None or > 0',
+      self.patience,
+    )
+    base.require(
+      self.patience is None or None not in (self.best, self.every),
+      'patience',
+      'be None',
+      self.patience,
+      'set best and every, too',
+    )
+
+  @property
+  def selects(self) -> tuple[str, str] | None:
+    """(metric, environment) of `best`; None = it is not of an environment."""
+    match = re.fullmatch('eval/(.+)/([^/]+)', self.best or '')
+    return (match[1], match[2]) if match and not self.selects_pairs else None
+
+  @property
+  def lowest_is_best(self) -> bool:
+    """Whether `best` falls as the policy improves."""
+    return self.selects is not None and self.selects[0] == 'nll'
+
+  @property
+  def selects_pairs(self) -> bool:
+    """Whether `best` is measured on held-out pairs."""
+    return bool(self.best and self.best.startswith('eval/pairs/'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +296,7 @@ class Stage:
   kind: str = 'tokens'
   # Initial weights: 'random', 'stage:NAME', or the path of a workdir, a
   # checkpoint or a HuggingFace directory.
-  init: str = 'random'
+  init: base.Folder = 'random'
   # Architecture of this stage's model; None = the run's.
   model: models.Model | None = None
   # Low-rank adaptation: trains a correction, and freezes the initial weights.
@@ -271,8 +324,8 @@ class Stage:
   def __post_init__(self):
     base.require_choice(self, 'kind', KINDS)
     base.require_positive(self, 'steps', 'updates_per_rollout')
-    if self.kind == 'tokens' or self.pairs.type == 'made':
-      self._require_envs()
+    if self.kind == 'tokens':
+      self.require_envs()
     base.require(
       self.init == 'random' or self.init[:6] != 'stage:' or len(self.init) > 6,
       'init',
@@ -280,7 +333,15 @@ class Stage:
       self.init,
     )
 
-  def _require_envs(self):
+  def require_envs(self):
+    """Checks that there is an environment to train on, or to make pairs of.
+
+    A stage on pairs is checked before it trains, see `config.checks`: with none
+    it can still answer `eval.suite`.
+
+    Raises:
+      FieldError: there is none.
+    """
     base.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
     base.require(
       any(entry.ratio for entry in self.envs.values()),

@@ -1,13 +1,12 @@
 """The fields of a request's body, checked one by one."""
 
-import difflib
 import itertools
 import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from posttrain.util import foreign, json_files
+from posttrain.util import foreign, json_files, spelling
 
 MAX_MESSAGE = 600  # characters of an error's text
 MAX_NAME = 80  # characters of a quoted name
@@ -170,7 +169,7 @@ class Fields:
       if name not in neutral:
         known = [*self._known, *ignored, *neutral]
         shown = foreign.text(name, MAX_NAME)
-        near = difflib.get_close_matches(shown, known, 1)
+        near = spelling.near(shown, known)
         hint = f'; did you mean {near[0]!r}?' if near else ''
         raise Refused(
           400,

@@ -12,15 +12,16 @@ from typing import Any
 
 from posttrain import compilation, processes
 from posttrain.chat import renderer as chat
-from posttrain.checkpoints import store, weight_folders, weights
+from posttrain.checkpoints import store, weights
 from posttrain.config import load as config
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import base, pairs, tokens
+from posttrain.report import periodic
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
-from posttrain.stage import job, learner, logbook, profiles, progress
+from posttrain.stage import job, learner, logbook, profiles, progress, selection
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
 from posttrain.training import token_export
@@ -61,7 +62,7 @@ def make(
     state, host = checkpointer.restore(spec.state_like) or (None, {})
     metadata = processes.on(0, lambda: _metadata(components, workdir, host))
     _warn_of_devices(name, host.get('devices'), metadata['devices'])
-    models = _models(components, workdir, host, metadata, spec, stop)
+    models = _models(components, workdir, host, metadata, spec, stop, clock)
     # 2. The other models, and the pipeline that samples and scores with them.
     engine, references = stage_models.engine(components), models.references()
     make_pipeline = PIPELINES[components.stage.kind]
@@ -72,12 +73,21 @@ def make(
     trained = spec.learner(state, models.base)
     # 4. The evaluation of its weights.
     driver = stage_models.driver(components, engine)
-    evaluator = evaluation.Evaluator(components.eval_tasks, driver, references)
+    evaluator = evaluation.Evaluator(
+      components.eval_tasks,
+      driver,
+      references,
+      stage_models.measures(components, engine),
+    )
     held_out = learner.held_out(trained, pipeline.held_out)
+    selecting = learner.held_out(trained, pipeline.selecting, 'select')
   step, position = host.get('step', 0), host.get('metrics_position', position)
-  sampling = job.Sampling(pipeline, engine, references, evaluator, held_out)
+  sampling = job.Sampling(
+    pipeline, engine, references, evaluator, held_out, selecting
+  )
+  report = periodic.Periodic(workdir)
   log = logbook.make(
-    cfg, name, workdir, clock, compiling, step, position, goodput
+    cfg, name, workdir, clock, compiling, step, position, goodput, report
   )
   saves = job.Saves(checkpointer, cfg.checkpoint.every, metadata)
   traced = profiles.remaining(name, profile, step, components.stage.steps)
@@ -91,6 +101,7 @@ def make(
     logbook=log,
     profiler=profiles.make(workdir, name, traced),
     saves=saves,
+    selection=selection.make(name, components.stage.eval, host),
   )
 
 
@@ -197,7 +208,7 @@ def _resolve(
   folder = refs.resolve(name, workdir)
   kind, _, stage = name.partition(':')
   if kind == 'stage':
-    progress.check_end(components.cfg, stage, folder)
+    progress.check_end(components.cfg, stage, workdir)
   return folder
 
 
@@ -208,6 +219,7 @@ def _models(
   metadata: dict[str, Any],
   spec: learner.LearnerSpec,
   stop: preemption.Signal,
+  clock: timers.Timers,
 ) -> stage_models.Models:
   """Returns the stage's models; adds the frozen weights' sums to `metadata`."""
   load = stage_models.loader(
@@ -223,9 +235,9 @@ def _models(
   if frozen is not None:
     metadata['base'] = weights.base_sums(frozen.params)
     if host:
-      folder = weight_folders.find(_folder(components, workdir))
+      folder = os.path.join(_folder(components, workdir), str(host['step']))
       weights.check_base(folder, frozen.params)
-  return stage_models.Models(components, load, frozen, stop)
+  return stage_models.Models(components, load, frozen, stop, clock)
 
 
 def _checkpointer(

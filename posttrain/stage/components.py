@@ -114,7 +114,11 @@ def make(
   )
   slots_key = f'config.{name}.rollout.slots'
   sharding.check_batch(mesh, stage.rollout.slots, slots_key)
-  sizes = _plan(name, stage, model, mesh, platform, data, capacity, hosts)
+  held_out = {**eval_tasks.counts, **data.held_out_counts}
+  tasks = {k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()}
+  sizes = _plan(
+    name, stage, model, mesh, platform, data, capacity, hosts, tasks
+  )
   return Components(
     cfg,
     name,
@@ -194,7 +198,8 @@ def preflight(
     components[name] = make(
       cfg, name, renderer, mesh, platform=platform, hosts=hosts
     )
-    components[name].data.check()
+    with _naming(name):
+      components[name].data.check()
     _check_paths(components[name])
   return components
 
@@ -239,6 +244,7 @@ def _plan(
   data: base.StageData,
   capacity: int,
   hosts: int,
+  tasks: dict[str, tuple[int, int]],
 ) -> plan.Plan:
   try:
     return plan.make(
@@ -253,6 +259,7 @@ def _plan(
       len([x for x in data.players if isinstance(x, str)]),
       data.group_sizes,
       hosts,
+      tasks,
     )
   except schema.FieldError as error:
     raise ValueError(
@@ -272,7 +279,7 @@ def _reference_parameters(
     if isinstance(name, schema.Endpoint) or refs.tracks_policy(name):
       continue
     model = policy
-    if refs.is_path(name):
+    if schema.is_path(name):
       with contextlib.suppress(ValueError):  # `preflight` reports it
         model = weight_folders.model(weight_folders.find(name))
     total += transformer.num_params(model)
@@ -297,7 +304,7 @@ def _check_paths(components: Components) -> None:
     try:
       if isinstance(model, schema.Endpoint):
         _check_endpoint(model, components.renderer, f'config.{name}.{key}')
-      elif refs.is_path(model):
+      elif schema.is_path(model):
         check(weight_folders.find(model), components.model, components.renderer)
     except ValueError as error:
       raise ValueError(

@@ -5,6 +5,7 @@ Shared by the commands that sample from a checkpoint and train nothing.
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from posttrain.chat import renderer as chat
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks, trust
 from posttrain.config import load as config
+from posttrain.evaluation import measures as measures_lib
 from posttrain.models import transformer
 from posttrain.pipeline import base
 from posttrain.stage import components as components_lib
@@ -42,6 +44,7 @@ def stage_of(
     ValueError: the options are wrong, or there is no such stage.
   """
   where, values = folder, None  # options that the user did not write
+  trained: dict[str, schema.Stage] = {}
   if path is not None:
     node = config.load(path)
     if config.is_json(path):
@@ -59,6 +62,13 @@ def stage_of(
       # Compiled programs are run: their folder is this user's.
       cache = schema.Run.compilation_cache
       built = dataclasses.replace(built, compilation_cache=cache)
+    # Overrides may replace the environments that a selection is of.
+    trained = built.stages
+    stages = {
+      name: dataclasses.replace(x, eval=_reporting(x.eval))
+      for name, x in trained.items()
+    }
+    built = dataclasses.replace(built, stages=stages)
     node = config.from_dict(config.to_dict(built))
   for key, value in overrides:
     config.override(node, key, value)
@@ -71,7 +81,27 @@ def stage_of(
     raise ValueError(
       f'--stage must be one of {tuple(run.stages)}: got {stage!r}'
     )
+  if stage in trained:
+    _warn_of_selection(trained[stage], run.stages[stage], stage)
   return run, stage
+
+
+def _warn_of_selection(
+  trained: schema.Stage, played: schema.Stage, name: str
+) -> None:
+  """Warns of tasks that `eval.best` was measured on and that are played now."""
+  if trained.eval.selects is None:
+    return
+  env, reported = trained.eval.selects[1], trained.eval.prompts
+  same = env in played.envs and played.envs[env].env == trained.envs[env].env
+  if same and played.eval.prompts > reported:
+    last = min(played.eval.prompts, reported + trained.eval.best_prompts)
+    warnings.warn(
+      f'config.{name}.eval.prompts should be at most {reported}: got '
+      f'{played.eval.prompts}; the weights of stage {name!r} were chosen by '
+      f'tasks {reported + 1} to {last} of environment {env!r}',
+      stacklevel=2,
+    )
 
 
 class Player:
@@ -88,6 +118,10 @@ class Player:
       transformer.SHARDING_RULES,
       components.mesh,
     )
+
+  def measures(self) -> measures_lib.Measures:
+    """Returns the measures of the stage's tasks beside their grade."""
+    return stage_models.measures(self.components, self._engine)
 
   def check(self, folder: str) -> None:
     """Refuses weights of another model or other tokens; reads none.
@@ -126,16 +160,26 @@ def player(
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(run.compilation_cache)
   components = components_lib.make(
-    without_pairs(run, name), name, min_capacity=min_capacity
+    for_playing(run, name), name, min_capacity=min_capacity
   )
   weights.check(folder, components.model, components.renderer)
   return Player(components)
 
 
-def without_pairs(run: schema.Run, name: str) -> schema.Run:
-  """Returns a run whose stage reads no file of pairs: playing needs none."""
+def for_playing(run: schema.Run, name: str) -> schema.Run:
+  """Returns a run whose stage has no file of pairs, and does not select.
+
+  Playing needs no pairs, and reports one measurement.
+  """
   stage = run.stages[name]
-  if not isinstance(stage.pairs, schema.PairFile):
-    return run
-  stage = dataclasses.replace(stage, pairs=schema.MadePairs())
+  if isinstance(stage.pairs, schema.PairFile):
+    stage = dataclasses.replace(stage, pairs=schema.MadePairs())
+  stage = dataclasses.replace(stage, eval=_reporting(stage.eval))
   return dataclasses.replace(run, stages={**run.stages, name: stage})
+
+
+def _reporting(cfg: schema.Eval) -> schema.Eval:
+  """Returns the options of an evaluation that selects nothing."""
+  names = ('best', 'best_prompts', 'patience')
+  defaults = {name: getattr(schema.Eval, name) for name in names}
+  return dataclasses.replace(cfg, **defaults)

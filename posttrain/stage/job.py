@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import learner, logbook, plan, profiles
+from posttrain.stage import selection as selections
 from posttrain.training import arrays, token_export
 from posttrain.util import locks, memory, preemption
 
@@ -42,6 +44,7 @@ class Sampling:
   references: refs.References
   evaluator: evaluation.Evaluator
   held_out: learner.HeldOutPairs | None
+  selecting: learner.HeldOutPairs | None = None  # `eval.best` is their metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Job:
   logbook: logbook.Logbook
   profiler: profiles.Profiler
   saves: Saves
+  selection: selections.Selection | None = None  # None = the last weights
   prefetched: base.Item | None = None  # the next step's item
 
   @property
@@ -87,8 +91,26 @@ class Job:
     every = self.cfg.eval.every
     return step == self.steps or bool(every) and step % every == 0
 
+  def ends_at(self, step: int) -> bool:
+    """Returns whether the step is the stage's last, once it is evaluated."""
+    is_over = self.selection is not None and self.selection.is_over
+    return step == self.steps or is_over
+
   def saves_at(self, step: int) -> bool:
-    return step == self.steps or step % self.saves.every == 0
+    is_best = self.selection is not None and self.selection.step == step
+    return is_best or self.ends_at(step) or step % self.saves.every == 0
+
+  def start(self, state: arrays.TrainState) -> None:
+    """Evaluates the weights that the stage starts from; they may be the best.
+
+    Raises:
+      ValueError: `eval.best` is not measured.
+      TooManyErrors: too many environments failed.
+    """
+    if self.selection is not None:
+      if processes.on(0, self.saves.checkpointer.latest) is None:
+        self.save(0, state, self.sampling.pipeline.get_state())
+    self.log(0, self.evaluate(state, 0))
 
   def begin(self, step: int) -> None:
     """Begins a step: its profile, where due."""
@@ -132,6 +154,7 @@ class Job:
         stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self.logbook.write_errors(step, item.errors)
+    self.logbook.write_rollouts(step, item.played)
     if self.cfg.rollout.sleep:
       self.sampling.engine.sleep()
     if not item.batch.num_micro_batches:
@@ -176,14 +199,18 @@ class Job:
     """Evaluates the averaged weights where the state has them."""
     params = state.params if state.average is None else state.average
     sampling = self.sampling
-    with self.logbook.clock('eval'):
+    with self.logbook.clock('eval', sampling.evaluator.tasks.description):
       metrics, answers, suite = {}, [], []
       if sampling.evaluator.tasks.any:
         sampling.engine.set_params(self.learner.policy(params), step)
         metrics, answers = self._measure(step)
-        suite = sampling.evaluator.answer_suite()
+        suite_metrics, suite = sampling.evaluator.answer_suite()
+        metrics |= suite_metrics
       if sampling.held_out is not None:
         metrics |= sampling.held_out(params)
+      if self.selection is not None:
+        further = sampling.selecting(params) if sampling.selecting else {}
+        metrics |= self.selection.add(step, metrics | further)
     self.logbook.write_answers('eval', step, answers)
     if suite:
       self.logbook.write_answers('suite', step, suite)
@@ -262,7 +289,7 @@ class Job:
       spent=self.eval_seconds if self.evaluates_at(step) else 0.0,
       ahead=self.eval_seconds if self.evaluates_at(step + 1) else 0.0,
     )
-    stops = requested and step < self.steps
+    stops = requested and not self.ends_at(step)
     if stops or self.saves_at(step):
       with self.logbook.clock('save'):
         self.save(step, state, pipeline_state)
@@ -278,16 +305,31 @@ class Job:
       Locked: another run may write to this workdir.
     """
     locks.check(self.logbook.workdir)
+    selected = {}
+    if self.selection is not None:
+      over = self.selection.is_over
+      selected = {'best': self.selection.state(), 'finished': over}
     self.saves.checkpointer.save(
       step,
       state,
       {
         **self.saves.metadata,
+        **selected,
         'step': step,
         'pipeline': pipeline_state,
         'metrics_position': self.logbook.writer.position(),
       },
     )
+
+  def announce_end(self, step: int) -> None:
+    """Prints the step at which patience ended the stage, and the best step."""
+    best = self.selection
+    if best is not None and best.is_over and processes.is_first():
+      print(
+        f'stage {self.name} ends at step {step}: no evaluation after step '
+        f'{best.step} was better',
+        file=sys.stderr,
+      )
 
   def check_rewards(self) -> None:
     """Checks that the finished stage had rewards; logs hints about them.

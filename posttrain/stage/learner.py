@@ -95,28 +95,32 @@ class Learner:
 class HeldOutPairs:
   """Measures one batch of held-out pairs."""
 
-  def __init__(self, learner: Learner, batch: training_base.Batch):
+  def __init__(
+    self, learner: Learner, batch: training_base.Batch, prefix: str = 'eval'
+  ):
+    """Places nothing yet; `prefix` is that of the metrics' names."""
     self._learner, self._batch, self._placed = learner, batch, None
+    self._prefix = prefix
     self._measure = train_step.make_measure(
       learner.objective, learner.update.mesh, learner.base
     )
 
   def __call__(self, params: Any) -> dict[str, float]:
-    """Returns the metrics `eval/pairs/<name>` under the parameters."""
+    """Returns the metrics `<prefix>/pairs/<name>` under the parameters."""
     if self._placed is None:
       self._placed = self._learner.update.place(self._batch)
     metrics = jax.device_get(self._measure(params, self._placed))
     return {
-      f'eval/pairs/{key}': float(value)
+      f'{self._prefix}/pairs/{key}': float(value)
       for key, value in self._learner.measured(self._batch, metrics).items()
     }
 
 
 def held_out(
-  learner: Learner, batch: training_base.Batch | None
+  learner: Learner, batch: training_base.Batch | None, prefix: str = 'eval'
 ) -> HeldOutPairs | None:
   """Returns the measurement of a stage's held-out pairs; None without any."""
-  return None if batch is None else HeldOutPairs(learner, batch)
+  return None if batch is None else HeldOutPairs(learner, batch, prefix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,17 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from posttrain import compilation, processes, schema
-from posttrain.metrics import estimates, writers
+from posttrain.metrics import display, estimates, pace, trackers, writers
 from posttrain.metrics import goodput as goodputs
+from posttrain.pipeline import attempts
+from posttrain.report import periodic
 from posttrain.util import files, locks, timers
+
+_MOST = 3  # rewards, and pass rates, that are shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +28,19 @@ class Logbook:
   stage: str
   workdir: str
   writer: writers.Writer
-  progress: writers.Progress
+  shown: display.Display
   clock: timers.Timers
   compiling: compilation.CompileCounter
   goodput: goodputs.Goodput
+  rollouts_every: int | None = None  # steps between files; None = no files
+  report: periodic.Periodic | None = None  # None = only at the run's end
 
   def write(self, step: int, values: dict[str, Any]) -> None:
-    """Writes a row, with the seconds since the last one, and the bar.
+    """Writes and shows a row, with the seconds since the last one.
 
     `time/programs` counts all programs that the stage has compiled so far;
-    `time/compile` lies within the other times.
+    `time/compile` lies within the other times, `time/scoring` within
+    `time/rollout`.
 
     Raises:
       Locked: another run may write to this workdir.
@@ -44,23 +51,22 @@ class Logbook:
       return
     locks.check(self.workdir)
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
+    if self.report is not None:  # in every row: when it is due differs
+      times.setdefault('time/report', 0.0)
     times['time/compile'] = self.compiling.take()
     times['time/programs'] = self.compiling.count
+    speed = None
     if 'batch/tokens' in values:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
     times |= self.goodput.add(times)
-    self.writer.write(self.stage, step, {**values, **times})
-    self.progress.update(
-      step,
-      {
-        key.removeprefix('eval/'): value
-        for key, value in values.items()
-        if key in ('loss/total', 'batch/tokens')
-        or key.startswith(('eval/pass_rate', 'rollout/reward'))
-        and not estimates.is_bound(key, values)
-      },
-    )
+    trackers.log(self.writer.write(self.stage, step, {**values, **times}))
+    numbers = _shown(values)
+    numbers |= {} if speed is None else {'tokens/s': speed}
+    self.shown.update(step, numbers, times)
+    if self.report is not None and self.report.is_due:
+      with self.clock('report'):
+        self.report.write()
 
   def write_errors(
     self, step: int, errors: Sequence[str], what: str = 'errors'
@@ -91,11 +97,25 @@ class Logbook:
       step: number of the step.
       answers: dataclasses, one per line.
     """
+    self._write_rows(what, step, map(dataclasses.asdict, answers))
+
+  def write_rollouts(
+    self, step: int, played: Mapping[str, attempts.Played]
+  ) -> None:
+    """Writes the rollouts of a training step, where due."""
+    every = self.rollouts_every
+    if played and every is not None and (step == 1 or step % every == 0):
+      self._write_rows('train', step, attempts.rows(played))
+
+  def _write_rows(
+    self, what: str, step: int, rows: Iterable[dict[str, Any]]
+  ) -> None:
+    """Writes a file of rows; a repeated step replaces its own."""
     if not processes.is_first():
       return
     with files.replacing(self._rollouts(what, step)) as f:
-      for answer in answers:
-        f.write(writers.dumps(dataclasses.asdict(answer)) + '\n')
+      for row in rows:
+        f.write(writers.dumps(row) + '\n')
 
   def bad_batch_path(self, step: int) -> str:
     """Returns the file for a batch whose gradients were not finite."""
@@ -104,7 +124,7 @@ class Logbook:
   def close(self) -> None:
     """Closes the files."""
     self.writer.close()
-    self.progress.close()
+    self.shown.end()
     self.compiling.close()
 
   def _rollouts(self, what: str, step: int) -> str:
@@ -121,6 +141,7 @@ def make(
   step: int = 0,
   position: int = 0,
   goodput: goodputs.Goodput | None = None,
+  report: periodic.Periodic | None = None,
 ) -> Logbook:
   """Opens the logbook of a stage.
 
@@ -133,15 +154,13 @@ def make(
     step: the step that the stage continues from.
     position: bytes of metrics.jsonl that are kept.
     goodput: the run's; None = a new one.
+    report: writes the report of the run while it goes on; None = no report.
 
   Raises:
     ValueError: the kept part of metrics.jsonl is not this run's.
   """
-  tensorboard = None
-  if cfg.metrics.tensorboard and processes.is_first():
-    tensorboard = os.path.join(workdir, 'tensorboard')
   path = os.path.join(workdir, 'metrics.jsonl')
-  writer = writers.Writer(path, position, tensorboard)
+  writer = writers.Writer(path, position)
   last = writer.latest.get(name, {}).get('step', step)
   if last > step and processes.is_first():
     raise ValueError(
@@ -153,15 +172,42 @@ def make(
     _announce(name, step, path, position)
   goodput = goodput or goodputs.Goodput(path)
   goodput.keep(writers.read_metrics(path, position))
+  stage, shown = cfg.stages[name], display.current()
+  seconds = writer.latest.get(name, {}).get('time/eval')  # before this start
+  shown.begin(
+    name, step, pace.Pace(stage.steps, stage.eval.every, seconds or 0.0)
+  )
   return Logbook(
     name,
     workdir,
     writer,
-    writers.Progress(name, cfg.stages[name].steps, step, cfg.metrics.progress),
+    shown,
     clock,
     compiling,
     goodput,
+    cfg.metrics.rollouts_every,
+    report,
   )
+
+
+def _shown(values: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the few numbers of a step that are shown, by short names.
+
+  Rewards, or else the loss; and pass rates, after an evaluation.
+  """
+  rewards = [x for x in values if x.startswith('rollout/reward')]
+  rates = [
+    x
+    for x in values
+    if x.startswith('eval/pass_rate') and not estimates.is_bound(x, values)
+  ]
+  names = rewards or [x for x in ('loss/total',) if x in values]
+  return {
+    x.removesuffix('/total')
+    .removeprefix('rollout/')
+    .removeprefix('eval/'): values[x]
+    for x in (*names[:_MOST], *rates[:_MOST])
+  }
 
 
 def _announce(name: str, step: int, path: str, position: int) -> None:

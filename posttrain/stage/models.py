@@ -10,22 +10,25 @@ reward models one per name
 import dataclasses
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from posttrain import processes, schema, scoring, sharding
+from posttrain import processes, schema, scoring, sharding, types
 from posttrain.decode import engine as engines
+from posttrain.evaluation import measures as measures_lib
 from posttrain.models import lora, transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
+from posttrain.rollout.grading import functions as reward_functions
 from posttrain.rollout.grading import models as reward_models
 from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import components as components_lib
-from posttrain.util import preemption
+from posttrain.util import preemption, timers
 
 
 def engine(
@@ -71,6 +74,17 @@ def driver(
   )
 
 
+def measures(
+  components: components_lib.Components, decoder: engines.Engine
+) -> measures_lib.Measures:
+  """Builds the measures of a stage's held-out tasks beside their grade."""
+  return measures_lib.Measures(
+    measures_lib.functions(components.stage.envs),
+    functools.partial(decoder.score, reads='logprobs_and_top'),
+    components.renderer,
+  )
+
+
 def loader(
   cfg: schema.Run,
   model: schema.Model,
@@ -106,6 +120,7 @@ class Models:
   load: refs.Loader
   base: lora.Base | None  # the frozen weights, with LoRA
   stop: preemption.Signal  # ends waits for servers
+  clock: timers.Timers = dataclasses.field(default_factory=timers.Timers)
 
   def references(self) -> refs.References:
     """Returns the references of the stage, none of which is loaded yet."""
@@ -154,10 +169,11 @@ class Models:
     return token_pipeline.TokenPipeline(
       data,
       players,
-      references,
+      references.start,
       functools.cache(functools.partial(self._judge, references)),
       functools.cache(self._reward_model),
       self.components.remote,
+      self.clock,
     )
 
   def _wait_for_endpoints(self, references: refs.References) -> None:
@@ -187,19 +203,25 @@ class Models:
     decoder.set_params(frozen.params, -1)
     return decoder
 
-  def _reward_model(self, name: str) -> reward_models.RewardModel:
+  def _reward_model(self, name: str) -> rewarding.Model:
     """Loads a reward model; it stays on the devices while the stage lasts."""
     components = self.components
     rows = components.stage.batch.rows
-    return reward_models.load(
+    model = reward_models.load(
       name,
       os.path.join(self.load.workdir, self.load.folders[name]),
       components.model,
       lambda model: scoring.Scorer(
-        model, rows, components.capacity, components.mesh, reward=True
+        model, rows, components.capacity, components.mesh, reads='rewards'
       ),
       components.mesh,
     )
+
+    def score(rollouts: Sequence[types.Rollout]) -> reward_functions.Result:
+      with self.clock('scoring'):
+        return model(rollouts)
+
+    return score
 
   def _judge(
     self, references: refs.References, model: schema.Reference

@@ -1,17 +1,21 @@
 """The plan of a stage: batch sizes, parameters, memory and communication.
 
-Printed by `--dry_run` and, in short, at the start of a run; quoted when the
-device runs out of memory. Bytes are per device.
+Printed by `--dry_run` and, in short, at the start of a run, below a head with
+devices, host, versions and seed; quoted when the device runs out of memory.
+Bytes are per device.
 """
 
 import dataclasses
 import math
+import platform as platforms
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from posttrain import schema, sharding
+import posttrain
+from posttrain import processes, schema, sharding
 from posttrain.models import transformer
 from posttrain.stage import adapter as adapter_lib
 from posttrain.stage import communication, program_bytes, tensors
@@ -49,6 +53,8 @@ class Plan:
   programs: dict[str, program_bytes.Program]
   weights: Sequence[tensors.Tensor]  # those that train, and frozen ones
   transfers: Sequence[communication.Transfer]  # of one micro-batch
+  # Tasks to train on and held-out ones, by environment.
+  tasks: Mapping[str, tuple[int, int]]
 
   @property
   def total_bytes(self) -> int:
@@ -63,7 +69,7 @@ class Plan:
 
   def sizes(self) -> dict[str, Any]:
     """Returns the sizes without the tables, for an error."""
-    tables = ('programs', 'weights', 'transfers')
+    tables = ('programs', 'weights', 'transfers', 'tasks')
     return {k: v for k, v in vars(self).items() if k not in tables}
 
   def lines(self) -> list[str]:
@@ -75,7 +81,12 @@ class Plan:
       update += f', less {freed} of cache that rollout.sleep frees'
     rollout = self.rollout_bytes
     temporaries = max(self.update_bytes - self.sleep_bytes, rollout)
+    tasks = '; '.join(
+      f'{name}: {train:,}, and {held_out:,} held out'
+      for name, (train, held_out) in self.tasks.items()
+    )
     rows = (
+      *([('tasks', tasks)] if tasks else []),
       ('prompts_per_step', f'{self.prompts_per_step}'),
       ('group_size', groups),
       ('  samples per step', f'{self.samples_per_step}'),
@@ -96,10 +107,7 @@ class Plan:
       ('    update', update),
       ('    rollout', tensors.size(rollout)),
     )
-    return [
-      f'stage {self.stage}',
-      *(f'  {name:<20} {value}' for name, value in rows),
-    ]
+    return [f'stage {self.stage}', *map(_row, rows)]
 
   def _hosts(self) -> list[tuple[str, str]]:
     """Returns the row of a run of several processes."""
@@ -123,6 +131,44 @@ class Plan:
     return [*lines, *communication.lines(self.transfers)]
 
 
+def head(
+  seed: int, devices: tuple[str | None, int, int] | None = None
+) -> list[str]:
+  """Returns the first lines of a run's plan: where it runs, and with what.
+
+  Args:
+    seed: the run's seed.
+    devices: the planned ones, see `components.preflight`; None = those here.
+  """
+  rows = (
+    ('device', _devices(devices)),
+    ('host', socket.gethostname()),
+    (
+      'versions',
+      f'posttrain {posttrain.__version__}, jax {jax.__version__}, '
+      f'python {platforms.python_version()}',
+    ),
+    ('seed', f'{seed}'),
+  )
+  return ['run', *map(_row, rows)]
+
+
+def _devices(planned: tuple[str | None, int, int] | None) -> str:
+  """Returns kind and number of the devices, and of their hosts."""
+  if planned is None:
+    kind, count, hosts = None, jax.device_count(), processes.count()
+  else:
+    kind, count, hosts = planned
+  kind = kind or jax.devices()[0].device_kind  # such as NVIDIA H100 80GB HBM3
+  text = f'{count} x {kind}'
+  text += f' on {hosts} hosts' if hosts > 1 else ''
+  return text if planned is None else f'{text} (planned)'
+
+
+def _row(row: tuple[str, str]) -> str:
+  return f'  {row[0]:<20} {row[1]}'
+
+
 def slot_tokens(longest: int, backend: str) -> int:
   """Returns a slot's capacity: whole tiles of a backend's decode kernel.
 
@@ -144,6 +190,7 @@ def make(
   players: int = 0,
   group_sizes: Mapping[str, int] | None = None,
   hosts: int = 1,
+  tasks: Mapping[str, tuple[int, int]] | None = None,
 ) -> Plan:
   """Resolves the sizes of a stage; allocates nothing.
 
@@ -160,6 +207,7 @@ def make(
       shape.
     group_sizes: samples per task, by environment; None = the stage's options.
     hosts: the processes of the run, one per host.
+    tasks: tasks to train on and held-out ones, by environment.
 
   Raises:
     ValueError: a weight does not divide over the mesh.
@@ -214,6 +262,7 @@ def make(
     programs=programs,
     weights=tensors.of(state.params) + tensors.of(frozen),
     transfers=communication.of(device, batch, adapter),
+    tasks=tasks or {},
   )
 
 

@@ -33,6 +33,12 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
   if host is None:
     return None
   if unread is not None and not reading.is_sound(unread, name):
+    if os.path.basename(unread) != str(host['step']):
+      raise ValueError(
+        f'{unread} must hold the best step of stage {name!r}: it is missing or '
+        "damaged; put it back, or move the stage's folder away to train it "
+        'again'
+      )
     warnings.warn(f'{unread} is damaged; an older step is used', stacklevel=2)
     return None
   tally.check_saved(name, host)
@@ -50,12 +56,15 @@ def _trained(
   host = reading.newest_host(folder, name)
   later = _later_host(cfg, name, workdir)
   trained = host['step'] if host is not None else 0
-  if later is not None:
+  ended = host is not None and bool(host.get('finished'))
+  if later is not None and not ended:
     trained = later['config'][name]['steps']
     if host is None or host['step'] != trained:
       host = later
+      selects = later['config'][name].get('eval', {}).get('best') is not None
+      last = 'its last step' if selects else f'step {trained}'
       warnings.warn(
-        f'{folder} should hold step {trained}, which cannot be read; stage '
+        f'{folder} should hold {last}, which cannot be read; stage '
         f'{name!r} stays finished, because stage {later["stage"]!r} was built '
         'on it',
         stacklevel=2,
@@ -68,10 +77,16 @@ def _trained(
       f'config.{name}.steps must be at least the {trained} steps that '
       f'are trained already: got {steps}; use another --workdir'
     )
-  if trained < steps:
+  if trained < steps and not ended:
     return None, None
   is_next = later is None and name != list(cfg.stages)[-1]
-  return host, os.path.join(folder, str(steps)) if is_next else None
+  return host, os.path.join(folder, str(_best(host))) if is_next else None
+
+
+def _best(host: dict[str, Any]) -> int:
+  """Returns the step whose weights a stage hands on, by its last `host`."""
+  best = host.get('best')
+  return host['step'] if best is None else best['step']
 
 
 def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
@@ -93,23 +108,24 @@ def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
       )
 
 
-def check_end(cfg: schema.Run, name: str, folder: str) -> None:
-  """Refuses an older step of a stage where its last one is meant.
+def check_end(cfg: schema.Run, name: str, workdir: str) -> None:
+  """Refuses a stage whose last step is missing, where its end is meant.
 
   Args:
     cfg: the run's options.
     name: the stage.
-    folder: the step's folder that was found.
+    workdir: the run's folder.
 
   Raises:
     ValueError: with the step that is missing.
   """
-  steps = cfg.stages[name].steps
-  if os.path.basename(folder) != str(steps):
+  steps, folder = cfg.stages[name].steps, _folder(workdir, name)
+  host = reading.newest_host(folder, name) or {}
+  if host.get('step') != steps and not host.get('finished'):
     raise ValueError(
-      f"'stage:{name}' must be the end of the stage, step {steps}: got "
-      f'{folder}; put that step back, or move the folders of the later stages '
-      'away to train them again'
+      f"'stage:{name}' must be the end of the stage, step {steps}: got step "
+      f'{host.get("step")} in {folder}; put that step back, or move the '
+      'folders of the later stages away to train them again'
     )
 
 

@@ -4,7 +4,13 @@ import os
 
 from posttrain import schema
 
-FILES = ('config.json', 'metrics.jsonl', 'report.html')
+FILES = (
+  'about.json',
+  'config.json',
+  'metrics.jsonl',
+  'report.html',
+  'trackers.json',
+)
 FOLDERS = (
   'pairs',
   'profiles',
@@ -12,6 +18,7 @@ FOLDERS = (
   'stalls',
   'tensorboard',
   'token_exports',
+  'wandb',
 )
 
 

@@ -29,7 +29,6 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -41,12 +40,13 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from posttrain.util import errors, exits, logs, memory, streams
+from posttrain.util import errors, exits, logs, memory, spelling, streams
 
 # The help of --checkpoint, which several commands take.
 CHECKPOINT = (
   "A run's workdir, one of its checkpoints/<stage> folders, one of their step "
-  'folders, or a HuggingFace or PEFT directory.'
+  'folders, a HuggingFace or PEFT directory, or a model in the cache of the '
+  'HuggingFace hub, OWNER/NAME.'
 )
 # The help of --trust_config, which several commands take.
 TRUST_CONFIG = (
@@ -232,7 +232,7 @@ class Parser(Generic[T]):
       words.append(f'{word}=true' if bare else word)
     parser = self._parser(label for label in given if '.' in label)
     try:
-      namespace, extra = parser.parse_known_args(words)
+      namespace, extra = parser.parse_known_intermixed_args(words)
     except argparse.ArgumentError as error:
       raise ValueError(self._wrong(error, argv)) from None
     if extra:
@@ -275,7 +275,7 @@ class Parser(Generic[T]):
         labels = list(dict.fromkeys(overrides))
         options |= {'action': 'append', 'dest': name}
       elif _type(field) == list[str]:
-        options['action'] = 'append'
+        options |= {'nargs': '+'} if rules.by_position else {'action': 'append'}
       elif _type(field) is bool:
         options['nargs'] = '?'
       for label in labels:
@@ -295,14 +295,21 @@ class Parser(Generic[T]):
     names, near = sorted(['--help', *self._named]), []
     if stem and (equals or argument.startswith('-')):
       near = [name for name in names if name.startswith(f'--{stem}')]
-      near = near or difflib.get_close_matches(f'--{stem}', names, 1)
+      near = near or self._near(stem)
     if near and self._is_known(near[0] + dot + key):
       near[0] += dot + key
     hint = f'did you mean {near[0]}? ' if near else ''
+    if self._has_overrides and label.startswith('--') and not near:
+      hint = 'options of the config are --config.KEY=VALUE; '
     return (
       f'arguments must be flags of this command: got {argument!r}; '
       f'{hint}--help lists all'
     )
+
+  def _near(self, stem: str) -> list[str]:
+    """Returns the flags that a name without dashes may be meant for."""
+    names = spelling.near(stem, ['help', *(x[2:] for x in self._named)])
+    return [f'--{name}' for name in names]
 
   def _wrong(self, error: argparse.ArgumentError, argv: Sequence[str]) -> str:
     """Returns the error for a wrong or missing value."""

@@ -6,10 +6,19 @@ Recipes name functions and classes by text, so that the config is plain data.
 import ast
 import importlib
 import importlib.util
+import os
 import pathlib
+import sys
 from typing import Any
 
-from posttrain.util import foreign
+from posttrain.util import foreign, spelling
+
+
+def add_current_folder() -> None:
+  """Lets modules of the current folder be imported, as `python -m` does."""
+  folder = os.getcwd()
+  if not sys.flags.safe_path and not {folder, ''} & set(sys.path):
+    sys.path.insert(0, folder)
 
 
 def load(path: str, key: str) -> Any:
@@ -34,7 +43,7 @@ def load(path: str, key: str) -> Any:
   except ImportError as error:
     raise ValueError(
       f'{key} must be importable: got {foreign.quote(path)}; '
-      f'{foreign.text(error)}; its folder must be on the PYTHONPATH'
+      f'{foreign.text(error)}; {_remedy(error, module)}'
     ) from error
   except MemoryError:
     raise
@@ -47,10 +56,35 @@ def load(path: str, key: str) -> Any:
     if not hasattr(value, part):
       raise ValueError(
         f'{key} must name an object of its module: got {foreign.quote(path)}, '
-        f'but {foreign.text(module)} has no {foreign.quote(name)}'
+        f'but {foreign.text(module)} has no {foreign.quote(name)}; '
+        f'{_others(module, value, part)}'
       )
     value = getattr(value, part)
   return value
+
+
+def _remedy(error: ImportError, module: str) -> str:
+  """Returns what to do about a module that is missing, or cannot import."""
+  missing = getattr(error, 'name', None) or ''
+  if isinstance(error, ModuleNotFoundError) and f'{module}.'.startswith(
+    f'{missing}.'
+  ):
+    file = missing.replace('.', '/') + '.py'
+    return (
+      f'it must be installed, or be {foreign.text(file)} in the current folder '
+      'or in one of PYTHONPATH'
+    )
+  return f'the import fails within {foreign.text(module)}'
+
+
+def _others(module: str, value: Any, name: str) -> str:
+  """Returns the near names of an object, else the functions it defines."""
+  inside = getattr(value, '__dict__', {})
+  names = [x for x, y in inside.items() if callable(y) and x[0] != '_']
+  if near := spelling.near(name, names):
+    return f'did you mean {foreign.text(near[0])}?'
+  own = [x for x in names if getattr(inside[x], '__module__', '') == module]
+  return f'it defines {foreign.text(", ".join(own)) or "no function"}'
 
 
 def function(path: str, key: str) -> Any:

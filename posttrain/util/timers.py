@@ -25,10 +25,11 @@ class Timers:
     self.last: dict[str, float] = {}  # seconds of the latest block of a name
 
   @contextlib.contextmanager
-  def __call__(self, name: str) -> Iterator[None]:
+  def __call__(self, name: str, text: str = '') -> Iterator[None]:
+    """Times a block, which is a phase; `text`: see `watchdog.phase`."""
     start = time.perf_counter()
     try:
-      with watchdog.phase(name):
+      with watchdog.phase(name, text):
         yield
     finally:
       self.last[name] = time.perf_counter() - start

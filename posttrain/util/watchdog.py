@@ -28,6 +28,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,13 +41,16 @@ _WAITS_FOR = {
   'update': 'the device, or another process in a collective',
   'save': 'the file system of the checkpoints',
   'rollout': 'the device',
+  'scoring': 'the device',
   'eval': 'the device',
 }
 _SHOWN = 3  # waits in a message
+NO_PHASE = 'other work'  # the text of no phase
 LOCK_MARGIN = 3600.0  # seconds that a held interpreter lock gets beyond others
-_COMPILER = os.path.join('jax', '_src', 'compiler.py')
+_COMPILER = os.fsencode(os.path.join('jax', '_src', 'compiler.py'))
 
-_phases: list[str] = []
+# Name, text, start.
+_phases: list[tuple[str, str, float]] = []
 # Number -> what, its start.
 _waits: dict[int, tuple[Callable[[], str], float]] = {}
 _numbers = itertools.count()
@@ -73,10 +77,15 @@ def others_progress() -> None:
 
 
 @contextlib.contextmanager
-def phase(name: str) -> Iterator[None]:
-  """Names the phase that the main thread is in; phases may nest."""
-  _phases.append(name)
+def phase(name: str, text: str = '') -> Iterator[None]:
+  """Names the phase that the main thread is in; phases may nest.
+
+  Args:
+    name: its name.
+    text: the name in more words, for `activity`; '' = the name.
+  """
   progress()
+  _phases.append((name, text or name, _last))
   try:
     yield
   finally:
@@ -125,7 +134,13 @@ def watch(
 
 def current() -> str:
   """Returns the name of the phase."""
-  return _phases[-1] if _phases else 'start'
+  return _phases[-1][0] if _phases else 'start'
+
+
+def activity() -> tuple[str, float]:
+  """Returns the text of the phase, and its start (`time.monotonic`)."""
+  phases = _phases[-1:]  # another thread may end the phase
+  return phases[0][1:] if phases else (NO_PHASE, _last)
 
 
 def describe() -> str:
@@ -180,7 +195,7 @@ class _Watcher:
       # A tick that lasted far too long: the process was suspended, or the
       # interpreter lock was held. Only a part of it counts.
       idle, before = idle + min(now - before, late), now
-      if _compiles():
+      if compiles():
         progress()
       if _last != since:
         since, idle = _last, min(now - _last, idle)
@@ -240,14 +255,26 @@ def _write_stacks(path: str) -> None:
     faulthandler.dump_traceback(f, all_threads=True)
 
 
-def _compiles() -> bool:
-  """Returns whether some thread is in jax's compiler."""
-  for top in sys._current_frames().values():
-    frame = top
-    while frame is not None:
-      if frame.f_code.co_filename.endswith(_COMPILER):
-        return True
-      frame = frame.f_back
+def compiles() -> bool:
+  """Returns whether some thread is in jax's compiler.
+
+  faulthandler reads all stacks at once, of the newest 100 threads. A loop over
+  `frame.f_back` lets other threads run in between, and may read frames that
+  they have freed: CPython 3.11 then ends with a segmentation fault. So it is
+  left to what faulthandler cannot read, the main thread behind 100 others.
+  """
+  with contextlib.suppress(OSError), tempfile.TemporaryFile() as f:
+    faulthandler.dump_traceback(f, all_threads=True)
+    f.seek(0)
+    stacks = f.read()
+    if _COMPILER in stacks or not stacks.rstrip().endswith(b'...'):
+      return _COMPILER in stacks
+  # No folder for temporary files, or more threads.
+  frame = sys._current_frames().get(threading.main_thread().ident or 0)
+  while frame is not None:
+    if _COMPILER in frame.f_code.co_filename.encode():
+      return True
+    frame = frame.f_back
   return False
 
 

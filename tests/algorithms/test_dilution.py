@@ -109,6 +109,20 @@ def test_components_on_the_same_tokens_add_up(gradient):
   assert_adds(*gradients)
 
 
+def test_opd_does_not_dilute_a_leash(gradient):
+  """Both are the ref_kl component; each has a mean of its own."""
+  leash = [
+    dataclasses.replace(s, rl_weights=np.zeros_like(s.rl_weights))
+    for s in make_samples(schema.Grpo(kl_beta=0.5))
+  ]
+  opd = make_samples(schema.Opd(reference='stage:sft'), offset=100)
+  opd = opd[:2]  # so that the counts differ
+  apart = streams.apart({'a': leash, 'b': opd}, {'b'})
+  assert_adds(gradient(apart['a'] + apart['b']), gradient(leash), gradient(opd))
+  for alone in {'a': leash}, {'b': opd}, {'a': leash, 'b': []}:
+    assert streams.apart(alone, {'b'}) is alone
+
+
 def test_denominators_count_only_members_of_the_component(gradient):
   """An environment twice has the gradient of once, with another beside it."""
   ours, theirs = (
@@ -116,3 +130,12 @@ def test_denominators_count_only_members_of_the_component(gradient):
     make_samples(schema.Sft(), offset=100),
   )
   assert_adds(gradient(ours + ours + theirs), gradient(ours), gradient(theirs))
+
+
+@pytest.mark.parametrize('other', OTHERS)
+def test_a_weight_scales_the_gradient(other, gradient):
+  quarter = dataclasses.replace(OTHERS[other], weight=0.25)
+  assert_adds(
+    gradient(make_samples(OTHERS[other])),
+    *4 * [gradient(make_samples(quarter))],
+  )

@@ -90,6 +90,32 @@ def test_pieces_of_new_messages_only():
   ]
 
 
+@pytest.mark.parametrize('bos', ['', '<|tool|>'])
+def test_the_built_in_template_gives_the_ids_of_its_jinja(bos):
+  """With the bos, and also turn by turn."""
+  variables = {'eos_token': '<|end|>', 'bos_token': bos}
+  theirs = make(templates.BUILT_IN_JINJA, variables=variables)
+  tokenizer = tokenizers.Bytes()
+  tokenizer.bos = bos
+  ours = renderer.Renderer(tokenizer)
+  for prompt in (False, True):
+    whole = theirs.render(UA, add_generation_prompt=prompt)
+    for first in (
+      ours.render(()),
+      ours.render(UA[:1]),
+      ours.render(UA[:1], add_generation_prompt=True),
+      ours.render(UA),
+    ):
+      messages = [i for i in first.messages.tolist() if i >= 0]
+      done = UA[: len(set(messages))]
+      rest = ours.extend(
+        first, done, UA[len(done) :], add_generation_prompt=prompt
+      )
+      np.testing.assert_array_equal(rest.ids, whole.ids)
+      np.testing.assert_array_equal(rest.is_content, whole.is_content)
+      assert rest.text == whole.text
+
+
 def test_a_system_message_rendered_within_a_user_turn_is_attributed():
   source = (
     "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"

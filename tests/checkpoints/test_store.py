@@ -1,5 +1,6 @@
 """Saving and restoring checkpoints: bits, damage, keep rules, errors."""
 
+import contextlib
 import gc
 import json
 import os
@@ -471,3 +472,48 @@ def test_soundness_of_a_step_includes_its_arrays(folder, kind):
   assert reading.is_sound(str(folder / '20'))
   DAMAGE[kind](folder / '20')
   assert not reading.is_sound(str(folder / '20'))
+
+
+def save_best(saver, *steps):
+  for step, best in steps:
+    host = {**make_host(step), 'best': {'step': best, 'value': 0.5}}
+    saver.save(step, {'x': jnp.arange(3.0) + step}, host)
+  saver.wait()
+
+
+def test_the_best_steps_of_the_latest_ones_are_kept(tmp_path):
+  with contextlib.closing(open_at(tmp_path, keep_last=2)) as saver:
+    save_best(saver, (3, 3), (6, 3), (8, 3))
+    assert saver.steps() == [3, 6, 8]
+    save_best(saver, (12, 12))
+    assert saver.steps() == [3, 8, 12]  # 8 names 3, should 12 be damaged
+    save_best(saver, (15, 12))
+    assert saver.steps() == [12, 15]
+    assert reading.find(str(tmp_path)).name == '12'
+    save_best(saver, (18, 12), (21, 12))
+    assert saver.steps() == [12, 18, 21]
+
+
+@pytest.mark.parametrize(
+  'best', ['abc', [3], 5, *({'step': x} for x in ('../5', '', -1, True))]
+)
+def test_a_foreign_best_step_is_refused(tmp_path, best):
+  with contextlib.closing(open_at(tmp_path)) as saver:
+    save_best(saver, (5, 5))
+  folder = tmp_path / '5'
+  record = folder / 'host/metadata'
+  content = json.loads(record.read_text())
+  del content['crc']
+  content['host']['best'] = best
+  record.write_text(json.dumps({**content, 'crc': reading.crc(content)}))
+  with pytest.raises(ValueError, match='must name its best step, a number: '):
+    reading.find(str(tmp_path))
+  assert reading.find(str(folder)).name == '5'
+
+
+def test_a_missing_best_step_is_named(tmp_path):
+  with contextlib.closing(open_at(tmp_path)) as saver:
+    save_best(saver, (5, 5), (7, 5))
+  shutil.rmtree(tmp_path / '5')
+  with pytest.raises(ValueError, match='/5 must hold the best step'):
+    reading.find(str(tmp_path))

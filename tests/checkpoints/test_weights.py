@@ -20,6 +20,7 @@ from posttrain.chat import renderer as chat
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
+from posttrain.rewards import texts
 from posttrain.stage import build, components, from_checkpoint, job
 from posttrain.util import preemption
 from tests import fixtures
@@ -180,7 +181,9 @@ def test_every_evaluation_writes_the_suite_answers(workdir):
         str(workdir / f'rollouts/{stage}_suite_{step:06d}.jsonl')
       )
       assert [x.pop('prompt') for x in answers] == list(SUITE)
-      assert all(x.keys() == {'text', 'stop_reason', 'tokens'} for x in answers)
+      keys = {'text', 'stop_reason', 'tokens', 'grades'}
+      assert all(x.keys() == keys for x in answers)
+      assert all(x['grades'] == texts.grade(x['text']) for x in answers)
       assert {x['stop_reason'] for x in answers} <= {'eos', 'max_tokens'}
       assert all(1 <= x['tokens'] <= 12 for x in answers)
   report = (workdir / 'report.html').read_text()
@@ -238,6 +241,10 @@ def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
     assert low <= more <= high
   saved = str(workdir / 'rollouts/sft_suite_000000.jsonl')
   assert values['against/suite'] == writers.read(saved)
+  for name in ('repetition', 'broken_characters', 'refusal', 'length'):
+    after, before = (x[f'eval/suite/{name}'] for x in (last, first))
+    change = values[f'difference/suite/{name}']
+    assert change == pytest.approx(after - before)
   assert lines[0].split()[-8:] == [
     'against',
     '95',
@@ -374,6 +381,9 @@ def test_exported_directories_answer_as_the_checkpoint(
       answer['logprobs'], expected['logprobs'], atol=1e-5
     )
     close(weights_at(tmp_path / name), weights_at(step))
+    card = (tmp_path / name / 'README.md').read_text()
+    assert f'base_model: {folder.name}\n' in card and '## Stage `sft`' in card
+    assert str(tmp_path) not in card and str(folder) not in card
   theirs = ask(folder, capsys, f'--prompt_ids={IDS}')
   assert theirs['logprobs'] != ask(step, capsys, f'--prompt_ids={IDS}')
   assert export.main(argv) == 2
@@ -782,5 +792,6 @@ def test_an_exported_directory_renders_as_the_run(folder, workdir, tmp_path):
   )
   assert renderer.stop_ids == fixtures.RENDERER.stop_ids
   assert {p.name for p in pathlib.Path(out).iterdir()} == {
-    p.name for p in pathlib.Path(folder).iterdir()
+    'README.md',
+    *(p.name for p in pathlib.Path(folder).iterdir()),
   }

@@ -51,7 +51,7 @@ def test_valid_combinations_pass():
   ('key', 'value', 'message'),
   [
     ('sft.init', 'stage:x', r'config\.sft\.init must name an earlier'),
-    ('sft.init', 'stage:grpo', r'earlier stage: .*expected one of \(\)'),
+    ('sft.init', 'stage:grpo', r'earlier stage: .*has none before'),
     ('grpo.init', 'stage:grpo', r"grpo\.init must .* one of \('sft',\)"),
     ('sft.envs', {'a/b': {}}, 'must be named with letters'),
     (
@@ -130,7 +130,7 @@ def test_valid_combinations_pass():
     (
       'sft.envs.a.sampler',
       {'type': 'frozen', 'model': 'stage:grpo'},
-      r'config.sft.envs.a.sampler.model must name an earlier .*one of \(\)',
+      r'config.sft.envs.a.sampler.model must name an earlier .*has none before',
     ),
     (
       'grpo.envs.a.rewards',
@@ -324,15 +324,18 @@ def test_sampler_is_mode_requires_one_update_per_rollout():
     _resolve(mode, ('grpo.updates_per_rollout', '2'))
 
 
-def test_a_group_of_one_rollout_gives_a_warning():
-  for name, words in (('grpo', 'group_size should be'), ('max_rl', 'max_rl')):
-    with pytest.warns(UserWarning, match=words) as said:
-      _resolve(
-        ('grpo.envs.a.algorithm', {'type': name}),
-        ('grpo.envs.a.group_size', '1'),
-      )
-    assert 'config.grpo.envs.a.group_size' in str(said[0].message)
-  _resolve(
-    ('grpo.envs.a.algorithm', {'type': 'reward'}),
-    ('grpo.envs.a.group_size', '1'),
-  )
+@pytest.mark.parametrize('name', ['grpo', 'rloo', 'max_rl'])
+def test_a_group_of_one_rollout_cannot_train(name):
+  size = ('grpo.envs.a.group_size', '1')
+  with pytest.raises(ValueError, match='group_size must be at least 2 for alg'):
+    _resolve(('grpo.envs.a.algorithm', {'type': name}), size)
+  with pytest.warns(UserWarning, match='group_size should be at least 2'):
+    _resolve(('grpo.envs.a.algorithm', {'type': name, 'kl_beta': 0.1}), size)
+
+
+def test_a_group_of_one_rollout_may_train():
+  size = ('grpo.envs.a.group_size', '1')
+  for algorithm in ({'type': 'reward'}, {'type': 'max_rl', 'baseline': False}):
+    _resolve(('grpo.envs.a.algorithm', algorithm), size)
+  with pytest.warns(UserWarning, match='group_size should be at least 2'):
+    _resolve(('grpo.envs.a.algorithm', {'type': 'echo'}), size)

@@ -111,7 +111,7 @@ def test_override_sets_the_parsed_value(key, text, read):
 @pytest.mark.parametrize(
   ('key', 'text', 'message'),
   [
-    ('sft.optim.lrr', '1', 'config.sft.optim.lrr .* config.sft.optim.lr?'),
+    ('sft.optim.lrr', '1', 'config.sft.optim has no .* config.sft.optim.lr?'),
     ('sft.optm.lr', '1', r'did you mean config\.sft\.optim'),
     ('sed', '1', r'did you mean config\.seed'),
     ('sft.lr', '1', r'did you mean config\.sft\.optim\.lr\?'),
@@ -141,7 +141,7 @@ def test_override_sets_the_parsed_value(key, text, read):
     ('sft.envs', '{}', r'config\.sft\.envs must hold an environment'),
     ('sft.batch.row_tokens', '100', r'must be a multiple of row_tokens'),
     ('sft.kind', 'tokenz', r'config\.sft\.kind must be one of'),
-    ('stages', '("a",)', r'no config\.a'),
+    ('stages', '("a",)', r"got 'a', expected some of \('sft',\)"),
     ('stages', '()', 'config.stages must'),
     ('mesh.fsdp', '0', r'config\.mesh\.fsdp must be -1 or > 0'),
     ('model.kv_heads', '3', r'config\.model\.kv_heads must divide heads=4'),
@@ -267,6 +267,10 @@ def test_another_type_is_another_node():
     with pytest.raises(ValueError, match=f'--config.{key}={text}, or --config'):
       _resolve((f'{key}.type', text))
   _resolve(('sft.loss.rl.type', 'dppo'))  # what it is already
+  with pytest.raises(
+    ValueError, match=r"must be one of \('dppo', .* got 'ppo'"
+  ):
+    _resolve(('sft.loss.rl.type', 'ppo'))
   node = _node()
   config.override(node, 'sft.loss.rl', 'clip')
   assert config.build(node).stages['sft'].loss.rl == schema.Clip()
@@ -295,6 +299,12 @@ def test_a_server_may_move_and_not_change():
   )
   with pytest.raises(ValueError, match=r"algorithm\.reference\.name \('a' ->"):
     config.check_resume(resolved(), resolved(name='b'))
+
+
+def test_a_key_with_a_dot_is_refused_by_the_node():
+  node = config.load('configs/sft.py:tiny')
+  with pytest.raises(ValueError, match='^config.sft.envs.data.env.columns'):
+    config.override(node, 'sft.envs.data.env.columns', '{"a.b": "prompt"}')
 
 
 @pytest.mark.parametrize(

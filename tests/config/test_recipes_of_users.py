@@ -60,8 +60,8 @@ def test_a_path_may_have_colons(tmp_path):
 @pytest.mark.parametrize(
   ('key', 'words'),
   [
-    ('zzqqx', 'the keys of config are'),
-    ('lrr', 'the keys of config are'),
+    ('zzqqx', 'the shared options are checkpoint, comp'),
+    ('lrr', 'did you mean config.sft.optim.lr. The stage is sft'),
     ('seeed', r'did you mean config\.seed\?'),
     ('x' * 5000, 'more characters'),
   ],

@@ -11,6 +11,9 @@ from configs import machinery
 from posttrain import schema
 from posttrain.config import checks
 from posttrain.config import load as config
+from posttrain.data import preferences
+from posttrain.rewards import texts
+from posttrain.stage import components
 
 SHARED = ('__init__.py', 'common.py', 'machinery.py')
 RECIPES = sorted(
@@ -21,7 +24,10 @@ RECIPES = sorted(
 # Recipes of a HuggingFace directory.
 PRETRAINED = ('configs/gsm8k_sft.py', 'configs/gsm8k_grpo.py')
 PRETRAINED += ('configs/sql_llm.py',)
-FROM_SCRATCH = [path for path in RECIPES if path not in PRETRAINED]
+# Recipes for own data: of pairs, and of rows.
+PAIRED = ('configs/dpo.py', 'configs/reward_model.py')
+OWN = (*PAIRED, 'configs/sft.py', 'configs/grpo.py')
+FROM_SCRATCH = [x for x in RECIPES if x not in (*PRETRAINED, *OWN)]
 # Keys that make a stage larger.
 SIZES = ('steps', 'batch.prompts_per_step', 'rollout.slots', 'eval.prompts')
 
@@ -46,6 +52,19 @@ def folder(tmp_path):
   }
   (tmp_path / 'config.json').write_text(json.dumps(values))
   return tmp_path
+
+
+def _argument(path, folder):
+  """The paths after a recipe's name."""
+  if path not in OWN:
+    return str(folder)
+  file = folder / 'data.jsonl'
+  answers = '"chosen": "b", "rejected": "c"'
+  if path not in PAIRED:
+    answers = '"completion": "b"'
+  file.write_text(f'{{"prompt": "a", {answers}}}\n')
+  function = ',configs.grpo:short' if path == 'configs/grpo.py' else ''
+  return f'{folder},{file}{function}'
 
 
 def _build(spec):
@@ -76,19 +95,23 @@ def test_tiny_is_smaller(path):
   assert tiny.model == schema.PRESETS['tiny']
 
 
-@pytest.mark.parametrize('path', PRETRAINED)
+@pytest.mark.parametrize('path', (*PRETRAINED, *OWN))
 def test_tiny_with_a_directory_is_smaller_and_keeps_its_model(path, folder):
-  tiny, full = _build(f'{path}:{folder},tiny'), _build(f'{path}:{folder}')
+  argument = _argument(path, folder)
+  tiny, full = _build(f'{path}:{argument},tiny'), _build(f'{path}:{argument}')
   _assert_smaller(tiny, full)
   assert tiny.model == full.model
   assert tiny.tokenizer == full.tokenizer
   assert _build(f'{path}:tiny').model == schema.PRESETS['tiny']
 
 
-@pytest.mark.parametrize('path', PRETRAINED)
+@pytest.mark.parametrize(
+  'path', [x for x in (*PRETRAINED, *OWN) if x != 'configs/reward_model.py']
+)
 def test_lora_changes_rank_and_learning_rate_alone(path, folder):
-  full = config.to_dict(_build(f'{path}:{folder}'))
-  lora = config.to_dict(_build(f'{path}:{folder},lora'))
+  argument = _argument(path, folder)
+  full = config.to_dict(_build(f'{path}:{argument}'))
+  lora = config.to_dict(_build(f'{path}:{argument},lora'))
   for name in full['stages']:
     assert full[name]['lora'].pop('rank') == 0
     assert lora[name]['lora'].pop('rank') == 32
@@ -97,11 +120,174 @@ def test_lora_changes_rank_and_learning_rate_alone(path, folder):
   assert lora == full
 
 
-@pytest.mark.parametrize('path', PRETRAINED)
+@pytest.mark.parametrize('path', (*PRETRAINED, *OWN))
 @pytest.mark.parametrize('argument', ['', ':lora', ':/no/such', ':tiny,lora'])
 def test_a_pretrained_recipe_needs_a_directory(path, argument):
   with pytest.raises(ValueError, match='must be a HuggingFace direct'):
     config.load(path + argument)
+
+
+@pytest.mark.parametrize('path', PAIRED)
+def test_recipes_take_a_directory_and_files_in_any_order(path, folder):
+  _, pairs = _argument(path, folder).split(',')
+  held_out = folder / 'held_out.parquet'
+  held_out.touch()
+  for argument in (
+    f'{folder},{pairs},{held_out}',
+    f'{pairs},{folder},{held_out}',
+  ):
+    run = _build(f'{path}:{argument}')
+    (stage,) = run.stages.values()
+    assert stage.pairs.path == pairs
+    assert stage.pairs.eval_path == str(held_out)
+    assert stage.init == run.tokenizer.path == str(folder)
+  (stage,) = _build(f'{path}:{pairs},tiny').stages.values()
+  assert stage.pairs.path == pairs and stage.init == 'random'
+
+
+@pytest.mark.parametrize('path', ['configs/sft.py', 'configs/grpo.py'])
+def test_own_rows_hold_out_a_tenth_or_a_file(path, folder):
+  argument = _argument(path, folder)
+  (stage,) = _build(f'{path}:{argument}').stages.values()
+  env = stage.envs['data'].env
+  assert (env.path, env.eval_path) == (f'{folder}/data.jsonl', None)
+  assert env.eval_fraction == 0.1
+  (folder / 'b.csv').touch()
+  (stage,) = _build(f'{path}:{argument},{folder}/b.csv').stages.values()
+  env = stage.envs['data'].env
+  assert (env.eval_path, env.eval_fraction) == (f'{folder}/b.csv', 0.0)
+
+
+@pytest.mark.parametrize('path', ['configs/sft.py', 'configs/dpo.py'])
+def test_data_may_be_the_name_of_a_tfds_data_set(path, folder, monkeypatch):
+  """Its version is kept, so that newer ones change nothing."""
+  monkeypatch.setenv('TFDS_DATA_DIR', str(folder))
+  data_set = folder / 'chats' / '1.0.0'
+  data_set.mkdir(parents=True)
+  (data_set / 'dataset_info.json').touch()
+  model = _argument('configs/sft.py', folder).split(',')[0]
+  run = _build(f'{path}:tfds:chats:test[:9],{model},tfds:chats')
+  (stage,) = run.stages.values()
+  node = stage.pairs if path == 'configs/dpo.py' else stage.envs['data'].env
+  assert node.path == 'tfds:chats:1.0.0:test[:9]'
+  assert node.eval_path == 'tfds:chats:1.0.0'
+  with pytest.raises(ValueError, match='tfds:x must be a TFDS data set in '):
+    config.load(f'{path}:{model},tfds:x')
+
+
+def test_a_preset_and_several_reward_functions(folder, monkeypatch):
+  _argument('configs/sft.py', folder)
+  monkeypatch.chdir(folder)
+  run = _build('configs/sft.py:small,data.jsonl')
+  assert run.model == schema.PRESETS['small'] and run.tokenizer.path is None
+  assert run.stages['sft'].init == 'random'
+  assert run.stages['sft'].envs['data'].env.path == f'{folder}/data.jsonl'
+  functions = 'configs.grpo:short,os.path:isabs'
+  run = _build(f'configs/grpo.py:{functions},data.jsonl,{folder}')
+  rewards = run.stages['grpo'].envs['data'].rewards
+  assert {k: x.fn for k, x in rewards.items()} == {
+    'short': 'configs.grpo:short',
+    'isabs': 'os.path:isabs',
+  }
+
+
+@pytest.mark.parametrize(
+  'path, argument, problem',
+  [
+    ('configs/dpo.py', '{folder}', 'with data: got'),
+    ('configs/dpo.py', '{file}', 'with a model: got'),
+    ('configs/dpo.py', '{file},lora', 'whose weights lora adapts: got'),
+    ('configs/dpo.py', '{file},tiny,lora', 'whose weights lora adapts: got'),
+    ('configs/dpo.py', '{folder},{file},smal', "got 'smal', which is none"),
+    ('configs/dpo.py', '{folder},{file},a:b', "got 'a:b', which is none of"),
+    ('configs/dpo.py', '{folder},small,{file}', 'with one model: got'),
+    (
+      'configs/sft.py',
+      '{file},{file},{file},tiny',
+      'two data sets at most: got',
+    ),
+    (
+      'configs/sft.py',
+      '{folder},/no/such.jsonl',
+      "exist: got '/no/such.jsonl'",
+    ),
+    ('configs/reward_model.py', '{folder},{file},lora', 'with no lora'),
+    ('configs/grpo.py', '{folder},{file}', 'with a reward function: got'),
+  ],
+)
+def test_what_is_missing_in_an_argument_is_named(
+  path, argument, problem, folder
+):
+  _argument('configs/sft.py', folder)
+  argument = argument.format(folder=folder, file=folder / 'data.jsonl')
+  with pytest.raises(ValueError, match=problem):
+    config.load(f'{path}:{argument}')
+
+
+@pytest.mark.parametrize('name', ['sft:tiny', 'configs/algorithms/opd.py:tiny'])
+def test_recipes_are_found_from_any_folder(name, tmp_path, monkeypatch):
+  expected = config.to_dict(_build(name))
+  monkeypatch.chdir(tmp_path)
+  assert config.to_dict(_build(name)) == expected
+  (tmp_path / 'sft').write_text('')  # a file of that path comes first
+  with pytest.raises(ValueError, match='must name a recipe FILE.py, or'):
+    config.load('sft')
+  for wrong in ('../configs/sft.py', 'nothing', 'configs/../../x'):
+    with pytest.raises(ValueError, match='must name a file, or a recipe'):
+      config.load(wrong)
+  with pytest.raises(ValueError, match=r'did you mean algorithms/rloo\?'):
+    config.load('configs/algorithms/rlo.py')
+  with pytest.raises(ValueError, match='the recipes are algorithms/custom, '):
+    config.load('nothing')
+
+
+def test_a_stage_can_be_left_out():
+  node = config.load('configs/arithmetic.py:tiny')
+  config.override(node, 'stages', '("grpo",)')
+  config.override(node, 'grpo.init', 'random')
+  assert list(config.build(node).stages) == ['grpo']
+  with pytest.raises(ValueError, match="no stage 'sft': the stage is grpo"):
+    config.override(node, 'sft.steps', '3')
+
+
+def test_the_example_of_pairs_has_some_to_train_on_and_to_hold_out():
+  (stage,) = _build('configs/dpo.py:tiny').stages.values()
+  pairs = preferences.read(stage.pairs.path)
+  _, held_out = preferences.split(pairs, stage.pairs.eval_fraction)
+  assert 0 < len(held_out) < len(pairs) // 2
+  # What the suite measures is in the rejected answers alone.
+  for pair in pairs:
+    grades = texts.grade(pair.chosen[0]['content'])
+    assert not (grades['repetition'] or grades['refusal'])
+    assert grades.get('code_syntax', 1) == 1
+  rejected = [texts.grade(pair.rejected[0]['content']) for pair in pairs]
+  for name in ('repetition', 'refusal'):
+    assert sum(x[name] > 0 for x in rejected) > 5
+  assert [x['code_syntax'] for x in rejected if 'code_syntax' in x] == [0] * 3
+
+
+@pytest.mark.parametrize('path', RECIPES)
+def test_every_stage_that_writes_text_answers_a_suite(path, folder):
+  needs_paths = path in (*PRETRAINED, *OWN)
+  argument = f':{_argument(path, folder)}' if needs_paths else ''
+  for run in (_build(path + argument), _build(f'{path}:tiny')):
+    for name, stage in run.stages.items():
+      count = len(stage.eval.suite)
+      assert 3 <= count <= 5 if stage.kind != 'ranking' else count == 0, name
+
+
+@pytest.mark.parametrize('path', FROM_SCRATCH)
+def test_the_suite_needs_no_larger_slots(path):
+  """And no piece of a word: its text is in the vocabulary."""
+  run = _build(f'{path}:tiny')
+  renderer = components.load_renderer(run)
+  for stage in run.stages.values():
+    for prompt in stage.eval.suite:
+      messages = [{'role': 'user', 'content': prompt}]
+      ids = renderer.render(messages, add_generation_prompt=True).ids
+      assert len(ids) + stage.eval.max_tokens <= stage.batch.row_tokens
+      if run.tokenizer.path:
+        assert len(ids) < len(prompt) / 2
 
 
 @pytest.mark.parametrize('path', FROM_SCRATCH)
@@ -124,14 +310,17 @@ def test_tiny_is_read_by_the_last_statement_alone(path):
   if path == 'configs/sql_echo.py':  # sql.py reads its argument
     return
   last, end = get_config.body[-2:]
-  assert ast.unparse(last.test) in ("argument == 'tiny'", "'tiny' in words")
+  words = ('words', 'own.words')
+  tests = ("argument == 'tiny'", *(f"'tiny' in {x}" for x in words))
+  assert ast.unparse(last.test) in tests
   assert ast.unparse(end) == 'return config'
   reads = [
     node
     for node in ast.walk(get_config)
     if isinstance(node, ast.Constant) and node.value == 'tiny'
   ]
-  assert len(reads) == 2  # the check of the argument, and the last statement
+  # The check of the argument, but for `parse_own`, and the last statement.
+  assert len(reads) == (1 if path in OWN else 2)
 
 
 def test_arguments_are_read_as_words():

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from posttrain.data import jsonl
+from posttrain.data import jsonl, row_files
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 needs_data = pytest.mark.skipif(
@@ -27,7 +27,7 @@ def write(path, *lines):
 
 
 def read_one(tmp_path, row):
-  (parsed,) = jsonl.read(write(tmp_path / 'rows.jsonl', row))
+  (parsed,) = row_files.read(write(tmp_path / 'rows.jsonl', row))
   return parsed
 
 
@@ -46,6 +46,9 @@ def read_one(tmp_path, row):
     # The prompt again, before the completion.
     ({'prompt': 'hé', 'completion': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
     ({'messages': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
+    # For answers that are sampled.
+    ({'prompt': 'hé'}, (USER,), ()),
+    ({'prompt': [USER]}, (USER,), ()),
     (
       {'messages': [USER, ASSISTANT, USER, ASSISTANT]},
       (USER,),
@@ -64,7 +67,7 @@ def test_blank_lines_are_skipped_but_numbered(tmp_path):
   path = write(
     tmp_path / 'rows.jsonl', '\ufeff' + json.dumps(row), '', '  ', row, ''
   )
-  assert [parsed.where for parsed in jsonl.read(path)] == [
+  assert [parsed.where for parsed in row_files.read(path)] == [
     f'{path}:1',
     f'{path}:4',
   ]
@@ -79,7 +82,7 @@ def test_blank_lines_are_skipped_but_numbered(tmp_path):
       {'question': 'a', 'answer': 'b'},
       ("'prompt' and 'completion'", 'question'),
     ),
-    ({'prompt': 'a'}, ("'prompt' and 'completion'",)),
+    ({'completion': 'a'}, ("'prompt' and 'completion'",)),
     ({'prompt': 'a', 'completion': 'b', 'messages': []}, ('or',)),
     ({'prompt': 3, 'completion': 'b'}, ('prompt must be a string or', '3')),
     ({'messages': 'a'}, ('messages must be a list of messages',)),
@@ -107,7 +110,7 @@ def test_errors_name_file_and_line(tmp_path, row, words):
   good = {'prompt': 'a', 'completion': 'b'}
   path = write(tmp_path / 'rows.jsonl', good, row)
   with pytest.raises(ValueError) as error:
-    jsonl.read(path)
+    row_files.read(path)
   assert str(error.value).startswith(f'{path}:2: ')
   assert all(word in str(error.value) for word in words)
 
@@ -116,21 +119,21 @@ def test_bad_utf8_names_the_line(tmp_path):
   path = tmp_path / 'rows.jsonl'
   path.write_bytes(b'\n{"prompt": "\xff"}')
   with pytest.raises(ValueError, match='rows.jsonl:2: .*UTF-8'):
-    jsonl.read(path)
+    row_files.read(path)
 
 
 def test_missing_and_empty_files_are_refused(tmp_path):
   with pytest.raises(ValueError, match='must exist'):
-    jsonl.read(tmp_path / 'none.jsonl')
+    row_files.read(tmp_path / 'none.jsonl')
   with pytest.raises(ValueError, match='must hold rows'):
-    jsonl.read(write(tmp_path / 'rows.jsonl', ''))
+    row_files.read(write(tmp_path / 'rows.jsonl', ''))
 
 
 @needs_data
 def test_gsm8k_rows_are_read_once_their_columns_are_renamed(tmp_path):
   raw = pathlib.Path(DATA) / 'gsm8k' / 'test.jsonl'
   with pytest.raises(ValueError, match="test.jsonl:1: .*'question'"):
-    jsonl.read(raw)
+    row_files.read(raw)
   with raw.open() as lines:
     raw_rows = [json.loads(line) for line in lines]
   path = write(
@@ -140,7 +143,7 @@ def test_gsm8k_rows_are_read_once_their_columns_are_renamed(tmp_path):
       for row in raw_rows
     ),
   )
-  parsed = jsonl.read(path)
+  parsed = row_files.read(path)
   assert len(parsed) == len(raw_rows) == 1319
   assert parsed[7].prompt[0]['content'] == raw_rows[7]['question']
   assert all('####' in row.completion[0]['content'] for row in parsed)
@@ -166,7 +169,7 @@ def test_self_instruct_rows_are_read_as_messages(tmp_path):
       for row in raw_rows
     ),
   )
-  names = [row.info['name'] for row in jsonl.read(path)]
+  names = [row.info['name'] for row in row_files.read(path)]
   assert names == [row['name'] for row in raw_rows]
 
 
@@ -185,7 +188,7 @@ DEEP = '[' * 5000 + ']' * 5000
     ('{"level": 1E+400}', 'level must hold finite numbers: got inf'),
     ('{"level": ' + '9' * 400 + '}', 'level must hold finite numbers'),
     ('"' + 'x' * 10**7 + '"', 'must be an object'),
-    ('{"prompt": ["' + 'x' * 10**7 + '"]}', 'a row must have'),
+    ('{"prompt": ["' + 'x' * 10**7 + '"]}', 'must be an object'),
     ('{"messages": "' + 'x' * 10**7 + '"}', 'messages must be a list'),
     ('{"messages": [{"role": "' + 'x' * 10**7 + '"}]}', 'role must be one of'),
     ('{"messages": [["' + 'x' * 10**7 + '"]]}', 'messages[0] must be'),
@@ -198,7 +201,7 @@ DEEP = '[' * 5000 + ']' * 5000
 def test_hostile_lines_are_one_short_line(tmp_path, line, words):
   path = write(tmp_path / 'rows.jsonl', line)
   with pytest.raises(ValueError) as error:
-    jsonl.read(path)
+    row_files.read(path)
   message = str(error.value)
   assert message.startswith(f'{path}:1: ') and words in message
   assert len(message) < 1000 and message.isprintable()
@@ -210,7 +213,7 @@ def test_hostile_lines_are_one_short_line(tmp_path, line, words):
 def test_finite_numbers_and_texts_are_kept(tmp_path, level):
   level += '"' if level.startswith('"9') else ''
   row = '{"prompt": "a", "completion": "b", "level": ' + level + '}'
-  (parsed,) = jsonl.read(write(tmp_path / 'rows.jsonl', row))
+  (parsed,) = row_files.read(write(tmp_path / 'rows.jsonl', row))
   assert parsed.info == {'level': json.loads(level)}
 
 
@@ -219,11 +222,99 @@ def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
   good = {'prompt': 'a', 'completion': 'b'}
   path = write(tmp_path / 'rows.jsonl', good, '{"prompt": "' + 'x' * 1000)
   with pytest.raises(ValueError, match='rows.jsonl:2: a line must have at mo'):
-    jsonl.read(path)
+    row_files.read(path)
 
 
-@pytest.mark.parametrize('path', ['x' * 5000, '/', 'a\0b', '/dev/zero'])
-def test_only_files_are_read(path):
-  with pytest.raises(ValueError, match='a JSONL file must exist') as error:
-    jsonl.read(path)
+@pytest.mark.parametrize(
+  'path, kind',
+  [
+    ('x' * 5000, 'JSONL'),
+    ('/dev', 'TFDS'),
+    ('a\0b', 'JSONL'),
+    ('/dev/zero', 'JSONL'),
+  ],
+)
+def test_only_files_and_data_sets_are_read(path, kind):
+  with pytest.raises(ValueError, match=f'a {kind} f.* must ') as error:
+    row_files.read(path)
   assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize('held', [0, 2**20])
+def test_rows_are_read_again_from_their_lines(tmp_path, monkeypatch, held):
+  monkeypatch.setattr(jsonl, 'HELD', held)
+  path = tmp_path / 'rows.jsonl'
+  lines = [
+    '{"prompt": "a"}',
+    '',
+    '{"prompt": "h\u00e9"}',
+    '  ',
+    '{"prompt": "c"}',
+  ]
+  path.write_text('\n'.join(lines), encoding='utf-8')
+  index = jsonl.Lines(path)
+  expected = list(jsonl.objects(path))
+  assert [where for _, where in expected] == [f'{path}:{i}' for i in (1, 3, 5)]
+  assert list(index) == expected == [index[i] for i in range(len(index))]
+
+
+def test_a_small_file_may_change_during_a_run(tmp_path):
+  path = write(tmp_path / 'rows.jsonl', {'prompt': 'a'})
+  parsed = row_files.read(path)
+  path.unlink()
+  assert parsed[0].prompt[0]['content'] == 'a'
+
+
+def test_a_line_of_a_large_file_must_not_change(tmp_path, monkeypatch):
+  monkeypatch.setattr(jsonl, 'HELD', 0)
+  path = write(tmp_path / 'rows.jsonl', {'prompt': 'a'}, {'prompt': 'b'})
+  parsed = row_files.read(path)
+  with path.open('a') as file:
+    file.write('\n{"prompt": "c"}')
+  assert [row.prompt[0]['content'] for row in parsed] == ['a', 'b']
+  write(path, {'prompt': 'a'}, {'prompt': 'x'})
+  assert parsed[0].prompt[0]['content'] == 'a'
+  with pytest.raises(ValueError, match='rows.jsonl:2: a line must stay as it'):
+    parsed[1]
+
+
+def test_columns_of_other_names(tmp_path):
+  row = {'question': 'a', 'solution': 'b', 'prompt_id': 7}
+  path = write(tmp_path / 'rows.jsonl', row, {**row, 'hint': 'x'})
+  columns = {'question': 'prompt', 'solution': 'completion', 'hint': 'why'}
+  first, second = row_files.read(path, columns)
+  assert first.prompt == ({'role': 'user', 'content': 'a'},)
+  assert first.completion == ({'role': 'assistant', 'content': 'b'},)
+  assert first.as_text and first.info == {'prompt_id': 7}
+  assert second.info == {'prompt_id': 7, 'why': 'x'}
+  swapped = {'question': 'completion', 'solution': 'prompt'}
+  assert row_files.read(path, swapped)[0].prompt[0]['content'] == 'b'
+
+
+@pytest.mark.parametrize(
+  'columns, words',
+  [
+    (
+      {'answer': 'prompt'},
+      ['rows.jsonl:1: a row must', "['prompt_id', 'question', 'solution']"],
+    ),
+    (
+      {'question': 'prompt', 'nope': 'why'},
+      ['1: columns must name', "['nope']", "['prompt_id', 'question', 'solu"],
+    ),
+    (
+      {'question': 'prompt', 'solution': 'prompt'},
+      ["1: columns must give each column a name of its own: got 'prompt' for"],
+    ),
+    (
+      {'question': 'prompt', 'solution': 'prompt_id'},
+      ["own: got 'prompt_id' for ['solution', 'prompt_id']"],
+    ),
+  ],
+)
+def test_wrong_columns_name_the_row_and_its_columns(tmp_path, columns, words):
+  row = {'question': 'a', 'solution': 'b', 'prompt_id': 7}
+  path = write(tmp_path / 'rows.jsonl', row)
+  with pytest.raises(ValueError) as error:
+    row_files.read(path, columns)
+  assert all(word in str(error.value) for word in words), error.value

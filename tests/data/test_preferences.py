@@ -1,8 +1,11 @@
 """Preferences from files: accepted forms, errors, writing."""
 
+import dataclasses
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import feather, parquet
 
 from posttrain.data import preferences
 
@@ -154,10 +157,50 @@ def test_check_writable_raises_where_write_would_and_changes_no_file(tmp_path):
 
 
 def test_pairs_of_equal_prompts_are_held_out_together():
-  rows = [parse(prompt=f'{i}?', chosen='b', rejected='c') for i in range(1000)]
-  out = [preferences.held_out(row, 0.2) for row in rows]
-  assert 150 < sum(out) < 250
-  again = [parse(prompt=f'{i}?', chosen='d', rejected='e') for i in range(1000)]
-  assert out == [preferences.held_out(row, 0.2) for row in again]
-  assert not any(preferences.held_out(row, 0.0) for row in rows)
-  assert all(preferences.held_out(row, 1.0) for row in rows)
+  pairs = [
+    parse(prompt=f'{i}?', chosen=answer, rejected='c')
+    for answer in 'bd'
+    for i in range(1000)
+  ]
+  train, held_out = preferences.split(pairs, 0.2)
+  assert len(train) + len(held_out) == 2000
+  assert 300 < len(held_out) < 500
+  ours = {pair.prompt[0]['content'] for pair in held_out}
+  assert len(ours) == len(held_out) // 2
+  assert not ours & {pair.prompt[0]['content'] for pair in train}
+  assert preferences.split(pairs, 0.0) == (pairs, [])
+
+
+def test_few_pairs_have_one_to_hold_out_unless_all_have_one_prompt():
+  pairs = [parse(prompt=x, chosen='b', rejected='c') for x in 'ab']
+  assert list(map(len, preferences.split(pairs, 1e-9))) == [1, 1]
+  same = [parse(prompt='a', chosen='b', rejected=x) for x in 'cd']
+  assert preferences.split(same, 0.1) == (same, [])
+
+
+def test_columns_of_other_names(tmp_path):
+  path = tmp_path / 'pairs.jsonl'
+  row = {'question': 'a', 'good': 'b', 'bad': 'c', 'level': 3}
+  path.write_text(json.dumps(row))
+  columns = {'question': 'prompt', 'good': 'chosen', 'bad': 'rejected'}
+  (pair,) = preferences.read(path, columns)
+  assert pair == dataclasses.replace(
+    parse(prompt='a', chosen='b', rejected='c', level=3), where=f'{path}:1'
+  )
+  with pytest.raises(ValueError, match="pairs.jsonl:1: a pref.*'good', 'leve"):
+    preferences.read(path)
+  with pytest.raises(ValueError, match=r"1: columns must .*\['x'\], .*'good'"):
+    preferences.read(path, {**columns, 'x': 'margin'})
+
+
+@pytest.mark.parametrize('name', ['a.parquet', 'a.arrow'])
+def test_tables_hold_lists_of_messages(tmp_path, name):
+  raw = {'chosen': [USER, YES], 'rejected': [USER, NO]}
+  table = pa.Table.from_pylist([raw])
+  if name.endswith('.parquet'):
+    parquet.write_table(table, tmp_path / name)
+  else:
+    feather.write_feather(table, str(tmp_path / name))
+  (pair,) = preferences.read(tmp_path / name)
+  assert (pair.prompt, pair.chosen) == ((USER,), (YES,))
+  assert pair.rejected == (NO,)

@@ -4,10 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
-from posttrain.data import rows, tfds
+from posttrain.data import jsonl, preferences, row_files, rows, tfds
 
 MULTI = rows.Row(
   prompt=(
@@ -45,7 +46,7 @@ def folder(tmp_path_factory):
 def test_written_rows_are_read_back(folder):
   root, version = folder
   assert version == root / 'toy_rows' / '1.0.0'
-  read = tfds.read(version, 'train')
+  read = row_files.read(version)
   by_prompt = {row.prompt[-1]['content']: row for row in read}
   assert len(by_prompt) == len(read) == 21
   row = by_prompt['hé\n']
@@ -57,7 +58,7 @@ def test_written_rows_are_read_back(folder):
 
 def test_order_is_hashed_but_fixed(folder):
   root, version = folder
-  first, again = tfds.read(version, 'train'), tfds.read(version, 'train')
+  first, again = (tuple(row_files.read(version)) for _ in range(2))
   assert first == again
   texts = [row.prompt[-1]['content'] for row in first]
   assert texts != ['hé\n', *(f'q{i}' for i in range(20))]
@@ -70,7 +71,7 @@ def test_order_is_hashed_but_fixed(folder):
 def test_eval_reads_the_validation_split_of_a_parent_folders_one_data_set(
   folder,
 ):
-  (row,) = tfds.read(folder[0], 'eval')
+  (row,) = row_files.read(folder[0], split='eval')
   assert row.prompt[0]['content'] == 'held out'
 
 
@@ -79,12 +80,80 @@ def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
   with pytest.raises(ValueError, match='must not exist yet'):
     tfds.write({'train': [MULTI]}, 'toy_rows', root)
   with pytest.raises(ValueError, match="must have a split .*'train'"):
-    tfds.read(version, 'nope')
+    row_files.read(version, split='nope')
   with pytest.raises(ValueError, match='must hold one data set: got '):
-    tfds.read(tmp_path, 'train')
+    row_files.read(tmp_path)
   tool = rows.Row((), ({'role': 'assistant', 'content': '', 'name': 'x'},), 'w')
   with pytest.raises(ValueError, match='w: a message must hold role and con'):
     tfds.write({'train': [tool]}, 'other', root)
+
+
+def test_examples_are_read_when_they_are_used(folder):
+  """In any order, as all of them at once."""
+  examples = tfds.Examples(folder[1])
+  every = list(examples)
+  assert [examples[i] for i in (20, 3, 0)] == [every[i] for i in (20, 3, 0)]
+
+
+@pytest.mark.parametrize('kind', ['jsonl', 'tfds'])
+def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch, kind):
+  """18 MB of texts, of which less than 1 MB stays."""
+  monkeypatch.setattr(jsonl, 'HELD', 0)
+  texts = [f'{i} {"x" * 60_000}' for i in range(300)]
+  path = tmp_path / 'rows.jsonl'
+  if kind == 'tfds':
+    path = tfds.write({'train': map(single, texts)}, 'large', tmp_path)
+  else:
+    path.write_text(''.join(json.dumps({'prompt': x}) + '\n' for x in texts))
+  tracemalloc.start()
+  try:
+    parsed = row_files.read(path)
+    held, _ = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert len(parsed) == 300 and held < 1e6
+
+
+def test_names_and_splits(folder, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(folder[0]))
+  whole = row_files.read('tfds:toy_rows')
+  assert len(whole) == 21
+  assert whole[0].where == f'{folder[1]}:train:1'
+  (row,) = row_files.read('tfds:toy_rows', split='eval')
+  assert row.prompt[0]['content'] == 'held out'
+  part = row_files.read('tfds:toy_rows:1.0.0:train[:10%]')
+  assert [row.prompt for row in part] == [row.prompt for row in whole][:2]
+  assert len(row_files.read('tfds:toy_rows:validation')) == 1
+  for text, words in (
+    ('tfds:toy_rows:test', r"split named one of \('test',\): got \['train'"),
+    ('tfds:toy_rows:train[x]', "the split 'train\\[x\\]' must be"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      row_files.read(text)
+  prints = map(row_files.fingerprint, ('tfds:toy_rows:test', folder[1]))
+  assert len({*prints}) == 1
+
+
+def test_preferences_are_read_from_tfds(tmp_path, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  info = {'good': '3', 'bad': '4'}
+  tfds.write(
+    {'train': [rows.Row(MULTI.prompt, (), 'x', info)]}, 'pairs', tmp_path
+  )
+  columns = {'good': 'chosen', 'bad': 'rejected', 'completion': 'none'}
+  (pair,) = preferences.read('tfds:pairs', columns)
+  assert pair.prompt == MULTI.prompt
+  assert pair.chosen == ({'role': 'assistant', 'content': '3'},)
+
+
+def test_another_format_is_one_line(folder, tmp_path):
+  copy = shutil.copytree(folder[1], tmp_path / 'toy_rows' / '1.0.0')
+  info = copy / 'dataset_info.json'
+  text = info.read_text()
+  assert text.count('array_record') >= 1
+  info.write_text(text.replace('array_record', 'tfrecord'))
+  with pytest.raises(ValueError, match='in any order, from files in ArrayRec'):
+    row_files.read(tmp_path)
 
 
 EVIL = 'evilmod.Evil'
@@ -122,7 +191,7 @@ def test_features_of_foreign_classes_are_refused_before_any_import(
   (copy / 'features.json').write_text(json.dumps(FORMS[form]))
   monkeypatch.syspath_prepend(str(tmp_path))
   with pytest.raises(ValueError, match='features.json must name features of'):
-    tfds.read(tmp_path, 'train')
+    row_files.read(tmp_path)
   assert 'evilmod' not in sys.modules
 
 
@@ -131,14 +200,14 @@ def test_features_that_cannot_be_read_are_one_line(folder, tmp_path):
   for text in ('{', '[' * 10**5, '{"type": "a", "type": "b"}'):
     (copy / 'features.json').write_text(text)
     with pytest.raises(ValueError, match='features.json must be JSON'):
-      tfds.read(copy, 'train')
+      row_files.read(copy)
 
 
 PROGRAM = """
 import sys
 import numpy as np
 import tensorflow_datasets as tfds
-from posttrain.data import tfds as ours
+from posttrain.data import row_files
 class Foreign(tfds.core.GeneratorBasedBuilder):
   VERSION = tfds.core.Version('2.0.0')
   def _info(self):
@@ -156,7 +225,7 @@ class Foreign(tfds.core.GeneratorBasedBuilder):
   def _generate_examples(self): ...
 builder = Foreign(data_dir=sys.argv[1], file_format='array_record')
 builder.download_and_prepare()
-(row,) = ours.read(builder.data_dir, 'train')
+(row,) = row_files.read(builder.data_dir)
 assert row.prompt == ({'role': 'user', 'content': 'a'},), row
 assert row.info == {'level': 3}, row
 loaded = {name.partition('.')[0] for name in sys.modules}

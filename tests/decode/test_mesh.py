@@ -97,7 +97,7 @@ def _steps(mesh, state, step, patch):
   toys.install(patch)
   cfg = toys.stage(envs={'toy': toys.entry(kl_beta=0.1, reference='policy')})
   source, driver = toys.pipeline_and_driver(cfg, state.params, mesh=mesh)
-  engine, references = driver._engine, source._scorer
+  engine, references = driver._engine, source._scorer.__self__
   arrays = {}
   for i in range(STEPS):
     batch = next(source).batch

@@ -14,7 +14,7 @@ from posttrain.config import checks
 from posttrain.decode import engine
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
-from posttrain.report import curves
+from posttrain.report import curves, series
 from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import components, job
 from posttrain.util import preemption
@@ -204,7 +204,8 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
 
 def test_what_reward_functions_fail_at_is_written_down(tmp_path):
   """Behind the environments' errors, until it is too much."""
-  judged.turns[:] = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
+  of_steps = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
+  judged.turns[:] = ['fine', *of_steps]  # the first is the evaluation's
   rewards = {
     'x': schema.RewardFn('tests.rollout.grading.judged:by_turns', max_faults=1)
   }
@@ -353,10 +354,10 @@ def test_the_recipe(tmp_path, capsys):
 def _panels(rows):
   """The metrics of the panels that are drawn."""
   titles = [axis.get_title(loc='left') for axis in curves.draw(rows).axes]
-  return [m for title, m, _ in curves.PANELS if title in titles]
+  return [m for title, m, _ in series.PANELS if title in titles]
 
 
 def _panels_but(absent):
   """The metrics of all panels but one's, and those of pairs."""
   pairs = 'eval/pairs/rewards/accuracies', 'rewards/margins'
-  return [m for _, m, _ in curves.PANELS if m not in (absent, *pairs)]
+  return [m for _, m, _ in series.PANELS if m not in (absent, *pairs)]

@@ -124,8 +124,9 @@ def test_the_prompts_are_those_of_the_template(runs):
 def test_evaluation_alone_repeats_that_of_the_run(runs, capsys):
   last = rows(runs / 'grpo')[-1]
   assert evaluate.main([f'--checkpoint={runs / "grpo"}']) == 0
-  *table, values = capsys.readouterr().out.splitlines()
-  values = json.loads(values)
+  *lines, values = capsys.readouterr().out.splitlines()
+  values, table = json.loads(values), lines[: lines.index('')]
+  assert len(values.pop('suite')) == 4
   assert values == {k: v for k, v in last.items() if k.startswith('eval/')}
   shown = [key for key in values if not estimates.is_bound(key, values)]
   assert len(table) == 1 + len(shown) and 'pass_rate' in ''.join(table)

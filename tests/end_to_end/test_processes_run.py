@@ -89,10 +89,17 @@ def _rows(workdir):
 
 
 def test_two_processes_do_what_one_does(flags, tmp_path, capsys):
-  """The same tokens and rows; files and the last line are written once."""
-  one, two = tmp_path / 'one', tmp_path / 'two'
-  processes = _start(flags(two), 2)
-  assert main.main(flags(one)) == 0
+  """The same tokens and rows; files and the last line are written once.
+
+  A KL penalty on other weights than the run's own trains the policy.
+  """
+  one, two, other = (tmp_path / name for name in ('one', 'two', 'other'))
+  assert main.main(flags(other, **{'seed': 1, 'grpo.steps': 1})) == 0
+  capsys.readouterr()
+  algorithm = 'grpo.envs.arithmetic.algorithm'
+  leash = {f'{algorithm}.kl_beta': 0.5, f'{algorithm}.reference': other}
+  processes = _start(flags(two, **leash), 2)
+  assert main.main(flags(one, **leash)) == 0
   outputs = [process.communicate(timeout=300) for process in processes]
   assert [x.returncode for x in processes] == [0, 0], outputs
   assert _ids(two) == _ids(one)
@@ -100,6 +107,7 @@ def test_two_processes_do_what_one_does(flags, tmp_path, capsys):
   assert [r.keys() for r in rows] == [r.keys() for r in expected]
   for row, like in zip(rows, _rows(one), strict=True):
     assert {k: row[k] for k in like} == like
+  assert rows[-1]['ref_kl/kl'] > 0 and rows[-1]['optim/grad_norm'] > 0
   printed = json.loads(outputs[0][0])
   assert printed.keys() == json.loads(capsys.readouterr().out).keys()
   assert outputs[1] == ('', '')

@@ -386,7 +386,17 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     {
       'warm': stage,
       'main': dataclasses.replace(
-        stage, init='stage:warm', loss=clip, lora=schema.Lora(rank=2)
+        stage,
+        init='stage:warm',
+        loss=clip,
+        lora=schema.Lora(rank=2),
+        eval=dataclasses.replace(
+          stage.eval,
+          prompts=3,
+          best='eval/length/sums',
+          best_prompts=1,
+          patience=9,
+        ),
       ),
       'dpo': on_pairs,
       'rm': dataclasses.replace(on_pairs, kind='ranking', eval=schema.Eval()),
@@ -415,7 +425,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     'main_000002.jsonl',
     'warm_000002.jsonl',
   ]
-  _ask_the_rest()
+  _ask_the_rest(str(path))
   _make_pairs(on_pairs)
   for kind in (
     schema.SigmoidNorm,
@@ -451,7 +461,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   assert not unread
 
 
-def _ask_the_rest():
+def _ask_the_rest(path):
   """What no environment of the run has, and other environments."""
   from posttrain import envs
   from posttrain.algorithms import streams
@@ -465,7 +475,8 @@ def _ask_the_rest():
   every_option.read_options()
   _explore(envs)
   custom = schema.CustomEnv(import_path='tests.envs.echoes:Echo')
-  for cfg in (schema.ReverseText(), schema.AlphabetSort(), custom):
+  rows = schema.Rows(path=path, eval_fraction=0.5)
+  for cfg in (schema.ReverseText(), schema.AlphabetSort(), custom, rows):
     env = envs.make('a', cfg)
     for split in ('train', 'eval'):
       env.make(next(env.source(split, 0)))

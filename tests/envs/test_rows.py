@@ -7,11 +7,14 @@ import sys
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import envs, schema, types
+from posttrain.chat import renderer, tokenizers
 from posttrain.data import sources
 from posttrain.envs import __main__ as command_line
 from posttrain.envs import export
+from posttrain.rollout import env_calls
 
+USER = {'role': 'user', 'content': 'u'}
 ROWS = [
   {'prompt': 'a', 'completion': 'b', 'level': 3},
   {
@@ -48,6 +51,49 @@ def test_tasks_of_rows(path):
   assert [m['content'] for m in multi.demonstration] == ['x', 'v', 'y']
 
 
+TOOL = {'type': 'function', 'function': {'name': 'add', 'parameters': {}}}
+
+
+def test_the_column_tools_is_what_the_policy_is_told_of(tmp_path):
+  """A list or its JSON; calls in answers are left to reward functions."""
+  file = tmp_path / 'rows.jsonl'
+  values = [[TOOL], json.dumps([TOOL]), None, [], '']
+  file.write_text(
+    ''.join(
+      json.dumps({'prompt': f'{i}', 'completion': 'b', 'tools': x}) + '\n'
+      for i, x in enumerate(values)
+    )
+  )
+  env = envs.make('a', schema.Rows(path=str(file)))
+  tasks = env.source('train', 0).take(9)
+  told = types.Tools((TOOL,), 'text')
+  assert [task.tools for task in tasks] == [told, told, None, None, None]
+  chat = renderer.Renderer(tokenizers.Bytes()).with_tools(told)
+  assert chat.render(tasks[0].prompt).text == (
+    '<|system|>Tools:\n- add()<|end|><|user|>0<|end|>'
+  )
+  calls = env_calls.Calls(env, tasks[0])
+  calls.open()
+  assert calls.step('add({})', False, chat.style) == ((), 0.0, True)
+  assert calls.end(True).metrics == {}
+
+
+@pytest.mark.parametrize(
+  ('value', 'words'),
+  [
+    ('[', r'rows.jsonl:1: tools must be'),
+    ([{'name': 'add'}], r'rows.jsonl:1: tools\[0\] must be'),
+    (3, 'rows.jsonl:1: tools must be a list of tools'),
+  ],
+)
+def test_malformed_tools_are_named_by_their_row(tmp_path, value, words):
+  file = tmp_path / 'rows.jsonl'
+  row = {'prompt': 'a', 'completion': 'b', 'tools': value}
+  file.write_text(json.dumps(row))
+  with pytest.raises(ValueError, match=words):
+    envs.make('a', schema.Rows(path=str(file))).source('train', 0)
+
+
 def test_rows_are_not_graded(path):
   env = envs.make('chats', schema.Rows(path=path))
   task = next(env.source('train', 0))
@@ -64,6 +110,91 @@ def test_evaluation_rows(path, monkeypatch):
   monkeypatch.setenv('SOMEWHERE', path)
   both = schema.Rows(path=path, eval_path='$SOMEWHERE')
   assert len(envs.make('chats', both).source('eval', 0)) == 2
+
+
+def write(file, rows):
+  file.write_text('\n'.join(json.dumps(row) for row in rows))
+  return str(file)
+
+
+def prompts(env, split):
+  return [task.prompt[0]['content'] for task in env.source(split, 0).take(999)]
+
+
+def test_a_fraction_is_held_out_by_prompt(tmp_path):
+  """Rows of one prompt stay together, in whatever order the file has them."""
+  rows = [{'prompt': f'{i % 100}', 'completion': f'{i}'} for i in range(300)]
+  cfg = schema.Rows(path=write(tmp_path / 'a.jsonl', rows), eval_fraction=0.1)
+  env = envs.make('chats', cfg)
+  train, held_out = prompts(env, 'train'), prompts(env, 'eval')
+  assert len(train) + len(held_out) == 300
+  assert not set(train) & set(held_out)
+  assert 3 <= len(set(held_out)) <= 20
+  other = write(tmp_path / 'b.jsonl', rows[::-1])
+  other = envs.make('chats', schema.Rows(path=other, eval_fraction=0.1))
+  assert set(prompts(other, 'eval')) == set(held_out)
+
+
+@pytest.mark.parametrize('fraction', [1e-9, 1 - 1e-9])
+def test_each_side_has_a_prompt(tmp_path, fraction):
+  path = write(tmp_path / 'a.jsonl', [{'prompt': x} for x in 'abca'])
+  env = envs.make('chats', schema.Rows(path=path, eval_fraction=fraction))
+  train, held_out = prompts(env, 'train'), prompts(env, 'eval')
+  assert len({*train}) == (2 if fraction < 0.5 else 1)
+  assert {*train} | {*held_out} == {*'abc'} and not {*train} & {*held_out}
+
+
+def test_columns_of_other_names(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text('question,answer,level\n"1, 2?",3,x\n4?,5,y\n')
+  columns = {'question': 'prompt', 'answer': 'completion'}
+  env = envs.make('chats', schema.Rows(path=str(path), columns=columns))
+  first, _ = env.source('train', 0).take(9)
+  assert first.prompt == ({'role': 'user', 'content': '1, 2?'},)
+  assert first.as_text and first.info == {'level': 'x'}
+  assert (first.answer, first.demonstration[0]['content']) == ('3', '3')
+  columns = {'question': 'prompt', 'level': 'kind'}
+  env = envs.make('chats', schema.Rows(path=str(path), columns=columns))
+  task = next(env.source('train', 0))
+  assert task.demonstration is None and set(task.info) == {'answer', 'kind'}
+
+
+def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
+  """Held-out rows are those of the other split, or of a slice."""
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  options = schema.Arithmetic(train_tasks=20, eval_tasks=5)
+  folder = export.export(envs.make('sums', options), tmp_path, seed=4)
+  counts = {
+    ('tfds:sums', 'tfds:sums'): (20, 5),
+    ('tfds:sums:1.0.0:train[5:]', 'tfds:sums:train[:5]'): (15, 5),
+    (str(folder), 'tfds:sums:eval'): (20, 5),
+  }
+  for (path, eval_path), expected in counts.items():
+    env = envs.make('rows', schema.Rows(path=path, eval_path=eval_path))
+    train, held_out = (set(prompts(env, x)) for x in ('train', 'eval'))
+    assert (len(train), len(held_out)) == expected
+    assert not train & held_out
+  state = env.source('train', 0).get_state()
+  env = envs.make('rows', schema.Rows(path='tfds:sums'))
+  env.source('train', 0).set_state(state)  # the same rows, by name
+  gone = envs.make('rows', schema.Rows(path='tfds:gone'))
+  with pytest.raises(ValueError, match=f'tfds:gone must be .* in {tmp_path}'):
+    gone.source('train', 0)
+
+
+def test_one_prompt_cannot_be_split(tmp_path):
+  path = write(tmp_path / 'a.jsonl', [{'prompt': 'a'}, {'prompt': 'a'}])
+  env = envs.make('chats', schema.Rows(path=path, eval_fraction=0.1))
+  with pytest.raises(ValueError, match=r'envs.chats.env.eval_fraction must'):
+    env.source('train', 0)
+
+
+def test_a_prompt_alone_and_its_answer(tmp_path):
+  rows = [{'prompt': 'a', 'answer': 7}, {'prompt': [{**USER}]}]
+  env = envs.make('chats', schema.Rows(path=write(tmp_path / 'a.jsonl', rows)))
+  text, messages = env.source('train', 0).take(9)
+  assert text.demonstration is None and text.answer == 7 and text.as_text
+  assert messages.answer is None and not messages.as_text
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import math
 
 import pytest
 
-from posttrain.evaluation import comparison, evaluator
+from posttrain.evaluation import answers, comparison
+from posttrain.rewards import texts
 
 
 def answer(id, correct, sampled=(), env='sums'):
-  return evaluator.Answer(
+  return answers.Answer(
     env=env,
     id=str(id),
     prompt='',
@@ -32,7 +33,7 @@ def answer(id, correct, sampled=(), env='sums'):
 
 def suite(*texts):
   return [
-    evaluator.SuiteAnswer(f'prompt {i}', text, 'eos', len(text))
+    answers.SuiteAnswer(f'prompt {i}', text, 'eos', len(text))
     for i, text in enumerate(texts)
   ]
 
@@ -150,7 +151,7 @@ def test_every_environment_has_its_own_difference():
 def test_json_is_flat_and_has_the_suite():
   first = measured([True, True], VALUES, texts=['yes'])
   assert comparison.to_json(measured([True], VALUES)) == VALUES
-  fields = {'prompt': 'prompt 0', 'stop_reason': 'eos'}
+  fields = {'prompt': 'prompt 0', 'stop_reason': 'eos', 'grades': {}}
   assert comparison.to_json(first) == VALUES | {
     'suite': [fields | {'text': 'yes', 'tokens': 3}]
   }
@@ -160,10 +161,48 @@ def test_json_is_flat_and_has_the_suite():
     'suite': [fields | {'text': 'yes', 'tokens': 3}],
     'against/suite': [fields | {'text': 'no', 'tokens': 2}],
     'against/pass_rate/sums': 0.0,
+    'difference/suite/length': 1.0,
+    'difference/suite/truncated': 0.0,
     'difference/pass_rate/sums': 1.0,
     'difference/pass_rate_low/sums': 1.0,
     'difference/pass_rate_high/sums': 1.0,
   }
+
+
+def graded(text):
+  return answers.SuiteAnswer('Why?', text, 'eos', 9, texts.grade(text))
+
+
+def test_the_values_of_the_suite_are_compared_prompt_by_prompt():
+  code = '```json\n[1]\n```'
+  sides = [
+    [graded('I cannot help.'), graded('a\0'), graded(code), graded(code)],
+    [graded('Yes.'), graded('a\0'), graded('{'), graded('```json\n[')],
+  ]
+  first, second = (
+    comparison.Measurement(answers.suite_metrics(x), [], x) for x in sides
+  )
+  differences = comparison.differences(first, second)
+  assert differences == {
+    'difference/suite/length': 0,
+    'difference/suite/truncated': 0,
+    'difference/suite/repetition': 0,
+    'difference/suite/broken_characters': 0,
+    'difference/suite/refusal': 1 / 4,
+    'difference/suite/code_syntax': 1,  # of the only prompt with code in both
+  }
+  values = comparison.to_json(first, second)
+  assert values['eval/suite/refusal'] == 1 / 4
+  assert values['against/suite/refusal'] == 0
+  assert values['suite'][0]['grades']['refusal'] == 1
+  rows = [x.split() for x in comparison.table(first, second)[1:]]
+  assert ['refusal', 'suite', '0.2500', '0.0000', '0.2500'] in rows
+  assert ['code_syntax', 'suite', '1.0000', '0.0000', '1.0000'] in rows
+  lines = comparison.suite(first, second)
+  assert any(
+    'refusal 1.00' in x and 'refusal 0.00' in y
+    for x, y in (line.split(' | ') for line in lines if ' | ' in line)
+  )
 
 
 def test_answers_to_the_suite_are_side_by_side():

@@ -12,10 +12,12 @@ import pytest
 from posttrain import envs, schema, types
 from posttrain.data import sources
 from posttrain.decode import requests
+from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import estimates
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.models import transformer
+from posttrain.rewards import texts
 from posttrain.rollout import driver as drivers
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
@@ -314,7 +316,7 @@ def test_the_suite_is_answered_greedily_in_one_turn():
   evaluator, driver = _evaluator(
     params=params, suite=SUITE, max_episode_tokens=5
   )
-  answers = evaluator.answer_suite()
+  metrics, answers = evaluator.answer_suite()
   assert [answer.prompt for answer in answers] == list(SUITE)
   lengths = set()
   for answer in answers:
@@ -326,16 +328,43 @@ def test_the_suite_is_answered_greedily_in_one_turn():
     assert answer.text == RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
     assert answer.tokens == len(ids)
     assert answer.stop_reason == ('eos' if ended else 'max_tokens')
+    assert answer.grades == texts.grade(answer.text)
     lengths.add(len(ids))
   assert max(lengths) == 8
-  assert evaluator.answer_suite() == answers
-  # The suite has no metrics and changes no environment's draws.
+  assert evaluator.answer_suite() == (metrics, answers)
+  assert metrics == answers_lib.suite_metrics(answers)
+  assert metrics['eval/suite/length'] == np.mean([x.tokens for x in answers])
+  # The suite is not in the tasks' metrics and changes no environment's draws.
   values, _, _ = evaluator.measure()
   assert (
     values == _evaluator(params=params, max_episode_tokens=5)[0].measure()[0]
   )
   assert len({rollout.uid for rollout in driver.all_rollouts}) == 3 + 16
-  assert _evaluator()[0].answer_suite() == []
+  assert _evaluator()[0].answer_suite() == ({}, [])
+
+
+def test_the_suite_is_measured_by_means_over_the_answers_that_have_a_value():
+  answers = [
+    answers_lib.SuiteAnswer('', text, stop, tokens, texts.grade(text))
+    for text, stop, tokens in (
+      ('I cannot help.', 'eos', 5),
+      ('```json\n[1]\n```', 'eos', 9),
+      ('```json\n[1\n```', 'max_tokens', 16),
+      ('a\0', 'overflow', 2),
+    )
+  ]
+  assert answers_lib.suite_metrics(answers) == {
+    'eval/suite/length': 8,
+    'eval/suite/truncated': 1 / 2,
+    'eval/suite/repetition': np.mean(
+      [texts.repetition(x.text) for x in answers]
+    ),
+    'eval/suite/broken_characters': 1 / 8,
+    'eval/suite/refusal': 1 / 4,
+    'eval/suite/code_syntax': 1 / 2,  # of two answers
+  }
+  # Without code, there is no metric of code.
+  assert 'eval/suite/code_syntax' not in answers_lib.suite_metrics(answers[:1])
 
 
 def test_max_length_covers_the_longest_prompt_of_the_suite():

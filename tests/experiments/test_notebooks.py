@@ -1,7 +1,11 @@
 """The notebooks of experiments/, run at their tiny size."""
 
+import ast
+import importlib
 import os
 import pathlib
+import re
+import types
 
 import pytest
 
@@ -21,6 +25,17 @@ WORDS = {  # words of the output, in this order
     'after grpo',
     'report.html',
     'What is 38 + 47?',
+  ),
+  'own_model': (
+    'Open in Colab',
+    'for this machine: jax',
+    'Is ',
+    'model.safetensors',
+    'held-out loss',
+    '[1.0, 0.0]',
+    'right',
+    'reward/right',
+    'exported: ',
   ),
   'sql_grpo': (
     'parameters',
@@ -59,6 +74,28 @@ def test_notebooks_have_no_outputs_and_short_cells(path):
   for cell in notebook.cells:
     assert not cell.metadata, f'{cell.id} has {cell.metadata}'
     assert len(cell.source.splitlines()) <= 25, f'{cell.id} is long'
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_use_names_that_exist(path):
+  """Each `module.name` of a package of ours is there."""
+  source = '\n'.join(cell.source for cell in code(read(path)))
+  tree = ast.parse(re.sub(r'(?m)^( *)[%!].*', r'\1pass', source))
+  modules = {}
+  for node in ast.walk(tree):
+    if isinstance(node, ast.ImportFrom) and node.module.startswith('posttrain'):
+      for alias in node.names:
+        try:
+          found = importlib.import_module(f'{node.module}.{alias.name}')
+        except ModuleNotFoundError:
+          found = getattr(importlib.import_module(node.module), alias.name)
+        if isinstance(found, types.ModuleType):
+          modules[alias.asname or alias.name] = found
+  assert modules
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+      if module := modules.get(node.value.id):
+        assert hasattr(module, node.attr), f'{node.value.id}.{node.attr}'
 
 
 @pytest.mark.slow

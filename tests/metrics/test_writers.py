@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +19,7 @@ def strict(text):
 
 
 def write(path, position, steps, stage='sft'):
-  writer = writers.Writer(str(path), position, None)
+  writer = writers.Writer(str(path), position)
   positions = []
   for step in steps:
     writer.write(stage, step, {'loss/total': 1 / (step + 1)})
@@ -31,7 +30,7 @@ def write(path, position, steps, stage='sft'):
 
 def test_a_line_is_flat_plain_and_strict_json(tmp_path):
   path = tmp_path / 'new' / 'metrics.jsonl'
-  writer = writers.Writer(str(path), 0, None)
+  writer = writers.Writer(str(path), 0)
   writer.write(
     'sft',
     3,
@@ -85,7 +84,7 @@ def test_a_writer_that_writes_nothing_changes_no_file(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   positions = write(path, 0, range(4))
   before = path.read_bytes()
-  writer = writers.Writer(str(path), positions[1], None)
+  writer = writers.Writer(str(path), positions[1])
   assert writer.position() == positions[1]
   writer.close()
   writer.close()
@@ -97,7 +96,7 @@ def test_a_repeated_step_raises_after_a_resume_too(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   (*_, position) = write(path, 0, range(3))
   write(path, position, [0, 1], stage='grpo')
-  writer = writers.Writer(str(path), position, None)
+  writer = writers.Writer(str(path), position)
   with pytest.raises(AssertionError, match='stage sft step 2 after step 2'):
     writer.write('sft', 2, {})
   writer.close()
@@ -134,70 +133,6 @@ def test_a_position_inside_a_line_raises_and_keeps_the_file(tmp_path, offset):
   assert path.read_bytes() == before
 
 
-def test_tensorboard_has_a_folder_per_stage_with_finite_numbers(tmp_path):
-  pytest.importorskip('tensorboardX')
-  folder = tmp_path / 'tb'
-  writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(folder)).close()
-  assert not folder.exists()
-  writer = writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(folder))
-  writer.write('sft', 1, {'loss/total': 0.5, 'bad': float('nan'), 'a': 'b'})
-  writer.close()
-  (events,) = (folder / 'sft').iterdir()
-  data = events.read_bytes()
-  assert b'loss/total' in data
-  assert b'bad' not in data
-
-
-def session_starts(folder):
-  """Returns the steps from which on TensorBoard purges earlier events."""
-  from tensorboardX.proto import event_pb2
-
-  steps = []
-  for path in folder.iterdir():
-    data = path.read_bytes()
-    while data:  # records: u64 length, u32 checksum, bytes, u32 checksum
-      end = 12 + int.from_bytes(data[:8], 'little')
-      event = event_pb2.Event.FromString(data[12:end])
-      if event.HasField('session_log'):
-        steps.append(event.step)
-      data = data[end + 4 :]
-  return sorted(steps)
-
-
-def test_tensorboard_purges_the_steps_that_are_repeated(tmp_path):
-  pytest.importorskip('tensorboardX')
-  path, folder = str(tmp_path / 'm.jsonl'), tmp_path / 'tb'
-  writer = writers.Writer(path, 0, str(folder))
-  for step in range(1, 5):
-    writer.write('sft', step, {'x': step})
-    if step == 2:
-      position = writer.position()
-  writer.close()
-  writer = writers.Writer(path, position, str(folder))
-  writer.write('sft', 3, {'x': 3})
-  writer.write('grpo', 1, {'x': 1})
-  writer.close()
-  assert session_starts(folder / 'sft') == [1, 3]
-  assert session_starts(folder / 'grpo') == [1]
-
-
-def test_missing_tensorboardx_is_an_error_with_the_command_to_install_it(
-  tmp_path, monkeypatch
-):
-  monkeypatch.setitem(sys.modules, 'tensorboardX', None)
-  with pytest.raises(ValueError, match=r"pip install 'posttrain\[tensorboard"):
-    writers.Writer(str(tmp_path / 'm.jsonl'), 0, str(tmp_path / 'tb'))
-
-
-def test_progress_shows_numbers_on_a_terminal_only(monkeypatch, capsys):
-  for on, terminal in ((True, False), (False, True), (True, True)):
-    monkeypatch.setattr(sys.stderr, 'isatty', lambda t=terminal: t)
-    with writers.Progress('sft', 10, start=4, on=on) as bar:
-      bar.update(10, {'loss': np.float32(0.25)})
-    text = capsys.readouterr().err
-    assert ('10/10' in text and 'loss=0.25' in text) == (on and terminal)
-
-
 def test_dumps_writes_null_for_numbers_that_are_not_finite():
   text = writers.dumps({'a': math.nan, 'b': (math.inf, 1.5), 'c': {'d': 'x'}})
   assert strict(text) == {'a': None, 'b': [None, 1.5], 'c': {'d': 'x'}}
@@ -205,7 +140,7 @@ def test_dumps_writes_null_for_numbers_that_are_not_finite():
 
 def test_a_file_that_is_removed_meanwhile_is_an_error(tmp_path):
   path = tmp_path / 'run' / 'metrics.jsonl'
-  with contextlib.closing(writers.Writer(str(path), 0, None)) as writer:
+  with contextlib.closing(writers.Writer(str(path), 0)) as writer:
     writer.write('sft', 1, {})
     path.unlink()
     with pytest.raises(FileNotFoundError, match='the file is gone'):
@@ -223,14 +158,14 @@ def test_garbage_within_the_file_names_the_line_and_loses_nothing(
   path.write_bytes(before := b'\n'.join(rows))
   for call in (
     lambda: writers.read_metrics(str(path)),
-    lambda: writers.Writer(str(path), len(before), None),
+    lambda: writers.Writer(str(path), len(before)),
   ):
     with pytest.raises(ValueError, match=r'metrics\.jsonl:2 must') as error:
       call()
     assert '\n' not in str(error.value)
   assert path.read_bytes() == before
   # What lies after the position is cut off by the first write anyway.
-  writer = writers.Writer(str(path), before.index(b'\n') + 1, None)
+  writer = writers.Writer(str(path), before.index(b'\n') + 1)
   writer.close()
 
 

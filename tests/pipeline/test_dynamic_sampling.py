@@ -23,16 +23,16 @@ def pipeline(max_draws, **entry):
   cfg = toys.stage(PROMPTS, {'toy': toys.entry(GROUP, **entry)})
   batch = dataclasses.replace(cfg.batch, max_draws=max_draws)
   made, driver = toys.pipeline_and_driver(dataclasses.replace(cfg, batch=batch))
-  rounds, run = [], driver.run
+  rounds, play = [], driver.play
 
   def recorded(specs):
-    rollouts = run(specs)
+    rollouts = yield from play(specs)
     rounds.append(
       [rollouts[i : i + GROUP] for i in range(0, len(rollouts), GROUP)]
     )
     return rollouts
 
-  driver.run = recorded
+  driver.play = recorded
   return made, rounds
 
 
@@ -102,15 +102,15 @@ def test_replacements_are_of_the_environment_of_the_tied_group():
   cfg = toys.stage(PROMPTS, envs)
   batch = dataclasses.replace(cfg.batch, max_draws=18)
   made, driver = toys.pipeline_and_driver(dataclasses.replace(cfg, batch=batch))
-  names, run = [], driver.run
+  names, play = [], driver.play
 
   def recorded(specs):
-    rollouts = run(specs)
+    rollouts = yield from play(specs)
     groups = [rollouts[i : i + GROUP] for i in range(0, len(rollouts), GROUP)]
     names.append([(group[0].samples[0].env, tied(group)) for group in groups])
     return rollouts
 
-  driver.run = recorded
+  driver.play = recorded
   next(made)
   assert len(names) > 1
   for before, after in zip(names, names[1:], strict=False):

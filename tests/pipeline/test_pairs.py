@@ -98,6 +98,22 @@ def test_a_state_of_other_held_out_pairs_is_refused(file, tmp_path):
     pipeline(file, eval_path=other).set_state(state)
 
 
+def test_the_numbers_of_pairs_and_columns_of_other_names(file, tmp_path):
+  pairs = data(file, eval_fraction=0.25)
+  (train,), (held_out,) = (
+    counts.values() for counts in (pairs.task_counts, pairs.held_out_counts)
+  )
+  assert train + held_out == 12 and held_out > 0
+  names = {'prompt': 'q', 'chosen': 'good', 'rejected': 'bad'}
+  rows = [{names[key]: value for key, value in row.items()} for row in ROWS]
+  other = write(tmp_path / 'other.jsonl', rows)
+  columns = {new: old for old, new in names.items()}
+  renamed = splits(other, columns=columns, eval_fraction=0.25)
+  assert renamed.fingerprint == pairs.splits.fingerprint
+  with pytest.raises(ValueError, match="other.jsonl:1: a pref.*'bad', 'good'"):
+    splits(other)
+
+
 def test_a_resumed_pipeline_yields_the_same_batches(file):
   made = pipeline(file)
   next(made)

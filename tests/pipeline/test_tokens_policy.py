@@ -284,8 +284,8 @@ def test_check_refuses_a_prompt_that_is_too_long(monkeypatch):
 class Backwards(toys.Driver):
   """Returns what it played in the opposite order."""
 
-  def run(self, specs):
-    return super().run(specs)[::-1]
+  def play(self, specs):
+    return (yield from super().play(specs))[::-1]
 
 
 def test_groups_are_formed_by_id(monkeypatch):

@@ -1,19 +1,26 @@
 """The report: self-contained, escaped, complete without some of the files."""
 
+import base64
+import hashlib
+import html
 import json
 import re
 
 import numpy as np
 import pytest
 
+from posttrain.evaluation import answers as answers_lib
 from posttrain.metrics import writers
-from posttrain.report import answers, curves, page
+from posttrain.report import answers, page, results, seconds, series
+from posttrain.rewards import texts
+
+ENDS = {name: (f'after {name}', None) for name in ('sft', 'grpo')}
 
 
 def make_run(folder):
   """A run of two stages with answers, some of them hostile."""
   rng = np.random.default_rng(0)
-  writer = writers.Writer(str(folder / 'metrics.jsonl'), 0, None)
+  writer = writers.Writer(str(folder / 'metrics.jsonl'), 0)
   for stage, first in (('sft', 0), ('grpo', 0.6)):
     for step in range(first != 0, 121):
       share = step / 120
@@ -119,15 +126,16 @@ def test_bounds_of_intervals_are_no_series():
     }
     for step in (0, 1)
   ]
-  assert list(curves.series(rows)) == ['eval/pass@8/e']
+  assert list(series.arrays(rows)) == ['eval/pass@8/e']
 
 
-def save_suite(run, stage, step, answers):
+def save_suite(run, stage, step, answers, **more):
   path = run / 'rollouts' / f'{stage}_suite_{step:06d}.jsonl'
   path.write_text(
     ''.join(
       json.dumps(
         {'prompt': prompt, 'text': text, 'stop_reason': 'eos', 'tokens': 3}
+        | more
       )
       + '\n'
       for prompt, text in answers.items()
@@ -158,13 +166,67 @@ def test_the_suite_is_shown_before_and_after(run):
   assert 'The first 12 of 15 evaluation prompts' in text
 
 
+def test_a_stage_that_selects_is_shown_at_its_best_step(run):
+  path = run / 'metrics.jsonl'
+  rows = writers.read(str(path))
+  for row in rows:
+    if row['stage'] == 'grpo' and row['step'] in (60, 120):
+      row['select/best_step'] = 60
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  save_suite(run, 'grpo', 60, {'Why?': 'at 60'})
+  save_suite(run, 'grpo', 120, {'Why?': 'at 120'})
+  page.write(str(run))
+  text = (run / 'report.html').read_text()
+  head = 'after grpo, at its best step 60'
+  table = text[text.index('Held-out evaluation') :]
+  heads = re.findall('<th class="n">(.*?)</th>', table)[:3]
+  assert heads == ['start', 'after sft', head]
+  # 0.6 + 0.4 / 2 at step 60, and 1.0 at step 120.
+  line = re.search('<tr><td>arithmetic</td><td>pass rate.*?</tr>', table)[0]
+  assert re.findall('[0-9.]+%', line) == ['0.0%', '40.0%', '80.0%']
+  assert 'at 60' in text and 'at 120' not in text
+  assert f'<th>{head}</th>' in text
+  assert writers.last(str(path))['step'] == 60
+
+
+def test_the_values_of_the_suite_are_shown_before_and_after(run):
+  rows = [
+    {'stage': 'sft', 'step': 0, 'eval/suite/refusal': 0.25},
+    {'stage': 'sft', 'step': 9, 'eval/suite/refusal': 0.0}
+    | {'eval/suite/code_syntax': 0.5, 'eval/suite/length': 7.25},
+  ]
+  (run / 'metrics.jsonl').write_text(
+    ''.join(json.dumps(x) + '\n' for x in rows)
+  )
+  grades = {'refusal': 0.25, 'code_syntax': 1, '<b>': 0.0, 'no number': 'x'}
+  save_suite(run, 'sft', 0, {'Why?': 'a'}, grades=grades)
+  save_suite(run, 'sft', 9, {'Why?': 'b'}, grades=None)
+  page.write(str(run))
+  text = (run / 'report.html').read_text()
+  cells = re.findall(
+    r'<tr><td>suite</td><td>(.*?)</td><td class="n">(.*?)</td>'
+    r'<td class="n">(.*?)</td>',
+    text,
+  )
+  assert cells == [
+    ('refusals in English', '25.0%', '0.0%'),
+    ('blocks of code that parse', 'n/a', '50.0%'),
+    ('length, tokens', 'n/a', '7.2'),
+  ]
+  note = '<small>\nrefusal 0.25, code_syntax 1.00, &lt;b&gt; 0.00</small></td>'
+  assert f'>a{note}' in text and '>b</td>' in text
+  shown = {f'eval/suite/{name}' for name, _, _ in results.SUITE}
+  answer = answers_lib.SuiteAnswer('', '', 'eos', 0, texts.grade('```py\n```'))
+  assert shown == answers_lib.suite_metrics([answer]).keys()
+
+
 def test_the_first_suite_of_a_later_stage_is_titled_before_it(run):
   save_suite(run, 'grpo', 0, {'Why?': 'a'})
   save_suite(run, 'grpo', 120, {'Why?': 'b'})
-  text = answers.suite(str(run), ['sft', 'grpo'])
+  text = answers.suite(str(run), ENDS)
   heads = re.findall('<th>(.*?)</th>', text)
   assert heads == ['prompt', 'before grpo', 'after grpo']
-  assert answers.suite(str(run / 'none'), ['sft']) == ''
+  assert answers.suite(str(run / 'none'), ENDS) == ''
 
 
 @pytest.mark.parametrize(
@@ -185,11 +247,15 @@ def test_the_first_suite_of_a_later_stage_is_titled_before_it(run):
       {'rollout': 4.0, 'eval': 2.0, 'compile': 5.0},
       {'rollout': 1.0, 'eval': 0.0, 'compile': 5.0},
     ),
+    (  # within the rollouts
+      {'rollout': 5.0, 'scoring': 3.0, 'compile': 4.0, 'cpu': 50.0},
+      {'rollout': 0.0, 'scoring': 1.0, 'compile': 4.0},
+    ),
   ],
 )
 def test_compiling_is_subtracted_from_the_other_times(row, expected):
-  seconds = page._slices({f'time/{name}': value for name, value in row.items()})
-  assert seconds == expected
+  parts = seconds.slices({f'time/{k}': value for k, value in row.items()})
+  assert parts == expected
 
 
 def test_a_long_answer_is_cut_before_it_is_escaped():
@@ -198,15 +264,102 @@ def test_a_long_answer_is_cut_before_it_is_escaped():
   assert '&lt; ...</td>' in cell
 
 
-def test_the_page_has_no_scripts_and_no_links(run):
+def test_the_page_has_only_its_own_scripts_and_no_links(run):
   page.write(str(run))
   text = (run / 'report.html').read_text()
-  assert '<script' not in text
   assert '</pre><b>' not in text
   assert '&lt;script&gt;' in text
-  assert not re.search(r'(src|href)="(?!#)', text.replace('xlink:', ''))
-  assert '@import' not in text
-  assert 'url(http' not in text
+  parts = re.findall(r'<script([^>]*)>(.*?)</script>', text, re.DOTALL)
+  kinds, bodies = zip(*parts, strict=True)
+  assert kinds == (' type="application/json" id="data"', '', '')
+  assert text.count('<script') == 3
+  body = text.replace(bodies[1], '').replace(bodies[2], '')
+  assert not re.search(r'(src|href)="(?!#)|\son\w+=|style="', body)
+  assert '@import' not in body and 'url(' not in body
+  # The policy has the hashes of the scripts and the style, and no more.
+  policy = html.unescape(re.search('Policy" content="(.*?)"', text)[1])
+  styles = re.findall('<style[^>]*>(.*?)</style>', text, re.DOTALL)
+  assert policy == (
+    f"default-src 'none'; script-src {sha256(bodies[1])} {sha256(bodies[2])}; "
+    f'style-src {sha256(styles[0])} {sha256("")}; img-src data: blob:; '
+    "base-uri 'none'; form-action 'none'"
+  )
+  assert styles[1:] == ['']
+
+
+def sha256(text):
+  digest = hashlib.sha256(text.encode()).digest()
+  return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+HOSTILE = '</script><!--<script>\u2028\0\x1b[0m\ud800\r<img onerror=x> {{ 1 }}'
+
+
+def test_texts_from_outside_stay_texts(tmp_path):
+  row = {'stage': f'a{HOSTILE}', 'step': 1, f'mine/{HOSTILE}': 1.5}
+  row |= {f'eval/pass_rate/{HOSTILE}': 0.5}
+  (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+  (tmp_path / 'config.json').write_text(json.dumps({HOSTILE: HOSTILE}))
+  (tmp_path / 'about.json').write_text(
+    json.dumps({'starts': [{'devices': HOSTILE}]})
+  )
+  (tmp_path / 'rollouts').mkdir()
+  rollout = {'env': HOSTILE, 'group': 0, 'task': HOSTILE, 'reward': 1.0}
+  rollout |= {
+    'prompt': [{'role': 'user', 'content': HOSTILE}],
+    'completion': [{'role': HOSTILE, 'content': HOSTILE}] * 2,
+    'rewards': {HOSTILE: 0.5},
+    'stop_reason': HOSTILE,
+  }
+  for name, one in (
+    ('train', rollout),
+    ('eval', attempt(HOSTILE, HOSTILE, sampled_texts=[HOSTILE])),
+    ('suite', {'prompt': HOSTILE, 'text': HOSTILE, 'grades': {HOSTILE: 1.0}}),
+  ):
+    path = tmp_path / 'rollouts' / f'a_{name}_000001.jsonl'
+    path.write_text(json.dumps(one) + '\n')
+  page.write(str(tmp_path))
+  text = (tmp_path / 'report.html').read_bytes().decode()  # is UTF-8
+  assert text.count('<script') == text.count('</script>') == 3
+  assert '<img' not in text and '<!--' not in text
+  assert not re.search('[\x00-\x08\x0b-\x1f\x7f]', text)
+  data = re.search('id="data">(.*?)</script>', text)[1]
+  assert not re.search('[<>&\u2028]', data)
+  data = json.loads(data)
+  assert {x['key'] for x in data['panels']} > {f'mine/{HOSTILE}'}
+
+
+def test_numbers_of_long_runs_fit_into_two_megabytes(tmp_path):
+  rng = np.random.default_rng(0)
+  names = [f'{prefix}/{i}' for prefix in 'abcdefgh' for i in range(30)]
+  with open(tmp_path / 'metrics.jsonl', 'w') as f:
+    for step in range(600):
+      row = dict(zip(names, rng.random(len(names)).tolist(), strict=True))
+      f.write(json.dumps({'stage': 's', 'step': step} | row) + '\n')
+  page.write(str(tmp_path))
+  size = (tmp_path / 'report.html').stat().st_size
+  assert 1_600_000 < size <= page.MAX_BYTES == 2_000_000
+
+
+def test_long_texts_fit_into_two_megabytes(tmp_path):
+  text = '<\u4e00' * 400
+  (tmp_path / 'rollouts').mkdir()
+  turns = [text] * 21
+  for step in (0, 9):
+    for env in range(12):
+      rows = [
+        attempt(f'e{env}', f't{i}', *turns, sampled_texts=[text] * 8)
+        for i in range(8)
+      ]
+      save(tmp_path, 's', step, rows)
+  (tmp_path / 'metrics.jsonl').write_text('{"stage": "s", "step": 9, "x": 1}\n')
+  (tmp_path / 'config.json').write_text(json.dumps({'x': text * 500}))
+  page.write(str(tmp_path))
+  path = tmp_path / 'report.html'
+  assert 1_400_000 < path.stat().st_size <= page.MAX_BYTES
+  page_text = path.read_text()
+  assert 'The first 1 of 8 evaluation tasks, played' in page_text
+  assert 'The page has no space for tasks of ' in page_text
 
 
 def test_answers_before_and_after_share_a_row_and_have_colors(run):
@@ -272,7 +425,7 @@ def test_attempts_of_several_turns_are_shown_side_by_side(run):
   _, part = text.split('<h2>The same tasks of sql, before and after</h2>')
   part, _ = part.split('<h2>Where the seconds went')
   assert 'The first 6 of 8 evaluation tasks' in part
-  tasks = part.split('<section')[1:]
+  tasks = part.split('<section class="task"')[1:]
   assert [re.search('q t(.)', task)[1] for task in tasks] == list('012345')
   for task in tasks:
     heads = re.findall('<h4>(.*?)</h4>', task)
@@ -304,7 +457,7 @@ def test_the_attempt_at_step_0_is_titled_start(tmp_path, steps, heads):
       step,
       [attempt('sql', 't', f'QUERY {step}', 'no', 'ANSWER 3')],
     )
-  text = answers.write(str(tmp_path), ['sft'])
+  text = answers.write(str(tmp_path), ENDS)
   assert re.findall('<h4>(.*?)</h4>', text) == heads
   assert f'</b> {steps[-1]}</p>' in text
 

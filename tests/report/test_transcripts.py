@@ -8,7 +8,7 @@ import re
 import pytest
 
 from posttrain import types
-from posttrain.evaluation import evaluator
+from posttrain.evaluation import answers
 from posttrain.report import transcripts
 
 
@@ -178,7 +178,7 @@ def test_an_answer_keeps_messages_rewards_and_metrics():
   )
   score = types.Score(0.5, True, metrics={'progress': 1})
   turns = [types.Turn(0, 0, 1, reward, 'eos') for reward in (0.1, 0.4)]
-  answer = evaluator.answer(
+  answer = answers.of(
     types.Rollout(
       # The environment's prompt differs from the task's.
       7,

@@ -158,11 +158,11 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
   for name in names[1:]:
     outside = references.resolve(name, str(tmp_path))
     assert outside == str((workdir / step).resolve())
-    assert references.is_path(name)
+    assert schema.is_path(name)
   for name in ('init', 'policy', 'random'):
     assert references.resolve(name, str(workdir)) == name
   for name in ('init', 'policy', 'random', 'stage:sft'):
-    assert not references.is_path(name)
+    assert not schema.is_path(name)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,10 @@ class Bos:
       Tokenizer(), bos_id=renderer.tokenizer.pad_id
     )
     self._renderer = renderer
+
+  def with_tools(self, tools):
+    assert tools is None
+    return self
 
   def render(self, messages):
     rendered = self._renderer.render(messages)

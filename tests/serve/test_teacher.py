@@ -36,7 +36,7 @@ def launch(workdir, entry, **options):
   run = schema.Run(
     model=schema.PRESETS['tiny'],
     compilation_cache=None,
-    metrics=schema.Metrics(progress=False, tensorboard=False),
+    metrics=schema.Metrics(progress=False),
     stages={'main': stage(entry, **options)},
   )
   main.launch(run, str(workdir), dry_run=False)

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain import envs, main
 from posttrain.chat import renderer as chat
-from posttrain.data import jsonl, preferences
+from posttrain.data import preferences, row_files
 from posttrain.stage import build, components, plan
 from posttrain.util import preemption
 
@@ -33,7 +33,7 @@ def counts(monkeypatch):
     (chat, 'load'),
     (components.sharding, 'make_mesh'),
     (envs, 'make'),
-    (jsonl, 'read'),
+    (row_files, 'read'),
     (preferences, 'read'),
     (plan, 'make'),
   ):
@@ -60,7 +60,7 @@ def test_rows_are_read_once_and_components_built_once(tmp_path, counts):
     'posttrain.chat.renderer.load': 1,
     'posttrain.sharding.make_mesh': 1,
     'posttrain.envs.make': 1,
-    'posttrain.data.jsonl.read': 1,
+    'posttrain.data.row_files.read': 1,
     'posttrain.stage.plan.make': 1,
   }
 

@@ -32,9 +32,16 @@ def test_playing_a_checkpoint_needs_no_file_of_pairs():
   run = _load(('dpo.pairs', GONE))
   with pytest.raises(ValueError, match='config.dpo.pairs cannot be used'):
     components.make(run, 'dpo')
-  asked = from_checkpoint.without_pairs(run, 'dpo')
+  asked = from_checkpoint.for_playing(run, 'dpo')
   assert components.make(asked, 'dpo').data.envs.keys() == {'arithmetic'}
-  assert from_checkpoint.without_pairs(run, 'sft') == run
+  assert from_checkpoint.for_playing(run, 'sft') == run
+
+
+def test_a_suite_alone_can_be_played_without_the_file_of_pairs():
+  run = main.load('configs/dpo.py:tiny', [('dpo.pairs', GONE)])
+  asked = from_checkpoint.for_playing(run, 'dpo')
+  tasks = components.make(asked, 'dpo').eval_tasks
+  assert not tasks.by_env and len(tasks.suite.tasks) == 4
 
 
 def _models(run, load=None):

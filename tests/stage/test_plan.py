@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 
+import jax
 import pytest
 
 from posttrain import schema, sharding
@@ -46,6 +47,17 @@ def test_plan_on_one_device_has_its_bytes_and_sizes():
   assert 'mesh                 data 1, fsdp 1, tensor 1' in text
   for line in ('rollout.slots        8', 'tokens each        16'):
     assert line in text
+
+
+def test_the_head_names_devices_host_versions_and_seed():
+  here = plan.head(7)
+  keys = [line.split()[0] for line in here]
+  assert keys == ['run', 'device', 'host', 'versions', 'seed']
+  assert here[1].split()[1:] == ['1', 'x', 'cpu'] and here[-1].endswith(' 7')
+  assert f'jax {jax.__version__}, python 3.' in here[3]
+  planned = plan.head(7, ('gpu', 16, 2))[1]
+  assert planned == '  device               16 x gpu on 2 hosts (planned)'
+  assert '8 x cpu (planned)' in plan.head(7, (None, 8, 1))[1]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,10 @@
 """Objects by import path."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
 from posttrain.util import imports
@@ -18,8 +23,12 @@ def test_load_returns_the_object_of_a_path():
   [
     ('json.loads', "'package.module:name'"),
     ('', "'package.module:name'"),
-    ('no_such_module_here:f', 'PYTHONPATH'),
-    ('json:nothing', "json has no 'nothing'"),
+    ('no_such_module_here:f', 'or be no_such_module_here.py in the current'),
+    ('json.no_such:f', 'or be json/no_such.py in the current folder or in one'),
+    ('json:nothing', "json has no 'nothing'; it defines [a-z_]+, "),
+    ('json:laods', "json has no 'laods'; did you mean loads"),
+    ('json:JSONDecoder.decoed', 'did you mean decode'),
+    ('json:__name__.nothing', 'it defines no function'),
   ],
 )
 def test_a_path_without_an_object_is_an_error_with_the_key(path, words):
@@ -50,6 +59,41 @@ def test_a_module_that_fails_is_one_line(tmp_path, monkeypatch, text, words):
     imports.load(f'{name}:f', 'config.x.fn')
   assert 'config.x.fn must be importable' in str(error.value)
   assert '\n' not in str(error.value) and len(str(error.value)) < 1000
+
+
+def test_a_missing_dependency_is_not_taken_for_the_module(
+  tmp_path, monkeypatch
+):
+  (tmp_path / 'needs_more.py').write_text('import no_such_package\n')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  with pytest.raises(
+    ValueError, match="'no_such_package'; the import fails wi"
+  ):
+    imports.load('needs_more:f', 'config.x.fn')
+
+
+def test_the_console_script_imports_from_the_current_folder(tmp_path):
+  """As `python -m` does; a script has its own folder there instead."""
+  (tmp_path / 'bin').mkdir()
+  script = tmp_path / 'bin' / 'script.py'
+  script.write_text(
+    'import sys\n'
+    'from posttrain.util import imports\n'
+    'imports.add_current_folder()\n'
+    'imports.add_current_folder()\n'
+    "print(sys.path.count(sys.argv[1]), imports.load('mine:x', 'key'))\n"
+  )
+  (tmp_path / 'mine.py').write_text('x = 7\n')
+  root = pathlib.Path(__file__).parents[2]
+  done = subprocess.run(
+    [sys.executable, str(script), str(tmp_path)],
+    cwd=tmp_path,
+    env={**os.environ, 'PYTHONPATH': str(root)},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout.split() == ['1', '7']
 
 
 def test_definitions_are_found_without_importing(tmp_path, monkeypatch):

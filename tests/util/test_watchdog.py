@@ -77,6 +77,22 @@ def test_progress_and_compilation_are_no_hang(lines, tmp_path, monkeypatch):
   assert not lines and not list(tmp_path.iterdir())
 
 
+def test_compilation_is_seen_behind_many_threads():
+  """faulthandler shows the newest 100 threads, and the main thread is older."""
+  path = str(pathlib.Path('site', 'jax', '_src', 'compiler.py'))
+  scope, ends = {'look': watchdog.compiles}, threading.Event()
+  exec(compile('def compiles(): return look()', path, 'exec'), scope)
+  threads = [threading.Thread(target=ends.wait) for _ in range(110)]
+  for thread in threads:
+    thread.start()
+  try:
+    assert scope['compiles']() and not watchdog.compiles()
+  finally:
+    ends.set()
+    for thread in threads:
+      thread.join()
+
+
 HANGS = """
 import sys, time
 from posttrain.util import watchdog

@@ -15,7 +15,7 @@ Not supported:
                turns, images, a package's own `Env`; versions before 0.4
     trl        several classes in one environment (a run may have several
                environments), images, reward functions with an argument
-               `environments`, the chat template's own form of tool calls
+               `environments`
 
 A server may ignore the seed, and classes of TRL are not seeded: if they draw
 random numbers, two runs with one seed differ.

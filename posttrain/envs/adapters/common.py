@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from posttrain import types
-from posttrain.util import foreign
 
 
 def load(module: str, extra: str, env: str) -> ModuleType:
@@ -51,14 +50,6 @@ def settle(value: Any) -> Any:
     return asyncio.run(wait())
   with futures.ThreadPoolExecutor(1) as pool:
     return pool.submit(lambda: asyncio.run(wait())).result()
-
-
-def words(error: Exception) -> str:
-  """Returns the message of an exception of a user, for the policy."""
-  try:
-    return str(error)
-  except Exception:  # of its own
-    return foreign.text(error)
 
 
 def score(

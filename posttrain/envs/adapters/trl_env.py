@@ -9,23 +9,24 @@
 1. `reset(**row)` gets the columns of the row, `prompt` among them. Its result
    is appended verbatim to the last message of the prompt.
 2. Every other method without a leading underscore is a tool, `async` methods
-   included. The system message lists the tools, see `calls`.
+   included. The chat template tells of them, see `posttrain.chat.told`.
 3. The calls of a turn are run in order. Each result, or exception, becomes a
-   message of role 'tool'. A turn without a call ends the episode.
+   message. A turn without a call ends the episode.
 4. `get_reward()` is the grade. Without it, use the entry's `rewards`: reward
    functions get the row's columns, but no `environments`.
 
 TRL itself is not needed.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from posttrain import schema, types
 from posttrain.chat import messages
-from posttrain.data import jsonl, sources
-from posttrain.envs import base
-from posttrain.envs.adapters import calls, common
+from posttrain.data import row_files, sources
+from posttrain.envs import base, tools
+from posttrain.envs.adapters import common
 from posttrain.util import foreign, imports
 
 _NO_TOOLS = ('reset', 'get_reward')  # methods that are no tools
@@ -38,7 +39,8 @@ class Trl(base.Env):
     """Builds one instance, to list its tools.
 
     Raises:
-      ValueError: the class does not exist, or it has no `reset`.
+      ValueError: the class does not exist, or it has no `reset`; or a tool has
+        arguments that cannot be passed by name.
     """
     key = f'envs.{name}.env.factory'
     self.name, self._cfg, self.max_turns = name, cfg, cfg.max_turns
@@ -50,7 +52,10 @@ class Trl(base.Env):
         f'{key} must build an object with a method reset: got '
         f'{cfg.factory!r}, which builds a {foreign.kind(instance)}'
       )
-    self._tools = calls.describe(calls.tools(instance, _NO_TOOLS))
+    try:
+      self._tools = tools.of(_methods(instance), cfg.tool_format)
+    except ValueError as error:
+      raise ValueError(f'{key}: {error}') from None
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns a task per row of the split's file, or per empty row.
@@ -68,7 +73,10 @@ class Trl(base.Env):
       if (path := getattr(cfg, field)) is None:
         return sources.Shuffled((), seed)
       file = base.find(self.name, field, path, folders=False)
-      rows, fingerprint = jsonl.objects(file), sources.file_fingerprint(file)
+      rows, fingerprint = (
+        row_files.objects(file),
+        sources.file_fingerprint(file),
+      )
     return sources.Shuffled(
       [self._task(row, where) for row, where in rows], seed, fingerprint
     )
@@ -87,11 +95,7 @@ class Trl(base.Env):
       )
     for index, message in enumerate(prompt):
       messages.check(message, f'{where}: prompt[{index}]')
-    system = {'role': 'system', 'content': self._tools}
-    if prompt[0]['role'] == 'system':
-      own, *prompt = prompt
-      system = {**own, 'content': f'{own["content"]}\n\n{self._tools}'}
-    if not prompt or prompt[-1]['role'] != 'user':
+    if prompt[-1]['role'] != 'user':
       raise ValueError(
         f'{where}: prompt must end in a user message, to which reset '
         f'appends: got {foreign.quote(row["prompt"])}'
@@ -99,9 +103,10 @@ class Trl(base.Env):
     return types.Task(
       id=where,
       env=self.name,
-      prompt=(system, *prompt),
+      prompt=tuple(prompt),
       answer=row.get('answer'),
       info=row,
+      tools=self._tools if self._tools.schemas else None,
     )
 
 
@@ -112,42 +117,39 @@ class Episode:
     self, task: types.Task, factory: Callable[[], Any], correct_at: float | None
   ):
     self._task, self._env, self._correct_at = task, factory(), correct_at
-    self._tools = calls.tools(self._env, _NO_TOOLS)
-    self._calls = self._failures = 0
 
   def reset(self) -> types.Messages:
-    self._calls = self._failures = 0
     text = common.settle(self._env.reset(**self._task.info)) or ''
     *before, last = self._task.prompt
     return (*before, {**last, 'content': last['content'] + text})
 
+  def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Runs a tool; see `base.ToolEpisode`."""
+    return common.settle(getattr(self._env, name)(**arguments))
+
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    """Runs the calls of a turn; a turn without a call ends the episode."""
-    del truncated  # an incomplete call gets an error as its answer
-    turn_calls = calls.find(text, self._tools)
-    messages = tuple(self._answer(call) for call in turn_calls)
-    return types.StepOut(messages, done=not turn_calls)
+    """Ends the episode: the turn has no call."""
+    del text, truncated
+    return types.StepOut()
 
   def grade(self) -> types.Score:
-    """Returns `get_reward()`; not scorable without that method.
-
-    Metrics: `calls`, and `failures`, the calls that raised.
-    """
+    """Returns `get_reward()`; not scorable without that method."""
     reward = common.settle(getattr(self._env, 'get_reward', lambda: None)())
     return common.score(
-      None if reward is None else float(reward),
-      self._correct_at,
-      {'calls': self._calls, 'failures': self._failures},
+      None if reward is None else float(reward), self._correct_at, {}
     )
 
   def close(self) -> None:
     pass
 
-  def _answer(self, call: calls.Call) -> types.Message:
-    self._calls += 1
-    try:
-      text = str(common.settle(calls.run(call, self._tools)))
-    except Exception as error:
-      self._failures += 1
-      text = f'error: {common.words(error)}'
-    return {'role': 'tool', 'name': call.name, 'content': text}
+
+def _methods(instance: Any) -> list[Callable]:
+  """Returns the methods of an instance that are tools, in alphabetical order.
+
+  Of the class: `getmembers` of an instance would evaluate its properties.
+  """
+  return [
+    getattr(instance, name)
+    for name, _ in inspect.getmembers(type(instance), inspect.isfunction)
+    if not name.startswith('_') and name not in _NO_TOOLS
+  ]

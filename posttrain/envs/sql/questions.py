@@ -116,7 +116,7 @@ def _check_names(row: Mapping[str, Any], where: str) -> None:
   if missing:
     raise ValueError(
       f'{where} must have {", ".join(map(repr, missing))}: got the fields '
-      f'{foreign.text(sorted(row))}; README.md shows a question'
+      f'{foreign.text(sorted(row))}; see posttrain/schema/sql.py'
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from posttrain.decode import requests
 from posttrain.rollout.endpoint import client
+from posttrain.util import side_by_side
 
 
 @dataclasses.dataclass
@@ -62,18 +63,21 @@ class Engine:
     if not self._running:
       return []
     try:
-      concurrent.futures.wait(
-        self._running.values(), return_when=concurrent.futures.FIRST_COMPLETED
-      )
+      side_by_side.wait(self._running.values())
       done = [id for id, future in self._running.items() if future.done()]
       return [self._stop(id, self._running.pop(id).result()) for id in done]
     except concurrent.futures.CancelledError as error:
-      self._drop()
+      self.drop()
       text = f'{self._endpoint} must be open for {self._caller}: got closed'
       raise client.EndpointError(text) from error
     except BaseException:
-      self._drop()
+      self.drop()
       raise
+
+  @property
+  def futures(self) -> list[concurrent.futures.Future]:
+    """The completions in flight, for one of which `poll` waits."""
+    return list(self._running.values())
 
   def release(self, id: int) -> None:
     """Removes a held sequence."""
@@ -96,7 +100,7 @@ class Engine:
       self.release(id)
     return completion
 
-  def _drop(self) -> None:
+  def drop(self) -> None:
     """Removes all requests: their episodes have failed."""
     for future in self._running.values():
       future.cancel()

@@ -96,8 +96,17 @@ class Client:
   def submit(
     self, fn: Callable[..., Any], *args: Any
   ) -> concurrent.futures.Future:
-    """Calls a function that sends requests in one of the threads."""
-    return self._pool.submit(fn, *args)
+    """Calls a function that sends requests in one of the threads.
+
+    Raises:
+      EndpointError: `close` was called.
+    """
+    try:
+      return self._pool.submit(fn, *args)
+    except RuntimeError as error:
+      if not self._closed.is_set():
+        raise
+      raise EndpointError(f'{self._cfg} must be open: got closed') from error
 
   def result(self, future: concurrent.futures.Future) -> Any:
     """Returns a call's result; EndpointError if `close` dropped the call."""

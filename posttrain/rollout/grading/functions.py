@@ -10,7 +10,7 @@ value. Each fault is logged and counted; too many in a row end the run.
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from posttrain import schema, types
 from posttrain.rollout import abandoned, copies
 from posttrain.rollout.grading import calls, isolated, values
 from posttrain.rollout.remote import remote as remotes
-from posttrain.util import exits, foreign, watchdog
+from posttrain.util import exits, foreign, spelling, watchdog
 
 LARGEST = values.LARGEST
 
@@ -201,15 +201,10 @@ class Function:
 
     A column that only tasks of other steps have is None for each task.
     """
-    if _missing(self._fn, arguments):
+    if missing(self._fn, arguments):
       n = len(arguments['rollouts'])
       arguments = {**{k: [None] * n for k in self._columns()}, **arguments}
-    missing = _missing(self._fn, arguments)
-    if missing:
-      raise ValueError(
-        f'{self._name} must take arguments that exist: got {missing}, expected '
-        f'some of {sorted(arguments)}'
-      )
+    require_arguments(self._name, self._fn, arguments)
     parameters = inspect.signature(self._fn).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
       return dict(arguments)
@@ -264,7 +259,25 @@ def _bad_value(
   )
 
 
-def _missing(fn: Callable, arguments: Mapping[str, Any]) -> list[str]:
+def require_arguments(name: str, fn: Callable, known: Iterable[str]) -> None:
+  """Refuses a function that needs an argument that does not exist.
+
+  Args:
+    name: the function's name in errors.
+    fn: the function.
+    known: names of arguments.
+  """
+  known = sorted(known)
+  if wrong := missing(fn, known):
+    near = spelling.near(wrong[0], known)
+    hint = f'did you mean {near[0]}?' if near else 'or give it a default'
+    raise ValueError(
+      f'{name} must take arguments that exist: got {wrong}, expected some of '
+      f'{known}; {hint}'
+    )
+
+
+def missing(fn: Callable, arguments: Collection[str]) -> list[str]:
   """Returns the required parameters that have no argument."""
   return [
     key

@@ -31,7 +31,7 @@ class RewardModel:
     Args:
       name: the model's name in errors.
       params: the parameters, with those of the reward head.
-      scorer: a scorer built with `reward=True`.
+      scorer: a scorer that reads 'rewards'.
     """
     self._name, self._params, self._scorer = name, params, scorer
 

@@ -4,11 +4,13 @@
         -> list[float | None]
 
 TRL's signature: lists with one entry per rollout. `completions` are the
-messages after the prompt, `completion_ids` the sampled ids. The columns are the
-fields of the tasks: `answer`, and each key of `info`, None for a task without
-it. A function may also take `rollouts` (not in TRL), `judge` (the config's),
-`log_metric(name, value)` and `log_extra(column, values)`: the means of numbers
-are logged, other values are dropped, since there is no table of completions.
+messages after the prompt, `completion_ids` the sampled ids. Where a row of data
+has its prompt as a string, prompt and completion are strings. The columns are
+the fields of the tasks: `answer`, and each key of `info`, None for a task
+without it. A function may also take `rollouts` (not in TRL), `judge` (the
+config's), `log_metric(name, value)` and `log_extra(column, values)`: the means
+of numbers are logged, other values are dropped, since there is no table of
+completions.
 The metrics `faults` and `seconds` are reserved. None means "not scorable": the
 entry is left out of the sum. A function may be a coroutine. There is no
 `trainer_state`.
@@ -34,6 +36,16 @@ from posttrain.rollout.grading import functions
 from posttrain.rollout.remote import remote as remotes
 from posttrain.util import imports
 
+# Names of the arguments of all functions, besides the columns of the rows.
+ARGUMENTS = (
+  'answer',
+  'completion_ids',
+  'completions',
+  'log_extra',
+  'log_metric',
+  'prompts',
+  'rollouts',
+)
 TooManyFaults, OnlyFaults = functions.TooManyFaults, functions.OnlyFaults
 
 
@@ -177,26 +189,33 @@ class Rewards:
     errors = tuple(x.error for x in results.values() if x.error is not None)
     processes.attempt(lambda: self._check_budgets(errors))
     failed = frozenset().union(*(x.failed for x in results.values()))
-    totals = {
-      rollout.uid: None
-      if i in failed
-      else _total(
-        [(self._cfg[k].weight, x.rewards[i]) for k, x in results.items()]
+    scores = {
+      rollout.uid: dataclasses.replace(
+        rollout.score,
+        reward=None if i in failed else self._total(i, results),
+        summands={name: x.rewards[i] for name, x in results.items()},
       )
       for i, rollout in enumerate(alive)
     }
     return (
       [
-        dataclasses.replace(
-          r, score=dataclasses.replace(r.score, reward=totals[r.uid])
-        )
-        if r.uid in totals
-        else r
+        dataclasses.replace(r, score=scores[r.uid]) if r.uid in scores else r
         for r in rollouts
       ],
       _metrics(results),
       errors,
     )
+
+  def _total(
+    self, i: int, results: Mapping[str, functions.Result]
+  ) -> float | None:
+    """Returns the weighted sum of a rollout's summands that are known."""
+    known = [
+      self._cfg[name].weight * value
+      for name, result in results.items()
+      if (value := result.rewards[i]) is not None
+    ]
+    return sum(known) if known else None
 
   def _check_budgets(self, errors: tuple[str, ...]) -> None:
     for budget in self._budgets.values():
@@ -220,6 +239,35 @@ class Rewards:
     return processes.on(process, call)
 
 
+def check(
+  env: str,
+  cfg: Mapping[str, schema.RewardFn],
+  keys: Iterable[str],
+  columns: Callable[[], Iterable[str]],
+) -> None:
+  """Refuses functions that need an argument that no task has.
+
+  Args:
+    env: the environment's name.
+    cfg: the summands.
+    keys: keys of `info` of some tasks.
+    columns: returns those of all tasks; called if a function needs another.
+
+  Raises:
+    ValueError: names the function, and the arguments that exist.
+  """
+  for name, entry in cfg.items():
+    if entry.fn is None:
+      continue
+    key = f'envs.{env}.rewards.{name}.fn'
+    fn = imports.function(entry.fn, key)
+    judge = ('judge',) if entry.judge is not None else ()
+    known = {*ARGUMENTS, *keys, *entry.kwargs, *judge}
+    if functions.missing(fn, known):
+      known |= set(columns())
+    functions.require_arguments(key, fn, known)
+
+
 def _look_up(
   names: Iterable[Any], look_up: Callable[[Any], Any] | None
 ) -> dict[Any, Any]:
@@ -236,13 +284,22 @@ def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
   return {
     **{key: [task.info.get(key) for task in tasks] for key in sorted(keys)},
     'answer': [task.answer for task in tasks],
-    'prompts': [list(rollout.prompt) for rollout in rollouts],
-    'completions': [list(rollout.completion_messages) for rollout in rollouts],
+    'prompts': [_given(r, r.prompt) for r in rollouts],
+    'completions': [_given(r, r.completion_messages) for r in rollouts],
     'completion_ids': [
       np.concatenate([s.ids[s.mask] for s in r.samples]).tolist()
       for r in rollouts
     ],
   }
+
+
+def _given(
+  rollout: types.Rollout, messages: types.Messages
+) -> str | list[types.Message]:
+  """Returns messages as a reward function gets them."""
+  if rollout.task.as_text and len(messages) == 1:
+    return messages[0]['content']
+  return list(messages)
 
 
 def _metrics(results: Mapping[str, functions.Result]) -> dict[str, float]:
@@ -253,11 +310,6 @@ def _metrics(results: Mapping[str, functions.Result]) -> dict[str, float]:
       metrics[f'rewards/{name}'] = float(np.mean(known))
     metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
   return metrics
-
-
-def _total(terms: Sequence[tuple[float, float | None]]) -> float | None:
-  known = [weight * value for weight, value in terms if value is not None]
-  return sum(known) if known else None
 
 
 def _request_id(prompt: np.ndarray) -> int:

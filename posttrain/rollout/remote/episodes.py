@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain import types
+from posttrain.chat import told
 from posttrain.envs import base
 from posttrain.rollout import env_calls, limits
 from posttrain.rollout.remote import workers as workers_lib
@@ -73,10 +74,10 @@ class Calls:
     return self._call('open')
 
   def step(
-    self, text: str, truncated: bool
+    self, text: str, truncated: bool, style: told.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
     """Passes a turn on; returns the new messages, the reward, and `done`."""
-    return self._call('step', text, truncated)
+    return self._call('step', text, truncated, style)
 
   def end(self, has_turns: bool) -> types.Score:
     """Grades the episode, unless it has no turn, and closes it."""

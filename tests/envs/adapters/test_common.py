@@ -64,12 +64,3 @@ def test_a_failing_import_inside_the_package_is_raised(tmp_path, monkeypatch):
     common.load('lacking', 'x', 'a')
   with pytest.raises(ValueError, match='not_there must be installed for'):
     common.load('not_there.module', 'x', 'a')
-
-
-def test_words_of_an_exception_whose_str_raises():
-  class Mute(Exception):
-    def __str__(self):
-      raise KeyError('x')
-
-  assert common.words(ValueError('a\nb')) == 'a\nb'
-  assert common.words(Mute()) == '<Mute, whose str raises KeyError>'

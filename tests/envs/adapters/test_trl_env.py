@@ -5,16 +5,18 @@ import json
 import pytest
 
 from posttrain import envs, schema
-from posttrain.rollout import driver
+from posttrain.chat import told, tools
+from posttrain.rollout import driver, env_calls
 from tests.envs.adapters import games
 from tests.rollout import fakes
 
 GAMES = 'tests.envs.adapters.games'
+PLAIN = told.Style('plain', 'tool')
 TOOLS = """\
 Tools:
-- guess(number: int, mood: Literal['good', 'bad'] = 'good'): \
+- guess(number: integer, mood?: "good" | "bad"): \
 Says whether the number is too small or too large.
-- undocumented(values: list[int])
+- undocumented(values: array of integer)
 - wait(): Waits.
 Call a tool by writing NAME({"ARGUMENT": VALUE, ...}), the arguments as one \
 JSON object."""
@@ -43,42 +45,55 @@ def path(tmp_path):
 
 
 def begin(env, index=0):
-  episode = env.make(env.source('train', 0).take(9)[index])
-  return episode, episode.reset()
+  """Returns the calls into a new episode, and its prompt."""
+  calls = env_calls.Calls(env, env.source('train', 0).take(9)[index])
+  return calls, calls.open()
 
 
 def answer(episode, text):
   """Returns the tool message after a turn with one call."""
-  out = episode.step(text, False)
-  ((message,), done) = out.messages, out.done
-  assert message['role'] == 'tool' and not done and out.reward == 0
+  (message,), reward, done = episode.step(text, False, PLAIN)
+  assert message['role'] == 'tool' and not done and reward == 0
   return message['content']
 
 
 def test_a_row_becomes_a_prompt(path):
   env = make(path=path)
-  _, (system, user) = begin(env)
-  assert system == {'role': 'system', 'content': TOOLS}
-  assert user == {'role': 'user', 'content': 'A number. Go.'}
-  episode, (system, user) = begin(env, 1)
-  assert system['content'] == f'Be brief.\n\n{TOOLS}'
-  assert user == {'role': 'user', 'content': 'Guess.'}
+  tasks = env.source('train', 0).take(3)
+  assert env.make(tasks[0]).reset() == (
+    {'role': 'user', 'content': 'A number. Go.'},
+  )
+  episode = env.make(tasks[1])
+  assert episode.reset() == tuple(ROWS[1]['prompt'])
   assert episode._env.row == {'prompt': ROWS[1]['prompt']}
   assert episode._env.secret == 5
-  episode, (_, user) = begin(env, 2)
+  episode = env.make(tasks[2])
+  (user,) = episode.reset()
   assert user['content'] == '' and episode._env.secret == 9
-  task = env.source('train', 0).take(1)[0]
-  assert task.id == f'{path}:1' and task.answer == '3'
-  assert task.info == ROWS[0] and len(task.prompt) == 2
+  assert tasks[0].id == f'{path}:1' and tasks[0].answer == '3'
+  assert tasks[0].info == ROWS[0] and len(tasks[0].prompt) == 1
   assert len(env.source('eval', 0)) == 0
   assert len(make(path=path, eval_path=path).source('eval', 0)) == 3
+
+
+def test_the_tools_are_described_by_names_and_types():
+  task = next(make(tool_format='plain').source('train', 0))
+  assert task.tools.format == 'plain'
+  assert tools.describe(task.tools.schemas, 'plain') == TOOLS
+  guess = task.tools.schemas[0]['function']['parameters']
+  assert guess['required'] == ['number']
+  assert guess['properties']['mood'] == {
+    'type': 'string',
+    'enum': ['good', 'bad'],
+    'description': 'of the answer.',
+  }
 
 
 def test_empty_rows():
   env = make(train_tasks=4, eval_tasks=2)
   assert [len(env.source(s, 0)) for s in ('train', 'eval')] == [4, 2]
-  episode, (_, user) = begin(env)
-  assert user == {'role': 'user', 'content': ''}
+  episode = env.make(next(env.source('train', 0)))
+  assert episode.reset() == ({'role': 'user', 'content': ''},)
   assert episode._env.row == {}
   ids = {t.id for s in ('train', 'eval') for t in env.source(s, 0).take(9)}
   assert len(ids) == 6
@@ -87,20 +102,18 @@ def test_empty_rows():
 def test_an_episode_of_calls():
   episode, _ = begin(make(correct_at=0.5))
   assert answer(episode, 'guess({"number": 9})') == 'too large, good'
-  out = episode.step('So: guess({"number": 5}). And wait()', False)
-  assert out.messages == (
+  messages, _, done = episode.step(
+    'So: guess({"number": 5}). And wait()', False, PLAIN
+  )
+  assert not done and messages == (
     {'role': 'tool', 'name': 'guess', 'content': 'right'},
     {'role': 'tool', 'name': 'wait', 'content': '2'},
   )
-  out = episode.step('It is 5.', False)
-  assert out.done and out.messages == ()
-  score = episode.grade()
+  messages, _, done = episode.step('It is 5.', False, PLAIN)
+  assert done and messages == ()
+  score = episode.end(True)
   assert (score.reward, score.correct) == (0.5, True)
-  assert score.metrics == {'calls': 3, 'failures': 0}
-  episode.reset()
-  assert episode.grade().metrics == {'calls': 0, 'failures': 0}
-  assert episode.grade().reward == 0.0 and episode.grade().correct is False
-  episode.close()
+  assert score.metrics == {'calls': 3, 'failures': 0, 'malformed': 0}
 
 
 @pytest.mark.parametrize(
@@ -144,8 +157,8 @@ def test_forms_of_a_call(text):
 )
 def test_a_turn_without_a_call_ends_the_episode(text):
   episode, _ = begin(make())
-  out = episode.step(text, False)
-  assert out.done and out.messages == () and episode.grade().reward == 0
+  messages, _, done = episode.step(text, False, PLAIN)
+  assert done and messages == () and episode.end(True).reward == 0
 
 
 @pytest.mark.parametrize(
@@ -159,27 +172,30 @@ def test_a_turn_without_a_call_ends_the_episode(text):
     ('{"name": "get_reward", "arguments": {}}', 'the tool must be one of'),
     ('_private({})', 'the tool must be one of'),
     ('broken({})', 'the tool must be one of'),
-    ('guess({})', "missing a required argument: 'number'"),
-    ('guess()', "missing a required argument: 'number'"),
-    ('{"name": "guess"}', "missing a required argument: 'number'"),
-    ('guess({"number": 1, "x": 2})', "unexpected keyword argument 'x'"),
-    ('guess({"self": 1, "number": 1})', 'unexpected keyword argument'),
-    ('guess(3)', 'a call must be one that can be read. Call a tool by'),
+    ('guess({})', "guess must have the argument 'number'"),
+    ('guess()', "guess must have the argument 'number'"),
+    ('{"name": "guess"}', "guess must have the argument 'number'"),
+    ('guess({"number": 1, "x": 2})', 'no other arguments than'),
+    ('guess({"self": 1, "number": 1})', 'no other arguments than'),
+    ('guess(3)', 'a call must be one that can be read: write NAME'),
     ('guess(number=3)', 'a call must be one that can be read'),
     ('guess({"number": 3', 'a call must be one that can be read'),
-    ('{"name": "guess", "arguments": "3"}', 'can be read'),
+    ('{"name": "guess", "arguments": "3"}', 'must be an object'),
     ('<tool_call>guess 3</tool_call>', 'can be read'),
     ('<tool_call>', 'can be read'),
     ('guess({"number": -1})', 'numbers are not negative'),
-    ('guess({"number": "x"})', "'<' not supported between"),
+    ('guess({"number": "x"})', "number of guess must be integer: got 'x'"),
+    ('guess({"number": 1, "mood": "ok"})', 'must be "good" | "bad": got'),
   ],
 )
 def test_the_error_of_a_bad_call_is_its_observation(text, words):
   episode, _ = begin(make())
   said = answer(episode, text)
   assert said.startswith('error: ') and words in said
-  assert episode.grade().metrics == {'calls': 1, 'failures': 1}
   assert answer(episode, 'guess({"number": 5})') == 'right'
+  malformed = 0 if words == 'numbers are not negative' else 0.5
+  metrics = {'calls': 2, 'failures': 1, 'malformed': malformed}
+  assert episode.end(True).metrics == metrics
 
 
 def test_a_whole_run_through_the_driver(path):
@@ -201,7 +217,6 @@ def test_a_whole_run_through_the_driver(path):
   ]
   assert [r.score.reward for r in rollouts] == [1.0, 0.0, 0.0]
   assert [m['role'] for m in rollouts[0].messages] == [
-    'system',
     'user',
     'assistant',
     'tool',
@@ -214,16 +229,19 @@ def test_a_whole_run_through_the_driver(path):
 def test_each_episode_has_its_own_instance():
   env = make()
   (a, _), (b, _) = begin(env), begin(env)
-  a.step('guess({"number": 1})', False)
-  assert (a.grade().reward, b.grade().reward) == (1.0, 0.0)
+  a.step('guess({"number": 1})', False, PLAIN)
+  assert (a.end(True).reward, b.end(True).reward) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize('name', ['Silent', 'Judged'])
 def test_an_episode_without_a_reward_is_not_scorable(name):
-  episode, messages = begin(make(factory=f'{GAMES}:{name}'))
-  assert messages[0]['content'].startswith('Tools:\nCall')
-  assert episode.step('hello', False).done
-  assert episode.grade().reward is None and episode.grade().correct is None
+  env = make(factory=f'{GAMES}:{name}')
+  assert next(env.source('train', 0)).tools is None
+  episode, _ = begin(env)
+  messages, _, done = episode.step('hello', False)
+  assert done and not messages
+  score = episode.end(True)
+  assert score.reward is None and score.correct is None
 
 
 def test_async_tools_run_inside_a_running_event_loop():
@@ -265,6 +283,11 @@ def test_a_bad_row_is_named(tmp_path, row, words):
     ({'eval_path': 'x'}, 'eval_path must be None if path is None'),
     ({'path': ''}, 'path must be None or name a file'),
     ({'max_turns': 0}, 'max_turns must be > 0'),
+    ({'tool_format': 'xml'}, 'tool_format must be one of'),
+    (
+      {'factory': f'{GAMES}:Positional'},
+      r'envs\.g\.env\.factory: a tool must have arguments that are passed by',
+    ),
   ],
 )
 def test_options_are_checked(options, words):

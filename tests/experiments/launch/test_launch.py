@@ -74,7 +74,7 @@ def test_a_place_without_a_module_is_one_line():
 @pytest.mark.parametrize(
   ('words', 'error'),
   [
-    (['--sweep=grpo.optim.l=1'], r'did you mean config\.grpo\.optim\.lr\?'),
+    (['--sweep=grpo.optim.lrr=1'], r'did you mean config\.grpo\.optim\.lr\?'),
     (['--sweep=sft.steps=20,x'], r'config\.sft\.steps .*steps=x\)'),
     (['--sweep=seed'], '--sweep must be KEY=VALUE'),
     (['--config.sft.stepz=1'], r'did you mean config\.sft\.steps\?'),

@@ -114,6 +114,21 @@ def test_any_of_k_is_that_of_the_largest_k():
   assert math.isnan(table.value(row, 'pass@', 'b'))
 
 
+def test_seconds_to_a_rate_leave_evaluations_out():
+  """Steps of 2 s each; the evaluation adds 8 s to step 2, and 9 to step 4."""
+  cpu = [3, 5, 15, 17, 28]  # after steps 0 to 4
+  rates = {2: 0.5, 4: 0.8}
+  rows = [
+    _row('m', i, **({'sampled_pass_rate/a': rates[i]} if i in rates else {}))
+    | {'time/cpu': cpu[i]}
+    for i in range(5)
+  ]
+  assert table.seconds_to(rows, 'm', 'a', 0.5) == 2 * 2
+  assert table.seconds_to(rows, 'm', 'a', 0.8) == 4 * 2
+  assert math.isnan(table.seconds_to(rows, 'm', 'a', 0.9))
+  assert math.isnan(table.seconds_to(rows, 'n', 'a', 0.5))
+
+
 def test_intervals_are_students():
   """n = 3: 4.303 standard errors; scipy's own table has t = 4.3027."""
   mean, width = table.interval([0.1, 0.2, 0.3])

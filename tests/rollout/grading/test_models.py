@@ -24,7 +24,7 @@ def params():
 
 @pytest.fixture(scope='module')
 def scorer():
-  return scoring.Scorer(fixtures.MODEL, 2, 16, reward=True)
+  return scoring.Scorer(fixtures.MODEL, 2, 16, reads='rewards')
 
 
 def _rollouts():

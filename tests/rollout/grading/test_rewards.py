@@ -226,6 +226,28 @@ def test_unknown_parameter_raises_value_error():
     run(two_turns.group(1.0, 0.0), functions(wants={}))
 
 
+def test_arguments_are_checked_before_a_run(monkeypatch):
+  def graded(completions, level, *, scale, judge, extra=1, **columns):
+    return [0.0 for _ in completions]
+
+  def check(columns, **changes):
+    cfg = {'env': schema.RewardFn(), 'x': schema.RewardFn('mine:x', **changes)}
+    rewarding.check('e', cfg, ['other'], lambda: columns)
+
+  monkeypatch.setattr(rewarding.imports, 'function', lambda *_: graded)
+  given = {'kwargs': {'scale': 2}, 'judge': 'init'}
+  check(['level'], **given)
+  with pytest.raises(
+    ValueError,
+    match=r"envs.e.rewards.x.fn must take arguments that exist: got \['level'",
+  ):
+    check(['lever'], **given)
+  with pytest.raises(ValueError, match='did you mean level|or give it a def'):
+    check(['levels'], **given)
+  with pytest.raises(ValueError, match=r"got \['scale', 'judge'\]"):
+    check(['level'])
+
+
 class Leveled(toys.Letters):
   """Tasks of which only the last has a level."""
 

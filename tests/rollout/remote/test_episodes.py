@@ -76,7 +76,7 @@ def test_an_episode_is_played_again_from_its_first_call():
   methods = [args[2] for args in cluster.calls]
   assert methods == ['open', 'step', 'step', 'open', 'step', 'step', 'end']
   texts = [args[3] for args in cluster.calls if args[2] == 'step']
-  assert texts[:2] == texts[2:] == [('0a', False), ('0b', False)]
+  assert texts[:2] == texts[2:] == [('0a', False, None), ('0b', False, None)]
 
 
 def test_an_episode_that_ends_its_workers_costs_only_itself(truth):

@@ -1,0 +1,119 @@
+r"""GRPO of a model of yours, on prompts and a reward of yours.
+
+    python -m posttrain.main --workdir=WORK \
+        --config=configs/grpo.py:DIR,PROMPTS.jsonl,rewards:short
+
+DIR is a HuggingFace directory (Llama 3, Qwen 2, 2.5 or 3, Gemma 2 or 3 text),
+or OWNER/NAME in the hub's cache, of an instruct model: model, weights,
+tokenizer, chat template and stop tokens come from it. A line of PROMPTS.jsonl
+has `prompt`, a string or a list of messages, and any other columns; .parquet,
+.arrow and .csv files and TFDS data sets (`tfds:NAME`) as well. `rewards:short`
+is the function `short` in rewards.py of the current folder, as TRL calls it:
+
+    def short(completions, **columns):  # one value per completion, None = none
+      return [-len(text) / 100 for text in completions]
+
+Where prompts are lists of messages, so are the completions. A column is an
+argument by its name. Several functions (`,rewards:short,rewards:polite`) are
+summed; `--config.grpo.envs.data.rewards.NAME.weight=W` weighs one.
+
+A tenth of the prompts is held out, or `:DIR,PROMPTS.jsonl,HELD_OUT.jsonl,...`
+names the held-out ones: `eval/reward/NAME/data` is the mean of each function
+over greedy answers to them, and `rollout/reward/data` the mean of the sum over
+the step's answers. `eval.suite` is answered before and after.
+
+`lora` among the arguments trains a rank-32 LoRA at ten times the learning rate;
+a KL penalty (`--config.grpo.envs.data.algorithm.kl_beta=0.01`) then has the
+frozen weights as its reference, at no memory.
+
+Expected: not measured on a model of useful size.
+
+`:tiny` runs every part on rows_example.jsonl with a reward for short answers,
+on bytes and random weights, and learns nothing; with `DIR,PROMPTS.jsonl,...`
+before it, on those.
+"""
+
+import pathlib
+
+import ml_collections
+
+from configs import common, machinery
+from posttrain import schema
+
+EXAMPLE = pathlib.Path(__file__).with_name('rows_example.jsonl')
+
+
+def short(completions, **columns):
+  """Returns minus the length of each completion, in characters."""
+  return [-float(len(text)) for text in completions]
+
+
+GRPO = schema.Stage(
+  # What is learned: answers that the reward functions prefer.
+  envs={
+    'data': schema.EnvEntry(
+      env=schema.Rows(path=str(EXAMPLE), eval_fraction=0.1),
+      algorithm=schema.Grpo(),
+      sampler=schema.Policy(temperature=1.0, max_tokens=512),
+      group_size=8,
+    )
+  },
+  # How answers are decoded.
+  rollout=schema.Rollout(slots=256, prefill_rows=16, prefill_tokens=64),
+  # How it trains.
+  steps=200,
+  batch=schema.Batch(
+    prompts_per_step=32, row_tokens=1024, micro_batch_tokens=16 * 1024
+  ),
+  loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+  optim=schema.Optim(
+    lr=1e-6, schedule='constant', warmup_steps=5, weight_decay=0.0, beta2=0.99
+  ),
+  # Evaluation.
+  eval=schema.Eval(
+    every=50, prompts=100, samples=0, max_tokens=512, suite=common.ENGLISH_SUITE
+  ),
+)
+
+
+def get_config(argument: str = ''):
+  own = machinery.parse_own(argument, functions=True)
+  model, tokenizer, init = common.pretrained(own.folder, own.preset)
+  config = machinery.config_dict(
+    schema.Run(
+      model=model,
+      tokenizer=tokenizer,
+      checkpoint=schema.Checkpoint(every=50, keep_last=1),
+      stages={'grpo': GRPO},
+    )
+  )
+  entry = config.grpo.envs.data
+  config.grpo.init = init
+  common.name_rows(entry.env, own)
+  with entry.rewards.unlocked():
+    for path in own.functions or ('configs.grpo:short',):
+      name = path.rpartition(':')[2].replace('.', '_')
+      entry.rewards[name] = machinery.node(schema.RewardFn(fn=path))
+  if 'lora' in own.words:
+    config.grpo.lora.rank = 32
+    config.grpo.optim.lr = 1e-5
+  if 'tiny' in own.words:
+    shrink(config)
+  return config
+
+
+def shrink(config: ml_collections.ConfigDict) -> None:
+  """Sets sizes that run in seconds."""
+  entry, batch = config.grpo.envs.data, config.grpo.batch
+  entry.sampler.max_tokens = 8
+  entry.group_size = 2
+  config.grpo.rollout.slots = 4
+  config.grpo.rollout.prefill_rows = 4
+  config.grpo.steps = 2
+  batch.prompts_per_step = 2
+  batch.row_tokens = 512
+  batch.micro_batch_tokens = batch.row_tokens
+  config.grpo.optim.warmup_steps = 0
+  machinery.unset(config.grpo.eval, 'every')
+  config.grpo.eval.prompts = 2
+  config.grpo.eval.max_tokens = 8

@@ -1,0 +1,102 @@
+r"""SFT of a model of yours on data of yours.
+
+    python -m posttrain.main --config=configs/sft.py:DIR,DATA.jsonl \
+        --workdir=WORK
+
+DIR is a HuggingFace directory (Llama 3, Qwen 2, 2.5 or 3, Gemma 2 or 3 text),
+or OWNER/NAME in the hub's cache: model, weights, tokenizer, chat template and
+stop tokens come from it. A preset's name instead (`small`) trains random
+weights on bytes. A line of DATA.jsonl is `{"messages": [...]}`, or `{"prompt":
+..., "completion": ...}`, each a string or a list of messages; .parquet, .arrow
+and .csv files and TFDS data sets (`tfds:NAME`) have these columns, or others
+that `--config.sft.envs.data.env.columns` renames.
+
+A tenth of the prompts is held out, or `:DIR,DATA.jsonl,HELD_OUT.jsonl` names
+the held-out rows: `eval/nll/data` is the loss on them, in nats per token. The
+best weights by it are kept with `--config.sft.eval.best=eval/nll/data
+--config.sft.eval.best_prompts=100`, which needs so many held-out rows beside
+the `eval.prompts` that are reported. The prompts of `eval.suite` are answered
+before and after.
+
+200 steps see 6,400 rows; an epoch is better counted than guessed
+(`--config.sft.steps=N`). A row that has more than 2,048 tokens is cut.
+`:DIR,DATA.jsonl,lora` trains a rank-32 LoRA at ten times the learning rate.
+
+Expected: not measured on a model of useful size.
+
+`:tiny` runs every part on rows_example.jsonl, on bytes and random weights, and
+learns nothing; `:DIR,DATA.jsonl,tiny` does so with the directory's model and
+tokenizer, and its own rows.
+"""
+
+import pathlib
+
+import ml_collections
+
+from configs import common, machinery
+from posttrain import schema
+
+EXAMPLE = pathlib.Path(__file__).with_name('rows_example.jsonl')
+
+SFT = schema.Stage(
+  # What is learned: the completions of the rows.
+  envs={
+    'data': schema.EnvEntry(
+      env=schema.Rows(path=str(EXAMPLE), eval_fraction=0.1),
+      algorithm=schema.Sft(),
+      sampler=schema.Dataset(too_long='truncate'),
+    )
+  },
+  # How answers are decoded.
+  rollout=schema.Rollout(slots=32, prefill_rows=16, prefill_tokens=64),
+  # How it trains.
+  steps=200,
+  batch=schema.Batch(
+    prompts_per_step=32, row_tokens=2048, micro_batch_tokens=8 * 2048
+  ),
+  optim=schema.Optim(
+    lr=1e-5, schedule='cosine', warmup_steps=10, weight_decay=0.0
+  ),
+  # Evaluation: answers to held-out prompts, which nothing grades, are few.
+  eval=schema.Eval(
+    every=50, prompts=100, samples=0, max_tokens=256, suite=common.ENGLISH_SUITE
+  ),
+)
+
+
+def get_config(argument: str = ''):
+  own = machinery.parse_own(argument)
+  model, tokenizer, init = common.pretrained(own.folder, own.preset)
+  config = machinery.config_dict(
+    schema.Run(
+      model=model,
+      tokenizer=tokenizer,
+      checkpoint=schema.Checkpoint(every=50, keep_last=1),
+      stages={'sft': SFT},
+    )
+  )
+  config.sft.init = init
+  common.name_rows(config.sft.envs.data.env, own)
+  if own.folder is None:  # random weights need larger steps
+    config.sft.optim.lr = 1e-3
+  if 'lora' in own.words:
+    config.sft.lora.rank = 32
+    config.sft.optim.lr = 1e-4
+  if 'tiny' in own.words:
+    shrink(config)
+  return config
+
+
+def shrink(config: ml_collections.ConfigDict) -> None:
+  """Sets sizes that run in seconds."""
+  batch, evaluation = config.sft.batch, config.sft.eval
+  config.sft.rollout.slots = 4
+  config.sft.rollout.prefill_rows = 4
+  config.sft.steps = 2
+  batch.prompts_per_step = 4
+  batch.row_tokens = 512
+  batch.micro_batch_tokens = batch.row_tokens
+  config.sft.optim.warmup_steps = 0
+  machinery.unset(evaluation, 'every')
+  evaluation.prompts = 2
+  evaluation.max_tokens = 8

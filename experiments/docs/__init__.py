@@ -1,0 +1,1 @@
+"""The generated pages of docs/, and the settings of the site."""

@@ -1,0 +1,125 @@
+"""The steps of `mkdocs build` that the settings in .mkdocs.yml name.
+
+1. `on_files` adds the pages of experiments/results and the notebooks, and
+   leaves pages out of the navigation that do not exist.
+2. `on_page_markdown` makes links and lists, which git hosts show as they are,
+   fit the site.
+
+The pages of docs/ link to `../experiments/results/NAME.md` and `../README.md`.
+In the site the former are pages; other files of the repository are links only
+if the variable REPOSITORY_URL names a place to read them at.
+"""
+
+import json
+import os
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = 'experiments/results'
+NOTEBOOKS = 'notebooks'
+# Wide tables have room, and scroll rather than break keys into two lines.
+STYLE = """.md-grid { max-width: 76rem; }
+.md-typeset table:not([class]) code {
+  overflow-wrap: break-word;
+  word-break: normal;
+}
+.md-typeset img { background: white; }
+@media screen and (max-width: 44.9375em) {
+  .md-typeset table:not([class]) td, .md-typeset table:not([class]) th {
+    min-width: 3rem;
+    padding: 0.5em 0.6em;
+  }
+  .md-typeset table:not([class]) td:last-child { min-width: 12rem; }
+}
+"""
+_ITEM = re.compile(r' *([-*]|\d+\.) ')
+
+
+def on_files(files, config):
+  """Adds the pages that are not in docs/; drops missing ones from the nav."""
+  from mkdocs.structure import files as mkdocs_files  # the extra `docs`
+
+  hidden = mkdocs_files.InclusionLevel.NOT_IN_NAV
+
+  def add(uri, **content):
+    file = mkdocs_files.File.generated(config, uri, inclusion=hidden, **content)
+    files.append(file)
+
+  add('assets/site.css', content=STYLE)
+  for path in sorted((ROOT / RESULTS).iterdir()):
+    if path.suffix == '.md':
+      add(f'{RESULTS}/{path.name}', content=path.read_text())
+    elif path.suffix == '.png':
+      add(f'{RESULTS}/{path.name}', abs_src_path=str(path))
+  for path in sorted((ROOT / 'experiments').glob('*.ipynb')):
+    add(f'{NOTEBOOKS}/{path.stem}.md', content=_notebook(path))
+  config.nav = _existing(config.nav, files.src_uris)
+  return files
+
+
+def _existing(nav, uris):
+  """Returns the navigation without the pages that do not exist."""
+  if isinstance(nav, list):
+    kept = [_existing(entry, uris) for entry in nav]
+    return [entry for entry in kept if entry]
+  if isinstance(nav, dict):
+    ((title, value),) = nav.items()
+    value = _existing(value, uris)
+    return {title: value} if value else None
+  return nav if nav in uris else None
+
+
+def _notebook(path: pathlib.Path) -> str:
+  """Returns a notebook's cells as Markdown; cells in git have no outputs."""
+  parts = []
+  for cell in json.loads(path.read_text())['cells']:
+    source = ''.join(cell['source'])
+    code = cell['cell_type'] == 'code'
+    parts.append(f'```python\n{source}\n```' if code else source)
+  place = f'`jupyter lab experiments/{path.name}` runs this page.'
+  return '\n\n'.join((parts[0], place, *parts[1:]))
+
+
+def on_page_markdown(markdown, *, page, config, files):
+  """Returns the text of a page with the site's links and lists."""
+  folder = pathlib.PurePosixPath(page.file.src_uri).parent
+  if str(folder) == RESULTS:
+    markdown = markdown.replace('](../../docs/', '](../../')
+  else:
+    markdown = markdown.replace(f'](../{RESULTS}/', f']({RESULTS}/')
+    markdown = re.sub(r'\[([^\]]*)\]\(\.\./([^)]+)\)', _repository, markdown)
+  return _lists(markdown)
+
+
+def _repository(match: re.Match) -> str:
+  """Returns a link to a file of the repository, or its text alone."""
+  text, path = match.groups()
+  url = os.environ.get('REPOSITORY_URL')
+  return f'[{text}]({url.rstrip("/")}/blob/main/{path})' if url else text
+
+
+def _lists(markdown: str) -> str:
+  """Indents the contents of lists by four columns, as Python-Markdown needs.
+
+  Git hosts want two, and no empty line before a list.
+  """
+  lines, inside, fence = [], False, ''
+  for line in markdown.splitlines():
+    item = not fence and _ITEM.match(line)
+    if item and not inside and lines and lines[-1].strip():
+      lines.append('')
+    if item:
+      inside = True
+    elif not fence and line and not line.startswith(' '):
+      inside = False
+    indent = len(line) - len(line.lstrip(' '))
+    if inside and indent and not fence.startswith('`'):
+      line = ' ' * min(indent, 2) + line
+    elif inside and fence:
+      line = f'  {line}'
+    lines.append(line)
+    mark = re.match(r' *(```+)', line)
+    if mark:
+      fence = '' if fence else mark[1]
+  return '\n'.join(lines)

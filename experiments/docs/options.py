@@ -1,0 +1,229 @@
+"""The page of all options, from the dataclasses of the schema.
+
+1. `comments` reads what the source says of each field.
+2. `sections` walks from `schema.Run` to every class, with its dotted path.
+3. `page` writes a table per class.
+"""
+
+import dataclasses
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from experiments.docs import comments
+from posttrain import schema
+
+HEAD = """# Options
+
+Every key of a config: its type, its default, what it means and which values
+are allowed. A key is changed on the command line by its dotted path, with the
+stage's name for `STAGE` and the environment's for `ENV`, as
+`--config.grpo.optim.lr=1e-4`; a node with a `type` by a name or a JSON object,
+which replaces the whole node
+(`--config.grpo.envs.sums.algorithm='{"type": "rloo", "kl_beta": 0.01}'`).
+`--config.NAME=None` sets None. Requirements that span several options are
+checked before anything is compiled, and the error names the key and the values
+it allows.
+
+This page is generated from the comments in `posttrain/schema/` by
+`python -m experiments.docs`; see [runs.md](runs.md) for how configs are used.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """A class of options, and where a config has it."""
+
+  options: type
+  path: str  # '' = the config itself
+  kind: str | None  # the value of `type`, of a node of a union
+
+
+def sections() -> list[Section]:
+  """Returns the classes in the order of the page, each once."""
+  seen: dict[type, Section] = {}
+
+  def visit(options: type, path: str, kind: str | None) -> None:
+    if options in seen:
+      return
+    seen[options] = Section(options, path, kind)
+    for field, hint in _hints(options).items():
+      name = f'{path}.{field}' if path else field
+      for child, suffix in _nodes(hint, field):
+        place = _place(name, suffix)
+        visit(child, place, _kind(child))
+
+  visit(schema.Run, '', None)
+  return list(seen.values())
+
+
+def _place(name: str, suffix: str) -> str:
+  """Returns a path with the names that the reader chooses in capitals."""
+  if name == 'stages' and suffix:  # a stage's node has its own name
+    return 'STAGE'
+  return f'{name}.{suffix}' if suffix else name
+
+
+# Field -> what the reader's name of one of its nodes stands for, else NAME.
+_CHOSEN = {'envs': 'ENV', 'roles': 'ROLE', 'stages': 'STAGE'}
+
+
+def _nodes(hint: Any, field: str) -> Iterator[tuple[type, str]]:
+  """Yields the dataclasses of an annotation, with a key where it is a dict."""
+  if dataclasses.is_dataclass(hint):
+    assert isinstance(hint, type)
+    yield hint, ''
+  elif typing.get_origin(hint) is dict:
+    for child in typing.get_args(hint):
+      for node, _ in _nodes(child, field):
+        yield node, _CHOSEN.get(field, 'NAME')
+  elif isinstance(hint, types.UnionType):
+    for child in typing.get_args(hint):
+      yield from _nodes(child, field)
+
+
+def _hints(options: type) -> dict[str, Any]:
+  hints = typing.get_type_hints(options)
+  return {f.name: hints[f.name] for f in dataclasses.fields(options)}
+
+
+def _kind(options: type) -> str | None:
+  for field in dataclasses.fields(options):
+    if field.name == 'type':
+      return field.default
+  return None
+
+
+def page() -> str:
+  """Returns the page, as Markdown."""
+  found = sections()
+  modules = {x.__module__ for s in found for x in s.options.__mro__[:-1]}
+  meanings: dict[tuple[str, str], str] = {}
+  bounds: dict[tuple[str, str], list[str]] = {}
+  for name in sorted(modules):
+    source = comments.read(sys.modules[name])
+    meanings |= comments.meanings(source)
+    bounds |= comments.bounds(source)
+  parts, shared = [HEAD], set()
+  for section in found:
+    base = _shared(section.options)
+    if base is not None and base not in shared:
+      shared.add(base)
+      title = f'## `{section.path}`, common to these types'
+      parts += [title, _table(base, base, meanings, bounds)]
+    parts += [_title(section), _summary(section.options)]
+    if base is not None:
+      parts.append(
+        f'And the options [common to these types](#{_anchor(section.path)}).'
+      )
+    parts.append(_table(section.options, base, meanings, bounds))
+  return '\n\n'.join(part.strip() for part in parts if part) + '\n'
+
+
+def _anchor(path: str) -> str:
+  name = path.lower().replace('.', '')
+  return f'{name}-common-to-these-types'
+
+
+def _shared(options: type) -> type | None:
+  """Returns the abstract class whose options several types have."""
+  for base in options.__mro__[1:]:
+    if dataclasses.is_dataclass(base) and base.__name__.startswith('_'):
+      return base
+  return None
+
+
+def _title(section: Section) -> str:
+  if not section.path:
+    return '## The run'
+  kind = f', type `{section.kind}`' if section.kind else ''
+  return f'## `{section.path}`{kind}'
+
+
+def _summary(options: type) -> str:
+  return (inspect.getdoc(options) or '').split('\n\n')[0].replace('\n', ' ')
+
+
+def _table(
+  options: type,
+  base: type | None,
+  meanings: dict[tuple[str, str], str],
+  bounds: dict[tuple[str, str], list[str]],
+) -> str:
+  inherited = set()
+  if base not in (None, options):
+    inherited = {x.name for x in dataclasses.fields(base)}  # type: ignore
+  rows = []
+  owners = [x.__name__ for x in options.__mro__]
+  for field in dataclasses.fields(options):
+    own = field.name in vars(options).get('__annotations__', {})
+    if field.name == 'type' or (field.name in inherited and not own):
+      continue
+    meaning = next(
+      (
+        meanings[owner, field.name]
+        for owner in owners
+        if (owner, field.name) in meanings
+      ),
+      '',
+    )
+    allowed = [
+      must for owner in owners for must in bounds.get((owner, field.name), ())
+    ]
+    rows.append(_row(field, _hints(options)[field.name], meaning, allowed))
+  if not rows:
+    return 'No options of its own.' if base else 'No options.'
+  return '\n'.join(
+    ['| key | type | default | meaning |', '|---|---|---|---|', *rows]
+  )
+
+
+def _row(
+  field: dataclasses.Field, hint: Any, meaning: str, allowed: list[str]
+) -> str:
+  if allowed:
+    meaning += f' *Allowed: {"; ".join(dict.fromkeys(allowed))}.*'
+  cells = (f'`{field.name}`', _type(hint), _default(field), _prose(meaning))
+  return f'| {" | ".join(cells)} |'
+
+
+def _prose(text: str) -> str:
+  """Escapes what Markdown would read as markup, outside of code."""
+  parts = text.split('`')
+  parts[::2] = [re.sub(r'([|<_])', r'\\\1', part) for part in parts[::2]]
+  return '`'.join(parts)
+
+
+def _type(hint: Any) -> str:
+  if dataclasses.is_dataclass(hint):
+    return 'node'
+  if typing.get_origin(hint) is Annotated:
+    return _type(typing.get_args(hint)[0])
+  if isinstance(hint, types.UnionType):
+    names = [_type(child) for child in typing.get_args(hint)]
+    return ' or '.join(dict.fromkeys(names))
+  origin, args = typing.get_origin(hint), typing.get_args(hint)
+  if origin is tuple:
+    return f'tuple of {_type(args[0])}'
+  if origin is dict:
+    return f'dict of {_type(args[1])}'
+  names = {types.NoneType: 'None', Any: 'any'}
+  return names.get(hint) or hint.__name__
+
+
+def _default(field: dataclasses.Field) -> str:
+  value = field.default
+  if value is dataclasses.MISSING:
+    assert field.default_factory is not dataclasses.MISSING
+    value = field.default_factory()
+  if isinstance(value, dict) and value:
+    return f'`{sorted(value)[0]}`'
+  if dataclasses.is_dataclass(value):
+    kind = _kind(type(value))  # type: ignore[arg-type]
+    return f'`{kind}`' if kind else 'its defaults'
+  text = repr(value).replace('|', '\\|').replace('\n', ' ')
+  return f'`{text}`'

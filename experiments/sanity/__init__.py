@@ -1,0 +1,1 @@
+"""Whether every loss learns all it can learn; see `__main__`."""

@@ -1,0 +1,326 @@
+"""The commands as functions, for notebooks and programs.
+
+    from posttrain import api
+
+    def short(completions, **kwargs):  # TRL's signature: a value each
+      return [-len(messages[-1]['content']) for messages in completions]
+
+    run = api.load('configs/arithmetic.py', {'grpo.steps': 20, 'seed': 1})
+    final = api.train(run, 'runs/short', rewards={'short': short})
+    print(api.evaluate('runs/short', against='runs/short/checkpoints/sft'))
+    api.generate('runs/short', ['What is 38 + 47?'])[0].text
+    api.export('runs/short', 'exported')
+
+Each function checks what its command checks, and raises ValueError with the
+line that the command prints. The import is cheap; jax is imported by the first
+call that needs it.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from posttrain import evaluate as evaluation
+from posttrain import export as exporting
+from posttrain import generate as generation
+from posttrain import main, schema, types
+from posttrain.checkpoints import policies
+from posttrain.config import checks
+from posttrain.decode import requests
+from posttrain.evaluation import comparison
+from posttrain.util import callables
+
+Options = Mapping[str, Any]  # dotted key of the config -> value
+
+
+def load(
+  recipe: str, options: Options | None = None, *, trust_config: bool = False
+) -> schema.Run:
+  """Reads a recipe; returns its checked options.
+
+  Args:
+    recipe: `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
+    options: values for keys, applied in order: `{'grpo.optim.lr': 1e-4}` is
+      `--config.grpo.optim.lr=1e-4` of the command. A dict replaces a node; a
+      text is read as on the command line.
+    trust_config: whether a config.json may name any function and server.
+
+  Raises:
+    ValueError: names the key that is wrong and the values it allows.
+  """
+  return main.load(recipe, _overrides(options), trust_config)
+
+
+def import_path(value: Callable[..., Any]) -> str:
+  """Returns an import path for a function or class, for a config.
+
+  It goes where a config takes one: `rewards.NAME.fn`, or `import_path` of a
+  custom environment or algorithm. What cannot be imported (a notebook defines
+  it) gets a path that is valid in this process: a run with it is continued
+  after the same call in another process, not from the command line.
+
+  Raises:
+    ValueError: the object cannot be called, or has no name.
+  """
+  return callables.path(value)
+
+
+def train(
+  run: schema.Run,
+  workdir: str,
+  *,
+  rewards: Mapping[str, Callable[..., Any]] | None = None,
+  time_limit: float | None = None,
+) -> dict[str, Any]:
+  """Trains a run from its newest checkpoint to its end; writes its report.
+
+  Args:
+    run: the options, from `load`.
+    workdir: a new folder, or one of the same run, which is continued.
+    rewards: reward functions by name, with TRL's signature. They replace the
+      rewards of each environment whose answers the policy samples, in all
+      stages; `'STAGE.ENVIRONMENT.NAME'` is for one alone.
+    time_limit: seconds of the process before which it saves and stops.
+
+  Returns:
+    The final evaluation: `stage`, `step` and every `eval/*` value.
+
+  Raises:
+    ValueError: options, weights, rewards or workdir do not fit each other;
+      raised before anything is compiled.
+    preemption.Preempted: stopped by SIGTERM or the time limit; all is saved.
+  """
+  if rewards:
+    run = _with_rewards(run, rewards)
+    checks.check(run)
+  final = main.train(run, workdir, time_limit)
+  assert final is not None, 'this process is the only one'
+  return final
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """What `evaluate` measured; its text is the table of the command."""
+
+  policy: comparison.Measurement
+  against: comparison.Measurement | None
+
+  @property
+  def values(self) -> dict[str, Any]:
+    """The numbers by name: `eval/...`, `against/...`, `difference/...`."""
+    return comparison.to_json(self.policy, self.against)
+
+  def __str__(self) -> str:
+    return '\n'.join(
+      comparison.table(self.policy, self.against)
+      + comparison.suite(self.policy, self.against)
+    )
+
+
+def evaluate(
+  checkpoint: str,
+  *,
+  against: str | None = None,
+  config: str | None = None,
+  options: Options | None = None,
+  stage: str | None = None,
+  trust_config: bool = False,
+) -> Evaluation:
+  """Measures one policy, or two, on held-out tasks.
+
+  Args:
+    checkpoint: a workdir, a stage's or a step's folder, or a HuggingFace or
+      PEFT directory.
+    against: a second policy with the same model and tokenizer.
+    config: a recipe whose tasks and options replace those of the run; required
+      for a directory.
+    options: values for keys, as in `load`.
+    stage: whose tasks are answered; None = the checkpoint's, or the recipe's
+      last.
+    trust_config: whether stored options may name any function and server.
+
+  Raises:
+    ValueError: weights and options do not fit.
+    TooManyErrors: environments failed too often.
+  """
+  flags = evaluation.Flags(
+    checkpoint=checkpoint,
+    against=against,
+    config=config,
+    overrides=_overrides(options),
+    stage=stage,
+    trust_config=trust_config,
+  )
+  return Evaluation(*evaluation.measure(flags))
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """A sampled answer."""
+
+  text: str
+  stop_reason: str  # 'eos' or 'max_tokens'
+  ids: np.ndarray  # i32[T]
+  # f32[T], nats, of the untruncated law, at the temperature (at 1 for 0).
+  logprobs: np.ndarray
+  prompt_ids: np.ndarray  # i32[P]
+
+
+def policy(path: str, *, template_variables: Options | None = None):
+  """Loads a policy onto one device; `generate` takes it any number of times.
+
+  Args:
+    path: a workdir, a stage's or a step's folder, or a HuggingFace or PEFT
+      directory.
+    template_variables: of the chat template of a directory.
+
+  Returns:
+    `posttrain.checkpoints.policies.Policy`.
+
+  Raises:
+    ValueError: the checkpoint is missing, damaged, or has no tokenizer.
+  """
+  return policies.load(
+    path, variables=json.dumps(dict(template_variables or {}))
+  )
+
+
+def generate(
+  policy: str | policies.Policy,
+  prompts: Sequence[str | Sequence[types.Message]],
+  *,
+  max_tokens: int | None = None,
+  temperature: float = 0.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  min_p: float = 0.0,
+  seed: int = 0,
+) -> list[Answer]:
+  """Samples an answer to each prompt.
+
+  Args:
+    policy: a path, see `policy`, or what `policy` has loaded.
+    prompts: a text is a user's message; or a list of messages each.
+    max_tokens: longest answer; None = as in the stage's evaluation, or 256.
+    temperature: 0 takes the most likely token.
+    top_k: keeps the k most likely tokens; 0 keeps all.
+    top_p: keeps the most likely tokens whose probabilities reach this sum.
+    min_p: keeps tokens this probable relative to the most likely one.
+    seed: equal seeds give equal answers.
+
+  Raises:
+    ValueError: the policy has no tokenizer, or a prompt does not fit it.
+  """
+  if isinstance(prompts, str):
+    raise ValueError(
+      f'prompts must be a list: got {prompts!r}; put it in [...]'
+    )
+  loaded = policies.load(policy) if isinstance(policy, str) else policy
+  renderer = loaded.renderer
+  if renderer is None:
+    raise ValueError(
+      'policy must have a tokenizer to tokenize prompts: got none'
+    )
+  ids = [
+    renderer.render(
+      [{'role': 'user', 'content': prompt}]
+      if isinstance(prompt, str)
+      else list(prompt),
+      add_generation_prompt=True,
+    ).ids
+    for prompt in prompts
+  ]
+  sampling = requests.Sampling(temperature, top_k, top_p, min_p)
+  return [
+    Answer(
+      text=x['text'],
+      stop_reason=x['stop_reason'],
+      ids=np.array(x['ids'], np.int32),
+      logprobs=np.array(x['logprobs'], np.float32),
+      prompt_ids=np.array(x['prompt_ids'], np.int32),
+    )
+    for x in generation.answers(loaded, ids, max_tokens, sampling, seed)
+  ]
+
+
+def export(
+  checkpoint: str,
+  folder: str,
+  *,
+  format: str = 'hf',
+  like: str | None = None,
+  dtype: str | None = None,
+) -> None:
+  """Writes a policy as a HuggingFace directory or a PEFT adapter.
+
+  Args:
+    checkpoint: a workdir, or a stage's or a step's folder.
+    folder: a new or empty folder.
+    format: 'hf' (a LoRA is merged), or 'peft' (the adapter of a LoRA stage).
+    like: a HuggingFace directory: the template of hf, the base model of peft.
+    dtype: of all tensors of hf, without `like`.
+
+  Raises:
+    ValueError: there is no such checkpoint, it holds no adapter (peft), the
+      folder is not empty, or no HuggingFace architecture fits this model.
+  """
+  for name, value, known in (
+    ('format', format, exporting.FORMATS),
+    ('dtype', dtype, (None, *exporting.DTYPES)),
+  ):
+    if value not in known:
+      raise ValueError(f'{name} must be one of {known}: got {value!r}')
+  exporting.export(
+    exporting.Flags(
+      checkpoint=checkpoint,
+      folder=folder,
+      format=format,
+      like=like,
+      dtype=dtype,
+    )
+  )
+
+
+def _overrides(options: Options | None) -> list[tuple[str, str]]:
+  """Returns options as the command line has them."""
+  return [(key, _text(value)) for key, value in (options or {}).items()]
+
+
+def _text(value: Any) -> str:
+  if isinstance(value, str):
+    return value
+  return json.dumps(value) if isinstance(value, Mapping) else repr(value)
+
+
+def _with_rewards(
+  run: schema.Run, rewards: Mapping[str, Callable[..., Any]]
+) -> schema.Run:
+  """Returns a run with reward functions, see `train`."""
+  sampled = [
+    (stage, env)
+    for stage, options in run.stages.items()
+    for env, entry in options.envs.items()
+    if isinstance(entry.sampler, schema.Policy)
+  ]
+  entries: dict[tuple[str, str], dict[str, schema.RewardFn]] = {}
+  for key, function in rewards.items():
+    *place, name = key.split('.')
+    places = [tuple(place)] if place else sampled
+    if not places or not set(places) <= set(sampled):
+      raise ValueError(
+        f'rewards[{key!r}] must be for an environment whose answers the policy '
+        f'samples: expected a name alone, or STAGE.ENVIRONMENT.NAME with one '
+        f'of {[".".join(x) for x in sampled]}'
+      )
+    for chosen in places:
+      path = callables.path(function)
+      entries.setdefault(chosen, {})[name] = schema.RewardFn(fn=path)
+  stages = dict(run.stages)
+  for (stage, env), functions in entries.items():
+    envs = dict(stages[stage].envs)
+    envs[env] = dataclasses.replace(envs[env], rewards=functions)
+    stages[stage] = dataclasses.replace(stages[stage], envs=envs)
+  return dataclasses.replace(run, stages=stages)

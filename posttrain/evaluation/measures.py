@@ -1,0 +1,130 @@
+"""Measures of held-out tasks beside the environment's grade.
+
+- `reward/<name>`: the value of a reward function of the greedy answer;
+- `nll`: -log p of the demonstration, nats per token of its assistant turns at
+  temperature 1, where answers are not graded;
+- `token_accuracy`: the share of the same tokens that are the most likely one
+  after the true tokens before them.
+
+A reward function that fails gives its answers no value, and an error.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from posttrain import schema, types
+from posttrain.chat import demonstrations
+from posttrain.chat import renderer as chat
+from posttrain.rollout.grading import rewards as rewarding
+
+# {environment: {name: the rewards of this function alone, with weight 1}}
+Functions = Mapping[str, Mapping[str, rewarding.Rewards]]
+Score = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+_UNBOUNDED = 2**31  # faults in a row: an evaluation reports them
+# A measure of each task, None for a task without it, and the tasks' weights in
+# the mean.
+Values = tuple[list[float | None], list[float]]
+
+
+def functions(envs: Mapping[str, schema.EnvEntry]) -> Functions:
+  """Imports the reward functions that need no model.
+
+  Args:
+    envs: the entries of a stage.
+
+  Raises:
+    ValueError: a path names no function.
+  """
+  return {
+    env: {
+      name: rewarding.Rewards(
+        env, {name: dataclasses.replace(cfg, weight=1.0, max_faults=_UNBOUNDED)}
+      )
+      for name, cfg in entry.rewards.items()
+      if cfg.fn is not None and cfg.judge is None
+    }
+    for env, entry in envs.items()
+  }
+
+
+class Measures:
+  """Measures greedy answers, and the demonstrations of their tasks."""
+
+  def __init__(
+    self, functions: Functions, score: Score, renderer: chat.Renderer
+  ):
+    """Holds what measures.
+
+    Args:
+      functions: from `functions`.
+      score: returns, for all tokens of sequences, f32[T, 2] each: logprobs
+        under the policy at temperature 1, and whether the token is the most
+        likely one, 0 or 1.
+      renderer: renders demonstrations.
+    """
+    self._functions, self._score = functions, score
+    self._renderer = renderer
+
+  def __call__(
+    self, env: str, greedy: Sequence[types.Rollout]
+  ) -> tuple[dict[str, Values], tuple[str, ...]]:
+    """Returns ({name: value per task}, errors of reward functions).
+
+    A task without a value has None.
+
+    Args:
+      env: the environment's name.
+      greedy: the greedy rollout of each task.
+    """
+    values, errors = {}, ()
+    for name, function in self._functions.get(env, {}).items():
+      scored, _, faults = function(greedy)
+      errors += faults
+      known = [x.score.reward if x.samples else None for x in scored]
+      values[f'reward/{name}'] = known, [1.0] * len(known)
+    tasks = [rollout.task for rollout in greedy]
+    if not any(rollout.score.correct is not None for rollout in greedy):
+      values |= self._likelihood(tasks)
+    return values, errors
+
+  def _likelihood(self, tasks: Sequence[types.Task]) -> dict[str, Values]:
+    """Returns both measures of demonstrations, weighted by tokens.
+
+    {} without demonstrations.
+    """
+    parts = [
+      (index, part)
+      for index, task in enumerate(tasks)
+      if task.demonstration is not None
+      for part in demonstrations.render(
+        self._renderer.with_tools(task.tools),
+        (*task.prompt, *task.demonstration),
+        len(task.prompt),
+      )
+    ]
+    if not parts:
+      return {}
+    scores = self._score([part.ids for _, part in parts])
+    sums, counts = np.zeros((len(tasks), 2)), np.zeros(len(tasks))
+    for (index, part), own in zip(parts, scores, strict=True):
+      sums[index] += own[part.sampled].sum(axis=0, dtype=np.float64)
+      counts[index] += part.sampled.sum()
+    means = [
+      (-logprob / count, hits / count) if count else (None, None)
+      for (logprob, hits), count in zip(sums.tolist(), counts, strict=True)
+    ]
+    nll, accuracy = zip(*means, strict=True)
+    weights = counts.tolist()
+    return {
+      'nll': (list(nll), weights),
+      'token_accuracy': (list(accuracy), weights),
+    }
+
+
+def mean(values: Values) -> float | None:
+  """Returns the weighted mean over the tasks that have the measure."""
+  known = [(x, w) for x, w in zip(*values, strict=True) if x is not None]
+  total = sum(weight for _, weight in known)
+  return sum(x * weight for x, weight in known) / total if total else None

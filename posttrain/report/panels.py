@@ -1,0 +1,263 @@
+"""The numbers of the report's panels, as JSON for its script.
+
+  {'runs': [{'name', 'stages': [stage]}], 'panels': [panel], 'average': rows
+   per point, 'dropped': names of metrics without a panel}
+  stage  {'name', 'start': axis -> value where it begins, 'grids': grid -> axis
+         -> values}
+  panel  {'title', 'key', 'kind', 'group', 'lines': [line], 'hidden': n}
+  line   {'run', 'stage': index, 'label', 'grid', 'y', 'low', 'high'}
+
+The grid `eval` has the rows with an evaluation, `train` those of steps. Lines
+on one grid share their places on the three axes `step`, `token` and `time`
+(tokens trained on and seconds, of the whole run). A value that was not measured
+or not finite is null, and no line is drawn over it.
+
+Where a run has more rows than the page has space for, the points of `train` are
+means over equal numbers of rows, see `Grid.size`, and of `eval` some are left
+out.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from posttrain.metrics import estimates
+from posttrain.report import runs as runs_lib
+from posttrain.report import series
+
+AXES = ('step', 'token', 'time')
+MAX_PANELS = 40  # panels drawn of a group
+MAX_LABELS = 12  # environments drawn in a panel
+MIN_POINTS, MAX_POINTS = 30, 1500  # of a line
+_DIGITS = 6  # of a value on the page; float32 has seven
+COMPONENTS = 'components of the loss'  # the group of these prefixes
+_PREFIXES = ('loss', 'rl', 'ce', 'ref_kl')
+_EVAL = ('eval/', 'select/')
+
+# {(title, key, kind, group): {label: metric}}
+Panels = dict[tuple[str, str, str, str], dict[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """Rows of a stage, and the axes of the points made of them."""
+
+  rows: series.Rows
+  size: int  # rows per point
+  averages: bool  # else the last row of each is drawn
+
+  def points(self, values: Sequence[Any], last: bool = False) -> list[Any]:
+    """Returns a value per point; None where no row has a finite one."""
+    y = np.array([_number(x) for x in values], np.float64)
+    if self.size == 1:
+      return _plain(y)
+    cuts = range(0, len(y), self.size)
+    parts = [y[i : i + self.size] for i in cuts]
+    if last or not self.averages:
+      return _plain([part[-1] for part in parts])
+    known = [part[np.isfinite(part)] for part in parts]
+    return _plain([x.mean() if x.size else math.nan for x in known])
+
+
+def build(all_runs: Sequence[runs_lib.Run], points: int) -> dict[str, Any]:
+  """Returns the numbers of all panels.
+
+  Args:
+    all_runs: the runs that are overlaid.
+    points: about so many values in all lines together.
+  """
+  panels, dropped = _panels(all_runs)
+  limit = _limit(all_runs, points)
+  shown, lines, average = [], {key: [] for key in panels}, 1
+  for number, run in enumerate(all_runs):
+    stages = []
+    for index, stage in enumerate(_stages(run, limit)):
+      average = max(average, stage.grids['train'].size)
+      stages.append(stage.json)
+      for key, metrics in panels.items():
+        for label, name in list(metrics.items())[:MAX_LABELS]:
+          line = _line(stage, name, sums=key[2] == 'sum')
+          if line is not None:
+            head = {'run': number, 'stage': index, 'label': label}
+            lines[key].append(head | line)
+    shown.append({'name': run.name, 'stages': stages})
+  return {
+    'runs': shown,
+    'average': average,
+    'dropped': dropped,
+    'panels': [
+      {
+        **dict(zip(('title', 'key', 'kind', 'group'), key, strict=True)),
+        'lines': lines[key],
+        'hidden': max(len(panels[key]) - MAX_LABELS, 0),
+      }
+      for key in panels
+      if lines[key]
+    ],
+  }
+
+
+def _limit(all_runs: Sequence[runs_lib.Run], points: int) -> int:
+  """Returns the most points of a line, so that all lines have so many."""
+  sizes = [
+    part.shape[1]
+    for run in all_runs
+    for parts in run.arrays.values()
+    for part in parts
+  ]
+  limit = MAX_POINTS
+  while sum(min(x, limit) for x in sizes) > points and limit > MIN_POINTS:
+    limit = max(int(0.8 * limit), MIN_POINTS)
+  return limit
+
+
+def summary(run: runs_lib.Run) -> list[dict[str, Any]]:
+  """Returns first, last, least and largest value of each metric and stage."""
+  summaries = []
+  for stage in run.stages:
+    values: dict[str, list[float]] = {}
+    for row in run.rows:
+      if row['stage'] == stage:
+        for name, value in row.items():
+          if name != 'step' and math.isfinite(_number(value)):
+            values.setdefault(name, []).append(value)
+    summaries += [
+      {
+        'metric': name,
+        'stage': stage,
+        'count': len(y),
+        'values': [_text(x) for x in (y[0], y[-1], min(y), max(y))],
+      }
+      for name, y in values.items()
+    ]
+  return sorted(summaries, key=lambda x: x['metric'])
+
+
+def _panels(all_runs: Iterable[runs_lib.Run]) -> tuple[Panels, list[str]]:
+  """Returns the panels in the order of the page, and metrics without one."""
+  known: dict[str, None] = {}
+  envs: set[str] = set()
+  for run in all_runs:
+    envs |= run.envs
+    for name, parts in run.arrays.items():
+      is_drawn = not name.startswith('time/')
+      if is_drawn and any(np.isfinite(y).any() for _, y in parts):
+        known[name] = None
+  panels: Panels = {}
+  for title, key, kind in series.PANELS:
+    lines = {
+      name.removeprefix(key): name for name in known if series.shows(key, name)
+    }
+    if lines:
+      panels[title, key, kind, ''] = lines
+  others: Panels = {}
+  for name in sorted(known):
+    if not series.is_listed(name):
+      metric, _, env = name.rpartition('/')
+      if not (metric and env in envs):
+        metric, env = name, ''
+      prefix = metric.partition('/')[0]
+      group = COMPONENTS if prefix in _PREFIXES else prefix
+      key = (metric, metric, 'other', group)
+      others.setdefault(key, {})[env] = name
+  counts, dropped = collections.Counter(), []
+  for key in sorted(others, key=lambda x: (x[3] != COMPONENTS, x[3], x[0])):
+    counts[key[3]] += 1
+    if counts[key[3]] > MAX_PANELS:
+      dropped += others[key].values()
+    else:
+      panels[key] = others[key]
+  return panels, dropped
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stage:
+  """A stage of a run: its grids, and their JSON."""
+
+  grids: dict[str, Grid]
+  json: dict[str, Any]
+  tokens: dict[int, float]  # step -> tokens of the run up to it
+
+
+def _stages(run: runs_lib.Run, limit: int) -> Iterable[_Stage]:
+  """Yields the stages of a run, each of which begins where the last one ends.
+
+  Args:
+    run: the run.
+    limit: the most points of a line.
+  """
+  start = {'step': 0.0, 'token': 0.0, 'time': 0.0}
+  for name in run.stages:
+    rows = [row for row in run.rows if row['stage'] == name]
+    begin, places, tokens = dict(start), [], {}
+    for row in rows:
+      start['step'] = begin['step'] + row['step']
+      start['token'] += row.get('batch/tokens') or 0
+      start['time'] = row.get('time/elapsed') or start['time']
+      tokens[row['step']] = start['token']
+      places.append(dict(start))
+    grids, axes = {}, {}
+    for grid, averages in (('train', True), ('eval', False)):
+      picked = [i for i, row in enumerate(rows) if _is_in(grid, row)]
+      size = -(-len(picked) // limit) or 1
+      grids[grid] = Grid([rows[i] for i in picked], size, averages)
+      axes[grid] = {
+        axis: grids[grid].points([places[i][axis] for i in picked])
+        for axis in AXES
+      }
+    yield _Stage(grids, {'name': name, 'start': begin, 'grids': axes}, tokens)
+
+
+def _is_in(grid: str, row: Mapping[str, Any]) -> bool:
+  if grid == 'train':
+    return row['step'] > 0
+  return any(name.startswith(_EVAL) for name in row)
+
+
+def _line(stage: _Stage, name: str, sums: bool) -> dict[str, Any] | None:
+  """Returns the points of a metric in a stage; None if it has none."""
+  kind = 'eval' if name.startswith(_EVAL) else 'train'
+  grid = stage.grids[kind]
+  if sums:
+    values = [
+      None if row.get(name) is None else stage.tokens[row['step']]
+      for row in grid.rows
+    ]
+  else:
+    values = [row.get(name) for row in grid.rows]
+  y = grid.points(values, last=sums)
+  if all(value is None for value in y):
+    return None
+  line = {'grid': kind, 'y': y}
+  head, _, env = name.rpartition('/')
+  for side in estimates.BOUNDS:
+    bounds = grid.points([row.get(f'{head}{side}/{env}') for row in grid.rows])
+    if any(value is not None for value in bounds):
+      line[side.removeprefix('_')] = bounds
+  return line
+
+
+def _number(value: Any) -> float:
+  return value if isinstance(value, int | float) else math.nan
+
+
+def _text(value: float) -> str:
+  short = _short(float(value))
+  return f'{short:,}' if isinstance(short, int) else f'{short:g}'
+
+
+def _plain(values: Iterable[float]) -> list[Any]:
+  """Returns numbers of `_DIGITS` digits, whole ones as they are."""
+  return [_short(float(value)) for value in values]
+
+
+def _short(value: float) -> float | int | None:
+  if not math.isfinite(value):
+    return None
+  if value == int(value) and abs(value) < 2**53:
+    return int(value)
+  return float(f'{value:.{_DIGITS}g}')

@@ -1,0 +1,156 @@
+"""The results of runs: tables of evaluations, headline numbers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from posttrain.metrics import estimates
+from posttrain.report import runs as runs_lib
+
+RESULTS = (  # metric, title ({} = the metric), number format
+  ('pass_rate', 'pass rate, greedy', '{:.1%}'),
+  (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # over a subset of the tasks
+  ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
+  (r'pass@\d+', '{}', '{:.1%}'),
+  (r'maj@\d+', '{}, majority vote', '{:.1%}'),
+  ('format_rate', 'format rate, greedy', '{:.1%}'),
+  ('entropy', 'entropy, nats per token', '{:.4f}'),
+  ('kl', 'KL to the start of the stage, nats per token', '{:.4f}'),
+  ('length', 'length, tokens', '{:.1f}'),
+)
+SUITE = (  # the same, of the answers to `eval.suite`
+  ('repetition', 'repeated 4-grams', '{:.1%}'),
+  ('broken_characters', 'broken characters', '{:.1%}'),
+  ('refusal', 'refusals in English', '{:.1%}'),
+  ('code_syntax', 'blocks of code that parse', '{:.1%}'),
+  ('truncated', 'answers cut off', '{:.1%}'),
+  ('length', 'length, tokens', '{:.1f}'),
+)
+HEADLINES = (  # the first that a run has, by environment: as in `RESULTS`
+  (r'eval/pass_rate/(.+)', 'pass rate, greedy', '{:.1%}'),
+  (r'eval/sampled_pass_rate/(.+)', 'pass rate, sampled', '{:.1%}'),
+  (r'eval/reward/(.+)', 'reward, greedy', '{:.3f}'),
+  (r'eval/(pairs)/rewards/accuracies', 'accuracy on held-out pairs', '{:.1%}'),
+  (r'loss/(total)', 'training loss', '{:.4g}'),
+)
+MAX_HEADLINES = 6
+
+
+class Value(NamedTuple):
+  """A number as a text, and its interval, '' if it has none."""
+
+  text: str
+  interval: str = ''
+
+
+# {title of a column: {(environment, metric): value}}
+Columns = dict[str, dict[tuple[str, str], Value]]
+
+
+def columns(run: runs_lib.Run) -> Columns:
+  """Returns the first evaluation, and that of every stage's end."""
+  evaluations = [(row, _evaluated(row)) for row in run.rows]
+  evaluations = [(row, values) for row, values in evaluations if values]
+  if not evaluations:
+    return {}
+  found = {'start': evaluations[0][1]}
+  for stage, (title, end) in run.ends.items():
+    mine = [(r['step'], v) for r, v in evaluations if r['stage'] == stage]
+    if mine:
+      found[title] = dict(mine).get(end, mine[-1][1])
+  return found
+
+
+def side_by_side(all_runs: Sequence[runs_lib.Run]) -> Columns:
+  """Returns the columns of one run; of several, each run's start and end."""
+  if len(all_runs) == 1:
+    return columns(all_runs[0])
+  found: Columns = {}
+  for run in all_runs:
+    mine = columns(run)
+    if mine:
+      *_, last = mine
+      for title in dict.fromkeys(('start', last)):
+        found[f'{run.name}: {title}'] = mine[title]
+  return found
+
+
+def keys(
+  all_runs: Sequence[runs_lib.Run], table: Columns
+) -> list[tuple[str, str]]:
+  """Returns the (environment, metric) of the table's lines, in their order."""
+  merged: dict[str, Any] = {}
+  for row in (row for run in all_runs for row in run.rows):
+    merged |= {k: v for k, v in row.items() if v is not None}
+  shown = {key for values in table.values() for key in values}
+  return [key for key in _evaluated(merged) if key in shown]
+
+
+def headlines(run: runs_lib.Run) -> list[dict[str, Any]]:
+  """Returns the main number of each environment, at the start and the end."""
+  for pattern, title, style in HEADLINES:
+    prefix = pattern.partition('(')[0]
+    found: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    for row in run.rows:
+      for key in row:
+        if not key.startswith(prefix):
+          continue
+        match = re.fullmatch(pattern, key)
+        # A bound has the name of a metric, and no bounds.
+        if match and row[key] is not None and not estimates.is_bound(key, row):
+          found.setdefault(match[1], []).append((row, key))
+    if found:
+      # Those of the last stage first.
+      order = sorted(
+        found, key=lambda env: -run.stages.index(found[env][-1][0]['stage'])
+      )
+      return [
+        {'env': env, 'title': title, **_headline(run, found[env], style)}
+        for env in order[:MAX_HEADLINES]
+      ]
+  return []
+
+
+def _headline(
+  run: runs_lib.Run, rows: Sequence[tuple[dict[str, Any], str]], style: str
+) -> dict[str, Any]:
+  """Returns first and last value of a metric, and their difference."""
+  (first, key), (last, _) = rows[0], rows[-1]
+  end = run.ends[last['stage']][1]
+  for row, _ in rows:
+    if (row['stage'], row['step']) == (last['stage'], end):
+      last = row
+  change = last[key] - first[key]
+  points = f'{100 * change:+.1f} points' if '%' in style else f'{change:+.4g}'
+  return {
+    'first': _value(first, key, style),
+    'last': _value(last, key, style),
+    'change': points.replace('-', '\N{MINUS SIGN}'),
+    'moved': last is not first,
+    'where': f'{last["stage"]}, step {last["step"]:,}',
+  }
+
+
+def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str], Value]:
+  """Returns {(environment, title): value}, in a fixed order."""
+  evals = {key: row[key] for key in row if key.startswith('eval/')}
+  cells = {}
+  for pattern, title, style in RESULTS if evals else ():
+    for key, value in evals.items():
+      match = re.fullmatch(f'eval/({pattern})/(.+)', key)
+      if match and value is not None and not estimates.is_bound(key, row):
+        cells[match[2], title.format(match[1])] = _value(row, key, style)
+  for name, title, style in SUITE:
+    if (value := row.get(f'eval/suite/{name}')) is not None:
+      cells['suite', title] = Value(style.format(value))
+  return dict(sorted(cells.items(), key=lambda item: item[0][0]))
+
+
+def _value(row: Mapping[str, Any], key: str, style: str) -> Value:
+  """Returns a metric of a row, with its interval."""
+  name, _, env = key.rpartition('/')
+  bounds = [row.get(f'{name}{side}/{env}') for side in estimates.BOUNDS]
+  if None in bounds:
+    return Value(style.format(row[key]))
+  low, high = map(style.format, bounds)
+  return Value(style.format(row[key]), f'[{low}, {high}]')

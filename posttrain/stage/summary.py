@@ -1,0 +1,134 @@
+"""The end of a run on the terminal: results, report, next commands."""
+
+import os
+import re
+import shlex
+from typing import Any
+
+from posttrain import schema
+from posttrain.metrics import estimates, writers
+from posttrain.training import objectives
+
+# The main evaluated numbers, `eval/...`, in this order.
+_MAIN = (
+  r'pass_rate/[^/]+',
+  r'sampled_pass_rate/[^/]+',
+  r'reward/[^/]+/[^/]+',
+  r'nll/[^/]+',
+  r'token_accuracy/[^/]+',
+  r'pairs/rewards/accuracies',
+)
+_OTHERWISE = (r'reward/[^/]+',)  # where nothing else is measured
+_NONE = '-'
+
+
+def lines(run: schema.Run, workdir: str) -> list[str]:
+  """Returns the last lines of a finished run.
+
+  Args:
+    run: its options.
+    workdir: its folder.
+  """
+  path = os.path.join(workdir, 'metrics.jsonl')
+  printed = table(run, writers.read_metrics(path))
+  report = os.path.join(workdir, 'report.html')
+  if os.path.exists(report):
+    printed.append(f'report: {report}')
+  return [*printed, 'next:', *(f'  {x}' for x in commands(run, workdir))]
+
+
+def table(run: schema.Run, rows: list[writers.Row]) -> list[str]:
+  """Returns a table of the main evaluated numbers; [] without any.
+
+  A column for the first evaluation, and one for the weights that each stage
+  hands on.
+
+  Args:
+    run: the run's options.
+    rows: those of its metrics.jsonl.
+  """
+  evaluated = [row for row in rows if any(x.startswith('eval/') for x in row)]
+  if not evaluated:
+    return []
+  columns = {'start': evaluated[0]}
+  for name in run.stages:
+    if own := [row for row in evaluated if row['stage'] == name]:
+      end = writers.end(own)
+      early = '' if end is own[-1] else f' (step {end["step"]})'
+      columns[name + early] = end
+  cells = [['held-out evaluation', *columns]]
+  names = _names(columns, _MAIN) or _names(columns, _OTHERWISE)
+  cells += [
+    [name, *(_cell(row, f'eval/{name}') for row in columns.values())]
+    for name in names
+  ]
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  printed = [
+    '  '.join(
+      [first.ljust(widths[0])]
+      + [x.rjust(n) for x, n in zip(rest, widths[1:], strict=True)]
+    )
+    for first, *rest in cells
+  ]
+  has_intervals = any('[' in x for row in cells for x in row)
+  note = ['(in brackets: 95 % intervals, over tasks)'] if has_intervals else []
+  return printed + note if names else []
+
+
+def commands(run: schema.Run, workdir: str) -> list[str]:
+  """Returns the commands that fit the result of a run, three at most."""
+  name, stage = list(run.stages.items())[-1]
+  checkpoint = f'--checkpoint={shlex.quote(workdir)}'
+  if not objectives.TYPES[stage.kind].generates_text:
+    rewards = f'{{"learned": {{"model": "{os.path.abspath(workdir)}"}}}}'
+    return [
+      'python -m posttrain.main --config=grpo:DIR,PROMPTS.jsonl --workdir=WORK '
+      f'--config.grpo.envs.data.rewards={shlex.quote(rewards)}'
+    ]
+  prompt = stage.eval.suite[0] if stage.eval.suite else 'Hello'
+  printed = [
+    f'python -m posttrain.generate {checkpoint} --prompt={shlex.quote(prompt)}'
+  ]
+  if stage.envs or stage.eval.suite:
+    against = _start(run, name, workdir)
+    printed.append(f'python -m posttrain.evaluate {checkpoint}{against}')
+  folder = shlex.quote(os.path.join(workdir, 'exported'))
+  return [
+    *printed,
+    f'python -m posttrain.export {checkpoint} --folder={folder}',
+  ]
+
+
+def _start(run: schema.Run, name: str, workdir: str) -> str:
+  """Returns the flag that compares a stage with the weights it began with."""
+  kind, _, stage = (init := run.stages[name].init).partition(':')
+  if init == 'random':
+    return ''
+  if kind == 'stage':
+    init = os.path.join(workdir, 'checkpoints', stage)
+  return f' --against={shlex.quote(init)}'
+
+
+def _names(
+  columns: dict[str, writers.Row], patterns: tuple[str, ...]
+) -> list[str]:
+  """Returns the metrics of any column that match, in the patterns' order."""
+  known = {
+    key.removeprefix('eval/'): None
+    for row in columns.values()
+    for key in row
+    if key.startswith('eval/') and not estimates.is_bound(key, row)
+  }
+  return [
+    name for rule in patterns for name in known if re.fullmatch(rule, name)
+  ]
+
+
+def _cell(row: writers.Row, key: str) -> str:
+  """Returns a value and its interval."""
+  if not isinstance(row.get(key), int | float):
+    return _NONE
+  name, _, env = key.rpartition('/')
+  bounds: list[Any] = [row.get(f'{name}{x}/{env}') for x in estimates.BOUNDS]
+  text = f'{row[key]:.3f}'
+  return text if None in bounds else '{} [{:.3f}, {:.3f}]'.format(text, *bounds)

@@ -1,0 +1,251 @@
+"""Calls in the text of a turn: no text raises, every call is returned."""
+
+import json
+import time
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from posttrain.chat import tool_calls, tools
+
+NAMES = ('look', 'take')
+QUIET = st.text(st.characters(exclude_characters='{}()<>"', codec='utf-8'))
+VALUES = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.text(),
+  lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+  max_leaves=3,
+)
+CALLS = st.builds(
+  tool_calls.Call,
+  st.sampled_from((*NAMES, 'unknown')),
+  st.dictionaries(st.text(), VALUES),
+)
+FORMATS = pytest.mark.parametrize('format', tool_calls.FORMATS)
+settings = hypothesis.settings(deadline=None, derandomize=True, max_examples=30)
+
+
+def parse(text, format, truncated=False):
+  return tool_calls.parse(text, format, NAMES, truncated)
+
+
+def written(call, key='arguments', **options):
+  return json.dumps({'name': call.name, key: call.arguments}, **options)
+
+
+def error(text, format, truncated=False):
+  """Returns the one error of a text with one call."""
+  (call,) = parse(text, format, truncated)
+  assert call.arguments == {} and '\n' not in call.error
+  return call.error
+
+
+@settings
+@hypothesis.given(st.lists(st.tuples(QUIET, CALLS), max_size=4))
+def test_hermes_calls_are_returned_whatever_is_around_them(parts):
+  """Also if a tag is a part of an argument."""
+  text = ''.join(
+    f'{words}<tool_call>\n{written(call, ensure_ascii=False)}\n</tool_call>'
+    for words, call in parts
+  )
+  assert parse(f'{text} Done.', 'hermes') == [call for _, call in parts]
+
+
+@settings
+@hypothesis.given(
+  st.lists(CALLS, min_size=1, max_size=4),
+  st.sampled_from(('parameters', 'arguments')),
+  st.sampled_from((';', '; ', '\n;\n')),
+  st.sampled_from(('', ' ', '<|python_tag|>')),
+)
+def test_llama3_calls_are_returned(calls, key, separator, head):
+  text = separator.join(written(call, key) for call in calls)
+  assert parse(f'{head}{text}', 'llama3') == calls
+  assert parse(f'{head}{text}\n;', 'llama3') == calls
+
+
+@settings
+@hypothesis.given(
+  st.lists(
+    st.tuples(
+      QUIET,
+      CALLS.filter(lambda call: 'tool_call>' not in str(call)),
+      st.sampled_from(
+        (
+          lambda call: f'{call.name}({json.dumps(call.arguments)})',
+          lambda call: written(call, indent=1, ensure_ascii=False),
+        )
+      ),
+    ),
+    max_size=4,
+  )
+)
+def test_plain_calls_are_returned_whatever_is_around_them(parts):
+  text = ''.join(f'{words} {write(call)}' for words, call, write in parts)
+  assert parse(text, 'plain') == [call for _, call, _ in parts]
+
+
+@settings
+@hypothesis.given(
+  st.lists(
+    st.sampled_from(
+      (
+        *('look', 'take(', '(', ')', '{', '}', '[', ']', ':', ',', ';', ' '),
+        *('"name"', '"arguments"', '"parameters"', '"look"', '"', '\\', '\n'),
+        *('{"name": "look", "arguments": {}}', '{"name": "look"'),
+        *('<tool_call>', '</tool_call>', '<|python_tag|>', '</think>'),
+        *('1', 'NaN', '1e999', '9' * 5000, '\udc80', 'é', '{"a":' * 2000),
+      )
+    )
+  ).map(''.join),
+  st.booleans(),
+)
+def test_no_text_raises(text, truncated):
+  schemas = {'look': {'properties': {'at': {'type': 'string'}}}}
+  for format in tool_calls.FORMATS:
+    for call in parse(text, format, truncated):
+      assert isinstance(call.name, str) and isinstance(call.arguments, dict)
+      reason = tools.problem(call, schemas)
+      assert '\n' not in reason and (reason or call.name == 'look')
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('{"name": "look", "arguments": {}', "',' delimiter at character 3"),
+    ('{"name": look}', 'Expecting value'),
+    ("{'name': 'look'}", 'Expecting property name'),
+    ('look', 'Expecting value'),
+    ('', 'Expecting value'),
+    ('[1]', 'a call must be {"name": NAME, "arguments": {...}}: got a list'),
+    ('{"arguments": {}}', 'got no name'),
+    ('{"name": "", "arguments": {}}', 'got no name'),
+    ('{"name": 3, "arguments": {}}', 'got no name'),
+    ('{"name": "look", "parameters": {}}', "got 'parameters'"),
+    ('{"name": "look", "arguments": "{}"}', 'an object: got a string'),
+    ('{"name": "look", "arguments": null}', 'an object: got null'),
+    ('{"name": "look", "arguments": {}} {}', "end with '</tool_call>'"),
+    ('{"a":' * 100_000, 'at most 64 levels deep'),
+    (
+      '{"name": "look", "arguments": ' + '{"a":' * 65 + '1' + '}' * 66,
+      'at most 64 levels deep',
+    ),
+  ],
+)
+def test_a_malformed_hermes_call_says_why(text, words):
+  assert words in error(f'<tool_call>\n{text}\n</tool_call>', 'hermes')
+  good = '<tool_call>{"name": "take"}</tool_call>'
+  if '{"a":' not in text:  # the calls before and after are returned
+    calls = parse(f'{good}<tool_call>{text}</tool_call>{good}', 'hermes')
+    assert [call.name for call in calls][::2] == ['take', 'take']
+    assert words in calls[1].error
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('<tool_call>', 'Expecting value'),
+    ('<tool_call>{"name": "look"}', "must end with '</tool_call>'"),
+    ('{"name": "look"}</tool_call>', "must begin with '<tool_call>'"),
+  ],
+)
+def test_a_tag_without_its_counterpart_is_malformed(text, words):
+  assert words in error(text, 'hermes')
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('{"name": "look", "parameters": {}', "',' delimiter"),
+    ('{"type": "function", "name": "look"', "',' delimiter"),
+    ('<|python_tag|>look.call()', 'Expecting value'),
+    ('<|python_tag|>{"look": 1}', 'got no name'),
+    ('{"function": "look", "parameters": {}}', 'got no name'),
+    ('{"name": "look", "parameters": [1]}', 'an object: got a list'),
+  ],
+)
+def test_a_malformed_llama3_call_says_why(text, words):
+  assert words in error(text, 'llama3')
+
+
+def test_text_after_a_llama3_call_is_malformed():
+  call, other = parse('{"name": "look"} I look.', 'llama3')
+  assert call == tool_calls.Call('look', {})
+  assert 'must be followed by nothing' in other.error
+  call, other = parse('{"name": "look"}; {"name"', 'llama3')
+  assert not call.error and 'delimiter' in other.error
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['', 'It is 4.', '{"yes": true}', '{"name": "Bob"}', '{4', '[1]', 'look({})'],
+)
+def test_an_answer_is_no_llama3_call(text):
+  assert parse(text, 'llama3') == []
+  assert parse(f'So: {text}', 'llama3') == []
+
+
+def test_a_type_beside_the_name_is_read():
+  text = '{"type": "function", "name": "look", "parameters": {"at": 1}}'
+  assert parse(text, 'llama3') == [tool_calls.Call('look', {'at': 1})]
+
+
+@FORMATS
+def test_a_call_that_is_cut_off_says_so(format):
+  call = tool_calls.Call('look', {'at': 'home'})
+  text = written(call)
+  text = f'<tool_call>{text}</tool_call>' if format == 'hermes' else text
+  assert parse(text, format, truncated=True) == [call]
+  cut = f'look({text[:-3]}' if format == 'plain' else text[:-14]
+  assert 'cut off before the end' in error(cut, format, truncated=True)
+  assert 'cut off' not in error(cut, format)
+
+
+def test_a_call_before_the_cut_keeps_its_reason():
+  text = '<tool_call>look</tool_call> And so'
+  assert 'Expecting value' in error(text, 'hermes', truncated=True)
+
+
+@FORMATS
+def test_thoughts_hold_no_calls(format):
+  call = tool_calls.Call('look', {})
+  text = written(call)
+  text = f'<tool_call>{text}</tool_call>' if format == 'hermes' else text
+  assert parse(f'<think>{text}</think>\n\n{text}', format) == [call]
+  assert parse(f'So {text}</think>It is 4.', format) == []
+  assert parse(f'<think>{text}', format) == []
+
+
+def test_an_argument_may_end_a_thought():
+  call = tool_calls.Call('look', {'at': '<think>a</think>'})
+  assert parse(written(call), 'llama3') == [call]
+  text = f'<tool_call>{written(call)}</tool_call>'
+  assert parse(text, 'hermes') == [call]
+
+
+@FORMATS
+def test_calls_of_a_turn_are_limited(format):
+  text = {
+    'hermes': '<tool_call>{"name": "look"}</tool_call>' * 100,
+    'llama3': ';'.join(['{"name": "look"}'] * 100),
+    'plain': 'look()' * 100,
+  }[format]
+  *calls, last = parse(text, format)
+  assert len(calls) == tool_calls.MAX_CALLS and 'at most 32' in last.error
+  assert not any(call.error for call in calls)
+
+
+@FORMATS
+@pytest.mark.parametrize(
+  'part', ['{"', '{"a":', 'take(', '<tool_call>{"a": "', '"<tool_call>[",']
+)
+def test_the_time_is_linear_in_the_text(format, part):
+  """A quadratic parser would need 400 times the time, and not 20."""
+
+  def seconds(count):
+    start = time.process_time()
+    for head in ('', '<|python_tag|>', '<tool_call>'):
+      parse(head + part * count, format)
+    return time.process_time() - start
+
+  assert seconds(20_000) < 100 * max(seconds(1000), 1e-3)

@@ -1,0 +1,129 @@
+"""Tools: their form, their description, and the arguments of calls."""
+
+import pytest
+
+from posttrain.chat import tool_calls, tools
+
+
+def tool(name='look', **parameters):
+  function = {'name': name, 'description': 'Looks.\nTwice.'}
+  if parameters:
+    function['parameters'] = {'type': 'object', **parameters}
+  return {'type': 'function', 'function': function}
+
+
+@pytest.mark.parametrize(
+  ('schema', 'good', 'bad'),
+  [
+    ({'type': 'string'}, ['', 'a'], [1, None, []]),
+    ({'type': 'integer'}, [1, -3], [1.0, '1', True]),
+    ({'type': 'number'}, [1, 1.5], ['1', False]),
+    ({'type': 'boolean'}, [True], [1, 'true']),
+    ({'type': 'null'}, [None], [0]),
+    ({'type': 'object'}, [{}], [[]]),
+    ({'type': 'array', 'items': {'type': 'integer'}}, [[], [1]], [['1'], {}]),
+    ({'type': ['integer', 'null']}, [1, None], ['a']),
+    ({'type': 'integer', 'nullable': True}, [1, None], ['a']),
+    ({'anyOf': [{'type': 'string'}, {'type': 'array'}]}, ['a', []], [1]),
+    ({'enum': ['good', 'bad']}, ['good'], ['worse', 1]),
+    ({}, [1, 'a', None, [], {}], []),
+    ({'type': 'unknown'}, [1], []),
+    (True, [1], []),
+  ],
+)
+def test_an_argument_has_the_type_of_its_schema(schema, good, bad):
+  schemas = tools.parameters([tool(properties={'at': schema})])
+  for value in good:
+    assert not tools.problem(tool_calls.Call('look', {'at': value}), schemas)
+  for value in bad:
+    problem = tools.problem(tool_calls.Call('look', {'at': value}), schemas)
+    assert problem.startswith('at of look must be '), value
+
+
+def test_the_problem_of_a_call_is_a_line():
+  schemas = tools.parameters(
+    [tool(properties={'at': {'type': 'integer'}}, required=['at'])]
+  )
+
+  def problem(name, arguments, error=''):
+    return tools.problem(tool_calls.Call(name, arguments, error), schemas)
+
+  assert problem('look', {'at': 1}) == ''
+  assert problem('look', {'at': 1}, 'why') == 'why'
+  assert problem('take', {}) == "the tool must be one of ['look']: got 'take'"
+  assert (
+    problem('look', {}) == "look must have the argument 'at': it is missing"
+  )
+  assert problem('look', {'at': 1, 'b\n': 2}) == (
+    "look must have no other arguments than ['at']: got 'b\\n'"
+  )
+  assert problem('look', {'at': 'x\n' * 99}).count('\n') == 0
+
+
+def test_additional_properties_are_accepted_where_the_schema_allows_them():
+  schemas = tools.parameters([tool(additionalProperties=True)])
+  assert not tools.problem(tool_calls.Call('look', {'at': 1}), schemas)
+  schemas = tools.parameters([tool()])
+  assert tools.problem(tool_calls.Call('look', {'at': 1}), schemas)
+
+
+def test_the_description_has_a_line_per_tool():
+  described = tools.describe(
+    [
+      tool(
+        properties={
+          'at': {'type': 'array', 'items': {'type': 'integer'}},
+          'how': {'enum': ['good', 1]},
+          'any': {},
+        },
+        required=['at'],
+      ),
+      tool('take'),
+    ],
+    'plain',
+  )
+  assert described.splitlines() == [
+    'Tools:',
+    '- look(at: array of integer, how?: "good" | 1, any?): Looks.',
+    '- take(): Looks.',
+    'Call a tool by writing NAME({"ARGUMENT": VALUE, ...}), the arguments as '
+    'one JSON object.',
+  ]
+
+
+@pytest.mark.parametrize('format', tool_calls.FORMATS)
+def test_the_description_shows_the_form_of_a_call(format):
+  *_, how = tools.describe([tool()], format).partition('by writing ')
+  text = how.removesuffix('.').removesuffix(' and nothing else')
+  for placeholder, value in (
+    ('NAME', 'look' if format == 'plain' else '"look"'),
+    ('ARGUMENT', 'at'),
+    ('VALUE', '1'),
+    (', ...', ''),
+  ):
+    text = text.replace(placeholder, value)
+  call = tool_calls.Call('look', {'at': 1})
+  assert tool_calls.parse(text, format, ('look',)) == [call]
+
+
+@pytest.mark.parametrize(
+  ('value', 'words'),
+  [
+    ([], 'tools must be a list of tools, or None'),
+    ('look', 'tools must be a list of tools'),
+    ([{'name': 'look'}], r'tools\[0\] must be .* posttrain.envs.tools.of'),
+    ([tool(), tool()], r'tools\[1\] must be .* a name of its own'),
+    ([tool(''), tool()], r'tools\[0\] must be'),
+    ([{'function': {'name': 'a', 'parameters': 3}}], 'must be a JSON schema'),
+    ([{'function': len}], 'tools must be JSON values'),
+  ],
+)
+def test_tools_of_another_form_are_refused(value, words):
+  with pytest.raises(ValueError, match=words):
+    tools.plain(value)
+
+
+def test_plain_tools_are_a_copy():
+  mine = tool(properties={'at': {}})
+  (copied,) = tools.plain((mine,))
+  assert copied == mine and copied['function'] is not mine['function']

@@ -1,0 +1,146 @@
+"""Model cards: front matter that YAML reads, and texts that are no markup."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import yaml
+
+from configs import grpo
+from posttrain import schema
+from posttrain.checkpoints import cards, weight_folders
+from posttrain.config import load as config
+
+EVIL = 'a`b| <script>x</script>\n# head\n---\n[x](http://y) "q": {z'
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+  """Returns a function from options to the folder of a step of GRPO."""
+
+  def make(
+    name='data', path='/mine/here/prompts.jsonl', rank=0, start='random'
+  ):
+    folder = str(tmp_path / 'run' / 'checkpoints' / 'grpo' / '4')
+    entry = dataclasses.replace(
+      grpo.GRPO.envs['data'],
+      env=schema.Rows(path=path),
+      rewards={name: schema.RewardFn(fn='a:b')},
+    )
+    stage = dataclasses.replace(grpo.GRPO, envs={name: entry})
+    stage = dataclasses.replace(stage, lora=schema.Lora(rank=rank))
+    options = config.to_dict(schema.Run(stages={'grpo': stage}))
+    host = {
+      'stage': 'grpo',
+      'step': 4,
+      'config': options,
+      'model': options['model'],
+      'tokenizer': 'x',
+    }
+    chain = [folder, start]
+    for function, value in (
+      ('chain', chain),
+      ('read_host', host),
+      ('adapter_options', stage.lora if rank else None),
+    ):
+      monkeypatch.setattr(weight_folders, function, lambda _, x=value: x)
+    monkeypatch.setattr(weight_folders, 'is_run', lambda x: x == folder)
+    return folder
+
+  return make
+
+
+def matter(text):
+  _, front, body = text.split('---\n', 2)
+  return yaml.safe_load(front), body
+
+
+def test_a_card_says_how_the_weights_were_trained(run, tmp_path):
+  text = cards.text(run(), 'hf')
+  front, body = matter(text)
+  assert front == {
+    'library_name': 'transformers',
+    'pipeline_tag': 'text-generation',
+    'tags': ['posttrain', 'grpo'],
+  }
+  assert 'started from random weights, trained in 1 stage with' in body
+  assert (
+    '| environment `data` | `rows` of `prompts.jsonl` with the algorithm '
+    '`grpo` and the loss `clip` in groups of `8` on the rewards `data` |'
+    in body
+  )
+  assert '| steps | `4` |' in body and '| trained weights | all |' in body
+  assert 'Not measured at this step' in body
+  assert '# license: yours to fill in' in text
+  assert '/mine' not in text and str(tmp_path) not in text
+
+
+def test_an_adapter_names_its_base(run, tmp_path):
+  snapshot = '/c/models--mine--model/snapshots/abc123'
+  front, body = matter(cards.text(run(rank=8, start=snapshot), 'peft'))
+  assert front == {
+    'library_name': 'peft',
+    'base_model': 'mine/model',
+    'base_model_relation': 'adapter',
+    'pipeline_tag': 'text-generation',
+    'tags': ['posttrain', 'grpo', 'lora'],
+  }
+  assert 'adapter that started from `mine/model` at commit `abc123`' in body
+  assert '| trained weights | LoRA of rank `8` |' in body
+
+
+def test_the_numbers_of_the_step_have_their_intervals(run, tmp_path):
+  folder = run()
+  rows = [
+    {'stage': 'grpo', 'step': 2, 'eval/pass_rate/data': 0.1},
+    {
+      'stage': 'grpo',
+      'step': 4,
+      'loss/total': 3.0,
+      'eval/pass_rate/data': 0.5,
+      'eval/pass_rate_low/data': 0.25,
+      'eval/pass_rate_high/data': 0.75,
+      'eval/length/data': None,
+      'eval/errors/data': 0,
+      'eval/suite/length': 12.5,
+    },
+    {'stage': 'sft', 'step': 4, 'eval/pass_rate/data': 0.2},
+  ]
+  metrics = tmp_path / 'run' / 'metrics.jsonl'
+  metrics.parent.mkdir(exist_ok=True)
+  metrics.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  lines = cards.text(folder, 'hf').splitlines()
+  start = lines.index('| metric | value | 95 % interval |') + 2
+  assert lines[start : start + 3] == [
+    '| `eval/pass_rate/data` | 0.5 | 0.25 to 0.75 |',
+    '| `eval/suite/length` | 12.5 |  |',
+    '',
+  ]
+  metrics.write_text('no metrics\n')
+  assert 'Not measured at this step' in cards.text(folder, 'hf')
+
+
+def test_names_of_others_are_no_markup(run):
+  folder = run(name=EVIL, path=f'/x/{EVIL}', start=f'/models/{EVIL} model')
+  front, body = matter(cards.text(folder, 'hf'))
+  assert front['library_name'] == 'transformers'
+  assert set(front) == {
+    'library_name',
+    'base_model',
+    'base_model_relation',
+    'pipeline_tag',
+    'tags',
+  }
+  assert '# head' not in body.splitlines() and '---' not in body.splitlines()
+  outside = re.sub(r'`[^`\n]*`', '', body.partition('## Reproduction')[0])
+  assert not re.search(r'[<\[`]|http|head', outside)
+  tables = [x for x in body.splitlines() if x.startswith('|')]
+  assert {x.count('|') for x in tables} == {3}
+
+
+def test_the_card_of_the_base_is_kept_beside(run, tmp_path):
+  (tmp_path / 'README.md').write_text('the base')
+  cards.write(run(), tmp_path, 'hf')
+  assert (tmp_path / 'BASE_README.md').read_text() == 'the base'
+  assert '# Model card' in (tmp_path / 'README.md').read_text()

@@ -1,0 +1,124 @@
+"""The recipe for pairs in English, with the suite measured before and after."""
+
+import json
+import math
+
+import jax
+import pytest
+
+from posttrain import evaluate, main, make_pairs
+from posttrain.chat import pretrained
+from posttrain.metrics import writers
+from posttrain.models import hf, transformer
+from tests import fixtures
+
+QUIET = ['--config.metrics.progress=False', '--config.compilation_cache=None']
+# Answers that loop, and answers that do not.
+PAIRS = [
+  {
+    'prompt': f'Tell me about number {i}.',
+    'chosen': f'{i} is a number.',
+    'rejected': 'no no no no no no no',
+  }
+  for i in range(40)
+]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A HuggingFace directory of random weights on bytes, and a file of pairs."""
+  path = tmp_path_factory.mktemp('published') / 'model'
+  params = transformer.init(jax.random.key(3), fixtures.MODEL)
+  hf.save(params, fixtures.MODEL, path, dtype='float32')
+  pretrained.write(fixtures.RENDERER, path)
+  lines = [json.dumps(pair) + '\n' for pair in PAIRS]
+  (path / 'pairs.jsonl').write_text(''.join(lines))
+  return path
+
+
+@pytest.fixture(scope='module')
+def workdir(folder, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('run')
+  code = main.main(
+    [
+      f'--config=configs/dpo.py:{folder},{folder}/pairs.jsonl,tiny',
+      f'--workdir={workdir}',
+      '--config.dpo.steps=20',
+      '--config.dpo.optim.lr=3e-3',
+      '--config.dpo.eval.every=10',
+      *QUIET,
+    ]
+  )
+  assert code == 0
+  return workdir
+
+
+def rows(workdir):
+  return writers.read(str(workdir / 'metrics.jsonl'))
+
+
+def test_pairs_of_a_file_are_learned_and_the_suite_is_measured(workdir):
+  evaluated = [row for row in rows(workdir) if 'eval/suite/length' in row]
+  assert [row['step'] for row in evaluated] == [0, 10, 20]
+  start, *_, end = evaluated
+  assert start['eval/pairs/loss/preference'] == pytest.approx(
+    math.log(2), rel=1e-3
+  )
+  assert end['eval/pairs/loss/preference'] < start['eval/pairs/loss/preference']
+  assert end['eval/pairs/rewards/accuracies'] == 1
+  for row in evaluated:
+    for name in ('repetition', 'broken_characters', 'refusal', 'truncated'):
+      assert 0 <= row[f'eval/suite/{name}'] <= 1
+    assert row['eval/suite/length'] <= 16
+  report = (workdir / 'report.html').read_text()
+  assert '<td>suite</td><td>repeated 4-grams</td>' in report
+  assert 'Write a Python function that reverses a list.' in report
+
+
+def test_before_and_after_are_compared(folder, workdir, capsys):
+  argv = [f'--checkpoint={workdir}', f'--against={folder}', *QUIET]
+  assert evaluate.main(argv) == 0
+  *lines, values = capsys.readouterr().out.splitlines()
+  values, (first, *_, last) = json.loads(values), rows(workdir)
+  for name in ('repetition', 'broken_characters', 'refusal', 'length'):
+    after, before = (row[f'eval/suite/{name}'] for row in (last, first))
+    assert values[f'eval/suite/{name}'] == after
+    assert values[f'against/suite/{name}'] == before
+    change = values[f'difference/suite/{name}']
+    assert change == pytest.approx(after - before)
+    assert any(line.split()[:2] == [name, 'suite'] for line in lines)
+
+
+def test_there_is_no_environment_to_make_pairs_of(workdir, tmp_path, capsys):
+  argv = [f'--checkpoint={workdir}', f'--output={tmp_path / "pairs.jsonl"}']
+  assert make_pairs.main(argv) == 2
+  message = 'config.dpo.envs must hold an environment'
+  assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_recipe_runs_without_a_directory_and_with_lora(folder, tmp_path):
+  for i, argument in enumerate(('tiny', f'{folder},{folder}/pairs.jsonl,tiny')):
+    argument += ',lora' * i
+    code = main.main(
+      [
+        f'--config=configs/dpo.py:{argument}',
+        f'--workdir={tmp_path / argument.split(",")[-1]}',
+        *QUIET,
+      ]
+    )
+    assert code == 0
+    (last,) = (x for x in rows(tmp_path / argument.split(',')[-1])[-1:])
+    assert last['step'] == 4 and 'eval/suite/repetition' in last
+
+
+def test_missing_paths_are_one_line_and_exit_code_2(folder, tmp_path, capsys):
+  for argument, message in (
+    ('', 'as in FILE:DIR,data.jsonl, with a model: got'),
+    (f':{folder}', 'as in FILE:DIR,data.jsonl, with data: got'),
+    (f':{folder},/no/such.jsonl', "must exist: got '/no/such.jsonl'"),
+  ):
+    argv = [f'--config=configs/dpo.py{argument}']
+    assert main.main([*argv, f'--workdir={tmp_path}']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

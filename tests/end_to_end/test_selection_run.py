@@ -1,0 +1,330 @@
+"""A stage that hands on its best weights, as a run: saved, resumed, read."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.trials import kill_resume
+from posttrain import main, schema
+from posttrain.checkpoints import reading, weight_folders, weights
+from posttrain.config import checks
+from posttrain.config import load as config
+from posttrain.metrics import writers
+from posttrain.models import transformer
+from posttrain.stage import from_checkpoint, job, progress, selection
+from posttrain.util import preemption
+from tests import toys
+from tests.end_to_end import test_grpo_run
+
+BEST = 'eval/sampled_pass_rate/toy'
+# At this step size the policy soon forgets what it has learned.
+OPTIM = schema.Optim(
+  lr=3e-2, schedule='constant', weight_decay=0.0, average=0.5
+)
+
+
+class Falling(toys.Letters):
+  """Held-out tasks beside those that are reported."""
+
+  prompts = ('yes', 'no', 'yes, and more of it', 'no, and none of it')
+
+
+def run_of(steps=30, patience=3, **options):
+  cfg = schema.Eval(
+    **{
+      **{'every': 3, 'prompts': 1, 'samples': 8, 'max_tokens': 4},
+      **{'best': BEST, 'best_prompts': 3, 'patience': patience},
+      **options,
+    }
+  )
+  stage = toys.stage(
+    envs={'toy': toys.entry(group_size=8, max_tokens=4)},
+    steps=steps,
+    optim=OPTIM,
+    eval=cfg,
+  )
+  after = dataclasses.replace(
+    stage, init='stage:grpo', steps=1, eval=schema.Eval(1, 1, 1)
+  )
+  run = schema.Run(
+    model=schema.PRESETS['tiny'],
+    compilation_cache=None,
+    stages={'grpo': stage, 'after': after},
+    metrics=schema.Metrics(progress=False),
+    checkpoint=schema.Checkpoint(every=4, keep_last=1),
+  )
+  checks.check(run)
+  return run
+
+
+def launch(workdir, run=None):
+  with pytest.MonkeyPatch.context() as patch:
+    toys.install(patch, Falling)
+    main.launch(run or run_of(), str(workdir), dry_run=False)
+
+
+def alone():
+  """The stage that selects, without the one after it."""
+  run = run_of()
+  return dataclasses.replace(run, stages={'grpo': run.stages['grpo']})
+
+
+@pytest.fixture(scope='module')
+def lines(tmp_path_factory):
+  """What the run of one stage prints; again, when it is over."""
+  workdir, lines = tmp_path_factory.mktemp('selection') / 'run', []
+  for _ in range(2):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      launch(workdir, alone())
+    lines.append(json.loads(out.getvalue().splitlines()[-1]))
+  return workdir, lines
+
+
+@pytest.fixture(scope='module')
+def finished(lines):
+  workdir, _ = lines
+  launch(workdir)  # with the second stage
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def rows(finished):
+  rows = writers.read(str(finished / 'metrics.jsonl'))
+  return [row for row in rows if row['stage'] == 'grpo']
+
+
+@pytest.fixture(scope='module')
+def best(rows):
+  """The step of the best evaluation, worked out from the metrics."""
+  key = BEST.replace('eval', 'select')
+  values = {row['step']: row[key] for row in rows if key in row}
+  assert len(values) >= 5 and all(step % 3 == 0 for step in values)
+  return max(values, key=lambda step: (values[step], -step))
+
+
+def test_the_stage_ends_when_its_patience_does(rows, best):
+  assert 0 < best < rows[-1]['step'] < 30
+  assert rows[-1]['step'] == best + 9  # three evaluations later
+  assert rows[-1]['select/best_step'] == best
+
+
+def test_the_best_step_is_kept_and_found(finished, best, rows):
+  folder = finished / 'checkpoints' / 'grpo'
+  last = rows[-1]['step']
+  assert sorted(map(int, os.listdir(folder))) == [best, last]
+  assert reading.find(str(folder)).name == str(best)
+  assert reading.find(str(folder / str(last))).name == str(last)
+  assert reading.read_host(str(folder / str(last)))['finished'] is True
+
+
+def test_the_next_stage_begins_with_the_average_of_the_best(finished, best):
+  host = reading.read_host(str(finished / 'checkpoints/after/1'))
+  assert host['start'] == f'checkpoints/grpo/{best}'
+  folder = str(finished / host['start'])
+  like = transformer.shapes(weight_folders.model(folder))
+  average = weights.load(folder, like, average=True)
+  last = weights.load(folder, like)
+  assert any(
+    (np.asarray(x) != np.asarray(y)).any()
+    for x, y in zip(*map(jax.tree.leaves, (average, last)), strict=True)
+  )
+  # The evaluation of the next stage's start is that of the best step.
+  rows = writers.read(str(finished / 'metrics.jsonl'))
+  (start,) = [x for x in rows if x['stage'] == 'after' and x['step'] == 0]
+  (chosen,) = [x for x in rows if x['stage'] == 'grpo' and x['step'] == best]
+  name = 'eval/pass_rate/toy'
+  assert start[name] == chosen[name]
+
+
+def test_the_last_line_is_of_the_best_step(lines, best, rows):
+  (chosen,) = [row for row in rows if row['step'] == best]
+  expected = {
+    k: v
+    for k, v in chosen.items()
+    if k in ('stage', 'step') or k.startswith('eval/')
+  }
+  assert lines[1] == 2 * [expected]
+
+
+def test_resumed_it_chooses_the_same(finished, tmp_path):
+  for stop in (5, 9):
+    with pytest.MonkeyPatch.context() as patch:
+      test_grpo_run._stop_at(patch, stop)
+      with pytest.raises(preemption.Preempted, match=f'step {stop}'):
+        launch(tmp_path, alone())
+  launch(tmp_path, alone())
+  truth, again = (kill_resume.outcome(x) for x in (finished, tmp_path))
+  assert any(name.startswith('grpo_best/') for name in truth['arrays'])
+  truth['rows'] = [row for row in truth['rows'] if row['stage'] == 'grpo']
+  for name in list(truth['arrays']):
+    if name.startswith('after/'):
+      del truth['arrays'][name]
+  assert not kill_resume.differences(truth, again)
+
+
+def test_killed_after_its_first_save_it_begins_again(tmp_path):
+  """Step 0 is saved before it is evaluated."""
+  folder = tmp_path / 'checkpoints/grpo'
+  run = alone()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(job.Job, 'evaluate', _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      launch(tmp_path, run)
+  assert [x.name for x in folder.iterdir()] == ['0']
+  (stage,) = run.stages.values()
+  short = dataclasses.replace(stage, steps=1)
+  launch(tmp_path, dataclasses.replace(run, stages={'grpo': short}))
+  rows = writers.read(str(tmp_path / 'metrics.jsonl'))
+  assert [row['step'] for row in rows] == [0, 1]
+  assert reading.best_step(folder / '1') is not None
+
+
+def _interrupted(self, *args):
+  raise KeyboardInterrupt
+
+
+def test_a_checkpoint_that_is_played_does_not_select(finished):
+  """Also with other environments than the one that the selection is of."""
+  folder = str(reading.find(str(finished / 'checkpoints/grpo')))
+  envs = ('grpo.envs', '{"other": {"env": {"type": "arithmetic"}}}')
+  run, name = from_checkpoint.stage_of(folder, overrides=[envs])
+  played = from_checkpoint.for_playing(run, name).stages[name]
+  assert (played.eval.best, played.eval.patience) == (None, None)
+  assert list(played.envs) == ['other'] and played.eval.prompts == 1
+  more = [('grpo.eval.prompts', '2')]
+  with pytest.warns(UserWarning, match='tasks 2 to 2 of environment'):
+    from_checkpoint.stage_of(folder, overrides=more)
+  selecting = run_of()
+  played = from_checkpoint.for_playing(selecting, 'grpo').stages['grpo']
+  assert selecting.stages['grpo'].eval.best == BEST
+  assert (played.eval.best, played.eval.patience) == (None, None)
+
+
+def test_an_adapter_of_averaged_weights_is_read_with_them(finished, tmp_path):
+  shutil.copytree(finished, tmp_path / 'run')
+  run = run_of()
+  after = dataclasses.replace(run.stages['after'], lora=schema.Lora(rank=2))
+  stages = {**run.stages, 'adapter': after}
+  launch(tmp_path / 'run', dataclasses.replace(run, stages=stages))
+  folder = str(tmp_path / 'run/checkpoints/adapter/1')
+  like = transformer.shapes(weight_folders.model(folder))
+  weights.load(folder, like)  # raises if the base weights are others
+  start = weights.load_start(folder, like)
+  best = weights.load(weight_folders.start(folder), like, average=True)
+  assert all(jax.tree.leaves(jax.tree.map(np.array_equal, start, best)))
+
+
+def test_a_lost_best_step_is_named(finished, tmp_path, best):
+  shutil.copytree(finished, tmp_path / 'run')
+  shutil.rmtree(tmp_path / f'run/checkpoints/grpo/{best}')
+  shutil.rmtree(tmp_path / 'run/checkpoints/after')
+  with pytest.raises(ValueError, match=f'grpo/{best} must hold the best step'):
+    progress.end_of(run_of(), 'grpo', str(tmp_path / 'run'))
+
+
+def test_the_cadence_of_a_stage_that_selects_stays():
+  old = config.to_dict(run_of())
+  with pytest.raises(ValueError, match='config.grpo.eval.every'):
+    config.check_resume(old, config.to_dict(run_of(every=2)))
+  with pytest.raises(ValueError, match='config.grpo.eval.patience'):
+    config.check_resume(old, config.to_dict(run_of(patience=4)))
+  old['grpo']['steps'] = 3 * old['grpo']['eval']['every']
+  longer = {**old, 'grpo': {**old['grpo'], 'steps': old['grpo']['steps'] + 1}}
+  config.check_resume(old, longer)
+  with pytest.raises(ValueError, match='config.grpo.steps'):
+    config.check_resume(longer, old)  # its last evaluation is off the cadence
+  free = {'best': None, 'best_prompts': 200, 'patience': None}
+  old = config.to_dict(run_of(**free))
+  config.check_resume(old, config.to_dict(run_of(**free, every=2)))
+
+
+def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
+  """And a reward model by nothing else."""
+  overrides = [
+    ('rm.eval.best', 'eval/pairs/rewards/accuracies'),
+    ('rm.eval.every', '3'),
+    ('rm.pairs.eval_fraction', '0.5'),
+    ('compilation_cache', 'None'),
+    ('metrics.progress', 'False'),
+  ]
+  recipe = 'configs/arithmetic_reward_model.py:tiny'
+  run = main.load(recipe, overrides)
+  main.launch(run, str(tmp_path), dry_run=False)
+  rows = writers.read(str(tmp_path / 'metrics.jsonl'))
+  rows = [x for x in rows if 'select/best_step' in x]
+  key = 'rewards/accuracies'
+  values = {x['step']: x[f'select/pairs/{key}'] for x in rows}
+  assert list(values) == [0, 3, 6, 9, 10]
+  assert all(f'eval/pairs/{key}' in x for x in rows)
+  best = max(values, key=lambda step: (values[step], -step))
+  assert rows[-1]['select/best_step'] == best
+  assert writers.last(str(tmp_path / 'metrics.jsonl'))['step'] == best
+  assert sum(name.startswith('select/') for name in rows[0]) == 2
+  folder = tmp_path / 'checkpoints/rm'
+  assert reading.find(str(folder)).name == str(best)
+  with pytest.raises(ValueError, match=r'environments \(\), or of eval/pairs'):
+    main.load(recipe, [('rm.eval.best', 'eval/pass_rate/arithmetic')])
+  with pytest.raises(ValueError, match=r"environments \('toy',\): got"):
+    run_of(best='eval/pairs/rewards/accuracies', best_prompts=200)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'best': 'eval/pass_rate/sums'}, r'of one of the environments \(.toy.,'),
+    ({'best': 'pass_rate'}, 'best must be None or a metric of an environment'),
+    ({'best': None}, 'patience must be None: got 3; set best and every'),
+    ({'every': None}, 'patience must be None: got 3; set best and every'),
+    ({'patience': 0}, 'patience must be None or > 0: got 0'),
+    ({'best': None, 'patience': None}, 'best_prompts must be left at 200'),
+  ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    run_of(**options)
+
+
+def test_a_selection_without_tasks_of_its_own_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='lower eval.prompts, or add tasks'):
+    launch(tmp_path, run_of(prompts=4))
+
+
+def test_a_metric_that_is_not_measured_is_named(tmp_path):
+  with pytest.raises(
+    ValueError, match='config.grpo.eval.best must be one of the'
+  ):
+    launch(tmp_path, run_of(best='eval/passrate/toy'))
+
+
+def chosen(values, patience=None):
+  """Returns the best steps after each of the values, and where it is over."""
+  cfg = schema.Eval(every=1, best='eval/x/e', patience=patience)
+  made, steps = selection.make('s', cfg, {}), []
+  for step, value in enumerate(values):
+    metrics = {} if value is None else {'select/x/e': value}
+    logged = made.add(step, metrics)
+    steps.append(logged.pop('select/best_step'))
+    if value is None or math.isfinite(value):
+      assert logged == metrics
+    state = json.loads(json.dumps(made.state()))
+    made = selection.make('s', cfg, {'best': state})
+  return steps, made.is_over
+
+
+def test_the_first_of_equals_is_the_best():
+  assert chosen([0.5, 0.4, 0.5, 0.6, 0.6]) == ([0, 0, 0, 3, 3], False)
+  assert chosen([-1.0, None, math.nan, 0.0]) == ([0, 0, 0, 3], False)
+
+
+def test_patience_counts_evaluations_without_a_new_best():
+  assert chosen([0.5, 0.6, 0.6, 0.1], patience=2) == ([0, 1, 1, 1], True)
+  assert chosen([0.5, 0.6, 0.6, 0.7], patience=2) == ([0, 1, 1, 3], False)
+  assert chosen([0.5, None, None], patience=2) == ([0, 0, 0], True)

@@ -1,0 +1,158 @@
+"""Schemas of tools, from functions."""
+
+import enum
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Optional
+
+import pytest
+
+from posttrain.chat import tools as forms
+from posttrain.envs import tools
+
+
+def search(query: str, limit: int = 10, exact: bool = False) -> list[str]:
+  """Searches the documents.
+
+  Takes a while.
+
+  Args:
+    query: the words to look for,
+      in any order: all of them.
+    limit (int, optional): the most results.
+    exact: whether words: must be equal.
+
+  Returns:
+    query: not an argument.
+  """
+  return [query] * limit
+
+
+SEARCH = {
+  'type': 'function',
+  'function': {
+    'name': 'search',
+    'description': 'Searches the documents.\n\nTakes a while.',
+    'parameters': {
+      'type': 'object',
+      'properties': {
+        'query': {
+          'type': 'string',
+          'description': 'the words to look for, in any order: all of them.',
+        },
+        'limit': {'type': 'integer', 'description': 'the most results.'},
+        'exact': {
+          'type': 'boolean',
+          'description': 'whether words: must be equal.',
+        },
+      },
+      'required': ['query'],
+    },
+  },
+}
+
+
+def test_a_function_becomes_a_schema():
+  assert tools.schema(search) == SEARCH
+  told = tools.of([search], 'hermes')
+  assert told.schemas == (SEARCH,) and told.format == 'hermes'
+  assert forms.plain(told.schemas) == [SEARCH]
+
+
+def test_the_schema_equals_that_of_transformers():
+  utils = pytest.importorskip('transformers.utils')
+
+  def add(a: int, b: float, names: list[str], deep: list[list[int]]):
+    """
+    Adds numbers.
+
+    Args:
+      a: The first.
+      b: The second.
+      names: Of both.
+      deep: More.
+    """
+
+  assert tools.schema(add) == utils.get_json_schema(add)
+
+
+class Colour(enum.Enum):
+  RED = 1
+
+
+@pytest.mark.parametrize(
+  ('annotation', 'schema'),
+  [
+    (str, {'type': 'string'}),
+    (float, {'type': 'number'}),
+    (list, {'type': 'array'}),
+    (list[int], {'type': 'array', 'items': {'type': 'integer'}}),
+    (Sequence[str], {'type': 'array', 'items': {'type': 'string'}}),
+    (tuple[int, ...], {'type': 'array', 'items': {'type': 'integer'}}),
+    (tuple[int, str], {'type': 'array'}),
+    (list[Any], {'type': 'array'}),
+    (dict[str, int], {'type': 'object'}),
+    (int | None, {'type': ['integer', 'null']}),
+    (Optional[int], {'type': ['integer', 'null']}),  # noqa: UP045
+    (
+      list[int] | str,
+      {
+        'anyOf': [
+          {'type': 'array', 'items': {'type': 'integer'}},
+          {'type': 'string'},
+        ]
+      },
+    ),
+    (int | Any, {}),
+    (Literal['a', 'b'], {'type': 'string', 'enum': ['a', 'b']}),
+    (Literal['a', 1], {'enum': ['a', 1]}),
+    (Annotated[int, 'a number'], {'type': 'integer'}),
+    (Any, {}),
+    (Colour, {}),
+    ('Unknown', {}),
+  ],
+)
+def test_annotations(annotation, schema):
+  def tool(x):
+    return x
+
+  tool.__annotations__['x'] = annotation
+  parameters = tools.schema(tool)['function']['parameters']
+  assert parameters['properties'] == {'x': schema}
+  assert parameters['required'] == ['x']
+
+
+def test_functions_without_docstring_or_arguments_or_with_any():
+  def bare():
+    pass
+
+  def anything(x, **more):
+    """Takes anything."""
+
+  assert tools.schema(bare)['function'] == {
+    'name': 'bare',
+    'description': '',
+    'parameters': {'type': 'object', 'properties': {}},
+  }
+  assert tools.schema(anything)['function']['parameters'] == {
+    'type': 'object',
+    'properties': {'x': {}},
+    'required': ['x'],
+    'additionalProperties': True,
+  }
+
+
+def test_the_schema_of_a_method_leaves_self_out():
+  class Env:
+    def look(self, at: 'int'):
+      """Looks."""
+
+  parameters = tools.schema(Env().look)['function']['parameters']
+  assert parameters['properties'] == {'at': {'type': 'integer'}}
+
+
+@pytest.mark.parametrize(
+  'function', [lambda *values: values, lambda x, /: x], ids=['*', '/']
+)
+def test_arguments_that_have_no_name_are_refused(function):
+  with pytest.raises(ValueError, match='arguments that are passed by name'):
+    tools.schema(function)

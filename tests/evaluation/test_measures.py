@@ -1,0 +1,158 @@
+"""Measures beside the grade: reward functions, the loss on held-out rows."""
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+
+from posttrain import schema, types
+from posttrain.chat import renderer as chat
+from posttrain.evaluation import answers, comparison, measures
+from posttrain.stage import selection
+
+UIDS = itertools.count()
+USER = {'role': 'user', 'content': 'a'}
+
+
+def rollout(text, demonstration=None, correct=None, samples=('sample',)):
+  """A greedy answer, as far as measures read it."""
+  if demonstration is not None:
+    demonstration = ({'role': 'assistant', 'content': demonstration},)
+  task = types.Task(
+    text, 'e', (USER,), demonstration=demonstration, as_text=True
+  )
+  return types.Rollout(
+    next(UIDS),
+    task,
+    (USER, {'role': 'assistant', 'content': text}),
+    samples,
+    types.Score(None, correct),
+    'eos',
+  )
+
+
+def lengths(completions, **columns):
+  """None for an empty one, which is not scorable."""
+  return [float(len(text)) or None for text in completions]
+
+
+@pytest.fixture
+def byte_renderer():
+  return chat.load(schema.Tokenizer())
+
+
+def never(sequences):
+  raise AssertionError('nothing must be scored')
+
+
+def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
+  """Without their weights; a task without a value is in no mean."""
+  monkeypatch.setattr(
+    'posttrain.rollout.grading.rewards.columns',
+    lambda rollouts: {
+      'completions': [x.completion_messages[0]['content'] for x in rollouts]
+    },
+  )
+  entry = schema.EnvEntry(
+    env=schema.Rows(path='x'),
+    sampler=schema.Policy(),
+    algorithm=schema.Grpo(),
+    rewards={
+      'long': schema.RewardFn(fn=f'{__name__}:lengths', weight=7.0),
+      'env': schema.RewardFn(),
+      'learned': schema.RewardFn(model='stage:rm'),
+    },
+  )
+  functions = measures.functions({'e': entry})
+  assert functions['e'].keys() == {'long'}
+  measure = measures.Measures(functions, never, byte_renderer)
+  values, errors = measure('e', [rollout('abc'), rollout(''), rollout('a')])
+  assert not errors
+  assert values == {'reward/long': ([3.0, None, 1.0], [1.0] * 3)}
+  assert measures.mean(values['reward/long']) == 2.0
+  assert measures.mean(([None], [1.0])) is None
+
+
+def fails(completions):
+  raise KeyError('no such column')
+
+
+def test_functions_that_fail_are_errors_and_end_no_run(
+  byte_renderer, monkeypatch
+):
+  monkeypatch.setattr(
+    'posttrain.rollout.grading.rewards.columns',
+    lambda rollouts: {'completions': ['' for _ in rollouts]},
+  )
+  monkeypatch.setattr(logging.getLogger('absl'), 'warning', lambda *_: None)
+  entry = schema.EnvEntry(
+    env=schema.Rows(path='x'),
+    sampler=schema.Policy(),
+    algorithm=schema.Grpo(),
+    rewards={'bad': schema.RewardFn(fn=f'{__name__}:fails', max_faults=0)},
+  )
+  functions = measures.functions({'e': entry})
+  measure = measures.Measures(functions, never, byte_renderer)
+  for _ in range(3):
+    values, (error,) = measure('e', [rollout('abc')])
+    assert values == {'reward/bad': ([None], [1.0])}
+    assert error.startswith('envs.e.rewards.bad') and 'no such column' in error
+
+
+def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
+  def score(sequences):
+    counts = [np.arange(len(ids), dtype=np.float32) for ids in sequences]
+    return [np.stack((-x, x % 2), axis=-1) for x in counts]
+
+  measure = measures.Measures({}, score, byte_renderer)
+  greedy = [rollout('x', 'yes'), rollout('x'), rollout('x', 'n')]
+  values, _ = measure('e', greedy)
+  means, tokens = values['nll']
+  # 'yes' and its eos after a prompt of some tokens; the prompt does not count.
+  prompt = len(byte_renderer.render([USER], add_generation_prompt=True).ids)
+  np.testing.assert_allclose(means[0], prompt + 1.5)
+  assert means[1] is None
+  np.testing.assert_allclose(means[2], prompt + 0.5)
+  assert tokens == [4, 0, 2]
+  mean = measures.mean((means, tokens))
+  np.testing.assert_allclose(mean, prompt + (4 * 1.5 + 2 * 0.5) / 6)
+  # Every second token is the most likely one.
+  assert values['token_accuracy'] == ([0.5, None, 0.5], tokens)
+
+
+def test_graded_answers_need_no_nll(byte_renderer):
+  measure = measures.Measures({}, never, byte_renderer)
+  assert measure('e', [rollout('x', 'y', correct=False)]) == ({}, ())
+  assert measure('e', [rollout('x')]) == ({}, ())
+
+
+def test_two_policies_differ_in_their_measures():
+  def measurement(*values):
+    tasks = (rollout(str(i), samples=()) for i in range(len(values)))
+    return comparison.Measurement(
+      {'eval/nll/e': float(np.mean(values))},
+      [
+        answers.of(task, (), {'nll': x})
+        for task, x in zip(tasks, values, strict=True)
+      ],
+      [],
+    )
+
+  both = measurement(1.0, 2.0, 3.0), measurement(2.0, 2.5, 4.5)
+  differences = comparison.differences(*both)
+  assert differences['difference/nll/e'] == pytest.approx(-1.0)
+  half = 1.96 * np.std([-1.0, -0.5, -1.5], ddof=1) / np.sqrt(3)
+  low = differences['difference/nll_low/e']
+  assert low == pytest.approx(-1.0 - half, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+  'best, chosen', [('eval/nll/e', 2), ('eval/reward/long/e', 1)]
+)
+def test_the_best_nll_is_the_smallest(best, chosen):
+  state = selection.make('sft', schema.Eval(every=1, best=best), {})
+  key = best.replace('eval/', 'select/')
+  for step, value in enumerate((2.0, 3.0, 1.0, 1.5)):
+    state.add(step, {key: value})
+  assert state.step == chosen

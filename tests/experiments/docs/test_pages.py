@@ -1,0 +1,103 @@
+"""The generated pages of docs/, and the settings of the site."""
+
+import json
+import pathlib
+import re
+
+import pytest
+import yaml
+
+from experiments.docs import __main__ as docs
+from experiments.docs import hook, options, signatures
+from posttrain import schema
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DOCS = ROOT / 'docs'
+# Pages that are made of other files of the repository.
+NOTEBOOKS = {
+  f'notebooks/{path.stem}.md' for path in (ROOT / 'experiments').glob('*.ipynb')
+}
+
+
+@pytest.mark.parametrize('name', docs.pages())
+def test_generated_pages_are_those_of_the_source(name):
+  text = docs.pages()[name]
+  assert (DOCS / name).read_text() == text, 'run python -m experiments.docs'
+
+
+def test_every_class_of_options_has_a_section_with_meanings():
+  found = {section.options for section in options.sections()}
+  classes = {
+    value
+    for value in vars(schema).values()
+    if isinstance(value, type)
+    and hasattr(value, '__dataclass_fields__')
+    and value.__module__.startswith('posttrain.schema')
+  }
+  assert classes <= found
+  rows = re.findall(r'^\| `\w+` \| .* \| (.*) \|$', options.page(), re.M)
+  assert len(rows) > 200 and all(rows)
+
+
+def test_options_have_types_defaults_and_bounds():
+  page = options.page()
+  for line in (
+    '| `lr` | float | `0.0003` | Peak learning rate. *Allowed: > 0.* |',
+    "*Allowed: one of 'none', 'group', 'batch'.* |",
+    '*Allowed: in [1, 16,777,216].* |',
+    '*Allowed: None or > 0.* |',
+    '## `STAGE.envs.ENV.algorithm`, type `grpo`',
+    '## `STAGE.batch`',
+  ):
+    assert line in page
+
+
+def test_the_api_page_has_every_public_function():
+  api = (ROOT / 'posttrain' / 'api.py').read_text()
+  names = re.findall(r'^(?:def|class) ([a-zA-Z]\w*)', api, re.M)
+  assert len(names) > 6
+  page = signatures.api_page()
+  assert re.findall(r'^## (\w+)$', page, re.M) == names
+
+
+def _pages(nav):
+  if isinstance(nav, str):
+    return [nav]
+  values = nav.values() if isinstance(nav, dict) else nav
+  return [page for value in values for page in _pages(value)]
+
+
+def test_the_navigation_has_every_page():
+  nav = _pages(yaml.safe_load((ROOT / '.mkdocs.yml').read_text())['nav'])
+  assert len(set(nav)) == len(nav)
+  pages = {path.name for path in DOCS.glob('*.md')}
+  assert pages | NOTEBOOKS <= set(nav)
+
+
+def test_the_page_of_results_leads_to_every_other_one():
+  text = (DOCS / 'results.md').read_text()
+  for path in (ROOT / hook.RESULTS).glob('*.md'):
+    assert f'](../{hook.RESULTS}/{path.name})' in text, path.name
+
+
+def test_pages_that_do_not_exist_are_left_out_of_the_navigation():
+  nav = [{'A': ['a.md', {'B': 'b.md'}]}, {'C': ['c.md']}]
+  assert hook._existing(nav, {'a.md'}) == [{'A': ['a.md']}]
+
+
+def test_lists_are_indented_by_four_columns_and_begin_a_paragraph():
+  text = 'Text:\n- a\n  more\n\n  ```\n  code\n    deep\n  ```\n- b\n\nEnd\n  x'
+  assert hook._lists(text) == (
+    'Text:\n\n- a\n    more\n\n    ```\n    code\n      deep\n    ```\n- b\n\n'
+    'End\n  x'
+  )
+
+
+def test_notebooks_become_pages():
+  path = ROOT / 'experiments' / 'own_model.ipynb'
+  page = hook._notebook(path)
+  cells = json.loads(path.read_text())['cells']
+  assert page.startswith('# Your model, your data, your reward\n')
+  assert page.count('```python\n') == sum(
+    cell['cell_type'] == 'code' for cell in cells
+  )

@@ -1,0 +1,221 @@
+"""What trackers get: every row once, over all starts of a run."""
+
+import json
+import sys
+
+import pytest
+
+from posttrain import schema
+from posttrain.config import load as config
+from posttrain.config import trust
+from posttrain.metrics import trackers, writers
+
+STAGES = {'sft': 3, 'grpo': 2}
+FAKE = f'{__name__}:Fake'
+calls = []  # of `Fake`
+
+
+class Fake:
+  """A tracker that records its calls."""
+
+  def start(self, name, config, workdir):
+    print('hello')
+    calls.append(('start', name, config, workdir))
+
+  def log(self, step, values):
+    calls.append((step, values))
+
+  def finish(self):
+    calls.append('finish')
+
+
+class Broken(Fake):
+  """A tracker whose log always raises."""
+
+  def log(self, step, values):
+    super().log(step, values)
+    raise ConnectionError('no network')
+
+
+class Dead(Fake):
+  """A tracker that cannot start."""
+
+  def start(self, name, config, workdir):
+    raise SystemExit('no account')
+
+
+@pytest.fixture(autouse=True)
+def forget():
+  calls.clear()
+
+
+def play(workdir, rows, names=(FAKE,), position=0):
+  """One start of a run that writes these rows, as a logbook does."""
+  path = str(workdir / 'metrics.jsonl')
+  with trackers.use(names, STAGES, {'seed': 0}, str(workdir)):
+    writer = writers.Writer(path, position)
+    for stage, step in rows:
+      values = {'x': step + 0.5, 'text': 'a', 'none': None, 'ok': True}
+      trackers.log(writer.write(stage, step, values))
+    writer.close()
+  trackers.log({'stage': 'sft', 'step': 9})  # outside: nothing
+  return writer.position()
+
+
+def steps():
+  return [x[0] for x in calls if isinstance(x[0], int)]
+
+
+ALL = [('sft', 0), ('sft', 1), ('sft', 2), ('sft', 3), ('grpo', 0), ('grpo', 1)]
+
+
+def test_steps_grow_over_stages_and_only_numbers_are_logged(tmp_path, capsys):
+  play(tmp_path, ALL)
+  assert steps() == [0, 1, 2, 3, 4, 5]
+  kind, name, options, workdir = calls[0]
+  assert (kind, options, workdir) == ('start', {'seed': 0}, str(tmp_path))
+  assert name.startswith(f'{tmp_path.name}-') and calls[-1] == 'finish'
+  assert calls[2] == (1, {'x': 1.5, 'ok': True})
+  out, err = capsys.readouterr()
+  assert not out and err == 'hello\n'  # stdout belongs to the run
+
+
+def test_a_resumed_run_goes_on_and_repeats_no_step(tmp_path):
+  position = play(tmp_path, ALL[:2])
+  play(tmp_path, ALL[2:4], position=position)
+  play(tmp_path, ALL[2:], position=position)  # killed before a checkpoint
+  assert steps() == [0, 1, 2, 3, 4, 5]
+  assert len({x[1] for x in calls if x[0] == 'start'}) == 1
+  rows = writers.read(str(tmp_path / 'metrics.jsonl'))
+  assert [(x['stage'], x['step']) for x in rows] == ALL
+
+
+class Slow(Fake):
+  """A tracker that had not sent what came after step 1."""
+
+  def start(self, name, config, workdir):
+    super().start(name, config, workdir)
+    return 1
+
+
+def test_what_a_tracker_had_not_sent_is_sent_at_the_next_start(tmp_path):
+  slow = (f'{__name__}:Slow',)
+  position = play(tmp_path, ALL[:3], slow)
+  play(tmp_path, ALL[3:4], slow, position)  # rows of no checkpoint
+  calls.clear()
+  play(tmp_path, ALL[3:], slow, position)
+  assert steps() == [2, 3, 4, 5]
+
+
+def test_a_tracker_that_is_added_later_gets_the_rows_before(tmp_path):
+  position = play(tmp_path, ALL[:3], names=())
+  assert not calls and not (tmp_path / trackers.FILE).exists()
+  play(tmp_path, ALL[3:], position=position)
+  assert steps() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_tracker_that_raises_is_warned_about_once(tmp_path, caplog):
+  play(tmp_path, ALL, (f'{__name__}:Broken', f'{__name__}:Dead', FAKE))
+  assert steps() == [x for i in range(6) for x in (i, i)]
+  first, second = caplog.messages
+  assert 'Dead failed' in first and 'no account' in first
+  assert 'Broken failed' in second and 'no network' in second
+  assert json.loads((tmp_path / trackers.FILE).read_text())['trackers'] == [
+    f'{__name__}:Broken',
+    FAKE,
+  ]
+
+
+def test_a_damaged_file_of_names_begins_a_new_run(tmp_path):
+  (tmp_path / trackers.FILE).write_text('{"run": ')
+  play(tmp_path, ALL)
+  (tmp_path / trackers.FILE).write_text('{"run": "a/b c", "trackers": []}')
+  play(tmp_path, [], position=0)
+  assert calls[-8][1] == 'a-b-c'  # every tracker takes it; all rows follow
+
+
+@pytest.mark.parametrize('name', list(trackers.ADAPTERS))
+def test_a_missing_package_is_an_error_with_the_command_to_install_it(
+  name, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, trackers.ADAPTERS[name][0], None)
+  with pytest.raises(ValueError, match=rf"pip install 'posttrain\[{name}\]'"):
+    trackers.check([name])
+
+
+def test_names_are_checked():
+  trackers.check([FAKE])
+  with pytest.raises(ValueError, match=r'config\.metrics\.trackers must name'):
+    trackers.check([f'{__name__}:Missing'])
+  for names, match in (
+    (('wandbb',), 'hold names of'),
+    ((':x',), 'hold names of'),
+    (('wandb', 'wandb'), 'name each one once'),
+  ):
+    with pytest.raises(schema.FieldError, match=match):
+      schema.Metrics(trackers=names)
+
+
+def run_of(**metrics):
+  stages = {'s': schema.Stage(envs={'a': schema.EnvEntry()})}
+  return schema.Run(stages=stages, metrics=schema.Metrics(**metrics))
+
+
+def test_a_config_of_others_may_name_no_tracker_of_its_own():
+  run = run_of(trackers=('wandb', 'subprocess:Popen'))
+  key = 'config.metrics.trackers.1'
+  assert trust.named(run) == {key: 'subprocess:Popen'}
+  with pytest.raises(ValueError, match=rf'{key} .subprocess:Popen'):
+    trust.check(run, config.to_dict(run), 'config.json')
+
+
+def test_options_of_older_versions_are_read():
+  for old, new in ((True, ('tensorboard',)), (False, ())):
+    values = config.to_dict(run_of())
+    del values['metrics']['trackers']
+    values['metrics']['tensorboard'] = old
+    run = config.build(config.from_dict(values))
+    assert run.metrics.trackers == new
+    config.check_resume(values, config.to_dict(run))
+
+
+def test_tensorboard_has_every_finite_number_once(tmp_path):
+  pytest.importorskip('tensorboardX')
+  from tensorboardX.proto import event_pb2
+
+  position = play(tmp_path, ALL[:4], ('tensorboard',))
+  play(tmp_path, ALL[4:], ('tensorboard',), position)
+  found = []
+  for path in sorted((tmp_path / 'tensorboard').iterdir()):
+    data = path.read_bytes()
+    while data:  # records: u64 length, u32 checksum, bytes, u32 checksum
+      end = 12 + int.from_bytes(data[:8], 'little')
+      event = event_pb2.Event.FromString(data[12:end])
+      found += [(event.step, x.tag) for x in event.summary.value]
+      data = data[end + 4 :]
+  assert sorted(found) == [(i, x) for i in range(6) for x in ('ok', 'x')]
+
+
+def test_wandb_offline(tmp_path, monkeypatch):
+  pytest.importorskip('wandb')
+  monkeypatch.setenv('WANDB_MODE', 'offline')
+  monkeypatch.setenv('WANDB_SILENT', 'true')
+  position = play(tmp_path, ALL[:4], ('wandb',))
+  play(tmp_path, ALL[4:], ('wandb',), position)
+  folders = sorted((tmp_path / 'wandb').glob('offline-run-*'))
+  name = json.loads((tmp_path / trackers.FILE).read_text())['run']
+  assert folders and all(x.name.endswith(name) for x in folders)
+  assert list(folders[0].glob('*.wandb'))
+
+
+def test_trackio_offline(tmp_path, monkeypatch):
+  trackio = pytest.importorskip('trackio')
+  storage = pytest.importorskip('trackio.sqlite_storage')
+  monkeypatch.setattr(storage, 'TRACKIO_DIR', tmp_path / 'trackio')
+  monkeypatch.setattr(trackio, 'TRACKIO_DIR', tmp_path / 'trackio')
+  position = play(tmp_path, ALL[:4], ('trackio',))
+  play(tmp_path, ALL[4:], ('trackio',), position)
+  name = json.loads((tmp_path / trackers.FILE).read_text())['run']
+  logs = storage.SQLiteStorage.get_logs(trackers.PROJECT, name)
+  assert [x['step'] for x in logs] == [0, 1, 2, 3, 4, 5]
+  assert logs[1]['x'] == 1.5

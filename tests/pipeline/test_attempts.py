@@ -1,0 +1,64 @@
+"""Rollouts of a training step as rows."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from posttrain import types
+from posttrain.metrics import writers
+from posttrain.pipeline import attempts
+from tests.algorithms import two_turns
+
+
+def played(*rewards, trained=True):
+  group = [
+    dataclasses.replace(x, uid=uid)
+    for uid, x in enumerate(two_turns.group(*rewards))
+  ]
+  samples = [
+    dataclasses.replace(
+      sample,
+      advantages=np.where(sample.mask, 2.0 * i - 1, 9.0).astype(np.float32),
+    )
+    for i, rollout in enumerate(group)
+    for sample in rollout.samples
+  ]
+  return attempts.Played([group], [group] if trained else [], samples)
+
+
+def test_a_row_per_rollout():
+  rows = list(attempts.rows({'e': played(0.0, 1.0)}))
+  assert [row['reward'] for row in rows] == [0.0, 1.0]
+  assert [row['advantage'] for row in rows] == [-1.0, 1.0]  # of the mask alone
+  first = rows[0]
+  assert (first['env'], first['task'], first['group']) == (
+    'e',
+    two_turns.TASK.id,
+    0,
+  )
+  assert first['prompt'] and first['completion']
+  assert first['tokens'] == sum(x.mask.sum() for x in played(0.0).samples)
+  assert json.loads(writers.dumps(first)) == first
+
+
+def test_groups_that_do_not_train_have_no_advantage():
+  rows = list(attempts.rows({'e': played(0.0, 1.0, trained=False)}))
+  assert [row['advantage'] for row in rows] == [None, None]
+
+
+def test_failed_rollouts_and_many_groups():
+  failed = types.Rollout(
+    7, two_turns.TASK, (), (), types.Score(None), 'error', 'broken'
+  )
+  groups = [[failed]] * (attempts.MAX_GROUPS + 5)
+  rows = list(attempts.rows({'e': attempts.Played(groups, [], [])}))
+  assert len(rows) == attempts.MAX_GROUPS
+  assert rows[0]['error'] == 'broken' and rows[0]['version'] is None
+  assert rows[0]['tokens'] == 0 and rows[0]['reward'] is None
+
+
+@pytest.mark.parametrize('value', [object(), {1}, np.float32(2)])
+def test_answers_of_any_type_are_written(value):
+  assert isinstance(json.loads(writers.dumps({'answer': value}))['answer'], str)

@@ -1,0 +1,267 @@
+"""Models of several environments score and play at once, with equal results."""
+
+import dataclasses
+import functools
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from posttrain import main, schema, scoring
+from posttrain.config import checks
+from posttrain.metrics import writers
+from posttrain.rollout import driver as drivers
+from posttrain.rollout import references
+from posttrain.rollout.endpoint import client
+from posttrain.rollout.endpoint import engine as endpoint_engine
+from posttrain.util import preemption
+from tests import fixtures, toys
+from tests.pipeline.test_tokens import _equal
+from tests.rollout import fakes
+from tests.rollout.endpoint import servers
+from tests.rollout.endpoint.test_engine import RED, choice_of
+
+TIMEOUT = 60  # seconds; reached only by a failure
+NAMES = ('a', 'b')
+Endpoint = client.Endpoint  # the tests put another one in its place
+
+
+class Meeting(servers.Server):
+  """A server that answers once the other one has a request as well.
+
+  `others` is None: it answers at once. `fails` raises or returns an answer.
+  """
+
+  def __init__(self, others=None, fails=None, **options):
+    super().__init__(**options)
+    self.arrived, self.others, self.fails = threading.Event(), others, fails
+
+  def _completions(self, body):
+    self.arrived.set()
+    if self.others is not None:
+      assert self.others.arrived.wait(TIMEOUT), 'one after another'
+    return self.fails() if self.fails else super()._completions(body)
+
+
+def meet(first, second):
+  first.others, second.others = second, first
+  return dict(zip(NAMES, (first, second), strict=True))
+
+
+def refuse():
+  return httpx.Response(403, json={'message': 'not you'})
+
+
+@pytest.fixture
+def connect(monkeypatch):
+  """Returns a function that puts servers behind their addresses."""
+
+  def put(by_name):
+    def make(cfg, caller, vocab_size):
+      name = cfg.base_url.split('/')[2]
+      transport = servers.Transport(by_name[name])
+      # The servers know the tokens of `servers.VOCAB`.
+      return Endpoint(cfg, caller, vocab_size=512, transport=transport)
+
+    monkeypatch.setattr(references.client, 'Endpoint', make)
+
+  toys.install(monkeypatch)
+  return put
+
+
+def endpoint(name):
+  # Few requests at a time: `servers.Transport` has few threads for all servers.
+  return schema.Endpoint(
+    name='teacher', base_url=f'http://{name}/v1', concurrency=2
+  )
+
+
+def pipeline(serial=False):
+  """Two environments with a server each, and one with a model here."""
+  opd = {k: schema.Opd(reference=endpoint(k)) for k in NAMES}
+  envs = {
+    k: dataclasses.replace(toys.entry(), algorithm=algorithm)
+    for k, algorithm in opd.items()
+  }
+  envs['c'] = toys.entry(kl_beta=0.1, reference='init')
+  source, _ = toys.pipeline_and_driver(
+    toys.stage(prompts=9, envs=envs), init=toys.params(1)
+  )
+  refs = source._scorer.__self__
+  if serial:
+    source._scorer = refs
+  return source, refs
+
+
+def threads():
+  return [x for x in threading.enumerate() if x.name == 'side by side']
+
+
+def assert_no_threads():
+  end = time.monotonic() + TIMEOUT
+  while threads() and time.monotonic() < end:
+    time.sleep(0.01)
+  assert not threads()
+
+
+def test_two_servers_score_at_once_and_the_batch_is_the_same(connect):
+  connect({name: Meeting() for name in NAMES})
+  source, _ = pipeline(serial=True)
+  serial = next(source)
+  connect(meet(Meeting(), Meeting()))
+  source, _ = pipeline()
+  item = next(source)
+  assert set(item.batch.env_ids[item.batch.mask]) == {0, 1, 2}
+  assert item.batch.ref_logprobs.any()
+  _equal(serial.batch, item.batch)
+  assert serial.metrics == item.metrics
+  assert_no_threads()
+
+
+@pytest.mark.parametrize('failing', ['a', 'b', 'ab'])
+def test_the_error_is_that_of_the_first_environment(connect, failing):
+  """Also if the second fails first; nothing runs on after `close`."""
+  by_name, gate = meet(Meeting(), Meeting()), threading.Event()
+
+  def fail_late():
+    assert gate.wait(TIMEOUT)
+    return refuse()
+
+  def fail_now():
+    gate.set()
+    return refuse()
+
+  if failing == 'ab':
+    by_name['a'].fails, by_name['b'].fails = fail_late, fail_now
+  elif failing == 'a':  # the other never answers
+    by_name['a'].fails, by_name['b'].fails = refuse, fail_late
+  else:
+    by_name['b'].fails = refuse
+  connect(by_name)
+  source, refs = pipeline()
+  with pytest.raises(client.EndpointError, match='not you') as error:
+    next(source)
+  assert f'http://{failing[0]}/v1' in str(error.value)
+  assert error.value.status == 403
+  refs.close()
+  assert_no_threads()
+  gate.set()
+
+
+def test_a_stop_ends_the_waits_for_all_servers(connect):
+  stop = preemption.Signal()
+  a, b = Meeting(), Meeting()
+  meet(a, b)
+  gate = threading.Event()
+  for server in (a, b):
+    server.fails = lambda: gate.wait(TIMEOUT) and None
+  connect({'a': a, 'b': b})
+  source, refs = pipeline()
+  stop.on_request(refs.close)
+
+  def request():
+    assert a.arrived.wait(TIMEOUT) and b.arrived.wait(TIMEOUT)
+    stop.request()
+
+  threading.Thread(target=request).start()
+  with pytest.raises(client.EndpointError, match='must be open .*got closed'):
+    next(source)
+  with pytest.raises(preemption.Preempted):
+    stop.check('step 1')
+  with pytest.raises(client.EndpointError, match='must be open: got closed'):
+    next(source)  # and later requests are refused as well
+  assert_no_threads()
+  gate.set()
+
+
+def play(servers_by_name, specs):
+  """Two servers and a local engine; returns rollouts and engines."""
+  engines = [
+    endpoint_engine.Engine(
+      client.Endpoint(
+        endpoint(name),
+        f'environment {name}',
+        transport=servers.Transport(server),
+      )
+    )
+    for name, server in servers_by_name.items()
+  ]
+  local = fakes.Engine({uid: ['red', 'red'] for uid in (7, 8)})
+  plays = [
+    (drivers.Driver(engine, fakes.RENDERER, 64), own)
+    for engine, own in zip([*engines, local], specs, strict=True)
+  ]
+  return plays, engines
+
+
+def specs():
+  return [[fakes.spec(uid) for uid in own] for own in ((1, 2), (3, 4), (7, 8))]
+
+
+REPLIES = {(): choice_of(RED)}
+
+
+def test_two_servers_play_at_once_with_the_same_rollouts():
+  plays, _ = play({k: Meeting(replies=REPLIES) for k in NAMES}, specs())
+  serial = [driver.run(own) for driver, own in plays]
+  both = meet(Meeting(replies=REPLIES), Meeting(replies=REPLIES))
+  plays, _ = play(both, specs())
+  together = drivers.run_all(plays)
+  for before, after in zip(serial, together, strict=True):
+    assert len(before) == len(after) == 2
+    for a, b in zip(before, after, strict=True):
+      assert (a.uid, a.messages, a.score) == (b.uid, b.messages, b.score)
+      (x,), (y,) = a.samples, b.samples
+      np.testing.assert_array_equal(x.ids, y.ids)
+      np.testing.assert_array_equal(x.sampler_logprobs, y.sampler_logprobs)
+
+
+@pytest.mark.parametrize('failing', ['a', 'b'])
+def test_a_player_that_fails_ends_those_after_it(failing):
+  by_name = meet(Meeting(replies=REPLIES), Meeting(replies=REPLIES))
+  by_name[failing].fails = refuse
+  plays, engines = play(by_name, specs())
+  with pytest.raises(client.EndpointError, match='not you') as error:
+    drivers.run_all(plays)
+  assert f'http://{failing}/v1' in str(error.value)
+  assert not any(engine.futures for engine in engines)
+
+
+@pytest.mark.parametrize('ahead', [0, 1, 2, 9])
+def test_programs_in_flight_change_no_bit(ahead):
+  rng, weights = np.random.default_rng(0), toys.params()
+  scorer = scoring.Scorer(fixtures.MODEL, 2, 32)
+  ids = [rng.integers(0, 256, n).astype(np.int32) for n in (20, 31, 9, 32) * 3]
+  temperatures = [np.ones(len(x), np.float32) for x in ids]
+  expected = scorer(weights, ids, temperatures)
+  scorer.ahead = ahead
+  first = scorer.start(weights, ids, temperatures)
+  second = scorer.start(weights, ids[::-1], temperatures[::-1])
+  for results in (first(), second()[::-1]):
+    for a, b in zip(results, expected, strict=True):
+      np.testing.assert_array_equal(a, b)
+
+
+def test_scoring_is_timed_where_there_is_scoring(tmp_path, monkeypatch):
+  toys.install(monkeypatch)
+  opd = dataclasses.replace(
+    toys.entry(), algorithm=schema.Opd(reference='init')
+  )
+  stage = functools.partial(
+    toys.stage, steps=2, eval=schema.Eval(prompts=2, samples=0)
+  )
+  run = schema.Run(
+    compilation_cache=None,
+    model=schema.PRESETS['tiny'],
+    stages={'grpo': stage(), 'opd': stage(envs={'toy': opd})},
+    metrics=schema.Metrics(progress=False),
+  )
+  checks.check(run)
+  main.launch(run, str(tmp_path / 'run'), dry_run=False)
+  rows = writers.read(str(tmp_path / 'run' / 'metrics.jsonl'))
+  timed = [(row['stage'], row['step']) for row in rows if 'time/scoring' in row]
+  assert timed == [('opd', 1), ('opd', 2)]
+  for row in rows:
+    assert 0 <= row.get('time/scoring', 0.0) <= row.get('time/rollout', 0.0)

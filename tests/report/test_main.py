@@ -1,0 +1,124 @@
+"""The report command, and the reports that a run writes while it goes on."""
+
+import json
+import logging
+
+import pytest
+
+from posttrain.report import __main__ as command
+from posttrain.report import page, periodic
+
+
+def make_run(folder, step=1, ended=None):
+  folder.mkdir(exist_ok=True)
+  row = {'stage': 'sft', 'step': step, 'loss/total': 1.0}
+  (folder / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+  (folder / 'about.json').write_text(json.dumps({'ended': ended}))
+  return str(folder)
+
+
+def test_the_report_of_a_run_is_written_into_its_folder(tmp_path, capsys):
+  run = make_run(tmp_path / 'run')
+  assert command.main([run]) == 0
+  assert capsys.readouterr().out == f'{tmp_path}/run/report.html\n'
+  assert '<title>run</title>' in (tmp_path / 'run/report.html').read_text()
+
+
+def test_several_runs_share_a_page(tmp_path, monkeypatch, capsys):
+  runs = [make_run(tmp_path / name) for name in 'ab']
+  monkeypatch.chdir(tmp_path)
+  assert command.main(runs) == 0
+  assert capsys.readouterr().out == 'report.html\n'
+  assert '<title>a, b</title>' in (tmp_path / 'report.html').read_text()
+  assert command.main([*runs, '--output=mine.html']) == 0
+  assert (tmp_path / 'mine.html').exists()
+
+
+@pytest.mark.parametrize(
+  'argv, error',
+  [
+    ([], 'RUN must be given'),
+    (['none'], "RUN must be the workdir of a run: got 'none'"),
+    (['run', '--output=no/x.html'], '--output must be a file in a folder'),
+    (['run', '--live', '--seconds=0'], '--seconds must be at least 1.0'),
+    (['run', 'damaged'], 'damaged/metrics.jsonl:1'),
+  ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, argv, error):
+  make_run(tmp_path / 'run')
+  (tmp_path / 'damaged').mkdir()
+  (tmp_path / 'damaged' / 'metrics.jsonl').write_text('garbage\n')
+  monkeypatch.chdir(tmp_path)
+  assert command.main(argv) == 2
+  lines = capsys.readouterr().err
+  assert error in lines and lines.count('\n') == 1
+
+
+def test_a_live_page_is_written_again_until_the_run_has_ended(
+  tmp_path, monkeypatch
+):
+  folder, pages = tmp_path / 'run', []
+
+  def sleep(seconds):
+    pages.append((seconds, (folder / 'report.html').read_text()))
+    step = len(pages)
+    if step != 2:  # then nothing is new
+      make_run(folder, 10**step, ended='now' if step == 4 else None)
+
+  folder.mkdir()  # no row yet
+  monkeypatch.setattr(command.time, 'sleep', sleep)
+  assert command.main([str(folder), '--live', '--seconds=3']) == 0
+  # Two looks within the second wait.
+  assert [seconds for seconds, _ in pages] == [3, 3, 0.5, 3]
+  texts = [text for _, text in pages] + [(folder / 'report.html').read_text()]
+  steps = ['no step yet', 'step 10', 'step 10', 'step 1,000', 'step 10,000']
+  assert all(x in text for x, text in zip(steps, texts, strict=True))
+  reloads = ['"reload":3.0' in text for text in texts]
+  assert reloads == [True] * 4 + [False]
+
+
+class Clock:
+  """Time that passes when a report is written."""
+
+  def __init__(self, cost):
+    self.now, self.cost = 100.0, cost
+
+  def monotonic(self):
+    return self.now
+
+  def write(self, *_):
+    self.now += self.cost
+
+
+@pytest.mark.parametrize('cost, wait', [(0.05, 20.0), (2.0, 200.0)])
+def test_reports_take_a_hundredth_of_the_time(monkeypatch, cost, wait):
+  clock = Clock(cost)
+  monkeypatch.setattr(periodic, 'time', clock)
+  monkeypatch.setattr(periodic.page, 'write_all', clock.write)
+  report = periodic.Periodic('')
+  assert report.is_due  # from the first row on
+  report.write()
+  clock.now += wait - 0.1
+  assert not report.is_due
+  clock.now += 0.2
+  assert report.is_due
+
+
+def test_a_report_that_fails_is_a_warning(tmp_path, caplog, monkeypatch):
+  logger = logging.getLogger('absl')
+  monkeypatch.setattr(logger, 'propagate', True)
+  (tmp_path / 'metrics.jsonl').write_text('garbage\n')
+  report = periodic.Periodic(str(tmp_path))
+  report.write()
+  report.write()
+  assert caplog.text.count('the report could not be written') == 1
+  assert not report.is_due
+
+
+def test_a_report_under_way_loads_itself_again(tmp_path):
+  run = make_run(tmp_path / 'run')
+  periodic.Periodic(run).write()
+  text = (tmp_path / 'run' / 'report.html').read_text()
+  assert f'"reload":{periodic.RELOAD}' in text
+  page.write(run)
+  assert '"reload":null' in (tmp_path / 'run' / 'report.html').read_text()

@@ -1,0 +1,173 @@
+"""Runs as the report reads them: names, ends, headline numbers, facts."""
+
+import json
+
+import pytest
+
+from posttrain.report import facts, results, runs
+
+CONFIG = {
+  'seed': 3,
+  'model': {'layers': 2, 'embed_dim': 8, 'dtype': 'float32'},
+  'stages': ['sft', 'grpo'],
+  'sft': {'steps': 4, 'init': 'random', 'envs': {'a': {}}},
+  'grpo': {'steps': 6, 'envs': {'a': {}, 'b': {}}},
+}
+START = {
+  'time': '2026-01-02 03:04:05 UTC',
+  'devices': '1 x H200',
+  'host': '16 CPU cores, Linux x86_64',
+  'versions': {'posttrain': '0.1', 'jax': '0.11'},
+}
+
+
+def row(stage, step, **values):
+  return {'stage': stage, 'step': step} | {
+    f'eval/{name}': value for name, value in values.items()
+  }
+
+
+def make(rows=(), config=CONFIG, about=None, name='run'):
+  return runs.Run('', name, list(rows), config, about or {}, None)
+
+
+@pytest.mark.parametrize(
+  'folders, expected',
+  [
+    (['/x/a'], ['a']),
+    (['/x/a', '/x/b/'], ['a', 'b']),
+    (['/x/a/run', '/x/b/run'], ['a/run', 'b/run']),
+    (['/x/a', '/x/a'], ['a (1)', 'a (2)']),
+  ],
+)
+def test_names_are_the_parts_of_the_paths_that_differ(folders, expected):
+  assert runs.names(folders) == expected
+
+
+def test_a_workdir_is_read_with_what_it_has(tmp_path):
+  empty = runs.read(str(tmp_path))
+  assert (empty.rows, empty.config, empty.about) == ([], {}, {})
+  assert empty.written is None and not empty.finished
+  (tmp_path / 'metrics.jsonl').write_text('{"stage": "sft", "step": 0}\n')
+  (tmp_path / 'config.json').write_text(json.dumps(CONFIG))
+  (tmp_path / 'about.json').write_text('{"ended": null}')
+  run = runs.read(str(tmp_path), 'mine')
+  assert (run.name, run.stages, run.envs) == ('mine', ['sft'], {'a', 'b'})
+  assert run.steps == {'sft': 4, 'grpo': 6} and run.written > 0
+
+
+@pytest.mark.parametrize(
+  'stage, step, about, finished',
+  [
+    ('sft', 4, {}, False),
+    ('grpo', 5, {}, False),
+    ('grpo', 6, {}, True),
+    ('grpo', 6, {'ended': None}, False),  # its last save may be ahead
+    ('grpo', 3, {'ended': 'now'}, True),  # its patience ended it
+  ],
+)
+def test_a_run_is_finished_at_its_end(stage, step, about, finished):
+  run = make([row(stage, step)], about=about)
+  assert run.finished is finished
+  expected = 'finished' if finished else 'unfinished'
+  state, text = facts.status(run)
+  assert state == expected
+  place = 1 if stage == 'sft' else 2
+  total = CONFIG[stage]['steps']
+  assert text == f'stage {stage}, step {step} of {total} (stage {place} of 2)'
+
+
+def test_the_end_of_a_stage_that_goes_on_is_no_end():
+  rows = [row('sft', 4), row('grpo', 3)]
+  ends = {'sft': ('after sft', None), 'grpo': ('grpo so far', None)}
+  assert make(rows).ends == ends
+  assert make(rows, about={'ended': 'now'}).ends['grpo'] == ('after grpo', None)
+
+
+def test_the_headline_is_the_pass_rate_of_each_environment():
+  bounds = {'pass_rate_low/a': 0.25, 'pass_rate_high/a': 0.75}
+  run = make(
+    [
+      row('sft', 0, **{'pass_rate/c': 0.5, 'pass_rate/a': 0.75}),
+      row('sft', 4, **{'pass_rate/c': 0.5, 'pass_rate/a': None}),
+      row('grpo', 6, **{'pass_rate/a': 0.5, 'reward/b': 1.0}, **bounds),
+    ]
+  )
+  first, second = results.headlines(run)
+  assert first == {
+    'env': 'a',  # of the last stage
+    'title': 'pass rate, greedy',
+    'first': ('75.0%', ''),
+    'last': ('50.0%', '[25.0%, 75.0%]'),
+    'change': '\N{MINUS SIGN}25.0 points',
+    'moved': True,
+    'where': 'grpo, step 6',
+  }
+  assert (second['env'], second['where']) == ('c', 'sft, step 4')
+  run = make([{'stage': 'sft', 'step': 1, 'loss/total': 2.0}])
+  (line,) = results.headlines(run)
+  assert (line['title'], line['last'].text) == ('training loss', '2')
+  assert not line['moved']
+  assert results.headlines(make()) == []
+
+
+def test_the_headline_is_that_of_the_best_step():
+  rows = [
+    row('sft', i, **{'pass_rate/a': x}) for i, x in enumerate((0, 1, 0.5))
+  ]
+  for line in rows:
+    line['select/best_step'] = 1
+  (line,) = results.headlines(make(rows))
+  assert (line['last'].text, line['where']) == ('100.0%', 'sft, step 1')
+
+
+def test_tables_of_several_runs_have_their_starts_and_ends():
+  rows = [row('sft', i, **{'pass_rate/a': i / 4}) for i in (0, 4)]
+  both = [make(rows, name='x'), make(rows[:1], name='y')]
+  table = results.side_by_side(both)
+  key = 'a', 'pass rate, greedy'
+  assert {title: cells[key].text for title, cells in table.items()} == {
+    'x: start': '0.0%',
+    'x: after sft': '100.0%',
+    'y: start': '0.0%',
+    'y: sft so far': '0.0%',
+  }
+  assert results.keys(both, table) == [key]
+
+
+def test_facts_are_model_device_seed_versions_and_times():
+  rows = [row('sft', 1) | {'batch/tokens': 1000, 'time/elapsed': 3725.0}]
+  sizes = {
+    'sft': {'parameters': 1000, 'trained': 1000},
+    'grpo': {'parameters': 1000, 'trained': 16},
+  }
+  about = {'starts': [START, START | {'devices': '2 x H200'}], 'stages': sizes}
+  assert dict(facts.facts(make(rows, about=about))) == {
+    'model': 'layers 2, width 8, float32, from random',
+    'parameters': 'sft: 1,000; grpo: 1,000, of which 16 train',
+    'device': '2 x H200',
+    'host': '16 CPU cores, Linux x86_64',
+    'seed': '3',
+    'tokens trained on': '1,000',
+    'training time': '1 h 2 min',
+    'started': '2026-01-02 03:04:05 UTC, 2 starts',
+    'versions': 'posttrain 0.1, jax 0.11',
+  }
+  assert facts.facts(make(config={})) == []
+
+
+@pytest.mark.parametrize(
+  'about', [{'starts': 3}, {'starts': [1]}, {'stages': [], 'starts': [{}]}]
+)
+def test_a_damaged_about_is_left_out(about):
+  names = [name for name, _ in facts.facts(make(about=about))]
+  assert names == ['model', 'seed']
+
+
+def test_options_that_differ_are_listed():
+  other = {**CONFIG, 'seed': 4, 'sft': {'steps': 4, 'init': 'random'}}
+  both = [make(), make(config=other)]
+  assert facts.differences(both) == [
+    ('seed', ['3', '4']),
+    ('sft.envs.a', ['{}', 'none']),
+  ]

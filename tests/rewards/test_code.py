@@ -1,0 +1,175 @@
+"""Blocks of code parse or not; nothing runs, and no text does harm."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.rewards import code
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def block(text, language='python'):
+  return f'Here it is:\n\n```{language}\n{text}\n```\nDone.'
+
+
+@pytest.mark.parametrize(
+  'text, value',
+  [
+    ('', None),
+    ('print(1)', None),
+    ('`print(`', None),
+    ('```\nprint(\n```', None),  # no language
+    ('```rust\nfn (\n```', None),
+    ('```sql\nSELEKT\n```', None),
+    ('```rust\nfn (', None),
+    ('```python print(1)```', None),  # no line of its own
+    ('``python\n(\n``', None),
+    (block('print(1)'), 1),
+    (block('print('), 0),
+    (block(''), 1),  # an empty program
+    (block('', 'json'), 0),
+    (block('return 1'), 1),  # parsed, not compiled
+    (block('print 1'), 0),
+    (block('>>> 1'), 0),
+    (block('def f(x):\n  return x'), 1),
+    (block('def f(x):\nreturn x'), 0),
+    (block('x = 1', 'py'), 1),
+    (block('x = 1', 'Python3 title="x"'), 1),
+    (block('x = 1', ' python'), 1),
+    (block('x = (', 'pycon'), None),
+    (block('{"a": [1, 2.5, null]}', 'json'), 1),
+    (block("{'a': 1}", 'json'), 0),
+    (block('{"a": 1,}', 'json'), 0),
+    (block('NaN', 'json'), 0),
+    (block('9' * 10_000, 'json'), 1),
+    (block('1 2', 'json'), 0),
+    (block('x = 1') + block('x = (') + block('[1]', 'json'), 2 / 3),
+    # An open block, as one that the token budget cuts.
+    ('```python\nprint(1)', 0),
+    ('```python', 0),
+    (block('x = 1') + '\n```json\n1', 1 / 2),
+    ('```python\nprint(1)\n``', 0),
+    # Longer fences hold shorter ones; others' blocks hide what is in them.
+    ('````python\n"""\n```\n"""\n````', 1),
+    ('````\n```python\n(\n```\n````', None),
+    ('```python\nx = 1\n`````', 1),
+    # Indented, as within a list.
+    ('1. This:\n   ```python\n   if x:\n     y\n   ```', 1),
+    ('1. This:\n   ```python\n  x\n   y\n   ```', 1),
+    ('\t```python\n\tx\n\t```', 1),
+    ('```python\r\nif x:\r\n  y\r\n```\r\n', 1),
+    (block('"\\d"'), 1),  # a doubtful escape
+    (block('1 is 1'), 1),
+    # Hostile.
+    (block('a\0b'), 0),
+    (block('\ud800 = 1'), 0),
+    (block('"\ud800"', 'json'), 1),
+    (block('9' * 10_000), 0),  # more digits than Python converts
+    (block('# coding: nonsense\nx'), 1),
+    (block('('), 0),
+    (block('(' * 19_000), 0),
+    (block('[' * 19_000, 'json'), 0),
+    (block('{"a":' * 3_000, 'json'), 0),
+    (block('-' * 19_000 + '1'), 0),
+    (block('not ' * 4_000 + '1'), 0),
+    (block('f(' * 9_000), 0),
+    (block("f'{" * 5_000), 0),
+    (block('x = 1\n' * 3_000), 1),
+    (block('(' * 20_001), None),  # too long to parse
+    (block('(' * 10**6), None),
+  ],
+)
+def test_the_share_of_blocks_that_parse(text, value):
+  assert code.syntax(text) == value
+
+
+def test_no_warning_is_shown(recwarn):
+  with warnings.catch_warnings():
+    warnings.simplefilter('always')
+    assert code.syntax(block('"\\d" is 1')) == 1
+  assert not recwarn.list
+
+
+def test_nothing_is_executed(tmp_path):
+  path = tmp_path / 'file'
+  assert code.syntax(block(f'open({str(path)!r}, "w")')) == 1
+  assert code.syntax(block('import no_such_module; 1 / 0')) == 1
+  assert not path.exists()
+
+
+# Repeated to the longest block that is parsed: what nests the parser's calls.
+PIECES = ['(', '[', '{', '{1:', '(1,', 'f(', 'a[', '-', 'not ', 'lambda:']
+PIECES += ['x**', '1+', 'a if b else ', 'a.', 'await ', 'x=', "f'{", '*', ';']
+PIECES += ['with (', '@a\n', 'if a:', '\t', 'a:', "'a' ", '\\\n', 'yield ']
+PIECES += ['x for x in (']
+
+
+def nested():
+  for piece in PIECES:
+    for depth in (90, 199, code.MAX_LENGTH // len(piece)):
+      for end in ('', 'a', 'a b'):
+        yield (piece * depth + end)[: code.MAX_LENGTH]
+  yield ''.join(' ' * i + 'if a:\n' for i in range(190))
+
+
+def grade_nested():
+  """Grades every nested block; returns the longest time, in CPU seconds."""
+  longest = 0.0
+  for text in nested():
+    for language in ('python', 'json'):
+      start = time.thread_time()
+      assert code.syntax(block(text, language)) in (0, 1)
+      longest = max(longest, time.thread_time() - start)
+  return longest
+
+
+def test_nesting_does_not_exhaust_the_stack_or_the_time():
+  """In a process of its own, which a crash would end, and in a thread."""
+  script = 'from tests.rewards import test_code; print(test_code.in_both())'
+  done = subprocess.run(
+    [sys.executable, '-c', script],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  assert max(json.loads(done.stdout)) < 5  # some 0.1 s
+
+
+def in_both():
+  """Returns the longest time in this thread and in another one."""
+  times = [grade_nested()]
+  thread = threading.Thread(target=lambda: times.append(grade_nested()))
+  thread.start()
+  thread.join()
+  assert len(times) == 2
+  return times
+
+
+@given(st.text('`pyjson \n(){}"1\t', max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_every_text_has_a_value(text):
+  value = code.syntax(text)
+  assert value is None or 0 <= value <= 1
+
+
+@given(
+  st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(), x),
+    max_leaves=10,
+  )
+)
+@settings(max_examples=100, deadline=None)
+def test_what_json_writes_parses(value):
+  assert code.syntax(block(json.dumps(value, indent=1), 'json')) == 1

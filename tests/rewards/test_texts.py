@@ -1,0 +1,167 @@
+"""Graders of any text: repetition, broken characters, refusals."""
+
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.rewards import texts
+
+HOSTILE = {
+  'brackets': '(' * 10**6,
+  'NULs': '\0' * 10**6,
+  'backticks': '`' * 10**6,
+  'fences': '```\n' * 250_000,
+  'spaces': ' ' * 10**6,
+  'lines': '\n' * 10**6,
+  'one word': 'a' * 10**6,
+  'two words': 'a b ' * 250_000,
+  'refusals': "i can't " * 125_000,
+  'surrogates': '\ud800' * 10**6,
+  'contractions': "i'm " * 250_000,
+}
+
+
+@pytest.mark.parametrize(
+  'text, value',
+  [
+    ('', 0),
+    ('one two three', 0),
+    ('one two three four', 0),  # one 4-gram
+    ('a a a a', 0),
+    ('a a a a a', 1 / 2),
+    ('one two three four one two three four', 1 / 5),
+    ('a b c d ' * 10, 1 - 4 / 37),
+    ('the quick brown fox jumps over the lazy dog', 0),
+    # Signs are units, and white space is none.
+    ('!!!!!!', 2 / 3),
+    ('1+1=2, 1+1=2', 2 / 8),
+    ('one  two\nthree\tfour one two three\xa0four', 1 / 5),
+    ('One two three four one two three four', 0),  # letters are compared
+    ('a' * 100, 0),  # one word
+    ('日本語日本語', 0),  # no spaces
+    ('\ufffd' * 7, 3 / 4),
+  ],
+)
+def test_repetition_is_the_share_of_4_grams_that_occurred(text, value):
+  assert texts.repetition(text) == pytest.approx(value)
+
+
+@given(st.lists(st.sampled_from('abc'), max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_repetition_counts_what_a_loop_counts(words):
+  """An oracle of one 4-gram after another."""
+  seen, repeated, total = [], 0, 0
+  for i in range(len(words) - 3):
+    gram = words[i : i + 4]
+    repeated += gram in seen
+    total += 1
+    seen.append(gram)
+  expected = repeated / total if total else 0
+  assert texts.repetition(' '.join(words)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+  'text, broken',
+  [
+    ('', 0),
+    ('plain text\twith\r\nlines\x0b\x0c', 0),
+    ('ä, 日本, é, 🙂, \u200d, \u2028, \xa0', 0),
+    ('\ufffd', 1),
+    ('caf\ufffd', 1),
+    ('a\0b', 1),
+    ('\x1b[31mred', 1),
+    ('\x7f\x80\x9f', 3),
+    ('\x1c\x1d\x85', 3),  # white space to Python, but no reader's
+    ('\ud83d', 1),
+    ('\ud83d\ude42', 2),  # a pair of surrogates is no character in Python
+    ('\x08' * 5 + 'abc', 5),
+  ],
+)
+def test_broken_characters_are_counted(text, broken):
+  share = broken / len(text) if text else 0
+  assert texts.broken_characters(text) == share
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    "I'm sorry, but I can't help with that.",
+    'I\u2019m sorry, but I can\u2019t assist with that request.',
+    'I cannot provide instructions for this.',
+    'I can not answer this question.',
+    'Sorry, I am unable to fulfill your request.',
+    'Unfortunately, I\u2019m not able to write this.',
+    'As an AI language model, I have no opinion.',
+    'AS A LANGUAGE MODEL I have no feelings',
+    'I must decline.',
+    "I  won't\n help you.",
+    'Hello! ' * 20 + 'I cannot comply.',
+    "I'm not comfortable with this.",
+    ' ' * 5_000 + 'I cannot help you.',
+  ],
+)
+def test_a_refusal_is_recognized(text):
+  assert texts.refusal(text) == 1
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    '',
+    'Of course. Here is how.',
+    "I'm sorry to hear that. Here is what helps.",
+    'I can help you with that.',
+    "I can't help but admire it.",
+    "I can't wait to see it.",
+    'You cannot divide by zero.',
+    'I cannotanswer',
+    'Hawaii cannot help it.',
+    'As an aid to memory, write it down.',
+    'A good answer comes first. ' * 10 + 'I cannot help.',  # not the beginning
+    'Das kann ich leider nicht beantworten.',  # English alone
+    'Je ne peux pas vous aider.',
+  ],
+)
+def test_other_texts_are_no_refusals(text):
+  assert texts.refusal(text) == 0
+
+
+def test_phrases_are_written_as_they_are_compared():
+  for phrase in (*texts.INABILITY, *texts.ACTIONS, *texts.REFUSALS):
+    assert phrase == ' '.join(phrase.lower().split())
+    assert "i'm" not in phrase
+  for phrase in texts.REFUSALS:
+    assert texts.refusal(f'{phrase.capitalize()}.') == 1
+  for inability in texts.INABILITY:
+    for action in texts.ACTIONS:
+      assert texts.refusal(f'{inability} {action} this') == 1
+
+
+def test_grades_have_names_and_leave_out_what_was_not_measured():
+  assert texts.grade('Hello.') == {
+    'repetition': 0,
+    'broken_characters': 0,
+    'refusal': 0,
+  }
+  grades = texts.grade("I can't help.\n```json\n1\n```\n\ufffd")
+  assert grades.keys() == texts.GRADERS.keys()
+  assert grades['refusal'] == grades['code_syntax'] == 1
+  assert grades['broken_characters'] == 1 / 29
+
+
+@pytest.mark.parametrize('name', HOSTILE)
+def test_a_hostile_text_costs_seconds_at_most(name):
+  start = time.process_time()
+  grades = texts.grade(HOSTILE[name])
+  assert time.process_time() - start < 20  # some 1 s
+  assert all(0 <= value <= 1 for value in grades.values())
+
+
+@given(st.text(st.characters(), max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_every_text_has_grades_in_0_to_1(text):
+  for values in (texts.grade(text), texts.grade(f'```py\n{text}\n```')):
+    assert all(math.isfinite(x) and 0 <= x <= 1 for x in values.values())

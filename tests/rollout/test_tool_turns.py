@@ -1,0 +1,333 @@
+"""Turns that call tools: their results, errors and counts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from posttrain import schema, types
+from posttrain.chat import told
+from posttrain.data import sources
+from posttrain.envs import base, tools
+from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.rollout import (
+  driver,
+  env_calls,
+  pairing,
+  references,
+  sampler,
+  tool_turns,
+)
+from posttrain.rollout.remote import remote
+from tests.chat import test_real_templates as real
+from tests.rollout import fakes
+from tests.rollout.remote import toys
+
+folders = real.folders
+HERMES = told.Style('hermes', 'tool')
+
+
+def divide(a: int, b: int = 1) -> float:
+  """Divides."""
+  return a / b
+
+
+TOOLS = tools.of([divide], 'hermes')
+PROMPT = ({'role': 'user', 'content': 'q'},)
+TASK = types.Task('t', 'calculator', PROMPT, tools=TOOLS)
+BARE = types.Task('t', 'calculator', PROMPT)
+
+
+class Calculator(base.Env):
+  name, max_turns = 'calculator', 4
+
+  def __init__(self, call=divide):
+    self.call, self.texts = call, []
+
+  def source(self, split, seed):
+    return sources.Shuffled([TASK], seed)
+
+  def make(self, task):
+    return Episode(self)
+
+
+class Episode:
+  def __init__(self, env):
+    self._env = env
+
+  def reset(self):
+    return TASK.prompt
+
+  def call(self, name, arguments):
+    assert name == 'divide'
+    return self._env.call(**arguments)
+
+  def step(self, text, truncated):
+    self._env.texts.append((text, truncated))
+    return types.StepOut(reward=1.0)
+
+  def grade(self):
+    return types.Score(1.0, metrics={'own': 3.0})
+
+  def close(self):
+    pass
+
+
+def call(arguments, name='divide'):
+  return (
+    f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+  )
+
+
+def run(texts, env=None, max_tokens=200, task=TASK):
+  """Returns the rollout of a scripted policy, and the engine's requests."""
+  engine, env = fakes.Engine({1: texts}), env or Calculator()
+  spec = driver.EpisodeSpec(1, env, task, 1.0, max_tokens)
+  (rollout,) = driver.Driver(engine, fakes.RENDERER, 4000).run([spec])
+  return rollout, engine
+
+
+def replies(rollout):
+  return [m['content'] for m in rollout.messages if m['role'] == 'tool']
+
+
+def test_an_episode_of_calls_and_an_answer():
+  env = Calculator()
+  texts = [
+    'Two: ' + call('{"a": 1, "b": 2}') + call('{"a": 8}'),
+    call('{"a": 1, "b": "2"}'),
+    'It is 0.5.',
+  ]
+  rollout, engine = run(texts, env)
+  assert replies(rollout) == [
+    '0.5',
+    '8.0',
+    "error: b of divide must be integer: got '2'",
+  ]
+  assert env.texts == [('It is 0.5.', False)]
+  assert rollout.stop_reason == 'env_done' and rollout.score.reward == 1
+  assert rollout.score.metrics == {
+    'own': 3,
+    'calls': 3,
+    'failures': 1,
+    'malformed': 1 / 3,
+  }
+  # The policy was told, and its turns are the tokens that it has sampled.
+  (sample,), eos = rollout.samples, fakes.RENDERER.tokenizer.eos
+  prompt = bytes(x for x in engine.requests[0].ids if x < 256).decode()
+  assert '- divide(a: integer, b?: integer): Divides.' in prompt
+  sampled = fakes.RENDERER.tokenizer.decode(sample.ids[sample.mask].tolist())
+  assert sampled == ''.join(texts) and sample.mask.sum() == len(
+    ''.join(texts)
+  ) + len(texts)
+  assert eos not in sampled
+  assert [turn.reward for turn in rollout.turns] == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+  ('name', 'texts', 'results'),
+  [
+    (
+      'qwen3',
+      ['<think>\nhm\n</think>\n\n' + call('{"a": 1, "b": 2}') + call('{}')],
+      '<|im_start|>user\n<tool_response>\n0.5\n</tool_response>\n'
+      "<tool_response>\nerror: divide must have the argument 'a': it is missing"
+      '\n</tool_response><|im_end|>\n<|im_start|>assistant\n',
+    ),
+    (
+      'llama3_1',
+      ['{"name": "divide", "parameters": {"a": 1, "b": 2}}'],
+      '<|start_header_id|>ipython<|end_header_id|>\n\n"0.5"<|eot_id|>'
+      '<|start_header_id|>assistant<|end_header_id|>\n\n',
+    ),
+    (
+      'gemma3',
+      ['divide({"a": 1, "b": 2}) and divide({"a": 3})'],
+      '<start_of_turn>user\n0.5\n3.0<end_of_turn>\n<start_of_turn>model\n',
+    ),
+  ],
+)
+def test_an_episode_under_a_models_template(
+  folders, monkeypatch, name, texts, results
+):
+  """One sample, in which the sampled ids are as they were."""
+  chat = real.load(folders, name)
+  eos = chat.tokenizer.eos_id
+  monkeypatch.setattr(fakes, 'EOS', eos)
+  task = dataclasses.replace(TASK, tools=tools.of([divide]))
+  texts = [*texts, 'Done.']
+  engine, env = fakes.Engine({1: texts}), Calculator()
+  spec = driver.EpisodeSpec(1, env, task, 1.0, 300)
+  (rollout,) = driver.Driver(engine, chat, 9000).run([spec])
+  assert env.texts == [('Done.', False)] and rollout.error is None
+  (sample,) = rollout.samples
+  sampled = b''.join(text.encode() + b'%' for text in texts)
+  ids = [ord('%') if i == eos else i for i in sample.ids[sample.mask].tolist()]
+  assert bytes(ids) == sampled
+  first, last = rollout.turns
+  between = sample.ids[first.start + first.length : last.start]
+  assert real.text(chat, between).removeprefix('\n') == results
+  assert 'Divides.' in real.text(chat, sample.ids[: first.start])
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    (call('{"a": 1, "b": 0}'), 'error: ZeroDivisionError: '),
+    (call('{"a": 1', 'divide'), 'error: a call must be one that can be read'),
+    (call('{}', 'look'), "error: the tool must be one of ['divide']"),
+    (call('{"b": 1}'), "error: divide must have the argument 'a'"),
+    (call('[1]'), "error: 'arguments' must be an object: got a list"),
+  ],
+)
+def test_an_error_goes_back_to_the_policy(text, words):
+  rollout, _ = run([text, 'Done.'])
+  (reply,) = replies(rollout)
+  assert reply.startswith(words) and '\n' not in reply
+  metrics = rollout.score.metrics
+  assert (metrics['calls'], metrics['failures']) == (1, 1)
+  assert metrics['malformed'] == (0 if 'ZeroDivision' in words else 0.5)
+
+
+def test_a_call_that_a_budget_cuts_is_malformed():
+  rollout, _ = run([call('{"a": 1, "b": 2}'), 'Done.'], max_tokens=40)
+  (reply,) = replies(rollout)
+  assert reply == 'error: the turn was cut off before the end of the call'
+
+
+def test_an_exception_whose_text_raises_is_an_error_too():
+  class Mute(Exception):
+    def __str__(self):
+      raise KeyError('x')
+
+  def fails(a):
+    raise Mute
+
+  rollout, _ = run([call('{"a": 1}'), 'Done.'], Calculator(fails))
+  assert replies(rollout) == ['error: Mute: <Mute, whose str raises KeyError>']
+
+
+def test_results_in_the_role_user_are_one_message():
+  turns = tool_turns.Turns(TOOLS)
+  text = call('{"a": 1}') + call('{}')
+  style = told.Style('hermes', 'user')
+  (message,) = turns.play(Episode(Calculator()), text, False, style)
+  assert message == {
+    'role': 'user',
+    'content': "1.0\nerror: divide must have the argument 'a': it is missing",
+  }
+
+
+def test_an_episode_without_the_method_call_fails():
+  class Mute(Calculator):
+    def make(self, task):
+      return fakes.RecallEpisode(fakes.Recall(), TASK)
+
+  rollout, _ = run([call('{"a": 1}')], Mute())
+  assert rollout.stop_reason == 'error'
+  assert "has no attribute 'call'" in rollout.error
+
+
+def test_without_tools_a_turn_is_a_text_and_nothing_is_counted():
+  env, text = Calculator(), call('{"a": 1}')
+  rollout, _ = run([text], env, task=BARE)
+  assert env.texts == [(text, False)] and rollout.score.metrics == {'own': 3}
+  assert 'malformed' not in rollout_metrics.summarize([rollout])
+
+
+def test_the_share_of_malformed_turns_is_a_mean_over_episodes():
+  good, _ = run([call('{"a": 1}'), 'Done.'])
+  bad, _ = run([call('{}'), 'Done.'])
+  summary = rollout_metrics.summarize([good, bad])
+  assert summary['malformed'] == 0.25
+  assert (summary['calls'], summary['failures']) == (1, 0.5)
+
+
+def test_samplers_check_prompts_with_their_tools():
+  """So a prompt is too long because of its tools."""
+  env = Calculator()
+  cfg = schema.Policy(max_tokens=8)
+  for tokens, fits in ((30, False), (1000, True)):
+    own = sampler.make(cfg, env, fakes.RENDERER, tokens)
+    own.check(BARE)
+    if fits:
+      own.check(TASK)
+    else:
+      with pytest.raises(ValueError, match='must have a prompt below'):
+        own.check(TASK)
+  unknown = types.Tools(TOOLS.schemas, 'xml')
+  with pytest.raises(
+    ValueError, match='row t of environment calculator: the f'
+  ):
+    own.check(dataclasses.replace(TASK, tools=unknown))
+
+
+def test_a_demonstration_follows_the_tools():
+  answer = ({'role': 'assistant', 'content': 'a'},)
+  task = dataclasses.replace(TASK, demonstration=answer)
+  own = sampler.make(schema.Dataset(), Calculator(), fakes.RENDERER, 1000)
+  (sample,) = own.rollout(task, 0).samples
+  prompt = fakes.RENDERER.with_tools(TOOLS).render(
+    TASK.prompt, add_generation_prompt=True
+  )
+  np.testing.assert_array_equal(sample.ids[: len(prompt)], prompt.ids)
+  assert sample.mask[len(prompt) :].all()
+
+
+def test_pairs_need_tasks_without_tools():
+  with pytest.raises(
+    ValueError, match='calculator.env must have tasks without'
+  ):
+    pairing.first_tasks(Calculator(), schema.MadePairs(), 0)
+
+
+def test_a_hint_keeps_the_tools_of_the_prompt():
+  rollout, _ = run(['Done.'])
+  (sample,) = rollout.samples
+  refs = references.References.__new__(references.References)
+  refs._renderer = fakes.RENDERER
+  hint = ({'role': 'user', 'content': 'It is 1.'},)
+  head = refs._head(sample, hint)
+  expected = fakes.RENDERER.with_tools(TOOLS).render(
+    references.hinted(TASK.prompt, hint), add_generation_prompt=True
+  )
+  np.testing.assert_array_equal(head.ids, expected.ids)
+
+
+class Blocking(Calculator):
+  """Lives in a worker."""
+
+  blocking = True
+
+  def __init__(self, name):
+    super().__init__()
+
+
+def test_a_worker_makes_and_counts_the_calls_too():
+  texts = [call('{"a": 1, "b": 2}'), call('{}'), 'It is 0.5.']
+  options = schema.CustomEnv(import_path=f'{__name__}:Blocking')
+  cfg = schema.Rollout(workers='ray', num_workers=1)
+  rollouts = []
+  # The worker is lost before the second call, which is made in another one.
+  for cluster in (None, toys.Cluster(lost={2})):
+    workers = None
+    if cluster is not None:
+      workers = remote.Remote(cfg, {'calculator': options}, cluster.start)
+    spec = driver.EpisodeSpec(1, Blocking('calculator'), TASK, 1.0, 200)
+    player = driver.Driver(
+      fakes.Engine({1: list(texts)}), fakes.RENDERER, 4000, cfg, workers
+    )
+    rollouts += player.run([spec])
+  thread, worker = rollouts
+  assert worker.messages == thread.messages and len(replies(worker)) == 2
+  assert worker.score == thread.score
+  assert worker.score.metrics['malformed'] == 1 / 3
+
+
+def test_calls_into_an_episode_are_checked_and_copied():
+  """A result is text, whatever the tool returns."""
+  calls = env_calls.Calls(Calculator(lambda a: {'sum': [a]}), TASK)
+  calls.open()
+  (message,), _, done = calls.step(call('{"a": 1}'), False, HERMES)
+  assert message['content'] == "{'sum': [1]}" and not done
+  assert calls.method == 'call'

@@ -1,0 +1,85 @@
+"""The last lines of a run: the table, and the commands that fit."""
+
+import json
+
+from posttrain import schema
+from posttrain.stage import summary
+
+SFT = schema.Stage(envs={'sums': schema.EnvEntry()})
+RM = schema.Stage(kind='ranking', pairs=schema.PairFile(path='x'))
+
+
+def row(stage, step, **values):
+  values = {k.replace('__', '/'): x for k, x in values.items()}
+  return {'stage': stage, 'step': step, 'loss/total': 1.0, **values}
+
+
+def rated(low, value, high):
+  return {
+    'eval__pass_rate__sums': value,
+    'eval__pass_rate_low__sums': low,
+    'eval__pass_rate_high__sums': high,
+  }
+
+
+def test_the_table_has_the_start_and_the_end_of_each_stage():
+  run = schema.Run(stages={'sft': SFT, 'grpo': SFT, 'rm': RM})
+  rows = [
+    row('sft', 0, **rated(0.0, 0.125, 0.25)),
+    row('sft', 1),
+    row('sft', 2, **rated(0.25, 0.5, 0.75), select__best_step=2),
+    row('sft', 4, **rated(0.125, 0.375, 0.75), select__best_step=2),
+    row('grpo', 0, **rated(0.25, 0.5, 0.75), eval__nll__sums=0.5),
+    row('grpo', 4, **rated(0.5, 0.75, 1.0), eval__nll__sums=0.25),
+    row('rm', 4, eval__pairs__rewards__accuracies=0.625),
+  ]
+  table = summary.table(run, rows)
+  assert [x.split() for x in table[1:-1]] == [
+    'pass_rate/sums 0.125 [0.000, 0.250] 0.500 [0.250, 0.750] '
+    '0.750 [0.500, 1.000] -'.split(),
+    'nll/sums - - 0.250 -'.split(),
+    'pairs/rewards/accuracies - - - 0.625'.split(),
+  ]
+  assert table[0].split() == (
+    'held-out evaluation start sft (step 2) grpo rm'.split()
+  )
+  assert len({len(x) for x in table[:-1]}) == 1  # aligned
+  assert '95 % intervals' in table[-1]
+
+
+def test_without_a_main_number_the_reward_is_shown():
+  run = schema.Run(stages={'grpo': SFT})
+  rows = [row('grpo', 0, eval__reward__sums=2.0, eval__length__sums=9.0)]
+  assert summary.table(run, rows)[1].split() == ['reward/sums', *['2.000'] * 2]
+  assert summary.table(run, [row('grpo', 1)]) == []
+
+
+def test_commands_fit_what_was_trained():
+  stages = {'sft': SFT, 'grpo': schema.Stage(init='stage:sft', envs=SFT.envs)}
+  generate, evaluate, export = summary.commands(
+    schema.Run(stages=stages), 'my runs/a'
+  )
+  start = "python -m posttrain.{} --checkpoint='my runs/a'"
+  assert generate == f'{start.format("generate")} --prompt=Hello'
+  against = "--against='my runs/a/checkpoints/sft'"
+  assert evaluate == f'{start.format("evaluate")} {against}'
+  assert export == f"{start.format('export')} --folder='my runs/a/exported'"
+  (evaluate,) = [
+    x
+    for x in summary.commands(schema.Run(stages={'sft': SFT}), 'a')
+    if 'evaluate' in x
+  ]
+  assert 'against' not in evaluate  # the start was random
+  (train,) = summary.commands(schema.Run(stages={'sft': SFT, 'rm': RM}), '/a')
+  assert '"model": "/a"' in train and 'generate' not in train
+
+
+def test_a_report_that_could_not_be_written_is_not_named(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text(
+    json.dumps(row('sft', 0, eval__nll__sums=1.0)) + '\n'
+  )
+  run = schema.Run(stages={'sft': SFT})
+  lines = summary.lines(run, str(tmp_path))
+  assert 'next:' in lines and not any(x.startswith('report') for x in lines)
+  (tmp_path / 'report.html').write_text('')
+  assert f'report: {tmp_path}/report.html' in summary.lines(run, str(tmp_path))

@@ -1,0 +1,132 @@
+"""The commands as functions: the same checks, callables as rewards."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from posttrain import api, evaluate, schema
+from posttrain.metrics import writers
+from posttrain.util import callables, imports
+
+SMALL = {
+  'grpo.init': 'random',
+  'grpo.steps': 1,
+  'grpo.optim.warmup_steps': 0,
+  'grpo.eval.prompts': 2,
+  'grpo.eval.samples': 0,
+  'grpo.eval.max_tokens': 8,
+  'grpo.envs.arithmetic.sampler.max_tokens': 8,
+  'compilation_cache': None,
+  'metrics.progress': False,
+}
+
+
+def test_load_has_the_checks_of_the_command():
+  run = api.load('configs/arithmetic.py:tiny', {'seed': 3, 'grpo.steps': 17})
+  assert (run.seed, run.stages['grpo'].steps) == (3, 17)
+  options = {'grpo.loss.rl': {'type': 'ipo', 'threshold': 0.3}, 'mesh.data': 1}
+  run = api.load('configs/arithmetic.py:tiny', options)
+  assert run.stages['grpo'].loss.rl == schema.Ipo(threshold=0.3)
+  with pytest.raises(ValueError, match=r'mean config.grpo.steps'):
+    api.load('configs/arithmetic.py:tiny', {'grpo.stepz': 7})
+  with pytest.raises(ValueError, match='config.grpo.steps must be'):
+    api.load('configs/arithmetic.py:tiny', {'grpo.steps': 'many'})
+
+
+def test_the_import_has_no_jax():
+  code = 'import sys, posttrain.api; sys.exit("jax" in sys.modules)'
+  assert subprocess.run([sys.executable, '-c', code]).returncode == 0
+
+
+def test_paths_of_callables():
+  def short(completions, **kwargs):
+    return [0.0 for _ in completions]
+
+  assert api.import_path(evaluate.measure) == 'posttrain.evaluate:measure'
+  path = api.import_path(short)
+  assert path == 'posttrain.util.callables:short'
+  assert imports.function(path, 'fn') is short
+  first = short
+
+  def short(completions, **kwargs):  # as in a cell that is run again
+    return [1.0 for _ in completions]
+
+  assert imports.function(api.import_path(short), 'fn') is short is not first
+  for wrong in (lambda x: x, 3):
+    with pytest.raises(ValueError, match='must be callable and have a name'):
+      api.import_path(wrong)
+
+  def path(x):
+    return x
+
+  with pytest.raises(ValueError, match="must not be named 'path'"):
+    api.import_path(path)
+  assert callables.path is not path
+
+
+@pytest.mark.parametrize('key', ['sft.arithmetic.mine', 'grpo.x.mine', 'a.b'])
+def test_rewards_are_for_sampled_environments(key, tmp_path):
+  run = api.load('configs/arithmetic.py:tiny')
+  with pytest.raises(ValueError, match=r"one of \['grpo.arithmetic'\]"):
+    api.train(run, str(tmp_path), rewards={key: evaluate.measure})
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """Returns (workdir, final evaluation, what the reward function was given)."""
+  workdir = str(tmp_path_factory.mktemp('api') / 'run')
+  given = []
+
+  def letters(completions, **kwargs):
+    texts = [messages[-1]['content'] for messages in completions]
+    given.extend(texts)
+    return [float(len(text)) for text in texts]
+
+  run = api.load('configs/arithmetic.py:tiny', SMALL)
+  run = dataclasses.replace(run, stages={'grpo': run.stages['grpo']})
+  final = api.train(run, workdir, rewards={'letters': letters})
+  return workdir, final, given
+
+
+def test_train_calls_the_reward_function(trained):
+  workdir, final, given = trained
+  assert final['stage'] == 'grpo' and final['step'] == 1
+  row = writers.read(f'{workdir}/metrics.jsonl')[-1]
+  lengths = [len(text) for text in given]
+  assert len(lengths) == 2 + 16 + 2  # evaluations have two questions
+  assert row['optim/grad_norm'] > 0  # groups differ in their rewards
+  assert row['rollout/reward/arithmetic'] == pytest.approx(
+    np.mean(lengths[2:18])
+  )
+  assert final['eval/reward/letters/arithmetic'] == np.mean(lengths[18:])
+
+
+def test_answers_evaluation_and_export(trained, tmp_path):
+  workdir, final, _ = trained
+  loaded = api.policy(workdir)
+  prompts = ['What is 1 + 2?', [{'role': 'user', 'content': 'What is 3 + 4?'}]]
+  both = api.generate(loaded, prompts, max_tokens=4, temperature=1.0, seed=5)
+  assert len(both) == 2
+  for answer in both:
+    assert answer.ids.shape == answer.logprobs.shape and len(answer.ids) <= 4
+    assert answer.stop_reason in ('eos', 'max_tokens')
+    assert (answer.logprobs < 0).all()
+  alone = api.generate(
+    loaded, prompts[:1], max_tokens=4, temperature=1.0, seed=5
+  )
+  np.testing.assert_array_equal(alone[0].ids, both[0].ids)
+  with pytest.raises(ValueError, match='prompts must be a list'):
+    api.generate(loaded, 'What is 1 + 2?')
+
+  measured = api.evaluate(workdir)
+  key = 'eval/pass_rate/arithmetic'
+  assert measured.values[key] == final[key]
+  assert 'pass_rate' in str(measured)
+
+  with pytest.raises(ValueError, match='format must be one of'):
+    api.export(workdir, str(tmp_path / 'x'), format='gguf')
+  api.export(workdir, str(tmp_path / 'out'), dtype='float32')
+  assert (tmp_path / 'out' / 'model.safetensors').exists()

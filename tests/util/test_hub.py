@@ -1,0 +1,140 @@
+"""Models in the hub's cache, by id; nothing is downloaded."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+from huggingface_hub import constants
+
+from posttrain import main
+from posttrain.checkpoints import weight_folders
+from posttrain.config import load as config
+from posttrain.models import hf
+from posttrain.util import hub
+
+LLAMA = {
+  'model_type': 'llama',
+  'architectures': ['LlamaForCausalLM'],
+  'vocab_size': 512,
+  'hidden_act': 'silu',
+  'hidden_size': 16,
+  'intermediate_size': 32,
+  'num_hidden_layers': 1,
+  'num_attention_heads': 2,
+  'num_key_value_heads': 2,
+  'max_position_embeddings': 64,
+  'rms_norm_eps': 1e-5,
+  'tie_word_embeddings': True,
+}
+
+
+@pytest.fixture
+def snapshot(tmp_path, monkeypatch):
+  """Returns the snapshot of mine/model, in a cache as the hub's library has."""
+  monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
+  model = tmp_path / 'hub' / 'models--mine--model'
+  folder = model / 'snapshots' / 'abc123'
+  folder.mkdir(parents=True)
+  (model / 'refs').mkdir()
+  (model / 'refs' / 'main').write_text('abc123')
+  (model / 'blobs').mkdir()
+  (model / 'blobs' / 'f00').write_text(json.dumps(LLAMA))
+  os.symlink(model / 'blobs' / 'f00', folder / 'config.json')
+  return str(folder)
+
+
+def test_an_id_is_the_folder_of_its_commit(snapshot):
+  assert hub.folder('mine/model') == snapshot
+  assert hub.folder('mine/other') is None
+  assert weight_folders.find('mine/model') == snapshot
+  node = config.load('configs/gsm8k_sft.py:tiny')
+  for key in ('model', 'sft.init', 'tokenizer.path'):
+    config.override(node, key, 'mine/model')
+  run = config.build(node)
+  assert run.stages['sft'].init == run.tokenizer.path == snapshot
+  assert run.model.embed_dim == 16
+
+
+@pytest.fixture
+def begun(snapshot, tmp_path, monkeypatch):
+  """Returns the command of a run that began with the snapshot, its workdir.
+
+  The cache has got a newer snapshot since, of another size.
+  """
+  data, workdir = tmp_path / 'rows.jsonl', tmp_path / 'run'
+  data.write_text('{"prompt": "a", "completion": "b"}')
+  workdir.mkdir()
+  spec = f'sft:mine/model,{data}'
+  stored = config.to_dict(main.load(spec))
+  (workdir / 'config.json').write_text(json.dumps(stored))
+  newer = pathlib.Path(snapshot).with_name('def456')
+  newer.mkdir()
+  changed = {**LLAMA, 'hidden_size': 32}
+  (newer / 'config.json').write_text(json.dumps(changed))
+  (newer.parents[1] / 'refs' / 'main').write_text('def456')
+  return [f'--config={spec}', f'--workdir={workdir}']
+
+
+def test_a_run_continues_with_the_commit_that_it_began_with(
+  begun, snapshot, monkeypatch
+):
+  runs = []
+  monkeypatch.setattr(main, 'launch', lambda run, *rest: runs.append(run))
+  assert main.main(begun) == 0
+  assert main.main([begun[0], f'{begun[1]}_new']) == 0
+  old, new = runs
+  assert old.stages['sft'].init == old.tokenizer.path == snapshot
+  assert old.model.embed_dim == 16 and new.model.embed_dim == 32
+  assert new.stages['sft'].init.endswith('def456')
+  config.check_resume(config.to_dict(old), config.to_dict(old))
+  with pytest.raises(ValueError, match='config.sft.init .*abc123.*def456'):
+    config.check_resume(config.to_dict(old), config.to_dict(new))
+
+
+def test_a_commit_that_is_not_there_any_more_is_named(
+  begun, snapshot, tmp_path, capsys
+):
+  shutil.rmtree(snapshot)
+  assert main.main(begun) == 2
+  message = capsys.readouterr().err
+  assert f"as it was when the run began: got no folder '{snapshot}'" in message
+  assert '`hf download mine/model --revision abc123`' in message
+  stored = f'--config={tmp_path}/run/config.json'
+  assert main.main([stored, '--dry_run']) == 2
+  assert snapshot in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_pickles_are_not_read_and_code_is_not_run(snapshot):
+  """A snapshot with pytorch_model.bin alone, and `auto_map`."""
+  folder = pathlib.Path(snapshot)
+  (folder / 'pytorch_model.bin').write_bytes(b'no pickle')
+  (folder / 'modeling.py').write_text('raise SystemExit("was run")')
+  auto_map = {'AutoModelForCausalLM': 'modeling.Llama'}
+  (folder / 'config.json').unlink()
+  (folder / 'config.json').write_text(
+    json.dumps({**LLAMA, 'auto_map': auto_map})
+  )
+  with pytest.raises(ValueError, match='must hold model.safetensors: got none'):
+    hf.load(snapshot, weight_folders.model(weight_folders.find('mine/model')))
+
+
+def test_a_path_that_exists_is_no_id(snapshot, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine' / 'model').mkdir(parents=True)
+  assert hub.folder('mine/model') is None and hub.hint('mine/model') == ''
+
+
+def test_a_missing_model_names_the_cache(snapshot, tmp_path):
+  message = f'cache {tmp_path}/hub holds none .* `hf download mine/a` gets'
+  with pytest.raises(ValueError, match=message):
+    weight_folders.find('mine/a')
+  node = config.load('configs/gsm8k_sft.py:tiny')
+  with pytest.raises(ValueError, match=f'config.model must be.*{message}'):
+    config.override(node, 'model', 'mine/a')
+
+
+@pytest.mark.parametrize('name', ['random', '/a/b', 'a/b/c', '../b', 'a', ''])
+def test_what_is_no_id(name):
+  assert not hub.is_id(name) and hub.folder(name) is None

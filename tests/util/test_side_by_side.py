@@ -1,0 +1,108 @@
+"""Tasks in one thread: their turns, waits and errors."""
+
+import concurrent.futures
+import threading
+
+import pytest
+
+from posttrain.util import side_by_side
+
+TIMEOUT = 60  # seconds; reached only by a failure
+
+
+def task(log, name, *waits, error=None):
+  """Logs each turn; waits for futures, then returns its name or raises."""
+  try:
+    for futures in waits:
+      log.append(name)
+      yield futures
+    if error is not None:
+      raise error
+    log.append(name)
+    return name.upper()
+  finally:
+    log.append(f'{name} ends')
+
+
+def test_tasks_take_turns_and_keep_their_order():
+  log = []
+  tasks = [task(log, 'a', (), ()), task(log, 'b'), task(log, 'c', ())]
+  results = side_by_side.run(tasks)
+  assert [x.result() for x in results] == ['A', 'B', 'C']
+  turns = [x for x in log if 'ends' not in x]
+  assert turns == ['a', 'b', 'c', 'a', 'c', 'a']
+  assert side_by_side.run([]) == []
+
+
+def test_others_go_on_while_one_waits():
+  log, future = [], concurrent.futures.Future()
+
+  def opens():
+    yield ()
+    yield ()
+    future.set_result(None)
+
+  never = concurrent.futures.Future()
+  side_by_side.run([task(log, 'a', [never, future]), opens(), task(log, 'b')])
+  assert log == ['a', 'b', 'b ends', 'a', 'a ends']
+
+
+@pytest.mark.parametrize('both', [False, True])
+def test_the_error_is_the_first_in_the_order_of_tasks(both):
+  """The second task fails first; the one before it runs to its end."""
+  log, never = [], concurrent.futures.Future()
+  tasks = [
+    task(log, 'a', (), (), error=KeyError('a') if both else None),
+    task(log, 'b', error=ValueError('b')),
+    task(log, 'c', [never]),
+  ]
+  a, b, c = side_by_side.run(tasks)
+  assert log[:2] == ['a', 'b ends'] and log[-1] == 'a ends'
+  assert c.cancelled() and 'c' not in log  # closed before its turn
+  with pytest.raises(ValueError, match='b'):
+    b.result()
+  assert (type(a.exception()) is KeyError) == both
+
+
+def test_an_error_of_closing_is_a_note_of_the_first_error():
+  def stubborn():
+    try:
+      yield [concurrent.futures.Future()]
+    finally:
+      raise RuntimeError('cannot close')
+
+  def begins():
+    yield ()
+    raise ValueError('first')
+
+  log = []
+  tasks = [task(log, 'a', (), (), ()), begins(), stubborn()]
+  a, b, _ = side_by_side.run(tasks)
+  assert a.result() == 'A'
+  assert 'cannot close' in b.exception().__notes__[0]
+
+
+def test_a_future_that_was_cancelled_is_not_waited_for():
+  """As `shutdown(cancel_futures=True)` cancels those that never ran."""
+  log, cancelled = [], concurrent.futures.Future()
+  cancelled.cancel()
+  (result,) = side_by_side.run([task(log, 'a', [cancelled])])
+  assert result.result() == 'A'
+
+
+def test_an_interrupt_closes_all_tasks():
+  log, never = [], concurrent.futures.Future()
+  tasks = [task(log, 'a', [never]), task(log, 'b', error=KeyboardInterrupt())]
+  with pytest.raises(KeyboardInterrupt):
+    side_by_side.run(tasks)
+  assert log == ['a', 'b ends', 'a ends']
+
+
+def test_a_thread_ends_with_its_call():
+  gate = threading.Event()
+  future = side_by_side.thread(gate.wait, TIMEOUT)
+  assert not future.done()
+  gate.set()
+  assert future.result(TIMEOUT) is True
+  with pytest.raises(ZeroDivisionError):
+    side_by_side.thread(lambda: 1 / 0).result(TIMEOUT)
