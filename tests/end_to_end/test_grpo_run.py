@@ -157,16 +157,40 @@ def test_rewards_and_pass_rates_rise_to_1(rows):
     assert rows[-1][f'eval/{name}/toy'] == 1.0, name
 
 
+def _interrupt(workdir, run, step):
+  """Launches a run that is stopped after a step, and once more to its end."""
+  with pytest.MonkeyPatch.context() as patch:
+    _stop_at(patch, step)
+    message = f'stage grpo, step {step}'
+    with pytest.raises(preemption.Preempted, match=message):
+      _launch(workdir, run)
+  _launch(workdir, run)
+
+
 @pytest.mark.slow
 def test_resumed_in_the_middle_it_is_bitwise_the_same(finished, tmp_path):
-  with pytest.MonkeyPatch.context() as patch:
-    _stop_at(patch, 7)
-    with pytest.raises(preemption.Preempted, match='stage grpo, step 7'):
-      _launch(tmp_path)
-  _launch(tmp_path)
+  _interrupt(tmp_path, _run(), 7)
   truth = kill_resume.outcome(finished)
   assert len(truth['arrays']) > 20 and len(truth['rows']) == STEPS + 1
   assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))
+
+
+@pytest.mark.gate
+@pytest.mark.slow
+def test_bfloat16_resumes_bitwise_and_its_mismatch_is_bounded(tmp_path):
+  model = dataclasses.replace(schema.PRESETS['tiny'], dtype='bfloat16')
+  run = _run(steps=12, model=model)
+  _launch(tmp_path / 'undisturbed', run)
+  _interrupt(tmp_path / 'stopped', run, 7)
+  truth, other = (
+    kill_resume.outcome(tmp_path / name) for name in ('undisturbed', 'stopped')
+  )
+  assert len(truth['rows']) == 13
+  assert not kill_resume.differences(truth, other)
+  for row in truth['rows'][1:]:
+    assert row['mismatch/abs_mean'] <= 1e-3, row['step']
+    assert row['mismatch/max'] <= 0.05, row['step']
+  assert truth['rows'][1]['batch/rl_tokens'] > 0
 
 
 def _errors(workdir):
