@@ -191,7 +191,9 @@ def _unmeasured(stage: schema.Stage) -> str:
     if not (stage.pairs.eval_fraction or any(held_out)):
       return 'but pairs.eval_fraction holds no pairs out'
     return ''
-  name = cfg.selects[0] if cfg.selects else ''
+  name, env = cfg.selects or ('', '')
+  if name.startswith('reward/'):
+    return _unmeasured_reward(stage.envs[env], name.removeprefix('reward/'))
   at, _, k = name.partition('@')
   sampled = name.startswith('sampled_') or name == 'entropy'
   if (sampled or name == 'kl' or at in ('pass', 'maj')) and not cfg.samples:
@@ -200,6 +202,16 @@ def _unmeasured(stage: schema.Stage) -> str:
     return f'but eval.ks is {cfg.ks} and eval.samples {cfg.samples}'
   if name == 'kl' and not cfg.kl:
     return 'but eval.kl is False'
+  return ''
+
+
+def _unmeasured_reward(entry: schema.EnvEntry, name: str) -> str:
+  """Returns why evaluations do not measure a reward function, '' if they do."""
+  function = entry.rewards.get(name)
+  if function is None:
+    return f"but the environment's rewards are {tuple(entry.rewards)}"
+  if function.judge is not None or function.fn is None:
+    return 'and evaluations measure reward functions without a model alone'
   return ''
 
 

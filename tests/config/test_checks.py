@@ -1,5 +1,6 @@
 """What spans nodes: impossible combinations, and keys that nothing reads."""
 
+import contextlib
 import json
 
 import pytest
@@ -339,3 +340,27 @@ def test_a_group_of_one_rollout_may_train():
     _resolve(('grpo.envs.a.algorithm', algorithm), size)
   with pytest.warns(UserWarning, match='group_size should be at least 2'):
     _resolve(('grpo.envs.a.algorithm', {'type': 'echo'}), size)
+
+
+@pytest.mark.parametrize(
+  ('function', 'best', 'message'),
+  [
+    ({'fn': 'm:f'}, 'short', ''),
+    ({'fn': 'm:f'}, 'long', r"environment's rewards are \('short',\)"),
+    ({'fn': 'm:f', 'judge': 'stage:sft'}, 'short', 'without a model alone'),
+    ({'model': 'stage:sft'}, 'short', 'without a model alone'),
+  ],
+)
+def test_weights_are_selected_by_what_evaluations_measure(
+  function, best, message
+):
+  entry = schema.EnvEntry(rewards={'short': schema.RewardFn(**function)})
+  stage = schema.Stage(
+    envs={'a': entry}, eval=schema.Eval(best=f'eval/reward/{best}/a')
+  )
+  with (
+    pytest.raises(ValueError, match=message)
+    if message
+    else contextlib.nullcontext()
+  ):
+    checks._check_selection(stage, 'config.grpo')
