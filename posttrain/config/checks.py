@@ -7,7 +7,7 @@ error is one line with the dotted key and what to do.
 from collections.abc import Mapping
 
 from posttrain import schema
-from posttrain.config import env_checks
+from posttrain.config import env_checks, selection_checks
 
 
 def check(run: schema.Run) -> None:
@@ -27,10 +27,12 @@ def check(run: schema.Run) -> None:
         stage.loss, field, f'{path}.loss', f'kind is {stage.kind!r}'
       )
     _check_lora(stage, path)
-    _check_selection(stage, path)
+    selection_checks.check(stage, path)
     _check_workers(stage, path)
+    _check_draws(stage, path)
     _KINDS[stage.kind](stage, earlier, path)
     earlier[name] = stage.kind
+  selection_checks.check_apart(run.stages)
 
 
 def check_makes_pairs(stage: schema.Stage, path: str) -> None:
@@ -159,60 +161,15 @@ def _check_workers(stage: schema.Stage, path: str) -> None:
     )
 
 
-def _check_selection(stage: schema.Stage, path: str) -> None:
-  """Checks that the stage measures the metric of `eval.best`."""
-  best, has_pairs = stage.eval.best, stage.kind != 'tokens'
-  if stage.eval.selects is None:
-    env_checks.unread(
-      stage.eval, 'best_prompts', f'{path}.eval', f'best is {best!r}'
-    )
-  names = () if stage.kind == 'ranking' else tuple(stage.envs)
-  if (stage.eval.selects_pairs and not has_pairs) or (
-    stage.eval.selects is not None and stage.eval.selects[1] not in names
+def _check_draws(stage: schema.Stage, path: str) -> None:
+  """Refuses dynamic sampling where no group can lack credit."""
+  if stage.kind != 'tokens' or not any(
+    entry.ratio and env_checks.component(entry) == 'rl'
+    for entry in stage.envs.values()
   ):
-    pairs = ', or of eval/pairs' if has_pairs else ''
-    raise ValueError(
-      f'{path}.eval.best must be a metric of one of the environments {names}'
-      f'{pairs}: got {best!r}'
+    env_checks.unread(
+      stage.batch, 'max_draws', f'{path}.batch', 'no algorithm trains rl'
     )
-  if why := _unmeasured(stage):
-    raise ValueError(f'{path}.eval.best must be measured: got {best!r}, {why}')
-
-
-def _unmeasured(stage: schema.Stage) -> str:
-  """Returns why `eval.best` cannot be measured, '' if it may be."""
-  cfg = stage.eval
-  if cfg.selects_pairs:
-    if '/loss/' in str(cfg.best):
-      return 'whose largest value is the worst'
-    held_out = (
-      getattr(stage.pairs, name, None) for name in ('eval_prompts', 'eval_path')
-    )
-    if not (stage.pairs.eval_fraction or any(held_out)):
-      return 'but pairs.eval_fraction holds no pairs out'
-    return ''
-  name, env = cfg.selects or ('', '')
-  if name.startswith('reward/'):
-    return _unmeasured_reward(stage.envs[env], name.removeprefix('reward/'))
-  at, _, k = name.partition('@')
-  sampled = name.startswith('sampled_') or name == 'entropy'
-  if (sampled or name == 'kl' or at in ('pass', 'maj')) and not cfg.samples:
-    return 'but eval.samples is 0'
-  if at in ('pass', 'maj') and k not in map(str, (*cfg.ks, cfg.samples)):
-    return f'but eval.ks is {cfg.ks} and eval.samples {cfg.samples}'
-  if name == 'kl' and not cfg.kl:
-    return 'but eval.kl is False'
-  return ''
-
-
-def _unmeasured_reward(entry: schema.EnvEntry, name: str) -> str:
-  """Returns why evaluations do not measure a reward function, '' if they do."""
-  function = entry.rewards.get(name)
-  if function is None:
-    return f"but the environment's rewards are {tuple(entry.rewards)}"
-  if function.judge is not None or function.fn is None:
-    return 'and evaluations measure reward functions without a model alone'
-  return ''
 
 
 def _check_lora(stage: schema.Stage, path: str) -> None:

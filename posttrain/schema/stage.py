@@ -60,10 +60,11 @@ class Batch:
   # Number of tasks (groups), or pairs, per step, over all environments and
   # devices.
   prompts_per_step: int = 64
-  # Dynamic sampling: where an algorithm compares the rewards of a group (grpo,
-  # rloo, max_rl, echo), a group that has no credit is replaced by another task
-  # of its environment, played within the same step, until none is left or so
-  # many tasks are drawn (Yu et al., DAPO, arXiv 2503.14476). None = never.
+  # Dynamic sampling: where an algorithm trains on rewards (grpo, rloo, max_rl,
+  # echo, reward, custom), a group all of whose advantages are 0 is replaced by
+  # another task of its environment, played within the same step, until none is
+  # left or so many tasks are drawn (Yu et al., DAPO, arXiv 2503.14476). None =
+  # never.
   max_draws: int | None = None
   # Length of a row, in tokens: of the longest sample that can train, or the
   # longest pair, which repeats the prompt before each of its answers.
@@ -210,9 +211,11 @@ class Eval:
   # The metric whose largest value (of 'eval/nll/ENV' the smallest) chooses the
   # weights that the stage hands on, as 'eval/pass_rate/ENV',
   # 'eval/reward/NAME/ENV' or 'eval/pairs/rewards/accuracies'; None = the last
-  # weights. It is measured at every evaluation, on tasks of its own that are
-  # not reported: the environment's next `best_prompts`, after `prompts`; or the
-  # pairs of half of the held-out prompts.
+  # weights. Pass rates, format rates, rewards, nll and token_accuracy select;
+  # KL, entropy, lengths, errors and stops do not. It is measured at every
+  # evaluation, on tasks of its own that are not reported: the environment's
+  # next `best_prompts`, after `prompts`; or the pairs of half of the held-out
+  # prompts. Later stages must not report these tasks.
   best: str | None = None
   # Number of those tasks, at most all that are left.
   best_prompts: int = 200

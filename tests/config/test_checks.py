@@ -1,6 +1,5 @@
 """What spans nodes: impossible combinations, and keys that nothing reads."""
 
-import contextlib
 import json
 
 import pytest
@@ -342,25 +341,24 @@ def test_a_group_of_one_rollout_may_train():
     _resolve(('grpo.envs.a.algorithm', {'type': 'echo'}), size)
 
 
+@pytest.mark.parametrize('name', ['grpo', 'reward', 'echo'])
+def test_groups_without_credit_are_drawn_again_where_there_is_credit(name):
+  draws = ('grpo.batch.max_draws', '100')
+  _resolve(('grpo.envs.a.algorithm', {'type': name}), draws)
+
+
 @pytest.mark.parametrize(
-  ('function', 'best', 'message'),
+  'overrides',
   [
-    ({'fn': 'm:f'}, 'short', ''),
-    ({'fn': 'm:f'}, 'long', r"environment's rewards are \('short',\)"),
-    ({'fn': 'm:f', 'judge': 'stage:sft'}, 'short', 'without a model alone'),
-    ({'model': 'stage:sft'}, 'short', 'without a model alone'),
+    [('sft.batch.max_draws', '100')],
+    [
+      ('grpo.envs.a.algorithm', {'type': 'opd', 'reference': 'stage:sft'}),
+      ('grpo.batch.max_draws', '100'),
+    ],
   ],
 )
-def test_weights_are_selected_by_what_evaluations_measure(
-  function, best, message
-):
-  entry = schema.EnvEntry(rewards={'short': schema.RewardFn(**function)})
-  stage = schema.Stage(
-    envs={'a': entry}, eval=schema.Eval(best=f'eval/reward/{best}/a')
-  )
-  with (
-    pytest.raises(ValueError, match=message)
-    if message
-    else contextlib.nullcontext()
+def test_draws_that_nothing_reads_are_refused(overrides):
+  with pytest.raises(
+    ValueError, match=r'batch.max_draws must be .* no algorithm trains rl'
   ):
-    checks._check_selection(stage, 'config.grpo')
+    _resolve(*overrides)

@@ -393,7 +393,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
         eval=dataclasses.replace(
           stage.eval,
           prompts=3,
-          best='eval/length/sums',
+          best='eval/reward/sums',
           best_prompts=1,
           patience=9,
         ),
