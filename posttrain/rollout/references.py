@@ -4,7 +4,8 @@
     'ema:DECAY', 'snapshot:STEPS'   an average, or an earlier copy, of the
                       policy, see `ema_and_snapshots`; set by `set_policy` too
     'init'            the stage's initial parameters
-    'stage:NAME'      the last checkpoint of an earlier stage of the run
+    'stage:NAME'      the last checkpoint of an earlier stage of the run; where
+                      that stage selects (`eval.best`), the best one
     PATH              a run or a HuggingFace folder, see `weights`
     schema.Endpoint   a model on a server, see `endpoint`
 

@@ -6,6 +6,7 @@ by the first process of a run, for all of them.
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +43,23 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
     warnings.warn(f'{unread} is damaged; an older step is used', stacklevel=2)
     return None
   tally.check_saved(name, host)
+  _announce_patience(cfg, name, host)
   return host['metrics_position']
+
+
+def _announce_patience(
+  cfg: schema.Run, name: str, host: dict[str, Any]
+) -> None:
+  """Prints that more steps do not continue a stage that patience ended."""
+  steps, step = cfg.stages[name].steps, host['step']
+  before = host.get('config', {}).get(name, {}).get('steps', steps)
+  if host.get('finished') and before < steps and processes.is_first():
+    print(
+      f'stage {name} stays finished: its patience ended at step {step}, so '
+      f'config.{name}.steps={steps} changes nothing; use another --workdir to '
+      'train it for longer',
+      file=sys.stderr,
+    )
 
 
 def _trained(

@@ -47,17 +47,19 @@ class Selection:
       metrics: its metrics.
 
     Raises:
-      ValueError: the stage's first evaluation does not measure the metric.
+      ValueError: the stage's first evaluation does not measure the metric, or
+        its value is not finite.
     """
     key = str(self.cfg.best).replace('eval/', 'select/', 1)
-    value = metrics.get(key)
+    value, what = metrics.get(key), 'is not measured'
     if value is not None and not math.isfinite(value):
-      value = None
+      value, what = None, f'is {value}'
     if value is None and self.step is None:
-      known = [x for x in metrics if x.startswith('eval/')]
+      known = sorted(x for x in metrics if x.startswith('eval/'))
       raise ValueError(
-        f'config.{self.stage}.eval.best must be one of the metrics that are '
-        f'measured: got {self.cfg.best!r}, measured are {known}'
+        f'config.{self.stage}.eval.best must be finite at step {step}: got '
+        f'{self.cfg.best!r}, which {what} on the tasks that select; measured '
+        f'are {known}'
       )
     sign = -1.0 if self.cfg.lowest_is_best else 1.0
     if value is not None and (
