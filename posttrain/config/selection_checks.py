@@ -20,6 +20,10 @@ _NO_BEST = {
   'kl': 'which is smallest at the start of the stage',
   'errors': 'which are those of the environment',
   'truncated': 'which is smallest where answers are empty',
+  # Of tasks with tools.
+  'malformed': 'which is smallest where no tool is called',
+  'failures': 'which is smallest where no tool is called',
+  'calls': 'no value of which is the best',
 }
 # Measures of graded answers, and of demonstrations where none is graded.
 _GRADED = ('pass_rate', 'format_rate', 'reward')

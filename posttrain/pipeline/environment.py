@@ -165,11 +165,16 @@ class Environment:
     usable = [self._usable(group) for group in groups]
     return Graded(groups, usable, metrics, errors)
 
-  def is_tied(self, group: Sequence[types.Rollout]) -> bool:
-    """Whether the algorithm compares a group, and nothing in it differs."""
-    if not (self.learns_by_trial and self.algorithm.group_relative):
+  def lacks_credit(self, group: Sequence[types.Rollout]) -> bool:
+    """Whether it trains on rewards, and the group's advantages are all 0."""
+    if not self.learns_by_trial:
       return False
-    return not any(np.any(x) for x in self.algorithm.assign(group))
+    return not group or not any(np.any(x) for x in self.algorithm.assign(group))
+
+  def observes(self, group: Sequence[types.Rollout]) -> bool:
+    """Whether the algorithm learns messages of the group, without credit."""
+    weights = [self.algorithm.observation_weights(x) or () for x in group]
+    return any(np.any(x) for rollout in weights for x in rollout)
 
   def samples(self, usable: Groups) -> list[types.Sample]:
     """Returns samples with streams, without reference logprobs.

@@ -4,7 +4,7 @@
 
 1. For each of `prompts_per_step` groups an environment is chosen and a task
    drawn from its source; with `max_draws` further ones in place of groups whose
-   rewards are all equal.
+   advantages are all 0.
 2. The samplers make the rollouts; episodes of all environments are played at
    once. Failed rollouts, and those that cannot be graded, are dropped from
    their groups and counted.
@@ -276,7 +276,7 @@ class TokenPipeline:
   def _play_step(
     self,
   ) -> tuple[dict[str, list[environments.Graded]], tuple[str, ...]]:
-    """Plays the tasks of a step, and further ones in place of tied groups.
+    """Plays the tasks of a step, and further ones for groups without credit.
 
     Returns:
       (environment -> its groups by round, errors of episodes and rewards)
@@ -286,20 +286,23 @@ class TokenPipeline:
     # The environment of each task to draw; None = any, by their ratios.
     wanted: list[str | None] = [None] * batch.prompts_per_step
     left = max(batch.max_draws or 0, batch.prompts_per_step)
+    further: collections.Counter[str | None] = collections.Counter()
     while wanted:
       left -= len(wanted)
       groups = self._play(wanted)
       played += [r for found in groups.values() for x in found for r in x]
       errors = rollout_metrics.errors(played, self._stage.rollout.max_errors)
-      tied = []
+      idle = []
       for name, found in groups.items():
         graded = self._grade(name, found, errors + faults)
         faults += graded.errors
         self._count(name, graded)
         rounds[name].append(graded)
-        is_tied = self._environments[name].is_tied
-        tied += [name for group in graded.usable if is_tied(group)]
-      wanted = tied[:left]
+        if left:
+          lacks_credit = self._environments[name].lacks_credit
+          idle += [name for group in graded.usable if lacks_credit(group)]
+      wanted = _in_turns(idle, further)[:left]
+      further.update(wanted)
     return rounds, errors + faults
 
   def _play(
@@ -373,13 +376,35 @@ class TokenPipeline:
     self._data.set_state(state)
 
 
+def _in_turns(
+  names: Sequence[str], before: Mapping[str | None, int]
+) -> list[str | None]:
+  """Returns names in turns, first those with the fewest draws before.
+
+  So a hard environment does not use up the draws of the others.
+  """
+  counts, ranks = collections.Counter(before), []
+  for name in names:
+    ranks.append(counts[name])
+    counts[name] += 1
+  order = sorted(range(len(names)), key=ranks.__getitem__)
+  return [names[i] for i in order]
+
+
 def _kept(
   environment: environments.Environment, usable: environments.Groups, count: int
 ) -> environments.Groups:
-  """Returns `count` groups of a step; tied ones only where others are fewer."""
+  """Returns the groups of a step that train.
+
+  They are `count` ones, those without credit only where others are fewer; and
+  all whose messages are learned without it, as by echo.
+  """
   if len(usable) == count:
     return usable
-  return sorted(usable, key=environment.is_tied)[:count]
+  ordered = sorted(usable, key=environment.lacks_credit)
+  return ordered[:count] + [
+    group for group in ordered[count:] if environment.observes(group)
+  ]
 
 
 def shape(stage: schema.Stage) -> tuple[int, int, int]:

@@ -50,6 +50,7 @@ def _refuses(message):
     ('truncated', None, 'smallest where answers are empty'),
     ('entropy', None, 'no value of which is the best'),
     ('length', None, 'no value of which is the best'),
+    ('failures', CUSTOM, 'smallest where no tool is called'),
     ('stop/eos', CUSTOM, 'no value of which is the best'),
     # Environments that measure others.
     ('nll', ROWS, ''),

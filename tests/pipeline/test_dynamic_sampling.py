@@ -1,5 +1,6 @@
-"""Dynamic sampling: tied groups are replaced within a step."""
+"""Dynamic sampling: groups without credit are replaced within a step."""
 
+import collections
 import dataclasses
 import json
 
@@ -8,6 +9,7 @@ import pytest
 from posttrain import schema
 from posttrain.pipeline import environment, tokens
 from tests import toys
+from tests.algorithms import two_turns
 from tests.pipeline.test_tokens import _equal
 
 PROMPTS, GROUP = 6, 2  # of two rollouts each, many are tied
@@ -115,7 +117,10 @@ def test_replacements_are_of_the_environment_of_the_tied_group():
   assert len(names) > 1
   for before, after in zip(names, names[1:], strict=False):
     wanted = sorted(name for name, is_tied in before if is_tied)
-    assert sorted(name for name, _ in after) == wanted[: len(after)]
+    drawn = [name for name, _ in after]
+    if len(drawn) == len(wanted):
+      assert sorted(drawn) == wanted
+    assert not collections.Counter(drawn) - collections.Counter(wanted)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +129,74 @@ def test_replacements_are_of_the_environment_of_the_tied_group():
     (schema.Grpo(), True),
     (schema.Rloo(), True),
     (schema.MaxRl(), True),
-    (schema.Reward(), False),  # equal rewards teach, too
-    (schema.Opd(reference='init'), False),  # reads none
+    (schema.Custom(import_path='tests.algorithms.credits:centered'), True),
+    (schema.Custom(import_path='tests.algorithms.credits:ramp'), False),
+    (schema.Opd(reference='init'), False),  # reads no rewards
   ],
 )
-def test_algorithms_that_do_not_compare_keep_all_groups(algorithm, replaced):
+def test_groups_without_credit_are_those_that_teach_nothing(
+  algorithm, replaced
+):
+  lacks_credit = environment_of(algorithm).lacks_credit
+  _, rounds = made = pipeline(None)
+  next(made[0])
+  assert any(map(tied, rounds[0]))
+  assert [lacks_credit(group) for group in rounds[0]] == [
+    replaced and tied(group) for group in rounds[0]
+  ]
+  # A group whose episodes have all failed.
+  assert lacks_credit([]) == (algorithm.type != 'opd')
+
+
+def test_without_a_baseline_equal_rewards_above_0_teach():
+  lacks_credit = environment_of(schema.Reward()).lacks_credit
+  _, rounds = made = pipeline(None)
+  next(made[0])
+  for group in rounds[0]:
+    rewards = {rollout.score.reward for rollout in group}
+    assert lacks_credit(group) == (rewards == {0.0})
+
+
+def environment_of(algorithm):
   entry = dataclasses.replace(toys.entry(GROUP), algorithm=algorithm)
   cfg = toys.stage(PROMPTS, {'toy': entry})
   data = tokens.TokenData(cfg, toys.fixtures.RENDERER, 3)
-  is_tied = data.environments['toy'].is_tied
-  _, rounds = made = pipeline(None)
-  next(made[0])
-  assert any(map(tied, rounds[0])) and is_tied([]) == replaced
-  assert [is_tied(group) for group in rounds[0]] == [
-    replaced and tied(group) for group in rounds[0]
-  ]
+  return data.environments['toy']
+
+
+def test_environments_take_turns():
+  """Those with the fewest further draws first; b has had three."""
+  names = ['a', 'a', 'a', 'b', 'b', 'c']
+  turns = tokens._in_turns(names, {})
+  assert turns == ['a', 'b', 'c', 'a', 'b', 'a']
+  assert tokens._in_turns(names, {'b': 3}) == ['a', 'c', 'a', 'a', 'b', 'b']
+  assert tokens._in_turns([], {'b': 3}) == []
+
+
+def test_groups_whose_messages_are_learned_are_kept():
+  """As those of echo, whose cross-entropy needs no credit."""
+
+  class Echo:
+    def lacks_credit(self, group):
+      return 'tied' in group
+
+    def observes(self, group):
+      return 'tool' in group
+
+  usable = [['tied'], ['tied', 'tool'], ['mixed', 1], ['mixed', 2]]
+  usable.append(['tied', 'tool', 2])
+  kept = tokens._kept(Echo(), usable, 3)
+  assert kept == [['mixed', 1], ['mixed', 2], ['tied'], *usable[1::3]]
+  assert tokens._kept(Echo(), usable, 5) == usable
+
+
+def test_messages_of_tools_are_learned_by_echo_alone():
+  group = [two_turns.rollout()]
+  assert environment_of(schema.Echo()).observes(group)
+  assert not environment_of(schema.Echo()).observes([])
+  user = schema.Echo(roles={'user': schema.EchoRole()})  # there is none
+  assert not environment_of(user).observes(group)
+  assert not environment_of(schema.Grpo()).observes(group)
 
 
 def test_metrics_of_rounds_are_means_over_rollouts():
