@@ -12,6 +12,7 @@
    variants with one change each.
 3. The controls: each start once more, its last stage so much longer that it
    takes the CPU seconds of start and trial (the recipe as it is) together.
+   Set-up, compilation, and the evaluations at its start and end do not grow.
 4. WORKDIR/learning.md: before -> after: change +- its 95 % interval over
    seeds, in every environment that is evaluated; learning.jsonl has the same
    in full, learning.png the curves.
@@ -117,11 +118,9 @@ def _controls(
     start = starts[trial.name]
     if not trial.change and start.name not in chosen:
       own = rows[trial.name]
-      cpu = [
-        table.seconds(own, stage, 'time/cpu')
-        for stage in (trials.origin(trial), trial.stage)
-      ]
-      factor = sum(cpu) / cpu[0]
+      fixed, growing = table.fixed_and_growing(own, trials.origin(trial))
+      more = table.seconds(own, trial.stage, 'time/cpu')
+      factor = (growing + more) / growing
       job = trials.control_job(trial, start, factor, flags.workdir)
       chosen[start.name] = trial, job
   code = sweep.play([job for _, job in chosen.values()], flags.jobs)
@@ -138,10 +137,13 @@ def _controls(
       both = table.before_and_after(
         rows[trial.name], trial.stage, trials.origin(trial)
       )
-      after = [row for row in longer if table.evaluates(row)]
+      origin = trials.origin(trial)
+      after = [
+        row for row in longer if row['stage'] == origin and table.evaluates(row)
+      ]
       if both and after:
-        pairs.append((both[0], after[-1]))
-        times.append(_times(longer, trials.origin(trial)))
+        pairs.append((both[0], writers.end(after)))
+        times.append(_times(longer, origin))
     name = f'{trials.origin(runs[0][0])} for as long'
     results += _results(recipe, name, pairs, times)
   return code, results

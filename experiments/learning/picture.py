@@ -1,4 +1,4 @@
-"""The curves of the trials: mean over seeds, and the band between extremes."""
+"""The curves of the trials: mean over seeds, and bands from min to max."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 Row = Mapping[str, Any]
+LEGEND = 'mean over seeds; bands: min to max'
 _SMOOTH = 5  # steps that the curve of training averages
 
 
@@ -43,7 +44,7 @@ def draw(
     what = 'in training' if name.startswith('rollout') else 'unseen, greedy'
     axis.set_title(f'{env}: pass rate, {what}', loc='left', fontsize=10)
     axis.set_xlabel('step')
-    axis.legend(frameon=False, fontsize=7)
+    axis.legend(frameon=False, fontsize=7, title=LEGEND, title_fontsize=7)
   figure.savefig(path, dpi=120)
 
 

@@ -67,6 +67,31 @@ def seconds(rows: Sequence[Row], stage: str, name: str) -> float:
   return rows[last].get(name, math.nan) - begin
 
 
+def fixed_and_growing(rows: Sequence[Row], stage: str) -> tuple[float, float]:
+  """Returns a stage's CPU seconds that more steps do not change, and the rest.
+
+  Fixed are the evaluations at its start and end, its set-up, and what rows with
+  compilation take beyond the mean step; evaluations in between grow in number
+  with the steps. Without a step of neither kind only the start is fixed.
+
+  Args:
+    rows: of a run's metrics.jsonl.
+    stage: the stage, evaluated at step 0.
+  """
+  own = [i for i, row in enumerate(rows) if row['stage'] == stage]
+  costs = {
+    i: rows[i]['time/cpu'] - (rows[i - 1]['time/cpu'] if i else 0.0)
+    for i in own
+  }
+  once = [i for i in own if rows[i].get('time/compile') or i == own[-1]]
+  steps = [costs[i] for i in own if i not in once and not evaluates(rows[i])]
+  fixed = sum(costs[i] for i in own if not rows[i]['step'])
+  if steps:
+    mean = statistics.fmean(steps)
+    fixed += sum(max(costs[i] - mean, 0) for i in once if rows[i]['step'])
+  return fixed, sum(costs.values()) - fixed
+
+
 def seconds_to(rows: Sequence[Row], stage: str, env: str, rate: float) -> float:
   """Returns the CPU seconds until the sampled pass rate; NaN = not reached.
 

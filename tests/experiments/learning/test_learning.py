@@ -176,6 +176,42 @@ def test_seconds_are_those_of_a_stage():
   assert math.isnan(table.seconds(rows, 'b', 'time/elapsed'))
 
 
+def test_only_steps_grow_with_their_number():
+  """Steps of 2 s each, which the rows with more in them contain as well."""
+  costs = [  # (stage, step, CPU seconds, compilation, evaluation)
+    ('a', 5, 100, 0, 0),  # another stage
+    ('s', 0, 50, 9, 1),  # set-up and the first evaluation: fixed
+    ('s', 1, 2 + 17, 16, 0),  # compilation: fixed
+    ('s', 2, 2, 0, 0),
+    ('s', 3, 2 + 8, 0, 1),  # an evaluation in between: one of more
+    ('s', 4, 2, 0, 0),
+    ('s', 5, 2 + 15, 0, 1),  # the last one: fixed
+    ('m', 0, 30, 0, 1),
+  ]
+  rows, total = [], 0.0
+  for stage, step, seconds, compiling, evaluates in costs:
+    total += seconds
+    values = {'pass_rate/a': 0.5} if evaluates else {}
+    row = _row(stage, step, **values)
+    rows.append(row | {'time/cpu': total, 'time/compile': float(compiling)})
+  fixed, growing = table.fixed_and_growing(rows, 's')
+  assert (fixed, growing) == (50 + 17 + 15, 5 * 2 + 8)
+  # A stage without a plain step: all but its start grows.
+  assert table.fixed_and_growing(rows[:3], 's') == (50, 19)
+
+
+def test_the_picture_says_what_its_bands_are(tmp_path, monkeypatch):
+  from matplotlib import axes
+
+  titles = []
+  monkeypatch.setattr(
+    axes.Axes, 'legend', lambda self, **options: titles.append(options['title'])
+  )
+  seeds = [[{'step': i, 'eval/pass_rate/a': i / 9} for i in (1, 2, 3)]] * 2
+  picture.draw({'a': {'recipe': seeds}}, str(tmp_path / 'x.png'))
+  assert titles == ['mean over seeds; bands: min to max']
+
+
 def test_curves_have_the_steps_of_all_seeds():
   seeds = [
     [{'step': i, 'rollout/pass_rate/a': float(i)} for i in range(1, last)]
