@@ -17,8 +17,9 @@ class Opsd(base.Algorithm):
 
   The hint is one message, `template` with the demonstration, in the sample's
   prompt as the chat template renders it: before the text of its system message,
-  or of the first user message with `role='user'`. By default q is the stage's
-  initial policy; with the present policy as the teacher, both may collapse.
+  or of the first user message with `role='user'`, and where the template has no
+  system messages (Gemma, Mistral). By default q is the stage's initial policy;
+  with the present policy as the teacher, both may collapse.
 
   Streams: as `opd`. A hint without information on the answer teaches nothing; a
   hint with the bare answer teaches guessing, and gives a warning. Answers grow

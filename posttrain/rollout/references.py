@@ -25,6 +25,7 @@ run must do so in the same order. The thread of a server does neither.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import os
@@ -78,6 +79,42 @@ def hinted(prompt: types.Messages, hint: types.Messages) -> types.Messages:
       text = f'{message["content"]}\n\n{other["content"]}'
       return (*prompt[:i], {**other, 'content': text}, *prompt[i + 1 :])
   return (message, *prompt)
+
+
+def render_hinted(
+  renderer: chat.Renderer,
+  prompt: types.Messages,
+  hint: types.Messages,
+  add_generation_prompt: bool = True,
+) -> chat.Rendered:
+  """Renders a prompt with a hint, see `hinted`.
+
+  A hint of the role system goes into the first user message where the chat
+  template refuses system messages, or leaves them out.
+
+  Args:
+    renderer: renders the prompt.
+    prompt: the messages.
+    hint: one message, of the role system or user.
+    add_generation_prompt: whether to append the header of an assistant turn.
+
+  Raises:
+    ValueError: the template refuses the prompt with the hint.
+  """
+  (message,) = hint
+
+  def render(role):
+    messages = hinted(prompt, ({**message, 'role': role},))
+    return renderer.render(
+      messages, add_generation_prompt=add_generation_prompt
+    )
+
+  if message['role'] == 'system':
+    with contextlib.suppress(ValueError):
+      rendered = render('system')
+      if message['content'].strip() in rendered.text:
+        return rendered
+  return render('user')
 
 
 class Scores(Sequence[np.ndarray]):
@@ -197,9 +234,9 @@ class References:
       reference: a name or an endpoint, see the module.
       samples: samples of any environments.
       hints: one message per sample, put into its prompt in the reference's
-        context, see `hinted`. A sample that does not begin with the prompt of
-        its task (as after a rewritten history) has it before all its tokens, as
-        a conversation of its own.
+        context, see `render_hinted`. A sample that does not begin with the
+        prompt of its task (as after a rewritten history) has it before all its
+        tokens, as a conversation of its own.
 
     Returns:
       One f32[T] per sample, in nats; entry 0 is 0.
@@ -288,14 +325,13 @@ class References:
     task, ids = sample.task, sample.ids
     renderer = self._renderer.with_tools(task.tools if task else None)
 
-    def render(messages):
-      return renderer.render(messages, add_generation_prompt=True).ids
-
-    own = render(task.prompt) if task is not None else ids
+    own = ids
+    if task is not None:
+      own = renderer.render(task.prompt, add_generation_prompt=True).ids
     if len(own) < len(ids) and np.array_equal(ids[: len(own)], own):
       assert task is not None
-      return _Head(render(hinted(task.prompt, hint)), len(own))
-    head = self._renderer.render(hint).ids
+      return _Head(render_hinted(renderer, task.prompt, hint).ids, len(own))
+    head = render_hinted(self._renderer, (), hint, False).ids
     bos = self._renderer.tokenizer.bos_id
     # A single bos.
     return _Head(head, int(len(head) > 0 and head[0] == ids[0] == bos))

@@ -312,8 +312,8 @@ class Opsd:
     'For this conversation you have been shown how it is done well:\n'
     '<demonstration>\n{demonstration}\n</demonstration>'
   )
-  # Role of the message that the hint is put into: 'system', or 'user' for
-  # templates without a system role.
+  # Role of the message that the hint is put into: 'system' or 'user'. Chat
+  # templates without system messages get it in the user message either way.
   role: str = 'system'
   # Factor of the loss.
   weight: float = 1.0

@@ -232,16 +232,15 @@ def test_a_hint_changes_the_text_of_one_message_alone(folders, name, message):
   chat = load(folders, name)
   prompt = (U,) if name in NO_SYSTEM else (S, U)
   hint = {'role': message['role'], 'content': 'It is <b>132</b>.'}
-  new = references.hinted(prompt, (hint,))
-  if name in NO_SYSTEM and message is S:
-    with pytest.raises(ValueError, match='must be ones that config.tokenizer'):
-      chat.render(new, add_generation_prompt=True)
-    return
   before, after = (
-    text(chat, chat.render(x, add_generation_prompt=True).ids)
-    for x in (prompt, new)
+    text(chat, x.ids)
+    for x in (
+      chat.render(prompt, add_generation_prompt=True),
+      references.render_hinted(chat, prompt, (hint,)),
+    )
   )
-  own = message['content']
+  # Templates without system messages have it in that of the user.
+  own = U['content'] if name in NO_SYSTEM else message['content']
   assert before.count(own) == 1
   assert after == before.replace(own, f'{hint["content"]}\n\n{own}')
 

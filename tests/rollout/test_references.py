@@ -229,7 +229,8 @@ class Bos:
     assert tools is None
     return self
 
-  def render(self, messages):
+  def render(self, messages, *, add_generation_prompt):
+    assert not add_generation_prompt
     rendered = self._renderer.render(messages)
     ids = np.concatenate([[self.tokenizer.bos_id], rendered.ids]).astype(
       np.int32
@@ -321,6 +322,21 @@ def test_a_hint_goes_into_the_first_message_of_its_role():
     {'role': 'system', 'content': 'h\n\ns'},
     user,
   )
+
+
+def test_a_template_that_leaves_system_messages_out_gets_the_hint_elsewhere():
+  """Silently, where others refuse; a hint alone is a conversation."""
+
+  class Silent:
+    def render(self, messages, add_generation_prompt):
+      shown = [x['content'] for x in messages if x['role'] != 'system']
+      text = '|'.join(shown) + '>' * add_generation_prompt
+      return dataclasses.replace(chat.EMPTY, text=text)
+
+  user, hint = ({'role': r, 'content': r[0]} for r in ('user', 'system'))
+  hinted = references.render_hinted(Silent(), (user,), (hint,))
+  assert hinted.text == 's\n\nu>'
+  assert references.render_hinted(Silent(), (), (hint,), False).text == 's'
 
 
 def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
