@@ -112,7 +112,13 @@ def _preference(options):
   return pair_objectives.Preference(TIED, (), schema.Loss(preference=options))
 
 
-@pytest.mark.parametrize('name', PAIRS)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('dpo', marks=pytest.mark.gate),
+    *(x for x in PAIRS if x != 'dpo'),
+  ],
+)
 def test_pairs(name):
   options, formula = PAIRS[name]
 

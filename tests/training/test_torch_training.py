@@ -155,7 +155,9 @@ RL = {
 }
 
 
-@pytest.mark.parametrize('name', RL)
+@pytest.mark.parametrize(
+  'name', ['clip', pytest.param('dppo', marks=pytest.mark.gate)]
+)
 def test_grpo(name):
   """Advantages, temperatures, a reference, tokens that a bound drops."""
   loss, policy_gradient, kl = RL[name]
