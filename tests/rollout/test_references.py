@@ -229,7 +229,7 @@ class Bos:
     assert tools is None
     return self
 
-  def render(self, messages, *, add_generation_prompt):
+  def render(self, messages, *, add_generation_prompt=False):
     assert not add_generation_prompt
     rendered = self._renderer.render(messages)
     ids = np.concatenate([[self.tokenizer.bos_id], rendered.ids]).astype(
