@@ -20,6 +20,7 @@ from posttrain.rollout import env_calls, limits
 from posttrain.rollout import sampler as samplers
 from posttrain.rollout.grading import rewards as rewarding
 from posttrain.rollout.remote import remote as remotes
+from posttrain.util import side_by_side
 
 CHECKED = 2000  # tasks of a source that `check` looks at
 
@@ -152,14 +153,17 @@ class Environment:
       remote,
     )
 
-  def grade(self, groups: Groups, rewards: rewarding.Rewards) -> Graded:
-    """Gives finished groups their rewards.
+  def grading(
+    self, groups: Groups, rewards: rewarding.Rewards
+  ) -> side_by_side.Task[Graded]:
+    """Gives finished groups their rewards; a task of `side_by_side`.
 
     Args:
       groups: the rollouts of each drawn task.
       rewards: from `rewards`.
     """
-    flat, metrics, errors = rewards([r for group in groups for r in group])
+    rollouts = [rollout for group in groups for rollout in group]
+    flat, metrics, errors = yield from rewards.task(rollouts)
     rewarded = iter(flat)
     groups = [[next(rewarded) for _ in group] for group in groups]
     usable = [self._usable(group) for group in groups]
@@ -180,7 +184,7 @@ class Environment:
     """Returns samples with streams, without reference logprobs.
 
     Args:
-      usable: groups of `grade`.
+      usable: groups of `grading`.
     """
     return streams.stamp(self.algorithm, [group for group in usable if group])
 

@@ -14,6 +14,7 @@
 """
 
 import collections
+import concurrent.futures
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -293,8 +294,8 @@ class TokenPipeline:
       played += [r for found in groups.values() for x in found for r in x]
       errors = rollout_metrics.errors(played, self._stage.rollout.max_errors)
       idle = []
-      for name, found in groups.items():
-        graded = self._grade(name, found, errors + faults)
+      for name, result in self._grade(groups).items():
+        graded = self._graded(result, errors + faults)
         faults += graded.errors
         self._count(name, graded)
         rounds[name].append(graded)
@@ -319,10 +320,22 @@ class TokenPipeline:
     return groups
 
   def _grade(
-    self, name: str, groups: environments.Groups, errors: tuple[str, ...]
+    self, groups: Mapping[str, environments.Groups]
+  ) -> dict[str, concurrent.futures.Future[environments.Graded]]:
+    """Gives the groups of all environments their rewards, side by side."""
+    tasks = [
+      self._environments[name].grading(found, self._rewards[name])
+      for name, found in groups.items()
+    ]
+    return dict(zip(groups, side_by_side.run(tasks), strict=True))
+
+  def _graded(
+    self,
+    result: concurrent.futures.Future[environments.Graded],
+    errors: tuple[str, ...],
   ) -> environments.Graded:
     try:
-      return self._environments[name].grade(groups, self._rewards[name])
+      return result.result()
     except rewarding.TooManyFaults as error:
       error.errors = errors + error.errors
       if self.tally.has_rewards:

@@ -1,5 +1,6 @@
 """Models of several environments score and play at once, with equal results."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import threading
@@ -16,7 +17,7 @@ from posttrain.rollout import driver as drivers
 from posttrain.rollout import references
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
-from posttrain.util import preemption
+from posttrain.util import preemption, side_by_side
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
 from tests.rollout import fakes
@@ -265,3 +266,77 @@ def test_scoring_is_timed_where_there_is_scoring(tmp_path, monkeypatch):
   assert timed == [('opd', 1), ('opd', 2)]
   for row in rows:
     assert 0 <= row.get('time/scoring', 0.0) <= row.get('time/rollout', 0.0)
+
+
+def graded_by(servers_by_name):
+  """A pipeline whose environments have a judge each, on the servers."""
+
+  def judge(reference):
+    server = servers_by_name[reference.base_url.split('/')[2]]
+    return lambda conversations, **options: server(conversations)
+
+  reward = {'fn': 'tests.rollout.grading.judged:length', 'weight': 0.5}
+  envs = {
+    name: dataclasses.replace(
+      toys.entry(),
+      rewards={'judged': schema.RewardFn(**reward, judge=endpoint(name))},
+    )
+    for name in NAMES
+  }
+  source, _ = toys.pipeline_and_driver(
+    toys.stage(prompts=9, envs=envs), judge=judge
+  )
+  return source
+
+
+def judges(wait, fails=()):
+  """Replies of judges, each of which waits for a request to the other one."""
+  arrived = {name: threading.Event() for name in NAMES}
+
+  def make(name, other):
+    def reply(conversations):
+      arrived[name].set()
+      if wait:
+        assert arrived[other].wait(TIMEOUT), 'one after another'
+      if name in fails:
+        raise client.EndpointError(f'{name} is away')
+      return [str(len(x[-1]['content'])) for x in conversations]
+
+    return reply
+
+  return {a: make(a, b) for a, b in (NAMES, NAMES[::-1])}
+
+
+def at_once(fn, *args):
+  """Calls a function, in place of a thread that does."""
+  future = concurrent.futures.Future()
+  future.set_result(fn(*args))
+  return future
+
+
+def test_two_judges_grade_at_once_and_the_batch_is_the_same(monkeypatch):
+  toys.install(monkeypatch)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(side_by_side, 'thread', at_once)
+    serial = next(graded_by(judges(wait=False)))
+  item = next(graded_by(judges(wait=True)))
+  _equal(serial.batch, item.batch)
+  names = [x for x in item.metrics if not x.startswith('rewards/judged/sec')]
+  assert any(x.startswith('rewards/judged/letters') for x in names)
+  assert {x: serial.metrics[x] for x in names} == {
+    x: item.metrics[x] for x in names
+  }
+  assert_no_threads()
+
+
+@pytest.mark.parametrize('fails', ['a', 'b', 'ab'])
+def test_the_error_is_that_of_the_first_judge(monkeypatch, fails):
+  """Whichever of them fails first."""
+  toys.install(monkeypatch)
+  messages = []
+  for wait in (False, True):
+    with pytest.raises(client.EndpointError, match='is away') as error:
+      next(graded_by(judges(wait, fails)))
+    messages.append(str(error.value))
+  assert messages[0] == messages[1]
+  assert_no_threads()

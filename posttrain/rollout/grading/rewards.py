@@ -18,6 +18,11 @@ entry is left out of the sum. A function may be a coroutine. There is no
 A function runs in a thread, and a coroutine in an event loop that all of them
 share (`calls`). A call has a time limit, and a function may fail a few times
 (`functions`): the rollouts of a failed call have no reward.
+
+Functions are called one after another, but for those whose judge is on a
+server: they wait for it at the same time, each in a thread of its own, those of
+other environments included. (Not with several processes, which share the calls
+among them in a fixed order.)
 """
 
 import dataclasses
@@ -34,7 +39,7 @@ from posttrain.chat import renderer as chat
 from posttrain.decode import requests
 from posttrain.rollout.grading import functions
 from posttrain.rollout.remote import remote as remotes
-from posttrain.util import imports
+from posttrain.util import imports, side_by_side
 
 # Names of the arguments of all functions, besides the columns of the rows.
 ARGUMENTS = (
@@ -64,6 +69,7 @@ class Judge(Protocol):
 
 
 Model = Callable[[Sequence[types.Rollout]], functions.Result]
+Rewarded = tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]
 
 
 class LocalJudge:
@@ -163,16 +169,24 @@ class Rewards:
       for name, entry in cfg.items()
     }
 
-  def __call__(
+  def __call__(self, rollouts: Sequence[types.Rollout]) -> Rewarded:
+    """Returns the result of `task`."""
+    (result,) = side_by_side.run([self.task(rollouts)])
+    return result.result()
+
+  def task(
     self, rollouts: Sequence[types.Rollout]
-  ) -> tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]:
-    """Returns the rollouts with their rewards, metrics, and errors.
+  ) -> side_by_side.Task[Rewarded]:
+    """Computes rewards; a task of `side_by_side`.
 
         reward = sum_k weight_k r_k    over the k where r_k is not None
 
     The reward is None if all r_k are, or if the call of a function failed: a
     partial sum is on another scale. A rollout without samples, which is one
     that failed, stays as it is.
+
+    Returns:
+      (the rollouts with their rewards, metrics, errors of the functions)
 
     Raises:
       ValueError: a function takes an argument that does not exist.
@@ -182,10 +196,7 @@ class Rewards:
     alive = [r for r in rollouts if r.samples]
     if not self._cfg or not alive:
       return list(rollouts), {}, ()
-    results = {
-      name: self._evaluate(process, name, alive)
-      for process, name in enumerate(self._cfg)
-    }
+    results = yield from self._results(alive)
     errors = tuple(x.error for x in results.values() if x.error is not None)
     processes.attempt(lambda: self._check_budgets(errors))
     failed = frozenset().union(*(x.failed for x in results.values()))
@@ -205,6 +216,29 @@ class Rewards:
       _metrics(results),
       errors,
     )
+
+  def _results(
+    self, rollouts: Sequence[types.Rollout]
+  ) -> side_by_side.Task[dict[str, functions.Result]]:
+    """Returns the rewards of every summand; waits for all servers at once."""
+    names = {name: process for process, name in enumerate(self._cfg)}
+    served = {
+      name: side_by_side.thread(self._evaluate, process, name, rollouts)
+      for name, process in names.items()
+      if processes.count() == 1
+      and isinstance(self._cfg[name].judge, schema.Endpoint)
+    }
+    if served:
+      yield ()  # other environments start theirs
+    results = {
+      name: self._evaluate(process, name, rollouts)
+      for name, process in names.items()
+      if name not in served
+    }
+    while running := [x for x in served.values() if not x.done()]:
+      yield running
+    results |= {name: future.result() for name, future in served.items()}
+    return {name: results[name] for name in names}
 
   def _total(
     self, i: int, results: Mapping[str, functions.Result]
