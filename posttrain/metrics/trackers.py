@@ -5,12 +5,16 @@
 
 metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
 
-1. A tracker's step grows over all stages: it is the stage's own step, plus the
-   steps of the stages before it, plus one for each of them, because a stage
-   begins with an evaluation at its step 0.
-2. WORKDIR/trackers.json holds the run's name, made at its first start, and the
-   trackers that have begun. A later start continues the tracker's run of this
-   name.
+1. A tracker's step grows over all stages: it is the stage's own step plus an
+   offset, the steps of the stages before it, plus one for each of them, because
+   a stage begins with an evaluation at its step 0.
+2. WORKDIR/trackers.json holds the run's name, made at its first start, the
+   trackers that have begun, and the offsets. A later start continues the
+   tracker's run of this name, and a stage keeps its offset, even if the stages
+   before it are given more steps. If their new rows would have steps that a
+   later stage has already used (it was begun, and begins again), they follow
+   the last step of all, and the later stage follows them: a tracker keeps the
+   rows of both its trainings.
 3. No step is logged twice. A tracker that continues says after which step, and
    gets the rows of metrics.jsonl after it first: those that it had not sent
    when the process was killed. If a tracker does not report its last step, the
@@ -22,9 +26,11 @@ metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
 """
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -167,6 +173,15 @@ def check(names: Sequence[str]) -> None:
       )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Span:
+  """The rows of a stage from a step on: a tracker's step is theirs + offset."""
+
+  stage: str
+  first: int  # the stage's step
+  offset: int
+
+
 class _Trackers:
   """The trackers of a run under way."""
 
@@ -178,25 +193,29 @@ class _Trackers:
     workdir: str,
   ):
     """Starts them; see `use`."""
-    self._first_steps, first = {}, 0
+    self._offsets, offset = {}, 0  # of the stages of a new run
     for stage, steps in stages.items():
-      self._first_steps[stage] = first
-      first += steps + 1
+      self._offsets[stage] = offset
+      offset += steps + 1
+    self._path = os.path.join(workdir, FILE)
+    self._name, self._begun, self._spans = _read(workdir)
+    self._next = 0  # above all steps that were used
     rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
     written = max(map(self._step, rows), default=-1)
-    run_name, begun = _read(workdir)
     self._last: dict[str, int] = {}  # the step that a tracker has
     self._failed: set[str] = set()
     self._active: dict[str, Tracker] = {}
     for name in names:
       with self._tolerant(name):
         tracker = _class(name)()
-        last = tracker.start(run_name, config, workdir)
-        if name not in begun:
+        last = tracker.start(self._name, config, workdir)
+        if name not in self._begun:
           last = -1
         self._last[name] = written if last is None else last
+        self._next = max(self._next, self._last[name] + 1)
         self._active[name] = tracker
-    _write(workdir, run_name, [*begun, *self._active])
+    self._begun = list(dict.fromkeys([*self._begun, *self._active]))
+    self._write()
     for row in rows:
       self.log(row)
 
@@ -217,8 +236,42 @@ class _Trackers:
 
   def _step(self, row: writers.Row) -> int:
     """Returns the step of a row over all stages; -1 of one that is gone."""
-    first = self._first_steps.get(row['stage'])
-    return -1 if first is None else first + row['step']
+    if row['stage'] not in self._offsets:
+      return -1
+    span = self._span(row) or self._begin_span(row)
+    step = span.offset + row['step']
+    self._next = max(self._next, step + 1)
+    return step
+
+  def _span(self, row: writers.Row) -> _Span | None:
+    """Returns the span of a row; None if later ones have its step."""
+    end = math.inf
+    for span in reversed(self._spans):  # their steps grow
+      if span.stage == row['stage'] and span.first <= row['step']:
+        return span if span.offset + row['step'] < end else None
+      end = span.offset + span.first
+    return None
+
+  def _begin_span(self, row: writers.Row) -> _Span:
+    """Adds a span that begins with a row; later stages begin again."""
+    stage, step = row['stage'], row['step']
+    stages = list(self._offsets)
+    later = stages[stages.index(stage) + 1 :]
+    self._spans = [span for span in self._spans if span.stage not in later]
+    offset = max(self._offsets[stage], self._next - step)
+    self._spans.append(_Span(stage, step, offset))
+    self._write()
+    return self._spans[-1]
+
+  def _write(self) -> None:
+    """Writes trackers.json."""
+    values = {
+      'run': self._name,
+      'trackers': self._begun,
+      'offsets': [dataclasses.astuple(span) for span in self._spans],
+    }
+    with files.replacing(self._path) as f:
+      json.dump(values, f)
 
   @contextlib.contextmanager
   def _tolerant(self, name: str) -> Iterator[None]:
@@ -288,22 +341,20 @@ def _numbers(row: writers.Row) -> dict[str, float]:
   }
 
 
-def _read(workdir: str) -> tuple[str, list[str]]:
-  """Returns the run's name and the trackers that have begun."""
+def _read(workdir: str) -> tuple[str, list[str], list[_Span]]:
+  """Returns the run's name, the trackers that have begun, and the offsets."""
   path = os.path.join(workdir, FILE)
   with contextlib.suppress(ValueError, KeyError, TypeError):
     values = json_files.read_object(path)
-    return _plain(values['run']), [str(x) for x in values['trackers']]
+    spans = [
+      _Span(str(stage), int(first), int(offset))
+      for stage, first, offset in values.get('offsets', ())  # of older runs: ()
+    ]
+    return _plain(values['run']), [str(x) for x in values['trackers']], spans
   folder = os.path.basename(os.path.abspath(workdir))
-  return _plain(f'{folder}-{uuid.uuid4().hex[:8]}'), []
+  return _plain(f'{folder}-{uuid.uuid4().hex[:8]}'), [], []
 
 
 def _plain(name: str) -> str:
   """Returns a name of signs that every tracker takes."""
   return re.sub(r'[^A-Za-z0-9_.-]+', '-', name)
-
-
-def _write(workdir: str, name: str, begun: Sequence[str]) -> None:
-  values = {'run': name, 'trackers': list(dict.fromkeys(begun))}
-  with files.replacing(os.path.join(workdir, FILE)) as f:
-    json.dump(values, f)
