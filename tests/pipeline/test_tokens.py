@@ -79,10 +79,11 @@ def test_joined_rows_hold_the_same_samples_with_less_padding():
 def test_exit_code_tells_whether_any_rollout_had_a_reward(
   monkeypatch, rewarded, code
 ):
-  def samples(self, *args):
+  def grading(self, *args):
     raise rewards.TooManyFaults('f must fail at most', ('a fault',))
+    yield
 
-  monkeypatch.setattr(environment.Environment, 'grade', samples)
+  monkeypatch.setattr(environment.Environment, 'grading', grading)
   pipeline, before = _pipeline(), tally.Tally(('a',))
   before.add_env('a', 4, rewarded, ['x'] * 3)
   pipeline.tally = tally.Tally(('a',))
