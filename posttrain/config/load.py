@@ -392,13 +392,14 @@ def from_dict(
 def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   """Refuses to resume with options that would change the numbers.
 
-  Further stages may follow those of the workdir's run.
+  Further stages may follow those of the workdir's run. A relative path, as
+  older versions stored, may be the absolute one of today (`paths.resolved`).
 
   Args:
     old: `to_dict` of the workdir's run.
     new: `to_dict` of the run that resumes it.
   """
-  old = _with_defaults(old)
+  old = _with_defaults(old)  # its paths are absolute if they are here
   known, names = (list(x.get('stages') or ()) for x in (old, new))
   if known and names[: len(known)] == known:
     added = names[len(known) :]
@@ -410,11 +411,22 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
     if name in new
     for key in _schedule_keys(name, old.get(name) or new[name])
   ]
-  if lines := changes(old, new, (*RESUMABLE, *schedules)):
+  same = (*RESUMABLE, *schedules)
+  if changes(old, new, same):
+    same += _resolved(old, new)
+  if lines := changes(old, new, same):
     raise ValueError(
       f'a resumed run must keep its config: changed {lines}; use another '
       '--workdir, or undo the change'
     )
+
+
+def _resolved(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
+  """Returns regular expressions of the keys whose path is only relative."""
+  names = paths.named(build(from_dict(new)))
+  names = {key.removeprefix('stages.'): path for key, path in names.items()}
+  keys = paths.resolved(_flat(old), names)
+  return tuple(f'^{re.escape(key)}$' for key in keys)
 
 
 def _schedule_keys(name: str, stage: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from configs import machinery
 from posttrain import schema
 from posttrain.config import load as config
+from posttrain.config import paths
 
 FILES = ('rows.jsonl', 'held_out.jsonl', 'template.jinja', 'db', 'weights')
 
@@ -72,6 +73,69 @@ def test_a_resume_from_another_folder_is_the_same_run(folder, monkeypatch):
   again = config.to_dict(config.build(config.from_dict(old)))
   assert again == old
   config.check_resume(old, again)
+
+
+def _relative(values, folder):
+  """Returns options with the paths of an older version."""
+  return json.loads(json.dumps(values).replace(f'{folder}/', ''))
+
+
+def test_a_resume_of_an_older_version_from_another_folder(folder, monkeypatch):
+  tokenizer = schema.Tokenizer(path='weights', chat_template='template.jinja')
+  for stage in _stages():
+    new = _resolved(stage, tokenizer=tokenizer, seed=3)
+    old = _relative(new, folder)
+    assert old != new
+    monkeypatch.chdir(folder.parent)
+    config.check_resume(old, new)
+    with pytest.raises(ValueError, match=r'changed config\.seed \(3 -> 4\);'):
+      config.check_resume(old, {**new, 'seed': 4})
+    with pytest.raises(ValueError, match=r'config\.tokenizer\.path \(.*/b/w'):
+      moved = {**new['tokenizer'], 'path': f'{folder}/b/weights'}
+      config.check_resume(old, {**new, 'tokenizer': moved})
+    monkeypatch.chdir(folder)
+    config.check_resume(old, new)
+
+
+def test_a_relative_path_is_first_one_of_this_folder(folder, monkeypatch):
+  *_, stage = _stages()
+  new = _resolved(stage)
+  (folder / 'b' / 'rows.jsonl').mkdir(parents=True)
+  monkeypatch.chdir(folder / 'b')
+  with pytest.raises(ValueError, match=r'pairs.path \(.*/b/rows.jsonl. -> '):
+    config.check_resume(_relative(new, folder), new)
+
+
+@pytest.mark.parametrize(
+  'old, new, same',
+  [
+    (('a/b', 'c'), ('/x/a/b', '/x/c'), True),
+    (('./a', '../b', '../../c/d'), ('/x/y/a', '/x/b', '/c/d'), True),
+    (('a',), ('/a',), True),
+    (('a', 'b'), ('/x/a', '/y/b'), False),  # in no folder
+    (('a', '../b'), ('/x/y/a', '/z/b'), False),
+    (('a',), ('/x/ba',), False),
+    (('/a',), ('/x/a',), False),
+    (('a',), ('b/a',), False),  # not there: the run refuses it
+    ((None,), ('/a',), False),
+    (('',), ('/a',), False),
+  ],
+)
+def test_relative_paths_that_may_be_absolute_ones(old, new, same):
+  keys = dict(enumerate(old)), dict(enumerate(new))
+  assert paths.resolved(*keys) == (set(keys[0]) if same else set())
+
+
+def test_a_reference_that_is_no_path_is_not_one_of_a_folder(folder):
+  (folder / 'init').mkdir()
+
+  def values(reference):
+    algorithm = schema.Grpo(kl_beta=0.1, reference=reference)
+    entry = schema.EnvEntry(algorithm=algorithm)
+    return _resolved(schema.Stage(envs={'a': entry}))
+
+  with pytest.raises(ValueError, match=r"reference \('init' -> "):
+    config.check_resume(values('init'), values(f'{folder}/init'))
 
 
 def test_what_is_no_path_stays(folder, monkeypatch):
