@@ -29,15 +29,20 @@ from posttrain import generate as generation
 from posttrain import main, schema, types
 from posttrain.checkpoints import policies
 from posttrain.config import checks
+from posttrain.config import load as config_lib
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
-from posttrain.util import callables
+from posttrain.util import callables, hub
 
 Options = Mapping[str, Any]  # dotted key of the config -> value
 
 
 def load(
-  recipe: str, options: Options | None = None, *, trust_config: bool = False
+  recipe: str,
+  options: Options | None = None,
+  *,
+  trust_config: bool = False,
+  workdir: str | None = None,
 ) -> schema.Run:
   """Reads a recipe; returns its checked options.
 
@@ -47,11 +52,15 @@ def load(
       `--config.grpo.optim.lr=1e-4` of the command. A dict replaces a node; a
       text is read as on the command line.
     trust_config: whether a config.json may name any function and server.
+    workdir: the folder that `train` gets. A run in it that is continued keeps
+      the commits of the models that it has from the hub's cache, by id.
 
   Raises:
-    ValueError: names the key that is wrong and the values it allows.
+    ValueError: names the key that is wrong and the values it allows; or a
+      commit that is to be kept is not in the cache any more.
   """
-  return main.load(recipe, _overrides(options), trust_config)
+  with hub.keeping(workdir):
+    return main.load(recipe, _overrides(options), trust_config)
 
 
 def import_path(value: Callable[..., Any]) -> str:
@@ -89,13 +98,15 @@ def train(
     The final evaluation: `stage`, `step` and every `eval/*` value.
 
   Raises:
-    ValueError: options, weights, rewards or workdir do not fit each other;
-      raised before anything is compiled.
+    ValueError: options, weights, rewards or workdir do not fit each other, or
+      `run` has another commit of a model of the hub than the workdir; raised
+      before anything is compiled.
     preemption.Preempted: stopped by SIGTERM or the time limit; all is saved.
   """
   if rewards:
     run = _with_rewards(run, rewards)
     checks.check(run)
+  hub.check_commits(config_lib.to_dict(run), workdir)
   final = main.train(run, workdir, time_limit)
   assert final is not None, 'this process is the only one'
   return final

@@ -62,6 +62,27 @@ def keeping(workdir: str | None) -> Iterator[None]:
     _kept.update(old)
 
 
+def check_commits(options: Any, workdir: str) -> None:
+  """Refuses other commits than those that a workdir's run began with.
+
+  Args:
+    options: the options of the run that continues it, as in config.json.
+    workdir: the run's folder; it may be new.
+
+  Raises:
+    ValueError: with the commits of the first model that differs.
+  """
+  stored = sorted(set(filter(id_of, _texts(_config(workdir)))))
+  for path in filter(id_of, _texts(options)):
+    name, kept = id_of(path), [x for x in stored if id_of(x) == id_of(path)]
+    if kept and path not in kept:
+      raise ValueError(
+        f"{name} must be at the commit that the workdir's run began with: got "
+        f'{commit(path)}, expected {commit(kept[0])}; load the recipe with '
+        f'workdir={foreign.quote(workdir)}, or use another workdir'
+      )
+
+
 def _config(workdir: str | None) -> Any:
   path = os.path.join(workdir or '', 'config.json')
   if workdir is None or not os.path.isfile(path):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from huggingface_hub import constants
 
-from posttrain import main
+from posttrain import api, main
 from posttrain.checkpoints import weight_folders
 from posttrain.config import load as config
 from posttrain.models import hf
@@ -91,6 +91,24 @@ def test_a_run_continues_with_the_commit_that_it_began_with(
   config.check_resume(config.to_dict(old), config.to_dict(old))
   with pytest.raises(ValueError, match='config.sft.init .*abc123.*def456'):
     config.check_resume(config.to_dict(old), config.to_dict(new))
+
+
+def test_a_run_in_python_continues_with_its_commit(
+  begun, snapshot, monkeypatch
+):
+  spec, workdir = (x.partition('=')[2] for x in begun)
+  monkeypatch.setattr(main, 'train', lambda run, *rest: {'init': run})
+  old, new = api.load(spec, workdir=workdir), api.load(spec)
+  assert old.stages['sft'].init == old.tokenizer.path == snapshot
+  assert new.stages['sft'].init.endswith('def456')
+  assert api.train(old, workdir) == {'init': old}
+  assert api.train(new, f'{workdir}_new') == {'init': new}
+  message = (
+    'mine/model must be at the commit .* got def456, expected abc123; load the '
+    f"recipe with workdir='{workdir}'"
+  )
+  with pytest.raises(ValueError, match=message):
+    api.train(new, workdir)
 
 
 def test_a_commit_that_is_not_there_any_more_is_named(
