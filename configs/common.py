@@ -55,6 +55,39 @@ def pretrained(
   return model, schema.Tokenizer(path=folder), folder
 
 
+def run_from(
+  folder: str | None,
+  stages: dict[str, schema.Stage],
+  preset: str = 'tiny',
+  save_every: int = 50,
+) -> ml_collections.ConfigDict:
+  """Returns the config of a run that starts from a HuggingFace directory.
+
+  Args:
+    folder: the directory, see `pretrained`.
+    stages: name -> stage, in order; `init` of the first one is set.
+    preset: the preset's name, where there is no directory.
+    save_every: steps between checkpoints.
+  """
+  model, tokenizer, init = pretrained(folder, preset)
+  config = machinery.config_dict(
+    schema.Run(
+      model=model,
+      tokenizer=tokenizer,
+      checkpoint=schema.Checkpoint(every=save_every, keep_last=1),
+      stages=stages,
+    )
+  )
+  config[config.stages[0]].init = init
+  return config
+
+
+def use_lora(stage: ml_collections.ConfigDict, lr: float) -> None:
+  """Sets a LoRA of rank 32 and its learning rate."""
+  stage.lora.rank = 32
+  stage.optim.lr = lr
+
+
 def arithmetic_sft(env: schema.Arithmetic, steps: int) -> schema.Stage:
   """Returns SFT on demonstrations, some with mistakes: a start to improve."""
   return schema.Stage(
@@ -117,6 +150,35 @@ def name_pairs(pairs: ml_collections.ConfigDict, own: machinery.Own) -> None:
     pairs.path = own.data
   if own.held_out is not None:
     pairs.eval_path = own.held_out
+
+
+def shrink_training(
+  stage: ml_collections.ConfigDict,
+  steps: int,
+  prompts: int,
+  row_tokens: int | None = None,
+) -> None:
+  """Sets a few small steps of a stage, with no evaluation between them.
+
+  Args:
+    stage: the stage.
+    steps: their number.
+    prompts: tasks or pairs of a step.
+    row_tokens: tokens of a row, which is a micro-batch; None = as it is.
+  """
+  stage.steps = steps
+  stage.batch.prompts_per_step = prompts
+  if row_tokens is not None:
+    stage.batch.row_tokens = row_tokens
+  stage.batch.micro_batch_tokens = stage.batch.row_tokens
+  stage.optim.warmup_steps = 0
+  machinery.unset(stage.eval, 'every')
+
+
+def shrink_slots(stage: ml_collections.ConfigDict) -> None:
+  """Sets an engine of four slots."""
+  stage.rollout.slots = 4
+  stage.rollout.prefill_rows = 4
 
 
 def shrink_model(config: ml_collections.ConfigDict) -> None:

@@ -63,20 +63,10 @@ DPO = schema.Stage(
 
 def get_config(argument: str = ''):
   own = machinery.parse_own(argument)
-  model, tokenizer, init = common.pretrained(own.folder, own.preset)
-  config = machinery.config_dict(
-    schema.Run(
-      model=model,
-      tokenizer=tokenizer,
-      checkpoint=schema.Checkpoint(every=50, keep_last=1),
-      stages={'dpo': DPO},
-    )
-  )
-  config.dpo.init = init
+  config = common.run_from(own.folder, {'dpo': DPO}, own.preset)
   common.name_pairs(config.dpo.pairs, own)
   if 'lora' in own.words:
-    config.dpo.lora.rank = 32
-    config.dpo.optim.lr = 5e-6
+    common.use_lora(config.dpo, lr=5e-6)
   if 'tiny' in own.words:
     shrink(config)
   return config
@@ -84,13 +74,6 @@ def get_config(argument: str = ''):
 
 def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
-  batch = config.dpo.batch
-  config.dpo.rollout.slots = 4
-  config.dpo.rollout.prefill_rows = 4
-  config.dpo.steps = 4
-  batch.prompts_per_step = 4
-  batch.row_tokens = 512
-  batch.micro_batch_tokens = batch.row_tokens
-  config.dpo.optim.warmup_steps = 0
-  machinery.unset(config.dpo.eval, 'every')
+  common.shrink_training(config.dpo, steps=4, prompts=4, row_tokens=512)
+  common.shrink_slots(config.dpo)
   config.dpo.eval.max_tokens = 16

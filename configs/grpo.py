@@ -78,25 +78,15 @@ GRPO = schema.Stage(
 
 def get_config(argument: str = ''):
   own = machinery.parse_own(argument, functions=True)
-  model, tokenizer, init = common.pretrained(own.folder, own.preset)
-  config = machinery.config_dict(
-    schema.Run(
-      model=model,
-      tokenizer=tokenizer,
-      checkpoint=schema.Checkpoint(every=50, keep_last=1),
-      stages={'grpo': GRPO},
-    )
-  )
+  config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
-  config.grpo.init = init
   common.name_rows(entry.env, own)
   with entry.rewards.unlocked():
     for path in own.functions or ('configs.grpo:short',):
       name = path.rpartition(':')[2].replace('.', '_')
       entry.rewards[name] = machinery.node(schema.RewardFn(fn=path))
   if 'lora' in own.words:
-    config.grpo.lora.rank = 32
-    config.grpo.optim.lr = 1e-5
+    common.use_lora(config.grpo, lr=1e-5)
   if 'tiny' in own.words:
     shrink(config)
   return config
@@ -104,16 +94,9 @@ def get_config(argument: str = ''):
 
 def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
-  entry, batch = config.grpo.envs.data, config.grpo.batch
-  entry.sampler.max_tokens = 8
-  entry.group_size = 2
-  config.grpo.rollout.slots = 4
-  config.grpo.rollout.prefill_rows = 4
-  config.grpo.steps = 2
-  batch.prompts_per_step = 2
-  batch.row_tokens = 512
-  batch.micro_batch_tokens = batch.row_tokens
-  config.grpo.optim.warmup_steps = 0
-  machinery.unset(config.grpo.eval, 'every')
+  common.shrink_training(config.grpo, steps=2, prompts=2, row_tokens=512)
+  common.shrink_slots(config.grpo)
+  config.grpo.envs.data.sampler.max_tokens = 8
+  config.grpo.envs.data.group_size = 2
   config.grpo.eval.prompts = 2
   config.grpo.eval.max_tokens = 8

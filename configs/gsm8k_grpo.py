@@ -63,19 +63,9 @@ GRPO = schema.Stage(
 
 def get_config(argument: str = ''):
   folder, words = machinery.parse_argument(argument, ('tiny', 'lora'))
-  model, tokenizer, init = common.pretrained(folder)
-  config = machinery.config_dict(
-    schema.Run(
-      model=model,
-      tokenizer=tokenizer,
-      checkpoint=schema.Checkpoint(every=50, keep_last=1),
-      stages={'grpo': GRPO},
-    )
-  )
-  config.grpo.init = init
+  config = common.run_from(folder, {'grpo': GRPO})
   if 'lora' in words:
-    config.grpo.lora.rank = 32
-    config.grpo.optim.lr = 1e-5
+    common.use_lora(config.grpo, lr=1e-5)
   if 'tiny' in words:
     shrink(config)
   return config
@@ -83,20 +73,15 @@ def get_config(argument: str = ''):
 
 def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
-  entry, batch = config.grpo.envs.gsm8k, config.grpo.batch
+  # The longest question has 1,050 bytes.
+  row_tokens = 1536 if config.tokenizer.path is None else None
+  common.shrink_training(config.grpo, steps=2, prompts=2, row_tokens=row_tokens)
+  common.shrink_slots(config.grpo)
+  entry = config.grpo.envs.gsm8k
   # No answer is right: with pruning, no token would train.
   entry.algorithm.prune_zero_advantage = False
   entry.sampler.max_tokens = 8
   entry.group_size = 2
-  config.grpo.rollout.slots = 4
-  config.grpo.rollout.prefill_rows = 4
-  config.grpo.steps = 2
-  batch.prompts_per_step = 2
-  if config.tokenizer.path is None:  # the longest question has 1,050 bytes
-    batch.row_tokens = 1536
-  batch.micro_batch_tokens = batch.row_tokens
-  config.grpo.optim.warmup_steps = 0
-  machinery.unset(config.grpo.eval, 'every')
   config.grpo.eval.prompts = 2
   config.grpo.eval.samples = 1
   config.grpo.eval.max_tokens = 8

@@ -61,19 +61,9 @@ SFT = schema.Stage(
 
 def get_config(argument: str = ''):
   folder, words = machinery.parse_argument(argument, ('tiny', 'lora'))
-  model, tokenizer, init = common.pretrained(folder)
-  config = machinery.config_dict(
-    schema.Run(
-      model=model,
-      tokenizer=tokenizer,
-      checkpoint=schema.Checkpoint(every=100, keep_last=1),
-      stages={'sft': SFT},
-    )
-  )
-  config.sft.init = init
+  config = common.run_from(folder, {'sft': SFT}, save_every=100)
   if 'lora' in words:
-    config.sft.lora.rank = 32
-    config.sft.optim.lr = 1e-4
+    common.use_lora(config.sft, lr=1e-4)
   if 'tiny' in words:
     shrink(config)
   return config
@@ -81,16 +71,10 @@ def get_config(argument: str = ''):
 
 def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
-  batch, evaluation = config.sft.batch, config.sft.eval
-  config.sft.rollout.slots = 4
-  config.sft.rollout.prefill_rows = 4
-  config.sft.steps = 2
-  batch.prompts_per_step = 4
-  if config.tokenizer.path is None:  # the longest example has 1,450 bytes
-    batch.row_tokens = 1536
-  batch.micro_batch_tokens = batch.row_tokens
-  config.sft.optim.warmup_steps = 0
-  machinery.unset(evaluation, 'every')
-  evaluation.prompts = 2
-  evaluation.samples = 1
-  evaluation.max_tokens = 8
+  # The longest example has 1,450 bytes.
+  row_tokens = 1536 if config.tokenizer.path is None else None
+  common.shrink_training(config.sft, steps=2, prompts=4, row_tokens=row_tokens)
+  common.shrink_slots(config.sft)
+  config.sft.eval.prompts = 2
+  config.sft.eval.samples = 1
+  config.sft.eval.max_tokens = 8

@@ -54,16 +54,7 @@ REWARD_MODEL = schema.Stage(
 
 def get_config(argument: str = ''):
   own = machinery.parse_own(argument, lora=False)
-  model, tokenizer, init = common.pretrained(own.folder, own.preset)
-  config = machinery.config_dict(
-    schema.Run(
-      model=model,
-      tokenizer=tokenizer,
-      checkpoint=schema.Checkpoint(every=50, keep_last=1),
-      stages={'rm': REWARD_MODEL},
-    )
-  )
-  config.rm.init = init
+  config = common.run_from(own.folder, {'rm': REWARD_MODEL}, own.preset)
   common.name_pairs(config.rm.pairs, own)
   if 'tiny' in own.words:
     shrink(config)
@@ -72,10 +63,4 @@ def get_config(argument: str = ''):
 
 def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
-  batch = config.rm.batch
-  config.rm.steps = 4
-  batch.prompts_per_step = 4
-  batch.row_tokens = 512
-  batch.micro_batch_tokens = batch.row_tokens
-  config.rm.optim.warmup_steps = 0
-  machinery.unset(config.rm.eval, 'every')
+  common.shrink_training(config.rm, steps=4, prompts=4, row_tokens=512)

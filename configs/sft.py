@@ -66,22 +66,12 @@ SFT = schema.Stage(
 
 def get_config(argument: str = ''):
   own = machinery.parse_own(argument)
-  model, tokenizer, init = common.pretrained(own.folder, own.preset)
-  config = machinery.config_dict(
-    schema.Run(
-      model=model,
-      tokenizer=tokenizer,
-      checkpoint=schema.Checkpoint(every=50, keep_last=1),
-      stages={'sft': SFT},
-    )
-  )
-  config.sft.init = init
+  config = common.run_from(own.folder, {'sft': SFT}, own.preset)
   common.name_rows(config.sft.envs.data.env, own)
   if own.folder is None:  # random weights need larger steps
     config.sft.optim.lr = 1e-3
   if 'lora' in own.words:
-    config.sft.lora.rank = 32
-    config.sft.optim.lr = 1e-4
+    common.use_lora(config.sft, lr=1e-4)
   if 'tiny' in own.words:
     shrink(config)
   return config
@@ -89,14 +79,7 @@ def get_config(argument: str = ''):
 
 def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
-  batch, evaluation = config.sft.batch, config.sft.eval
-  config.sft.rollout.slots = 4
-  config.sft.rollout.prefill_rows = 4
-  config.sft.steps = 2
-  batch.prompts_per_step = 4
-  batch.row_tokens = 512
-  batch.micro_batch_tokens = batch.row_tokens
-  config.sft.optim.warmup_steps = 0
-  machinery.unset(evaluation, 'every')
-  evaluation.prompts = 2
-  evaluation.max_tokens = 8
+  common.shrink_training(config.sft, steps=2, prompts=4, row_tokens=512)
+  common.shrink_slots(config.sft)
+  config.sft.eval.prompts = 2
+  config.sft.eval.max_tokens = 8

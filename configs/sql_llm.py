@@ -106,20 +106,10 @@ GRPO = schema.Stage(
 
 def get_config(argument: str = ''):
   folder, words = machinery.parse_argument(argument, ('tiny', 'lora'))
-  model, tokenizer, init = common.pretrained(folder)
-  config = machinery.config_dict(
-    schema.Run(
-      model=model,
-      tokenizer=tokenizer,
-      checkpoint=schema.Checkpoint(every=50, keep_last=1),
-      stages={'sft': SFT, 'grpo': GRPO},
-    )
-  )
-  config.sft.init = init
+  config = common.run_from(folder, {'sft': SFT, 'grpo': GRPO})
   if 'lora' in words:
-    config.sft.lora.rank = config.grpo.lora.rank = 32
-    config.sft.optim.lr = 1e-4
-    config.grpo.optim.lr = 1e-5
+    common.use_lora(config.sft, lr=1e-4)
+    common.use_lora(config.grpo, lr=1e-5)
   if 'tiny' in words:
     shrink(config)
   return config
@@ -128,13 +118,9 @@ def get_config(argument: str = ''):
 def shrink(config: ml_collections.ConfigDict) -> None:
   """Sets sizes that run in seconds."""
   for stage in (config.sft, config.grpo):
+    common.shrink_training(stage, steps=2, prompts=2)
+    common.shrink_slots(stage)
     stage.envs.sql.env.budget = 4
-    stage.rollout.slots = 4
-    stage.rollout.prefill_rows = 4
-    stage.steps = 2
-    stage.batch.prompts_per_step = 2
-    stage.batch.micro_batch_tokens = stage.batch.row_tokens
-    stage.optim.warmup_steps = 0
     stage.eval.prompts = 2
     stage.eval.samples = 1
     stage.eval.max_tokens = 16
@@ -145,4 +131,3 @@ def shrink(config: ml_collections.ConfigDict) -> None:
   entry.sampler.max_tokens = 16
   entry.sampler.max_episode_tokens = 64
   entry.group_size = 2
-  machinery.unset(config.grpo.eval, 'every')
