@@ -90,8 +90,14 @@ def config_dict(**stages: schema.Stage) -> ml_collections.ConfigDict:
   )
 
 
-def shrink(config: ml_collections.ConfigDict) -> None:
-  """Sets sizes that run in seconds, in every stage."""
+def shrink(config: ml_collections.ConfigDict, *, unpruned: str = '') -> None:
+  """Sets sizes that run in seconds, in every stage.
+
+  Args:
+    config: the run's config.
+    unpruned: an environment of `main` none of whose answers is right, so that
+      with pruning no token of it would train; '' = none.
+  """
   config.model = machinery.node(schema.PRESETS['tiny'])
   for name in config.stages:
     stage = config[name]
@@ -102,3 +108,5 @@ def shrink(config: ml_collections.ConfigDict) -> None:
     stage.optim.warmup_steps = 1
     stage.eval.prompts = 8
     stage.eval.samples = 2
+  if unpruned:
+    config.main.envs[unpruned].algorithm.prune_zero_advantage = False

@@ -30,7 +30,5 @@ def get_config(argument: str = ''):
   machinery.check_argument(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
-    algorithms.shrink(config)
-    # No answer is right: with pruning, no token would train.
-    config.main.envs.sums.algorithm.prune_zero_advantage = False
+    algorithms.shrink(config, unpruned='sums')
   return config
