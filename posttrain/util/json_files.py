@@ -94,9 +94,22 @@ def parse(data: bytes | str, where: str, max_bytes: int = MAX_BYTES) -> Any:
     problem = f'nested deeper than {MAX_DEPTH} levels'
   except UnicodeDecodeError as error:
     problem = f'no UTF-8 at byte {error.start}'
+  except json.JSONDecodeError as error:
+    problem = f'{error.msg.removesuffix(" at")} at {_place(error)}'
   except ValueError as error:
     problem = foreign.text(error)
   raise ValueError(f'{where} must be JSON: {problem}')
+
+
+def _place(error: json.JSONDecodeError) -> str:
+  """Returns the column of an error, and the line if the text has several.
+
+  `where` has the line of a text that is one line of a file.
+  """
+  text = error.doc.rstrip()
+  if '\n' not in text:
+    return f'column {min(error.pos, len(text)) + 1}'
+  return f'line {error.lineno}, column {error.colno}'
 
 
 def _check_depth(text: str) -> None:

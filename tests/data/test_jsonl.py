@@ -115,6 +115,16 @@ def test_errors_name_file_and_line(tmp_path, row, words):
   assert all(word in str(error.value) for word in words)
 
 
+def test_a_line_that_is_not_json_is_named_once_with_its_column(tmp_path):
+  path = write(tmp_path / 'rows.jsonl', {'prompt': 'a'}, '{"prompt": "a"', '')
+  with pytest.raises(ValueError) as error:
+    row_files.read(path)
+  assert str(error.value) == (
+    f"{path}:2: a line must be JSON: Expecting ',' delimiter at column 15; it "
+    """must be one JSON object in UTF-8: got b'{"prompt": "a"\\n'"""
+  )
+
+
 def test_bad_utf8_names_the_line(tmp_path):
   path = tmp_path / 'rows.jsonl'
   path.write_bytes(b'\n{"prompt": "\xff"}')

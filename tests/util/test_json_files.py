@@ -20,8 +20,13 @@ def test_values_are_those_of_json(tmp_path):
     (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' is there twice"),
     (b'1' * 5000, 'a number of 5000 digits'),
     (b'\xff\xfe', 'no UTF-8 at byte 0'),
-    (b'', 'Expecting value'),
-    (b'{"a": 1', 'Expecting'),
+    (b'', 'Expecting value at column 1$'),
+    (b'{"a": 1', "Expecting ',' delimiter at column 8$"),
+    (b'{"a": 1\n', "Expecting ',' delimiter at column 8$"),
+    (b'{"a": 1} x\n', 'Extra data at column 10$'),
+    (b'{"a": "b', 'Unterminated string starting at column 7$'),
+    (b'["a\tb"]', 'Invalid control character at column 4$'),
+    (b'{\n  "a" 1\n}', "Expecting ':' delimiter at line 2, column 7$"),
   ],
 )
 def test_what_is_no_json_is_refused(data, problem, tmp_path):
