@@ -17,7 +17,6 @@ another process of the run is lost, 75 stopped after saving by SIGTERM or
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import logging
 import os
@@ -28,7 +27,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-import posttrain
 from posttrain import processes, schema
 from posttrain.config import checks, trust
 from posttrain.config import load as config
@@ -46,7 +44,8 @@ from posttrain.util import (
 )
 from posttrain.util import flags as flags_lib
 
-_PACKAGES = ('jax', 'jaxlib', 'numpy')  # whose versions change numbers
+# Packages whose versions change numbers.
+_PACKAGES = ('jax', 'jaxlib', 'numpy', 'posttrain')
 _LOCK_SECONDS = 120.0  # for a lock that a lost host has left
 # Platform, None = this machine's; number of devices, and of hosts.
 Devices = tuple[str | None, int, int]
@@ -335,8 +334,9 @@ def _check_equal(run: schema.Run) -> None:
   """Refuses processes of other options or versions than the first one's."""
   if processes.count() == 1:
     return
-  versions = {x: importlib.metadata.version(x) for x in _PACKAGES}
-  versions['posttrain'] = posttrain.__version__
+  from posttrain import machine
+
+  versions = machine.versions(*_PACKAGES)
   all_own = processes.gather((config.to_dict(run), versions))
   (options, known), *_ = all_own
   for index, (own, other) in enumerate(all_own):

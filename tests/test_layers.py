@@ -24,7 +24,7 @@ STOREYS = (
     'posttrain.processes',
     'posttrain.tree',
   ),
-  ('posttrain.peers', 'posttrain.sharding'),
+  ('posttrain.machine', 'posttrain.peers', 'posttrain.sharding'),
   ('posttrain.ops',),
   (
     'posttrain.data',

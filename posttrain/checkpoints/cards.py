@@ -10,7 +10,6 @@ Markdown each name is a code span, in which nothing is markup. Of a path only
 the last part is shown.
 """
 
-import importlib.metadata
 import os
 import pathlib
 import re
@@ -19,7 +18,7 @@ from typing import Any
 
 import yaml
 
-import posttrain
+from posttrain import machine
 from posttrain.checkpoints import weight_folders
 from posttrain.metrics import estimates, writers
 from posttrain.util import files, foreign, hub, tfds_names
@@ -219,9 +218,9 @@ def _measured(folder: str, host: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reproduction(runs: list[str]) -> list[str]:
-  versions = [f'posttrain {posttrain.__version__}']
-  versions += [f'{x} {importlib.metadata.version(x)}' for x in ('jax', 'flax')]
-  lines = ['## Reproduction', '', f'Exported with {", ".join(versions)}.']
+  versions = machine.versions('posttrain', 'jax', 'flax')
+  names = ', '.join(map(' '.join, versions.items()))
+  lines = ['## Reproduction', '', f'Exported with {names}.']
   if runs:
     lines += [
       "The run's config.json has all options; with it, and the data, the run "

@@ -6,23 +6,18 @@ ended   when the last stage ended; null before
 """
 
 import datetime
-import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
-import posttrain
-from posttrain import processes
+from posttrain import machine
 from posttrain.stage import components
 from posttrain.util import files, json_files
 
 NAME = 'about.json'
 MAX_STARTS = 100
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
+_VERSIONS = ('posttrain', 'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
 
 
 def begin(workdir: str, stages: Mapping[str, components.Components]) -> None:
@@ -49,35 +44,12 @@ def end(workdir: str) -> None:
 
 def start() -> dict[str, Any]:
   """Returns time, devices, host and versions of this process."""
-  devices = jax.devices()
-  kinds = {device.device_kind for device in devices}
-  text = f'{len(devices)} x {" and ".join(sorted(kinds))}'
-  if processes.count() > 1:
-    text += f' on {processes.count()} hosts'
   return {
     'time': _now(),
-    'devices': text,
-    'host': f'{_cores()} CPU cores, {platform.system()} {platform.machine()}',
-    'versions': {
-      'posttrain': posttrain.__version__,
-      'python': platform.python_version(),
-      **{name: _version(name) for name in _PACKAGES},
-    },
+    'devices': machine.devices(),
+    'host': machine.host(),
+    'versions': machine.versions(*_VERSIONS),
   }
-
-
-def _version(package: str) -> str:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:  # on the path, not installed
-    return 'unknown'
-
-
-def _cores() -> int:
-  """Returns the cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def _now() -> str:

@@ -7,15 +7,13 @@ Bytes are per device.
 
 import dataclasses
 import math
-import platform as platforms
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-import posttrain
-from posttrain import processes, schema, sharding
+from posttrain import machine, schema, sharding
 from posttrain.models import transformer
 from posttrain.stage import adapter as adapter_lib
 from posttrain.stage import communication, program_bytes, tensors
@@ -140,29 +138,15 @@ def head(
     seed: the run's seed.
     devices: the planned ones, see `components.preflight`; None = those here.
   """
+  versions = machine.versions('posttrain', 'jax', 'python')
+  planned = ' (planned)' if devices else ''
   rows = (
-    ('device', _devices(devices)),
+    ('device', machine.devices(*(devices or ())) + planned),
     ('host', socket.gethostname()),
-    (
-      'versions',
-      f'posttrain {posttrain.__version__}, jax {jax.__version__}, '
-      f'python {platforms.python_version()}',
-    ),
+    ('versions', ', '.join(map(' '.join, versions.items()))),
     ('seed', f'{seed}'),
   )
   return ['run', *map(_row, rows)]
-
-
-def _devices(planned: tuple[str | None, int, int] | None) -> str:
-  """Returns kind and number of the devices, and of their hosts."""
-  if planned is None:
-    kind, count, hosts = None, jax.device_count(), processes.count()
-  else:
-    kind, count, hosts = planned
-  kind = kind or jax.devices()[0].device_kind  # such as NVIDIA H100 80GB HBM3
-  text = f'{count} x {kind}'
-  text += f' on {hosts} hosts' if hosts > 1 else ''
-  return text if planned is None else f'{text} (planned)'
 
 
 def _row(row: tuple[str, str]) -> str:
