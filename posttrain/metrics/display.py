@@ -105,7 +105,11 @@ class Display:
     """
     with self._lock:
       before, self._step, now = self._step, step, time.monotonic()
-      self._texts = [_number(*item) for item in numbers.items()]
+      # The tokens of a step that compiles were not slow.
+      hidden = ('tokens/s',) if times.get('time/compile') else ()
+      self._texts = [
+        _number(*item) for item in numbers.items() if item[0] not in hidden
+      ]
       self._pace.add(step, now, times)
       if self._bar is not None:
         self._bar.set_postfix_str(', '.join(self._texts), refresh=False)
@@ -169,7 +173,7 @@ class Display:
     """Returns the time left of the run; '' while it is unknown.
 
     Of a later stage nothing is known before its first step, so that the time is
-    a lower bound.
+    a lower bound; if patience may end this stage, an upper bound of its own.
     """
     left = self._pace.left(self._step)
     if left is None:
@@ -177,19 +181,24 @@ class Display:
     names = list(self._stages)
     index = names.index(self._stage) if self._stage in names else len(names)
     later = names[index + 1 :]
+    bound = 'at most' if self._pace.may_end else 'about'
     if not later:
-      return f'about {_duration(left)} left of the run'
+      return f'{bound} {_duration(left)} left of the run'
     follows = ' and '.join(f'{x} ({self._stages[x]} steps)' for x in later)
     verb = 'follows' if len(later) == 1 else 'follow'
-    return f'at least {_duration(left)} left of the run: stage {follows} {verb}'
+    known = f'at least {_duration(left)} left of the run'
+    if self._pace.may_end:
+      known = f'at most {_duration(left)} left of the stage'
+    return f'{known}: stage {follows} {verb}'
 
   def _estimate(self) -> None:
     """Prints, once, how long the stage takes."""
     total, seconds = self._pace.left(self._first), self._pace.step_seconds
     if total is not None and seconds is not None:
       rest = 'the rest of ' if self._first else ''
+      bound = 'at most' if self._pace.may_end else 'about'
       self._print(
-        f'about {_duration(total)} for {rest}stage {self._stage} '
+        f'{bound} {_duration(total)} for {rest}stage {self._stage} '
         f'({_short(seconds)} s a step), evaluations included'
       )
 

@@ -21,11 +21,13 @@ class Pace:
     steps: number of the stage's steps.
     every: steps between evaluations; None or 0 = at the end alone.
     evaluation: seconds of an evaluation; 0 = unknown, and not counted.
+    may_end: whether the stage may end before its last step, by its patience.
   """
 
   steps: int
   every: int | None = None
   evaluation: float = 0.0
+  may_end: bool = False
 
   def __post_init__(self):
     self._seconds = collections.deque(maxlen=_STEPS)

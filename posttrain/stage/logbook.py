@@ -174,8 +174,11 @@ def make(
   goodput.keep(writers.read_metrics(path, position))
   stage, shown = cfg.stages[name], display.current()
   seconds = writer.latest.get(name, {}).get('time/eval')  # before this start
+  may_end = stage.eval.patience is not None
   shown.begin(
-    name, step, pace.Pace(stage.steps, stage.eval.every, seconds or 0.0)
+    name,
+    step,
+    pace.Pace(stage.steps, stage.eval.every, seconds or 0.0, may_end),
   )
   return Logbook(
     name,

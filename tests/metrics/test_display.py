@@ -66,6 +66,41 @@ def test_stages_that_follow_make_it_a_lower_bound(now, capsys):
   )
 
 
+@pytest.mark.parametrize(
+  'stages, line',
+  [
+    (STAGES, 'at most 74 s left of the stage: stage grpo (30 steps) follows'),
+    ({'sft': 40}, 'at most 74 s left of the run'),
+  ],
+)
+def test_a_stage_that_patience_may_end_has_an_upper_bound(
+  now, capsys, stages, line
+):
+  shown = display.Display(stages, log_seconds=3.0)
+  shown.begin('sft', 0, pace.Pace(40, may_end=True))
+  for number in range(1, 5):
+    step(shown, now, 100.0 + 2 * number, number, loss=1.0)
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[-2:] == [
+    f'stage sft: step 3 of 40, loss 1, {line}',
+    'at most 80 s for stage sft (2 s a step), evaluations included',
+  ]
+
+
+def test_a_step_that_compiles_has_no_speed(now, capsys):
+  shown = display.Display(STAGES, log_seconds=1.0)
+  shown.begin('grpo', 0, pace.Pace(30))
+  for number, compiling in ((1, 3.0), (2, 0.0), (3, 0.25)):
+    now[0] += 2.0
+    times = {'time/compile': compiling}
+    shown.update(number, {'loss': 1.0, 'tokens/s': 120.0}, times)
+    shown.beat(finished=True)
+  first, second, third = capsys.readouterr().err.splitlines()
+  assert first == 'stage grpo: step 1 of 30, loss 1'
+  assert second.startswith('stage grpo: step 2 of 30, loss 1, 120 tokens/s, ')
+  assert third.startswith('stage grpo: step 3 of 30, loss 1, about')
+
+
 def test_a_long_phase_has_lines_too(now, capsys, monkeypatch):
   shown = display.Display(STAGES, log_seconds=60.0)
   monkeypatch.setattr(watchdog.time, 'monotonic', lambda: now[0])
