@@ -3,36 +3,25 @@
 1. `load(path)` runs a recipe file and returns its ConfigDict.
 2. `override(config, 'sft.optim.lr', '1e-4')` changes one key or node.
 3. `build(config)` turns it into `schema.Run`: unknown keys name the nearest
-   one, every value has the declared type, every node passes its own checks.
+   one, every value has the declared type (`conversion`), every node passes its
+   own checks.
 
 Checks that span several options are in `checks`.
 """
 
-import ast
 import dataclasses
 import json
-import os
 import re
-import types
-import typing
 from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import config_dict
 
 from posttrain import schema
-from posttrain.config import hints, paths, recipes
-from posttrain.models import hf_config
-from posttrain.util import foreign, hub, json_files, spelling
+from posttrain.config import conversion, hints, paths, recipes
+from posttrain.util import foreign, json_files
 
 RECIPE_PREFIX = recipes.PREFIX
-# Type of an option -> how a value is written.
-_EXAMPLES = {
-  int: 'a whole number, as in 100',
-  float: 'a number, as in 1e-4',
-  bool: 'true or false',
-  str: 'a text',
-}
 _SHOWN = 20  # changed options in a message
 # Keys that may differ when a run is resumed: logging, saving. See
 # `_schedule_keys` for the number of steps and the cadence of evaluation.
@@ -90,13 +79,13 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
       f'got .type={text}, expected --config.{parent}={text}, or '
       f"""--config.{parent}='{{"type": "{text}", ...}}'"""
     )
-  value = text if node.get_type(leaf) is str else _literal(text, path)
+  value = text if node.get_type(leaf) is str else conversion.literal(text, path)
   value = None if text == 'None' else value
   if leaf == 'model' and len(parents) < 2 and isinstance(value, str):
-    named = _named_model(value, path, node[leaf])
+    named = conversion.named_model(value, path, node[leaf])
     value = dataclasses.asdict(named)
   if isinstance(value, dict):
-    value = _as_node(value, path)
+    value = conversion.as_node(value, path)
   with node.unlocked(), node.ignore_type():
     left_out = _left_out(config, value) if key == 'stages' else ()
     for name in left_out:
@@ -144,15 +133,6 @@ def _find(config: config_dict.ConfigDict, key: str) -> tuple[Any, Any]:
   return node, value
 
 
-def _as_node(value: dict[str, Any], path: str) -> config_dict.ConfigDict:
-  try:
-    return config_dict.ConfigDict(value)
-  except ValueError as error:  # a dot, which separates the keys of nodes
-    raise ValueError(
-      f'{path} must have keys without dots: got {foreign.quote(value)}'
-    ) from error
-
-
 def _left_out(config: config_dict.ConfigDict, names: Any) -> list[str]:
   """Returns the stages of a config that a new tuple of names lacks."""
   if not isinstance(names, tuple | list):
@@ -165,34 +145,6 @@ def _left_out(config: config_dict.ConfigDict, names: Any) -> list[str]:
   return [x for x in config['stages'] if x not in names and x in config]
 
 
-def _literal(text: str, key: str) -> Any:
-  """Returns an override's value: JSON, a Python literal, or the text itself."""
-  try:
-    return json_files.parse(text, key)
-  except ValueError as error:
-    problem = error
-    if _is_json(text):  # beyond the limits
-      raise
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError, RecursionError, MemoryError):
-    if text.lstrip().startswith(('{', '[')):
-      raise problem from None
-    return text
-
-
-def _is_json(text: str) -> bool:
-  try:
-    json.loads(text)
-  except (ValueError, RecursionError):
-    return False
-  return True
-
-
-class _UnknownKey(Exception):
-  """A node has a key that its class lacks: its path, the key, known keys."""
-
-
 def build(config: config_dict.ConfigDict) -> schema.Run:
   """Turns a ConfigDict into the checked `schema.Run`.
 
@@ -201,7 +153,7 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
   """
   try:
     return _build_run(config)
-  except _UnknownKey as error:
+  except conversion.UnknownKey as error:
     raise ValueError(hints.unknown(config, *error.args)) from None
 
 
@@ -223,7 +175,7 @@ def _build_run(config: config_dict.ConfigDict) -> schema.Run:
       raise ValueError(
         f'config.stages must name subtrees: no config.{foreign.text(name)}'
       )
-    stages[name] = _build(
+    stages[name] = conversion.to_type(
       values.pop(name), schema.Stage, f'config.{foreign.text(name)}'
     )
   if isinstance(values.get('metrics'), config_dict.ConfigDict):
@@ -236,7 +188,7 @@ def _build_run(config: config_dict.ConfigDict) -> schema.Run:
         f'{foreign.quote(names)}; nothing reads a stage that does not run'
       )
   values['stages'] = stages
-  return paths.absolute(_build(values, schema.Run, 'config'))
+  return paths.absolute(conversion.to_type(values, schema.Run, 'config'))
 
 
 def _without_removed(metrics: config_dict.ConfigDict) -> dict[str, Any]:
@@ -248,110 +200,6 @@ def _without_removed(metrics: config_dict.ConfigDict) -> dict[str, Any]:
   if values.pop('tensorboard', False):
     values['trackers'] = ('tensorboard', *values.get('trackers', ()))
   return values
-
-
-def _build(value: Any, kind: Any, path: str) -> Any:
-  """Returns a value as its annotation `kind` declares it, or refuses it."""
-  union = isinstance(kind, types.UnionType)
-  kinds = typing.get_args(kind) if union else (kind,)
-  if type(None) in kinds and value is None:
-    return None
-  kinds = tuple(k for k in kinds if k is not type(None))
-  nodes = tuple(k for k in kinds if hasattr(k, 'type'))
-  if str in kinds and nodes:  # a name, or a node as a JSON object
-    is_object = isinstance(value, str) and value.startswith('{')
-    value = _literal(value, path) if is_object else value
-    nodes = () if isinstance(value, str) else nodes
-  kind = _pick(value, nodes, path) if nodes else kinds[0]
-  if kind is Any:  # JSON, without the containers of ConfigDict
-    is_node = isinstance(value, config_dict.ConfigDict)
-    return value.to_dict() if is_node else value
-  if dataclasses.is_dataclass(kind):
-    return _build_node(value, kind, path)
-  origin = typing.get_origin(kind)
-  if origin is dict:
-    if not isinstance(value, dict | config_dict.ConfigDict):
-      raise ValueError(f'{path} must be a node: got {foreign.quote(value)}')
-    _, child = typing.get_args(kind)
-    return {
-      k: _build(v, child, f'{path}.{foreign.text(k)}') for k, v in value.items()
-    }
-  if origin is tuple:
-    if not isinstance(value, tuple | list):
-      raise ValueError(
-        f'{path} must be a tuple: got {foreign.quote(value)}; write '
-        f'"{foreign.text((value,))}", with the comma'
-      )
-    item = typing.get_args(kind)[0]
-    return tuple(_build(v, item, f'{path}[{i}]') for i, v in enumerate(value))
-  if kind is float and type(value) is int and abs(value) < 2**1023:
-    value = float(value)
-  # bool is an int to Python, but not here.
-  if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-    raise ValueError(
-      f'{path} must be of type {kind.__name__}: got {foreign.quote(value)} '
-      f'({type(value).__name__}); write {_EXAMPLES.get(kind, "a value of it")}'
-    )
-  return value
-
-
-def _pick(value: Any, kinds: tuple[type, ...], path: str) -> type:
-  """Returns the option class that the value's `type` names."""
-  by_type = {kind.type: kind for kind in kinds}
-  is_node = isinstance(value, dict | config_dict.ConfigDict)
-  name = value.get('type') if is_node else value
-  if not isinstance(name, str) or name not in by_type:
-    near = spelling.near(name, by_type) if isinstance(name, str) else []
-    hint = f'; did you mean {near[0]}?' if near else ''
-    raise ValueError(
-      f'{path}.type must be one of {tuple(by_type)}: got {foreign.quote(name)}'
-      f'{hint}'
-    )
-  return by_type[name]
-
-
-def _build_node(value: Any, kind: type, path: str) -> Any:
-  if dataclasses.is_dataclass(value):  # a stage from `build`
-    return value
-  if isinstance(value, str) and hasattr(kind, 'type'):
-    value = {}  # a type's name stands for its defaults
-  if kind is schema.Model and isinstance(value, str):
-    return _named_model(value, path)
-  if not isinstance(value, dict | config_dict.ConfigDict):
-    raise ValueError(f'{path} must be a node: got {foreign.quote(value)}')
-  kinds = typing.get_type_hints(kind)
-  for name in value:
-    if name not in kinds:
-      raise _UnknownKey(path, name, kinds)
-  fields = {k: _build(v, kinds[k], f'{path}.{k}') for k, v in value.items()}
-  try:
-    return kind(**fields)
-  except schema.FieldError as error:
-    raise ValueError(f'{path}.{error.field} {error.detail}') from None
-
-
-def _named_model(name: str, path: str, now: Any = None) -> schema.Model:
-  """Returns the model of a preset or of a HuggingFace directory.
-
-  Args:
-    name: the preset's name, or the directory.
-    path: dotted key of the model, for errors.
-    now: the replaced node; a directory's model keeps its dtype,
-      remat and attention.
-  """
-  if name in schema.PRESETS:
-    return schema.PRESETS[name]
-  folder = hub.folder(name) or os.path.expanduser(name)
-  if not os.path.isdir(folder):
-    raise ValueError(
-      f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
-      f'directory: got {foreign.quote(name)}{hub.hint(name)}'
-    )
-  model = hf_config.read(folder)
-  if now is None:
-    return model
-  kept = {name: now[name] for name in ('dtype', 'remat', 'attention')}
-  return dataclasses.replace(model, **kept)
 
 
 def to_dict(run: schema.Run) -> dict[str, Any]:
