@@ -129,8 +129,7 @@ def parse(
     raise ValueError(
       f"{where}: a preference must have 'prompt', 'chosen' and 'rejected', "
       "or 'prompt', 'completion' and 'label': got columns "
-      f'{foreign.text(present)}; the option `columns` names them anew, as in '
-      '{"question": "prompt"}'
+      f'{foreign.text(present)}{rows.misspelt(raw, COLUMNS, columns)}'
     )
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)

@@ -19,7 +19,7 @@ import numpy as np
 from posttrain import types
 from posttrain.chat import messages
 from posttrain.chat import tools as chat_tools
-from posttrain.util import foreign, json_files
+from posttrain.util import foreign, json_files, spelling
 
 COLUMNS = ('prompt', 'completion', 'messages')
 
@@ -118,6 +118,7 @@ def check_columns(
     raise ValueError(
       f'{first}: columns must name columns that the rows have: got '
       f'{foreign.text(sorted(left))}, expected some of {foreign.text(shown)}'
+      f'{spelling.hint(sorted(left), shown)}'
     )
 
 
@@ -192,12 +193,31 @@ def parse(
     raise ValueError(
       f"{where}: a row must have 'prompt' and 'completion', or 'messages', or "
       "'prompt' alone where answers are sampled: got columns "
-      f'{foreign.text(present)}; the option `columns` names them anew, as in '
-      '{"question": "prompt"}'
+      f'{foreign.text(present)}{misspelt(raw, COLUMNS, columns)}'
     )
   as_text = isinstance(raw.get('prompt'), str)
   tools = _tools(info.get('tools'), where)
   return Row(prompt, completion, where, info, as_text, tools)
+
+
+def misspelt(
+  raw: Mapping[str, Any],
+  known: Sequence[str],
+  columns: Mapping[str, str] | None,
+) -> str:
+  """Returns what to do about a row whose columns are not the right ones.
+
+  Args:
+    raw: the row, renamed.
+    known: the columns that it may have.
+    columns: the new names, see `renamed`.
+  """
+  absent = [old for old, new in (columns or {}).items() if new not in raw]
+  return (
+    spelling.hint(absent, tuple(raw))
+    or spelling.hint(raw, known)
+    or '; the option `columns` names them anew, as in {"question": "prompt"}'
+  )
 
 
 def _tools(value: Any, where: str) -> types.Tools | None:

@@ -20,7 +20,7 @@ from posttrain import schema, types
 from posttrain.data import row_files, sources
 from posttrain.envs import base
 from posttrain.rewards import numeric
-from posttrain.util import foreign
+from posttrain.util import foreign, spelling
 
 COLUMNS = ('question', 'answer')
 _NUMBER = re.compile(r'-?[0-9.,/]+')
@@ -143,7 +143,7 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
       raise ValueError(
         f'{where}: {column} must be a string with text: got '
         f"{foreign.quote(value)}; a row has 'question' and 'answer', this one "
-        f'{foreign.text(sorted(raw))}'
+        f'{foreign.text(sorted(raw))}{spelling.hint(raw, COLUMNS)}'
       )
   solution, _, last = raw['answer'].strip().rpartition('\n')
   if not last.startswith('####'):

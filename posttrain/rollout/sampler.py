@@ -16,6 +16,7 @@ from posttrain.chat import demonstrations
 from posttrain.chat import renderer as chat
 from posttrain.envs import base
 from posttrain.rollout import driver as drivers
+from posttrain.util import spelling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +175,11 @@ class DatasetSampler:
     """
     where = f'row {task.id} of environment {task.env}'
     if task.demonstration is None:
-      raise ValueError(
-        f'{where} must have a demonstration: got none; the dataset sampler '
-        "replays demonstrations: add a completion, or set sampler.type='policy'"
+      hint = spelling.hint(task.info, ('completion',)) or (
+        '; the dataset sampler replays demonstrations: add a completion, or '
+        "set sampler.type='policy'"
       )
+      raise ValueError(f'{where} must have a demonstration: got none{hint}')
     messages = (*task.prompt, *task.demonstration)
     try:
       renderer = self._renderer.with_tools(task.tools)

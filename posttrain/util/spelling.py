@@ -5,7 +5,12 @@ A hint that is wrong costs more than none. Names are compared word by word, as
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from posttrain.util import foreign
+
+_LONGEST = 80  # letters of a name that may be misspelt
+_SHOWN = 5  # names in a hint
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
@@ -30,6 +35,28 @@ def near(name: str, known: Iterable[str]) -> list[str]:
   longer = [other for other in known if f'_{name}_' in f'_{other}_']
   is_start = len(longer) == 1 and longer[0].startswith(name)
   return longer if is_start and len(name) > 2 else []
+
+
+def hint(names: Iterable[str], known: Collection[str]) -> str:
+  """Returns '; did you mean prompt instead of 'promt'?'; '' if nothing is near.
+
+  Args:
+    names: the names that there are; those that are known are not misspelt.
+    known: the names that may be meant.
+  """
+  names = list(names)
+  missing = [name for name in known if name not in names]
+  pairs = [
+    (near(name, missing), name)
+    for name in names
+    if name not in known and len(name) <= _LONGEST
+  ]
+  meant = [
+    f'{others[0]} instead of {foreign.quote(name)}'
+    for others, name in pairs
+    if others
+  ]
+  return f'; did you mean {", ".join(meant[:_SHOWN])}?' if meant else ''
 
 
 def _cost(name: str, other: str) -> int | None:

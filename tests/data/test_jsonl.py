@@ -301,6 +301,26 @@ def test_columns_of_other_names(tmp_path):
   assert row_files.read(path, swapped)[0].prompt[0]['content'] == 'b'
 
 
+def test_a_misspelt_column_is_named(tmp_path):
+  row = {'promt': 'a', 'completion': 'b', 'level': 3}
+  path = write(tmp_path / 'rows.jsonl', row)
+  message = "level', 'promt']; did you mean prompt instead of 'promt'\\?$"
+  with pytest.raises(ValueError, match=message):
+    row_files.read(path)
+  # Names of the option `columns`.
+  path = write(tmp_path / 'rows.jsonl', {'question': 'a', 'level': 3})
+  for columns, words in (
+    ({'questoin': 'prompt'}, ('a row must have', "question instead of 'ques")),
+    (
+      {'question': 'prompt', 'levle': 'info'},
+      ('columns must name', "mean level instead of 'levle'?"),
+    ),
+  ):
+    with pytest.raises(ValueError) as error:
+      row_files.read(path, columns)
+    assert all(word in str(error.value) for word in words)
+
+
 @pytest.mark.parametrize(
   'columns, words',
   [

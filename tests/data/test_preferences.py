@@ -71,6 +71,10 @@ def test_a_labelled_answer_is_chosen_or_rejected():
   ('raw', 'words'),
   [
     ({'prompt': 'a', 'chosen': 'b'}, 'got columns'),
+    (
+      {'prompt': 'a', 'choosen': 'b', 'rejected': 'c'},
+      "; did you mean chosen instead of 'choosen'?",
+    ),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 5}, 'rejected must be'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': []}, 'an assistant turn'),

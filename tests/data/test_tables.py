@@ -61,6 +61,18 @@ def test_csv(tmp_path):
   assert first.completion[0]['content'] == '' and second.info['why']
 
 
+@pytest.mark.parametrize('name', ['a.csv', 'a.parquet'])
+def test_a_misspelt_column_is_named(tmp_path, name):
+  path = tmp_path / name
+  if name == 'a.csv':
+    path.write_text('promt,completion\nhé,yo\n')
+  else:
+    row = {'promt': 'hé', 'completion': 'yo'}
+    parquet.write_table(pa.Table.from_pylist([row]), path)
+  with pytest.raises(ValueError, match="mean prompt instead of 'promt'"):
+    row_files.read(path)
+
+
 @pytest.mark.parametrize(
   'name, content, message',
   [

@@ -207,6 +207,7 @@ def test_empty_paths_are_refused(options, words):
     ({'question': 'a'}, ('answer must be a string', 'None', "['question']")),
     ({'answer': '#### 1'}, ('question must be a string', 'got None')),
     ({'prompt': 'a', 'completion': '1'}, ("'question' and 'answer'", 'prompt')),
+    ({'question': 'a', 'anwser': '1'}, ("mean answer instead of 'anwser'",)),
     ({'question': 3, 'answer': '#### 1'}, ('question must be', 'got 3')),
     ({'question': ' ', 'answer': '#### 1'}, ('question must be', "' '")),
     ({'question': 'a', 'answer': ''}, ('answer must be', "''")),

@@ -1,5 +1,6 @@
 """The dataset sampler: samples, and refused tasks."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -92,6 +93,11 @@ def test_too_long_raises_or_truncates():
 def test_tasks_without_trained_labels_are_refused_by_row(too_long):
   with pytest.raises(ValueError, match='row-7 .* must have a demonstration'):
     _rollout(_task(demonstration=None), too_long=too_long)
+  task = dataclasses.replace(
+    _task(demonstration=None), info={'completoin': 'b'}
+  )
+  with pytest.raises(ValueError, match="completion instead of 'completoin'"):
+    _rollout(task, too_long=too_long)
   with pytest.raises(ValueError, match='row-7 .* must have a trained label'):
     _rollout(_task(demonstration=(USER,)), too_long=too_long)
   with pytest.raises(ValueError, match='row-7 .* must have a prompt below'):

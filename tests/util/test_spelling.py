@@ -85,3 +85,19 @@ def test_edits_are_counted():
   assert spelling.edits('abc', 'abc') == 0
   assert spelling.edits('abcd', 'acbd') == 1
   assert spelling.edits('kitten', 'sitting') == 3
+
+
+def test_a_hint_names_what_is_meant_and_what_is_there():
+  known = ('prompt', 'completion', 'label')
+  for names, hint in (
+    (['promt', 'id'], "; did you mean prompt instead of 'promt'?"),
+    (
+      ['promt', 'Completion', 'label'],
+      "; did you mean prompt instead of 'promt', completion instead of "
+      "'Completion'?",
+    ),
+    (['prompt', 'prompts', 'question'], ''),  # the right name is there, too
+    (['x' * 10**6, ''], ''),
+    ([], ''),
+  ):
+    assert spelling.hint(names, known) == hint
