@@ -14,8 +14,11 @@ is the function `short` in rewards.py of the current folder, as TRL calls it:
       return [-len(text) / 100 for text in completions]
 
 Where prompts are lists of messages, so are the completions. A column is an
-argument by its name. Several functions (`,rewards:short,rewards:polite`) are
-summed; `--config.grpo.envs.data.rewards.NAME.weight=W` weighs one.
+argument by its name. `reward=RUN` is the reward model of another run, see
+configs/reward_model.py. Several (`,rewards:short,rewards:polite`) are summed;
+`--config.grpo.envs.data.rewards.NAME.weight=W` weighs one. The name is the
+function's, with its module before it (`rewards_short`) where another has the
+same one; that of a model is `learned`.
 
 A tenth of the prompts is held out, or `:DIR,PROMPTS.jsonl,HELD_OUT.jsonl,...`
 names the held-out ones: `eval/reward/NAME/data` is the mean of each function
@@ -77,14 +80,11 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  own = machinery.parse_own(argument, functions=True)
+  own = machinery.parse_own(argument, rewards=True)
   config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
   common.name_rows(entry.env, own)
-  with entry.rewards.unlocked():
-    for path in own.functions or ('configs.grpo:short',):
-      name = path.rpartition(':')[2].replace('.', '_')
-      entry.rewards[name] = machinery.node(schema.RewardFn(fn=path))
+  set_rewards(entry, own.rewards)
   if 'lora' in own.words:
     common.use_lora(config.grpo, lr=1e-5)
   if 'tiny' in own.words:
@@ -92,8 +92,20 @@ def get_config(argument: str = ''):
   return config
 
 
+def set_rewards(
+  entry: ml_collections.ConfigDict, rewards: dict[str, schema.RewardFn]
+) -> None:
+  """Sets the rewards of an environment."""
+  with entry.rewards.unlocked():
+    for name, reward in rewards.items():
+      entry.rewards[name] = machinery.node(reward)
+
+
 def shrink(config: ml_collections.ConfigDict) -> None:
-  """Sets sizes that run in seconds."""
+  """Sets sizes that run in seconds, and a reward if there is none."""
+  if not config.grpo.envs.data.rewards:
+    short = {'short': schema.RewardFn(fn='configs.grpo:short')}
+    set_rewards(config.grpo.envs.data, short)
   common.shrink_training(config.grpo, steps=2, prompts=2, row_tokens=512)
   common.shrink_slots(config.grpo)
   config.grpo.envs.data.sampler.max_tokens = 8

@@ -6,8 +6,10 @@ ConfigDict is locked, so a misspelt key is an error and not a new key.
 
 import dataclasses
 import os
+import re
 import types
 import typing
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -17,6 +19,10 @@ from posttrain.util import hub, tfds_names
 
 # How names of files of rows end, see `posttrain.data.row_files`.
 ROW_FILES = ('.jsonl', '.parquet', '.arrow', '.feather', '.csv')
+# Endings of other files that hold data, for the error that names the above.
+_NO_ROW_FILES = ('.json', '.txt', '.tsv', '.xlsx', '.gz', '.zst', '.zip')
+_ARGUMENT = "the argument after the recipe's name"
+_REWARD = 'reward='  # begins the part of a reward model's run
 
 
 def config_dict(run: schema.Run) -> ml_collections.ConfigDict:
@@ -86,9 +92,8 @@ def parse_argument(
   random = folder is None and 'lora' not in words
   if set(words) - set(known) or not (exists or random):
     raise ValueError(
-      "the argument after the recipe's name must be a HuggingFace directory "
-      f'that exists, then words of {known}, as in FILE:DIR,lora: '
-      f'got {argument!r}'
+      f'{_ARGUMENT} must be a HuggingFace directory that exists, then words of '
+      f'{known}, as in FILE:DIR,lora: got {argument!r}'
     )
   return folder, set(words)
 
@@ -101,55 +106,73 @@ class Own:
   preset: str  # of schema.PRESETS, without a folder
   data: str | None  # a path, or tfds:NAME; None = the recipe's example
   held_out: str | None  # None = a tenth of the data
-  functions: tuple[str, ...]  # import paths of reward functions
+  rewards: dict[str, schema.RewardFn]  # by name
   words: frozenset[str]  # of 'lora' and 'tiny'
 
 
-def parse_own(argument: str, functions: bool = False, lora: bool = True) -> Own:
+def parse_own(argument: str, rewards: bool = False, lora: bool = True) -> Own:
   """Reads `DIR,data.jsonl`, and more, after a recipe's name, in any order.
 
   An existing directory, or OWNER/NAME in the hub's cache, is the model; or the
   name of a preset. A name that ends as a file of rows does, or begins with
-  tfds:, is the data, a second one the held-out data. Anything else that
-  contains a colon is a reward function.
+  tfds:, is the data, a second one the held-out data. `reward=PATH` is the run
+  of a reward model; anything else that contains a colon is a reward function.
 
   Args:
-    argument: the text after the colon, parts with commas between them.
-    functions: whether the recipe takes reward functions, and needs one.
+    argument: the text after the colon, parts with commas between them. A path
+      that exists may have commas of its own.
+    rewards: whether the recipe takes reward functions and models.
     lora: whether the recipe can train a LoRA.
 
   Raises:
     ValueError: a part is nothing of these or does not exist, or one is
       missing that `tiny` does not replace.
   """
-  expected = _expected(functions, lora)
+  form = _form(rewards, lora)
   kinds: dict[str, list[str]] = {}
-  for part in argument.split(',') if argument else ():
-    kinds.setdefault(_kind_of(part, expected, functions), []).append(part)
+  for part in _parts(argument):
+    kinds.setdefault(_kind_of(part, rewards, form), []).append(part)
   folders, files = kinds.get('folder', []), kinds.get('file', [])
   presets, words = kinds.get('preset', []), frozenset(kinds.get('word', []))
   needed = 'tiny' not in words
   problems = (
     (len(folders) + len(presets) > 1, 'one model'),
     (len(files) > 2, 'two data sets at most'),
-    ('lora' in words and not lora, 'no lora, whose head could not train'),
+    ('lora' in words and not lora, 'no lora: its head could not train'),
     ('lora' in words and not folders, 'a directory, whose weights lora adapts'),
     (needed and not folders + presets, 'a model'),
     (needed and not files, 'data'),
-    (needed and functions and 'function' not in kinds, 'a reward function'),
   )
   for is_wrong, text in problems:
     if is_wrong:
-      raise ValueError(f'{expected}, with {text}: got {argument!r}')
+      raise ValueError(
+        f'{_ARGUMENT} must have {text}: got {argument!r}; {form}'
+      )
   paths = [_data(x) for x in files]
+  _check_apart(paths)
   return Own(
     folder=os.path.expanduser(folders[0]) if folders else None,
     preset=(*presets, 'tiny')[0],
     data=(*paths, None)[0],
     held_out=(*paths, None, None)[1],
-    functions=tuple(kinds.get('function', ())),
+    rewards=_rewards(kinds.get('function', []), kinds.get('reward model', [])),
     words=words,
   )
+
+
+def _parts(argument: str) -> Iterator[str]:
+  """Splits an argument at its commas, but not within a path that exists."""
+  words = argument.split(',') if argument else []
+  while words:
+    count = len(words)
+    while count > 1 and not os.path.exists(_path(','.join(words[:count]))):
+      count -= 1
+    yield ','.join(words[:count])
+    words = words[count:]
+
+
+def _path(part: str) -> str:
+  return os.path.expanduser(part.removeprefix(_REWARD))
 
 
 def _data(part: str) -> str:
@@ -159,11 +182,70 @@ def _data(part: str) -> str:
   return os.path.abspath(os.path.expanduser(part))
 
 
-def _kind_of(part: str, expected: str, functions: bool) -> str:
+def _check_apart(paths: Sequence[str]) -> None:
+  """Refuses held-out rows that are those to train on.
+
+  A TFDS data set without a split is `train`, and where it is held out another.
+  """
+  if len(paths) < 2:
+    return
+  data, held_out = paths
+  if tfds_names.is_name(data):
+    is_same = data == held_out and tfds_names.parse(data).split is not None
+  else:
+    is_same = os.path.realpath(data) == os.path.realpath(held_out)
+  if is_same:
+    raise ValueError(
+      "the second data set after the recipe's name, which is held out, must "
+      f'be another than the first: got {data!r} twice; without a second one a '
+      'tenth is held out'
+    )
+
+
+def _rewards(
+  functions: Sequence[str], models: Sequence[str]
+) -> dict[str, schema.RewardFn]:
+  """Returns rewards by name: of functions, and `learned` of a model.
+
+  Where several would have one name, each has its module's before it, or its
+  folder's.
+  """
+  entries = []
+  for path in functions:
+    module, _, name = path.rpartition(':')
+    entries.append((module, name, schema.RewardFn(fn=path)))
+  for part in models:
+    path = os.path.abspath(_path(part))
+    name = os.path.basename(path)
+    entries.append((name, 'learned', schema.RewardFn(model=path)))
+  short = [name for _, name, _ in entries]
+  rewards: dict[str, schema.RewardFn] = {}
+  for where, name, reward in entries:
+    name = name if short.count(name) == 1 else f'{where}_{name}'
+    name = re.sub(r'[^A-Za-z0-9_-]', '_', name)
+    if name in rewards:
+      path = reward.fn or reward.model
+      raise ValueError(
+        f'{_ARGUMENT} must have rewards with names of their own: got {path!r} '
+        f'beside another reward that is named {name!r}; leave it out, or '
+        'rename one'
+      )
+    rewards[name] = reward
+  return rewards
+
+
+def _kind_of(part: str, rewards: bool, form: str) -> str:
   """Returns the kind of one part of an argument."""
-  path = os.path.expanduser(part)
+  path = _path(part)
   if part in ('lora', 'tiny'):  # a directory of this name is ./tiny
     return 'word'
+  if part.startswith(_REWARD) and rewards:
+    if not os.path.isdir(path):
+      raise ValueError(
+        f'{_REWARD}PATH must name the run of a reward model: got {part!r}, but '
+        f'there is no folder {os.path.abspath(path)}'
+      )
+    return 'reward model'
   if os.path.isdir(path) or hub.folder(part) is not None:
     return 'folder'
   if tfds_names.is_name(part):
@@ -177,22 +259,38 @@ def _kind_of(part: str, expected: str, functions: bool) -> str:
     return 'file'
   if part in schema.PRESETS:
     return 'preset'
-  if ':' in part and functions:
+  if part.lower().endswith(_NO_ROW_FILES):
+    raise ValueError(
+      f'a file of data must end in one of {", ".join(ROW_FILES)}: got '
+      f'{part!r}; in JSONL each line is one row, an object, as '
+      '{"prompt": "Hi"}'
+    )
+  is_reward = part.startswith(_REWARD) or ':' in part
+  if is_reward and rewards:
     return 'function'
-  what = 'no directory' if '/' in part else 'none of these'
-  raise ValueError(f'{expected}: got {part!r}, which is {what}{hub.hint(part)}')
+  if is_reward:
+    raise ValueError(
+      f'{_ARGUMENT} must have no reward: got {part!r}, but this recipe trains '
+      f'without one, and grpo with; {form}'
+    )
+  what = 'no directory' if '/' in part else 'of none'
+  raise ValueError(
+    f'{_ARGUMENT} must have parts of a known kind: got {part!r}, which is '
+    f'{what}{hub.hint(part) or f"; {form}"}'
+  )
 
 
-def _expected(functions: bool, lora: bool) -> str:
-  example = 'FILE:DIR,data.jsonl'
-  if functions:
-    example += ',module:function'
+def _form(rewards: bool, lora: bool) -> str:
+  """Returns what an argument consists of, for errors."""
+  words = ' or '.join(('lora', 'tiny') if lora else ('tiny',))
+  functions = (
+    f', module:function or {_REWARD}PATH of a reward model' if rewards else ''
+  )
   return (
-    "the argument after the recipe's name must be a HuggingFace directory that "
-    f'exists (or a preset, such as small), a file of data ('
-    f'{", ".join(ROW_FILES)}) or tfds:NAME, a second one that is held out,'
-    f'{" reward functions," if functions else ""}{" lora" if lora else ""} or '
-    f'tiny, as in {example}'
+    'its parts are a HuggingFace directory (or a preset, such as small), data '
+    f'({", ".join(ROW_FILES)}, or tfds:NAME), further data that is held out'
+    f'{functions}, {words}, as in FILE:DIR,data.jsonl'
+    f'{",module:function" if rewards else ""}'
   )
 
 

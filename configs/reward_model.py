@@ -12,7 +12,7 @@ come from it; a scalar head is added. A line of PAIRS.jsonl is `{"prompt": ...,
 A tenth of the prompts is held out, or `:DIR,PAIRS.jsonl,HELD_OUT.jsonl` names
 the held-out pairs: `eval/pairs/rewards/accuracies` is the share of them whose
 chosen answer has the larger value. GRPO reads the model by
-`--config.grpo.envs.data.rewards='{"learned": {"model": "WORK"}}'`.
+`--config=grpo:DIR,PROMPTS.jsonl,reward=WORK`.
 
 200 steps see 6,400 pairs. A pair that has more than 2,048 tokens, with the
 prompt before each answer, is dropped, and the number of them logged. There is

@@ -10,6 +10,9 @@ from typing import Any
 from posttrain import algorithms, envs, schema
 from posttrain.util import foreign, imports
 
+# Algorithms of rewards alone.
+_NEED_REWARDS = (schema.Grpo, schema.MaxRl, schema.Rloo, schema.Reward)
+
 
 def check(
   entry: schema.EnvEntry,
@@ -119,6 +122,18 @@ def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
     raise ValueError(
       f'{path}.rewards must be left empty: got {sorted(entry.rewards)}, but '
       'nothing reads them where sampler replays a data set'
+    )
+  if (
+    isinstance(entry.env, schema.Rows)
+    and isinstance(entry.algorithm, _NEED_REWARDS)
+    and entry.ratio
+    and not entry.rewards
+  ):
+    raise ValueError(
+      f'{path}.rewards must have an entry: got none, and nothing else grades '
+      f'answers to rows; name a function, as in --{path}.rewards='
+      """'{"short": {"fn": "rewards:short"}}', or after the recipe's name: """
+      'grpo:DIR,PROMPTS.jsonl,rewards:short; in Python by `rewards` of api.load'
     )
   if entry.judge is not None and not _uses_judge(entry, path):
     raise ValueError(

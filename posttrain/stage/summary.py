@@ -80,10 +80,9 @@ def commands(run: schema.Run, workdir: str) -> list[str]:
   name, stage = list(run.stages.items())[-1]
   checkpoint = f'--checkpoint={shlex.quote(workdir)}'
   if not objectives.TYPES[stage.kind].generates_text:
-    rewards = f'{{"learned": {{"model": "{os.path.abspath(workdir)}"}}}}'
+    recipe = f'grpo:DIR,PROMPTS.jsonl,reward={os.path.abspath(workdir)}'
     return [
-      'python -m posttrain.main --config=grpo:DIR,PROMPTS.jsonl --workdir=WORK '
-      f'--config.grpo.envs.data.rewards={shlex.quote(rewards)}'
+      f'python -m posttrain.main --config={shlex.quote(recipe)} --workdir=WORK'
     ]
   prompt = stage.eval.suite[0] if stage.eval.suite else 'Hello'
   printed = [

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from configs import machinery
-from posttrain import schema
+from posttrain import main, schema
 from posttrain.config import checks
 from posttrain.config import load as config
 from posttrain.data import preferences
@@ -123,7 +123,7 @@ def test_lora_changes_rank_and_learning_rate_alone(path, folder):
 @pytest.mark.parametrize('path', (*PRETRAINED, *OWN))
 @pytest.mark.parametrize('argument', ['', ':lora', ':/no/such', ':tiny,lora'])
 def test_a_pretrained_recipe_needs_a_directory(path, argument):
-  with pytest.raises(ValueError, match='must be a HuggingFace direct'):
+  with pytest.raises(ValueError, match='the recipe.s name must .* HuggingFace'):
     config.load(path + argument)
 
 
@@ -191,16 +191,91 @@ def test_a_preset_and_several_reward_functions(folder, monkeypatch):
   }
 
 
+def test_reward_functions_of_one_name_are_told_apart(folder):
+  """By their modules, so that both are in the sum."""
+  argument = _argument('configs/sft.py', folder)
+  for name in ('a', 'b'):
+    (folder / f'{name}.py').write_text('def score(completions): ...')
+  node = config.load(f'grpo:{argument},a:score,os.path:isabs,b:score')
+  rewards = config.build(node).stages['grpo'].envs['data'].rewards
+  assert {k: x.fn for k, x in rewards.items()} == {
+    'a_score': 'a:score',
+    'isabs': 'os.path:isabs',
+    'b_score': 'b:score',
+  }
+  with pytest.raises(ValueError, match="'a:score' beside another .* 'a_score'"):
+    config.load(f'grpo:{argument},a:score,a:score')
+
+
+def test_a_reward_model_is_a_part(folder):
+  argument = _argument('configs/sft.py', folder)
+  for name in ('a', 'b'):
+    (folder / name / 'rm').mkdir(parents=True)
+  (reward,) = _rewards(f'{argument},reward={folder}/a/rm').items()
+  assert reward == ('learned', schema.RewardFn(model=f'{folder}/a/rm'))
+  both = f'reward={folder}/a/rm,reward={folder}/b'
+  rewards = _rewards(f'{argument},{both},configs.grpo:short')
+  assert rewards.keys() == {'short', 'rm_learned', 'b_learned'}
+  message = f'reward=PATH must name .* there is no folder {folder}/c'
+  with pytest.raises(ValueError, match=message):
+    config.load(f'grpo:{argument},reward={folder}/c')
+
+
+def _rewards(argument):
+  run = main.load(f'grpo:{argument}')
+  return run.stages['grpo'].envs['data'].rewards
+
+
+def test_rewards_may_be_in_the_config_alone(folder):
+  """Without any, answers to rows have no reward."""
+  argument = _argument('configs/sft.py', folder)
+  with pytest.raises(ValueError, match='config.grpo.envs.data.rewards must'):
+    main.load(f'grpo:{argument}')
+  rewards = '{"short": {"fn": "configs.grpo:short"}}'
+  main.load(f'grpo:{argument}', [('grpo.envs.data.rewards', rewards)])
+
+
+def test_paths_may_have_commas(folder):
+  argument = _argument('configs/sft.py', folder)
+  other = folder / 'a,b' / 'c, d'
+  other.mkdir(parents=True)
+  for name in ('config.json', 'data.jsonl'):
+    (folder / name).rename(other / name)
+  (other / 'rows,more.jsonl').write_text('')
+  run = _build(f'sft:{other},{other}/data.jsonl,{other}/rows,more.jsonl,lora')
+  env = run.stages['sft'].envs['data'].env
+  assert run.stages['sft'].init == str(other)
+  assert env.path == f'{other}/data.jsonl' != argument
+  assert env.eval_path == f'{other}/rows,more.jsonl'
+
+
+def test_held_out_rows_are_others(folder, monkeypatch):
+  argument = _argument('configs/dpo.py', folder)
+  (folder / 'link.jsonl').symlink_to(folder / 'data.jsonl')
+  for path in ('dpo', 'sft'):
+    for name in ('data', 'link'):
+      with pytest.raises(ValueError, match='another than the first: got .* tw'):
+        config.load(f'{path}:{argument},{folder}/{name}.jsonl')
+  monkeypatch.setenv('TFDS_DATA_DIR', str(folder))
+  (folder / 'chats' / '1.0.0').mkdir(parents=True)
+  (folder / 'chats' / '1.0.0' / 'dataset_info.json').touch()
+  config.load('sft:tfds:chats,tfds:chats,small')  # the split `test`, if any
+  with pytest.raises(ValueError, match='another than the first'):
+    config.load('sft:tfds:chats:train,small,tfds:chats:1.0.0:train')
+
+
 @pytest.mark.parametrize(
   'path, argument, problem',
   [
-    ('configs/dpo.py', '{folder}', 'with data: got'),
-    ('configs/dpo.py', '{file}', 'with a model: got'),
+    ('configs/dpo.py', '{folder}', 'must have data: got'),
+    ('configs/dpo.py', '{file}', 'must have a model: got'),
     ('configs/dpo.py', '{file},lora', 'whose weights lora adapts: got'),
     ('configs/dpo.py', '{file},tiny,lora', 'whose weights lora adapts: got'),
-    ('configs/dpo.py', '{folder},{file},smal', "got 'smal', which is none"),
-    ('configs/dpo.py', '{folder},{file},a:b', "got 'a:b', which is none of"),
-    ('configs/dpo.py', '{folder},small,{file}', 'with one model: got'),
+    ('configs/dpo.py', '{folder},{file},smal', "got 'smal', which is of none"),
+    ('configs/dpo.py', '{folder},{file},a:b', "must have no reward: got 'a:b'"),
+    ('configs/sft.py', '{file},small,a:b', "must have no reward: got 'a:b'"),
+    ('configs/sft.py', '{file},small,reward=a', 'must have no reward: got'),
+    ('configs/dpo.py', '{folder},small,{file}', 'must have one model: got'),
     (
       'configs/sft.py',
       '{file},{file},{file},tiny',
@@ -211,17 +286,25 @@ def test_a_preset_and_several_reward_functions(folder, monkeypatch):
       '{folder},/no/such.jsonl',
       "exist: got '/no/such.jsonl'",
     ),
-    ('configs/reward_model.py', '{folder},{file},lora', 'with no lora'),
-    ('configs/grpo.py', '{folder},{file}', 'with a reward function: got'),
+    (
+      'configs/sft.py',
+      '{folder},rows.json',
+      r"must end in one of \.jsonl, .*: got 'rows.json'; in JSONL each line",
+    ),
+    ('configs/sft.py', '{folder},a.txt', 'must end in one of .jsonl'),
+    ('configs/reward_model.py', '{folder},{file},lora', 'must have no lora'),
   ],
 )
 def test_what_is_missing_in_an_argument_is_named(
   path, argument, problem, folder
 ):
+  """The reason comes first, then what an argument consists of."""
   _argument('configs/sft.py', folder)
   argument = argument.format(folder=folder, file=folder / 'data.jsonl')
-  with pytest.raises(ValueError, match=problem):
+  with pytest.raises(ValueError, match=problem) as error:
     config.load(f'{path}:{argument}')
+  text = str(error.value)
+  assert text.rindex('got') < (text + 'its parts').index('its parts')
 
 
 @pytest.mark.parametrize('name', ['sft:tiny', 'configs/algorithms/opd.py:tiny'])

@@ -1,8 +1,9 @@
 """The last lines of a run: the table, and the commands that fit."""
 
 import json
+import shlex
 
-from posttrain import schema
+from posttrain import main, schema
 from posttrain.stage import summary
 
 SFT = schema.Stage(envs={'sums': schema.EnvEntry()})
@@ -71,7 +72,22 @@ def test_commands_fit_what_was_trained():
   ]
   assert 'against' not in evaluate  # the start was random
   (train,) = summary.commands(schema.Run(stages={'sft': SFT, 'rm': RM}), '/a')
-  assert '"model": "/a"' in train and 'generate' not in train
+  assert 'reward=/a ' in train and 'generate' not in train
+
+
+def test_the_command_after_a_reward_model_can_be_read(tmp_path):
+  workdir = tmp_path / 'my, runs' / 'rm'
+  workdir.mkdir(parents=True)
+  (tmp_path / 'rows.jsonl').write_text('{"prompt": "a"}')
+  (printed,) = summary.commands(schema.Run(stages={'rm': RM}), str(workdir))
+  printed = printed.replace('DIR,', 'tiny,')
+  printed = printed.replace('PROMPTS.jsonl', f'{tmp_path}/rows.jsonl')
+  *command, spec, target = shlex.split(printed)
+  assert command == ['python', '-m', 'posttrain.main']
+  assert target == '--workdir=WORK'
+  run = main.load(spec.removeprefix('--config='))
+  (reward,) = run.stages['grpo'].envs['data'].rewards.values()
+  assert reward == schema.RewardFn(model=str(workdir))
 
 
 def test_a_report_that_could_not_be_written_is_not_named(tmp_path):
