@@ -70,12 +70,14 @@ def _panel(
       if kind == 'noisy' and len(y) > 60:
         axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
         y = _smooth(y, len(y) // 30)
-      marker = 'o' if kind == 'rate' or len(y) < 3 else None
+      # Between two evaluations nothing is measured.
+      joined = not name.startswith('eval/') or (np.diff(x) <= 1).all()
+      marker = 'o' if not joined or kind == 'rate' or len(y) < 3 else None
       axis.plot(
         x,
         y,
         color=color,
-        linewidth=1.6,
+        linewidth=1.6 if joined else 0,
         marker=marker,
         markersize=3.5,
         label=label,

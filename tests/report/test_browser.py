@@ -147,6 +147,32 @@ def test_values_that_were_not_measured_are_gaps_and_stages_are_apart(
   assert lines.locator('.lines path').count() == 2
 
 
+def test_evaluations_are_joined_only_if_every_step_has_one(
+  open_page, paths, tmp_path
+):
+  modes = 'plot.data.map(x => [x.mode, x.error_y ? x.error_y.array : null])'
+  tab = open_page(paths[0])
+  drawn = plot(tab, 'Pass rate, greedy', modes)
+  assert [mode for mode, _ in drawn] == ['markers'] * 4  # of two stages
+  bars = [x for _, x in drawn if x]
+  assert len(bars) == 2 and bars[0] == pytest.approx([0.1] * 4)
+  lines = figure(tab, 'Pass rate, greedy').locator('.trace .lines path')
+  assert lines.count() == 0
+  (tmp_path / 'metrics.jsonl').write_text(
+    ''.join(
+      json.dumps(
+        {'stage': 'sft', 'step': i, 'eval/pass_rate/a': i / 9}
+        | {'eval/pass_rate_low/a': 0, 'eval/pass_rate_high/a': 1}
+      )
+      + '\n'
+      for i in range(5)
+    )
+  )
+  tab = open_page(page.write(str(tmp_path)))
+  drawn = plot(tab, 'Pass rate, greedy', modes)
+  assert drawn == [['none', None], ['lines+markers', None]]  # a band below it
+
+
 def test_axes_smoothing_logarithm_and_stages_are_chosen_by_clicks(
   open_page, paths
 ):
@@ -201,8 +227,8 @@ def test_names_of_lines_and_the_filter_hide(open_page, paths):
   tab = open_page(paths[0])
   count = plot(tab, 'Pass rate, greedy', 'plot.data.length')
   figure(tab, 'Pass rate, greedy').get_by_role('button', name='sums').click()
-  # Of each stage, a line and its band.
-  assert plot(tab, 'Pass rate, greedy', 'plot.data.length') == count - 4
+  # Of each stage, the points and their intervals.
+  assert plot(tab, 'Pass rate, greedy', 'plot.data.length') == count - 2
   tab.fill('#filter', 'tokens')
   assert tab.locator('.card[data-panel]:visible').count() == 1
 

@@ -186,6 +186,27 @@ def test_a_value_that_is_no_number_does_not_break_the_figure():
   assert titles == ['Training loss']
 
 
+def test_no_line_of_the_figure_joins_evaluations_over_other_steps():
+  rows = make_rows([{'loss/total': 1.0}] * 9)
+  for row in rows[::4]:
+    row['eval/pass_rate/a'] = row['eval/entropy/a'] = 0.5
+  rows += make_rows([{'eval/pass_rate/a': 0.5}] * 3, stage='grpo')
+  figure = curves.draw(rows)
+  widths = {
+    axis.get_title(loc='left'): [
+      (line.get_linewidth(), line.get_marker())
+      for line in axis.lines
+      if line.get_linestyle() != ':'  # where a stage begins
+    ]
+    for axis in figure.axes
+  }
+  assert widths == {
+    'Pass rate, greedy': [(0, 'o'), (1.6, 'o')],
+    'Entropy, nats per token': [(0, 'o')],
+    'Training loss': [(1.6, 'None')],
+  }
+
+
 def test_the_numbers_are_strict_json():
   rng = np.random.default_rng(0)
   rows = make_rows([{'x': x} for x in rng.normal(size=5).tolist()])

@@ -9,7 +9,7 @@ const data = JSON.parse(document.getElementById('data').textContent || '{}');
 const root = document.documentElement;
 const $ = id => document.getElementById(id);
 const COLORS = 10;
-const MAX_BANDS = 4;  // lines of a panel that have bands; more would hide them
+const MAX_BANDS = 4;  // lines of a panel that have intervals; more would hide them
 const DASHES = ['solid', 'dash', 'dot', 'dashdot', 'longdash'];
 const SYMBOLS = ['circle', 'square', 'diamond', 'cross', 'x'];
 const AXES = {step: 'step', token: 'tokens', time: 'time'};
@@ -96,6 +96,12 @@ function smooth(y, weight) {
   });
 }
 
+// Whether a line's rows are those of consecutive steps: no line is drawn over
+// steps without a measurement.
+function isDense(steps) {
+  return steps.every((step, i) => !i || step - steps[i - 1] <= 1);
+}
+
 // Points without a neighbour have no line, so they get a marker.
 function markers(y, size) {
   const known = i => y[i] !== null && y[i] !== undefined;
@@ -153,6 +159,15 @@ function bands(line, x, color) {
   return traces;
 }
 
+// The interval of each point, as a bar.
+function bars(line, values, color) {
+  const size = (bound, sign) => bound.map((b, i) =>
+    b === null || values[i] === null ? 0 : Math.max(sign * (b - values[i]), 0));
+  return {type: 'data', symmetric: false, array: size(line.high, 1),
+    arrayminus: size(line.low, -1), color: faded(color, 0.45),
+    thickness: 1.2, width: 3};
+}
+
 function traces(panel, index) {
   const below = [], above = [];
   const hasBands = countOf(panel, index) <= MAX_BANDS;
@@ -181,7 +196,10 @@ function traces(panel, index) {
     const smoothed = line.grid === 'train'
       && !['sum', 'plain'].includes(panel.kind)
       && state.smoothing > 0 && line.y.length > 2;
-    if (line.low && hasBands) below.push(...bands(line, x, color));
+    // Between two evaluations nothing is measured.
+    const joined = line.grid !== 'eval' || isDense(steps);
+    const hasInterval = line.low && hasBands;
+    if (hasInterval && joined) below.push(...bands(line, x, color));
     if (smoothed) {
       below.push({
         ...common, y: values, mode: 'lines', hoverinfo: 'skip',
@@ -190,14 +208,14 @@ function traces(panel, index) {
       });
     }
     const y = smoothed ? smooth(values, state.smoothing) : values;
-    // Between two evaluations nothing is measured: dotted, and thinner.
     const evaluated = line.grid === 'eval';
     above.push({
-      ...common, y, mode: 'lines+markers',
-      line: evaluated ? {color: faded(color, 0.6), width: 1.2, dash: 'dot'}
-        : {color, width: 1.8, dash},
+      ...common, y, mode: joined ? 'lines+markers' : 'markers',
+      line: {color, width: 1.8, dash: evaluated ? 'solid' : dash},
       marker: {color, opacity: 1, line: {width: 0}, symbol,
-        size: markers(values, evaluated ? 6 : 0)},
+        size: joined ? markers(values, evaluated ? 6 : 0) : 7},
+      ...(hasInterval && !joined
+        && {error_y: bars(line, values, color)}),
     });
   }
   return [...below, ...above];
@@ -311,7 +329,7 @@ function draw(figure) {
   const notes = [];
   if (logarithmic && lost) notes.push(`${lost} values of 0 or less not shown`);
   if (shown.some(line => line.low) && countOf(panel, index) > MAX_BANDS) {
-    notes.push(`bands from ${MAX_BANDS} lines down: click names to hide lines`);
+    notes.push(`intervals from ${MAX_BANDS} lines down: click names to hide lines`);
   }
   if (panel.hidden) notes.push(`${panel.hidden} more lines not drawn`);
   figure.querySelector('.hint').textContent = notes.join('; ');
