@@ -22,8 +22,9 @@ same one; that of a model is `learned`.
 
 A tenth of the prompts is held out, or `:DIR,PROMPTS.jsonl,HELD_OUT.jsonl,...`
 names the held-out ones: `eval/reward/NAME/data` is the mean of each function
-over greedy answers to them, and `rollout/reward/data` the mean of the sum over
-the step's answers. `eval.suite` is answered before and after.
+over greedy answers to them, `eval/sampled_reward/NAME/data` over an answer at
+temperature 1, and `rollout/reward/data` the mean of the sum over the step's
+answers. `eval.suite` is answered before and after.
 
 `lora` among the arguments trains a rank-32 LoRA at ten times the learning rate;
 a KL penalty (`--config.grpo.envs.data.algorithm.kl_beta=0.01`) then has the
@@ -74,7 +75,7 @@ GRPO = schema.Stage(
   ),
   # Evaluation.
   eval=schema.Eval(
-    every=50, prompts=100, samples=0, max_tokens=512, suite=common.ENGLISH_SUITE
+    every=50, prompts=100, samples=1, max_tokens=512, suite=common.ENGLISH_SUITE
   ),
 )
 

@@ -28,7 +28,7 @@ _NO_BEST = {
 # Measures of graded answers, and of demonstrations where none is graded.
 _GRADED = ('pass_rate', 'format_rate', 'reward')
 _DEMONSTRATED = ('nll', 'token_accuracy')
-_EVERY = (*_GRADED, *_DEMONSTRATED, 'sampled_pass_rate', 'sampled_format_rate')
+_EVERY = (*_GRADED, *_DEMONSTRATED, *(f'sampled_{x}' for x in _GRADED))
 # Metrics that the scores of the SQL environment add, that rise.
 _SQL = ('operational', 'progress', 'answered')
 _PAIRS = ('rewards/accuracies', 'rewards/margins')
@@ -108,8 +108,9 @@ def _unmeasured(stage: schema.Stage) -> str:
     return ''
   name, env = cfg.selects
   entry = stage.envs[env]
-  if name.startswith('reward/'):
-    return _unmeasured_reward(entry, name.removeprefix('reward/'))
+  kind, _, function = name.partition('/')
+  if kind in ('reward', 'sampled_reward') and function:
+    return _unmeasured_reward(entry, function) or _unsampled(name, cfg)
   if why := _NO_BEST.get(name.partition('/')[0]):
     return why
   if why := _unsampled(name, cfg):
@@ -146,8 +147,8 @@ def _known(env: schema.Env, cfg: schema.Eval) -> tuple[str, ...]:
   if isinstance(env, schema.OpenEnv | schema.Trl | schema.Verifiers):
     graded = ('reward',) if env.correct_at is None else ('pass_rate', 'reward')
   known = [*graded]
-  if cfg.samples and 'pass_rate' in graded:
-    known += [f'sampled_{x}' for x in graded if x != 'reward']
+  if cfg.samples:
+    known += [f'sampled_{x}' for x in graded]
   if cfg.samples > 1 and 'pass_rate' in graded:
     votes = isinstance(env, schema.CustomEnv) or envs.TYPES[env.type].votes
     kinds = ('pass', 'maj') if votes else ('pass',)

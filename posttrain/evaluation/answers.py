@@ -28,7 +28,8 @@ class Answer:
   messages: tuple[types.Message, ...]  # after the prompt
   turn_rewards: tuple[float, ...]  # of the policy's turns, in their order
   metrics: dict[str, float]  # of the score
-  # Of `measures`: 'reward/<name>', 'nll' and 'token_accuracy'.
+  # Of `measures`: 'reward/<name>', 'sampled_reward/<name>', 'nll' and
+  # 'token_accuracy'.
   measures: dict[str, float] = dataclasses.field(default_factory=dict)
   # Of each answer at temperature 1: whether it is correct, None = not graded.
   sampled: tuple[bool | None, ...] = ()

@@ -159,8 +159,9 @@ class Evaluator:
       greedy = [
         rollout for (rollout,) in self._run_episodes(env, tasks, uid, 0.0, 1)
       ]
-      groups = self._sample(env, tasks, uid + 1, greedy)
       measures = self._measure_beside(name, greedy)
+      groups = self._sample(env, tasks, uid + 1, greedy, measures)
+      measures |= self._measure_sampled(name, groups)
       values = self._measure(env, greedy, groups, measures)
       metrics |= {f'eval/{key}/{name}': v for key, v in values.items()}
       answers += _answers(greedy, groups, measures)
@@ -186,6 +187,21 @@ class Evaluator:
     self._faults += faults
     return measures
 
+  def _measure_sampled(
+    self, name: str, groups: Sequence[Sequence[types.Rollout]]
+  ) -> dict[str, measures_lib.Values]:
+    """Returns the means of reward functions over each task's group."""
+    if self._measures is None or not groups:
+      return {}
+    flat = [rollout for group in groups for rollout in group]
+    rewards, faults = self._measures.rewards(name, flat)
+    self._faults += faults
+    sizes = [len(group) for group in groups]
+    return {
+      f'sampled_{key}': measures_lib.grouped(values, sizes)
+      for key, (values, _) in rewards.items()
+    }
+
   def _select(self) -> dict[str, float]:
     """Measures `eval.best` on its own tasks; samples only if it must."""
     if self._cfg.selects is None:
@@ -198,7 +214,8 @@ class Evaluator:
     measures = self._measure_beside(env_name, greedy)
     values = self._measure(env, greedy, [], measures)
     if name not in values:
-      groups = self._sample(env, tasks, uid + 1, greedy)
+      groups = self._sample(env, tasks, uid + 1, greedy, measures)
+      measures |= self._measure_sampled(env_name, groups)
       values = self._measure(env, greedy, groups, measures)
     return {f'select/{name}/{env_name}': values[name]} if name in values else {}
 
@@ -235,11 +252,23 @@ class Evaluator:
     return (*self._cfg.ks, n) if n > 1 else self._cfg.ks
 
   def _sample(
-    self, env, tasks, uid: int, greedy: list[types.Rollout]
+    self,
+    env,
+    tasks,
+    uid: int,
+    greedy: list[types.Rollout],
+    measures: Mapping[str, measures_lib.Values],
   ) -> list[list[types.Rollout]]:
-    """Plays each task at temperature 1; [] where no answer is graded."""
-    graded = any(rollout.score.correct is not None for rollout in greedy)
-    if not (self._cfg.samples and graded):
+    """Plays each task at temperature 1; [] where no answer is graded.
+
+    An environment or a reward function grades; the loss of demonstrations is
+    that of no answer.
+    """
+    has_grade = any(
+      x.score.correct is not None or x.score.reward is not None for x in greedy
+    )
+    has_reward = any(name.startswith('reward/') for name in measures)
+    if not (self._cfg.samples and (has_grade or has_reward)):
       return []
     return self._run_episodes(env, tasks, uid, 1.0, self._cfg.samples)
 
@@ -279,6 +308,7 @@ class Evaluator:
           [[x.score.correct for x in group] for group in groups],
         ),
         'sampled_format_rate': sampled.get('format_rate'),
+        'sampled_reward': sampled.get('reward'),
         **rollout_metrics.best_of(groups, self._ks, env.votes),
         **rollout_metrics.entropy(flat),
         **self._kl([group[0] for group in groups]),

@@ -1,6 +1,7 @@
 """Measures of held-out tasks beside the environment's grade.
 
 - `reward/<name>`: the value of a reward function of the greedy answer;
+- `sampled_reward/<name>`: its mean over the answers at temperature 1;
 - `nll`: -log p of the demonstration, nats per token of its assistant turns at
   temperature 1, where answers are not graded;
 - `token_accuracy`: the share of the same tokens that are the most likely one
@@ -78,15 +79,27 @@ class Measures:
       env: the environment's name.
       greedy: the greedy rollout of each task.
     """
-    values, errors = {}, ()
-    for name, function in self._functions.get(env, {}).items():
-      scored, _, faults = function(greedy)
-      errors += faults
-      known = [x.score.reward if x.samples else None for x in scored]
-      values[f'reward/{name}'] = known, [1.0] * len(known)
+    values, errors = self.rewards(env, greedy)
     tasks = [rollout.task for rollout in greedy]
     if not any(rollout.score.correct is not None for rollout in greedy):
       values |= self._likelihood(tasks)
+    return values, errors
+
+  def rewards(
+    self, env: str, rollouts: Sequence[types.Rollout]
+  ) -> tuple[dict[str, Values], tuple[str, ...]]:
+    """Returns ({'reward/<name>': value per rollout}, errors of functions).
+
+    Args:
+      env: the environment's name.
+      rollouts: answers to its tasks.
+    """
+    values, errors = {}, ()
+    for name, function in self._functions.get(env, {}).items():
+      scored, _, faults = function(rollouts)
+      errors += faults
+      known = [x.score.reward if x.samples else None for x in scored]
+      values[f'reward/{name}'] = known, [1.0] * len(known)
     return values, errors
 
   def _likelihood(self, tasks: Sequence[types.Task]) -> dict[str, Values]:
@@ -121,6 +134,22 @@ class Measures:
       'nll': (list(nll), weights),
       'token_accuracy': (list(accuracy), weights),
     }
+
+
+def grouped(values: Sequence[float | None], sizes: Sequence[int]) -> Values:
+  """Returns the mean of each group, weighted by its number of known values.
+
+  Args:
+    values: one per answer, group after group; None = not known.
+    sizes: the number of answers of each group.
+  """
+  means, weights, start = [], [], 0
+  for size in sizes:
+    known = [x for x in values[start : start + size] if x is not None]
+    means.append(sum(known) / len(known) if known else None)
+    weights.append(float(len(known)))
+    start += size
+  return means, weights
 
 
 def mean(values: Values) -> float | None:

@@ -14,6 +14,7 @@ _MAIN = (
   r'pass_rate/[^/]+',
   r'sampled_pass_rate/[^/]+',
   r'reward/[^/]+/[^/]+',
+  r'sampled_reward/[^/]+/[^/]+',
   r'nll/[^/]+',
   r'token_accuracy/[^/]+',
   r'pairs/rewards/accuracies',

@@ -58,8 +58,10 @@ def _refuses(message):
     ('nlll', ROWS, 'expected eval/nll/a'),
     ('pass_rate', ROWS, r"expected one of \('nll', 'token_accuracy'\)"),
     ('reward', UNGRADED, ''),
-    ('pass_rate', UNGRADED, r"expected one of \('reward',\)"),
-    ('pass@8', UNGRADED, r"expected one of \('reward',\)"),
+    ('sampled_reward', UNGRADED, ''),
+    ('sampled_reward', None, ''),
+    ('pass_rate', UNGRADED, r"expected one of \('reward', 'sampled_reward'\)"),
+    ('pass@8', UNGRADED, r"expected one of \('reward', 'sampled_reward'\)"),
     ('pass_rate', dataclasses.replace(UNGRADED, correct_at=1.0), ''),
     ('own', UNGRADED, ''),  # its scores may add any metric
     ('own', CUSTOM, ''),
@@ -85,6 +87,7 @@ def test_weights_are_selected_by_a_measure_that_can_be_best(best, env, message):
   ('samples', 'best', 'message'),
   [
     (0, 'sampled_pass_rate', 'eval.samples is 0'),
+    (0, 'sampled_reward', 'eval.samples is 0'),
     (0, 'pass@1', 'eval.samples is 0; set it to 2 or more'),
     (1, 'pass@1', 'eval.samples is 1; set it to 2 or more'),
     (1, 'maj@1', 'eval.samples is 1; set it to 2 or more'),
@@ -110,8 +113,16 @@ def test_reward_functions_select_where_evaluations_call_them(
   function, best, message
 ):
   rewards = {'short': schema.RewardFn(**function)}
-  with _refuses(message):
-    stage = _stage(f'reward/{best}', rewards=rewards)
+  for kind in ('reward', 'sampled_reward'):
+    with _refuses(message):
+      stage = _stage(f'{kind}/{best}', rewards=rewards)
+      selection_checks.check(stage, 'config.grpo')
+
+
+def test_sampled_rewards_need_samples():
+  rewards = {'short': schema.RewardFn(fn='m:f')}
+  stage = _stage('sampled_reward/short', rewards=rewards, samples=0)
+  with pytest.raises(ValueError, match='eval.samples is 0'):
     selection_checks.check(stage, 'config.grpo')
 
 

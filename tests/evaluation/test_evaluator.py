@@ -14,6 +14,7 @@ from posttrain.data import sources
 from posttrain.decode import requests
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import evaluator as evaluation
+from posttrain.evaluation import measures as measures_lib
 from posttrain.metrics import estimates
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.models import transformer
@@ -422,6 +423,56 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   }
   no_tasks, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
   assert no_tasks.measure() == ({}, [], ()) and driver.all_rollouts == ()
+
+
+def letters(completions, **columns):
+  """The number of bytes of each answer; multiples of 3 are not scorable."""
+  counts = [len(text.encode()) for text in completions]
+  return [float(x) if x % 3 else None for x in counts]
+
+
+@pytest.mark.parametrize('best', [None, 'eval/sampled_reward/letters/toy'])
+def test_a_reward_function_grades_sampled_answers(best, tmp_path):
+  """Each task's mean is kept with its answer, and their texts."""
+  path = tmp_path / 'rows.jsonl'
+  prompts = [{'prompt': f'Say {i}.'} for i in range(5)]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in prompts))
+  entry = schema.EnvEntry(
+    env=schema.Rows(path=str(path), eval_path=str(path)),
+    algorithm=schema.Grpo(),
+    sampler=schema.Policy(),
+    rewards={'letters': schema.RewardFn(fn=f'{__name__}:letters', weight=2.0)},
+  )
+  tasks = _tasks(envs.make('toy', entry.env), best=best, prompts=3)
+  engine = toys.engine()
+  engine.set_params(toys.params(), 0)
+  driver = Recorder(engine, RENDERER, WIDTH)
+  functions = measures_lib.functions({'toy': entry})
+  measures = measures_lib.Measures(functions, lambda _: [], RENDERER)
+  evaluator = evaluation.Evaluator(tasks, driver, measures=measures)
+  values, answers, errors = evaluator.measure()
+  assert not errors
+  sampled = driver.all_rollouts[3:12]
+  texts = [x.completion_messages[-1]['content'] for x in sampled]
+  rewards = letters(texts)
+  known = [x for x in rewards if x is not None]
+  assert 0 < len(known) < 9
+  key = 'sampled_reward/letters'
+  assert values[f'eval/{key}/toy'] == pytest.approx(np.mean(known))
+  assert [x for y in answers for x in y.sampled_texts] == texts
+  for index, answer in enumerate(answers):
+    own = [x for x in rewards[3 * index : 3 * index + 3] if x is not None]
+    assert answer.measures.get(key) == (np.mean(own) if own else None)
+    assert answer.sampled == (None,) * 3
+  assert 'eval/sampled_pass_rate/toy' not in values
+  if best is None:
+    assert len(driver.all_rollouts) == 3 + 9
+  else:
+    selecting = driver.all_rollouts[12:]
+    assert len(selecting) == 2 + 6
+    texts = [x.completion_messages[-1]['content'] for x in selecting[2:]]
+    known = [x for x in letters(texts) if x is not None]
+    assert values[f'select/{key}/toy'] == pytest.approx(np.mean(known))
 
 
 class Failing(toys.Letters):
