@@ -8,6 +8,7 @@ from posttrain.envs import base
 from posttrain.util import foreign
 
 _LONGEST = 2000  # characters of the message of an exception
+_CUT = 'the turn was cut off before its end: its calls are not made'
 
 
 class Turns:
@@ -22,12 +23,17 @@ class Turns:
   ) -> types.Messages:
     """Makes the calls of a turn, in order.
 
+    Those of a truncated turn are malformed and not made, not even the complete
+    ones: the policy had not ended what it wanted to call.
+
     Returns:
       A message per call, or one for all of them in the role 'user'; () for a
       turn without calls.
     """
     calls = tool_calls.parse(text, style.format, self._schemas, truncated)
     problems = [tools.problem(call, self._schemas) for call in calls]
+    if truncated:
+      problems = [problem or _CUT for problem in problems]
     self._turns += 1
     self._calls += len(calls)
     self._malformed += any(problems)
@@ -46,7 +52,8 @@ class Turns:
     """Returns the counts of the episode, as metrics of its score.
 
     calls; failures, calls that got an error; malformed, the share of turns with
-    a call that could not be read, or did not fit its tool. None without turns.
+    a call that could not be read, did not fit its tool, or was in a truncated
+    turn. None without turns.
     """
     if not self._turns:
       return {}

@@ -195,6 +195,33 @@ def test_a_call_that_a_budget_cuts_is_malformed():
   assert reply == 'error: the turn was cut off before the end of the call'
 
 
+@pytest.mark.parametrize('format', ['hermes', 'plain', 'llama3'])
+def test_complete_calls_of_a_truncated_turn_are_not_made(format):
+  written = {
+    'hermes': call('{"a": 8}') + 'so',
+    'plain': 'divide({"a": 8}) so',
+    'llama3': '{"name": "divide", "parameters": {"a": 8}}; {"na',
+  }
+  made = []
+  turns = tool_turns.Turns(TOOLS)
+  episode = Episode(Calculator(lambda **arguments: made.append(arguments)))
+  style = told.Style(format, 'tool')
+  first, *rest = turns.play(episode, written[format], True, style)
+  assert first == {
+    'role': 'tool',
+    'name': 'divide',
+    'content': 'error: the turn was cut off before its end: its calls are not '
+    'made',
+  }
+  assert len(rest) == (format == 'llama3') and not made
+  count = 1 + len(rest)
+  assert turns.metrics() == {'calls': count, 'failures': count, 'malformed': 1}
+  # The same text, whole; and a truncated turn without a call is an answer.
+  turns.play(episode, written[format], False, style)
+  assert made == [{'a': 8}]
+  assert turns.play(episode, 'So it is', True, style) == ()
+
+
 def test_an_exception_whose_text_raises_is_an_error_too():
   class Mute(Exception):
     def __str__(self):
