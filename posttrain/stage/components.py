@@ -86,51 +86,60 @@ def make(
   _check_attention(cfg, name, model, platform)
   with _naming(name):
     data = _data(cfg, name, renderer)
-  _, rows, row_tokens = data.shape
-  rows_key = f'config.{name}.batch.micro_batch_tokens'
-  sharding.check_batch(mesh, rows, rows_key, row_tokens)
-  if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
-    raise ValueError(
-      f'config.{name}.batch.reduce_gradients must be micro_batch with '
-      f'config.mesh.tensor={mesh.shape["tensor"]}: got update; choose fsdp for '
-      'these devices'
-    )
-  generates_text = objectives.TYPES[stage.kind].generates_text
+  _check_mesh(name, stage, mesh, data)
   with _naming(name):
-    eval_tasks = evaluation.EvalTasks(
-      dict(data.envs) if generates_text else {},
-      renderer,
-      stage.eval,
-      cfg.seed,
-      stage.rollout.max_errors,
-      stage.rollout.env_timeout,
-    )
-  if generates_text and not eval_tasks.any:
-    _warn_without_tasks(name, stage, data)
+    eval_tasks = _eval_tasks(cfg, name, renderer, data)
   capacity = max(
     eval_tasks.max_length,
     data.min_capacity,
     min_capacity(renderer, data) if min_capacity else 0,
   )
-  slots_key = f'config.{name}.rollout.slots'
-  sharding.check_batch(mesh, stage.rollout.slots, slots_key)
   held_out = {**eval_tasks.counts, **data.held_out_counts}
   tasks = {k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()}
   sizes = _plan(
     name, stage, model, mesh, platform, data, capacity, hosts, tasks
   )
+  remote = workers.make(name, stage, data.envs)
   return Components(
-    cfg,
-    name,
-    renderer,
-    model,
-    mesh,
-    data,
-    eval_tasks,
-    capacity,
-    sizes,
-    workers.make(name, stage, data.envs),
+    cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes, remote
   )
+
+
+def _check_mesh(
+  name: str, stage: schema.Stage, mesh: jax.sharding.Mesh, data: base.StageData
+) -> None:
+  """Refuses a batch or slots that the devices of a mesh cannot share."""
+  path = f'config.{name}'
+  _, rows, row_tokens = data.shape
+  sharding.check_batch(
+    mesh, rows, f'{path}.batch.micro_batch_tokens', row_tokens
+  )
+  if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
+    raise ValueError(
+      f'{path}.batch.reduce_gradients must be micro_batch with '
+      f'config.mesh.tensor={mesh.shape["tensor"]}: got update; choose fsdp for '
+      'these devices'
+    )
+  sharding.check_batch(mesh, stage.rollout.slots, f'{path}.rollout.slots')
+
+
+def _eval_tasks(
+  cfg: schema.Run, name: str, renderer: chat.Renderer, data: base.StageData
+) -> evaluation.EvalTasks:
+  """Returns the held-out tasks of a stage; warns if it has none to answer."""
+  stage = cfg.stages[name]
+  generates_text = objectives.TYPES[stage.kind].generates_text
+  tasks = evaluation.EvalTasks(
+    dict(data.envs) if generates_text else {},
+    renderer,
+    stage.eval,
+    cfg.seed,
+    stage.rollout.max_errors,
+    stage.rollout.env_timeout,
+  )
+  if generates_text and not tasks.any:
+    _warn_without_tasks(name, stage, data)
+  return tasks
 
 
 def _warn_without_tasks(

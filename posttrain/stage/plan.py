@@ -9,7 +9,7 @@ import dataclasses
 import math
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -201,25 +201,16 @@ def make(
   device = program_bytes.Device(model, mesh, platform)
   decoding = _decoding(device, hosts)
   slots = rollout.slots // hosts
-  state, frozen = _state(stage, model, mesh)
-  state_bytes = tensors.device_bytes((state, frozen))
-  adapter = adapter_lib.of(state.params) if stage.lora.rank else None
-  weights = state_bytes, state, frozen, adapter
-  programs = {
-    **_programs(device, stage, micro_batches, *weights),
-    'decode': program_bytes.decode(decoding, slots, slot_tokens),
-    'prefill': program_bytes.prefill(
-      decoding,
-      slots,
-      slot_tokens,
-      min(rollout.prefill_rows, slots),
-      rollout.prefill_tokens,
-    ),
+  state = _state(stage, model, mesh)
+  train_step = _train_step(device, stage, micro_batches, state)
+  rollout_programs = {
+    'score': _score(device, stage, state),
+    **_slot_programs(decoding, rollout, slots, slot_tokens),
   }
-  group_size = dict(group_sizes or _group_sizes(stage))
   cache = program_bytes.cache_bytes(decoding, slots, slot_tokens)
   view = program_bytes.view_bytes(decoding)
   weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
+  group_size = dict(group_sizes or _group_sizes(stage))
   return Plan(
     stage=name,
     steps=stage.steps,
@@ -232,55 +223,100 @@ def make(
     rows_per_micro_batch=batch.packed_rows,
     row_tokens=batch.packed_tokens,
     parameters=transformer.num_params(model),
-    trained=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
-    state_bytes=state_bytes,
+    trained=state.trained,
+    state_bytes=state.device_bytes,
     slots=rollout.slots,
     slot_tokens=slot_tokens,
     decode_bytes=(1 + players) * (view + cache),
     sleep_bytes=cache if rollout.sleep else 0,
     reference_bytes=4 * references // weight_ways,
-    update_bytes=programs['train_step'].total - state_bytes,
-    rollout_bytes=max(
-      x.temporaries for name, x in programs.items() if name != 'train_step'
-    ),
-    programs=programs,
-    weights=tensors.of(state.params) + tensors.of(frozen),
-    transfers=communication.of(device, batch, adapter),
+    update_bytes=train_step.total - state.device_bytes,
+    rollout_bytes=max(x.temporaries for x in rollout_programs.values()),
+    programs={'train_step': train_step, **rollout_programs},
+    weights=tensors.of(state.params) + tensors.of(state.frozen),
+    transfers=communication.of(device, batch, state.adapter),
     tasks=tasks or {},
   )
+
+
+class _State(NamedTuple):
+  """What an update reads and writes, as shapes."""
+
+  train: arrays.TrainState
+  frozen: Any  # the whole model where an adapter trains, else None
+  adapter: adapter_lib.Adapter | None
+
+  @property
+  def params(self) -> Any:
+    """The weights that train."""
+    return self.train.params
+
+  @property
+  def trained(self) -> int:
+    """The number of parameters that train."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(self.params))
+
+  @property
+  def device_bytes(self) -> int:
+    """Bytes per device."""
+    return tensors.device_bytes((self.train, self.frozen))
 
 
 def _state(
   stage: schema.Stage,
   model: schema.Model,
   mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
-) -> tuple[arrays.TrainState, Any]:
-  """Returns the train state and, with LoRA, the frozen weights, as shapes."""
+) -> _State:
+  """Returns the train state and, with LoRA, the frozen weights."""
   updates = stage.steps * stage.updates_per_rollout
   optimizer = optim.make(stage.optim, updates)
-  state, whole = train_state.shapes(stage, model, optimizer, mesh)
-  return state, whole if stage.lora.rank else None
+  train, whole = train_state.shapes(stage, model, optimizer, mesh)
+  if not stage.lora.rank:
+    return _State(train, frozen=None, adapter=None)
+  return _State(train, whole, adapter_lib.of(train.params))
 
 
-def _programs(
+def _train_step(
   device: program_bytes.Device,
   stage: schema.Stage,
   micro_batches: int,
-  state_bytes: int,
-  state: arrays.TrainState,
-  frozen: Any,
-  adapter: adapter_lib.Adapter | None,
-) -> dict[str, program_bytes.Program]:
-  """Returns the bytes of the programs that all devices run together."""
+  state: _State,
+) -> program_bytes.Program:
+  """Returns the bytes of one update."""
+  return program_bytes.train_step(
+    device,
+    stage,
+    state.device_bytes,
+    tensors.device_bytes(state.params),
+    micro_batches,
+    state.adapter,
+  )
+
+
+def _score(
+  device: program_bytes.Device, stage: schema.Stage, state: _State
+) -> program_bytes.Program:
+  """Returns the bytes of scoring a micro-batch, on all devices together."""
+  weights = tensors.device_bytes((state.params, state.frozen))
   batch = stage.batch
-  tokens, row_tokens = batch.micro_batch_tokens, batch.packed_tokens
-  trained = tensors.device_bytes(state.params)
-  weights = trained + tensors.device_bytes(frozen)
+  return program_bytes.score(
+    device, weights, batch.micro_batch_tokens, batch.packed_tokens
+  )
+
+
+def _slot_programs(
+  decoding: program_bytes.Device,
+  rollout: schema.Rollout,
+  slots: int,
+  slot_tokens: int,
+) -> dict[str, program_bytes.Program]:
+  """Returns the bytes of the programs that each host runs on its slots."""
+  rows = min(rollout.prefill_rows, slots)
   return {
-    'train_step': program_bytes.train_step(
-      device, stage, state_bytes, trained, micro_batches, adapter
+    'decode': program_bytes.decode(decoding, slots, slot_tokens),
+    'prefill': program_bytes.prefill(
+      decoding, slots, slot_tokens, rows, rollout.prefill_tokens
     ),
-    'score': program_bytes.score(device, weights, tokens, row_tokens),
   }
 
 
