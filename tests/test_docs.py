@@ -116,6 +116,14 @@ def test_every_command_is_a_module(page):
   assert names or page != 'README.md'
 
 
+@EACH_PAGE
+def test_launchers_are_said_to_need_a_checkout(page):
+  """The wheel has none of them: Python's error is all that one would get."""
+  for module in ('experiments.launch', 'experiments.cluster'):
+    before, found, _ = _text(page).partition(f'python -m {module} ')
+    assert not found or 'checkout' in before[-600:], module
+
+
 CODE_PAGES = ('docs/design.md', 'docs/metrics.md')  # others have config keys
 
 
