@@ -13,7 +13,6 @@ import huggingface_hub.constants
 import pytest
 
 from posttrain import main
-from posttrain.config import aliases
 from posttrain.stage import progress
 from posttrain.util import exits, locks
 
@@ -228,21 +227,3 @@ def test_the_mean_score_is_nearly_full():
   assert len(sections) == len(SCORES) >= 20
   scores = [_points(title, text) for title, _, text in sections]
   assert sum(scores) / len(scores) >= 2.8
-
-
-def test_the_page_has_every_name_of_other_libraries():
-  table = PAGE.read_text().partition('## Names of other libraries')[2]
-  lines = [x for x in table.splitlines() if x.startswith('| ')][1:]
-  expected = [_line(row) for row in aliases.ROWS]
-  assert lines == expected
-
-
-def _line(row):
-  """Returns the line of a row in the table of the page."""
-  names = [
-    f'{library} {", ".join(f"`{name}`" for name in text.split())}'
-    for library, text in row.names.items()
-  ]
-  note = row.note.replace('{}', f'`{row.key}`').replace('|', '\\|')
-  ours = f'`{row.key}`' if row.equal else f'none, see `{row.key}`'
-  return f'| {"; ".join(names)} | {ours} | {note} |'

@@ -2,12 +2,13 @@
 
     python -m experiments.docs
 
-A test compares them with the schema and the docstrings that they are from.
+A test compares them with the schema, the names of other libraries and the
+docstrings that they are from.
 """
 
 import pathlib
 
-from experiments.docs import llms, options, signatures
+from experiments.docs import llms, names, options, signatures
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / 'docs'
 
@@ -16,6 +17,7 @@ def pages() -> dict[str, str]:
   """Returns the generated pages: file name -> text."""
   return {
     'options.md': options.page(),
+    'names.md': names.page(DOCS / 'names.md'),
     'api.md': signatures.api_page(),
     'internals.md': signatures.internals_page(),
     'llms.txt': llms.page(DOCS / 'index.md'),

@@ -1,14 +1,16 @@
 """Options of other libraries, with ours: for hints about unknown keys.
 
-`ROWS` has one entry per option of ours and way in which others' differ from it.
-docs/mistakes.md shows the same rows as a table.
+`SECTIONS` has the rows by subject, as docs/names.md shows them; `ROWS` all, one
+per option of ours and way in which others' differ from it.
 """
 
 import functools
+import itertools
 
 from posttrain.config.aliases import row, run, training
 
-ROWS = (*training.ROWS, *run.ROWS)
+SECTIONS = training.SECTIONS | run.SECTIONS
+ROWS = tuple(itertools.chain(*SECTIONS.values()))
 
 
 @functools.cache

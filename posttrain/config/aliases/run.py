@@ -239,6 +239,9 @@ _RUN = (
     maxtext='max_num_checkpoints_to_keep',
   ),
   row.equal(
+    'checkpoint.keep_every', 'it counts steps', prime='ckpt.keep_interval'
+  ),
+  row.equal(
     'STAGE.eval.every',
     trl='eval_steps',
     verl='test_freq',
@@ -288,4 +291,9 @@ _RUN = (
   row.equal('compilation_cache', maxtext='jax_cache_dir'),
 )
 
-ROWS = (*row.of(('tokens',), *_ALGORITHM), *_LOSSES, *_MODEL, *_RUN)
+SECTIONS = {
+  'Algorithms': row.of(('tokens',), *_ALGORITHM),
+  'Losses and pairs': _LOSSES,
+  'Models and adapters': _MODEL,
+  'Runs and devices': _RUN,
+}

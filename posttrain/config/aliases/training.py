@@ -163,6 +163,7 @@ _SAMPLING = (
     'STAGE.envs.ENV.sampler.max_tokens',
     trl='max_completion_length',
     verl='max_response_length response_length',
+    prime='sampling.max_completion_tokens',
     tunix='max_tokens_to_generate',
     others='max_new_tokens max_generation_length',
   ),
@@ -201,4 +202,8 @@ _SAMPLING = (
   row.equal('STAGE.envs.ENV.env.eval_path', verl='val_files'),
 )
 
-ROWS = (*_BATCH, *_OPTIM, *row.of(('tokens',), *_SAMPLING))
+SECTIONS = {
+  'Steps and batches': _BATCH,
+  'Optimizer': _OPTIM,
+  'Sampling, rewards and data': row.of(('tokens',), *_SAMPLING),
+}
