@@ -4,13 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from posttrain.metrics import estimates
+from posttrain.metrics import estimates, held_out
 from posttrain.report import runs as runs_lib
 
-RESULTS = (  # metric, title ({} = the metric), number format
-  ('pass_rate', 'pass rate, greedy', '{:.1%}'),
+# After `held_out.MEASURES`: metric, title ({} = the metric), number format.
+RESULTS = (
   (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # over a subset of the tasks
-  ('sampled_pass_rate', 'pass rate, sampled', '{:.1%}'),
   (r'pass@\d+', '{}', '{:.1%}'),
   (r'maj@\d+', '{}, majority vote', '{:.1%}'),
   ('format_rate', 'format rate, greedy', '{:.1%}'),
@@ -26,13 +25,12 @@ SUITE = (  # the same, of the answers to `eval.suite`
   ('truncated', 'answers cut off', '{:.1%}'),
   ('length', 'length, tokens', '{:.1f}'),
 )
-HEADLINES = (  # the first that a run has, by environment: as in `RESULTS`
-  (r'eval/pass_rate/(.+)', 'pass rate, greedy', '{:.1%}'),
-  (r'eval/sampled_pass_rate/(.+)', 'pass rate, sampled', '{:.1%}'),
-  (r'eval/reward/(.+)', 'reward, greedy', '{:.3f}'),
-  (r'eval/(pairs)/rewards/accuracies', 'accuracy on held-out pairs', '{:.1%}'),
-  (r'loss/(total)', 'training loss', '{:.4g}'),
+# The main number of a run without an evaluation.
+_LOSS = held_out.Measure(
+  'loss/(?P<env>total)', 'training loss', '{:.4g}', '', 'loss/total', 'noisy'
 )
+# The headline is the first that a run has, for each environment.
+HEADLINES = (*held_out.MEASURES, *held_out.OTHERWISE, _LOSS)
 MAX_HEADLINES = 6
 
 
@@ -53,26 +51,26 @@ def columns(run: runs_lib.Run) -> Columns:
   evaluations = [(row, values) for row, values in evaluations if values]
   if not evaluations:
     return {}
-  found = {'start': evaluations[0][1]}
+  table = {'start': evaluations[0][1]}
   for stage, (title, end) in run.ends.items():
-    mine = [(r['step'], v) for r, v in evaluations if r['stage'] == stage]
-    if mine:
-      found[title] = dict(mine).get(end, mine[-1][1])
-  return found
+    steps = [(r['step'], v) for r, v in evaluations if r['stage'] == stage]
+    if steps:
+      table[title] = dict(steps).get(end, steps[-1][1])
+  return table
 
 
 def side_by_side(all_runs: Sequence[runs_lib.Run]) -> Columns:
   """Returns the columns of one run; of several, each run's start and end."""
   if len(all_runs) == 1:
     return columns(all_runs[0])
-  found: Columns = {}
+  table: Columns = {}
   for run in all_runs:
-    mine = columns(run)
-    if mine:
-      *_, last = mine
+    of_run = columns(run)
+    if of_run:
+      *_, last = of_run
       for title in dict.fromkeys(('start', last)):
-        found[f'{run.name}: {title}'] = mine[title]
-  return found
+        table[f'{run.name}: {title}'] = of_run[title]
+  return table
 
 
 def keys(
@@ -82,31 +80,27 @@ def keys(
   merged: dict[str, Any] = {}
   for row in (row for run in all_runs for row in run.rows):
     merged |= {k: v for k, v in row.items() if v is not None}
-  shown = {key for values in table.values() for key in values}
-  return [key for key in _evaluated(merged) if key in shown]
+  cells = {key for values in table.values() for key in values}
+  return [key for key in _evaluated(merged) if key in cells]
 
 
 def headlines(run: runs_lib.Run) -> list[dict[str, Any]]:
   """Returns the main number of each environment, at the start and the end."""
-  for pattern, title, style in HEADLINES:
-    prefix = pattern.partition('(')[0]
-    found: dict[str, list[tuple[dict[str, Any], str]]] = {}
+  for measure in HEADLINES:
+    points: dict[held_out.Match, list[tuple[dict[str, Any], str]]] = {}
     for row in run.rows:
       for key in row:
-        if not key.startswith(prefix):
-          continue
-        match = re.fullmatch(pattern, key)
-        # A bound has the name of a metric, and no bounds.
-        if match and row[key] is not None and not estimates.is_bound(key, row):
-          found.setdefault(match[1], []).append((row, key))
-    if found:
-      # Those of the last stage first.
+        match = _match(measure, key, row)
+        if match is not None:
+          points.setdefault(match, []).append((row, key))
+    if points:
+      # The environments of the last stage come first.
       order = sorted(
-        found, key=lambda env: -run.stages.index(found[env][-1][0]['stage'])
+        points, key=lambda x: -run.stages.index(points[x][-1][0]['stage'])
       )
       return [
-        {'env': env, 'title': title, **_headline(run, found[env], style)}
-        for env in order[:MAX_HEADLINES]
+        {**match._asdict(), **_headline(run, points[match], measure.style)}
+        for match in order[:MAX_HEADLINES]
       ]
   return []
 
@@ -131,14 +125,31 @@ def _headline(
   }
 
 
+def _match(
+  measure: held_out.Measure, key: str, row: Mapping[str, Any]
+) -> held_out.Match | None:
+  """Returns the match of a measured metric; None for bounds and nulls."""
+  if not key.startswith(measure.key) or row[key] is None:
+    return None
+  # A bound has the name of a metric, and no bounds.
+  if estimates.is_bound(key, row):
+    return None
+  return held_out.match(measure, key)
+
+
 def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str], Value]:
   """Returns {(environment, title): value}, in a fixed order."""
-  evals = {key: row[key] for key in row if key.startswith('eval/')}
+  keys = [key for key in row if key.startswith('eval/')]
   cells = {}
-  for pattern, title, style in RESULTS if evals else ():
-    for key, value in evals.items():
+  for measure in (*held_out.MEASURES, *held_out.OTHERWISE):
+    for key in keys:
+      match = _match(measure, key, row)
+      if match is not None:
+        cells[match.env, match.title] = _value(row, key, measure.style)
+  for pattern, title, style in RESULTS if keys else ():
+    for key in keys:
       match = re.fullmatch(f'eval/({pattern})/(.+)', key)
-      if match and value is not None and not estimates.is_bound(key, row):
+      if match and row[key] is not None and not estimates.is_bound(key, row):
         cells[match[2], title.format(match[1])] = _value(row, key, style)
   for name, title, style in SUITE:
     if (value := row.get(f'eval/suite/{name}')) is not None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.metrics import estimates, writers
+from posttrain.metrics import estimates, held_out, writers
 
 PANELS = (  # title, metric or its prefix, how it is drawn
-  ('Pass rate, greedy', 'eval/pass_rate/', 'rate'),
-  ('Pass rate, sampled', 'eval/sampled_pass_rate/', 'rate'),
+  *((x.panel, x.key, x.kind) for x in held_out.MEASURES),
   ('Pass rate of k answers', 'eval/pass@', 'rate'),
   ('Format rate', 'eval/format_rate/', 'rate'),
   ('Reward of rollouts', 'rollout/reward/', 'noisy'),
@@ -23,7 +22,6 @@ PANELS = (  # title, metric or its prefix, how it is drawn
   ('KL to the start, nats per token', 'eval/kl/', 'plain'),
   ('KL to the reference', 'ref_kl/kl', 'noisy'),
   ('Sampler against trainer, |nats|', 'mismatch/', 'log'),
-  ('Accuracy on held-out pairs', 'eval/pairs/rewards/accuracies', 'rate'),
   ('Reward margin of pairs', 'rewards/margins', 'noisy'),
   ('Training loss', 'loss/total', 'noisy'),
   ('Gradient norm', 'optim/grad_norm', 'noisy'),

@@ -1,25 +1,13 @@
 """The end of a run on the terminal: results, report, next commands."""
 
 import os
-import re
 import shlex
 from typing import Any
 
 from posttrain import schema
-from posttrain.metrics import estimates, writers
+from posttrain.metrics import estimates, held_out, writers
 from posttrain.training import objectives
 
-# The main evaluated numbers, `eval/...`, in this order.
-_MAIN = (
-  r'pass_rate/[^/]+',
-  r'sampled_pass_rate/[^/]+',
-  r'reward/[^/]+/[^/]+',
-  r'sampled_reward/[^/]+/[^/]+',
-  r'nll/[^/]+',
-  r'token_accuracy/[^/]+',
-  r'pairs/rewards/accuracies',
-)
-_OTHERWISE = (r'reward/[^/]+',)  # where nothing else is measured
 _NONE = '-'
 
 
@@ -58,7 +46,7 @@ def table(run: schema.Run, rows: list[writers.Row]) -> list[str]:
       early = '' if end is own[-1] else f' (step {end["step"]})'
       columns[name + early] = end
   cells = [['held-out evaluation', *columns]]
-  names = _names(columns, _MAIN) or _names(columns, _OTHERWISE)
+  names = _names(columns)
   cells += [
     [name, *(_cell(row, f'eval/{name}') for row in columns.values())]
     for name in names
@@ -109,19 +97,15 @@ def _start(run: schema.Run, name: str, workdir: str) -> str:
   return f' --against={shlex.quote(init)}'
 
 
-def _names(
-  columns: dict[str, writers.Row], patterns: tuple[str, ...]
-) -> list[str]:
-  """Returns the metrics of any column that match, in the patterns' order."""
+def _names(columns: dict[str, writers.Row]) -> list[str]:
+  """Returns the main metrics of any column, without `eval/`, in their order."""
   known = {
-    key.removeprefix('eval/'): None
+    key: None
     for row in columns.values()
     for key in row
-    if key.startswith('eval/') and not estimates.is_bound(key, row)
+    if not estimates.is_bound(key, row)
   }
-  return [
-    name for rule in patterns for name in known if re.fullmatch(rule, name)
-  ]
+  return [key.removeprefix('eval/') for key in held_out.metrics(known)]
 
 
 def _cell(row: writers.Row, key: str) -> str:

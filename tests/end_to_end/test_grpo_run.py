@@ -382,6 +382,7 @@ def _panels(rows):
 
 
 def _panels_but(absent):
-  """The metrics of all panels but one's, and those of pairs."""
-  pairs = 'eval/pairs/rewards/accuracies', 'rewards/margins'
-  return [m for _, m, _ in series.PANELS if m not in (absent, *pairs)]
+  """The metrics of all panels but one's, and those of rows and of pairs."""
+  others = [f'eval/{x}/' for x in ('nll', 'token_accuracy')]
+  others += ['eval/pairs/rewards/accuracies', 'rewards/margins']
+  return [m for _, m, _ in series.PANELS if m not in (absent, *others)]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from posttrain.evaluation import answers as answers_lib
-from posttrain.metrics import writers
-from posttrain.report import answers, page, results, seconds, series
+from posttrain.metrics import held_out, writers
+from posttrain.report import answers, page, results, runs, seconds, series
 from posttrain.rewards import texts
 
 ENDS = {name: (f'after {name}', None) for name in ('sft', 'grpo')}
@@ -113,6 +113,41 @@ def test_intervals_follow_their_rates(tmp_path):
     ('maj@8, majority vote', '25.0% <small>[12.5%, 100.0%]'),
   ]
   assert '95 % intervals, over tasks' in text
+
+
+@pytest.mark.parametrize(
+  'metric, env, title, text',
+  [
+    ('pass_rate/a', 'a', 'pass rate, greedy', '50.0%'),
+    ('sampled_pass_rate/a', 'a', 'pass rate, sampled', '50.0%'),
+    ('reward/short/a', 'a', 'reward short, greedy', '0.500'),
+    ('sampled_reward/short/a', 'a', 'reward short, sampled', '0.500'),
+    ('nll/a', 'a', 'NLL of demonstrations, nats per token', '0.5000'),
+    ('token_accuracy/a', 'a', 'token accuracy on demonstrations', '50.0%'),
+    (
+      'pairs/rewards/accuracies',
+      'pairs',
+      'accuracy on held-out pairs',
+      '50.0%',
+    ),
+    ('reward/a', 'a', 'reward, greedy', '0.500'),
+    ('sampled_reward/a', 'a', 'reward, sampled', '0.500'),
+  ],
+)
+def test_a_main_number_has_a_headline_a_row_and_a_panel(
+  tmp_path, metric, env, title, text
+):
+  row = {'stage': 's', 'step': 1, 'loss/total': 1.0, f'eval/{metric}': 0.5}
+  (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+  run = runs.read(str(tmp_path))
+  (line,) = results.headlines(run)
+  assert (line['env'], line['title']) == (env, title)
+  assert line['last'].text == text
+  table = results.columns(run)
+  assert table['start'] == {(env, title): results.Value(text)}
+  assert results.keys([run], table) == [(env, title)]
+  assert series.is_listed(f'eval/{metric}')
+  assert [x.removeprefix('eval/') for x in held_out.metrics(row)] == [metric]
 
 
 def test_bounds_of_intervals_are_no_series():
