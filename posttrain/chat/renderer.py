@@ -27,7 +27,7 @@ from posttrain.chat import (
   spans,
   templates,
   tokenizers,
-  told,
+  tool_templates,
 )
 from posttrain.chat import messages as forms
 from posttrain.chat import rendered as tokens
@@ -103,7 +103,7 @@ class Renderer:
     # The last whole conversation and its ids: a group has one prompt.
     self._last: tuple[tuple[str, bool], Rendered] | None = None
     # How calls are written after `with_tools`, and its renderers.
-    self.style: told.Style | None = None
+    self.style: tool_templates.Style | None = None
     self._with_tools: dict[str, Renderer] = {}
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
     self._template: templates.BuiltIn | spans.Template = (
@@ -133,12 +133,12 @@ class Renderer:
     return renderer
 
   def with_tools(self, tools: types.Tools | None) -> 'Renderer':
-    """Returns a renderer whose template tells of tools, see `told`.
+    """Returns a renderer whose template tells of tools, see `tool_templates`.
 
     Its `style` says how the policy calls them; its fingerprint is the same.
 
     Raises:
-      ValueError: see `told.make`.
+      ValueError: see `tool_templates.make`.
     """
     if tools is None:
       return self
@@ -146,7 +146,7 @@ class Renderer:
     if key not in self._with_tools:
       renderer = copy.copy(self)
       renderer._last = None
-      renderer._template, renderer.style = told.make(
+      renderer._template, renderer.style = tool_templates.make(
         self._template, self.tokenizer.bos, self._stops, tools
       )
       if len(self._with_tools) == _MOST_TOOLS:

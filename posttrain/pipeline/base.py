@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from posttrain import schema, types
 from posttrain.envs import base
-from posttrain.pipeline import attempts
+from posttrain.pipeline import rollout_rows
 from posttrain.pipeline import tally as tallies
 
 Batch = types.Batch | types.PairBatch
@@ -27,7 +27,7 @@ class Item:
   # One per dropped episode, and one per failed call of a reward function.
   errors: tuple[str, ...] = ()
   # Environment -> its rollouts, where a model has sampled them.
-  played: Mapping[str, attempts.Played] = dataclasses.field(
+  played: Mapping[str, rollout_rows.Played] = dataclasses.field(
     default_factory=dict
   )
 

@@ -27,7 +27,7 @@ from posttrain.chat import renderer as chat
 from posttrain.data import packing
 from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.pipeline import attempts, base
+from posttrain.pipeline import base, rollout_rows
 from posttrain.pipeline import environment as environments
 from posttrain.pipeline import tally as tallies
 from posttrain.rollout import abandoned
@@ -234,7 +234,7 @@ class TokenPipeline:
       kept = _kept(environment, graded.usable, len(found[0].usable))
       stamped[name] = environment.samples(kept)
       if environment.sampler.model is not None:
-        played[name] = attempts.Played(graded.groups, kept, stamped[name])
+        played[name] = rollout_rows.Played(graded.groups, kept, stamped[name])
       metrics |= environment.metrics(graded)
       if self._stage.batch.max_draws is not None:
         metrics[f'rollout/draws/{name}'] = len(graded.groups)

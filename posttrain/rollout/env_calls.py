@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from posttrain import types
 from posttrain.chat import messages as forms
-from posttrain.chat import told
+from posttrain.chat import tool_templates
 from posttrain.envs import base
 from posttrain.rollout import copies, limits, tool_turns
 from posttrain.rollout.grading import values
@@ -119,7 +119,7 @@ class Calls:
     return _messages(self._episode.reset(), 'reset')
 
   def step(
-    self, text: str, truncated: bool, style: told.Style | None = None
+    self, text: str, truncated: bool, style: tool_templates.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
     """Passes a turn on; returns the new messages, the reward, and `done`.
 

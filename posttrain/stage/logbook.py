@@ -14,7 +14,7 @@ from typing import Any
 from posttrain import compilation, processes, schema
 from posttrain.metrics import display, estimates, pace, trackers, writers
 from posttrain.metrics import goodput as goodputs
-from posttrain.pipeline import attempts
+from posttrain.pipeline import rollout_rows
 from posttrain.report import periodic
 from posttrain.util import files, locks, timers
 
@@ -100,12 +100,12 @@ class Logbook:
     self._write_rows(what, step, map(dataclasses.asdict, answers))
 
   def write_rollouts(
-    self, step: int, played: Mapping[str, attempts.Played]
+    self, step: int, played: Mapping[str, rollout_rows.Played]
   ) -> None:
     """Writes the rollouts of a training step, where due."""
     every = self.rollouts_every
     if played and every is not None and (step == 1 or step % every == 0):
-      self._write_rows('train', step, attempts.rows(played))
+      self._write_rows('train', step, rollout_rows.rows(played))
 
   def _write_rows(
     self, what: str, step: int, rows: Iterable[dict[str, Any]]

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from posttrain import envs, schema
-from posttrain.chat import told, tools
+from posttrain.chat import tool_templates, tools
 from posttrain.rollout import driver, env_calls
 from tests.envs.adapters import games
 from tests.rollout import fakes
 
 GAMES = 'tests.envs.adapters.games'
-PLAIN = told.Style('plain', 'tool')
+PLAIN = tool_templates.Style('plain', 'tool')
 TOOLS = """\
 Tools:
 - guess(number: integer, mood?: "good" | "bad"): \

@@ -1,4 +1,4 @@
-"""Tools are told by a model's own template, or by a description.
+"""Tools are described by a model's own template, or by a description.
 
 The templates are those of `test_real_templates`.
 """
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.chat import renderer, tokenizers, told, tool_calls
+from posttrain.chat import renderer, tokenizers, tool_calls, tool_templates
 from tests.chat import test_real_templates as real
 
 folders = real.folders
@@ -63,7 +63,7 @@ S, U = real.S, real.U
 
 
 def load(folders, name, format='auto'):
-  """Returns the renderer of a template, told of the tools."""
+  """Returns the renderer of a template that describes the tools."""
   if format == 'auto' and name in OTHER_FORMATS:
     format = 'plain'
   chat = real.load(folders, name)
@@ -87,7 +87,7 @@ def test_the_format_is_that_of_the_template(folders, name):
       chat.with_tools(TOOLS)
   style = load(folders, name).style
   role = 'user' if name in RESULTS_OF_USER else 'tool'
-  assert style == told.Style(FORMATS.get(name, 'plain'), role)
+  assert style == tool_templates.Style(FORMATS.get(name, 'plain'), role)
   assert chat.style is None
 
 

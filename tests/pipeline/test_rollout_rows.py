@@ -8,7 +8,7 @@ import pytest
 
 from posttrain import types
 from posttrain.metrics import writers
-from posttrain.pipeline import attempts
+from posttrain.pipeline import rollout_rows
 from tests.algorithms import two_turns
 
 
@@ -25,11 +25,11 @@ def played(*rewards, trained=True):
     for i, rollout in enumerate(group)
     for sample in rollout.samples
   ]
-  return attempts.Played([group], [group] if trained else [], samples)
+  return rollout_rows.Played([group], [group] if trained else [], samples)
 
 
 def test_a_row_per_rollout():
-  rows = list(attempts.rows({'e': played(0.0, 1.0)}))
+  rows = list(rollout_rows.rows({'e': played(0.0, 1.0)}))
   assert [row['reward'] for row in rows] == [0.0, 1.0]
   assert [row['advantage'] for row in rows] == [-1.0, 1.0]  # of the mask alone
   first = rows[0]
@@ -44,7 +44,7 @@ def test_a_row_per_rollout():
 
 
 def test_groups_that_do_not_train_have_no_advantage():
-  rows = list(attempts.rows({'e': played(0.0, 1.0, trained=False)}))
+  rows = list(rollout_rows.rows({'e': played(0.0, 1.0, trained=False)}))
   assert [row['advantage'] for row in rows] == [None, None]
 
 
@@ -52,9 +52,9 @@ def test_failed_rollouts_and_many_groups():
   failed = types.Rollout(
     7, two_turns.TASK, (), (), types.Score(None), 'error', 'broken'
   )
-  groups = [[failed]] * (attempts.MAX_GROUPS + 5)
-  rows = list(attempts.rows({'e': attempts.Played(groups, [], [])}))
-  assert len(rows) == attempts.MAX_GROUPS
+  groups = [[failed]] * (rollout_rows.MAX_GROUPS + 5)
+  rows = list(rollout_rows.rows({'e': rollout_rows.Played(groups, [], [])}))
+  assert len(rows) == rollout_rows.MAX_GROUPS
   assert rows[0]['error'] == 'broken' and rows[0]['version'] is None
   assert rows[0]['tokens'] == 0 and rows[0]['reward'] is None
 
