@@ -57,13 +57,7 @@ def report(flags: Flags) -> int:
   Raises:
     ValueError: a run has no metrics, or a file of it is damaged.
   """
-  for run in flags.runs:
-    if not os.path.exists(_metrics(run)) and not flags.live:
-      raise ValueError(
-        f'RUN must be the workdir of a run: got {run!r}, which has no '
-        'metrics.jsonl; name its folder, or wait for its first step with '
-        '--live'
-      )
+  _check_runs(flags.runs, flags.live)
   from posttrain.report import page
 
   path = flags.output or (
@@ -85,6 +79,39 @@ def report(flags: Flags) -> int:
     with contextlib.suppress(FileNotFoundError, FileExistsError):
       finished = page.write_all(flags.runs, path, flags.seconds)
   return exits.DONE
+
+
+def _check_runs(runs: Sequence[str], live: bool) -> None:
+  """Refuses folders of no run; with --live, waits for the folder of one run.
+
+  Of several folders those that do not exist are refused with --live, too: one
+  of them may be misspelt, and the page would wait for it for ever.
+
+  Raises:
+    ValueError: names the folders.
+  """
+  exists = os.path.isdir if live else lambda run: os.path.exists(_metrics(run))
+  missing = [run for run in runs if not exists(run)]
+  if missing and not (live and len(runs) == 1):
+    raise ValueError(
+      f'RUN must be the workdir of a run: got {", ".join(map(repr, missing))}, '
+      + (
+        'which does not exist; correct the path, or start that run first'
+        if live
+        else 'which has no metrics.jsonl; name its folder, or wait for its '
+        'first step with --live'
+      )
+    )
+  for run in runs:
+    if not os.path.exists(_metrics(run)):
+      print(
+        f'waiting for the first step of {run!r}: {_metrics(run)} does not '
+        'exist yet',
+        file=sys.stderr,
+        flush=True,
+      )
+  while live and not all(map(os.path.isdir, runs)):
+    time.sleep(_POLL)
 
 
 def _wait(runs: Sequence[str], seconds: float) -> None:

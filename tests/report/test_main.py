@@ -39,6 +39,12 @@ def test_several_runs_share_a_page(tmp_path, monkeypatch, capsys):
   [
     ([], 'RUN must be given'),
     (['none'], "RUN must be the workdir of a run: got 'none'"),
+    (
+      ['run', 'none', 'no'],
+      "RUN must be the workdir of a run: got 'none', 'no'",
+    ),
+    (['none', 'run', '--live'], "got 'none', which does not exist"),
+    (['none', 'no', '--live'], "got 'none', 'no', which does not exist"),
     (['run', '--output=no/x.html'], '--output must be a file in a folder'),
     (['run', '--live', '--seconds=0'], '--seconds must be at least 1.0'),
     (['run', 'damaged'], 'damaged/metrics.jsonl:1'),
@@ -75,6 +81,26 @@ def test_a_live_page_is_written_again_until_the_run_has_ended(
   assert all(x in text for x, text in zip(steps, texts, strict=True))
   reloads = ['"reload":3.0' in text for text in texts]
   assert reloads == [True] * 4 + [False]
+
+
+def test_a_live_page_waits_for_the_folder_of_one_run(
+  tmp_path, monkeypatch, capsys
+):
+  folder, waits = tmp_path / 'later', []
+
+  def sleep(seconds):
+    waits.append(seconds)
+    if len(waits) == 2:
+      make_run(folder, ended='now')
+
+  monkeypatch.setattr(command.time, 'sleep', sleep)
+  assert command.main([str(folder), '--live']) == 0
+  assert waits == [0.5, 0.5] and (folder / 'report.html').exists()
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line == (
+    f'waiting for the first step of {str(folder)!r}: {folder}/metrics.jsonl '
+    'does not exist yet'
+  )
 
 
 class Clock:
