@@ -7,7 +7,7 @@ have a table of their own, with the grades below each answer.
 """
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from posttrain.report import runs, transcripts
@@ -15,7 +15,8 @@ from posttrain.report import runs, transcripts
 MAX_PROMPTS = 12  # prompts in the table of answers
 MAX_TASKS = 6  # tasks of each environment of several turns
 MAX_LENGTH = 600  # characters shown of an answer
-MAX_CHARACTERS = 300_000  # of the HTML of tasks of several turns
+MAX_PROMPT = 800  # characters shown of a prompt, from its end
+MAX_CHARACTERS = 300_000  # of HTML
 
 Rows = list[dict[str, Any]]
 Ends = Mapping[str, tuple[str, int | None]]  # see `series.ends`
@@ -27,7 +28,7 @@ def write(workdir: str, ends: Ends, limit: int = MAX_CHARACTERS) -> str:
   Args:
     workdir: the run's folder.
     ends: of the stages, in the order in which they ran, see `series.ends`.
-    limit: about so many characters of HTML for the tasks of several turns.
+    limit: about so many characters of HTML at most.
 
   Returns:
     HTML for a page with the style of `page`; '' without answers.
@@ -38,13 +39,15 @@ def write(workdir: str, ends: Ends, limit: int = MAX_CHARACTERS) -> str:
   multi_turn = transcripts.multi_turn(
     row for rows in attempts.values() for row in rows
   )
-  played = _transcripts(sorted(multi_turn), attempts, limit)
-  if len(attempts) > 2:  # one more column is too many for the table
-    attempts.pop('start', None)
-  return _table(attempts, multi_turn) + played
+  columns = dict(attempts)
+  if len(columns) > 2:  # one more column is too many for the table
+    columns.pop('start', None)
+  table = _table(columns, multi_turn, limit)
+  left = limit - len(table)
+  return table + _transcripts(sorted(multi_turn), attempts, left)
 
 
-def suite(workdir: str, ends: Ends) -> str:
+def suite(workdir: str, ends: Ends, limit: int = MAX_CHARACTERS) -> str:
   """Returns the prompts of `eval.suite` and all answers; args as in `write`.
 
   Stages may differ in their prompts: the answer to a prompt that a stage does
@@ -56,20 +59,32 @@ def suite(workdir: str, ends: Ends) -> str:
   }
   if not attempts:
     return ''
-  body = ''
-  for prompt in dict.fromkeys(x for rows in attempts.values() for x in rows):
-    cells = ''.join(
-      _answer(rows[prompt], _grades(rows[prompt]))
-      if prompt in rows
-      else '<td class="n">n/a</td>'
-      for rows in attempts.values()
-    )
-    body += f'<tr><td class="text">{html.escape(prompt)}</td>{cells}</tr>'
+  prompts = dict.fromkeys(x for rows in attempts.values() for x in rows)
+  lines = _fitting(
+    (
+      _line(
+        [prompt],
+        [
+          _answer(rows[prompt], _grades(rows[prompt]))
+          if prompt in rows
+          else '<td class="n">n/a</td>'
+          for rows in attempts.values()
+        ],
+      )
+      for prompt in prompts
+    ),
+    limit,
+  )
   heads = ''.join(f'<th>{html.escape(name)}</th>' for name in attempts)
+  part = (
+    f' The page has space for the first {len(lines)} of {len(prompts)} prompts.'
+    if len(lines) < len(prompts)
+    else ''
+  )
   return (
     '<h2>The suite of prompts, before and after</h2><p class="note">Answered '
-    'greedily; below each answer, what was measured of it.</p>'
-    f'<table><tr><th>prompt</th>{heads}</tr>{body}</table>'
+    f'greedily; the grades are below each answer.{part}</p>'
+    f'<table><tr><th>prompt</th>{heads}</tr>{"".join(lines)}</table>'
   )
 
 
@@ -91,8 +106,10 @@ def attempts_of(workdir: str, ends: Ends, what: str) -> dict[str, Rows]:
   return {name: rows for name, rows in attempts.items() if rows}
 
 
-def _table(attempts: dict[str, Rows], multi_turn: set[str]) -> str:
-  """Returns a row per task of the environments of one turn."""
+def _table(
+  attempts: Mapping[str, Rows], multi_turn: set[str], limit: int
+) -> str:
+  """Returns a row per task of the environments of one turn, while they fit."""
   answers = [
     {
       (row['env'], row['id']): row
@@ -104,22 +121,40 @@ def _table(attempts: dict[str, Rows], multi_turn: set[str]) -> str:
   if not answers[0]:
     return ''
   shared = [key for key in answers[0] if all(key in x for x in answers)]
-  body = ''
-  for key in shared[:MAX_PROMPTS]:
-    last = answers[-1][key]
-    cells = ''.join(_answer(rows[key]) for rows in answers)
-    body += (
-      f'<tr><td class="text">{html.escape(str(last.get("prompt", "")))}</td>'
-      f'<td class="text">{html.escape(str(last.get("answer", "")))}</td>'
-      f'{cells}</tr>'
-    )
+  tasks = [[rows[key] for rows in answers] for key in shared[:MAX_PROMPTS]]
+  lines = _fitting((_task(rows) for rows in tasks), limit)
   heads = ''.join(f'<th>{html.escape(name)}</th>' for name in attempts)
   return (
     '<h2>The same prompts, before and after</h2><p class="note">The first '
-    f'{min(MAX_PROMPTS, len(shared))} of {len(answers[0])} evaluation prompts, '
-    'answered greedily; not selected.</p><table><tr><th>prompt</th>'
-    f'<th>expected</th>{heads}</tr>{body}</table>'
+    f'{len(lines)} of {len(answers[0])} evaluation prompts, answered greedily; '
+    'not selected.</p><table><tr><th>prompt</th>'
+    f'<th>expected</th>{heads}</tr>{"".join(lines)}</table>'
   )
+
+
+def _task(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns a row of the table: the answers to one task."""
+  last = rows[-1]
+  texts = (str(last.get(key, '')) for key in ('prompt', 'answer'))
+  return _line(list(texts), [_answer(row) for row in rows])
+
+
+def _line(texts: Sequence[str], cells: Sequence[str]) -> str:
+  """Returns a row of a table: texts that are cut and escaped, and cells."""
+  short = (transcripts.cut(text, MAX_PROMPT, end=True) for text in texts)
+  heads = (f'<td class="text">{html.escape(text)}</td>' for text in short)
+  return f'<tr>{"".join((*heads, *cells))}</tr>'
+
+
+def _fitting(lines: Iterable[str], limit: int) -> list[str]:
+  """Returns the first lines, as many as fit into so many characters."""
+  fitting = []
+  for line in lines:
+    limit -= len(line)
+    if limit < 0:
+      break
+    fitting.append(line)
+  return fitting
 
 
 def _transcripts(
@@ -181,7 +216,7 @@ def _grades(row: dict[str, Any]) -> str:
   return f'<small>\n{", ".join(texts)}</small>' if texts else ''
 
 
-def _answer(row: dict[str, Any], more: str = '') -> str:
+def _answer(row: Mapping[str, Any], more: str = '') -> str:
   kind = {True: 'good', False: 'bad'}.get(row.get('correct'), '')
   mark = {'good': '&#10003; ', 'bad': '&#10007; '}.get(kind, '')
   text = transcripts.cut(str(row.get('text', '')), MAX_LENGTH) or '(empty)'

@@ -195,7 +195,7 @@ def _context(
     'progress': progress,
     'facts': facts.facts(run),
     'answers': clean(answers.write(run.workdir, run.ends, space // 2)),
-    'suite': clean(answers.suite(run.workdir, run.ends)),
+    'suite': clean(answers.suite(run.workdir, run.ends, space // 4)),
     'samples': _fit(samples.read(run.workdir, run.ends), space // 8),
     'groups': _fit(groups.stories(steps), space // 4),
     'seconds': seconds.stages(run.rows),

@@ -397,6 +397,24 @@ def test_long_texts_fit_into_two_megabytes(tmp_path):
   assert 'The page has no space for tasks of ' in page_text
 
 
+def test_long_prompts_and_expected_answers_fit_into_two_megabytes(tmp_path):
+  long = '<\u4e00' * 50_000
+  (tmp_path / 'rollouts').mkdir()
+  rows = [attempt('e', f't{i}', prompt=long, answer=long) for i in range(20)]
+  (tmp_path / 'metrics.jsonl').write_text('{"stage": "s", "step": 9, "x": 1}\n')
+  for step in (0, 9):
+    save(tmp_path, 's', step, rows)
+    prompts = {f'{i}{long}': long for i in range(500)}
+    save_suite(tmp_path, 's', step, prompts)
+  page.write(str(tmp_path))
+  path = tmp_path / 'report.html'
+  assert 1_400_000 < path.stat().st_size <= page.MAX_BYTES
+  text = path.read_text()
+  assert 'The first 12 of 20 evaluation prompts' in text
+  (count,) = re.findall('space for the first (.+) of 500 prompts', text)
+  assert 5 < int(count) < 400
+
+
 def test_answers_before_and_after_share_a_row_and_have_colors(run):
   page.write(str(run))
   text = (run / 'report.html').read_text()
