@@ -18,6 +18,7 @@ call that needs it.
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,12 +36,14 @@ from posttrain.evaluation import comparison
 from posttrain.util import callables, hub
 
 Options = Mapping[str, Any]  # dotted key of the config -> value
+Rewards = Mapping[str, Callable[..., Any]]  # name -> reward function
 
 
 def load(
   recipe: str,
   options: Options | None = None,
   *,
+  rewards: Rewards | None = None,
   trust_config: bool = False,
   workdir: str | None = None,
 ) -> schema.Run:
@@ -51,6 +54,7 @@ def load(
     options: values for keys, applied in order: `{'grpo.optim.lr': 1e-4}` is
       `--config.grpo.optim.lr=1e-4` of the command. A dict replaces a node; a
       text is read as on the command line.
+    rewards: reward functions by name, see `train`; the recipe needs none then.
     trust_config: whether a config.json may name any function and server.
     workdir: the folder that `train` gets. A run in it that is continued keeps
       the commits of the models that it has from the hub's cache, by id.
@@ -60,7 +64,11 @@ def load(
       commit that is to be kept is not in the cache any more.
   """
   with hub.keeping(workdir):
-    return main.load(recipe, _overrides(options), trust_config)
+    run = main.read(os.fspath(recipe), _overrides(options), trust_config)
+  if rewards:
+    run = _with_rewards(run, rewards)
+  checks.check(run)
+  return run
 
 
 def import_path(value: Callable[..., Any]) -> str:
@@ -81,7 +89,7 @@ def train(
   run: schema.Run,
   workdir: str,
   *,
-  rewards: Mapping[str, Callable[..., Any]] | None = None,
+  rewards: Rewards | None = None,
   time_limit: float | None = None,
 ) -> dict[str, Any]:
   """Trains a run from its newest checkpoint to its end; writes its report.
@@ -301,14 +309,26 @@ def _overrides(options: Options | None) -> list[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
+  """Returns a value as the command line has it."""
+  value = _plain(value)
   if isinstance(value, str):
     return value
-  return json.dumps(value) if isinstance(value, Mapping) else repr(value)
+  return json.dumps(value) if isinstance(value, dict) else repr(value)
 
 
-def _with_rewards(
-  run: schema.Run, rewards: Mapping[str, Callable[..., Any]]
-) -> schema.Run:
+def _plain(value: Any) -> Any:
+  """Returns a value of Python for a path, or for a scalar of an array."""
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  if isinstance(value, Mapping):
+    return {key: _plain(child) for key, child in value.items()}
+  if isinstance(value, list | tuple):
+    return type(value)(map(_plain, value))
+  is_scalar = getattr(value, 'shape', None) == () and hasattr(value, 'item')
+  return value.item() if is_scalar else value
+
+
+def _with_rewards(run: schema.Run, rewards: Rewards) -> schema.Run:
   """Returns a run with reward functions, see `train`."""
   sampled = [
     (stage, env)
@@ -317,7 +337,8 @@ def _with_rewards(
     if isinstance(entry.sampler, schema.Policy)
   ]
   entries: dict[tuple[str, str], dict[str, schema.RewardFn]] = {}
-  for key, function in rewards.items():
+  paths = callables.paths(list(rewards.values()))
+  for key, path in zip(rewards, paths, strict=True):
     *place, name = key.split('.')
     places = [tuple(place)] if place else sampled
     if not places or not set(places) <= set(sampled):
@@ -327,7 +348,6 @@ def _with_rewards(
         f'of {[".".join(x) for x in sampled]}'
       )
     for chosen in places:
-      path = callables.path(function)
       entries.setdefault(chosen, {})[name] = schema.RewardFn(fn=path)
   stages = dict(run.stages)
   for (stage, env), functions in entries.items():

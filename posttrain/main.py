@@ -172,6 +172,17 @@ def load(
   Raises:
     ValueError: names the key that is wrong and the values it allows.
   """
+  run = read(path, overrides, trust_config)
+  checks.check(run)
+  return run
+
+
+def read(
+  path: str,
+  overrides: Sequence[tuple[str, str]] = (),
+  trust_config: bool = False,
+) -> schema.Run:
+  """Returns the options of `load`, without the checks that span several."""
   node = config.load(path)
   values = node.to_dict() if config.is_json(path) else None
   for key, value in overrides:
@@ -179,7 +190,6 @@ def load(
   run = config.build(node)
   if values is not None:
     trust.check(run, values, path, overrides, trust_config)
-  checks.check(run)
   return run
 
 

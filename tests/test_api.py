@@ -1,6 +1,7 @@
 """The commands as functions: the same checks, callables as rewards."""
 
 import dataclasses
+import pathlib
 import subprocess
 import sys
 
@@ -34,6 +35,64 @@ def test_load_has_the_checks_of_the_command():
     api.load('configs/arithmetic.py:tiny', {'grpo.stepz': 7})
   with pytest.raises(ValueError, match='config.grpo.steps must be'):
     api.load('configs/arithmetic.py:tiny', {'grpo.steps': 'many'})
+
+
+@pytest.mark.parametrize('value', [np.float32(0.5), np.array(0.5), 0.5])
+def test_options_may_be_scalars_of_arrays(value):
+  options = {'grpo.optim.lr': value, 'grpo.steps': np.int64(17)}
+  options['grpo.loss.rl'] = {'type': 'ipo', 'threshold': value}
+  options['grpo.eval.ks'] = (np.int32(2),)
+  stage = api.load('configs/arithmetic.py:tiny', options).stages['grpo']
+  assert (stage.optim.lr, stage.steps, stage.eval.ks) == (0.5, 17, (2,))
+  assert stage.loss.rl == schema.Ipo(threshold=0.5)
+
+
+def test_options_may_be_paths(tmp_path):
+  file = tmp_path / 'rows.jsonl'
+  file.write_text('{"prompt": "a", "completion": "b"}')
+  options = {'sft.envs': {'mine': {'env': {'type': 'rows', 'path': file}}}}
+  run = api.load(pathlib.Path('configs/arithmetic_sft.py'), options)
+  assert run.stages['sft'].envs['mine'].env.path == str(file)
+
+
+def test_load_takes_reward_functions(tmp_path):
+  """The recipe needs none then."""
+  file = tmp_path / 'rows.jsonl'
+  file.write_text('{"prompt": "a"}')
+
+  def short(completions, **columns):
+    return [-float(len(text)) for text in completions]
+
+  spec = f'grpo:small,{file}'
+  rewards = api.load(spec, rewards={'brief': short}).stages['grpo'].envs['data']
+  (name, reward), *_ = rewards.rewards.items()
+  assert name == 'brief' and imports.function(reward.fn, 'fn') is short
+  with pytest.raises(ValueError, match='in Python by `rewards` of api.load'):
+    api.load(spec)
+  with pytest.raises(ValueError, match=r"one of \['grpo.data'\]"):
+    api.load(spec, rewards={'grpo.x.brief': short})
+
+
+def test_functions_of_one_name_stay_two_within_a_call():
+  def factory(value):
+    def constant(completions, **columns):
+      return [value for _ in completions]
+
+    return constant
+
+  functions = [factory(float(i)) for i in range(3)]
+  run = api.load(
+    'configs/arithmetic.py:tiny',
+    {'stages': ('grpo',), 'grpo.init': 'random'},
+    rewards=dict(zip('abcd', (*functions, functions[1]), strict=True)),
+  )
+  rewards = run.stages['grpo'].envs['arithmetic'].rewards
+  values = [imports.function(x.fn, 'fn')([''])[0] for x in rewards.values()]
+  assert values == [0.0, 1.0, 2.0, 1.0]
+  assert (
+    rewards['b'].fn == rewards['d'].fn == f'{callables.__name__}:constant_2'
+  )
+  assert api.import_path(functions[2]) == f'{callables.__name__}:constant'
 
 
 def test_the_import_has_no_jax():

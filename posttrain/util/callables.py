@@ -6,7 +6,7 @@ process ends.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain.util import foreign, imports
@@ -22,6 +22,21 @@ def path(value: Callable[..., Any]) -> str:
   Raises:
     ValueError: the object cannot be called, or has no name.
   """
+  return paths([value])[0]
+
+
+def paths(values: Sequence[Callable[..., Any]]) -> list[str]:
+  """Returns the `path` of each; of one name the second one gets NAME_2.
+
+  Raises:
+    ValueError: an object cannot be called, or has no name.
+  """
+  kept: dict[str, Any] = {}
+  return [_importable(value) or _keep(value, kept) for value in values]
+
+
+def _importable(value: Callable[..., Any]) -> str | None:
+  """Returns the import path that an object has without this module."""
   name = getattr(value, '__qualname__', '')
   module = getattr(value, '__module__', None)
   if not callable(value) or not name.split('.')[-1].isidentifier():
@@ -35,9 +50,24 @@ def path(value: Callable[..., Any]) -> str:
         return f'{module}:{name}'
     except ValueError:
       pass  # of a file that was run and cannot be imported
-  name = name.split('.')[-1]
-  if name in _OWN:
-    raise ValueError(f'a function must not be named {name!r}; rename it')
+  return None
+
+
+def _keep(value: Any, kept: dict[str, Any]) -> str:
+  """Makes an object an attribute of this module; returns its import path.
+
+  Args:
+    value: the object.
+    kept: attribute -> object, of one call of `paths`; the object is added.
+  """
+  own = value.__qualname__.split('.')[-1]
+  if own in _OWN:
+    raise ValueError(f'a function must not be named {own!r}; rename it')
+  name, number = own, 1
+  while kept.get(name, value) is not value or name in _OWN:
+    number += 1
+    name = f'{own}_{number}'
+  kept[name] = value
   setattr(sys.modules[__name__], name, value)
   return f'{__name__}:{name}'
 

@@ -1,4 +1,7 @@
-"""The tutorials of docs/: their blocks, run as one program of a few steps."""
+"""The tutorials of docs/: their blocks, run as one program of a few steps.
+
+The example of docs/own_data.md as well.
+"""
 
 import os
 import pathlib
@@ -43,6 +46,19 @@ def program(page):
   return text
 
 
+def run(text, folder):
+  """Runs a program in a folder; returns its exit code and output."""
+  (folder / 'program.py').write_text(text)
+  return subprocess.run(
+    [sys.executable, 'program.py'],
+    cwd=folder,
+    env=os.environ
+    | {'PYTHONPATH': str(ROOT), 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'},
+    capture_output=True,
+    text=True,
+  )
+
+
 def test_every_tutorial_has_words():
   assert [page.stem for page in PAGES] == sorted(WORDS)
 
@@ -55,17 +71,48 @@ def test_the_blocks_are_a_program(page):
 @pytest.mark.slow
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
 def test_tutorials_run_from_top_to_bottom(page, tmp_path):
-  (tmp_path / 'tutorial.py').write_text(program(page.read_text()))
-  done = subprocess.run(
-    [sys.executable, 'tutorial.py'],
-    cwd=tmp_path,
-    env=os.environ
-    | {'PYTHONPATH': str(ROOT), 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'},
-    capture_output=True,
-    text=True,
-  )
+  done = run(program(page.read_text()), tmp_path)
   assert done.returncode == 0, done.stderr[-3000:]
   place = 0
   for word in WORDS[page.stem]:
     place = done.stdout.find(word, place)
     assert place >= 0, f'{word!r} is missing, or too early:\n{done.stdout}'
+
+
+def test_the_example_from_python_can_be_loaded(tmp_path, monkeypatch):
+  """With a preset in place of DIR."""
+  (tmp_path / 'prompts.jsonl').write_text('{"prompt": "a"}\n')
+  monkeypatch.chdir(tmp_path)
+  block, _, _ = own_data().partition('final = api.train')
+  values = {}
+  exec(block.replace('grpo:DIR,', 'grpo:small,'), values)
+  stage = values['run'].stages['grpo']
+  assert stage.steps == 50 and stage.envs['data'].rewards.keys() == {'short'}
+
+
+def own_data():
+  """Returns the block of docs/own_data.md that calls the functions."""
+  page = (ROOT / 'docs' / 'own_data.md').read_text()
+  section = page.partition('## From Python')[2]
+  return re.findall(r'^```python\n(.*?)^```', section, re.M | re.S)[0]
+
+
+# Makes DIR, of random weights, and prompts for the block.
+FIRST = """
+import pathlib
+from posttrain import api
+api.train(api.load('sft:tiny'), 'seed')
+api.export('seed', 'DIR')
+rows = ''.join(f'{{"prompt": "What is {i}?"}}\\n' for i in range(9))
+pathlib.Path('prompts.jsonl').write_text(rows)
+"""
+
+
+@pytest.mark.slow
+def test_the_example_from_python_runs(tmp_path):
+  text = own_data().replace('prompts.jsonl', 'prompts.jsonl,tiny')
+  text = text.replace("'grpo.steps': 50", "'grpo.steps': 2")
+  done = run(FIRST + text, tmp_path)
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert 'reward/short' in done.stdout
+  assert (tmp_path / 'exported' / 'model.safetensors').exists()
