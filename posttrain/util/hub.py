@@ -128,5 +128,17 @@ def commit(path: str) -> str | None:
 
 
 def is_id(name: str) -> bool:
-  """Returns whether a text has the form OWNER/NAME and no path of it exists."""
-  return bool(_ID.fullmatch(name)) and not os.path.exists(name)
+  """Returns whether a text has the form OWNER/NAME and no path of it exists.
+
+  The hub's library has further rules, as that a name has no two hyphens in a
+  row.
+  """
+  if not _ID.fullmatch(name) or os.path.exists(name):
+    return False
+  from huggingface_hub import errors, utils
+
+  try:
+    utils.validate_repo_id(name)
+  except errors.HFValidationError:
+    return False
+  return True

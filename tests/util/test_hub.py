@@ -153,6 +153,22 @@ def test_a_missing_model_names_the_cache(snapshot, tmp_path):
     config.override(node, 'model', 'mine/a')
 
 
-@pytest.mark.parametrize('name', ['random', '/a/b', 'a/b/c', '../b', 'a', ''])
+@pytest.mark.parametrize(
+  'name',
+  ['random', '/a/b', 'a/b/c', '../b', 'a', '', 'runs/my--model', 'a/b.git']
+  + ['a/b-', 'a./b', 'a..b/c', f'a/{97 * "x"}', 'runs/x.'],
+)
 def test_what_is_no_id(name):
   assert not hub.is_id(name) and hub.folder(name) is None
+
+
+@pytest.mark.parametrize('name', ['Qwen/Qwen3-0.6B', f'a/{96 * "x"}', 'A_/b_1'])
+def test_what_is_an_id(name):
+  assert hub.is_id(name) and hub.folder(name) is None
+
+
+def test_a_missing_folder_that_is_no_id_is_no_directory(capsys):
+  """Its name has a form that the hub refuses."""
+  assert main.main(['--config=sft:runs/my--model,x.jsonl', '--dry_run']) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "got 'runs/my--model', which is no directory; its parts" in line
