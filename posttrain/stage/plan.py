@@ -139,9 +139,10 @@ def head(
     devices: the planned ones, see `components.preflight`; None = those here.
   """
   versions = machine.versions('posttrain', 'jax', 'python')
+  kind, count, hosts = devices or (None, None, None)
   planned = ' (planned)' if devices else ''
   rows = (
-    ('device', machine.devices(*(devices or ())) + planned),
+    ('device', machine.devices(kind, count, hosts) + planned),
     ('host', socket.gethostname()),
     ('versions', ', '.join(map(' '.join, versions.items()))),
     ('seed', f'{seed}'),
