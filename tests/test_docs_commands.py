@@ -1,0 +1,101 @@
+"""Commands of README.md and docs/: flags and options that exist.
+
+`python -m posttrain.main` is parsed as the command line does, and the recipe is
+read with its overrides; nothing trains. docs/mistakes.md has its own test.
+"""
+
+import json
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from posttrain import main
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = (
+  'README.md',
+  *sorted(f'docs/{x.name}' for x in (ROOT / 'docs').glob('*.md')),
+)
+START = 'python -m posttrain.main '
+ENDS = ('&', '&&', '|', ';')
+# The reader of this page adds these options; test_extending.py does so, too.
+ADDED = ('listen', 'sapo', 'qwen2_0p5b', 'replica')
+FILES = {  # those of the commands, and of their examples
+  'data.jsonl': [{'prompt': 'a', 'completion': 'b'}],
+  'prompts.jsonl': [{'prompt': 'a', 'answer': 'b'}],
+  'pairs.jsonl': [{'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}],
+}
+MODEL = {
+  'model_type': 'qwen3',
+  'vocab_size': 300,
+  'hidden_size': 64,
+  'intermediate_size': 128,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'head_dim': 16,
+  'hidden_act': 'silu',
+  'rms_norm_eps': 1e-6,
+  'rope_theta': 1e6,
+  'tie_word_embeddings': True,
+}
+
+
+def commands(text):
+  """Yields the arguments of each command; a value may have several lines."""
+  lines = text.splitlines()
+  for i, line in enumerate(lines):
+    for code in line.split(START)[1:]:
+      code, rest = code.partition('`')[0], iter(lines[i + 1 :])
+      while True:
+        if code.endswith('\\'):
+          code = f'{code[:-1]} {next(rest)}'
+          continue
+        try:
+          words = shlex.split(code, comments=True)
+          break
+        except ValueError:  # a quotation that goes on
+          code = f'{code}\n{next(rest)}'
+      stop = [n for n, x in enumerate(words) if x in ENDS] or [len(words)]
+      yield [re.sub(r'\$\w+', '1', x) for x in words[: stop[0]]]
+
+
+def test_commands_are_found_whole():
+  text = f'`{START}--a=1` b\n{START}--c=\'{{\n "d": 2}}\' \\\n  --e & # f\n'
+  assert list(commands(text)) == [['--a=1'], ['--c={\n "d": 2}', '--e']]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """The current folder, with a model and the files of the examples."""
+  for name, rows in FILES.items():
+    text = ''.join(json.dumps(row) + '\n' for row in rows)
+    (tmp_path / name).write_text(text)
+  for name in ('data.csv', 'pairs.parquet', 'PAIRS.jsonl'):
+    (tmp_path / name).touch()
+  (tmp_path / 'rewards.py').write_text('def short(completions, **columns): ...')
+  (tmp_path / 'DIR').mkdir()
+  (tmp_path / 'DIR' / 'config.json').write_text(json.dumps(MODEL))
+  (tmp_path / 'configs').symlink_to(ROOT / 'configs')
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  'page', [page for page in PAGES if page != 'docs/mistakes.md']
+)
+def test_every_command_that_trains_can_be_read(page, folder):
+  argvs = list(commands((ROOT / page).read_text()))
+  for argv in argvs:
+    if any('[' == x[0] for x in argv):  # a synopsis: [--dry_run]
+      continue
+    flags = main.PARSER.parse(argv)
+    if flags.config in ('FILE', 'NAME') or any(x in str(argv) for x in ADDED):
+      continue
+    # `--config.seed=N`: a key that exists, with any value.
+    overrides = [(k, '1' if v == 'N' else v) for k, v in flags.overrides]
+    main.read(flags.config, overrides)
+  assert argvs or page != 'README.md'
