@@ -6,6 +6,13 @@ from typing import Any
 from posttrain import types
 from posttrain.util import foreign
 
+# What to do about the messages of another format.
+SHAREGPT = (
+  'messages of ShareGPT, {"from": "human", "value": ...} and {"from": "gpt", '
+  '"value": ...}, are {"role": "user", "content": ...} and {"role": '
+  '"assistant", "content": ...} here: convert them'
+)
+
 
 def check(message: Any, place: str) -> None:
   """Checks that a value is a message.
@@ -24,8 +31,10 @@ def check(message: Any, place: str) -> None:
     )
   role, content = message.get('role'), message.get('content')
   if role not in types.ROLES:
+    hint = f'; {SHAREGPT}' if role is None and 'from' in message else ''
     raise ValueError(
       f'{place}.role must be one of {types.ROLES}: got {foreign.quote(role)}'
+      f'{hint}'
     )
   if not isinstance(content, str):
     raise ValueError(

@@ -91,16 +91,18 @@ def split(
 ) -> tuple[list[Preference], list[Preference]]:
   """Returns (pairs to train on, held-out pairs), by a hash of their prompts.
 
-  Each has a pair at least, unless `fraction` is 0, or all have one prompt, on
-  which they train.
+  Each has a pair at least, unless `fraction` is 0.
 
   Args:
     pairs: the pairs.
     fraction: the expected share of held-out prompts, in [0, 1).
+
+  Raises:
+    ValueError: the pairs have one prompt, or none, and `fraction` is not 0.
   """
-  hashes = np.array([rows.hashed(pair.prompt) for pair in pairs], np.uint64)
-  if not fraction or len(np.unique(hashes)) < 2:
+  if not fraction:
     return list(pairs), []
+  hashes = np.array([rows.hashed(pair.prompt) for pair in pairs], np.uint64)
   train, held_out = rows.split(hashes, fraction)
   return [pairs[i] for i in train], [pairs[i] for i in held_out]
 
@@ -180,12 +182,14 @@ def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
   while shared and chosen[shared - 1]['role'] == 'assistant':
     shared -= 1
   if all(turn['role'] == 'system' for turn in chosen[:shared]):
+    hint = "; put the question into 'prompt', or at the beginning of both"
+    if 'conversations' in raw:
+      hint = rows.misspelt(raw, COLUMNS, None)
     raise ValueError(
       f'{where}: chosen and rejected must be lists of messages that begin '
       "with the same question, where there is no column 'prompt': got "
       f'{foreign.quote(raw["chosen"], 60)} and '
-      f'{foreign.quote(raw["rejected"], 60)}; put the question '
-      "into 'prompt', or at the beginning of both"
+      f'{foreign.quote(raw["rejected"], 60)}{hint}'
     )
   return chosen[:shared]
 

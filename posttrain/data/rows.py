@@ -10,6 +10,7 @@ Columns of other names are renamed first (`renamed`).
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -60,8 +61,20 @@ class Rows(Sequence[Row]):
     self._objects, self._columns = objects, columns
     self.hashes = np.zeros(len(objects), np.uint64)
     checked = check_columns(objects, columns)
+    empty = []
     for index, (raw, where) in enumerate(checked):
-      self.hashes[index] = hashed(parse(raw, where, columns).prompt)
+      row = parse(raw, where, columns)
+      self.hashes[index] = hashed(row.prompt)
+      if _is_empty(row.completion):
+        empty.append(where)
+    if empty:
+      logging.getLogger('absl').warning(
+        '%d of %d rows have an empty completion, of which nothing but its end '
+        'is learned; the first is %s',
+        len(empty),
+        len(objects),
+        empty[0],
+      )
 
   def __len__(self) -> int:
     return len(self._objects)
@@ -91,7 +104,9 @@ def split(hashes: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
   if len(known) < 2:
     raise ValueError(
       'eval_fraction must have rows of two prompts at least to hold one out: '
-      f'got {len(known)}; add rows, or name a file as eval_path'
+      f'got {len(known)}; add rows, name held-out ones (eval_path, or a second '
+      "file after the recipe's name, as in :DIR,DATA,HELD_OUT), or set "
+      'eval_fraction=0, which holds out none'
     )
   # In Python's integers: a float of 2**64 fits into no uint64.
   low, high = int(known[0]), int(known[-1])
@@ -212,6 +227,9 @@ def misspelt(
     known: the columns that it may have.
     columns: the new names, see `renamed`.
   """
+  if 'conversations' in raw:
+    column = 'messages' if 'messages' in known else 'prompt'
+    return f'; {messages.SHAREGPT}, in a column {column!r}'
   absent = [old for old, new in (columns or {}).items() if new not in raw]
   return (
     spelling.hint(absent, tuple(raw))
@@ -250,6 +268,14 @@ def answer_of(
       'prompt'
     )
   return turns
+
+
+def _is_empty(completion: types.Messages) -> bool:
+  """Returns whether there are assistant turns, all without a text."""
+  turns = [x for x in completion if x['role'] == 'assistant']
+  return bool(turns) and not any(
+    turn['content'].strip() or 'tool_calls' in turn for turn in turns
+  )
 
 
 def _require_answer(

@@ -143,6 +143,7 @@ def _csv(path) -> Iterator[tuple[list[str], list[str], int]]:
       reader = csv.reader(file, strict=True)
       header = next(reader, [])
       _check_names(header, f'{path}:1')
+      _check_delimiter(header, f'{path}:1')
       for values in reader:
         if values and len(values) != len(header):
           raise ValueError(
@@ -158,6 +159,17 @@ def _csv(path) -> Iterator[tuple[list[str], list[str], int]]:
     ) from error
   finally:
     csv.field_size_limit(old)
+
+
+def _check_delimiter(header: Sequence[str], where: str) -> None:
+  """Refuses a header of one name that has another delimiter in it."""
+  other = [x for x in ';\t|' if len(header) == 1 and x in header[0]]
+  if other:
+    raise ValueError(
+      f'{where}: a CSV file must have commas between its values: got a header '
+      f'{foreign.quote(header[0])}, with {other[0]!r} between them; write the '
+      'file with commas, or as JSONL'
+    )
 
 
 def _arrow_parts(path) -> Iterator[tuple[Any, Sequence[int]]]:

@@ -1,6 +1,9 @@
 """Rows of a data file as tasks with demonstrations; not graded."""
 
 import dataclasses
+import logging
+
+import numpy as np
 
 from posttrain import schema, types
 from posttrain.data import row_files, sources
@@ -60,7 +63,24 @@ class Rows(base.Env):
       split = 'train' if field == 'path' else split
       rows = row_files.read(path, self._cfg.columns, split)
       self._read[field] = rows, row_files.fingerprint(path)
+      if len(self._read) == 2:
+        self._warn_of_shared_prompts()
     return self._read[field]
+
+  def _warn_of_shared_prompts(self) -> None:
+    """Warns of held-out prompts that are trained on as well."""
+    train, held_out = (
+      np.unique(self._read[x][0].hashes) for x in ('path', 'eval_path')
+    )
+    shared = len(np.intersect1d(train, held_out, assume_unique=True))
+    if shared:
+      logging.getLogger('absl').warning(
+        '%d of the %d prompts of envs.%s.env.eval_path are in its path as '
+        'well: measurements on them are not held out',
+        shared,
+        len(held_out),
+        self.name,
+      )
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task)

@@ -144,6 +144,11 @@ class PairData:
     """
     if held_out is None:
       fraction = self.stage.pairs.eval_fraction
+      if fraction and len({repr(x.prompt) for x in pairs}) == 1:
+        fraction = 0.0
+        logging.getLogger('absl').warning(
+          'all %d pairs have the same prompt: none is held out', len(pairs)
+        )
       pairs, held_out = preferences.split(pairs, fraction)
     return self._tokenize(pairs, held_out, 'drop')
 

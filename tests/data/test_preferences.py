@@ -175,11 +175,20 @@ def test_pairs_of_equal_prompts_are_held_out_together():
   assert preferences.split(pairs, 0.0) == (pairs, [])
 
 
-def test_few_pairs_have_one_to_hold_out_unless_all_have_one_prompt():
+def test_few_pairs_have_one_to_hold_out():
   pairs = [parse(prompt=x, chosen='b', rejected='c') for x in 'ab']
   assert list(map(len, preferences.split(pairs, 1e-9))) == [1, 1]
   same = [parse(prompt='a', chosen='b', rejected=x) for x in 'cd']
-  assert preferences.split(same, 0.1) == (same, [])
+  assert preferences.split(same, 0.0) == (same, [])
+  message = 'got 1; add rows, .*:DIR,DATA,HELD_OUT.*eval_fraction=0'
+  with pytest.raises(ValueError, match=message):
+    preferences.split(same, 0.1)
+
+
+def test_conversations_of_sharegpt_are_answered_with_their_conversion():
+  for answers in ({'chosen': 'a', 'rejected': 'b'}, {'chosen': 'a'}):
+    with pytest.raises(ValueError, match="ShareGPT.*column 'prompt'$"):
+      parse(conversations=[], **answers)
 
 
 def test_columns_of_other_names(tmp_path):

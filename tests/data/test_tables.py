@@ -77,6 +77,8 @@ def test_a_misspelt_column_is_named(tmp_path, name):
   'name, content, message',
   [
     ('a.csv', b'a,b\n1,2\n1,2,3\n', r'a.csv:3: a row must have the 2 values'),
+    ('a.csv', b'a;b\n1,2;3\n', "have commas .* 'a;b', with ';' between them"),
+    ('a.csv', b'a\tb\n1\t3\n', r"header 'a\\tb', with '\\t' between them"),
     ('a.csv', b'a,a\n1,2\n', r'a.csv:1: a table must name each column once'),
     ('a.csv', b'a,b\n', 'a.csv: a table must hold rows: got none'),
     ('a.csv', b'', 'a.csv: a table must hold rows: got none'),

@@ -189,6 +189,53 @@ def test_one_prompt_cannot_be_split(tmp_path):
     env.source('train', 0)
 
 
+def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
+  names = ('abb', 'bcc')
+  path, eval_path = (
+    write(tmp_path / f'{x}.jsonl', [{'prompt': y} for y in x]) for x in names
+  )
+  env = envs.make('chats', schema.Rows(path=path, eval_path=eval_path))
+  env.source('train', 0)
+  assert not caplog.text
+  for _ in range(2):
+    env.source('eval', 0)
+    env.source('train', 0)
+  (record,) = caplog.records
+  assert '1 of the 2 prompts of envs.chats.env.eval_path' in record.getMessage()
+  caplog.clear()
+  other = write(tmp_path / 'other.jsonl', [{'prompt': 'd'}])
+  env = envs.make('chats', schema.Rows(path=path, eval_path=other))
+  assert len(env.source('train', 0)) + len(env.source('eval', 0)) == 4
+  assert not caplog.text
+
+
+def test_empty_completions_are_counted(tmp_path, caplog):
+  turns = [USER, {'role': 'assistant', 'content': ' '}]
+  rows = [
+    {'prompt': 'a', 'completion': 'b'},
+    {'prompt': 'b', 'completion': ''},
+    {'messages': turns},
+    {'messages': [*turns, USER, {'role': 'assistant', 'content': 'x'}]},
+    {'prompt': 'c'},
+  ]
+  path = write(tmp_path / 'a.jsonl', rows)
+  envs.make('chats', schema.Rows(path=path)).source('train', 0)
+  (record,) = caplog.records
+  assert '2 of 5 rows have an empty completion' in record.getMessage()
+  assert f'the first is {path}:2' in record.getMessage()
+
+
+@pytest.mark.parametrize('columns', [{}, {'conversations': 'messages'}])
+def test_conversations_of_sharegpt_are_answered_with_their_form(
+  tmp_path, columns
+):
+  turns = [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
+  path = write(tmp_path / 'a.jsonl', [{'conversations': turns}])
+  env = envs.make('chats', schema.Rows(path=path, columns=columns))
+  with pytest.raises(ValueError, match='a.jsonl:1.*"gpt", "value".*: convert'):
+    env.source('train', 0)
+
+
 def test_a_prompt_alone_and_its_answer(tmp_path):
   rows = [{'prompt': 'a', 'answer': 7}, {'prompt': [{**USER}]}]
   env = envs.make('chats', schema.Rows(path=write(tmp_path / 'a.jsonl', rows)))

@@ -1,5 +1,6 @@
 """Pairs as tokens, and the pipeline that draws from them."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -88,6 +89,23 @@ def test_held_out_pairs_are_not_trained_on(file, tmp_path, caplog):
   assert len(made.held_out.pairs) == 2 and len(made.train.pairs) == 12
   # A separate file may repeat prompts, with a warning.
   assert '2 of the 2 prompts of pairs.eval_path are in' in caplog.text
+
+
+def test_one_prompt_cannot_be_split(tmp_path, caplog):
+  """Pairs that a stage makes train all the same, with a warning."""
+  rows = [{**ROWS[0], 'rejected': f'no {i}'} for i in range(3)]
+  same = write(tmp_path / 'same.jsonl', rows)
+  with pytest.raises(
+    ValueError, match='must have rows of two prompts at least'
+  ):
+    data(same)
+  assert len(splits(same, eval_fraction=0.0).train.pairs) == 3
+  made = data(same, eval_fraction=0.0)
+  options = schema.MadePairs(eval_fraction=0.1)
+  made.stage = dataclasses.replace(made.stage, pairs=options)
+  found = made.split(preferences.read(same))
+  assert len(found.train.pairs) == 3 and not found.held_out.pairs
+  assert 'all 3 pairs have the same prompt: none is held out' in caplog.text
 
 
 def test_a_state_of_other_held_out_pairs_is_refused(file, tmp_path):
