@@ -3,7 +3,7 @@
 from typing import cast
 
 from posttrain import types
-from posttrain.chat import told, tool_calls, tools
+from posttrain.chat import tool_calls, tool_templates, tools
 from posttrain.envs import base
 from posttrain.util import foreign
 
@@ -19,7 +19,11 @@ class Turns:
     self._turns = self._malformed = self._calls = self._failures = 0
 
   def play(
-    self, episode: base.Episode, text: str, truncated: bool, style: told.Style
+    self,
+    episode: base.Episode,
+    text: str,
+    truncated: bool,
+    style: tool_templates.Style,
   ) -> types.Messages:
     """Makes the calls of a turn, in order.
 
