@@ -1,10 +1,10 @@
 """Groups of training rollouts to read, and the distribution of their rewards.
 
 The logbook writes the rollouts of some training steps to
-`rollouts/<stage>_train_<step>.jsonl`, see `pipeline.rollout_rows`. Of the first,
-the middle and the last of these steps, the report shows for each environment
-the group with the highest and that with the lowest mean reward, with all their
-rollouts, and how the rewards of all groups are distributed.
+`rollouts/<stage>_train_<step>.jsonl`, see `pipeline.rollout_rows`. Of the
+first, the middle and the last of these steps, the report shows for each
+environment the group with the highest and that with the lowest mean reward,
+with all their rollouts, and how the rewards of all groups are distributed.
 """
 
 from collections.abc import Mapping, Sequence
