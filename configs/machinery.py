@@ -76,7 +76,7 @@ def parse_argument(
   """Splits `DIR`, `WORD` or `DIR,WORD,WORD` after a recipe's name.
 
   Args:
-    argument: the text after the colon.
+    argument: the text after the colon. A path that exists may have commas.
     known: the allowed words.
 
   Returns:
@@ -86,7 +86,7 @@ def parse_argument(
     ValueError: the directory does not exist, a word is unknown, or `lora`
       comes without a directory whose weights it could adapt.
   """
-  words = argument.split(',')
+  words = list(_parts(argument)) or ['']
   folder = None if words[0] in known else words.pop(0)
   exists = folder and os.path.isdir(os.path.expanduser(folder))
   random = folder is None and 'lora' not in words

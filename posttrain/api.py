@@ -99,7 +99,9 @@ def train(
     workdir: a new folder, or one of the same run, which is continued.
     rewards: reward functions by name, with TRL's signature. They replace the
       rewards of each environment whose answers the policy samples, in all
-      stages; `'STAGE.ENVIRONMENT.NAME'` is for one alone.
+      stages; `'STAGE.ENVIRONMENT.NAME'` is for one alone. What cannot be
+      imported is kept by its own name, see `import_path`: a function of that
+      name in a later call replaces it, in earlier runs too.
     time_limit: seconds of the process before which it saves and stops.
 
   Returns:

@@ -247,6 +247,8 @@ def test_paths_may_have_commas(folder):
   assert run.stages['sft'].init == str(other)
   assert env.path == f'{other}/data.jsonl' != argument
   assert env.eval_path == f'{other}/rows,more.jsonl'
+  run = _build(f'gsm8k_sft:{other},lora')
+  assert run.stages['sft'].init == str(other)
 
 
 def test_held_out_rows_are_others(folder, monkeypatch):
