@@ -9,6 +9,8 @@ import types
 
 import pytest
 
+from posttrain.data import row_files
+
 nbformat = pytest.importorskip('nbformat')
 nbclient = pytest.importorskip('nbclient')
 
@@ -16,6 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / 'experiments').glob('*.ipynb'))
 WORDS = {  # words of the output, in this order
   'quickstart': (
+    'Open in Colab',
+    'for this machine: jax',
     'parameters',
     'What is',
     r'\boxed{',
@@ -38,6 +42,8 @@ WORDS = {  # words of the output, in this order
     'exported: ',
   ),
   'sql_grpo': (
+    'Open in Colab',
+    'for this machine: jax',
     'parameters',
     "'ANSWER",
     'random weights',
@@ -74,6 +80,28 @@ def test_notebooks_have_no_outputs_and_short_cells(path):
   for cell in notebook.cells:
     assert not cell.metadata, f'{cell.id} has {cell.metadata}'
     assert len(cell.source.splitlines()) <= 25, f'{cell.id} is long'
+
+
+def test_notebooks_install_from_the_same_variable():
+  """Without it they say what to set; its link opens the notebook itself."""
+  first, *others = (read(path) for path in NOTEBOOKS)
+  for path, notebook in zip(NOTEBOOKS, (first, *others), strict=True):
+    link, install = code(notebook)[:2]
+    assert f'blob/main/experiments/{path.name}' in link.source
+    expected = code(first)[0].source.replace(NOTEBOOKS[0].name, path.name)
+    assert link.source == expected
+    assert install.source == code(first)[1].source
+    assert '<repository-url>' not in path.read_text()
+
+
+def test_the_notebook_of_a_model_of_yours_reads_rows_of_any_kind(tmp_path):
+  (path,) = (x for x in NOTEBOOKS if x.stem == 'own_model')
+  table = tmp_path / 'rows.csv'
+  table.write_text('prompt,completion\nq,a\n')
+  namespace = {'ROWS': str(table), 'row_files': row_files}
+  (cell,) = (x.source for x in code(read(path)) if 'row_files.obj' in x.source)
+  exec(cell[cell.index('rows = ') :], namespace)
+  assert namespace['rows'] == [{'prompt': 'q', 'completion': 'a'}]
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
