@@ -11,7 +11,7 @@
     api.generate('runs/short', ['What is 38 + 47?'])[0].text
     api.export('runs/short', 'exported')
 
-Each function checks what its command checks, and raises ValueError with the
+Each function makes the checks of its command, and raises ValueError with the
 line that the command prints. The import is cheap; jax is imported by the first
 call that needs it.
 """
@@ -124,7 +124,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """What `evaluate` measured; its text is the table of the command."""
+  """The measurements of `evaluate`; as a text, the table of the command."""
 
   policy: comparison.Measurement
   against: comparison.Measurement | None
@@ -196,7 +196,7 @@ def policy(path: str, *, template_variables: Options | None = None):
   Args:
     path: a workdir, a stage's or a step's folder, or a HuggingFace or PEFT
       directory.
-    template_variables: of the chat template of a directory.
+    template_variables: variables of the chat template of a directory.
 
   Returns:
     `posttrain.checkpoints.policies.Policy`.

@@ -5,7 +5,8 @@
         --against=runs/dpo/checkpoints/sft --config.dpo.eval.prompts=200
 
 By default the tasks and options are those of the stage that saved the
-checkpoint; the keys that matter are its `eval`, `envs` and `rollout`.
+checkpoint; the keys that matter are its `eval`, `envs` and `rollout`. Held-out
+pairs are not measured here: `eval/pairs/*` is in the run's metrics.jsonl.
 
 Prints a table with 95 % intervals over the tasks, the answers to the prompts of
 `eval.suite`, and as the last line on stdout one JSON object. With --against

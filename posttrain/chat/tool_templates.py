@@ -42,7 +42,7 @@ _CALLING = {
 
 
 class Style(NamedTuple):
-  """How the policy calls tools, and gets their results."""
+  """The format of calls, and the role of their results."""
 
   format: str  # one of `tool_calls.FORMATS`, or 'text'
   role: str  # of the messages with results: 'tool' or 'user'
@@ -91,7 +91,7 @@ def make(
   stops: Sequence[str],
   described: types.Tools,
 ) -> tuple[Any, Style]:
-  """Returns a template that describes tools, and how they are called.
+  """Returns a template that describes tools and the format of calls.
 
   Args:
     template: the template, without tools.

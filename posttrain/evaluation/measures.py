@@ -56,7 +56,7 @@ class Measures:
   def __init__(
     self, functions: Functions, score: Score, renderer: chat.Renderer
   ):
-    """Holds what measures.
+    """Holds functions, scorer and renderer.
 
     Args:
       functions: from `functions`.

@@ -1,16 +1,16 @@
 """Signs of life on stderr: a bar on a terminal, lines elsewhere.
 
     with display.show({'sft': 400, 'grpo': 300}, log_seconds=60.0):
-      shown = display.current()
-      shown.begin('sft', 0, pace.Pace(400))
-      shown.update(1, {'loss': 0.4}, {})
-      shown.end()
+      progress = display.current()
+      progress.begin('sft', 0, pace.Pace(400))
+      progress.update(1, {'loss': 0.4}, {})
+      progress.end()
 
-A thread looks once a second at what the run does, which `util.watchdog` knows:
-the phase of the main thread, or that something compiles.
+A thread reads the phase of the run once a second from `util.watchdog`: that of
+the main thread, or compilation.
 
-- On a terminal and in a notebook a bar shows it beside the step. What others
-  write to stderr meanwhile, as warnings, goes above the bar, line by line.
+- On a terminal and in a notebook a bar shows it beside the step. Other
+  output to stderr, such as warnings, goes above the bar, line by line.
 - Elsewhere there is a line two seconds after a stage has begun, one after its
   first step, and one every `log_seconds`, during a long phase as well, such as
   reading data before the first stage.
@@ -121,7 +121,7 @@ class Display:
         self._estimate()
 
   def beat(self, finished: bool = False) -> None:
-    """Shows what the run does now.
+    """Shows the phase of the run.
 
     Args:
       finished: whether a step has just ended, so that no phase is shown.
@@ -150,7 +150,7 @@ class Display:
       self._bar, self._stage, self._texts = None, None, []
 
   def _activity(self, now: float) -> tuple[str, float]:
-    """Returns what the run does, and for how many seconds."""
+    """Returns the phase of the run, and its seconds so far."""
     text, start = watchdog.activity()
     if not watchdog.compiles():
       self._compiling = None
@@ -192,7 +192,7 @@ class Display:
     return f'{known}: stage {follows} {verb}'
 
   def _estimate(self) -> None:
-    """Prints, once, how long the stage takes."""
+    """Prints, once, the estimated time of the stage."""
     total, seconds = self._pace.left(self._first), self._pace.step_seconds
     if total is not None and seconds is not None:
       rest = 'the rest of ' if self._first else ''

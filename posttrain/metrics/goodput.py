@@ -28,7 +28,7 @@ class Goodput:
   """The goodput of a run that may have been started before."""
 
   def __init__(self, path: str, began: float = preemption.STARTED):
-    """Reads for how long the run's earlier processes have run.
+    """Reads the seconds of the run's earlier processes.
 
     Args:
       path: the run's metrics.jsonl; it may be missing.

@@ -1,4 +1,4 @@
-"""How long the rest of a stage takes, estimated from its steps so far."""
+"""Estimate of the time left of a stage, from its steps so far."""
 
 import collections
 import dataclasses

@@ -15,14 +15,14 @@ metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
    later stage has already used (it was begun, and begins again), they follow
    the last step of all, and the later stage follows them: a tracker keeps the
    rows of both its trainings.
-3. No step is logged twice. A tracker that continues says after which step, and
+3. No step is logged twice. A tracker that continues names its last step, and
    gets the rows of metrics.jsonl after it first: those that it had not sent
    when the process was killed. If a tracker does not report its last step, the
    rows that are in metrics.jsonl at a start count as logged.
 4. A tracker that is new to the workdir gets all rows of metrics.jsonl first.
 5. A tracker that raises is warned about once, and never stops the run; it gets
-   the next rows nevertheless, unless it failed to start. What trackers print
-   goes to stderr.
+   the next rows nevertheless, unless it failed to start. The output of
+   trackers goes to stderr.
 """
 
 import contextlib
@@ -123,7 +123,7 @@ class Wandb:
 
 
 class Trackio:
-  """Trackio, in its local folder, or as its variables say."""
+  """Trackio, in its local folder, or by its variables."""
 
   def start(
     self, name: str, config: dict[str, Any], workdir: str
@@ -192,7 +192,7 @@ class _Trackers:
     config: dict[str, Any],
     workdir: str,
   ):
-    """Starts them; see `use`."""
+    """Starts the trackers; see `use`."""
     self._offsets, offset = {}, 0  # of the stages of a new run
     for stage, steps in stages.items():
       self._offsets[stage] = offset

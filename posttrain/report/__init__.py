@@ -1,1 +1,1 @@
-"""The picture of a run: one HTML page from what the run wrote."""
+"""The picture of a run: one HTML page from the files of its workdir."""

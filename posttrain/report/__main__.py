@@ -115,7 +115,7 @@ def _check_runs(runs: Sequence[str], live: bool) -> None:
 
 
 def _wait(runs: Sequence[str], seconds: float) -> None:
-  """Waits at least so long, and until a run has written something."""
+  """Waits at least so long, and until a file of a run has changed."""
   before = _written(runs)
   time.sleep(seconds)
   while _written(runs) == before:

@@ -27,7 +27,7 @@ def write(workdir: str, ends: Ends, limit: int = MAX_CHARACTERS) -> str:
 
   Args:
     workdir: the run's folder.
-    ends: of the stages, in the order in which they ran, see `series.ends`.
+    ends: the stages' ends, in the order of the stages, see `series.ends`.
     limit: about so many characters of HTML at most.
 
   Returns:

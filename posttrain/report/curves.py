@@ -27,7 +27,7 @@ def draw(rows: Rows) -> mpl_figure.Figure | None:
     )
     for panel in series.PANELS
   ]
-  panels = [(panel, shown) for panel, shown in panels if shown]
+  panels = [(panel, metrics) for panel, metrics in panels if metrics]
   if not panels:
     return None
   columns = min(3, len(panels))
@@ -48,8 +48,8 @@ def draw(rows: Rows) -> mpl_figure.Figure | None:
       figsize=(3.4 * columns, 2.3 * lines), layout='constrained'
     )
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axis, (panel, shown) in zip(axes, panels, strict=False):
-      _panel(axis, panel, shown)
+    for axis, (panel, metrics) in zip(axes, panels, strict=False):
+      _panel(axis, panel, metrics)
       _mark_stages(axis, rows)
     for axis in axes[len(panels) :]:
       axis.set_axis_off()
@@ -57,11 +57,11 @@ def draw(rows: Rows) -> mpl_figure.Figure | None:
 
 
 def _panel(
-  axis: Any, panel: tuple[str, str, str], shown: dict[str, list[np.ndarray]]
+  axis: Any, panel: tuple[str, str, str], metrics: dict[str, list[np.ndarray]]
 ) -> None:
   title, key, kind = panel
   _style(axis, title)
-  for i, (name, parts) in enumerate(shown.items()):
+  for i, (name, parts) in enumerate(metrics.items()):
     color, label, total = COLORS[i % len(COLORS)], name.removeprefix(key), 0.0
     for x, y in parts:
       if kind == 'sum':
@@ -90,10 +90,10 @@ def _panel(
     axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
   if kind == 'sum':
     axis.yaxis.set_major_formatter(_abbreviated)
-  points = [y for parts in shown.values() for _, y in parts]
+  points = [y for parts in metrics.values() for _, y in parts]
   if kind == 'log' and any((y > 0).any() for y in points):
     axis.set_yscale('log')
-  if len(shown) > 1:
+  if len(metrics) > 1:
     axis.legend(frameon=False, fontsize=8)
 
 

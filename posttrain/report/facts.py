@@ -1,4 +1,4 @@
-"""What a report says about runs beside their metrics, from their files."""
+"""Facts of a report beside the metrics: model, device, versions, progress."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,14 @@ def subtitle(rows: series.Rows) -> str:
   """Returns steps, tokens per second and compiled programs of each stage."""
   parts = []
   for stage in series.stages(rows):
-    mine = [row for row in rows if row['stage'] == stage]
-    text = f'{stage}: {mine[-1]["step"]:,} steps'
-    speeds = [s for row in mine if (s := row.get('time/tokens_per_second'))]
+    stage_rows = [row for row in rows if row['stage'] == stage]
+    text = f'{stage}: {stage_rows[-1]["step"]:,} steps'
+    speeds = [
+      s for row in stage_rows if (s := row.get('time/tokens_per_second'))
+    ]
     if speeds:
       text += f', {np.median(speeds):,.0f} tokens/s (median)'
-    if (compiles := mine[-1].get('compiles')) is not None:
+    if (compiles := stage_rows[-1].get('compiles')) is not None:
       times = f'{compiles} time{"s" if compiles != 1 else ""}'
       text += f', update compiled {times}'
     parts.append(text)
@@ -36,7 +38,7 @@ def _goodput(rows: series.Rows) -> list[str]:
 
 
 def status(run: runs_lib.Run) -> tuple[str, str]:
-  """Returns ('finished' | 'unfinished', how far the run is)."""
+  """Returns ('finished' | 'unfinished', the run's stage and step)."""
   if not run.rows:
     return 'unfinished', 'no step yet'
   last, steps = run.rows[-1], run.steps
@@ -51,7 +53,7 @@ def facts(run: runs_lib.Run) -> list[tuple[str, str]]:
   """Returns (name, value) of the model, the device, the seed and so on."""
   start = (_starts(run.about) or [{}])[-1]
   tokens = sum(row.get('batch/tokens') or 0 for row in run.rows)
-  found = [
+  pairs = [
     ('model', _model(run)),
     ('parameters', _parameters(run.about)),
     ('device', _text(start.get('devices'))),
@@ -63,7 +65,7 @@ def facts(run: runs_lib.Run) -> list[tuple[str, str]]:
     ('last row', _utc(run.written)),
     ('versions', _pairs(start.get('versions'))),
   ]
-  return [(name, value) for name, value in found if value]
+  return [(name, value) for name, value in pairs if value]
 
 
 def differences(
@@ -71,12 +73,12 @@ def differences(
 ) -> list[tuple[str, list[str]]]:
   """Returns the options that differ: (dotted key, value of each run)."""
   flat = [dict(_flat(run.config)) for run in all_runs]
-  found = []
+  entries = []
   for key in dict.fromkeys(key for values in flat for key in values):
     values = [repr(x[key]) if key in x else 'none' for x in flat]
     if len(set(values)) > 1:
-      found.append((key, values))
-  return found
+      entries.append((key, values))
+  return entries
 
 
 def _flat(node: Any, prefix: str = '') -> list[tuple[str, Any]]:
@@ -101,7 +103,7 @@ def _started(about: Mapping[str, Any]) -> str:
 
 
 def _parameters(about: Mapping[str, Any]) -> str:
-  """Returns the number of parameters, where stages differ of each."""
+  """Returns the number of parameters, of each stage where they differ."""
   nodes = about.get('stages')
   texts = {}
   for stage, node in nodes.items() if isinstance(nodes, dict) else ():
@@ -115,7 +117,7 @@ def _parameters(about: Mapping[str, Any]) -> str:
 
 
 def _model(run: runs_lib.Run) -> str:
-  """Returns the shape of the model, and what the first stage starts from."""
+  """Returns the shape of the model, and the start of the first stage."""
   model = run.config.get('model')
   if not isinstance(model, dict):
     return ''

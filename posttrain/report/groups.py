@@ -32,14 +32,14 @@ def read(run: runs_lib.Run) -> Steps:
   paths: dict[str, list[tuple[int, str]]] = {}
   for stage, step, path in files:
     paths.setdefault(stage, []).append((step, path))
-  found: Steps = {}
-  for stage, mine in paths.items():
-    for index in sorted({0, len(mine) // 2, len(mine) - 1}):
-      step, path = mine[index]
+  rows_by_step: Steps = {}
+  for stage, places in paths.items():
+    for index in sorted({0, len(places) // 2, len(places) - 1}):
+      step, path = places[index]
       for row in runs_lib.read_rows(path, ('env', 'group')):
         key = stage, str(row['env'])
-        found.setdefault(key, {}).setdefault(step, []).append(row)
-  return found
+        rows_by_step.setdefault(key, {}).setdefault(step, []).append(row)
+  return rows_by_step
 
 
 def stories(steps: Steps) -> list[dict[str, Any]]:
@@ -103,22 +103,22 @@ def _step(step: int, rows: Rows) -> dict[str, Any]:
     groups.setdefault(row['group'], []).append(row)
   means = {number: _mean(group) for number, group in groups.items()}
   graded = {number: mean for number, mean in means.items() if mean is not None}
-  shown = {}
+  titles = {}
   if graded:
     best = max(graded, key=lambda number: graded[number])
     worst = min(graded, key=lambda number: graded[number])
-    shown = {'best group': best}
+    titles = {'best group': best}
     if graded[worst] < graded[best]:
-      shown['worst group'] = worst
+      titles['worst group'] = worst
     elif len(graded) > 1:
-      shown = {'one group; all have the same mean': best}
+      titles = {'one group; all have the same mean': best}
   return {
     'step': step,
     'groups': len(groups),
     'mean': _mean(rows),
     'shown': [
       {'title': title, 'mean': graded[number], **_group(groups[number])}
-      for title, number in shown.items()
+      for title, number in titles.items()
     ],
   }
 

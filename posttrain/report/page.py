@@ -131,8 +131,8 @@ def render(all_runs: Sequence[runs_lib.Run], reload: float | None) -> str:
   steps = [groups.read(run) for run in all_runs]
   charts = [
     {'run': i, **chart}
-    for i, mine in enumerate(steps)
-    for chart in groups.histograms(mine)
+    for i, run_steps in enumerate(steps)
+    for chart in groups.histograms(run_steps)
   ]
   table = results.side_by_side(all_runs)
   cells = [value for column in table.values() for value in column.values()]
@@ -149,8 +149,8 @@ def render(all_runs: Sequence[runs_lib.Run], reload: float | None) -> str:
   space = MAX_STORIES
   while True:
     values['runs'] = [
-      _context(run, mine, space // len(all_runs))
-      for run, mine in zip(all_runs, steps, strict=True)
+      _context(run, run_steps, space // len(all_runs))
+      for run, run_steps in zip(all_runs, steps, strict=True)
     ]
     # The panels get the space that the texts leave.
     empty = _page({**values, 'data': {'panels': []}, 'json': ''})
@@ -178,7 +178,7 @@ def clean(text: str) -> str:
 def _context(
   run: runs_lib.Run, steps: groups.Steps, space: int
 ) -> dict[str, Any]:
-  """Returns what the template shows of a run.
+  """Returns the template's values of a run.
 
   Args:
     run: the run.

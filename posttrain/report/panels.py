@@ -72,7 +72,7 @@ def build(all_runs: Sequence[runs_lib.Run], points: int) -> dict[str, Any]:
   """
   panels, dropped = _panels(all_runs)
   limit = _limit(all_runs, points)
-  shown, lines, average = [], {key: [] for key in panels}, 1
+  json_runs, lines, average = [], {key: [] for key in panels}, 1
   for number, run in enumerate(all_runs):
     stages = []
     for index, stage in enumerate(_stages(run, limit)):
@@ -84,9 +84,9 @@ def build(all_runs: Sequence[runs_lib.Run], points: int) -> dict[str, Any]:
           if line is not None:
             head = {'run': number, 'stage': index, 'label': label}
             lines[key].append(head | line)
-    shown.append({'name': run.name, 'stages': stages})
+    json_runs.append({'name': run.name, 'stages': stages})
   return {
-    'runs': shown,
+    'runs': json_runs,
     'average': average,
     'dropped': dropped,
     'panels': [

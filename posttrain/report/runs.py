@@ -19,7 +19,7 @@ Ends = dict[str, tuple[str, int | None]]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What a run has written so far.
+  """The files of a run, as far as they are written.
 
   Fields:
     workdir: its folder.
@@ -123,13 +123,17 @@ def files(
     stages: its stages, in their order.
     what: 'eval', 'suite' or 'train'.
   """
-  folder, found = os.path.join(workdir, 'rollouts'), []
+  folder, rollout_files = os.path.join(workdir, 'rollouts'), []
   for name in os.listdir(folder) if os.path.isdir(folder) else ():
     match = re.fullmatch(rf'(.+)_{what}_(\d+)\.jsonl', name)
     if match:
-      found.append((match[1], int(match[2]), os.path.join(folder, name)))
+      rollout_files.append(
+        (match[1], int(match[2]), os.path.join(folder, name))
+      )
   order = {stage: place for place, stage in enumerate(stages)}
-  return sorted(found, key=lambda x: (order.get(x[0], len(order)), x[1], x[2]))
+  return sorted(
+    rollout_files, key=lambda x: (order.get(x[0], len(order)), x[1], x[2])
+  )
 
 
 def read_rows(path: str, keys: Sequence[str]) -> list[dict[str, Any]]:

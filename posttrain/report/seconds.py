@@ -21,7 +21,7 @@ _NO_PARTS = tuple(
 
 def stages(rows: series.Rows) -> list[dict[str, Any]]:
   """Returns the stages with their seconds: of each part, the largest first."""
-  found = []
+  by_stage = []
   for stage in series.stages(rows):
     totals: dict[str, float] = {}
     for row in rows:
@@ -42,10 +42,10 @@ def stages(rows: series.Rows) -> list[dict[str, Any]]:
           }
         )
         begin += share
-      found.append(
+      by_stage.append(
         {'name': stage, 'seconds': f'{whole:,.1f} s', 'parts': parts}
       )
-  return found
+  return by_stage
 
 
 def slices(row: Mapping[str, Any]) -> dict[str, float]:

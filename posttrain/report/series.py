@@ -50,12 +50,12 @@ def ends(
   """
   titles = {}
   for stage in stages(rows):
-    mine = [row for row in rows if row['stage'] == stage]
+    stage_rows = [row for row in rows if row['stage'] == stage]
     title, step = f'after {stage}', None
     if stage in averaged:
       title += ', averaged weights'
-    if any('select/best_step' in row for row in mine):
-      step = writers.end(mine)['step']
+    if any('select/best_step' in row for row in stage_rows):
+      step = writers.end(stage_rows)['step']
       title += f', at its best step {step}'
     titles[stage] = title, step
   return titles
@@ -71,18 +71,18 @@ def arrays(rows: Rows) -> dict[str, list[np.ndarray]]:
   Args:
     rows: rows of metrics.jsonl.
   """
-  found: dict[str, list[np.ndarray]] = {}
+  by_metric: dict[str, list[np.ndarray]] = {}
   start = 0
   for stage in stages(rows):
     points: dict[str, list[tuple[float, float]]] = {}
-    mine = [row for row in rows if row['stage'] == stage]
+    stage_rows = [row for row in rows if row['stage'] == stage]
     names = dict.fromkeys(
       name
-      for row in mine
+      for row in stage_rows
       for name in row
       if name not in ('stage', 'step') and not estimates.is_bound(name, row)
     )
-    for row in mine:
+    for row in stage_rows:
       for name in names.keys() & row.keys():
         value = row[name]
         if value is None or isinstance(value, int | float):
@@ -91,9 +91,9 @@ def arrays(rows: Rows) -> dict[str, list[np.ndarray]]:
     for name in names:
       if name in points:
         array = np.array(points[name], np.float64).T
-        found.setdefault(name, []).append(array)
-    start += max(row['step'] for row in mine)
-  return found
+        by_metric.setdefault(name, []).append(array)
+    start += max(row['step'] for row in stage_rows)
+  return by_metric
 
 
 def is_listed(name: str) -> bool:
