@@ -1,7 +1,8 @@
 """Frequent mistakes: each message of docs/mistakes.md, as it is and its score.
 
-A message scores one point for the key or the file and row, one for what is
-wrong with the value that was given, and one for what to do or what is allowed.
+A message scores one point for each of three listed texts that it contains: the
+key or the file and row, the fault of the value, and the remedy or the allowed
+values. Nothing but these substrings is judged; the page lists them.
 """
 
 import pathlib
@@ -219,6 +220,18 @@ def test_a_mistake_is_the_line_of_the_page(
   assert line == message
   assert 'Traceback' not in line and len(line) < 800
   assert _points(title, line) >= 2
+
+
+def test_the_page_lists_the_texts_that_score():
+  _, table = PAGE.read_text().split('## Scores')
+  rows = re.findall(r'^\| (.+?) \| (.+) \|$', table, re.M)[1:]
+  texts = {
+    title: tuple(re.findall(r'`` (.+?) ``|`(.+?)`', cells))
+    for title, cells in rows
+    if title != '---'
+  }
+  texts = {k: tuple(a or b for a, b in x) for k, x in texts.items()}
+  assert texts == SCORES
 
 
 def test_the_mean_score_is_nearly_full():
