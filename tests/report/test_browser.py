@@ -1,6 +1,6 @@
 """The report in a headless browser: whole, offline, and it does what it says.
 
-Needs the package playwright and a chromium of the system, as Debian's.
+Needs the package playwright (the extra `browser`) and a chromium of the system.
 """
 
 import json
@@ -12,10 +12,36 @@ import pytest
 from posttrain.report import page
 
 playwright = pytest.importorskip('playwright.sync_api')
-CHROMIUM = shutil.which('chromium')
+NAMES = ('chromium', 'chromium-browser', 'google-chrome')
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 if CHROMIUM is None:
   pytest.skip('chromium is not installed', allow_module_level=True)
 pytestmark = pytest.mark.slow
+
+
+OWN = {  # held-out measures of data of one's own, and their panels
+  'eval/nll/data': 'Held-out NLL',
+  'eval/token_accuracy/data': 'Held-out token accuracy',
+  'eval/reward/short/data': 'Held-out reward, greedy',
+  'eval/sampled_reward/short/data': 'Held-out reward, sampled',
+  'eval/pairs/rewards/accuracies': 'Accuracy on held-out pairs',
+}
+
+
+def make_own_run(folder):
+  """A run on rows and pairs of one's own, which no environment grades."""
+  rows = [
+    {'stage': 'sft', 'step': step, 'loss/total': 2.0 - step / 40}
+    for step in range(31)
+  ]
+  for row in rows[::10]:
+    share = row['step'] / 40
+    row |= dict.fromkeys(OWN, 0.125 + share) | {'eval/nll/data': 2.5 - share}
+    row |= {'eval/reward/short/other': share, 'eval/reward/data': 0.5}
+  folder.mkdir()
+  text = ''.join(json.dumps(row) + '\n' for row in rows)
+  (folder / 'metrics.jsonl').write_text(text)
+  return folder
 
 
 def make_run(folder, seed, stages=('sft', 'grpo')):
@@ -67,11 +93,12 @@ def browser():
 
 @pytest.fixture(scope='module')
 def paths(tmp_path_factory):
-  """The page of a run, and that of two runs overlaid."""
+  """The pages of a run, of two runs overlaid, and of a run on own data."""
   folder = tmp_path_factory.mktemp('runs')
   runs = [str(make_run(folder / f'run{i}', i)) for i in (1, 2)]
   page.write_all(runs, str(folder / 'both.html'))
-  return page.write(runs[0]), str(folder / 'both.html')
+  own = page.write(str(make_own_run(folder / 'own')))
+  return page.write(runs[0]), str(folder / 'both.html'), own
 
 
 @pytest.fixture
@@ -246,6 +273,28 @@ def test_runs_are_overlaid_each_in_its_color_and_can_be_hidden(
   assert set(names) == {'run2'}
 
 
+def test_measures_of_own_data_have_headlines_rows_and_panels(open_page, paths):
+  tab = open_page(paths[2])
+  headlines = tab.locator('.headline').all_inner_texts()
+  # The other environment has the last value too, in the order of the metrics.
+  assert [x.split('\n')[:2] for x in headlines] == [
+    ['reward short, greedy, data', '0.875'],
+    ['reward short, greedy, other', '0.750'],
+  ]
+  table = tab.locator('.results').inner_text()
+  for cell in ('NLL of demonstrations', '1.7500', 'accuracy on held-out pairs'):
+    assert cell in table
+  for key, title in OWN.items():
+    assert figure(tab, title).is_visible()
+    y = plot(tab, title, 'plot.data.at(-1).y')
+    assert len(y) == 4, key
+  listed = tab.locator('#curves .card').count()
+  assert listed == len(OWN) + 1  # the loss; nothing is among the others
+  assert tab.locator('#others .card').count() == 0
+  labels = figure(tab, 'Held-out reward, greedy').locator('.chips')
+  assert labels.inner_text().split() == ['short/data', 'short/other', 'data']
+
+
 def test_rewards_have_bars(open_page, paths):
   tab = open_page(paths[0])
   chart = tab.locator('[data-histogram="0"]')
@@ -267,14 +316,14 @@ def test_a_live_page_loads_itself_again_where_it_was(open_page, tmp_path):
   run = make_run(tmp_path / 'run', 1)
   path = str(tmp_path / 'live.html')
   (run / 'about.json').write_text('{"ended": null}')
-  assert page.write_all([str(run)], path, reload=3.0) is False
+  assert page.write_all([str(run)], path, reload=8.0) is False
   tab = open_page(path)
   tab.evaluate('scrollTo(0, 400)')
   with open(run / 'metrics.jsonl', 'a') as f:
     f.write('{"stage": "grpo", "step": 31, "loss/total": 1.0}\n')
   (run / 'about.json').write_text('{"ended": "now"}')
-  assert page.write_all([str(run)], path, reload=3.0) is True
-  tab.locator('b.finished').wait_for(timeout=10_000)
+  assert page.write_all([str(run)], path, reload=8.0) is True
+  tab.locator('b.finished').wait_for(timeout=40_000)
   tab.wait_for_function('scrollY === 400')
   assert tab.evaluate('data.reload') is None  # and no more
 
