@@ -51,8 +51,10 @@ EXTRAS = {
     *TENSORBOARD,
   ],
   'docs': ['mkdocs-material>=9.7,<10'],
+  'browser': ['playwright'],
   'serve': SERVE,
   'hf': ['transformers'],
+  'hub': ['huggingface_hub'],  # in CORE; `hf download` fills its cache
   'notebook': ['jupyterlab', *NOTEBOOK],
   'parity': ['peft', 'torch', 'transformers'],
   'tensorboard': TENSORBOARD,
@@ -115,6 +117,8 @@ if __name__ == '__main__':
     description='Post-training of language models in JAX: SFT and RL',
     long_description=_README.read_text() if _README.exists() else '',
     long_description_content_type='text/markdown',
+    # No public address yet: project_urls get <repository-url> with it.
+    author='The authors of posttrain',
     license='Apache-2.0',
     license_files=['LICENSE'],
     keywords=KEYWORDS,

@@ -32,8 +32,10 @@ VISIBLE = {
 EXTRAS = {
   'test',
   'docs',
+  'browser',
   'serve',
   'hf',
+  'hub',
   'notebook',
   'parity',
   'tensorboard',
@@ -142,6 +144,8 @@ def test_the_metadata_of_a_wheel_are_complete(setup, wheel):
   assert metadata['Version'] == posttrain.__version__
   assert metadata['Requires-Python'] == '>=3.11'
   assert metadata['Summary'] and metadata['Keywords']
+  citation = (ROOT / '.github' / 'CITATION.cff').read_text()
+  assert f'  - name: {metadata["Author"]}\n' in citation
   license = metadata['License-Expression'] or metadata['License']
   assert license == 'Apache-2.0'
   assert metadata.get_all('Classifier') == setup.CLASSIFIERS
