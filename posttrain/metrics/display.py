@@ -42,7 +42,7 @@ _BEFORE = 10.0  # until one before the first stage: mistakes are one line alone
 _TICK = 1.0  # seconds between two looks
 _LONG = 5.0  # seconds of a phase from which on a line names it
 _MEASURED = 3  # steps before the estimate of a stage
-_WIDTH = len('compiling')  # of most phases, so that the bar does not jump
+_WIDTH = len('compiling')  # width of most phases, so that the bar does not jump
 
 
 class Display:
@@ -65,7 +65,7 @@ class Display:
     self._lock = threading.RLock()
     self._stage: str | None = None
     self._first = self._step = 0
-    self._texts: list[str] = []  # of the latest step
+    self._texts: list[str] = []  # numbers of the latest step
     self._pace = paces.Pace(0)
     self._bar: Any = None
     self._compiling: float | None = None  # since when

@@ -35,7 +35,7 @@ class Goodput:
       began: the start of this process, of `time.monotonic`.
     """
     self._zero = began - _last(path, ELAPSED)
-    self._cpu = _last(path, CPU)  # of earlier processes
+    self._cpu = _last(path, CPU)  # seconds of earlier processes
     self._useful = 0.0
 
   def keep(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -43,7 +43,7 @@ from posttrain.util import files, foreign, imports, json_files
 
 FILE = 'trackers.json'
 KEY = 'config.metrics.trackers'
-PROJECT = 'posttrain'  # of W&B (but WANDB_PROJECT) and trackio
+PROJECT = 'posttrain'  # name for W&B (but WANDB_PROJECT) and trackio
 
 
 class Tracker(Protocol):
@@ -193,7 +193,7 @@ class _Trackers:
     workdir: str,
   ):
     """Starts the trackers; see `use`."""
-    self._offsets, offset = {}, 0  # of the stages of a new run
+    self._offsets, offset = {}, 0  # offsets of a new run
     for stage, steps in stages.items():
       self._offsets[stage] = offset
       offset += steps + 1

@@ -16,7 +16,7 @@ MAX_PROMPTS = 12  # prompts in the table of answers
 MAX_TASKS = 6  # tasks of each environment of several turns
 MAX_LENGTH = 600  # characters shown of an answer
 MAX_PROMPT = 800  # characters shown of a prompt, from its end
-MAX_CHARACTERS = 300_000  # of HTML
+MAX_CHARACTERS = 300_000  # HTML characters of all tables
 
 Rows = list[dict[str, Any]]
 Ends = Mapping[str, tuple[str, int | None]]  # see `series.ends`

@@ -41,7 +41,7 @@ from posttrain.report import (
 from posttrain.report import runs as runs_lib
 from posttrain.util import files
 
-MAX_BYTES = 2_000_000  # of a page
+MAX_BYTES = 2_000_000  # size of a page
 MAX_STORIES = 600_000  # characters of texts
 _LEAST_STORIES = 20_000  # below, there are none
 _POINT_BYTES = 8  # about so many in the JSON of a value

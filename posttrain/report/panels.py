@@ -32,8 +32,8 @@ from posttrain.report import series
 AXES = ('step', 'token', 'time')
 MAX_PANELS = 40  # panels drawn of a group
 MAX_LABELS = 12  # environments drawn in a panel
-MIN_POINTS, MAX_POINTS = 30, 1500  # of a line
-_DIGITS = 6  # of a value on the page; float32 has seven
+MIN_POINTS, MAX_POINTS = 30, 1500  # points of a line
+_DIGITS = 6  # digits of a value on the page; float32 has seven
 COMPONENTS = 'components of the loss'  # the group of these prefixes
 _PREFIXES = ('loss', 'rl', 'ce', 'ref_kl')
 _EVAL = ('eval/', 'select/')

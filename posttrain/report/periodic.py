@@ -7,7 +7,7 @@ from posttrain.report import page
 from posttrain.util import foreign
 
 SECONDS = 20.0  # between two reports at least
-SHARE = 0.01  # of the run's time that reports may take
+SHARE = 0.01  # largest share of the run's time for reports
 RELOAD = 20.0  # seconds after which an open page loads itself again
 
 
@@ -20,7 +20,7 @@ class Periodic:
 
   def __init__(self, workdir: str):
     self._workdir = workdir
-    self._due = 0.0  # of `time.monotonic`
+    self._due = 0.0  # time of `time.monotonic`
     self._warned = False
 
   @property

@@ -9,9 +9,9 @@ from typing import Any
 
 from posttrain.report import answers, transcripts
 
-MAX_TASKS = 4  # of each environment
+MAX_TASKS = 4  # tasks of each environment
 MAX_ENVS = 8
-MAX_SAMPLES = 4  # of each task
+MAX_SAMPLES = 4  # answers to each task
 MAX_LENGTH = 300  # characters shown of an answer
 _KINDS = {True: 'good', False: 'bad'}
 

@@ -34,7 +34,7 @@ def table(run: schema.Run, rows: list[writers.Row]) -> list[str]:
 
   Args:
     run: the run's options.
-    rows: those of its metrics.jsonl.
+    rows: the rows of its metrics.jsonl.
   """
   evaluated = [row for row in rows if any(x.startswith('eval/') for x in row)]
   if not evaluated:
