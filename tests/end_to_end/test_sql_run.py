@@ -41,7 +41,7 @@ def test_echo_reads_what_queries_give(tmp_path):
     if row['stage'] == 'grpo' and row['step']
   )
   assert 'eval/pass_rate_hard/sql_hard' in last
-  assert 'rollout/reward/sql_hard' not in last  # it is not trained on
+  assert 'rollout/reward/sql_hard' in last
   report = (tmp_path / 'report.html').read_text()
   asked = next(
     row['question']
