@@ -18,7 +18,6 @@ from configs import sql
 from posttrain import schema
 
 ECHO = schema.Echo(
-  kl_beta=sql.GRPO.envs['sql'].algorithm.kl_beta,
   tools=('query',),
   # The default, 0.1, is for pretrained language models.
   roles={'tool': schema.EchoRole(alpha=0.01)},

@@ -6,10 +6,11 @@ Names to sort, more of them in a second turn; between the turns the environment
 shows the right answer. SFT on the answers alone, then 80 steps of 64 tasks x 4
 episodes.
 
-Expected, on 250 unseen tasks, seed 0: the negative log-likelihood of the
-environment's messages falls from 6.6 to 2.0 nats per token; sampled pass rate
-0.762 after the start, 0.701 after: a model of this size has no room for both.
-Two busy cores of an AMD EPYC: seven minutes.
+Expected, on 250 unseen tasks, means of seeds 0, 1, 2: sampled pass rate 0.729
+after the start, 0.706 after; greedy 0.791, then 0.781; any of 8 0.867, then
+0.873: a model of this size has no room for both. The negative log-likelihood of
+the environment's messages falls from 6.6 to 2.0 nats per token (seed 0). Two
+busy cores of an AMD EPYC: seven minutes.
 
 Tried:
   alpha 0.1, lr 3e-4, 60 steps of 32 x 4: 0.71 nats per token, pass rate 0.142.
