@@ -114,8 +114,8 @@ def test_the_recipe_runs_without_a_directory_and_with_lora(folder, tmp_path):
 
 def test_missing_paths_are_one_line_and_exit_code_2(folder, tmp_path, capsys):
   for argument, message in (
-    ('', 'as in FILE:DIR,data.jsonl, with a model: got'),
-    (f':{folder}', 'as in FILE:DIR,data.jsonl, with data: got'),
+    ('', "must have a model: got ''; its parts are a HuggingFace directory"),
+    (f':{folder}', f"must have data: got '{folder}'"),
     (f':{folder},/no/such.jsonl', "must exist: got '/no/such.jsonl'"),
   ):
     argv = [f'--config=configs/dpo.py{argument}']
