@@ -12,6 +12,7 @@ import shlex
 import pytest
 
 from posttrain import main
+from tests import qwen3
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = (
@@ -26,20 +27,6 @@ FILES = {  # those of the commands, and of their examples
   'data.jsonl': [{'prompt': 'a', 'completion': 'b'}],
   'prompts.jsonl': [{'prompt': 'a', 'answer': 'b'}],
   'pairs.jsonl': [{'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}],
-}
-MODEL = {
-  'model_type': 'qwen3',
-  'vocab_size': 300,
-  'hidden_size': 64,
-  'intermediate_size': 128,
-  'num_hidden_layers': 2,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'head_dim': 16,
-  'hidden_act': 'silu',
-  'rms_norm_eps': 1e-6,
-  'rope_theta': 1e6,
-  'tie_word_embeddings': True,
 }
 
 
@@ -77,7 +64,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / name).touch()
   (tmp_path / 'rewards.py').write_text('def short(completions, **columns): ...')
   (tmp_path / 'DIR').mkdir()
-  (tmp_path / 'DIR' / 'config.json').write_text(json.dumps(MODEL))
+  (tmp_path / 'DIR' / 'config.json').write_text(json.dumps(qwen3.CONFIG))
   (tmp_path / 'configs').symlink_to(ROOT / 'configs')
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)

@@ -5,7 +5,7 @@
    dataclass of the schema for a node (the one that its `type` names, if there
    are several), a plain value for anything else.
 
-An error is one line with the dotted key, what it must be, and what it is.
+An error is one line with the dotted key, the requirement and the value.
 """
 
 import ast

@@ -16,8 +16,8 @@ metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
    the last step of all, and the later stage follows them: a tracker keeps the
    rows of both its trainings.
 3. No step is logged twice. A tracker that continues names its last step, and
-   gets the rows of metrics.jsonl after it first: those that it had not sent
-   when the process was killed. If a tracker does not report its last step, the
+   first gets the later rows of metrics.jsonl, which were not sent when the
+   process was killed. If a tracker does not report its last step, the
    rows that are in metrics.jsonl at a start count as logged.
 4. A tracker that is new to the workdir gets all rows of metrics.jsonl first.
 5. A tracker that raises is warned about once, and never stops the run; it gets

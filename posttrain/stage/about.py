@@ -1,7 +1,7 @@
 """`WORKDIR/about.json`: hardware and versions of a run, for its report.
 
 starts  a start of the run each: time, devices, host, versions
-stages  parameters of each stage's model, and those that train
+stages  number of parameters of each stage's model, and of trained ones
 ended   when the last stage ended; null before
 """
 

@@ -41,7 +41,7 @@ def hint(names: Iterable[str], known: Collection[str]) -> str:
   """Returns '; did you mean prompt instead of 'promt'?'; '' if nothing is near.
 
   Args:
-    names: the names that there are; those that are known are not misspelt.
+    names: the existing names; the known ones among them are correct.
     known: the names that may be meant.
   """
   names = list(names)

@@ -14,6 +14,7 @@ from posttrain.config import load as config
 from posttrain.data import preferences
 from posttrain.rewards import texts
 from posttrain.stage import components
+from tests import qwen3
 
 SHARED = ('__init__.py', 'common.py', 'machinery.py')
 RECIPES = sorted(
@@ -35,22 +36,7 @@ SIZES = ('steps', 'batch.prompts_per_step', 'rollout.slots', 'eval.prompts')
 @pytest.fixture
 def folder(tmp_path):
   """A HuggingFace directory as far as recipes read it."""
-  values = {
-    'model_type': 'qwen3',
-    'vocab_size': 300,
-    'hidden_size': 64,
-    'intermediate_size': 128,
-    'num_hidden_layers': 2,
-    'num_attention_heads': 4,
-    'num_key_value_heads': 2,
-    'head_dim': 16,
-    'hidden_act': 'silu',
-    'rms_norm_eps': 1e-6,
-    'rope_theta': 1e6,
-    'tie_word_embeddings': True,
-    'attention_bias': False,
-  }
-  (tmp_path / 'config.json').write_text(json.dumps(values))
+  (tmp_path / 'config.json').write_text(json.dumps(qwen3.CONFIG))
   return tmp_path
 
 

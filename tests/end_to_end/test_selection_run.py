@@ -32,7 +32,7 @@ OPTIM = schema.Optim(
 
 
 class Falling(toys.Letters):
-  """Held-out tasks beside those that are reported."""
+  """Held-out tasks for selection, after the reported ones."""
 
   prompts = ('yes', 'no', 'yes, and more of it', 'no, and none of it')
 
