@@ -25,6 +25,7 @@ from posttrain import main as program
 from posttrain import schema
 from posttrain.config import checks
 from posttrain.metrics import writers
+from posttrain.report import seconds
 
 ROWS = {  # stage, or `base` before the first one -> name in the table
   'base': 'base (random)',
@@ -119,17 +120,7 @@ def rates(row: dict) -> dict[str, float]:
 
 def minutes(rows: list[dict]) -> float:
   """Returns the minutes of a stage, from its rows."""
-  # Compilation is part of the other times; the rest are not seconds.
-  others = ('time/compile', 'time/programs', 'time/tokens_per_second')
-  return (
-    sum(
-      value
-      for row in rows
-      for key, value in row.items()
-      if key.startswith('time/') and key not in others
-    )
-    / 60
-  )
+  return sum(sum(seconds.slices(row).values()) for row in rows) / 60
 
 
 def table(results: dict[str, dict[str, float]]) -> list[str]:

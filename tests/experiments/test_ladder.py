@@ -27,6 +27,21 @@ def test_the_ladder_is_the_recipes_except_for_the_reward_models_steps():
   assert not graded.rewards and graded.algorithm == schema.Grpo()
 
 
+def test_the_minutes_are_those_of_the_parts_each_second_counted_once():
+  parts = {'setup': 6.0, 'rollout': 60.0, 'update': 30.0, 'eval': 24.0}
+  others = {
+    'compile': 9.0,  # within the parts
+    'scoring': 20.0,  # within the rollouts
+    'elapsed': 500.0,
+    'cpu': 900.0,
+    'goodput': 0.8,
+    'programs': 40,
+    'tokens_per_second': 1e4,
+  }
+  row = {f'time/{name}': value for name, value in {**parts, **others}.items()}
+  assert ladder.minutes([row, row]) == pytest.approx(4.0)
+
+
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   """A finished ladder."""
