@@ -34,7 +34,7 @@ ROWS = {  # stage, or `base` before the first one -> name in the table
   'grpo': 'GRPO',
   'rm_grpo': 'GRPO on the reward model',
 }
-RM_STEPS = 900  # the whole ladder then takes 25 minutes on two slow cores
+RM_STEPS = 900  # the whole ladder then takes 20 minutes on a slow core
 RATES = ('format_rate', 'pass_rate', 'sampled_pass_rate')
 
 
