@@ -30,6 +30,10 @@ answers. `eval.suite` is answered before and after.
 a KL penalty (`--config.grpo.envs.data.algorithm.kl_beta=0.01`) then has the
 frozen weights as its reference, at no memory.
 
+An environment of yours, with rewards of its own, takes the place of the data:
+`:DIR` alone, and `--config.grpo.envs='{"NAME": {...}}'`, see
+docs/environments.md.
+
 Expected: not measured on a model of useful size.
 
 `:tiny` runs every part on rows_example.jsonl with a reward for short answers,
@@ -81,10 +85,12 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  own = machinery.parse_own(argument, rewards=True)
+  own = machinery.parse_own(argument, rewards=True, data=False)
   config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
   common.name_rows(entry.env, own)
+  if own.data is None:
+    entry.env.path = ''  # is refused, unless other environments replace `data`
   set_rewards(entry, own.rewards)
   if 'lora' in own.words:
     common.use_lora(config.grpo, lr=1e-5)
@@ -103,13 +109,15 @@ def set_rewards(
 
 
 def shrink(config: ml_collections.ConfigDict) -> None:
-  """Sets sizes that run in seconds, and a reward if there is none."""
-  if not config.grpo.envs.data.rewards:
+  """Sets sizes that run in seconds, and what the argument left out."""
+  entry = config.grpo.envs.data
+  entry.env.path = entry.env.path or str(EXAMPLE)
+  if not entry.rewards:
     short = {'short': schema.RewardFn(fn='configs.grpo:short')}
-    set_rewards(config.grpo.envs.data, short)
+    set_rewards(entry, short)
   common.shrink_training(config.grpo, steps=2, prompts=2, row_tokens=512)
   common.shrink_slots(config.grpo)
-  config.grpo.envs.data.sampler.max_tokens = 8
-  config.grpo.envs.data.group_size = 2
+  entry.sampler.max_tokens = 8
+  entry.group_size = 2
   config.grpo.eval.prompts = 2
   config.grpo.eval.max_tokens = 8

@@ -110,7 +110,9 @@ class Own:
   words: frozenset[str]  # of 'lora' and 'tiny'
 
 
-def parse_own(argument: str, rewards: bool = False, lora: bool = True) -> Own:
+def parse_own(
+  argument: str, rewards: bool = False, lora: bool = True, data: bool = True
+) -> Own:
   """Reads `DIR,data.jsonl`, and more, after a recipe's name, in any order.
 
   An existing directory, or OWNER/NAME in the hub's cache, is the model; or the
@@ -123,6 +125,7 @@ def parse_own(argument: str, rewards: bool = False, lora: bool = True) -> Own:
       that exists may have commas of its own.
     rewards: whether the recipe takes reward functions and models.
     lora: whether the recipe can train a LoRA.
+    data: whether there must be data; if not, an environment may replace them.
 
   Raises:
     ValueError: a part is nothing of these or does not exist, or one is
@@ -141,7 +144,7 @@ def parse_own(argument: str, rewards: bool = False, lora: bool = True) -> Own:
     ('lora' in words and not lora, 'no lora: its head could not train'),
     ('lora' in words and not folders, 'a directory, whose weights lora adapts'),
     (needed and not folders + presets, 'a model'),
-    (needed and not files, 'data'),
+    (needed and data and not files, 'data'),
   )
   for is_wrong, text in problems:
     if is_wrong:

@@ -2,7 +2,9 @@
 
     from posttrain import api
 
-    def short(completions, **kwargs):  # TRL's signature: a value each
+    # TRL's signature: a value each. Completions are lists of messages where
+    # the recipe's prompts are, as here, and strings where those are strings.
+    def short(completions, **kwargs):
       return [-len(messages[-1]['content']) for messages in completions]
 
     run = api.load('configs/arithmetic.py', {'grpo.steps': 20, 'seed': 1})

@@ -247,10 +247,11 @@ def test_the_environment_of_the_page_grades_its_demonstration(example):
 def test_the_environment_with_tools_plays_an_episode(example):
   """A scripted policy writes a call that is wrong, a call, and the answer."""
   block = example('squares.py', 'docs/environments.md').read_text()
-  (entry,) = re.findall(
+  entry, own = re.findall(
     r"envs='(\{\s+\"squares.*?)'", _text('docs/environments.md'), re.S
   )
   options = json.loads(entry)['squares']['env']
+  assert json.loads(own)['squares']['env'] == options
   assert options.pop('type') == 'custom' and len(block.splitlines()) < 32
   env = envs.make('squares', schema.CustomEnv(**options))
   (task,) = env.source('train', 0).take(1)

@@ -288,3 +288,18 @@ def test_transformers_works_beside_our_kernels_package():
   )
   assert done.returncode == 0, done.stderr
   assert done.stdout.split('\n')[-2] == '(1, 3, 16)'
+
+
+def test_the_package_lists_its_commands():
+  shown = subprocess.run(
+    [sys.executable, '-m', 'posttrain', '--help'],
+    **{'capture_output': True, 'text': True, 'check': True},
+  ).stdout.splitlines()
+  assert shown[-1] == 'Each has --help.'
+  for line in shown[:-1]:
+    name = line.split()[2]
+    module = importlib.import_module(name)
+    if hasattr(module, '__path__'):
+      module = importlib.import_module(f'{name}.__main__')
+    assert module.__doc__.splitlines()[0] in line
+    assert callable(module.main)

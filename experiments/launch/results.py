@@ -15,7 +15,16 @@ from posttrain.metrics import writers
 from posttrain.util import files
 
 # Names of the table's columns, of every environment that has them.
-COLUMNS = ('reward', 'pass_rate', 'sampled_pass_rate', 'entropy', 'pairs')
+COLUMNS = (
+  'reward',
+  'pass_rate',
+  'sampled_reward',
+  'sampled_pass_rate',
+  'nll',
+  'token_accuracy',
+  'entropy',
+  'pairs',
+)
 _PAIRS = 'eval/pairs/rewards/accuracies'
 Row = dict[str, Any]
 

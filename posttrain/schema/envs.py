@@ -123,7 +123,14 @@ class Rows:
   eval_fraction: float = 0.0
 
   def __post_init__(self):
-    base.require(bool(self.path), 'path', 'name a file or folder', self.path)
+    base.require(
+      bool(self.path),
+      'path',
+      'name a file or folder',
+      self.path,
+      "as after a recipe's name, grpo:DIR,prompts.jsonl,rewards:short; another "
+      "environment, of the stage's `envs`, can take the place of this one",
+    )
     base.require(
       0 <= self.eval_fraction < 1,
       'eval_fraction',

@@ -145,11 +145,12 @@ def _eval_tasks(
 def _warn_without_tasks(
   name: str, stage: schema.Stage, data: base.StageData
 ) -> None:
-  """Warns of an evaluation that has no tasks."""
-  if stage.eval.every is not None:
+  """Warns of an evaluation that has no tasks, and no pairs."""
+  if stage.eval.every is not None and stage.kind == 'tokens':
     logging.getLogger('absl').warning(
       'config.%s.eval.every=%d needs tasks to evaluate: the evaluation split '
-      'of each environment is empty (%s), and so is eval.suite',
+      'of each environment is empty (%s), and so is eval.suite; '
+      'eval.every=None says that nothing is to be evaluated',
       name,
       stage.eval.every,
       ', '.join(f'config.{name}.envs.{env}' for env in data.envs),

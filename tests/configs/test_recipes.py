@@ -295,6 +295,22 @@ def test_what_is_missing_in_an_argument_is_named(
   assert text.rindex('got') < (text + 'its parts').index('its parts')
 
 
+def test_an_environment_takes_the_place_of_grpos_data(folder):
+  _argument('configs/sft.py', folder)
+  with pytest.raises(ValueError) as error:
+    main.load(f'grpo:{folder}')
+  assert str(error.value).startswith(
+    "config.grpo.envs.data.env.path must name a file or folder: got ''"
+  )
+  env = (
+    '{"own": {"env": {"type": "reverse_text"}, "algorithm": {"type": "grpo"}, '
+    '"sampler": {"type": "policy"}, "group_size": 2}}'
+  )
+  run = main.load(f'grpo:{folder}', [('grpo.envs', env)])
+  assert list(run.stages['grpo'].envs) == ['own']
+  assert run.stages['grpo'].init == str(folder)
+
+
 @pytest.mark.parametrize('name', ['sft:tiny', 'configs/algorithms/opd.py:tiny'])
 def test_recipes_are_found_from_any_folder(name, tmp_path, monkeypatch):
   expected = config.to_dict(_build(name))

@@ -44,7 +44,8 @@ def test_an_evaluation_without_tasks_is_named(tmp_path, caplog):
   make(env, eval=schema.Eval(every=5))
   assert (
     'config.sft.eval.every=5 needs tasks to evaluate: the evaluation split of '
-    'each environment is empty (config.sft.envs.a), and so is eval.suite'
+    'each environment is empty (config.sft.envs.a), and so is eval.suite; '
+    'eval.every=None says'
   ) in caplog.text
   caplog.clear()
   make(env, eval=schema.Eval(every=5, suite=('Hello',)))
