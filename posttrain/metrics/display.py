@@ -69,6 +69,7 @@ class Display:
     self._pace = paces.Pace(0)
     self._bar: Any = None
     self._compiling: float | None = None  # since when
+    self._compiled = 0.0  # seconds that no line has told
 
   def begin(self, stage: str, step: int, pace: paces.Pace) -> None:
     """Shows a stage.
@@ -80,7 +81,7 @@ class Display:
     """
     with self._lock:
       self._stage, self._step, self._pace, self._texts = stage, step, pace, []
-      self._first = step
+      self._first, self._compiled = step, 0.0
       if not self.interactive:
         self._next_line = min(self._next_line, time.monotonic() + _FIRST)
       else:
@@ -105,8 +106,10 @@ class Display:
     """
     with self._lock:
       before, self._step, now = self._step, step, time.monotonic()
+      compiled = times.get('time/compile', 0.0)
+      self._compiled += compiled
       # The tokens of a step that compiles were not slow.
-      hidden = ('tokens/s',) if times.get('time/compile') else ()
+      hidden = ('tokens/s',) if compiled else ()
       self._texts = [
         _number(*item) for item in numbers.items() if item[0] not in hidden
       ]
@@ -124,7 +127,8 @@ class Display:
     """Shows the phase of the run.
 
     Args:
-      finished: whether a step has just ended, so that no phase is shown.
+      finished: whether a step has just ended: the seconds of compiling take
+        the place of the phase.
     """
     now = time.monotonic()
     with self._lock:
@@ -139,7 +143,10 @@ class Display:
         self._next_line = now + self._log_seconds
         long = not self._texts or seconds >= _LONG
         phase = f'{text} for {seconds:.0f} s' if seconds >= 1 else text
-        self._print(self._line(phase if long and not finished else ''))
+        if finished:
+          total, self._compiled = self._compiled, 0.0
+          phase = f'compiled for {total:.0f} s' if total >= 1 else ''
+        self._print(self._line(phase if long or finished else ''))
 
   def end(self) -> None:
     """Closes the stage's bar; does nothing the second time."""

@@ -96,7 +96,7 @@ def test_a_step_that_compiles_has_no_speed(now, capsys):
     shown.update(number, {'loss': 1.0, 'tokens/s': 120.0}, times)
     shown.beat(finished=True)
   first, second, third = capsys.readouterr().err.splitlines()
-  assert first == 'stage grpo: step 1 of 30, loss 1'
+  assert first == 'stage grpo: step 1 of 30, compiled for 3 s, loss 1'
   assert second.startswith('stage grpo: step 2 of 30, loss 1, 120 tokens/s, ')
   assert third.startswith('stage grpo: step 3 of 30, loss 1, about')
 
