@@ -7,7 +7,10 @@ results of queries, and on no other text of the environment (`tools`). DESCRIBE
 and SAMPLE are tools as well:
 `--config.grpo.envs.sql.algorithm.tools='("describe",)'`.
 
-Expected: not measured.
+Expected, on 400 unseen questions, seeds 0, 1, 2: greedy pass rate 0.540, 0.545,
+0.537 after SFT, 0.915, 0.963, 0.830 after echo, within 0.01 of GRPO's in
+configs/sql.py; on hard questions 0.058, 0.090, 0.058, then 0.085, 0.043, 0.035.
+One core of an AMD EPYC: some 620 CPU seconds for the last stage.
 
 `:tiny` runs every part and learns nothing.
 """
