@@ -11,21 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.launch import jobs as jobs_lib
-from posttrain.metrics import writers
+from posttrain.metrics import held_out, writers
 from posttrain.util import files
 
-# Names of the table's columns, of every environment that has them.
-COLUMNS = (
-  'reward',
-  'pass_rate',
-  'sampled_reward',
-  'sampled_pass_rate',
-  'nll',
-  'token_accuracy',
-  'entropy',
-  'pairs',
-)
-_PAIRS = 'eval/pairs/rewards/accuracies'
+# Columns after the main numbers, `posttrain.metrics.held_out`.
+OTHERS = ('eval/reward/', 'eval/entropy/')
 Row = dict[str, Any]
 
 
@@ -58,14 +48,8 @@ def table(rows: Sequence[Row]) -> list[str]:
   """Returns the lines of a Markdown table: a row per run, in order."""
   keys = list(dict.fromkeys(key for row in rows for key in row['sweep']))
   names = list(dict.fromkeys(name for row in rows for name in row))
-  metrics = [
-    name
-    for column in COLUMNS
-    for name in names
-    if name.startswith(f'eval/{column}/')
-    and (column != 'pairs')
-    or (column == 'pairs' and name == _PAIRS)
-  ]
+  metrics = held_out.metrics(names)
+  metrics += [x for x in names if x.startswith(OTHERS) and x not in metrics]
   header = [*(keys or ['run']), 'stage', 'step']
   header += [name.removeprefix('eval/') for name in metrics]
   lines = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']

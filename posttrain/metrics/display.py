@@ -69,7 +69,7 @@ class Display:
     self._pace = paces.Pace(0)
     self._bar: Any = None
     self._compiling: float | None = None  # since when
-    self._compiled = 0.0  # seconds that no line has told
+    self._compiled = 0.0  # seconds of compiling that no line has shown
 
   def begin(self, stage: str, step: int, pace: paces.Pace) -> None:
     """Shows a stage.
@@ -141,12 +141,13 @@ class Display:
           self._bar.set_description_str(text)
       elif self._on and now >= self._next_line:
         self._next_line = now + self._log_seconds
-        long = not self._texts or seconds >= _LONG
-        phase = f'{text} for {seconds:.0f} s' if seconds >= 1 else text
+        phase = ''
         if finished:
           total, self._compiled = self._compiled, 0.0
           phase = f'compiled for {total:.0f} s' if total >= 1 else ''
-        self._print(self._line(phase if long or finished else ''))
+        elif not self._texts or seconds >= _LONG:
+          phase = f'{text} for {seconds:.0f} s' if seconds >= 1 else text
+        self._print(self._line(phase))
 
   def end(self) -> None:
     """Closes the stage's bar; does nothing the second time."""

@@ -128,8 +128,8 @@ class Rows:
       'path',
       'name a file or folder',
       self.path,
-      "as after a recipe's name, grpo:DIR,prompts.jsonl,rewards:short; another "
-      "environment, of the stage's `envs`, can take the place of this one",
+      "after the recipe's name, as grpo:DIR,prompts.jsonl,rewards:short; or "
+      "set the stage's `envs` to another environment",
     )
     base.require(
       0 <= self.eval_fraction < 1,

@@ -145,12 +145,14 @@ def _eval_tasks(
 def _warn_without_tasks(
   name: str, stage: schema.Stage, data: base.StageData
 ) -> None:
-  """Warns of an evaluation that has no tasks, and no pairs."""
-  if stage.eval.every is not None and stage.kind == 'tokens':
+  """Warns of an evaluation that has neither tasks nor pairs."""
+  # The fraction is above 0 as well where another option names held-out pairs.
+  pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0
+  if stage.eval.every is not None and not pairs:
     logging.getLogger('absl').warning(
       'config.%s.eval.every=%d needs tasks to evaluate: the evaluation split '
       'of each environment is empty (%s), and so is eval.suite; '
-      'eval.every=None says that nothing is to be evaluated',
+      'set eval.every=None to evaluate nothing',
       name,
       stage.eval.every,
       ', '.join(f'config.{name}.envs.{env}' for env in data.envs),

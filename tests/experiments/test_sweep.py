@@ -179,9 +179,9 @@ def test_the_table_has_every_column_that_a_run_has():
   ]
   assert results.table(rows) == [
     '| x | stage | step | pass_rate/e | sampled_reward/f/e | nll/e | '
-    'token_accuracy/e | entropy/e | pairs/rewards/accuracies |',
+    'token_accuracy/e | pairs/rewards/accuracies | entropy/e |',
     '|---|---|---|---|---|---|---|---|---|',
-    '| p\\|q | s | 1 |  |  |  |  | 0.1235 |  |',
+    '| p\\|q | s | 1 |  |  |  |  |  | 0.1235 |',
     '| 2 | t | 2 | 1 | 0.25 | 2.5 | 0.5 |  |  |',
   ]
   assert results.table([{**rows[0], 'sweep': {}}])[0].startswith(

@@ -45,8 +45,13 @@ def test_an_evaluation_without_tasks_is_named(tmp_path, caplog):
   assert (
     'config.sft.eval.every=5 needs tasks to evaluate: the evaluation split of '
     'each environment is empty (config.sft.envs.a), and so is eval.suite; '
-    'eval.every=None says'
+    'set eval.every=None to evaluate nothing'
   ) in caplog.text
   caplog.clear()
   make(env, eval=schema.Eval(every=5, suite=('Hello',)))
   assert not caplog.text
+  pairs = {'kind': 'preference', 'eval': schema.Eval(every=5)}
+  make(env, **pairs)
+  assert not caplog.text
+  make(env, **pairs, pairs=schema.MadePairs(eval_fraction=0.0))
+  assert 'config.sft.eval.every=5 needs tasks to evaluate' in caplog.text
