@@ -207,7 +207,10 @@ class Child:
       base=base,
     )
     self.batch = self.step.place(self.batch)
-    return self.step._update.lower(self.like, self.batch, base).compile()
+    numbers = self.optimizer.numbers
+    return self.step._update.lower(
+      self.like, self.batch, base, numbers
+    ).compile()
 
   def make(self):
     """Returns the frozen base, or None, and the state before the first step."""

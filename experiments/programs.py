@@ -152,7 +152,7 @@ class _Builder:
       base=base,
       reduce=stage.batch.reduce_gradients,
     )
-    return step._update, (state, self._batch(), base)
+    return step._update, (state, self._batch(), base, optimizer.numbers)
 
   def score(self) -> tuple[Any, tuple]:
     sizes = self.sizes

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from posttrain import processes, schema, tree
 from posttrain.models import lora, transformer
@@ -132,7 +131,7 @@ class LearnerSpec:
   key: jax.Array  # of the adapter's initial values
   mesh: jax.sharding.Mesh
   objective: training_base.Objective
-  optimizer: optax.GradientTransformation
+  optimizer: optim.Optimizer
   state_like: arrays.TrainState  # shapes and shardings
   weights_like: Any  # the same, of the model's whole weights
 

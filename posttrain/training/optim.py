@@ -2,41 +2,97 @@
 
 import functools
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from posttrain import schema, tree
 
 
-def schedule(cfg: schema.Optim, steps: int) -> optax.Schedule:
-  """Returns the learning rate by update: linear warm-up, then the decay."""
-  final = cfg.lr * cfg.final_lr_fraction
-  span = max(steps - cfg.warmup_steps, 1)
-  decay = {
-    'constant': optax.constant_schedule(cfg.lr),
-    'linear': optax.linear_schedule(cfg.lr, final, span),
-    'cosine': optax.cosine_decay_schedule(cfg.lr, span, cfg.final_lr_fraction),
-  }[cfg.schedule]
-  if not cfg.warmup_steps:
-    return decay
-  # The first update is not empty: lr/warmup, 2 lr/warmup, ..., lr.
-  warmup = optax.linear_schedule(
-    cfg.lr / cfg.warmup_steps, cfg.lr, max(cfg.warmup_steps - 1, 1)
+class Numbers(NamedTuple):
+  """The numbers of a schedule.
+
+  They are arguments of the compiled train step, so that another learning rate
+  or another number of steps does not compile anew.
+  """
+
+  first_lr: np.float32  # of the warm-up
+  lr: np.float32
+  final_lr: np.float32  # of the decay
+  warmup_steps: np.int32
+  decay_steps: np.int32
+
+
+class Optimizer(NamedTuple):
+  """An `optax.GradientTransformation` and the numbers of its schedule.
+
+  `update(grads, state, params, numbers=None)` takes other numbers.
+  """
+
+  init: Callable[[Any], Any]
+  update: Callable[..., tuple[Any, Any]]
+  numbers: Numbers
+
+
+def numbers(cfg: schema.Optim, steps: int) -> Numbers:
+  """Returns the numbers of a schedule that ends after `steps` updates."""
+  return Numbers(
+    # The first update is not empty: lr/warmup, 2 lr/warmup, ..., lr.
+    first_lr=np.float32(cfg.lr / max(cfg.warmup_steps, 1)),
+    lr=np.float32(cfg.lr),
+    final_lr=np.float32(cfg.lr * cfg.final_lr_fraction),
+    warmup_steps=np.int32(cfg.warmup_steps),
+    decay_steps=np.int32(max(steps - cfg.warmup_steps, 1)),
   )
-  return optax.join_schedules([warmup, decay], [cfg.warmup_steps])
 
 
-def make(cfg: schema.Optim, steps: int) -> optax.GradientTransformation:
+def schedule(kind: str, n: Numbers) -> optax.Schedule:
+  """Returns the learning rate by update: linear warm-up, then the decay.
+
+  Args:
+    kind: 'constant', 'linear' or 'cosine'.
+    n: from `numbers`; may be traced, unlike the arguments of optax's schedules.
+  """
+
+  def part(count, steps):
+    return jnp.clip(count, 0, steps) / steps
+
+  def rate(count):
+    warmup = n.first_lr + (n.lr - n.first_lr) * part(
+      count, jnp.maximum(n.warmup_steps - 1, 1)
+    )
+    done = part(count - n.warmup_steps, n.decay_steps)
+    left = {
+      'constant': 1.0,
+      'linear': 1 - done,
+      'cosine': 0.5 * (1 + jnp.cos(jnp.pi * done)),
+    }[kind]
+    decay = n.final_lr + (n.lr - n.final_lr) * left
+    return jnp.where(count < n.warmup_steps, warmup, decay)
+
+  return rate
+
+
+def make(cfg: schema.Optim, steps: int) -> Optimizer:
   """Builds clipping by global norm, then AdamW.
 
   Args:
     cfg: the options.
     steps: updates of the stage, after which the schedule ends.
   """
+  own = numbers(cfg, steps)
 
+  def update(grads, state, params, numbers=own):
+    return _chain(cfg, numbers).update(grads, state, params)
+
+  return Optimizer(_chain(cfg, own).init, update, own)
+
+
+def _chain(cfg: schema.Optim, n: Numbers) -> optax.GradientTransformation:
   def decayed(params):
     return tree.map_with_path(
       lambda path, _: re.search(cfg.no_decay, path) is None, params
@@ -52,7 +108,7 @@ def make(cfg: schema.Optim, steps: int) -> optax.GradientTransformation:
   return optax.chain(
     optax.clip_by_global_norm(cfg.clip_norm),
     adamw(
-      learning_rate=schedule(cfg, steps),
+      learning_rate=schedule(cfg.schedule, n),
       b1=cfg.beta1,
       b2=cfg.beta2,
       eps=cfg.eps,

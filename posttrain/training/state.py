@@ -10,18 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from posttrain import schema, sharding
 from posttrain.models import lora, transformer
-from posttrain.training import arrays, objectives
+from posttrain.training import arrays, objectives, optim
 from posttrain.training import step as train_step
 
 
 def shapes(
   stage: schema.Stage,
   model: schema.Model,
-  optimizer: optax.GradientTransformation,
+  optimizer: optim.Optimizer,
   mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
 ) -> tuple[arrays.TrainState, Any]:
   """Returns (the state, the model's whole weights), as ShapeDtypeStructs.
@@ -57,7 +56,7 @@ def shapes(
 
 def fresh(
   stage: schema.Stage,
-  optimizer: optax.GradientTransformation,
+  optimizer: optim.Optimizer,
   like: arrays.TrainState,
   base: lora.Base | None,
   load: Callable[[], Any],

@@ -34,7 +34,7 @@ Batch = arrays.Batch | arrays.PairBatch
 
 def init_state(
   params: Any,
-  optimizer: optax.GradientTransformation,
+  optimizer: optim.Optimizer,
   *,
   average: bool,
   ema_and_snapshots: Sequence[str] = (),
@@ -73,12 +73,15 @@ class TrainStep:
   sampled, and `optim/*` other than the norm, from the last pass.
   """
 
-  def __init__(self, update: Callable, mesh: Mesh, base: Any):
+  def __init__(
+    self, update: Callable, mesh: Mesh, base: Any, numbers: optim.Numbers
+  ):
     self.compiles = 0  # programs compiled, or loaded from the cache
     self.mesh = mesh
     self._rows = NamedSharding(mesh, sharding.BATCH)
     self._whole = NamedSharding(mesh, PartitionSpec())
     self._base = base
+    self._numbers = numbers
     self._update = jax.jit(update, donate_argnums=0)
 
   def __call__(
@@ -87,7 +90,7 @@ class TrainStep:
     """Updates with a batch of host or device arrays."""
     batch = self.place(batch)
     with compilation.CompileCounter() as compiling:
-      result = self._update(state, batch, self._base)
+      result = self._update(state, batch, self._base, self._numbers)
     self.compiles += compiling.count
     return result
 
@@ -101,7 +104,7 @@ class TrainStep:
 
 def make_train_step(
   objective: base_lib.Objective,
-  optimizer: optax.GradientTransformation,
+  optimizer: optim.Optimizer,
   *,
   mesh: Mesh,
   rules: sharding.Rules,
@@ -134,17 +137,19 @@ def make_train_step(
       state, sharding.shardings(state, rules, mesh)
     )
 
-  def once(state: arrays.TrainState, batch: Batch, base: Any):
-    return _update(state, batch, base, gradients, optimizer, average, place)
+  def passes(
+    state: arrays.TrainState, batch: Batch, base: Any, numbers: optim.Numbers
+  ):
+    change = functools.partial(optimizer.update, numbers=numbers)
 
-  def passes(state: arrays.TrainState, batch: Batch, base: Any):
+    def once(state: arrays.TrainState):
+      return _update(state, batch, base, gradients, change, average, place)
+
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
-      state, metrics = once(state, batch, base)
+      state, metrics = once(state)
     else:
-      state, metrics = jax.lax.scan(
-        lambda s, _: once(s, batch, base), state, length=updates
-      )
+      state, metrics = jax.lax.scan(lambda s, _: once(s), state, length=updates)
       metrics = _over_passes(metrics)
     state = dataclasses.replace(
       state,
@@ -155,11 +160,13 @@ def make_train_step(
     # A scan may choose a layout of its own, and the next call would compile.
     return place(state), metrics
 
-  def update(state: arrays.TrainState, batch: Batch, base: Any):
+  def update(
+    state: arrays.TrainState, batch: Batch, base: Any, numbers: optim.Numbers
+  ):
     with sharding.use(mesh):
-      return passes(state, batch, base)
+      return passes(state, batch, base, numbers)
 
-  return TrainStep(update, mesh, base)
+  return TrainStep(update, mesh, base, optimizer.numbers)
 
 
 def _gradients(
@@ -191,7 +198,7 @@ def _update(
   batch: Batch,
   base: Any,
   gradients: Callable[..., tuple[Any, combine.Metrics, jax.Array]],
-  optimizer: optax.GradientTransformation,
+  change: Callable[..., tuple[Any, Any]],
   average: float | None,
   place: Callable[[arrays.TrainState], arrays.TrainState],
 ) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
@@ -201,8 +208,8 @@ def _update(
   bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
   empty = batch.members == 0
   ok = ~bad & ~empty
-  change, opt_state = optimizer.update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, change)
+  updates, opt_state = change(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
   new = dataclasses.replace(
     state,
     params=_select(ok, params, state.params),

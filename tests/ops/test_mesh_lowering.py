@@ -80,7 +80,7 @@ def test_a_train_step_runs_kernels_on_every_device(
     1, row_tokens=TOKENS, micro_batch_tokens=ROWS * TOKENS
   )
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
-  types = kernels(step._update, (state, batch, None), target)
+  types = kernels(step._update, (state, batch, None, optimizer.numbers), target)
   # Half of the rows, and a quarter of the query heads.
   assert types == [f'tensor<{ROWS // 2}x2x{TOKENS}x128xbf16>'] * count
 

@@ -24,7 +24,7 @@ def test_schedule_values(name, expected):
   cfg = schema.Optim(
     lr=1.0, schedule=name, warmup_steps=4, final_lr_fraction=0.2
   )
-  rate = optim.schedule(cfg, steps=8)
+  rate = optim.schedule(name, optim.numbers(cfg, steps=8))
   values = [float(rate(step)) for step in range(9)]
   np.testing.assert_allclose(values, expected, atol=1e-6)
 
@@ -34,7 +34,7 @@ def test_schedule_values(name, expected):
 )
 def test_short_warm_ups(warmup, expected):
   cfg = schema.Optim(lr=1.0, schedule='linear', warmup_steps=warmup)
-  rate = optim.schedule(cfg, steps=4)
+  rate = optim.schedule(cfg.schedule, optim.numbers(cfg, steps=4))
   values = [float(rate(step)) for step in range(3)]
   np.testing.assert_allclose(values, expected, atol=1e-6)
 

@@ -202,7 +202,8 @@ def test_rates_are_torch_schedulers(kind, final, warmup):
       span + 1, made.CosineAnnealingLR, span, final * cfg.lr
     ),
   }[kind]()
-  ours = [float(optim.schedule(cfg, UPDATES)(i)) for i in range(UPDATES + 1)]
+  rate = optim.schedule(kind, optim.numbers(cfg, UPDATES))
+  ours = [float(rate(i)) for i in range(UPDATES + 1)]
   np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -281,6 +282,24 @@ def test_the_train_step_is_its_formula(average):
     if average is not None:
       _compare(state.average, peer.average)
   assert int(state.step) == UPDATES and step.compiles == 1
+
+
+@pytest.mark.parametrize('kind', ['constant', 'linear', 'cosine'])
+def test_the_program_is_the_same_for_every_rate_and_number_of_steps(kind):
+  seen, trees, _ = _theirs(schema.Optim())
+  mesh, texts = sharding.make_mesh(schema.Mesh()), set()
+  for lr, warmup_steps, steps in ((0.02, 2, 9), (0.3, 0, 40)):
+    cfg = schema.Optim(lr=lr, schedule=kind, warmup_steps=warmup_steps)
+    optimizer = optim.make(cfg, steps)
+    step = train_step.make_train_step(
+      Linear(), optimizer, mesh=mesh, rules=(('', ()),)
+    )
+    state = train_step.init_state(_tree(seen[0]), optimizer, average=False)
+    lowered = step._update.lower(
+      state, next(_batches(trees)), None, optimizer.numbers
+    )
+    texts.add(lowered.as_text())
+  assert len(texts) == 1
 
 
 def _compare(ours, theirs):
