@@ -13,9 +13,10 @@ is the function `short` in rewards.py of the current folder, as TRL calls it:
     def short(completions, **columns):  # one value per completion, None = none
       return [-len(text) / 100 for text in completions]
 
-Where prompts are lists of messages, so are the completions. A column is an
-argument by its name. `reward=RUN` is the reward model of another run, see
-configs/reward_model.py. Several (`,rewards:short,rewards:polite`) are summed;
+Where prompts are lists of messages, so is each completion, and its text is
+`completion[-1]['content']`. A column is an argument by its name. `reward=RUN`
+is the reward model of another run, see configs/reward_model.py. Several
+(`,rewards:short,rewards:polite`) are summed;
 `--config.grpo.envs.data.rewards.NAME.weight=W` weighs one. The name is the
 function's, with its module before it (`rewards_short`) where another has the
 same one; that of a model is `learned`.

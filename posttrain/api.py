@@ -55,7 +55,8 @@ def load(
     recipe: `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
     options: values for keys, applied in order: `{'grpo.optim.lr': 1e-4}` is
       `--config.grpo.optim.lr=1e-4` of the command. A dict replaces a node; a
-      text is read as on the command line.
+      text is read as on the command line, and the name of the only stage may
+      be left out.
     rewards: reward functions by name, see `train`; the recipe needs none then.
     trust_config: whether a config.json may name any function and server.
     workdir: the folder that `train` gets. A run in it that is continued keeps
@@ -99,7 +100,8 @@ def train(
   Args:
     run: the options, from `load`.
     workdir: a new folder, or one of the same run, which is continued.
-    rewards: reward functions by name, with TRL's signature. They replace the
+    rewards: reward functions by name, with TRL's signature; not needed again
+      if `load` had them. They replace the
       rewards of each environment whose answers the policy samples, in all
       stages; `'STAGE.ENVIRONMENT.NAME'` is for one alone. What cannot be
       imported is kept by its own name, see `import_path`: a function of that
@@ -133,14 +135,16 @@ class Evaluation:
 
   @property
   def values(self) -> dict[str, Any]:
-    """The numbers by name: `eval/...`, `against/...`, `difference/...`."""
+    """The numbers by name.
+
+    `eval/pass_rate/ENV`, its bounds `eval/pass_rate_low/ENV` and `_high`; with
+    a second policy `against/pass_rate/ENV`, `difference/pass_rate/ENV` and
+    their bounds; and so for each measure of the table.
+    """
     return comparison.to_json(self.policy, self.against)
 
   def __str__(self) -> str:
-    return '\n'.join(
-      comparison.table(self.policy, self.against)
-      + comparison.suite(self.policy, self.against)
-    )
+    return '\n'.join(comparison.text(self.policy, self.against))
 
 
 def evaluate(

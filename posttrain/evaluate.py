@@ -8,13 +8,14 @@ By default the tasks and options are those of the stage that saved the
 checkpoint; the keys that matter are its `eval`, `envs` and `rollout`. Held-out
 pairs are not measured here: `eval/pairs/*` is in the run's metrics.jsonl.
 
-Prints a table with 95 % intervals of rates over the tasks (NLL and token
-accuracy have none), the answers to the prompts of `eval.suite`, and as the last
-line on stdout one JSON object. With --against both policies answer the same
-tasks: the suite's answers stand side by side, and the table adds the mean
-difference (first minus second) of each measure, NLL and token accuracy
-included, with the normal 95 % interval of the mean of the differences per task;
-that of the suite's values (`suite`) has no interval.
+Prints the answers to the prompts of `eval.suite` (none with
+`--config.STAGE.eval.suite=()`), a table with 95 % intervals of rates over the
+tasks (NLL and token accuracy have none), and as the last line on stdout one
+JSON object. With --against both policies answer the same tasks: the suite's
+answers stand side by side, and the table adds the mean difference (first minus
+second) of rates, rewards, NLL and token accuracy, with the normal 95 % interval
+of the mean of the differences per task; that of the suite's values (`suite`)
+has no interval.
 
 Exit codes: 0 done, 1 environments failed too often, 2 the command line or the
 config is wrong, 130 interrupted.
@@ -157,8 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(flags: Flags) -> None:
   _check_writable(flags.answers)
   first, second = measure(flags)
-  print('\n'.join(comparison.table(first, second)))
-  print('\n'.join([*comparison.suite(first, second), '']), end='')
+  print('\n'.join(comparison.text(first, second)))
   print(writers.dumps(comparison.to_json(first, second)))
   if flags.answers:
     with open(flags.answers, 'w') as f:

@@ -71,14 +71,36 @@ def _existing(nav, uris):
 
 
 def _notebook(path: pathlib.Path) -> str:
-  """Returns a notebook's cells as Markdown; cells in git have no outputs."""
+  """Returns a notebook as Markdown, with outputs if it has been run.
+
+  Cells in git have none: the executed copy is read from the folder that the
+  variable NOTEBOOK_OUTPUTS names.
+  """
+  place = f'`jupyter lab experiments/{path.name}` runs this page.'
+  executed = pathlib.Path(os.environ.get('NOTEBOOK_OUTPUTS', '')) / path.name
+  if executed.is_file():
+    path, place = executed, f'{place} Its outputs are those of one run.'
   parts = []
   for cell in json.loads(path.read_text())['cells']:
     source = ''.join(cell['source'])
     code = cell['cell_type'] == 'code'
     parts.append(f'```python\n{source}\n```' if code else source)
-  place = f'`jupyter lab experiments/{path.name}` runs this page.'
-  return '\n\n'.join((parts[0], place, *parts[1:]))
+    parts += [_output(output) for output in cell.get('outputs', ())]
+  return '\n\n'.join((parts[0], place, *filter(None, parts[1:])))
+
+
+def _output(output: dict) -> str:
+  """Returns an output of a cell: an image, or text as a terminal shows it."""
+  data = output.get('data', {})
+  if 'image/png' in data:
+    image = ''.join(data['image/png']).replace('\n', '')
+    return f'![output](data:image/png;base64,{image})'
+  text = ''.join(output.get('text') or data.get('text/plain', ''))
+  text = re.sub(r'\x1b\[[0-9;]*m', '', text)
+  # A carriage return begins the line anew.
+  lines = [line.split('\r')[-1] for line in text.rstrip().split('\n')]
+  shown = '\n'.join(lines)
+  return f'```text\n{shown}\n```' if shown.strip() else ''
 
 
 def on_page_markdown(markdown, *, page, config, files):

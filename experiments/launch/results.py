@@ -1,8 +1,9 @@
 """The final evaluations of the runs of a launch, as one table.
 
 `write` leaves two files in the launch's workdir: results.jsonl, one object per
-run with its name, its swept values and every `eval/*` value of its last row of
-metrics; and results.md, the table.
+run with its name, its swept values, every `eval/*` value of its last row of
+metrics, and `start/eval/*` of the weights that its last stage began with; and
+results.md, the table.
 """
 
 import json
@@ -20,7 +21,10 @@ Row = dict[str, Any]
 
 
 def collect(jobs: Sequence[jobs_lib.Job]) -> list[Row]:
-  """Returns a row per job that has metrics: name, sweep, stage, step, eval/*.
+  """Returns a row per job that has metrics.
+
+  A row has name, sweep, stage, step, `eval/*`, and `start/eval/*` where the
+  last stage was evaluated at step 0.
 
   Raises:
     ValueError: a metrics.jsonl cannot be read.
@@ -32,7 +36,10 @@ def collect(jobs: Sequence[jobs_lib.Job]) -> list[Row]:
     if not metrics:
       continue
     last = metrics[-1]
+    start = next(x for x in metrics if x['stage'] == last['stage'])
     values = {name: last[name] for name in last if name.startswith('eval/')}
+    if start['step'] == 0:
+      values |= {f'start/{k}': start[k] for k in values if k in start}
     rows.append(
       {
         'name': job.name,
@@ -45,7 +52,10 @@ def collect(jobs: Sequence[jobs_lib.Job]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-  """Returns the lines of a Markdown table: a row per run, in order."""
+  """Returns the lines of a Markdown table: a row per run, in order.
+
+  A cell is `before -> after`, of the last stage, or `after`.
+  """
   keys = list(dict.fromkeys(key for row in rows for key in row['sweep']))
   names = list(dict.fromkeys(name for row in rows for name in row))
   metrics = held_out.metrics(names)
@@ -56,7 +66,7 @@ def table(rows: Sequence[Row]) -> list[str]:
   for row in rows:
     cells = [row['sweep'].get(key, '') for key in keys] or [row['name']]
     cells += [row['stage'], str(row['step'])]
-    cells += [_cell(row.get(name)) for name in metrics]
+    cells += [_cell(row.get(x), row.get(f'start/{x}')) for x in metrics]
     escaped = (cell.replace('|', '\\|') for cell in cells)
     lines.append(f'| {" | ".join(escaped)} |')
   return lines
@@ -74,8 +84,10 @@ def write(jobs: Sequence[jobs_lib.Job], folder: str) -> list[str]:
   return lines
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, start: Any = None) -> str:
   """Returns a number with four digits; '' for a missing one."""
   if value is None:
     return ''
+  if start is not None:
+    return f'{_cell(start)} -> {_cell(value)}'
   return f'{value:.4g}' if isinstance(value, float) else str(value)

@@ -7,6 +7,7 @@ second's. Values of the suite are compared prompt by prompt; a suite has too few
 of them for an interval.
 """
 
+import collections
 import dataclasses
 import itertools
 import textwrap
@@ -17,6 +18,7 @@ from posttrain.evaluation import answers as answers_lib
 from posttrain.metrics import estimates
 
 WIDTH = 79  # characters of a line of the suite's answers
+LINES = 12  # of an answer that are shown; `to_json` has the whole text
 _HEADS = ('metric', 'environment', 'value', '95 % interval')
 _AGAINST = ('against', '95 % interval', 'difference', '95 % interval')
 
@@ -110,6 +112,20 @@ def to_json(
   return result
 
 
+def text(first: Measurement, second: Measurement | None = None) -> list[str]:
+  """Returns lines: the suite's answers, then the table, which stays in view."""
+  answers = suite(first, second)
+  above = [*answers, ''] if answers else []
+  return [*above, *_tasks(first), *table(first, second)]
+
+
+def _tasks(first: Measurement) -> list[str]:
+  """Returns a line with the number of tasks of each environment, if any."""
+  counts = collections.Counter(answer.env for answer in first.answers)
+  parts = [f'{count:,} of {env}' for env, count in counts.items()]
+  return [f'held-out tasks: {", ".join(parts)}'] if parts else []
+
+
 def table(first: Measurement, second: Measurement | None = None) -> list[str]:
   """Returns lines: a header, and one per metric and environment."""
   sets = [first.values]
@@ -169,7 +185,7 @@ def suite(first: Measurement, second: Measurement | None = None) -> list[str]:
       [
         f'{name} ({x.stop_reason}, {x.tokens} tokens):',
         *([f'[{_grades(x)}]'] if x.grades else []),
-        *_lines(x.text),
+        *_first(_lines(x.text)),
       ]
       for name, x in zip(policies, answers, strict=True)
     ]
@@ -188,6 +204,12 @@ def _lines(text: str) -> list[str]:
     ''.join(x if x.isprintable() else '\N{REPLACEMENT CHARACTER}' for x in y)
     for y in text.expandtabs(4).splitlines()
   ]
+
+
+def _first(lines: list[str]) -> list[str]:
+  """Returns the first lines, and how many follow."""
+  more = len(lines) - LINES
+  return [*lines[:LINES], f'... {more} more lines'] if more > 1 else lines
 
 
 def _side_by_side(cells: Sequence[Sequence[str]]) -> list[str]:

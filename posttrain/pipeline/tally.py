@@ -131,7 +131,8 @@ class Tally:
       log(
         'no step of stage %s had an advantage, so nothing was learned from '
         'rewards: those within every group were equal, as for tasks that are '
-        'always or never solved, and for a group_size of 1',
+        'always or never solved, for a group_size of 1, and for a reward '
+        'function that takes completions for strings where they are messages',
         stage,
       )
 

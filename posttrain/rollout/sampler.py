@@ -7,6 +7,7 @@ policy sampled them (`on_policy`): then they have logprobs and a version.
 import collections
 import dataclasses
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -75,6 +76,7 @@ class ModelSampler:
     self._cfg, self._env = cfg, env
     self._renderer = renderer
     self._max_tokens = max_tokens
+    self._warned = False
     self.on_policy = isinstance(cfg, schema.Policy)
     self.model = 'policy' if self.on_policy else cfg.model
 
@@ -125,6 +127,8 @@ class ModelSampler:
   def check(self, task: types.Task) -> None:
     """Checks that a task's prompt leaves a token for the completion.
 
+    Warns of the first prompt that leaves less than the sampler may use.
+
     Raises:
       ValueError: the prompt is too long, or cannot be rendered.
     """
@@ -139,6 +143,19 @@ class ModelSampler:
         f'{where} must have a prompt below batch.row_tokens='
         f'{self._max_tokens}: got {len(prompt)} tokens; raise row_tokens, or '
         'shorten the prompt'
+      )
+    left = self._max_tokens - len(prompt)
+    if left < self._cfg.max_tokens and not self._warned:
+      self._warned = True
+      logging.getLogger('absl').warning(
+        '%s has a prompt of %d tokens, which leaves %d of batch.row_tokens=%d '
+        'for answers, and sampler.max_tokens is %d: longer ones are cut '
+        '(stop reason: overflow); raise row_tokens',
+        where,
+        len(prompt),
+        left,
+        self._max_tokens,
+        self._cfg.max_tokens,
       )
 
 

@@ -221,5 +221,17 @@ def test_answers_to_the_suite_are_side_by_side():
   assert lines[5].strip(' |') == 'end'
   assert lines[6:] == ['', '> prompt 1', *lines[8:]]
   assert max(map(len, lines)) <= comparison.WIDTH
+  long = comparison.suite(measured([], texts=['\n' * 40 + 'end']))
+  assert long[-1] == '... 29 more lines' and len(long) == 16
   alone = comparison.suite(first)
   assert alone[3].startswith('one two three one two three one two three one')
+
+
+def test_the_text_ends_with_the_table_under_the_number_of_tasks():
+  first = measured([True, False], VALUES, texts=['x'])
+  lines = comparison.text(first)
+  assert lines[:2] == ['', '> prompt 0']
+  place = lines.index('held-out tasks: 2 of sums')
+  assert lines[place - 1] == ''
+  assert lines[place + 1 :] == comparison.table(first)
+  assert comparison.text(measured([True], VALUES))[0].startswith('held-out')

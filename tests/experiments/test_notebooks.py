@@ -144,6 +144,8 @@ def test_notebooks_run_from_top_to_bottom(path, tmp_path):
       'IPYTHONDIR': str(tmp_path / '.ipython'),
     }
   )
+  if folder := os.environ.get('NOTEBOOK_OUTPUTS'):  # the site shows them
+    nbformat.write(notebook, pathlib.Path(folder) / path.name)
   outputs = [output for cell in code(notebook) for output in cell.outputs]
   assert any('image/png' in output.get('data', {}) for output in outputs)
   text = ''.join(

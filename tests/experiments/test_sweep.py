@@ -174,6 +174,7 @@ def test_the_table_has_every_column_that_a_run_has():
       **{'name': 'b', 'sweep': {'x': '2'}, 'stage': 't', 'step': 2},
       **{'eval/pass_rate/e': 1.0, 'eval/pairs/rewards/accuracies': None},
       **{'eval/nll/e': 2.5, 'eval/token_accuracy/e': 0.5},
+      **{'start/eval/nll/e': 7.38211},
       **{'eval/sampled_reward/f/e': 0.25, 'eval/length/e': 9.0},
     },
   ]
@@ -182,7 +183,7 @@ def test_the_table_has_every_column_that_a_run_has():
     'token_accuracy/e | pairs/rewards/accuracies | entropy/e |',
     '|---|---|---|---|---|---|---|---|---|',
     '| p\\|q | s | 1 |  |  |  |  |  | 0.1235 |',
-    '| 2 | t | 2 | 1 | 0.25 | 2.5 | 0.5 |  |  |',
+    '| 2 | t | 2 | 1 | 0.25 | 7.382 -> 2.5 | 0.5 |  |  |',
   ]
   assert results.table([{**rows[0], 'sweep': {}}])[0].startswith(
     '| run | stage'

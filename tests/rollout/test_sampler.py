@@ -131,3 +131,24 @@ def test_policy_sampler_refuses_truncation_and_greedy_decoding(field, value):
   refused = f"config.{key}(.{field} must be| has no option '{field}')"
   with pytest.raises(ValueError, match=refused):
     config.build(overridden)
+
+
+def test_prompts_that_leave_less_than_max_tokens_are_warned_of_once(caplog):
+  renderer = chat.load(schema.Tokenizer())
+  task = _task(demonstration=None)
+  size = len(renderer.render(task.prompt, add_generation_prompt=True))
+
+  def messages(left):
+    caplog.clear()
+    cfg = schema.Policy(max_tokens=8)
+    own = sampler.make(cfg, None, renderer, size + left)
+    own.check(task)
+    own.check(dataclasses.replace(task, id='row-8'))
+    return [record.getMessage() for record in caplog.records]
+
+  (message,) = messages(left=7)
+  assert message.startswith(
+    f'row row-7 of environment e has a prompt of {size} tokens, which leaves 7 '
+    f'of batch.row_tokens={size + 7}'
+  )
+  assert not messages(left=8)
