@@ -33,7 +33,8 @@ def _goodput(rows: series.Rows) -> list[str]:
   for row in reversed(rows):
     share, seconds = row.get('time/goodput'), row.get('time/elapsed')
     if isinstance(share, float) and isinstance(seconds, float):
-      return [f'{share:.0%} of {seconds / 60:,.1f} minutes in steps that count']
+      minutes = f'{seconds / 60:,.1f} minutes'
+      return [f'{share:.0%} of {minutes} in rollouts and updates']
   return []
 
 
