@@ -6,8 +6,8 @@ import platform
 
 import jax
 
-import posttrain
 from posttrain import processes
+from posttrain.util import release
 
 
 def devices(
@@ -40,7 +40,7 @@ def versions(*names: str) -> dict[str, str]:
 
 def _version(name: str) -> str:
   if name == 'posttrain':  # may be on the path, and not installed
-    return posttrain.__version__
+    return release.__version__
   if name == 'python':
     return platform.python_version()
   try:

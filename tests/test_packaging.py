@@ -303,3 +303,17 @@ def test_the_package_lists_its_commands():
       module = importlib.import_module(f'{name}.__main__')
     assert module.__doc__.splitlines()[0] in line
     assert callable(module.main)
+
+
+def test_commands_run_beside_a_clone_of_the_repository(tmp_path):
+  """There `posttrain` is the clone: a folder that is no package."""
+  (tmp_path / 'posttrain' / 'docs').mkdir(parents=True)
+  code = 'import posttrain.main, posttrain.serve.app, posttrain.machine as m; '
+  code += "print(m.versions('posttrain'))"
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True
+  )
+  if "No module named 'posttrain" in done.stderr:
+    pytest.skip('not installed: it is found in the current folder alone')
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == f"{{'posttrain': '{posttrain.__version__}'}}\n"

@@ -10,10 +10,9 @@ from types import TracebackType
 
 from ml_collections import config_dict
 
-import posttrain
 from posttrain.util import errors, foreign, spelling
 
-_FOLDER = pathlib.Path(posttrain.__file__).parents[1] / 'configs'
+_FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
 PREFIX = 'recipe_'  # begins the module name of a recipe file
 
 

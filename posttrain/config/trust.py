@@ -30,7 +30,6 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import posttrain
 from posttrain import schema
 from posttrain.util import foreign, imports, json_files
 
@@ -45,7 +44,7 @@ _PARAMETERS = {'completions', 'inputs', 'task'}
 # Annotations of fields whose values need trust, see `schema.base`.
 _TRUSTED = ('function', 'server', 'variable', 'compiled')
 _ADDRESS = re.compile(r'[A-Za-z][\w+.-]*://\S*')
-_ROOT = pathlib.Path(posttrain.__file__).resolve().parent.parent
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SHOWN = 8  # names in a message
 
 

@@ -33,12 +33,11 @@ from starlette import (
 )
 from starlette import types as starlette_types
 
-import posttrain
 from posttrain.serve import access as access_lib
 from posttrain.serve import bodies, fields, pool, protocol, texts
 from posttrain.serve import call as calls
 from posttrain.serve import worker as workers
-from posttrain.util import foreign
+from posttrain.util import foreign, release
 
 T = TypeVar('T')
 
@@ -143,7 +142,7 @@ class _Routes:
       'max_model_len': self._served.capacity,
       'tokenizer': policy.renderer and policy.renderer.fingerprint,
       'vocab_size': policy.model.vocab_size,
-      'version': posttrain.__version__,
+      'version': release.__version__,
     }
 
   async def completions(self, request: requests.Request) -> responses.Response:

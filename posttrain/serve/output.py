@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import posttrain
 from posttrain.checkpoints import policies
 from posttrain.serve import detokenizer, protocol
 from posttrain.serve import token_logprobs as scores
+from posttrain.util import release
 
-FINGERPRINT = f'posttrain-{posttrain.__version__}'
+FINGERPRINT = f'posttrain-{release.__version__}'
 # Of a logprob, an id and an empty choice, about.
 _LOGPROB_BYTES, _ID_BYTES, _CHOICE_BYTES = 100, 6, 200
 
