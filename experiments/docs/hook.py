@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = 'experiments/results'
@@ -85,22 +86,32 @@ def _notebook(path: pathlib.Path) -> str:
     source = ''.join(cell['source'])
     code = cell['cell_type'] == 'code'
     parts.append(f'```python\n{source}\n```' if code else source)
-    parts += [_output(output) for output in cell.get('outputs', ())]
-  return '\n\n'.join((parts[0], place, *filter(None, parts[1:])))
+    parts += _outputs(cell.get('outputs', ()))
+  return '\n\n'.join((parts[0], place, *parts[1:]))
 
 
-def _output(output: dict) -> str:
-  """Returns an output of a cell: an image, or text as a terminal shows it."""
-  data = output.get('data', {})
-  if 'image/png' in data:
-    image = ''.join(data['image/png']).replace('\n', '')
-    return f'![output](data:image/png;base64,{image})'
-  text = ''.join(output.get('text') or data.get('text/plain', ''))
-  text = re.sub(r'\x1b\[[0-9;]*m', '', text)
-  # A carriage return begins the line anew.
-  lines = [line.split('\r')[-1] for line in text.rstrip().split('\n')]
-  shown = '\n'.join(lines)
-  return f'```text\n{shown}\n```' if shown.strip() else ''
+def _outputs(outputs: Sequence[dict]) -> list[str]:
+  """Returns a cell's images, and its texts as a terminal shows them.
+
+  The pieces of a stream are one text, in which a progress bar is one line.
+  """
+  streams, shown = {}, []
+  for output in outputs:
+    data = output.get('data', {})
+    text = ''.join(output.get('text') or data.get('text/plain', ''))
+    if 'image/png' in data:
+      image = ''.join(data['image/png']).replace('\n', '')
+      shown.append(f'![output](data:image/png;base64,{image})')
+    elif 'name' in output:
+      streams[output['name']] = streams.get(output['name'], '') + text
+    else:
+      shown.append(f'```text\n{text}\n```')
+  texts = []
+  for text in streams.values():
+    text = re.sub(r'\x1b\[[0-9;]*[A-Za-z]', '', text.replace('\r\n', '\n'))
+    lines = [x.rstrip('\r').split('\r')[-1] for x in text.split('\n')]
+    texts.append('\n'.join(lines).strip('\n'))
+  return [f'```text\n{text}\n```' for text in texts if text] + shown
 
 
 def on_page_markdown(markdown, *, page, config, files):

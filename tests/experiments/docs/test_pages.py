@@ -101,3 +101,30 @@ def test_notebooks_become_pages():
   assert page.count('```python\n') == sum(
     cell['cell_type'] == 'code' for cell in cells
   )
+
+
+def test_outputs_of_notebooks_are_shown_as_a_terminal_does():
+  outputs = [
+    {'name': 'stderr', 'text': ['\r 0 %|', '\r50 %|']},
+    {'name': 'stdout', 'text': 'a\n'},
+    {'name': 'stderr', 'text': '\r100 %|\nwarning\n'},
+    {'data': {'text/plain': "'value'"}},
+    {'data': {'image/png': 'aW1h\nZ2U=\n', 'text/plain': '<Figure>'}},
+  ]
+  assert hook._outputs(outputs) == [
+    '```text\n100 %|\nwarning\n```',
+    '```text\na\n```',
+    "```text\n'value'\n```",
+    '![output](data:image/png;base64,aW1hZ2U=)',
+  ]
+
+
+def test_executed_notebooks_are_shown_with_outputs(tmp_path, monkeypatch):
+  path = ROOT / 'experiments' / 'own_model.ipynb'
+  notebook = json.loads(path.read_text())
+  (cell, *_) = (x for x in notebook['cells'] if x['cell_type'] == 'code')
+  cell['outputs'] = [{'name': 'stdout', 'text': 'printed\n'}]
+  (tmp_path / path.name).write_text(json.dumps(notebook))
+  assert 'printed' not in hook._notebook(path)
+  monkeypatch.setenv('NOTEBOOK_OUTPUTS', str(tmp_path))
+  assert '```text\nprinted\n```' in hook._notebook(path)
