@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from posttrain import processes, schema, tree
+from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.models import lora, transformer
 from posttrain.rollout import references as refs
 from posttrain.training import arrays, objectives, optim
@@ -105,14 +106,23 @@ class HeldOutPairs:
     )
 
   def __call__(self, params: Any) -> dict[str, float]:
-    """Returns the metrics `<prefix>/pairs/<name>` under the parameters."""
+    """Returns the metrics `<prefix>/pairs/<name>` under the parameters.
+
+    `rewards/accuracies` has bounds of its 95 % interval over the pairs,
+    `rewards_low/accuracies` and `rewards_high/accuracies`.
+    """
     if self._placed is None:
       self._placed = self._learner.update.place(self._batch)
     metrics = jax.device_get(self._measure(params, self._placed))
-    return {
-      f'{self._prefix}/pairs/{key}': float(value)
-      for key, value in self._learner.measured(self._batch, metrics).items()
-    }
+    measured = self._learner.measured(self._batch, metrics)
+    values = {key: float(value) for key, value in measured.items()}
+    if 'rewards/accuracies' in values:
+      count = int(self._batch.pairs)
+      right = round(count * values['rewards/accuracies'])
+      pairs = [[float(i < right)] for i in range(count)]
+      for name, bound in rollout_metrics.bounds('rewards', pairs).items():
+        values[f'{name}/accuracies'] = bound
+    return {f'{self._prefix}/pairs/{k}': x for k, x in values.items()}
 
 
 def held_out(

@@ -60,7 +60,8 @@ def table(run: schema.Run, rows: list[writers.Row]) -> list[str]:
     for first, *rest in cells
   ]
   has_intervals = any('[' in x for row in cells for x in row)
-  note = ['(in brackets: 95 % intervals, over tasks)'] if has_intervals else []
+  told = '(in brackets: 95 % intervals, over tasks or pairs)'
+  note = [told] if has_intervals else []
   return printed + note if names else []
 
 

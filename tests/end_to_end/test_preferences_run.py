@@ -66,6 +66,8 @@ def test_pairs_of_a_file_are_learned_and_the_suite_is_measured(workdir):
   )
   assert end['eval/pairs/loss/preference'] < start['eval/pairs/loss/preference']
   assert end['eval/pairs/rewards/accuracies'] == 1
+  assert 0 < end['eval/pairs/rewards_low/accuracies'] < 1
+  assert end['eval/pairs/rewards_high/accuracies'] == pytest.approx(1)
   for row in evaluated:
     for name in ('repetition', 'broken_characters', 'refusal', 'truncated'):
       assert 0 <= row[f'eval/suite/{name}'] <= 1
