@@ -9,8 +9,9 @@ The train step reads the streams alone, whichever algorithm wrote them.
 Expected, on 250 unseen sums, seeds 0, 1, 2, mean of the seven environments:
 sampled pass rate 0.574, 0.576, 0.441 after the start, 0.757, 0.728, 0.539 after
 60 steps; greedy 0.976, 0.968, 0.848, then 0.968, 0.984, 0.804; names, sampled,
-0.578, 0.514, 0.476, then 0.550, 0.495, 0.462 (see echo.py). Two busy cores of an AMD EPYC: ten minutes, half of
-them for the teacher, the start, and eight evaluations.
+0.578, 0.514, 0.476, then 0.550, 0.495, 0.462 (see echo.py). Two busy cores of
+an AMD EPYC: ten minutes, half of them for the teacher, the start, and eight
+evaluations.
 
 Tried, lr 2e-4, seeds 0, 1, 2: sampled 0.804, 0.750, 0.540; greedy 0.980, 0.968,
   0.848, then 0.964, 0.968, 0.740; names, sampled, 0.580, 0.514, 0.476, then
