@@ -16,7 +16,8 @@ chosen answer has the larger value. GRPO reads the model by
 
 200 steps see 6,400 pairs. A pair that has more than 2,048 tokens, with the
 prompt before each answer, is dropped, and the number of them logged. There is
-no LoRA: the head of a reward model trains with the rest.
+no LoRA: the head of a reward model trains with the rest. It writes no text, so
+there is no `eval.suite`.
 
 Expected: not measured on a model of useful size.
 

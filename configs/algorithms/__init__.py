@@ -37,6 +37,7 @@ def imitation(
     prompts=64,
     row_tokens=row_tokens,
     lr=2e-3,
+    kl=False,  # to random weights
   )
 
 
@@ -56,10 +57,11 @@ def trial(
     prompts=prompts,
     row_tokens=row_tokens,
     lr=lr,
+    kl=True,
   )
 
 
-def _stage(*, init, envs, steps, prompts, row_tokens, lr) -> schema.Stage:
+def _stage(*, init, envs, steps, prompts, row_tokens, lr, kl) -> schema.Stage:
   return schema.Stage(
     init=init,
     envs=envs,
@@ -74,7 +76,11 @@ def _stage(*, init, envs, steps, prompts, row_tokens, lr) -> schema.Stage:
       lr=lr, schedule='cosine', warmup_steps=10, beta2=0.99, weight_decay=0.0
     ),
     eval=schema.Eval(
-      prompts=250, samples=8, max_tokens=40, suite=common.ARITHMETIC_SUITE
+      prompts=250,
+      samples=8,
+      max_tokens=40,
+      kl=kl,
+      suite=common.ARITHMETIC_SUITE,
     ),
   )
 

@@ -25,7 +25,7 @@ def centered(inputs, price: float) -> list[list[float]]:
 START = algorithms.imitation(150, sums=algorithms.SUMS)
 MAIN = algorithms.trial(
   100,
-  prompts=32,
+  prompts=64,
   sums=schema.EnvEntry(
     env=algorithms.SUMS,
     algorithm=schema.Custom(

@@ -32,6 +32,8 @@ MAIN = algorithms.trial(
     sampler=algorithms.SAMPLER,
     group_size=16,
   ),
+  # Evaluated alone: what it loses.
+  sums=schema.EnvEntry(env=algorithms.SUMS, ratio=0.0),
 )
 
 

@@ -1,4 +1,4 @@
-"""All algorithms in every batch; echo's task and, once, greedy sums get worse.
+"""All algorithms at once; names and, on two seeds of three, greedy sums fall.
 
     python -m posttrain.main --config=configs/algorithms/mixed_all.py \\
         --workdir=DIR

@@ -37,6 +37,8 @@ MAIN = algorithms.trial(
     algorithm=schema.Opsd(reference='init', template=HINT),
     sampler=algorithms.SAMPLER,
   ),
+  # Evaluated alone: what it loses.
+  told=schema.EnvEntry(env=HINTED, ratio=0.0),
 )
 
 

@@ -24,6 +24,8 @@ MEASURES = {
   'pass@': 'any of k',
   'entropy': 'entropy',
   'kl': 'KL',
+  'nll': 'NLL',
+  'accuracy': 'accuracy',
 }
 PAIRS = 'eval/pairs/rewards/accuracies'
 
@@ -117,13 +119,16 @@ def seconds_to(rows: Sequence[Row], stage: str, env: str, rate: float) -> float:
 
 
 def envs(row: Row) -> list[str]:
-  """Returns the environments of an evaluation, in order."""
-  prefix = 'eval/pass_rate/'
-  return [x.removeprefix(prefix) for x in row if x.startswith(prefix)]
+  """Returns the environments of an evaluation, in order; 'pairs' for PAIRS."""
+  found = (re.fullmatch('eval/(?:pass_rate|nll)/(.+)', name) for name in row)
+  names = dict.fromkeys(match[1] for match in found if match)
+  return [*names, *(['pairs'] if PAIRS in row else [])]
 
 
 def value(row: Row, measure: str, env: str) -> float:
   """Returns a measure of an environment; NaN = it was not measured."""
+  if measure == 'accuracy':
+    return row.get(PAIRS, math.nan) if env == 'pairs' else math.nan
   if measure != 'pass@':
     return row.get(f'eval/{measure}/{env}', math.nan)
   pattern = re.compile(rf'eval/pass@(\d+)/{re.escape(env)}')
@@ -159,7 +164,9 @@ def measure(
 
 def lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
   """Returns the lines of a Markdown table, of `__main__.summarize`'s rows."""
-  header = ['recipe', 'change', 'environment', 'seeds', *MEASURES.values()]
+  shown = [x for x in MEASURES if any(x in row['measures'] for row in results)]
+  header = ['recipe', 'change', 'environment', 'seeds']
+  header += [MEASURES[name] for name in shown]
   header += ['wall s', 'CPU s']
   reaches = any('reached_s' in row for row in results)
   if reaches:
@@ -167,7 +174,7 @@ def lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
   table = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
   for row in results:
     cells = [row['recipe'], row['change'], row['env'], str(row['seeds'])]
-    cells += [_cell(row['measures'].get(name)) for name in MEASURES]
+    cells += [_cell(row['measures'].get(name)) for name in shown]
     cells += [_number(row['wall_s'], 0), _number(row['cpu_s'], 0)]
     if reaches:
       seconds_to_rate = row.get('reached_s', [])

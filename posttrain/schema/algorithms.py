@@ -136,7 +136,8 @@ class Grpo(_PolicyGradient):
   # group's rewards) or 'batch' (standard deviation of all rewards of the
   # environment in the step).
   scale_rewards: str = 'none'
-  # Adjusts rewards by length: 'efficiency' or 'linear'; None = no adjustment.
+  # Adjusts rewards by length: 'efficiency', 'linear' or 'overlong'; None = no
+  # adjustment.
   length_penalty: LengthPenalty | None = None
 
   def __post_init__(self):
@@ -161,7 +162,8 @@ class Rloo(_PolicyGradient):
 
   # Which algorithm this is; fixed.
   type: str = 'rloo'
-  # Adjusts rewards by length: 'efficiency' or 'linear'; None = no adjustment.
+  # Adjusts rewards by length: 'efficiency', 'linear' or 'overlong'; None = no
+  # adjustment.
   length_penalty: LengthPenalty | None = None
 
 

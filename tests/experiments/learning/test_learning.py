@@ -151,6 +151,19 @@ def test_changes_are_paired_by_seed():
   assert change == pytest.approx(0.1) and width < 1e-9
 
 
+def test_pairs_and_held_out_losses_are_measured_too():
+  rows = [
+    {table.PAIRS: accuracy, 'eval/pairs/rewards_low/accuracies': 0.1}
+    | {'eval/nll/data': 3 - accuracy}
+    for accuracy in (0.5, 0.75)
+  ]
+  assert table.envs(rows[0]) == ['data', 'pairs']
+  measures = table.measure([tuple(rows)], 'pairs')
+  assert list(measures) == ['accuracy']
+  assert measures['accuracy'][:3] == [0.5, 0.75, 0.25]
+  assert table.measure([tuple(rows)], 'data')['nll'][:3] == [2.5, 2.25, -0.25]
+
+
 def test_what_has_no_value_before_has_no_change():
   pairs = [(_row('s', 1), _row('m', 1, **{'kl/a': 0.25}))]
   row = {
@@ -161,9 +174,7 @@ def test_what_has_no_value_before_has_no_change():
       'cpu_s': math.nan,
     },
   }
-  assert table.lines([row])[2] == (
-    '| r | a\\|b | a | 1 |  |  |  |  | 0.250 | 10 |  |'
-  )
+  assert table.lines([row])[2] == ('| r | a\\|b | a | 1 | 0.250 | 10 |  |')
 
 
 def test_seconds_are_those_of_a_stage():
