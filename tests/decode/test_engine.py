@@ -252,6 +252,41 @@ def test_g6_score_equals_the_sampler_logprobs():
       )
 
 
+@pytest.mark.slow
+def test_g4_to_g6_bfloat16_is_bitwise_again_and_its_mismatch_is_bounded():
+  """Slots that are refilled, and held ones that are extended."""
+  model = dataclasses.replace(helpers.MODEL, dtype='bfloat16')
+  engine = helpers.make(model, **helpers.SMALL)
+  batch = helpers.make_requests(8, seed=3, max_tokens=8)
+
+  def play():
+    found = list(zip(batch, engine.generate(batch), strict=True))
+    held = dataclasses.replace(batch[0], id=9, hold=True)
+    engine.submit(held)
+    (first,) = helpers.poll(engine, 1)
+    new = np.array([65, 66, 67])
+    engine.extend(9, new, 8)
+    (second,) = helpers.poll(engine, 1)
+    engine.release(9)
+    whole = np.concatenate([held.ids, first.ids, new])
+    return [*found, (dataclasses.replace(held, ids=whole), second)]
+
+  runs = play(), play()
+  for (_, one), (_, other) in zip(*runs, strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_array_equal(one.logprobs, other.logprobs)
+  whole = [np.concatenate([r.ids, c.ids]) for r, c in runs[0]]
+  scores = engine.score(whole, 1.0)
+  errors = np.concatenate(
+    [
+      np.abs(score[len(r.ids) :] - c.logprobs)
+      for (r, c), score in zip(runs[0], scores, strict=True)
+    ]
+  )
+  assert len(errors) > 40 and 0 < errors.mean() <= 0.03
+  assert errors.max() <= 0.15
+
+
 def test_g7_nothing_recompiles():
   engine = helpers.make()
   engine.generate(helpers.make_requests(10, seed=4))

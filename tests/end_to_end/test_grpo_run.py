@@ -167,6 +167,7 @@ def _interrupt(workdir, run, step):
   _launch(workdir, run)
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_resumed_in_the_middle_it_is_bitwise_the_same(finished, tmp_path):
   _interrupt(tmp_path, _run(), 7)

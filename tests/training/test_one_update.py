@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring
-from posttrain.training import objectives
+from posttrain.training import objectives, step
 from tests import fixtures
 
 # A program is compiled per type.
@@ -85,3 +85,28 @@ def test_one_update_is_that_of_every_type(name):
   way = fixtures.worst(before, expected)
   assert way > 1e-3
   assert fixtures.worst(expected, after) < 1e-4 * way
+
+
+def test_bfloat16_gradients_are_those_of_float32_up_to_rounding():
+  """Of all components together: rl, ce and ref_kl have members."""
+  batch = fixtures.sampled(*fixtures.batches(1))
+  found = []
+  for dtype in ('float32', 'bfloat16'):
+    model = dataclasses.replace(fixtures.MODEL, dtype=dtype)
+    objective = objectives.TokenComponents(
+      model, ('arithmetic',), schema.Loss(rl=LOSSES['clip'])
+    )
+    _, state = fixtures.make(objective=objective)
+    grads, _, loss = jax.jit(
+      lambda params, batch, objective=objective: step.accumulate(
+        objective, params, batch
+      )
+    )(state.params, batch)
+    leaves = [np.ravel(x) for x in jax.tree.leaves(grads)]
+    found.append((float(loss), np.concatenate(leaves)))
+  (loss, exact), (rounded_loss, rounded) = found
+  assert rounded_loss == pytest.approx(loss, rel=0.01)
+  assert not np.array_equal(exact, rounded)
+  sizes = np.linalg.norm(exact), np.linalg.norm(rounded)
+  assert exact @ rounded / np.prod(sizes) > 0.999
+  assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
