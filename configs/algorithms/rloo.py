@@ -16,7 +16,7 @@ from posttrain import schema
 START = algorithms.imitation(150, sums=algorithms.SUMS)
 MAIN = algorithms.trial(
   100,
-  prompts=64,
+  prompts=32,
   sums=schema.EnvEntry(
     env=algorithms.SUMS,
     algorithm=schema.Rloo(),
