@@ -184,12 +184,14 @@ def test_one_that_fails_alike_is_not_ended(monitor):
   failed = {2: ['ValueError: bad', exits.FAILED]}
   made._update(_beats(1, 0, 1, 2), failed, 2.0)
   made._update(_beats(2, 0, 1), failed, 20.0)
+  assert made._idle[2] > peers._GRACE_SECONDS  # it has had its time
 
 
 def test_one_that_is_done_is_not_lost(monitor):
   made = monitor(0)
   for number in range(60):
     made._update(_beats(number, 0, 1), {2: ['', exits.DONE]}, 2.0)
+  assert made._idle[2] == 0 and 60 * 2.0 > peers.LOST_SECONDS
 
 
 def test_an_aborting_process_sends_no_beats(monitor, monkeypatch):

@@ -344,7 +344,8 @@ def test_a_group_of_one_rollout_may_train():
 @pytest.mark.parametrize('name', ['grpo', 'reward', 'echo'])
 def test_groups_without_credit_are_drawn_again_where_there_is_credit(name):
   draws = ('grpo.batch.max_draws', '100')
-  _resolve(('grpo.envs.a.algorithm', {'type': name}), draws)
+  run = _resolve(('grpo.envs.a.algorithm', {'type': name}), draws)
+  assert run.stages['grpo'].batch.max_draws == 100
 
 
 @pytest.mark.parametrize(

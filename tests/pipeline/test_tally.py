@@ -74,3 +74,4 @@ def test_checkpoints_without_counts_are_not_refused(host):
   total = tally.Tally(('a',))
   total.set_state({})
   total.check('s')
+  assert total.get_state() == tally.Tally(('a',)).get_state()

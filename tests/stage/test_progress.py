@@ -243,6 +243,8 @@ def test_checkpoints_without_options_resume(tmp_path):
   record['crc'] = reading.crc(record)
   metadata.write_text(json.dumps(record))
   main.claim(str(tmp_path), changed())
+  stored = json.loads((tmp_path / 'config.json').read_text())
+  assert stored['b']['optim']['lr'] == 9.0
 
 
 @pytest.mark.parametrize(
