@@ -9,9 +9,9 @@ checkpoint; the keys that matter are its `eval`, `envs` and `rollout`. Held-out
 pairs are not measured here: `eval/pairs/*` is in the run's metrics.jsonl.
 
 Prints the answers to the prompts of `eval.suite` (none with
-`--config.STAGE.eval.suite=()`), a table with 95 % intervals of rates over the
-tasks (NLL and token accuracy have none), and as the last line on stdout one
-JSON object. With --against both policies answer the same tasks: the suite's
+`--config.STAGE.eval.suite=()`), a table with 95 % intervals over the tasks of
+rates, rewards, NLL and token accuracy, and as the last line on stdout one JSON
+object. With --against both policies answer the same tasks: the suite's
 answers stand side by side, and the table adds the mean difference (first minus
 second) of rates, rewards, NLL and token accuracy, with the normal 95 % interval
 of the mean of the differences per task; that of the suite's values (`suite`)

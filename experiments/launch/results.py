@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.launch import jobs as jobs_lib
-from posttrain.metrics import held_out, writers
+from posttrain.metrics import estimates, held_out, writers
 from posttrain.util import files
 
 # Columns after the main numbers, `posttrain.metrics.held_out`.
@@ -57,7 +57,11 @@ def table(rows: Sequence[Row]) -> list[str]:
   A cell is `before -> after`, of the last stage, or `after`.
   """
   keys = list(dict.fromkeys(key for row in rows for key in row['sweep']))
-  names = list(dict.fromkeys(name for row in rows for name in row))
+  names = list(
+    dict.fromkeys(
+      name for row in rows for name in row if not estimates.is_bound(name, row)
+    )
+  )
   metrics = held_out.metrics(names)
   metrics += [x for x in names if x.startswith(OTHERS) and x not in metrics]
   header = [*(keys or ['run']), 'stage', 'step']

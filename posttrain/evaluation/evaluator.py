@@ -288,7 +288,11 @@ class Evaluator:
       measures: of each task, beside its grade.
     """
     values = {
-      **{key: measures_lib.mean(x) for key, x in measures.items()},
+      **{
+        name: value
+        for key, x in measures.items()
+        for name, value in measures_lib.summary(key, x).items()
+      },
       **rollout_metrics.summarize(greedy),
       **rollout_metrics.stops(greedy),
       **rollout_metrics.bounds(

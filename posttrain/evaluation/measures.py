@@ -18,6 +18,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import demonstrations
 from posttrain.chat import renderer as chat
+from posttrain.metrics import estimates
 from posttrain.rollout.grading import rewards as rewarding
 
 # {environment: {name: the rewards of this function alone, with weight 1}}
@@ -152,8 +153,22 @@ def grouped(values: Sequence[float | None], sizes: Sequence[int]) -> Values:
   return means, weights
 
 
-def mean(values: Values) -> float | None:
-  """Returns the weighted mean over the tasks that have the measure."""
+def summary(name: str, values: Values) -> dict[str, float]:
+  """Returns the weighted mean over the tasks that have the measure.
+
+  And the bounds `<name>_low` and `<name>_high` of its 95 % interval over tasks:
+  `estimates.interval` for the token accuracy, else `estimates.normal`. Without
+  a known value {}, with one of a measure that is no rate the mean alone.
+  """
   known = [(x, w) for x, w in zip(*values, strict=True) if x is not None]
-  total = sum(weight for _, weight in known)
-  return sum(x * weight for x, weight in known) / total if total else None
+  if not known:
+    return {}
+  is_rate = name == 'token_accuracy'
+  bounds = (estimates.interval if is_rate else estimates.normal)(
+    *zip(*known, strict=True)
+  )
+  sides = zip(estimates.BOUNDS, bounds or (), strict=False)
+  return {
+    name: sum(x * w for x, w in known) / sum(w for _, w in known),
+    **{f'{name}{side}': value for side, value in sides},
+  }

@@ -178,6 +178,33 @@ def interval(
   return max(0.0, min(low, p)), min(1.0, max(high, p))
 
 
+def normal(
+  values: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, float] | None:
+  """Returns the normal 95 % interval of a mean over tasks, of any numbers.
+
+      p = sum w_i x_i / sum w_i,    p +- z s / sqrt(n)
+
+  s^2 is the variance of w_i / mean(w) (x_i - p), with n - 1; see `interval`.
+
+  Args:
+    values: f64[n], one per task.
+    weights: f64[n] > 0; None = all equal.
+
+  Returns:
+    (low, high); None for fewer than two tasks.
+  """
+  x = np.asarray(values, np.float64)
+  if len(x) < 2:
+    return None
+  w = np.ones_like(x) if weights is None else np.asarray(weights, np.float64)
+  w = w / w.mean()
+  p = float(np.mean(w * x))
+  variance = float(np.sum((w * (x - p)) ** 2)) / (len(x) - 1)
+  half = Z * math.sqrt(variance / len(x))
+  return p - half, p + half
+
+
 def paired(
   first: Sequence[float | None], second: Sequence[float | None]
 ) -> tuple[float, float, float] | None:

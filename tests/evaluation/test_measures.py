@@ -70,8 +70,20 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
   values, errors = measure('e', [rollout('abc'), rollout(''), rollout('a')])
   assert not errors
   assert values == {'reward/long': ([3.0, None, 1.0], [1.0] * 3)}
-  assert measures.mean(values['reward/long']) == 2.0
-  assert measures.mean(([None], [1.0])) is None
+  # 3 and 1: s = sqrt(2), so the half-width is 1.96.
+  assert measures.summary(
+    'reward/long', values['reward/long']
+  ) == pytest.approx(
+    {
+      'reward/long': 2,
+      'reward/long_low': 0.040036,
+      'reward/long_high': 3.959964,
+    }
+  )
+  assert measures.summary('reward/long', ([None, 3.0], [1.0, 1.0])) == {
+    'reward/long': 3.0
+  }
+  assert measures.summary('reward/long', ([None], [1.0])) == {}
 
 
 def fails(completions):
@@ -115,10 +127,19 @@ def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
   assert means[1] is None
   np.testing.assert_allclose(means[2], prompt + 0.5)
   assert tokens == [4, 0, 2]
-  mean = measures.mean((means, tokens))
-  np.testing.assert_allclose(mean, prompt + (4 * 1.5 + 2 * 0.5) / 6)
+  summary = measures.summary('nll', (means, tokens))
+  mean = prompt + (4 * 1.5 + 2 * 0.5) / 6
+  np.testing.assert_allclose(summary['nll'], mean)
+  # Weights 4/3 and 2/3 of the distances 1/3 and -2/3: s^2 = 2 (4/9)^2.
+  np.testing.assert_allclose(
+    summary['nll_high'] - mean, 1.96 * 4 / 9, rtol=1e-4
+  )
   # Every second token is the most likely one.
   assert values['token_accuracy'] == ([0.5, None, 0.5], tokens)
+  accuracy = measures.summary('token_accuracy', values['token_accuracy'])
+  assert accuracy['token_accuracy'] == 0.5
+  low, high = accuracy['token_accuracy_low'], accuracy['token_accuracy_high']
+  assert 0 < low < 0.5 < high < 1
 
 
 def test_graded_answers_need_no_nll(byte_renderer):
