@@ -62,10 +62,12 @@ def test_sft_reports_the_loss_on_held_out_rows(tmp_path, capsys):
   tracked = [(row['step'], row.get('loss/total')) for row in rows]
   assert [*tracked, 'finished'] == Tracker.rows
   assert err.startswith('run\n  device ')
-  _, start, end = next(x for x in err.splitlines() if x[:4] == 'nll/').split()
+  shown = next(x for x in err.splitlines() if x[:4] == 'nll/').split()
   first = rows[0]
-  assert start == f'{first["eval/nll/data"]:.3f}'
-  assert end == f'{last["eval/nll/data"]:.3f}'
+  names = [f'eval/nll{side}/data' for side in ('', '_low', '_high')]
+  assert [x.strip('[,]') for x in shown[1:]] == [
+    f'{row[name]:.3f}' for row in (first, last) for name in names
+  ]
   assert f'report: {run}/report.html' in err
   assert last['eval/nll/data'] < first['eval/nll/data']
   policy = policies.load(run)
