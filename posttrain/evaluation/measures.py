@@ -1,6 +1,7 @@
 """Measures of held-out tasks beside the environment's grade.
 
-- `reward/<name>`: the value of a reward function of the greedy answer;
+- `reward/<name>`: the value of a reward function, or of a reward model where it
+  is loaded, of the greedy answer;
 - `sampled_reward/<name>`: its mean over the answers at temperature 1;
 - `nll`: -log p of the demonstration, nats per token of its assistant turns at
   temperature 1, where answers are not graded;
@@ -30,22 +31,34 @@ _UNBOUNDED = 2**31  # faults in a row: an evaluation reports them
 Values = tuple[list[float | None], list[float]]
 
 
-def functions(envs: Mapping[str, schema.EnvEntry]) -> Functions:
-  """Imports the reward functions that need no model.
+def functions(
+  envs: Mapping[str, schema.EnvEntry],
+  reward_model: Callable[[str], rewarding.Model] | None = None,
+) -> Functions:
+  """Imports the reward functions; those that need a judge are left out.
 
   Args:
     envs: the entries of a stage.
+    reward_model: returns the reward model of a name; None = they are left out.
 
   Raises:
     ValueError: a path names no function.
   """
+
+  def is_measured(cfg: schema.RewardFn) -> bool:
+    if cfg.model is not None:
+      return reward_model is not None
+    return cfg.fn is not None and cfg.judge is None
+
   return {
     env: {
       name: rewarding.Rewards(
-        env, {name: dataclasses.replace(cfg, weight=1.0, max_faults=_UNBOUNDED)}
+        env,
+        {name: dataclasses.replace(cfg, weight=1.0, max_faults=_UNBOUNDED)},
+        reward_model=reward_model,
       )
       for name, cfg in entry.rewards.items()
-      if cfg.fn is not None and cfg.judge is None
+      if is_measured(cfg)
     }
     for env, entry in envs.items()
   }

@@ -187,7 +187,7 @@ class Eval:
   # Number of held-out tasks per environment (at most all that it has).
   prompts: int = 500
   # Number of answers per task at temperature 1, besides the greedy answer; 0 =
-  # none. Tasks have none that only a reward model, or nothing, grades.
+  # none. Tasks have none that nothing grades, or only a judge.
   samples: int = 8
   # Values of k for pass@k and maj@k, from all subsets of k answers at
   # temperature 1; k = samples is always measured.

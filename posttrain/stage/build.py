@@ -77,7 +77,7 @@ def make(
       components.eval_tasks,
       driver,
       references,
-      stage_models.measures(components, engine),
+      stage_models.measures(components, engine, models.reward_model),
     )
     held_out = learner.held_out(trained, pipeline.held_out)
     selecting = learner.held_out(trained, pipeline.selecting, 'select')

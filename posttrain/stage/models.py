@@ -10,7 +10,7 @@ reward models one per name
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -75,11 +75,13 @@ def driver(
 
 
 def measures(
-  components: components_lib.Components, decoder: engines.Engine
+  components: components_lib.Components,
+  decoder: engines.Engine,
+  reward_model: Callable[[str], rewarding.Model] | None = None,
 ) -> measures_lib.Measures:
   """Builds the measures of a stage's held-out tasks beside their grade."""
   return measures_lib.Measures(
-    measures_lib.functions(components.stage.envs),
+    measures_lib.functions(components.stage.envs, reward_model),
     functools.partial(decoder.score, reads='logprobs_and_top'),
     components.renderer,
   )
@@ -171,7 +173,7 @@ class Models:
       players,
       references.start,
       functools.cache(functools.partial(self._judge, references)),
-      functools.cache(self._reward_model),
+      self.reward_model,
       self.components.remote,
       self.clock,
     )
@@ -203,7 +205,12 @@ class Models:
     decoder.set_params(frozen.params, -1)
     return decoder
 
-  def _reward_model(self, name: str) -> rewarding.Model:
+  @functools.cached_property
+  def reward_model(self) -> Callable[[str], rewarding.Model]:
+    """A function from a name to its reward model, each loaded once."""
+    return functools.cache(self._load_reward_model)
+
+  def _load_reward_model(self, name: str) -> rewarding.Model:
     """Loads a reward model; it stays on the devices while the stage lasts."""
     components = self.components
     rows = components.stage.batch.rows

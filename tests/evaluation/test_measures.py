@@ -9,6 +9,7 @@ import pytest
 from posttrain import schema, types
 from posttrain.chat import renderer as chat
 from posttrain.evaluation import answers, comparison, measures
+from posttrain.rollout.grading import functions as graders
 from posttrain.stage import selection
 
 UIDS = itertools.count()
@@ -66,6 +67,15 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
   )
   functions = measures.functions({'e': entry})
   assert functions['e'].keys() == {'long'}
+
+  def model(rollouts):
+    return graders.Result([0.25] * len(rollouts))
+
+  learned = measures.functions({'e': entry}, lambda name: model)
+  assert learned['e'].keys() == {'long', 'learned'}
+  measured = measures.Measures(learned, never, byte_renderer)
+  values, _ = measured('e', [rollout('abc'), rollout('a')])
+  assert values['reward/learned'] == ([0.25, 0.25], [1.0] * 2)
   measure = measures.Measures(functions, never, byte_renderer)
   values, errors = measure('e', [rollout('abc'), rollout(''), rollout('a')])
   assert not errors
