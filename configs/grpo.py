@@ -33,7 +33,7 @@ frozen weights as its reference, at no memory.
 
 An environment of yours, with rewards of its own, takes the place of the data:
 `:DIR` alone, and `--config.grpo.envs='{"NAME": {...}}'`, see
-docs/environments.md.
+docs/environments.md. Beside data or rewards in the argument it is refused.
 
 Expected: not measured on a model of useful size.
 
@@ -95,6 +95,7 @@ def get_config(argument: str = ''):
   set_rewards(entry, own.rewards)
   if 'lora' in own.words:
     common.use_lora(config.grpo, lr=1e-5)
+  config = machinery.keep(config, 'grpo.envs.data', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

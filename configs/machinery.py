@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 
 from posttrain import schema
-from posttrain.util import hub, tfds_names
+from posttrain.util import hub, imports, spelling, tfds_names
 
 # How names of files of rows end, see `posttrain.data.row_files`.
 ROW_FILES = ('.jsonl', '.parquet', '.arrow', '.feather', '.csv')
@@ -56,6 +56,64 @@ def unset(config: ml_collections.ConfigDict, key: str) -> None:
   config.get_ref(key).set(None)
 
 
+def keep(
+  config: ml_collections.ConfigDict, key: str, own: 'Own'
+) -> ml_collections.ConfigDict:
+  """Returns a config whose node `key` cannot lose what the user has named.
+
+  Data and rewards of the argument after the recipe's name are in that node. An
+  override that replaces the node, or one above it, is refused unless the new
+  one has them too. Overrides of keys below the node are free.
+
+  Args:
+    config: the locked config.
+    key: dotted key of the node.
+    own: the argument.
+  """
+  rewards = (x.fn or x.model for x in own.rewards.values())
+  names = [x for x in (own.data, own.held_out, *rewards) if x]
+  return _keep(config, key, 'config', names) if names else config
+
+
+def _keep(
+  config: ml_collections.ConfigDict, key: str, path: str, names: Sequence[str]
+) -> ml_collections.ConfigDict:
+  """Returns a node whose child with the first part of `key` is kept."""
+  first, _, rest = key.partition('.')
+  kept = _Keeping(config)
+  if rest:
+    kept[first] = _keep(config[first], rest, f'{path}.{first}', names)
+  object.__setattr__(kept, '_kept', (first, f'{path}.{first}', names))
+  return kept.lock()
+
+
+class _Keeping(ml_collections.ConfigDict):
+  """A node with a child that must have certain texts, see `keep`."""
+
+  _kept = ('', '', ())  # the child's key, its dotted key, the texts
+
+  def __setitem__(self, key: str, value: Any) -> None:
+    kept, path, names = self._kept
+    if key == kept:
+      texts = {form for x in _texts(value) for form in (x, _absolute(x))}
+      if lost := [x for x in names if x not in texts]:
+        raise ValueError(
+          f'{path} must keep the data and rewards in {_ARGUMENT}: got a node '
+          f'without {", ".join(map(repr, lost))}; add them to it, or leave '
+          'them out of the argument'
+        )
+    super().__setitem__(key, value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+  """Yields the texts in a node."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, ml_collections.ConfigDict | dict):
+    for child in value.values():
+      yield from _texts(child)
+
+
 def check_argument(argument: str, *known: str) -> None:
   """Checks the one word after a recipe's name; '' is always allowed.
 
@@ -87,6 +145,7 @@ def parse_argument(
       comes without a directory whose weights it could adapt.
   """
   words = list(_parts(argument)) or ['']
+  _check_filled(words, argument)
   folder = None if words[0] in known else words.pop(0)
   exists = folder and os.path.isdir(os.path.expanduser(folder))
   random = folder is None and 'lora' not in words
@@ -133,7 +192,9 @@ def parse_own(
   """
   form = _form(rewards, lora)
   kinds: dict[str, list[str]] = {}
-  for part in _parts(argument):
+  parts = list(_parts(argument))
+  _check_filled(parts, argument)
+  for part in parts:
     kinds.setdefault(_kind_of(part, rewards, form), []).append(part)
   folders, files = kinds.get('folder', []), kinds.get('file', [])
   presets, words = kinds.get('preset', []), frozenset(kinds.get('word', []))
@@ -164,14 +225,27 @@ def parse_own(
 
 
 def _parts(argument: str) -> Iterator[str]:
-  """Splits an argument at its commas, but not within a path that exists."""
+  """Splits an argument at its commas, but not within a path that exists.
+
+  Spaces around a part are left out, unless a path that exists has them.
+  """
   words = argument.split(',') if argument else []
   while words:
     count = len(words)
     while count > 1 and not os.path.exists(_path(','.join(words[:count]))):
       count -= 1
-    yield ','.join(words[:count])
+    part = ','.join(words[:count])
+    yield part if os.path.exists(_path(part)) else part.strip()
     words = words[count:]
+
+
+def _check_filled(parts: Sequence[str], argument: str) -> None:
+  """Refuses an argument with an empty part between, before or after commas."""
+  if argument and '' in parts:
+    raise ValueError(
+      f'{_ARGUMENT} must have no empty part: got {argument!r}; leave out the '
+      'extra comma'
+    )
 
 
 def _path(part: str) -> str:
@@ -182,7 +256,11 @@ def _data(part: str) -> str:
   """Returns a file's path, or a TFDS name with the version that is here."""
   if tfds_names.is_name(part):
     return tfds_names.with_version(part)
-  return os.path.abspath(os.path.expanduser(part))
+  return _absolute(part)
+
+
+def _absolute(path: str) -> str:
+  return os.path.abspath(os.path.expanduser(path))
 
 
 def _check_apart(paths: Sequence[str]) -> None:
@@ -253,6 +331,12 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
     return 'folder'
   if tfds_names.is_name(part):
     return 'file'
+  commas = '' if os.path.exists(path) else _with_commas(part)
+  if commas:
+    raise ValueError(
+      f'{_ARGUMENT} must have parts with commas between them: got {part!r}; '
+      f'separate the parts by commas: {commas}'
+    )
   if part.lower().endswith(ROW_FILES):
     if not os.path.isfile(path):
       raise ValueError(
@@ -270,6 +354,11 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
     )
   is_reward = part.startswith(_REWARD) or ':' in part
   if is_reward and rewards:
+    if '' in part.split(':'):
+      raise ValueError(
+        f'{_ARGUMENT} must name reward functions as module:function: got '
+        f'{part!r}{imports.meant(part)}'
+      )
     return 'function'
   if is_reward:
     raise ValueError(
@@ -277,10 +366,33 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
       f'without one, and grpo with; {form}'
     )
   what = 'no directory' if '/' in part else 'of none'
+  hint = _near_word(part) or hub.hint(part)
+  hint = hint or (imports.meant(part) if rewards else '') or f'; {form}'
   raise ValueError(
     f'{_ARGUMENT} must have parts of a known kind: got {part!r}, which is '
-    f'{what}{hub.hint(part) or f"; {form}"}'
+    f'{what}{hint}'
   )
+
+
+def _near_word(part: str) -> str:
+  """Returns '; did you mean lora?' for a misspelt word or preset, else ''."""
+  near = spelling.near(part, dict.fromkeys(('lora', 'tiny', *schema.PRESETS)))
+  return f'; did you mean {near[0]}?' if near else ''
+
+
+def _with_commas(part: str) -> str:
+  """Returns `DIR,data.jsonl` of `DIR:data.jsonl`; '' for any other part."""
+  heads, rest = [], part
+  while ':' in rest:
+    head, _, tail = rest.partition(':')
+    is_model = head in schema.PRESETS or os.path.isdir(_path(head))
+    if not (is_model or head.lower().endswith(ROW_FILES)):
+      break
+    heads, rest = [*heads, head], tail
+  parts = [*heads, rest]
+  # A package may have the name of a directory, and a function any name.
+  has_data = any(x.lower().endswith(ROW_FILES) for x in parts)
+  return ','.join(x for x in parts if x) if heads and has_data else ''
 
 
 def _form(rewards: bool, lora: bool) -> str:

@@ -14,14 +14,14 @@
     api.export('runs/short', 'exported')
 
 Each function makes the checks of its command, and raises ValueError with the
-line that the command prints. The import is cheap; jax is imported by the first
-call that needs it.
+line that the command prints, flags without their dashes. The import is cheap;
+jax is imported by the first call that needs it.
 """
 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,14 @@ from posttrain import export as exporting
 from posttrain import generate as generation
 from posttrain import main, schema, types
 from posttrain.checkpoints import policies
-from posttrain.config import checks
+from posttrain.config import checks, python_options
 from posttrain.config import load as config_lib
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
-from posttrain.util import callables, hub
+from posttrain.util import callables, foreign, hub
 
-Options = Mapping[str, Any]  # dotted key of the config -> value
-Rewards = Mapping[str, Callable[..., Any]]  # name -> reward function
+Options = python_options.Options
+Rewards = python_options.Rewards
 
 
 def load(
@@ -56,8 +56,9 @@ def load(
     options: values for keys, applied in order: `{'grpo.optim.lr': 1e-4}` is
       `--config.grpo.optim.lr=1e-4` of the command. A dict replaces a node; a
       text is read as on the command line, and the name of the only stage may
-      be left out.
-    rewards: reward functions by name, see `train`; the recipe needs none then.
+      be left out. A function or class stands for its `import_path`, and a
+      key may begin with `config.`, as in errors.
+    rewards: reward functions, see `train`; the recipe needs none then.
     trust_config: whether a config.json may name any function and server.
     workdir: the folder that `train` gets. A run in it that is continued keeps
       the commits of the models that it has from the hub's cache, by id.
@@ -66,11 +67,18 @@ def load(
     ValueError: names the key that is wrong and the values it allows; or a
       commit that is to be kept is not in the cache any more.
   """
-  with hub.keeping(workdir):
-    run = main.read(os.fspath(recipe), _overrides(options), trust_config)
-  if rewards:
-    run = _with_rewards(run, rewards)
-  checks.check(run)
+  if not isinstance(recipe, str | os.PathLike):
+    raise ValueError(
+      f'recipe must be a name or a path: got {foreign.quote(recipe)}; write '
+      "load('configs/arithmetic.py')"
+    )
+  functions, kept = python_options.named(rewards), {}
+  overrides = python_options.overrides(options, kept)
+  with python_options.explained(options):
+    with hub.keeping(workdir):
+      run = main.read(os.fspath(recipe), overrides, trust_config)
+    run = python_options.with_rewards(run, functions, kept)
+    checks.check(run)
   return run
 
 
@@ -101,7 +109,8 @@ def train(
     run: the options, from `load`.
     workdir: a new folder, or one of the same run, which is continued.
     rewards: reward functions by name, with TRL's signature; not needed again
-      if `load` had them. They replace the
+      if `load` had them. A function alone, or a list of them, has the names
+      that the functions have. They replace the
       rewards of each environment whose answers the policy samples, in all
       stages; `'STAGE.ENVIRONMENT.NAME'` is for one alone. What cannot be
       imported is kept by its own name, see `import_path`: a function of that
@@ -117,8 +126,14 @@ def train(
       before anything is compiled.
     preemption.Preempted: stopped by SIGTERM or the time limit; all is saved.
   """
-  if rewards:
-    run = _with_rewards(run, rewards)
+  if not isinstance(run, schema.Run):
+    recipe = repr(run) if isinstance(run, str) else "'RECIPE'"
+    raise ValueError(
+      f'run must be the options that load returns: got {foreign.quote(run)}; '
+      f'write train(load({foreign.text(recipe)}), ...)'
+    )
+  if functions := python_options.named(rewards):
+    run = python_options.with_rewards(run, functions, {})
     checks.check(run)
   hub.check_commits(config_lib.to_dict(run), workdir)
   final = main.train(run, workdir, time_limit)
@@ -177,11 +192,12 @@ def evaluate(
     checkpoint=checkpoint,
     against=against,
     config=config,
-    overrides=_overrides(options),
+    overrides=python_options.overrides(options, {}),
     stage=stage,
     trust_config=trust_config,
   )
-  return Evaluation(*evaluation.measure(flags))
+  with python_options.explained(options):
+    return Evaluation(*evaluation.measure(flags))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,57 +325,3 @@ def export(
       dtype=dtype,
     )
   )
-
-
-def _overrides(options: Options | None) -> list[tuple[str, str]]:
-  """Returns options as the command line has them."""
-  return [(key, _text(value)) for key, value in (options or {}).items()]
-
-
-def _text(value: Any) -> str:
-  """Returns a value as the command line has it."""
-  value = _plain(value)
-  if isinstance(value, str):
-    return value
-  return json.dumps(value) if isinstance(value, dict) else repr(value)
-
-
-def _plain(value: Any) -> Any:
-  """Returns a value of Python for a path, or for a scalar of an array."""
-  if isinstance(value, os.PathLike):
-    return os.fspath(value)
-  if isinstance(value, Mapping):
-    return {key: _plain(child) for key, child in value.items()}
-  if isinstance(value, list | tuple):
-    return type(value)(map(_plain, value))
-  is_scalar = getattr(value, 'shape', None) == () and hasattr(value, 'item')
-  return value.item() if is_scalar else value
-
-
-def _with_rewards(run: schema.Run, rewards: Rewards) -> schema.Run:
-  """Returns a run with reward functions, see `train`."""
-  sampled = [
-    (stage, env)
-    for stage, options in run.stages.items()
-    for env, entry in options.envs.items()
-    if isinstance(entry.sampler, schema.Policy)
-  ]
-  entries: dict[tuple[str, str], dict[str, schema.RewardFn]] = {}
-  paths = callables.paths(list(rewards.values()))
-  for key, path in zip(rewards, paths, strict=True):
-    *place, name = key.split('.')
-    places = [tuple(place)] if place else sampled
-    if not places or not set(places) <= set(sampled):
-      raise ValueError(
-        f'rewards[{key!r}] must be for an environment whose answers the policy '
-        f'samples: expected a name alone, or STAGE.ENVIRONMENT.NAME with one '
-        f'of {[".".join(x) for x in sampled]}'
-      )
-    for chosen in places:
-      entries.setdefault(chosen, {})[name] = schema.RewardFn(fn=path)
-  stages = dict(run.stages)
-  for (stage, env), functions in entries.items():
-    envs = dict(stages[stage].envs)
-    envs[env] = dataclasses.replace(envs[env], rewards=functions)
-    stages[stage] = dataclasses.replace(stages[stage], envs=envs)
-  return dataclasses.replace(run, stages=stages)

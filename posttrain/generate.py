@@ -102,15 +102,10 @@ def prompt_of(flags: Flags, policy: policies.Policy) -> np.ndarray:
   """Returns the ids to continue: i32[P].
 
   Raises:
-    ValueError: an id is not in the vocabulary, or --prompt is given and the
-      policy has no tokenizer.
+    ValueError: an id is not in the vocabulary.
   """
   if flags.prompt_ids is None:
-    if policy.renderer is None:
-      raise ValueError(
-        f'--prompt_ids must be given: {flags.checkpoint} has no '
-        'tokenizer.json to tokenize a --prompt with'
-      )
+    assert policy.renderer is not None  # loaded for text
     message = {'role': 'user', 'content': flags.prompt}
     return policy.renderer.render([message], add_generation_prompt=True).ids
   size = policy.model.vocab_size

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain import api, evaluate, schema
+from posttrain.config import python_options
 from posttrain.metrics import writers
 from posttrain.util import callables, imports
 
@@ -93,6 +94,139 @@ def test_functions_of_one_name_stay_two_within_a_call():
     rewards['b'].fn == rewards['d'].fn == f'{callables.__name__}:constant_2'
   )
   assert api.import_path(functions[2]) == f'{callables.__name__}:constant'
+
+
+class Env:
+  """A custom environment, as far as checks read it."""
+
+  name, max_turns = 'env', 1
+
+  def __init__(self, name):
+    self.name = name
+
+  def source(self, split, seed):
+    raise NotImplementedError
+
+  def make(self, task):
+    raise NotImplementedError
+
+
+@pytest.fixture
+def grpo(tmp_path):
+  """Returns the recipe grpo with prompts."""
+  file = tmp_path / 'rows.jsonl'
+  file.write_text('{"prompt": "a"}')
+  return f'grpo:small,{file}'
+
+
+def test_options_may_be_functions_and_classes():
+  def short(completions, **columns):
+    return [0.0 for _ in completions]
+
+  first = short
+
+  def short(completions, **columns):
+    return [1.0 for _ in completions]
+
+  entry = {
+    'env': {'type': 'custom', 'import_path': Env},
+    'algorithm': {'type': 'grpo'},
+    'sampler': {'type': 'policy', 'max_tokens': 8},
+    'group_size': 4,
+    'rewards': {'a': {'fn': first}},
+  }
+  key = 'config.grpo.envs.e.rewards.a.fn'
+  options = {'grpo.envs': {'e': entry}}
+  run = api.load('grpo:small', options)
+  assert run.stages['grpo'].envs['e'].env.import_path == f'{__name__}:Env'
+  # In a dict and as a value; two of one name, as in `options` and `rewards`.
+  for kwargs in ({'options': options | {key: short}}, {'rewards': [short]}):
+    run = api.load('grpo:small', **({'options': options} | kwargs))
+    for reward in run.stages['grpo'].envs['e'].rewards.values():
+      assert imports.function(reward.fn, 'fn') is short is not first
+  assert python_options.overrides({'a': (first, [short, {'b': Env}])}, {}) == [
+    (
+      'a',
+      "('posttrain.util.callables:short', ['posttrain.util.callables:short_2', "
+      f"{{'b': '{__name__}:Env'}}])",
+    )
+  ]
+  with pytest.raises(ValueError, match='config.grpo.init: a function must be'):
+    api.load('grpo:small', {'grpo.init': lambda x: x})
+  with pytest.raises(ValueError, match='config.grpo.optim must hold plain'):
+    api.load('grpo:small', {'grpo.optim': {'lr': {1, 2}}})
+
+
+def test_rewards_may_be_a_function_or_a_list(grpo, tmp_path):
+  def short(completions, **columns):
+    return [0.0 for _ in completions]
+
+  def polite(completions, **columns):
+    return [1.0 for _ in completions]
+
+  for rewards in (short, [short, polite], (polite, short)):
+    loaded = api.load(grpo, rewards=rewards).stages['grpo'].envs['data'].rewards
+    assert imports.function(loaded['short'].fn, 'fn') is short
+    assert ('polite' in loaded) == (rewards is not short)
+  run = api.load(grpo, rewards=short)
+  for wrong, text in (
+    ([short, short], "got two of 'short'; use a dict"),
+    ([lambda x: x], 'lambda.*; use a dict'),
+    ('rewards:short', "got 'rewards:short'; write {'NAME': FUNCTION}"),
+    ({1: short}, 'texts as names: got 1; write'),
+  ):
+    with pytest.raises(ValueError, match=text):
+      api.load(grpo, rewards=wrong)
+    with pytest.raises(ValueError, match=text):
+      api.train(run, str(tmp_path / 'run'), rewards=wrong)
+  with pytest.raises(ValueError, match='samples no answers; use grpo'):
+    api.load('sft:small,tiny', rewards={'r': short})
+
+
+@pytest.mark.parametrize(
+  'call, text',
+  [
+    (
+      lambda: api.load('sft:tiny', ['grpo.steps=3']),
+      r"options must be .*: got \['grpo.steps=3'\]; write {'grpo.steps': 3}",
+    ),
+    (lambda: api.load('sft:tiny', {3: 4}), 'must have keys .*: got 3; write'),
+    (lambda: api.load(123), 'recipe must be a name or a path: got 123; write'),
+    (
+      lambda: api.train('sft', 'run'),
+      r"run must be .*: got 'sft'; write train\(load\('sft'\), ...\)",
+    ),
+    (lambda: api.train(3, 'run'), r"got 3; write train\(load\('RECIPE'\)"),
+    (lambda: api.evaluate('run', options='x'), "options must be .*: got 'x'"),
+  ],
+)
+def test_arguments_of_another_type(call, text):
+  with pytest.raises(ValueError, match=text):
+    call()
+
+
+def test_keys_of_errors_and_dicts_of_stages():
+  run = api.load('sft:tiny', {'config.sft.steps': 3})
+  assert run.stages['sft'].steps == 3
+  for value, option in (
+    ({'steps': 3}, "'sft.steps': 3"),
+    ({'optim': {'lr': 0.1}}, "'sft.optim.lr': 0.1"),
+    ({}, "'sft.OPTION': VALUE"),
+  ):
+    text = f'whole stage: to change one option write {{{option}}}'
+    with pytest.raises(ValueError, match=f'config.sft.envs must .*; .*{text}'):
+      api.load('sft:tiny', {'sft': value})
+  for options in ({'sft.optim': {'lr': -1.0}}, {'model': {'layers': 0}}):
+    with pytest.raises(ValueError, match='must be') as caught:
+      api.load('sft:tiny', options)
+    assert 'stage' not in str(caught.value)
+
+
+def test_errors_of_evaluate_name_its_arguments(tmp_path):
+  (tmp_path / 'config.json').write_text('{"model_type": "llama"}')
+  (tmp_path / 'model.safetensors').touch()
+  with pytest.raises(ValueError, match='^config=FILE must be given'):
+    api.evaluate(str(tmp_path))
 
 
 def test_the_import_has_no_jax():

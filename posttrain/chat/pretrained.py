@@ -28,6 +28,12 @@ _SPECIAL = (
   'cls_token',
   'mask_token',
 )
+# What to do about a directory without a tokenizer.json, for errors.
+NO_TOKENIZER = (
+  'AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of the package '
+  'transformers writes one from other formats; a directory without any needs '
+  'the files of the model that it was made from'
+)
 _MARK = '\uf8ffanswer\uf8ff'
 
 
@@ -64,7 +70,7 @@ def resolve(cfg: schema.Tokenizer) -> TextSettings:
   if not file.is_file():
     raise ValueError(
       f'config.tokenizer.path must hold a tokenizer.json: got {cfg.path!r}, '
-      'which has none (other formats are not read)'
+      f'which has none (other formats are not read); {NO_TOKENIZER}'
     )
   metadata = _json(folder / 'tokenizer_config.json')
   special = _special(folder / 'tokenizer_config.json', metadata)

@@ -46,8 +46,8 @@ def load(
   Args:
     path: a workdir, a stage's or a step's folder, or a HuggingFace or PEFT
       directory.
-    text: whether the caller needs text; if not, a directory's unusable
-      tokenizer is no error.
+    text: whether the caller needs text; if not, a directory's unusable or
+      missing tokenizer is no error.
     variables: template variables (JSON) for a directory; a run has its own.
     cache: folder of the compilation cache; None = the default one, and none
       for a run without one. A checkpoint does not name it: its programs are
@@ -71,6 +71,12 @@ def load(
     if text or weight_folders.is_run(folder):
       raise
     renderer = None
+  if text and renderer is None:
+    raise ValueError(
+      f'the policy must have a tokenizer.json to read and write text: got '
+      f'{foreign.quote(path)}, which has none; {pretrained.NO_TOKENIZER}; '
+      '--prompt_ids of generate needs none'
+    )
   model = weight_folders.model(folder)
   if renderer is None:
     stops = pretrained.stop_ids(folder)

@@ -131,6 +131,7 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
   """Refuses losses that no algorithm of the stage trains."""
   components = {env_checks.component(entry) for entry in stage.envs.values()}
   if 'rl' not in components:
+    _check_algorithm_named(stage, path)
     env_checks.unread(
       stage.loss, 'rl', f'{path}.loss', 'no algorithm trains rl'
     )
@@ -151,6 +152,27 @@ def _check_losses(stage: schema.Stage, path: str) -> None:
   if isinstance(rl, schema.CustomRl):
     path += '.import_path'
     env_checks.check_takes('inputs', rl.import_path, rl.kwargs, path)
+
+
+def _check_algorithm_named(stage: schema.Stage, path: str) -> None:
+  """Refuses a default algorithm beside a loss that it would not train.
+
+  A recipe of rl has such a loss, whose environments may be replaced.
+  """
+  rl, default = stage.loss.rl, schema.Loss().rl
+  left = [
+    name
+    for name, entry in stage.envs.items()
+    if entry.algorithm == schema.Sft() and entry.sampler == schema.Dataset()
+  ]
+  if left and rl.type != default.type:
+    raise ValueError(
+      f'{path}.envs.{left[0]}.algorithm must train rl where loss.rl is '
+      f"{rl.type!r}: got 'sft', the default; name one that does, such as "
+      '"algorithm": {"type": "grpo"}, with "sampler": {"type": "policy"}; '
+      f'for SFT, {path}.loss.rl must be left at {default.type!r}, as no '
+      'algorithm trains rl'
+    )
 
 
 def _check_workers(stage: schema.Stage, path: str) -> None:

@@ -87,7 +87,10 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   if isinstance(value, dict):
     value = conversion.as_node(value, path)
   with node.unlocked(), node.ignore_type():
-    left_out = _left_out(config, value) if key == 'stages' else ()
+    left_out = ()
+    if key == 'stages':
+      _check_names(value, config['stages'])
+      left_out = _left_out(config, value)
     for name in left_out:
       del config[name]
     node[leaf] = value
@@ -133,10 +136,27 @@ def _find(config: config_dict.ConfigDict, key: str) -> tuple[Any, Any]:
   return node, value
 
 
+def _check_names(names: Any, known: Sequence[str]) -> None:
+  """Refuses stages that are no tuple of names.
+
+  Args:
+    names: the value of `config.stages`.
+    known: the recipe's stages; () = unknown.
+  """
+  is_tuple = isinstance(names, tuple | list)
+  if is_tuple and names and all(isinstance(x, str) for x in names):
+    return
+  words = names.replace(' ', '').split(',') if isinstance(names, str) else ()
+  meant = [x for x in words if x in known] or list(known) or ['sft']
+  text = ', '.join(f'"{x}"' for x in meant) + (',' if len(meant) == 1 else '')
+  raise ValueError(
+    'config.stages must be a tuple of at least one name: got '
+    f"{foreign.quote(names)}; write --config.stages='({foreign.text(text)})'"
+  )
+
+
 def _left_out(config: config_dict.ConfigDict, names: Any) -> list[str]:
   """Returns the stages of a config that a new tuple of names lacks."""
-  if not isinstance(names, tuple | list):
-    return []
   if wrong := [x for x in names if x not in config['stages']]:
     raise ValueError(
       f'config.stages must name stages of the recipe: got '
@@ -160,11 +180,7 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
 def _build_run(config: config_dict.ConfigDict) -> schema.Run:
   values = dict(config.items())
   names = values.get('stages') or ()
-  is_tuple = isinstance(names, tuple | list)
-  if not is_tuple or not names or not all(isinstance(x, str) for x in names):
-    raise ValueError(
-      f'config.stages must be a tuple of names: got {foreign.quote(names)}'
-    )
+  _check_names(names, ())
   if len(set(names)) < len(names):
     raise ValueError(
       f'config.stages must name each stage once: got {foreign.quote(names)}'
@@ -249,7 +265,13 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   """
   old = _with_defaults(old)  # its paths are absolute if they are here
   known, names = (list(x.get('stages') or ()) for x in (old, new))
-  if known and names[: len(known)] == known:
+  if known and names[: len(known)] != known:
+    raise ValueError(
+      'a resumed run must keep its config: changed config.stages '
+      f'({foreign.quote(tuple(known))} -> {foreign.quote(tuple(names))}), as '
+      'the workdir holds a run with other stages; use another --workdir'
+    )
+  if known:
     added = names[len(known) :]
     new = {k: v for k, v in new.items() if k not in added}
     new['stages'] = old.get('stages')

@@ -61,6 +61,12 @@ def _hint(path: str) -> str:
     for file in _FOLDER.rglob('*.py')
     if 'def get_config(' in file.read_text()
   )
+  first, comma, rest = path.partition(',')
+  if comma and _name(first) in names:
+    return (
+      f'write {foreign.text(first)}:{foreign.text(rest.strip())}, with a colon '
+      "after the recipe's name"
+    )
   if near := spelling.near(_name(path), names):
     return f'did you mean {near[0]}?'
   return f'the recipes are {", ".join(names)}'

@@ -18,6 +18,10 @@ MAX_LINE = 64 * 2**20  # bytes of a row
 HELD = 64 * 2**20  # bytes of a file whose text is held
 
 
+class NoRows(ValueError):
+  """A file of rows, a table too, has none."""
+
+
 def objects(
   path: str | pathlib.Path,
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -35,7 +39,7 @@ def objects(
       where = f'{path}:{number}'
       yield _object(line, where), where
   if empty:
-    raise ValueError(f'{path}: a JSONL file must hold rows: got none')
+    raise NoRows(f'{path}: a JSONL file must hold rows: got none')
 
 
 class Lines(Sequence[tuple[Mapping[str, Any], str]]):
@@ -67,7 +71,7 @@ class Lines(Sequence[tuple[Mapping[str, Any], str]]):
         self._numbers.append(number)
         self._sums.append(zlib.crc32(line))
     if not self._starts:
-      raise ValueError(f'{path}: a JSONL file must hold rows: got none')
+      raise NoRows(f'{path}: a JSONL file must hold rows: got none')
 
   def __len__(self) -> int:
     return len(self._starts)

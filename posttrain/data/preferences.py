@@ -23,10 +23,15 @@ from typing import Any
 import numpy as np
 
 from posttrain import types
-from posttrain.data import row_files, rows
+from posttrain.data import jsonl, row_files, rows
 from posttrain.util import files, foreign
 
 COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
+# What a preference may have, for errors.
+_FORM = (
+  "'prompt', 'chosen' and 'rejected', or 'prompt', 'completion' and 'label'"
+)
+_KEY = 'config.STAGE.pairs.columns'
 MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
 
 
@@ -60,7 +65,10 @@ def read(
   """
   columns = columns or {}
   objects = rows.check_columns(row_files.objects(path, split), columns)
-  return tuple(parse(raw, where, columns) for raw, where in objects)
+  try:
+    return tuple(parse(raw, where, columns) for raw, where in objects)
+  except jsonl.NoRows as error:
+    raise ValueError(f'{error}; a preference must have {_FORM}') from None
 
 
 def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
@@ -129,9 +137,8 @@ def parse(
     return _labelled(raw, info, where)
   if named not in ({'prompt', 'chosen', 'rejected'}, {'chosen', 'rejected'}):
     raise ValueError(
-      f"{where}: a preference must have 'prompt', 'chosen' and 'rejected', "
-      "or 'prompt', 'completion' and 'label': got columns "
-      f'{foreign.text(present)}{rows.misspelt(raw, COLUMNS, columns)}'
+      f'{where}: a preference must have {_FORM}: got columns '
+      f'{foreign.text(present)}{rows.misspelt(raw, COLUMNS, columns, _KEY)}'
     )
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
@@ -184,7 +191,7 @@ def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
   if all(turn['role'] == 'system' for turn in chosen[:shared]):
     hint = "; put the question into 'prompt', or at the beginning of both"
     if 'conversations' in raw:
-      hint = rows.misspelt(raw, COLUMNS, None)
+      hint = rows.misspelt(raw, COLUMNS, None, _KEY)
     raise ValueError(
       f'{where}: chosen and rejected must be lists of messages that begin '
       "with the same question, where there is no column 'prompt': got "

@@ -19,6 +19,7 @@ def read(
   path: str | pathlib.Path,
   columns: Mapping[str, str] | None = None,
   split: str = 'train',
+  key: str = rows.COLUMNS_KEY,
 ) -> rows.Rows:
   """Returns the rows of conversations in a data set, in its order.
 
@@ -29,11 +30,16 @@ def read(
     path: see `indexed`.
     columns: column -> its name among those of `rows`.
     split: see `indexed`.
+    key: dotted key of `columns`, for errors.
 
   Raises:
     ValueError: as `indexed`; or an object is not a row of conversation data.
   """
-  return rows.Rows(indexed(path, split), columns or {})
+  try:
+    objects = indexed(path, split)
+  except jsonl.NoRows as error:
+    raise ValueError(f'{error}; a row must have {rows.FORM}') from None
+  return rows.Rows(objects, columns or {}, key)
 
 
 def indexed(path: str | pathlib.Path, split: str = 'train') -> Objects:

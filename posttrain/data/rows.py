@@ -23,6 +23,12 @@ from posttrain.chat import tools as chat_tools
 from posttrain.util import foreign, json_files, spelling
 
 COLUMNS = ('prompt', 'completion', 'messages')
+# What a row may have, for errors.
+FORM = (
+  "'prompt' and 'completion', or 'messages', or 'prompt' alone where answers "
+  'are sampled'
+)
+COLUMNS_KEY = 'config.STAGE.envs.ENV.env.columns'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,23 +53,26 @@ class Rows(Sequence[Row]):
     self,
     objects: Sequence[tuple[Mapping[str, Any], str]],
     columns: Mapping[str, str],
+    key: str = COLUMNS_KEY,
   ):
     """Reads and checks every row once; keeps 8 bytes of each.
 
     Args:
       objects: (object, its name in error messages) of each row.
       columns: column of an object -> the name that it gets, see `renamed`.
+      key: dotted key of `columns`, for errors.
 
     Raises:
       ValueError: an object is no row of conversation data, or no object has a
         column of `columns`.
     """
     self._objects, self._columns = objects, columns
+    self._key = key
     self.hashes = np.zeros(len(objects), np.uint64)
     checked = check_columns(objects, columns)
     empty = []
     for index, (raw, where) in enumerate(checked):
-      row = parse(raw, where, columns)
+      row = parse(raw, where, columns, key)
       self.hashes[index] = hashed(row.prompt)
       if _is_empty(row.completion):
         empty.append(where)
@@ -80,11 +89,11 @@ class Rows(Sequence[Row]):
     return len(self._objects)
 
   def __getitem__(self, index: int) -> Row:
-    return parse(*self._objects[index], self._columns)
+    return parse(*self._objects[index], self._columns, self._key)
 
   def __iter__(self) -> Iterator[Row]:
     for raw, where in self._objects:
-      yield parse(raw, where, self._columns)
+      yield parse(raw, where, self._columns, self._key)
 
 
 def split(hashes: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +180,10 @@ def hashed(prompt: types.Messages) -> int:
 
 
 def parse(
-  raw: Any, where: str, columns: Mapping[str, str] | None = None
+  raw: Any,
+  where: str,
+  columns: Mapping[str, str] | None = None,
+  key: str = COLUMNS_KEY,
 ) -> Row:
   """Reads a row.
 
@@ -179,6 +191,7 @@ def parse(
     raw: a mapping with the columns above.
     where: the row's name in error messages.
     columns: column -> its name among those above, see `renamed`.
+    key: dotted key of `columns`, for errors.
 
   Raises:
     ValueError: a column is missing, contradicts another, or has another form.
@@ -206,9 +219,8 @@ def parse(
       completion = answer_of(raw, 'completion', prompt, where)
   else:
     raise ValueError(
-      f"{where}: a row must have 'prompt' and 'completion', or 'messages', or "
-      "'prompt' alone where answers are sampled: got columns "
-      f'{foreign.text(present)}{misspelt(raw, COLUMNS, columns)}'
+      f'{where}: a row must have {FORM}: got columns '
+      f'{foreign.text(present)}{misspelt(raw, COLUMNS, columns, key)}'
     )
   as_text = isinstance(raw.get('prompt'), str)
   tools = _tools(info.get('tools'), where)
@@ -219,6 +231,7 @@ def misspelt(
   raw: Mapping[str, Any],
   known: Sequence[str],
   columns: Mapping[str, str] | None,
+  key: str,
 ) -> str:
   """Returns what to do about a row whose columns are not the right ones.
 
@@ -226,6 +239,7 @@ def misspelt(
     raw: the row, renamed.
     known: the columns that it may have.
     columns: the new names, see `renamed`.
+    key: dotted key of the new names.
   """
   if 'conversations' in raw:
     column = 'messages' if 'messages' in known else 'prompt'
@@ -234,7 +248,7 @@ def misspelt(
   return (
     spelling.hint(absent, tuple(raw))
     or spelling.hint(raw, known)
-    or '; the option `columns` names them anew, as in {"question": "prompt"}'
+    or f"""; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
   )
 
 

@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from posttrain.data import jsonl
 from posttrain.util import foreign
 
 PARQUET, ARROW, CSV = ('.parquet',), ('.arrow', '.feather'), ('.csv',)
@@ -45,7 +46,7 @@ def objects(
     empty = empty and not len(rows)
     yield from _converted(rows, numbers, path)
   if empty:
-    raise ValueError(f'{path}: a table must hold rows: got none')
+    raise jsonl.NoRows(f'{path}: a table must hold rows: got none')
 
 
 class Table(Sequence[tuple[Mapping[str, Any], str]]):
@@ -68,7 +69,7 @@ class Table(Sequence[tuple[Mapping[str, Any], str]]):
       self._starts.append(len(self._numbers))
     pa.default_memory_pool().release_unused()  # what decoding has needed
     if not self._numbers:
-      raise ValueError(f'{path}: a table must hold rows: got none')
+      raise jsonl.NoRows(f'{path}: a table must hold rows: got none')
 
   def __len__(self) -> int:
     return len(self._numbers)

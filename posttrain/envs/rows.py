@@ -61,7 +61,8 @@ class Rows(base.Env):
       if not tfds_names.is_name(path):
         path = base.find(self.name, field, path, folders=True)
       split = 'train' if field == 'path' else split
-      rows = row_files.read(path, self._cfg.columns, split)
+      key = f'config.STAGE.envs.{self.name}.env.columns'
+      rows = row_files.read(path, self._cfg.columns, split, key)
       self._read[field] = rows, row_files.fingerprint(path)
       if len(self._read) == 2:
         self._warn_of_shared_prompts()

@@ -193,8 +193,8 @@ class DatasetSampler:
     where = f'row {task.id} of environment {task.env}'
     if task.demonstration is None:
       hint = spelling.hint(task.info, ('completion',)) or (
-        '; the dataset sampler replays demonstrations: add a completion, or '
-        "set sampler.type='policy'"
+        "; SFT replays demonstrations: add a column 'completion', or train on "
+        'prompts alone by rewards, with the recipe grpo'
       )
       raise ValueError(f'{where} must have a demonstration: got none{hint}')
     messages = (*task.prompt, *task.demonstration)

@@ -225,13 +225,16 @@ def _mesh(cfg: schema.Mesh, count: int | None) -> jax.sharding.Mesh:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-  """Completes keys of environments in errors: they begin with the stage."""
+  """Completes keys of a stage in errors: they begin with its name."""
   try:
     yield
   except ValueError as error:
-    if not str(error).startswith('envs.'):
+    text = str(error).replace('config.STAGE.', f'config.{name}.')
+    if text.startswith('envs.'):
+      text = f'config.{name}.{text}'
+    if text == str(error):
       raise
-    raise ValueError(f'config.{name}.{error}') from error
+    raise ValueError(text) from error
 
 
 def _data(
@@ -242,8 +245,9 @@ def _data(
   try:
     return pipeline.DATA[stage.kind](stage, renderer, cfg.seed, index)
   except base.DataError as error:
+    text = str(error).replace('config.STAGE.', f'config.{name}.')
     raise ValueError(
-      f'config.{name}.{error.key} cannot be used: {error}'
+      f'config.{name}.{error.key} cannot be used: {text}'
     ) from error
 
 

@@ -6,33 +6,28 @@ process ends.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from posttrain.util import foreign, imports
 
 
-def path(value: Callable[..., Any]) -> str:
+def path(value: Callable[..., Any], kept: dict[str, Any] | None = None) -> str:
   """Returns an import path of a function or class, for a config.
 
   What can be imported keeps its own path. Anything else gets one that is valid
   in this process only, by its name: a later object of the same name replaces
   it, as in a notebook whose cell is run again.
 
+  Args:
+    value: the function or class.
+    kept: name -> object, of one config; the object is added. Of two objects of
+      one name the second one gets NAME_2. None = there is no other.
+
   Raises:
     ValueError: the object cannot be called, or has no name.
   """
-  return paths([value])[0]
-
-
-def paths(values: Sequence[Callable[..., Any]]) -> list[str]:
-  """Returns the `path` of each; of one name the second one gets NAME_2.
-
-  Raises:
-    ValueError: an object cannot be called, or has no name.
-  """
-  kept: dict[str, Any] = {}
-  return [_importable(value) or _keep(value, kept) for value in values]
+  return _importable(value) or _keep(value, {} if kept is None else kept)
 
 
 def _importable(value: Callable[..., Any]) -> str | None:
@@ -58,7 +53,7 @@ def _keep(value: Any, kept: dict[str, Any]) -> str:
 
   Args:
     value: the object.
-    kept: attribute -> object, of one call of `paths`; the object is added.
+    kept: attribute -> object, see `path`; the object is added.
   """
   own = value.__qualname__.split('.')[-1]
   if own in _OWN:

@@ -33,14 +33,20 @@ def load(path: str, key: str) -> Any:
       import.
   """
   module, _, name = path.partition(':')
-  if not (module and name):
+  is_file = '/' in module or module.startswith('.')
+  if not (module and name) or is_file:
     raise ValueError(
       f"{key} must be an import path 'package.module:name': got "
-      f'{foreign.quote(path)}'
+      f'{foreign.quote(path)}{meant(path)}'
     )
   try:
     value: Any = importlib.import_module(module)
   except ImportError as error:
+    if hint := meant(path):
+      raise ValueError(
+        f"{key} must be an import path 'package.module:name': got "
+        f'{foreign.quote(path)}{hint}'
+      ) from error
     raise ValueError(
       f'{key} must be importable: got {foreign.quote(path)}; '
       f'{foreign.text(error)}; {_remedy(error, module)}'
@@ -61,6 +67,52 @@ def load(path: str, key: str) -> Any:
       )
     value = getattr(value, part)
   return value
+
+
+def meant(path: str) -> str:
+  """Returns '; write rewards:short, ...' for a path of another form, else ''.
+
+  Args:
+    path: such as `rewards.py:short`, `folder/rewards.py`, `rewards.short`,
+      `rewards:` or `:short`.
+  """
+  place, colon, name = path.partition(':')
+  if place.endswith('.py'):
+    return _of_file(place, name)
+  if colon and place and not name:
+    hint = f"write {place}:NAME, with a function's name after the colon"
+  elif colon and name and not place:
+    hint = f"write MODULE:{name}, with the module's name before the colon"
+  elif not colon and _is_module(place.rpartition('.')[0]):
+    hint = f'write {":".join(place.rsplit(".", 1))}, with a colon'
+  else:
+    return ''
+  return f'; {foreign.text(hint)}'
+
+
+def _of_file(place: str, name: str) -> str:
+  """Returns how a function of a file is written as an import path."""
+  folder, _, module = os.path.normpath(place)[:-3].rpartition('/')
+  where = ''
+  if folder.startswith(('/', '~', '.')):  # no package of the current folder
+    where = f', and put {folder} into PYTHONPATH'
+  elif folder:
+    module = f'{folder.replace("/", ".")}.{module}'
+  name = name or 'NAME'
+  hint = f"write {module}:{name}, the module's name without .py{where}"
+  return f'; {foreign.text(hint)}'
+
+
+def _is_module(name: str) -> bool:
+  """Returns whether a module may be meant: its package can be imported."""
+  parts = name.split('.')
+  if not all(part.isidentifier() for part in parts):
+    return False
+  try:
+    spec = importlib.util.find_spec(parts[0])  # imports nothing
+  except ValueError:  # of a module without one
+    return False
+  return spec is not None and spec.origin is not None
 
 
 def _remedy(error: ImportError, module: str) -> str:

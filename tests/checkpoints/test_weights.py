@@ -514,7 +514,10 @@ def test_a_directory_without_a_tokenizer_takes_prompt_ids(
   assert answer['ids'] == expected['ids']
   assert answer['text'] == ','.join(map(str, answer['ids']))
   assert generate.main([f'--checkpoint={bare}', '--prompt=hi']) == 2
-  assert '--prompt_ids must be given' in capsys.readouterr().err
+  error = capsys.readouterr().err
+  assert f'a tokenizer.json to read and write text: got {str(bare)!r}' in error
+  assert '; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)' in error
+  assert error.rstrip().endswith('--prompt_ids of generate needs none')
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,11 @@ def test_valid_combinations_pass():
       {'type': 'clip', 'high': 0.3},
       'config.sft.loss.rl must be left at .* no algorithm trains rl',
     ),
+    (  # An environment that replaces those of a recipe of rl.
+      'grpo',
+      {'envs': {'mine': {}}, 'loss': {'rl': {'type': 'clip'}}},
+      "config.grpo.envs.mine.algorithm must .*'clip': got 'sft', the default; ",
+    ),
     ('sft.loss.rl.low', '0.3', 'sft.loss.rl.low must be left at 0.2: got'),
     (
       'grpo.loss.ref_kl',

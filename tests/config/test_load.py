@@ -142,7 +142,9 @@ def test_override_sets_the_parsed_value(key, text, read):
     ('sft.batch.row_tokens', '100', r'must be a multiple of row_tokens'),
     ('sft.kind', 'tokenz', r'config\.sft\.kind must be one of'),
     ('stages', '("a",)', r"got 'a', expected some of \('sft',\)"),
-    ('stages', '()', 'config.stages must'),
+    ('stages', '()', r"""got \(\); write --config.stages='\("sft",\)'"""),
+    ('stages', 'sft', r"""got 'sft'; write --config.stages='\("sft",\)'"""),
+    ('stages', '3', r"""got 3; write --config.stages='\("sft",\)'"""),
     ('mesh.fsdp', '0', r'config\.mesh\.fsdp must be -1 or > 0'),
     ('model.kv_heads', '3', r'config\.model\.kv_heads must divide heads=4'),
     ('model.local_layers', '(3,)', r'local_layers must be in \[0, la'),
@@ -207,8 +209,12 @@ def test_stages_may_be_added_at_the_end():
   old = {k: v for k, v in new.items() if k not in later}
   old['stages'] = [first]
   config.check_resume(old, new)
-  with pytest.raises(ValueError, match='must keep its config'):
+  with pytest.raises(ValueError, match='must keep its config') as error:
     config.check_resume(new, old)
+  assert str(error.value).endswith(
+    "changed config.stages (('sft', 'grpo') -> ('sft',)), as the workdir holds "
+    'a run with other stages; use another --workdir'
+  )
   changed = {**old, first: {**old[first], 'init': 'x'}}
   with pytest.raises(ValueError, match=rf"{first}.init \('x' ->"):
     config.check_resume(changed, new)

@@ -102,3 +102,10 @@ def test_a_run_may_go_on_with_another_mesh():
   )
   other = {**values, 'mesh': {'data': 1, 'fsdp': 4, 'tensor': 2}}
   config.check_resume(values, other)
+
+
+def test_a_comma_after_the_name_of_a_recipe_is_a_colon():
+  with pytest.raises(
+    ValueError, match='; write grpo:DIR,a.jsonl, with a colon'
+  ):
+    config.load('grpo,DIR,a.jsonl')

@@ -260,6 +260,31 @@ def test_held_out_rows_are_others(folder, monkeypatch):
     ('configs/dpo.py', '{file},lora', 'whose weights lora adapts: got'),
     ('configs/dpo.py', '{file},tiny,lora', 'whose weights lora adapts: got'),
     ('configs/dpo.py', '{folder},{file},smal', "got 'smal', which is of none"),
+    (
+      'configs/dpo.py',
+      '{folder},{file},loar',
+      "'loar', .*; did you mean lora?",
+    ),
+    (
+      'configs/dpo.py',
+      '{folder}:{file}',
+      'the parts by commas: {folder},{file}',
+    ),
+    ('configs/dpo.py', '{folder},,{file}', 'must have no empty part: got'),
+    ('configs/dpo.py', '{folder}, ,{file}', 'must have no empty part: got'),
+    (
+      'configs/grpo.py',
+      '{folder}:{file}:a:b',
+      'separate the parts by commas: {folder},{file},a:b$',
+    ),
+    ('configs/grpo.py', '{file},small,os.sep', 'write os:sep, with a colon'),
+    (
+      'configs/grpo.py',
+      '{file},small,a.jsonll',
+      "'a.jsonll', .*; its parts are",
+    ),
+    ('configs/grpo.py', '{file},small,a:', "got 'a:'; write a:NAME, with"),
+    ('configs/grpo.py', '{file},small,:a', "got ':a'; write MODULE:a, with"),
     ('configs/dpo.py', '{folder},{file},a:b', "must have no reward: got 'a:b'"),
     ('configs/sft.py', '{file},small,a:b', "must have no reward: got 'a:b'"),
     ('configs/sft.py', '{file},small,reward=a', 'must have no reward: got'),
@@ -288,11 +313,17 @@ def test_what_is_missing_in_an_argument_is_named(
 ):
   """The reason comes first, then what an argument consists of."""
   _argument('configs/sft.py', folder)
-  argument = argument.format(folder=folder, file=folder / 'data.jsonl')
-  with pytest.raises(ValueError, match=problem) as error:
-    config.load(f'{path}:{argument}')
+  names = {'folder': folder, 'file': folder / 'data.jsonl'}
+  with pytest.raises(ValueError, match=problem.format(**names)) as error:
+    config.load(f'{path}:{argument.format(**names)}')
   text = str(error.value)
   assert text.rindex('got') < (text + 'its parts').index('its parts')
+
+
+def test_spaces_around_the_parts_of_an_argument_are_left_out(folder):
+  argument = _argument('configs/sft.py', folder)
+  spaced = config.load(f'sft: {argument.replace(",", " , ")} , lora')
+  assert spaced.to_dict() == config.load(f'sft:{argument},lora').to_dict()
 
 
 def test_an_environment_takes_the_place_of_grpos_data(folder):
@@ -408,6 +439,32 @@ def test_tiny_is_read_by_the_last_statement_alone(path):
   ]
   # The check of the argument, but for `parse_own`, and the last statement.
   assert len(reads) == (1 if path in OWN else 2)
+
+
+def test_overrides_cannot_lose_the_data_and_rewards_of_the_argument(folder):
+  spec = f'configs/grpo.py:{_argument("configs/grpo.py", folder)}'
+  file, function = spec.split(',')[1:]
+  entry = config.load(spec).grpo.envs.data.to_dict()
+  bare = entry | {'rewards': {}}
+  for key, value in (
+    ('grpo', {'envs': {'m': bare}}),
+    ('grpo.envs', {'m': bare}),
+    ('envs', {'m': bare}),
+    ('grpo.envs.data', bare),
+  ):
+    with pytest.raises(ValueError, match=rf"without '{function}'; add them"):
+      config.override(config.load(spec), key, json.dumps(value))
+  other = entry | {'env': 'reverse_text'}
+  with pytest.raises(ValueError, match=f"without '{file}'; add them"):
+    config.override(config.load(spec), 'grpo.envs', json.dumps({'m': other}))
+  node = config.load(spec)
+  config.override(node, 'grpo.envs', json.dumps({'m': entry}))
+  config.override(node, 'grpo.envs.m.group_size', '2')
+  reward = config.build(node).stages['grpo'].envs['m'].rewards['short']
+  assert reward.fn == function
+  node = config.load(f'configs/grpo.py:{folder}')
+  config.override(node, 'grpo.envs', json.dumps({'m': bare}))
+  assert list(config.build(node).stages['grpo'].envs) == ['m']
 
 
 def test_arguments_are_read_as_words():

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from posttrain import envs, schema
 from posttrain.data import jsonl, row_files
 
 DATA = os.environ.get('POSTTRAIN_DATA')
@@ -135,8 +136,24 @@ def test_bad_utf8_names_the_line(tmp_path):
 def test_missing_and_empty_files_are_refused(tmp_path):
   with pytest.raises(ValueError, match='must exist'):
     row_files.read(tmp_path / 'none.jsonl')
-  with pytest.raises(ValueError, match='must hold rows'):
-    row_files.read(write(tmp_path / 'rows.jsonl', ''))
+  for name, content in (('rows.jsonl', ''), ('rows.csv', 'prompt\n')):
+    with pytest.raises(
+      ValueError, match="hold rows: .* must have 'prompt' and"
+    ):
+      row_files.read(write(tmp_path / name, content))
+
+
+def test_missing_columns_are_renamed_by_an_option_that_is_named(tmp_path):
+  path = write(tmp_path / 'rows.csv', 'question,solution\na,b\n')
+  with pytest.raises(ValueError) as error:
+    row_files.read(path)
+  assert str(error.value).endswith(
+    "got columns ['question', 'solution']; --config.STAGE.envs.ENV.env.columns="
+    """'{"OWN": "prompt", ...}' names them anew"""
+  )
+  env = envs.make('mine', schema.Rows(path=str(path)))
+  with pytest.raises(ValueError, match='--config.STAGE.envs.mine.env.columns='):
+    env.source('train', 0)
 
 
 @needs_data

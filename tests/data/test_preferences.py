@@ -191,6 +191,18 @@ def test_conversations_of_sharegpt_are_answered_with_their_conversion():
       parse(conversations=[], **answers)
 
 
+def test_a_file_without_rows_says_what_a_row_has(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('\n')
+  with pytest.raises(ValueError, match="got none; a preference .* 'rejected'"):
+    preferences.read(tmp_path / 'a.jsonl')
+
+
+def test_the_option_that_renames_columns_is_named():
+  with pytest.raises(ValueError, match="--config.STAGE.pairs.columns='{") as e:
+    parse(question='a', good='b', bad='c')
+  assert "got columns ['bad', 'good', 'question']" in str(e.value)
+
+
 def test_columns_of_other_names(tmp_path):
   path = tmp_path / 'pairs.jsonl'
   row = {'question': 'a', 'good': 'b', 'bad': 'c', 'level': 3}

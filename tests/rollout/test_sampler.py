@@ -91,7 +91,10 @@ def test_too_long_raises_or_truncates():
 
 @pytest.mark.parametrize('too_long', ['error', 'truncate'])
 def test_tasks_without_trained_labels_are_refused_by_row(too_long):
-  with pytest.raises(ValueError, match='row-7 .* must have a demonstration'):
+  with pytest.raises(
+    ValueError,
+    match="row-7 .* must have a demonstration: .* column 'completion', .* grpo",
+  ):
     _rollout(_task(demonstration=None), too_long=too_long)
   task = dataclasses.replace(
     _task(demonstration=None), info={'completoin': 'b'}

@@ -21,7 +21,15 @@ def test_load_returns_the_object_of_a_path():
 @pytest.mark.parametrize(
   ('path', 'words'),
   [
-    ('json.loads', "'package.module:name'"),
+    ('json.loads', "'package.module:name': .*; write json:loads, with a colon"),
+    ('os.path.join', 'write os.path:join, with a colon'),
+    ('no_such_module_here.f', "got 'no_such_module_here.f'$"),
+    ('rewards.py:short', "'; write rewards:short, the module's name without"),
+    ('./rewards.py', "write rewards:NAME, the module's name without .py$"),
+    ('a/rewards.py:short', "write a.rewards:short, the module's name without"),
+    ('../a/rewards.py:f', r'write rewards:f, .* and put ../a into PYTHONPATH'),
+    ('rewards:', "write rewards:NAME, with a function's name after the colon"),
+    (':short', "write MODULE:short, with the module's name before the colon"),
     ('', "'package.module:name'"),
     ('no_such_module_here:f', 'or be no_such_module_here.py in the current'),
     ('json.no_such:f', 'or be json/no_such.py in the current folder or in one'),
