@@ -6,7 +6,8 @@
 
 A run writes its own report, RUN/report.html, from its first step on. This
 command writes it again, compares runs, or follows runs with --live. The path of
-the page is printed to stdout.
+the page is printed to stdout. A run that stopped before its end is followed no
+longer: --live says so on stderr and ends.
 
 Exit codes: 0 done, 1 the machine failed, 2 the command line or a file of a run
 is wrong, 130 interrupted.
@@ -19,10 +20,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from posttrain.util import exits
+from posttrain.util import exits, locks
 from posttrain.util import flags as flags_lib
 
 _POLL = 0.5  # seconds between two looks at the files of a run
+# Seconds without a process of a run, and without a change of its files, after
+# which it has stopped: a run that is started again takes its lock within them.
+# A run whose lock was seen has stopped as soon as the lock is free.
+_START = 30.0
 
 
 @dataclasses.dataclass
@@ -41,7 +46,7 @@ class Flags:
   live: bool = flags_lib.flag(
     False,
     'Writes the page again when a run has new steps, until all runs have '
-    'ended or Ctrl-C; an open page loads itself again.',
+    'ended or stopped, or Ctrl-C; an open page loads itself again.',
   )
   seconds: float = flags_lib.flag(
     5.0, 'With --live: the least seconds between two pages.', least=1.0
@@ -73,11 +78,16 @@ def report(flags: Flags) -> int:
     flags.runs, path, flags.seconds if flags.live else None
   )
   print(path, flush=True)
-  while flags.live and not finished:
-    _wait(flags.runs, flags.seconds)
+  held: set[str] = set()
+  stopped = False
+  while flags.live and not (finished or stopped):
+    stopped = _wait(flags.runs, flags.seconds, held)
     # The run may be writing the same file: then this page is the next one.
     with contextlib.suppress(FileNotFoundError, FileExistsError):
-      finished = page.write_all(flags.runs, path, flags.seconds)
+      reload = None if stopped else flags.seconds
+      finished = page.write_all(flags.runs, path, reload)
+  if stopped and not finished:
+    _print_stopped(flags.runs)
   return exits.DONE
 
 
@@ -114,12 +124,54 @@ def _check_runs(runs: Sequence[str], live: bool) -> None:
     time.sleep(_POLL)
 
 
-def _wait(runs: Sequence[str], seconds: float) -> None:
-  """Waits at least so long, and until a file of a run has changed."""
-  before = _written(runs)
+def _wait(runs: Sequence[str], seconds: float, held: set[str]) -> bool:
+  """Waits at least so long, and until a file of a run has changed.
+
+  Args:
+    runs: the runs' folders.
+    seconds: the least seconds.
+    held: the runs whose lock was seen; those that are seen now are added.
+
+  Returns:
+    Whether no run goes on instead: each has begun, and no process holds its
+    lock.
+  """
+  before, idle = _written(runs), 0.0
+  held |= {run for run in runs if locks.is_held(run)}
   time.sleep(seconds)
   while _written(runs) == before:
+    now = {run for run in runs if locks.is_held(run)}
+    held |= now
+    if now or not all(map(_has_begun, runs)):
+      idle = 0.0
+    elif idle >= _START or held.issuperset(runs):
+      return True
     time.sleep(_POLL)
+    idle += _POLL
+  return False
+
+
+def _has_begun(run: str) -> bool:
+  """Returns whether a run has had its lock: it writes these files under it."""
+  return any(map(os.path.exists, (_metrics(run), _about(run))))
+
+
+def _print_stopped(runs: Sequence[str]) -> None:
+  """Names the runs that have stopped before their end."""
+  from posttrain.report import runs as runs_lib
+
+  stopped = [run for run in runs if not runs_lib.read(run).finished]
+  if not stopped:
+    return
+  verb = 'has' if len(stopped) == 1 else 'have'
+  paths = ', '.join(os.path.join(run, locks.NAME) for run in stopped)
+  print(
+    f'{", ".join(map(repr, stopped))} {verb} stopped before the end (no '
+    f'process holds {paths}), so --live ends; to follow again, continue '
+    'training, then repeat this command',
+    file=sys.stderr,
+    flush=True,
+  )
 
 
 def _written(runs: Sequence[str]) -> list[float]:

@@ -356,7 +356,7 @@ def explain_oom(sizes: plan.Plan) -> Iterator[None]:
   """Adds the resolved sizes and the keys to lower to out-of-memory errors."""
   knobs = [
     f'{sizes.stage}.batch.micro_batch_tokens',
-    f'{sizes.stage}.rollout.slots',
+    *([f'{sizes.stage}.rollout.slots'] if sizes.slots else []),
     "model.remat (set it to 'block')",
     'mesh.fsdp (raise it)',
   ]

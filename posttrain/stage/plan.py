@@ -17,7 +17,7 @@ from posttrain import machine, schema, sharding
 from posttrain.models import transformer
 from posttrain.stage import adapter as adapter_lib
 from posttrain.stage import communication, program_bytes, tensors
-from posttrain.training import arrays, optim
+from posttrain.training import arrays, objectives, optim
 from posttrain.training import state as train_state
 
 
@@ -39,14 +39,15 @@ class Plan:
   trained: int  # those that train; with LoRA the adapter's
   # Weights, moments, average, EMA and snapshots, frozen weights.
   state_bytes: int
-  slots: int  # sequences decoded at a time
+  slots: int  # sequences decoded at a time; 0 = the stage decodes nothing
   slot_tokens: int  # capacity of a slot
   decode_bytes: int  # KV cache of the slots, and the decode view
   sleep_bytes: int  # those of them that are freed during an update
   reference_bytes: int  # weights of references held beside the policy
   # Temporary arrays of an update: batch, gradients, activations.
   update_bytes: int
-  # Temporary arrays of prefill, decoding or scoring, the largest.
+  # Temporary arrays of prefill, decoding or scoring, the largest; 0 without
+  # slots.
   rollout_bytes: int
   programs: dict[str, program_bytes.Program]
   weights: Sequence[tensors.Tensor]  # those that train, and frozen ones
@@ -73,12 +74,7 @@ class Plan:
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
     groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
-    update = tensors.size(self.update_bytes)
-    if self.sleep_bytes:
-      freed = tensors.size(self.sleep_bytes)
-      update += f', less {freed} of cache that rollout.sleep frees'
-    rollout = self.rollout_bytes
-    temporaries = max(self.update_bytes - self.sleep_bytes, rollout)
+    decodes = self.slots > 0
     tasks = '; '.join(
       f'{name}: {train:,}, and {held_out:,} held out'
       for name, (train, held_out) in self.tasks.items()
@@ -90,8 +86,7 @@ class Plan:
       ('  samples per step', f'{self.samples_per_step}'),
       ('micro_batch_tokens', f'{self.micro_batch_tokens}'),
       ('  rows x tokens', f'{self.rows_per_micro_batch} x {self.row_tokens}'),
-      ('rollout.slots', f'{self.slots}'),
-      ('  tokens each', f'{self.slot_tokens}'),
+      *self._slots(),
       ('steps', f'{self.steps}'),
       ('mesh', ', '.join(f'{k} {v}' for k, v in self.mesh.items())),
       *self._hosts(),
@@ -99,18 +94,43 @@ class Plan:
       ('  that train', f'{self.trained:,}'),
       ('memory per device', f'{tensors.size(self.total_bytes)}, the sum of'),
       ('  training state', tensors.size(self.state_bytes)),
-      ('  decoding', tensors.size(self.decode_bytes)),
+      *([('  decoding', tensors.size(self.decode_bytes))] * decodes),
       ('  references', tensors.size(self.reference_bytes)),
-      ('  temporary arrays', f'{tensors.size(temporaries)}, the larger of'),
-      ('    update', update),
-      ('    rollout', tensors.size(rollout)),
+      *self._temporaries(),
     )
     return [f'stage {self.stage}', *map(_row, rows)]
+
+  def _slots(self) -> list[tuple[str, str]]:
+    """Returns the rows on the slots of a stage that decodes."""
+    if not self.slots:
+      return []
+    return [
+      ('rollout.slots', f'{self.slots}'),
+      ('  tokens each', f'{self.slot_tokens}'),
+    ]
+
+  def _temporaries(self) -> list[tuple[str, str]]:
+    """Returns the rows on temporary arrays."""
+    update = tensors.size(self.update_bytes)
+    if not self.slots:
+      return [('  temporary arrays', update)]
+    if self.sleep_bytes:
+      freed = tensors.size(self.sleep_bytes)
+      update += f', less {freed} of cache that rollout.sleep frees'
+    rollout = self.rollout_bytes
+    largest = max(self.update_bytes - self.sleep_bytes, rollout)
+    return [
+      ('  temporary arrays', f'{tensors.size(largest)}, the larger of'),
+      ('    update', update),
+      ('    rollout', tensors.size(rollout)),
+    ]
 
   def _hosts(self) -> list[tuple[str, str]]:
     """Returns the row of a run of several processes."""
     if self.hosts == 1:
       return []
+    if not self.slots:
+      return [('processes', f'{self.hosts}')]
     slots = self.slots // self.hosts
     devices = math.prod(self.mesh.values()) // self.hosts
     text = f'{self.hosts}, each of which decodes {slots} slots on {devices} '
@@ -200,16 +220,20 @@ def make(
   """
   batch, rollout = stage.batch, stage.rollout
   device = program_bytes.Device(model, mesh, platform)
-  decoding = _decoding(device, hosts)
-  slots = rollout.slots // hosts
   state = _state(stage, model, mesh)
   train_step = _train_step(device, stage, micro_batches, state)
-  rollout_programs = {
-    'score': _score(device, stage, state),
-    **_slot_programs(decoding, rollout, slots, slot_tokens),
-  }
-  cache = program_bytes.cache_bytes(decoding, slots, slot_tokens)
-  view = program_bytes.view_bytes(decoding)
+  rollout_programs: dict[str, program_bytes.Program] = {}
+  cache = view = 0
+  decodes = _decodes(stage)
+  if decodes:
+    decoding = _decoding(device, hosts)
+    slots = rollout.slots // hosts
+    rollout_programs = {
+      'score': _score(device, stage, state),
+      **_slot_programs(decoding, rollout, slots, slot_tokens),
+    }
+    cache = program_bytes.cache_bytes(decoding, slots, slot_tokens)
+    view = program_bytes.view_bytes(decoding)
   weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
   group_size = dict(group_sizes or _group_sizes(stage))
   return Plan(
@@ -226,13 +250,15 @@ def make(
     parameters=transformer.num_params(model),
     trained=state.trained,
     state_bytes=state.device_bytes,
-    slots=rollout.slots,
+    slots=rollout.slots if decodes else 0,
     slot_tokens=slot_tokens,
     decode_bytes=(1 + players) * (view + cache),
     sleep_bytes=cache if rollout.sleep else 0,
     reference_bytes=4 * references // weight_ways,
     update_bytes=train_step.total - state.device_bytes,
-    rollout_bytes=max(x.temporaries for x in rollout_programs.values()),
+    rollout_bytes=max(
+      (x.temporaries for x in rollout_programs.values()), default=0
+    ),
     programs={'train_step': train_step, **rollout_programs},
     weights=tensors.of(state.params) + tensors.of(state.frozen),
     transfers=communication.of(device, batch, state.adapter),
@@ -319,6 +345,15 @@ def _slot_programs(
       decoding, slots, slot_tokens, rows, rollout.prefill_tokens
     ),
   }
+
+
+def _decodes(stage: schema.Stage) -> bool:
+  """Returns whether a stage decodes: its policy, or the answers of its pairs.
+
+  The cache of an engine that nothing uses is never allocated.
+  """
+  generates_text = objectives.TYPES[stage.kind].generates_text
+  return generates_text or isinstance(stage.pairs, schema.MadePairs)
 
 
 def _decoding(device: program_bytes.Device, hosts: int) -> program_bytes.Device:

@@ -19,11 +19,12 @@ def lines(run: schema.Run, workdir: str) -> list[str]:
     workdir: its folder.
   """
   path = os.path.join(workdir, 'metrics.jsonl')
-  printed = table(run, writers.read_metrics(path))
+  rows = writers.read_metrics(path)
+  printed = table(run, rows)
   report = os.path.join(workdir, 'report.html')
   if os.path.exists(report):
     printed.append(f'report: {report}')
-  return [*printed, 'next:', *(f'  {x}' for x in commands(run, workdir))]
+  return [*printed, 'next:', *(f'  {x}' for x in commands(run, workdir, rows))]
 
 
 def table(run: schema.Run, rows: list[writers.Row]) -> list[str]:
@@ -65,8 +66,16 @@ def table(run: schema.Run, rows: list[writers.Row]) -> list[str]:
   return printed + note if names else []
 
 
-def commands(run: schema.Run, workdir: str) -> list[str]:
-  """Returns the commands that fit the result of a run, three at most."""
+def commands(
+  run: schema.Run, workdir: str, rows: list[writers.Row]
+) -> list[str]:
+  """Returns the commands that fit the result of a run, three at most.
+
+  Args:
+    run: its options.
+    workdir: its folder.
+    rows: the rows of its metrics.jsonl.
+  """
   name, stage = list(run.stages.items())[-1]
   checkpoint = f'--checkpoint={shlex.quote(workdir)}'
   if not objectives.TYPES[stage.kind].generates_text:
@@ -78,7 +87,7 @@ def commands(run: schema.Run, workdir: str) -> list[str]:
   printed = [
     f'python -m posttrain.generate {checkpoint} --prompt={shlex.quote(prompt)}'
   ]
-  if stage.envs or stage.eval.suite:
+  if _has_tasks(run, name, rows):
     against = _start(run, name, workdir)
     printed.append(f'python -m posttrain.evaluate {checkpoint}{against}')
   folder = shlex.quote(os.path.join(workdir, 'exported'))
@@ -86,6 +95,21 @@ def commands(run: schema.Run, workdir: str) -> list[str]:
     *printed,
     f'python -m posttrain.export {checkpoint} --folder={folder}',
   ]
+
+
+def _has_tasks(run: schema.Run, name: str, rows: list[writers.Row]) -> bool:
+  """Returns whether held-out tasks of a stage's environments were measured.
+
+  Every stage is evaluated at its end. `evaluate` measures those tasks again;
+  held-out pairs it does not, and the suite's answers are not graded.
+  """
+  keys = {key for row in rows if row['stage'] == name for key in row}
+  # The metrics of an environment: eval/METRIC/ENV, eval/reward/NAME/ENV.
+  return any(
+    key.startswith('eval/') and key.rpartition('/')[2] in run.stages[name].envs
+    for key in keys
+    if not key.startswith(('eval/pairs/', 'eval/suite/'))
+  )
 
 
 def _start(run: schema.Run, name: str, workdir: str) -> str:

@@ -15,6 +15,8 @@ import json
 import os
 import socket
 import stat
+import struct
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -91,6 +93,42 @@ def check(folder: str) -> None:
         'replaced, so that a second run may have started in this folder; this '
         'one stops without saving'
       )
+
+
+def is_held(folder: str) -> bool:
+  """Returns whether a process, this one or another, holds a folder's lock.
+
+  Takes no lock, so that a run which starts meanwhile is not refused. True where
+  the system cannot tell: the file cannot be read, or there are no locks.
+  """
+  path = _path(folder)
+  with _guard:
+    try:
+      if path in _files or _identity(os.lstat(path)) in _held:
+        return True  # closing another descriptor of the file would drop it
+      flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+      descriptor = os.open(path, flags)
+    except FileNotFoundError:
+      return False
+    except OSError:
+      return True
+    try:
+      return _conflicts(descriptor)
+    except OSError:
+      return True
+    finally:
+      os.close(descriptor)
+
+
+def _conflicts(descriptor: int) -> bool:
+  """Returns whether another process has locked a file (`F_GETLK`)."""
+  kind, whence = fcntl.F_RDLCK, os.SEEK_SET
+  if sys.platform == 'darwin':  # start, length, process, kind, whence
+    layout, index, lock = 'qqihh0q', 3, (0, 0, 0, kind, whence)
+  else:  # kind, whence, start, length, process
+    layout, index, lock = 'hhqqi0q', 0, (kind, whence, 0, 0, 0)
+  answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *lock))
+  return struct.unpack(layout, answer)[index] != fcntl.F_UNLCK
 
 
 def _path(folder: str) -> str:

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from posttrain.util import errors, foreign
 
@@ -29,11 +30,16 @@ def one_form() -> Iterator[None]:
 
   For the process of a command; other programs have their own forms. A module of
   the user that sets up logging itself replaces the form of log records.
+
+  A library does so without being asked to: absl, whenever it logs anything and
+  the root logger has no handler, calls `logging.basicConfig()`, as functions
+  such as `logging.warning` do. Without arguments it has no effect here.
   """
   handler = logging.StreamHandler(sys.stderr)
   handler.setLevel(logging.WARNING)
   handler.setFormatter(_WithLevel())
   before = warnings.showwarning, logging.lastResort
+  configure = logging.basicConfig
 
   def show(message, category, filename, lineno, file=None, line=None):
     del category, file, line
@@ -42,13 +48,19 @@ def one_form() -> Iterator[None]:
     text = foreign.text(message, _LONGEST)
     print(f'warning: {text}{place}', file=sys.stderr)
 
+  def configure_if_asked(**options: Any) -> None:
+    if options:
+      configure(**options)
+
   # The handler of records that no other handles: `basicConfig` has no effect
   # once the root logger has one.
   warnings.showwarning, logging.lastResort = show, handler
+  logging.basicConfig = configure_if_asked
   try:
     yield
   finally:
     warnings.showwarning, logging.lastResort = before
+    logging.basicConfig = configure
 
 
 class _WithLevel(logging.Formatter):

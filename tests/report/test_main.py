@@ -7,6 +7,7 @@ import pytest
 
 from posttrain.report import __main__ as command
 from posttrain.report import page, periodic
+from posttrain.util import locks
 
 
 def make_run(folder, step=1, ended=None):
@@ -101,6 +102,114 @@ def test_a_live_page_waits_for_the_folder_of_one_run(
     f'waiting for the first step of {str(folder)!r}: {folder}/metrics.jsonl '
     'does not exist yet'
   )
+
+
+class Run:
+  """A run that another process trains, as `--live` sees it.
+
+  `time.sleep` calls `act` with the seconds that have passed.
+  """
+
+  def __init__(self, monkeypatch, act):
+    self.held, self.seconds, self.waits, self._act = set(), 0.0, 0, act
+    monkeypatch.setattr(locks, 'is_held', lambda run: run in self.held)
+    monkeypatch.setattr(command.time, 'sleep', self._sleep)
+
+  def _sleep(self, seconds):
+    self.seconds += seconds
+    self.waits += 1
+    assert self.waits < 1000, 'it goes on forever'
+    self._act(self)
+
+
+STOPPED = (
+  '{0!r} has stopped before the end (no process holds {0}/lock), so --live '
+  'ends; to follow again, continue training, then repeat this command'
+)
+
+
+def test_a_live_page_ends_with_a_run_that_was_stopped(
+  tmp_path, monkeypatch, capsys
+):
+  run = make_run(tmp_path / 'run')
+
+  def act(process):
+    if process.seconds == 60.0:  # a long step
+      make_run(tmp_path / 'run', 7)
+    if process.seconds > 70.0:
+      process.held.clear()
+
+  process = Run(monkeypatch, act)
+  process.held.add(run)
+  assert command.main([run, '--live']) == 0
+  assert 70.0 < process.seconds < 72.0
+  assert capsys.readouterr().err.splitlines() == [STOPPED.format(run)]
+  text = (tmp_path / 'run' / 'report.html').read_text()
+  assert 'step 7' in text and '"reload":null' in text
+
+
+def test_a_live_page_of_a_stopped_run_waits_half_a_minute_for_its_start(
+  tmp_path, monkeypatch, capsys
+):
+  run = make_run(tmp_path / 'run')
+  process = Run(monkeypatch, lambda process: None)
+  assert command.main([run, '--live']) == 0
+  assert process.seconds == 5.0 + 30.0
+  assert capsys.readouterr().err.splitlines() == [STOPPED.format(run)]
+
+  def act(process):
+    if process.seconds == 20.0:
+      process.held.add(run)
+    elif process.seconds == 100.0:
+      make_run(tmp_path / 'run', 9, ended='now')
+      process.held.clear()
+
+  process = Run(monkeypatch, act)
+  assert command.main([run, '--live']) == 0
+  assert process.seconds == 100.0 and not capsys.readouterr().err
+
+
+def test_a_live_page_waits_for_a_run_that_has_not_begun(
+  tmp_path, monkeypatch, capsys
+):
+  """Its folder and its lock are made before the lock is held."""
+  run = tmp_path / 'run'
+  run.mkdir()
+  (run / locks.NAME).touch()
+
+  def act(process):
+    if process.seconds == 300.0:
+      process.held.add(str(run))
+    elif process.seconds == 310.0:  # it ends before its first step
+      (run / 'about.json').write_text('{"ended": null}')
+    elif process.seconds == 320.0:
+      process.held.clear()
+
+  process = Run(monkeypatch, act)
+  assert command.main([str(run), '--live']) == 0
+  assert 320.0 <= process.seconds < 322.0
+  waiting, stopped = capsys.readouterr().err.splitlines()
+  assert waiting.startswith('waiting for the first step of')
+  assert stopped == STOPPED.format(str(run))
+
+
+def test_a_live_page_of_several_runs_ends_when_none_goes_on(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  runs = [make_run(tmp_path / name) for name in 'abc']
+  make_run(tmp_path / 'a', ended='now')
+
+  def act(process):
+    if process.seconds > 200.0:
+      process.held.clear()
+
+  process = Run(monkeypatch, act)
+  process.held.add(runs[2])  # the second has stopped
+  assert command.main([*runs, '--live']) == 0
+  assert 200.0 < process.seconds < 240.0
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f'{runs[1]!r}, {runs[2]!r} have stopped before the ')
 
 
 class Clock:

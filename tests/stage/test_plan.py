@@ -252,3 +252,31 @@ def test_sizes_for_an_error_have_no_tables():
 )
 def test_slot_tokens_are_rounded_up_to_whole_tiles(longest, backend, tokens):
   assert plan.slot_tokens(longest, backend) == tokens
+
+
+def test_a_reward_model_on_pairs_of_a_file_decodes_nothing():
+  file = schema.PairFile(path='pairs.jsonl')
+  made = schema.MadePairs()
+  alone = _make(stage=_stage(kind='ranking', pairs=file))
+  assert (alone.slots, alone.decode_bytes, alone.rollout_bytes) == (0, 0, 0)
+  assert alone.slot_tokens == SLOT_TOKENS  # the engine is built, without cache
+  assert list(alone.programs) == ['train_step']
+  assert alone.total_bytes == alone.state_bytes + alone.update_bytes
+  names = [line.split()[0] for line in alone.lines()]
+  assert not {'rollout.slots', 'tokens', 'decoding', 'rollout'} & {*names}
+  (line,) = (x for x in alone.lines() if 'temporary arrays' in x)
+  assert 'larger' not in line
+  # Its pairs are sampled, or the stage answers prompts when it is evaluated.
+  for kind, pairs in (('ranking', made), ('preference', file)):
+    decoding = _make(stage=_stage(kind=kind, pairs=pairs))
+    assert decoding.slots == 8 and decoding.decode_bytes > 0
+    assert {'score', 'decode', 'prefill'} < decoding.programs.keys()
+
+
+def test_several_hosts_of_a_stage_that_decodes_nothing_have_no_slots():
+  stage = _stage(kind='ranking', pairs=schema.PairFile(path='pairs.jsonl'))
+  mesh = sharding.abstract_mesh(schema.Mesh(data=2), 2)
+  made = plan.make('rm', stage, MODEL, mesh, 'cpu', SLOT_TOKENS, hosts=2)
+  assert '  processes            2' in made.lines()
+  text = '\n'.join(made.lines())
+  assert 'slots' not in text and 'sleep' not in text

@@ -57,8 +57,9 @@ def test_without_a_main_number_the_reward_is_shown():
 
 def test_commands_fit_what_was_trained():
   stages = {'sft': SFT, 'grpo': schema.Stage(init='stage:sft', envs=SFT.envs)}
+  ends = [row(name, 4, eval__pass_rate__sums=0.5) for name in ('sft', 'grpo')]
   generate, evaluate, export = summary.commands(
-    schema.Run(stages=stages), 'my runs/a'
+    schema.Run(stages=stages), 'my runs/a', ends
   )
   start = "python -m posttrain.{} --checkpoint='my runs/a'"
   assert generate == f'{start.format("generate")} --prompt=Hello'
@@ -67,19 +68,41 @@ def test_commands_fit_what_was_trained():
   assert export == f"{start.format('export')} --folder='my runs/a/exported'"
   (evaluate,) = [
     x
-    for x in summary.commands(schema.Run(stages={'sft': SFT}), 'a')
+    for x in summary.commands(schema.Run(stages={'sft': SFT}), 'a', ends)
     if 'evaluate' in x
   ]
   assert 'against' not in evaluate  # the start was random
-  (train,) = summary.commands(schema.Run(stages={'sft': SFT, 'rm': RM}), '/a')
+  stages = {'sft': SFT, 'rm': RM}
+  (train,) = summary.commands(schema.Run(stages=stages), '/a', ends)
   assert 'reward=/a ' in train and 'generate' not in train
+
+
+def test_evaluate_is_named_where_it_measures_held_out_tasks():
+  def named(row_of_end, **options):
+    dpo = schema.Stage(init='stage:sft', kind='preference', **options)
+    run = schema.Run(stages={'sft': SFT, 'dpo': dpo})
+    rows = [row('sft', 4, eval__pass_rate__sums=0.5), row_of_end]
+    printed = summary.commands(run, 'a', rows)
+    return ['evaluate' in x for x in printed] == [False, True, False]
+
+  file = schema.PairFile(path='x')
+  pairs = {'eval__pairs__rewards__accuracies': 0.5, 'eval__suite__length': 8.0}
+  suite = schema.Eval(suite=('Why?',))
+  assert not named(row('dpo', 4, **pairs), pairs=file, eval=suite)
+  assert not named(row('dpo', 4, **pairs), envs=SFT.envs, eval=suite)
+  for metric in ('pass_rate', 'nll', 'reward__short'):
+    measured = {**pairs, f'eval__{metric}__sums': 0.5}
+    assert named(row('dpo', 4, **measured), envs=SFT.envs, eval=suite)
+  # An environment may have the name of a metric of the suite.
+  envs = {'length': schema.EnvEntry()}
+  assert not named(row('dpo', 4, **pairs), envs=envs, eval=suite)
 
 
 def test_the_command_after_a_reward_model_can_be_read(tmp_path):
   workdir = tmp_path / 'my, runs' / 'rm'
   workdir.mkdir(parents=True)
   (tmp_path / 'rows.jsonl').write_text('{"prompt": "a"}')
-  (printed,) = summary.commands(schema.Run(stages={'rm': RM}), str(workdir))
+  (printed,) = summary.commands(schema.Run(stages={'rm': RM}), str(workdir), [])
   printed = printed.replace('DIR,', 'tiny,')
   printed = printed.replace('PROMPTS.jsonl', f'{tmp_path}/rows.jsonl')
   *command, spec, target = shlex.split(printed)

@@ -61,6 +61,43 @@ def test_the_lock_ends_with_the_process_and_not_with_its_workers(
     assert time.monotonic() - start < 1
 
 
+def test_whether_a_folder_is_held_is_asked_without_a_lock(
+  holder, tmp_path, monkeypatch
+):
+  folder, other = str(tmp_path), tmp_path / 'other'
+  other.mkdir()
+  monkeypatch.setattr(fcntl, 'lockf', None)  # it takes none
+  assert not locks.is_held(str(other))  # without a file
+  assert not locks.is_held(str(other / 'none'))
+  (other / locks.NAME).touch()
+  assert not locks.is_held(str(other))
+  assert locks.is_held(folder) and locks.is_held(folder)
+  holder.kill()
+  holder.wait()  # its worker still sleeps
+  assert not locks.is_held(folder)
+
+
+def test_a_process_that_asks_for_its_own_lock_keeps_it(tmp_path):
+  ask = 'import sys; from posttrain.util import locks; '
+  ask += 'sys.exit(locks.is_held(sys.argv[1]))'
+
+  def is_held_for_another():
+    return subprocess.run([sys.executable, '-c', ask, str(tmp_path)]).returncode
+
+  with locks.hold(str(tmp_path), '--workdir'):
+    assert locks.is_held(str(tmp_path)) and is_held_for_another()
+  assert not (locks.is_held(str(tmp_path)) or is_held_for_another())
+
+
+def test_a_lock_of_which_nothing_is_known_counts_as_held(tmp_path, monkeypatch):
+  def fail(*_):
+    raise OSError(errno.ENOLCK, 'no locks')
+
+  (tmp_path / locks.NAME).touch()
+  monkeypatch.setattr(fcntl, 'fcntl', fail)
+  assert locks.is_held(str(tmp_path))
+
+
 def test_a_process_excludes_itself_and_may_come_again(tmp_path):
   for _ in range(2):
     with locks.hold(str(tmp_path), '--workdir'):

@@ -6,6 +6,7 @@ import threading
 import types
 import warnings
 
+import absl.logging
 import pytest
 
 from posttrain.util import logs
@@ -68,6 +69,42 @@ def test_records_and_warnings_of_a_process_have_one_form(capsys, monkeypatch):
     'warning: old (other.py:4)',
   ]
   assert warnings.showwarning is before
+
+
+def test_the_form_is_kept_after_absl_has_logged(capsys, monkeypatch):
+  """absl calls `basicConfig` if the root logger has no handler; orbax logs."""
+  root = logging.getLogger()
+  before = logging.basicConfig
+  monkeypatch.setattr(root, 'handlers', [])
+  monkeypatch.setattr(logging.getLogger('absl'), 'propagate', True)
+  with logs.one_form():
+    absl.logging.vlog(1, 'imported')
+    logging.debug('a module-level function')
+    logging.getLogger('absl').warning('slow: %s', 'disk')
+    absl.logging.warning('slower')
+    logging.warning('slowest')
+    assert root.handlers == []
+  assert capsys.readouterr().err.splitlines() == [
+    'warning: slow: disk',
+    'warning: slower',
+    'warning: slowest',
+  ]
+  assert logging.basicConfig is before
+
+
+def test_a_level_and_a_form_of_a_user_are_kept_after_absl_has_logged(
+  capsys, monkeypatch
+):
+  root = logging.getLogger()
+  monkeypatch.setattr(root, 'handlers', [])
+  monkeypatch.setattr(root, 'level', root.level)
+  with logs.one_form():
+    absl.logging.vlog(1, 'imported')
+    logging.basicConfig(level=logging.INFO, format='MINE %(message)s')
+    absl.logging.vlog(1, 'again')
+    logging.getLogger('mine').info('a reward')
+    logging.getLogger('absl').warning('slow')
+  assert capsys.readouterr().err.splitlines() == ['MINE a reward', 'MINE slow']
 
 
 def test_logging_that_a_user_sets_up_is_kept(tmp_path, monkeypatch):
