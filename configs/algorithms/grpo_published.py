@@ -12,8 +12,8 @@ clipped; the paper's runs have one.
 
 Expected, on 250 unseen questions, seeds 0, 1, 2: sampled 0.575, 0.552, 0.254
 after the start, 0.897, 0.879, 0.488 after 50 steps of 32 questions x 8 answers;
-greedy 0.972, 0.948, 0.576, then 0.992, 0.992, 0.660. Half of the samples of
-grpo.py give as much, for twice its CPU seconds: 250 on two busy cores.
+greedy 0.972, 0.948, 0.576, then 0.992, 0.992, 0.660. A quarter of the samples
+of grpo.py give nearly as much, for as many CPU seconds: 250 on two busy cores.
 """
 
 import dataclasses
