@@ -67,6 +67,7 @@ def get_config(argument: str = ''):
   common.name_pairs(config.dpo.pairs, own)
   if 'lora' in own.words:
     common.use_lora(config.dpo, lr=5e-6)
+  config = machinery.keep(config, 'dpo.pairs', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

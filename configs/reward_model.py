@@ -57,6 +57,7 @@ def get_config(argument: str = ''):
   own = machinery.parse_own(argument, lora=False)
   config = common.run_from(own.folder, {'rm': REWARD_MODEL}, own.preset)
   common.name_pairs(config.rm.pairs, own)
+  config = machinery.keep(config, 'rm.pairs', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

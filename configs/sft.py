@@ -72,6 +72,7 @@ def get_config(argument: str = ''):
     config.sft.optim.lr = 1e-3
   if 'lora' in own.words:
     common.use_lora(config.sft, lr=1e-4)
+  config = machinery.keep(config, 'sft.envs.data', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

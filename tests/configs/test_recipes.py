@@ -467,6 +467,23 @@ def test_overrides_cannot_lose_the_data_and_rewards_of_the_argument(folder):
   assert list(config.build(node).stages['grpo'].envs) == ['m']
 
 
+@pytest.mark.parametrize(
+  ('recipe', 'key', 'value'),
+  [
+    ('sft', 'sft.envs', {'m': {'env': 'reverse_text'}}),
+    ('dpo', 'dpo.pairs', {'type': 'made'}),
+    ('reward_model', 'rm.pairs', {'type': 'made'}),
+  ],
+)
+def test_overrides_cannot_lose_the_data_of_the_argument(
+  recipe, key, value, folder
+):
+  path = f'configs/{recipe}.py'
+  node = config.load(f'{path}:{_argument(path, folder)}')
+  with pytest.raises(ValueError, match=r"without '.*jsonl'; add (it|them)"):
+    config.override(node, key, json.dumps(value))
+
+
 def test_arguments_are_read_as_words():
   machinery.check_argument('', 'tiny')
   machinery.check_argument('tiny', 'sums', 'tiny')
