@@ -1,4 +1,4 @@
-"""opsd: self-distillation; the teacher has the solution in its prompt.
+"""opsd: self-distillation from a hint; following hints, untrained, falls.
 
     python -m posttrain.main --config=configs/algorithms/opsd.py --workdir=DIR
 
@@ -7,8 +7,11 @@ the policy samples 256 answers per step without a hint; the credit is the
 logprobs of the initial policy with the right demonstration as a hint. Rewards
 are not read.
 
-Expected, on 250 unseen questions, seed 0: sampled pass rate 0.565 after the
-start, 0.939 after; greedy 0.960, then 0.996. Two cores of an AMD EPYC: 284 s.
+Expected, on 250 unseen questions, seeds 0, 1, 2: sampled pass rate 0.552,
+0.608, 0.336 after the start, 0.928, 0.963, 0.909 after; greedy 0.936, 0.984,
+0.652, then 0.996, 1.000, 0.992. With a hint, three in ten of which are wrong,
+greedy 0.760, 0.736, 0.732, then 0.648, 0.640, 0.724. Two cores of an AMD EPYC:
+284 s.
 
 Tried:
   120 steps: sampled 0.948, greedy 0.984.
