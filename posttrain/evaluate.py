@@ -6,9 +6,10 @@
 
 By default the tasks and options are those of the stage that saved the
 checkpoint; the keys that matter are its `eval`, `envs` and `rollout`. Held-out
-pairs are not measured here: `eval/pairs/*` is in the run's metrics.jsonl.
+pairs and the values of reward models are not measured here: `eval/pairs/*` and
+`eval/reward/*` are in the run's metrics.jsonl.
 
-Prints the answers to the prompts of `eval.suite` (none with
+Prints the first lines of the answers to the prompts of `eval.suite` (none with
 `--config.STAGE.eval.suite=()`), a table with 95 % intervals over the tasks of
 rates, rewards, NLL and token accuracy, and as the last line on stdout one JSON
 object. With --against both policies answer the same tasks: the suite's

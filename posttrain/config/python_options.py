@@ -168,8 +168,8 @@ def with_rewards(
     if isinstance(entry.sampler, schema.Policy)
   ]
   entries: dict[tuple[str, str], dict[str, schema.RewardFn]] = {}
-  paths = [callables.path(function, kept) for function in rewards.values()]
-  for key, path in zip(rewards, paths, strict=True):
+  for key, function in rewards.items():
+    path = callables.path(function, kept)
     *place, name = key.split('.')
     places = [tuple(place)] if place else sampled
     if not sampled:

@@ -35,11 +35,12 @@ def functions(
   envs: Mapping[str, schema.EnvEntry],
   reward_model: Callable[[str], rewarding.Model] | None = None,
 ) -> Functions:
-  """Imports the reward functions; those that need a judge are left out.
+  """Imports the reward functions, except those that need a judge.
 
   Args:
     envs: the entries of a stage.
-    reward_model: returns the reward model of a name; None = they are left out.
+    reward_model: returns the reward model of a name; None = no reward model is
+      measured.
 
   Raises:
     ValueError: a path names no function.

@@ -130,7 +130,8 @@ def _wait(runs: Sequence[str], seconds: float, held: set[str]) -> bool:
   Args:
     runs: the runs' folders.
     seconds: the least seconds.
-    held: the runs whose lock was seen; those that are seen now are added.
+    held: runs that a process was seen to hold the lock of; this call adds to
+      them.
 
   Returns:
     Whether no run goes on instead: each has begun, and no process holds its

@@ -245,9 +245,8 @@ def _data(
   try:
     return pipeline.DATA[stage.kind](stage, renderer, cfg.seed, index)
   except base.DataError as error:
-    text = str(error).replace('config.STAGE.', f'config.{name}.')
     raise ValueError(
-      f'config.{name}.{error.key} cannot be used: {text}'
+      f'config.{name}.{error.key} cannot be used: {error}'
     ) from error
 
 

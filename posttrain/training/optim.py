@@ -30,7 +30,7 @@ class Numbers(NamedTuple):
 class Optimizer(NamedTuple):
   """An `optax.GradientTransformation` and the numbers of its schedule.
 
-  `update(grads, state, params, numbers=None)` takes other numbers.
+  `update(grads, state, params, numbers=...)` may get others, traced ones too.
   """
 
   init: Callable[[Any], Any]
