@@ -7,11 +7,12 @@ message never becomes the special id, so content cannot forge a turn. Only
 
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from posttrain import schema
@@ -68,6 +69,22 @@ def load(cfg: schema.Tokenizer) -> Tokenizer:
   if cfg.path is None:
     return Bytes(cfg.eos, cfg.pad)
   return File(cfg.path, cfg.eos, cfg.pad)
+
+
+def show(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+  """Returns the text of ids, with the special tokens that `decode` skips."""
+
+  def special(token_id: int) -> str | None:
+    text = tokenizer.text(token_id)
+    known = text is not None and tokenizer.special_id(text) == token_id
+    return text if known else None
+
+  runs = itertools.groupby(map(int, ids), special)
+  # Equal special tokens in a row are one run.
+  return ''.join(
+    tokenizer.decode(list(run)) if text is None else text * len(list(run))
+    for text, run in runs
+  )
 
 
 class Bytes:

@@ -1,13 +1,14 @@
 """The rollouts of a training step as rows, to be read.
 
 A row is one rollout: `env`, `task`, `group` (its number in the step), `prompt`
-and `completion` (messages), `answer`, `reward`, `rewards` (the value of each
+and `completion` (messages), `rendered` (the prompt as the model read it: the
+text of its tokens, with tools and template), `answer`, `reward`, `rewards` (the value of each
 summand), `correct`, `advantage` (the mean over its completion tokens; null if
 it does not train), `stop_reason`, `tokens` (sampled ones), `version` (the step
 whose weights sampled its first token), `turn_rewards`, `error`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ class Played(NamedTuple):
   groups: Sequence[Sequence[types.Rollout]]  # all
   trained: Sequence[Sequence[types.Rollout]]  # those whose samples follow
   samples: Sequence[types.Sample]  # with streams, in order
+  show: Callable[[Sequence[int]], str]  # the text of ids
 
 
 def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
@@ -35,17 +37,20 @@ def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
           'env': env,
           'task': rollout.task.id,
           'group': number,
-          **_row(rollout),
+          **_row(rollout, step.show),
           'advantage': advantages.get(rollout.uid),
         }
 
 
-def _row(rollout: types.Rollout) -> dict[str, Any]:
+def _row(
+  rollout: types.Rollout, show: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
   score = rollout.score
   versions = [x.versions[x.mask] for x in rollout.samples if x.mask.any()]
   return {
     'prompt': list(rollout.prompt),
     'completion': list(rollout.completion_messages),
+    'rendered': show(_prompt_ids(rollout)),
     'answer': rollout.task.answer,
     'reward': score.reward,
     'rewards': dict(score.summands),
@@ -56,6 +61,14 @@ def _row(rollout: types.Rollout) -> dict[str, Any]:
     'turn_rewards': [float(turn.reward) for turn in rollout.turns],
     'error': rollout.error,
   }
+
+
+def _prompt_ids(rollout: types.Rollout) -> list[int]:
+  """Returns the tokens before the first sampled one; [] after an error."""
+  if not rollout.samples:
+    return []
+  first = rollout.samples[0]
+  return first.ids[: int(first.mask.argmax())].tolist()
 
 
 def _advantages(step: Played) -> dict[int, float]:

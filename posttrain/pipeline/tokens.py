@@ -15,6 +15,7 @@
 
 import collections
 import concurrent.futures
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ import numpy as np
 from posttrain import algorithms, processes, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import renderer as chat
+from posttrain.chat import tokenizers
 from posttrain.data import packing
 from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
@@ -65,7 +67,7 @@ class TokenData:
       ValueError: an environment cannot be made as its options say.
     """
     self.stage, self.seed, self.index = stage, seed, index
-    self.pad_id = renderer.tokenizer.pad_id
+    self.tokenizer = renderer.tokenizer
     self.environments = {
       name: environments.make(
         name,
@@ -211,7 +213,7 @@ class TokenPipeline:
       name: environment.rewards(judge, reward_model, remote)
       for name, environment in data.environments.items()
     }
-    self._pack = Packer(data.stage, data.pad_id)
+    self._pack = Packer(data.stage, data.tokenizer.pad_id)
     ratios = np.array([x.entry.ratio for x in data.environments.values()])
     self._ratios = np.cumsum(ratios) / ratios.sum()
     self.uses_policy = data.uses_policy
@@ -234,7 +236,12 @@ class TokenPipeline:
       kept = _kept(environment, graded.usable, len(found[0].usable))
       stamped[name] = environment.samples(kept)
       if environment.sampler.model is not None:
-        played[name] = rollout_rows.Played(graded.groups, kept, stamped[name])
+        played[name] = rollout_rows.Played(
+          graded.groups,
+          kept,
+          stamped[name],
+          functools.partial(tokenizers.show, self._data.tokenizer),
+        )
       metrics |= environment.metrics(graded)
       if self._stage.batch.max_draws is not None:
         metrics[f'rollout/draws/{name}'] = len(graded.groups)

@@ -46,6 +46,21 @@ def words(tmp_path_factory):
   return str(path)
 
 
+def test_text_is_shown_with_its_special_tokens():
+  text = '<|user|>aé<|end|><|end|><|assistant|>'
+  tokenizer = tokenizers.load(schema.Tokenizer())
+  ids = tokenizer.encode_scaffold(text)
+  assert tokenizers.show(tokenizer, ids) == text
+  assert tokenizer.decode(ids) == 'aé'
+
+
+@needs_data
+def test_text_of_a_file_is_shown_with_its_special_tokens(neox):
+  ids = [0, 0, *neox.encode('Mehr Licht, 1832!'), 0]
+  end = '<|endoftext|>'
+  assert tokenizers.show(neox, ids) == f'{end}{end}Mehr Licht, 1832!{end}'
+
+
 def test_byte_tokenizer_has_literal_ids():
   tokenizer = tokenizers.load(schema.Tokenizer())
   assert tokenizer.encode('aé') == [97, 195, 169]

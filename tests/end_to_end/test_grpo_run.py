@@ -144,6 +144,12 @@ def test_nothing_recompiles(rows):
   assert all(row['compiles'] == 1 for row in rows[1:])
 
 
+def test_the_prompt_is_written_as_the_model_reads_it(finished):
+  row, *_ = writers.read(str(finished / 'rollouts/grpo_train_000001.jsonl'))
+  turns = [f'<|{x["role"]}|>{x["content"]}<|end|>' for x in row['prompt']]
+  assert row['rendered'] == ''.join(turns) + '<|assistant|>'
+
+
 def test_all_of_it_is_drawn(rows):
   assert _panels(rows) == _panels_but('eval/kl/')
 

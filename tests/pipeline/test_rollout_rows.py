@@ -25,7 +25,9 @@ def played(*rewards, trained=True):
     for i, rollout in enumerate(group)
     for sample in rollout.samples
   ]
-  return rollout_rows.Played([group], [group] if trained else [], samples)
+  return rollout_rows.Played(
+    [group], [group] if trained else [], samples, str
+  )
 
 
 def test_a_row_per_rollout():
@@ -39,6 +41,8 @@ def test_a_row_per_rollout():
     0,
   )
   assert first['prompt'] and first['completion']
+  sample = played(0.0).samples[0]
+  assert first['rendered'] == str(sample.ids[: sample.mask.argmax()].tolist())
   assert first['tokens'] == sum(x.mask.sum() for x in played(0.0).samples)
   assert json.loads(writers.dumps(first)) == first
 
@@ -53,7 +57,8 @@ def test_failed_rollouts_and_many_groups():
     7, two_turns.TASK, (), (), types.Score(None), 'error', 'broken'
   )
   groups = [[failed]] * (rollout_rows.MAX_GROUPS + 5)
-  rows = list(rollout_rows.rows({'e': rollout_rows.Played(groups, [], [])}))
+  played = rollout_rows.Played(groups, [], [], str)
+  rows = list(rollout_rows.rows({'e': played}))
   assert len(rows) == rollout_rows.MAX_GROUPS
   assert rows[0]['error'] == 'broken' and rows[0]['version'] is None
   assert rows[0]['tokens'] == 0 and rows[0]['reward'] is None
