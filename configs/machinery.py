@@ -123,7 +123,7 @@ def check_argument(argument: str, *known: str) -> None:
   if argument not in ('', *known):
     *first, last = map(repr, ('', *known))
     raise ValueError(
-      f'the argument of --config=FILE.py:ARGUMENT must be {", ".join(first)} '
+      f'the argument of --config=RECIPE:ARGUMENT must be {", ".join(first)} '
       f'or {last}: got {argument!r}'
     )
 
@@ -152,7 +152,7 @@ def parse_argument(
   if set(words) - set(known) or not (exists or random):
     raise ValueError(
       f'{_ARGUMENT} must be a HuggingFace directory that exists, then words of '
-      f'{known}, as in FILE:DIR,lora: got {argument!r}'
+      f'{known}, as in RECIPE:DIR,lora: got {argument!r}'
     )
   return folder, set(words)
 
@@ -341,7 +341,7 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
     if not os.path.isfile(path):
       raise ValueError(
         f'a file of data must exist: got {part!r}, but there is no file '
-        f'{os.path.abspath(path)}'
+        f'{os.path.abspath(path)}{_near_file(path)}'
       )
     return 'file'
   if part in schema.PRESETS:
@@ -366,11 +366,29 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
       f'without one, and grpo with; {form}'
     )
   what = 'no directory' if '/' in part else 'of none'
-  hint = _near_word(part) or hub.hint(part)
+  hint = _near_word(part) or _hub_hint(part)
   hint = hint or (imports.meant(part) if rewards else '') or f'; {form}'
   raise ValueError(
     f'{_ARGUMENT} must have parts of a known kind: got {part!r}, which is '
     f'{what}{hint}'
+  )
+
+
+def _near_file(path: str) -> str:
+  """Returns '; did you mean data.jsonl?' of a file beside a path, else ''."""
+  folder, name = os.path.split(os.path.abspath(path))
+  files = os.listdir(folder) if os.path.isdir(folder) else []
+  known = [x for x in files if x.lower().endswith(ROW_FILES)]
+  near = spelling.near(name, known)
+  return f'; did you mean {near[0]}?' if near else ''
+
+
+def _hub_hint(part: str) -> str:
+  """Returns what to do about a name of the hub that is not here, else ''."""
+  hint = hub.hint(part)
+  return hint and (
+    f'{hint}; rows of a data set must be in a file: '
+    f'datasets.load_dataset({part!r}, split="train").to_json("data.jsonl")'
   )
 
 
@@ -404,7 +422,7 @@ def _form(rewards: bool, lora: bool) -> str:
   return (
     'its parts are a HuggingFace directory (or a preset, such as small), data '
     f'({", ".join(ROW_FILES)}, or tfds:NAME), further data that is held out'
-    f'{functions}, {words}, as in FILE:DIR,data.jsonl'
+    f'{functions}, {words}, as in RECIPE:DIR,data.jsonl'
     f'{",module:function" if rewards else ""}'
   )
 

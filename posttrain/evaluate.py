@@ -27,6 +27,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from posttrain.config import hints
 from posttrain.config import load as config
 from posttrain.evaluation import comparison
 from posttrain.metrics import writers
@@ -37,7 +38,7 @@ from posttrain.util import flags as flags_lib
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.required('PATH', flags_lib.CHECKPOINT)
+  checkpoint: str = flags_lib.checkpoint()
   against: str | None = flags_lib.flag(
     None,
     'A second policy with the same model and tokenizer, to compare with.',
@@ -65,7 +66,7 @@ class Flags:
   )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = flags_lib.Parser(Flags, __doc__, hints.flag)
 
 
 def measure(
@@ -125,11 +126,15 @@ def _rival(path: str, player: Any) -> str:
 
   try:
     folder = weight_folders.find(path)
+  except ValueError as error:
+    raise ValueError(f'--against must name a policy: {error}') from error
+  try:
     player.check(folder)
   except ValueError as error:
     raise ValueError(
       '--against must name a policy of the same model and tokens: got '
-      f'{path!r}; {error}'
+      f'{path!r}; {error}; answers of another model are measured alone: '
+      f'python -m posttrain.evaluate --checkpoint={path}'
     ) from error
   return folder
 

@@ -40,8 +40,12 @@ FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.required('PATH', flags_lib.CHECKPOINT)
-  folder: str = flags_lib.required('DIR', 'The output; a new or empty folder.')
+  checkpoint: str = flags_lib.checkpoint()
+  folder: str = flags_lib.required(
+    'DIR',
+    'The output; a new or empty folder.',
+    also=('output_dir', 'output', 'out', 'save_dir', 'save_directory'),
+  )
   format: str = flags_lib.flag(
     'hf', 'A HuggingFace directory, or a PEFT adapter.', choices=FORMATS
   )

@@ -38,7 +38,7 @@ GREEDY = requests.Sampling(temperature=0.0)
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.required('PATH', flags_lib.CHECKPOINT)
+  checkpoint: str = flags_lib.checkpoint()
   prompt: str | None = flags_lib.flag(
     None, "The user's message; it needs a tokenizer.", empty=True
   )
@@ -50,6 +50,7 @@ class Flags:
     'Longest answer, in tokens.',
     if_absent="the stage's eval.max_tokens, or 256",
     least=1,
+    also=('max_new_tokens', 'max_length', 'max_completion_length'),
   )
   temperature: float = flags_lib.flag(
     0.0, 'Sampling temperature; 0 takes the most likely token.', least=0

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from posttrain import processes, schema
-from posttrain.config import checks, trust
+from posttrain.config import checks, hints, trust
 from posttrain.config import load as config
 from posttrain.metrics import display, trackers
 from posttrain.util import (
@@ -153,7 +153,7 @@ class Flags:
     )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = flags_lib.Parser(Flags, __doc__, hints.flag)
 
 
 def load(

@@ -49,11 +49,24 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
   if math.prod(sizes.values()) != devices:
     raise ValueError(
       f'config.mesh must multiply to the {devices} devices: got '
-      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; -1 on one '
-      'axis takes all that remain, if the others divide them; --dry_run '
-      '--devices=gpu:N plans for other devices'
+      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; '
+      f'{_fitting(cfg, devices)}; --dry_run --devices=gpu:N plans for other '
+      'devices'
     )
   return sizes
+
+
+def _fitting(cfg: schema.Mesh, devices: int) -> str:
+  """Returns what to change about sizes that do not fit the devices."""
+  sizes = {axis: getattr(cfg, axis) for axis in AXES}
+  fixed = {axis: size for axis, size in sizes.items() if size != -1}
+  for axis, size in fixed.items():
+    if devices % size:
+      fitting = [n for n in range(1, devices + 1) if devices % n == 0]
+      return f'{axis} must be one of {fitting}, which divide {devices}'
+  if len(fixed) < len(sizes):
+    return f'{" x ".join(fixed)} must divide {devices}'
+  return 'set -1 on one axis, which takes all devices that remain'
 
 
 @functools.cache

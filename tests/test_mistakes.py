@@ -23,11 +23,15 @@ FILES = {
   'rows.jsonl': ''.join(ROWS.format(i, i + 1) for i in range(20)),
   'broken.jsonl': ROWS.format(3, 4) + '{"prompt": "4 + 1 =", "completion": 5\n',
   'long.jsonl': ''.join(f'{{"prompt": "{i}{"0" * 1500}"}}\n' for i in range(9)),
+  'text.jsonl': '{"text": "3 + 1 = 4"}\n',
+  'list.jsonl': '[\n{"prompt": "3 + 1 =", "completion": "4"}\n]\n',
   'rewards.py': (
     'def short(completions, **columns):\n'
     '  return [-len(text) / 100 for text in completions]\n\n\n'
     'def right(completions, anwser):\n'
-    '  return [float(a in c) for a, c in zip(completions, anwser)]\n'
+    '  return [float(a in c) for a, c in zip(completions, anwser)]\n\n\n'
+    'def single(completion, ground_truth):\n'
+    '  return float(ground_truth in completion)\n'
   ),
 }
 # The title of a mistake -> what the message must contain for each point.
@@ -60,7 +64,7 @@ SCORES = {
   'A flag that is an option of the config': (
     'arguments must be flags',
     "got '--learning_rate=1e-4'",
-    '--config.KEY=VALUE',
+    "TRL's learning_rate is --config.STAGE.optim.lr",
   ),
   'A value of another type': (
     'config.grpo.steps',
@@ -75,7 +79,12 @@ SCORES = {
   'An algorithm that does not exist': (
     'config.grpo.envs.arithmetic.algorithm',
     "got 'ppo'",
-    "one of ('sft', 'grpo', 'max_rl', 'rloo'",
+    '--config.grpo.loss.rl=clip does with the algorithms grpo and rloo',
+  ),
+  'A loss by the name of another library': (
+    'config.grpo.loss.rl',
+    "got 'dr_grpo'",
+    '--config.grpo.loss.rl.aggregation=constant',
   ),
   'An environment that does not exist': (
     'config.grpo.envs.arithmetic.env',
@@ -90,12 +99,12 @@ SCORES = {
   'A stage left out, whose weights a later one begins with': (
     'config.grpo.init',
     "got 'stage:sft', but config.stages has none before it",
-    '--config.grpo.init=PATH',
+    'name a workdir of this recipe, --config.grpo.init=RUN',
   ),
   'A file that does not exist': (
     "got 'row.jsonl'",
     'a file of data must exist',
-    'there is no file /data/row.jsonl',
+    'there is no file /data/row.jsonl; did you mean rows.jsonl?',
   ),
   'A row that is not JSON': (
     '/data/broken.jsonl:2',
@@ -112,6 +121,21 @@ SCORES = {
     'below batch.row_tokens=1024: got 1504 tokens',
     'raise row_tokens, or shorten the prompt',
   ),
+  'A text without an answer': (
+    '/data/text.jsonl:1',
+    "got columns ['text']",
+    "split it into 'prompt' and 'completion'",
+  ),
+  'A JSON list in place of lines': (
+    '/data/list.jsonl:1',
+    'looks like a JSON list',
+    'JSONL has an object on each line',
+  ),
+  'A data set of the hub': (
+    "the argument after the recipe's name",
+    "got 'trl-lib/Capybara', which is no directory",
+    "datasets.load_dataset('trl-lib/Capybara'",
+  ),
   'A function that does not exist': (
     'config.grpo.envs.data.rewards.shrt.fn',
     "rewards has no 'shrt'",
@@ -120,7 +144,12 @@ SCORES = {
   'An argument that no row has': (
     'config.grpo.envs.data.rewards.right.fn',
     "got ['anwser']",
-    'did you mean answer?',
+    'did you mean answer for anwser? Each is a list',
+  ),
+  'A function of a single answer': (
+    'config.grpo.envs.data.rewards.single.fn',
+    "got ['completion', 'ground_truth']",
+    'did you mean completions for completion? Each is a list',
   ),
   'A model that is not here': (
     "the argument after the recipe's name",
@@ -130,7 +159,7 @@ SCORES = {
   'LoRA of random weights': (
     'config.grpo.lora.rank',
     "must be 0 where init is 'random': got 16",
-    '--config.grpo.init=DIR',
+    '--config=RECIPE:DIR,data.jsonl',
   ),
   'A micro-batch that is smaller than a row': (
     'config.sft.batch.micro_batch_tokens',
@@ -140,12 +169,12 @@ SCORES = {
   'Completions that are as long as a row': (
     'config.grpo.envs.data.sampler.max_tokens',
     'must be below batch.row_tokens=1024',
-    'got 4096; raise row_tokens',
+    'raise row_tokens above both, and batch.micro_batch_tokens',
   ),
   'A mesh that does not divide the devices': (
     'config.mesh',
     'must multiply to the 8 devices: got data=-1, fsdp=3, tensor=1',
-    'if the others divide them',
+    'fsdp must be one of [1, 2, 4, 8]',
   ),
   'Groups of one rollout': (
     'config.grpo.envs.data.group_size',

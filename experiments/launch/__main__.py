@@ -19,11 +19,12 @@ import sys
 from collections.abc import Sequence
 
 from experiments.launch import options as options_lib
+from posttrain.config import hints
 from posttrain.config import load as config
 from posttrain.util import flags
 
 Flags = options_lib.Options
-PARSER = flags.Parser(Flags, __doc__)
+PARSER = flags.Parser(Flags, __doc__, hints.flag)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

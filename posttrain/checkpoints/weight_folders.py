@@ -60,6 +60,11 @@ def find(path: str) -> str:
     config = _inside(path, 'config.json')
     if os.path.isfile(config):
       json_files.read_object(config)  # raises if it cannot be read
+    if not os.path.exists(path):
+      raise ValueError(
+        f'a checkpoint path must exist: got {foreign.quote(path)}, but there '
+        f'is no folder {foreign.text(os.path.abspath(path))}{hub.hint(path)}'
+      ) from error
     raise ValueError(
       f'{error}; it is not a HuggingFace directory (a config.json with a '
       'model_type) or a PEFT directory (an adapter_config.json) either'

@@ -203,5 +203,7 @@ def _check_lora(stage: schema.Stage, path: str) -> None:
     raise ValueError(
       f"{path}.lora.rank must be 0 where init is 'random': got "
       f'{stage.lora.rank}; an adapter of frozen random weights learns '
-      f'little; name weights, as in --{path}.init=DIR'
+      'little; name a directory with weights, as in '
+      '--config=RECIPE:DIR,data.jsonl, or with --config.model=DIR '
+      f'--config.tokenizer.path=DIR --{path}.init=DIR'
     )

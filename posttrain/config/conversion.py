@@ -19,8 +19,9 @@ from typing import Any
 from ml_collections import config_dict
 
 from posttrain import schema
+from posttrain.config.aliases import values
 from posttrain.models import hf_config
-from posttrain.util import foreign, hub, json_files, spelling
+from posttrain.util import foreign, hub, json_files
 
 # Type of an option -> how a value is written.
 _EXAMPLES = {
@@ -139,8 +140,7 @@ def _pick(value: Any, kinds: tuple[type, ...], path: str) -> type:
   is_node = isinstance(value, dict | config_dict.ConfigDict)
   name = value.get('type') if is_node else value
   if not isinstance(name, str) or name not in by_type:
-    near = spelling.near(name, by_type) if isinstance(name, str) else []
-    hint = f'; did you mean {near[0]}?' if near else ''
+    hint = values.hint(path, name, by_type) if isinstance(name, str) else ''
     raise ValueError(
       f'{path}.type must be one of {tuple(by_type)}: got {foreign.quote(name)}'
       f'{hint}'

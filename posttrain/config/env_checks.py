@@ -70,7 +70,8 @@ def _check_sampler(
     raise ValueError(
       f'{path}.sampler.max_tokens must be below batch.row_tokens='
       f'{stage.batch.row_tokens}, which holds the prompt too: got '
-      f'{entry.sampler.max_tokens}; raise row_tokens'
+      f'{entry.sampler.max_tokens}; raise row_tokens above both, and '
+      'batch.micro_batch_tokens to a multiple of it'
     )
 
 
@@ -250,7 +251,9 @@ def check_earlier(
       expected = f'expected one of {tuple(earlier)}, which are before it'
     raise ValueError(
       f'{key} must name an earlier stage: got {foreign.quote(name)}, {expected}'
-      f', or name a workdir or a HuggingFace directory: --{key}=PATH'
+      f', or name a workdir of this recipe, --{key}=RUN, or a HuggingFace '
+      f'directory, --{key}=DIR, with its config.model, config.tokenizer.path '
+      'and config.tokenizer.eos'
     )
   if (earlier[target] == 'ranking') != reward:
     wanted = "of kind 'ranking'" if reward else 'that trains a policy'

@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from posttrain import schema
 from posttrain.config import aliases
 from posttrain.config.aliases import row as rows
 from posttrain.util import foreign, spelling
@@ -66,6 +67,23 @@ def unknown(
     hint += f' T{names[1:]}' if hint.endswith('?') else f'; {names}'
   hint = foreign.text(hint, _LONGEST)
   return f'{path} has no {noun} {foreign.quote(name)}: {hint}'
+
+
+def flag(name: str) -> str:
+  """Returns what an unknown flag is as a key of a config, or ''.
+
+  Args:
+    name: the flag without dashes. The names of stages and environments are not
+      known, so they are STAGE and ENV in the hint.
+  """
+  stage = schema.Stage(envs={'ENV': schema.EnvEntry()})
+  options = dataclasses.asdict(schema.Run(stages={'STAGE': stage}))
+  stages = options.pop('stages')
+  config = config_dict.ConfigDict({**options, **stages, 'stages': ('STAGE',)})
+  place = _Place(config, 'config', name, _stages(config))
+  _, hint = _hint(place, sorted(config), '')
+  hint = (hint or '').replace('config.', '--config.')
+  return hint + (' (STAGE: such as sft or grpo)' if 'STAGE' in hint else '')
 
 
 def _hint(

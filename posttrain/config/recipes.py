@@ -67,9 +67,13 @@ def _hint(path: str) -> str:
       f'write {foreign.text(first)}:{foreign.text(rest.strip())}, with a colon '
       "after the recipe's name"
     )
-  if near := spelling.near(_name(path), names):
-    return f'did you mean {near[0]}?'
-  return f'the recipes are {", ".join(names)}'
+  near = spelling.near(_name(path), names)
+  if near := near or [x for x in names if x.startswith(f'{_name(path)}_')]:
+    return f'did you mean {" or ".join(near)}?'
+  searched = ''
+  if path.endswith(('.py', '.json')):
+    searched = f'there is no {foreign.text(os.path.abspath(path))}; '
+  return f'{searched}the recipes are {", ".join(names)}'
 
 
 def run(path: str, argument: str) -> config_dict.ConfigDict:
@@ -96,7 +100,7 @@ def run(path: str, argument: str) -> config_dict.ConfigDict:
     # key.
     user = isinstance(error, ValueError | RuntimeError)
     if user and errors.is_expected(error, 'configs.'):
-      raise
+      raise ValueError(str(error).replace('RECIPE:', f'{name}:')) from error
     line = _line(path, error)
     raise ValueError(
       f'{path} must be a recipe that runs: {line}{foreign.error(error)}'

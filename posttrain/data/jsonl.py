@@ -130,9 +130,13 @@ def _object(line: bytes, where: str) -> Mapping[str, Any]:
   try:
     row = json_files.parse(line, f'{where}: a line')
   except ValueError as error:
+    is_list = line.lstrip()[:1] == b'['
+    form = (
+      '; this file looks like a JSON list, JSONL has an object on each line'
+    )
     raise ValueError(
       f'{error}; it must be one JSON object in UTF-8: got '
-      f'{foreign.quote(line, 60)}'
+      f'{foreign.quote(line, 60)}{form if is_list else ""}'
     ) from error
   if not isinstance(row, Mapping):
     raise ValueError(

@@ -244,6 +244,13 @@ def misspelt(
   if 'conversations' in raw:
     column = 'messages' if 'messages' in known else 'prompt'
     return f'; {messages.SHAREGPT}, in a column {column!r}'
+  if not any(x in raw for x in ('prompt', 'chosen', 'rejected')) and (
+    'text' in raw or 'text' in (columns or {})
+  ):
+    return (
+      "; a text alone has no part that is the answer: split it into 'prompt' "
+      "and 'completion'"
+    )
   absent = [old for old, new in (columns or {}).items() if new not in raw]
   return (
     spelling.hint(absent, tuple(raw))

@@ -124,10 +124,14 @@ def read(folder: str | pathlib.Path) -> schema.Model:
   """
   path = pathlib.Path(folder) / 'config.json'
   if not path.is_file():
-    raise ValueError(
-      f'{folder} must hold a config.json: got none; name the directory of a '
-      'HuggingFace model'
-    )
+    hint = 'name the directory of a HuggingFace model'
+    if (path.parent / 'adapter_config.json').is_file():
+      hint = (
+        'it is an adapter: name the directory of its base model, and the '
+        "adapter as the stage's init, as in --config=sft:BASE,data.jsonl,lora "
+        f'--config.init={folder}'
+      )
+    raise ValueError(f'{folder} must hold a config.json: got none; {hint}')
   text = json_files.read_object(path)
   try:
     return _parse(text)

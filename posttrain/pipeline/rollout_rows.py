@@ -2,10 +2,11 @@
 
 A row is one rollout: `env`, `task`, `group` (its number in the step), `prompt`
 and `completion` (messages), `rendered` (the prompt as the model read it: the
-text of its tokens, with tools and template), `answer`, `reward`, `rewards` (the value of each
-summand), `correct`, `advantage` (the mean over its completion tokens; null if
-it does not train), `stop_reason`, `tokens` (sampled ones), `version` (the step
-whose weights sampled its first token), `turn_rewards`, `error`.
+text of its tokens, with tools and template), `answer`, `reward`, `rewards` (the
+value of each summand), `correct`, `advantage` (the mean over its completion
+tokens; null if it does not train), `stop_reason`, `tokens` (sampled ones),
+`version` (the step whose weights sampled its first token), `turn_rewards`,
+`error`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -35,7 +35,10 @@ class Flags:
   """The command line."""
 
   runs: list[str] = flags_lib.required(
-    'RUN', 'Workdirs of runs; several are overlaid.', by_position=True
+    'RUN',
+    'Workdirs of runs; several are overlaid.',
+    by_position=True,
+    also=('workdir', 'run', 'runs', 'checkpoint', 'logdir', 'output_dir'),
   )
   output: str | None = flags_lib.flag(
     None,

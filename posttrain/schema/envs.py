@@ -128,8 +128,9 @@ class Rows:
       'path',
       'name a file or folder',
       self.path,
-      "after the recipe's name, as grpo:DIR,prompts.jsonl,rewards:short; or "
-      "set the stage's `envs` to another environment",
+      'as {"type": "rows", "path": "FILE.jsonl"}, or after the name of a '
+      'recipe for own data, as grpo:DIR,FILE.jsonl,MODULE:REWARD; or set the '
+      "stage's `envs` to another environment",
     )
     base.require(
       0 <= self.eval_fraction < 1,

@@ -33,7 +33,7 @@ SWITCH = 5e-4  # seconds between two turns of a Python thread
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.required('PATH', flags_lib.CHECKPOINT)
+  checkpoint: str = flags_lib.checkpoint()
   port: int = flags_lib.flag(
     8000, 'The port; 0 takes a free one.', least=0, most=65535
   )

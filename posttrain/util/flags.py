@@ -77,6 +77,7 @@ class Flag:
     only_with: names of the only flags that may be given besides; () = any.
     by_position: whether it is given without a name, in the order of fields.
     repeated: whether it is the list of overrides.
+    also: names that it has elsewhere, for hints.
   """
 
   help: str
@@ -89,6 +90,7 @@ class Flag:
   only_with: tuple[str, ...] = ()
   by_position: bool = False
   repeated: bool = False
+  also: tuple[str, ...] = ()
 
 
 def flag(default: Any, help: str, **rules: Any) -> Any:
@@ -101,6 +103,15 @@ def flag(default: Any, help: str, **rules: Any) -> Any:
 def required(value: str, help: str, **rules: Any) -> Any:
   """Returns a dataclass field: a flag that must be given."""
   return dataclasses.field(metadata={'flag': Flag(help, value, **rules)})
+
+
+def checkpoint() -> Any:
+  """Returns a dataclass field: the flag --checkpoint."""
+  return required(
+    'PATH',
+    CHECKPOINT,
+    also=('model', 'model_path', 'model_name_or_path', 'workdir', 'run'),
+  )
 
 
 def compilation_cache() -> Any:
@@ -152,9 +163,20 @@ def option(kind: type, name: str, **rules: Any) -> Any:
 class Parser(Generic[T]):
   """Parses a command's arguments into its dataclass of flags."""
 
-  def __init__(self, kind: type[T], doc: str | None):
-    """Args: kind: dataclass of `flag`s; doc: the command's docstring."""
-    self._kind, self._doc = kind, doc or ''
+  def __init__(
+    self,
+    kind: type[T],
+    doc: str | None,
+    hint: Callable[[str], str] = lambda name: '',
+  ):
+    """Prepares the flags.
+
+    Args:
+      kind: dataclass of `flag`s.
+      doc: the command's docstring.
+      hint: returns what an unknown flag means as a key of the config, or ''.
+    """
+    self._kind, self._doc, self._hint = kind, doc or '', hint
     fields = dataclasses.fields(typing.cast(Any, kind))
     self._fields = {field.name: field for field in fields}
     rules = [field.metadata['flag'] for field in fields]
@@ -299,12 +321,26 @@ class Parser(Generic[T]):
     if near and self._is_known(near[0] + dot + key):
       near[0] += dot + key
     hint = f'did you mean {near[0]}? ' if near else ''
-    if self._has_overrides and label.startswith('--') and not near:
-      hint = 'options of the config are --config.KEY=VALUE; '
+    is_flag = label.startswith('--') and '.' not in label
+    if meant := [x for x in self._meant(stem) if is_flag]:
+      hint = f'{meant[0]}; '
+    elif self._has_overrides and label.startswith('--') and not near:
+      meant = self._hint(stem) if is_flag else ''
+      hint = f'{meant or "options of the config are --config.KEY=VALUE"}; '
     return (
       f'arguments must be flags of this command: got {argument!r}; '
       f'{hint}--help lists all'
     )
+
+  def _meant(self, name: str) -> list[str]:
+    """Returns the usage of each flag that other commands call so."""
+    return [
+      f'{_usage(field)} is given alone, without a name'
+      if field.metadata['flag'].by_position
+      else f'did you mean {_usage(field)}?'
+      for field in self._fields.values()
+      if name in field.metadata['flag'].also
+    ]
 
   def _near(self, stem: str) -> list[str]:
     """Returns the flags that a name without dashes may be meant for."""

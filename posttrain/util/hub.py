@@ -110,7 +110,7 @@ def hint(name: str) -> str:
   from huggingface_hub import constants
 
   return (
-    f"; the hub's cache {constants.HF_HUB_CACHE} holds none of this name; "
+    f"; the hub's cache {constants.HF_HUB_CACHE} holds no model of this name; "
     f'`hf download {foreign.text(name)}` gets one from the hub'
   )
 

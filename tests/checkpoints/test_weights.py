@@ -266,14 +266,14 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
   for path, message in (
     (tmp_path / 'hf', 'its layers is 1'),
-    ('/nowhere', 'which has no saved step'),
+    (tmp_path / 'hf', 'measured alone: python -m posttrain.evaluate --checkp'),
+    ('/nowhere', 'there is no folder /nowhere'),
   ):
     argv = [f'--checkpoint={workdir}', f'--against={path}']
     assert evaluate.main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line and line.startswith(
-      'error: --against must name a policy of the same model and tokens: got'
-    )
+    assert message in line
+    assert line.startswith('error: --against must name a policy')
 
 
 def test_options_missing_in_an_older_run_have_defaults_and_overrides(
@@ -301,7 +301,7 @@ def test_options_missing_in_an_older_run_have_defaults_and_overrides(
   ('argv', 'message'),
   [
     ([], '--checkpoint=PATH must be given'),
-    (['--checkpoint=/nowhere'], "got '/nowhere', which has no saved step"),
+    (['--checkpoint=/nowhere'], "got '/nowhere', but there is no folder"),
     (['--chekpoint=x'], "got '--chekpoint=x'"),
     (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
   ],

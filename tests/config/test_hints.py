@@ -10,6 +10,7 @@ from configs import machinery
 from posttrain import main, schema
 from posttrain.config import aliases, hints
 from posttrain.config import load as config
+from posttrain.config.aliases import values
 from tests.util import test_spelling
 
 FLAGS = {f'--{name}' for name in main.Flags.__dataclass_fields__}
@@ -133,6 +134,59 @@ def test_examples(key, words):
   text = _error(node, key)
   assert words in text
   assert text.startswith('config')
+
+
+@pytest.mark.parametrize(
+  ('name', 'words'),
+  [
+    ('num_train_epochs', 'counterpart: --config.STAGE.steps counts batches'),
+    ('output_dir', "TRL's output_dir is --workdir"),
+    ('lr', 'did you mean --config.STAGE.optim.lr? (STAGE: such as'),
+    ('max_new_tokens', '--config.STAGE.envs.ENV.sampler.max_tokens'),
+  ],
+)
+def test_flags_that_are_keys(name, words):
+  assert words in hints.flag(name)
+
+
+def test_a_flag_that_nothing_resembles_has_no_hint():
+  assert hints.flag('foo') == ''
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'words'),
+  [
+    ('grpo.envs.arithmetic.algorithm', 'DrGRPO', 'rl.aggregation=constant'),
+    ('grpo.envs.arithmetic.algorithm', 'dapo', 'grpo.batch.max_draws=N'),
+    ('grpo.envs.arithmetic.algorithm', 'kto', '--config=dpo:DIR,pairs.jsonl'),
+    ('grpo.envs.arithmetic.algorithm', 'gspo', '--config.grpo.loss.rl=gspo'),
+    ('grpo.envs.arithmetic.algorithm', 'REINFORCE++', 'scale_rewards=batch'),
+    ('grpo.loss.rl', 'dapo', '--config.grpo.loss.rl=clip'),
+    ('grpo.loss.rl', 'clp', 'did you mean clip?'),
+    ('grpo.envs.arithmetic.env', 'squad', '"type": "rows", "path": "FILE'),
+    ('grpo.envs.arithmetic.env', 'gms8k', 'did you mean gsm8k?'),
+  ],
+)
+def test_values_of_other_libraries(key, value, words):
+  node = config.load('configs/arithmetic.py')
+  with pytest.raises(ValueError, match=re.escape(words)):
+    config.override(node, key, value)
+    config.build(node)
+
+
+def test_what_the_advice_on_values_names_exists():
+  """Sets each key of the advice, in a recipe that has all of them."""
+  for leaf, meant in values._VALUES.items():
+    path = {'rl': 'loss.rl'}.get(leaf, f'envs.arithmetic.{leaf}')
+    for name in meant:
+      node = config.load('configs/arithmetic.py')
+      text = values.hint(f'config.grpo.{path}', name, ())
+      text = text.replace('ENV', 'arithmetic').replace('=N', '=512')
+      keys = re.findall(r'--config\.(grpo\.[\w.]+)=(\w+)', text)
+      for key, value in sorted(keys):
+        config.override(node, key, value)
+      if keys:
+        config.build(node)
 
 
 def test_the_wrong_key_itself_is_no_advice():

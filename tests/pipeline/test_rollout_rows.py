@@ -25,9 +25,7 @@ def played(*rewards, trained=True):
     for i, rollout in enumerate(group)
     for sample in rollout.samples
   ]
-  return rollout_rows.Played(
-    [group], [group] if trained else [], samples, str
-  )
+  return rollout_rows.Played([group], [group] if trained else [], samples, str)
 
 
 def test_a_row_per_rollout():

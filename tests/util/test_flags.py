@@ -37,7 +37,9 @@ class Flags:
   prompt: str | None = flags_lib.flag(None, 'A text.', empty=True)
   name: str = flags_lib.flag('', 'A name.')
   port: int = flags_lib.flag(80, 'The port.', least=0, most=65535)
-  steps: int | None = flags_lib.flag(None, 'Number of steps.', least=1)
+  steps: int | None = flags_lib.flag(
+    None, 'Number of steps.', least=1, also=('iterations',)
+  )
   temperature: float = flags_lib.flag(1.0, 'The temperature.')
   ids: tuple[int, ...] | None = flags_lib.flag(None, 'Token ids.')
   ops: tuple[str, ...] = flags_lib.flag(('+',), 'Operators.')
@@ -62,11 +64,17 @@ class Folders:
 class Many:
   """Any number of arguments by position."""
 
-  paths: list[str] = flags_lib.required('PATH', 'Paths.', by_position=True)
+  paths: list[str] = flags_lib.required(
+    'PATH', 'Paths.', by_position=True, also=('folder',)
+  )
   dry_run: bool = flags_lib.flag(False, 'Writes nothing.')
 
 
-PARSER = flags_lib.Parser(Flags, 'The test command.')
+PARSER = flags_lib.Parser(
+  Flags,
+  'The test command.',
+  hint=lambda name: 'lr is --config.a.lr' if name == 'lr' else '',
+)
 FOLDERS = flags_lib.Parser(Folders, 'The copy command.')
 
 
@@ -151,6 +159,9 @@ def test_several_arguments_by_position_are_a_list():
   with pytest.raises(ValueError, match='PATH must be given'):
     parser.parse(['--dry_run'])
   assert '\n  PATH\n' in parser.help()
+  message = "got '--folder=a'; PATH is given alone, without a name"
+  with pytest.raises(ValueError, match=message):
+    parser.parse(['--folder=a'])
 
 
 def test_arguments_by_position_come_in_the_order_of_fields():
@@ -165,6 +176,9 @@ def test_arguments_by_position_come_in_the_order_of_fields():
     (['--dry-run'], "got '--dry-run'; did you mean --dry_run?"),
     (['--temp=1'], "got '--temp=1'; did you mean --temperature?"),
     (['--hepl'], "got '--hepl'; did you mean --help?"),
+    (['--iterations=1'], "'--iterations=1'; did you mean --steps=N?"),
+    (['--lr=1'], "got '--lr=1'; lr is --config.a.lr; --help lists all"),
+    (['--x=1'], "'--x=1'; options of the config are --config.KEY=VALUE;"),
     (['--confg.a.lr=1'], "'--confg.a.lr=1'; did you mean --config.a.lr?"),
     (['--overrides=1'], "arguments must be flags of this command: got '--ov"),
     (['--config.=1'], "got '--config.=1'"),

@@ -145,7 +145,7 @@ def test_a_path_that_exists_is_no_id(snapshot, tmp_path, monkeypatch):
 
 
 def test_a_missing_model_names_the_cache(snapshot, tmp_path):
-  message = f'cache {tmp_path}/hub holds none .* `hf download mine/a` gets'
+  message = f'cache {tmp_path}/hub holds no model .* `hf download mine/a` gets'
   with pytest.raises(ValueError, match=message):
     weight_folders.find('mine/a')
   node = config.load('configs/gsm8k_sft.py:tiny')

@@ -81,7 +81,8 @@ _LOSSES = (
     row.equal('STAGE.loss.rl.entropy_coef', verl='entropy_coeff'),
     row.equal(
       'STAGE.loss.rl.aggregation',
-      "'token' is TRL's dapo and verl's token-mean, 'sequence' TRL's grpo",
+      "'token' is TRL's dapo and verl's token-mean, 'sequence' TRL's grpo, "
+      "'constant' TRL's dr_grpo",
       trl='loss_type',
       verl='loss_agg_mode',
     ),
@@ -178,7 +179,9 @@ _MODEL = (
       'STAGE.lora.rank', trl='lora_r', verl='lora_rank', maxtext='lora_rank'
     ),
     row.none(
-      'STAGE.lora.rank', 'LoRA is on where {} is above 0', trl='use_peft'
+      'STAGE.lora.rank',
+      'LoRA is on where {} is above 0',
+      trl='use_peft peft_config',
     ),
     row.equal('STAGE.lora.alpha', trl='lora_alpha', verl='lora_alpha'),
     row.equal(

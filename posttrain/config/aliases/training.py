@@ -200,6 +200,16 @@ _SAMPLING = (
   row.equal('STAGE.envs.ENV.rewards.NAME.weight', trl='reward_weights'),
   row.equal('STAGE.envs.ENV.env.path', trl='dataset_name', verl='train_files'),
   row.equal('STAGE.envs.ENV.env.eval_path', verl='val_files'),
+  row.none(
+    'STAGE.envs.ENV.env.columns',
+    'rows have prompt and completion, or messages; {} renames columns',
+    trl='dataset_text_field',
+  ),
+  row.none(
+    'STAGE.envs.ENV.env.path',
+    'of the rows of {}, only completions or turns of the assistant train',
+    trl='assistant_only_loss completion_only_loss',
+  ),
 )
 
 SECTIONS = {

@@ -24,6 +24,23 @@ from posttrain.util import exits, foreign, spelling, watchdog
 LARGEST = values.LARGEST
 
 
+# Names of arguments elsewhere -> ours.
+_SYNONYMS = {
+  **dict.fromkeys(('prompt', 'query', 'queries', 'question'), 'prompts'),
+  **dict.fromkeys(
+    (
+      'completion',
+      'response',
+      'responses',
+      'solution_str',
+      'output',
+      'outputs',
+    ),
+    'completions',
+  ),
+}
+
+
 class TooManyFaults(RuntimeError):
   """More faults of a reward in a row than its budget allows."""
 
@@ -269,12 +286,34 @@ def require_arguments(name: str, fn: Callable, known: Iterable[str]) -> None:
   """
   known = sorted(known)
   if wrong := missing(fn, known):
-    near = spelling.near(wrong[0], known)
-    hint = f'did you mean {near[0]}?' if near else 'or give it a default'
     raise ValueError(
       f'{name} must take arguments that exist: got {wrong}, expected some of '
-      f'{known}; {hint}'
+      f'{known}; {_meant(wrong, known)}'
     )
+
+
+def _meant(wrong: Sequence[str], known: Sequence[str]) -> str:
+  """Returns what to do about arguments that do not exist."""
+  near = {
+    key: [_SYNONYMS[key]]
+    if _SYNONYMS.get(key) in known
+    else spelling.near(key, known)
+    for key in wrong
+  }
+  meant = [f'{names[0]} for {key}' for key, names in near.items() if names]
+  rest = [key for key, names in near.items() if not names]
+  hints = []
+  if meant:
+    hints.append(
+      f'did you mean {", ".join(meant)}? Each is a list, with an item per '
+      'rollout'
+    )
+  if rest:
+    hints.append(
+      f'no task has {", ".join(rest)}: rename the argument, or the column of '
+      f"rows (env.columns={{'COLUMN': {rest[0]!r}}}), or give it a default"
+    )
+  return '; '.join(hints)
 
 
 def missing(fn: Callable, arguments: Collection[str]) -> list[str]:
