@@ -365,6 +365,11 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
       f'{_ARGUMENT} must have no reward: got {part!r}, but this recipe trains '
       f'without one, and grpo with; {form}'
     )
+  if _is_path(part):
+    raise ValueError(
+      f"a model's directory must exist: got {part!r}, but there is no "
+      f'directory {os.path.abspath(path)}{_near_folder(path)}'
+    )
   what = 'no directory' if '/' in part else 'of none'
   hint = _near_word(part) or _hub_hint(part)
   hint = hint or (imports.meant(part) if rewards else '') or f'; {form}'
@@ -381,6 +386,22 @@ def _near_file(path: str) -> str:
   known = [x for x in files if x.lower().endswith(ROW_FILES)]
   near = spelling.near(name, known)
   return f'; did you mean {near[0]}?' if near else ''
+
+
+def _is_path(part: str) -> bool:
+  """Returns whether a part that does not exist is meant as a path."""
+  above = os.path.dirname(_path(part))
+  is_id = hub.is_id(part) and not os.path.isdir(above)
+  return part.startswith(('.', '/', '~')) or ('/' in part and not is_id)
+
+
+def _near_folder(path: str) -> str:
+  """Returns '; did you mean models/qwen?' of a folder beside a path, or ''."""
+  above, name = os.path.split(os.path.normpath(path))
+  known = os.listdir(above or '.') if os.path.isdir(above or '.') else []
+  if near := spelling.near(name, known):
+    return f'; did you mean {os.path.join(above, near[0])}?'
+  return f'; `hf download OWNER/NAME --local-dir {path}` gets one from the hub'
 
 
 def _hub_hint(part: str) -> str:

@@ -39,7 +39,7 @@ def run_on_devices(count, *argv):
     cwd=ROOT,
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=600,
   )
   assert done.returncode == 0, done.stderr[-2000:]
   return done.stdout

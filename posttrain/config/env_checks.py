@@ -247,13 +247,23 @@ def check_earlier(
     return
   if target not in earlier:
     expected = 'but config.stages has none before it; list that stage first'
+    fitting = [x for x, y in earlier.items() if (y == 'ranking') == reward]
     if earlier:
-      expected = f'expected one of {tuple(earlier)}, which are before it'
+      expected = f'which config.stages must have before it: list {target} first'
+    if fitting:
+      expected = f'expected one of {tuple(fitting)}, which are before it'
+    other = f'a workdir or a HuggingFace directory, --{key}=PATH'
+    if reward:
+      other = f'the workdir of a reward model, --{key}=RUN'
+    elif key.endswith('.init'):
+      other = (
+        f'a workdir of this recipe, --{key}=RUN, or a HuggingFace directory, '
+        f'--{key}=DIR, with its config.model, config.tokenizer.path and '
+        'config.tokenizer.eos'
+      )
     raise ValueError(
-      f'{key} must name an earlier stage: got {foreign.quote(name)}, {expected}'
-      f', or name a workdir of this recipe, --{key}=RUN, or a HuggingFace '
-      f'directory, --{key}=DIR, with its config.model, config.tokenizer.path '
-      'and config.tokenizer.eos'
+      f'{key} must name an earlier stage: got {foreign.quote(name)}, '
+      f'{expected}, or name {other}'
     )
   if (earlier[target] == 'ranking') != reward:
     wanted = "of kind 'ranking'" if reward else 'that trains a policy'

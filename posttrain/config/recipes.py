@@ -67,7 +67,7 @@ def _hint(path: str) -> str:
       f'write {foreign.text(first)}:{foreign.text(rest.strip())}, with a colon '
       "after the recipe's name"
     )
-  near = spelling.near(_name(path), names)
+  near = spelling.near(os.path.splitext(_name(path))[0], names)
   if near := near or [x for x in names if x.startswith(f'{_name(path)}_')]:
     return f'did you mean {" or ".join(near)}?'
   searched = ''

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from posttrain.util import floats, foreign, json_files
 
 MAX_LINE = 64 * 2**20  # bytes of a row
+_LIST = '; this file looks like a JSON list: JSONL has an object on each line'
 HELD = 64 * 2**20  # bytes of a file whose text is held
 
 
@@ -139,8 +140,9 @@ def _object(line: bytes, where: str) -> Mapping[str, Any]:
       f'{foreign.quote(line, 60)}{form if is_list else ""}'
     ) from error
   if not isinstance(row, Mapping):
+    hint = _LIST if isinstance(row, list) else ''
     raise ValueError(
-      f'{where}: a row must be an object: got {foreign.quote(row)}'
+      f'{where}: a row must be an object: got {foreign.quote(row, 60)}{hint}'
     )
   for key, value in row.items():
     if not _is_finite(value):

@@ -17,7 +17,8 @@ _DR_GRPO = (
 _DAPO = (
   'DAPO is the algorithm grpo with --{stage}.loss.rl=clip (high is 0.28 and '
   'aggregation token by default), dynamic sampling by '
-  '--{stage}.batch.max_draws=N, and the length_penalty overlong'
+  '--{stage}.batch.max_draws=N above prompts_per_step, and '
+  '--{stage}.envs.ENV.algorithm.length_penalty=overlong'
 )
 _PPO = (
   'there is no critic; PPO clips the ratio, as --{stage}.loss.rl=clip does '
@@ -54,7 +55,9 @@ _VALUES = {
     'ipo': _RATIO,
     'reinforce': 'REINFORCE is the algorithm reward',
     'reinforceplusplus': (
-      'REINFORCE++ with a baseline is --{path}=grpo with scale_rewards=batch'
+      'REINFORCE++ with a baseline is '
+      '--{path}=\'{{"type": "grpo", "scale_rewards": "batch"}}\'; none is '
+      'without groups'
     ),
     'gkd': _OPD,
     'distillation': _OPD,
