@@ -60,7 +60,7 @@ def find(path: str) -> str:
     config = _inside(path, 'config.json')
     if os.path.isfile(config):
       json_files.read_object(config)  # raises if it cannot be read
-    if not os.path.exists(path):
+    if not os.path.exists(os.path.expanduser(path)):
       raise ValueError(
         f'a checkpoint path must exist: got {foreign.quote(path)}, but there '
         f'is no folder {foreign.text(os.path.abspath(path))}{hub.hint(path)}'

@@ -100,6 +100,8 @@ def run(path: str, argument: str) -> config_dict.ConfigDict:
     # key.
     user = isinstance(error, ValueError | RuntimeError)
     if user and errors.is_expected(error, 'configs.'):
+      if 'RECIPE:' not in str(error):
+        raise
       raise ValueError(str(error).replace('RECIPE:', f'{name}:')) from error
     line = _line(path, error)
     raise ValueError(

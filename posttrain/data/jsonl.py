@@ -132,12 +132,9 @@ def _object(line: bytes, where: str) -> Mapping[str, Any]:
     row = json_files.parse(line, f'{where}: a line')
   except ValueError as error:
     is_list = line.lstrip()[:1] == b'['
-    form = (
-      '; this file looks like a JSON list, JSONL has an object on each line'
-    )
     raise ValueError(
       f'{error}; it must be one JSON object in UTF-8: got '
-      f'{foreign.quote(line, 60)}{form if is_list else ""}'
+      f'{foreign.quote(line, 60)}{_LIST if is_list else ""}'
     ) from error
   if not isinstance(row, Mapping):
     hint = _LIST if isinstance(row, list) else ''

@@ -51,8 +51,8 @@ def stage_of(
       where, values = path, node.to_dict()
   elif not weight_folders.is_run(folder):
     raise ValueError(
-      f'--config=RECIPE must be given: {folder} has no options of tasks; the '
-      'recipe has them, as in --config=sft:' + f'{folder},data.jsonl'
+      f'--config=RECIPE must be given: {folder} has no options of tasks, but '
+      f'a recipe has, as --config=sft:{folder},data.jsonl'
     )
   else:
     host = weight_folders.read_host(folder)

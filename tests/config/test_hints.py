@@ -160,7 +160,11 @@ def test_a_flag_that_nothing_resembles_has_no_hint():
     ('grpo.envs.arithmetic.algorithm', 'dapo', 'grpo.batch.max_draws=N'),
     ('grpo.envs.arithmetic.algorithm', 'kto', '--config=dpo:DIR,pairs.jsonl'),
     ('grpo.envs.arithmetic.algorithm', 'gspo', '--config.grpo.loss.rl=gspo'),
-    ('grpo.envs.arithmetic.algorithm', 'REINFORCE++', '"scale_rewards": "batch"'),
+    (
+      'grpo.envs.arithmetic.algorithm',
+      'REINFORCE++',
+      '"scale_rewards": "batch"',
+    ),
     ('grpo.loss.rl', 'dapo', '--config.grpo.loss.rl=clip'),
     ('grpo.loss.rl', 'clp', 'did you mean clip?'),
     ('grpo.envs.arithmetic.env', 'squad', '"type": "rows", "path": "FILE'),

@@ -109,7 +109,10 @@ def test_lora_changes_rank_and_learning_rate_alone(path, folder):
 @pytest.mark.parametrize('path', (*PRETRAINED, *OWN))
 @pytest.mark.parametrize('argument', ['', ':lora', ':/no/such', ':tiny,lora'])
 def test_a_pretrained_recipe_needs_a_directory(path, argument):
-  with pytest.raises(ValueError, match='the recipe.s name must .* HuggingFace|directory must exist'):
+  with pytest.raises(
+    ValueError,
+    match='the recipe.s name must .* HuggingFace|directory must exist',
+  ):
     config.load(path + argument)
 
 
