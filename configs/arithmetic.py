@@ -33,7 +33,7 @@ import dataclasses
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 # What is learned: the questions, and the demonstrations of their answers.
@@ -93,7 +93,7 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = machinery.config_dict(
     schema.Run(
       model=schema.PRESETS['small'],

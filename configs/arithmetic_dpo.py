@@ -27,7 +27,7 @@ in seconds and learns next to nothing.
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 # Stage 1: SFT. Sampled answers repeat the mistakes of the demonstrations.
@@ -65,7 +65,7 @@ DPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'sums', 'tiny')
+  arguments.check_word(argument, 'sums', 'tiny')
   config = machinery.config_dict(
     schema.Run(
       model=schema.PRESETS['small'],

@@ -27,7 +27,7 @@ Tried:
 `:tiny` runs every part in seconds and learns next to nothing.
 """
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 # Stage 1: SFT, to a policy that is right about half of the time.
@@ -38,7 +38,7 @@ REWARD_MODEL = common.arithmetic_reward_model(SFT)
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = machinery.config_dict(
     schema.Run(
       model=schema.PRESETS['small'],

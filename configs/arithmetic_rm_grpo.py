@@ -28,7 +28,7 @@ sampled 0.467 before, after 60 steps):
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 # Stage 1: SFT, to a policy that is right about half of the time.
@@ -69,7 +69,7 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = machinery.config_dict(
     schema.Run(
       model=schema.PRESETS['small'],

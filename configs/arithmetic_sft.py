@@ -21,7 +21,7 @@ Tried:
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 SFT = schema.Stage(
@@ -54,7 +54,7 @@ SFT = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = machinery.config_dict(
     schema.Run(
       model=schema.PRESETS['small'],

@@ -5,7 +5,7 @@ import os
 
 import ml_collections
 
-from configs import machinery
+from configs import arguments, machinery
 from posttrain import schema
 from posttrain.models import hf_config
 from posttrain.util import hub
@@ -136,7 +136,7 @@ def questions(stage: schema.Stage) -> dict[str, schema.EnvEntry]:
   }
 
 
-def name_rows(env: ml_collections.ConfigDict, own: machinery.Own) -> None:
+def name_rows(env: ml_collections.ConfigDict, own: arguments.Own) -> None:
   """Sets the files of an environment `rows` to the files in the argument."""
   if own.data is not None:
     env.path = own.data
@@ -144,7 +144,7 @@ def name_rows(env: ml_collections.ConfigDict, own: machinery.Own) -> None:
     env.eval_path, env.eval_fraction = own.held_out, 0.0
 
 
-def name_pairs(pairs: ml_collections.ConfigDict, own: machinery.Own) -> None:
+def name_pairs(pairs: ml_collections.ConfigDict, own: arguments.Own) -> None:
   """Sets the files of a stage's pairs to the files in the argument."""
   if own.data is not None:
     pairs.path = own.data

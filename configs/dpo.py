@@ -36,7 +36,7 @@ import pathlib
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 EXAMPLE = pathlib.Path(__file__).with_name('pairs_example.jsonl')
@@ -62,7 +62,7 @@ DPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  own = machinery.parse_own(argument)
+  own = arguments.parse_own(argument)
   config = common.run_from(own.folder, {'dpo': DPO}, own.preset)
   common.name_pairs(config.dpo.pairs, own)
   if 'lora' in own.words:

@@ -46,7 +46,7 @@ import pathlib
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 EXAMPLE = pathlib.Path(__file__).with_name('rows_example.jsonl')
@@ -86,7 +86,7 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  own = machinery.parse_own(argument, rewards=True, data=False)
+  own = arguments.parse_own(argument, rewards=True, data=False)
   config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
   common.name_rows(entry.env, own)

@@ -27,7 +27,7 @@ chip.
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common
 from posttrain import schema
 
 GRPO = schema.Stage(
@@ -62,7 +62,7 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  folder, words = machinery.parse_argument(argument, ('tiny', 'lora'))
+  folder, words = arguments.parse_folder(argument, ('tiny', 'lora'))
   config = common.run_from(folder, {'grpo': GRPO})
   if 'lora' in words:
     common.use_lora(config.grpo, lr=1e-5)

@@ -23,7 +23,7 @@ Device memory, by `--dry_run --devices=gpu:1`: 21.5 GiB for Qwen3-0.6B (LoRA:
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common
 from posttrain import schema
 
 SFT = schema.Stage(
@@ -60,7 +60,7 @@ SFT = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  folder, words = machinery.parse_argument(argument, ('tiny', 'lora'))
+  folder, words = arguments.parse_folder(argument, ('tiny', 'lora'))
   config = common.run_from(folder, {'sft': SFT}, save_every=100)
   if 'lora' in words:
     common.use_lora(config.sft, lr=1e-4)

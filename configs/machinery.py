@@ -1,12 +1,10 @@
-"""The full ConfigDict of a run, and the argument after a recipe's name.
+"""The full ConfigDict of a run.
 
 Every key of the schema exists in the ConfigDict, once, with its default. The
 ConfigDict is locked, so a misspelt key is an error and not a new key.
 """
 
 import dataclasses
-import os
-import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -14,15 +12,8 @@ from typing import Any
 
 import ml_collections
 
+from configs import arguments
 from posttrain import schema
-from posttrain.util import hub, imports, spelling, tfds_names
-
-# How names of files of rows end, see `posttrain.data.row_files`.
-ROW_FILES = ('.jsonl', '.parquet', '.arrow', '.feather', '.csv')
-# Endings of other files that hold data, for the error that names the above.
-_NO_ROW_FILES = ('.json', '.txt', '.tsv', '.xlsx', '.gz', '.zst', '.zip')
-_ARGUMENT = "the argument after the recipe's name"
-_REWARD = 'reward='  # begins the part of a reward model's run
 
 
 def config_dict(run: schema.Run) -> ml_collections.ConfigDict:
@@ -57,7 +48,7 @@ def unset(config: ml_collections.ConfigDict, key: str) -> None:
 
 
 def keep(
-  config: ml_collections.ConfigDict, key: str, own: 'Own'
+  config: ml_collections.ConfigDict, key: str, own: arguments.Own
 ) -> ml_collections.ConfigDict:
   """Returns a config whose node `key` cannot lose what the user has named.
 
@@ -95,12 +86,14 @@ class _Keeping(ml_collections.ConfigDict):
   def __setitem__(self, key: str, value: Any) -> None:
     kept, path, names = self._kept
     if key == kept:
-      texts = {form for x in _texts(value) for form in (x, _absolute(x))}
+      texts = {
+        form for x in _texts(value) for form in (x, arguments.absolute(x))
+      }
       if lost := [x for x in names if x not in texts]:
         raise ValueError(
-          f'{path} must keep the data and rewards in {_ARGUMENT}: got a node '
-          f'without {", ".join(map(repr, lost))}; add them to it, or leave '
-          'them out of the argument'
+          f'{path} must keep the data and rewards in {arguments.NAME}: got a '
+          f'node without {", ".join(map(repr, lost))}; add them to it, or '
+          'leave them out of the argument'
         )
     super().__setitem__(key, value)
 
@@ -112,340 +105,6 @@ def _texts(value: Any) -> Iterator[str]:
   elif isinstance(value, ml_collections.ConfigDict | dict):
     for child in value.values():
       yield from _texts(child)
-
-
-def check_argument(argument: str, *known: str) -> None:
-  """Checks the one word after a recipe's name; '' is always allowed.
-
-  Raises:
-    ValueError: any other word.
-  """
-  if argument not in ('', *known):
-    *first, last = map(repr, ('', *known))
-    raise ValueError(
-      f'the argument of --config=RECIPE:ARGUMENT must be {", ".join(first)} '
-      f'or {last}: got {argument!r}'
-    )
-
-
-def parse_argument(
-  argument: str, known: tuple[str, ...]
-) -> tuple[str | None, set[str]]:
-  """Splits `DIR`, `WORD` or `DIR,WORD,WORD` after a recipe's name.
-
-  Args:
-    argument: the text after the colon. A path that exists may have commas.
-    known: the allowed words.
-
-  Returns:
-    The HuggingFace directory, None if there is none, and the words.
-
-  Raises:
-    ValueError: the directory does not exist, a word is unknown, or `lora`
-      comes without a directory whose weights it could adapt.
-  """
-  words = list(_parts(argument)) or ['']
-  _check_filled(words, argument)
-  folder = None if words[0] in known else words.pop(0)
-  exists = folder and os.path.isdir(os.path.expanduser(folder))
-  random = folder is None and 'lora' not in words
-  if set(words) - set(known) or not (exists or random):
-    raise ValueError(
-      f'{_ARGUMENT} must be a HuggingFace directory that exists, then words of '
-      f'{known}, as in RECIPE:DIR,lora: got {argument!r}'
-    )
-  return folder, set(words)
-
-
-@dataclasses.dataclass(frozen=True)
-class Own:
-  """What a user names after a recipe for own data."""
-
-  folder: str | None  # HuggingFace directory; None = a preset's random weights
-  preset: str  # of schema.PRESETS, without a folder
-  data: str | None  # a path, or tfds:NAME; None = the recipe's example
-  held_out: str | None  # None = a tenth of the data
-  rewards: dict[str, schema.RewardFn]  # by name
-  words: frozenset[str]  # of 'lora' and 'tiny'
-
-
-def parse_own(
-  argument: str, rewards: bool = False, lora: bool = True, data: bool = True
-) -> Own:
-  """Reads `DIR,data.jsonl`, and more, after a recipe's name, in any order.
-
-  An existing directory, or OWNER/NAME in the hub's cache, is the model; or the
-  name of a preset. A name that ends as a file of rows does, or begins with
-  tfds:, is the data, a second one the held-out data. `reward=PATH` is the run
-  of a reward model; anything else that contains a colon is a reward function.
-
-  Args:
-    argument: the text after the colon, parts with commas between them. A path
-      that exists may have commas of its own.
-    rewards: whether the recipe takes reward functions and models.
-    lora: whether the recipe can train a LoRA.
-    data: whether there must be data; if not, an environment may replace them.
-
-  Raises:
-    ValueError: a part is nothing of these or does not exist, or one is
-      missing that `tiny` does not replace.
-  """
-  form = _form(rewards, lora)
-  kinds: dict[str, list[str]] = {}
-  parts = list(_parts(argument))
-  _check_filled(parts, argument)
-  for part in parts:
-    kinds.setdefault(_kind_of(part, rewards, form), []).append(part)
-  folders, files = kinds.get('folder', []), kinds.get('file', [])
-  presets, words = kinds.get('preset', []), frozenset(kinds.get('word', []))
-  needed = 'tiny' not in words
-  problems = (
-    (len(folders) + len(presets) > 1, 'one model'),
-    (len(files) > 2, 'two data sets at most'),
-    ('lora' in words and not lora, 'no lora: its head could not train'),
-    ('lora' in words and not folders, 'a directory, whose weights lora adapts'),
-    (needed and not folders + presets, 'a model'),
-    (needed and data and not files, 'data'),
-  )
-  for is_wrong, text in problems:
-    if is_wrong:
-      raise ValueError(
-        f'{_ARGUMENT} must have {text}: got {argument!r}; {form}'
-      )
-  paths = [_data(x) for x in files]
-  _check_apart(paths)
-  return Own(
-    folder=os.path.expanduser(folders[0]) if folders else None,
-    preset=(*presets, 'tiny')[0],
-    data=(*paths, None)[0],
-    held_out=(*paths, None, None)[1],
-    rewards=_rewards(kinds.get('function', []), kinds.get('reward model', [])),
-    words=words,
-  )
-
-
-def _parts(argument: str) -> Iterator[str]:
-  """Splits an argument at its commas, but not within a path that exists.
-
-  Spaces around a part are left out, unless a path that exists has them.
-  """
-  words = argument.split(',') if argument else []
-  while words:
-    count = len(words)
-    while count > 1 and not os.path.exists(_path(','.join(words[:count]))):
-      count -= 1
-    part = ','.join(words[:count])
-    yield part if os.path.exists(_path(part)) else part.strip()
-    words = words[count:]
-
-
-def _check_filled(parts: Sequence[str], argument: str) -> None:
-  """Refuses an argument with an empty part between, before or after commas."""
-  if argument and '' in parts:
-    raise ValueError(
-      f'{_ARGUMENT} must have no empty part: got {argument!r}; leave out the '
-      'extra comma'
-    )
-
-
-def _path(part: str) -> str:
-  return os.path.expanduser(part.removeprefix(_REWARD))
-
-
-def _data(part: str) -> str:
-  """Returns a file's path, or a TFDS name with the version that is here."""
-  if tfds_names.is_name(part):
-    return tfds_names.with_version(part)
-  return _absolute(part)
-
-
-def _absolute(path: str) -> str:
-  return os.path.abspath(os.path.expanduser(path))
-
-
-def _check_apart(paths: Sequence[str]) -> None:
-  """Refuses held-out rows that are those to train on.
-
-  A TFDS data set without a split is `train`, and where it is held out another.
-  """
-  if len(paths) < 2:
-    return
-  data, held_out = paths
-  if tfds_names.is_name(data):
-    is_same = data == held_out and tfds_names.parse(data).split is not None
-  else:
-    is_same = os.path.realpath(data) == os.path.realpath(held_out)
-  if is_same:
-    raise ValueError(
-      "the second data set after the recipe's name, which is held out, must "
-      f'be another than the first: got {data!r} twice; without a second one a '
-      'tenth is held out'
-    )
-
-
-def _rewards(
-  functions: Sequence[str], models: Sequence[str]
-) -> dict[str, schema.RewardFn]:
-  """Returns rewards by name: of functions, and `learned` of a model.
-
-  Where several would have one name, each has its module's before it, or its
-  folder's.
-  """
-  entries = []
-  for path in functions:
-    module, _, name = path.rpartition(':')
-    entries.append((module, name, schema.RewardFn(fn=path)))
-  for part in models:
-    path = os.path.abspath(_path(part))
-    name = os.path.basename(path)
-    entries.append((name, 'learned', schema.RewardFn(model=path)))
-  short = [name for _, name, _ in entries]
-  rewards: dict[str, schema.RewardFn] = {}
-  for where, name, reward in entries:
-    name = name if short.count(name) == 1 else f'{where}_{name}'
-    name = re.sub(r'[^A-Za-z0-9_-]', '_', name)
-    if name in rewards:
-      path = reward.fn or reward.model
-      raise ValueError(
-        f'{_ARGUMENT} must have rewards with names of their own: got {path!r} '
-        f'beside another reward that is named {name!r}; leave it out, or '
-        'rename one'
-      )
-    rewards[name] = reward
-  return rewards
-
-
-def _kind_of(part: str, rewards: bool, form: str) -> str:
-  """Returns the kind of one part of an argument."""
-  path = _path(part)
-  if part in ('lora', 'tiny'):  # a directory of this name is ./tiny
-    return 'word'
-  if part.startswith(_REWARD) and rewards:
-    if not os.path.isdir(path):
-      raise ValueError(
-        f'{_REWARD}PATH must name the run of a reward model: got {part!r}, but '
-        f'there is no folder {os.path.abspath(path)}'
-      )
-    return 'reward model'
-  if os.path.isdir(path) or hub.folder(part) is not None:
-    return 'folder'
-  if tfds_names.is_name(part):
-    return 'file'
-  commas = '' if os.path.exists(path) else _with_commas(part)
-  if commas:
-    raise ValueError(
-      f'{_ARGUMENT} must have parts with commas between them: got {part!r}; '
-      f'separate the parts by commas: {commas}'
-    )
-  if part.lower().endswith(ROW_FILES):
-    if not os.path.isfile(path):
-      raise ValueError(
-        f'a file of data must exist: got {part!r}, but there is no file '
-        f'{os.path.abspath(path)}{_near_file(path)}'
-      )
-    return 'file'
-  if part in schema.PRESETS:
-    return 'preset'
-  if part.lower().endswith(_NO_ROW_FILES):
-    raise ValueError(
-      f'a file of data must end in one of {", ".join(ROW_FILES)}: got '
-      f'{part!r}; in JSONL each line is one row, an object, as '
-      '{"prompt": "Hi"}'
-    )
-  is_reward = part.startswith(_REWARD) or ':' in part
-  if is_reward and rewards:
-    if '' in part.split(':'):
-      raise ValueError(
-        f'{_ARGUMENT} must name reward functions as module:function: got '
-        f'{part!r}{imports.meant(part)}'
-      )
-    return 'function'
-  if is_reward:
-    raise ValueError(
-      f'{_ARGUMENT} must have no reward: got {part!r}, but this recipe trains '
-      f'without one, and grpo with; {form}'
-    )
-  if _is_path(part):
-    raise ValueError(
-      f"a model's directory must exist: got {part!r}, but there is no "
-      f'directory {os.path.abspath(path)}{_near_folder(path)}'
-    )
-  what = 'no directory' if '/' in part else 'of none'
-  hint = _near_word(part) or _hub_hint(part)
-  hint = hint or (imports.meant(part) if rewards else '') or f'; {form}'
-  raise ValueError(
-    f'{_ARGUMENT} must have parts of a known kind: got {part!r}, which is '
-    f'{what}{hint}'
-  )
-
-
-def _near_file(path: str) -> str:
-  """Returns '; did you mean data.jsonl?' of a file beside a path, else ''."""
-  folder, name = os.path.split(os.path.abspath(path))
-  files = os.listdir(folder) if os.path.isdir(folder) else []
-  known = [x for x in files if x.lower().endswith(ROW_FILES)]
-  near = spelling.near(name, known)
-  return f'; did you mean {near[0]}?' if near else ''
-
-
-def _is_path(part: str) -> bool:
-  """Returns whether a part that does not exist is meant as a path."""
-  above = os.path.dirname(_path(part))
-  is_id = hub.is_id(part) and not os.path.isdir(above)
-  return part.startswith(('.', '/', '~')) or ('/' in part and not is_id)
-
-
-def _near_folder(path: str) -> str:
-  """Returns '; did you mean models/qwen?' of a folder beside a path, or ''."""
-  above, name = os.path.split(os.path.normpath(path))
-  known = os.listdir(above or '.') if os.path.isdir(above or '.') else []
-  if near := spelling.near(name, known):
-    return f'; did you mean {os.path.join(above, near[0])}?'
-  return f'; `hf download OWNER/NAME --local-dir {path}` gets one from the hub'
-
-
-def _hub_hint(part: str) -> str:
-  """Returns what to do about a name of the hub that is not here, else ''."""
-  hint = hub.hint(part)
-  return hint and (
-    f'{hint}; rows of a data set must be in a file: '
-    f'datasets.load_dataset({part!r}, split="train").to_json("data.jsonl")'
-  )
-
-
-def _near_word(part: str) -> str:
-  """Returns '; did you mean lora?' for a misspelt word or preset, else ''."""
-  near = spelling.near(part, dict.fromkeys(('lora', 'tiny', *schema.PRESETS)))
-  return f'; did you mean {near[0]}?' if near else ''
-
-
-def _with_commas(part: str) -> str:
-  """Returns `DIR,data.jsonl` of `DIR:data.jsonl`; '' for any other part."""
-  heads, rest = [], part
-  while ':' in rest:
-    head, _, tail = rest.partition(':')
-    is_model = head in schema.PRESETS or os.path.isdir(_path(head))
-    if not (is_model or head.lower().endswith(ROW_FILES)):
-      break
-    heads, rest = [*heads, head], tail
-  parts = [*heads, rest]
-  # A package may have the name of a directory, and a function any name.
-  has_data = any(x.lower().endswith(ROW_FILES) for x in parts)
-  return ','.join(x for x in parts if x) if heads and has_data else ''
-
-
-def _form(rewards: bool, lora: bool) -> str:
-  """Returns what an argument consists of, for errors."""
-  words = ' or '.join(('lora', 'tiny') if lora else ('tiny',))
-  functions = (
-    f', module:function or {_REWARD}PATH of a reward model' if rewards else ''
-  )
-  return (
-    'its parts are a HuggingFace directory (or a preset, such as small), data '
-    f'({", ".join(ROW_FILES)}, or tfds:NAME), further data that is held out'
-    f'{functions}, {words}, as in RECIPE:DIR,data.jsonl'
-    f'{",module:function" if rewards else ""}'
-  )
 
 
 def _node(options: Any) -> ml_collections.ConfigDict:

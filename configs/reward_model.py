@@ -30,7 +30,7 @@ import pathlib
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 EXAMPLE = pathlib.Path(__file__).with_name('pairs_example.jsonl')
@@ -54,7 +54,7 @@ REWARD_MODEL = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  own = machinery.parse_own(argument, lora=False)
+  own = arguments.parse_own(argument, lora=False)
   config = common.run_from(own.folder, {'rm': REWARD_MODEL}, own.preset)
   common.name_pairs(config.rm.pairs, own)
   config = machinery.keep(config, 'rm.pairs', own)

@@ -33,7 +33,7 @@ import pathlib
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common, machinery
 from posttrain import schema
 
 EXAMPLE = pathlib.Path(__file__).with_name('rows_example.jsonl')
@@ -65,7 +65,7 @@ SFT = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  own = machinery.parse_own(argument)
+  own = arguments.parse_own(argument)
   config = common.run_from(own.folder, {'sft': SFT}, own.preset)
   common.name_rows(config.sft.envs.data.env, own)
   if own.folder is None:  # random weights need larger steps

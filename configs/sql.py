@@ -61,7 +61,7 @@ import pathlib
 
 import ml_collections
 
-from configs import machinery
+from configs import arguments, machinery
 from posttrain import schema
 
 # Words of the generated databases; see `posttrain.envs.sql.tokenizer`.
@@ -148,7 +148,7 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = '', grpo: schema.Stage = GRPO):
-  machinery.check_argument(argument, 'tiny', 'sft')
+  arguments.check_word(argument, 'tiny', 'sft')
   stages = {'sft': SFT, 'grpo': grpo}
   if argument == 'sft':
     del stages['grpo']

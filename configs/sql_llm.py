@@ -31,7 +31,7 @@ import dataclasses
 
 import ml_collections
 
-from configs import common, machinery
+from configs import arguments, common
 from posttrain import schema
 
 # What is learned: questions about real databases.
@@ -105,7 +105,7 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  folder, words = machinery.parse_argument(argument, ('tiny', 'lora'))
+  folder, words = arguments.parse_folder(argument, ('tiny', 'lora'))
   config = common.run_from(folder, {'sft': SFT, 'grpo': GRPO})
   if 'lora' in words:
     common.use_lora(config.sft, lr=1e-4)

@@ -188,6 +188,7 @@ def test_only_util_flags_reads_the_command_line(module):
 def test_recipes_import_little(module):
   allowed = {
     'configs',
+    'configs.arguments',
     'configs.common',
     'configs.machinery',
     'configs.algorithms',
@@ -196,9 +197,9 @@ def test_recipes_import_little(module):
   }
   if module == 'configs.common':  # a model may be what a directory says
     allowed.add('posttrain.models.hf_config')
-  if module in ('configs.common', 'configs.machinery'):
+  if module in ('configs.common', 'configs.arguments'):
     allowed.add('posttrain.util.hub')  # or a model in the hub's cache
-  if module == 'configs.machinery':
+  if module == 'configs.arguments':
     allowed.add('posttrain.util.tfds_names')  # data that are prepared here
     # What a wrong part of the argument may mean; neither imports a module.
     allowed |= {'posttrain.util.imports', 'posttrain.util.spelling'}

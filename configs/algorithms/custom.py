@@ -13,7 +13,7 @@ Tried: 32 questions: sampled 0.881, 0.854, 0.435, greedy 0.988, 0.980, 0.640;
   and see grpo.py.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 
@@ -41,7 +41,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config, unpruned='sums')

@@ -16,7 +16,7 @@ Tried:
   alpha 0.1, lr 3e-4, 60 steps of 32 x 4: 0.71 nats per token, pass rate 0.142.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 NAMES = schema.AlphabetSort(
@@ -39,7 +39,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config, unpruned='names')

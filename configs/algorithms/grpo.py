@@ -20,7 +20,7 @@ Tried (experiments/results/learning.md):
   lr 2e-4, 60 steps, seeds 0 and 2: sampled 0.843, 0.386, greedy 0.968, 0.532.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 START = algorithms.imitation(150, sums=algorithms.SUMS)
@@ -37,7 +37,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config, unpruned='sums')

@@ -18,7 +18,7 @@ of grpo.py give nearly as much, for as many CPU seconds: 250 on two busy cores.
 
 import dataclasses
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 START = algorithms.imitation(150, sums=algorithms.SUMS)
@@ -42,7 +42,7 @@ MAIN = dataclasses.replace(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config, unpruned='sums')

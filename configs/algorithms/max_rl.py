@@ -18,7 +18,7 @@ Tried, on seed 0, with other rounding (before 0.247 / 0.540 / 0.752):
     steps of noise.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 START = algorithms.imitation(
@@ -40,7 +40,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config, unpruned='differences')

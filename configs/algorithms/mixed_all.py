@@ -20,7 +20,7 @@ Tried, lr 2e-4, seeds 0, 1, 2: sampled 0.804, 0.750, 0.540; greedy 0.980, 0.968,
 
 import dataclasses
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 HINT = 'Do it like this: {demonstration}'
@@ -78,7 +78,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(teacher=TEACHER, start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config)

@@ -22,7 +22,7 @@ Tried, on seed 0, sums sampled / greedy, differences sampled / greedy:
 
 import dataclasses
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 TEACHER = algorithms.imitation(
@@ -52,7 +52,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(teacher=TEACHER, start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config, unpruned='sums')

@@ -19,7 +19,7 @@ Tried:
 `python -m posttrain.serve --checkpoint=DIR/checkpoints/teacher`.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 TEACHER = algorithms.imitation(300, sums=algorithms.RIGHT_SUMS)
@@ -37,7 +37,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(teacher=TEACHER, start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config)

@@ -21,7 +21,7 @@ Tried:
 
 import dataclasses
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 HINT = 'Do it like this: {demonstration}'
@@ -46,7 +46,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config)

@@ -16,7 +16,7 @@ Tried: differences only evaluated (`--config.main.envs.differences.ratio=0.0
   each seed; sums greedy 0.781, sampled 0.558.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 START = algorithms.imitation(
@@ -40,7 +40,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config, unpruned='sums')

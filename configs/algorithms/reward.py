@@ -11,7 +11,7 @@ then 0.988, 0.992, 0.676. Two cores of an AMD EPYC: two minutes.
 Tried: see grpo.py, whose 64 questions are twice as many as here.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 START = algorithms.imitation(150, sums=algorithms.SUMS)
@@ -30,7 +30,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config)

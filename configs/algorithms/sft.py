@@ -10,7 +10,7 @@ Expected, on 250 unseen questions, means of seeds 0, 1, 2: sampled pass rate
 has 0.986 and 1.000 on seed 0. Two busy cores of an AMD EPYC: three minutes.
 """
 
-from configs import algorithms, machinery
+from configs import algorithms, arguments
 from posttrain import schema
 
 TEACHER = algorithms.imitation(300, sums=algorithms.RIGHT_SUMS)
@@ -28,7 +28,7 @@ MAIN = algorithms.trial(
 
 
 def get_config(argument: str = ''):
-  machinery.check_argument(argument, 'tiny')
+  arguments.check_word(argument, 'tiny')
   config = algorithms.config_dict(teacher=TEACHER, start=START, main=MAIN)
   if argument == 'tiny':
     algorithms.shrink(config)

@@ -6,7 +6,7 @@ python -m posttrain.main --config=experiments/cluster/waiting_grpo.py
 
 import dataclasses
 
-from configs import machinery
+from configs import arguments, machinery
 from posttrain import schema
 
 ENTRY = schema.EnvEntry(
@@ -39,7 +39,7 @@ GRPO = schema.Stage(
 
 def get_config(argument: str = ''):
   """Returns the recipe; 'ray': in two Ray workers, '' = in threads."""
-  machinery.check_argument(argument, 'ray')
+  arguments.check_word(argument, 'ray')
   rollout = dataclasses.replace(GRPO.rollout, workers='ray')
   if not argument:
     rollout = dataclasses.replace(GRPO.rollout, num_workers=4)

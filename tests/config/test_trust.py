@@ -34,6 +34,7 @@ GADGETS = (
   'posttrain.rewards.numeric:_finite',
   'configs.arithmetic:get_config',
   'configs.machinery:config_dict',
+  'configs.arguments:parse_own',
   'configs.common:pretrained',
   'configs.algorithms:trial',
   'configs.machinery:os.system',

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from configs import machinery
+from configs import arguments, machinery
 from posttrain import main, schema
 from posttrain.config import checks
 from posttrain.config import load as config
@@ -16,7 +16,7 @@ from posttrain.rewards import texts
 from posttrain.stage import components
 from tests import qwen3
 
-SHARED = ('__init__.py', 'common.py', 'machinery.py')
+SHARED = ('__init__.py', 'arguments.py', 'common.py', 'machinery.py')
 RECIPES = sorted(
   path
   for path in glob.glob('configs/**/*.py', recursive=True)
@@ -488,12 +488,12 @@ def test_overrides_cannot_lose_the_data_of_the_argument(
 
 
 def test_arguments_are_read_as_words():
-  machinery.check_argument('', 'tiny')
-  machinery.check_argument('tiny', 'sums', 'tiny')
+  arguments.check_word('', 'tiny')
+  arguments.check_word('tiny', 'sums', 'tiny')
   with pytest.raises(ValueError, match="be '', 'sums' or 'tiny': got 'x'"):
-    machinery.check_argument('x', 'sums', 'tiny')
-  assert machinery.parse_argument('tiny', ('tiny', 'lora')) == (None, {'tiny'})
-  assert machinery.parse_argument('/,lora', ('tiny', 'lora')) == ('/', {'lora'})
+    arguments.check_word('x', 'sums', 'tiny')
+  assert arguments.parse_folder('tiny', ('tiny', 'lora')) == (None, {'tiny'})
+  assert arguments.parse_folder('/,lora', ('tiny', 'lora')) == ('/', {'lora'})
 
 
 def test_unset_keeps_the_type_of_a_key():
