@@ -7,7 +7,7 @@ or a user's own model, data and rewards (`parse_own`).
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from posttrain import schema
 from posttrain.util import hub, imports, spelling, tfds_names
@@ -225,11 +225,7 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
   if part in ('lora', 'tiny'):  # a directory of this name is ./tiny
     return 'word'
   if part.startswith(_REWARD) and rewards:
-    if not os.path.isdir(path):
-      raise ValueError(
-        f'{_REWARD}PATH must name the run of a reward model: got {part!r}, but '
-        f'there is no folder {os.path.abspath(path)}'
-      )
+    _check_reward_model(part)
     return 'reward model'
   if os.path.isdir(path) or hub.folder(part) is not None:
     return 'folder'
@@ -242,57 +238,71 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
       f'separate the parts by commas: {commas}'
     )
   if part.lower().endswith(ROW_FILES):
-    if not os.path.isfile(path):
-      raise ValueError(
-        f'a file of data must exist: got {part!r}, but there is no file '
-        f'{os.path.abspath(path)}{_near_file(path)}'
-      )
+    _check_file(part)
     return 'file'
   if part in schema.PRESETS:
     return 'preset'
-  if part.lower().endswith(_NO_ROW_FILES):
-    raise ValueError(
-      f'a file of data must end in one of {", ".join(ROW_FILES)}: got '
-      f'{part!r}; in JSONL each line is one row, an object, as '
-      '{"prompt": "Hi"}'
-    )
-  if rewards and (part.startswith(_REWARD) or ':' in part):
-    if '' in part.split(':'):
-      raise ValueError(
-        f'{NAME} must name reward functions as module:function: got '
-        f'{part!r}{imports.meant(part)}'
-      )
+  if rewards and ':' in part and '' not in part.split(':'):
     return 'function'
   raise ValueError(_unknown(part, rewards, form))
 
 
+def _check_reward_model(part: str) -> None:
+  if not os.path.isdir(_path(part)):
+    raise ValueError(
+      f'{_REWARD}PATH must name the run of a reward model: got {part!r}, but '
+      f'there is no folder {os.path.abspath(_path(part))}'
+    )
+
+
+def _check_file(part: str) -> None:
+  path = os.path.abspath(_path(part))
+  if not os.path.isfile(path):
+    raise ValueError(
+      f'a file of data must exist: got {part!r}, but there is no file '
+      f'{path}{_near_path(path, os.path.isfile)}'
+    )
+
+
 def _unknown(part: str, rewards: bool, form: str) -> str:
   """Returns the error of a part that is of no kind."""
+  if part.lower().endswith(_NO_ROW_FILES):
+    return (
+      f'a file of data must end in one of {", ".join(ROW_FILES)}: got '
+      f'{part!r}; in JSONL each line is one row, an object, as '
+      '{"prompt": "Hi"}'
+    )
+  meant = imports.meant(part) if rewards else ''
+  if rewards and ':' in part:
+    return (
+      f'{NAME} must name reward functions as module:function: got '
+      f'{part!r}{meant}'
+    )
   if part.startswith(_REWARD) or ':' in part:
     return (
       f'{NAME} must have no reward: got {part!r}, but this recipe trains '
       f'without one, and grpo with; {form}'
     )
-  if _is_path(part):
-    path = _path(part)
+  path = os.path.abspath(_path(part))
+  if _is_path(part) and not (meant or os.path.exists(path)):
+    near = _near_path(path, os.path.isdir)
     return (
       f"a model's directory must exist: got {part!r}, but there is no "
-      f'directory {os.path.abspath(path)}{_near_folder(path)}'
+      f'directory {path}{near or f"; {form}"}'
     )
   what = 'no directory' if '/' in part else 'of none'
-  hint = _near_word(part) or _hub_hint(part)
-  hint = hint or (imports.meant(part) if rewards else '') or f'; {form}'
+  hint = _near_word(part) or _hub_hint(part) or meant or f'; {form}'
   return (
     f'{NAME} must have parts of a known kind: got {part!r}, which is '
     f'{what}{hint}'
   )
 
 
-def _near_file(path: str) -> str:
-  """Returns '; did you mean data.jsonl?' of a file beside a path, else ''."""
-  folder, name = os.path.split(os.path.abspath(path))
-  files = os.listdir(folder) if os.path.isdir(folder) else []
-  known = [x for x in files if x.lower().endswith(ROW_FILES)]
+def _near_path(path: str, is_kind: Callable[[str], bool]) -> str:
+  """Returns '; did you mean data.jsonl?' of what is beside a path, or ''."""
+  folder, name = os.path.split(path)
+  names = os.listdir(folder) if os.path.isdir(folder) else []
+  known = [x for x in names if is_kind(os.path.join(folder, x))]
   near = spelling.near(name, known)
   return f'; did you mean {near[0]}?' if near else ''
 
@@ -304,20 +314,11 @@ def _is_path(part: str) -> bool:
   return part.startswith(('.', '/', '~')) or ('/' in part and not is_id)
 
 
-def _near_folder(path: str) -> str:
-  """Returns '; did you mean models/qwen?' of a folder beside a path, or ''."""
-  above, name = os.path.split(os.path.normpath(path))
-  known = os.listdir(above or '.') if os.path.isdir(above or '.') else []
-  if near := spelling.near(name, known):
-    return f'; did you mean {os.path.join(above, near[0])}?'
-  return f'; `hf download OWNER/NAME --local-dir {path}` gets one from the hub'
-
-
 def _hub_hint(part: str) -> str:
   """Returns what to do about a name of the hub that is not here, else ''."""
   hint = hub.hint(part)
   return hint and (
-    f'{hint}; rows of a data set must be in a file: '
+    f'{hint}; of a data set, write the rows to a file: '
     f'datasets.load_dataset({part!r}, split="train").to_json("data.jsonl")'
   )
 

@@ -133,8 +133,8 @@ def _rival(path: str, player: Any) -> str:
   except ValueError as error:
     raise ValueError(
       '--against must name a policy of the same model and tokens: got '
-      f'{path!r}; {error}; answers of another model are measured alone: '
-      f'python -m posttrain.evaluate --checkpoint={path}'
+      f'{path!r}; {error}; a policy with other tokens is measured by itself, '
+      'as --checkpoint'
     ) from error
   return folder
 

@@ -64,9 +64,11 @@ def _fitting(cfg: schema.Mesh, devices: int) -> str:
     if devices % size:
       fitting = [n for n in range(1, devices + 1) if devices % n == 0]
       return f'{axis} must be one of {fitting}, which divide {devices}'
-  if len(fixed) < len(sizes):
-    return f'{" x ".join(fixed)} must divide {devices}'
-  return 'set -1 on one axis, which takes all devices that remain'
+  total = math.prod(fixed.values())
+  for axis, size in fixed.items():
+    if len(fixed) == len(sizes) and devices % (total // size) == 0:
+      return f'{axis} must be {devices * size // total}, or -1'
+  return f'{" x ".join(fixed)} must divide {devices}'
 
 
 @functools.cache

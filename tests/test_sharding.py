@@ -1,6 +1,7 @@
 """Meshes, and the rules that place arrays on them."""
 
 import dataclasses
+import re
 import types
 
 import jax
@@ -82,9 +83,20 @@ def test_mesh_sizes_resolves_minus_one(mesh, devices, expected):
   assert sizes == dict(zip(('data', 'fsdp', 'tensor'), expected, strict=True))
 
 
-@pytest.mark.parametrize('mesh', [(3, -1, 1), (1, 16, -1), (2, 2, 1)])
-def test_mesh_sizes_must_multiply_to_the_devices(mesh):
-  with pytest.raises(ValueError, match='must multiply to the 8 devices: got'):
+@pytest.mark.parametrize(
+  ('mesh', 'mend'),
+  [
+    ((3, -1, 1), 'data must be one of [1, 2, 4, 8], which divide 8'),
+    ((1, 16, -1), 'fsdp must be one of [1, 2, 4, 8], which divide 8'),
+    ((-1, 4, 4), 'fsdp x tensor must divide 8'),
+    ((2, 2, 1), 'data must be 4, or -1'),
+    ((4, 4, 1), 'data must be 2, or -1'),
+    ((4, 4, 4), 'data x fsdp x tensor must divide 8'),
+  ],
+)
+def test_mesh_sizes_must_multiply_to_the_devices(mesh, mend):
+  message = f'must multiply to the 8 devices: got .*; {re.escape(mend)}; --dry'
+  with pytest.raises(ValueError, match=message):
     sharding.mesh_sizes(schema.Mesh(*mesh), 8)
 
 

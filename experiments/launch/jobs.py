@@ -129,7 +129,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
       '--sweep must be KEY=VALUE,VALUE with a dotted key, as in '
       f'grpo.optim.lr=1e-4,3e-4: got {foreign.quote(text)}'
     )
-  if re.fullmatch(r'\[.*\]', rest.strip()):
+  if re.fullmatch(r'\[[-+.\deE, ]+\]', rest.strip()):
     raise ValueError(
       '--sweep must be KEY=VALUE,VALUE without brackets around the values: got '
       f'{foreign.quote(text)}; write --sweep={key}={rest.strip()[1:-1]}'

@@ -60,10 +60,12 @@ def find(path: str) -> str:
     config = _inside(path, 'config.json')
     if os.path.isfile(config):
       json_files.read_object(config)  # raises if it cannot be read
-    if not os.path.exists(os.path.expanduser(path)):
+    place = os.path.abspath(os.path.expanduser(path))
+    if not os.path.exists(place):
       raise ValueError(
         f'a checkpoint path must exist: got {foreign.quote(path)}, but there '
-        f'is no folder {foreign.text(os.path.abspath(path))}{hub.hint(path)}'
+        f'is no {foreign.text(place)}; it names a workdir, a folder in it, or '
+        f'a HuggingFace or PEFT directory{hub.hint(path)}'
       ) from error
     raise ValueError(
       f'{error}; it is not a HuggingFace directory (a config.json with a '

@@ -246,24 +246,9 @@ def check_earlier(
   if kind != 'stage':
     return
   if target not in earlier:
-    expected = 'but config.stages has none before it; list that stage first'
-    fitting = [x for x, y in earlier.items() if (y == 'ranking') == reward]
-    if earlier:
-      expected = f'which config.stages must have before it: list {target} first'
-    if fitting:
-      expected = f'expected one of {tuple(fitting)}, which are before it'
-    other = f'a workdir or a HuggingFace directory, --{key}=PATH'
-    if reward:
-      other = f'the workdir of a reward model, --{key}=RUN'
-    elif key.endswith('.init'):
-      other = (
-        f'a workdir of this recipe, --{key}=RUN, or a HuggingFace directory, '
-        f'--{key}=DIR, with its config.model, config.tokenizer.path and '
-        'config.tokenizer.eos'
-      )
     raise ValueError(
       f'{key} must name an earlier stage: got {foreign.quote(name)}, '
-      f'{expected}, or name {other}'
+      f'{_expected(earlier, reward)}, or name {_instead(key, reward)}'
     )
   if (earlier[target] == 'ranking') != reward:
     wanted = "of kind 'ranking'" if reward else 'that trains a policy'
@@ -271,6 +256,28 @@ def check_earlier(
       f'{key} must name a stage {wanted}: got {foreign.quote(name)}, of kind '
       f'{earlier[target]!r}'
     )
+
+
+def _expected(earlier: Mapping[str, str], reward: bool) -> str:
+  """Returns which earlier stages a reference may name."""
+  fitting = [x for x, kind in earlier.items() if (kind == 'ranking') == reward]
+  if fitting:
+    return f'expected one of {tuple(fitting)}, which are before it'
+  what = 'none that trains a reward model' if reward and earlier else 'none'
+  return f'but config.stages has {what} before it; list that stage first'
+
+
+def _instead(key: str, reward: bool) -> str:
+  """Returns what a reference may name in place of a stage."""
+  if reward:
+    return f'the workdir of a reward model, --{key}=RUN'
+  if not key.endswith('.init'):
+    return f'a workdir or a HuggingFace directory, --{key}=PATH'
+  return (
+    f'a workdir of this recipe, --{key}=RUN, or a HuggingFace directory, '
+    f'--{key}=DIR, with its config.model, config.tokenizer.path and '
+    'config.tokenizer.eos'
+  )
 
 
 def unread(node: Any, field: str, path: str, why: str) -> None:

@@ -27,6 +27,11 @@ _UNREAD = {
   'preference': ('loss.rl', 'loss.ref_kl', 'loss.ranking'),
   'ranking': ('loss.rl', 'loss.ref_kl', 'loss.preference'),
 }
+# Flags of other programs for what follows the name of a recipe here.
+_AFTER_RECIPE = (
+  *('model', 'data', 'dataset', 'train', 'train_data', 'train_file'),
+  *('eval_data', 'rewards', 'reward', 'reward_fn'),
+)
 # Nodes whose keys are the user's names -> the noun of one.
 _NAMED = {
   'envs': 'environment',
@@ -70,20 +75,50 @@ def unknown(
 
 
 def flag(name: str) -> str:
-  """Returns what an unknown flag is as a key of a config, or ''.
+  """Returns what an unknown flag is in a config, or ''.
 
   Args:
     name: the flag without dashes. The names of stages and environments are not
       known, so they are STAGE and ENV in the hint.
   """
-  stage = schema.Stage(envs={'ENV': schema.EnvEntry()})
-  options = dataclasses.asdict(schema.Run(stages={'STAGE': stage}))
-  stages = options.pop('stages')
-  config = config_dict.ConfigDict({**options, **stages, 'stages': ('STAGE',)})
-  place = _Place(config, 'config', name, _stages(config))
-  _, hint = _hint(place, sorted(config), '')
-  hint = (hint or '').replace('config.', '--config.')
+  if name in _AFTER_RECIPE:
+    return (
+      "model, data and rewards follow the recipe's name, as in "
+      '--config=grpo:DIR,data.jsonl,module:function'
+    )
+  entries = aliases.by_name().get(name, [])
+  found = [
+    _sentence(name, library, row, _flag_key(row))
+    for library, row in entries
+    if library == entries[0][0]
+  ]
+  if not found:
+    stage = schema.Stage(envs={'ENV': schema.EnvEntry()})
+    options = dataclasses.asdict(schema.Run(stages={'STAGE': stage}))
+    options |= options.pop('stages')
+    keys = [
+      key
+      for key in _flat(config_dict.ConfigDict(options))
+      if key == name
+      or (
+        key.startswith('STAGE.')
+        and key.endswith(f'.{name}')
+        and '.env.' not in key
+      )
+    ]
+    found = [f'did you mean --config.{key}?' for key in keys]
+    found = found if len(keys) == 1 else []
+  hint = ', and '.join(found)
   return hint + (' (STAGE: such as sft or grpo)' if 'STAGE' in hint else '')
+
+
+def _flag_key(row: rows.Row) -> str:
+  """Returns our key of a row, with the kinds of stages that read it."""
+  if row.key.startswith('--'):
+    return row.key
+  kinds = ', '.join(row.kinds)
+  where = '' if row.kinds == schema.KINDS else f' (kind of stage: {kinds})'
+  return f'--config.{row.key}{where}'
 
 
 def _hint(
@@ -172,7 +207,7 @@ def _alias(dotted: str, place: _Place) -> str | None:
     named: dict[str, str] = {}  # our key -> the sentence, of the first library
     for library, row in aliases.by_name().get(name, []):
       if kinds & set(row.kinds) and row.key not in named:
-        named[row.key] = _sentence(name, library, row, place)
+        named[row.key] = _sentence(name, library, row, _keys(row, place))
     if named:
       return ', and '.join(named.values())
     if entries := aliases.by_name().get(name):
@@ -184,9 +219,9 @@ def _alias(dotted: str, place: _Place) -> str | None:
   return None
 
 
-def _sentence(name: str, library: str, row: rows.Row, place: _Place) -> str:
+def _sentence(name: str, library: str, row: rows.Row, key: str) -> str:
   """Returns `TRL's learning_rate is config.sft.optim.lr`."""
-  owner, key = _owner(name, library), _keys(row, place)
+  owner = _owner(name, library)
   if not row.equal:
     return f'{owner} has no counterpart: {row.note.replace("{}", key)}'
   return f'{owner} is {key}' + (f'; {row.note}' if row.note else '')

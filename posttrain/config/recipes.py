@@ -100,9 +100,7 @@ def run(path: str, argument: str) -> config_dict.ConfigDict:
     # key.
     user = isinstance(error, ValueError | RuntimeError)
     if user and errors.is_expected(error, 'configs.'):
-      if 'RECIPE:' not in str(error):
-        raise
-      raise ValueError(str(error).replace('RECIPE:', f'{name}:')) from error
+      raise
     line = _line(path, error)
     raise ValueError(
       f'{path} must be a recipe that runs: {line}{foreign.error(error)}'

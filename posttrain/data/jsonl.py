@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 from posttrain.util import floats, foreign, json_files
 
 MAX_LINE = 64 * 2**20  # bytes of a row
-_LIST = '; this file looks like a JSON list: JSONL has an object on each line'
 HELD = 64 * 2**20  # bytes of a file whose text is held
 
 
@@ -127,19 +126,25 @@ def _lines(file: BinaryIO, path) -> Iterator[tuple[bytes, int]]:
       yield line, number
 
 
+def _list_hint(line: bytes, where: str) -> str:
+  """Returns what to do about a JSON list in place of lines, or ''."""
+  if line.lstrip()[:1] != b'[' or not where.endswith(':1'):
+    return ''
+  return '; this file looks like a JSON list: JSONL has an object on each line'
+
+
 def _object(line: bytes, where: str) -> Mapping[str, Any]:
   try:
     row = json_files.parse(line, f'{where}: a line')
   except ValueError as error:
-    is_list = line.lstrip()[:1] == b'['
     raise ValueError(
       f'{error}; it must be one JSON object in UTF-8: got '
-      f'{foreign.quote(line, 60)}{_LIST if is_list else ""}'
+      f'{foreign.quote(line, 60)}{_list_hint(line, where)}'
     ) from error
   if not isinstance(row, Mapping):
-    hint = _LIST if isinstance(row, list) else ''
     raise ValueError(
-      f'{where}: a row must be an object: got {foreign.quote(row, 60)}{hint}'
+      f'{where}: a row must be an object: got {foreign.quote(row, 60)}'
+      f'{_list_hint(line, where)}'
     )
   for key, value in row.items():
     if not _is_finite(value):

@@ -138,7 +138,8 @@ def parse(
   if named not in ({'prompt', 'chosen', 'rejected'}, {'chosen', 'rejected'}):
     raise ValueError(
       f'{where}: a preference must have {_FORM}: got columns '
-      f'{foreign.text(present)}{rows.misspelt(raw, COLUMNS, columns, _KEY)}'
+      f'{foreign.text(present)}{rows.renaming(raw, columns)}'
+      f'{rows.misspelt(raw, COLUMNS, columns, _KEY)}'
     )
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)

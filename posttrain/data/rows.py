@@ -220,11 +220,17 @@ def parse(
   else:
     raise ValueError(
       f'{where}: a row must have {FORM}: got columns '
-      f'{foreign.text(present)}{misspelt(raw, COLUMNS, columns, key)}'
+      f'{foreign.text(present)}{renaming(raw, columns)}'
+      f'{misspelt(raw, COLUMNS, columns, key)}'
     )
   as_text = isinstance(raw.get('prompt'), str)
   tools = _tools(info.get('tools'), where)
   return Row(prompt, completion, where, info, as_text, tools)
+
+
+def renaming(raw: Mapping[str, Any], columns: Mapping[str, str] | None) -> str:
+  """Returns ', renamed to [...]' for an error; '' without new names."""
+  return f', renamed to {foreign.text(sorted(raw))}' if columns else ''
 
 
 def misspelt(
@@ -244,12 +250,11 @@ def misspelt(
   if 'conversations' in raw:
     column = 'messages' if 'messages' in known else 'prompt'
     return f'; {messages.SHAREGPT}, in a column {column!r}'
-  if not any(x in raw for x in ('prompt', 'chosen', 'rejected')) and (
-    'text' in raw or 'text' in (columns or {})
-  ):
+  if 'text' in raw and 'messages' in known and not set(known) & set(raw):
+    prompts = f"""--{key}='{{"text": "prompt"}}' where they are prompts"""
     return (
       "; a text alone has no part that is the answer: split it into 'prompt' "
-      "and 'completion'"
+      f"and 'completion', or {prompts}"
     )
   absent = [old for old, new in (columns or {}).items() if new not in raw]
   return (

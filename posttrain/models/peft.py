@@ -187,7 +187,9 @@ def _contents(
   """Returns an adapter's options and shapes, by its config and headers."""
   config = read(folder)
   if not (folder / WEIGHTS).is_file():
-    raise ValueError(f'{folder} must hold {WEIGHTS}: got none; copy it there')
+    raise ValueError(
+      f'{folder} must hold {WEIGHTS}: got none; save the adapter as safetensors'
+    )
   names, known = hf_files.names(folder / WEIGHTS), _places(cfg)
   kernels = {known[x][0].rpartition('/')[0] for x in names if x in known}
   if not kernels:

@@ -9,12 +9,13 @@ tokens; null if it does not train), `stop_reason`, `tokens` (sampled ones),
 `error`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from posttrain import types
+from posttrain.chat import tokenizers
 
 MAX_GROUPS = 64  # per environment and step
 
@@ -25,7 +26,7 @@ class Played(NamedTuple):
   groups: Sequence[Sequence[types.Rollout]]  # all
   trained: Sequence[Sequence[types.Rollout]]  # those whose samples follow
   samples: Sequence[types.Sample]  # with streams, in order
-  show: Callable[[Sequence[int]], str]  # the text of ids
+  tokenizer: tokenizers.Tokenizer
 
 
 def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
@@ -38,20 +39,20 @@ def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
           'env': env,
           'task': rollout.task.id,
           'group': number,
-          **_row(rollout, step.show),
+          **_row(rollout, step.tokenizer),
           'advantage': advantages.get(rollout.uid),
         }
 
 
 def _row(
-  rollout: types.Rollout, show: Callable[[Sequence[int]], str]
+  rollout: types.Rollout, tokenizer: tokenizers.Tokenizer
 ) -> dict[str, Any]:
   score = rollout.score
   versions = [x.versions[x.mask] for x in rollout.samples if x.mask.any()]
   return {
     'prompt': list(rollout.prompt),
     'completion': list(rollout.completion_messages),
-    'rendered': show(_prompt_ids(rollout)),
+    'rendered': tokenizers.show(tokenizer, _prompt_ids(rollout)),
     'answer': rollout.task.answer,
     'reward': score.reward,
     'rewards': dict(score.summands),
@@ -64,10 +65,10 @@ def _row(
   }
 
 
-def _prompt_ids(rollout: types.Rollout) -> list[int]:
-  """Returns the tokens before the first sampled one; [] after an error."""
+def _prompt_ids(rollout: types.Rollout) -> Sequence[int]:
+  """Returns the tokens before the first sampled one; () without samples."""
   if not rollout.samples:
-    return []
+    return ()
   first = rollout.samples[0]
   return first.ids[: int(first.mask.argmax())].tolist()
 

@@ -15,7 +15,6 @@
 
 import collections
 import concurrent.futures
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ import numpy as np
 from posttrain import algorithms, processes, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import renderer as chat
-from posttrain.chat import tokenizers
 from posttrain.data import packing
 from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
@@ -237,10 +235,7 @@ class TokenPipeline:
       stamped[name] = environment.samples(kept)
       if environment.sampler.model is not None:
         played[name] = rollout_rows.Played(
-          graded.groups,
-          kept,
-          stamped[name],
-          functools.partial(tokenizers.show, self._data.tokenizer),
+          graded.groups, kept, stamped[name], self._data.tokenizer
         )
       metrics |= environment.metrics(graded)
       if self._stage.batch.max_draws is not None:

@@ -51,8 +51,8 @@ def stage_of(
       where, values = path, node.to_dict()
   elif not weight_folders.is_run(folder):
     raise ValueError(
-      f'--config=RECIPE must be given: {folder} has no options of tasks, but '
-      f'a recipe has, as --config=sft:{folder},data.jsonl'
+      f'--config=FILE must be given: {folder} has no options of tasks, but a '
+      'recipe has, as --config=sft:DIR,data.jsonl'
     )
   else:
     host = weight_folders.read_host(folder)

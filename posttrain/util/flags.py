@@ -320,13 +320,14 @@ class Parser(Generic[T]):
       near = near or self._near(stem)
     if near and self._is_known(near[0] + dot + key):
       near[0] += dot + key
-    hint = f'did you mean {near[0]}? ' if near else ''
+    hint = f'did you mean {near[0]}?' if near else ''
     is_flag = label.startswith('--') and '.' not in label
     if meant := [x for x in self._meant(stem) if is_flag]:
-      hint = f'{meant[0]}; '
+      hint = meant[0]
     elif self._has_overrides and label.startswith('--') and not near:
-      meant = self._hint(stem) if is_flag else ''
-      hint = f'{meant or "options of the config are --config.KEY=VALUE"}; '
+      hint = self._hint(stem) if is_flag else ''
+      hint = hint or 'options of the config are --config.KEY=VALUE'
+    hint += ' ' if hint.endswith('?') else '; ' if hint else ''
     return (
       f'arguments must be flags of this command: got {argument!r}; '
       f'{hint}--help lists all'

@@ -105,7 +105,8 @@ def _texts(node: Any) -> Iterator[str]:
 
 def hint(name: str) -> str:
   """Returns what to do about an id that is not in the cache, else ''."""
-  if not is_id(name) or folder(name) is not None:
+  is_path = os.path.isdir(os.path.dirname(name))
+  if is_path or not is_id(name) or folder(name) is not None:
     return ''
   from huggingface_hub import constants
 

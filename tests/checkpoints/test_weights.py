@@ -266,8 +266,8 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
   for path, message in (
     (tmp_path / 'hf', 'its layers is 1'),
-    (tmp_path / 'hf', 'measured alone: python -m posttrain.evaluate --checkp'),
-    ('/nowhere', 'there is no folder /nowhere'),
+    (tmp_path / 'hf', 'measured by itself, as --checkpoint'),
+    ('/nowhere', 'there is no /nowhere; it names a'),
   ):
     argv = [f'--checkpoint={workdir}', f'--against={path}']
     assert evaluate.main(argv) == 2
@@ -301,7 +301,7 @@ def test_options_missing_in_an_older_run_have_defaults_and_overrides(
   ('argv', 'message'),
   [
     ([], '--checkpoint=PATH must be given'),
-    (['--checkpoint=/nowhere'], "got '/nowhere', but there is no folder"),
+    (['--checkpoint=/nowhere'], "got '/nowhere', but there is no /nowhere"),
     (['--chekpoint=x'], "got '--chekpoint=x'"),
     (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
   ],

@@ -53,6 +53,16 @@ def test_valid_combinations_pass():
     ('sft.init', 'stage:x', r'config\.sft\.init must name an earlier'),
     ('sft.init', 'stage:grpo', r'earlier stage: .*has none before'),
     ('grpo.init', 'stage:grpo', r"grpo\.init must .* one of \('sft',\)"),
+    (
+      'grpo.init',
+      'stage:x',
+      r'--config\.grpo\.init=DIR, with its config\.model',
+    ),
+    (
+      'grpo.envs.a.rewards',
+      {'x': {'model': 'stage:x'}},
+      r'has none that trains a reward model before it; .*model=RUN$',
+    ),
     ('sft.envs', {'a/b': {}}, 'must be named with letters'),
     (
       'sft.optim.warmup_steps',

@@ -143,14 +143,23 @@ def test_examples(key, words):
     ('output_dir', "TRL's output_dir is --workdir"),
     ('lr', 'did you mean --config.STAGE.optim.lr? (STAGE: such as'),
     ('max_new_tokens', '--config.STAGE.envs.ENV.sampler.max_tokens'),
+    ('seed', 'did you mean --config.seed?'),
+    ('loss_type', '--config.STAGE.loss.preference (kind of stage: preferen'),
+    ('loss_type', '--config.STAGE.loss.rl.aggregation (kind of stage: tokens'),
+    ('simpo_gamma', '--config.STAGE.loss.preference.gamma'),
+    ('center_rewards_coefficient', '--config.STAGE.loss.ranking.center_coef'),
+    ('model', '--config=grpo:DIR,data.jsonl,module:function'),
+    ('data', '--config=grpo:DIR,data.jsonl,module:function'),
+    ('train', '--config=grpo:DIR,data.jsonl,module:function'),
   ],
 )
 def test_flags_that_are_keys(name, words):
   assert words in hints.flag(name)
 
 
-def test_a_flag_that_nothing_resembles_has_no_hint():
-  assert hints.flag('foo') == ''
+@pytest.mark.parametrize('name', ['foo', 'path', 'type', 'lrr'])
+def test_flags_that_may_be_anything_have_no_hint(name):
+  assert hints.flag(name) == ''
 
 
 @pytest.mark.parametrize(
@@ -179,18 +188,25 @@ def test_values_of_other_libraries(key, value, words):
 
 
 def test_what_the_advice_on_values_names_exists():
-  """Sets each key of the advice, in a recipe that has all of them."""
+  """Sets each key of the advice; else it must name a type or a recipe."""
+  words = 'algorithm (grpo|reward|opd|opsd)|--config=(dpo|reward_model):'
   for leaf, meant in values._VALUES.items():
     path = {'rl': 'loss.rl'}.get(leaf, f'envs.arithmetic.{leaf}')
     for name in meant:
       node = config.load('configs/arithmetic.py')
       text = values.hint(f'config.grpo.{path}', name, ())
-      text = text.replace('ENV', 'arithmetic').replace('=N', '=512')
-      keys = re.findall(r'--config\.(grpo\.[\w.]+)=(\w+)', text)
+      pattern = r"--config\.(grpo\.[\w.]+)=('[^']*'|\w[\w.]*)"
+      keys = re.findall(pattern, text.replace('=N', '=512'))
+      assert keys or re.search(words, text), text
       for key, value in sorted(keys):
-        config.override(node, key, value)
-      if keys:
-        config.build(node)
+        config.override(node, key, value.strip("'"))
+      config.build(node)
+
+
+def test_the_defaults_that_advice_names_are_the_defaults():
+  clip, grpo = schema.Clip(), schema.Grpo()
+  assert (clip.high, clip.aggregation) == (0.28, 'token')
+  assert grpo.scale_rewards == 'none'
 
 
 def test_the_wrong_key_itself_is_no_advice():

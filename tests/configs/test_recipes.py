@@ -309,6 +309,28 @@ def test_held_out_rows_are_others(folder, monkeypatch):
     ),
     ('configs/sft.py', '{folder},a.txt', 'must end in one of .jsonl'),
     ('configs/reward_model.py', '{folder},{file},lora', 'must have no lora'),
+    (
+      'configs/sft.py',
+      '{folder}/../models/qwen,{file}',
+      'directory must exist: got .*, but there is no .*/models/qwen; its',
+    ),
+    (
+      'configs/sft.py',
+      '{folder}/more/bass,{file}',
+      r'no directory .*/more/bass; did you mean base\?',
+    ),
+    ('configs/sft.py', '{folder}/dat.jsonl', r'did you mean data.jsonl\?'),
+    (
+      'configs/sft.py',
+      '{folder},{folder}/rows.ndjson',
+      'rows.ndjson., which is no directory; its parts',
+    ),
+    ('configs/grpo.py', '{file},small,./os.py', 'write os:NAME'),
+    (
+      'configs/sft.py',
+      'mine/rows,small',
+      r"mine/rows. gets .*; of a data set, .*load_dataset\('mine/rows', split",
+    ),
   ],
 )
 def test_what_is_missing_in_an_argument_is_named(
@@ -316,6 +338,8 @@ def test_what_is_missing_in_an_argument_is_named(
 ):
   """The reason comes first, then what an argument consists of."""
   _argument('configs/sft.py', folder)
+  (folder / 'more' / 'base').mkdir(parents=True)
+  (folder / 'rows.ndjson').touch()
   names = {'folder': folder, 'file': folder / 'data.jsonl'}
   with pytest.raises(ValueError, match=problem.format(**names)) as error:
     config.load(f'{path}:{argument.format(**names)}')

@@ -156,6 +156,41 @@ def test_missing_columns_are_renamed_by_an_option_that_is_named(tmp_path):
     env.source('train', 0)
 
 
+@pytest.mark.parametrize(
+  ('text', 'columns', 'message'),
+  [
+    ('id,text\n1,a\n', None, "split it into 'prompt' and 'completion', or --c"),
+    ('text\na\n', {'text': 'prompt'}, ''),
+    (
+      'text\na\n',
+      {'text': 'completion'},
+      r"got columns \['text'\], renamed to \['completion'\]; --config",
+    ),
+    ('txt\na\n', {'text': 'prompt'}, 'did you mean txt instead of .text.'),
+    ('text,answer\na,b\n', None, 'a text alone has no part'),
+    ('text,completion\na,b\n', None, 'names them anew'),
+  ],
+)
+def test_a_text_alone_is_no_row(text, columns, message, tmp_path):
+  path = write(tmp_path / 'rows.csv', text)
+  if not message:
+    (row,) = row_files.read(path, columns)
+    assert row.prompt[0]['content'] == 'a' and row.completion == ()
+    return
+  with pytest.raises(ValueError, match=message):
+    row_files.read(path, columns)
+
+
+@pytest.mark.parametrize('rows', ['[{}]', '[\n{}\n]\n'])
+def test_a_json_list_is_no_jsonl(rows, tmp_path):
+  path = write(tmp_path / 'rows.jsonl', rows)
+  with pytest.raises(ValueError, match='rows.jsonl:1: .*has an object on each'):
+    row_files.read(path)
+  path = write(tmp_path / 'rows.jsonl', '{"prompt": "a"}\n[1]\n')
+  with pytest.raises(ValueError, match=r'rows.jsonl:2: .*: got \[1\]$'):
+    row_files.read(path)
+
+
 @needs_data
 def test_gsm8k_rows_are_read_once_their_columns_are_renamed(tmp_path):
   raw = pathlib.Path(DATA) / 'gsm8k' / 'test.jsonl'

@@ -144,11 +144,12 @@ def test_g3_sampled_tokens_match_a_naive_sampler():
 
 @pytest.mark.slow
 def test_g3_sampled_bfloat16_differs_only_at_edges_of_the_cdf():
+  """The number lies in the drawn token's part of the CDF, or beside it."""
   model = dataclasses.replace(helpers.MODEL, dtype='bfloat16')
   hot = requests.Sampling(temperature=0.8)
   batch = helpers.make_requests(24, sampling=hot)
   completions = helpers.make(model, seed=5).generate(batch)
-  flips, others, distances, moved = [], [], [], 0.0
+  flips, distances, moved = [], [], 0.0
   for request, completion, full, fed in zip(
     batch,
     completions,
@@ -157,17 +158,19 @@ def test_g3_sampled_bfloat16_differs_only_at_edges_of_the_cdf():
     strict=True,
   ):
     count = len(completion.ids)
-    expected, _, cdf, u = naive(request, count, full)
+    expected, _, fed_cdf, _ = naive(request, count, fed)
     flips += [*(expected != completion.ids)]
-    near, _, by_token, _ = naive(request, count, fed)
-    others += [*(near != completion.ids)]
-    distances += [*np.abs(cdf - u[:, None]).min(-1)]
-    moved = max(moved, np.abs(by_token - cdf).max())
-  # Half of the vocabulary has edges as near as bfloat16 moves the CDF, so a
-  # full forward draws another token often, one token at a time hardly ever.
-  assert len(flips) > 200 and np.mean(others) <= 0.03 and moved <= 0.05
-  assert np.mean(flips) <= 0.3
-  assert (np.array(distances)[flips] <= 2 * moved).all()
+    _, _, cdf, u = naive(request, count, full)
+    parts = np.pad(cdf, ((0, 0), (1, 0)))
+    index = np.arange(count)
+    low, high = parts[index, completion.ids], cdf[index, completion.ids]
+    distances += [*np.maximum(low - u, u - high)]
+    moved = max(moved, np.abs(fed_cdf - cdf).max())
+  # One token at a time, nearly every token is that of the naive sampler. A full
+  # forward moves the CDF, in whose part of the drawn token the number need not
+  # be any more: beside it by as much as the CDF has moved, at most.
+  assert len(flips) > 200 and np.mean(flips) <= 0.03
+  assert moved <= 0.05 and max(distances) <= moved + 1e-3
 
 
 def test_g4_completions_do_not_depend_on_slots_chunks_or_capacity():

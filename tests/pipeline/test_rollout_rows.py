@@ -6,10 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from posttrain import types
+from posttrain import schema, types
+from posttrain.chat import tokenizers
 from posttrain.metrics import writers
 from posttrain.pipeline import rollout_rows
 from tests.algorithms import two_turns
+
+TOKENIZER = tokenizers.load(schema.Tokenizer())
 
 
 def played(*rewards, trained=True):
@@ -25,7 +28,9 @@ def played(*rewards, trained=True):
     for i, rollout in enumerate(group)
     for sample in rollout.samples
   ]
-  return rollout_rows.Played([group], [group] if trained else [], samples, str)
+  return rollout_rows.Played(
+    [group], [group] if trained else [], samples, TOKENIZER
+  )
 
 
 def test_a_row_per_rollout():
@@ -40,7 +45,8 @@ def test_a_row_per_rollout():
   )
   assert first['prompt'] and first['completion']
   sample = played(0.0).samples[0]
-  assert first['rendered'] == str(sample.ids[: sample.mask.argmax()].tolist())
+  ids = sample.ids[: sample.mask.argmax()]
+  assert first['rendered'] == tokenizers.show(TOKENIZER, ids) != ''
   assert first['tokens'] == sum(x.mask.sum() for x in played(0.0).samples)
   assert json.loads(writers.dumps(first)) == first
 
@@ -55,7 +61,7 @@ def test_failed_rollouts_and_many_groups():
     7, two_turns.TASK, (), (), types.Score(None), 'error', 'broken'
   )
   groups = [[failed]] * (rollout_rows.MAX_GROUPS + 5)
-  played = rollout_rows.Played(groups, [], [], str)
+  played = rollout_rows.Played(groups, [], [], TOKENIZER)
   rows = list(rollout_rows.rows({'e': played}))
   assert len(rows) == rollout_rows.MAX_GROUPS
   assert rows[0]['error'] == 'broken' and rows[0]['version'] is None

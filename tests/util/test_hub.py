@@ -171,4 +171,4 @@ def test_a_missing_folder_that_is_no_id_is_no_directory(capsys):
   """Its name has a form that the hub refuses."""
   assert main.main(['--config=sft:runs/my--model,x.jsonl', '--dry_run']) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert "got 'runs/my--model', which is no directory; its parts" in line
+  assert "got 'runs/my--model', but there is no directory" in line

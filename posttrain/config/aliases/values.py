@@ -10,27 +10,32 @@ from collections.abc import Iterable
 from posttrain.util import spelling
 
 _DR_GRPO = (
-  'Dr. GRPO is --{path}=grpo, whose scale_rewards is none by default, with '
-  '--{stage}.loss.rl.aggregation=constant and '
+  'Dr. GRPO is the algorithm grpo, whose scale_rewards is none by default, '
+  'with --{stage}.loss.rl.aggregation=constant and '
   '--{stage}.loss.rl.constant_tokens=N'
 )
 _DAPO = (
-  'DAPO is the algorithm grpo with --{stage}.loss.rl=clip (high is 0.28 and '
-  'aggregation token by default), dynamic sampling by '
-  '--{stage}.batch.max_draws=N above prompts_per_step, and '
-  '--{stage}.envs.ENV.algorithm.length_penalty=overlong'
+  'DAPO is the algorithm grpo with scale_rewards=group and '
+  'length_penalty=overlong, --{stage}.loss.rl=clip (high is 0.28 and '
+  'aggregation token by default), and --{stage}.batch.max_draws=N above '
+  'prompts_per_step'
 )
 _PPO = (
   'there is no critic; PPO clips the ratio, as --{stage}.loss.rl=clip does '
   'with the algorithms grpo and rloo'
 )
 _PAIRS = (
-  'a loss of pairs has a recipe of its own: --config=dpo:DIR,pairs.jsonl, with '
-  '--config.dpo.loss.preference for its type'
+  'a loss of pairs has a recipe of its own, --config=dpo:DIR,pairs.jsonl; '
+  '--config.dpo.loss.preference is its type'
+)
+_REWARD_MODEL = (
+  'a reward model has a recipe of its own, '
+  '--config=reward_model:DIR,pairs.jsonl'
 )
 _GRPO = (
-  'GRPO is the algorithm grpo with a loss on its advantages: '
-  '--{stage}.loss.rl=clip is that of the paper'
+  'GRPO is an algorithm, and the loss of its paper '
+  '--{stage}.loss.rl=\'{{"type": "clip", "high": 0.2, '
+  '"aggregation": "sequence"}}\''
 )
 _RATIO = 'it is a loss: --{stage}.loss.rl={name}, with the algorithm grpo'
 _OPD = (
@@ -42,6 +47,7 @@ _OWN = (
   'own class custom, as {{"type": "custom", "import_path": "MODULE:CLASS"}}; '
   'the recipe --config=grpo:DIR,FILE.jsonl,MODULE:REWARD sets it all'
 )
+_PREFERENCE = dict.fromkeys(('dpo', 'kto', 'simpo'), _PAIRS)
 # Name of the node -> other libraries' value -> what it is here.
 _VALUES = {
   'algorithm': {
@@ -63,16 +69,16 @@ _VALUES = {
     'distillation': _OPD,
     'onpolicydistillation': _OPD,
     'sdft': 'SDFT is the algorithm opsd',
-    **dict.fromkeys(
-      ('dpo', 'kto', 'simpo', 'orpo', 'cpo', 'rm', 'rewardmodel'), _PAIRS
-    ),
+    'rm': _REWARD_MODEL,
+    'rewardmodel': _REWARD_MODEL,
+    **_PREFERENCE,
   },
   'rl': {
     'grpo': _GRPO,
     'ppo': _PPO,
-    'drgrpo': _DR_GRPO.replace('{path}', '{stage}.envs.ENV.algorithm'),
+    'drgrpo': _DR_GRPO,
     'dapo': _DAPO,
-    **dict.fromkeys(('dpo', 'kto', 'simpo', 'orpo'), _PAIRS),
+    **_PREFERENCE,
   },
 }
 

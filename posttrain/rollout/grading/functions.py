@@ -24,6 +24,7 @@ from posttrain.util import exits, foreign, spelling, watchdog
 LARGEST = values.LARGEST
 
 
+_FUNCTIONS = {'judge', 'log_extra', 'log_metric'}  # arguments that are no lists
 # Names of arguments elsewhere -> ours.
 _SYNONYMS = {
   **dict.fromkeys(('prompt', 'query', 'queries', 'question'), 'prompts'),
@@ -304,14 +305,13 @@ def _meant(wrong: Sequence[str], known: Sequence[str]) -> str:
   rest = [key for key, names in near.items() if not names]
   hints = []
   if meant:
-    hints.append(
-      f'did you mean {", ".join(meant)}? Each is a list, with an item per '
-      'rollout'
-    )
+    lists = '; each is a list, with an item per rollout'
+    lists = '' if _FUNCTIONS & {x[0] for x in near.values() if x} else lists
+    hints.append(f'did you mean {", ".join(meant)}{lists}')
   if rest:
     hints.append(
-      f'no task has {", ".join(rest)}: rename the argument, or the column of '
-      f"rows (env.columns={{'COLUMN': {rest[0]!r}}}), or give it a default"
+      f'no task has {", ".join(rest)}: rename the argument, or a column of '
+      'your rows (env.columns), or give it a default'
     )
   return '; '.join(hints)
 

@@ -39,6 +39,12 @@ def test_open_brackets_and_quotes_are_refused(text):
     jobs.parse_sweep(f'seed={text}')
 
 
+def test_brackets_around_numbers_are_refused():
+  with pytest.raises(ValueError, match='write --sweep=a.lr=1e-3, 3e-3$'):
+    jobs.parse_sweep('a.lr=[1e-3, 3e-3]')
+  assert jobs.parse_sweep('a.ops=["+"],["-"]')[1] == ('["+"]', '["-"]')
+
+
 def test_a_value_given_twice_is_refused():
   with pytest.raises(ValueError, match='values that differ'):
     jobs.parse_sweep('seed=1,2,1')
