@@ -9,9 +9,9 @@ trained on: where `rollout/reward` rises and `eval/pass_rate` does not follow,
 the policy exploits errors of the reward model.
 
 Expected, on 450 unseen sums, seeds 0 to 2: sampled pass rate 0.467, 0.613,
-0.460 after SFT, 0.769, 0.916, 0.860 after GRPO; greedy 0.811, 0.949, 0.878,
-then 0.876, 0.987, 0.958, with a reward model without averaged weights. Two
-cores of an Intel Xeon (2.5 GHz): 19 minutes.
+0.460 after SFT, 0.738, 0.931, 0.798 after GRPO; greedy 0.811, 0.949, 0.878,
+then 0.849, 0.991, 0.920, with reward models of 32 pairs per step (accuracy
+0.937, 0.960, 0.918). One core of an AMD EPYC: 15 minutes.
 
 Tried, on seed 0 and a reward model of 600 steps of 64 pairs (greedy 0.811 and
 sampled 0.467 before, after 60 steps):
@@ -22,6 +22,8 @@ sampled 0.467 before, after 60 steps):
   kl_beta 0.5: 0.824, 0.729.
   kl_beta 0.5 on a reward model of 900 steps of 32 pairs: 0.822, 0.724.
   The environment's grade as the reward: 0.871, 0.778.
+Tried, with a reward model of 32 pairs without averaged weights: sampled 0.769,
+  0.916, 0.860, greedy 0.876, 0.987, 0.958 for seeds 0 to 2.
 
 `:tiny` runs every part in seconds and learns next to nothing.
 """

@@ -117,7 +117,7 @@ def arithmetic_reward_model(sft: schema.Stage) -> schema.Stage:
     rollout=sft.rollout,
     steps=1400,
     batch=schema.Batch(
-      prompts_per_step=32, row_tokens=120, micro_batch_tokens=1920
+      prompts_per_step=48, row_tokens=120, micro_batch_tokens=1920
     ),
     # Cross-entropy on the chosen answers keeps the policy's skill at sums; the
     # ranking loss alone unlearns it.
