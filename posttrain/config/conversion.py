@@ -14,6 +14,7 @@ import json
 import os
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import config_dict
@@ -68,6 +69,59 @@ def as_node(value: dict[str, Any], path: str) -> config_dict.ConfigDict:
     raise ValueError(
       f'{path} must have keys without dots: got {foreign.quote(value)}'
     ) from error
+
+
+def with_defaults(value: Any, kind: Any, keys: Sequence[str]) -> Any:
+  """Returns a node of a type with all its options, so that each can be set.
+
+  Args:
+    value: the name of a type, or a JSON object with its `type`.
+    kind: class of the schema.
+    keys: the keys below it that lead to the node.
+
+  Returns:
+    A dict of plain values; `value` itself where a node has no types, or not
+    this one.
+  """
+  for key in keys:
+    kind = _child(kind, key)
+  name = value.get('type') if isinstance(value, dict) else value
+  options = typing.get_args(kind)
+  if isinstance(value, str) and str in options:  # another name, as of a stage
+    return value
+  for option in options:
+    if dataclasses.is_dataclass(option) and getattr(option, 'type', 0) == name:
+      given = value if isinstance(value, dict) else {}
+      return _defaults(option) | given
+  return value
+
+
+def _child(kind: Any, key: str) -> Any:
+  """Returns the annotation of a key below one, None if there is none."""
+  union = isinstance(kind, types.UnionType)
+  for option in typing.get_args(kind) if union else (kind,):
+    if typing.get_origin(option) is dict:
+      return typing.get_args(option)[1]
+    if dataclasses.is_dataclass(option):
+      hints = typing.get_type_hints(option)
+      if key in hints:
+        return hints[key]
+  return None
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+  """Returns the options of a class that have defaults, as plain values."""
+  defaults = {}
+  for field in dataclasses.fields(kind):
+    if field.default_factory is not dataclasses.MISSING:
+      default = field.default_factory()
+    else:
+      default = field.default
+    if dataclasses.is_dataclass(default):
+      default = dataclasses.asdict(default)
+    if default is not dataclasses.MISSING:
+      defaults[field.name] = default
+  return defaults
 
 
 def to_type(value: Any, kind: Any, path: str) -> Any:

@@ -60,7 +60,8 @@ def unknown(
     known: the keys that it has.
     rest: the rest of a dotted key after `name`, '' = none.
   """
-  known, stages = sorted(known), _stages(config)
+  known = sorted(x for x in known if not x.startswith('_'))
+  stages = _stages(config)
   parents = path.split('.')[1:]
   scope = stages if parents[:1] == [] else _only(stages, parents[0])
   place = _Place(config, path, name, scope or stages)

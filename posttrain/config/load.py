@@ -64,7 +64,8 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   """Sets the dotted `key` of `config`, in place, to the value in `text`.
 
   Scalars and tuples are read as Python or JSON literals, anything else is a
-  string. A node takes a JSON object, whose missing keys take their defaults.
+  string. A node takes a JSON object, whose missing keys take their defaults, or
+  the name of its type; later overrides may set any of its options.
   The model also takes a preset's name, or a HuggingFace directory, and keeps
   its dtype, remat and attention.
   """
@@ -84,6 +85,8 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   if leaf == 'model' and len(parents) < 2 and isinstance(value, str):
     named = conversion.named_model(value, path, node[leaf])
     value = dataclasses.asdict(named)
+  if parents and parents[0] in config.stages:
+    value = conversion.with_defaults(value, schema.Stage, key.split('.')[1:])
   if isinstance(value, dict):
     value = conversion.as_node(value, path)
   with node.unlocked(), node.ignore_type():
@@ -94,6 +97,10 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
     for name in left_out:
       del config[name]
     node[leaf] = value
+
+
+def _is_node(value: Any) -> bool:
+  return isinstance(value, config_dict.ConfigDict)
 
 
 def _check_type(config: config_dict.ConfigDict, parent: str, text: str) -> None:
@@ -113,7 +120,7 @@ def _with_stage(config: config_dict.ConfigDict, key: str) -> str:
   if first in config or not isinstance(names, tuple | list) or len(names) != 1:
     return key
   stage = config.get(names[0])
-  in_stage = isinstance(stage, config_dict.ConfigDict) and first in stage
+  in_stage = _is_node(stage) and first in stage
   return f'{names[0]}.{key}' if in_stage else key
 
 
@@ -123,7 +130,7 @@ def _find(config: config_dict.ConfigDict, key: str) -> tuple[Any, Any]:
   parts = key.split('.')
   for i, name in enumerate(parts):
     node = value
-    is_node = isinstance(node, config_dict.ConfigDict)
+    is_node = _is_node(node)
     if not is_node and node is not None:
       raise ValueError(
         f'{path} must be a node to have a key {foreign.quote(name)}: got '
@@ -194,11 +201,11 @@ def _build_run(config: config_dict.ConfigDict) -> schema.Run:
     stages[name] = conversion.to_type(
       values.pop(name), schema.Stage, f'config.{foreign.text(name)}'
     )
-  if isinstance(values.get('metrics'), config_dict.ConfigDict):
+  if _is_node(values.get('metrics')):
     values['metrics'] = _without_removed(values['metrics'])
   shared = {field.name for field in dataclasses.fields(schema.Run)}
   for name in values.keys() - shared:
-    if isinstance(values[name], config_dict.ConfigDict):
+    if _is_node(values[name]):
       raise ValueError(
         f'config.{foreign.text(name)} must be listed in config.stages: got '
         f'{foreign.quote(names)}; nothing reads a stage that does not run'

@@ -326,3 +326,34 @@ def test_an_override_that_is_no_json_is_refused_by_key(text, words):
   node = config.load('configs/arithmetic.py:tiny')
   with pytest.raises(ValueError, match=f'^config.model {words}'):
     config.override(node, 'model', text)
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'expected'),
+  [
+    ((('loss.rl', 'clip'), ('loss.rl.high', '0.3')), schema.Clip(high=0.3)),
+    (
+      (('loss.rl', '{"type": "clip", "low": 0.1}'), ('loss.rl.high', '0.3')),
+      schema.Clip(low=0.1, high=0.3),
+    ),
+    ((('loss.rl.high', '0.3'), ('loss.rl', 'gspo')), schema.Gspo()),
+  ],
+)
+def test_a_node_of_another_type_has_all_its_options(overrides, expected):
+  node = config.load('configs/arithmetic.py')
+  for key, text in overrides:
+    config.override(node, f'grpo.{key}', text)
+  assert config.build(node).stages['grpo'].loss.rl == expected
+
+
+def test_nodes_in_dicts_have_all_options_of_their_type_too():
+  node = config.load('configs/arithmetic.py')
+  key = 'grpo.envs.arithmetic.algorithm'
+  config.override(node, key, '{"type": "grpo", "kl_beta": 0.1}')
+  config.override(node, f'{key}.scale_rewards', 'batch')
+  config.override(node, f'{key}.length_penalty', 'overlong')
+  config.override(node, f'{key}.length_penalty.buffer', '8')
+  entry = config.build(node).stages['grpo'].envs['arithmetic']
+  assert entry.algorithm == schema.Grpo(
+    kl_beta=0.1, scale_rewards='batch', length_penalty=schema.Overlong(buffer=8)
+  )
