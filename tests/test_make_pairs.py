@@ -33,7 +33,7 @@ from tests.envs import test_gsm8k_solutions as solutions
       ['--output=x', '--gsm8k=b', '--seed=0', '--stage=s', '--config.a=1'],
       '--gsm8k=FILE must .*: got --seed --stage --config.a too',
     ),
-    (['--output=x', '--checkpoint=/nowhere'], 'a checkpoint path must be'),
+    (['--output=x', '--checkpoint=/nowhere'], 'a checkpoint path must exist'),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(argv, message, capsys):

@@ -293,7 +293,7 @@ def test_a_resumed_run_keeps_its_reference_despite_newer_steps(
     (
       {'reference': '/no/such'},
       'algorithm.reference must name a model with '
-      "these tokens: got '/no/such'; a checkpoint path must be",
+      "these tokens: got '/no/such'; a checkpoint path must exist",
     ),
     (
       {'tokenizer': True},
