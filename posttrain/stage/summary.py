@@ -1,5 +1,7 @@
 """The end of a run on the terminal: results, report, next commands."""
 
+import glob
+import json
 import os
 import shlex
 from typing import Any
@@ -9,6 +11,7 @@ from posttrain.metrics import estimates, held_out, writers
 from posttrain.training import objectives
 
 _NONE = '-'
+_LONGEST = 100  # characters of a prompt in a command
 
 
 def lines(run: schema.Run, workdir: str) -> list[str]:
@@ -83,10 +86,8 @@ def commands(
     return [
       f'python -m posttrain.main --config={shlex.quote(recipe)} --workdir=WORK'
     ]
-  prompt = stage.eval.suite[0] if stage.eval.suite else 'Hello'
-  printed = [
-    f'python -m posttrain.generate {checkpoint} --prompt={shlex.quote(prompt)}'
-  ]
+  prompt = shlex.quote(_question(stage, name, workdir))
+  printed = [f'python -m posttrain.generate {checkpoint} --prompt={prompt}']
   if _has_tasks(run, name, rows):
     against = _start(run, name, workdir)
     printed.append(f'python -m posttrain.evaluate {checkpoint}{against}')
@@ -95,6 +96,23 @@ def commands(
     *printed,
     f'python -m posttrain.export {checkpoint} --folder={folder}',
   ]
+
+
+def _question(stage: schema.Stage, name: str, workdir: str) -> str:
+  """Returns a held-out prompt of the last evaluation, if it is one short line.
+
+  Else it is the first of the suite.
+  """
+  pattern = os.path.join(
+    glob.escape(workdir), 'rollouts', f'{name}_eval_[0-9]*.jsonl'
+  )
+  for path in sorted(glob.glob(pattern))[-1:]:
+    with open(path) as file:
+      line = file.readline()
+    prompt = json.loads(line)['prompt'] if line else ''
+    if prompt.isprintable() and 0 < len(prompt) <= _LONGEST:
+      return prompt
+  return stage.eval.suite[0] if stage.eval.suite else 'Hello'
 
 
 def _has_tasks(run: schema.Run, name: str, rows: list[writers.Row]) -> bool:

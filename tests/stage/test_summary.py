@@ -3,6 +3,8 @@
 import json
 import shlex
 
+import pytest
+
 from posttrain import main, schema
 from posttrain.stage import summary
 
@@ -53,6 +55,22 @@ def test_without_a_main_number_the_reward_is_shown():
   rows = [row('grpo', 0, eval__reward__sums=2.0, eval__length__sums=9.0)]
   assert summary.table(run, rows)[1].split() == ['reward/sums', *['2.000'] * 2]
   assert summary.table(run, [row('grpo', 1)]) == []
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'asked'),
+  [('1 + 1?', '1 + 1?'), ('two\nlines', 'Hello'), ('long' * 99, 'Hello')],
+)
+def test_a_short_question_of_the_evaluation_is_asked(prompt, asked, tmp_path):
+  folder = tmp_path / 'rollouts'
+  folder.mkdir()
+  for step, text in ((4, 'old'), (12, prompt)):
+    line = json.dumps({'prompt': text}) + '\n'
+    (folder / f'sft_eval_{step:06d}.jsonl').write_text(line)
+  (folder / 'sft_eval_errors_000012.jsonl').write_text('{"error": "a"}\n')
+  run = schema.Run(stages={'sft': SFT})
+  generate, *_ = summary.commands(run, str(tmp_path), [])
+  assert shlex.split(generate)[-1] == f'--prompt={asked}'
 
 
 def test_commands_fit_what_was_trained():
