@@ -84,7 +84,7 @@ def test_mesh_sizes_resolves_minus_one(mesh, devices, expected):
 
 
 @pytest.mark.parametrize(
-  ('mesh', 'mend'),
+  ('mesh', 'advice'),
   [
     ((3, -1, 1), 'data must be one of [1, 2, 4, 8], which divide 8'),
     ((1, 16, -1), 'fsdp must be one of [1, 2, 4, 8], which divide 8'),
@@ -94,8 +94,10 @@ def test_mesh_sizes_resolves_minus_one(mesh, devices, expected):
     ((4, 4, 4), 'data x fsdp x tensor must divide 8'),
   ],
 )
-def test_mesh_sizes_must_multiply_to_the_devices(mesh, mend):
-  message = f'must multiply to the 8 devices: got .*; {re.escape(mend)}; --dry'
+def test_mesh_sizes_must_multiply_to_the_devices(mesh, advice):
+  message = (
+    f'must multiply to the 8 devices: got .*; {re.escape(advice)}; --dry'
+  )
   with pytest.raises(ValueError, match=message):
     sharding.mesh_sizes(schema.Mesh(*mesh), 8)
 

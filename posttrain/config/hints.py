@@ -93,24 +93,26 @@ def flag(name: str) -> str:
     for library, row in entries
     if library == entries[0][0]
   ]
-  if not found:
-    stage = schema.Stage(envs={'ENV': schema.EnvEntry()})
-    options = dataclasses.asdict(schema.Run(stages={'STAGE': stage}))
-    options |= options.pop('stages')
-    keys = [
-      key
-      for key in _flat(config_dict.ConfigDict(options))
-      if key == name
-      or (
-        key.startswith('STAGE.')
-        and key.endswith(f'.{name}')
-        and '.env.' not in key
-      )
-    ]
-    found = [f'did you mean --config.{key}?' for key in keys]
-    found = found if len(keys) == 1 else []
+  if not found and (key := _only_key(name)):
+    found = [f'did you mean --config.{key}?']
   hint = ', and '.join(found)
   return hint + (' (STAGE: such as sft or grpo)' if 'STAGE' in hint else '')
+
+
+def _only_key(name: str) -> str | None:
+  """Returns the shared key of a name, or the only one of a stage, if any."""
+  stage = schema.Stage(envs={'ENV': schema.EnvEntry()})
+  options = dataclasses.asdict(schema.Run(stages={'STAGE': stage}))
+  options |= options.pop('stages')
+  keys = _flat(config_dict.ConfigDict(options))
+  nodes = {x.rpartition('.')[0] for x in keys}
+  keys = [x for x in keys if x not in nodes]
+  if name in keys:
+    return name
+  # Options of an environment's tasks depend on its type.
+  stage_keys = [x for x in keys if x[:6] == 'STAGE.' and '.env.' not in x]
+  found = [x for x in stage_keys if x.endswith(f'.{name}')]
+  return found[0] if len(found) == 1 else None
 
 
 def _flag_key(row: rows.Row) -> str:

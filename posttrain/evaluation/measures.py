@@ -35,7 +35,7 @@ def functions(
   envs: Mapping[str, schema.EnvEntry],
   reward_model: Callable[[str], rewarding.Model] | None = None,
 ) -> Functions:
-  """Imports the reward functions, except those that need a judge.
+  """Imports each reward function that needs no judge.
 
   Args:
     envs: the entries of a stage.

@@ -157,7 +157,9 @@ def test_flags_that_are_keys(name, words):
   assert words in hints.flag(name)
 
 
-@pytest.mark.parametrize('name', ['foo', 'path', 'type', 'lrr'])
+@pytest.mark.parametrize(
+  'name', ['foo', 'path', 'type', 'lrr', 'checkpoint', 'optim']
+)
 def test_flags_that_may_be_anything_have_no_hint(name):
   assert hints.flag(name) == ''
 

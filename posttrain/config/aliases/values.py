@@ -48,7 +48,7 @@ _OWN = (
   'the recipe --config=grpo:DIR,FILE.jsonl,MODULE:REWARD sets it all'
 )
 _PREFERENCE = dict.fromkeys(('dpo', 'kto', 'simpo'), _PAIRS)
-# Name of the node -> other libraries' value -> what it is here.
+# Per node, the names of other libraries and the advice on each of them.
 _VALUES = {
   'algorithm': {
     'drgrpo': _DR_GRPO,
@@ -89,7 +89,7 @@ def hint(path: str, name: str, types: Iterable[str]) -> str:
   Args:
     path: dotted key of the node, such as 'config.grpo.envs.sums.algorithm'.
     name: the type that the node does not have.
-    types: those that it may have.
+    types: the names of the types that exist.
   """
   stage, leaf = '.'.join(path.split('.')[:2]), path.rpartition('.')[2]
   plain = re.sub(r'[^a-z0-9]', '', name.lower().replace('++', 'plusplus'))

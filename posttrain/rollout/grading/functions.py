@@ -305,9 +305,9 @@ def _meant(wrong: Sequence[str], known: Sequence[str]) -> str:
   rest = [key for key, names in near.items() if not names]
   hints = []
   if meant:
-    lists = '; each is a list, with an item per rollout'
+    lists = ' Each is a list, with an item per rollout'
     lists = '' if _FUNCTIONS & {x[0] for x in near.values() if x} else lists
-    hints.append(f'did you mean {", ".join(meant)}{lists}')
+    hints.append(f'did you mean {", ".join(meant)}?{lists}')
   if rest:
     hints.append(
       f'no task has {", ".join(rest)}: rename the argument, or a column of '
