@@ -245,10 +245,11 @@ def test_wandb_offline(tmp_path, monkeypatch):
   monkeypatch.setenv('WANDB_SILENT', 'true')
   position = play(tmp_path, ALL[:4], ('wandb',))
   play(tmp_path, ALL[4:], ('wandb',), position)
-  folders = sorted((tmp_path / 'wandb').glob('offline-run-*'))
   name = json.loads((tmp_path / trackers.FILE).read_text())['run']
-  assert folders and all(x.name.endswith(name) for x in folders)
-  assert list(folders[0].glob('*.wandb'))
+  # Two folders of one second: wandb adds -1 to the second one's name.
+  folders = list((tmp_path / 'wandb').glob(f'offline-run-*-{name}*'))
+  assert len(folders) == 2
+  assert all(list(x.glob(f'run-{name}.wandb')) for x in folders)
 
 
 def test_trackio_offline(tmp_path, monkeypatch):
