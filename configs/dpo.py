@@ -49,9 +49,7 @@ DPO = schema.Stage(
   rollout=schema.Rollout(slots=16, prefill_rows=16, prefill_tokens=64),
   # How it trains.
   steps=200,
-  batch=schema.Batch(
-    prompts_per_step=32, row_tokens=2048, micro_batch_tokens=8 * 2048
-  ),
+  batch=schema.Batch(prompts_per_step=32, row_tokens=2048),
   loss=schema.Loss(preference=schema.Sigmoid(beta=0.1)),
   optim=schema.Optim(
     lr=5e-7, schedule='linear', warmup_steps=20, weight_decay=0.0, beta2=0.99

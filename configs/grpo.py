@@ -71,9 +71,7 @@ GRPO = schema.Stage(
   rollout=schema.Rollout(slots=256, prefill_rows=16, prefill_tokens=64),
   # How it trains.
   steps=200,
-  batch=schema.Batch(
-    prompts_per_step=32, row_tokens=1024, micro_batch_tokens=16 * 1024
-  ),
+  batch=schema.Batch(prompts_per_step=32, row_tokens=1024),
   loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
   optim=schema.Optim(
     lr=1e-6, schedule='constant', warmup_steps=5, weight_decay=0.0, beta2=0.99

@@ -41,9 +41,7 @@ REWARD_MODEL = schema.Stage(
   pairs=schema.PairFile(path=str(EXAMPLE), too_long='drop'),
   # How it trains.
   steps=200,
-  batch=schema.Batch(
-    prompts_per_step=32, row_tokens=2048, micro_batch_tokens=8 * 2048
-  ),
+  batch=schema.Batch(prompts_per_step=32, row_tokens=2048),
   loss=schema.Loss(ranking=schema.Ranking(center_coef=0.01)),
   optim=schema.Optim(
     lr=1e-5, schedule='linear', warmup_steps=20, weight_decay=0.0, beta2=0.99

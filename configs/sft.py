@@ -51,9 +51,7 @@ SFT = schema.Stage(
   rollout=schema.Rollout(slots=32, prefill_rows=16, prefill_tokens=64),
   # How it trains.
   steps=200,
-  batch=schema.Batch(
-    prompts_per_step=32, row_tokens=2048, micro_batch_tokens=8 * 2048
-  ),
+  batch=schema.Batch(prompts_per_step=32, row_tokens=2048),
   optim=schema.Optim(
     lr=1e-5, schedule='cosine', warmup_steps=10, weight_decay=0.0
   ),

@@ -49,9 +49,7 @@ ENV = schema.Sql(
 # How episodes are decoded, and the shape of a step, in both stages. The longest
 # demonstration has 3,300 bytes.
 ROLLOUT = schema.Rollout(slots=128, prefill_rows=16, prefill_tokens=128)
-BATCH = schema.Batch(
-  prompts_per_step=32, row_tokens=4096, micro_batch_tokens=8 * 4096
-)
+BATCH = schema.Batch(prompts_per_step=32, row_tokens=4096)
 
 # How it is measured, in both stages.
 EVAL = schema.Eval(

@@ -66,12 +66,17 @@ def _check_sampler(
     )
   if kind == 'dataset':
     return
-  if entry.sampler.max_tokens >= stage.batch.row_tokens:
+  batch = stage.batch
+  if entry.sampler.max_tokens >= batch.row_tokens:
+    multiple = (
+      ', and batch.micro_batch_tokens to a multiple of it'
+      if batch.micro_batch_tokens is not None
+      else ''
+    )
     raise ValueError(
       f'{path}.sampler.max_tokens must be below batch.row_tokens='
-      f'{stage.batch.row_tokens}, which holds the prompt too: got '
-      f'{entry.sampler.max_tokens}; raise row_tokens above both, and '
-      'batch.micro_batch_tokens to a multiple of it'
+      f'{batch.row_tokens}, which holds the prompt too: got '
+      f'{entry.sampler.max_tokens}; raise row_tokens above both{multiple}'
     )
 
 

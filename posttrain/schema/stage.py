@@ -13,6 +13,9 @@ from posttrain.schema import rewards as reward_fns
 
 KINDS = ('tokens', 'preference', 'ranking')
 
+# Tokens of a micro-batch per device where `Batch.micro_batch_tokens` is None.
+_DEVICE_TOKENS = 2048
+
 
 @dataclasses.dataclass(frozen=True)
 class EnvEntry:
@@ -73,8 +76,9 @@ class Batch:
   # leave less of it empty.
   joined_rows: int = 1
   # Size of a micro-batch over all devices, in tokens; gradients accumulate over
-  # micro-batches.
-  micro_batch_tokens: int = 1024
+  # micro-batches. Empty rows cost as much as full ones, empty micro-batches
+  # nothing. None = as many rows per device as 2,048 tokens hold, at least one.
+  micro_batch_tokens: int | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',
   # which saves communication and costs memory: every device then holds all
@@ -84,13 +88,7 @@ class Batch:
 
   def __post_init__(self):
     base.require_choice(self, 'reduce_gradients', ('micro_batch', 'update'))
-    base.require_positive(
-      self,
-      'prompts_per_step',
-      'row_tokens',
-      'joined_rows',
-      'micro_batch_tokens',
-    )
+    base.require_positive(self, 'prompts_per_step', 'row_tokens', 'joined_rows')
     base.require(
       self.max_draws is None or self.max_draws >= self.prompts_per_step,
       'max_draws',
@@ -100,6 +98,9 @@ class Batch:
     joined = (
       f' * joined_rows={self.joined_rows}' if self.joined_rows > 1 else ''
     )
+    if self.micro_batch_tokens is None:
+      return
+    base.require_positive(self, 'micro_batch_tokens')
     base.require(
       self.micro_batch_tokens % self.packed_tokens == 0,
       'micro_batch_tokens',
@@ -116,12 +117,31 @@ class Batch:
   @property
   def rows(self) -> int:
     """Rows of a micro-batch before they are joined, over all devices."""
-    return self.micro_batch_tokens // self.row_tokens
+    return self.packed_rows * self.joined_rows
 
   @property
   def packed_rows(self) -> int:
     """Packed rows of a micro-batch, over all devices."""
-    return self.micro_batch_tokens // self.packed_tokens
+    return self.tokens // self.packed_tokens
+
+  @property
+  def tokens(self) -> int:
+    """Tokens of a micro-batch, over all devices."""
+    assert self.micro_batch_tokens is not None, 'see `on_devices`'
+    return self.micro_batch_tokens
+
+  def on_devices(self, count: int) -> 'Batch':
+    """Returns the batch with the size of a micro-batch on so many devices.
+
+    Args:
+      count: number of devices that share a micro-batch's rows.
+    """
+    if self.micro_batch_tokens is not None:
+      return self
+    rows = count * max(1, _DEVICE_TOKENS // self.packed_tokens)
+    return dataclasses.replace(
+      self, micro_batch_tokens=rows * self.packed_tokens
+    )
 
 
 @dataclasses.dataclass(frozen=True)

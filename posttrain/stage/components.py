@@ -34,8 +34,9 @@ from posttrain.training import objectives
 class Components:
   """A stage before anything is compiled or restored."""
 
-  cfg: schema.Run
+  cfg: schema.Run  # as given
   name: str
+  stage: schema.Stage  # its options, with the size of a micro-batch
   renderer: chat.Renderer
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
@@ -44,11 +45,6 @@ class Components:
   capacity: int  # tokens of the longest sequence to decode or score
   plan: plan.Plan
   remote: remotes.Remote | None  # worker processes; None = threads
-
-  @property
-  def stage(self) -> schema.Stage:
-    """The stage's options."""
-    return self.cfg.stages[self.name]
 
 
 def make(
@@ -75,20 +71,20 @@ def make(
     ValueError: mesh, weights, batch, slots, vocabulary, environments or data do
       not fit, or the devices lack the model's implementation of attention.
   """
-  stage = cfg.stages[name]
   renderer = renderer or load_renderer(cfg)
   model = model_options(cfg, name, renderer)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
+  stage = _on_mesh(cfg.stages[name], mesh)
   platform = platform or jax.default_backend()
   hosts = hosts or processes.count()
   sharding.check_hosts(mesh, hosts)
   _check_attention(cfg, name, model, platform)
   with _naming(name):
-    data = _data(cfg, name, renderer)
+    data = _data(cfg, name, stage, renderer)
   _check_mesh(name, stage, mesh, data)
   with _naming(name):
-    eval_tasks = _eval_tasks(cfg, name, renderer, data)
+    eval_tasks = _eval_tasks(cfg.seed, name, stage, renderer, data)
   capacity = max(
     eval_tasks.max_length,
     data.min_capacity,
@@ -101,8 +97,24 @@ def make(
   )
   remote = workers.make(name, stage, data.envs)
   return Components(
-    cfg, name, renderer, model, mesh, data, eval_tasks, capacity, sizes, remote
+    cfg,
+    name,
+    stage,
+    renderer,
+    model,
+    mesh,
+    data,
+    eval_tasks,
+    capacity,
+    sizes,
+    remote,
   )
+
+
+def _on_mesh(stage: schema.Stage, mesh: jax.sharding.Mesh) -> schema.Stage:
+  """Returns a stage's options with the size of a micro-batch on a mesh."""
+  batch = stage.batch.on_devices(sharding.batch_ways(mesh))
+  return dataclasses.replace(stage, batch=batch)
 
 
 def _check_mesh(
@@ -124,16 +136,19 @@ def _check_mesh(
 
 
 def _eval_tasks(
-  cfg: schema.Run, name: str, renderer: chat.Renderer, data: base.StageData
+  seed: int,
+  name: str,
+  stage: schema.Stage,
+  renderer: chat.Renderer,
+  data: base.StageData,
 ) -> evaluation.EvalTasks:
   """Returns the held-out tasks of a stage; warns if it has none to answer."""
-  stage = cfg.stages[name]
   generates_text = objectives.TYPES[stage.kind].generates_text
   tasks = evaluation.EvalTasks(
     dict(data.envs) if generates_text else {},
     renderer,
     stage.eval,
-    cfg.seed,
+    seed,
     stage.rollout.max_errors,
     stage.rollout.env_timeout,
   )
@@ -238,10 +253,10 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _data(
-  cfg: schema.Run, name: str, renderer: chat.Renderer
+  cfg: schema.Run, name: str, stage: schema.Stage, renderer: chat.Renderer
 ) -> base.StageData:
   """Builds the stage's data; names the key of data that cannot be used."""
-  stage, index = cfg.stages[name], list(cfg.stages).index(name)
+  index = list(cfg.stages).index(name)
   try:
     return pipeline.DATA[stage.kind](stage, renderer, cfg.seed, index)
   except base.DataError as error:

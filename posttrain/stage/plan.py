@@ -244,7 +244,7 @@ def make(
     prompts_per_step=batch.prompts_per_step,
     group_size=group_size,
     samples_per_step=batch.prompts_per_step * max(group_size.values()),
-    micro_batch_tokens=batch.micro_batch_tokens,
+    micro_batch_tokens=batch.tokens,
     rows_per_micro_batch=batch.packed_rows,
     row_tokens=batch.packed_tokens,
     parameters=transformer.num_params(model),
@@ -326,9 +326,7 @@ def _score(
   """Returns the bytes of scoring a micro-batch, on all devices together."""
   weights = tensors.device_bytes((state.params, state.frozen))
   batch = stage.batch
-  return program_bytes.score(
-    device, weights, batch.micro_batch_tokens, batch.packed_tokens
-  )
+  return program_bytes.score(device, weights, batch.tokens, batch.packed_tokens)
 
 
 def _slot_programs(

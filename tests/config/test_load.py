@@ -139,7 +139,11 @@ def test_override_sets_the_parsed_value(key, text, read):
     ('sft.envs.a.env.max_operand', '1000', r'max_operand must be in'),
     ('sft.envs.a.env.mistakes', '1.5', r'mistakes must be in \[0, 1\]'),
     ('sft.envs', '{}', r'config\.sft\.envs must hold an environment'),
-    ('sft.batch.row_tokens', '100', r'must be a multiple of row_tokens'),
+    (
+      'sft.batch.micro_batch_tokens',
+      '100',
+      'must be a multiple of row_tokens=256: got 100; 256 is one row',
+    ),
     ('sft.kind', 'tokenz', r'config\.sft\.kind must be one of'),
     ('stages', '("a",)', r"got 'a', expected some of \('sft',\)"),
     ('stages', '()', r"""got \(\); write --config.stages='\("sft",\)'"""),
