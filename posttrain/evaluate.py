@@ -5,9 +5,9 @@
         --against=runs/dpo/checkpoints/sft --config.dpo.eval.prompts=200
 
 By default the tasks and options are those of the stage that saved the
-checkpoint; the keys that matter are its `eval`, `envs` and `rollout`. Held-out
-pairs and the values of reward models are not measured here: `eval/pairs/*` and
-`eval/reward/*` are in the run's metrics.jsonl.
+checkpoint; the keys that matter are its `eval`, `envs`, `pairs` and `rollout`.
+The values of reward models on answers are not measured here: `eval/reward/*` is
+in the run's metrics.jsonl.
 
 Prints the first lines of the answers to the prompts of `eval.suite` (none with
 `--config.STAGE.eval.suite=()`), a table with 95 % intervals over the tasks of
@@ -18,13 +18,19 @@ second) of rates, rewards, NLL and token accuracy, with the normal 95 % interval
 of the mean of the differences per task; that of the suite's values (`suite`)
 has no interval.
 
+Of a stage on pairs, a task is also a held-out pair: `accuracy` is the share of
+pairs whose chosen answer has the higher reward, `margin` the mean difference of
+both rewards. They are those of the reward model, or the implicit ones of the
+loss under the reference that the first policy was trained with; the reference
+itself has margins of 0.
+
 Exit codes: 0 done, 1 environments failed too often, 2 the command line or the
 config is wrong, 130 interrupted.
 """
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from posttrain.config import hints
@@ -41,7 +47,8 @@ class Flags:
   checkpoint: str = flags_lib.checkpoint()
   against: str | None = flags_lib.flag(
     None,
-    'A second policy with the same model and tokenizer, to compare with.',
+    'A second policy with the same model and tokenizer, or a second reward '
+    'model, to compare with.',
     value='PATH',
   )
   config: str | None = flags_lib.flag(
@@ -83,60 +90,92 @@ def measure(
   """
   # Imported here so that command-line mistakes are reported without jax.
   from posttrain.checkpoints import weight_folders
-  from posttrain.evaluation import evaluator as evaluation
   from posttrain.stage import from_checkpoint
   from posttrain.training import objectives
 
-  folders = [weight_folders.find(flags.checkpoint)]
+  folder = weight_folders.find(flags.checkpoint)
   run, name = from_checkpoint.stage_of(
-    folders[0], flags.config, flags.stage, flags.overrides, flags.trust_config
+    folder, flags.config, flags.stage, flags.overrides, flags.trust_config
   )
   stage = run.stages[name]
-  if not objectives.TYPES[stage.kind].generates_text:
-    raise ValueError(
-      f'stage {name!r} must train a policy: got a reward model; its accuracy '
-      "is eval/pairs/* in the run's metrics.jsonl"
-    )
   # The KL needs the stage's initial weights, which only training loads.
   stage = dataclasses.replace(
     stage, eval=dataclasses.replace(stage.eval, kl=False)
   )
   run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  player = from_checkpoint.player(run, name, folders[0])
-  if flags.against is not None:
-    folders.append(_rival(flags.against, player))
+  if objectives.TYPES[stage.kind].generates_text:
+    first, *others = _policies(run, name, folder, flags.against)
+  else:
+    first, *others = _reward_models(run, name, folder, flags.against)
+  return first, others[0] if others else None
+
+
+def _policies(
+  run: Any, name: str, folder: str, against: str | None
+) -> Iterator[comparison.Measurement]:
+  """Measures policies on tasks, on the suite and on held-out pairs."""
+  from posttrain.evaluation import evaluator as evaluation
+  from posttrain.evaluation import pair_rewards
+  from posttrain.stage import from_checkpoint, pair_evaluation
+
+  player = from_checkpoint.player(run, name, folder, with_pairs=True)
+  folders = [folder, *_rival(against, player.check, 'policy')]
   evaluator = evaluation.Evaluator(
     player.components.eval_tasks, player.driver, measures=player.measures()
   )
-  measurements = []
-  for folder in folders:
-    player.load(folder)
+  pairs = None
+  if run.stages[name].kind == 'preference':
+    pairs = pair_evaluation.Policies(player.components, folder)
+  for path in folders:
+    player.load(path)
     values, answers, _ = evaluator.measure()
     suite_values, suite = evaluator.answer_suite()
-    measurements.append(
-      comparison.Measurement(values | suite_values, answers, suite)
+    measured = pairs(player.params) if pairs else []
+    measurement = comparison.Measurement(
+      values | pair_rewards.summary(measured) | suite_values,
+      [*answers, *measured],
+      suite,
     )
-    _check_tasks(name, measurements[-1])
-  return measurements[0], measurements[1] if len(measurements) > 1 else None
+    _check_tasks(name, measurement)
+    yield measurement
 
 
-def _rival(path: str, player: Any) -> str:
-  """Returns the folder of the second policy; refuses another model."""
+def _reward_models(
+  run: Any, name: str, folder: str, against: str | None
+) -> Iterator[comparison.Measurement]:
+  """Measures reward models on held-out pairs."""
+  from posttrain.evaluation import pair_rewards
+  from posttrain.stage import from_checkpoint, pair_evaluation
+
+  pairs = pair_evaluation.RewardModels(
+    from_checkpoint.components(run, name), folder
+  )
+  for path in (folder, *_rival(against, pairs.check, 'reward model')):
+    answers = pairs(path)
+    yield comparison.Measurement(pair_rewards.summary(answers), answers, [])
+
+
+def _rival(
+  path: str | None, check: Callable[[str], None], kind: str
+) -> list[str]:
+  """Returns the folder of the second model, if any; refuses another model."""
   from posttrain.checkpoints import weight_folders
 
+  if path is None:
+    return []
   try:
     folder = weight_folders.find(path)
   except ValueError as error:
-    raise ValueError(f'--against must name a policy: {error}') from error
+    raise ValueError(f'--against must name a {kind}: {error}') from error
   try:
-    player.check(folder)
+    check(folder)
   except ValueError as error:
     raise ValueError(
-      '--against must name a policy of the same model and tokens: got '
-      f'{path!r}; {error}; a policy with other tokens is measured by itself, '
+      f'--against must name a {kind} of the same model and tokens: got '
+      f'{path!r}; {error}; a {kind} with other tokens is measured by itself, '
       'as --checkpoint'
     ) from error
-  return folder
+  return [folder]
 
 
 def _check_tasks(name: str, measurement: comparison.Measurement) -> None:

@@ -171,13 +171,13 @@ def summary(name: str, values: Values) -> dict[str, float]:
   """Returns the weighted mean over the tasks that have the measure.
 
   And the bounds `<name>_low` and `<name>_high` of its 95 % interval over tasks:
-  `estimates.interval` for the token accuracy, else `estimates.normal`. Without
+  `estimates.interval` for accuracies, else `estimates.normal`. Without
   a known value {}, with one of a measure that is no rate the mean alone.
   """
   known = [(x, w) for x, w in zip(*values, strict=True) if x is not None]
   if not known:
     return {}
-  is_rate = name == 'token_accuracy'
+  is_rate = name in ('token_accuracy', 'accuracy')
   bounds = (estimates.interval if is_rate else estimates.normal)(
     *zip(*known, strict=True)
   )

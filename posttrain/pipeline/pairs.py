@@ -56,6 +56,24 @@ class PairSplits:
     single = f' and {alone} single answers' if alone else ''
     return f'{train} pairs{single} train, {held_out} pairs are held out'
 
+  def evaluated(
+    self, selects: bool
+  ) -> tuple[
+    tokenized_pairs.TokenizedPairs, tokenized_pairs.TokenizedPairs | None
+  ]:
+    """Returns (held-out pairs to report, those to select by or None).
+
+    Args:
+      selects: whether `eval.best` is measured on pairs.
+
+    Raises:
+      ValueError: it is, and there are too few.
+    """
+    if not selects:
+      return self.held_out, None
+    reported, selecting = _halves(self.held_out)
+    return reported, selecting
+
   def with_ref_logprobs(self, logprobs: Iterator[float]) -> 'PairSplits':
     """Returns the pairs with the reference's logprob of each of `samples`.
 
@@ -228,9 +246,7 @@ class PairPipeline:
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
     )
-    held_out, selecting = splits.held_out, None
-    if data.stage.eval.selects_pairs:
-      held_out, selecting = _halves(held_out)
+    held_out, selecting = splits.evaluated(data.stage.eval.selects_pairs)
     self.held_out = self.pack(held_out) if held_out.pairs else None
     self.selecting = self.pack(selecting) if selecting else None
 

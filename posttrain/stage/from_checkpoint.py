@@ -114,6 +114,7 @@ class Player:
     self._engine = stage_models.engine(components)
     self.driver = stage_models.driver(components, self._engine)
     self._versions = itertools.count()
+    self.params: Any = None  # of the whole model
     self._like = sharding.placed(
       transformer.shapes(components.model),
       transformer.SHARDING_RULES,
@@ -139,6 +140,7 @@ class Player:
   def set_params(self, params: Any) -> None:
     """Plays with the given parameters of the whole model."""
     self._engine.set_params(params, next(self._versions))
+    self.params = params
 
 
 def player(
@@ -146,6 +148,7 @@ def player(
   name: str,
   folder: str,
   min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
+  with_pairs: bool = False,
 ) -> Player:
   """Builds the player of a stage.
 
@@ -154,17 +157,32 @@ def player(
     name: the stage's name.
     folder: a folder from `weight_folders.find`, whose weights must fit.
     min_capacity: returns the tokens that a sequence may have at least.
+    with_pairs: whether the stage's file of pairs is read.
 
   Raises:
     ValueError: options, data and weights do not fit each other.
   """
+  played = run if with_pairs else for_playing(run, name)
+  parts = components(played, name, min_capacity)
+  weights.check(folder, parts.model, parts.renderer)
+  return Player(parts)
+
+
+def components(
+  run: schema.Run,
+  name: str,
+  min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
+) -> components_lib.Components:
+  """Builds the components of a stage in a process that trains nothing.
+
+  Args:
+    run: the options, from `stage_of`.
+    name: the stage's name.
+    min_capacity: returns the tokens that a sequence may have at least.
+  """
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(run.compilation_cache)
-  components = components_lib.make(
-    for_playing(run, name), name, min_capacity=min_capacity
-  )
-  weights.check(folder, components.model, components.renderer)
-  return Player(components)
+  return components_lib.make(run, name, min_capacity=min_capacity)
 
 
 def for_playing(run: schema.Run, name: str) -> schema.Run:

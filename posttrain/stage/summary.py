@@ -118,8 +118,9 @@ def _question(stage: schema.Stage, name: str, workdir: str) -> str:
 def _has_tasks(run: schema.Run, name: str, rows: list[writers.Row]) -> bool:
   """Returns whether held-out tasks of a stage's environments were measured.
 
-  Every stage is evaluated at its end. `evaluate` measures those tasks again;
-  held-out pairs it does not, and the suite's answers are not graded.
+  Every stage is evaluated at its end. `evaluate` compares those tasks with the
+  start. On held-out pairs a start that is the reference ranks nothing, and the
+  suite's answers are not graded.
   """
   keys = {key for row in rows if row['stage'] == name for key in row}
   # The metrics of an environment: eval/METRIC/ENV, eval/reward/NAME/ENV.

@@ -103,12 +103,49 @@ def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
     return
   with pytest.raises(ValueError, match='hold a policy: got a reward model'):
     policies.load(folder)
-  assert evaluate.main([f'--checkpoint={folder}']) == 2
-  assert 'must train a policy: got a reward model' in capsys.readouterr().err
   assert _run('dpo', tmp_path, f'--config.dpo.init={folder}') == 2
   assert 'config.dpo.init must name weights of this model' in (
     capsys.readouterr().err
   )
+
+
+def test_evaluate_measures_the_pairs_of_the_run(finished, tmp_path, capsys):
+  stage, workdir = finished
+  last = _rows(workdir, stage)[-1]
+  flags = [f'--answers={tmp_path / "a"}']
+  checkpoint = f'--checkpoint={workdir}'
+  against = f'--against={workdir / "checkpoints" / stage}'
+  assert evaluate.main([checkpoint, against, *flags]) == 0
+  values = json.loads(capsys.readouterr().out.splitlines()[-1])
+  for name, key in (('accuracy', 'accuracies'), ('margin', 'margins')):
+    expected = last[f'eval/pairs/rewards/{key}']
+    assert values[f'eval/{name}/pairs'] == pytest.approx(expected, abs=1e-5)
+    assert values[f'against/{name}/pairs'] == values[f'eval/{name}/pairs']
+    # Absent with a single pair, as a small run may have.
+    assert values.get(f'difference/{name}/pairs', 0.0) == 0
+  for bound in ('low', 'high'):
+    expected = last[f'eval/pairs/rewards_{bound}/accuracies']
+    assert values[f'eval/accuracy_{bound}/pairs'] == pytest.approx(expected)
+  lines = (tmp_path / 'a').read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  pairs = [row for row in rows if row['env'] == 'pairs']
+  margins = [row['measures']['margin'] for row in pairs]
+  assert np.mean(margins) == pytest.approx(values['eval/margin/pairs'])
+  assert pairs[0]['prompt'].startswith('What is')
+
+
+def test_evaluate_refuses_another_kind_of_model(finished, capsys):
+  stage, workdir = finished
+  sft = f'--against={workdir / "checkpoints" / "sft"}'
+  start = [f'--checkpoint={workdir}', sft]
+  if stage == 'rm':
+    assert evaluate.main(start) == 2
+    assert '--against must name a reward model' in capsys.readouterr().err
+    return
+  # The policy that DPO began with is its reference.
+  assert evaluate.main(start) == 0
+  values = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert values['against/margin/pairs'] == 0
 
 
 class TermAfter(train_step.TrainStep):

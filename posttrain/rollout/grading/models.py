@@ -37,16 +37,7 @@ class RewardModel:
 
   def __call__(self, rollouts: Sequence[types.Rollout]) -> functions.Result:
     """Scores rollouts, each with samples; a non-finite value is a fault."""
-    samples = [rollout.samples[-1] for rollout in rollouts]
-    scores = self._scorer(
-      self._params,
-      [sample.ids for sample in samples],
-      [np.ones(len(sample), np.float32) for sample in samples],
-    )
-    values = [
-      float(x[sample.mask][-1])
-      for x, sample in zip(scores, samples, strict=True)
-    ]
+    values = self.rewards([rollout.samples[-1] for rollout in rollouts])
     failed = {i for i, x in enumerate(values) if not np.isfinite(x)}
     error = None
     if failed:
@@ -61,6 +52,18 @@ class RewardModel:
       {'faults': float(bool(failed))},
       error,
     )
+
+  def rewards(self, samples: Sequence[types.Sample]) -> list[float]:
+    """Returns the value of each sample at its last sampled token."""
+    scores = self._scorer(
+      self._params,
+      [sample.ids for sample in samples],
+      [np.ones(len(sample), np.float32) for sample in samples],
+    )
+    return [
+      float(x[sample.mask][-1])
+      for x, sample in zip(scores, samples, strict=True)
+    ]
 
 
 def load(

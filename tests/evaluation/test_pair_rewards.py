@@ -1,0 +1,87 @@
+"""Rewards of pairs: literal values, and their table."""
+
+import numpy as np
+import pytest
+
+from posttrain import schema, types
+from posttrain.chat import renderer as chat
+from posttrain.evaluation import comparison, pair_rewards
+
+RENDERER = chat.load(schema.Tokenizer())
+
+
+def sample(prompt, answer):
+  ids = np.frombuffer(f'{prompt}{answer}'.encode(), np.uint8).astype(np.int32)
+  zeros = np.zeros(len(ids), np.float32)
+  return types.Sample(
+    env='',
+    row='',
+    ids=ids,
+    mask=np.arange(len(ids)) >= len(prompt),
+    roles=zeros,
+    is_content=zeros,
+    sampler_logprobs=zeros,
+    temperatures=zeros + 1,
+    versions=zeros,
+  )
+
+
+def pair(chosen, rejected):
+  answers = sample('2 + 2? ', chosen), sample('2 + 2? ', rejected)
+  return types.Pair(*answers, np.zeros(2, np.float32))
+
+
+PAIRS = [pair('four', '5'), pair('4', 'five')]
+SAMPLES = [x for p in PAIRS for x in (p.chosen, p.rejected)]
+LOGPROBS = np.array([-8.0, -3.0, -1.0, -8.0])
+REFERENCE = np.array([-10.0, -2.0, -1.5, -4.0])
+
+
+@pytest.mark.parametrize(
+  'loss, expected',
+  [
+    (schema.Sigmoid(beta=0.5), [1.0, -0.5, 0.25, -2.0]),
+    (schema.IpoPairs(beta=0.5), [1.0, -0.5, 0.25, -2.0]),
+    (schema.Kto(beta=0.5), [1.0, -0.5, 0.25, -2.0]),
+    # Per token: of four, one, one and four.
+    (schema.SigmoidNorm(beta=0.5), [0.25, -0.5, 0.25, -0.5]),
+    (schema.IpoNorm(beta=0.5), [0.25, -0.5, 0.25, -0.5]),
+  ],
+)
+def test_implicit_rewards(loss, expected):
+  found = pair_rewards.implicit(loss, SAMPLES, LOGPROBS, REFERENCE)
+  np.testing.assert_allclose(found, expected)
+
+
+def test_simpo_has_no_reference():
+  found = pair_rewards.implicit(
+    schema.SimPo(beta=2.0), SAMPLES, LOGPROBS, np.zeros(4)
+  )
+  np.testing.assert_allclose(found, [-4.0, -6.0, -2.0, -4.0])
+
+
+def measurement(rewards):
+  answers = pair_rewards.answers(PAIRS, np.array(rewards), RENDERER)
+  values = pair_rewards.summary(answers)
+  return comparison.Measurement(values, answers, [])
+
+
+def test_a_pair_is_right_if_the_chosen_answer_has_more():
+  found = measurement([1.0, 0.5, 2.0, 2.0])
+  assert [x.measures for x in found.answers] == [
+    {'accuracy': 1.0, 'margin': 0.5},
+    {'accuracy': 0.0, 'margin': 0.0},  # equal rewards rank nothing
+  ]
+  assert found.values['eval/accuracy/pairs'] == 0.5
+  assert found.values['eval/margin/pairs'] == 0.25
+  assert found.answers[0].prompt == '2 + 2? '
+  assert found.answers[0].text == 'four' and found.answers[0].tokens == 4
+
+
+def test_two_policies_are_compared_pair_by_pair():
+  first, second = measurement([3.0, 0, 1.0, 0]), measurement([1.0, 0, 0, 1.0])
+  differences = comparison.differences(first, second)
+  assert differences['difference/accuracy/pairs'] == 0.5
+  assert differences['difference/margin/pairs'] == 2.0
+  # Both margins rise by 2: no spread.
+  assert differences['difference/margin_low/pairs'] == pytest.approx(2.0)
