@@ -25,7 +25,8 @@ A tenth of the prompts is held out, or `:DIR,PROMPTS.jsonl,HELD_OUT.jsonl,...`
 names the held-out ones: `eval/reward/NAME/data` is the mean of each function
 over greedy answers to them, `eval/sampled_reward/NAME/data` over an answer at
 temperature 1, and `rollout/reward/data` the mean of the sum over the step's
-answers. `eval.suite` is answered before and after.
+answers. `eval.suite` is answered before and after. `eval.max_tokens` is that of
+the sampler, unless it is set.
 
 `lora` among the arguments trains a rank-32 LoRA at ten times the learning rate;
 a KL penalty (`--config.grpo.envs.data.algorithm.kl_beta=0.01`) then has the
@@ -68,7 +69,7 @@ GRPO = schema.Stage(
     )
   },
   # How answers are decoded.
-  rollout=schema.Rollout(slots=256, prefill_rows=16, prefill_tokens=64),
+  rollout=schema.Rollout(slots=None, prefill_rows=16, prefill_tokens=64),
   # How it trains.
   steps=200,
   batch=schema.Batch(prompts_per_step=32, row_tokens=1024),
@@ -78,7 +79,7 @@ GRPO = schema.Stage(
   ),
   # Evaluation.
   eval=schema.Eval(
-    every=50, prompts=100, samples=1, max_tokens=512, suite=common.ENGLISH_SUITE
+    every=50, prompts=100, samples=1, suite=common.ENGLISH_SUITE
   ),
 )
 
@@ -88,6 +89,8 @@ def get_config(argument: str = ''):
   config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
   common.name_rows(entry.env, own)
+  # Held-out answers are as long as those that train, unless set otherwise.
+  config.grpo.eval.max_tokens = entry.sampler.get_oneway_ref('max_tokens')
   if own.data is None:
     entry.env.path = ''  # is refused, unless other environments replace `data`
   set_rewards(entry, own.rewards)
@@ -120,4 +123,3 @@ def shrink(config: ml_collections.ConfigDict) -> None:
   entry.sampler.max_tokens = 8
   entry.group_size = 2
   config.grpo.eval.prompts = 2
-  config.grpo.eval.max_tokens = 8

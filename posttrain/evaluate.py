@@ -128,13 +128,12 @@ def _policies(
     pairs = pair_evaluation.Policies(player.components, folder)
   for path in folders:
     player.load(path)
-    values, answers, _ = evaluator.measure()
-    suite_values, suite = evaluator.answer_suite()
+    tasks = evaluator.measure()
     measured = pairs(player.params) if pairs else []
     measurement = comparison.Measurement(
-      values | pair_rewards.summary(measured) | suite_values,
-      [*answers, *measured],
-      suite,
+      pair_rewards.summary(measured) | tasks.metrics,
+      [*tasks.answers, *measured],
+      tasks.suite,
     )
     _check_tasks(name, measurement)
     yield measurement

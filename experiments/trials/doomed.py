@@ -103,7 +103,6 @@ def run(options: str, *argv: str) -> int:
   """Runs `posttrain.main` under a watch; returns its exit code."""
   watch = Watch(**json.loads(options))
   watch.wrap('eval', evaluator.Evaluator, 'measure')
-  watch.wrap('eval', evaluator.Evaluator, 'answer_suite', counts=False)
   watch.wrap('rollout', driver, 'run_all', counts=False)
   watch.wrap('rollout', engine.Engine, 'poll')  # once per chunk and stop
   watch.wrap('update', train_step.TrainStep, '__call__')

@@ -6,8 +6,11 @@ by their weights alone. The prompts of a suite are answered greedily; their
 answers are measured by `posttrain.rewards.texts`, which needs no expected one.
 """
 
+import dataclasses
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,6 +115,17 @@ class EvalTasks:
     return f'evaluating {count} prompts' if count else ''
 
 
+class Evaluation(NamedTuple):
+  """What an evaluation has measured."""
+
+  # {'eval/<name>/<env>': value}, {'eval/suite/<name>': value}; of the metric
+  # that selects {'select/<name>/<env>': value}.
+  metrics: dict[str, float]
+  answers: list[answers_lib.Answer]  # greedy ones
+  suite: list[answers_lib.SuiteAnswer]  # in the order of the prompts
+  errors: tuple[str, ...]  # of episodes and of reward functions
+
+
 class Evaluator:
   """Plays the evaluation tasks of a stage and measures the rollouts."""
 
@@ -134,116 +148,152 @@ class Evaluator:
     self._cfg = tasks.cfg
     self._driver, self._scorer = driver, scorer
     self._measures = measures
-    # Of the evaluation under way: rollouts, and errors of reward functions.
-    self._rollouts: list[types.Rollout] = []
-    self._faults: list[str] = []
 
-  def measure(
-    self,
-  ) -> tuple[dict[str, float], list[answers_lib.Answer], tuple[str, ...]]:
+  def measure(self) -> Evaluation:
     """Plays every task with the engine's weights; warns of failed episodes.
-
-    Returns:
-      {'eval/<name>/<env>': value} and {'select/<name>/<env>': value} of the
-      metric that selects, the greedy answers, and the errors, of episodes and
-      of reward functions.
 
     Raises:
       TooManyErrors: environments failed too often.
     """
-    metrics, answers, self._rollouts, self._faults = {}, [], [], []
-    for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items()):
-      if not tasks:
-        continue
-      uid = FIRST_UID + index * _ENV_UIDS
-      greedy = [
-        rollout for (rollout,) in self._run_episodes(env, tasks, uid, 0.0, 1)
-      ]
-      measures = self._measure_beside(name, greedy)
-      groups = self._sample(env, tasks, uid + 1, greedy, measures)
-      measures |= self._measure_sampled(name, groups)
-      values = self._measure(env, greedy, groups, measures)
-      metrics |= {f'eval/{key}/{name}': v for key, v in values.items()}
-      answers += _answers(greedy, groups, measures)
-    metrics |= self._select()
-    errors = rollout_metrics.errors(self._rollouts, self.tasks.max_errors)
+    sets = self._task_sets()
+    # Two queues for all environments, because each ends with empty slots.
+    suite = self._play_greedily(sets)
+    faults: list[str] = []
+    for part in sets:
+      part.measures = self._measure_beside(part, faults)
+    self._sample([part for part in sets if self._is_sampled(part)])
+    metrics = {}
+    for part in sets:
+      part.measures |= self._measure_sampled(part, faults)
+      metrics |= part.named(self._measure(part))
+    rollouts = [x for part in sets for x in part.rollouts]
+    errors = rollout_metrics.errors(rollouts, self.tasks.max_errors)
     if errors:
       logging.getLogger('absl').warning(
         '%d of %d episodes of the evaluation failed and are in no mean, the '
         'first: %s',
         len(errors),
-        len(self._rollouts),
+        len(rollouts),
         errors[0],
       )
-    return metrics, answers, (*errors, *self._faults)
+    return Evaluation(
+      metrics | answers_lib.suite_metrics(suite),
+      [x for part in sets if part.selects_by is None for x in part.answers],
+      suite,
+      (*errors, *faults),
+    )
 
-  def _measure_beside(
-    self, name: str, greedy: Sequence[types.Rollout]
-  ) -> dict[str, measures_lib.Values]:
-    """Returns the measures beside the grade; keeps the errors of functions."""
-    if self._measures is None:
-      return {}
-    measures, faults = self._measures(name, greedy)
-    self._faults += faults
-    return measures
+  def _task_sets(self) -> list['_TaskSet']:
+    """Returns the tasks of each environment, and those of `eval.best`."""
+    sets = [
+      _TaskSet(name, env, tasks, FIRST_UID + index * _ENV_UIDS)
+      for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items())
+      if tasks
+    ]
+    if self._cfg.selects is not None:
+      metric, name = self._cfg.selects
+      index = list(self.tasks.by_env).index(name)
+      uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
+      env, _ = self.tasks.by_env[name]
+      sets.append(_TaskSet(name, env, self.tasks.selection, uid, metric))
+    return sets
 
-  def _measure_sampled(
-    self, name: str, groups: Sequence[Sequence[types.Rollout]]
-  ) -> dict[str, measures_lib.Values]:
-    """Returns the means of reward functions over each task's group."""
-    if self._measures is None or not groups:
-      return {}
-    flat = [rollout for group in groups for rollout in group]
-    rewards, faults = self._measures.rewards(name, flat)
-    self._faults += faults
-    sizes = [len(group) for group in groups]
-    return {
-      f'sampled_{key}': measures_lib.grouped(values, sizes)
-      for key, (values, _) in rewards.items()
-    }
-
-  def _select(self) -> dict[str, float]:
-    """Measures `eval.best` on its own tasks; samples only if it must."""
-    if self._cfg.selects is None:
-      return {}
-    name, env_name = self._cfg.selects
-    index, tasks = list(self.tasks.by_env).index(env_name), self.tasks.selection
-    uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
-    env, _ = self.tasks.by_env[env_name]
-    greedy = [x for (x,) in self._run_episodes(env, tasks, uid, 0.0, 1)]
-    measures = self._measure_beside(env_name, greedy)
-    values = self._measure(env, greedy, [], measures)
-    if name not in values:
-      groups = self._sample(env, tasks, uid + 1, greedy, measures)
-      measures |= self._measure_sampled(env_name, groups)
-      values = self._measure(env, greedy, groups, measures)
-    return {f'select/{name}/{env_name}': values[name]} if name in values else {}
-
-  def answer_suite(
-    self,
-  ) -> tuple[dict[str, float], list[answers_lib.SuiteAnswer]]:
-    """Plays the prompts of `eval.suite`, and measures the answers.
-
-    Returns:
-      {'eval/suite/<name>': mean over the answers that have the value}, and the
-      answers in the order of the prompts.
-    """
-    uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
+  def _play_greedily(
+    self, sets: Sequence['_TaskSet']
+  ) -> list[answers_lib.SuiteAnswer]:
+    """Plays each task once at temperature 0; returns the suite's answers."""
     suite = self.tasks.suite
-    specs = [
+    uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
+    own = [
+      self._spec(part, i, part.uid, 0.0)
+      for part in sets
+      for i in range(len(part.tasks))
+    ]
+    prompts = [
       drivers.EpisodeSpec(
         uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
       )
       for index, task in enumerate(suite.tasks)
     ]
-    rollouts = self._driver.run(specs) if specs else []
-    answers = [
+    rollouts = iter(
+      self._driver.run([*own, *prompts]) if own or prompts else ()
+    )
+    for part in sets:
+      part.greedy = list(itertools.islice(rollouts, len(part.tasks)))
+    return [
       answers_lib.SuiteAnswer(
         x.prompt, x.text, x.stop_reason, x.tokens, texts.grade(x.text)
       )
       for x in map(answers_lib.of, rollouts)
     ]
-    return answers_lib.suite_metrics(answers), answers
+
+  def _sample(self, sets: Sequence['_TaskSet']) -> None:
+    """Plays each task `samples` times at temperature 1."""
+    count = self._cfg.samples
+    specs = [
+      self._spec(part, index, part.uid + 1 + i, 1.0)
+      for part in sets
+      for index in range(len(part.tasks))
+      for i in range(count)
+    ]
+    rollouts = iter(self._driver.run(specs) if specs else ())
+    for part in sets:
+      part.groups = [
+        list(itertools.islice(rollouts, count)) for _ in part.tasks
+      ]
+
+  def _spec(
+    self, part: '_TaskSet', index: int, uid: int, temperature: float
+  ) -> drivers.EpisodeSpec:
+    return drivers.EpisodeSpec(
+      uid + index * _TASK_UIDS,
+      part.env,
+      part.tasks[index],
+      temperature,
+      self._cfg.max_tokens,
+      self._cfg.max_episode_tokens,
+      self._cfg.keep_exchanges,
+    )
+
+  def _is_sampled(self, part: '_TaskSet') -> bool:
+    """Returns whether the tasks are played at temperature 1.
+
+    They are where an environment or a reward function grades: the loss of
+    demonstrations is that of no answer. For `eval.best` only if greedy answers
+    lack its metric.
+    """
+    has_grade = any(
+      x.score.correct is not None or x.score.reward is not None
+      for x in part.greedy
+    )
+    has_reward = any(name.startswith('reward/') for name in part.measures)
+    if not (self._cfg.samples and (has_grade or has_reward)):
+      return False
+    return part.selects_by is None or part.selects_by not in self._measure(part)
+
+  def _measure_beside(
+    self, part: '_TaskSet', faults: list[str]
+  ) -> dict[str, measures_lib.Values]:
+    """Returns the measures beside the grade; adds the errors of functions."""
+    if self._measures is None:
+      return {}
+    measures, errors = self._measures(part.name, part.greedy)
+    faults += errors
+    return measures
+
+  def _measure_sampled(
+    self, part: '_TaskSet', faults: list[str]
+  ) -> dict[str, measures_lib.Values]:
+    """Returns the means of reward functions over each task's group."""
+    if self._measures is None or not part.groups:
+      return {}
+    rewards, errors = self._measures.rewards(part.name, part.sampled)
+    faults += errors
+    sizes = [len(group) for group in part.groups]
+    return {
+      f'sampled_{key}': measures_lib.grouped(values, sizes)
+      for key, (values, _) in rewards.items()
+    }
 
   @property
   def _ks(self) -> tuple[int, ...]:
@@ -251,47 +301,14 @@ class Evaluator:
     n = self._cfg.samples
     return (*self._cfg.ks, n) if n > 1 else self._cfg.ks
 
-  def _sample(
-    self,
-    env,
-    tasks,
-    uid: int,
-    greedy: list[types.Rollout],
-    measures: Mapping[str, measures_lib.Values],
-  ) -> list[list[types.Rollout]]:
-    """Plays each task at temperature 1; [] where no answer is graded.
-
-    An environment or a reward function grades; the loss of demonstrations is
-    that of no answer.
-    """
-    has_grade = any(
-      x.score.correct is not None or x.score.reward is not None for x in greedy
-    )
-    has_reward = any(name.startswith('reward/') for name in measures)
-    if not (self._cfg.samples and (has_grade or has_reward)):
-      return []
-    return self._run_episodes(env, tasks, uid, 1.0, self._cfg.samples)
-
-  def _measure(
-    self,
-    env: base.Env,
-    greedy: list[types.Rollout],
-    groups: list[list[types.Rollout]],
-    measures: Mapping[str, measures_lib.Values],
-  ) -> dict[str, float]:
-    """Returns one environment's values, without prefix and suffix.
-
-    Args:
-      env: the environment.
-      greedy: the greedy rollout of each task.
-      groups: the sampled rollouts of each task, [] for none.
-      measures: of each task, beside its grade.
-    """
+  def _measure(self, part: '_TaskSet') -> dict[str, float]:
+    """Returns one environment's values, without prefix and suffix."""
+    greedy = part.greedy
     values = {
       **{
         name: value
-        for key, x in measures.items()
-        for name, value in measures_lib.summary(key, x).items()
+        for key, measure in part.measures.items()
+        for name, value in measures_lib.summary(key, measure).items()
       },
       **rollout_metrics.summarize(greedy),
       **rollout_metrics.stops(greedy),
@@ -302,22 +319,21 @@ class Evaluator:
         'format_rate', [[x.score.formatted] for x in greedy]
       ),
     }
-    flat = [rollout for group in groups for rollout in group]
-    if groups:
-      sampled = rollout_metrics.summarize(flat)
+    if part.groups:
+      sampled = rollout_metrics.summarize(part.sampled)
       values |= {
         'sampled_pass_rate': sampled.get('pass_rate'),
         **rollout_metrics.bounds(
           'sampled_pass_rate',
-          [[x.score.correct for x in group] for group in groups],
+          [[x.score.correct for x in group] for group in part.groups],
         ),
         'sampled_format_rate': sampled.get('format_rate'),
         'sampled_reward': sampled.get('reward'),
-        **rollout_metrics.best_of(groups, self._ks, env.votes),
-        **rollout_metrics.entropy(flat),
-        **self._kl([group[0] for group in groups]),
+        **rollout_metrics.best_of(part.groups, self._ks, part.env.votes),
+        **rollout_metrics.entropy(part.sampled),
+        **self._kl([group[0] for group in part.groups]),
       }
-    errors = sum(x.stop_reason == 'error' for x in (*greedy, *flat))
+    errors = sum(x.stop_reason == 'error' for x in part.rollouts)
     return {
       **{k: v for k, v in values.items() if v is not None},
       'errors': errors,
@@ -335,48 +351,53 @@ class Evaluator:
     ]
     return {'kl': float(np.mean(np.concatenate(drift)))}
 
-  def _run_episodes(
-    self,
-    env: base.Env,
-    tasks: Sequence[types.Task],
-    uid: int,
-    temperature: float,
-    count: int,
-  ) -> list[list[types.Rollout]]:
-    """Plays every task `count` times; returns a group per task."""
-    rollouts = self._driver.run(
-      [
-        drivers.EpisodeSpec(
-          uid + index * _TASK_UIDS + i,
-          env,
-          task,
-          temperature,
-          self._cfg.max_tokens,
-          self._cfg.max_episode_tokens,
-          self._cfg.keep_exchanges,
-        )
-        for index, task in enumerate(tasks)
-        for i in range(count)
-      ]
-    )
-    self._rollouts += rollouts
-    return [rollouts[i : i + count] for i in range(0, len(rollouts), count)]
 
+@dataclasses.dataclass
+class _TaskSet:
+  """Tasks of one environment, and what an evaluation has found of them."""
 
-def _answers(
-  greedy: Sequence[types.Rollout],
-  groups: Sequence[Sequence[types.Rollout]],
-  measures: Mapping[str, measures_lib.Values],
-) -> list[answers_lib.Answer]:
-  """Returns the answer to each task, with its grades and measures."""
-  return [
-    answers_lib.of(
-      rollout,
-      groups[i] if groups else (),
-      {k: x[i] for k, (x, _) in measures.items() if x[i] is not None},
-    )
-    for i, rollout in enumerate(greedy)
-  ]
+  name: str  # the environment's
+  env: base.Env
+  tasks: Sequence[types.Task]
+  uid: int  # of the first task's greedy rollout
+  selects_by: str | None = None  # the metric of `eval.best`; None = all
+  greedy: list[types.Rollout] = dataclasses.field(default_factory=list)
+  # At temperature 1, a group per task; [] = not played.
+  groups: list[list[types.Rollout]] = dataclasses.field(default_factory=list)
+  measures: dict[str, measures_lib.Values] = dataclasses.field(
+    default_factory=dict
+  )
+
+  @property
+  def sampled(self) -> list[types.Rollout]:
+    """The rollouts at temperature 1."""
+    return [rollout for group in self.groups for rollout in group]
+
+  @property
+  def rollouts(self) -> list[types.Rollout]:
+    """All rollouts."""
+    return [*self.greedy, *self.sampled]
+
+  @property
+  def answers(self) -> list[answers_lib.Answer]:
+    """The answer to each task, with its grades and measures."""
+    return [
+      answers_lib.of(
+        rollout,
+        self.groups[i] if self.groups else (),
+        {k: x[i] for k, (x, _) in self.measures.items() if x[i] is not None},
+      )
+      for i, rollout in enumerate(self.greedy)
+    ]
+
+  def named(self, values: Mapping[str, float]) -> dict[str, float]:
+    """Returns the values to report, or the one that selects, by full name."""
+    if self.selects_by is None:
+      return {f'eval/{key}/{self.name}': v for key, v in values.items()}
+    if self.selects_by not in values:
+      return {}
+    name = f'select/{self.selects_by}/{self.name}'
+    return {name: values[self.selects_by]}
 
 
 def _max_growth(env: base.Env, cfg: schema.Eval) -> int:

@@ -15,6 +15,8 @@ KINDS = ('tokens', 'preference', 'ranking')
 
 # Tokens of a micro-batch per device where `Batch.micro_batch_tokens` is None.
 _DEVICE_TOKENS = 2048
+# The most slots per device where `Rollout.slots` is None.
+_DEVICE_SLOTS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +150,10 @@ class Batch:
 class Rollout:
   """The decode engine, for training and evaluation."""
 
-  # Number of sequences decoded at a time, over all devices.
-  slots: int = 128
+  # Number of sequences decoded at a time, over all devices; empty slots cost as
+  # much as full ones. None = as many as a step has samples, at most 256 per
+  # device.
+  slots: int | None = 128
   # Number of tokens decoded between two checks of the slots, while episodes
   # wait for a slot or have further turns.
   chunk: int = 16
@@ -183,9 +187,10 @@ class Rollout:
   sleep: bool = False
 
   def __post_init__(self):
+    if self.slots is not None:
+      base.require_positive(self, 'slots')
     base.require_positive(
       self,
-      'slots',
       'chunk',
       'prefill_rows',
       'prefill_tokens',
@@ -196,6 +201,24 @@ class Rollout:
     base.require_choice(self, 'workers', ('threads', 'ray'))
     base.require_seconds(self, 'env_timeout')
     base.require_non_negative(self, 'max_errors')
+
+  @property
+  def slot_count(self) -> int:
+    """The number of slots, over all devices."""
+    assert self.slots is not None, 'see `Stage.on_devices`'
+    return self.slots
+
+  def on_devices(self, count: int, samples: int) -> 'Rollout':
+    """Returns the options with the number of slots on so many devices.
+
+    Args:
+      count: number of devices that share the slots.
+      samples: number of samples of a step.
+    """
+    if self.slots is not None:
+      return self
+    each = min(-(-samples // count), _DEVICE_SLOTS)
+    return dataclasses.replace(self, slots=count * each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,6 +377,20 @@ class Stage:
       'init',
       "be 'random', 'stage:NAME' or a path",
       self.init,
+    )
+
+  def on_devices(self, count: int) -> 'Stage':
+    """Returns the options with the sizes that are None and follow the devices.
+
+    Args:
+      count: number of devices that share rows and slots.
+    """
+    group_size = max((x.group_size for x in self.envs.values()), default=1)
+    samples = self.batch.prompts_per_step * group_size
+    return dataclasses.replace(
+      self,
+      batch=self.batch.on_devices(count),
+      rollout=self.rollout.on_devices(count, samples),
     )
 
   def require_envs(self):

@@ -36,7 +36,7 @@ class Components:
 
   cfg: schema.Run  # as given
   name: str
-  stage: schema.Stage  # its options, with the size of a micro-batch
+  stage: schema.Stage  # its options, with the sizes on the mesh
   renderer: chat.Renderer
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
@@ -75,7 +75,7 @@ def make(
   model = model_options(cfg, name, renderer)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
-  stage = _on_mesh(cfg.stages[name], mesh)
+  stage = cfg.stages[name].on_devices(sharding.batch_ways(mesh))
   platform = platform or jax.default_backend()
   hosts = hosts or processes.count()
   sharding.check_hosts(mesh, hosts)
@@ -111,12 +111,6 @@ def make(
   )
 
 
-def _on_mesh(stage: schema.Stage, mesh: jax.sharding.Mesh) -> schema.Stage:
-  """Returns a stage's options with the size of a micro-batch on a mesh."""
-  batch = stage.batch.on_devices(sharding.batch_ways(mesh))
-  return dataclasses.replace(stage, batch=batch)
-
-
 def _check_mesh(
   name: str, stage: schema.Stage, mesh: jax.sharding.Mesh, data: base.StageData
 ) -> None:
@@ -132,7 +126,7 @@ def _check_mesh(
       f'config.mesh.tensor={mesh.shape["tensor"]}: got update; choose fsdp for '
       'these devices'
     )
-  sharding.check_batch(mesh, stage.rollout.slots, f'{path}.rollout.slots')
+  sharding.check_batch(mesh, stage.rollout.slot_count, f'{path}.rollout.slots')
 
 
 def _eval_tasks(

@@ -203,9 +203,7 @@ class Job:
       metrics, answers, suite = {}, [], []
       if sampling.evaluator.tasks.any:
         sampling.engine.set_params(self.learner.policy(params), step)
-        metrics, answers = self._measure(step)
-        suite_metrics, suite = sampling.evaluator.answer_suite()
-        metrics |= suite_metrics
+        metrics, answers, suite, _ = self._measure(step)
       if sampling.held_out is not None:
         metrics |= sampling.held_out(params)
       if self.selection is not None:
@@ -218,19 +216,19 @@ class Job:
       self.warn_if_cold(metrics)
     return metrics
 
-  def _measure(self, step: int) -> tuple[dict[str, float], list[Any]]:
-    """Returns metrics and answers of all tasks; writes the errors.
+  def _measure(self, step: int) -> evaluation.Evaluation:
+    """Evaluates all tasks; writes the errors.
 
     Raises:
       TooManyErrors: too many environments failed; written as well.
     """
     try:
-      metrics, answers, errors = self.sampling.evaluator.measure()
+      measured = self.sampling.evaluator.measure()
     except rollout_metrics.TooManyErrors as error:
       self.logbook.write_errors(step, error.errors, 'eval_errors')
       raise
-    self.logbook.write_errors(step, errors, 'eval_errors')
-    return metrics, answers
+    self.logbook.write_errors(step, measured.errors, 'eval_errors')
+    return measured
 
   def warn_if_cold(self, metrics: Mapping[str, float]) -> None:
     """Warns where rollouts will rarely have a reward to reinforce."""

@@ -45,7 +45,7 @@ def engine(
   rollout = components.stage.rollout
   return engines.Engine(
     model or components.model,
-    slots=rollout.slots // processes.count(),
+    slots=rollout.slot_count // processes.count(),
     capacity=components.plan.slot_tokens,
     chunk=rollout.chunk,
     prefill_rows=rollout.prefill_rows,
@@ -241,7 +241,7 @@ class Models:
     # Of any length: a judge's prompts are longer than the samples that train.
     decoder = engines.Engine(
       frozen.cfg,
-      slots=self.components.stage.rollout.slots // processes.count(),
+      slots=self.components.stage.rollout.slot_count // processes.count(),
       seed=self.components.cfg.seed,
       mesh=sharding.local_mesh(self.components.mesh),
     )

@@ -227,7 +227,7 @@ def make(
   decodes = _decodes(stage)
   if decodes:
     decoding = _decoding(device, hosts)
-    slots = rollout.slots // hosts
+    slots = rollout.slot_count // hosts
     rollout_programs = {
       'score': _score(device, stage, state),
       **_slot_programs(decoding, rollout, slots, slot_tokens),
@@ -250,7 +250,7 @@ def make(
     parameters=transformer.num_params(model),
     trained=state.trained,
     state_bytes=state.device_bytes,
-    slots=rollout.slots if decodes else 0,
+    slots=rollout.slot_count if decodes else 0,
     slot_tokens=slot_tokens,
     decode_bytes=(1 + players) * (view + cache),
     sleep_bytes=cache if rollout.sleep else 0,

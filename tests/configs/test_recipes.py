@@ -1,6 +1,7 @@
 """Recipes: they build, `:tiny` is smaller, and the full size never reads it."""
 
 import ast
+import dataclasses
 import glob
 import json
 import pathlib
@@ -63,8 +64,9 @@ def _build(spec):
 def _assert_smaller(tiny, full):
   assert list(tiny.stages) == list(full.stages)
   for name, stage in full.stages.items():
-    small = config.to_dict(tiny)[name]
-    large = config.to_dict(full)[name]
+    small, large = (
+      dataclasses.asdict(run.stages[name].on_devices(1)) for run in (tiny, full)
+    )
     for key in SIZES:
       parent, _, leaf = key.rpartition('.')
       values = [node[parent] if parent else node for node in (small, large)]

@@ -97,7 +97,7 @@ class Recorder(toys.Driver):
 def test_greedy_answers_are_one_argmax_after_another():
   params = _sharp()
   evaluator, _ = _evaluator(params=params, samples=0)
-  values, answers, _ = evaluator.measure()
+  values, answers, *_ = evaluator.measure()
   lengths = set()
   for task, answer in zip(TOY.source('eval', 0).take(4), answers, strict=True):
     prompt = RENDERER.render(task.prompt, add_generation_prompt=True).ids
@@ -173,7 +173,7 @@ def test_max_length_is_bounded_by_the_budget_of_an_episode(
 
 def test_plays_have_the_budgets_of_an_evaluation():
   evaluator, driver = _evaluator(max_episode_tokens=5, keep_exchanges=2)
-  _, answers, _ = evaluator.measure()
+  _, answers, *_ = evaluator.measure()
   for spec in driver.specs:
     assert (spec.max_tokens, spec.max_episode_tokens) == (8, 5)
     assert spec.keep_exchanges == 2
@@ -191,7 +191,7 @@ class Counting(toys.Letters):
 
 def test_metrics_of_the_greedy_answers_are_measured():
   evaluator, _ = _evaluator(Counting('toy', schema.Arithmetic()))
-  values, answers, _ = evaluator.measure()
+  values, answers, *_ = evaluator.measure()
   letters = [len(answer.text) for answer in answers]
   assert values['eval/letters/toy'] == np.mean(letters)
 
@@ -205,7 +205,7 @@ def test_kl_is_the_drift_from_the_initial_parameters():
     return [_scored(start, sample) for sample in samples]
 
   evaluator, driver = _evaluator(params=now, scorer=scorer, kl=True)
-  values, _, _ = evaluator.measure()
+  values, _, *_ = evaluator.measure()
   firsts = driver.all_rollouts[
     4::3
   ]  # one sampled answer of three, after 4 greedy
@@ -229,7 +229,7 @@ def _scored(params, sample):
 def test_sampled_rates_by_hand():
   params = toys.params()
   evaluator, driver = _evaluator(params=params)
-  values, answers, _ = evaluator.measure()
+  values, answers, *_ = evaluator.measure()
   assert len(answers) == 4 and len(driver.all_rollouts) == 4 + 12
   sampled = driver.all_rollouts[4:]
   texts = [rollout.messages[-1]['content'] for rollout in sampled]
@@ -278,10 +278,10 @@ class Initials(toys.Letters):
 
 
 def test_pass_at_k_is_the_mean_over_all_subsets_of_k_answers():
-  values, answers, _ = _evaluator(
+  values, answers, *_ = _evaluator(
     Initials('toy', schema.Arithmetic()), samples=5, ks=(2, 4, 4)
   )[0].measure()
-  plain, _, _ = _evaluator(samples=5)[0].measure()
+  plain, _, *_ = _evaluator(samples=5)[0].measure()
   assert {k: v for k, v in values.items() if k in plain} == plain
   assert values.keys() - plain.keys() == {
     f'eval/{name}{side}/toy'
@@ -305,7 +305,7 @@ class Mute(Initials):
 
 
 def test_maj_at_k_is_zero_where_no_answer_can_be_extracted():
-  values, _, _ = _evaluator(Mute('toy', schema.Arithmetic()))[0].measure()
+  values, _, *_ = _evaluator(Mute('toy', schema.Arithmetic()))[0].measure()
   assert values['eval/maj@3/toy'] == 0 < values['eval/pass@3/toy']
 
 
@@ -317,7 +317,7 @@ def test_the_suite_is_answered_greedily_in_one_turn():
   evaluator, driver = _evaluator(
     params=params, suite=SUITE, max_episode_tokens=5
   )
-  metrics, answers = evaluator.answer_suite()
+  values, _, answers, _ = evaluator.measure()
   assert [answer.prompt for answer in answers] == list(SUITE)
   lengths = set()
   for answer in answers:
@@ -332,16 +332,12 @@ def test_the_suite_is_answered_greedily_in_one_turn():
     assert answer.grades == texts.grade(answer.text)
     lengths.add(len(ids))
   assert max(lengths) == 8
-  assert evaluator.answer_suite() == (metrics, answers)
-  assert metrics == answers_lib.suite_metrics(answers)
+  metrics = answers_lib.suite_metrics(answers)
   assert metrics['eval/suite/length'] == np.mean([x.tokens for x in answers])
-  # The suite is not in the tasks' metrics and changes no environment's draws.
-  values, _, _ = evaluator.measure()
-  assert (
-    values == _evaluator(params=params, max_episode_tokens=5)[0].measure()[0]
-  )
+  # The suite changes no other metric, and no environment's draws.
+  alone = _evaluator(params=params, max_episode_tokens=5)[0].measure()
+  assert values == alone.metrics | metrics and not alone.suite
   assert len({rollout.uid for rollout in driver.all_rollouts}) == 3 + 16
-  assert _evaluator()[0].answer_suite() == ({}, [])
 
 
 def test_the_suite_is_measured_by_means_over_the_answers_that_have_a_value():
@@ -411,7 +407,7 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   cfg = schema.Rows(path=str(path), eval_path=str(path))
   evaluator, driver = _evaluator(envs.make('toy', cfg))
-  values, answers, _ = evaluator.measure()
+  values, answers, *_ = evaluator.measure()
   assert len(driver.all_rollouts) == 3
   assert [answer.answer for answer in answers] == ['0', '1', '2']
   assert {answer.correct for answer in answers} == {None}
@@ -422,7 +418,8 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
     'eval/stop/max_tokens/toy',
   }
   no_tasks, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
-  assert no_tasks.measure() == ({}, [], ()) and driver.all_rollouts == ()
+  assert no_tasks.measure() == ({}, [], [], ())
+  assert driver.all_rollouts == ()
 
 
 def letters(completions, **columns):
@@ -450,9 +447,11 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
   functions = measures_lib.functions({'toy': entry})
   measures = measures_lib.Measures(functions, lambda _: [], RENDERER)
   evaluator = evaluation.Evaluator(tasks, driver, measures=measures)
-  values, answers, errors = evaluator.measure()
+  values, answers, _, errors = evaluator.measure()
   assert not errors
-  sampled = driver.all_rollouts[3:12]
+  # Greedy answers come first, then the others, with those that select last.
+  greedy = 3 if best is None else 3 + 2
+  sampled = driver.all_rollouts[greedy : greedy + 9]
   texts = [x.completion_messages[-1]['content'] for x in sampled]
   rewards = letters(texts)
   known = [x for x in rewards if x is not None]
@@ -468,9 +467,9 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
   if best is None:
     assert len(driver.all_rollouts) == 3 + 9
   else:
-    selecting = driver.all_rollouts[12:]
-    assert len(selecting) == 2 + 6
-    texts = [x.completion_messages[-1]['content'] for x in selecting[2:]]
+    selecting = driver.all_rollouts[greedy + 9 :]
+    assert len(selecting) == 6
+    texts = [x.completion_messages[-1]['content'] for x in selecting]
     known = [x for x in letters(texts) if x is not None]
     assert values[f'select/{key}/toy'] == pytest.approx(np.mean(known))
 
@@ -489,7 +488,7 @@ def test_errors_are_counted_and_left_out_of_the_means():
   evaluator, driver = _evaluator(
     Failing('toy', schema.Arithmetic()), params, samples=8
   )
-  values, answers, _ = evaluator.measure()
+  values, answers, *_ = evaluator.measure()
   failed = [r for r in driver.all_rollouts if r.stop_reason == 'error']
   assert 0 < len(failed) < len(driver.all_rollouts) == 36
   assert values['eval/errors/toy'] == len(failed)
@@ -510,7 +509,7 @@ class Broken(toys.Letters):
 
 
 def test_without_a_graded_rollout_there_is_no_rate():
-  values, answers, _ = _evaluator(Broken('toy', schema.Arithmetic()))[
+  values, answers, *_ = _evaluator(Broken('toy', schema.Arithmetic()))[
     0
   ].measure()
   assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
@@ -574,7 +573,7 @@ def test_correct_answers_have_rate_one():
     {'toy': env}, RENDERER, schema.Eval(max_tokens=48, samples=2), seed=0
   )
   driver = drivers.Driver(Oracle(env), RENDERER, 128)
-  values, answers, _ = evaluation.Evaluator(tasks, driver).measure()
+  values, answers, *_ = evaluation.Evaluator(tasks, driver).measure()
   assert len(answers) == 7
   for name in (
     'pass_rate',

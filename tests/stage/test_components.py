@@ -95,3 +95,36 @@ def test_the_size_of_a_micro_batch_follows_the_devices(
   assert micro_batches == math.ceil(64 / (rows * joined_rows))
   # What is stored does not depend on the devices: a run may change them.
   assert found.cfg == run
+
+
+@pytest.mark.parametrize(
+  'mesh, slots, group_size, expected',
+  [
+    # As many as a step has samples, 64 x group_size, at most 256 per device.
+    ({}, None, 2, 128),
+    ({}, None, 8, 256),
+    ({'data': 4, 'fsdp': 2}, None, 8, 512),
+    ({'data': 3, 'fsdp': 1, 'tensor': 2}, None, 1, 66),
+    ({}, 100, 8, 100),
+  ],
+)
+def test_the_number_of_slots_follows_the_samples(
+  mesh, slots, group_size, expected
+):
+  entry = schema.EnvEntry(
+    env=schema.Arithmetic(eval_tasks=4),
+    algorithm=schema.Reward(),
+    sampler=schema.Policy(),
+    group_size=group_size,
+  )
+  run = schema.Run(
+    model=schema.PRESETS['tiny'],
+    mesh=schema.Mesh(**{'data': 1, **mesh}),
+    stages={
+      'a': schema.Stage(envs={'a': entry}, rollout=schema.Rollout(slots=slots))
+    },
+  )
+  count = math.prod(mesh.values())
+  found = components.preflight(run, ('gpu', count, 1))['a']
+  assert found.stage.rollout.slots == found.plan.slots == expected
+  assert found.cfg == run
