@@ -13,11 +13,6 @@ from posttrain.schema import rewards as reward_fns
 
 KINDS = ('tokens', 'preference', 'ranking')
 
-# Tokens of a micro-batch per device where `Batch.micro_batch_tokens` is None.
-_DEVICE_TOKENS = 2048
-# The most slots per device where `Rollout.slots` is None.
-_DEVICE_SLOTS = 256
-
 
 @dataclasses.dataclass(frozen=True)
 class EnvEntry:
@@ -129,21 +124,8 @@ class Batch:
   @property
   def tokens(self) -> int:
     """Tokens of a micro-batch, over all devices."""
-    assert self.micro_batch_tokens is not None, 'see `on_devices`'
+    assert self.micro_batch_tokens is not None, 'see `stage.sizes`'
     return self.micro_batch_tokens
-
-  def on_devices(self, count: int) -> 'Batch':
-    """Returns the batch with the size of a micro-batch on so many devices.
-
-    Args:
-      count: number of devices that share a micro-batch's rows.
-    """
-    if self.micro_batch_tokens is not None:
-      return self
-    rows = count * max(1, _DEVICE_TOKENS // self.packed_tokens)
-    return dataclasses.replace(
-      self, micro_batch_tokens=rows * self.packed_tokens
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,20 +187,8 @@ class Rollout:
   @property
   def slot_count(self) -> int:
     """The number of slots, over all devices."""
-    assert self.slots is not None, 'see `Stage.on_devices`'
+    assert self.slots is not None, 'see `stage.sizes`'
     return self.slots
-
-  def on_devices(self, count: int, samples: int) -> 'Rollout':
-    """Returns the options with the number of slots on so many devices.
-
-    Args:
-      count: number of devices that share the slots.
-      samples: number of samples of a step.
-    """
-    if self.slots is not None:
-      return self
-    each = min(-(-samples // count), _DEVICE_SLOTS)
-    return dataclasses.replace(self, slots=count * each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -377,20 +347,6 @@ class Stage:
       'init',
       "be 'random', 'stage:NAME' or a path",
       self.init,
-    )
-
-  def on_devices(self, count: int) -> 'Stage':
-    """Returns the options with the sizes that are None and follow the devices.
-
-    Args:
-      count: number of devices that share rows and slots.
-    """
-    group_size = max((x.group_size for x in self.envs.values()), default=1)
-    samples = self.batch.prompts_per_step * group_size
-    return dataclasses.replace(
-      self,
-      batch=self.batch.on_devices(count),
-      rollout=self.rollout.on_devices(count, samples),
     )
 
   def require_envs(self):

@@ -27,6 +27,7 @@ from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import models as reward_models
 from posttrain.rollout.remote import remote as remotes
 from posttrain.stage import plan, workers
+from posttrain.stage import sizes as sizes_lib
 from posttrain.training import objectives
 
 
@@ -75,7 +76,7 @@ def make(
   model = model_options(cfg, name, renderer)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
-  stage = cfg.stages[name].on_devices(sharding.batch_ways(mesh))
+  stage = sizes_lib.resolve(cfg.stages[name], sharding.batch_ways(mesh))
   platform = platform or jax.default_backend()
   hosts = hosts or processes.count()
   sharding.check_hosts(mesh, hosts)

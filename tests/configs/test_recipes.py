@@ -14,7 +14,7 @@ from posttrain.config import checks
 from posttrain.config import load as config
 from posttrain.data import preferences
 from posttrain.rewards import texts
-from posttrain.stage import components
+from posttrain.stage import components, sizes
 from tests import qwen3
 
 SHARED = ('__init__.py', 'arguments.py', 'common.py', 'machinery.py')
@@ -65,7 +65,8 @@ def _assert_smaller(tiny, full):
   assert list(tiny.stages) == list(full.stages)
   for name, stage in full.stages.items():
     small, large = (
-      dataclasses.asdict(run.stages[name].on_devices(1)) for run in (tiny, full)
+      dataclasses.asdict(sizes.resolve(run.stages[name], 1))
+      for run in (tiny, full)
     )
     for key in SIZES:
       parent, _, leaf = key.rpartition('.')
