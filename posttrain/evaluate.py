@@ -18,11 +18,11 @@ second) of rates, rewards, NLL and token accuracy, with the normal 95 % interval
 of the mean of the differences per task; that of the suite's values (`suite`)
 has no interval.
 
-Of a stage on pairs, a task is also a held-out pair: `accuracy` is the share of
-pairs whose chosen answer has the higher reward, `margin` the mean difference of
-both rewards. They are those of the reward model, or the implicit ones of the
-loss under the reference that the first policy was trained with; the reference
-itself has margins of 0.
+A stage on pairs has held-out pairs beside its tasks: `accuracy` is the share of
+pairs whose chosen answer has the higher reward (equal rewards count 0.5),
+`margin` the mean difference of the two rewards. The rewards are those of the
+reward model, or the implicit rewards of the loss, under the reference that the
+first policy was trained with.
 
 Exit codes: 0 done, 1 environments failed too often, 2 the command line or the
 config is wrong, 130 interrupted.
@@ -30,6 +30,7 @@ config is wrong, 130 interrupted.
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ class Flags:
   )
   answers: str | None = flags_lib.flag(
     None,
-    'Writes each greedy answer of the first policy as a line of JSON.',
+    'Writes each greedy answer of the first policy, and each held-out pair, as '
+    'a line of JSON.',
     value='FILE',
   )
 
@@ -79,7 +81,7 @@ PARSER = flags_lib.Parser(Flags, __doc__, hints.flag)
 def measure(
   flags: Flags,
 ) -> tuple[comparison.Measurement, comparison.Measurement | None]:
-  """Measures one policy or two on the tasks of a stage.
+  """Measures one policy or two, or reward models, on what a stage holds out.
 
   Returns:
     The measurement of --checkpoint, and that of --against or None.
@@ -116,42 +118,60 @@ def _policies(
   """Measures policies on tasks, on the suite and on held-out pairs."""
   from posttrain.evaluation import evaluator as evaluation
   from posttrain.evaluation import pair_rewards
-  from posttrain.stage import from_checkpoint, pair_evaluation
+  from posttrain.stage import from_checkpoint
 
-  player = from_checkpoint.player(run, name, folder, with_pairs=True)
+  player = from_checkpoint.player(run, name, folder)
   folders = [folder, *_rival(against, player.check, 'policy')]
   evaluator = evaluation.Evaluator(
     player.components.eval_tasks, player.driver, measures=player.measures()
   )
-  pairs = None
-  if run.stages[name].kind == 'preference':
-    pairs = pair_evaluation.Policies(player.components, folder)
+  score = _pair_scorer(run, player.components, folder)
   for path in folders:
     player.load(path)
     tasks = evaluator.measure()
-    measured = pairs(player.params) if pairs else []
+    pairs = score(player.params) if score else pair_rewards.PairRewards()
     measurement = comparison.Measurement(
-      pair_rewards.summary(measured) | tasks.metrics,
-      [*tasks.answers, *measured],
+      pairs.metrics | tasks.metrics,
+      [*tasks.answers, *pairs.answers],
       tasks.suite,
     )
     _check_tasks(name, measurement)
     yield measurement
 
 
+def _pair_scorer(run: Any, components: Any, folder: str) -> Any:
+  """Returns the scorer of held-out pairs; without any warns, and is None."""
+  from posttrain.rollout.endpoint import client
+  from posttrain.stage import pair_evaluation
+
+  if components.stage.kind != 'preference':
+    return None
+  try:
+    return pair_evaluation.Policies(run, components, folder)
+  except (ValueError, client.EndpointError) as error:
+    warnings.warn(f'held-out pairs are not measured: {error}', stacklevel=2)
+    return None
+
+
 def _reward_models(
   run: Any, name: str, folder: str, against: str | None
 ) -> Iterator[comparison.Measurement]:
   """Measures reward models on held-out pairs."""
-  from posttrain.evaluation import pair_rewards
   from posttrain.stage import from_checkpoint, pair_evaluation
 
-  pairs = pair_evaluation.RewardModels(
-    from_checkpoint.components(run, name), folder
-  )
-  for path in (folder, *_rival(against, pairs.check, 'reward model')):
-    answers = pairs(path)
-    yield comparison.Measurement(pair_rewards.summary(answers), answers, [])
+  playing = from_checkpoint.for_playing(run, name)
+  components = from_checkpoint.components(playing, name)
+  score = pair_evaluation.RewardModels(run, components, folder)
+  for path in (folder, *_rival(against, score.check, 'reward model')):
+    pairs = score(path)
+    yield comparison.Measurement(pairs.metrics, [*pairs.answers], [])
+
+
+# What both models must have in common.
+_SAME = {
+  'policy': 'of the same model and tokens',
+  'reward model': 'of the same tokens',
+}
 
 
 def _rival(
@@ -170,7 +190,7 @@ def _rival(
     check(folder)
   except ValueError as error:
     raise ValueError(
-      f'--against must name a {kind} of the same model and tokens: got '
+      f'--against must name a {kind} {_SAME[kind]}: got '
       f'{path!r}; {error}; a {kind} with other tokens is measured by itself, '
       'as --checkpoint'
     ) from error

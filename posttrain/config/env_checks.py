@@ -11,6 +11,8 @@ from posttrain import algorithms, envs, schema
 from posttrain.util import foreign, imports
 
 # Algorithms of rewards alone.
+# Names that metrics have in the place of an environment's.
+_TAKEN = {'pairs': 'held-out pairs', 'suite': 'eval.suite'}
 _NEED_REWARDS = (schema.Grpo, schema.MaxRl, schema.Rloo, schema.Reward)
 
 
@@ -31,7 +33,13 @@ def check(
   Raises:
     ValueError: one line with the dotted key and what to do.
   """
-  check_name(path.rpartition('.')[2], path)
+  name = path.rpartition('.')[2]
+  check_name(name, path)
+  if name in _TAKEN:
+    raise ValueError(
+      f'{path} must have another name: eval/{name}/* are metrics of '
+      f'{_TAKEN[name]}'
+    )
   _check_sampler(entry, stage, path)
   check_env(entry, path)
   _check_group(entry, path)

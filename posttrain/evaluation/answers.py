@@ -29,7 +29,7 @@ class Answer:
   turn_rewards: tuple[float, ...]  # of the policy's turns, in their order
   metrics: dict[str, float]  # of the score
   # Of `measures`: 'reward/<name>', 'sampled_reward/<name>', 'nll' and
-  # 'token_accuracy'.
+  # 'token_accuracy'; of `pair_rewards`: 'accuracy' and 'margin'.
   measures: dict[str, float] = dataclasses.field(default_factory=dict)
   # Of each answer at temperature 1: whether it is correct, None = not graded.
   sampled: tuple[bool | None, ...] = ()

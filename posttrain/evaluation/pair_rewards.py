@@ -1,13 +1,15 @@
 """Rewards of held-out pairs, pair by pair, under a policy or a reward model.
 
-    accuracy   1 if the chosen answer has the higher reward, else 0
+    accuracy   1 if the chosen answer has the higher reward, 0 if it has the
+               lower one, 0.5 where both are equal
     margin     reward of the chosen answer minus that of the rejected one
 
-Their means are what training logs as `eval/pairs/rewards/accuracies` and
-`eval/pairs/rewards/margins`, see `pair_objectives`. Here each pair is an
-`Answer`, so that two policies are compared pair by pair.
+Training logs their means as `eval/pairs/rewards/accuracies`, where equal
+rewards count 0, and `eval/pairs/rewards/margins`, see `pair_objectives`. Here
+each pair is an `Answer`, so that two models are compared pair by pair.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,27 +53,58 @@ def implicit(
   return loss.beta * values
 
 
-def answers(
-  pairs: Sequence[types.Pair], rewards: np.ndarray, renderer: chat.Renderer
-) -> list[answers_lib.Answer]:
-  """Returns each pair as an `Answer`, the chosen one, with both measures.
+@dataclasses.dataclass(frozen=True)
+class PairRewards:
+  """The pairs as answers, each the chosen one, with both measures."""
 
-  Args:
-    pairs: pairs of two answers.
-    rewards: f64[2 N], of the chosen and of the rejected answer of each pair.
-    renderer: decodes the answers.
-  """
-  values = rewards.reshape(-1, 2)
-  return [
-    _answer(str(i), pair, float(chosen - rejected), renderer)
-    for i, (pair, (chosen, rejected)) in enumerate(
-      zip(pairs, values, strict=True)
+  answers: tuple[answers_lib.Answer, ...] = ()
+
+  @classmethod
+  def of(
+    cls,
+    pairs: Sequence[types.Pair],
+    rewards: np.ndarray,
+    renderer: chat.Renderer,
+  ) -> 'PairRewards':
+    """Builds the answers.
+
+    Args:
+      pairs: pairs of two answers.
+      rewards: f64[2 N], of the chosen and the rejected answer of each pair.
+      renderer: decodes the answers.
+
+    Raises:
+      ValueError: a reward is not finite.
+    """
+    finite = np.isfinite(rewards)
+    if not finite.all():
+      raise ValueError(
+        'rewards of held-out pairs must be finite: got '
+        f'{rewards[~finite][0]}, for {int((~finite).sum())} of {len(rewards)} '
+        'answers'
+      )
+    margins = rewards[::2] - rewards[1::2]
+    return cls(
+      tuple(
+        _answer(index, pair, float(margin), renderer)
+        for index, (pair, margin) in enumerate(zip(pairs, margins, strict=True))
+      )
     )
-  ]
+
+  @property
+  def metrics(self) -> dict[str, float]:
+    """{'eval/<measure>/pairs': mean}, with its 95 % interval over pairs."""
+    weights = [1.0] * len(self.answers)
+    values = {}
+    for name in _NAMES:
+      each = [answer.measures[name] for answer in self.answers]
+      for key, value in measures.summary(name, (each, weights)).items():
+        values[f'eval/{key}/{ENV}'] = value
+    return values
 
 
 def _answer(
-  name: str, pair: types.Pair, margin: float, renderer: chat.Renderer
+  index: int, pair: types.Pair, margin: float, renderer: chat.Renderer
 ) -> answers_lib.Answer:
   sample = pair.chosen
   assert sample is not None, 'a pair of two answers'
@@ -82,7 +115,7 @@ def _answer(
   )
   return answers_lib.Answer(
     env=ENV,
-    id=name,
+    id=str(index),
     prompt=prompt,
     text=text,
     answer=None,
@@ -96,16 +129,5 @@ def _answer(
     messages=(),
     turn_rewards=(),
     metrics={},
-    measures=dict(zip(_NAMES, (float(margin > 0), margin), strict=True)),
+    measures={'accuracy': (np.sign(margin) + 1) / 2, 'margin': margin},
   )
-
-
-def summary(answers: Sequence[answers_lib.Answer]) -> dict[str, float]:
-  """Returns {'eval/<measure>/pairs': mean}, with its 95 % interval."""
-  weights = [1.0] * len(answers)
-  values = {}
-  for name in _NAMES:
-    known = [answer.measures[name] for answer in answers]
-    for key, value in measures.summary(name, (known, weights)).items():
-      values[f'eval/{key}/{ENV}'] = value
-  return values

@@ -74,7 +74,8 @@ class Batch:
   joined_rows: int = 1
   # Size of a micro-batch over all devices, in tokens; gradients accumulate over
   # micro-batches. Empty rows cost as much as full ones, empty micro-batches
-  # nothing. None = as many rows per device as 2,048 tokens hold, at least one.
+  # nothing. None = as many rows per device of data x fsdp as 2,048 tokens
+  # hold, at least one.
   micro_batch_tokens: int | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',
@@ -92,12 +93,12 @@ class Batch:
       f'be None or >= prompts_per_step={self.prompts_per_step}',
       self.max_draws,
     )
-    joined = (
-      f' * joined_rows={self.joined_rows}' if self.joined_rows > 1 else ''
-    )
     if self.micro_batch_tokens is None:
       return
     base.require_positive(self, 'micro_batch_tokens')
+    joined = (
+      f' * joined_rows={self.joined_rows}' if self.joined_rows > 1 else ''
+    )
     base.require(
       self.micro_batch_tokens % self.packed_tokens == 0,
       'micro_batch_tokens',
@@ -119,12 +120,12 @@ class Batch:
   @property
   def packed_rows(self) -> int:
     """Packed rows of a micro-batch, over all devices."""
-    return self.tokens // self.packed_tokens
+    return self.tokens_per_micro_batch // self.packed_tokens
 
   @property
-  def tokens(self) -> int:
-    """Tokens of a micro-batch, over all devices."""
-    assert self.micro_batch_tokens is not None, 'see `stage.sizes`'
+  def tokens_per_micro_batch(self) -> int:
+    """`micro_batch_tokens`, once it is resolved (`stage.sizes`)."""
+    assert self.micro_batch_tokens is not None, 'a size that is resolved'
     return self.micro_batch_tokens
 
 
@@ -134,7 +135,7 @@ class Rollout:
 
   # Number of sequences decoded at a time, over all devices; empty slots cost as
   # much as full ones. None = as many as a step has samples, at most 256 per
-  # device.
+  # device of data x fsdp.
   slots: int | None = 128
   # Number of tokens decoded between two checks of the slots, while episodes
   # wait for a slot or have further turns.
@@ -186,8 +187,8 @@ class Rollout:
 
   @property
   def slot_count(self) -> int:
-    """The number of slots, over all devices."""
-    assert self.slots is not None, 'see `stage.sizes`'
+    """`slots`, once it is resolved (`stage.sizes`)."""
+    assert self.slots is not None, 'a size that is resolved'
     return self.slots
 
 

@@ -52,7 +52,7 @@ def of(
     adapter: the adapter that trains beside frozen weights; None = all weights
       train.
   """
-  local = batch.tokens // device.rows
+  local = batch.tokens_per_micro_batch // device.rows
   data = device.mesh.shape[sharding.DATA]
   if batch.reduce_gradients == 'update':
     return _once(device, adapter) if device.rows > 1 else []

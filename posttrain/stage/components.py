@@ -35,7 +35,7 @@ from posttrain.training import objectives
 class Components:
   """A stage before anything is compiled or restored."""
 
-  cfg: schema.Run  # as given
+  cfg: schema.Run  # the options, where a size may be None
   name: str
   stage: schema.Stage  # its options, with the sizes on the mesh
   renderer: chat.Renderer
@@ -82,7 +82,7 @@ def make(
   sharding.check_hosts(mesh, hosts)
   _check_attention(cfg, name, model, platform)
   with _naming(name):
-    data = _data(cfg, name, stage, renderer)
+    data = make_data(cfg, name, stage, renderer)
   _check_mesh(name, stage, mesh, data)
   with _naming(name):
     eval_tasks = _eval_tasks(cfg.seed, name, stage, renderer, data)
@@ -247,10 +247,20 @@ def _naming(name: str) -> Iterator[None]:
     raise ValueError(text) from error
 
 
-def _data(
+def make_data(
   cfg: schema.Run, name: str, stage: schema.Stage, renderer: chat.Renderer
 ) -> base.StageData:
-  """Builds the stage's data; names the key of data that cannot be used."""
+  """Builds a stage's data.
+
+  Args:
+    cfg: the run's options.
+    name: the stage's name.
+    stage: its options, with the sizes on the mesh.
+    renderer: the run's renderer.
+
+  Raises:
+    ValueError: the data cannot be used; names their key.
+  """
   index = list(cfg.stages).index(name)
   try:
     return pipeline.DATA[stage.kind](stage, renderer, cfg.seed, index)

@@ -148,7 +148,6 @@ def player(
   name: str,
   folder: str,
   min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
-  with_pairs: bool = False,
 ) -> Player:
   """Builds the player of a stage.
 
@@ -157,13 +156,11 @@ def player(
     name: the stage's name.
     folder: a folder from `weight_folders.find`, whose weights must fit.
     min_capacity: returns the tokens that a sequence may have at least.
-    with_pairs: whether the stage's file of pairs is read.
 
   Raises:
     ValueError: options, data and weights do not fit each other.
   """
-  played = run if with_pairs else for_playing(run, name)
-  parts = components(played, name, min_capacity)
+  parts = components(for_playing(run, name), name, min_capacity)
   weights.check(folder, parts.model, parts.renderer)
   return Player(parts)
 

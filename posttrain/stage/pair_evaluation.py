@@ -1,22 +1,21 @@
-"""Rewards of a stage's held-out pairs, under the weights of any folder.
+"""Rewards of a stage's held-out pairs, under the weights in any folder.
 
-1. The pairs: those that the run of the checkpoint held out.
+1. `held_out`: the pairs that the run of the checkpoint held out.
 2. With a preference loss: each answer's logprob under the loss's reference.
 3. For each folder: the reward of each answer, see `evaluation.pair_rewards`.
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from posttrain import schema, scoring, sharding, types
+from posttrain import schema, scoring, sharding
 from posttrain.checkpoints import weight_folders
-from posttrain.data import preferences
-from posttrain.evaluation import answers as answers_lib
+from posttrain.data import preferences, tokenized_pairs
 from posttrain.evaluation import pair_rewards
 from posttrain.models import transformer
 from posttrain.pipeline import pairs as pair_pipeline
@@ -24,93 +23,111 @@ from posttrain.rollout import references as refs
 from posttrain.rollout.grading import models as reward_models
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
+from posttrain.stage import pairs as stage_pairs
 from posttrain.util import preemption
 
 
 def held_out(
-  components: components_lib.Components, folder: str
-) -> list[types.Pair]:
+  run: schema.Run, components: components_lib.Components, folder: str
+) -> tokenized_pairs.TokenizedPairs:
   """Returns the held-out pairs of a stage that have two answers.
 
-  With `eval.best` on pairs, the half that is reported.
+  Of a run whose `eval.best` is measured on pairs, the half that is reported.
 
   Args:
+    run: the run's options, with the stage's file of pairs.
     components: the stage's components.
     folder: a folder from `weight_folders.find`; a step of the run that made the
-      pairs, where no file has them.
+      pairs, where no file is named.
 
   Raises:
-    ValueError: there is none.
+    ValueError: there are none, or their file cannot be used.
   """
-  data, name = components.data, components.name
+  name, renderer = components.name, components.renderer
+  cfg = run.stages[name].pairs
+  stage = dataclasses.replace(components.stage, pairs=cfg)
+  data = components_lib.make_data(run, name, stage, renderer)
   assert isinstance(data, pair_pipeline.PairData), data
   splits = data.splits
   if splits is None:
-    paths = [
-      os.path.join(_workdir(folder), 'pairs', f'{name}{x}.jsonl')
-      for x in ('', '_eval')
-    ]
-    if not os.path.isfile(paths[0]):
-      raise ValueError(
-        f'stage {name!r} must have pairs to measure: got none in {paths[0]}, '
-        'which its run writes; or name a file, with '
-        f'config.{name}.pairs=\'{{"type": "file", "path": ...}}\''
-      )
-    splits = data.split(*map(preferences.read, filter(os.path.isfile, paths)))
-  best = _host(components, folder).get('config', {}).get(name, {}).get('eval')
-  selects = str((best or {}).get('best')).startswith('eval/pairs/')
-  reported, _ = splits.evaluated(selects)
-  pairs = [
+    assert isinstance(cfg, schema.MadePairs), cfg
+    files = stage_pairs.made_files(cfg, _workdir(folder), name)
+    for path in files.values():
+      if not os.path.isfile(path):
+        raise ValueError(
+          f'stage {name!r} must have made its pairs: got no {path}; or name a '
+          f'file, with --config.{name}.pairs=\'{{"type": "file", "path": '
+          "...}'"
+        )
+    splits = data.split(*map(preferences.read, files.values()))
+  reported, _ = splits.evaluated(selects_pairs(run.stages[name], name, folder))
+  pairs = tuple(
     pair
     for pair in reported.pairs
     if pair.chosen is not None and pair.rejected is not None
-  ]
+  )
   if not pairs:
     raise ValueError(
-      f'stage {name!r} must hold out pairs of two answers: got none; raise '
-      f'config.{name}.pairs.eval_fraction, or name a config.{name}.pairs.'
-      'eval_path'
+      f'stage {name!r} must hold out pairs of two answers: got 0'
     )
-  return pairs
+  return tokenized_pairs.TokenizedPairs(pairs)
+
+
+def selects_pairs(stage: schema.Stage, name: str, folder: str) -> bool:
+  """Returns whether held-out pairs choose the weights of a stage.
+
+  Args:
+    stage: its options, which count unless `folder` is a step of a run with it.
+    name: its name.
+    folder: a folder from `weight_folders.find`.
+  """
+  best = stage.eval.best
+  if weight_folders.is_run(folder):
+    stored = weight_folders.read_host(folder)['config'].get(name, {})
+    best = stored.get('eval', {}).get('best', best)
+  return bool(best) and schema.Eval(best=best).selects_pairs
 
 
 class Policies:
-  """Implicit rewards of the held-out pairs, of one policy after another."""
+  """Implicit rewards of held-out pairs, under one policy after another."""
 
-  def __init__(self, components: components_lib.Components, folder: str):
-    """Scores the pairs under the reference, which is not kept.
+  def __init__(
+    self, run: schema.Run, components: components_lib.Components, folder: str
+  ):
+    """Scores the pairs under the reference, which is then released.
 
     Args:
+      run: the run's options, with the stage's file of pairs.
       components: the components of a stage of kind 'preference'.
       folder: folder of the first policy's weights: the reference is that of its
         run, if this stage wrote it.
 
     Raises:
       ValueError: there are no pairs, or no reference.
+      EndpointError: the reference is behind a server that does not answer.
     """
-    self._components = components
-    self._pairs = held_out(components, folder)
-    self._samples = _samples(self._pairs)
+    self._components, self._folder = components, folder
+    self._pairs = held_out(run, components, folder)
     self._loss: Any = components.stage.loss.preference
-    self._ref_logprobs = np.zeros(len(self._samples))
     reference = getattr(self._loss, 'reference', None)
-    self._models = _models(components, folder, reference)
+    self._ref_logprobs = np.zeros(len(self._pairs.samples))
     if reference is not None:
       self._ref_logprobs = self._logprobs(reference)
 
-  def __call__(self, params: Any) -> list[answers_lib.Answer]:
-    """Returns the pairs with their measures.
+  def __call__(self, params: Any) -> pair_rewards.PairRewards:
+    """Returns the rewards of all pairs.
 
     Args:
       params: the policy's parameters.
     """
     rewards = pair_rewards.implicit(
       self._loss,
-      self._samples,
+      self._pairs.samples,
       self._logprobs('policy', params),
       self._ref_logprobs,
     )
-    return pair_rewards.answers(self._pairs, rewards, self._components.renderer)
+    renderer = self._components.renderer
+    return pair_rewards.PairRewards.of(self._pairs.pairs, rewards, renderer)
 
   def _logprobs(
     self, model: schema.Reference, params: Any = None
@@ -120,32 +137,33 @@ class Policies:
     One program scores policies and reference, so that the reference has
     rewards of exactly 0.
     """
-    with contextlib.closing(self._models.references()) as references:
+    models = _models(self._components, self._folder, model)
+    samples = self._pairs.samples
+    with contextlib.closing(models.references()) as references:
       references.set_policy({'policy': params})
-      scores = references(model, self._samples)
-    return np.array(
-      [
-        np.sum(own[sample.mask], dtype=np.float64)
-        for own, sample in zip(scores, self._samples, strict=True)
-      ]
-    )
+      scores = references(model, samples)
+    return np.array(stage_pairs.answer_logprobs(scores, samples))
 
 
 class RewardModels:
-  """Rewards of the held-out pairs, of one reward model after another."""
+  """Rewards of held-out pairs, under one reward model after another."""
 
-  def __init__(self, components: components_lib.Components, folder: str):
+  def __init__(
+    self, run: schema.Run, components: components_lib.Components, folder: str
+  ):
     """Reads the pairs.
 
     Args:
+      run: the run's options, with the stage's file of pairs.
       components: the components of a stage of kind 'ranking'.
       folder: folder of the first model's weights.
 
     Raises:
-      ValueError: there are no pairs.
+      ValueError: it has no reward model of these tokens, or there are no pairs.
     """
     self._components = components
-    self._pairs = held_out(components, folder)
+    self.check(folder)
+    self._pairs = held_out(run, components, folder)
 
   def check(self, folder: str) -> None:
     """Refuses a folder without a reward model of these tokens."""
@@ -153,8 +171,8 @@ class RewardModels:
       folder, self._components.model, self._components.renderer
     )
 
-  def __call__(self, folder: str) -> list[answers_lib.Answer]:
-    """Returns the pairs with their measures, under the weights of a folder."""
+  def __call__(self, folder: str) -> pair_rewards.PairRewards:
+    """Returns the rewards of all pairs, under the weights in a folder."""
     components = self._components
     model = reward_models.load(
       folder,
@@ -169,18 +187,10 @@ class RewardModels:
       ),
       components.mesh,
     )
-    rewards = np.array(model.rewards(_samples(self._pairs)))
-    return pair_rewards.answers(self._pairs, rewards, components.renderer)
-
-
-def _samples(pairs: Sequence[types.Pair]) -> list[types.Sample]:
-  """Returns the chosen and the rejected answer of each pair."""
-  return [
-    answer
-    for pair in pairs
-    for answer in (pair.chosen, pair.rejected)
-    if answer is not None
-  ]
+    rewards = np.array(model.rewards(self._pairs.samples))
+    return pair_rewards.PairRewards.of(
+      self._pairs.pairs, rewards, components.renderer
+    )
 
 
 def _workdir(folder: str) -> str:
@@ -190,28 +200,28 @@ def _workdir(folder: str) -> str:
   return str(pathlib.Path(folder).parents[2])
 
 
-def _host(components: components_lib.Components, folder: str) -> dict[str, Any]:
-  """Returns the host dict of a step of this stage, {} of another folder."""
-  if not weight_folders.is_run(folder):
-    return {}
-  host = weight_folders.read_host(folder)
-  return host if host['stage'] == components.name else {}
-
-
 def _models(
-  components: components_lib.Components,
-  folder: str,
-  reference: schema.Reference | None,
+  components: components_lib.Components, folder: str, model: schema.Reference
 ) -> stage_models.Models:
-  """Returns the models of a stage, of which only the reference is loaded."""
-  workdir = _workdir(folder)
-  names = {'init': components.stage.init}
-  if isinstance(reference, str) and reference != 'init':
-    names[reference] = reference
-  folders = {k: refs.resolve(x, workdir) for k, x in names.items()}
-  if host := _host(components, folder):
-    # Those that the stage began with.
-    folders |= {**(host.get('references') or {}), 'init': host['start']}
+  """Returns the models of a stage, of which `model` alone can be loaded.
+
+  A reference of a stage that wrote `folder` is the one that the stage began
+  with.
+  """
+  workdir, folders = _workdir(folder), {}
+  if isinstance(model, str) and not refs.tracks_policy(model):
+    pinned = {}
+    if weight_folders.is_run(folder):
+      host = weight_folders.read_host(folder)
+      if host['stage'] == components.name:
+        pinned = {**(host.get('references') or {}), 'init': host['start']}
+    name = components.stage.init if model == 'init' else model
+    folders[model] = pinned.get(model) or refs.resolve(name, workdir)
+  like = sharding.placed(
+    transformer.shapes(components.model),
+    transformer.SHARDING_RULES,
+    components.mesh,
+  )
   load = stage_models.loader(
     components.cfg,
     components.model,
@@ -219,10 +229,6 @@ def _models(
     components.mesh,
     workdir,
     folders,
-    sharding.placed(
-      transformer.shapes(components.model),
-      transformer.SHARDING_RULES,
-      components.mesh,
-    ),
+    like,
   )
   return stage_models.Models(components, load, None, preemption.Signal())

@@ -67,6 +67,17 @@ def pipeline(
   return pair_pipeline.PairPipeline(data, splits)
 
 
+def made_files(
+  cfg: schema.MadePairs, workdir: str, stage: str
+) -> dict[str, str]:
+  """Returns the path of each split's file of pairs, in the workdir."""
+  folder = os.path.join(workdir, 'pairs')
+  files = {'train': os.path.join(folder, f'{stage}.jsonl')}
+  if cfg.eval_prompts is not None:
+    files['eval'] = os.path.join(folder, f'{stage}_eval.jsonl')
+  return files
+
+
 def _folder(models: stage_models.Models) -> str:
   return os.path.join(models.load.workdir, 'pairs')
 
@@ -78,9 +89,7 @@ def _made(
   components, folder = models.components, _folder(models)
   name, cfg = components.name, components.stage.pairs
   assert isinstance(cfg, schema.MadePairs), cfg
-  files = {'train': os.path.join(folder, f'{name}.jsonl')}
-  if cfg.eval_prompts is not None:
-    files['eval'] = os.path.join(folder, f'{name}_eval.jsonl')
+  files = made_files(cfg, models.load.workdir, name)
   exist = processes.on(0, lambda: all(map(os.path.exists, files.values())))
   if fresh or not exist:
     write_pairs(
@@ -240,9 +249,21 @@ def _score(
     except client.EndpointError:
       models.stop.check('the reference logprobs of pairs')
       raise
+  return answer_logprobs(scored, samples)
+
+
+def answer_logprobs(
+  logprobs: Sequence[np.ndarray], samples: Sequence[types.Sample]
+) -> list[float]:
+  """Returns the log probability of each answer after its prompt, nats.
+
+  Args:
+    logprobs: f32[T] of each sample's tokens, nats.
+    samples: answers with their prompts.
+  """
   return [
-    float(np.sum(logprobs[sample.mask], dtype=np.float64))
-    for logprobs, sample in zip(scored, samples, strict=True)
+    float(np.sum(own[sample.mask], dtype=np.float64))
+    for own, sample in zip(logprobs, samples, strict=True)
   ]
 
 

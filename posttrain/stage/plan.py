@@ -244,7 +244,7 @@ def make(
     prompts_per_step=batch.prompts_per_step,
     group_size=group_size,
     samples_per_step=batch.prompts_per_step * max(group_size.values()),
-    micro_batch_tokens=batch.tokens,
+    micro_batch_tokens=batch.tokens_per_micro_batch,
     rows_per_micro_batch=batch.packed_rows,
     row_tokens=batch.packed_tokens,
     parameters=transformer.num_params(model),
@@ -326,7 +326,9 @@ def _score(
   """Returns the bytes of scoring a micro-batch, on all devices together."""
   weights = tensors.device_bytes((state.params, state.frozen))
   batch = stage.batch
-  return program_bytes.score(device, weights, batch.tokens, batch.packed_tokens)
+  return program_bytes.score(
+    device, weights, batch.tokens_per_micro_batch, batch.packed_tokens
+  )
 
 
 def _slot_programs(

@@ -111,7 +111,7 @@ def train_step(
       train.
   """
   batch, frozen = stage.batch, adapter is not None
-  local = batch.tokens // device.rows
+  local = batch.tokens_per_micro_batch // device.rows
   once = batch.reduce_gradients == 'update' and device.mesh.size > 1
   # Accumulated gradients, those of the micro-batch, and what layers keep.
   held = _once_bytes(device, adapter) if once else 2 * trained

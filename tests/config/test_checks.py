@@ -64,6 +64,7 @@ def test_valid_combinations_pass():
       r'has none that trains a reward model before it; .*model=RUN$',
     ),
     ('sft.envs', {'a/b': {}}, 'must be named with letters'),
+    ('sft.envs', {'pairs': {}}, r'envs\.pairs must have another name: eval/p'),
     (
       'sft.optim.warmup_steps',
       '1000',

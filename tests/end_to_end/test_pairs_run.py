@@ -1,8 +1,10 @@
 """Whole runs on pairs: DPO and a reward model, from their own answers."""
 
+import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -13,7 +15,9 @@ from posttrain import evaluate, main
 from posttrain.checkpoints import policies, reading
 from posttrain.data import preferences
 from posttrain.metrics import writers
+from posttrain.stage import from_checkpoint, pair_evaluation
 from posttrain.training import step as train_step
+from tests import qwen3
 
 RECIPES = {'dpo': 'arithmetic_dpo', 'rm': 'arithmetic_reward_model'}
 
@@ -121,8 +125,6 @@ def test_evaluate_measures_the_pairs_of_the_run(finished, tmp_path, capsys):
     expected = last[f'eval/pairs/rewards/{key}']
     assert values[f'eval/{name}/pairs'] == pytest.approx(expected, abs=1e-5)
     assert values[f'against/{name}/pairs'] == values[f'eval/{name}/pairs']
-    # Absent with a single pair, as a small run may have.
-    assert values.get(f'difference/{name}/pairs', 0.0) == 0
   for bound in ('low', 'high'):
     expected = last[f'eval/pairs/rewards_{bound}/accuracies']
     assert values[f'eval/accuracy_{bound}/pairs'] == pytest.approx(expected)
@@ -132,6 +134,8 @@ def test_evaluate_measures_the_pairs_of_the_run(finished, tmp_path, capsys):
   margins = [row['measures']['margin'] for row in pairs]
   assert np.mean(margins) == pytest.approx(values['eval/margin/pairs'])
   assert pairs[0]['prompt'].startswith('What is')
+  if len(pairs) > 1:
+    assert values['difference/margin/pairs'] == 0
 
 
 def test_evaluate_refuses_another_kind_of_model(finished, capsys):
@@ -146,6 +150,40 @@ def test_evaluate_refuses_another_kind_of_model(finished, capsys):
   assert evaluate.main(start) == 0
   values = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert values['against/margin/pairs'] == 0
+  assert values['against/accuracy/pairs'] == 0.5
+
+
+def test_evaluate_without_pairs_measures_the_rest(finished, tmp_path, capsys):
+  stage, workdir = finished
+  moved = tmp_path / 'moved'
+  shutil.copytree(workdir, moved)
+  shutil.rmtree(moved / 'pairs')
+  flags = [f'--checkpoint={moved}']
+  if stage == 'rm':  # has nothing else to measure
+    assert evaluate.main(flags) == 2
+    assert 'must have made its pairs: got no' in capsys.readouterr().err
+    return
+  with pytest.warns(UserWarning, match='pairs are not measured: stage .dpo.'):
+    assert evaluate.main(flags) == 0
+  values = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert 'eval/pass_rate/arithmetic' in values
+  assert 'eval/accuracy/pairs' not in values
+
+
+def test_pairs_that_select_are_not_reported(finished, tmp_path):
+  stage, workdir = finished
+  folder = str(reading.find(str(workdir / 'checkpoints' / 'sft')))
+  run, _ = from_checkpoint.stage_of(folder, stage=stage)
+  best = dataclasses.replace(
+    run.stages[stage].eval, best='eval/pairs/rewards/accuracies'
+  )
+  chosen = dataclasses.replace(run.stages[stage], eval=best)
+  selects = pair_evaluation.selects_pairs
+  # As the run of the folder had it, also for a step of another stage.
+  assert not selects(chosen, stage, folder)
+  # As the recipe has it, for a folder that is no run.
+  (tmp_path / 'config.json').write_text(json.dumps(qwen3.CONFIG))
+  assert selects(chosen, stage, str(tmp_path))
 
 
 class TermAfter(train_step.TrainStep):

@@ -49,33 +49,46 @@ REFERENCE = np.array([-10.0, -2.0, -1.5, -4.0])
   ],
 )
 def test_implicit_rewards(loss, expected):
-  found = pair_rewards.implicit(loss, SAMPLES, LOGPROBS, REFERENCE)
-  np.testing.assert_allclose(found, expected)
+  rewards = pair_rewards.implicit(loss, SAMPLES, LOGPROBS, REFERENCE)
+  np.testing.assert_allclose(rewards, expected)
 
 
 def test_simpo_has_no_reference():
-  found = pair_rewards.implicit(
+  rewards = pair_rewards.implicit(
     schema.SimPo(beta=2.0), SAMPLES, LOGPROBS, np.zeros(4)
   )
-  np.testing.assert_allclose(found, [-4.0, -6.0, -2.0, -4.0])
+  np.testing.assert_allclose(rewards, [-4.0, -6.0, -2.0, -4.0])
 
 
 def measurement(rewards):
-  answers = pair_rewards.answers(PAIRS, np.array(rewards), RENDERER)
-  values = pair_rewards.summary(answers)
-  return comparison.Measurement(values, answers, [])
+  pairs = pair_rewards.PairRewards.of(PAIRS, np.array(rewards), RENDERER)
+  return comparison.Measurement(pairs.metrics, [*pairs.answers], [])
 
 
-def test_a_pair_is_right_if_the_chosen_answer_has_more():
-  found = measurement([1.0, 0.5, 2.0, 2.0])
-  assert [x.measures for x in found.answers] == [
-    {'accuracy': 1.0, 'margin': 0.5},
-    {'accuracy': 0.0, 'margin': 0.0},  # equal rewards rank nothing
+@pytest.mark.parametrize(
+  'rewards, accuracies',
+  [
+    ([1.0, 0.5, 2.0, 1.0], (1.0, 1.0)),
+    ([0.5, 1.0, 2.0, 1.0], (0.0, 1.0)),
+    ([1.0, 1.0, 2.0, 1.0], (0.5, 1.0)),  # equal rewards rank nothing
+  ],
+)
+def test_a_pair_is_right_if_the_chosen_answer_has_more(rewards, accuracies):
+  pairs = measurement(rewards)
+  margins = rewards[0] - rewards[1], 1.0
+  assert [x.measures for x in pairs.answers] == [
+    {'accuracy': accuracy, 'margin': margin}
+    for accuracy, margin in zip(accuracies, margins, strict=True)
   ]
-  assert found.values['eval/accuracy/pairs'] == 0.5
-  assert found.values['eval/margin/pairs'] == 0.25
-  assert found.answers[0].prompt == '2 + 2? '
-  assert found.answers[0].text == 'four' and found.answers[0].tokens == 4
+  assert pairs.values['eval/accuracy/pairs'] == np.mean(accuracies)
+  assert pairs.values['eval/margin/pairs'] == np.mean(margins)
+  assert pairs.answers[0].prompt == '2 + 2? '
+  assert pairs.answers[0].text == 'four' and pairs.answers[0].tokens == 4
+
+
+def test_rewards_must_be_finite():
+  with pytest.raises(ValueError, match='must be finite: got nan, for 1 of 4'):
+    measurement([1.0, float('nan'), 2.0, 1.0])
 
 
 def test_two_policies_are_compared_pair_by_pair():

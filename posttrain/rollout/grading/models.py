@@ -108,6 +108,11 @@ def check(folder: str, policy: schema.Model, renderer: chat.Renderer) -> None:
   Raises:
     ValueError: the folder has no reward model, or its tokens are others.
   """
+  if not weight_folders.is_run(folder):
+    raise ValueError(
+      f'{folder} must hold a reward model, a run of kind ranking: got a '
+      'HuggingFace or PEFT directory'
+    )
   weights.check(folder, weight_folders.model(folder), renderer, reward=True)
   if weight_folders.model(folder).vocab_size < policy.vocab_size:
     raise ValueError(

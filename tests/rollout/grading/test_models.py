@@ -1,6 +1,7 @@
 """A reward model as a reward: at the last sampled token, in a weighted sum."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from posttrain import schema, scoring
 from posttrain.models import reward_head, transformer
 from posttrain.rollout.grading import models as reward_models
 from posttrain.rollout.grading import rewards
-from tests import fixtures
+from tests import fixtures, qwen3
 from tests.algorithms import two_turns
 
 
@@ -112,3 +113,9 @@ def test_non_finite_value_is_a_fault_without_reward(params, scorer):
   total(_rollouts())
   with pytest.raises(rewards.TooManyFaults, match='max_faults=3 times in a'):
     total(_rollouts())
+
+
+def test_a_huggingface_directory_is_no_reward_model(tmp_path):
+  (tmp_path / 'config.json').write_text(json.dumps(qwen3.CONFIG))
+  with pytest.raises(ValueError, match='must hold a reward model, a run of'):
+    reward_models.check(str(tmp_path), fixtures.MODEL, fixtures.RENDERER)

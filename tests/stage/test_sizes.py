@@ -1,0 +1,81 @@
+"""Sizes that follow from the devices, in plans and in what is stored."""
+
+import math
+
+import pytest
+
+from posttrain import schema
+from posttrain.stage import components
+
+
+def plan(mesh, stage):
+  """Returns the components of a stage on planned devices."""
+  run = schema.Run(
+    model=schema.PRESETS['tiny'],
+    mesh=schema.Mesh(**{'data': 1, **mesh}),
+    stages={'a': stage},
+  )
+  planned = components.preflight(run, ('gpu', math.prod(mesh.values()), 1))
+  # What is stored does not depend on the devices: a run may change them.
+  assert planned['a'].cfg == run
+  return planned['a']
+
+
+def entry(group_size=1, ratio=1.0):
+  return schema.EnvEntry(
+    env=schema.Arithmetic(eval_tasks=4),
+    algorithm=schema.Reward(),
+    sampler=schema.Policy(),
+    group_size=group_size,
+    ratio=ratio,
+  )
+
+
+@pytest.mark.parametrize(
+  'mesh, row_tokens, joined_rows, micro_batch_tokens, rows',
+  [
+    # As many rows as 2,048 tokens hold, at least one; x data x fsdp.
+    ({}, 256, 1, None, 8),
+    ({}, 256, 2, None, 4),
+    ({}, 900, 1, None, 2),
+    ({}, 4096, 1, None, 1),
+    ({'data': 4, 'fsdp': 2}, 1024, 1, None, 16),
+    ({'fsdp': 2, 'tensor': 4}, 1024, 1, None, 4),
+    ({'data': 4, 'fsdp': 2}, 64, 1, 1024, 16),
+  ],
+)
+def test_rows_of_a_micro_batch(
+  mesh, row_tokens, joined_rows, micro_batch_tokens, rows
+):
+  batch = schema.Batch(
+    row_tokens=row_tokens,
+    joined_rows=joined_rows,
+    micro_batch_tokens=micro_batch_tokens,
+  )
+  parts = plan(mesh, schema.Stage(envs={'a': entry(2)}, batch=batch))
+  assert parts.plan.rows_per_micro_batch == rows
+  assert parts.plan.micro_batch_tokens == rows * row_tokens * joined_rows
+  assert parts.data.shape == (
+    math.ceil(2 * 64 / (rows * joined_rows)),
+    rows,
+    row_tokens * joined_rows,
+  )
+
+
+@pytest.mark.parametrize(
+  'mesh, slots, group_size, expected',
+  [
+    # As many as a step has samples, at most 256 x data x fsdp.
+    ({}, None, 2, 128),
+    ({}, None, 8, 256),
+    ({'data': 4, 'fsdp': 2}, None, 8, 512),
+    ({'data': 3, 'fsdp': 1, 'tensor': 2}, None, 1, 66),
+    ({}, 100, 8, 100),
+  ],
+)
+def test_slots(mesh, slots, group_size, expected):
+  envs = {'a': entry(group_size), 'only_evaluated': entry(100, ratio=0.0)}
+  parts = plan(
+    mesh, schema.Stage(envs=envs, rollout=schema.Rollout(slots=slots))
+  )
+  assert parts.stage.rollout.slots == parts.plan.slots == expected
