@@ -25,8 +25,8 @@ A tenth of the prompts is held out, or `:DIR,PROMPTS.jsonl,HELD_OUT.jsonl,...`
 names the held-out ones: `eval/reward/NAME/data` is the mean of each function
 over greedy answers to them, `eval/sampled_reward/NAME/data` over an answer at
 temperature 1, and `rollout/reward/data` the mean of the sum over the step's
-answers. `eval.suite` is answered before and after. `eval.max_tokens` is that of
-the sampler, unless it is set.
+answers. `eval.suite` is answered before and after. `eval.max_tokens` follows
+`sampler.max_tokens`, unless it is set or the whole sampler replaced.
 
 `lora` among the arguments trains a rank-32 LoRA at ten times the learning rate;
 a KL penalty (`--config.grpo.envs.data.algorithm.kl_beta=0.01`) then has the

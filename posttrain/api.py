@@ -171,12 +171,13 @@ def evaluate(
   stage: str | None = None,
   trust_config: bool = False,
 ) -> Evaluation:
-  """Measures one policy, or two, on held-out tasks.
+  """Measures one policy, or two, on held-out tasks and pairs; or reward models.
 
   Args:
     checkpoint: a workdir, a stage's or a step's folder, or a HuggingFace or
       PEFT directory.
-    against: a second policy with the same model and tokenizer.
+    against: a second policy with the same model and tokenizer, or a second
+      reward model.
     config: a recipe whose tasks and options replace those of the run; required
       for a directory.
     options: values for keys, as in `load`.

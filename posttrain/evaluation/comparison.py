@@ -4,7 +4,8 @@ Two policies are compared task by task on the same tasks: the interval of the
 difference of their rates can be narrower than that of either rate, see
 `estimates.paired`. The difference is the first policy's rate minus the
 second's. Values of the suite are compared prompt by prompt; a suite has too few
-of them for an interval.
+of them for an interval. Held-out pairs are tasks as well, for policies and for
+reward models.
 """
 
 import collections

@@ -6,10 +6,9 @@ by their weights alone. The prompts of a suite are answered greedily; their
 answers are measured by `posttrain.rewards.texts`, which needs no expected one.
 """
 
-import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from posttrain.envs import base
 from posttrain.envs import suite as suites
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import measures as measures_lib
+from posttrain.evaluation import task_sets
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rewards import texts
 from posttrain.rollout import driver as drivers
@@ -116,7 +116,7 @@ class EvalTasks:
 
 
 class Evaluation(NamedTuple):
-  """What an evaluation has measured."""
+  """The results of an evaluation."""
 
   # {'eval/<name>/<env>': value}, {'eval/suite/<name>': value}; of the metric
   # that selects {'select/<name>/<env>': value}.
@@ -183,10 +183,10 @@ class Evaluator:
       (*errors, *faults),
     )
 
-  def _task_sets(self) -> list['_TaskSet']:
+  def _task_sets(self) -> list[task_sets.TaskSet]:
     """Returns the tasks of each environment, and those of `eval.best`."""
     sets = [
-      _TaskSet(name, env, tasks, FIRST_UID + index * _ENV_UIDS)
+      task_sets.TaskSet(name, env, tasks, FIRST_UID + index * _ENV_UIDS)
       for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items())
       if tasks
     ]
@@ -195,11 +195,13 @@ class Evaluator:
       index = list(self.tasks.by_env).index(name)
       uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
       env, _ = self.tasks.by_env[name]
-      sets.append(_TaskSet(name, env, self.tasks.selection, uid, metric))
+      sets.append(
+        task_sets.TaskSet(name, env, self.tasks.selection, uid, metric)
+      )
     return sets
 
   def _play_greedily(
-    self, sets: Sequence['_TaskSet']
+    self, sets: Sequence[task_sets.TaskSet]
   ) -> list[answers_lib.SuiteAnswer]:
     """Plays each task once at temperature 0; returns the suite's answers."""
     suite = self.tasks.suite
@@ -227,7 +229,7 @@ class Evaluator:
       for x in map(answers_lib.of, rollouts)
     ]
 
-  def _sample(self, sets: Sequence['_TaskSet']) -> None:
+  def _sample(self, sets: Sequence[task_sets.TaskSet]) -> None:
     """Plays each task `samples` times at temperature 1."""
     count = self._cfg.samples
     specs = [
@@ -243,7 +245,7 @@ class Evaluator:
       ]
 
   def _spec(
-    self, part: '_TaskSet', index: int, uid: int, temperature: float
+    self, part: task_sets.TaskSet, index: int, uid: int, temperature: float
   ) -> drivers.EpisodeSpec:
     return drivers.EpisodeSpec(
       uid + index * _TASK_UIDS,
@@ -255,12 +257,12 @@ class Evaluator:
       self._cfg.keep_exchanges,
     )
 
-  def _is_sampled(self, part: '_TaskSet') -> bool:
+  def _is_sampled(self, part: task_sets.TaskSet) -> bool:
     """Returns whether the tasks are played at temperature 1.
 
-    They are where an environment or a reward function grades: the loss of
-    demonstrations is that of no answer. For `eval.best` only if greedy answers
-    lack its metric.
+    An environment or a reward function must grade answers; the loss on
+    demonstrations needs none. Tasks of `eval.best` are sampled only if greedy
+    answers lack its metric.
     """
     has_grade = any(
       x.score.correct is not None or x.score.reward is not None
@@ -272,7 +274,7 @@ class Evaluator:
     return part.selects_by is None or part.selects_by not in self._measure(part)
 
   def _measure_beside(
-    self, part: '_TaskSet', faults: list[str]
+    self, part: task_sets.TaskSet, faults: list[str]
   ) -> dict[str, measures_lib.Values]:
     """Returns the measures beside the grade; adds the errors of functions."""
     if self._measures is None:
@@ -282,7 +284,7 @@ class Evaluator:
     return measures
 
   def _measure_sampled(
-    self, part: '_TaskSet', faults: list[str]
+    self, part: task_sets.TaskSet, faults: list[str]
   ) -> dict[str, measures_lib.Values]:
     """Returns the means of reward functions over each task's group."""
     if self._measures is None or not part.groups:
@@ -301,7 +303,7 @@ class Evaluator:
     n = self._cfg.samples
     return (*self._cfg.ks, n) if n > 1 else self._cfg.ks
 
-  def _measure(self, part: '_TaskSet') -> dict[str, float]:
+  def _measure(self, part: task_sets.TaskSet) -> dict[str, float]:
     """Returns one environment's values, without prefix and suffix."""
     greedy = part.greedy
     values = {
@@ -350,54 +352,6 @@ class Evaluator:
       for sample, logprobs in zip(samples, scored, strict=True)
     ]
     return {'kl': float(np.mean(np.concatenate(drift)))}
-
-
-@dataclasses.dataclass
-class _TaskSet:
-  """Tasks of one environment, and what an evaluation has found of them."""
-
-  name: str  # the environment's
-  env: base.Env
-  tasks: Sequence[types.Task]
-  uid: int  # of the first task's greedy rollout
-  selects_by: str | None = None  # the metric of `eval.best`; None = all
-  greedy: list[types.Rollout] = dataclasses.field(default_factory=list)
-  # At temperature 1, a group per task; [] = not played.
-  groups: list[list[types.Rollout]] = dataclasses.field(default_factory=list)
-  measures: dict[str, measures_lib.Values] = dataclasses.field(
-    default_factory=dict
-  )
-
-  @property
-  def sampled(self) -> list[types.Rollout]:
-    """The rollouts at temperature 1."""
-    return [rollout for group in self.groups for rollout in group]
-
-  @property
-  def rollouts(self) -> list[types.Rollout]:
-    """All rollouts."""
-    return [*self.greedy, *self.sampled]
-
-  @property
-  def answers(self) -> list[answers_lib.Answer]:
-    """The answer to each task, with its grades and measures."""
-    return [
-      answers_lib.of(
-        rollout,
-        self.groups[i] if self.groups else (),
-        {k: x[i] for k, (x, _) in self.measures.items() if x[i] is not None},
-      )
-      for i, rollout in enumerate(self.greedy)
-    ]
-
-  def named(self, values: Mapping[str, float]) -> dict[str, float]:
-    """Returns the values to report, or the one that selects, by full name."""
-    if self.selects_by is None:
-      return {f'eval/{key}/{self.name}': v for key, v in values.items()}
-    if self.selects_by not in values:
-      return {}
-    name = f'select/{self.selects_by}/{self.name}'
-    return {name: values[self.selects_by]}
 
 
 def _max_growth(env: base.Env, cfg: schema.Eval) -> int:

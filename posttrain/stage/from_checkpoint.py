@@ -1,4 +1,4 @@
-"""Playing a stage's environments with the weights of a checkpoint.
+"""A stage with the weights of a checkpoint: components, and a player.
 
 Shared by the commands that sample from a checkpoint and train nothing.
 """

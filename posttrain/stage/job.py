@@ -223,12 +223,12 @@ class Job:
       TooManyErrors: too many environments failed; written as well.
     """
     try:
-      measured = self.sampling.evaluator.measure()
+      results = self.sampling.evaluator.measure()
     except rollout_metrics.TooManyErrors as error:
       self.logbook.write_errors(step, error.errors, 'eval_errors')
       raise
-    self.logbook.write_errors(step, measured.errors, 'eval_errors')
-    return measured
+    self.logbook.write_errors(step, results.errors, 'eval_errors')
+    return results
 
   def warn_if_cold(self, metrics: Mapping[str, float]) -> None:
     """Warns where rollouts will rarely have a reward to reinforce."""

@@ -205,7 +205,7 @@ def test_kl_is_the_drift_from_the_initial_parameters():
     return [_scored(start, sample) for sample in samples]
 
   evaluator, driver = _evaluator(params=now, scorer=scorer, kl=True)
-  values, _, *_ = evaluator.measure()
+  values, *_ = evaluator.measure()
   firsts = driver.all_rollouts[
     4::3
   ]  # one sampled answer of three, after 4 greedy
@@ -305,7 +305,7 @@ class Mute(Initials):
 
 
 def test_maj_at_k_is_zero_where_no_answer_can_be_extracted():
-  values, _, *_ = _evaluator(Mute('toy', schema.Arithmetic()))[0].measure()
+  values, *_ = _evaluator(Mute('toy', schema.Arithmetic()))[0].measure()
   assert values['eval/maj@3/toy'] == 0 < values['eval/pass@3/toy']
 
 
