@@ -6,7 +6,7 @@ import tempfile
 
 import jax
 
-from posttrain.util import foreign
+from posttrain.util import foreign, watchdog
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _CACHE_HIT = '/jax/compilation_cache/cache_hits'
@@ -65,6 +65,7 @@ def _listen() -> None:
 
   def on_duration(event: str, seconds: float, **_) -> None:
     if event == _COMPILED:
+      watchdog.progress()
       for counter in _counters:
         counter.count += 1
         counter.seconds += seconds

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from posttrain import compilation
+from posttrain.util import watchdog
 
 
 def test_compilations_are_counted_while_open():
@@ -17,7 +18,9 @@ def test_compilations_are_counted_while_open():
     with compilation.CompileCounter() as inner:
       f(inputs[1])
     f(inputs[2])
+  before = watchdog.count()
   f(np.ones(4, np.float32))
+  assert watchdog.count() == before + 1  # also while no counter is open
   assert (inner.count, outer.count) == (0, 2)
   assert outer.seconds > 0
   assert inner.seconds == 0

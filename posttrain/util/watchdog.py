@@ -188,17 +188,21 @@ class _Watcher:
   def _run(self) -> None:
     reported = None  # time of the progress after which a stall was reported
     late, idle, before = 4 * self._tick, 0.0, time.monotonic()
-    since = _last
+    since, looked = _last, 0.0
     while not self._stopped.wait(self._tick):
       self._arm()
       now = time.monotonic()
       # A tick that lasted far too long: the process was suspended, or the
       # interpreter lock was held. Only a part of it counts.
       idle, before = idle + min(now - before, late), now
-      if compiles():
-        progress()
+      reports = reported is None and idle >= self._seconds
+      ends = self._exit_seconds is not None and idle >= self._exit_seconds
+      if reports or ends or idle - looked >= self._seconds / 2:
+        looked = idle
+        if compiles():
+          progress()
       if _last != since:
-        since, idle = _last, min(now - _last, idle)
+        since, idle, looked = _last, min(now - _last, idle), 0.0
       if reported is not None and since != reported:
         _within(self._tick, _log, 'progress again after the stall')
         reported = None
@@ -257,6 +261,10 @@ def _write_stacks(path: str) -> None:
 
 def compiles() -> bool:
   """Returns whether some thread is in jax's compiler.
+
+  Called rarely: CPython 3.11 ends with a segmentation fault if a thread begins
+  in the moment in which its stack is read (its state is listed before it has a
+  frame). The end of a compilation is progress, see `compilation`.
 
   faulthandler reads all stacks at once, of the newest 100 threads. A loop over
   `frame.f_back` lets other threads run in between, and may read frames that

@@ -77,6 +77,19 @@ def test_progress_and_compilation_are_no_hang(lines, tmp_path, monkeypatch):
   assert not lines and not list(tmp_path.iterdir())
 
 
+def test_stacks_are_read_only_without_progress(tmp_path, monkeypatch):
+  looks = []
+  monkeypatch.setattr(watchdog, 'compiles', lambda: looks.append(1))
+  with watchdog.watch(1.0, None, str(tmp_path)):
+    for _ in range(50):
+      watchdog.progress()
+      time.sleep(0.01)
+    assert not looks
+    base.wait_for(lambda: list(tmp_path.glob('*.txt')))
+  # After half of the time, and before the report.
+  assert len(looks) == 2
+
+
 def test_compilation_is_seen_behind_many_threads():
   """faulthandler shows the newest 100 threads, and the main thread is older."""
   path = str(pathlib.Path('site', 'jax', '_src', 'compiler.py'))
