@@ -8,6 +8,8 @@ import jax
 
 from posttrain.util import foreign, watchdog
 
+# Events of jax, by the thread that compiles: before it does, and after.
+_LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _CACHE_HIT = '/jax/compilation_cache/cache_hits'
 _counters: list['CompileCounter'] = []  # the open ones
@@ -34,7 +36,7 @@ class CompileCounter:
     self._taken = 0.0
 
   def __enter__(self) -> 'CompileCounter':
-    _listen()
+    listen()
     _counters.append(self)
     return self
 
@@ -56,16 +58,18 @@ class CompileCounter:
       _counters.remove(self)
 
 
-def _listen() -> None:
-  """Registers the listeners with jax, once per process."""
+def listen() -> None:
+  """Registers compilations with counters and the watchdog, from now on."""
   global _listening
   if _listening:
     return
   _listening = True
 
   def on_duration(event: str, seconds: float, **_) -> None:
-    if event == _COMPILED:
-      watchdog.progress()
+    if event == _LOWERED:
+      watchdog.compiling(True)
+    elif event == _COMPILED:
+      watchdog.compiling(False)
       for counter in _counters:
         counter.count += 1
         counter.seconds += seconds
