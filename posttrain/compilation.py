@@ -6,10 +6,8 @@ import tempfile
 
 import jax
 
-from posttrain.util import foreign, watchdog
+from posttrain.util import foreign
 
-# Events of jax, by the thread that compiles: before it does, and after.
-_LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _CACHE_HIT = '/jax/compilation_cache/cache_hits'
 _counters: list['CompileCounter'] = []  # the open ones
@@ -36,7 +34,7 @@ class CompileCounter:
     self._taken = 0.0
 
   def __enter__(self) -> 'CompileCounter':
-    listen()
+    _listen()
     _counters.append(self)
     return self
 
@@ -58,18 +56,15 @@ class CompileCounter:
       _counters.remove(self)
 
 
-def listen() -> None:
-  """Registers compilations with counters and the watchdog, from now on."""
+def _listen() -> None:
+  """Registers the listeners with jax, once per process."""
   global _listening
   if _listening:
     return
   _listening = True
 
   def on_duration(event: str, seconds: float, **_) -> None:
-    if event == _LOWERED:
-      watchdog.compiling(True)
-    elif event == _COMPILED:
-      watchdog.compiling(False)
+    if event == _COMPILED:
       for counter in _counters:
         counter.count += 1
         counter.seconds += seconds

@@ -312,7 +312,6 @@ def train(
 
     processes.on(0, begin)
     _print_plans(run, stages, sys.stderr)
-    compilation.listen()
     compilation.enable_compilation_cache(run.compilation_cache)
     final = loop.run(stages, workdir, stop, profile)
     with watchdog.phase('report', 'writing the report'):

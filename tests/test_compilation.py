@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from posttrain import compilation
-from posttrain.util import watchdog
 
 
 def test_compilations_are_counted_while_open():
@@ -25,22 +24,6 @@ def test_compilations_are_counted_while_open():
   counter = compilation.CompileCounter().open()
   counter.close()
   counter.close()
-
-
-def test_the_watchdog_knows_of_compilations(monkeypatch):
-  """Whether a counter is open or not, and that nothing is left compiling."""
-  compilation.listen()
-  calls, compiling = [], watchdog.compiling
-
-  def register(begins):
-    compiling(begins)
-    calls.append((begins, watchdog.compiles()))
-
-  monkeypatch.setattr(watchdog, 'compiling', register)
-  f, x = jax.jit(lambda x: x * 7 + 1), np.ones(4, np.float32)
-  f(x)
-  f(x)
-  assert calls == [(True, True), (False, False)]
 
 
 CACHED = """

@@ -28,6 +28,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,13 +47,13 @@ _WAITS_FOR = {
 _SHOWN = 3  # waits in a message
 NO_PHASE = 'other work'  # the text of no phase
 LOCK_MARGIN = 3600.0  # seconds that a held interpreter lock gets beyond others
+_COMPILER = os.fsencode(os.path.join('jax', '_src', 'compiler.py'))
 
 # Name, text, start.
 _phases: list[tuple[str, str, float]] = []
 # Number -> what, its start.
 _waits: dict[int, tuple[Callable[[], str], float]] = {}
 _numbers = itertools.count()
-_compiling: set[int] = set()  # identities of threads
 _last = time.monotonic()  # of the last progress
 _count = 0  # of progress
 
@@ -73,22 +74,6 @@ def others_progress() -> None:
   """Registers progress of another process, which does not count as ours."""
   global _last
   _last = time.monotonic()
-
-
-def compiling(begins: bool) -> None:
-  """Registers that this thread begins to compile, or has ended."""
-  (_compiling.add if begins else _compiling.discard)(threading.get_ident())
-  progress()
-
-
-def compiles() -> bool:
-  """Returns whether some thread compiles.
-
-  The stacks of the threads would tell as well. But CPython 3.11 ends with a
-  segmentation fault if a thread begins in the moment in which its stack is
-  read, so stacks are read for reports alone.
-  """
-  return bool(_compiling)
 
 
 @contextlib.contextmanager
@@ -268,6 +253,29 @@ def _write_stacks(path: str) -> None:
   with open(path, 'w') as f:
     print(f'no progress {describe()}\n', file=f, flush=True)
     faulthandler.dump_traceback(f, all_threads=True)
+
+
+def compiles() -> bool:
+  """Returns whether some thread is in jax's compiler.
+
+  faulthandler reads all stacks at once, of the newest 100 threads. A loop over
+  `frame.f_back` lets other threads run in between, and may read frames that
+  they have freed: CPython 3.11 then ends with a segmentation fault. So it is
+  left to what faulthandler cannot read, the main thread behind 100 others.
+  """
+  with contextlib.suppress(OSError), tempfile.TemporaryFile() as f:
+    faulthandler.dump_traceback(f, all_threads=True)
+    f.seek(0)
+    stacks = f.read()
+    if _COMPILER in stacks or not stacks.rstrip().endswith(b'...'):
+      return _COMPILER in stacks
+  # No folder for temporary files, or more threads.
+  frame = sys._current_frames().get(threading.main_thread().ident or 0)
+  while frame is not None:
+    if _COMPILER in frame.f_code.co_filename.encode():
+      return True
+    frame = frame.f_back
+  return False
 
 
 def _flush() -> None:
