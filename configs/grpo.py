@@ -89,7 +89,7 @@ def get_config(argument: str = ''):
   config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
   common.name_rows(entry.env, own)
-  # Held-out answers are as long as those that train, unless set otherwise.
+  # Evaluated and sampled answers have one limit, unless eval.max_tokens is set.
   config.grpo.eval.max_tokens = entry.sampler.get_oneway_ref('max_tokens')
   if own.data is None:
     entry.env.path = ''  # is refused, unless other environments replace `data`

@@ -449,7 +449,7 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
   evaluator = evaluation.Evaluator(tasks, driver, measures=measures)
   values, answers, _, errors = evaluator.measure()
   assert not errors
-  # Greedy answers come first, then the others, with those that select last.
+  # The driver plays greedy answers first; answers of eval.best end each queue.
   greedy = 3 if best is None else 3 + 2
   sampled = driver.all_rollouts[greedy : greedy + 9]
   texts = [x.completion_messages[-1]['content'] for x in sampled]
