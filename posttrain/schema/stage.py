@@ -170,8 +170,6 @@ class Rollout:
   sleep: bool = False
 
   def __post_init__(self):
-    if self.slots is not None:
-      base.require_positive(self, 'slots')
     base.require_positive(
       self,
       'chunk',
@@ -184,6 +182,9 @@ class Rollout:
     base.require_choice(self, 'workers', ('threads', 'ray'))
     base.require_seconds(self, 'env_timeout')
     base.require_non_negative(self, 'max_errors')
+    if self.slots is None:
+      return
+    base.require_positive(self, 'slots')
 
   @property
   def slot_count(self) -> int:
