@@ -50,7 +50,7 @@ EXTRAS = {
     *SERVE,
     *TENSORBOARD,
   ],
-  'docs': ['mkdocs-material>=9.7,<10'],
+  'docs': ['mkdocs-material>=9.7,<10', 'mkdocstrings[python]'],
   'browser': ['playwright'],
   'serve': SERVE,
   'hf': ['transformers'],

@@ -1,7 +1,5 @@
 """README.md and docs/ name files, commands and attributes that exist."""
 
-import ast
-import importlib
 import importlib.util
 import json
 import pathlib
@@ -33,41 +31,6 @@ WITHOUT_PATHS = (
   'docs/serving.md',
 )
 TOPS = 'configs|docs|experiments|kernels|posttrain|tests'
-# Owner, as the pages write it -> module that has it, or that it is.
-OWNERS = {
-  'checks': 'posttrain.config.checks',
-  'combine': 'posttrain.losses.combine',
-  'components': 'posttrain.stage.components',
-  'config': 'posttrain.config.load',
-  'held_out': 'posttrain.metrics.held_out',
-  'job': 'posttrain.stage.job',
-  'learner': 'posttrain.stage.learner',
-  'main': 'posttrain.main',
-  'models': 'posttrain.stage.models',
-  'objectives': 'posttrain.training.objectives',
-  'pair_objectives': 'posttrain.training.pair_objectives',
-  'pairs': 'posttrain.pipeline.pairs',
-  'pipeline': 'posttrain.pipeline',
-  'plan': 'posttrain.stage.plan',
-  'panels': 'posttrain.report.panels',
-  'progress': 'posttrain.stage.progress',
-  'results': 'posttrain.report.results',
-  'schema': 'posttrain.schema',
-  'scoring': 'posttrain.scoring',
-  'seconds': 'posttrain.report.seconds',
-  'series': 'posttrain.report.series',
-  'store': 'posttrain.checkpoints.store',
-  'streams': 'posttrain.algorithms.streams',
-  'tokens': 'posttrain.pipeline.tokens',
-  'train': 'posttrain.train',
-  'trust': 'posttrain.config.trust',
-  'types': 'posttrain.types',
-  'writers': 'posttrain.metrics.writers',
-  'Environment': 'posttrain.pipeline.environment',
-  'Evaluator': 'posttrain.evaluation.evaluator',
-  'Objective': 'posttrain.training.base',
-  'TokenComponents': 'posttrain.training.objectives',
-}
 EACH_PAGE = pytest.mark.parametrize('page', PAGES)
 
 
@@ -84,12 +47,6 @@ def test_every_path_exists(page):
   paths = {path for path in paths if not mine.search(path)}
   assert paths or page in WITHOUT_PATHS
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
-
-
-def test_the_front_page_is_short_and_leads_to_the_pages():
-  text = _text('README.md')
-  assert 9_000 < len(text.encode()) < 11_000
-  assert len(set(re.findall(r'\]\((docs/\w+\.md)\)', text))) > 15
 
 
 def test_the_index_has_a_row_for_every_page():
@@ -117,51 +74,6 @@ def test_every_command_is_a_module(page):
   assert names or page != 'README.md'
 
 
-@EACH_PAGE
-def test_launchers_are_said_to_need_a_checkout(page):
-  """The wheel has none of them: Python's error is all that one would get."""
-  for module in ('experiments.launch', 'experiments.cluster'):
-    before, found, _ = _text(page).partition(f'python -m {module} ')
-    assert not found or 'checkout' in before[-600:], module
-
-
-# Owners that are the names of options and files, too, on other pages.
-CODE_PAGES = ('docs/design.md', 'docs/metrics.md')
-OPTIONS = ('config', 'pairs')
-SUFFIXES = ('py', 'md', 'json', 'jsonl')
-
-
-@EACH_PAGE
-def test_every_attribute_exists(page):
-  names = re.findall(r'`(\w+)\.(\w+)[`(]', _text(page))
-  missing = []
-  for owner, name in names:
-    is_option = owner in OPTIONS and page not in CODE_PAGES
-    if owner not in OWNERS or is_option or name in SUFFIXES:
-      continue
-    place = importlib.import_module(OWNERS[owner])
-    if owner[0].isupper():
-      place = getattr(place, owner)
-    if not hasattr(place, name):
-      missing.append(f'{owner}.{name}')
-  assert missing == []
-  assert len(names) > 5 or page not in CODE_PAGES
-
-
-@EACH_PAGE
-def test_every_constant_is_in_the_file_that_the_page_names(page):
-  """As in: `PANELS` of `posttrain/report/series.py`."""
-  pairs = re.findall(
-    rf'`([A-Z][A-Z_]+)`\s+(?:of|in)\s+`((?:{TOPS})/\S+?\.py)`', _text(page)
-  )
-  missing = [
-    (name, path)
-    for name, path in pairs
-    if not re.search(rf'^ *{name}\b', (ROOT / path).read_text(), re.M)
-  ]
-  assert missing == []
-
-
 def test_the_table_of_floors_equals_the_enforced_one():
   rows = re.findall(r'^\| (\d+) \| (.+?) \|', _text('docs/design.md'), re.M)
   roots = ('posttrain', 'kernels')
@@ -174,46 +86,6 @@ def test_the_table_of_floors_equals_the_enforced_one():
   }
   assert table == dict(enumerate(map(set, test_layers.STOREYS)))
   assert [int(floor) for floor, _ in rows] == sorted(table, reverse=True)
-
-
-def test_the_table_of_registries_names_unions_and_files_with_dicts():
-  rows = re.findall(
-    r'^\| `schema\.(\w+)` \| (?:`(\w+)` in )?`(\S+\.py)` \|$',
-    _text('docs/design.md'),
-    re.M,
-  )
-  assert len(rows) == 7
-  for union, name, path in rows:
-    assert isinstance(getattr(schema, union), types.UnionType)
-    tree = ast.parse((ROOT / path).read_text())
-    assert any(
-      isinstance(node, ast.Assign)
-      and isinstance(node.value, ast.Dict)
-      and ast.unparse(node.targets[0]) == (name or 'TYPES')
-      for node in tree.body
-    ), f'{path} has no dict {name or "TYPES"}'
-
-
-def _tree(text):
-  """Yields the paths of the file tree."""
-  (block,) = re.findall(r'^```\n(configs/.*?)^```', text, re.M | re.S)
-  folders = []
-  for line in block.splitlines():
-    names, *_ = re.split(r' {2,}', line.strip())
-    depth = (len(line) - len(line.lstrip())) // 2
-    for name in names.split(' '):
-      path = '/'.join((*folders[:depth], name.rstrip('/')))
-      yield path
-      if name.endswith('/'):
-        folders[depth:] = [name.rstrip('/')]
-
-
-def test_the_file_tree_equals_the_packages():
-  paths = set(_tree(_text('docs/files.md')))
-  assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
-  packages = {place.replace('.', '/') for place in test_layers.FLOORS}
-  listed = {path.removesuffix('.py') for path in paths}
-  assert packages - listed == set()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The steps of `mkdocs build` that the settings in .mkdocs.yml name.
 
-1. `on_files` adds the pages of experiments/results and the notebooks, and
-   leaves pages out of the navigation that do not exist.
+1. `on_files` adds the generated pages, those of experiments/results and the
+   notebooks, and leaves pages out of the navigation that do not exist.
 2. `on_page_markdown` makes links and lists, which git hosts show as they are,
    fit the site.
 
@@ -14,11 +14,19 @@ import json
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# mkdocs takes back the path that a hook adds once the hook is loaded, so the
+# modules below are imported here.
+sys.path.insert(0, str(ROOT))
+
+from experiments.docs import llms, names, options  # noqa: E402
+
 RESULTS = 'experiments/results'
 NOTEBOOKS = 'notebooks'
+SCHEMA = 'posttrain/schema/__init__.py'  # a page on the site
 # Wide tables have room, and scroll rather than break keys into two lines.
 STYLE = """.md-grid { max-width: 76rem; }
 .md-typeset table:not([class]) code {
@@ -48,6 +56,8 @@ def on_files(files, config):
     files.append(file)
 
   add('assets/site.css', content=STYLE)
+  add('options.md', content=options.page())
+  add('llms.txt', content=llms.page(ROOT / 'docs' / 'index.md'))
   for path in sorted((ROOT / RESULTS).iterdir()):
     if path.suffix == '.md':
       add(f'{RESULTS}/{path.name}', content=path.read_text())
@@ -117,10 +127,13 @@ def _outputs(outputs: Sequence[dict]) -> list[str]:
 def on_page_markdown(markdown, *, page, config, files):
   """Returns the text of a page with the site's links and lists."""
   folder = pathlib.PurePosixPath(page.file.src_uri).parent
+  if names.MARK in markdown:
+    markdown = markdown.replace(names.MARK, names.section())
   if str(folder) == RESULTS:
     markdown = markdown.replace('](../../docs/', '](../../')
   else:
     markdown = markdown.replace(f'](../{RESULTS}/', f']({RESULTS}/')
+    markdown = markdown.replace(f'](../{SCHEMA})', '](options.md)')
     markdown = re.sub(r'\[([^\]]*)\]\(\.\./([^)]+)\)', _repository, markdown)
   return _lists(markdown)
 

@@ -21,7 +21,7 @@ a call of `posttrain.api`.
 
 
 def page(index: pathlib.Path) -> str:
-  """Returns the text of docs/llms.txt.
+  """Returns the text of llms.txt.
 
   Args:
     index: docs/index.md.

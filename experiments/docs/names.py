@@ -1,19 +1,15 @@
 """The tables of other libraries' names, from `posttrain.config.aliases`.
 
-docs/names.md is written by hand except its section of options: `page` writes
-that one anew, with a table per subject.
+docs/names.md is written by hand except its section of options: the site puts
+`section`, with a table per subject, in the place of the line `MARK`.
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from posttrain.config import aliases
 from posttrain.config.aliases import row
 
-SECTION = '## Options\n'
-NOTE = """What error messages answer with. This section is written from
-`posttrain/config/aliases/` by `python -m experiments.docs`.
-"""
+MARK = '<!-- the tables of options -->'
 # Title of a column -> its libraries.
 COLUMNS = {
   **{name: (name,) for name in ('TRL', 'verl', 'prime-rl', 'Tunix')},
@@ -24,25 +20,11 @@ assert {x for names in COLUMNS.values() for x in names} == set(
 )
 
 
-def page(path: pathlib.Path) -> str:
-  """Returns the text of docs/names.md with its section of options written anew.
-
-  Args:
-    path: docs/names.md.
-  """
-  text = path.read_text()
-  assert text.count(f'\n{SECTION}') == 1, f'{path} must have {SECTION!r} once'
-  head, _, old = text.partition(SECTION)
-  _, _, rest = old.partition('\n## ')
-  return f'{head}{SECTION}\n{section()}\n## {rest}'
-
-
 def section() -> str:
   """Returns the section of options, without its title."""
-  tables = [
+  return '\n'.join(
     f'### {title}\n\n{_table(rows)}' for title, rows in aliases.SECTIONS.items()
-  ]
-  return '\n'.join([NOTE, *tables])
+  )
 
 
 def _table(rows: Sequence[row.Row]) -> str:

@@ -1,10 +1,11 @@
 """The page of all options, from the dataclasses of the schema.
 
-1. `comments` reads what the source says of each field.
+1. `meanings` reads the comment above each field.
 2. `sections` walks from `schema.Run` to every class, with its dotted path.
 3. `page` writes a table per class.
 """
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -14,7 +15,6 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from experiments.docs import comments
 from posttrain import schema
 
 HEAD = """# Options
@@ -29,8 +29,8 @@ which replaces the whole node
 checked before anything is compiled, and the error names the key and the values
 it allows.
 
-This page is generated from the comments in `posttrain/schema/` by
-`python -m experiments.docs`; see [runs.md](runs.md) for how configs are used.
+This page is generated from the comments in `posttrain/schema/`; see
+[runs.md](runs.md) for how configs are used.
 """
 
 
@@ -98,29 +98,39 @@ def _kind(options: type) -> str | None:
   return None
 
 
+def meanings(module: types.ModuleType) -> dict[tuple[str, str], str]:
+  """Returns (class, field) -> the comment above the field, on one line."""
+  source = inspect.getsource(module)
+  lines, texts = source.splitlines(), {}
+  for node in ast.parse(source).body:
+    for item in getattr(node, 'body', ()):
+      if isinstance(item, ast.AnnAssign) and isinstance(node, ast.ClassDef):
+        comment, row = [], item.lineno - 2
+        while (text := lines[row].strip()).startswith('#'):
+          comment.insert(0, text.removeprefix('#').strip())
+          row -= 1
+        texts[node.name, ast.unparse(item.target)] = ' '.join(comment)
+  return texts
+
+
 def page() -> str:
   """Returns the page, as Markdown."""
-  found = sections()
-  modules = {x.__module__ for s in found for x in s.options.__mro__[:-1]}
-  meanings: dict[tuple[str, str], str] = {}
-  bounds: dict[tuple[str, str], list[str]] = {}
-  for name in sorted(modules):
-    source = comments.read(sys.modules[name])
-    meanings |= comments.meanings(source)
-    bounds |= comments.bounds(source)
-  parts, shared = [HEAD], set()
-  for section in found:
+  parts, shared, texts = [HEAD], set(), {}
+  for section in sections():
+    for owner in section.options.__mro__[:-1]:
+      texts |= meanings(sys.modules[owner.__module__])
+  for section in sections():
     base = _shared(section.options)
     if base is not None and base not in shared:
       shared.add(base)
       title = f'## `{section.path}`, common to these types'
-      parts += [title, _table(base, base, meanings, bounds)]
+      parts += [title, _table(base, base, texts)]
     parts += [_title(section), _summary(section.options)]
     if base is not None:
       parts.append(
         f'And the options [common to these types](#{_anchor(section.path)}).'
       )
-    parts.append(_table(section.options, base, meanings, bounds))
+    parts.append(_table(section.options, base, texts))
   return '\n\n'.join(part.strip() for part in parts if part) + '\n'
 
 
@@ -149,46 +159,24 @@ def _summary(options: type) -> str:
 
 
 def _table(
-  options: type,
-  base: type | None,
-  meanings: dict[tuple[str, str], str],
-  bounds: dict[tuple[str, str], list[str]],
+  options: type, base: type | None, texts: dict[tuple[str, str], str]
 ) -> str:
   inherited = set()
   if base not in (None, options):
     inherited = {x.name for x in dataclasses.fields(base)}  # type: ignore
-  rows = []
+  rows = ['| key | type | default | meaning |', '|---|---|---|---|']
   owners = [x.__name__ for x in options.__mro__]
   for field in dataclasses.fields(options):
     own = field.name in vars(options).get('__annotations__', {})
     if field.name == 'type' or (field.name in inherited and not own):
       continue
-    meaning = next(
-      (
-        meanings[owner, field.name]
-        for owner in owners
-        if (owner, field.name) in meanings
-      ),
-      '',
-    )
-    allowed = [
-      must for owner in owners for must in bounds.get((owner, field.name), ())
-    ]
-    rows.append(_row(field, _hints(options)[field.name], meaning, allowed))
-  if not rows:
+    meaning = next(filter(None, (texts.get((x, field.name)) for x in owners)))
+    hint = _hints(options)[field.name]
+    cells = f'`{field.name}`', _type(hint), _default(field), _prose(meaning)
+    rows.append(f'| {" | ".join(cells)} |')
+  if len(rows) == 2:
     return 'No options of its own.' if base else 'No options.'
-  return '\n'.join(
-    ['| key | type | default | meaning |', '|---|---|---|---|', *rows]
-  )
-
-
-def _row(
-  field: dataclasses.Field, hint: Any, meaning: str, allowed: list[str]
-) -> str:
-  if allowed:
-    meaning += f' *Allowed: {"; ".join(dict.fromkeys(allowed))}.*'
-  cells = (f'`{field.name}`', _type(hint), _default(field), _prose(meaning))
-  return f'| {" | ".join(cells)} |'
+  return '\n'.join(rows)
 
 
 def _prose(text: str) -> str:

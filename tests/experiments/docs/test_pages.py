@@ -4,11 +4,9 @@ import json
 import pathlib
 import re
 
-import pytest
 import yaml
 
-from experiments.docs import __main__ as docs
-from experiments.docs import hook, options, signatures
+from experiments.docs import hook, options
 from posttrain import schema
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -17,12 +15,6 @@ DOCS = ROOT / 'docs'
 NOTEBOOKS = {
   f'notebooks/{path.stem}.md' for path in (ROOT / 'experiments').glob('*.ipynb')
 }
-
-
-@pytest.mark.parametrize('name', docs.pages())
-def test_generated_pages_are_those_of_the_source(name):
-  text = docs.pages()[name]
-  assert (DOCS / name).read_text() == text, 'run python -m experiments.docs'
 
 
 def test_every_class_of_options_has_a_section_with_meanings():
@@ -39,25 +31,14 @@ def test_every_class_of_options_has_a_section_with_meanings():
   assert len(rows) > 200 and all(rows)
 
 
-def test_options_have_types_defaults_and_bounds():
+def test_options_have_types_and_defaults():
   page = options.page()
   for line in (
-    '| `lr` | float | `0.0003` | Peak learning rate. *Allowed: > 0.* |',
-    "*Allowed: one of 'none', 'group', 'batch'.* |",
-    '*Allowed: in [1, 16,777,216].* |',
-    '*Allowed: None or > 0.* |',
+    '| `lr` | float | `0.0003` | Peak learning rate. |',
     '## `STAGE.envs.ENV.algorithm`, type `grpo`',
     '## `STAGE.batch`',
   ):
     assert line in page
-
-
-def test_the_api_page_has_every_public_function():
-  api = (ROOT / 'posttrain' / 'api.py').read_text()
-  names = re.findall(r'^(?:def|class) ([a-zA-Z]\w*)', api, re.M)
-  assert len(names) > 6
-  page = signatures.api_page()
-  assert re.findall(r'^## (\w+)$', page, re.M) == names
 
 
 def _pages(nav):
@@ -71,7 +52,7 @@ def test_the_navigation_has_every_page():
   nav = _pages(yaml.safe_load((ROOT / '.mkdocs.yml').read_text())['nav'])
   assert len(set(nav)) == len(nav)
   pages = {path.name for path in DOCS.glob('*.md')}
-  assert pages | NOTEBOOKS <= set(nav)
+  assert pages | NOTEBOOKS | {'options.md'} == set(nav)
 
 
 def test_the_page_of_results_leads_to_every_other_one():
