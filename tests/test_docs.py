@@ -27,6 +27,7 @@ WITHOUT_PATHS = (
   'docs/changelog.md',
   'docs/comparison.md',
   'docs/glossary.md',
+  'docs/limits.md',
   'docs/names.md',
   'docs/serving.md',
 )

@@ -22,7 +22,7 @@ PAGES = (
 START = 'python -m posttrain.main '
 ENDS = ('&', '&&', '|', ';')
 # The reader of this page adds these options; test_extending.py does so, too.
-ADDED = ('listen', 'sapo', 'qwen2_0p5b', 'replica')
+ADDED = ('listen', 'sapo', 'qwen2_0p5b')
 FILES = {  # those of the commands, and of their examples
   'data.jsonl': [{'prompt': 'a', 'completion': 'b'}],
   'prompts.jsonl': [{'prompt': 'a', 'answer': 'b'}],

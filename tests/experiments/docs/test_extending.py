@@ -72,30 +72,27 @@ def run(command, folder):
   return done.stdout
 
 
-def test_the_page_adds_to_six_things():
+def test_the_page_adds_five_things():
   assert TITLES == [
     'algorithm',
     'loss term',
     'environment',
     'model family',
     'metric',
-    'mesh axis',
   ]
 
 
 def test_every_block_applies_and_the_options_exist(copy):
   code = """
-from posttrain import schema, sharding
+from posttrain import schema
 from posttrain.algorithms import TYPES
 from posttrain.losses import rl
 from posttrain.models import hf_config
 assert schema.Listen().weight == 0.1 and 'listen' in TYPES
 assert schema.Sapo().positive == 1 and 'sapo' in rl.TYPES
 assert 'qwen2_0p5b' in schema.PRESETS and 'mistral' in hf_config._FAMILIES
-print(sharding.mesh_sizes(schema.Mesh(replica=2, fsdp=2), 8))
 """
-  out = run(f'{sys.executable} -c "{code}"', copy)
-  assert out == "{'replica': 2, 'data': 2, 'fsdp': 2, 'tensor': 1}\n"
+  run(f'{sys.executable} -c "{code}"', copy)
 
 
 @pytest.mark.slow
