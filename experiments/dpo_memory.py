@@ -27,7 +27,8 @@ import tempfile
 
 import numpy as np
 
-from experiments import hf_memory, lora_memory, timing
+from experiments import hf_memory, lora_memory
+from experiments.benchmarks import timing
 
 STEPS, PAIRS, ROWS, TOKENS = 3, 24, 2, 256
 

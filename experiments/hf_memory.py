@@ -29,7 +29,7 @@ import time
 
 import numpy as np
 
-from experiments import timing
+from experiments.benchmarks import timing
 
 SHARD_BYTES = 2**30
 PERIOD = 0.01  # seconds between two readings of the resident memory

@@ -37,7 +37,8 @@ import tempfile
 
 import numpy as np
 
-from experiments import hf_memory, timing
+from experiments import hf_memory
+from experiments.benchmarks import timing
 
 ROWS, TOKENS = 2, 256  # of a micro-batch
 STEPS = 2
@@ -165,7 +166,7 @@ class Child:
   """A stage with its shapes, shardings and batch, without weights."""
 
   def __init__(self, args):
-    from experiments import bench_train
+    from experiments.benchmarks import train_step
     from posttrain import schema, sharding
     from posttrain.training import optim
     from posttrain.training import state as train_state
@@ -189,7 +190,7 @@ class Child:
     ids = np.random.default_rng(0).integers(
       self.model.vocab_size, size=(2 * ROWS, TOKENS), dtype=np.int32
     )
-    self.batch = bench_train.make_batch(ids, ROWS)
+    self.batch = train_step.make_batch(ids, ROWS)
 
   def compile(self):
     """Returns the compiled `TrainStep`; also places the batch on the mesh."""

@@ -63,7 +63,7 @@ def on_files(files, config):
       add(f'{RESULTS}/{path.name}', content=path.read_text())
     elif path.suffix == '.png':
       add(f'{RESULTS}/{path.name}', abs_src_path=str(path))
-  for path in sorted((ROOT / 'experiments').glob('*.ipynb')):
+  for path in sorted((ROOT / 'experiments/examples').glob('*.ipynb')):
     add(f'{NOTEBOOKS}/{path.stem}.md', content=_notebook(path))
   config.nav = _existing(config.nav, files.src_uris)
   return files
@@ -87,7 +87,7 @@ def _notebook(path: pathlib.Path) -> str:
   Cells in git have none: the executed copy is read from the folder that the
   variable NOTEBOOK_OUTPUTS names.
   """
-  place = f'`jupyter lab experiments/{path.name}` runs this page.'
+  place = f'`jupyter lab experiments/examples/{path.name}` runs this page.'
   executed = pathlib.Path(os.environ.get('NOTEBOOK_OUTPUTS', '')) / path.name
   if executed.is_file():
     path, place = executed, f'{place} Its outputs are those of one run.'

@@ -1,12 +1,12 @@
-"""Runs on this machine, see `experiments.sweep`."""
+"""Runs on this machine, see `experiments.launch.sweep`."""
 
 import shlex
 import sys
 from collections.abc import Sequence
 
-from experiments import sweep
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
+from experiments.launch import sweep
 
 
 def submit(

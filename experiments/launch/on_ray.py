@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: one `experiments.cluster` per run, N at a time.
+"""Runs on a Ray cluster: one `experiments.launch.cluster` per run, N at a time.
 
 Each of them places the trainers of its run on the nodes, waits for them, and
 starts them again after a failure; see there. Here a run is started again that
@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from experiments import sweep
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
-from experiments.launch import results, tpus
+from experiments.launch import results, sweep, tpus
 from posttrain.rollout.remote import ray_workers
 from posttrain.util import exits
 
@@ -60,7 +59,7 @@ def submit(
 def command(job: jobs_lib.Job, options: options_lib.Options) -> list[str]:
   """Returns the arguments that start the driver of a job."""
   words = jobs_lib.command(job, options.python or sys.executable)
-  words[2] = 'experiments.cluster'
+  words[2] = 'experiments.launch.cluster'
   words += [f'--hosts={job.hosts}', f'--restarts={options.restarts}']
   if options.address is not None:
     words.append(f'--address={options.address}')

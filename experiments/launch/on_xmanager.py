@@ -1,7 +1,7 @@
 """Work units of an XManager experiment, with its local executor.
 
 Each work unit is one run: an `xm.Binary`, so that nothing needs a container. It
-is this machine's interpreter, which calls `python -m experiments.sweep` for the
+is this machine's interpreter, which calls `experiments.launch.sweep` for the
 run alone: that starts it again after exit codes 75, 5 and 4, and skips it if it
 has finished. XManager names the experiment, keeps it in its database
 (~/.xmanager) and shows the output. Its local executor ignores resources.
@@ -15,10 +15,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from experiments import sweep
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
-from experiments.launch import results
+from experiments.launch import results, sweep
 from posttrain.util import exits
 
 
@@ -75,7 +74,7 @@ def arguments(job: jobs_lib.Job, options: options_lib.Options) -> list[str]:
   words += [f'--restarts={options.restarts}', f'--hosts={job.hosts}']
   if options.python:
     words.append(f'--python={options.python}')
-  return ['-m', 'experiments.sweep', *words]
+  return ['-m', 'experiments.launch.sweep', *words]
 
 
 async def _run(

@@ -1,1 +1,1 @@
-"""Trials of `experiments.faults`, one module per place of the fault."""
+"""Trials of `experiments.trials`, one module per place of the fault."""

@@ -7,13 +7,13 @@ workers: a run plays its environment, and calls its reward, in Ray workers. In
 some of its steps one that is in the middle of a call is killed (SIGKILL). The
 undisturbed run calls both in threads.
 
-trainer: `experiments.cluster` runs two trainers, one of which is killed in the
-middle of a step, and all are started again. The undisturbed run is the same
-command, without a kill.
+trainer: `experiments.launch.cluster` runs two trainers, one of which is killed
+in the middle of a step, and all are started again. The undisturbed run is the
+same command, without a kill.
 
 Parameters, optimizer state and metrics (except times and the count of lost
-workers) must be equal bit by bit. Prints one JSON object per line; exits
-non-zero where something differs.
+workers) must be equal bit by bit. Prints one JSON object per line; exits non-
+zero where something differs.
 """
 
 import argparse
@@ -44,11 +44,11 @@ BUSY = b'ray::_Actor.call'
 def command(what: str, workdir: pathlib.Path, disturbed: bool) -> list[str]:
   """Returns the arguments of a run."""
   if what == 'workers':
-    recipe = 'experiments/cluster/waiting_grpo.py' + ':ray' * disturbed
+    recipe = 'experiments/launch/cluster/waiting_grpo.py' + ':ray' * disturbed
     words = [f'--config={recipe}', f'--config.grpo.steps={STEPS}']
     return ['posttrain.main', *words, f'--workdir={workdir}']
   return [
-    'experiments.cluster',
+    'experiments.launch.cluster',
     '--config=configs/arithmetic.py:tiny',
     f'--workdir={workdir}',
     '--hosts=2',

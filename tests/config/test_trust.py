@@ -40,7 +40,7 @@ GADGETS = (
   'configs.machinery:os.system',
   'configs.common:schema',
   'configs.no_such:f',
-  'experiments.faults:main',
+  'experiments.trials:main',
 )
 
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from experiments import bench_episodes
+from experiments.benchmarks import episodes
 from posttrain.decode import requests
 
 
 def _variant(ids, *seconds):
   """A variant with its tokens, and (wall, env, engine) per repeat."""
-  variant = object.__new__(bench_episodes.Variant)
+  variant = object.__new__(episodes.Variant)
   variant.ids, variant.seconds = ids, list(seconds)
   return variant
 
@@ -20,7 +20,7 @@ def test_the_table_has_medians_and_ratios_within_repeats(capsys):
   slow = _variant(
     {0: [1, 2], 1: [4]}, (3.0, 1.5, 1.5), (4.0, 2.0, 2.0), (4, 2, 2)
   )
-  bench_episodes.report({'lock-step': slow, 'held': held}, 'heading')
+  episodes.report({'lock-step': slow, 'held': held}, 'heading')
   heading, _, _, *rows = capsys.readouterr().out.splitlines()
   assert heading == 'heading'
   # 2 episodes of 3 tokens in 4 and in 2 s; 3, 2 and 1 times as fast.
@@ -48,7 +48,7 @@ class Engine:
 
 def test_lock_step_prefills_whole_histories():
   engine = Engine()
-  lock_step = bench_episodes.LockStepEngine(engine)
+  lock_step = episodes.LockStepEngine(engine)
   lock_step.submit(requests.Request(3, np.array([1, 2]), 4, hold=True))
   lock_step.poll()
   lock_step.extend(3, np.array([5]), 4)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import faults
+from experiments.trials import __main__ as faults
 from experiments.trials import base
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from experiments import ladder
+from experiments.benchmarks import ladder
 from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.metrics import writers

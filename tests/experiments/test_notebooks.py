@@ -1,4 +1,4 @@
-"""The notebooks of experiments/, run at their tiny size."""
+"""The notebooks of experiments/examples/, run at their tiny size."""
 
 import ast
 import importlib
@@ -15,7 +15,7 @@ nbformat = pytest.importorskip('nbformat')
 nbclient = pytest.importorskip('nbclient')
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / 'experiments').glob('*.ipynb'))
+NOTEBOOKS = sorted((ROOT / 'experiments/examples').glob('*.ipynb'))
 WORDS = {  # words of the output, in this order
   'quickstart': (
     'Open in Colab',
@@ -87,7 +87,7 @@ def test_notebooks_install_from_the_same_variable():
   first, *others = (read(path) for path in NOTEBOOKS)
   for path, notebook in zip(NOTEBOOKS, (first, *others), strict=True):
     link, install = code(notebook)[:2]
-    assert f'blob/main/experiments/{path.name}' in link.source
+    assert f'blob/main/experiments/examples/{path.name}' in link.source
     expected = code(first)[0].source.replace(NOTEBOOKS[0].name, path.name)
     assert link.source == expected
     assert install.source == code(first)[1].source

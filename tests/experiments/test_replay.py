@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import replay
+from experiments.examples import replay
 from posttrain import main, schema, train, types
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from experiments import sql_story
+from experiments.examples import sql_story
 
 
 @pytest.mark.parametrize(

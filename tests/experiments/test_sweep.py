@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from experiments import sweep
-from experiments.launch import jobs, results
+from experiments.launch import jobs, results, sweep
 from posttrain.metrics import writers
 from posttrain.util import exits
 from tests.experiments.launch import fake_runs
@@ -146,7 +145,7 @@ def test_a_signal_reaches_the_runs_and_the_same_command_continues(
 ):
   python = fake({'1': ['wait', 0], '2': [0]})
   command = [
-    *(sys.executable, '-m', 'experiments.sweep', f'--config={CONFIG}'),
+    *(sys.executable, '-m', 'experiments.launch.sweep', f'--config={CONFIG}'),
     *('--sweep=seed=1,2', f'--workdir={tmp_path / "w"}', f'--python={python}'),
   ]
   process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -24,7 +24,7 @@ COMMANDS = (
   'posttrain.envs.sql.__main__',
   'posttrain.report.__main__',
   'experiments.launch.__main__',
-  'experiments.replay',
+  'experiments.examples.replay',
 )
 
 

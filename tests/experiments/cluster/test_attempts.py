@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from experiments.cluster import attempts
-from experiments.cluster.attempts import LOST
+from experiments.launch.cluster import attempts
+from experiments.launch.cluster.attempts import LOST
 from posttrain.util import preemption
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from experiments.cluster import __main__ as cluster
+from experiments.launch.cluster import __main__ as cluster
 from posttrain.rollout.remote import ray_workers
 from posttrain.util import exits
 
@@ -78,10 +78,10 @@ def wait_for_rows(workdir, count):
 @pytest.mark.parametrize(
   ('module', 'words', 'last'),
   [
-    ('experiments.cluster', [*BASE, '--hosts=2'], ('grpo', 20)),
+    ('experiments.launch.cluster', [*BASE, '--hosts=2'], ('grpo', 20)),
     (
       'posttrain.main',
-      ['--config=experiments/cluster/waiting_grpo.py:ray'],
+      ['--config=experiments/launch/cluster/waiting_grpo.py:ray'],
       ('grpo', 20),
     ),
   ],

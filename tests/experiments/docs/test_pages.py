@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 DOCS = ROOT / 'docs'
 # Pages that are made of other files of the repository.
 NOTEBOOKS = {
-  f'notebooks/{path.stem}.md' for path in (ROOT / 'experiments').glob('*.ipynb')
+  f'notebooks/{path.stem}.md'
+  for path in (ROOT / 'experiments/examples').glob('*.ipynb')
 }
 
 
@@ -75,7 +76,7 @@ def test_lists_are_indented_by_four_columns_and_begin_a_paragraph():
 
 
 def test_notebooks_become_pages():
-  path = ROOT / 'experiments' / 'own_model.ipynb'
+  path = ROOT / 'experiments/examples/own_model.ipynb'
   page = hook._notebook(path)
   cells = json.loads(path.read_text())['cells']
   assert page.startswith('# Your model, your data, your reward\n')
@@ -101,7 +102,7 @@ def test_outputs_of_notebooks_are_shown_as_a_terminal_does():
 
 
 def test_executed_notebooks_are_shown_with_outputs(tmp_path, monkeypatch):
-  path = ROOT / 'experiments' / 'own_model.ipynb'
+  path = ROOT / 'experiments/examples/own_model.ipynb'
   notebook = json.loads(path.read_text())
   (cell, *_) = (x for x in notebook['cells'] if x['cell_type'] == 'code')
   cell['outputs'] = [{'name': 'stdout', 'text': 'printed\n'}]

@@ -31,7 +31,7 @@ def test_a_dry_run_prints_the_driver_of_every_run(capsys):
     *('--hosts=2', '--gpus=8', '--cpus=16', '--sweep=seed=0,1'),
     *('--address=10.0.0.1:6379', '--time_limit=1h', '--restarts=5'),
   )
-  assert first[:3] == [sys.executable, '-m', 'experiments.cluster']
+  assert first[:3] == [sys.executable, '-m', 'experiments.launch.cluster']
   for word in (
     *('--config=configs/arithmetic.py:tiny', '--config.seed=0', '--hosts=2'),
     *('--workdir=runs/x/seed=0', '--gpus=8', '--cpus=16', '--restarts=5'),
@@ -54,7 +54,7 @@ def test_tpus_memory_and_kinds_of_gpus_are_resources(capsys):
 
 
 def test_the_driver_takes_these_arguments(capsys):
-  from experiments.cluster import __main__ as cluster
+  from experiments.launch.cluster import __main__ as cluster
 
   (words,) = commands(capsys, '--hosts=2', '--tpu=', '--trust_config')
   flags = cluster.PARSER.parse(words[3:])

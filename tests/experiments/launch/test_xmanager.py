@@ -40,7 +40,7 @@ def launch(command, tmp_path, python, *words):
     [sys.executable, '-m', 'experiments.launch', '--on=xmanager'],
     [
       *(sys.executable, '-m', 'xmanager.cli.cli', 'launch'),
-      *('experiments/xm_launch.py', '--'),
+      *('experiments/launch/xm_launch.py', '--'),
     ],
   ],
 )

@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from experiments.learning import __main__ as learning
-from experiments.learning import picture, table, trials
+from experiments.benchmarks.learning import __main__ as learning
+from experiments.benchmarks.learning import picture, table, trials
 
 TINY = 'algorithms/grpo:tiny', 'algorithms/custom:tiny'
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from experiments.sanity import __main__ as sanity
-from experiments.sanity import cases, questions, table
+from experiments.benchmarks.sanity import __main__ as sanity
+from experiments.benchmarks.sanity import cases, questions, table
 from posttrain import envs, schema
 from posttrain.losses import rl
 from posttrain.metrics import writers

@@ -1,0 +1,1 @@
+"""Speed, memory and learning, measured; figures are in results/."""

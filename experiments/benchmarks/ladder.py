@@ -1,0 +1,153 @@
+"""The ladder on arithmetic: SFT, DPO, GRPO, reward model, GRPO on its rewards.
+
+    python -m experiments.benchmarks.ladder --workdir=DIR [--seed=0] [--tiny]
+
+One run of five stages: those of the recipes `configs/arithmetic_dpo.py:sums`
+and `configs/arithmetic_rm_grpo.py`, and the latter's GRPO once more with the
+environment's own grade as the reward and without a KL leash; the reward model
+trains for RM_STEPS steps, fewer than in its recipe. All stages after SFT begin
+with its weights, and are evaluated on the same 450 unseen questions. Started
+again, the run continues from its newest checkpoint.
+
+Prints a table: the share of greedy answers that can be parsed, the share that
+is right (95 % interval), the share of sampled answers that is right, and the
+minutes of each stage with its evaluations; below it the reward model's accuracy
+on unseen pairs; and one JSON object.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+
+from posttrain import main as program
+from posttrain import schema
+from posttrain.config import checks
+from posttrain.metrics import writers
+from posttrain.report import seconds
+
+ROWS = {  # stage, or `base` before the first one -> name in the table
+  'base': 'base (random)',
+  'sft': 'SFT',
+  'dpo': 'DPO',
+  'grpo': 'GRPO',
+  'rm_grpo': 'GRPO on the reward model',
+}
+RM_STEPS = 900  # the whole ladder then takes 20 minutes on a slow core
+RATES = ('format_rate', 'pass_rate', 'sampled_pass_rate')
+
+
+def main(argv=None) -> None:
+  """Runs the command."""
+  parser = argparse.ArgumentParser(
+    prog='python -m experiments.benchmarks.ladder'
+  )
+  parser.add_argument('--workdir', required=True)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument(
+    '--tiny',
+    action='store_true',
+    help='run every part in a minute; learns next to nothing',
+  )
+  args = parser.parse_args(argv)
+  start = time.monotonic()
+  program.train(recipe(args.seed, args.tiny), args.workdir)
+  wall = time.monotonic() - start
+  rows = writers.read(os.path.join(args.workdir, 'metrics.jsonl'))
+  results = summary(rows)
+  print('\n'.join(table(results)))
+  print(f'This start took {wall / 60:.1f} minutes of wall time.')
+  print(json.dumps({'seed': args.seed, **results}))
+
+
+def recipe(seed: int, tiny: bool) -> schema.Run:
+  """Returns a run of the two recipes' stages, after one SFT."""
+  words = (':tiny', ':tiny') if tiny else (':sums', '')
+  dpo, learned = (
+    program.load(f'configs/{name}.py{word}', [('seed', str(seed))])
+    for name, word in zip(
+      ('arithmetic_dpo', 'arithmetic_rm_grpo'), words, strict=True
+    )
+  )
+  if dpo.stages['sft'] != learned.stages['sft'] or dpo.model != learned.model:
+    raise ValueError(
+      'configs/arithmetic_dpo.py and configs/arithmetic_rm_grpo.py must '
+      'begin with the same SFT; undo the change to one of them'
+    )
+  rm, last = learned.stages['rm'], learned.stages['grpo']
+  ((name, entry),) = last.envs.items()
+  graded = dataclasses.replace(
+    last,
+    envs={
+      name: dataclasses.replace(entry, rewards={}, algorithm=schema.Grpo())
+    },
+  )
+  run = dataclasses.replace(
+    dpo,
+    stages={
+      'sft': dpo.stages['sft'],
+      'dpo': dpo.stages['dpo'],
+      'grpo': graded,
+      'rm': dataclasses.replace(rm, steps=min(rm.steps, RM_STEPS)),
+      'rm_grpo': last,
+    },
+  )
+  checks.check(run)
+  return run
+
+
+def summary(rows: list[dict]) -> dict[str, dict[str, float]]:
+  """Returns each stage's rates and minutes, and the reward model's accuracy."""
+  results = {}
+  for stage in dict.fromkeys(row['stage'] for row in rows):
+    own = [row for row in rows if row['stage'] == stage]
+    if not results:
+      results['base'] = {**rates(own[0]), 'minutes': 0.0}
+    results[stage] = {**rates(own[-1]), 'minutes': minutes(own)}
+  return results
+
+
+def rates(row: dict) -> dict[str, float]:
+  """Returns an evaluation's rates, without prefix and environment."""
+  names = (*RATES, 'pass_rate_low', 'pass_rate_high')
+  values = {
+    name: row[f'eval/{name}/arithmetic']
+    for name in names
+    if f'eval/{name}/arithmetic' in row
+  }
+  pairs = 'eval/pairs/rewards/accuracies'
+  return {**values, **({'pairs': row[pairs]} if pairs in row else {})}
+
+
+def minutes(rows: list[dict]) -> float:
+  """Returns the minutes of a stage, from its rows."""
+  return sum(sum(seconds.slices(row).values()) for row in rows) / 60
+
+
+def table(results: dict[str, dict[str, float]]) -> list[str]:
+  """Returns the lines of the table, in Markdown."""
+  lines = [
+    '| | format rate | pass rate, greedy | 95 % | sampled | minutes |',
+    '|---|---|---|---|---|---|',
+  ]
+  for name, heading in ROWS.items():
+    row = results[name]
+    low, high = row['pass_rate_low'], row['pass_rate_high']
+    lines.append(
+      f'| {heading} | {row["format_rate"]:.3f} | {row["pass_rate"]:.3f} | '
+      f'{low:.3f} to {high:.3f} | {row["sampled_pass_rate"]:.3f} | '
+      f'{row["minutes"]:.1f} |'
+    )
+  total = sum(row['minutes'] for row in results.values())
+  return [
+    *lines,
+    '',
+    f'The reward model is right about {results["rm"]["pairs"]:.1%} of unseen '
+    f'pairs ({results["rm"]["minutes"]:.1f} minutes). {total:.1f} minutes in '
+    'all.',
+  ]
+
+
+if __name__ == '__main__':
+  main()

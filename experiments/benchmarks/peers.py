@@ -1,0 +1,374 @@
+"""Our decoding, train step, GRPO and DPO steps against transformers and TRL.
+
+    pip install torch transformers trl
+    python -m experiments.benchmarks.peers --shape=S --threads=1 --repeats=5
+
+The same work by both, turn by turn in one process, in float32 on the CPU; one
+JSON line per implementation, and one of the matrix product of XLA and of torch.
+`ratio` is ours over theirs, by the medians of CPU time.
+
+    decode  64 prompts of 32 tokens, 128 new ones each: `generate` with sampling
+    train   64 rows of 160 tokens, cross-entropy, AdamW, micro-batches of 4 rows
+    grpo    the step of `grpo`, all rows live: TRL's GRPOTrainer with
+            transformers' `generate`, micro-batches of 16 rows
+    dpo     16 pairs of 32 prompt and 32 answer tokens, reference logprobs
+            computed beforehand: TRL's DPOTrainer
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import tempfile
+import threading
+
+import numpy as np
+
+from experiments.benchmarks import decode, grpo, plain_jax, timing, train_step
+
+PAIRS, PAIR_PROMPT, ANSWER = 16, 32, 32  # of `dpo`
+STEPS = 10_000  # more than a trainer is asked for
+
+
+def main(argv=None) -> None:
+  """Prints the rows of all works."""
+  args = parse(argv)
+  os.environ['NPROC'] = str(args.threads)
+  if args.threads == 1:
+    os.environ['XLA_FLAGS'] = '--xla_cpu_multi_thread_eigen=false'
+  import torch
+
+  from posttrain.util import memory
+
+  memory.keep_freed_memory()
+  torch.set_num_threads(args.threads)
+  shape = plain_jax.SHAPES[args.shape]
+  for work in args.works.split(','):
+    with tempfile.TemporaryDirectory() as folder:
+      measure(work, *WORK[work](shape, folder), args)
+
+
+def parse(argv):
+  """Reads the command line."""
+  parser = argparse.ArgumentParser(
+    prog='python -m experiments.benchmarks.peers'
+  )
+  parser.add_argument('--works', default=','.join(WORK))
+  parser.add_argument('--shape', choices=('S', 'M'), default='S')
+  parser.add_argument('--threads', type=int, default=1)
+  parser.add_argument('--repeats', type=int, default=5)
+  return parser.parse_args(argv)
+
+
+def measure(work: str, amount: int, unit: str, ours, theirs, args) -> None:
+  """Runs both in turns; prints their rates and the ratio.
+
+  Args:
+    work: the work's name.
+    amount: what one call of either does.
+    unit: the unit of it.
+    ours: does our work.
+    theirs: does the peer's.
+    args: the command's arguments.
+  """
+  clocks = {
+    'matmul': timing.matmul_clock(),
+    'torch_matmul': torch_matmul(),
+    'ours': timing.Clock(ours),
+    'theirs': timing.Clock(theirs),
+  }
+  ours()  # the second call compiles once more, for arrays of the first
+  timing.alternate(clocks, args.repeats)
+  for name in ('matmul', 'torch_matmul'):
+    gflops = clocks[name].rates(timing.MATMUL_GFLOP, 'gflop')
+    timing.emit(bench=name, threads=args.threads, **gflops)
+  for name in ('ours', 'theirs'):
+    timing.emit(
+      bench=f'peers_{work}',
+      impl=name,
+      shape=args.shape,
+      threads=args.threads,
+      **clocks[name].rates(amount, unit),
+    )
+  ratio = clocks['theirs'].median_cpu / clocks['ours'].median_cpu
+  timing.emit(bench=f'peers_{work}', ratio=timing.rounded(ratio))
+
+
+def torch_matmul() -> timing.Clock:
+  """Returns the clock of eight matrix products of 1024 x 1024 in torch."""
+  import torch
+
+  x = torch.randn(1024, 1024)
+
+  def work():
+    for _ in range(8):
+      x @ x
+
+  work()
+  return timing.Clock(work)
+
+
+def llama(shape):
+  """Returns a Llama of transformers with the sizes of `plain_jax`."""
+  import transformers
+
+  config = transformers.LlamaConfig(
+    vocab_size=shape.vocab_size,
+    hidden_size=shape.embed_dim,
+    intermediate_size=shape.mlp_dim,
+    num_hidden_layers=shape.layers,
+    num_attention_heads=shape.heads,
+    num_key_value_heads=shape.kv_heads,
+    head_dim=shape.head_dim,
+    max_position_embeddings=256,
+    tie_word_embeddings=True,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+  )
+  return transformers.LlamaForCausalLM(config)
+
+
+def words(shape):
+  """Returns a tokenizer of transformers whose tokens are t0, t1, ..."""
+  import tokenizers
+  import transformers
+
+  vocabulary = {f't{i}': i for i in range(shape.vocab_size)}
+  model = tokenizers.models.WordLevel(vocabulary, unk_token='t3')
+  tokenizer = tokenizers.Tokenizer(model)
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  return transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer,
+    pad_token='t0',
+    bos_token='t1',
+    eos_token='t2',
+    unk_token='t3',
+  )
+
+
+def text(rng, count: int, shape) -> str:
+  """Returns random tokens of `words`."""
+  return ' '.join(f't{i}' for i in rng.integers(4, shape.vocab_size, count))
+
+
+def decode_works(shape, folder: str) -> tuple:
+  """Returns amount, unit and both works of `decode`."""
+  import torch
+
+  del folder
+  model = llama(shape).eval()
+  ids = decode.prompts(shape.vocab_size, decode.BATCH)
+  ids = torch.tensor(ids, dtype=torch.long)
+  new = decode.NEW
+
+  @torch.inference_mode()
+  def theirs():
+    out = model.generate(
+      ids,
+      attention_mask=torch.ones_like(ids),
+      do_sample=True,
+      top_k=0,
+      min_new_tokens=new,
+      max_new_tokens=new,
+    )
+    assert out.shape[1] == ids.shape[1] + new
+
+  ours = decode.ours(shape, decode.BATCH)
+  return decode.BATCH * new, 'tokens', ours, theirs
+
+
+def train_works(shape, folder: str) -> tuple:
+  """Returns amount, unit and both works of `train`."""
+  import torch
+
+  del folder
+  model, rows = llama(shape).train(), 4
+  optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+  size = (plain_jax.ROWS, plain_jax.TOKENS)
+  ids = np.random.default_rng(0).integers(0, shape.vocab_size, size)
+  micro_batches = torch.tensor(ids).split(rows)
+
+  def theirs():
+    for micro in micro_batches:
+      loss = model(input_ids=micro, labels=micro).loss
+      (loss / len(micro_batches)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+  args = argparse.Namespace(dtype='float32', remat='none', micro_rows=rows)
+  ours = train_step.ours(args, shape, ids.astype(np.int32))
+  return ids.size, 'tokens', ours, theirs
+
+
+def grpo_works(shape, folder: str) -> tuple:
+  """Returns amount, unit and both works of `grpo`."""
+  import datasets
+  import trl
+
+  rng = np.random.default_rng(0)
+  prompts = [text(rng, grpo.PROMPT, shape) for _ in range(grpo.PROMPTS)]
+  rows = grpo.PROMPTS * grpo.GROUP
+  trainer = trl.GRPOTrainer(
+    llama(shape),
+    lambda completions, **_: [grpo.reward(x.encode()) for x in completions],
+    trl.GRPOConfig(
+      **options(folder),
+      per_device_train_batch_size=grpo.MICRO_ROWS,
+      gradient_accumulation_steps=rows // grpo.MICRO_ROWS,
+      num_generations=grpo.GROUP,
+      max_completion_length=grpo.NEW,
+      generation_kwargs={'min_new_tokens': grpo.NEW},
+      learning_rate=1e-4,
+    ),
+    train_dataset=datasets.Dataset.from_dict({'prompt': prompts}),
+    processing_class=words(shape),
+  )
+  return 1, 'steps', grpo.ours(shape, tied=0), steps_of(trainer)
+
+
+def dpo_works(shape, folder: str) -> tuple:
+  """Returns amount, unit and both works of `dpo`."""
+  import datasets
+  import trl
+
+  rng = np.random.default_rng(0)
+  lengths = {
+    'prompt': PAIR_PROMPT,
+    'chosen': ANSWER - 1,
+    'rejected': ANSWER - 1,
+  }
+  rows = [
+    {name: text(rng, count, shape) + ' ' for name, count in lengths.items()}
+    for _ in range(PAIRS)
+  ]
+  trainer = trl.DPOTrainer(
+    llama(shape),
+    args=trl.DPOConfig(
+      **options(folder),
+      per_device_train_batch_size=PAIRS,
+      precompute_ref_log_probs=True,
+      learning_rate=1e-5,
+    ),
+    train_dataset=datasets.Dataset.from_list(rows),
+    processing_class=words(shape),
+  )
+  return 1, 'steps', our_dpo(shape, folder), steps_of(trainer)
+
+
+def options(folder: str) -> dict:
+  """Returns the options of every trainer of TRL."""
+  return {
+    'output_dir': folder,
+    'use_cpu': True,
+    'bf16': False,
+    'gradient_checkpointing': False,
+    'max_steps': STEPS,
+    'logging_steps': STEPS,
+    'save_strategy': 'no',
+    'report_to': 'none',
+    'disable_tqdm': True,
+    'dataloader_pin_memory': False,
+  }
+
+
+def steps_of(trainer):
+  """Returns a function that runs the next step of a trainer.
+
+  Its loop runs in a thread of its own, which waits between two steps.
+  """
+  import transformers
+
+  go, done = threading.Semaphore(0), threading.Semaphore(0)
+  errors: list[BaseException] = []
+
+  class Wait(transformers.TrainerCallback):
+    """Waits at the end of every step."""
+
+    def on_step_end(self, *args, **kwargs):
+      done.release()
+      go.acquire()
+
+  def loop():
+    go.acquire()
+    try:
+      trainer.train()
+    except BaseException as error:
+      errors.append(error)
+      done.release()
+
+  trainer.add_callback(Wait())
+  threading.Thread(target=loop, daemon=True).start()
+
+  def step():
+    go.release()
+    done.acquire()
+    if errors:
+      raise errors[0]
+
+  return step
+
+
+def our_dpo(shape, folder: str):
+  """Returns our DPO step, from the pairs to the new weights, as a function."""
+  import jax
+
+  from posttrain import schema
+  from posttrain.stage import build, components
+  from posttrain.util import preemption
+
+  rng = np.random.default_rng(0)
+  frame = 3  # tokens of the template around a prompt; an answer has one
+  lengths = {
+    'prompt': PAIR_PROMPT - frame,
+    'chosen': ANSWER - 1,
+    'rejected': ANSWER - 1,
+  }
+  path = os.path.join(folder, 'pairs.jsonl')
+  with open(path, 'w') as file:
+    for _ in range(PAIRS):
+      letters = {k: rng.integers(97, 123, n) for k, n in lengths.items()}
+      row = {k: ''.join(map(chr, x)) for k, x in letters.items()}
+      file.write(json.dumps(row) + '\n')
+  tokens = 2 * (PAIR_PROMPT + ANSWER)
+  stage = schema.Stage(
+    kind='preference',
+    steps=STEPS,
+    pairs=schema.PairFile(path=path, eval_fraction=0.0),
+    batch=schema.Batch(
+      prompts_per_step=PAIRS,
+      row_tokens=tokens,
+      micro_batch_tokens=PAIRS * tokens,
+    ),
+    optim=schema.Optim(lr=1e-5, schedule='constant'),
+  )
+  run = schema.Run(
+    model=schema.Model(**dataclasses.asdict(shape)),
+    stages={'dpo': stage},
+    compilation_cache=None,
+    metrics=schema.Metrics(progress=False),
+  )
+  job = build.make(components.make(run, 'dpo'), folder, 0, preemption.Signal())
+  state = job.learner.state
+
+  def work():
+    nonlocal state
+    state, metrics = job.learner.update(
+      state, next(job.sampling.pipeline).batch
+    )
+    jax.block_until_ready(metrics)
+
+  return work
+
+
+WORK = {
+  'decode': decode_works,
+  'train': train_works,
+  'grpo': grpo_works,
+  'dpo': dpo_works,
+}
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,1 @@
+"""Notebooks, and scripts that read a run."""

@@ -1,0 +1,57 @@
+"""An environment that waits, as one behind a network does, and its reward.
+
+{"type": "custom", "import_path": "experiments.launch.cluster.waiting:Waiting",
+ "kwargs": {"options": {"turns": 3}, "seconds": 0.02}}
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain import schema, types
+from posttrain.data import sources
+from posttrain.envs import alphabet_sort, base
+
+
+class Waiting(base.Env):
+  """`alphabet_sort`, each of whose steps waits."""
+
+  blocking = True
+
+  def __init__(self, name: str, options: Mapping[str, Any], seconds: float):
+    """Args: options: of `schema.AlphabetSort`; seconds: the wait of a step."""
+    self._env = alphabet_sort.AlphabetSort(name, schema.AlphabetSort(**options))
+    self.name, self.max_turns = name, self._env.max_turns
+    self._seconds = seconds
+
+  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+    return self._env.source(split, seed)
+
+  def make(self, task: types.Task) -> base.Episode:
+    return _Episode(self._env.make(task), self._seconds)
+
+
+class _Episode:
+  def __init__(self, episode: base.Episode, seconds: float):
+    self._episode, self._seconds = episode, seconds
+    self.reset, self.grade = episode.reset, episode.grade
+    self.close = episode.close
+
+  def step(self, text: str, truncated: bool) -> types.StepOut:
+    time.sleep(self._seconds)
+    return self._episode.step(text, truncated)
+
+
+def letters(
+  completions: Sequence[types.Messages], seconds: float = 0.0, **_: Any
+) -> list[float]:
+  """Returns the fraction of letters in the policy's turns, after a wait.
+
+  It differs between the answers of a random policy, so that they train.
+  """
+  time.sleep(seconds)
+  texts = [
+    ''.join(x['content'] for x in messages if x['role'] == 'assistant')
+    for messages in completions
+  ]
+  return [sum(map(str.isalpha, x)) / max(len(x), 1) for x in texts]
