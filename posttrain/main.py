@@ -284,10 +284,9 @@ def train(
     Preempted: the run stopped after SIGTERM, or before its time limit;
       everything is saved.
   """
-  dog, stalls = run.watchdog, os.path.join(workdir, 'stalls')
   with (
     preemption.on_sigterm(time_limit, processes.any_of) as stop,
-    watchdog.watch(dog.seconds, dog.exit_seconds, stalls),
+    watchdog.watch(**dataclasses.asdict(run.watchdog), code=exits.STALLED),
     contextlib.ExitStack() as stack,
   ):
     # Imported here so that command-line mistakes are reported without jax.
@@ -298,7 +297,7 @@ def train(
     stack.enter_context(peers.join(place, os.path.join(workdir, 'hosts')))
     _check_equal(run)
     stack.enter_context(_shown(run))
-    with watchdog.phase('plan', 'reading the data and planning'):
+    with watchdog.phase('plan', first=True):
       stages = _preflight(run)
     me = f'process {os.getpid()} on {socket.gethostname()}'
     others = processes.gather(me)[1:]
@@ -314,7 +313,7 @@ def train(
     _print_plans(run, stages, sys.stderr)
     compilation.enable_compilation_cache(run.compilation_cache)
     final = loop.run(stages, workdir, stop, profile)
-    with watchdog.phase('report', 'writing the report'):
+    with watchdog.phase('report', first=True):
       processes.on(0, lambda: _report(workdir))
     is_first = processes.is_first()
   if not is_first:
@@ -326,7 +325,7 @@ def train(
 def _shown(run: schema.Run) -> contextlib.AbstractContextManager:
   """Returns the run's display; only the first process shows anything."""
   on = run.metrics.progress and processes.is_first()
-  return display.show(_steps(run), run.metrics.log_seconds, on)
+  return display.show(run.metrics.log_seconds, on)
 
 
 def _tracked(

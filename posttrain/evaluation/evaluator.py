@@ -107,13 +107,6 @@ class EvalTasks:
       (*(tasks for _, tasks in self.by_env.values()), self.suite.tasks)
     )
 
-  @property
-  def description(self) -> str:
-    """Description of an evaluation, for the display; '' without tasks."""
-    count = sum(len(tasks) for _, tasks in self.by_env.values())
-    count += len(self.selection)
-    return f'evaluating {count} prompts' if count else ''
-
 
 class Evaluation(NamedTuple):
   """The results of an evaluation."""

@@ -26,7 +26,7 @@ from typing import Any
 from posttrain.envs import base
 from posttrain.rollout import abandoned
 from posttrain.rollout.grading import calls
-from posttrain.util import watchdog
+from posttrain.util import exits, watchdog
 
 AGAIN = 1.0  # seconds until an alarm is repeated, if the call swallows it
 MOST_ALARMS = 30  # that a call may swallow; one more ends the process
@@ -117,7 +117,8 @@ class Inline:
     watchdog.end(
       f'a call {watchdog.describe()} goes on after its time limit of '
       f'{self._seconds:g} s, because it catches every exception; let it catch '
-      'Exception instead, or set blocking = True'
+      'Exception instead, or set blocking = True',
+      exits.STALLED,
     )
 
   def _set(self, seconds: float) -> tuple[float, float]:

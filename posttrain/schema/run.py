@@ -99,18 +99,23 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Watchdog:
-  """Limits of the time without progress. Compilation is exempt."""
+  """Limits of the time without progress."""
 
-  # Seconds without progress before the stacks of all threads are written to
-  # WORKDIR/stalls, and a line to stderr; 0 = no watchdog.
+  # Seconds without progress before a line on stderr names the phase and what it
+  # waits for; 0 = no watchdog.
   seconds: float = 600.0
-  # Seconds without progress before the run ends with exit code 4, so that a
-  # scheduler starts it again; None = never. One update, one save and one call
-  # of a reward function or environment must take less.
+  # The least of both limits in the first rollout, update, save and so on of a
+  # stage, which compile.
+  first_seconds: float = 3600.0
+  # Seconds without progress before the run writes the stacks of its threads to
+  # stderr and ends with exit code 4, so that a scheduler starts it again; None
+  # = never. One update, one save and one call of a reward function or
+  # environment must take less.
   exit_seconds: float | None = None
 
   def __post_init__(self):
-    base.require_within(self, 0, base.LONGEST, 'seconds', 'exit_seconds')
+    names = 'seconds', 'first_seconds', 'exit_seconds'
+    base.require_within(self, 0, base.LONGEST, *names)
     base.require(
       self.exit_seconds is None or self.exit_seconds >= self.seconds > 0,
       'exit_seconds',

@@ -199,7 +199,7 @@ class Job:
     """Evaluates the averaged weights where the state has them."""
     params = state.params if state.average is None else state.average
     sampling = self.sampling
-    with self.logbook.clock('eval', sampling.evaluator.tasks.description):
+    with self.logbook.clock('eval'):
       metrics, answers, suite = {}, [], []
       if sampling.evaluator.tasks.any:
         sampling.engine.set_params(self.learner.policy(params), step)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from posttrain import compilation, processes, schema
-from posttrain.metrics import display, estimates, pace, trackers, writers
+from posttrain.metrics import display, estimates, trackers, writers
 from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import rollout_rows
 from posttrain.report import periodic
@@ -173,13 +173,7 @@ def make(
   goodput = goodput or goodputs.Goodput(path)
   goodput.keep(writers.read_metrics(path, position))
   stage, shown = cfg.stages[name], display.current()
-  seconds = writer.latest.get(name, {}).get('time/eval')  # before this start
-  may_end = stage.eval.patience is not None
-  shown.begin(
-    name,
-    step,
-    pace.Pace(stage.steps, stage.eval.every, seconds or 0.0, may_end),
-  )
+  shown.begin(name, step, stage.steps)
   return Logbook(
     name,
     workdir,

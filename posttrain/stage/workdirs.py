@@ -15,7 +15,6 @@ FOLDERS = (
   'pairs',
   'profiles',
   'rollouts',
-  'stalls',
   'tensorboard',
   'token_exports',
   'wandb',

@@ -25,11 +25,11 @@ class Timers:
     self.last: dict[str, float] = {}  # seconds of the latest block of a name
 
   @contextlib.contextmanager
-  def __call__(self, name: str, text: str = '') -> Iterator[None]:
-    """Times a block, which is a phase; `text`: see `watchdog.phase`."""
+  def __call__(self, name: str) -> Iterator[None]:
+    """Times a block, which is a phase; the first of a name may compile."""
     start = time.perf_counter()
     try:
-      with watchdog.phase(name, text):
+      with watchdog.phase(name, first=name not in self.last):
         yield
     finally:
       self.last[name] = time.perf_counter() - start

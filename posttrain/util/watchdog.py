@@ -1,40 +1,43 @@
-"""A watchdog: reports, and may end, a run that makes no progress.
+"""A process that reports, and may end, a run that makes no progress.
 
-    with watchdog.watch(seconds=600, exit_seconds=None, folder='DIR/stalls'):
-      with watchdog.phase('rollout'):
+    with watchdog.watch(600, 3600, exit_seconds=None, code=exits.STALLED):
+      with watchdog.phase('rollout', first=True):
         with watchdog.waiting(lambda: 'environment sums: step of task 3'):
           ...
         watchdog.progress()
 
 Progress is the begin or end of a phase or of a wait, and `progress()`, which
-loops of unknown length call in each round. After `seconds` without any:
+loops of unknown length call in each round. The run writes a counter of it, its
+phase and what it waits for into a file that both processes map. The watchdog,
+which is this module run as a script, reads the file. It imports the standard
+library alone, works while the interpreter lock of the run is held, and ends
+with the run:
 
-  1. the stacks of all threads in `folder`;
-  2. one line on stderr, with the phase and what it waits for;
-  3. after `exit_seconds`, the process ends with `exits.STALLED`.
+  1. after `seconds` without progress, one line on stderr names phase and waits;
+  2. after `exit_seconds` it sends SIGUSR1, at which the run writes the stacks
+     of all its threads to stderr; then it has the run end with `code`, and
+     after five seconds, if the run cannot, it sends SIGKILL.
 
-Time in which jax compiles does not count, nor does time in which the process
-was suspended. A call that holds the interpreter lock stops the watchdog's
-thread too; then `faulthandler`, which needs no lock, writes the stacks to
-stderr, and ends the process with exit code 1, an hour after `exit_seconds`: it
-cannot tell such a call from a suspended process.
+Both limits are at least `first_seconds` in the first pass of a phase, which
+compiles. Stacks are read only from a run that is about to end: reading those of
+other threads can crash it.
 """
 
 import contextlib
-import datetime
 import faulthandler
 import itertools
 import logging
+import mmap
 import os
-import socket
+import signal
+import struct
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
-
-from posttrain.util import exits
+from typing import BinaryIO, NoReturn
 
 # What a phase waits for where no wait is registered.
 _WAITS_FOR = {
@@ -45,24 +48,24 @@ _WAITS_FOR = {
   'eval': 'the device',
 }
 _SHOWN = 3  # waits in a message
-NO_PHASE = 'other work'  # the text of no phase
-LOCK_MARGIN = 3600.0  # seconds that a held interpreter lock gets beyond others
-_COMPILER = os.fsencode(os.path.join('jax', '_src', 'compiler.py'))
+_GRACE = 5.0  # seconds from the stacks to SIGKILL
+# The file: counter, whether the phase is in its first pass, bytes of the text.
+_HEADER = struct.Struct('Q?H')
+_SIZE = 4096  # bytes of the file
 
-# Name, text, start.
-_phases: list[tuple[str, str, float]] = []
-# Number -> what, its start.
-_waits: dict[int, tuple[Callable[[], str], float]] = {}
+_shared = mmap.mmap(-1, _SIZE)  # read by nobody outside of `watch`
+_lock = threading.RLock()  # of a write
+_phases: list[tuple[str, bool]] = []  # name, whether in its first pass
+_waits: dict[int, Callable[[], str]] = {}  # by number, the oldest first
 _numbers = itertools.count()
-_last = time.monotonic()  # of the last progress
-_count = 0  # of progress
+_count = _others = 0  # progress of this process, and of others
 
 
 def progress() -> None:
   """Registers progress."""
-  global _last, _count
-  _last = time.monotonic()
+  global _count
   _count += 1
+  struct.pack_into('Q', _shared, 0, _count + _others)
 
 
 def count() -> int:
@@ -72,25 +75,26 @@ def count() -> int:
 
 def others_progress() -> None:
   """Registers progress of another process, which does not count as ours."""
-  global _last
-  _last = time.monotonic()
+  global _others
+  _others += 1
+  struct.pack_into('Q', _shared, 0, _count + _others)
 
 
 @contextlib.contextmanager
-def phase(name: str, text: str = '') -> Iterator[None]:
+def phase(name: str, first: bool = False) -> Iterator[None]:
   """Names the phase that the main thread is in; phases may nest.
 
   Args:
     name: its name.
-    text: the name in more words, for `activity`; '' = the name.
+    first: whether the block may compile, and so take long.
   """
-  progress()
-  _phases.append((name, text or name, _last))
+  _phases.append((name, first))
+  _write()
   try:
     yield
   finally:
     _phases.pop()
-    progress()
+    _write()
 
 
 @contextlib.contextmanager
@@ -98,38 +102,16 @@ def waiting(what: Callable[[], str]) -> Iterator[None]:
   """Registers a wait, in any thread.
 
   Args:
-    what: returns what it waits for, as in 'environment sums: step of task 3';
-      called only if the run makes no progress.
+    what: returns what it waits for, as in 'environment sums: step of task 3'.
   """
   number = next(_numbers)
-  _waits[number] = what, time.monotonic()
+  _waits[number] = what
+  _write()
   try:
     yield
   finally:
     del _waits[number]
-    progress()
-
-
-@contextlib.contextmanager
-def watch(
-  seconds: float, exit_seconds: float | None, folder: str
-) -> Iterator[None]:
-  """Watches the process; does nothing if `seconds` is 0.
-
-  Args:
-    seconds: without progress, before stacks are written.
-    exit_seconds: without progress, before the process ends; None = never.
-    folder: of the stacks; created when the first are written.
-  """
-  if not seconds:
-    yield
-    return
-  watcher = _Watcher(seconds, exit_seconds, folder)
-  watcher.start()
-  try:
-    yield
-  finally:
-    watcher.stop()
+    _write()
 
 
 def current() -> str:
@@ -137,17 +119,10 @@ def current() -> str:
   return _phases[-1][0] if _phases else 'start'
 
 
-def activity() -> tuple[str, float]:
-  """Returns the text of the phase, and its start (`time.monotonic`)."""
-  phases = _phases[-1:]  # another thread may end the phase
-  return phases[0][1:] if phases else (NO_PHASE, _last)
-
-
 def describe() -> str:
-  """Returns the phase, and what it waits for with the seconds of each wait."""
-  name, now = current(), time.monotonic()
-  waits = sorted(list(_waits.values()), key=lambda wait: wait[1])
-  texts = [f'{what()} ({now - start:.0f} s)' for what, start in waits[:_SHOWN]]
+  """Returns the phase and what it waits for."""
+  name, waits = current(), list(_waits.values())
+  texts = [what() for what in waits[:_SHOWN]]
   if len(waits) > _SHOWN:
     texts.append(f'{len(waits) - _SHOWN} more')
   return f'in phase {name}, which waits for ' + (
@@ -155,79 +130,80 @@ def describe() -> str:
   )
 
 
-class _Watcher:
-  """The watchdog's thread."""
-
-  def __init__(self, seconds: float, exit_seconds: float | None, folder: str):
-    self._seconds, self._exit_seconds = seconds, exit_seconds
-    self._folder = folder
-    self._tick = min(5.0, seconds / 10)
-    self._stopped = threading.Event()
-    self._thread = threading.Thread(
-      target=self._run, name='watchdog', daemon=True
-    )
-
-  def start(self) -> None:
+def _write() -> None:
+  """Registers progress, and writes phase and waits."""
+  with _lock:
+    text = describe().encode(errors='replace')[: _SIZE - _HEADER.size]
+    first = _phases[-1][1] if _phases else False
     progress()
-    self._arm()
-    self._thread.start()
+    written = _HEADER.pack(_count + _others, first, len(text)) + text
+    _shared[: len(written)] = written
 
-  def stop(self) -> None:
-    self._stopped.set()
-    self._thread.join()
-    faulthandler.cancel_dump_traceback_later()
 
-  def _arm(self) -> None:
-    """Asks faulthandler for stacks unless it is asked again before."""
-    ends = self._exit_seconds is not None
-    timeout = self._exit_seconds + LOCK_MARGIN if ends else self._seconds
-    faulthandler.dump_traceback_later(
-      timeout + 2 * self._tick, exit=ends, file=2
+@contextlib.contextmanager
+def watch(
+  seconds: float, first_seconds: float, exit_seconds: float | None, code: int
+) -> Iterator[None]:
+  """Watches this process; does nothing if `seconds` is 0.
+
+  Args:
+    seconds: without progress, before a line on stderr.
+    first_seconds: the least of both limits in the first pass of a phase.
+    exit_seconds: without progress, before the process ends; None = never.
+    code: the exit code at that end.
+  """
+  global _shared
+  if not seconds:
+    yield
+    return
+  before = _shared
+  with tempfile.TemporaryFile() as f:
+    f.write(bytes(_SIZE))  # a full disk fails here, and not in the mapping
+    f.flush()
+    _shared = mmap.mmap(f.fileno(), _SIZE)
+    _write()
+    numbers = os.getpid(), f.fileno(), seconds, first_seconds, exit_seconds or 0
+    process = subprocess.Popen(
+      [sys.executable, '-I', '-S', __file__, *map(str, numbers)],
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      pass_fds=[f.fileno()],
+      bufsize=0,
     )
-
-  def _run(self) -> None:
-    reported = None  # time of the progress after which a stall was reported
-    late, idle, before = 4 * self._tick, 0.0, time.monotonic()
-    since = _last
-    while not self._stopped.wait(self._tick):
-      self._arm()
-      now = time.monotonic()
-      # A tick that lasted far too long: the process was suspended, or the
-      # interpreter lock was held. Only a part of it counts.
-      idle, before = idle + min(now - before, late), now
-      if compiles():
-        progress()
-      if _last != since:
-        since, idle = _last, min(now - _last, idle)
-      if reported is not None and since != reported:
-        _within(self._tick, _log, 'progress again after the stall')
-        reported = None
-      if idle >= self._seconds and reported is None:
-        reported = since
-        self._report(idle)
-      if self._exit_seconds is not None and idle >= self._exit_seconds:
-        end(f'no progress for {idle:.0f} s {describe()}', self._tick)
-
-  def _report(self, idle: float) -> None:
-    path = os.path.join(self._folder, _file_name())
-    # The file system may be what hangs, or a full pipe behind stderr.
-    _within(self._tick, _write_stacks, path)
-    text = 'no progress for %.0f s %s; stacks: %s'
-    _within(self._tick, _log, text, idle, describe(), path)
+  faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+  assert process.stdout is not None
+  ending = threading.Thread(
+    target=_end_if_told, args=(process.stdout, code), daemon=True
+  )
+  ending.start()
+  try:
+    yield
+  finally:
+    process.kill()
+    process.wait()
+    ending.join()
+    process.stdout.close()
+    faulthandler.unregister(signal.SIGUSR1)
+    _shared = before
 
 
-def end(
-  reason: str, seconds: float = 5.0, code: int = exits.STALLED
-) -> NoReturn:
-  """Ends the process, whatever its threads do.
+def _end_if_told(pipe: BinaryIO, code: int) -> None:
+  if pipe.read(1):
+    os._exit(code)
+
+
+def end(reason: str, code: int, seconds: float = 5.0) -> NoReturn:
+  """Ends this process, whatever its threads do.
 
   Args:
     reason: for the log.
-    seconds: how long to wait for the log.
     code: the exit code.
+    seconds: how long to wait for the log.
   """
-  _within(seconds, _log, '%s; exit %d', reason, code)
-  _within(seconds, _flush)
+  log = logging.getLogger('absl').error
+  _within(seconds, log, 'watchdog: %s; exit %d', reason, code)
+  for stream in (sys.stdout, sys.stderr):
+    _within(seconds, stream.flush)
   os._exit(code)
 
 
@@ -238,47 +214,55 @@ def _within(seconds: float, fn: Callable[..., object], *args: object) -> None:
   thread.join(seconds)
 
 
-def _log(text: str, *values: object) -> None:
-  logging.getLogger('absl').error(f'watchdog: {text}', *values)
+def _main(
+  parent: int,
+  descriptor: int,
+  seconds: float,
+  first_seconds: float,
+  exit_seconds: float,
+) -> None:
+  """Watches the parent process until it ends; see the module."""
+  for number in (signal.SIGINT, signal.SIGTERM):  # meant for the run
+    signal.signal(number, signal.SIG_IGN)
+  shared = mmap.mmap(descriptor, _SIZE)
+  tick = min(1.0, seconds / 10)
+  latest, idle, reported, before = -1, 0.0, False, time.monotonic()
+  while os.getppid() == parent:
+    time.sleep(tick)
+    now = time.monotonic()
+    # Of a time in which this process was suspended as well, a part counts.
+    idle, before = idle + min(now - before, 2 * tick), now
+    number, first, length = _HEADER.unpack_from(shared)
+    if number != latest:
+      if reported:
+        _say('progress again')
+      latest, idle, reported = number, 0.0, False
+    text = shared[_HEADER.size : _HEADER.size + length].decode(errors='replace')
+    text = f'no progress for {idle:.0f} s {text}'
+    least = first_seconds if first else 0.0
+    if idle >= max(seconds, least) and not reported:
+      reported = True
+      _say(text)
+    if exit_seconds and idle >= max(exit_seconds, least):
+      _say(f'{text}; the run ends, with these stacks:')
+      os.kill(parent, signal.SIGUSR1)
+      time.sleep(_GRACE / 5)
+      with contextlib.suppress(OSError):
+        os.write(1, b'.')
+      end_at = time.monotonic() + _GRACE
+      while os.getppid() == parent and time.monotonic() < end_at:
+        time.sleep(0.05)
+      if os.getppid() == parent:
+        _say('it holds the interpreter lock, or cannot end: SIGKILL')
+        os.kill(parent, signal.SIGKILL)
+      return
 
 
-def _file_name() -> str:
-  now = datetime.datetime.now(datetime.UTC)
-  # Processes of other hosts, or containers, may have the same id.
-  return f'{now:%Y%m%dT%H%M%S}_{socket.gethostname()}_{os.getpid()}.txt'
+def _say(text: str) -> None:
+  """Prints a line, unless nobody reads stderr."""
+  line = f'watchdog: {text}\n'.encode()
+  _within(1.0, os.write, 2, line)
 
 
-def _write_stacks(path: str) -> None:
-  os.makedirs(os.path.dirname(path), exist_ok=True)
-  with open(path, 'w') as f:
-    print(f'no progress {describe()}\n', file=f, flush=True)
-    faulthandler.dump_traceback(f, all_threads=True)
-
-
-def compiles() -> bool:
-  """Returns whether some thread is in jax's compiler.
-
-  faulthandler reads all stacks at once, of the newest 100 threads. A loop over
-  `frame.f_back` lets other threads run in between, and may read frames that
-  they have freed: CPython 3.11 then ends with a segmentation fault. So it is
-  left to what faulthandler cannot read, the main thread behind 100 others.
-  """
-  with contextlib.suppress(OSError), tempfile.TemporaryFile() as f:
-    faulthandler.dump_traceback(f, all_threads=True)
-    f.seek(0)
-    stacks = f.read()
-    if _COMPILER in stacks or not stacks.rstrip().endswith(b'...'):
-      return _COMPILER in stacks
-  # No folder for temporary files, or more threads.
-  frame = sys._current_frames().get(threading.main_thread().ident or 0)
-  while frame is not None:
-    if _COMPILER in frame.f_code.co_filename.encode():
-      return True
-    frame = frame.f_back
-  return False
-
-
-def _flush() -> None:
-  for stream in (sys.stdout, sys.stderr):
-    with contextlib.suppress(Exception):
-      stream.flush()
+if __name__ == '__main__':
+  _main(int(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))

@@ -90,7 +90,7 @@ def test_call_that_catches_every_exception_is_late_or_ends_the_process(
   class Ended(Exception):
     pass
 
-  def end(reason):
+  def end(reason, code):
     reasons.append(reason)
     raise Ended
 
