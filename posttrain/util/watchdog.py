@@ -49,8 +49,10 @@ _WAITS_FOR = {
 }
 _SHOWN = 3  # waits in a message
 _GRACE = 5.0  # seconds from the stacks to SIGKILL
-# The file: counter, whether the phase is in its first pass, bytes of the text.
-_HEADER = struct.Struct('Q?H')
+# The file: counter, whether the phase is in its first pass, bytes of the text;
+# the process and the three limits, 0 = none; the text.
+_STATE, _LIMITS = struct.Struct('Q?H'), struct.Struct('qddd')
+_TEXT = _STATE.size + _LIMITS.size
 _SIZE = 4096  # bytes of the file
 
 _shared = mmap.mmap(-1, _SIZE)  # read by nobody outside of `watch`
@@ -133,11 +135,11 @@ def describe() -> str:
 def _write() -> None:
   """Registers progress, and writes phase and waits."""
   with _lock:
-    text = describe().encode(errors='replace')[: _SIZE - _HEADER.size]
+    text = describe().encode(errors='replace')[: _SIZE - _TEXT]
     first = _phases[-1][1] if _phases else False
     progress()
-    written = _HEADER.pack(_count + _others, first, len(text)) + text
-    _shared[: len(written)] = written
+    _shared[_TEXT : _TEXT + len(text)] = text
+    _STATE.pack_into(_shared, 0, _count + _others, first, len(text))
 
 
 @contextlib.contextmanager
@@ -161,13 +163,13 @@ def watch(
     f.write(bytes(_SIZE))  # a full disk fails here, and not in the mapping
     f.flush()
     _shared = mmap.mmap(f.fileno(), _SIZE)
+    limits = seconds, first_seconds, exit_seconds or 0.0
+    _LIMITS.pack_into(_shared, _STATE.size, os.getpid(), *limits)
     _write()
-    numbers = os.getpid(), f.fileno(), seconds, first_seconds, exit_seconds or 0
     process = subprocess.Popen(
-      [sys.executable, '-I', '-S', __file__, *map(str, numbers)],
-      stdin=subprocess.DEVNULL,
+      [sys.executable, '-I', '-S', __file__],
+      stdin=f,
       stdout=subprocess.PIPE,
-      pass_fds=[f.fileno()],
       bufsize=0,
     )
   faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
@@ -214,17 +216,13 @@ def _within(seconds: float, fn: Callable[..., object], *args: object) -> None:
   thread.join(seconds)
 
 
-def _main(
-  parent: int,
-  descriptor: int,
-  seconds: float,
-  first_seconds: float,
-  exit_seconds: float,
-) -> None:
+def _main() -> None:
   """Watches the parent process until it ends; see the module."""
   for number in (signal.SIGINT, signal.SIGTERM):  # meant for the run
     signal.signal(number, signal.SIG_IGN)
-  shared = mmap.mmap(descriptor, _SIZE)
+  shared = mmap.mmap(0, _SIZE)  # of stdin
+  limits = _LIMITS.unpack_from(shared, _STATE.size)
+  parent, seconds, first_seconds, exit_seconds = limits
   tick = min(1.0, seconds / 10)
   latest, idle, reported, before = -1, 0.0, False, time.monotonic()
   while os.getppid() == parent:
@@ -232,12 +230,12 @@ def _main(
     now = time.monotonic()
     # Of a time in which this process was suspended as well, a part counts.
     idle, before = idle + min(now - before, 2 * tick), now
-    number, first, length = _HEADER.unpack_from(shared)
+    number, first, length = _STATE.unpack_from(shared)
     if number != latest:
       if reported:
         _say('progress again')
       latest, idle, reported = number, 0.0, False
-    text = shared[_HEADER.size : _HEADER.size + length].decode(errors='replace')
+    text = shared[_TEXT : _TEXT + length].decode(errors='replace')
     text = f'no progress for {idle:.0f} s {text}'
     least = first_seconds if first else 0.0
     if idle >= max(seconds, least) and not reported:
@@ -265,4 +263,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == '__main__':
-  _main(int(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))
+  _main()

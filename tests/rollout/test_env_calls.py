@@ -112,7 +112,7 @@ def test_call_that_catches_every_exception_is_late_or_ends_the_process(
   assert len(reasons) == ends
   assert ends or 'step must return within rollout.env_t' in rollout.error
   for reason in reasons:
-    assert 'environment recall/t1: step (' in reason and 'blocking' in reason
+    assert 'environment recall/t1: step' in reason and 'blocking' in reason
 
 
 @pytest.mark.parametrize('blocking', [False, True])
