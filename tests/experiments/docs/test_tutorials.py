@@ -116,3 +116,17 @@ def test_the_example_from_python_runs(tmp_path):
   assert done.returncode == 0, done.stderr[-3000:]
   assert 'reward/short' in done.stdout
   assert (tmp_path / 'exported' / 'model.safetensors').exists()
+
+
+@pytest.mark.slow
+def test_the_loop_of_forty_lines_learns_its_reward(tmp_path):
+  (text,) = re.findall(
+    r'^```python\n(.*?)^```',
+    (ROOT / 'docs' / 'reading.md').read_text(),
+    re.M | re.S,
+  )
+  assert len(text.splitlines()) <= 42
+  done = run(text, tmp_path)
+  assert done.returncode == 0, done.stderr[-3000:]
+  rewards = [float(line.split()[1]) for line in done.stdout.splitlines()]
+  assert rewards[0] < 0.1 and rewards[-1] > 0.9
