@@ -109,25 +109,6 @@ def api_key(flags: Flags) -> str | None:
   return key
 
 
-def check_open(flags: Flags, key: str | None, loopback: bool) -> None:
-  """Checks that a server which other machines reach has a key.
-
-  Args:
-    flags: the command line.
-    key: the key, None = none.
-    loopback: whether only this machine reaches the address.
-
-  Raises:
-    ValueError: it has none, and --no_auth is not set.
-  """
-  if not loopback and key is None and not flags.no_auth:
-    raise ValueError(
-      '--api_key_env must name the variable of a key where --host can be '
-      f'reached from other machines: got none for {flags.host!r}; or set '
-      '--no_auth'
-    )
-
-
 def serve(flags: Flags) -> int:
   """Serves until a signal arrives; returns the exit code.
 
@@ -139,7 +120,7 @@ def serve(flags: Flags) -> int:
   signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
   key = api_key(flags)
   try:
-    from posttrain.serve import access, app, server
+    from posttrain.serve import app
   except ModuleNotFoundError as error:
     if error.name not in ('starlette', 'uvicorn'):
       raise
@@ -147,39 +128,43 @@ def serve(flags: Flags) -> int:
       f'the package {error.name} must be installed to serve: got none; '
       "pip install 'posttrain[serve]'"
     ) from error
-  with contextlib.closing(server.bind(flags.host, flags.port)) as listening:
-    hosts = access.own_hosts(listening, flags.allowed_hosts.split(','))
-    check_open(flags, key, access.is_loopback(listening.getsockname()[0]))
-    served, worker = load(flags)
+  with contextlib.closing(app.bind(flags.host, flags.port)) as listening:
+    hosts = app.own_hosts(listening, flags.allowed_hosts.split(','))
+    if key is None and not (app.is_loopback(listening) or flags.no_auth):
+      raise ValueError(
+        '--api_key_env must name the variable of a key where --host can be '
+        f'reached from other machines: got none for {flags.host!r}; or set '
+        '--no_auth'
+      )
+    served, engine = load(flags)
     # The collector holds up all threads: it need not look at these again.
     gc.freeze()
     # The event loop waits so long for a busy thread at every system call.
     sys.setswitchinterval(SWITCH)
     application = app.make(
       served,
-      worker,
-      access=access.Access(key, hosts),
+      engine,
+      api_key=key,
+      hosts=hosts,
       max_body_bytes=flags.max_body_bytes,
     )
-    print(
-      f'serving {served.name!r} at {server.address(listening)}/v1', flush=True
-    )
-    code = server.Server(application, worker).serve_on(listening)
-  if not worker.stop(server.LEAVE):
+    print(f'serving {served.name!r} at {app.address(listening)}/v1', flush=True)
+    server = app.Server(application, engine)
+    server.run(sockets=[listening])
+  if not engine.stop(app.LEAVE):
     # It may be compiling, which nothing but the end of the process stops.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
-  return code
+    os._exit(server.code)
+  return server.code
 
 
 def load(flags: Flags):
-  """Returns the served policy (`texts.Served`) and its started worker."""
+  """Returns the served policy (`protocol.Served`) and its started worker."""
   from posttrain.checkpoints import policies
-  from posttrain.serve import texts, worker
+  from posttrain.serve import protocol, worker
   from posttrain.util import memory
 
-  memory.share_one_arena()
   memory.keep_freed_memory()
   policy = policies.load(
     flags.checkpoint,
@@ -197,7 +182,7 @@ def load(flags: Flags):
     max_jobs=max_jobs,
   )
   engine_worker.start()
-  served = texts.Served(
+  served = protocol.Served(
     policy, flags.name or folder.name, flags.max_model_len, max_jobs
   )
   return served, engine_worker

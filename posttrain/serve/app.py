@@ -1,4 +1,4 @@
-"""The HTTP routes.
+"""The HTTP routes, who may use them, and the server process.
 
     GET  /health                 counts of jobs; needs no key
     GET  /v1/models              the one model
@@ -6,23 +6,41 @@
     POST /v1/completions
     POST /v1/chat/completions
 
-1. `access` refuses foreign Hosts before any route, callers without the key
-   before a body is read; `bodies` refuses large bodies.
-2. The slow parts, reading a body and writing a response, run in a `pool`.
-3. What a request has in the pool or the worker is dropped with its client.
+1. The socket is bound before the model is loaded: a port in use is reported at
+   once, and port 0 becomes a free one.
+2. `Guard` refuses foreign Hosts and callers without the key before a body is
+   read. A web page can make a browser send requests to this machine; two rules
+   keep pages out: bodies are `application/json`, which no page may send to
+   another origin without asking first, and a server on a loopback address
+   answers only to its own names, so that a page cannot give its own name this
+   address (DNS rebinding).
+3. Bodies are bounded, connections are bounded in number and closed when they
+   keep the server waiting (`OWED`); a proxy does the rest in front of the open
+   internet.
+4. Bodies are read and responses written in threads. What a request has in the
+   worker is dropped with its client.
+5. SIGTERM and SIGINT fail the open calls, so that clients get an error, and end
+   the process even if the engine is busy; a second signal ends it at once.
 
-Every refusal is an error object in OpenAI's form.
+Every refusal of a route is an error object in OpenAI's form.
 """
 
 import asyncio
 import contextlib
+import hmac
+import ipaddress
 import json
 import logging
+import os
+import re
+import signal
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
 
+import uvicorn
 from starlette import (
   applications,
   exceptions,
@@ -30,38 +48,144 @@ from starlette import (
   requests,
   responses,
   routing,
+  types,
 )
-from starlette import types as starlette_types
 
-from posttrain.serve import access as access_lib
-from posttrain.serve import bodies, fields, pool, protocol, texts
-from posttrain.serve import call as calls
-from posttrain.serve import worker as workers
-from posttrain.util import foreign, release
+from posttrain.serve import call, protocol, worker
+from posttrain.util import exits, release
 
-T = TypeVar('T')
+LEAVE = 2  # seconds of grace for the clients, and then for the engine
+MAX_CONNECTIONS = 500
+MAX_HEAD = 2**14  # bytes of a request's head
+# Seconds that a client may take to send a head or a body, or to read.
+OWED = {'head': 10.0, 'body': 60.0, 'read': 60.0}
+_JSON = 'application/json'
+_HOST = re.compile(r'(?:\[([\da-fA-F:.]+)\]|([\w.-]+))(?::\d*)?', re.ASCII)
 
-_THREADS = 2  # of the pool
-_INLINE = 2**15  # bytes of a response that is written at once
-_MESSAGE_BYTES = 500  # that take as long to read as a message to render
+
+def bind(host: str, port: int) -> socket.socket:
+  """Returns a listening socket; port 0 = any free port.
+
+  Raises:
+    ValueError: the address is in use or invalid.
+  """
+  try:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=2048)
+  except OSError as error:
+    raise ValueError(
+      f'--host and --port must be free: got {host}:{port}; {error}'
+    ) from error
+
+
+def address(listening: socket.socket) -> str:
+  """Returns the URL of a socket."""
+  host, port = listening.getsockname()[:2]
+  return f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
+
+
+def is_loopback(listening: socket.socket) -> bool:
+  """Returns whether a socket is reachable from this machine only."""
+  host = listening.getsockname()[0].partition('%')[0]
+  return ipaddress.ip_address(host).is_loopback
+
+
+def own_hosts(
+  listening: socket.socket, further: Sequence[str] = ()
+) -> frozenset[str] | None:
+  """Returns the names that the Host header may have; None = any.
+
+  Args:
+    listening: the server's socket.
+    further: names besides those of this machine, such as a proxy's.
+
+  Raises:
+    ValueError: one of them is no host's name.
+  """
+  further = [name.strip().lower() for name in further if name.strip()]
+  for name in further:
+    if name not in (_name(name), _name(f'[{name}]')):
+      raise ValueError(
+        '--allowed_hosts must be names or addresses without ports: got '
+        f'{name[:80]!r}'
+      )
+  if not further and not is_loopback(listening):
+    return None
+  bound = listening.getsockname()[0]
+  own = {'localhost', '127.0.0.1', '::1', bound} - {'0.0.0.0', '::'}
+  return frozenset({*own, *further})
+
+
+def _name(host: str) -> str:
+  """Returns the name in a Host header, without the port; '' if it has none."""
+  match = _HOST.fullmatch(host)
+  return '' if match is None else (match[1] or match[2]).lower()
+
+
+class Guard:
+  """The middleware that refuses foreign Hosts, and callers without the key."""
+
+  def __init__(
+    self, app: types.ASGIApp, api_key: str | None, hosts: frozenset[str] | None
+  ):
+    """Stores the rules.
+
+    Args:
+      app: the application behind it.
+      api_key: the key that requests must have; None = no key.
+      hosts: names that the Host header may have; None = any.
+    """
+    self._app, self._api_key, self._hosts = app, api_key, hosts
+
+  async def __call__(self, scope, receive, send) -> None:
+    """Handles a request, as ASGI wants it."""
+    app = self._app
+    try:
+      self._check(requests.Request(scope))
+    except protocol.Refused as error:
+      app = await _refused(None, error)
+    await app(scope, receive, send)
+
+  def _check(self, request: requests.Request) -> None:
+    host = request.headers.get('host', '')
+    if self._hosts is not None and _name(host) not in self._hosts:
+      raise protocol.Refused(
+        403,
+        f'the header Host must be one of {sorted(self._hosts)}: got '
+        f'{protocol.quote(host)}; --allowed_hosts adds names',
+        code='invalid_host',
+      )
+    if self._api_key is None or request.scope['path'] == '/health':
+      return
+    kind, _, key = request.headers.get('authorization', '').partition(' ')
+    same = hmac.compare_digest(key.strip().encode(), self._api_key.encode())
+    if kind.lower() != 'bearer' or not same:
+      raise protocol.Refused(
+        401,
+        "the header Authorization must be 'Bearer' and the server's "
+        f'API key: got {"another key" if key else "none"}',
+        code='invalid_api_key',
+      )
 
 
 def make(
-  served: texts.Served,
-  worker: workers.Worker,
+  served: protocol.Served,
+  engine: worker.Worker,
   *,
-  access: access_lib.Access,
+  api_key: str | None = None,
+  hosts: frozenset[str] | None = None,
   max_body_bytes: int,
 ) -> applications.Starlette:
   """Builds the application.
 
   Args:
     served: the policy, and its limits.
-    worker: a started worker.
-    access: the rules about who may send requests.
+    engine: a started worker.
+    api_key: the key that requests must have; None = no key.
+    hosts: names that the Host header may have; None = any.
     max_body_bytes: the most bytes of a request's body.
   """
-  routes = _Routes(served, worker, access, max_body_bytes)
+  routes = _Routes(served, engine, max_body_bytes)
   return applications.Starlette(
     routes=[
       routing.Route('/health', routes.health),
@@ -70,80 +194,52 @@ def make(
       routing.Route('/v1/completions', routes.completions, methods=['POST']),
       routing.Route('/v1/chat/completions', routes.chat, methods=['POST']),
     ],
-    middleware=[middleware.Middleware(_OwnHosts, access=access)],
+    middleware=[middleware.Middleware(Guard, api_key=api_key, hosts=hosts)],
     exception_handlers={
-      fields.Refused: _refused,
+      protocol.Refused: _refused,
       exceptions.HTTPException: _no_route,
       Exception: _failed,
     },
   )
 
 
-class _OwnHosts:
-  """The middleware that refuses other Hosts, whatever the path and method."""
-
-  def __init__(self, app: starlette_types.ASGIApp, access: access_lib.Access):
-    self._app, self._access = app, access
-
-  async def __call__(self, scope, receive, send) -> None:
-    app = self._app
-    if scope['type'] == 'http':
-      try:
-        self._access.check_host(requests.Request(scope))
-      except fields.Refused as error:
-        app = await _refused(None, error)
-    await app(scope, receive, send)
-
-
 class _Routes:
   """The handlers of the routes."""
 
   def __init__(
-    self,
-    served: texts.Served,
-    worker: workers.Worker,
-    access: access_lib.Access,
-    max_body_bytes: int,
+    self, served: protocol.Served, engine: worker.Worker, max_body_bytes: int
   ):
-    self._served, self._worker, self._access = served, worker, access
-    self._bodies = bodies.Bodies(max_body_bytes)
-    self._pool = pool.Pool(_THREADS, worker.max_jobs)
-    self._created = int(time.time())
+    self._served, self._worker = served, engine
+    self._max_body_bytes = max_body_bytes
+    self._model = {
+      'id': served.name,
+      'object': 'model',
+      'created': int(time.time()),
+      'owned_by': 'posttrain',
+      'max_model_len': served.capacity,
+      'tokenizer': served.policy.renderer
+      and served.policy.renderer.fingerprint,
+      'vocab_size': served.policy.model.vocab_size,
+      'version': release.__version__,
+    }
 
   async def health(self, request: requests.Request) -> responses.Response:
     """Returns the worker's counts; 503 once it accepts no more jobs."""
     failure = self._worker.failure
+    status = 'ok' if failure is None else failure.message
     return _json(
-      {
-        'status': 'ok' if failure is None else failure.message,
-        **self._worker.counts(),
-      },
+      {'status': status, **self._worker.counts()},
       200 if failure is None else 503,
     )
 
   async def models(self, request: requests.Request) -> responses.Response:
     """Returns the list of the one model."""
-    self._access.check(request)
-    return _json({'object': 'list', 'data': [self._model()]})
+    return _json({'object': 'list', 'data': [self._model]})
 
   async def model(self, request: requests.Request) -> responses.Response:
     """Returns the model of a name."""
-    self._access.check(request)
     protocol.check_model(request.path_params['name'], self._served.name)
-    return _json(self._model())
-
-  def _model(self) -> dict[str, Any]:
-    policy = self._served.policy
-    return {
-      'id': self._served.name,
-      'object': 'model',
-      'created': self._created,
-      'owned_by': 'posttrain',
-      'max_model_len': self._served.capacity,
-      'tokenizer': policy.renderer and policy.renderer.fingerprint,
-      'vocab_size': policy.model.vocab_size,
-      'version': release.__version__,
-    }
+    return _json(self._model)
 
   async def completions(self, request: requests.Request) -> responses.Response:
     """Completes prompts."""
@@ -156,106 +252,97 @@ class _Routes:
   async def _respond(
     self, request: requests.Request, chat: bool
   ) -> responses.Response:
-    self._access.check(request)
-    self._access.check_json(request)
+    kind = request.headers.get('content-type', '')
+    if kind.partition(';')[0].strip().lower() != _JSON:
+      raise protocol.Refused(
+        415,
+        f'the header Content-Type must be {_JSON}: got '
+        f'{protocol.quote(kind) if kind else "none"}',
+        code='unsupported_media_type',
+      )
     try:
       self._worker.check_space()
-      parsed = await self._parsed(request, chat)
-      call = calls.Call(
-        parsed, self._worker, self._served.policy, self._served.name
-      )
-      if parsed.stream:
-        return _Stream(call)
-      try:
-        return await _unless_disconnected(request, self._whole(call))
-      finally:
-        call.close()
-    except (requests.ClientDisconnect, _Disconnected):
+      content = await self._body(request)
+      return await _unless_disconnected(request, self._answer(content, chat))
+    except requests.ClientDisconnect:
       return responses.Response(status_code=499)  # nobody reads it
-    except (pool.Full, workers.Full) as error:
-      raise fields.Refused(
+    except worker.Full as error:
+      raise protocol.Refused(
         429,
         f"the server's queue must not be full: got {error} under way; "
         'try again later',
         code='rate_limit_exceeded',
       ) from error
 
-  async def _parsed(
-    self, request: requests.Request, chat: bool
-  ) -> protocol.ApiRequest:
-    left = threading.Event()
-    async with self._bodies.read(request) as content:
-      size = len(content)
-      if chat:  # each message has a brace
-        size += _MESSAGE_BYTES * content.count(b'{')
+  async def _body(self, request: requests.Request) -> bytes:
+    """Returns the body; raises Refused, with 413, if it is too large."""
+    length = request.headers.get('content-length', '')
+    size, parts = int(length) if length[:20].isdecimal() else 0, []
+    if size <= self._max_body_bytes:
+      size = 0
+      async for part in request.stream():
+        size += len(part)
+        parts.append(part)
+        if size > self._max_body_bytes:
+          break
+    if size > self._max_body_bytes:
+      raise protocol.Refused(
+        413,
+        f'the body must be of at most {self._max_body_bytes} bytes: got more',
+        code='request_too_large',
+      )
+    return b''.join(parts)
 
-      def read() -> protocol.ApiRequest | fields.Refused:
-        try:
-          return protocol.read(
-            content, self._served, chat=chat, cancelled=left.is_set
-          )
-        except fields.Refused as error:
-          # The frames hold the body, and would hold it as long as the error.
-          error.__cause__ = error.__context__ = None
-          return error.with_traceback(None)
-
-      try:
-        parsed = await _unless_disconnected(request, self._pool.run(size, read))
-      finally:
-        left.set()  # also if the client has: ends what runs for it
-    if isinstance(parsed, fields.Refused):
-      raise parsed
-    return parsed
-
-  async def _whole(self, call: calls.Call) -> responses.Response:
-    """Returns the response without streaming."""
-    size, write = await call.finished()
-    if size <= _INLINE:
-      return _json(write())
-    return await self._pool.run(size, lambda: _json(write()))
-
-
-class _Disconnected(Exception):
-  """The client has disconnected."""
+  async def _answer(self, content: bytes, chat: bool) -> responses.Response:
+    parsed = await asyncio.to_thread(
+      protocol.read, content, self._served, chat=chat
+    )
+    job = call.Call(
+      parsed, self._worker, self._served.policy, self._served.name
+    )
+    if parsed.stream:
+      return _Stream(job)
+    try:
+      return await asyncio.to_thread(_json, await job.finished())
+    finally:
+      job.close()
 
 
 async def _unless_disconnected(
-  request: requests.Request, work: Awaitable[T]
-) -> T:
-  """Awaits a result; cancels it if the client disconnects before.
+  request: requests.Request, work: Coroutine[Any, Any, responses.Response]
+) -> responses.Response:
+  """Awaits a response; cancels it if the client disconnects before.
 
   Raises:
-    _Disconnected: the client has disconnected.
+    ClientDisconnect: the client has disconnected.
   """
 
   async def disconnect():
     while (await request.receive())['type'] != 'http.disconnect':
       pass
 
-  result = asyncio.ensure_future(work)
-  left = asyncio.ensure_future(disconnect())
+  result, left = asyncio.create_task(work), asyncio.create_task(disconnect())
   try:
     await asyncio.wait((result, left), return_when=asyncio.FIRST_COMPLETED)
     if not result.done():
-      raise _Disconnected
+      raise requests.ClientDisconnect
     return result.result()
   finally:
-    for task in (result, left):
-      task.cancel()
+    result.cancel()
+    left.cancel()
     await asyncio.gather(result, left, return_exceptions=True)
-    del result, left, task  # an error of theirs holds this frame: a cycle
 
 
 class _Stream(responses.StreamingResponse):
   """A call's chunks as server-sent events."""
 
-  def __init__(self, call: calls.Call):
+  def __init__(self, job: call.Call):
     super().__init__(
-      _events(call),
+      _events(job),
       media_type='text/event-stream',
       headers={'Cache-Control': 'no-cache'},
     )
-    self._call = call
+    self._call = job
 
   async def __call__(self, scope, receive, send) -> None:
     try:
@@ -264,15 +351,15 @@ class _Stream(responses.StreamingResponse):
       self._call.close()
 
 
-async def _events(call: calls.Call) -> AsyncIterator[str]:
+async def _events(job: call.Call) -> AsyncIterator[str]:
   """Yields server-sent events; the last one is [DONE]."""
   try:
-    async with contextlib.aclosing(call.chunks()) as chunks:
+    async with contextlib.aclosing(job.chunks()) as chunks:
       async for chunk in chunks:
         yield f'data: {_dumps(chunk)}\n\n'
         await asyncio.sleep(0)  # sending waits only for slow clients
     yield 'data: [DONE]\n\n'
-  except fields.Refused as error:  # too late for a status
+  except protocol.Refused as error:  # too late for a status
     yield f'data: {_dumps(error.body)}\n\n'
 
 
@@ -281,42 +368,94 @@ def _dumps(value: Any) -> str:
   return json.dumps(value, allow_nan=False, separators=(',', ':'))
 
 
-def _dumps_body(body: dict[str, Any]) -> str:
-  """Writes the choices one by one, so that other threads run in between."""
-  choices = body.pop('choices', None)
-  text = _dumps(body)
-  if choices is None:
-    return text
-  return f'{text[:-1]},"choices":[{",".join(map(_dumps, choices))}]}}'
-
-
 def _json(value: Any, status: int = 200, headers=None) -> responses.Response:
-  return responses.Response(
-    _dumps_body(value), status, headers, media_type='application/json'
-  )
+  return responses.Response(_dumps(value), status, headers, media_type=_JSON)
 
 
-async def _refused(request, error: fields.Refused) -> responses.Response:
+async def _refused(request, error: protocol.Refused) -> responses.Response:
   headers = {
     401: {'WWW-Authenticate': 'Bearer'},
     429: {'Retry-After': '1'},
-    503: {'Retry-After': '5'},
   }.get(error.status)
   return _json(error.body, error.status, headers)
 
 
 async def _no_route(request, error) -> responses.Response:
   path = request.scope.get('path', '')  # a URL needs a Host that is one
-  route = foreign.quote(f'{request.method[:20]} {path[:200]}')
   must = {
     404: 'the path must be one that is served',
     405: 'the method must be one that the path takes',
-  }.get(error.status_code, foreign.text(error.detail))
-  refused = fields.Refused(error.status_code, f'{must}: got {route}')
+  }.get(error.status_code, error.detail)
+  refused = protocol.Refused(
+    error.status_code,
+    f'{must}: got {protocol.quote(f"{request.method} {path}")}',
+  )
   return _json(refused.body, error.status_code, error.headers)
 
 
 async def _failed(request, error: Exception) -> responses.Response:
   logging.getLogger('absl').error('a request failed', exc_info=error)
-  refused = fields.Refused(500, "the server failed; see the server's log")
+  refused = protocol.Refused(500, "the server failed; see the server's log")
   return _json(refused.body, 500)
+
+
+class Server(uvicorn.Server):
+  """Serves an application on a socket until `leave`."""
+
+  def __init__(self, app: types.ASGIApp, engine: worker.Worker):
+    """Configures uvicorn.
+
+    Args:
+      app: the application, from `make`.
+      engine: the application's worker, started.
+    """
+    super().__init__(
+      uvicorn.Config(
+        app,
+        log_level='error',
+        access_log=False,
+        lifespan='off',
+        ws='none',
+        http='h11',
+        limit_concurrency=MAX_CONNECTIONS,
+        h11_max_incomplete_event_size=MAX_HEAD,
+        timeout_graceful_shutdown=LEAVE,
+      )
+    )
+    self._worker = engine
+    self._owed: dict[Any, tuple[str, Any, float]] = {}
+    self.code = 0  # the exit code
+
+  def handle_exit(self, sig: int, frame: Any) -> None:
+    """Handles a signal; uvicorn's own way ends the process by the signal."""
+    if self.should_exit:
+      os._exit(self.code)
+    self.code = exits.INTERRUPTED if sig == signal.SIGINT else 0
+    self.leave()
+
+  def leave(self) -> None:
+    """Starts the shutdown; works in any thread, and in a signal handler."""
+    self.should_exit = True
+    # Not here: the interrupted code may hold the worker's lock.
+    threading.Thread(target=self._worker.stop, args=(0.0,)).start()
+
+  async def on_tick(self, counter: int) -> bool:
+    """Closes connections that have kept the server waiting for too long."""
+    now, before, self._owed = time.monotonic(), self._owed, {}
+    for connection in list(self.server_state.connections):
+      cycle = connection.cycle
+      if connection.flow.write_paused:
+        owed = 'read'
+      elif cycle is None or cycle.response_complete:
+        owed = 'head'
+      elif cycle.more_body:
+        owed = 'body'
+      else:
+        continue
+      since = before.get(connection, ())
+      if since[:2] != (owed, cycle):
+        since = (owed, cycle, now)
+      self._owed[connection] = since
+      if now - since[2] > OWED[owed]:
+        connection.transport.abort()
+    return await super().on_tick(counter)

@@ -9,19 +9,24 @@
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
-from posttrain.serve import detokenizer, fields, output, protocol, stop_strings
-from posttrain.serve import token_logprobs as scores
-from posttrain.serve import worker as workers
+from posttrain.serve import (
+  detokenizer,
+  output,
+  protocol,
+  token_logprobs,
+  worker,
+)
+
+_Scores = list[token_logprobs.TokenLogprobs | None]
 
 
 class Call:
@@ -30,7 +35,7 @@ class Call:
   def __init__(
     self,
     request: protocol.ApiRequest,
-    worker: workers.Worker,
+    engine: worker.Worker,
     policy: policies.Policy,
     name: str,
   ):
@@ -38,28 +43,25 @@ class Call:
 
     Args:
       request: the parsed request.
-      worker: samples and scores.
+      engine: samples and scores.
       policy: the served model.
       name: the model's name in responses.
 
     Raises:
       Full: too many jobs are open.
     """
-    self._request, self._worker = request, worker
+    self._request, self._worker = request, engine
     self._writer = output.Writer(request, policy, name)
     self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue()
-    stops = stop_strings.Strings(request.stop)
     self._choices = [
-      detokenizer.Detokenizer(policy.text, stops)
+      detokenizer.Detokenizer(policy.text, request.stop)
       for _ in range(len(request.prompts) * request.n)
     ]
     # Per prompt: its logprobs, if it is scored. Per choice: the logprobs of
     # prompt and choice, if alternatives are requested.
-    self._prompt_scores: list[scores.TokenLogprobs | None]
-    self._choice_scores: list[scores.TokenLogprobs | None]
-    self._prompt_scores = [None] * len(request.prompts)
-    self._choice_scores = [None] * len(self._choices)
-    self._open: set[workers.Job] = set()
+    self._prompt_scores: _Scores = [None] * len(request.prompts)
+    self._choice_scores: _Scores = [None] * len(self._choices)
+    self._open: set[worker.Job] = set()
     self._submit(self._jobs())
 
   def close(self) -> None:
@@ -67,11 +69,8 @@ class Call:
     self._worker.drop(self._open)
     self._open = set()
 
-  async def finished(self) -> tuple[int, Callable[[], dict[str, Any]]]:
-    """Waits for all jobs; returns what is left to do.
-
-    Returns:
-      The response's bytes, about, and the function that writes it.
+  async def finished(self) -> dict[str, Any]:
+    """Waits for all jobs; returns the response.
 
     Raises:
       Refused: the engine failed.
@@ -80,13 +79,9 @@ class Call:
       pass
     if self._request.logprobs and any(choice.ids for choice in self._choices):
       await self._score_choices()
-    write = functools.partial(
-      self._writer.whole,
-      self._choices,
-      self._prompt_scores,
-      self._choice_scores,
+    return self._writer.whole(
+      self._choices, self._prompt_scores, self._choice_scores
     )
-    return self._writer.size(self._choices), write
 
   async def chunks(self) -> AsyncIterator[dict[str, Any]]:
     """Yields the chunks of a streamed response.
@@ -111,12 +106,12 @@ class Call:
     if request.include_usage:
       yield self._writer.last(self._choices)
 
-  def _jobs(self) -> list[workers.Job]:
+  def _jobs(self) -> list[worker.Job]:
     request, jobs = self._request, []
     for i, prompt in enumerate(request.prompts):
       if request.scores_prompt:
         jobs.append(
-          workers.ScoreJob(self._notify, i, prompt.ids, request.temperature)
+          worker.ScoreJob(self._notify, i, prompt.ids, request.temperature)
         )
       for choice in range(request.n):
         index = i * request.n + choice
@@ -133,26 +128,24 @@ class Call:
         )
         streamed = request.stream or bool(request.stop)
         jobs.append(
-          workers.SampleJob(self._notify, index, engine_request, streamed)
+          worker.SampleJob(self._notify, index, engine_request, streamed)
         )
     return jobs
 
-  def _submit(self, jobs: list[workers.Job], *, more: bool = False) -> None:
+  def _submit(self, jobs: list[worker.Job], *, more: bool = False) -> None:
     self._open.update(jobs)
     try:
       self._worker.accept(jobs, more=more)
-    except workers.Full:
+    except worker.Full:
       self._open = set()
       raise
 
-  def _notify(self, job: workers.Job, event: workers.Event) -> None:
+  def _notify(self, job: worker.Job, event: worker.Event) -> None:
     """Queues an event; called in the worker's thread."""
     with contextlib.suppress(RuntimeError):  # the event loop is closed
       self._loop.call_soon_threadsafe(self._events.put_nowait, (job, event))
 
-  async def _steps(
-    self, scored: list[scores.TokenLogprobs | None]
-  ) -> AsyncIterator[tuple[int, str]]:
+  async def _steps(self, scored: _Scores) -> AsyncIterator[tuple[int, str]]:
     """Yields (index of the choice, new text) until all jobs are finished.
 
     Args:
@@ -162,10 +155,10 @@ class Call:
       job, event = await self._events.get()
       if job not in self._open:
         continue
-      if isinstance(event, workers.Failed):
+      if isinstance(event, worker.Failed):
         self._open.discard(job)
-        raise fields.Refused(event.status, event.message)
-      if isinstance(event, scores.TokenLogprobs):
+        raise protocol.Refused(event.status, event.message)
+      if isinstance(event, token_logprobs.TokenLogprobs):
         self._open.discard(job)
         scored[job.index] = event
         continue
@@ -181,7 +174,7 @@ class Call:
     request = self._request
     self._submit(
       [
-        workers.ScoreJob(
+        worker.ScoreJob(
           self._notify,
           i,
           np.append(request.prompts[i // request.n].ids, choice.ids).astype(

@@ -10,54 +10,41 @@
 4. The last tokens are decoded with all others, once.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
-
-from posttrain.serve import stop_strings
+from typing import NamedTuple
 
 _REPLACEMENT = '\ufffd'  # decodes bytes that are no character (yet)
-_LONG_WINDOW = 32  # tokens of a window that are decoded again for every new one
 FINISH = {'eos': 'stop', 'max_tokens': 'length', 'overflow': 'length'}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
   """The tokens that are decoded again with new ones."""
 
   start: int = 0  # index of its first token
   last: int = 0  # index of the first token that was new at the last move
   text: str = ''  # the part of its text that is final
-  least: int = 0  # tokens that there must be before it is decoded again
 
 
 class Detokenizer:
   """The tokens and the text of one choice."""
 
   def __init__(
-    self,
-    decode: Callable[[Sequence[int]], str],
-    stops: stop_strings.Strings | None = None,
+    self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
   ):
     """Starts a text without tokens.
 
     Args:
       decode: returns the text of ids.
-      stops: stop strings; None = none.
+      stops: stop strings.
     """
-    self._decode = decode
-    self._search = stop_strings.Search(stops or stop_strings.Strings())
+    self._decode, self._stops = decode, stops
     self._window = _Window()
-    self._sent: list[str] = []
     self._held = ''  # final, but a stop string may begin in it
+    self.text = ''  # as far as it has been sent
     self.ids: list[int] = []
     self.logprobs: list[float] = []  # of the ids
     self.finish: str | None = None  # 'stop' or 'length', when it has ended
     self.stop: str | None = None  # the stop string that ended it
-
-  @property
-  def text(self) -> str:
-    """The text as far as it has been sent."""
-    return ''.join(self._sent)
 
   def append(
     self, ids: Sequence[int], logprobs: Sequence[float], reason: str | None
@@ -71,7 +58,7 @@ class Detokenizer:
         `requests.Completion`; None = more follow.
     """
     assert self.finish is None, 'no token follows the end'
-    window, search = self._window, self._search.copy()
+    window = self._window
     self.ids += ids
     self.logprobs += logprobs
     self.finish = reason and FINISH[reason]
@@ -79,70 +66,56 @@ class Detokenizer:
       text, self._window = self._more(window, len(self.ids))
     else:
       text = self._decode(self.ids)[len(self.text) + len(self._held) :]
-    match = self._search.feed(text)
-    if match is not None:
-      return self._cut(window, search, text, match)
     text = self._held + text
-    final = len(text) - (0 if self.finish else self._search.held)
-    self._held = text[final:]
-    self._sent.append(text[:final])
-    return text[:final]
+    if (match := self._match(text)) is not None:
+      # The fewest tokens whose text has a match.
+      low, high = window.start, len(self.ids)
+      while high - low > 1:
+        count = (low + high) // 2
+        shorter = self._held + self._more(window, count)[0]
+        if (earlier := self._match(shorter)) is None:
+          low = count
+        else:
+          high, text, match = count, shorter, earlier
+      del self.ids[high:], self.logprobs[high:]
+      self.finish = 'stop'
+      end, self.stop = match
+    else:
+      end = len(text) - (0 if self.finish else self._possible(text))
+    self._held = text[end:]
+    self.text += text[:end]
+    return text[:end]
 
-  def _more(
-    self, window: _Window, count: int, *, must: bool = False
-  ) -> tuple[str, _Window]:
+  def _more(self, window: _Window, count: int) -> tuple[str, _Window]:
     """Returns the text that became final with `count` tokens, and the window.
 
     Args:
       window: the window before.
       count: tokens of the choice to read.
-      must: decode also if the window waits for more tokens.
     """
-    if count < window.least and not must:
-      return '', window
     decoded = self._decode(self.ids[window.start : count])
     final = decoded.rstrip(_REPLACEMENT)
-    size = count - window.start
-    # Once a window is long, it is decoded when it has grown by a quarter, so
-    # that the sum over all tokens stays linear.
-    least = count + size // 4 if size > _LONG_WINDOW else 0
     # A decoder may revise earlier text; wait until it repeats it.
     if not final.startswith(window.text):
-      return '', dataclasses.replace(window, least=least)
+      return '', window
     new = final[len(window.text) :]
     if not new or len(final) < len(decoded):
-      return new, dataclasses.replace(window, text=final, least=least)
+      return new, window._replace(text=final)
     # The new tokens have text of their own: they are context enough.
     context = self._decode(self.ids[window.last : count])
     return new, _Window(window.last, count, context)
 
-  def _cut(
-    self,
-    window: _Window,
-    search: stop_strings.Search,
-    text: str,
-    match: stop_strings.Match,
-  ) -> str:
-    """Ends with the token that completes the first stop string.
+  def _match(self, text: str) -> tuple[int, str] | None:
+    """Returns (start, string) of the stop string that starts first, if any."""
+    found = ((text.find(stop), stop) for stop in self._stops)
+    return min((x for x in found if x[0] >= 0), default=None)
 
-    Args:
-      window: the window before the last tokens.
-      search: the search before them.
-      text: their text, in which there is a match.
-      match: the match.
-    """
-    low, high = window.start, len(self.ids)  # too few tokens; enough of them
-    while high - low > 1:
-      count = (low + high) // 2
-      shorter, _ = self._more(window, count, must=True)
-      shorter_match = search.copy().feed(shorter)
-      if shorter_match is None:
-        low = count
-      else:
-        high, text, match = count, shorter, shorter_match
-    del self.ids[high:], self.logprobs[high:]
-    self.finish, self.stop = 'stop', match.string
-    text = (self._held + text)[: len(self._held) + match.start]
-    self._held = ''
-    self._sent.append(text)
-    return text
+  def _possible(self, text: str) -> int:
+    """Returns the characters at the end that may begin a stop string."""
+    sizes = (
+      size
+      for stop in self._stops
+      for size in range(1, len(stop))
+      if text.endswith(stop[:size])
+    )
+    return max(sizes, default=0)

@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.checkpoints import policies
-from posttrain.serve import detokenizer, protocol
-from posttrain.serve import token_logprobs as scores
+from posttrain.serve import detokenizer, protocol, token_logprobs
 from posttrain.util import release
 
 FINGERPRINT = f'posttrain-{release.__version__}'
-# Of a logprob, an id and an empty choice, about.
-_LOGPROB_BYTES, _ID_BYTES, _CHOICE_BYTES = 100, 6, 200
 
 
 class Writer:
@@ -42,8 +39,8 @@ class Writer:
   def whole(
     self,
     choices: Sequence[detokenizer.Detokenizer],
-    prompt_scores: Sequence[scores.TokenLogprobs | None],
-    choice_scores: Sequence[scores.TokenLogprobs | None],
+    prompt_scores: Sequence[token_logprobs.TokenLogprobs | None],
+    choice_scores: Sequence[token_logprobs.TokenLogprobs | None],
   ) -> dict[str, Any]:
     """Returns the response without streaming.
 
@@ -66,20 +63,6 @@ class Writer:
       body['prompt_logprobs'] = self._prompt_logprobs(0, prompt_scores[0])
     body['usage'] = self.usage(choices)
     return body
-
-  def size(self, choices: Sequence[detokenizer.Detokenizer]) -> int:
-    """Returns the bytes of a response without streaming, about."""
-    request = self._request
-    return (
-      _LOGPROB_BYTES * request.num_logprobs
-      + _ID_BYTES * request.num_echoed
-      + sum(
-        _CHOICE_BYTES
-        + len(choice.text)
-        + _ID_BYTES * len(choice.ids) * request.return_token_ids
-        for choice in choices
-      )
-    )
 
   def usage(self, choices: Sequence[detokenizer.Detokenizer]) -> dict[str, int]:
     """Returns token counts; a prompt counts once, whatever n is."""
@@ -212,7 +195,7 @@ class Writer:
 
   def _alternatives(
     self,
-    choice_scores: scores.TokenLogprobs | None,
+    choice_scores: token_logprobs.TokenLogprobs | None,
     choice: detokenizer.Detokenizer,
     index: int,
   ):
@@ -309,7 +292,9 @@ def text_of(policy: policies.Policy, token: int) -> str:
     return ''
 
 
-def _tops(scored: scores.TokenLogprobs, count: int, start: int, end: int):
+def _tops(
+  scored: token_logprobs.TokenLogprobs, count: int, start: int, end: int
+):
   """Returns [(id, logprob), ...] of the likeliest tokens, per place."""
   pairs = zip(
     scored.top_ids[start:end, :count].tolist(),

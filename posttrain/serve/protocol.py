@@ -1,50 +1,54 @@
 """The body of a request -> an `ApiRequest`, or a refusal that names the field.
 
-Both routes share one type. Fields without an effect on the response are
-ignored, by name; any other unsupported field is refused: no field is dropped
-silently.
+Both routes share one type. A field that this server does not know is refused by
+name, unless its value is one that has no effect on the response (`NEUTRAL`): no
+field is dropped silently.
+
+The text of a completion is tokenized as other servers do: special tokens in it
+are special, and bos precedes it. The content of messages is never special. What
+cannot fit into the context is refused by its size, before it is rendered or
+tokenized: a message has at least one token, and a token on average at most
+`CHARACTERS_PER_TOKEN` characters.
 """
 
 import dataclasses
-from collections.abc import Callable
+import difflib
+import functools
+import json
+import math
+import re
+import reprlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from posttrain.checkpoints import policies
 from posttrain.decode import requests, schedule
-from posttrain.serve import fields as fields_lib
-from posttrain.serve import texts, token_logprobs
+from posttrain.serve import token_logprobs
+from posttrain.util import json_files
 
-Refused, wrong = fields_lib.Refused, fields_lib.wrong
-
+CHARACTERS_PER_TOKEN = 32  # ordinary text has about 4
+MAX_MESSAGE = 600  # characters of an error's text
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16  # OpenAI's default `max_tokens` of completions
 COMPLETION_LOGPROBS = 5  # OpenAI's most `logprobs` of completions
 STOPS = 4  # the most stop strings
 STOP_CHARACTERS = 4096  # of all stop strings together
 MAX_LOGPROBS = 2**18  # of a response, alternatives included
-# Ids and characters of prompts in a response, copies included.
-MAX_ECHOED = 2**21
 # Fields without an effect on the response.
-IGNORED = {
-  'user',
-  'metadata',
-  'store',
-  'service_tier',
-  'safety_identifier',
-  'prompt_cache_key',
-  'prompt_cache_retention',
-  'parallel_tool_calls',
-  'request_id',
-  'priority',
-}
-# Unsupported fields, with the values that have no effect.
+IGNORED = frozenset(
+  'user metadata store service_tier safety_identifier prompt_cache_key '
+  'prompt_cache_retention parallel_tool_calls request_id priority'.split()
+)
+# Other unsupported fields, with the values that have no effect.
 NEUTRAL = {
-  'best_of': (),
   'suffix': ('',),
   'logit_bias': ({},),
-  'presence_penalty': (0, 0.0),
-  'frequency_penalty': (0, 0.0),
-  'repetition_penalty': (1, 1.0),
-  'length_penalty': (1, 1.0),
+  'presence_penalty': (0,),
+  'frequency_penalty': (0,),
+  'repetition_penalty': (1,),
+  'length_penalty': (1,),
   'min_tokens': (0,),
   'use_beam_search': (False,),
   'skip_special_tokens': (True,),
@@ -53,29 +57,167 @@ NEUTRAL = {
   'add_generation_prompt': (True,),
   'continue_final_message': (False,),
   'chat_template_kwargs': ({},),
-  'chat_template': (),
   'tools': ([],),
   'tool_choice': ('none', 'auto'),
   'functions': ([],),
   'function_call': ('none', 'auto'),
   'response_format': ({'type': 'text'},),
   'modalities': (['text'],),
-  'reasoning_effort': (),
-  'audio': (),
-  'prediction': (),
-  'verbosity': (),
-  'web_search_options': (),
-  'guided_json': (),
-  'guided_regex': (),
-  'guided_choice': (),
-  'guided_grammar': (),
-  'structured_outputs': (),
-  'truncate_prompt_tokens': (),
-  'logits_processors': (),
   'bad_words': ([],),
-  'allowed_token_ids': (),
-  'logprob_token_ids': (),
 }
+_PROMPT = 'be a text, token ids, or a list of either'
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
+
+
+class Refused(Exception):
+  """A refused request, with its HTTP status and error object."""
+
+  def __init__(
+    self,
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+  ):
+    """Creates the error.
+
+    Args:
+      status: the HTTP status.
+      message: the error's text; shortened to `MAX_MESSAGE` characters.
+      param: the field's name.
+      code: OpenAI's error code.
+    """
+    super().__init__(' '.join(message.split())[:MAX_MESSAGE])
+    self.status, self.code = status, code
+    self.param = param and param[:80]
+
+  @property
+  def body(self) -> dict[str, Any]:
+    """The error object, in OpenAI's form."""
+    kinds = {
+      401: 'authentication_error',
+      404: 'not_found_error',
+      429: 'rate_limit_error',
+      500: 'server_error',
+      503: 'server_error',
+    }
+    return {
+      'error': {
+        'message': str(self),
+        'param': self.param,
+        'code': self.code,
+        'type': kinds.get(self.status, 'invalid_request_error'),
+      }
+    }
+
+
+def quote(value: Any) -> str:
+  """Returns a JSON value as a short part of a message, whatever its size."""
+  return _SHORT.repr(value)[:200]
+
+
+def wrong(name: str, must: str, got: Any, code: str | None = None) -> Refused:
+  """Returns the refusal of a field's value."""
+  shown = name if name.isprintable() else quote(name)
+  return Refused(400, f'{shown} must {must}: got {quote(got)}', name, code)
+
+
+class Fields:
+  """The fields of a body; null means absent."""
+
+  def __init__(self, body: Mapping[str, Any]):
+    self._left = {k: v for k, v in body.items() if v is not None}
+    self._known: set[str] = set()
+
+  def take(self, name: str) -> Any:
+    """Returns a field's value; None if it is absent."""
+    self._known.add(name)
+    return self._left.pop(name, None)
+
+  def whole(
+    self, name: str, default: int | None, low: int, high: int
+  ) -> int | None:
+    """Returns a whole number in [low, high]."""
+    value = self.take(name)
+    if value is None:
+      return default
+    if type(value) is not int or not low <= value <= high:
+      raise wrong(name, f'be a whole number in [{low}, {high}]', value)
+    return value
+
+  def number(
+    self, name: str, default: float, ok: Callable[[float], bool], must: str
+  ) -> float:
+    """Returns a finite number with `ok`; `must`: the error's requirement."""
+    value = self.take(name)
+    if value is None:
+      return default
+    # A whole number may be too large to be a float.
+    if type(value) not in (int, float) or not -1e9 <= value <= 1e9:
+      raise wrong(name, must, value)
+    if not math.isfinite(value) or not ok(value):
+      raise wrong(name, must, value)
+    return float(value)
+
+  def flag(self, name: str, default: bool = False) -> bool:
+    """Returns a bool."""
+    value = self.take(name)
+    if value is None:
+      return default
+    if type(value) is not bool:
+      raise wrong(name, 'be true or false', value)
+    return value
+
+  def finish(
+    self,
+    ignored: frozenset[str] = IGNORED,
+    neutral: Mapping[str, tuple] = NEUTRAL,
+  ) -> None:
+    """Refuses fields that were not taken.
+
+    Args:
+      ignored: fields that have no effect, whatever their values.
+      neutral: fields that are not supported, with the values that are allowed.
+    """
+    for name, value in self._left.items():
+      allowed = neutral.get(name, ())
+      if name in ignored or value in allowed:
+        continue
+      known = [*self._known, *ignored, *neutral]
+      near = difflib.get_close_matches(name[:80], {*known} - {name}, 1)
+      hint = f', or be {json.dumps(allowed[0])}' if allowed else ''
+      if near and not allowed:
+        hint = f' (did you mean {near[0]!r}?)'
+      raise wrong(
+        name[:80],
+        f'be left out{hint}: this server does not support it',
+        value,
+        'unsupported_field',
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+  """The served policy, its name, and the limits of requests."""
+
+  policy: policies.Policy
+  name: str  # of the model
+  capacity: int  # tokens of a sequence
+  max_sequences: int  # open at a time
+
+  @property
+  def max_characters(self) -> int:
+    """The most characters of a prompt."""
+    return self.capacity * CHARACTERS_PER_TOKEN
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """A prompt as ids and as text."""
+
+  ids: np.ndarray  # i32[P]
+  text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +225,7 @@ class ApiRequest:
   """A request, parsed and checked."""
 
   chat: bool
-  prompts: tuple[texts.Prompt, ...]
+  prompts: tuple[Prompt, ...]
   max_tokens: tuple[int, ...]  # per prompt; 0 = only the prompt is scored
   n: int
   seed: int | None
@@ -106,150 +248,123 @@ class ApiRequest:
   @property
   def scores_prompt(self) -> bool:
     """Whether the response has logprobs of the prompts."""
-    return _scores_prompt(self.echo, self.logprobs, self.prompt_logprobs)
-
-  @property
-  def num_logprobs(self) -> int:
-    """The most logprobs of the response, alternatives included."""
-    prompts = sum(len(prompt.ids) for prompt in self.prompts)
-    count = 0
-    if self.prompt_logprobs is not None:
-      copies = 1 if self.chat else self.n
-      count += copies * (1 + self.prompt_logprobs) * prompts
-    if self.logprobs is not None:
-      tokens = sum(self.max_tokens) + (prompts if self.echo else 0)
-      count += self.n * (1 + self.logprobs) * tokens
-    return count
-
-  @property
-  def num_echoed(self) -> int:
-    """The ids and characters of prompts in the response, copies included."""
-    copies = 1 if self.chat and not self.stream else self.n
-    ids = sum(len(prompt.ids) for prompt in self.prompts)
-    characters = sum(len(prompt.text) for prompt in self.prompts)
-    return copies * (ids * self.return_token_ids + characters * self.echo)
+    return self.prompt_logprobs is not None or (
+      self.echo and self.logprobs is not None
+    )
 
 
-def _scores_prompt(
-  echo: bool, logprobs: int | None, prompt_logprobs: int | None
-) -> bool:
-  return prompt_logprobs is not None or (echo and logprobs is not None)
-
-
-def read(
-  content: bytes,
-  served: texts.Served,
-  *,
-  chat: bool,
-  cancelled: Callable[[], bool] | None = None,
-) -> ApiRequest:
+def read(content: bytes, served: Served, *, chat: bool) -> ApiRequest:
   """Reads and checks a request.
 
   Args:
     content: the body.
     served: the model, and the limits.
     chat: whether the route is /v1/chat/completions.
-    cancelled: returns whether the result is no longer wanted.
 
   Raises:
     Refused: with 400 or 404.
   """
-  fields = fields_lib.Fields(fields_lib.parse(content))
+  try:
+    body = json_files.parse(content, 'the body')
+  except ValueError as error:
+    raise Refused(400, f'{error}') from error
+  if not isinstance(body, dict):
+    raise Refused(
+      400, f'the body must be a JSON object: got a {type(body).__name__}'
+    )
+  fields = Fields(body)
   check_model(fields.take('model'), served.name)
-  take = texts.take_messages if chat else texts.take_prompts
-  items = take(fields, served)
+  items = (_take_messages if chat else _take_prompts)(fields, served)
   specials = chat or fields.flag('add_special_tokens', True)
-  options = _options(fields, served, chat)
-  limit = _token_limit(fields, chat, options)
-  fields.finish(IGNORED, NEUTRAL)
-  _check_sequences(1 if chat else len(items), options, served)
-  # All other fields are right: now the slow part.
-  prompts = (
-    texts.conversation(items, served, cancelled)
-    if chat
-    else texts.prompts(items, served, specials=specials)
-  )
+  most = token_logprobs.MAX_ALTERNATIVES
+  if chat:
+    with_logprobs = fields.flag('logprobs')
+    logprobs = fields.whole('top_logprobs', 0, 0, most)
+    if logprobs and not with_logprobs:
+      raise wrong('top_logprobs', 'be 0 where logprobs is false', logprobs)
+    logprobs = logprobs if with_logprobs else None
+  else:
+    logprobs = fields.whole('logprobs', None, 0, COMPLETION_LOGPROBS)
+  stream, stream_options = fields.flag('stream'), fields.take('stream_options')
+  if (
+    stream_options and not stream or not isinstance(stream_options, dict | None)
+  ):
+    raise wrong(
+      'stream_options',
+      'be an object, and be left out where stream is false',
+      stream_options,
+    )
+  inner = Fields(stream_options or {})
   request = ApiRequest(
     chat=chat,
-    prompts=prompts,
-    max_tokens=_max_tokens(limit, prompts, served, chat),
-    **options,
+    prompts=(),
+    max_tokens=(),
+    n=fields.whole('n', 1, 1, MAX_CHOICES),
+    echo=not chat and fields.flag('echo'),
+    logprobs=logprobs,
+    prompt_logprobs=fields.whole('prompt_logprobs', None, 0, most),
+    stream=stream,
+    include_usage=inner.flag('include_usage'),
+    seed=fields.whole('seed', None, -(2**63), 2**63 - 1),
+    sampling=_sampling(fields),
+    stop=_stop(fields, served),
+    stop_ids=_stop_ids(fields, served),
+    return_token_ids=fields.flag('return_token_ids'),
+    tokens_as_ids=fields.flag('return_tokens_as_token_ids'),
   )
-  _check_response(request)
-  return request
-
-
-def _options(
-  fields: fields_lib.Fields, served: texts.Served, chat: bool
-) -> dict[str, Any]:
-  """Returns the fields of an `ApiRequest` that do not depend on prompts."""
-  most = token_logprobs.MAX_ALTERNATIVES
-  stream, usage = _stream(fields)
-  options = {
-    'n': fields.whole('n', 1, 1, MAX_CHOICES),
-    'echo': not chat and fields.flag('echo'),
-    'logprobs': _logprobs(fields, chat),
-    'prompt_logprobs': fields.whole('prompt_logprobs', None, 0, most),
-    'stream': stream,
-    'include_usage': usage,
-    'seed': fields.whole('seed', None, -(2**63), 2**63 - 1),
-    'sampling': _sampling(fields),
-    'stop': _stop(fields, served),
-    'stop_ids': _stop_ids(fields, served),
-    'return_token_ids': fields.flag('return_token_ids'),
-    'tokens_as_ids': fields.flag('return_tokens_as_token_ids'),
-  }
-  if stream:
-    _check_streamed(
-      chat, options['echo'], options['logprobs'], options['prompt_logprobs']
-    )
-  return options
-
-
-def _check_sequences(
-  prompts: int, options: dict[str, Any], served: texts.Served
-) -> None:
-  """Raises Refused for more sequences than may be open at a time."""
-  scored = _scores_prompt(
-    options['echo'], options['logprobs'], options['prompt_logprobs']
-  )
-  if prompts * (options['n'] + scored) > served.max_sequences:
-    raise wrong(
-      'n',
-      f'request at most {served.max_sequences} sequences in all, over '
-      f'{prompts} prompts, scored prompts included',
-      options['n'],
-    )
-
-
-def _check_response(request: ApiRequest) -> None:
-  """Raises Refused for a response that would be too large."""
-  if request.num_echoed > MAX_ECHOED:
-    raise wrong(
-      'echo' if request.echo else 'return_token_ids',
-      f'return at most {MAX_ECHOED} ids and characters of prompts in all, one '
-      'copy per choice; send fewer prompts or choices at a time',
-      request.num_echoed,
-    )
-  if request.num_logprobs > MAX_LOGPROBS:
-    raise wrong(
-      'prompt_logprobs' if request.logprobs is None else 'logprobs',
-      f'request at most {MAX_LOGPROBS} logprobs in all, alternatives '
-      'included; send fewer prompts or choices at a time',
-      request.num_logprobs,
-    )
-
-
-def _check_streamed(chat, echo, logprobs, prompt_logprobs) -> None:
+  inner.finish(frozenset({'include_obfuscation', 'continuous_usage_stats'}), {})
   # Clients send `logprobs: 1` for the logprobs of a completion's own tokens.
-  most = 0 if chat else 1
-  scored = _scores_prompt(echo, logprobs, prompt_logprobs)
-  if scored or (logprobs or 0) > most:
+  alternatives = (logprobs or 0) > (0 if chat else 1)
+  if stream and (request.scores_prompt or alternatives):
     raise wrong(
       'stream',
       'be false where prompts are scored, or alternatives of tokens are '
       'requested: they are computed once the choice is complete',
       True,
+    )
+  limit = _token_limit(fields, request)
+  fields.finish()
+  count = 1 if chat else len(items)
+  if count * (request.n + request.scores_prompt) > served.max_sequences:
+    raise wrong(
+      'n',
+      f'request at most {served.max_sequences} sequences in all, over '
+      f'{count} prompts, scored prompts included',
+      request.n,
+    )
+  # All other fields are right: now the slow part.
+  prompts = (
+    (_conversation(items, served),)
+    if chat
+    else tuple(
+      _prompt(
+        item, f'prompt[{i}]' if len(items) > 1 else 'prompt', served, specials
+      )
+      for i, item in enumerate(items)
+    )
+  )
+  max_tokens = _max_tokens(limit, prompts, served, chat)
+  request = dataclasses.replace(request, prompts=prompts, max_tokens=max_tokens)
+  _check_logprobs(request)
+  return request
+
+
+def _check_logprobs(request: ApiRequest) -> None:
+  """Raises Refused for a response with too many logprobs."""
+  prompts = sum(len(prompt.ids) for prompt in request.prompts)
+  count = 0
+  if request.prompt_logprobs is not None:
+    copies = 1 if request.chat else request.n
+    count += copies * (1 + request.prompt_logprobs) * prompts
+  if request.logprobs is not None:
+    tokens = sum(request.max_tokens) + (prompts if request.echo else 0)
+    count += request.n * (1 + request.logprobs) * tokens
+  if count > MAX_LOGPROBS:
+    raise wrong(
+      'prompt_logprobs' if request.logprobs is None else 'logprobs',
+      f'request at most {MAX_LOGPROBS} logprobs in all, alternatives '
+      'included; send fewer prompts or choices at a time',
+      count,
     )
 
 
@@ -260,42 +375,20 @@ def check_model(model: Any, name: str) -> None:
   if model != name:
     raise Refused(
       404,
-      f'model must be one that is served here: got {fields_lib.quote(model)}, '
+      f'model must be one that is served here: got {quote(model)}, '
       f'expected {name!r}',
       'model',
       'model_not_found',
     )
 
 
-def _logprobs(fields: fields_lib.Fields, chat: bool) -> int | None:
-  if not chat:
-    return fields.whole('logprobs', None, 0, COMPLETION_LOGPROBS)
-  logprobs = fields.flag('logprobs')
-  top = fields.whole('top_logprobs', 0, 0, token_logprobs.MAX_ALTERNATIVES)
-  if top and not logprobs:
-    raise wrong('top_logprobs', 'be 0 where logprobs is false', top)
-  return top if logprobs else None
-
-
-def _stream(fields: fields_lib.Fields) -> tuple[bool, bool]:
-  stream, options = fields.flag('stream'), fields.object('stream_options')
-  if options and not stream:
-    raise wrong('stream_options', 'be left out where stream is false', options)
-  inner = fields_lib.Fields(options)
-  usage = inner.flag('include_usage')
-  inner.finish({'include_obfuscation', 'continuous_usage_stats'}, {})
-  return stream, usage
-
-
-def _token_limit(
-  fields: fields_lib.Fields, chat: bool, options: dict[str, Any]
-) -> tuple[str, int] | None:
+def _token_limit(fields: Fields, request: ApiRequest) -> tuple[str, int] | None:
   """Returns the name and value of the limit; None if there is none."""
   names = ('max_completion_tokens', 'max_tokens')
-  scores = options['echo'] or options['prompt_logprobs'] is not None
+  scores = request.echo or request.prompt_logprobs is not None
   values = {
     name: fields.whole(name, None, 0 if scores else 1, 2**31)
-    for name in (names if chat else names[1:])
+    for name in (names if request.chat else names[1:])
   }
   limits = [(name, x) for name, x in values.items() if x is not None]
   if len({x for _, x in limits}) > 1:
@@ -305,25 +398,14 @@ def _token_limit(
 
 def _max_tokens(
   limit: tuple[str, int] | None,
-  prompts: tuple[texts.Prompt, ...],
-  served: texts.Served,
+  prompts: tuple[Prompt, ...],
+  served: Served,
   chat: bool,
 ) -> tuple[int, ...]:
   """Returns the most new tokens per prompt."""
   tokens_left = [served.capacity - len(prompt.ids) for prompt in prompts]
   longest = served.capacity - min(tokens_left)
-  name = 'messages' if chat else 'prompt'
-  if limit is None and min(tokens_left) < 1:
-    raise Refused(
-      400,
-      f'{name} must be shorter than the context of {served.capacity} tokens: '
-      f'got {longest} tokens',
-      name,
-      'context_length_exceeded',
-    )
-  if limit is None:
-    return tuple(x if chat else min(x, COMPLETION_TOKENS) for x in tokens_left)
-  name, value = limit
+  name, value = limit or ('messages' if chat else 'prompt', 1)
   if value > min(tokens_left):
     raise Refused(
       400,
@@ -332,10 +414,12 @@ def _max_tokens(
       name,
       'context_length_exceeded',
     )
+  if limit is None:
+    return tuple(x if chat else min(x, COMPLETION_TOKENS) for x in tokens_left)
   return (value,) * len(prompts)
 
 
-def _sampling(fields: fields_lib.Fields) -> requests.Sampling:
+def _sampling(fields: Fields) -> requests.Sampling:
   top_k = fields.whole('top_k', 0, -1, 2**31 - 1)
   return requests.Sampling(
     # Smaller values would overflow; 0 is greedy.
@@ -351,24 +435,27 @@ def _sampling(fields: fields_lib.Fields) -> requests.Sampling:
   )
 
 
-def _stop(fields: fields_lib.Fields, served: texts.Served) -> tuple[str, ...]:
+def _stop(fields: Fields, served: Served) -> tuple[str, ...]:
   stop = fields.take('stop')
   stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-  whole = isinstance(stops, list) and len(stops) <= STOPS
-  if not whole or not all(isinstance(x, str) and x for x in stops):
-    raise wrong('stop', f'be a text, or at most {STOPS} of them', stop)
-  if sum(map(len, stops)) > STOP_CHARACTERS:
+  if (
+    not isinstance(stops, list)
+    or len(stops) > STOPS
+    or not all(isinstance(x, str) and x for x in stops)
+    or sum(map(len, stops)) > STOP_CHARACTERS
+  ):
     raise wrong(
-      'stop', f'have at most {STOP_CHARACTERS} characters in all', stop
+      'stop',
+      f'be a text, or at most {STOPS} of them, and have at most '
+      f'{STOP_CHARACTERS} characters in all',
+      stop,
     )
   if stops and served.policy.renderer is None:
     raise wrong('stop', 'be left out: the model has no tokenizer', stop)
   return tuple(stops)
 
 
-def _stop_ids(
-  fields: fields_lib.Fields, served: texts.Served
-) -> tuple[int, ...]:
+def _stop_ids(fields: Fields, served: Served) -> tuple[int, ...]:
   extra, policy = fields.take('stop_token_ids'), served.policy
   extra = [] if extra is None else extra
   own = () if fields.flag('ignore_eos') else policy.stop_ids
@@ -385,3 +472,143 @@ def _stop_ids(
       extra,
     )
   return ids
+
+
+def _take_messages(fields: Fields, served: Served) -> list[Any]:
+  """Takes the field `messages`; checks its form and its size."""
+  messages, renderer = fields.take('messages'), served.policy.renderer
+  if renderer is None:
+    raise Refused(
+      400,
+      'messages must be read by a tokenizer: the model has none; send '
+      'token ids to /v1/completions',
+      'messages',
+    )
+  if not isinstance(messages, list) or not messages:
+    raise wrong('messages', 'be a list of some messages', messages)
+  if len(messages) > served.capacity:
+    raise _too_long('messages', f'{len(messages)} messages', served)
+  size = len(json.dumps(messages, ensure_ascii=False))
+  # Each message has keys, braces and a role besides its text.
+  if size > served.max_characters + 16 * served.capacity:
+    raise _too_long('messages', f'{size} characters', served)
+  names = _names(renderer.template)
+  return [_message(x, f'messages[{i}]', names) for i, x in enumerate(messages)]
+
+
+@functools.lru_cache(maxsize=4)
+def _names(template: str | None) -> frozenset[str]:
+  """Returns the fields of a message that a template may read: all its words."""
+  # Without a template the renderer refuses tool calls itself.
+  words = ['tool_calls'] if template is None else re.findall(r'\w+', template)
+  return frozenset({'role', 'content', *words})
+
+
+def _message(message: Any, place: str, names: frozenset[str]) -> Any:
+  """Joins the parts of a content; the renderer checks the rest.
+
+  Args:
+    message: a JSON value.
+    place: its name in errors.
+    names: the fields that the chat template may read.
+  """
+
+  def check_read(value: dict[str, Any], place: str, names) -> None:
+    for name, x in value.items():
+      if name not in names and x not in (None, '', [], {}):
+        raise wrong(
+          f'{place}.{name[:80]}',
+          'be left out: nothing reads it',
+          x,
+          'unsupported_field',
+        )
+
+  if not isinstance(message, dict):
+    raise wrong(place, 'be an object', message)
+  check_read(message, place, names)
+  # The newer name of the role with the instructions.
+  if message.get('role') == 'developer':
+    message = {**message, 'role': 'system'}
+  parts = message.get('content')
+  if not isinstance(parts, list):
+    return message
+  for part in parts:
+    text = isinstance(part, dict) and part.get('type') == 'text'
+    if not text or not isinstance(part.get('text'), str):
+      raise wrong(f'{place}.content', 'be text, or parts of text', part)
+    check_read(part, f'{place}.content', ('type', 'text'))
+  return {**message, 'content': ''.join(part['text'] for part in parts)}
+
+
+def _conversation(messages: list[Any], served: Served) -> Prompt:
+  """Renders messages with the renderer's template."""
+  try:
+    rendered = served.policy.renderer.prompt(messages)
+  except ValueError as error:
+    raise Refused(400, f'{error}', 'messages') from error
+  return Prompt(_checked(rendered.ids, 'messages', served), rendered.text)
+
+
+def _too_long(name: str, got: str, served: Served) -> Refused:
+  return Refused(
+    400,
+    f'{name} must fit into the context of {served.capacity} tokens: got {got}',
+    name.partition('[')[0],
+    'context_length_exceeded',
+  )
+
+
+def _take_prompts(fields: Fields, served: Served) -> list[Any]:
+  """Takes the field `prompt` in any of its forms; returns a list of prompts."""
+  prompt = fields.take('prompt')
+  if not isinstance(prompt, str | list) or not prompt:
+    raise wrong('prompt', f'{_PROMPT}, and not be empty', prompt)
+  single = isinstance(prompt, str) or all(type(x) is int for x in prompt)
+  items = [prompt] if single else prompt
+  if len(items) > served.max_sequences:
+    raise wrong(
+      'prompt', f'hold at most {served.max_sequences} of them', len(items)
+    )
+  return items
+
+
+def _prompt(item: Any, place: str, served: Served, specials: bool) -> Prompt:
+  """Checks a prompt, and tokenizes a text.
+
+  Args:
+    item: a text or a list of ids.
+    place: its name in errors.
+    served: the model, and the limits.
+    specials: whether bos precedes a text.
+  """
+  if isinstance(item, list) and all(type(x) is int for x in item):
+    ids = _checked(item, place, served)
+    return Prompt(ids, served.policy.text(ids.tolist()))
+  if not isinstance(item, str):
+    raise wrong(place, _PROMPT, item)
+  if served.policy.renderer is None:
+    raise Refused(
+      400, f'{place} must be token ids: the model has no tokenizer', 'prompt'
+    )
+  if len(item) > served.max_characters:
+    raise _too_long(place, f'{len(item)} characters', served)
+  tokenizer = served.policy.renderer.tokenizer
+  ids = list(tokenizer.encode_scaffold(item)) if item else []
+  bos = tokenizer.bos_id
+  if specials and bos is not None and ids[:1] != [bos]:
+    ids = [bos, *ids]
+  return Prompt(_checked(ids, place, served), item)
+
+
+def _checked(ids, place: str, served: Served) -> np.ndarray:
+  """Returns the ids as an array; raises Refused for unknown ids."""
+  size = served.policy.model.vocab_size
+  name = place.partition('[')[0]
+  if not len(ids):
+    raise Refused(400, f'{place} must have a token: got none', name)
+  if len(ids) > served.capacity:
+    raise _too_long(place, f'{len(ids)} tokens', served)
+  bad = next((i for i in ids if not 0 <= i < size), None)
+  if bad is not None:
+    raise wrong(name, f'be of ids in [0, {size}), the vocabulary', int(bad))
+  return np.asarray(ids, np.int32)

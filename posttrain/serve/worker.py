@@ -22,8 +22,7 @@ import numpy as np
 
 from posttrain import sharding
 from posttrain.checkpoints import policies
-from posttrain.decode import engine as engines
-from posttrain.decode import requests
+from posttrain.decode import engine, requests
 from posttrain.serve import token_logprobs
 
 _PREFILL = {'prefill_rows': 8, 'prefill_tokens': 64}
@@ -205,8 +204,8 @@ class Worker:
     """The reason for accepting no more jobs; None while it accepts them."""
     return self._failure
 
-  def _make_engine(self) -> engines.Engine:
-    engine = engines.Engine(
+  def _make_engine(self) -> engine.Engine:
+    made = engine.Engine(
       self._policy.model,
       slots=self.slots,
       capacity=self.capacity,
@@ -215,8 +214,8 @@ class Worker:
       mesh=sharding.one_device(),
       **_PREFILL,
     )
-    engine.set_params(self._policy.params, 0)
-    return engine
+    made.set_params(self._policy.params, 0)
+    return made
 
   def _run(self) -> None:
     while self._failure is None:

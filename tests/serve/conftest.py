@@ -39,7 +39,7 @@ def policy(folder):
 @pytest.fixture(scope='session')
 def start(policy):
   """Returns a context manager that runs a server in a thread."""
-  from posttrain.serve import access, app, server, texts, worker
+  from posttrain.serve import app, protocol, worker
 
   @contextlib.contextmanager
   def run(*, max_jobs=MAX_JOBS, api_key=None, max_body_bytes=2**16):
@@ -47,20 +47,23 @@ def start(policy):
       policy, slots=SLOTS, capacity=CAPACITY, chunk=4, max_jobs=max_jobs
     )
     owner.start()
-    listening = server.bind('127.0.0.1', 0)
+    listening = app.bind('127.0.0.1', 0)
     application = app.make(
-      texts.Served(policy, NAME, CAPACITY, max_jobs),
+      protocol.Served(policy, NAME, CAPACITY, max_jobs),
       owner,
-      access=access.Access(api_key, access.own_hosts(listening)),
+      api_key=api_key,
+      hosts=app.own_hosts(listening),
       max_body_bytes=max_body_bytes,
     )
-    http_server = server.Server(application, owner)
-    thread = threading.Thread(target=http_server.serve_on, args=(listening,))
+    server = app.Server(application, owner)
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
-    url = server.address(listening)
+    url = app.address(listening)
     with httpx.Client(base_url=url, timeout=120) as client:
-      yield types.SimpleNamespace(url=url, worker=owner, client=client)
-    http_server.leave()
+      yield types.SimpleNamespace(
+        url=url, worker=owner, client=client, server=server
+      )
+    server.leave()
     thread.join()
     listening.close()
     assert owner.stop(60)

@@ -105,7 +105,7 @@ def test_flag_errors_are_one_line_with_exit_code_2(
 
 def test_missing_packages_are_named_with_the_pip_command(capsys, monkeypatch):
   monkeypatch.setattr(signal, 'signal', lambda *_: None)
-  for name in ('app', 'server', 'starlette', 'uvicorn'):
+  for name in ('app', 'starlette', 'uvicorn'):
     for module in [
       m for m in sys.modules if m in (f'posttrain.serve.{name}', name)
     ]:

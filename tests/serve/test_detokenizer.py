@@ -1,21 +1,20 @@
 """Detokenizer: the text does not depend on the size of the pieces."""
 
+import random
+
 import pytest
 
-from posttrain.serve import detokenizer, stop_strings
+from posttrain.serve import detokenizer
 from tests import fixtures
 
 decode = fixtures.RENDERER.tokenizer.decode
 EOS = fixtures.RENDERER.tokenizer.eos_id
 
 
-def feed(text, size, stops=(), reason='max_tokens', end=()):
+def feed(text, size, stops=(), reason='max_tokens', decode=decode):
   """Appends the bytes of a text in pieces; returns (detokenizer, texts)."""
-  ids = [*(text.encode() if isinstance(text, str) else text), *end]
-  choice, pieces = (
-    detokenizer.Detokenizer(decode, stop_strings.Strings(stops)),
-    [],
-  )
+  ids = [*(text.encode() if isinstance(text, str) else text)]
+  choice, pieces = detokenizer.Detokenizer(decode, stops), []
   for start in range(0, len(ids), size):
     if choice.finish:
       break
@@ -33,38 +32,40 @@ def feed(text, size, stops=(), reason='max_tokens', end=()):
 def test_multibyte_characters_are_not_split(size):
   text = 'né € 你好 🙂🙂!'
   choice, pieces = feed(text, size)
-  assert (
-    choice.text == text and choice.finish == 'length' and choice.stop is None
-  )
+  assert (choice.text, choice.finish, choice.stop) == (text, 'length', None)
   assert not any('\ufffd' in piece for piece in pieces)
 
 
-def test_invalid_bytes_are_replaced_once_final():
-  choice, pieces = feed([65, 0xE2, 0x82], 1)
-  assert pieces == ['A', '', '\ufffd'] and choice.text == 'A\ufffd'
-  choice, pieces = feed(
-    [65, 0xFF, 66], 1
-  )  # the next byte shows that 0xFF is invalid
-  assert pieces == ['A', '', '\ufffdB']
+@pytest.mark.parametrize(
+  ('ids', 'stops', 'expected'),
+  [
+    ([65, 0xE2, 0x82], (), ['A', '', '\ufffd']),
+    # The next byte shows that 0xFF is invalid.
+    ([65, 0xFF, 66], (), ['A', '', '\ufffdB']),
+    ('aXYbXY', ('XYZ',), ['a', '', '', 'XYb', '', 'XY']),
+    ('xababab', ('abab!', 'ba?'), ['x', '', '', '', '', 'ab', 'abab']),
+  ],
+)
+def test_text_that_may_change_is_held_back(ids, stops, expected):
+  choice, pieces = feed(ids, 1, stops)
+  assert pieces == expected and choice.finish == 'length'
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 4, 7, 100])
-def test_stop_string_ends_the_choice_at_the_completing_token(size):
-  choice, pieces = feed('ab STO STOP cd STOP', size, ('STOP', 'zz'))
-  assert choice.text == 'ab STO ' and choice.finish == 'stop'
-  assert choice.stop == 'STOP' and bytes(choice.ids) == b'ab STO STOP'
-
-
-@pytest.mark.parametrize('size', [1, 2, 9])
-def test_first_completed_stop_string_wins(size):
-  choice, _ = feed('xabcd', size, ('abcd', 'bc'))
-  assert (choice.text, choice.stop, len(choice.ids)) == ('xa', 'bc', 4)
-
-
-def test_possible_start_of_a_stop_string_is_held_back():
-  choice, pieces = feed('aXYbXY', 1, ('XYZ',))
-  assert pieces == ['a', '', '', 'XYb', '', 'XY']
-  assert choice.finish == 'length'
+@pytest.mark.parametrize(
+  ('text', 'stops', 'expected'),
+  [
+    ('ab STO STOP cd STOP', ('STOP', 'zz'), ('ab STO ', 'STOP', 11)),
+    ('xabcd', ('abcd', 'bc'), ('xa', 'bc', 4)),  # it is complete first
+    ('aaaa', ('aa',), ('', 'aa', 2)),
+  ],
+)
+def test_stop_string_ends_the_choice_at_the_completing_token(
+  size, text, stops, expected
+):
+  choice, _ = feed(text, size, stops)
+  assert (choice.text, choice.stop, len(choice.ids)) == expected
+  assert choice.finish == 'stop'
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_possible_start_of_a_stop_string_is_held_back():
   [('eos', 'stop'), ('max_tokens', 'length'), ('overflow', 'length')],
 )
 def test_stop_reasons_map_to_finish_reasons(reason, finish):
-  choice, _ = feed('ab', 1, reason=reason, end=[EOS])
+  choice, _ = feed([*b'ab', EOS], 1, reason=reason)
   assert (choice.finish, choice.text, choice.ids[-1]) == (finish, 'ab', EOS)
 
 
@@ -85,9 +86,38 @@ def test_text_revised_by_the_decoder_is_sent_once():
     except UnicodeDecodeError:
       return '\ufffd' * len(ids)
 
-  choice = detokenizer.Detokenizer(fallback)
-  pieces = [
-    choice.append([byte], [0.0], 'eos' if i == 5 else None)
-    for i, byte in enumerate('aé€'.encode())
-  ]
-  assert pieces == ['a', '', 'é', '', '', '€']
+  assert feed('aé€', 1, decode=fallback)[1] == ['a', '', 'é', '', '', '€']
+
+
+@pytest.mark.parametrize('seed', range(10))
+def test_any_bytes_in_any_pieces_give_the_text_of_all(seed):
+  """Broken UTF-8 and special tokens included, with stop strings and without."""
+  rng = random.Random(seed)
+  alphabet = [*'ab€é🙂'.encode(), 0xFF, 0x80, 257, 260]
+  ids = rng.choices(alphabet, k=120)
+  for stops in ((), ('ba€',), ('aba', 'b\ufffda', '🙂')):
+    expected, _ = feed(ids, len(ids), stops)
+    if expected.stop is None:
+      assert expected.text == decode(ids)
+    else:
+      assert decode(expected.ids).rstrip('\ufffd').endswith(expected.stop)
+      assert expected.stop not in decode(expected.ids[:-1]).rstrip('\ufffd')
+    for size in (1, 2, 7):
+      choice, _ = feed(ids, size, stops)
+      assert (choice.text, choice.ids, choice.stop) == (
+        expected.text,
+        expected.ids,
+        expected.stop,
+      )
+
+
+def test_decoder_that_joins_words_is_decoded_with_context():
+  """As sentencepiece: a space at the beginning of a text is dropped."""
+  words = ['\u2581a', '\u2581b', 'c', '\u2581', '\u2581d']
+
+  def joined(ids):
+    text = ''.join(words[i] for i in ids).replace('\u2581', ' ')
+    return text.removeprefix(' ')
+
+  ids = [0, 1, 2, 3, 4, 1, 1, 2, 0] * 9
+  assert feed(ids, 1, ('zz',), decode=joined)[0].text == joined(ids)

@@ -384,3 +384,29 @@ def test_seeded_choices_equal_engine_requests_with_keys(post, policy):
     ]
   )
   assert [x.ids.tolist() for x in completions] == token_ids(response)
+
+
+def test_developer_messages_are_those_of_the_system(post):
+  prompts = [
+    post(
+      'chat/completions',
+      messages=[{'role': role, 'content': 'Be brief.'}, *MESSAGES],
+      max_tokens=1,
+      return_token_ids=True,
+    )['prompt_token_ids']
+    for role in ('developer', 'system')
+  ]
+  assert prompts[0] == prompts[1]
+
+
+def test_chats_have_up_to_20_alternatives_in_order(post):
+  (choice,) = post(
+    'chat/completions',
+    messages=MESSAGES,
+    max_tokens=3,
+    logprobs=True,
+    top_logprobs=20,
+  )['choices']
+  for entry in choice['logprobs']['content']:
+    tops = [x['logprob'] for x in entry['top_logprobs']]
+    assert len(tops) == 20 and tops == sorted(tops, reverse=True)
