@@ -1,6 +1,5 @@
 """Host memory settings of the process, and the out-of-memory error."""
 
-import contextlib
 import ctypes
 import gc
 import logging
@@ -55,24 +54,6 @@ def check_limit() -> None:
     'too little, it ends with std::bad_alloc',
     limit / 2**30,
   )
-
-
-def share_one_arena() -> None:
-  """Makes all threads allocate from one heap; does nothing without glibc.
-
-  By default each thread has a heap of its own, whose free end
-  `release_freed_memory` cannot return. To be called before threads start.
-  """
-  if sys.platform.startswith('linux'):
-    with contextlib.suppress(OSError, AttributeError):
-      ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX of malloc.h
-
-
-def release_freed_memory() -> None:
-  """Returns freed memory to the kernel; does nothing without glibc."""
-  if sys.platform.startswith('linux'):
-    with contextlib.suppress(OSError, AttributeError):
-      ctypes.CDLL(None).malloc_trim(0)
 
 
 def freeze_objects() -> None:
