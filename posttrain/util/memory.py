@@ -1,5 +1,6 @@
 """Host memory settings of the process, and the out-of-memory error."""
 
+import contextlib
 import ctypes
 import gc
 import logging
