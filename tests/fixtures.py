@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from posttrain import schema, sharding
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 
-RENDERER = chat.load(schema.Tokenizer())
+RENDERER = rendering.load(schema.Tokenizer())
 MODEL = dataclasses.replace(
   schema.PRESETS['tiny'], vocab_size=RENDERER.tokenizer.vocab_size
 )

@@ -141,9 +141,9 @@ def ours(shape, tied: int):
   import jax
 
   from posttrain import schema, sharding
-  from posttrain.chat import renderer as chat
+  from posttrain.chat import rendering
 
-  renderer = chat.load(schema.Tokenizer())
+  renderer = rendering.load(schema.Tokenizer())
   renderer.stop_ids = ()  # every sample has its 32 tokens
   stage = make_stage(renderer, tied)
   cfg = schema.Model(**dataclasses.asdict(shape))

@@ -33,11 +33,10 @@ def publish(preset: str, folder: pathlib.Path) -> None:
   import jax
 
   from posttrain import schema
-  from posttrain.chat import pretrained
-  from posttrain.chat import renderer as chat
+  from posttrain.chat import pretrained, rendering
   from posttrain.models import hf, transformer
 
-  renderer = chat.load(schema.Tokenizer())
+  renderer = rendering.load(schema.Tokenizer())
   model = dataclasses.replace(
     schema.PRESETS[preset], vocab_size=renderer.tokenizer.vocab_size
   )

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from posttrain import schema
-from posttrain.chat import templates, tokenizer_files, tokenizers
-from posttrain.util import foreign, json_files
+from posttrain.chat import templates, tokenizers
+from posttrain.util import json_files
 
 _SPECIAL = (
   'bos_token',
@@ -158,8 +158,8 @@ def _check_read(template: str | None, variables: Mapping[str, Any]) -> None:
   for name in variables.keys() - reads:
     raise ValueError(
       'config.tokenizer.template_variables must be some that the chat '
-      f'template reads: got {foreign.quote(name)}, expected some of '
-      f'{foreign.quote(sorted(reads))}'
+      f'template reads: got {name!r:.200}, expected some of '
+      f'{sorted(reads)!r:.200}'
     )
 
 
@@ -198,8 +198,8 @@ def _closing(
   first special token there (a base model may have a chat template, but end its
   texts with another token).
   """
-  added = tokenizer_files.check(file)
-  ends = [token.text for token in added if token.id in stops]
+  added = json_files.read_object(file).get('added_tokens') or []
+  ends = [token['content'] for token in added if token['id'] in stops]
   eos = variables.get('eos_token')
   ends = [*ends, eos] if eos else ends
   if template is None:
@@ -211,7 +211,7 @@ def _closing(
   except ValueError:  # rendering will raise it again
     return next(iter(ends), None)
   rest = text.partition(_MARK)[2]
-  special = [token.text for token in added if token.special]
+  special = [token['content'] for token in added if token['special']]
   for candidates in (ends, special):
     positions = {rest.index(x): x for x in candidates if x in rest}
     if positions:
@@ -240,7 +240,7 @@ def _template(folder: pathlib.Path, metadata: Mapping[str, Any]) -> str | None:
   if template is not None and not isinstance(template, str):
     raise ValueError(
       f'{folder}/tokenizer_config.json: chat_template must be a text: got '
-      f'{foreign.quote(template)}'
+      f'{template!r:.200}'
     )
   return template
 
@@ -254,7 +254,7 @@ def _default(folder: pathlib.Path, templates: list[Any]) -> Any:
   if 'default' not in by_name:
     raise ValueError(
       f'{folder}/tokenizer_config.json must have a chat template named '
-      f"'default': got {foreign.quote(sorted(by_name))}; set "
+      f"'default': got {sorted(by_name)!r:.200}; set "
       'config.tokenizer.chat_template'
     )
   return by_name['default']
@@ -268,11 +268,10 @@ def stop_ids(folder: str | pathlib.Path) -> tuple[int, ...]:
     if value is None:
       continue
     ids = value if isinstance(value, list) else [value]
-    limit = tokenizer_files.MAX_ID
-    if not all(type(i) is int and 0 <= i < limit for i in ids):
+    if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
       raise ValueError(
         f'{path}: eos_token_id must be a token id, or a list of them: got '
-        f'{foreign.quote(value)}'
+        f'{value!r:.200}'
       )
     return tuple(ids)
   return ()
@@ -286,7 +285,7 @@ def _special(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     value = value.get('content') if isinstance(value, Mapping) else value
     if value is not None and not isinstance(value, str):
       raise ValueError(
-        f'{path}: {role} must be a text: got {foreign.quote(metadata[role])}'
+        f'{path}: {role} must be a text: got {metadata[role]!r:.200}'
       )
     by_role |= {role: value} if value else {}
   return by_role
@@ -294,20 +293,11 @@ def _special(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(path: pathlib.Path) -> str:
   """Returns the text of a template's file."""
-  most = 4 * templates.MAX_SOURCE  # bytes
   try:
-    with path.open('rb') as file:
-      data = file.read(most + 1)
-    if len(data) > most:
-      raise ValueError(
-        'config.tokenizer.chat_template must be a file of at most '
-        f'{most} bytes: got {path}'
-      )
-    return data.decode()
-  except (OSError, UnicodeDecodeError) as error:
+    return path.read_text('utf-8')
+  except UnicodeDecodeError as error:
     raise ValueError(
-      f'config.tokenizer.chat_template must be a text file: got {path}; '
-      f'{foreign.text(error)}'
+      f'config.tokenizer.chat_template must be a text file: got {path}; {error}'
     ) from error
 
 

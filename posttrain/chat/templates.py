@@ -1,22 +1,29 @@
-"""Chat templates: messages -> text; the built-in one and HuggingFace's Jinja.
+"""Chat templates: messages -> text, and the pieces of the text by message.
 
-Jinja runs in a sandbox. A template can read the variables of transformers
-(`messages`, `tools`, `add_generation_prompt`, the tokenizer's special tokens)
-and those of `config.tokenizer.template_variables`, but no clock, so that runs
-do not depend on the date: `strftime_now` formats the variable `today`, such as
-2025-01-31, and is undefined without it. Many templates then have a default
-date.
+The built-in template, and Jinja templates of HuggingFace in jinja2's sandbox. A
+Jinja template can read the variables of transformers (`messages`, `tools`,
+`add_generation_prompt`, the tokenizer's special tokens) and those of
+`config.tokenizer.template_variables`, but no clock, so that runs do not depend
+on the date: `strftime_now` formats the variable `today`, such as 2025-01-31,
+and is undefined without it. Many templates then have a default date.
+
+`pieces` attributes a rendered text to messages:
+
+1. The template renders the conversation again with a mark in place of a
+   content: the text around the mark surrounds the content (`span`).
+2. The text between two contents is split where the conversation up to the first
+   one ends; if it does not end there, it belongs to the second.
 """
 
 import copy
 import datetime
+import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from posttrain import types
-from posttrain.chat import layout, meter
-from posttrain.util import foreign
 
 # For every role. {end} is the tokenizer's eos; the markers are single ids if
 # the tokenizer has them as special tokens (the byte tokenizer does), otherwise
@@ -29,110 +36,40 @@ BUILT_IN_JINJA = (
   '{% if add_generation_prompt %}<|assistant|>{% endif %}'
 )
 
-MAX_SOURCE = 256 * 1024  # characters of a Jinja template
 
-
-class BuiltIn:
-  """The built-in template, `BUILT_IN`.
-
-  A conversation's text is that of its messages, joined: what follows is
-  rendered without the messages before, and contents need not be looked for.
-  """
-
-  def __init__(self, bos: str, eos: str):
-    self._bos, self._eos = bos, eos
+class Template(Protocol):
+  """A chat template: messages to text."""
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
     """Renders messages; with `prompt`, adds the header of an assistant turn.
 
     Raises:
-      ValueError: a message has tool calls.
+      ValueError: the template raises an error.
     """
-    text = ''.join(self._turns(messages, 0))
-    if prompt:
-      text += _header('assistant')
-    return self._bos + text if text else text
 
-  def extended(
-    self,
-    text: str,
-    messages: types.Messages,
-    start: int,
-    *,
-    opened: bool,
-    prompt: bool = False,
-  ) -> str:
-    """Returns the text of messages, given that of those before `start`.
 
-    Args:
-      text: the text of messages[:start].
-      messages: the whole conversation.
-      start: index of the first message that the text has not.
-      opened: whether the text ends in the header of an assistant turn.
-      prompt: whether to add one.
+class BuiltIn:
+  """The built-in template, `BUILT_IN`."""
 
-    Raises:
-      ValueError: as `text`.
-    """
-    turns = self._turns(messages[start:], start)
-    if opened and messages[start:] and messages[start]['role'] == 'assistant':
-      turns[0] = turns[0].removeprefix(_header('assistant'))
-    elif opened or not text:  # not a continuation
-      return self.text(messages, prompt)
-    return text + ''.join(turns) + (_header('assistant') if prompt else '')
+  def __init__(self, bos: str, eos: str):
+    self._bos, self._eos = bos, eos
 
-  def pieces(
-    self,
-    messages: types.Messages,
-    text: str,
-    *,
-    prompt: bool,
-    start: int,
-    skip: int,
-  ) -> list[layout.Piece]:
-    """Splits a text; gives what `layout.pieces` gives."""
-    lengths = [len(turn) for turn in self._turns(messages[start:], start)]
-    rest = len(_header('assistant')) if prompt else 0
-    end = len(text) - sum(lengths) - rest  # of the message before
-    position, pieces = skip, []
-    if start:
-      position = max(skip, end)
-      role = messages[start - 1]['role']
-      pieces.append(layout.Piece(text[skip:position], role, message=start - 1))
-    for i, length in enumerate(lengths, start):
-      role, end = messages[i]['role'], end + length
-      close = end - len(self._eos)
-      begin = close - len(messages[i]['content'])
-      pieces += [
-        layout.Piece(text[position:begin], role, message=i),
-        layout.Piece(text[begin:close], role, True, message=i),
-        layout.Piece(text[close:end], role, message=i),
-      ]
-      position = end
-    last = 'assistant' if prompt or not messages else messages[-1]['role']
-    return [*pieces, layout.Piece(text[position:], last)]
-
-  def last_span(self, messages: types.Messages, text: str) -> tuple[int, int]:
-    """Returns the range of the last message's content within its text."""
-    end = len(text) - len(self._eos)
-    return end - len(messages[-1]['content']), end
-
-  def _turns(self, messages: types.Messages, start: int) -> list[str]:
-    for index, message in enumerate(messages, start):
+  def text(self, messages: types.Messages, prompt: bool = False) -> str:
+    """Renders messages without tool calls; see `Template`."""
+    for index, message in enumerate(messages):
       if message.get('tool_calls'):
         raise ValueError(
           f'messages[{index}] must be plain text under the built-in '
           'template: got tool_calls; write the call into content, or set '
           'config.tokenizer.chat_template'
         )
-    return [
+    text = ''.join(
       BUILT_IN.format(role=m['role'], content=m['content'], end=self._eos)
       for m in messages
-    ]
-
-
-def _header(role: str) -> str:
-  return BUILT_IN.partition('{content}')[0].format(role=role)
+    )
+    if prompt:
+      text += BUILT_IN.partition('{content}')[0].format(role='assistant')
+    return self._bos + text if text else text
 
 
 class Jinja:
@@ -148,39 +85,44 @@ class Jinja:
     Raises:
       ValueError: the source is no Jinja template.
     """
-    import jinja2.meta  # here: the built-in template does not need it
+    import jinja2.ext  # here: the built-in template does not need it
+    import jinja2.meta
+    import jinja2.sandbox
 
-    from posttrain.chat import formats, sandbox
+    class Generation(jinja2.ext.Extension):
+      """`{% generation %}` marks trained text; ignored, `span` finds it."""
+
+      tags = frozenset(['generation'])
+
+      def parse(self, parser):
+        next(parser.stream)
+        return parser.parse_statements(
+          ('name:endgeneration',), drop_needle=True
+        )
+
+    def raise_exception(message: str):
+      raise jinja2.TemplateError(message)
 
     self._variables = dict(variables)
     if 'today' in variables:
       day = datetime.date.fromisoformat(variables['today'])
-      self._variables['strftime_now'] = lambda text: day.strftime(
-        formats.day_format(text)
-      )
-    if len(source) > MAX_SOURCE:
-      raise ValueError(
-        'config.tokenizer.chat_template must be a Jinja template of at most '
-        f'{MAX_SOURCE} characters: got {len(source)}'
-      )
-    environment = sandbox.Environment({'tojson': _tojson})
-    environment.globals['raise_exception'] = _raise
+      self._variables['strftime_now'] = day.strftime
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+      trim_blocks=True,
+      lstrip_blocks=True,
+      extensions=[Generation, 'jinja2.ext.loopcontrols'],
+    )
+    environment.filters['tojson'] = _tojson
+    environment.globals['raise_exception'] = raise_exception
     try:
-      with meter.metered({}):
-        parsed = environment.parse(source)
-        self._template = environment.from_string(parsed)
-        meta = jinja2.meta.find_undeclared_variables(parsed)
-    except RecursionError as error:
+      parsed = environment.parse(source)
+      self._template = environment.from_string(parsed)
+    except (jinja2.TemplateError, RecursionError) as error:
       raise ValueError(
-        'config.tokenizer.chat_template must be a Jinja template: its '
-        'expressions are nested too deeply'
+        f'config.tokenizer.chat_template must be a Jinja template: {error}'
       ) from error
-    except Exception as error:  # also of the compiler of its code
-      raise ValueError(
-        'config.tokenizer.chat_template must be a Jinja template: '
-        f'{foreign.text(error)}'
-      ) from error
-    self.reads = frozenset(meta)  # names of variables
+    # Names of variables.
+    self.reads = frozenset(jinja2.meta.find_undeclared_variables(parsed))
 
   def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> 'Jinja':
     """Returns the template with a value of its variable `tools`."""
@@ -189,11 +131,7 @@ class Jinja:
     return template
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages; with `prompt`, adds the header of an assistant turn.
-
-    Raises:
-      ValueError: the template raises an error.
-    """
+    """Renders messages; see `Template`."""
     variables = {
       'tools': None,
       'documents': None,
@@ -202,15 +140,7 @@ class Jinja:
       'add_generation_prompt': prompt,
     }
     try:
-      with meter.metered(variables):
-        return self._template.render(variables)
-    except meter.Limit as error:
-      raise ValueError(
-        'config.tokenizer.chat_template must render within the limits of '
-        f'templates: {foreign.text(error)}'
-      ) from error
-    except MemoryError:
-      raise
+      return self._template.render(variables)
     except Exception as error:  # a template may raise any error
       hint = ''
       if 'strftime_now' in str(error):
@@ -218,17 +148,11 @@ class Jinja:
           '; it reads the date, which config.tokenizer.template_variables'
           '=\'{"today": "2025-01-31"}\' sets'
         )
-      roles = foreign.quote([m['role'] for m in messages])
       raise ValueError(
         'messages must be ones that config.tokenizer.chat_template renders: '
-        f'got roles {roles}; its error: {foreign.text(error)}{hint}'
+        f'got roles {[m["role"] for m in messages]!r:.200}; its error: '
+        f'{error!s:.200}{hint}'
       ) from error
-
-
-def _raise(message: str):
-  import jinja2
-
-  raise jinja2.TemplateError(message)
 
 
 def _tojson(
@@ -242,3 +166,159 @@ def _tojson(
     separators=separators,
     sort_keys=sort_keys,
   )
+
+
+class Piece(NamedTuple):
+  """A piece of rendered text with its attribution."""
+
+  text: str
+  role: str
+  is_content: bool = False  # False = template scaffold
+  sampled: bool = False  # the policy would sample it
+  message: int = -1  # its message's index; -1 = a generation prompt
+
+
+def pieces(
+  template: Template,
+  messages: types.Messages,
+  text: str,
+  *,
+  prompt: bool,
+  start: int = 0,
+  skip: int = 0,
+  closed: bool = False,
+) -> list[Piece]:
+  """Splits the text that the messages from `start` on add to a conversation.
+
+  Args:
+    template: the template.
+    messages: the whole conversation.
+    text: its rendered text.
+    prompt: whether the text ends in the header of an assistant turn.
+    start: index of the first message to split.
+    skip: characters of the text that have been split before.
+    closed: whether these are the text of the messages before `start`.
+
+  Returns:
+    Pieces whose texts join to text[skip:].
+
+  Raises:
+    ValueError: a content is rendered not exactly once, or out of order; names
+      its message.
+  """
+  result, position = [], skip
+  if start:
+    if not closed:
+      position = _end(template, messages, start - 1, text, prompt, skip)
+    role = messages[start - 1]['role']
+    result.append(Piece(text[skip:position], role, message=start - 1))
+  spans = [
+    (index, *place)
+    for index in range(start, len(messages))
+    if (place := span(template, messages, index, text, prompt=prompt))
+  ]
+  starts = [*(begin for _, begin, _ in spans), len(text)]
+  least = position
+  for (index, begin, end), limit in zip(spans, starts[1:], strict=True):
+    if not least <= begin <= end <= limit:
+      raise ValueError(
+        'config.tokenizer.chat_template must show contents in their order: '
+        f'got that of messages[{index}] at {begin} to {end} of {text!r:.200}'
+      )
+    least = end
+  for (index, begin, end), limit in zip(spans, starts[1:], strict=True):
+    role = messages[index]['role']
+    after = _end(template, messages, index, text, prompt, end, limit)
+    result += [
+      Piece(text[position:begin], role, message=index),
+      Piece(text[begin:end], role, True, message=index),
+      Piece(text[end:after], role, message=index),
+    ]
+    position = after
+  last = 'assistant' if prompt or not messages else messages[-1]['role']
+  return [*result, Piece(text[position:], last)]
+
+
+def span(
+  template: Template,
+  messages: types.Messages,
+  index: int,
+  text: str,
+  *,
+  prompt: bool = False,
+) -> tuple[int, int] | None:
+  """Returns the range (begin, end) of a message's content within the text.
+
+  If the template trims or cuts the content, the range of its rest; None for an
+  empty content that is not rendered.
+
+  Raises:
+    ValueError: the content is rendered not exactly once.
+  """
+  content = messages[index]['content']
+  texts = [text, *(message['content'] for message in messages)]
+  mark = next(
+    mark
+    for mark in (f'\uf8fecontent{i}\uf8ff' for i in itertools.count())
+    if not any(mark in x for x in texts)
+  )
+
+  def marked(content: str) -> str:
+    changed = {**messages[index], 'content': content}
+    return template.text(
+      (*messages[:index], changed, *messages[index + 1 :]), prompt
+    )
+
+  replaced = marked(mark)
+  count = replaced.count(mark)
+  if not count and not content.strip():
+    return None
+  if count != 1:
+    raise ValueError(
+      'config.tokenizer.chat_template must show each content once: it shows '
+      f'that of messages[{index}] ({messages[index]["role"]}) {count} times'
+    )
+  before, _, after = replaced.partition(mark)
+  for variant in (content, content.strip()):
+    if text == before + variant + after:
+      return len(before), len(before) + len(variant)
+  # Some templates (Qwen3) read how a content begins and ends, and render other
+  # turns accordingly: both stay, with the mark in the middle.
+  half = len(content) // 2
+  head, tail = content[:half], content[half:]
+  inserted = marked(head + mark + tail)
+  middle = inserted.find(mark)
+  if inserted == text[:middle] + mark + text[middle:]:
+    for a, b in ((head, tail), (head.lstrip(), tail.rstrip())):
+      if text.endswith(a, 0, middle) and text.startswith(b, middle):
+        return middle - len(a), middle + len(b)
+  begin = len(os.path.commonprefix([before, text]))
+  rest = os.path.commonprefix([after[::-1], text[begin:][::-1]])
+  return begin, len(text) - len(rest)
+
+
+def _end(
+  template: Template,
+  messages: types.Messages,
+  index: int,
+  text: str,
+  prompt: bool,
+  low: int,
+  high: int | None = None,
+) -> int:
+  """Returns where the conversation up to a message ends within the text.
+
+  It is `low` if that conversation is another text, or ends outside of
+  [low, high].
+  """
+  high = len(text) if high is None else high
+  if low == high:
+    return low
+  if index == len(messages) - 1 and not prompt:
+    return high if high == len(text) else low
+  try:
+    prefix = template.text(messages[: index + 1])
+  except ValueError:  # the template refuses conversations that end here
+    return low
+  ends = low <= len(prefix) <= high and text.startswith(prefix)
+  return len(prefix) if ends else low

@@ -12,12 +12,10 @@ import json
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from posttrain import schema
-from posttrain.chat import tokenizer_files
-from posttrain.util import foreign, json_files
 
 SPECIALS = (
   '<|pad|>',
@@ -160,11 +158,16 @@ class File:
 
   def __init__(self, path: str, eos: str | None, pad: str | None = None):
     self._path = path
-    self.content = _read(path)
-    added = tokenizer_files.check(path)
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+      raise ValueError(
+        f'config.tokenizer.path must name an existing file: got {path!r}; '
+        'give the path of a tokenizer.json, or None for the byte tokenizer'
+      )
+    self.content = file.read_bytes()
     self.digest = hashlib.sha256(self.content).hexdigest()
-    self._plain = self._library(eos)
-    self._check_added(added)
+    # The same tokenizer twice: special tokens as text, and as tokens.
+    self._plain, self._marking = self._library(eos), self._library(eos)
     self._plain.encode_special_tokens = True  # read them as plain text
     self._ids = self._plain.get_vocab(with_added_tokens=True)
     self._specials = {
@@ -190,54 +193,23 @@ class File:
   def _library(self, eos: str | None):
     import tokenizers  # here: the byte tokenizer does not need it
 
-    text = self._safely(self.content.decode)
-    tokenizer = self._safely(tokenizers.Tokenizer.from_str, text)
+    try:
+      tokenizer = tokenizers.Tokenizer.from_str(self.content.decode())
+    except Exception as error:  # the library raises nothing narrower
+      raise ValueError(
+        'config.tokenizer.path must name a HuggingFace tokenizer.json that the '
+        f'tokenizers library can use: got {self._path}; its error: '
+        f'{error!s:.200}'
+      ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if eos is not None and tokenizer.token_to_id(eos) is not None:
       tokenizer.add_special_tokens([eos])  # keeps its id, marks it special
     return tokenizer
 
-  def _safely(self, function: Callable[..., Any], *args, **kwargs) -> Any:
-    """Calls a function of the library; any error of it is a ValueError.
-
-    The library raises bare Exceptions; its own faults, such as a regular
-    expression that takes too long, are BaseExceptions.
-    """
-    try:
-      return function(*args, **kwargs)
-    except BaseException as error:
-      if not isinstance(error, Exception) and (
-        type(error).__name__ != 'PanicException'
-      ):
-        raise
-      raise ValueError(
-        'config.tokenizer.path must name a HuggingFace tokenizer.json that the '
-        f'tokenizers library can use: got {self._path}; its error: '
-        f'{foreign.text(error)}'
-      ) from error
-
-  @functools.cached_property
-  def _marking(self):
-    return self._library(self.eos)
-
-  def _check_added(self, added: Sequence[tokenizer_files.Token]) -> None:
-    """Checks that the library gives the file's added tokens their ids."""
-    for token in added:
-      token_id = self._plain.token_to_id(token.text)
-      if token_id != token.id:
-        raise ValueError(
-          f'config.tokenizer.path must name a tokenizer.json with the ids of '
-          f'its tokens: got {token.id} for {foreign.quote(token.text, 80)} in '
-          f'{self._path}, expected {token_id}, which the tokenizers library '
-          'gives it'
-        )
-
   def _opening(self) -> tuple[str, int | None]:
     """Returns text and id of the token that the post-processor puts first."""
-    opening = self._safely(
-      self._marking.encode, '', add_special_tokens=True
-    ).ids[:1]
+    opening = self._marking.encode('', add_special_tokens=True).ids[:1]
     if not opening or opening[0] == self.eos_id:
       return '', None
     bos = self.text(opening[0])
@@ -249,7 +221,7 @@ class File:
     return bos, opening[0]
 
   def _warn_of_spaces(self) -> None:
-    first = self._safely(self._plain.encode, 'a', add_special_tokens=False)
+    first = self._plain.encode('a', add_special_tokens=False)
     if first.tokens and first.tokens[0].startswith('▁'):
       warnings.warn(
         f'the tokenizer {self._path} begins every text with a space, and '
@@ -269,48 +241,22 @@ class File:
 
   def encode(self, text: str) -> list[int]:
     text = text.encode('utf-8', 'replace').decode()  # lone surrogates
-    return self._safely(self._plain.encode, text, add_special_tokens=False).ids
+    return self._plain.encode(text, add_special_tokens=False).ids
 
   def encode_scaffold(self, text: str) -> list[int]:
     text = text.encode('utf-8', 'replace').decode()
-    return self._safely(
-      self._marking.encode, text, add_special_tokens=False
-    ).ids
+    return self._marking.encode(text, add_special_tokens=False).ids
 
   def decode(self, ids: Sequence[int]) -> str:
     # Rows of a padded embedding table have no text: skipped like specials.
     valid = [int(i) for i in ids if i < self.vocab_size]
-    return self._safely(self._plain.decode, valid, skip_special_tokens=True)
+    return self._plain.decode(valid, skip_special_tokens=True)
 
   def special_id(self, text: str) -> int | None:
     return self._specials.get(text)
 
   def text(self, token_id: int) -> str | None:
-    if not 0 <= token_id < tokenizer_files.MAX_ID:
-      return None
-    return self._plain.id_to_token(token_id)
-
-
-def _read(path: str) -> bytes:
-  file = pathlib.Path(path).expanduser()
-  if not file.is_file():
-    raise ValueError(
-      f'config.tokenizer.path must name an existing file: got {path!r}; '
-      'give the path of a tokenizer.json, or None for the byte tokenizer'
-    )
-  size = file.stat().st_size
-  if size > json_files.MAX_BYTES:
-    raise ValueError(
-      f'config.tokenizer.path must name a file of at most '
-      f'{json_files.MAX_BYTES} bytes: got {size} in {path!r}'
-    )
-  try:
-    return file.read_bytes()
-  except OSError as error:
-    raise ValueError(
-      f'config.tokenizer.path must name a file that can be read: '
-      f'{foreign.text(error)}'
-    ) from error
+    return self._plain.id_to_token(token_id) if token_id >= 0 else None
 
 
 def _check_id(token_id: int | None, field: str, text: str | None, specials):

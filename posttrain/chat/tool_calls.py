@@ -14,8 +14,6 @@
    too. If there are tags of Hermes, only the text in them counts.
 3. A call that cannot be read is returned as well, with the reason in one line,
    for the model. No text raises an exception.
-
-The time is linear in the text.
 """
 
 import dataclasses
@@ -24,15 +22,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from posttrain.util import foreign
-
 FORMATS = ('hermes', 'llama3', 'plain')
 MAX_CALLS = 32  # of a turn; the first one above them is an error
 MAX_DEPTH = 64  # of nested arguments
 
-# Characters of a text that are first read as JSON; and of a word or a number
-# that may be cut off at their end.
-_WIDTH, _NEAR = 64, 16
 _OPEN, _CLOSE, _PYTHON = '<tool_call>', '</tool_call>', '<|python_tag|>'
 _TAG = re.compile(r'</?tool_call>')
 _TAGGED = re.compile(r'<tool_call>(.*?)(?:</tool_call>|$)', re.DOTALL)
@@ -199,28 +192,14 @@ def _read(text: str, begin: int) -> _Json:
   """Reads the JSON value at a place.
 
   An error is at the first character that is not JSON, so that what follows can
-  be read from there on, and no character is read many times. Growing parts of
-  the text are read, because an error of `json` takes time for all of its text.
+  be read from there on.
   """
-  begin, width = _skip(text, begin), _WIDTH
-  while True:
-    value, end, error = _read_part(text[begin : begin + width])
-    is_cut = begin + width < len(text) and end > width - _NEAR
-    if not is_cut:
-      return _Json(value, begin + end, error)
-    width *= 4
-
-
-def _read_part(text: str) -> _Json:
-  """Reads the value that a text begins with.
-
-  If a longer text may have another one, the end is near that of the text.
-  """
+  begin = _skip(text, begin)
   try:
-    return _Json(*_DECODER.raw_decode(text))
+    return _Json(*_DECODER.raw_decode(text, begin))
   except json.JSONDecodeError as error:
     is_open = error.msg.startswith('Unterminated')
-    reason = f'{error.msg} at character {error.pos + 1} of its JSON'
+    reason = f'{error.msg} at character {error.pos - begin + 1} of its JSON'
     return _Json(
       None,
       len(text) if is_open else error.pos,
@@ -305,4 +284,4 @@ def _kind(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-  return foreign.quote(text, 80)
+  return f'{text!r:.80}'

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.chat import pretrained
-from posttrain.chat import renderer as chat
+from posttrain.chat import pretrained, rendering
 from posttrain.util import foreign
 
 DEFAULT_MAX_TOKENS = 256  # of an answer, for weights that are not of a run
@@ -23,7 +22,7 @@ class Policy:
 
   params: Any
   model: schema.Model  # with its vocabulary
-  renderer: chat.Renderer | None  # None = no tokenizer
+  renderer: rendering.Renderer | None  # None = no tokenizer
   stop_ids: tuple[int, ...]
   max_tokens: int  # of an answer in its stage's evaluation
 

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from posttrain import schema
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import reading
 from posttrain.models import hf_config, peft
 from posttrain.schema import base as schema_base
@@ -91,7 +91,7 @@ def model(folder: str) -> schema.Model:
   return dataclasses.replace(stored, attention='auto')
 
 
-def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
+def renderer(folder: str, variables: str = '{}') -> rendering.Renderer | None:
   """Loads the tokenizer and template that the weights were trained with.
 
   Args:
@@ -108,13 +108,15 @@ def renderer(folder: str, variables: str = '{}') -> chat.Renderer | None:
     if not os.path.isfile(os.path.join(folder, 'tokenizer.json')):
       return None
     cfg = schema.Tokenizer(path=folder, template_variables=variables)
-    return chat.load(cfg)
+    return rendering.load(cfg)
   if is_peft(folder):
     return renderer(start(folder), variables)
   host = read_host(folder)
   options = host['config']['tokenizer']
-  stored = chat.load(_options(schema.Tokenizer, options, folder, 'tokenizer'))
-  chat.check_fingerprint(
+  stored = rendering.load(
+    _options(schema.Tokenizer, options, folder, 'tokenizer')
+  )
+  rendering.check_fingerprint(
     stored.fingerprint, host['tokenizer'], f'the tokenizer {options}', folder
   )
   return stored

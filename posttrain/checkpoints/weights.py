@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from posttrain import schema, sharding, tree
-from posttrain.chat import pretrained
-from posttrain.chat import renderer as chat
+from posttrain.chat import pretrained, rendering
 from posttrain.checkpoints import reading, weight_folders
 from posttrain.models import hf, hf_config, lora, peft, reward_head, transformer
 
@@ -23,7 +22,11 @@ Params = Any
 
 
 def check(
-  folder: str, cfg: schema.Model, tokens: chat.Renderer, *, reward: bool = False
+  folder: str,
+  cfg: schema.Model,
+  tokens: rendering.Renderer,
+  *,
+  reward: bool = False,
 ) -> None:
   """Checks a folder's weights against a model; reads none of them.
 
@@ -45,7 +48,7 @@ def check(
   if weight_folders.is_hf(folder):
     pretrained.check(folder, tokens.tokenizer)
   else:
-    chat.check_fingerprint(
+    rendering.check_fingerprint(
       tokens.fingerprint,
       weight_folders.read_host(folder)['tokenizer'],
       'config.tokenizer',

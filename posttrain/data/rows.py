@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import messages
-from posttrain.chat import tools as chat_tools
+from posttrain.chat import rendering, tool_specs
 from posttrain.util import foreign, json_files, spelling
 
 COLUMNS = ('prompt', 'completion', 'messages')
@@ -249,7 +248,7 @@ def misspelt(
   """
   if 'conversations' in raw:
     column = 'messages' if 'messages' in known else 'prompt'
-    return f'; {messages.SHAREGPT}, in a column {column!r}'
+    return f'; {rendering.SHAREGPT}, in a column {column!r}'
   if 'text' in raw and 'messages' in known and not set(known) & set(raw):
     prompts = f"""--{key}='{{"text": "prompt"}}' where they are prompts"""
     return (
@@ -271,7 +270,7 @@ def _tools(value: Any, where: str) -> types.Tools | None:
       value = json_files.parse(value, 'tools')
     if not value:
       return None
-    return types.Tools(tuple(chat_tools.plain(value)), 'text')
+    return types.Tools(tuple(tool_specs.plain(value)), 'text')
   except ValueError as error:
     raise ValueError(
       f'{where}: {error}; a column of another meaning needs another name, by '
@@ -338,7 +337,7 @@ def _messages(value: Any, column: str, where: str) -> types.Messages:
     )
   for index, message in enumerate(value):
     place = f'{where}: {column}[{index}]'
-    messages.check(message, place)
+    rendering.check_message(message, place)
     try:
       message['content'].encode()
     except UnicodeEncodeError as error:  # JSON can escape half a character

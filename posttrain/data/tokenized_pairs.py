@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import demonstrations
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.data import pair_packing, preferences, sources
 
 
@@ -62,7 +61,7 @@ class TokenizedPairs:
 
 def tokenize(
   preference_rows: Sequence[preferences.Preference],
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
   row_tokens: int,
   too_long: str,
 ) -> tuple[types.Pair, ...]:
@@ -191,15 +190,13 @@ def _bytes(sample: types.Sample | None) -> tuple[bytes, ...]:
 def _sample(
   row: preferences.Preference,
   answer: types.Messages | None,
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
 ) -> types.Sample | None:
   """Renders an answer after its prompt."""
   if answer is None:
     return None
   try:
-    parts = demonstrations.render(
-      renderer, (*row.prompt, *answer), len(row.prompt)
-    )
+    parts = renderer.demonstrate((*row.prompt, *answer), len(row.prompt))
   except ValueError as error:
     raise ValueError(f'{row.where}: {error}') from None
   if len(parts) != 1:

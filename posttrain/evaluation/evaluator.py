@@ -15,7 +15,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.algorithms import base as algorithms
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.envs import suite as suites
 from posttrain.evaluation import answers as answers_lib
@@ -47,7 +47,7 @@ class EvalTasks:
   def __init__(
     self,
     envs: dict[str, base.Env],
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     cfg: schema.Eval,
     seed: int,
     max_errors: int = 0,
@@ -357,7 +357,7 @@ def _max_growth(env: base.Env, cfg: schema.Eval) -> int:
 
 
 def max_episode_length(
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
   env: base.Env,
   tasks: Sequence[types.Task],
   cfg: schema.Eval,
@@ -375,7 +375,7 @@ def max_episode_length(
   )
 
 
-def _prompt_length(renderer: chat.Renderer, task: types.Task) -> int:
+def _prompt_length(renderer: rendering.Renderer, task: types.Task) -> int:
   try:
     renderer = renderer.with_tools(task.tools)
     return len(renderer.render(task.prompt, add_generation_prompt=True))

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import demonstrations
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.metrics import estimates
 from posttrain.rollout.grading import rewards as rewarding
 
@@ -69,7 +68,7 @@ class Measures:
   """Measures greedy answers, and the demonstrations of their tasks."""
 
   def __init__(
-    self, functions: Functions, score: Score, renderer: chat.Renderer
+    self, functions: Functions, score: Score, renderer: rendering.Renderer
   ):
     """Holds functions, scorer and renderer.
 
@@ -126,10 +125,8 @@ class Measures:
       (index, part)
       for index, task in enumerate(tasks)
       if task.demonstration is not None
-      for part in demonstrations.render(
-        self._renderer.with_tools(task.tools),
-        (*task.prompt, *task.demonstration),
-        len(task.prompt),
+      for part in self._renderer.with_tools(task.tools).demonstrate(
+        (*task.prompt, *task.demonstration), len(task.prompt)
       )
     ]
     if not parts:

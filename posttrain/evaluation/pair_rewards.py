@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import measures
 from posttrain.losses import preference
@@ -64,7 +64,7 @@ class PairRewards:
     cls,
     pairs: Sequence[types.Pair],
     rewards: np.ndarray,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
   ) -> 'PairRewards':
     """Builds the answers.
 
@@ -104,7 +104,7 @@ class PairRewards:
 
 
 def _answer(
-  index: int, pair: types.Pair, margin: float, renderer: chat.Renderer
+  index: int, pair: types.Pair, margin: float, renderer: rendering.Renderer
 ) -> answers_lib.Answer:
   sample = pair.chosen
   assert sample is not None, 'a pair of two answers'

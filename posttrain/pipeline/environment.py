@@ -13,7 +13,7 @@ import numpy as np
 
 from posttrain import algorithms, envs, schema, types
 from posttrain.algorithms import streams
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import env_calls, limits
@@ -230,7 +230,7 @@ def make(
   name: str,
   entry: schema.EnvEntry,
   row_tokens: int,
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
   seed: int,
   index: int,
   timeout: float = schema.Rollout.env_timeout,

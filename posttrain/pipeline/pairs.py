@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import envs, schema, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.data import pair_packing, preferences, sources, tokenized_pairs
 from posttrain.pipeline import base
 
@@ -98,7 +98,7 @@ class PairData:
   def __init__(
     self,
     stage: schema.Stage,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     seed: int,
     index: int = 0,
     *,
@@ -213,14 +213,14 @@ class PairData:
 
 
 def preference_data(
-  stage: schema.Stage, renderer: chat.Renderer, seed: int, index: int = 0
+  stage: schema.Stage, renderer: rendering.Renderer, seed: int, index: int = 0
 ) -> PairData:
   """Returns the pairs of a preference stage; arguments as `PairData`."""
   return PairData(stage, renderer, seed, index, loss=stage.loss.preference)
 
 
 def ranking_data(
-  stage: schema.Stage, renderer: chat.Renderer, seed: int, index: int = 0
+  stage: schema.Stage, renderer: rendering.Renderer, seed: int, index: int = 0
 ) -> PairData:
   """Returns the pairs of a reward model's stage; arguments as `PairData`."""
   return PairData(stage, renderer, seed, index, loss=stage.loss.ranking)

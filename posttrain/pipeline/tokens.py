@@ -23,7 +23,7 @@ import numpy as np
 
 from posttrain import algorithms, processes, schema, types
 from posttrain.algorithms import streams
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.data import packing
 from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
@@ -49,7 +49,7 @@ class TokenData:
   def __init__(
     self,
     stage: schema.Stage,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     seed: int,
     index: int = 0,
   ):

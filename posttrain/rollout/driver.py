@@ -34,7 +34,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from posttrain import processes, schema, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.rollout import abandoned, episode, limits, pool
 from posttrain.rollout.remote import remote as remotes
 from posttrain.util import side_by_side
@@ -52,7 +52,7 @@ class Driver:
   def __init__(
     self,
     engine: Engine,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     max_length: int,
     cfg: schema.Rollout | None = None,
     remote: remotes.Remote | None = None,

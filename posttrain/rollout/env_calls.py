@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from posttrain import types
-from posttrain.chat import messages as forms
-from posttrain.chat import tool_templates
+from posttrain.chat import rendering, tool_specs
 from posttrain.envs import base
 from posttrain.rollout import copies, limits, tool_turns
 from posttrain.rollout.grading import values
@@ -119,7 +118,7 @@ class Calls:
     return _messages(self._episode.reset(), 'reset')
 
   def step(
-    self, text: str, truncated: bool, style: tool_templates.Style | None = None
+    self, text: str, truncated: bool, style: tool_specs.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
     """Passes a turn on; returns the new messages, the reward, and `done`.
 
@@ -284,7 +283,7 @@ def _messages(messages: Any, method: str) -> types.Messages:
   messages = tuple(copies.of(message) for message in messages)
   for index, message in enumerate(messages):
     try:
-      forms.check(message, f'messages[{index}] of the environment')
+      rendering.check_message(message, f'messages[{index}] of the environment')
     except ValueError as error:
       raise ResultError(f'{method}: {foreign.text(error)}') from None
   return messages

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.envs import base
 from posttrain.rollout import env_calls, limits
@@ -82,7 +82,7 @@ class EpisodeRun:
     self,
     spec: EpisodeSpec,
     engine: Engine,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     max_length: int,
     remote: remotes.Remote | None = None,
   ):

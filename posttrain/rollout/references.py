@@ -36,7 +36,7 @@ import jax
 import numpy as np
 
 from posttrain import processes, schema, scoring, sharding, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.models import hf_config, transformer
 from posttrain.rollout.endpoint import client
@@ -82,11 +82,11 @@ def hinted(prompt: types.Messages, hint: types.Messages) -> types.Messages:
 
 
 def render_hinted(
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
   prompt: types.Messages,
   hint: types.Messages,
   add_generation_prompt: bool = True,
-) -> chat.Rendered:
+) -> rendering.Rendered:
   """Renders a prompt with a hint, see `hinted`.
 
   A hint of the role system goes into the first user message where the chat
@@ -149,7 +149,7 @@ class References:
   def __init__(
     self,
     model: schema.Model,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     scorer: Callable[[schema.Model, int], scoring.Scorer],
     *,
     capacity: int,
@@ -399,7 +399,7 @@ class Loader:
   folders: Mapping[str, str]  # name -> its folder by `resolve`, or 'random'
   like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
   model: schema.Model  # the policy's
-  renderer: chat.Renderer  # the policy's
+  renderer: rendering.Renderer  # the policy's
   mesh: jax.sharding.Mesh
 
   def __call__(self, name: str) -> Model:
@@ -438,7 +438,7 @@ class Loader:
 
 
 def check(
-  folder: str, policy: schema.Model, renderer: chat.Renderer
+  folder: str, policy: schema.Model, renderer: rendering.Renderer
 ) -> schema.Model:
   """Checks that a reference has the policy's tokens; reads no weights.
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import demonstrations
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.rollout import driver as drivers
 from posttrain.util import spelling
@@ -69,7 +68,7 @@ class ModelSampler:
     self,
     cfg: schema.Policy | schema.Frozen,
     env: base.Env,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     max_tokens: int,
   ):
     """Stores the options; max_tokens of an episode include its prompt."""
@@ -174,7 +173,7 @@ class DatasetSampler:
     self,
     cfg: schema.Dataset,
     env: base.Env,
-    renderer: chat.Renderer,
+    renderer: rendering.Renderer,
     max_tokens: int,
   ):
     """Stores the options; max_tokens of a sample include its prompt."""
@@ -200,7 +199,7 @@ class DatasetSampler:
     messages = (*task.prompt, *task.demonstration)
     try:
       renderer = self._renderer.with_tools(task.tools)
-      parts = demonstrations.render(renderer, messages, len(task.prompt))
+      parts = renderer.demonstrate(messages, len(task.prompt))
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
     self._check(parts, where)
@@ -219,7 +218,7 @@ class DatasetSampler:
     """Checks that a task can train; raises as `rollout` does."""
     self.rollout(task, uid=0)
 
-  def _check(self, parts: Sequence[chat.Rendered], where: str) -> None:
+  def _check(self, parts: Sequence[rendering.Rendered], where: str) -> None:
     """Checks that trained labels remain, and nothing is cut unless allowed.
 
     Truncation keeps the first `max_tokens` tokens of a part: a trained label
@@ -255,7 +254,10 @@ TYPES = {
 
 
 def make(
-  cfg: schema.Sampler, env: base.Env, renderer: chat.Renderer, max_tokens: int
+  cfg: schema.Sampler,
+  env: base.Env,
+  renderer: rendering.Renderer,
+  max_tokens: int,
 ) -> DatasetSampler | ModelSampler:
   """Builds the sampler that a schema node describes.
 
@@ -269,7 +271,7 @@ def make(
 
 
 def _sample(
-  task: types.Task, rendered: chat.Rendered, max_tokens: int
+  task: types.Task, rendered: rendering.Rendered, max_tokens: int
 ) -> types.Sample:
   n = min(len(rendered), max_tokens)
   return types.Sample(

@@ -3,7 +3,7 @@
 from typing import cast
 
 from posttrain import types
-from posttrain.chat import tool_calls, tool_templates, tools
+from posttrain.chat import tool_calls, tool_specs
 from posttrain.envs import base
 from posttrain.util import foreign
 
@@ -15,7 +15,7 @@ class Turns:
   """The turns of one episode with tools."""
 
   def __init__(self, tools_of_task: types.Tools):
-    self._schemas = tools.parameters(tools_of_task.schemas)
+    self._schemas = tool_specs.parameters(tools_of_task.schemas)
     self._turns = self._malformed = self._calls = self._failures = 0
 
   def play(
@@ -23,7 +23,7 @@ class Turns:
     episode: base.Episode,
     text: str,
     truncated: bool,
-    style: tool_templates.Style,
+    style: tool_specs.Style,
   ) -> types.Messages:
     """Makes the calls of a turn, in order.
 
@@ -35,7 +35,7 @@ class Turns:
       turn without calls.
     """
     calls = tool_calls.parse(text, style.format, self._schemas, truncated)
-    problems = [tools.problem(call, self._schemas) for call in calls]
+    problems = [tool_specs.problem(call, self._schemas) for call in calls]
     if truncated:
       problems = [problem or _CUT for problem in problems]
     self._turns += 1

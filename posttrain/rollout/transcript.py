@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.decode import requests
 
 
@@ -32,7 +32,7 @@ class Transcript:
   """The conversation of one episode, from its prompt on."""
 
   def __init__(
-    self, renderer: chat.Renderer, keep_exchanges: int | None = None
+    self, renderer: rendering.Renderer, keep_exchanges: int | None = None
   ):
     """Starts an empty conversation.
 
@@ -42,7 +42,7 @@ class Transcript:
         least 1; None = all.
     """
     self._renderer, self._keep = renderer, keep_exchanges
-    self._parts = [_Part(chat.EMPTY, ())]
+    self._parts = [_Part(rendering.EMPTY, ())]
     self._prompt_messages = 0  # number of messages of the prompt
     self._turn_messages: list[int] = []  # index of each turn's message
     self._outcomes: list[tuple[float, str]] = []  # per turn
@@ -81,7 +81,7 @@ class Transcript:
     extended = (*part.visible, *range(len(self.messages), len(conversation)))
     visible, rendered = self._visible(extended), None
     if visible == extended:
-      with contextlib.suppress(chat.Rewritten):
+      with contextlib.suppress(rendering.Rewritten):
         rendered = self._renderer.extend(
           part.rendered,
           tuple(conversation[i] for i in part.visible),
@@ -173,7 +173,7 @@ class Transcript:
 class _Part:
   """One sample: a history, and the turns that continue it."""
 
-  rendered: chat.Rendered  # its `messages` are indices into `visible`
+  rendered: rendering.Rendered  # its `messages` are indices into `visible`
   visible: tuple[int, ...]  # indices of the conversation's rendered messages
   # (index of the first token, completion) of each turn.
   turns: list[tuple[int, requests.Completion]] = dataclasses.field(

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from posttrain import compilation, processes
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
 from posttrain.config import load as config
 from posttrain.decode import engine as engines
@@ -154,7 +154,7 @@ def _metadata(
   data = components.data
   fingerprint = components.renderer.fingerprint
   if host:
-    chat.check_fingerprint(
+    rendering.check_fingerprint(
       fingerprint,
       host['tokenizer'],
       'config.tokenizer',

@@ -16,7 +16,7 @@ from typing import cast
 import jax
 
 from posttrain import pipeline, processes, schema, sharding
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
@@ -38,7 +38,7 @@ class Components:
   cfg: schema.Run  # the options, where a size may be None
   name: str
   stage: schema.Stage  # its options, with the sizes on the mesh
-  renderer: chat.Renderer
+  renderer: rendering.Renderer
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
   data: base.StageData
@@ -51,9 +51,10 @@ class Components:
 def make(
   cfg: schema.Run,
   name: str,
-  renderer: chat.Renderer | None = None,
+  renderer: rendering.Renderer | None = None,
   mesh: jax.sharding.Mesh | None = None,
-  min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
+  min_capacity: Callable[[rendering.Renderer, base.StageData], int]
+  | None = None,
   platform: str | None = None,
   hosts: int | None = None,
 ) -> Components:
@@ -134,7 +135,7 @@ def _eval_tasks(
   seed: int,
   name: str,
   stage: schema.Stage,
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
   data: base.StageData,
 ) -> evaluation.EvalTasks:
   """Returns the held-out tasks of a stage; warns if it has none to answer."""
@@ -169,13 +170,13 @@ def _warn_without_tasks(
     )
 
 
-def load_renderer(cfg: schema.Run) -> chat.Renderer:
+def load_renderer(cfg: schema.Run) -> rendering.Renderer:
   """Returns the run's renderer: tokenizer and chat template."""
-  return chat.load(cfg.tokenizer)
+  return rendering.load(cfg.tokenizer)
 
 
 def model_options(
-  cfg: schema.Run, name: str, renderer: chat.Renderer
+  cfg: schema.Run, name: str, renderer: rendering.Renderer
 ) -> schema.Model:
   """Returns the options of a stage's model, with the vocabulary resolved."""
   model = cfg.stages[name].model or cfg.model
@@ -248,7 +249,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def make_data(
-  cfg: schema.Run, name: str, stage: schema.Stage, renderer: chat.Renderer
+  cfg: schema.Run, name: str, stage: schema.Stage, renderer: rendering.Renderer
 ) -> base.StageData:
   """Builds a stage's data.
 
@@ -348,7 +349,7 @@ def _check_paths(components: Components) -> None:
 
 
 def _check_endpoint(
-  model: schema.Endpoint, renderer: chat.Renderer, key: str
+  model: schema.Endpoint, renderer: rendering.Renderer, key: str
 ) -> None:
   """Checks a server's model and tokens, in one try; it may start later."""
   once = dataclasses.replace(model, tries=1, timeout=min(model.timeout, 10.0))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain import compilation, schema, sharding
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks, trust
 from posttrain.config import load as config
@@ -147,7 +147,8 @@ def player(
   run: schema.Run,
   name: str,
   folder: str,
-  min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
+  min_capacity: Callable[[rendering.Renderer, base.StageData], int]
+  | None = None,
 ) -> Player:
   """Builds the player of a stage.
 
@@ -168,7 +169,8 @@ def player(
 def components(
   run: schema.Run,
   name: str,
-  min_capacity: Callable[[chat.Renderer, base.StageData], int] | None = None,
+  min_capacity: Callable[[rendering.Renderer, base.StageData], int]
+  | None = None,
 ) -> components_lib.Components:
   """Builds the components of a stage in a process that trains nothing.
 

@@ -7,7 +7,7 @@ import pytest
 import tokenizers as library
 
 from posttrain import schema
-from posttrain.chat import pretrained, renderer, tokenizers
+from posttrain.chat import pretrained, rendering, tokenizers
 
 TEMPLATE = (
   "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
@@ -45,7 +45,7 @@ def write(path, template=TEMPLATE, special=(), stops=None, **metadata):
 
 
 def load(path, **options):
-  return renderer.load(schema.Tokenizer(path=str(path), **options))
+  return rendering.load(schema.Tokenizer(path=str(path), **options))
 
 
 def ids(chat):

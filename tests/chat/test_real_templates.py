@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import demonstrations, renderer, tokenizers
+from posttrain.chat import rendering, tokenizers
 from posttrain.rollout import references
 
 FOLDER = pathlib.Path(__file__).parent / 'templates'
@@ -91,7 +91,7 @@ def folders(tmp_path_factory):
 
 def load(folders, name):
   variables = json.dumps(DATED.get(name, {}))
-  return renderer.load(
+  return rendering.load(
     schema.Tokenizer(path=str(folders[name]), template_variables=variables)
   )
 
@@ -169,9 +169,9 @@ def test_demonstrate_marks_each_answer_once(folders, name):
   conversation = (U, A, U2, A2)
   if name == FORCED:
     with pytest.raises(ValueError, match='open an assistant turn with its'):
-      demonstrations.render(chat, conversation)
+      chat.demonstrate(conversation)
     return
-  samples = demonstrations.render(chat, conversation)
+  samples = chat.demonstrate(conversation)
   assert len(samples) == SAMPLES.get(name, 1)
   sampled = ''.join(text(chat, part.ids[part.sampled]) for part in samples)
   eos, lead = chat.tokenizer.eos, '<think>\n\n</think>\n\n'
@@ -201,7 +201,7 @@ def test_a_template_that_drops_thoughts_starts_a_new_sample(folders, name):
   history = (U, {'role': 'assistant', 'content': answer})
   forgets = name in ('qwen3', FORCED, 'lfm2_5')
   if forgets:
-    with pytest.raises(renderer.Rewritten):
+    with pytest.raises(rendering.Rewritten):
       chat.extend(completed, history, (U2,), add_generation_prompt=True)
     new = chat.render((*history, U2), add_generation_prompt=True)
     assert '132\n</think>' not in new.text and 'It is 132.' in new.text
@@ -256,7 +256,7 @@ def test_a_content_that_changes_other_turns_is_located(folders):
 
 
 def test_template_variables_are_rendered(folders):
-  chat = renderer.load(
+  chat = rendering.load(
     schema.Tokenizer(
       path=str(folders['qwen3']),
       template_variables='{"enable_thinking": false}',

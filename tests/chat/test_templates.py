@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.chat import (
-  demonstrations,
-  layout,
-  renderer,
-  templates,
-  tokenizers,
-)
+from posttrain.chat import rendering, templates, tokenizers
 
 QWEN2 = """{%- if messages[0]['role'] != 'system' %}
 <|im_start|>system
@@ -34,7 +28,7 @@ UA = (
 
 
 def make(template, **options):
-  return renderer.Renderer(tokenizers.Bytes(), template, **options)
+  return rendering.Renderer(tokenizers.Bytes(), template, **options)
 
 
 def text(ids):
@@ -46,7 +40,7 @@ def cut(source, messages, **options):
   template = templates.Jinja(source, {})
   whole = template.text(messages, options.get('prompt', False))
   options = {'prompt': False, **options}
-  pieces = layout.pieces(template, messages, whole, **options)
+  pieces = templates.pieces(template, messages, whole, **options)
   skip = options.get('skip', 0)
   assert ''.join(piece.text for piece in pieces) == whole[skip:]
   return [piece for piece in pieces if piece.text]
@@ -97,7 +91,7 @@ def test_the_built_in_template_gives_the_ids_of_its_jinja(bos):
   theirs = make(templates.BUILT_IN_JINJA, variables=variables)
   tokenizer = tokenizers.Bytes()
   tokenizer.bos = bos
-  ours = renderer.Renderer(tokenizer)
+  ours = rendering.Renderer(tokenizer)
   for prompt in (False, True):
     whole = theirs.render(UA, add_generation_prompt=prompt)
     for first in (
@@ -149,7 +143,7 @@ def test_a_transformed_content_is_located_by_its_surroundings():
 
 
 def test_all_text_after_the_generation_prompt_is_imitated():
-  (sample,) = demonstrations.render(make(FORGETS), UA)
+  (sample,) = make(FORGETS).demonstrate(UA)
   assert text(sample.ids[~sample.sampled]) == '<|user|>user<|end|><|assistant|>'
   assert text(sample.ids[sample.sampled]) == '<think></think>im_end<|end|>'
   assert text(sample.ids[sample.is_content]) == 'userim_end'
@@ -167,7 +161,7 @@ def test_a_template_that_rewrites_history_gives_several_samples():
     answers[2],
     UA[0],
   ]
-  samples = demonstrations.render(make(FORGETS), messages)
+  samples = make(FORGETS).demonstrate(messages)
   user = '<|user|>user<|end|>'
   assert [text(part.ids) for part in samples] == [
     f'{user}<|assistant|><think></think>0#a0<|end|>',
@@ -181,7 +175,7 @@ def test_a_template_that_rewrites_history_gives_several_samples():
     assert text(part.ids[part.sampled]) == answer
     assert text(part.ids[part.is_content]).count('user') == [1, 3, 4][i]
   # Given turns give no sample of their own.
-  (last,) = demonstrations.render(make(FORGETS), messages, given=5)
+  (last,) = make(FORGETS).demonstrate(messages, given=5)
   np.testing.assert_array_equal(last.ids, samples[2].ids)
   assert last.sampled.sum() == samples[2].sampled.sum()
 
@@ -209,7 +203,7 @@ def test_a_completion_must_be_rendered_as_it_was_sampled(
   opened = chat.append(start, [*completion.encode(), 257])
   history = [UA[0], {'role': 'assistant', 'content': completion}]
   if not kept:
-    with pytest.raises(renderer.Rewritten, match='must keep earlier turns'):
+    with pytest.raises(rendering.Rewritten, match='must keep earlier turns'):
       chat.extend(opened, history, [UA[0]])
     return
   after = chat.extend(opened, history, [UA[0]], add_generation_prompt=True)
@@ -268,7 +262,7 @@ def test_unusable_templates_are_refused(source, error):
   with pytest.raises(ValueError, match=error):
     chat = make(source)
     chat.render(UA)
-    demonstrations.render(chat, UA)
+    chat.demonstrate(UA)
 
 
 def test_content_cannot_forge_a_turn():
@@ -276,7 +270,7 @@ def test_content_cannot_forge_a_turn():
     '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>'
     '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
   )
-  builtin = renderer.Renderer(tokenizers.Bytes())
+  builtin = rendering.Renderer(tokenizers.Bytes())
   messages = [{'role': 'user', 'content': '<|end|>'}, UA[1]]
   assert chat.render(messages).ids.tolist() == (
     builtin.render(messages).ids.tolist()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.chat import renderer, tokenizers, tool_calls, tool_templates
+from posttrain.chat import rendering, tokenizers, tool_calls, tool_specs
 from tests.chat import test_real_templates as real
 
 folders = real.folders
@@ -87,7 +87,7 @@ def test_the_format_is_that_of_the_template(folders, name):
       chat.with_tools(TOOLS)
   style = load(folders, name).style
   role = 'user' if name in RESULTS_OF_USER else 'tool'
-  assert style == tool_templates.Style(FORMATS.get(name, 'plain'), role)
+  assert style == tool_specs.Style(FORMATS.get(name, 'plain'), role)
   assert chat.style is None
 
 
@@ -145,7 +145,7 @@ def test_sampled_ids_stay_when_results_follow(folders, name):
   completed = chat.append(opened, [*chat.tokenizer.encode(text), eos])
   history = (U, {'role': 'assistant', 'content': text})
   if name == real.FORCED:  # it renders no thought that it has prompted for
-    with pytest.raises(renderer.Rewritten):
+    with pytest.raises(rendering.Rewritten):
       chat.extend(completed, history, results(chat.style))
     return
   after = chat.extend(
@@ -167,7 +167,7 @@ def test_sampled_ids_stay_when_results_follow(folders, name):
 
 @pytest.mark.parametrize('format', tool_calls.FORMATS)
 def test_the_built_in_template_begins_with_the_description(format):
-  chat = renderer.Renderer(tokenizers.Bytes())
+  chat = rendering.Renderer(tokenizers.Bytes())
   tools = types.Tools((ADD,), format)
   rendered = chat.with_tools(tools).render((S, U), add_generation_prompt=True)
   eos = chat.tokenizer.eos
@@ -188,7 +188,7 @@ def test_the_built_in_template_begins_with_the_description(format):
 
 
 def test_a_renderer_is_kept_for_equal_tools():
-  chat = renderer.Renderer(tokenizers.Bytes())
+  chat = rendering.Renderer(tokenizers.Bytes())
   assert chat.with_tools(None) is chat
   one = chat.with_tools(TOOLS)
   assert chat.with_tools(types.Tools((dict(ADD), LOOK))) is one
@@ -213,7 +213,7 @@ def test_a_renderer_is_kept_for_equal_tools():
 )
 def test_malformed_tools_are_refused(folders, tools, words):
   for chat in (
-    renderer.Renderer(tokenizers.Bytes()),
+    rendering.Renderer(tokenizers.Bytes()),
     real.load(folders, 'qwen3'),
   ):
     with pytest.raises(ValueError, match=words):

@@ -15,8 +15,7 @@ import pytest
 import safetensors.numpy
 
 from posttrain import evaluate, export, generate, main, schema, tree
-from posttrain.chat import pretrained
-from posttrain.chat import renderer as chat
+from posttrain.chat import pretrained, rendering
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
@@ -789,7 +788,7 @@ def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, tmp_path):
 def test_an_exported_directory_renders_as_the_run(folder, workdir, tmp_path):
   out = tmp_path / 'out'
   assert export.main([f'--checkpoint={workdir}', f'--folder={out}']) == 0
-  renderer = chat.load(schema.Tokenizer(path=str(out)))
+  renderer = rendering.load(schema.Tokenizer(path=str(out)))
   messages = [{'role': 'user', 'content': 'What is <|end|> 1?'}]
   np.testing.assert_array_equal(
     renderer.render(messages, add_generation_prompt=True).ids,

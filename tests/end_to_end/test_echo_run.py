@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from posttrain import main, schema
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 
 SAYS = re.compile(r'(Yes|No): [A-Z][a-z]+, [A-Z][a-z]+\. Add: [A-Z][a-z]+')
 
@@ -39,7 +39,7 @@ def test_ce_weights_are_alpha_on_observations_and_0_elsewhere(tmp_path):
   main.launch(run, str(tmp_path), dry_run=False)
   (file,) = (tmp_path / 'token_exports').iterdir()
   records = [json.loads(line) for line in file.read_text().splitlines()]
-  tokenizer = chat.load(schema.Tokenizer()).tokenizer
+  tokenizer = rendering.load(schema.Tokenizer()).tokenizer
   assert len(records) == 8
   for record in records:
     ids, weights, mask, heat = (

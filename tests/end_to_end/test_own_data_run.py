@@ -10,8 +10,7 @@ import pytest
 from pyarrow import csv, parquet
 
 from posttrain import evaluate, main
-from posttrain.chat import demonstrations
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import policies
 from posttrain.metrics import writers
 from posttrain.models import transformer
@@ -77,7 +76,7 @@ def test_sft_reports_the_loss_on_held_out_rows(tmp_path, capsys):
       {'role': 'user', 'content': row['prompt']},
       {'role': 'assistant', 'content': row['completion']},
     ]
-    (part,) = demonstrations.render(policy.renderer, messages, 1)
+    (part,) = policy.renderer.demonstrate(messages, 1)
     logits = forward(policy, part)
     for t in np.flatnonzero(part.sampled):
       total += np.log(np.exp(logits[t - 1]).sum()) - logits[t - 1, part.ids[t]]
@@ -91,7 +90,7 @@ def test_sft_reports_the_loss_on_held_out_rows(tmp_path, capsys):
   assert compared['difference/nll/data'] == 0.0
 
 
-def forward(policy, part: chat.Rendered) -> np.ndarray:
+def forward(policy, part: rendering.Rendered) -> np.ndarray:
   """Returns the logits of all positions, f64[T, V]."""
   ids = np.array(part.ids)[None]
   hidden, _ = transformer.trunk(

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from posttrain import envs, schema, types
-from posttrain.chat import renderer, tokenizers
+from posttrain.chat import rendering, tokenizers
 from posttrain.data import sources
 from posttrain.envs import __main__ as command_line
 from posttrain.envs import export
@@ -68,7 +68,7 @@ def test_the_column_tools_is_what_the_policy_is_told_of(tmp_path):
   tasks = env.source('train', 0).take(9)
   told = types.Tools((TOOL,), 'text')
   assert [task.tools for task in tasks] == [told, told, None, None, None]
-  chat = renderer.Renderer(tokenizers.Bytes()).with_tools(told)
+  chat = rendering.Renderer(tokenizers.Bytes()).with_tools(told)
   assert chat.render(tasks[0].prompt).text == (
     '<|system|>Tools:\n- add()<|end|><|user|>0<|end|>'
   )
@@ -337,7 +337,7 @@ def test_command_line_refuses(flag, words, tmp_path, monkeypatch, capsys):
 
 HEAVY = """
 import sys
-import posttrain.chat.renderer, posttrain.envs.export, posttrain.data.packing
+import posttrain.chat.rendering, posttrain.envs.export, posttrain.data.packing
 loaded = {name.partition('.')[0] for name in sys.modules}
 assert not loaded & {'jax', 'tensorflow', 'tensorflow_datasets', 'tokenizers',
                      'jinja2'}, loaded

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Optional
 
 import pytest
 
-from posttrain.chat import tools as forms
+from posttrain.chat import tool_specs
 from posttrain.envs import tools
 
 
@@ -55,7 +55,7 @@ def test_a_function_becomes_a_schema():
   assert tools.schema(search) == SEARCH
   told = tools.of([search], 'hermes')
   assert told.schemas == (SEARCH,) and told.format == 'hermes'
-  assert forms.plain(told.schemas) == [SEARCH]
+  assert tool_specs.plain(told.schemas) == [SEARCH]
 
 
 def test_the_schema_equals_that_of_transformers():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.evaluation import answers, comparison, measures
 from posttrain.rollout.grading import functions as graders
 from posttrain.stage import selection
@@ -40,7 +40,7 @@ def lengths(completions, **columns):
 
 @pytest.fixture
 def byte_renderer():
-  return chat.load(schema.Tokenizer())
+  return rendering.load(schema.Tokenizer())
 
 
 def never(sequences):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.evaluation import comparison, pair_rewards
 
-RENDERER = chat.load(schema.Tokenizer())
+RENDERER = rendering.load(schema.Tokenizer())
 
 
 def sample(prompt, answer):

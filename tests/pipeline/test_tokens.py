@@ -9,8 +9,7 @@ import pytest
 
 from posttrain import algorithms, schema
 from posttrain.algorithms import sft
-from posttrain.chat import renderer as chat
-from posttrain.chat import tokenizers
+from posttrain.chat import rendering, tokenizers
 from posttrain.pipeline import environment, tally
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout.grading import rewards
@@ -97,7 +96,7 @@ def test_exit_code_tells_whether_any_rollout_had_a_reward(
 
 def test_rollouts_of_several_samples_get_more_micro_batches(tmp_path):
   """A template that forgets: a sample per assistant turn, all of them fit."""
-  renderer = chat.Renderer(
+  renderer = rendering.Renderer(
     tokenizers.Bytes(),
     (
       '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}'

@@ -5,12 +5,11 @@ import dataclasses
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import renderer as chat
-from posttrain.chat import tokenizers
+from posttrain.chat import rendering, tokenizers
 from posttrain.decode import requests
 from posttrain.rollout import driver, episode
 
-RENDERER = chat.Renderer(tokenizers.Bytes())
+RENDERER = rendering.Renderer(tokenizers.Bytes())
 EOS = RENDERER.tokenizer.eos_id
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.chat import renderer as chat
-from posttrain.chat import tokenizers
+from posttrain.chat import rendering, tokenizers
 from posttrain.data import packing
 from posttrain.rollout import driver, episode
 from tests.rollout import fakes
@@ -203,7 +202,7 @@ def test_cut_turn_is_closed_with_an_unsampled_eos():
 
 
 def test_template_text_after_eos_is_not_sampled():
-  renderer = chat.Renderer(
+  renderer = rendering.Renderer(
     tokenizers.Bytes(),
     (
       '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n\n'
@@ -224,7 +223,7 @@ def test_template_text_after_eos_is_not_sampled():
 
 
 def test_template_that_drops_thoughts_starts_a_new_sample():
-  renderer = chat.Renderer(
+  renderer = rendering.Renderer(
     tokenizers.Bytes(),
     (
       '{% for m in messages %}<|{{ m.role }}|>'

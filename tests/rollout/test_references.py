@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring, sharding, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.models import transformer
 from posttrain.rollout import references
@@ -196,7 +196,7 @@ def test_loader_restores_resolved_folders(workdir):
   'options, message',
   [
     (
-      {'renderer': chat.load(schema.Tokenizer(eos='<|tool|>'))},
+      {'renderer': rendering.load(schema.Tokenizer(eos='<|tool|>'))},
       'config.tokenizer must be what the checkpoint',
     ),
     (
@@ -331,7 +331,7 @@ def test_a_template_that_leaves_system_messages_out_gets_the_hint_elsewhere():
     def render(self, messages, add_generation_prompt):
       shown = [x['content'] for x in messages if x['role'] != 'system']
       text = '|'.join(shown) + '>' * add_generation_prompt
-      return dataclasses.replace(chat.EMPTY, text=text)
+      return dataclasses.replace(rendering.EMPTY, text=text)
 
   user, hint = ({'role': r, 'content': r[0]} for r in ('user', 'system'))
   hinted = references.render_hinted(Silent(), (user,), (hint,))

@@ -8,7 +8,7 @@ import pytest
 
 from configs import machinery
 from posttrain import schema, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.config import load as config
 from posttrain.rollout import sampler
 
@@ -22,14 +22,17 @@ def _task(prompt=(USER,), demonstration=(REPLY,)):
 
 def _rollout(task, max_tokens=64, **options):
   return sampler.DatasetSampler(
-    schema.Dataset(**options), None, chat.load(schema.Tokenizer()), max_tokens
+    schema.Dataset(**options),
+    None,
+    rendering.load(schema.Tokenizer()),
+    max_tokens,
   ).rollout(task, uid=5)
 
 
 def test_mask_covers_the_assistant_turn_and_its_eos():
   rollout = _rollout(_task())
   (sample,) = rollout.samples
-  renderer = chat.load(schema.Tokenizer())
+  renderer = rendering.load(schema.Tokenizer())
   labels = sample.ids[sample.mask]
   assert renderer.tokenizer.decode(labels.tolist()) == REPLY['content']
   assert labels[-1] == renderer.tokenizer.eos_id
@@ -42,7 +45,7 @@ def test_mask_covers_the_assistant_turn_and_its_eos():
 def test_every_assistant_turn_of_a_conversation_is_trained():
   more = (REPLY, USER, {'role': 'assistant', 'content': 'yes'})
   (sample,) = _rollout(_task(demonstration=more)).samples
-  renderer = chat.load(schema.Tokenizer())
+  renderer = rendering.load(schema.Tokenizer())
   text = renderer.tokenizer.decode(sample.ids[sample.mask].tolist())
   assert text == REPLY['content'] + 'yes'
 
@@ -58,7 +61,7 @@ ANSWER = {'role': 'assistant', 'content': 'ANSWER'}
 def test_assistant_turns_of_the_prompt_are_not_trained():
   rollout = _rollout(_task(prompt=FEW_SHOT, demonstration=(ANSWER,)))
   (sample,) = rollout.samples
-  renderer = chat.load(schema.Tokenizer())
+  renderer = rendering.load(schema.Tokenizer())
   labels = sample.ids[sample.mask].tolist()
   assert labels == [*b'ANSWER', renderer.tokenizer.eos_id]
   assert rollout.messages == (*FEW_SHOT, ANSWER)
@@ -137,7 +140,7 @@ def test_policy_sampler_refuses_truncation_and_greedy_decoding(field, value):
 
 
 def test_prompts_that_leave_less_than_max_tokens_are_warned_of_once(caplog):
-  renderer = chat.load(schema.Tokenizer())
+  renderer = rendering.load(schema.Tokenizer())
   task = _task(demonstration=None)
   size = len(renderer.render(task.prompt, add_generation_prompt=True))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import tool_templates
+from posttrain.chat import tool_specs
 from posttrain.data import sources
 from posttrain.envs import base, tools
 from posttrain.metrics import rollouts as rollout_metrics
@@ -24,7 +24,7 @@ from tests.rollout import fakes
 from tests.rollout.remote import toys
 
 folders = real.folders
-HERMES = tool_templates.Style('hermes', 'tool')
+HERMES = tool_specs.Style('hermes', 'tool')
 
 
 def divide(a: int, b: int = 1) -> float:
@@ -205,7 +205,7 @@ def test_complete_calls_of_a_truncated_turn_are_not_made(format):
   made = []
   turns = tool_turns.Turns(TOOLS)
   episode = Episode(Calculator(lambda **arguments: made.append(arguments)))
-  style = tool_templates.Style(format, 'tool')
+  style = tool_specs.Style(format, 'tool')
   first, *rest = turns.play(episode, written[format], True, style)
   assert first == {
     'role': 'tool',
@@ -237,7 +237,7 @@ def test_an_exception_whose_text_raises_is_an_error_too():
 def test_results_in_the_role_user_are_one_message():
   turns = tool_turns.Turns(TOOLS)
   text = call('{"a": 1}') + call('{}')
-  style = tool_templates.Style('hermes', 'user')
+  style = tool_specs.Style('hermes', 'user')
   (message,) = turns.play(Episode(Calculator()), text, False, style)
   assert message == {
     'role': 'user',

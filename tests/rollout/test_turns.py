@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from posttrain import algorithms, schema, types
 from posttrain.algorithms import observed
-from posttrain.chat import renderer as chat
-from posttrain.chat import tokenizers
+from posttrain.chat import rendering, tokenizers
 from posttrain.rollout import driver, sampler
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
@@ -178,7 +177,7 @@ def test_truncated_history_fits_if_the_whole_one_overflows():
 
 
 def test_dropped_thought_and_truncated_history_each_start_a_sample():
-  renderer = chat.Renderer(
+  renderer = rendering.Renderer(
     tokenizers.Bytes(),
     (
       '{% for m in messages %}<|{{ m.role }}|>'

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from posttrain import envs, main
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.data import preferences, row_files
 from posttrain.stage import build, components, plan
 from posttrain.util import preemption
@@ -30,7 +30,7 @@ def counts(monkeypatch):
     monkeypatch.setattr(module, name, counted)
 
   for module, name in (
-    (chat, 'load'),
+    (rendering, 'load'),
     (components.sharding, 'make_mesh'),
     (envs, 'make'),
     (row_files, 'read'),
@@ -57,7 +57,7 @@ def test_rows_are_read_once_and_components_built_once(tmp_path, counts):
   )
   _build(run, 'sft', tmp_path / 'run')
   assert counts == {
-    'posttrain.chat.renderer.load': 1,
+    'posttrain.chat.rendering.load': 1,
     'posttrain.sharding.make_mesh': 1,
     'posttrain.envs.make': 1,
     'posttrain.data.row_files.read': 1,
@@ -82,7 +82,7 @@ def test_pairs_are_read_once_and_components_of_all_stages_built_once(
   )
   _build(run, 'dpo', tmp_path / 'run')
   assert counts == {
-    'posttrain.chat.renderer.load': 1,
+    'posttrain.chat.rendering.load': 1,
     'posttrain.sharding.make_mesh': 1,
     'posttrain.envs.make': len(run.stages),
     'posttrain.data.preferences.read': 1,

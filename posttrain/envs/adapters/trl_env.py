@@ -10,7 +10,7 @@
    is appended verbatim to the last message of the prompt.
 2. Every other method without a leading underscore is a tool, `async` methods
    included. The chat template describes them, see
-   `posttrain.chat.tool_templates`.
+   `posttrain.chat.tool_specs`.
 3. The calls of a turn are run in order. Each result, or exception, becomes a
    message. A turn without a call ends the episode.
 4. `get_reward()` is the grade. Without it, use the entry's `rewards`: reward
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from posttrain import schema, types
-from posttrain.chat import messages
+from posttrain.chat import rendering
 from posttrain.data import row_files, sources
 from posttrain.envs import base, tools
 from posttrain.envs.adapters import common
@@ -95,7 +95,7 @@ class Trl(base.Env):
         f'{foreign.quote(prompt)}'
       )
     for index, message in enumerate(prompt):
-      messages.check(message, f'{where}: prompt[{index}]')
+      rendering.check_message(message, f'{where}: prompt[{index}]')
     if prompt[-1]['role'] != 'user':
       raise ValueError(
         f'{where}: prompt must end in a user message, to which reset '

@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from posttrain import schema
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.rollout.endpoint import http
 from posttrain.util import foreign
 
@@ -25,7 +25,7 @@ _PROBE = (
 def check(
   client: http.Client,
   cfg: schema.Endpoint,
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
   caller: str,
 ) -> None:
   """Checks that a server has the model and the policy's tokens.
@@ -88,7 +88,7 @@ def _models(
 def _check_tokens(
   client: http.Client,
   cfg: schema.Endpoint,
-  renderer: chat.Renderer,
+  renderer: rendering.Renderer,
   caller: str,
 ) -> str | None:
   """Compares the ids of a probe; returns the obstacle if it cannot."""

@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import renderer as chat_lib
+from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.rollout.endpoint import check as endpoint_check
 from posttrain.rollout.endpoint import http, responses
@@ -82,7 +82,7 @@ class Endpoint:
     self._client.close()
 
   def check(
-    self, renderer: chat_lib.Renderer, caller: str | None = None
+    self, renderer: rendering.Renderer, caller: str | None = None
   ) -> None:
     """Checks that the server has the model and the policy's tokens.
 

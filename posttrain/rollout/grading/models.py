@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import schema, scoring, sharding, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.models import reward_head, transformer
 from posttrain.rollout.grading import functions
@@ -102,7 +102,9 @@ def load(
   return RewardModel(name, params, scorer(cfg))
 
 
-def check(folder: str, policy: schema.Model, renderer: chat.Renderer) -> None:
+def check(
+  folder: str, policy: schema.Model, renderer: rendering.Renderer
+) -> None:
   """Checks that a reward model can score a policy's samples; reads no weights.
 
   Raises:

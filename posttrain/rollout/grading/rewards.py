@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from posttrain import processes, schema, types
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.rollout.grading import functions
 from posttrain.rollout.remote import remote as remotes
@@ -75,7 +75,7 @@ Rewarded = tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]
 class LocalJudge:
   """A judge in this process."""
 
-  def __init__(self, engine: Any, renderer: chat.Renderer):
+  def __init__(self, engine: Any, renderer: rendering.Renderer):
     """Args: engine: an engine with weights, used by this judge alone."""
     self._engine, self._renderer = engine, renderer
     self._lock = threading.Lock()  # a function may call it from many threads

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain import types
-from posttrain.chat import tool_templates
+from posttrain.chat import tool_specs
 from posttrain.envs import base
 from posttrain.rollout import env_calls, limits
 from posttrain.rollout.remote import workers as workers_lib
@@ -74,7 +74,7 @@ class Calls:
     return self._call('open')
 
   def step(
-    self, text: str, truncated: bool, style: tool_templates.Style | None = None
+    self, text: str, truncated: bool, style: tool_specs.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
     """Passes a turn on; returns the new messages, the reward, and `done`."""
     return self._call('step', text, truncated, style)

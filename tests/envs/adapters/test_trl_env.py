@@ -5,13 +5,13 @@ import json
 import pytest
 
 from posttrain import envs, schema
-from posttrain.chat import tool_templates, tools
+from posttrain.chat import tool_specs
 from posttrain.rollout import driver, env_calls
 from tests.envs.adapters import games
 from tests.rollout import fakes
 
 GAMES = 'tests.envs.adapters.games'
-PLAIN = tool_templates.Style('plain', 'tool')
+PLAIN = tool_specs.Style('plain', 'tool')
 TOOLS = """\
 Tools:
 - guess(number: integer, mood?: "good" | "bad"): \
@@ -79,7 +79,7 @@ def test_a_row_becomes_a_prompt(path):
 def test_the_tools_are_described_by_names_and_types():
   task = next(make(tool_format='plain').source('train', 0))
   assert task.tools.format == 'plain'
-  assert tools.describe(task.tools.schemas, 'plain') == TOOLS
+  assert tool_specs.describe(task.tools.schemas, 'plain') == TOOLS
   guess = task.tools.schemas[0]['function']['parameters']
   assert guess['required'] == ['number']
   assert guess['properties']['mood'] == {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from posttrain import envs, schema
-from posttrain.chat import renderer as chat
+from posttrain.chat import rendering
 from posttrain.envs.sql import tokenizer
 
 FILE = pathlib.Path('configs/sql_tokenizer.json')
@@ -16,7 +16,9 @@ FILE = pathlib.Path('configs/sql_tokenizer.json')
 
 @functools.cache
 def load():
-  return chat.load(schema.Tokenizer(path=str(FILE), eos='<|end|>')).tokenizer
+  return rendering.load(
+    schema.Tokenizer(path=str(FILE), eos='<|end|>')
+  ).tokenizer
 
 
 def test_the_file_in_configs_is_up_to_date():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain import schema, types
-from posttrain.chat import demonstrations, renderer, templates, tokenizers
+from posttrain.chat import rendering, templates, tokenizers
 
 CHATML = """{{ bos_token }}{% for m in messages -%}
 <|{{ m.role }}|>
@@ -26,7 +26,7 @@ MESSAGES = st.lists(
 
 
 def make(template=None):
-  return renderer.Renderer(tokenizers.Bytes(), template)
+  return rendering.Renderer(tokenizers.Bytes(), template)
 
 
 def turns(*texts):
@@ -42,7 +42,7 @@ def assert_same(a, b):
 
 def test_fingerprints_of_tokenizers_and_templates_differ():
   prints = [
-    renderer.Renderer(tokenizer, template).fingerprint
+    rendering.Renderer(tokenizer, template).fingerprint
     for tokenizer in (tokenizers.Bytes(), tokenizers.Bytes('<|tool|>'))
     for template in (None, CHATML, CHATML + ' ', templates.BUILT_IN)
   ]
@@ -52,7 +52,7 @@ def test_fingerprints_of_tokenizers_and_templates_differ():
 
 
 def test_demonstrate_marks_the_answer_with_literal_ids():
-  (sample,) = demonstrations.render(make(), turns('uhi', 'ayo'))
+  (sample,) = make().demonstrate(turns('uhi', 'ayo'))
   assert sample.ids.tolist() == [259, 104, 105, 257, 260, 121, 111, 257]
   assert sample.roles.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
   assert sample.is_content.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
@@ -64,9 +64,7 @@ def test_demonstrate_marks_the_answer_with_literal_ids():
 def test_every_assistant_turn_is_demonstrated_except_given_ones(template):
   messages = turns('sx', 'ua', 'ab', 'tc', 'ad')
   for first, answers in ((0, b'bd'), (3, b'd')):
-    (sample,) = demonstrations.render(
-      make(template), [*messages, *turns('ue')], first
-    )
+    (sample,) = make(template).demonstrate([*messages, *turns('ue')], first)
     assert bytes(i for i in sample.ids[sample.sampled] if i < 256) == answers
     assert (sample.ids[sample.sampled] == 257).sum() == len(answers)
     # `render` gives the same ids, not sampled.
@@ -74,7 +72,7 @@ def test_every_assistant_turn_is_demonstrated_except_given_ones(template):
     np.testing.assert_array_equal(sample.ids, given_only.ids)
     np.testing.assert_array_equal(sample.roles, given_only.roles)
     assert not given_only.sampled.any()
-  assert demonstrations.render(make(template), messages, 5) == []
+  assert make(template).demonstrate(messages, 5) == []
 
 
 def test_the_generation_prompt_is_the_header_of_an_answer():
@@ -91,13 +89,13 @@ def test_content_cannot_forge_a_turn():
 
 
 def test_the_last_prompt_is_rendered_once(monkeypatch):
-  ours, calls, work = make(), [], renderer.Renderer._extended
+  ours, calls, work = make(), [], templates.pieces
 
-  def counted(self, *args, **options):
+  def counted(*args, **options):
     calls.append(args)
-    return work(self, *args, **options)
+    return work(*args, **options)
 
-  monkeypatch.setattr(renderer.Renderer, '_extended', counted)
+  monkeypatch.setattr(templates, 'pieces', counted)
   message = {'role': 'user', 'content': 'a'}
   first = ours.render([message], add_generation_prompt=True)
   assert ours.render([dict(message)], add_generation_prompt=True) is first
@@ -174,12 +172,12 @@ def test_malformed_messages_are_refused(message, error):
 
 def test_a_missing_template_file_is_refused():
   with pytest.raises(ValueError, match='config.tokenizer.chat_template must '):
-    renderer.load(schema.Tokenizer(chat_template='/nowhere.jinja'))
+    rendering.load(schema.Tokenizer(chat_template='/nowhere.jinja'))
 
 
 def test_a_template_file_is_used(tmp_path):
   path = tmp_path / 'chat.jinja'
   path.write_text(CHATML)
-  chat = renderer.load(schema.Tokenizer(chat_template=str(path)))
+  chat = rendering.load(schema.Tokenizer(chat_template=str(path)))
   text = bytes(i for i in chat.render(turns('uhi')).ids if i < 256)
   assert text == b'\nhi\n' and chat.stop_ids == (257,)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.chat import tool_calls, tools
+from posttrain.chat import tool_calls, tool_specs
 
 
 def tool(name='look', **parameters):
@@ -32,21 +32,25 @@ def tool(name='look', **parameters):
   ],
 )
 def test_an_argument_has_the_type_of_its_schema(schema, good, bad):
-  schemas = tools.parameters([tool(properties={'at': schema})])
+  schemas = tool_specs.parameters([tool(properties={'at': schema})])
   for value in good:
-    assert not tools.problem(tool_calls.Call('look', {'at': value}), schemas)
+    assert not tool_specs.problem(
+      tool_calls.Call('look', {'at': value}), schemas
+    )
   for value in bad:
-    problem = tools.problem(tool_calls.Call('look', {'at': value}), schemas)
+    problem = tool_specs.problem(
+      tool_calls.Call('look', {'at': value}), schemas
+    )
     assert problem.startswith('at of look must be '), value
 
 
 def test_the_problem_of_a_call_is_a_line():
-  schemas = tools.parameters(
+  schemas = tool_specs.parameters(
     [tool(properties={'at': {'type': 'integer'}}, required=['at'])]
   )
 
   def problem(name, arguments, error=''):
-    return tools.problem(tool_calls.Call(name, arguments, error), schemas)
+    return tool_specs.problem(tool_calls.Call(name, arguments, error), schemas)
 
   assert problem('look', {'at': 1}) == ''
   assert problem('look', {'at': 1}, 'why') == 'why'
@@ -61,14 +65,14 @@ def test_the_problem_of_a_call_is_a_line():
 
 
 def test_additional_properties_are_accepted_where_the_schema_allows_them():
-  schemas = tools.parameters([tool(additionalProperties=True)])
-  assert not tools.problem(tool_calls.Call('look', {'at': 1}), schemas)
-  schemas = tools.parameters([tool()])
-  assert tools.problem(tool_calls.Call('look', {'at': 1}), schemas)
+  schemas = tool_specs.parameters([tool(additionalProperties=True)])
+  assert not tool_specs.problem(tool_calls.Call('look', {'at': 1}), schemas)
+  schemas = tool_specs.parameters([tool()])
+  assert tool_specs.problem(tool_calls.Call('look', {'at': 1}), schemas)
 
 
 def test_the_description_has_a_line_per_tool():
-  described = tools.describe(
+  described = tool_specs.describe(
     [
       tool(
         properties={
@@ -93,7 +97,7 @@ def test_the_description_has_a_line_per_tool():
 
 @pytest.mark.parametrize('format', tool_calls.FORMATS)
 def test_the_description_shows_the_form_of_a_call(format):
-  *_, how = tools.describe([tool()], format).partition('by writing ')
+  *_, how = tool_specs.describe([tool()], format).partition('by writing ')
   text = how.removesuffix('.').removesuffix(' and nothing else')
   for placeholder, value in (
     ('NAME', 'look' if format == 'plain' else '"look"'),
@@ -120,10 +124,10 @@ def test_the_description_shows_the_form_of_a_call(format):
 )
 def test_tools_of_another_form_are_refused(value, words):
   with pytest.raises(ValueError, match=words):
-    tools.plain(value)
+    tool_specs.plain(value)
 
 
 def test_plain_tools_are_a_copy():
   mine = tool(properties={'at': {}})
-  (copied,) = tools.plain((mine,))
+  (copied,) = tool_specs.plain((mine,))
   assert copied == mine and copied['function'] is not mine['function']

@@ -1,6 +1,6 @@
 """Messages -> token ids, with role, content and sampled attribution.
 
-1. A template renders a conversation as text; `layout` splits it into pieces by
+1. A template renders a conversation as text; `templates.pieces` splits it by
    role, content and scaffold.
 2. Each piece is tokenized once and on its own: later turns cannot change
    earlier ids, whatever the tokenizer merges.
@@ -12,30 +12,86 @@ Axes: T tokens.
 """
 
 import copy
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import (
-  layout,
-  meter,
-  pretrained,
-  spans,
-  templates,
-  tokenizers,
-  tool_templates,
-)
-from posttrain.chat import messages as forms
-from posttrain.chat import rendered as tokens
-from posttrain.util import foreign, watchdog
+from posttrain.chat import pretrained, templates, tokenizers, tool_specs
+from posttrain.util import watchdog
 
-Rewritten = layout.Rewritten
-EMPTY, Rendered = tokens.EMPTY, tokens.Rendered
 _MOST_TOOLS = 64  # sets of tools whose renderers are kept
+# What to do about the messages of another format.
+SHAREGPT = (
+  'messages of ShareGPT, {"from": "human", "value": ...} and {"from": "gpt", '
+  '"value": ...}, are {"role": "user", "content": ...} and {"role": '
+  '"assistant", "content": ...} here: convert them'
+)
+
+
+class Rewritten(ValueError):
+  """A template that renders earlier turns differently after later ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+  """Token ids of a conversation; every array is [T]."""
+
+  ids: np.ndarray  # i32
+  roles: np.ndarray  # i8, index into types.ROLES
+  is_content: np.ndarray  # bool, False on template scaffold
+  sampled: np.ndarray  # bool, tokens sampled by the policy, or demonstrated
+  messages: np.ndarray  # i32, index of the message; -1 = sampled, or a header
+  text: str = ''  # the text of the ids, without a completion at the end
+  # Whether the last assistant turn is not closed: the ids end in a generation
+  # prompt, or in a completion after one.
+  open: bool = False
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+  @property
+  def ends_in_completion(self) -> bool:
+    """Whether sampled ids follow the generation prompt."""
+    return self.open and len(self) > 0 and bool(self.sampled[-1])
+
+
+EMPTY = Rendered(
+  np.zeros(0, np.int32),
+  np.zeros(0, np.int8),
+  np.zeros(0, bool),
+  np.zeros(0, bool),
+  np.zeros(0, np.int32),
+)
+
+
+def check_message(message: Any, place: str) -> None:
+  """Checks that a value is a message.
+
+  Args:
+    message: must be a mapping with a role of `types.ROLES` and a str content.
+    place: its name in the error, such as 'rows.jsonl:3: messages[0]'.
+
+  Raises:
+    ValueError: the value is no message.
+  """
+  if not isinstance(message, Mapping):
+    raise ValueError(
+      f"{place} must be an object {{'role': ..., 'content': ...}}: got "
+      f'{message!r:.200}'
+    )
+  role, content = message.get('role'), message.get('content')
+  if role not in types.ROLES:
+    hint = f'; {SHAREGPT}' if role is None and 'from' in message else ''
+    raise ValueError(
+      f'{place}.role must be one of {types.ROLES}: got {role!r:.200}{hint}'
+    )
+  if not isinstance(content, str):
+    raise ValueError(f'{place}.content must be a string: got {content!r:.200}')
 
 
 def load(cfg: schema.Tokenizer) -> 'Renderer':
@@ -103,10 +159,10 @@ class Renderer:
     # The last whole conversation and its ids: a group has one prompt.
     self._last: tuple[tuple[str, bool], Rendered] | None = None
     # How calls are written after `with_tools`, and its renderers.
-    self.style: tool_templates.Style | None = None
+    self.style: tool_specs.Style | None = None
     self._with_tools: dict[str, Renderer] = {}
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
-    self._template: templates.BuiltIn | spans.Template = (
+    self._template: templates.Template = (
       templates.BuiltIn(tokenizer.bos, tokenizer.eos)
       if template is None
       else templates.Jinja(template, {**names, **self.variables})
@@ -132,22 +188,22 @@ class Renderer:
     renderer._with_tools = {}
     return renderer
 
-  def with_tools(self, tools: types.Tools | None) -> 'Renderer':
-    """Returns a renderer whose template tells of tools, see `tool_templates`.
+  def with_tools(self, described: types.Tools | None) -> 'Renderer':
+    """Returns a renderer whose template describes tools.
 
     Its `style` says how the policy calls them; its fingerprint is the same.
 
     Raises:
-      ValueError: see `tool_templates.make`.
+      ValueError: see `tool_specs.make_template`.
     """
-    if tools is None:
+    if described is None:
       return self
-    key = repr(tools)
+    key = repr(described)
     if key not in self._with_tools:
       renderer = copy.copy(self)
       renderer._last = None
-      renderer._template, renderer.style = tool_templates.make(
-        self._template, self.tokenizer.bos, self._stops, tools
+      renderer._template, renderer.style = tool_specs.make_template(
+        self._template, self.tokenizer.bos, self._stops, described
       )
       if len(self._with_tools) == _MOST_TOOLS:
         self._with_tools.clear()
@@ -201,88 +257,34 @@ class Renderer:
     """
     messages, start = (*messages, *new), len(messages)
     for index, message in enumerate(messages[start:], start):
-      forms.check(message, f'messages[{index}]')
+      check_message(message, f'messages[{index}]')
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
-    key = None
-    if rendered is EMPTY and not start:
-      key = repr(messages), add_generation_prompt
-      if (last := self._last) and last[0] == key:
-        return last[1]
-    with meter.chat(len(messages), meter.CHAT):
-      args = rendered, messages, start, add_generation_prompt
-      result = self._extended(*args)
-    if key:
-      self._last = key, result
-    return result
-
-  def prompt(
-    self,
-    messages: Sequence[types.Message],
-    cancelled: Callable[[], bool] | None = None,
-  ) -> Rendered:
-    """Renders a conversation of a client, with a generation prompt.
-
-    The ids are those of `render`, by work that is linear in the messages, much
-    less than `render` may do; the rest of the attribution is not exact.
-
-    Args:
-      messages: as of `render`.
-      cancelled: returns whether the result is no longer wanted.
-
-    Raises:
-      ValueError: as `render`; or the ids would take more work.
-    """
-    for index, message in enumerate(messages):
-      forms.check(message, f'messages[{index}]')
-    with meter.chat(len(messages), meter.SERVED, cancelled):
-      try:
-        return self._extended(EMPTY, tuple(messages), 0, True, served=True)
-      except meter.Limit as error:  # between two renderings
-        raise ValueError(f'messages cannot be rendered: {error}') from error
-
-  def _extended(
-    self,
-    rendered: Rendered,
-    messages: types.Messages,
-    start: int,
-    add_generation_prompt: bool,
-    served: bool = False,
-  ) -> Rendered:
-    """Appends the ids of the messages from `start` on."""
-    text = self._text(rendered, messages, start, add_generation_prompt)
+    is_whole = rendered is EMPTY and not start
+    key = (repr(messages), add_generation_prompt) if is_whole else None
+    if key and (last := self._last) and last[0] == key:
+      return last[1]
+    text = self._template.text(messages, add_generation_prompt)
     skip = self._covered(rendered, messages[:start], text)
     if skip is None:
       raise Rewritten(
         'config.tokenizer.chat_template must keep earlier turns as they '
-        f'were: got {foreign.quote(text)} for {len(messages)} messages, '
-        f'expected it to begin with {foreign.quote(rendered.text)}'
+        f'were: got {text!r:.200} for {len(messages)} messages, '
+        f'expected it to begin with {rendered.text!r:.200}'
       )
-    options = {'prompt': add_generation_prompt, 'start': start, 'skip': skip}
-    if isinstance(self._template, templates.BuiltIn):
-      pieces = self._template.pieces(messages, text, **options)
-    else:
-      pieces = layout.pieces(
-        self._template,
-        messages,
-        text,
-        closed=not rendered.open,
-        limits=spans.SERVING if served else spans.TRAINING,
-        encode=self._encode_scaffold if served else None,
-        **options,
-      )
-    return self._encode([rendered], pieces, text, open=add_generation_prompt)
-
-  def _text(
-    self, rendered: Rendered, messages: types.Messages, start: int, prompt: bool
-  ) -> str:
-    """Renders messages, of which `rendered` covers those before `start`."""
-    if isinstance(self._template, templates.BuiltIn):
-      start -= rendered.ends_in_completion  # its text is only in the messages
-      return self._template.extended(
-        rendered.text, messages, start, opened=rendered.open, prompt=prompt
-      )
-    return self._template.text(messages, prompt)
+    pieces = templates.pieces(
+      self._template,
+      messages,
+      text,
+      prompt=add_generation_prompt,
+      start=start,
+      skip=skip,
+      closed=not rendered.open,
+    )
+    result = self._encode(rendered, pieces, text, open=add_generation_prompt)
+    if key:
+      self._last = key, result
+    return result
 
   def append(self, rendered: Rendered, ids: Sequence[int]) -> Rendered:
     """Appends ids that were sampled after a generation prompt, verbatim."""
@@ -291,73 +293,93 @@ class Renderer:
     content = np.ones(len(ids), bool)
     for stop in self.stop_ids:  # few; `np.isin` takes ten times as long
       content &= ids != stop
-    return tokens.join(
-      [
-        rendered,
-        Rendered(
-          ids=ids,
-          roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
-          is_content=content,
-          sampled=np.ones(len(ids), bool),
-          messages=np.full(len(ids), -1, np.int32),
-        ),
-      ],
-      rendered.text,
-      open=True,
+    return _join(
+      rendered,
+      Rendered(
+        ids=ids,
+        roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
+        is_content=content,
+        sampled=np.ones(len(ids), bool),
+        messages=np.full(len(ids), -1, np.int32),
+        text=rendered.text,
+        open=True,
+      ),
     )
 
-  def append_turn(self, opened: Rendered, messages: types.Messages) -> Rendered:
-    """Appends an assistant turn as if it were sampled; see `demonstrations`.
+  def demonstrate(
+    self, messages: Sequence[types.Message], given: int = 0
+  ) -> list[Rendered]:
+    """Renders a demonstration, with the assistant turns marked as `sampled`.
+
+    A turn is `sampled` from after its generation prompt up to and including its
+    eos. If the template rewrites earlier turns, a new sample begins, in which
+    the earlier turns are rendered anew and not `sampled`. Messages after the
+    last assistant turn are left out.
 
     Args:
-      opened: the ids of the messages before, with a generation prompt.
-      messages: the conversation, which ends in that turn.
+      messages: the conversation.
+      given: number of leading messages that are not to be imitated.
+
+    Returns:
+      The samples; each assistant turn is `sampled` in exactly one.
 
     Raises:
-      ValueError: the template opens the turn with another header than its
-        generation prompt, or closes it without a stop token.
+      ValueError: as `render`; or the template opens an assistant turn with
+        another header than its generation prompt, or closes it without a stop
+        token.
     """
-    text = self._text(opened, messages, len(messages) - 1, False)
-    start = len(opened.text)
+    samples, done = [EMPTY], 0
+    for index, message in enumerate(messages):
+      check_message(message, f'messages[{index}]')
+      if message['role'] != 'assistant' or index < given:
+        continue
+      try:
+        opened = self.extend(
+          samples[-1],
+          messages[:done],
+          messages[done:index],
+          add_generation_prompt=True,
+        )
+      except Rewritten:
+        samples.append(EMPTY)
+        opened = self.render(messages[:index], add_generation_prompt=True)
+      samples[-1] = self._append_turn(opened, tuple(messages[: index + 1]))
+      done = index + 1
+    return samples if done else []
+
+  def _append_turn(
+    self, opened: Rendered, messages: types.Messages
+  ) -> Rendered:
+    """Appends the last of the messages as if it were sampled after `opened`."""
+    text, start = self._template.text(messages), len(opened.text)
     if not text.startswith(opened.text):
       raise ValueError(
         'config.tokenizer.chat_template must open an assistant turn with its '
-        f'generation prompt: got {foreign.quote(text)}, expected it to begin '
-        f'with {foreign.quote(opened.text)}; demonstrations need another '
-        'template'
+        f'generation prompt: got {text!r:.200}, expected it to begin with '
+        f'{opened.text!r:.200}; demonstrations need another template'
       )
-    if isinstance(self._template, templates.BuiltIn):
-      begin, end = self._template.last_span(messages, text)
-    else:
-      begin, end = spans.one(self._template, messages, len(messages) - 1, text)
-    begin, end = max(begin or start, start), max(end or start, start)
-    after = self._end_of_stop(text, end)
-    return self._encode(
-      [opened],
-      [
-        layout.Piece(text[start:begin], 'assistant', sampled=True),
-        layout.Piece(text[begin:end], 'assistant', True, sampled=True),
-        layout.Piece(text[end:after], 'assistant', sampled=True),
-        layout.Piece(text[after:], 'assistant'),
-      ],
-      text,
-      open=False,
-    )
-
-  def _end_of_stop(self, text: str, start: int) -> int:
-    """Returns the end of the first stop token from `start` on."""
+    last = len(messages) - 1
+    span = templates.span(self._template, messages, last, text)
+    begin, end = (max(place, start) for place in span or (start, start))
     ends = [
-      text.index(stop, start) + len(stop)
+      text.index(stop, end) + len(stop)
       for stop in self._stops
-      if stop in text[start:]
+      if stop in text[end:]
     ]
     if not ends:
       raise ValueError(
         'config.tokenizer.chat_template must close an assistant turn with '
-        f'config.tokenizer.eos: got {foreign.quote(text[start:])}, expected '
-        f'one of {self._stops} in it'
+        f'config.tokenizer.eos: got {text[end:]!r:.200}, expected one of '
+        f'{self._stops} in it'
       )
-    return min(ends)
+    after = min(ends)
+    pieces = [
+      templates.Piece(text[start:begin], 'assistant', sampled=True),
+      templates.Piece(text[begin:end], 'assistant', True, sampled=True),
+      templates.Piece(text[end:after], 'assistant', sampled=True),
+      templates.Piece(text[after:], 'assistant'),
+    ]
+    return self._encode(opened, pieces, text, open=False)
 
   def _covered(
     self, rendered: Rendered, messages: types.Messages, text: str
@@ -390,36 +412,50 @@ class Renderer:
 
   def _encode(
     self,
-    before: list[Rendered],
-    pieces: Sequence[layout.Piece],
+    before: Rendered,
+    pieces: Sequence[templates.Piece],
     text: str,
     *,
     open: bool,
   ) -> Rendered:
     """Tokenizes pieces, each on its own, and appends them."""
     watchdog.progress()  # data sets are rendered in loops of unknown length
-    piece_ids = [
-      (self._encode_content if piece.is_content else self._encode_scaffold)(
-        piece.text
+    tokenizer, piece_ids = self.tokenizer, []
+    for piece in pieces:
+      encode = (
+        tokenizer.encode if piece.is_content else tokenizer.encode_scaffold
       )
-      for piece in pieces
-    ]
-    for piece, ids in zip(pieces, piece_ids, strict=True):
-      if max(ids, default=0) >= self.embedding_rows:
+      piece_ids.append(encode(piece.text))
+      if max(piece_ids[-1], default=0) >= self.embedding_rows:
         raise ValueError(
           'messages must consist of tokens that the model has rows for: got '
-          f'{self.tokenizer.text(max(ids))!r} in {foreign.quote(piece.text)}'
+          f'{tokenizer.text(max(piece_ids[-1]))!r} in {piece.text!r:.200}'
         )
-    new = tokens.from_pieces(pieces, piece_ids)
-    return tokens.join([*before, new], text, open=open)
+    lengths = [len(ids) for ids in piece_ids]
 
-  def _encode_content(self, text: str) -> Sequence[int]:
-    meter.check_caller()
-    return self.tokenizer.encode(text)
+    # One array for all: a turn has many pieces of a few tokens each.
+    def spread(values, dtype) -> np.ndarray:
+      return np.repeat(np.array(list(values), dtype), lengths)
 
-  def _encode_scaffold(self, text: str) -> Sequence[int]:
-    meter.check_caller()
-    return self.tokenizer.encode_scaffold(text)
+    new = Rendered(
+      ids=np.array([i for ids in piece_ids for i in ids], np.int32),
+      roles=spread((types.ROLES.index(p.role) for p in pieces), np.int8),
+      is_content=spread((p.is_content for p in pieces), bool),
+      sampled=spread((p.sampled for p in pieces), bool),
+      messages=spread((p.message for p in pieces), np.int32),
+      text=text,
+      open=open,
+    )
+    return _join(before, new)
+
+
+def _join(before: Rendered, after: Rendered) -> Rendered:
+  """Concatenates tokens; `text` and `open` are those of `after`."""
+  fields = ('ids', 'roles', 'is_content', 'sampled', 'messages')
+  arrays = (
+    np.concatenate([getattr(before, x), getattr(after, x)]) for x in fields
+  )
+  return Rendered(*arrays, after.text, after.open)
 
 
 def _fingerprint(
