@@ -31,6 +31,7 @@ from posttrain.util import json_files
 CHARACTERS_PER_TOKEN = 32  # ordinary text has about 4
 MAX_MESSAGE = 600  # characters of an error's text
 MAX_CHOICES = 128
+MAX_MESSAGES = 500  # the time of rendering grows with their square
 COMPLETION_TOKENS = 16  # OpenAI's default `max_tokens` of completions
 COMPLETION_LOGPROBS = 5  # OpenAI's most `logprobs` of completions
 STOPS = 4  # the most stop strings
@@ -486,7 +487,7 @@ def _take_messages(fields: Fields, served: Served) -> list[Any]:
     )
   if not isinstance(messages, list) or not messages:
     raise wrong('messages', 'be a list of some messages', messages)
-  if len(messages) > served.capacity:
+  if len(messages) > min(served.capacity, MAX_MESSAGES):
     raise _too_long('messages', f'{len(messages)} messages', served)
   size = len(json.dumps(messages, ensure_ascii=False))
   # Each message has keys, braces and a role besides its text.
@@ -543,7 +544,9 @@ def _message(message: Any, place: str, names: frozenset[str]) -> Any:
 def _conversation(messages: list[Any], served: Served) -> Prompt:
   """Renders messages with the renderer's template."""
   try:
-    rendered = served.policy.renderer.prompt(messages)
+    rendered = served.policy.renderer.render(
+      messages, add_generation_prompt=True
+    )
   except ValueError as error:
     raise Refused(400, f'{error}', 'messages') from error
   return Prompt(_checked(rendered.ids, 'messages', served), rendered.text)
