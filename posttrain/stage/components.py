@@ -94,9 +94,21 @@ def make(
   )
   held_out = {**eval_tasks.counts, **data.held_out_counts}
   tasks = {k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()}
-  sizes = _plan(
-    name, stage, model, mesh, platform, data, capacity, hosts, tasks
+  load = plan.Load(
+    micro_batches=data.shape[0],
+    references=_reference_parameters(stage, data, model),
+    players=len([x for x in data.players if isinstance(x, str)]),
+    group_sizes=data.group_sizes,
+    hosts=hosts,
+    tasks=tasks,
   )
+  slot_tokens = plan.slot_tokens(capacity, platform)
+  try:
+    sizes = plan.make(name, stage, model, mesh, slot_tokens, load)
+  except schema.FieldError as error:
+    raise ValueError(
+      f'config.{name}.lora.{error.field} {error.detail}'
+    ) from None
   remote = workers.make(name, stage, data.envs)
   return Components(
     cfg,
@@ -269,38 +281,6 @@ def make_data(
     raise ValueError(
       f'config.{name}.{error.key} cannot be used: {error}'
     ) from error
-
-
-def _plan(
-  name: str,
-  stage: schema.Stage,
-  model: schema.Model,
-  mesh: jax.sharding.Mesh,
-  platform: str,
-  data: base.StageData,
-  capacity: int,
-  hosts: int,
-  tasks: dict[str, tuple[int, int]],
-) -> plan.Plan:
-  try:
-    return plan.make(
-      name,
-      stage,
-      model,
-      mesh,
-      platform,
-      plan.slot_tokens(capacity, platform),
-      data.shape[0],
-      _reference_parameters(stage, data, model),
-      len([x for x in data.players if isinstance(x, str)]),
-      data.group_sizes,
-      hosts,
-      tasks,
-    )
-  except schema.FieldError as error:
-    raise ValueError(
-      f'config.{name}.lora.{error.field} {error.detail}'
-    ) from None
 
 
 def _reference_parameters(

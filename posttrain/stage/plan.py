@@ -2,23 +2,78 @@
 
 Printed by `--dry_run` and, in short, at the start of a run, below a head with
 devices, host, versions and seed; quoted when the device runs out of memory.
-Bytes are per device.
+Bytes are per device. Nothing is compiled:
+
+    arrays      that have a name are counted exactly, from shapes and sharding
+                rules: state, gradients, inputs that layers keep, cache, view
+    work        of one layer and of the head is one measured term, see `_work`
+    transfers   follow from the placement; XLA may fuse, split or reorder them
 """
 
 import dataclasses
+import functools
 import math
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from posttrain import machine, schema, sharding
+from posttrain import machine, schema, sharding, tree
 from posttrain.models import transformer
-from posttrain.stage import adapter as adapter_lib
-from posttrain.stage import communication, program_bytes, tensors
-from posttrain.training import arrays, objectives, optim
+from posttrain.training import objectives, optim
 from posttrain.training import state as train_state
+
+Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
+# The per-token arrays of `types.Batch`: ten of the sample, three of packing.
+BATCH_TOKEN_BYTES = 12 * 4 + 1
+# Copies of an MLP's activations that one layer's backward pass, and a forward
+# pass without one, hold at a time, with everything else that has no name here.
+# Fitted to programs that jax 0.10.2 compiled for H100. The planned bytes of a
+# program are those of the compiler less `ERROR[0]` or plus `ERROR[1]` of them
+# at most (`tests/stage/test_plan.py`). XLA for a CPU needs more, because it
+# stores bfloat16 as float32.
+BACKWARD, FORWARD = 8, 4
+ERROR = 0.02, 0.25
+_LOGITS = 4  # copies of the logits while a token is drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """A kind of collective in one update of one micro-batch.
+
+  `device_bytes` are those of the operand or result, the larger of both, in the
+  dtype that travels, of all `count` collectives.
+  """
+
+  what: str
+  kind: str
+  axis: str
+  count: int
+  device_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+  """What a stage's data and the run add to its options.
+
+  Attributes:
+    micro_batches: micro-batches of a step, at most.
+    references: parameters of the models held beside the policy.
+    players: number of frozen models that sample, assumed to be of the policy's
+      shape.
+    group_sizes: samples per task, by environment; None = the stage's options.
+    hosts: the processes of the run, one per host.
+    tasks: tasks to train on and held-out ones, by environment.
+  """
+
+  micro_batches: int = 1
+  references: int = 0
+  players: int = 0
+  group_sizes: Mapping[str, int] | None = None
+  hosts: int = 1
+  tasks: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +99,11 @@ class Plan:
   decode_bytes: int  # KV cache of the slots, and the decode view
   sleep_bytes: int  # those of them that are freed during an update
   reference_bytes: int  # weights of references held beside the policy
-  # Temporary arrays of an update: batch, gradients, activations.
-  update_bytes: int
-  # Temporary arrays of prefill, decoding or scoring, the largest; 0 without
-  # slots.
+  update_bytes: int  # batch, gradients, activations and work of an update
+  # Work of prefill, decoding or scoring, the largest; 0 without slots.
   rollout_bytes: int
-  programs: dict[str, program_bytes.Program]
-  weights: Sequence[tensors.Tensor]  # those that train, and frozen ones
-  transfers: Sequence[communication.Transfer]  # of one micro-batch
+  weights: Any  # those that train, and frozen ones, as ShapeDtypeStructs
+  transfers: Sequence[Transfer]
   # Tasks to train on and held-out ones, by environment.
   tasks: Mapping[str, tuple[int, int]]
 
@@ -63,22 +115,38 @@ class Plan:
     unless `rollout.sleep` frees it.
     """
     held = self.state_bytes + self.decode_bytes + self.reference_bytes
-    update = self.update_bytes - self.sleep_bytes
-    return held + max(update, self.rollout_bytes)
+    return held + max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
 
   def sizes(self) -> dict[str, Any]:
     """Returns the sizes without the tables, for an error."""
-    tables = ('programs', 'weights', 'transfers', 'tasks')
+    tables = ('weights', 'transfers', 'tasks')
     return {k: v for k, v in vars(self).items() if k not in tables}
 
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
-    groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
-    decodes = self.slots > 0
+    low, high = (f'{100 * x:.0f}' for x in ERROR)
+    update = size(self.update_bytes)
+    if self.sleep_bytes:
+      freed = size(self.sleep_bytes)
+      update += f', less {freed} of cache that rollout.sleep frees'
+    temporaries = [('  temporary arrays', update)]
+    if self.slots:
+      largest = max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
+      temporaries = [
+        ('  temporary arrays', f'{size(largest)}, the larger of'),
+        ('    update', update),
+        ('    rollout', size(self.rollout_bytes)),
+      ]
+    hosts = f'{self.hosts}'
+    if self.slots:
+      devices = math.prod(self.mesh.values()) // self.hosts
+      hosts += f', each of which decodes {self.slots // self.hosts} slots on '
+      hosts += f'{devices} devices, which must hold the model'
     tasks = '; '.join(
       f'{name}: {train:,}, and {held_out:,} held out'
       for name, (train, held_out) in self.tasks.items()
     )
+    groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
     rows = (
       *([('tasks', tasks)] if tasks else []),
       ('prompts_per_step', f'{self.prompts_per_step}'),
@@ -86,67 +154,51 @@ class Plan:
       ('  samples per step', f'{self.samples_per_step}'),
       ('micro_batch_tokens', f'{self.micro_batch_tokens}'),
       ('  rows x tokens', f'{self.rows_per_micro_batch} x {self.row_tokens}'),
-      *self._slots(),
+      *([('rollout.slots', f'{self.slots}')] if self.slots else []),
+      *([('  tokens each', f'{self.slot_tokens}')] if self.slots else []),
       ('steps', f'{self.steps}'),
       ('mesh', ', '.join(f'{k} {v}' for k, v in self.mesh.items())),
-      *self._hosts(),
+      *([('processes', hosts)] if self.hosts > 1 else []),
       ('parameters', f'{self.parameters:,}'),
       ('  that train', f'{self.trained:,}'),
-      ('memory per device', f'{tensors.size(self.total_bytes)}, the sum of'),
-      ('  training state', tensors.size(self.state_bytes)),
-      *([('  decoding', tensors.size(self.decode_bytes))] * decodes),
-      ('  references', tensors.size(self.reference_bytes)),
-      *self._temporaries(),
+      (
+        'memory per device',
+        f'{size(self.total_bytes)} (on a GPU -{low} to +{high} % of what XLA '
+        'needs), the sum of',
+      ),
+      ('  training state', size(self.state_bytes)),
+      *([('  decoding', size(self.decode_bytes))] if self.slots else []),
+      ('  references', size(self.reference_bytes)),
+      *temporaries,
     )
     return [f'stage {self.stage}', *map(_row, rows)]
 
-  def _slots(self) -> list[tuple[str, str]]:
-    """Returns the rows on the slots of a stage that decodes."""
-    if not self.slots:
-      return []
-    return [
-      ('rollout.slots', f'{self.slots}'),
-      ('  tokens each', f'{self.slot_tokens}'),
-    ]
-
-  def _temporaries(self) -> list[tuple[str, str]]:
-    """Returns the rows on temporary arrays."""
-    update = tensors.size(self.update_bytes)
-    if not self.slots:
-      return [('  temporary arrays', update)]
-    if self.sleep_bytes:
-      freed = tensors.size(self.sleep_bytes)
-      update += f', less {freed} of cache that rollout.sleep frees'
-    rollout = self.rollout_bytes
-    largest = max(self.update_bytes - self.sleep_bytes, rollout)
-    return [
-      ('  temporary arrays', f'{tensors.size(largest)}, the larger of'),
-      ('    update', update),
-      ('    rollout', tensors.size(rollout)),
-    ]
-
-  def _hosts(self) -> list[tuple[str, str]]:
-    """Returns the row of a run of several processes."""
-    if self.hosts == 1:
-      return []
-    if not self.slots:
-      return [('processes', f'{self.hosts}')]
-    slots = self.slots // self.hosts
-    devices = math.prod(self.mesh.values()) // self.hosts
-    text = f'{self.hosts}, each of which decodes {slots} slots on {devices} '
-    text += 'devices, which must hold the model'
-    return [('processes', text)]
-
   def details(self) -> list[str]:
     """Returns the lines of the tables: weights, and what is communicated."""
-    lines = [
-      f'weights of stage {self.stage}: shape, splitting axes, size per device',
-      *tensors.lines(self.weights),
+    dtypes = {'float32': 'f32', 'bfloat16': 'bf16'}
+    weights = [
+      (
+        path,
+        f'{dtypes.get(str(x.dtype), x.dtype)}[{", ".join(map(str, x.shape))}]',
+        f'({", ".join("-" if a is None else str(a) for a in x.sharding.spec)})',
+        size(device_bytes(x)),
+      )
+      for part in self.weights
+      for path, x in tree.flat(part).items()
     ]
-    lines.append('communication of one update of one micro-batch, per device')
-    if not self.transfers:
-      return [*lines, '  none: one device']
-    return [*lines, *communication.lines(self.transfers)]
+    transfers = [
+      (x.what, f'{x.count} x {x.kind}', x.axis, size(x.device_bytes))
+      for x in self.transfers
+    ]
+    if transfers:
+      total = sum(x.device_bytes for x in self.transfers)
+      transfers.append(('total', '', '', size(total)))
+    return [
+      f'weights of stage {self.stage}: shape, splitting axes, size per device',
+      *_table(weights),
+      'communication of one update of one micro-batch, per device',
+      *(_table(transfers) or ['  none: one device']),
+    ]
 
 
 def head(
@@ -170,10 +222,6 @@ def head(
   return ['run', *map(_row, rows)]
 
 
-def _row(row: tuple[str, str]) -> str:
-  return f'  {row[0]:<20} {row[1]}'
-
-
 def slot_tokens(longest: int, backend: str) -> int:
   """Returns a slot's capacity: whole tiles of a backend's decode kernel.
 
@@ -183,19 +231,30 @@ def slot_tokens(longest: int, backend: str) -> int:
   return -(-longest // tile) * tile
 
 
+def size(count: float) -> str:
+  """Returns a number of bytes with its unit."""
+  for unit in ('B', 'KiB', 'MiB'):
+    if count < 1024:
+      return f'{count:.0f} {unit}'
+    count /= 1024
+  return f'{count:.1f} GiB'
+
+
+def device_bytes(like: Any) -> int:
+  """Returns the bytes per device of ShapeDtypeStructs with shardings."""
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(like)
+  )
+
+
 def make(
   name: str,
   stage: schema.Stage,
   model: schema.Model,
-  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
-  platform: str,
+  mesh: Mesh,
   slot_tokens: int,
-  micro_batches: int = 1,
-  references: int = 0,
-  players: int = 0,
-  group_sizes: Mapping[str, int] | None = None,
-  hosts: int = 1,
-  tasks: Mapping[str, tuple[int, int]] | None = None,
+  load: Load = Load(),
 ) -> Plan:
   """Resolves the sizes of a stage; allocates nothing.
 
@@ -204,43 +263,40 @@ def make(
     stage: its options.
     model: the model's options with the vocabulary resolved.
     mesh: the devices, which need not exist.
-    platform: their kind, 'cpu', 'gpu' or 'tpu'.
     slot_tokens: tokens that a slot holds.
-    micro_batches: micro-batches of a step, at most.
-    references: parameters of the models held beside the policy.
-    players: number of frozen models that sample, assumed to be of the policy's
-      shape.
-    group_sizes: samples per task, by environment; None = the stage's options.
-    hosts: the processes of the run, one per host.
-    tasks: tasks to train on and held-out ones, by environment.
+    load: what its data and the run add.
 
   Raises:
     ValueError: a weight does not divide over the mesh.
     FieldError: LoRA does not fit the model.
   """
   batch, rollout = stage.batch, stage.rollout
-  device = program_bytes.Device(model, mesh, platform)
-  state = _state(stage, model, mesh)
-  train_step = _train_step(device, stage, micro_batches, state)
-  rollout_programs: dict[str, program_bytes.Program] = {}
-  cache = view = 0
-  decodes = _decodes(stage)
+  updates = stage.steps * stage.updates_per_rollout
+  optimizer = optim.make(stage.optim, updates)
+  state, whole = train_state.shapes(stage, model, optimizer, mesh)
+  frozen = whole if stage.lora.rank else None
+  # The cache of an engine that nothing uses is never allocated: it is used by
+  # the policy, or by the model that answers to make pairs.
+  generates_text = objectives.TYPES[stage.kind].generates_text
+  decodes = generates_text or isinstance(stage.pairs, schema.MadePairs)
+  cache = view = work = 0
   if decodes:
-    decoding = _decoding(device, hosts)
-    slots = rollout.slot_count // hosts
-    rollout_programs = {
-      'score': _score(device, stage, state),
-      **_slot_programs(decoding, rollout, slots, slot_tokens),
-    }
-    cache = program_bytes.cache_bytes(decoding, slots, slot_tokens)
-    view = program_bytes.view_bytes(decoding)
+    host, slots = _host_mesh(mesh, load.hosts), rollout.slot_count // load.hosts
+    cache = cache_bytes(model, host, slots, slot_tokens)
+    view = view_bytes(model, host)
+    work = max(
+      _score_bytes(model, mesh, whole, batch),
+      _slot_work(model, host, rollout, slots, slot_tokens),
+    )
   weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
-  group_size = dict(group_sizes or _group_sizes(stage))
+  group_size = {k: entry.group_size for k, entry in stage.envs.items()}
+  group_size = dict(load.group_sizes or group_size)
+  local = load.micro_batches * _local_tokens(mesh, batch)
   return Plan(
     stage=name,
     steps=stage.steps,
     mesh=dict(mesh.shape),
-    hosts=hosts,
+    hosts=load.hosts,
     prompts_per_step=batch.prompts_per_step,
     group_size=group_size,
     samples_per_step=batch.prompts_per_step * max(group_size.values()),
@@ -248,124 +304,272 @@ def make(
     rows_per_micro_batch=batch.packed_rows,
     row_tokens=batch.packed_tokens,
     parameters=transformer.num_params(model),
-    trained=state.trained,
-    state_bytes=state.device_bytes,
+    trained=_numbers(state.params),
+    state_bytes=device_bytes((state, frozen)),
     slots=rollout.slot_count if decodes else 0,
     slot_tokens=slot_tokens,
-    decode_bytes=(1 + players) * (view + cache),
+    decode_bytes=(1 + load.players) * (view + cache),
     sleep_bytes=cache if rollout.sleep else 0,
-    reference_bytes=4 * references // weight_ways,
-    update_bytes=train_step.total - state.device_bytes,
-    rollout_bytes=max(
-      (x.temporaries for x in rollout_programs.values()), default=0
-    ),
-    programs={'train_step': train_step, **rollout_programs},
-    weights=tensors.of(state.params) + tensors.of(state.frozen),
-    transfers=communication.of(device, batch, state.adapter),
-    tasks=tasks or {},
+    reference_bytes=4 * load.references // weight_ways,
+    update_bytes=BATCH_TOKEN_BYTES * local
+    + _update_bytes(model, mesh, batch, state.params, whole, frozen),
+    rollout_bytes=work,
+    weights=(state.params, frozen),
+    transfers=_transfers(model, mesh, batch, state.params, frozen),
+    tasks=load.tasks,
   )
 
 
-class _State(NamedTuple):
-  """What an update reads and writes, as shapes."""
-
-  train: arrays.TrainState
-  frozen: Any  # the whole model where an adapter trains, else None
-  adapter: adapter_lib.Adapter | None
-
-  @property
-  def params(self) -> Any:
-    """The weights that train."""
-    return self.train.params
-
-  @property
-  def trained(self) -> int:
-    """The number of parameters that train."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(self.params))
-
-  @property
-  def device_bytes(self) -> int:
-    """Bytes per device."""
-    return tensors.device_bytes((self.train, self.frozen))
+def _numbers(like: Any) -> int:
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(like))
 
 
-def _state(
-  stage: schema.Stage,
+def _local_tokens(mesh: Mesh, batch: schema.Batch) -> int:
+  """Returns the tokens of a micro-batch on one device."""
+  return batch.tokens_per_micro_batch // sharding.batch_ways(mesh)
+
+
+def _width(model: schema.Model) -> int:
+  """Returns the bytes of a number in the compute dtype."""
+  return 2 if model.dtype == 'bfloat16' else 4
+
+
+def _split(size: int, ways: int) -> int:
+  return size // ways if size % ways == 0 else size
+
+
+def _head(model: schema.Model, mesh: Mesh) -> int:
+  """Returns the numbers of the head's columns on a device, whole in D."""
+  assert model.vocab_size is not None, 'the vocabulary must be resolved'
+  columns = _split(model.vocab_size, mesh.shape[sharding.TENSOR])
+  return columns * model.embed_dim
+
+
+def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
+  """Returns the bytes of a layer's work on some tokens: the measured term."""
+  columns = model.mlp_dim // mesh.shape[sharding.TENSOR]
+  return copies * tokens * columns * _width(model)
+
+
+def _update_bytes(
   model: schema.Model,
-  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
-) -> _State:
-  """Returns the train state and, with LoRA, the frozen weights."""
-  updates = stage.steps * stage.updates_per_rollout
-  optimizer = optim.make(stage.optim, updates)
-  train, whole = train_state.shapes(stage, model, optimizer, mesh)
-  if not stage.lora.rank:
-    return _State(train, frozen=None, adapter=None)
-  return _State(train, whole, adapter_lib.of(train.params))
+  mesh: Mesh,
+  batch: schema.Batch,
+  params: Any,
+  whole: Any,
+  frozen: Any,
+) -> int:
+  """Returns the bytes of an update beside the state and the batch."""
+  width, fsdp = _width(model), mesh.shape[sharding.FSDP]
+  local, tensor = _local_tokens(mesh, batch), mesh.shape[sharding.TENSOR]
+  if batch.reduce_gradients == 'update' and mesh.size > 1:
+    # Whole over fsdp: the sum of the gradients in float32; the weights and a
+    # micro-batch's gradients, those of the layers in the compute dtype; and
+    # frozen weights, beside the device's part of them.
+    layers = _numbers(params['layers'])
+    held = (4 + 2 * width) * layers + 2 * 4 * (_numbers(params) - layers)
+    held += width * _numbers(frozen) if fsdp > 1 else 0
+  else:
+    # The sum of the gradients, and those of a micro-batch.
+    held = 2 * device_bytes(params)
+    if fsdp > 1:  # XLA transposes `o` and `down`, or their gradients
+      held += sum(
+        device_bytes(x)
+        for path, x in tree.flat(whole).items()
+        if path.endswith(('/o/kernel', '/down/kernel'))
+      )
+  # What every layer keeps for the backward pass: its input, and as `remat`
+  # says the results of attention, or of all products.
+  kept = width * model.embed_dim
+  if model.remat == 'none':
+    heads = (model.heads + model.kv_heads) * model.head_dim
+    products = (2 if model.qk_norm else 1) * heads + heads + 2 * model.mlp_dim
+    kept += (width * products + 4 * model.heads) // tensor
+    kept += width * model.embed_dim
+  elif model.remat == 'attention':
+    kept += model.heads * (width * model.head_dim + 4) // tensor
+  gradient = (4 if frozen is None else width) * _head(model, mesh)
+  work = _work(model, mesh, local, BACKWARD)
+  return held + model.layers * local * kept + gradient + work
 
 
-def _train_step(
-  device: program_bytes.Device,
-  stage: schema.Stage,
-  micro_batches: int,
-  state: _State,
-) -> program_bytes.Program:
-  """Returns the bytes of one update."""
-  return program_bytes.train_step(
-    device,
-    stage,
-    state.device_bytes,
-    tensors.device_bytes(state.params),
-    micro_batches,
-    state.adapter,
-  )
-
-
-def _score(
-  device: program_bytes.Device, stage: schema.Stage, state: _State
-) -> program_bytes.Program:
+def _score_bytes(
+  model: schema.Model, mesh: Mesh, whole: Any, batch: schema.Batch
+) -> int:
   """Returns the bytes of scoring a micro-batch, on all devices together."""
-  weights = tensors.device_bytes((state.params, state.frozen))
-  batch = stage.batch
-  return program_bytes.score(
-    device, weights, batch.tokens_per_micro_batch, batch.packed_tokens
-  )
+  work = _work(model, mesh, _local_tokens(mesh, batch), FORWARD)
+  if mesh.shape[sharding.FSDP] > 1:  # all layers are cast before the first
+    layers = whole['layers']
+    numbers = sum(
+      device_bytes(x) // x.dtype.itemsize for x in jax.tree.leaves(layers)
+    )
+    work += _width(model) * numbers
+  return work
 
 
-def _slot_programs(
-  decoding: program_bytes.Device,
+def _slot_work(
+  model: schema.Model,
+  mesh: Mesh,
   rollout: schema.Rollout,
   slots: int,
   slot_tokens: int,
-) -> dict[str, program_bytes.Program]:
-  """Returns the bytes of the programs that each host runs on its slots."""
-  rows = min(rollout.prefill_rows, slots)
-  return {
-    'decode': program_bytes.decode(decoding, slots, slot_tokens),
-    'prefill': program_bytes.prefill(
-      decoding, slots, slot_tokens, rows, rollout.prefill_tokens
-    ),
-  }
+) -> int:
+  """Returns the bytes of prefill or of decoding a token, the larger."""
+  ways = sharding.batch_ways(mesh)
+  rows = -(-min(rollout.prefill_rows, slots) // ways)
+  prefill = _work(model, mesh, rows * rollout.prefill_tokens, FORWARD)
+  prefill += rows * slot_tokens * cached_token_bytes(model, mesh)
+  logits = _LOGITS * 4 * _head(model, mesh) // model.embed_dim
+  return max(prefill, slots // ways * logits)
 
 
-def _decodes(stage: schema.Stage) -> bool:
-  """Returns whether a stage decodes: its policy, or the answers of its pairs.
-
-  The cache of an engine that nothing uses is never allocated.
-  """
-  generates_text = objectives.TYPES[stage.kind].generates_text
-  return generates_text or isinstance(stage.pairs, schema.MadePairs)
-
-
-def _decoding(device: program_bytes.Device, hosts: int) -> program_bytes.Device:
-  """Returns the device as a part of its host alone."""
+def _host_mesh(mesh: Mesh, hosts: int) -> Mesh:
+  """Returns the devices of one host, which decode alone."""
   if hosts == 1:
-    return device
-  mesh = device.mesh
+    return mesh
   devices = math.prod(mesh.shape.values()) // hosts
   sizes = sharding.host_sizes(mesh.shape[sharding.TENSOR], devices)
-  own = sharding.abstract_mesh(schema.Mesh(**sizes), devices)
-  return dataclasses.replace(device, mesh=own)
+  return sharding.abstract_mesh(schema.Mesh(**sizes), devices)
 
 
-def _group_sizes(stage: schema.Stage) -> dict[str, int]:
-  return {name: entry.group_size for name, entry in stage.envs.items()}
+def view_bytes(model: schema.Model, mesh: Mesh) -> int:
+  """Returns the bytes of the decode view: whole but for `tensor`."""
+  params = transformer.shapes(model)
+  # Layers are alike: the view of the first is enough.
+  params['layers'] = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), params['layers']
+  )
+  one = dataclasses.replace(model, layers=1, local_layers=(), window=None)
+  like = jax.eval_shape(
+    functools.partial(transformer.decode_view, cfg=one), params
+  )
+  view = sharding.placed(like, transformer.VIEW_RULES, mesh)
+  return device_bytes(view) + (model.layers - 1) * device_bytes(view['layers'])
+
+
+def cache_bytes(
+  model: schema.Model, mesh: Mesh, slots: int, capacity: int
+) -> int:
+  """Returns the bytes of the slots: cache, drawn ids and their logprobs."""
+  token = model.layers * cached_token_bytes(model, mesh) + 4 + 4
+  return slots // sharding.batch_ways(mesh) * capacity * token
+
+
+def cached_token_bytes(model: schema.Model, mesh: Mesh) -> int:
+  """Returns the bytes of a token's key and value in a layer."""
+  heads = _split(model.kv_heads, mesh.shape[sharding.TENSOR])
+  return 2 * _width(model) * heads * model.head_dim
+
+
+def _transfers(
+  model: schema.Model, mesh: Mesh, batch: schema.Batch, params: Any, frozen: Any
+) -> list[Transfer]:
+  """Returns what the devices exchange in one update of one micro-batch.
+
+  Layers are gathered over fsdp in the compute dtype, forward and backward, and
+  the head once; their gradients are reduced, the head's in float32. The
+  embedding is not gathered: each device looks up its columns for the tokens of
+  all. With LoRA only the adapter has gradients. Over tensor the activations
+  are summed. With `reduce_gradients='update'` weights and gradients travel
+  once per update.
+  """
+  width, layers = _width(model), model.layers
+  data, fsdp, tensor = (mesh.shape[x] for x in sharding.AXES)
+  once, tables = batch.reduce_gradients == 'update', _head(model, mesh)
+  tables *= 1 if model.tied_head else 2
+  trained, others = _by_fsdp(params['layers'])
+  base = trained if frozen is None else _by_fsdp(frozen['layers'])[0]
+  gathered = base + (trained if frozen else 0)
+  adapts = frozen is not None
+  parts: list[tuple[str, str, str, int, int]] = []
+  if once:
+    weights = width * gathered + (width if adapts else 4) * tables
+    gradient, count, end = 4 * trained, 1, ', per update'
+    gradient += 0 if adapts else 4 * tables
+    if fsdp > 1:
+      parts += [('weights, per update', 'all-gather', 'fsdp', 1, weights)]
+  else:
+    gradient, count, end = width * trained, layers, ''
+    if fsdp > 1:
+      each, local = width * gathered, _local_tokens(mesh, batch)
+      head, passes = _head(model, mesh), 1 if adapts else 2
+      lookup = passes * local * model.embed_dim * width
+      parts += [
+        ('layers, forward', 'all-gather', 'fsdp', layers, each),
+        ('layers, backward', 'all-gather', 'fsdp', layers, each),
+        ('head', 'all-gather', 'fsdp', 1, width * head),
+        ('embedded tokens', 'all-to-all', 'fsdp', passes, lookup),
+      ]
+      if not adapts:
+        parts += [('head, gradient', 'reduce-scatter', 'fsdp', 1, 4 * head)]
+  what = 'adapter, gradient' if adapts else 'gradients'
+  if fsdp > 1:
+    parts += [(what + end, 'reduce-scatter', 'fsdp', count, gradient)]
+  if data > 1:
+    if not (adapts or once):
+      gradient, count = gradient + 4 * tables, layers + 2
+    parts += [(what + end, 'all-reduce', 'data', count, gradient // fsdp)]
+  if adapts and data * fsdp > 1:
+    axes = ' and '.join(x for x in sharding.BATCH_AXES if mesh.shape[x] > 1)
+    size = (4 if once else width) * others
+    count = 1 if once else layers
+    parts += [(f'{what}, unsplit{end}', 'all-reduce', axes, count, size)]
+  if tensor > 1:
+    parts += _sums(model, _local_tokens(mesh, batch), params if adapts else {})
+  return [Transfer(*x) for x in parts]
+
+
+def _by_fsdp(layers: Any) -> tuple[int, int]:
+  """Returns the numbers of layers on a device, whole over `fsdp`.
+
+  Returns:
+    (those that fsdp splits, those that it does not; norms are left out)
+  """
+  split = other = 0
+  for x in jax.tree.leaves(layers):
+    numbers = math.prod(x.sharding.shard_shape(x.shape))
+    if sharding.FSDP in x.sharding.spec:
+      split += numbers * x.sharding.mesh.shape[sharding.FSDP]
+    else:
+      other += numbers
+  return split, other
+
+
+def _sums(
+  model: schema.Model, tokens: int, adapter: Any
+) -> list[tuple[str, str, str, int, int]]:
+  """Returns the sums over `tensor`."""
+  width, layers, size = _width(model), model.layers, tokens * model.embed_dim
+  # The MLP's sum is not needed again where a layer is recomputed.
+  forward = 2 * layers + (model.remat != 'none') * layers
+  backward = 5 * layers  # of the inputs of q, k, v, gate and up
+  sums = 'all-reduce', 'tensor'
+  parts: list[tuple[str, str, str, int, int]] = [
+    ('embedded tokens', *sums, 1, 4 * size),
+    ('activations, forward', *sums, forward, forward * width * size),
+    ('activations, backward', *sums, backward, backward * width * size),
+    ('hidden states, gradient', *sums, 1, 4 * size),
+    ('logits, sums of a token', *sums, 2, 4 * 4 * tokens),
+  ]
+  columns = 0  # of x A, forward and recomputed, or of its gradient
+  for path, x in tree.flat(adapter).items():
+    if sharding.TENSOR in x.sharding.spec:
+      a = path.endswith('/a')
+      columns += 2 * x.shape[0] * x.shape[-1] if a else math.prod(x.shape[:2])
+  if columns:
+    low_rank = tokens * width * columns
+    parts += [('products with A', *sums, layers, low_rank)]
+  return parts
+
+
+def _row(row: tuple[str, str]) -> str:
+  return f'  {row[0]:<20} {row[1]}'
+
+
+def _table(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
+  """Returns the lines of a table whose last column is aligned on the right."""
+  widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+  return [
+    f'  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}'
+    for a, b, c, d in rows
+  ]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from experiments import programs
-from experiments.aot import kernels, measure, targets
+from experiments.planner import aot, kernels, programs
 
 PRESETS = tuple(
   f'qwen3_{size}' for size in ('0p6b', '1p7b', '4b', '8b', '14b', '32b')
@@ -11,15 +10,15 @@ PRESETS = tuple(
 FSDP, MIXED, TENSOR = (1, 8, 1), (1, 2, 4), (1, 1, 8)
 SIZES = programs.Sizes()
 PROGRAMS = (
-  *(measure.Program('h100', 'train_step', x, FSDP) for x in PRESETS[:-1]),
-  measure.Program('h100', 'train_step', 'qwen3_8b', MIXED),
-  measure.Program('h100', 'train_step', 'qwen3_8b', (2, 2, 2)),
+  *(aot.Program('h100', 'train_step', x, FSDP) for x in PRESETS[:-1]),
+  aot.Program('h100', 'train_step', 'qwen3_8b', MIXED),
+  aot.Program('h100', 'train_step', 'qwen3_8b', (2, 2, 2)),
   # Its state and gradients in float32 take more than an H100 has.
-  measure.Program('h200', 'train_step', 'qwen3_32b', FSDP),
-  measure.Program('h200', 'train_step', 'qwen3_32b', MIXED),
-  measure.Program('h100', 'train_step', 'qwen3_0p6b', (1, 1, 1)),
+  aot.Program('h200', 'train_step', 'qwen3_32b', FSDP),
+  aot.Program('h200', 'train_step', 'qwen3_32b', MIXED),
+  aot.Program('h100', 'train_step', 'qwen3_0p6b', (1, 1, 1)),
   *(
-    measure.Program('h100', name, preset, mesh)
+    aot.Program('h100', name, preset, mesh)
     for name in ('prefill', 'decode')
     for preset, mesh in (
       ('qwen3_0p6b', FSDP),
@@ -35,7 +34,7 @@ PROGRAMS = (
 pytestmark = [
   pytest.mark.aot,
   pytest.mark.skipif(
-    targets.missing('h100') is not None, reason=str(targets.missing('h100'))
+    aot.missing('h100') is not None, reason=str(aot.missing('h100'))
   ),
 ]
 
@@ -45,7 +44,7 @@ pytestmark = [
 def test_kernels_use_tensor_cores_and_spill_nothing(
   case, target, tmp_path, record
 ):
-  rows = measure.kernel(case, target, str(tmp_path))
+  rows = aot.kernel(case, target, str(tmp_path))
   record(*rows)
   for row in rows:
     assert row['registers'] <= 255, row
@@ -56,6 +55,6 @@ def test_kernels_use_tensor_cores_and_spill_nothing(
 
 @pytest.mark.parametrize('case', PROGRAMS, ids=str)
 def test_programs(case, record):
-  row, wrong = measure.program(case, SIZES)
+  row, wrong = aot.program(case, SIZES)
   record(row)
   assert wrong == []

@@ -3,8 +3,7 @@
 import jax
 import pytest
 
-from experiments import programs
-from experiments.aot import kernels, measure, targets
+from experiments.planner import aot, kernels, programs
 from kernels import flash_triton
 from posttrain import sharding
 from posttrain.decode import loop
@@ -13,7 +12,7 @@ from posttrain.ops import dispatch
 pytestmark = [
   pytest.mark.aot,
   pytest.mark.skipif(
-    targets.missing('h100') is not None, reason=str(targets.missing('h100'))
+    aot.missing('h100') is not None, reason=str(aot.missing('h100'))
   ),
 ]
 SIZES = programs.Sizes()
@@ -29,8 +28,8 @@ def fresh():
 
 def wrong(name: str, mesh: tuple[int, int, int]) -> str:
   """Returns what the checks find in two layers of a program."""
-  case = measure.Program('h100', name, 'qwen3_8b', mesh, layers=2)
-  return '\n'.join(measure.program(case, SIZES)[1])
+  case = aot.Program('h100', name, 'qwen3_8b', mesh, layers=2)
+  return '\n'.join(aot.program(case, SIZES)[1])
 
 
 def test_a_dropped_constraint(monkeypatch):
@@ -49,12 +48,14 @@ def test_a_tile_beyond_shared_memory(monkeypatch, tmp_path):
   monkeypatch.setattr(flash_triton, 'BLOCK', 256)
   case = kernels.CASES['training, 16/8 heads of 128']
   with pytest.raises(Exception, match='Shared memory size limit exceeded'):
-    kernels.compile(case, 'h100', str(tmp_path))
+    kernels.compile(
+      case, aot.devices('h100')[0], 'triton', 'cuda', str(tmp_path)
+    )
 
 
 def test_a_tile_that_spills(monkeypatch, tmp_path):
   monkeypatch.setattr(flash_triton, 'BLOCK', 128)
-  rows = measure.kernel('prefill, 32/8 heads of 128', 'h100', str(tmp_path))
+  rows = aot.kernel('prefill, 32/8 heads of 128', 'h100', str(tmp_path))
   assert any(row['spill_stores'] for row in rows)
 
 

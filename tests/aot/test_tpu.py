@@ -2,13 +2,12 @@
 
 import pytest
 
-from experiments import programs
-from experiments.aot import kernels, measure, targets
+from experiments.planner import aot, kernels, programs
 
 LAYERS = 4
 SIZES = programs.Sizes()
 PROGRAMS = tuple(
-  measure.Program(target, name, preset, mesh, LAYERS)
+  aot.Program(target, name, preset, mesh, LAYERS)
   for target in ('v5e', 'v6e')
   for name, preset, mesh in (
     ('train_step', 'qwen3_0p6b', (1, 8, 1)),
@@ -21,7 +20,7 @@ PROGRAMS = tuple(
 pytestmark = [
   pytest.mark.aot,
   pytest.mark.skipif(
-    targets.missing('v5e') is not None, reason=str(targets.missing('v5e'))
+    aot.missing('v5e') is not None, reason=str(aot.missing('v5e'))
   ),
 ]
 
@@ -29,13 +28,13 @@ pytestmark = [
 @pytest.mark.parametrize('target', ['v5e', 'v6e'])
 @pytest.mark.parametrize('case', kernels.CASES)
 def test_kernels_compile(case, target, tmp_path, record):
-  rows = measure.kernel(case, target, str(tmp_path))
+  rows = aot.kernel(case, target, str(tmp_path))
   record(*rows)
   assert all(row['calls'] == 1 for row in rows), rows
 
 
 @pytest.mark.parametrize('case', PROGRAMS, ids=str)
 def test_programs(case, record):
-  row, wrong = measure.program(case, SIZES)
+  row, wrong = aot.program(case, SIZES)
   record(row)
   assert wrong == []

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from experiments import budgets, census
+from experiments.planner import census
 from posttrain import schema
 from tests import fixtures
 
@@ -61,7 +61,7 @@ def test_train_steps_of_two_layers_are_within_budget():
 def test_presets_are_within_budget(model, mesh):
   sizes = ','.join(map(str, mesh))
   rows = run(
-    'experiments.census',
+    'experiments.planner.census',
     f'--model={model}',
     f'--mesh={sizes}',
     '--programs=train_step,score',
@@ -92,11 +92,11 @@ def test_weight_bytes_of_a_mesh():
     (2, 4, 1): gathered + total + total // 4,
     (2, 2, 2): (gathered + total + total // 2) // 2,
   }.items():
-    assert budgets.weight_bytes(model, mesh, width=2) == 2 * numbers, mesh
+    assert census.weight_bytes(model, mesh, width=2) == 2 * numbers, mesh
   tied = schema.PRESETS['qwen3_0p6b']
   layers = 596_049_920 - 151_936 * 1024
   expected = 2 * layers + 2 * 151_936 * 1024 + 596_049_920
-  assert budgets.weight_bytes(tied, (1, 8, 1), width=1) == expected
+  assert census.weight_bytes(tied, (1, 8, 1), width=1) == expected
 
 
 def test_flags_of_the_caller_are_kept(monkeypatch):
@@ -136,7 +136,7 @@ def test_mistakes_are_refused(flag, capsys):
 def main() -> None:
   """Prints the budgets of two meshes: run in a process of its own."""
   census.prepare(8)
-  from experiments import programs
+  from experiments.planner import programs
   from posttrain.losses import logprobs
 
   logprobs.BLOCK_BYTES = BLOCK_BYTES
@@ -146,7 +146,7 @@ def main() -> None:
     loops = [
       loop.trips
       for loop in module.loops
-      if loop.files and loop.files[0].endswith(budgets.VOCABULARY_LOOPS)
+      if loop.files and loop.files[0].endswith(census.VOCABULARY_LOOPS)
     ]
     rows[str(mesh)] = {**row, 'loops': loops}
   print(json.dumps(rows))

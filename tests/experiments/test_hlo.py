@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import hlo
+from experiments.planner import hlo
 
 ADD = """
 %add (x: f32[], y: f32[]) -> f32[] {

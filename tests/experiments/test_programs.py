@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from experiments import programs
+from experiments.planner import programs
 from posttrain import schema, sharding
 
 MODEL = dataclasses.replace(schema.PRESETS['tiny'], vocab_size=64)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Compiles kernels and programs for GPUs and TPUs that are not here.
 #
-#   experiments/aot/run.sh                both platforms, and writes
+#   experiments/planner/run.sh                both platforms, and writes
 #                                         experiments/results/aot.md
-#   experiments/aot/run.sh cuda           one of them, cuda or tpu; writes nothing
-#   PYTEST_ADDOPTS='-k kernels' experiments/aot/run.sh tpu
-#   experiments/aot/run.sh with cuda COMMAND ...
+#   experiments/planner/run.sh cuda           one of them, cuda or tpu; writes nothing
+#   PYTEST_ADDOPTS='-k kernels' experiments/planner/run.sh tpu
+#   experiments/planner/run.sh with cuda COMMAND ...
 #                                         runs a command with one compiler
 #
 # The compilers are wheels of 360 MB (cuda) and 210 MB (tpu), fetched by pip once
@@ -64,9 +64,8 @@ with() {
 
 # Runs the tests of a platform.
 run() {
-  local tests=(tests/aot/test_gpu.py tests/aot/test_layouts.py
-    tests/aot/test_mutations.py)
-  [[ $1 == tpu ]] && tests=(tests/aot/test_tpu.py tests/aot/test_layouts.py)
+  local tests=(tests/aot/test_gpu.py tests/aot/test_mutations.py)
+  [[ $1 == tpu ]] && tests=(tests/aot/test_tpu.py)
   with "$1" "$python" -m pytest -m aot "${tests[@]}"
 }
 
@@ -84,6 +83,6 @@ export POSTTRAIN_AOT_ROWS
 trap 'rm -f "$POSTTRAIN_AOT_ROWS"' EXIT
 failed=0
 for platform in cuda tpu; do (run "$platform") || failed=1; done
-PYTHONPATH=$PWD "$python" -m experiments.aot.table "$POSTTRAIN_AOT_ROWS" \
+PYTHONPATH=$PWD "$python" -m experiments.planner.aot "$POSTTRAIN_AOT_ROWS" \
   > experiments/results/aot.md
 exit $failed

@@ -25,7 +25,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from posttrain import schema, scoring, sharding, types
 from posttrain.decode import admission, loop
 from posttrain.models import lora, transformer
-from posttrain.stage import plan, program_bytes
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import state as train_state
 from posttrain.training import step as train_step
@@ -72,33 +71,6 @@ def lower(
   platforms = None if platform is None else (platform,)
   with sharding.use(mesh):
     return fn.trace(*args).lower(lowering_platforms=platforms)
-
-
-def planned(
-  model: schema.Model, mesh: Mesh, sizes: Sizes, platform: str
-) -> dict[str, program_bytes.Program]:
-  """Returns the planned bytes of programs: train_step, score, decode, prefill.
-
-  Args:
-    model: model options, with the vocabulary resolved.
-    mesh: devices that hold the arguments.
-    sizes: sizes of the arguments.
-    platform: 'cpu', 'gpu' or 'tpu'.
-  """
-  stage = schema.Stage(
-    envs={'tokens': schema.EnvEntry()},
-    batch=schema.Batch(
-      row_tokens=sizes.row_tokens,
-      micro_batch_tokens=sizes.rows * sizes.row_tokens,
-    ),
-    rollout=schema.Rollout(
-      slots=sizes.slots,
-      prefill_rows=sizes.prefill_rows,
-      prefill_tokens=sizes.prefill_tokens,
-    ),
-  )
-  made = plan.make('plan', stage, model, mesh, platform, sizes.capacity)
-  return made.programs
 
 
 def largest_call(

@@ -18,8 +18,6 @@ import math
 import re
 from collections.abc import Iterator
 
-from experiments import replica_groups
-
 KINDS = (
   'all-reduce',
   'all-gather',
@@ -34,6 +32,9 @@ GIB = 2**30
 _NOTHING_NEW = ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast')
 _MOVES = ('transpose', 'copy', 'bitcast')  # one operand, in another layout
 
+_LISTS = re.compile(r'(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}')
+_COUNTED = re.compile(r'replica_groups=\[\d+,(\d+)\]<=')
+_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}')
 _ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,<=]*)\]')
 _NAME = re.compile(r'%([\w.\-]+)')
 _HEAD = re.compile(r'^(ENTRY )?%([\w.\-]+) \(.*\{$')
@@ -117,11 +118,6 @@ class Collective:
   op_name: str
   files: tuple[str, ...]  # Python files of its stack, the innermost first
   attributes: str = ''  # the text after the operands
-
-  @property
-  def groups(self) -> replica_groups.Groups:
-    """Groups of devices that exchange; () = all of them together."""
-    return replica_groups.parse(self.attributes)
 
   @property
   def bytes(self) -> int:
@@ -456,9 +452,21 @@ def _traffic(
 
 
 def _group(x: Instruction) -> int | None:
-  """Returns the number of devices in a replica group; None = not known."""
-  groups = replica_groups.parse(x.attributes)
-  return len(groups[0]) if groups else None
+  """Returns the number of devices in a replica group; None = not known.
+
+  XLA writes the groups as lists, `{{0,1},{2,3}}`; counted, as `[4,2]<=[8]`, 4
+  groups of 2; or along axes of a mesh, `mesh['a'=2,'b'=4] {'b'}`, where
+  'b':(2)2 is a part of an axis.
+  """
+  if match := _LISTS.search(x.attributes):
+    return len(match[1].split(','))
+  if match := _COUNTED.search(x.attributes):
+    return int(match[1])
+  if match := _MESH.search(x.attributes):
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+    axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
+    return math.prod(int(part or sizes[name]) for name, part in axes)
+  return None
 
 
 def _called(x: Instruction, attribute: str) -> str:

@@ -1,0 +1,457 @@
+"""Programs and kernels compiled for GPUs and TPUs that are not here.
+
+The compilers are plugins of jax, which `run.sh` puts on the path of a process
+of its own; it names the platform in POSTTRAIN_AOT. `program` and `kernel`
+compile, and return a row of figures and the lines of what is wrong:
+
+    kernels    every layer calls its attention kernels
+    cache      decoding writes its cache in place, and copies none of it
+    memory     the program fits the device
+    limits     those of `census.violations`
+
+python -m experiments.planner.aot ROWS > experiments/results/aot.md
+
+prints the table of the rows that `pytest -m aot` writes.
+"""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from experiments.planner import census, hlo, kernels, programs
+from posttrain import schema, sharding
+from posttrain.stage import plan
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """Eight devices of one kind, in one host."""
+
+  platform: str  # that programs are lowered for: 'cuda' or 'tpu'
+  topology: str
+  memory: int  # bytes of a device
+  kernels: str  # the backend of `kernels`
+  kind: str = ''  # GPUs: the name that the driver gives
+  bandwidth: int = 0  # GPUs: of memory, bytes/s
+
+
+TARGETS = {
+  'h100': Target(
+    'cuda',
+    '1x1x8',
+    84_978_434_048,
+    'triton',
+    'NVIDIA H100 80GB HBM3',
+    3_352_320_000_000,
+  ),
+  'h200': Target(
+    'cuda', '1x1x8', 151_397_597_184, 'triton', 'NVIDIA H200', 4_800_000_000_000
+  ),
+  'v5e': Target('tpu', 'v5e:2x4', 16 * GIB, 'mosaic_tpu'),
+  'v6e': Target('tpu', 'v6e:2x4', 32 * GIB, 'mosaic_tpu'),
+}
+
+# What XLA's GPU compiler reads about a Hopper device, as a text proto: limits
+# of CUDA's compute capability 9.0, and the SXM board's 132 multiprocessors.
+_GPU = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: {memory}
+  cuda_compute_capability {{ major: 9 }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+runtime_version {{ major: 13 }}
+device_description_str: "{kind}"
+"""
+
+
+def missing(name: str) -> str | None:
+  """Returns why a target's compiler is not here, None if it is."""
+  platform = TARGETS[name].platform
+  if os.environ.get('POSTTRAIN_AOT') == platform:
+    return None
+  return f'needs its compiler: experiments/planner/run.sh {platform}'
+
+
+def devices(name: str) -> Sequence[jax.Device]:
+  """Returns the devices of a target, which can only be compiled for.
+
+  Args:
+    name: one of TARGETS.
+  """
+  target = TARGETS[name]
+  if target.platform == 'tpu':
+    found = topologies.get_topology_desc(target.topology, 'tpu')
+  else:
+    found = topologies.get_topology_desc(
+      '',
+      'cuda',
+      topology=target.topology,
+      target_config=_GPU.format(**dataclasses.asdict(target)),
+    )
+  return found.devices
+
+
+def mesh(name: str, sizes: tuple[int, int, int]) -> Mesh:
+  """Returns a mesh of the first devices of a target.
+
+  Args:
+    name: one of TARGETS.
+    sizes: devices over data, fsdp and tensor.
+  """
+  data, fsdp, tensor = sizes
+  return sharding.make_mesh(
+    schema.Mesh(*sizes), devices(name)[: data * fsdp * tensor]
+  )
+
+
+# Kernels that a layer of a program calls.
+KERNELS = {
+  'train_step': ('flash_forward', 'flash_dq', 'flash_dkv'),
+  'score': ('flash_forward',),
+  'prefill': ('flash_forward',),
+  'decode': ('decode',),
+}
+CALLS = ('__gpu$xla.gpu.triton', 'tpu_custom_call')
+
+
+def kernel_faults(name: str, module: hlo.Module, layers: int) -> list[str]:
+  """Checks that every layer calls each kernel of a program."""
+  counts = kernel_counts(name, module)
+  return [
+    f'{kernel}: {count} calls, expected one in each of {layers} layers'
+    for kernel, count in counts.items()
+    if count < layers
+  ]
+
+
+def kernel_counts(name: str, module: hlo.Module) -> dict[str, int]:
+  """Returns how often a program runs each of its attention kernels."""
+  counts = dict.fromkeys(KERNELS.get(name, ()), 0)
+  for call, times in module.custom_calls():
+    if any(target in call.attributes for target in CALLS):
+      for kernel in counts:
+        counts[kernel] += times * (kernel in call.op_name)
+  return counts
+
+
+def cache_faults(
+  module: hlo.Module,
+  compiled,
+  model: schema.Model,
+  mesh: tuple[int, int, int],
+  sizes: programs.Sizes,
+) -> list[str]:
+  """Checks that prefill, decode and share update the cache in place."""
+  layer = layer_cache_bytes(model, mesh, sizes)
+  lines = []
+  aliased = compiled.memory_analysis().alias_size_in_bytes
+  if aliased < 2 * model.layers * layer:
+    lines.append(
+      f'the cache of {2 * model.layers * layer:,} bytes must replace the one '
+      f'given: {aliased:,} bytes do'
+    )
+  copies = module.copies(layer)
+  if copies:
+    lines.append(
+      f'{len(copies)} copies of a layer of the cache at every step: '
+      f'{copies[0].name}, {copies[0].op_name}'
+    )
+  return lines
+
+
+def layer_cache_bytes(
+  model: schema.Model, mesh: tuple[int, int, int], sizes: programs.Sizes
+) -> int:
+  """Returns the bytes of a layer's keys on one device; values take as many."""
+  devices = sharding.abstract_mesh(schema.Mesh(*mesh), math.prod(mesh))
+  slots = sizes.slots // sharding.batch_ways(devices)
+  token = plan.cached_token_bytes(model, devices)
+  return slots * sizes.capacity * token // 2
+
+
+def memory_faults(compiled, limit: int) -> list[str]:
+  """Checks that a program fits a device of `limit` bytes."""
+  need = census.peak(compiled)
+  if need <= limit:
+    return []
+  return [f'{need / GIB:.1f} GiB must fit a device of {limit / GIB:.1f} GiB']
+
+
+TRAVELS = 2  # bytes of a number between devices: bfloat16, unlike on CPUs
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A program of a model on a mesh of a target."""
+
+  target: str  # one of `TARGETS`
+  name: str  # one of `programs.PROGRAMS`
+  preset: str
+  mesh: tuple[int, int, int]
+  layers: int | None = None  # None = the preset's
+
+  def __str__(self):
+    return f'{self.target}-{self.name}-{self.preset}-' + ','.join(
+      map(str, self.mesh)
+    )
+
+  @property
+  def model(self) -> schema.Model:
+    """The model's options."""
+    model = schema.PRESETS[self.preset]
+    return dataclasses.replace(model, layers=self.layers or model.layers)
+
+
+def program(
+  case: Program, sizes: programs.Sizes
+) -> tuple[dict[str, Any], list[str]]:
+  """Compiles a program; returns its row, and what is wrong."""
+  start = time.process_time()
+  target, model = TARGETS[case.target], case.model
+  devices_mesh = mesh(case.target, case.mesh)
+  compiled = programs.lower(
+    case.name, model, devices_mesh, sizes, target.platform
+  ).compile()
+  seconds = time.process_time() - start
+  module = hlo.parse(compiled.as_text())
+  wrong = kernel_faults(case.name, module, model.layers)
+  wrong += memory_faults(compiled, target.memory)
+  if case.name in ('prefill', 'decode', 'share'):
+    wrong += cache_faults(module, compiled, model, case.mesh, sizes)
+  row = {
+    'kind': 'program',
+    **dataclasses.asdict(case),
+    'layers': model.layers,
+    'kernels': kernel_counts(case.name, module),
+    'seconds': seconds,
+    **_figures(compiled, module),
+  }
+  if case.name in ('train_step', 'score'):
+    wrong += census.violations(module, model, case.mesh, sizes, TRAVELS)
+    bound = census.weight_bytes(model, case.mesh, TRAVELS)
+    row['weights_gib'] = bound / GIB
+  return row, wrong
+
+
+def _figures(compiled, module: hlo.Module) -> dict[str, Any]:
+  memory = compiled.memory_analysis()
+  return {
+    'collectives_gib': {k: v / GIB for k, v in module.bytes().items()},
+    'arguments_gib': memory.argument_size_in_bytes / GIB,
+    'temporaries_gib': memory.temp_size_in_bytes / GIB,
+    'aliased_gib': memory.alias_size_in_bytes / GIB,
+    'peak_gib': census.peak(compiled) / GIB,
+  }
+
+
+def kernel(name: str, target: str, folder: str) -> list[dict[str, Any]]:
+  """Compiles a case of `kernels`; returns a row per kernel.
+
+  Args:
+    name: one of `kernels.CASES`.
+    target: one of `TARGETS`.
+    folder: an empty folder for the compiler's dumps.
+  """
+  start = time.process_time()
+  case, gpu = kernels.CASES[name], TARGETS[target].platform == 'cuda'
+  chip = TARGETS[target]
+  compiled = kernels.compile(
+    case,
+    devices(target)[0],
+    chip.kernels,
+    chip.platform,
+    folder if gpu else None,
+  )
+  row = {
+    'kind': 'kernel',
+    'target': target,
+    'case': name,
+    'seconds': time.process_time() - start,
+  }
+  if gpu:
+    found = kernels.assemble(folder, case.kernels)
+    return [{**row, **dataclasses.asdict(x)} for x in found]
+  calls = [
+    call.op_name
+    for call, _ in hlo.parse(compiled.as_text()).custom_calls()
+    if CALLS[1] in call.attributes
+  ]
+  return [
+    {**row, 'name': x, 'calls': sum(x in call for call in calls)}
+    for x in case.kernels
+  ]
+
+
+VERSIONS = ('jax', 'jaxlib')
+INTRO = """# Compiled for absent devices
+
+Every kernel, and the programs of training and decoding, compiled by the
+compilers of GPUs and TPUs on a machine that has neither
+(`experiments/planner/run.sh`). Nothing ran: these are properties of programs,
+not measurements of speed. Sizes are GiB per device.
+"""
+PROGRAMS_INTRO = """
+## Programs
+
+A micro-batch has 8 rows of 4,096 tokens; decoding has 128 slots of 4,096
+tokens, and prefill 32 rows of 32. *Weights* is what gathering weights and
+reducing gradients takes at least, in bfloat16
+(`experiments.planner.census.weight_bytes`). A loop whose length is not known
+when it is compiled counts once: decoding moves so much for one token of every
+slot.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Prints the table of a file of JSON rows."""
+  (path,) = sys.argv[1:] if argv is None else argv
+  lines = pathlib.Path(path).read_text().splitlines()
+  print(markdown([json.loads(line) for line in lines]), end='')
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+  """Returns the page; sections without rows are left out."""
+  cases = [x for x in rows if x['kind'] == 'kernel']
+  gpu = [x for x in cases if 'registers' in x]
+  tpu = [x for x in cases if 'registers' not in x]
+  compiled = [x for x in rows if x['kind'] == 'program']
+  parts = [INTRO, f'\n{_made()}\n']
+  if gpu:
+    parts += ['\n## Kernels for GPUs\n\n', _gpu_kernels(gpu)]
+  if tpu:
+    parts += ['\n## Kernels for TPUs\n\n', _tpu_kernels(tpu)]
+  if compiled:
+    parts += [PROGRAMS_INTRO, '\n', _programs(compiled)]
+  return ''.join(parts)
+
+
+def _made() -> str:
+  names = [f'{x} {importlib.metadata.version(x)}' for x in VERSIONS]
+  date = datetime.date.today().isoformat()
+  return f'{date}, Python {platform.python_version()}, {", ".join(names)}.'
+
+
+def _gpu_kernels(rows) -> str:
+  head = (
+    'call',
+    'kernel',
+    'target',
+    'registers',
+    'stack B',
+    'spills B',
+    'wgmma',
+    'mma',
+    'CPU s',
+  )
+  return _table(
+    head,
+    3,
+    (
+      (
+        x['case'],
+        x['name'],
+        x['target'],
+        x['registers'],
+        x['stack'],
+        x['spill_stores'] + x['spill_loads'],
+        x['wgmma'],
+        x['mma'],
+        f'{x["seconds"]:.1f}',
+      )
+      for x in rows
+    ),
+  )
+
+
+def _tpu_kernels(rows) -> str:
+  return _table(
+    ('call', 'kernel', 'target', 'calls', 'CPU s'),
+    3,
+    (
+      (x['case'], x['name'], x['target'], x['calls'], f'{x["seconds"]:.1f}')
+      for x in rows
+    ),
+  )
+
+
+def _programs(rows) -> str:
+  head = (
+    'program',
+    'model',
+    'target',
+    'mesh',
+    'attention kernels',
+    'collectives',
+    'weights',
+    'arguments',
+    'temporaries',
+    'aliased',
+    'peak',
+    'CPU s',
+  )
+  return _table(head, 5, map(_program, rows))
+
+
+def _program(row) -> tuple[str, ...]:
+  kinds = sorted(row['collectives_gib'].items(), key=lambda x: -x[1])
+  shown = ', '.join(f'{kind} {size:.2f}' for kind, size in kinds if size > 5e-3)
+  total = sum(row['collectives_gib'].values())
+  names = ', '.join(f'{v} {k}' for k, v in row['kernels'].items())
+  weights = row.get('weights_gib')
+  return (
+    row['name'],
+    f'{row["preset"]}, {row["layers"]} layers',
+    row['target'],
+    ','.join(map(str, row['mesh'])),
+    names,
+    f'{total:.3g}' + (f' ({shown})' if len(kinds) > 1 and shown else ''),
+    '' if weights is None else f'{weights:.3g}',
+    f'{row["arguments_gib"]:.2f}',
+    f'{row["temporaries_gib"]:.2f}',
+    f'{row["aliased_gib"]:.2f}',
+    f'{row["peak_gib"]:.2f}',
+    f'{row["seconds"]:.0f}',
+  )
+
+
+def _table(head: Sequence[str], texts: int, rows: Iterable[Sequence]) -> str:
+  """Returns a Markdown table; columns after the first `texts` hold numbers."""
+  rule = ['---'] * texts + ['---:'] * (len(head) - texts)
+  lines = [head, rule, *rows]
+  return ''.join(f'| {" | ".join(map(str, line))} |\n' for line in lines)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,333 @@
+"""Bytes that the devices of a mesh exchange, read from compiled programs.
+
+    python -m experiments.planner.census --model=qwen3_8b --mesh=1,8,1 --json
+
+XLA's CPU backend compiles the programs of `experiments.planner.programs` for as
+many forced devices as the mesh has; nothing runs, and no weights exist. It
+inserts the same collectives as on other platforms, with three differences: most
+of them move float32 instead of bfloat16, a reduce-scatter is an all-reduce and
+a slice, and the scatter into the cache gathers.
+
+The last line with `--json` is an object per program:
+
+    collective_gib    GiB per device that collectives move: the larger of
+                      operand and result, times the number of runs; for the
+                      train step, one update of one micro-batch
+    largest           the largest collective
+    peak_gib          GiB per device of arguments, temporaries and results that
+                      do not replace arguments
+    layers            of the model that was compiled
+    weights_gib       train_step: GiB that gathering weights and reducing
+                      gradients takes, in float32: `weight_bytes`
+    seconds           train_step: predicted on --chip, from communication that
+                      is hidden behind compute to none that is, see `CHIPS`
+    violations        train_step and score: what exceeds these limits:
+
+1. No collective runs inside a loop over the vocabulary (`losses.logprobs`).
+2. No floating-point result spans all tokens of the batch and a dimension of
+   the model or the vocabulary: each device works on its own tokens, except for
+   columns of the embedding. Attention is left out: it runs within
+   `jax.shard_map` on a device's rows, and the shape of its scores, heads x
+   queries x keys, may equal that of all tokens x a dimension.
+3. Under fsdp or tensor, collectives move at most SLACK times what weights and
+   gradients need, see `weight_bytes`, and under tensor REDUCTIONS sums of the
+   residual stream per layer and EDGES more.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+
+PROGRAMS = ('train_step', 'prefill', 'decode', 'score')
+DECODE = ('prefill', 'decode', 'view', 'state', 'share', 'first')
+DECODE_LAYERS = 4  # their layers are not in a loop: the text grows with them
+GIB = 2**30
+SHOWN = 8  # collectives of a program in the table
+VOCABULARY_LOOPS = 'losses/logprobs.py'
+ATTENTION = ('posttrain/ops/dense.py', 'posttrain/ops/chunked.py')
+SLACK = 1.2
+# Attention and MLP each end with one; the backward pass computes them again,
+# and has one for the gradient of each product that reads the stream: q, k and
+# v, gate and up. Embedding and head have three more together.
+REDUCTIONS, EDGES = 9, 3
+LISTED = 3  # results of one program that are listed
+# FLOP/s of bfloat16 that large products reach, and bytes/s of one device's
+# fastest link. From data sheets, times 0.72 and 0.78: judged, not measured.
+CHIPS = {'h100': (712e12, 350e9), 'v5e': (138e12, 45e9), 'v6e': (643e12, 90e9)}
+
+
+def main(argv=None) -> None:
+  """Runs the command."""
+  args = parse(argv)
+  prepare(math.prod(args.mesh))
+  try:
+    _run(args)
+  except ValueError as error:  # a size does not divide over the mesh
+    print(f'error: {str(error).splitlines()[0]}', file=sys.stderr)
+    sys.exit(2)
+
+
+def _run(args: argparse.Namespace) -> None:
+  """Measures the programs and prints what they do."""
+  from posttrain import sharding
+
+  mesh = dict(zip(sharding.AXES, args.mesh, strict=True))
+  sharding.check_batch(mesh, args.rows, '--rows')
+  sharding.check_batch(mesh, args.slots, '--slots')
+  rows, sizes = {}, sizes_of(args)
+  for name in args.programs:
+    start = time.process_time()
+    row, module = measure(
+      name, model_of(name, args), args.mesh, sizes, args.chip
+    )
+    rows[name] = row
+    took = time.process_time() - start
+    if not args.json:
+      print('\n'.join(table(name, args, row, module, took)), flush=True)
+  if args.json:
+    print(json.dumps(rows), flush=True)
+
+
+def parse(argv=None) -> argparse.Namespace:
+  """Reads the command line."""
+  from posttrain import schema
+
+  parser = argparse.ArgumentParser(prog='python -m experiments.planner.census')
+  add = parser.add_argument
+  add('--model', choices=schema.PRESETS, default='qwen3_0p6b')
+  add('--mesh', type=parse_mesh, default=(1, 8, 1), help='data,fsdp,tensor')
+  add('--layers', type=int, help="instead of the model's; 4 for decoding")
+  add('--programs', type=_programs, default=PROGRAMS, help='comma-separated')
+  add('--rows', type=int, default=8, help='rows of a micro-batch')
+  add('--row_tokens', type=int, default=4096)
+  add('--slots', type=int, default=schema.Rollout.slots)
+  add('--capacity', type=int, default=4096, help='tokens of a slot')
+  add('--prefill_rows', type=int, default=schema.Rollout.prefill_rows)
+  add('--prefill_tokens', type=int, default=schema.Rollout.prefill_tokens)
+  add('--chip', choices=CHIPS, default='h100', help='of the predicted seconds')
+  add('--json', action='store_true', help='print one line of JSON')
+  return parser.parse_args(argv)
+
+
+def parse_mesh(text: str) -> tuple[int, ...]:
+  """Returns the sizes of a mesh, from data,fsdp,tensor."""
+  words = text.split(',')
+  sizes = tuple(int(x) for x in words if x.isdecimal())
+  if len(words) != 3 or len(sizes) != 3 or min(sizes) < 1:
+    raise argparse.ArgumentTypeError(
+      f'must be three sizes >= 1, data,fsdp,tensor: got {text!r}'
+    )
+  return sizes
+
+
+def _programs(text: str) -> tuple[str, ...]:
+  names = tuple(text.split(','))
+  known = {*PROGRAMS, *DECODE}
+  if unknown := set(names) - known:
+    raise argparse.ArgumentTypeError(
+      f'must be of {sorted(known)}: got {sorted(unknown)}'
+    )
+  return names
+
+
+def prepare(devices: int) -> None:
+  """Forces CPU devices and quick compilation; call before jax is imported."""
+  flags = os.environ.get('XLA_FLAGS', '')
+  own = f'--xla_force_host_platform_device_count={devices}'
+  if 'xla_backend_optimization_level' not in flags:
+    own += ' --xla_backend_optimization_level=0'
+  os.environ['XLA_FLAGS'] = f'{flags} {own}'.strip()
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+
+
+def sizes_of(args):
+  """Returns the sizes of the programs' arguments."""
+  from experiments.planner import programs
+
+  fields = dataclasses.fields(programs.Sizes)
+  return programs.Sizes(**{x.name: getattr(args, x.name) for x in fields})
+
+
+def model_of(name: str, args):
+  """Returns the model of a program; its tokenizer is of bytes if it has none.
+
+  Args:
+    name: the program.
+    args: the command line.
+  """
+  from posttrain import schema
+  from posttrain.chat import tokenizers
+
+  model = schema.PRESETS[args.model]
+  layers = args.layers or (DECODE_LAYERS if name in DECODE else model.layers)
+  vocab_size = model.vocab_size or tokenizers.Bytes().vocab_size
+  return dataclasses.replace(model, layers=layers, vocab_size=vocab_size)
+
+
+def measure(
+  name: str, model, mesh: tuple[int, int, int], sizes, chip: str = 'h100'
+):
+  """Compiles a program; returns its row of figures and its `hlo.Module`."""
+  import jax
+
+  from experiments.planner import hlo, programs
+  from posttrain import schema, sharding
+
+  devices = jax.devices()[: math.prod(mesh)]
+  lowered = programs.lower(
+    name, model, sharding.make_mesh(schema.Mesh(*mesh), devices), sizes
+  )
+  compiled = lowered.compile()
+  module = hlo.parse(compiled.as_text())
+  total = sum(module.bytes().values())
+  row = {
+    'collective_gib': total / GIB,
+    'largest': describe(module.collectives[0]) if total else '',
+    'peak_gib': peak(compiled) / GIB,
+    'layers': model.layers,
+  }
+  if name == 'train_step':
+    row['weights_gib'] = weight_bytes(model, mesh) / GIB
+    row['seconds'] = seconds(model, mesh, sizes, total, chip)
+  if name in ('train_step', 'score'):
+    row['violations'] = violations(module, model, mesh, sizes)
+  return row, module
+
+
+def peak(compiled) -> int:
+  """Returns the bytes that a program needs on a device, by XLA's plan."""
+  memory = compiled.memory_analysis()
+  return (
+    memory.argument_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
+
+
+def violations(
+  module, model, mesh: tuple[int, int, int], sizes, width: int = 4
+) -> list[str]:
+  """Returns what a train step or a scoring pass does beyond the limits.
+
+  Args:
+    module: the compiled program.
+    model: model options, with the vocabulary resolved.
+    mesh: devices over data, fsdp and tensor.
+    sizes: the program's sizes.
+    width: bytes of a number that travels.
+  """
+  lines = [
+    f'in a loop over the vocabulary: {x}'
+    for x in module.in_loops(VOCABULARY_LOOPS)
+  ]
+  data, fsdp, tensor = mesh
+  if data * fsdp > 1:
+    tokens = (sizes.rows, sizes.row_tokens)
+    whole = list(module.spanning(tokens, _widths(model, mesh), ATTENTION))
+    lines += [f'all tokens: {x.name} = {y}' for x, y in whole[:LISTED]]
+  moved = sum(module.bytes().values())
+  limit = SLACK * weight_bytes(model, mesh, width)
+  if tensor > 1:
+    stream = sizes.rows * sizes.row_tokens * model.embed_dim // (data * fsdp)
+    limit += (REDUCTIONS * model.layers + EDGES) * stream * width
+  if fsdp * tensor > 1 and moved > limit:
+    lines.append(
+      f'collectives: {moved / GIB:.2f} GiB, expected at most {limit / GIB:.2f}'
+    )
+  return lines
+
+
+def weight_bytes(model, mesh: tuple[int, int, int], width: int = 4) -> int:
+  """Returns the bytes per device by which weights and gradients must move.
+
+  Under fsdp every layer is gathered twice, forward and backward, and head and
+  embedding once; all gradients are reduced once. Under data the gradients that
+  a device then has are reduced again. `tensor` divides all of them.
+
+  Args:
+    model: model options, with the vocabulary resolved.
+    mesh: devices over data, fsdp and tensor.
+    width: bytes of a number that travels.
+  """
+  data, fsdp, tensor = mesh
+  from posttrain.models import transformer
+
+  total = transformer.num_params(model) // tensor
+  table = model.vocab_size * model.embed_dim // tensor
+  layers = total - table * (1 if model.tied_head else 2)
+  numbers = 2 * layers + 2 * table + total if fsdp > 1 else 0
+  numbers += total // fsdp if data > 1 else 0
+  return width * numbers
+
+
+def _widths(model, mesh: tuple[int, int, int]) -> set[int]:
+  """Returns the sizes of an activation's last dimension.
+
+  Whole, or split over `tensor`; not over fsdp: a lookup in the columns of the
+  embedding that a device has gives no more than its share of the result. The
+  size of a head is left out, as some models have as many heads as a batch rows.
+  """
+  whole = {model.embed_dim, model.mlp_dim, model.vocab_size}
+  split = {size // mesh[2] for size in whole}
+  return (whole | split) - {model.head_dim}
+
+
+def seconds(
+  model, mesh: tuple[int, int, int], sizes, moved: int, chip: str
+) -> tuple[float, float]:
+  """Returns the least and the most seconds of an update of a micro-batch.
+
+  Args:
+    model: model options, with the vocabulary resolved.
+    mesh: devices over data, fsdp and tensor.
+    sizes: the program's sizes.
+    moved: bytes of collectives, of which bfloat16 travels in half.
+    chip: one of CHIPS.
+  """
+  from posttrain.models import transformer
+
+  flops, bandwidth = CHIPS[chip]
+  passes = 6 if model.remat == 'none' else 8  # forward, backward, again
+  work = passes * transformer.num_params(model) * sizes.rows * sizes.row_tokens
+  compute, communication = work / math.prod(mesh) / flops, moved / 2 / bandwidth
+  return max(compute, communication), compute + communication
+
+
+def describe(collective) -> str:
+  """Returns a collective's kind, shapes, runs, size and operation."""
+  size = collective.bytes / 2**30
+  return f'{collective}: {size:.3g} GiB, {collective.op_name or "no name"}'
+
+
+def table(name: str, args, row: dict, module, took: float) -> list[str]:
+  """Returns the lines that describe a program."""
+  mesh = ','.join(map(str, args.mesh))
+  weights = ''
+  if 'weights_gib' in row:
+    weights = f', {row["weights_gib"]:.1f} for weights and gradients'
+  predicted = []
+  if 'seconds' in row:
+    low, high = row['seconds']
+    predicted = [f'  predicted on {args.chip}: {low:.3g} to {high:.3g} s']
+  kinds = [
+    f'  {kind:<20} {size / 2**30:10.3f} GiB'
+    for kind, size in module.bytes().items()
+  ]
+  return [
+    f'{name} of {args.model}, {row["layers"]} layers, mesh {mesh}: '
+    f'{row["collective_gib"]:.2f} GiB{weights}; peak {row["peak_gib"]:.2f} GiB '
+    f'({took:.0f} CPU seconds)',
+    *predicted,
+    *kinds,
+    *(f'    {describe(x)}' for x in module.collectives[:SHOWN]),
+    *(f'  over budget: {line}' for line in row.get('violations', ())),
+  ]
+
+
+if __name__ == '__main__':
+  main()
