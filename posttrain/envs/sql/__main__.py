@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain.envs.sql import record, schemas, synth, tokenizer
+from posttrain.envs.sql import questions, synth, words
 from posttrain.util import flags as flags_lib
 
 
@@ -30,7 +30,7 @@ class Flags:
   )
   databases: int = flags_lib.flag(100, 'Number of databases.')
   split: str = flags_lib.flag(
-    'train', 'The split they belong to.', choices=schemas.SPLITS
+    'train', 'The split they belong to.', choices=synth.SPLITS
   )
   seed0: int = flags_lib.flag(0, 'Number of the first database of the split.')
 
@@ -38,60 +38,48 @@ class Flags:
 PARSER = flags_lib.Parser(Flags, __doc__)
 
 
-def export(folder: str, seeds: range, split: str) -> str:
-  """Writes databases and the questions about them.
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code. `argv=None`: the process's."""
+  return PARSER.run(export, argv)
 
-  Args:
-    folder: a new or empty folder.
-    seeds: numbers of the databases within their split.
-    split: one of `schemas.SPLITS`.
 
-  Returns:
-    A line of counts with the fingerprint.
+def export(flags: Flags) -> None:
+  """Writes databases and the questions about them; prints their counts.
 
   Raises:
     ValueError: the folder is not empty, or a seed is out of range.
   """
-  path = pathlib.Path(folder)
+  path, split = pathlib.Path(flags.folder), flags.split
+  seeds = range(flags.seed0, flags.seed0 + flags.databases)
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise ValueError(
-      f'DIR must be a new or empty folder: got {folder!r}; choose another'
+      f'DIR must be a new or empty folder: got {flags.folder!r}; choose another'
     )
-  if not 0 <= seeds.start < seeds.stop <= schemas.SPLIT_SEEDS:
+  if not 0 <= seeds.start < seeds.stop <= synth.SPLIT_SEEDS:
     raise ValueError(
       f'--seed0 and --databases must name some of the databases 0 .. '
-      f'{schemas.SPLIT_SEEDS - 1}: got --seed0={seeds.start} '
-      f'--databases={len(seeds)}'
+      f'{synth.SPLIT_SEEDS - 1}: got --seed0={flags.seed0} '
+      f'--databases={flags.databases}'
     )
-  questions: list[record.Question] = []
+  records: list[questions.Question] = []
   for seed in seeds:
-    questions += synth.questions(seed, split)
-    db_id = questions[-1].db_id
+    records += synth.ask(seed, split)
+    db_id = records[-1].db_id
     db_folder = path / 'database' / db_id
     db_folder.mkdir(parents=True)
-    (db_folder / f'{db_id}.sqlite').write_bytes(synth.database(seed, split))
-  text = ',\n'.join(json.dumps(_to_json(question)) for question in questions)
+    (db_folder / f'{db_id}.sqlite').write_bytes(synth.write(seed, split))
+  text = ',\n'.join(json.dumps(_to_json(question)) for question in records)
   (path / 'questions.json').write_text(f'[\n{text}\n]\n')
-  (path / 'tokenizer.json').write_text(tokenizer.make(tokenizer.vocabulary()))
-  counts = Counter(question.difficulty for question in questions)
-  return (
-    f'{folder}: {len(seeds)} databases, {len(questions)} questions ('
-    + ', '.join(f'{counts[kind]} {kind}' for kind in record.DIFFICULTIES)
+  (path / 'tokenizer.json').write_text(words.tokenizer())
+  counts = Counter(question.difficulty for question in records)
+  print(
+    f'{path}: {len(seeds)} databases, {len(records)} questions ('
+    + ', '.join(f'{counts[kind]} {kind}' for kind in questions.DIFFICULTIES)
     + f'), fingerprint {synth.fingerprint(seeds, split)}'
   )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(_run, argv)
-
-
-def _run(flags: Flags) -> None:
-  seeds = range(flags.seed0, flags.seed0 + flags.databases)
-  print(export(flags.folder, seeds, flags.split))
-
-
-def _to_json(question: record.Question) -> dict[str, Any]:
+def _to_json(question: questions.Question) -> dict[str, Any]:
   return {
     'id': question.id,
     'db_id': question.db_id,

@@ -7,12 +7,14 @@ result without rows is `empty`. A string is quoted, as in JSON, only if its
 plain text would be misread. So the text of an observation is a valid answer.
 """
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from posttrain.envs.sql import record
+Cell = int | float | str | None
+Rows = tuple[tuple[Cell, ...], ...]
 
 NULL, EMPTY = 'null', 'empty'
 CUT = ' ...'  # suffix of a cut text
@@ -21,7 +23,7 @@ STYLES = tuple(_BETWEEN_ROWS)
 _SEPARATORS = frozenset('|;,\n"')
 
 
-def cell(value: record.Cell) -> str:
+def cell(value: Cell) -> str:
   """Writes one value.
 
   A float has six digits, or all digits before its point: 2.5, 0.333333, 3,
@@ -43,18 +45,14 @@ def cell(value: record.Cell) -> str:
   return value if plain else json.dumps(value, ensure_ascii=False)
 
 
-def row(values: Iterable[record.Cell]) -> str:
+def row(values: Iterable[Cell]) -> str:
   """Writes one row."""
   return ' | '.join(map(cell, values))
 
 
 def write(
-  rows: Sequence[Sequence[record.Cell]],
-  *,
-  style: str,
-  limit: int,
-  more: bool = False,
-) -> tuple[str, bool]:
+  rows: Sequence[Sequence[Cell]], *, style: str, limit: int, more: bool = False
+) -> str:
   """Writes rows, cut to a number of characters.
 
   Args:
@@ -63,9 +61,6 @@ def write(
     limit: maximum number of characters, ` ...` at the end of a cut text
       included.
     more: whether there are further rows, so that the text is always cut.
-
-  Returns:
-    (the text, whether rows or characters are missing).
   """
   assert limit >= len(CUT), limit
   between, texts, length = _BETWEEN_ROWS[style], [], 0
@@ -75,18 +70,14 @@ def write(
     texts.append(row(values))
     length += len(texts[-1])
   text = between.join(texts) if texts else EMPTY
-  if not more and len(text) <= limit:
-    return text, False
-  return _marked(text, limit), True
+  if more or len(text) > limit:
+    text = text[: limit - len(CUT)].rstrip() + CUT
+  return text
 
 
 def cut(text: str, limit: int) -> str:
   """Returns a text cut to `limit` characters, those of ` ...` included."""
-  return text if len(text) <= limit else _marked(text, limit)
-
-
-def _marked(text: str, limit: int) -> str:
-  return text[: limit - len(CUT)].rstrip() + CUT
+  return text if len(text) <= limit else text[: limit - len(CUT)].rstrip() + CUT
 
 
 def read(text: str, *, between: str = '|') -> list[list[str | None]]:
@@ -108,32 +99,25 @@ def read(text: str, *, between: str = '|') -> list[list[str | None]]:
   if text.strip().lower() == EMPTY:
     return []
   rows: list[list[str | None]] = [[]]
-  for value, quoted, end in _scan(text, between):
+  for match in _pattern(between).finditer(text):
+    quote, plain, end = match.groups()
+    value = None
+    if quote is not None:
+      with contextlib.suppress(ValueError):  # no valid JSON escape
+        value = json.loads(quote, strict=False)
+    quoted = value is not None
+    if not quoted:
+      value = (plain if quote is None else quote).strip()
+      value = None if value.lower() == NULL else value
     rows[-1].append(value)
     if end and end == between:
       continue
     if rows[-1] == [''] and not quoted:
       rows.pop()
-    rows.append([])
-  return rows[:-1]
-
-
-def _scan(text: str, between: str) -> Iterator[tuple[str | None, bool, str]]:
-  """Yields every cell as (text, whether it was quoted, end character)."""
-  for match in _pattern(between).finditer(text):
-    quote, plain, end = match.groups()
-    value, quoted = plain, quote is not None
-    if quoted:
-      try:
-        value = json.loads(quote, strict=False)
-      except ValueError:  # no valid JSON escape
-        value, quoted = quote, False
-    if not quoted:
-      value = value.strip()
-      value = None if value.lower() == NULL else value
-    yield value, quoted, end
     if not end:
-      return
+      break
+    rows.append([])
+  return rows
 
 
 @functools.cache

@@ -4,34 +4,58 @@ No query can hang, write, or read outside of its one database:
 
 1. The connection is read-only. An authorizer permits only SELECTs over the
    tables that existed when it was opened, and `FUNCTIONS`.
-2. A query has a budget of virtual machine instructions, which slow functions
-   also pay from (`like`), so that it ends at the same point on any machine with
-   the same SQLite. The time limit is only a backstop.
+2. A query has a budget of virtual machine instructions, so that it ends at the
+   same point on any machine with the same SQLite. The time limit is a backstop
+   for instructions that are slow, such as LIKE on long texts.
 3. `Limits` and `HEAP` bound the size of a query and its result.
-4. No result depends on the machine's clock or zone (`dates`).
+4. No result depends on the machine's clock or zone: dates are computed at a
+   fixed time, in UTC.
 
 Views can be read, but are not listed. Virtual tables cannot be read.
 """
 
+import collections
 import dataclasses
 import functools
+import math
 import pathlib
+import re
 import sqlite3
 import time
-from collections.abc import Callable
 
-from posttrain.envs.sql import checks, dates, like, record
-from posttrain.util import foreign
+from posttrain import schema
+from posttrain.envs.sql import cells
 
+NOW = schema.SqlFiles.now
+# Date functions, and the keywords that read the clock as functions do.
+DATES = {
+  'current_date': 'date',
+  'current_time': 'time',
+  'current_timestamp': 'datetime',
+  **{
+    name: name
+    for name in (
+      'date time datetime julianday unixepoch strftime timediff'.split()
+    )
+  },
+}
 # Cheap functions whose result depends on their arguments only, or on the
 # database's `now`.
-FUNCTIONS = dates.NAMES.union(
+FUNCTIONS = frozenset(DATES).union(
   'abs avg coalesce count group_concat ifnull instr length like lower max '
   'min nullif round substr sum total trim upper'.split()
 )
 HEAP = 2**30  # maximum bytes that SQLite holds, in the whole process
-_TICK = 1000  # instructions between two checks of the budget
-_TOO_LONG = 'the query took too long; ask for less'
+_TICK = 100  # instructions between two checks of the budget and the time
+_QUERY = re.compile(  # possessive: comments match in one way only
+  r'(?>\s|--[^\n]*|/\*.*?\*/)*+(?:select|with)\b', re.IGNORECASE | re.DOTALL
+)
+_WORDS = (  # a comment, a quoted text or name, or a word
+  r"""--[^\n]*|/\*.*?(?:\*/|\Z)|"[^"]*"|'[^']*'|`[^`]*`|\[[^]]*]|"""
+  r'[\w$\x80-\U0010ffff]+|'
+)
+TOKEN = re.compile(_WORDS + r'\S', re.DOTALL)
+_WORD = re.compile(_WORDS + r'\*', re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +63,14 @@ class Limits:
   """Limits of a query; from `length` on with SQLite's names."""
 
   steps: int = 200_000  # instructions; 1_000_000 suits real databases
-  # Processor time after which `Timeout` is raised. No known query comes close:
-  # 200_000 steps took at most 0.3 s, and 1_000_000 took 1.3 s.
-  seconds: float = 5.0
-  growth: int = 10_000  # see `checks.growth`
+  seconds: float = 5.0  # processor time after which `Timeout` is raised
+  growth: int = 10_000  # see `growth`
   result: int = 100_000  # UTF-8 bytes of a result; a number counts 1
   # Bytes of a string, blob or row, intermediate ones included: an instruction
-  # may read or copy all of it. 1_000_000 steps of `upper` on 10_000 took 3 s.
+  # may read or copy all of it.
   length: int = 2_000
   sql_length: int = 2_000  # UTF-8 bytes of the query
+  like_pattern_length: int = 100  # bytes
   column: int = 64  # columns of a result
   expr_depth: int = 50
   compound_select: int = 8  # SELECTs joined by UNION, EXCEPT or INTERSECT
@@ -61,7 +84,7 @@ class Limits:
 class Result:
   """The result of a query: rows or an error."""
 
-  rows: record.Rows = ()
+  rows: cells.Rows = ()
   columns: tuple[str, ...] = ()
   more: bool = False  # whether there were further rows
   error: str | None = None  # text for the policy; there are no rows then
@@ -78,7 +101,7 @@ class Database:
   """One database; several threads may use it, one at a time."""
 
   def __init__(
-    self, connection: sqlite3.Connection, limits: Limits, now: str = dates.NOW
+    self, connection: sqlite3.Connection, limits: Limits, now: str = NOW
   ):
     """Sets up a connection; call `from_bytes` or `from_file` instead.
 
@@ -90,7 +113,7 @@ class Database:
     Raises:
       ValueError: there is no table.
     """
-    self._connection, self._limits = connection, limits
+    self._connection, self._limits, self._now = connection, limits, now
     self._refusal: str | None = None  # why SQLite was stopped
     self._spent, self._timed_out, self._start = 0, False, 0.0
     connection.text_factory = _decode
@@ -100,26 +123,41 @@ class Database:
       'PRAGMA query_only = ON; PRAGMA trusted_schema = ON; '
       f'PRAGMA temp_store = MEMORY; PRAGMA hard_heap_limit = {HEAP}'
     )
-    self._columns = _read_schema(connection)
+    tables = connection.execute(
+      "SELECT name FROM sqlite_master WHERE type = 'table' AND "
+      "name NOT LIKE 'sqlite!_%' ESCAPE '!' AND "
+      "sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY rowid"
+    ).fetchall()
+    info = 'SELECT name, type FROM pragma_table_xinfo(?)'
+    self._columns = {
+      table: tuple(connection.execute(info, (table,))) for (table,) in tables
+    }
     if not self._columns:
       raise ValueError('there is no table')
     views = "SELECT name FROM sqlite_master WHERE type = 'view'"
-    self._names = {table.lower() for table in self._columns} | {
-      view.lower() for (view,) in connection.execute(views)
+    self._names = {
+      name.lower() for (name,) in (*tables, *connection.execute(views))
     }
-    for number, bound in _sqlite_limits(limits):
-      connection.setlimit(number, bound)
-    self._dates = dates.Dates(now, limits.length)
-    for name, count, function in (*like.FUNCTIONS, *self._dates.functions()):
+    # SQLite's own date functions, without a database.
+    self._plain = sqlite3.connect(':memory:', check_same_thread=False)
+    self._plain.text_factory = _decode
+    for field in dataclasses.fields(limits)[4:]:
+      number = getattr(sqlite3, f'SQLITE_LIMIT_{field.name.upper()}')
+      connection.setlimit(number, getattr(limits, field.name))
+    self._plain.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.length)
+    for name, plain in DATES.items():
       connection.create_function(
-        name, count, self._priced(function), deterministic=True
+        name,
+        -1 if name == plain else 0,
+        functools.partial(self._date, plain),
+        deterministic=True,
       )
     connection.set_progress_handler(self._tick, _TICK)
     connection.set_authorizer(self._authorize)
 
   @classmethod
   def from_bytes(
-    cls, data: bytes, limits: Limits = Limits(), now: str = dates.NOW
+    cls, data: bytes, limits: Limits = Limits(), now: str = NOW
   ) -> 'Database':
     """Opens a copy, in memory, of the bytes of a database file.
 
@@ -130,10 +168,7 @@ class Database:
 
   @classmethod
   def from_file(
-    cls,
-    path: str | pathlib.Path,
-    limits: Limits = Limits(),
-    now: str = dates.NOW,
+    cls, path: str | pathlib.Path, limits: Limits = Limits(), now: str = NOW
   ) -> 'Database':
     """Opens a database file, which must not change while it is open.
 
@@ -142,37 +177,33 @@ class Database:
     """
     if not pathlib.Path(path).is_file():
       raise ValueError(f'{path} must be a SQLite file: there is none')
-    uri = pathlib.Path(path).absolute().as_uri()
-    return cls._open(f'{uri}?mode=ro&immutable=1', path, limits, now)
+    uri = f'{pathlib.Path(path).absolute().as_uri()}?mode=ro&immutable=1'
+    return cls._open(uri, str(path), limits, now)
 
   @classmethod
   def _open(
     cls,
     uri: str,
-    source: str | pathlib.Path,
+    source: str,
     limits: Limits,
     now: str,
     data: bytes | None = None,
   ) -> 'Database':
     """Opens a connection; errors name the source."""
-    connection = None
+    connection = sqlite3.connect(
+      uri,
+      uri=True,
+      isolation_level=None,
+      cached_statements=0,
+      check_same_thread=False,
+    )
     try:
-      connection = sqlite3.connect(
-        uri,
-        uri=True,
-        isolation_level=None,
-        cached_statements=0,
-        check_same_thread=False,
-      )
       if data is not None:
         connection.deserialize(data)
       return cls(connection, limits, now)
     except (sqlite3.Error, ValueError, MemoryError) as error:
-      if connection:
-        connection.close()
-      raise ValueError(
-        f'{source} must be a SQLite file: {foreign.text(error)}'
-      ) from error
+      connection.close()
+      raise ValueError(f'{source} must be a SQLite file: {error}') from error
 
   @property
   def tables(self) -> tuple[str, ...]:
@@ -191,7 +222,7 @@ class Database:
     """
     result = self.query(f'SELECT count(*) FROM {_quote(table)}', 1)
     if result.error:
-      raise ValueError(f'table {foreign.quote(table)}: {result.error}')
+      raise ValueError(f'table {table!r}: {result.error}')
     return result.rows[0][0]
 
   def find(self, name: str) -> str | None:
@@ -217,15 +248,15 @@ class Database:
     Raises:
       Timeout: the time limit was reached before the instruction limit.
     """
-    self._refusal, self._spent, self._timed_out = None, 0, False
-    self._start = time.thread_time()
+    if refusal := _refusal(sql, self._limits):
+      return Result(error=refusal)
+    self._refusal, self._timed_out = None, False
+    self._start, self._spent = time.thread_time(), 0
+    if 'collate' in sql.lower():
+      # One instruction then sorts all rows, with slow comparisons.
+      self._spent = self._limits.steps * 4 // 5
     try:
-      limits = self._limits
-      refusal = checks.refusal(sql, limits.sql_length, limits.growth)
-      if 'collate' in sql.lower():
-        # One instruction then sorts all rows, with slow comparisons.
-        self._spent = limits.steps * 4 // 5
-      return Result(error=refusal) if refusal else self._run(sql, rows)
+      return self._run(sql, rows)
     except MemoryError:  # from `vdbe_op` or `HEAP`
       return Result(error='the query is too complex')
     except (sqlite3.Error, sqlite3.Warning) as error:
@@ -233,16 +264,13 @@ class Database:
         raise Timeout(f'a query took over {self._limits.seconds} s') from error
       if 'one statement' in str(error):
         return Result(error='only one SELECT at a time is allowed')
-      if 'user-defined' in str(error) and not self._refusal:
-        # Python could not decode the arguments of `like` or `dates`.
-        return Result(error='only text in UTF-8 can be searched')
       return Result(error=(self._refusal or str(error))[:200])
     except (ValueError, OverflowError):  # a text that Python cannot pass
       return Result(error='the query is not valid SQL')
 
   def close(self) -> None:
     self._connection.close()
-    self._dates.close()
+    self._plain.close()
 
   def _run(self, sql: str, rows: int) -> Result:
     cursor = self._connection.execute(sql)
@@ -250,9 +278,9 @@ class Database:
       columns = tuple(column for column, *_ in cursor.description)
       result, size = [], 0
       while len(result) < rows and (row := cursor.fetchone()):
-        cells = [_decode(c) if isinstance(c, bytes) else c for c in row]
-        size += sum(len(c.encode()) if isinstance(c, str) else 1 for c in cells)
-        result.append(tuple(cells))
+        row = [_decode(x) if isinstance(x, bytes) else x for x in row]
+        size += sum(len(x.encode()) if isinstance(x, str) else 1 for x in row)
+        result.append(tuple(row))
         if size > self._limits.result:
           return Result(error='the result is too big; select less')
       return Result(tuple(result), columns, cursor.fetchone() is not None)
@@ -263,27 +291,39 @@ class Database:
     """Returns whether to stop; SQLite calls it every `_TICK` instructions."""
     self._spent += _TICK
     if self._spent >= self._limits.steps:
-      self._refusal = _TOO_LONG
+      self._refusal = 'the query took too long; ask for less'
       return True
     self._timed_out = time.thread_time() - self._start > self._limits.seconds
     return self._timed_out
 
-  def _priced(self, function: Callable) -> Callable:
-    """Returns a function of `like` or `dates` that pays for its calls."""
+  def _date(self, name: str, *values: cells.Cell | bytes) -> cells.Cell:
+    """Calls one of SQLite's date functions at `now`, in UTC.
 
-    def spend(instructions):
-      self._spent += instructions
-      if self._spent >= self._limits.steps:
-        raise ValueError(_TOO_LONG)
-
-    def call(*values):
-      try:
-        return function(spend, *values)
-      except ValueError as error:  # SQLite drops the message
-        self._refusal = str(error)
-        raise
-
-    return call
+    `now` stands for the clock, and no change for 'localtime' and 'utc'.
+    """
+    first = int(name == 'strftime')  # index of the time
+    times = range(first, first + 1 + (name == 'timediff'))
+    arguments: list[cells.Cell] = []
+    if len(values) == first:
+      values = (*values, 'now')
+    for i, value in enumerate(values):
+      if isinstance(value, bytes):
+        value = _decode(value)
+      if isinstance(value, str):
+        value = value.partition('\0')[0]  # where SQLite's functions stop
+      word = value.lower() if isinstance(value, str) else ''
+      if i in times and word in ('now', 'subsec', 'subsecond'):
+        arguments += [self._now] if word == 'now' else [self._now, word]
+      elif i > times[-1] and word in ('localtime', 'utc'):
+        arguments.append('+0 days')  # the order of modifiers matters
+      else:
+        arguments.append(value)
+    sql = f'SELECT {name}({", ".join("?" * len(arguments))})'
+    try:
+      return self._plain.execute(sql, arguments).fetchone()[0]
+    except sqlite3.Error as error:  # SQLite drops the message
+      self._refusal = str(error)
+      raise
 
   def _authorize(self, action: int, first: str, second: str, *_) -> int:
     """Returns SQLite's code for whether a query may perform an action."""
@@ -305,25 +345,33 @@ class Database:
     return sqlite3.SQLITE_DENY if reason else sqlite3.SQLITE_OK
 
 
-@functools.cache
-def _sqlite_limits(limits: Limits) -> tuple[tuple[int, int], ...]:
-  """Returns (number, bound) of the limits that SQLite keeps."""
-  bounds = list(dataclasses.asdict(limits).items())[4:]
-  return tuple(
-    (getattr(sqlite3, f'SQLITE_LIMIT_{name.upper()}'), bound)
-    for name, bound in bounds
-  )
+def growth(sql: str) -> int:
+  """Returns a bound on the copies of a part of a query during compilation.
+
+  SQLite copies a subquery to every use of its name before it checks any limit:
+  r uses of a name in each of n SELECTs, each of which uses the previous one,
+  make r^n copies. So the bound is the product over the SELECTs of 1 + the count
+  of the most frequent word up to the next SELECT.
+  """
+  counts = [collections.Counter()]
+  for word in _WORD.findall(sql):
+    word = word.strip('"\'`[]').lower()
+    if word in ('select', 'values'):
+      counts.append(collections.Counter())
+    elif not word.startswith(('--', '/*')):
+      counts[-1][word] += 1
+  return math.prod(1 + max(count.values(), default=0) for count in counts)
 
 
-def _read_schema(connection: sqlite3.Connection) -> dict[str, tuple]:
-  """Returns {table: (name, declared type) of each column}."""
-  tables = connection.execute(
-    "SELECT name FROM sqlite_master WHERE type = 'table' AND "
-    "name NOT LIKE 'sqlite!_%' ESCAPE '!' AND "
-    "sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY rowid"
-  ).fetchall()
-  info = 'SELECT name, type FROM pragma_table_xinfo(?)'
-  return {name: tuple(connection.execute(info, (name,))) for (name,) in tables}
+def _refusal(sql: str, limits: Limits) -> str | None:
+  """Returns the reason why a query must not be compiled, or None."""
+  if len(sql.encode('utf-8', 'surrogatepass')) > limits.sql_length:
+    return f'the query is longer than {limits.sql_length} bytes'
+  if '\0' in sql or re.search('[\ud800-\udfff]', sql):
+    return 'the query is not valid text'
+  if not _QUERY.match(sql):
+    return 'only SELECT is allowed'
+  return 'the query is too complex' if growth(sql) > limits.growth else None
 
 
 def _decode(data: bytes) -> str:

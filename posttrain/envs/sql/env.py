@@ -2,8 +2,8 @@
 
 1. The prompt holds the question, the tables' names and the budget. The names
    of the columns must be explored.
-2. A turn is one action (`actions`). `database` runs it, in a sandbox, and
-   `observations` writes the result.
+2. A turn is one action. `database` runs it, in a sandbox, and `dialogue`
+   reads the turn and writes the result.
 3. Every step has a reward (`rewards`). ANSWER ends the episode, and `verifier`
    grades it. An episode without an answer has the rewards of its steps.
 
@@ -20,21 +20,19 @@ from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.sql import (
-  actions,
   cells,
   database,
+  dialogue,
   files,
-  generated,
-  observations,
   players,
-  record,
+  questions,
   rewards,
+  synth,
   verifier,
 )
 
 # By `type` of the options `data`.
-DATA = {'synth': generated.Generated, 'files': files.Files}
-_NAME = 20  # characters of an unknown table's name in the error
+DATA = {'synth': synth.Synth, 'files': files.Files}
 
 
 class Sql(base.Env):
@@ -48,7 +46,7 @@ class Sql(base.Env):
     """
     self.name, self.cfg, self.max_turns = name, cfg, cfg.budget
     self._data = DATA[cfg.data.type](name, cfg.data, cfg.difficulties)
-    self._writer = observations.Writer(cfg.style, cfg.role)
+    self._writer = dialogue.Writer(cfg.style, cfg.role)
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; no database is in both splits.
@@ -57,12 +55,18 @@ class Sql(base.Env):
       ValueError: the split has no question of these difficulties.
     """
     base.check_split(split)
-    questions = self._data.questions(split)
+    # Options that came later are not in the `repr`, and count if they are set:
+    # sources saved before them keep their fingerprint.
+    later = {
+      field.name: getattr(self.cfg.data, field.name)
+      for field in dataclasses.fields(self.cfg.data)
+      if not field.repr and getattr(self.cfg.data, field.name) != field.default
+    }
     return sources.Shuffled(
-      base.Tasks(questions, self.task),
+      base.Tasks(self._data.select(split), self.task),
       seed,
       sources.fingerprint(
-        f'{self.cfg!r}{_hidden(self.cfg.data)}'.encode(),
+        f'{self.cfg!r}{later or ""}'.encode(),
         self._data.fingerprint(split).encode(),
       ),
     )
@@ -72,7 +76,7 @@ class Sql(base.Env):
     db_id = task.info['db_id']
     return Episode(lambda: self._data.open(db_id), task, self.cfg, self._writer)
 
-  def task(self, question: record.Question) -> types.Task:
+  def task(self, question: questions.Question) -> types.Task:
     """Returns the task of a question, with a demonstration by the teacher.
 
     Raises:
@@ -90,20 +94,6 @@ class Sql(base.Env):
     return dataclasses.replace(task, demonstration=demonstration)
 
 
-def _hidden(data: schema.SqlData) -> str:
-  """Returns the options that their `repr` leaves out, '' at their defaults.
-
-  Options that came later are such: sources saved before them keep their
-  fingerprint.
-  """
-  values = {
-    field.name: getattr(data, field.name)
-    for field in dataclasses.fields(data)
-    if not field.repr and getattr(data, field.name) != field.default
-  }
-  return repr(values) if values else ''
-
-
 class Episode:
   """One exploration of one question."""
 
@@ -112,7 +102,7 @@ class Episode:
     open_database: Callable[[], database.Database],
     task: types.Task,
     cfg: schema.Sql,
-    writer: observations.Writer,
+    writer: dialogue.Writer,
   ):
     """Builds an episode.
 
@@ -120,7 +110,7 @@ class Episode:
       open_database: opens the task's database, on the first step that needs it.
       task: the task, with `info` as `Sql.task` writes it.
       cfg: the environment's options.
-      writer: writes the observations.
+      writer: writes the dialogue.
     """
     self._open_database = open_database
     self._database: database.Database | None = None
@@ -137,24 +127,21 @@ class Episode:
   def step(self, text: str, truncated: bool) -> types.StepOut:
     """Runs the action of a turn; a truncated turn fails without an action."""
     assert self._ledger.correct is None, 'the episode is over'
-    assert self._left > 0, 'the budget is spent'
-    action = actions.parse(text)
+    assert len(self._rewards) < self._cfg.budget, 'the budget is spent'
+    action = dialogue.parse(text)
     self._num_unparsed += not action.parsed
     if action.type == 'ANSWER' and not truncated:
       correct = verifier.equals_any(action.argument, self._task.info)
       self._rewards.append(self._ledger.answer(correct))
       return types.StepOut((), self._rewards[-1], done=True)
-    text, error, rows = None, 'the turn was too long and was cut off', None
+    text, failed, rows = 'the turn was too long and was cut off', True, None
     if not truncated:
-      text, error, rows = self._act(action)
-    self._num_failed += error is not None
-    step = rewards.Step(rewards.key(action), error is not None, rows)
+      text, failed, rows = self._act(action)
+    self._num_failed += failed
+    step = rewards.Step(rewards.key(action), failed, rows)
     self._rewards.append(self._ledger.step(step))
-    messages = (
-      self._writer.result(text, action.type, self._left)
-      if error is None
-      else self._writer.error(error, action.type, self._left)
-    )
+    left = self._cfg.budget - len(self._rewards)
+    messages = self._writer.observe(text, action.type, left, failed=failed)
     return types.StepOut(messages, self._rewards[-1], done=False)
 
   def grade(self) -> types.Score:
@@ -187,36 +174,24 @@ class Episode:
     if self._database is not None:
       self._database.close()
 
-  @property
-  def _db(self) -> database.Database:
-    """The database, opened on first use: a waiting episode holds no file."""
-    if self._database is None:
-      self._database = self._open_database()
-    return self._database
-
-  @property
-  def _left(self) -> int:
-    return self._cfg.budget - len(self._rewards)
-
   def _act(
-    self, action: actions.Action
-  ) -> tuple[str | None, str | None, record.Rows | None]:
-    """Runs an action; returns (result, error, rows), rows of a query only."""
+    self, action: dialogue.Action
+  ) -> tuple[str, bool, cells.Rows | None]:
+    """Runs an action; returns (text, whether it failed, rows of a query)."""
+    if self._database is None:  # a waiting episode holds no file
+      self._database = self._open_database()
+    db = self._database
     if action.type == 'QUERY':
-      return self._show(
-        self._db.query(action.argument, observations.QUERY_ROWS), True
-      )
-    table = self._db.find(action.argument)
-    if table is None:
-      name = cells.cut(action.argument, _NAME)
-      known = ', '.join(self._db.tables)
-      return None, f'no such table: {name}; tables: {known}', None
-    if action.type == 'DESCRIBE':
-      return self._writer.table(self._db, table), None, None
-    return self._show(self._db.sample(table, self._writer.sample_rows), False)
-
-  def _show(self, result: database.Result, graded: bool):
+      result = db.query(action.argument, dialogue.QUERY_ROWS)
+    else:
+      table = db.find(action.argument)
+      if table is None:
+        name, known = cells.cut(action.argument, 20), ', '.join(db.tables)
+        return f'no such table: {name}; tables: {known}', True, None
+      if action.type == 'DESCRIBE':
+        return self._writer.table(db, table), False, None
+      result = db.sample(table, self._writer.sample_rows)
     if result.error is not None:
-      return None, result.error, None
+      return result.error, True, None
     text = self._writer.rows(result.rows, result.more)
-    return text, None, result.rows if graded else None
+    return text, False, result.rows if action.type == 'QUERY' else None

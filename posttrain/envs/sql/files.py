@@ -21,17 +21,8 @@ from typing import Any
 from posttrain import schema
 from posttrain.data import sources
 from posttrain.envs import base
-from posttrain.envs.sql import (
-  database,
-  observations,
-  ordering,
-  questions,
-  record,
-  verifier,
-)
+from posttrain.envs.sql import database, dialogue, ordering, questions, verifier
 from posttrain.util import foreign, json_files
-
-_SHOWN = 1200  # characters of refusals in one message
 
 
 class Files:
@@ -59,13 +50,13 @@ class Files:
       name, 'data.databases', cfg.databases, folders=True
     )
     self._tables: dict[str, tuple[str, ...]] = {}
-    self._refusals: dict[str, str] = {}  # place of a question -> why
     self._questions = self._load(difficulties)
-    ids = sorted(self._tables)
-    count = round(cfg.eval_share * len(ids))
-    self._eval_ids = set(sorted(ids, key=_hash)[:count])
+    ids = sorted(
+      self._tables, key=lambda db_id: hashlib.sha256(db_id.encode()).digest()
+    )
+    self._eval_ids = set(ids[: round(cfg.eval_share * len(ids))])
 
-  def questions(self, split: str) -> Sequence[record.Question]:
+  def select(self, split: str) -> Sequence[questions.Question]:
     """Returns the questions of a split, in the file's order.
 
     Warns if there is none for evaluation, although `eval_share` is not 0.
@@ -89,98 +80,78 @@ class Files:
     """Returns the hash of the questions and their databases."""
     del split
     ids = sorted({question.db_id for question in self._questions})
+    files = [self._path, *map(self._database, ids)]
     return sources.fingerprint(
-      *(
-        sources.file_fingerprint(path).encode()
-        for path in (self._path, *map(self._database, ids))
-      )
+      *(sources.file_fingerprint(file).encode() for file in files)
     )
 
-  def open(self, db_id: str) -> database.Database:
+  def open(
+    self, db_id: str, limits: database.Limits | None = None
+  ) -> database.Database:
     """Opens a database's file, read-only."""
-    return self._open(db_id, self._limits)
+    return database.Database.from_file(
+      self._database(db_id), limits or self._limits, self._cfg.now
+    )
 
   def tables(self, db_id: str) -> tuple[str, ...]:
     """Returns the names of a database's tables."""
     return self._tables[db_id]
 
-  def _open(self, db_id: str, limits: database.Limits) -> database.Database:
-    path = self._database(db_id)
-    return database.Database.from_file(path, limits, self._cfg.now)
-
   def _database(self, db_id: str) -> pathlib.Path:
     return self._folder / db_id / f'{db_id}.sqlite'
 
-  def _load(self, difficulties: Sequence[str]) -> list[record.Question]:
+  def _load(self, difficulties: Sequence[str]) -> list[questions.Question]:
     """Returns the usable questions of these difficulties."""
-    rows: dict[str, list[tuple[record.Question, Any, str]]] = {}
-    # The keys of `ids` are in the file's order.
-    ids: dict[str, None] = {}
-    kinds: set[str] = set()
-    lines = _read(self._path)
-    for row, where in lines:
+    rows, refusals = _read(self._path), {}  # by place in the file
+    by_database: dict[str, dict[str, questions.Question]] = {}
+    ids, kinds = set(), set()
+    for where, row in rows.items():
       try:
         if isinstance(row, bytes):  # a line
-          row = json_files.parse(row, where)
+          rows[where] = row = json_files.parse(row, where)
         question = questions.parse(row, where)
         if question.id in ids:
           raise ValueError(
             f'{where} must have an id that no earlier question has: got '
             f'{foreign.quote(question.id)}'
           )
+        ids.add(question.id)
+        kinds.add(question.difficulty)
+        by_database.setdefault(question.db_id, {})[where] = question
       except ValueError as error:
-        self._refusals[where] = str(error)
-        continue
-      ids[question.id] = None
-      kinds.add(question.difficulty)
-      rows.setdefault(question.db_id, []).append((question, row, where))
-    questions_by_id = {}
-    for db_id, each in rows.items():
-      questions_by_id |= self._check_database(db_id, each, difficulties)
-    if self._refusals:
-      self._report([where for _, where in lines])
-    if not questions_by_id:
+        refusals[where] = str(error)
+    usable = {}
+    for db_id, parsed in by_database.items():
+      with contextlib.ExitStack() as stack:
+        try:
+          db, wide = (
+            stack.enter_context(contextlib.closing(self.open(db_id, limits)))
+            for limits in (self._limits, self._gold_limits())
+          )
+        except ValueError as error:
+          for where in parsed:
+            refusals[where] = (
+              f'{where}: envs.{self._name}.env.data.databases must hold the '
+              f'database of every question: {foreign.text(error)}'
+            )
+          continue
+        self._tables[db_id] = db.tables
+        for where, question in parsed.items():
+          if question.difficulty in difficulties:
+            try:
+              _check_gold(db, question, where)
+              usable[where] = self._complete(wide, question, rows[where], where)
+            except ValueError as error:
+              refusals[where] = str(error)
+    if refusals:
+      self._report([refusals[x] for x in rows if x in refusals], len(rows))
+    if not usable:
       raise ValueError(
         f'envs.{self._name}.env.difficulties must be difficulties of questions '
         f'in {self._path}: got {tuple(difficulties)}, expected some of '
         f'{sorted(kinds)}'
       )
-    return [questions_by_id[id] for id in ids if id in questions_by_id]
-
-  def _check_database(
-    self,
-    db_id: str,
-    rows: Sequence[tuple[record.Question, Mapping[str, Any], str]],
-    difficulties: Sequence[str],
-  ) -> dict[str, record.Question]:
-    """Returns the usable questions about a database, completed, by id."""
-    found, limits = {}, self._gold_limits()
-    with contextlib.ExitStack() as stack:
-      try:
-        db = stack.enter_context(contextlib.closing(self.open(db_id)))
-        wide = stack.enter_context(
-          contextlib.closing(self._open(db_id, limits))
-        )
-      except ValueError as error:
-        for _, _, where in rows:
-          self._refusals[where] = (
-            f'{where}: envs.{self._name}.env.data.databases must hold the '
-            f'database of every question: {foreign.text(error)}'
-          )
-        return {}
-      self._tables[db_id] = db.tables
-      for question, row, where in rows:
-        if question.difficulty not in difficulties:
-          continue
-        try:
-          _check_gold(db, question, where)
-          question = _complete(wide, question, row.get('n_rows'), where)
-          if questions.is_ordered(row, self._cfg.ordered, where):
-            question = _rank(wide, question, 'ordered' in row, where)
-          found[question.id] = question
-        except ValueError as error:
-          self._refusals[where] = str(error)
-    return found
+    return [usable[where] for where in rows if where in usable]
 
   def _gold_limits(self) -> database.Limits:
     """Returns the limits of a gold query: a long result, and more keys."""
@@ -193,71 +164,76 @@ class Files:
       column=2 * limits.column,
     )
 
-  def _report(self, places: Sequence[str]) -> None:
-    """Logs every refusal; raises ValueError unless they are left out."""
-    logger = logging.getLogger('absl')
-    refusals = [self._refusals[x] for x in places if x in self._refusals]
-    count, skips = len(refusals), self._cfg.skip_refused
-    if count > 1 or skips:
-      for refusal in refusals:
-        logger.warning('refused: %s', refusal)
-    if skips:
-      logger.warning(
-        'envs.%s.env.data: %d of %d questions are left out (skip_refused)',
-        self._name,
-        count,
-        len(places),
+  def _complete(
+    self,
+    db: database.Database,
+    question: questions.Question,
+    row: Mapping[str, Any],
+    where: str,
+  ) -> questions.Question:
+    """Adds gold rows that are not in the file, and the ties of their order."""
+    num_rows = len(question.gold_rows)
+    count = row.get('n_rows')
+    count = num_rows if count is None else count
+    if type(count) is not int or count < num_rows:
+      raise ValueError(
+        f"{where} must have 'n_rows', the rows of the whole gold answer: got "
+        f'{foreign.quote(count)}, expected a whole number, {num_rows} or more'
       )
-      return
-    if count == 1:
+    if count > num_rows:
+      result = _query(db, question.gold_sql, count)
+      if result.error or result.more or len(result.rows) != count:
+        raise ValueError(
+          f'{where} must have the number of rows of its gold_sql: got n_rows='
+          f'{count}, expected {result.error or len(result.rows)}'
+        )
+      question = dataclasses.replace(question, gold_rows=result.rows)
+    if questions.is_ordered(row, self._cfg.ordered, where):
+      return _rank(db, question, 'ordered' in row, where)
+    return question
+
+  def _report(self, refusals: Sequence[str], num_rows: int) -> None:
+    """Logs every refusal; raises ValueError unless they are left out."""
+    logger, skips = logging.getLogger('absl'), self._cfg.skip_refused
+    count = len(refusals)
+    if count == 1 and not skips:
       raise ValueError(refusals[0])
-    shown = foreign.text('; '.join(refusals), _SHOWN)
-    raise ValueError(
-      f'envs.{self._name}.env.data.questions must hold questions that can be '
-      f'used: got {count} refusals for {len(places)} questions, all of them '
-      f'listed above; {shown}; correct them, or set skip_refused=True beside '
-      'questions, to leave them out'
+    for refusal in refusals:
+      logger.warning('refused: %s', refusal)
+    if not skips:
+      raise ValueError(
+        f'envs.{self._name}.env.data.questions must hold questions that can be '
+        f'used: got {count} refusals for {num_rows} questions, all of them '
+        f'listed above; {foreign.text("; ".join(refusals), 1200)}; correct '
+        'them, or set skip_refused=True beside questions, to leave them out'
+      )
+    logger.warning(
+      'envs.%s.env.data: %d of %d questions are left out (skip_refused)',
+      self._name,
+      count,
+      num_rows,
     )
 
 
 def _check_gold(
-  db: database.Database, question: record.Question, where: str
+  db: database.Database, question: questions.Question, where: str
 ) -> None:
   """Refuses gold SQL that the policy could not run."""
-  error = _query(db, question.gold_sql, observations.QUERY_ROWS).error
+  error = _query(db, question.gold_sql, dialogue.QUERY_ROWS).error
   if error:
     raise ValueError(
       f'{where}: question {foreign.text(question.id)} must have a gold_sql '
       f'that its database answers: got {foreign.quote(question.gold_sql)}, '
-      f'and: {foreign.text(error)}'
+      f'and: {error}'
     )
-
-
-def _complete(
-  db: database.Database, question: record.Question, count: Any, where: str
-) -> record.Question:
-  """Completes a gold answer whose first rows only are in the file."""
-  num_rows = len(question.gold_rows)
-  count = num_rows if count is None else count
-  if type(count) is not int or count < num_rows:
-    raise ValueError(
-      f"{where} must have 'n_rows', the rows of the whole gold answer: got "
-      f'{foreign.quote(count)}, expected a whole number, {num_rows} or more'
-    )
-  if count == num_rows:
-    return question
-  result = _query(db, question.gold_sql, count)
-  if result.error or result.more or len(result.rows) != count:
-    raise ValueError(
-      f'{where} must have the number of rows of its gold_sql: got n_rows='
-      f'{count}, expected {result.error or len(result.rows)}'
-    )
-  return dataclasses.replace(question, gold_rows=result.rows)
 
 
 def _rank(
-  db: database.Database, question: record.Question, demanded: bool, where: str
-) -> record.Question:
+  db: database.Database,
+  question: questions.Question,
+  demanded: bool,
+  where: str,
+) -> questions.Question:
   """Finds the ties of a gold answer whose order counts.
 
   Args:
@@ -273,7 +249,7 @@ def _rank(
   except (ValueError, database.Timeout) as error:
     raise ValueError(
       f"{where} must have 'ordered' false or a gold_sql whose order can be "
-      f'read: {foreign.text(error)}'
+      f'read: {error}'
     ) from error
   if order is None and demanded:
     raise ValueError(
@@ -301,21 +277,17 @@ def _query(db: database.Database, sql: str, rows: int) -> database.Result:
     return database.Result(error=str(error))
 
 
-def _read(path: pathlib.Path) -> list[tuple[Any, str]]:
-  """Returns the rows of a JSON list, or the lines of JSONL, and their place."""
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the rows of a JSON list, or the lines of JSONL, by their place."""
   data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
   rows = data.splitlines()
   if data.lstrip().startswith(b'['):
     rows = json_files.parse(data, str(path))
-  numbered = [
-    (row, f'{path}:{i}')
+  rows = {
+    f'{path}:{i}': row
     for i, row in enumerate(rows, start=1)
     if not isinstance(row, bytes) or row.strip()
-  ]
-  if not numbered:
+  }
+  if not rows:
     raise ValueError(f'{path} must hold questions: got none')
-  return numbered
-
-
-def _hash(db_id: str) -> bytes:
-  return hashlib.sha256(db_id.encode()).digest()
+  return rows

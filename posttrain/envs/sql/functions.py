@@ -16,14 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from posttrain import schema, types
-from posttrain.envs.sql import (
-  actions,
-  cells,
-  observations,
-  record,
-  rewards,
-  verifier,
-)
+from posttrain.envs.sql import cells, dialogue, rewards, verifier
 
 Completion = Sequence[types.Message]
 # A number in the form of `cells`.
@@ -32,7 +25,7 @@ _NUMBER = re.compile(r'-?[0-9]{1,300}((?:\.[0-9]+)?(?:e[+-][0-9]+)?)')
 
 def reward_correctness(
   completions: Sequence[Completion],
-  gold_rows: Sequence[record.Rows],
+  gold_rows: Sequence[cells.Rows],
   answer_type: Sequence[str],
   **columns: Any,
 ) -> list[float | None]:
@@ -53,8 +46,8 @@ def reward_correctness(
 
 def reward_progress(
   completions: Sequence[Completion],
-  gold_rows: Sequence[record.Rows],
-  other_golds: Sequence[Sequence[record.Rows] | None] | None = None,
+  gold_rows: Sequence[cells.Rows],
+  other_golds: Sequence[Sequence[cells.Rows] | None] | None = None,
   **columns: Any,
 ) -> list[float | None]:
   """Returns the progress of the last query to a gold, in [0, 1]."""
@@ -67,7 +60,7 @@ def reward_progress(
 
 def reward_operational(
   completions: Sequence[Completion],
-  gold_rows: Sequence[record.Rows],
+  gold_rows: Sequence[cells.Rows],
   **columns: Any,
 ) -> list[float | None]:
   """Returns the sum of the steps' operational rewards, by version 2."""
@@ -80,8 +73,8 @@ def reward_operational(
 
 def _replay(
   completions: Sequence[Completion],
-  gold_rows: Sequence[record.Rows],
-  other_golds: Sequence[Sequence[record.Rows] | None] | None = None,
+  gold_rows: Sequence[cells.Rows],
+  other_golds: Sequence[Sequence[cells.Rows] | None] | None = None,
 ) -> Iterator[rewards.Ledger | None]:
   """Yields the ledger of each completion; None if it has no turn."""
   others = other_golds or [None] * len(gold_rows)
@@ -91,7 +84,7 @@ def _replay(
     for action, text in steps:
       if _is_answer(action, text):
         break
-      result, _ = observations.read(text)
+      result, _ = dialogue.read(text)
       rows = None
       if result is not None and action.type == 'QUERY':
         rows = _rows(result)
@@ -99,20 +92,20 @@ def _replay(
     yield ledger if steps else None
 
 
-def _is_answer(action: actions.Action, observation: str) -> bool:
+def _is_answer(action: dialogue.Action, observation: str) -> bool:
   return action.type == 'ANSWER' and not observation
 
 
-def _steps(messages: Completion) -> Iterator[tuple[actions.Action, str]]:
+def _steps(messages: Completion) -> Iterator[tuple[dialogue.Action, str]]:
   """Yields each action with the observation after it; '' = none."""
   for i, message in enumerate(messages):
     if message['role'] == 'assistant':
       rest = messages[i + 1 : i + 2]
       observation = rest[0]['content'] if rest else ''
-      yield actions.parse(message['content']), observation
+      yield dialogue.parse(message['content']), observation
 
 
-def _rows(result: str) -> record.Rows:
+def _rows(result: str) -> cells.Rows:
   """Reads shown rows; text in the form of a number becomes one."""
   if result == 'empty':
     return ()
@@ -120,7 +113,7 @@ def _rows(result: str) -> record.Rows:
   return tuple(tuple(map(_cell, row)) for row in cells.read(text))
 
 
-def _cell(text: str | None) -> record.Cell:
+def _cell(text: str | None) -> cells.Cell:
   if text is None or not (number := _NUMBER.fullmatch(text)):
     return text
   return float(text) if number[1] else int(text)

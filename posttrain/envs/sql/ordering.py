@@ -14,25 +14,8 @@ goes over it.
 
 import collections
 import dataclasses
-import itertools
-import re
-from collections.abc import Sequence
 
-from posttrain.envs.sql import database, record
-
-_TOKEN = re.compile(
-  r"""--[^\n]*|/\*.*?(?:\*/|\Z)|"[^"]*"|'[^']*'|`[^`]*`|\[[^]]*]|"""
-  r'[\w$\x80-\U0010ffff]+|\S',
-  re.DOTALL,
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Clause:
-  """Where a query's own ORDER BY is, and what LIMIT skips."""
-
-  end: int  # where further keys can be inserted
-  offset: str = '0'  # an expression
+from posttrain.envs.sql import cells, database
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,38 +27,42 @@ class Order:
   # Rows of the result from `start` on that are sure: those of whole ties. Which
   # rows of a tie LIMIT and OFFSET keep is open.
   start: int
-  rows: record.Rows
+  rows: cells.Rows
 
 
-def find(sql: str) -> Clause | None:
-  """Returns the ORDER BY of a query; None without one.
+def find(sql: str) -> tuple[int, str] | None:
+  """Finds the ORDER BY of a query; not those of subqueries and windows.
 
-  Those of subqueries and windows do not count.
+  Returns:
+    (where further keys can be inserted, the expression of what LIMIT skips);
+    None without ORDER BY.
   """
-  depth, before, clause, limit = 0, '', None, None
-  end, offset, stop = 0, None, len(sql)
-  for match in _TOKEN.finditer(sql):
+  depth, before, end, stop, ordered = 0, '', 0, len(sql), False
+  keys_end = limit = after_offset = None
+  offset = '0'
+  for match in database.TOKEN.finditer(sql):
     word = match[0].lower()
     if word.startswith(('--', '/*')):
       continue
     depth += (word == '(') - (word == ')')
-    if depth == 0 and word == ';':
-      stop = match.start()
-      break
-    if depth == 0 and word == 'by' and before == 'order':
-      clause = Clause(len(sql))
-    elif depth == 0 and clause and limit is None and word == 'limit':
-      clause, limit = Clause(end), match.end()
-    elif depth == 0 and limit is not None and word == ',':
-      clause = dataclasses.replace(clause, offset=sql[limit : match.start()])
-    elif depth == 0 and limit is not None and word == 'offset':
-      offset = match.end()
+    if depth == 0:
+      if word == ';':
+        stop = match.start()
+        break
+      if word == 'by' and before == 'order':
+        ordered = True
+      elif word == 'limit' and ordered and limit is None:
+        keys_end, limit = end, match.end()
+      elif word == ',' and limit is not None:
+        offset = sql[limit : match.start()]
+      elif word == 'offset' and limit is not None:
+        after_offset = match.end()
     before, end = word, match.end()
-  if clause and limit is None:
-    clause = Clause(end)
-  if clause and offset is not None:
-    clause = dataclasses.replace(clause, offset=sql[offset:stop])
-  return clause
+  if not ordered:
+    return None
+  if after_offset is not None:
+    offset = sql[after_offset:stop]
+  return end if keys_end is None else keys_end, offset
 
 
 def read(db: database.Database, sql: str, count: int) -> Order | None:
@@ -93,14 +80,21 @@ def read(db: database.Database, sql: str, count: int) -> Order | None:
     ValueError: the query does not run, or has another number of rows.
     Timeout: as `Database.query`.
   """
-  clause = find(sql)
-  if clause is None:
+  found = find(sql)
+  if found is None:
     return None
+  keys_end, skipped = found
   width = len(_run(db, sql, count)[0])
-  (((offset,),)) = _run(db, f'SELECT max(0, 0 + ({clause.offset}\n))', 1)
+  (((offset,),)) = _run(db, f'SELECT max(0, 0 + ({skipped}\n))', 1)
   limit = f'\nLIMIT {offset + count}'
   rising, falling = (
-    _run(db, sql[: clause.end] + _keys(width, way) + limit, offset + count)
+    _run(
+      db,
+      sql[:keys_end]
+      + ''.join(f', {i + 1} COLLATE BINARY{way}' for i in range(width))
+      + limit,
+      offset + count,
+    )
     for way in ('', ' DESC')
   )
   ranks, rank, whole = [], 0, 0
@@ -121,18 +115,7 @@ def read(db: database.Database, sql: str, count: int) -> Order | None:
   )
 
 
-def groups(ranks: Sequence[int]) -> list[slice]:
-  """Returns the slices of equal ranks, in order."""
-  sizes = [len(list(group)) for _, group in itertools.groupby(ranks)]
-  ends = list(itertools.accumulate(sizes))
-  return [slice(end - n, end) for end, n in zip(ends, sizes, strict=True)]
-
-
-def _keys(width: int, way: str) -> str:
-  return ''.join(f', {i} COLLATE BINARY{way}' for i in range(1, width + 1))
-
-
-def _run(db: database.Database, sql: str, count: int) -> record.Rows:
+def _run(db: database.Database, sql: str, count: int) -> cells.Rows:
   """Returns the rows of a query; ValueError unless there are `count`."""
   result = db.query(sql, count)
   if result.error or result.more or len(result.rows) != count:

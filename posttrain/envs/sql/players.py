@@ -4,7 +4,6 @@ A player is a generator: observations are sent to it, and it yields turns.
 
     oracle    describes tables, runs the gold SQL, answers with its result
     chance    random actions, with tables and columns from the observations
-    farmer    repeats actions that explore, for their rewards; never answers
 """
 
 import contextlib
@@ -15,14 +14,7 @@ from typing import Any
 
 from posttrain import schema, types
 from posttrain.envs import base
-from posttrain.envs.sql import (
-  actions,
-  cells,
-  database,
-  observations,
-  verifier,
-  words,
-)
+from posttrain.envs.sql import cells, database, dialogue, verifier, words
 from posttrain.util import foreign
 
 # (task, whether actions have a colon, random numbers) -> turns.
@@ -88,31 +80,31 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
     )
     describes = not info['template'].startswith('E')
     if haste and describes:
-      observation = yield actions.write(
+      observation = yield dialogue.write(
         'SAMPLE', info['tables'][0], colon=colon
       )
       answer = _shown_value(observation, info, rng)
-      yield actions.write('ANSWER', answer, colon=colon)
+      yield dialogue.write('ANSWER', answer, colon=colon)
       return
     if detour:
-      yield actions.write(
+      yield dialogue.write(
         rng.choice(('SAMPLE', 'DESCRIBE')),
-        rng.choice(_tables(task)),
+        rng.choice(tables(task)),
         colon=colon,
       )
     wrong_sql = _rename_column(sql, rng) if error else None
     if wrong_sql is not None:
-      yield actions.write('QUERY', wrong_sql, colon=colon)
+      yield dialogue.write('QUERY', wrong_sql, colon=colon)
     if describes:
       for table in info['tables']:
-        yield actions.write('DESCRIBE', table, colon=colon)
-    observation = yield actions.write('QUERY', sql, colon=colon)
+        yield dialogue.write('DESCRIBE', table, colon=colon)
+    observation = yield dialogue.write('QUERY', sql, colon=colon)
     answer = shown_result(observation)
     if answer is None:
-      raise ValueError(observations.read(observation)[1])
+      raise ValueError(dialogue.read(observation)[1])
     if answer.endswith(cells.CUT):  # the result is not complete
       answer = verifier.answer(info['gold_rows'], info['answer_type'])
-    yield actions.write('ANSWER', answer, colon=colon)
+    yield dialogue.write('ANSWER', answer, colon=colon)
 
   return player
 
@@ -120,29 +112,15 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
 def chance(task: types.Task, colon: bool, rng: random.Random) -> Turns:
   """Plays random actions, with words of earlier results."""
   known_words = ['id', 'name', '1']
-  tables = _tables(task)
+  names = tables(task)
   while True:
-    kind, table = rng.choice(actions.TYPES), rng.choice(tables)
+    kind, table = rng.choice(dialogue.TYPES), rng.choice(names)
     argument = {
       'QUERY': f'SELECT {rng.choice(known_words)} FROM {table}',
       'ANSWER': rng.choice(known_words),
     }.get(kind, table)
-    observation = yield actions.write(kind, argument, colon=colon)
+    observation = yield dialogue.write(kind, argument, colon=colon)
     known_words += re.findall(r'\w+', shown_result(observation) or '')
-
-
-def farmer(task: types.Task, colon: bool, rng: random.Random) -> Turns:
-  """Plays for the rewards of steps, without an answer."""
-  del rng
-  while True:
-    for table in _tables(task):
-      for kind, argument in (
-        ('DESCRIBE', table),
-        ('SAMPLE', table),
-        ('QUERY', f'SELECT * FROM {table}'),
-        ('QUERY', f'SELECT COUNT(*) FROM {table}'),
-      ):
-        yield actions.write(kind, argument, colon=colon)
 
 
 def demonstrate(
@@ -170,11 +148,11 @@ def demonstrate(
 
 def shown_result(observation: str) -> str | None:
   """Returns the result in an observation, on one line; None for an error."""
-  result, _ = observations.read(observation)
+  result, _ = dialogue.read(observation)
   return None if result is None else result.replace('\n', '; ')
 
 
-def _tables(task: types.Task) -> list[str]:
+def tables(task: types.Task) -> list[str]:
   """Returns the names of the tables in the prompt."""
   line = task.prompt[-1]['content'].splitlines()[-2]
   return line.partition(': ')[2].split(', ')

@@ -1,4 +1,4 @@
-"""The format of questions in a file: objects, read and checked.
+"""Questions about databases, and their format in a file.
 
     {"id": "pets_3", "db_id": "pets", "question": "How many dogs are there?",
      "gold_sql": "SELECT count(*) FROM dog", "gold_answer": [[2]],
@@ -11,58 +11,82 @@ number of tables: 1 easy, 2 medium, more hard. Other keys are ignored, except
 `n_rows` (`files`).
 """
 
+import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from posttrain.envs.sql import record
+from posttrain.envs.sql import cells
+from posttrain.schema import sql
 from posttrain.util import foreign
 
-# Field of a question -> its keys in files; those of SQLEnv come second.
-_NAMES = {
-  'id': ('id', 'question_id'),
-  'db_id': ('db_id', 'database_name'),
-  'text': ('question', 'question_text'),
-  'gold_sql': ('gold_sql',),
-  'gold_rows': ('gold_answer', 'gold_rows', 'answer'),
-  'answer_type': ('answer_type',),
-  'difficulty': ('difficulty',),
-  'tables': ('tables', 'tables_involved'),
-}
-_GOLDS = 'gold_answers'
+ANSWER_TYPES = ('integer', 'float', 'string', 'list', 'table')
+DIFFICULTIES = sql.DIFFICULTIES
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """A question in words, with its gold SQL and answer."""
+
+  id: str  # unique within its data set
+  db_id: str
+  text: str
+  gold_sql: str
+  gold_rows: cells.Rows  # result of `gold_sql`; never empty
+  answer_type: str  # one of `ANSWER_TYPES`
+  difficulty: str  # one of `DIFFICULTIES`
+  tables: tuple[str, ...]  # tables that `gold_sql` reads
+  template: str = ''  # template of a generated question
+  other_golds: tuple[cells.Rows, ...] = ()  # further correct answers
+  # The position of each gold row's key in the order of `gold_sql`, ties having
+  # one; () = the order of an answer's rows does not count.
+  ranks: tuple[int, ...] = ()
 
 
 def _is_text(value: Any) -> bool:
   return isinstance(value, str) and bool(value.strip())
 
 
-# Field of a question -> (requirement in words, check of a value).
-_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-  'id': ('a text or a whole number', lambda x: _is_text(x) or type(x) is int),
+# Field of a question -> (its keys in files, those of SQLEnv last; requirement
+# in words; check of a value).
+_FIELDS = {
+  'id': (
+    ('id', 'question_id'),
+    'a text or a whole number',
+    lambda x: _is_text(x) or type(x) is int,
+  ),
   'db_id': (
+    ('db_id', 'database_name'),
     'the name of a folder',
     lambda x: _is_text(x) and x == pathlib.PurePath(x).name and x != '..',
   ),
-  'text': ('a text', _is_text),
-  'gold_sql': ('a text', _is_text),
-  'gold_rows': ('rows of cells', lambda x: x not in (None, [], '')),
+  'text': (('question', 'question_text'), 'a text', _is_text),
+  'gold_sql': (('gold_sql',), 'a text', _is_text),
+  'gold_rows': (
+    ('gold_answer', 'gold_rows', 'answer'),
+    'rows of cells',
+    lambda x: x not in (None, [], ''),
+  ),
   'answer_type': (
-    f'one of {record.ANSWER_TYPES}',
-    lambda x: x in record.ANSWER_TYPES,
+    ('answer_type',),
+    f'one of {ANSWER_TYPES}',
+    lambda x: x in ANSWER_TYPES,
   ),
   'tables': (
+    ('tables', 'tables_involved'),
     'a list of names',
     lambda x: isinstance(x, list) and bool(x) and all(map(_is_text, x)),
   ),
   'difficulty': (
-    f'one of {record.DIFFICULTIES}',
-    lambda x: x in record.DIFFICULTIES,
+    ('difficulty',),
+    f'one of {DIFFICULTIES}',
+    lambda x: x in DIFFICULTIES,
   ),
 }
 
 
-def parse(row: Any, where: str) -> record.Question:
+def parse(row: Any, where: str) -> Question:
   """Returns the question of an object, without ranks.
 
   Args:
@@ -74,50 +98,39 @@ def parse(row: Any, where: str) -> record.Question:
   """
   if not isinstance(row, Mapping):
     raise ValueError(f'{where} must be an object: got {foreign.quote(row)}')
-  _check_names(row, where)
-  first, *others = _golds(row, where)
+  golds = row.get('gold_answers', [None])
+  if 'gold_answers' in row:
+    if not isinstance(golds, list) or not golds:
+      raise ValueError(
+        f"{where} must have 'gold_answers', a list of one or more golds: got "
+        f'{foreign.quote(golds)}'
+      )
+    row = {**row, 'gold_answer': golds[0]}
   fields = {}
-  for field, (what, fits) in _FORMS.items():
-    names = _NAMES[field]
+  for field, (names, requirement, fits) in _FIELDS.items():
     value = next((row[name] for name in names if name in row), None)
-    if field == 'gold_rows':
-      value = first
     if field == 'difficulty' and value is None:
-      most = min(len(fields['tables']), len(record.DIFFICULTIES))
-      value = record.DIFFICULTIES[most - 1]
+      most = min(len(fields['tables']), len(DIFFICULTIES))
+      value = DIFFICULTIES[most - 1]
     if not fits(value):
       raise ValueError(
         f'{where} must have {names[0]!r}: got {foreign.quote(value)}, expected '
-        f'{what}; the fields are {foreign.text(sorted(row))}'
+        f'{requirement}; the fields are {foreign.text(sorted(row))}'
       )
     fields[field] = value
-  golds = [_rows(gold, where) for gold in (first, *others)]
-  for rows in golds:
-    _check_shape(rows, fields['answer_type'], where)
-  return record.Question(
-    **{
-      **fields,
+  first, *others = (
+    _rows(gold, fields['answer_type'], where)
+    for gold in (fields['gold_rows'], *golds[1:])
+  )
+  return Question(
+    **fields
+    | {
       'id': str(fields['id']),
       'tables': tuple(fields['tables']),
-      'gold_rows': golds[0],
-      'other_golds': tuple(golds[1:]),
+      'gold_rows': first,
+      'other_golds': tuple(others),
     }
   )
-
-
-def _check_names(row: Mapping[str, Any], where: str) -> None:
-  """Checks that a row has all fields; names all that it lacks."""
-  optional = {'difficulty'} | ({'gold_rows'} if _GOLDS in row else set())
-  missing = [
-    names[0]
-    for field, names in _NAMES.items()
-    if field not in optional and not any(name in row for name in names)
-  ]
-  if missing:
-    raise ValueError(
-      f'{where} must have {", ".join(map(repr, missing))}: got the fields '
-      f'{foreign.text(sorted(row))}; see posttrain/schema/sql.py'
-    )
 
 
 def is_ordered(row: Mapping[str, Any], default: bool, where: str) -> bool:
@@ -131,60 +144,35 @@ def is_ordered(row: Mapping[str, Any], default: bool, where: str) -> bool:
   return value
 
 
-def _golds(row: Mapping[str, Any], where: str) -> list[Any]:
-  """Returns the gold answers as they are in the file; one or more."""
-  singular = [name for name in _NAMES['gold_rows'] if name in row]
-  if _GOLDS not in row:
-    return [row[singular[0]] if singular else None]
-  golds = row[_GOLDS]
-  if singular or not isinstance(golds, list) or not golds:
-    raise ValueError(
-      f'{where} must have {_GOLDS!r}, a list of one or more golds, or a '
-      f'{_NAMES["gold_rows"][0]!r}, not both: got {foreign.quote(golds)}'
-    )
-  if any(gold in (None, [], '') for gold in golds):
-    raise ValueError(
-      f'{where} must have {_GOLDS!r} that are rows of cells: got '
-      f'{foreign.quote(golds)}'
-    )
-  return golds
-
-
-def _rows(value: Any, where: str) -> record.Rows:
+def _rows(value: Any, answer_type: str, where: str) -> cells.Rows:
   """Reads a gold answer: rows of cells; a cell or a list stands for rows."""
   rows = value if isinstance(value, list) else [value]
   rows = tuple(tuple(r) if isinstance(r, list) else (r,) for r in rows)
-  cells = [cell for row in rows for cell in row]
-  for cell in cells:
-    if type(cell) not in (int, float, str, type(None)):
+  values = [cell for row in rows for cell in row]
+  for cell in values:
+    if type(cell) not in (int, float, str, type(None)) or (
+      isinstance(cell, float) and not math.isfinite(cell)
+    ):
       raise ValueError(
-        f'{where} must have cells that are numbers, texts or null in its '
-        f'gold answer: got {foreign.quote(cell)}'
+        f'{where} must have cells that are finite numbers, texts or null in '
+        f'its gold answer: got {foreign.quote(cell)}'
       )
-    if isinstance(cell, float) and not math.isfinite(cell):
-      raise ValueError(f'{where} must have finite numbers: got {cell}')
-  if all(cell is None for cell in cells):  # a policy that gives up says null
+  # A policy that gives up says null, or nothing.
+  if value == '' or all(cell is None for cell in values):
     raise ValueError(
       f'{where} must have a gold answer with a value that is not null: got '
       f'{foreign.quote(value)}'
     )
-  return rows
-
-
-def _check_shape(rows: record.Rows, answer_type: str, where: str) -> None:
-  """Checks that an answer has the shape of its type."""
-  widths, one = {len(row) for row in rows}, len(rows) == 1
-  fits = len(widths) == 1 and (
-    answer_type == 'table' or widths == {1} and (one or answer_type == 'list')
+  widths, is_list = {len(row) for row in rows}, answer_type == 'list'
+  kind = {'integer': int, 'float': int | float, 'string': str}.get(
+    answer_type, cells.Cell
   )
-  if not fits:
+  fits = len(widths) == 1 and (
+    answer_type == 'table' or widths == {1} and (is_list or len(rows) == 1)
+  )
+  if not fits or not isinstance(rows[0][0], kind):
     raise ValueError(
       f'{where} must have a gold answer that is one {answer_type}: got '
-      f'{len(rows)} rows of {sorted(widths)} cells'
+      f'{len(rows)} rows of {sorted(widths)} cells, {foreign.quote(value)}'
     )
-  kinds = {'integer': int, 'float': int | float, 'string': str}
-  if not isinstance(rows[0][0], kinds.get(answer_type, record.Cell)):
-    raise ValueError(
-      f'{where} must have a gold answer that is one {answer_type}: got '
-      f'{foreign.quote(rows[0][0])}'
-    )
+  return rows

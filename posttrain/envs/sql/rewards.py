@@ -35,10 +35,10 @@ import math
 from collections.abc import Sequence
 
 from posttrain import schema
-from posttrain.envs.sql import actions, cells, record
+from posttrain.envs.sql import cells, dialogue
 
 
-def progress(rows: record.Rows, gold: record.Rows) -> float:
+def progress(rows: cells.Rows, gold: cells.Rows) -> float:
   """Returns the similarity of a result to the gold rows, in quarters.
 
       p = round(4 (0.25 card + 0.5 J + 0.25 N)) / 4
@@ -73,10 +73,10 @@ class Step:
 
   key: tuple[str, str]  # from `key`
   failed: bool
-  rows: record.Rows | None = None  # shown rows of a successful query
+  rows: cells.Rows | None = None  # shown rows of a successful query
 
 
-def key(action: actions.Action) -> tuple[str, str]:
+def key(action: dialogue.Action) -> tuple[str, str]:
   """Returns the identity of an action, without space and case."""
   return action.type, ' '.join(action.argument.split()).rstrip(' ;').lower()
 
@@ -93,8 +93,8 @@ class Ledger:
   def __init__(
     self,
     cfg: schema.SqlReward,
-    gold: record.Rows,
-    others: Sequence[record.Rows] = (),
+    gold: cells.Rows,
+    others: Sequence[cells.Rows] = (),
   ):
     """Builds the ledger of an episode with these gold rows, or `others`."""
     self._cfg, self._golds = cfg, (gold, *others)
@@ -144,11 +144,11 @@ class Ledger:
     return 0.15 * (self.progress - before)
 
 
-def _texts(rows: record.Rows) -> set[str]:
+def _texts(rows: cells.Rows) -> set[str]:
   return {cells.cell(value).lower() for row in rows for value in row}
 
 
-def _numbers(rows: record.Rows) -> set[float]:
+def _numbers(rows: cells.Rows) -> set[float]:
   return {
     float(value)
     for row in rows

@@ -8,7 +8,7 @@
    cells must be exactly the gold cells. But a plain cell with a comma, in a
    list separated by commas, is two cells; it needs quotes there.
 3. Rows compare as a multiset: in any order, with equal counts. Where the order
-   counts, those of each rank do (`record.Question.ranks`).
+   counts, those of each rank do (`questions.Question.ranks`).
 4. Two cells that are both numbers compare as numbers: exactly, or within 1 % of
    a gold float. Other cells compare as text, ignoring case, white space and
    quotes around them. NULL equals only NULL.
@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.envs.sql import cells, ordering, record
+from posttrain.envs.sql import cells, questions
 
 REL, ABS = 0.01, 1e-9  # tolerances of a gold float
 # Largest number of rows with several floats and equal text that are matched in
@@ -52,12 +52,12 @@ Key = None | str | Span
 Row = tuple[Key, ...]
 
 
-def answer(gold: record.Rows, answer_type: str) -> str:
+def answer(gold: cells.Rows, answer_type: str) -> str:
   """Writes the gold answer on one line.
 
   Args:
     gold: the gold rows; one row of one cell unless the type is list or table.
-    answer_type: one of `record.ANSWER_TYPES`.
+    answer_type: one of `questions.ANSWER_TYPES`.
 
   Returns:
     A text that is `correct`, unless the gold has a float that is not finite.
@@ -71,7 +71,7 @@ def equals_any(text: str, info: Mapping[str, Any]) -> bool:
 
   Args:
     text: the answer, any text.
-    info: fields of `record.Question`. A further gold with another number of
+    info: fields of `questions.Question`. A further gold with another number of
       rows than the first has no ties, where the order counts.
   """
   first, others = info['gold_rows'], info.get('other_golds') or ()
@@ -84,7 +84,7 @@ def equals_any(text: str, info: Mapping[str, Any]) -> bool:
 
 
 def correct(
-  text: str, gold: record.Rows, answer_type: str, ranks: Sequence[int] = ()
+  text: str, gold: cells.Rows, answer_type: str, ranks: Sequence[int] = ()
 ) -> bool:
   """Returns whether an answer equals the gold rows.
 
@@ -94,12 +94,14 @@ def correct(
   Args:
     text: the answer, any text.
     gold: the gold rows; one row of one cell unless the type is list or table.
-    answer_type: one of `record.ANSWER_TYPES`. `integer` and `float` determine
-      how numbers compare, independent of the type of the gold cell.
+    answer_type: one of `questions.ANSWER_TYPES`. `integer` and `float`
+      determine how numbers compare, independent of the type of the gold cell.
     ranks: position of each gold row's key, ascending; () = any order.
   """
   _check(gold, answer_type)
-  parts = ordering.groups(ranks or [0] * len(gold))
+  parts = collections.defaultdict(list)  # rank -> indices of its rows
+  for i in range(len(gold)):
+    parts[ranks[i] if ranks else 0].append(i)
   if len(text) > 10_000 + 10 * len(answer(gold, answer_type)):
     return False
   key = {'integer': _exact, 'float': _approximate_key}.get(
@@ -110,14 +112,15 @@ def correct(
     for rows in _split(reading, answer_type):
       keys = [tuple(map(_key, values)) for values in rows]
       if len(keys) == len(gold_rows) and all(
-        _same(keys[part], gold_rows[part]) for part in parts
+        _same([keys[i] for i in part], [gold_rows[i] for i in part])
+        for part in parts.values()
       ):
         return True
   return False
 
 
-def _check(gold: record.Rows, answer_type: str) -> None:
-  assert answer_type in record.ANSWER_TYPES, answer_type
+def _check(gold: cells.Rows, answer_type: str) -> None:
+  assert answer_type in questions.ANSWER_TYPES, answer_type
   assert gold and (answer_type == 'table' or len(gold[0]) == 1), gold
   assert answer_type in ('list', 'table') or len(gold) == 1, gold
 
@@ -171,16 +174,16 @@ def _key(cell: str | None) -> Key:
   return text
 
 
-def _gold_key(gold: record.Cell) -> Key:
+def _gold_key(gold: cells.Cell) -> Key:
   return _approximate_key(gold) if isinstance(gold, float) else _exact(gold)
 
 
-def _exact(gold: record.Cell) -> Key:
+def _exact(gold: cells.Cell) -> Key:
   plain = gold is None or isinstance(gold, str)
   return _key(gold if plain else cells.cell(gold))
 
 
-def _approximate_key(gold: record.Cell) -> Key:
+def _approximate_key(gold: cells.Cell) -> Key:
   exact = _exact(gold)
   if not isinstance(gold, float) and not isinstance(exact, tuple):
     return exact

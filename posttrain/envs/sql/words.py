@@ -3,8 +3,10 @@
 No word has two roles, and no word of a database is a keyword of SQL. A concept
 occurs in questions only: its column has one of three other names, so that a
 question does not reveal the name of its column. The tables and names of split
-'ood' are in no other split.
+'ood' are in no other split. `tokenizer` has an id for each word.
 """
+
+from posttrain.chat import tokenizers
 
 # One table each, named by the plural with s.
 NOUNS = tuple(
@@ -67,6 +69,13 @@ OBSERVATION = tuple(
 )
 SIGNS = tuple('0123456789.,;:()*=<>|\'"_-')
 
+# A word, digit or sign with at most one space before it; a name without it, so
+# that it is the same in quotes; white space.
+_PIECES = (
+  r' ?[a-z]+(?:_[a-z]+)*| ?[A-Z]+(?![a-z])|[A-Z][a-z]*| ?[0-9]'
+  r'| ?[^\sA-Za-z0-9]|\s'
+)
+
 
 def plural(noun: str) -> str:
   """Returns the name of a noun's table."""
@@ -87,11 +96,9 @@ def vocabulary() -> tuple[str, ...]:
   """Returns every word of questions, SQL and observations.
 
   It covers all splits, so that held-out words have ids too. Numbers are spelled
-  by their digits, foreign keys as a noun, '_' and a suffix. Words are unique,
-  their order is fixed.
+  by their digits. Words are unique, their order is fixed.
   """
   nouns = NOUNS + OOD_NOUNS
-  columns = [column for names in CONCEPTS.values() for column in names]
   return tuple(
     dict.fromkeys(
       (
@@ -103,11 +110,44 @@ def vocabulary() -> tuple[str, ...]:
         *COLUMNS,
         *SUFFIXES,
         *CONCEPTS,
-        *columns,
+        *(column for names in CONCEPTS.values() for column in names),
         *map(plural, nouns),
         *nouns,
         *NAMES,
         *OOD_NAMES,
+        *(foreign_key(noun, x) for x in SUFFIXES for noun in nouns),
       )
     )
   )
+
+
+def tokenizer() -> str:
+  """Returns the text of the tokenizer.json of `vocabulary`.
+
+  A word is one id, with or without a space before it. A digit is one id. All
+  other text is encoded byte by byte, so that every text round-trips.
+  """
+  import tokenizers as library  # late: environments do not need it
+
+  byte_level = library.pre_tokenizers.ByteLevel(
+    add_prefix_space=False, use_regex=False
+  )
+  alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
+  pieces = [
+    byte_level.pre_tokenize_str(f'{space}{word}')[0][0]
+    for word in vocabulary()
+    for space in (' ', '')
+  ]
+  texts = dict.fromkeys((*alphabet, *pieces))
+  result = library.Tokenizer(
+    library.models.BPE(
+      vocab={text: i for i, text in enumerate(texts)},
+      merges=[],
+      ignore_merges=True,  # a piece that is a word is its id
+    )
+  )
+  split = library.pre_tokenizers.Split(library.Regex(_PIECES), 'isolated')
+  result.pre_tokenizer = library.pre_tokenizers.Sequence([split, byte_level])
+  result.decoder = library.decoders.ByteLevel()
+  result.add_special_tokens(list(tokenizers.SPECIALS))
+  return result.to_str(pretty=True) + '\n'

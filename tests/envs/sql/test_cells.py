@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.envs.sql import cells
-from tests.envs.sql import growth
 
 TEXT = st.text(max_size=12) | st.text('|;,"\\ \n\tnulempty', max_size=8)
 CELLS = st.none() | st.integers() | st.floats() | TEXT
@@ -57,39 +56,30 @@ def test_a_cell_is_written(value, text):
   assert cells.cell(value) == text
 
 
-def test_rows_are_written_in_two_styles():
-  rows = [('Ada', 3), ('b;c', None)]
-  assert cells.write(rows, style='compact', limit=99) == (
-    'Ada | 3; "b;c" | null',
-    False,
-  )
-  assert cells.write(rows, style='verbose', limit=99) == (
-    'Ada | 3\n"b;c" | null',
-    False,
-  )
-  assert cells.row(rows[0]) == 'Ada | 3'
+ADA, ABC = [('Ada', 3), ('b;c', None)], [('abc', 1), ('def', 2)]
 
 
-@pytest.mark.parametrize('style', cells.STYLES)
-def test_a_result_without_rows_is_written_as_empty(style):
-  assert cells.write([], style=style, limit=9) == ('empty', False)
-  assert cells.read('empty') == cells.read(' Empty\n') == []
-  assert cells.read('') == cells.read(' ;\n; ') == []
-
-
-def test_a_text_is_cut_at_the_limit():
-  rows = [('abc', 1), ('def', 2)]  # 16 characters
-  assert cells.write(rows, style='compact', limit=16) == (
-    'abc | 1; def | 2',
-    False,
-  )
-  assert cells.write(rows, style='compact', limit=15) == (
-    'abc | 1; de ...',
-    True,
-  )
-  # No white space before the mark but its own.
-  assert cells.write(rows, style='compact', limit=13) == ('abc | 1; ...', True)
-  assert cells.write(rows, style='compact', limit=4) == (' ...', True)
+@pytest.mark.parametrize(
+  'rows, style, limit, more, text',
+  [
+    (ADA, 'compact', 99, False, 'Ada | 3; "b;c" | null'),
+    (ADA, 'verbose', 99, False, 'Ada | 3\n"b;c" | null'),
+    ([], 'compact', 9, False, 'empty'),
+    ([], 'verbose', 9, False, 'empty'),
+    (ABC, 'compact', 16, False, 'abc | 1; def | 2'),
+    (ABC, 'compact', 15, False, 'abc | 1; de ...'),
+    # No white space before the mark but its own.
+    (ABC, 'compact', 13, False, 'abc | 1; ...'),
+    (ABC, 'compact', 4, False, ' ...'),
+    (ABC[:1], 'verbose', 99, True, 'abc | 1 ...'),
+    (ABC[:1], 'verbose', 11, True, 'abc | 1 ...'),
+    (ABC[:1], 'verbose', 10, True, 'abc | ...'),
+    # Rows far beyond the limit are not written: a number has no cells.
+    ([('a' * 50,), ('b',), 7], 'compact', 20, False, 'a' * 16 + ' ...'),
+  ],
+)
+def test_rows_are_written_and_cut(rows, style, limit, more, text):
+  assert cells.write(rows, style=style, limit=limit, more=more) == text
 
 
 def test_cut_of_any_text():
@@ -98,39 +88,13 @@ def test_cut_of_any_text():
   assert cells.cut('abc  defg', 8) == 'abc ...'
 
 
-def test_missing_rows_are_marked():
-  rows = [('abc', 1)]
-  assert cells.write(rows, style='verbose', limit=99, more=True) == (
-    'abc | 1 ...',
-    True,
-  )
-  assert cells.write(rows, style='verbose', limit=11, more=True)[0] == (
-    'abc | 1 ...'
-  )
-  assert cells.write(rows, style='verbose', limit=10, more=True)[0] == (
-    'abc | ...'
-  )
-
-
-def test_rows_far_beyond_the_limit_are_not_written():
-  class Trap:
-    def __iter__(self):
-      raise AssertionError('a row that nobody will read')
-
-  text, cut = cells.write(
-    [('a' * 50,), ('b',), Trap()], style='compact', limit=20
-  )
-  assert text == 'a' * 16 + ' ...' and cut
-
-
 @given(ROWS, st.sampled_from(cells.STYLES), st.integers(4, 80), st.booleans())
 @settings(deadline=None, derandomize=True)
 def test_a_cut_text_is_a_prefix_of_the_whole_one(rows, style, limit, more):
-  whole, _ = cells.write(rows, style=style, limit=10**6)
-  text, cut = cells.write(rows, style=style, limit=limit, more=more)
+  whole = cells.write(rows, style=style, limit=10**6)
+  text = cells.write(rows, style=style, limit=limit, more=more)
   assert len(text) <= limit
-  assert cut == (more or len(whole) > limit)
-  if cut:
+  if more or len(whole) > limit:
     assert text.endswith(' ...') and whole.startswith(text[:-4])
   else:
     assert text == whole
@@ -139,7 +103,7 @@ def test_a_cut_text_is_a_prefix_of_the_whole_one(rows, style, limit, more):
 @given(ROWS, st.sampled_from(cells.STYLES))
 @settings(deadline=None, derandomize=True)
 def test_written_rows_are_read_back(rows, style):
-  text, _ = cells.write(rows, style=style, limit=10**6)
+  text = cells.write(rows, style=style, limit=10**6)
   assert cells.read(text) == [
     [x if x is None or isinstance(x, str) else cells.cell(x) for x in row]
     for row in rows
@@ -149,7 +113,9 @@ def test_written_rows_are_read_back(rows, style):
 @pytest.mark.parametrize(
   'text, rows',
   [
-    ('a', [['a']]),
+    ('', []),
+    (' ;\n; ', []),
+    (' Empty\n', []),
     ('a | b ; c|d\n e|', [['a', 'b'], ['c', 'd'], ['e', '']]),
     ('a;;b;\n', [['a'], ['b']]),
     ('""; "" | ""', [[''], ['', '']]),
@@ -186,10 +152,8 @@ def test_any_text_is_read(text):
     assert '""' in text or [''] not in rows
 
 
-@pytest.mark.parametrize(
-  'piece', ['a', ' ', '"', '"a;', '\\"', '"\\', ';"', '" "', '|', ' \n', '\n "']
-)
-def test_reading_is_linear_in_the_length(piece):
-  text = piece * (25_000 // len(piece))
-  assert growth.ratio(cells.read, text) < 10
-  assert growth.ratio(lambda x: cells.read('"' + x), text) < 10
+@pytest.mark.parametrize('piece', ['a', '"a;', '\\"', '"\\', '" "', '\n "'])
+def test_long_texts_are_read_in_linear_time(piece):
+  """A quadratic pattern would take minutes."""
+  text = piece * (300_000 // len(piece))
+  assert cells.read(text) and cells.read('"' + text)

@@ -1,13 +1,9 @@
 """Episodes, demonstrations and players, in the real environment."""
 
-import sqlite3
-import subprocess
-import sys
-
 import pytest
 
 from posttrain import envs, schema
-from posttrain.envs.sql import database, observations, players
+from posttrain.envs.sql import database, dialogue, players
 
 DATA = schema.SqlSynth(train_databases=60, eval_databases=60)
 ALL = ('easy', 'medium', 'hard')
@@ -83,15 +79,12 @@ def test_an_episode_step_by_step():
   }
 
 
-def test_a_wrong_answer_ends_the_episode():
-  env, task = find('E1')
+def test_an_episode_without_a_right_answer():
+  env, task = find('E1', budget=2)
+  assert env.make(task).grade().reward is None  # no turn: not scorable
   steps, score = play(env, task, 'ANSWER 1234')
   assert steps[0].done and score.reward == 0.0 and score.correct is False
   assert score.formatted
-
-
-def test_a_spent_budget_without_an_answer_is_incorrect():
-  env, task = find('E1', budget=2)
   steps, score = play(env, task, 'hm', 'hm')
   assert not any(step.done for step in steps)  # the driver counts the turns
   assert steps[-1].messages[0]['content'].endswith('left: 0')
@@ -108,27 +101,6 @@ def test_a_truncated_turn_runs_no_action():
   assert step.reward == pytest.approx(-0.02)
   assert episode.step(f'ANSWER {task.answer}', False).reward == 1.0
   episode.close()
-
-
-@pytest.mark.parametrize('says', ['DESCRIBE', 'SAMPLE'])
-def test_a_long_unknown_table_name_is_cut_in_the_error(says):
-  env, task = find('M1')
-  (step,), _ = play(env, task, f'{says} {"dog " * 25}')
-  said = step.messages[0]['content']
-  assert said.startswith('error: no such table: dog dog dog dog ...; tables: ')
-  assert task.info['tables'][0] in said
-
-
-def test_a_wide_table_is_cut_with_a_mark():
-  connection = sqlite3.connect(':memory:')
-  columns = ', '.join(f'column_{i} INTEGER' for i in range(150))
-  connection.execute(f'CREATE TABLE wide ({columns})')
-  wide = database.Database.from_bytes(connection.serialize())
-  connection.close()
-  for style, limit in (('compact', 400), ('verbose', 2000)):
-    said = observations.Writer(style, 'tool').table(wide, 'wide')
-    assert limit - 20 < len(said) <= limit and said.endswith(' ...')
-  wide.close()
 
 
 def test_databases_are_opened_on_the_first_action(monkeypatch):
@@ -151,18 +123,6 @@ def test_databases_are_opened_on_the_first_action(monkeypatch):
   for episode in (idle, over, plays):
     episode.close()
   assert 'closed' in opened[0].query('SELECT 1', 1).error
-
-
-def test_changes_of_a_task_do_not_affect_later_draws():
-  env, (task,) = tasks(1)
-  task.info['difficulty'] = 'none'
-  (again,) = env.source('eval', 0).take(1)
-  assert again.info['difficulty'] == 'easy'
-
-
-def test_an_episode_without_a_turn_is_not_scorable():
-  env, task = find('E1')
-  assert env.make(task).grade().reward is None
 
 
 def test_sample_finds_tables_in_any_case():
@@ -189,8 +149,7 @@ def test_observations_in_the_verbose_style():
 
 @pytest.mark.parametrize('style', ['compact', 'verbose'])
 def test_the_oracle_is_always_correct(style):
-  env, chosen = tasks(500, difficulties=ALL, style=style)
-  assert len(chosen) == 500
+  env, chosen = tasks(180, difficulties=ALL, style=style)
   player = players.oracle(schema.SqlTeacher())
   for task in chosen:
     rollout = players.play(env, task, player)
@@ -200,68 +159,20 @@ def test_the_oracle_is_always_correct(style):
     assert rollout.messages[len(task.prompt) :] == task.demonstration
 
 
-def test_rewards_of_chance():
-  env, chosen = tasks(500, difficulties=ALL)
-  lucky = [players.play(env, t, players.chance).score for t in chosen]
-  assert 0 < sum(s.correct for s in lucky) / 500 < 0.05
-
-
-def knows(task, colon, rng):
-  """A player that runs the gold query for its progress, without an answer."""
-  yield f'QUERY {task.info["gold_sql"]}'
-  for turn in players.farmer(task, colon, rng):
-    if not turn.startswith('QUERY'):  # which would lose the progress again
-      yield turn
-
-
-# Upper bounds. v2: 0.15 of progress, 0.01 a step, and 0.03 each time that all
-# progress is lost and regained. v1: 0.15 of progress and 0.025 a step.
 @pytest.mark.parametrize(
-  'version, player, mean, most',
-  [
-    ('v2', players.farmer, (0.05, 0.15), 0.32),
-    ('v2', knows, (0.14, 0.17), 0.15 + 7 * 0.01),
-    ('v1', players.farmer, (0.2, 0.3), 0.35),
-    ('v1', knows, (0.25, 0.35), 0.35),
-  ],
+  'option, text', [('error', 'error: no such column'), ('detour', 'result: ')]
 )
-def test_rewards_of_players_that_never_answer(version, player, mean, most):
-  env, chosen = tasks(
-    120, difficulties=ALL, reward=schema.SqlReward(version=version)
-  )
-  farmed = [players.play(env, t, player).score for t in chosen]
-  assert not any(s.metrics['answered'] for s in farmed)
-  assert max(s.reward for s in farmed) <= most + 1e-9
-  assert mean[0] < sum(s.reward for s in farmed) / 120 < mean[1]
-
-
-@pytest.mark.parametrize(
-  'option, words', [('error', 'error: no such column'), ('detour', 'result: ')]
-)
-def test_a_teacher_with_detours_or_errors_is_correct(option, words):
+def test_a_teacher_with_detours_or_errors_is_correct(option, text):
   plain, straight = tasks(60, difficulties=('medium',))
   env, astray = tasks(
     60, difficulties=('medium',), teacher=schema.SqlTeacher(**{option: 1.0})
   )
+  longer = 0
   for short, long in zip(straight, astray, strict=True):
-    assert len(long.demonstration) >= len(short.demonstration)
     assert long.demonstration[-1] == short.demonstration[-1]
-  longer = [
-    t
-    for s, t in zip(straight, astray, strict=True)
-    if len(t.demonstration) == len(s.demonstration) + 2
-  ]
-  assert len(longer) > 50
-  found = sum(words in t.demonstration[1]['content'] for t in longer)
-  assert found > 0.6 * len(longer)
-
-
-def test_error_is_the_share_of_demonstrations_with_an_error():
-  _, chosen = tasks(
-    180, difficulties=('medium',), teacher=schema.SqlTeacher(error=0.3)
-  )
-  longer = sum(len(task.demonstration) == 7 for task in chosen)
-  assert len(chosen) == 180 and abs(longer / 180 - 0.3) < 0.1
+    if len(long.demonstration) == len(short.demonstration) + 2:
+      longer += text in long.demonstration[1]['content']
+  assert longer > 30
 
 
 def test_a_budget_too_small_for_the_teacher_gives_no_demonstration():
@@ -281,41 +192,10 @@ def test_splits_share_no_database():
   assert task.info['db_id'] == 'synth_2000000'
 
 
-def test_questions_are_filtered_by_difficulty():
-  for wanted in ALL:
-    _, chosen = tasks(30, difficulties=(wanted,))
-    assert {task.info['difficulty'] for task in chosen} == {wanted}
-  env = make(difficulties=('easy', 'medium'))
-  assert len(env.source('eval', 0)) == 60 * 6
-
-
 def test_resuming_with_other_options_is_refused():
   state = make().source('train', 3).get_state()
   with pytest.raises(ValueError, match='fingerprint'):
     make(budget=9).source('train', 3).set_state(state)
-
-
-_PRINT = """
-from posttrain import envs, schema
-from posttrain.envs.sql import players
-env = envs.make('sql', schema.Sql(teacher=schema.SqlTeacher(0.3, 0.3, 0.3)))
-for task in env.source('train', 5).take(20):
-  print(task)
-  print(players.play(env, task, players.chance, seed=7).messages)
-"""
-
-
-def test_transcripts_are_the_same_in_two_processes():
-  said = [
-    subprocess.run(
-      [sys.executable, '-c', _PRINT],
-      capture_output=True,
-      check=True,
-      env={'PYTHONHASHSEED': seed, 'PATH': ''},
-    ).stdout
-    for seed in '12'
-  ]
-  assert said[0] == said[1] and len(said[0]) > 10_000
 
 
 def test_a_hasty_teacher_answers_from_a_sample():
@@ -339,6 +219,32 @@ def test_a_hasty_teacher_answers_from_a_sample():
     assert task.demonstration[-1]['content'] == f'ANSWER {task.answer}'
 
 
-def test_zero_eval_databases_give_no_evaluation_tasks():
-  env = make(data=schema.SqlSynth(eval_databases=0))
-  assert not len(env.source('eval', 0))
+def farmer(task, colon, rng):
+  """A player of steps that have rewards, without an answer."""
+  del rng
+  while True:
+    for table in players.tables(task):
+      for kind, argument in (
+        ('DESCRIBE', table),
+        ('SAMPLE', table),
+        ('QUERY', f'SELECT * FROM {table}'),
+        ('QUERY', f'SELECT COUNT(*) FROM {table}'),
+      ):
+        yield dialogue.write(kind, argument, colon=colon)
+
+
+# v2: 0.15 of progress, 0.01 a step, and 0.03 each time that all progress is
+# lost and regained. v1: 0.15 of progress and 0.025 a step.
+@pytest.mark.parametrize(
+  'version, mean, most', [('v2', (0.05, 0.15), 0.32), ('v1', (0.2, 0.3), 0.35)]
+)
+def test_rewards_of_a_player_that_never_answers(version, mean, most):
+  env, chosen = tasks(
+    120, difficulties=ALL, reward=schema.SqlReward(version=version)
+  )
+  farmed = [players.play(env, t, farmer).score for t in chosen]
+  assert not any(s.metrics['answered'] for s in farmed)
+  assert max(s.reward for s in farmed) <= most + 1e-9
+  assert mean[0] < sum(s.reward for s in farmed) / 120 < mean[1]
+  lucky = [players.play(env, t, players.chance).score for t in chosen]
+  assert sum(s.correct for s in lucky) / 120 < 0.05

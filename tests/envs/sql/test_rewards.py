@@ -26,6 +26,8 @@ GOLD = (('Ann', 42), ('Ben', 17))
     # card 0.05, J 1/20, N = J: 0.05.
     (tuple((f'n{i}',) for i in range(20)), (('n3',),), 0.0),
     (((float('nan'),),), ((1,),), 0.25),
+    # card 1, J 0, N = 1 / (1 + ln 2): 0.25 + 0.148 = 0.398, 1.6 bins.
+    (((41,),), ((42,),), 0.5),
   ],
 )
 def test_progress(rows, gold, expected):
@@ -90,21 +92,6 @@ def test_v1_caps_new_steps_and_the_sum():
   assert sum(steps) == pytest.approx(-0.2)
 
 
-def test_v2_progress_is_a_potential_until_a_step_is_clipped():
-  """The cost of a detour through worse results is paid back."""
-  half = (('Ann', 42),)
-  _, steps = play(
-    'v2',
-    *(
-      step('QUERY', str(i), rows=rows)
-      for i, rows in enumerate((half, (), GOLD, half, GOLD))
-    ),
-    operational=0.0,
-  )
-  assert steps == pytest.approx([0.075, -0.075, 0.15, -0.075, 0.075])
-  assert sum(steps) == pytest.approx(0.15)
-
-
 def test_v2_clip_pays_for_losing_and_regaining_progress():
   """The clip at -0.10 is worth 0.03 a round: 0.32 in eight steps at most."""
   half = (('Ann', 42),)
@@ -117,45 +104,26 @@ def test_v2_clip_pays_for_losing_and_regaining_progress():
   )
   assert steps == pytest.approx([0.085, 0.085, *[-0.10, 0.15] * 3])
 
-  def most(progress, left):
-    """Tries every progress that any step may lead to."""
-    return (
-      max(
-        (
-          min(max(0.01 + 0.15 * (new - progress), -0.10), 0.15)
-          + most(new, left - 1)
-          for new in (0, 0.25, 0.5, 0.75, 1)
-        ),
-        default=0.0,
-      )
-      if left
-      else 0.0
-    )
-
-  assert most(0, 5) == pytest.approx(0.25)
   assert sum(steps) == pytest.approx(0.32)
 
 
-def test_binary_rewards_only_the_answer():
-  ledger, steps = play('binary', step(), step('QUERY', 'gold', rows=GOLD))
-  assert steps == [0.0, 0.0] and ledger.answer(False) == 0.0
-  assert ledger.operational > 0 and ledger.progress == 1.0  # still measured
-
-
-def test_weights_scale_the_layers():
-  _, steps = play(
-    'v2',
-    step(),
-    step('QUERY', 'gold', rows=GOLD),
-    operational=2.0,
-    progress=0.5,
-    correctness=3.0,
+@pytest.mark.parametrize(
+  'version, weights, expected, answer',
+  [
+    # Binary: the layers are measured and not paid.
+    ('binary', {}, [0.0, 0.0], 1.0),
+    (
+      'v2',
+      {'operational': 2.0, 'progress': 0.5, 'correctness': 3.0},
+      [0.02, 0.02 + 0.075],
+      3.0,
+    ),
+  ],
+)
+def test_weights_of_the_layers(version, weights, expected, answer):
+  ledger, steps = play(
+    version, step(), step('QUERY', 'gold', rows=GOLD), **weights
   )
-  assert steps == pytest.approx([0.02, 0.02 + 0.075])
-  ledger, _ = play('v2', correctness=3.0)
-  assert ledger.answer(True) == 3.0
-
-
-def test_numeric_term():
-  """card 1, J 0, N = 1 / (1 + ln 2): 0.25 + 0.148 = 0.398, 1.6 bins."""
-  assert rewards.progress(((41,),), ((42,),)) == 0.5
+  assert steps == pytest.approx(expected)
+  assert ledger.operational > 0 and ledger.progress == 1.0
+  assert ledger.answer(True) == answer and ledger.answer(False) == 0.0

@@ -1,16 +1,13 @@
-"""Correct and wrong answers by type; multisets, tolerances, quotes, Spider."""
+"""Correct and wrong answers by type; multisets, tolerances, quotes."""
 
 import itertools
-import json
 import math
-import os
-import pathlib
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from posttrain.envs.sql import cells, record, verifier
+from posttrain.envs.sql import cells, verifier
 
 TEXT = st.text(max_size=10) | st.text('|;,"\'`\\ \nnulempty1', max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -26,7 +23,7 @@ GOLDS = st.one_of(
   st.integers(-(2**63), 2**63 - 1).map(lambda x: ('integer', ((x,),))),
   (FLOATS | st.integers(-9, 9)).map(lambda x: ('float', ((x,),))),
 )
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=100)
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)
 
 
 def judge(said, gold, answer_type):
@@ -217,21 +214,6 @@ def test_the_gold_answer_is_written_on_one_line(answer_type, gold, text):
   assert verifier.answer(gold, answer_type) == text
 
 
-@pytest.mark.parametrize(
-  'answer_type, gold',
-  [
-    ('number', ((1,),)),
-    ('integer', ()),
-    ('integer', ((1,), (2,))),
-    ('list', ((1, 2),)),
-    ('string', (('a', 'b'),)),
-  ],
-)
-def test_gold_rows_fit_their_type(answer_type, gold):
-  with pytest.raises(AssertionError):
-    verifier.correct('1', gold, answer_type)
-
-
 @given(GOLDS)
 @PROPERTY
 def test_the_written_gold_answer_is_correct(case):
@@ -241,15 +223,8 @@ def test_the_written_gold_answer_is_correct(case):
   assert verifier.correct(said, gold, answer_type)
   assert verifier.correct(f'Answer: {said}', gold, answer_type)
   assert verifier.correct(f'```\n{said}\n```', gold, answer_type)
-  lines, _ = cells.write(gold, style='verbose', limit=10**6)
+  lines = cells.write(gold, style='verbose', limit=10**6)
   assert verifier.correct(lines, gold, answer_type)
-
-
-@given(LISTS)
-@PROPERTY
-def test_a_list_with_commas_is_correct(rows):
-  said = ', '.join(cells.cell(cell) for (cell,) in rows)
-  assert verifier.correct(said, tuple(rows), 'list')
 
 
 @given(LISTS | TABLES, st.randoms(use_true_random=False))
@@ -290,13 +265,6 @@ def test_missing_or_repeated_rows_are_wrong(rows, data):
   )
 
 
-@given(st.text(), GOLDS)
-@PROPERTY
-def test_any_text_is_graded(said, case):
-  answer_type, gold = case
-  assert verifier.correct(said, gold, answer_type) in (True, False)
-
-
 NEAR = st.sampled_from([1.0, 1.005, 1.01, 1.015, 1.02, 1, 2.0, 2.015])
 
 
@@ -331,12 +299,6 @@ def test_many_near_rows_are_matched():
   assert not verifier.correct(verifier.answer(off, 'table'), gold, 'table')
 
 
-def test_many_rows_of_floats_are_matched_in_sorted_order():
-  gold = tuple((1 + i / 1e3, 5 - i / 1e3) for i in range(2000))
-  said = verifier.answer(gold[::-1], 'table')
-  assert verifier.correct(said, gold, 'table')
-
-
 @pytest.mark.parametrize('piece', ['1, ', '"', '"a;', '`', 'a|', ' '])
 def test_long_texts_are_rejected_quickly(piece):
   gold = tuple((f'name {i}', i / 7) for i in range(300))
@@ -349,30 +311,6 @@ def test_long_texts_are_rejected_quickly(piece):
   ]:
     assert not verifier.correct(said, rows, answer_type)
   assert not verifier.correct(piece * 10**6, gold, 'table')
-
-
-def test_spider_answers_are_correct_for_their_own_question_only():
-  data = os.environ.get('POSTTRAIN_DATA')
-  path = pathlib.Path(data or '') / 'spider_mini/questions.json'
-  if not data or not path.exists():
-    pytest.skip('needs POSTTRAIN_DATA/spider_mini/questions.json')
-  by_type = {name: [] for name in record.ANSWER_TYPES}
-  for question in json.loads(path.read_text(encoding='utf-8')):
-    gold = tuple(map(tuple, question['gold_answer']))
-    by_type[question['answer_type']].append(gold)
-  assert sum(map(len, by_type.values())) == 842
-  tries = taken = 0
-  for answer_type, golds in by_type.items():
-    says = [verifier.answer(gold, answer_type) for gold in golds]
-    for said, gold in zip(says, golds, strict=True):
-      assert verifier.correct(said, gold, answer_type)
-    for i, said in enumerate(says):
-      for gold in golds[i % 40 :: 40]:
-        if sorted(map(repr, gold)) != sorted(map(repr, golds[i])):
-          tries += 1
-          taken += verifier.correct(said, gold, answer_type)
-  assert tries > 2000
-  assert taken == 0
 
 
 @pytest.mark.parametrize(
