@@ -86,9 +86,9 @@ def export(flags: Flags) -> None:
   """
   place = cluster.find(flags.coordinator, flags.num_processes, flags.process_id)
   # Imported here so that command-line mistakes are reported without jax.
-  from posttrain import peers
+  from posttrain.hosts import joining
 
-  with peers.join(place, None):
+  with joining.join(place, None):
     _export(flags)
 
 

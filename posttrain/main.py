@@ -290,11 +290,12 @@ def train(
     contextlib.ExitStack() as stack,
   ):
     # Imported here so that command-line mistakes are reported without jax.
-    from posttrain import compilation, peers
+    from posttrain import compilation
     from posttrain import train as loop
+    from posttrain.hosts import joining
     from posttrain.stage import about, summary
 
-    stack.enter_context(peers.join(place, os.path.join(workdir, 'hosts')))
+    stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
     _check_equal(run)
     stack.enter_context(_shown(run))
     with watchdog.phase('plan', first=True):

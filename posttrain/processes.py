@@ -5,13 +5,13 @@ knows (a signal, a file, an episode) reaches the others through this module. All
 functions but `count`, `index`, `is_first` and `share` must be called by every
 process, in the same order. In a run of one process they do nothing.
 
-    with peers.join(place, folder):
+    with joining.join(place, folder):
       rollouts = divided(specs, play, key)   # each plays its share; all get all
       text = on(0, read)                     # one reads; all get it
       if any_of(stop): ...                   # all stop, if one must
 
 A failure in one process is raised in all. A process that ends otherwise, or
-stops, ends the others as well, see `peers`. Numpy only.
+stops, ends the others as well, see `hosts`. Numpy only.
 """
 
 import contextlib

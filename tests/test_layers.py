@@ -24,7 +24,7 @@ STOREYS = (
     'posttrain.processes',
     'posttrain.tree',
   ),
-  ('posttrain.machine', 'posttrain.peers', 'posttrain.sharding'),
+  ('posttrain.hosts', 'posttrain.machine', 'posttrain.sharding'),
   ('posttrain.ops',),
   (
     'posttrain.data',

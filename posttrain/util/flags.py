@@ -211,7 +211,7 @@ class Parser(Generic[T]):
         code = self._run(command, argv, packages)
     except OSError as error:  # the last line could not be written to stdout
       code = errors.report(error)
-    if is_process and code == exits.FAILED:
+    if is_process and code != exits.DONE:
       # Threads of libraries may wait for what has failed.
       timer = threading.Timer(_EXIT_SECONDS, os._exit, (code,))
       timer.daemon = True

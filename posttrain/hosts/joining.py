@@ -1,0 +1,126 @@
+"""Joining the other processes of a run, and leaving them.
+
+`jax.distributed` connects the processes. The values of `processes` travel
+through the devices, as those of all programs do. `heartbeat` ends this process
+when another one is lost; jax's own time limit would do so later.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from posttrain import processes
+from posttrain.hosts import heartbeat
+from posttrain.util import cluster, exits, streams, watchdog
+
+START_SECONDS = 45  # for all processes to join
+JAX_SECONDS = 120  # without a heartbeat of jax, after which it ends all
+
+
+class _Peers:
+  """The devices' connection between the processes."""
+
+  def __init__(self):
+    self.count, self.index = jax.process_count(), jax.process_index()
+    devices = {x.process_index: x for x in reversed(jax.devices())}
+    self._own = devices[self.index]
+    first = [devices[i] for i in range(self.count)]
+    mesh = Mesh(np.array(first), ('processes',))
+    self._split = NamedSharding(mesh, PartitionSpec('processes'))
+    whole = NamedSharding(mesh, PartitionSpec())
+    self._gather = jax.jit(lambda x: x, out_shardings=whole)
+    self.heartbeat: heartbeat.Heartbeat | None = None
+
+  def exchange(self, row: np.ndarray) -> np.ndarray:
+    beats = self.heartbeat
+    with beats.waiting() if beats else contextlib.nullcontext():
+      rows = jax.make_array_from_single_device_arrays(
+        (self.count, *row.shape),
+        self._split,
+        [jax.device_put(row[None], self._own)],
+      )
+      return np.asarray(self._gather(rows).addressable_data(0))
+
+
+@contextlib.contextmanager
+def join(place: cluster.Place | None, folder: str | None) -> Iterator[None]:
+  """Joins the other processes of a run; must come before jax uses a device.
+
+  Process 0 keeps stderr; the others write it to `folder`/<index>.log, if there
+  is a folder. A process that others do not join in time ends with
+  `exits.PEER_LOST`.
+
+  Args:
+    place: the place of this process; None = there are no others.
+    folder: the folder of the logs; None = all processes keep stderr.
+  """
+  if place is None:
+    yield
+    return
+  _initialize(place)
+  streams.keep_stdout()  # Gloo writes to it
+  peers = _Peers()
+  if peers.index and folder is not None:
+    _log_to(folder, f'{peers.index}.log')
+  host = (place.coordinator or '').rpartition(':')[0].strip('[]')
+  with processes.use(peers):
+    beats = peers.heartbeat = heartbeat.Heartbeat(host or None)
+    beats.start()
+    try:
+      yield
+    except BaseException as error:
+      beats.fail(error)
+      raise
+    beats.finish()
+  jax.distributed.shutdown()
+
+
+def _log_to(folder: str, name: str) -> None:
+  """Sends stderr to the end of a file."""
+  os.makedirs(folder, exist_ok=True)
+  flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+  log = os.open(os.path.join(folder, name), flags, 0o644)
+  for descriptor in (1, 2):
+    os.dup2(log, descriptor)
+  os.close(log)
+
+
+def _initialize(place: cluster.Place) -> None:
+  # jax's own handler of SIGTERM would replace the train loop's.
+  jax.config.update('jax_enable_preemption_service', False)
+  # jax would abort the process at its own limit, which comes later.
+  limit = threading.Timer(START_SECONDS, _end_alone, (place,))
+  limit.daemon = True
+  limit.start()
+  # All devices of the host, or those that jax's own variable names. None would
+  # be one of them under SLURM and Open MPI, where jax expects a process per
+  # device.
+  names = os.environ.get('JAX_LOCAL_DEVICE_IDS', '')
+  jax.distributed.initialize(
+    place.coordinator,
+    place.count,
+    place.index,
+    local_device_ids=[int(name) for name in names.split(',') if name],
+    initialization_timeout=4 * START_SECONDS,
+    heartbeat_timeout_seconds=JAX_SECONDS,
+    shutdown_timeout_seconds=int(heartbeat.GRACE_SECONDS),
+  )
+  limit.cancel()
+
+
+def _end_alone(place: cluster.Place) -> NoReturn:
+  """Ends this process, because others have not joined."""
+  watchdog.end(
+    f'all processes must join at {place.coordinator or "their coordinator"} '
+    f'within {START_SECONDS} s: process {place.index} on '
+    f'{socket.gethostname()} ends before its first phase; start all of them '
+    'again, at the same time',
+    code=exits.PEER_LOST,
+  )
