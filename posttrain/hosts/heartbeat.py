@@ -163,6 +163,8 @@ class Heartbeat(threading.Thread):
       if index != self._index and code != exits.DONE:
         self._failed += BEAT_SECONDS
         seconds = GRACE_SECONDS if code == exits.FAILED else SAVED_SECONDS
+        # When process 0 is gone, jax aborts all others.
+        seconds += 3 * BEAT_SECONDS if not self._index else 0.0
         if self._lost or self._failed > seconds:
           self._end(f'process {index} has ended: {reason}', code)
         return
