@@ -11,6 +11,7 @@ import numpy as np
 
 from posttrain import schema, sharding
 from posttrain.chat import rendering
+from posttrain.envs import registry
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.training import objectives, optim
@@ -62,7 +63,12 @@ def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):
 def batches(count, **options):
   """The first batches of a pipeline."""
   pipeline = token_pipeline.TokenPipeline(
-    token_pipeline.TokenData(stage(**options), RENDERER, seed=0)
+    token_pipeline.TokenData(
+      stage(**options),
+      registry.make_all(stage(**options).envs),
+      RENDERER,
+      seed=0,
+    )
   )
   return [next(pipeline).batch for _ in range(count)]
 

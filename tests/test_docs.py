@@ -9,8 +9,9 @@ import types
 import numpy as np
 import pytest
 
-from posttrain import algorithms, envs, schema
+from posttrain import algorithms, schema
 from posttrain.algorithms import streams
+from posttrain.envs import registry
 from posttrain.rollout import driver
 from tests import test_layers
 from tests.algorithms import two_turns
@@ -109,7 +110,7 @@ def test_the_environment_of_the_page_grades_its_demonstration(example):
   (entry,) = re.findall(r"envs='(\{\s+\"parrot.*?)'", text, re.S)
   options = json.loads(entry)['parrot']['env']
   assert options.pop('type') == 'custom'
-  env = envs.make('parrot', schema.CustomEnv(**options))
+  env = registry.make('parrot', schema.CustomEnv(**options))
   (task,) = env.source('eval', 0).take(2)
   episode = env.make(task)
   assert episode.reset() == task.prompt and episode.grade().reward is None
@@ -126,7 +127,7 @@ def test_the_environment_with_tools_plays_an_episode(example):
   options = json.loads(entry)['squares']['env']
   assert json.loads(own)['squares']['env'] == options
   assert options.pop('type') == 'custom' and len(block.splitlines()) < 32
-  env = envs.make('squares', schema.CustomEnv(**options))
+  env = registry.make('squares', schema.CustomEnv(**options))
   (task,) = env.source('train', 0).take(1)
   engine = fakes.Engine(
     {1: ['multiply({"a": 100})', 'multiply({"a": 100, "b": 100})', '10000']}

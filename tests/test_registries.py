@@ -6,9 +6,10 @@ import typing
 
 import pytest
 
-from posttrain import algorithms, envs, pipeline, schema
+from posttrain import algorithms, pipeline, schema
 from posttrain.algorithms import length
 from posttrain.config import checks
+from posttrain.envs import registry
 from posttrain.envs.sql import env as sql
 from posttrain.losses import preference, ranking, ref_kl, rl
 from posttrain.rollout import sampler
@@ -18,7 +19,7 @@ from posttrain.training import objectives
 # Union of option classes, dict of implementations.
 REGISTRIES = {
   'algorithms': (schema.Algorithm, algorithms.TYPES),
-  'environments': (schema.Env, envs.TYPES),
+  'environments': (schema.Env, registry.TYPES),
   'data of sql': (schema.SqlData, sql.DATA),
   'samplers': (schema.Sampler, sampler.TYPES),
   'length penalties': (schema.LengthPenalty, length.TYPES),

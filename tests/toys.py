@@ -1,11 +1,14 @@
 """A toy environment and all that a pipeline needs to play it."""
 
 import jax
+import numpy as np
 
-from posttrain import envs, schema, scoring, types
+from posttrain import schema, scoring, types
 from posttrain.data import sources
 from posttrain.decode import engine as engines
+from posttrain.envs import base, registry
 from posttrain.models import transformer
+from posttrain.pipeline import environment as environments
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references
@@ -14,7 +17,7 @@ from tests import fixtures
 ROW_TOKENS = 32
 
 
-class Letters(envs.base.Env):
+class Letters(base.Env):
   """Asks for an answer that begins with an ASCII character, or does not.
 
   Random weights get about half of it right; what to do is in the prompt,
@@ -69,7 +72,7 @@ class Episode:
 
 def install(monkeypatch, env=Letters):
   """Puts it where the config says 'arithmetic'."""
-  monkeypatch.setitem(envs.TYPES, 'arithmetic', env)
+  monkeypatch.setitem(registry.TYPES, 'arithmetic', env)
 
 
 def entry(group_size=4, max_tokens=6, ratio=1.0, temperature=1.0, **grpo):
@@ -139,5 +142,16 @@ def pipeline_and_driver(
   players = {'policy': driver}
   if frozen is not None:
     players['stage:a'] = driver if frozen is True else frozen
-  data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed, index=1)
+  data = token_pipeline.TokenData(
+    cfg, registry.make_all(cfg.envs), fixtures.RENDERER, seed, index=1
+  )
   return token_pipeline.TokenPipeline(data, players, refs.start, judge), driver
+
+
+def environment(entry, row_tokens, name='toy'):
+  """Returns an environment of a stage, with its sampler and algorithm."""
+  env = registry.make(name, entry.env)
+  order = np.random.SeedSequence(0)
+  return environments.make(
+    name, entry, env, fixtures.RENDERER, order, row_tokens
+  )

@@ -23,7 +23,7 @@ import numpy as np
 from experiments.benchmarks import timing
 from posttrain import types
 from posttrain.data import sources
-from posttrain.envs import base
+from posttrain.envs import base, registry
 
 PROMPTS, GROUP, PROMPT, NEW, MICRO_ROWS = 8, 8, 32, 32, 16
 
@@ -181,7 +181,9 @@ def make_pipeline(cfg, stage, renderer, mesh):
     mesh=mesh,
   )
   driver = drivers.Driver(engine, renderer, PROMPT + NEW)
-  data = token_pipeline.TokenData(stage, renderer, seed=0)
+  data = token_pipeline.TokenData(
+    stage, registry.make_all(stage.envs), renderer, seed=0
+  )
   return engine, token_pipeline.TokenPipeline(data, {'policy': driver})
 
 
@@ -279,13 +281,14 @@ def user(text: str) -> types.Messages:
 
 def make_stage(renderer, tied: int):
   """Returns the stage's options: GRPO on tasks with prompts of 32 tokens."""
-  from posttrain import envs, schema
+  from posttrain import schema
+  from posttrain.envs import registry
 
   frame = len(renderer.render(user(''), add_generation_prompt=True))
   rng = np.random.default_rng(0)
   letters = rng.integers(97, 123, (PROMPTS, PROMPT - frame))
   prompts = tuple(bytes(line.tolist()).decode() for line in letters)
-  envs.TYPES[Options.type] = Env
+  registry.TYPES[Options.type] = Env
   return schema.Stage(
     envs={
       'bench': schema.EnvEntry(

@@ -21,8 +21,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain import envs
 from posttrain.config import load as config
+from posttrain.envs import registry
 from posttrain.envs.sql import players
 from posttrain.evaluation import answers
 from posttrain.metrics import writers
@@ -148,7 +148,7 @@ def transcripts(run: pathlib.Path, first: int, count: int) -> str:
     config.from_dict(json.loads((run / 'config.json').read_text()))
   )
   stages = evaluations(run)[1:]
-  env = envs.make(NAMES[0], cfg.stages[stages[-1][0]].envs[NAMES[0]].env)
+  env = registry.make(NAMES[0], cfg.stages[stages[-1][0]].envs[NAMES[0]].env)
   parts = []
   for task in env.source('eval', cfg.seed).take(first + count)[first:]:
     chance = players.play(env, task, players.chance, seed=cfg.seed)

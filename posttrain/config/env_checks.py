@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain import algorithms, envs, schema
+from posttrain import algorithms, schema
+from posttrain.envs import registry
 from posttrain.util import foreign, imports
 
 # Algorithms of rewards alone.
@@ -158,7 +159,7 @@ def _check_rewards(entry: schema.EnvEntry, path: str) -> None:
 
 
 def _uses_judge(entry: schema.EnvEntry, path: str) -> bool:
-  env_class = envs.TYPES[entry.env.type]
+  env_class = registry.TYPES[entry.env.type]
   if isinstance(entry.env, schema.CustomEnv):
     key = f'{path}.env.import_path'
     env_class = imports.function(entry.env.import_path, key)

@@ -7,8 +7,9 @@ after all earlier stages have trained.
 import re
 from collections.abc import Mapping
 
-from posttrain import envs, schema
+from posttrain import schema
 from posttrain.config import env_checks
+from posttrain.envs import registry
 from posttrain.util import spelling
 
 # Measures of all environments that cannot select, and their reason: the best
@@ -150,7 +151,7 @@ def _known(env: schema.Env, cfg: schema.Eval) -> tuple[str, ...]:
   if cfg.samples:
     known += [f'sampled_{x}' for x in graded]
   if cfg.samples > 1 and 'pass_rate' in graded:
-    votes = isinstance(env, schema.CustomEnv) or envs.TYPES[env.type].votes
+    votes = isinstance(env, schema.CustomEnv) or registry.TYPES[env.type].votes
     kinds = ('pass', 'maj') if votes else ('pass',)
     known += [f'{x}@{k}' for x in kinds for k in (*cfg.ks, cfg.samples)]
   if isinstance(env, schema.CustomEnv):

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain import envs, schema
-from posttrain.envs import export
+from posttrain import schema
+from posttrain.envs import export, registry
 from posttrain.util import flags as flags_lib
 
 OPTIONS = tuple(
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(flags: Any) -> None:
   options = {field.name: getattr(flags, field.name) for field in OPTIONS}
   try:
-    env = envs.make(flags.env, schema.Arithmetic(**options))
+    env = registry.make(flags.env, schema.Arithmetic(**options))
   except schema.FieldError as error:
     raise ValueError(f'--{error.field} {error.detail}') from None
   print(export.export(env, flags.folder, seed=flags.seed))

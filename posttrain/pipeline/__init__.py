@@ -7,6 +7,6 @@ from posttrain.pipeline import pairs, tokens
 
 DATA = {
   'tokens': tokens.TokenData,
-  'preference': pairs.preference_data,
-  'ranking': pairs.ranking_data,
+  'preference': pairs.PairData,
+  'ranking': pairs.PairData,
 }

@@ -1,4 +1,4 @@
-"""The two protocols behind every stage's batches, and one step's item.
+"""The two interfaces behind every stage's batches, and one step's item.
 
     data, known before any model exists  ->  pipeline, the iterator of items
 
@@ -7,7 +7,7 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from posttrain import schema, types
 from posttrain.envs import base
@@ -40,63 +40,34 @@ class DataError(ValueError):
     super().__init__(str(error))
 
 
-class StageData(Protocol):
-  """The data of a stage, which needs no model: environments or pairs."""
+class StageData:
+  """The data of a stage, which needs no model: environments or pairs.
 
-  @property
-  def shape(self) -> tuple[int, int, int]:
-    """[micro_batches, rows, row_tokens] of a batch."""
-    ...
+  Attributes:
+    shape: [micro_batches, rows, row_tokens] of a batch.
+    envs: all environments by name; evaluation plays their tasks.
+    env_names: in the order of `Batch.env_ids`; () for batches without them.
+    task_counts: tasks of an epoch, by environment; pairs of a file.
+    held_out_counts: held-out tasks that no environment has: pairs of a file.
+    group_sizes: samples per task, by environment; of pairs, answers per pair.
+    references: models that score, judge or play, each with the stage's key.
+    reward_models: reward models, each with the stage's key that names it.
+    players: frozen models that play episodes.
+    held_models: those of all these that stay loaded while the stage trains.
+    min_capacity: tokens that a sequence of the decode engine must hold.
+  """
 
-  @property
-  def envs(self) -> Mapping[str, base.Env]:
-    """All environments of the stage, by name; evaluation plays their tasks."""
-    ...
-
-  @property
-  def env_names(self) -> tuple[str, ...]:
-    """Names in the order of `Batch.env_ids`; () for batches without them."""
-    ...
-
-  @property
-  def task_counts(self) -> Mapping[str, int]:
-    """Tasks of an epoch, by environment that trains; pairs of a file."""
-    ...
-
-  @property
-  def held_out_counts(self) -> Mapping[str, int]:
-    """Held-out tasks that no environment has: pairs of a file."""
-    ...
-
-  @property
-  def group_sizes(self) -> Mapping[str, int]:
-    """Samples per task, by environment; of pairs, answers per pair."""
-    ...
-
-  @property
-  def references(self) -> Mapping[schema.Reference, str]:
-    """Models that score, judge or play, each with the stage's key for it."""
-    ...
-
-  @property
-  def reward_models(self) -> Mapping[str, str]:
-    """Reward models, each with the stage's key that names it."""
-    ...
-
-  @property
-  def players(self) -> Collection[schema.Reference]:
-    """Frozen models that play episodes."""
-    ...
-
-  @property
-  def held_models(self) -> Collection[schema.Reference]:
-    """Those of all these models that stay loaded while the stage trains."""
-    ...
-
-  @property
-  def min_capacity(self) -> int:
-    """Tokens that a sequence of the decode engine must have space for."""
-    ...
+  shape: tuple[int, int, int]
+  envs: Mapping[str, base.Env]
+  env_names: tuple[str, ...] = ()
+  task_counts: Mapping[str, int]
+  held_out_counts: Mapping[str, int] = {}
+  group_sizes: Mapping[str, int]
+  references: Mapping[schema.Reference, str]
+  reward_models: Mapping[str, str] = {}
+  players: Collection[schema.Reference] = ()
+  held_models: Collection[schema.Reference] = ()
+  min_capacity: int
 
   def check(self) -> None:
     """Checks the first tasks or all pairs; does not advance a source.
@@ -104,48 +75,39 @@ class StageData(Protocol):
     Raises:
       ValueError: a row cannot train; names it.
     """
-    ...
 
 
-class Pipeline(Protocol):
-  """An infinite iterator of items, deterministic in its seed and state."""
+class Pipeline:
+  """An infinite iterator of items, deterministic in its seed and state.
 
-  @property
-  def uses_policy(self) -> bool:
-    """Whether batches depend on the policy's weights."""
-    ...
+  Attributes:
+    uses_policy: whether batches depend on the policy's weights.
+    can_prefetch: whether a batch can be built during a step: it needs no model.
+    learns_by_trial: environments that train on rewards of the policy's
+      rollouts.
+    tally: counts of the stage's rewards; None for pairs.
+    held_out: held-out pairs as one batch; None without any.
+    selecting: further held-out pairs, which `eval.best` is measured on; or
+      None.
+  """
 
-  @property
-  def can_prefetch(self) -> bool:
-    """Whether a batch can be built during a step: it needs no model."""
-    ...
+  uses_policy: bool = False
+  can_prefetch: bool = True
+  learns_by_trial: Collection[str] = ()
+  tally: tallies.Tally | None = None
+  held_out: types.PairBatch | None = None
+  selecting: types.PairBatch | None = None
 
-  @property
-  def learns_by_trial(self) -> Collection[str]:
-    """Environments that train on rewards of the policy's rollouts."""
-    ...
+  def __iter__(self):
+    return self
 
-  @property
-  def tally(self) -> tallies.Tally | None:
-    """Counts of the stage's rewards; None for pairs."""
-    ...
-
-  @property
-  def held_out(self) -> types.PairBatch | None:
-    """Held-out pairs as one batch; None without any."""
-    ...
-
-  @property
-  def selecting(self) -> types.PairBatch | None:
-    """Further held-out pairs, which `eval.best` is measured on; or None."""
-    ...
-
-  def __next__(self) -> Item: ...
+  def __next__(self) -> Item:
+    raise NotImplementedError
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that determines all later items."""
-    ...
+    raise NotImplementedError
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues from a state of `get_state`."""
-    ...
+    raise NotImplementedError

@@ -5,13 +5,12 @@ source -> sampler -> rewards -> algorithm
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from posttrain import algorithms, envs, schema, types
+from posttrain import algorithms, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
@@ -229,10 +228,10 @@ class Environment:
 def make(
   name: str,
   entry: schema.EnvEntry,
-  row_tokens: int,
+  env: base.Env,
   renderer: rendering.Renderer,
-  seed: int,
-  index: int,
+  order: np.random.SeedSequence,
+  row_tokens: int,
   timeout: float = schema.Rollout.env_timeout,
 ) -> Environment:
   """Builds an environment of a stage.
@@ -240,25 +239,22 @@ def make(
   Args:
     name: the environment's name.
     entry: its options.
-    row_tokens: tokens of the longest sample that can train.
+    env: the environment itself.
     renderer: renders its messages.
-    seed: the run's seed.
-    index: index of the stage within the run.
+    order: seed of the order of its tasks.
+    row_tokens: tokens of the longest sample that can train.
     timeout: the time limit of a call of the environment's source, in seconds.
 
   Raises:
-    ValueError: the environment cannot be made as its options say.
+    ValueError: sampler or algorithm do not fit the environment.
     EnvError: its source fails.
   """
-  env = envs.make(name, entry.env)
-  # Another order for every stage and environment, from one seed.
-  mixed = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
   return Environment(
     name=name,
     entry=entry,
     env=env,
     source=env_calls.Source(
-      env, 'train', int(mixed.generate_state(1)[0]), timeout
+      env, 'train', int(order.generate_state(1)[0]), timeout
     ),
     sampler=samplers.make(entry.sampler, env, renderer, row_tokens),
     algorithm=algorithms.make(entry.algorithm),

@@ -13,14 +13,15 @@ import dataclasses
 import logging
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from posttrain import envs, schema, types
+from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.data import pair_packing, preferences, sources, tokenized_pairs
+from posttrain.envs import base as env_base
 from posttrain.pipeline import base
 
 Preferences = Sequence[preferences.Preference]
@@ -86,42 +87,42 @@ class PairSplits:
     )
 
 
-class PairData:
+class PairData(base.StageData):
   """The pairs of a stage, see `base.StageData`.
 
   `splits` are those of a file; None where pairs are made when the stage begins.
   """
 
-  env_names, reward_models, players, held_models = (), {}, (), ()
   group_sizes = {'pairs': 2}
 
   def __init__(
     self,
     stage: schema.Stage,
+    envs: Mapping[str, env_base.Env],
     renderer: rendering.Renderer,
     seed: int,
     index: int = 0,
-    *,
-    loss: Any,
   ):
     """Reads and tokenizes the pairs of a file.
 
     Args:
       stage: the stage's options.
+      envs: the environments whose answers make pairs, or are evaluated.
       renderer: renders the pairs' messages.
       seed: the run's seed.
       index: index of the stage within the run.
-      loss: the options of the loss, `schema.Ranking` or a preference loss.
 
     Raises:
       DataError: a row of the file cannot train; names it.
     """
-    self.stage, self._renderer = stage, renderer
+    self.stage, self.envs, self._renderer = stage, envs, renderer
     mixed = np.random.SeedSequence([seed, index, zlib.crc32(b'pairs')])
     self.seed = int(mixed.generate_state(1)[0])
+    # The options of the loss: `loss.preference`, or `loss.ranking`.
+    loss: Any = getattr(stage.loss, stage.kind)
     self._kto = isinstance(loss, schema.Kto)
     reference = getattr(loss, 'reference', None)
-    self.references: dict[schema.Reference, str] = (
+    self.references = (
       {reference: 'loss.preference.reference'} if reference else {}
     )
     batch = stage.batch
@@ -130,23 +131,14 @@ class PairData:
     self.min_capacity = batch.row_tokens
     self.pad_id = renderer.tokenizer.pad_id
     self.splits: PairSplits | None = None
+    self.task_counts = {}
     if isinstance(stage.pairs, schema.PairFile):
       try:
-        self.splits = self._read(stage.pairs)
+        self.splits = splits = self._read(stage.pairs)
       except ValueError as error:
         raise base.DataError('pairs', error) from error
-    self.envs = {k: envs.make(k, entry.env) for k, entry in stage.envs.items()}
-
-  @property
-  def task_counts(self) -> dict[str, int]:
-    return {'pairs': len(self.splits.train.pairs)} if self.splits else {}
-
-  @property
-  def held_out_counts(self) -> dict[str, int]:
-    return {'pairs': len(self.splits.held_out.pairs)} if self.splits else {}
-
-  def check(self) -> None:
-    """Does nothing: all pairs of a file are checked when they are read."""
+      self.task_counts = {'pairs': len(splits.train.pairs)}
+      self.held_out_counts = {'pairs': len(splits.held_out.pairs)}
 
   def split(
     self, pairs: Preferences, held_out: Preferences | None = None
@@ -212,25 +204,8 @@ class PairData:
     return splits
 
 
-def preference_data(
-  stage: schema.Stage, renderer: rendering.Renderer, seed: int, index: int = 0
-) -> PairData:
-  """Returns the pairs of a preference stage; arguments as `PairData`."""
-  return PairData(stage, renderer, seed, index, loss=stage.loss.preference)
-
-
-def ranking_data(
-  stage: schema.Stage, renderer: rendering.Renderer, seed: int, index: int = 0
-) -> PairData:
-  """Returns the pairs of a reward model's stage; arguments as `PairData`."""
-  return PairData(stage, renderer, seed, index, loss=stage.loss.ranking)
-
-
-class PairPipeline:
+class PairPipeline(base.Pipeline):
   """Batches of pairs, see `base.Pipeline`."""
-
-  uses_policy, can_prefetch, learns_by_trial = False, True, ()
-  tally = None
 
   def __init__(self, data: PairData, splits: PairSplits):
     """Starts at the first epoch.
@@ -249,9 +224,6 @@ class PairPipeline:
     held_out, selecting = splits.evaluated(data.stage.eval.selects_pairs)
     self.held_out = self.pack(held_out) if held_out.pairs else None
     self.selecting = self.pack(selecting) if selecting else None
-
-  def __iter__(self):
-    return self
 
   def __next__(self) -> base.Item:
     count = self._data.stage.batch.prompts_per_step

@@ -16,6 +16,7 @@
 import collections
 import concurrent.futures
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,107 +42,61 @@ from posttrain.util import side_by_side, timers
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 
 
-class TokenData:
+class TokenData(base.StageData):
   """The environments of a stage, see `base.StageData`."""
-
-  held_out_counts = {}
 
   def __init__(
     self,
     stage: schema.Stage,
+    envs: Mapping[str, env_base.Env],
     renderer: rendering.Renderer,
     seed: int,
     index: int = 0,
   ):
-    """Makes the environments, their sources, samplers and algorithms.
+    """Makes the environments' sources, samplers and algorithms.
 
     Args:
       stage: the stage's options.
+      envs: its environments by name.
       renderer: renders the environments' messages.
       seed: the run's seed.
       index: index of the stage within the run.
 
     Raises:
-      ValueError: an environment cannot be made as its options say.
+      ValueError: an environment cannot train as its options say.
     """
     self.stage, self.seed, self.index = stage, seed, index
     self.tokenizer = renderer.tokenizer
     self.environments = {
+      # Another order for every stage and environment, from one seed.
       name: environments.make(
         name,
         entry,
-        stage.batch.row_tokens,
+        envs[name],
         renderer,
-        seed,
-        index,
+        np.random.SeedSequence([seed, index, zlib.crc32(name.encode())]),
+        stage.batch.row_tokens,
         stage.rollout.env_timeout,
       )
       for name, entry in stage.envs.items()
     }
-    self.shape = shape(stage)
-
-  @property
-  def envs(self) -> dict[str, env_base.Env]:
-    return {
-      name: environment.env for name, environment in self.environments.items()
+    all_own = self.environments.values()
+    self.shape, self.envs, self.env_names = shape(stage), envs, tuple(envs)
+    self.task_counts = {x.name: len(x.source) for x in all_own}
+    self.group_sizes = {k: x.group_size for k, x in stage.envs.items()}
+    self.references = {k: v for x in all_own for k, v in x.references.items()}
+    self.reward_models = {
+      k: v for x in all_own for k, v in x.reward_models.items()
     }
-
-  @property
-  def env_names(self) -> tuple[str, ...]:
-    return tuple(self.environments)
-
-  @property
-  def task_counts(self) -> dict[str, int]:
-    return {
-      name: len(environment.source)
-      for name, environment in self.environments.items()
-    }
-
-  @property
-  def group_sizes(self) -> dict[str, int]:
-    return {k: entry.group_size for k, entry in self.stage.envs.items()}
-
-  @property
-  def references(self) -> dict[schema.Reference, str]:
-    return {
-      reference: key
-      for environment in self.environments.values()
-      for reference, key in environment.references.items()
-    }
-
-  @property
-  def reward_models(self) -> dict[str, str]:
-    return {
-      name: key
-      for environment in self.environments.values()
-      for name, key in environment.reward_models.items()
-    }
-
-  @property
-  def held_models(self) -> set[schema.Reference]:
-    return {*self.references, *self.reward_models}
-
-  @property
-  def players(self) -> set[schema.Reference]:
-    models = {
-      environment.sampler.model for environment in self.environments.values()
-    }
-    return {model for model in models if model not in (None, 'policy')}
-
-  @property
-  def uses_policy(self) -> bool:
-    """Whether batches depend on the policy's weights."""
-    return any(
-      environment.sampler.on_policy
-      for environment in self.environments.values()
-    ) or any(refs.tracks_policy(reference) for reference in self.references)
-
-  @property
-  def min_capacity(self) -> int:
+    self.held_models = {*self.references, *self.reward_models}
+    self.players = {x.sampler.model for x in all_own} - {None, 'policy'}
+    self.uses_policy = any(x.sampler.on_policy for x in all_own) or any(
+      map(refs.tracks_policy, self.references)
+    )
     # The messages of an environment between turns are unknown beforehand.
-    turns = max(env.max_turns for env in self.envs.values())
+    turns = max(env.max_turns for env in envs.values())
     plays = self.uses_policy or self.players or turns > 1
-    return self.stage.batch.row_tokens if plays else 0
+    self.min_capacity = stage.batch.row_tokens if plays else 0
 
   def check(self) -> None:
     for environment in self.environments.values():
@@ -171,10 +126,8 @@ class TokenData:
       environment.algorithm.set_state(state['envs'][name]['algorithm'])
 
 
-class TokenPipeline:
+class TokenPipeline(base.Pipeline):
   """Batches of samples with streams, see `base.Pipeline`."""
-
-  held_out, selecting = None, None
 
   def __init__(
     self,
@@ -222,9 +175,6 @@ class TokenPipeline:
       if environment.learns_by_trial
     )
     self.tally = tallies.Tally(self.learns_by_trial)
-
-  def __iter__(self):
-    return self
 
   def __next__(self) -> base.Item:
     rounds, errors = self._play_step()

@@ -18,6 +18,7 @@ import jax
 from posttrain import pipeline, processes, schema, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import weight_folders, weights
+from posttrain.envs import registry
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
 from posttrain.ops import attention
@@ -276,7 +277,9 @@ def make_data(
   """
   index = list(cfg.stages).index(name)
   try:
-    return pipeline.DATA[stage.kind](stage, renderer, cfg.seed, index)
+    return pipeline.DATA[stage.kind](
+      stage, registry.make_all(stage.envs), renderer, cfg.seed, index
+    )
   except base.DataError as error:
     raise ValueError(
       f'config.{name}.{error.key} cannot be used: {error}'

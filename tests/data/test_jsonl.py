@@ -6,8 +6,9 @@ import pathlib
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
 from posttrain.data import jsonl, row_files
+from posttrain.envs import registry
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 needs_data = pytest.mark.skipif(
@@ -151,7 +152,7 @@ def test_missing_columns_are_renamed_by_an_option_that_is_named(tmp_path):
     "got columns ['question', 'solution']; --config.STAGE.envs.ENV.env.columns="
     """'{"OWN": "prompt", ...}' names them anew"""
   )
-  env = envs.make('mine', schema.Rows(path=str(path)))
+  env = registry.make('mine', schema.Rows(path=str(path)))
   with pytest.raises(ValueError, match='--config.STAGE.envs.mine.env.columns='):
     env.source('train', 0)
 

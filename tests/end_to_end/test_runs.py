@@ -14,6 +14,7 @@ from configs import machinery
 from posttrain import main, schema
 from posttrain.config import checks
 from posttrain.config import load as config
+from posttrain.envs import registry
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.pipeline import pairs as pair_pipeline
@@ -24,7 +25,7 @@ from posttrain.rollout.remote import remote
 from posttrain.stage import job, learner
 from posttrain.training import objectives
 from posttrain.util import preemption
-from tests import fixtures
+from tests import fixtures, toys
 
 ROWS = [
   {'prompt': 'Say yes.', 'completion': 'yes'},
@@ -275,13 +276,17 @@ def test_a_request_to_stop_ends_a_wait():
 
 def test_the_ratio_decides_how_often_an_environment_comes():
   from posttrain.pipeline import tokens as token_pipeline
-  from tests import fixtures
 
   envs = {
     'a': dataclasses.replace(_arithmetic(), ratio=1.0),
     'b': dataclasses.replace(_arithmetic(), ratio=3.0),
   }
-  data = token_pipeline.TokenData(_stage(envs), fixtures.RENDERER, seed=0)
+  data = token_pipeline.TokenData(
+    _stage(envs),
+    registry.make_all(_stage(envs).envs),
+    fixtures.RENDERER,
+    seed=0,
+  )
   pipeline = token_pipeline.TokenPipeline(data)
   counts = collections.Counter()
   for _ in range(100):
@@ -436,8 +441,8 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   ):
     loss = schema.Loss(preference=kind())
     objectives.make('preference', run.model, (), loss)
-    data = pair_pipeline.preference_data(
-      dataclasses.replace(on_pairs, loss=loss), fixtures.RENDERER, 0
+    data = pair_pipeline.PairData(
+      dataclasses.replace(on_pairs, loss=loss), {}, fixtures.RENDERER, 0
     )
     assert len(data.references) == (kind is not schema.SimPo)
   # Losses that no stage of it has; that every option which the objective
@@ -463,9 +468,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
 
 def _ask_the_rest(path):
   """What no environment of the run has, and other environments."""
-  from posttrain import envs
   from posttrain.algorithms import streams
-  from posttrain.pipeline import environment
   from posttrain.rollout.grading import functions
   from posttrain.rollout.grading import rewards as rewarding
   from tests.algorithms import test_table, two_turns
@@ -473,11 +476,11 @@ def _ask_the_rest(path):
   from tests.rollout.endpoint import servers
 
   every_option.read_options()
-  _explore(envs)
+  _explore()
   custom = schema.CustomEnv(import_path='tests.envs.echoes:Echo')
   rows = schema.Rows(path=path, eval_fraction=0.5)
   for cfg in (schema.ReverseText(), schema.AlphabetSort(), custom, rows):
-    env = envs.make('a', cfg)
+    env = registry.make('a', cfg)
     for split in ('train', 'eval'):
       env.make(next(env.source(split, 0)))
   priced = (
@@ -492,14 +495,12 @@ def _ask_the_rest(path):
     *priced,
     filtered,
   ):
-    made = environment.make(
-      'a', test_table.entry(cfg), 64, fixtures.RENDERER, seed=0, index=0
-    )
+    made = toys.environment(test_table.entry(cfg), 64)
     streams.finalize(
       made.algorithm, [two_turns.group(1.0, 0.0)], two_turns.Scorer()
     )
   frozen = schema.EnvEntry(sampler=schema.Frozen(model='init'))
-  made = environment.make('a', frozen, 64, fixtures.RENDERER, seed=0, index=0)
+  made = toys.environment(frozen, 64, 'a')
   made.sampler.spec(two_turns.TASK, 0)
   assert made.references == {'init': 'envs.a.sampler.model'}
   rewards = {
@@ -534,8 +535,9 @@ def _make_pairs(stage):
   )
   cfg = schema.MadePairs(eval_fraction=0.2)
   for sides in ((made,), (made, held_out)):
-    data = pair_pipeline.preference_data(
+    data = pair_pipeline.PairData(
       dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
+      {},
       fixtures.RENDERER,
       0,
     )
@@ -544,7 +546,7 @@ def _make_pairs(stage):
   assert len(splits.held_out.pairs) == 2
 
 
-def _explore(envs):
+def _explore():
   """Generated databases, and the same as files."""
   from posttrain.envs.sql import __main__ as exporter
 
@@ -555,7 +557,7 @@ def _explore(envs):
       databases=f'{folder}/sql/database',
     )
     for data in (schema.SqlSynth(), files):
-      env = envs.make('a', schema.Sql(data=data))
+      env = registry.make('a', schema.Sql(data=data))
       task = next(env.source('train', 0))
       env.source('eval', 0)
       episode = env.make(task)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import envs, schema, types
-from posttrain.envs import alphabet_sort
+from posttrain import schema, types
+from posttrain.envs import alphabet_sort, registry
 from posttrain.rollout import sampler
 from tests import fixtures
 
 
 def make(**options):
-  return envs.make('sort', schema.AlphabetSort(**options))
+  return registry.make('sort', schema.AlphabetSort(**options))
 
 
 def ids(env, split, seed=0):

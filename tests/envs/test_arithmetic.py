@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import envs, schema
-from posttrain.envs import arithmetic
+from posttrain import schema
+from posttrain.envs import arithmetic, registry
 
 
 def make(**options):
-  return envs.make('sums', schema.Arithmetic(**options))
+  return registry.make('sums', schema.Arithmetic(**options))
 
 
 def ids(env, split, seed=0):

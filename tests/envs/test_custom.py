@@ -5,9 +5,9 @@ import json
 import pytest
 
 from configs import machinery
-from posttrain import envs, main, schema
+from posttrain import main, schema
 from posttrain.config import checks, load
-from posttrain.envs import base
+from posttrain.envs import base, registry
 from tests.envs import echoes
 
 PATH = 'tests.envs.echoes'
@@ -15,7 +15,7 @@ PATH = 'tests.envs.echoes'
 
 def make(name='Echo', **kwargs):
   cfg = schema.CustomEnv(import_path=f'{PATH}:{name}', kwargs=kwargs)
-  return envs.make('mine', cfg)
+  return registry.make('mine', cfg)
 
 
 def test_class_is_built_with_its_name_and_kwargs():
@@ -52,7 +52,7 @@ def test_missing_optional_attributes_get_their_defaults(name):
 def test_class_that_is_no_environment_is_refused(path, message):
   message = rf'^envs\.mine\.env\.import_path must .*{message}'
   with pytest.raises(ValueError, match=message) as error:
-    envs.make('mine', schema.CustomEnv(import_path=path))
+    registry.make('mine', schema.CustomEnv(import_path=path))
   assert '\n' not in str(error.value) and len(str(error.value)) < 600
 
 
@@ -120,7 +120,7 @@ def test_a_judge_may_be_named_for_an_environment_that_uses_it():
 def test_a_class_without_the_optional_attributes_must_allow_them():
   cfg = schema.CustomEnv(import_path=f'{PATH}:Frozen')
   with pytest.raises(ValueError, match='import_path must name a class with vo'):
-    envs.make('mine', cfg)
+    registry.make('mine', cfg)
 
 
 def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):

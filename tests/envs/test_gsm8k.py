@@ -8,9 +8,9 @@ import pathlib
 import pytest
 
 from configs import machinery
-from posttrain import envs, schema
+from posttrain import schema
 from posttrain.config import load as config
-from posttrain.envs import gsm8k
+from posttrain.envs import gsm8k, registry
 from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')
@@ -40,7 +40,7 @@ def path(tmp_path):
 
 
 def make(path, **options):
-  return envs.make('words', schema.Gsm8k(path=path, **options))
+  return registry.make('words', schema.Gsm8k(path=path, **options))
 
 
 def test_tasks_of_rows(path):
@@ -253,7 +253,7 @@ def test_options_come_from_a_config(path):
   run = schema.Run(stages={'sft': schema.Stage(envs={'words': entry})})
   built = config.build(machinery.config_dict(run)).stages['sft'].envs['words']
   assert built.env == entry.env
-  assert isinstance(envs.make('words', built.env), gsm8k.Gsm8k)
+  assert isinstance(registry.make('words', built.env), gsm8k.Gsm8k)
   with pytest.raises(dataclasses.FrozenInstanceError):
     built.env.lenient = True
 
@@ -264,7 +264,7 @@ def test_options_come_from_a_config(path):
 )
 def test_every_row_of_the_real_files(file, count):
   """Each demonstration is a correct answer to its own task."""
-  env = envs.make(
+  env = registry.make(
     'words', schema.Gsm8k(path='$POSTTRAIN_DATA/gsm8k/' + file, lenient=False)
   )
   source = env.source('train', 0)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import envs, schema
-from posttrain.envs import reverse_text
+from posttrain import schema
+from posttrain.envs import registry, reverse_text
 
 
 def make(**options):
-  return envs.make('back', schema.ReverseText(**options))
+  return registry.make('back', schema.ReverseText(**options))
 
 
 def ids(env, split, seed=0):

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from posttrain import envs, schema, types
+from posttrain import schema, types
 from posttrain.chat import rendering, tokenizers
 from posttrain.data import sources
 from posttrain.envs import __main__ as command_line
-from posttrain.envs import export
+from posttrain.envs import export, registry
 from posttrain.rollout import env_calls
 
 USER = {'role': 'user', 'content': 'u'}
@@ -37,7 +37,7 @@ def path(tmp_path):
 
 
 def test_tasks_of_rows(path):
-  env = envs.make('chats', schema.Rows(path=path))
+  env = registry.make('chats', schema.Rows(path=path))
   single, multi = env.source('train', 0).take(9)
   assert single.prompt == ({'role': 'user', 'content': 'a'},)
   assert single.demonstration == ({'role': 'assistant', 'content': 'b'},)
@@ -64,7 +64,7 @@ def test_the_column_tools_is_what_the_policy_is_told_of(tmp_path):
       for i, x in enumerate(values)
     )
   )
-  env = envs.make('a', schema.Rows(path=str(file)))
+  env = registry.make('a', schema.Rows(path=str(file)))
   tasks = env.source('train', 0).take(9)
   told = types.Tools((TOOL,), 'text')
   assert [task.tools for task in tasks] == [told, told, None, None, None]
@@ -91,11 +91,11 @@ def test_malformed_tools_are_named_by_their_row(tmp_path, value, words):
   row = {'prompt': 'a', 'completion': 'b', 'tools': value}
   file.write_text(json.dumps(row))
   with pytest.raises(ValueError, match=words):
-    envs.make('a', schema.Rows(path=str(file))).source('train', 0)
+    registry.make('a', schema.Rows(path=str(file))).source('train', 0)
 
 
 def test_rows_are_not_graded(path):
-  env = envs.make('chats', schema.Rows(path=path))
+  env = registry.make('chats', schema.Rows(path=path))
   task = next(env.source('train', 0))
   episode = env.make(task)
   assert episode.reset() == task.prompt
@@ -105,11 +105,11 @@ def test_rows_are_not_graded(path):
 
 
 def test_evaluation_rows(path, monkeypatch):
-  env = envs.make('chats', schema.Rows(path=path))
+  env = registry.make('chats', schema.Rows(path=path))
   assert len(env.source('eval', 0)) == 0
   monkeypatch.setenv('SOMEWHERE', path)
   both = schema.Rows(path=path, eval_path='$SOMEWHERE')
-  assert len(envs.make('chats', both).source('eval', 0)) == 2
+  assert len(registry.make('chats', both).source('eval', 0)) == 2
 
 
 def write(file, rows):
@@ -125,20 +125,20 @@ def test_a_fraction_is_held_out_by_prompt(tmp_path):
   """Rows of one prompt stay together, in whatever order the file has them."""
   rows = [{'prompt': f'{i % 100}', 'completion': f'{i}'} for i in range(300)]
   cfg = schema.Rows(path=write(tmp_path / 'a.jsonl', rows), eval_fraction=0.1)
-  env = envs.make('chats', cfg)
+  env = registry.make('chats', cfg)
   train, held_out = prompts(env, 'train'), prompts(env, 'eval')
   assert len(train) + len(held_out) == 300
   assert not set(train) & set(held_out)
   assert 3 <= len(set(held_out)) <= 20
   other = write(tmp_path / 'b.jsonl', rows[::-1])
-  other = envs.make('chats', schema.Rows(path=other, eval_fraction=0.1))
+  other = registry.make('chats', schema.Rows(path=other, eval_fraction=0.1))
   assert set(prompts(other, 'eval')) == set(held_out)
 
 
 @pytest.mark.parametrize('fraction', [1e-9, 1 - 1e-9])
 def test_each_side_has_a_prompt(tmp_path, fraction):
   path = write(tmp_path / 'a.jsonl', [{'prompt': x} for x in 'abca'])
-  env = envs.make('chats', schema.Rows(path=path, eval_fraction=fraction))
+  env = registry.make('chats', schema.Rows(path=path, eval_fraction=fraction))
   train, held_out = prompts(env, 'train'), prompts(env, 'eval')
   assert len({*train}) == (2 if fraction < 0.5 else 1)
   assert {*train} | {*held_out} == {*'abc'} and not {*train} & {*held_out}
@@ -148,13 +148,13 @@ def test_columns_of_other_names(tmp_path):
   path = tmp_path / 'a.csv'
   path.write_text('question,answer,level\n"1, 2?",3,x\n4?,5,y\n')
   columns = {'question': 'prompt', 'answer': 'completion'}
-  env = envs.make('chats', schema.Rows(path=str(path), columns=columns))
+  env = registry.make('chats', schema.Rows(path=str(path), columns=columns))
   first, _ = env.source('train', 0).take(9)
   assert first.prompt == ({'role': 'user', 'content': '1, 2?'},)
   assert first.as_text and first.info == {'level': 'x'}
   assert (first.answer, first.demonstration[0]['content']) == ('3', '3')
   columns = {'question': 'prompt', 'level': 'kind'}
-  env = envs.make('chats', schema.Rows(path=str(path), columns=columns))
+  env = registry.make('chats', schema.Rows(path=str(path), columns=columns))
   task = next(env.source('train', 0))
   assert task.demonstration is None and set(task.info) == {'answer', 'kind'}
 
@@ -163,28 +163,28 @@ def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
   """Held-out rows are those of the other split, or of a slice."""
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   options = schema.Arithmetic(train_tasks=20, eval_tasks=5)
-  folder = export.export(envs.make('sums', options), tmp_path, seed=4)
+  folder = export.export(registry.make('sums', options), tmp_path, seed=4)
   counts = {
     ('tfds:sums', 'tfds:sums'): (20, 5),
     ('tfds:sums:1.0.0:train[5:]', 'tfds:sums:train[:5]'): (15, 5),
     (str(folder), 'tfds:sums:eval'): (20, 5),
   }
   for (path, eval_path), expected in counts.items():
-    env = envs.make('rows', schema.Rows(path=path, eval_path=eval_path))
+    env = registry.make('rows', schema.Rows(path=path, eval_path=eval_path))
     train, held_out = (set(prompts(env, x)) for x in ('train', 'eval'))
     assert (len(train), len(held_out)) == expected
     assert not train & held_out
   state = env.source('train', 0).get_state()
-  env = envs.make('rows', schema.Rows(path='tfds:sums'))
+  env = registry.make('rows', schema.Rows(path='tfds:sums'))
   env.source('train', 0).set_state(state)  # the same rows, by name
-  gone = envs.make('rows', schema.Rows(path='tfds:gone'))
+  gone = registry.make('rows', schema.Rows(path='tfds:gone'))
   with pytest.raises(ValueError, match=f'tfds:gone must be .* in {tmp_path}'):
     gone.source('train', 0)
 
 
 def test_one_prompt_cannot_be_split(tmp_path):
   path = write(tmp_path / 'a.jsonl', [{'prompt': 'a'}, {'prompt': 'a'}])
-  env = envs.make('chats', schema.Rows(path=path, eval_fraction=0.1))
+  env = registry.make('chats', schema.Rows(path=path, eval_fraction=0.1))
   with pytest.raises(ValueError, match=r'envs.chats.env.eval_fraction must'):
     env.source('train', 0)
 
@@ -194,7 +194,7 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
   path, eval_path = (
     write(tmp_path / f'{x}.jsonl', [{'prompt': y} for y in x]) for x in names
   )
-  env = envs.make('chats', schema.Rows(path=path, eval_path=eval_path))
+  env = registry.make('chats', schema.Rows(path=path, eval_path=eval_path))
   env.source('train', 0)
   assert not caplog.text
   for _ in range(2):
@@ -204,7 +204,7 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
   assert '1 of the 2 prompts of envs.chats.env.eval_path' in record.getMessage()
   caplog.clear()
   other = write(tmp_path / 'other.jsonl', [{'prompt': 'd'}])
-  env = envs.make('chats', schema.Rows(path=path, eval_path=other))
+  env = registry.make('chats', schema.Rows(path=path, eval_path=other))
   assert len(env.source('train', 0)) + len(env.source('eval', 0)) == 4
   assert not caplog.text
 
@@ -219,7 +219,7 @@ def test_empty_completions_are_counted(tmp_path, caplog):
     {'prompt': 'c'},
   ]
   path = write(tmp_path / 'a.jsonl', rows)
-  envs.make('chats', schema.Rows(path=path)).source('train', 0)
+  registry.make('chats', schema.Rows(path=path)).source('train', 0)
   (record,) = caplog.records
   assert '2 of 5 rows have an empty completion' in record.getMessage()
   assert f'the first is {path}:2' in record.getMessage()
@@ -231,14 +231,16 @@ def test_conversations_of_sharegpt_are_answered_with_their_form(
 ):
   turns = [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
   path = write(tmp_path / 'a.jsonl', [{'conversations': turns}])
-  env = envs.make('chats', schema.Rows(path=path, columns=columns))
+  env = registry.make('chats', schema.Rows(path=path, columns=columns))
   with pytest.raises(ValueError, match='a.jsonl:1.*"gpt", "value".*: convert'):
     env.source('train', 0)
 
 
 def test_a_prompt_alone_and_its_answer(tmp_path):
   rows = [{'prompt': 'a', 'answer': 7}, {'prompt': [{**USER}]}]
-  env = envs.make('chats', schema.Rows(path=write(tmp_path / 'a.jsonl', rows)))
+  env = registry.make(
+    'chats', schema.Rows(path=write(tmp_path / 'a.jsonl', rows))
+  )
   text, messages = env.source('train', 0).take(9)
   assert text.demonstration is None and text.answer == 7 and text.as_text
   assert messages.answer is None and not messages.as_text
@@ -249,28 +251,28 @@ def test_a_prompt_alone_and_its_answer(tmp_path):
 )
 def test_missing_file_names_the_key(split, field, tmp_path):
   gone = str(tmp_path / 'gone.jsonl')
-  env = envs.make('chats', schema.Rows(path=gone, eval_path=gone))
+  env = registry.make('chats', schema.Rows(path=gone, eval_path=gone))
   with pytest.raises(ValueError, match=rf'envs\.chats\.env\.{field} must '):
     env.source(split, 0)
 
 
 def test_resuming_with_edited_rows_is_refused(path, tmp_path):
-  env = envs.make('chats', schema.Rows(path=path))
+  env = registry.make('chats', schema.Rows(path=path))
   state = env.source('train', 0).get_state()
   moved = tmp_path / 'moved.jsonl'
   text = (tmp_path / 'rows.jsonl').read_text()
   moved.write_text(text)
-  env = envs.make('chats', schema.Rows(path=str(moved)))
+  env = registry.make('chats', schema.Rows(path=str(moved)))
   env.source('train', 0).set_state(state)  # the same rows, elsewhere
   moved.write_text(text.replace('"b"', '"c"'))
-  env = envs.make('chats', schema.Rows(path=str(moved)))
+  env = registry.make('chats', schema.Rows(path=str(moved)))
   with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
     env.source('train', 0).set_state(state)
 
 
 def test_exported_arithmetic_is_read_as_rows(tmp_path):
   options = schema.Arithmetic(train_tasks=40, eval_tasks=10)
-  env = envs.make('sums', options)
+  env = registry.make('sums', options)
   folder = str(export.export(env, tmp_path, seed=4))
   other = export.export(env, tmp_path / 'again', seed=5)
   again = export.export(env, tmp_path / 'same', seed=4)
@@ -278,7 +280,7 @@ def test_exported_arithmetic_is_read_as_rows(tmp_path):
     sources.file_fingerprint(pathlib.Path(p)) for p in (folder, other, again)
   ]
   assert prints[0] != prints[1] and prints[0] == prints[2]
-  again = envs.make('rows', schema.Rows(path=folder, eval_path=folder))
+  again = registry.make('rows', schema.Rows(path=folder, eval_path=folder))
   for split, count in (('train', 40), ('eval', 10)):
     made, read = (
       {task.prompt[0]['content']: task for task in source.take(count)}
@@ -308,7 +310,7 @@ def test_command_line(tmp_path):
   ]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   folder = done.stdout.splitlines()[-1]
-  env = envs.make('rows', schema.Rows(path=folder))
+  env = registry.make('rows', schema.Rows(path=folder))
   tasks = env.source('train', 0).take(9)
   assert len(tasks) == 5 and {task.info['op'] for task in tasks} == {'x'}
   assert all(

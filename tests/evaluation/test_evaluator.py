@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import envs, schema, types
+from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.decode import requests
+from posttrain.envs import registry
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.evaluation import measures as measures_lib
@@ -382,7 +383,7 @@ def test_any_is_false_without_tasks_and_without_a_suite(tmp_path):
   path = tmp_path / 'rows.jsonl'
   path.write_text(json.dumps({'prompt': 'Say 1.', 'completion': '1'}) + '\n')
   assert _tasks().any
-  assert not _tasks(envs.make('toy', schema.Rows(path=str(path)))).any
+  assert not _tasks(registry.make('toy', schema.Rows(path=str(path)))).any
 
 
 @pytest.mark.parametrize(
@@ -406,7 +407,7 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   rows = [{'prompt': f'Say {i}.', 'completion': f'{i}'} for i in range(3)]
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   cfg = schema.Rows(path=str(path), eval_path=str(path))
-  evaluator, driver = _evaluator(envs.make('toy', cfg))
+  evaluator, driver = _evaluator(registry.make('toy', cfg))
   values, answers, *_ = evaluator.measure()
   assert len(driver.all_rollouts) == 3
   assert [answer.answer for answer in answers] == ['0', '1', '2']
@@ -417,7 +418,9 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
     'eval/errors/toy',
     'eval/stop/max_tokens/toy',
   }
-  no_tasks, driver = _evaluator(envs.make('toy', schema.Rows(path=str(path))))
+  no_tasks, driver = _evaluator(
+    registry.make('toy', schema.Rows(path=str(path)))
+  )
   assert no_tasks.measure() == ({}, [], [], ())
   assert driver.all_rollouts == ()
 
@@ -440,7 +443,7 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
     sampler=schema.Policy(),
     rewards={'letters': schema.RewardFn(fn=f'{__name__}:letters', weight=2.0)},
   )
-  tasks = _tasks(envs.make('toy', entry.env), best=best, prompts=3)
+  tasks = _tasks(registry.make('toy', entry.env), best=best, prompts=3)
   engine = toys.engine()
   engine.set_params(toys.params(), 0)
   driver = Recorder(engine, RENDERER, WIDTH)
@@ -568,7 +571,7 @@ def test_a_prompt_that_cannot_be_rendered_names_its_row():
 
 def test_correct_answers_have_rate_one():
   """From task to rate, with an engine that returns the demonstrations."""
-  env = envs.make('toy', schema.Arithmetic(train_tasks=10, eval_tasks=7))
+  env = registry.make('toy', schema.Arithmetic(train_tasks=10, eval_tasks=7))
   tasks = evaluation.EvalTasks(
     {'toy': env}, RENDERER, schema.Eval(max_tokens=48, samples=2), seed=0
   )

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from posttrain import schema
+from posttrain.envs import registry
 from posttrain.pipeline import environment, tokens
 from tests import toys
 from tests.algorithms import two_turns
@@ -160,7 +161,9 @@ def test_without_a_baseline_equal_rewards_above_0_teach():
 def environment_of(algorithm):
   entry = dataclasses.replace(toys.entry(GROUP), algorithm=algorithm)
   cfg = toys.stage(PROMPTS, {'toy': entry})
-  data = tokens.TokenData(cfg, toys.fixtures.RENDERER, 3)
+  data = tokens.TokenData(
+    cfg, registry.make_all(cfg.envs), toys.fixtures.RENDERER, 3
+  )
   return data.environments['toy']
 
 

@@ -9,6 +9,7 @@ import pytest
 import posttrain.pipeline
 from posttrain import schema
 from posttrain.data import preferences, tokenized_pairs
+from posttrain.envs import registry
 from posttrain.pipeline import pairs as pair_pipeline
 from tests import fixtures
 
@@ -42,7 +43,9 @@ def stage(path, kind='preference', loss=None, row_tokens=64, **options):
 
 def data(path, kind='preference', **options):
   cfg = stage(str(path), kind, **options)
-  return posttrain.pipeline.DATA[kind](cfg, fixtures.RENDERER, 0)
+  return posttrain.pipeline.DATA[kind](
+    cfg, registry.make_all(cfg.envs), fixtures.RENDERER, 0
+  )
 
 
 def splits(path, **options):

@@ -10,6 +10,7 @@ import pytest
 from posttrain import algorithms, schema
 from posttrain.algorithms import sft
 from posttrain.chat import rendering, tokenizers
+from posttrain.envs import registry
 from posttrain.pipeline import environment, tally
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout.grading import rewards
@@ -21,7 +22,9 @@ def _pipeline(seed=3, **options):
 
 
 def _of(stage, renderer, seed=0):
-  data = token_pipeline.TokenData(stage, renderer, seed)
+  data = token_pipeline.TokenData(
+    stage, registry.make_all(stage.envs), renderer, seed
+  )
   return token_pipeline.TokenPipeline(data)
 
 
@@ -48,7 +51,12 @@ def test_a_batch_holds_every_completion_token_once():
 
 def test_lost_workers_are_counted_where_there_are_workers():
   assert 'rollout/worker_restarts' not in next(_pipeline()).metrics
-  data = token_pipeline.TokenData(fixtures.stage(), fixtures.RENDERER, 0)
+  data = token_pipeline.TokenData(
+    fixtures.stage(),
+    registry.make_all(fixtures.stage().envs),
+    fixtures.RENDERER,
+    0,
+  )
   workers = types.SimpleNamespace(losses=3)
   pipeline = token_pipeline.TokenPipeline(data, remote=workers)
   assert next(pipeline).metrics['rollout/worker_restarts'] == 3

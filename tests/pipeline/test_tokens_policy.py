@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring, types
+from posttrain.envs import registry
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import tokens as token_pipeline
 from tests import fixtures, toys
@@ -274,9 +275,13 @@ def test_ref_logprobs_are_those_of_the_named_reference(reference):
 
 
 def test_check_refuses_a_prompt_that_is_too_long(monkeypatch):
-  token_pipeline.TokenData(toys.stage(), fixtures.RENDERER, 0).check()
+  token_pipeline.TokenData(
+    toys.stage(), registry.make_all(toys.stage().envs), fixtures.RENDERER, 0
+  ).check()
   monkeypatch.setattr(toys.Letters, 'prompts', ('yes' * 10,))
-  data = token_pipeline.TokenData(toys.stage(), fixtures.RENDERER, 0)
+  data = token_pipeline.TokenData(
+    toys.stage(), registry.make_all(toys.stage().envs), fixtures.RENDERER, 0
+  )
   with pytest.raises(ValueError, match='row yesyes.* of environment toy must'):
     data.check()
 
@@ -311,7 +316,9 @@ def test_a_frozen_model_is_imitated_at_temperature_1(temperature):
     envs={'frozen': _frozen(toys.entry(group_size=2), temperature=temperature)}
   )
   source, driver = toys.pipeline_and_driver(cfg, frozen=True)
-  data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed=0)
+  data = token_pipeline.TokenData(
+    cfg, registry.make_all(cfg.envs), fixtures.RENDERER, seed=0
+  )
   assert data.references == {'stage:a': 'envs.frozen.sampler.model'}
   assert data.players == {'stage:a'} and not source.uses_policy
   item = next(source)
@@ -358,5 +365,7 @@ def _play_one(driver):
 
 
 def _environments(cfg):
-  data = token_pipeline.TokenData(cfg, fixtures.RENDERER, seed=0)
+  data = token_pipeline.TokenData(
+    cfg, registry.make_all(cfg.envs), fixtures.RENDERER, seed=0
+  )
   return data.environments

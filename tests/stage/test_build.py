@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from posttrain import envs, main
+from posttrain import main
 from posttrain.chat import rendering
 from posttrain.data import preferences, row_files
+from posttrain.envs import registry
 from posttrain.stage import build, components, plan
 from posttrain.util import preemption
 
@@ -32,7 +33,7 @@ def counts(monkeypatch):
   for module, name in (
     (rendering, 'load'),
     (components.sharding, 'make_mesh'),
-    (envs, 'make'),
+    (registry, 'make'),
     (row_files, 'read'),
     (preferences, 'read'),
     (plan, 'make'),
@@ -59,7 +60,7 @@ def test_rows_are_read_once_and_components_built_once(tmp_path, counts):
   assert counts == {
     'posttrain.chat.rendering.load': 1,
     'posttrain.sharding.make_mesh': 1,
-    'posttrain.envs.make': 1,
+    'posttrain.envs.registry.make': 1,
     'posttrain.data.row_files.read': 1,
     'posttrain.stage.plan.make': 1,
   }
@@ -84,7 +85,7 @@ def test_pairs_are_read_once_and_components_of_all_stages_built_once(
   assert counts == {
     'posttrain.chat.rendering.load': 1,
     'posttrain.sharding.make_mesh': 1,
-    'posttrain.envs.make': len(run.stages),
+    'posttrain.envs.registry.make': len(run.stages),
     'posttrain.data.preferences.read': 1,
     'posttrain.stage.plan.make': len(run.stages),
   }

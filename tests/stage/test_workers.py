@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.rollout.remote import ray_workers
 from posttrain.stage import workers
 from tests.rollout.remote import toys
@@ -26,7 +27,7 @@ def make(env=None, where='ray', **fields):
   env = env or toys.options()['recall']
   entry = schema.EnvEntry(env=env, **fields)
   stage = schema.Stage(envs={'x': entry}, rollout=schema.Rollout(workers=where))
-  return workers.make('s', stage, {'x': envs.make('x', env)})
+  return workers.make('s', stage, {'x': registry.make('x', env)})
 
 
 def test_threads_are_the_default_and_need_no_workers():

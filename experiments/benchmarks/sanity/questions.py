@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.metrics import writers
 from posttrain.util import files, json_files
 
@@ -103,7 +104,7 @@ def candidates(
   entry: schema.EnvEntry, seed: int, count: int
 ) -> list[dict[str, Any]]:
   """Returns the first training questions of an environment, as rows."""
-  source = envs.make('questions', entry.env).source('train', seed)
+  source = registry.make('questions', entry.env).source('train', seed)
   return [
     {
       'question': task.prompt[-1]['content'],

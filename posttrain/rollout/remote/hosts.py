@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain import envs, schema, types
-from posttrain.envs import base
+from posttrain import schema, types
+from posttrain.envs import base, registry
 from posttrain.rollout import env_calls
 from posttrain.rollout.grading import worker
 from posttrain.util import foreign, imports
@@ -33,7 +33,7 @@ class Episodes:
     """
     for name, options in self._options.items():
       try:
-        self._envs[name] = envs.make(name, options)
+        self._envs[name] = registry.make(name, options)
       except Exception as error:  # of a user's code, too
         self._envs[name] = error
     return os.getpid()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.envs.adapters import common, traces
 from tests.envs.adapters import servers
 
@@ -13,16 +14,16 @@ def read_options():
     _play(schema.OpenEnv(url=url))
   _play(schema.Trl('trl', 'tests.envs.adapters.games:Guess'))
   with_rows = schema.Trl('trl', 'tests.envs.adapters.games:Guess', path='rows')
-  assert not len(envs.make('a', with_rows).source('eval', 0))
+  assert not len(registry.make('a', with_rows).source('eval', 0))
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(common, 'load', lambda *names: None)
     patch.setattr(traces, 'load', lambda kind, options, key: [])
-    env = envs.make('a', schema.Verifiers(taskset='builtins:list'))
+    env = registry.make('a', schema.Verifiers(taskset='builtins:list'))
     assert not len(env.source('train', 0)) and not len(env.source('eval', 0))
 
 
 def _play(cfg):
-  env = envs.make('a', cfg)
+  env = registry.make('a', cfg)
   for split in ('train', 'eval'):
     episode = env.make(next(env.source(split, 0)))
     episode.reset()

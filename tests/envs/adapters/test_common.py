@@ -14,8 +14,9 @@ CODE = """
 import sys
 sys.modules.update(websockets=None, verifiers=None, trl=None)
 import posttrain.envs.adapters.traces
-from posttrain import envs, schema
-env = envs.make('a', schema.Trl('trl', 'tests.envs.adapters.games:Guess'))
+from posttrain import schema
+from posttrain.envs import registry
+env = registry.make('a', schema.Trl('trl', 'tests.envs.adapters.games:Guess'))
 assert len(env.source('eval', 0)) == 100
 """
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.rollout import driver
 from posttrain.schema import adapters
 from tests.envs.adapters import servers
@@ -22,7 +23,7 @@ def server():
 
 
 def make(url, **options):
-  return envs.make('g', schema.OpenEnv(url=url, max_turns=4, **options))
+  return registry.make('g', schema.OpenEnv(url=url, max_turns=4, **options))
 
 
 def begin(env, seed):

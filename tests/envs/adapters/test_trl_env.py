@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
 from posttrain.chat import tool_specs
+from posttrain.envs import registry
 from posttrain.rollout import driver, env_calls
 from tests.envs.adapters import games
 from tests.rollout import fakes
@@ -34,7 +35,7 @@ ROWS = [
 
 def make(**options):
   options = {'factory': f'{GAMES}:Guess', **options}
-  return envs.make('g', schema.Trl(**options))
+  return registry.make('g', schema.Trl(**options))
 
 
 @pytest.fixture

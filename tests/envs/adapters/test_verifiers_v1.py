@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.rollout import driver
 from tests.rollout import fakes
 
@@ -18,7 +19,7 @@ def needs_verifiers():
 def make(taskset='Sums', **options):
   needs_verifiers()
   options = {'train_tasks': 5, 'eval_tasks': 3, **options}
-  return envs.make(
+  return registry.make(
     'v', schema.Verifiers(taskset=f'{SETS}:{taskset}', **options)
   )
 
@@ -131,7 +132,7 @@ def test_a_comparison_of_a_group_is_refused():
   needs_verifiers()
   cfg = schema.Verifiers(taskset='tests.envs.adapters.compared:Compared')
   with pytest.raises(ValueError, match="whose package has 'Tournament'"):
-    envs.make('v', cfg).source('train', 0)
+    registry.make('v', cfg).source('train', 0)
 
 
 def test_a_reward_with_an_optional_runtime_is_allowed():
@@ -164,7 +165,7 @@ def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, name)
   monkeypatch.setitem(sys.modules, 'verifiers', None)
   with pytest.raises(ValueError, match=r"pip install 'posttrain\[verifiers\]'"):
-    envs.make('v', schema.Verifiers(taskset='a:B'))
+    registry.make('v', schema.Verifiers(taskset='a:B'))
 
 
 def test_options_are_checked():

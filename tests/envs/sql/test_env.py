@@ -2,7 +2,8 @@
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.envs.sql import database, dialogue, players
 
 DATA = schema.SqlSynth(train_databases=60, eval_databases=60)
@@ -10,7 +11,7 @@ ALL = ('easy', 'medium', 'hard')
 
 
 def make(**options):
-  return envs.make('sql', schema.Sql(**{'data': DATA, **options}))
+  return registry.make('sql', schema.Sql(**{'data': DATA, **options}))
 
 
 def tasks(count, **options):

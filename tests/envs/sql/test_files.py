@@ -11,7 +11,8 @@ import sqlite3
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.envs.sql import __main__ as exporter
 from posttrain.envs.sql import database, dialogue
 
@@ -31,7 +32,7 @@ def make(folder, **options):
     databases=f'{folder}/database',
     **options.pop('data', {}),
   )
-  return envs.make(
+  return registry.make(
     'sql', schema.Sql(data=data, **{'difficulties': ALL, **options})
   )
 
@@ -53,7 +54,7 @@ def edit(folder, **fields):
 def test_exported_questions_are_read_back(exported):
   """The same tasks, whether generated or read from files."""
   files = make(exported, data={'eval_share': 0.0}).source('train', 0)
-  made = envs.make(
+  made = registry.make(
     'sql', schema.Sql(data=schema.SqlSynth(train_databases=4), difficulties=ALL)
   ).source('train', 0)
   assert len(files) == len(made) == 36

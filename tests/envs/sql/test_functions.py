@@ -2,7 +2,8 @@
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.envs.sql import functions, players
 
 PLAYERS = {
@@ -15,7 +16,7 @@ PLAYERS = {
 @pytest.mark.parametrize('name', PLAYERS)
 @pytest.mark.parametrize('style', ['compact', 'verbose'])
 def test_rewards_of_transcripts_equal_those_of_the_environment(style, name):
-  env = envs.make(
+  env = registry.make(
     'sql', schema.Sql(style=style, difficulties=('easy', 'medium', 'hard'))
   )
   rollouts = [
@@ -43,7 +44,7 @@ def test_rewards_of_transcripts_equal_those_of_the_environment(style, name):
 
 def test_a_truncated_answer_does_not_count():
   """A truncated answer has an observation; the next answer counts."""
-  env = envs.make('sql', schema.Sql())
+  env = registry.make('sql', schema.Sql())
   (task,) = env.source('eval', 0).take(1)
   episode, said = env.make(task), []
   for text, truncated in (

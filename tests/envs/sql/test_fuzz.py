@@ -9,7 +9,8 @@ from collections import Counter
 
 import pytest
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.envs.sql import dialogue
 
 SYNTH = schema.SqlSynth(train_databases=40, eval_databases=1)
@@ -201,7 +202,7 @@ def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch, style, role):
   monkeypatch.chdir(tmp_path)
   cfg = schema.Sql(data=SYNTH, difficulties=ALL, style=style, role=role)
   fuzzer, count = Fuzzer(len(role), tmp_path), 500
-  env, kinds = envs.make('sql', cfg), Counter()
+  env, kinds = registry.make('sql', cfg), Counter()
   source = env.source('train', 0)
   while kinds.total() < count:
     task = next(source)

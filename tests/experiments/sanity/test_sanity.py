@@ -9,7 +9,8 @@ import pytest
 
 from experiments.benchmarks.sanity import __main__ as sanity
 from experiments.benchmarks.sanity import cases, questions, table
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 from posttrain.losses import rl
 from posttrain.metrics import writers
 
@@ -68,8 +69,8 @@ def test_the_questions_of_a_file_are_the_environments_own(tmp_path):
   rows = questions.candidates(entry, 0, 20)
   path = tmp_path / 'questions.jsonl'
   questions.write_jsonl(str(path), rows)
-  own = envs.make('own', entry.env).source('train', 0).take(20)
-  env = envs.make('questions', questions.env(str(path)))
+  own = registry.make('own', entry.env).source('train', 0).take(20)
+  env = registry.make('questions', questions.env(str(path)))
   for split in ('train', 'eval'):
     tasks = env.source(split, 0).take(100)
     assert [task.prompt for task in tasks] == [task.prompt for task in own]

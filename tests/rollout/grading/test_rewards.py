@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.pipeline import environment
+from posttrain.envs import registry
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.grading import rewards as rewarding
@@ -266,7 +266,7 @@ def test_column_of_other_tasks_only_is_none(monkeypatch):
 
   def env_run(name):
     entry = dataclasses.replace(toys.entry(), rewards=functions(**{name: {}}))
-    return environment.make('toy', entry, 32, fixtures.RENDERER, 0, 0)
+    return toys.environment(entry, 32)
 
   rewards = env_run('wants_level').rewards(None, None)
   assert run(mixed, {}, total=rewards)[0] == [2.0, 0.0]
@@ -513,7 +513,9 @@ def test_environment_grades_with_its_judge(monkeypatch):
   judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
   stage = toys.stage(prompts=2, envs={'toy': entry})
   source, driver = toys.pipeline_and_driver(stage, judge=lambda name: judge)
-  data = token_pipeline.TokenData(stage, fixtures.RENDERER, 3, index=1)
+  data = token_pipeline.TokenData(
+    stage, registry.make_all(stage.envs), fixtures.RENDERER, 3, index=1
+  )
   assert data.references == {'stage:sft': 'envs.toy.judge'}
   metrics = next(source).metrics
   lengths = [
