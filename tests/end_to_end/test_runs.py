@@ -551,7 +551,7 @@ def _explore():
   from posttrain.envs.sql import __main__ as exporter
 
   with tempfile.TemporaryDirectory() as folder:
-    exporter.export(f'{folder}/sql', range(2), 'train')
+    exporter.export(exporter.Flags(f'{folder}/sql', databases=2))
     files = schema.SqlFiles(
       questions=f'{folder}/sql/questions.json',
       databases=f'{folder}/sql/database',
